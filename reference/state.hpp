@@ -62,11 +62,12 @@ TREE_ATTN_HOST_DEVICE inline Real pow2(Real x) {
 /// Shift of a single key: ceil(s), the least whole number with weight 2^(s - e) <= 1.
 ///
 /// Edges: s = -inf gives -inf (the key is not seen); s = +inf gives +inf; s = NaN gives -inf, because NaN is carried by
-/// the weight, and a shift must stay comparable or a max would drop it.
+/// the weight, and a shift must stay comparable or a max would drop it. A shift of zero is +0, never the -0 that ceil(-0.3)
+/// is: of two equal shifts merge() keeps the left one, and its sign would tell which side was left.
 /// @param s score in base two, log2(e) * scale * q.k
 template <class Real>
 TREE_ATTN_HOST_DEVICE inline Real key_shift(Real s) {
-  return s == s ? std::ceil(s) : -std::numeric_limits<Real>::infinity();
+  return s == s ? std::ceil(s) + Real(0) : -std::numeric_limits<Real>::infinity();
 }
 
 /// Weight of a single key: 2^(s - e) in [1/2, 1], with e = key_shift(s). This is the only exponential there is.
@@ -118,7 +119,7 @@ TREE_ATTN_HOST_DEVICE inline Real merge_number(const Rescale<Real>& r, Real left
 /// @param d_v length of a value vector
 /// @paper{alg_3, Alg. 3}
 template <class Real>
-TREE_ATTN_HOST_DEVICE inline void merge(Real* left, const Real* right, std::int64_t d_v) {
+TREE_ATTN_HOST_DEVICE inline void merge(Real* __restrict left, const Real* __restrict right, std::int64_t d_v) {
   const Rescale<Real> r = rescale(left[kShift], right[kShift]);
   left[kShift] = r.shift;
   for (std::int64_t i = kSum; i < state_size(d_v); ++i) left[i] = merge_number(r, left[i], right[i]);
@@ -150,7 +151,7 @@ TREE_ATTN_HOST_DEVICE inline bool is_empty(const Real* state) {
 /// @param s score in base two
 /// @param[in] v value [d_v]
 template <class Real>
-TREE_ATTN_HOST_DEVICE inline void set_key(Real* state, Real s, const Real* v, std::int64_t d_v) {
+TREE_ATTN_HOST_DEVICE inline void set_key(Real* __restrict state, Real s, const Real* __restrict v, std::int64_t d_v) {
   if (s == -std::numeric_limits<Real>::infinity()) return set_empty(state, d_v);
   const Real weight = key_weight(s);
   state[kShift] = key_shift(s);

@@ -5,10 +5,12 @@
 
 #include <Eigen/Core>
 #include <algorithm>
+#include <bit>
 #include <cassert>
 #include <cstring>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 
 namespace tree_attn {
 namespace {
@@ -16,13 +18,22 @@ namespace {
 /// Converts through an aligned buffer: a mapped file may start at an odd address, where no cast of the pointer is legal.
 template <class Stored, class Real>
 void convert(const std::byte* from, std::int64_t count, Real* out) {
+  if constexpr (std::is_same_v<Stored, Real>) {
+    if (count > 0) std::memcpy(out, from, static_cast<std::size_t>(count) * sizeof(Real));
+    return;
+  }
   constexpr std::int64_t kChunk = 512;
   alignas(64) Stored buffer[kChunk];
   for (std::int64_t done = 0; done < count; done += kChunk) {
     const std::int64_t n = std::min(kChunk, count - done);
     std::memcpy(static_cast<void*>(buffer), from + done * static_cast<std::int64_t>(sizeof(Stored)), static_cast<std::size_t>(n) * sizeof(Stored));
-    Eigen::Map<Eigen::Array<Real, Eigen::Dynamic, 1>>(out + done, n) =
-        Eigen::Map<const Eigen::Array<Stored, Eigen::Dynamic, 1>>(buffer, n).template cast<Real>();
+    if constexpr (std::is_same_v<Stored, Eigen::bfloat16>) {
+      // BF16 is the upper half of F32: a shift, which compilers vectorise where Eigen's cast stays scalar.
+      for (std::int64_t i = 0; i < n; ++i) out[done + i] = std::bit_cast<float>(std::uint32_t{buffer[i].value} << 16);
+    } else {
+      Eigen::Map<Eigen::Array<Real, Eigen::Dynamic, 1>>(out + done, n) =
+          Eigen::Map<const Eigen::Array<Stored, Eigen::Dynamic, 1>>(buffer, n).template cast<Real>();
+    }
   }
 }
 

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Names of algorithms and backends; how a sequence is cut.
+#include "distributed/decoder.hpp"
+
+#include <algorithm>
+
+#include "distributed/input_error.hpp"
+
+namespace tree_attn {
+
+std::span<const Algorithm> algorithms() {
+  static constexpr Algorithm kAlgorithms[] = {
+      {"paper", "three AllReduces, Alg. 3 to the letter", false, decode_paper},
+      {"packed", "two AllReduces, numerator and denominator together", false, decode_packed},
+      {"fused", "one AllReduce whose operator is the merge", false, decode_fused},
+      {"gather", "one AllGather, merge in canonical order", true, decode_gather},
+      {"two-level", "node, then network, in canonical order", true, decode_two_level},
+      {"ring", "the baseline: keys and values travel", true, decode_ring},
+      {"ring-state", "the second baseline: states hop around the ring", true, decode_ring_state},
+  };
+  return kAlgorithms;
+}
+
+const Algorithm& find_algorithm(std::string_view name) {
+  std::string known;
+  for (const Algorithm& algorithm : algorithms()) {
+    if (algorithm.name == name) return algorithm;
+    known += (known.empty() ? "" : ", ") + std::string(algorithm.name);
+  }
+  throw InputError("--algorithm " + std::string(name) + ": unknown; there are " + known);
+}
+
+Backend find_backend(std::string_view name) {
+  if (name == "cpu") return {"cpu", decode_shard};
+  if (name == "emulated" || name == "cuda") {
+    throw InputError("--backend " + std::string(name) + ": not built in: this version has no kernels yet; there is cpu");
+  }
+  throw InputError("--backend " + std::string(name) + ": unknown; there are cpu, emulated, cuda");
+}
+
+std::vector<Run> even_runs(std::int64_t n_keys, int p, std::int64_t leaf) {
+  const std::int64_t n_leaves = (n_keys + leaf - 1) / leaf;
+  std::vector<Run> runs;
+  std::int64_t leaves_before = 0;
+  for (int place = 0; place < p; ++place) {
+    const std::int64_t n = n_leaves / p + (place < n_leaves % p ? 1 : 0);
+    runs.push_back({std::min(n_keys, leaves_before * leaf), std::min(n_keys, (leaves_before + n) * leaf)});
+    leaves_before += n;
+  }
+  return runs;
+}
+
+std::vector<Run> runs_of_lengths(std::span<const std::int64_t> lengths) {
+  std::vector<Run> runs;
+  std::int64_t begin = 0;
+  for (const std::int64_t length : lengths) {
+    runs.push_back({begin, begin + length});
+    begin += length;
+  }
+  return runs;
+}
+
+Forest<float> local_forest(Transport& transport, const Backend& backend, const DecodeStep& step) {
+  return backend.decode(step.q, step.shard, step.lengths, step.scale, [&] { transport.progress(); });
+}
+
+/// Folds what is left to the root and finishes.
+DecodeOutput finish_forest(Transport& transport, Forest<float>& forest, const DecodeStep& step) {
+  const std::int64_t before = forest.n_merges();
+  const std::span<const float> root = forest.fold();
+  transport.traffic.merge_steps += forest.n_merges() - before;
+  return finish_rows(root, step.n_rows(), step.d_v());
+}
+
+}  // namespace tree_attn

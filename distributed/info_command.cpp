@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief `tree_attn info`: what was built in, what was found, and how to get what is missing.
+#include <cstdio>
+
+#include "distributed/program.hpp"
+#include "distributed/report.hpp"
+
+namespace tree_attn {
+
+Command add_info(CLI::App& program) {
+  program.add_subcommand("info", "What was built in and found, and how to get what is missing");
+  return [](const MpiSession& session) {
+    const Topology topology = session.topology(0);
+    if (session.rank() != 0) return 0;
+    const Machine machine = this_machine();
+    std::string nodes;
+    for (int i = 0; i < topology.n_nodes(); ++i) nodes += (i ? ", " : "") + std::to_string(topology.node(i).size());
+    std::printf("tree_attn      %s, %s, %s\n", TREE_ATTN_VERSION, machine.build_type.c_str(), machine.compiler.c_str());
+    std::printf("processor      %s, %d cores\n", machine.cpu.c_str(), machine.cores);
+    std::printf("ranks          %d on %d node%s (%s a node)\n", topology.size(), topology.n_nodes(), topology.n_nodes() == 1 ? "" : "s", nodes.c_str());
+    std::printf("backends       cpu\n");
+    std::printf("  missing      emulated, cuda: this version has no kernels yet\n");
+    std::printf("transports     mpi (%s)\n", machine.mpi.c_str());
+    std::printf("  missing      nccl: comes with the cuda backend\n");
+    std::printf("GPUs           none used\n");
+    return 0;
+  };
+}
+
+}  // namespace tree_attn

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The program `tree_attn`: one line for whatever goes wrong, on one rank or on all.
+///
+/// Run: tree_attn --help
+/// Run: tree_attn decode --seq-len 4096 --verify
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <exception>
+#include <new>
+#include <thread>
+
+#include "distributed/input_error.hpp"
+#include "distributed/program.hpp"
+
+namespace {
+
+using namespace tree_attn;
+
+constexpr int kBadInput = 2;
+
+/// One line on standard error.
+void complain(const std::string& line) { std::fprintf(stderr, "tree_attn: %s\n", readable(line, 900).c_str()); }
+
+/// A rank that waited in vain ends all ranks. Rank 0 speaks; the others give it a moment, in case it is the one that hangs.
+[[noreturn]] void give_up(const MpiSession& session, const std::string& line) {
+  if (session.rank() != 0) std::this_thread::sleep_for(std::chrono::seconds(2) + std::chrono::milliseconds(50) * session.rank());
+  complain(line);
+  session.abandon(kBadInput);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::string command_line;
+  for (int i = 0; i < argc; ++i) command_line += (i ? " " : "") + std::string(argv[i]);
+  MpiSession session(&argc, &argv);
+  const bool speaks = session.rank() == 0;
+
+  // Read the command line: every rank has the same one, and all come to the same end.
+  CLI::App program("Tree Attention: exact attention decoding over sharded keys and values (arXiv:2408.04093).", "tree_attn");
+  program.set_version_flag("--version", "tree_attn " TREE_ATTN_VERSION);
+  program.require_subcommand(1);
+  double timeout = session.timeout;
+  program.add_option("--timeout", timeout, "Seconds that a rank waits for the others before it gives up")->check(CLI::PositiveNumber)->capture_default_str();
+  program.fallthrough();
+  Command oracle = add_oracle(program), decode = add_decode(program, command_line), info = add_info(program);
+  try {
+    program.parse(argc, argv);
+  } catch (const CLI::Success& request) {
+    return speaks ? program.exit(request) : 0;
+  } catch (const CLI::ParseError& error) {
+    if (speaks) complain(error.what());
+    return kBadInput;
+  }
+  session.timeout = timeout;
+
+  // Run it. What goes wrong on every rank has been agreed on; what goes wrong on one ends all.
+  try {
+    if (program.got_subcommand("oracle")) return oracle(session);
+    if (program.got_subcommand("decode")) return decode(session);
+    return info(session);
+  } catch (const InputError& error) {
+    if (speaks) complain(error.what());
+    return kBadInput;
+  } catch (const std::bad_alloc&) {
+    give_up(session, "rank " + std::to_string(session.rank()) + ": not enough memory");
+  } catch (const std::exception& error) {
+    give_up(session, error.what());
+  }
+}

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief MPI behind a deadline.
+#include "distributed/mpi_transport.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdlib>
+#include <thread>
+
+#include "distributed/input_error.hpp"
+
+namespace tree_attn {
+namespace {
+
+/// Longest piece of a message.
+constexpr std::size_t kPiece = std::size_t{1} << 30;
+/// Longest line that a rank can report to the others.
+constexpr int kLineLength = 1024;
+constexpr int kTag = 7;
+
+/// Turns a status of MPI into an exception that names the call.
+void check(int status, const char* call) {
+  if (status == MPI_SUCCESS) return;
+  char text[MPI_MAX_ERROR_STRING];
+  int length = 0;
+  MPI_Error_string(status, text, &length);
+  throw TransportError(std::string(call) + " failed: " + std::string(text, static_cast<std::size_t>(length)));
+}
+
+}  // namespace
+
+MpiSession::MpiSession(int* argc, char*** argv) {
+  int provided = 0;
+  check(MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &provided), "MPI_Init_thread");
+  check(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+  check(MPI_Comm_rank(MPI_COMM_WORLD, &rank_), "MPI_Comm_rank");
+  check(MPI_Comm_size(MPI_COMM_WORLD, &size_), "MPI_Comm_size");
+}
+
+MpiSession::~MpiSession() { MPI_Finalize(); }
+
+void MpiSession::await(std::span<MPI_Request> requests, const std::string& what) const {
+  const auto start = std::chrono::steady_clock::now();
+  for (int done = 0; !done;) {
+    check(MPI_Testall(static_cast<int>(requests.size()), requests.data(), &done, MPI_STATUSES_IGNORE), "MPI_Testall");
+    if (done) break;
+    // Ranks often outnumber cores: give the processor to the one we are waiting for.
+    std::this_thread::yield();
+    const double waited = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    if (waited > timeout) {
+      throw TransportError("rank " + std::to_string(rank_) + " waited " + std::to_string(std::lround(waited)) + " s for " + what +
+                           " and gave up (--timeout " + std::to_string(std::lround(timeout)) + ")");
+    }
+  }
+}
+
+void MpiSession::barrier() const {
+  MPI_Request request = MPI_REQUEST_NULL;
+  check(MPI_Ibarrier(MPI_COMM_WORLD, &request), "MPI_Ibarrier");
+  await({&request, 1}, "all ranks to arrive");
+}
+
+namespace {
+
+/// One number, reduced over all ranks.
+template <class Number>
+Number reduce(const MpiSession& session, Number number, MPI_Datatype type, MPI_Op op) {
+  Number result{};
+  MPI_Request request = MPI_REQUEST_NULL;
+  check(MPI_Iallreduce(&number, &result, 1, type, op, MPI_COMM_WORLD, &request), "MPI_Iallreduce");
+  session.await({&request, 1}, "all ranks to agree");
+  return result;
+}
+
+}  // namespace
+
+double MpiSession::largest(double number) const { return reduce(*this, number, MPI_DOUBLE, MPI_MAX); }
+std::uint64_t MpiSession::largest(std::uint64_t number) const { return reduce(*this, number, MPI_UINT64_T, MPI_MAX); }
+std::uint64_t MpiSession::smallest(std::uint64_t number) const { return reduce(*this, number, MPI_UINT64_T, MPI_MIN); }
+std::int64_t MpiSession::sum(std::int64_t number) const { return reduce(*this, number, MPI_INT64_T, MPI_SUM); }
+
+std::uint64_t MpiSession::of_first(std::uint64_t number) const {
+  MPI_Request request = MPI_REQUEST_NULL;
+  check(MPI_Ibcast(&number, 1, MPI_UINT64_T, 0, MPI_COMM_WORLD, &request), "MPI_Ibcast");
+  await({&request, 1}, "rank 0");
+  return number;
+}
+
+void MpiSession::agree(const std::optional<std::string>& problem) const {
+  const int first = reduce(*this, problem ? rank_ : size_, MPI_INT, MPI_MIN);
+  if (first == size_) return;
+
+  // The first rank in trouble tells its line to all.
+  char line[kLineLength] = {};
+  if (rank_ == first) problem->copy(line, kLineLength - 1);
+  MPI_Request request = MPI_REQUEST_NULL;
+  check(MPI_Ibcast(line, kLineLength, MPI_CHAR, first, MPI_COMM_WORLD, &request), "MPI_Ibcast");
+  await({&request, 1}, "the line of rank " + std::to_string(first));
+
+  // Name the rank unless all say the same.
+  const int same = problem && problem->substr(0, kLineLength - 1) == line;
+  const bool all_the_same = reduce(*this, same, MPI_INT, MPI_MIN) != 0;
+  throw InputError(all_the_same ? std::string(line) : "rank " + std::to_string(first) + ": " + line);
+}
+
+Topology MpiSession::topology(int ranks_per_node) const {
+  if (ranks_per_node > 0) return Topology::pretend(size_, ranks_per_node);
+
+  // Splitting a communicator has no non-blocking form: make sure first that everybody is there.
+  barrier();
+  MPI_Comm node = MPI_COMM_NULL;
+  check(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &node), "MPI_Comm_split_type");
+  int leader = rank_;
+  MPI_Request request = MPI_REQUEST_NULL;
+  check(MPI_Ibcast(&leader, 1, MPI_INT, 0, node, &request), "MPI_Ibcast");
+  await({&request, 1}, "the leader of the node");
+  check(MPI_Comm_free(&node), "MPI_Comm_free");
+
+  // A node is known by its leader's rank.
+  std::vector<int> node_of_rank(static_cast<std::size_t>(size_));
+  check(MPI_Iallgather(&leader, 1, MPI_INT, node_of_rank.data(), 1, MPI_INT, MPI_COMM_WORLD, &request), "MPI_Iallgather");
+  await({&request, 1}, "the nodes of all ranks");
+  return Topology(node_of_rank);
+}
+
+void MpiSession::abandon(int status) const {
+  MPI_Abort(MPI_COMM_WORLD, status);
+  std::_Exit(status);
+}
+
+MpiTransport::MpiTransport(const MpiSession& session, Topology topology)
+    : Transport(std::move(topology), session.rank()), session_(session) {
+  check(MPI_Comm_dup(MPI_COMM_WORLD, &comm_), "MPI_Comm_dup");
+  check(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+}
+
+MpiTransport::~MpiTransport() { MPI_Comm_free(&comm_); }
+
+void MpiTransport::start_send(std::span<const std::byte> bytes, int to) {
+  for (; !bytes.empty(); bytes = bytes.subspan(std::min(bytes.size(), kPiece))) {
+    const int count = static_cast<int>(std::min(bytes.size(), kPiece));
+    check(MPI_Isend(bytes.data(), count, MPI_BYTE, to, kTag, comm_, &requests_.emplace_back()), "MPI_Isend");
+  }
+}
+
+void MpiTransport::start_receive(std::span<std::byte> bytes, int from) {
+  for (; !bytes.empty(); bytes = bytes.subspan(std::min(bytes.size(), kPiece))) {
+    const int count = static_cast<int>(std::min(bytes.size(), kPiece));
+    check(MPI_Irecv(bytes.data(), count, MPI_BYTE, from, kTag, comm_, &requests_.emplace_back()), "MPI_Irecv");
+  }
+}
+
+void MpiTransport::wait() {
+  session_.await(requests_, "a message");
+  requests_.clear();
+}
+
+void MpiTransport::progress() {
+  int done = 0;
+  check(MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &done, MPI_STATUSES_IGNORE), "MPI_Testall");
+}
+
+}  // namespace tree_attn

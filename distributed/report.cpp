@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Table and JSON.
+#include "distributed/report.hpp"
+
+#include <mpi.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <thread>
+#include <vector>
+
+#include "distributed/input_error.hpp"
+
+namespace tree_attn {
+namespace {
+
+template <class... Args>
+std::string format(const char* pattern, Args... args) {
+  std::array<char, 128> text{};
+  std::snprintf(text.data(), text.size(), pattern, args...);
+  return text.data();
+}
+
+/// Bytes with a binary unit, three digits.
+std::string bytes(double n) {
+  const char* unit = "B";
+  for (const char* larger : {"KiB", "MiB", "GiB", "TiB"}) {
+    if (n < 1024) break;
+    n /= 1024;
+    unit = larger;
+  }
+  return format(n < 10 && *unit != 'B' ? "%.2f %s" : n < 100 && *unit != 'B' ? "%.1f %s" : "%.0f %s", n, unit);
+}
+
+/// Microseconds, as ms or s where that reads better.
+std::string time(double us) {
+  return us < 1e3 ? format("%.0f us", us) : us < 1e6 ? format("%.2f ms", us / 1e3) : format("%.2f s", us / 1e6);
+}
+
+std::string name_of_dtype(Storage storage) {
+  std::string name(name_of(storage));
+  for (char& c : name) c = static_cast<char>(std::tolower(c));
+  return name;
+}
+
+std::string hex(std::uint64_t n) { return format("%016llx", static_cast<unsigned long long>(n)); }
+
+}  // namespace
+
+Machine this_machine() {
+  Machine machine;
+  std::ifstream cpuinfo("/proc/cpuinfo");
+  for (std::string line; machine.cpu.empty() && std::getline(cpuinfo, line);) {
+    if (line.starts_with("model name")) machine.cpu = line.substr(line.find(':') + 2);
+  }
+  machine.cores = static_cast<int>(std::thread::hardware_concurrency());
+  char version[MPI_MAX_LIBRARY_VERSION_STRING];
+  int length = 0;
+  MPI_Get_library_version(version, &length);
+  machine.mpi = std::string(version, static_cast<std::size_t>(length));
+  machine.mpi = machine.mpi.substr(0, machine.mpi.find(','));
+  machine.compiler = "g++ " __VERSION__;
+  machine.build_type = TREE_ATTN_BUILD_TYPE;
+  return machine;
+}
+
+std::string table(const ReportHeader& header, std::span<const Measurement> measurements) {
+  const ProblemShape& shape = header.shape;
+  std::string text = format("%lld keys, %lld x %lld heads (%lld kv) of %lld, %s; ", static_cast<long long>(shape.n_keys),
+                            static_cast<long long>(shape.batch), static_cast<long long>(shape.heads),
+                            static_cast<long long>(shape.kv_heads), static_cast<long long>(shape.head_dim),
+                            std::string(name_of(shape.storage)).c_str()) +
+                     format("%d rank%s on %d node%s, backend %s, transport %s\n\n", header.ranks, header.ranks == 1 ? "" : "s", header.nodes,
+                            header.nodes == 1 ? "" : "s", header.backend.c_str(), header.transport.c_str());
+
+  // Columns as wide as their widest cell.
+  std::vector<std::vector<std::string>> rows{{"algorithm", "latency", "p10 .. p90", "collectives", "messages", "bytes", "between nodes", "merges",
+                                              "peak k, v", "max error", "of bound", "same bits", "digest"}};
+  for (const Measurement& m : measurements) {
+    rows.push_back({m.algorithm, time(m.latency.median), time(m.latency.p10) + " .. " + time(m.latency.p90), std::to_string(m.per_step.collectives),
+                    std::to_string(m.per_step.messages), bytes(static_cast<double>(m.per_step.bytes)),
+                    bytes(static_cast<double>(m.per_step.bytes_between_nodes)), std::to_string(m.per_step.merge_steps),
+                    bytes(static_cast<double>(m.peak_kv_bytes_per_rank)), m.errors ? format("%.1e", m.errors->max_abs) : "-",
+                    m.errors ? m.errors->passed ? format("%.3f", m.errors->max_over_bound) : "FAILED" : "-",
+                    m.same_bits_on_all_ranks ? "yes" : "NO", hex(m.digest)});
+  }
+  std::vector<std::size_t> width(rows[0].size());
+  for (const auto& row : rows) {
+    for (std::size_t i = 0; i < row.size(); ++i) width[i] = std::max(width[i], row[i].size());
+  }
+  for (const auto& row : rows) {
+    for (std::size_t i = 0; i < row.size(); ++i) {
+      const std::string space(width[i] - row[i].size(), ' ');
+      text += i == 0 ? row[i] + space : "  " + space + row[i];
+    }
+    text += '\n';
+  }
+  return text;
+}
+
+std::string json(const ReportHeader& header, std::span<const Measurement> measurements) {
+  const ProblemShape& shape = header.shape;
+  nlohmann::ordered_json report;
+  for (const Measurement& m : measurements) {
+    nlohmann::ordered_json run{
+        {"algorithm", m.algorithm},
+        {"backend", header.backend},
+        {"transport", header.transport},
+        {"dtype", name_of_dtype(shape.storage)},
+        {"ranks", header.ranks},
+        {"nodes", header.nodes},
+        {"batch", shape.batch},
+        {"heads", shape.heads},
+        {"kv_heads", shape.kv_heads},
+        {"head_dim", shape.head_dim},
+        {"seq_len", shape.n_keys},
+        {"steps", header.steps},
+        {"latency_us", {{"median", m.latency.median}, {"p10", m.latency.p10}, {"p90", m.latency.p90}}},
+        {"collectives_per_step", m.per_step.collectives},
+        {"messages_per_step", m.per_step.messages},
+        {"bytes_per_step", m.per_step.bytes},
+        {"bytes_between_nodes_per_step", m.per_step.bytes_between_nodes},
+        {"merge_steps", m.per_step.merge_steps},
+        {"peak_kv_bytes_per_rank", m.peak_kv_bytes_per_rank},
+        {"predicted",
+         {{"bytes_per_step", m.predicted.bytes},
+          {"peak_elements", m.predicted.peak_elements},
+          {"messages_per_step", m.predicted.messages},
+          {"bytes_between_nodes_per_step", m.predicted.bytes_between_nodes}}},
+    };
+    run["predicted"]["paper_bytes_per_step"] = m.predicted.paper_bytes > 0 ? nlohmann::ordered_json(m.predicted.paper_bytes) : nullptr;
+    run["max_abs_error"] = m.errors ? nlohmann::ordered_json(m.errors->max_abs) : nullptr;
+    run["max_rel_error"] = m.errors ? nlohmann::ordered_json(m.errors->max_rel) : nullptr;
+    run["lse_max_error"] = m.errors ? nlohmann::ordered_json(m.errors->lse_max) : nullptr;
+    run["error_over_bound"] = m.errors ? nlohmann::ordered_json(m.errors->max_over_bound) : nullptr;
+    run["same_bits_on_all_ranks"] = m.same_bits_on_all_ranks;
+    run["output_digest"] = hex(m.digest);
+    report["runs"].push_back(std::move(run));
+  }
+  const Machine machine = this_machine();
+  report["machine"] = {{"cpu", machine.cpu},           {"cores", machine.cores},
+                       {"gpus", nlohmann::ordered_json::array()}, {"mpi", machine.mpi},
+                       {"nccl", nullptr},              {"compiler", machine.compiler},
+                       {"build_type", machine.build_type}};
+  report["command"] = header.command;
+  return report.dump(2) + "\n";
+}
+
+void write_file(const std::string& path, const std::string& text) {
+  const std::string temporary = path + "." + std::to_string(getpid()) + ".tmp";
+  std::ofstream file(temporary, std::ios::binary);
+  file << text;
+  file.close();
+  if (!file || std::rename(temporary.c_str(), path.c_str()) != 0) {
+    const std::string why = std::strerror(errno);
+    std::remove(temporary.c_str());
+    throw InputError("cannot write " + readable(path, 200) + ": " + why);
+  }
+}
+
+}  // namespace tree_attn

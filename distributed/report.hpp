@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief What was measured, as a table for people and as JSON for programs.
+#pragma once
+
+#include <span>
+#include <string>
+
+#include "distributed/measure.hpp"
+
+namespace tree_attn {
+
+/// What a report says beside its runs.
+struct ReportHeader {
+  std::string command;    ///< as it was typed
+  std::string backend, transport;
+  ProblemShape shape;
+  int steps = 1, ranks = 1, nodes = 1;
+};
+
+/// The table: one line an algorithm, with a line above it that says what was decoded where.
+std::string table(const ReportHeader& header, std::span<const Measurement> measurements);
+
+/// The machine-readable report; numbers that were not measured are null.
+std::string json(const ReportHeader& header, std::span<const Measurement> measurements);
+
+/// The machine, one line a property: what `info` prints and a report holds.
+struct Machine {
+  std::string cpu, mpi, nccl, compiler, build_type;
+  int cores = 0;
+};
+Machine this_machine();
+
+/// Writes a file in one go: under another name first, so that no half of it is ever seen. @throws InputError
+void write_file(const std::string& path, const std::string& text);
+
+}  // namespace tree_attn

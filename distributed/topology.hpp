@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Two levels of machine: ranks that share memory form a node, nodes are joined by the network (section 5.3).
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace tree_attn {
+
+/// Which rank sits on which node, and the row in which ranks hold the sequence.
+///
+/// Ranks stand in a row ordered by node, then by rank, and the shards of the sequence follow that row: so a node always
+/// holds a run of positions, however the launcher dealt out its ranks.
+class Topology {
+ public:
+  /// @param node_of_rank any label of the node of each rank; nodes are numbered by their smallest rank
+  explicit Topology(const std::vector<int>& node_of_rank);
+  /// Pretends that every `ranks_per_node` consecutive ranks are a node; the last may have fewer.
+  static Topology pretend(int size, int ranks_per_node);
+
+  int size() const { return static_cast<int>(node_of_.size()); }
+  int n_nodes() const { return static_cast<int>(nodes_.size()); }
+  /// Number of the node of a rank.
+  int node_of(int rank) const { return node_of_[static_cast<std::size_t>(rank)]; }
+  /// Ranks of a node, ascending; the first is its leader.
+  const std::vector<int>& node(int i) const { return nodes_[static_cast<std::size_t>(i)]; }
+  /// The first rank of every node.
+  std::vector<int> leaders() const;
+  /// All ranks in the order in which they hold the sequence.
+  const std::vector<int>& row() const { return row_; }
+  /// Place of a rank in that row.
+  int place_of(int rank) const { return place_of_[static_cast<std::size_t>(rank)]; }
+
+ private:
+  std::vector<int> node_of_, row_, place_of_;
+  std::vector<std::vector<int>> nodes_;
+};
+
+}  // namespace tree_attn

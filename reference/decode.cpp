@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Streaming decode of a shard.
+#include "reference/decode.hpp"
+
+#include <Eigen/Core>
+#include <algorithm>
+
+namespace tree_attn {
+namespace {
+
+/// Partial sums of a dot product. They are added in a fixed order, so a score is a function of q and k alone: not of the
+/// place of the key in a block, nor of how a compiler vectorises.
+constexpr std::int64_t kLanes = 32;
+
+std::int64_t padded(std::int64_t d) { return (d + kLanes - 1) / kLanes * kLanes; }
+
+/// a.b over a multiple of kLanes numbers; rows are padded with zeros on both sides.
+float dot(const float* a, const float* b, std::int64_t d_padded) {
+  using Lanes = Eigen::Array<float, kLanes, 1>;
+  Lanes sums = Lanes::Zero();
+  for (std::int64_t i = 0; i < d_padded; i += kLanes) sums += Eigen::Map<const Lanes>(a + i) * Eigen::Map<const Lanes>(b + i);
+  return sums.sum();
+}
+
+/// The stream over one key/value head: its queries, the leaf at hand, and one binary counter a query.
+class HeadStream {
+ public:
+  HeadStream(std::int64_t n_queries, std::int64_t d_h, std::int64_t d_v, double scale)
+      : d_h_(padded(d_h)),
+        d_v_(d_v),
+        score_scale_(static_cast<float>(kLog2E * scale)),
+        q_(static_cast<std::size_t>(n_queries * d_h_)),
+        k_(static_cast<std::size_t>(kLeafLength * d_h_)),
+        v_(static_cast<std::size_t>(kLeafLength * d_v)),
+        counters_(static_cast<std::size_t>(n_queries), Forest<float>(1, d_v)) {}
+
+  float* query(std::size_t r) { return q_.data() + static_cast<std::int64_t>(r) * d_h_; }
+
+  /// Reads the rows [first, first + n) of k and v once, for all queries of the group.
+  void read_leaf(const Shard& shard, std::int64_t i, std::int64_t h, std::int64_t first, std::int64_t n) {
+    for (std::int64_t a = 0; a < n; ++a) {
+      load_row(shard.k, i, h, first + a, k_.data() + a * d_h_);
+      load_row(shard.v, i, h, first + a, v_.data() + a * d_v_);
+    }
+  }
+
+  /// Lets the n keys of the leaf, at positions from `position` on, climb the tree of every query.
+  void climb(std::int64_t position, std::int64_t n) {
+    for (std::size_t r = 0; r < counters_.size(); ++r) {
+      float s[kLeafLength];
+      for (std::int64_t a = 0; a < n; ++a) s[a] = score(r, a);
+      for (std::int64_t a = 0; a < n; ++a) {
+        set_key(counters_[r].slot(), s[a], v_.data() + a * d_v_, d_v_);
+        counters_[r].push({0, position + a});
+      }
+    }
+  }
+
+  /// The state of query r over a sequence of one key: (s, 1, v), so that z = v to the bit.
+  void only_key(std::size_t r, float* state) const {
+    const float s = score(r, 0);
+    set_key(state, s, v_.data(), d_v_);
+    if (is_empty(state) || state[kSum] != state[kSum]) return;
+    state[kShift] = s;
+    state[kSum] = 1;
+    std::copy_n(v_.data(), d_v_, state + kValues);
+  }
+
+  /// Hands on the state of query r and starts afresh.
+  void take(std::size_t r, float* state) {
+    const std::span<const float> folded = counters_[r].fold();
+    std::copy(folded.begin(), folded.end(), state);
+    counters_[r].clear();
+  }
+
+ private:
+  float score(std::size_t r, std::int64_t a) const {
+    return score_scale_ * dot(q_.data() + static_cast<std::int64_t>(r) * d_h_, k_.data() + a * d_h_, d_h_);
+  }
+
+  std::int64_t d_h_, d_v_;
+  float score_scale_;
+  std::vector<float> q_, k_, v_;
+  std::vector<Forest<float>> counters_;
+};
+
+}  // namespace
+
+Forest<float> decode_shard(const TensorView& q, const Shard& shard, std::span<const std::int64_t> lengths, double scale,
+                           const std::function<void()>& progress) {
+  const auto [b, n_h, l, d_h] = q.shape;
+  const std::int64_t n_kv = shard.k.shape[1], d_v = shard.v.shape[3];
+  const std::int64_t group = n_kv == 0 ? 0 : n_h / n_kv * l;
+  Forest<float> forest(b * n_h * l, d_v);
+  HeadStream stream(group, d_h, d_v, scale);
+
+  for (const Subtree& subtree : cover(shard.begin, shard.end())) {
+    float* states = forest.slot();
+    for (std::int64_t i = 0; i < b; ++i) {
+      const std::int64_t end = std::min(subtree.end(), lengths[static_cast<std::size_t>(i)]);
+      for (std::int64_t h = 0; h < n_kv; ++h) {
+        // Bring the queries of the group: its heads are neighbours, so their rows are too.
+        for (std::int64_t r = 0; r < group; ++r) load_row(q, i, h * (n_h / n_kv) + r / l, r % l, stream.query(static_cast<std::size_t>(r)));
+
+        // Stream the keys that are in use, leaf by leaf.
+        for (std::int64_t position = subtree.begin(); position < end;) {
+          const std::int64_t n = std::min(end, (position / kLeafLength + 1) * kLeafLength) - position;
+          stream.read_leaf(shard, i, h, position - shard.begin, n);
+          stream.climb(position, n);
+          position += n;
+          if (progress) progress();
+        }
+
+        // Keep one state a query; what was not in use is the empty set.
+        for (std::int64_t r = 0; r < group; ++r) {
+          float* state = states + (i * n_h * l + h * group + r) * state_size(d_v);
+          stream.take(static_cast<std::size_t>(r), state);
+          const bool only_key = lengths[static_cast<std::size_t>(i)] == 1 && subtree.begin() == 0;
+          if (only_key) stream.only_key(static_cast<std::size_t>(r), state);
+        }
+      }
+    }
+    forest.push(subtree);
+  }
+  return forest;
+}
+
+DecodeOutput finish_rows(std::span<const float> states, std::int64_t n_rows, std::int64_t d_v) {
+  DecodeOutput output{std::vector<float>(static_cast<std::size_t>(n_rows * d_v)), std::vector<float>(static_cast<std::size_t>(n_rows))};
+  for (std::int64_t r = 0; r < n_rows; ++r) {
+    output.lse[static_cast<std::size_t>(r)] = finish(states.data() + r * state_size(d_v), output.out.data() + r * d_v, d_v);
+  }
+  return output;
+}
+
+}  // namespace tree_attn

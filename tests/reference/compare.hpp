@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Comparison of results with an oracle, under a bound for every element.
+///
+/// A comparison of |got - want| <= bound is false for NaN, and its negation is false too: suites that count the elements
+/// with |got - want| > bound accept a result that is NaN all over. Here NaN and Inf are looked for first.
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <span>
+#include <sstream>
+#include <string>
+#include <vector>
+
+namespace tree_attn::test {
+
+/// What to do about NaN and Inf.
+enum class NonFinite {
+  Reject,  ///< any, on either side, is a failure
+  Match,   ///< NaN where NaN is wanted, Inf where the same Inf is wanted; the rest is compared as numbers
+};
+
+/// The outcome: CHECK_MESSAGE(comparison.ok, comparison.message).
+struct Comparison {
+  bool ok = true;
+  std::string message;         ///< worst element, with its index; or what was wrong
+  double worst = 0;            ///< largest error / bound
+  std::size_t worst_index = 0; ///< where
+};
+
+/// Compares got with want, element by element, under |got - want| <= bound. A bound of 0 asks for equality.
+/// @param[in] got, want, bound [n]
+template <class Got, class Want>
+Comparison compare(const Got& got, const Want& want, const std::vector<double>& bound, NonFinite non_finite = NonFinite::Reject) {
+  Comparison result;
+  const auto fail = [&result](const auto&... parts) {
+    std::ostringstream text;
+    text.precision(17);
+    (text << ... << parts);
+    result.ok = false;
+    result.message = text.str();
+    return result;
+  };
+
+  // Ask for the sizes, then for NaN and Inf, then for numbers.
+  if (got.size() != want.size()) return fail("size ", got.size(), " instead of ", want.size());
+  if (bound.size() != static_cast<std::size_t>(want.size())) return fail(bound.size(), " bounds for ", want.size(), " elements");
+  for (std::size_t i = 0; i < bound.size(); ++i) {
+    const auto g = static_cast<double>(got[i]), w = static_cast<double>(want[i]);
+    if (std::isfinite(g) && std::isfinite(w)) continue;
+    const bool same = (std::isnan(g) && std::isnan(w)) || g == w;
+    if (non_finite == NonFinite::Reject || !same) return fail("element ", i, " is ", g, " instead of ", w);
+  }
+  for (std::size_t i = 0; i < bound.size(); ++i) {
+    const auto g = static_cast<double>(got[i]), w = static_cast<double>(want[i]);
+    if (!std::isfinite(w)) continue;
+    if (!(bound[i] >= 0)) return fail("bound ", i, " is ", bound[i]);
+    const double error = std::abs(g - w);
+    const double ratio = error == 0 ? 0 : error / bound[i];
+    if (ratio > result.worst) {
+      result.worst = ratio;
+      result.worst_index = i;
+    }
+  }
+  const std::size_t i = result.worst_index;
+  if (result.worst > 1) return fail("element ", i, " is ", got[i], " instead of ", want[i], ", ", result.worst, " times the bound ", bound[i]);
+  result.message = "largest error " + std::to_string(result.worst) + " of the bound, at " + std::to_string(i);
+  return result;
+}
+
+/// The same bound for all elements.
+template <class Got, class Want>
+Comparison compare(const Got& got, const Want& want, double bound, NonFinite non_finite = NonFinite::Reject) {
+  return compare(got, want, std::vector<double>(static_cast<std::size_t>(want.size()), bound), non_finite);
+}
+
+}  // namespace tree_attn::test
