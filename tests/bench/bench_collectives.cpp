@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The hand-written AllReduce beside the library's, on messages of the size of a decode step (section 6).
+///
+/// Run: mpirun -n 8 build-bench/bench_collectives
+///
+/// Prints JSON: the median over rounds of (time of ours) / (time of MPI_Allreduce), the two taking turns, and the same for
+/// the three AllReduces of Alg. 3 over one.
+#include <mpi.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <vector>
+
+#include "distributed/collectives.hpp"
+#include "distributed/mpi_transport.hpp"
+
+namespace {
+
+using namespace tree_attn;
+
+constexpr int kRounds = 41, kCallsARound = 20;
+
+double median(std::vector<double> samples) {
+  std::nth_element(samples.begin(), samples.begin() + static_cast<std::ptrdiff_t>(samples.size() / 2), samples.end());
+  return samples[samples.size() / 2];
+}
+
+/// Seconds of a round of calls, of the slowest rank.
+double time_of(const MpiSession& session, const std::function<void()>& call) {
+  session.barrier();
+  const auto start = std::chrono::steady_clock::now();
+  for (int i = 0; i < kCallsARound; ++i) call();
+  return session.largest(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  MpiSession session(&argc, &argv);
+  MpiTransport transport(session, session.topology(0));
+  const ReduceOp add = [](std::span<float> left, std::span<const float> right) {
+    for (std::size_t i = 0; i < left.size(); ++i) left[i] += right[i];
+  };
+
+  // 16 heads of 128: the numerators, and with a shift and a sum each the states.
+  const std::size_t heads = 16, state = heads * 130;
+  std::vector<float> numbers(state, 1.0f), result(state), small(heads, 1.0f);
+  std::vector<double> over_library, three_over_one;
+  for (int round = 0; round < kRounds; ++round) {
+    const double ours = time_of(session, [&] { std::fill(numbers.begin(), numbers.end(), 1.0f), all_reduce(transport, numbers, add); });
+    const double library = time_of(session, [&] {
+      MPI_Allreduce(numbers.data(), result.data(), static_cast<int>(numbers.size()), MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+    });
+    const double three = time_of(session, [&] {
+      std::fill(numbers.begin(), numbers.end(), 1.0f), std::fill(small.begin(), small.end(), 1.0f);
+      all_reduce(transport, small, add), all_reduce(transport, numbers, add), all_reduce(transport, small, add);
+    });
+    over_library.push_back(ours / library);
+    three_over_one.push_back(three / ours);
+  }
+  if (session.rank() == 0) {
+    std::printf("{\"ranks\": %d, \"ours_over_library\": %.3f, \"three_over_one\": %.3f}\n", session.size(), median(over_library), median(three_over_one));
+  }
+  return 0;
+}
