@@ -11,7 +11,9 @@
 #pragma once
 
 #include <Eigen/Core>
+#include <cmath>
 #include <cstdint>
+#include <limits>
 #include <numeric>
 #include <span>
 #include <stdexcept>
@@ -30,7 +32,9 @@ struct VirtualDevice {
 };
 
 /// Chunks k and v over p devices.
-/// @param[in] K [N, d_h], @param[in] V [N, d_v], @param[in] lengths keys of each device [p], with sum N
+/// @param[in] K keys [N, d_h]
+/// @param[in] V values [N, d_v]
+/// @param[in] lengths keys of each device [p], with sum N
 /// @throws std::invalid_argument if p is 0, a length is negative, or the lengths do not add up to N
 inline std::vector<VirtualDevice> scatter(const MatrixRef& K, const MatrixRef& V, std::span<const std::int64_t> lengths) {
   if (lengths.empty()) throw std::invalid_argument("scatter: no devices");
@@ -57,8 +61,9 @@ T tree_reduce_devices(const std::vector<T>& x, Op op) {
   return tree_reduce(std::span<const T>(x), static_cast<std::int64_t>(x.size()), op).value;
 }
 
-/// The two associative operators of Alg. 1, of scalars.
+/// The first of the two associative operators of Alg. 1: max, of two numbers.
 inline double max_of(double a, double b) { return max_keeping_nan(Eigen::Vector2d(a, b)); }
+/// The second: log-sum-exp, of two numbers.
 inline double log_sum_exp_of(double a, double b) { return log_sum_exp(Eigen::Vector2d(a, b)); }
 
 /// What Alg. 1 keeps for the gradient, and the energy.
@@ -69,7 +74,8 @@ struct EnergyForward {
 };
 
 /// Algorithm 1, energy forward.
-/// @param[in] q query [d_h], @param[in] zeta source [d_v], or of length 0 for zeta = 0
+/// @param[in] q query [d_h]
+/// @param[in] zeta source [d_v], or of length 0 for zeta = 0
 /// @param[in] devices keys and values of p devices
 /// @paper{alg_1, Alg. 1}
 inline EnergyForward tree_energy(const VectorRef& q, const VectorRef& zeta, const std::vector<VirtualDevice>& devices) {
@@ -102,7 +108,8 @@ inline EnergyForward tree_energy(const VectorRef& q, const VectorRef& zeta, cons
 /// @param[in] forward m and lse of Alg. 1 at zeta = 0
 /// @returns z [d_v]
 /// @paper{alg_2, Alg. 2}
-inline Vector tree_energy_gradient(const VectorRef& q, const std::vector<VirtualDevice>& devices, const EnergyForward& forward) {
+inline Vector tree_energy_gradient(const VectorRef& q, const std::vector<VirtualDevice>& devices,
+                                   const EnergyForward& forward) {
   std::vector<Vector> R;
   for (const VirtualDevice& device : devices) {
     // r = q.k - m on each device.
@@ -131,7 +138,8 @@ struct TreeDecode {
 /// Algorithm 3, tree decoding: three AllReduces, and only they depend on p. The time is O(N/p + 3 log p), with N/p once.
 /// @param[in] q query [d_h]
 /// @param[in] devices keys and values of p devices
-/// @paper{alg_3, Alg. 3} @paper{eq_7, eq. (7)}
+/// @paper{alg_3, Alg. 3}
+/// @paper{eq_7, eq. (7)}
 inline TreeDecode tree_decode_paper(const VectorRef& q, const std::vector<VirtualDevice>& devices) {
   int n_all_reduces = 0;
   const auto all_reduce = [&n_all_reduces](const auto& x, auto op) {

@@ -3,6 +3,7 @@
 /// @brief The oracle over stored tensors (sections 3, 4 and eq. (7)), and the checks of shapes that every decoder shares.
 #include "reference/attention.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <stdexcept>
 #include <string>
@@ -15,12 +16,14 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-/// "attention: a 3 b 4" from its parts.
+/// Throws one line, made of its parts.
 template <class... Parts>
 [[noreturn]] void fail(const Parts&... parts) {
   const auto text = [](const auto& part) {
-    if constexpr (std::is_arithmetic_v<std::decay_t<decltype(part)>>) return std::to_string(part);
-    else return std::string(part);
+    if constexpr (std::is_arithmetic_v<std::decay_t<decltype(part)>>)
+      return std::to_string(part);
+    else
+      return std::string(part);
   };
   throw std::invalid_argument("attention: " + (text(parts) + ...));
 }
@@ -136,7 +139,8 @@ double scale_of(const TensorView& q, const AttentionOptions& options) {
   return options.scale.value_or(1 / std::sqrt(static_cast<double>(q.shape[3])));
 }
 
-std::int64_t n_visible(const TensorView& q, const TensorView& k, const AttentionOptions& options, std::int64_t b, std::int64_t i) {
+std::int64_t n_visible(const TensorView& q, const TensorView& k, const AttentionOptions& options, std::int64_t b,
+                       std::int64_t i) {
   const std::int64_t n = options.lengths.empty() ? k.shape[2] : options.lengths[static_cast<std::size_t>(b)];
   return options.causal ? std::clamp<std::int64_t>(n - q.shape[2] + i + 1, 0, n) : n;
 }

@@ -16,10 +16,10 @@ namespace tree_attn {
 
 /// What attention() is asked for beside its tensors.
 struct AttentionOptions {
-  std::optional<double> scale;        ///< factor of q.k; 1/sqrt(d_h) if not given. The paper folds it into q.
-  bool causal = false;                ///< query i of l sees the keys 0 .. N - l + i of its N; none if that is negative
-  std::vector<std::int64_t> lengths;  ///< N of each batch entry [b]; empty: all keys. Keys from there on are not read.
-  std::optional<TensorView> zeta;     ///< source vectors [b, n_h, l, d_v]; if given, energy and gradient are filled too
+  std::optional<double> scale{};        ///< factor of q.k; 1/sqrt(d_h) if not given. The paper folds it into q.
+  bool causal = false;                  ///< query i of l sees the keys 0 .. N - l + i of its N; none if that is negative
+  std::vector<std::int64_t> lengths{};  ///< N of each batch entry [b]; empty: all keys. Keys from there on are not read.
+  std::optional<TensorView> zeta{};     ///< source vectors [b, n_h, l, d_v]; if given, energy and gradient are filled too
 };
 
 /// What attention() returns, dense, last axis fastest.
@@ -49,18 +49,24 @@ struct AttentionResult {
 /// @param[in] v values [b, n_kv, N, d_v]
 /// @param[in] options scale, causal mask, lengths, zeta
 /// @throws std::invalid_argument as check_shapes() and check_options() do
-/// @paper{eq_6, eq. (6)} @paper{eq_7, eq. (7)} @paper{obs_1, Obs. 1}
+/// @paper{eq_6, eq. (6)}
+/// @paper{eq_7, eq. (7)}
+/// @paper{obs_1, Obs. 1}
 AttentionResult attention(const TensorView& q, const TensorView& k, const TensorView& v,
                           const AttentionOptions& options = {});
 
 /// Checks that q [b, n_h, l, d_h], k [b, n_kv, N, d_h] and v [b, n_kv, N, d_v] belong together.
 ///
-/// Legal: b, n_h, l, N or d_v of 0, d_v != d_h. A tensor with no numbers in it may have no data.
+/// The one check of the oracle, the decoders and the program. Legal: b, n_h, l, N or d_v of 0; d_v != d_h. A tensor with no
+/// numbers in it may have no data.
+/// @param[in] q, k, v the tensors; only their shapes and whether they have data is looked at
 /// @throws std::invalid_argument in one line: "attention: head_dim of q (128) and k (64) differ"
 void check_shapes(const TensorView& q, const TensorView& k, const TensorView& v);
 
 /// Checks the lengths and the zeta of `options` against tensors that check_shapes() has passed.
 ///
+/// @param[in] q, k, v the tensors
+/// @param[in] options lengths and zeta are looked at
 /// @throws std::invalid_argument in one line: "attention: length 9 of batch entry 1 is not in [0, 8]"
 void check_options(const TensorView& q, const TensorView& k, const TensorView& v, const AttentionOptions& options);
 
@@ -68,6 +74,7 @@ void check_options(const TensorView& q, const TensorView& k, const TensorView& v
 double scale_of(const TensorView& q, const AttentionOptions& options);
 
 /// How many keys, counted from key 0, query i of batch entry b sees, 0 .. N.
-std::int64_t n_visible(const TensorView& q, const TensorView& k, const AttentionOptions& options, std::int64_t b, std::int64_t i);
+std::int64_t n_visible(const TensorView& q, const TensorView& k, const AttentionOptions& options, std::int64_t b,
+                       std::int64_t i);
 
 }  // namespace tree_attn

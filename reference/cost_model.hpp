@@ -2,8 +2,8 @@
 /// @file
 /// @brief Memory and traffic of tree and ring attention, as the paper counts them (eq. (8)-(14), section 6).
 ///
-/// All in elements, in the paper's letters; to_bytes() turns elements into bytes. The counters of distributed/ measure the same
-/// quantities while running, and its tests hold them against these formulas.
+/// All in elements, in the paper's letters; to_bytes() turns elements into bytes. The counters of distributed/ measure the
+/// same quantities while running, and its tests hold them against these formulas.
 #pragma once
 
 #include <cstddef>
@@ -35,9 +35,7 @@ constexpr std::int64_t ring_peak_memory(const CostShape& s) { return 4 * s.b * s
 /// Peak memory of tree decoding on one device, 2btd + 2bd + 2bn_h elements: its own keys and values, query and
 /// numerator, denominator and max of every head.
 /// @paper{eq_9, eq. (9)}
-constexpr std::int64_t tree_peak_memory(const CostShape& s) {
-  return 2 * s.b * s.t * s.d + 2 * s.b * s.d + 2 * s.b * s.n_h;
-}
+constexpr std::int64_t tree_peak_memory(const CostShape& s) { return 2 * s.b * s.t * s.d + 2 * s.b * s.d + 2 * s.b * s.n_h; }
 
 /// Elements that one device sends in one hop of the ring: its keys and its values, 2btd.
 constexpr std::int64_t ring_hop_volume(const CostShape& s) { return 2 * s.b * s.t * s.d; }
@@ -47,6 +45,8 @@ constexpr std::int64_t ring_hop_volume(const CostShape& s) { return 2 * s.b * s.
 constexpr std::int64_t ring_volume(const CostShape& s) { return ring_hop_volume(s) * s.p; }
 
 /// Elements that each device sends in an AllReduce of `numel` elements: 2 (p-1)/p x numel, the least there can be.
+/// @param p devices
+/// @param numel elements that are reduced
 /// @throws std::invalid_argument if p < 1
 /// @paper{eq_11, eq. (11)}
 constexpr double all_reduce_volume(std::int64_t p, std::int64_t numel) {
@@ -55,7 +55,8 @@ constexpr double all_reduce_volume(std::int64_t p, std::int64_t numel) {
 }
 
 /// Elements of a numerator n, a denominator D and a max m: bd + 2bn_h.
-/// @paper{eq_12, eq. (12)} @paper{eq_13, eq. (13)}
+/// @paper{eq_12, eq. (12)}
+/// @paper{eq_13, eq. (13)}
 constexpr std::int64_t tree_numel(const CostShape& s) { return s.b * s.d + 2 * s.b * s.n_h; }
 
 /// Elements that each device sends in tree decoding: 2 (p-1)/p (bd + 2bn_h). It does not depend on the length.

@@ -5,6 +5,7 @@
 
 #include <Eigen/Core>
 #include <algorithm>
+#include <limits>
 
 namespace tree_attn {
 namespace {
@@ -12,6 +13,8 @@ namespace {
 /// Partial sums of a dot product. They are added in a fixed order, so a score is a function of q and k alone: not of the
 /// place of the key in a block, nor of how a compiler vectorises.
 constexpr std::int64_t kLanes = 32;
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 std::int64_t padded(std::int64_t d) { return (d + kLanes - 1) / kLanes * kLanes; }
 
@@ -21,6 +24,65 @@ float dot(const float* a, const float* b, std::int64_t d_padded) {
   Lanes sums = Lanes::Zero();
   for (std::int64_t i = 0; i < d_padded; i += kLanes) sums += Eigen::Map<const Lanes>(a + i) * Eigen::Map<const Lanes>(b + i);
   return sums.sum();
+}
+
+/// Keys that climb together, and the level of the subtree that they fill.
+constexpr int kTogether = 8, kTogetherLevel = 3;
+
+/// The seven merges above eight neighbouring keys. One of the two factors of a merge is 1, the other that of Rescale: the
+/// choice of merge_number() turned into a multiplication that changes nothing.
+class MergesTogether {
+ public:
+  /// Plans the merges. @param[in,out] shift those of the keys; ends with that of their subtree in shift[0]
+  explicit MergesTogether(float (&shift)[kTogether]) {
+    for (int width = 2; width <= kTogether; width *= 2) {
+      for (int first = 0; first < kTogether; first += width) {
+        const Rescale<float> r = rescale(shift[first], shift[first + width / 2]);
+        shift[first] = r.shift;
+        left_[place(first, width)] = r.right_is_high ? r.factor : 1;
+        right_[place(first, width)] = r.right_is_high ? 1 : r.factor;
+      }
+    }
+  }
+
+  /// The merged number of the subtree of `kWidth` keys from `first` on, or a few such numbers side by side.
+  /// @param number gives that of a single key
+  template <int kWidth = kTogether, class Number>
+  auto value(const Number& number, int first = 0) const {
+    if constexpr (kWidth == 1) {
+      return number(first);
+    } else {
+      const auto left = value<kWidth / 2>(number, first), right = value<kWidth / 2>(number, first + kWidth / 2);
+      const int k = place(first, kWidth);
+      return decltype(left)(left_[k] * left + right_[k] * right);
+    }
+  }
+
+ private:
+  /// Place of a merge: four of width 2, two of width 4, one of width 8.
+  static constexpr int place(int first, int width) { return kTogether - 2 * kTogether / width + first / width; }
+
+  float left_[kTogether - 1], right_[kTogether - 1];
+};
+
+/// The state of eight neighbouring keys, the first at a multiple of eight: the same merges in the same order as key by key, but
+/// the numbers on the way stay in registers. This file is compiled without contraction to fused multiply-add, which would
+/// skip the rounding of weight * v.
+/// @pre no score is -inf: such a key's value must not be looked at
+void set_keys_together(float* __restrict state, const float* s, const float* __restrict v, std::int64_t d_v) {
+  float shift[kTogether], weight[kTogether];
+  for (int i = 0; i < kTogether; ++i) shift[i] = key_shift(s[i]), weight[i] = key_weight(s[i]);
+  const MergesTogether merges(shift);
+  state[kShift] = shift[0];
+  state[kSum] = merges.value([&](int i) { return weight[i]; });
+
+  // Components of n side by side, then those that are left over.
+  using Numbers = Eigen::Array<float, 16, 1>;
+  std::int64_t j = 0;
+  for (; j + Numbers::SizeAtCompileTime <= d_v; j += Numbers::SizeAtCompileTime) {
+    Eigen::Map<Numbers>(state + kValues + j) = merges.value([&](int i) { return Numbers(weight[i] * Eigen::Map<const Numbers>(v + i * d_v + j)); });
+  }
+  for (; j < d_v; ++j) state[kValues + j] = merges.value([&](int i) { return weight[i] * v[i * d_v + j]; });
 }
 
 /// The stream over one key/value head: its queries, the leaf at hand, and one binary counter a query.
@@ -50,9 +112,19 @@ class HeadStream {
     for (std::size_t r = 0; r < counters_.size(); ++r) {
       float s[kLeafLength];
       for (std::int64_t a = 0; a < n; ++a) s[a] = score(r, a);
-      for (std::int64_t a = 0; a < n; ++a) {
-        set_key(counters_[r].slot(), s[a], v_.data() + a * d_v_, d_v_);
-        counters_[r].push({0, position + a});
+      for (std::int64_t a = 0; a < n;) {
+        const float* v = v_.data() + a * d_v_;
+        const bool together = (position + a) % kTogether == 0 && a + kTogether <= n &&
+                              std::none_of(s + a, s + a + kTogether, [](float score) { return score == -kInfinity; });
+        if (together) {
+          set_keys_together(counters_[r].slot(), s + a, v, d_v_);
+          counters_[r].push({kTogetherLevel, (position + a) / kTogether});
+          a += kTogether;
+        } else {
+          set_key(counters_[r].slot(), s[a], v, d_v_);
+          counters_[r].push({0, position + a});
+          a += 1;
+        }
       }
     }
   }

@@ -17,6 +17,8 @@
 #pragma once
 
 #include <Eigen/Core>
+#include <algorithm>
+#include <cmath>
 #include <limits>
 #include <span>
 #include <stdexcept>
@@ -26,17 +28,22 @@
 
 namespace tree_attn {
 
-using Vector = Eigen::VectorXd;                      ///< a column of doubles
-using Matrix = Eigen::MatrixXd;                      ///< a matrix of doubles
-using VectorRef = Eigen::Ref<const Eigen::VectorXd>; ///< any column of doubles, not copied
+using Vector = Eigen::VectorXd;                       ///< a column of doubles
+using Matrix = Eigen::MatrixXd;                       ///< a matrix of doubles
+using VectorRef = Eigen::Ref<const Eigen::VectorXd>;  ///< any column of doubles, not copied
 using MatrixRef = Eigen::Ref<const Eigen::MatrixXd, 0, Eigen::Stride<Eigen::Dynamic, Eigen::Dynamic>>;  ///< any matrix
 
 /// The exponents r_a = q.k_a + zeta.v_a.
+/// @param[in] q query [d_h]
+/// @param[in] K keys [N, d_h]
+/// @param[in] V values [N, d_v]
+/// @param[in] zeta source [d_v] or [0]
 /// @returns r [N]
 /// @throws std::invalid_argument if q and K, K and V, or zeta and V do not fit together
 inline Vector exponents(const VectorRef& q, const MatrixRef& K, const MatrixRef& V, const VectorRef& zeta) {
   const auto require = [](bool fits, const char* what, Eigen::Index a, Eigen::Index b) {
-    if (!fits) throw std::invalid_argument("exponents: " + std::string(what) + ": " + std::to_string(a) + " and " + std::to_string(b));
+    if (fits) return;
+    throw std::invalid_argument("exponents: " + std::string(what) + ": " + std::to_string(a) + " and " + std::to_string(b));
   };
   require(q.size() == K.cols(), "length of q and of a key differ", q.size(), K.cols());
   require(K.rows() == V.rows(), "number of keys and of values differ", K.rows(), V.rows());
@@ -52,6 +59,7 @@ inline Vector exponents(const VectorRef& q, const MatrixRef& K, const MatrixRef&
 
 /// The mean of the values under softmax(r): sum_a softmax(r)_a v_a, over the keys that are seen.
 /// @param[in] r exponents [N]
+/// @param[in] V values [N, d_v]
 /// @returns [d_v]
 inline Vector mean_value(const VectorRef& r, const MatrixRef& V) {
   const Vector P = softmax(r);
@@ -63,6 +71,10 @@ inline Vector mean_value(const VectorRef& r, const MatrixRef& V) {
 }
 
 /// The partition function Z(zeta) = sum_a exp(q.k_a + zeta.v_a), plainly; Inf once an exponent passes 709.8.
+/// @param[in] q query [d_h]
+/// @param[in] K keys [N, d_h]
+/// @param[in] V values [N, d_v]
+/// @param[in] zeta source [d_v] or [0]
 /// @paper{eq_19, eq. (19)}
 inline double partition_function(const VectorRef& q, const MatrixRef& K, const MatrixRef& V, const VectorRef& zeta) {
   const Vector r = exponents(q, K, V, zeta);
@@ -70,7 +82,13 @@ inline double partition_function(const VectorRef& q, const MatrixRef& K, const M
 }
 
 /// The energy F(zeta) = log sum_a exp(q.k_a + zeta.v_a).
-/// @paper{eq_5, eq. (5)} @paper{eq_23, eq. (23)} @paper{eq_24, eq. (24)}
+/// @param[in] q query [d_h]
+/// @param[in] K keys [N, d_h]
+/// @param[in] V values [N, d_v]
+/// @param[in] zeta source [d_v] or [0]
+/// @paper{eq_5, eq. (5)}
+/// @paper{eq_23, eq. (23)}
+/// @paper{eq_24, eq. (24)}
 inline double energy(const VectorRef& q, const MatrixRef& K, const MatrixRef& V, const VectorRef& zeta) {
   return log_sum_exp(exponents(q, K, V, zeta));
 }
@@ -80,18 +98,30 @@ inline double energy(const VectorRef& q, const MatrixRef& K, const MatrixRef& V,
 ///     dF/dzeta = sum_a softmax(q.k + zeta.v)_a v_a
 ///
 /// At zeta = 0 this is attention: the whole of Obs. 1.
+/// @param[in] q query [d_h]
+/// @param[in] K keys [N, d_h]
+/// @param[in] V values [N, d_v]
+/// @param[in] zeta source [d_v] or [0]
 /// @returns [d_v]
-/// @paper{obs_1, Obs. 1} @paper{eq_6, eq. (6)} @paper{eq_15, eq. (15)}
+/// @paper{obs_1, Obs. 1}
+/// @paper{eq_6, eq. (6)}
+/// @paper{eq_15, eq. (15)}
 inline Vector energy_gradient(const VectorRef& q, const MatrixRef& K, const MatrixRef& V, const VectorRef& zeta) {
   return mean_value(exponents(q, K, V, zeta), V);
 }
 
 /// The attention probabilities P_a = exp(q.k_a) / Z.
+/// @param[in] q query [d_h]
+/// @param[in] K keys [N, d_h]
 /// @returns [N]
-/// @paper{eq_16, eq. (16)} @paper{eq_17, eq. (17)}
+/// @paper{eq_16, eq. (16)}
+/// @paper{eq_17, eq. (17)}
 inline Vector attention_probabilities(const VectorRef& q, const MatrixRef& K) { return softmax(K * q); }
 
 /// The attention output, z = sum_a P_a v_a = dF/dzeta at zeta = 0: the mean of the values.
+/// @param[in] q query [d_h]
+/// @param[in] K keys [N, d_h]
+/// @param[in] V values [N, d_v]
 /// @returns [d_v]
 /// @paper{eq_18, eq. (18)}
 inline Vector attention_mean(const VectorRef& q, const MatrixRef& K, const MatrixRef& V) {
@@ -99,15 +129,21 @@ inline Vector attention_mean(const VectorRef& q, const MatrixRef& K, const Matri
 }
 
 /// How many of N keys query i of l sees under the causal mask: the keys 0 .. N - l + i; the paper has N = l.
-inline Eigen::Index n_causal(Eigen::Index N, Eigen::Index l, Eigen::Index i) { return std::max<Eigen::Index>(0, N - l + i + 1); }
+inline Eigen::Index n_causal(Eigen::Index N, Eigen::Index l, Eigen::Index i) {
+  return std::max<Eigen::Index>(0, N - l + i + 1);
+}
 
 /// The energy of l causal queries, each with a source of its own.
 ///
 ///     F_tot = sum_i log sum_{a <= i} exp(q_i.k_a + zeta_i.v_a)
 ///
-/// @param[in] Q [l, d_h], @param[in] K [N, d_h], @param[in] V [N, d_v], @param[in] Zeta [l, d_v]
+/// @param[in] Q queries [l, d_h]
+/// @param[in] K keys [N, d_h]
+/// @param[in] V values [N, d_v]
+/// @param[in] Zeta sources [l, d_v]
 /// @returns F_tot; -inf as soon as one query sees no key
-/// @paper{eq_25, eq. (25)} @paper{eq_26, eq. (26)}
+/// @paper{eq_25, eq. (25)}
+/// @paper{eq_26, eq. (26)}
 inline double causal_energy(const MatrixRef& Q, const MatrixRef& K, const MatrixRef& V, const MatrixRef& Zeta) {
   double F_tot = 0;
   for (Eigen::Index i = 0; i < Q.rows(); ++i) {
@@ -118,6 +154,10 @@ inline double causal_energy(const MatrixRef& Q, const MatrixRef& K, const Matrix
 }
 
 /// dF_tot / dzeta_i for every query: row i is the causal attention of query i when Zeta = 0.
+/// @param[in] Q queries [l, d_h]
+/// @param[in] K keys [N, d_h]
+/// @param[in] V values [N, d_v]
+/// @param[in] Zeta sources [l, d_v]
 /// @returns [l, d_v]
 /// @paper{eq_26, eq. (26)}
 inline Matrix causal_energy_gradient(const MatrixRef& Q, const MatrixRef& K, const MatrixRef& V, const MatrixRef& Zeta) {
@@ -139,7 +179,8 @@ struct Head {
 
 /// The energy of several heads: the sum of their energies, as each has its own source. The gradient falls apart by heads.
 /// @param[in] heads [n_h]
-/// @paper{eq_27, eq. (27)} @paper{eq_28, eq. (28)}
+/// @paper{eq_27, eq. (27)}
+/// @paper{eq_28, eq. (28)}
 inline double multi_head_energy(std::span<const Head> heads) {
   double F_tot = 0;
   for (const Head& head : heads) F_tot += causal_energy(head.Q, head.K, head.V, head.Zeta);
@@ -147,7 +188,8 @@ inline double multi_head_energy(std::span<const Head> heads) {
 }
 
 /// The output projection folded into the values, v_a -> W_O v_a: the gradient is then already projected.
-/// @param[in] V [N, d_v], @param[in] W_O this head's part of the projection [d, d_v]
+/// @param[in] V values [N, d_v]
+/// @param[in] W_O this head's part of the projection [d, d_v]
 /// @returns [N, d]
 /// @paper{eq_29, eq. (29)}
 inline Matrix fold_output_projection(const MatrixRef& V, const MatrixRef& W_O) { return V * W_O.transpose(); }

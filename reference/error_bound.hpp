@@ -25,15 +25,15 @@ namespace tree_attn {
 
 /// The arithmetic whose error is bounded.
 struct ErrorModel {
-  double roundoff = 0x1p-24;      ///< u, of the accumulator; 2^-24 for F32
-  double n_additions = 0;         ///< n_a, longest chain of additions that a weight passes through
-  double n_rescalings = 0;        ///< R; 0 where rescaling is by powers of two, which is exact
-  double exp_error = 2;           ///< c_e, error of exp in units of u: 2 for glibc, 4 for expf on a GPU
-  double output_roundoff = 0;     ///< u_out, of the type that the output is rounded to; 0 if it is that of the accumulator
+  double roundoff = 0x1p-24;   ///< u, of the accumulator; 2^-24 for F32
+  double n_additions = 0;      ///< n_a, longest chain of additions that a weight passes through
+  double n_rescalings = 0;     ///< R; 0 where rescaling is by powers of two, which is exact
+  double exp_error = 2;        ///< c_e, error of exp in units of u: 2 for glibc, 4 for expf on a GPU
+  double output_roundoff = 0;  ///< u_out, of the type that the output is rounded to; 0 if it is that of the accumulator
 };
 
-/// The model of tree decoding over n_keys keys: a balanced tree over single keys, ceil(log2 N) additions deep, rescaled by
-/// powers of two.
+/// The model of tree decoding over n_keys keys: a balanced tree over single keys, n_a = ceil(log2 N) + 2, rescaled by powers
+/// of two, R = 0.
 /// @param n_keys N, the most keys that a query sees
 /// @param roundoff u of the accumulator
 ErrorModel tree_decode_model(std::int64_t n_keys, double roundoff = 0x1p-24);

@@ -22,12 +22,17 @@ inline double max_keeping_nan(const Eigen::Ref<const Eigen::VectorXd>& z) {
 
 /// Weight of one key against the largest score m: exp(z - m), in [0, 1].
 ///
-/// @paper{eq_35, eq. (35)} subtracts m inside every exponent, so that none can overflow; @paper{eq_36, eq. (36)} to
-/// @paper{eq_38, eq. (38)} show that this moves the energy by a constant, -m, which no gradient sees.
+/// Subtracting m inside every exponent lets none overflow, and moves the energy by a constant, -m, which no gradient sees.
 ///
 /// Edges: z = -inf is a key not seen and weighs 0, whatever m is (-inf - -inf would be NaN); z = +inf has m = +inf and
 /// weighs NaN; a NaN in z or m is kept. Eigen's own vectorised exp is not used: it clamps its argument, and a weight that
-/// should be 0 comes out as 1e-308.
+/// should be 0 comes out as 5.6e-309.
+/// @param z natural exponent of the key
+/// @param m largest exponent, or any other shift
+/// @paper{eq_35, eq. (35)}
+/// @paper{eq_36, eq. (36)}
+/// @paper{eq_37, eq. (37)}
+/// @paper{eq_38, eq. (38)}
 inline double safe_weight(double z, double m) {
   if (z == -std::numeric_limits<double>::infinity() && !std::isnan(m)) return 0;
   return std::exp(z - m);

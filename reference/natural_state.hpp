@@ -46,7 +46,9 @@ inline NaturalState natural_key(double s, const Eigen::Ref<const Eigen::VectorXd
 ///     m = max(m_x, m_y),   D = exp(m_x - m) D_x + exp(m_y - m) D_y,   n = exp(m_x - m) n_x + exp(m_y - m) n_y
 ///
 /// Edges: the max keeps NaN; the empty state is neutral, also to itself.
-/// @paper{alg_3, Alg. 3} @paper{eq_36, eq. (36)}
+/// @param[in] x, y states of disjoint sets of keys, n [d_v] in both
+/// @paper{alg_3, Alg. 3}
+/// @paper{eq_36, eq. (36)}
 inline NaturalState merge(const NaturalState& x, const NaturalState& y) {
   const double m = max_keeping_nan(Eigen::Vector2d(x.m, y.m));
   // The higher side is not scaled; asked first, because inf - inf is NaN.
@@ -60,7 +62,7 @@ struct NaturalResult {
   double lse;         ///< m + log D, natural; -inf for the empty set
 };
 
-/// z = n / D and lse = m + log D.
+/// z = n / D and lse = m + log D; 0 and -inf for the empty set, NaN where D is NaN.
 inline NaturalResult finish(const NaturalState& x) {
   if (x.D == 0) return {Eigen::VectorXd::Zero(x.n.size()), -std::numeric_limits<double>::infinity()};
   return {x.n / x.D, x.m + std::log(x.D)};

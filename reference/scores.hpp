@@ -9,6 +9,7 @@
 #include <Eigen/Core>
 #include <algorithm>
 #include <limits>
+#include <vector>
 
 #include "reference/attention.hpp"
 
@@ -62,6 +63,10 @@ inline RowMatrix load_query_rows(const TensorView& x, const QueryRows& rows) {
 }
 
 /// s_ra = scale q_r.k_a for the keys that any of the rows sees; -inf where row r does not see key a.
+/// @param[in] q queries [b, n_h, l, d_h]
+/// @param[in] k keys [b, n_kv, N, d_h]
+/// @param[in] rows which queries
+/// @param[in] options scale, causal mask, lengths
 /// @returns [rows, N]; N is the longest row, so a key behind options.lengths is not read
 inline RowMatrix scores(const TensorView& q, const TensorView& k, const QueryRows& rows, const AttentionOptions& options) {
   // Count what each row sees.

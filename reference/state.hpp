@@ -106,7 +106,8 @@ TREE_ATTN_HOST_DEVICE inline Rescale<Real> rescale(Real e_left, Real e_right) {
 /// the low side stays NaN, an Inf becomes NaN, nothing turns into a number.
 template <class Real>
 TREE_ATTN_HOST_DEVICE inline Real merge_number(const Rescale<Real>& r, Real left, Real right) {
-  return r.right_is_high ? right + r.factor * left : left + r.factor * right;
+  const Real high = r.right_is_high ? right : left, low = r.right_is_high ? left : right;
+  return high + r.factor * low;
 }
 
 /// left <- merge(left, right) for states of disjoint sets of keys.

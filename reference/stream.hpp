@@ -27,7 +27,8 @@ class AttentionStream {
   /// @param[in] q query [d_h], with the scale folded in
   /// @param[in] k key [d_h]
   /// @param[in] v value [d_v]
-  /// @paper{eq_1, eq. (1)} @paper{eq_2, eq. (2)}
+  /// @paper{eq_1, eq. (1)}
+  /// @paper{eq_2, eq. (2)}
   void add(const Eigen::Ref<const Eigen::VectorXd>& q, const Eigen::Ref<const Eigen::VectorXd>& k,
            const Eigen::Ref<const Eigen::VectorXd>& v) {
     const double s = std::exp(q.dot(k));

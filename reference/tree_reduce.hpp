@@ -19,9 +19,9 @@ namespace tree_attn {
 /// The result of a reduction and what it took.
 template <class T>
 struct Reduction {
-  T value;                   ///< x_0 op x_1 op ... op x_{N-1}
-  std::int64_t n_steps;      ///< longest chain of dependent operations
-  std::int64_t n_workers;    ///< p', workers that had any element
+  T value;                 ///< x_0 op x_1 op ... op x_{N-1}
+  std::int64_t n_steps;    ///< longest chain of dependent operations
+  std::int64_t n_workers;  ///< p', workers that had any element
 };
 
 /// x_0 op x_1 op ... op x_{N-1} on p workers.
@@ -45,7 +45,10 @@ Reduction<T> tree_reduce(std::span<const T> x, std::int64_t p, Op op) {
   if (p < 1) throw std::invalid_argument("tree_reduce: " + std::to_string(p) + " workers");
 
   // Carry with every value how many operations had to come before it.
-  struct Partial { T value; std::int64_t n_steps; };
+  struct Partial {
+    T value;
+    std::int64_t n_steps;
+  };
   const auto join = [&op](const Partial& a, const Partial& b) {
     return Partial{op(a.value, b.value), std::max(a.n_steps, b.n_steps) + 1};
   };
@@ -55,13 +58,16 @@ Reduction<T> tree_reduce(std::span<const T> x, std::int64_t p, Op op) {
   std::vector<Partial> partials;
   for (std::int64_t begin = 0; begin < N; begin += chunk) {
     Partial partial{x[static_cast<std::size_t>(begin)], 0};
-    for (std::int64_t a = begin + 1; a < std::min(begin + chunk, N); ++a) partial = join(partial, {x[static_cast<std::size_t>(a)], 0});
+    for (std::int64_t a = begin + 1; a < std::min(begin + chunk, N); ++a) {
+      partial = join(partial, {x[static_cast<std::size_t>(a)], 0});
+    }
     partials.push_back(std::move(partial));
   }
 
   // Halve the number of partial results until one is left: ceil(log2 p') steps.
   for (std::size_t stride = 1; stride < partials.size(); stride *= 2) {
-    for (std::size_t i = 0; i + stride < partials.size(); i += 2 * stride) partials[i] = join(partials[i], partials[i + stride]);
+    for (std::size_t i = 0; i + stride < partials.size(); i += 2 * stride)
+      partials[i] = join(partials[i], partials[i + stride]);
   }
   return {partials[0].value, partials[0].n_steps, static_cast<std::int64_t>(partials.size())};
 }

@@ -24,15 +24,17 @@ enum class NonFinite {
 /// The outcome: CHECK_MESSAGE(comparison.ok, comparison.message).
 struct Comparison {
   bool ok = true;
-  std::string message;         ///< worst element, with its index; or what was wrong
-  double worst = 0;            ///< largest error / bound
-  std::size_t worst_index = 0; ///< where
+  std::string message;          ///< worst element, with its index; or what was wrong
+  double worst = 0;             ///< largest error / bound
+  std::size_t worst_index = 0;  ///< where
 };
 
 /// Compares got with want, element by element, under |got - want| <= bound. A bound of 0 asks for equality.
 /// @param[in] got, want, bound [n]
+/// @param non_finite what to do about NaN and Inf
 template <class Got, class Want>
-Comparison compare(const Got& got, const Want& want, const std::vector<double>& bound, NonFinite non_finite = NonFinite::Reject) {
+Comparison compare(const Got& got, const Want& want, const std::vector<double>& bound,
+                   NonFinite non_finite = NonFinite::Reject) {
   Comparison result;
   const auto fail = [&result](const auto&... parts) {
     std::ostringstream text;
@@ -45,7 +47,8 @@ Comparison compare(const Got& got, const Want& want, const std::vector<double>& 
 
   // Ask for the sizes, then for NaN and Inf, then for numbers.
   if (got.size() != want.size()) return fail("size ", got.size(), " instead of ", want.size());
-  if (bound.size() != static_cast<std::size_t>(want.size())) return fail(bound.size(), " bounds for ", want.size(), " elements");
+  if (bound.size() != static_cast<std::size_t>(want.size()))
+    return fail(bound.size(), " bounds for ", want.size(), " elements");
   for (std::size_t i = 0; i < bound.size(); ++i) {
     const auto g = static_cast<double>(got[i]), w = static_cast<double>(want[i]);
     if (std::isfinite(g) && std::isfinite(w)) continue;
@@ -64,7 +67,8 @@ Comparison compare(const Got& got, const Want& want, const std::vector<double>& 
     }
   }
   const std::size_t i = result.worst_index;
-  if (result.worst > 1) return fail("element ", i, " is ", got[i], " instead of ", want[i], ", ", result.worst, " times the bound ", bound[i]);
+  if (result.worst > 1)
+    return fail("element ", i, " is ", got[i], " instead of ", want[i], ", ", result.worst, " times the bound ", bound[i]);
   result.message = "largest error " + std::to_string(result.worst) + " of the bound, at " + std::to_string(i);
   return result;
 }

@@ -63,20 +63,23 @@ AttentionResult naive(const TensorView& q, const TensorView& k, const TensorView
 }
 
 /// Holds attention() against naive(), under the error bound of double arithmetic.
-void check_against_naive(const TensorView& q, const TensorView& k, const TensorView& v, const AttentionOptions& options = {}) {
+void check_against_naive(const TensorView& q, const TensorView& k, const TensorView& v,
+                         const AttentionOptions& options = {}) {
   CAPTURE(kSeed);
   const AttentionResult got = attention(q, k, v, options), want = naive(q, k, v, options);
   ErrorBound bound = error_bound(q, k, v, options, {.roundoff = 0x1p-53, .n_additions = static_cast<double>(k.shape[2])});
   for (double& x : bound.out) x = std::isfinite(x) ? 2 * x : 0;
   for (double& x : bound.lse) x = std::isfinite(x) ? 2 * x : 0;
-  const Comparison out = compare(got.out, want.out, bound.out, NonFinite::Match), lse = compare(got.lse, want.lse, bound.lse, NonFinite::Match);
+  const Comparison out = compare(got.out, want.out, bound.out, NonFinite::Match),
+                   lse = compare(got.lse, want.lse, bound.lse, NonFinite::Match);
   CHECK_MESSAGE(out.ok, out.message);
   CHECK_MESSAGE(lse.ok, lse.message);
 }
 
 }  // namespace
 
-/// @tested{eq_6, eq. (6)} @tested{eq_7, eq. (7)}
+/// @tested{eq_6, eq. (6)}
+/// @tested{eq_7, eq. (7)}
 TEST_CASE("attention: equals the loops of its definition for head sizes, groups and storage types") {
   std::mt19937 random(kSeed);
   for (const std::int64_t d : {1, 46, 59, 111, 512}) {
@@ -95,11 +98,13 @@ TEST_CASE("attention: equals the loops of its definition for head sizes, groups 
 TEST_CASE("attention: more keys than one piece, more scores than one block of rows") {
   std::mt19937 random(kSeed + 1);
   for (const std::int64_t N : {255, 256, 257, 1000}) {
-    check_against_naive(normal_tensor(random, {1, 2, 2, 8}), normal_tensor(random, {1, 1, N, 8}), normal_tensor(random, {1, 1, N, 3}), {.causal = true});
+    check_against_naive(normal_tensor(random, {1, 2, 2, 8}), normal_tensor(random, {1, 1, N, 8}),
+                        normal_tensor(random, {1, 1, N, 3}), {.causal = true});
   }
   // 2^23 scores are a block: 40 rows of 2^18 keys need two. Keys and values do not grow, with strides of 0.
   const std::int64_t N = std::int64_t{1} << 18;
-  const Tensor q = normal_tensor(random, {1, 2, 20, 1}), k = normal_tensor(random, {1, 1, 1, 1}), v = normal_tensor(random, {1, 1, 1, 1});
+  const Tensor q = normal_tensor(random, {1, 2, 20, 1}), k = normal_tensor(random, {1, 1, 1, 1}),
+               v = normal_tensor(random, {1, 1, 1, 1});
   TensorView k_view = k, v_view = v;
   k_view.shape[2] = v_view.shape[2] = N;
   k_view.stride[2] = v_view.stride[2] = 0;
@@ -147,12 +152,14 @@ TEST_CASE("attention: strided views") {
 TEST_CASE("attention: causal, with fewer keys than queries too") {
   std::mt19937 random(kSeed + 3);
   for (const std::int64_t N : {1, 3, 5, 12}) {
-    const Tensor q = normal_tensor(random, {2, 4, 5, 8}), k = normal_tensor(random, {2, 2, N, 8}), v = normal_tensor(random, {2, 2, N, 6});
+    const Tensor q = normal_tensor(random, {2, 4, 5, 8}), k = normal_tensor(random, {2, 2, N, 8}),
+                 v = normal_tensor(random, {2, 2, N, 6});
     check_against_naive(q, k, v, {.causal = true});
     check_against_naive(q, k, v, {.causal = true, .lengths = {N - 1, N}});
   }
   // Query i of 5 sees the keys 0 .. 3 - 5 + i.
-  const Tensor q(std::vector<float>(5, 0), {1, 1, 5, 1}), k(std::vector<float>(3, 0), {1, 1, 3, 1}), v({1, 2, 6}, {1, 1, 3, 1});
+  const Tensor q(std::vector<float>(5, 0), {1, 1, 5, 1}), k(std::vector<float>(3, 0), {1, 1, 3, 1}),
+      v({1, 2, 6}, {1, 1, 3, 1});
   const AttentionResult got = attention(q, k, v, {.causal = true});
   CHECK(got.out == std::vector<double>{0, 0, 1, 1.5, 3});
   CHECK(got.lse == std::vector<double>{-kInf, -kInf, 0, std::log(2.0), std::log(3.0)});
@@ -235,7 +242,8 @@ TEST_CASE("attention: NaN and Inf follow the formula") {
 TEST_CASE("attention: NaN and Inf anywhere in q, k and v, as in the loops") {
   std::mt19937 random(kSeed + 6);
   for (int i = 0; i < 60; ++i) {
-    Tensor q = normal_tensor(random, {2, 4, 3, 5}), k = normal_tensor(random, {2, 2, 11, 5}), v = normal_tensor(random, {2, 2, 11, 4});
+    Tensor q = normal_tensor(random, {2, 4, 3, 5}), k = normal_tensor(random, {2, 2, 11, 5}),
+           v = normal_tensor(random, {2, 2, 11, 4});
     const float bad = i % 3 == 0 ? kNaNF : i % 3 == 1 ? kInfF : -kInfF;
     for (int n = 0; n < 3; ++n) {
       const auto at = static_cast<std::int64_t>(random() % 11);
@@ -251,13 +259,15 @@ TEST_CASE("attention: NaN and Inf anywhere in q, k and v, as in the loops") {
 TEST_CASE("attention: energy and gradient at zeta are those of the single query") {
   CAPTURE(kSeed);
   std::mt19937 random(kSeed + 7);
-  const Tensor q = normal_tensor(random, {2, 4, 3, 8}), k = normal_tensor(random, {2, 2, 10, 8}), v = normal_tensor(random, {2, 2, 10, 6});
+  const Tensor q = normal_tensor(random, {2, 4, 3, 8}), k = normal_tensor(random, {2, 2, 10, 8}),
+               v = normal_tensor(random, {2, 2, 10, 6});
   const Tensor zeta = normal_tensor(random, {2, 4, 3, 6});
   const AttentionOptions options{.causal = true, .lengths = {10, 2}, .zeta = zeta};
   const AttentionResult got = attention(q, k, v, options);
   const auto matrix = [](const TensorView& x, std::int64_t b, std::int64_t h) {
     Matrix m(x.shape[2], x.shape[3]);
-    for (std::int64_t a = 0; a < x.shape[2]; ++a) m.row(a) = Eigen::Map<const Eigen::RowVectorXd>(row_of(x, b, h, a).data(), x.shape[3]);
+    for (std::int64_t a = 0; a < x.shape[2]; ++a)
+      m.row(a) = Eigen::Map<const Eigen::RowVectorXd>(row_of(x, b, h, a).data(), x.shape[3]);
     return m;
   };
   std::size_t row = 0;
@@ -265,7 +275,8 @@ TEST_CASE("attention: energy and gradient at zeta are those of the single query"
     for (std::int64_t h = 0; h < 4; ++h) {
       for (std::int64_t i = 0; i < 3; ++i, ++row) {
         const Eigen::Index n = n_causal(options.lengths[static_cast<std::size_t>(b)], 3, i);
-        const Vector query = matrix(q, b, h).row(i).transpose() / std::sqrt(8.0), source = matrix(zeta, b, h).row(i).transpose();
+        const Vector query = matrix(q, b, h).row(i).transpose() / std::sqrt(8.0),
+                     source = matrix(zeta, b, h).row(i).transpose();
         const Matrix K = matrix(k, b, h / 2).topRows(n), V = matrix(v, b, h / 2).topRows(n);
         const double F = energy(query, K, V, source);
         CHECK((got.energy[row] == F || std::abs(got.energy[row] - F) < 1e-13));
@@ -288,7 +299,8 @@ TEST_CASE("attention: energy and gradient at zeta are those of the single query"
 
 TEST_CASE("attention: axes of length 0") {
   const auto sizes = [](std::int64_t b, std::int64_t n_h, std::int64_t l, std::int64_t N, std::int64_t d_v) {
-    const TensorView q = TensorView::dense(nullptr, Storage::F32, {b, n_h, l, 4}), k = TensorView::dense(nullptr, Storage::F32, {b, n_h, N, 4});
+    const TensorView q = TensorView::dense(nullptr, Storage::F32, {b, n_h, l, 4}),
+                     k = TensorView::dense(nullptr, Storage::F32, {b, n_h, N, 4});
     return attention(q, k, TensorView::dense(nullptr, Storage::F32, {b, n_h, N, d_v}));
   };
   CHECK(sizes(0, 2, 1, 8, 4).out.empty());
@@ -329,12 +341,14 @@ TEST_CASE("check_shapes: one line that names the argument and the values") {
   check({1, 2, 1, 0}, {1, 2, 8, 0}, {1, 2, 8, 4}, "attention: head_dim of q and k is 0");
   check({1, 2, -1, 4}, {1, 2, 8, 4}, {1, 2, 8, 4}, "attention: q has an axis of negative length -1");
   const TensorView nothing = TensorView::dense(nullptr, Storage::F32, {1, 2, 8, 4});
-  CHECK_THROWS_WITH_AS(check_shapes(view({1, 2, 1, 4}), nothing, view({1, 2, 8, 4})), "attention: k has no data", std::invalid_argument);
+  CHECK_THROWS_WITH_AS(check_shapes(view({1, 2, 1, 4}), nothing, view({1, 2, 8, 4})), "attention: k has no data",
+                       std::invalid_argument);
 }
 
 TEST_CASE("check_options: lengths and zeta") {
   std::mt19937 random(kSeed);
-  const Tensor q = normal_tensor(random, {2, 2, 1, 4}), k = normal_tensor(random, {2, 2, 8, 4}), v = normal_tensor(random, {2, 2, 8, 6});
+  const Tensor q = normal_tensor(random, {2, 2, 1, 4}), k = normal_tensor(random, {2, 2, 8, 4}),
+               v = normal_tensor(random, {2, 2, 8, 6});
   const auto check = [&](const AttentionOptions& options, const char* message) {
     CHECK_THROWS_WITH_AS(attention(q, k, v, options), message, std::invalid_argument);
   };

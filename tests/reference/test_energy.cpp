@@ -51,7 +51,10 @@ Matrix slopes(Function function, const Matrix& at) {
 
 }  // namespace
 
-/// @tested{obs_1, Obs. 1} @tested{eq_5, eq. (5)} @tested{eq_6, eq. (6)} @tested{eq_15, eq. (15)}
+/// @tested{obs_1, Obs. 1}
+/// @tested{eq_5, eq. (5)}
+/// @tested{eq_6, eq. (6)}
+/// @tested{eq_15, eq. (15)}
 TEST_CASE("energy: its gradient is attention at zeta = 0, and the closed form everywhere else (central differences)") {
   CAPTURE(kSeed);
   for (const Eigen::Index N : {1, 2, 33}) {
@@ -66,7 +69,9 @@ TEST_CASE("energy: its gradient is attention at zeta = 0, and the closed form ev
   }
 }
 
-/// @tested{eq_16, eq. (16)} @tested{eq_17, eq. (17)} @tested{eq_18, eq. (18)}
+/// @tested{eq_16, eq. (16)}
+/// @tested{eq_17, eq. (17)}
+/// @tested{eq_18, eq. (18)}
 TEST_CASE("energy: attention is the mean of the values under the attention probabilities") {
   CAPTURE(kSeed);
   const Problem p(20);
@@ -77,7 +82,9 @@ TEST_CASE("energy: attention is the mean of the values under the attention proba
   CHECK((attention_mean(p.q, p.K, p.V) - p.V.transpose() * P).norm() < 1e-13);
 }
 
-/// @tested{eq_19, eq. (19)} @tested{eq_23, eq. (23)} @tested{eq_24, eq. (24)}
+/// @tested{eq_19, eq. (19)}
+/// @tested{eq_23, eq. (23)}
+/// @tested{eq_24, eq. (24)}
 TEST_CASE("energy: it is the logarithm of the partition function") {
   CAPTURE(kSeed);
   Problem p(20);
@@ -100,7 +107,8 @@ TEST_CASE("energy: the second derivative is the covariance of the values, so F g
   }
 }
 
-/// @tested{eq_25, eq. (25)} @tested{eq_26, eq. (26)}
+/// @tested{eq_25, eq. (25)}
+/// @tested{eq_26, eq. (26)}
 TEST_CASE("causal energy: one source per query, and its gradient is causal attention") {
   CAPTURE(kSeed);
   Problem p(9);
@@ -113,7 +121,8 @@ TEST_CASE("causal energy: one source per query, and its gradient is causal atten
       CHECK((gradient - slope).cwiseAbs().maxCoeff() < 1e-7);
       for (Eigen::Index i = 0; size == 0 && i < l; ++i) {
         const Eigen::Index n = 9 - l + i + 1;
-        CHECK((gradient.row(i).transpose() - attention_mean(Q.row(i).transpose(), p.K.topRows(n), p.V.topRows(n))).norm() < 1e-13);
+        CHECK((gradient.row(i).transpose() - attention_mean(Q.row(i).transpose(), p.K.topRows(n), p.V.topRows(n))).norm() <
+              1e-13);
       }
     }
   }
@@ -127,7 +136,8 @@ TEST_CASE("causal energy: a query before the first key sees nothing") {
   CHECK((causal_energy_gradient(Q, p.K, p.V, Zeta).row(1) - p.V.row(0)).norm() < 1e-14);
 }
 
-/// @tested{eq_27, eq. (27)} @tested{eq_28, eq. (28)}
+/// @tested{eq_27, eq. (27)}
+/// @tested{eq_28, eq. (28)}
 TEST_CASE("multi-head energy: heads add up, and each keeps its own gradient") {
   CAPTURE(kSeed);
   Problem p(6);
@@ -196,7 +206,8 @@ TEST_CASE("energy: edges") {
   CHECK(energy_gradient(1e6 * p.q, p.K, p.V, zeta).norm() > 0.1);
 
   // Shapes that do not fit.
-  CHECK_THROWS_WITH_AS(energy(p.q.head(3), p.K, p.V, zeta), "exponents: length of q and of a key differ: 3 and 7", std::invalid_argument);
+  CHECK_THROWS_WITH_AS(energy(p.q.head(3), p.K, p.V, zeta), "exponents: length of q and of a key differ: 3 and 7",
+                       std::invalid_argument);
   CHECK_THROWS_AS(energy(p.q, p.K, p.V.topRows(3), zeta), std::invalid_argument);
   CHECK_THROWS_AS(energy(p.q, p.K, p.V, zeta.head(2)), std::invalid_argument);
 }

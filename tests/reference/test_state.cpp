@@ -75,9 +75,10 @@ Real any_of(std::mt19937& random, std::initializer_list<Real> choices) {
 template <class Real>
 Real nasty_score(std::mt19937& random) {
   const Real x = uniform<Real>(random);
-  return any_of<Real>(random, {x, 5 * x, 100 * x, 3000 * x, Real(1e10) * x, std::numeric_limits<Real>::max() * x, Real(0), Real(-0.0),
-                               Real(-1), std::numeric_limits<Real>::denorm_min(), -std::numeric_limits<Real>::denorm_min(),
-                               x, 5 * x, 5 * x, 100 * x, -kInf<Real>, kInf<Real>, kNaN<Real>});
+  return any_of<Real>(
+      random, {x, 5 * x, 100 * x, 3000 * x, Real(1e10) * x, std::numeric_limits<Real>::max() * x, Real(0), Real(-0.0),
+               Real(-1), std::numeric_limits<Real>::denorm_min(), -std::numeric_limits<Real>::denorm_min(), x, 5 * x, 5 * x,
+               100 * x, -kInf<Real>, kInf<Real>, kNaN<Real>});
 }
 
 template <class Real>
@@ -117,7 +118,8 @@ State<Real> tame_state(std::mt19937& random) {
 TEST_CASE_TEMPLATE("state: pow2 is exact, and 0 below the normal numbers", Real, float, double) {
   const int lowest = std::numeric_limits<Real>::min_exponent - 1;
   for (int x = 0; x >= lowest; --x) CHECK(pow2(Real(x)) == std::ldexp(Real(1), x));
-  for (const Real x : {Real(lowest - 1), Real(-5000), Real(-3e9), std::numeric_limits<Real>::lowest(), -kInf<Real>, kNaN<Real>}) {
+  for (const Real x :
+       {Real(lowest - 1), Real(-5000), Real(-3e9), std::numeric_limits<Real>::lowest(), -kInf<Real>, kNaN<Real>}) {
     CHECK(bits_of(pow2(x)) == bits_of(Real(0)));
   }
 }
@@ -219,7 +221,8 @@ TEST_CASE_TEMPLATE("state: merge is associative in bits where every sum is exact
 TEST_CASE_TEMPLATE("state: scores beyond 2^31 neither overflow nor lose the larger key", Real, float, double) {
   const std::vector<Real> one(kValueDim, Real(1)), two(kValueDim, Real(2));
   std::vector<Real> z(kValueDim);
-  for (const Real s : {Real(3e9), Real(-3e9), Real(1e18), Real(-1e18), std::numeric_limits<Real>::max(), std::numeric_limits<Real>::lowest()}) {
+  for (const Real s : {Real(3e9), Real(-3e9), Real(1e18), Real(-1e18), std::numeric_limits<Real>::max(),
+                       std::numeric_limits<Real>::lowest()}) {
     CAPTURE(s);
     // Against itself it counts twice; against 0 the larger one wins outright.
     CHECK(finish(merged(key_state(s, one), key_state(s, two)).data(), z.data(), kValueDim) == Real(kLn2) * (s + 1));
@@ -263,7 +266,8 @@ TEST_CASE_TEMPLATE("state: NaN and Inf come out as the formula has them", Real, 
 
   // A score of NaN or +inf spoils everything, against any other key and on either side.
   for (const Real s : {kNaN<Real>, -kNaN<Real>, kInf<Real>}) {
-    for (const State<Real>& state : {key_state(s, one), merged(key_state(s, one), other), merged(other, key_state(s, one))}) {
+    for (const State<Real>& state :
+         {key_state(s, one), merged(key_state(s, one), other), merged(other, key_state(s, one))}) {
       CHECK(std::isnan(finish(state.data(), z.data(), kValueDim)));
       for (const Real z_j : z) CHECK(std::isnan(z_j));
     }

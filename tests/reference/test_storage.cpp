@@ -31,7 +31,8 @@ double decode(const Format& format, std::uint16_t pattern) {
   const int exponent_mask = (1 << (15 - format.n_mantissa)) - 1;
   const int mantissa = pattern & ((1 << format.n_mantissa) - 1), exponent = (pattern >> format.n_mantissa) & exponent_mask;
   const double sign = pattern >> 15 ? -1 : 1;
-  if (exponent == exponent_mask) return mantissa ? std::numeric_limits<double>::quiet_NaN() : sign * std::numeric_limits<double>::infinity();
+  if (exponent == exponent_mask)
+    return mantissa ? std::numeric_limits<double>::quiet_NaN() : sign * std::numeric_limits<double>::infinity();
   if (exponent == 0) return sign * std::ldexp(mantissa, 1 - format.bias - format.n_mantissa);
   return sign * std::ldexp((1 << format.n_mantissa) + mantissa, exponent - format.bias - format.n_mantissa);
 }
@@ -41,7 +42,8 @@ double round_to(const Format& format, float x) {
   if (!std::isfinite(x) || x == 0) return x;
   const int last_place = std::max(std::ilogb(x), 1 - format.bias) - format.n_mantissa;
   const double rounded = std::ldexp(std::nearbyint(std::ldexp(static_cast<double>(x), -last_place)), last_place);
-  return std::abs(rounded) >= std::ldexp(1.0, format.bias + 1) ? std::copysign(std::numeric_limits<double>::infinity(), x) : rounded;
+  return std::abs(rounded) >= std::ldexp(1.0, format.bias + 1) ? std::copysign(std::numeric_limits<double>::infinity(), x)
+                                                               : rounded;
 }
 
 template <class Real>
@@ -51,7 +53,8 @@ bool same(Real a, Real b) {
 
 }  // namespace
 
-TEST_CASE_TEMPLATE("storage: every 16-bit pattern is read as the format defines it, at an odd address too", Real, float, double) {
+TEST_CASE_TEMPLATE("storage: every 16-bit pattern is read as the format defines it, at an odd address too", Real, float,
+                   double) {
   for (const Format& format : kFormats) {
     // All patterns in one array that starts one byte late.
     std::vector<std::byte> bytes(2 * 65536 + 1);
@@ -111,7 +114,8 @@ TEST_CASE("storage: F32 and F64 keep every bit, F64 to float rounds") {
   CAPTURE(kSeed);
   std::mt19937 random(kSeed + 1);
   std::vector<float> numbers = normal_numbers(random, 1300);
-  numbers[0] = -0.0f, numbers[1] = std::numeric_limits<float>::denorm_min(), numbers[2] = -std::numeric_limits<float>::infinity();
+  numbers[0] = -0.0f, numbers[1] = std::numeric_limits<float>::denorm_min(),
+  numbers[2] = -std::numeric_limits<float>::infinity();
   for (const Storage storage : {Storage::F32, Storage::F64}) {
     // More numbers than one internal buffer holds, from an odd address.
     std::vector<std::byte> bytes(numbers.size() * bytes_of(storage) + 1);

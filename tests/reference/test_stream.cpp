@@ -21,7 +21,9 @@ Matrix random_matrix(std::mt19937& random, Eigen::Index rows, Eigen::Index cols)
 
 }  // namespace
 
-/// @tested{eq_1, eq. (1)} @tested{eq_2, eq. (2)} @tested{eq_3, eq. (3)}
+/// @tested{eq_1, eq. (1)}
+/// @tested{eq_2, eq. (2)}
+/// @tested{eq_3, eq. (3)}
 TEST_CASE("stream: after every key it holds the attention over the keys so far") {
   CAPTURE(kSeed);
   std::mt19937 random(kSeed);
