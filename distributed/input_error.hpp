@@ -46,7 +46,7 @@ inline std::size_t find_not_utf8(std::string_view text) {
 }
 
 /// Text of unknown origin, made fit for a line on a terminal: whatever could end the line, move the cursor or turn the
-/// direction of writing becomes \xNN, and what is longer than `limit` is cut, with "..." in its place.
+/// direction of writing becomes `\xNN`, and what is longer than `limit` is cut, with "..." in its place.
 /// @param limit bytes of the result, not counting the dots
 inline std::string readable(std::string_view text, std::size_t limit = 60) {
   constexpr char kHex[] = "0123456789abcdef";

@@ -24,9 +24,21 @@ constexpr int kBadInput = 2;
 /// One line on standard error.
 void complain(const std::string& line) { std::fprintf(stderr, "tree_attn: %s\n", readable(line, 900).c_str()); }
 
-/// A rank that waited in vain ends all ranks. Rank 0 speaks; the others give it a moment, in case it is the one that hangs.
+/// A usage error in one line, and where to read more.
+std::string usage_error(const CLI::App& program, const CLI::ParseError& error) {
+  const auto commands = program.get_subcommands();
+  const std::vector<std::string> left = program.remaining();
+  std::string line = error.what();
+  if (commands.empty() && !left.empty()) line = "unknown command \"" + left[0] + "\"; there are oracle, decode, info";
+  return line + " (tree_attn " + (commands.empty() ? "" : commands[0]->get_name() + " ") + "--help tells more)";
+}
+
+/// A rank that waited in vain ends all ranks. Rank 0 speaks; the others give it a moment, in case it is the one that hangs,
+/// and then each other: the first to speak takes the rest down.
 [[noreturn]] void give_up(const MpiSession& session, const std::string& line) {
-  if (session.rank() != 0) std::this_thread::sleep_for(std::chrono::seconds(2) + std::chrono::milliseconds(50) * session.rank());
+  if (session.rank() != 0) {
+    std::this_thread::sleep_for(std::chrono::seconds(2) + std::chrono::milliseconds(500) * (session.rank() - 1));
+  }
   complain(line);
   session.abandon(kBadInput);
 }
@@ -44,7 +56,16 @@ int main(int argc, char** argv) {
   program.set_version_flag("--version", "tree_attn " TREE_ATTN_VERSION);
   program.require_subcommand(1);
   double timeout = session.timeout;
-  program.add_option("--timeout", timeout, "Seconds that a rank waits for the others before it gives up")->check(CLI::PositiveNumber)->capture_default_str();
+  // Not CLI::PositiveNumber, which lets NaN pass (a deadline that never comes) and prints the largest double.
+  const auto is_positive = [](const std::string& text) {
+    double seconds = 0;
+    return CLI::detail::lexical_cast(text, seconds) && seconds > 0 ? "" : text + " is not a positive number";
+  };
+  program
+      .add_option("--timeout", timeout,
+                  "Seconds that a rank waits for the others (with --verify, also for the oracle) before it gives up")
+      ->check(is_positive)
+      ->capture_default_str();
   program.fallthrough();
   Command oracle = add_oracle(program), decode = add_decode(program, command_line), info = add_info(program);
   try {
@@ -52,16 +73,17 @@ int main(int argc, char** argv) {
   } catch (const CLI::Success& request) {
     return speaks ? program.exit(request) : 0;
   } catch (const CLI::ParseError& error) {
-    if (speaks) complain(error.what());
+    if (speaks) complain(usage_error(program, error));
     return kBadInput;
   }
   session.timeout = timeout;
 
   // Run it. What goes wrong on every rank has been agreed on; what goes wrong on one ends all.
   try {
-    if (program.got_subcommand("oracle")) return oracle(session);
-    if (program.got_subcommand("decode")) return decode(session);
-    return info(session);
+    const int status = (program.got_subcommand("oracle") ? oracle : program.got_subcommand("decode") ? decode : info)(session);
+    // A full disk behind "> FILE" shows here at the latest.
+    if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) throw InputError("cannot write to standard output");
+    return status;
   } catch (const InputError& error) {
     if (speaks) complain(error.what());
     return kBadInput;

@@ -6,6 +6,7 @@
 
 #include "distributed/problem.hpp"
 #include "distributed/program.hpp"
+#include "distributed/report.hpp"
 #include "reference/attention.hpp"
 
 namespace tree_attn {
@@ -19,6 +20,7 @@ struct OracleOptions {
 
 int run_oracle(const OracleOptions& options) {
   const SafetensorsFile file = SafetensorsFile::open(options.in);
+  check_writable(options.out, false);
   const FileTensors tensors = read_tensors(file);
   AttentionOptions attention_options{options.scale, options.causal, tensors.lengths, std::nullopt};
   if (file.find("zeta")) attention_options.zeta = view4(file, "zeta", "b, n_h, l, d_v");

@@ -10,8 +10,11 @@
 #include <cerrno>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <thread>
 #include <vector>
@@ -19,6 +22,9 @@
 #include "distributed/input_error.hpp"
 
 namespace tree_attn {
+
+namespace fs = std::filesystem;
+
 namespace {
 
 template <class... Args>
@@ -39,9 +45,12 @@ std::string bytes(double n) {
   return format(n < 10 && *unit != 'B' ? "%.2f %s" : n < 100 && *unit != 'B' ? "%.1f %s" : "%.0f %s", n, unit);
 }
 
-/// Microseconds, as ms or s where that reads better.
+/// Microseconds, as ms or s where that reads better, three digits.
 std::string time(double us) {
-  return us < 1e3 ? format("%.0f us", us) : us < 1e6 ? format("%.2f ms", us / 1e3) : format("%.2f s", us / 1e6);
+  const auto digits = [](double n, const char* unit) {
+    return format(n < 9.995 ? "%.2f %s" : n < 99.95 ? "%.1f %s" : "%.0f %s", n, unit);
+  };
+  return us < 999.5 ? digits(us, "us") : us < 999.5e3 ? digits(us / 1e3, "ms") : digits(us / 1e6, "s");
 }
 
 std::string name_of_dtype(Storage storage) {
@@ -80,27 +89,38 @@ std::string table(const ReportHeader& header, std::span<const Measurement> measu
                      format("%d rank%s on %d node%s, backend %s, transport %s\n\n", header.ranks, header.ranks == 1 ? "" : "s", header.nodes,
                             header.nodes == 1 ? "" : "s", header.backend.c_str(), header.transport.c_str());
 
-  // Columns as wide as their widest cell.
-  std::vector<std::vector<std::string>> rows{{"algorithm", "latency", "p10 .. p90", "collectives", "messages", "bytes", "between nodes", "merges",
-                                              "peak k, v", "max error", "of bound", "same bits", "digest"}};
+  // Two lines of headings, so that seven algorithms fit in 140 columns.
+  std::vector<std::vector<std::string>> rows{
+      {"", "", "", "", "", "", "between", "", "peak", "max", "of", "same", ""},
+      {"algorithm", "latency", "p10 .. p90", "collectives", "messages", "bytes", "nodes", "merges", "k, v", "error", "bound", "bits",
+       "digest"}};
   for (const Measurement& m : measurements) {
-    rows.push_back({m.algorithm, time(m.latency.median), time(m.latency.p10) + " .. " + time(m.latency.p90), std::to_string(m.per_step.collectives),
+    std::string from = time(m.latency.p10);
+    const std::string to = time(m.latency.p90);
+    // One unit is enough where both have the same.
+    const std::string unit = to.substr(to.find(' '));
+    if (from.ends_with(unit)) from.resize(from.size() - unit.size());
+    rows.push_back({m.algorithm, time(m.latency.median), from + " .. " + to, std::to_string(m.per_step.collectives),
                     std::to_string(m.per_step.messages), bytes(static_cast<double>(m.per_step.bytes)),
                     bytes(static_cast<double>(m.per_step.bytes_between_nodes)), std::to_string(m.per_step.merge_steps),
                     bytes(static_cast<double>(m.peak_kv_bytes_per_rank)), m.errors ? format("%.1e", m.errors->max_abs) : "-",
                     m.errors ? m.errors->passed ? format("%.3f", m.errors->max_over_bound) : "FAILED" : "-",
                     m.same_bits_on_all_ranks ? "yes" : "NO", hex(m.digest)});
   }
+
+  // Columns as wide as their widest cell.
   std::vector<std::size_t> width(rows[0].size());
   for (const auto& row : rows) {
     for (std::size_t i = 0; i < row.size(); ++i) width[i] = std::max(width[i], row[i].size());
   }
   for (const auto& row : rows) {
+    std::string line;
     for (std::size_t i = 0; i < row.size(); ++i) {
       const std::string space(width[i] - row[i].size(), ' ');
-      text += i == 0 ? row[i] + space : "  " + space + row[i];
+      line += i == 0 ? row[i] + space : "  " + space + row[i];
     }
-    text += '\n';
+    line.resize(line.find_last_not_of(' ') + 1);
+    text += line + '\n';
   }
   return text;
 }
@@ -150,18 +170,49 @@ std::string json(const ReportHeader& header, std::span<const Measurement> measur
                        {"nccl", nullptr},              {"compiler", machine.compiler},
                        {"build_type", machine.build_type}};
   report["command"] = header.command;
-  return report.dump(2) + "\n";
+  // What was typed may hold any bytes; JSON holds UTF-8.
+  return report.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+}
+
+double available_memory() {
+  double available = std::numeric_limits<double>::infinity();
+  std::ifstream meminfo("/proc/meminfo");
+  for (std::string line; std::getline(meminfo, line);) {
+    if (line.starts_with("MemAvailable:")) available = std::strtod(line.c_str() + line.find(':') + 1, nullptr) * 1024;
+  }
+  std::ifstream container("/sys/fs/cgroup/memory.max");
+  if (double limit = 0; container >> limit) available = std::min(available, limit);
+  return available;
+}
+
+void check_writable(const std::string& path, bool devices_too) {
+  const fs::file_status status = fs::status(path);
+  const auto refuse = [&](int error) { throw InputError(readable(path, 200) + ": cannot write: " + std::strerror(error)); };
+  if (fs::is_directory(status)) refuse(EISDIR);
+  if (fs::exists(status) && !fs::is_regular_file(status)) {
+    if (!devices_too) throw InputError(readable(path, 200) + ": is not a regular file");
+    if (::access(path.c_str(), W_OK) != 0) refuse(errno);
+    return;
+  }
+  // Replaced by a rename: the folder must let us.
+  const fs::path folder = (fs::exists(status) ? fs::canonical(path) : fs::path(path)).parent_path();
+  if (::access(folder.empty() ? "." : folder.c_str(), W_OK | X_OK) != 0) refuse(errno);
 }
 
 void write_file(const std::string& path, const std::string& text) {
-  const std::string temporary = path + "." + std::to_string(getpid()) + ".tmp";
-  std::ofstream file(temporary, std::ios::binary);
+  // A rename would put a file in the place of a device, and of a link rather than its target.
+  check_writable(path, true);
+  const fs::file_status status = fs::status(path);
+  const bool replaces = !fs::exists(status) || fs::is_regular_file(status);
+  const fs::path target = fs::exists(status) && replaces ? fs::canonical(path) : fs::path(path);
+  const fs::path written = replaces ? target.parent_path() / (".tree_attn-" + std::to_string(getpid()) + ".tmp") : target;
+  std::ofstream file(written, std::ios::binary);
   file << text;
   file.close();
-  if (!file || std::rename(temporary.c_str(), path.c_str()) != 0) {
+  if (!file || (replaces && std::rename(written.c_str(), target.c_str()) != 0)) {
     const std::string why = std::strerror(errno);
-    std::remove(temporary.c_str());
-    throw InputError("cannot write " + readable(path, 200) + ": " + why);
+    if (replaces) std::remove(written.c_str());
+    throw InputError(readable(path, 200) + ": cannot write: " + why);
   }
 }
 

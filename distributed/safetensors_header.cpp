@@ -252,8 +252,7 @@ SafetensorsHeader parse_header(const std::string& path, std::string_view json, s
   std::vector<std::size_t>& by_name = reader.header.by_name;
   by_name.resize(tensors.size());
   std::iota(by_name.begin(), by_name.end(), std::size_t{0});
-  std::sort(by_name.begin(), by_name.end(),
-            [&](std::size_t a, std::size_t b) { return tensors[a].name < tensors[b].name; });
+  std::sort(by_name.begin(), by_name.end(), [&](std::size_t a, std::size_t b) { return tensors[a].name < tensors[b].name; });
 
   const auto twice = std::adjacent_find(by_name.begin(), by_name.end(),
                                         [&](std::size_t a, std::size_t b) { return tensors[a].name == tensors[b].name; });

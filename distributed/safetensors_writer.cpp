@@ -118,9 +118,8 @@ std::string SafetensorsWriter::header(std::span<const Entry> entries) const {
 void SafetensorsWriter::write(const std::string& path) const {
   // Place the data: wide numbers first, then the order of add().
   std::vector<Entry> entries = entries_;
-  std::stable_sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
-    return bits_of_dtype(a.info.dtype) > bits_of_dtype(b.info.dtype);
-  });
+  std::stable_sort(entries.begin(), entries.end(),
+                   [](const Entry& a, const Entry& b) { return bits_of_dtype(a.info.dtype) > bits_of_dtype(b.info.dtype); });
   std::uint64_t at = 0;
   for (auto& [info, bytes] : entries) {
     info.begin = at;

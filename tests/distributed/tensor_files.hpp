@@ -6,6 +6,7 @@
 #include "distributed/safetensors.hpp"
 
 #include <doctest/doctest.h>
+
 #include <unistd.h>
 
 #include <cstdint>

@@ -8,11 +8,14 @@
 #include "tests/distributed/tensor_files.hpp"
 
 #include <doctest/doctest.h>
+#include <nlohmann/json.hpp>
+
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <chrono>
-#include <nlohmann/json.hpp>
+#include <cstdlib>
+#include <map>
 #include <set>
 
 namespace {

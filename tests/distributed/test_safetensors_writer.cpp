@@ -6,6 +6,7 @@
 #include "tests/distributed/tensor_files.hpp"
 
 #include <doctest/doctest.h>
+
 #include <sys/resource.h>
 #include <sys/stat.h>
 
@@ -14,6 +15,8 @@
 #include <cstring>
 #include <deque>
 #include <filesystem>
+#include <functional>
+#include <map>
 #include <numeric>
 
 namespace {
@@ -93,8 +96,7 @@ TEST_CASE("writer: every dtype, empty tensors, scalars, odd names and strings co
     REQUIRE(tensor.end - tensor.begin == bytes.size());
     CHECK(std::memcmp(file.data(tensor), bytes.data(), bytes.size()) == 0);
     if (bits_of_dtype(tensor.dtype) % 8 == 0) {
-      CHECK(reinterpret_cast<std::uintptr_t>(file.data(tensor)) %
-                (static_cast<unsigned>(bits_of_dtype(tensor.dtype)) / 8) ==
+      CHECK(reinterpret_cast<std::uintptr_t>(file.data(tensor)) % (static_cast<unsigned>(bits_of_dtype(tensor.dtype)) / 8) ==
             0);
     }
   }
