@@ -6,6 +6,8 @@
 /// the maximum nor the denominator needs a round of its own.
 #include "distributed/decoder.hpp"
 
+#include "reference/log_sum_exp.hpp"
+
 #include <cmath>
 #include <limits>
 
@@ -32,8 +34,7 @@ DecodeOutput local_output(Transport& transport, const Backend& backend, const De
 /// Turns o and lse into n = o exp(lse - m) and D = exp(lse - m), in place.
 void weigh(DecodeOutput& local, std::span<const float> m, std::int64_t d_v) {
   for (std::size_t r = 0; r < m.size(); ++r) {
-    // An empty shard weighs nothing; asked first, because -inf - (-inf) is NaN where all shards are empty.
-    const float weight = local.lse[r] == -std::numeric_limits<float>::infinity() && m[r] == m[r] ? 0.0f : std::exp(local.lse[r] - m[r]);
+    const float weight = static_cast<float>(safe_weight(local.lse[r], m[r]));  // an empty shard weighs nothing
     local.lse[r] = weight;
     for (std::int64_t j = 0; j < d_v; ++j) local.out[r * static_cast<std::size_t>(d_v) + static_cast<std::size_t>(j)] *= weight;
   }

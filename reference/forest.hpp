@@ -8,6 +8,7 @@
 /// neighbouring runs join by merging the subtrees that have become siblings, as a binary counter carries.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cassert>
 #include <cstdint>
