@@ -6,7 +6,7 @@ Chapters are plain Markdown with mathematics between dollars, readable as they a
 * $x$ and $$x$$ become formulas, and a display with \\tag{6} gets the anchor eq_6;
 * below it, and below a heading with {#alg_3}, stands what cites it: links to its code and to its tests;
 * eq. (6), Alg. 3, Thm. 1 and Obs. 1 become links to their derivation;
-* ![caption](figure.svg) puts the drawing itself into the page;
+* ![caption](figure.svg) puts the drawing itself into the page, and a plot of a notebook as an image;
 * the end of a chapter leads to the next one;
 * `merge()` becomes a link to the function, `reference/state.hpp` to the file.
 Source files: a test case becomes a function named after its subject, so that it has a place of its own; a citation gets an
@@ -94,6 +94,9 @@ def chapter(lines, known):
                 display = None
         elif line.strip() == "$$" and not fenced:
             display = [line]
+        elif (figure := FIGURE.match(line)) and figure[2].startswith("notebook_"):
+            # A plot: an image of its own, on white.
+            yield f'@image html {figure[2]} "{plain(figure[1])}"'
         elif figure := FIGURE.match(line):
             yield (rf'\htmlonly[block]<figure class="drawn">\endhtmlonly \htmlinclude[block] {figure[2]}' + "\n"
                    rf"\htmlonly[block]<figcaption>{figure[1]}</figcaption></figure>\endhtmlonly")
@@ -165,7 +168,8 @@ def main():
     lines = path.read_text(encoding="utf-8").splitlines()
     known = derived() & set(ITEMS)
     if path.suffix == ".md":
-        result = list(chapter(lines, known) if path.parent == ROOT / "docs" else lines)
+        is_chapter = path.parent == ROOT / "docs" or path.name.startswith("notebook_")
+        result = list(chapter(lines, known) if is_chapter else lines)
         if page := re.search(r"^# .*\{#(\w+)\}", "\n".join(lines), re.MULTILINE):
             result += neighbours(page[1])
     else:

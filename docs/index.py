@@ -219,6 +219,18 @@ def undocumented(faults):
             documented = documented and not begins
 
 
+def notebooks():
+    """{key: [(anchor, title)]} of the notebooks whose prose mentions an item."""
+    found = defaultdict(list)
+    for path in sorted((ROOT / "notebooks_cpp").glob("[0-9]*_*.cpp")):
+        text = path.read_text(encoding="utf-8")
+        if title := re.search(r"^// # (.*) \{#(\w+)\}$", text, re.MULTILINE):
+            for key in ITEMS:
+                if re.search(rf"(?<!\w){re.escape(label_of(key))}(?!\d)", text):
+                    found[key].append((title[2], title[1]))
+    return found
+
+
 def survey():
     """Everything there is, and every fault in it."""
     faults = []
@@ -247,13 +259,15 @@ def write(page, derived, coded, tested):
            "build fails where one leads nowhere.",
            f"{n_whole} of the {len(ITEMS)} numbered items of the paper have a derivation, code and a test. Those that do not are listed in `docs/not_yet.txt`, with what they lack.", "",
            '<table class="markdownTable paper_index">',
-           "<tr><th>Paper</th><th>What it says</th><th>Code</th><th>Tests</th></tr>"]
+           "<tr><th>Paper</th><th>What it says</th><th>Code</th><th>Tests</th><th>Notebooks</th></tr>"]
+    seen_in = notebooks()
     for key, brief in ITEMS.items():
         label = f'@ref {key} "{label_of(key)}"' if key in derived else label_of(key)
         code = "<br/>".join(f"{c.link()} <small>{c.path.parent.name}/{c.path.name}</small>" for c in coded.get(key, []))
         test = "<br/>".join(f"{c.link()}" for c in tested.get(key, []))
         none = "<em>not yet</em>"
-        out.append(f"<tr><td>{label}</td><td>{brief}</td><td>{code or none}</td><td>{test or none}</td></tr>")
+        books = "<br/>".join(f'@ref {anchor} "{plain(title)}"' for anchor, title in seen_in.get(key, []))
+        out.append(f"<tr><td>{label}</td><td>{brief}</td><td>{code or none}</td><td>{test or none}</td><td>{books}</td></tr>")
     out.append("</table>")
     page.write_text("\n".join(out) + "\n", encoding="utf-8")
 

@@ -7,9 +7,11 @@
 
 Run: docs/notebook.py --mark NOTEBOOK.cpp MARKED.cpp       the same program, printing a mark where a cell of code starts
      docs/notebook.py --page NOTEBOOK.cpp PROGRAM PAGE.md  run the marked program and write the page
+     docs/notebook.py --collect FOLDER TARGET              copy all pages and their figures to where Doxygen reads them
 """
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -65,9 +67,13 @@ def page(notebook, program, target):
             out += ["", "```cpp", *(line[indent:] for line in code.splitlines()), "```", ""]
         if printed.get(number):
             out += ['<div class="printed">', "", "```", printed[number], "```", "", "</div>", ""]
-    source = f"notebooks_cpp/{notebook.name}"
-    out += ["", f"*This page is the program `{source}` and what it printed when these pages were built.*"]
+    out += ["", f"*This page is the program* `{notebook.name}` *of* `notebooks_cpp/`, *and what it printed when these pages were built.*"]
     target.write_text("\n".join(out) + "\n")
+
+
+def collect(folder, target):
+    for path in sorted([*folder.glob("*/notebook_*.md"), *folder.glob("*/notebook_*.svg")]):
+        shutil.copy(path, target)
 
 
 def main():
@@ -75,6 +81,8 @@ def main():
         mark(Path(sys.argv[2]), Path(sys.argv[3]))
     elif len(sys.argv) == 5 and sys.argv[1] == "--page":
         page(Path(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4]))
+    elif len(sys.argv) == 4 and sys.argv[1] == "--collect":
+        collect(Path(sys.argv[2]), Path(sys.argv[3]))
     else:
         sys.exit(__doc__)
 

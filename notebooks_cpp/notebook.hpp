@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief What every notebook uses beside the library: checks that can fail, and figures.
+#pragma once
+
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <string>
+
+namespace tree_attn::notebook {
+
+/// Checks what the text claims, and ends the notebook with status 1 where it does not hold. Prints nothing if it does.
+inline void expect(bool holds, const std::string& claim) {
+  if (holds) return;
+  std::fflush(stdout);
+  std::fprintf(stderr, "notebook: does not hold: %s\n", claim.c_str());
+  std::exit(1);
+}
+
+/// Draws NAME.svg in the current folder with gnuplot; the script is kept beside it as NAME.gp. Without gnuplot, says so on
+/// standard error and goes on: the figure belongs to the page, not to the test.
+/// @param name file name without an ending, letters, digits and underscores
+/// @param script gnuplot commands, without terminal and output; data in inline blocks, $name << EOD
+/// @param width, height size in pixels
+inline void figure(const std::string& name, const std::string& script, int width = 640, int height = 400) {
+  std::ofstream(name + ".gp") << "set terminal svg size " << width << "," << height
+                              << " font 'sans-serif,13' background '#ffffff'\n"
+                              << "set output '" << name << ".svg'\nset border 3\nset tics nomirror\n"
+                              << script << "\n";
+  if (std::system(("gnuplot " + name + ".gp >&2").c_str()) != 0) {
+    std::fprintf(stderr, "notebook: %s.svg not drawn: gnuplot failed or is missing (apt-get install gnuplot-nox)\n", name.c_str());
+  }
+}
+
+}  // namespace tree_attn::notebook
