@@ -15,7 +15,7 @@ namespace tree_attn {
 namespace {
 
 /// The larger, and NaN if either is NaN: MPI_MAX and fmaxf drop it.
-void max_keeping_nan(std::span<float> left, std::span<const float> right) {
+void larger_or_nan(std::span<float> left, std::span<const float> right) {
   for (std::size_t i = 0; i < left.size(); ++i) {
     if (!(left[i] > right[i] || left[i] != left[i])) left[i] = right[i];
   }
@@ -60,7 +60,7 @@ DecodeOutput divide(std::vector<float> n, std::vector<float> D, std::span<const 
 DecodeOutput decode_paper(Transport& transport, const Backend& backend, const DecodeStep& step) {
   DecodeOutput local = local_output(transport, backend, step);      // (o, lse) of this shard
   std::vector<float> m = local.lse;
-  all_reduce(transport, m, max_keeping_nan);                        // m = AllReduce(max, lse)
+  all_reduce(transport, m, larger_or_nan);                          // m = AllReduce(max, lse)
   weigh(local, m, step.d_v());                                      // n = o exp(lse - m), D = exp(lse - m)
   all_reduce(transport, local.out, add);                            // n = AllReduce(sum, n)
   all_reduce(transport, local.lse, add);                            // D = AllReduce(sum, D)
@@ -70,7 +70,7 @@ DecodeOutput decode_paper(Transport& transport, const Backend& backend, const De
 DecodeOutput decode_packed(Transport& transport, const Backend& backend, const DecodeStep& step) {
   DecodeOutput local = local_output(transport, backend, step);
   std::vector<float> m = local.lse;
-  all_reduce(transport, m, max_keeping_nan);
+  all_reduce(transport, m, larger_or_nan);
   weigh(local, m, step.d_v());
 
   // One message: [n | D].

@@ -80,7 +80,9 @@ int main(int argc, char** argv) {
 
   // Run it. What goes wrong on every rank has been agreed on; what goes wrong on one ends all.
   try {
-    const int status = (program.got_subcommand("oracle") ? oracle : program.got_subcommand("decode") ? decode : info)(session);
+    const int status = (program.got_subcommand("oracle")   ? oracle
+                        : program.got_subcommand("decode") ? decode
+                                                           : info)(session);
     // A full disk behind "> FILE" shows here at the latest.
     if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) throw InputError("cannot write to standard output");
     return status;

@@ -32,8 +32,6 @@ void check(int status, const char* call) {
 }  // namespace
 
 MpiSession::MpiSession(int* argc, char*** argv) {
-  // Without a launcher, Open MPI starts a helper process that only ranks started later would need: twice the time to start.
-  ::setenv("OMPI_MCA_ess_singleton_isolated", "1", 0);
   int provided = 0;
   check(MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &provided), "MPI_Init_thread");
   check(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");

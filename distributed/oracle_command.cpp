@@ -50,16 +50,25 @@ int run_oracle(const OracleOptions& options) {
 
 Command add_oracle(CLI::App& program) {
   auto options = std::make_shared<OracleOptions>();
-  CLI::App* command = program.add_subcommand("oracle", "Attention in double precision: out and lse; with a tensor zeta also energy and gradient");
-  command->add_option("IN", options->in, "safetensors file with q [b, n_h, l, d_h], k [b, n_kv, N, d_h], v [b, n_kv, N, d_v]; optional zeta, lengths")->required();
-  command->add_option("OUT", options->out, "safetensors file to write: F64 out, lse (natural), energy, gradient")->required();
+  CLI::App* command = program.add_subcommand(
+      "oracle", "Attention in double precision: out and lse; with a tensor zeta also energy and gradient");
+  command
+      ->add_option(
+          "IN", options->in,
+          "safetensors file with q [b, n_h, l, d_h], k [b, n_kv, N, d_h], v [b, n_kv, N, d_v]; optional zeta, lengths")
+      ->required()
+      ->check(not_empty);
+  command->add_option("OUT", options->out, "safetensors file to write: F64 out, lse (natural), energy, gradient")
+      ->required()
+      ->check(not_empty);
   command->add_option("--scale", options->scale, "Factor of q.k (default 1/sqrt(d_h))");
   command->add_flag("--causal", options->causal, "Query i of l sees the keys 0 .. N - l + i");
   return [options](const MpiSession& session) {
     // One rank is enough; the others hear how it ended.
     std::optional<std::string> problem;
     try {
-      if (options->scale && !std::isfinite(*options->scale)) throw InputError("--scale " + std::to_string(*options->scale) + " is not a finite number");
+      if (options->scale && !std::isfinite(*options->scale))
+        throw InputError("--scale " + std::to_string(*options->scale) + " is not a finite number");
       if (session.rank() == 0) run_oracle(*options);
     } catch (const InputError& error) {
       problem = error.what();

@@ -17,6 +17,9 @@ namespace tree_attn {
 /// A subcommand, once the command line is read.
 using Command = std::function<int(const MpiSession&)>;
 
+/// A check for options that name something: in a script, an empty name is a variable that was never set.
+inline std::string not_empty(const std::string& name) { return name.empty() ? "the empty string names nothing" : ""; }
+
 /// `tree_attn oracle IN OUT [--scale S] [--causal]`
 Command add_oracle(CLI::App& program);
 /// `tree_attn decode [IN [OUT]] ...`

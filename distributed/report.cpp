@@ -82,18 +82,18 @@ Machine this_machine() {
 
 std::string table(const ReportHeader& header, std::span<const Measurement> measurements) {
   const ProblemShape& shape = header.shape;
-  std::string text = format("%lld keys, %lld x %lld heads (%lld kv) of %lld, %s; ", static_cast<long long>(shape.n_keys),
-                            static_cast<long long>(shape.batch), static_cast<long long>(shape.heads),
-                            static_cast<long long>(shape.kv_heads), static_cast<long long>(shape.head_dim),
-                            std::string(name_of(shape.storage)).c_str()) +
-                     format("%d rank%s on %d node%s, backend %s, transport %s\n\n", header.ranks, header.ranks == 1 ? "" : "s", header.nodes,
-                            header.nodes == 1 ? "" : "s", header.backend.c_str(), header.transport.c_str());
+  std::string text =
+      format("%lld keys, %lld x %lld heads (%lld kv) of %lld, %s; ", static_cast<long long>(shape.n_keys),
+             static_cast<long long>(shape.batch), static_cast<long long>(shape.heads),
+             static_cast<long long>(shape.kv_heads), static_cast<long long>(shape.head_dim),
+             std::string(name_of(shape.storage)).c_str()) +
+      format("%d rank%s on %d node%s, backend %s, transport %s\n\n", header.ranks, header.ranks == 1 ? "" : "s",
+             header.nodes, header.nodes == 1 ? "" : "s", header.backend.c_str(), header.transport.c_str());
 
   // Two lines of headings, so that seven algorithms fit in 140 columns.
-  std::vector<std::vector<std::string>> rows{
-      {"", "", "", "", "", "", "between", "", "peak", "max", "of", "same", ""},
-      {"algorithm", "latency", "p10 .. p90", "collectives", "messages", "bytes", "nodes", "merges", "k, v", "error", "bound", "bits",
-       "digest"}};
+  std::vector<std::vector<std::string>> rows{{"", "", "", "", "", "", "between", "", "peak", "max", "of", "same", ""},
+                                             {"algorithm", "latency", "p10 .. p90", "collectives", "messages", "bytes",
+                                              "nodes", "merges", "k, v", "error", "bound", "bits", "digest"}};
   for (const Measurement& m : measurements) {
     std::string from = time(m.latency.p10);
     const std::string to = time(m.latency.p90);
@@ -155,7 +155,8 @@ std::string json(const ReportHeader& header, std::span<const Measurement> measur
           {"messages_per_step", m.predicted.messages},
           {"bytes_between_nodes_per_step", m.predicted.bytes_between_nodes}}},
     };
-    run["predicted"]["paper_bytes_per_step"] = m.predicted.paper_bytes > 0 ? nlohmann::ordered_json(m.predicted.paper_bytes) : nullptr;
+    run["predicted"]["paper_bytes_per_step"] =
+        m.predicted.paper_bytes > 0 ? nlohmann::ordered_json(m.predicted.paper_bytes) : nullptr;
     run["max_abs_error"] = m.errors ? nlohmann::ordered_json(m.errors->max_abs) : nullptr;
     run["max_rel_error"] = m.errors ? nlohmann::ordered_json(m.errors->max_rel) : nullptr;
     run["lse_max_error"] = m.errors ? nlohmann::ordered_json(m.errors->lse_max) : nullptr;
@@ -165,10 +166,9 @@ std::string json(const ReportHeader& header, std::span<const Measurement> measur
     report["runs"].push_back(std::move(run));
   }
   const Machine machine = this_machine();
-  report["machine"] = {{"cpu", machine.cpu},           {"cores", machine.cores},
-                       {"gpus", nlohmann::ordered_json::array()}, {"mpi", machine.mpi},
-                       {"nccl", nullptr},              {"compiler", machine.compiler},
-                       {"build_type", machine.build_type}};
+  report["machine"] = {
+      {"cpu", machine.cpu}, {"cores", machine.cores},       {"gpus", nlohmann::ordered_json::array()}, {"mpi", machine.mpi},
+      {"nccl", nullptr},    {"compiler", machine.compiler}, {"build_type", machine.build_type}};
   report["command"] = header.command;
   // What was typed may hold any bytes; JSON holds UTF-8.
   return report.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";

@@ -4,14 +4,16 @@
 // %% [markdown]
 // # Attention is a gradient {#notebook_gradient}
 //
-// Section 4 of the paper in one page. Take the exponents of attention and tilt them by a source $\zeta$:
+// Section 4 of the paper in one page. Take the exponents of attention and tilt them by a source
+// $\zeta$:
 //
 // $$
 // F(\zeta) = \log \sum_a \exp(q \cdot k_a + \zeta \cdot v_a) .
 // $$
 //
-// That is one number for any $\zeta$: eq. (5). Obs. 1 says that its slope at $\zeta = 0$, eq. (6), is what a transformer calls
-// attention. Nothing here is approximate: we compute the number, we push it, and watch how it moves.
+// That is one number for any $\zeta$: eq. (5). Obs. 1 says that its slope at $\zeta = 0$, eq. (6),
+// is what a transformer calls attention. Nothing here is approximate: we compute the number, we
+// push it, and watch how it moves.
 
 // %%
 #include <cmath>
@@ -45,13 +47,17 @@ int main() {
 
   const Vector P = attention_probabilities(q, K);
   std::printf("  a    q.k_a      P_a     v_a\n");
-  for (Eigen::Index a = 0; a < N; ++a) std::printf("  %td  %7.3f  %7.4f  (%6.3f, %6.3f)\n", a, K.row(a).dot(q), P(a), V(a, 0), V(a, 1));
+  for (Eigen::Index a = 0; a < N; ++a) {
+    const double score = K.row(a).dot(q);
+    std::printf("  %td  %7.3f  %7.4f  (%6.3f, %6.3f)\n", a, score, P(a), V(a, 0), V(a, 1));
+  }
 
   // %% [markdown]
   // ## The energy is one number
   //
-  // With no source, $F(0)$ is the log-sum-exp of the scores. A source raises the weight of the keys whose values point its way and
-  // lowers that of the others. Whether the energy rises is what its slope says.
+  // With no source, $F(0)$ is the log-sum-exp of the scores. A source raises the weight of the keys
+  // whose values point its way and lowers that of the others. Whether the energy rises is what its
+  // slope says.
 
   // %%
   const Vector zero = Vector::Zero(d_v);
@@ -62,8 +68,9 @@ int main() {
   // %% [markdown]
   // ## Its slope is attention
   //
-  // Push $\zeta$ by a little on either side of 0 in every direction, and divide: central differences know nothing of softmax.
-  // Beside them, attention as everybody writes it, $\sum_a P_a v_a$ of eq. (18), and the closed form of eq. (6).
+  // Push $\zeta$ by a little on either side of 0 in every direction, and divide: central
+  // differences know nothing of softmax. Beside them, attention as everybody writes it,
+  // $\sum_a P_a v_a$ of eq. (18), and the closed form of eq. (6).
 
   // %%
   const Vector attention = V.transpose() * P;
@@ -81,16 +88,19 @@ int main() {
   // %% [markdown]
   // ## How good are differences?
   //
-  // A central difference is wrong by about $h^2$ from the curvature and by about $u / h$ from rounding, $u = 2^{-53}$. The figure shows
-  // both: the error falls with $h^2$ until rounding takes over near $h = u^{1/3}$. The closed form has neither.
+  // A central difference is wrong by about $h^2$ from the curvature and by about $u / h$ from
+  // rounding, $u = 2^{-53}$. The figure shows both: the error falls with $h^2$ until rounding takes
+  // over near $h = u^{1/3}$. The closed form has neither.
 
   // %%
   std::string points;
   double best = 1, best_h = 0;
   for (double h = 1; h > 1e-13; h /= 2) {
     const Vector push = h * Vector::Unit(d_v, 0);
-    const double error = std::abs((energy(q, K, V, push) - energy(q, K, V, -push)) / (2 * h) - attention(0));
-    if (error > 0) points += std::to_string(std::log10(h)) + " " + std::to_string(std::log10(error)) + "\n";
+    const double slope = (energy(q, K, V, push) - energy(q, K, V, -push)) / (2 * h);
+    const double error = std::abs(slope - attention(0));
+    if (error == 0) continue;
+    points += std::to_string(std::log10(h)) + " " + std::to_string(std::log10(error)) + "\n";
     if (error < best) best = error, best_h = h;
   }
   std::printf("best step h = %.1e, error %.1e\n", best_h, best);
@@ -106,8 +116,9 @@ plot $error using 1:2 with linespoints pt 7 ps 0.5 title 'central difference')")
   //
   // ## Causal attention, all queries at once
   //
-  // Every query gets a source of its own, and the energies add up: eq. (26). The gradient with respect to the source of query
-  // $i$ is then the attention of query $i$ over the keys that it may see, and no other query has a say in it.
+  // Every query gets a source of its own, and the energies add up: eq. (26). The gradient with
+  // respect to the source of query $i$ is then the attention of query $i$ over the keys that it may
+  // see, and no other query has a say in it.
 
   // %%
   const Matrix Q = normal(random, N, d_h);
@@ -115,8 +126,10 @@ plot $error using 1:2 with linespoints pt 7 ps 0.5 title 'central difference')")
   const Matrix all = causal_energy_gradient(Q, K, V, sources);
   for (Eigen::Index i = 0; i < N; ++i) {
     const Vector alone = attention_mean(Q.row(i).transpose(), K.topRows(i + 1), V.topRows(i + 1));
-    std::printf("query %td sees %td key%s: z = (%7.4f, %7.4f)\n", i, i + 1, i == 0 ? " " : "s", all(i, 0), all(i, 1));
-    expect((all.row(i).transpose() - alone).norm() < 1e-14, "a row of the gradient is the attention of its query");
+    std::printf("query %td sees %td key%s: z = (%7.4f, %7.4f)\n", i, i + 1, i == 0 ? " " : "s",
+                all(i, 0), all(i, 1));
+    expect((all.row(i).transpose() - alone).norm() < 1e-14,
+           "a row of the gradient is the attention of its query");
   }
   expect(all.row(0) == V.row(0), "the first query sees one key and returns its value");
 }
@@ -125,5 +138,7 @@ plot $error using 1:2 with linespoints pt 7 ps 0.5 title 'central difference')")
 // ## Questions
 //
 // 1. Why does the first query return $v_0$ exactly, whatever its score?
-// 2. Add a constant to every score. Which of the numbers above change, and which law of the chapter on @ref safe_softmax says so?
-// 3. $\zeta$ has as many components as a value, a key has not. What would the gradient with respect to a source coupled to the *keys* be?
+// 2. Add a constant to every score. Which of the numbers above change, and which law of the chapter
+//    on @ref safe_softmax says so?
+// 3. $\zeta$ has as many components as a value, a key has not. What would the gradient with respect
+//    to a source coupled to the *keys* be?

@@ -10,7 +10,8 @@
 /// Z(zeta)/Z(0). F is the *cumulant* generating function: its derivatives are the mean, the covariance and so on.
 ///
 /// Shapes: q [d_h] with the scale folded in, as in the paper; K [N, d_h]; V [N, d_v]; zeta [d_v], or of length 0, which
-/// switches the source off without looking at V (0 times an Inf value would be NaN). Everything is natural and in double.
+/// switches the source off without looking at V (0 times an Inf value would be NaN). Everything is natural and in double;
+/// energy<Scalar>() is the same code in a number that carries derivatives along, or counts operations.
 ///
 /// Edges, everywhere: a key with exponent -inf is not seen and its value is not multiplied; no key seen gives Z = 0,
 /// F = -inf and gradient 0; an exponent of +inf or NaN gives a NaN F and gradient. Only Z itself can overflow.
@@ -30,8 +31,15 @@ namespace tree_attn {
 
 using Vector = Eigen::VectorXd;                       ///< a column of doubles
 using Matrix = Eigen::MatrixXd;                       ///< a matrix of doubles
-using VectorRef = Eigen::Ref<const Eigen::VectorXd>;  ///< any column of doubles, not copied
-using MatrixRef = Eigen::Ref<const Eigen::MatrixXd, 0, Eigen::Stride<Eigen::Dynamic, Eigen::Dynamic>>;  ///< any matrix
+/// A matrix of numbers.
+template <class Scalar>
+using MatrixOf = Eigen::Matrix<Scalar, Eigen::Dynamic, Eigen::Dynamic>;
+/// Any matrix of numbers, not copied; the Scalar is double, or it is named, as in VectorRefOf.
+template <class Scalar>
+using MatrixRefOf =
+    std::type_identity_t<Eigen::Ref<const MatrixOf<Scalar>, 0, Eigen::Stride<Eigen::Dynamic, Eigen::Dynamic>>>;
+using VectorRef = VectorRefOf<double>;  ///< any column of doubles, not copied
+using MatrixRef = MatrixRefOf<double>;  ///< any matrix of doubles, not copied
 
 /// The exponents r_a = q.k_a + zeta.v_a.
 /// @param[in] q query [d_h]
@@ -40,7 +48,9 @@ using MatrixRef = Eigen::Ref<const Eigen::MatrixXd, 0, Eigen::Stride<Eigen::Dyna
 /// @param[in] zeta source [d_v] or [0]
 /// @returns r [N]
 /// @throws std::invalid_argument if q and K, K and V, or zeta and V do not fit together
-inline Vector exponents(const VectorRef& q, const MatrixRef& K, const MatrixRef& V, const VectorRef& zeta) {
+template <class Scalar = double>
+VectorOf<Scalar> exponents(const VectorRefOf<Scalar>& q, const MatrixRefOf<Scalar>& K, const MatrixRefOf<Scalar>& V,
+                           const VectorRefOf<Scalar>& zeta) {
   const auto require = [](bool fits, const char* what, Eigen::Index a, Eigen::Index b) {
     if (fits) return;
     throw std::invalid_argument("exponents: " + std::string(what) + ": " + std::to_string(a) + " and " + std::to_string(b));
@@ -50,7 +60,7 @@ inline Vector exponents(const VectorRef& q, const MatrixRef& K, const MatrixRef&
   require(zeta.size() == 0 || zeta.size() == V.cols(), "length of zeta and of a value differ", zeta.size(), V.cols());
 
   // A key that is not seen stays unseen, whatever its value is.
-  Vector r = K * q;
+  VectorOf<Scalar> r = K * q;
   for (Eigen::Index a = 0; a < r.size(); ++a) {
     if (zeta.size() != 0 && r(a) != -std::numeric_limits<double>::infinity()) r(a) += V.row(a).dot(zeta);
   }
@@ -61,9 +71,10 @@ inline Vector exponents(const VectorRef& q, const MatrixRef& K, const MatrixRef&
 /// @param[in] r exponents [N]
 /// @param[in] V values [N, d_v]
 /// @returns [d_v]
-inline Vector mean_value(const VectorRef& r, const MatrixRef& V) {
-  const Vector P = softmax(r);
-  Vector mean = Vector::Zero(V.cols());
+template <class Scalar = double>
+VectorOf<Scalar> mean_value(const VectorRefOf<Scalar>& r, const MatrixRefOf<Scalar>& V) {
+  const VectorOf<Scalar> P = softmax<Scalar>(r);
+  VectorOf<Scalar> mean = VectorOf<Scalar>::Zero(V.cols());
   for (Eigen::Index a = 0; a < r.size(); ++a) {
     if (r(a) != -std::numeric_limits<double>::infinity()) mean += P(a) * V.row(a).transpose();
   }
@@ -89,8 +100,10 @@ inline double partition_function(const VectorRef& q, const MatrixRef& K, const M
 /// @paper{eq_5, eq. (5)}
 /// @paper{eq_23, eq. (23)}
 /// @paper{eq_24, eq. (24)}
-inline double energy(const VectorRef& q, const MatrixRef& K, const MatrixRef& V, const VectorRef& zeta) {
-  return log_sum_exp(exponents(q, K, V, zeta));
+template <class Scalar = double>
+Scalar energy(const VectorRefOf<Scalar>& q, const MatrixRefOf<Scalar>& K, const MatrixRefOf<Scalar>& V,
+              const VectorRefOf<Scalar>& zeta) {
+  return log_sum_exp<Scalar>(exponents<Scalar>(q, K, V, zeta));
 }
 
 /// The gradient of the energy, in closed form, at any zeta.
@@ -106,8 +119,10 @@ inline double energy(const VectorRef& q, const MatrixRef& K, const MatrixRef& V,
 /// @paper{obs_1, Obs. 1}
 /// @paper{eq_6, eq. (6)}
 /// @paper{eq_15, eq. (15)}
-inline Vector energy_gradient(const VectorRef& q, const MatrixRef& K, const MatrixRef& V, const VectorRef& zeta) {
-  return mean_value(exponents(q, K, V, zeta), V);
+template <class Scalar = double>
+VectorOf<Scalar> energy_gradient(const VectorRefOf<Scalar>& q, const MatrixRefOf<Scalar>& K, const MatrixRefOf<Scalar>& V,
+                                 const VectorRefOf<Scalar>& zeta) {
+  return mean_value<Scalar>(exponents<Scalar>(q, K, V, zeta), V);
 }
 
 /// The attention probabilities P_a = exp(q.k_a) / Z.
@@ -144,11 +159,13 @@ inline Eigen::Index n_causal(Eigen::Index N, Eigen::Index l, Eigen::Index i) {
 /// @returns F_tot; -inf as soon as one query sees no key
 /// @paper{eq_25, eq. (25)}
 /// @paper{eq_26, eq. (26)}
-inline double causal_energy(const MatrixRef& Q, const MatrixRef& K, const MatrixRef& V, const MatrixRef& Zeta) {
-  double F_tot = 0;
+template <class Scalar = double>
+Scalar causal_energy(const MatrixRefOf<Scalar>& Q, const MatrixRefOf<Scalar>& K, const MatrixRefOf<Scalar>& V,
+                     const MatrixRefOf<Scalar>& Zeta) {
+  Scalar F_tot(0);
   for (Eigen::Index i = 0; i < Q.rows(); ++i) {
     const Eigen::Index n = n_causal(K.rows(), Q.rows(), i);
-    F_tot += energy(Q.row(i).transpose(), K.topRows(n), V.topRows(n), Zeta.row(i).transpose());
+    F_tot += energy<Scalar>(Q.row(i).transpose(), K.topRows(n), V.topRows(n), Zeta.row(i).transpose());
   }
   return F_tot;
 }
