@@ -20,11 +20,13 @@ struct ProblemShape {
   Storage storage = Storage::F32;
   std::int64_t batch = 1, heads = 16, kv_heads = 16, head_dim = 128, value_dim = 128, n_queries = 1, n_keys = 0;
   std::vector<std::int64_t> lengths;  ///< keys in use per batch entry [b]
+  std::optional<Storage> value_storage{};  ///< type of the values, where it is not that of the keys
 
   std::int64_t n_rows() const { return batch * heads * n_queries; }
   /// Bytes of one position: a key and a value for every key/value head of every batch entry.
   std::int64_t bytes_per_position() const {
-    return batch * kv_heads * (head_dim + value_dim) * static_cast<std::int64_t>(bytes_of(storage));
+    return batch * kv_heads * (head_dim * static_cast<std::int64_t>(bytes_of(storage)) +
+                               value_dim * static_cast<std::int64_t>(bytes_of(value_storage.value_or(storage))));
   }
 };
 

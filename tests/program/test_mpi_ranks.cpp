@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Several ranks: one of them speaks, all of them end, each reads only its own shard.
+#include "tests/program/command.hpp"
+#include "tests/program/problem.hpp"
+
+#include <set>
+
+namespace {
+
+namespace fs = std::filesystem;
+
+/// A field of /proc/PID/stat: 3 is the state, 4 the parent, 14 the time in user mode in ticks of 10 ms. "" where there is no
+/// such process.
+std::string stat_field(pid_t process, int field) {
+  // Not by a stream, which throws where the process ends while it is read.
+  const int file = ::open(("/proc/" + std::to_string(process) + "/stat").c_str(), O_RDONLY | O_CLOEXEC);
+  if (file < 0) return "";
+  const std::string text = command_detail::read_all(file);
+  ::close(file);
+  if (text.empty()) return "";
+  // The second field may hold spaces; it ends with the last bracket.
+  std::istringstream fields(text.substr(text.rfind(')') + 2));
+  std::string word;
+  for (int i = 3; i <= field; ++i) fields >> word;
+  return word;
+}
+
+/// The ranks that mpirun has started, in order.
+std::vector<pid_t> ranks_of(pid_t mpirun) {
+  std::set<pid_t> found;
+  for (const auto& entry : fs::directory_iterator("/proc")) {
+    const std::string name = entry.path().filename();
+    if (name.find_first_not_of("0123456789") != std::string::npos) continue;
+    const pid_t process = std::stoi(name);
+    if (stat_field(process, 4) == std::to_string(mpirun)) found.insert(process);
+  }
+  return {found.begin(), found.end()};
+}
+
+/// Waits until the ranks are at work, then sends a signal to one of them.
+struct Signal {
+  int rank, number;
+  std::vector<pid_t> processes = {};
+
+  void operator()(pid_t mpirun) {
+    constexpr int kTicksAtWork = 30;  // MPI's start takes a few
+    for (int i = 0; i < 1000; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      processes = ranks_of(mpirun);
+      if (processes.size() < 3) continue;
+      const std::string ticks = stat_field(processes[static_cast<std::size_t>(rank)], 14);
+      if (!ticks.empty() && std::stoi(ticks) > kTicksAtWork) break;
+    }
+    REQUIRE(processes.size() == 3);
+    ::kill(processes[static_cast<std::size_t>(rank)], number);
+  }
+};
+
+/// A rank that would decode for hours.
+const Words kLong{"decode", "--seq-len", "4096", "--heads", "4", "--repeat", "1000000", "--timeout", "3"};
+
+/// Whether any of the processes is still there after a moment; one that has ended and was not waited for is not.
+bool any_left(const std::vector<pid_t>& processes) {
+  const auto is_there = [](pid_t process) {
+    const std::string state = stat_field(process, 3);
+    return !state.empty() && state != "Z" && state != "X";
+  };
+  for (int i = 0; i < 100 && std::any_of(processes.begin(), processes.end(), is_there); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  return std::any_of(processes.begin(), processes.end(), is_there);
+}
+
+}  // namespace
+
+TEST_CASE("ranks: rank 0 alone prints") {
+  const auto count = [](const std::string& text, const std::string& part) {
+    std::size_t n = 0;
+    for (std::size_t at = 0; (at = text.find(part, at)) != std::string::npos; at += part.size()) ++n;
+    return n;
+  };
+  for (const auto& [arguments, once] :
+       std::vector<std::pair<Words, std::string>>{{{"--version"}, "tree_attn " TREE_ATTN_VERSION},
+                                                  {{"decode", "--help"}, "Usage:"},
+                                                  {{"info"}, "ranks          3 on 1 node"},
+                                                  {{"decode", "--seq-len", "256"}, "256 keys"}}) {
+    const Result result = run(ranks(3, arguments));
+    check_silent_success(result);
+    CHECK(count(result.out, once) == 1);
+  }
+}
+
+TEST_CASE("ranks: what is wrong is said once, and all end with status 2") {
+  const Scratch scratch;
+  scratch.write("bad", "not a tensor file");
+  const std::vector<std::pair<Words, std::string>> all{
+      {{"attend"}, "unknown command"},
+      {{"decode", "--no-such-option"}, "--no-such-option"},
+      {{"decode", "--backend", "tpu"}, "--backend tpu: unknown"},
+      {{"decode", "--shards", "4096"}, "--shards names 1 shard for 3 ranks"},
+      {{"decode", "--shards", "4096,1,-1"}, "--shards: -1 is not in 0 .. 4096"},
+      {{"decode", "--seq-len", "4000000000"}, "--seq-len 4000000000 with --batch 1 needs about"},
+      {{"decode", "bad", "out"}, "bad: "},
+      {{"oracle", "bad", "out"}, "bad: "},
+      {{"decode", kLayer, "missing/out"}, "missing/out: cannot write: No such file or directory"}};
+  std::vector<Words> commands;
+  for (const auto& [arguments, part] : all) commands.push_back(ranks(3, arguments));
+  const std::vector<Result> results = run_all(commands, {.folder = scratch.folder().string()});
+  for (std::size_t i = 0; i < all.size(); ++i) check_one_line(results[i], all[i].second);
+  CHECK(scratch.names() == std::vector<std::string>{"bad"});
+}
+
+TEST_CASE("ranks: oracle under mpirun writes what it writes alone") {
+  const Scratch scratch;
+  FileProblem::draw(1, 2, 1, 2, 50, 8, 8, true).write(scratch.path("in"), "F32");
+  check_silent_success(run(alone({"oracle", "in", "alone"}), {.folder = scratch.folder().string()}));
+  check_silent_success(run(ranks(2, {"oracle", "in", "two"}), {.folder = scratch.folder().string()}));
+  CHECK((Scratch::read(scratch.path("two")) == Scratch::read(scratch.path("alone"))));
+}
+
+TEST_CASE("ranks: a file that is not the same on every rank is found before any of it is used") {
+  // As on two machines: the same path, in another folder on every rank.
+  const Scratch scratch;
+  const Words elsewhere{"sh", "-c", "cd \"$0/${OMPI_COMM_WORLD_RANK:-$PMI_RANK}\" && exec \"$@\"", scratch.folder().string(),
+                        kProgram};
+  fs::create_directory(scratch.path("0"));
+  fs::create_directory(scratch.path("1"));
+  FileProblem::draw(1, 2, 1, 1, 50, 8, 8).write(scratch.path("0/in"), "F32");
+  const Words command = ranks(2, {"decode", "in"}, elsewhere);
+  check_one_line(run(command), "rank 1: in: cannot open: No such file or directory");
+  FileProblem::draw(1, 2, 1, 1, 51, 8, 8).write(scratch.path("1/in"), "F32");
+  check_one_line(run(command), "rank 1: header of in differs from rank 0's");
+  FileProblem::draw(1, 2, 1, 1, 50, 8, 8).write(scratch.path("1/in"), "F32");
+  check_silent_success(run(command));
+}
+
+TEST_CASE("ranks: when one hangs, another gives up after --timeout, in one line, and all end") {
+  for (const int rank : {0, 1}) {
+    CAPTURE(rank);
+    Signal stop{rank, SIGSTOP};
+    const Result result = run(ranks(3, kLong), {.deadline = 45, .meanwhile = [&](pid_t mpirun) { stop(mpirun); }});
+    // For a message or for an answer: it depends on where the rank was stopped.
+    check_one_line(result, " waited 3 s for ");
+    CHECK(result.err.find(" and gave up (--timeout 3)") != std::string::npos);
+    CHECK(!any_left(stop.processes));
+  }
+}
+
+TEST_CASE("ranks: when one is killed, all end") {
+  Signal kill{1, SIGKILL};
+  const Result result = run(ranks(3, kLong), {.deadline = 45, .meanwhile = [&](pid_t mpirun) { kill(mpirun); }});
+  CAPTURE(result.err);
+  CHECK(result.status > 0);
+  CHECK(!any_left(kill.processes));
+}
+
+TEST_CASE("ranks: each reads its own shard of a file, and only the keys in use") {
+  // Files with holes: all zeros, and no bytes on the disk; but a page that is read is resident.
+  const Scratch scratch;
+  constexpr std::int64_t kHeadDim = 128;
+  const auto write = [&](const std::string& name, std::int64_t n_keys, std::int64_t length) {
+    const auto cache_bytes = static_cast<std::uint64_t>(n_keys * kHeadDim * 4),
+               q_bytes = static_cast<std::uint64_t>(kHeadDim * 4);
+    std::string header = "{";
+    std::uint64_t at = 0;
+    const auto add = [&](const std::string& key, const std::string& dtype, const std::string& shape, std::uint64_t size) {
+      std::ostringstream field;
+      field << (at == 0 ? "" : ",") << '"' << key << R"(":{"dtype":")" << dtype << R"(","shape":[)" << shape
+            << R"(],"data_offsets":[)" << at << "," << at + size << "]}";
+      header += field.str();
+      at += size;
+    };
+    const std::string axes = "1,1," + std::to_string(n_keys) + ",128";
+    add("lengths", "I64", "1", 8);
+    add("q", "F32", "1,1,1,128", q_bytes);
+    add("k", "F32", axes, cache_bytes);
+    add("v", "F32", axes, cache_bytes);
+    header += "}";
+    scratch.write(name, with_length(header, std::string(reinterpret_cast<const char*>(&length), sizeof length)));
+    fs::resize_file(scratch.path(name), 8 + header.size() + at);
+  };
+  const auto peak_mib = [&](int n_ranks, const std::string& name) {
+    const Result result = run(ranks(n_ranks, {"decode", scratch.path(name)}));
+    check_silent_success(result);
+    return result.peak_kib / 1024;
+  };
+  write("small", 64, 64);
+  const long nothing = peak_mib(2, "small");
+
+  // 4 GiB, 300 keys in use: well over the 2 GiB that counts of MPI and of read() stop at, and hardly a page of it.
+  write("large", std::int64_t{1} << 22, 300);
+  CHECK(fs::file_size(scratch.path("large")) > std::uint64_t{1} << 32);
+  CHECK(peak_mib(2, "large") < nothing + 32);
+
+  // 256 MiB, all in use: a rank of one holds it all, one of four a quarter.
+  write("middle", std::int64_t{1} << 18, std::int64_t{1} << 18);
+  CHECK(peak_mib(1, "middle") > nothing + 200);
+  CHECK(peak_mib(4, "middle") < nothing + 64 + 32);
+}
