@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief A number that counts the operations done with it: what an energy costs, and what its gradient (section 5.2).
+///
+/// Time depends on the machine, the number of operations on the formula alone. energy<Counted>() is the code of energy() and
+/// leaves its cost in operation_count(). An operation is an addition or subtraction, a multiplication, a division, an exp or
+/// a log, and each counts as one. Comparisons, copies and changes of sign are free.
+#pragma once
+
+#include <Eigen/Core>
+#include <cmath>
+#include <cstdint>
+
+namespace tree_attn {
+
+/// Operations done so far, by kind.
+struct OperationCount {
+  std::int64_t n_add = 0;  ///< additions and subtractions
+  std::int64_t n_mul = 0;  ///< multiplications
+  std::int64_t n_div = 0;  ///< divisions
+  std::int64_t n_exp = 0;  ///< exponentials
+  std::int64_t n_log = 0;  ///< logarithms
+  std::int64_t total() const { return n_add + n_mul + n_div + n_exp + n_log; }
+};
+
+/// The counter of this thread. Set it to {} to start afresh.
+inline OperationCount& operation_count() {
+  thread_local OperationCount count;
+  return count;
+}
+
+/// A double whose operations are counted. Values and edges are those of double.
+class Counted {
+ public:
+  Counted(double value = 0) : value_(value) {}  ///< a number, for free
+  double value() const { return value_; }       ///< the number
+
+  friend Counted operator+(Counted a, Counted b) { return ++operation_count().n_add, a.value_ + b.value_; }
+  friend Counted operator-(Counted a, Counted b) { return ++operation_count().n_add, a.value_ - b.value_; }
+  friend Counted operator*(Counted a, Counted b) { return ++operation_count().n_mul, a.value_ * b.value_; }
+  friend Counted operator/(Counted a, Counted b) { return ++operation_count().n_div, a.value_ / b.value_; }
+  friend Counted exp(Counted a) { return ++operation_count().n_exp, std::exp(a.value_); }
+  friend Counted log(Counted a) { return ++operation_count().n_log, std::log(a.value_); }
+  friend Counted operator-(Counted a) { return -a.value_; }
+
+  Counted& operator+=(Counted b) { return *this = *this + b; }
+  Counted& operator-=(Counted b) { return *this = *this - b; }
+  Counted& operator*=(Counted b) { return *this = *this * b; }
+  Counted& operator/=(Counted b) { return *this = *this / b; }
+
+  friend bool operator==(Counted a, Counted b) { return a.value_ == b.value_; }
+  friend auto operator<=>(Counted a, Counted b) { return a.value_ <=> b.value_; }
+
+ private:
+  double value_;
+};
+
+/// Runs f and returns how many operations on Counted numbers it did in this thread.
+template <class Function>
+OperationCount count_operations(Function f) {
+  operation_count() = {};
+  f();
+  return operation_count();
+}
+
+}  // namespace tree_attn
+
+namespace Eigen {
+
+/// Tells Eigen that a Counted number stands wherever a double does.
+template <>
+struct NumTraits<tree_attn::Counted> : NumTraits<double> {
+  using Real = tree_attn::Counted;        ///< itself: not complex
+  using NonInteger = tree_attn::Counted;  ///< itself: not whole
+  using Nested = tree_attn::Counted;      ///< held by value
+  enum { RequireInitialization = 1 };     ///< has a constructor
+};
+
+}  // namespace Eigen

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The ring computes while the next shard is in flight; needs a transport that can be looked into, so threads only.
+#include <atomic>
+
+#include "tests/distributed/decoding.hpp"
+#include "tests/distributed/thread_transport.hpp"
+
+namespace tree_attn::test {
+
+TEST_CASE("ring: the next shard is in flight while this one is computed, at every hop but the last") {
+  for (const int p : {1, 2, 3, 8}) {
+    const auto problem = normal_problem(1300, {.n_keys = 70 * p});
+    const std::vector<Run> runs = even_runs(70 * p, p, 1);
+    std::atomic<int> n_overlapped = 0, n_alone = 0, n_without_progress = 0;
+    run_threads(Topology::pretend(p, p), 60, [&](ThreadTransport& transport) {
+      const Backend watching{"watching", [&](const TensorView& q, const Shard& shard, std::span<const std::int64_t> lengths,
+                                             double scale, const std::function<void()>& progress) {
+                               ++(transport.in_flight() == 4 ? n_overlapped : n_alone);
+                               const std::int64_t before = transport.n_progress;
+                               Forest<float> forest = decode_shard(q, shard, lengths, scale, progress);
+                               n_without_progress += transport.n_progress == before;
+                               return forest;
+                             }};
+      const Run mine = runs[static_cast<std::size_t>(transport.rank())];
+      find_algorithm("ring").run(transport, watching,
+                                 {problem->query(0), problem->shard(mine, 0), problem->lengths(), problem->scale, runs});
+    });
+    // Keys and values, to the right and from the left.
+    CHECK(n_overlapped == p * (p - 1));
+    CHECK(n_alone == p);
+    CHECK(n_without_progress == 0);
+  }
+}
+
+}  // namespace tree_attn::test
