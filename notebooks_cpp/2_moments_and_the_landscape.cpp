@@ -1,0 +1,430 @@
+// SPDX-License-Identifier: Apache-2.0
+// Run: build/notebooks/2_moments_and_the_landscape
+
+// %% [markdown]
+// # Moments and the landscape {#notebook_moments}
+//
+// Attention is the first derivative of the energy at $\zeta = 0$. What are the others? Under
+// $P_a \propto \mathrm e^{q \cdot k_a + \zeta \cdot v_a}$ a value is a random vector $v$, and each
+// derivative of $Z(\zeta) = \sum_a \mathrm e^{q \cdot k_a + \zeta \cdot v_a}$, eq. (19), brings
+// down one more of its components. By eq. (20) and eq. (22)
+//
+// $$
+// \frac 1 Z \frac{\partial^n Z}{\partial \zeta_{A_1} \cdots \partial \zeta_{A_n}}
+// = \langle v_{A_1} \cdots v_{A_n} \rangle ,
+// $$
+//
+// so $Z(\zeta) / Z(0)$ generates the moments. The energy $F = \log Z$ of eq. (23) generates the
+// *cumulants*: with $\delta v = v - \langle v \rangle$, eq. (24) begins
+//
+// $$
+// \frac{\partial F}{\partial \zeta_A} = \langle v_A \rangle , \quad
+// \frac{\partial^2 F}{\partial \zeta_A \partial \zeta_B}
+// = \langle \delta v_A \, \delta v_B \rangle , \quad
+// \frac{\partial^3 F}{\partial \zeta_A \partial \zeta_B \partial \zeta_C}
+// = \langle \delta v_A \, \delta v_B \, \delta v_C \rangle .
+// $$
+//
+// We check these by differences, draw the landscape that they describe, and get them from the very
+// reduction that computes attention.
+
+// %%
+#include <Eigen/Eigenvalues>
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <functional>
+#include <random>
+#include <span>
+#include <string>
+#include <unsupported/Eigen/AutoDiff>
+#include <vector>
+
+#include "notebooks_cpp/notebook.hpp"
+#include "reference/energy.hpp"
+#include "reference/forest.hpp"
+#include "reference/moment_state.hpp"
+#include "reference/moments.hpp"
+#include "reference/op_count.hpp"
+#include "reference/reverse_mode.hpp"
+
+using namespace tree_attn;
+using notebook::expect, notebook::figure;
+using Eigen::Index;
+
+/// Components of zeta in which a function is differentiated, in any order, repeated at will.
+using Components = std::vector<Index>;
+using Function = std::function<double(const Vector&)>;
+
+/// Numbers as a line of a plot's data.
+std::string row(const std::vector<double>& numbers) {
+  std::string line;
+  for (const double number : numbers) line += std::to_string(number) + " ";
+  return line + "\n";
+}
+
+/// A matrix of standard normal numbers.
+Matrix normal(std::mt19937& random, Index rows, Index columns) {
+  std::normal_distribution<double> draw;
+  return Matrix::NullaryExpr(rows, columns, [&] { return draw(random); });
+}
+
+// %% [markdown]
+// ## Derivatives of any order, by differences
+//
+// A central difference of a central difference, once for every component in the list. The step is
+// a compromise: the curvature spoils $h^2$, rounding $u / h^n$ with $u = 2^{-53}$, so $h$ is about
+// $u^{1/(n+2)}$ and the third derivative is good for six digits or so.
+
+// %%
+double difference(const Function& f, const Vector& at, Components A, double h) {
+  if (A.empty()) return f(at);
+  const Vector push = h * Vector::Unit(at.size(), A.back());
+  A.pop_back();
+  return (difference(f, at + push, A, h) - difference(f, at - push, A, h)) / (2 * h);
+}
+
+double derivative(const Function& f, const Vector& at, const Components& A) {
+  return difference(f, at, A, std::exp2(-53.0 / (static_cast<double>(A.size()) + 2)));
+}
+
+int main() {
+  // %% [markdown]
+  // ## A small problem
+  //
+  // Seven keys with values in the plane. Two of them, 4 and 6, lie inside the polygon that the
+  // others span: the convex hull of the values, where every weighted mean of them lies.
+
+  // %%
+  std::mt19937 random(2);
+  const Index N = 7, d_h = 4, d_v = 2;
+  const Vector q = 2 * normal(random, d_h, 1);
+  const Matrix K = normal(random, N, d_h);
+  const Matrix V{{-2.0, -0.6}, {-0.8, 1.7}, {1.2, 1.4}, {2.1, -0.2},
+                 {0.3, 0.4},   {0.6, -1.6}, {-0.6, -0.3}};
+  const Vector zero = Vector::Zero(d_v), s = K * q, P = attention_probabilities(q, K);
+  std::printf("  a      P_a     v_a\n");
+  for (Index a = 0; a < N; ++a)
+    std::printf("  %td  %7.4f  (%4.1f, %4.1f)\n", a, P(a), V(a, 0), V(a, 1));
+
+  // %% [markdown]
+  // ## Z generates the moments
+  //
+  // On the left derivatives of $Z$, by differences, over $Z$; on the right the sums
+  // $\sum_a P_a v_{a A_1} \cdots v_{a A_n}$ of eq. (20).
+
+  // %%
+  const Function Z = [&](const Vector& zeta) { return partition_function(q, K, V, zeta); };
+  std::printf("  A       differences of Z     moment\n");
+  for (const Components& A : {Components{0}, {1}, {0, 0}, {0, 1}, {1, 1}, {0, 0, 1}, {1, 1, 1}}) {
+    const double by_differences = derivative(Z, zero, A) / Z(zero);
+    const double closed = moment(q, K, V, zero, A);
+    std::string name;
+    for (const Index j : A) name += std::to_string(j) + " ";
+    std::printf("  %-6s  %16.6f  %9.6f\n", name.c_str(), by_differences, closed);
+    expect(std::abs(by_differences - closed) < 1e-5, "derivatives of Z over Z are moments");
+  }
+
+  // %% [markdown]
+  // ## F generates the cumulants
+  //
+  // The same differences of $F$ give mean, covariance and third cumulant. Not only at 0: at any
+  // $\zeta$ they are those of the tilted weights, softmax$(q \cdot k_a + \zeta \cdot v_a)$.
+
+  // %%
+  const Function F = [&](const Vector& zeta) { return energy(q, K, V, zeta); };
+  const Vector tilted{{0.7, -0.4}};
+  std::printf("                          zeta = 0                zeta = (0.7, -0.4)\n");
+  std::printf("  A       differences of F  cumulant   differences of F  cumulant\n");
+  for (const Components& A : {Components{0}, {1}, {0, 0}, {0, 1}, {1, 1}, {0, 0, 1}, {1, 1, 1}}) {
+    std::string line;
+    for (const Index j : A) line += std::to_string(j) + " ";
+    line.resize(8, ' ');
+    for (const Vector& zeta : {zero, tilted}) {
+      double closed = energy_gradient(q, K, V, zeta)(A[0]);
+      if (A.size() == 2) closed = covariance(q, K, V, zeta)(A[0], A[1]);
+      if (A.size() == 3) closed = third_cumulant(q, K, V, zeta)[A[0]](A[1], A[2]);
+      const double by_differences = derivative(F, zeta, A);
+      char cell[64];
+      std::snprintf(cell, sizeof cell, "%16.6f  %8.6f   ", by_differences, closed);
+      line += cell;
+      expect(std::abs(by_differences - closed) < 1e-5, "derivatives of F are cumulants");
+    }
+    std::printf("  %s\n", line.substr(0, line.find_last_not_of(' ') + 1).c_str());
+  }
+
+  // %% [markdown]
+  // ## From the fourth on they part
+  //
+  // Up to third order a cumulant is a central moment. The fourth is not:
+  // $\partial^4 F = \langle \delta v^4 \rangle - 3 \langle \delta v^2 \rangle^2$, which vanishes
+  // for a Gaussian and is negative where the values sit at two ends. Here along component 0.
+
+  // %%
+  const Vector dv = V.col(0).array() - P.dot(V.col(0));
+  const double central_2 = P.dot(dv.cwiseAbs2()), central_4 = P.dot(dv.cwiseAbs2().cwiseAbs2());
+  const double kappa_4 = derivative(F, zero, {0, 0, 0, 0});
+  std::printf("fourth derivative of F         %8.4f\n", kappa_4);
+  std::printf("<dv^4>                         %8.4f\n", central_4);
+  std::printf("<dv^4> - 3 <dv^2>^2            %8.4f\n", central_4 - 3 * central_2 * central_2);
+  expect(std::abs(kappa_4 - (central_4 - 3 * central_2 * central_2)) < 1e-3, "the fourth cumulant");
+  expect(std::abs(kappa_4 - central_4) > 1, "the fourth cumulant is no central moment");
+
+  // %% [markdown]
+  // ## The landscape
+  //
+  // The Hessian is a covariance, so none of its eigenvalues is negative: $F$ is convex. Its slope
+  // is a weighted mean of values, so it stays in their convex hull. And far out it forgets the
+  // scores: one value wins, $F(\zeta) - \max_a \zeta \cdot v_a$ stays between the winner's score and
+  // $\log \sum_a \mathrm e^{s_a}$, and the bowl turns into a polyhedral funnel, one face for each
+  // corner of the hull.
+
+  // %%
+  std::printf("   zeta            F      slope              eigenvalues of the Hessian\n");
+  for (const double t : {0.0, 1.0, 4.0, 16.0}) {
+    const Vector zeta = t * Vector{{0.8, 0.6}}, slope = energy_gradient(q, K, V, zeta);
+    const Vector lambda =
+        Eigen::SelfAdjointEigenSolver<Matrix>(covariance(q, K, V, zeta)).eigenvalues();
+    std::printf("  (%4.1f, %3.1f)  %7.3f  (%7.4f, %7.4f)   %.2e  %.2e\n", zeta(0), zeta(1), F(zeta),
+                slope(0), slope(1), std::max(0.0, lambda(0)), lambda(1));
+    expect(lambda(0) > -1e-12, "the energy is convex");
+  }
+  Index winner;
+  const Vector far = 100 * Vector{{0.8, 0.6}};
+  const double height = (V * far).maxCoeff(&winner), above = F(far) - height;
+  expect((energy_gradient(q, K, V, far) - V.row(winner).transpose()).norm() < 1e-6, "one wins");
+  expect(above > s(winner) - 1e-9 && above < F(zero) + 1e-9, "the funnel");
+
+  // %% [markdown]
+  // Where the slope vanishes, the tilt has brought the mean to the origin: there the landscape is
+  // lowest. That it has such a point at all is because the origin lies inside the hull. Newton's
+  // method finds it, with the covariance for a Hessian.
+
+  // %%
+  Vector lowest = zero;
+  for (int i = 0; i < 20; ++i)
+    lowest -= covariance(q, K, V, lowest).ldlt().solve(energy_gradient(q, K, V, lowest));
+  const Vector attention = energy_gradient(q, K, V, zero);
+  std::printf("attention, the slope at 0:  (%.4f, %.4f)\n", attention(0), attention(1));
+  std::printf("lowest at zeta =            (%.4f, %.4f), F = %.4f; F(0) = %.4f\n", lowest(0),
+              lowest(1), F(lowest), F(zero));
+  expect(energy_gradient(q, K, V, lowest).norm() < 1e-12, "the slope vanishes at the bottom");
+  expect(F(lowest) <= F(zero), "no point is lower than the bottom");
+
+  // Heights on a grid, and arrows along the slope.
+  std::string grid, arrows;
+  for (double x = -3; x < 3.01; x += 0.1, grid += "\n") {
+    for (double y = -3; y < 3.01; y += 0.1)
+      grid += row({x, y, F(Vector{{x, y}})});
+  }
+  for (double x = -2.8; x < 3; x += 0.56) {
+    for (double y = -2.8; y < 3; y += 0.56) {
+      const Vector slope = 0.2 * energy_gradient(q, K, V, Vector{{x, y}});
+      arrows += row({x, y, slope(0), slope(1)});
+    }
+  }
+  const std::string marks = row({attention(0), attention(1), lowest(0), lowest(1)});
+  const std::string data =
+      "$F << EOD\n" + grid + "EOD\n$slope << EOD\n" + arrows + "EOD\n$marks << EOD\n" + marks;
+  figure("notebook_landscape", data + R"(EOD
+set contour base
+set cntrparam cubicspline levels incremental 1,0.5,18
+unset surface
+set table $level
+splot $F using 1:2:3
+unset table
+set palette defined (0 '#1982d2', 1 '#8ac7a4', 2 '#d9730d')
+set size ratio -1
+set xrange [-3:3]
+set yrange [-3:3]
+set xlabel 'ζ_0'
+set ylabel 'ζ_1'
+set cblabel 'F(ζ)'
+set key outside top center horizontal
+plot $level using 1:2:3 with lines lw 1.2 lc palette notitle, \
+     $slope using 1:2:3:4 with vectors filled size 0.1,20 lc rgb '#888888' title 'slope / 5', \
+     $marks using (0):(0):1:2 with vectors filled size 0.12,20 lw 3 lc rgb '#c2185b' \
+       title 'attention', \
+     $marks using 3:4 with points pt 2 ps 1.2 lw 2 lc rgb '#000000' title 'lowest')",
+         600, 560);
+
+  // %% [markdown]
+  // ![Contours of the energy F over the source, with its gradient; at the origin the gradient is attention](notebook_landscape.svg)
+  //
+  // ## The Taylor series and what it leaves out
+  //
+  // Eq. (21) rebuilds $Z(\zeta) / Z(0)$ from the moments at 0. With $x = \zeta \cdot v$ its terms
+  // are $\langle x^n \rangle / n!$, and Lagrange bounds what is left out after order $n$ by
+  //
+  // $$
+  // \frac{1}{(n+1)!} \left\langle |x|^{n+1} \max(1, \mathrm e^x) \right\rangle ,
+  // $$
+  //
+  // which tends to 0 for every $\zeta$: the series converges everywhere, if slowly far out.
+
+  // %%
+  std::printf("           zeta = (0.7, -0.4)          zeta = (4.2, -2.4)\n");
+  std::printf("  order    error      bound            error      bound\n");
+  for (const int order : {0, 1, 2, 4, 8, 16, 32, 48}) {
+    std::printf("  %5d  ", order);
+    for (const double t : {1.0, 6.0}) {
+      const Vector zeta = t * tilted;
+      const double exact = std::exp(F(zeta) - F(zero));
+      const TaylorSum sum = moment_series(q, K, V, zeta, order);
+      const double error = std::abs(sum.value - exact), rounding = 1e-14 * exact;
+      // Below the rounding of the sum itself an error says nothing.
+      if (error < rounding) std::printf("  rounding   %.2e", sum.remainder);
+      else std::printf("  %.2e   %.2e", error, sum.remainder);
+      std::printf("%s", t < 2 ? "       " : "\n");
+      expect(error <= sum.remainder + rounding, "the remainder bounds the error");
+      expect(order < 48 || error < 1e-10 * exact, "the series converges");
+    }
+  }
+
+  // %% [markdown]
+  // ## The same moments from one reduction
+  //
+  // Tree decoding carries $\sum_a w_a v_a$ for whatever $v_a$ is. Let the products of its
+  // components follow a value, $v \to (v,\, v_0^2,\, v_0 v_1,\, v_1^2)$, and its key: then the same merge, the
+  // same tree and the same collective bring home the covariance too, and the entropy
+  // $H = -\langle \log P \rangle = \mathrm{lse} - q \cdot \langle k \rangle$
+  // (`reference/moment_state.hpp`). Below, the seven keys lie on three ranks.
+
+  // %%
+  const MomentLayout layout{d_v, Products::Triangle, d_h};
+  const auto shard = [&](Index begin, Index end) {
+    Forest<double> forest(1, layout.size());
+    for (Index a = begin; a < end; ++a) {
+      const Vector v = V.row(a).transpose(), k = K.row(a).transpose();
+      Vector enlarged(layout.size());
+      enlarge<double>(layout, v.data(), k.data(), {}, enlarged.data());
+      set_key(forest.slot(), kLog2E * s(a), enlarged.data(), layout.size());
+      forest.push({0, a});
+    }
+    return forest;
+  };
+  Forest<double> ranks = shard(0, 3);
+  for (const Forest<double>& right : {shard(3, 4), shard(4, N)})
+    ranks.append(right.subtrees(), right.states().data());
+  const std::span<const double> state = ranks.fold();
+  std::printf("numbers in a state: %td, for attention alone: %td\n",
+              static_cast<std::ptrdiff_t>(state.size()), 2 + d_v);
+
+  // %%
+  const Matrix C = read_covariance(layout, state.data()), exact = covariance(q, K, V, zero);
+  const double H = read_entropy(layout, state.data(), std::span(q.data(), d_h));
+  std::printf("               one reduction    definition\n");
+  for (Index j = 0; j < d_v; ++j)
+    std::printf("mean %td        %13.10f %13.10f\n", j, read_mean(state.data(), j), attention(j));
+  for (const auto& [i, j] : {std::pair<Index, Index>{0, 0}, {0, 1}, {1, 1}})
+    std::printf("covariance %td%td %13.10f %13.10f\n", i, j, C(i, j), exact(i, j));
+  std::printf("entropy       %13.10f %13.10f\n", H, entropy(q, K, V, zero));
+  expect((C - exact).cwiseAbs().maxCoeff() < 1e-14, "covariance from one reduction");
+  expect(std::abs(H - entropy(q, K, V, zero)) < 1e-14, "entropy from one reduction");
+
+  // %% [markdown]
+  // One rank alone gives the same bits, and attention has the bits that it has without company: a
+  // merge looks at each component by itself.
+
+  // %%
+  const auto same_bits = [](std::span<const double> a, std::span<const double> b) {
+    return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](double x, double y) {
+      return std::bit_cast<std::uint64_t>(x) == std::bit_cast<std::uint64_t>(y);
+    });
+  };
+  Forest<double> one_rank = shard(0, N), plain(1, d_v);
+  for (Index a = 0; a < N; ++a) {
+    const Vector v = V.row(a).transpose();
+    set_key(plain.slot(), kLog2E * s(a), v.data(), d_v);
+    plain.push({0, a});
+  }
+  const bool ranks_agree = same_bits(one_rank.fold(), state);
+  const bool untouched = same_bits(plain.fold(), state.first(2 + d_v));
+  std::printf("three ranks and one: %s bits; with and without products: %s bits\n",
+              ranks_agree ? "same" : "other", untouched ? "same" : "other");
+  expect(ranks_agree && untouched, "the enlarged state keeps its bits");
+
+  // %% [markdown]
+  // ## What a gradient costs
+  //
+  // Section 5.2 of the paper has attention computed as the gradient of an energy because reverse
+  // mode gives a gradient for a small multiple of the energy, however long $\zeta$ is. Forward mode
+  // carries $d_v$ slopes along. No clock is needed to see it: we count operations, by running the
+  // code of `energy()` on numbers that count.
+
+  // %%
+  struct Cost {
+    double by_hand, reverse, forward;  // in energies
+  };
+  const auto gradient_cost = [&random](Index n, Index components) {
+    const MatrixOf<Counted> k = normal(random, n, 16).cast<Counted>();
+    const MatrixOf<Counted> v = normal(random, n, components).cast<Counted>();
+    const VectorOf<Counted> query = normal(random, 16, 1).cast<Counted>();
+    const VectorOf<Counted> zeta = VectorOf<Counted>::Zero(components);
+    const auto total = [](auto f) { return static_cast<double>(count_operations(f).total()); };
+    const double once = total([&] { energy<Counted>(query, k, v, zeta); });
+
+    using Taped = Reverse<Counted>;
+    const double reverse = total([&] {
+      const VectorOf<Taped> taped = Taped::variables(zeta);
+      const Taped value =
+          energy<Taped>(query.cast<Taped>(), k.cast<Taped>(), v.cast<Taped>(), taped);
+      Taped::gradient(value, components);
+    });
+
+    using Forward = Eigen::AutoDiffScalar<VectorOf<Counted>>;
+    const auto constant = [components](Counted x) {
+      return Forward(x, VectorOf<Counted>::Zero(components));
+    };
+    const double forward = total([&] {
+      VectorOf<Forward> seeded(components);
+      for (Index j = 0; j < components; ++j) seeded(j) = Forward(zeta(j), components, j);
+      energy<Forward>(query.unaryExpr(constant), k.unaryExpr(constant), v.unaryExpr(constant),
+                      seeded);
+    });
+    const double by_hand = total([&] { energy_gradient<Counted>(query, k, v, zeta); });
+    return Cost{by_hand / once, reverse / once, forward / once};
+  };
+
+  // %% [markdown]
+  // 32 keys of 16 components. "By hand" is the closed form of eq. (6), which is what Alg. 2 does.
+
+  // %%
+  std::string points;
+  std::printf("  d_v   by hand   reverse   forward    (operations, in energies)\n");
+  for (Index n = 1; n <= 128; n *= 2) {
+    const Cost cost = gradient_cost(32, n);
+    std::printf("  %3td   %7.2f   %7.2f   %7.2f\n", n, cost.by_hand, cost.reverse, cost.forward);
+    points += row({static_cast<double>(n), cost.by_hand, cost.reverse, cost.forward});
+    expect(cost.reverse < 5 && cost.by_hand < 2, "reverse mode costs a small constant");
+    expect(cost.forward > 0.5 * static_cast<double>(n), "forward mode costs about d_v");
+  }
+  figure("notebook_gradient_cost", "$cost << EOD\n" + points + R"(EOD
+set logscale x 2
+set logscale y 2
+set style line 1 pt 7 ps 0.6 lw 2 lc rgb '#d9730d'
+set style line 2 pt 7 ps 0.6 lw 2 lc rgb '#1982d2'
+set style line 3 pt 7 ps 0.6 lw 2 lc rgb '#2d9d5a'
+set xlabel 'components of a value, d_v'
+set ylabel 'operations / those of the energy'
+set yrange [0.5:*]
+set key left top
+plot $cost using 1:4 with linespoints ls 1 title 'forward mode', \
+     $cost using 1:3 with linespoints ls 2 title 'reverse mode', \
+     $cost using 1:2 with linespoints ls 3 title 'closed form')");
+}
+
+// %% [markdown]
+// ![Operations of the gradient against those of the energy, as the values grow longer](notebook_gradient_cost.svg)
+//
+// ## Questions
+//
+// 1. The series of $Z$ converges for every $\zeta$. That of $F$ does not: for two keys of equal
+//    score with values $\pm 1$ it is $F = \log 2 \cosh \zeta$. Where in the complex plane does it end, and
+//    how far does its Taylor series reach?
+// 2. Move all values by the same vector. Which cumulants change?
+// 3. The covariance from the reduction is a difference of two sums. For which values does it lose
+//    its digits, and what does the `center` of `reference/moment_state.hpp` do about it?
+// 4. Where would the landscape be lowest if the origin lay outside the hull?

@@ -1,0 +1,525 @@
+// SPDX-License-Identifier: Apache-2.0
+// Run: build/notebooks/7_one_decode_over_virtual_devices
+
+// %% [markdown]
+// # One decode over virtual devices {#notebook_decode}
+//
+// One query, twelve keys, eq. (7), on four devices of which one is empty. First Alg. 3 of the
+// paper, line by line, with every number printed: three AllReduces. Then the same with states,
+// which need one. Then subtrees, so that the bits do not depend on the devices. At last the
+// decoders of `distributed/decoder.hpp` themselves, on eight ranks that are threads of this
+// process, with every message counted.
+
+// %%
+#include <algorithm>
+#include <cmath>
+#include <condition_variable>
+#include <cstdio>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <random>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "distributed/decoder.hpp"
+#include "distributed/predict.hpp"
+#include "distributed/problem.hpp"
+#include "notebooks_cpp/notebook.hpp"
+#include "reference/algorithms.hpp"
+#include "reference/attention.hpp"
+#include "reference/forest.hpp"
+
+using namespace tree_attn;
+using notebook::expect, notebook::figure;
+
+/// A matrix of standard normal numbers.
+Matrix normal(std::mt19937& random, Eigen::Index rows, Eigen::Index columns) {
+  std::normal_distribution<double> draw;
+  return Matrix::NullaryExpr(rows, columns, [&] { return draw(random); });
+}
+
+// %% [markdown]
+// A state in double: shift, denominator, and two components of the numerator.
+
+// %%
+using State = std::vector<double>;
+
+void print(const char* before, const State& state) {
+  std::printf("%se = %4g   D = %7.4f   n = (%7.4f, %7.4f)", before, state[kShift], state[kSum],
+              state[kValues], state[kValues + 1]);
+}
+
+// %% [markdown]
+// ## Ranks that are threads
+//
+// The decoders talk through a `Transport`, which knows how to send and to receive, and counts. Over
+// a network it is MPI. Here a message is a copy into a mailbox, and to wait is to wait for the
+// mail. This is all it takes; it is needed at the end of the page.
+
+// %%
+/// One queue of messages for every pair of ranks.
+class Mailboxes {
+ public:
+  void put(int from, int to, std::span<const std::byte> bytes) {
+    const std::lock_guard lock(mutex_);
+    boxes_[{from, to}].emplace_back(bytes.begin(), bytes.end());
+    arrived_.notify_all();
+  }
+
+  void take(int from, int to, std::span<std::byte> bytes) {
+    std::unique_lock lock(mutex_);
+    std::deque<std::vector<std::byte>>& box = boxes_[{from, to}];
+    arrived_.wait(lock, [&box] { return !box.empty(); });
+    expect(box.front().size() == bytes.size(), "both sides know the length of a message");
+    std::copy(box.front().begin(), box.front().end(), bytes.begin());
+    box.pop_front();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable arrived_;
+  std::map<std::pair<int, int>, std::deque<std::vector<std::byte>>> boxes_;
+};
+
+/// A rank of this process; keeps a list of what it sent.
+class VirtualRank : public Transport {
+ public:
+  VirtualRank(const Topology& topology, int rank, Mailboxes& mail)
+      : Transport(topology, rank), mail_(mail) {}
+
+  void wait() override {
+    for (const auto& [bytes, from] : expected_) mail_.take(from, rank(), bytes);
+    expected_.clear();
+  }
+  void progress() override {}
+
+  std::string sent;
+
+ protected:
+  void start_send(std::span<const std::byte> bytes, int to) override {
+    const bool near = topology().node_of(to) == topology().node_of(rank());
+    sent +=
+        (near ? "  -> " : "  => ") + std::to_string(to) + ": " + std::to_string(bytes.size());
+    mail_.put(rank(), to, bytes);
+  }
+  void start_receive(std::span<std::byte> bytes, int from) override {
+    expected_.push_back({bytes, from});
+  }
+
+ private:
+  Mailboxes& mail_;
+  std::vector<std::pair<std::span<std::byte>, int>> expected_;
+};
+
+int main() {
+  // %% [markdown]
+  // ## Twelve keys on four devices
+  //
+  // Device 2 holds nothing: in a real system that happens whenever a sequence is shorter than the
+  // machine is large.
+
+  // %%
+  std::mt19937 random(7);
+  const Eigen::Index N = 12, d_h = 4, d_v = 2;
+  const Vector q = normal(random, d_h, 1);
+  const Matrix K = normal(random, N, d_h), V = normal(random, N, d_v);
+  const std::vector<std::int64_t> lengths = {4, 3, 0, 5};
+  const std::vector<VirtualDevice> devices = scatter(K, V, lengths);
+  const std::size_t p = devices.size();
+
+  for (std::size_t i = 0; i < p; ++i) {
+    std::printf("device %zu, scores:", i);
+    const Vector s = devices[i].K * q;
+    for (Eigen::Index a = 0; a < s.size(); ++a) std::printf(" %7.3f", s(a));
+    std::printf("\n");
+  }
+
+  // %% [markdown]
+  // ## Alg. 3, line by line
+  //
+  // **Line 1.** Every device computes the attention $o$ of its own keys, and their log-sum-exp.
+  // Nothing is sent.
+
+  // %%
+  std::vector<Vector> o;
+  std::vector<double> lse;
+  for (std::size_t i = 0; i < p; ++i) {
+    o.push_back(attention_mean(q, devices[i].K, devices[i].V));
+    lse.push_back(energy(q, devices[i].K, devices[i].V, Vector()));
+    std::printf("device %zu:  o = (%7.4f, %7.4f)   lse = %7.4f\n", i, o[i](0), o[i](1), lse[i]);
+  }
+  expect(lse[2] == -std::numeric_limits<double>::infinity(), "an empty device has no weight");
+
+  // %% [markdown]
+  // **Line 2, the first AllReduce.** The largest lse: all devices have to hear of it before any of
+  // them can go on, because the sums of the next lines are taken relative to it.
+
+  // %%
+  const double m = tree_reduce_devices(lse, max_of);
+  std::printf("m = AllReduce(max, lse) = %.4f\n", m);
+
+  // %% [markdown]
+  // **Line 3.** Each device undoes its own division: $n = o\, \mathrm e^{\mathrm{lse} - m}$ and
+  // $D = \mathrm e^{\mathrm{lse} - m}$ are numerator and denominator of its keys, relative to $m$.
+
+  // %%
+  std::vector<Vector> n;
+  std::vector<double> D;
+  for (std::size_t i = 0; i < p; ++i) {
+    D.push_back(safe_weight(lse[i], m));
+    n.push_back(D[i] * o[i]);
+    std::printf("device %zu:  n = (%7.4f, %7.4f)   D = %6.4f\n", i, n[i](0), n[i](1), D[i]);
+  }
+
+  // %% [markdown]
+  // **Lines 4 and 5, two more AllReduces**, and line 6, the division.
+
+  // %%
+  const auto add_vectors = [](const Vector& a, const Vector& b) -> Vector { return a + b; };
+  const Vector n_sum = tree_reduce_devices(n, add_vectors);
+  const double D_sum = tree_reduce_devices(D, std::plus<double>());
+  const Vector z = n_sum / D_sum;
+  std::printf("n = AllReduce(sum, n) = (%7.4f, %7.4f)\n", n_sum(0), n_sum(1));
+  std::printf("D = AllReduce(sum, D) =  %7.4f\n", D_sum);
+  std::printf("z = n / D             = (%7.4f, %7.4f)\n", z(0), z(1));
+
+  const TreeDecode library = tree_decode_paper(q, devices);
+  expect((z - library.z).norm() < 1e-15 && library.n_all_reduces == 3,
+         "this is tree_decode_paper()");
+  expect((z - attention_mean(q, K, V)).norm() < 1e-15,
+         "and it is attention over all twelve keys");
+
+  // %% [markdown]
+  // ## The same with a state
+  //
+  // A state carries its shift with it, so nobody has to wait for a maximum: two sums are brought to
+  // one shift when they meet. Each device merges its keys, undivided.
+
+  // %%
+  const auto state_of = [&](Eigen::Index begin, Eigen::Index end) {
+    State state(kValues + d_v), key(kValues + d_v);
+    set_empty(state.data(), d_v);
+    for (Eigen::Index a = begin; a < end; ++a) {
+      const Vector v = V.row(a).transpose();
+      set_key(key.data(), kLog2E * K.row(a).dot(q), v.data(), d_v);
+      merge(state.data(), key.data(), d_v);
+    }
+    return state;
+  };
+  std::vector<State> states;
+  Eigen::Index begin = 0;
+  for (std::size_t i = 0; i < p; begin += lengths[i++]) {
+    states.push_back(state_of(begin, begin + lengths[i]));
+    print(("device " + std::to_string(i) + ":  ").c_str(), states[i]);
+    std::printf("\n");
+  }
+
+  // %% [markdown]
+  // **One AllReduce**, whose operator is `merge()`. The butterfly takes two rounds for four
+  // devices; in each, a device and its peer exchange what they have and compute the same merge.
+
+  // %%
+  for (std::size_t round = 0; round < butterfly(int(p), 0).size(); ++round) {
+    const std::vector<State> before = states;
+    for (int me = 0; me < int(p); ++me) {
+      const ScheduleStep step = butterfly(int(p), me)[round];
+      State left = before[std::size_t(step.peer_is_left(me) ? step.peer : me)];
+      const State& right = before[std::size_t(step.peer_is_left(me) ? me : step.peer)];
+      merge(left.data(), right.data(), d_v);
+      states[std::size_t(me)] = left;
+      std::printf("round %zu, device %d with %d:  ", round + 1, me, step.peer);
+      print("", left);
+      std::printf("\n");
+    }
+  }
+  for (const State& state : states) expect(state == states[0], "all devices hold the same bits");
+  Vector z_state(d_v);
+  finish(states[0].data(), z_state.data(), d_v);
+  std::printf("z = n / D = (%7.4f, %7.4f)\n", z_state(0), z_state(1));
+  expect((z_state - z).norm() < 1e-14, "it is the same attention");
+
+  // %% [markdown]
+  // The empty state has negative zeros in $n$, which change nothing when added: in round 1 device 3
+  // meets device 2, and its state stays as it was. Compare $D$ with that of Alg. 3: here the
+  // weights are relative to a power of two, and no exponential was taken after the keys.
+  //
+  // ## The same with subtrees
+  //
+  // All devices agree, and yet another machine would have other bits: the brackets follow the
+  // devices. In the canonical tree they follow the positions. A device hands on its maximal
+  // subtrees, and neighbours merge only siblings.
+
+  // %%
+  const auto forest_of = [&](Eigen::Index first, Eigen::Index last) {
+    Forest<double> forest(1, d_v);
+    for (Eigen::Index a = first; a < last; ++a) {
+      const Vector v = V.row(a).transpose();
+      set_key(forest.slot(), kLog2E * K.row(a).dot(q), v.data(), d_v);
+      forest.push({0, a});
+    }
+    return forest;
+  };
+  Forest<double> joined(1, d_v);
+  begin = 0;
+  for (std::size_t i = 0; i < p; begin += lengths[i++]) {
+    const Forest<double> forest = forest_of(begin, begin + lengths[i]);
+    std::printf("device %zu holds [%td, %td)\n", i, begin, begin + lengths[i]);
+    for (std::size_t k = 0; k < forest.subtrees().size(); ++k) {
+      const Subtree& subtree = forest.subtrees()[k];
+      std::printf("    [%2td, %2td)  ", subtree.begin(), subtree.end());
+      const auto first =
+          forest.states().begin() + std::ptrdiff_t(k * std::size_t(forest.block_size()));
+      print("", State(first, first + forest.block_size()));
+      std::printf("\n");
+    }
+    joined.append(forest.subtrees(), forest.states().data());
+  }
+  std::printf("joined:");
+  for (const Subtree& subtree : joined.subtrees()) {
+    std::printf("  [%td, %td)", subtree.begin(), subtree.end());
+  }
+  const std::span<const double> folded = joined.fold();
+  const State root(folded.begin(), folded.end());
+  print("\nroot:         ", root);
+  std::printf("\n");
+
+  // %% [markdown]
+  // Is the root really the same for every machine? All ways to cut twelve keys into four runs,
+  // empty ones included, are
+  // 455. For each we take the root of the tree, and the result of the AllReduce above.
+
+  // %%
+  std::set<State> roots, reduced;
+  int n_cuts = 0;
+  for (Eigen::Index a = 0; a <= N; ++a) {
+    for (Eigen::Index b = a; b <= N; ++b) {
+      for (Eigen::Index c = b; c <= N; ++c, ++n_cuts) {
+        const std::vector<std::pair<Eigen::Index, Eigen::Index>> runs = {
+            {0, a}, {a, b}, {b, c}, {c, N}};
+        Forest<double> forest(1, d_v);
+        std::vector<State> each;
+        for (const auto& [first, last] : runs) {
+          const Forest<double> run = forest_of(first, last);
+          forest.append(run.subtrees(), run.states().data());
+          each.push_back(state_of(first, last));
+        }
+        const std::span<const double> whole = forest.fold();
+        roots.insert(State(whole.begin(), whole.end()));
+        reduced.insert(tree_reduce_devices(each, [](State left, const State& right) {
+          merge(left.data(), right.data(), d_v);
+          return left;
+        }));
+      }
+    }
+  }
+  std::printf("%d cuts: %zu root, %zu results of an AllReduce of states\n", n_cuts, roots.size(),
+              reduced.size());
+  expect(n_cuts == 455, "15 over 3");
+  expect(roots.size() == 1 && *roots.begin() == root, "one root, in bits");
+  expect(reduced.size() > 1, "an AllReduce of states depends on the cut");
+
+  // %% [markdown]
+  // ## The decoders themselves
+  //
+  // Now a larger problem, in float: 512 keys, four query heads that share two key/value heads.
+  // Every rank makes up its own run of keys, and one of the decoders of `algorithms()` does the
+  // rest, over whatever transport it is given.
+
+  // %%
+  const ProblemShape shape{.heads = 4,
+                           .kv_heads = 2,
+                           .head_dim = 16,
+                           .value_dim = 16,
+                           .n_keys = 512,
+                           .lengths = {512}};
+  const auto decode_on = [&shape](VirtualRank& rank, const Algorithm& algorithm) {
+    const std::vector<Run> runs = even_runs(shape.n_keys, rank.size(), kLeafLength);
+    const std::unique_ptr<Problem> problem = make_problem(shape, 7, 1);
+    const DecodeStep step{.q = problem->query(0),
+                          .shard = problem->shard(runs[std::size_t(rank.rank())], 0),
+                          .lengths = shape.lengths,
+                          .scale = 0.25,
+                          .runs = runs};
+    return algorithm.run(rank, find_backend("cpu"), step);
+  };
+
+  // %% [markdown]
+  // Ranks in nodes of four, one thread each; when they are done, their counters are added up.
+
+  // %%
+  struct Counted {
+    DecodeOutput output;
+    Traffic total;
+    std::vector<std::string> sent;
+  };
+  const auto run = [&decode_on](const Algorithm& algorithm, int n_ranks) {
+    const Topology topology = Topology::pretend(n_ranks, 4);
+    Mailboxes mail;
+    std::deque<VirtualRank> ranks;
+    for (int rank = 0; rank < n_ranks; ++rank) ranks.emplace_back(topology, rank, mail);
+    std::vector<DecodeOutput> outputs(ranks.size());
+    std::vector<std::jthread> threads;
+    for (std::size_t i = 0; i < ranks.size(); ++i) {
+      threads.emplace_back([&, i] { outputs[i] = decode_on(ranks[i], algorithm); });
+    }
+    threads.clear();  // waits for all of them
+
+    Counted result{outputs[0], {}, {}};
+    for (std::size_t i = 0; i < ranks.size(); ++i) {
+      const Traffic& traffic = ranks[i].traffic;
+      result.total.messages += traffic.messages;
+      result.total.bytes += traffic.bytes;
+      result.total.bytes_between_nodes += traffic.bytes_between_nodes;
+      result.total.buffer_kv_bytes =
+          std::max(result.total.buffer_kv_bytes, traffic.buffer_kv_bytes);
+      result.sent.push_back(ranks[i].sent);
+      expect(outputs[i].out == outputs[0].out, "all ranks end with the same output");
+    }
+    return result;
+  };
+
+  // %% [markdown]
+  // Eight ranks on two nodes of four. What `predict()` says before the step, and what was counted
+  // in it, must agree to the byte. The last columns are the largest error against the oracle in
+  // units of $2^{-24}$, and how many different outputs there are on 1 to 8 ranks.
+
+  // %%
+  const std::unique_ptr<Problem> problem = make_problem(shape, 7, 1);
+  const Shard whole = problem->whole();
+  const AttentionResult exact = attention(problem->query(0), whole.k, whole.v, {.scale = 0.25});
+  std::printf("              messages     bytes   between   kv held   error   outputs\n");
+  for (const Algorithm& algorithm : algorithms()) {
+    const Counted got = run(algorithm, 8);
+    double error = 0;
+    for (std::size_t i = 0; i < exact.out.size(); ++i) {
+      error = std::max(error, std::abs(double(got.output.out[i]) - exact.out[i]) / 0x1p-24);
+    }
+    std::set<std::vector<float>> outputs;
+    for (int n_ranks = 1; n_ranks <= 8; ++n_ranks) {
+      outputs.insert(run(algorithm, n_ranks).output.out);
+    }
+    std::printf("  %-10s  %8td  %8td  %8td  %8td   %5.1f   %7zu\n", algorithm.name.data(),
+                got.total.messages, got.total.bytes, got.total.bytes_between_nodes,
+                got.total.buffer_kv_bytes, error, outputs.size());
+
+    const Prediction predicted = predict(algorithm.name, shape, Topology::pretend(8, 4));
+    expect(got.total.messages == predicted.messages, "messages as predicted");
+    expect(got.total.bytes == predicted.bytes, "bytes as predicted");
+    expect(got.total.bytes_between_nodes == predicted.bytes_between_nodes, "between nodes too");
+    expect(error < 16, "every algorithm computes attention");
+    expect(!algorithm.keeps_bits || outputs.size() == 1,
+           "canonical order: one output for any number of ranks");
+  }
+
+  // %% [markdown]
+  // Whoever keeps to the canonical order has one output. The ring sends the whole cache around, and
+  // holds the keys and values of others while it computes; the others send states and hold nothing.
+  //
+  // ## Two levels
+  //
+  // Here is every message of `two-level`, with its bytes: `->` inside a node, `=>` between nodes.
+  // Four heads have states of 18 numbers, 288 bytes; an output with its lse has 17, 272 bytes.
+
+  // %%
+  const Counted two_level = run(find_algorithm("two-level"), 8);
+  for (std::size_t rank = 0; rank < 8; ++rank) {
+    std::printf("rank %zu (node %zu): %s\n", rank, rank / 4, two_level.sent[rank].c_str());
+  }
+  expect(two_level.total.bytes_between_nodes == 2 * 288,
+         "one state each way between the leaders");
+
+  // %% [markdown]
+  // States climb to the leaders 0 and 4, these two exchange, the output comes down: two messages on
+  // the network, however many ranks a node has. A butterfly over all eight ranks knows nothing of
+  // nodes, and its last round crosses the network eight times.
+  //
+  // ## Bytes against ranks
+  //
+  // A million keys, 16 heads of 128 in BF16, nodes of eight: what all ranks together send in one
+  // step. `paper` counts our butterfly; the broad grey line is the volume of eq. (14), that of an
+  // AllReduce which saves bytes and not steps.
+
+  // %%
+  const ProblemShape large{.storage = Storage::BF16, .n_keys = 1 << 20, .lengths = {1 << 20}};
+  std::string curves;
+  for (int n_ranks = 2; n_ranks <= 128; n_ranks *= 2) {
+    const Topology topology = Topology::pretend(n_ranks, 8);
+    curves += std::to_string(n_ranks);
+    for (const char* name : {"ring", "ring-state", "gather", "paper", "two-level"}) {
+      const Prediction step = predict(name, large, topology);
+      curves +=
+          " " + std::to_string(step.bytes) + " " + std::to_string(step.bytes_between_nodes);
+    }
+    curves += " " + std::to_string(predict("paper", large, topology).paper_bytes) + "\n";
+  }
+  const Prediction ring = predict("ring", large, Topology::pretend(128, 8));
+  const Prediction tree = predict("two-level", large, Topology::pretend(128, 8));
+  std::printf("128 ranks:  ring %.2e bytes, two-level %.2e: %.0f times less\n",
+              double(ring.bytes), double(tree.bytes), double(ring.bytes) / double(tree.bytes));
+  std::printf("between nodes:   %.2e       %.2e: %.0f times less\n",
+              double(ring.bytes_between_nodes), double(tree.bytes_between_nodes),
+              double(ring.bytes_between_nodes) / double(tree.bytes_between_nodes));
+  expect(ring.bytes > 100000 * tree.bytes, "states are small, caches are not");
+
+  // %%
+  figure("notebook_bytes", "$bytes << EOD\n" + curves + R"(EOD
+set multiplot
+set logscale x 2
+set logscale y 10
+set format y '10^{%L}'
+set xrange [1.8:142]
+set lmargin 9
+set rmargin 14
+set key off
+set size 1,0.53
+set origin 0,0.47
+set yrange [1e3:1e13]
+set format x ''
+set ylabel 'bytes in all'
+set label 1 'ring' at 140,1e12 left tc rgb '#d9730d'
+set label 2 'gather,' at 140,4e8 left tc rgb '#8a4fbf'
+set label 3 'ring-state' at 140,7e7 left tc rgb '#8a4fbf'
+set label 4 'paper' at 140,1e7 left tc rgb '#1982d2'
+set label 5 'two-level' at 140,1.5e6 left tc rgb '#2d9d5a'
+set label 6 'eq. (14)' at 140,2e5 left tc rgb '#999999'
+plot $bytes using 1:12 with lines lw 7 lc rgb '#dddddd', \
+     $bytes using 1:2 with linespoints pt 7 ps 0.5 lw 2 lc rgb '#d9730d', \
+     $bytes using 1:6 with linespoints pt 7 ps 0.5 lw 2 lc rgb '#8a4fbf', \
+     $bytes using 1:8 with linespoints pt 7 ps 0.5 lw 2 lc rgb '#1982d2', \
+     $bytes using 1:10 with linespoints pt 7 ps 0.5 lw 2 lc rgb '#2d9d5a'
+set size 1,0.53
+set origin 0,0
+set format x '%g'
+set xlabel 'ranks'
+set label 1 at 140,1.4e11
+set label 2 'gather' at 140,1.5e8
+set label 3 at 140,1.7e7
+set label 4 at 140,3.5e6
+set label 5 at 140,5e5
+unset label 6
+set ylabel 'bytes between nodes'
+plot $bytes using 1:3 with linespoints pt 7 ps 0.5 lw 2 lc rgb '#d9730d', \
+     $bytes using 1:7 with linespoints pt 7 ps 0.5 lw 2 lc rgb '#8a4fbf', \
+     $bytes using 1:5 with linespoints pt 6 ps 0.5 lw 1 lc rgb '#8a4fbf', \
+     $bytes using 1:9 with linespoints pt 7 ps 0.5 lw 2 lc rgb '#1982d2', \
+     $bytes using 1:11 with linespoints pt 7 ps 0.5 lw 2 lc rgb '#2d9d5a'
+unset multiplot)",
+         640, 640);
+}
+
+// %% [markdown]
+// ![Bytes that all ranks together send in one decode step over a million keys, in all and between nodes of eight ranks](notebook_bytes.svg)
+//
+// ## Questions
+//
+// 1. Device 2 was empty. Which lines of Alg. 3 would produce a NaN if *all* devices were, and what
+//    does `tree_decode_paper()` do there?
+// 2. `paper`, `packed` and `fused` send the same bytes in 72, 48 and 24 messages. When does that
+//    make no difference?
+// 3. Between nodes `two-level` and `paper` differ by a factor of eight in the figure. Where does
+//    the factor come from, and what would it be with nodes of 64?
+// 4. In which of the seven algorithms could a rank start to compute on keys before it has all of
+//    its own?
