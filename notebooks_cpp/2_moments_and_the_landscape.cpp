@@ -178,7 +178,7 @@ int main() {
   // The Hessian is a covariance, so none of its eigenvalues is negative: $F$ is convex. Its slope
   // is a weighted mean of values, so it stays in their convex hull. And far out it forgets the
   // scores: one value wins, $F(\zeta) - \max_a \zeta \cdot v_a$ stays between the winner's score and
-  // $\log \sum_a \mathrm e^{s_a}$, and the bowl turns into a polyhedral funnel, one face for each
+  // $F(0)$, and the bowl turns into a polyhedral funnel, one face for each
   // corner of the hull.
 
   // %%
@@ -287,8 +287,8 @@ plot $level using 1:2:3 with lines lw 1.2 lc palette notitle, \
   // ## The same moments from one reduction
   //
   // Tree decoding carries $\sum_a w_a v_a$ for whatever $v_a$ is. Let the products of its
-  // components follow a value, $v \to (v,\, v_0^2,\, v_0 v_1,\, v_1^2)$, and its key: then the same merge, the
-  // same tree and the same collective bring home the covariance too, and the entropy
+  // components follow a value, $v \to (v,\, v_0^2,\, v_0 v_1,\, v_1^2)$, and its key: then the
+  // same merge, the same tree and the same collective bring home the covariance too, and the entropy
   // $H = -\langle \log P \rangle = \mathrm{lse} - q \cdot \langle k \rangle$
   // (`reference/moment_state.hpp`). Below, the seven keys lie on three ranks.
 
@@ -422,8 +422,8 @@ plot $cost using 1:4 with linespoints ls 1 title 'forward mode', \
 // ## Questions
 //
 // 1. The series of $Z$ converges for every $\zeta$. That of $F$ does not: for two keys of equal
-//    score with values $\pm 1$ it is $F = \log 2 \cosh \zeta$. Where in the complex plane does it end, and
-//    how far does its Taylor series reach?
+//    score with values $\pm 1$ it is $F = \log 2 \cosh \zeta$. Where in the complex plane does it
+//    end, and how far does its Taylor series reach?
 // 2. Move all values by the same vector. Which cumulants change?
 // 3. The covariance from the reduction is a difference of two sums. For which values does it lose
 //    its digits, and what does the `center` of `reference/moment_state.hpp` do about it?

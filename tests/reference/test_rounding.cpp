@@ -101,7 +101,7 @@ std::vector<T> shuffled(std::vector<T> x, unsigned seed) {
 
 }  // namespace
 
-TEST_CASE("rounding: the canonical tree has the same bits wherever it is cut; chunks cut elsewhere have others") {
+TEST_CASE("rounding: the canonical tree has the same bits wherever it is cut, chunks cut elsewhere have others") {
   CAPTURE(kSeed);
   const std::vector<State> keys = random_keys(100);
   const State root = canonical(keys);
