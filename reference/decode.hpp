@@ -32,7 +32,9 @@ struct Shard {
 /// F32 accumulation; F64 storage is rounded to F32 as it is read.
 ///
 /// Edges: positions from lengths[i] on are not read and count as the empty set. A batch entry with one key in all gives
-/// z = v to the bit (its softmax weight is 1 whatever the score). NaN and Inf follow the formula, see set_key().
+/// z = v to the bit (its softmax weight is 1 whatever the score). NaN and Inf follow the formula, see set_key(). n is a sum in
+/// F32: values above 3e38 / N may overflow to Inf, and a score beyond 3e38 is Inf and gives NaN, where the double oracle is
+/// finite.
 ///
 /// @param q queries [b, n_h, l, d_h]; row (i, h, j) of the result is (i * n_h + h) * l + j
 /// @param shard keys and values of some positions

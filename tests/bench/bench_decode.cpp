@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "reference/decode.hpp"
+#include "reference/tree_reduce_threads.hpp"
 
 namespace {
 
@@ -77,8 +78,17 @@ void merge_states(benchmark::State& state, Merge merge_two) {
   }
 }
 
+/// Thm. 1 on threads: an associative operator over 2^20 numbers on p workers.
+void tree_on_threads(benchmark::State& state) {
+  std::vector<double> x(std::size_t{1} << 20);
+  std::iota(x.begin(), x.end(), 1.0);
+  const auto log_add = [](double a, double b) { return std::max(a, b) + std::log1p(std::exp(-std::abs(a - b))); };
+  for (auto _ : state) benchmark::DoNotOptimize(tree_reduce_threads(std::span<const double>(x), state.range(0), log_add).value);
+}
+
 }  // namespace
 
+BENCHMARK(tree_on_threads)->Arg(1)->Arg(2)->UseRealTime();
 BENCHMARK_CAPTURE(read, F32, Storage::F32);
 BENCHMARK_CAPTURE(read, BF16, Storage::BF16);
 BENCHMARK_CAPTURE(decode, F32_group1, Storage::F32, 1);
