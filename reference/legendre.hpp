@@ -154,7 +154,7 @@ inline Climb climb(const Vector& s, const Matrix& Y) {
 /// left is rounding).
 ///
 /// Where z is:
-/// - inside the hull (relative interior): the supremum is attained, zeta is finite, <v>_P = z;
+/// - inside the hull (relative interior): the supremum is attained, zeta is finite, `<v>`_P = z;
 /// - on its boundary: F* is finite but not attained, |zeta| grows without bound. value is then within about 1e-10 of F*,
 ///   zeta is where the iteration stopped, and P has all but a rounding of its weight on the face of z.
 ///   At a corner v_c of the hull F* = -log sum exp(s_a) over the keys with v_a = v_c, which is -s_c if there is one;
