@@ -131,7 +131,8 @@ int main() {
   // ## F generates the cumulants
   //
   // The same differences of $F$ give mean, covariance and third cumulant. Not only at 0: at any
-  // $\zeta$ they are those of the tilted weights, softmax$(q \cdot k_a + \zeta \cdot v_a)$.
+  // $\zeta$ they are those of the tilted weights,
+  // $\mathrm{softmax}(q \cdot k_a + \zeta \cdot v_a)$.
 
   // %%
   const Function F = [&](const Vector& zeta) { return energy(q, K, V, zeta); };
@@ -177,9 +178,8 @@ int main() {
   //
   // The Hessian is a covariance, so none of its eigenvalues is negative: $F$ is convex. Its slope
   // is a weighted mean of values, so it stays in their convex hull. And far out it forgets the
-  // scores: one value wins, $F(\zeta) - \max_a \zeta \cdot v_a$ stays between the winner's score and
-  // $F(0)$, and the bowl turns into a polyhedral funnel, one face for each
-  // corner of the hull.
+  // scores: one value wins, $F(\zeta) - \max_a \zeta \cdot v_a$ stays between the winner's score
+  // and $F(0)$, and the bowl turns into a polyhedral funnel, one face for each corner of the hull.
 
   // %%
   std::printf("   zeta            F      slope              eigenvalues of the Hessian\n");
@@ -288,8 +288,8 @@ plot $level using 1:2:3 with lines lw 1.2 lc palette notitle, \
   //
   // Tree decoding carries $\sum_a w_a v_a$ for whatever $v_a$ is. Let the products of its
   // components follow a value, $v \to (v,\, v_0^2,\, v_0 v_1,\, v_1^2)$, and its key: then the
-  // same merge, the same tree and the same collective bring home the covariance too, and the entropy
-  // $H = -\langle \log P \rangle = \mathrm{lse} - q \cdot \langle k \rangle$
+  // same merge, the same tree and the same collective bring home the covariance too, and the
+  // entropy $H = -\langle \log P \rangle = \mathrm{lse} - q \cdot \langle k \rangle$
   // (`reference/moment_state.hpp`). Below, the seven keys lie on three ranks.
 
   // %%
@@ -350,9 +350,9 @@ plot $level using 1:2:3 with lines lw 1.2 lc palette notitle, \
   // ## What a gradient costs
   //
   // Section 5.2 of the paper has attention computed as the gradient of an energy because reverse
-  // mode gives a gradient for a small multiple of the energy, however long $\zeta$ is. Forward mode
-  // carries $d_v$ slopes along. No clock is needed to see it: we count operations, by running the
-  // code of `energy()` on numbers that count.
+  // mode gives a gradient for a small multiple of the energy, however long $\zeta$ is. Forward
+  // mode carries $d_v$ slopes along. No clock is needed to see it: we count operations, by running
+  // the code of `energy()` on numbers that count.
 
   // %%
   struct Cost {

@@ -105,6 +105,26 @@ TEST_CASE("decoders: an empty shard is neutral, on the first, a middle or the la
   }
 }
 
+/// The numerator of the empty set is -0, the one number that changes no other when added.
+TEST_CASE("decoders: values of -0 stay -0 beside empty shards and keys that are not in use") {
+  const Axes axes{.batch = 2, .head_dim = 6, .value_dim = 5, .n_keys = 40};
+  std::mt19937 random(450);
+  Tensor q = normal_tensor(random, axes.q()), k = normal_tensor(random, axes.k());
+  const Tensor v(std::vector<float>(static_cast<std::size_t>(n_elements(axes.v())), -0.0f), axes.v());
+  const auto problem = problem_of(std::move(q), std::move(k), v, std::vector<std::int64_t>{40, 3});
+  for (World* world : worlds({1, 2, 3, 5, 8})) {
+    const int p = world->size();
+    std::vector<std::int64_t> only(static_cast<std::size_t>(p), 0);
+    only[static_cast<std::size_t>(p / 2)] = 40;
+    check_all(*world, *problem, {{mixed_grouping(p), runs_of_lengths(only)}, {Topology::pretend(p, 2), even_runs(40, p, 1)}},
+              [](const Algorithm& algorithm, const DecodeOutput& output) {
+                // Paper and packed add the +0 that an empty shard's output is.
+                if (!algorithm.keeps_bits && algorithm.name != "fused") return;
+                CHECK(std::all_of(output.out.begin(), output.out.end(), [](float z) { return z == 0 && std::signbit(z); }));
+              });
+  }
+}
+
 TEST_CASE("decoders: no keys, no heads, no batch, no components: an empty result and no hang") {
   for (World* world : worlds({1, 2, 5})) {
     const Axes empties[] = {
