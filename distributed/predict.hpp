@@ -29,7 +29,9 @@ struct Prediction {
 ///     two-level   (p - M) S + A(M) S + (p - M) 4 n_rows (1 + d_v)
 ///
 /// Exact where every rank's run is one aligned subtree or the algorithm sends one state a rank; a run that is cut elsewhere
-/// sends up to 2 log2 N subtrees and more bytes than this.
+/// sends up to 2 log2 N subtrees and more bytes than this. For two-level the joined runs of nodes must be aligned as well:
+/// equal nodes, and as many as a power of two. peak_elements is the paper's: its ring holds two shards, ours three (its own, one
+/// computed, one arriving).
 /// @paper{eq_8, eq. (8)} @paper{eq_10, eq. (10)}
 Prediction predict(std::string_view algorithm, const ProblemShape& shape, const Topology& topology);
 
