@@ -51,25 +51,12 @@
 #include "reference/reverse_mode.hpp"
 
 using namespace tree_attn;
-using notebook::expect, notebook::figure;
+using notebook::expect, notebook::figure, notebook::normal, notebook::row;
 using Eigen::Index;
 
 /// Components of zeta in which a function is differentiated, in any order, repeated at will.
 using Components = std::vector<Index>;
 using Function = std::function<double(const Vector&)>;
-
-/// Numbers as a line of a plot's data.
-std::string row(const std::vector<double>& numbers) {
-  std::string line;
-  for (const double number : numbers) line += std::to_string(number) + " ";
-  return line + "\n";
-}
-
-/// A matrix of standard normal numbers.
-Matrix normal(std::mt19937& random, Index rows, Index columns) {
-  std::normal_distribution<double> draw;
-  return Matrix::NullaryExpr(rows, columns, [&] { return draw(random); });
-}
 
 // %% [markdown]
 // ## Derivatives of any order, by differences

@@ -40,21 +40,8 @@
 #include "reference/moments.hpp"
 
 using namespace tree_attn;
-using notebook::expect, notebook::figure;
+using notebook::expect, notebook::figure, notebook::normal, notebook::row;
 using Eigen::Index;
-
-/// Numbers as a line of a plot's data.
-std::string row(const std::vector<double>& numbers) {
-  std::string line;
-  for (const double number : numbers) line += std::to_string(number) + " ";
-  return line + "\n";
-}
-
-/// A matrix of standard normal numbers.
-Matrix normal(std::mt19937& random, Index rows, Index columns) {
-  std::normal_distribution<double> draw;
-  return Matrix::NullaryExpr(rows, columns, [&] { return draw(random); });
-}
 
 int main() {
   // %% [markdown]

@@ -41,15 +41,8 @@
 #include "reference/moments.hpp"
 
 using namespace tree_attn;
-using notebook::expect, notebook::figure;
+using notebook::expect, notebook::figure, notebook::row;
 using Eigen::Index;
-
-/// Numbers as a line of a plot's data.
-std::string row(const std::vector<double>& numbers) {
-  std::string line;
-  for (const double number : numbers) line += std::to_string(number) + " ";
-  return line + "\n";
-}
 
 // %% [markdown]
 // ## Eight letters

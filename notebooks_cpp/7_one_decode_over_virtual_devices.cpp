@@ -33,13 +33,7 @@
 #include "reference/forest.hpp"
 
 using namespace tree_attn;
-using notebook::expect, notebook::figure;
-
-/// A matrix of standard normal numbers.
-Matrix normal(std::mt19937& random, Eigen::Index rows, Eigen::Index columns) {
-  std::normal_distribution<double> draw;
-  return Matrix::NullaryExpr(rows, columns, [&] { return draw(random); });
-}
+using notebook::expect, notebook::figure, notebook::normal;
 
 // %% [markdown]
 // A state in double: shift, denominator, and two components of the numerator.

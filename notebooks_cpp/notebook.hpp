@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What every notebook uses beside the library: checks that can fail, and figures.
+/// @brief What notebooks use beside the library: checks that can fail, random matrices, and figures.
 #pragma once
 
+#include <Eigen/Core>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <random>
 #include <string>
+#include <vector>
 
 namespace tree_attn::notebook {
 
@@ -16,6 +19,19 @@ inline void expect(bool holds, const std::string& claim) {
   std::fflush(stdout);
   std::fprintf(stderr, "notebook: does not hold: %s\n", claim.c_str());
   std::exit(1);
+}
+
+/// A matrix of standard normal numbers.
+inline Eigen::MatrixXd normal(std::mt19937& random, Eigen::Index rows, Eigen::Index columns) {
+  std::normal_distribution<double> draw;
+  return Eigen::MatrixXd::NullaryExpr(rows, columns, [&] { return draw(random); });
+}
+
+/// Numbers as a line of a plot's data.
+inline std::string row(const std::vector<double>& numbers) {
+  std::string line;
+  for (const double number : numbers) line += std::to_string(number) + " ";
+  return line + "\n";
 }
 
 /// Draws NAME.svg in the current folder with gnuplot; the script is kept beside it as NAME.gp. Without gnuplot, says so on
