@@ -82,7 +82,8 @@ TEST_CASE("gradient: in reverse mode it costs a small constant times the energy,
          ", reverse ", cost.ratio(cost.reverse), ", forward ", cost.ratio(cost.forward), " times as many");
     CHECK(cost.energy.n_exp == 32);
     CHECK(cost.energy.n_log == 1);
-    // A step and its share of the sweep back are five operations at most: one, two multiplications, two additions.
+    // A step of the energy, which never divides, and its share of the sweep back are five operations at most: one, two
+    // multiplications, two additions.
     CHECK(cost.ratio(cost.reverse) > 1);
     CHECK(cost.ratio(cost.reverse) < 5);
     // By hand: the weights are there already, and each value is looked at once more.
