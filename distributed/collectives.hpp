@@ -10,14 +10,9 @@
 #include "distributed/schedule.hpp"
 #include "distributed/transport.hpp"
 #include "reference/forest.hpp"
+#include "reference/run.hpp"
 
 namespace tree_attn {
-
-/// Positions held by each place of the row; neighbours touch, empty runs are allowed.
-struct Run {
-  std::int64_t begin = 0, end = 0;
-  std::int64_t size() const { return end - begin; }
-};
 
 /// left <- op(left, right), element for element or state for state; the left operand stands further left in the row.
 using ReduceOp = std::function<void(std::span<float> left, std::span<const float> right)>;

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Names of algorithms and backends; how a sequence is cut.
+/// @brief Names of algorithms and backends; the first and the last thing that all decoders do.
 #include "distributed/decoder.hpp"
-
-#include <algorithm>
 
 #include "distributed/input_error.hpp"
 
@@ -37,28 +35,6 @@ Backend find_backend(std::string_view name) {
     throw InputError("--backend " + std::string(name) + ": not built in: this version has no kernels yet; there is cpu");
   }
   throw InputError("--backend " + std::string(name) + ": unknown; there are cpu, emulated, cuda");
-}
-
-std::vector<Run> even_runs(std::int64_t n_keys, int p, std::int64_t leaf) {
-  const std::int64_t n_leaves = (n_keys + leaf - 1) / leaf;
-  std::vector<Run> runs;
-  std::int64_t leaves_before = 0;
-  for (int place = 0; place < p; ++place) {
-    const std::int64_t n = n_leaves / p + (place < n_leaves % p ? 1 : 0);
-    runs.push_back({std::min(n_keys, leaves_before * leaf), std::min(n_keys, (leaves_before + n) * leaf)});
-    leaves_before += n;
-  }
-  return runs;
-}
-
-std::vector<Run> runs_of_lengths(std::span<const std::int64_t> lengths) {
-  std::vector<Run> runs;
-  std::int64_t begin = 0;
-  for (const std::int64_t length : lengths) {
-    runs.push_back({begin, begin + length});
-    begin += length;
-  }
-  return runs;
 }
 
 Forest<float> local_forest(Transport& transport, const Backend& backend, const DecodeStep& step) {

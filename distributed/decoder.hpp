@@ -32,7 +32,7 @@ struct DecodeStep {
   Shard shard;                            ///< keys and values of this rank
   std::span<const std::int64_t> lengths;  ///< keys in use per batch entry [b]
   double scale = 1;                       ///< multiplies q.k
-  std::span<const Run> runs;              ///< positions held by every place of the row, this rank's among them
+  std::span<const Run> runs;  ///< positions held by every place of the row, this rank's among them; neighbours touch, some may be empty
 
   std::int64_t n_rows() const { return q.shape[0] * q.shape[1] * q.shape[2]; }
   std::int64_t d_v() const { return shard.v.shape[3]; }
@@ -50,12 +50,6 @@ struct Algorithm {
 std::span<const Algorithm> algorithms();
 /// The algorithm of that name. @throws InputError if it is unknown, naming those there are
 const Algorithm& find_algorithm(std::string_view name);
-
-/// Cuts N positions into p runs as even as leaves of `leaf` positions allow; the first ones are the longer ones, and runs
-/// are empty where there are fewer leaves than ranks.
-std::vector<Run> even_runs(std::int64_t n_keys, int p, std::int64_t leaf);
-/// Runs of the given lengths, one behind the other.
-std::vector<Run> runs_of_lengths(std::span<const std::int64_t> lengths);
 
 /// The states of this rank's own shard, messages in flight advancing meanwhile.
 Forest<float> local_forest(Transport& transport, const Backend& backend, const DecodeStep& step);

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "reference/merges_together.hpp"
+
 namespace tree_attn {
 namespace {
 
@@ -26,45 +28,6 @@ float dot(const float* a, const float* b, std::int64_t d_padded) {
   return sums.sum();
 }
 
-/// Keys that climb together, and the level of the subtree that they fill.
-constexpr int kTogether = 8, kTogetherLevel = 3;
-
-/// The seven merges above eight neighbouring keys. One of the two factors of a merge is 1, the other that of Rescale: the
-/// choice of merge_number() turned into a multiplication that changes nothing.
-class MergesTogether {
- public:
-  /// Plans the merges. @param[in,out] shift those of the keys; ends with that of their subtree in shift[0]
-  explicit MergesTogether(float (&shift)[kTogether]) {
-    for (int width = 2; width <= kTogether; width *= 2) {
-      for (int first = 0; first < kTogether; first += width) {
-        const Rescale<float> r = rescale(shift[first], shift[first + width / 2]);
-        shift[first] = r.shift;
-        left_[place(first, width)] = r.right_is_high ? r.factor : 1;
-        right_[place(first, width)] = r.right_is_high ? 1 : r.factor;
-      }
-    }
-  }
-
-  /// The merged number of the subtree of `kWidth` keys from `first` on, or a few such numbers side by side.
-  /// @param number gives that of a single key
-  template <int kWidth = kTogether, class Number>
-  auto value(const Number& number, int first = 0) const {
-    if constexpr (kWidth == 1) {
-      return number(first);
-    } else {
-      const auto left = value<kWidth / 2>(number, first), right = value<kWidth / 2>(number, first + kWidth / 2);
-      const int k = place(first, kWidth);
-      return decltype(left)(left_[k] * left + right_[k] * right);
-    }
-  }
-
- private:
-  /// Place of a merge: four of width 2, two of width 4, one of width 8.
-  static constexpr int place(int first, int width) { return kTogether - 2 * kTogether / width + first / width; }
-
-  float left_[kTogether - 1], right_[kTogether - 1];
-};
-
 /// The state of eight neighbouring keys, the first at a multiple of eight: the same merges in the same order as key by key, but
 /// the numbers on the way stay in registers. This file is compiled without contraction to fused multiply-add, which would
 /// skip the rounding of weight * v.
@@ -72,7 +35,7 @@ class MergesTogether {
 void set_keys_together(float* __restrict state, const float* s, const float* __restrict v, std::int64_t d_v) {
   float shift[kTogether], weight[kTogether];
   for (int i = 0; i < kTogether; ++i) shift[i] = key_shift(s[i]), weight[i] = key_weight(s[i]);
-  const MergesTogether merges(shift);
+  const MergesTogether<float> merges(shift);
   state[kShift] = shift[0];
   state[kSum] = merges.value([&](int i) { return weight[i]; });
 

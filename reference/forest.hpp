@@ -9,42 +9,20 @@
 #pragma once
 
 #include <algorithm>
-#include <bit>
 #include <cassert>
 #include <cstdint>
 #include <span>
 #include <vector>
 
-#include "reference/state.hpp"
+#include "reference/subtree.hpp"
 
 namespace tree_attn {
-
-/// A node of the tree: level h and index i, covering the positions [i 2^h, (i + 1) 2^h).
-struct Subtree {
-  int level = 0;           ///< height above the keys; 0 is a single key
-  std::int64_t index = 0;  ///< place among the nodes of its level
-
-  std::int64_t begin() const { return index << level; }        ///< first position covered
-  std::int64_t end() const { return (index + 1) << level; }    ///< one behind the last position covered
-  Subtree parent() const { return {level + 1, index >> 1}; }   ///< the node above
-  /// Whether `right` is the sibling on the right of this node.
-  bool is_left_sibling_of(const Subtree& right) const {
-    return level == right.level && (index & 1) == 0 && index + 1 == right.index;
-  }
-  bool operator==(const Subtree&) const = default;
-};
 
 /// The maximal subtrees that cover the positions [begin, end), left to right: at most 2 log2(N) of them, and just one when
 /// the run is an aligned power of two.
 inline std::vector<Subtree> cover(std::int64_t begin, std::int64_t end) {
   std::vector<Subtree> subtrees;
-  while (begin < end) {
-    // The largest subtree that starts here and does not reach past the end.
-    int level = std::bit_width(static_cast<std::uint64_t>(end - begin)) - 1;
-    if (begin != 0) level = std::min(level, std::countr_zero(static_cast<std::uint64_t>(begin)));
-    subtrees.push_back({level, begin >> level});
-    begin += std::int64_t{1} << level;
-  }
+  for (; begin < end; begin = subtrees.back().end()) subtrees.push_back(first_subtree(begin, end));
   return subtrees;
 }
 

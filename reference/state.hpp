@@ -23,8 +23,10 @@
 
 #if defined(__CUDACC__)
 #define TREE_ATTN_HOST_DEVICE __host__ __device__
+#define TREE_ATTN_UNROLL _Pragma("unroll")  // an array indexed by such a loop stays in registers
 #else
 #define TREE_ATTN_HOST_DEVICE
+#define TREE_ATTN_UNROLL
 #endif
 
 namespace tree_attn {
@@ -168,20 +170,27 @@ TREE_ATTN_HOST_DEVICE inline Real finish_lse(const Real* state) {
   return lse == lse ? lse : std::numeric_limits<Real>::quiet_NaN();
 }
 
+/// One component of z = n / D, 0 for the empty set.
+///
+/// NaN leaves as the one canonical quiet NaN: the sign and payload of a NaN depend on the order of operands, and all ranks
+/// must end with the same bits.
+/// @param[in] state its first two numbers, e and D, are looked at
+/// @param n_j component j of n
+template <class Real>
+TREE_ATTN_HOST_DEVICE inline Real finish_value(const Real* state, Real n_j) {
+  const Real z_j = is_empty(state) ? Real(0) : n_j / state[kSum];
+  return z_j == z_j ? z_j : std::numeric_limits<Real>::quiet_NaN();
+}
+
 /// z = n / D and lse = ln 2 * (e + log2 D): the end of every reduction.
 ///
-/// The empty set gives z = 0 and lse = -inf. NaN leaves as the one canonical quiet NaN: the sign and payload of a NaN
-/// depend on the order of operands, and all ranks must end with the same bits.
+/// The empty set gives z = 0 and lse = -inf.
 /// @param[in] state [2 + d_v]
 /// @param[out] z [d_v]
 /// @returns lse, natural
 template <class Real>
 TREE_ATTN_HOST_DEVICE inline Real finish(const Real* state, Real* z, std::int64_t d_v) {
-  const bool empty = is_empty(state);
-  for (std::int64_t j = 0; j < d_v; ++j) {
-    const Real z_j = empty ? Real(0) : state[kValues + j] / state[kSum];
-    z[j] = z_j == z_j ? z_j : std::numeric_limits<Real>::quiet_NaN();
-  }
+  for (std::int64_t j = 0; j < d_v; ++j) z[j] = finish_value(state, state[kValues + j]);
   return finish_lse(state);
 }
 

@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
-#include "distributed/decoder.hpp"
+#include "reference/run.hpp"
 
 namespace tree_attn::test {
 namespace {

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Step 4 of the ladder: the keys of a query are split over blocks, and a second kernel merges (section 5, Alg. 3).
+///
+/// What changed: a grid of splits times queries. Each block leaves the forest of its split in the workspace; a second launch
+/// joins the forests of each query. This is the tree over devices, inside one.
+/// Bytes: the same, and a few states a split. Time: as many blocks as the device can hold, whatever the number of queries; for
+/// one more launch, 1 to 3 us.
+/// Measured: not yet.
+#include "gpu/climb.cuh"
+#include "gpu/forests.cuh"
+#include "gpu/splits.hpp"
+
+namespace tree_attn::TREE_ATTN_PLATFORM {
+namespace {
+
+/// Grid: splits, rows. @param forests see SplitWorkspace
+template <class Team>
+__global__ void __launch_bounds__(kSplitThreads, 1) split(DeviceProblem problem, SplitWorkspace forests) {
+  const std::int64_t row = blockIdx.y, line = row / problem.group, r = row % problem.group;
+  const int n_teams = static_cast<int>(blockDim.x) / Team::kLanes, team = static_cast<int>(threadIdx.x) / Team::kLanes;
+  const Run64 run = part_of(problem.padded(line), blockIdx.x, gridDim.x);
+
+  climb_over<Team>(problem, line, r, part_of(run, team, n_teams), forests.of_worker(row, blockIdx.x, team));
+  __syncthreads();
+  if (team == 0) {
+    join<Team>(forests.of_split(row, blockIdx.x), forests.n_split, forests.of_worker(row, blockIdx.x, 0), forests.n_worker, run,
+               n_teams, static_cast<int>(threadIdx.x));
+  }
+}
+
+/// One block of one team a row.
+template <class Team>
+__global__ void __launch_bounds__(kWarp) split_merge(DeviceProblem problem, DeviceOutput output, SplitWorkspace forests) {
+  const std::int64_t row = blockIdx.x, line = row / problem.group, r = row % problem.group;
+  const int lane = static_cast<int>(threadIdx.x);
+  const Run64 whole = problem.padded(line);
+  float* const of_row = forests.of_strip(row);
+  join<Team>(of_row, forests.n_strip, forests.of_split(row, 0), forests.n_split, whole, forests.n_splits, lane);
+  deliver<Team>(problem, output, line, r, of_row, forests.n_strip, whole, lane);
+}
+
+void run(const DeviceProblem& problem, Storage storage, const DeviceOutput& output, const Plan& plan, const Workspace& workspace,
+         Stream stream) {
+  const auto n_rows = static_cast<unsigned>(problem.n_rows()), n_splits = static_cast<unsigned>(plan.n_splits);
+  with_team(problem, storage, [&](auto team) {
+    using Team = decltype(team);
+    const auto forests = SplitWorkspace::of<Team>(problem, plan, workspace.floats);
+    launch(split<Team>, {.grid = {n_splits, n_rows}, .block = {static_cast<unsigned>(plan.n_threads)}}, stream, problem, forests);
+    launch(split_merge<Team>, {.grid = {n_rows}, .block = {Team::kLanes}}, stream, problem, output, forests);
+  });
+}
+
+}  // namespace
+
+const LadderStep kSplit{"split", "keys split over blocks, a second kernel merges", accepts_aligned_rows, plan_splits, run};
+
+}  // namespace tree_attn::TREE_ATTN_PLATFORM

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The dice of the emulator: the same throws for the same seed, on every machine.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+
+namespace tree_attn::emulated::runtime {
+
+/// splitmix64 (Steele, Lea, Flood 2014).
+class Random {
+ public:
+  explicit Random(std::uint64_t seed = 0) : state_(seed) {}
+  std::uint64_t next() {
+    std::uint64_t z = state_ += 0x9E3779B97F4A7C15;
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9;
+    z = (z ^ z >> 27) * 0x94D049BB133111EB;
+    return z ^ z >> 31;
+  }
+  /// 0 .. n - 1
+  std::uint32_t below(std::uint32_t n) { return static_cast<std::uint32_t>((next() >> 32) * n >> 32); }
+  /// Any order of n things.
+  template <class T>
+  void shuffle(T* things, std::uint32_t n) {
+    for (std::uint32_t i = n; i > 1; --i) std::swap(things[i - 1], things[below(i)]);
+  }
+
+ private:
+  std::uint64_t state_;
+};
+
+/// 16 bits that are a NaN as a half, as a bfloat16 and, twice, as a float.
+inline std::uint16_t poison(std::uint64_t seed) {
+  const std::uint64_t die = Random(seed).next();
+  return static_cast<std::uint16_t>((die & 0x8000) | 0x7F80 | (die % 127 + 1));
+}
+
+}  // namespace tree_attn::emulated::runtime

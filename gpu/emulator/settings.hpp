@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief What a run of the emulator may vary: the order of everything that a device orders as it likes.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+
+namespace tree_attn::emulated {
+
+/// How kernels are run. A result may depend on none of these; a kernel whose result does has a bug.
+struct Settings {
+  /// 0: blocks and threads run in ascending order. Any other number shuffles blocks, the threads of every release, the time
+  /// at which bulk copies arrive, and picks the NaN that memory starts with.
+  std::uint64_t seed = 0;
+  int n_workers = 0;                    ///< host threads that run blocks; 0: one a core
+  std::chrono::milliseconds deadline{300'000};  ///< of one launch, by the clock on the wall
+  int n_multiprocessors = 4;            ///< what device() reports
+};
+
+/// The settings of the process. Starts from the environment: TREE_ATTN_EMULATOR_SEED, TREE_ATTN_EMULATOR_WORKERS.
+Settings& settings();
+
+/// Other settings until the end of a scope.
+class SettingsScope {
+ public:
+  explicit SettingsScope(const Settings& other) : before_(settings()) { settings() = other; }
+  SettingsScope(const SettingsScope&) = delete;
+  SettingsScope& operator=(const SettingsScope&) = delete;
+  ~SettingsScope() { settings() = before_; }
+
+ private:
+  Settings before_;
+};
+
+}  // namespace tree_attn::emulated

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The host side of a kernel: memory on the device, streams, launches.
+///
+/// | word | meaning |
+/// | --- | --- |
+/// | `DeviceBuffer<T>` | n numbers of device memory, freed at the end; `upload`, `download` |
+/// | `Stream` | where launches queue; a default one runs them in order |
+/// | `Launch` | grid, block, bytes of dynamic shared memory, blocks a cluster |
+/// | `launch(kernel, Launch, stream, args...)` | starts a kernel; a status that is not well is a DeviceError |
+/// | `Device device()` | name, number of multiprocessors, shared memory a block may have, major version |
+#pragma once
+
+#if defined(__CUDACC__)
+#include "gpu/cuda/launch.hpp"
+#else
+#include "gpu/emulator/launch.hpp"
+#endif
