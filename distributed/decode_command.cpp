@@ -46,6 +46,26 @@ void check_memory(const DecodeOptions& options, const ProblemShape& shape, const
   }
 }
 
+/// Refuses shapes that no kernel takes, and shards that cut a leaf whose sum no shard can share. @throws InputError
+void check_kernels(const DecodeOptions& options, const KernelBackend& kernels, Problem& problem, std::span<const Run> runs,
+                   std::span<const Algorithm* const> chosen) {
+  const int last = options.steps - 1;
+  const TensorView q = problem.query(last);
+  const Shard none = problem.shard({0, 0}, last);
+  if (const std::string why = kernels.refusal(q, none.k, none.v); !why.empty())
+    throw InputError("--backend " + options.backend + ": no kernel takes " + why);
+  const std::int64_t leaf = kernels.leaf_length(q, none.k, none.v);
+  for (const auto& [begin, position] : runs) {
+    if (position % leaf == 0 || position == problem.shape().n_keys) continue;
+    for (const Algorithm* algorithm : chosen) {
+      if (!algorithm->keeps_bits) continue;
+      throw InputError("--shards: a cut at key " + std::to_string(position) + " is inside a leaf of " + std::to_string(leaf) +
+                       " keys, which the tensor cores of --backend " + options.backend + " add up at once: " +
+                       std::string(algorithm->name) + " would not keep its bits; cut at multiples of " + std::to_string(leaf));
+    }
+  }
+}
+
 /// The tensor that the output is to be compared with. @throws InputError
 TensorView expected_tensor(const SafetensorsFile& file, const std::string& name, const ProblemShape& shape) {
   const TensorView expected = view4(file, name, "b, n_h, l, d_v");
@@ -100,7 +120,7 @@ int run_decode(const DecodeOptions& options, const MpiSession& session) {
   try {
     backend = find_backend(options.backend);
     if (options.transport == "nccl")
-      throw InputError("--transport nccl: not built in: it comes with the cuda backend; there is mpi");
+      throw InputError("--transport nccl: not built in: this version has none; there is mpi");
     chosen.push_back(&find_algorithm(options.algorithm));
     for (const std::string& name : options.compare) chosen.push_back(&find_algorithm(name));
     if (!options.in.empty()) file = SafetensorsFile::open(options.in);
@@ -132,12 +152,22 @@ int run_decode(const DecodeOptions& options, const MpiSession& session) {
   for (const int rank : topology.row()) {
     if (!options.shards.empty()) row_shards.push_back(options.shards[static_cast<std::size_t>(rank)]);
   }
+  const std::vector<Run> runs =
+      options.shards.empty() ? even_runs(shape.n_keys, session.size(), kLeafLength) : runs_of_lengths(row_shards);
+  if (backend.kernels != nullptr) {
+    try {
+      check_kernels(options, *backend.kernels, reduced, runs, chosen);
+    } catch (const InputError& error) {
+      trouble = error.what();
+    }
+    session.agree(trouble);
+  }
   const double scale = options.scale ? *options.scale : 1 / std::sqrt(static_cast<double>(shape.head_dim));
   Bench bench{session,
               topology,
               backend,
               reduced,
-              options.shards.empty() ? even_runs(shape.n_keys, session.size(), kLeafLength) : runs_of_lengths(row_shards),
+              runs,
               scale,
               options.warmup,
               options.repeat};
@@ -166,7 +196,7 @@ int run_decode(const DecodeOptions& options, const MpiSession& session) {
   std::vector<std::string> failed;
   if (speaks && options.verify) {
     show_progress(bar, measurements.size(), n_stages, "oracle");
-    const Verifier verify(reduced, scale, session.size());
+    const Verifier verify(reduced, scale, session.size(), backend.kernels);
     for (Measurement& m : measurements) {
       m.errors = verify(m);
       if (!m.errors->passed) failed.push_back(m.algorithm + " is not within the bound of the oracle");

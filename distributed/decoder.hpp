@@ -11,6 +11,7 @@
 
 #include "distributed/collectives.hpp"
 #include "distributed/transport.hpp"
+#include "gpu/decode.hpp"
 #include "reference/decode.hpp"
 
 namespace tree_attn {
@@ -18,6 +19,7 @@ namespace tree_attn {
 /// What computes the states of a shard: decode_shard() on the CPU, kernels elsewhere.
 struct Backend {
   std::string name;
+  const KernelBackend* kernels = nullptr;  ///< null on the CPU
   std::function<Forest<float>(const TensorView& q, const Shard& shard, std::span<const std::int64_t> lengths, double scale,
                               const std::function<void()>& progress)>
       decode;

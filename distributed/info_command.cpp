@@ -3,6 +3,8 @@
 /// @brief `tree_attn info`: what was built in, what was found, and how to get what is missing.
 #include <cstdio>
 
+#include "distributed/decoder.hpp"
+#include "distributed/input_error.hpp"
 #include "distributed/program.hpp"
 #include "distributed/report.hpp"
 
@@ -19,11 +21,21 @@ Command add_info(CLI::App& program) {
     std::printf("tree_attn      %s, %s, %s\n", TREE_ATTN_VERSION, machine.build_type.c_str(), machine.compiler.c_str());
     std::printf("processor      %s, %d cores\n", machine.cpu.c_str(), machine.cores);
     std::printf("ranks          %d on %d node%s (%s a node)\n", topology.size(), topology.n_nodes(), topology.n_nodes() == 1 ? "" : "s", nodes.c_str());
-    std::printf("backends       cpu\n");
-    std::printf("  missing      emulated, cuda: this version has no kernels yet\n");
+    // A backend is asked for by its name, so that info and decode cannot tell two stories.
+    std::string backends, missing, gpu = "none";
+    for (const char* name : {"cpu", "emulated", "cuda"}) {
+      try {
+        const Backend backend = find_backend(name);
+        backends += (backends.empty() ? "" : ", ") + backend.name;
+        if (backend.name == "cuda") gpu = backend.kernels->device_name();
+      } catch (const InputError& error) {
+        missing += "  missing      " + std::string(error.what()) + "\n";
+      }
+    }
+    std::printf("backends       %s\n%s", backends.c_str(), missing.c_str());
     std::printf("transports     mpi (%s)\n", machine.mpi.c_str());
-    std::printf("  missing      nccl: comes with the cuda backend\n");
-    std::printf("GPUs           none used\n");
+    std::printf("  missing      --transport nccl: not written yet\n");
+    std::printf("GPUs           %s\n", gpu.c_str());
     return 0;
   };
 }

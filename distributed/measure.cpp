@@ -81,7 +81,7 @@ struct Verifier::Truth {
   ErrorBound bound, bound_of_weights;
 };
 
-Verifier::Verifier(Problem& problem, double scale, int n_ranks) {
+Verifier::Verifier(Problem& problem, double scale, int n_ranks, const KernelBackend* kernels) {
   const int last = problem.steps() - 1;
   const TensorView q = problem.query(last);
   const Shard all = problem.whole();
@@ -94,6 +94,11 @@ Verifier::Verifier(Problem& problem, double scale, int n_ranks) {
   // F64 inputs are rounded to F32 as they are read: that is as if the dot product had a few more terms.
   ErrorModel model = tree_decode_model(problem.n_keys(last));
   if (problem.shape().storage == Storage::F64) model.n_additions += 4;
+  // Kernels have another exp; tensor cores add the three parts of each weight of a leaf one after the other, and they truncate.
+  if (kernels != nullptr) {
+    model.exp_error = 4;
+    if (const std::int64_t leaf = kernels->leaf_length(q, all.k, all.v); leaf > 1) model.n_additions += 2 * 3 * static_cast<double>(leaf);
+  }
   truth->bound = error_bound(q, all.k, all.v, options, model);
 
   // exp(lse - m) passes the rounding of lse, 8 u max(1, |lse|), on to the weight; then p more additions.

@@ -59,7 +59,8 @@ Measurement measure(const Bench& bench, const Algorithm& algorithm);
 class Verifier {
  public:
   /// Computes the oracle, on the calling rank alone.
-  Verifier(Problem& problem, double scale, int n_ranks);
+  /// @param kernels what computed the shards, null on the CPU
+  Verifier(Problem& problem, double scale, int n_ranks, const KernelBackend* kernels);
   Errors operator()(const Measurement& measurement) const;
 
  private:

@@ -8,7 +8,9 @@ Chapters are plain Markdown with mathematics between dollars, readable as they a
 * eq. (6), Alg. 3, Thm. 1 and Obs. 1 become links to their derivation;
 * ![caption](figure.svg) puts the drawing itself into the page, and a plot of a notebook as an image;
 * the end of a chapter leads to the next one;
-* `merge()` becomes a link to the function, `reference/state.hpp` to the file.
+* `merge()` becomes a link to the function, `reference/state.hpp` to the file;
+* a fenced block "cpp gpu/team.cuh" becomes the code itself, from each line of the block on, see excerpt() in index.py;
+* a fenced block "table seeded_bugs" becomes that table of kernel_tables.py.
 Source files: a test case becomes a function named after its subject, so that it has a place of its own; a citation gets an
 anchor for the map of the paper; eq. (6) and the like become links in comments too.
 
@@ -18,7 +20,9 @@ import pathlib
 import re
 import sys
 
-from index import CITATION, ITEMS, ROOMS, ROOT, TEST_CASE, anchor_of, chapters, citations, label_of, name_below, plain
+import kernel_tables
+from index import (CITATION, EXCERPT, ITEMS, ROOMS, ROOT, TABLE, TEST_CASE, anchor_of, chapters, citations, excerpt, label_of,
+                   name_below, plain)
 
 MENTION = re.compile(r"\b(eqs?\. \((\d+)\)|(Alg|Thm|Obs)\. (\d+))", re.IGNORECASE)
 CODE = re.compile(r"(`+)(.+?)\1")
@@ -50,7 +54,7 @@ def link_code(match):
     if FILE.match(code):
         return f"[{code}](@ref {code})"
     if name := FUNCTION.match(code):
-        return f'@ref tree_attn::{name[1]}() "{code}"'
+        return f'@ref tree_attn::{name[1]}() "{code.removeprefix("platform::")}"'
     return match[0]
 
 
@@ -82,8 +86,23 @@ def cited_by(key, coded, tested):
 def chapter(lines, known):
     fenced, display, tags = False, None, []
     coded, tested = citations("paper", ROOMS, []), citations("tested", ["tests"], [])
+    quoted, file = None, ""
     for line in lines:
-        if display is not None:
+        if quoted is not None:
+            # What a fenced block names takes its place.
+            if line.startswith("```") and file:
+                yield from ['<div class="excerpt">', "", link_code(CODE.match(f"`{file}`")), "", "```cpp", *quoted[1:], "```", "", "</div>"]
+                quoted = None
+            elif line.startswith("```"):
+                yield from quoted
+                quoted = None
+            elif file and line.strip():
+                quoted += ["", *excerpt(file, line)]
+        elif (match := EXCERPT.match(line)) and not fenced:
+            file, quoted = match[1], []
+        elif (match := TABLE.match(line)) and not fenced:
+            file, quoted = "", [prose(row, known) for row in kernel_tables.TABLES[match[1]]()]
+        elif display is not None:
             display.append(line)
             if line.strip() == "$$":
                 tags = re.findall(r"\\tag\{(\d+)\}", "\n".join(display))

@@ -185,9 +185,61 @@ def not_yet(faults):
     return admitted
 
 
+def excerpt(name, first):
+    """The code of a file from one of its lines on: to the end of the block that the line opens, or of the paragraph.
+
+    A chapter quotes code by a fenced block that names the file, and holds the first line of each paragraph it wants. A line
+    that opens a block and closes it stands for itself.
+    """
+    lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
+    found = [i for i, line in enumerate(lines) if line.strip() == first.strip()]
+    if len(found) != 1:
+        raise ValueError(f"{name} has {len(found)} lines like '{first.strip()}', and not one")
+    begin = end = found[0]
+    indent = len(lines[begin]) - len(lines[begin].lstrip())
+    if lines[begin].rstrip().endswith("}"):
+        return [lines[begin][indent:]]
+    block = lines[begin].rstrip().endswith("{")
+    while end < len(lines) and (block or lines[end].strip()):
+        depth = len(lines[end]) - len(lines[end].lstrip())
+        if end > begin and lines[end].strip() and (depth < indent or block and depth == indent):
+            end += block
+            break
+        end += 1
+    # That loops are unrolled is no part of the idea.
+    return [line[indent:] for line in lines[begin:end] if line.strip() != "TREE_ATTN_UNROLL"]
+
+
+EXCERPT = re.compile(r"```cpp ((?:reference|distributed|gpu|tests)/[\w./-]+)$")
+TABLE = re.compile(r"```table (\w+)$")
+
+
+def quotes_are_sound(path, faults):
+    """What a chapter quotes is there: paragraphs of code, and tables that docs/kernel_tables.py makes."""
+    import kernel_tables
+
+    file = None
+    for i, line in enumerate(path.read_text(encoding="utf-8").splitlines()):
+        if match := EXCERPT.match(line):
+            file = match[1]
+        elif line.startswith("```"):
+            file = None
+        elif file and line.strip():
+            try:
+                excerpt(file, line)
+            except (ValueError, OSError) as fault:
+                faults.append(f"{path.relative_to(ROOT)}:{i + 1}: {fault}")
+        if match := TABLE.match(line):
+            try:
+                kernel_tables.TABLES[match[1]]()
+            except (KeyError, ValueError, OSError) as fault:
+                faults.append(f"{path.relative_to(ROOT)}:{i + 1}: table {match[1]}: {fault!r}")
+
+
 def chapters_are_sound(faults):
     """Files that chapters name are there, and no formula is cut by the end of a line: filter.py relies on both."""
     for path in chapters():
+        quotes_are_sound(path, faults)
         for i, line in enumerate(path.read_text(encoding="utf-8").splitlines()):
             for name in re.findall(r"`((?:reference|distributed|gpu|docs|tests|notebooks_cpp)/[\w./-]+\.\w+)`", line):
                 if not (ROOT / name).is_file():
@@ -197,13 +249,19 @@ def chapters_are_sound(faults):
 
 
 def undocumented(faults):
-    """Whatever stands in a namespace of a header has a comment; members may speak for themselves."""
+    """Whatever stands in a namespace of a header has a comment; members may speak for themselves.
+
+    A comment counts for all that follows it without a blank line: overloads, specialisations, both directions of something.
+    The words of kernels are described once, by the tables of gpu/device.hpp and gpu/launch.hpp, and not in each platform.
+    """
+    described = {ROOT / "gpu" / platform / name for platform in ("cuda", "emulator") for name in ("device.hpp", "launch.hpp")}
     for path in sources(*ROOMS):
-        if path.suffix not in {".hpp", ".cuh"}:
+        if path.suffix not in {".hpp", ".cuh"} or path in described:
             continue
-        depth, begins, documented = 0, True, False
+        depth, begins, documented, grouped = 0, True, False, False
         for i, line in enumerate(path.read_text(encoding="utf-8").splitlines()):
             text = line.strip()
+            grouped = grouped and text != ""
             code = re.sub(r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)\'|//.*', "", text)
             if depth == 0 and text.startswith("///"):
                 documented = True
@@ -212,7 +270,10 @@ def undocumented(faults):
             if code.startswith("namespace") or code.strip() == "}" and depth == 0:
                 documented = False
                 continue
-            if depth == 0 and begins and not documented and "///<" not in line:
+            forward = re.fullmatch(r"(?:struct|class) \w+;", code.strip()) is not None
+            if depth == 0 and begins and documented:
+                grouped = True
+            if depth == 0 and begins and not documented and not grouped and not forward and "///<" not in line:
                 faults.append(f"{path.relative_to(ROOT)}:{i + 1}: no comment says what this is: {code.strip()}")
             depth += code.count("{") - code.count("}")
             begins = depth == 0 and code.rstrip().endswith((";", "}"))

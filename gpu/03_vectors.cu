@@ -10,51 +10,50 @@
 /// Measured: not yet.
 #include "gpu/climb.cuh"
 #include "gpu/forests.cuh"
-#include "gpu/teams.hpp"
+#include "gpu/splits.hpp"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 namespace {
 
 constexpr int kThreads = 256;
 
-/// One block a query. @param forests those of the teams of every block, and behind them that of the block
+/// One block a query. @param forests those of the teams of every block, n_floats each
 template <class Team>
-__global__ void __launch_bounds__(kThreads, 1) vectors(DeviceProblem problem, DeviceOutput output, float* forests,
-                                                    std::int64_t n_team_floats, std::int64_t n_block_floats) {
+__global__ void __launch_bounds__(kThreads, 1) vectors(DeviceProblem problem, DeviceOutput output, float* forests, std::int64_t n_floats) {
   const std::int64_t row = blockIdx.x, line = row / problem.group, r = row % problem.group;
   const int n_teams = static_cast<int>(blockDim.x) / Team::kLanes, team = static_cast<int>(threadIdx.x) / Team::kLanes;
-  const Run64 whole = problem.padded(line);
-  float* const of_block = forests + row * (n_teams * n_team_floats + n_block_floats);
-  float* const of_teams = of_block + n_block_floats;
+  const int lane = static_cast<int>(threadIdx.x) % Team::kLanes;
+  const Run whole = problem.padded(line);
+  float* const of_teams = forests + row * n_teams * n_floats;
+  Arena arena;
+  const Scratch scratch{arena.take<float>(kScratchBytes / sizeof(float)), kScratchBytes / sizeof(float)};
 
-  // Every team climbs over its run.
-  climb_over<Team>(problem, line, r, part_of(whole, team, n_teams), of_teams + team * n_team_floats);
-
-  // The first team joins the forests, left to right.
+  // Every team climbs over its run; then the forests are joined, left to right.
+  climb_over<Team>(problem, line, r, part_of(whole, team, n_teams), of_teams + team * n_floats);
   __syncthreads();
-  if (team != 0) return;
-  const int lane = static_cast<int>(threadIdx.x);
-  join<Team>(of_block, n_block_floats, of_teams, n_team_floats, whole, n_teams, lane);
-  deliver<Team>(problem, output, line, r, of_block, n_block_floats, whole, lane);
+  join<Team>(scratch, of_teams, n_floats, whole, n_teams, lane, team, n_teams,
+             [&](int slot, const auto& forest) { deliver<Team>(problem, output, line, r, slot, forest, whole, lane); });
 }
 
 Plan plan(const DeviceProblem& problem, Storage storage, const PlanOptions&) {
-  Plan plan{.n_threads = kThreads};
+  Plan plan{.n_threads = kThreads, .shared_bytes = kScratchBytes};
   with_team(problem, storage, [&](auto team) {
     using Team = decltype(team);
     const int n = n_workers_of<Team>(kThreads);
-    plan.n_floats = problem.n_rows() * (n * forest_floats<Team>(problem, n) + forest_floats<Team>(problem, 1));
+    plan.n_floats = problem.n_rows() * n * forest_floats<Team>(problem, n);
   });
   return plan;
 }
 
 void run(const DeviceProblem& problem, Storage storage, const DeviceOutput& output, const Plan& plan, const Workspace& workspace,
          Stream stream) {
+  const Launch how{.grid = {static_cast<unsigned>(problem.n_rows())},
+                   .block = {static_cast<unsigned>(plan.n_threads)},
+                   .shared_bytes = plan.shared_bytes};
   with_team(problem, storage, [&](auto team) {
     using Team = decltype(team);
-    launch(vectors<Team>, {.grid = {static_cast<unsigned>(problem.n_rows())}, .block = {static_cast<unsigned>(plan.n_threads)}},
-           stream, problem, output, workspace.floats, forest_floats<Team>(problem, n_workers_of<Team>(plan.n_threads)),
-           forest_floats<Team>(problem, 1));
+    launch(vectors<Team>, how, stream, problem, output, workspace.floats,
+           forest_floats<Team>(problem, n_workers_of<Team>(plan.n_threads)));
   });
 }
 

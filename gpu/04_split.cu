@@ -19,40 +19,51 @@ template <class Team>
 __global__ void __launch_bounds__(kSplitThreads, 1) split(DeviceProblem problem, SplitWorkspace forests) {
   const std::int64_t row = blockIdx.y, line = row / problem.group, r = row % problem.group;
   const int n_teams = static_cast<int>(blockDim.x) / Team::kLanes, team = static_cast<int>(threadIdx.x) / Team::kLanes;
-  const Run64 run = part_of(problem.padded(line), blockIdx.x, gridDim.x);
+  const int lane = static_cast<int>(threadIdx.x) % Team::kLanes, at = static_cast<int>(blockIdx.x);
+  const Run run = part_of(problem.padded(line), at, forests.n_splits);
+  Arena arena;
+  const Scratch scratch{arena.take<float>(kScratchBytes / sizeof(float)), kScratchBytes / sizeof(float)};
 
-  climb_over<Team>(problem, line, r, part_of(run, team, n_teams), forests.of_worker(row, blockIdx.x, team));
+  climb_over<Team>(problem, line, r, part_of(run, team, n_teams), forests.of_worker(row, at, team));
   __syncthreads();
-  if (team == 0) {
-    join<Team>(forests.of_split(row, blockIdx.x), forests.n_split, forests.of_worker(row, blockIdx.x, 0), forests.n_worker, run,
-               n_teams, static_cast<int>(threadIdx.x));
-  }
+  join<Team>(scratch, forests.of_worker(row, at, 0), forests.n_worker, run, n_teams, lane, team, n_teams,
+             [&](int, const auto& forest) { keep<Team>(forest, forests.of_split(row, at), lane); });
 }
 
-/// One block of one team a row.
+/// One block a row.
 template <class Team>
-__global__ void __launch_bounds__(kWarp) split_merge(DeviceProblem problem, DeviceOutput output, SplitWorkspace forests) {
+__global__ void __launch_bounds__(kSplitThreads) split_merge(DeviceProblem problem, DeviceOutput output, SplitWorkspace forests) {
   const std::int64_t row = blockIdx.x, line = row / problem.group, r = row % problem.group;
-  const int lane = static_cast<int>(threadIdx.x);
-  const Run64 whole = problem.padded(line);
-  float* const of_row = forests.of_strip(row);
-  join<Team>(of_row, forests.n_strip, forests.of_split(row, 0), forests.n_split, whole, forests.n_splits, lane);
-  deliver<Team>(problem, output, line, r, of_row, forests.n_strip, whole, lane);
+  const int n_teams = static_cast<int>(blockDim.x) / Team::kLanes, team = static_cast<int>(threadIdx.x) / Team::kLanes;
+  const int lane = static_cast<int>(threadIdx.x) % Team::kLanes;
+  const Run whole = problem.padded(line);
+  Arena arena;
+  const Scratch scratch{arena.take<float>(kScratchBytes / sizeof(float)), kScratchBytes / sizeof(float)};
+  join<Team>(scratch, forests.of_split(row, 0), forests.n_split, whole, forests.n_splits, lane, team, n_teams,
+             [&](int slot, const auto& forest) { deliver<Team>(problem, output, line, r, slot, forest, whole, lane); });
+}
+
+Plan plan(const DeviceProblem& problem, Storage storage, const PlanOptions& options) {
+  Plan plan = plan_splits(problem, storage, options);
+  plan.shared_bytes = kScratchBytes;
+  return plan;
 }
 
 void run(const DeviceProblem& problem, Storage storage, const DeviceOutput& output, const Plan& plan, const Workspace& workspace,
          Stream stream) {
-  const auto n_rows = static_cast<unsigned>(problem.n_rows()), n_splits = static_cast<unsigned>(plan.n_splits);
+  const auto n_rows = static_cast<unsigned>(problem.n_rows()), n_threads = static_cast<unsigned>(plan.n_threads);
+  const Launch splits{.grid = {static_cast<unsigned>(plan.n_splits), n_rows}, .block = {n_threads}, .shared_bytes = plan.shared_bytes};
+  const Launch rows{.grid = {n_rows}, .block = {n_threads}, .shared_bytes = plan.shared_bytes};
   with_team(problem, storage, [&](auto team) {
     using Team = decltype(team);
     const auto forests = SplitWorkspace::of<Team>(problem, plan, workspace.floats);
-    launch(split<Team>, {.grid = {n_splits, n_rows}, .block = {static_cast<unsigned>(plan.n_threads)}}, stream, problem, forests);
-    launch(split_merge<Team>, {.grid = {n_rows}, .block = {Team::kLanes}}, stream, problem, output, forests);
+    launch(split<Team>, splits, stream, problem, forests);
+    launch(split_merge<Team>, rows, stream, problem, output, forests);
   });
 }
 
 }  // namespace
 
-const LadderStep kSplit{"split", "keys split over blocks, a second kernel merges", accepts_aligned_rows, plan_splits, run};
+const LadderStep kSplit{"split", "keys split over blocks, a second kernel merges", accepts_aligned_rows, plan, run};
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

@@ -19,30 +19,27 @@ __global__ void __launch_bounds__(kSplitThreads, 1) last_block(DeviceProblem pro
                                                                unsigned* counters) {
   const std::int64_t row = blockIdx.y, line = row / problem.group, r = row % problem.group;
   const int n_teams = static_cast<int>(blockDim.x) / Team::kLanes, team = static_cast<int>(threadIdx.x) / Team::kLanes;
-  const int lane = static_cast<int>(threadIdx.x);  // of the first team
-  const Run64 whole = problem.padded(line), run = part_of(whole, blockIdx.x, gridDim.x);
+  const int lane = static_cast<int>(threadIdx.x) % Team::kLanes, at = static_cast<int>(blockIdx.x);
+  const Run whole = problem.padded(line), run = part_of(whole, at, forests.n_splits);
   Arena arena;
   const Shared<int> told = arena.take<int>(1);
+  const Scratch scratch{arena.take<float>(kScratchBytes / sizeof(float)), kScratchBytes / sizeof(float)};
 
   // Climb, and join the teams of the block.
-  climb_over<Team>(problem, line, r, part_of(run, team, n_teams), forests.of_worker(row, blockIdx.x, team));
+  climb_over<Team>(problem, line, r, part_of(run, team, n_teams), forests.of_worker(row, at, team));
   __syncthreads();
-  if (team == 0) {
-    join<Team>(forests.of_split(row, blockIdx.x), forests.n_split, forests.of_worker(row, blockIdx.x, 0), forests.n_worker, run,
-               n_teams, lane);
-  }
+  join<Team>(scratch, forests.of_worker(row, at, 0), forests.n_worker, run, n_teams, lane, team, n_teams,
+             [&](int, const auto& forest) { keep<Team>(forest, forests.of_split(row, at), lane); });
 
   // The last block joins the splits.
-  if (arrives_last(counters + row, gridDim.x, told) && team == 0) {
-    float* const of_row = forests.of_strip(row);
-    join<Team>(of_row, forests.n_strip, forests.of_split(row, 0), forests.n_split, whole, forests.n_splits, lane);
-    deliver<Team>(problem, output, line, r, of_row, forests.n_strip, whole, lane);
-  }
+  if (!arrives_last(counters + row, gridDim.x, told)) return;
+  join<Team>(scratch, forests.of_split(row, 0), forests.n_split, whole, forests.n_splits, lane, team, n_teams,
+             [&](int slot, const auto& forest) { deliver<Team>(problem, output, line, r, slot, forest, whole, lane); });
 }
 
 Plan plan(const DeviceProblem& problem, Storage storage, const PlanOptions& options) {
   Plan plan = plan_splits(problem, storage, options);
-  plan.shared_bytes = 128;
+  plan.shared_bytes = 128 + kScratchBytes;
   return plan;
 }
 

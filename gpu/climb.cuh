@@ -14,7 +14,7 @@ __device__ __forceinline__ int bytes_of_chunk(int d, int lane, int chunk) {
   return left < 0 ? 0 : left < 16 ? left : 16;
 }
 
-/// Eight rows of an aligned array in global memory, see is_aligned(): what a lane reads of them.
+/// Eight rows of an aligned array in global memory, see starts_aligned(): what a lane reads of them.
 template <class Team>
 struct GlobalRows {
   const typename Team::T* first;  ///< row 0
@@ -28,6 +28,51 @@ struct GlobalRows {
   }
 };
 
+/// A run in groups of eight positions, numbered from the one that its first position lies in. Small numbers, for they are
+/// looked at with every group.
+class Groups {
+ public:
+  /// @param run of one worker @param used_end behind the last key in use
+  __device__ __forceinline__ Groups(Run run, std::int64_t used_end)
+      : origin_(run.begin / kTogether * kTogether),
+        first_in_leaf_(static_cast<int>(origin_ % kCut) / kTogether),
+        begin_(static_cast<int>(run.begin - origin_)),
+        end_(run.empty() ? begin_ : static_cast<int>(run.end - origin_)),
+        used_end_(static_cast<int>((used_end < run.end ? used_end : run.end) - origin_)) {}
+
+  /// Position 0 of group 0, a multiple of eight.
+  __device__ __forceinline__ std::int64_t origin() const { return origin_; }
+  __device__ __forceinline__ int n_groups() const { return end_ > begin_ ? (end_ + kTogether - 1) / kTogether : 0; }
+  /// Which of the eight positions of a group have a key, bit by bit: rows that are not there are never read.
+  __device__ __forceinline__ unsigned there(int group) const {
+    return below(used_end_ - group * kTogether) & ~below(begin_ - group * kTogether);
+  }
+  /// Which of them belong to the run, with a key or without.
+  __device__ __forceinline__ unsigned inside(int group) const {
+    return below(end_ - group * kTogether) & ~below(begin_ - group * kTogether);
+  }
+  /// Whether the leaf of kCut positions that a group belongs to lies in the run as a whole.
+  __device__ __forceinline__ bool in_whole_leaf(int group) const {
+    const int leaf = (group - in_leaf(group)) * kTogether;
+    return leaf >= begin_ && leaf + static_cast<int>(kCut) <= end_;
+  }
+  /// Place of a group in its leaf, 0 to 7.
+  __device__ __forceinline__ int in_leaf(int group) const {
+    return (first_in_leaf_ + group) % (static_cast<int>(kCut) / kTogether);
+  }
+  /// Whether the run cuts a leaf.
+  __device__ __forceinline__ bool cuts_a_leaf() const {
+    return end_ > begin_ && ((origin_ + begin_) % kCut != 0 || (origin_ + end_) % kCut != 0);
+  }
+
+ private:
+  /// The lowest n bits of eight.
+  __device__ __forceinline__ static unsigned below(int n) { return n <= 0 ? 0u : n >= kTogether ? 0xFFu : (1u << n) - 1; }
+
+  std::int64_t origin_;
+  int first_in_leaf_, begin_, end_, used_end_;
+};
+
 /// One query and one run of positions of its line.
 ///
 /// Whole leaves of kCut positions climb in registers and reach the counter in memory once a leaf. What a shard has cut off a
@@ -38,16 +83,15 @@ class Climb {
   static constexpr int kLeafLevel = 6;
   static_assert(kCut == std::int64_t{1} << kLeafLevel);
   using State = LaneState<Team::kNumbers>;
-  using Forest = Counter<Team::kNumbers, Team::kLanes>;
 
   /// @param run positions to take, a part of problem.padded(line)
   /// @param memory of the forest
-  __device__ Climb(const DeviceProblem& problem, std::int64_t line, std::int64_t r, Run64 run, float* memory)
+  __device__ __forceinline__ Climb(const DeviceProblem& problem, std::int64_t line, std::int64_t r, Run run, float* memory)
       : lane_(static_cast<int>(threadIdx.x) % Team::kLanes),
         score_scale_(problem.score_scale),
-        run_(run),
-        used_end_(problem.in_use(line).end),
-        lone_(problem.lengths[line / problem.kv_heads] == 1),
+        lone_(problem.lengths[line / problem.kv_heads] == 1 && run.begin == 0),
+        groups_(run, problem.in_use(line).end),
+        apart_(__any_sync(kAllLanes, lone_ || groups_.cuts_a_leaf()) != 0),
         forest_(memory, lane_, run.begin) {
     const auto* const q = problem.query<typename Team::T>(line, r);
     TREE_ATTN_UNROLL
@@ -58,64 +102,57 @@ class Climb {
   }
 
   __device__ __forceinline__ int lane() const { return lane_; }
-  /// Groups of eight positions that the run touches, numbered as positions / 8.
-  __device__ __forceinline__ std::int64_t first_group() const { return run_.begin / kTogether; }
-  __device__ __forceinline__ std::int64_t n_groups() const {
-    return run_.empty() ? 0 : (run_.end + kTogether - 1) / kTogether - first_group();
-  }
+  __device__ __forceinline__ const Groups& groups() const { return groups_; }
   /// The most groups that a team of this warp has: all its lanes take that many steps, for they shuffle together.
-  __device__ __forceinline__ std::int64_t n_steps() const {
-    std::int64_t most = n_groups();
+  __device__ __forceinline__ int n_steps() const {
+    int most = groups_.n_groups();
     TREE_ATTN_UNROLL
     for (int distance = Team::kLanes; distance < kWarp; distance *= 2) {
-      const std::int64_t other = __shfl_xor_sync(kAllLanes, most, distance);
+      const int other = __shfl_xor_sync(kAllLanes, most, distance);
       most = other > most ? other : most;
     }
     return most;
   }
-  /// Which of the eight positions of a group have a key in this run, bit by bit: rows that are not there are never read.
-  __device__ __forceinline__ unsigned there(std::int64_t group) const {
-    const std::int64_t first = group * kTogether, end = run_.end < used_end_ ? run_.end : used_end_;
-    unsigned bits = 0;
-    TREE_ATTN_UNROLL
-    for (int i = 0; i < kTogether; ++i) bits |= (first + i >= run_.begin && first + i < end ? 1u : 0u) << i;
-    return bits;
-  }
 
-  /// Takes the group of eight positions. Every lane of the warp must call it, also when its team has no group left.
-  /// @param key, value (i, chunk) -> Bytes16 of the row at position 8 group + i
+  /// Takes a group. Every lane of the warp must call it, also when its team has no group left.
+  /// @param key, value (i, chunk) -> Bytes16 of the row at position i of the group
   template <class Key, class Value>
-  __device__ __forceinline__ void take(std::int64_t group, const Key& key, const Value& value) {
-    float s[kTogether];
-    eight_scores<Team>(q_, key, score_scale_, lane_, s);
-    const std::int64_t position = group * kTogether;
-    if (position >= run_.end) return;
-    const unsigned keys = there(group);
-    TREE_ATTN_UNROLL
-    for (int i = 0; i < kTogether; ++i) {
-      if ((keys >> i & 1) == 0) s[i] = -std::numeric_limits<float>::infinity();
+  __device__ __forceinline__ void take(int group, const Key& key, const Value& value) {
+    float s = score_of_eight<Team>(q_, key, score_scale_, lane_);
+    if ((groups_.there(group) >> own_key(lane_) & 1) == 0) s = -std::numeric_limits<float>::infinity();
+    float shift, weight[kTogether];
+    weigh_eight<Team>(s, lane_, shift, weight);
+    if (apart_) {
+      float all[kTogether];
+      tell_all<Team>(s, lane_, all);
+      if (take_apart(group, all, value)) return;
     }
+    if (group >= groups_.n_groups()) return;
 
-    const std::int64_t leaf = position >> kLeafLevel;
     State state;
-    if (leaf << kLeafLevel >= run_.begin && (leaf + 1) << kLeafLevel <= run_.end) {
-      eight_keys<Team>(s, value, state);
-      if (lone_ && position == 0) only_key(s[0], value, state);
-      if (registers_.push(state, group)) forest_.push({kLeafLevel, leaf}, state);
-    } else {
-      for (int i = 0; i < kTogether; ++i) {
-        if (position + i < run_.begin || position + i >= run_.end) continue;
-        float score = s[0];
-        TREE_ATTN_UNROLL
-        for (int j = 1; j < kTogether; ++j) score = j == i ? s[j] : score;
-        one_key<Team>(score, i, value, state);
-        if (lone_ && position + i == 0) only_key(score, value, state);
-        forest_.push({0, position + i}, state);
-      }
-    }
+    eight_keys<Team>(shift, weight, value, state);
+    const int in_leaf = groups_.in_leaf(group);
+    if (registers_.push(state, in_leaf)) forest_.push({kLeafLevel, (groups_.origin() + group * kTogether) >> kLeafLevel}, state);
   }
 
  private:
+  /// Takes the keys of a group one by one, if its leaf is not whole or if one key is all there is. @returns whether it did
+  template <class Value>
+  __device__ __forceinline__ bool take_apart(int group, const float (&s)[kTogether], const Value& value) {
+    if (groups_.in_whole_leaf(group) && !lone_) return false;
+    const unsigned inside = !lone_ ? groups_.inside(group) : group == 0 ? 1 : 0;
+    for (int i = 0; i < kTogether; ++i) {
+      if ((inside >> i & 1) == 0) continue;
+      float score = s[0];
+      TREE_ATTN_UNROLL
+      for (int j = 1; j < kTogether; ++j) score = j == i ? s[j] : score;
+      State state;
+      one_key<Team>(score, i, value, state);
+      if (lone_) only_key(score, value, state);
+      forest_.push({0, groups_.origin() + group * kTogether + i}, state);
+    }
+    return true;
+  }
   /// The state over a sequence of one key: (s, 1, v), so that z = v to the bit.
   template <class Value>
   __device__ __forceinline__ void only_key(float s, const Value& value, State& state) const {
@@ -133,26 +170,29 @@ class Climb {
 
   int lane_;
   float score_scale_;
-  Run64 run_;
-  std::int64_t used_end_;
   bool lone_;
+  Groups groups_;
+  bool apart_;  ///< whether a team of this warp has keys that it takes one by one
   float q_[Team::kNumbers];
   RegisterCounter<Team::kNumbers, kLeafLevel - kTogetherLevel> registers_;
-  Forest forest_;
+  Counter<Team::kNumbers, Team::kLanes> forest_;
 };
 
 /// A team's walk with plain loads: eight keys, then eight values, then on.
 /// @param memory of the team's forest
 template <class Team>
-__device__ __forceinline__ void climb_over(const DeviceProblem& problem, std::int64_t line, std::int64_t r, Run64 run, float* memory) {
+__device__ __forceinline__ void climb_over(const DeviceProblem& problem, std::int64_t line, std::int64_t r, Run run, float* memory) {
   using T = typename Team::T;
   Climb<Team> climb(problem, line, r, run, memory);
-  const std::int64_t first = climb.first_group(), end = first + climb.n_steps();
-  for (std::int64_t group = first; group < end; ++group) {
-    const unsigned there = climb.there(group);
-    const GlobalRows<Team> key{problem.key<T>(line, group * kTogether), problem.k.stride[2], problem.d_h, climb.lane(), there};
-    const GlobalRows<Team> value{problem.value<T>(line, group * kTogether), problem.v.stride[2], problem.d_v, climb.lane(), there};
-    climb.take(group, key, value);
+  const int n_steps = climb.n_steps();
+  const T* keys = problem.key<T>(line, climb.groups().origin());
+  const T* values = problem.value<T>(line, climb.groups().origin());
+  for (int group = 0; group < n_steps; ++group) {
+    const unsigned there = climb.groups().there(group);
+    climb.take(group, GlobalRows<Team>{keys, problem.k.stride[2], problem.d_h, climb.lane(), there},
+               GlobalRows<Team>{values, problem.v.stride[2], problem.d_v, climb.lane(), there});
+    keys += kTogether * problem.k.stride[2];
+    values += kTogether * problem.v.stride[2];
   }
 }
 

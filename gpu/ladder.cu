@@ -8,7 +8,7 @@
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
 std::span<const LadderStep* const> ladder() {
-  static constexpr const LadderStep* kSteps[] = {&kNaive, &kFused, &kVectors, &kSplit, &kLastBlock, &kAsync};
+  static constexpr const LadderStep* kSteps[] = {&kNaive, &kFused, &kVectors, &kSplit, &kLastBlock, &kAsync, &kTensor, &kBulk, &kCluster, &kEqualRuns};
   return kSteps;
 }
 
@@ -21,10 +21,22 @@ bool starts_aligned(const DeviceProblem& problem, Storage storage) {
   return aligned(problem.k) && aligned(problem.v);
 }
 
-std::string accepts_any_rows(const DeviceProblem& problem, Storage storage) {
+bool multiplies_on_tensor_cores(const DeviceProblem& problem, Storage storage) {
+  return bytes_of(storage) == 2 && problem.group >= 2 && std::max(problem.d_h, problem.d_v) <= 256;
+}
+
+std::string accepts_any_grid(const DeviceProblem& problem, Storage storage) {
   if (storage == Storage::F64) return "F64 storage";
   if (problem.d_h > kLongestRow || problem.d_v > kLongestRow)
     return "d_h " + std::to_string(problem.d_h) + ", d_v " + std::to_string(problem.d_v) + ": more than " + std::to_string(kLongestRow);
+  for (const DeviceView* view : {&problem.q, &problem.k, &problem.v}) {
+    if (reinterpret_cast<std::uintptr_t>(view->data) % bytes_of(storage) != 0) return "an array that starts inside a number";
+  }
+  return "";
+}
+
+std::string accepts_any_rows(const DeviceProblem& problem, Storage storage) {
+  if (const std::string refusal = accepts_any_grid(problem, storage); !refusal.empty()) return refusal;
   // Rows are counted by the second axis of a grid.
   if (problem.n_rows() > 65535) return std::to_string(problem.n_rows()) + " rows: more than 65535";
   return "";

@@ -9,7 +9,6 @@
 #include <span>
 #include <string>
 
-#include "gpu/device.hpp"
 #include "gpu/launch.hpp"
 #include "gpu/problem.hpp"
 #include "reference/storage.hpp"
@@ -68,15 +67,27 @@ void with_type(Storage storage, const F& f) {
   throw DeviceError("the kernels take F32, F16 and BF16, not " + std::string(name_of(storage)));
 }
 
+/// The stored type that a number is of.
+template <class T>
+inline constexpr Storage kStorageOf = std::is_same_v<T, float> ? Storage::F32 : std::is_same_v<T, Half> ? Storage::F16 : Storage::BF16;
+
 /// Whether every row of k and v starts at a multiple of 16 bytes, so that 16 bytes may be copied at once.
 bool starts_aligned(const DeviceProblem& problem, Storage storage);
 
-/// What the steps refuse, in a few words; empty if nothing. All refuse F64, d of more than 512, and no head of keys.
+/// What the steps refuse, in a few words; empty if nothing. All refuse F64 and d of more than 512.
+std::string accepts_any_grid(const DeviceProblem& problem, Storage storage);
+/// The same, and more rows than the second axis of a grid can count.
 std::string accepts_any_rows(const DeviceProblem& problem, Storage storage);
 /// The same, and rows that are not aligned or not a multiple of 16 bytes long.
 std::string accepts_aligned_rows(const DeviceProblem& problem, Storage storage);
 
+/// Whether the library kernel multiplies on tensor cores: several queries share keys of 16 bits, in rows of at most 256 numbers.
+///
+/// A function of type and shape alone. Batch, lengths, alignment and device may not change it, for it changes bits.
+bool multiplies_on_tensor_cores(const DeviceProblem& problem, Storage storage);
+
 // The steps.
+/// In order, one a file.
 extern const LadderStep kNaive, kFused, kVectors, kSplit, kLastBlock, kAsync, kTensor, kBulk, kCluster, kEqualRuns;
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

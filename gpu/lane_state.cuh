@@ -17,6 +17,7 @@ struct LaneState {
   float shift, sum, n[kNumbers];
 };
 
+/// The identity, as in reference/state.hpp.
 template <int kNumbers>
 __device__ __forceinline__ void set_empty(LaneState<kNumbers>& state) {
   state.shift = -std::numeric_limits<float>::infinity();
@@ -26,6 +27,7 @@ __device__ __forceinline__ void set_empty(LaneState<kNumbers>& state) {
 }
 
 /// left <- merge(left, right): that of reference/state.hpp, component by component.
+/// @paper{alg_3, Alg. 3}
 template <int kNumbers>
 __device__ __forceinline__ void merge(LaneState<kNumbers>& left, const LaneState<kNumbers>& right) {
   const Rescale<float> r = rescale(left.shift, right.shift);
@@ -43,7 +45,7 @@ class RegisterCounter {
   ///
   /// Level by level at compile time: an index that is only known at run time would put the states into memory.
   template <int kLevel = 0>
-  __device__ __forceinline__ bool push(LaneState<kNumbers>& state, std::int64_t index) {
+  __device__ __forceinline__ bool push(LaneState<kNumbers>& state, int index) {
     if constexpr (kLevel == kLevels) {
       return true;
     } else {
@@ -61,78 +63,95 @@ class RegisterCounter {
   LaneState<kNumbers> parked_[kLevels];
 };
 
-/// A binary counter in global memory: the forest of a run of positions, one lane's part of it.
+/// Where a counter lies: in global memory, where another block may have written it, or in the shared memory of a block of
+/// this cluster.
+struct InGlobal {
+  using Memory = float*;
+  __device__ static float load(const float* from) { return load_fresh(from); }
+};
+struct InShared {
+  using Memory = Shared<float>;
+  __device__ static float load(Shared<float> from) { return from[0]; }
+};
+
+/// A binary counter in memory: the forest of a run of positions, one lane's part of it.
 ///
-/// At every level at most one left child waits for its sibling, and at most one right child has none in the run, so a subtree
-/// has its place by its level and by whether its index is odd. The lanes of a team lie side by side and never look at each
+/// The states of the subtrees that cover the run lie one behind the other, left to right. Which subtrees these are follows
+/// from the ends of the run, so nothing but numbers is kept. The lanes of a team lie side by side and never look at each
 /// other's numbers: no barrier is needed while a counter is filled.
-template <int kNumbers, int kLanes>
+/// @paper{thm_1, Thm. 1}
+template <int kNumbers, int kLanes, class Where = InGlobal>
 class Counter {
  public:
+  static constexpr int kEntry = (2 + kNumbers) * kLanes;  ///< floats of one subtree, for all lanes
+
   /// Floats of a counter for all lanes of a team.
   /// @param longest positions of the longest run it may hold
   __host__ __device__ static std::int64_t n_floats(std::int64_t longest) {
     std::int64_t n = 2;
     while (longest >>= 1) n += 2;
-    return n * kPlace;
+    return n * kEntry;
   }
 
   /// @param memory of the team
   /// @param begin first position of the run: a subtree on the left of it is not here
-  __device__ Counter(float* memory, int lane, std::int64_t begin) : memory_(memory + lane), begin_(begin) {}
+  /// @param depth subtrees that are already there
+  __device__ Counter(typename Where::Memory memory, int lane, std::int64_t begin, int depth = 0)
+      : memory_(memory + lane), begin_(begin), depth_(depth) {}
 
+  /// Subtrees that are held.
+  __device__ int depth() const { return depth_; }
   /// Appends a subtree on the right of all that is held, and merges while there is a sibling.
   __device__ __forceinline__ void push(Subtree at, LaneState<kNumbers>& state) {
-    while ((at.index & 1) == 1 && at.parent().begin() >= begin_) {
+    for (; (at.index & 1) == 1 && at.parent().begin() >= begin_; at = at.parent()) {
       LaneState<kNumbers> left;
-      load({at.level, at.index - 1}, left);
+      load(--depth_, left);
       merge(left, state);
       state = left;
-      at = at.parent();
     }
-    float* const to = place(at);
+    store(depth_++, state);
+  }
+  /// Appends all that the counter of the next run on the right holds, wherever that lies.
+  template <class Right>
+  __device__ __forceinline__ void append(const Right& right, Run run) {
+    for (int i = 0; !run.empty(); ++i) {
+      const Subtree at = first_subtree(run.begin, run.end);
+      LaneState<kNumbers> state;
+      right.load(i, state);
+      push(at, state);
+      run.begin = at.end();
+    }
+  }
+  /// Reads, or writes, the i-th subtree from the left.
+  __device__ __forceinline__ void load(int i, LaneState<kNumbers>& state) const {
+    const auto from = memory_ + i * kEntry;
+    state.shift = Where::load(from);
+    state.sum = Where::load(from + kLanes);
+    TREE_ATTN_UNROLL
+    for (int c = 0; c < kNumbers; ++c) state.n[c] = Where::load(from + (2 + c) * kLanes);
+  }
+  __device__ __forceinline__ void store(int i, const LaneState<kNumbers>& state) const {
+    const auto to = memory_ + i * kEntry;
     to[0] = state.shift;
     to[kLanes] = state.sum;
     TREE_ATTN_UNROLL
     for (int c = 0; c < kNumbers; ++c) to[(2 + c) * kLanes] = state.n[c];
   }
-  /// Reads the state of a subtree that is held, also one that another block has written.
-  __device__ __forceinline__ void load(Subtree at, LaneState<kNumbers>& state) const {
-    const float* const from = place(at);
-    state.shift = load_fresh(from);
-    state.sum = load_fresh(from + kLanes);
-    TREE_ATTN_UNROLL
-    for (int c = 0; c < kNumbers; ++c) state.n[c] = load_fresh(from + (2 + c) * kLanes);
-  }
-  /// Appends all that the counter of the next run on the right holds.
-  __device__ __forceinline__ void append(const Counter& right, Run64 run) {
-    while (!run.empty()) {
-      const Subtree at = first_subtree(run.begin, run.end);
-      LaneState<kNumbers> state;
-      right.load(at, state);
-      push(at, state);
-      run.begin = at.end();
-    }
-  }
-  /// Merges what is held of the positions `run` into one state, right to left, as the perfect tree does.
-  __device__ __forceinline__ void fold(Run64 run, LaneState<kNumbers>& state) const {
+  /// Merges the subtrees [from, to) into one state, right to left, as the perfect tree does where positions are missing.
+  __device__ __forceinline__ void fold(int from, int to, LaneState<kNumbers>& state) const {
     set_empty(state);
-    while (!run.empty()) {
-      const Subtree at = last_subtree(run.begin, run.end);
+    for (int i = to - 1; i >= from; --i) {
       LaneState<kNumbers> left;
-      load(at, left);
+      load(i, left);
       merge(left, state);
       state = left;
-      run.end = at.begin();
     }
   }
 
  private:
-  static constexpr int kPlace = (2 + kNumbers) * kLanes;
-  __device__ float* place(Subtree at) const { return memory_ + (2 * at.level + (at.index & 1)) * kPlace; }
-
-  float* memory_;
+  typename Where::Memory memory_;
   std::int64_t begin_;
+  int depth_;
 };
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

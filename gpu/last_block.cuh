@@ -16,13 +16,14 @@ namespace tree_attn::TREE_ATTN_PLATFORM {
 /// @param n blocks that will
 /// @param[out] told one flag in shared memory
 /// @returns whether this block is the last one
+/// @paper{alg_3, Alg. 3}
 __device__ __forceinline__ bool arrives_last(unsigned* counter, unsigned n, Shared<int> told) {
   __syncthreads();
   if (threadIdx.x == 0) {
     __threadfence();
     const bool last = atomicAdd(counter, 1u) == n - 1;
     __threadfence();
-    if (last) *counter = 0;
+    if (last) atomicAdd(counter, 0u - n);
     *told = last ? 1 : 0;
   }
   __syncthreads();

@@ -11,7 +11,9 @@
 /// | `Device device()` | name, number of multiprocessors, shared memory a block may have, major version |
 #pragma once
 
-#if defined(__CUDACC__)
+#include "gpu/platform.hpp"
+
+#if defined(__CUDACC__) || defined(TREE_ATTN_FOR_CUDA)
 #include "gpu/cuda/launch.hpp"
 #else
 #include "gpu/emulator/launch.hpp"

@@ -11,17 +11,24 @@
 
 namespace tree_attn {
 
+/// Positions count in 64 bits on a device too.
 using Run64 = Run;
 
 /// Keys between two places where a run may be cut: a subtree of the canonical tree, so that a cut costs no odd pieces.
 inline constexpr std::int64_t kCut = 64;
 
-/// Part `part` of a run cut into `n_parts` at multiples of kCut, as even as they allow; later parts may be empty.
-TREE_ATTN_HOST_DEVICE inline Run64 part_of(Run64 whole, std::int64_t part, std::int64_t n_parts) {
+/// Part `part` of a run cut into `n_parts` at multiples of kCut, as even as they allow: the first parts are the longer ones,
+/// and parts are empty where there are fewer pieces than parts.
+TREE_ATTN_HOST_DEVICE inline Run part_of(Run whole, int part, int n_parts) {
   if (whole.empty()) return {whole.begin, whole.begin};
-  const std::int64_t first = whole.begin / kCut, n = (whole.end + kCut - 1) / kCut - first;
-  const std::int64_t begin = (first + n * part / n_parts) * kCut, end = (first + n * (part + 1) / n_parts) * kCut;
-  return {begin > whole.begin ? begin : whole.begin, end < whole.end ? end : whole.end};
+  // Pieces are counted in 32 bits, for a division of 64 is a long story on a device.
+  const std::int64_t first = whole.begin / kCut;
+  const auto n = static_cast<std::uint32_t>((whole.end + kCut - 1) / kCut - first);
+  const std::uint32_t each = n / static_cast<std::uint32_t>(n_parts), rest = n - each * static_cast<std::uint32_t>(n_parts);
+  const auto at = static_cast<std::uint32_t>(part), longer = at < rest ? at : rest;
+  const std::int64_t from = first + each * at + longer, to = from + each + (at < rest ? 1 : 0);
+  const std::int64_t begin = from * kCut, end = to * kCut;
+  return {begin < whole.begin ? whole.begin : begin < whole.end ? begin : whole.end, end < whole.end ? end : whole.end};
 }
 
 /// A strided array [b, heads, positions, d] in device memory, the last axis contiguous.
@@ -82,11 +89,11 @@ struct DeviceProblem {
   }
 };
 
-/// Where a kernel leaves its result: the forest of the shard, or if there is no more to come the finished rows.
+/// Where a kernel leaves its result: the finished rows, or if there is more to come the forest of the shard.
 struct DeviceOutput {
-  float* states = nullptr;  ///< [subtrees][n_rows][2 + d_v], the subtrees that cover(begin, end) names; or null
-  float* out = nullptr;     ///< z [n_rows, d_v], if states is null
-  float* lse = nullptr;     ///< natural [n_rows], if states is null
+  float* states = nullptr;  ///< [subtrees][n_rows][2 + d_v], the subtrees that cover(begin, end) names, if out is null
+  float* out = nullptr;     ///< z [n_rows, d_v], or null
+  float* lse = nullptr;     ///< natural [n_rows], where out is not null
 };
 
 }  // namespace tree_attn

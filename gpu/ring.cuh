@@ -23,12 +23,14 @@ class LaneRing {
   /// @param memory [n_stages][kPieces][threads]: neighbouring lanes write and read neighbouring 16 bytes
   __device__ __forceinline__ explicit LaneRing(Shared<Bytes16> memory) : memory_(memory + threadIdx.x) {}
 
-  /// Starts to copy the rows of a group into a stage. An array that is not aligned is copied number by number, at once.
-  __device__ __forceinline__ void start(const DeviceProblem& problem, std::int64_t line, std::int64_t group, unsigned there, int lane,
-                                        bool aligned, int stage) {
-    using T = typename Team::T;
-    start_rows(problem.key<T>(line, group * kTogether), problem.k.stride[2], problem.d_h, there, lane, aligned, stage, 0);
-    start_rows(problem.value<T>(line, group * kTogether), problem.v.stride[2], problem.d_v, there, lane, aligned, stage, 1);
+  /// Starts to copy eight keys and eight values into a stage.
+  /// @param keys, values row 0 of the group in either array
+  /// @param there bit i: row i may be read; the others become zero
+  /// @param aligned whether rows start at multiples of 16 bytes; else they are copied number by number, at once
+  __device__ __forceinline__ void start(const DeviceProblem& problem, const typename Team::T* keys, const typename Team::T* values,
+                                        unsigned there, int lane, bool aligned, int stage) {
+    start_rows(keys, problem.k.stride[2], problem.d_h, there, lane, aligned, piece(stage, 0, 0, 0));
+    start_rows(values, problem.v.stride[2], problem.d_v, there, lane, aligned, piece(stage, 1, 0, 0));
   }
   /// What a stage holds: key, or value, i of the group, and its chunk.
   __device__ __forceinline__ Bytes16 key(int stage, int i, int chunk) const { return load16(piece(stage, 0, i, chunk)); }
@@ -36,29 +38,34 @@ class LaneRing {
 
  private:
   __device__ __forceinline__ Shared<Bytes16> piece(int stage, int which, int i, int chunk) const {
-    return memory_ + ((stage * 2 + which) * kTogether + i) * Team::kChunks * static_cast<int>(blockDim.x) +
-           chunk * static_cast<int>(blockDim.x);
+    return memory_ + (((stage * 2 + which) * kTogether + i) * Team::kChunks + chunk) * static_cast<int>(blockDim.x);
   }
-  __device__ __forceinline__ void start_rows(const typename Team::T* first, std::int64_t stride, int d, unsigned there, int lane,
-                                             bool aligned, int stage, int which) {
+  __device__ __forceinline__ void start_rows(const typename Team::T* row, std::int64_t stride, int d, unsigned there, int lane,
+                                             bool aligned, Shared<Bytes16> to) {
     using T = typename Team::T;
+    row += Team::component(lane, 0);
     TREE_ATTN_UNROLL
-    for (int i = 0; i < kTogether; ++i) {
+    for (int i = 0; i < kTogether; ++i, row += stride) {
       TREE_ATTN_UNROLL
       for (int chunk = 0; chunk < Team::kChunks; ++chunk) {
-        const T* const from = first + i * stride + Team::component(lane, chunk * kPer16<T>);
+        const T* const from = row + chunk * Team::kLanes * kPer16<T>;
         const int n_bytes = (there >> i & 1) != 0 ? bytes_of_chunk<Team>(d, lane, chunk) : 0;
-        if (aligned) {
-          copy_async16(piece(stage, which, i, chunk), from, n_bytes);
-        } else {
-          T numbers[kPer16<T>] = {};
-          for (int c = 0; c < n_bytes / static_cast<int>(sizeof(T)); ++c) numbers[c] = load_once(from + c);
-          Bytes16 bytes;
-          std::memcpy(&bytes, numbers, sizeof bytes);
-          store16(piece(stage, which, i, chunk), bytes);
-        }
+        const auto piece = to + (i * Team::kChunks + chunk) * static_cast<int>(blockDim.x);
+        if (aligned) copy_async16(piece, from, n_bytes);
+        else store16(piece, by_number(from, n_bytes / static_cast<int>(sizeof(T))));
       }
     }
+  }
+  /// n numbers from any address, and zeros behind them.
+  __device__ static Bytes16 by_number(const typename Team::T* from, int n) {
+    typename Team::T numbers[kPer16<typename Team::T>] = {};
+    TREE_ATTN_UNROLL
+    for (int c = 0; c < kPer16<typename Team::T>; ++c) {
+      if (c < n) numbers[c] = load_once(from + c);
+    }
+    Bytes16 bytes;
+    std::memcpy(&bytes, numbers, sizeof bytes);
+    return bytes;
   }
 
   Shared<Bytes16> memory_;
@@ -66,28 +73,33 @@ class LaneRing {
 
 /// A team's walk with kStages - 1 groups in flight while one is at work.
 template <class Team, int kStages>
-__device__ __forceinline__ void climb_over_ring(const DeviceProblem& problem, std::int64_t line, std::int64_t r, Run64 run,
+__device__ __forceinline__ void climb_over_ring(const DeviceProblem& problem, std::int64_t line, std::int64_t r, Run run,
                                                 float* memory, bool aligned, LaneRing<Team> ring) {
+  using T = typename Team::T;
   Climb<Team> climb(problem, line, r, run, memory);
-  const int lane = climb.lane();
-  const std::int64_t first = climb.first_group(), end = first + climb.n_steps();
+  const int lane = climb.lane(), n_steps = climb.n_steps();
+  const T* keys = problem.key<T>(line, climb.groups().origin());
+  const T* values = problem.value<T>(line, climb.groups().origin());
+  int ahead = 0;
+  const auto start_next = [&](int stage) {
+    ring.start(problem, keys, values, climb.groups().there(ahead), lane, aligned, stage);
+    copy_async_commit();
+    ++ahead;
+    keys += kTogether * problem.k.stride[2];
+    values += kTogether * problem.v.stride[2];
+  };
 
   // Fill all stages but one. A group without keys copies nothing and still counts.
-  for (int stage = 0; stage < kStages - 1; ++stage) {
-    ring.start(problem, line, first + stage, climb.there(first + stage), lane, aligned, stage);
-    copy_async_commit();
-  }
+  for (int stage = 0; stage < kStages - 1; ++stage) start_next(stage);
 
   // Start the group that is kStages - 1 ahead, wait for this one, take it.
   int stage = 0;
-  for (std::int64_t group = first; group < end; ++group) {
-    const std::int64_t ahead = group + kStages - 1;
-    ring.start(problem, line, ahead, climb.there(ahead), lane, aligned, (stage + kStages - 1) % kStages);
-    copy_async_commit();
+  for (int group = 0; group < n_steps; ++group) {
+    start_next(stage == 0 ? kStages - 1 : stage - 1);
     copy_async_wait<kStages - 1>();
     climb.take(group, [ring, stage](int i, int chunk) { return ring.key(stage, i, chunk); },
                [ring, stage](int i, int chunk) { return ring.value(stage, i, chunk); });
-    stage = (stage + 1) % kStages;
+    stage = stage + 1 == kStages ? 0 : stage + 1;
   }
   copy_async_wait<0>();
 }

@@ -10,11 +10,14 @@ namespace tree_attn::TREE_ATTN_PLATFORM {
 /// Threads of a block of these steps.
 inline constexpr int kSplitThreads = 256;
 
-/// Forests in the workspace: of every worker of every split of every strip, of every split, and of every strip. A strip is the
-/// rows that one worker serves, on all keys of their line.
+/// Shared memory in which a block joins, where no ring leaves more.
+inline constexpr std::size_t kScratchBytes = 64 * 1024;
+
+/// Forests in the workspace: of every split of every strip, and of every worker of every split. A strip is the rows that one
+/// worker serves, on all keys of their line.
 struct SplitWorkspace {
   float* floats = nullptr;
-  std::int64_t n_worker = 0, n_split = 0, n_strip = 0;  ///< floats of one forest, of which there is one a slot
+  std::int64_t n_worker = 0, n_split = 0;  ///< floats of one forest, of which there is one a slot
   int n_workers = 1, n_splits = 1, n_slots = 1;
 
   /// That of a plan; without memory, for its size.
@@ -22,16 +25,15 @@ struct SplitWorkspace {
   static SplitWorkspace of(const DeviceProblem& problem, const Plan& plan, float* floats) {
     const int n = n_workers_of<Worker>(plan.n_threads);
     return {floats, forest_floats<Worker>(problem, std::int64_t{plan.n_splits} * n), forest_floats<Worker>(problem, plan.n_splits),
-            forest_floats<Worker>(problem, 1), n, plan.n_splits, Worker::kSlots};
+            n, plan.n_splits, Worker::kSlots};
   }
-  /// Floats of one strip, and where its forests lie: its own, then split by split.
-  TREE_ATTN_HOST_DEVICE std::int64_t n_floats() const { return (n_strip + n_splits * (n_split + n_workers * n_worker)) * n_slots; }
-  TREE_ATTN_HOST_DEVICE float* of_strip(std::int64_t strip) const { return floats + strip * n_floats(); }
+  /// Floats of one strip, and where its forests lie: those of the splits, then worker by worker.
+  TREE_ATTN_HOST_DEVICE std::int64_t n_floats() const { return n_splits * (n_split + n_workers * n_worker) * n_slots; }
   TREE_ATTN_HOST_DEVICE float* of_split(std::int64_t strip, int split) const {
-    return of_strip(strip) + (n_strip + split * n_split) * n_slots;
+    return floats + strip * n_floats() + split * n_split * n_slots;
   }
   TREE_ATTN_HOST_DEVICE float* of_worker(std::int64_t strip, int split, int worker) const {
-    return of_strip(strip) + (n_strip + n_splits * n_split + (split * n_workers + worker) * n_worker) * n_slots;
+    return floats + strip * n_floats() + (n_splits * n_split + (split * n_workers + worker) * n_worker) * n_slots;
   }
 };
 

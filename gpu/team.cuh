@@ -11,6 +11,7 @@
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
+/// Lanes of a warp, and all of them as a mask.
 inline constexpr int kWarp = 32;
 inline constexpr unsigned kAllLanes = 0xFFFFFFFF;
 
@@ -35,17 +36,20 @@ struct Team {
   }
 };
 
-/// Scores of eight neighbouring keys, for every lane of the team: s_a = score_scale q.k_a.
+/// Which of eight keys the sum that a lane ends with is of: that of its lowest bits, mirrored.
+__device__ __forceinline__ int own_key(int lane) { return (lane & 1) << 2 | (lane & 2) | (lane & 4) >> 2; }
+
+/// The score s_a = score_scale q.k_a of one of eight neighbouring keys: that of own_key().
 ///
 /// Each lane multiplies its own numbers; then lanes that differ in one bit add up, and as long as there are several keys each
 /// of the two keeps half of them: 4 + 2 + 1 exchanges and one for every bit that is left, instead of 8 a bit. The order of the
 /// additions is that of a butterfly, the same for every key.
 /// @param q numbers of the query, zero behind d_h
 /// @param key (i, chunk) -> Bytes16 of key i
-/// @param[out] s base-two scores
+/// @paper{eq_7, eq. (7)}
 template <class Team, class Key>
-__device__ __forceinline__ void eight_scores(const float (&q)[Team::kNumbers], const Key& key, float score_scale, int lane,
-                                    float (&s)[kTogether]) {
+__device__ __forceinline__ float score_of_eight(const float (&q)[Team::kNumbers], const Key& key, float score_scale, int lane) {
+  using T = typename Team::T;
   // Multiply.
   float sum[kTogether];
   TREE_ATTN_UNROLL
@@ -53,11 +57,10 @@ __device__ __forceinline__ void eight_scores(const float (&q)[Team::kNumbers], c
     sum[i] = 0;
     TREE_ATTN_UNROLL
     for (int chunk = 0; chunk < Team::kChunks; ++chunk) {
-      float k[kPer16<typename Team::T>];
-      widen<typename Team::T>(key(i, chunk), k);
+      float k[kPer16<T>];
+      widen<T>(key(i, chunk), k);
       TREE_ATTN_UNROLL
-      for (int c = 0; c < kPer16<typename Team::T>; ++c)
-        sum[i] = fused_multiply_add(q[chunk * kPer16<typename Team::T> + c], k[c], sum[i]);
+      for (int c = 0; c < kPer16<T>; ++c) sum[i] = fused_multiply_add(q[chunk * kPer16<T> + c], k[c], sum[i]);
     }
   }
 
@@ -74,17 +77,74 @@ __device__ __forceinline__ void eight_scores(const float (&q)[Team::kNumbers], c
   }
   TREE_ATTN_UNROLL
   for (int distance = kTogether; distance < Team::kLanes; distance *= 2) sum[0] += __shfl_xor_sync(kAllLanes, sum[0], distance);
+  return score_scale * sum[0];
+}
 
-  // Tell everybody: key i ended with the lanes whose lowest bits are those of i, mirrored.
+/// Tells all lanes of a team what each has of its own_key().
+template <class Team>
+__device__ __forceinline__ void tell_all(float own, int lane, float (&all)[kTogether]) {
   const int first = static_cast<int>(threadIdx.x) % kWarp - lane;
   TREE_ATTN_UNROLL
-  for (int i = 0; i < kTogether; ++i) {
-    const int mirrored = (i & 1) << 2 | (i & 2) | (i & 4) >> 2;
-    s[i] = score_scale * __shfl_sync(kAllLanes, sum[0], first + mirrored);
+  for (int i = 0; i < kTogether; ++i) all[i] = __shfl_sync(kAllLanes, own, first + own_key(i));
+}
+
+/// A weight of -0 marks a key that is not seen, whose value is not looked at.
+__device__ __forceinline__ bool is_seen(float weight) { return bits_of(weight) != 0x80000000u; }
+
+/// The weights of eight neighbouring keys, brought to one shift: e = max e_a, and 2^(s_a - e_a) 2^(e_a - e).
+///
+/// Each lane weighs one key. Bringing all eight to the largest shift at once is what the seven merges above them do one by
+/// one: a power of two passes through additions without changing a rounding, unless numbers fall below the smallest normal.
+/// @param s score of own_key()
+/// @param[out] shift e
+/// @param[out] weight of all eight keys; -0 for one that is not seen
+template <class Team>
+__device__ __forceinline__ void weigh_eight(float s, int lane, float& shift, float (&weight)[kTogether]) {
+  const float own = key_shift(s);
+  shift = own;
+  TREE_ATTN_UNROLL
+  for (int distance = 1; distance < kTogether; distance *= 2) {
+    const float other = __shfl_xor_sync(kAllLanes, shift, distance);
+    shift = other > shift ? other : shift;
+  }
+  const bool seen = s != -std::numeric_limits<float>::infinity();
+  tell_all<Team>(seen ? multiply(key_weight(s), own == shift ? 1.0f : pow2(own - shift)) : -0.0f, lane, weight);
+}
+
+/// Sum of eight numbers, neighbour with neighbour.
+__device__ __forceinline__ float sum_of_eight(const float (&x)[kTogether]) {
+  return ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
+}
+
+/// The state of eight neighbouring keys, the first at a multiple of eight: D and n as sums of their weights and values.
+/// @param value (i, chunk) -> Bytes16 of the value of key i
+/// @paper{eq_6, eq. (6)}
+template <class Team, class Value>
+__device__ __forceinline__ void eight_keys(float shift, const float (&weight)[kTogether], const Value& value,
+                                           LaneState<Team::kNumbers>& state) {
+  using T = typename Team::T;
+  state.shift = shift;
+  float size[kTogether];
+  TREE_ATTN_UNROLL
+  for (int i = 0; i < kTogether; ++i) size[i] = std::fabs(weight[i]);
+  state.sum = sum_of_eight(size);
+  TREE_ATTN_UNROLL
+  for (int chunk = 0; chunk < Team::kChunks; ++chunk) {
+    float v[kTogether][kPer16<T>];
+    TREE_ATTN_UNROLL
+    for (int i = 0; i < kTogether; ++i) widen<T>(is_seen(weight[i]) ? value(i, chunk) : Bytes16{}, v[i]);
+    TREE_ATTN_UNROLL
+    for (int c = 0; c < kPer16<T>; ++c) {
+      float product[kTogether];
+      TREE_ATTN_UNROLL
+      for (int i = 0; i < kTogether; ++i) product[i] = multiply(weight[i], v[i][c]);
+      state.n[chunk * kPer16<T> + c] = sum_of_eight(product);
+    }
   }
 }
 
 /// The state of one key, as set_key() of reference/state.hpp has it.
+/// @param value (i, chunk) -> Bytes16 of the value of key i
 template <class Team, class Value>
 __device__ __forceinline__ void one_key(float s, int i, const Value& value, LaneState<Team::kNumbers>& state) {
   set_empty(state);
@@ -97,34 +157,6 @@ __device__ __forceinline__ void one_key(float s, int i, const Value& value, Lane
     widen<typename Team::T>(value(i, chunk), v);
     TREE_ATTN_UNROLL
     for (int c = 0; c < kPer16<typename Team::T>; ++c) state.n[chunk * kPer16<typename Team::T> + c] = multiply(state.sum, v[c]);
-  }
-}
-
-/// The state of eight neighbouring keys, the first at a multiple of eight.
-///
-/// A key with a score of -inf is not seen: its value is not looked at, and stands for -0, which changes no sum.
-/// @param value (i, chunk) -> Bytes16 of the value of key i
-template <class Team, class Value>
-__device__ __forceinline__ void eight_keys(const float (&s)[kTogether], const Value& value, LaneState<Team::kNumbers>& state) {
-  using T = typename Team::T;
-  float shift[kTogether], weight[kTogether];
-  TREE_ATTN_UNROLL
-  for (int i = 0; i < kTogether; ++i) shift[i] = key_shift(s[i]), weight[i] = key_weight(s[i]);
-  const MergesTogether<float> merges(shift);
-  state.shift = shift[0];
-  state.sum = merges.value([&](int i) { return weight[i]; });
-  TREE_ATTN_UNROLL
-  for (int chunk = 0; chunk < Team::kChunks; ++chunk) {
-    float v[kTogether][kPer16<T>];
-    TREE_ATTN_UNROLL
-    for (int i = 0; i < kTogether; ++i) {
-      const bool seen = s[i] != -std::numeric_limits<float>::infinity();
-      widen<T>(seen ? value(i, chunk) : Bytes16{}, v[i]);
-      if (!seen) weight[i] = -0.0f;
-    }
-    TREE_ATTN_UNROLL
-    for (int c = 0; c < kPer16<T>; ++c)
-      state.n[chunk * kPer16<T> + c] = merges.value([&](int i) { return multiply(weight[i], v[i][c]); });
   }
 }
 

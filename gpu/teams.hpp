@@ -12,18 +12,18 @@ namespace tree_attn::TREE_ATTN_PLATFORM {
 
 /// Calls f with the narrowest team that holds a row of max(d_h, d_v) numbers: 8, 16 or 32 lanes of 16 bytes, then 32 lanes of
 /// 2 or 4 times 16.
+template <class T, class F>
+void with_team(const DeviceProblem& problem, const F& f) {
+  const int n_bytes = std::max(problem.d_h, problem.d_v) * static_cast<int>(sizeof(T));
+  if (n_bytes <= 128) return f(Team<T, 8, 1>{});
+  if (n_bytes <= 256) return f(Team<T, 16, 1>{});
+  if (n_bytes <= 512) return f(Team<T, 32, 1>{});
+  if (n_bytes <= 1024) return f(Team<T, 32, 2>{});
+  if constexpr (sizeof(T) == 4) return f(Team<T, 32, 4>{});
+}
 template <class F>
 void with_team(const DeviceProblem& problem, Storage storage, const F& f) {
-  const int d = std::max(problem.d_h, problem.d_v);
-  with_type(storage, [&](auto type) {
-    using T = decltype(type);
-    const int n_bytes = d * static_cast<int>(sizeof(T));
-    if (n_bytes <= 128) return f(Team<T, 8, 1>{});
-    if (n_bytes <= 256) return f(Team<T, 16, 1>{});
-    if (n_bytes <= 512) return f(Team<T, 32, 1>{});
-    if (n_bytes <= 1024) return f(Team<T, 32, 2>{});
-    if constexpr (sizeof(T) == 4) return f(Team<T, 32, 4>{});
-  });
+  with_type(storage, [&](auto type) { with_team<decltype(type)>(problem, f); });
 }
 
 /// Workers in a block, each with a run of its own.

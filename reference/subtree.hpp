@@ -6,6 +6,7 @@
 /// sent: who knows its two ends knows the subtrees that cover it. CPU and CUDA code include this file.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 
 #include "reference/state.hpp"
@@ -27,20 +28,25 @@ struct Subtree {
   bool operator==(const Subtree&) const = default;
 };
 
-/// The leftmost of the maximal subtrees that cover [begin, end).
+/// The leftmost of the maximal subtrees that cover [begin, end): the largest that starts at begin and does not reach past end.
 /// @pre begin < end
 TREE_ATTN_HOST_DEVICE inline Subtree first_subtree(std::int64_t begin, std::int64_t end) {
-  int level = 0;
-  while ((begin >> level & 1) == 0 && begin + (std::int64_t{2} << level) <= end) ++level;
+  // As large as the run, and as large as the multiple of two that begin is; 0 is a multiple of all.
+  const auto length = static_cast<std::uint64_t>(end - begin), lowest = static_cast<std::uint64_t>(begin & -begin);
+#if defined(__CUDA_ARCH__)
+  const int fits = 63 - __clzll(static_cast<long long>(length)), starts = __ffsll(static_cast<long long>(lowest)) - 1;
+#else
+  const int fits = std::bit_width(length) - 1, starts = std::bit_width(lowest) - 1;
+#endif
+  const int level = starts >= 0 && starts < fits ? starts : fits;
   return {level, begin >> level};
 }
 
-/// The rightmost of the maximal subtrees that cover [begin, end).
-/// @pre begin < end
-TREE_ATTN_HOST_DEVICE inline Subtree last_subtree(std::int64_t begin, std::int64_t end) {
-  int level = 0;
-  while ((end >> level & 1) == 0 && end - (std::int64_t{2} << level) >= begin) ++level;
-  return {level, (end >> level) - 1};
+/// How many maximal subtrees cover [begin, end): at most 2 log2 of its length.
+TREE_ATTN_HOST_DEVICE inline int n_subtrees(std::int64_t begin, std::int64_t end) {
+  int n = 0;
+  for (; begin < end; ++n) begin = first_subtree(begin, end).end();
+  return n;
 }
 
 }  // namespace tree_attn

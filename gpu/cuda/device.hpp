@@ -7,15 +7,17 @@
 #include <type_traits>
 
 #include "gpu/numbers.hpp"
-
-/// The namespace of the platform that a kernel is compiled for.
-#define TREE_ATTN_PLATFORM cuda
+#include "gpu/platform.hpp"
 
 namespace tree_attn::cuda {
 
 /// Pointer into shared memory.
 template <class T>
 using Shared = T*;
+
+/// The same memory as numbers of another type.
+template <class U, class T>
+__device__ inline Shared<U> shared_as(T* shared) { return reinterpret_cast<U*>(shared); }
 
 /// Hands out the dynamic shared memory of the block, piece by piece; every thread makes the same calls.
 class Arena {

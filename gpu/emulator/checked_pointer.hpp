@@ -37,6 +37,7 @@ struct Index {
 
 }  // namespace runtime
 
+/// See below.
 template <class T>
 class CheckedPointer;
 
@@ -79,11 +80,7 @@ class CheckedPointer {
  public:
   CheckedPointer() = default;
   CheckedPointer(T* at, const runtime::Piece& piece, const Line& line) : at_(at), piece_(piece), line_(line) {}
-  operator CheckedPointer<const T>() const
-    requires(!std::is_const_v<T>)
-  {
-    return {at_, piece_, line_};
-  }
+  operator CheckedPointer<const T>() const requires(!std::is_const_v<T>) { return {at_, piece_, line_}; }
 
   /// A number that may be written gives a reference, a const one its value.
   decltype(auto) operator[](const runtime::Index& i) const { return (*this + i).follow(i.line); }
@@ -96,6 +93,8 @@ class CheckedPointer {
   CheckedPointer& operator-=(const runtime::Index& i) { return *this = *this - i; }
   CheckedPointer& operator++() { return ++at_, *this; }
   CheckedPointer& operator--() { return --at_, *this; }
+  CheckedPointer operator++(int) { return {at_++, piece_, line_}; }
+  CheckedPointer operator--(int) { return {at_--, piece_, line_}; }
   std::int64_t operator-(const CheckedPointer& other) const { return at_ - other.at_; }
   bool operator==(const CheckedPointer& other) const { return at_ == other.at_; }
   auto operator<=>(const CheckedPointer& other) const { return at_ <=> other.at_; }
@@ -106,6 +105,9 @@ class CheckedPointer {
     runtime::access_shared(at_, n_bytes, access, piece_, line);
     return at_;
   }
+  /// The same place, as numbers of another type.
+  template <class U>
+  CheckedPointer<U> as() const { return {reinterpret_cast<U*>(at_), piece_, line_}; }
   /// The same place in another block of the cluster.
   CheckedPointer in_block(int rank, const Line& line) const {
     const auto move = [&](const void* own) {
@@ -130,7 +132,7 @@ class CheckedPointer {
 
 namespace runtime {
 
-// What shared.hpp declares for plain pointers.
+/// What shared.hpp declares for plain pointers.
 template <class T>
 T* for_reading(const CheckedPointer<T>& at, int n_bytes, const Line& line) {
   return at.checked(static_cast<std::size_t>(n_bytes), Access::kRead, line);

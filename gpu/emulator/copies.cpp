@@ -18,6 +18,7 @@ void copy_async16(std::byte* to, const void* from, int n_bytes, const Line& line
     fail(line, "copy_async16: an address is not a multiple of 16");
   }
   check_global(from, static_cast<std::size_t>(n_bytes), "copy_async16", line);
+  check_taken(to, 16, "copy_async16", line);
   shadow::issue(to, 16, line);
   note_write(to, 16);
   fill_with_poison(*running->block->cluster, to, 16);
@@ -27,7 +28,7 @@ void copy_async16(std::byte* to, const void* from, int n_bytes, const Line& line
 
 void copy_async_commit() { ++running->group; }
 
-void copy_async_wait(int n_pending, const Line& line) {
+void copy_async_wait(int n_pending) {
   const Unwatched unwatched;
   std::vector<AsyncCopy>& copies = running->copies;
   std::size_t n_arrived = 0;
@@ -43,7 +44,6 @@ void copy_async_wait(int n_pending, const Line& line) {
     shadow::land(copy.to, 16, copy.line);
   }
   copies.erase(copies.begin(), copies.begin() + static_cast<std::ptrdiff_t>(n_arrived));
-  static_cast<void>(line);
 }
 
 }  // namespace tree_attn::emulated::runtime

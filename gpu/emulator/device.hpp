@@ -16,9 +16,7 @@
 #include "gpu/emulator/runtime.hpp"
 #include "gpu/emulator/shared.hpp"
 #include "gpu/numbers.hpp"
-
-/// The namespace of the platform that a kernel is compiled for.
-#define TREE_ATTN_PLATFORM emulated
+#include "gpu/platform.hpp"
 
 #define __global__
 #define __device__
@@ -62,7 +60,8 @@ inline void __syncwarp(unsigned mask = 0xFFFFFFFF, const Line& line = Line::curr
 template <class T>
 T __shfl_sync(unsigned mask, T value, int from, int width = 32, const Line& line = Line::current()) {
   const unsigned within = static_cast<unsigned>(width) - 1;
-  return runtime::shuffle_value(mask, value, (runtime::lane() & ~within) | (static_cast<unsigned>(from) & within), "__shfl_sync", line);
+  return runtime::shuffle_value(mask, value, (runtime::lane() & ~within) | (static_cast<unsigned>(from) & within),
+                                "__shfl_sync", line);
 }
 template <class T>
 T __shfl_xor_sync(unsigned mask, T value, int flip, int width = 32, const Line& line = Line::current()) {
@@ -143,7 +142,9 @@ void copy_async16(Shared<T> to, const void* from, int n_bytes, const Line& line 
 }
 inline void copy_async_commit() { runtime::copy_async_commit(); }
 template <int kPending>
-void copy_async_wait(const Line& line = Line::current()) { runtime::copy_async_wait(kPending, line); }
+void copy_async_wait() {
+  runtime::copy_async_wait(kPending);
+}
 
 // ---- Bulk copies completing on an mbarrier
 
@@ -151,7 +152,9 @@ void copy_async_wait(const Line& line = Line::current()) { runtime::copy_async_w
 struct Barrier {
   std::uint64_t word;
 };
-inline std::uint64_t* word_of(Shared<Barrier> barrier, const Line& line) { return &runtime::for_later(barrier, 8, line)->word; }
+inline std::uint64_t* word_of(Shared<Barrier> barrier, const Line& line) {
+  return &runtime::for_later(barrier, 8, line)->word;
+}
 
 inline void barrier_init(Shared<Barrier> barrier, int count, const Line& line = Line::current()) {
   runtime::barrier_init(word_of(barrier, line), count, line);
@@ -168,7 +171,8 @@ inline void barrier_wait(Shared<Barrier> barrier, int parity, const Line& line =
 }
 template <class T>
 void bulk_copy(Shared<T> to, const void* from, int n_bytes, Shared<Barrier> barrier, const Line& line = Line::current()) {
-  runtime::bulk_copy(reinterpret_cast<std::byte*>(runtime::for_later(to, n_bytes, line)), from, n_bytes, word_of(barrier, line), line);
+  runtime::bulk_copy(reinterpret_cast<std::byte*>(runtime::for_later(to, n_bytes, line)), from, n_bytes,
+                     word_of(barrier, line), line);
 }
 
 // ---- Clusters
@@ -182,7 +186,8 @@ Shared<T> remote(Shared<T> shared, int rank, const Line& line = Line::current())
 #if defined(TREE_ATTN_EMULATOR_SHADOW)
   return shared.in_block(rank, line);
 #else
-  return reinterpret_cast<T*>(runtime::remote(reinterpret_cast<std::byte*>(const_cast<std::remove_const_t<T>*>(shared)), rank, line));
+  return reinterpret_cast<T*>(
+      runtime::remote(reinterpret_cast<std::byte*>(const_cast<std::remove_const_t<T>*>(shared)), rank, line));
 #endif
 }
 
@@ -197,7 +202,8 @@ void load_matrix_x4_transposed(std::uint32_t (&out)[4], Shared<T> row, const Lin
   runtime::load_matrix(out, runtime::for_reading(row, 16, line), true, line);
 }
 template <class T>
-void mma_16x8x16(float (&c)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2], const Line& line = Line::current()) {
+void mma_16x8x16(float (&c)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2],
+                 const Line& line = Line::current()) {
   static_assert(std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>);
   constexpr auto kElement = std::is_same_v<T, Half> ? runtime::Element::kHalf : runtime::Element::kBFloat16;
   runtime::multiply_matrices(c, a, b, kElement, line);

@@ -10,12 +10,15 @@
 namespace tree_attn::emulated::runtime {
 
 void before_atomic(const void* address) {
+  const Unwatched unwatched;
   if (running->fenced) release(address);
 }
 
 void after_atomic([[maybe_unused]] const void* address) {
   const Unwatched unwatched;
 #if defined(TREE_ATTN_EMULATOR_THREAD)
+  // The atomic itself comes before what another thread does behind its acquire: one address has one order.
+  if (running->fenced) release(address);
   running->touched.push_back(address);
 #endif
 }

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Fibers on Boost.Context, with what the sanitizers must be told of a switch.
 #include "gpu/emulator/fiber.hpp"
 
 #include "gpu/emulator/sanitizer.hpp"
@@ -9,6 +11,7 @@
 
 #include <mutex>
 #include <new>
+#include <vector>
 
 namespace tree_attn::emulated::runtime {
 namespace {
@@ -16,8 +19,9 @@ namespace {
 using boost::context::detail::transfer_t;
 
 constexpr std::size_t kPage = 4096;
-std::mutex pool_mutex;
-std::vector<std::byte*> pool;
+[[maybe_unused]] constexpr unsigned kNoSynchronisation = 1;
+[[maybe_unused]] std::mutex pool_mutex;
+[[maybe_unused]] std::vector<std::byte*> pool;
 
 /// A new fiber starts here; what it runs waits in the fiber that switched to it first.
 thread_local void (*next_entry)() = nullptr;
@@ -43,6 +47,15 @@ void enter(transfer_t from) {
 
 }  // namespace
 
+#if defined(TREE_ATTN_EMULATOR_THREAD)
+
+// TSan forgets who used memory when it is allocated, and only then: with a stack that others have had before, fibers of
+// blocks that nothing orders would seem to race.
+std::byte* StackPool::take() { return static_cast<std::byte*>(::operator new (kStackBytes, std::align_val_t{kPage})); }
+void StackPool::give_back(std::byte* stack) { ::operator delete (stack, std::align_val_t{kPage}); }
+
+#else
+
 std::byte* StackPool::take() {
   {
     const std::lock_guard lock(pool_mutex);
@@ -53,7 +66,8 @@ std::byte* StackPool::take() {
     }
   }
   // The page below a stack may not be touched: overflow is a fault, never a neighbour's locals.
-  void* const mapped = mmap(nullptr, kPage + kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* const mapped =
+      mmap(nullptr, kPage + kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapped == MAP_FAILED || mprotect(mapped, kPage, PROT_NONE) != 0) throw std::bad_alloc();
   return static_cast<std::byte*>(mapped) + kPage;
 }
@@ -63,6 +77,8 @@ void StackPool::give_back(std::byte* stack) {
   pool.push_back(stack);
 }
 
+#endif
+
 void start_fiber(Fiber& fiber, void (*entry)()) {
   if (fiber.stack == nullptr) fiber.stack = StackPool::take(), fiber.stack_bytes = kStackBytes;
   // An abandoned fiber leaves its locals fenced in.
@@ -71,6 +87,7 @@ void start_fiber(Fiber& fiber, void (*entry)()) {
   fiber.fake_stack = nullptr;
   fiber.context = boost::context::detail::make_fcontext(fiber.stack + kStackBytes, kStackBytes, enter);
 #if defined(TREE_ATTN_EMULATOR_THREAD)
+  const Watched watched;
   fiber.watched = __tsan_create_fiber(0);
 #endif
 }
@@ -88,7 +105,6 @@ void switch_fiber(Fiber& from, Fiber& to, [[maybe_unused]] bool ends) {
   __sanitizer_start_switch_fiber(ends ? nullptr : &from.fake_stack, to.stack, to.stack_bytes);
 #endif
 #if defined(TREE_ATTN_EMULATOR_THREAD)
-  constexpr unsigned kNoSynchronisation = 1;
   // A fiber is watched while it is parked, so that it may be ended there.
   end_unwatched();
   __tsan_switch_to_fiber(to.watched, kNoSynchronisation);
@@ -98,13 +114,21 @@ void switch_fiber(Fiber& from, Fiber& to, [[maybe_unused]] bool ends) {
   arrive(back, from.fake_stack);
 }
 
-void end_fiber(Fiber& fiber) {
+void end_fiber(Fiber& fiber, [[maybe_unused]] const Fiber& host) {
 #if defined(TREE_ATTN_EMULATOR_THREAD)
-  if (fiber.watched != nullptr) __tsan_destroy_fiber(fiber.watched);
-  fiber.watched = nullptr;
-#else
-  static_cast<void>(fiber);
+  if (fiber.watched == nullptr) return;
+  // All that it did, also where it was abandoned, happened before what the host does from here on.
+  {
+    const Watched watched;
+    __tsan_switch_to_fiber(fiber.watched, kNoSynchronisation);
+    __tsan_release(const_cast<Fiber*>(&host));
+    __tsan_switch_to_fiber(host.watched, kNoSynchronisation);
+    __tsan_destroy_fiber(fiber.watched);
+  }
+  StackPool::give_back(fiber.stack);
+  fiber.stack = nullptr;
 #endif
+  fiber.watched = nullptr;
 }
 
 }  // namespace tree_attn::emulated::runtime

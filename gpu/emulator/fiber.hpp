@@ -4,17 +4,16 @@
 #pragma once
 
 #include <cstddef>
-#include <vector>
 
 namespace tree_attn::emulated::runtime {
 
 /// Something that can be switched to: a thread of a block, or the host thread that runs them.
 struct Fiber {
-  void* context = nullptr;       ///< where it goes on
-  std::byte* stack = nullptr;    ///< lowest address; null until known for a host thread
+  void* context = nullptr;     ///< where it goes on
+  std::byte* stack = nullptr;  ///< lowest address; null until known for a host thread
   std::size_t stack_bytes = 0;
-  void* fake_stack = nullptr;    ///< ASan's, while another fiber runs
-  void* watched = nullptr;       ///< TSan's idea of this fiber
+  void* fake_stack = nullptr;  ///< ASan's, while another fiber runs
+  void* watched = nullptr;     ///< TSan's idea of this fiber
 };
 
 /// Memory of ended fibers, kept for the next: a fresh stack costs page faults. One pool a process.
@@ -24,13 +23,14 @@ class StackPool {
   static void give_back(std::byte* stack);
 };
 
-/// Readies a fiber to run entry(); from.watched and the like are those of the fiber that calls this.
+/// Readies a fiber to run entry().
 void start_fiber(Fiber& fiber, void (*entry)());
 /// Makes a fiber of the running host thread.
 void adopt_host_thread(Fiber& fiber);
 /// Switches; returns when somebody switches back. `ends`: nobody will.
 void switch_fiber(Fiber& from, Fiber& to, bool ends = false);
-/// Frees what an ended, or abandoned, fiber holds. Its locals are not destroyed: kernels own nothing.
-void end_fiber(Fiber& fiber);
+/// Back on the host thread: frees what an ended, or abandoned, fiber holds. Its locals are not destroyed: kernels own
+/// nothing.
+void end_fiber(Fiber& fiber, const Fiber& host);
 
 }  // namespace tree_attn::emulated::runtime

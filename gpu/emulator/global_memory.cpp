@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The buffers of the emulated device, with gaps of NaN between them.
 #include "gpu/emulator/global_memory.hpp"
 
 #include "gpu/emulator/failure.hpp"
@@ -29,7 +31,7 @@ std::uint64_t generation = 1;
 
 void* allocate_global(std::size_t n_bytes) {
   const std::size_t whole = kGap + (n_bytes + kAlignment - 1) / kAlignment * kAlignment + kGap;
-  auto* const memory = static_cast<std::byte*>(::operator new(whole, std::align_val_t{kAlignment}));
+  auto* const memory = static_cast<std::byte*>(::operator new (whole, std::align_val_t{kAlignment}));
   const std::uint16_t nan = poison(settings().seed);
   for (std::size_t i = 0; i < whole; i += sizeof nan) std::memcpy(memory + i, &nan, sizeof nan);
   forbid(memory, kGap);
@@ -50,7 +52,7 @@ void free_global(void* buffer) {
     registry.erase(found);
     ++generation;
   }
-  ::operator delete(memory, std::align_val_t{kAlignment});
+  ::operator delete (memory, std::align_val_t{kAlignment});
 }
 
 void forget_seen_buffers() {

@@ -26,6 +26,9 @@ struct SeenBuffers {
 };
 extern constinit thread_local SeenBuffers seen_buffers;
 
+/// Forgets them if buffers have come or gone since: before a host thread begins with a launch.
+void forget_seen_buffers();
+
 /// Looks the range up among all buffers. @throws DeviceError if it lies wholly in none
 void find_global(std::uintptr_t from, std::size_t n_bytes, const char* word, const Line& line);
 

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief A launch: checked, shuffled, and shared out over host threads.
 #include "gpu/emulator/grid.hpp"
 
 #include "gpu/device_error.hpp"
@@ -17,7 +19,12 @@ namespace {
 
 std::string name_of(const dim3& d) {
   std::string text = "(";
-  return text.append(std::to_string(d.x)).append(", ").append(std::to_string(d.y)).append(", ").append(std::to_string(d.z)).append(")");
+  return text.append(std::to_string(d.x))
+      .append(", ")
+      .append(std::to_string(d.y))
+      .append(", ")
+      .append(std::to_string(d.z))
+      .append(")");
 }
 
 /// The limits of a device of compute capability 9.

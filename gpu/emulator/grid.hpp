@@ -38,7 +38,7 @@ struct Grid {
   std::atomic<int> n_started{0};  ///< clusters
   std::atomic<bool> failed{false};
   std::mutex mutex{};
-  std::exception_ptr error{};     ///< the first
+  std::exception_ptr error{};  ///< the first
 };
 
 /// Runs every thread of every block. @throws what the first thread that failed has thrown

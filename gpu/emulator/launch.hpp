@@ -71,10 +71,13 @@ template <class... Parameters, class... Arguments>
 void launch(void (*kernel)(Parameters...), const Launch& how, Stream, Arguments&&... arguments) {
   using Call = std::pair<void (*)(Parameters...), std::tuple<Parameters...>>;
   Call call{kernel, std::tuple<Parameters...>(std::forward<Arguments>(arguments)...)};
-  runtime::Grid grid{.how = how, .run_thread = [](void* what) {
-              const Call& self = *static_cast<const Call*>(what);
-              std::apply(self.first, self.second);
-            }, .kernel_and_arguments = &call};
+  runtime::Grid grid{.how = how,
+                     .run_thread =
+                         [](void* what) {
+                           const Call& self = *static_cast<const Call*>(what);
+                           std::apply(self.first, self.second);
+                         },
+                     .kernel_and_arguments = &call};
   runtime::run(grid);
 }
 

@@ -38,7 +38,7 @@ bool join(Meeting& meeting, const Call& call, int n_members, int n_exited, const
   if (n_exited > 0) fail(call.line, std::string(call.name) + ": waits for a thread of the " + of + " that has exited");
   if (meeting.n_arrived == 0) {
     Cluster& cluster = *self.block->cluster;
-    meeting = {call, &self, 0, 0, 0, &cluster.marks[cluster.n_meetings++ % std::size(cluster.marks)]};
+    meeting = {call, &self, 0, 0, 0, &cluster.marks[cluster.n_meetings++ % cluster.marks.size()]};
   } else {
     check_same(meeting, call);
   }
@@ -54,7 +54,7 @@ void meet_all(Meeting& meeting, const Call& call, Thread* threads, int n, int n_
     std::vector<Thread*> all;
     for (int i = 0; i < n; ++i) all.push_back(threads + i);
     shadow::synchronise(all.data(), n);
-    release(*running->block->cluster, all.data(), n);
+    resume(*running->block->cluster, all.data(), n);
   }
   park(call);
   acquire(running->meeting_mark);
@@ -66,9 +66,12 @@ Meeting& join_warp(unsigned mask, const Call& call, void* operand, bool& last) {
   Thread& self = *running;
   Warp& warp = *self.warp;
   const unsigned own = 1u << self.lane;
-  if ((mask & own) == 0) fail(call.line, std::string(call.name) + ": the mask " + name_of(mask) + " leaves out its own lane");
-  if ((mask & ~warp.present) != 0) fail(call.line, std::string(call.name) + ": the mask " + name_of(mask) + " names lanes that the warp does not have");
-  if ((mask & warp.exited) != 0) fail(call.line, std::string(call.name) + ": waits for lanes " + name_of(mask & warp.exited) + " that have exited");
+  if ((mask & own) == 0)
+    fail(call.line, std::string(call.name) + ": the mask " + name_of(mask) + " leaves out its own lane");
+  if ((mask & ~warp.present) != 0)
+    fail(call.line, std::string(call.name) + ": the mask " + name_of(mask) + " names lanes that the warp does not have");
+  if ((mask & warp.exited) != 0)
+    fail(call.line, std::string(call.name) + ": waits for lanes " + name_of(mask & warp.exited) + " that have exited");
   self.operand = operand;
   for (Meeting& meeting : warp.open) {
     if ((meeting.mask & mask) == 0) continue;
@@ -81,7 +84,7 @@ Meeting& join_warp(unsigned mask, const Call& call, void* operand, bool& last) {
     return meeting;
   }
   Cluster& cluster = *self.block->cluster;
-  warp.open.push_back({call, &self, mask, own, 0, &cluster.marks[cluster.n_meetings++ % std::size(cluster.marks)]});
+  warp.open.push_back({call, &self, mask, own, 0, &cluster.marks[cluster.n_meetings++ % cluster.marks.size()]});
   last = own == mask;
   return warp.open.back();
 }
@@ -93,7 +96,7 @@ void close_warp(Meeting& meeting) {
   for (unsigned rest = meeting.mask; rest != 0; rest &= rest - 1) lanes[n++] = warp.lanes + std::countr_zero(rest);
   meeting = warp.open.back();
   warp.open.pop_back();
-  release(*running->block->cluster, lanes, n);
+  resume(*running->block->cluster, lanes, n);
 }
 
 void leave_meetings(Thread& thread) {
@@ -175,8 +178,10 @@ unsigned ballot(unsigned mask, bool yes, const char* word, const Line& line) {
   unsigned own = yes ? 1u << running->lane : 0;
   const auto work = [&](Thread* lanes) {
     unsigned all = 0;
-    for (unsigned rest = mask; rest != 0; rest &= rest - 1) all |= *static_cast<unsigned*>(lanes[std::countr_zero(rest)].operand);
-    for (unsigned rest = mask; rest != 0; rest &= rest - 1) *static_cast<unsigned*>(lanes[std::countr_zero(rest)].operand) = all;
+    for (unsigned rest = mask; rest != 0; rest &= rest - 1)
+      all |= *static_cast<unsigned*>(lanes[std::countr_zero(rest)].operand);
+    for (unsigned rest = mask; rest != 0; rest &= rest - 1)
+      *static_cast<unsigned*>(lanes[std::countr_zero(rest)].operand) = all;
   };
   meet_lanes(mask, {word, line}, &own, work);
   return own;

@@ -24,7 +24,8 @@ PhaseBarrier& find(const std::uint64_t* word, const char* what, const Line& line
   Block& block = *running->block;
   shadow::access(reinterpret_cast<const std::byte*>(word), sizeof *word, false, line);
   const std::uint64_t number = *word & 0xFFFFFFFF;
-  if (*word >> 32 != kMark || number >= block.barriers.size()) fail(line, std::string(what) + ": the barrier was never initialised");
+  if (*word >> 32 != kMark || number >= block.barriers.size())
+    fail(line, std::string(what) + ": the barrier was never initialised");
   return block.barriers[number];
 }
 
@@ -37,7 +38,7 @@ void try_complete(Cluster& cluster, PhaseBarrier& barrier) {
   if (barrier.waiting.empty()) return;
   const std::vector<Thread*> free = std::move(barrier.waiting);
   barrier.waiting.clear();
-  release(cluster, free.data(), static_cast<int>(free.size()));
+  resume(cluster, free.data(), static_cast<int>(free.size()));
 }
 
 }  // namespace
@@ -80,9 +81,10 @@ void barrier_arrive(std::uint64_t* word, int n_bytes, const Line& line) {
     fail(line, "barrier_arrive: one more than the " + std::to_string(barrier.count) + " arrivals of a phase");
   }
   if (n_bytes < 0 || barrier.n_bytes_missing + n_bytes > kMaxBytes) {
-    fail(line, "barrier_arrive_expect: " + std::to_string(n_bytes) + " bytes; a phase can await " + std::to_string(kMaxBytes));
+    fail(line,
+         "barrier_arrive_expect: " + std::to_string(n_bytes) + " bytes; a phase can await " + std::to_string(kMaxBytes));
   }
-  release(&barrier);
+  release(barrier.at);
   shadow::arrive(barrier);
   --barrier.pending;
   barrier.n_bytes_missing += n_bytes;
@@ -98,7 +100,7 @@ void barrier_wait(std::uint64_t* word, int parity, const Line& line) {
     barrier.waiting.push_back(running);
     park({"barrier_wait", line});
   }
-  acquire(&barrier);
+  acquire(barrier.at);
   shadow::pass(barrier);
 }
 
@@ -106,17 +108,19 @@ void bulk_copy(std::byte* to, const void* from, int n_bytes, std::uint64_t* word
   const Unwatched unwatched;
   PhaseBarrier& barrier = find(word, "bulk_copy", line);
   if (!barrier.fenced) fail(line, "bulk_copy: no barrier_fence_init() since the barrier was initialised");
-  if (n_bytes <= 0 || n_bytes % 16 != 0) fail(line, "bulk_copy: " + std::to_string(n_bytes) + " bytes are no multiple of 16");
+  if (n_bytes <= 0 || n_bytes % 16 != 0)
+    fail(line, "bulk_copy: " + std::to_string(n_bytes) + " bytes are no multiple of 16");
   if (reinterpret_cast<std::uintptr_t>(to) % 16 != 0 || reinterpret_cast<std::uintptr_t>(from) % 16 != 0) {
     fail(line, "bulk_copy: an address is not a multiple of 16");
   }
   const auto n = static_cast<std::size_t>(n_bytes);
   check_global(from, n, "bulk_copy", line);
+  check_taken(to, n, "bulk_copy", line);
   shadow::issue(to, n, line);
   // Reads and writes count as those of the thread that asks, which is where a race with them begins.
   note_read(from, n);
   note_write(to, n);
-  release(&barrier);
+  release(barrier.at);
   fill_with_poison(*running->block->cluster, to, n);
   forbid(to, n);
   running->block->cluster->bulk_copies.push_back({running->block, to, from, n_bytes, &barrier, line});

@@ -30,10 +30,10 @@ class Random {
   std::uint64_t state_;
 };
 
-/// 16 bits that are a NaN as a half, as a bfloat16 and, twice, as a float.
+/// 16 bits that are a NaN as a half, as a bfloat16 and, repeated, as a float and a double.
 inline std::uint16_t poison(std::uint64_t seed) {
   const std::uint64_t die = Random(seed).next();
-  return static_cast<std::uint16_t>((die & 0x8000) | 0x7F80 | (die % 127 + 1));
+  return static_cast<std::uint16_t>((die & 0x8000) | 0x7FF0 | (die % 15 + 1));
 }
 
 }  // namespace tree_attn::emulated::runtime

@@ -40,7 +40,7 @@ int cluster_size();
 /// Asynchronous copies.
 void copy_async16(std::byte* to, const void* from, int n_bytes, const Line& line);
 void copy_async_commit();
-void copy_async_wait(int n_pending, const Line& line);
+void copy_async_wait(int n_pending);
 
 /// mbarriers; `word` is what the kernel has in its shared memory.
 void barrier_init(std::uint64_t* word, int count, const Line& line);

@@ -3,8 +3,8 @@
 /// @brief What the sanitizers must be told: they know threads and heaps, not fibers and shared memory of blocks.
 ///
 /// Without a sanitizer every function here is empty. Under ThreadSanitizer the emulator itself is compiled without it and
-/// runs Unwatched, for the allocator and memcpy() are watched wherever they are called from. What the emulator does to memory
-/// on a kernel's behalf it says through note_read() and note_write().
+/// runs Unwatched, for the allocator and memcpy() are watched wherever they are called from. What the emulator does to
+/// memory on a kernel's behalf it says through note_read() and note_write().
 #pragma once
 
 #include <cstddef>
@@ -28,6 +28,8 @@ void AnnotateIgnoreReadsBegin(const char* file, int line);
 void AnnotateIgnoreReadsEnd(const char* file, int line);
 void AnnotateIgnoreWritesBegin(const char* file, int line);
 void AnnotateIgnoreWritesEnd(const char* file, int line);
+void AnnotateIgnoreSyncBegin(const char* file, int line);
+void AnnotateIgnoreSyncEnd(const char* file, int line);
 }
 #endif
 
@@ -56,33 +58,21 @@ inline void allow(const void* from, std::size_t n_bytes) {
 #endif
 }
 
-/// What the running thread did before release(p) happens before what a thread does after its acquire(p). TSan.
-inline void release(const void* where) {
-#if defined(TREE_ATTN_EMULATOR_THREAD)
-  __tsan_release(const_cast<void*>(where));
-#else
-  static_cast<void>(where);
-#endif
-}
-inline void acquire(const void* where) {
-#if defined(TREE_ATTN_EMULATOR_THREAD)
-  __tsan_acquire(const_cast<void*>(where));
-#else
-  static_cast<void>(where);
-#endif
-}
-
+/// The two ends of what Unwatched is. TSan.
 inline void begin_unwatched() {
 #if defined(TREE_ATTN_EMULATOR_THREAD)
   AnnotateIgnoreReadsBegin(__FILE__, __LINE__), AnnotateIgnoreWritesBegin(__FILE__, __LINE__);
+  AnnotateIgnoreSyncBegin(__FILE__, __LINE__);
 #endif
 }
 inline void end_unwatched() {
 #if defined(TREE_ATTN_EMULATOR_THREAD)
   AnnotateIgnoreReadsEnd(__FILE__, __LINE__), AnnotateIgnoreWritesEnd(__FILE__, __LINE__);
+  AnnotateIgnoreSyncEnd(__FILE__, __LINE__);
 #endif
 }
-/// A function of the emulator that a kernel has called; and, within, the kernel again. TSan.
+/// A function of the emulator that a kernel has called, whose locks and memory are no concern of the kernel; and, within,
+/// the kernel again. TSan.
 struct Unwatched {
   Unwatched() { begin_unwatched(); }
   Unwatched(const Unwatched&) = delete;
@@ -95,6 +85,24 @@ struct Watched {
   Watched& operator=(const Watched&) = delete;
   ~Watched() { begin_unwatched(); }
 };
+
+/// What the running thread did before release(p) happens before what a thread does after its acquire(p). TSan.
+inline void release(const void* where) {
+#if defined(TREE_ATTN_EMULATOR_THREAD)
+  const Watched watched;
+  __tsan_release(const_cast<void*>(where));
+#else
+  static_cast<void>(where);
+#endif
+}
+inline void acquire(const void* where) {
+#if defined(TREE_ATTN_EMULATOR_THREAD)
+  const Watched watched;
+  __tsan_acquire(const_cast<void*>(where));
+#else
+  static_cast<void>(where);
+#endif
+}
 
 /// The running thread reads or writes memory of the kernel. TSan.
 inline void note_read(const void* from, std::size_t n_bytes) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Who runs next: fibers of one cluster, switched to one another without a way back through anybody.
+#include "gpu/emulator/global_memory.hpp"
 #include "gpu/emulator/sanitizer.hpp"
 #include "gpu/emulator/shadow.hpp"
 #include "gpu/emulator/thread.hpp"
@@ -18,8 +19,6 @@ namespace tree_attn::emulated::runtime {
 constinit thread_local const Place* running_place = nullptr;
 constinit thread_local Thread* running = nullptr;
 
-void forget_seen_buffers();
-
 namespace {
 
 /// Ends the launch: the first error is the one that counts.
@@ -33,8 +32,8 @@ void keep_error(Grid& grid, std::exception_ptr error) {
 Thread* next_ready(Cluster& cluster) {
   if ((++cluster.n_switches & 0x3FF) == 0) {
     if (std::chrono::steady_clock::now() > cluster.grid.ends_at) {
-      keep_error(cluster.grid, std::make_exception_ptr(
-                                   DeviceError("the launch has run into its deadline:" + who_waits_where(cluster))));
+      keep_error(cluster.grid,
+                 std::make_exception_ptr(DeviceError("the launch has run into its deadline:" + who_waits_where(cluster))));
     }
     if (cluster.grid.failed) return nullptr;
   }
@@ -69,11 +68,12 @@ void run_thread() {
     leave_meetings(self);
     self.exited = true;
     ++cluster.n_exited;
-    if (++self.block->n_exited == static_cast<int>(cluster.threads.size() / cluster.blocks.size())) end_shared_memory(*self.block);
+    release(self.block->shared);
+    if (++self.block->n_exited == static_cast<int>(cluster.threads.size() / cluster.blocks.size()))
+      end_shared_memory(*self.block);
   } catch (...) {
     error = std::current_exception();
   }
-  release(&cluster.host);
   if (error) keep_error(cluster.grid, std::move(error));
   switch_to(self.fiber, cluster, cluster.grid.failed ? nullptr : next_ready(cluster), true);
 }
@@ -103,7 +103,8 @@ void begin_cluster(Cluster& cluster, int number) {
     for (int i = 0; i < n_threads; ++i) {
       Thread& thread = block.threads[i];
       const auto at = static_cast<unsigned>(i);
-      thread.place = {{at % how.block.x, at / how.block.x % how.block.y, at / how.block.x / how.block.y}, index, how.block, how.grid};
+      thread.place = {
+          {at % how.block.x, at / how.block.x % how.block.y, at / how.block.x / how.block.y}, index, how.block, how.grid};
       thread.block = &block;
       thread.warp = &block.warps[at / 32];
       thread.lane = at % 32;
@@ -133,13 +134,13 @@ void run_cluster(Cluster& cluster) {
     start_fiber(thread.fiber, run_thread);
     all.push_back(&thread);
   }
-  release(cluster, all.data(), static_cast<int>(all.size()));
+  resume(cluster, all.data(), static_cast<int>(all.size()));
   switch_to(cluster.host, cluster, next_ready(cluster));
-  acquire(&cluster.host);
   if (cluster.n_exited < static_cast<int>(cluster.threads.size()) && !cluster.grid.failed) {
-    keep_error(cluster.grid, std::make_exception_ptr(DeviceError("deadlock: no thread can run:" + who_waits_where(cluster))));
+    keep_error(cluster.grid,
+               std::make_exception_ptr(DeviceError("deadlock: no thread can run:" + who_waits_where(cluster))));
   }
-  for (Thread& thread : cluster.threads) end_fiber(thread.fiber);
+  for (Thread& thread : cluster.threads) end_fiber(thread.fiber, cluster.host);
 }
 
 }  // namespace
@@ -153,7 +154,7 @@ void park(const Call& call) {
   self.call.name = nullptr;
 }
 
-void release(Cluster& cluster, Thread* const* threads, int n) {
+void resume(Cluster& cluster, Thread* const* threads, int n) {
   // A chain in the order in which they will run.
   cluster.released.assign(threads, threads + n);
   bool first = false;
@@ -161,7 +162,8 @@ void release(Cluster& cluster, Thread* const* threads, int n) {
     cluster.random.shuffle(cluster.released.data(), static_cast<std::uint32_t>(n));
     first = cluster.random.below(2) == 0;
   }
-  for (int i = 0; i + 1 < n; ++i) cluster.released[static_cast<std::size_t>(i)]->next = cluster.released[static_cast<std::size_t>(i) + 1];
+  for (int i = 0; i + 1 < n; ++i)
+    cluster.released[static_cast<std::size_t>(i)]->next = cluster.released[static_cast<std::size_t>(i) + 1];
   Thread* const head = cluster.released.front();
   Thread* const tail = cluster.released.back();
   tail->next = nullptr;
@@ -185,7 +187,8 @@ std::string who_waits_where(const Cluster& cluster) {
   std::string text;
   for (const auto& [where, who] : waits) {
     const auto& [line, word] = where;
-    text += "\n  " + line + ": " + std::to_string(who.first) + " wait at " + word + ", first " + to_string(who.second->place);
+    text +=
+        "\n  " + line + ": " + std::to_string(who.first) + " wait at " + word + ", first " + to_string(who.second->place);
   }
   return text;
 }
@@ -207,6 +210,8 @@ void run_clusters(Grid& grid) {
       keep_error(grid, std::current_exception());
     }
   }
+  // Not before: by way of the host thread one block would know of another.
+  acquire(&cluster.host);
   for (Thread& thread : cluster.threads) {
     if (thread.fiber.stack != nullptr) StackPool::give_back(thread.fiber.stack);
   }

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The settings of the process, from the environment.
 #include "gpu/emulator/settings.hpp"
 
 #include <cstdlib>

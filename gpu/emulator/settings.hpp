@@ -13,9 +13,9 @@ struct Settings {
   /// 0: blocks and threads run in ascending order. Any other number shuffles blocks, the threads of every release, the time
   /// at which bulk copies arrive, and picks the NaN that memory starts with.
   std::uint64_t seed = 0;
-  int n_workers = 0;                    ///< host threads that run blocks; 0: one a core
+  int n_workers = 0;                            ///< host threads that run blocks; 0: one a core
   std::chrono::milliseconds deadline{300'000};  ///< of one launch, by the clock on the wall
-  int n_multiprocessors = 4;            ///< what device() reports
+  int n_multiprocessors = 4;                    ///< what device() reports
 };
 
 /// The settings of the process. Starts from the environment: TREE_ATTN_EMULATOR_SEED, TREE_ATTN_EMULATOR_WORKERS.

@@ -73,9 +73,11 @@ void for_cells(Cluster& cluster, const std::byte* at, std::size_t n_bytes, const
 void check(const Cell& cell, bool writes, const char* does, const Line& line) {
   const Thread& self = *running;
   const Cluster& cluster = *self.block->cluster;
-  if (cell.in_flight) fail(line, std::string(does) + " what a copy of " + name_of(cell.write, cluster) + " has not brought yet");
+  if (cell.in_flight)
+    fail(line, std::string(does) + " what a copy of " + name_of(cell.write, cluster) + " has not brought yet");
   if (!known(cell.write, self.clock)) {
-    fail(line, "race: " + std::string(does) + " what " + name_of(cell.write, cluster) + " writes, and no barrier orders the two");
+    fail(line,
+         "race: " + std::string(does) + " what " + name_of(cell.write, cluster) + " writes, and no barrier orders the two");
   }
   if (!writes) return;
   for (const Entry& read : cell.reads) {
@@ -174,8 +176,8 @@ void end_block(Block& block) {
   for (std::size_t i = 1; i < n_threads; ++i) join(all, block.threads[i].clock);
   const auto check_over = [&](const Entry& entry) {
     if (!known(entry, all)) {
-      fail(entry.line, "shared memory of a block that does not wait, and may have ended: " + name_of(entry, cluster) + " uses that of " +
-                           to_string(block.threads[0].place));
+      fail(entry.line, "shared memory of a block that does not wait, and may have ended: " + name_of(entry, cluster) +
+                           " uses that of " + to_string(block.threads[0].place));
     }
   };
   for (const Take& take : block.takes) {
@@ -192,13 +194,15 @@ void end_block(Block& block) {
 void access_shared(const void* at, std::size_t n_bytes, Access access, const Piece& piece, const Line& line) {
   const auto* const from = static_cast<const std::byte*>(at);
   if (from == nullptr || from < piece.first || from + n_bytes > piece.first + piece.n_bytes) {
-    fail(line, "bytes " + std::to_string(from - piece.first) + " to " + std::to_string(from - piece.first + static_cast<std::ptrdiff_t>(n_bytes)) +
+    fail(line, "bytes " + std::to_string(from - piece.first) + " to " +
+                   std::to_string(from - piece.first + static_cast<std::ptrdiff_t>(n_bytes)) +
                    " of a piece of shared memory of " + std::to_string(piece.n_bytes));
   }
   if (access == Access::kBoundsOnly) return;
   const Cluster& cluster = *running->block->cluster;
   const Block& block = cluster.blocks[static_cast<std::size_t>(from - cluster.memory_begin) / cluster.memory_stride];
-  if (block.n_exited * cluster.blocks.size() == cluster.threads.size()) fail(line, "shared memory of a block that has ended");
+  if (block.n_exited * cluster.blocks.size() == cluster.threads.size())
+    fail(line, "shared memory of a block that has ended");
   shadow::access(from, n_bytes, access == Access::kWrite, line);
 }
 

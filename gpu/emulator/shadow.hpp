@@ -9,7 +9,7 @@ namespace tree_attn::emulated::runtime::shadow {
 
 #if !defined(TREE_ATTN_EMULATOR_SHADOW)
 
-// The other modes keep no books.
+/// The other modes keep no books.
 inline void begin_cluster(Cluster&) {}
 inline void synchronise(Thread* const*, int) {}
 inline void arrive(PhaseBarrier&) {}
@@ -23,6 +23,7 @@ inline void access(const std::byte*, std::size_t, bool, const Line&) {}
 
 #else
 
+/// Fresh books for a cluster that begins.
 void begin_cluster(Cluster& cluster);
 /// What one of them did before, all of them know from here on.
 void synchronise(Thread* const* threads, int n);

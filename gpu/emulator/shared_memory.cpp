@@ -35,7 +35,13 @@ void fill_with_poison(const Cluster& cluster, std::byte* from, std::size_t n_byt
 
 void begin_shared_memory(Cluster& cluster) {
   const std::size_t whole = round_up(cluster.grid.how.shared_bytes) + (kMaxTakes + 1) * (kRedZone + kAlignment);
+#if defined(TREE_ATTN_EMULATOR_THREAD)
+  // Fresh memory, that TSan takes for such, and no memory of the meetings of other blocks.
+  std::vector<std::byte>().swap(cluster.memory);
+  std::vector<std::uint64_t>().swap(cluster.marks);
+#endif
   if (cluster.memory.empty()) {
+    cluster.marks.resize(1024);
     cluster.memory.resize(whole * cluster.blocks.size() + kAlignment);
     const auto address = reinterpret_cast<std::uintptr_t>(cluster.memory.data());
     cluster.memory_begin = cluster.memory.data() + (round_up(address) - address);
@@ -44,7 +50,6 @@ void begin_shared_memory(Cluster& cluster) {
   const std::size_t all = whole * cluster.blocks.size();
   allow(cluster.memory_begin, all);
   fill_with_poison(cluster, cluster.memory_begin, all);
-  note_write(cluster.memory_begin, all);
   forbid(cluster.memory_begin, all);
   for (Block& block : cluster.blocks) {
     block.shared = cluster.memory_begin + whole * static_cast<std::size_t>(block.rank);
@@ -60,6 +65,9 @@ void end_shared_memory(Block& block) {
     if (copy.block == &block) fail(copy.line, "bulk_copy: the block ends before the copy has arrived");
   }
   shadow::end_block(block);
+  // The end of a block counts as a write, behind all that its own threads did.
+  acquire(block.shared);
+  for (const Take& take : block.takes) note_write(take.first, take.n_bytes);
   allow(block.shared, cluster.memory_stride);
   const std::byte* from = block.shared;
   for (const Take& take : block.takes) {
@@ -73,6 +81,13 @@ void end_shared_memory(Block& block) {
   }
   fill_with_poison(cluster, block.shared, cluster.memory_stride);
   forbid(block.shared, cluster.memory_stride);
+}
+
+void check_taken(const std::byte* at, std::size_t n_bytes, const char* word, const Line& line) {
+  for (const Take& take : running->block->takes) {
+    if (at >= take.first && at + n_bytes <= take.first + take.n_bytes) return;
+  }
+  fail(line, std::string(word) + " writes what is not, or not wholly, in one piece of this block's shared memory");
 }
 
 std::byte* take(int n, std::size_t n_bytes, const Line& line) {
@@ -110,7 +125,9 @@ std::byte* remote(std::byte* own, int rank, const Line& line) {
   return cluster.blocks[static_cast<std::size_t>(rank)].shared + (own - block.shared);
 }
 
-void fail_aligned(const char* word, const Line& line) { fail(line, std::string(word) + ": the address is not a multiple of 16"); }
+void fail_aligned(const char* word, const Line& line) {
+  fail(line, std::string(word) + ": the address is not a multiple of 16");
+}
 
 int cluster_rank() { return running->block->rank; }
 int cluster_size() { return static_cast<int>(running->block->cluster->blocks.size()); }

@@ -4,8 +4,8 @@
 ///
 /// Products of two 16-bit numbers are exact in float. The sums run over k in ascending order and are rounded at every step:
 /// the hardware keeps more bits inside one instruction and promises no order, so results agree closely, not in bits.
-#include "gpu/emulator/sanitizer.hpp"
 #include "gpu/emulator/meeting.hpp"
+#include "gpu/emulator/sanitizer.hpp"
 #include "gpu/numbers.hpp"
 
 #include <cstring>
@@ -62,7 +62,8 @@ void multiply_for_all(Thread* lanes) {
 void load_matrix(std::uint32_t (&out)[4], const void* row, bool transposed, const Line& line) {
   const Unwatched unwatched;
   const char* const word = transposed ? "load_matrix_x4_transposed" : "load_matrix_x4";
-  if (reinterpret_cast<std::uintptr_t>(row) % 16 != 0) fail(line, std::string(word) + ": the address is not a multiple of 16");
+  if (reinterpret_cast<std::uintptr_t>(row) % 16 != 0)
+    fail(line, std::string(word) + ": the address is not a multiple of 16");
   struct Operand {
     std::uint32_t* out;
     std::uint16_t row[8];
@@ -81,10 +82,12 @@ void load_matrix(std::uint32_t (&out)[4], const void* row, bool transposed, cons
   });
 }
 
-void multiply_matrices(float (&c)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2], Element element, const Line& line) {
+void multiply_matrices(float (&c)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2], Element element,
+                       const Line& line) {
   const Unwatched unwatched;
   Operands own{c, a, b};
-  meet_lanes(kAllLanes, {"mma_16x8x16", line}, &own, element == Element::kHalf ? multiply_for_all<Half> : multiply_for_all<BFloat16>);
+  meet_lanes(kAllLanes, {"mma_16x8x16", line}, &own,
+             element == Element::kHalf ? multiply_for_all<Half> : multiply_for_all<BFloat16>);
 }
 
 }  // namespace tree_attn::emulated::runtime

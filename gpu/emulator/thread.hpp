@@ -6,7 +6,6 @@
 /// end of each part; device.hpp gives them CUDA's names.
 #pragma once
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -53,11 +52,11 @@ struct Thread {
   Block* block = nullptr;
   Warp* warp = nullptr;
   unsigned lane = 0;
-  int number = 0;          ///< in its cluster
+  int number = 0;  ///< in its cluster
   bool exited = false;
-  Thread* next = nullptr;  ///< in the queue of those who can run
-  Call call;               ///< what it waits at; no name: it can run
-  void* operand = nullptr;           ///< of the collective it waits at
+  Thread* next = nullptr;   ///< in the queue of those who can run
+  Call call;                ///< what it waits at; no name: it can run
+  void* operand = nullptr;  ///< of the collective it waits at
   const void* meeting_mark = nullptr;
   std::vector<AsyncCopy> copies;
   int group = 0;                     ///< of the next asynchronous copy
@@ -75,6 +74,7 @@ struct Meeting {
   const void* mark = nullptr;      ///< for TSan: an address of this meeting alone
 };
 
+/// The lanes that meet in shuffles.
 struct Warp {
   Thread* lanes = nullptr;
   unsigned present = 0, exited = 0;
@@ -110,6 +110,7 @@ struct BulkCopy {
   Line line;
 };
 
+/// The threads that meet at __syncthreads(), and their shared memory.
 struct Block {
   Cluster* cluster = nullptr;
   int rank = 0;
@@ -148,7 +149,7 @@ struct Cluster {
   std::vector<BulkCopy> bulk_copies;
   std::uint32_t n_switches = 0;
   std::uint64_t n_meetings = 0;
-  std::uint64_t marks[1024];
+  std::vector<std::uint64_t> marks;  ///< addresses for TSan, one a meeting
   std::shared_ptr<shadow::Books> books;
 };
 
@@ -158,7 +159,7 @@ extern constinit thread_local Thread* running;
 /// Parks the running thread at a call until somebody releases it.
 void park(const Call& call);
 /// Lets threads run on, in an order that the seed chooses.
-void release(Cluster& cluster, Thread* const* threads, int n);
+void resume(Cluster& cluster, Thread* const* threads, int n);
 /// Every parked thread of a cluster by line: what a report of a deadlock shows.
 std::string who_waits_where(const Cluster& cluster);
 /// Delivers one bulk copy, any.
@@ -169,6 +170,8 @@ void fill_with_poison(const Cluster& cluster, std::byte* from, std::size_t n_byt
 /// Lays out the shared memory of every block, poisoned; and checks and poisons that of a block that has ended.
 void begin_shared_memory(Cluster& cluster);
 void end_shared_memory(Block& block);
+/// @throws DeviceError if the bytes do not lie in one piece that the running block has taken
+void check_taken(const std::byte* at, std::size_t n_bytes, const char* word, const Line& line);
 
 /// Throws if somebody waits for a thread that is about to exit.
 void leave_meetings(Thread& thread);

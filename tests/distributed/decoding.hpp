@@ -101,7 +101,7 @@ class Truth {
   Truth(World& world, TensorProblem& problem) {
     if (!world.has_oracle()) return;
     alone_ = decode_alone(problem);
-    verify_.emplace(problem, problem.scale, world.size());
+    verify_.emplace(problem, problem.scale, world.size(), nullptr);
   }
 
   /// All ranks have the same bits, canonical algorithms those of one rank alone, and all are within the bound of the oracle.

@@ -16,7 +16,7 @@ struct Right {
   Verifier verify;
   Measurement measurement;
 
-  explicit Right(std::unique_ptr<TensorProblem> given) : problem(std::move(given)), verify(*problem, problem->scale, 4) {
+  explicit Right(std::unique_ptr<TensorProblem> given) : problem(std::move(given)), verify(*problem, problem->scale, 4, nullptr) {
     measurement.algorithm = "gather";
     measurement.output = decode_alone(*problem);
   }

@@ -14,14 +14,15 @@ TEST_CASE("ring: the next shard is in flight while this one is computed, at ever
     const std::vector<Run> runs = even_runs(70 * p, p, 1);
     std::atomic<int> n_overlapped = 0, n_alone = 0, n_without_progress = 0;
     run_threads(Topology::pretend(p, p), 60, [&](ThreadTransport& transport) {
-      const Backend watching{"watching", [&](const TensorView& q, const Shard& shard, std::span<const std::int64_t> lengths,
-                                             double scale, const std::function<void()>& progress) {
-                               ++(transport.in_flight() == 4 ? n_overlapped : n_alone);
-                               const std::int64_t before = transport.n_progress;
-                               Forest<float> forest = decode_shard(q, shard, lengths, scale, progress);
-                               n_without_progress += transport.n_progress == before;
-                               return forest;
-                             }};
+      const auto decode = [&](const TensorView& q, const Shard& shard, std::span<const std::int64_t> lengths, double scale,
+                              const std::function<void()>& progress) {
+        ++(transport.in_flight() == 4 ? n_overlapped : n_alone);
+        const std::int64_t before = transport.n_progress;
+        Forest<float> forest = decode_shard(q, shard, lengths, scale, progress);
+        n_without_progress += transport.n_progress == before;
+        return forest;
+      };
+      const Backend watching{"watching", nullptr, decode};
       const Run mine = runs[static_cast<std::size_t>(transport.rank())];
       find_algorithm("ring").run(transport, watching,
                                  {problem->query(0), problem->shard(mine, 0), problem->lengths(), problem->scale, runs});

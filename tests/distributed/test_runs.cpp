@@ -62,7 +62,10 @@ TEST_CASE("names: every algorithm is found by its own, others are refused in a l
                        "--algorithm tree: unknown; there are paper, packed, fused, gather, two-level, ring, ring-state",
                        InputError);
   CHECK(find_backend("cpu").name == "cpu");
-  CHECK_THROWS_AS(find_backend("tpu"), InputError);
+  CHECK(find_backend("cpu").kernels == nullptr);
+  CHECK(find_backend("emulated").name == "emulated");
+  CHECK(find_backend("emulated").kernels == &emulated::kBackend);
+  CHECK_THROWS_WITH_AS(find_backend("tpu"), "--backend tpu: unknown; there are cpu, emulated, cuda", InputError);
 }
 
 }  // namespace tree_attn

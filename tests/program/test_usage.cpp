@@ -125,20 +125,32 @@ TEST_CASE("usage: sizes that cannot be are refused with their numbers") {
                 scratch);
 }
 
-TEST_CASE("usage: a backend or transport that is not there is refused by what is missing") {
-  const Scratch scratch;
-  for (const auto& [option, value] : std::vector<std::pair<std::string, std::string>>{
-           {"--backend", "cuda"}, {"--backend", "emulated"}, {"--transport", "nccl"}}) {
-    CAPTURE(value);
-    const Result result = run(alone({"decode", "--seq-len", "64", option, value}));
-    // A build that has it may pass; that it silently takes another is what must not happen.
-    if (result.status == 0) {
-      CHECK(result.out.find(option.substr(2) + " " + value) != std::string::npos);
-    } else {
-      check_one_line(result, option + " " + value + ": ");
-      CHECK(result.err.find("not built in") != std::string::npos);
-    }
+TEST_CASE("usage: a backend or transport that is not there is refused by what is missing, and never replaced") {
+  for (const std::string backend : {"cpu", "emulated"}) {
+    const Result result = run(alone({"decode", "--seq-len", "64", "--backend", backend}));
+    check_silent_success(result);
+    CHECK(result.out.find("backend " + backend + ",") != std::string::npos);
   }
+
+  // CUDA may be built in, and may find a GPU. What is missing must be said, by decode and by info in the same words.
+  const std::string info = run(alone({"info"})).out;
+  const Result cuda = run(alone({"decode", "--seq-len", "64", "--backend", "cuda"}));
+  CHECK(info.find("backends       cpu, emulated") != std::string::npos);
+  if (cuda.status == 0) {
+    CHECK(cuda.out.find("backend cuda,") != std::string::npos);
+    CHECK(info.find("backends       cpu, emulated, cuda\n") != std::string::npos);
+  } else {
+    check_one_line(cuda, "--backend cuda: ");
+    const std::string why = lines_of_ours(cuda.err).at(0).substr(std::string("tree_attn: ").size());
+    CHECK(info.find("missing      " + why + "\n") != std::string::npos);
+    // Not built in, with the reason and what it takes; or CUDA's own words for a machine without a GPU.
+    const bool says_why = (why.find("not built in (") != std::string::npos && why.find("nvcc") != std::string::npos) ||
+                          why.find("cudaGetDevice") != std::string::npos;
+    CHECK_MESSAGE(says_why, why);
+  }
+
+  const Result nccl = run(alone({"decode", "--seq-len", "64", "--transport", "nccl"}));
+  check_one_line(nccl, "--transport nccl: not built in");
 }
 
 TEST_CASE("usage: an option with a list takes one argument, so that IN and OUT may follow it") {

@@ -1,0 +1,171 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""What every kernel takes of a multiprocessor: registers, shared memory, and the local memory it should not need.
+
+record -- nvcc ... -o X.o   runs the compiler, and keeps in X.o.resources what ptxas (-Xptxas=-v) says of its kernels
+check  X.o ...              prints the table, and fails where a kernel has a stack frame or spills that it may not have
+self-test                   checks the check: reports that must fail
+"""
+
+import argparse
+import contextlib
+import io
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+COMPILING = re.compile(r"ptxas info\s*: Compiling entry function '(\S+)' for '(\S+)'")
+PROPERTIES = re.compile(r"ptxas info\s*: Function properties for (\S+)")
+FRAME = re.compile(r"\s*(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+USED = re.compile(r"ptxas info\s*: Used (\d+) registers(.*)")
+SHARED = re.compile(r"(\d+) bytes smem")
+
+
+def record(command):
+    """Runs nvcc. Lines of the report go to the file beside the object, all others where they were going."""
+    run = subprocess.run(command, stderr=subprocess.PIPE, text=True)
+    report, rest = [], []
+    for line in run.stderr.splitlines(keepends=True):
+        (report if line.startswith("ptxas info") or FRAME.fullmatch(line.rstrip()) else rest).append(line)
+    sys.stderr.write("".join(rest))
+    if run.returncode == 0 and "-o" in command:
+        Path(command[command.index("-o") + 1] + ".resources").write_text("".join(report))
+    return run.returncode
+
+
+def kernels_of(report):
+    """One dictionary a kernel and architecture. A report that cannot be read to its end is an error."""
+    kernels = []
+    for line in report.splitlines():
+        if match := COMPILING.match(line):
+            kernels.append({"name": match[1], "arch": match[2], "shared": 0})
+        elif match := PROPERTIES.match(line):
+            # A function that was not inlined has lines of its own, which are not the kernel's; its frame is still a frame.
+            if not kernels:
+                raise ValueError(f"properties of {match[1]} outside any kernel")
+        elif match := FRAME.fullmatch(line):
+            for key, bytes_ in zip(("stack", "stores", "loads"), match.groups()):
+                kernels[-1][key] = max(kernels[-1].get(key, 0), int(bytes_))
+        elif match := USED.match(line):
+            kernels[-1]["registers"] = int(match[1])
+            if shared := SHARED.search(match[2]):
+                kernels[-1]["shared"] = int(shared[1])
+    for kernel in kernels:
+        if "registers" not in kernel or "stack" not in kernel:
+            raise ValueError(f"the report of {kernel['name']} for {kernel['arch']} ends early")
+    return kernels
+
+
+def readable(names):
+    """Names as C++ has them, without namespaces and parameters; as they are where there is no c++filt."""
+    if not names or not shutil.which("c++filt"):
+        return {name: name for name in names}
+    run = subprocess.run(["c++filt"], input="\n".join(names), capture_output=True, text=True, check=True)
+    short = {}
+    for name, line in zip(names, run.stdout.splitlines()):
+        # What is unique to a file is no part of a name; what stands behind the template arguments are parameters.
+        line = re.sub(r"\(anonymous namespace\)::|_GLOBAL__N_\w*::|_INTERNAL_\w*::|tree_attn::|cuda::", "", line)
+        line = re.sub(r"^void ", "", line)
+        short[name] = re.sub(r"\(.*$", "", re.sub(r"\((?:int|unsigned int|bool|long)\)", "", line)).replace(" >", ">")
+    return short
+
+
+def check(kernels, strict, allow):
+    """Prints the table. @returns what is wrong, line by line"""
+    names = readable(sorted({kernel["name"] for kernel in kernels}))
+    problems = []
+    print("| kernel | architecture | registers | shared, bytes | stack frame, bytes | spilled, bytes |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    for kernel in sorted(kernels, key=lambda k: (names[k["name"]], k["arch"])):
+        name, spilled = names[kernel["name"]], kernel["stores"] + kernel["loads"]
+        print(f"| {name} | {kernel['arch']} | {kernel['registers']} | {kernel['shared']} | {kernel['stack']} | {spilled} |")
+        if kernel["stack"] + spilled > 0 and (re.search(strict, name) or not (allow and re.search(allow, name))):
+            problems.append(f"{name} for {kernel['arch']}: a stack frame of {kernel['stack']} bytes, {spilled} bytes spilled")
+    found = {kernel["arch"] for kernel in kernels if re.search(strict, names[kernel["name"]])}
+    for arch in sorted({kernel["arch"] for kernel in kernels} - found) or ([] if found else ["any architecture"]):
+        problems.append(f"there is no kernel named like '{strict}' for {arch}")
+    return problems
+
+
+def read(objects):
+    """The kernels of all objects. An object without a report was not compiled through record."""
+    return [kernel for file in objects for kernel in kernels_of(Path(file + ".resources").read_text())]
+
+
+def self_test():
+    good = ("ptxas info    : Compiling entry function '_Z10equal_runsv' for 'sm_80'\n"
+            "ptxas info    : Function properties for _Z10equal_runsv\n"
+            "    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n"
+            "ptxas info    : Used 40 registers, used 1 barriers, 128 bytes smem, 400 bytes cmem[0]\n")
+    other = good.replace("10equal_runsv", "5othervvv")
+    spills = "    8 bytes stack frame, 4 bytes spill stores, 4 bytes spill loads"
+    nothing = "    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"
+
+    def problems(report, allow=""):
+        with contextlib.redirect_stdout(io.StringIO()):
+            return check(kernels_of(report), "equal_runs", allow)
+
+    assert problems(good) == [] and problems(good + other) == []
+    assert kernels_of(good)[0] == {"name": "_Z10equal_runsv", "arch": "sm_80", "shared": 128, "stack": 0, "stores": 0,
+                                   "loads": 0, "registers": 40}
+    # A spill of the library step fails, whatever is allowed; one of another kernel if it is not allowed.
+    assert len(problems(good.replace(nothing, spills))) == 1
+    assert len(problems(good.replace(nothing, spills), "equal_runs")) == 1
+    assert len(problems(good.replace(nothing, "    16 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"))) == 1
+    assert len(problems(good + other.replace(nothing, spills))) == 1
+    assert problems(good + other.replace(nothing, spills), "other") == []
+    # So does a frame of a function that was not inlined.
+    frame_of_function = "ptxas info    : Function properties for _Z1fv\n" + spills + "\n"
+    assert len(problems(good.replace("ptxas info    : Used", frame_of_function + "ptxas info    : Used"))) == 1
+    # So does a report without the kernel, for one architecture or for all.
+    assert len(problems(other)) == 1 and len(problems("")) == 1
+    assert len(problems(good + other.replace("sm_80", "sm_90a"))) == 1
+    # A report that ends early is no report, and neither is none.
+    for broken in (good[:good.index("ptxas info    : Used")], good.splitlines()[0]):
+        try:
+            problems(broken)
+        except ValueError:
+            continue
+        raise AssertionError("a broken report was taken")
+    with tempfile.TemporaryDirectory() as folder:
+        # The launcher hands on exit status and warnings, and keeps the report.
+        file = str(Path(folder) / "x.o")
+        report = "import sys; sys.stderr.write(%r); sys.exit(%d)"
+        with contextlib.redirect_stderr(io.StringIO()) as passed_on:
+            assert record([sys.executable, "-c", report % (good + "a warning\n", 0), "-o", file]) == 0
+            assert record([sys.executable, "-c", report % ("an error\n", 3), "-o", file]) == 3
+        assert passed_on.getvalue() == "a warning\nan error\n"
+        assert [kernel["registers"] for kernel in read([file])] == [40]
+        try:
+            read([file + ".missing"])
+        except FileNotFoundError:
+            pass
+        else:
+            raise AssertionError("a missing report was taken")
+    print("resources: the self-test is well")
+
+
+def main():
+    if sys.argv[1:3] == ["record", "--"]:
+        return record(sys.argv[3:])
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = arguments.add_subparsers(dest="command", required=True)
+    of_check = commands.add_parser("check")
+    of_check.add_argument("--strict", required=True, help="pattern of kernels that must exist and must use no local memory")
+    of_check.add_argument("--allow", default="", help="pattern of other kernels that may use local memory")
+    of_check.add_argument("objects", nargs="+")
+    commands.add_parser("self-test")
+    asked = arguments.parse_args()
+    if asked.command == "self-test":
+        return self_test()
+    problems = check(read(asked.objects), asked.strict, asked.allow)
+    for problem in problems:
+        print("resources: " + problem, file=sys.stderr)
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

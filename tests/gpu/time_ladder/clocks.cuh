@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Seconds that a launch takes: alone between two events, and in a CUDA graph.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "gpu/launch.hpp"
+
+namespace tree_attn::cuda {
+
+/// Keeps the stream busy until the host has queued what follows: times by events then hold no time of the host.
+static __global__ void wait_for(long long n_nanoseconds) {
+  long long begin, now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begin));
+  do asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  while (now - begin < n_nanoseconds);
+}
+
+/// A mark on a stream.
+class Event {
+ public:
+  Event() { check(cudaEventCreate(&event_), "cudaEventCreate"); }
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
+  ~Event() { cudaEventDestroy(event_); }
+  void record(Stream stream) { check(cudaEventRecord(event_, stream), "cudaEventRecord"); }
+  /// Seconds since another event; waits for both.
+  double since(const Event& begin) const {
+    float milliseconds = 0;
+    check(cudaEventSynchronize(event_), "cudaEventSynchronize");
+    check(cudaEventElapsedTime(&milliseconds, begin.event_, event_), "cudaEventElapsedTime");
+    return 1e-3 * static_cast<double>(milliseconds);
+  }
+
+ private:
+  cudaEvent_t event_ = nullptr;
+};
+
+inline double median(std::vector<double> times) {
+  std::nth_element(times.begin(), times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2), times.end());
+  return times[times.size() / 2];
+}
+
+/// Launches of one graph, replayed as often as asked for.
+class Graph {
+ public:
+  template <class Launches>
+  Graph(Stream stream, const Launches& launches) {
+    cudaGraph_t graph = nullptr;
+    check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "cudaStreamBeginCapture");
+    launches();
+    check(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
+    const cudaError_t status = cudaGraphInstantiate(&exec_, graph, 0);
+    cudaGraphDestroy(graph);
+    check(status, "cudaGraphInstantiate");
+  }
+  Graph(const Graph&) = delete;
+  Graph& operator=(const Graph&) = delete;
+  ~Graph() { cudaGraphExecDestroy(exec_); }
+  void replay(Stream stream) { check(cudaGraphLaunch(exec_, stream), "cudaGraphLaunch"); }
+
+ private:
+  cudaGraphExec_t exec_ = nullptr;
+};
+
+/// Seconds a launch: alone between two events, and one after the other in a graph.
+struct Times {
+  double event = 0, graph = 0;
+};
+
+/// @param n_sets inputs that take turns
+/// @param run launches on input i
+template <class Run>
+Times time_of(Stream stream, int n_sets, const Run& run) {
+  // Once to load the kernel, once to see how long it takes.
+  Event begin, end;
+  run(0);
+  begin.record(stream), run(n_sets - 1), end.record(stream);
+  const double guess = std::max(1e-6, end.since(begin));
+  const auto n_in_half_a_second = [guess](double n_most, int n_launches) {
+    return static_cast<int>(std::clamp(0.5 / (guess * n_launches), 3.0, n_most));
+  };
+  const int n_times = n_in_half_a_second(100, 1);
+
+  Times times;
+  std::vector<Event> begins(static_cast<std::size_t>(n_times)), ends(static_cast<std::size_t>(n_times));
+  launch(wait_for, {}, stream, 20'000LL * n_times);
+  for (int i = 0; i < n_times; ++i) {
+    begins[static_cast<std::size_t>(i)].record(stream);
+    run(i % n_sets);
+    ends[static_cast<std::size_t>(i)].record(stream);
+  }
+  std::vector<double> each;
+  for (int i = 0; i < n_times; ++i) each.push_back(ends[static_cast<std::size_t>(i)].since(begins[static_cast<std::size_t>(i)]));
+  times.event = median(each);
+
+  // In a graph launches follow each other without the host; the start of the graph is spread over them.
+  const int n_rounds = guess > 5e-3 ? 1 : (20 + n_sets - 1) / n_sets, n_launches = n_rounds * n_sets;
+  Graph graph(stream, [&] {
+    for (int i = 0; i < n_launches; ++i) run(i % n_sets);
+  });
+  graph.replay(stream);
+  each.clear();
+  for (int i = n_in_half_a_second(50, n_launches); i > 0; --i) {
+    begin.record(stream), graph.replay(stream), end.record(stream);
+    each.push_back(end.since(begin) / n_launches);
+  }
+  times.graph = median(each);
+  return times;
+}
+
+}  // namespace tree_attn::cuda

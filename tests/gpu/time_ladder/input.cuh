@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief What is decoded while it is timed, and what must come out: numbers that host and device can both make.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "gpu/ladder.hpp"
+
+namespace tree_attn::cuda {
+
+constexpr std::int64_t kDim = 128;
+
+/// What is decoded: batch 1, one query.
+struct Shape {
+  const char* name;
+  Storage storage;
+  std::int64_t heads, kv_heads, n_keys;
+
+  std::int64_t n_numbers() const { return kv_heads * n_keys * kDim; }
+  std::int64_t n_bytes() const { return 2 * n_numbers() * static_cast<std::int64_t>(bytes_of(storage)); }
+};
+
+/// Eight numbers in a word: bytes, each for a multiple of 1/64 in [-1, 1), which every stored type holds exactly.
+__host__ __device__ inline std::uint64_t eight_numbers(std::uint64_t seed, std::int64_t eighth) {
+  std::uint64_t x = seed * 0x9E3779B97F4A7C15u + static_cast<std::uint64_t>(eighth);
+  x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;
+  x = (x ^ x >> 27) * 0x94D049BB133111EBu;
+  return x ^ x >> 31;
+}
+__host__ __device__ inline float number_of(std::uint64_t eight, int i) {
+  return static_cast<float>(static_cast<int>(eight >> 8 * i & 0x7F) - 64) / 64.0f;
+}
+
+constexpr std::uint64_t kSeedQ = 1, kSeedK = 2, kSeedV = 3;
+
+/// Base-two scores have a standard deviation of about 4: some keys matter, and no key alone.
+inline float score_scale() { return static_cast<float>(kLog2E * 8 / std::sqrt(static_cast<double>(kDim))); }
+
+/// @param[out] to [8 n_eighths]
+template <class T>
+__global__ void fill_numbers(T* to, std::int64_t n_eighths, std::uint64_t seed) {
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
+  for (std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; at < n_eighths; at += step) {
+    const std::uint64_t eight = eight_numbers(seed, at);
+    for (int i = 0; i < 8; ++i) {
+      if constexpr (std::is_same_v<T, float>) to[8 * at + i] = number_of(eight, i);
+      else to[8 * at + i] = narrow<T>(number_of(eight, i));
+    }
+  }
+}
+
+/// z and the natural lse of one head, in double.
+struct Row {
+  std::vector<double> z = std::vector<double>(kDim);
+  double lse = 0;
+};
+
+inline Row reference_row(const Shape& shape, std::int64_t head) {
+  const auto numbers = [](std::uint64_t seed, std::int64_t row, double (&to)[kDim]) {
+    for (std::int64_t j = 0; j < kDim; j += 8) {
+      const std::uint64_t eight = eight_numbers(seed, (row * kDim + j) / 8);
+      for (int i = 0; i < 8; ++i) to[j + i] = number_of(eight, i);
+    }
+  };
+  const std::int64_t first = head / (shape.heads / shape.kv_heads) * shape.n_keys;
+  double q[kDim], row[kDim], largest = -std::numeric_limits<double>::infinity(), sum = 0;
+  numbers(kSeedQ, head, q);
+  std::vector<double> score(static_cast<std::size_t>(shape.n_keys));
+  for (std::int64_t a = 0; a < shape.n_keys; ++a) {
+    numbers(kSeedK, first + a, row);
+    double dot = 0;
+    for (std::int64_t j = 0; j < kDim; ++j) dot += q[j] * row[j];
+    score[static_cast<std::size_t>(a)] = static_cast<double>(score_scale()) * dot;
+    largest = std::max(largest, score[static_cast<std::size_t>(a)]);
+  }
+  Row result;
+  for (std::int64_t a = 0; a < shape.n_keys; ++a) {
+    numbers(kSeedV, first + a, row);
+    const double weight = std::exp2(score[static_cast<std::size_t>(a)] - largest);
+    sum += weight;
+    for (std::int64_t j = 0; j < kDim; ++j) result.z[static_cast<std::size_t>(j)] += weight * row[j];
+  }
+  for (double& z : result.z) z /= sum;
+  result.lse = kLn2 * (largest + std::log2(sum));
+  return result;
+}
+
+/// Keys and values in one piece of memory, as often as it takes to be four times the L2 cache.
+class Input {
+ public:
+  Input(const Shape& shape, int n_copies, Stream stream)
+      : n_sets(n_copies), q_(shape.heads * kDim * 4), cache_(n_copies * shape.n_bytes()), lengths_(1) {
+    const std::int64_t n = shape.n_numbers(), lengths[] = {shape.n_keys};
+    lengths_.upload(lengths);
+    with_type(shape.storage, [&](auto type) {
+      using T = decltype(type);
+      const auto fill = [&](T* to, std::int64_t n_numbers, std::uint64_t seed) {
+        launch(fill_numbers<T>, {.grid = {1024}, .block = {256}}, stream, to, n_numbers / 8, seed);
+      };
+      T* const q = reinterpret_cast<T*>(q_.data());
+      T* const cache = reinterpret_cast<T*>(cache_.data());
+      fill(q, shape.heads * kDim, kSeedQ);
+      for (int i = 0; i < n_sets; ++i) {
+        T* const k = cache + 2 * n * i;
+        fill(k, n, kSeedK), fill(k + n, n, kSeedV);
+        const std::int64_t of_head = shape.n_keys * kDim, of_all = shape.kv_heads * of_head;
+        problems.push_back({.q = {q, {shape.heads * kDim, kDim, kDim}},
+                            .k = {k, {of_all, of_head, kDim}},
+                            .v = {k + n, {of_all, of_head, kDim}},
+                            .lengths = lengths_.data(),
+                            .kv_heads = shape.kv_heads,
+                            .group = shape.heads / shape.kv_heads,
+                            .d_h = kDim,
+                            .d_v = kDim,
+                            .begin = 0,
+                            .end = shape.n_keys,
+                            .score_scale = score_scale()});
+      }
+    });
+    check(cudaDeviceSynchronize(), "filling the input");
+  }
+  const unsigned char* cache(int i) const { return cache_.data() + i * (cache_.size() / n_sets); }
+
+  int n_sets;
+  std::vector<DeviceProblem> problems;  ///< one a copy; all say the same
+
+ private:
+  DeviceBuffer<unsigned char> q_, cache_;
+  DeviceBuffer<std::int64_t> lengths_;
+};
+
+/// What is wrong with an output; "" if nothing is.
+inline std::string against(const Row& row, std::int64_t head, const std::vector<float>& out, const std::vector<float>& lse) {
+  // F32 sums of a million terms, and weights of 16 bits on tensor cores: far below, a key that is lost: far above.
+  constexpr double kTolerance = 2e-3;
+  const auto finite = [](float x) { return std::isfinite(x); };
+  if (!std::all_of(out.begin(), out.end(), finite) || !std::all_of(lse.begin(), lse.end(), finite)) return "WRONG: not finite";
+  double worst = std::abs(static_cast<double>(lse[static_cast<std::size_t>(head)]) - row.lse);
+  const float* const z = out.data() + head * kDim;
+  for (std::size_t j = 0; j < row.z.size(); ++j) worst = std::max(worst, std::abs(static_cast<double>(z[j]) - row.z[j]));
+  return worst <= kTolerance ? "" : "WRONG: off by " + std::to_string(worst);
+}
+
+}  // namespace tree_attn::cuda
