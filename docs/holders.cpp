@@ -109,7 +109,8 @@ void print_rows() {
   for (int lane = 0; lane < Tile::kLanes; ++lane) {
     for (int slot = 0; slot < Tile::kSlots; ++slot) {
       for (int c = 0; c < 2; ++c)
-        std::printf("%s[%d, %d, %d]", lane + slot + c == 0 ? "" : ", ", lane, Tile::row(lane, slot), Tile::component(lane, c));
+        std::printf("%s[%d, %d, %d]", lane + slot + c == 0 ? "" : ", ", lane, Tile::row(lane, slot),
+                    Tile::component(lane, c));
     }
   }
   std::printf("],\n");
@@ -121,10 +122,12 @@ void print_parts() {
   std::printf("  \"parts\": [");
   for (int split = 0; split < 3; ++split) {
     const Run run = part_of(whole, split, 3);
-    std::printf("%s\n    {\"run\": [%ld, %ld], \"forest\": %s, \"teams\": [", split == 0 ? "" : ",", long(run.begin), long(run.end), cover_of(run).c_str());
+    std::printf("%s\n    {\"run\": [%ld, %ld], \"forest\": %s, \"teams\": [", split == 0 ? "" : ",", long(run.begin),
+                long(run.end), cover_of(run).c_str());
     for (int team = 0; team < 4; ++team) {
       const Run part = part_of(run, team, 4);
-      std::printf("%s{\"run\": [%ld, %ld], \"forest\": %s}", team == 0 ? "" : ", ", long(part.begin), long(part.end), cover_of(part).c_str());
+      std::printf("%s{\"run\": [%ld, %ld], \"forest\": %s}", team == 0 ? "" : ", ", long(part.begin), long(part.end),
+                  cover_of(part).c_str());
     }
     std::printf("]}");
   }
@@ -167,10 +170,10 @@ void print_schedules() {
     std::printf("%s[", block == 0 ? "" : ", ");
     const std::int64_t begin = schedule.begin_of(block), end = schedule.begin_of(block + 1);
     for (std::int64_t cell = begin; cell < end;) {
-      const Segment segment = schedule.segment_at(cell, end);
-      std::printf("%s[%ld, %ld, %ld, %ld]", cell == begin ? "" : ", ", long(segment.line), long(segment.run.begin), long(segment.run.end),
-                  long(std::min(end, segment.cell + segment.n_cells) - cell));
-      cell = std::min(end, segment.cell + segment.n_cells);
+      const Segment segment = schedule.segment_at(problem, cell, end);
+      std::printf("%s[%ld, %ld, %ld, %ld]", cell == begin ? "" : ", ", long(segment.line), long(segment.run.begin),
+                  long(segment.run.end), long(segment.last - segment.first));
+      cell = segment.last;
     }
     std::printf("]");
   }
@@ -195,15 +198,20 @@ void print_plans() {
       // Stages that are not being read; without a ring what the lanes load at once: a row, or eight rows.
       const std::int64_t tile_bytes = kItem * Tile::kDim * sizeof(BFloat16), n_warps = plan.n_threads / kWarp;
       const std::int64_t n_ahead = plan.n_stages - 1, rows_at_once = name == "fused" ? 1 : kTogether;
-      const std::int64_t team_threads = plan.n_threads > BulkShape<Row>::kTeamThreads ? BulkShape<Row>::kTeamThreads : plan.n_threads;
-      const std::int64_t in_flight = plan.n_stages == 0 ? rows_at_once * 256 * (name == "fused" ? 1 : plan.n_threads / Row::kLanes)
-                                     : path == "tensor" ? n_warps * n_ahead * tile_bytes
-                                                        : static_cast<std::int64_t>(LaneRing<Row>::n_bytes(static_cast<int>(n_ahead), static_cast<int>(team_threads)));
+      const std::int64_t team_threads =
+          plan.n_threads > BulkShape<Row>::kTeamThreads ? BulkShape<Row>::kTeamThreads : plan.n_threads;
+      const std::int64_t in_flight =
+          plan.n_stages == 0 ? rows_at_once * 256 * (name == "fused" ? 1 : plan.n_threads / Row::kLanes)
+          : path == "tensor"
+              ? n_warps * n_ahead * tile_bytes
+              : static_cast<std::int64_t>(LaneRing<Row>::n_bytes(static_cast<int>(n_ahead), static_cast<int>(team_threads)));
       const std::int64_t n_rows = path == "tensor" ? n_strips<Tile>(problem) : problem.n_rows();
-      std::printf("%s\n    {\"step\": \"%s\", \"group\": %ld, \"path\": \"%s\", \"blocks\": %ld, \"threads\": %d, \"stages\": %d, "
-                  "\"shared\": %zu, \"in_flight\": %ld}",
-                  first ? "" : ",", step->name, long(group), plan.path, long(plan.n_blocks > 0 ? plan.n_blocks : plan.n_splits * n_rows),
-                  plan.n_threads, plan.n_stages, plan.shared_bytes, name == "naive" ? 0 : long(in_flight));
+      std::printf(
+          "%s\n    {\"step\": \"%s\", \"group\": %ld, \"path\": \"%s\", \"blocks\": %ld, \"threads\": %d, \"stages\": %d, "
+          "\"shared\": %zu, \"in_flight\": %ld}",
+          first ? "" : ",", step->name, long(group), plan.path,
+          long(plan.n_blocks > 0 ? plan.n_blocks : plan.n_splits * n_rows), plan.n_threads, plan.n_stages, plan.shared_bytes,
+          name == "naive" ? 0 : long(in_flight));
     }
   }
   std::printf("],\n");

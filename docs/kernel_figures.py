@@ -110,7 +110,7 @@ def exchange(data):
                     drawing.text(x + w * key + w / 2 - 1, y + 11, key, "small")
     if any(mask != 0xFFFF for lane in held for mask in lane.values()):
         raise ValueError("holders.json: a score that is not the sum of all lanes")
-    drawing.text(452, h * n_lanes + 74, "then every lane asks the eight that have a sum: each knows all eight scores")
+    drawing.text(452, h * n_lanes + 74, "now every lane has one key to weigh, and tells the others")
     return drawing.svg()
 
 

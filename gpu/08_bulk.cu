@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(BulkShape<Team>::kThreads, 1) bulk(DeviceProbl
   const Scratch scratch{ring, Shape::kRing};
 
   // Climb, and join the teams of the block, where the ring was.
-  climb_by_bulk<Team>(problem, row, split, run, forests, ring, barriers);
+  BulkRing<Team>(ring, barriers).climb(problem, line, r, run, forests.of_worker(row, split, 0), forests.n_worker);
   __syncthreads();
   join<Team>(scratch, forests.of_worker(row, split, 0), forests.n_worker, run, Shape::kTeams, lane, team, n_teams,
              [&](int, const auto& forest) { keep<Team>(forest, forests.of_split(row, split), lane); });

@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(BulkShape<Team>::kThreads, 1) cluster(DevicePr
   const Shared<float> memory = arena.take<float>(Shape::kRing);
 
   // Climb, and join the teams of the block, where the ring was.
-  climb_by_bulk<Team>(problem, row, split, run, forests, memory, barriers);
+  BulkRing<Team>(memory, barriers).climb(problem, line, r, run, forests.of_worker(row, split, 0), forests.n_worker);
   __syncthreads();
   int depth = 0;
   join<Team>({memory, Shape::kRing}, forests.of_worker(row, split, 0), forests.n_worker, run, Shape::kTeams, lane, team, n_teams,

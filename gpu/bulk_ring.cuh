@@ -45,62 +45,91 @@ struct SharedRows {
   }
 };
 
-/// The ring of one team, as the lane that fills it and the lanes that read it see it.
+/// The ring of one team, as the lane that fills it and the lanes that read it see it. It lasts as long as the kernel: stages
+/// and phases go on from run to run.
 template <class Team>
 class BulkRing {
  public:
   using Shape = BulkShape<Team>;
 
+  /// Readies the barriers. All threads of the block call it: lane t of the last warp serves team t.
   /// @param memory [kTeams][kStages][2][kTogether][kRow] @param barriers [kTeams][kStages][2]
-  __device__ __forceinline__ BulkRing(Shared<float> memory, Shared<Barrier> barriers, int team)
-      : memory_(memory + team * Shape::kStages * Shape::kStage), barriers_(barriers + team * Shape::kStages * 2) {}
-
-  /// Readies the barriers. One thread a team; then a barrier of the block.
-  __device__ __forceinline__ void init() const {
-    for (int i = 0; i < Shape::kStages * 2; ++i) barrier_init(barriers_ + i, 1);
-    barrier_fence_init();
+  __device__ __forceinline__ BulkRing(Shared<float> memory, Shared<Barrier> barriers)
+      : fills_(static_cast<int>(threadIdx.x) >= Shape::kTeamThreads),
+        team_(fills_ ? static_cast<int>(threadIdx.x) - Shape::kTeamThreads : static_cast<int>(threadIdx.x) / Team::kLanes),
+        parity_(fills_ ? 1 : 0),  // The phase before the first has ended: nobody waits to fill in the first round.
+        memory_(memory + team_ * Shape::kStages * Shape::kStage),
+        barriers_(barriers + team_ * Shape::kStages * 2) {
+    if (fills_ && team_ < Shape::kTeams) {
+      for (int i = 0; i < Shape::kStages * 2; ++i) barrier_init(barriers_ + i, 1);
+      barrier_fence_init();
+    }
+    __syncthreads();
   }
 
+  /// The walk of all teams of a block over the positions `run`: the last warp fills, the others climb. All threads call it;
+  /// behind it and a barrier of the block the forests of the teams are there, and the ring's memory is free until the next.
+  /// @param forests of the teams, n_forest floats each
+  __device__ __forceinline__ void climb(const DeviceProblem& problem, std::int64_t line, std::int64_t r, Run run, float* forests,
+                                        std::int64_t n_forest) {
+    const Run own = part_of(run, team_, Shape::kTeams);
+    if (!fills_) return climb(problem, line, r, own, forests + team_ * n_forest);
+    if (team_ < Shape::kTeams) fill(problem, line, own);
+  }
+
+ private:
   /// The producer's side, by one lane: copies the rows of a run, group by group, as stages become free. A group without keys
   /// copies nothing and still counts.
   /// @param run positions of the team
-  __device__ __forceinline__ void fill(const DeviceProblem& problem, std::int64_t line, Run64 run) const {
+  __device__ __forceinline__ void fill(const DeviceProblem& problem, std::int64_t line, Run run) {
     using T = typename Team::T;
     const std::int64_t used_end = problem.in_use(line).end, end = run.end < used_end ? run.end : used_end;
-    int stage = 0, parity = 1;  // The phase before the first has ended: nobody waits in the first round.
-    for (std::int64_t group = run.begin / kTogether * kTogether; group < run.end; group += kTogether) {
-      barrier_wait(empty(stage), parity);
+    // An empty run may start inside a group, which has no stage.
+    for (std::int64_t group = run.begin / kTogether * kTogether; !run.empty() && group < run.end; group += kTogether) {
+      barrier_wait(empty(stage_), parity_);
 
       // Rows [first, last) of the group are there.
       const int first = group < run.begin ? static_cast<int>(run.begin - group) : 0;
       const int last = group + kTogether < end ? kTogether : end > group ? static_cast<int>(end - group) : 0;
       const int n = last > first ? last - first : 0;
       const int key_bytes = problem.d_h * static_cast<int>(sizeof(T)), value_bytes = problem.d_v * static_cast<int>(sizeof(T));
-      barrier_arrive_expect(full(stage), n * (key_bytes + value_bytes));
+      barrier_arrive_expect(full(stage_), n * (key_bytes + value_bytes));
       if (n > 0) {
-        copy_rows(rows(stage, 0) + first * Shape::kRow, problem.key<T>(line, group + first), problem.k.stride[2], key_bytes, n,
-                  full(stage));
-        copy_rows(rows(stage, 1) + first * Shape::kRow, problem.value<T>(line, group + first), problem.v.stride[2], value_bytes, n,
-                  full(stage));
+        copy_rows(rows(stage_, 0) + first * Shape::kRow, problem.key<T>(line, group + first), problem.k.stride[2], key_bytes, n,
+                  full(stage_));
+        copy_rows(rows(stage_, 1) + first * Shape::kRow, problem.value<T>(line, group + first), problem.v.stride[2], value_bytes, n,
+                  full(stage_));
       }
-      next(stage, parity);
+      next();
     }
   }
 
-  /// The team's side: waits for a stage, and says that it has been read. The latter by one lane, behind the others.
-  __device__ __forceinline__ void wait(int stage, int parity) const { barrier_wait(full(stage), parity); }
-  __device__ __forceinline__ void release(int stage) const { barrier_arrive(empty(stage)); }
-  /// Keys (0) or values (1) of a stage.
+  /// The team's side: waits for a stage, takes it, and one lane says, behind the others, that it has been read.
+  __device__ __forceinline__ void climb(const DeviceProblem& problem, std::int64_t line, std::int64_t r, Run run, float* forest) {
+    Climb<Team> climb(problem, line, r, run, forest);
+    const int lane = climb.lane(), n_groups = climb.groups().n_groups(), n_steps = climb.n_steps();
+    for (int group = 0; group < n_steps; ++group) {
+      const bool has_stage = group < n_groups;
+      if (has_stage) barrier_wait(full(stage_), parity_);
+      const unsigned there = climb.groups().there(group);
+      climb.take(group, SharedRows<Team>{rows(stage_, 0) + lane * 4, problem.d_h, lane, there},
+                 SharedRows<Team>{rows(stage_, 1) + lane * 4, problem.d_v, lane, there});
+      __syncwarp();
+      if (!has_stage) continue;
+      if (lane == 0) barrier_arrive(empty(stage_));
+      next();
+    }
+  }
+
+  /// Keys (0) or values (1) of a stage, and its barriers.
   __device__ __forceinline__ Shared<float> rows(int stage, int which) const {
     return memory_ + (stage * Shape::kStage + which * kTogether * Shape::kRow);
   }
-  __device__ __forceinline__ static void next(int& stage, int& parity) {
-    if (++stage == Shape::kStages) stage = 0, parity ^= 1;
-  }
-
- private:
   __device__ __forceinline__ Shared<Barrier> full(int stage) const { return barriers_ + 2 * stage; }
   __device__ __forceinline__ Shared<Barrier> empty(int stage) const { return barriers_ + (2 * stage + 1); }
+  __device__ __forceinline__ void next() {
+    if (++stage_ == Shape::kStages) stage_ = 0, parity_ ^= 1;
+  }
 
   /// n rows: in one piece if they are neighbours on both sides, else row by row.
   template <class T>
@@ -111,46 +140,11 @@ class BulkRing {
     for (int i = 0; i < n_pieces; ++i) bulk_copy(to + i * Shape::kRow, from + i * stride, n_bytes, full);
   }
 
+  bool fills_;
+  int team_, stage_ = 0, parity_;
   Shared<float> memory_;
   Shared<Barrier> barriers_;
 };
-
-/// The walk of all teams of a block over the positions `run`: the last warp fills, the others climb. All threads call it;
-/// behind it and a barrier of the block the forests of the teams are there, and the ring's memory is free.
-/// @param memory [BulkShape::kRing] @param barriers [BulkShape::kBarriers]
-/// @param forests of the teams: see SplitWorkspace
-template <class Team>
-__device__ __forceinline__ void climb_by_bulk(const DeviceProblem& problem, std::int64_t row, int split, Run64 run,
-                                              const SplitWorkspace& forests, Shared<float> memory, Shared<Barrier> barriers) {
-  using Shape = BulkShape<Team>;
-  const std::int64_t line = row / problem.group, r = row % problem.group;
-  const int thread = static_cast<int>(threadIdx.x);
-  const bool fills = thread >= Shape::kTeamThreads;
-  const int team = fills ? thread - Shape::kTeamThreads : thread / Team::kLanes;
-  const BulkRing<Team> ring(memory, barriers, team);
-  const Run64 mine = part_of(run, team, Shape::kTeams);
-
-  // Lane t of the last warp serves team t.
-  if (fills && team < Shape::kTeams) ring.init();
-  __syncthreads();
-  if (fills) {
-    if (team < Shape::kTeams) ring.fill(problem, line, mine);
-    return;
-  }
-
-  Climb<Team> climb(problem, line, r, mine, forests.of_worker(row, split, team));
-  const int lane = climb.lane(), n_groups = climb.groups().n_groups(), n_steps = climb.n_steps();
-  int stage = 0, parity = 0;
-  for (int group = 0; group < n_steps; ++group) {
-    if (group < n_groups) ring.wait(stage, parity);
-    const unsigned there = climb.groups().there(group);
-    climb.take(group, SharedRows<Team>{ring.rows(stage, 0) + lane * 4, problem.d_h, lane, there},
-               SharedRows<Team>{ring.rows(stage, 1) + lane * 4, problem.d_v, lane, there});
-    __syncwarp();
-    if (group < n_groups && lane == 0) ring.release(stage);
-    ring.next(stage, parity);
-  }
-}
 
 #endif
 

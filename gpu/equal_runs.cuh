@@ -28,68 +28,93 @@ struct EqualRunsWorkspace {
   }
 };
 
-/// The library kernel. @param counters one a strip
+/// Shared memory of the kernel beside that of its walk: three small things, each at a multiple of 128 bytes.
+inline constexpr std::size_t kEqualRunsBytes = 3 * 128;
+
+/// The library kernel.
+///
+/// Thread 0 finds out what the block does next, and tells the others through shared memory: what is known about a segment would
+/// fill the registers that the walk needs.
+/// @param counters one a strip
 /// @paper{alg_3, Alg. 3}
-template <class Worker>
-__global__ void __launch_bounds__(Walk<Worker>::kThreads, 1)
+template <class Walk>
+__global__ void __launch_bounds__(Walk::kThreads, 1)
     equal_runs(DeviceProblem problem, DeviceOutput output, bool aligned, EqualRunsWorkspace forests, unsigned* counters) {
-  const int n_workers = forests.n_workers, worker = static_cast<int>(threadIdx.x) / Worker::kLanes;
-  const int lane = static_cast<int>(threadIdx.x) % Worker::kLanes;
-  const std::int64_t block = blockIdx.x;
+  using Worker = typename Walk::Worker;
+  if constexpr (!Walk::kIsCompiled) return;
+  else {
+  constexpr int kJoining = Walk::kThreads / Worker::kLanes;  // of all threads, those of a producer too
   Arena arena;
   const Shared<int> told = arena.take<int>(1);
-  const Shared<Bytes16> memory = arena.take<Bytes16>(Walk<Worker>::kPieces);
-  const Scratch scratch{shared_as<float>(memory), static_cast<int>(Walk<Worker>::kPieces) * 4};
+  const Shared<Schedule> schedule = arena.take<Schedule>(1);
+  const Shared<Segment> segment = arena.take<Segment>(1);
+  Walk walk(arena);
 
-  const Schedule schedule(problem, Worker::kRows, gridDim.x);
-  const std::int64_t end = schedule.begin_of(block + 1);
-  for (std::int64_t cell = schedule.begin_of(block); cell < end;) {
-    const Segment segment = schedule.segment_at(cell, end);
-    const std::int64_t strip_end = segment.cell + segment.n_cells;
+  // The next cell stands in the segment, and not in registers, and nothing that a round works out is kept for the next.
+  if (threadIdx.x == 0) {
+    const Schedule all(problem, Worker::kRows, gridDim.x);
+    schedule[0] = all;
+    Segment none;
+    none.last = all.begin_of(blockIdx.x);
+    segment[0] = none;
+  }
+  __syncthreads();
+  while (Segment(segment[0]).last < Schedule(schedule[0]).begin_of(blockIdx.x + 1)) {
+    const int block = forget(static_cast<int>(blockIdx.x)), thread = forget(static_cast<int>(threadIdx.x));
+    const int worker = thread / Worker::kLanes, lane = thread % Worker::kLanes;
+    __syncthreads();
+    if (thread == 0) {
+      const Schedule all = schedule[0];
+      segment[0] = all.segment_at(problem, Segment(segment[0]).last, all.begin_of(block + 1));
+    }
+    __syncthreads();
     const auto finish = [&](int slot, const auto& forest) {
-      deliver<Worker>(problem, output, segment.line, segment.first_row, slot, forest, segment.whole, lane);
+      const Segment at = segment[0];
+      deliver<Worker>(problem, output, at.line, at.first_row, slot, forest, at.whole, lane);
     };
 
     // Every worker walks over its part of the segment; the block joins them.
-    Walk<Worker>::walk(problem, segment.line, segment.first_row, part_of(segment.run, worker, n_workers),
-                       forests.of_worker(block, worker), forests.n_worker, aligned, memory);
+    {
+      const Segment at = segment[0];
+      walk(problem, at.line, at.first_row, at.run, forests.of_worker(block, 0), forests.n_worker, aligned);
+    }
     __syncthreads();
-    const bool is_whole = cell == segment.cell && strip_end <= end;
-    float* const kept = forests.of_segment(block, cell > segment.cell);
-    join<Worker>(scratch, forests.of_worker(block, 0), forests.n_worker, segment.run, n_workers, lane, worker, n_workers,
+    const Segment at = segment[0];
+    float* const kept = forests.of_segment(block, at.first > at.cell);
+    join<Worker>(walk.scratch(), forests.of_worker(block, 0), forests.n_worker, at.run, Walk::kWorkers, lane, worker, kJoining,
                  [&](int slot, const auto& forest) {
-                   is_whole ? finish(slot, forest) : keep<Worker>(forest, kept + slot * forests.n_segment, lane);
+                   at.is_whole() ? finish(slot, forest) : keep<Worker>(forest, kept + slot * forests.n_segment, lane);
                  });
 
     // A strip shared with other blocks is joined by the one that comes last.
-    if (!is_whole) {
-      const std::int64_t first = schedule.block_of(segment.cell), last = schedule.block_of(strip_end - 1);
-      const int n_parts = static_cast<int>(last - first) + 1;
-      if (arrives_last(counters + segment.strip, static_cast<unsigned>(n_parts), told)) {
-        const auto part = [&schedule, &segment, forests, first](int i) {
-          const std::int64_t from = schedule.begin_of(first + i), to = schedule.begin_of(first + i + 1);
-          const bool began_before = from > segment.cell;
-          return Part{schedule.positions(segment, began_before ? from : segment.cell, to),
-                      forests.of_segment(first + i, began_before)};
+    if (!at.is_whole()) {
+      const Schedule all = schedule[0];
+      const std::int64_t first = all.block_of(at.cell);
+      const int n_parts = static_cast<int>(all.block_of(at.cell + at.n_cells - 1) - first) + 1;
+      if (arrives_last(counters + at.strip, static_cast<unsigned>(n_parts), told)) {
+        const auto part = [&all, &at, &forests, first](int i) {
+          const std::int64_t from = all.begin_of(first + i), to = all.begin_of(first + i + 1);
+          const bool began_before = from > at.cell;
+          return Part{at.positions(began_before ? from : at.cell, to), forests.of_segment(first + i, began_before)};
         };
-        join_parts<Worker>(scratch, forests.n_segment, segment.whole.begin, n_parts, part, lane, worker, n_workers, finish);
+        join_parts<Worker>(walk.scratch(), forests.n_segment, at.whole.begin, n_parts, part, lane, worker, kJoining, finish);
       }
     }
-    // The next segment uses the workers' forests and the ring again.
+    // The next segment uses all this memory again.
     __syncthreads();
-    cell = strip_end < end ? strip_end : end;
+  }
   }
 }
 
-/// What a launch of one kind of worker needs, on the host.
-template <class Worker>
+/// What a launch needs, on the host.
+template <class Walk>
 EqualRunsWorkspace equal_runs_workspace(const DeviceProblem& problem, std::int64_t n_blocks, float* floats) {
+  using Worker = typename Walk::Worker;
   const std::int64_t n_pieces = std::max<std::int64_t>(1, (problem.end + kCut - 1) / kCut - problem.begin / kCut);
   const std::int64_t a_block = std::min(n_pieces, (n_strips<Worker>(problem) * n_pieces + n_blocks - 1) / n_blocks);
-  const int n_workers = n_workers_of<Worker>(Walk<Worker>::kThreads);
   using Forest = ForestOf<Worker>;
-  return {floats, Forest::n_floats((a_block + n_workers - 1) / n_workers * kCut), Forest::n_floats(a_block * kCut), n_workers,
-          Worker::kSlots};
+  return {floats, Forest::n_floats((a_block + Walk::kWorkers - 1) / Walk::kWorkers * kCut), Forest::n_floats(a_block * kCut),
+          Walk::kWorkers, Worker::kSlots};
 }
 
 /// Plans, or launches, for every shape of one stored type: the three types are compiled in files of their own.

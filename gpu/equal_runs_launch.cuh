@@ -11,16 +11,16 @@ namespace tree_attn::TREE_ATTN_PLATFORM {
 template <class T>
 Plan plan_equal_runs(const DeviceProblem& problem, const PlanOptions& options) {
   Plan plan;
-  with_worker<T>(problem, [&](auto worker) {
-    using Worker = decltype(worker);
-    const std::int64_t n = n_strips<Worker>(problem);
-    plan.n_threads = Walk<Worker>::kThreads;
-    plan.n_stages = Walk<Worker>::kStages;
+  with_walk<T>(problem, [&](auto walk) {
+    using Walk = typename decltype(walk)::type;
+    const std::int64_t n = n_strips<typename Walk::Worker>(problem);
+    plan.n_threads = Walk::kThreads;
+    plan.n_stages = Walk::kStages;
     plan.path = multiplies_on_tensor_cores(problem, kStorageOf<T>) ? "tensor" : "scalar";
     plan.n_blocks = static_cast<int>(options.n_splits > 0 && n > 0 ? options.n_splits * n : device().n_multiprocessors);
     plan.n_splits = options.n_splits > 0 ? options.n_splits : static_cast<int>((plan.n_blocks + n - 1) / std::max<std::int64_t>(1, n));
-    plan.shared_bytes = 128 + Walk<Worker>::kPieces * sizeof(Bytes16);
-    plan.n_floats = plan.n_blocks * equal_runs_workspace<Worker>(problem, plan.n_blocks, nullptr).n_floats();
+    plan.shared_bytes = kEqualRunsBytes + Walk::kBytes;
+    plan.n_floats = plan.n_blocks * equal_runs_workspace<Walk>(problem, plan.n_blocks, nullptr).n_floats();
     plan.n_counters = n;
   });
   return plan;
@@ -35,10 +35,10 @@ void run_equal_runs(const DeviceProblem& problem, const DeviceOutput& output, co
                    .block = {static_cast<unsigned>(plan.n_threads)},
                    .shared_bytes = plan.shared_bytes};
   const bool aligned = starts_aligned(problem, kStorageOf<T>);
-  with_worker<T>(problem, [&](auto worker) {
-    using Worker = decltype(worker);
-    launch(equal_runs<Worker>, how, stream, problem, output, aligned,
-           equal_runs_workspace<Worker>(problem, plan.n_blocks, workspace.floats), workspace.counters);
+  with_walk<T>(problem, [&](auto walk) {
+    using Walk = typename decltype(walk)::type;
+    launch(equal_runs<Walk>, how, stream, problem, output, aligned,
+           equal_runs_workspace<Walk>(problem, plan.n_blocks, workspace.floats), workspace.counters);
   });
 }
 

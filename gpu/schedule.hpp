@@ -17,24 +17,33 @@ struct Segment {
   std::int64_t line = 0;               ///< its line: batch entry and key/value head
   std::int64_t first_row = 0;          ///< its first row in the group of the line
   std::int64_t cell = 0, n_cells = 0;  ///< where the strip begins in the row of all cells, and its cells
+  std::int64_t first = 0, last = 0;    ///< cells [first, last) of all that are this segment
   Run whole;                           ///< positions of the strip
   Run run;                             ///< those of this segment
+
+  /// Whether nobody else has a part of the strip.
+  TREE_ATTN_HOST_DEVICE bool is_whole() const { return first == cell && last == cell + n_cells; }
+  /// Positions of the cells [from, to) of all, as far as they lie in the strip.
+  TREE_ATTN_HOST_DEVICE Run positions(std::int64_t from, std::int64_t to) const {
+    if (whole.empty()) return whole;
+    const std::int64_t piece = whole.begin / kCut - cell, begin = (piece + from) * kCut, end = (piece + to) * kCut;
+    return {begin > whole.begin ? begin : whole.begin, end < whole.end ? end : whole.end};
+  }
 };
 
 /// The schedule of a launch.
-/// @paper{thm_1, Thm. 1}
 class Schedule {
  public:
+  Schedule() = default;
   /// @param n_rows rows of a strip
   /// @param n_blocks of the grid; those that are more than there are cells stay idle
   TREE_ATTN_HOST_DEVICE Schedule(const DeviceProblem& problem, int n_rows, std::int64_t n_blocks)
-      : problem_(problem), n_rows_(n_rows), strips_per_line_((problem.group + n_rows - 1) / n_rows) {
-    for (std::int64_t i = 0; i < problem.batch; ++i) n_cells_ += strips_per_entry() * cells_of(i);
+      : n_rows_(n_rows), strips_per_line_((problem.group + n_rows - 1) / n_rows), strips_per_entry_(problem.kv_heads * strips_per_line_) {
+    for (std::int64_t i = 0; i < problem.batch; ++i) n_cells_ += strips_per_entry_ * cells_of(problem, i);
     n_blocks_ = n_blocks < n_cells_ ? n_blocks : n_cells_;
   }
 
   TREE_ATTN_HOST_DEVICE std::int64_t n_cells() const { return n_cells_; }
-  TREE_ATTN_HOST_DEVICE std::int64_t n_strips() const { return problem_.batch * strips_per_entry(); }
   /// First cell of a block, and of those that have nothing to do the end.
   TREE_ATTN_HOST_DEVICE std::int64_t begin_of(std::int64_t block) const {
     return block < n_blocks_ ? n_cells_ * block / n_blocks_ : n_cells_;
@@ -42,40 +51,34 @@ class Schedule {
   /// The block that takes a cell.
   TREE_ATTN_HOST_DEVICE std::int64_t block_of(std::int64_t cell) const { return ((cell + 1) * n_blocks_ - 1) / n_cells_; }
   /// The strip that a cell lies in, and of it the cells [cell, end).
-  TREE_ATTN_HOST_DEVICE Segment segment_at(std::int64_t cell, std::int64_t end) const {
+  TREE_ATTN_HOST_DEVICE Segment segment_at(const DeviceProblem& problem, std::int64_t cell, std::int64_t end) const {
     // The batch entry.
     std::int64_t i = 0, first = 0;
-    while (cell >= first + strips_per_entry() * cells_of(i)) first += strips_per_entry() * cells_of(i++);
+    while (cell >= first + strips_per_entry_ * cells_of(problem, i)) first += strips_per_entry_ * cells_of(problem, i++);
     // The strip in it.
     Segment segment;
-    segment.n_cells = cells_of(i);
+    segment.n_cells = cells_of(problem, i);
     const std::int64_t s = (cell - first) / segment.n_cells;
-    segment.strip = i * strips_per_entry() + s;
-    segment.line = i * problem_.kv_heads + s / strips_per_line_;
+    segment.strip = i * strips_per_entry_ + s;
+    segment.line = i * problem.kv_heads + s / strips_per_line_;
     segment.first_row = s % strips_per_line_ * n_rows_;
     segment.cell = first + s * segment.n_cells;
-    segment.whole = problem_.padded(segment.line);
-    segment.run = positions(segment, cell, end);
+    segment.whole = problem.padded(segment.line);
+    // What of it is asked for.
+    segment.first = cell;
+    segment.last = segment.cell + segment.n_cells < end ? segment.cell + segment.n_cells : end;
+    segment.run = segment.positions(segment.first, segment.last);
     return segment;
-  }
-  /// Positions of the cells [cell, end) of all, as far as they lie in the strip of a segment.
-  TREE_ATTN_HOST_DEVICE Run positions(const Segment& segment, std::int64_t cell, std::int64_t end) const {
-    if (segment.whole.empty()) return segment.whole;
-    const std::int64_t first_piece = segment.whole.begin / kCut;
-    const std::int64_t from = (first_piece + cell - segment.cell) * kCut, to = (first_piece + end - segment.cell) * kCut;
-    return {from > segment.whole.begin ? from : segment.whole.begin, to < segment.whole.end ? to : segment.whole.end};
   }
 
  private:
-  TREE_ATTN_HOST_DEVICE std::int64_t strips_per_entry() const { return problem_.kv_heads * strips_per_line_; }
   /// Cells of one strip of a batch entry. One without keys has a cell as well: somebody must write its rows.
-  TREE_ATTN_HOST_DEVICE std::int64_t cells_of(std::int64_t i) const {
-    const Run run = problem_.padded(i * problem_.kv_heads);
+  TREE_ATTN_HOST_DEVICE static std::int64_t cells_of(const DeviceProblem& problem, std::int64_t i) {
+    const Run run = problem.padded(i * problem.kv_heads);
     return run.empty() ? 1 : (run.end + kCut - 1) / kCut - run.begin / kCut;
   }
 
-  const DeviceProblem& problem_;
-  std::int64_t n_rows_, strips_per_line_, n_cells_ = 0, n_blocks_ = 0;
+  std::int64_t n_rows_ = 1, strips_per_line_ = 1, strips_per_entry_ = 1, n_cells_ = 0, n_blocks_ = 0;
 };
 
 }  // namespace tree_attn

@@ -152,18 +152,21 @@ template <class Tile>
 __device__ __forceinline__ void climb_tiles(const DeviceProblem& problem, std::int64_t line, std::int64_t first_row, Run run,
                                             float* memory, std::int64_t n_forest, bool aligned, Shared<Bytes16> shared) {
   using T = typename Tile::T;
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int own_lane = static_cast<int>(threadIdx.x) % kWarp;
   const std::int64_t used_end = problem.in_use(line).end;
-  TileRing<Tile> ring(problem, line, run, aligned, shared, lane);
-  TileForests<Tile> forests(memory, n_forest, run, shared + TileRing<Tile>::kPieces, lane);
+  TileRing<Tile> ring(problem, line, run, aligned, shared, own_lane);
+  TileForests<Tile> forests(memory, n_forest, run, shared + TileRing<Tile>::kPieces, own_lane);
   // Queries that do not stay are loaded where later states wait.
   static_assert(TileQueries<Tile>::kStay || TileQueries<Tile>::kPieces <= TileForests<Tile>::kPieces);
   constexpr int kBehind = TileQueries<Tile>::kStay ? TileForests<Tile>::kPieces : 0;
-  const TileQueries<Tile> queries(problem, line, first_row, shared + (TileRing<Tile>::kPieces + kBehind), lane);
+  const TileQueries<Tile> queries(problem, line, first_row, shared + (TileRing<Tile>::kPieces + kBehind), own_lane);
 
-  Subtree piece;
-  for (std::int64_t position = run.begin; position < run.end; position = piece.end()) {
-    piece = first_piece({position, run.end});
+  std::int64_t next = run.begin;
+  while (next < run.end) {
+    const std::int64_t position = next;
+    const Subtree piece = first_piece({position, run.end});
+    next = piece.end();
+    const int lane = forget(own_lane);  // No register is left for what only the end of a round needs.
     const std::int64_t leaf_begin = position / kCut * kCut, keys_end = piece.end() < used_end ? piece.end() : used_end;
     const int begin = static_cast<int>(position - leaf_begin), end = static_cast<int>(keys_end - leaf_begin);
     const bool lone = position == 0 && problem.lengths[line / problem.kv_heads] == 1;

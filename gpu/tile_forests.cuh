@@ -24,7 +24,8 @@ class TileForests {
   /// Appends the state of a piece in one slot. A leaf whose sibling is still to come in this run waits for it; no lane looks
   /// at another's numbers.
   __device__ __forceinline__ void push(Subtree piece, int slot, State& state) {
-    const Shared<Bytes16> place = parked_ + (slot * kOfState * kWarp + lane_);
+    const int lane = forget(lane_);
+    const Shared<Bytes16> place = parked_ + (slot * kOfState * kWarp + lane);
     if (piece.level == kLeafLevel && piece.parent().begin() >= run_.begin && piece.parent().end() <= run_.end) {
       float numbers[4 * kOfState] = {state.shift, state.sum};
       if ((piece.index & 1) == 0) {
@@ -52,7 +53,7 @@ class TileForests {
       piece = piece.parent();
     }
     // All slots have the same subtrees, so the same depth.
-    Counter<Tile::kNumbers, kWarp> forest(memory_ + slot * n_forest_, lane_, run_.begin, depth_);
+    Counter<Tile::kNumbers, kWarp> forest(memory_ + slot * n_forest_, lane, run_.begin, depth_);
     forest.push(piece, state);
     if (slot == Tile::kSlots - 1) depth_ = forest.depth();
   }

@@ -50,19 +50,20 @@ class TileRing {
   /// Starts to fill all stages but one. @param run what will be walked over @param memory [kPieces]
   __device__ __forceinline__ TileRing(const DeviceProblem& problem, std::int64_t line, Run run, bool aligned,
                                       Shared<Bytes16> memory, int lane)
-      : keys_(problem.key<T>(line, problem.begin)),
-        values_(problem.value<T>(line, problem.begin)),
+      : origin_(run.begin / kCut * kCut),
+        keys_(problem.key<T>(line, origin_)),
+        values_(problem.value<T>(line, origin_)),
         key_stride_(problem.k.stride[2]),
         value_stride_(problem.v.stride[2]),
-        shard_begin_(problem.begin),
-        used_end_(problem.in_use(line).end),
         d_h_(problem.d_h),
         d_v_(problem.d_v),
         aligned_(aligned),
         lane_(lane),
         memory_(memory),
-        left_(run),
-        piece_end_(run.empty() ? run.end : first_piece(run).end()) {
+        begin_(static_cast<int>(run.begin - origin_)),
+        end_(run.empty() ? begin_ : static_cast<int>(run.end - origin_)),
+        used_end_(static_cast<int>((problem.in_use(line).end < run.end ? problem.in_use(line).end : run.end) - origin_)),
+        piece_end_(piece_end()) {
     for (int stage = 0; stage < kStages - 1; ++stage) start_next(stage);
   }
 
@@ -86,7 +87,7 @@ class TileRing {
     const int n = n_in_row(d_v_);
     for (int row = lane_ / kChunks; row < kItem; row += kTogetherRows) {
       const int place = kItem * i + row;
-      const T* const from = values_ + (leaf_begin + place - shard_begin_) * value_stride_ + lane_ % kChunks * kPer16<T>;
+      const T* const from = values_ + (leaf_begin + place - origin_) * value_stride_ + lane_ % kChunks * kPer16<T>;
       store16(item + (row * Tile::kPitch + lane_ % kChunks), by_number(from, place >= begin && place < end ? n : 0, true));
     }
     __syncwarp();
@@ -95,20 +96,25 @@ class TileRing {
  private:
   /// Starts to copy the item that no call has started yet. Where none is left it counts as an empty one.
   __device__ __forceinline__ void start_next(int stage) {
-    if (!left_.empty()) {
-      const std::int64_t first = left_.begin / kCut * kCut + item_ % kLeafItems * kItem;
-      const std::int64_t end = piece_end_ < used_end_ ? piece_end_ : used_end_;
+    if (begin_ < end_) {
+      const int first = begin_ / static_cast<int>(kCut) * static_cast<int>(kCut) + item_ % kLeafItems * kItem;
+      const int end = piece_end_ < used_end_ ? piece_end_ : used_end_;
       const bool values = item_ >= kLeafItems;
       const std::int64_t stride = values ? value_stride_ : key_stride_;
-      start_rows((values ? values_ : keys_) + (first - shard_begin_) * stride, stride, values ? d_v_ : d_h_,
-                 static_cast<int>(left_.begin - first), static_cast<int>(end - first), memory_ + stage * kItem * Tile::kPitch);
+      start_rows((values ? values_ : keys_) + first * stride, stride, values ? d_v_ : d_h_, begin_ - first, end - first,
+                 memory_ + stage * kItem * Tile::kPitch);
       if (++item_ == 2 * kLeafItems) {
         item_ = 0;
-        left_.begin = piece_end_;
-        if (!left_.empty()) piece_end_ = first_piece(left_).end();
+        begin_ = piece_end_;
+        piece_end_ = piece_end();
       }
     }
     copy_async_commit();
+  }
+
+  /// The end of the piece that starts at begin_.
+  __device__ __forceinline__ int piece_end() const {
+    return begin_ < end_ ? static_cast<int>(first_piece({begin_, end_}).end()) : end_;
   }
 
   /// Pieces of a row, each copied by a lane of its own, and rows that a warp copies at once.
@@ -138,14 +144,15 @@ class TileRing {
       store16(to, by_number(from, row >= begin && row < end ? in_row : 0, false));
   }
 
-  const T *keys_, *values_;  ///< rows at the beginning of the shard
-  std::int64_t key_stride_, value_stride_, shard_begin_, used_end_;
+  std::int64_t origin_;      ///< a multiple of kCut, from which positions are counted here
+  const T *keys_, *values_;  ///< rows there
+  std::int64_t key_stride_, value_stride_;
   int d_h_, d_v_;
   bool aligned_;
   int lane_;
   Shared<Bytes16> memory_;
-  Run left_;              ///< from the piece on that is being copied
-  std::int64_t piece_end_;  ///< of that piece
+  int begin_, end_, used_end_;  ///< of the run, from the piece on that is being copied; behind the last key
+  int piece_end_;               ///< of that piece
   int item_ = 0;            ///< of that piece, the next to start
   int stage_ = 0;           ///< of the item that next() returns next
 };

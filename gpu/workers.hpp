@@ -1,56 +1,114 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The worker for a shape, a team of lanes or a warp on tensor cores, and how it walks over a run.
+/// @brief The worker for a shape, a team of lanes or a warp on tensor cores, and its way to keys and values.
 #pragma once
 
+#include <type_traits>
+
+#include "gpu/bulk_ring.cuh"
+#include "gpu/forests.cuh"
 #include "gpu/ring.cuh"
 #include "gpu/teams.hpp"
 #include "gpu/tensor_climb.cuh"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
-/// How a kind of worker walks over a run: what the library kernel asks of it.
-template <class Worker>
-struct Walk;
+// A walk is what the library kernel is made of: a kind of worker and its way to keys and values. All threads of a block make one,
+// at the start, and call it for every run of the block.
 
-/// Teams, with a ring of three stages. Wider rows take more of the ring, so fewer threads.
-template <class T, int kLanes, int kChunks>
-struct Walk<Team<T, kLanes, kChunks>> {
-  using Worker = Team<T, kLanes, kChunks>;
-  static constexpr int kStages = 3, kThreads = 256 / kChunks;
-  static constexpr std::int64_t kPieces = LaneRing<Worker>::n_bytes(kStages, kThreads) / sizeof(Bytes16);
+/// Teams that copy for themselves, for rows of any length and alignment: a ring of three stages. Wider rows take more of it, so
+/// fewer threads.
+template <class Team>
+class RingWalk {
+ public:
+  using Worker = Team;
+  static constexpr bool kIsCompiled = true;
+  static constexpr int kStages = 3, kThreads = 256 / Team::kChunks, kWorkers = kThreads / Team::kLanes;
+  static constexpr std::size_t kBytes = LaneRing<Team>::n_bytes(kStages, kThreads);
 
-  /// @param forests of the worker, one a slot, n_forest floats each
-  /// @param memory [kPieces], of the whole block
-  __device__ static __forceinline__ void walk(const DeviceProblem& problem, std::int64_t line, std::int64_t first_row, Run run,
-                                              float* forests, std::int64_t, bool aligned, Shared<Bytes16> memory) {
-    climb_over_ring<Worker, kStages>(problem, line, first_row, run, forests, aligned, LaneRing<Worker>(memory));
+  __device__ __forceinline__ explicit RingWalk(Arena& arena) : memory_(arena.take<Bytes16>(kBytes / sizeof(Bytes16))) {}
+  /// Shared memory that is free between two runs.
+  __device__ __forceinline__ Scratch scratch() const { return {shared_as<float>(memory_), static_cast<int>(kBytes / sizeof(float))}; }
+  /// Walks over a run of positions, each worker over its part.
+  /// @param forests of the workers, each with one a slot; n_forest floats each
+  __device__ __forceinline__ void operator()(const DeviceProblem& problem, std::int64_t line, std::int64_t first_row, Run run,
+                                             float* forests, std::int64_t n_forest, bool aligned) {
+    const int worker = static_cast<int>(threadIdx.x) / Team::kLanes;
+    climb_over_ring<Team, kStages>(problem, line, first_row, part_of(run, worker, kWorkers), forests + worker * n_forest, aligned,
+                                   LaneRing<Team>(memory_));
   }
+
+ private:
+  Shared<Bytes16> memory_;
+};
+
+/// Teams that a warp of its own serves with bulk copies: for aligned rows, on compute capability 9.
+template <class Team>
+class BulkWalk {
+ public:
+  using Worker = Team;
+  using Shape = BulkShape<Team>;
+  static constexpr int kStages = Shape::kStages, kThreads = Shape::kThreads, kWorkers = Shape::kTeams;
+  static constexpr std::size_t kBytes = Shape::kBytes;
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+  static constexpr bool kIsCompiled = false;
+#else
+  static constexpr bool kIsCompiled = true;
+  __device__ __forceinline__ explicit BulkWalk(Arena& arena)
+      : memory_(arena.take<float>(Shape::kRing)), ring_(memory_, arena.take<Barrier>(Shape::kBarriers)) {}
+  __device__ __forceinline__ Scratch scratch() const { return {memory_, Shape::kRing}; }
+  __device__ __forceinline__ void operator()(const DeviceProblem& problem, std::int64_t line, std::int64_t first_row, Run run,
+                                             float* forests, std::int64_t n_forest, bool) {
+    // The forests that were joined where the ring is, before the copies that will overwrite them.
+    bulk_copy_fence();
+    __syncthreads();
+    ring_.climb(problem, line, first_row, run, forests, n_forest);
+  }
+
+ private:
+  Shared<float> memory_;
+  BulkRing<Team> ring_;
+#endif
 };
 
 /// Warps on tensor cores, each with shared memory of its own: as many as registers and shared memory allow.
-template <class T, int kDim, int kTiles>
-struct Walk<WarpTile<T, kDim, kTiles>> {
-  using Worker = WarpTile<T, kDim, kTiles>;
-  static constexpr int kFit = static_cast<int>((227 * 1024 - 128) / (kTilePieces<Worker> * sizeof(Bytes16)));
-  static constexpr int kStages = TileRing<Worker>::kStages, kThreads = (kFit < Worker::kWarps ? kFit : Worker::kWarps) * kWarp;
-  static constexpr std::int64_t kPieces = kThreads / kWarp * kTilePieces<Worker>;
+template <class Tile>
+class TileWalk {
+ public:
+  using Worker = Tile;
+  static constexpr int kFit = static_cast<int>((227 * 1024 - 3 * 128) / (kTilePieces<Tile> * sizeof(Bytes16)));
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+  static constexpr bool kIsCompiled = Tile::kDim < 128 || Tile::kTiles == 1;
+#else
+  static constexpr bool kIsCompiled = true;
+#endif
+  static constexpr int kStages = TileRing<Tile>::kStages, kWorkers = kFit < Tile::kWarps ? kFit : Tile::kWarps;
+  static constexpr int kThreads = kWorkers * kWarp;
+  static constexpr std::size_t kBytes = kWorkers * kTilePieces<Tile> * sizeof(Bytes16);
 
-  __device__ static __forceinline__ void walk(const DeviceProblem& problem, std::int64_t line, std::int64_t first_row, Run run,
-                                              float* forests, std::int64_t n_forest, bool aligned, Shared<Bytes16> memory) {
-    climb_tiles<Worker>(problem, line, first_row, run, forests, n_forest, aligned,
-                        memory + static_cast<int>(threadIdx.x) / kWarp * kTilePieces<Worker>);
+  __device__ __forceinline__ explicit TileWalk(Arena& arena) : memory_(arena.take<Bytes16>(kBytes / sizeof(Bytes16))) {}
+  __device__ __forceinline__ Scratch scratch() const { return {shared_as<float>(memory_), static_cast<int>(kBytes / sizeof(float))}; }
+  __device__ __forceinline__ void operator()(const DeviceProblem& problem, std::int64_t line, std::int64_t first_row, Run run,
+                                             float* forests, std::int64_t n_forest, bool aligned) {
+    const int worker = static_cast<int>(threadIdx.x) / kWarp;
+    climb_tiles<Tile>(problem, line, first_row, part_of(run, worker, kWorkers), forests + worker * Tile::kSlots * n_forest, n_forest,
+                      aligned, memory_ + worker * kTilePieces<Tile>);
   }
+
+ private:
+  Shared<Bytes16> memory_;
 };
 
-/// Calls f with the smallest tile for a shape. Rows of 256 numbers leave registers for 8 queries only.
+/// Calls f with the smallest tile for a shape. Rows of 256 numbers leave registers for 8 queries only, and so do rows of 128
+/// before compute capability 9. How many queries a tile has changes no bit of any.
 template <class T, class F>
 void with_tile(const DeviceProblem& problem, const F& f) {
   const int d = std::max(problem.d_h, problem.d_v);
   const auto with_tiles = [&](auto dim) {
     constexpr int kDim = decltype(dim)::value;
     if constexpr (kDim < 256) {
-      if (problem.group > 8) return f(WarpTile<T, kDim, 2>{});
+      if (problem.group > 8 && (kDim == 64 || device().major >= 9)) return f(WarpTile<T, kDim, 2>{});
     }
     f(WarpTile<T, kDim, 1>{});
   };
@@ -59,13 +117,27 @@ void with_tile(const DeviceProblem& problem, const F& f) {
   with_tiles(std::integral_constant<int, 256>{});
 }
 
-/// Calls f with the worker of the library kernel.
+/// Whether bulk copies can bring the rows.
+inline bool takes_bulk_copies(const DeviceProblem& problem, Storage storage) {
+  return device().major >= 9 && accepts_aligned_rows(problem, storage).empty();
+}
+
+/// Calls f with the walk of the library kernel. Which worker it is depends on type and
+/// shape alone, for it changes bits; how keys come to it does not.
 template <class T, class F>
-void with_worker(const DeviceProblem& problem, const F& f) {
+void with_walk(const DeviceProblem& problem, const F& f) {
   if constexpr (sizeof(T) == 2) {
-    if (multiplies_on_tensor_cores(problem, kStorageOf<T>)) return with_tile<T>(problem, f);
+    if (multiplies_on_tensor_cores(problem, kStorageOf<T>))
+      return with_tile<T>(problem, [&](auto tile) { f(std::type_identity<TileWalk<decltype(tile)>>{}); });
   }
-  with_team<T>(problem, f);
+  with_team<T>(problem, [&](auto team) {
+    using Team = decltype(team);
+    // Rows of more than 512 bytes are rare enough for one way.
+    if constexpr (Team::kChunks == 1) {
+      if (takes_bulk_copies(problem, kStorageOf<T>)) return f(std::type_identity<BulkWalk<Team>>{});
+    }
+    f(std::type_identity<RingWalk<Team>>{});
+  });
 }
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

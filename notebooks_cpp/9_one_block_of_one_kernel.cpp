@@ -444,11 +444,11 @@ int main() {
 //
 // 1. In a team of 16 lanes the first three rounds are the same. What happens in the fourth, and why
 //    does no round halve the keys again?
-// 2. Put lane 3 of the second round and lane 1 of the third side by side: which numbers of which
-//    lanes are in each?
+// 2. Look at lane 3 in the second round and at lane 1 in the third: which products, of which
+//    lanes and keys, are in the numbers that came?
 // 3. The counter in registers has three levels. What would a fourth one cost, and what would it
 //    save? (A state is $2 + d_v$ numbers over the lanes of a team.)
-// 4. Give the teams runs cut at multiples of 8 in place of 64. Which bits of the result change? Which
-//    lines of `gpu/climb.cuh` are run that were not before?
-// 5. The naive step of the ladder has other bits. Make it climb the tree: which of its two kernels has
-//    to change, and what happens to its threads?
+// 4. Give the teams runs that are cut at multiples of 8 in place of 64. Which bits of the result
+//    change? Which lines of `gpu/climb.cuh` run that did not before?
+// 5. The naive step of the ladder has other bits. Make it climb the tree: which of its two kernels
+//    has to change, and what happens to its threads?

@@ -47,6 +47,13 @@ __device__ inline std::uint32_t address_of(T* shared) { return static_cast<std::
 __device__ inline float multiply(float a, float b) { return __fmul_rn(a, b); }
 __device__ inline float fused_multiply_add(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 
+/// The same number, of which the compiler does not know that it is: what follows from it is worked out where it is needed,
+/// and not kept in registers from round to round of a loop.
+__device__ inline int forget(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
 // ---- Loads and stores
 
 /// 16 bytes of shared memory, at a multiple of 16.
@@ -119,6 +126,9 @@ __device__ inline void bulk_copy(T* to, const void* from, int n_bytes, Barrier* 
                "l"(from), "r"(n_bytes), "r"(address_of(barrier))
                : "memory");
 }
+
+/// Orders what this thread has written in shared memory before bulk copies that are started behind the next barrier.
+__device__ inline void bulk_copy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // ---- Clusters, sm_90
 

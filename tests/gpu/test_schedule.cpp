@@ -42,19 +42,20 @@ TEST_CASE("schedule: blocks cover every strip, in order, with runs that differ b
             const std::int64_t begin = schedule.begin_of(block), end = schedule.begin_of(block + 1);
             if (begin < end) most = std::max(most, end - begin), least = std::min(least, end - begin);
             for (std::int64_t cell = begin; cell < end;) {
-              const Segment segment = schedule.segment_at(cell, end);
+              const Segment segment = schedule.segment_at(problem, cell, end);
               right = right && schedule.block_of(cell) == block;
               if (!reached.contains(segment.strip)) reached[segment.strip] = segment.whole.begin;
               right = right && segment.run.begin == reached[segment.strip] && segment.run.begin <= segment.run.end;
               right = right && segment.line == segment.strip / ((12 + n_rows - 1) / n_rows);
               reached[segment.strip] = segment.run.end;
               ++n_parts[segment.strip];
-              cell = std::min(end, segment.cell + segment.n_cells);
+              right = right && segment.first == cell && segment.last <= end && segment.last > cell;
+              cell = segment.last;
             }
           }
           CHECK(right);
           CHECK(most - least <= 1);
-          CHECK(static_cast<std::int64_t>(reached.size()) == schedule.n_strips());
+          CHECK(reached.size() == lengths.size() * 2 * static_cast<std::size_t>((12 + n_rows - 1) / n_rows));
           bool complete = true;
           for (const auto& [strip, position] : reached)
             complete = complete && position == problem.padded(strip / ((12 + n_rows - 1) / n_rows)).end;

@@ -118,7 +118,7 @@ TEST_CASE("emulated: a cut inside a leaf of tensor cores is refused where bits a
     for (const std::string algorithm : {"two-level", "gather", "ring", "ring-state"})
       refused.push_back(ranks(3, small(dtype, "1") + Words{"--shards", cut, "--algorithm", algorithm}));
     refused.push_back(ranks(3, small(dtype, "1") + Words{"--shards", cut, "--algorithm", "paper", "--compare", "packed,gather"}));
-    // Heads that are not grouped, but the two queries of a file.
+    // Two queries share keys here, not four.
     refused.push_back(ranks(2, small(dtype, "2") + Words{"--shards", "700,77"}));
   }
   const std::vector<Result> results = run_all(refused);

@@ -13,7 +13,8 @@ namespace {
 /// A kind of worker, by a shape that gets it.
 struct Kind {
   const char* name;
-  int n_lanes;         ///< of one worker
+  int n_lanes;                    ///< of one worker
+  bool is_tile;                   ///< on tensor cores
   std::int64_t n_keys_of_worker;  ///< that fill every stage of its ring and two of them again; 0 where that is not asked for
   Axes axes;
 };
@@ -31,34 +32,34 @@ Axes of_tiles(Storage storage, std::int64_t d, std::int64_t group, std::int64_t 
 #if defined(TREE_ATTN_EMULATOR_SHADOW)
 /// Every width of a team and of a tile; a ring holds 3 groups of 8 keys, or 4 to 8 items of 16.
 const Kind kKinds[] = {
-    {"team of 8", 8, 40, of_teams(Storage::BF16, 64, 700)},
-    {"team of 16", 16, 40, of_teams(Storage::F32, 64, 700)},
-    {"team of 32", 32, 40, of_teams(Storage::F16, 256, 700)},
-    {"team of 32, ends inside a chunk", 32, 40, of_teams(Storage::F32, 100, 300)},
-    {"team of 32, two chunks", 32, 40, of_teams(Storage::F32, 256, 500)},
-    {"team of 32, four chunks", 32, 40, of_teams(Storage::F32, 512, 300)},
-    {"tile of 64", 32, 160, of_tiles(Storage::BF16, 64, 4, 3000)},
-    {"tile of 64, two", 32, 160, of_tiles(Storage::F16, 64, 11, 3000)},
-    {"tile of 128", 32, 96, of_tiles(Storage::F16, 128, 4, 2000)},
-    {"tile of 128, two", 32, 96, of_tiles(Storage::BF16, 128, 11, 2000)},
-    {"tile of 256", 32, 96, of_tiles(Storage::BF16, 256, 4, 1500)},
-    {"tile of 256, rows that are not aligned", 32, 0, of_tiles(Storage::F16, 131, 3, 200)},
+    {"team of 8", 8, false, 40, of_teams(Storage::BF16, 64, 700)},
+    {"team of 16", 16, false, 40, of_teams(Storage::F32, 64, 700)},
+    {"team of 32", 32, false, 40, of_teams(Storage::F16, 256, 700)},
+    {"team of 32, ends inside a chunk", 32, false, 40, of_teams(Storage::F32, 100, 300)},
+    {"team of 32, two chunks", 32, false, 40, of_teams(Storage::F32, 256, 500)},
+    {"team of 32, four chunks", 32, false, 40, of_teams(Storage::F32, 512, 300)},
+    {"tile of 64", 32, true, 160, of_tiles(Storage::BF16, 64, 4, 3000)},
+    {"tile of 64, two", 32, true, 160, of_tiles(Storage::F16, 64, 11, 3000)},
+    {"tile of 128", 32, true, 96, of_tiles(Storage::F16, 128, 4, 2000)},
+    {"tile of 128, two", 32, true, 96, of_tiles(Storage::BF16, 128, 11, 2000)},
+    {"tile of 256", 32, true, 96, of_tiles(Storage::BF16, 256, 4, 1500)},
+    {"tile of 256, rows that are not aligned", 32, true, 0, of_tiles(Storage::F16, 131, 3, 200)},
 };
 constexpr std::uint64_t kSeeds[] = {0, 1, 2};
 #elif defined(TREE_ATTN_EMULATOR_THREAD)
 /// A fiber costs TSan nearly half a millisecond: few blocks. What global memory orders is the merge by the block that comes last.
-const Kind kKinds[] = {{"team of 8", 8, 0, of_teams(Storage::BF16, 64, 300)},
-                       {"team of 32, four chunks", 32, 0, of_teams(Storage::F32, 512, 160)},
-                       {"tile of 64", 32, 0, of_tiles(Storage::BF16, 64, 4, 160)}};
+const Kind kKinds[] = {{"team of 8", 8, false, 0, of_teams(Storage::BF16, 64, 300)},
+                       {"team of 32, four chunks", 32, false, 0, of_teams(Storage::F32, 512, 160)},
+                       {"tile of 64", 32, true, 0, of_tiles(Storage::BF16, 64, 4, 160)}};
 constexpr std::uint64_t kSeeds[] = {0, 1};
 #else
 /// Rows that end inside a piece, arrays that end where the memory does.
-const Kind kKinds[] = {{"team of 8", 8, 0, of_teams(Storage::BF16, 64, 130)},
-                       {"team of 16, ends inside a chunk", 16, 0, of_teams(Storage::F32, 37, 130)},
-                       {"team of 32, four chunks", 32, 0, of_teams(Storage::F32, 512, 70)},
-                       {"tile of 64", 32, 0, of_tiles(Storage::BF16, 64, 3, 200)},
-                       {"tile of 64, not aligned", 32, 0, of_tiles(Storage::F16, 33, 11, 200)},
-                       {"tile of 256", 32, 0, of_tiles(Storage::F16, 256, 3, 200)}};
+const Kind kKinds[] = {{"team of 8", 8, false, 0, of_teams(Storage::BF16, 64, 130)},
+                       {"team of 16, ends inside a chunk", 16, false, 0, of_teams(Storage::F32, 37, 130)},
+                       {"team of 32, four chunks", 32, false, 0, of_teams(Storage::F32, 512, 70)},
+                       {"tile of 64", 32, true, 0, of_tiles(Storage::BF16, 64, 3, 200)},
+                       {"tile of 64, not aligned", 32, true, 0, of_tiles(Storage::F16, 33, 11, 200)},
+                       {"tile of 256", 32, true, 0, of_tiles(Storage::F16, 256, 3, 200)}};
 constexpr std::uint64_t kSeeds[] = {0, 1};
 #endif
 
@@ -105,9 +106,10 @@ TEST_CASE("modes: every step, with every kind of worker, two splits and ragged e
     int n_steps = 0;
     for (const device::LadderStep* step : device::ladder()) {
       if (!is_looked_at(step) || step->refusal(shard.problem, shard.storage) != "") continue;
-      INFO(kind.name << ", " << step->name);
       const device::Plan plan = step->plan(shard.problem, shard.storage, {.n_splits = 2});
-      // The first three steps have no splits, and no ring.
+      if ((plan.path == std::string("tensor")) != kind.is_tile) continue;
+      INFO(kind.name << ", " << step->name);
+      // The first three steps have no splits, and only later ones a ring.
       if (plan.n_stages > 0) {
         CHECK(plan.n_splits == 2);
         CHECK(keys_of_worker(shard.problem, plan.n_threads / kind.n_lanes) >= kind.n_keys_of_worker);
@@ -115,7 +117,7 @@ TEST_CASE("modes: every step, with every kind of worker, two splits and ragged e
       check_orders(*step, *problem, shard);
       ++n_steps;
     }
-    CHECK(n_steps >= 2);
+    CHECK(n_steps >= (is_looked_at(&device::kNaive) && !kind.is_tile ? 6 : 2));
   }
 }
 
@@ -138,7 +140,28 @@ TEST_CASE("modes: the library kernel over a batch with lengths of all kinds") {
   }
 }
 
-/// States instead of finished rows leave the kernel by another way.
+#if defined(TREE_ATTN_EMULATOR_SHADOW)
+/// Where the last block has more states to join than its shared memory holds, it joins them in rounds.
+/// @tested{thm_1, Thm. 1}
+TEST_CASE("modes: so many splits that their states are joined in rounds") {
+  constexpr int kSplits = 45;
+  for (const Axes& axes : {of_teams(Storage::F32, 512, kSplits * kCut), of_tiles(Storage::BF16, 256, 4, kSplits * kCut)}) {
+    const auto problem = normal_problem(9150, axes);
+    const DeviceShard shard(problem->query(0), problem->whole(), problem->lengths(), problem->scale);
+    for (const device::LadderStep* step : {&device::kSplit, &device::kLastBlock, &device::kAsync, &device::kTensor, &device::kBulk, &device::kEqualRuns}) {
+      if (step->refusal(shard.problem, shard.storage) != "") continue;
+      INFO(step->name << ", d " << axes.head_dim);
+      const emulated::SettingsScope scope({.seed = 3, .n_workers = 2});
+      CHECK(step->plan(shard.problem, shard.storage, {.n_splits = kSplits}).n_splits == kSplits);
+      const DecodeOutput output = run_step(*step, shard, {.n_splits = kSplits});
+      CHECK(against_oracle(*problem, output, longest_chain(*step, shard)) == "");
+      CHECK(same_output(output, run_step(*step, shard, {.n_splits = 1})));
+    }
+  }
+}
+#endif
+
+/// States instead of finished rows leave the kernel by another way. The first two steps add key after key and have none.
 /// @tested{thm_1, Thm. 1}
 TEST_CASE("modes: a shard that begins and ends anywhere hands on its states") {
   for (const std::int64_t heads : {1, 4}) {
@@ -148,6 +171,7 @@ TEST_CASE("modes: a shard that begins and ends anywhere hands on its states") {
     const DeviceShard shard(problem->query(0), problem->shard(run, 0), problem->lengths(), problem->scale);
     const std::int64_t n_floats = static_cast<std::int64_t>(cover(run.begin, run.end).size()) * shard.problem.n_rows() * state_size(64);
     for (const device::LadderStep* step : device::ladder()) {
+      if (step == &device::kNaive || step == &device::kFused) continue;
       if (!is_looked_at(step) || step->refusal(shard.problem, shard.storage) != "") continue;
       INFO(step->name << ", heads " << heads);
       const emulated::SettingsScope scope({.seed = 1, .n_workers = 2});
