@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(BulkShape<Team>::kThreads, 1) cluster(DevicePr
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   using Shape = BulkShape<Team>;
   using InBlock = ForestOf<Team, InShared>;
-  static_assert(2 * 42 * (2 + Team::kNumbers) * Team::kLanes <= Shape::kRing, "a forest of 2^41 positions fits where the ring was");
+  static_assert(kListFloats + 2 * 41 * InBlock::kEntry <= Shape::kRing, "a forest of 2^40 positions fits where the ring was");
   const std::int64_t row = blockIdx.y, line = row / problem.group, r = row % problem.group;
   const int split = cluster_rank(), n_splits = cluster_size(), thread = static_cast<int>(threadIdx.x);
   const int team = thread / Team::kLanes, lane = thread % Team::kLanes, n_teams = Shape::kThreads / Team::kLanes;  // of all threads
@@ -49,10 +49,10 @@ __global__ void __launch_bounds__(BulkShape<Team>::kThreads, 1) cluster(DevicePr
   // The first block appends the splits of the others to its own, and hands over the row.
   cluster_sync();
   if (split == 0 && team == 0) {
-    InBlock joined(memory, lane, run.begin, depth);
+    InBlock joined(memory + kListFloats, lane, run.begin, depth);
     for (int other = 1; other < n_splits; ++other) {
       const Run part = part_of(whole, other, n_splits);
-      joined.append(InBlock(remote(memory, other), lane, part.begin), part);
+      joined.append(InBlock(remote(memory + kListFloats, other), lane, part.begin), part);
     }
     deliver<Team>(problem, output, line, r, 0, joined, whole, lane);
   }

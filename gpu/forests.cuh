@@ -23,44 +23,26 @@ struct Scratch {
   int n_floats;
 };
 
-/// Goes through the subtrees of neighbouring parts, left to right.
-template <class PartOf>
-class PartsCursor {
- public:
-  __device__ __forceinline__ PartsCursor(const PartOf& part, int n_parts) : part_(part), n_parts_(n_parts) { find(); }
-  __device__ __forceinline__ bool is_at_end() const { return next_ > n_parts_; }
-  /// The subtree at hand, and where its part has its forests; entry of it.
-  __device__ __forceinline__ Subtree subtree() const { return first_subtree(left_.begin, left_.end); }
-  __device__ __forceinline__ float* forests() const { return forests_; }
-  __device__ __forceinline__ int entry() const { return entry_; }
-  __device__ __forceinline__ void go_on() {
-    left_.begin = subtree().end();
-    ++entry_;
-    if (left_.empty()) find();
-  }
-
- private:
-  /// The next part that holds something.
-  __device__ __forceinline__ void find() {
-    for (left_ = {}; left_.empty() && next_ <= n_parts_; ++next_) {
-      if (next_ == n_parts_) continue;
-      const Part part = part_(next_);
-      left_ = part.run, forests_ = part.forests, entry_ = 0;
-    }
-  }
-
-  const PartOf& part_;
-  int n_parts_, next_ = 0, entry_ = 0;
-  Run left_;
-  float* forests_ = nullptr;
+/// A subtree that is to be joined: which, and where its states begin.
+struct Entry {
+  std::int64_t index;
+  float* states;  ///< of its slot 0
+  int level;
 };
+
+/// Parts whose subtrees are listed at once, and how many of those; floats of scratch memory in front of the joined forest, which
+/// hold the counts and the list.
+inline constexpr int kListedParts = 64, kListedEntries = 256, kCountFloats = 96;
+inline constexpr int kListFloats = kCountFloats + kListedEntries * static_cast<int>(sizeof(Entry) / sizeof(float));
+static_assert(kCountFloats > kListedParts && kCountFloats % 2 == 0);
 
 /// Joins the forests of neighbouring parts, left to right. All threads of the block call it, none of them uses the scratch
 /// memory any more, and behind it a barrier is needed before anybody does.
 ///
-/// One read after the other from global memory would take longer than all the rest of a short decode. So all workers fetch
-/// states side by side, into shared memory and as many as fit, and one worker a slot merges them there, in place: what is held
-/// is never more than what has been taken.
+/// One read after the other from global memory, and one thread that finds out which, would take longer than all the rest of a
+/// short decode. So threads list the subtrees side by side, a part each; all workers fetch their states side by side, into
+/// shared memory and as many as fit; and one worker a slot merges them there, in place: what is held is never more than what
+/// has been taken.
 /// @param n_part floats of one forest of a part
 /// @param begin first position of the first part
 /// @param part (i) -> Part
@@ -70,42 +52,69 @@ template <class Worker, class PartOf, class Use>
 __device__ __forceinline__ void join_parts(Scratch scratch, std::int64_t n_part, std::int64_t begin, int n_parts, const PartOf& part,
                                            int lane, int worker, int n_workers, const Use& use) {
   using Forest = ForestOf<Worker, InShared>;
-  // Slots at once: all, if there is room for a good number of subtrees of each.
+  // The list, and room for states: of all slots at once, if there is enough for a good number of subtrees of each.
   constexpr int kRoom = 64;
-  const int n_entries = scratch.n_floats / Forest::kEntry;
+  const Shared<int> counts = shared_as<int>(scratch.memory);
+  const Shared<Entry> entries = shared_as<Entry>(scratch.memory + kCountFloats);
+  const Shared<float> states = scratch.memory + kListFloats;
+  const int fit = (scratch.n_floats - kListFloats) / Forest::kEntry;
   int at_once = Worker::kSlots;
-  while (at_once > 1 && n_entries / at_once < kRoom) at_once /= 2;
-  const int room = n_entries / at_once;
+  while (at_once > 1 && fit / at_once < kRoom) at_once /= 2;
+  const int room = fit / at_once, thread = static_cast<int>(threadIdx.x);
 
   for (int first_slot = 0; first_slot < Worker::kSlots; first_slot += at_once) {
     const int own_slot = worker < at_once ? worker : -1;
-    Forest forest(scratch.memory + (own_slot < 0 ? 0 : own_slot) * room * Forest::kEntry, lane, begin);
-    PartsCursor<PartOf> at(part, n_parts);
-    std::int64_t taken_end = begin;
-    while (!at.is_at_end()) {
+    Forest forest(states + (own_slot < 0 ? 0 : own_slot) * room * Forest::kEntry, lane, begin);
+    int depth = 0;
+    for (int first = 0; first < n_parts;) {
+      // Count, a part a thread.
+      const int n_here = n_parts - first < kListedParts ? n_parts - first : kListedParts;
+      Part own{};
+      if (thread < n_here) {
+        own = part(first + thread);
+        counts[thread] = n_subtrees(own.run.begin, own.run.end);
+      }
+      __syncthreads();
+      // As many parts as fit, at least one; and the place of one's own.
+      int n_taken = 0, n = 0, place = 0;
+      for (; n_taken < n_here; ++n_taken) {
+        const int count = counts[n_taken];
+        if (n_taken > 0 && (depth + n + count > room || n + count > kListedEntries)) break;
+        if (n_taken == thread) place = n;
+        n += count;
+      }
+      // List.
+      if (thread < n_taken) {
+        for (int i = 0; !own.run.empty(); ++i) {
+          const Subtree at = first_subtree(own.run.begin, own.run.end);
+          entries[place + i] = Entry{at.index, own.forests + i * Forest::kEntry, at.level};
+          own.run.begin = at.end();
+        }
+      }
+      __syncthreads();
       // Fetch.
-      const int depth = n_subtrees(begin, taken_end);
-      PartsCursor<PartOf> ahead = at;
-      int n = 0;
-      for (; !ahead.is_at_end() && depth + n < room; ++n, ahead.go_on()) {
-        if (n % n_workers != worker) continue;
-        LaneState<Worker::kNumbers> state;
+      for (int i = worker; i < n; i += n_workers) {
+        const float* const from = Entry(entries[i]).states;
         for (int slot = 0; slot < at_once; ++slot) {
-          ForestOf<Worker>(ahead.forests() + (first_slot + slot) * n_part, lane, 0).load(ahead.entry(), state);
-          Forest(scratch.memory + slot * room * Forest::kEntry, lane, begin).store(depth + n, state);
+          LaneState<Worker::kNumbers> state;
+          ForestOf<Worker>(const_cast<float*>(from) + (first_slot + slot) * n_part, lane, 0).load(0, state);
+          Forest(states + slot * room * Forest::kEntry, lane, begin).store(depth + i, state);
         }
       }
       __syncthreads();
       // Merge.
-      for (int i = 0; i < n; ++i, at.go_on()) {
-        const Subtree subtree = at.subtree();
-        taken_end = subtree.end();
-        if (own_slot < 0) continue;
-        LaneState<Worker::kNumbers> state;
-        forest.load(depth + i, state);
-        forest.push(subtree, state);
+      if (own_slot >= 0) {
+        for (int i = 0; i < n; ++i) {
+          const Entry at = entries[i];
+          LaneState<Worker::kNumbers> state;
+          forest.load(depth + i, state);
+          forest.push({at.level, at.index}, state);
+        }
+        if (lane == 0 && worker == 0) counts[kListedParts] = forest.depth();
       }
       __syncthreads();
+      depth = counts[kListedParts];
+      first += n_taken;
     }
     if (own_slot >= 0) use(first_slot + own_slot, forest);
     if (first_slot + at_once < Worker::kSlots) __syncthreads();

@@ -51,10 +51,11 @@ TEST_CASE("bits: every number of splits gives the same, in every step that split
     const DeviceShard shard(problem->query(0), problem->whole(), problem->lengths(), problem->scale);
     for (const device::LadderStep* step : device::ladder()) {
       if (step->refusal(shard.problem, shard.storage) != "") continue;
-      CAPTURE(step->name);
+      CAPTURE(std::string(step->name));
       CAPTURE(seed - 1);
       const DecodeOutput one = run_step(*step, shard, {.n_splits = 1});
       for (const int n : kSplits) {
+        CAPTURE(n);
         // The first three steps do not split; a cluster has eight blocks at most. The others must really split.
         if (step == &device::kCluster && n > 8) continue;
         const device::Plan plan = step->plan(shard.problem, shard.storage, {.n_splits = n});

@@ -37,7 +37,7 @@ void check_steps(TensorProblem& problem, const std::vector<int>& splits) {
   CHECK(against_oracle(problem, async) == "");
   for (const device::LadderStep* step : kSteps) {
     for (const int n_splits : splits) {
-      INFO(step->name << ", splits " << n_splits);
+      INFO(std::string(step->name) << ", splits " << n_splits);
       CHECK(same_output(run_step(*step, problem, {.n_splits = n_splits}), async));
     }
   }
@@ -137,7 +137,7 @@ TEST_CASE("bulk, cluster: a shard hands on the same forest as step 6, wherever i
     CHECK(std::none_of(async.out.begin(), async.out.end(), [](float x) { return x != x; }));
     for (const device::LadderStep* step : kSteps) {
       for (const int n_splits : {1, 3, 8}) {
-        INFO(step->name << ", splits " << n_splits);
+        INFO(std::string(step->name) << ", splits " << n_splits);
         CHECK(same_output({states_of(*step, n_splits), {}}, async));
       }
     }

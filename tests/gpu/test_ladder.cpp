@@ -29,7 +29,7 @@ TEST_CASE("ladder: every step is within the bound of the oracle, on all shapes t
       const DeviceShard shard(problem->query(0), problem->whole(), problem->lengths(), problem->scale);
       if (step->refusal(shard.problem, shard.storage) != "") continue;
       ++n_accepted;
-      INFO(step->name << ", " << name_of(axes.storage) << ", d_h " << axes.head_dim << ", seed " << seed - 1);
+      INFO(std::string(step->name) << ", " << name_of(axes.storage) << ", d_h " << axes.head_dim << ", seed " << seed - 1);
       CHECK(against_oracle(*problem, run_step(*step, shard), longest_chain(*step, shard)) == "");
     }
     CHECK_MESSAGE(n_accepted >= 6, step->name);

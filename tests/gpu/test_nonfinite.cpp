@@ -57,7 +57,7 @@ TEST_CASE("nonfinite: NaN and Inf reach their own outputs and no other, in every
           const DeviceShard shard(problem->query(0), problem->whole(), problem->lengths(), problem->scale);
           for (const device::LadderStep* step : device::ladder()) {
             if (step->refusal(shard.problem, shard.storage) != "") continue;
-            INFO(step->name << ", " << name_of(storage) << ", tensor " << static_cast<int>(where) << ", position " << position
+            INFO(std::string(step->name) << ", " << name_of(storage) << ", tensor " << static_cast<int>(where) << ", position " << position
                             << ", number " << number);
             const DecodeOutput output = run_step(*step, shard, {.n_splits = 2});
             CHECK(against_oracle(*problem, output, longest_chain(*step, shard)) == "");
@@ -86,7 +86,7 @@ TEST_CASE("nonfinite: the value of a key that is not seen is not looked at") {
     for (const device::LadderStep* step : device::ladder()) {
       const DeviceShard shard(poisoned->query(0), poisoned->whole(), poisoned->lengths(), poisoned->scale);
       if (step->refusal(shard.problem, shard.storage) != "") continue;
-      CAPTURE(step->name);
+      CAPTURE(std::string(step->name));
       const DecodeOutput output = run_step(*step, shard);
       CHECK(against_oracle(*problem, output, longest_chain(*step, shard)) == "");
     }
@@ -104,7 +104,7 @@ TEST_CASE("nonfinite: all scores -inf is the empty set, in every step") {
     for (const device::LadderStep* step : device::ladder()) {
       const DeviceShard shard(problem->query(0), problem->whole(), problem->lengths(), problem->scale);
       if (step->refusal(shard.problem, shard.storage) != "") continue;
-      CAPTURE(step->name);
+      CAPTURE(std::string(step->name));
       const DecodeOutput output = run_step(*step, shard, {.n_splits = 2});
       CHECK(std::all_of(output.out.begin(), output.out.end(), [](float z) { return z == 0; }));
       CHECK(std::all_of(output.lse.begin(), output.lse.end(), [](float lse) { return lse == -kInf; }));
