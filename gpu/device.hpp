@@ -15,7 +15,7 @@
 /// | `load16 store16` | 16 bytes of shared memory at once; the address is a multiple of 16 |
 /// | `load16_global load_once load_fresh` | 16 bytes of read-only global memory; one number of it; one number that another block wrote |
 /// | `copy_async16 copy_async_commit copy_async_wait` | copies from global to shared memory in the background, in groups |
-/// | `Barrier barrier_init barrier_arrive barrier_arrive_expect barrier_wait bulk_copy bulk_copy_fence` | bulk copies that complete on an mbarrier |
+/// | `Barrier barrier_init barrier_arrive barrier_arrive_expect barrier_wait bulk_copy` | bulk copies that complete on an mbarrier |
 /// | `cluster_rank cluster_size cluster_sync remote` | blocks of a cluster and each other's shared memory |
 /// | `load_matrix_x4 load_matrix_x4_transposed mma_16x8x16` | tensor cores |
 /// | `multiply fused_multiply_add` | rounded as written: no compiler may contract or split them |

@@ -5,7 +5,6 @@
 
 #include <type_traits>
 
-#include "gpu/bulk_ring.cuh"
 #include "gpu/forests.cuh"
 #include "gpu/ring.cuh"
 #include "gpu/teams.hpp"
@@ -16,7 +15,8 @@ namespace tree_attn::TREE_ATTN_PLATFORM {
 // A walk is what the library kernel is made of: a kind of worker and its way to keys and values. All threads of a block make one,
 // at the start, and call it for every run of the block.
 
-/// Teams that copy for themselves, for rows of any length and alignment: a ring of three stages. Wider rows take more of it, so
+/// Teams that copy for themselves, rows of any length and alignment: a ring of three stages. Bulk copies by a producer (step 8)
+/// were no faster on an H200 once the arithmetic was short, and take aligned rows only. Wider rows take more of it, so
 /// fewer threads.
 template <class Team>
 class RingWalk {
@@ -42,35 +42,9 @@ class RingWalk {
   Shared<Bytes16> memory_;
 };
 
-/// Teams that a warp of its own serves with bulk copies: for aligned rows, on compute capability 9.
-template <class Team>
-class BulkWalk {
- public:
-  using Worker = Team;
-  using Shape = BulkShape<Team>;
-  static constexpr int kStages = Shape::kStages, kThreads = Shape::kThreads, kWorkers = Shape::kTeams;
-  static constexpr std::size_t kBytes = Shape::kBytes;
-
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-  static constexpr bool kIsCompiled = false;
-#else
-  static constexpr bool kIsCompiled = true;
-  __device__ __forceinline__ explicit BulkWalk(Arena& arena)
-      : memory_(arena.take<float>(Shape::kRing)), ring_(memory_, arena.take<Barrier>(Shape::kBarriers)) {}
-  __device__ __forceinline__ Scratch scratch() const { return {memory_, Shape::kRing}; }
-  __device__ __forceinline__ void operator()(const DeviceProblem& problem, std::int64_t line, std::int64_t first_row, Run run,
-                                             float* forests, std::int64_t n_forest, bool) {
-    // The forests that were joined where the ring is, before the copies that will overwrite them.
-    bulk_copy_fence();
-    __syncthreads();
-    ring_.climb(problem, line, first_row, run, forests, n_forest);
-  }
-
- private:
-  Shared<float> memory_;
-  BulkRing<Team> ring_;
-#endif
-};
+/// A number that is the same in all lanes of a warp, and that the compiler knows to be: it may stay in a register of the warp.
+template <class T>
+__device__ __forceinline__ T of_warp(T x) { return __shfl_sync(kAllLanes, x, 0); }
 
 /// Warps on tensor cores, each with shared memory of its own: as many as registers and shared memory allow.
 template <class Tile>
@@ -91,9 +65,10 @@ class TileWalk {
   __device__ __forceinline__ Scratch scratch() const { return {shared_as<float>(memory_), static_cast<int>(kBytes / sizeof(float))}; }
   __device__ __forceinline__ void operator()(const DeviceProblem& problem, std::int64_t line, std::int64_t first_row, Run run,
                                              float* forests, std::int64_t n_forest, bool aligned) {
-    const int worker = static_cast<int>(threadIdx.x) / kWarp;
-    climb_tiles<Tile>(problem, line, first_row, part_of(run, worker, kWorkers), forests + worker * Tile::kSlots * n_forest, n_forest,
-                      aligned, memory_ + worker * kTilePieces<Tile>);
+    const int worker = of_warp(static_cast<int>(threadIdx.x) / kWarp);
+    const Run own = part_of(run, worker, kWorkers);
+    climb_tiles<Tile>(problem, of_warp(line), of_warp(first_row), {of_warp(own.begin), of_warp(own.end)},
+                      forests + worker * Tile::kSlots * n_forest, n_forest, aligned, memory_ + worker * kTilePieces<Tile>);
   }
 
  private:
@@ -117,27 +92,14 @@ void with_tile(const DeviceProblem& problem, const F& f) {
   with_tiles(std::integral_constant<int, 256>{});
 }
 
-/// Whether bulk copies can bring the rows.
-inline bool takes_bulk_copies(const DeviceProblem& problem, Storage storage) {
-  return device().major >= 9 && accepts_aligned_rows(problem, storage).empty();
-}
-
-/// Calls f with the walk of the library kernel. Which worker it is depends on type and
-/// shape alone, for it changes bits; how keys come to it does not.
+/// Calls f with the walk of the library kernel. Which worker it is depends on type and shape alone, for it changes bits.
 template <class T, class F>
 void with_walk(const DeviceProblem& problem, const F& f) {
   if constexpr (sizeof(T) == 2) {
     if (multiplies_on_tensor_cores(problem, kStorageOf<T>))
       return with_tile<T>(problem, [&](auto tile) { f(std::type_identity<TileWalk<decltype(tile)>>{}); });
   }
-  with_team<T>(problem, [&](auto team) {
-    using Team = decltype(team);
-    // Rows of more than 512 bytes are rare enough for one way.
-    if constexpr (Team::kChunks == 1) {
-      if (takes_bulk_copies(problem, kStorageOf<T>)) return f(std::type_identity<BulkWalk<Team>>{});
-    }
-    f(std::type_identity<RingWalk<Team>>{});
-  });
+  with_team<T>(problem, [&](auto team) { f(std::type_identity<RingWalk<decltype(team)>>{}); });
 }
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

@@ -127,9 +127,6 @@ __device__ inline void bulk_copy(T* to, const void* from, int n_bytes, Barrier* 
                : "memory");
 }
 
-/// Orders what this thread has written in shared memory before bulk copies that are started behind the next barrier.
-__device__ inline void bulk_copy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-
 // ---- Clusters, sm_90
 
 /// Place of this block in its cluster, and how many there are.

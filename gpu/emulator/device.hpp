@@ -176,9 +176,6 @@ void bulk_copy(Shared<T> to, const void* from, int n_bytes, Shared<Barrier> barr
                      word_of(barrier, line), line);
 }
 
-/// Two proxies of memory are not told apart here: what this orders is in order.
-inline void bulk_copy_fence() {}
-
 // ---- Clusters
 
 inline int cluster_rank() { return runtime::cluster_rank(); }
