@@ -184,7 +184,7 @@ def measured():
             rows.append([line["shape"], line["step"], f"{1e6 * seconds:.4g} µs", f"{line['bytes'] / seconds / 1e12:.3g} TB/s",
                          f"{line['read_seconds'] / seconds:.2f}"])
     ceiling = report["read_bytes_per_second"] / 1e12
-    return [f"Measured on {report['device']}, where a kernel that only reads reached {ceiling:.3g} TB/s in the same run:", "", *table(*rows)]
+    return [f"Measured on {report['device']}, {report['date']}, where a kernel that only reads reached {ceiling:.3g} TB/s in the same run:", "", *table(*rows)]
 
 
 TABLES = {f.__name__: f for f in (shapes, step_bytes, plans, seeded_bugs, resources, measured)}

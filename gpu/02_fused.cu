@@ -6,7 +6,8 @@
 /// is written, and the largest one need not be known beforehand.
 /// Bytes: keys and values once a query, nothing else. Time: a warp reads a row as 32 neighbouring numbers at a time, and then
 /// waits for it, for the five exchanges of the sum and for the next row: latency, not bandwidth, and only n_rows warps.
-/// Measured: not yet.
+/// Measured, H200, BF16, 16 heads, 8k keys: 5.7 times as long as step 1. 16 warps that wait for one row after the other are a slower
+/// machine than 132 multiprocessors with scores to write: fewer bytes are not enough.
 #include "gpu/ladder.hpp"
 #include "gpu/lane_state.cuh"
 #include "gpu/team.cuh"
@@ -70,6 +71,7 @@ __global__ void __launch_bounds__(kWarp) fused(DeviceProblem problem, DeviceOutp
 Plan plan(const DeviceProblem&, Storage, const PlanOptions&) { return {.n_threads = kWarp}; }
 
 void run(const DeviceProblem& problem, Storage storage, const DeviceOutput& output, const Plan&, const Workspace&, Stream stream) {
+  if (output.out == nullptr) throw DeviceError("fused: keeps no states, only finished rows");
   const Launch how{.grid = {static_cast<unsigned>(problem.n_rows())}, .block = {kWarp}};
   const int d = std::max(problem.d_h, problem.d_v);
   with_type(storage, [&](auto type) {

@@ -7,7 +7,8 @@
 /// whole multiples of 16 bytes: what is not is copied number by number.
 /// Bytes: the same. Time: 128 KiB a multiprocessor are on their way at all times, where step 5 waits for keys, works, waits
 /// for values, works.
-/// Measured: not yet.
+/// Measured, H200, BF16, 16 heads: 0.53, 0.72 and 0.82 of the rate of a kernel that only reads, at 8k, 64k and 1M keys; 0.82 for
+/// F32 at 64k.
 #include "gpu/forests.cuh"
 #include "gpu/last_block.cuh"
 #include "gpu/ring.cuh"

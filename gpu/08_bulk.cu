@@ -9,7 +9,8 @@
 /// moment its team has read it. Time: for eight keys every lane of step 6 started 16 copies, each with an address and a size,
 /// about a tenth of its instructions; here a team of any width costs two copies, by a lane that is not its own. That is worth
 /// something where instructions are short and bytes are not: 16-bit numbers, and queries that share keys and find them in L2.
-/// Measured: not yet.
+/// Measured, H200, BF16, 16 heads: 0.50, 0.70 and 0.84 of the rate of a kernel that only reads, at 8k, 64k and 1M keys. That is step 6
+/// again: once the arithmetic was short, the copies were not what took the time.
 #include "gpu/bulk_ring.cuh"
 #include "gpu/forests.cuh"
 #include "gpu/last_block.cuh"

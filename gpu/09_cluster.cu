@@ -10,7 +10,8 @@
 /// neighbours, which are published as a third faster; perhaps 1 us at the end of a launch, to be seen with few keys if at all.
 /// Against it: a cluster has at most 8 blocks, so one row keeps 8 multiprocessors busy and no more; and those of a cluster
 /// must be of one group of 16 or 18, so not every multiprocessor finds a cluster.
-/// Measured: not yet.
+/// Measured, H200, BF16, 16 heads: 0.27, 0.40 and 0.45 of the rate of a kernel that only reads, at 8k, 64k and 1M keys, 1.7 to 1.9 times
+/// as long as step 8. That is not the merge: perhaps fewer clusters of eight fit on the chip at once than there are.
 #include "gpu/bulk_ring.cuh"
 #include "gpu/forests.cuh"
 

@@ -7,7 +7,9 @@
 /// 132 of them, nor by one long sequence among short ones. One kernel for all shapes: teams with a ring of copies (step 6) for
 /// one query a key/value head and for F32, tensor cores (step 7) for grouped heads of 16 bits.
 /// Bytes: the same. Time: all multiprocessors end within 64 keys of each other.
-/// Measured: not yet.
+/// Measured, H200: BF16, 16 heads, 0.51, 0.71 and 0.85 of the rate of a kernel that only reads, at 8k, 64k and 1M keys; F32 at 64k 0.81;
+/// BF16, 32 heads on 8, 0.20, 0.47 and 0.64, where chains of dependent instructions keep the tensor cores waiting. A batch of
+/// unequal lengths has not been timed.
 #include "gpu/equal_runs.cuh"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {

@@ -47,7 +47,7 @@ struct LadderStep {
   /// Why this step cannot take such a problem, in a few words; empty if it can.
   std::string (*refusal)(const DeviceProblem& problem, Storage storage);
   Plan (*plan)(const DeviceProblem& problem, Storage storage, const PlanOptions& options);
-  /// Launches. @pre refusal() is empty, plan() is of the same shapes
+  /// Launches. The first two steps keep no states. @pre refusal() is empty, plan() is of the same shapes
   void (*run)(const DeviceProblem& problem, Storage storage, const DeviceOutput& output, const Plan& plan, const Workspace& workspace,
               Stream stream);
 };

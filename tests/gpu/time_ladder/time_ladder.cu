@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <ctime>
 #include <fstream>
 #include <limits>
 #include <span>
@@ -137,7 +138,10 @@ void print(const Line& line, double ceiling) {
 
 void write_json(const std::string& file, const std::string& device_name, double ceiling, const std::vector<Line>& lines) {
   std::ofstream out(file);
-  out << "{\n  \"device\": \"" << device_name << "\",\n  \"read_bytes_per_second\": " << ceiling;
+  char date[16];
+  const std::time_t now = std::time(nullptr);
+  std::strftime(date, sizeof date, "%Y-%m-%d", std::localtime(&now));
+  out << "{\n  \"device\": \"" << device_name << "\",\n  \"date\": \"" << date << "\",\n  \"read_bytes_per_second\": " << ceiling;
   out << ",\n  \"lines\": [";
   const char* separator = "\n";
   for (const Line& line : lines) {
