@@ -32,7 +32,7 @@ __global__ void naive_scores(DeviceProblem problem, float* scores) {
 template <class T>
 __global__ void naive_output(DeviceProblem problem, DeviceOutput output, const float* scores) {
   const std::int64_t row = blockIdx.x, line = row / problem.group;
-  const Run64 used = problem.in_use(line);
+  const Run used = problem.in_use(line);
   const float* const s = scores + row * (problem.end - problem.begin) - problem.begin;
   Arena arena;
   const Shared<float> largest = arena.take<float>(blockDim.x);

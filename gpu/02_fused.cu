@@ -22,7 +22,7 @@ template <class T, int kNumbers>
 __global__ void __launch_bounds__(kWarp) fused(DeviceProblem problem, DeviceOutput output) {
   const std::int64_t row = blockIdx.x, line = row / problem.group, r = row % problem.group;
   const int lane = static_cast<int>(threadIdx.x);
-  const Run64 used = problem.in_use(line);
+  const Run used = problem.in_use(line);
 
   float q[kNumbers];
   TREE_ATTN_UNROLL

@@ -12,8 +12,6 @@
 namespace tree_attn {
 
 /// Positions count in 64 bits on a device too.
-using Run64 = Run;
-
 /// Keys between two places where a run may be cut: a subtree of the canonical tree, so that a cut costs no odd pieces.
 inline constexpr std::int64_t kCut = 64;
 
@@ -75,14 +73,14 @@ struct DeviceProblem {
     return v.row<T>(line / kv_heads, line % kv_heads, position - begin);
   }
   /// Positions of the shard that are in use by a line.
-  TREE_ATTN_HOST_DEVICE Run64 in_use(std::int64_t line) const {
+  TREE_ATTN_HOST_DEVICE Run in_use(std::int64_t line) const {
     const std::int64_t length = lengths[line / kv_heads];
     return {begin, length < begin ? begin : length < end ? length : end};
   }
   /// The same, rounded up to a multiple of kCut inside the shard: positions without a key hold the empty set, which changes
   /// no bit and saves the odd pieces at the end.
-  TREE_ATTN_HOST_DEVICE Run64 padded(std::int64_t line) const {
-    const Run64 used = in_use(line);
+  TREE_ATTN_HOST_DEVICE Run padded(std::int64_t line) const {
+    const Run used = in_use(line);
     if (used.empty()) return used;
     const std::int64_t up = (used.end + kCut - 1) / kCut * kCut;
     return {begin, up < end ? up : end};

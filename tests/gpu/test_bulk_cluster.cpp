@@ -124,7 +124,7 @@ TEST_CASE("bulk, cluster: a shard hands on the same forest as step 6, wherever i
     INFO("positions " << run.begin << ".." << run.end);
     const DeviceShard shard(problem->query(0), problem->shard(run, 0), problem->lengths(), problem->scale);
     std::int64_t n_subtrees = 0;
-    for (Run64 rest{run.begin, run.end}; !rest.empty(); ++n_subtrees) rest.begin = first_subtree(rest.begin, rest.end).end();
+    for (Run rest{run.begin, run.end}; !rest.empty(); ++n_subtrees) rest.begin = first_subtree(rest.begin, rest.end).end();
     const auto states_of = [&](const device::LadderStep& step, int n_splits) {
       const device::Plan plan = step.plan(shard.problem, shard.storage, {.n_splits = n_splits});
       const DeviceWorkspace workspace(plan);

@@ -99,7 +99,7 @@ TEST_CASE("emulator: every thread of every block runs once") {
 
 void arrival_order(unsigned* next, unsigned* order) { order[blockIdx.x * blockDim.x + threadIdx.x] = atomicAdd(next, 1u); }
 
-TEST_CASE("emulator: a seed gives an order, the same every time; seed 0 the ascending one") {
+TEST_CASE("emulator: a seed gives an order, the same every time, and seed 0 the ascending one") {
   constexpr int kCount = 4 * 32;
   const auto order_of = [](std::uint64_t seed) {
     const SettingsScope scope({.seed = seed, .n_workers = 1});
