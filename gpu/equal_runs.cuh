@@ -41,68 +41,67 @@ template <class Walk>
 __global__ void __launch_bounds__(Walk::kThreads, 1)
     equal_runs(DeviceProblem problem, DeviceOutput output, bool aligned, EqualRunsWorkspace forests, unsigned* counters) {
   using Worker = typename Walk::Worker;
-  if constexpr (!Walk::kIsCompiled) return;
-  else {
-  constexpr int kJoining = Walk::kThreads / Worker::kLanes;  // of all threads, those of a producer too
-  Arena arena;
-  const Shared<int> told = arena.take<int>(1);
-  const Shared<Schedule> schedule = arena.take<Schedule>(1);
-  const Shared<Segment> segment = arena.take<Segment>(1);
-  Walk walk(arena);
+  if constexpr (Walk::kIsCompiled) {
+    constexpr int kJoining = Walk::kThreads / Worker::kLanes;
+    Arena arena;
+    const Shared<int> told = arena.take<int>(1);
+    const Shared<Schedule> schedule = arena.take<Schedule>(1);
+    const Shared<Segment> segment = arena.take<Segment>(1);
+    Walk walk(arena);
 
-  // The next cell stands in the segment, and not in registers, and nothing that a round works out is kept for the next.
-  if (threadIdx.x == 0) {
-    const Schedule all(problem, Worker::kRows, gridDim.x);
-    schedule[0] = all;
-    Segment none;
-    none.last = all.begin_of(blockIdx.x);
-    segment[0] = none;
-  }
-  __syncthreads();
-  while (Segment(segment[0]).last < Schedule(schedule[0]).begin_of(blockIdx.x + 1)) {
-    const int block = forget(static_cast<int>(blockIdx.x)), thread = forget(static_cast<int>(threadIdx.x));
-    const int worker = thread / Worker::kLanes, lane = thread % Worker::kLanes;
-    __syncthreads();
-    if (thread == 0) {
-      const Schedule all = schedule[0];
-      segment[0] = all.segment_at(problem, Segment(segment[0]).last, all.begin_of(block + 1));
+    // The next cell stands in the segment, and not in registers, and nothing that a round works out is kept for the next.
+    if (threadIdx.x == 0) {
+      const Schedule all(problem, Worker::kRows, gridDim.x);
+      schedule[0] = all;
+      Segment none;
+      none.last = all.begin_of(blockIdx.x);
+      segment[0] = none;
     }
     __syncthreads();
-    const auto finish = [&](int slot, const auto& forest) {
-      const Segment at = segment[0];
-      deliver<Worker>(problem, output, at.line, at.first_row, slot, forest, at.whole, lane);
-    };
-
-    // Every worker walks over its part of the segment; the block joins them.
-    {
-      const Segment at = segment[0];
-      walk(problem, at.line, at.first_row, at.run, forests.of_worker(block, 0), forests.n_worker, aligned);
-    }
-    __syncthreads();
-    const Segment at = segment[0];
-    float* const kept = forests.of_segment(block, at.first > at.cell);
-    join<Worker>(walk.scratch(), forests.of_worker(block, 0), forests.n_worker, at.run, Walk::kWorkers, lane, worker, kJoining,
-                 [&](int slot, const auto& forest) {
-                   at.is_whole() ? finish(slot, forest) : keep<Worker>(forest, kept + slot * forests.n_segment, lane);
-                 });
-
-    // A strip shared with other blocks is joined by the one that comes last.
-    if (!at.is_whole()) {
-      const Schedule all = schedule[0];
-      const std::int64_t first = all.block_of(at.cell);
-      const int n_parts = static_cast<int>(all.block_of(at.cell + at.n_cells - 1) - first) + 1;
-      if (arrives_last(counters + at.strip, static_cast<unsigned>(n_parts), told)) {
-        const auto part = [&all, &at, &forests, first](int i) {
-          const std::int64_t from = all.begin_of(first + i), to = all.begin_of(first + i + 1);
-          const bool began_before = from > at.cell;
-          return Part{at.positions(began_before ? from : at.cell, to), forests.of_segment(first + i, began_before)};
-        };
-        join_parts<Worker>(walk.scratch(), forests.n_segment, at.whole.begin, n_parts, part, lane, worker, kJoining, finish);
+    while (Segment(segment[0]).last < Schedule(schedule[0]).begin_of(blockIdx.x + 1)) {
+      const int block = forget(static_cast<int>(blockIdx.x)), thread = forget(static_cast<int>(threadIdx.x));
+      const int worker = thread / Worker::kLanes, lane = thread % Worker::kLanes;
+      __syncthreads();
+      if (thread == 0) {
+        const Schedule all = schedule[0];
+        segment[0] = all.segment_at(problem, Segment(segment[0]).last, all.begin_of(block + 1));
       }
+      __syncthreads();
+      const auto finish = [&](int slot, const auto& forest) {
+        const Segment at = segment[0];
+        deliver<Worker>(problem, output, at.line, at.first_row, slot, forest, at.whole, lane);
+      };
+
+      // Every worker walks over its part of the segment; the block joins them.
+      {
+        const Segment at = segment[0];
+        walk(problem, at.line, at.first_row, at.run, forests.of_worker(block, 0), forests.n_worker, aligned);
+      }
+      __syncthreads();
+      const Segment at = segment[0];
+      float* const kept = forests.of_segment(block, at.first > at.cell);
+      join<Worker>(walk.scratch(), forests.of_worker(block, 0), forests.n_worker, at.run, Walk::kWorkers, lane, worker, kJoining,
+                   [&](int slot, const auto& forest) {
+                     at.is_whole() ? finish(slot, forest) : keep<Worker>(forest, kept + slot * forests.n_segment, lane);
+                   });
+
+      // A strip shared with other blocks is joined by the one that comes last.
+      if (!at.is_whole()) {
+        const Schedule all = schedule[0];
+        const std::int64_t first = all.block_of(at.cell);
+        const int n_parts = static_cast<int>(all.block_of(at.cell + at.n_cells - 1) - first) + 1;
+        if (arrives_last(counters + at.strip, static_cast<unsigned>(n_parts), told)) {
+          const auto part = [&all, &at, &forests, first](int i) {
+            const std::int64_t from = all.begin_of(first + i), to = all.begin_of(first + i + 1);
+            const bool began_before = from > at.cell;
+            return Part{at.positions(began_before ? from : at.cell, to), forests.of_segment(first + i, began_before)};
+          };
+          join_parts<Worker>(walk.scratch(), forests.n_segment, at.whole.begin, n_parts, part, lane, worker, kJoining, finish);
+        }
+      }
+      // The next segment uses all this memory again.
+      __syncthreads();
     }
-    // The next segment uses all this memory again.
-    __syncthreads();
-  }
   }
 }
 
