@@ -231,6 +231,12 @@ int run_decode(const DecodeOptions& options, const MpiSession& session) {
       }
       if (!options.report.empty()) write_file(options.report, json(report, measurements));
       std::fputs(table(report, measurements).c_str(), stdout);
+      if (backend.kernels != nullptr) {
+        const int last = options.steps - 1;
+        const Run own = runs[static_cast<std::size_t>(topology.place_of(session.rank()))];
+        const std::string picked = backend.kernels->describe(reduced.query(last), reduced.shard(own, last));
+        std::printf("kernel: %s (%lld keys of rank 0)\n", picked.c_str(), static_cast<long long>(own.size()));
+      }
       for (const Measurement& m : measurements) {
         if (!file || options.expect.empty()) break;
         const double distance = distance_from(expected_tensor(*file, options.expect, shape), m.output);

@@ -93,6 +93,16 @@ TEST_CASE("emulated: all seven algorithms are within the bound, and four keep th
   }
 }
 
+TEST_CASE("emulated: the program says which kernel was picked, and for how many keys") {
+  for (const auto& [kv_heads, cores] : std::vector<std::pair<std::string, std::string>>{{"4", "scalar"}, {"1", "tensor"}}) {
+    const Result result = run(ranks(2, {"decode", "--seq-len", "700", "--heads", "4", "--kv-heads", kv_heads, "--head-dim", "64",
+                                        "--dtype", "bf16", "--backend", "emulated", "--shards", "384,316"}));
+    CHECK(result.status == 0);
+    CHECK(result.out.find("kernel: equal-runs of BF16 on " + cores + " cores: 4 blocks of ") != std::string::npos);
+    CHECK(result.out.find("(384 keys of rank 0)") != std::string::npos);
+  }
+}
+
 /// @tested{thm_1, Thm. 1}
 TEST_CASE("emulated: a cut inside a leaf keeps the bits where no tensor core adds one up") {
   for (const auto& [dtype, kv_heads] : std::vector<std::pair<std::string, std::string>>{
