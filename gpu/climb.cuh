@@ -89,9 +89,9 @@ class Climb {
   __device__ __forceinline__ Climb(const DeviceProblem& problem, std::int64_t line, std::int64_t r, Run run, float* memory)
       : lane_(static_cast<int>(threadIdx.x) % Team::kLanes),
         score_scale_(problem.score_scale),
-        lone_(problem.lengths[line / problem.kv_heads] == 1 && run.begin == 0),
+        lone_(problem.lengths[line / problem.kv_heads] == 1),
         groups_(run, problem.in_use(line).end),
-        apart_(__any_sync(kAllLanes, lone_ || groups_.cuts_a_leaf()) != 0),
+        apart_(__any_sync(kAllLanes, groups_.cuts_a_leaf()) != 0),
         forest_(memory, lane_, run.begin) {
     const auto* const q = problem.query<typename Team::T>(line, r);
     TREE_ATTN_UNROLL
@@ -121,7 +121,7 @@ class Climb {
     float s = score_of_eight<Team>(q_, key, score_scale_, lane_);
     if ((groups_.there(group) >> own_key(lane_) & 1) == 0) s = -std::numeric_limits<float>::infinity();
     float shift, weight[kTogether];
-    weigh_eight<Team>(s, lane_, shift, weight);
+    weigh_eight<Team>(s, lone_, lane_, shift, weight);
     if (apart_) {
       float all[kTogether];
       tell_all<Team>(s, lane_, all);
@@ -136,41 +136,26 @@ class Climb {
   }
 
  private:
-  /// Takes the keys of a group one by one, if its leaf is not whole or if one key is all there is. @returns whether it did
+  /// Takes the positions of a group one by one, if its leaf is not whole. @returns whether it did
   template <class Value>
   __device__ __forceinline__ bool take_apart(int group, const float (&s)[kTogether], const Value& value) {
-    if (groups_.in_whole_leaf(group) && !lone_) return false;
-    const unsigned inside = !lone_ ? groups_.inside(group) : group == 0 ? 1 : 0;
+    if (groups_.in_whole_leaf(group)) return false;
+    const unsigned inside = groups_.inside(group);
     for (int i = 0; i < kTogether; ++i) {
       if ((inside >> i & 1) == 0) continue;
       float score = s[0];
       TREE_ATTN_UNROLL
       for (int j = 1; j < kTogether; ++j) score = j == i ? s[j] : score;
       State state;
-      one_key<Team>(score, i, value, state);
-      if (lone_) only_key(score, value, state);
+      one_key<Team>(score, lone_, i, value, state);
       forest_.push({0, groups_.origin() + group * kTogether + i}, state);
     }
     return true;
   }
-  /// The state over a sequence of one key: (s, 1, v), so that z = v to the bit.
-  template <class Value>
-  __device__ __forceinline__ void only_key(float s, const Value& value, State& state) const {
-    if (!(state.sum > 0)) return;
-    state.shift = s;
-    state.sum = 1;
-    TREE_ATTN_UNROLL
-    for (int chunk = 0; chunk < Team::kChunks; ++chunk) {
-      float v[kPer16<typename Team::T>];
-      widen<typename Team::T>(value(0, chunk), v);
-      TREE_ATTN_UNROLL
-      for (int c = 0; c < kPer16<typename Team::T>; ++c) state.n[chunk * kPer16<typename Team::T> + c] = v[c];
-    }
-  }
 
   int lane_;
   float score_scale_;
-  bool lone_;
+  bool lone_;  ///< whether the sequence is one key
   Groups groups_;
   bool apart_;  ///< whether a team of this warp has keys that it takes one by one
   float q_[Team::kNumbers];

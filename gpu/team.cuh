@@ -91,24 +91,35 @@ __device__ __forceinline__ void tell_all(float own, int lane, float (&all)[kToge
 /// A weight of -0 marks a key that is not seen, whose value is not looked at.
 __device__ __forceinline__ bool is_seen(float weight) { return bits_of(weight) != 0x80000000u; }
 
+/// The shift and the weight of one key.
+struct WeighedKey {
+  float shift, weight;
+};
+
+/// e = ceil(s) and 2^(s - e); of the only key of a sequence s and 1, so that z = v to the bit.
+__device__ __forceinline__ WeighedKey weigh_key(float s, bool lone) {
+  const float weight = key_weight(s);
+  return lone && weight > 0 ? WeighedKey{s, 1} : WeighedKey{key_shift(s), weight};
+}
+
 /// The weights of eight neighbouring keys, brought to one shift: e = max e_a, and 2^(s_a - e_a) 2^(e_a - e).
 ///
 /// Each lane weighs one key. Bringing all eight to the largest shift at once is what the seven merges above them do one by
 /// one: a power of two passes through additions without changing a rounding, unless numbers fall below the smallest normal.
-/// @param s score of own_key()
+/// @param s score of own_key() @param lone whether the sequence is one key
 /// @param[out] shift e
 /// @param[out] weight of all eight keys; -0 for one that is not seen
 template <class Team>
-__device__ __forceinline__ void weigh_eight(float s, int lane, float& shift, float (&weight)[kTogether]) {
-  const float own = key_shift(s);
-  shift = own;
+__device__ __forceinline__ void weigh_eight(float s, bool lone, int lane, float& shift, float (&weight)[kTogether]) {
+  const WeighedKey own = weigh_key(s, lone);
+  shift = own.shift;
   TREE_ATTN_UNROLL
   for (int distance = 1; distance < kTogether; distance *= 2) {
     const float other = __shfl_xor_sync(kAllLanes, shift, distance);
     shift = other > shift ? other : shift;
   }
   const bool seen = s != -std::numeric_limits<float>::infinity();
-  tell_all<Team>(seen ? multiply(key_weight(s), own == shift ? 1.0f : pow2(own - shift)) : -0.0f, lane, weight);
+  tell_all<Team>(seen ? multiply(own.weight, own.shift == shift ? 1.0f : pow2(own.shift - shift)) : -0.0f, lane, weight);
 }
 
 /// Sum of eight numbers, neighbour with neighbour.
@@ -144,13 +155,15 @@ __device__ __forceinline__ void eight_keys(float shift, const float (&weight)[kT
 }
 
 /// The state of one key, as set_key() of reference/state.hpp has it.
+/// @param lone whether the sequence is one key
 /// @param value (i, chunk) -> Bytes16 of the value of key i
 template <class Team, class Value>
-__device__ __forceinline__ void one_key(float s, int i, const Value& value, LaneState<Team::kNumbers>& state) {
+__device__ __forceinline__ void one_key(float s, bool lone, int i, const Value& value, LaneState<Team::kNumbers>& state) {
   set_empty(state);
   if (s == -std::numeric_limits<float>::infinity()) return;
-  state.shift = key_shift(s);
-  state.sum = key_weight(s);
+  const WeighedKey key = weigh_key(s, lone);
+  state.shift = key.shift;
+  state.sum = key.weight;
   TREE_ATTN_UNROLL
   for (int chunk = 0; chunk < Team::kChunks; ++chunk) {
     float v[kPer16<typename Team::T>];

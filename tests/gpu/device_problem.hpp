@@ -96,6 +96,34 @@ inline DecodeOutput run_step(const device::LadderStep& step, TensorProblem& prob
   return run_step(step, DeviceShard(problem.query(0), problem.whole(), problem.lengths(), problem.scale), options);
 }
 
+/// The states of a shard, as Forest has them.
+inline Forest<float> forest_of(const device::LadderStep& step, TensorProblem& problem, Run run, int n_splits) {
+  const Shard part = problem.shard(run, 0);
+  const DeviceShard shard(problem.query(0), part, problem.lengths(), problem.scale);
+  const std::vector<Subtree> subtrees = cover(run.begin, run.end);
+  Forest<float> forest(shard.problem.n_rows(), shard.problem.d_v);
+  device::DeviceBuffer<float> states(static_cast<std::int64_t>(subtrees.size()) * forest.block_size());
+  states.fill(0xFF);
+  const device::Plan plan = step.plan(shard.problem, shard.storage, {.n_splits = n_splits});
+  const DeviceWorkspace workspace(plan);
+  step.run(shard.problem, shard.storage, {.states = states.data()}, plan, workspace.get(), device::Stream{});
+  const std::vector<float> numbers = states.download();
+  forest.append(subtrees, numbers.data());
+  return forest;
+}
+
+/// What a forest of all positions is about. On the host, as between ranks: its logarithm may differ from the device's in the last bit.
+inline DecodeOutput finish(Forest<float>& forest) { return finish_rows(forest.fold(), forest.n_rows(), forest.d_v()); }
+
+/// Entry i of the n that an output has.
+inline DecodeOutput entry_of(const DecodeOutput& output, std::int64_t i, std::int64_t n) {
+  const auto part = [i, n](const std::vector<float>& x) {
+    const std::int64_t each = static_cast<std::int64_t>(x.size()) / n;
+    return std::vector<float>(x.begin() + i * each, x.begin() + (i + 1) * each);
+  };
+  return {part(output.out), part(output.lse)};
+}
+
 /// Whether two outputs agree bit for bit.
 inline bool same_output(const DecodeOutput& a, const DecodeOutput& b) {
   const auto same = [](const std::vector<float>& x, const std::vector<float>& y) {
