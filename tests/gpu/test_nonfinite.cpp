@@ -69,6 +69,29 @@ TEST_CASE("nonfinite: NaN and Inf reach their own outputs and no other, in every
   }
 }
 
+TEST_CASE("nonfinite: a score of NaN in a sequence of one key is NaN in every number, in every step") {
+  for (const Storage storage : {Storage::F32, Storage::BF16, Storage::F16}) {
+    for (const std::int64_t heads : {1, 2}) {
+      for (const std::int64_t n_keys : {1, 3, 70}) {
+        for (const Where where : {Where::Query, Where::Key}) {
+          std::mt19937 random(6050);
+          Tensor q = normal_tensor(random, {1, heads, 1, kDim}, storage), k = normal_tensor(random, {1, 1, n_keys, kDim}, storage);
+          for (std::int64_t h = 0; h < heads; ++h) (where == Where::Query ? q : k).set(0, where == Where::Query ? h : 0, 0, 2, kNaN);
+          const auto problem = problem_of(q, k, normal_tensor(random, {1, 1, n_keys, kDim}, storage), std::vector<std::int64_t>{1});
+          const DeviceShard shard(problem->query(0), problem->whole(), problem->lengths(), problem->scale);
+          for (const device::LadderStep* step : device::ladder()) {
+            if (step->refusal(shard.problem, shard.storage) != "") continue;
+            INFO(std::string(step->name) << ", " << name_of(storage) << ", heads " << heads << ", N = " << n_keys);
+            const DecodeOutput output = run_step(*step, shard, {.n_splits = 2});
+            CHECK(std::all_of(output.out.begin(), output.out.end(), [](float z) { return std::isnan(z); }));
+            CHECK(std::all_of(output.lse.begin(), output.lse.end(), [](float lse) { return std::isnan(lse); }));
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("nonfinite: the value of a key that is not seen is not looked at") {
   for (const Storage storage : {Storage::F32, Storage::BF16, Storage::F16}) {
     const Axes axes{.heads = 4, .kv_heads = 2, .head_dim = 16, .value_dim = 16, .n_keys = 100, .storage = storage};
