@@ -48,6 +48,34 @@ TEST_CASE("bits: every number of splits gives the same, in every step that split
   }
 }
 
+/// More parts than are listed at once, whose subtrees are more than a list holds although their states would fit.
+/// @tested{thm_1, Thm. 1}
+TEST_CASE("bits: parts of many subtrees are joined in rounds") {
+  constexpr int kSplits = 70, kListedParts = 64, kListedSubtrees = 256;  // as join_parts() has them
+  const Axes axes{.heads = 1, .kv_heads = 1, .head_dim = 4, .value_dim = 4, .n_keys = kSplits * 23 * kCut};
+  int n = 0;
+  for (int i = 0; i < kListedParts; ++i) {
+    const Run part = part_of({0, axes.n_keys}, i, kSplits);
+    n += n_subtrees(part.begin, part.end);
+  }
+  CHECK(n > kListedSubtrees);
+  const auto problem = normal_problem(5050, axes);
+  const DeviceShard shard(problem->query(0), problem->whole(), problem->lengths(), problem->scale);
+  const DecodeOutput one = run_step(device::kSplit, shard, {.n_splits = 1});
+  CHECK(against_oracle(*problem, one) == "");
+  for (const device::LadderStep* step : {&device::kSplit, &device::kLastBlock, &device::kAsync, &device::kBulk, &device::kEqualRuns})
+    CHECK_MESSAGE(same_output(run_step(*step, shard, {.n_splits = kSplits}), one), step->name);
+}
+
+/// Memory for 25 states at once: of 70 parts those of the second round follow what the first has left.
+/// @tested{thm_1, Thm. 1}
+TEST_CASE("bits: parts of large states are joined in rounds") {
+  constexpr int kSplits = 70;
+  const auto problem = normal_problem(5060, {.heads = 1, .kv_heads = 1, .head_dim = 512, .value_dim = 512, .n_keys = kSplits * kCut});
+  const DeviceShard shard(problem->query(0), problem->whole(), problem->lengths(), problem->scale);
+  CHECK(same_output(run_step(device::kSplit, shard, {.n_splits = kSplits}), run_step(device::kSplit, shard, {.n_splits = 1})));
+}
+
 /// The tree and the order of a dot product are those of the teams, from step 3 on.
 /// @tested{thm_1, Thm. 1}
 TEST_CASE("bits: all steps of teams agree") {

@@ -20,13 +20,16 @@ DeviceProblem problem_over(const std::vector<std::int64_t>& lengths, std::int64_
   return problem;
 }
 
+/// More positions than cells that 32 bits can count.
+constexpr std::int64_t kLong = std::int64_t{1} << 40;
+
 }  // namespace
 
 /// @tested{thm_1, Thm. 1}
 TEST_CASE("schedule: blocks cover every strip, in order, with runs that differ by one piece at most") {
-  const std::vector<std::vector<std::int64_t>> batches{{1000}, {0}, {0, 1, 64, 65, 1000, 5}, {100000, 3, 3}};
+  const std::vector<std::vector<std::int64_t>> batches{{1000}, {0}, {0, 1, 64, 65, 1000, 5}, {100000, 3, 3}, {kLong, 3, kLong + 65}};
   for (const std::vector<std::int64_t>& lengths : batches) {
-    for (const Run shard : {Run{0, 100000}, Run{37, 900}, Run{64, 128}, Run{50, 60}, Run{500, 500}}) {
+    for (const Run shard : {Run{0, 100000}, Run{0, 2 * kLong}, Run{37, 900}, Run{64, 128}, Run{50, 60}, Run{500, 500}}) {
       for (const int n_rows : {1, 8}) {
         for (const std::int64_t n_blocks : {1, 2, 7, 64, 132, 5000}) {
           const DeviceProblem problem = problem_over(lengths, 2, 12, shard);
