@@ -148,6 +148,24 @@ TEST_CASE("lengths: one key gives its value to the bit, in shards of every size"
   }
 }
 
+TEST_CASE("lengths: teams without positions leave no forest, although they step with the others of their warp") {
+  const Entries entries(kKinds[0], Tail::Numbers);
+  const auto problem = entries.problem(kCut, kCut + 1, kCut);
+  const DeviceShard shard(problem->query(0), problem->whole(), problem->lengths(), problem->scale);
+  const device::Plan plan = device::kVectors.plan(shard.problem, shard.storage, {});
+  device::DeviceBuffer<float> floats(plan.n_floats), out(kDim), lse(1);
+  floats.fill(0xFF);
+  device::kVectors.run(shard.problem, shard.storage, {.out = out.data(), .lse = lse.data()}, plan, {floats.data(), nullptr},
+                       device::Stream{});
+  // One leaf, for the first of 32 teams of 8 lanes.
+  const std::vector<float> left = floats.download();
+  const std::int64_t n_team = plan.n_floats / 32;
+  const auto written = [](float x) { return std::bit_cast<std::uint32_t>(x) != 0xFFFFFFFF; };
+  CHECK(plan.n_threads / 8 == 32);
+  CHECK(std::any_of(left.begin(), left.begin() + n_team, written));
+  CHECK(std::none_of(left.begin() + n_team, left.end(), written));
+}
+
 /// @tested{thm_1, Thm. 1}
 TEST_CASE("lengths: shards join to the whole, for each length 0 to N") {
   const std::vector<std::vector<std::int64_t>> layouts{{64, 64, 1}, {128, 1}, {64, 65}, {40, 89}, {1, 62, 66}};

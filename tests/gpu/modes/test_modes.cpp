@@ -126,13 +126,14 @@ TEST_CASE("modes: every step, with every kind of worker, two splits and ragged e
 /// Strips that end inside a block, and blocks that join a strip which others began: only a batch has them.
 /// @tested{thm_1, Thm. 1}
 TEST_CASE("modes: the library kernel over a batch with lengths of all kinds") {
-  for (const std::int64_t heads : {2, 6}) {
-    const Axes axes{.batch = 4, .heads = heads, .kv_heads = 2, .head_dim = 64, .value_dim = 64, .n_keys = 150, .storage = Storage::BF16};
-    const auto problem = normal_problem(9100, axes, std::vector<std::int64_t>{150, 0, 1, 65});
+  const std::vector<std::pair<std::int64_t, std::int64_t>> shapes{{2, 150}, {6, 150}, {2, 40}, {6, 40}};
+  for (const auto& [heads, n_keys] : shapes) {
+    const Axes axes{.batch = 4, .heads = heads, .kv_heads = 2, .head_dim = 64, .value_dim = 64, .n_keys = n_keys, .storage = Storage::BF16};
+    const auto problem = normal_problem(9100, axes, std::vector<std::int64_t>{n_keys, 0, 1, std::min<std::int64_t>(n_keys, 65)});
     const DeviceShard shard(problem->query(0), problem->whole(), problem->lengths(), problem->scale);
     DecodeOutput first;
     for (const std::uint64_t seed : kSeeds) {
-      INFO("heads " << heads << ", seed " << seed);
+      INFO("heads " << heads << ", N = " << n_keys << ", seed " << seed);
       const emulated::SettingsScope scope({.seed = seed, .n_workers = 2});
       const DecodeOutput output = run_step(device::kEqualRuns, shard);
       if (seed == kSeeds[0]) first = output;
@@ -146,7 +147,7 @@ TEST_CASE("modes: the library kernel over a batch with lengths of all kinds") {
 /// Where the last block has more states to join than its shared memory holds, it joins them in rounds.
 /// @tested{thm_1, Thm. 1}
 TEST_CASE("modes: so many splits that their states are joined in rounds") {
-  constexpr int kSplits = 45;
+  constexpr int kSplits = 70;
   for (const Axes& axes : {of_teams(Storage::F32, 512, kSplits * kCut), of_tiles(Storage::BF16, 256, 4, kSplits * kCut)}) {
     const auto problem = normal_problem(9150, axes);
     const DeviceShard shard(problem->query(0), problem->whole(), problem->lengths(), problem->scale);
