@@ -25,7 +25,7 @@ __global__ void naive_scores(DeviceProblem problem, float* scores) {
   const T* const k = problem.key<T>(line, position);
   float dot = 0;
   for (int j = 0; j < problem.d_h; ++j) dot = fused_multiply_add(widen(load_once(q + j)), widen(load_once(k + j)), dot);
-  scores[blockIdx.y * (problem.end - problem.begin) + position - problem.begin] = problem.score_scale * dot;
+  store_fresh(scores + blockIdx.y * (problem.end - problem.begin) + position - problem.begin, problem.score_scale * dot);
 }
 
 /// e = max ceil(s_a), D = sum 2^(s_a - e), n_j = sum 2^(s_a - e) v_aj: one block a query, one thread a component j.
@@ -82,8 +82,8 @@ void run(const DeviceProblem& problem, Storage storage, const DeviceOutput& outp
   with_type(storage, [&](auto type) {
     using T = decltype(type);
     if (n_blocks > 0) launch(naive_scores<T>, {.grid = {n_blocks, n_rows}, .block = {kThreads}}, stream, problem, workspace.floats);
-    launch(naive_output<T>, {.grid = {n_rows}, .block = {kThreads}, .shared_bytes = kThreads * sizeof(float)}, stream, problem,
-           output, workspace.floats);
+    launch(naive_output<T>, {.grid = {n_rows}, .block = {kThreads}, .shared_bytes = kThreads * sizeof(float), .continues = true}, stream,
+           problem, output, workspace.floats);
   });
 }
 

@@ -53,7 +53,7 @@ void run(const DeviceProblem& problem, Storage storage, const DeviceOutput& outp
          Stream stream) {
   const auto n_rows = static_cast<unsigned>(problem.n_rows()), n_threads = static_cast<unsigned>(plan.n_threads);
   const Launch splits{.grid = {static_cast<unsigned>(plan.n_splits), n_rows}, .block = {n_threads}, .shared_bytes = plan.shared_bytes};
-  const Launch rows{.grid = {n_rows}, .block = {n_threads}, .shared_bytes = plan.shared_bytes};
+  const Launch rows{.grid = {n_rows}, .block = {n_threads}, .shared_bytes = plan.shared_bytes, .continues = true};
   with_team(problem, storage, [&](auto team) {
     using Team = decltype(team);
     const auto forests = SplitWorkspace::of<Team>(problem, plan, workspace.floats);

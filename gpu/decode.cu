@@ -39,7 +39,7 @@ class DeviceTensor {
         }
       }
     }
-    memory_ = DeviceBuffer<unsigned char>(static_cast<std::int64_t>(dense.size()));
+    memory_ = DeviceBuffer<unsigned char>(static_cast<std::int64_t>(dense.size()), MemoryUse::Input);
     memory_.upload(dense);
     view_ = {memory_.data(), {h * n * d, n * d, d}};
   }
@@ -76,7 +76,7 @@ Forest<float> decode_shard(const TensorView& q, const Shard& shard, std::span<co
 
   // Bring the problem to the device.
   const DeviceTensor q_there(q, storage), k_there(shard.k, storage), v_there(shard.v, storage);
-  DeviceBuffer<std::int64_t> lengths_there(static_cast<std::int64_t>(lengths.size()));
+  DeviceBuffer<std::int64_t> lengths_there(static_cast<std::int64_t>(lengths.size()), MemoryUse::Input);
   lengths_there.upload(lengths);
   problem.q = q_there.view(), problem.k = k_there.view(), problem.v = v_there.view();
   problem.lengths = lengths_there.data();
@@ -85,7 +85,7 @@ Forest<float> decode_shard(const TensorView& q, const Shard& shard, std::span<co
 
   // Launch, and take the states of its subtrees back.
   const Plan plan = kEqualRuns.plan(problem, storage, {});
-  const DeviceBuffer<float> floats(plan.n_floats);
+  const DeviceBuffer<float> floats(plan.n_floats, MemoryUse::Scratch);
   DeviceBuffer<unsigned> counters(plan.n_counters);
   counters.fill(0);
   const DeviceBuffer<float> states(static_cast<std::int64_t>(subtrees.size()) * forest.block_size());

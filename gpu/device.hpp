@@ -13,7 +13,8 @@
 /// | `Arena` | hands out the dynamic shared memory: `Shared<float> tile = arena.take<float>(n)` |
 /// | `shared_as<U>` | the same shared memory as numbers of another type |
 /// | `load16 store16` | 16 bytes of shared memory at once; the address is a multiple of 16 |
-/// | `load16_global load_once load_fresh` | 16 bytes of read-only global memory; one number of it; one number that another block wrote |
+/// | `load16_global load_once` | 16 bytes of read-only global memory; one number of it |
+/// | `load_fresh store_fresh` | one number of global memory that threads of this launch hand to each other |
 /// | `copy_async16 copy_async_commit copy_async_wait` | copies from global to shared memory in the background, in groups |
 /// | `Barrier barrier_init barrier_arrive barrier_arrive_expect barrier_wait bulk_copy` | bulk copies that complete on an mbarrier |
 /// | `cluster_rank cluster_size cluster_sync remote` | blocks of a cluster and each other's shared memory |

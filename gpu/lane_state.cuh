@@ -68,10 +68,12 @@ class RegisterCounter {
 struct InGlobal {
   using Memory = float*;
   __device__ static float load(const float* from) { return load_fresh(from); }
+  __device__ static void store(float* to, float x) { store_fresh(to, x); }
 };
 struct InShared {
   using Memory = Shared<float>;
   __device__ static float load(Shared<float> from) { return from[0]; }
+  __device__ static void store(Shared<float> to, float x) { to[0] = x; }
 };
 
 /// A binary counter in memory: the forest of a run of positions, one lane's part of it.
@@ -132,10 +134,10 @@ class Counter {
   }
   __device__ __forceinline__ void store(int i, const LaneState<kNumbers>& state) const {
     const auto to = memory_ + i * kEntry;
-    to[0] = state.shift;
-    to[kLanes] = state.sum;
+    Where::store(to, state.shift);
+    Where::store(to + kLanes, state.sum);
     TREE_ATTN_UNROLL
-    for (int c = 0; c < kNumbers; ++c) to[(2 + c) * kLanes] = state.n[c];
+    for (int c = 0; c < kNumbers; ++c) Where::store(to + (2 + c) * kLanes, state.n[c]);
   }
   /// Merges the subtrees [from, to) into one state, right to left, as the perfect tree does where positions are missing.
   __device__ __forceinline__ void fold(int from, int to, LaneState<kNumbers>& state) const {

@@ -74,6 +74,8 @@ template <class T>
 __device__ inline T load_once(const T* from) { return *from; }
 /// One number that another block may have written in this launch: from L2, where all blocks meet.
 __device__ inline float load_fresh(const float* from) { return __ldcg(from); }
+/// One number for load_fresh(), in this launch.
+__device__ inline void store_fresh(float* to, float x) { *to = x; }
 
 // ---- Asynchronous copies, sm_80
 

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "gpu/device_error.hpp"
+#include "gpu/memory_use.hpp"
 
 namespace tree_attn::cuda {
 
@@ -48,7 +49,7 @@ template <class T>
 class DeviceBuffer {
  public:
   DeviceBuffer() = default;
-  explicit DeviceBuffer(std::int64_t n) : n_(n) {
+  explicit DeviceBuffer(std::int64_t n, MemoryUse = MemoryUse::Persistent) : n_(n) {
     if (n > 0) check(cudaMalloc(&data_, static_cast<std::size_t>(n) * sizeof(T)), "cudaMalloc");
   }
   DeviceBuffer(DeviceBuffer&& other) noexcept : data_(std::exchange(other.data_, nullptr)), n_(std::exchange(other.n_, 0)) {}
@@ -86,6 +87,7 @@ struct Launch {
   dim3 grid{1}, block{1};
   std::size_t shared_bytes = 0;  ///< dynamic shared memory of a block
   int cluster = 1;               ///< blocks of a cluster, along x
+  bool continues = false;        ///< whether it reads scratch memory that the launch before it wrote
 };
 
 /// Starts a kernel on a stream. @throws DeviceError if it could not be started

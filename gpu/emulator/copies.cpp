@@ -17,7 +17,7 @@ void copy_async16(std::byte* to, const void* from, int n_bytes, const Line& line
   if (reinterpret_cast<std::uintptr_t>(to) % 16 != 0 || reinterpret_cast<std::uintptr_t>(from) % 16 != 0) {
     fail(line, "copy_async16: an address is not a multiple of 16");
   }
-  check_global(from, static_cast<std::size_t>(n_bytes), "copy_async16", line);
+  check_global(from, static_cast<std::size_t>(n_bytes), Reach::kRead, "copy_async16", line);
   check_taken(to, 16, "copy_async16", line);
   shadow::issue(to, 16, line);
   note_write(to, 16);

@@ -117,7 +117,7 @@ void store16(Shared<T> to, const Bytes16& bytes, const Line& line = Line::curren
 
 /// 16 bytes of global memory that no kernel writes.
 inline Bytes16 load16_global(const void* from, const Line& line = Line::current()) {
-  runtime::check_global(from, 16, "load16_global", line);
+  runtime::check_global(from, 16, runtime::Reach::kReadOnly, "load16_global", line);
   runtime::check_aligned16(from, "load16_global", line);
   Bytes16 bytes;
   std::memcpy(&bytes, from, sizeof bytes);
@@ -126,13 +126,18 @@ inline Bytes16 load16_global(const void* from, const Line& line = Line::current(
 /// One number of global memory that no kernel writes.
 template <class T>
 T load_once(const T* from, const Line& line = Line::current()) {
-  runtime::check_global(from, sizeof(T), "load_once", line);
+  runtime::check_global(from, sizeof(T), runtime::Reach::kReadOnly, "load_once", line);
   return *from;
 }
 /// One number that another block may have written in this launch.
 inline float load_fresh(const float* from, const Line& line = Line::current()) {
-  runtime::check_global(from, sizeof(float), "load_fresh", line);
+  runtime::check_global(from, sizeof(float), runtime::Reach::kRead, "load_fresh", line);
   return *from;
+}
+/// One number for load_fresh(), in this launch.
+inline void store_fresh(float* to, float x, const Line& line = Line::current()) {
+  runtime::check_global(to, sizeof(float), runtime::Reach::kWrite, "store_fresh", line);
+  *to = x;
 }
 
 // ---- Asynchronous copies

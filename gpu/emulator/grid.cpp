@@ -17,6 +17,10 @@
 namespace tree_attn::emulated::runtime {
 namespace {
 
+/// Launches that begin with fresh scratch memory, and the last of them that this host thread has made.
+std::atomic<std::uint64_t> n_scratches{0};
+constinit thread_local std::uint64_t last_scratch = 0;
+
 std::string name_of(const dim3& d) {
   std::string text = "(";
   return text.append(std::to_string(d.x))
@@ -64,6 +68,8 @@ void run(Grid& grid) {
   if (running_place != nullptr) throw DeviceError("launch: called from a kernel");
   check(grid.how);
   grid.settings = settings();
+  if (!grid.how.continues) last_scratch = ++n_scratches;
+  grid.scratch = last_scratch;
   grid.ends_at = std::chrono::steady_clock::now() + grid.settings.deadline;
   const std::uint64_t n_blocks = std::uint64_t{grid.how.grid.x} * grid.how.grid.y * grid.how.grid.z;
   grid.order.resize(n_blocks / static_cast<unsigned>(grid.how.cluster));

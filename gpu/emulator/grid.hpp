@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <exception>
 #include <mutex>
 #include <vector>
@@ -23,6 +24,7 @@ struct Launch {
   dim3 grid{}, block{};
   std::size_t shared_bytes = 0;  ///< dynamic shared memory of a block
   int cluster = 1;               ///< blocks of a cluster, along x
+  bool continues = false;        ///< whether it reads scratch memory that the launch before it wrote
 };
 
 namespace runtime {
@@ -33,6 +35,7 @@ struct Grid {
   void (*run_thread)(void* kernel_and_arguments);
   void* kernel_and_arguments;
   Settings settings{};
+  std::uint64_t scratch = 0;      ///< the same in launches that share what scratch memory holds
   std::chrono::steady_clock::time_point ends_at{};
   std::vector<int> order{};       ///< of the clusters
   std::atomic<int> n_started{0};  ///< clusters

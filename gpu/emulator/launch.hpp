@@ -16,6 +16,7 @@
 #include "gpu/emulator/global_memory.hpp"
 #include "gpu/emulator/grid.hpp"
 #include "gpu/emulator/settings.hpp"
+#include "gpu/memory_use.hpp"
 
 namespace tree_attn::emulated {
 
@@ -37,8 +38,8 @@ template <class T>
 class DeviceBuffer {
  public:
   DeviceBuffer() = default;
-  explicit DeviceBuffer(std::int64_t n) : n_(n) {
-    if (n > 0) data_ = static_cast<T*>(runtime::allocate_global(static_cast<std::size_t>(n) * sizeof(T)));
+  explicit DeviceBuffer(std::int64_t n, MemoryUse use = MemoryUse::Persistent) : n_(n) {
+    if (n > 0) data_ = static_cast<T*>(runtime::allocate_global(static_cast<std::size_t>(n) * sizeof(T), use));
   }
   DeviceBuffer(DeviceBuffer&& other) noexcept : data_(std::exchange(other.data_, nullptr)), n_(std::exchange(other.n_, 0)) {}
   DeviceBuffer& operator=(DeviceBuffer&& other) noexcept {

@@ -114,7 +114,7 @@ void bulk_copy(std::byte* to, const void* from, int n_bytes, std::uint64_t* word
     fail(line, "bulk_copy: an address is not a multiple of 16");
   }
   const auto n = static_cast<std::size_t>(n_bytes);
-  check_global(from, n, "bulk_copy", line);
+  check_global(from, n, Reach::kRead, "bulk_copy", line);
   check_taken(to, n, "bulk_copy", line);
   shadow::issue(to, n, line);
   // Reads and writes count as those of the thread that asks, which is where a race with them begins.

@@ -31,7 +31,7 @@ class DeviceTensor {
     std::int64_t last = view.shape[3];
     for (std::size_t i = 0; i < 3; ++i) last += (view.shape[i] - 1) * view.stride[i];
     const std::int64_t n_bytes = last * size, offset = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(view.data) % 16);
-    memory_ = device::DeviceBuffer<unsigned char>(offset + n_bytes);
+    memory_ = device::DeviceBuffer<unsigned char>(offset + n_bytes, MemoryUse::Input);
     memory_.upload({reinterpret_cast<const unsigned char*>(view.data), static_cast<std::size_t>(n_bytes)}, offset);
     view_ = {memory_.data() + offset, {view.stride[0], view.stride[1], view.stride[2]}};
   }
@@ -46,7 +46,7 @@ class DeviceTensor {
 class DeviceShard {
  public:
   DeviceShard(const TensorView& q, const Shard& shard, std::span<const std::int64_t> lengths, double scale)
-      : storage(shard.k.storage), q_(q), k_(shard.k), v_(shard.v), lengths_(static_cast<std::int64_t>(lengths.size())) {
+      : storage(shard.k.storage), q_(q), k_(shard.k), v_(shard.v), lengths_(static_cast<std::int64_t>(lengths.size()), MemoryUse::Input) {
     lengths_.upload(lengths);
     const std::int64_t n_h = q.shape[1], n_kv = shard.k.shape[1], l = q.shape[2];
     problem = {.q = q_.view(), .k = k_.view(), .v = v_.view(), .lengths = lengths_.data(), .batch = q.shape[0], .kv_heads = n_kv,
@@ -65,7 +65,7 @@ class DeviceShard {
 /// Memory for a plan; counters start at zero.
 class DeviceWorkspace {
  public:
-  explicit DeviceWorkspace(const device::Plan& plan) : floats_(plan.n_floats), counters_(plan.n_counters) { counters_.fill(0); }
+  explicit DeviceWorkspace(const device::Plan& plan) : floats_(plan.n_floats, MemoryUse::Scratch), counters_(plan.n_counters) { counters_.fill(0); }
   device::Workspace get() const { return {floats_.data(), counters_.data()}; }
   /// Whether the counters are zero again, as every launch must leave them.
   bool is_ready() const {

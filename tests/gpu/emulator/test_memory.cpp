@@ -88,6 +88,48 @@ TEST_CASE("emulator: loads of global memory stay inside one buffer") {
   CHECK(has(error_of(load, {}, freed, 1), "no buffer"));
 }
 
+void reach(float* buffer, int what) {
+  if (what == 0) store_fresh(buffer, 1);
+  if (what == 1) load_fresh(buffer);
+  if (what == 2) load_once(buffer);
+  if (what == 3) load16_global(buffer);
+  if (what == 4) store_fresh(buffer, 1), load_fresh(buffer);
+}
+void hand_on(const float* from, float* to) { *to = load_fresh(from); }
+
+TEST_CASE("emulator: a buffer is used for what it was allocated for") {
+  const DeviceBuffer<float> persistent(4), input(4, MemoryUse::Input), scratch(4, MemoryUse::Scratch);
+  for (const int what : {0, 1, 2, 3, 4}) CHECK(error_of(reach, {}, persistent.data(), what).empty());
+  for (const int what : {1, 2, 3}) CHECK(error_of(reach, {}, input.data(), what).empty());
+  CHECK(has(error_of(reach, {}, input.data(), 0), "store_fresh writes a buffer of input"));
+  for (const int what : {0, 4}) CHECK(error_of(reach, {}, scratch.data(), what).empty());
+  CHECK(has(error_of(reach, {}, scratch.data(), 2), "load_once is for memory that no kernel writes"));
+  CHECK(has(error_of(reach, {}, scratch.data(), 3), "load16_global is for memory that no kernel writes"));
+  CHECK(has(error_of(reach, {}, persistent.data() + 4, 0), "store_fresh writes bytes 16 to 20 of a buffer of 16"));
+}
+
+TEST_CASE("emulator: scratch memory is NaN when a launch begins, or an error to read, unless it continues the last") {
+  DeviceBuffer<float> out(1), scratch(2, MemoryUse::Scratch), persistent(1);
+  for (const DeviceBuffer<float>* kept : {&persistent, &scratch}) {
+    launch(reach, {}, {}, kept->data(), 0);
+    launch(hand_on, {.continues = true}, {}, kept->data(), out.data());
+    CHECK(out.download()[0] == 1);
+  }
+  launch(hand_on, {}, {}, persistent.data(), out.data());
+  CHECK(out.download()[0] == 1);
+#if defined(TREE_ATTN_EMULATOR_SHADOW)
+  const std::string unwritten = "load_fresh reads scratch memory that nobody has written in this launch";
+  CHECK(has(error_of(hand_on, {}, scratch.data(), out.data()), unwritten));
+  CHECK(has(error_of(hand_on, {}, scratch.data(), out.data()), "test_memory.cpp:"));
+  CHECK(has(error_of(hand_on, {}, scratch.data(), out.data()), "block (0, 0, 0), thread (0, 0, 0)"));
+  launch(reach, {}, {}, scratch.data(), 0);
+  CHECK(has(error_of(hand_on, {.continues = true}, scratch.data() + 1, out.data()), unwritten));
+#else
+  launch(hand_on, {}, {}, scratch.data(), out.data());
+  CHECK(std::isnan(out.download()[0]));
+#endif
+}
+
 void copy(const float* from, int n_bytes, int shift, float* out) {
   Arena arena;
   const Shared<float> piece = arena.take<float>(8);

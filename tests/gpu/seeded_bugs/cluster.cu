@@ -78,7 +78,7 @@ bool cluster_is_right(Bug bug) {
     const float x = static_cast<float>(i % 5 - 1);
     expected[static_cast<std::size_t>(i / (kNumbers / kClusters))] += numbers[static_cast<std::size_t>(i)] = x;
   }
-  DeviceBuffer<float> in(kNumbers), out(kClusters);
+  DeviceBuffer<float> in(kNumbers, MemoryUse::Input), out(kClusters);
   in.upload(numbers);
   const std::size_t shared_bytes = (kStages * kTile + kConsumers) * sizeof(float) + 3 * 128;
   launch(cluster,
