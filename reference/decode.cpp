@@ -13,19 +13,34 @@ namespace tree_attn {
 namespace {
 
 /// Partial sums of a dot product. They are added in a fixed order, so a score is a function of q and k alone: not of the
-/// place of the key in a block, nor of how a compiler vectorises.
-constexpr std::int64_t kLanes = 32;
+/// place of the key in a block, nor of the vector length of the processor that the compiler has in mind.
+constexpr int kLanes = 32;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 std::int64_t padded(std::int64_t d) { return (d + kLanes - 1) / kLanes * kLanes; }
 
+/// Some elements side by side.
+template <int kWidth>
+using Floats = Eigen::Array<float, kWidth, 1>;
+
+/// The sum of 2^n elements: the upper half is added to the lower half, until one element is left. Eigen's sum() would add in
+/// an order that follows the vector length.
+template <int kWidth>
+float sum_by_halves(const Floats<kWidth>& x) {
+  if constexpr (kWidth == 1) {
+    return x[0];
+  } else {
+    return sum_by_halves<kWidth / 2>(x.template head<kWidth / 2>() + x.template tail<kWidth / 2>());
+  }
+}
+
 /// a.b over a multiple of kLanes numbers; rows are padded with zeros on both sides.
 float dot(const float* a, const float* b, std::int64_t d_padded) {
-  using Lanes = Eigen::Array<float, kLanes, 1>;
+  using Lanes = Floats<kLanes>;
   Lanes sums = Lanes::Zero();
   for (std::int64_t i = 0; i < d_padded; i += kLanes) sums += Eigen::Map<const Lanes>(a + i) * Eigen::Map<const Lanes>(b + i);
-  return sums.sum();
+  return sum_by_halves<kLanes>(sums);
 }
 
 /// The state of eight neighbouring keys, the first at a multiple of eight: the same merges in the same order as key by key, but
@@ -40,7 +55,7 @@ void set_keys_together(float* __restrict state, const float* s, const float* __r
   state[kSum] = merges.value([&](int i) { return weight[i]; });
 
   // Components of n side by side, then those that are left over.
-  using Numbers = Eigen::Array<float, 16, 1>;
+  using Numbers = Floats<16>;
   std::int64_t j = 0;
   for (; j + Numbers::SizeAtCompileTime <= d_v; j += Numbers::SizeAtCompileTime) {
     Eigen::Map<Numbers>(state + kValues + j) = merges.value([&](int i) { return Numbers(weight[i] * Eigen::Map<const Numbers>(v + i * d_v + j)); });
