@@ -10,6 +10,7 @@
 #include <memory>
 
 #include "distributed/decode_options.hpp"
+#include "distributed/fingerprint.hpp"
 #include "distributed/measure.hpp"
 #include "distributed/moments.hpp"
 #include "distributed/program.hpp"
@@ -136,10 +137,6 @@ int run_decode(const DecodeOptions& options, const MpiSession& session) {
     trouble = error.what();
   }
   session.agree(trouble);
-  const std::uint64_t header = file ? file->header_hash() : 0;
-  session.agree(header == session.of_first(header)
-                    ? std::nullopt
-                    : std::optional("header of " + readable(options.in, 200) + " differs from rank 0's"));
 
   // With moments, the same problem over longer values.
   const ProblemShape& shape = problem->shape();
@@ -154,6 +151,7 @@ int run_decode(const DecodeOptions& options, const MpiSession& session) {
   }
   const std::vector<Run> runs =
       options.shards.empty() ? even_runs(shape.n_keys, session.size(), kLeafLength) : runs_of_lengths(row_shards);
+  agree_on_input(session, *problem, file ? &*file : nullptr, runs);
   if (backend.kernels != nullptr) {
     try {
       check_kernels(options, *backend.kernels, reduced, runs, chosen);

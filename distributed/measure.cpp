@@ -8,19 +8,15 @@
 #include <cmath>
 #include <memory>
 
+#include "distributed/fnv1a.hpp"
 #include "reference/attention.hpp"
 #include "reference/error_bound.hpp"
 
 namespace tree_attn {
 namespace {
 
-std::uint64_t fnv1a(std::uint64_t hash, std::span<const std::byte> bytes) {
-  for (const std::byte byte : bytes) hash = (hash ^ static_cast<std::uint64_t>(byte)) * 0x100000001B3u;
-  return hash;
-}
-
 std::uint64_t digest_of(const DecodeOutput& output) {
-  return fnv1a(fnv1a(0xCBF29CE484222325u, std::as_bytes(std::span(output.out))), std::as_bytes(std::span(output.lse)));
+  return fnv1a(std::as_bytes(std::span(output.lse)), fnv1a(std::as_bytes(std::span(output.out))));
 }
 
 /// The q-quantile of sorted samples, linear between neighbours.

@@ -3,6 +3,7 @@
 /// @brief Opening and mapping a safetensors file, and views of its tensors.
 #include "distributed/safetensors.hpp"
 
+#include "distributed/fnv1a.hpp"
 #include "distributed/safetensors_header.hpp"
 
 #include <fcntl.h>
@@ -36,12 +37,6 @@ struct Descriptor {
     if (number >= 0) ::close(number);
   }
 };
-
-/// FNV-1a, continued from `hash`.
-std::uint64_t fnv1a(std::uint64_t hash, std::string_view bytes) {
-  for (const char c : bytes) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
-  return hash;
-}
 
 /// What a file is that starts like another well-known kind: the length word of such a file makes no sense, and saying so
 /// is not enough.
@@ -113,6 +108,10 @@ std::optional<std::uint64_t> bytes_of_tensor(int bits, const std::vector<std::in
 
 void SafetensorsFile::Unmap::operator()(const std::byte* bytes) const { ::munmap(const_cast<std::byte*>(bytes), size); }
 
+void SafetensorsFile::release_pages() const {
+  ::madvise(const_cast<std::byte*>(bytes_.get()), bytes_.get_deleter().size, MADV_DONTNEED);  // a hint: nothing depends on it
+}
+
 SafetensorsFile SafetensorsFile::open(const std::string& path) {
   // Without O_NONBLOCK, opening a pipe would wait for a writer that never comes.
   const Descriptor file{::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC)};
@@ -141,11 +140,8 @@ SafetensorsFile SafetensorsFile::open(const std::string& path) {
   result.by_name_ = std::move(header.by_name);
   result.metadata_ = std::move(header.metadata);
 
-  // The size too: it is all that ranks compare of the data.
-  char size_bytes[sizeof size];
-  std::memcpy(size_bytes, &size, sizeof size);
-  const std::uint64_t hash = fnv1a(0xcbf29ce484222325u, bytes.substr(0, result.data_begin_));
-  result.header_hash_ = fnv1a(hash, {size_bytes, sizeof size_bytes});
+  // The size too: files of different lengths are different.
+  result.header_hash_ = fnv1a(std::as_bytes(std::span(&size, 1)), fnv1a(std::as_bytes(std::span(bytes.substr(0, result.data_begin_)))));
   return result;
 }
 

@@ -63,6 +63,9 @@ class SafetensorsFile {
   const std::byte* data(const TensorInfo& tensor) const { return bytes_.get() + data_begin_ + tensor.begin; }
   /// FNV-1a (64 bits) of the length word, the header and the size of the file: ranks that differ in it see different files.
   std::uint64_t header_hash() const { return header_hash_; }
+  /// Takes all pages out of this process's resident memory. They stay in the page cache, and come back when they are read: a
+  /// page that is read may bring a whole folio of the cache, 2 MiB, into the process.
+  void release_pages() const;
 
  private:
   struct Unmap {

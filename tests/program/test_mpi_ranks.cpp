@@ -38,6 +38,18 @@ std::vector<pid_t> ranks_of(pid_t mpirun) {
   return {found.begin(), found.end()};
 }
 
+/// As on several machines: the program, run in a folder of its own on every rank, named by the rank's number.
+Words in_own_folder(const std::string& folder) {
+  return {"sh", "-c", "cd \"$0/${OMPI_COMM_WORLD_RANK:-$PMI_RANK}\" && exec \"$@\"", folder, kProgram};
+}
+
+/// The program with arguments of its own for every rank.
+Words each_its_own(const std::vector<Words>& arguments) {
+  Words command = ranks(1, arguments[0]);
+  for (std::size_t rank = 1; rank < arguments.size(); ++rank) command = command + Words{":", "-n", "1", kProgram} + arguments[rank];
+  return command;
+}
+
 /// Waits until the ranks are at work, then sends a signal to one of them.
 struct Signal {
   int rank, number;
@@ -120,19 +132,70 @@ TEST_CASE("ranks: oracle under mpirun writes what it writes alone") {
 }
 
 TEST_CASE("ranks: a file that is not the same on every rank is found before any of it is used") {
-  // As on two machines: the same path, in another folder on every rank.
   const Scratch scratch;
-  const Words elsewhere{"sh", "-c", "cd \"$0/${OMPI_COMM_WORLD_RANK:-$PMI_RANK}\" && exec \"$@\"", scratch.folder().string(),
-                        kProgram};
   fs::create_directory(scratch.path("0"));
   fs::create_directory(scratch.path("1"));
   FileProblem::draw(1, 2, 1, 1, 50, 8, 8).write(scratch.path("0/in"), "F32");
-  const Words command = ranks(2, {"decode", "in"}, elsewhere);
+  const Words command = ranks(2, {"decode", "in"}, in_own_folder(scratch.folder().string()));
   check_one_line(run(command), "rank 1: in: cannot open: No such file or directory");
   FileProblem::draw(1, 2, 1, 1, 51, 8, 8).write(scratch.path("1/in"), "F32");
-  check_one_line(run(command), "rank 1: header of in differs from rank 0's");
-  FileProblem::draw(1, 2, 1, 1, 50, 8, 8).write(scratch.path("1/in"), "F32");
-  check_silent_success(run(command));
+  check_one_line(run(command), "rank 1: in differs from rank 0's in the header: every rank must read the same file");
+}
+
+TEST_CASE("ranks: input that differs from rank 0's is refused, and the line says where it differs") {
+  // 200 keys of two batch entries over three shards; rank 0 has this file, another rank a spoilt one.
+  const Scratch scratch;
+  FileProblem good = FileProblem::draw(2, 2, 1, 2, 200, 8, 4);
+  good.lengths = {200, 150};
+  good.k.at(0, 0, 3, 1) = std::numeric_limits<double>::quiet_NaN();  // the same bytes on all ranks: no difference
+  const Words shards{"--shards", "70,90,40"};
+  struct Spoilt {
+    int rank;
+    std::string where;
+    std::function<void(FileProblem&)> spoil;
+  };
+  const std::vector<Spoilt> all{{1, "q", [](FileProblem& bad) { bad.q.at(1, 1, 1, 7) += 1; }},
+                                {2, "lengths", [](FileProblem& bad) { bad.lengths[1] = 10; }},
+                                {1, "row [0, 0, 70] of k", [](FileProblem& bad) { bad.k.at(0, 0, 70, 0) += 1; }},
+                                {2, "row [0, 0, 69] of v", [](FileProblem& bad) { bad.v.at(0, 0, 69, 3) += 1; }},
+                                {1, "row [1, 0, 149] of v", [](FileProblem& bad) { bad.v.at(1, 0, 149, 0) += 1; }},
+                                {2, "row [0, 0, 11] of k", [](FileProblem& bad) { bad.k.at(0, 0, 11, 5) += 1; }}};
+  const auto folder = [&](std::size_t i) { return scratch.folder().string() + "/" + std::to_string(i); };
+  std::vector<Words> commands;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    FileProblem bad = good;
+    all[i].spoil(bad);
+    for (int rank = 0; rank < 3; ++rank) {
+      fs::create_directories(folder(i) + "/" + std::to_string(rank));
+      (rank == all[i].rank ? bad : good).write(folder(i) + "/" + std::to_string(rank) + "/in", "F32");
+    }
+    commands.push_back(ranks(3, Words{"decode", "in", "out", "--report", "report"} + shards, in_own_folder(folder(i))));
+  }
+  const std::vector<Result> results = run_all(commands);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    check_one_line(results[i], "rank " + std::to_string(all[i].rank) + ": in differs from rank 0's in " + all[i].where +
+                                   ": every rank must read the same file");
+    for (const auto& entry : fs::recursive_directory_iterator(folder(i)))
+      CHECK_MESSAGE((entry.is_directory() || entry.path().filename() == "in"), entry.path().string());
+  }
+
+  // Rows past the lengths may differ. Among those in use a difference outside the sample is found by --verify alone.
+  FileProblem other = good;
+  for (std::int64_t a = 150; a < 200; ++a) other.k.at(1, 0, a, 0) = other.v.at(1, 0, a, 0) = 7;
+  other.write(folder(0) + "/1/in", "F32");
+  const Words verified = ranks(3, Words{"decode", "in", "--verify"} + shards, in_own_folder(folder(0)));
+  check_silent_success(run(verified));
+  for (std::int64_t c = 0; c < 4; ++c) other.v.at(1, 0, 71, c) = 1e6;
+  other.write(folder(0) + "/1/in", "F32");
+  CHECK(run(verified).status == 1);
+}
+
+TEST_CASE("ranks: made-up input of other options than rank 0's is refused") {
+  const Words decode{"decode", "--seq-len", "64", "--seed"};
+  check_one_line(run(each_its_own({decode + Words{"1"}, decode + Words{"2"}})),
+                 "rank 1: made-up input differs from rank 0's in q: every rank must get the same options");
+  check_one_line(run(each_its_own({{"decode", "--seq-len", "64"}, {"decode", "--seq-len", "64"}, {"decode", "--seq-len", "63"}})),
+                 "rank 2: made-up input differs from rank 0's in lengths: every rank must get the same options");
 }
 
 TEST_CASE("ranks: when one hangs, another gives up after --timeout, in one line, and all end") {
