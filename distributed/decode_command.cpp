@@ -82,7 +82,8 @@ TensorView expected_tensor(const SafetensorsFile& file, const std::string& name,
   return expected;
 }
 
-/// Largest distance of the output from the tensor that the input file brought along.
+/// Largest distance of the output from the tensor that the input file brought along; NaN where there is none, because either
+/// is NaN or both are the same Inf.
 double distance_from(const TensorView& expected, const DecodeOutput& output) {
   double largest = 0;
   const auto& axes = expected.shape;
@@ -92,7 +93,8 @@ double distance_from(const TensorView& expected, const DecodeOutput& output) {
     for (std::int64_t j = 0; j < axes[3]; ++j) {
       const double error = std::abs(row[static_cast<std::size_t>(j)] -
                                     static_cast<double>(output.out[static_cast<std::size_t>(r * axes[3] + j)]));
-      largest = error <= largest ? largest : error;  // written so that NaN counts as the largest
+      if (std::isnan(error)) return error;
+      largest = std::max(largest, error);
     }
   }
   return largest;

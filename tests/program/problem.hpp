@@ -163,15 +163,21 @@ std::vector<Number> tensor(const std::string& path, const std::string& name, con
   return numbers;
 }
 
-/// Every number within `allowed` of its like; -inf only where it belongs, NaN nowhere.
+/// Largest distance of two elements of the same place; +inf where one is NaN or they are not the same Inf.
 template <class Number>
-void check_near(const std::vector<Number>& ours, const std::vector<double>& truth, double allowed) {
+double largest_error(const std::vector<Number>& ours, const std::vector<double>& truth) {
   REQUIRE(ours.size() == truth.size());
   double largest = 0;
   for (std::size_t i = 0; i < ours.size(); ++i) {
     const double number = static_cast<double>(ours[i]);
     const double error = number == truth[i] ? 0 : std::abs(number - truth[i]);
-    largest = error <= largest ? largest : error;  // NaN counts as the largest
+    largest = std::max(largest, std::isnan(error) ? std::numeric_limits<double>::infinity() : error);
   }
-  CHECK(largest <= allowed);
+  return largest;
+}
+
+/// Every element within `allowed` of its like; -inf only where it belongs, NaN nowhere.
+template <class Number>
+void check_near(const std::vector<Number>& ours, const std::vector<double>& truth, double allowed) {
+  CHECK(largest_error(ours, truth) <= allowed);
 }

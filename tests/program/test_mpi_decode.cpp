@@ -11,6 +11,7 @@
 namespace {
 
 const std::string kFourCanonical = "gather,ring,ring-state";
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 /// Digests of the runs of a report.
 std::set<std::string> digests(const std::string& path) {
@@ -245,5 +246,33 @@ TEST_CASE("decode: --expect holds the output against a trained transformer's own
     const std::vector<std::string> lines = lines_of_ours(bad.err);
     CHECK(lines.size() == 1);
     CHECK(lines.at(0) == "tree_attn: check failed: two-level is not within --tolerance of \"expected\"");
+  }
+}
+
+/// The spoilt component is the first: what comes after it is as expected, and must not make up for it.
+TEST_CASE("decode: --expect fails for what is not finite, in the tensor, in the output and in both") {
+  const Scratch scratch;
+  FileProblem good = FileProblem::draw(1, 1, 1, 1, 40, 4, 3);
+  good.zeta = {{1, 1, 1, 3}, work_out(good).out};
+  std::vector<FileProblem> problems{good};
+  for (const double odd : {std::numeric_limits<double>::quiet_NaN(), kInfinity, -kInfinity}) {
+    for (const auto& [in_tensor, in_output] : {std::pair{true, false}, std::pair{false, true}, std::pair{true, true}}) {
+      FileProblem bad = good;
+      if (in_tensor) bad.zeta->at(0, 0, 0, 0) = odd;
+      if (in_output) bad.v.at(0, 0, 20, 0) = odd;
+      problems.push_back(bad);
+    }
+  }
+  std::vector<Words> commands;
+  for (std::size_t i = 0; i < problems.size(); ++i) {
+    problems[i].write(scratch.path(std::to_string(i)), "F32");
+    commands.push_back(alone({"decode", scratch.path(std::to_string(i)), "--expect", "zeta"}));
+  }
+  const std::vector<Result> results = run_all(commands);
+  check_silent_success(results[0]);
+  for (std::size_t i = 1; i < results.size(); ++i) {
+    CAPTURE(i);
+    CHECK(results[i].status == 1);
+    CHECK(lines_of_ours(results[i].err) == Words{"tree_attn: check failed: two-level is not within --tolerance of \"zeta\""});
   }
 }

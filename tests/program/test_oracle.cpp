@@ -35,6 +35,15 @@ void check_file(const std::string& path, const FileProblem& problem, const Truth
 
 }  // namespace
 
+TEST_CASE("comparison: a NaN or an Inf in any place is an error that no later element hides") {
+  const double inf = std::numeric_limits<double>::infinity(), nan = std::numeric_limits<double>::quiet_NaN();
+  const std::vector<double> truth{1, 2, -inf};
+  CHECK(largest_error(std::vector<double>{1, 2.5, -inf}, truth) == 0.5);
+  for (const std::vector<double>& bad : std::vector<std::vector<double>>{{nan, 2, -inf}, {1, inf, -inf}, {1, 2, inf}, {1, 2, nan}, {1, 2, 3}})
+    CHECK(largest_error(bad, truth) == inf);
+  CHECK(largest_error(truth, {nan, 2, -inf}) == inf);
+}
+
 TEST_CASE("oracle: out and lse, energy and gradient, the same bytes from every type that holds the input exactly") {
   const Scratch scratch;
   const FileProblem problem = FileProblem::draw(2, 4, 2, 3, 70, 16, 24, true);
