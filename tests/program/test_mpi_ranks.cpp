@@ -198,6 +198,18 @@ TEST_CASE("ranks: made-up input of other options than rank 0's is refused") {
                  "rank 2: made-up input differs from rank 0's in lengths: every rank must get the same options");
 }
 
+/// The ring computes every shard on every rank: with another scale a rank ends with other bits.
+TEST_CASE("ranks: outputs that differ between ranks fail, in the table, the report and the status") {
+  const Scratch scratch;
+  const Words decode{"decode", "--seq-len", "300", "--algorithm", "ring", "--report", scratch.path("report"), "--scale"};
+  const Result result = run(each_its_own({decode + Words{"0.1"}, decode + Words{"0.1"}, decode + Words{"0.2"}}));
+  CAPTURE(result.err);
+  CHECK(result.status == 1);
+  CHECK(lines_of_ours(result.err) == Words{"tree_attn: check failed: ring ended with different bits on different ranks"});
+  CHECK(result.out.find("  NO  ") != std::string::npos);
+  CHECK(Scratch::read(scratch.path("report")).find("\"same_bits_on_all_ranks\": false") != std::string::npos);
+}
+
 TEST_CASE("ranks: when one hangs, another gives up after --timeout, in one line, and all end") {
   for (const int rank : {0, 1}) {
     CAPTURE(rank);
