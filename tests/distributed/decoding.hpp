@@ -83,15 +83,16 @@ inline DecodeOutput decode_alone(TensorProblem& problem, std::int64_t n_keys) {
 }
 inline DecodeOutput decode_alone(TensorProblem& problem) { return decode_alone(problem, problem.n_keys()); }
 
-/// Runs one algorithm; what every rank saw.
-inline std::vector<Seen> decode(World& world, const Algorithm& algorithm, TensorProblem& problem, const Layout& layout) {
+/// Runs one algorithm on a backend; what every rank saw.
+inline std::vector<Seen> decode(World& world, const Algorithm& algorithm, TensorProblem& problem, const Layout& layout,
+                                const Backend& backend = find_backend("cpu")) {
   return world.run(layout.topology, [&](Transport& transport) {
     const Run mine = layout.runs[static_cast<std::size_t>(transport.topology().place_of(transport.rank()))];
     Shard shard = problem.shard(mine, 0);
     const Tensor k = copy_of(layout.copied ? shard.k : TensorView{}), v = copy_of(layout.copied ? shard.v : TensorView{});
     if (layout.copied) shard = {k.view(), v.view(), mine.begin};
     const DecodeStep step{problem.query(0), shard, problem.lengths(), problem.scale, layout.runs};
-    return algorithm.run(transport, find_backend("cpu"), step);
+    return algorithm.run(transport, backend, step);
   });
 }
 
