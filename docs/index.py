@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The map of the paper: numbered item -> derivation -> code -> tests, and the check that it has no holes.
 
-Run: docs/index.py --check               the map against docs/not_yet.txt: exit status 1 and one line a fault
+Run: docs/index.py --check               the map against docs/not_yet.txt, and other rules of the text: exit status 1 and one line a fault
      docs/index.py --write PAGE.md       write the map as a page of the docs
      docs/index.py --links FOLDER        every link of a built site leads to a file and an anchor that are there
 
@@ -280,6 +280,20 @@ def undocumented(faults):
             documented = documented and not begins
 
 
+def approximate(faults):
+    """Every doctest::Approx names its epsilon: its own, 1.2e-5, lets pass in double what F32 would get right."""
+    for path in sources("tests", *ROOMS):
+        text = path.read_text(encoding="utf-8")
+        for found in re.finditer(r"\bApprox\(", text):
+            end, depth = found.end(), 1
+            while depth:
+                depth += {"(": 1, ")": -1}.get(text[end], 0)
+                end += 1
+            if not re.match(r"\s*\.epsilon\(", text[end:]):
+                line = text.count("\n", 0, found.start()) + 1
+                faults.append(f"{path.relative_to(ROOT)}:{line}: doctest::Approx without .epsilon()")
+
+
 def notebooks():
     """{key: [(anchor, title)]} of the notebooks whose prose mentions an item."""
     found = defaultdict(list)
@@ -301,6 +315,7 @@ def survey():
     admitted = not_yet(faults)
     chapters_are_sound(faults)
     undocumented(faults)
+    approximate(faults)
     for key in ITEMS:
         lacks = {what for what, where in (("docs", derived), ("code", coded), ("test", tested)) if not where.get(key)}
         surprise, stale = lacks - admitted.get(key, set()), admitted.get(key, set()) - lacks

@@ -112,8 +112,8 @@ TEST_CASE("attention: more keys than one piece, more scores than one block of ro
   const double key = row_of(k, 0, 0, 0)[0], value = row_of(v, 0, 0, 0)[0];
   for (std::int64_t row = 0; row < 40; ++row) {
     const double s = row_of(q, 0, row / 20, row % 20)[0] * key;
-    CHECK(got.out[static_cast<std::size_t>(row)] == doctest::Approx(value));
-    CHECK(got.lse[static_cast<std::size_t>(row)] == doctest::Approx(s + std::log(static_cast<double>(N))));
+    CHECK(got.out[static_cast<std::size_t>(row)] == doctest::Approx(value).epsilon(1e-13));
+    CHECK(got.lse[static_cast<std::size_t>(row)] == doctest::Approx(s + std::log(static_cast<double>(N))).epsilon(1e-14));
   }
 }
 
@@ -217,7 +217,7 @@ TEST_CASE("attention: NaN and Inf follow the formula") {
   };
   AttentionResult got = run({0, -kInfF, 0}, {1, 2, kNaNF, kInfF, 3, 4});
   CHECK(got.out == std::vector<double>{2, 3});
-  CHECK(got.lse[0] == doctest::Approx(std::log(2.0)));
+  CHECK(got.lse[0] == doctest::Approx(std::log(2.0)).epsilon(1e-15));
   got = run({-kInfF, -kInfF}, {1, kInfF, kNaNF, 2});
   CHECK(got.out == std::vector<double>{0, 0});
   CHECK(got.lse[0] == -kInf);
@@ -320,7 +320,7 @@ TEST_CASE("attention: axes of length 0") {
   CHECK(attention(TensorView::dense(nullptr, Storage::F32, {2, 2, 0, 4}), k, k).lse.empty());
   const AttentionResult no_components = attention(q, k, TensorView::dense(nullptr, Storage::F32, {2, 1, 5, 0}));
   CHECK(no_components.out.empty());
-  CHECK(no_components.lse[11] == doctest::Approx(2 + std::log(5.0)));
+  CHECK(no_components.lse[11] == doctest::Approx(2 + std::log(5.0)).epsilon(1e-15));
 }
 
 TEST_CASE("check_shapes: one line that names the argument and the values") {

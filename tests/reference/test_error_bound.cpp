@@ -119,19 +119,19 @@ TEST_CASE("error_bound: the formula by hand") {
   const ErrorModel model{.roundoff = kU, .n_additions = 7, .n_rescalings = 2, .exp_error = 4, .output_roundoff = 0x1p-8};
   ErrorBound bound = error_bound(q, k, v, {.scale = -0.5}, model);
   const double Delta = 3 * kU * 0.5 * 14, factor = 2 * Delta + (14 + 2 * 6 * 3 + 3) * kU + 0x1p-8;
-  CHECK(bound.out[0] == doctest::Approx(5 * factor));
+  CHECK(bound.out[0] == doctest::Approx(5 * factor).epsilon(1e-14).scale(0));
   CHECK(bound.out[1] == 0);
-  CHECK(bound.out[2] == doctest::Approx(0.5 * factor));
-  CHECK(bound.lse[0] == doctest::Approx(8 * kU * 5 + Delta + 7 * kU));
+  CHECK(bound.out[2] == doctest::Approx(0.5 * factor).epsilon(1e-14).scale(0));
+  CHECK(bound.lse[0] == doctest::Approx(8 * kU * 5 + Delta + 7 * kU).epsilon(1e-14).scale(0));
 
   // Two keys 10 apart: W = 10. Two keys 100 apart: the far one counts whole, and has no say in W.
   const Tensor one({1}, {1, 1, 1, 1}), near({0, -10}, {1, 1, 2, 1}), far({0, -100}, {1, 1, 2, 1}),
       values({1, 8}, {1, 1, 2, 1});
   bound = error_bound(one, near, values, {.scale = 1.0}, {.roundoff = kU});
   const double w = 1 / (1 + std::exp(10.0));
-  CHECK(bound.out[0] == doctest::Approx((2 * 2 * 10 + 2 * 10 + 2 * 4 + 3) * kU * (1 - w + 8 * w)));
+  CHECK(bound.out[0] == doctest::Approx((2 * 2 * 10 + 2 * 10 + 2 * 4 + 3) * kU * (1 - w + 8 * w)).epsilon(1e-13).scale(0));
   bound = error_bound(one, far, Tensor({0, 8}, {1, 1, 2, 1}), {.scale = 1.0}, {.roundoff = kU});
-  CHECK(bound.out[0] == doctest::Approx(8 * std::exp(-100.0)));
+  CHECK(bound.out[0] == doctest::Approx(8 * std::exp(-100.0)).epsilon(1e-13).scale(0));
 
   CHECK(tree_decode_model(0).n_additions == 2);
   CHECK(tree_decode_model(1).n_additions == 2);

@@ -72,9 +72,9 @@ TEST_CASE("moments: mean and second moment are those of the definition, in loops
   CHECK((energy_gradient(p.q, p.K, p.V, p.zeta) - mean).norm() < 1e-14);
   CHECK((second_moment(p.q, p.K, p.V, p.zeta) - second).norm() < 1e-14);
   const auto got = [&p](const std::vector<Index>& A) { return moment(p.q, p.K, p.V, p.zeta, A); };
-  for (const std::vector<Index>& A : tuples(1, kValueDim)) CHECK(got(A) == doctest::Approx(mean(A[0])));
-  for (const std::vector<Index>& A : tuples(2, kValueDim)) CHECK(got(A) == doctest::Approx(second(A[0], A[1])));
-  CHECK(moment(p.q, p.K, p.V, p.zeta, {}) == doctest::Approx(1));
+  for (const std::vector<Index>& A : tuples(1, kValueDim)) CHECK(got(A) == doctest::Approx(mean(A[0])).epsilon(1e-14));
+  for (const std::vector<Index>& A : tuples(2, kValueDim)) CHECK(got(A) == doctest::Approx(second(A[0], A[1])).epsilon(1e-14));
+  CHECK(moment(p.q, p.K, p.V, p.zeta, {}) == doctest::Approx(1).epsilon(1e-14));
 }
 
 /// @tested{eq_23, eq. (23)}
@@ -194,6 +194,6 @@ TEST_CASE("moments: edges") {
   CHECK_THROWS_AS(moment(p.q, p.K, p.V, p.zeta, low), std::invalid_argument);
   CHECK_THROWS_WITH_AS(moment_series(p.q, p.K, p.V, p.zeta, -1), "moment_series: order -1", std::invalid_argument);
   CHECK_THROWS_AS(covariance(p.q, p.K, p.V, p.zeta.head(2)), std::invalid_argument);
-  CHECK(moment_series(p.q, p.K, p.V, Vector(), 3).value == doctest::Approx(1));
+  CHECK(moment_series(p.q, p.K, p.V, Vector(), 3).value == doctest::Approx(1).epsilon(1e-14));
   CHECK(moment_series(p.q, p.K, p.V, Vector(), 3).remainder == 0);
 }
