@@ -171,7 +171,9 @@ TEST_CASE("modes: a shard that begins and ends anywhere hands on its states") {
     const Axes axes{.heads = heads, .kv_heads = 1, .head_dim = 64, .value_dim = 64, .n_keys = 300, .storage = Storage::F16};
     const auto problem = normal_problem(9200, axes);
     const Run run{67, 290};
-    const DeviceShard shard(problem->query(0), problem->shard(run, 0), problem->lengths(), problem->scale);
+    const Shard part = problem->shard(run, 0);
+    const auto of_shard = problem_of(copy_of(problem->query(0)), copy_of(part.k), copy_of(part.v), std::nullopt, problem->scale);
+    const DeviceShard shard(problem->query(0), part, problem->lengths(), problem->scale);
     const std::int64_t n_floats = static_cast<std::int64_t>(cover(run.begin, run.end).size()) * shard.problem.n_rows() * state_size(64);
     for (const device::LadderStep* step : device::ladder()) {
       if (step == &device::kNaive || step == &device::kFused) continue;
@@ -185,6 +187,12 @@ TEST_CASE("modes: a shard that begins and ends anywhere hands on its states") {
       step->run(shard.problem, shard.storage, {.states = states.data()}, plan, workspace.get(), device::Stream{});
       const std::vector<float> numbers = states.download();
       CHECK(std::none_of(numbers.begin(), numbers.end(), [](float x) { return std::isnan(x); }));
+
+      // Folded, they are the attention over the keys of the shard alone.
+      Forest<float> forest(shard.problem.n_rows(), shard.problem.d_v);
+      forest.append(cover(run.begin, run.end), numbers.data());
+      const DecodeOutput output = finish_rows(forest.fold(), forest.n_rows(), forest.d_v());
+      CHECK(against_oracle(*of_shard, output, longest_chain(*step, shard)) == "");
     }
   }
 }
