@@ -7,11 +7,13 @@
 /// order in which it adds depends on the number of ranks.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <stdexcept>
 
+#include "distributed/buffer.hpp"
 #include "distributed/topology.hpp"
 
 namespace tree_attn {
@@ -52,6 +54,8 @@ class Transport {
 
   /// Counts of this rank; algorithms add collectives and merge steps to them.
   Traffic traffic;
+  /// Memory for what arrives at this rank: one buffer is received into while the other is sent. Collectives use the first.
+  std::array<Buffer, 2> buffers;
 
  protected:
   virtual void start_send(std::span<const std::byte> bytes, int to) = 0;
