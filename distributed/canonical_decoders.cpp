@@ -34,7 +34,7 @@ DecodeOutput decode_two_level(Transport& transport, const Backend& backend, cons
   if (n_ranks > 1) reduce_forest(transport, ranks, runs_of(topology, ranks, step.runs), reduce_to_first(n_ranks, me), forest);
 
   // Level two: leaders exchange over the network; a node's run is that of its ranks together.
-  DecodeOutput output{std::vector<float>(static_cast<std::size_t>(step.n_rows() * step.d_v())), std::vector<float>(static_cast<std::size_t>(step.n_rows()))};
+  DecodeOutput output;
   if (me == 0) {
     const std::vector<int> leaders = topology.leaders();
     std::vector<Run> runs;
@@ -48,11 +48,15 @@ DecodeOutput decode_two_level(Transport& transport, const Backend& backend, cons
 
   // And down again: z and lse in one message.
   if (n_ranks > 1) {
-    std::vector<float> message = output.out;
-    message.insert(message.end(), output.lse.begin(), output.lse.end());
+    const std::size_t n_out = static_cast<std::size_t>(step.n_rows() * step.d_v()),
+                      n_rows = static_cast<std::size_t>(step.n_rows());
+    const std::span<float> message = transport.buffers[0].first<float>(n_out + n_rows);
+    if (me == 0)
+      std::copy(output.lse.begin(), output.lse.end(), std::copy(output.out.begin(), output.out.end(), message.begin()));
     broadcast(transport, ranks, message);
-    std::copy_n(message.begin(), output.out.size(), output.out.begin());
-    std::copy_n(message.begin() + static_cast<std::ptrdiff_t>(output.out.size()), output.lse.size(), output.lse.begin());
+    if (me != 0)
+      output = {{message.begin(), message.begin() + static_cast<std::ptrdiff_t>(n_out)},
+                {message.begin() + static_cast<std::ptrdiff_t>(n_out), message.end()}};
   }
   return output;
 }

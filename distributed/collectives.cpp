@@ -11,67 +11,58 @@ namespace {
 /// Place of this rank in a group.
 int place_in(std::span<const int> group, int rank) { return static_cast<int>(std::find(group.begin(), group.end(), rank) - group.begin()); }
 
-std::span<const std::byte> bytes_of_numbers(std::span<const float> numbers) { return std::as_bytes(numbers); }
-
 /// Numbers in the message that carries the states of the run [begin, end).
 std::size_t message_size(Run run, std::int64_t block_size) { return cover(run.begin, run.end).size() * static_cast<std::size_t>(block_size); }
 
-/// Rebuilds a forest from a message.
-Forest<float> unpack(Run run, std::span<const float> states, const Forest<float>& like) {
-  Forest<float> forest(like.n_rows(), like.d_v());
-  forest.append(cover(run.begin, run.end), states.data());
-  return forest;
-}
-
 }  // namespace
 
-void all_reduce(Transport& transport, std::vector<float>& numbers, const ReduceOp& op) {
+void all_reduce(Transport& transport, std::span<float> numbers, const ReduceOp& op) {
   ++transport.traffic.collectives;
   const std::vector<int>& row = transport.topology().row();
   const int me = transport.topology().place_of(transport.rank());
-  std::vector<float> theirs(numbers.size());
+  std::span<float> ours = numbers, theirs = transport.buffers[0].first<float>(numbers.size());
   for (const ScheduleStep& step : butterfly(transport.size(), me)) {
     const int peer = row[static_cast<std::size_t>(step.peer)];
-    if (step.receives) transport.receive(std::as_writable_bytes(std::span(theirs)), peer);
-    if (step.sends) transport.send(bytes_of_numbers(numbers), peer);
+    if (step.receives) transport.receive(std::as_writable_bytes(theirs), peer);
+    if (step.sends) transport.send(std::as_bytes(ours), peer);
     transport.wait();
     if (!step.receives) continue;
-    if (step.finished) {
-      numbers.swap(theirs);
-      continue;
-    }
-    // Lower side first: the partner computes the very same expression.
-    if (step.peer_is_left(me)) numbers.swap(theirs);
-    op(numbers, theirs);
+    // Lower side first: the partner computes the very same expression. A finished result replaces what is here.
+    if (step.finished || step.peer_is_left(me)) std::swap(ours, theirs);
+    if (step.finished) continue;
+    op(ours, theirs);
     ++transport.traffic.merge_steps;
   }
+  if (ours.data() != numbers.data()) std::copy(ours.begin(), ours.end(), numbers.begin());
 }
 
 void reduce_forest(Transport& transport, std::span<const int> group, std::span<const Run> runs, std::span<const ScheduleStep> steps,
                    Forest<float>& forest) {
   ++transport.traffic.collectives;
   const int me = place_in(group, transport.rank());
-  std::vector<float> message;
   for (const ScheduleStep& step : steps) {
     const int peer = group[static_cast<std::size_t>(step.peer)];
     const Run theirs{step.receives ? runs[static_cast<std::size_t>(step.theirs.begin)].begin : 0,
                      step.receives ? runs[static_cast<std::size_t>(step.theirs.end) - 1].end : 0};
-    message.resize(message_size(theirs, forest.block_size()));
-    if (step.receives) transport.receive(std::as_writable_bytes(std::span(message)), peer);
-    if (step.sends) transport.send(bytes_of_numbers(forest.states()), peer);
+    const std::span<float> message = transport.buffers[0].first<float>(message_size(theirs, forest.block_size()));
+    if (step.receives) transport.receive(std::as_writable_bytes(message), peer);
+    if (step.sends) transport.send(std::as_bytes(forest.states()), peer);
     transport.wait();
     if (!step.receives) continue;
 
     // Merge in the order of the row; a finished forest replaces what is here.
-    Forest<float> received = unpack(theirs, message, forest);
-    if (step.finished) {
-      forest = std::move(received);
+    const std::vector<Subtree> subtrees = cover(theirs.begin, theirs.end);
+    if (!step.finished && !step.peer_is_left(me)) {
+      const std::int64_t before = forest.n_merges();
+      forest.append(subtrees, message.data());
+      transport.traffic.merge_steps += forest.n_merges() - before;
       continue;
     }
-    if (step.peer_is_left(me)) std::swap(forest, received);
-    const std::int64_t before = forest.n_merges();
-    forest.append(received.subtrees(), received.states().data());
-    transport.traffic.merge_steps += forest.n_merges() - before;
+    Forest<float> received(forest.n_rows(), forest.d_v());
+    received.append(subtrees, message.data());
+    if (!step.finished) received.append(forest.subtrees(), forest.states().data());
+    transport.traffic.merge_steps += received.n_merges();
+    forest = std::move(received);
   }
 }
 
@@ -82,53 +73,80 @@ Forest<float> join(Transport& transport, std::span<const Forest<float>> forests)
   return joined;
 }
 
+namespace {
+
+/// The states of all places in one buffer: those of this rank's place, of the next place to the right, and so on around the
+/// row.
+class Blocks {
+ public:
+  /// Holds those of this rank, and room for the others.
+  Blocks(Transport& transport, std::span<const Run> runs, const Forest<float>& mine)
+      : transport_(transport),
+        runs_(runs),
+        me_(transport.topology().place_of(transport.rank())),
+        like_(mine.n_rows(), mine.d_v()) {
+    for (std::size_t i = 0; i < runs.size(); ++i) start_.push_back(start_.back() + message_size(run(i), mine.block_size()));
+    states_ = transport.buffers[0].first<float>(start_.back());
+    std::copy(mine.states().begin(), mine.states().end(), states_.begin());
+  }
+
+  /// The states of n places, from i places to the right of this rank on.
+  std::span<std::byte> bytes(std::size_t i, std::size_t n = 1) {
+    return std::as_writable_bytes(states_.subspan(start_[i], start_[i + n] - start_[i]));
+  }
+
+  /// Merges all of them in row order, and counts the steps.
+  Forest<float> join() const {
+    Forest<float> joined = like_;
+    for (std::size_t place = 0; place < runs_.size(); ++place) {
+      const std::size_t i = (place + runs_.size() - static_cast<std::size_t>(me_)) % runs_.size();
+      joined.append(cover(run(i).begin, run(i).end), states_.data() + start_[i]);
+    }
+    transport_.traffic.merge_steps += joined.n_merges();
+    return joined;
+  }
+
+ private:
+  Run run(std::size_t i) const { return runs_[(static_cast<std::size_t>(me_) + i) % runs_.size()]; }
+
+  Transport& transport_;
+  std::span<const Run> runs_;
+  int me_;
+  Forest<float> like_;
+  std::vector<std::size_t> start_{0};
+  std::span<float> states_;
+};
+
+}  // namespace
+
 Forest<float> all_gather_forest(Transport& transport, std::span<const Run> runs, const Forest<float>& mine) {
   ++transport.traffic.collectives;
   const std::vector<int>& row = transport.topology().row();
-  const int p = transport.size(), me = transport.topology().place_of(transport.rank());
-  const auto size_of = [&](int place) { return message_size(runs[static_cast<std::size_t>(place % p)], mine.block_size()); };
+  const std::size_t p = row.size(), me = static_cast<std::size_t>(transport.topology().place_of(transport.rank()));
+  Blocks blocks(transport, runs, mine);
 
-  // Round i: the blocks of me, me + 1, ... held so far go 2^i places down, and as many come from 2^i places up.
-  std::vector<float> blocks(mine.states().begin(), mine.states().end());
-  for (int held = 1; held < p; held *= 2) {
-    const int n = std::min(held, p - held);
-    std::size_t sent = 0, received = 0;
-    for (int i = 0; i < n; ++i) sent += size_of(me + i), received += size_of(me + held + i);
-    const std::size_t end = blocks.size();
-    blocks.resize(end + received);
-    transport.receive(std::as_writable_bytes(std::span(blocks).subspan(end)), row[static_cast<std::size_t>((me + held) % p)]);
-    transport.send(bytes_of_numbers(std::span(blocks).first(sent)), row[static_cast<std::size_t>((me - held + p) % p)]);
+  // Round i: the 2^i blocks held so far go 2^i places down, and as many come from 2^i places up, or as many as are missing.
+  for (std::size_t held = 1; held < p; held *= 2) {
+    const std::size_t n = std::min(held, p - held);
+    transport.receive(blocks.bytes(held, n), row[(me + held) % p]);
+    transport.send(blocks.bytes(0, n), row[(me - held + p) % p]);
     transport.wait();
   }
-
-  // Cut the blocks apart and merge them in row order.
-  std::vector<Forest<float>> forests(static_cast<std::size_t>(p), Forest<float>(mine.n_rows(), mine.d_v()));
-  std::span<const float> rest(blocks);
-  for (int i = 0; i < p; ++i) {
-    const std::size_t place = static_cast<std::size_t>((me + i) % p);
-    forests[place] = unpack(runs[place], rest.first(size_of(me + i)), mine);
-    rest = rest.subspan(size_of(me + i));
-  }
-  return join(transport, forests);
+  return blocks.join();
 }
 
 Forest<float> ring_gather_forest(Transport& transport, std::span<const Run> runs, const Forest<float>& mine) {
   const std::vector<int>& row = transport.topology().row();
-  const int p = transport.size(), me = transport.topology().place_of(transport.rank());
-  std::vector<Forest<float>> forests(static_cast<std::size_t>(p), Forest<float>(mine.n_rows(), mine.d_v()));
-  forests[static_cast<std::size_t>(me)] = mine;
+  const std::size_t p = row.size(), me = static_cast<std::size_t>(transport.topology().place_of(transport.rank()));
+  Blocks blocks(transport, runs, mine);
 
   // Hop i: the states of place me - i go on to the right, those of me - i - 1 come in from the left.
-  std::vector<float> message;
-  for (int hop = 0; hop + 1 < p; ++hop) {
-    const std::size_t going = static_cast<std::size_t>((me - hop + p) % p), coming = static_cast<std::size_t>((me - hop - 1 + p) % p);
-    message.resize(message_size(runs[coming], mine.block_size()));
-    transport.receive(std::as_writable_bytes(std::span(message)), row[static_cast<std::size_t>((me - 1 + p) % p)]);
-    transport.send(bytes_of_numbers(forests[going].states()), row[static_cast<std::size_t>((me + 1) % p)]);
+  for (std::size_t hop = 0; hop + 1 < p; ++hop) {
+    transport.receive(blocks.bytes(p - hop - 1), row[(me - 1 + p) % p]);
+    transport.send(blocks.bytes((p - hop) % p), row[(me + 1) % p]);
     transport.wait();
-    forests[coming] = unpack(runs[coming], message, mine);
   }
-  return join(transport, forests);
+  return blocks.join();
 }
 
 void broadcast(Transport& transport, std::span<const int> group, std::span<float> numbers) {
@@ -136,7 +154,7 @@ void broadcast(Transport& transport, std::span<const int> group, std::span<float
   for (const ScheduleStep& step : broadcast_from_first(static_cast<int>(group.size()), place_in(group, transport.rank()))) {
     const int peer = group[static_cast<std::size_t>(step.peer)];
     if (step.receives) transport.receive(std::as_writable_bytes(numbers), peer);
-    if (step.sends) transport.send(bytes_of_numbers(numbers), peer);
+    if (step.sends) transport.send(std::as_bytes(numbers), peer);
     transport.wait();
   }
 }

@@ -20,7 +20,7 @@ using ReduceOp = std::function<void(std::span<float> left, std::span<const float
 /// AllReduce over all ranks by recursive doubling; every rank ends with the same bits, because both sides of an exchange
 /// evaluate op(left, right) on the same two operands in the same order.
 /// @param[in,out] numbers this rank's contribution, then the result; the same length on every rank
-void all_reduce(Transport& transport, std::vector<float>& numbers, const ReduceOp& op);
+void all_reduce(Transport& transport, std::span<float> numbers, const ReduceOp& op);
 
 /// Reduces forests along a schedule over `group` (ranks in row order), this rank included.
 /// @param forest this rank's part, then what the schedule leaves it with
