@@ -117,7 +117,6 @@ __device__ __forceinline__ void join_parts(Scratch scratch, std::int64_t n_part,
       first += n_taken;
     }
     if (own_slot >= 0) use(first_slot + own_slot, forest);
-    if (first_slot + at_once < Worker::kSlots) __syncthreads();
   }
 }
 
