@@ -280,10 +280,17 @@ def undocumented(faults):
             documented = documented and not begins
 
 
-def approximate(faults):
-    """Every doctest::Approx names its epsilon: its own, 1.2e-5, lets pass in double what F32 would get right."""
+def comparisons(faults):
+    """Comparisons that would accept too much.
+
+    A doctest::Approx without an epsilon has 1.2e-5, which lets pass in double what F32 would get right. Eigen's maxCoeff()
+    drops a NaN anywhere but in the first place: below a limit stands maxCoeff<Eigen::PropagateNaN>().
+    """
     for path in sources("tests", *ROOMS):
         text = path.read_text(encoding="utf-8")
+        for found in re.finditer(r"\bmaxCoeff\(\)\s*<", text):
+            line = text.count("\n", 0, found.start()) + 1
+            faults.append(f"{path.relative_to(ROOT)}:{line}: maxCoeff() drops NaN: maxCoeff<Eigen::PropagateNaN>()")
         for found in re.finditer(r"\bApprox\(", text):
             end, depth = found.end(), 1
             while depth:
@@ -315,7 +322,7 @@ def survey():
     admitted = not_yet(faults)
     chapters_are_sound(faults)
     undocumented(faults)
-    approximate(faults)
+    comparisons(faults)
     for key in ITEMS:
         lacks = {what for what, where in (("docs", derived), ("code", coded), ("test", tested)) if not where.get(key)}
         surprise, stale = lacks - admitted.get(key, set()), admitted.get(key, set()) - lacks

@@ -5,6 +5,7 @@
 
 #include "distributed/safetensors.hpp"
 #include "tests/distributed/tensor_files.hpp"
+#include "tests/reference/compare.hpp"
 
 #include <bit>
 #include <cmath>
@@ -171,7 +172,7 @@ double largest_error(const std::vector<Number>& ours, const std::vector<double>&
   for (std::size_t i = 0; i < ours.size(); ++i) {
     const double number = static_cast<double>(ours[i]);
     const double error = number == truth[i] ? 0 : std::abs(number - truth[i]);
-    largest = std::max(largest, std::isnan(error) ? std::numeric_limits<double>::infinity() : error);
+    largest = tree_attn::test::larger_error(largest, error);
   }
   return largest;
 }

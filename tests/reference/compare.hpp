@@ -6,14 +6,21 @@
 /// with |got - want| > bound accept a result that is NaN all over. Here NaN and Inf are looked for first.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <limits>
 #include <span>
 #include <sstream>
 #include <string>
 #include <vector>
 
 namespace tree_attn::test {
+
+/// The larger of two errors; +inf if the second is NaN, which std::max() would drop.
+inline double larger_error(double largest, double error) {
+  return std::isnan(error) ? std::numeric_limits<double>::infinity() : std::max(largest, error);
+}
 
 /// What to do about NaN and Inf.
 enum class NonFinite {

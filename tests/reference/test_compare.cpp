@@ -18,6 +18,13 @@ const std::vector<double> kWant{1, -2, 3};
 
 }  // namespace
 
+TEST_CASE("larger error: a NaN is larger than any number, and no later error hides it") {
+  CHECK(larger_error(1, 2) == 2);
+  CHECK(larger_error(2, 1) == 2);
+  CHECK(larger_error(1, kNaN) == kInf);
+  CHECK(larger_error(larger_error(0, -kNaN), 1) == kInf);
+}
+
 TEST_CASE("compare: accepts what is within the bound, and says how near it came") {
   const Comparison comparison = compare(std::vector<double>{1, -2.05, 3}, kWant, 0.1);
   CHECK(comparison.ok);

@@ -63,7 +63,7 @@ TEST_CASE("energy: its gradient is attention at zeta = 0, and the closed form ev
       const Vector zeta = size * p.matrix(5, 1);
       const Vector gradient = energy_gradient(p.q, p.K, p.V, zeta);
       const Matrix slope = slopes([&](const Matrix& at) { return energy(p.q, p.K, p.V, at.col(0)); }, zeta);
-      CHECK((gradient - slope).cwiseAbs().maxCoeff() < 1e-8);
+      CHECK((gradient - slope).cwiseAbs().maxCoeff<Eigen::PropagateNaN>() < 1e-8);
       if (size == 0) CHECK((gradient - attention_mean(p.q, p.K, p.V)).norm() < 1e-14);
     }
   }
@@ -78,7 +78,7 @@ TEST_CASE("energy: attention is the mean of the values under the attention proba
   const Vector P = attention_probabilities(p.q, p.K);
   const double Z = partition_function(p.q, p.K, p.V, Vector());
   CHECK(P.sum() == doctest::Approx(1).epsilon(1e-14));
-  CHECK((P.array() - (p.K * p.q).array().exp() / Z).abs().maxCoeff() < 1e-14);
+  CHECK((P.array() - (p.K * p.q).array().exp() / Z).abs().maxCoeff<Eigen::PropagateNaN>() < 1e-14);
   CHECK((attention_mean(p.q, p.K, p.V) - p.V.transpose() * P).norm() < 1e-13);
 }
 
@@ -118,7 +118,7 @@ TEST_CASE("causal energy: one source per query, and its gradient is causal atten
       const Matrix Zeta = size * p.matrix(l, 5);
       const Matrix gradient = causal_energy_gradient(Q, p.K, p.V, Zeta);
       const Matrix slope = slopes([&](const Matrix& at) { return causal_energy(Q, p.K, p.V, at); }, Zeta);
-      CHECK((gradient - slope).cwiseAbs().maxCoeff() < 1e-7);
+      CHECK((gradient - slope).cwiseAbs().maxCoeff<Eigen::PropagateNaN>() < 1e-7);
       for (Eigen::Index i = 0; size == 0 && i < l; ++i) {
         const Eigen::Index n = 9 - l + i + 1;
         CHECK((gradient.row(i).transpose() - attention_mean(Q.row(i).transpose(), p.K.topRows(n), p.V.topRows(n))).norm() <
@@ -153,7 +153,7 @@ TEST_CASE("multi-head energy: heads add up, and each keeps its own gradient") {
       return multi_head_energy(moved);
     };
     const Matrix gradient = causal_energy_gradient(heads[h].Q, heads[h].K, heads[h].V, heads[h].Zeta);
-    CHECK((slopes(energy_of_source, heads[h].Zeta) - gradient).cwiseAbs().maxCoeff() < 1e-7);
+    CHECK((slopes(energy_of_source, heads[h].Zeta) - gradient).cwiseAbs().maxCoeff<Eigen::PropagateNaN>() < 1e-7);
   }
 }
 

@@ -3,6 +3,8 @@
 /// @brief Hopfield retrieval: the energy falls at every step, patterns come back, and how many of them can be stored.
 #include "reference/hopfield.hpp"
 
+#include "tests/reference/compare.hpp"
+
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -115,8 +117,8 @@ TEST_CASE("hopfield: with values of their own, keys recall them, and without set
   for (Eigen::Index a = 0; a < 100; ++a) {
     const Vector cue = X.row(a).transpose() + 0.5 * random_patterns(1, 24, random).transpose();
     CHECK((hopfield_recall(X, Y, cue, 24, 0) - attention_mean(24 * cue, X, Y)).norm() == 0);
-    attention_error = std::max(attention_error, (hopfield_recall(X, Y, cue, 24, 0) - Y.row(a).transpose()).norm());
-    settled_error = std::max(settled_error, (hopfield_recall(X, Y, cue, 24) - Y.row(a).transpose()).norm());
+    attention_error = test::larger_error(attention_error, (hopfield_recall(X, Y, cue, 24, 0) - Y.row(a).transpose()).norm());
+    settled_error = test::larger_error(settled_error, (hopfield_recall(X, Y, cue, 24) - Y.row(a).transpose()).norm());
   }
   MESSAGE("largest error of a recalled value: attention ", attention_error, ", settled ", settled_error);
   CHECK(settled_error < 0.02);
