@@ -32,8 +32,9 @@ std::vector<CacheRow> sampled_rows(std::span<const Run> runs, std::span<const st
 /// Compares every rank's input with that of rank 0: the header of the file, q and lengths in full, k and v in their
 /// sampled_rows(). Of made-up input q and lengths: k and v come from the same seed.
 ///
-/// Bytes are compared, not values, so NaN equals NaN with the same payload. Not covered: rows of k and v outside the sample,
-/// and the options of the command line. Every rank reads the sampled rows of all shards, a page each.
+/// Bytes are compared, not values, so NaN equals NaN with the same payload. Not covered: rows of k and v outside the sample
+/// (--verify holds the output against the oracle over rank 0's whole file), and the options of the command line.
+/// Every rank reads the sampled rows of all shards, a page each.
 /// @param file what the problem was read from; null for made-up input
 /// @param runs positions of every shard, the same on all ranks that have the same header
 /// @throws InputError on every rank, naming the first rank that differs and the first thing in which it does
