@@ -12,40 +12,15 @@
 #include "distributed/decode_options.hpp"
 #include "distributed/fingerprint.hpp"
 #include "distributed/measure.hpp"
+#include "distributed/memory.hpp"
 #include "distributed/moments.hpp"
+#include "distributed/output_file.hpp"
 #include "distributed/program.hpp"
 #include "distributed/report.hpp"
 #include "reference/attention.hpp"
 
 namespace tree_attn {
 namespace {
-
-/// Refuses made-up input that the machine has no room for: Linux hands out more than there is, and kills whoever uses it.
-/// @param machines which ranks share a machine, and so its memory
-/// @throws InputError
-void check_memory(const DecodeOptions& options, const ProblemShape& shape, const Topology& machines, const Bench& bench,
-                  bool ring) {
-  // A query and, in F32, a few states a row; the ring holds two shards more; the oracle is in double, over everything.
-  const double rows = static_cast<double>(shape.n_rows()) *
-                      (static_cast<double>(shape.head_dim) * 2 + static_cast<double>(shape.value_dim + 2) * 12);
-  const auto bytes_of_keys = [&](std::int64_t n) {
-    return static_cast<double>(n) * static_cast<double>(shape.bytes_per_position());
-  };
-  double needed = 0;
-  for (const int rank : machines.node(machines.node_of(bench.session.rank()))) {
-    needed +=
-        rows + bytes_of_keys(bench.runs[static_cast<std::size_t>(bench.topology.place_of(rank))].size()) * (ring ? 3 : 1);
-    if (rank == 0 && options.verify) needed += 4 * rows + bytes_of_keys(shape.n_keys);
-  }
-  if (const double available = available_memory(); needed > available) {
-    std::array<char, 160> why{};
-    std::snprintf(why.data(), why.size(),
-                  "--seq-len %lld with --batch %lld needs about %.1f GiB of memory on one machine, which has %.1f GiB left",
-                  static_cast<long long>(shape.n_keys), static_cast<long long>(shape.batch), needed / 0x1p30,
-                  available / 0x1p30);
-    throw InputError(why.data());
-  }
-}
 
 /// Refuses shapes that no kernel takes, and shards that cut a leaf whose sum no shard can share. @throws InputError
 void check_kernels(const DecodeOptions& options, const KernelBackend& kernels, Problem& problem, std::span<const Run> runs,
@@ -100,6 +75,27 @@ double distance_from(const TensorView& expected, const DecodeOutput& output) {
   return largest;
 }
 
+/// OUT and the report, as far as they are asked for.
+struct Outputs {
+  std::optional<OutputFile> out, report;
+
+  /// Checks their paths, and that no two files of the command line are one. @throws InputError
+  explicit Outputs(const DecodeOptions& options) {
+    std::vector<NamedFile> files;
+    if (!options.in.empty()) files.push_back({"IN", options.in, find_identity(options.in)});
+    if (!options.out.empty()) files.push_back({"OUT", options.out, out.emplace(options.out, Streams::kRefused).identity()});
+    if (!options.report.empty())
+      files.push_back({"--report", options.report, report.emplace(options.report, Streams::kAllowed).identity()});
+    check_different(files);
+  }
+  std::vector<OutputFile*> files() {
+    std::vector<OutputFile*> asked_for;
+    if (out) asked_for.push_back(&*out);
+    if (report) asked_for.push_back(&*report);
+    return asked_for;
+  }
+};
+
 /// A bar on a terminal, nothing elsewhere.
 void show_progress(bool shown, std::size_t done, std::size_t all, std::string_view what) {
   if (!shown) return;
@@ -116,6 +112,7 @@ int run_decode(const DecodeOptions& options, const MpiSession& session) {
 
   // Gather everything that can be wrong before any rank waits for another.
   std::optional<SafetensorsFile> file;
+  std::optional<Outputs> outputs;
   std::unique_ptr<Problem> problem;
   std::vector<const Algorithm*> chosen;
   Backend backend;
@@ -133,8 +130,7 @@ int run_decode(const DecodeOptions& options, const MpiSession& session) {
     problem = file ? open_problem(*file, options.steps) : make_problem(synthetic, options.seed, options.steps);
     if (file && !options.expect.empty()) expected_tensor(*file, options.expect, problem->shape());
     check(options, session.size(), problem->shape());
-    if (speaks && !options.out.empty()) check_writable(options.out, false);
-    if (speaks && !options.report.empty()) check_writable(options.report, true);
+    if (speaks) outputs.emplace(options);
   } catch (const InputError& error) {
     trouble = error.what();
   }
@@ -153,15 +149,6 @@ int run_decode(const DecodeOptions& options, const MpiSession& session) {
   }
   const std::vector<Run> runs =
       options.shards.empty() ? even_runs(shape.n_keys, session.size(), kLeafLength) : runs_of_lengths(row_shards);
-  agree_on_input(session, *problem, file ? &*file : nullptr, runs);
-  if (backend.kernels != nullptr) {
-    try {
-      check_kernels(options, *backend.kernels, reduced, runs, chosen);
-    } catch (const InputError& error) {
-      trouble = error.what();
-    }
-    session.agree(trouble);
-  }
   const double scale = options.scale ? *options.scale : 1 / std::sqrt(static_cast<double>(shape.head_dim));
   Bench bench{session,
               topology,
@@ -171,12 +158,22 @@ int run_decode(const DecodeOptions& options, const MpiSession& session) {
               scale,
               options.warmup,
               options.repeat};
-  if (!file) {
-    const Topology machines = options.ranks_per_node == 0 ? topology : session.topology(0);
-    const bool ring =
-        std::any_of(chosen.begin(), chosen.end(), [](const Algorithm* algorithm) { return algorithm->name == "ring"; });
+  const Topology machines = options.ranks_per_node == 0 ? topology : session.topology(0);
+  const bool ring =
+      std::any_of(chosen.begin(), chosen.end(), [](const Algorithm* algorithm) { return algorithm->name == "ring"; });
+  const std::string subject =
+      file ? readable(options.in, 200) + ": decoding " + axes_text(shape)
+           : "--seq-len " + std::to_string(shape.n_keys) + " with --batch " + std::to_string(shape.batch);
+  try {
+    check_memory(subject, bench, machines, {.keys_in_memory = !file || enlarged, .ring = ring, .oracle = options.verify});
+  } catch (const InputError& error) {
+    trouble = error.what();
+  }
+  session.agree(trouble);
+  agree_on_input(session, *problem, file ? &*file : nullptr, runs);
+  if (backend.kernels != nullptr) {
     try {
-      check_memory(options, reduced.shape(), machines, bench, ring);
+      check_kernels(options, *backend.kernels, reduced, runs, chosen);
     } catch (const InputError& error) {
       trouble = error.what();
     }
@@ -212,12 +209,12 @@ int run_decode(const DecodeOptions& options, const MpiSession& session) {
     if (enlarged) moments.push_back(take_moments(moment_layout(shape), m.output, problem->query(options.steps - 1), scale));
   }
 
-  // Write what was found, then say it: what cannot be written is not there, and all that is said is the reason.
+  // Write what was found, say it, and only then put the files in place: on any trouble before, nothing is there.
   if (speaks) {
     try {
       const ReportHeader report{options.command_line, backend.name,   options.transport, shape,
                                 options.steps,        session.size(), topology.n_nodes()};
-      if (!options.out.empty()) {
+      if (outputs->out) {
         const std::vector<std::int64_t> rows{shape.batch, shape.heads, shape.n_queries};
         const std::vector<std::int64_t> vectors{shape.batch, shape.heads, shape.n_queries, shape.value_dim};
         SafetensorsWriter writer;
@@ -227,9 +224,10 @@ int run_decode(const DecodeOptions& options, const MpiSession& session) {
           writer.add("variance", "F32", vectors, std::as_bytes(std::span(moments[0].variance)));
           writer.add("entropy", "F32", rows, std::as_bytes(std::span(moments[0].entropy)));
         }
-        writer.write(options.out);
+        writer.write(*outputs->out);
       }
-      if (!options.report.empty()) write_file(options.report, json(report, measurements));
+      if (outputs->report) outputs->report->write(json(report, measurements));
+      for (OutputFile* each : outputs->files()) each->finish();
       std::fputs(table(report, measurements).c_str(), stdout);
       if (backend.kernels != nullptr) {
         const int last = options.steps - 1;
@@ -245,10 +243,11 @@ int run_decode(const DecodeOptions& options, const MpiSession& session) {
         if (!(distance <= options.tolerance))
           failed.push_back(m.algorithm + " is not within --tolerance of \"" + readable(options.expect) + "\"");
       }
+      flush_standard_output();  // the table first, then what is wrong with it
+      OutputFile::put_in_place(outputs->files());
     } catch (const InputError& error) {
       trouble = error.what();
     }
-    std::fflush(stdout);          // the table first, then what is wrong with it
     if (trouble) failed.clear();  // one line is enough
     for (const std::string& line : failed) std::fprintf(stderr, "tree_attn: check failed: %s\n", line.c_str());
   }

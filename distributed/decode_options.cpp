@@ -55,7 +55,6 @@ ProblemShape synthetic_shape(const DecodeOptions& options) {
                      1,
                      options.seq_len,
                      {}};
-  shape.lengths.assign(static_cast<std::size_t>(options.batch), options.seq_len);
   const double bytes = static_cast<double>(shape.bytes_per_position()) * static_cast<double>(options.seq_len);
   if (bytes > 0x1p46)
     throw InputError("--seq-len " + std::to_string(options.seq_len) + ": a cache of " + std::to_string(bytes / 0x1p40) +

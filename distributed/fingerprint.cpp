@@ -77,7 +77,7 @@ void agree_on_input(const MpiSession& session, Problem& problem, const Safetenso
 
   // In this order: ranks with the same header have the same tensors, and with the same lengths the same sampled rows.
   if (file != nullptr) agree_on(session, file, {{"the header", file->header_hash()}});
-  const std::vector<std::int64_t>& lengths = problem.shape().lengths;
+  const std::vector<std::int64_t> lengths = problem.lengths(problem.steps() - 1);
   agree_on(session, file, {{"lengths", fnv1a(std::as_bytes(std::span(lengths)))}, {"q", hash_of_queries(problem)}});
   if (file == nullptr) return;
   const Shard cache = problem.whole();

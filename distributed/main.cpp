@@ -4,15 +4,19 @@
 ///
 /// Run: tree_attn --help
 /// Run: tree_attn decode --seq-len 4096 --verify
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <exception>
 #include <new>
 #include <thread>
 
 #include "distributed/input_error.hpp"
+#include "distributed/mapped_file.hpp"
+#include "distributed/output_file.hpp"
 #include "distributed/program.hpp"
 
 namespace {
@@ -20,6 +24,14 @@ namespace {
 using namespace tree_attn;
 
 constexpr int kBadInput = 2;
+
+/// Leads the standard descriptors that the parent closed to /dev/null, the wrong way round: to read or to print fails there.
+/// Left closed, their numbers would go to the next file or socket that is opened, and what is printed would end in it.
+void open_standard_descriptors() {
+  for (int descriptor = 0; descriptor <= 2; ++descriptor) {
+    if (::fcntl(descriptor, F_GETFD) < 0) ::open("/dev/null", descriptor == 0 ? O_WRONLY : O_RDONLY);
+  }
+}
 
 /// One line on standard error.
 void complain(const std::string& line) { std::fprintf(stderr, "tree_attn: %s\n", readable(line, 900).c_str()); }
@@ -46,10 +58,13 @@ std::string usage_error(const CLI::App& program, const CLI::ParseError& error) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  open_standard_descriptors();
+  std::signal(SIGPIPE, SIG_IGN);  // a reader that leaves is an error of the write, with a line and a clean end
   std::string command_line;
   for (int i = 0; i < argc; ++i) command_line += (i ? " " : "") + std::string(argv[i]);
   MpiSession session(&argc, &argv);
   const bool speaks = session.rank() == 0;
+  end_on_cut_file(session.rank());
 
   // Read the command line: every rank has the same one, and all come to the same end.
   CLI::App program("Tree Attention: exact attention decoding over sharded keys and values (arXiv:2408.04093).", "tree_attn");
@@ -84,7 +99,7 @@ int main(int argc, char** argv) {
                         : program.got_subcommand("decode") ? decode
                                                            : info)(session);
     // A full disk behind "> FILE" shows here at the latest.
-    if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) throw InputError("cannot write to standard output");
+    flush_standard_output();
     return status;
   } catch (const InputError& error) {
     if (speaks) complain(error.what());

@@ -4,9 +4,10 @@
 #include <cmath>
 #include <memory>
 
+#include "distributed/memory.hpp"
+#include "distributed/output_file.hpp"
 #include "distributed/problem.hpp"
 #include "distributed/program.hpp"
-#include "distributed/report.hpp"
 #include "reference/attention.hpp"
 
 namespace tree_attn {
@@ -20,10 +21,14 @@ struct OracleOptions {
 
 int run_oracle(const OracleOptions& options) {
   const SafetensorsFile file = SafetensorsFile::open(options.in);
-  check_writable(options.out, false);
+  OutputFile out(options.out, Streams::kRefused);
+  check_different({{"IN", options.in, find_identity(options.in)}, {"OUT", options.out, out.identity()}});
   const FileTensors tensors = read_tensors(file);
   AttentionOptions attention_options{options.scale, options.causal, tensors.lengths, std::nullopt};
   if (file.find("zeta")) attention_options.zeta = view4(file, "zeta", "b, n_h, l, d_v");
+  const ProblemShape shape = shape_of(tensors);
+  require_memory(readable(options.in, 200) + ": attention over " + axes_text(shape),
+                 oracle_bytes(shape, attention_options.zeta ? 2 : 1));
   AttentionResult result;
   try {
     result = attention(tensors.q, tensors.k, tensors.v, attention_options);
@@ -42,7 +47,8 @@ int run_oracle(const OracleOptions& options) {
     writer.add("energy", "F64", rows, std::as_bytes(std::span(result.energy)));
     writer.add("gradient", "F64", vectors, std::as_bytes(std::span(result.gradient)));
   }
-  writer.write(options.out);
+  writer.write(out);
+  OutputFile::put_in_place({&out});
   return 0;
 }
 

@@ -13,6 +13,7 @@ namespace tree_attn {
 
 std::vector<std::int64_t> Problem::lengths(int step) const {
   std::vector<std::int64_t> lengths = shape_.lengths;
+  if (lengths.empty()) lengths.assign(static_cast<std::size_t>(shape_.batch), shape_.n_keys);
   for (std::int64_t& length : lengths) length = std::max<std::int64_t>(0, length - (steps_ - 1 - step));
   return lengths;
 }
@@ -43,8 +44,12 @@ FileTensors read_tensors(const SafetensorsFile& file) {
   } catch (const std::invalid_argument& error) {
     refuse(error.what());
   }
-  if (!file.find("lengths")) tensors.lengths.assign(static_cast<std::size_t>(tensors.q.shape[0]), tensors.k.shape[2]);
   return tensors;
+}
+
+ProblemShape shape_of(const FileTensors& tensors) {
+  const auto &q = tensors.q.shape, &k = tensors.k.shape, &v = tensors.v.shape;
+  return {tensors.q.storage, q[0], q[1], k[1], q[3], v[3], q[2], k[2], tensors.lengths};
 }
 
 namespace {
@@ -75,8 +80,8 @@ std::unique_ptr<Problem> open_problem(const SafetensorsFile& file, int steps) {
     throw InputError(readable(file.path(), 200) + ": --steps " + std::to_string(steps) + " needs as many query positions, q has l = " +
                      std::to_string(q[2]));
   }
-  ProblemShape shape{tensors.q.storage, q[0], q[1], tensors.k.shape[1], q[3], tensors.v.shape[3],
-                     steps > 1 ? 1 : q[2], tensors.k.shape[2], tensors.lengths};
+  ProblemShape shape = shape_of(tensors);
+  if (steps > 1) shape.n_queries = 1;
   return std::make_unique<FileProblem>(std::move(tensors), std::move(shape), steps);
 }
 

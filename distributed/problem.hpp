@@ -19,7 +19,7 @@ namespace tree_attn {
 struct ProblemShape {
   Storage storage = Storage::F32;
   std::int64_t batch = 1, heads = 16, kv_heads = 16, head_dim = 128, value_dim = 128, n_queries = 1, n_keys = 0;
-  std::vector<std::int64_t> lengths;  ///< keys in use per batch entry [b]
+  std::vector<std::int64_t> lengths;       ///< keys in use per batch entry [b]; empty: n_keys in all of them
   std::optional<Storage> value_storage{};  ///< type of the values, where it is not that of the keys
 
   std::int64_t n_rows() const { return batch * heads * n_queries; }
@@ -67,10 +67,13 @@ std::unique_ptr<Problem> open_problem(const SafetensorsFile& file, int steps);
 /// q, k, v and lengths of a file, checked: what `oracle` and `decode` share.
 struct FileTensors {
   TensorView q, k, v;
-  std::vector<std::int64_t> lengths;  ///< [b]; N where the file has none
+  std::vector<std::int64_t> lengths;  ///< [b]; empty where the file has none: N in all batch entries
 };
 /// @throws InputError in one line naming the file, the tensor and the values
 FileTensors read_tensors(const SafetensorsFile& file);
+
+/// The lengths of all axes of a file.
+ProblemShape shape_of(const FileTensors& tensors);
 
 /// Made-up queries, keys and values, about standard normal: a function of the seed and of the place of each number, so the
 /// same for every number of ranks.

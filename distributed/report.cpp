@@ -4,27 +4,17 @@
 #include "distributed/report.hpp"
 
 #include <mpi.h>
-#include <unistd.h>
 
+#include <algorithm>
 #include <array>
-#include <cerrno>
-#include <cmath>
+#include <cctype>
 #include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <filesystem>
 #include <fstream>
-#include <limits>
 #include <nlohmann/json.hpp>
 #include <thread>
 #include <vector>
 
-#include "distributed/input_error.hpp"
-
 namespace tree_attn {
-
-namespace fs = std::filesystem;
-
 namespace {
 
 template <class... Args>
@@ -172,48 +162,6 @@ std::string json(const ReportHeader& header, std::span<const Measurement> measur
   report["command"] = header.command;
   // What was typed may hold any bytes; JSON holds UTF-8.
   return report.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
-}
-
-double available_memory() {
-  double available = std::numeric_limits<double>::infinity();
-  std::ifstream meminfo("/proc/meminfo");
-  for (std::string line; std::getline(meminfo, line);) {
-    if (line.starts_with("MemAvailable:")) available = std::strtod(line.c_str() + line.find(':') + 1, nullptr) * 1024;
-  }
-  std::ifstream container("/sys/fs/cgroup/memory.max");
-  if (double limit = 0; container >> limit) available = std::min(available, limit);
-  return available;
-}
-
-void check_writable(const std::string& path, bool devices_too) {
-  const fs::file_status status = fs::status(path);
-  const auto refuse = [&](int error) { throw InputError(readable(path, 200) + ": cannot write: " + std::strerror(error)); };
-  if (fs::is_directory(status)) refuse(EISDIR);
-  if (fs::exists(status) && !fs::is_regular_file(status)) {
-    if (!devices_too) throw InputError(readable(path, 200) + ": is not a regular file");
-    if (::access(path.c_str(), W_OK) != 0) refuse(errno);
-    return;
-  }
-  // Replaced by a rename: the folder must let us.
-  const fs::path folder = (fs::exists(status) ? fs::canonical(path) : fs::path(path)).parent_path();
-  if (::access(folder.empty() ? "." : folder.c_str(), W_OK | X_OK) != 0) refuse(errno);
-}
-
-void write_file(const std::string& path, const std::string& text) {
-  // A rename would put a file in the place of a device, and of a link rather than its target.
-  check_writable(path, true);
-  const fs::file_status status = fs::status(path);
-  const bool replaces = !fs::exists(status) || fs::is_regular_file(status);
-  const fs::path target = fs::exists(status) && replaces ? fs::canonical(path) : fs::path(path);
-  const fs::path written = replaces ? target.parent_path() / (".tree_attn-" + std::to_string(getpid()) + ".tmp") : target;
-  std::ofstream file(written, std::ios::binary);
-  file << text;
-  file.close();
-  if (!file || (replaces && std::rename(written.c_str(), target.c_str()) != 0)) {
-    const std::string why = std::strerror(errno);
-    if (replaces) std::remove(written.c_str());
-    throw InputError(readable(path, 200) + ": cannot write: " + why);
-  }
 }
 
 }  // namespace tree_attn

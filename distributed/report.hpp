@@ -32,15 +32,4 @@ struct Machine {
 /// The machine at hand.
 Machine this_machine();
 
-/// Bytes of memory that this machine can still give out, at most what a container allows; infinity where nobody tells.
-double available_memory();
-
-/// Finds out before the work, and not behind it, that a file could not be written. @throws InputError
-/// @param devices_too whether a device or a pipe will do
-void check_writable(const std::string& path, bool devices_too);
-
-/// Writes a file in one go: under another name first, so that no half of it is ever seen; a device or a pipe is written as
-/// it is. @throws InputError
-void write_file(const std::string& path, const std::string& text);
-
 }  // namespace tree_attn

@@ -6,18 +6,11 @@
 #include "distributed/fnv1a.hpp"
 #include "distributed/safetensors_header.hpp"
 
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cerrno>
 #include <cstring>
 #include <optional>
-#include <system_error>
 
 namespace tree_attn {
 namespace {
@@ -29,14 +22,6 @@ constexpr std::uint64_t kMaxHeader = 100'000'000;
 [[noreturn]] void fail(const std::string& path, const std::string& message) {
   throw InputError(readable(path, 4096) + ": " + message);
 }
-
-/// A file descriptor that is closed when it is done with.
-struct Descriptor {
-  int number;
-  ~Descriptor() {
-    if (number >= 0) ::close(number);
-  }
-};
 
 /// What a file is that starts like another well-known kind: the length word of such a file makes no sense, and saying so
 /// is not enough.
@@ -106,39 +91,15 @@ std::optional<std::uint64_t> bytes_of_tensor(int bits, const std::vector<std::in
   return static_cast<std::uint64_t>(total) / 8;
 }
 
-void SafetensorsFile::Unmap::operator()(const std::byte* bytes) const { ::munmap(const_cast<std::byte*>(bytes), size); }
-
-void SafetensorsFile::release_pages() const {
-  ::madvise(const_cast<std::byte*>(bytes_.get()), bytes_.get_deleter().size, MADV_DONTNEED);  // a hint: nothing depends on it
-}
-
 SafetensorsFile SafetensorsFile::open(const std::string& path) {
-  // Without O_NONBLOCK, opening a pipe would wait for a writer that never comes.
-  const Descriptor file{::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC)};
-  struct stat status {};
-  if (file.number < 0 || ::fstat(file.number, &status) != 0) {
-    fail(path, "cannot open: " + std::generic_category().message(errno));
-  }
-  if (S_ISDIR(status.st_mode)) fail(path, "is a directory");
-  if (!S_ISREG(status.st_mode)) fail(path, "is not a regular file");
-  const auto size = static_cast<std::uint64_t>(status.st_size);
-  if (size == 0) header_length(path, {});  // throws; an empty file cannot be mapped
-
-  // The mapping outlives the descriptor.
-  void* const mapped = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.number, 0);
-  if (mapped == MAP_FAILED)
-    fail(path, "cannot map " + std::to_string(size) + " bytes: " + std::generic_category().message(errno));
-  SafetensorsFile result;
-  result.path_ = path;
-  result.bytes_ = {static_cast<const std::byte*>(mapped), Unmap{size}};
-
-  const std::string_view bytes(static_cast<const char*>(mapped), size);
-  const std::uint64_t length = header_length(path, bytes);
+  SafetensorsFile result(path);
+  const std::span<const std::byte> all = result.file_.bytes();
+  const std::string_view bytes(reinterpret_cast<const char*>(all.data()), all.size());
+  const std::uint64_t size = bytes.size(), length = header_length(path, bytes);
   result.data_begin_ = 8 + length;
   SafetensorsHeader header = parse_header(path, bytes.substr(8, length), size - result.data_begin_);
   result.tensors_ = std::move(header.tensors);
   result.by_name_ = std::move(header.by_name);
-  result.metadata_ = std::move(header.metadata);
 
   // The size too: files of different lengths are different.
   result.header_hash_ = fnv1a(std::as_bytes(std::span(&size, 1)), fnv1a(std::as_bytes(std::span(bytes.substr(0, result.data_begin_)))));

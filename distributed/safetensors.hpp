@@ -3,20 +3,21 @@
 /// @brief Tensor files, in and out: q, k and v of eq. (7) as a mapped safetensors file, z and lse as a written one.
 ///
 /// A file is a length n (8 bytes, little-endian), a JSON header of n bytes and the data. The header maps the name of a
-/// tensor to its dtype, shape and range of data bytes, and "__metadata__" to a map of strings. The ranges cover the data
-/// once: no overlap, no hole, nothing behind the last. All of that is checked before anything is used.
+/// tensor to its dtype, shape and range of data bytes, and "__metadata__" to a map of strings, which is checked but not
+/// kept. The ranges cover the data once: no overlap, no hole, nothing behind the last. All of that is checked before
+/// anything is used.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <map>
-#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "distributed/input_error.hpp"
+#include "distributed/mapped_file.hpp"
+#include "distributed/output_file.hpp"
 #include "reference/storage.hpp"
 
 namespace tree_attn {
@@ -30,9 +31,6 @@ struct TensorInfo {
   std::uint64_t end = 0;            ///< one behind the last byte
 };
 
-/// Strings that travel with the tensors.
-using Metadata = std::map<std::string, std::string>;
-
 /// Bits of one number of a safetensors dtype; 0 where there is no such dtype (the spelling counts: "f32" is none).
 int bits_of_dtype(std::string_view dtype);
 
@@ -41,44 +39,37 @@ int bits_of_dtype(std::string_view dtype);
 ///
 /// Limits beyond those of the format: header at most 100,000,000 bytes; lengths of axes below 2^48; at most 64 axes; a
 /// tensor below 2^60 bytes even where an axis of length 0 is left out of the product; no fields that nobody knows. A file
-/// that another process cuts short while it is mapped ends this one with SIGBUS; one that is replaced (as
-/// SafetensorsWriter does) stays as it was.
+/// that another process replaces (as SafetensorsWriter does) stays as it was; one that is cut short ends this process, see
+/// end_on_cut_file().
 class SafetensorsFile {
  public:
-  /// Maps a file and checks all of its header. Costs a few times the size of the header in memory, never that of the data.
+  /// Maps a file and checks all of its header. Memory: at most a few times the size of the header, never that of the data.
   /// @throws InputError if it cannot be read or is not a valid file: "PATH: tensor "w": unknown dtype "F33""
   static SafetensorsFile open(const std::string& path);
 
   const std::string& path() const { return path_; }
   /// All tensors, in the order of their data.
   const std::vector<TensorInfo>& tensors() const { return tensors_; }
-  /// The strings of "__metadata__"; empty if there are none.
-  const Metadata& metadata() const { return metadata_; }
   /// The tensor of that name, compared at full length, or nullptr.
   const TensorInfo* find(std::string_view name) const;
   /// The tensor of that name.
   /// @throws InputError if there is none: "PATH: tensor "k" not found; file has: q, v"
   const TensorInfo& at(std::string_view name) const;
   /// First byte of a tensor of this file. At any alignment: copy from it (load(), std::memcpy), never cast it.
-  const std::byte* data(const TensorInfo& tensor) const { return bytes_.get() + data_begin_ + tensor.begin; }
+  const std::byte* data(const TensorInfo& tensor) const { return file_.bytes().data() + data_begin_ + tensor.begin; }
   /// FNV-1a (64 bits) of the length word, the header and the size of the file: ranks that differ in it see different files.
   std::uint64_t header_hash() const { return header_hash_; }
   /// Takes all pages out of this process's resident memory. They stay in the page cache, and come back when they are read: a
   /// page that is read may bring a whole folio of the cache, 2 MiB, into the process.
-  void release_pages() const;
+  void release_pages() const { file_.release_pages(); }
 
  private:
-  struct Unmap {
-    std::uint64_t size;  // of the mapping
-    void operator()(const std::byte* bytes) const;
-  };
-  SafetensorsFile() = default;
+  explicit SafetensorsFile(const std::string& path) : path_(path), file_(path) {}
 
   std::string path_;
-  std::unique_ptr<const std::byte[], Unmap> bytes_;  // the whole file
+  MappedFile file_;
   std::uint64_t data_begin_ = 0;
   std::uint64_t header_hash_ = 0;
-  Metadata metadata_;
   std::vector<TensorInfo> tensors_;   // by range
   std::vector<std::size_t> by_name_;  // places in tensors_, sorted by name
 };
@@ -98,15 +89,12 @@ class SafetensorsWriter {
   /// @throws std::invalid_argument if the name is taken, reserved or not UTF-8, or dtype, shape and bytes do not fit
   void add(std::string_view name, std::string_view dtype, std::span<const std::int64_t> shape,
            std::span<const std::byte> bytes);
-  /// Strings that travel with the tensors, in place of earlier ones.
-  /// @throws std::invalid_argument if one is not UTF-8
-  void set_metadata(Metadata metadata);
 
-  /// Writes to a temporary file in the same folder, then renames, so that no reader ever sees a part and an error leaves
-  /// what was there before (a run that is killed leaves the temporary file, .tree_attn-*.tmp). Wide dtypes come first, so
-  /// that all data is aligned. The same tensors give the same bytes.
-  /// @param path a new file, or a regular file that is replaced (one that is mapped may be: its reader keeps the old one)
+  /// Writes all of them. Wide dtypes come first, so that all data is aligned. The same tensors give the same bytes.
   /// @throws InputError with the reason of the system: "PATH: cannot write: No space left on device"
+  void write(OutputFile& file) const;
+  /// The same, to a new file or in the place of a regular one: see OutputFile.
+  /// @throws InputError
   void write(const std::string& path) const;
 
  private:
@@ -114,9 +102,7 @@ class SafetensorsWriter {
     TensorInfo info;
     std::span<const std::byte> bytes;
   };
-  std::string header(std::span<const Entry> entries) const;
 
-  Metadata metadata_;
   std::vector<Entry> entries_;
 };
 

@@ -23,11 +23,11 @@ inline constexpr std::size_t kMaxAxes = 64;
 struct SafetensorsHeader {
   std::vector<TensorInfo> tensors;   ///< by range; ranges of equal begin and end by name
   std::vector<std::size_t> by_name;  ///< places in tensors, sorted by name
-  Metadata metadata;
 };
 
 /// Reads the JSON of a header: UTF-8, no key twice, every tensor with a dtype, a shape and a range that agree, and ranges
-/// that cover the data once. Linear in the header but for two sorts.
+/// that cover the data once. Linear in the header but for three sorts. The strings of "__metadata__" are checked and not
+/// kept: a key of them costs 8 bytes, whatever its length.
 /// @param path named in errors
 /// @param json the header, without its length
 /// @param data_size bytes behind the header

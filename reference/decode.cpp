@@ -141,7 +141,7 @@ Forest<float> decode_shard(const TensorView& q, const Shard& shard, std::span<co
                            const std::function<void()>& progress) {
   const auto [b, n_h, l, d_h] = q.shape;
   const std::int64_t n_kv = shard.k.shape[1], d_v = shard.v.shape[3];
-  const std::int64_t group = n_kv == 0 ? 0 : n_h / n_kv * l;
+  const std::int64_t group = b == 0 || n_kv == 0 ? 0 : n_h / n_kv * l;
   Forest<float> forest(b * n_h * l, d_v);
   HeadStream stream(group, d_h, d_v, scale);
 

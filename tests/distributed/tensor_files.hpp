@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <cstdint>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <stdexcept>
@@ -54,6 +55,22 @@ class Scratch {
 
  private:
   std::filesystem::path folder_;
+};
+
+/// Takes away root's right to open anything, for its lifetime.
+class AsNobody {
+ public:
+  AsNobody() : was_root_(::geteuid() == 0) {
+    if (was_root_) changed_ = ::seteuid(65534) == 0;
+  }
+  ~AsNobody() {
+    if (changed_ && ::seteuid(0) != 0) std::abort();
+  }
+  bool is_root() const { return was_root_ && !changed_; }
+
+ private:
+  bool was_root_;
+  bool changed_ = false;
 };
 
 /// A file: the length of the header, the header, the data.

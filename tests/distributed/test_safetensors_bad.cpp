@@ -101,22 +101,6 @@ std::string from_hex(const std::string& hex) {
   return bytes;
 }
 
-/// Is not root while it lives; root may open anything.
-class AsNobody {
- public:
-  AsNobody() : was_root_(::geteuid() == 0) {
-    if (was_root_) changed_ = ::seteuid(65534) == 0;
-  }
-  ~AsNobody() {
-    if (changed_ && ::seteuid(0) != 0) std::abort();
-  }
-  bool is_root() const { return was_root_ && !changed_; }
-
- private:
-  bool was_root_;
-  bool changed_ = false;
-};
-
 nlohmann::json cases() {
   return nlohmann::json::parse(Scratch::read(std::string(TREE_ATTN_TEST_DATA) + "/safetensors_bad.json"))["cases"];
 }
