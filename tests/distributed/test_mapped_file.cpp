@@ -86,13 +86,18 @@ TEST_CASE("mapped file: a SIGBUS that is not about a mapped file does what it di
   CHECK(sent.status == 128 + SIGBUS);
   CHECK(sent.err == "");
 
-  // A mapping of somebody else, cut short; and one of ours that is no longer there.
+  // A foreign mapping that is cut short, at the very place where a mapped file was.
   const Ending elsewhere = ending_of([&] {
     end_on_cut_file(0);
-    { const MappedFile gone(foreign); }
-    const MappedFile file(path);
+    const std::byte* place = nullptr;
+    {
+      const MappedFile gone(foreign);
+      place = gone.bytes().data();
+    }
     const int descriptor = ::open(foreign.c_str(), O_RDONLY | O_CLOEXEC);
-    const void* bytes = ::mmap(nullptr, 1 << 16, PROT_READ, MAP_PRIVATE, descriptor, 0);
+    const void* bytes = ::mmap(const_cast<std::byte*>(place), 1 << 16, PROT_READ, MAP_PRIVATE, descriptor, 0);
+    if (bytes != place) ::_exit(3);
+    const MappedFile file(path);
     std::filesystem::resize_file(foreign, 0);
     touch({static_cast<const std::byte*>(bytes), 1 << 16});
   });
