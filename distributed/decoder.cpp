@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Names of algorithms and backends; the first and the last thing that all decoders do.
+/// @brief Names of algorithms; the first and the last thing that all decoders do.
 #include "distributed/decoder.hpp"
 
 #include "distributed/input_error.hpp"
-#include "gpu/device_error.hpp"
 
 namespace tree_attn {
 
@@ -28,25 +27,6 @@ const Algorithm& find_algorithm(std::string_view name) {
     known += (known.empty() ? "" : ", ") + std::string(algorithm.name);
   }
   throw InputError("--algorithm " + std::string(name) + ": unknown; there are " + known);
-}
-
-Backend find_backend(std::string_view name) {
-  if (name == "cpu") return {"cpu", nullptr, decode_shard};
-  const auto of_kernels = [name](const KernelBackend& kernels) {
-    try {
-      kernels.device_name();
-    } catch (const DeviceError& error) {
-      throw InputError("--backend " + std::string(name) + ": " + error.what());
-    }
-    return Backend{std::string(name), &kernels, kernels.decode_shard};
-  };
-  if (name == "emulated") return of_kernels(emulated::kBackend);
-#if defined(TREE_ATTN_HAS_CUDA)
-  if (name == "cuda") return of_kernels(cuda::kBackend);
-#else
-  if (name == "cuda") throw InputError("--backend cuda: not built in (" TREE_ATTN_NO_CUDA "); it takes a build with nvcc 12 or later");
-#endif
-  throw InputError("--backend " + std::string(name) + ": unknown; there are cpu, emulated, cuda");
 }
 
 Forest<float> local_forest(Transport& transport, const Backend& backend, const DecodeStep& step) {
