@@ -31,25 +31,29 @@ DecodeOutput local_output(Transport& transport, const Backend& backend, const De
   return finish_rows(forest.fold(), step.n_rows(), step.d_v());
 }
 
-/// Turns o and lse into n = o exp(lse - m) and D = exp(lse - m), in place.
-void weigh(DecodeOutput& local, std::span<const float> m, std::int64_t d_v) {
+/// Turns o and lse into n = o exp(lse - m) and D = exp(lse - m), in place; with a lift both are 2^-lift of that, so that no sum
+/// of n overflows.
+void weigh(DecodeOutput& local, std::span<const float> m, const DecodeStep& step) {
+  const std::int64_t d_v = step.d_v();
+  const float unit = pow2(static_cast<float>(-step.lift));
   for (std::size_t r = 0; r < m.size(); ++r) {
-    const float weight = static_cast<float>(safe_weight(local.lse[r], m[r]));  // an empty shard weighs nothing
+    const float weight = unit * static_cast<float>(safe_weight(local.lse[r], m[r]));  // an empty shard weighs nothing
     local.lse[r] = weight;
     for (std::int64_t j = 0; j < d_v; ++j) local.out[r * static_cast<std::size_t>(d_v) + static_cast<std::size_t>(j)] *= weight;
   }
 }
 
 /// z = n / D, lse = m + ln D.
-DecodeOutput divide(std::vector<float> n, std::vector<float> D, std::span<const float> m, std::int64_t d_v) {
+DecodeOutput divide(std::vector<float> n, std::vector<float> D, std::span<const float> m, const DecodeStep& step) {
   constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+  const std::int64_t d_v = step.d_v();
   for (std::size_t r = 0; r < D.size(); ++r) {
+    const float m_and_sum[] = {m[r], D[r]};  // the beginning of a state, but for the base of the exponent
     for (std::int64_t j = 0; j < d_v; ++j) {
       float& z = n[r * static_cast<std::size_t>(d_v) + static_cast<std::size_t>(j)];
-      z = D[r] == 0 ? 0.0f : z / D[r];
-      if (z != z) z = kNaN;
+      z = finish_value(m_and_sum, z);
     }
-    D[r] = m[r] + std::log(D[r]);
+    D[r] = m[r] + std::log(std::ldexp(D[r], step.lift));
     if (D[r] != D[r]) D[r] = m[r] == -std::numeric_limits<float>::infinity() ? m[r] : kNaN;
   }
   return {std::move(n), std::move(D)};
@@ -61,17 +65,17 @@ DecodeOutput decode_paper(Transport& transport, const Backend& backend, const De
   DecodeOutput local = local_output(transport, backend, step);      // (o, lse) of this shard
   std::vector<float> m = local.lse;
   all_reduce(transport, m, larger_or_nan);                          // m = AllReduce(max, lse)
-  weigh(local, m, step.d_v());                                      // n = o exp(lse - m), D = exp(lse - m)
+  weigh(local, m, step);                                            // n = o exp(lse - m), D = exp(lse - m)
   all_reduce(transport, local.out, add);                            // n = AllReduce(sum, n)
   all_reduce(transport, local.lse, add);                            // D = AllReduce(sum, D)
-  return divide(std::move(local.out), std::move(local.lse), m, step.d_v());
+  return divide(std::move(local.out), std::move(local.lse), m, step);
 }
 
 DecodeOutput decode_packed(Transport& transport, const Backend& backend, const DecodeStep& step) {
   DecodeOutput local = local_output(transport, backend, step);
   std::vector<float> m = local.lse;
   all_reduce(transport, m, larger_or_nan);
-  weigh(local, m, step.d_v());
+  weigh(local, m, step);
 
   // One message: [n | D].
   std::vector<float> packed = std::move(local.out);
@@ -80,7 +84,7 @@ DecodeOutput decode_packed(Transport& transport, const Backend& backend, const D
   const auto split = packed.end() - static_cast<std::ptrdiff_t>(m.size());
   std::vector<float> D(split, packed.end());
   packed.erase(split, packed.end());
-  return divide(std::move(packed), std::move(D), m, step.d_v());
+  return divide(std::move(packed), std::move(D), m, step);
 }
 
 DecodeOutput decode_fused(Transport& transport, const Backend& backend, const DecodeStep& step) {

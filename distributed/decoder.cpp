@@ -30,7 +30,7 @@ const Algorithm& find_algorithm(std::string_view name) {
 }
 
 Forest<float> local_forest(Transport& transport, const Backend& backend, const DecodeStep& step) {
-  return backend.decode(step.q, step.shard, step.lengths, step.scale, [&] { transport.progress(); });
+  return backend.decode(step.q, step.shard, step.lengths, step.scale, [&] { transport.progress(); }, step.lift);
 }
 
 /// Folds what is left to the root and finishes.

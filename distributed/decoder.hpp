@@ -21,7 +21,7 @@ struct Backend {
   std::string name;
   const KernelBackend* kernels = nullptr;  ///< null on the CPU
   std::function<Forest<float>(const TensorView& q, const Shard& shard, std::span<const std::int64_t> lengths, double scale,
-                              const std::function<void()>& progress)>
+                              const std::function<void()>& progress, int lift)>
       decode;
 };
 
@@ -35,12 +35,13 @@ struct DecodeStep {
   std::span<const std::int64_t> lengths;  ///< keys in use per batch entry [b]
   double scale = 1;                       ///< multiplies q.k
   std::span<const Run> runs;  ///< positions held by every place of the row, this rank's among them; neighbours touch, some may be empty
+  int lift = 0;               ///< the same on every rank: kLift to decode once more where needs_lift() says so
 
   std::int64_t n_rows() const { return q.shape[0] * q.shape[1] * q.shape[2]; }
   std::int64_t d_v() const { return shard.v.shape[3]; }
 };
 
-/// A way of combining shards; every rank ends with the same output.
+/// A way of combining shards; every rank ends with the same output, so all agree on needs_lift().
 struct Algorithm {
   std::string_view name;
   std::string_view brief;

@@ -53,6 +53,9 @@ struct Bench {
 };
 
 /// Decodes warmup + repeat times all steps of the problem with one algorithm.
+///
+/// Where needs_lift() finds an overflow, the step is decoded a second time with kLift: its time and its traffic are those of
+/// both, `predicted` is of one.
 Measurement measure(const Bench& bench, const Algorithm& algorithm);
 
 /// What the oracle says of the last step, and how far off an output may be.

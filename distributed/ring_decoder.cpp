@@ -78,7 +78,7 @@ DecodeOutput decode_ring(Transport& transport, const Backend& backend, const Dec
       transport.traffic.buffer_kv_bytes = std::max(transport.traffic.buffer_kv_bytes, held);
     }
     forests[static_cast<std::size_t>((me - hop + p) % p)] =
-        backend.decode(step.q, here.shard, step.lengths, step.scale, [&] { transport.progress(); });
+        backend.decode(step.q, here.shard, step.lengths, step.scale, [&] { transport.progress(); }, step.lift);
     transport.wait();
     std::swap(here, next);
   }

@@ -13,7 +13,7 @@
 namespace tree_attn::TREE_ATTN_PLATFORM {
 namespace {
 
-/// s_a = score_scale q.k_a, one thread a query and key.
+/// s_a = score_scale (query_scale q).k_a, one thread a query and key.
 /// @param[out] scores [n_rows][end - begin]
 template <class T>
 __global__ void naive_scores(DeviceProblem problem, float* scores) {
@@ -24,11 +24,13 @@ __global__ void naive_scores(DeviceProblem problem, float* scores) {
   const T* const q = problem.query<T>(line, r);
   const T* const k = problem.key<T>(line, position);
   float dot = 0;
-  for (int j = 0; j < problem.d_h; ++j) dot = fused_multiply_add(widen(load_once(q + j)), widen(load_once(k + j)), dot);
+  for (int j = 0; j < problem.d_h; ++j) {
+    dot = fused_multiply_add(problem.query_scale * widen(load_once(q + j)), widen(load_once(k + j)), dot);
+  }
   store_fresh(scores + blockIdx.y * (problem.end - problem.begin) + position - problem.begin, problem.score_scale * dot);
 }
 
-/// e = max ceil(s_a), D = sum 2^(s_a - e), n_j = sum 2^(s_a - e) v_aj: one block a query, one thread a component j.
+/// e = max ceil(s_a) + lift, D = sum 2^(s_a - e), n_j = sum 2^(s_a - e) v_aj: one block a query, one thread a component j.
 template <class T>
 __global__ void naive_output(DeviceProblem problem, DeviceOutput output, const float* scores) {
   const std::int64_t row = blockIdx.x, line = row / problem.group;
@@ -50,7 +52,7 @@ __global__ void naive_output(DeviceProblem problem, DeviceOutput output, const f
       largest[threadIdx.x] = static_cast<float>(largest[threadIdx.x + half]);
   }
   __syncthreads();
-  shift = largest[0];
+  shift = largest[0] + problem.lift;
 
   // The sums, with every key brought to that shift. A key that is not seen is passed over.
   for (int j = static_cast<int>(threadIdx.x); j < problem.d_v; j += static_cast<int>(blockDim.x)) {

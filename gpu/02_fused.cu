@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(kWarp) fused(DeviceProblem problem, DeviceOutp
   TREE_ATTN_UNROLL
   for (int c = 0; c < kNumbers; ++c) {
     const int j = lane + kWarp * c;
-    q[c] = j < problem.d_h ? widen(load_once(problem.query<T>(line, r) + j)) : 0.0f;
+    q[c] = j < problem.d_h ? problem.query_scale * widen(load_once(problem.query<T>(line, r) + j)) : 0.0f;
   }
 
   LaneState<kNumbers> state;
@@ -48,8 +48,8 @@ __global__ void __launch_bounds__(kWarp) fused(DeviceProblem problem, DeviceOutp
     // The state of the key joins. One with a score of -inf is not seen.
     if (s == -std::numeric_limits<float>::infinity()) continue;
     LaneState<kNumbers> key;
-    key.shift = key_shift(s);
-    key.sum = key_weight(s);
+    key.shift = key_shift(s) + problem.lift;
+    key.sum = key_weight(s) * pow2(-problem.lift);
     TREE_ATTN_UNROLL
     for (int c = 0; c < kNumbers; ++c) {
       const int j = lane + kWarp * c;

@@ -90,6 +90,7 @@ class Climb {
       : lane_(static_cast<int>(threadIdx.x) % Team::kLanes),
         score_scale_(problem.score_scale),
         lone_(problem.lengths[line / problem.kv_heads] == 1),
+        lift_(lone_ ? 0.0f : problem.lift),
         groups_(run, problem.in_use(line).end),
         apart_(__any_sync(kAllLanes, groups_.cuts_a_leaf()) != 0),
         forest_(memory, lane_, run.begin) {
@@ -97,7 +98,7 @@ class Climb {
     TREE_ATTN_UNROLL
     for (int c = 0; c < Team::kNumbers; ++c) {
       const int component = Team::component(lane_, c);
-      q_[c] = component < problem.d_h ? widen(load_once(q + component)) : 0.0f;
+      q_[c] = component < problem.d_h ? problem.query_scale * widen(load_once(q + component)) : 0.0f;
     }
   }
 
@@ -121,7 +122,7 @@ class Climb {
     float s = score_of_eight<Team>(q_, key, score_scale_, lane_);
     if ((groups_.there(group) >> own_key(lane_) & 1) == 0) s = -std::numeric_limits<float>::infinity();
     float shift, weight[kTogether];
-    weigh_eight<Team>(s, lone_, lane_, shift, weight);
+    weigh_eight<Team>(s, lone_, lift_, lane_, shift, weight);
     if (apart_) {
       float all[kTogether];
       tell_all<Team>(s, lane_, all);
@@ -147,7 +148,7 @@ class Climb {
       TREE_ATTN_UNROLL
       for (int j = 1; j < kTogether; ++j) score = j == i ? s[j] : score;
       State state;
-      one_key<Team>(score, lone_, i, value, state);
+      one_key<Team>(score, lone_, lift_, i, value, state);
       forest_.push({0, groups_.origin() + group * kTogether + i}, state);
     }
     return true;
@@ -155,7 +156,8 @@ class Climb {
 
   int lane_;
   float score_scale_;
-  bool lone_;  ///< whether the sequence is one key
+  bool lone_;   ///< whether the sequence is one key
+  float lift_;  ///< of its keys; one key needs none
   Groups groups_;
   bool apart_;  ///< whether a team of this warp has keys that it takes one by one
   float q_[Team::kNumbers];

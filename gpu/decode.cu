@@ -62,7 +62,7 @@ DeviceProblem shapes_of(const TensorView& q, const Shard& shard) {
 }
 
 Forest<float> decode_shard(const TensorView& q, const Shard& shard, std::span<const std::int64_t> lengths, double scale,
-                           const std::function<void()>& progress) {
+                           const std::function<void()>& progress, int lift) {
   const Storage storage = storage_of(q, shard.k, shard.v);
   DeviceProblem problem = shapes_of(q, shard);
   Forest<float> forest(problem.n_rows(), problem.d_v);
@@ -80,7 +80,7 @@ Forest<float> decode_shard(const TensorView& q, const Shard& shard, std::span<co
   lengths_there.upload(lengths);
   problem.q = q_there.view(), problem.k = k_there.view(), problem.v = v_there.view();
   problem.lengths = lengths_there.data();
-  problem.score_scale = static_cast<float>(kLog2E * scale);
+  set_scale(problem, storage, scale, lift);
   if (progress) progress();
 
   // Launch, and take the states of its subtrees back.

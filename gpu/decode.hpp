@@ -21,9 +21,10 @@ struct KernelBackend {
   /// Why no kernel takes such shapes, in a few words; empty if one does.
   std::string (*refusal)(const TensorView& q, const TensorView& k, const TensorView& v);
   /// As decode_shard() of reference/decode.hpp, by the library kernel. Copies q, k and v to the device and the forest back.
+  /// F16 takes no lift, whatever is asked for: values of at most 65504 do not overflow, and lifted weights would underflow.
   /// @throws DeviceError if the shape is one that no kernel takes, or the device fails
   Forest<float> (*decode_shard)(const TensorView& q, const Shard& shard, std::span<const std::int64_t> lengths, double scale,
-                                const std::function<void()>& progress);
+                                const std::function<void()>& progress, int lift);
   /// Positions at whose multiples shards may be cut without changing a bit: 1 where teams are at work, for their tree goes
   /// down to single keys; 64 on tensor cores, which add up a leaf in an order of their own. A function of types and shapes.
   std::int64_t (*leaf_length)(const TensorView& q, const TensorView& k, const TensorView& v);

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "reference/score_scale.hpp"
+
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
 std::span<const LadderStep* const> ladder() {
@@ -19,6 +21,13 @@ bool starts_aligned(const DeviceProblem& problem, Storage storage) {
            std::all_of(view.stride, view.stride + 3, [size](std::int64_t n) { return n * size % 16 == 0; });
   };
   return aligned(problem.k) && aligned(problem.v);
+}
+
+void set_scale(DeviceProblem& problem, Storage storage, double scale, int lift) {
+  const bool may_overflow = storage != Storage::F16;
+  const ScoreScale parts = may_overflow ? split_scale(scale) : ScoreScale{1, static_cast<float>(kLog2E * scale)};
+  problem.query_scale = parts.query, problem.score_scale = parts.score;
+  problem.lift = static_cast<float>(may_overflow ? lift : 0);
 }
 
 bool multiplies_on_tensor_cores(const DeviceProblem& problem, Storage storage) {

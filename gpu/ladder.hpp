@@ -74,6 +74,13 @@ inline constexpr Storage kStorageOf = std::is_same_v<T, float> ? Storage::F32 : 
 /// Whether every row of k and v starts at a multiple of 16 bytes, so that 16 bytes may be copied at once.
 bool starts_aligned(const DeviceProblem& problem, Storage storage);
 
+/// Sets query_scale and score_scale to split_scale(scale), and lift.
+///
+/// F16 keeps to (1, log2(e) * scale) and no lift: elements of at most 65504 make no sum that overflows, and tensor cores, which
+/// take queries and weights in 16 bits, would round what is made smaller.
+/// @param lift 0 or kLift
+void set_scale(DeviceProblem& problem, Storage storage, double scale, int lift = 0);
+
 /// What the steps refuse, in a few words; empty if nothing. All refuse F64 and d of more than 512.
 std::string accepts_any_grid(const DeviceProblem& problem, Storage storage);
 /// The same, and more rows than the second axis of a grid can count.

@@ -52,7 +52,8 @@ struct DeviceProblem {
   std::int64_t n_queries = 1;             ///< l
   int d_h = 1, d_v = 1;
   std::int64_t begin = 0, end = 0;        ///< global positions of the shard
-  float score_scale = 1;                  ///< log2(e) * scale
+  float query_scale = 1, score_scale = 1; ///< multiply q as it is read, and q.k: log2(e) * scale, see split_scale()
+  float lift = 0;                         ///< added to the shifts of keys, see set_key()
 
   /// Rows of the output: (i * n_h + h) * l + j, and group * n_kv = n_h l.
   TREE_ATTN_HOST_DEVICE std::int64_t n_rows() const { return batch * kv_heads * group; }

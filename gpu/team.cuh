@@ -44,7 +44,7 @@ __device__ __forceinline__ int own_key(int lane) { return (lane & 1) << 2 | (lan
 /// Each lane multiplies its own numbers; then lanes that differ in one bit add up, and as long as there are several keys each
 /// of the two keeps half of them: 4 + 2 + 1 exchanges and one for every bit that is left, instead of 8 a bit. The order of the
 /// additions is that of a butterfly, the same for every key.
-/// @param q numbers of the query, zero behind d_h
+/// @param q elements of the query times query_scale, zero past d_h
 /// @param key (i, chunk) -> Bytes16 of key i
 /// @paper{eq_7, eq. (7)}
 template <class Team, class Key>
@@ -102,15 +102,17 @@ __device__ __forceinline__ WeighedKey weigh_key(float s, bool lone) {
   return lone && weight > 0 ? WeighedKey{s, 1} : WeighedKey{key_shift(s), weight};
 }
 
-/// The weights of eight neighbouring keys, brought to one shift: e = max e_a, and 2^(s_a - e_a) 2^(e_a - e).
+/// The weights of eight neighbouring keys, brought to one shift: e = max e_a + lift, and 2^(s_a - e_a) 2^(e_a - e).
 ///
 /// Each lane weighs one key. Bringing all eight to the largest shift at once is what the seven merges above them do one by
 /// one: a power of two passes through additions without changing a rounding, unless numbers fall below the smallest normal.
 /// @param s score of own_key() @param lone whether the sequence is one key
+/// @param lift see set_key(); 0 for the only key, whose shift is no whole number
 /// @param[out] shift e
 /// @param[out] weight of all eight keys; -0 for one that is not seen
 template <class Team>
-__device__ __forceinline__ void weigh_eight(float s, bool lone, int lane, float& shift, float (&weight)[kTogether]) {
+__device__ __forceinline__ void weigh_eight(float s, bool lone, float lift, int lane, float& shift,
+                                            float (&weight)[kTogether]) {
   const WeighedKey own = weigh_key(s, lone);
   shift = own.shift;
   TREE_ATTN_UNROLL
@@ -118,8 +120,10 @@ __device__ __forceinline__ void weigh_eight(float s, bool lone, int lane, float&
     const float other = __shfl_xor_sync(kAllLanes, shift, distance);
     shift = other > shift ? other : shift;
   }
+  shift += lift;
+  // Where own - shift is NaN, the weight is NaN already.
   const bool seen = s != -std::numeric_limits<float>::infinity();
-  tell_all<Team>(seen ? multiply(own.weight, own.shift == shift ? 1.0f : pow2(own.shift - shift)) : -0.0f, lane, weight);
+  tell_all<Team>(seen ? multiply(own.weight, pow2(own.shift - shift)) : -0.0f, lane, weight);
 }
 
 /// Sum of eight numbers, neighbour with neighbour.
@@ -155,15 +159,16 @@ __device__ __forceinline__ void eight_keys(float shift, const float (&weight)[kT
 }
 
 /// The state of one key, as set_key() of reference/state.hpp has it.
-/// @param lone whether the sequence is one key
+/// @param lone whether the sequence is one key @param lift see weigh_eight()
 /// @param value (i, chunk) -> Bytes16 of the value of key i
 template <class Team, class Value>
-__device__ __forceinline__ void one_key(float s, bool lone, int i, const Value& value, LaneState<Team::kNumbers>& state) {
+__device__ __forceinline__ void one_key(float s, bool lone, float lift, int i, const Value& value,
+                                        LaneState<Team::kNumbers>& state) {
   set_empty(state);
   if (s == -std::numeric_limits<float>::infinity()) return;
   const WeighedKey key = weigh_key(s, lone);
-  state.shift = key.shift;
-  state.sum = key.weight;
+  state.shift = key.shift + lift;
+  state.sum = multiply(key.weight, pow2(-lift));
   TREE_ATTN_UNROLL
   for (int chunk = 0; chunk < Team::kChunks; ++chunk) {
     float v[kPer16<typename Team::T>];

@@ -36,11 +36,12 @@ __device__ __forceinline__ float quad_sum(float x) {
 
 
 /// Turns products q.k of a leaf into weights 2^(s - e), with e and their sum for the queries g and g + 8 of a lane.
+/// @param lift see set_key()
 /// @param begin, end places of the leaf that have a key
 /// @param lone whether its first key is all there is: state (s, 1, v), so that z = v to the bit
 template <class Tile>
-__device__ __forceinline__ void weigh(float score_scale, int begin, int end, bool lone, int lane, float (&s)[kLeafTiles][4],
-                                      float (&shift)[Tile::kTiles], float (&sum)[Tile::kTiles]) {
+__device__ __forceinline__ void weigh(float score_scale, float lift, int begin, int end, bool lone, int lane,
+                                      float (&s)[kLeafTiles][4], float (&shift)[Tile::kTiles], float (&sum)[Tile::kTiles]) {
   constexpr float kNotSeen = -std::numeric_limits<float>::infinity();
   TREE_ATTN_UNROLL
   for (int h = 0; h < Tile::kTiles; ++h) {
@@ -54,7 +55,7 @@ __device__ __forceinline__ void weigh(float score_scale, int begin, int end, boo
       const float e = key_shift(score);
       shift[h] = e > shift[h] ? e : shift[h];
     }
-    shift[h] = quad_max(shift[h]);
+    shift[h] = quad_max(shift[h]) + lift;
     const float only = lone ? __shfl_sync(kAllLanes, s[0][2 * h], lane / 4 * 4) : kNotSeen;
 
     // Weights, and their sum.
@@ -176,7 +177,7 @@ __device__ __forceinline__ void climb_tiles(const DeviceProblem& problem, std::i
     TREE_ATTN_UNROLL
     for (int i = 0; i < kLeafItems; ++i) multiply_keys<Tile>(queries, ring.next(), lane, s[2 * i], s[2 * i + 1]);
     float shift[Tile::kTiles], sum[Tile::kTiles];
-    weigh<Tile>(problem.score_scale, begin, end, lone, lane, s, shift, sum);
+    weigh<Tile>(problem.score_scale, problem.lift, begin, end, lone, lane, s, shift, sum);
 
     // O^T = V^T P^T.
     //

@@ -49,8 +49,21 @@ struct WarpTile {
 template <class Tile>
 __device__ __forceinline__ int matrix_piece(int lane) { return (lane / 16 * 8 + lane % 8) * Tile::kPitch + lane / 8 % 2; }
 
-/// The queries as the left operand of Q K^T, [16, kDim]; zero behind the group and behind d_h. In registers, where there are
-/// enough of them; else they stay in shared memory.
+/// Stored elements times a power of two, which rounds only what falls below the smallest normal number.
+template <class T>
+__device__ __forceinline__ Bytes16 times(const Bytes16& elements, float factor) {
+  float wide[kPer16<T>];
+  widen<T>(elements, wide);
+  T scaled[kPer16<T>];
+  TREE_ATTN_UNROLL
+  for (int c = 0; c < kPer16<T>; ++c) scaled[c] = narrow<T>(factor * wide[c]);
+  Bytes16 bytes;
+  std::memcpy(&bytes, scaled, sizeof bytes);
+  return bytes;
+}
+
+/// The queries times query_scale as the left operand of Q K^T, [16, kDim]; zero past the group and past d_h. In registers, where
+/// there are enough of them; else they stay in shared memory.
 template <class Tile>
 class TileQueries {
  public:
@@ -66,7 +79,8 @@ class TileQueries {
       const int row = i / kChunks, left = problem.d_h - i % kChunks * kPer16<T>;
       const bool there = row < Tile::kRows && first_row + row < problem.group;
       const T* const query = problem.query<T>(line, there ? first_row + row : first_row);
-      store16(memory + (row * Tile::kPitch + i % kChunks), by_number(query + i % kChunks * kPer16<T>, there ? left : 0, false));
+      const Bytes16 piece = by_number(query + i % kChunks * kPer16<T>, there ? left : 0, false);
+      store16(memory + (row * Tile::kPitch + i % kChunks), times<T>(piece, problem.query_scale));
     }
     __syncwarp();
     if constexpr (!kStay) {

@@ -145,7 +145,7 @@ __global__ void watch_eight_keys(DeviceProblem problem, float* scores, float* we
   const auto values = eight_rows(problem.value<Number>(0, 0), lane);
 
   const float s = score_of_eight<Eight>(q, keys, problem.score_scale, lane);
-  weigh_eight<Eight>(s, false, lane, shift, weight);
+  weigh_eight<Eight>(s, false, 0, lane, shift, weight);
   State state;
   eight_keys<Eight>(shift, weight, values, state);
 

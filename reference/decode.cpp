@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "reference/merges_together.hpp"
+#include "reference/score_scale.hpp"
 
 namespace tree_attn {
 namespace {
@@ -47,9 +48,9 @@ float dot(const float* a, const float* b, std::int64_t d_padded) {
 /// the numbers on the way stay in registers. This file is compiled without contraction to fused multiply-add, which would
 /// skip the rounding of weight * v.
 /// @pre no score is -inf: such a key's value must not be looked at
-void set_keys_together(float* __restrict state, const float* s, const float* __restrict v, std::int64_t d_v) {
+void set_keys_together(float* __restrict state, const float* s, const float* __restrict v, std::int64_t d_v, float lift) {
   float shift[kTogether], weight[kTogether];
-  for (int i = 0; i < kTogether; ++i) shift[i] = key_shift(s[i]), weight[i] = key_weight(s[i]);
+  for (int i = 0; i < kTogether; ++i) shift[i] = key_shift(s[i]) + lift, weight[i] = key_weight(s[i]) * pow2(-lift);
   const MergesTogether<float> merges(shift);
   state[kShift] = shift[0];
   state[kSum] = merges.value([&](int i) { return weight[i]; });
@@ -66,16 +67,22 @@ void set_keys_together(float* __restrict state, const float* s, const float* __r
 /// The stream over one key/value head: its queries, the leaf at hand, and one binary counter a query.
 class HeadStream {
  public:
-  HeadStream(std::int64_t n_queries, std::int64_t d_h, std::int64_t d_v, double scale)
+  HeadStream(std::int64_t n_queries, std::int64_t d_h, std::int64_t d_v, double scale, int lift)
       : d_h_(padded(d_h)),
         d_v_(d_v),
-        score_scale_(static_cast<float>(kLog2E * scale)),
+        scale_(split_scale(scale)),
+        lift_(static_cast<float>(lift)),
         q_(static_cast<std::size_t>(n_queries * d_h_)),
         k_(static_cast<std::size_t>(kLeafLength * d_h_)),
         v_(static_cast<std::size_t>(kLeafLength * d_v)),
         counters_(static_cast<std::size_t>(n_queries), Forest<float>(1, d_v)) {}
 
-  float* query(std::size_t r) { return q_.data() + static_cast<std::int64_t>(r) * d_h_; }
+  /// Reads the query of row r of the group: row (i, h, j) of q.
+  void read_query(std::int64_t r, const TensorView& q, std::int64_t i, std::int64_t h, std::int64_t j) {
+    float* const row = q_.data() + r * d_h_;
+    load_row(q, i, h, j, row);
+    for (std::int64_t c = 0; c < q.shape[3]; ++c) row[c] *= scale_.query;
+  }
 
   /// Reads the rows [first, first + n) of k and v once, for all queries of the group.
   void read_leaf(const Shard& shard, std::int64_t i, std::int64_t h, std::int64_t first, std::int64_t n) {
@@ -95,11 +102,11 @@ class HeadStream {
         const bool together = (position + a) % kTogether == 0 && a + kTogether <= n &&
                               std::none_of(s + a, s + a + kTogether, [](float score) { return score == -kInfinity; });
         if (together) {
-          set_keys_together(counters_[r].slot(), s + a, v, d_v_);
+          set_keys_together(counters_[r].slot(), s + a, v, d_v_, lift_);
           counters_[r].push({kTogetherLevel, (position + a) / kTogether});
           a += kTogether;
         } else {
-          set_key(counters_[r].slot(), s[a], v, d_v_);
+          set_key(counters_[r].slot(), s[a], v, d_v_, lift_);
           counters_[r].push({0, position + a});
           a += 1;
         }
@@ -126,11 +133,12 @@ class HeadStream {
 
  private:
   float score(std::size_t r, std::int64_t a) const {
-    return score_scale_ * dot(q_.data() + static_cast<std::int64_t>(r) * d_h_, k_.data() + a * d_h_, d_h_);
+    return scale_.score * dot(q_.data() + static_cast<std::int64_t>(r) * d_h_, k_.data() + a * d_h_, d_h_);
   }
 
   std::int64_t d_h_, d_v_;
-  float score_scale_;
+  ScoreScale scale_;
+  float lift_;
   std::vector<float> q_, k_, v_;
   std::vector<Forest<float>> counters_;
 };
@@ -138,12 +146,12 @@ class HeadStream {
 }  // namespace
 
 Forest<float> decode_shard(const TensorView& q, const Shard& shard, std::span<const std::int64_t> lengths, double scale,
-                           const std::function<void()>& progress) {
+                           const std::function<void()>& progress, int lift) {
   const auto [b, n_h, l, d_h] = q.shape;
   const std::int64_t n_kv = shard.k.shape[1], d_v = shard.v.shape[3];
   const std::int64_t group = b == 0 || n_kv == 0 ? 0 : n_h / n_kv * l;
   Forest<float> forest(b * n_h * l, d_v);
-  HeadStream stream(group, d_h, d_v, scale);
+  HeadStream stream(group, d_h, d_v, scale, lift);
 
   for (const Subtree& subtree : cover(shard.begin, shard.end())) {
     float* states = forest.slot();
@@ -151,7 +159,7 @@ Forest<float> decode_shard(const TensorView& q, const Shard& shard, std::span<co
       const std::int64_t end = std::min(subtree.end(), lengths[static_cast<std::size_t>(i)]);
       for (std::int64_t h = 0; h < n_kv; ++h) {
         // Bring the queries of the group: its heads are neighbours, so their rows are too.
-        for (std::int64_t r = 0; r < group; ++r) load_row(q, i, h * (n_h / n_kv) + r / l, r % l, stream.query(static_cast<std::size_t>(r)));
+        for (std::int64_t r = 0; r < group; ++r) stream.read_query(r, q, i, h * (n_h / n_kv) + r / l, r % l);
 
         // Stream the keys that are in use, leaf by leaf.
         for (std::int64_t position = subtree.begin(); position < end;) {
@@ -182,6 +190,22 @@ DecodeOutput finish_rows(std::span<const float> states, std::int64_t n_rows, std
     output.lse[static_cast<std::size_t>(r)] = finish(states.data() + r * state_size(d_v), output.out.data() + r * d_v, d_v);
   }
   return output;
+}
+
+bool needs_lift(const DecodeOutput& output) {
+  const std::size_t n_rows = output.lse.size(), d_v = n_rows == 0 ? 0 : output.out.size() / n_rows;
+  for (std::size_t r = 0; r < n_rows; ++r) {
+    const auto row = output.out.begin() + static_cast<std::ptrdiff_t>(r * d_v);
+    const bool finite = std::all_of(row, row + static_cast<std::ptrdiff_t>(d_v), [](float z) { return std::isfinite(z); });
+    if (std::isfinite(output.lse[r]) && !finite) return true;
+  }
+  return false;
+}
+
+void take_lifted(DecodeOutput& output, const DecodeOutput& lifted) {
+  for (std::size_t i = 0; i < output.out.size(); ++i) {
+    if (!std::isfinite(output.out[i]) && std::isfinite(lifted.out[i])) output.out[i] = lifted.out[i];
+  }
 }
 
 }  // namespace tree_attn

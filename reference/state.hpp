@@ -147,17 +147,27 @@ TREE_ATTN_HOST_DEVICE inline bool is_empty(const Real* state) {
   return state[kSum] == Real(0) && state[kShift] == -std::numeric_limits<Real>::infinity();
 }
 
-/// The state of one key: e = ceil(s), D = 2^(s - e), n = D v.
+/// What a lift adds to the shift of every key, see set_key(). A sum of 2^48 values, the most that any input holds, stays 16
+/// bits clear of overflow, whatever the values.
+inline constexpr int kLift = 64;
+
+/// The state of one key: e = ceil(s) + lift, D = 2^(s - e), n = D v.
 ///
-/// A score of -inf is a key not seen: the empty state, and v is not looked at (0 * Inf would be NaN).
+/// Without a lift D is in [1/2, 1], and a sum of many n may overflow where z = n / D, an average of the v, does not. A lift
+/// makes D and n smaller by a power of two, exactly; the state keeps its meaning and merges as any other, also with states
+/// that are not lifted.
+///
+/// A score of -inf is a key not seen: the empty state, and v is not read (0 * Inf would be NaN).
 /// @param[out] state [2 + d_v]
 /// @param s score in base two
 /// @param[in] v value [d_v]
+/// @param lift 0 or kLift
 template <class Real>
-TREE_ATTN_HOST_DEVICE inline void set_key(Real* __restrict state, Real s, const Real* __restrict v, std::int64_t d_v) {
+TREE_ATTN_HOST_DEVICE inline void set_key(Real* __restrict state, Real s, const Real* __restrict v, std::int64_t d_v,
+                                          Real lift = 0) {
   if (s == -std::numeric_limits<Real>::infinity()) return set_empty(state, d_v);
-  const Real weight = key_weight(s);
-  state[kShift] = key_shift(s);
+  const Real weight = key_weight(s) * pow2(-lift);
+  state[kShift] = key_shift(s) + lift;
   state[kSum] = weight;
   for (std::int64_t j = 0; j < d_v; ++j) state[kValues + j] = weight * v[j];
 }
@@ -172,13 +182,18 @@ TREE_ATTN_HOST_DEVICE inline Real finish_lse(const Real* state) {
 
 /// One component of z = n / D, 0 for the empty set.
 ///
+/// Where n is finite and the quotient is not, z is the largest finite number of its sign: z is an average of finite values, so
+/// only rounding can have carried it past them, and no number is nearer to it. So the average of many FLT_MAX is FLT_MAX.
+///
 /// NaN leaves as the one canonical quiet NaN: the sign and payload of a NaN depend on the order of operands, and all ranks
 /// must end with the same bits.
-/// @param[in] state its first two numbers, e and D, are looked at
+/// @param[in] state its first two numbers, e and D, are read
 /// @param n_j component j of n
 template <class Real>
 TREE_ATTN_HOST_DEVICE inline Real finish_value(const Real* state, Real n_j) {
+  constexpr Real kLargest = std::numeric_limits<Real>::max();
   const Real z_j = is_empty(state) ? Real(0) : n_j / state[kSum];
+  if (std::fabs(n_j) <= kLargest && std::fabs(z_j) > kLargest) return z_j > 0 ? kLargest : -kLargest;
   return z_j == z_j ? z_j : std::numeric_limits<Real>::quiet_NaN();
 }
 

@@ -78,22 +78,38 @@ inline bool same_bits(const DecodeOutput& a, const DecodeOutput& b) {
 
 /// Decodes the keys [0, n_keys) on one rank, without any of distributed/: the bits that canonical algorithms must have.
 inline DecodeOutput decode_alone(TensorProblem& problem, std::int64_t n_keys) {
-  Forest<float> forest = decode_shard(problem.query(0), problem.shard({0, n_keys}, 0), problem.lengths(), problem.scale);
-  return finish_rows(forest.fold(), problem.shape().n_rows(), problem.shape().value_dim);
+  const auto pass = [&](int lift) {
+    Forest<float> forest = decode_shard(problem.query(0), problem.shard({0, n_keys}, 0), problem.lengths(), problem.scale, {}, lift);
+    return finish_rows(forest.fold(), problem.shape().n_rows(), problem.shape().value_dim);
+  };
+  DecodeOutput output = pass(0);
+  if (needs_lift(output)) take_lifted(output, pass(kLift));
+  return output;
 }
 inline DecodeOutput decode_alone(TensorProblem& problem) { return decode_alone(problem, problem.n_keys()); }
 
-/// Runs one algorithm on a backend; what every rank saw.
-inline std::vector<Seen> decode(World& world, const Algorithm& algorithm, TensorProblem& problem, const Layout& layout,
-                                const Backend& backend = find_backend("cpu")) {
+/// Runs one algorithm once, with a lift or without; what every rank saw.
+inline std::vector<Seen> decode_once(World& world, const Algorithm& algorithm, TensorProblem& problem, const Layout& layout,
+                                     const Backend& backend, int lift) {
   return world.run(layout.topology, [&](Transport& transport) {
     const Run mine = layout.runs[static_cast<std::size_t>(transport.topology().place_of(transport.rank()))];
     Shard shard = problem.shard(mine, 0);
     const Tensor k = copy_of(layout.copied ? shard.k : TensorView{}), v = copy_of(layout.copied ? shard.v : TensorView{});
     if (layout.copied) shard = {k.view(), v.view(), mine.begin};
-    const DecodeStep step{problem.query(0), shard, problem.lengths(), problem.scale, layout.runs};
+    const DecodeStep step{problem.query(0), shard, problem.lengths(), problem.scale, layout.runs, lift};
     return algorithm.run(transport, backend, step);
   });
+}
+
+/// Runs one algorithm on a backend, and where a sum overflowed once more, as measure() does; what every rank saw, with the traffic of the
+/// first run.
+inline std::vector<Seen> decode(World& world, const Algorithm& algorithm, TensorProblem& problem, const Layout& layout,
+                                const Backend& backend = find_backend("cpu")) {
+  std::vector<Seen> seen = decode_once(world, algorithm, problem, layout, backend, 0);
+  if (!needs_lift(seen[0].output)) return seen;
+  const std::vector<Seen> lifted = decode_once(world, algorithm, problem, layout, backend, kLift);
+  for (std::size_t rank = 0; rank < seen.size(); ++rank) take_lifted(seen[rank].output, lifted[rank].output);
+  return seen;
 }
 
 /// What a problem's results are held against, on the process that has it: the oracle, and the bits of one rank alone.

@@ -69,7 +69,7 @@ std::vector<std::unique_ptr<TensorProblem>> problems() {
 
 /// One rank with everything, without any of distributed/.
 DecodeOutput alone(const Backend& backend, TensorProblem& problem) {
-  Forest<float> forest = backend.decode(problem.query(0), problem.whole(), problem.lengths(), problem.scale, [] {});
+  Forest<float> forest = backend.decode(problem.query(0), problem.whole(), problem.lengths(), problem.scale, [] {}, 0);
   return finish_rows(forest.fold(), problem.shape().n_rows(), problem.shape().value_dim);
 }
 

@@ -19,10 +19,10 @@ TEST_CASE("ring: the next shard is in flight while this one is computed, at ever
     std::atomic<int> n_overlapped = 0, n_alone = 0, n_without_progress = 0;
     run_threads(Topology::pretend(p, p), 60, [&](ThreadTransport& transport) {
       const auto decode = [&](const TensorView& q, const Shard& shard, std::span<const std::int64_t> lengths, double scale,
-                              const std::function<void()>& progress) {
+                              const std::function<void()>& progress, int lift) {
         ++(transport.in_flight() == 4 ? n_overlapped : n_alone);
         const std::int64_t before = transport.n_progress;
-        Forest<float> forest = decode_shard(q, shard, lengths, scale, progress);
+        Forest<float> forest = decode_shard(q, shard, lengths, scale, progress, lift);
         n_without_progress += transport.n_progress == before;
         return forest;
       };

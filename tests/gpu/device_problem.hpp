@@ -45,13 +45,14 @@ class DeviceTensor {
 /// A shard of a problem on the device.
 class DeviceShard {
  public:
-  DeviceShard(const TensorView& q, const Shard& shard, std::span<const std::int64_t> lengths, double scale)
+  DeviceShard(const TensorView& q, const Shard& shard, std::span<const std::int64_t> lengths, double scale, int lift = 0)
       : storage(shard.k.storage), q_(q), k_(shard.k), v_(shard.v), lengths_(static_cast<std::int64_t>(lengths.size()), MemoryUse::Input) {
     lengths_.upload(lengths);
     const std::int64_t n_h = q.shape[1], n_kv = shard.k.shape[1], l = q.shape[2];
     problem = {.q = q_.view(), .k = k_.view(), .v = v_.view(), .lengths = lengths_.data(), .batch = q.shape[0], .kv_heads = n_kv,
                .group = n_h / n_kv * l, .n_queries = l, .d_h = static_cast<int>(q.shape[3]), .d_v = static_cast<int>(shard.v.shape[3]),
-               .begin = shard.begin, .end = shard.end(), .score_scale = static_cast<float>(kLog2E * scale)};
+               .begin = shard.begin, .end = shard.end()};
+    device::set_scale(problem, storage, scale, lift);
   }
 
   DeviceProblem problem;
@@ -91,9 +92,14 @@ inline DecodeOutput run_step(const device::LadderStep& step, const DeviceShard& 
   return {out.download(), lse.download()};
 }
 
-/// The same for a problem of the tests.
+/// The same for a problem of the tests, and once more with a lift where a sum overflows, as measure() does.
 inline DecodeOutput run_step(const device::LadderStep& step, TensorProblem& problem, const device::PlanOptions& options = {}) {
-  return run_step(step, DeviceShard(problem.query(0), problem.whole(), problem.lengths(), problem.scale), options);
+  const auto pass = [&](int lift) {
+    return run_step(step, DeviceShard(problem.query(0), problem.whole(), problem.lengths(), problem.scale, lift), options);
+  };
+  DecodeOutput output = pass(0);
+  if (needs_lift(output)) take_lifted(output, pass(kLift));
+  return output;
 }
 
 /// The states of a shard, as Forest has them.

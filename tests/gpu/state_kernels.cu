@@ -42,14 +42,14 @@ struct Values {
 __global__ void key_kernel(const float* scores, const float* values, float* out) {
   const int lane = static_cast<int>(threadIdx.x);
   State state;
-  one_key<Team8>(scores[blockIdx.x], false, 0, Values{values + static_cast<std::int64_t>(blockIdx.x) * kStateDim, lane}, state);
+  one_key<Team8>(scores[blockIdx.x], false, 0, 0, Values{values + static_cast<std::int64_t>(blockIdx.x) * kStateDim, lane}, state);
   store_state(out + blockIdx.x * state_size(kStateDim), lane, state);
 }
 
 __global__ void eight_kernel(const float* scores, const float* values, float* out) {
   const int lane = static_cast<int>(threadIdx.x) % Team8::kLanes;
   float shift, weight[kTogether];
-  weigh_eight<Team8>(scores[blockIdx.x * kTogether + own_key(lane)], false, lane, shift, weight);
+  weigh_eight<Team8>(scores[blockIdx.x * kTogether + own_key(lane)], false, 0, lane, shift, weight);
   if (threadIdx.x >= Team8::kLanes) return;
   State state;
   eight_keys<Team8>(shift, weight, Values{values + static_cast<std::int64_t>(blockIdx.x) * kTogether * kStateDim, lane}, state);

@@ -259,6 +259,41 @@ TEST_CASE_TEMPLATE("state: one key finishes as its value and its score", Real, f
   }
 }
 
+TEST_CASE_TEMPLATE("state: a lifted key is the same key, merges with any other, and keeps large values clear of overflow", Real, float, double) {
+  constexpr Real kLargest = std::numeric_limits<Real>::max();
+  const std::vector<Real> v{1, 0, Real(-0.5), 3, kLargest, -kLargest};
+  const auto lifted_key = [&](Real s) {
+    State<Real> state(static_cast<std::size_t>(state_size(kValueDim)));
+    set_key(state.data(), s, v.data(), kValueDim, Real(kLift));
+    return state;
+  };
+  // The same set under another shift.
+  const State<Real> plain = key_state(Real(-3.7), v), lifted = lifted_key(Real(-3.7));
+  CHECK(lifted[kShift] == plain[kShift] + kLift);
+  for (std::size_t i = kSum; i < plain.size(); ++i) CHECK(std::ldexp(lifted[i], kLift) == plain[i]);
+  CHECK(same_bits(lifted_key(-kInf<Real>), empty_state<Real>()));
+  CHECK(std::isnan(lifted_key(kNaN<Real>)[kSum]));
+
+  // Two plain keys overflow; lifted ones do not, nor does a plain one beside a lifted one.
+  CHECK(std::isinf(merged(key_state(Real(2), v), key_state(Real(2), v)).back()));
+  for (const State<Real>& right : {lifted_key(Real(2)), key_state(Real(2), v)}) {
+    const State<Real> both = merged(lifted_key(Real(2)), right);
+    for (std::size_t j = 0; j < v.size(); ++j) CHECK(finish_value(both.data(), both[kValues + j]) == v[j]);
+    CHECK(finish_lse(both.data()) == doctest::Approx(3 * kLn2).epsilon(1e-6));
+  }
+}
+
+/// z is an average of finite values: where the quotient is rounded past the largest number, that is the nearest one.
+TEST_CASE_TEMPLATE("state: a quotient past the largest number is the largest number", Real, float, double) {
+  constexpr Real kLargest = std::numeric_limits<Real>::max();
+  const Real below_one[] = {0, Real(1) - std::numeric_limits<Real>::epsilon()};
+  CHECK(std::isinf(kLargest / below_one[kSum]));
+  CHECK(finish_value(below_one, kLargest) == kLargest);
+  CHECK(finish_value(below_one, -kLargest) == -kLargest);
+  CHECK(finish_value(below_one, kInf<Real>) == kInf<Real>);
+  CHECK(std::isnan(finish_value(below_one, kNaN<Real>)));
+}
+
 TEST_CASE_TEMPLATE("state: NaN and Inf come out as the formula has them", Real, float, double) {
   const std::vector<Real> one(kValueDim, Real(1));
   std::vector<Real> z(kValueDim), v = one;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Prints a digest of the bits of some decodes, one a line: compiled once per instruction set, see test_instruction_set.cpp.
+/// @brief Prints a digest of the bits of some decodes, one per line. Compiled for several instruction sets.
 #include <cstdio>
 #include <random>
 #include <string>
