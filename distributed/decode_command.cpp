@@ -15,6 +15,7 @@
 #include "distributed/memory.hpp"
 #include "distributed/moments.hpp"
 #include "distributed/output_file.hpp"
+#include "distributed/overflow.hpp"
 #include "distributed/program.hpp"
 #include "distributed/report.hpp"
 #include "reference/attention.hpp"
@@ -250,6 +251,12 @@ int run_decode(const DecodeOptions& options, const MpiSession& session) {
     }
     if (trouble) failed.clear();  // one line is enough
     for (const std::string& line : failed) std::fprintf(stderr, "tree_attn: check failed: %s\n", line.c_str());
+
+    // Made-up input is finite, and may be too large for one rank.
+    const int last = options.steps - 1;
+    const std::string overflow = overflow_of(problem->query(last), file ? std::optional(problem->whole()) : std::nullopt,
+                                             problem->lengths(last), measurements[0].output);
+    if (!trouble && !overflow.empty()) std::fprintf(stderr, "tree_attn: warning: %s\n", overflow.c_str());
   }
   session.agree(trouble);
   return session.sum(static_cast<std::int64_t>(failed.size())) > 0 ? 1 : 0;
