@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Bits: the same on every rank, and for canonical algorithms the same for every layout, batch and number of steps.
+#include <limits>
 #include <random>
 
 #include "tests/distributed/decoding.hpp"
@@ -101,7 +102,7 @@ TEST_CASE("decoders: keys appended step by step give the bits of a cache that wa
 }
 
 TEST_CASE("decoders: NaN of any sign and payload leaves every rank with the same bits, those of the one quiet NaN") {
-  const Axes axes{.heads = 2, .kv_heads = 2, .head_dim = 8, .value_dim = 6, .n_keys = 48};
+  const Axes axes{.heads = 3, .kv_heads = 3, .head_dim = 8, .value_dim = 6, .n_keys = 48};
   std::mt19937 random(800);
   Tensor q = normal_tensor(random, axes.q()), k = normal_tensor(random, axes.k()), v = normal_tensor(random, axes.v());
   for (std::int64_t a = 0; a < 48; a += 5) {
@@ -110,14 +111,17 @@ TEST_CASE("decoders: NaN of any sign and payload leaves every rank with the same
     k.set(0, 0, a, 3, nan);
     v.set(0, 1, a, a % 6, nan);
   }
+  // Head 2 makes its own: +Inf on the first ranks and -Inf on the last.
+  constexpr float kInf = std::numeric_limits<float>::infinity();
+  for (std::int64_t a = 0; a < 48; ++a) v.set(0, 2, a, a % 6, a < 24 ? kInf : -kInf);
   const auto problem = problem_of(std::move(q), std::move(k), std::move(v));
   for (World* world : worlds()) {
     const int p = world->size();
     check_all(*world, *problem, {{mixed_grouping(p), even_runs(48, p, 1)}},
               [](const Algorithm&, const DecodeOutput& output) {
-                for (std::size_t i = 0; i < 12; ++i) CHECK(std::bit_cast<std::uint32_t>(output.out[i]) == 0x7FC00000u);
+                for (std::size_t i = 0; i < 18; ++i) CHECK(std::bit_cast<std::uint32_t>(output.out[i]) == 0x7FC00000u);
                 CHECK(std::bit_cast<std::uint32_t>(output.lse[0]) == 0x7FC00000u);
-                CHECK(std::isfinite(output.lse[1]));
+                CHECK((std::isfinite(output.lse[1]) && std::isfinite(output.lse[2])));
               });
   }
 }

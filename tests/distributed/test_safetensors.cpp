@@ -3,6 +3,7 @@
 /// @brief Reading tensor files: names, order, alignment, the hash; limits; damaged files do no harm.
 #include "distributed/safetensors.hpp"
 
+#include "distributed/safetensors_header.hpp"
 #include "tests/distributed/tensor_files.hpp"
 
 #include <doctest/doctest.h>
@@ -34,6 +35,9 @@ TEST_CASE("safetensors: limits, odd values and what hides behind a NUL are refus
   CHECK(message_for(shape("0," + long_axis + "," + long_axis)).find("size overflows") != std::string::npos);
   CHECK(message_for(shape(long_axis + "," + long_axis + ",0")).find("size overflows") != std::string::npos);
   CHECK(message_for(shape("281474976710656")).find("size out of range") != std::string::npos);
+  constexpr std::int64_t kTooLong = std::int64_t{1} << 48;
+  CHECK(bytes_of_tensor(8, {0, kTooLong - 1}) == 0);
+  CHECK(!bytes_of_tensor(8, {0, kTooLong}));
   CHECK(message_for(shape("[1]")).find("not a whole number") != std::string::npos);
   CHECK(message_for(R"({"w":{"dtype":"F4","shape":[3],"data_offsets":[0,1]}})").find("not a whole number of bytes") !=
         std::string::npos);

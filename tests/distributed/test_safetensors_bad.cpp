@@ -172,6 +172,8 @@ TEST_CASE("safetensors: what a message shows is cut and escaped") {
   CHECK(message_for(std::string(59, 'a') + "\xC3\xA9").find(std::string(59, 'a') + "...\"") != std::string::npos);
   CHECK(readable("\xff\xC3", 8) == "\\xff\\xc3");
   CHECK(readable("") == "");
+  // A surrogate and an overlong form are not characters.
+  CHECK(readable("\xED\xA0\x80\xE0\x80\x80") == "\\xed\\xa0\\x80\\xe0\\x80\\x80");
 
   // The path is shown in full, but it too stays on its line.
   const std::string path = scratch.write("two\nlines", "");

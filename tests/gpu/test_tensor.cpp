@@ -60,6 +60,21 @@ TEST_CASE("tensor: small weights keep all their bits") {
   }
 }
 
+TEST_CASE("tensor: a weight has the 24 bits that it has without tensor cores") {
+  // Two keys: the first weighs 1 and its value is 0, so that z = w / (1 + w) with the weight w of the second.
+  for (const Storage storage : kStorages) {
+    for (int i = 1; i < 40; ++i) {
+      const Axes axes{.heads = 2, .kv_heads = 1, .head_dim = 8, .value_dim = 8, .n_keys = 2, .storage = storage};
+      Tensor q = Tensor(std::vector<float>(16, 0), axes.q(), storage), k = Tensor(std::vector<float>(16, 0), axes.k(), storage),
+             v = Tensor(std::vector<float>(16, 0), axes.v(), storage);
+      q.set(0, 0, 0, 0, 1), q.set(0, 1, 0, 0, 0.75f), k.set(0, 0, 1, 0, -0.3125f * static_cast<float>(i)), v.set(0, 0, 1, 0, 1);
+      const auto problem = problem_of(std::move(q), std::move(k), std::move(v), {}, 1.0);
+      CAPTURE(i);
+      CHECK(same_output(run(*problem), run_step(device::kVectors, *problem)));
+    }
+  }
+}
+
 TEST_CASE("tensor: sums of small whole numbers are exact") {
   for (const Storage storage : kStorages) {
     const Axes axes{.heads = 4, .kv_heads = 1, .head_dim = 64, .value_dim = 64, .n_keys = 200, .storage = storage};
@@ -131,21 +146,24 @@ TEST_CASE("tensor: shards cut at leaves have the bits of the whole, others are w
 
 TEST_CASE("tensor: one key gives its value to the bit") {
   for (const Storage storage : kStorages) {
-    const Axes axes{.heads = 2, .kv_heads = 1, .head_dim = 64, .value_dim = 6, .n_keys = 70, .storage = storage};
-    std::mt19937 random(7400);
-    Tensor v = normal_tensor(random, axes.v(), storage);
-    const float special[] = {-0.0f, 65504, 0x1p-24f, kInf, kNaN};
-    for (std::int64_t c = 0; c < 5; ++c) v.set(0, 0, 0, c, special[c]);
-    const auto problem = problem_of(normal_tensor(random, axes.q(), storage), normal_tensor(random, axes.k(), storage), v, std::vector<std::int64_t>{1});
-    const std::vector<double> want = row_of(v.view(), 0, 0, 0);
-    const DecodeOutput output = run(*problem);
-    for (std::size_t r = 0; r < 2; ++r) {
-      for (std::size_t c = 0; c < 6; ++c) {
-        if (c == 4) CHECK(std::isnan(output.out[r * 6 + c]));
-        else CHECK(std::bit_cast<std::uint32_t>(output.out[r * 6 + c]) == std::bit_cast<std::uint32_t>(static_cast<float>(want[c])));
+    // A leaf and more, and less than a leaf: a few subtrees, of which all but the first hold no key.
+    for (const std::int64_t n_keys : {70, 40}) {
+      const Axes axes{.heads = 2, .kv_heads = 1, .head_dim = 64, .value_dim = 6, .n_keys = n_keys, .storage = storage};
+      std::mt19937 random(7400);
+      Tensor v = normal_tensor(random, axes.v(), storage);
+      const float special[] = {-0.0f, 65504, 0x1p-24f, kInf, kNaN};
+      for (std::int64_t c = 0; c < 5; ++c) v.set(0, 0, 0, c, special[c]);
+      const auto problem = problem_of(normal_tensor(random, axes.q(), storage), normal_tensor(random, axes.k(), storage), v, std::vector<std::int64_t>{1});
+      const std::vector<double> want = row_of(v.view(), 0, 0, 0);
+      const DecodeOutput output = run(*problem);
+      for (std::size_t r = 0; r < 2; ++r) {
+        for (std::size_t c = 0; c < 6; ++c) {
+          if (c == 4) CHECK(std::isnan(output.out[r * 6 + c]));
+          else CHECK(std::bit_cast<std::uint32_t>(output.out[r * 6 + c]) == std::bit_cast<std::uint32_t>(static_cast<float>(want[c])));
+        }
       }
+      CHECK(error_of(*problem, output) == "");
     }
-    CHECK(error_of(*problem, output) == "");
   }
 }
 

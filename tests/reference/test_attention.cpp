@@ -189,6 +189,17 @@ TEST_CASE("attention: what lies behind the last key of a row is not read") {
   CHECK(attention(q, view, view, {.lengths = {5}}).out == attention(q, k, k).out);
 }
 
+TEST_CASE("attention: a source does not look at the value of a key that is not seen") {
+  // Two causal queries: the first sees one key, the second both.
+  const Tensor q({1, 1}, {1, 1, 2, 1}), k({3, 4}, {1, 1, 2, 1}), zeta({0.5f, 0.5f}, {1, 1, 2, 1});
+  for (const float value : {kInfF, kNaNF}) {
+    const AttentionResult got = attention(q, k, Tensor({2, value}, {1, 1, 2, 1}), {.scale = 1.0, .causal = true, .zeta = zeta});
+    CHECK(got.energy[0] == 4);
+    CHECK(got.gradient[0] == 2);
+    CHECK(std::isnan(got.gradient[1]));
+  }
+}
+
 TEST_CASE("attention: huge logits") {
   std::mt19937 random(kSeed + 5);
   for (const float logit : {1e4f, -1e4f, -5.2e5f, 5.2e5f, 1e30f}) {

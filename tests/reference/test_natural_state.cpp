@@ -117,7 +117,9 @@ TEST_CASE("natural state: the empty set is neutral, NaN and Inf are kept") {
   CHECK(same(finish(merge(empty, key)), finish(key)));
   CHECK(finish(empty).lse == -kInf);
   CHECK(finish(empty).z == Vector::Zero(kValueDim));
-  CHECK(same(finish(natural_key(-kInf, Vector::Constant(kValueDim, kNaN))), finish(empty)));
+  const NaturalState unseen = natural_key(-kInf, Vector::Constant(kValueDim, kNaN));
+  CHECK(same(finish(unseen), finish(empty)));
+  CHECK(same(finish(merge(unseen, key)), finish(key)));
   for (const double bad : {kInf, kNaN}) {
     for (const NaturalState& state : {natural_key(bad, v), merge(natural_key(bad, v), key), merge(key, natural_key(bad, v)),
                                       merge(empty, natural_key(bad, v))}) {

@@ -31,6 +31,10 @@ void early_return() {
   if (threadIdx.x == 5) return;
   __syncthreads();
 }
+void first_returns() {
+  if (threadIdx.x == 0) return;
+  __syncthreads();
+}
 void late_return() {
   if (threadIdx.x != 5) __syncwarp();
 }
@@ -55,6 +59,7 @@ TEST_CASE("emulator: a mask must be the same for all and hold the own lane") {
 }
 
 TEST_CASE("emulator: who waits for a thread that has exited is told so") {
+  CHECK(has(error_of(first_returns, {.block = {64}}), "that has exited"));
   for (std::uint64_t seed = 0; seed < 4; ++seed) {
     const SettingsScope scope({.seed = seed});
     CHECK(has(error_of(early_return, {.block = {64}}), "that has exited"));

@@ -79,6 +79,21 @@ TEST_CASE("emulator shadow: neighbours do not race, overlapping accesses of any 
   CHECK(!error_of(bytes16, {.block = {2}, .shared_bytes = 32}).empty());
 }
 
+void reads_before_the_wait(const float* from) {
+  Arena arena;
+  const Shared<float> piece = arena.take<float>(8);
+  copy_async16(piece, from, 16);
+  copy_async_commit();
+  piece[4] = piece[0];
+  copy_async_wait<0>();
+}
+
+TEST_CASE("emulator shadow: what an asynchronous copy has not brought yet is not read") {
+  DeviceBuffer<float> in(4);
+  in.fill(0);
+  CHECK(has(error_of(reads_before_the_wait, {.shared_bytes = 32}, in.data()), "reads what a copy of test_shadow.cpp:"));
+}
+
 void out_of_piece(int i) {
   Arena arena;
   const Shared<float> piece = arena.take<float>(8), next = arena.take<float>(8);
