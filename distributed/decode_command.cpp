@@ -111,6 +111,7 @@ void show_progress(bool shown, std::size_t done, std::size_t all, std::string_vi
 int run_decode(const DecodeOptions& options, const MpiSession& session) {
   const bool speaks = session.rank() == 0;
 
+  session.doing("in reading the input");
   // Gather everything that can be wrong before any rank waits for another.
   std::optional<SafetensorsFile> file;
   std::optional<Outputs> outputs;
@@ -194,6 +195,7 @@ int run_decode(const DecodeOptions& options, const MpiSession& session) {
   std::vector<std::string> failed;
   if (speaks && options.verify) {
     show_progress(bar, measurements.size(), n_stages, "oracle");
+    session.doing("in the oracle");
     const Verifier verify(reduced, scale, session.size(), backend.kernels);
     for (Measurement& m : measurements) {
       m.errors = verify(m);
@@ -210,6 +212,7 @@ int run_decode(const DecodeOptions& options, const MpiSession& session) {
     if (enlarged) moments.push_back(take_moments(moment_layout(shape), m.output, problem->query(options.steps - 1), scale));
   }
 
+  session.doing("in writing the results");
   // Write what was found, say it, and only then put the files in place: on any trouble before, nothing is there.
   if (speaks) {
     try {

@@ -7,23 +7,42 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <exception>
 #include <new>
-#include <thread>
+#include <string_view>
 
 #include "distributed/input_error.hpp"
 #include "distributed/mapped_file.hpp"
 #include "distributed/output_file.hpp"
 #include "distributed/program.hpp"
+#include "distributed/report.hpp"
 
 namespace {
 
 using namespace tree_attn;
 
 constexpr int kBadInput = 2;
+constexpr double kTimeout = 60;
+
+/// Reads a number of seconds. Not CLI::PositiveNumber, which lets NaN pass (a deadline that never comes) and prints the
+/// largest double.
+bool read_timeout(const std::string& text, double& seconds) { return CLI::detail::lexical_cast(text, seconds) && seconds > 0; }
+
+/// --timeout, which counts from before MPI_Init, and so before the command line is read. What is wrong with it is said then.
+double find_timeout(int argc, char** argv) {
+  constexpr std::string_view kName = "--timeout";
+  double timeout = kTimeout, seconds = 0;
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view word = argv[i];
+    if (!word.starts_with(kName)) continue;
+    const bool has_value = word.size() > kName.size() && word[kName.size()] == '=';
+    const bool next = word == kName && i + 1 < argc;
+    if ((has_value || next) && read_timeout(has_value ? std::string(word.substr(kName.size() + 1)) : argv[i + 1], seconds)) timeout = seconds;
+  }
+  return timeout;
+}
 
 /// Leads the standard descriptors that the parent closed to /dev/null, the wrong way round: to read or to print fails there.
 /// Left closed, their numbers would go to the next file or socket that is opened, and what is printed would end in it.
@@ -45,16 +64,6 @@ std::string usage_error(const CLI::App& program, const CLI::ParseError& error) {
   return line + " (tree_attn " + (commands.empty() ? "" : commands[0]->get_name() + " ") + "--help tells more)";
 }
 
-/// A rank that waited in vain ends all ranks. Rank 0 speaks; the others give it a moment, in case it is the one that hangs,
-/// and then each other: the first to speak takes the rest down.
-[[noreturn]] void give_up(const MpiSession& session, const std::string& line) {
-  if (session.rank() != 0) {
-    std::this_thread::sleep_for(std::chrono::seconds(2) + std::chrono::milliseconds(500) * (session.rank() - 1));
-  }
-  complain(line);
-  session.abandon(kBadInput);
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -62,23 +71,26 @@ int main(int argc, char** argv) {
   std::signal(SIGPIPE, SIG_IGN);  // a reader that leaves is an error of the write, with a line and a clean end
   std::string command_line;
   for (int i = 0; i < argc; ++i) command_line += (i ? " " : "") + std::string(argv[i]);
-  MpiSession session(&argc, &argv);
+  MpiSession session(&argc, &argv, find_timeout(argc, argv));
   const bool speaks = session.rank() == 0;
+  if (const auto line = foreign_launcher(session.launch(), session.size(), mpi_library())) {
+    if (session.launch().rank == 0) complain(*line);
+    return kBadInput;
+  }
   end_on_cut_file(session.rank());
 
   // Read the command line: every rank has the same one, and all come to the same end.
   CLI::App program("Tree Attention: exact attention decoding over sharded keys and values (arXiv:2408.04093).", "tree_attn");
   program.set_version_flag("--version", "tree_attn " TREE_ATTN_VERSION);
   program.require_subcommand(1);
-  double timeout = session.timeout;
-  // Not CLI::PositiveNumber, which lets NaN pass (a deadline that never comes) and prints the largest double.
+  double timeout = kTimeout;
   const auto is_positive = [](const std::string& text) {
     double seconds = 0;
-    return CLI::detail::lexical_cast(text, seconds) && seconds > 0 ? "" : text + " is not a positive number";
+    return read_timeout(text, seconds) ? "" : text + " is not a positive number";
   };
   program
       .add_option("--timeout", timeout,
-                  "Seconds that a rank waits for the others (with --verify, also for the oracle) before it gives up")
+                  "Seconds after which a rank that does not answer ends the job; computing is answering; inf: never")
       ->check(is_positive)
       ->capture_default_str();
   program.fallthrough();
@@ -91,7 +103,6 @@ int main(int argc, char** argv) {
     if (speaks) complain(usage_error(program, error));
     return kBadInput;
   }
-  session.timeout = timeout;
 
   // Run it. What goes wrong on every rank has been agreed on; what goes wrong on one ends all.
   try {
@@ -100,13 +111,14 @@ int main(int argc, char** argv) {
                                                            : info)(session);
     // A full disk behind "> FILE" shows here at the latest.
     flush_standard_output();
+    session.doing("after all output was written");
     return status;
   } catch (const InputError& error) {
     if (speaks) complain(error.what());
     return kBadInput;
   } catch (const std::bad_alloc&) {
-    give_up(session, "rank " + std::to_string(session.rank()) + ": not enough memory");
+    session.abandon("rank " + std::to_string(session.rank()) + ": not enough memory");
   } catch (const std::exception& error) {
-    give_up(session, error.what());
+    session.abandon(readable(error.what(), 900));
   }
 }

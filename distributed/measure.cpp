@@ -47,6 +47,7 @@ Measurement measure(const Bench& bench, const Algorithm& algorithm) {
       DecodeStep step{problem.query(t), problem.shard(mine, t), lengths, bench.scale, runs};
       shard_bytes = (step.shard.end() - step.shard.begin) * problem.shape().bytes_per_position();
       transport.traffic = {};
+      session.doing("in " + std::string(algorithm.name) + ", step " + std::to_string(t + 1));
       double microseconds = 0;
       const auto decode = [&] {
         session.barrier();

@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief MPI behind a deadline.
+/// @brief MPI under the eyes of the watchdog.
 #include "distributed/mpi_transport.hpp"
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
-#include <cstdlib>
 #include <thread>
 
 #include "distributed/input_error.hpp"
@@ -15,7 +13,7 @@ namespace tree_attn {
 namespace {
 
 /// Longest piece of a message.
-constexpr std::size_t kPiece = std::size_t{1} << 30;
+constexpr std::size_t kPiece = std::size_t{1} << 26;
 /// Longest line that a rank can report to the others.
 constexpr int kLineLength = 1024;
 constexpr int kTag = 7;
@@ -31,30 +29,47 @@ void check(int status, const char* call) {
 
 }  // namespace
 
-MpiSession::MpiSession(int* argc, char*** argv) {
-  int provided = 0;
-  check(MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &provided), "MPI_Init_thread");
+MpiSession::MpiSession(int* argc, char*** argv, double timeout) : launch_(find_launch()), watchdog_(launch_, timeout) {
+  {
+    const auto guard = waiting("in MPI_Init_thread");
+    int provided = 0;
+    check(MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &provided), "MPI_Init_thread");
+  }
   check(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   check(MPI_Comm_rank(MPI_COMM_WORLD, &rank_), "MPI_Comm_rank");
   check(MPI_Comm_size(MPI_COMM_WORLD, &size_), "MPI_Comm_size");
+  barrier();
+  watchdog_.mpi_has_started();
 }
 
-MpiSession::~MpiSession() { MPI_Finalize(); }
+MpiSession::~MpiSession() {
+  const auto guard = waiting("in MPI_Finalize");
+  MPI_Finalize();
+}
 
 void MpiSession::await(std::span<MPI_Request> requests, const std::string& what) const {
   constexpr int kPolls = 32;
-  const auto start = std::chrono::steady_clock::now();
-  for (int done = 0;;) {
+  constexpr std::chrono::milliseconds kBetweenSigns{100};
+  const int n = static_cast<int>(requests.size());
+  const auto are_done = [&] {
+    int done = 0;
     for (int poll = 0; poll < kPolls && !done; ++poll) {
-      check(MPI_Testall(static_cast<int>(requests.size()), requests.data(), &done, MPI_STATUSES_IGNORE), "MPI_Testall");
+      check(MPI_Testall(n, requests.data(), &done, MPI_STATUSES_IGNORE), "MPI_Testall");
     }
-    if (done) return;
+    return done != 0;
+  };
+  if (are_done()) return;
+  const auto guard = waiting("for " + what);
+  for (auto last = std::chrono::steady_clock::now(); !are_done();) {
     // Ranks often outnumber cores: give the processor to the one we are waiting for.
     std::this_thread::yield();
-    const double waited = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    if (waited > timeout) {
-      throw TransportError("rank " + std::to_string(rank_) + " waited " + std::to_string(std::lround(waited)) + " s for " + what +
-                           " and gave up (--timeout " + std::to_string(std::lround(timeout)) + ")");
+    // In a long wait, pieces that arrive are a sign that it goes on.
+    if (const auto now = std::chrono::steady_clock::now(); now - last > kBetweenSigns) {
+      last = now;
+      int n_arrived = 0;
+      std::vector<int> which(requests.size());
+      check(MPI_Testsome(n, requests.data(), &n_arrived, which.data(), MPI_STATUSES_IGNORE), "MPI_Testsome");
+      if (n_arrived != MPI_UNDEFINED && n_arrived > 0) guard.progress();
     }
   }
 }
@@ -111,15 +126,19 @@ void MpiSession::agree(const std::optional<std::string>& problem) const {
 Topology MpiSession::topology(int ranks_per_node) const {
   if (ranks_per_node > 0) return Topology::pretend(size_, ranks_per_node);
 
-  // Splitting a communicator has no non-blocking form: make sure first that everybody is there.
-  barrier();
   MPI_Comm node = MPI_COMM_NULL;
-  check(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &node), "MPI_Comm_split_type");
+  {
+    const auto guard = waiting("in MPI_Comm_split_type");
+    check(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &node), "MPI_Comm_split_type");
+  }
   int leader = rank_;
   MPI_Request request = MPI_REQUEST_NULL;
   check(MPI_Ibcast(&leader, 1, MPI_INT, 0, node, &request), "MPI_Ibcast");
   await({&request, 1}, "the leader of the node");
-  check(MPI_Comm_free(&node), "MPI_Comm_free");
+  {
+    const auto guard = waiting("in MPI_Comm_free");
+    check(MPI_Comm_free(&node), "MPI_Comm_free");
+  }
 
   // A node is known by its leader's rank.
   std::vector<int> node_of_rank(static_cast<std::size_t>(size_));
@@ -128,21 +147,23 @@ Topology MpiSession::topology(int ranks_per_node) const {
   return Topology(node_of_rank);
 }
 
-void MpiSession::abandon(int status) const {
-  // Alone there is nobody to end, and MPI_Abort would add eight lines of its own.
+void MpiSession::abandon(const std::string& line) const {
+  // Alone, no launcher cleans up.
   if (size_ == 1) MPI_Finalize();
-  else MPI_Abort(MPI_COMM_WORLD, status);
-  std::_Exit(status);
+  watchdog_.end_job(line);
 }
 
 MpiTransport::MpiTransport(const MpiSession& session, Topology topology)
     : Transport(std::move(topology), session.rank()), session_(session) {
-  session.barrier();  // duplicating has no deadline
+  const auto guard = session.waiting("in MPI_Comm_dup");
   check(MPI_Comm_dup(MPI_COMM_WORLD, &comm_), "MPI_Comm_dup");
   check(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
 }
 
-MpiTransport::~MpiTransport() { MPI_Comm_free(&comm_); }
+MpiTransport::~MpiTransport() {
+  const auto guard = session_.waiting("in MPI_Comm_free");
+  MPI_Comm_free(&comm_);
+}
 
 void MpiTransport::start_send(std::span<const std::byte> bytes, int to) {
   for (; !bytes.empty(); bytes = bytes.subspan(std::min(bytes.size(), kPiece))) {

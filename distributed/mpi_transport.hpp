@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The transport over MPI, and everything else that the program asks of MPI. Nothing here waits without a deadline.
+/// @brief The transport over MPI, and everything else that the program asks of MPI, under the eyes of the watchdog.
 #pragma once
 
 #include <mpi.h>
@@ -12,26 +12,33 @@
 #include <vector>
 
 #include "distributed/transport.hpp"
+#include "distributed/watchdog.hpp"
 
 namespace tree_attn {
 
 /// MPI from its start to its end, and the few collective questions that ranks ask each other outside the decode step.
 ///
-/// All waiting polls non-blocking operations, so a rank that never arrives costs `timeout` seconds and not for ever.
+/// Whatever can wait for another rank, the start and the end of MPI included, is announced to the watchdog, which ends the
+/// job where that rank does not answer for `timeout` seconds.
 class MpiSession {
  public:
-  MpiSession(int* argc, char*** argv);
-  /// Ends MPI, unless abandon() was called.
+  /// Starts MPI. @param timeout seconds, may be infinite @throws TransportError
+  MpiSession(int* argc, char*** argv, double timeout);
+  /// Ends MPI.
   ~MpiSession();
   MpiSession(const MpiSession&) = delete;
   MpiSession& operator=(const MpiSession&) = delete;
 
   int rank() const { return rank_; }
   int size() const { return size_; }
-  /// Seconds that any single wait may take.
-  double timeout = 300;
+  /// What the launcher said of the job.
+  const Launch& launch() const { return launch_; }
 
-  /// Waits until the requests are complete, polling. @throws TransportError naming `what` and the seconds waited
+  /// Tells the watchdog what this rank does from now on: "in two-level, step 3".
+  void doing(std::string_view phrase) const { watchdog_.doing(phrase); }
+  /// Tells it that this rank waits for others, as long as the result lives: "in MPI_Comm_dup".
+  Watchdog::Waiting waiting(std::string_view phrase) const { return {watchdog_, phrase}; }
+  /// Waits for `what` until the requests are complete, polling. @throws TransportError if MPI fails
   void await(std::span<MPI_Request> requests, const std::string& what) const;
 
   /// Waits for all ranks.
@@ -52,14 +59,16 @@ class MpiSession {
   /// Nodes found by shared memory, or pretended: every `ranks_per_node` consecutive ranks, 0 for found ones.
   Topology topology(int ranks_per_node) const;
 
-  /// Ends every rank with `status`, from a rank that cannot reach the others any more.
-  [[noreturn]] void abandon(int status) const;
+  /// Ends every rank with one line and status 2, from a rank that cannot reach the others any more.
+  [[noreturn]] void abandon(const std::string& line) const;
 
  private:
+  Launch launch_;
+  Watchdog watchdog_;
   int rank_ = 0, size_ = 1;
 };
 
-/// Messages as MPI_Isend and MPI_Irecv; those over 1 GiB go in pieces, since counts are int.
+/// Messages as MPI_Isend and MPI_Irecv; long ones go in pieces of 64 MiB: counts are int, and each piece that arrives is progress.
 class MpiTransport : public Transport {
  public:
   MpiTransport(const MpiSession& session, Topology topology);

@@ -75,6 +75,7 @@ Command add_oracle(CLI::App& program) {
     try {
       if (options->scale && !std::isfinite(*options->scale))
         throw InputError("--scale " + std::to_string(*options->scale) + " is not a finite number");
+      session.doing("in the oracle");
       if (session.rank() == 0) run_oracle(*options);
     } catch (const InputError& error) {
       problem = error.what();

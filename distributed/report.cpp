@@ -53,6 +53,17 @@ std::string hex(std::uint64_t n) { return format("%016llx", static_cast<unsigned
 
 }  // namespace
 
+std::string mpi_library() {
+  char version[MPI_MAX_LIBRARY_VERSION_STRING];
+  int length = 0;
+  MPI_Get_library_version(version, &length);
+  // Open MPI: "Open MPI v4.1.4, package: ...". MPICH: "MPICH Version:\t4.0.2\nMPICH Release date: ...".
+  const std::string_view text(version, static_cast<std::size_t>(length));
+  std::string name(text.substr(0, text.find_first_of(",\n")));
+  if (const std::size_t mark = name.find(" Version:\t"); mark != std::string::npos) name.replace(mark, 10, " ");
+  return readable(name);
+}
+
 Machine this_machine() {
   Machine machine;
   std::ifstream cpuinfo("/proc/cpuinfo");
@@ -60,11 +71,7 @@ Machine this_machine() {
     if (line.starts_with("model name")) machine.cpu = line.substr(line.find(':') + 2);
   }
   machine.cores = static_cast<int>(std::thread::hardware_concurrency());
-  char version[MPI_MAX_LIBRARY_VERSION_STRING];
-  int length = 0;
-  MPI_Get_library_version(version, &length);
-  machine.mpi = std::string(version, static_cast<std::size_t>(length));
-  machine.mpi = machine.mpi.substr(0, machine.mpi.find(','));
+  machine.mpi = mpi_library();
   machine.compiler = "g++ " __VERSION__;
   machine.build_type = TREE_ATTN_BUILD_TYPE;
   return machine;

@@ -31,5 +31,7 @@ struct Machine {
 };
 /// The machine at hand.
 Machine this_machine();
+/// Name and version of the MPI in use: "Open MPI v4.1.4", "MPICH 4.0.2".
+std::string mpi_library();
 
 }  // namespace tree_attn

@@ -40,7 +40,8 @@ double time_of(const MpiSession& session, const std::function<void()>& call) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  MpiSession session(&argc, &argv);
+  constexpr double kTimeout = 60;
+  MpiSession session(&argc, &argv, kTimeout);
   MpiTransport transport(session, session.topology(0));
   const ReduceOp add = [](std::span<float> left, std::span<const float> right) {
     for (std::size_t i = 0; i < left.size(); ++i) left[i] += right[i];

@@ -82,8 +82,7 @@ class Agreement : public doctest::IReporter {
 
   void test_case_start(const doctest::TestCaseData& data) override { name_ = data.m_name; }
   void test_case_exception(const doctest::TestCaseException& exception) override {
-    std::cerr << "rank " << the_session->rank() << " left \"" << name_ << "\": " << exception.error_string << std::endl;
-    the_session->abandon(1);
+    the_session->abandon("rank " + std::to_string(the_session->rank()) + " left \"" + name_ + "\": " + exception.error_string.c_str());
   }
   void test_case_end(const doctest::CurrentTestCaseStats& stats) override {
     const std::int64_t n_ranks = the_session->sum(stats.failure_flags != 0);
@@ -119,8 +118,8 @@ std::vector<World*> worlds(std::span<const int>) { return {&the_world()}; }
 
 int main(int argc, char** argv) {
   using namespace tree_attn::test;
-  tree_attn::MpiSession session(&argc, &argv);
-  session.timeout = 60;
+  constexpr double kTimeout = 60;
+  tree_attn::MpiSession session(&argc, &argv, kTimeout);
   the_session = &session;
 
   // Rank 0 speaks; the others only of what went wrong.
@@ -135,8 +134,7 @@ int main(int argc, char** argv) {
     the_world().forget_transports();
     if (session.sum(status) != 0 || n_failed_cases > 0) status = 1;
   } catch (const std::exception& error) {
-    std::cerr << "rank " << session.rank() << ": " << error.what() << std::endl;
-    session.abandon(1);
+    session.abandon("rank " + std::to_string(session.rank()) + ": " + error.what());
   }
   return status;
 }

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What the program asks of MPI beside the decode step: agreement, topology, and deadlines that end a wait.
+/// @brief What the program asks of MPI beside the decode step: agreement and topology.
 #include <doctest/doctest.h>
 
-#include <chrono>
 #include <numeric>
 
 #include "distributed/input_error.hpp"
@@ -21,13 +20,6 @@ std::string agreed(const std::optional<std::string>& problem) {
     return error.what();
   }
 }
-
-/// Restores the deadline of the session.
-struct ShortTimeout {
-  explicit ShortTimeout(double seconds) { session().timeout = seconds; }
-  ~ShortTimeout() { session().timeout = before; }
-  double before = session().timeout;
-};
 
 }  // namespace
 
@@ -76,49 +68,6 @@ TEST_CASE("mpi transport: numbers that go around the ring come back") {
   CHECK(numbers[0] == static_cast<float>(rank));
   CHECK(numbers[9999] == static_cast<float>(rank + 9999));
   CHECK(transport.traffic.messages == (p > 1 ? p : 0));
-}
-
-TEST_CASE("mpi transport: a rank that never sends makes the other give up within its timeout, and late is not lost") {
-  if (session().size() < 2) return;
-  MpiTransport transport(session(), Topology::pretend(session().size(), 1));
-  float number = session().rank() == 0 ? 5.0f : 0.0f;
-  const auto start = std::chrono::steady_clock::now();
-  if (session().rank() == 1) {
-    const ShortTimeout one_second(1);
-    transport.receive(std::as_writable_bytes(std::span(&number, 1)), 0);
-    CHECK_THROWS_AS(transport.wait(), TransportError);
-  }
-  session().barrier();
-  const double waited = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  CHECK(waited >= 0.9);
-  CHECK(waited < 20);
-  // The message arrives after all: nothing that MPI may still write to is given up while it may.
-  if (session().rank() == 0) transport.send(std::as_bytes(std::span(&number, 1)), 1);
-  if (session().rank() < 2) transport.wait();
-  CHECK(number == (session().rank() < 2 ? 5.0f : 0.0f));
-}
-
-TEST_CASE("mpi session: a rank that does not come to a barrier makes the others give up") {
-  if (session().size() < 2) return;
-  // Rank 0 arrives late; the others leave after a second and come back to meet it.
-  bool gave_up = false;
-  MPI_Request request = MPI_REQUEST_NULL;
-  if (session().rank() != 0) {
-    const ShortTimeout one_second(1);
-    MPI_Ibarrier(MPI_COMM_WORLD, &request);
-    try {
-      session().await({&request, 1}, "rank 0");
-    } catch (const TransportError& error) {
-      gave_up = std::string(error.what()).find("for rank 0 and gave up") != std::string::npos;
-    }
-  } else {
-    std::vector<MPI_Request> none;
-    const auto start = std::chrono::steady_clock::now();
-    while (std::chrono::steady_clock::now() - start < std::chrono::seconds(3)) session().await(none, "nothing");
-    MPI_Ibarrier(MPI_COMM_WORLD, &request);
-  }
-  session().await({&request, 1}, "all ranks");
-  CHECK(gave_up == (session().rank() != 0));
 }
 
 }  // namespace tree_attn::test

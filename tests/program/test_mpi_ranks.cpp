@@ -4,39 +4,9 @@
 #include "tests/program/command.hpp"
 #include "tests/program/problem.hpp"
 
-#include <set>
-
-namespace {
-
 namespace fs = std::filesystem;
 
-/// A field of /proc/PID/stat: 3 is the state, 4 the parent, 14 the time in user mode in ticks of 10 ms. "" where there is no
-/// such process.
-std::string stat_field(pid_t process, int field) {
-  // Not by a stream, which throws where the process ends while it is read.
-  const int file = ::open(("/proc/" + std::to_string(process) + "/stat").c_str(), O_RDONLY | O_CLOEXEC);
-  if (file < 0) return "";
-  const std::string text = command_detail::read_all(file);
-  ::close(file);
-  if (text.empty()) return "";
-  // The second field may hold spaces; it ends with the last bracket.
-  std::istringstream fields(text.substr(text.rfind(')') + 2));
-  std::string word;
-  for (int i = 3; i <= field; ++i) fields >> word;
-  return word;
-}
-
-/// The ranks that mpirun has started, in order.
-std::vector<pid_t> ranks_of(pid_t mpirun) {
-  std::set<pid_t> found;
-  for (const auto& entry : fs::directory_iterator("/proc")) {
-    const std::string name = entry.path().filename();
-    if (name.find_first_not_of("0123456789") != std::string::npos) continue;
-    const pid_t process = std::stoi(name);
-    if (stat_field(process, 4) == std::to_string(mpirun)) found.insert(process);
-  }
-  return {found.begin(), found.end()};
-}
+namespace {
 
 /// As on several machines: the program, run in a folder of its own on every rank, named by the rank's number.
 Words in_own_folder(const std::string& folder) {
@@ -48,40 +18,6 @@ Words each_its_own(const std::vector<Words>& arguments) {
   Words command = ranks(1, arguments[0]);
   for (std::size_t rank = 1; rank < arguments.size(); ++rank) command = command + Words{":", "-n", "1", kProgram} + arguments[rank];
   return command;
-}
-
-/// Waits until the ranks are at work, then sends a signal to one of them.
-struct Signal {
-  int rank, number;
-  std::vector<pid_t> processes = {};
-
-  void operator()(pid_t mpirun) {
-    constexpr int kTicksAtWork = 30;  // MPI's start takes a few
-    for (int i = 0; i < 1000; ++i) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(20));
-      processes = ranks_of(mpirun);
-      if (processes.size() < 3) continue;
-      const std::string ticks = stat_field(processes[static_cast<std::size_t>(rank)], 14);
-      if (!ticks.empty() && std::stoi(ticks) > kTicksAtWork) break;
-    }
-    REQUIRE(processes.size() == 3);
-    ::kill(processes[static_cast<std::size_t>(rank)], number);
-  }
-};
-
-/// A rank that would decode for hours.
-const Words kLong{"decode", "--seq-len", "4096", "--heads", "4", "--repeat", "1000000", "--timeout", "3"};
-
-/// Whether any of the processes is still there after a moment; one that has ended and was not waited for is not.
-bool any_left(const std::vector<pid_t>& processes) {
-  const auto is_there = [](pid_t process) {
-    const std::string state = stat_field(process, 3);
-    return !state.empty() && state != "Z" && state != "X";
-  };
-  for (int i = 0; i < 100 && std::any_of(processes.begin(), processes.end(), is_there); ++i) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  }
-  return std::any_of(processes.begin(), processes.end(), is_there);
 }
 
 }  // namespace
@@ -208,37 +144,6 @@ TEST_CASE("ranks: outputs that differ between ranks fail, in the table, the repo
   CHECK(lines_of_ours(result.err) == Words{"tree_attn: check failed: ring ended with different bits on different ranks"});
   CHECK(result.out.find("  NO  ") != std::string::npos);
   CHECK(Scratch::read(scratch.path("report")).find("\"same_bits_on_all_ranks\": false") != std::string::npos);
-}
-
-TEST_CASE("ranks: when one hangs, another gives up after --timeout, in one line, and all end") {
-  for (const int rank : {0, 1}) {
-    CAPTURE(rank);
-    Signal stop{rank, SIGSTOP};
-    const Result result = run(ranks(3, kLong), {.deadline = 45, .meanwhile = [&](pid_t mpirun) { stop(mpirun); }});
-    // For a message or for an answer: it depends on where the rank was stopped.
-    check_one_line(result, " waited 3 s for ");
-    CHECK(result.err.find(" and gave up (--timeout 3)") != std::string::npos);
-    CHECK(!any_left(stop.processes));
-  }
-}
-
-TEST_CASE("ranks: when one is killed, all end, the status tells, and nothing is written") {
-  for (const int rank : {0, 2}) {
-    CAPTURE(rank);
-    const Scratch scratch;
-    FileProblem::draw(1, 4, 4, 1, 4096, 128, 128).write(scratch.path("in"), "BF16");
-    const Words long_decode{"decode", "in", "out", "--report", "report", "--repeat", "1000000"};
-    Signal kill{rank, SIGKILL};
-    const Result result = run(ranks(3, long_decode), {.folder = scratch.folder().string(), .deadline = 45, .meanwhile = [&](pid_t mpirun) {
-                                                        kill(mpirun);
-                                                      }});
-    CAPTURE(result.err);
-    // mpirun's status is that of the rank that was killed: as a shell gives it, or, MPICH's, the signal itself.
-    CHECK((result.status == 128 + SIGKILL || result.status == SIGKILL));
-    CHECK(result.out == "");
-    CHECK(!any_left(kill.processes));
-    CHECK(scratch.names() == Words{"in"});
-  }
 }
 
 TEST_CASE("ranks: each reads its own shard of a file, and only the keys in use") {

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The deadline of everything that waits: a thread that ends the job when a rank no longer answers.
+#pragma once
+
+#include <condition_variable>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <thread>
+
+#include "distributed/heartbeat.hpp"
+
+namespace tree_attn {
+
+/// One per rank, from before MPI_Init to after MPI_Finalize.
+///
+/// Its thread shows that this process runs, and observes the other ranks of the machine (heartbeat.hpp). The job ends with
+/// one line on standard error and status 2 on every rank; mpirun ends what is stopped, and the ranks of other machines.
+class Watchdog {
+ public:
+  /// @param timeout seconds; infinity: no thread, and no deadline
+  Watchdog(const Launch& launch, double timeout);
+  /// Waits until the other ranks of the machine have left MPI as well: one that hangs in MPI_Finalize has nobody else.
+  ~Watchdog();
+  Watchdog(const Watchdog&) = delete;
+  Watchdog& operator=(const Watchdog&) = delete;
+
+  /// Says what this rank does from now on, for the line: "in two-level, step 3".
+  void doing(std::string_view phrase) const { own_.doing.set(phrase); }
+
+  /// This rank waits, as long as this lives. Not nested.
+  class Waiting {
+   public:
+    /// @param phrase "for all ranks to agree", "in MPI_Comm_dup"
+    Waiting(const Watchdog& watchdog, std::string_view phrase) : watchdog_(watchdog) {
+      watchdog_.own_.waiting.set(phrase);
+      ++watchdog_.own_.moves;
+    }
+    /// A rank that was stopped and runs again does not go on in a job that has ended.
+    ~Waiting() {
+      ++watchdog_.own_.moves;
+      if (watchdog_.board_.end()) watchdog_.end_job("");
+    }
+    Waiting(const Waiting&) = delete;
+    Waiting& operator=(const Waiting&) = delete;
+    /// Part of what is awaited has come.
+    void progress() const { watchdog_.own_.moves += 2; }
+
+   private:
+    const Watchdog& watchdog_;
+  };
+
+  /// MPI has started, and so have all ranks.
+  void mpi_has_started();
+  /// Ends the job with status 2. The first rank to do so writes the line.
+  [[noreturn]] void end_job(const std::string& line) const;
+
+ private:
+  void watch(const std::stop_token& stop);
+
+  PulseBoard board_;
+  Pulse& own_;
+  PulseObserver observer_;
+  bool one_exit_ends_job_;
+  double tick_;  ///< seconds between two looks
+  std::mutex mutex_;
+  std::condition_variable_any wake_;
+  std::jthread thread_;
+};
+
+}  // namespace tree_attn

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief A library to preload: stops the rank STOP_RANK in the MPI call STOP_IN, or lets its main thread alone wait for ever.
+///
+/// STOP_HOW=stop (SIGSTOP: all threads of the process) or wait (the calling thread). With MPI_LEVEL=funneled, MPI grants no
+/// more than MPI_THREAD_FUNNELED.
+#include <mpi.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <string>
+
+namespace {
+
+std::string variable(const char* name) {
+  const char* text = std::getenv(name);
+  return text == nullptr ? "" : text;
+}
+
+void stop_in(const std::string& call) {
+  // Before MPI_Init only the launcher knows the rank.
+  const std::string open_mpi = variable("OMPI_COMM_WORLD_RANK"), rank = open_mpi.empty() ? variable("PMI_RANK") : open_mpi;
+  if (variable("STOP_IN") != call || variable("STOP_RANK") != rank) return;
+  if (variable("STOP_HOW") != "wait") raise(SIGSTOP);
+  else for (;;) pause();
+}
+
+}  // namespace
+
+extern "C" {
+
+int MPI_Init_thread(int* argc, char*** argv, int required, int* provided) {
+  stop_in("MPI_Init_thread");
+  return PMPI_Init_thread(argc, argv, variable("MPI_LEVEL") == "funneled" ? std::min<int>(required, MPI_THREAD_FUNNELED) : required, provided);
+}
+
+int MPI_Comm_split_type(MPI_Comm comm, int type, int key, MPI_Info info, MPI_Comm* split) {
+  stop_in("MPI_Comm_split_type");
+  return PMPI_Comm_split_type(comm, type, key, info, split);
+}
+
+int MPI_Comm_dup(MPI_Comm comm, MPI_Comm* copy) {
+  stop_in("MPI_Comm_dup");
+  return PMPI_Comm_dup(comm, copy);
+}
+
+int MPI_Comm_free(MPI_Comm* comm) {
+  stop_in("MPI_Comm_free");
+  return PMPI_Comm_free(comm);
+}
+
+int MPI_Finalize() {
+  stop_in("MPI_Finalize");
+  return PMPI_Finalize();
+}
+
+}  // extern "C"
