@@ -52,9 +52,9 @@ TEST_CASE("ring: from the second step on, shards arrive in the two places of the
       for (int t = 0; t < 4; ++t) {
         const Backend watching{"watching", nullptr,
                                [&](const TensorView& q, const Shard& shard, std::span<const std::int64_t> lengths,
-                                   double scale, const std::function<void()>& progress) {
+                                   double scale, const std::function<void()>& progress, int lift) {
                                  if (shard.begin != mine.begin) places.insert(shard.k.data);
-                                 return decode_shard(q, shard, lengths, scale, progress);
+                                 return decode_shard(q, shard, lengths, scale, progress, lift);
                                }};
         find_algorithm("ring").run(transport, watching,
                                    {problem->query(0), problem->shard(mine, 0), problem->lengths(), problem->scale, runs});
