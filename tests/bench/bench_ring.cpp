@@ -95,7 +95,8 @@ Seconds time_of(const MpiSession& session, const std::function<DecodeOutput()>& 
 }  // namespace
 
 int main(int argc, char** argv) {
-  MpiSession session(&argc, &argv);
+  constexpr double kTimeout = 60;
+  MpiSession session(&argc, &argv, kTimeout);
   const int p = session.size();
   ProblemShape shape;
   if (argc == 5) {
