@@ -116,7 +116,7 @@ void check_use(const SeenBuffers::Range& range, std::uintptr_t at, std::size_t n
     for (std::size_t i = 0; i < n_bytes; ++i) written[i].store(true, std::memory_order_relaxed);
   } else if (std::any_of(written, written + n_bytes,
                          [](const std::atomic<bool>& byte) { return !byte.load(std::memory_order_relaxed); })) {
-    fail(line, std::string(word) + " reads scratch memory that nobody has written in this launch");
+    fail(line, std::string(word) + " reads scratch memory that this launch has not written");
   }
 }
 

@@ -51,7 +51,7 @@ std::vector<std::string> temporaries(const Scratch& scratch) {
 
 }  // namespace
 
-TEST_CASE("output file: links planted under the names of temporary files lead nobody astray") {
+TEST_CASE("output file: links planted under the names of temporary files are not followed") {
   const Scratch scratch;
   const std::string victim = scratch.write("victim", "as it was"), prefix = ".tree_attn-" + std::to_string(::getpid()) + "-";
   // The numbers go up by one: that of this file says what the next ones will be called.

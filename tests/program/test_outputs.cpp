@@ -52,7 +52,7 @@ TEST_CASE("outputs: input, OUT and report are different files, by whatever name"
   CHECK(contents(scratch) == before);
 }
 
-TEST_CASE("outputs: links planted under the names of temporary files lead nobody astray") {
+TEST_CASE("outputs: links planted under the names of temporary files are not followed") {
   const Scratch scratch;
   const std::string victim = scratch.write("victim", "as it was");
   std::size_t n_planted = 0;

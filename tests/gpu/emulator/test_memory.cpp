@@ -118,7 +118,7 @@ TEST_CASE("emulator: scratch memory is NaN when a launch begins, or an error to 
   launch(hand_on, {}, {}, persistent.data(), out.data());
   CHECK(out.download()[0] == 1);
 #if defined(TREE_ATTN_EMULATOR_SHADOW)
-  const std::string unwritten = "load_fresh reads scratch memory that nobody has written in this launch";
+  const std::string unwritten = "load_fresh reads scratch memory that this launch has not written";
   CHECK(has(error_of(hand_on, {}, scratch.data(), out.data()), unwritten));
   CHECK(has(error_of(hand_on, {}, scratch.data(), out.data()), "test_memory.cpp:"));
   CHECK(has(error_of(hand_on, {}, scratch.data(), out.data()), "block (0, 0, 0), thread (0, 0, 0)"));

@@ -74,7 +74,7 @@ inline constexpr SeededBug kSeededBugs[] = {
     {Bug::kNoFenceBefore, "no fence between the results of a block and its count", false, kThread},
     {Bug::kNoFenceBehind, "no fence between the last count and the results of the others", false, kThread},
     {Bug::kPlainCounter, "a counter of blocks that is not atomic", false, kThread},
-    {Bug::kEntryNotWritten, "a sum that the last block adds and nobody has left, where the launch before left one", false, kAll},
+    {Bug::kEntryNotWritten, "a sum that the last block reads and this launch has not written, where the launch before did", false, kAll},
     {Bug::kEntryTooMany, "a sum more than there are, looked at and by luck not used", false, kShadow},
     {Bug::kReadOnlyLoad, "a load for memory that no kernel writes, of what another block has written", false, kAll},
     {Bug::kNoWait, "no wait for a bulk copy", true, kAll},
