@@ -76,7 +76,8 @@ TEST_CASE("output file: links planted under the names of temporary files are not
 TEST_CASE("output file: a replaced file keeps its mode, a new one has that of the umask") {
   const Scratch scratch;
   const std::string path = scratch.write("private", "old");
-  for (const mode_t mode : {0600, 0640, 0755, 0444}) {
+  const mode_t before = ::umask(0027);
+  for (const mode_t mode : {0600, 0640, 0755, 0444, 0666}) {
     CAPTURE(mode);
     REQUIRE(::chmod(path.c_str(), mode) == 0);
     OutputFile file(path, Streams::kRefused);
@@ -86,7 +87,6 @@ TEST_CASE("output file: a replaced file keeps its mode, a new one has that of th
     OutputFile::put_in_place({&file});
     CHECK(mode_of(path) == mode);
   }
-  const mode_t before = ::umask(0027);
   write_one(scratch.path("new"), "new");
   ::umask(before);
   CHECK(mode_of(scratch.path("new")) == 0640);
