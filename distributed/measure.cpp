@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <limits>
 #include <memory>
 
 #include "distributed/fnv1a.hpp"
@@ -131,8 +132,9 @@ Errors Verifier::operator()(const Measurement& measurement) const {
   const auto compare = [&](double ours, double truth, double allowed, double& largest) {
     if (!std::isfinite(truth) || !std::isfinite(ours)) {
       const bool as_it_should = std::isnan(truth) ? std::isnan(ours) : (std::isinf(truth) && (ours == truth || std::isnan(ours)));
-      errors.passed = errors.passed && as_it_should;
-      return 0.0;
+      if (as_it_should) return 0.0;
+      errors.passed = false;
+      return largest = errors.max_over_bound = std::numeric_limits<double>::infinity();
     }
     const double error = std::abs(ours - truth);
     largest = std::max(largest, error);

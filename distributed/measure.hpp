@@ -19,7 +19,7 @@ struct Latency {
   double median = 0, p10 = 0, p90 = 0;
 };
 
-/// Distance of an output from the oracle; see error_bound().
+/// Distance of an output from the oracle; see error_bound(). Infinite where only one of the two is NaN or Inf.
 struct Errors {
   double max_abs = 0;        ///< largest |o - z|
   double max_rel = 0;        ///< largest |o - z| over the largest |z| of its query

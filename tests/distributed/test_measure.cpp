@@ -63,6 +63,20 @@ TEST_CASE("verifier: a small error, NaN, Inf, swapped numbers and an all-NaN res
   CHECK(fails([](Right& r) { std::fill(r.measurement.output.out.begin(), r.measurement.output.out.end(), 0.0f); }));
 }
 
+TEST_CASE("verifier: NaN in place of a number is an infinite error, not none") {
+  for (const float number : {kNaN, kInf}) {
+    Right right(normal_problem(1500, {.batch = 2, .n_keys = 100}));
+    right.out(5) = number;
+    const Errors errors = right.verify(right.measurement);
+    CHECK(errors.max_abs == kInf);
+    CHECK(errors.max_rel == kInf);
+    CHECK(errors.max_over_bound == kInf);
+    CHECK(errors.lse_max < 1e-5);
+    right.lse(3) = number;
+    CHECK(right.verify(right.measurement).lse_max == kInf);
+  }
+}
+
 TEST_CASE("verifier: NaN must be NaN, Inf may be the same Inf or, where a weight underflowed, NaN") {
   Right nan(with_value(kNaN));
   CHECK(nan.passes());

@@ -228,6 +228,7 @@ TEST_CASE("decode: --verify fails where F32 is not enough") {
     CAPTURE(result.err);
     CHECK(result.status == 1);
     CHECK(result.out.find("FAILED") != std::string::npos);
+    CHECK(result.out.find("inf") != std::string::npos);
     CHECK(lines_of_ours(result.err).at(0) == "tree_attn: check failed: two-level is not within the bound of the oracle");
   }
 }
