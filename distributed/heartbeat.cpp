@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <limits>
 #include <new>
 
 namespace tree_attn {
@@ -125,14 +126,19 @@ PulseObserver::PulseObserver(const PulseBoard& board, int rank, double timeout)
 
 std::string PulseObserver::line(const std::string& what) const { return what + "; --timeout " + seconds(timeout_); }
 
+double PulseObserver::limit(const Pulse& pulse) const {
+  if (pulse.is_here()) return timeout_;
+  return hears_computing ? timeout_ + kLate : std::numeric_limits<double>::infinity();
+}
+
 std::optional<std::string> PulseObserver::look(double elapsed) {
   constexpr double kStart = 30;
 
   // Bring the ages of all pulses up to date.
   std::uint64_t moves = 0;
-  bool all_wait = true, all_beat = true;
-  std::vector<int> silent;
-  int lowest = -1;  // that answers
+  bool all_wait = true, all_beat = true, all_here = true, overdue = false;
+  std::vector<int> silent_here, silent_elsewhere;
+  int lowest = -1, lowest_here = -1;  // that answers
   for (std::size_t r = 0; r < ages_.size(); ++r) {
     const Pulse& pulse = board_.pulses()[r];
     const std::uint64_t beats = pulse.beats;
@@ -141,19 +147,26 @@ std::optional<std::string> PulseObserver::look(double elapsed) {
     Age& age = ages_[r];
     age.silent = beats == age.beats ? age.silent + elapsed : 0;
     age.beats = beats;
-    if (age.silent < timeout_ && lowest < 0) lowest = static_cast<int>(r);
-    // Ranks that have left stay, and beat, until all have.
+    const bool here = pulse.is_here(), answers = age.silent < limit(pulse);
+    if (answers && lowest < 0) lowest = static_cast<int>(r);
+    if (answers && here && lowest_here < 0) lowest_here = static_cast<int>(r);
+    all_here = all_here && here;
+    // Ranks that have left stay, and beat, until all of their machine have.
     if (pulse.left) continue;
-    if (age.silent >= timeout_) silent.push_back(static_cast<int>(r));
-    all_beat = all_beat && age.silent < timeout_ / 2;
+    if (age.silent >= timeout_) (here ? silent_here : silent_elsewhere).push_back(static_cast<int>(r));
+    overdue = overdue || !answers;
+    all_beat = all_beat && age.silent < (here ? timeout_ : timeout_ + kLate) / 2;
     all_wait = all_wait && pulse.waits();
   }
   still_ = moves == moves_ ? still_ + elapsed : 0;
   moves_ = moves;
   incomplete_ = !started && board_.n_joined() < board_.n_expected() ? incomplete_ + elapsed : 0;
-  if (lowest != rank_) return std::nullopt;
 
-  // A rank that stands still, or never came.
+  // A rank that stands still, or never came. The machine where it should be says so, if any of its ranks answers.
+  // Pulses of another machine arrive together, but ranks that stopped together may have beaten last at different moments.
+  if (!overdue) silent_elsewhere.clear();
+  const std::vector<int>& silent = silent_here.empty() ? silent_elsewhere : silent_here;
+  if (rank_ != (silent_here.empty() ? lowest : lowest_here)) return std::nullopt;
   const Pulse& own = board_.pulses()[static_cast<std::size_t>(rank_)];
   const std::string doing = own.doing.get();
   const std::string seen_from = " (rank " + std::to_string(rank_) + (own.waits() ? " waits " + own.waiting.get() : doing.empty() ? " computes" : " is " + doing) + ")";
@@ -164,14 +177,15 @@ std::optional<std::string> PulseObserver::look(double elapsed) {
                 (where.empty() ? "" : " " + where) + (pulse.waits() ? ", waiting " + pulse.waiting.get() : "") + seen_from);
   }
   if (incomplete_ >= timeout_) {
-    const bool all_here = board_.n_expected() == static_cast<int>(ages_.size());
+    const bool one_machine = board_.n_expected() == static_cast<int>(ages_.size());
     const auto first = std::find_if(ages_.begin(), ages_.end(), [](const Age& age) { return age.beats == 0; });
-    return line((all_here ? "rank " + std::to_string(first - ages_.begin()) : std::string("a rank of this machine")) +
+    return line((one_machine ? "rank " + std::to_string(first - ages_.begin()) : std::string("a rank of this machine")) +
                 " has not started for " + seconds(timeout_) + " s" + seen_from);
   }
 
-  // Everybody waits, and nothing moves.
-  if (!all_wait || !all_beat || still_ < (started ? timeout_ : std::max(timeout_, kStart))) return std::nullopt;
+  // All ranks wait, and nothing moves.
+  const double patience = (started ? timeout_ : std::max(timeout_, kStart)) + (all_here ? 0 : kLate);
+  if (!all_wait || !all_beat || still_ < patience) return std::nullopt;
   std::vector<std::pair<std::string, std::vector<int>>> groups;
   for (std::size_t r = 0; r < ages_.size(); ++r) {
     const Pulse& pulse = board_.pulses()[r];

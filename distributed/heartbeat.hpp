@@ -32,15 +32,17 @@ class SharedText {
 struct alignas(64) Pulse {
   std::atomic<std::uint64_t> beats;  ///< counted up by the rank's watchdog thread: a process that is stopped stands still
   std::atomic<std::uint64_t> moves;  ///< counted up when the main thread starts or ends to wait; odd while it waits
-  std::atomic<int> process;          ///< its id
+  std::atomic<int> process;          ///< its id; 0: on another machine
   std::atomic<bool> left;            ///< MPI has ended on this rank
   SharedText doing;                  ///< "in two-level, step 3"
   SharedText waiting;                ///< "for all ranks to agree", "in MPI_Comm_dup"
 
   bool waits() const { return moves % 2 == 1; }
+  bool is_here() const { return process != 0; }
 };
 
-/// The pulses of a job, one for every rank, in memory that the ranks of one machine share. Ranks elsewhere stay at zero.
+/// The pulses of a job, one for every rank, in memory that the ranks of one machine share. Those of ranks elsewhere stay at
+/// zero until PulseExchange copies them.
 ///
 /// The memory exists before MPI_Init, since that call can hang as well. Hence its name: that of the launcher's process, from
 /// the environment and /proc (POSIX shared memory). The name is removed when the last rank of the machine has mapped it.
@@ -75,10 +77,15 @@ class PulseBoard {
 
 /// Watches the pulses on behalf of one rank.
 ///
-/// Two things end a job: a rank whose heart has stood still for `timeout` seconds, and a machine where every heart beats, but
+/// Two things end a job: a rank whose heart has stood still for `timeout` seconds, and a job where every heart beats, but
 /// every rank has waited for `timeout` seconds without any of them moving. A rank that computes, or writes a file, does
-/// neither. Ranks of other machines are not seen: where there are any, a machine whose ranks all wait for longer than `timeout`
-/// ends the job, even if they wait for a rank elsewhere that computes. In MPI's start the second takes at least 30 s, as the library may then be looking up a host name.
+/// neither. In MPI's start the second takes at least 30 s, as the library may then be looking up a host name.
+///
+/// A rank is judged by its own machine first: the others allow 2 s more. So the line names the rank that stopped, and not
+/// its whole machine, whose pulses arrive no more if that rank was the one to send them. Without MPI_THREAD_MULTIPLE, pulses
+/// of other machines arrive only while the main thread of the rank that sends them polls. Their silence then ends no job,
+/// since that rank may compute for long; a machine whose ranks are all stopped, or that hangs in a blocking call of MPI, is
+/// not noticed by the others.
 class PulseObserver {
  public:
   PulseObserver(const PulseBoard& board, int rank, double timeout);
@@ -87,13 +94,19 @@ class PulseObserver {
   /// @return the line that ends the job, if it must end and this rank, the lowest that answers, is to say so
   std::optional<std::string> look(double elapsed);
 
-  std::atomic<bool> started = false;  ///< MPI_Init has returned on every rank
+  /// Seconds that a rank of another machine may be silent beyond `timeout`, for its own machine to say so.
+  static constexpr double kLate = 2;
+
+  std::atomic<bool> started = false;          ///< MPI_Init has returned on every rank
+  std::atomic<bool> hears_computing = false;  ///< pulses of other machines arrive also while their ranks compute
 
  private:
   struct Age {
     std::uint64_t beats = 0;
     double silent = 0;  ///< seconds since beats changed
   };
+  /// Seconds of silence after which a rank no longer answers.
+  double limit(const Pulse& pulse) const;
   std::string line(const std::string& what) const;
 
   const PulseBoard& board_;

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "distributed/input_error.hpp"
+#include "distributed/mpi_check.hpp"
 
 namespace tree_attn {
 namespace {
@@ -18,33 +19,66 @@ constexpr std::size_t kPiece = std::size_t{1} << 26;
 constexpr int kLineLength = 1024;
 constexpr int kTag = 7;
 
-/// Turns a status of MPI into an exception that names the call.
-void check(int status, const char* call) {
-  if (status == MPI_SUCCESS) return;
-  char text[MPI_MAX_ERROR_STRING];
-  int length = 0;
-  MPI_Error_string(status, text, &length);
-  throw TransportError(std::string(call) + " failed: " + std::string(text, static_cast<std::size_t>(length)));
-}
-
 }  // namespace
 
 MpiSession::MpiSession(int* argc, char*** argv, double timeout) : launch_(find_launch()), watchdog_(launch_, timeout) {
+  int level = MPI_THREAD_SINGLE;
   {
     const auto guard = waiting("in MPI_Init_thread");
-    int provided = 0;
-    check(MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &provided), "MPI_Init_thread");
+    const bool one_machine = launch_.size <= std::max(launch_.n_here, 1);
+    check_mpi(MPI_Init_thread(argc, argv, one_machine ? MPI_THREAD_FUNNELED : MPI_THREAD_MULTIPLE, &level),
+              "MPI_Init_thread");
   }
-  check(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
-  check(MPI_Comm_rank(MPI_COMM_WORLD, &rank_), "MPI_Comm_rank");
-  check(MPI_Comm_size(MPI_COMM_WORLD, &size_), "MPI_Comm_size");
+  check_mpi(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+  check_mpi(MPI_Comm_rank(MPI_COMM_WORLD, &rank_), "MPI_Comm_rank");
+  check_mpi(MPI_Comm_size(MPI_COMM_WORLD, &size_), "MPI_Comm_size");
   barrier();
   watchdog_.mpi_has_started();
+  join_machines(level);
 }
 
 MpiSession::~MpiSession() {
+  try {
+    leave_machines();
+  } catch (const TransportError& error) {
+    abandon(error.what());
+  }
   const auto guard = waiting("in MPI_Finalize");
   MPI_Finalize();
+}
+
+void MpiSession::join_machines(int thread_level) {
+  if (size_ == 1) return;
+  // A machine is known by its lowest rank, the first on its board.
+  const std::span<Pulse> pulses = watchdog_.board().pulses();
+  const auto first = std::find_if(pulses.begin(), pulses.end(), [](const Pulse& pulse) { return pulse.beats != 0; });
+  const int machine = watchdog_.watches() ? static_cast<int>(first - pulses.begin()) : 0;
+  std::vector<int> machine_of_rank(static_cast<std::size_t>(size_));
+  MPI_Request request = MPI_REQUEST_NULL;
+  check_mpi(MPI_Iallgather(&machine, 1, MPI_INT, machine_of_rank.data(), 1, MPI_INT, MPI_COMM_WORLD, &request),
+            "MPI_Iallgather");
+  await({&request, 1}, "the machines of all ranks");
+  if (std::count(machine_of_rank.begin(), machine_of_rank.end(), 0) == size_) return;
+
+  const bool any_thread = smallest(static_cast<std::uint64_t>(thread_level)) == MPI_THREAD_MULTIPLE;
+  {
+    const auto guard = waiting("in MPI_Comm_dup");
+    exchange_ = std::make_unique<PulseExchange>(watchdog_.board(), MPI_COMM_WORLD, machine_of_rank, any_thread);
+  }
+  watchdog_.exchange_by([this] { exchange_->step(); }, any_thread);
+}
+
+void MpiSession::leave_machines() {
+  if (!exchange_) return;
+  // Ranks that still compute must hear from the others. After this none does, and the main thread alone calls MPI.
+  barrier();
+  watchdog_.exchange_by({}, exchange_->any_thread());
+  {
+    const auto guard = waiting("for the other machines to leave");
+    for (exchange_->finish(); !exchange_->finished(); std::this_thread::yield()) exchange_->step();
+  }
+  const auto guard = waiting("in MPI_Comm_free");
+  exchange_.reset();
 }
 
 void MpiSession::await(std::span<MPI_Request> requests, const std::string& what) const {
@@ -54,7 +88,7 @@ void MpiSession::await(std::span<MPI_Request> requests, const std::string& what)
   const auto are_done = [&] {
     int done = 0;
     for (int poll = 0; poll < kPolls && !done; ++poll) {
-      check(MPI_Testall(n, requests.data(), &done, MPI_STATUSES_IGNORE), "MPI_Testall");
+      check_mpi(MPI_Testall(n, requests.data(), &done, MPI_STATUSES_IGNORE), "MPI_Testall");
     }
     return done != 0;
   };
@@ -63,12 +97,13 @@ void MpiSession::await(std::span<MPI_Request> requests, const std::string& what)
   for (auto last = std::chrono::steady_clock::now(); !are_done();) {
     // Ranks often outnumber cores: give the processor to the one we are waiting for.
     std::this_thread::yield();
+    exchange_pulses();
     // In a long wait, pieces that arrive are a sign that it goes on.
     if (const auto now = std::chrono::steady_clock::now(); now - last > kBetweenSigns) {
       last = now;
       int n_arrived = 0;
       std::vector<int> which(requests.size());
-      check(MPI_Testsome(n, requests.data(), &n_arrived, which.data(), MPI_STATUSES_IGNORE), "MPI_Testsome");
+      check_mpi(MPI_Testsome(n, requests.data(), &n_arrived, which.data(), MPI_STATUSES_IGNORE), "MPI_Testsome");
       if (n_arrived != MPI_UNDEFINED && n_arrived > 0) guard.progress();
     }
   }
@@ -76,7 +111,7 @@ void MpiSession::await(std::span<MPI_Request> requests, const std::string& what)
 
 void MpiSession::barrier() const {
   MPI_Request request = MPI_REQUEST_NULL;
-  check(MPI_Ibarrier(MPI_COMM_WORLD, &request), "MPI_Ibarrier");
+  check_mpi(MPI_Ibarrier(MPI_COMM_WORLD, &request), "MPI_Ibarrier");
   await({&request, 1}, "all ranks to arrive");
 }
 
@@ -87,7 +122,7 @@ template <class Number>
 Number reduce(const MpiSession& session, Number number, MPI_Datatype type, MPI_Op op) {
   Number result{};
   MPI_Request request = MPI_REQUEST_NULL;
-  check(MPI_Iallreduce(&number, &result, 1, type, op, MPI_COMM_WORLD, &request), "MPI_Iallreduce");
+  check_mpi(MPI_Iallreduce(&number, &result, 1, type, op, MPI_COMM_WORLD, &request), "MPI_Iallreduce");
   session.await({&request, 1}, "all ranks to agree");
   return result;
 }
@@ -101,7 +136,7 @@ std::int64_t MpiSession::sum(std::int64_t number) const { return reduce(*this, n
 
 std::uint64_t MpiSession::of_first(std::uint64_t number) const {
   MPI_Request request = MPI_REQUEST_NULL;
-  check(MPI_Ibcast(&number, 1, MPI_UINT64_T, 0, MPI_COMM_WORLD, &request), "MPI_Ibcast");
+  check_mpi(MPI_Ibcast(&number, 1, MPI_UINT64_T, 0, MPI_COMM_WORLD, &request), "MPI_Ibcast");
   await({&request, 1}, "rank 0");
   return number;
 }
@@ -114,7 +149,7 @@ void MpiSession::agree(const std::optional<std::string>& problem) const {
   char line[kLineLength] = {};
   if (rank_ == first) problem->copy(line, kLineLength - 1);
   MPI_Request request = MPI_REQUEST_NULL;
-  check(MPI_Ibcast(line, kLineLength, MPI_CHAR, first, MPI_COMM_WORLD, &request), "MPI_Ibcast");
+  check_mpi(MPI_Ibcast(line, kLineLength, MPI_CHAR, first, MPI_COMM_WORLD, &request), "MPI_Ibcast");
   await({&request, 1}, "the line of rank " + std::to_string(first));
 
   // Name the rank unless all say the same.
@@ -129,20 +164,21 @@ Topology MpiSession::topology(int ranks_per_node) const {
   MPI_Comm node = MPI_COMM_NULL;
   {
     const auto guard = waiting("in MPI_Comm_split_type");
-    check(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &node), "MPI_Comm_split_type");
+    check_mpi(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &node), "MPI_Comm_split_type");
   }
   int leader = rank_;
   MPI_Request request = MPI_REQUEST_NULL;
-  check(MPI_Ibcast(&leader, 1, MPI_INT, 0, node, &request), "MPI_Ibcast");
+  check_mpi(MPI_Ibcast(&leader, 1, MPI_INT, 0, node, &request), "MPI_Ibcast");
   await({&request, 1}, "the leader of the node");
   {
     const auto guard = waiting("in MPI_Comm_free");
-    check(MPI_Comm_free(&node), "MPI_Comm_free");
+    check_mpi(MPI_Comm_free(&node), "MPI_Comm_free");
   }
 
   // A node is known by its leader's rank.
   std::vector<int> node_of_rank(static_cast<std::size_t>(size_));
-  check(MPI_Iallgather(&leader, 1, MPI_INT, node_of_rank.data(), 1, MPI_INT, MPI_COMM_WORLD, &request), "MPI_Iallgather");
+  check_mpi(MPI_Iallgather(&leader, 1, MPI_INT, node_of_rank.data(), 1, MPI_INT, MPI_COMM_WORLD, &request),
+            "MPI_Iallgather");
   await({&request, 1}, "the nodes of all ranks");
   return Topology(node_of_rank);
 }
@@ -156,8 +192,8 @@ void MpiSession::abandon(const std::string& line) const {
 MpiTransport::MpiTransport(const MpiSession& session, Topology topology)
     : Transport(std::move(topology), session.rank()), session_(session) {
   const auto guard = session.waiting("in MPI_Comm_dup");
-  check(MPI_Comm_dup(MPI_COMM_WORLD, &comm_), "MPI_Comm_dup");
-  check(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+  check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &comm_), "MPI_Comm_dup");
+  check_mpi(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
 }
 
 MpiTransport::~MpiTransport() {
@@ -168,14 +204,14 @@ MpiTransport::~MpiTransport() {
 void MpiTransport::start_send(std::span<const std::byte> bytes, int to) {
   for (; !bytes.empty(); bytes = bytes.subspan(std::min(bytes.size(), kPiece))) {
     const int count = static_cast<int>(std::min(bytes.size(), kPiece));
-    check(MPI_Isend(bytes.data(), count, MPI_BYTE, to, kTag, comm_, &requests_.emplace_back()), "MPI_Isend");
+    check_mpi(MPI_Isend(bytes.data(), count, MPI_BYTE, to, kTag, comm_, &requests_.emplace_back()), "MPI_Isend");
   }
 }
 
 void MpiTransport::start_receive(std::span<std::byte> bytes, int from) {
   for (; !bytes.empty(); bytes = bytes.subspan(std::min(bytes.size(), kPiece))) {
     const int count = static_cast<int>(std::min(bytes.size(), kPiece));
-    check(MPI_Irecv(bytes.data(), count, MPI_BYTE, from, kTag, comm_, &requests_.emplace_back()), "MPI_Irecv");
+    check_mpi(MPI_Irecv(bytes.data(), count, MPI_BYTE, from, kTag, comm_, &requests_.emplace_back()), "MPI_Irecv");
   }
 }
 
@@ -186,7 +222,8 @@ void MpiTransport::wait() {
 
 void MpiTransport::progress() {
   int done = 0;
-  check(MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &done, MPI_STATUSES_IGNORE), "MPI_Testall");
+  check_mpi(MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &done, MPI_STATUSES_IGNORE), "MPI_Testall");
+  session_.exchange_pulses();
 }
 
 }  // namespace tree_attn

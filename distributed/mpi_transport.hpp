@@ -6,11 +6,13 @@
 #include <mpi.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "distributed/pulse_exchange.hpp"
 #include "distributed/transport.hpp"
 #include "distributed/watchdog.hpp"
 
@@ -20,6 +22,10 @@ namespace tree_attn {
 ///
 /// Whatever can wait for another rank, the start and the end of MPI included, is announced to the watchdog, which ends the
 /// job where that rank does not answer for `timeout` seconds.
+///
+/// Unless the launcher says that all ranks are on one machine, the session asks for MPI_THREAD_MULTIPLE, so that the
+/// watchdog's thread can exchange pulses with other machines. Where MPI does not grant it, the main thread does so in
+/// await() and exchange_pulses(); PulseObserver says what is then not noticed.
 class MpiSession {
  public:
   /// Starts MPI. @param timeout seconds, may be infinite @throws TransportError
@@ -38,6 +44,8 @@ class MpiSession {
   void doing(std::string_view phrase) const { watchdog_.doing(phrase); }
   /// Tells it that this rank waits for others, as long as the result lives: "in MPI_Comm_dup".
   Watchdog::Waiting waiting(std::string_view phrase) const { return {watchdog_, phrase}; }
+  /// Exchanges pulses with other machines, if it is time. For long computations without await().
+  void exchange_pulses() const { watchdog_.exchange(); }
   /// Waits for `what` until the requests are complete, polling. @throws TransportError if MPI fails
   void await(std::span<MPI_Request> requests, const std::string& what) const;
 
@@ -63,12 +71,18 @@ class MpiSession {
   [[noreturn]] void abandon(const std::string& line) const;
 
  private:
+  /// Starts and ends the exchange of pulses between machines.
+  void join_machines(int thread_level);
+  void leave_machines();
+
   Launch launch_;
   Watchdog watchdog_;
   int rank_ = 0, size_ = 1;
+  std::unique_ptr<PulseExchange> exchange_;  ///< nothing if all ranks share one board, or there is no deadline
 };
 
-/// Messages as MPI_Isend and MPI_Irecv; long ones go in pieces of 64 MiB: counts are int, and each piece that arrives is progress.
+/// Messages as MPI_Isend and MPI_Irecv; long ones go in pieces of 64 MiB: counts are int, and each piece that arrives is
+/// progress.
 class MpiTransport : public Transport {
  public:
   MpiTransport(const MpiSession& session, Topology topology);

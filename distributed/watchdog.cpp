@@ -50,6 +50,26 @@ void Watchdog::mpi_has_started() {
   observer_.started = true;
 }
 
+void Watchdog::exchange_by(std::function<void()> step, bool while_computing) {
+  const std::lock_guard lock(exchange_mutex_);
+  exchange_ = std::move(step);
+  observer_.hears_computing = while_computing;
+}
+
+void Watchdog::exchange() const {
+  std::string failure;
+  if (std::unique_lock lock(exchange_mutex_, std::try_to_lock); lock && exchange_) {
+    try {
+      exchange_();
+      return;
+    } catch (const std::exception& error) {
+      exchange_ = {};
+      failure = error.what();
+    }
+  }
+  if (!failure.empty()) end_job(failure);
+}
+
 void Watchdog::end_job(const std::string& line) const {
   const bool speaks = board_.claim_last_word();
   if (speaks) {
@@ -61,8 +81,13 @@ void Watchdog::end_job(const std::string& line) const {
       if (!one_exit_ends_job_ && pulse.process != 0) kill(pulse.process, SIGCONT);
     }
   }
-  // All at the same moment: MPICH's mpiexec kills those that are left, and then that is its status.
-  std::this_thread::sleep_until(*board_.end());
+  // All at the same moment: MPICH's mpiexec kills those that are left, and then that is its status. Until then other
+  // machines are told.
+  constexpr std::chrono::milliseconds kPause{10};
+  for (auto now = Clock::now(); now < *board_.end(); now = Clock::now()) {
+    exchange();
+    std::this_thread::sleep_until(std::min(now + kPause, *board_.end()));
+  }
   // Open MPI's mpirun has the status of the first, ends the others itself, and may hang if several exit in MPI_Finalize.
   if (one_exit_ends_job_ && !speaks) std::this_thread::sleep_for(std::chrono::seconds(3));
   _exit(kStatus);
@@ -73,6 +98,7 @@ void Watchdog::watch(const std::stop_token& stop) {
   auto last = Clock::now();
   while (!wake_.wait_for(lock, stop, std::chrono::duration<double>(tick_), [] { return false; }) && !stop.stop_requested()) {
     ++own_.beats;
+    exchange();
     if (board_.end()) end_job("");
     // After a pause of its own (a stopped job, a machine that slept) a rank is no judge of the others.
     const auto now = Clock::now();

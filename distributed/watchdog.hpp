@@ -4,6 +4,7 @@
 #pragma once
 
 #include <condition_variable>
+#include <functional>
 #include <mutex>
 #include <string>
 #include <string_view>
@@ -15,8 +16,9 @@ namespace tree_attn {
 
 /// One per rank, from before MPI_Init to after MPI_Finalize.
 ///
-/// Its thread shows that this process runs, and observes the other ranks of the machine (heartbeat.hpp). The job ends with
-/// one line on standard error and status 2 on every rank; mpirun ends what is stopped, and the ranks of other machines.
+/// Its thread shows that this process runs, and observes the other ranks (heartbeat.hpp): those of its machine at all times,
+/// those of other machines while their pulses arrive (pulse_exchange.hpp). The job ends with one line on standard error and
+/// status 2 on every rank; what is stopped on another machine, mpirun ends.
 class Watchdog {
  public:
   /// @param timeout seconds; infinity: no thread, and no deadline
@@ -53,6 +55,16 @@ class Watchdog {
 
   /// MPI has started, and so have all ranks.
   void mpi_has_started();
+  /// Whether there is a deadline, and so a thread.
+  bool watches() const { return thread_.joinable(); }
+  const PulseBoard& board() const { return board_; }
+
+  /// From now on exchange() calls `step`, which brings the pulses of other machines; an empty function ends that.
+  /// @param while_computing the thread may call it, and so pulses arrive while the main thread computes
+  void exchange_by(std::function<void()> step, bool while_computing);
+  /// Exchanges pulses now, unless another thread does. The thread calls it at every look; the job ends if it throws.
+  void exchange() const;
+
   /// Ends the job with status 2. The first rank to do so writes the line.
   [[noreturn]] void end_job(const std::string& line) const;
 
@@ -64,6 +76,8 @@ class Watchdog {
   PulseObserver observer_;
   bool one_exit_ends_job_;
   double tick_;  ///< seconds between two looks
+  mutable std::mutex exchange_mutex_;
+  mutable std::function<void()> exchange_;
   std::mutex mutex_;
   std::condition_variable_any wake_;
   std::jthread thread_;

@@ -11,7 +11,7 @@ namespace {
 /// The pulses of three ranks, in memory of this process alone.
 struct ThreeRanks {
   ThreeRanks() {
-    for (int rank = 0; rank < 3; ++rank) beat(rank);
+    for (int rank = 0; rank < 3; ++rank) beat(rank), pulse(rank).process = 1;
   }
   Pulse& pulse(int rank) { return board.pulses()[static_cast<std::size_t>(rank)]; }
   void beat(int rank) { ++pulse(rank).beats; }
@@ -20,9 +20,10 @@ struct ThreeRanks {
     ++pulse(rank).moves;
   }
   /// Lets time pass, with these ranks beating, and returns the first line that `rank` would write, "" if none.
-  std::string watch(int rank, double seconds, std::vector<int> beating, bool started = true) {
+  std::string watch(int rank, double seconds, std::vector<int> beating, bool started = true, bool hears_computing = true) {
     PulseObserver observer(board, rank, 10);
     observer.started = started;
+    observer.hears_computing = hears_computing;
     for (double t = 0; t <= seconds; t += 0.5) {
       for (const int each : beating) beat(each);
       if (const auto line = observer.look(t == 0 ? 0 : 0.5)) return *line;
@@ -97,6 +98,54 @@ TEST_CASE("heartbeat: a rank that has left is missed by no other") {
   CHECK(job.watch(0, 100, {0, 2}) == "");
 }
 
+TEST_CASE("heartbeat: a rank of another machine is named 2 s later, where pulses arrive while it computes") {
+  ThreeRanks job;
+  job.pulse(2).process = 0;
+  CHECK(job.watch(0, 11, {0, 1}) == "");
+  CHECK(job.watch(1, 30, {0, 1}) == "");
+  CHECK(job.watch(0, 13, {0, 1}) == "rank 2 has not answered for 10 s (rank 0 computes); --timeout 10");
+  CHECK(job.watch(0, 1000, {0, 1}, true, false) == "");
+  // Ranks of one machine that stop together are named together.
+  job.pulse(1).process = 0;
+  PulseObserver observer(job.board, 0, 10);
+  observer.started = observer.hears_computing = true;
+  std::optional<std::string> line;
+  for (int i = 0; i < 30 && !line; ++i) {
+    job.beat(0);
+    if (i == 2) job.beat(1);
+    line = observer.look(0.5);
+  }
+  CHECK(line == "ranks 1, 2 have not answered for 10 s (rank 0 computes); --timeout 10");
+  job.pulse(1).process = 1;
+  // Three machines: the lowest rank says so, on whichever it is.
+  job.pulse(0).process = 0;
+  CHECK(job.watch(1, 30, {0, 1}) == "");
+  job.pulse(0).process = 1;
+  job.pulse(2).left = true;
+  CHECK(job.watch(0, 1000, {0, 1}) == "");
+}
+
+TEST_CASE("heartbeat: the machine of a rank that stands still says so, though a lower rank answers elsewhere") {
+  ThreeRanks job;
+  job.pulse(0).process = 0;
+  CHECK(job.watch(1, 11, {0, 1}).starts_with("rank 2 has not answered for 10 s"));
+  // The one that stands still brought the pulses of the other machine.
+  CHECK(job.watch(2, 11, {2}).starts_with("rank 1 has not answered for 10 s"));
+}
+
+TEST_CASE("heartbeat: ranks that all wait on several machines have 2 s more") {
+  for (const bool hears_computing : {true, false}) {
+    ThreeRanks job;
+    job.pulse(2).process = 0;
+    for (int rank = 0; rank < 3; ++rank) job.wait(rank, "for a message");
+    CHECK(job.watch(0, 11.5, {0, 1, 2}, true, hears_computing) == "");
+    CHECK(job.watch(2, 30, {0, 1, 2}, true, hears_computing) == "");
+    CHECK(job.watch(0, 13, {0, 1, 2}, true, hears_computing) == "no rank has moved for 12 s: ranks 0, 1, 2 wait for a message; --timeout 10");
+    // The last that was heard of it is that it waits: that may be long ago.
+    CHECK(job.watch(0, 1000, {0, 1}, true, false) == "");
+  }
+}
+
 TEST_CASE("heartbeat: in MPI's start a rank that never came is named, and a library that takes its time may") {
   ThreeRanks job;  // one process has mapped the memory, three are expected
   job.pulse(1).beats = 0;
@@ -107,6 +156,7 @@ TEST_CASE("heartbeat: in MPI's start a rank that never came is named, and a libr
   PulseBoard board(two);
   PulseObserver observer(board, 0, 10);
   Pulse& own = board.pulses()[0];
+  own.process = 1;
   own.waiting.set("in MPI_Init_thread");
   own.moves = 1;
   double seconds = 0;

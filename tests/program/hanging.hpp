@@ -75,7 +75,7 @@ struct Signal {
 };
 
 /// A decode that would take hours.
-inline const Words kLong{"decode", "--seq-len", "4096", "--heads", "4", "--repeat", "1000000", "--timeout", "3"};
+inline const Words kHours{"decode", "--seq-len", "4096", "--heads", "4", "--repeat", "1000000", "--timeout", "3"};
 
 /// Whether any of the processes is still there after a moment; one that has ended and was not waited for is not.
 inline bool any_left(const std::map<int, pid_t>& processes) {

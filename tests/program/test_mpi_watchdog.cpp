@@ -8,7 +8,7 @@ TEST_CASE("watchdog: a rank that is stopped while it decodes ends the job, in on
   for (const int rank : {0, 1, 2}) {
     CAPTURE(rank);
     Signal stop{rank, SIGSTOP};
-    const Result result = run(ranks(3, kLong), {.deadline = 45, .meanwhile = [&](pid_t mpirun) { stop(mpirun); }});
+    const Result result = run(ranks(3, kHours), {.deadline = 45, .meanwhile = [&](pid_t mpirun) { stop(mpirun); }});
     check_one_line(result, "rank " + std::to_string(rank) + " has not answered for 3 s in two-level, step 1");
     CHECK(result.err.find("; --timeout 3\n") != std::string::npos);
     CHECK(!any_left(stop.processes));
@@ -20,7 +20,7 @@ TEST_CASE("watchdog: a rank that is stopped as it starts ends the job, in one li
   for (const int rank : {0, 1}) {
     CAPTURE(rank);
     Signal stop{rank, SIGSTOP, false};
-    Result result = run(ranks(3, kLong), {.deadline = 45, .meanwhile = [&](pid_t mpirun) { stop(mpirun); }});
+    Result result = run(ranks(3, kHours), {.deadline = 45, .meanwhile = [&](pid_t mpirun) { stop(mpirun); }});
     // It has not answered, or not even started: that depends on where it was stopped. What has not started only the launcher
     // can end, and MPICH's has the signal that it took for its status, and writes to standard output.
     if (result.status == SIGKILL && result.err.find(" has not started for ") != std::string::npos) result.status = 2, result.out = "";
