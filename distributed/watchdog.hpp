@@ -23,7 +23,7 @@ class Watchdog {
  public:
   /// @param timeout seconds; infinity: no thread, and no deadline
   Watchdog(const Launch& launch, double timeout);
-  /// Waits until the other ranks of the machine have left MPI as well: one that hangs in MPI_Finalize has nobody else.
+  /// Waits until the other ranks of the machine have left MPI as well: no other thread could end one that hangs in MPI_Finalize.
   ~Watchdog();
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;

@@ -5,7 +5,9 @@
 
 #include "tests/program/command.hpp"
 
+#include <chrono>
 #include <filesystem>
+#include <functional>
 #include <map>
 
 namespace fs = std::filesystem;
@@ -74,8 +76,33 @@ struct Signal {
   }
 };
 
+/// Runs a command on longer and longer sequences, until it takes `seconds` more than on a short one: until a rank has computed
+/// for about that long, on a machine of any speed. All runs must end well. @returns whether one took that long
+inline bool takes_longer(double seconds, const std::function<Words(const std::string& n_keys)>& command) {
+  const auto seconds_of = [&](int n_keys) {
+    const auto start = std::chrono::steady_clock::now();
+    check_silent_success(run(command(std::to_string(n_keys)), {.deadline = 120}));
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  };
+  const double start_and_end = seconds_of(64);
+  for (int n_keys = 1 << 16; n_keys < 1 << 21; n_keys *= 2) {
+    if (seconds_of(n_keys) > start_and_end + seconds) return true;
+  }
+  return false;
+}
+
 /// A decode that would take hours.
 inline const Words kHours{"decode", "--seq-len", "4096", "--heads", "4", "--repeat", "1000000", "--timeout", "3"};
+
+/// The result without what MPICH's mpiexec does to it. It kills the ranks that are left when it sees the first one end; if it
+/// is faster than the last rank, that signal is its status. It writes about it to standard output.
+inline Result without_mpiexec(Result result) {
+  const std::size_t banner = result.out.find("\n==========");
+  if (result.status != SIGKILL || banner == std::string::npos) return result;
+  result.status = 2;
+  result.out.erase(banner);
+  return result;
+}
 
 /// Whether any of the processes is still there after a moment; one that has ended and was not waited for is not.
 inline bool any_left(const std::map<int, pid_t>& processes) {
