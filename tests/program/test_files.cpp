@@ -107,7 +107,7 @@ TEST_CASE("files: every bad file is refused by oracle and decode in one line tha
     const bool legal = bad["expected"] == "accept";
     for (const Result& result : {results[2 * i], results[2 * i + 1]}) {
       check_one_line(result, name + ": ");
-      CHECK(result.err.starts_with("tree_attn: " + name + ": "));
+      CHECK(lines_of_ours(result.err).at(0).starts_with("tree_attn: " + name + ": "));
       // A legal file has everything but what is to be decoded.
       if (legal)
         CHECK(result.err.find("tensor \"q\" not found; file has: ") != std::string::npos);
