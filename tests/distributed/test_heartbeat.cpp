@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What a rank concludes from the heartbeats of others: which rank hangs, who waits for whom, and who says so.
+/// @brief What a rank concludes from the heartbeats of others: which rank hangs, which ranks wait for which, and which rank reports it.
 #include <doctest/doctest.h>
 
 #include "distributed/heartbeat.hpp"

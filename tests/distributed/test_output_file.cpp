@@ -82,7 +82,7 @@ TEST_CASE("output file: a replaced file keeps its mode, a new one has that of th
     REQUIRE(::chmod(path.c_str(), mode) == 0);
     OutputFile file(path, Streams::kRefused);
     file.write("new");
-    // Nobody else reads it on the way either.
+    // Other users cannot read it while it is written either.
     CHECK(mode_of(scratch.path(temporaries(scratch).at(0))) == mode);
     OutputFile::put_in_place({&file});
     CHECK(mode_of(path) == mode);

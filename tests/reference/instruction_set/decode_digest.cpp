@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "distributed/fnv1a.hpp"
 #include "reference/decode.hpp"
 #include "reference/run.hpp"
 #include "tests/reference/tensors.hpp"
@@ -20,12 +21,6 @@ Tensor draw(std::mt19937& random, Shape shape, Storage storage, float unit) {
   std::vector<float> numbers(static_cast<std::size_t>(n_elements(shape)));
   for (float& x : numbers) x = (static_cast<float>(random() >> 8) - 0x1p23f) * 0x1p-23f * unit;
   return Tensor(numbers, shape, storage);
-}
-
-/// FNV-1a.
-std::uint64_t digest(std::uint64_t hash, std::span<const float> numbers) {
-  for (const std::byte byte : std::as_bytes(numbers)) hash = (hash ^ static_cast<std::uint64_t>(byte)) * 0x100000001B3u;
-  return hash;
 }
 
 /// Decodes 200 and 77 keys in two shards that cut a leaf, and prints what comes out.
@@ -43,7 +38,7 @@ void print(const char* name, std::int64_t d_h, std::int64_t d_v, Storage storage
     forest.append(part.subtrees(), part.states().data());
   }
   const DecodeOutput output = finish_rows(forest.fold(), 8, d_v);
-  const std::uint64_t hash = digest(digest(0xCBF29CE484222325u, output.out), output.lse);
+  const std::uint64_t hash = fnv1a(std::as_bytes(std::span(output.lse)), fnv1a(std::as_bytes(std::span(output.out))));
   std::printf("%s %s d_h %d d_v %d: %016llx\n", name, std::string(name_of(storage)).c_str(), static_cast<int>(d_h),
               static_cast<int>(d_v), static_cast<unsigned long long>(hash));
 }
