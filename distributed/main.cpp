@@ -77,7 +77,7 @@ int main(int argc, char** argv) {
     if (session.launch().rank == 0) complain(*line);
     return kBadInput;
   }
-  end_on_cut_file(session.rank());
+  end_on_cut_file([](const void* ranks) { return static_cast<const MpiSession*>(ranks)->claim_last_word(); }, &session);
 
   // Read the command line: every rank has the same one, and all come to the same end.
   CLI::App program("Tree Attention: exact attention decoding over sharded keys and values (arXiv:2408.04093).", "tree_attn");

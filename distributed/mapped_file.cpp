@@ -65,7 +65,8 @@ void unwatch(const std::byte* begin) {
 }
 
 struct sigaction action_before;
-timespec wait_before_line{};
+bool (*may_write)(const void*);
+const void* may_write_context;
 
 /// Only calls that are safe in a signal handler.
 void on_bus_error(int signal, siginfo_t* info, void*) {
@@ -73,11 +74,11 @@ void on_bus_error(int signal, siginfo_t* info, void*) {
   for (const Watched& w : watched) {
     const std::byte* begin = w.begin;
     if (info->si_code != BUS_ADRERR || begin == nullptr || address < begin || address >= begin + w.size) continue;
-    // The first thread that gets here speaks; the end of the process is the end of the others.
-    static std::atomic_flag taken;
-    while (taken.test_and_set()) ::pause();
-    ::nanosleep(&wait_before_line, nullptr);
-    (void)!::write(STDERR_FILENO, w.line.data(), w.length);
+    // The first thread of all ranks to get here writes. The others wait: its end ends them.
+    const bool writes = may_write(may_write_context);
+    if (writes) (void)!::write(STDERR_FILENO, w.line.data(), w.length);
+    const timespec wait = writes ? timespec{0, 500'000'000} : timespec{5, 0};
+    ::nanosleep(&wait, nullptr);
     ::_exit(2);
   }
   // Not ours: as if this handler had never been there.
@@ -113,9 +114,9 @@ void MappedFile::Unmap::operator()(const std::byte* bytes) const {
   ::munmap(const_cast<std::byte*>(bytes), size);
 }
 
-void end_on_cut_file(int rank) {
-  const long milliseconds = rank == 0 ? 0 : 2000 + 500L * (rank - 1);
-  wait_before_line = {milliseconds / 1000, milliseconds % 1000 * 1'000'000};
+void end_on_cut_file(bool (*claim)(const void*), const void* context) {
+  may_write = claim;
+  may_write_context = context;
 
   // A stack of its own: that of a fiber of the emulator may be too small for the frame of a signal.
   alignas(16) static std::array<std::byte, 1 << 16> stack;

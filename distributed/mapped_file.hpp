@@ -33,9 +33,8 @@ class MappedFile {
 
 /// From here on, touching a page that a mapped file no longer has ends the process with status 2 and one line that names the
 /// file, instead of SIGBUS. Any other SIGBUS does what it did before.
-/// @param rank rank 0 writes its line at once. The others wait first, longer with the rank, so that of several ranks that
-/// map
-///   the same file only one writes: its end takes the others down.
-void end_on_cut_file(int rank);
+/// @param claim safe in a signal handler; true for the first caller of all ranks, which alone writes the line. The others
+///   wait for its end to end them, at most 5 s.
+void end_on_cut_file(bool (*claim)(const void*), const void* context);
 
 }  // namespace tree_attn

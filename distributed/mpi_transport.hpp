@@ -69,6 +69,8 @@ class MpiSession {
 
   /// Ends every rank with one line and status 2, from a rank that cannot reach the others any more.
   [[noreturn]] void abandon(const std::string& line) const;
+  /// True for the first rank of this machine that asks: it writes the line that ends the job. Safe in a signal handler.
+  bool claim_last_word() const { return watchdog_.board().claim_last_word(); }
 
  private:
   /// Starts and ends the exchange of pulses between machines.

@@ -11,6 +11,7 @@
 #include <sys/mman.h>
 #include <sys/wait.h>
 
+#include <atomic>
 #include <csignal>
 #include <functional>
 
@@ -56,6 +57,9 @@ unsigned touch(std::span<const std::byte> bytes) {
   return sum;
 }
 
+std::atomic_flag claimed;
+bool claim_once(const void* flag) { return !static_cast<std::atomic_flag*>(const_cast<void*>(flag))->test_and_set(); }
+
 }  // namespace
 
 TEST_CASE("mapped file: one that is cut short ends the process with one line and status 2") {
@@ -63,7 +67,7 @@ TEST_CASE("mapped file: one that is cut short ends the process with one line and
   const std::string path = scratch.write("cut", std::string(1 << 20, 'x')),
                     other = scratch.write("other", std::string(1 << 16, 'x'));
   const Ending ending = ending_of([&] {
-    end_on_cut_file(0);
+    end_on_cut_file(claim_once, &claimed);
     const MappedFile first(other), file(path);
     touch(file.bytes());
     std::filesystem::resize_file(path, 5000);
@@ -79,7 +83,7 @@ TEST_CASE("mapped file: a SIGBUS that is not about a mapped file does what it di
   const std::string path = scratch.write("ours", std::string(1 << 16, 'x')),
                     foreign = scratch.write("foreign", std::string(1 << 16, 'x'));
   const Ending sent = ending_of([&] {
-    end_on_cut_file(0);
+    end_on_cut_file(claim_once, &claimed);
     const MappedFile file(path);
     ::raise(SIGBUS);
   });
@@ -88,7 +92,7 @@ TEST_CASE("mapped file: a SIGBUS that is not about a mapped file does what it di
 
   // A foreign mapping that is cut short, at the very place where a mapped file was.
   const Ending elsewhere = ending_of([&] {
-    end_on_cut_file(0);
+    end_on_cut_file(claim_once, &claimed);
     const std::byte* place = nullptr;
     {
       const MappedFile gone(foreign);
