@@ -22,7 +22,7 @@
 #include <string>
 
 #include "notebooks_cpp/notebook.hpp"
-#include "reference/energy.hpp"
+#include "reference/energy/energy.hpp"
 
 using namespace tree_attn;
 using notebook::expect, notebook::figure, notebook::normal;

@@ -43,12 +43,12 @@
 #include <vector>
 
 #include "notebooks_cpp/notebook.hpp"
-#include "reference/energy.hpp"
-#include "reference/forest.hpp"
-#include "reference/moment_state.hpp"
-#include "reference/moments.hpp"
-#include "reference/op_count.hpp"
-#include "reference/reverse_mode.hpp"
+#include "reference/energy/energy.hpp"
+#include "reference/state/forest.hpp"
+#include "reference/oracle/moment_state.hpp"
+#include "reference/energy/moments.hpp"
+#include "reference/energy/op_count.hpp"
+#include "reference/energy/reverse_mode.hpp"
 
 using namespace tree_attn;
 using notebook::expect, notebook::figure, notebook::normal, notebook::row;
@@ -277,7 +277,7 @@ plot $level using 1:2:3 with lines lw 1.2 lc palette notitle, \
   // components follow a value, $v \to (v,\, v_0^2,\, v_0 v_1,\, v_1^2)$, and its key: then the
   // same merge, the same tree and the same collective bring home the covariance too, and the
   // entropy $H = -\langle \log P \rangle = \mathrm{lse} - q \cdot \langle k \rangle$
-  // (`reference/moment_state.hpp`). Below, the seven keys lie on three ranks.
+  // (`reference/oracle/moment_state.hpp`). Below, the seven keys lie on three ranks.
 
   // %%
   const MomentLayout layout{d_v, Products::Triangle, d_h};
@@ -413,5 +413,5 @@ plot $cost using 1:4 with linespoints ls 1 title 'forward mode', \
 //    end, and how far does its Taylor series reach?
 // 2. Move all values by the same vector. Which cumulants change?
 // 3. The covariance from the reduction is a difference of two sums. For which values does it lose
-//    its digits, and what does the `center` of `reference/moment_state.hpp` do about it?
+//    its digits, and what does the `center` of `reference/oracle/moment_state.hpp` do about it?
 // 4. Where would the landscape be lowest if the origin lay outside the hull?

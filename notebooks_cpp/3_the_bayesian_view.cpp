@@ -34,10 +34,10 @@
 #include <vector>
 
 #include "notebooks_cpp/notebook.hpp"
-#include "reference/bayes.hpp"
-#include "reference/energy.hpp"
-#include "reference/legendre.hpp"
-#include "reference/moments.hpp"
+#include "reference/energy/bayes.hpp"
+#include "reference/energy/energy.hpp"
+#include "reference/energy/legendre.hpp"
+#include "reference/energy/moments.hpp"
 
 using namespace tree_attn;
 using notebook::expect, notebook::figure, notebook::normal, notebook::row;

@@ -34,11 +34,11 @@
 #include <string>
 #include <vector>
 
-#include "distributed/safetensors.hpp"
+#include "reference/data/safetensors.hpp"
 #include "notebooks_cpp/notebook.hpp"
-#include "reference/energy.hpp"
-#include "reference/hopfield.hpp"
-#include "reference/moments.hpp"
+#include "reference/energy/energy.hpp"
+#include "reference/energy/hopfield.hpp"
+#include "reference/energy/moments.hpp"
 
 using namespace tree_attn;
 using notebook::expect, notebook::figure, notebook::row;

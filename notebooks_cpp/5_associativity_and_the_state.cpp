@@ -15,7 +15,7 @@
 //
 // and on paper this is associative and commutative, with the empty set as its neutral element
 // (@ref state). A processor rounds. Which of the three laws survive in *bits*? We try them, on the
-// paper's form and on that of `reference/state.hpp`, whose shift is a whole power of two.
+// paper's form and on that of `reference/state/state.hpp`, whose shift is a whole power of two.
 
 // %%
 #include <algorithm>
@@ -30,9 +30,9 @@
 #include <string>
 #include <vector>
 
-#include "distributed/schedule.hpp"
+#include "distributed/transport/schedule.hpp"
 #include "notebooks_cpp/notebook.hpp"
-#include "reference/state.hpp"
+#include "reference/state/state.hpp"
 
 using namespace tree_attn;
 using notebook::expect, notebook::figure;
@@ -268,7 +268,7 @@ plot $share using 1:3 with lines lw 2 lc rgb '#bbbbbb' title 'ties that go the o
   //
   // In an AllReduce by doubling two ranks compute the same merge at the same time. If each puts
   // what it has on the left, they compute `merge(mine, theirs)` with sides swapped, and part ways.
-  // Here ranks run the schedule of `distributed/schedule.hpp`, and we count how many different
+  // Here ranks run the schedule of `distributed/transport/schedule.hpp`, and we count how many different
   // states they end with.
 
   // %%

@@ -28,10 +28,10 @@
 #include <string>
 #include <vector>
 
-#include "distributed/schedule.hpp"
+#include "distributed/transport/schedule.hpp"
 #include "notebooks_cpp/notebook.hpp"
-#include "reference/forest.hpp"
-#include "reference/tree_reduce.hpp"
+#include "reference/state/forest.hpp"
+#include "reference/state/tree_reduce.hpp"
 
 using namespace tree_attn;
 using notebook::expect, notebook::figure;

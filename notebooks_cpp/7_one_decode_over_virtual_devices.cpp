@@ -7,7 +7,7 @@
 // One query, twelve keys, eq. (7), on four devices of which one is empty. First Alg. 3 of the
 // paper, line by line, with every number printed: three AllReduces. Then the same with states,
 // which need one. Then subtrees, so that the bits do not depend on the devices. At last the
-// decoders of `distributed/decoder.hpp` themselves, on eight ranks that are threads of this
+// decoders of `distributed/decoders/decoder.hpp` themselves, on eight ranks that are threads of this
 // process, with every message counted.
 
 // %%
@@ -24,13 +24,13 @@
 #include <thread>
 #include <vector>
 
-#include "distributed/decoder.hpp"
-#include "distributed/predict.hpp"
-#include "distributed/problem.hpp"
+#include "distributed/decoders/decoder.hpp"
+#include "distributed/measure/predict.hpp"
+#include "reference/data/problem.hpp"
 #include "notebooks_cpp/notebook.hpp"
-#include "reference/algorithms.hpp"
-#include "reference/attention.hpp"
-#include "reference/forest.hpp"
+#include "reference/oracle/algorithms.hpp"
+#include "reference/oracle/attention.hpp"
+#include "reference/state/forest.hpp"
 
 using namespace tree_attn;
 using notebook::expect, notebook::figure, notebook::normal;

@@ -21,10 +21,10 @@
 #include <vector>
 
 #include "notebooks_cpp/notebook.hpp"
-#include "reference/decode.hpp"
-#include "reference/energy.hpp"
-#include "reference/error_bound.hpp"
-#include "reference/tree_reduce.hpp"
+#include "reference/decode/decode.hpp"
+#include "reference/energy/energy.hpp"
+#include "reference/oracle/error_bound.hpp"
+#include "reference/state/tree_reduce.hpp"
 
 using namespace tree_attn;
 using notebook::expect, notebook::figure;

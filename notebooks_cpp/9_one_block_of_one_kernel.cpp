@@ -22,10 +22,10 @@
 #include <string>
 #include <vector>
 
-#include "gpu/device.hpp"
-#include "gpu/launch.hpp"
+#include "gpu/platform/device.hpp"
+#include "gpu/platform/launch.hpp"
 #include "notebooks_cpp/notebook.hpp"
-#include "reference/forest.hpp"
+#include "reference/state/forest.hpp"
 
 // %% [markdown]
 // ## Looking over the shoulder of a word
@@ -60,12 +60,12 @@ Bytes16 counted_load(const void* from) {
 
 #define __shfl_xor_sync noted_exchange
 #define load16_global counted_load
-#include "gpu/climb.cuh"
-#include "gpu/forests.cuh"
+#include "gpu/parts/climb.cuh"
+#include "gpu/parts/forests.cuh"
 #undef __shfl_xor_sync
 #undef load16_global
-#include "gpu/ladder.hpp"
-#include "gpu/teams.hpp"
+#include "gpu/ladder/ladder.hpp"
+#include "gpu/parts/teams.hpp"
 
 // %% [markdown]
 // A stored number of our own, a float by another name, makes sure that what we watch is not what
@@ -174,7 +174,7 @@ __global__ void watch_counter(int n, const float* shifts, float* told) {
 
 // %% [markdown]
 // The third one is a whole block: every team climbs over its part of the run, then the forests are
-// joined in shared memory and the row is delivered. These are the lines of `gpu/03_vectors.cu`, and
+// joined in shared memory and the row is delivered. These are the lines of `gpu/ladder/03_vectors.cu`, and
 // one more that keeps the joined forest for us.
 
 // %%
@@ -277,7 +277,7 @@ int main() {
   //
   // `platform::eight_keys()` adds up weights, and weights times values, neighbour with neighbour.
   // Every lane has shift and sum, and four components of its own. Had the keys climbed one by one,
-  // through seven calls of `merge()` of `reference/state.hpp`, each with a shift of its own, the
+  // through seven calls of `merge()` of `reference/state/state.hpp`, each with a shift of its own, the
   // bits would be the same: a power of two passes through an addition and its rounding.
 
   // %%
@@ -449,6 +449,6 @@ int main() {
 // 3. The counter in registers has three levels. What would a fourth one cost, and what would it
 //    save? (A state is $2 + d_v$ numbers over the lanes of a team.)
 // 4. Give the teams runs that are cut at multiples of 8 in place of 64. Which bits of the result
-//    change? Which lines of `gpu/climb.cuh` run that did not before?
+//    change? Which lines of `gpu/parts/climb.cuh` run that did not before?
 // 5. The naive step of the ladder has other bits. Make it climb the tree: which of its two kernels
 //    has to change, and what happens to its threads?

@@ -15,8 +15,8 @@
 #include <functional>
 #include <vector>
 
-#include "distributed/collectives.hpp"
-#include "distributed/mpi_transport.hpp"
+#include "distributed/transport/collectives.hpp"
+#include "distributed/transport/mpi_transport.hpp"
 
 namespace {
 

@@ -13,8 +13,8 @@
 #include <numeric>
 #include <vector>
 
-#include "reference/decode.hpp"
-#include "reference/tree_reduce_threads.hpp"
+#include "reference/decode/decode.hpp"
+#include "reference/state/tree_reduce_threads.hpp"
 
 namespace {
 

@@ -19,9 +19,9 @@
 #include <string>
 #include <vector>
 
-#include "distributed/decoder.hpp"
-#include "distributed/mpi_transport.hpp"
-#include "distributed/problem.hpp"
+#include "distributed/decoders/decoder.hpp"
+#include "distributed/transport/mpi_transport.hpp"
+#include "reference/data/problem.hpp"
 
 namespace {
 

@@ -3,7 +3,7 @@
 /// @brief Fuzzes whole tensor files, mapped as the program maps them: every tensor that is accepted can be read to its end.
 ///
 /// Input: the file.
-#include "distributed/problem.hpp"
+#include "reference/data/problem.hpp"
 
 #include "tests/fuzz/check.hpp"
 

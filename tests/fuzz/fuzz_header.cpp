@@ -4,7 +4,7 @@
 /// data.
 ///
 /// Input: two bytes, the size of the data (little-endian); then the header.
-#include "distributed/safetensors_header.hpp"
+#include "reference/data/safetensors_header.hpp"
 
 #include "tests/fuzz/check.hpp"
 

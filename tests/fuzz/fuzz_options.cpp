@@ -3,7 +3,7 @@
 /// @brief Fuzzes the options of `decode`: any arguments are refused, or make a shape within its limits.
 ///
 /// Input: one byte, the number of ranks; then the arguments, one per line.
-#include "distributed/decode_options.hpp"
+#include "distributed/program/decode_options.hpp"
 
 #include "tests/fuzz/check.hpp"
 

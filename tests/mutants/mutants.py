@@ -4,7 +4,7 @@
 A list is a text file. A section is a source file and the test that its mutants must fail; a mutant is a name and an excerpt
 of the file with the change marked as `git diff --word-diff` marks it:
 
-    [reference/state.hpp]
+    [reference/state/state.hpp]
     killed by: test_reference -tc="state: *"
 
     low-side-not-scaled

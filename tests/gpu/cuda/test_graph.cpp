@@ -3,7 +3,7 @@
 /// @brief A launch can be captured in a CUDA graph, and replayed with the same bits.
 #include <cuda_runtime.h>
 
-#include "tests/gpu/device_problem.hpp"
+#include "tests/support/device_problem.hpp"
 
 namespace tree_attn::test {
 

@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "gpu/launch.hpp"
+#include "gpu/platform/launch.hpp"
 
 namespace tree_attn::cuda {
 

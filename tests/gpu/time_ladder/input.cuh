@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "gpu/ladder.hpp"
+#include "gpu/ladder/ladder.hpp"
 
 namespace tree_attn::cuda {
 

@@ -18,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-#include "gpu/device.hpp"
+#include "gpu/platform/device.hpp"
 #include "tests/gpu/time_ladder/clocks.cuh"
 #include "tests/gpu/time_ladder/input.cuh"
 

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The hashes of an input, and their comparison.
+#include "distributed/measure/fingerprint.hpp"
+
+#include <algorithm>
+
+#include "reference/data/fnv1a.hpp"
+#include "reference/data/input_error.hpp"
+
+namespace tree_attn {
+namespace {
+
+/// Something that all ranks must have in common.
+struct Part {
+  std::string name;
+  std::uint64_t hash;
+};
+
+/// Compares parts with those of rank 0. @throws InputError on every rank, about the first rank that differs
+void agree_on(const MpiSession& session, const SafetensorsFile* file, const std::vector<Part>& parts) {
+  // Ask once for all parts, and for each only where ranks differ.
+  std::uint64_t all = kFnvStart;
+  for (const Part& part : parts) all = fnv1a(std::as_bytes(std::span(&part.hash, 1)), all);
+  const std::uint64_t same = all == session.of_first(all) ? 1 : 0;
+  if (session.smallest(same) == 1) return;
+  std::optional<std::string> trouble;
+  for (const Part& part : parts) {
+    if (part.hash == session.of_first(part.hash) || trouble) continue;
+    trouble = (file ? readable(file->path(), 200) : "made-up input") + " differs from rank 0's in " + part.name +
+              ": every rank must " + (file ? "read the same file" : "get the same options");
+  }
+  session.agree(trouble);
+}
+
+std::uint64_t hash_of_row(const TensorView& view, std::int64_t i, std::int64_t j, std::int64_t n,
+                          std::uint64_t hash = kFnvStart) {
+  return fnv1a({view.row(i, j, n), static_cast<std::size_t>(view.shape[3]) * bytes_of(view.storage)}, hash);
+}
+
+/// The hash of the queries of all steps.
+std::uint64_t hash_of_queries(Problem& problem) {
+  std::uint64_t hash = kFnvStart;
+  for (int t = 0; t < problem.steps(); ++t) {
+    const TensorView q = problem.query(t);
+    for (std::int64_t i = 0; i < q.shape[0]; ++i) {
+      for (std::int64_t h = 0; h < q.shape[1]; ++h) {
+        for (std::int64_t n = 0; n < q.shape[2]; ++n) hash = hash_of_row(q, i, h, n, hash);
+      }
+    }
+  }
+  return hash;
+}
+
+}  // namespace
+
+std::vector<CacheRow> sampled_rows(std::span<const Run> runs, std::span<const std::int64_t> lengths, std::int64_t kv_heads) {
+  constexpr std::int64_t kMostPieces = 64, kMostRows = 192, kLeastRowsOfPiece = 3;
+  const auto b = static_cast<std::int64_t>(lengths.size());
+  const std::int64_t n_pieces = static_cast<std::int64_t>(runs.size()) * b * kv_heads,
+                     n_sampled = std::min(n_pieces, kMostPieces);
+  std::vector<CacheRow> rows;
+  for (std::int64_t s = 0; s < n_sampled; ++s) {
+    const std::int64_t piece = n_sampled == 1 ? 0 : s * (n_pieces - 1) / (n_sampled - 1);
+    const std::int64_t entry = piece / kv_heads % b, head = piece % kv_heads;
+    const Run run = runs[static_cast<std::size_t>(piece / kv_heads / b)];
+    const std::int64_t n_keys = std::min(run.end, lengths[static_cast<std::size_t>(entry)]) - run.begin;
+    const std::int64_t n_rows = std::min(n_keys, std::max(kLeastRowsOfPiece, kMostRows / n_sampled));
+    for (std::int64_t r = 0; r < n_rows; ++r)
+      rows.push_back({entry, head, run.begin + (n_rows == 1 ? 0 : r * (n_keys - 1) / (n_rows - 1))});
+  }
+  return rows;
+}
+
+void agree_on_input(const MpiSession& session, Problem& problem, const SafetensorsFile* file, std::span<const Run> runs) {
+  if (session.size() == 1) return;
+
+  // In this order: ranks with the same header have the same tensors, and with the same lengths the same sampled rows.
+  if (file != nullptr) agree_on(session, file, {{"the header", file->header_hash()}});
+  const std::vector<std::int64_t> lengths = problem.lengths(problem.steps() - 1);
+  agree_on(session, file, {{"lengths", fnv1a(std::as_bytes(std::span(lengths)))}, {"q", hash_of_queries(problem)}});
+  if (file == nullptr) return;
+  const Shard cache = problem.whole();
+  std::vector<Part> parts;
+  for (const auto& [i, h, n] : sampled_rows(runs, lengths, problem.shape().kv_heads)) {
+    const std::string row = "row [" + std::to_string(i) + ", " + std::to_string(h) + ", " + std::to_string(n) + "] of ";
+    parts.push_back({row + "k", hash_of_row(cache.k, i, h, n)});
+    parts.push_back({row + "v", hash_of_row(cache.v, i, h, n)});
+    file->release_pages();  // most are of other shards
+  }
+  agree_on(session, file, parts);
+}
+
+}  // namespace tree_attn

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Counting, timing, and the comparison with the oracle.
+#include "distributed/measure/measure.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <limits>
+#include <memory>
+
+#include "reference/data/fnv1a.hpp"
+#include "reference/oracle/attention.hpp"
+#include "reference/oracle/error_bound.hpp"
+
+namespace tree_attn {
+namespace {
+
+std::uint64_t digest_of(const DecodeOutput& output) {
+  return fnv1a(std::as_bytes(std::span(output.lse)), fnv1a(std::as_bytes(std::span(output.out))));
+}
+
+/// The q-quantile of sorted samples, linear between neighbours.
+double quantile(const std::vector<double>& sorted, double q) {
+  const double at = q * static_cast<double>(sorted.size() - 1);
+  const std::size_t i = static_cast<std::size_t>(at);
+  return i + 1 < sorted.size() ? sorted[i] + (at - static_cast<double>(i)) * (sorted[i + 1] - sorted[i]) : sorted[i];
+}
+
+}  // namespace
+
+Measurement measure(const Bench& bench, const Algorithm& algorithm) {
+  const MpiSession& session = bench.session;
+  Problem& problem = bench.problem;
+  MpiTransport transport(session, bench.topology);
+  const Run mine = bench.runs[static_cast<std::size_t>(bench.topology.place_of(session.rank()))];
+  Measurement result;
+  result.algorithm = algorithm.name;
+
+  // Decode; what a step takes is what its slowest rank takes.
+  std::vector<double> latencies;
+  std::int64_t shard_bytes = 0;
+  for (int repetition = 0; repetition < bench.warmup + bench.repeat; ++repetition) {
+    for (int t = 0; t < problem.steps(); ++t) {
+      const std::vector<std::int64_t> lengths = problem.lengths(t);
+      std::vector<Run> runs = bench.runs;
+      for (Run& run : runs) run = {std::min(run.begin, problem.n_keys(t)), std::min(run.end, problem.n_keys(t))};
+      DecodeStep step{problem.query(t), problem.shard(mine, t), lengths, bench.scale, runs};
+      shard_bytes = (step.shard.end() - step.shard.begin) * problem.shape().bytes_per_position();
+      transport.traffic = {};
+      session.doing("in " + std::string(algorithm.name) + ", step " + std::to_string(t + 1));
+      double microseconds = 0;
+      const auto decode = [&] {
+        session.barrier();
+        const auto start = std::chrono::steady_clock::now();
+        DecodeOutput output = algorithm.run(transport, bench.backend, step);
+        microseconds += std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
+        return output;
+      };
+      result.output = decode();
+
+      // Decode once more where a sum overflowed. All ranks do as rank 0 does, also if one of them should differ.
+      if (session.of_first(std::uint64_t{needs_lift(result.output)}) != 0) {
+        step.lift = kLift;
+        take_lifted(result.output, decode());
+      }
+      const double slowest = session.largest(microseconds);
+      if (repetition >= bench.warmup) latencies.push_back(slowest);
+    }
+  }
+  std::sort(latencies.begin(), latencies.end());
+  result.latency = {quantile(latencies, 0.5), quantile(latencies, 0.1), quantile(latencies, 0.9)};
+
+  // Add up what the ranks counted in the last step.
+  const Traffic& traffic = transport.traffic;
+  const auto most = [&](std::int64_t number) { return static_cast<std::int64_t>(session.largest(static_cast<std::uint64_t>(number))); };
+  result.per_step = {most(traffic.collectives),          session.sum(traffic.messages), session.sum(traffic.bytes),
+                     session.sum(traffic.bytes_between_nodes), most(traffic.merge_steps), most(traffic.buffer_kv_bytes)};
+  result.peak_kv_bytes_per_rank = most(shard_bytes + traffic.buffer_kv_bytes);
+  result.predicted = predict(algorithm.name, problem.shape(), bench.topology);
+
+  result.digest = digest_of(result.output);
+  result.same_bits_on_all_ranks = session.largest(result.digest) == session.smallest(result.digest);
+  return result;
+}
+
+/// The oracle's numbers and bounds, for the algorithms that weigh with exp(lse - m) and for the others.
+struct Verifier::Truth {
+  AttentionResult oracle;
+  ErrorBound bound, bound_of_weights;
+};
+
+Verifier::Verifier(Problem& problem, double scale, int n_ranks, const KernelBackend* kernels) {
+  const int last = problem.steps() - 1;
+  const TensorView q = problem.query(last);
+  const Shard all = problem.whole();
+  AttentionOptions options;
+  options.scale = scale;
+  options.lengths = problem.lengths(last);
+  auto truth = std::make_shared<Truth>();
+  truth->oracle = attention(q, all.k, all.v, options);
+
+  // F64 inputs are rounded to F32 as they are read: that is as if the dot product had a few more terms.
+  ErrorModel model = tree_decode_model(problem.n_keys(last));
+  if (problem.shape().storage == Storage::F64) model.n_additions += 4;
+  // Kernels have another exp; tensor cores add the three parts of each weight of a leaf one after the other, and they truncate.
+  if (kernels != nullptr) {
+    model.exp_error = 4;
+    if (const std::int64_t leaf = kernels->leaf_length(q, all.k, all.v); leaf > 1) model.n_additions += 2 * 3 * static_cast<double>(leaf);
+  }
+  truth->bound = error_bound(q, all.k, all.v, options, model);
+
+  // exp(lse - m) passes the rounding of lse, 8 u max(1, |lse|), on to the weight; then p more additions.
+  double largest_lse = 1;
+  for (const double lse : truth->oracle.lse) {
+    if (std::isfinite(lse)) largest_lse = std::max(largest_lse, std::abs(lse));
+  }
+  model.n_additions += 8 * largest_lse + n_ranks;
+  model.n_rescalings = 1;
+  truth->bound_of_weights = error_bound(q, all.k, all.v, options, model);
+  truth_ = std::move(truth);
+}
+
+Errors Verifier::operator()(const Measurement& measurement) const {
+  const AttentionResult& oracle = truth_->oracle;
+  const bool weights = measurement.algorithm == "paper" || measurement.algorithm == "packed";
+  const ErrorBound& bound = weights ? truth_->bound_of_weights : truth_->bound;
+  Errors errors;
+  errors.passed = true;
+
+  // One number against the oracle's: where that is not finite ours must not be, and NaN must be NaN.
+  const auto compare = [&](double ours, double truth, double allowed, double& largest) {
+    if (!std::isfinite(truth) || !std::isfinite(ours)) {
+      const bool as_it_should = std::isnan(truth) ? std::isnan(ours) : (std::isinf(truth) && (ours == truth || std::isnan(ours)));
+      if (as_it_should) return 0.0;
+      errors.passed = false;
+      return largest = errors.max_over_bound = std::numeric_limits<double>::infinity();
+    }
+    const double error = std::abs(ours - truth);
+    largest = std::max(largest, error);
+    // Denormal outputs are rounded to a step of their own.
+    const double over = error <= 0x1p-126 ? 0 : error / (allowed + 0x1p-24 * std::abs(truth));
+    errors.max_over_bound = std::max(errors.max_over_bound, over);
+    errors.passed = errors.passed && over <= 1;
+    return error;
+  };
+  const std::size_t n_rows = oracle.lse.size(), d_v = n_rows == 0 ? 0 : oracle.out.size() / n_rows;
+  for (std::size_t r = 0; r < n_rows; ++r) {
+    double largest_error = 0, largest_z = 0;
+    for (std::size_t i = r * d_v; i < (r + 1) * d_v; ++i) {
+      largest_error = std::max(largest_error, compare(measurement.output.out[i], oracle.out[i], bound.out[i], errors.max_abs));
+      if (std::isfinite(oracle.out[i])) largest_z = std::max(largest_z, std::abs(oracle.out[i]));
+    }
+    if (largest_z > 0) errors.max_rel = std::max(errors.max_rel, largest_error / largest_z);
+    compare(measurement.output.lse[r], oracle.lse[r], bound.lse[r], errors.lse_max);
+  }
+  return errors;
+}
+
+}  // namespace tree_attn

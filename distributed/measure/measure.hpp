@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Runs an algorithm on a problem, counting and timing it, and holds the result against the oracle (section 6).
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "distributed/decoders/decoder.hpp"
+#include "distributed/transport/mpi_transport.hpp"
+#include "distributed/measure/predict.hpp"
+#include "reference/data/problem.hpp"
+
+namespace tree_attn {
+
+/// Median and tenth and ninetieth percentile of the latencies of a step, in microseconds; of each step the slowest rank.
+struct Latency {
+  double median = 0, p10 = 0, p90 = 0;
+};
+
+/// Distance of an output from the oracle; see error_bound(). Infinite where only one of the two is NaN or Inf.
+struct Errors {
+  double max_abs = 0;        ///< largest |o - z|
+  double max_rel = 0;        ///< largest |o - z| over the largest |z| of its query
+  double lse_max = 0;        ///< largest |lse - oracle's|
+  double max_over_bound = 0; ///< largest error over its bound: the check fails above 1
+  bool passed = false;       ///< within the bound everywhere, and NaN and Inf exactly where the oracle has them
+};
+
+/// What was seen of one algorithm.
+struct Measurement {
+  std::string algorithm;
+  Latency latency;
+  Traffic per_step;          ///< sums over ranks of messages and bytes; the busiest rank's collectives and merge steps
+  std::int64_t peak_kv_bytes_per_rank = 0;  ///< of the rank that held most
+  Prediction predicted;
+  std::optional<Errors> errors;  ///< on rank 0, if asked for
+  bool same_bits_on_all_ranks = false;
+  std::uint64_t digest = 0;  ///< FNV-1a of out and lse of the last step
+  DecodeOutput output;       ///< of the last step
+};
+
+/// Everything that stays the same from algorithm to algorithm.
+struct Bench {
+  const MpiSession& session;
+  const Topology& topology;
+  const Backend& backend;
+  Problem& problem;
+  std::vector<Run> runs;  ///< positions of every place of the row, at the last step
+  double scale = 1;
+  int warmup = 0, repeat = 1;
+};
+
+/// Decodes warmup + repeat times all steps of the problem with one algorithm.
+///
+/// Where needs_lift() finds an overflow, the step is decoded a second time with kLift: its time and its traffic are those of
+/// both, `predicted` is of one.
+Measurement measure(const Bench& bench, const Algorithm& algorithm);
+
+/// What the oracle says of the last step, and how far off an output may be.
+class Verifier {
+ public:
+  /// Computes the oracle, on the calling rank alone.
+  /// @param kernels what computed the shards, null on the CPU
+  Verifier(Problem& problem, double scale, int n_ranks, const KernelBackend* kernels);
+  Errors operator()(const Measurement& measurement) const;
+
+ private:
+  struct Truth;
+  std::shared_ptr<const Truth> truth_;
+};
+
+}  // namespace tree_attn

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Table and JSON.
+#include "distributed/measure/report.hpp"
+
+#include <mpi.h>
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <cstdio>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <thread>
+#include <vector>
+
+namespace tree_attn {
+namespace {
+
+template <class... Args>
+std::string format(const char* pattern, Args... args) {
+  std::array<char, 128> text{};
+  std::snprintf(text.data(), text.size(), pattern, args...);
+  return text.data();
+}
+
+/// Bytes with a binary unit, three digits.
+std::string bytes(double n) {
+  const char* unit = "B";
+  for (const char* larger : {"KiB", "MiB", "GiB", "TiB"}) {
+    if (n < 1024) break;
+    n /= 1024;
+    unit = larger;
+  }
+  return format(n < 10 && *unit != 'B' ? "%.2f %s" : n < 100 && *unit != 'B' ? "%.1f %s" : "%.0f %s", n, unit);
+}
+
+/// Microseconds, as ms or s where that reads better, three digits.
+std::string time(double us) {
+  const auto digits = [](double n, const char* unit) {
+    return format(n < 9.995 ? "%.2f %s" : n < 99.95 ? "%.1f %s" : "%.0f %s", n, unit);
+  };
+  return us < 999.5 ? digits(us, "us") : us < 999.5e3 ? digits(us / 1e3, "ms") : digits(us / 1e6, "s");
+}
+
+std::string name_of_dtype(Storage storage) {
+  std::string name(name_of(storage));
+  for (char& c : name) c = static_cast<char>(std::tolower(c));
+  return name;
+}
+
+std::string hex(std::uint64_t n) { return format("%016llx", static_cast<unsigned long long>(n)); }
+
+}  // namespace
+
+std::string mpi_library() {
+  char version[MPI_MAX_LIBRARY_VERSION_STRING];
+  int length = 0;
+  MPI_Get_library_version(version, &length);
+  // Open MPI: "Open MPI v4.1.4, package: ...". MPICH: "MPICH Version:\t4.0.2\nMPICH Release date: ...".
+  const std::string_view text(version, static_cast<std::size_t>(length));
+  std::string name(text.substr(0, text.find_first_of(",\n")));
+  if (const std::size_t mark = name.find(" Version:\t"); mark != std::string::npos) name.replace(mark, 10, " ");
+  return readable(name);
+}
+
+Machine this_machine() {
+  Machine machine;
+  std::ifstream cpuinfo("/proc/cpuinfo");
+  for (std::string line; machine.cpu.empty() && std::getline(cpuinfo, line);) {
+    if (line.starts_with("model name")) machine.cpu = line.substr(line.find(':') + 2);
+  }
+  machine.cores = static_cast<int>(std::thread::hardware_concurrency());
+  machine.mpi = mpi_library();
+  machine.compiler = "g++ " __VERSION__;
+  machine.build_type = TREE_ATTN_BUILD_TYPE;
+  return machine;
+}
+
+std::string table(const ReportHeader& header, std::span<const Measurement> measurements) {
+  const ProblemShape& shape = header.shape;
+  std::string text =
+      format("%lld keys, %lld x %lld heads (%lld kv) of %lld, %s; ", static_cast<long long>(shape.n_keys),
+             static_cast<long long>(shape.batch), static_cast<long long>(shape.heads),
+             static_cast<long long>(shape.kv_heads), static_cast<long long>(shape.head_dim),
+             std::string(name_of(shape.storage)).c_str()) +
+      format("%d rank%s on %d node%s, backend %s, transport %s\n\n", header.ranks, header.ranks == 1 ? "" : "s",
+             header.nodes, header.nodes == 1 ? "" : "s", header.backend.c_str(), header.transport.c_str());
+
+  // Two lines of headings, so that seven algorithms fit in 140 columns.
+  std::vector<std::vector<std::string>> rows{{"", "", "", "", "", "", "between", "", "peak", "max", "of", "same", ""},
+                                             {"algorithm", "latency", "p10 .. p90", "collectives", "messages", "bytes",
+                                              "nodes", "merges", "k, v", "error", "bound", "bits", "digest"}};
+  for (const Measurement& m : measurements) {
+    std::string from = time(m.latency.p10);
+    const std::string to = time(m.latency.p90);
+    // One unit is enough where both have the same.
+    const std::string unit = to.substr(to.find(' '));
+    if (from.ends_with(unit)) from.resize(from.size() - unit.size());
+    rows.push_back({m.algorithm, time(m.latency.median), from + " .. " + to, std::to_string(m.per_step.collectives),
+                    std::to_string(m.per_step.messages), bytes(static_cast<double>(m.per_step.bytes)),
+                    bytes(static_cast<double>(m.per_step.bytes_between_nodes)), std::to_string(m.per_step.merge_steps),
+                    bytes(static_cast<double>(m.peak_kv_bytes_per_rank)), m.errors ? format("%.1e", m.errors->max_abs) : "-",
+                    m.errors ? m.errors->passed ? format("%.3f", m.errors->max_over_bound) : "FAILED" : "-",
+                    m.same_bits_on_all_ranks ? "yes" : "NO", hex(m.digest)});
+  }
+
+  // Columns as wide as their widest cell.
+  std::vector<std::size_t> width(rows[0].size());
+  for (const auto& row : rows) {
+    for (std::size_t i = 0; i < row.size(); ++i) width[i] = std::max(width[i], row[i].size());
+  }
+  for (const auto& row : rows) {
+    std::string line;
+    for (std::size_t i = 0; i < row.size(); ++i) {
+      const std::string space(width[i] - row[i].size(), ' ');
+      line += i == 0 ? row[i] + space : "  " + space + row[i];
+    }
+    line.resize(line.find_last_not_of(' ') + 1);
+    text += line + '\n';
+  }
+  return text;
+}
+
+std::string json(const ReportHeader& header, std::span<const Measurement> measurements) {
+  const ProblemShape& shape = header.shape;
+  nlohmann::ordered_json report;
+  for (const Measurement& m : measurements) {
+    nlohmann::ordered_json run{
+        {"algorithm", m.algorithm},
+        {"backend", header.backend},
+        {"transport", header.transport},
+        {"dtype", name_of_dtype(shape.storage)},
+        {"ranks", header.ranks},
+        {"nodes", header.nodes},
+        {"batch", shape.batch},
+        {"heads", shape.heads},
+        {"kv_heads", shape.kv_heads},
+        {"head_dim", shape.head_dim},
+        {"seq_len", shape.n_keys},
+        {"steps", header.steps},
+        {"latency_us", {{"median", m.latency.median}, {"p10", m.latency.p10}, {"p90", m.latency.p90}}},
+        {"collectives_per_step", m.per_step.collectives},
+        {"messages_per_step", m.per_step.messages},
+        {"bytes_per_step", m.per_step.bytes},
+        {"bytes_between_nodes_per_step", m.per_step.bytes_between_nodes},
+        {"merge_steps", m.per_step.merge_steps},
+        {"peak_kv_bytes_per_rank", m.peak_kv_bytes_per_rank},
+        {"predicted",
+         {{"bytes_per_step", m.predicted.bytes},
+          {"peak_elements", m.predicted.peak_elements},
+          {"messages_per_step", m.predicted.messages},
+          {"bytes_between_nodes_per_step", m.predicted.bytes_between_nodes}}},
+    };
+    run["predicted"]["paper_bytes_per_step"] =
+        m.predicted.paper_bytes > 0 ? nlohmann::ordered_json(m.predicted.paper_bytes) : nullptr;
+    run["max_abs_error"] = m.errors ? nlohmann::ordered_json(m.errors->max_abs) : nullptr;
+    run["max_rel_error"] = m.errors ? nlohmann::ordered_json(m.errors->max_rel) : nullptr;
+    run["lse_max_error"] = m.errors ? nlohmann::ordered_json(m.errors->lse_max) : nullptr;
+    run["error_over_bound"] = m.errors ? nlohmann::ordered_json(m.errors->max_over_bound) : nullptr;
+    run["same_bits_on_all_ranks"] = m.same_bits_on_all_ranks;
+    run["output_digest"] = hex(m.digest);
+    report["runs"].push_back(std::move(run));
+  }
+  const Machine machine = this_machine();
+  report["machine"] = {
+      {"cpu", machine.cpu}, {"cores", machine.cores},       {"gpus", nlohmann::ordered_json::array()}, {"mpi", machine.mpi},
+      {"nccl", nullptr},    {"compiler", machine.compiler}, {"build_type", machine.build_type}};
+  report["command"] = header.command;
+  // What was typed may hold any bytes; JSON holds UTF-8.
+  return report.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+}
+
+}  // namespace tree_attn

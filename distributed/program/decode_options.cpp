@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The options of `tree_attn decode`: how they are named, grouped and checked.
+#include "distributed/program/decode_options.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "distributed/decoders/decoder.hpp"
+#include "distributed/program/program.hpp"
+
+namespace tree_attn {
+
+void check(const DecodeOptions& options, int n_ranks, const ProblemShape& shape) {
+  const auto refuse = [](const std::string& why) { throw InputError(why); };
+  if (options.scale && !std::isfinite(*options.scale))
+    refuse("--scale " + std::to_string(*options.scale) + " is not a finite number");
+  const std::string ranks = std::to_string(n_ranks) + (n_ranks == 1 ? " rank" : " ranks");
+  if (options.ranks_per_node > n_ranks)
+    refuse("--ranks-per-node " + std::to_string(options.ranks_per_node) + " is more than the job has: " + ranks);
+  if (options.steps > 1 && options.steps > shape.n_keys) {
+    refuse("--steps " + std::to_string(options.steps) + ": every step appends a key, and there are only " +
+           std::to_string(shape.n_keys));
+  }
+  if (options.shards.empty()) return;
+  if (static_cast<int>(options.shards.size()) != n_ranks) {
+    refuse("--shards names " + std::to_string(options.shards.size()) +
+           (options.shards.size() == 1 ? " shard for " : " shards for ") + ranks);
+  }
+  std::int64_t sum = 0;
+  for (const std::int64_t shard : options.shards) {
+    if (shard < 0 || shard > shape.n_keys)
+      refuse("--shards: " + std::to_string(shard) + " is not in 0 .. " + std::to_string(shape.n_keys) +
+             ", the number of keys");
+    sum += shard;
+  }
+  if (sum != shape.n_keys)
+    refuse("--shards add up to " + std::to_string(sum) + " keys, there are " + std::to_string(shape.n_keys));
+}
+
+ProblemShape synthetic_shape(const DecodeOptions& options) {
+  const std::int64_t kv_heads = options.kv_heads == 0 ? options.heads : options.kv_heads;
+  if (options.heads % kv_heads != 0) {
+    throw InputError("--heads " + std::to_string(options.heads) + " is not a multiple of --kv-heads " +
+                     std::to_string(kv_heads));
+  }
+  const std::map<std::string, Storage> storages{{"f32", Storage::F32}, {"f16", Storage::F16}, {"bf16", Storage::BF16}};
+  ProblemShape shape{storages.at(options.dtype),
+                     options.batch,
+                     options.heads,
+                     kv_heads,
+                     options.head_dim,
+                     options.head_dim,
+                     1,
+                     options.seq_len,
+                     {}};
+  const double bytes = static_cast<double>(shape.bytes_per_position()) * static_cast<double>(options.seq_len);
+  if (bytes > 0x1p46)
+    throw InputError("--seq-len " + std::to_string(options.seq_len) + ": a cache of " + std::to_string(bytes / 0x1p40) +
+                     " TiB is over the limit of 64 TiB");
+  return shape;
+}
+
+std::vector<const CLI::Option*> add_decode_options(CLI::App& command, DecodeOptions& options) {
+  // Checks that keep out of the help: the limits are far away.
+  const auto within = [](std::int64_t least, std::int64_t most) { return CLI::Range(least, most).description(""); };
+  const auto is_number = [](const std::string& text) {
+    double number = 0;
+    return CLI::detail::lexical_cast(text, number) && number >= 0 ? "" : text + " is not a number from 0 up";
+  };
+  const auto is_whole = [](const std::string& text) {
+    const bool digits = !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
+    return digits ? "" : text + " is not a whole number from 0 up";
+  };
+  std::string names, lines;
+  for (const Algorithm& algorithm : algorithms()) {
+    names += (names.empty() ? "" : ", ") + std::string(algorithm.name);
+    lines += "\n  " + std::string(algorithm.name) + ": " + std::string(algorithm.brief);
+  }
+  const auto is_algorithm = [names](const std::string& name) {
+    const auto all = algorithms();
+    const bool known =
+        std::any_of(all.begin(), all.end(), [&](const Algorithm& algorithm) { return algorithm.name == name; });
+    return known ? "" : readable(name) + " is unknown; there are " + names;
+  };
+
+  command
+      .add_option("IN", options.in, "safetensors file with q, k, v, optional lengths; each rank reads only its own shard")
+      ->check(not_empty);
+  command
+      .add_option("OUT", options.out,
+                  "safetensors file to write: F32 out and lse of the last step; with --moments 2 also variance and entropy")
+      ->check(not_empty);
+
+  // One argument a list: IN and OUT may follow it.
+  command.add_option("--algorithm", options.algorithm, "How shards are combined:" + lines)
+      ->check(is_algorithm)
+      ->capture_default_str();
+  command.add_option("--compare", options.compare, "Further algorithms, A,B,..., on the same input")
+      ->delimiter(',')
+      ->allow_extra_args(false)
+      ->check(is_algorithm);
+  command.add_option("--backend", options.backend, "cpu, emulated (the CUDA kernels on the CPU) or cuda")
+      ->capture_default_str();
+  command.add_option("--transport", options.transport, "mpi, or nccl (cuda only)")
+      ->check(CLI::IsMember({"mpi", "nccl"}).description(""))
+      ->capture_default_str();
+  command
+      .add_option("--ranks-per-node", options.ranks_per_node,
+                  "Pretend that every R consecutive ranks are a node (default: found by shared memory)")
+      ->check(within(1, 1 << 20));
+  command
+      .add_option("--shards", options.shards,
+                  "Keys per rank, n0,n1,..., zeros allowed (default: as even as leaves of 64 keys allow)")
+      ->delimiter(',')
+      ->allow_extra_args(false);
+  command.add_option("--steps", options.steps, "Decode T tokens: the last T keys arrive one a step, each with a new query")
+      ->check(within(1, 1 << 30))
+      ->capture_default_str();
+  command.add_option("--scale", options.scale, "Factor of q.k (default 1/sqrt(d_h))");
+  command
+      .add_option(
+          "--moments", options.moments,
+          "1: the output; 2: also the variance of the values and the entropy of the attention, from the same reduction")
+      ->check(within(1, 2))
+      ->capture_default_str();
+
+  const std::string measuring = "Measuring and checking";
+  command.add_option("--repeat", options.repeat, "Timed repetitions")
+      ->check(within(1, 1 << 20))
+      ->capture_default_str()
+      ->group(measuring);
+  command.add_option("--warmup", options.warmup, "Repetitions before them that are not timed")
+      ->check(within(0, 1 << 20))
+      ->capture_default_str()
+      ->group(measuring);
+  command
+      .add_flag("--verify", options.verify,
+                "Also compute the oracle (rank 0); status 1 if the error is over the bound for the type")
+      ->group(measuring);
+  command
+      .add_option("--expect", options.expect,
+                  "Also compare the output with this tensor of IN; status 1 if it is off by more than --tolerance")
+      ->check(not_empty)
+      ->group(measuring);
+  command.add_option("--tolerance", options.tolerance, "Largest difference that --expect allows")
+      ->check(is_number)
+      ->capture_default_str()
+      ->group(measuring);
+  command.add_option("--report", options.report, "Machine-readable report to write (JSON)")
+      ->check(not_empty)
+      ->group(measuring);
+
+  const std::string made_up = "Made-up input, where there is no IN";
+  std::vector<const CLI::Option*> without_in;
+  const auto add_made_up = [&](const std::string& name, auto& value, const std::string& what, auto check) {
+    CLI::Option* option = command.add_option(name, value, what)->check(check)->group(made_up);
+    without_in.push_back(option);
+    return option;
+  };
+  add_made_up("--seq-len", options.seq_len, "Keys", within(0, std::int64_t{1} << 40))->capture_default_str();
+  add_made_up("--heads", options.heads, "Query heads", within(1, 65536))->capture_default_str();
+  add_made_up("--kv-heads", options.kv_heads, "Key/value heads, of which --heads is a multiple (default: as many)",
+              within(1, 65536));
+  add_made_up("--head-dim", options.head_dim, "Numbers in a key, and in a value", within(1, 65536))->capture_default_str();
+  add_made_up("--batch", options.batch, "Batch entries", within(0, 1 << 20))->capture_default_str();
+  add_made_up("--dtype", options.dtype, "Stored as f32, f16 or bf16", CLI::IsMember({"f32", "f16", "bf16"}).description(""))
+      ->capture_default_str();
+  add_made_up("--seed", options.seed, "The same seed gives the same input, for every number of ranks", is_whole)
+      ->capture_default_str();
+
+  command.footer(
+      "\n--timeout of tree_attn --help may stand here too. Some ways to use it:\n"
+      "  mpirun -n 4 tree_attn decode cache.safetensors out.safetensors --verify\n"
+      "  mpirun -n 8 tree_attn decode --seq-len 65536 --ranks-per-node 4 --compare ring,paper --repeat 10 --report "
+      "report.json");
+  return without_in;
+}
+
+}  // namespace tree_attn

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The options of `tree_attn decode`, and what no parser can check about them.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "reference/data/problem.hpp"
+
+namespace tree_attn {
+
+/// What `decode` was asked for; see its help.
+struct DecodeOptions {
+  std::string command_line, in, out, report, expect;
+  std::string algorithm = "two-level", backend = "cpu", transport = "mpi", dtype = "bf16";
+  std::vector<std::string> compare;
+  std::vector<std::int64_t> shards;
+  std::int64_t seq_len = 4096, heads = 16, kv_heads = 0, head_dim = 128, batch = 1;
+  std::uint64_t seed = 1;
+  std::optional<double> scale;
+  double tolerance = 1e-5;
+  int ranks_per_node = 0, steps = 1, repeat = 1, warmup = 0, moments = 1;
+  bool verify = false;
+};
+
+/// Adds the options to the subcommand. They must outlive the parsing.
+/// @returns those that are for made-up input alone
+std::vector<const CLI::Option*> add_decode_options(CLI::App& command, DecodeOptions& options);
+
+/// Checks what takes more than one number to see. @throws InputError
+void check(const DecodeOptions& options, int n_ranks, const ProblemShape& shape);
+
+/// The shape of a made-up problem. @throws InputError
+ProblemShape synthetic_shape(const DecodeOptions& options);
+
+}  // namespace tree_attn

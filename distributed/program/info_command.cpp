@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief `tree_attn info`: what was built in, what was found, and how to get what is missing.
+#include <cstdio>
+
+#include "distributed/decoders/decoder.hpp"
+#include "reference/data/input_error.hpp"
+#include "distributed/program/program.hpp"
+#include "distributed/measure/report.hpp"
+
+namespace tree_attn {
+
+Command add_info(CLI::App& program) {
+  program.add_subcommand("info", "What was built in and found, and how to get what is missing");
+  return [](const MpiSession& session) {
+    const Topology topology = session.topology(0);
+    if (session.rank() != 0) return 0;
+    const Machine machine = this_machine();
+    std::string nodes;
+    for (int i = 0; i < topology.n_nodes(); ++i) nodes += (i ? ", " : "") + std::to_string(topology.node(i).size());
+    std::printf("tree_attn      %s, %s, %s\n", TREE_ATTN_VERSION, machine.build_type.c_str(), machine.compiler.c_str());
+    std::printf("processor      %s, %d cores\n", machine.cpu.c_str(), machine.cores);
+    std::printf("ranks          %d on %d node%s (%s a node)\n", topology.size(), topology.n_nodes(), topology.n_nodes() == 1 ? "" : "s", nodes.c_str());
+    // A backend is asked for by its name, so that info and decode cannot tell two stories.
+    std::string backends, missing, gpu = "none";
+    for (const char* name : {"cpu", "emulated", "cuda"}) {
+      try {
+        const Backend backend = find_backend(name);
+        backends += (backends.empty() ? "" : ", ") + backend.name;
+        if (backend.name == "cuda") gpu = backend.kernels->device_name();
+      } catch (const InputError& error) {
+        missing += "  missing      " + std::string(error.what()) + "\n";
+      }
+    }
+    std::printf("backends       %s\n%s", backends.c_str(), missing.c_str());
+    std::printf("transports     mpi (%s)\n", machine.mpi.c_str());
+    std::printf("  missing      --transport nccl: not written yet\n");
+    std::printf("GPUs           %s\n", gpu.c_str());
+    return 0;
+  };
+}
+
+}  // namespace tree_attn

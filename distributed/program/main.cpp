@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The program `tree_attn`: one line for whatever goes wrong, on one rank or on all.
+///
+/// Run: tree_attn --help
+/// Run: tree_attn decode --seq-len 4096 --verify
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdio>
+#include <exception>
+#include <new>
+#include <string_view>
+
+#include "reference/data/input_error.hpp"
+#include "reference/data/mapped_file.hpp"
+#include "reference/data/output_file.hpp"
+#include "distributed/program/program.hpp"
+#include "distributed/measure/report.hpp"
+
+namespace {
+
+using namespace tree_attn;
+
+constexpr int kBadInput = 2;
+constexpr double kTimeout = 60;
+
+/// Reads a number of seconds. Not CLI::PositiveNumber, which lets NaN pass (a deadline that never comes) and prints the
+/// largest double.
+bool read_timeout(const std::string& text, double& seconds) { return CLI::detail::lexical_cast(text, seconds) && seconds > 0; }
+
+/// --timeout, which counts from before MPI_Init, and so before the command line is read. What is wrong with it is said then.
+double find_timeout(int argc, char** argv) {
+  constexpr std::string_view kName = "--timeout";
+  double timeout = kTimeout, seconds = 0;
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view word = argv[i];
+    if (!word.starts_with(kName)) continue;
+    const bool has_value = word.size() > kName.size() && word[kName.size()] == '=';
+    const bool next = word == kName && i + 1 < argc;
+    if ((has_value || next) && read_timeout(has_value ? std::string(word.substr(kName.size() + 1)) : argv[i + 1], seconds)) timeout = seconds;
+  }
+  return timeout;
+}
+
+/// Leads the standard descriptors that the parent closed to /dev/null, the wrong way round: to read or to print fails there.
+/// Left closed, their numbers would go to the next file or socket that is opened, and what is printed would end in it.
+void open_standard_descriptors() {
+  for (int descriptor = 0; descriptor <= 2; ++descriptor) {
+    if (::fcntl(descriptor, F_GETFD) < 0) ::open("/dev/null", descriptor == 0 ? O_WRONLY : O_RDONLY);
+  }
+}
+
+/// One line on standard error.
+void complain(const std::string& line) { std::fprintf(stderr, "tree_attn: %s\n", readable(line, 900).c_str()); }
+
+/// A usage error in one line, and where to read more.
+std::string usage_error(const CLI::App& program, const CLI::ParseError& error) {
+  const auto commands = program.get_subcommands();
+  const std::vector<std::string> left = program.remaining();
+  std::string line = error.what();
+  if (commands.empty() && !left.empty()) line = "unknown command \"" + left[0] + "\"; there are oracle, decode, info";
+  return line + " (tree_attn " + (commands.empty() ? "" : commands[0]->get_name() + " ") + "--help tells more)";
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  open_standard_descriptors();
+  std::signal(SIGPIPE, SIG_IGN);  // a reader that leaves is an error of the write, with a line and a clean end
+  std::string command_line;
+  for (int i = 0; i < argc; ++i) command_line += (i ? " " : "") + std::string(argv[i]);
+  MpiSession session(&argc, &argv, find_timeout(argc, argv));
+  const bool speaks = session.rank() == 0;
+  if (const auto line = foreign_launcher(session.launch(), session.size(), mpi_library())) {
+    if (session.launch().rank == 0) complain(*line);
+    return kBadInput;
+  }
+  end_on_cut_file([](const void* ranks) { return static_cast<const MpiSession*>(ranks)->claim_last_word(); }, &session);
+
+  // Read the command line: every rank has the same one, and all come to the same end.
+  CLI::App program("Tree Attention: exact attention decoding over sharded keys and values (arXiv:2408.04093).", "tree_attn");
+  program.set_version_flag("--version", "tree_attn " TREE_ATTN_VERSION);
+  program.require_subcommand(1);
+  double timeout = kTimeout;
+  const auto is_positive = [](const std::string& text) {
+    double seconds = 0;
+    return read_timeout(text, seconds) ? "" : text + " is not a positive number";
+  };
+  program
+      .add_option("--timeout", timeout,
+                  "Seconds after which a rank that does not answer ends the job; computing is answering; inf: never")
+      ->check(is_positive)
+      ->capture_default_str();
+  program.fallthrough();
+  Command oracle = add_oracle(program), decode = add_decode(program, command_line), info = add_info(program);
+  try {
+    program.parse(argc, argv);
+  } catch (const CLI::Success& request) {
+    return speaks ? program.exit(request) : 0;
+  } catch (const CLI::ParseError& error) {
+    if (speaks) complain(usage_error(program, error));
+    return kBadInput;
+  }
+
+  // Run it. What goes wrong on every rank has been agreed on; what goes wrong on one ends all.
+  try {
+    const int status = (program.got_subcommand("oracle")   ? oracle
+                        : program.got_subcommand("decode") ? decode
+                                                           : info)(session);
+    // A full disk behind "> FILE" shows here at the latest.
+    flush_standard_output();
+    session.doing("after all output was written");
+    return status;
+  } catch (const InputError& error) {
+    if (speaks) complain(error.what());
+    return kBadInput;
+  } catch (const std::bad_alloc&) {
+    session.abandon("rank " + std::to_string(session.rank()) + ": not enough memory");
+  } catch (const std::exception& error) {
+    session.abandon(readable(error.what(), 900));
+  }
+}

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief `tree_attn oracle`: attention in double precision, and the energy and its gradient (eq. (5)-(6)).
+#include <cmath>
+#include <memory>
+
+#include "distributed/measure/memory.hpp"
+#include "reference/data/output_file.hpp"
+#include "reference/data/problem.hpp"
+#include "distributed/program/program.hpp"
+#include "reference/oracle/attention.hpp"
+
+namespace tree_attn {
+namespace {
+
+struct OracleOptions {
+  std::string in, out;
+  std::optional<double> scale;
+  bool causal = false;
+};
+
+int run_oracle(const OracleOptions& options) {
+  const SafetensorsFile file = SafetensorsFile::open(options.in);
+  OutputFile out(options.out, Streams::kRefused);
+  check_different({{"IN", options.in, find_identity(options.in)}, {"OUT", options.out, out.identity()}});
+  const FileTensors tensors = read_tensors(file);
+  AttentionOptions attention_options{options.scale, options.causal, tensors.lengths, std::nullopt};
+  if (file.find("zeta")) attention_options.zeta = view4(file, "zeta", "b, n_h, l, d_v");
+  const ProblemShape shape = shape_of(tensors);
+  require_memory(readable(options.in, 200) + ": attention over " + axes_text(shape),
+                 oracle_bytes(shape, attention_options.zeta ? 2 : 1));
+  AttentionResult result;
+  try {
+    result = attention(tensors.q, tensors.k, tensors.v, attention_options);
+  } catch (const std::invalid_argument& error) {
+    throw InputError(readable(options.in, 200) + ": " + error.what());
+  }
+
+  // Write out [b, n_h, l, d_v], lse [b, n_h, l] and, with zeta, energy and gradient.
+  const std::vector<std::int64_t> rows{tensors.q.shape[0], tensors.q.shape[1], tensors.q.shape[2]};
+  std::vector<std::int64_t> vectors = rows;
+  vectors.push_back(tensors.v.shape[3]);
+  SafetensorsWriter writer;
+  writer.add("out", "F64", vectors, std::as_bytes(std::span(result.out)));
+  writer.add("lse", "F64", rows, std::as_bytes(std::span(result.lse)));
+  if (attention_options.zeta) {
+    writer.add("energy", "F64", rows, std::as_bytes(std::span(result.energy)));
+    writer.add("gradient", "F64", vectors, std::as_bytes(std::span(result.gradient)));
+  }
+  writer.write(out);
+  OutputFile::put_in_place({&out});
+  return 0;
+}
+
+}  // namespace
+
+Command add_oracle(CLI::App& program) {
+  auto options = std::make_shared<OracleOptions>();
+  CLI::App* command = program.add_subcommand(
+      "oracle", "Attention in double precision: out and lse; with a tensor zeta also energy and gradient");
+  command
+      ->add_option(
+          "IN", options->in,
+          "safetensors file with q [b, n_h, l, d_h], k [b, n_kv, N, d_h], v [b, n_kv, N, d_v]; optional zeta, lengths")
+      ->required()
+      ->check(not_empty);
+  command->add_option("OUT", options->out, "safetensors file to write: F64 out, lse (natural), energy, gradient")
+      ->required()
+      ->check(not_empty);
+  command->add_option("--scale", options->scale, "Factor of q.k (default 1/sqrt(d_h))");
+  command->add_flag("--causal", options->causal, "Query i of l sees the keys 0 .. N - l + i");
+  return [options](const MpiSession& session) {
+    // One rank is enough; the others hear how it ended.
+    std::optional<std::string> problem;
+    try {
+      if (options->scale && !std::isfinite(*options->scale))
+        throw InputError("--scale " + std::to_string(*options->scale) + " is not a finite number");
+      session.doing("in the oracle");
+      if (session.rank() == 0) run_oracle(*options);
+    } catch (const InputError& error) {
+      problem = error.what();
+    }
+    session.agree(problem);
+    return 0;
+  };
+}
+
+}  // namespace tree_attn

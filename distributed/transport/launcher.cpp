@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The variables of the launchers, and the launcher's process.
+#include "distributed/transport/launcher.hpp"
+
+#include <unistd.h>
+
+#include <array>
+#include <charconv>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <sstream>
+
+namespace tree_attn {
+namespace {
+
+/// A variable that holds a number of at least `least`.
+std::optional<int> number(const char* variable, int least) {
+  const char* text = variable[0] == '\0' ? nullptr : std::getenv(variable);
+  int value = 0;
+  if (text == nullptr || std::from_chars(text, text + std::strlen(text), value).ec != std::errc{} || value < least) return {};
+  return value;
+}
+
+std::string content_of(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+/// Field of /proc/PID/stat, counted from 1: 4 is the parent, 22 the time of the start. "" if there is no such process.
+std::string stat_field(const std::string& process, int field) {
+  const std::string text = content_of("/proc/" + process + "/stat");
+  // The second field is a name in parentheses, which may hold spaces.
+  const std::size_t name_end = text.rfind(')');
+  if (name_end == std::string::npos) return "";
+  std::istringstream fields(text.substr(name_end + 1));
+  std::string word;
+  for (int i = 3; i <= field; ++i) fields >> word;
+  return word;
+}
+
+/// The process that started this rank on this machine: the nearest ancestor that is not itself part of a rank, as a shell
+/// around the program is. With the time of its start the name is unique.
+std::string launcher_process(const std::string& rank_variable) {
+  std::string process = std::to_string(getppid());
+  while (content_of("/proc/" + process + "/environ").find(rank_variable + "=") != std::string::npos) {
+    const std::string parent = stat_field(process, 4);
+    if (parent.empty() || parent == "0") break;
+    process = parent;
+  }
+  const std::string start = stat_field(process, 22);
+  return start.empty() ? "" : process + "-" + start;
+}
+
+}  // namespace
+
+Launch find_launch() {
+  struct Variables {
+    const char *launcher, *rank, *size, *n_here;
+    bool one_exit_ends_job;
+  };
+  constexpr std::array<Variables, 3> kLaunchers{
+      {{"Open MPI's mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", true},
+       {"a launcher of MPICH's family (PMI)", "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", false},
+       {"Slurm's srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "", false}}};
+  for (const Variables& names : kLaunchers) {
+    const std::optional<int> rank = number(names.rank, 0), size = number(names.size, 1);
+    if (!rank || !size || *rank >= *size) continue;
+    return {names.launcher, *rank, *size, names.one_exit_ends_job, number(names.n_here, 1).value_or(0), launcher_process(names.rank)};
+  }
+  return {};
+}
+
+std::optional<std::string> foreign_launcher(const Launch& launch, int n_ranks, const std::string& library) {
+  if (n_ranks > 1 || launch.size == 1) return std::nullopt;
+  return launch.launcher + " started " + std::to_string(launch.size) + " processes, but " + library +
+         ", which this program was built with, sees one rank in each; start it with that MPI's own mpirun, or with srun " +
+         "--mpi=pmix or --mpi=pmi2, or build it with the MPI of the launcher";
+}
+
+}  // namespace tree_attn

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The status of a call of MPI as an exception.
+#pragma once
+
+#include <mpi.h>
+
+#include <string>
+
+#include "distributed/transport/transport.hpp"
+
+namespace tree_attn {
+
+/// Turns a status of MPI into an exception that names the call. @throws TransportError unless the status is MPI_SUCCESS
+inline void check_mpi(int status, const char* call) {
+  if (status == MPI_SUCCESS) return;
+  char text[MPI_MAX_ERROR_STRING];
+  int length = 0;
+  MPI_Error_string(status, text, &length);
+  throw TransportError(std::string(call) + " failed: " + std::string(text, static_cast<std::size_t>(length)));
+}
+
+}  // namespace tree_attn

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The watchdog's thread.
+#include "distributed/transport/watchdog.hpp"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+
+namespace tree_attn {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr int kStatus = 2;
+
+}  // namespace
+
+Watchdog::Watchdog(const Launch& launch, double timeout)
+    : board_(launch),
+      own_(board_.pulses()[static_cast<std::size_t>(launch.rank)]),
+      observer_(board_, launch.rank, timeout),
+      one_exit_ends_job_(launch.one_exit_ends_job),
+      tick_(std::clamp(timeout / 20, 1e-3, 0.1)) {
+  own_.process = getpid();
+  own_.beats = 1;
+  if (std::isinf(timeout)) return;
+  // Signals are for the main thread.
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  thread_ = std::jthread([this](const std::stop_token& stop) { watch(stop); });
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+Watchdog::~Watchdog() {
+  own_.left = true;
+  const Waiting waiting(*this, "for all ranks to leave MPI");
+  const auto is_there = [](const Pulse& pulse) { return pulse.beats != 0 && !pulse.left; };
+  while (thread_.joinable() && std::any_of(board_.pulses().begin(), board_.pulses().end(), is_there)) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+void Watchdog::mpi_has_started() {
+  board_.remove_name();
+  observer_.started = true;
+}
+
+void Watchdog::exchange_by(std::function<void()> step, bool while_computing) {
+  const std::lock_guard lock(exchange_mutex_);
+  exchange_ = std::move(step);
+  observer_.hears_computing = while_computing;
+}
+
+void Watchdog::exchange() const {
+  std::string failure;
+  if (std::unique_lock lock(exchange_mutex_, std::try_to_lock); lock && exchange_) {
+    try {
+      exchange_();
+      return;
+    } catch (const std::exception& error) {
+      exchange_ = {};
+      failure = error.what();
+    }
+  }
+  if (!failure.empty()) end_job(failure);
+}
+
+void Watchdog::end_job(const std::string& line) const {
+  const bool speaks = board_.claim_last_word();
+  if (speaks) {
+    const std::string text = "tree_attn: " + line + "\n";
+    [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, text.data(), text.size());
+    board_.remove_name();
+    // Wake up those that are stopped: their watchdogs end them.
+    for (const Pulse& pulse : board_.pulses()) {
+      if (!one_exit_ends_job_ && pulse.process != 0) kill(pulse.process, SIGCONT);
+    }
+  }
+  // All at the same moment: MPICH's mpiexec kills those that are left, and then that is its status. Until then other
+  // machines are told.
+  constexpr std::chrono::milliseconds kPause{10};
+  for (auto now = Clock::now(); now < *board_.end(); now = Clock::now()) {
+    exchange();
+    std::this_thread::sleep_until(std::min(now + kPause, *board_.end()));
+  }
+  // Open MPI's mpirun has the status of the first, ends the others itself, and may hang if several exit in MPI_Finalize.
+  if (one_exit_ends_job_ && !speaks) std::this_thread::sleep_for(std::chrono::seconds(3));
+  _exit(kStatus);
+}
+
+void Watchdog::watch(const std::stop_token& stop) {
+  std::unique_lock lock(mutex_);
+  auto last = Clock::now();
+  while (!wake_.wait_for(lock, stop, std::chrono::duration<double>(tick_), [] { return false; }) && !stop.stop_requested()) {
+    ++own_.beats;
+    exchange();
+    if (board_.end()) end_job("");
+    // After a pause of its own (a stopped job, a machine that slept) a rank is no judge of the others.
+    const auto now = Clock::now();
+    const double elapsed = std::min(std::chrono::duration<double>(now - last).count(), 5 * tick_);
+    last = now;
+    if (const auto line = observer_.look(elapsed)) end_job(*line);
+  }
+}
+
+}  // namespace tree_attn

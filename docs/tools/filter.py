@@ -1,0 +1,201 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""What Doxygen reads instead of a chapter or a source file; lines keep their numbers.
+
+Chapters are plain Markdown with mathematics between dollars, readable as they are. Here
+* $x$ and $$x$$ become formulas, and a display with \\tag{6} gets the anchor eq_6;
+* below it, and below a heading with {#alg_3}, stands what cites it: links to its code and to its tests;
+* eq. (6), Alg. 3, Thm. 1 and Obs. 1 become links to their derivation;
+* ![caption](figure.svg) puts the drawing itself into the page, and a plot of a notebook as an image;
+* the end of a chapter leads to the next one;
+* `merge()` becomes a link to the function, `reference/state/state.hpp` to the file;
+* a fenced block "cpp gpu/parts/team.cuh" becomes the code itself, from each line of the block on, see excerpt() in index.py;
+* a fenced block "table seeded_bugs" becomes that table of kernel_tables.py.
+Source files: a test case becomes a function named after its subject, so that it has a place of its own; a citation gets an
+anchor for the map of the paper; eq. (6) and the like become links in comments too.
+
+Run: docs/tools/filter.py FILE
+"""
+import pathlib
+import re
+import sys
+
+import kernel_tables
+from index import (CITATION, EXCERPT, ITEMS, ROOMS, ROOT, TABLE, TEST_CASE, anchor_of, chapters, citations, excerpt, label_of,
+                   name_below, plain)
+
+MENTION = re.compile(r"\b(eqs?\. \((\d+)\)|(Alg|Thm|Obs)\. (\d+))", re.IGNORECASE)
+CODE = re.compile(r"(`+)(.+?)\1")
+INLINE = re.compile(r"(?<![\\$\w])\$(?!\s)([^$]+?)(?<![\s\\])\$(?![\w$])")
+FILE = re.compile(r"(?:reference|distributed|gpu|tests|notebooks_cpp)/[\w./-]+\.(?:hpp|cpp|cuh|cu)$")
+FIGURE = re.compile(r"!\[(.*)\]\((\w+\.svg)\)$")
+FUNCTION = re.compile(r"((?:\w+::)*\w+)\(\)$")
+
+
+def derived():
+    text = "".join(path.read_text(encoding="utf-8") for path in chapters())
+    return {f"eq_{n}" for n in re.findall(r"\\tag\{(\d+)\}", text)} | set(re.findall(r"\{#((?:alg|thm|obs)_\d+)\}", text))
+
+
+def link_mentions(text, known):
+    """Links to derivations. The space behind the point would end a brief description, so it does not break."""
+
+    def link(match):
+        key = f"eq_{match[2]}" if match[2] else f"{match[3].lower()}_{match[4]}"
+        shown = match[1].replace(" ", "&nbsp;")
+        return f"[{shown}](@ref {key})" if key in known else shown
+
+    return MENTION.sub(link, text)
+
+
+def link_code(match):
+    """A code span of a chapter: a file or a function becomes a link."""
+    code = match[2]
+    if FILE.match(code):
+        return f"[{code}](@ref {code})"
+    if name := FUNCTION.match(code):
+        return f'@ref tree_attn::{name[1]}() "{code.removeprefix("platform::")}"'
+    return match[0]
+
+
+def prose(line, known):
+    """One line of a chapter: code, mathematics and the rest are each treated as what they are."""
+    kept = []
+
+    def keep(text):
+        kept.append(text)
+        return f"\0{len(kept) - 1}\0"
+
+    line = CODE.sub(lambda m: keep(link_code(m)), line)
+    line = INLINE.sub(lambda m: keep(rf"\f${m[1]}\f$"), line)
+    line = re.sub(r"\[[^\]]*\]\([^)]*\)|\{#\w+\}", lambda m: keep(m[0]), line)
+    if not line.startswith("#"):
+        line = link_mentions(line, known)
+    while "\0" in line:
+        line = re.sub(r"\0(\d+)\0", lambda m: kept[int(m[1])], line)
+    return line
+
+
+def cited_by(key, coded, tested):
+    """The line below a numbered item: where it is computed and where it is tested."""
+    code = ", ".join(citation.link() for citation in coded.get(key, []))
+    tests = " ".join(citation.link(str(i)) for i, citation in enumerate(tested.get(key, []), start=1))
+    return f'<div class="cited">{label_of(key)} in code: {code or "not yet"}; tests: {tests or "not yet"}</div>'
+
+
+def chapter(lines, known):
+    fenced, display, tags = False, None, []
+    coded, tested = citations("paper", ROOMS, []), citations("tested", ["tests"], [])
+    quoted, file = None, ""
+    for line in lines:
+        if quoted is not None:
+            # What a fenced block names takes its place.
+            if line.startswith("```") and file:
+                yield from ['<div class="excerpt">', "", link_code(CODE.match(f"`{file}`")), "", "```cpp", *quoted[1:], "```", "", "</div>"]
+                quoted = None
+            elif line.startswith("```"):
+                yield from quoted
+                quoted = None
+            elif file and line.strip():
+                quoted += ["", *excerpt(file, line)]
+        elif (match := EXCERPT.match(line)) and not fenced:
+            file, quoted = match[1], []
+        elif (match := TABLE.match(line)) and not fenced:
+            file, quoted = "", [prose(row, known) for row in kernel_tables.TABLES[match[1]]()]
+        elif display is not None:
+            display.append(line)
+            if line.strip() == "$$":
+                tags = re.findall(r"\\tag\{(\d+)\}", "\n".join(display))
+                yield "".join(f"@anchor eq_{n} " for n in tags) + "\\f["
+                yield from display[1:-1]
+                yield "\\f]"
+                yield "".join(cited_by(f"eq_{n}", coded, tested) for n in tags)
+                display = None
+        elif line.strip() == "$$" and not fenced:
+            display = [line]
+        elif (figure := FIGURE.match(line)) and figure[2].startswith("notebook_"):
+            # A plot: an image of its own, on white.
+            yield f'@image html {figure[2]} "{plain(figure[1])}"'
+        elif figure := FIGURE.match(line):
+            yield (rf'\htmlonly[block]<figure class="drawn">\endhtmlonly \htmlinclude[block] {figure[2]}' + "\n"
+                   rf"\htmlonly[block]<figcaption>{figure[1]}</figcaption></figure>\endhtmlonly")
+        else:
+            fenced ^= line.lstrip().startswith("```")
+            yield line if fenced or line.lstrip().startswith("```") else prose(line, known)
+            if heading := re.match(r"#.*\{#((?:alg|thm|obs)_\d+)\}", line):
+                yield "\n" + cited_by(heading[1], coded, tested)
+
+
+def neighbours(page):
+    """Links to the chapters before and behind this one, in the order of the main page."""
+    book = re.findall(r"@subpage (\w+)", (ROOT / "docs" / "mainpage.md").read_text(encoding="utf-8"))
+    if page not in book:
+        return []
+    at = book.index(page)
+    before = f'<span class="before">← @ref {book[at - 1]}</span>' if at > 0 else ""
+    behind = f'<span class="behind">@ref {book[at + 1]} →</span>' if at + 1 < len(book) else ""
+    return ["", f'<div class="neighbours">{before} {behind}</div>']
+
+
+def block_anchors(lines, where):
+    """{line: anchor} of comments that cite the paper: on the first line behind the brief description that can bear it."""
+    anchors, used, start = {}, set(), 0
+    while start < len(lines):
+        end = start
+        while end < len(lines) and lines[end].lstrip().startswith("///"):
+            end += 1
+        texts = [line.lstrip()[3:] for line in lines[start:end]]
+        if any("@paper" in text and CITATION.search(text) for text in texts):
+            anchor = anchor_of(where, name_below(lines, end))
+            brief = True
+            for i, text in enumerate(texts):
+                brief = brief and text.strip() != "" and not text.startswith(" @")
+                if not brief and re.match(r" [^\s-]", text) and anchor not in used:
+                    used.add(anchor)
+                    anchors[start + i] = anchor
+        start = max(end, start + 1)
+    return anchors
+
+
+def source(lines, where, known):
+    names, anchors = {}, block_anchors(lines, where)
+    for i, line in enumerate(lines):
+        if case := TEST_CASE.match(line):
+            # A function named after the test case, and the whole name as its description.
+            words, name = re.findall(r"[A-Za-z0-9]+", case[1]), "test"
+            while words and len(name) + len(words[0]) < 44:
+                name += "_" + words.pop(0)
+            names[name] = names.get(name, 0) + 1
+            if names[name] > 1:
+                name += f"_{names[name]}"
+            yield f"/** @brief {plain(case[1])} @details @anchor {anchor_of(where, case[1])} */ void {name}() {{"
+        elif comment := re.match(r"(\s*///<? ?)(.*)", line):
+            prefix, text = comment[1], comment[2]
+            if text.startswith("@tested"):
+                text = f"@details {text}"
+            elif not CITATION.search(text) and not text.startswith("    "):
+                text = link_mentions(text, known)
+            yield prefix + (f"@anchor {anchors[i]} " if i in anchors else "") + text
+        elif comment := re.match(r"(.*\S\s+///< )(.*)", line):
+            yield comment[1] + link_mentions(comment[2], known)
+        else:
+            yield line
+
+
+def main():
+    path = pathlib.Path(sys.argv[1]).resolve()
+    lines = path.read_text(encoding="utf-8").splitlines()
+    known = derived() & set(ITEMS)
+    if path.suffix == ".md":
+        is_chapter = path.parent == ROOT / "docs" or path.name.startswith("notebook_")
+        result = list(chapter(lines, known) if is_chapter else lines)
+        if page := re.search(r"^# .*\{#(\w+)\}", "\n".join(lines), re.MULTILINE):
+            result += neighbours(page[1])
+    else:
+        result = source(lines, path.relative_to(ROOT), known)
+    sys.stdout.reconfigure(encoding="utf-8")
+    print("\n".join(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,415 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The map of the paper: numbered item -> derivation -> code -> tests, and the check that it has no holes.
+
+Run: docs/tools/index.py --check               the map against docs/not_yet.txt, and other rules of the text: exit status 1 and one line a fault
+     docs/tools/index.py --write PAGE.md       write the map as a page of the docs
+     docs/tools/index.py --links FOLDER        every link of a built site leads to a file and an anchor that are there
+
+An item is derived where a chapter has its formula (\\tag{6} in a displayed equation is eq. (6)) or its heading ({#alg_3}).
+Code cites it as @paper{eq_6, eq. (6)}, a test as @tested{eq_6, eq. (6)}.
+"""
+import argparse
+import html.parser
+import pathlib
+import re
+import sys
+import urllib.parse
+from collections import defaultdict
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+CHAPTERS = ROOT / "docs"
+ROOMS = ["reference", "gpu", "distributed", "notebooks_cpp"]
+SOURCES = {".hpp", ".cpp", ".cuh", ".cu"}
+NOT_YET = CHAPTERS / "not_yet.txt"
+
+# Every numbered item of the paper, in the order of the paper's argument, in a few words of our own.
+ITEMS = {
+    "eq_1": "the weight of one key",
+    "eq_2": "numerator and denominator grow key by key",
+    "eq_3": "their quotient is attention",
+    "eq_4": "the gradient of log-sum-exp is the softmax",
+    "eq_5": "the energy of one query",
+    "eq_6": "its gradient at zero source is attention",
+    "obs_1": "attention is the gradient of an energy",
+    "eq_7": "decoding: one query, N cached keys and values",
+    "thm_1": "reduction on p processors in O(N/p + log p)",
+    "alg_1": "the energy, by tree",
+    "alg_2": "the gradient, by hand",
+    "alg_3": "tree decoding",
+    "eq_8": "peak memory of ring attention",
+    "eq_9": "peak memory of tree decoding",
+    "eq_10": "volume of ring attention",
+    "eq_11": "volume of an AllReduce",
+    "eq_12": "what tree decoding reduces",
+    "eq_13": "its number of elements",
+    "eq_14": "volume of tree decoding",
+    "eq_15": "Observation 1, restated",
+    "eq_16": "attention probabilities",
+    "eq_17": "their normalisation",
+    "eq_18": "the output is the mean of the values",
+    "eq_19": "the partition function with a source",
+    "eq_20": "its derivatives are moments",
+    "eq_21": "its Taylor series",
+    "eq_22": "moments from the partition function",
+    "eq_23": "the energy is the logarithm of the partition function",
+    "eq_24": "its derivatives are cumulants",
+    "eq_25": "causal attention: one source for each query",
+    "eq_26": "energy of all queries",
+    "eq_27": "energy of several heads",
+    "eq_28": "energy and output of one of them",
+    "eq_29": "the output projection, folded into the values",
+    "eq_30": "log-likelihood of source and activation",
+    "eq_31": "it is stationary in the activation",
+    "eq_32": "and in the source",
+    "eq_33": "exactly at attention",
+    "eq_34": "read as a MAP estimate",
+    "eq_35": "the exponent, shifted",
+    "eq_36": "the shift comes out of the sum",
+    "eq_37": "and is a constant of the energy",
+    "eq_38": "which no gradient sees",
+}
+
+CITATION = re.compile(r"@(paper|tested)\{(\w+),\s*([^}]*)\}")
+TEST_CASE = re.compile(r'^\s*(?:\w+_)*TEST_CASE\w*\(\s*"((?:[^"\\]|\\.)*)"')
+
+
+def label_of(key):
+    """eq_6 -> eq. (6), alg_3 -> Alg. 3."""
+    kind, number = key.rsplit("_", 1)
+    return f"eq. ({number})" if kind == "eq" else f"{kind.capitalize()}. {number}"
+
+
+def anchor_of(path, name):
+    """Anchor that filter.py puts beside what cites the paper, so that the map can link to it."""
+    return re.sub(r"\W+", "_", f"{path} {name}").strip("_")
+
+
+def plain(text):
+    """Text that Doxygen shows as it is."""
+    text = text.replace('\\"', "'").replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"([\\#%])", r"\\\1", text).replace("@", "@@")
+
+
+def sources(*folders):
+    for folder in folders:
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.suffix in SOURCES and path.is_file():
+                yield path
+
+
+def chapters():
+    return sorted(CHAPTERS.glob("*.md"))
+
+
+class Citation:
+    """One @paper or @tested: where it stands and what it stands above."""
+
+    def __init__(self, path, name):
+        self.path, self.name = path, name
+
+    def link(self, text=None):
+        return f'@ref {anchor_of(self.path, self.name)} "{plain(text or self.name)}"'
+
+
+def name_below(lines, start):
+    """What a comment belongs to: the name of the next test case, function, class or constant."""
+    declaration = ""
+    for line in lines[start:]:
+        text = line.strip()
+        if text.startswith(("//", "#")) or not text:
+            continue
+        if case := TEST_CASE.match(text):
+            return case.group(1)
+        declaration += " " + text
+        if re.search(r"[({;]", re.sub(r"template\s*<[^{;]*?>(?=\s)", "", declaration)):
+            break
+    declaration = re.sub(r"template\s*<[^{;]*?>(?=\s)", "", declaration)
+    if found := re.search(r"\b(?:struct|class|enum class)\s+(\w+)", declaration.split("(")[0]):
+        return found.group(1)
+    if found := re.search(r"([~\w]+|operator\S+)\s*\(", declaration):
+        return found.group(1) + "()"
+    found = re.search(r"(\w+)\s*[={;]", declaration)
+    return found.group(1) if found else "here"
+
+
+def citations(alias, folders, faults):
+    """{key: [Citation]} of all files of the folders; unknown keys and wrong labels are faults."""
+    found = defaultdict(list)
+    for path in sources(*folders):
+        lines = path.read_text(encoding="utf-8").splitlines()
+        where = path.relative_to(ROOT)
+        for i, line in enumerate(lines):
+            for kind, key, label in CITATION.findall(line):
+                if kind != alias:
+                    faults.append(f"{where}:{i + 1}: @{kind} belongs into {'tests/' if kind == 'tested' else 'code'}")
+                elif key not in ITEMS:
+                    faults.append(f"{where}:{i + 1}: the paper has no {key}")
+                elif label != label_of(key):
+                    faults.append(f"{where}:{i + 1}: {key} is {label_of(key)}, not {label}")
+                else:
+                    name = name_below(lines, i + 1)
+                    if all(c.path != where or c.name != name for c in found[key]):
+                        found[key].append(Citation(where, name))
+    return found
+
+
+def derivations(faults):
+    """{key: chapter} of all anchors in the chapters; an item derived twice is a fault."""
+    found = {}
+    for path in chapters():
+        text = path.read_text(encoding="utf-8")
+        keys = [f"eq_{n}" for n in re.findall(r"\\tag\{(\d+)\}", text)]
+        keys += [key for key in re.findall(r"\{#(\w+)\}", text) if re.match(r"(eq|obs|thm|alg)_\d", key)]
+        for key in keys:
+            if key not in ITEMS:
+                faults.append(f"{path.relative_to(ROOT)}: the paper has no {key}")
+            elif key in found:
+                faults.append(f"{path.relative_to(ROOT)}: {label_of(key)} is derived in {found[key].name} already")
+            else:
+                found[key] = path
+    return found
+
+
+def not_yet(faults):
+    """{key: {what it lacks}} as docs/not_yet.txt admits it."""
+    admitted = {}
+    for i, line in enumerate(NOT_YET.read_text(encoding="utf-8").splitlines()):
+        text = line.split("#")[0].strip()
+        if not text:
+            continue
+        key, _, lacks = text.partition(":")
+        admitted[key] = {word.strip() for word in lacks.split(",")}
+        if key not in ITEMS or not admitted[key] <= {"docs", "code", "test"}:
+            faults.append(f"{NOT_YET.relative_to(ROOT)}:{i + 1}: expected 'eq_20: docs, code, test', found '{text}'")
+    return admitted
+
+
+def excerpt(name, first):
+    """The code of a file from one of its lines on: to the end of the block that the line opens, or of the paragraph.
+
+    A chapter quotes code by a fenced block that names the file, and holds the first line of each paragraph it wants. A line
+    that opens a block and closes it stands for itself.
+    """
+    lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
+    found = [i for i, line in enumerate(lines) if line.strip() == first.strip()]
+    if len(found) != 1:
+        raise ValueError(f"{name} has {len(found)} lines like '{first.strip()}', and not one")
+    begin = end = found[0]
+    indent = len(lines[begin]) - len(lines[begin].lstrip())
+    if lines[begin].rstrip().endswith("}"):
+        return [lines[begin][indent:]]
+    block = lines[begin].rstrip().endswith("{")
+    while end < len(lines) and (block or lines[end].strip()):
+        depth = len(lines[end]) - len(lines[end].lstrip())
+        if end > begin and lines[end].strip() and (depth < indent or block and depth == indent):
+            end += block
+            break
+        end += 1
+    # That loops are unrolled is no part of the idea.
+    return [line[indent:] for line in lines[begin:end] if line.strip() != "TREE_ATTN_UNROLL"]
+
+
+EXCERPT = re.compile(r"```cpp ((?:reference|distributed|gpu|tests)/[\w./-]+)$")
+TABLE = re.compile(r"```table (\w+)$")
+
+
+def quotes_are_sound(path, faults):
+    """What a chapter quotes is there: paragraphs of code, and tables that docs/tools/kernel_tables.py makes."""
+    import kernel_tables
+
+    file = None
+    for i, line in enumerate(path.read_text(encoding="utf-8").splitlines()):
+        if match := EXCERPT.match(line):
+            file = match[1]
+        elif line.startswith("```"):
+            file = None
+        elif file and line.strip():
+            try:
+                excerpt(file, line)
+            except (ValueError, OSError) as fault:
+                faults.append(f"{path.relative_to(ROOT)}:{i + 1}: {fault}")
+        if match := TABLE.match(line):
+            try:
+                kernel_tables.TABLES[match[1]]()
+            except (KeyError, ValueError, OSError) as fault:
+                faults.append(f"{path.relative_to(ROOT)}:{i + 1}: table {match[1]}: {fault!r}")
+
+
+def chapters_are_sound(faults):
+    """Files that chapters name are there, and no formula is cut by the end of a line: filter.py relies on both."""
+    for path in chapters():
+        quotes_are_sound(path, faults)
+        for i, line in enumerate(path.read_text(encoding="utf-8").splitlines()):
+            for name in re.findall(r"`((?:reference|distributed|gpu|docs|tests|notebooks_cpp)/[\w./-]+\.\w+)`", line):
+                if not (ROOT / name).is_file():
+                    faults.append(f"{path.relative_to(ROOT)}:{i + 1}: there is no {name}")
+            if re.sub(r"`[^`]*`|\\\$", "", line).count("$") % 2:
+                faults.append(f"{path.relative_to(ROOT)}:{i + 1}: a formula that does not end on its line")
+
+
+def undocumented(faults):
+    """Whatever stands in a namespace of a header has a comment; members may speak for themselves.
+
+    A comment counts for all that follows it without a blank line: overloads, specialisations, both directions of something.
+    The words of kernels are described once, by the tables of gpu/platform/device.hpp and gpu/platform/launch.hpp, and not in each platform.
+    """
+    described = {ROOT / "gpu" / "platform" / platform / name for platform in ("cuda", "emulator") for name in ("device.hpp", "launch.hpp")}
+    for path in sources(*ROOMS):
+        if path.suffix not in {".hpp", ".cuh"} or path in described:
+            continue
+        depth, begins, documented, grouped = 0, True, False, False
+        for i, line in enumerate(path.read_text(encoding="utf-8").splitlines()):
+            text = line.strip()
+            grouped = grouped and text != ""
+            code = re.sub(r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)\'|//.*', "", text)
+            if depth == 0 and text.startswith("///"):
+                documented = True
+            if not code or text.startswith("#"):
+                continue
+            if code.startswith("namespace") or code.strip() == "}" and depth == 0:
+                documented = False
+                continue
+            forward = re.fullmatch(r"(?:struct|class) \w+;", code.strip()) is not None
+            if depth == 0 and begins and documented:
+                grouped = True
+            if depth == 0 and begins and not documented and not grouped and not forward and "///<" not in line:
+                faults.append(f"{path.relative_to(ROOT)}:{i + 1}: no comment says what this is: {code.strip()}")
+            depth += code.count("{") - code.count("}")
+            begins = depth == 0 and code.rstrip().endswith((";", "}"))
+            documented = documented and not begins
+
+
+def comparisons(faults):
+    """Comparisons that would accept too much.
+
+    A doctest::Approx without an epsilon has 1.2e-5, which lets pass in double what F32 would get right. Eigen's maxCoeff()
+    drops a NaN anywhere but in the first place: below a limit stands maxCoeff<Eigen::PropagateNaN>().
+    """
+    for path in sources("tests", *ROOMS):
+        text = path.read_text(encoding="utf-8")
+        for found in re.finditer(r"\bmaxCoeff\(\)\s*<", text):
+            line = text.count("\n", 0, found.start()) + 1
+            faults.append(f"{path.relative_to(ROOT)}:{line}: maxCoeff() drops NaN: maxCoeff<Eigen::PropagateNaN>()")
+        for found in re.finditer(r"\bApprox\(", text):
+            end, depth = found.end(), 1
+            while depth:
+                depth += {"(": 1, ")": -1}.get(text[end], 0)
+                end += 1
+            if not re.match(r"\s*\.epsilon\(", text[end:]):
+                line = text.count("\n", 0, found.start()) + 1
+                faults.append(f"{path.relative_to(ROOT)}:{line}: doctest::Approx without .epsilon()")
+
+
+def notebooks():
+    """{key: [(anchor, title)]} of the notebooks whose prose mentions an item."""
+    found = defaultdict(list)
+    for path in sorted((ROOT / "notebooks_cpp").glob("[0-9]*_*.cpp")):
+        text = path.read_text(encoding="utf-8")
+        if title := re.search(r"^// # (.*) \{#(\w+)\}$", text, re.MULTILINE):
+            for key in ITEMS:
+                if re.search(rf"(?<!\w){re.escape(label_of(key))}(?!\d)", text):
+                    found[key].append((title[2], title[1]))
+    return found
+
+
+def survey():
+    """Everything there is, and every fault in it."""
+    faults = []
+    derived = derivations(faults)
+    coded = citations("paper", ROOMS, faults)
+    tested = citations("tested", ["tests"], faults)
+    admitted = not_yet(faults)
+    chapters_are_sound(faults)
+    undocumented(faults)
+    comparisons(faults)
+    for key in ITEMS:
+        lacks = {what for what, where in (("docs", derived), ("code", coded), ("test", tested)) if not where.get(key)}
+        surprise, stale = lacks - admitted.get(key, set()), admitted.get(key, set()) - lacks
+        if surprise:
+            faults.append(f"{label_of(key)} has no {' and no '.join(sorted(surprise))}")
+        if stale:
+            now = " and ".join(sorted(stale))
+            faults.append(f"{label_of(key)} has {now} now: take that off {NOT_YET.relative_to(ROOT)}")
+    return derived, coded, tested, faults
+
+
+def write(page, derived, coded, tested):
+    """The map, as a table."""
+    n_whole = sum(1 for key in ITEMS if derived.get(key) and coded.get(key) and tested.get(key))
+    out = ["# From the paper to code and tests {#paper_index}", "",
+           "Made by `docs/tools/index.py` from the formulas of the chapters and from the citations in code and tests; the",
+           "build fails where one leads nowhere.",
+           f"{n_whole} of the {len(ITEMS)} numbered items of the paper have a derivation, code and a test. Those that do not are listed in `docs/not_yet.txt`, with what they lack.", "",
+           '<table class="markdownTable paper_index">',
+           "<tr><th>Paper</th><th>What it says</th><th>Code</th><th>Tests</th><th>Notebooks</th></tr>"]
+    seen_in = notebooks()
+    for key, brief in ITEMS.items():
+        label = f'@ref {key} "{label_of(key)}"' if key in derived else label_of(key)
+        code = "<br/>".join(f"{c.link()} <small>{c.path.relative_to(ROOT)}</small>" for c in coded.get(key, []))
+        test = "<br/>".join(f"{c.link()}" for c in tested.get(key, []))
+        none = "<em>not yet</em>"
+        books = "<br/>".join(f'@ref {anchor} "{plain(title)}"' for anchor, title in seen_in.get(key, []))
+        out.append(f"<tr><td>{label}</td><td>{brief}</td><td>{code or none}</td><td>{test or none}</td><td>{books}</td></tr>")
+    out.append("</table>")
+    page.write_text("\n".join(out) + "\n", encoding="utf-8")
+
+
+class Page(html.parser.HTMLParser):
+    """Anchors and links of one page of the site."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.anchors, self.links, self.parts = set(), set(), set()
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        attrs = dict(attrs)
+        self.anchors.update(attrs[name] for name in ("id", "name") if attrs.get(name))
+        if tag == "a" and attrs.get("href"):
+            self.links.add(attrs["href"])
+        if part := attrs.get({"script": "src", "img": "src", "link": "href"}.get(tag, "")):
+            self.parts.add(part)
+
+
+def dead_links(site):
+    """Links of a built site that lead nowhere, and parts of pages that are not in it, as lines."""
+    pages = {path.name: Page(path.read_text(encoding="utf-8")) for path in site.glob("*.html")}
+    for name, page in sorted(pages.items()):
+        for part in sorted(page.parts):
+            if not (site / part.split("?")[0]).exists():
+                yield f"{name}: {part}: not part of the site, so the page needs a network"
+        for link in sorted(page.links):
+            url = urllib.parse.urlsplit(link)
+            if url.scheme in ("http", "https", "mailto", "javascript"):
+                continue
+            target = url.path or name
+            if not (site / target).exists():
+                yield f"{name}: {link}: no such file"
+            elif url.fragment.endswith("-members"):
+                continue  # Doxygen's own table of contents, which also names tables that it leaves out
+            elif url.fragment and target in pages and urllib.parse.unquote(url.fragment) not in pages[target].anchors:
+                yield f"{name}: {link}: no such anchor"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--write", type=pathlib.Path, metavar="PAGE.md")
+    parser.add_argument("--links", type=pathlib.Path, metavar="FOLDER")
+    arguments = parser.parse_args()
+    faults = []
+    if arguments.check or arguments.write:
+        derived, coded, tested, found = survey()
+        faults += found if arguments.check else []
+        if arguments.write:
+            write(arguments.write, derived, coded, tested)
+    if arguments.links:
+        faults += dead_links(arguments.links)
+    for fault in faults:
+        print(f"docs/tools/index.py: error: {fault}", file=sys.stderr)
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

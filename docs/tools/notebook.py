@@ -1,0 +1,91 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""A notebook, which is a C++ file in jupytext's percent format, as a page of the docs with what each cell prints.
+
+    // %% [markdown]     starts prose: comment lines, Markdown with mathematics between dollars
+    // %%                starts code
+
+Run: docs/tools/notebook.py --mark NOTEBOOK.cpp MARKED.cpp       the same program, printing a mark where a cell of code starts
+     docs/tools/notebook.py --page NOTEBOOK.cpp PROGRAM PAGE.md  run the marked program and write the page
+     docs/tools/notebook.py --collect FOLDER TARGET              copy all pages and their figures to where Doxygen reads them
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+CELL = re.compile(r"^\s*// %%( \[markdown\])?$")
+MARK = "\x1eCELL "
+SECONDS = 120
+
+
+def cells(lines):
+    """(is_prose, first line, lines) of every cell; what stands above the first one is left out."""
+    found = []
+    for number, line in enumerate(lines):
+        if cell := CELL.match(line):
+            found.append((cell[1] is not None, number, []))
+        elif found:
+            found[-1][2].append(line)
+    return found
+
+
+def mark(notebook, marked):
+    """Prints a mark at every cell of code inside main(); earlier ones hold declarations and print nothing."""
+    lines = notebook.read_text().splitlines()
+    inside = False
+    result = [f'#line 1 "{notebook}"']
+    for number, line in enumerate(lines):
+        inside = inside or re.match(r"int main\(", line) is not None
+        if CELL.match(line) and "markdown" not in line and inside:
+            line = f'std::fputs("\\x1e" "CELL {number}\\n", stdout);'
+        result.append(line)
+        inside = inside and line != "}"
+    marked.write_text("\n".join(result) + "\n")
+
+
+def page(notebook, program, target):
+    result = subprocess.run([program], capture_output=True, text=True, timeout=SECONDS, check=False, cwd=target.parent)
+    if result.returncode != 0:
+        sys.exit(f"{notebook.name}: status {result.returncode}\n{result.stderr}")
+    printed = {}
+    for part in result.stdout.split(MARK)[1:]:
+        number, _, text = part.partition("\n")
+        printed[int(number)] = text.rstrip("\n")
+
+    out = []
+    for is_prose, number, lines in cells(notebook.read_text().splitlines()):
+        if is_prose:
+            out += [re.sub(r"^\s*// ?", "", line) for line in lines]
+            continue
+        # Code, less the blank lines around it; then what it printed.
+        code = "\n".join(lines).strip("\n")
+        indent = min((len(line) - len(line.lstrip()) for line in code.splitlines() if line.strip()), default=0)
+        if code.strip():
+            out += ["", "```cpp", *(line[indent:] for line in code.splitlines()), "```", ""]
+        if printed.get(number):
+            out += ['<div class="printed">', "", "```", printed[number], "```", "", "</div>", ""]
+    out += ["", f"*This page is the program* `{notebook.name}` *of* `notebooks_cpp/`, *and what it printed when these pages were built.*"]
+    target.write_text("\n".join(out) + "\n")
+
+
+def collect(folder, target):
+    for path in sorted([*folder.glob("*/notebook_*.md"), *folder.glob("*/notebook_*.svg")]):
+        shutil.copy(path, target)
+
+
+def main():
+    if len(sys.argv) == 4 and sys.argv[1] == "--mark":
+        mark(Path(sys.argv[2]), Path(sys.argv[3]))
+    elif len(sys.argv) == 5 and sys.argv[1] == "--page":
+        page(Path(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4]))
+    elif len(sys.argv) == 4 and sys.argv[1] == "--collect":
+        collect(Path(sys.argv[2]), Path(sys.argv[3]))
+    else:
+        sys.exit(__doc__)
+
+
+if __name__ == "__main__":
+    main()

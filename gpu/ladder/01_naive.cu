@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Step 1 of the ladder: the definition, with all scores in global memory (eq. (6), eq. (7)).
+///
+/// What it is: two kernels. The first writes every score; the second reads them twice, for the largest and for the weights.
+/// Bytes: every query reads keys and values for itself, one number at a time, and scores cost 4 bytes a key to write and
+/// 4 (1 + threads a row) to read. Time: that of the values, which neighbouring threads do read side by side; the keys are read
+/// a row a thread, 32 rows a warp, which is the worst there is.
+/// Measured, H200, BF16, 16 heads, 8k keys: below 0.01 of the rate of a kernel that only reads the same bytes.
+#include "gpu/ladder/ladder.hpp"
+#include "gpu/parts/team.cuh"
+
+namespace tree_attn::TREE_ATTN_PLATFORM {
+namespace {
+
+/// s_a = score_scale (query_scale q).k_a, one thread a query and key.
+/// @param[out] scores [n_rows][end - begin]
+template <class T>
+__global__ void naive_scores(DeviceProblem problem, float* scores) {
+  const std::int64_t line = blockIdx.y / problem.group, r = blockIdx.y % problem.group;
+  const std::int64_t position = problem.begin + static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (position >= problem.in_use(line).end) return;
+
+  const T* const q = problem.query<T>(line, r);
+  const T* const k = problem.key<T>(line, position);
+  float dot = 0;
+  for (int j = 0; j < problem.d_h; ++j) {
+    dot = fused_multiply_add(problem.query_scale * widen(load_once(q + j)), widen(load_once(k + j)), dot);
+  }
+  store_fresh(scores + blockIdx.y * (problem.end - problem.begin) + position - problem.begin, problem.score_scale * dot);
+}
+
+/// e = max ceil(s_a) + lift, D = sum 2^(s_a - e), n_j = sum 2^(s_a - e) v_aj: one block a query, one thread a component j.
+template <class T>
+__global__ void naive_output(DeviceProblem problem, DeviceOutput output, const float* scores) {
+  const std::int64_t row = blockIdx.x, line = row / problem.group;
+  const Run used = problem.in_use(line);
+  const float* const s = scores + row * (problem.end - problem.begin) - problem.begin;
+  Arena arena;
+  const Shared<float> largest = arena.take<float>(blockDim.x);
+
+  // The shift: every thread takes some of the scores, then the block takes the largest.
+  float shift = -std::numeric_limits<float>::infinity();
+  for (std::int64_t a = used.begin + threadIdx.x; a < used.end; a += blockDim.x) {
+    const float e = key_shift(load_fresh(s + a));
+    shift = e > shift ? e : shift;
+  }
+  largest[threadIdx.x] = shift;
+  for (unsigned half = blockDim.x / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (threadIdx.x < half && largest[threadIdx.x + half] > largest[threadIdx.x])
+      largest[threadIdx.x] = static_cast<float>(largest[threadIdx.x + half]);
+  }
+  __syncthreads();
+  shift = largest[0] + problem.lift;
+
+  // The sums, with every key brought to that shift. A key that is not seen is passed over.
+  for (int j = static_cast<int>(threadIdx.x); j < problem.d_v; j += static_cast<int>(blockDim.x)) {
+    float sum = 0, n = -0.0f;
+    for (std::int64_t a = used.begin; a < used.end; ++a) {
+      const float score = load_fresh(s + a);
+      if (score == -std::numeric_limits<float>::infinity()) continue;
+      const float weight = key_weight(score) * rescale(shift, key_shift(score)).factor;
+      sum += weight;
+      n += multiply(weight, widen(load_once(problem.value<T>(line, a) + j)));
+    }
+    const float e_and_sum[] = {shift, sum};
+    output.out[row * problem.d_v + j] = finish_value(e_and_sum, n);
+    if (j == 0) output.lse[row] = finish_lse(e_and_sum);
+  }
+}
+
+constexpr int kThreads = 128;
+
+Plan plan(const DeviceProblem& problem, Storage, const PlanOptions&) {
+  return {.n_splits = 1, .n_threads = kThreads, .n_floats = problem.n_rows() * (problem.end - problem.begin)};
+}
+
+void run(const DeviceProblem& problem, Storage storage, const DeviceOutput& output, const Plan&, const Workspace& workspace,
+         Stream stream) {
+  if (output.out == nullptr) throw DeviceError("naive: keeps no states, only finished rows");
+  const auto n_rows = static_cast<unsigned>(problem.n_rows());
+  const auto n_blocks = static_cast<unsigned>((problem.end - problem.begin + kThreads - 1) / kThreads);
+  with_type(storage, [&](auto type) {
+    using T = decltype(type);
+    if (n_blocks > 0) launch(naive_scores<T>, {.grid = {n_blocks, n_rows}, .block = {kThreads}}, stream, problem, workspace.floats);
+    launch(naive_output<T>, {.grid = {n_rows}, .block = {kThreads}, .shared_bytes = kThreads * sizeof(float), .continues = true}, stream,
+           problem, output, workspace.floats);
+  });
+}
+
+}  // namespace
+
+const LadderStep kNaive{"naive", "scores in global memory", accepts_any_rows, plan, run};
+
+}  // namespace tree_attn::TREE_ATTN_PLATFORM

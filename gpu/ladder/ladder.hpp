@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The ladder of kernels, one step a file, and what all of them share on the host (sections 5 and 6).
+///
+/// Every step computes the same thing, attention of a few queries over many keys, from the definition down to the kernel that
+/// the library uses. A step says in its first lines what it changed and what that should do to the bytes and the time.
+#pragma once
+
+#include <span>
+#include <string>
+
+#include "gpu/platform/launch.hpp"
+#include "gpu/parts/problem.hpp"
+#include "reference/tensor/storage.hpp"
+
+namespace tree_attn::TREE_ATTN_PLATFORM {
+
+/// What a caller may ask of a plan. 0 leaves it to the step, which looks at the shape and the device.
+struct PlanOptions {
+  int n_splits = 0;   ///< parts that the keys of a line are cut into, each for a block of its own
+  int n_threads = 0;  ///< threads of a block
+  int n_stages = 0;   ///< copies in flight
+};
+
+/// What a step has picked: enough to launch, and to say.
+struct Plan {
+  int n_splits = 1;               ///< blocks that share the keys of a line
+  int n_threads = 128;            ///< threads of a block
+  int n_stages = 0;               ///< stages of the ring of copies; 0 where there is none
+  int n_blocks = 0;               ///< blocks of the grid, where that is not splits times rows
+  std::size_t shared_bytes = 0;   ///< dynamic shared memory of a block
+  std::int64_t n_floats = 0;      ///< workspace, in floats
+  std::int64_t n_counters = 0;    ///< workspace, in counters
+  const char* path = "scalar";    ///< "scalar", or "tensor" where tensor cores multiply
+};
+
+/// Memory that a step needs beside its input and output. It may be used again for the next launch on the same stream.
+struct Workspace {
+  float* floats = nullptr;       ///< [plan.n_floats], any contents
+  unsigned* counters = nullptr;  ///< [plan.n_counters], zero before the first launch; every launch leaves them zero
+};
+
+/// One step. The problem holds pointers into device memory.
+struct LadderStep {
+  const char* name;
+  const char* brief;
+  /// Why this step cannot take such a problem, in a few words; empty if it can.
+  std::string (*refusal)(const DeviceProblem& problem, Storage storage);
+  Plan (*plan)(const DeviceProblem& problem, Storage storage, const PlanOptions& options);
+  /// Launches. The first two steps keep no states. @pre refusal() is empty, plan() is of the same shapes
+  void (*run)(const DeviceProblem& problem, Storage storage, const DeviceOutput& output, const Plan& plan, const Workspace& workspace,
+              Stream stream);
+};
+
+/// All steps, from the first to the library kernel.
+std::span<const LadderStep* const> ladder();
+
+/// Largest d_h and d_v that any kernel takes.
+inline constexpr int kLongestRow = 512;
+
+/// Calls f with a number of the stored type: F32, F16 or BF16. @throws DeviceError for F64, which no kernel takes
+template <class F>
+void with_type(Storage storage, const F& f) {
+  if (storage == Storage::F32) return f(float{});
+  if (storage == Storage::F16) return f(Half{});
+  if (storage == Storage::BF16) return f(BFloat16{});
+  throw DeviceError("the kernels take F32, F16 and BF16, not " + std::string(name_of(storage)));
+}
+
+/// The stored type that a number is of.
+template <class T>
+inline constexpr Storage kStorageOf = std::is_same_v<T, float> ? Storage::F32 : std::is_same_v<T, Half> ? Storage::F16 : Storage::BF16;
+
+/// Whether every row of k and v starts at a multiple of 16 bytes, so that 16 bytes may be copied at once.
+bool starts_aligned(const DeviceProblem& problem, Storage storage);
+
+/// Sets query_scale and score_scale to split_scale(scale), and lift.
+///
+/// F16 keeps to (1, log2(e) * scale) and no lift: elements of at most 65504 make no sum that overflows, and tensor cores, which
+/// take queries and weights in 16 bits, would round what is made smaller.
+/// @param lift 0 or kLift
+void set_scale(DeviceProblem& problem, Storage storage, double scale, int lift = 0);
+
+/// What the steps refuse, in a few words; empty if nothing. All refuse F64 and d of more than 512.
+std::string accepts_any_grid(const DeviceProblem& problem, Storage storage);
+/// The same, and more rows than the second axis of a grid can count.
+std::string accepts_any_rows(const DeviceProblem& problem, Storage storage);
+/// The same, and rows that are not aligned or not a multiple of 16 bytes long.
+std::string accepts_aligned_rows(const DeviceProblem& problem, Storage storage);
+
+/// Whether the library kernel multiplies on tensor cores: several queries share keys of 16 bits, in rows of at most 256 numbers.
+///
+/// A function of type and shape alone. Batch, lengths, alignment and device may not change it, for it changes bits.
+bool multiplies_on_tensor_cores(const DeviceProblem& problem, Storage storage);
+
+// The steps.
+/// In order, one a file.
+extern const LadderStep kNaive, kFused, kVectors, kSplit, kLastBlock, kAsync, kTensor, kBulk, kCluster, kEqualRuns;
+
+}  // namespace tree_attn::TREE_ATTN_PLATFORM

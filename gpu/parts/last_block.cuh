@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Who comes last: one merge at the end of the same launch, without a barrier over the grid (Alg. 3).
+#pragma once
+
+#include "gpu/platform/device.hpp"
+
+namespace tree_attn::TREE_ATTN_PLATFORM {
+
+/// Says that this block has written its part. All threads of the block call it.
+///
+/// The barrier orders the block's writes before thread 0; its fence orders them before the count, and the fence behind the
+/// count orders the others' writes before all that the last block reads. It leaves the counter at zero, ready for the next
+/// launch, so that a CUDA graph may replay it.
+/// @param counter blocks that have arrived
+/// @param n blocks that will
+/// @param[out] told one flag in shared memory
+/// @returns whether this block is the last one
+/// @paper{alg_3, Alg. 3}
+__device__ __forceinline__ bool arrives_last(unsigned* counter, unsigned n, Shared<int> told) {
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence();
+    const bool last = atomicAdd(counter, 1u) == n - 1;
+    __threadfence();
+    if (last) atomicAdd(counter, 0u - n);
+    *told = last ? 1 : 0;
+  }
+  __syncthreads();
+  return *told != 0;
+}
+
+}  // namespace tree_attn::TREE_ATTN_PLATFORM

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief One decode step as a kernel sees it: pointers, strides and lengths on the device (eq. (7)).
+#pragma once
+
+#include <cstdint>
+
+#include "reference/tensor/numbers.hpp"
+#include "reference/state/run.hpp"
+#include "reference/state/subtree.hpp"
+
+namespace tree_attn {
+
+/// Positions count in 64 bits on a device too.
+/// Keys between two places where a run may be cut: a subtree of the canonical tree, so that a cut costs no odd pieces.
+inline constexpr std::int64_t kCut = 64;
+
+/// Part `part` of a run cut into `n_parts` at multiples of kCut, as even as they allow: the first parts are the longer ones,
+/// and parts are empty where there are fewer pieces than parts.
+TREE_ATTN_HOST_DEVICE inline Run part_of(Run whole, int part, int n_parts) {
+  if (whole.empty()) return {whole.begin, whole.begin};
+  // Pieces are counted in 32 bits, for a division of 64 is a long story on a device.
+  const std::int64_t first = whole.begin / kCut;
+  const auto n = static_cast<std::uint32_t>((whole.end + kCut - 1) / kCut - first);
+  const std::uint32_t each = n / static_cast<std::uint32_t>(n_parts), rest = n - each * static_cast<std::uint32_t>(n_parts);
+  const auto at = static_cast<std::uint32_t>(part), longer = at < rest ? at : rest;
+  const std::int64_t from = first + each * at + longer, to = from + each + (at < rest ? 1 : 0);
+  const std::int64_t begin = from * kCut, end = to * kCut;
+  return {begin < whole.begin ? whole.begin : begin < whole.end ? begin : whole.end, end < whole.end ? end : whole.end};
+}
+
+/// A strided array [b, heads, positions, d] in device memory, the last axis contiguous.
+struct DeviceView {
+  const void* data = nullptr;
+  std::int64_t stride[3] = {0, 0, 0};  ///< numbers from one entry to the next, of the first three axes
+
+  /// First number of the row (i, h, a). Offsets are of 64 bits: a cache may be larger than 2^31 numbers.
+  template <class T>
+  TREE_ATTN_HOST_DEVICE const T* row(std::int64_t i, std::int64_t h, std::int64_t a) const {
+    return static_cast<const T*>(data) + i * stride[0] + h * stride[1] + a * stride[2];
+  }
+};
+
+/// The input of a kernel: a shard of keys and values, and the queries that attend to it. Passed by value.
+struct DeviceProblem {
+  DeviceView q;                           ///< [b, n_h, l, d_h]
+  DeviceView k;                           ///< [b, n_kv, n, d_h]; row 0 is the key at position `begin`
+  DeviceView v;                           ///< [b, n_kv, n, d_v]
+  const std::int64_t* lengths = nullptr;  ///< keys in use per batch entry, [b], over the whole sequence
+  std::int64_t batch = 1, kv_heads = 1;   ///< b, n_kv
+  std::int64_t group = 1;                 ///< rows that share a key/value head: n_h / n_kv * l
+  std::int64_t n_queries = 1;             ///< l
+  int d_h = 1, d_v = 1;
+  std::int64_t begin = 0, end = 0;        ///< global positions of the shard
+  float query_scale = 1, score_scale = 1; ///< multiply q as it is read, and q.k: log2(e) * scale, see split_scale()
+  float lift = 0;                         ///< added to the shifts of keys, see set_key()
+
+  /// Rows of the output: (i * n_h + h) * l + j, and group * n_kv = n_h l.
+  TREE_ATTN_HOST_DEVICE std::int64_t n_rows() const { return batch * kv_heads * group; }
+  /// Lines: keys and values of one batch entry and one key/value head.
+  TREE_ATTN_HOST_DEVICE std::int64_t n_lines() const { return batch * kv_heads; }
+  /// The query of a row of the group of a line.
+  template <class T>
+  TREE_ATTN_HOST_DEVICE const T* query(std::int64_t line, std::int64_t r) const {
+    return q.row<T>(line / kv_heads, line % kv_heads * (group / n_queries) + r / n_queries, r % n_queries);
+  }
+  /// The key, or the value, at a global position.
+  template <class T>
+  TREE_ATTN_HOST_DEVICE const T* key(std::int64_t line, std::int64_t position) const {
+    return k.row<T>(line / kv_heads, line % kv_heads, position - begin);
+  }
+  template <class T>
+  TREE_ATTN_HOST_DEVICE const T* value(std::int64_t line, std::int64_t position) const {
+    return v.row<T>(line / kv_heads, line % kv_heads, position - begin);
+  }
+  /// Positions of the shard that are in use by a line.
+  TREE_ATTN_HOST_DEVICE Run in_use(std::int64_t line) const {
+    const std::int64_t length = lengths[line / kv_heads];
+    return {begin, length < begin ? begin : length < end ? length : end};
+  }
+  /// The same, rounded up to a multiple of kCut inside the shard: positions without a key hold the empty set, which changes
+  /// no bit and saves the odd pieces at the end.
+  TREE_ATTN_HOST_DEVICE Run padded(std::int64_t line) const {
+    const Run used = in_use(line);
+    if (used.empty()) return used;
+    const std::int64_t up = (used.end + kCut - 1) / kCut * kCut;
+    return {begin, up < end ? up : end};
+  }
+};
+
+/// Where a kernel leaves its result: the finished rows, or if there is more to come the forest of the shard.
+struct DeviceOutput {
+  float* states = nullptr;  ///< [subtrees][n_rows][2 + d_v], the subtrees that cover(begin, end) names, if out is null
+  float* out = nullptr;     ///< z [n_rows, d_v], or null
+  float* lse = nullptr;     ///< natural [n_rows], where out is not null
+};
+
+}  // namespace tree_attn

@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief A team of lanes that reads rows in chunks of 16 bytes: scores of eight keys, and their climb (eq. (7), section 5).
+///
+/// A row of 256 bytes is 16 lanes wide, so a warp holds two teams, each with keys of its own: a team is the smallest worker
+/// that takes a run of positions and hands back a forest.
+#pragma once
+
+#include "gpu/parts/lane_state.cuh"
+#include "reference/state/merges_together.hpp"
+
+namespace tree_attn::TREE_ATTN_PLATFORM {
+
+/// Lanes of a warp, and all of them as a mask.
+inline constexpr int kWarp = 32;
+inline constexpr unsigned kAllLanes = 0xFFFFFFFF;
+
+/// How a row is spread: lane i holds the chunks i, i + kLanes, ... of 16 bytes, kChunks of them.
+///
+/// A worker, of which there is one more kind on tensor cores: lanes that take a run of positions for kRows queries. Lane i
+/// holds, in each of its kSlots, kNumbers components of the state of one of them.
+template <class Stored, int kLanes_, int kChunks_>
+struct Team {
+  using T = Stored;
+  static constexpr int kLanes = kLanes_, kChunks = kChunks_;
+  static constexpr int kNumbers = kChunks * kPer16<T>;  ///< numbers of a row that one lane holds
+  static constexpr int kRows = 1;                        ///< queries that it serves at once
+  static constexpr int kSlots = 1;                       ///< states that a lane holds a part of
+
+  /// Which of the kRows queries a slot of a lane is about.
+  __host__ __device__ static int row(int, int) { return 0; }
+
+  /// Place in the row of number c of a lane.
+  __host__ __device__ static int component(int lane, int c) {
+    return (c / kPer16<T> * kLanes + lane) * kPer16<T> + c % kPer16<T>;
+  }
+};
+
+/// Which of eight keys the sum that a lane ends with is of: that of its lowest bits, mirrored.
+__device__ __forceinline__ int own_key(int lane) { return (lane & 1) << 2 | (lane & 2) | (lane & 4) >> 2; }
+
+/// The score s_a = score_scale q.k_a of one of eight neighbouring keys: that of own_key().
+///
+/// Each lane multiplies its own numbers; then lanes that differ in one bit add up, and as long as there are several keys each
+/// of the two keeps half of them: 4 + 2 + 1 exchanges and one for every bit that is left, instead of 8 a bit. The order of the
+/// additions is that of a butterfly, the same for every key.
+/// @param q elements of the query times query_scale, zero past d_h
+/// @param key (i, chunk) -> Bytes16 of key i
+/// @paper{eq_7, eq. (7)}
+template <class Team, class Key>
+__device__ __forceinline__ float score_of_eight(const float (&q)[Team::kNumbers], const Key& key, float score_scale, int lane) {
+  using T = typename Team::T;
+  // Multiply.
+  float sum[kTogether];
+  TREE_ATTN_UNROLL
+  for (int i = 0; i < kTogether; ++i) {
+    sum[i] = 0;
+    TREE_ATTN_UNROLL
+    for (int chunk = 0; chunk < Team::kChunks; ++chunk) {
+      float k[kPer16<T>];
+      widen<T>(key(i, chunk), k);
+      TREE_ATTN_UNROLL
+      for (int c = 0; c < kPer16<T>; ++c) sum[i] = fused_multiply_add(q[chunk * kPer16<T> + c], k[c], sum[i]);
+    }
+  }
+
+  // Add over the lanes, halving the keys.
+  TREE_ATTN_UNROLL
+  for (int bit = 0; bit < kTogetherLevel; ++bit) {
+    const int half = kTogether >> (bit + 1);
+    const bool upper = (lane >> bit & 1) != 0;
+    TREE_ATTN_UNROLL
+    for (int i = 0; i < half; ++i) {
+      const float mine = upper ? sum[i + half] : sum[i], theirs = upper ? sum[i] : sum[i + half];
+      sum[i] = mine + __shfl_xor_sync(kAllLanes, theirs, 1 << bit);
+    }
+  }
+  TREE_ATTN_UNROLL
+  for (int distance = kTogether; distance < Team::kLanes; distance *= 2) sum[0] += __shfl_xor_sync(kAllLanes, sum[0], distance);
+  return score_scale * sum[0];
+}
+
+/// Tells all lanes of a team what each has of its own_key().
+template <class Team>
+__device__ __forceinline__ void tell_all(float own, int lane, float (&all)[kTogether]) {
+  const int first = static_cast<int>(threadIdx.x) % kWarp - lane;
+  TREE_ATTN_UNROLL
+  for (int i = 0; i < kTogether; ++i) all[i] = __shfl_sync(kAllLanes, own, first + own_key(i));
+}
+
+/// A weight of -0 marks a key that is not seen, whose value is not looked at.
+__device__ __forceinline__ bool is_seen(float weight) { return bits_of(weight) != 0x80000000u; }
+
+/// The shift and the weight of one key.
+struct WeighedKey {
+  float shift, weight;
+};
+
+/// e = ceil(s) and 2^(s - e); of the only key of a sequence s and 1, so that z = v to the bit.
+__device__ __forceinline__ WeighedKey weigh_key(float s, bool lone) {
+  const float weight = key_weight(s);
+  return lone && weight > 0 ? WeighedKey{s, 1} : WeighedKey{key_shift(s), weight};
+}
+
+/// The weights of eight neighbouring keys, brought to one shift: e = max e_a + lift, and 2^(s_a - e_a) 2^(e_a - e).
+///
+/// Each lane weighs one key. Bringing all eight to the largest shift at once is what the seven merges above them do one by
+/// one: a power of two passes through additions without changing a rounding, unless numbers fall below the smallest normal.
+/// @param s score of own_key() @param lone whether the sequence is one key
+/// @param lift see set_key(); 0 for the only key, whose shift is no whole number
+/// @param[out] shift e
+/// @param[out] weight of all eight keys; -0 for one that is not seen
+template <class Team>
+__device__ __forceinline__ void weigh_eight(float s, bool lone, float lift, int lane, float& shift,
+                                            float (&weight)[kTogether]) {
+  const WeighedKey own = weigh_key(s, lone);
+  shift = own.shift;
+  TREE_ATTN_UNROLL
+  for (int distance = 1; distance < kTogether; distance *= 2) {
+    const float other = __shfl_xor_sync(kAllLanes, shift, distance);
+    shift = other > shift ? other : shift;
+  }
+  shift += lift;
+  // Where own - shift is NaN, the weight is NaN already.
+  const bool seen = s != -std::numeric_limits<float>::infinity();
+  tell_all<Team>(seen ? multiply(own.weight, pow2(own.shift - shift)) : -0.0f, lane, weight);
+}
+
+/// Sum of eight numbers, neighbour with neighbour.
+__device__ __forceinline__ float sum_of_eight(const float (&x)[kTogether]) {
+  return ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
+}
+
+/// The state of eight neighbouring keys, the first at a multiple of eight: D and n as sums of their weights and values.
+/// @param value (i, chunk) -> Bytes16 of the value of key i
+/// @paper{eq_6, eq. (6)}
+template <class Team, class Value>
+__device__ __forceinline__ void eight_keys(float shift, const float (&weight)[kTogether], const Value& value,
+                                           LaneState<Team::kNumbers>& state) {
+  using T = typename Team::T;
+  state.shift = shift;
+  float size[kTogether];
+  TREE_ATTN_UNROLL
+  for (int i = 0; i < kTogether; ++i) size[i] = std::fabs(weight[i]);
+  state.sum = sum_of_eight(size);
+  TREE_ATTN_UNROLL
+  for (int chunk = 0; chunk < Team::kChunks; ++chunk) {
+    float v[kTogether][kPer16<T>];
+    TREE_ATTN_UNROLL
+    for (int i = 0; i < kTogether; ++i) widen<T>(is_seen(weight[i]) ? value(i, chunk) : Bytes16{}, v[i]);
+    TREE_ATTN_UNROLL
+    for (int c = 0; c < kPer16<T>; ++c) {
+      float product[kTogether];
+      TREE_ATTN_UNROLL
+      for (int i = 0; i < kTogether; ++i) product[i] = multiply(weight[i], v[i][c]);
+      state.n[chunk * kPer16<T> + c] = sum_of_eight(product);
+    }
+  }
+}
+
+/// The state of one key, as set_key() of reference/state/state.hpp has it.
+/// @param lone whether the sequence is one key @param lift see weigh_eight()
+/// @param value (i, chunk) -> Bytes16 of the value of key i
+template <class Team, class Value>
+__device__ __forceinline__ void one_key(float s, bool lone, float lift, int i, const Value& value,
+                                        LaneState<Team::kNumbers>& state) {
+  set_empty(state);
+  if (s == -std::numeric_limits<float>::infinity()) return;
+  const WeighedKey key = weigh_key(s, lone);
+  state.shift = key.shift + lift;
+  state.sum = multiply(key.weight, pow2(-lift));
+  TREE_ATTN_UNROLL
+  for (int chunk = 0; chunk < Team::kChunks; ++chunk) {
+    float v[kPer16<typename Team::T>];
+    widen<typename Team::T>(value(i, chunk), v);
+    TREE_ATTN_UNROLL
+    for (int c = 0; c < kPer16<typename Team::T>; ++c) state.n[chunk * kPer16<typename Team::T> + c] = multiply(state.sum, v[c]);
+  }
+}
+
+}  // namespace tree_attn::TREE_ATTN_PLATFORM

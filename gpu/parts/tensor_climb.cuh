@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief A warp's walk over a run of positions on tensor cores: scores, weights, values, and the tree above (eq. (7), section 5).
+///
+/// The smallest subtree that has a state here is the leaf of 64 positions. Its shift is that of its largest score, its sums run
+/// over its keys in an order of their own: a function of its keys alone, so that bits do not depend on splits, batch, grid or
+/// alignment. They are not those of the scalar kernels. A leaf that the edge of a shard cuts has no such state: the subtrees
+/// that cover what is left of it are walked one by one, as leaves with few keys. That is right, with bits of its own: shards
+/// have the bits of the whole if they are cut at multiples of 64.
+///
+/// Values of +0 and -0 are told apart only in a sequence of one key: sums on tensor cores start from +0.
+#pragma once
+
+#include "gpu/parts/tile_forests.cuh"
+#include "gpu/parts/warp_tile.cuh"
+
+namespace tree_attn::TREE_ATTN_PLATFORM {
+
+/// Tiles of 8 keys in a leaf.
+inline constexpr int kLeafTiles = static_cast<int>(kCut) / 8;
+
+/// The number that all four lanes of a quad agree on.
+__device__ __forceinline__ float quad_max(float x) {
+  TREE_ATTN_UNROLL
+  for (int flip = 1; flip < 4; flip *= 2) {
+    const float other = __shfl_xor_sync(kAllLanes, x, flip);
+    x = other > x ? other : x;
+  }
+  return x;
+}
+__device__ __forceinline__ float quad_sum(float x) {
+  TREE_ATTN_UNROLL
+  for (int flip = 1; flip < 4; flip *= 2) x += __shfl_xor_sync(kAllLanes, x, flip);
+  return x;
+}
+
+
+/// Turns products q.k of a leaf into weights 2^(s - e), with e and their sum for the queries g and g + 8 of a lane.
+/// @param lift see set_key()
+/// @param begin, end places of the leaf that have a key
+/// @param lone whether its first key is all there is: state (s, 1, v), so that z = v to the bit
+template <class Tile>
+__device__ __forceinline__ void weigh(float score_scale, float lift, int begin, int end, bool lone, int lane,
+                                      float (&s)[kLeafTiles][4], float (&shift)[Tile::kTiles], float (&sum)[Tile::kTiles]) {
+  constexpr float kNotSeen = -std::numeric_limits<float>::infinity();
+  TREE_ATTN_UNROLL
+  for (int h = 0; h < Tile::kTiles; ++h) {
+    // Scores, and the largest shift.
+    shift[h] = kNotSeen;
+    TREE_ATTN_UNROLL
+    for (int i = 0; i < 2 * kLeafTiles; ++i) {
+      float& score = s[i / 2][2 * h + i % 2];
+      const int place = i / 2 * 8 + lane % 4 * 2 + i % 2;
+      score = place >= begin && place < end ? score_scale * score : kNotSeen;
+      const float e = key_shift(score);
+      shift[h] = e > shift[h] ? e : shift[h];
+    }
+    shift[h] = quad_max(shift[h]) + lift;
+    const float only = lone ? __shfl_sync(kAllLanes, s[0][2 * h], lane / 4 * 4) : kNotSeen;
+
+    // Weights, and their sum.
+    sum[h] = 0;
+    TREE_ATTN_UNROLL
+    for (int i = 0; i < 2 * kLeafTiles; ++i) {
+      float& score = s[i / 2][2 * h + i % 2];
+      const float weight = multiply(key_weight(score), rescale(shift[h], key_shift(score)).factor);
+      score = score == kNotSeen ? -0.0f : weight;
+      sum[h] += score;
+    }
+    sum[h] = quad_sum(sum[h]);
+    if (lone && sum[h] > 0) {
+      shift[h] = only, sum[h] = 1;
+      if (lane % 4 == 0) s[0][2 * h] = 1;
+    }
+  }
+}
+
+/// o <- o + V^T P^T for 16 keys, in units of 1 / kUnit. @param item [16][kPitch] pieces of values
+template <class Tile>
+__device__ __forceinline__ void multiply_values(const float (&p_upper)[4], const float (&p_lower)[4], Shared<Bytes16> item,
+                                                int lane, float (&o)[Tile::kSteps][Tile::kTiles][4]) {
+  using T = typename Tile::T;
+  // What a lane holds of P is what the right operand of the next product wants: no transposition.
+  std::uint32_t parts[Tile::kTiles][2][kParts];
+  TREE_ATTN_UNROLL
+  for (int h = 0; h < Tile::kTiles; ++h) {
+    split_weights(T{}, p_upper[2 * h], p_upper[2 * h + 1], parts[h][0]);
+    split_weights(T{}, p_lower[2 * h], p_lower[2 * h + 1], parts[h][1]);
+  }
+  TREE_ATTN_UNROLL
+  for (int step = 0; step < Tile::kSteps; ++step) {
+    std::uint32_t v[4];
+    load_matrix_x4_transposed(v, item + (matrix_piece<Tile>(lane) + 2 * step));
+    TREE_ATTN_UNROLL
+    for (int h = 0; h < Tile::kTiles; ++h) add_products(T{}, v, parts[h], o[step][h]);
+  }
+}
+
+/// Calls f for every number of O^T that a lane holds.
+template <class Tile, class F>
+__device__ __forceinline__ void for_each_number(float (&o)[Tile::kSteps][Tile::kTiles][4], const F& f) {
+  TREE_ATTN_UNROLL
+  for (int step = 0; step < Tile::kSteps; ++step) {
+    TREE_ATTN_UNROLL
+    for (int h = 0; h < Tile::kTiles; ++h) {
+      TREE_ATTN_UNROLL
+      for (int c = 0; c < 4; ++c) f(o[step][h][c], 2 * h + c % 2, 2 * step + c / 2);
+    }
+  }
+}
+
+/// Adds the values that are not finite, one by one, where they are seen.
+/// @param value row of the first place of the leaf @param begin, end places of it that have a value
+/// @param lone whether the first value is all there is, and keeps its bits, also those of -0
+template <class Tile>
+__device__ __forceinline__ void add_not_finite(const typename Tile::T* value, std::int64_t stride, int d_v, int begin, int end,
+                                               bool lone, const float (&p)[kLeafTiles][4], int lane,
+                                               float (&o)[Tile::kSteps][Tile::kTiles][4]) {
+  for (int j = begin; j < end; ++j) {
+    // Fetch the weights of key j, each from the lane that has it.
+    float weight[Tile::kSlots];
+    TREE_ATTN_UNROLL
+    for (int slot = 0; slot < Tile::kSlots; ++slot) {
+      float mine = 0;
+      TREE_ATTN_UNROLL
+      for (int i = 0; i < 2 * kLeafTiles; ++i) {
+        const float candidate = p[i / 2][slot / 2 * 2 + i % 2];
+        mine = i == j / 8 * 2 + j % 2 ? candidate : mine;
+      }
+      weight[slot] = __shfl_sync(kAllLanes, mine, (lane % 4 * 2 + slot % 2) * 4 + j % 8 / 2);
+    }
+    for_each_number<Tile>(o, [&](float& n, int slot, int c) {
+      const int component = Tile::component(lane, c);
+      if (component >= d_v || !is_seen(weight[slot])) return;
+      const float x = widen(load_once(value + j * stride + component));
+      if (!is_finite(x)) n += multiply(weight[slot], x);
+      if (lone) n = multiply(weight[slot], x);
+    });
+  }
+}
+
+/// 16-byte pieces of shared memory for one warp.
+template <class Tile>
+inline constexpr int kTilePieces =
+    TileRing<Tile>::kPieces + TileForests<Tile>::kPieces + (TileQueries<Tile>::kStay ? TileQueries<Tile>::kPieces : 0);
+
+/// The walk of one warp, for the queries first_row to first_row + kRows of the group of a line.
+/// @param memory of its forests, one a slot, n_forest floats each
+/// @param aligned whether rows may be copied 16 bytes at a time
+/// @param shared [kTilePieces] of the warp
+/// @paper{eq_7, eq. (7)}
+template <class Tile>
+__device__ __forceinline__ void climb_tiles(const DeviceProblem& problem, std::int64_t line, std::int64_t first_row, Run run,
+                                            float* memory, std::int64_t n_forest, bool aligned, Shared<Bytes16> shared) {
+  using T = typename Tile::T;
+  const int own_lane = static_cast<int>(threadIdx.x) % kWarp;
+  const std::int64_t used_end = problem.in_use(line).end;
+  TileRing<Tile> ring(problem, line, run, aligned, shared, own_lane);
+  TileForests<Tile> forests(memory, n_forest, run, shared + TileRing<Tile>::kPieces, own_lane);
+  // Queries that do not stay are loaded where later states wait.
+  static_assert(TileQueries<Tile>::kStay || TileQueries<Tile>::kPieces <= TileForests<Tile>::kPieces);
+  constexpr int kBehind = TileQueries<Tile>::kStay ? TileForests<Tile>::kPieces : 0;
+  const TileQueries<Tile> queries(problem, line, first_row, shared + (TileRing<Tile>::kPieces + kBehind), own_lane);
+
+  std::int64_t next = run.begin;
+  while (next < run.end) {
+    const std::int64_t position = next;
+    const Subtree piece = first_piece({position, run.end});
+    next = piece.end();
+    const int lane = forget(own_lane);  // No register is left for what only the end of a round needs.
+    const std::int64_t leaf_begin = position / kCut * kCut, keys_end = piece.end() < used_end ? piece.end() : used_end;
+    const int begin = static_cast<int>(position - leaf_begin), end = static_cast<int>(keys_end - leaf_begin);
+    const bool lone = position == 0 && problem.lengths[line / problem.kv_heads] == 1;
+
+    // S = Q K^T, then P.
+    float s[kLeafTiles][4];
+    TREE_ATTN_UNROLL
+    for (int i = 0; i < kLeafItems; ++i) multiply_keys<Tile>(queries, ring.next(), lane, s[2 * i], s[2 * i + 1]);
+    float shift[Tile::kTiles], sum[Tile::kTiles];
+    weigh<Tile>(problem.score_scale, problem.lift, begin, end, lone, lane, s, shift, sum);
+
+    // O^T = V^T P^T.
+    //
+    // Where a product is not a number, 0 * Inf of a key that is not seen, or Inf times a part that is 0, do it again with zeros
+    // for what is not finite, and add that by itself: no bit depends on a value that is not looked at.
+    float o[Tile::kSteps][Tile::kTiles][4];
+    Shared<Bytes16> item = shared;
+    for (bool again = false;; again = true) {
+      for_each_number<Tile>(o, [](float& n, int, int) { n = 0; });
+      TREE_ATTN_UNROLL
+      for (int i = 0; i < kLeafItems; ++i) {
+        if (again) ring.fill_finite(item, leaf_begin, i, begin, end);
+        else item = ring.next();
+        multiply_values<Tile>(s[2 * i], s[2 * i + 1], item, lane, o);
+      }
+      bool broken = lone;
+      for_each_number<Tile>(o, [&broken](float& n, int, int) { n *= 1 / kUnit<T>, broken = broken || !is_finite(n); });
+      if (again || !__any_sync(kAllLanes, broken)) {
+        if (again) {
+          add_not_finite<Tile>(problem.value<T>(line, leaf_begin), problem.v.stride[2], problem.d_v, begin, end, lone, s, lane, o);
+        }
+        break;
+      }
+    }
+
+    // Hand shifts and sums to the lanes that hold the components of the same queries.
+    float slot_shift[Tile::kSlots], slot_sum[Tile::kSlots];
+    TREE_ATTN_UNROLL
+    for (int slot = 0; slot < Tile::kSlots; ++slot) {
+      const int from = (lane % 4 * 2 + slot % 2) * 4;
+      slot_shift[slot] = __shfl_sync(kAllLanes, shift[slot / 2], from);
+      slot_sum[slot] = __shfl_sync(kAllLanes, sum[slot / 2], from);
+    }
+
+    // Climb.
+    TREE_ATTN_UNROLL
+    for (int slot = 0; slot < Tile::kSlots; ++slot) {
+      LaneState<Tile::kNumbers> state;
+      set_empty(state);
+      const float e_and_sum[] = {slot_shift[slot], slot_sum[slot]};
+      if (!is_empty(e_and_sum)) {
+        state.shift = slot_shift[slot], state.sum = slot_sum[slot];
+        TREE_ATTN_UNROLL
+        for (int c = 0; c < Tile::kNumbers; ++c) state.n[c] = o[c / 2][slot / 2][c % 2 * 2 + slot % 2];
+      }
+      forests.push(piece, slot, state);
+    }
+  }
+  copy_async_wait<0>();
+}
+
+}  // namespace tree_attn::TREE_ATTN_PLATFORM

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief A ring of copies in flight for one warp, whose lanes read what the others have copied (cp.async, section 6.3).
+///
+/// Tensor cores want rows spread over the lanes in their own way, so no lane can copy just what it will read. A barrier of the
+/// warp, one an item, is all the order it takes; the block has none.
+#pragma once
+
+#include "gpu/parts/team.cuh"
+
+namespace tree_attn::TREE_ATTN_PLATFORM {
+
+/// Whether x is a number: neither Inf nor NaN.
+__device__ __forceinline__ bool is_finite(float x) { return std::fabs(x) <= std::numeric_limits<float>::max(); }
+
+/// n numbers from any address, and zeros behind them; or for what is not finite, if it is not wanted.
+template <class T>
+__device__ __forceinline__ Bytes16 by_number(const T* from, int n, bool finite) {
+  T numbers[kPer16<T>] = {};
+  TREE_ATTN_UNROLL
+  for (int c = 0; c < kPer16<T>; ++c) {
+    if (c >= n) continue;
+    const T x = load_once(from + c);
+    if (!finite || is_finite(widen(x))) numbers[c] = x;
+  }
+  Bytes16 bytes;
+  std::memcpy(&bytes, numbers, sizeof bytes);
+  return bytes;
+}
+
+/// Rows that are copied together, and the places of such items in a leaf.
+inline constexpr int kItem = 16, kLeafItems = static_cast<int>(kCut) / kItem;
+
+/// The piece of a run that starts at its first position: a leaf, or of a leaf that the run's edge cuts the first of the
+/// subtrees that cover what is left of it.
+__device__ __forceinline__ Subtree first_piece(Run run) {
+  const std::int64_t leaf_end = (run.begin / kCut + 1) * kCut;
+  return first_subtree(run.begin, leaf_end < run.end ? leaf_end : run.end);
+}
+
+/// Rows of a piece, piece after piece: four items of keys, then four of values. Rows without a key are zero, and never read.
+/// @tparam Tile see WarpTile
+template <class Tile>
+class TileRing {
+ public:
+  using T = typename Tile::T;
+  static constexpr int kStages = Tile::kDim < 256 ? 512 / Tile::kDim : 4;  ///< 16 KiB a warp, or 32 for fewer warps
+  static constexpr int kPieces = kStages * kItem * Tile::kPitch;  ///< 16-byte pieces of the ring of one warp
+
+  /// Starts to fill all stages but one. @param run what will be walked over @param memory [kPieces]
+  __device__ __forceinline__ TileRing(const DeviceProblem& problem, std::int64_t line, Run run, bool aligned,
+                                      Shared<Bytes16> memory, int lane)
+      : origin_(run.begin / kCut * kCut),
+        keys_(problem.key<T>(line, origin_)),
+        values_(problem.value<T>(line, origin_)),
+        key_stride_(problem.k.stride[2]),
+        value_stride_(problem.v.stride[2]),
+        d_h_(problem.d_h),
+        d_v_(problem.d_v),
+        aligned_(aligned),
+        lane_(lane),
+        memory_(memory),
+        begin_(static_cast<int>(run.begin - origin_)),
+        end_(run.empty() ? begin_ : static_cast<int>(run.end - origin_)),
+        used_end_(static_cast<int>((problem.in_use(line).end < run.end ? problem.in_use(line).end : run.end) - origin_)),
+        piece_end_(piece_end()) {
+    for (int stage = 0; stage < kStages - 1; ++stage) start_next(stage);
+  }
+
+  /// The next item, [16][kPitch] pieces. It may be read until the next call.
+  ///
+  /// The barrier tells every lane that all copies of the item are here, and that all lanes have read the item before it, whose
+  /// stage is filled again.
+  __device__ __forceinline__ Shared<Bytes16> next() {
+    copy_async_wait<kStages - 2>();
+    __syncwarp();
+    start_next(stage_ == 0 ? kStages - 1 : stage_ - 1);
+    const Shared<Bytes16> item = memory_ + stage_ * kItem * Tile::kPitch;
+    stage_ = stage_ + 1 == kStages ? 0 : stage_ + 1;
+    return item;
+  }
+
+  /// Fills the last item that next() has returned once more: with item i of the values of a leaf, zeros for what is not finite.
+  /// @param begin, end places of the leaf that have a value
+  __device__ __forceinline__ void fill_finite(Shared<Bytes16> item, std::int64_t leaf_begin, int i, int begin, int end) const {
+    __syncwarp();
+    const int n = n_in_row(d_v_);
+    for (int row = lane_ / kChunks; row < kItem; row += kTogetherRows) {
+      const int place = kItem * i + row;
+      const T* const from = values_ + (leaf_begin + place - origin_) * value_stride_ + lane_ % kChunks * kPer16<T>;
+      store16(item + (row * Tile::kPitch + lane_ % kChunks), by_number(from, place >= begin && place < end ? n : 0, true));
+    }
+    __syncwarp();
+  }
+
+ private:
+  /// Starts to copy the item that no call has started yet. Where none is left it counts as an empty one.
+  __device__ __forceinline__ void start_next(int stage) {
+    if (begin_ < end_) {
+      const int first = begin_ / static_cast<int>(kCut) * static_cast<int>(kCut) + item_ % kLeafItems * kItem;
+      const int end = piece_end_ < used_end_ ? piece_end_ : used_end_;
+      const bool values = item_ >= kLeafItems;
+      const std::int64_t stride = values ? value_stride_ : key_stride_;
+      start_rows((values ? values_ : keys_) + first * stride, stride, values ? d_v_ : d_h_, begin_ - first, end - first,
+                 memory_ + stage * kItem * Tile::kPitch);
+      if (++item_ == 2 * kLeafItems) {
+        item_ = 0;
+        begin_ = piece_end_;
+        piece_end_ = piece_end();
+      }
+    }
+    copy_async_commit();
+  }
+
+  /// The end of the piece that starts at begin_.
+  __device__ __forceinline__ int piece_end() const {
+    return begin_ < end_ ? static_cast<int>(first_piece({begin_, end_}).end()) : end_;
+  }
+
+  /// Pieces of a row, each copied by a lane of its own, and rows that a warp copies at once.
+  static constexpr int kChunks = Tile::kDim / kPer16<T>, kTogetherRows = kWarp / kChunks;
+  /// Numbers that the piece of this lane has, of rows of d.
+  __device__ __forceinline__ int n_in_row(int d) const {
+    const int left = d - lane_ % kChunks * kPer16<T>;
+    return left < 0 ? 0 : left < kPer16<T> ? left : kPer16<T>;
+  }
+
+  /// Starts to copy the rows [begin, end) of an item of 16, and makes zeros of the others and of what is behind d.
+  __device__ __forceinline__ void start_rows(const T* first, std::int64_t stride, int d, int begin, int end, Shared<Bytes16> to) {
+    const int column = lane_ % kChunks * kPer16<T>, in_row = n_in_row(d);
+    int row = lane_ / kChunks;
+    const T* from = first + row * stride + column;
+    to = to + (row * Tile::kPitch + lane_ % kChunks);
+    if (aligned_) {
+      TREE_ATTN_UNROLL
+      for (int i = 0; i < kItem / kTogetherRows; ++i) {
+        const int n = row >= begin && row < end ? in_row : 0;
+        copy_async16(to + i * kTogetherRows * Tile::kPitch, from, n * static_cast<int>(sizeof(T)));
+        row += kTogetherRows, from += kTogetherRows * stride;
+      }
+      return;
+    }
+    for (; row < kItem; row += kTogetherRows, from += kTogetherRows * stride, to = to + kTogetherRows * Tile::kPitch)
+      store16(to, by_number(from, row >= begin && row < end ? in_row : 0, false));
+  }
+
+  std::int64_t origin_;      ///< a multiple of kCut, from which positions are counted here
+  const T *keys_, *values_;  ///< rows there
+  std::int64_t key_stride_, value_stride_;
+  int d_h_, d_v_;
+  bool aligned_;
+  int lane_;
+  Shared<Bytes16> memory_;
+  int begin_, end_, used_end_;  ///< of the run, from the piece on that is being copied; behind the last key
+  int piece_end_;               ///< of that piece
+  int item_ = 0;            ///< of that piece, the next to start
+  int stage_ = 0;           ///< of the item that next() returns next
+};
+
+}  // namespace tree_attn::TREE_ATTN_PLATFORM

@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The emulated side of gpu/platform/device.hpp: CUDA's words and the wrappers of gpu/platform/cuda/device.hpp, run by fibers.
+///
+/// Every word that can go wrong takes its own line as a last argument that nobody writes, for the report.
+#pragma once
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "gpu/platform/emulator/global_memory.hpp"
+#include "gpu/platform/emulator/place.hpp"
+#include "gpu/platform/emulator/runtime.hpp"
+#include "gpu/platform/emulator/shared.hpp"
+#include "reference/tensor/numbers.hpp"
+#include "gpu/platform/platform.hpp"
+
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+
+#define threadIdx (::tree_attn::emulated::runtime::running_place->thread)
+#define blockIdx (::tree_attn::emulated::runtime::running_place->block)
+#define blockDim (::tree_attn::emulated::runtime::running_place->block_extent)
+#define gridDim (::tree_attn::emulated::runtime::running_place->grid_extent)
+
+namespace tree_attn::emulated {
+
+namespace runtime {
+
+/// What a shuffle moves: 4 or 8 bytes.
+template <class T>
+T shuffle_value(unsigned mask, T value, unsigned from, const char* word, const Line& line) {
+  static_assert((sizeof(T) == 4 || sizeof(T) == 8) && std::is_trivially_copyable_v<T>);
+  std::uint64_t bits = 0;
+  std::memcpy(&bits, &value, sizeof value);
+  bits = shuffle(mask, bits, from, word, line);
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+template <class T>
+void check_aligned16(const T* at, const char* word, const Line& line) {
+  if (reinterpret_cast<std::uintptr_t>(at) % 16 != 0) fail_aligned(word, line);
+}
+
+}  // namespace runtime
+
+// ---- CUDA's own words
+
+inline void __syncthreads(const Line& line = Line::current()) { runtime::meet_block(line); }
+inline void __syncwarp(unsigned mask = 0xFFFFFFFF, const Line& line = Line::current()) { runtime::meet_warp(mask, line); }
+
+/// The value of lane `from` of every `width` lanes.
+template <class T>
+T __shfl_sync(unsigned mask, T value, int from, int width = 32, const Line& line = Line::current()) {
+  const unsigned within = static_cast<unsigned>(width) - 1;
+  return runtime::shuffle_value(mask, value, (runtime::lane() & ~within) | (static_cast<unsigned>(from) & within),
+                                "__shfl_sync", line);
+}
+template <class T>
+T __shfl_xor_sync(unsigned mask, T value, int flip, int width = 32, const Line& line = Line::current()) {
+  const unsigned own = runtime::lane(), from = own ^ static_cast<unsigned>(flip);
+  // A lane of a later group cannot be asked; the own value is what one gets.
+  const bool reaches = from < (own & ~(static_cast<unsigned>(width) - 1)) + static_cast<unsigned>(width);
+  return runtime::shuffle_value(mask, value, reaches ? from : own, "__shfl_xor_sync", line);
+}
+inline unsigned __ballot_sync(unsigned mask, int yes, const Line& line = Line::current()) {
+  return runtime::ballot(mask, yes != 0, "__ballot_sync", line);
+}
+inline int __any_sync(unsigned mask, int yes, const Line& line = Line::current()) {
+  return runtime::ballot(mask, yes != 0, "__any_sync", line) != 0;
+}
+inline int __all_sync(unsigned mask, int yes, const Line& line = Line::current()) {
+  return runtime::ballot(mask, yes != 0, "__all_sync", line) == mask;
+}
+
+inline void __threadfence() { runtime::fence(); }
+/// On global memory.
+template <class T>
+T atomicAdd(T* to, std::type_identity_t<T> add) {
+  static_assert(std::is_same_v<T, int> || std::is_same_v<T, unsigned>);
+  runtime::before_atomic(to);
+  const T before = __atomic_fetch_add(to, add, __ATOMIC_RELAXED);
+  runtime::after_atomic(to);
+  return before;
+}
+
+// ---- Arithmetic that is rounded as written: this file is compiled with -ffp-contract=off
+
+inline int forget(int x) { return x; }
+inline float multiply(float a, float b) { return a * b; }
+inline float fused_multiply_add(float a, float b, float c) { return std::fma(a, b, c); }
+
+// ---- Loads and stores
+
+/// 16 bytes of shared memory, at a multiple of 16.
+template <class T>
+Bytes16 load16(Shared<T> from, const Line& line = Line::current()) {
+  const auto* const at = runtime::for_reading(from, 16, line);
+  runtime::check_aligned16(at, "load16", line);
+  Bytes16 bytes;
+  std::memcpy(&bytes, at, sizeof bytes);
+  return bytes;
+}
+template <class T>
+void store16(Shared<T> to, const Bytes16& bytes, const Line& line = Line::current()) {
+  auto* const at = runtime::for_writing(to, 16, line);
+  runtime::check_aligned16(at, "store16", line);
+  std::memcpy(at, &bytes, sizeof bytes);
+}
+
+/// 16 bytes of global memory that no kernel writes.
+inline Bytes16 load16_global(const void* from, const Line& line = Line::current()) {
+  runtime::check_global(from, 16, runtime::Reach::kReadOnly, "load16_global", line);
+  runtime::check_aligned16(from, "load16_global", line);
+  Bytes16 bytes;
+  std::memcpy(&bytes, from, sizeof bytes);
+  return bytes;
+}
+/// One number of global memory that no kernel writes.
+template <class T>
+T load_once(const T* from, const Line& line = Line::current()) {
+  runtime::check_global(from, sizeof(T), runtime::Reach::kReadOnly, "load_once", line);
+  return *from;
+}
+/// One number that another block may have written in this launch.
+inline float load_fresh(const float* from, const Line& line = Line::current()) {
+  runtime::check_global(from, sizeof(float), runtime::Reach::kRead, "load_fresh", line);
+  return *from;
+}
+/// One number for load_fresh(), in this launch.
+inline void store_fresh(float* to, float x, const Line& line = Line::current()) {
+  runtime::check_global(to, sizeof(float), runtime::Reach::kWrite, "store_fresh", line);
+  *to = x;
+}
+
+// ---- Asynchronous copies
+
+template <class T>
+void copy_async16(Shared<T> to, const void* from, int n_bytes, const Line& line = Line::current()) {
+  runtime::copy_async16(reinterpret_cast<std::byte*>(runtime::for_later(to, 16, line)), from, n_bytes, line);
+}
+inline void copy_async_commit() { runtime::copy_async_commit(); }
+template <int kPending>
+void copy_async_wait() {
+  runtime::copy_async_wait(kPending);
+}
+
+// ---- Bulk copies completing on an mbarrier
+
+/// An mbarrier in shared memory.
+struct Barrier {
+  std::uint64_t word;
+};
+inline std::uint64_t* word_of(Shared<Barrier> barrier, const Line& line) {
+  return &runtime::for_later(barrier, 8, line)->word;
+}
+
+inline void barrier_init(Shared<Barrier> barrier, int count, const Line& line = Line::current()) {
+  runtime::barrier_init(word_of(barrier, line), count, line);
+}
+inline void barrier_fence_init() { runtime::barrier_fence_init(); }
+inline void barrier_arrive(Shared<Barrier> barrier, const Line& line = Line::current()) {
+  runtime::barrier_arrive(word_of(barrier, line), 0, line);
+}
+inline void barrier_arrive_expect(Shared<Barrier> barrier, int n_bytes, const Line& line = Line::current()) {
+  runtime::barrier_arrive(word_of(barrier, line), n_bytes, line);
+}
+inline void barrier_wait(Shared<Barrier> barrier, int parity, const Line& line = Line::current()) {
+  runtime::barrier_wait(word_of(barrier, line), parity, line);
+}
+template <class T>
+void bulk_copy(Shared<T> to, const void* from, int n_bytes, Shared<Barrier> barrier, const Line& line = Line::current()) {
+  runtime::bulk_copy(reinterpret_cast<std::byte*>(runtime::for_later(to, n_bytes, line)), from, n_bytes,
+                     word_of(barrier, line), line);
+}
+
+// ---- Clusters
+
+inline int cluster_rank() { return runtime::cluster_rank(); }
+inline int cluster_size() { return runtime::cluster_size(); }
+inline void cluster_sync(const Line& line = Line::current()) { runtime::meet_cluster(line); }
+/// The same place in the shared memory of another block of the cluster. That block must not have ended.
+template <class T>
+Shared<T> remote(Shared<T> shared, int rank, const Line& line = Line::current()) {
+#if defined(TREE_ATTN_EMULATOR_SHADOW)
+  return shared.in_block(rank, line);
+#else
+  return reinterpret_cast<T*>(
+      runtime::remote(reinterpret_cast<std::byte*>(const_cast<std::remove_const_t<T>*>(shared)), rank, line));
+#endif
+}
+
+// ---- Tensor cores; layouts in gpu/platform/cuda/device.hpp
+
+template <class T>
+void load_matrix_x4(std::uint32_t (&out)[4], Shared<T> row, const Line& line = Line::current()) {
+  runtime::load_matrix(out, runtime::for_reading(row, 16, line), false, line);
+}
+template <class T>
+void load_matrix_x4_transposed(std::uint32_t (&out)[4], Shared<T> row, const Line& line = Line::current()) {
+  runtime::load_matrix(out, runtime::for_reading(row, 16, line), true, line);
+}
+template <class T>
+void mma_16x8x16(float (&c)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2],
+                 const Line& line = Line::current()) {
+  static_assert(std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>);
+  constexpr auto kElement = std::is_same_v<T, Half> ? runtime::Element::kHalf : runtime::Element::kBFloat16;
+  runtime::multiply_matrices(c, a, b, kElement, line);
+}
+
+}  // namespace tree_attn::emulated

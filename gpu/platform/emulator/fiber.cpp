@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Fibers on Boost.Context, with what the sanitizers must be told of a switch.
+#include "gpu/platform/emulator/fiber.hpp"
+
+#include "gpu/platform/emulator/sanitizer.hpp"
+
+#include <boost/context/detail/fcontext.hpp>
+
+#include <sys/mman.h>
+
+#include <mutex>
+#include <new>
+#include <vector>
+
+namespace tree_attn::emulated::runtime {
+namespace {
+
+using boost::context::detail::transfer_t;
+
+constexpr std::size_t kPage = 4096;
+[[maybe_unused]] constexpr unsigned kNoSynchronisation = 1;
+[[maybe_unused]] std::mutex pool_mutex;
+[[maybe_unused]] std::vector<std::byte*> pool;
+
+/// A new fiber starts here; what it runs waits in the fiber that switched to it first.
+thread_local void (*next_entry)() = nullptr;
+
+/// What everyone does who has just been switched to: remember where the other one goes on.
+void arrive(const transfer_t& from, void* own_fake_stack) {
+  Fiber& left = *static_cast<Fiber*>(from.data);
+  left.context = from.fctx;
+#if defined(__SANITIZE_ADDRESS__)
+  const void* bottom = nullptr;
+  std::size_t n_bytes = 0;
+  __sanitizer_finish_switch_fiber(own_fake_stack, &bottom, &n_bytes);
+  if (left.stack == nullptr) left.stack = static_cast<std::byte*>(const_cast<void*>(bottom)), left.stack_bytes = n_bytes;
+#else
+  static_cast<void>(own_fake_stack);
+#endif
+}
+
+void enter(transfer_t from) {
+  arrive(from, nullptr);
+  next_entry();
+}
+
+}  // namespace
+
+#if defined(TREE_ATTN_EMULATOR_THREAD)
+
+// TSan forgets who used memory when it is allocated, and only then: with a stack that others have had before, fibers of
+// blocks that nothing orders would seem to race.
+std::byte* StackPool::take() { return static_cast<std::byte*>(::operator new (kStackBytes, std::align_val_t{kPage})); }
+void StackPool::give_back(std::byte* stack) { ::operator delete (stack, std::align_val_t{kPage}); }
+
+#else
+
+std::byte* StackPool::take() {
+  {
+    const std::lock_guard lock(pool_mutex);
+    if (!pool.empty()) {
+      std::byte* const stack = pool.back();
+      pool.pop_back();
+      return stack;
+    }
+  }
+  // The page below a stack may not be touched: overflow is a fault, never a neighbour's locals.
+  void* const mapped =
+      mmap(nullptr, kPage + kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (mapped == MAP_FAILED || mprotect(mapped, kPage, PROT_NONE) != 0) throw std::bad_alloc();
+  return static_cast<std::byte*>(mapped) + kPage;
+}
+
+void StackPool::give_back(std::byte* stack) {
+  const std::lock_guard lock(pool_mutex);
+  pool.push_back(stack);
+}
+
+#endif
+
+void start_fiber(Fiber& fiber, void (*entry)()) {
+  if (fiber.stack == nullptr) fiber.stack = StackPool::take(), fiber.stack_bytes = kStackBytes;
+  // An abandoned fiber leaves its locals fenced in.
+  allow(fiber.stack, fiber.stack_bytes);
+  next_entry = entry;
+  fiber.fake_stack = nullptr;
+  fiber.context = boost::context::detail::make_fcontext(fiber.stack + kStackBytes, kStackBytes, enter);
+#if defined(TREE_ATTN_EMULATOR_THREAD)
+  const Watched watched;
+  fiber.watched = __tsan_create_fiber(0);
+#endif
+}
+
+void adopt_host_thread(Fiber& fiber) {
+#if defined(TREE_ATTN_EMULATOR_THREAD)
+  fiber.watched = __tsan_get_current_fiber();
+#else
+  static_cast<void>(fiber);
+#endif
+}
+
+void switch_fiber(Fiber& from, Fiber& to, [[maybe_unused]] bool ends) {
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_start_switch_fiber(ends ? nullptr : &from.fake_stack, to.stack, to.stack_bytes);
+#endif
+#if defined(TREE_ATTN_EMULATOR_THREAD)
+  // A fiber is watched while it is parked, so that it may be ended there.
+  end_unwatched();
+  __tsan_switch_to_fiber(to.watched, kNoSynchronisation);
+#endif
+  const transfer_t back = boost::context::detail::jump_fcontext(to.context, &from);
+  begin_unwatched();
+  arrive(back, from.fake_stack);
+}
+
+void end_fiber(Fiber& fiber, [[maybe_unused]] const Fiber& host) {
+#if defined(TREE_ATTN_EMULATOR_THREAD)
+  if (fiber.watched == nullptr) return;
+  // All that it did, also where it was abandoned, happened before what the host does from here on.
+  {
+    const Watched watched;
+    __tsan_switch_to_fiber(fiber.watched, kNoSynchronisation);
+    __tsan_release(const_cast<Fiber*>(&host));
+    __tsan_switch_to_fiber(host.watched, kNoSynchronisation);
+    __tsan_destroy_fiber(fiber.watched);
+  }
+  StackPool::give_back(fiber.stack);
+  fiber.stack = nullptr;
+#endif
+  fiber.watched = nullptr;
+}
+
+}  // namespace tree_attn::emulated::runtime

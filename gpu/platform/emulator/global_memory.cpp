@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The buffers of the emulated device, with gaps of NaN between them, and what may be done to them.
+#include "gpu/platform/emulator/global_memory.hpp"
+
+#include "gpu/platform/emulator/failure.hpp"
+#include "gpu/platform/emulator/random.hpp"
+#include "gpu/platform/emulator/sanitizer.hpp"
+#include "gpu/platform/emulator/settings.hpp"
+#include "gpu/platform/emulator/thread.hpp"
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <string>
+
+namespace tree_attn::emulated::runtime {
+
+constinit thread_local SeenBuffers seen_buffers;
+
+namespace {
+
+constexpr std::size_t kAlignment = 256;
+/// Between buffers lies a gap on either side, never zero-filled: what lies behind an end must not look like numbers.
+constexpr std::size_t kGap = 1024;
+
+struct Buffer {
+  std::size_t n_bytes = 0;
+  MemoryUse use = MemoryUse::Persistent;
+  std::uint64_t scratch = 0;                     ///< Grid::scratch of the launch that touched it last
+  std::unique_ptr<std::atomic<bool>[]> written;  ///< see SeenBuffers
+};
+
+std::mutex registry_mutex;
+std::map<std::uintptr_t, Buffer> registry;  // by the first byte
+
+void fill_with_nan(std::byte* from, std::size_t n_bytes, std::uint64_t seed) {
+  const std::uint16_t nan = poison(seed);
+  for (std::size_t i = 0; i < n_bytes; ++i) from[i] = static_cast<std::byte>(nan >> 8 * (i % 2));
+}
+
+/// Scratch memory as a launch finds it.
+void freshen(std::uintptr_t first, Buffer& buffer, const Grid& grid) {
+  if (buffer.use != MemoryUse::Scratch || buffer.scratch == grid.scratch) return;
+  buffer.scratch = grid.scratch;
+  fill_with_nan(reinterpret_cast<std::byte*>(first), buffer.n_bytes, grid.settings.seed);
+#if defined(TREE_ATTN_EMULATOR_SHADOW)
+  buffer.written = std::make_unique<std::atomic<bool>[]>(buffer.n_bytes);
+#endif
+}
+
+}  // namespace
+
+void* allocate_global(std::size_t n_bytes, MemoryUse use) {
+  const std::size_t whole = kGap + (n_bytes + kAlignment - 1) / kAlignment * kAlignment + kGap;
+  auto* const memory = static_cast<std::byte*>(::operator new (whole, std::align_val_t{kAlignment}));
+  fill_with_nan(memory, whole, settings().seed);
+  forbid(memory, kGap);
+  forbid(memory + kGap + n_bytes, whole - kGap - n_bytes);
+  const std::lock_guard lock(registry_mutex);
+  Buffer& buffer = registry[reinterpret_cast<std::uintptr_t>(memory + kGap)];
+  buffer.n_bytes = n_bytes, buffer.use = use;
+  return memory + kGap;
+}
+
+void free_global(void* buffer) {
+  if (buffer == nullptr) return;
+  std::byte* const memory = static_cast<std::byte*>(buffer) - kGap;
+  {
+    const std::lock_guard lock(registry_mutex);
+    const auto found = registry.find(reinterpret_cast<std::uintptr_t>(buffer));
+    allow(memory, kGap + (found->second.n_bytes + kAlignment - 1) / kAlignment * kAlignment + kGap);
+    registry.erase(found);
+  }
+  ::operator delete (memory, std::align_val_t{kAlignment});
+}
+
+void forget_seen_buffers() { seen_buffers = {}; }
+
+const SeenBuffers::Range& find_global(std::uintptr_t at, std::size_t n_bytes, Reach reach, const char* word,
+                                      const Line& line) {
+  const Unwatched unwatched;
+  const char* const does = reach == Reach::kWrite ? " writes " : " reads ";
+  const std::lock_guard lock(registry_mutex);
+  auto found = registry.upper_bound(at);
+  if (found != registry.begin()) {
+    --found;
+    const std::uintptr_t low = found->first, high = low + found->second.n_bytes;
+    if (at >= low && at + n_bytes <= high) {
+      freshen(low, found->second, running->block->cluster->grid);
+      SeenBuffers::Range& range = seen_buffers.range[seen_buffers.next];
+      range = {low, high, found->second.use, found->second.written.get()};
+      seen_buffers.next = (seen_buffers.next + 1) % SeenBuffers::kCount;
+      return range;
+    }
+    if (at >= low && at < high + kGap) {
+      fail(line, word + std::string(does) + "bytes " + std::to_string(at - low) + " to " +
+                     std::to_string(at - low + n_bytes) + " of a buffer of " + std::to_string(high - low));
+    }
+  }
+  fail(line, word + std::string(does) + "memory that lies in no buffer of the device");
+}
+
+void check_use(const SeenBuffers::Range& range, std::uintptr_t at, std::size_t n_bytes, Reach reach, const char* word,
+               const Line& line) {
+  if (range.use == MemoryUse::Input) {
+    if (reach == Reach::kWrite) fail(line, std::string(word) + " writes a buffer of input");
+    return;
+  }
+  if (reach == Reach::kReadOnly) fail(line, std::string(word) + " is for memory that no kernel writes, and this is scratch");
+  if (range.written == nullptr) return;
+  std::atomic<bool>* const written = range.written + (at - range.low);
+  if (reach == Reach::kWrite) {
+    for (std::size_t i = 0; i < n_bytes; ++i) written[i].store(true, std::memory_order_relaxed);
+  } else if (std::any_of(written, written + n_bytes,
+                         [](const std::atomic<bool>& byte) { return !byte.load(std::memory_order_relaxed); })) {
+    fail(line, std::string(word) + " reads scratch memory that this launch has not written");
+  }
+}
+
+}  // namespace tree_attn::emulated::runtime

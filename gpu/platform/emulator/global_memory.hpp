@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Memory of the emulated device: buffers that know their ends, with gaps between them.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "gpu/platform/emulator/place.hpp"
+#include "gpu/platform/memory_use.hpp"
+
+namespace tree_attn::emulated::runtime {
+
+/// A buffer, filled with NaNs; a multiple of 256 as from cudaMalloc. Scratch is filled again when a launch first touches it.
+void* allocate_global(std::size_t n_bytes, MemoryUse use);
+void free_global(void* buffer);
+
+/// The buffers that a host thread has seen last: a kernel reads few.
+struct SeenBuffers {
+  static constexpr int kCount = 4;
+  struct Range {
+    std::uintptr_t low = 1, high = 0;
+    MemoryUse use = MemoryUse::Persistent;
+    std::atomic<bool>* written = nullptr;  ///< [high - low] in scratch, in shadow mode: bytes that this launch has written
+  };
+  Range range[kCount];
+  int next = 0;
+};
+extern constinit thread_local SeenBuffers seen_buffers;
+
+/// Forgets them: before a host thread begins with a launch.
+void forget_seen_buffers();
+
+/// What a word does: reads what no kernel writes, reads, writes.
+enum class Reach { kReadOnly, kRead, kWrite };
+
+/// The buffer that the bytes lie in, among all. @throws DeviceError if they lie wholly in none
+const SeenBuffers::Range& find_global(std::uintptr_t at, std::size_t n_bytes, Reach reach, const char* word,
+                                      const Line& line);
+/// @throws DeviceError if the use of the buffer forbids this
+void check_use(const SeenBuffers::Range& range, std::uintptr_t at, std::size_t n_bytes, Reach reach, const char* word,
+               const Line& line);
+
+/// A kernel may reach only what lies in one buffer, and only as its use allows.
+/// @param n_bytes 0 asks for nothing and is always well
+inline void check_global(const void* address, std::size_t n_bytes, Reach reach, const char* word, const Line& line) {
+  const auto at = reinterpret_cast<std::uintptr_t>(address);
+  const SeenBuffers::Range* found = nullptr;
+  for (const SeenBuffers::Range& range : seen_buffers.range) {
+    if (range.low <= at && at + n_bytes <= range.high) found = &range;
+  }
+  if (found == nullptr && n_bytes > 0) found = &find_global(at, n_bytes, reach, word, line);
+  if (found != nullptr && found->use != MemoryUse::Persistent) check_use(*found, at, n_bytes, reach, word, line);
+}
+
+}  // namespace tree_attn::emulated::runtime

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief A launch: checked, shuffled, and shared out over host threads.
+#include "gpu/platform/emulator/grid.hpp"
+
+#include "gpu/platform/device_error.hpp"
+#include "gpu/platform/emulator/failure.hpp"
+#include "gpu/platform/emulator/random.hpp"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <numeric>
+#include <string>
+#include <thread>
+
+namespace tree_attn::emulated::runtime {
+namespace {
+
+/// Launches that begin with fresh scratch memory, and the last of them that this host thread has made.
+std::atomic<std::uint64_t> n_scratches{0};
+constinit thread_local std::uint64_t last_scratch = 0;
+
+std::string name_of(const dim3& d) {
+  std::string text = "(";
+  return text.append(std::to_string(d.x))
+      .append(", ")
+      .append(std::to_string(d.y))
+      .append(", ")
+      .append(std::to_string(d.z))
+      .append(")");
+}
+
+/// The limits of a device of compute capability 9.
+void check(const Launch& how) {
+  const std::uint64_t n_threads = std::uint64_t{how.block.x} * how.block.y * how.block.z;
+  const std::uint64_t n_blocks = std::uint64_t{how.grid.x} * how.grid.y * how.grid.z;
+  if (n_threads == 0 || n_threads > 1024) throw DeviceError("launch: block " + name_of(how.block) + ": 1 to 1024 threads");
+  if (n_blocks == 0 || n_blocks > 1u << 30 || how.grid.y > 65535 || how.grid.z > 65535) {
+    throw DeviceError("launch: grid " + name_of(how.grid) + " cannot be launched");
+  }
+  if (how.shared_bytes > kMaxSharedBytes) {
+    throw DeviceError("launch: " + std::to_string(how.shared_bytes) + " bytes of shared memory; a block may have " +
+                      std::to_string(kMaxSharedBytes));
+  }
+  if (how.cluster < 1 || how.cluster > 8 || how.grid.x % static_cast<unsigned>(how.cluster) != 0) {
+    throw DeviceError("launch: clusters of " + std::to_string(how.cluster) + " blocks in a grid of " + name_of(how.grid) +
+                      ": 1 to 8, and a divisor of the first extent");
+  }
+}
+
+}  // namespace
+
+std::string to_string(const Line& line) {
+  // The part of a path that a reader of the tree knows.
+  const char* name = line.file_name();
+  if (const char* const last = std::strrchr(name, '/')) name = last + 1;
+  return std::string(name) + ":" + std::to_string(line.line());
+}
+
+std::string to_string(const Place& place) { return "block " + name_of(place.block) + ", thread " + name_of(place.thread); }
+
+void fail(const Line& line, const std::string& text) {
+  throw DeviceError(to_string(line) + ": " + text + (running_place ? "; " + to_string(*running_place) : ""));
+}
+
+void run(Grid& grid) {
+  if (running_place != nullptr) throw DeviceError("launch: called from a kernel");
+  check(grid.how);
+  grid.settings = settings();
+  if (!grid.how.continues) last_scratch = ++n_scratches;
+  grid.scratch = last_scratch;
+  grid.ends_at = std::chrono::steady_clock::now() + grid.settings.deadline;
+  const std::uint64_t n_blocks = std::uint64_t{grid.how.grid.x} * grid.how.grid.y * grid.how.grid.z;
+  grid.order.resize(n_blocks / static_cast<unsigned>(grid.how.cluster));
+  std::iota(grid.order.begin(), grid.order.end(), 0);
+  if (grid.settings.seed != 0) {
+    Random(grid.settings.seed).shuffle(grid.order.data(), static_cast<std::uint32_t>(grid.order.size()));
+  }
+  const int n_cores = static_cast<int>(std::thread::hardware_concurrency());
+  const int wanted = grid.settings.n_workers > 0 ? grid.settings.n_workers : std::max(1, n_cores);
+  const int n_workers = std::min(wanted, static_cast<int>(grid.order.size()));
+  std::vector<std::thread> others;
+  for (int i = 1; i < n_workers; ++i) others.emplace_back(run_clusters, std::ref(grid));
+  run_clusters(grid);
+  for (std::thread& other : others) other.join();
+  if (grid.error) std::rethrow_exception(grid.error);
+}
+
+}  // namespace tree_attn::emulated::runtime

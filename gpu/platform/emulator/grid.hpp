@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief One launch: what every thread runs, over how many blocks.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <mutex>
+#include <vector>
+
+#include "gpu/platform/emulator/place.hpp"
+#include "gpu/platform/emulator/settings.hpp"
+
+namespace tree_attn::emulated {
+
+/// Dynamic shared memory that a block may have on the largest devices, 227 KiB.
+inline constexpr std::size_t kMaxSharedBytes = 232448;
+
+/// How a kernel is launched.
+struct Launch {
+  dim3 grid{}, block{};
+  std::size_t shared_bytes = 0;  ///< dynamic shared memory of a block
+  int cluster = 1;               ///< blocks of a cluster, along x
+  bool continues = false;        ///< whether it reads scratch memory that the launch before it wrote
+};
+
+namespace runtime {
+
+/// A launch under way.
+struct Grid {
+  Launch how;
+  void (*run_thread)(void* kernel_and_arguments);
+  void* kernel_and_arguments;
+  Settings settings{};
+  std::uint64_t scratch = 0;      ///< the same in launches that share what scratch memory holds
+  std::chrono::steady_clock::time_point ends_at{};
+  std::vector<int> order{};       ///< of the clusters
+  std::atomic<int> n_started{0};  ///< clusters
+  std::atomic<bool> failed{false};
+  std::mutex mutex{};
+  std::exception_ptr error{};  ///< the first
+};
+
+/// Runs every thread of every block. @throws what the first thread that failed has thrown
+void run(Grid& grid);
+
+/// Runs clusters until none is left: what a worker does.
+void run_clusters(Grid& grid);
+
+}  // namespace runtime
+}  // namespace tree_attn::emulated

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Collectives of a warp: how one is made of what the last lane to arrive does.
+#pragma once
+
+#include "gpu/platform/emulator/thread.hpp"
+
+namespace tree_attn::emulated::runtime {
+
+/// Opens a meeting of some lanes or joins the open one. @throws DeviceError for lanes that are elsewhere, or gone
+Meeting& join_warp(unsigned mask, const Call& call, void* operand, bool& last);
+/// Lets its lanes go on.
+void close_warp(Meeting& meeting);
+
+/// A collective: `operand` is what this lane brings and takes away, work(lanes) is done once, by the last.
+template <class Work>
+void meet_lanes(unsigned mask, const Call& call, void* operand, const Work& work) {
+  bool last = false;
+  Meeting& meeting = join_warp(mask, call, operand, last);
+  if (last) {
+    work(running->warp->lanes);
+    close_warp(meeting);
+  }
+  park(call);
+}
+
+}  // namespace tree_attn::emulated::runtime

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief mbarriers, and the bulk copies that complete on them.
+///
+/// A phase ends when `count` threads have arrived and all bytes that were announced have come. The kernel's 8 bytes hold a
+/// mark and a number; the state is kept here.
+#include "gpu/platform/emulator/global_memory.hpp"
+#include "gpu/platform/emulator/sanitizer.hpp"
+#include "gpu/platform/emulator/shadow.hpp"
+#include "gpu/platform/emulator/thread.hpp"
+
+#include <cstring>
+#include <string>
+
+namespace tree_attn::emulated::runtime {
+namespace {
+
+constexpr std::uint64_t kMark = 0xBA771E40;
+/// Bytes that one phase of an mbarrier can await.
+constexpr std::int64_t kMaxBytes = (1 << 20) - 1;
+
+/// The barrier behind a word of shared memory.
+PhaseBarrier& find(const std::uint64_t* word, const char* what, const Line& line) {
+  Block& block = *running->block;
+  shadow::access(reinterpret_cast<const std::byte*>(word), sizeof *word, false, line);
+  const std::uint64_t number = *word & 0xFFFFFFFF;
+  if (*word >> 32 != kMark || number >= block.barriers.size())
+    fail(line, std::string(what) + ": the barrier was never initialised");
+  return block.barriers[number];
+}
+
+/// Begins the next phase if this one is over; those who waited for its end go on.
+void try_complete(Cluster& cluster, PhaseBarrier& barrier) {
+  if (barrier.pending != 0 || barrier.n_bytes_missing != 0) return;
+  ++barrier.phase;
+  barrier.pending = barrier.count;
+  shadow::complete(barrier);
+  if (barrier.waiting.empty()) return;
+  const std::vector<Thread*> free = std::move(barrier.waiting);
+  barrier.waiting.clear();
+  resume(cluster, free.data(), static_cast<int>(free.size()));
+}
+
+}  // namespace
+
+void deliver_bulk_copy(Cluster& cluster) {
+  const std::uint32_t which =
+      cluster.grid.settings.seed == 0 ? 0 : cluster.random.below(static_cast<std::uint32_t>(cluster.bulk_copies.size()));
+  const BulkCopy copy = cluster.bulk_copies[which];
+  cluster.bulk_copies.erase(cluster.bulk_copies.begin() + which);
+  const auto n_bytes = static_cast<std::size_t>(copy.n_bytes);
+  allow(copy.to, n_bytes);
+  std::memcpy(copy.to, copy.from, n_bytes);
+  shadow::deliver(copy);
+  copy.barrier->n_bytes_missing -= copy.n_bytes;
+  try_complete(cluster, *copy.barrier);
+}
+
+void barrier_init(std::uint64_t* word, int count, const Line& line) {
+  const Unwatched unwatched;
+  Block& block = *running->block;
+  if (count < 1 || count >= 1 << 20) fail(line, "barrier_init: a count of " + std::to_string(count));
+  if (reinterpret_cast<std::uintptr_t>(word) % 8 != 0) fail(line, "barrier_init: the address is not a multiple of 8");
+  shadow::access(reinterpret_cast<const std::byte*>(word), sizeof *word, true, line);
+  PhaseBarrier& barrier = block.barriers.emplace_back();
+  barrier.at = reinterpret_cast<std::byte*>(word);
+  barrier.number = static_cast<int>(block.barriers.size()) - 1;
+  barrier.count = barrier.pending = count;
+  *word = kMark << 32 | static_cast<std::uint64_t>(barrier.number);
+}
+
+void barrier_fence_init() {
+  const Unwatched unwatched;
+  for (PhaseBarrier& barrier : running->block->barriers) barrier.fenced = true;
+}
+
+void barrier_arrive(std::uint64_t* word, int n_bytes, const Line& line) {
+  const Unwatched unwatched;
+  PhaseBarrier& barrier = find(word, "barrier_arrive", line);
+  if (barrier.pending == 0) {
+    fail(line, "barrier_arrive: one more than the " + std::to_string(barrier.count) + " arrivals of a phase");
+  }
+  if (n_bytes < 0 || barrier.n_bytes_missing + n_bytes > kMaxBytes) {
+    fail(line,
+         "barrier_arrive_expect: " + std::to_string(n_bytes) + " bytes; a phase can await " + std::to_string(kMaxBytes));
+  }
+  release(barrier.at);
+  shadow::arrive(barrier);
+  --barrier.pending;
+  barrier.n_bytes_missing += n_bytes;
+  try_complete(*running->block->cluster, barrier);
+}
+
+void barrier_wait(std::uint64_t* word, int parity, const Line& line) {
+  const Unwatched unwatched;
+  PhaseBarrier& barrier = find(word, "barrier_wait", line);
+  if (parity != 0 && parity != 1) fail(line, "barrier_wait: a parity of " + std::to_string(parity));
+  // The phase of this parity has ended once the one that runs has the other.
+  while ((barrier.phase & 1) == static_cast<unsigned>(parity)) {
+    barrier.waiting.push_back(running);
+    park({"barrier_wait", line});
+  }
+  acquire(barrier.at);
+  shadow::pass(barrier);
+}
+
+void bulk_copy(std::byte* to, const void* from, int n_bytes, std::uint64_t* word, const Line& line) {
+  const Unwatched unwatched;
+  PhaseBarrier& barrier = find(word, "bulk_copy", line);
+  if (!barrier.fenced) fail(line, "bulk_copy: no barrier_fence_init() since the barrier was initialised");
+  if (n_bytes <= 0 || n_bytes % 16 != 0)
+    fail(line, "bulk_copy: " + std::to_string(n_bytes) + " bytes are no multiple of 16");
+  if (reinterpret_cast<std::uintptr_t>(to) % 16 != 0 || reinterpret_cast<std::uintptr_t>(from) % 16 != 0) {
+    fail(line, "bulk_copy: an address is not a multiple of 16");
+  }
+  const auto n = static_cast<std::size_t>(n_bytes);
+  check_global(from, n, Reach::kRead, "bulk_copy", line);
+  check_taken(to, n, "bulk_copy", line);
+  shadow::issue(to, n, line);
+  // Reads and writes count as those of the thread that asks, which is where a race with them begins.
+  note_read(from, n);
+  note_write(to, n);
+  release(barrier.at);
+  fill_with_poison(*running->block->cluster, to, n);
+  forbid(to, n);
+  running->block->cluster->bulk_copies.push_back({running->block, to, from, n_bytes, &barrier, line});
+}
+
+}  // namespace tree_attn::emulated::runtime

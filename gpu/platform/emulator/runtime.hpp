@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief What the words of device.hpp ask of the emulator. The running thread is always the one that asks.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "gpu/platform/emulator/place.hpp"
+
+namespace tree_attn::emulated::runtime {
+
+/// Barriers of a block and of a cluster; of some lanes of a warp.
+void meet_block(const Line& line);
+void meet_cluster(const Line& line);
+void meet_warp(unsigned mask, const Line& line);
+
+/// Every lane of the mask gives a value and the lane it wants one from.
+std::uint64_t shuffle(unsigned mask, std::uint64_t value, unsigned from_lane, const char* word, const Line& line);
+unsigned lane();
+/// Bit i: lane i is in the mask and said yes.
+unsigned ballot(unsigned mask, bool yes, const char* word, const Line& line);
+
+/// @throws DeviceError: the address is not a multiple of 16
+[[noreturn]] void fail_aligned(const char* word, const Line& line);
+
+/// Tensor cores. `element`: what is stored in 16 bits.
+enum class Element { kHalf, kBFloat16 };
+void load_matrix(std::uint32_t (&out)[4], const void* row, bool transposed, const Line& line);
+void multiply_matrices(float (&c)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2], Element element,
+                       const Line& line);
+
+/// The n-th piece of shared memory of this block, the same for every thread.
+std::byte* take(int n, std::size_t n_bytes, const Line& line);
+/// The same place in another block of the cluster.
+std::byte* remote(std::byte* own, int rank, const Line& line);
+int cluster_rank();
+int cluster_size();
+
+/// Asynchronous copies.
+void copy_async16(std::byte* to, const void* from, int n_bytes, const Line& line);
+void copy_async_commit();
+void copy_async_wait(int n_pending);
+
+/// mbarriers; `word` is what the kernel has in its shared memory.
+void barrier_init(std::uint64_t* word, int count, const Line& line);
+void barrier_fence_init();
+void barrier_arrive(std::uint64_t* word, int n_bytes, const Line& line);
+void barrier_wait(std::uint64_t* word, int parity, const Line& line);
+void bulk_copy(std::byte* to, const void* from, int n_bytes, std::uint64_t* word, const Line& line);
+
+/// Around an atomic on global memory, and a fence: what makes them one synchronisation.
+void before_atomic(const void* address);
+void after_atomic(const void* address);
+void fence();
+
+}  // namespace tree_attn::emulated::runtime

@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Who runs next: fibers of one cluster, switched to one another without a way back through anybody.
+#include "gpu/platform/emulator/global_memory.hpp"
+#include "gpu/platform/emulator/sanitizer.hpp"
+#include "gpu/platform/emulator/shadow.hpp"
+#include "gpu/platform/emulator/thread.hpp"
+
+#include "gpu/platform/device_error.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <string>
+#include <tuple>
+
+namespace tree_attn::emulated::runtime {
+
+constinit thread_local const Place* running_place = nullptr;
+constinit thread_local Thread* running = nullptr;
+
+namespace {
+
+/// Ends the launch: the first error is the one that counts.
+void keep_error(Grid& grid, std::exception_ptr error) {
+  const std::lock_guard lock(grid.mutex);
+  if (!grid.error) grid.error = std::move(error);
+  grid.failed = true;
+}
+
+/// The next thread of the queue; null: back to the host thread, because nobody can run or nobody shall.
+Thread* next_ready(Cluster& cluster) {
+  if ((++cluster.n_switches & 0x3FF) == 0) {
+    if (std::chrono::steady_clock::now() > cluster.grid.ends_at) {
+      keep_error(cluster.grid,
+                 std::make_exception_ptr(DeviceError("the launch has run into its deadline:" + who_waits_where(cluster))));
+    }
+    if (cluster.grid.failed) return nullptr;
+  }
+  // Copies arrive when they like, at the latest when everybody waits for them.
+  const bool sometimes = cluster.grid.settings.seed != 0 && cluster.random.below(8) == 0;
+  while (!cluster.bulk_copies.empty() && (sometimes || cluster.ready_first == nullptr)) {
+    deliver_bulk_copy(cluster);
+    if (cluster.ready_first != nullptr) break;
+  }
+  Thread* const next = cluster.ready_first;
+  if (next != nullptr) cluster.ready_first = next->next;
+  return next;
+}
+
+void switch_to(Fiber& from, Cluster& cluster, Thread* next, bool ends = false) {
+  running = next;
+  running_place = next ? &next->place : nullptr;
+  switch_fiber(from, next ? next->fiber : cluster.host, ends);
+}
+
+/// What every fiber runs.
+void run_thread() {
+  const Unwatched unwatched;
+  Thread& self = *running;
+  Cluster& cluster = *self.block->cluster;
+  std::exception_ptr error;
+  try {
+    {
+      const Watched watched;
+      cluster.grid.run_thread(cluster.grid.kernel_and_arguments);
+    }
+    leave_meetings(self);
+    self.exited = true;
+    ++cluster.n_exited;
+    release(self.block->shared);
+    if (++self.block->n_exited == static_cast<int>(cluster.threads.size() / cluster.blocks.size()))
+      end_shared_memory(*self.block);
+  } catch (...) {
+    error = std::current_exception();
+  }
+  if (error) keep_error(cluster.grid, std::move(error));
+  switch_to(self.fiber, cluster, cluster.grid.failed ? nullptr : next_ready(cluster), true);
+}
+
+/// Gives blocks and threads their places. The memory and the stacks stay from one cluster to the next.
+void begin_cluster(Cluster& cluster, int number) {
+  const Launch& how = cluster.grid.how;
+  const int n_threads = static_cast<int>(how.block.x * how.block.y * how.block.z);
+  cluster.random = Random(Random(cluster.grid.settings.seed).next() + static_cast<std::uint64_t>(number));
+  cluster.nan = poison(cluster.grid.settings.seed);
+  cluster.meeting = {};
+  cluster.n_exited = 0;
+  cluster.ready_first = nullptr;
+  cluster.bulk_copies.clear();
+  for (int rank = 0; rank < how.cluster; ++rank) {
+    Block& block = cluster.blocks[static_cast<std::size_t>(rank)];
+    block.cluster = &cluster;
+    block.rank = rank;
+    block.number = number * how.cluster + rank;
+    block.threads = &cluster.threads[static_cast<std::size_t>(rank * n_threads)];
+    block.n_exited = 0;
+    block.meeting = {};
+    block.barriers.clear();
+    block.warps.resize(static_cast<std::size_t>((n_threads + 31) / 32));
+    const auto place = static_cast<unsigned>(block.number);
+    const dim3 index{place % how.grid.x, place / how.grid.x % how.grid.y, place / how.grid.x / how.grid.y};
+    for (int i = 0; i < n_threads; ++i) {
+      Thread& thread = block.threads[i];
+      const auto at = static_cast<unsigned>(i);
+      thread.place = {
+          {at % how.block.x, at / how.block.x % how.block.y, at / how.block.x / how.block.y}, index, how.block, how.grid};
+      thread.block = &block;
+      thread.warp = &block.warps[at / 32];
+      thread.lane = at % 32;
+      thread.number = rank * n_threads + i;
+      thread.exited = thread.fenced = false;
+      thread.call = {};
+      thread.copies.clear();
+      thread.touched.clear();
+      thread.group = 0;
+    }
+    for (std::size_t w = 0; w < block.warps.size(); ++w) {
+      const int n_lanes = std::min(32, n_threads - static_cast<int>(w) * 32);
+      block.warps[w].lanes = block.threads + w * 32;
+      block.warps[w].present = n_lanes == 32 ? ~0u : (1u << n_lanes) - 1;
+      block.warps[w].exited = 0;
+      block.warps[w].open.clear();
+    }
+  }
+  begin_shared_memory(cluster);
+  shadow::begin_cluster(cluster);
+}
+
+/// Runs the threads of one cluster to their end, or until something fails.
+void run_cluster(Cluster& cluster) {
+  std::vector<Thread*> all;
+  for (Thread& thread : cluster.threads) {
+    start_fiber(thread.fiber, run_thread);
+    all.push_back(&thread);
+  }
+  resume(cluster, all.data(), static_cast<int>(all.size()));
+  switch_to(cluster.host, cluster, next_ready(cluster));
+  if (cluster.n_exited < static_cast<int>(cluster.threads.size()) && !cluster.grid.failed) {
+    keep_error(cluster.grid,
+               std::make_exception_ptr(DeviceError("deadlock: no thread can run:" + who_waits_where(cluster))));
+  }
+  for (Thread& thread : cluster.threads) end_fiber(thread.fiber, cluster.host);
+}
+
+}  // namespace
+
+void park(const Call& call) {
+  Thread& self = *running;
+  self.call = call;
+  Cluster& cluster = *self.block->cluster;
+  Thread* const next = next_ready(cluster);
+  if (next != &self) switch_to(self.fiber, cluster, next);
+  self.call.name = nullptr;
+}
+
+void resume(Cluster& cluster, Thread* const* threads, int n) {
+  // A chain in the order in which they will run.
+  cluster.released.assign(threads, threads + n);
+  bool first = false;
+  if (cluster.grid.settings.seed != 0) {
+    cluster.random.shuffle(cluster.released.data(), static_cast<std::uint32_t>(n));
+    first = cluster.random.below(2) == 0;
+  }
+  for (int i = 0; i + 1 < n; ++i)
+    cluster.released[static_cast<std::size_t>(i)]->next = cluster.released[static_cast<std::size_t>(i) + 1];
+  Thread* const head = cluster.released.front();
+  Thread* const tail = cluster.released.back();
+  tail->next = nullptr;
+  // Before those who wait already, or behind them: warps run ahead of one another.
+  if (cluster.ready_first == nullptr) {
+    cluster.ready_first = head, cluster.ready_last = tail;
+  } else if (first) {
+    tail->next = cluster.ready_first, cluster.ready_first = head;
+  } else {
+    cluster.ready_last->next = head, cluster.ready_last = tail;
+  }
+}
+
+std::string who_waits_where(const Cluster& cluster) {
+  std::map<std::tuple<std::string, std::string>, std::pair<int, const Thread*>> waits;
+  for (const Thread& thread : cluster.threads) {
+    if (thread.exited) continue;
+    auto& [n, example] = waits[{to_string(thread.call.line), thread.call.name ? thread.call.name : "nothing"}];
+    if (n++ == 0) example = &thread;
+  }
+  std::string text;
+  for (const auto& [where, who] : waits) {
+    const auto& [line, word] = where;
+    text +=
+        "\n  " + line + ": " + std::to_string(who.first) + " wait at " + word + ", first " + to_string(who.second->place);
+  }
+  return text;
+}
+
+void run_clusters(Grid& grid) {
+  const Unwatched unwatched;
+  forget_seen_buffers();
+  Cluster cluster(grid);
+  adopt_host_thread(cluster.host);
+  const Launch& how = grid.how;
+  cluster.threads.resize(std::size_t{how.block.x} * how.block.y * how.block.z * static_cast<std::size_t>(how.cluster));
+  cluster.blocks.resize(static_cast<std::size_t>(how.cluster));
+  const int n_clusters = static_cast<int>(grid.order.size());
+  for (int i = grid.n_started++; i < n_clusters && !grid.failed; i = grid.n_started++) {
+    try {
+      begin_cluster(cluster, grid.order[static_cast<std::size_t>(i)]);
+      run_cluster(cluster);
+    } catch (...) {
+      keep_error(grid, std::current_exception());
+    }
+  }
+  // Not before: by way of the host thread one block would know of another.
+  acquire(&cluster.host);
+  for (Thread& thread : cluster.threads) {
+    if (thread.fiber.stack != nullptr) StackPool::give_back(thread.fiber.stack);
+  }
+}
+
+}  // namespace tree_attn::emulated::runtime

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The settings of the process, from the environment.
+#include "gpu/platform/emulator/settings.hpp"
+
+#include <cstdlib>
+
+namespace tree_attn::emulated {
+namespace {
+
+std::uint64_t number_from_environment(const char* name, std::uint64_t otherwise) {
+  const char* const text = std::getenv(name);
+  return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
+}
+
+}  // namespace
+
+Settings& settings() {
+  static Settings process = [] {
+    Settings start;
+    start.seed = number_from_environment("TREE_ATTN_EMULATOR_SEED", 0);
+    start.n_workers = static_cast<int>(number_from_environment("TREE_ATTN_EMULATOR_WORKERS", 0));
+    return start;
+  }();
+  return process;
+}
+
+}  // namespace tree_attn::emulated

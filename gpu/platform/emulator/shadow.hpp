@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Shadow mode: who wrote and read which shared memory last, and what is known to have happened before what.
+#pragma once
+
+#include "gpu/platform/emulator/thread.hpp"
+
+namespace tree_attn::emulated::runtime::shadow {
+
+#if !defined(TREE_ATTN_EMULATOR_SHADOW)
+
+/// The other modes keep no books.
+inline void begin_cluster(Cluster&) {}
+inline void synchronise(Thread* const*, int) {}
+inline void arrive(PhaseBarrier&) {}
+inline void complete(PhaseBarrier&) {}
+inline void pass(PhaseBarrier&) {}
+inline void issue(const std::byte*, std::size_t, const Line&) {}
+inline void land(const std::byte*, std::size_t, const Line&) {}
+inline void deliver(const BulkCopy&) {}
+inline void end_block(Block&) {}
+inline void access(const std::byte*, std::size_t, bool, const Line&) {}
+
+#else
+
+/// Fresh books for a cluster that begins.
+void begin_cluster(Cluster& cluster);
+/// What one of them did before, all of them know from here on.
+void synchronise(Thread* const* threads, int n);
+/// An arrival at an mbarrier, the end of a phase, the end of a wait.
+void arrive(PhaseBarrier& barrier);
+void complete(PhaseBarrier& barrier);
+void pass(PhaseBarrier& barrier);
+/// A copy to these bytes begins: nobody may touch them until it has arrived.
+void issue(const std::byte* to, std::size_t n_bytes, const Line& line);
+/// It has arrived: for the running thread; or for those who wait at an mbarrier.
+void land(const std::byte* to, std::size_t n_bytes, const Line& line);
+void deliver(const BulkCopy& copy);
+/// A block ends: other blocks must be done with its memory.
+void end_block(Block& block);
+/// The running thread reads or writes shared memory.
+void access(const std::byte* at, std::size_t n_bytes, bool writes, const Line& line);
+
+#endif
+
+}  // namespace tree_attn::emulated::runtime::shadow

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Pointers into shared memory: plain ones, or in shadow mode ones that check every access.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "gpu/platform/emulator/runtime.hpp"
+
+#if defined(TREE_ATTN_EMULATOR_SHADOW)
+#include "gpu/platform/emulator/checked_pointer.hpp"
+#endif
+
+namespace tree_attn::emulated {
+
+#if defined(TREE_ATTN_EMULATOR_SHADOW)
+
+/// A pointer into shared memory, checked.
+template <class T>
+using Shared = CheckedPointer<T>;
+
+/// The same memory as numbers of another type.
+template <class U, class T>
+Shared<U> shared_as(Shared<T> shared) { return shared.template as<U>(); }
+
+#else
+
+/// A pointer into shared memory, plain.
+template <class T>
+using Shared = T*;
+
+/// The same memory as numbers of another type.
+template <class U, class T>
+Shared<U> shared_as(T* shared) { return reinterpret_cast<U*>(shared); }
+
+namespace runtime {
+
+/// The plain pointer, for an access of n bytes that a word of device.hpp makes; checked in shadow mode.
+template <class T>
+T* for_reading(T* at, int, const Line&) {
+  return at;
+}
+template <class T>
+T* for_writing(T* at, int, const Line&) {
+  return at;
+}
+/// The same for bytes that a copy will write, or words that look themselves.
+template <class T>
+T* for_later(T* at, int, const Line&) {
+  return at;
+}
+/// A pointer as Arena and remote() make it.
+template <class T>
+T* pointer_to(std::byte* at, std::int64_t, const Line&) {
+  return reinterpret_cast<T*>(at);
+}
+
+}  // namespace runtime
+
+#endif
+
+/// Hands out the dynamic shared memory of the block, piece by piece; every thread makes the same calls.
+class Arena {
+ public:
+  /// The next n numbers, at a multiple of 128 bytes.
+  template <class T>
+  Shared<T> take(std::int64_t n, const Line& line = Line::current()) {
+    return runtime::pointer_to<T>(runtime::take(n_takes_++, static_cast<std::size_t>(n) * sizeof(T), line), n, line);
+  }
+
+ private:
+  int n_takes_ = 0;
+};
+
+}  // namespace tree_attn::emulated

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Shared memory of blocks: pieces between red zones, NaN before and after.
+#include "gpu/platform/emulator/sanitizer.hpp"
+#include "gpu/platform/emulator/shadow.hpp"
+#include "gpu/platform/emulator/thread.hpp"
+
+#include <cstring>
+#include <string>
+
+namespace tree_attn::emulated::runtime {
+namespace {
+
+constexpr std::size_t kAlignment = 128;
+/// Before, between and behind the pieces.
+constexpr std::size_t kRedZone = 128;
+constexpr std::size_t kMaxTakes = 64;
+
+std::size_t round_up(std::size_t n_bytes) { return (n_bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+/// Whether somebody has written where nobody may.
+bool is_poison(const Cluster& cluster, const std::byte* from, std::size_t n_bytes) {
+  for (std::size_t i = 0; i < n_bytes; ++i) {
+    if (from[i] != static_cast<std::byte>(cluster.nan >> 8 * (i % 2))) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+void fill_with_poison(const Cluster& cluster, std::byte* from, std::size_t n_bytes) {
+  for (std::size_t i = 0; i + 1 < n_bytes; i += 2) std::memcpy(from + i, &cluster.nan, 2);
+  if (n_bytes % 2 != 0) from[n_bytes - 1] = static_cast<std::byte>(cluster.nan & 0xFF);
+}
+
+void begin_shared_memory(Cluster& cluster) {
+  const std::size_t whole = round_up(cluster.grid.how.shared_bytes) + (kMaxTakes + 1) * (kRedZone + kAlignment);
+#if defined(TREE_ATTN_EMULATOR_THREAD)
+  // Fresh memory, that TSan takes for such, and no memory of the meetings of other blocks.
+  std::vector<std::byte>().swap(cluster.memory);
+  std::vector<std::uint64_t>().swap(cluster.marks);
+#endif
+  if (cluster.memory.empty()) {
+    cluster.marks.resize(1024);
+    cluster.memory.resize(whole * cluster.blocks.size() + kAlignment);
+    const auto address = reinterpret_cast<std::uintptr_t>(cluster.memory.data());
+    cluster.memory_begin = cluster.memory.data() + (round_up(address) - address);
+    cluster.memory_stride = whole;
+  }
+  const std::size_t all = whole * cluster.blocks.size();
+  allow(cluster.memory_begin, all);
+  fill_with_poison(cluster, cluster.memory_begin, all);
+  forbid(cluster.memory_begin, all);
+  for (Block& block : cluster.blocks) {
+    block.shared = cluster.memory_begin + whole * static_cast<std::size_t>(block.rank);
+    block.plain_bytes = 0;
+    block.takes.clear();
+    block.takes.reserve(kMaxTakes);
+  }
+}
+
+void end_shared_memory(Block& block) {
+  Cluster& cluster = *block.cluster;
+  for (const BulkCopy& copy : cluster.bulk_copies) {
+    if (copy.block == &block) fail(copy.line, "bulk_copy: the block ends before the copy has arrived");
+  }
+  shadow::end_block(block);
+  // The end of a block counts as a write, behind all that its own threads did.
+  acquire(block.shared);
+  for (const Take& take : block.takes) note_write(take.first, take.n_bytes);
+  allow(block.shared, cluster.memory_stride);
+  const std::byte* from = block.shared;
+  for (const Take& take : block.takes) {
+    if (!is_poison(cluster, from, static_cast<std::size_t>(take.first - from))) {
+      fail(take.line, "somebody has written shared memory just before what was taken here");
+    }
+    from = take.first + take.n_bytes;
+  }
+  if (!block.takes.empty() && !is_poison(cluster, from, kRedZone)) {
+    fail(block.takes.back().line, "somebody has written shared memory behind what was taken here");
+  }
+  fill_with_poison(cluster, block.shared, cluster.memory_stride);
+  forbid(block.shared, cluster.memory_stride);
+}
+
+void check_taken(const std::byte* at, std::size_t n_bytes, const char* word, const Line& line) {
+  for (const Take& take : running->block->takes) {
+    if (at >= take.first && at + n_bytes <= take.first + take.n_bytes) return;
+  }
+  fail(line, std::string(word) + " writes what is not, or not wholly, in one piece of this block's shared memory");
+}
+
+std::byte* take(int n, std::size_t n_bytes, const Line& line) {
+  const Unwatched unwatched;
+  Block& block = *running->block;
+  const auto number = static_cast<std::size_t>(n);
+  if (number < block.takes.size()) {
+    const Take& taken = block.takes[number];
+    if (taken.n_bytes != n_bytes || taken.line.line() != line.line()) {
+      fail(line, "take: threads take different pieces; another has taken " + std::to_string(taken.n_bytes) + " bytes at " +
+                     to_string(taken.line));
+    }
+    return taken.first;
+  }
+  const std::size_t limit = block.cluster->grid.how.shared_bytes;
+  if (block.plain_bytes + n_bytes > limit || n_bytes > limit) {
+    fail(line, "take: " + std::to_string(n_bytes) + " bytes behind " + std::to_string(block.plain_bytes) +
+                   "; the launch gives a block " + std::to_string(limit));
+  }
+  if (number >= kMaxTakes) fail(line, "take: more pieces than the emulator has red zones for");
+  std::byte* const first = block.shared + block.plain_bytes + (number + 1) * kRedZone;
+  block.plain_bytes += round_up(n_bytes);
+  block.takes.push_back({first, n_bytes, line});
+  allow(first, n_bytes);
+  return first;
+}
+
+std::byte* remote(std::byte* own, int rank, const Line& line) {
+  const Unwatched unwatched;
+  Block& block = *running->block;
+  Cluster& cluster = *block.cluster;
+  if (rank < 0 || rank >= static_cast<int>(cluster.blocks.size())) {
+    fail(line, "remote: rank " + std::to_string(rank) + " in a cluster of " + std::to_string(cluster.blocks.size()));
+  }
+  return cluster.blocks[static_cast<std::size_t>(rank)].shared + (own - block.shared);
+}
+
+void fail_aligned(const char* word, const Line& line) {
+  fail(line, std::string(word) + ": the address is not a multiple of 16");
+}
+
+int cluster_rank() { return running->block->rank; }
+int cluster_size() { return static_cast<int>(running->block->cluster->blocks.size()); }
+
+}  // namespace tree_attn::emulated::runtime

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The host side of a kernel: memory on the device, streams, launches.
+///
+/// | word | meaning |
+/// | --- | --- |
+/// | `DeviceBuffer<T>` | n numbers of device memory for a MemoryUse, freed at the end; `upload`, `download` |
+/// | `Stream` | where launches queue; a default one runs them in order |
+/// | `Launch` | grid, block, bytes of dynamic shared memory, blocks a cluster, whether it continues the launch before it |
+/// | `launch(kernel, Launch, stream, args...)` | starts a kernel; a status that is not well is a DeviceError |
+/// | `Device device()` | name, number of multiprocessors, shared memory a block may have, major version |
+#pragma once
+
+#include "gpu/platform/platform.hpp"
+
+#if defined(__CUDACC__) || defined(TREE_ATTN_FOR_CUDA)
+#include "gpu/platform/cuda/launch.hpp"
+#else
+#include "gpu/platform/emulator/launch.hpp"
+#endif

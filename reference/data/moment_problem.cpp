@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Longer values in, covariance and entropy out.
+#include "reference/data/moment_problem.hpp"
+
+#include <algorithm>
+#include <limits>
+
+namespace tree_attn {
+namespace {
+
+ProblemShape enlarged_shape(ProblemShape shape) {
+  shape.value_dim = moment_layout(shape).size();
+  shape.value_storage = Storage::F32;
+  return shape;
+}
+
+class MomentProblem : public Problem {
+ public:
+  explicit MomentProblem(Problem& inner)
+      : Problem(enlarged_shape(inner.shape()), inner.steps()), inner_(inner), layout_(moment_layout(inner.shape())) {}
+
+  TensorView query(int step) override { return inner_.query(step); }
+  Shard shard(Run run, int step) override { return enlarge(inner_.shard(run, step), mine_); }
+  Shard whole() override { return enlarge(inner_.whole(), all_); }
+
+ private:
+  Shard enlarge(const Shard& shard, std::vector<float>& values) const {
+    values = enlarge_values(layout_, shard.k, shard.v);
+    std::array<std::int64_t, 4> shape = shard.v.shape;
+    shape[3] = layout_.size();
+    return {shard.k, TensorView::dense(values.data(), Storage::F32, shape), shard.begin};
+  }
+
+  Problem& inner_;
+  MomentLayout layout_;
+  std::vector<float> mine_, all_;
+};
+
+}  // namespace
+
+MomentLayout moment_layout(const ProblemShape& shape) { return {shape.value_dim, Products::Squares, shape.head_dim}; }
+
+std::unique_ptr<Problem> with_moments(Problem& inner) { return std::make_unique<MomentProblem>(inner); }
+
+Moments take_moments(const MomentLayout& layout, DecodeOutput& output, const TensorView& q, double scale) {
+  const std::int64_t n_rows = static_cast<std::int64_t>(output.lse.size()), size = layout.size(), d_h = q.shape[3];
+  Moments moments;
+  std::vector<float> z;
+  std::vector<double> state(static_cast<std::size_t>(state_size(size))), w(static_cast<std::size_t>(d_h));
+  for (std::int64_t r = 0; r < n_rows; ++r) {
+    // The mean is a state whose weights add up to 1, with lse as its shift: any shift will do.
+    const float lse = output.lse[static_cast<std::size_t>(r)];
+    const float* means = output.out.data() + r * size;
+    state[kShift] = kLog2E * lse;
+    state[kSum] = lse == -std::numeric_limits<float>::infinity() ? 0 : 1;
+    std::copy_n(means, size, state.begin() + kValues);
+
+    // Read it: the score is scale q.k.
+    load_row(q, r / (q.shape[1] * q.shape[2]), r / q.shape[2] % q.shape[1], r % q.shape[2], w.data());
+    for (double& factor : w) factor *= scale;
+    const Eigen::MatrixXd variance = read_covariance<double>(layout, state.data());
+    moments.variance.insert(moments.variance.end(), variance.data(), variance.data() + variance.size());
+    moments.entropy.push_back(static_cast<float>(read_entropy(layout, state.data(), w)));
+    z.insert(z.end(), means, means + layout.d_v);
+  }
+  output.out = std::move(z);
+  return moments;
+}
+
+}  // namespace tree_attn

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Problems from files.
+#include "reference/data/problem.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "reference/data/input_error.hpp"
+#include "reference/oracle/attention.hpp"
+
+namespace tree_attn {
+
+std::vector<std::int64_t> Problem::lengths(int step) const {
+  std::vector<std::int64_t> lengths = shape_.lengths;
+  if (lengths.empty()) lengths.assign(static_cast<std::size_t>(shape_.batch), shape_.n_keys);
+  for (std::int64_t& length : lengths) length = std::max<std::int64_t>(0, length - (steps_ - 1 - step));
+  return lengths;
+}
+
+std::int64_t Problem::n_keys(int step) const { return std::max<std::int64_t>(0, shape_.n_keys - (steps_ - 1 - step)); }
+
+FileTensors read_tensors(const SafetensorsFile& file) {
+  FileTensors tensors{view4(file, "q", "b, n_h, l, d_h"), view4(file, "k", "b, n_kv, N, d_h"), view4(file, "v", "b, n_kv, N, d_v"), {}};
+  const auto refuse = [&](const std::string& why) { throw InputError(readable(file.path(), 200) + ": " + why); };
+  if (tensors.q.storage != tensors.k.storage || tensors.q.storage != tensors.v.storage) {
+    refuse("q is " + std::string(name_of(tensors.q.storage)) + ", k " + std::string(name_of(tensors.k.storage)) + ", v " +
+           std::string(name_of(tensors.v.storage)) + ": they must have one type");
+  }
+
+  // lengths [b]: whole numbers, I64.
+  if (const TensorInfo* info = file.find("lengths")) {
+    if (info->dtype != "I64" || info->shape != std::vector<std::int64_t>{tensors.q.shape[0]}) {
+      refuse("tensor \"lengths\" must be I64 of shape [" + std::to_string(tensors.q.shape[0]) + "]");
+    }
+    tensors.lengths.resize(static_cast<std::size_t>(tensors.q.shape[0]));
+    if (!tensors.lengths.empty()) std::memcpy(tensors.lengths.data(), file.data(*info), tensors.lengths.size() * sizeof(std::int64_t));
+  }
+  AttentionOptions options;
+  options.lengths = tensors.lengths;
+  try {
+    check_shapes(tensors.q, tensors.k, tensors.v);
+    check_options(tensors.q, tensors.k, tensors.v, options);
+  } catch (const std::invalid_argument& error) {
+    refuse(error.what());
+  }
+  return tensors;
+}
+
+ProblemShape shape_of(const FileTensors& tensors) {
+  const auto &q = tensors.q.shape, &k = tensors.k.shape, &v = tensors.v.shape;
+  return {tensors.q.storage, q[0], q[1], k[1], q[3], v[3], q[2], k[2], tensors.lengths};
+}
+
+namespace {
+
+class FileProblem : public Problem {
+ public:
+  FileProblem(FileTensors tensors, ProblemShape shape, int steps) : Problem(std::move(shape), steps), tensors_(std::move(tensors)) {}
+
+  TensorView query(int step) override { return steps_ == 1 ? tensors_.q : tensors_.q.positions(step, step + 1); }
+
+  Shard shard(Run run, int step) override {
+    const std::int64_t begin = std::min(run.begin, n_keys(step)), end = std::min(run.end, n_keys(step));
+    return {tensors_.k.positions(begin, end), tensors_.v.positions(begin, end), begin};
+  }
+
+  Shard whole() override { return {tensors_.k, tensors_.v, 0}; }
+
+ private:
+  FileTensors tensors_;
+};
+
+}  // namespace
+
+std::unique_ptr<Problem> open_problem(const SafetensorsFile& file, int steps) {
+  FileTensors tensors = read_tensors(file);
+  const auto& q = tensors.q.shape;
+  if (steps > 1 && q[2] != steps) {
+    throw InputError(readable(file.path(), 200) + ": --steps " + std::to_string(steps) + " needs as many query positions, q has l = " +
+                     std::to_string(q[2]));
+  }
+  ProblemShape shape = shape_of(tensors);
+  if (steps > 1) shape.n_queries = 1;
+  return std::make_unique<FileProblem>(std::move(tensors), std::move(shape), steps);
+}
+
+}  // namespace tree_attn

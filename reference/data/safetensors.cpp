@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Opening and mapping a safetensors file, and views of its tensors.
+#include "reference/data/safetensors.hpp"
+
+#include "reference/data/fnv1a.hpp"
+#include "reference/data/safetensors_header.hpp"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+#include <optional>
+
+namespace tree_attn {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "safetensors are little-endian and are used as they lie");
+
+constexpr std::uint64_t kMaxHeader = 100'000'000;
+
+[[noreturn]] void fail(const std::string& path, const std::string& message) {
+  throw InputError(readable(path, 4096) + ": " + message);
+}
+
+/// What a file is that starts like another well-known kind: the length word of such a file makes no sense, and saying so
+/// is not enough.
+std::string look_alike(std::string_view bytes) {
+  using namespace std::string_view_literals;
+  constexpr std::pair<std::string_view, std::string_view> kStarts[] = {
+      {"version https://git-lfs"sv, "a git-lfs pointer (fetch the file itself with: git lfs pull)"sv},
+      {"PK\x03\x04"sv, "a zip archive (PyTorch .pt or NumPy .npz), not safetensors"sv},
+      {"GGUF"sv, "a GGUF file, not safetensors"sv},
+      {"\x93NUMPY"sv, "a NumPy .npy file, not safetensors"sv},
+      {"\x89HDF"sv, "an HDF5 file, not safetensors"sv},
+      {"{"sv, "JSON text, not safetensors"sv},
+      {"<"sv, "a web page, not safetensors"sv},
+  };
+  for (const auto& [start, kind] : kStarts) {
+    if (bytes.starts_with(start)) return "; the file looks like " + std::string(kind);
+  }
+  if (bytes[0] == '\x80' && bytes[1] >= 2 && bytes[1] <= 5) return "; the file looks like a pickle, not safetensors";
+  return "";
+}
+
+/// The length of the header, from the first 8 bytes, once it is known to be possible.
+std::uint64_t header_length(const std::string& path, std::string_view bytes) {
+  if (bytes.size() < 8) fail(path, "file too short: " + std::to_string(bytes.size()) + " bytes, needs 8");
+  std::uint64_t length = 0;
+  std::memcpy(&length, bytes.data(), sizeof length);
+  const std::uint64_t left = bytes.size() - 8;
+  if (length > kMaxHeader) {
+    std::string hint = look_alike(bytes);
+    if (hint.empty() && __builtin_bswap64(length) <= left) hint = "; the byte order of the length may be reversed";
+    if (hint.empty()) hint = "; not a safetensors file?";
+    fail(path, "header too large: " + std::to_string(length) + " bytes, at most " + std::to_string(kMaxHeader) + hint);
+  }
+  if (length > left) {
+    fail(path, "header runs past end of file: header of " + std::to_string(length) + " bytes, file has " +
+                   std::to_string(left) + " left" + look_alike(bytes));
+  }
+  if (length == 0) fail(path, "header is empty");
+  return length;
+}
+
+}  // namespace
+
+int bits_of_dtype(std::string_view dtype) {
+  constexpr std::pair<std::string_view, int> kBits[] = {
+      {"BOOL", 8},    {"F4", 4},      {"F6_E2M3", 6}, {"F6_E3M2", 6},     {"U8", 8},          {"I8", 8},
+      {"F8_E5M2", 8}, {"F8_E4M3", 8}, {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8}, {"I16", 16},
+      {"U16", 16},    {"F16", 16},    {"BF16", 16},   {"I32", 32},        {"U32", 32},        {"F32", 32},
+      {"C64", 64},    {"F64", 64},    {"I64", 64},    {"U64", 64}};
+  for (const auto& [name, bits] : kBits) {
+    if (name == dtype) return bits;
+  }
+  return 0;
+}
+
+std::optional<std::uint64_t> bytes_of_tensor(int bits, const std::vector<std::int64_t>& shape) {
+  if (shape.size() > kMaxAxes) return std::nullopt;
+  std::int64_t total = bits;
+  bool is_empty = false;
+  for (const std::int64_t n : shape) {
+    if (n < 0 || n >= kMaxLength) return std::nullopt;
+    is_empty = is_empty || n == 0;
+    if (n != 0 && __builtin_mul_overflow(total, n, &total)) return std::nullopt;
+  }
+  if (is_empty) return 0;
+  if (total % 8 != 0) return std::nullopt;
+  return static_cast<std::uint64_t>(total) / 8;
+}
+
+SafetensorsFile SafetensorsFile::open(const std::string& path) {
+  SafetensorsFile result(path);
+  const std::span<const std::byte> all = result.file_.bytes();
+  const std::string_view bytes(reinterpret_cast<const char*>(all.data()), all.size());
+  const std::uint64_t size = bytes.size(), length = header_length(path, bytes);
+  result.data_begin_ = 8 + length;
+  SafetensorsHeader header = parse_header(path, bytes.substr(8, length), size - result.data_begin_);
+  result.tensors_ = std::move(header.tensors);
+  result.by_name_ = std::move(header.by_name);
+
+  // The size too: files of different lengths are different.
+  result.header_hash_ = fnv1a(std::as_bytes(std::span(&size, 1)), fnv1a(std::as_bytes(std::span(bytes.substr(0, result.data_begin_)))));
+  return result;
+}
+
+const TensorInfo* SafetensorsFile::find(std::string_view name) const {
+  const auto at = std::lower_bound(by_name_.begin(), by_name_.end(), name,
+                                   [&](std::size_t i, std::string_view wanted) { return tensors_[i].name < wanted; });
+  return at != by_name_.end() && tensors_[*at].name == name ? &tensors_[*at] : nullptr;
+}
+
+const TensorInfo& SafetensorsFile::at(std::string_view name) const {
+  if (const TensorInfo* tensor = find(name)) return *tensor;
+  // The names that are there, as far as a line carries them: a misspelt one is found at a glance.
+  constexpr std::size_t kShown = 8;
+  std::string names;
+  for (std::size_t i = 0; i < std::min(kShown, by_name_.size()); ++i) {
+    names += (i == 0 ? "" : ", ") + readable(tensors_[by_name_[i]].name, 20);
+  }
+  if (by_name_.size() > kShown) names += ", ... (" + std::to_string(by_name_.size()) + " in all)";
+  fail(path_, "tensor \"" + readable(name) + "\" not found; file has: " + (names.empty() ? "no tensors" : names));
+}
+
+TensorView view4(const SafetensorsFile& file, std::string_view name, std::string_view axes) {
+  const TensorInfo& tensor = file.at(name);
+  const std::string subject = "tensor \"" + readable(name) + "\": ";
+  std::optional<Storage> storage;
+  for (const Storage candidate : {Storage::F64, Storage::F32, Storage::F16, Storage::BF16}) {
+    if (tensor.dtype == name_of(candidate)) storage = candidate;
+  }
+  if (!storage) fail(file.path(), subject + "dtype " + tensor.dtype + " not supported (F16, BF16, F32, F64)");
+  if (tensor.shape.size() != 4) {
+    fail(file.path(), subject + std::to_string(tensor.shape.size()) + (tensor.shape.size() == 1 ? " axis" : " axes") +
+                          ", expected 4 (" + std::string(axes) + ")");
+  }
+  return TensorView::dense(file.data(tensor), *storage,
+                           {tensor.shape[0], tensor.shape[1], tensor.shape[2], tensor.shape[3]});
+}
+
+}  // namespace tree_attn

@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The header of a safetensors file, as events of a JSON parser.
+///
+/// Events, not a document: keys that come twice are seen (a document keeps one of them, and readers disagree which), a
+/// wrong value ends the reading at once, and a header of 100 MB costs no tree of nodes.
+#include "reference/data/safetensors_header.hpp"
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <array>
+#include <functional>
+#include <numeric>
+#include <tuple>
+#include <utility>
+
+namespace tree_attn {
+namespace {
+
+using Json = nlohmann::json;
+
+/// "[2, 2]", cut to a readable length.
+std::string shape_text(const std::vector<std::int64_t>& shape) {
+  std::string text;
+  for (const std::int64_t n : shape) text += (text.empty() ? "" : ", ") + std::to_string(n);
+  return "[" + readable(text, 80) + "]";
+}
+
+std::string range_text(const TensorInfo& t) { return "[" + std::to_string(t.begin) + ", " + std::to_string(t.end) + "]"; }
+
+std::string in_quotes(std::string_view name) { return "\"" + readable(name) + "\""; }
+
+/// Takes the events of the parser. Where the header goes wrong, it throws out of the middle of them.
+class HeaderReader final : public Json::json_sax_t {
+ public:
+  HeaderReader(const std::string& path, std::string_view json) : path_(path), json_(json) {}
+
+  SafetensorsHeader header;
+
+  [[noreturn]] void fail(const std::string& message) const { throw InputError(readable(path_, 4096) + ": " + message); }
+
+  // Containers move between the places of a header; a container anywhere else is an error of that place.
+  bool start_object(std::size_t) override {
+    if (place_ == Place::kTop) return go(Place::kHeader);
+    if (place_ != Place::kHeader) refuse();
+    if (key_ == "__metadata__") return go(Place::kMetadata);
+    header.tensors.emplace_back();
+    tensor().name = std::move(key_);
+    seen_ = {};
+    return go(Place::kTensor);
+  }
+  bool end_object() override {
+    if (place_ == Place::kTensor) check_tensor();
+    if (place_ == Place::kMetadata) check_metadata();
+    return go(place_ == Place::kHeader ? Place::kEnd : Place::kHeader);
+  }
+  bool start_array(std::size_t) override {
+    if (place_ == Place::kTensor && key_ == "shape") return go(Place::kShape);
+    if (place_ == Place::kTensor && key_ == "data_offsets") return go(Place::kOffsets);
+    refuse();
+  }
+  bool end_array() override {
+    if (place_ == Place::kOffsets && n_offsets_ != 2) {
+      fail_tensor("data_offsets needs two numbers, has " + std::to_string(n_offsets_));
+    }
+    return go(Place::kTensor);
+  }
+
+  // A key that comes twice is an error at every level. Names of tensors are compared after the last, by sorting.
+  bool key(std::string& name) override {
+    key_ = std::move(name);
+    if (place_ == Place::kHeader && key_ == "__metadata__" && std::exchange(has_metadata_, true)) {
+      fail("duplicate key \"__metadata__\"");
+    }
+    if (place_ == Place::kMetadata) metadata_keys_.push_back(std::hash<std::string>()(key_));
+    if (place_ == Place::kTensor) {
+      const auto field = std::find(std::begin(kFields), std::end(kFields), key_);
+      if (field == std::end(kFields)) fail_tensor("unknown field " + in_quotes(key_) + " (dtype, shape, data_offsets)");
+      if (std::exchange(seen_[field - std::begin(kFields)], true)) fail_tensor("duplicate field \"" + key_ + "\"");
+    }
+    return true;
+  }
+
+  bool string(std::string& value) override {
+    if (place_ == Place::kMetadata) return true;
+    if (place_ != Place::kTensor || key_ != "dtype") refuse();
+    if (bits_of_dtype(value) == 0) fail_tensor("unknown dtype " + in_quotes(value));
+    tensor().dtype = std::move(value);
+    return true;
+  }
+  bool number_unsigned(std::uint64_t value) override {
+    if (place_ == Place::kShape) {
+      if (value >= static_cast<std::uint64_t>(kMaxLength)) fail_size(std::to_string(value));
+      if (tensor().shape.size() == kMaxAxes) fail_tensor("more than " + std::to_string(kMaxAxes) + " axes");
+      tensor().shape.push_back(static_cast<std::int64_t>(value));
+      return true;
+    }
+    if (place_ != Place::kOffsets) refuse();
+    if (n_offsets_ < 2) (n_offsets_ == 0 ? tensor().begin : tensor().end) = value;
+    ++n_offsets_;
+    return true;
+  }
+  // What has a sign: -0 is a float to the reference reader, so nothing with a sign is a length.
+  bool number_integer(std::int64_t value) override {
+    const std::string text = value == 0 ? "-0" : std::to_string(value);
+    if (place_ == Place::kShape && value == 0) fail_tensor("shape has a size that is not a plain whole number: -0");
+    if (place_ == Place::kShape) fail_tensor("shape has a negative size: " + text);
+    if (place_ == Place::kOffsets) fail_tensor("negative offset in data_offsets: " + text);
+    refuse();
+  }
+  // What has a point or an exponent, and whole numbers from 2^64 on.
+  bool number_float(double, const std::string& text) override {
+    const bool is_whole = text.find_first_not_of("-0123456789") == std::string::npos;
+    if (place_ == Place::kShape && is_whole) fail_size(readable(text));
+    if (place_ == Place::kShape) fail_tensor("shape has a size that is not a whole number: " + readable(text));
+    if (place_ == Place::kOffsets) fail_tensor("data_offsets is not a pair of whole numbers below 2^64: " + readable(text));
+    refuse();
+  }
+  bool null() override { refuse(); }
+  bool boolean(bool) override { refuse(); }
+  bool binary(Json::binary_t&) override { refuse(); }
+
+  bool parse_error(std::size_t position, const std::string& token, const Json::exception& error) override {
+    // The parser's words, without its code and its line and column: a header is one line.
+    std::string_view words = error.what();
+    for (const std::string_view mark : {"] ", "parse error at ", ": "}) {
+      const std::size_t at = words.find(mark);
+      if (at != std::string_view::npos) words.remove_prefix(at + mark.size());
+    }
+    // A few causes are worth a word of their own.
+    const auto says = [&](std::string_view text) { return words.find(text) != std::string_view::npos; };
+    const std::size_t begin = position >= token.size() ? position - token.size() : 0;
+    const bool after_zero =
+        begin > 0 && begin <= json_.size() && json_[begin - 1] == '0' && token.find_first_of("0123456789") == 0;
+    const bool at_nul = position > 0 && position <= json_.size() && json_[position - 1] == '\0';
+    const std::string cause = place_ == Place::kEnd             ? " (bytes after the object)"
+                              : at_nul                          ? " (NUL)"
+                              : says("unexpected end of input") ? " (ends early)"
+                              : says("missing closing quote")   ? " (ends early)"
+                              : says("surrogate")               ? " (lone surrogate)"
+                              : after_zero                      ? " (leading zero)"
+                                                                : "";
+    fail("header is not JSON" + cause + ", byte " + std::to_string(position) + ": " + readable(words, 120));
+  }
+
+ private:
+  /// Where in the header the reader is. Kept by hand: no place nests in itself.
+  enum class Place { kTop, kHeader, kMetadata, kTensor, kShape, kOffsets, kEnd };
+  static constexpr std::string_view kFields[] = {"dtype", "shape", "data_offsets"};
+
+  TensorInfo& tensor() { return header.tensors.back(); }
+  bool go(Place place) {
+    if (place == Place::kOffsets) n_offsets_ = 0;
+    place_ = place;
+    return true;
+  }
+
+  [[noreturn]] void fail_tensor(const std::string& message) { fail("tensor " + in_quotes(tensor().name) + ": " + message); }
+  [[noreturn]] void fail_size(const std::string& size) {
+    fail_tensor("size out of range: shape has " + size + ", sizes must be below 2^48");
+  }
+  /// A value of the wrong kind, in the words of its place.
+  [[noreturn]] void refuse() {
+    switch (place_) {
+      case Place::kHeader: fail((key_ == "__metadata__" ? key_ : "tensor " + in_quotes(key_)) + " is not an object");
+      case Place::kMetadata: fail("__metadata__: the value of " + in_quotes(key_) + " is not a string");
+      case Place::kTensor:
+        fail_tensor(key_ + (key_ == "dtype"   ? " is not a string"
+                            : key_ == "shape" ? " is not a list"
+                                              : " is not a pair of numbers"));
+      case Place::kShape: fail_tensor("shape has a size that is not a whole number");
+      case Place::kOffsets: fail_tensor("data_offsets is not a pair of numbers");
+      default: fail("header is not an object");
+    }
+  }
+
+  /// The fields are there and agree with each other.
+  void check_tensor() {
+    const TensorInfo& t = tensor();
+    for (std::size_t i = 0; i < std::size(kFields); ++i) {
+      if (!seen_[i]) fail_tensor(std::string(kFields[i]) + " missing");
+    }
+    const std::optional<std::uint64_t> bytes = bytes_of_tensor(bits_of_dtype(t.dtype), t.shape);
+    const std::string what = "shape " + shape_text(t.shape) + " of " + t.dtype;
+    if (!bytes) fail_tensor("size overflows or is not a whole number of bytes: " + what);
+    if (t.end < t.begin) fail_tensor("range ends before it starts: data_offsets " + range_text(t));
+    if (t.end - t.begin != *bytes) {
+      fail_tensor(what + " takes " + std::to_string(*bytes) + " bytes, data_offsets " + range_text(t) + " hold " +
+                  std::to_string(t.end - t.begin));
+    }
+  }
+
+  /// No key of "__metadata__" comes twice. Among nine million keys, two different ones have one hash with probability 2e-6.
+  void check_metadata() {
+    std::sort(metadata_keys_.begin(), metadata_keys_.end());
+    if (std::adjacent_find(metadata_keys_.begin(), metadata_keys_.end()) != metadata_keys_.end()) {
+      fail("__metadata__: a key comes twice");
+    }
+    metadata_keys_ = {};
+  }
+
+  const std::string& path_;
+  std::string_view json_;
+  Place place_ = Place::kTop;
+  std::string key_;
+  bool has_metadata_ = false;
+  std::vector<std::size_t> metadata_keys_;  // as hashes of 64 bits: nothing reads these strings, so none is kept
+  std::array<bool, std::size(kFields)> seen_{};
+  std::size_t n_offsets_ = 0;
+};
+
+/// The ranges cover the data once. Sorted, neighbours are enough.
+void check_cover(const HeaderReader& reader, std::uint64_t data_size) {
+  const std::vector<TensorInfo>& tensors = reader.header.tensors;
+  // A file cut short is the likeliest of these, and explains the others.
+  const auto last =
+      std::max_element(tensors.begin(), tensors.end(), [](const auto& a, const auto& b) { return a.end < b.end; });
+  if (last != tensors.end() && last->end > data_size) {
+    reader.fail("file ends " + std::to_string(last->end - data_size) + " bytes early: tensor " + in_quotes(last->name) +
+                " has data_offsets " + range_text(*last) + ", data is " + std::to_string(data_size) + " bytes");
+  }
+  std::uint64_t covered = 0;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const TensorInfo& t = tensors[i];
+    if (t.begin < covered) {
+      reader.fail("tensors " + in_quotes(tensors[i - 1].name) + " and " + in_quotes(t.name) + " overlap: data_offsets " +
+                  range_text(tensors[i - 1]) + " and " + range_text(t));
+    }
+    if (t.begin > covered) {
+      reader.fail("data has bytes " + std::to_string(covered) + ".." + std::to_string(t.begin) +
+                  " that no tensor covers, in front of tensor " + in_quotes(t.name));
+    }
+    covered = t.end;
+  }
+  if (covered != data_size) {
+    reader.fail("file has " + std::to_string(data_size - covered) + " bytes that no tensor covers, behind the last tensor");
+  }
+}
+
+}  // namespace
+
+SafetensorsHeader parse_header(const std::string& path, std::string_view json, std::uint64_t data_size) {
+  HeaderReader reader(path, json);
+
+  // What the parser would let pass or explain badly.
+  const std::size_t not_utf8 = find_not_utf8(json);
+  if (not_utf8 != std::string_view::npos) reader.fail("header is not UTF-8: byte " + std::to_string(not_utf8 + 1));
+  if (json.find_first_not_of(" \t\n\r") == std::string_view::npos) reader.fail("header is empty");
+  if (json.starts_with("\xEF\xBB\xBF")) reader.fail("header does not start with { but with a byte order mark");
+
+  // Read, and put in order: by range for the data, by name for the lookup.
+  Json::sax_parse(json.begin(), json.end(), &reader);
+  // The parser takes a NUL for the end, and would let pass whatever hides behind it.
+  const std::size_t nul = json.find('\0');
+  if (nul != std::string_view::npos)
+    reader.fail("header is not JSON (bytes after the object), byte " + std::to_string(nul + 1) + ": NUL");
+  std::vector<TensorInfo>& tensors = reader.header.tensors;
+  std::sort(tensors.begin(), tensors.end(), [](const TensorInfo& a, const TensorInfo& b) {
+    return std::tie(a.begin, a.end, a.name) < std::tie(b.begin, b.end, b.name);
+  });
+  std::vector<std::size_t>& by_name = reader.header.by_name;
+  by_name.resize(tensors.size());
+  std::iota(by_name.begin(), by_name.end(), std::size_t{0});
+  std::sort(by_name.begin(), by_name.end(), [&](std::size_t a, std::size_t b) { return tensors[a].name < tensors[b].name; });
+
+  const auto twice = std::adjacent_find(by_name.begin(), by_name.end(),
+                                        [&](std::size_t a, std::size_t b) { return tensors[a].name == tensors[b].name; });
+  if (twice != by_name.end()) reader.fail("duplicate key " + in_quotes(tensors[*twice].name));
+  check_cover(reader, data_size);
+  return std::move(reader.header);
+}
+
+}  // namespace tree_attn

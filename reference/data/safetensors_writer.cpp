@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Writing a safetensors file.
+#include "reference/data/safetensors.hpp"
+#include "reference/data/safetensors_header.hpp"
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <optional>
+#include <stdexcept>
+#include <utility>
+
+namespace tree_attn {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr std::size_t kAlignment = 8;  // of the data; safetensors' own writer has the same
+
+bool is_utf8(std::string_view text) { return find_not_utf8(text) == std::string_view::npos; }
+
+}  // namespace
+
+void SafetensorsWriter::add(std::string_view name, std::string_view dtype, std::span<const std::int64_t> shape,
+                            std::span<const std::byte> bytes) {
+  const auto require = [&](bool condition, const std::string& message) {
+    if (!condition) throw std::invalid_argument("SafetensorsWriter::add: tensor \"" + readable(name) + "\": " + message);
+  };
+  require(is_utf8(name), "name is not UTF-8");
+  require(name != "__metadata__", "name is reserved, for strings");
+  for (const Entry& entry : entries_) require(entry.info.name != name, "name is taken");
+  require(bits_of_dtype(dtype) != 0, "unknown dtype \"" + readable(dtype) + "\"");
+  TensorInfo info{std::string(name), std::string(dtype), {shape.begin(), shape.end()}};
+  const std::optional<std::uint64_t> size = bytes_of_tensor(bits_of_dtype(dtype), info.shape);
+  require(size.has_value(), "shape out of range, or not a whole number of bytes");
+  require(bytes.size() == *size, "takes " + std::to_string(*size) + " bytes, got " + std::to_string(bytes.size()));
+  entries_.push_back({std::move(info), bytes});
+}
+
+void SafetensorsWriter::write(OutputFile& file) const {
+  // Place the data: wide numbers first, then the order of add().
+  std::vector<Entry> entries = entries_;
+  std::stable_sort(entries.begin(), entries.end(),
+                   [](const Entry& a, const Entry& b) { return bits_of_dtype(a.info.dtype) > bits_of_dtype(b.info.dtype); });
+  std::uint64_t at = 0;
+  for (auto& [info, bytes] : entries) {
+    info.begin = at;
+    info.end = at += bytes.size();
+  }
+
+  // The header, key by key, in the order of the data; Json escapes the strings.
+  std::string text = "{";
+  for (const auto& [info, bytes] : entries) {
+    const Json fields = {{"dtype", info.dtype}, {"shape", info.shape}, {"data_offsets", {info.begin, info.end}}};
+    text += (text.size() == 1 ? "" : ",") + Json(info.name).dump() + ":" + fields.dump();
+  }
+  text += "}";
+  text.resize((text.size() + kAlignment - 1) / kAlignment * kAlignment, ' ');
+  const std::uint64_t length = text.size();
+
+  // Length, header, data.
+  file.write(std::as_bytes(std::span(&length, 1)));
+  file.write(text);
+  for (const Entry& entry : entries) file.write(entry.bytes);
+}
+
+void SafetensorsWriter::write(const std::string& path) const {
+  OutputFile file(path, Streams::kRefused);
+  write(file);
+  OutputFile::put_in_place({&file});
+}
+
+}  // namespace tree_attn

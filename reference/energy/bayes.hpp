@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The Bayesian view of attention: the log-likelihood Gamma, its stationary point, which is a saddle, and what is
+/// true of it (appendix C.2).
+///
+///     Gamma(zeta, z) = sum_i ( z_i.zeta_i - F_i(zeta_i) )
+///
+/// F_i stands outside the sum over components that makes z_i.zeta_i: inside it, as printed, it would be subtracted d_v
+/// times, and z* would be d_v times attention.
+///
+/// Gamma is stationary at zeta* = 0, z* = attention, and nowhere else. The paper reads that point as a maximum a
+/// posteriori. It is none: Gamma is linear in z and concave in zeta, so its Hessian has as many positive as negative
+/// eigenvalues. The maximum is there once the source is eliminated: exp(-F*(z)), with F* = sup over zeta of Gamma, is
+/// largest exactly at attention (legendre.hpp). The saddle has a meaning too: along *imaginary* zeta it is a maximum of
+/// |exp(-Gamma)|, and exp(-n (F* + F(0))) is what the method of steepest descent leaves of the density of the mean of n
+/// values drawn from softmax(q.k).
+///
+/// Shapes: Q [l, d_h], K [N, d_h], V [N, d_v], Zeta and Z [l, d_v]; causal as in energy.hpp; one query is l = 1.
+#pragma once
+
+#include <Eigen/Eigenvalues>
+#include <cmath>
+#include <stdexcept>
+#include <string>
+
+#include "reference/energy/energy.hpp"
+#include "reference/energy/legendre.hpp"
+#include "reference/energy/moments.hpp"
+
+namespace tree_attn {
+
+/// A source and an activation for each query, or the slopes of Gamma in both.
+struct SourceAndActivation {
+  Matrix Zeta;  ///< sources [l, d_v]
+  Matrix Z;     ///< activations [l, d_v]
+};
+
+/// Gamma(zeta, z) = sum_i ( z_i.zeta_i - F_i(zeta_i) ), F_i = log sum_{a <= i} exp(q_i.k_a + zeta_i.v_a).
+///
+/// Edges: +inf as soon as one query sees no key; NaN where F is.
+/// @param[in] Q queries [l, d_h]
+/// @param[in] K keys [N, d_h]
+/// @param[in] V values [N, d_v]
+/// @param[in] at Zeta and Z, each [l, d_v]
+/// @throws std::invalid_argument if Zeta or Z is not [l, d_v]
+/// @paper{eq_30, eq. (30)}
+inline double log_likelihood(const MatrixRef& Q, const MatrixRef& K, const MatrixRef& V, const SourceAndActivation& at) {
+  for (const Matrix* x : {&at.Zeta, &at.Z}) {
+    if (x->rows() == Q.rows() && x->cols() == V.cols()) continue;
+    throw std::invalid_argument("log_likelihood: sources and activations are [" + std::to_string(x->rows()) + ", " +
+                                std::to_string(x->cols()) + "], expected [" + std::to_string(Q.rows()) + ", " +
+                                std::to_string(V.cols()) + "]");
+  }
+  return at.Zeta.cwiseProduct(at.Z).sum() - causal_energy(Q, K, V, at.Zeta);
+}
+
+/// The slopes of Gamma: dGamma/dz_i = zeta_i and dGamma/dzeta_i = z_i - dF_i/dzeta_i.
+///
+/// The first vanishes at zeta_i = 0 only; there the second is z_i - attention, and vanishes at z_i = attention only.
+/// @param[in] Q queries [l, d_h]
+/// @param[in] K keys [N, d_h]
+/// @param[in] V values [N, d_v]
+/// @param[in] at Zeta and Z, each [l, d_v]
+/// @returns dGamma/dZeta and dGamma/dZ, each [l, d_v]
+/// @paper{eq_31, eq. (31)}
+/// @paper{eq_32, eq. (32)}
+inline SourceAndActivation log_likelihood_gradient(const MatrixRef& Q, const MatrixRef& K, const MatrixRef& V,
+                                                   const SourceAndActivation& at) {
+  return {at.Z - causal_energy_gradient(Q, K, V, at.Zeta), at.Zeta};
+}
+
+/// The one point where Gamma is stationary: zeta* = 0, z* = dF/dzeta at 0, which is causal attention.
+/// @param[in] Q queries [l, d_h]
+/// @param[in] K keys [N, d_h]
+/// @param[in] V values [N, d_v]
+/// @paper{eq_33, eq. (33)}
+inline SourceAndActivation stationary_point(const MatrixRef& Q, const MatrixRef& K, const MatrixRef& V) {
+  const Matrix zero = Matrix::Zero(Q.rows(), V.cols());
+  return {zero, causal_energy_gradient(Q, K, V, zero)};
+}
+
+/// The Hessian of one query's Gamma, at any z, in the order (zeta, z):
+///
+///     ( -C  1 )      C = covariance of the values under softmax(q.k + zeta.v)
+///     (  1  0 )
+///
+/// On an eigenvector of C with eigenvalue c it is the 2 x 2 matrix ((-c, 1), (1, 0)) with determinant -1: one positive and
+/// one negative eigenvalue, (-c +- sqrt(c^2 + 4)) / 2. So d_v of each, whatever the values are: never an extremum.
+/// @param[in] q query [d_h]
+/// @param[in] K keys [N, d_h]
+/// @param[in] V values [N, d_v]
+/// @param[in] zeta source [d_v]
+/// @returns [2 d_v, 2 d_v]
+inline Matrix log_likelihood_hessian(const VectorRef& q, const MatrixRef& K, const MatrixRef& V, const VectorRef& zeta) {
+  const Eigen::Index d_v = V.cols();
+  Matrix H = Matrix::Zero(2 * d_v, 2 * d_v);
+  H.topLeftCorner(d_v, d_v) = -covariance(q, K, V, zeta);
+  H.topRightCorner(d_v, d_v).setIdentity();
+  H.bottomLeftCorner(d_v, d_v).setIdentity();
+  return H;
+}
+
+/// How many eigenvalues of a symmetric matrix are positive and how many negative.
+struct Signature {
+  Eigen::Index n_positive;  ///< eigenvalues above 1e-12 of the largest in size
+  Eigen::Index n_negative;  ///< below minus that
+};
+
+/// Counts the signs of the eigenvalues of a symmetric matrix.
+/// @param[in] H symmetric [n, n]
+inline Signature signature(const Matrix& H) {
+  const Vector lambda = Eigen::SelfAdjointEigenSolver<Matrix>(H, Eigen::EigenvaluesOnly).eigenvalues();
+  const double zero = 1e-12 * lambda.cwiseAbs().maxCoeff();
+  return {(lambda.array() > zero).count(), (lambda.array() < -zero).count()};
+}
+
+/// What eq. (34) can mean: log of exp(-F*(z)), the likelihood of z with the source eliminated.
+///
+/// Largest exactly at attention, where it is F(0). With F(0) taken off it is the rate at which the mean of n values drawn
+/// from softmax(q.k) avoids z: Prob(mean near z) = exp(-n (F*(z) + F(0))), up to powers of n (Cramer).
+/// Not normalised over z, and for n = 1 no density of anything: a single value is one of the v_a, and nothing else.
+/// @param[in] q query [d_h]
+/// @param[in] K keys [N, d_h]
+/// @param[in] V values [N, d_v]
+/// @param[in] z activation [d_v]
+/// @throws std::domain_error outside the convex hull of the values, and whatever else legendre_transform() throws
+/// @paper{eq_34, eq. (34)}
+inline double profile_log_likelihood(const VectorRef& q, const MatrixRef& K, const MatrixRef& V, const VectorRef& z) {
+  return -legendre_transform(q, K, V, z).value;
+}
+
+/// A Gaussian in the space of the values.
+struct Gaussian {
+  Vector mean;        ///< [d_v]
+  Matrix covariance;  ///< [d_v, d_v], singular across the plane of the values
+};
+
+/// Laplace's approximation of exp(-n F*(z)) around its peak: mean attention, covariance C / n.
+///
+/// The Hessian of F* at attention is the inverse of C, the covariance of the values under softmax(q.k), so the peak is as
+/// wide as the values are spread: n = 1 gives the Gaussian with the first two moments of v, and it is wrong wherever v is
+/// not Gaussian. It is the central limit theorem for the mean of n values, and right up to O(1/n) as n grows. It is *not* an
+/// uncertainty of the attention output, which is a number and known exactly.
+/// @param[in] q query [d_h]
+/// @param[in] K keys [N, d_h]
+/// @param[in] V values [N, d_v]
+/// @param n number of values whose mean is meant; 1 for the posterior spread of v itself
+/// @throws std::invalid_argument if n < 1
+inline Gaussian laplace_approximation(const VectorRef& q, const MatrixRef& K, const MatrixRef& V, double n = 1) {
+  if (!(n >= 1)) throw std::invalid_argument("laplace_approximation: mean of " + std::to_string(n) + " values");
+  return {attention_mean(q, K, V), covariance(q, K, V, Vector()) / n};
+}
+
+}  // namespace tree_attn

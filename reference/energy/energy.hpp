@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The energy of self-attention and its gradient, for one query, for causal queries, for heads (sections 4 and C.1).
+///
+/// Attention is the slope of one scalar. A source zeta is coupled to the values,
+///
+///     Z(zeta) = sum_a exp(q.k_a + zeta.v_a),      F(zeta) = log Z(zeta),
+///
+/// and dF/dzeta at zeta = 0 is the attention output. The paper calls F the moment generating function; that is
+/// Z(zeta)/Z(0). F is the *cumulant* generating function: its derivatives are the mean, the covariance and so on.
+///
+/// Shapes: q [d_h] with the scale folded in, as in the paper; K [N, d_h]; V [N, d_v]; zeta [d_v], or of length 0, which
+/// switches the source off without looking at V (0 times an Inf value would be NaN). Everything is natural and in double;
+/// energy<Scalar>() is the same code in a number that carries derivatives along, or counts operations.
+///
+/// Edges, everywhere: a key with exponent -inf is not seen and its value is not multiplied; no key seen gives Z = 0,
+/// F = -inf and gradient 0; an exponent of +inf or NaN gives a NaN F and gradient. Only Z itself can overflow.
+#pragma once
+
+#include <Eigen/Core>
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <span>
+#include <stdexcept>
+#include <string>
+
+#include "reference/energy/log_sum_exp.hpp"
+
+namespace tree_attn {
+
+using Vector = Eigen::VectorXd;                       ///< a column of doubles
+using Matrix = Eigen::MatrixXd;                       ///< a matrix of doubles
+/// A matrix of numbers.
+template <class Scalar>
+using MatrixOf = Eigen::Matrix<Scalar, Eigen::Dynamic, Eigen::Dynamic>;
+/// Any matrix of numbers, not copied; the Scalar is double, or it is named, as in VectorRefOf.
+template <class Scalar>
+using MatrixRefOf =
+    std::type_identity_t<Eigen::Ref<const MatrixOf<Scalar>, 0, Eigen::Stride<Eigen::Dynamic, Eigen::Dynamic>>>;
+using VectorRef = VectorRefOf<double>;  ///< any column of doubles, not copied
+using MatrixRef = MatrixRefOf<double>;  ///< any matrix of doubles, not copied
+
+/// The exponents r_a = q.k_a + zeta.v_a.
+/// @param[in] q query [d_h]
+/// @param[in] K keys [N, d_h]
+/// @param[in] V values [N, d_v]
+/// @param[in] zeta source [d_v] or [0]
+/// @returns r [N]
+/// @throws std::invalid_argument if q and K, K and V, or zeta and V do not fit together
+template <class Scalar = double>
+VectorOf<Scalar> exponents(const VectorRefOf<Scalar>& q, const MatrixRefOf<Scalar>& K, const MatrixRefOf<Scalar>& V,
+                           const VectorRefOf<Scalar>& zeta) {
+  const auto require = [](bool fits, const char* what, Eigen::Index a, Eigen::Index b) {
+    if (fits) return;
+    throw std::invalid_argument("exponents: " + std::string(what) + ": " + std::to_string(a) + " and " + std::to_string(b));
+  };
+  require(q.size() == K.cols(), "length of q and of a key differ", q.size(), K.cols());
+  require(K.rows() == V.rows(), "number of keys and of values differ", K.rows(), V.rows());
+  require(zeta.size() == 0 || zeta.size() == V.cols(), "length of zeta and of a value differ", zeta.size(), V.cols());
+
+  // A key that is not seen stays unseen, whatever its value is.
+  VectorOf<Scalar> r = K * q;
+  for (Eigen::Index a = 0; a < r.size(); ++a) {
+    if (zeta.size() != 0 && r(a) != -std::numeric_limits<double>::infinity()) r(a) += V.row(a).dot(zeta);
+  }
+  return r;
+}
+
+/// The mean of the values under softmax(r): sum_a softmax(r)_a v_a, over the keys that are seen.
+/// @param[in] r exponents [N]
+/// @param[in] V values [N, d_v]
+/// @returns [d_v]
+template <class Scalar = double>
+VectorOf<Scalar> mean_value(const VectorRefOf<Scalar>& r, const MatrixRefOf<Scalar>& V) {
+  const VectorOf<Scalar> P = softmax<Scalar>(r);
+  VectorOf<Scalar> mean = VectorOf<Scalar>::Zero(V.cols());
+  for (Eigen::Index a = 0; a < r.size(); ++a) {
+    if (r(a) != -std::numeric_limits<double>::infinity()) mean += P(a) * V.row(a).transpose();
+  }
+  return mean;
+}
+
+/// The partition function Z(zeta) = sum_a exp(q.k_a + zeta.v_a), plainly; Inf once an exponent passes 709.8.
+/// @param[in] q query [d_h]
+/// @param[in] K keys [N, d_h]
+/// @param[in] V values [N, d_v]
+/// @param[in] zeta source [d_v] or [0]
+/// @paper{eq_19, eq. (19)}
+inline double partition_function(const VectorRef& q, const MatrixRef& K, const MatrixRef& V, const VectorRef& zeta) {
+  const Vector r = exponents(q, K, V, zeta);
+  return r.unaryExpr([](double r_a) { return std::exp(r_a); }).sum();
+}
+
+/// The energy F(zeta) = log sum_a exp(q.k_a + zeta.v_a).
+/// @param[in] q query [d_h]
+/// @param[in] K keys [N, d_h]
+/// @param[in] V values [N, d_v]
+/// @param[in] zeta source [d_v] or [0]
+/// @paper{eq_5, eq. (5)}
+/// @paper{eq_23, eq. (23)}
+/// @paper{eq_24, eq. (24)}
+template <class Scalar = double>
+Scalar energy(const VectorRefOf<Scalar>& q, const MatrixRefOf<Scalar>& K, const MatrixRefOf<Scalar>& V,
+              const VectorRefOf<Scalar>& zeta) {
+  return log_sum_exp<Scalar>(exponents<Scalar>(q, K, V, zeta));
+}
+
+/// The gradient of the energy, in closed form, at any zeta.
+///
+///     dF/dzeta = sum_a softmax(q.k + zeta.v)_a v_a
+///
+/// At zeta = 0 this is attention: the whole of Obs. 1.
+/// @param[in] q query [d_h]
+/// @param[in] K keys [N, d_h]
+/// @param[in] V values [N, d_v]
+/// @param[in] zeta source [d_v] or [0]
+/// @returns [d_v]
+/// @paper{obs_1, Obs. 1}
+/// @paper{eq_6, eq. (6)}
+/// @paper{eq_15, eq. (15)}
+template <class Scalar = double>
+VectorOf<Scalar> energy_gradient(const VectorRefOf<Scalar>& q, const MatrixRefOf<Scalar>& K, const MatrixRefOf<Scalar>& V,
+                                 const VectorRefOf<Scalar>& zeta) {
+  return mean_value<Scalar>(exponents<Scalar>(q, K, V, zeta), V);
+}
+
+/// The attention probabilities P_a = exp(q.k_a) / Z.
+/// @param[in] q query [d_h]
+/// @param[in] K keys [N, d_h]
+/// @returns [N]
+/// @paper{eq_16, eq. (16)}
+/// @paper{eq_17, eq. (17)}
+inline Vector attention_probabilities(const VectorRef& q, const MatrixRef& K) { return softmax(K * q); }
+
+/// The attention output, z = sum_a P_a v_a = dF/dzeta at zeta = 0: the mean of the values.
+/// @param[in] q query [d_h]
+/// @param[in] K keys [N, d_h]
+/// @param[in] V values [N, d_v]
+/// @returns [d_v]
+/// @paper{eq_18, eq. (18)}
+inline Vector attention_mean(const VectorRef& q, const MatrixRef& K, const MatrixRef& V) {
+  return energy_gradient(q, K, V, Vector());
+}
+
+/// How many of N keys query i of l sees under the causal mask: the keys 0 .. N - l + i; the paper has N = l.
+inline Eigen::Index n_causal(Eigen::Index N, Eigen::Index l, Eigen::Index i) {
+  return std::max<Eigen::Index>(0, N - l + i + 1);
+}
+
+/// The energy of l causal queries, each with a source of its own.
+///
+///     F_tot = sum_i log sum_{a <= i} exp(q_i.k_a + zeta_i.v_a)
+///
+/// @param[in] Q queries [l, d_h]
+/// @param[in] K keys [N, d_h]
+/// @param[in] V values [N, d_v]
+/// @param[in] Zeta sources [l, d_v]
+/// @returns F_tot; -inf as soon as one query sees no key
+/// @paper{eq_25, eq. (25)}
+/// @paper{eq_26, eq. (26)}
+template <class Scalar = double>
+Scalar causal_energy(const MatrixRefOf<Scalar>& Q, const MatrixRefOf<Scalar>& K, const MatrixRefOf<Scalar>& V,
+                     const MatrixRefOf<Scalar>& Zeta) {
+  Scalar F_tot(0);
+  for (Eigen::Index i = 0; i < Q.rows(); ++i) {
+    const Eigen::Index n = n_causal(K.rows(), Q.rows(), i);
+    F_tot += energy<Scalar>(Q.row(i).transpose(), K.topRows(n), V.topRows(n), Zeta.row(i).transpose());
+  }
+  return F_tot;
+}
+
+/// dF_tot / dzeta_i for every query: row i is the causal attention of query i when Zeta = 0.
+/// @param[in] Q queries [l, d_h]
+/// @param[in] K keys [N, d_h]
+/// @param[in] V values [N, d_v]
+/// @param[in] Zeta sources [l, d_v]
+/// @returns [l, d_v]
+/// @paper{eq_26, eq. (26)}
+inline Matrix causal_energy_gradient(const MatrixRef& Q, const MatrixRef& K, const MatrixRef& V, const MatrixRef& Zeta) {
+  Matrix gradient(Q.rows(), V.cols());
+  for (Eigen::Index i = 0; i < Q.rows(); ++i) {
+    const Eigen::Index n = n_causal(K.rows(), Q.rows(), i);
+    gradient.row(i) = energy_gradient(Q.row(i).transpose(), K.topRows(n), V.topRows(n), Zeta.row(i).transpose());
+  }
+  return gradient;
+}
+
+/// What one head brings to the energy.
+struct Head {
+  Matrix Q;     ///< queries [l, d_h]
+  Matrix K;     ///< keys [N, d_h]
+  Matrix V;     ///< values [N, d_v]
+  Matrix Zeta;  ///< sources [l, d_v]
+};
+
+/// The energy of several heads: the sum of their energies, as each has its own source. The gradient falls apart by heads.
+/// @param[in] heads [n_h]
+/// @paper{eq_27, eq. (27)}
+/// @paper{eq_28, eq. (28)}
+inline double multi_head_energy(std::span<const Head> heads) {
+  double F_tot = 0;
+  for (const Head& head : heads) F_tot += causal_energy(head.Q, head.K, head.V, head.Zeta);
+  return F_tot;
+}
+
+/// The output projection folded into the values, v_a -> W_O v_a: the gradient is then already projected.
+/// @param[in] V values [N, d_v]
+/// @param[in] W_O this head's part of the projection [d, d_v]
+/// @returns [N, d]
+/// @paper{eq_29, eq. (29)}
+inline Matrix fold_output_projection(const MatrixRef& V, const MatrixRef& W_O) { return V * W_O.transpose(); }
+
+}  // namespace tree_attn

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Moments and cumulants of the values under the attention probabilities, and their generating functions (C.1).
+///
+/// Under P_a = softmax(q.k + zeta.v)_a a value is a random vector v, and every derivative in zeta brings down one more factor:
+///
+///     (1/Z) d^n Z / dzeta_A1 ... dzeta_An  =  <v_A1 ... v_An>        Z generates the moments
+///     d^2 F / dzeta_A dzeta_B              =  <dv_A dv_B>            F = log Z generates cumulants; dv = v - <v>
+///     d^3 F / dzeta_A dzeta_B dzeta_C      =  <dv_A dv_B dv_C>       from the fourth on they are no central moments
+///
+/// The mean is energy_gradient(). All of it at any zeta; the paper has zeta = 0. Shapes as in reference/energy/energy.hpp: q [d_h] with
+/// the scale folded in, K [N, d_h], V [N, d_v], zeta [d_v] or [0]. For causal queries and several heads hand it the keys that
+/// the query sees, as causal_energy() does.
+///
+/// Edges, everywhere: a key with exponent -inf is not seen and its value is not looked at; no key seen gives 0, for the moment
+/// of order 0 as well, and entropy 0; an exponent of +inf or NaN gives NaN; an Inf value gives Inf or NaN in what it enters.
+#pragma once
+
+#include <Eigen/Core>
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "reference/energy/energy.hpp"
+
+namespace tree_attn {
+
+/// The keys that are seen: their probabilities and their values.
+struct SeenValues {
+  Vector P;  ///< softmax of the exponents [n]
+  Vector r;  ///< exponents [n]
+  Matrix V;  ///< values [n, d_v]
+};
+
+/// Leaves out the keys with exponent -inf, so that everything below is a plain sum over the rest.
+/// @param[in] q query [d_h]
+/// @param[in] K keys [N, d_h]
+/// @param[in] V values [N, d_v]
+/// @param[in] zeta source [d_v] or [0]
+/// @throws std::invalid_argument as exponents() does
+inline SeenValues seen_values(const VectorRef& q, const MatrixRef& K, const MatrixRef& V, const VectorRef& zeta) {
+  const Vector r = exponents(q, K, V, zeta);
+  std::vector<Eigen::Index> seen;
+  for (Eigen::Index a = 0; a < r.size(); ++a) {
+    if (r(a) != -std::numeric_limits<double>::infinity()) seen.push_back(a);
+  }
+  return {softmax(r(seen)), r(seen), V(seen, Eigen::all)};
+}
+
+/// The n-th moment of the values, sum_a P_a v_aA1 ... v_aAn.
+///
+///     <v_A1 ... v_An>  =  (1/Z) d^n Z / dzeta_A1 ... dzeta_An
+///
+/// Order 0 is 1, the sum of the probabilities.
+/// @param[in] q query [d_h]
+/// @param[in] K keys [N, d_h]
+/// @param[in] V values [N, d_v]
+/// @param[in] zeta source [d_v] or [0]
+/// @param[in] A components [n], each in [0, d_v), in any order, repeated at will
+/// @throws std::invalid_argument if a component is not there
+/// @paper{eq_20, eq. (20)}
+/// @paper{eq_22, eq. (22)}
+inline double moment(const VectorRef& q, const MatrixRef& K, const MatrixRef& V, const VectorRef& zeta,
+                     std::span<const Eigen::Index> A) {
+  const SeenValues seen = seen_values(q, K, V, zeta);
+  Vector term = seen.P;
+  for (const Eigen::Index j : A) {
+    if (j < 0 || j >= V.cols()) {
+      throw std::invalid_argument("moment: component " + std::to_string(j) + " of " + std::to_string(V.cols()));
+    }
+    term.array() *= seen.V.col(j).array();
+  }
+  return term.sum();
+}
+
+/// All second moments, `<v v^T>`.
+/// @param[in] q query [d_h]
+/// @param[in] K keys [N, d_h]
+/// @param[in] V values [N, d_v]
+/// @param[in] zeta source [d_v] or [0]
+/// @returns [d_v, d_v]
+/// @paper{eq_22, eq. (22)}
+inline Matrix second_moment(const VectorRef& q, const MatrixRef& K, const MatrixRef& V, const VectorRef& zeta) {
+  const SeenValues seen = seen_values(q, K, V, zeta);
+  return seen.V.transpose() * seen.P.asDiagonal() * seen.V;
+}
+
+/// The covariance, which is the Hessian of the energy: positive semidefinite, so F is convex in zeta.
+///
+///     d^2 F / dzeta dzeta^T  =  <dv dv^T>  =  <v v^T> - <v> <v>^T
+///
+/// Summed about the mean: the difference on the right loses the digits that its two terms share.
+/// @param[in] q query [d_h]
+/// @param[in] K keys [N, d_h]
+/// @param[in] V values [N, d_v]
+/// @param[in] zeta source [d_v] or [0]
+/// @returns [d_v, d_v]
+/// @paper{eq_23, eq. (23)}
+/// @paper{eq_24, eq. (24)}
+inline Matrix covariance(const VectorRef& q, const MatrixRef& K, const MatrixRef& V, const VectorRef& zeta) {
+  const SeenValues seen = seen_values(q, K, V, zeta);
+  const Vector mean = seen.V.transpose() * seen.P;
+  const Matrix dV = seen.V.rowwise() - mean.transpose();
+  return dV.transpose() * seen.P.asDiagonal() * dV;
+}
+
+/// The third cumulant, the third derivative of the energy: how lopsided the values are about their mean.
+///
+///     d^3 F / dzeta_A dzeta_B dzeta_C  =  <dv_A dv_B dv_C>
+///
+/// @param[in] q query [d_h]
+/// @param[in] K keys [N, d_h]
+/// @param[in] V values [N, d_v]
+/// @param[in] zeta source [d_v] or [0]
+/// @returns [d_v] matrices [d_v, d_v]: entry A holds the derivative of the covariance in zeta_A
+/// @paper{eq_24, eq. (24)}
+inline std::vector<Matrix> third_cumulant(const VectorRef& q, const MatrixRef& K, const MatrixRef& V, const VectorRef& zeta) {
+  const SeenValues seen = seen_values(q, K, V, zeta);
+  const Vector mean = seen.V.transpose() * seen.P;
+  const Matrix dV = seen.V.rowwise() - mean.transpose();
+  std::vector<Matrix> kappa;
+  for (Eigen::Index A = 0; A < V.cols(); ++A) {
+    const Vector weight = seen.P.array() * dV.col(A).array();
+    kappa.push_back(dV.transpose() * weight.asDiagonal() * dV);
+  }
+  return kappa;
+}
+
+/// A partial sum of a series, and how much may be missing.
+struct TaylorSum {
+  double value;      ///< the terms up to the order asked for
+  double remainder;  ///< bound of |all the others|, exact arithmetic granted
+};
+
+/// The Taylor series of the moment generating function Z(zeta) / Z(0), up to a given order.
+///
+///     Z(zeta) / Z(0)  =  sum_n 1/n! sum_{A1 ... An} zeta_A1 ... zeta_An <v_A1 ... v_An>  =  sum_n <x^n> / n!,     x = zeta.v
+///
+/// with the moments at zeta = 0. The sum over all tuples A is the moment of one number, x. What is left out after order n is
+/// Lagrange's remainder, for each key exp(theta x_a) x_a^(n+1) / (n+1)! with a theta in [0, 1], hence
+///
+///     |remainder|  <=  < |x|^(n+1) max(1, exp(x)) > / (n+1)!
+///
+/// which tends to 0 for every zeta: the series converges everywhere.
+/// @param[in] q query [d_h]
+/// @param[in] K keys [N, d_h]
+/// @param[in] V values [N, d_v]
+/// @param[in] zeta source [d_v]; of length 0 it gives {1, 0}
+/// @param order n >= 0, last power of zeta that is kept
+/// @throws std::invalid_argument if the order is negative
+/// @paper{eq_21, eq. (21)}
+inline TaylorSum moment_series(const VectorRef& q, const MatrixRef& K, const MatrixRef& V, const VectorRef& zeta, int order) {
+  if (order < 0) throw std::invalid_argument("moment_series: order " + std::to_string(order));
+  const SeenValues seen = seen_values(q, K, V, Vector());
+  const Vector x = zeta.size() == 0 ? Vector(Vector::Zero(seen.P.size())) : Vector(seen.V * zeta);
+
+  // term_a = P_a x_a^n / n!, from one order to the next.
+  double value = 0;
+  Vector term = seen.P;
+  for (int n = 0; n <= order; ++n) {
+    value += term.sum();
+    term.array() *= x.array() / (n + 1);
+  }
+  return {value, term.cwiseAbs().dot(x.unaryExpr([](double x_a) { return std::max(1.0, std::exp(x_a)); }))};
+}
+
+/// The entropy of the attention, -sum_a P_a log P_a, in nats: 0 when one key takes all, log N when all weigh the same.
+///
+///     H  =  -<log P>  =  F - <r>,        since log P_a = r_a - F
+///
+/// F and the mean exponent may both be huge; here they are taken against the largest exponent first.
+/// @param[in] q query [d_h]
+/// @param[in] K keys [N, d_h]
+/// @param[in] V values [N, d_v]
+/// @param[in] zeta source [d_v] or [0]
+inline double entropy(const VectorRef& q, const MatrixRef& K, const MatrixRef& V, const VectorRef& zeta) {
+  const SeenValues seen = seen_values(q, K, V, zeta);
+  if (seen.P.size() == 0) return 0;
+  const Vector log_weight = seen.r.array() - max_keeping_nan(seen.r);
+  double H = log_sum_exp(log_weight);
+  for (Eigen::Index a = 0; a < log_weight.size(); ++a) {
+    if (seen.P(a) != 0) H -= seen.P(a) * log_weight(a);  // P log P is 0 at 0, and the logarithm may be -inf there
+  }
+  return H;
+}
+
+}  // namespace tree_attn

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Attention of one query computed as a stream, one key at a time (eq. (1)-(3) of section 3).
+///
+/// This is the paper's starting point in its plain form, which nothing but small scores survive. What replaces it is the
+/// shift of reference/oracle/natural_state.hpp, and what replaces the chain is the tree of reference/state/tree_reduce.hpp.
+#pragma once
+
+#include <Eigen/Core>
+#include <cmath>
+
+namespace tree_attn {
+
+/// Numerator and denominator of the keys that have passed.
+///
+///     s_i = exp(q.k_i),    n_i = n_{i-1} + s_i v_i,    D_i = D_{i-1} + s_i,    z = n_N / D_N
+///
+/// Edges: the form is plain on purpose. A score beyond 709.8 makes s_i Inf and z NaN; when all scores are below -745, or no
+/// key has passed, z is 0/0 = NaN. A NaN stays NaN.
+class AttentionStream {
+ public:
+  /// n_0 = 0 [d_v], D_0 = 0.
+  /// @param d_v length of a value vector
+  explicit AttentionStream(Eigen::Index d_v) : n_(Eigen::VectorXd::Zero(d_v)) {}
+
+  /// Lets one key pass.
+  /// @param[in] q query [d_h], with the scale folded in
+  /// @param[in] k key [d_h]
+  /// @param[in] v value [d_v]
+  /// @paper{eq_1, eq. (1)}
+  /// @paper{eq_2, eq. (2)}
+  void add(const Eigen::Ref<const Eigen::VectorXd>& q, const Eigen::Ref<const Eigen::VectorXd>& k,
+           const Eigen::Ref<const Eigen::VectorXd>& v) {
+    const double s = std::exp(q.dot(k));
+    n_ += s * v;
+    D_ += s;
+  }
+
+  const Eigen::VectorXd& n() const { return n_; }  ///< numerator [d_v]
+  double D() const { return D_; }                  ///< denominator
+
+  /// z = n / D, the attention of the query over the keys so far [d_v].
+  /// @paper{eq_3, eq. (3)}
+  Eigen::VectorXd z() const { return n_ / D_; }
+
+ private:
+  Eigen::VectorXd n_;
+  double D_ = 0;
+};
+
+}  // namespace tree_attn

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Algorithms 1, 2 and 3 of the paper, line by line, over virtual devices in one process (section 5).
+///
+/// One query, one head; q carries the scale, as in the paper. Device i holds lengths[i] consecutive keys: the lengths may
+/// differ and may be 0. These are the paper's algorithms with the paper's max and exp; the decoder that runs on real
+/// devices is in distributed/, merges with reference/state/state.hpp, and needs fewer collectives.
+///
+/// Edges, everywhere: an empty shard is neutral; if no key is seen, z = 0 and lse = energy = -inf; a NaN is kept by every
+/// reduction, the max included; a score of -inf is a key not seen.
+#pragma once
+
+#include <Eigen/Core>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <numeric>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "reference/energy/energy.hpp"
+#include "reference/state/tree_reduce.hpp"
+
+namespace tree_attn {
+
+/// The keys and values of one virtual device.
+struct VirtualDevice {
+  Matrix K;  ///< [t, d_h]
+  Matrix V;  ///< [t, d_v]
+};
+
+/// Chunks k and v over p devices.
+/// @param[in] K keys [N, d_h]
+/// @param[in] V values [N, d_v]
+/// @param[in] lengths keys of each device [p], with sum N
+/// @throws std::invalid_argument if p is 0, a length is negative, or the lengths do not add up to N
+inline std::vector<VirtualDevice> scatter(const MatrixRef& K, const MatrixRef& V, std::span<const std::int64_t> lengths) {
+  if (lengths.empty()) throw std::invalid_argument("scatter: no devices");
+  for (const std::int64_t t : lengths) {
+    if (t < 0) throw std::invalid_argument("scatter: shard of length " + std::to_string(t));
+  }
+  const std::int64_t sum = std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0});
+  if (sum != K.rows() || sum != V.rows()) {
+    throw std::invalid_argument("scatter: lengths add up to " + std::to_string(sum) + ", there are " +
+                                std::to_string(K.rows()) + " keys and " + std::to_string(V.rows()) + " values");
+  }
+  std::vector<VirtualDevice> devices;
+  std::int64_t begin = 0;
+  for (const std::int64_t t : lengths) {
+    devices.push_back({K.middleRows(begin, t), V.middleRows(begin, t)});
+    begin += t;
+  }
+  return devices;
+}
+
+/// Reduces one number or vector per device in a tree of pairs; in an AllReduce every device gets the result.
+template <class T, class Op>
+T tree_reduce_devices(const std::vector<T>& x, Op op) {
+  return tree_reduce(std::span<const T>(x), static_cast<std::int64_t>(x.size()), op).value;
+}
+
+/// The first of the two associative operators of Alg. 1: max, of two numbers.
+inline double max_of(double a, double b) { return max_keeping_nan(Eigen::Vector2d(a, b)); }
+/// The second: log-sum-exp, of two numbers.
+inline double log_sum_exp_of(double a, double b) { return log_sum_exp(Eigen::Vector2d(a, b)); }
+
+/// What Alg. 1 keeps for the gradient, and the energy.
+struct EnergyForward {
+  double m;       ///< largest exponent
+  double lse;     ///< log sum_a exp(r_a - m): relative to m
+  double energy;  ///< F(zeta) = m + lse. The paper returns lse and calls it the energy: it is short of m.
+};
+
+/// Algorithm 1, energy forward.
+/// @param[in] q query [d_h]
+/// @param[in] zeta source [d_v], or of length 0 for zeta = 0
+/// @param[in] devices keys and values of p devices
+/// @paper{alg_1, Alg. 1}
+inline EnergyForward tree_energy(const VectorRef& q, const VectorRef& zeta, const std::vector<VirtualDevice>& devices) {
+  // Scatter q and zeta; on each device r = q.k + zeta.v.
+  std::vector<Vector> r;
+  for (const VirtualDevice& device : devices) r.push_back(exponents(q, device.K, device.V, zeta));
+
+  // Tree-reduce max.
+  std::vector<double> m_local;
+  for (const Vector& r_local : r) m_local.push_back(max_keeping_nan(r_local));
+  const double m = tree_reduce_devices(m_local, max_of);
+
+  // r <- r - m on each device. With m = -inf no key is seen, and there is nothing to bring into range.
+  if (m != -std::numeric_limits<double>::infinity()) {
+    for (Vector& r_local : r) r_local.array() -= m;
+  }
+
+  // Tree-reduce logsumexp.
+  std::vector<double> lse_local;
+  for (const Vector& r_local : r) lse_local.push_back(log_sum_exp(r_local));
+  const double lse = tree_reduce_devices(lse_local, log_sum_exp_of);
+
+  // Keep lse and m for the gradient.
+  return {m, lse, m + lse};
+}
+
+/// Algorithm 2, the gradient of the energy at zeta = 0 by hand: zeta is never materialised.
+/// @param[in] q query [d_h]
+/// @param[in] devices keys and values of p devices
+/// @param[in] forward m and lse of Alg. 1 at zeta = 0
+/// @returns z [d_v]
+/// @paper{alg_2, Alg. 2}
+inline Vector tree_energy_gradient(const VectorRef& q, const std::vector<VirtualDevice>& devices,
+                                   const EnergyForward& forward) {
+  std::vector<Vector> R;
+  for (const VirtualDevice& device : devices) {
+    // r = q.k - m on each device.
+    const Vector s = exponents(q, device.K, device.V, Vector());
+    const Vector r = s.array() - forward.m;
+
+    // R = exp(r - lse) v, summed over the keys of the device that are seen.
+    R.push_back(Vector::Zero(device.V.cols()));
+    for (Eigen::Index a = 0; a < r.size(); ++a) {
+      if (s(a) == -std::numeric_limits<double>::infinity()) continue;
+      R.back() += std::exp(r(a) - forward.lse) * device.V.row(a).transpose();
+    }
+  }
+
+  // Tree-reduce sum.
+  return tree_reduce_devices(R, [](const Vector& a, const Vector& b) -> Vector { return a + b; });
+}
+
+/// What Alg. 3 leaves on every device.
+struct TreeDecode {
+  Vector z;           ///< attention output [d_v]
+  double lse;         ///< natural log-sum-exp of the scores
+  int n_all_reduces;  ///< collectives used
+};
+
+/// Algorithm 3, tree decoding: three AllReduces, and only they depend on p. The time is O(N/p + 3 log p), with N/p once.
+/// @param[in] q query [d_h]
+/// @param[in] devices keys and values of p devices
+/// @paper{alg_3, Alg. 3}
+/// @paper{eq_7, eq. (7)}
+inline TreeDecode tree_decode_paper(const VectorRef& q, const std::vector<VirtualDevice>& devices) {
+  int n_all_reduces = 0;
+  const auto all_reduce = [&n_all_reduces](const auto& x, auto op) {
+    ++n_all_reduces;
+    return tree_reduce_devices(x, op);
+  };
+
+  // o, lse = attention(q, k, v) on each device. FlashAttention-2 in the paper, the definition here.
+  std::vector<Vector> o;
+  std::vector<double> lse;
+  for (const VirtualDevice& device : devices) {
+    o.push_back(attention_mean(q, device.K, device.V));
+    lse.push_back(energy(q, device.K, device.V, Vector()));
+  }
+
+  // m = AllReduce(max, lse).
+  const double m = all_reduce(lse, max_of);
+
+  // n = o exp(lse - m), D = exp(lse - m). An empty shard has lse = -inf and weighs 0, also when all are empty.
+  std::vector<Vector> n;
+  std::vector<double> D;
+  for (std::size_t i = 0; i < devices.size(); ++i) {
+    D.push_back(safe_weight(lse[i], m));
+    n.push_back(o[i] * D[i]);
+  }
+
+  // n = AllReduce(sum, n), D = AllReduce(sum, D).
+  const Vector n_sum = all_reduce(n, [](const Vector& a, const Vector& b) -> Vector { return a + b; });
+  const double D_sum = all_reduce(D, [](double a, double b) { return a + b; });
+
+  // z = n / D; nothing seen leaves 0 / 0, which is reported as 0.
+  if (D_sum == 0) return {n_sum, -std::numeric_limits<double>::infinity(), n_all_reduces};
+  return {n_sum / D_sum, m + std::log(D_sum), n_all_reduces};
+}
+
+}  // namespace tree_attn

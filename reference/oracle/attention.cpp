@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The oracle over stored tensors (sections 3, 4 and eq. (7)), and the checks of shapes that every decoder shares.
+#include "reference/oracle/attention.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <stdexcept>
+#include <string>
+
+#include "reference/energy/log_sum_exp.hpp"
+#include "reference/oracle/scores.hpp"
+
+namespace tree_attn {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+/// Throws one line, made of its parts.
+template <class... Parts>
+[[noreturn]] void fail(const Parts&... parts) {
+  const auto text = [](const auto& part) {
+    if constexpr (std::is_arithmetic_v<std::decay_t<decltype(part)>>)
+      return std::to_string(part);
+    else
+      return std::string(part);
+  };
+  throw std::invalid_argument("attention: " + (text(parts) + ...));
+}
+
+void check_view(const TensorView& view, const char* name) {
+  bool empty = false;
+  for (const std::int64_t n : view.shape) {
+    if (n < 0) fail(name, " has an axis of negative length ", n);
+    empty = empty || n == 0;
+  }
+  if (!empty && view.data == nullptr) fail(name, " has no data");
+}
+
+/// Energies log sum_a exp(s_ra) and means sum_a softmax(s_r)_a v_a of rows of scores.
+/// @param[in] s scores [rows, N]
+/// @param[out] mean [rows, d_v]
+/// @param[out] lse [rows]
+void reduce(const RowMatrix& s, const TensorView& v, const QueryRows& rows, double* mean, double* lse) {
+  // Find the largest score of every row, NaN before any number.
+  Eigen::VectorXd m(s.rows()), D = Eigen::VectorXd::Zero(s.rows());
+  for (std::int64_t r = 0; r < s.rows(); ++r) m(r) = max_keeping_nan(s.row(r).transpose());
+
+  // Sum weights and weighted values. A key not seen is skipped: 0 times its value could be NaN.
+  Eigen::Map<RowMatrix> n(mean, s.rows(), v.shape[3]);
+  n.setZero();
+  for_each_piece(v, rows, s.cols(), [&](std::int64_t begin, const RowMatrix& V) {
+    for (std::int64_t r = 0; r < s.rows(); ++r) {
+      for (std::int64_t a = 0; a < V.rows(); ++a) {
+        if (s(r, begin + a) == -kInfinity) continue;
+        const double w = safe_weight(s(r, begin + a), m(r));
+        D(r) += w;
+        n.row(r) += w * V.row(a);
+      }
+    }
+  });
+
+  // Divide once. No key seen leaves n = 0 and D = 0.
+  for (std::int64_t r = 0; r < s.rows(); ++r) {
+    if (D(r) != 0) n.row(r) /= D(r);
+    lse[r] = D(r) != 0 ? m(r) + std::log(D(r)) : -kInfinity;
+  }
+}
+
+/// Adds zeta_r.v_a to the scores of the keys that are seen.
+void add_source(const RowMatrix& zeta, const TensorView& v, const QueryRows& rows, RowMatrix& s) {
+  for_each_piece(v, rows, s.cols(), [&](std::int64_t begin, const RowMatrix& V) {
+    const RowMatrix zeta_v = zeta * V.transpose();
+    auto s_piece = s.middleCols(begin, V.rows());
+    s_piece = (s_piece.array() == -kInfinity).select(s_piece, s_piece + zeta_v);
+  });
+}
+
+}  // namespace
+
+AttentionResult attention(const TensorView& q, const TensorView& k, const TensorView& v, const AttentionOptions& options) {
+  check_shapes(q, k, v);
+  check_options(q, k, v, options);
+
+  // Make room for one row of results per query row.
+  const std::int64_t d_v = v.shape[3];
+  const auto n_rows = static_cast<std::size_t>(q.shape[0] * q.shape[1] * q.shape[2]);
+  AttentionResult result;
+  result.out.resize(n_rows * static_cast<std::size_t>(d_v));
+  result.lse.resize(n_rows);
+  if (options.zeta) {
+    result.gradient.resize(result.out.size());
+    result.energy.resize(n_rows);
+  }
+
+  // Reduce block by block: at zeta = 0, then with the source switched on.
+  for_each_query_rows(q, k, [&](const QueryRows& rows) {
+    RowMatrix s = scores(q, k, rows, options);
+    reduce(s, v, rows, result.out.data() + rows.begin * d_v, result.lse.data() + rows.begin);
+    if (!options.zeta) return;
+    add_source(load_query_rows(*options.zeta, rows), v, rows, s);
+    reduce(s, v, rows, result.gradient.data() + rows.begin * d_v, result.energy.data() + rows.begin);
+  });
+  return result;
+}
+
+void check_shapes(const TensorView& q, const TensorView& k, const TensorView& v) {
+  check_view(q, "q");
+  check_view(k, "k");
+  check_view(v, "v");
+  if (q.shape[3] != k.shape[3]) fail("head_dim of q (", q.shape[3], ") and k (", k.shape[3], ") differ");
+  if (q.shape[3] == 0) fail("head_dim of q and k is 0");
+  if (q.shape[0] != k.shape[0]) fail("batch of q (", q.shape[0], ") and k (", k.shape[0], ") differ");
+  if (k.shape[0] != v.shape[0]) fail("batch of k (", k.shape[0], ") and v (", v.shape[0], ") differ");
+  if (k.shape[1] != v.shape[1]) fail("k has ", k.shape[1], " KV heads, v has ", v.shape[1]);
+  if (k.shape[2] != v.shape[2]) fail("k has ", k.shape[2], " keys, v has ", v.shape[2]);
+  const std::int64_t n_h = q.shape[1], n_kv = k.shape[1];
+  if (n_kv == 0 ? n_h != 0 : n_h % n_kv != 0) fail(n_h, " query heads are not a multiple of ", n_kv, " KV heads");
+}
+
+void check_options(const TensorView& q, const TensorView& k, const TensorView& v, const AttentionOptions& options) {
+  const std::int64_t b = q.shape[0], n_keys = k.shape[2];
+  const auto n_lengths = static_cast<std::int64_t>(options.lengths.size());
+  if (n_lengths != 0 && n_lengths != b) fail(n_lengths, " lengths for a batch of ", b);
+  for (std::int64_t i = 0; i < n_lengths; ++i) {
+    const std::int64_t length = options.lengths[static_cast<std::size_t>(i)];
+    if (length < 0 || length > n_keys) fail("length ", length, " of batch entry ", i, " is not in [0, ", n_keys, "]");
+  }
+  if (!options.zeta) return;
+  check_view(*options.zeta, "zeta");
+  const std::array<std::int64_t, 4> wanted{b, q.shape[1], q.shape[2], v.shape[3]};
+  for (std::size_t axis = 0; axis < 4; ++axis) {
+    const std::int64_t n = options.zeta->shape[axis];
+    if (n != wanted[axis]) fail("axis ", axis, " of zeta has length ", n, " instead of ", wanted[axis]);
+  }
+}
+
+double scale_of(const TensorView& q, const AttentionOptions& options) {
+  return options.scale.value_or(1 / std::sqrt(static_cast<double>(q.shape[3])));
+}
+
+std::int64_t n_visible(const TensorView& q, const TensorView& k, const AttentionOptions& options, std::int64_t b,
+                       std::int64_t i) {
+  const std::int64_t n = options.lengths.empty() ? k.shape[2] : options.lengths[static_cast<std::size_t>(b)];
+  return options.causal ? std::clamp<std::int64_t>(n - q.shape[2] + i + 1, 0, n) : n;
+}
+
+}  // namespace tree_attn

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Scores of query rows against stored keys, read in pieces (eq. (7)): what attention() and error_bound() share.
+///
+/// The query heads of a group lie next to each other in q, so the group_size * l queries of one key/value head are rows
+/// of one matrix, and so are their results.
+#pragma once
+
+#include <Eigen/Core>
+#include <algorithm>
+#include <limits>
+#include <vector>
+
+#include "reference/oracle/attention.hpp"
+
+namespace tree_attn {
+
+/// Row-major, as the tensors are.
+using RowMatrix = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+
+/// Some query rows of one batch entry that read the same key/value head.
+struct QueryRows {
+  std::int64_t batch;    ///< batch entry
+  std::int64_t kv_head;  ///< the head they read
+  std::int64_t begin;    ///< first row, counted over [b, n_h, l]: row = (batch * n_h + h) * l + i
+  std::int64_t count;    ///< number of rows
+};
+
+/// Calls body(rows) for blocks of query rows that cover q, each small enough that its scores fill at most 64 MiB.
+template <class Body>
+void for_each_query_rows(const TensorView& q, const TensorView& k, Body body) {
+  constexpr std::int64_t kScores = std::int64_t{1} << 23;
+  const std::int64_t n_rows = k.shape[1] > 0 ? q.shape[1] / k.shape[1] * q.shape[2] : 0;
+  const std::int64_t step = std::max<std::int64_t>(1, kScores / std::max<std::int64_t>(1, k.shape[2]));
+  for (std::int64_t b = 0; b < q.shape[0]; ++b) {
+    for (std::int64_t g = 0; g < k.shape[1]; ++g) {
+      const std::int64_t begin = (b * k.shape[1] + g) * n_rows;
+      for (std::int64_t r = 0; r < n_rows; r += step) body(QueryRows{b, g, begin + r, std::min(step, n_rows - r)});
+    }
+  }
+}
+
+/// Calls body(begin, piece [n, d]) for the positions [0, count) of one head of k or v, some hundred at a time, in order.
+template <class Body>
+void for_each_piece(const TensorView& x, const QueryRows& rows, std::int64_t count, Body body) {
+  constexpr std::int64_t kPiece = 256;
+  RowMatrix piece;
+  for (std::int64_t begin = 0; begin < count; begin += kPiece) {
+    piece.resize(std::min(kPiece, count - begin), x.shape[3]);
+    for (std::int64_t a = 0; a < piece.rows(); ++a) load_row(x, rows.batch, rows.kv_head, begin + a, piece.row(a).data());
+    body(begin, piece);
+  }
+}
+
+/// Rows of q, or of another tensor [b, n_h, l, d], as a matrix [rows, d].
+inline RowMatrix load_query_rows(const TensorView& x, const QueryRows& rows) {
+  RowMatrix matrix(rows.count, x.shape[3]);
+  for (std::int64_t r = 0; r < rows.count; ++r) {
+    const std::int64_t head_and_batch = (rows.begin + r) / x.shape[2];
+    load_row(x, rows.batch, head_and_batch % x.shape[1], (rows.begin + r) % x.shape[2], matrix.row(r).data());
+  }
+  return matrix;
+}
+
+/// s_ra = scale q_r.k_a for the keys that any of the rows sees; -inf where row r does not see key a.
+/// @param[in] q queries [b, n_h, l, d_h]
+/// @param[in] k keys [b, n_kv, N, d_h]
+/// @param[in] rows which queries
+/// @param[in] options scale, causal mask, lengths
+/// @returns [rows, N]; N is the longest row, so a key behind options.lengths is not read
+inline RowMatrix scores(const TensorView& q, const TensorView& k, const QueryRows& rows, const AttentionOptions& options) {
+  // Count what each row sees.
+  std::vector<std::int64_t> n_seen(static_cast<std::size_t>(rows.count));
+  for (std::int64_t r = 0; r < rows.count; ++r) {
+    n_seen[static_cast<std::size_t>(r)] = n_visible(q, k, options, rows.batch, (rows.begin + r) % q.shape[2]);
+  }
+  const std::int64_t n_keys = n_seen.empty() ? 0 : *std::max_element(n_seen.begin(), n_seen.end());
+
+  // Multiply queries and keys.
+  const RowMatrix Q = load_query_rows(q, rows);
+  RowMatrix s(rows.count, n_keys);
+  for_each_piece(k, rows, n_keys, [&](std::int64_t begin, const RowMatrix& K) {
+    s.middleCols(begin, K.rows()).noalias() = Q * K.transpose();
+  });
+  s *= scale_of(q, options);
+
+  // Hide the keys behind the end of each row.
+  for (std::int64_t r = 0; r < rows.count; ++r) {
+    s.row(r).tail(n_keys - n_seen[static_cast<std::size_t>(r)]).setConstant(-std::numeric_limits<double>::infinity());
+  }
+  return s;
+}
+
+}  // namespace tree_attn

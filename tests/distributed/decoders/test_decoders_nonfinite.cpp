@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief NaN and Inf in q, k and v reach the outputs that the formula says, on every algorithm, and no others (eq. (7)).
+#include "reference/oracle/attention.hpp"
+#include "tests/support/decoding.hpp"
+#include "tests/support/compare.hpp"
+
+namespace tree_attn::test {
+namespace {
+
+constexpr std::int64_t kKeys = 45, kValueDim = 5, kQueries = 2, kHeads = 4, kBatch = 2;
+const Axes kAxes{.batch = kBatch,
+                 .heads = kHeads,
+                 .kv_heads = 2,
+                 .head_dim = 6,
+                 .value_dim = kValueDim,
+                 .n_queries = kQueries,
+                 .n_keys = kKeys};
+
+/// Which tensor gets the number, and where: always in batch entry 1, in head 1 of its kind, at component 2.
+enum class Where { Query, Key, Value };
+
+std::unique_ptr<TensorProblem> problem_with(Where where, std::int64_t position, float number) {
+  std::mt19937 random(900);
+  Tensor q = normal_tensor(random, kAxes.q()), k = normal_tensor(random, kAxes.k()), v = normal_tensor(random, kAxes.v());
+  if (where == Where::Query) q.set(1, 1, position, 2, number);
+  if (where == Where::Key) k.set(1, 1, position, 2, number);
+  if (where == Where::Value) v.set(1, 1, position, 2, number);
+  return problem_of(std::move(q), std::move(k), std::move(v));
+}
+
+/// Whether the number may show in component j of the output of (entry, head, query); j = -1 asks for lse.
+bool may_show(Where where, std::int64_t position, std::size_t row, std::int64_t j) {
+  const std::int64_t entry = static_cast<std::int64_t>(row) / (kHeads * kQueries),
+                     head = static_cast<std::int64_t>(row) / kQueries % kHeads;
+  if (entry != 1) return false;
+  if (where == Where::Query) return head == 1 && static_cast<std::int64_t>(row) % kQueries == position;
+  // Query heads 2 and 3 read key/value head 1.
+  return head >= 2 && (where == Where::Key || j == 2);
+}
+
+/// Checks one result: the oracle's pattern where the number may show, the bits of the clean run everywhere else.
+void check_reach(Where where, std::int64_t position, const DecodeOutput& clean, const DecodeOutput& output,
+                 const AttentionResult& oracle) {
+  // The numbers themselves are held to the bound elsewhere; this is about which are numbers.
+  const Comparison out = compare(output.out, oracle.out, 1e-4, NonFinite::Match),
+                   lse = compare(output.lse, oracle.lse, 1e-4, NonFinite::Match);
+  CHECK_MESSAGE(out.ok, "out: " << out.message);
+  CHECK_MESSAGE(lse.ok, "lse: " << lse.message);
+  bool untouched = true;
+  for (std::size_t r = 0; r < output.lse.size(); ++r) {
+    if (!may_show(where, position, r, -1))
+      untouched = untouched && same_bits(std::span(&output.lse[r], 1), std::span(&clean.lse[r], 1));
+    for (std::int64_t j = 0; j < kValueDim; ++j) {
+      const std::size_t i = r * kValueDim + static_cast<std::size_t>(j);
+      if (!may_show(where, position, r, j))
+        untouched = untouched && same_bits(std::span(&output.out[i], 1), std::span(&clean.out[i], 1));
+    }
+  }
+  CHECK(untouched);
+}
+
+}  // namespace
+
+/// A max reduction that drops NaN, or drops it on one side, fails here.
+/// @tested{alg_3, Alg. 3}
+/// @tested{eq_7, eq. (7)}
+TEST_CASE("decoders: NaN and Inf on the first, a middle and the last rank reach their own outputs and no other") {
+  constexpr float kInf = std::numeric_limits<float>::infinity(), kNaN = std::numeric_limits<float>::quiet_NaN();
+  for (World* world : worlds({1, 2, 3, 5, 8})) {
+    const int p = world->size();
+    const Layout layout{mixed_grouping(p), even_runs(kKeys, p, 1)};
+    REQUIRE(n_holders(layout.runs) == p);
+    for (const Where where : {Where::Query, Where::Key, Where::Value}) {
+      // A query position, or a key of the first, a middle and the last place.
+      const std::vector<std::int64_t> positions =
+          where == Where::Query ? std::vector<std::int64_t>{0, 1} : std::vector<std::int64_t>{0, kKeys / 2, kKeys - 1};
+      for (const std::int64_t position : positions) {
+        for (const float number : {kNaN, kInf, -kInf}) {
+          const auto problem = problem_with(where, position, number);
+          // The clean run differs in nothing but the number itself, which would otherwise be the drawn one.
+          const auto clean = problem_with(where, position, 0.25f);
+          AttentionOptions options;
+          options.scale = problem->scale;
+          const AttentionResult oracle = attention(problem->query(0), problem->k(), problem->v(), options);
+          for (const Algorithm& algorithm : algorithms()) {
+            INFO(algorithm.name << ", tensor " << static_cast<int>(where) << ", position " << position << ", number "
+                                << number << ", " << layout.text());
+            const DecodeOutput clean_output = decode(*world, algorithm, *clean, layout)[0].output;
+            for (const Seen& seen : decode(*world, algorithm, *problem, layout)) {
+              check_reach(where, position, clean_output, seen.output, oracle);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("decoders: a rank whose scores are all -inf is neutral, bit for bit") {
+  for (World* world : worlds({2, 3, 4, 5, 8})) {
+    const int p = world->size();
+    if (p < 2) continue;
+    // Equal aligned shards; the keys of one place have a component of -inf, and all queries are positive there.
+    const std::int64_t n_keys = 8 * p;
+    for (const int place : {0, p / 2, p - 1}) {
+      const Axes axes{.head_dim = 6, .value_dim = 5, .n_keys = n_keys};
+      std::mt19937 random(1000);
+      Tensor q = normal_tensor(random, axes.q()), k = normal_tensor(random, axes.k()), v = normal_tensor(random, axes.v());
+      for (std::int64_t h = 0; h < axes.heads; ++h) q.set(0, h, 0, 2, 1);
+      Tensor k_seen = k, v_nan = v;
+      for (std::int64_t h = 0; h < axes.kv_heads; ++h) {
+        for (std::int64_t a = 8 * place; a < 8 * place + 8; ++a) {
+          k.set(0, h, a, 2, -std::numeric_limits<float>::infinity());
+          // Values of keys that are not seen are not looked at.
+          v_nan.set(0, h, a, a % 5, std::numeric_limits<float>::quiet_NaN());
+        }
+      }
+      const auto problem = problem_of(q, k, v), not_looked_at = problem_of(q, k, v_nan);
+      const Layout layout{mixed_grouping(p), even_runs(n_keys, p, 1)};
+      check_all(*world, *problem, {layout});
+      for (const Algorithm& algorithm : algorithms()) {
+        CAPTURE(algorithm.name);
+        const std::vector<Seen> seen = decode(*world, algorithm, *problem, layout),
+                                nan = decode(*world, algorithm, *not_looked_at, layout);
+        CHECK(same_bits(seen[0].output, nan[0].output));
+        if (place + 1 < p || !algorithm.keeps_bits) continue;
+        // Behind the last keys, not seen is the same as not there.
+        const auto shorter = problem_of(q, k_seen, v, std::vector<std::int64_t>{n_keys - 8}, problem->scale);
+        CHECK(same_bits(seen[0].output, decode_alone(*shorter)));
+      }
+    }
+  }
+}
+
+/// The one place where a max that drops NaN shows: elsewhere the sums carry it as well.
+/// @tested{alg_3, Alg. 3}
+TEST_CASE("decoders: NaN on the only rank that holds keys is not taken for the empty set of the others") {
+  const Axes axes{.head_dim = 6, .value_dim = 5, .n_keys = 7};
+  std::mt19937 random(1050);
+  Tensor q = normal_tensor(random, axes.q()), k = normal_tensor(random, axes.k()), v = normal_tensor(random, axes.v());
+  k.set(0, 0, 3, 2, std::numeric_limits<float>::quiet_NaN());
+  const auto problem = problem_of(std::move(q), std::move(k), std::move(v));
+  for (World* world : worlds()) {
+    const int p = world->size();
+    std::vector<Layout> layouts;
+    for (int place = 0; place < p; ++place) {
+      std::vector<std::int64_t> lengths(static_cast<std::size_t>(p), 0);
+      lengths[static_cast<std::size_t>(place)] = 7;
+      layouts.push_back({mixed_grouping(p), runs_of_lengths(lengths)});
+    }
+    check_all(*world, *problem, layouts, [](const Algorithm&, const DecodeOutput& output) {
+      for (std::size_t r = 0; r < 4; ++r) CHECK(std::isnan(output.lse[r]) == (r < 2));
+    });
+  }
+}
+
+/// A sequence of one key has a state of its own, (s, 1, v), which must not hide that s is NaN.
+TEST_CASE("decoders: NaN in the query or the key of a sequence of one key is NaN in all of its output") {
+  for (const std::int64_t n_keys : {1, 9}) {
+    const Axes axes{.batch = 2, .head_dim = 6, .value_dim = 5, .n_keys = n_keys};
+    for (const Where where : {Where::Query, Where::Key}) {
+      std::mt19937 random(1075);
+      Tensor q = normal_tensor(random, axes.q()), k = normal_tensor(random, axes.k()), v = normal_tensor(random, axes.v());
+      // Query heads 2 and 3 read key/value head 1.
+      constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+      if (where == Where::Query) q.set(1, 2, 0, 2, kNaN), q.set(1, 3, 0, 2, kNaN);
+      if (where == Where::Key) k.set(1, 1, 0, 2, kNaN);
+      const auto problem = problem_of(std::move(q), std::move(k), std::move(v), std::vector<std::int64_t>{n_keys, 1});
+      for (World* world : worlds({1, 2, 3, 8})) {
+        const int p = world->size();
+        check_all(*world, *problem, {{mixed_grouping(p), even_runs(n_keys, p, 1)}}, [](const Algorithm&, const DecodeOutput& output) {
+          for (std::size_t r = 0; r < output.lse.size(); ++r) {
+            CHECK(std::isnan(output.lse[r]) == (r >= 6));
+            for (std::size_t j = 0; j < 5; ++j) CHECK(std::isnan(output.out[r * 5 + j]) == (r >= 6));
+          }
+        });
+      }
+    }
+  }
+}
+
+TEST_CASE("decoders: all scores -inf is the empty set on every rank, not NaN") {
+  const Axes axes{.head_dim = 6, .value_dim = 5, .n_keys = 30};
+  std::mt19937 random(1100);
+  Tensor q = normal_tensor(random, axes.q()), k = normal_tensor(random, axes.k()), v = normal_tensor(random, axes.v());
+  for (std::int64_t h = 0; h < axes.heads; ++h) q.set(0, h, 0, 2, h < 2 ? 1.0f : 0.5f);
+  for (std::int64_t a = 0; a < 30; ++a) k.set(0, 0, a, 2, -std::numeric_limits<float>::infinity());
+  const auto problem = problem_of(std::move(q), std::move(k), std::move(v));
+  for (World* world : worlds()) {
+    const int p = world->size();
+    check_all(*world, *problem, {{mixed_grouping(p), even_runs(30, p, 1)}},
+              [](const Algorithm&, const DecodeOutput& output) {
+                for (std::size_t i = 0; i < 10; ++i) CHECK(output.out[i] == 0);
+                for (std::size_t r = 0; r < 2; ++r) CHECK(output.lse[r] == -std::numeric_limits<float>::infinity());
+                for (std::size_t r = 2; r < 4; ++r) CHECK(std::isfinite(output.lse[r]));
+              });
+  }
+}
+
+}  // namespace tree_attn::test

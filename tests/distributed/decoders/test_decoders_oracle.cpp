@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief All algorithms against the oracle: shapes, storage types, few keys, empty shards (Alg. 3, section 5).
+#include "tests/support/decoding.hpp"
+
+namespace tree_attn::test {
+namespace {
+
+/// Shards as even as single keys allow, and as even as leaves allow.
+std::vector<Layout> even_layouts(std::int64_t n_keys, int p) {
+  return {{mixed_grouping(p), even_runs(n_keys, p, 1)}, {Topology::pretend(p, 2), even_runs(n_keys, p, kLeafLength)}};
+}
+
+}  // namespace
+
+/// @tested{alg_3, Alg. 3}
+/// @tested{eq_7, eq. (7)}
+TEST_CASE("decoders: every head size, values of another size, grouped heads, several queries") {
+  const Axes shapes[] = {
+      {.heads = 4, .kv_heads = 4, .head_dim = 1, .value_dim = 1, .n_keys = 130},
+      {.heads = 6, .kv_heads = 3, .head_dim = 46, .value_dim = 59, .n_keys = 97},
+      {.batch = 2, .heads = 4, .kv_heads = 1, .head_dim = 59, .value_dim = 46, .n_queries = 3, .n_keys = 65},
+      {.heads = 2, .kv_heads = 2, .head_dim = 111, .value_dim = 1, .n_keys = 200},
+      {.heads = 4, .kv_heads = 2, .head_dim = 512, .value_dim = 512, .n_keys = 70},
+      {.batch = 3, .heads = 8, .kv_heads = 2, .head_dim = 16, .value_dim = 24, .n_queries = 2, .n_keys = 129},
+  };
+  for (World* world : worlds({1, 2, 3, 5, 8})) {
+    unsigned seed = 100;
+    for (Axes axes : shapes) {
+      for (const Storage storage : {Storage::F32, Storage::F64, Storage::F16, Storage::BF16}) {
+        axes.storage = storage;
+        CAPTURE(seed);
+        CAPTURE(name_of(storage));
+        const auto problem = normal_problem(seed++, axes);
+        const Layout layout{mixed_grouping(world->size()), even_runs(axes.n_keys, world->size(), 1)};
+        REQUIRE(n_holders(layout.runs) == world->size());
+        check_all(*world, *problem, {layout});
+      }
+    }
+  }
+}
+
+/// @tested{alg_3, Alg. 3}
+TEST_CASE("decoders: lengths differ inside a batch, what lies behind them is NaN") {
+  const Axes axes{.batch = 5, .heads = 4, .kv_heads = 2, .head_dim = 24, .value_dim = 20, .n_keys = 150};
+  const auto problem = normal_problem(200, axes, std::vector<std::int64_t>{150, 1, 0, 64, 77});
+  for (World* world : worlds()) {
+    check_all(*world, *problem, even_layouts(axes.n_keys, world->size()), [&](const Algorithm&, const DecodeOutput& output) {
+      // Entry 2 has no keys: z = 0 and lse = -inf, not a NaN.
+      for (std::size_t i = 2 * 4 * 20; i < 3 * 4 * 20; ++i) CHECK(std::bit_cast<std::uint32_t>(output.out[i]) == 0);
+      for (std::size_t r = 2 * 4; r < 3 * 4; ++r) CHECK(output.lse[r] == -std::numeric_limits<float>::infinity());
+    });
+  }
+}
+
+/// @tested{alg_3, Alg. 3}
+TEST_CASE("decoders: 0, 1, p - 1, p and p + 1 keys") {
+  for (World* world : worlds()) {
+    const int p = world->size();
+    for (const std::int64_t n_keys : {0, 1, p - 1, p, p + 1}) {
+      CAPTURE(n_keys);
+      const Axes axes{.batch = 2, .head_dim = 10, .value_dim = 7, .n_keys = n_keys};
+      const auto problem = normal_problem(300 + static_cast<unsigned>(n_keys), axes);
+      const std::vector<Layout> layouts = even_layouts(n_keys, p);
+      REQUIRE(n_holders(layouts[0].runs) == std::min<std::int64_t>(n_keys, p));
+      check_all(*world, *problem, layouts, [&](const Algorithm&, const DecodeOutput& output) {
+        if (n_keys > 1) return;
+        // No key: z = 0, lse = -inf. One key: z = v, bit for bit, whatever its score; lse, its score, is held against the
+        // oracle.
+        for (std::int64_t r = 0; r < 8; ++r) {
+          std::vector<float> z(7, 0.0f);
+          if (n_keys == 1)
+            load_row(problem->v(), r / 4, r % 4 / 2, 0, z.data());
+          else
+            CHECK(output.lse[static_cast<std::size_t>(r)] == -std::numeric_limits<float>::infinity());
+          CHECK(same_bits(std::span(output.out).subspan(static_cast<std::size_t>(r) * 7, 7), z));
+        }
+      });
+    }
+  }
+}
+
+/// @tested{alg_3, Alg. 3}
+TEST_CASE("decoders: an empty shard is neutral, on the first, a middle or the last rank, and on all but one") {
+  for (World* world : worlds({2, 3, 4, 5, 8})) {
+    const int p = world->size();
+    const auto problem = normal_problem(400, {.batch = 2, .head_dim = 10, .value_dim = 7, .n_keys = 90});
+    std::vector<Layout> layouts;
+    for (const int place : {0, p / 2, p - 1}) {
+      // All but this place share the keys; then this place has them all.
+      std::vector<std::int64_t> without(static_cast<std::size_t>(p), 0), only(static_cast<std::size_t>(p), 0);
+      std::int64_t rest = 90;
+      for (int i = 0, n_left = p - 1; i < p; ++i) {
+        if (i == place || n_left == 0) continue;
+        without[static_cast<std::size_t>(i)] = rest / n_left;
+        rest -= rest / n_left--;
+      }
+      only[static_cast<std::size_t>(place)] = 90;
+      if (p > 1) layouts.push_back({mixed_grouping(p), runs_of_lengths(without)});
+      layouts.push_back({Topology::pretend(p, 2), runs_of_lengths(only)});
+      if (p > 1) REQUIRE(n_holders(layouts[layouts.size() - 2].runs) == p - 1);
+      REQUIRE(n_holders(layouts.back().runs) == 1);
+    }
+    check_all(*world, *problem, layouts);
+  }
+}
+
+/// The numerator of the empty set is -0, the one number that changes no other when added.
+TEST_CASE("decoders: values of -0 stay -0 beside empty shards and keys that are not in use") {
+  const Axes axes{.batch = 2, .head_dim = 6, .value_dim = 5, .n_keys = 40};
+  std::mt19937 random(450);
+  Tensor q = normal_tensor(random, axes.q()), k = normal_tensor(random, axes.k());
+  const Tensor v(std::vector<float>(static_cast<std::size_t>(n_elements(axes.v())), -0.0f), axes.v());
+  const auto problem = problem_of(std::move(q), std::move(k), v, std::vector<std::int64_t>{40, 3});
+  for (World* world : worlds({1, 2, 3, 5, 8})) {
+    const int p = world->size();
+    std::vector<std::int64_t> only(static_cast<std::size_t>(p), 0);
+    only[static_cast<std::size_t>(p / 2)] = 40;
+    check_all(*world, *problem, {{mixed_grouping(p), runs_of_lengths(only)}, {Topology::pretend(p, 2), even_runs(40, p, 1)}},
+              [](const Algorithm& algorithm, const DecodeOutput& output) {
+                // Paper and packed add the +0 that an empty shard's output is.
+                if (!algorithm.keeps_bits && algorithm.name != "fused") return;
+                CHECK(std::all_of(output.out.begin(), output.out.end(), [](float z) { return z == 0 && std::signbit(z); }));
+              });
+  }
+}
+
+TEST_CASE("decoders: no keys, no heads, no batch, no components: an empty result and no hang") {
+  for (World* world : worlds({1, 2, 5})) {
+    const Axes empties[] = {
+        {.n_keys = 0}, {.batch = 0, .n_keys = 9}, {.heads = 0, .kv_heads = 0, .n_keys = 9}, {.value_dim = 0, .n_keys = 9}};
+    for (const Axes& axes : empties) {
+      const auto problem = normal_problem(500, axes);
+      check_all(*world, *problem, even_layouts(axes.n_keys, world->size()));
+    }
+  }
+}
+
+}  // namespace tree_attn::test

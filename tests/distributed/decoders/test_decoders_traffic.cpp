@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief What is counted while decoding: collectives, hops, merge steps, buffers; and what is in flight when (section 6).
+#include "tests/support/decoding.hpp"
+
+namespace tree_attn::test {
+namespace {
+
+constexpr std::int64_t kPerRank = 8;
+
+std::unique_ptr<TensorProblem> problem_for(int p) {
+  return normal_problem(1200, {.batch = 2, .head_dim = 6, .value_dim = 5, .n_keys = kPerRank * p});
+}
+
+int floor_log2(int n) { return std::bit_width(static_cast<unsigned>(n)) - 1; }
+
+}  // namespace
+
+/// @tested{eq_10, eq. (10)}
+TEST_CASE("decoders: the ring takes p - 1 hops, and holds two shards beside its own") {
+  for (World* world : worlds()) {
+    const int p = world->size();
+    const auto problem = problem_for(p);
+    const std::int64_t shard_bytes = kPerRank * problem->shape().bytes_per_position();
+    for (const bool copied : {true, false}) {
+      const Layout layout{mixed_grouping(p), even_runs(kPerRank * p, p, kPerRank), copied};
+      for (const Seen& seen : decode(*world, find_algorithm("ring"), *problem, layout)) {
+        // Every hop is one message of keys and one of values to the right neighbour; no collective at all.
+        CHECK(seen.traffic.messages == 2 * (p - 1));
+        CHECK(seen.traffic.bytes == (p - 1) * shard_bytes);
+        CHECK(seen.traffic.collectives == 0);
+        // The own shard stays, for it is the cache: one buffer comes in while another goes out. With two ranks there is only
+        // what comes in, and the own shard if it has to be packed to be sent.
+        const int n_buffers = p == 1 ? 0 : p == 2 && copied ? 1 : 2;
+        CHECK(seen.traffic.buffer_kv_bytes == n_buffers * shard_bytes);
+      }
+    }
+  }
+}
+
+TEST_CASE("decoders: the ring's buffers are those of the longest neighbours") {
+  for (World* world : worlds({3, 5})) {
+    const int p = world->size();
+    if (p < 3) continue;
+    const auto problem = problem_for(p);
+    std::vector<std::int64_t> lengths(static_cast<std::size_t>(p), 0);
+    lengths[0] = kPerRank * p - 3;
+    lengths[static_cast<std::size_t>(p) - 1] = 3;
+    std::int64_t most = 0;
+    for (const Seen& seen :
+         decode(*world, find_algorithm("ring"), *problem, {Topology::pretend(p, p), runs_of_lengths(lengths)})) {
+      most = std::max(most, seen.traffic.buffer_kv_bytes);
+    }
+    CHECK(most == kPerRank * p * problem->shape().bytes_per_position());
+  }
+}
+
+TEST_CASE("decoders: keys and values do not move in tree decoding") {
+  for (World* world : worlds({2, 3, 5, 8})) {
+    const int p = world->size();
+    const Layout shorter{mixed_grouping(p), even_runs(kPerRank * p, p, kPerRank)};
+    const Layout longer{mixed_grouping(p), even_runs(4 * kPerRank * p, p, 4 * kPerRank)};
+    const auto problem = problem_for(p), long_problem = problem_for(4 * p);
+    for (const Algorithm& algorithm : algorithms()) {
+      if (algorithm.name == "ring") continue;
+      CAPTURE(algorithm.name);
+      const std::vector<Seen> seen = decode(*world, algorithm, *problem, shorter),
+                              more = decode(*world, algorithm, *long_problem, longer);
+      for (std::size_t rank = 0; rank < seen.size(); ++rank) {
+        CHECK(seen[rank].traffic.bytes == more[rank].traffic.bytes);
+        CHECK(seen[rank].traffic.buffer_kv_bytes == 0);
+      }
+    }
+  }
+}
+
+/// @tested{alg_3, Alg. 3}
+/// @tested{thm_1, Thm. 1}
+TEST_CASE("decoders: three collectives, two, one, and about log2 p merges in a row") {
+  for (World* world : worlds()) {
+    const int p = world->size();
+    const auto problem = problem_for(p);
+    for (const Topology& topology : groupings(p)) {
+      const auto busiest = [&](std::string_view name) {
+        Traffic most;
+        for (const Seen& seen :
+             decode(*world, find_algorithm(name), *problem, {topology, even_runs(kPerRank * p, p, kPerRank)})) {
+          most.collectives = std::max(most.collectives, seen.traffic.collectives);
+          most.merge_steps = std::max(most.merge_steps, seen.traffic.merge_steps);
+        }
+        return most;
+      };
+      INFO(p << " ranks on " << topology.n_nodes() << " nodes");
+      CHECK(busiest("paper").collectives == 3);
+      CHECK(busiest("packed").collectives == 2);
+      CHECK(busiest("fused").collectives == 1);
+      CHECK(busiest("gather").collectives == 1);
+      CHECK(busiest("ring-state").collectives == 0);
+      // Reduce and broadcast where a node has several ranks, doubling where there are several nodes.
+      CHECK(busiest("two-level").collectives == (topology.n_nodes() < p ? 2 : 0) + (topology.n_nodes() > 1 ? 1 : 0));
+      // One merge an exchange; one more where members are folded in first.
+      const std::int64_t depth = floor_log2(p) + (std::has_single_bit(static_cast<unsigned>(p)) ? 0 : 1);
+      CHECK(busiest("fused").merge_steps == depth);
+      CHECK(busiest("paper").merge_steps == 3 * depth);
+      // Everything gathered is merged here, one subtree after the other.
+      CHECK(busiest("gather").merge_steps == p - 1);
+      CHECK(busiest("ring").merge_steps == p - 1);
+      CHECK(busiest("two-level").merge_steps <= p - 1);
+      if (topology.n_nodes() == 1 && std::has_single_bit(static_cast<unsigned>(p)))
+        CHECK(busiest("two-level").merge_steps == depth);
+    }
+  }
+}
+
+TEST_CASE("decoders: counters add up over steps until they are cleared") {
+  for (World* world : worlds({2, 3, 8})) {
+    const int p = world->size();
+    const auto problem = problem_for(p);
+    const Layout layout{mixed_grouping(p), even_runs(kPerRank * p, p, kPerRank)};
+    for (const Algorithm& algorithm : algorithms()) {
+      CAPTURE(algorithm.name);
+      const std::vector<Seen> once = decode(*world, algorithm, *problem, layout);
+      const std::vector<Seen> thrice = world->run(layout.topology, [&](Transport& transport) {
+        const Run mine = layout.runs[static_cast<std::size_t>(transport.topology().place_of(transport.rank()))];
+        const DecodeStep step{problem->query(0), problem->shard(mine, 0), problem->lengths(), problem->scale, layout.runs};
+        DecodeOutput output;
+        for (int t = 0; t < 3; ++t) output = algorithm.run(transport, find_backend("cpu"), step);
+        return output;
+      });
+      for (std::size_t rank = 0; rank < once.size(); ++rank) {
+        CHECK(thrice[rank].traffic.messages == 3 * once[rank].traffic.messages);
+        CHECK(thrice[rank].traffic.bytes == 3 * once[rank].traffic.bytes);
+        CHECK(thrice[rank].traffic.bytes_between_nodes == 3 * once[rank].traffic.bytes_between_nodes);
+        CHECK(thrice[rank].traffic.collectives == 3 * once[rank].traffic.collectives);
+        CHECK(thrice[rank].traffic.merge_steps == 3 * once[rank].traffic.merge_steps);
+        CHECK(same_bits(thrice[rank].output, once[rank].output));
+      }
+    }
+  }
+}
+
+}  // namespace tree_attn::test

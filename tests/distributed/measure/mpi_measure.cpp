@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief What measure() says of ranks that end with different bits: the negative control of same_bits_on_all_ranks.
+#include <doctest/doctest.h>
+
+#include <bit>
+
+#include "distributed/measure/measure.hpp"
+#include "tests/support/mpi_world.hpp"
+
+namespace tree_attn::test {
+namespace {
+
+int odd_rank = -1;        ///< ends with another bit than the others; none if it is no rank
+bool odd_in_lse = false;  ///< the last bit of lse, or else of out
+float common = 0;         ///< the value that the others have
+
+/// An algorithm that computes nothing: every rank ends with the common value, one with the next float.
+DecodeOutput decode_oddly(Transport& transport, const Backend&, const DecodeStep& step) {
+  DecodeOutput output{std::vector<float>(static_cast<std::size_t>(step.n_rows() * step.d_v()), common),
+                      std::vector<float>(static_cast<std::size_t>(step.n_rows()), common)};
+  if (transport.rank() == odd_rank) {
+    float& number = (odd_in_lse ? output.lse : output.out).back();
+    number = std::bit_cast<float>(std::bit_cast<std::uint32_t>(number) + 1);
+  }
+  return output;
+}
+
+}  // namespace
+
+TEST_CASE("measure: one rank that ends with one other bit is seen by all, whichever it is") {
+  const int p = session().size();
+  const auto problem = make_problem({Storage::F32, 1, 2, 2, 4, 4, 1, 8, {8}}, 1, 1);
+  const Topology topology = Topology::pretend(p, p);
+  const Backend backend = find_backend("cpu");
+  const Bench bench{session(), topology, backend, *problem, even_runs(8, p, 1), 1.0, 0, 1};
+  const auto same_bits = [&](int rank) {
+    odd_rank = rank;
+    return measure(bench, {"gather", "", true, decode_oddly}).same_bits_on_all_ranks;
+  };
+  // The last bit of a number, the one that makes -inf a NaN, the payload of a NaN.
+  for (const float number : {1.0f, 0.0f, -std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+    common = number;
+    CAPTURE(number);
+    CHECK(same_bits(p));
+    for (int rank = 0; rank < p; ++rank) {
+      odd_in_lse = rank % 2 == 1;
+      CHECK(same_bits(rank) == (p == 1));
+    }
+  }
+}
+
+}  // namespace tree_attn::test

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The program's comparison with the oracle: it must fail where it should (section 6, appendix F).
+#include "distributed/measure/measure.hpp"
+
+#include "tests/support/decoding.hpp"
+
+namespace tree_attn::test {
+namespace {
+
+constexpr float kInf = std::numeric_limits<float>::infinity(), kNaN = std::numeric_limits<float>::quiet_NaN();
+
+/// A result that is right, to be spoilt.
+struct Right {
+  std::unique_ptr<TensorProblem> problem;
+  Verifier verify;
+  Measurement measurement;
+
+  explicit Right(std::unique_ptr<TensorProblem> given) : problem(std::move(given)), verify(*problem, problem->scale, 4, nullptr) {
+    measurement.algorithm = "gather";
+    measurement.output = decode_alone(*problem);
+  }
+  bool passes() const { return verify(measurement).passed; }
+  float& out(std::size_t i) { return measurement.output.out[i]; }
+  float& lse(std::size_t i) { return measurement.output.lse[i]; }
+};
+
+std::unique_ptr<TensorProblem> with_value(float number) {
+  const Axes axes{.heads = 2, .kv_heads = 2, .head_dim = 8, .value_dim = 3, .n_keys = 20};
+  std::mt19937 random(1400);
+  Tensor q = normal_tensor(random, axes.q()), k = normal_tensor(random, axes.k()), v = normal_tensor(random, axes.v());
+  v.set(0, 0, 7, 1, number);
+  return problem_of(std::move(q), std::move(k), std::move(v));
+}
+
+}  // namespace
+
+TEST_CASE("verifier: a right result passes, far below its bound") {
+  const Right right(normal_problem(1500, {.batch = 2, .n_keys = 100}));
+  const Errors errors = right.verify(right.measurement);
+  CHECK(errors.passed);
+  CHECK(errors.max_over_bound > 0);
+  CHECK(errors.max_over_bound < 0.3);
+  CHECK(errors.max_abs < 1e-5);
+  CHECK(errors.max_rel < 1e-5);
+}
+
+TEST_CASE("verifier: a small error, NaN, Inf, swapped numbers and an all-NaN result fail") {
+  const auto fails = [](const auto& spoil) {
+    Right right(normal_problem(1500, {.batch = 2, .n_keys = 100}));
+    spoil(right);
+    return !right.passes();
+  };
+  CHECK_FALSE(fails([](Right&) {}));
+  CHECK(fails([](Right& r) { r.out(5) += 1e-4f; }));
+  CHECK(fails([](Right& r) { r.out(5) = kNaN; }));
+  CHECK(fails([](Right& r) { r.out(127) = kInf; }));
+  CHECK(fails([](Right& r) { r.lse(7) += 1e-3f; }));
+  CHECK(fails([](Right& r) { r.lse(0) = kNaN; }));
+  CHECK(fails([](Right& r) { r.lse(0) = -kInf; }));
+  CHECK(fails([](Right& r) { std::swap(r.out(0), r.out(1)); }));
+  CHECK(fails([](Right& r) { std::fill(r.measurement.output.out.begin(), r.measurement.output.out.end(), kNaN); }));
+  CHECK(fails([](Right& r) { std::fill(r.measurement.output.out.begin(), r.measurement.output.out.end(), 0.0f); }));
+}
+
+TEST_CASE("verifier: NaN in place of a number is an infinite error, not none") {
+  for (const float number : {kNaN, kInf}) {
+    Right right(normal_problem(1500, {.batch = 2, .n_keys = 100}));
+    right.out(5) = number;
+    const Errors errors = right.verify(right.measurement);
+    CHECK(errors.max_abs == kInf);
+    CHECK(errors.max_rel == kInf);
+    CHECK(errors.max_over_bound == kInf);
+    CHECK(errors.lse_max < 1e-5);
+    right.lse(3) = number;
+    CHECK(right.verify(right.measurement).lse_max == kInf);
+  }
+}
+
+TEST_CASE("verifier: NaN must be NaN, Inf may be the same Inf or, where a weight underflowed, NaN") {
+  Right nan(with_value(kNaN));
+  CHECK(nan.passes());
+  nan.out(1) = 0;
+  CHECK_FALSE(nan.passes());
+  nan.out(1) = kInf;
+  CHECK_FALSE(nan.passes());
+
+  Right inf(with_value(-kInf));
+  CHECK(inf.out(1) == -kInf);
+  CHECK(inf.passes());
+  inf.out(1) = kNaN;
+  CHECK(inf.passes());
+  inf.out(1) = kInf;
+  CHECK_FALSE(inf.passes());
+  inf.out(1) = std::numeric_limits<float>::max();
+  CHECK_FALSE(inf.passes());
+}
+
+TEST_CASE("verifier: no keys means z = 0 and lse = -inf, exactly") {
+  Right right(normal_problem(1600, {.n_keys = 0}));
+  CHECK(right.passes());
+  right.out(3) = 1e-30f;
+  CHECK_FALSE(right.passes());
+  right.out(3) = 0;
+  right.lse(1) = -1e30f;
+  CHECK_FALSE(right.passes());
+}
+
+TEST_CASE("verifier: weights formed from lse are allowed the rounding of lse, and only for the algorithms that form them") {
+  // Scores near 4000 = d_h q k with d_h = 1, known to 2 * 4000 u; exp(lse - m) is known to 8 * 4000 u; values are positive.
+  const Axes axes{.head_dim = 1, .n_keys = 60};
+  std::mt19937 random(1700);
+  std::vector<float> keys = normal_numbers(random, n_elements(axes.k())),
+                     values = normal_numbers(random, n_elements(axes.v()));
+  for (float& x : keys) x += 4000;
+  for (float& x : values) x = std::abs(x);
+  Right right(problem_of(Tensor(std::vector<float>(4, 1.0f), axes.q()), Tensor(keys, axes.k()), Tensor(values, axes.v())));
+  CHECK(right.passes());
+  for (float& z : right.measurement.output.out) z *= 1 + 10 * 4000 * 0x1p-24f;
+  CHECK_FALSE(right.passes());
+  right.measurement.algorithm = "paper";
+  CHECK(right.passes());
+}
+
+}  // namespace tree_attn::test

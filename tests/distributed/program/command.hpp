@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Runs the program as its users do, alone and under mpirun, and never waits for it longer than it may take.
+#pragma once
+
+#include "tests/support/tensor_files.hpp"
+
+#include <doctest/doctest.h>
+
+#include <fcntl.h>
+#include <linux/capability.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <functional>
+#include <future>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+inline const std::string kProgram = TREE_ATTN_PROGRAM;
+inline const std::string kLayer = TREE_ATTN_TEST_DATA "/minilm/attention.safetensors";
+
+using Words = std::vector<std::string>;
+
+inline Words operator+(Words left, const Words& right) {
+  left.insert(left.end(), right.begin(), right.end());
+  return left;
+}
+
+/// How a command ended.
+struct Result {
+  int status = -1;  ///< of exit(); 128 + the signal that ended it; -1 past the deadline
+  std::string out, err;
+  long peak_kib = 0;  ///< largest resident set of any of its processes
+};
+
+/// What is not the same for all commands.
+struct Around {
+  std::string folder = ".";                   ///< to run in
+  int deadline = 60;                          ///< seconds, after which its processes are killed
+  long most_file_bytes = -1;                  ///< a file that grows larger fails with EFBIG, as if the disk were full
+  bool may_open_all = true;                   ///< false: root too may open only what the mode of a file allows
+  bool err_is_terminal = false;               ///< standard error is a terminal, not a file
+  std::string out_to = {};                    ///< standard output goes to this file
+  std::function<void(pid_t)> meanwhile = {};  ///< is called with the process once it runs
+};
+
+namespace command_detail {
+
+inline std::string read_all(int descriptor) {
+  std::string text;
+  char piece[4096];
+  for (ssize_t n = 0; (n = ::read(descriptor, piece, sizeof piece)) > 0;) text.append(piece, static_cast<std::size_t>(n));
+  return text;
+}
+
+/// The child's side of run(): only calls that are safe between fork and exec.
+[[noreturn]] inline void become(char* const* words, const Around& around, int out, int err) {
+  ::setpgid(0, 0);
+  if (::chdir(around.folder.c_str()) != 0) ::_exit(126);
+  if (around.most_file_bytes >= 0) {
+    ::signal(SIGXFSZ, SIG_IGN);
+    const rlimit limit{static_cast<rlim_t>(around.most_file_bytes), static_cast<rlim_t>(around.most_file_bytes)};
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+  }
+  if (!around.may_open_all) {
+    // Fails where the process has no such right in the first place.
+    ::prctl(PR_CAPBSET_DROP, CAP_DAC_OVERRIDE, 0, 0, 0);
+    ::prctl(PR_CAPBSET_DROP, CAP_DAC_READ_SEARCH, 0, 0, 0);
+  }
+  ::dup2(::open("/dev/null", O_RDONLY), STDIN_FILENO);
+  ::dup2(out, STDOUT_FILENO);
+  ::dup2(err, STDERR_FILENO);
+  ::execvp(words[0], words);
+  ::_exit(127);
+}
+
+}  // namespace command_detail
+
+/// Runs a command to its end, in a process group of its own.
+inline Result run(const Words& words, const Around& around = {}) {
+  std::vector<char*> pointers;
+  for (const std::string& word : words) pointers.push_back(const_cast<char*>(word.c_str()));
+  pointers.push_back(nullptr);
+
+  // Output goes to files in memory: nobody has to read while the command runs.
+  const int out =
+      around.out_to.empty() ? ::memfd_create("out", MFD_CLOEXEC) : ::open(around.out_to.c_str(), O_WRONLY | O_CLOEXEC);
+  int err = ::memfd_create("err", MFD_CLOEXEC), terminal = -1;
+  if (around.err_is_terminal) {
+    terminal = ::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
+    ::grantpt(terminal);
+    ::unlockpt(terminal);
+    ::dup3(::open(::ptsname(terminal), O_RDWR | O_NOCTTY | O_CLOEXEC), err, O_CLOEXEC);
+  }
+  const pid_t child = ::fork();
+  if (child == 0) command_detail::become(pointers.data(), around, out, err);
+  ::setpgid(child, child);
+  // Wait; past the deadline ask first, so that mpirun can end its ranks.
+  Result result;
+  int status = 0;
+  rusage used{};
+  const auto start = std::chrono::steady_clock::now();
+  const auto wait_until = [&](std::chrono::seconds end) {
+    while (::wait4(child, &status, WNOHANG, &used) == 0) {
+      if (std::chrono::steady_clock::now() - start > end) return false;
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    return true;
+  };
+  const auto end_it = [&] {
+    ::kill(-child, SIGTERM);
+    const auto waited = std::chrono::duration_cast<std::chrono::seconds>(std::chrono::steady_clock::now() - start);
+    if (!wait_until(waited + std::chrono::seconds(5))) {
+      ::kill(-child, SIGKILL);
+      ::wait4(child, &status, 0, &used);
+    }
+  };
+  try {
+    if (around.meanwhile) around.meanwhile(child);
+  } catch (...) {
+    end_it();  // a check that failed must not leave ranks behind
+    throw;
+  }
+  if (wait_until(std::chrono::seconds(around.deadline))) {
+    result.status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  } else {
+    end_it();
+  }
+  result.peak_kib = used.ru_maxrss;
+
+  ::lseek(out, 0, SEEK_SET);
+  ::lseek(err, 0, SEEK_SET);
+  if (around.out_to.empty()) result.out = command_detail::read_all(out);
+  if (around.err_is_terminal) ::fcntl(terminal, F_SETFL, O_NONBLOCK);
+  result.err = command_detail::read_all(around.err_is_terminal ? terminal : err);
+  for (const int descriptor : {out, err, terminal}) {
+    if (descriptor >= 0) ::close(descriptor);
+  }
+  return result;
+}
+
+/// The program without mpirun.
+inline Words alone(const Words& arguments) { return Words{kProgram} + arguments; }
+
+/// The program under mpirun; with one rank too, it is started by mpirun.
+inline Words ranks(int n, const Words& arguments, const Words& program = {kProgram}) {
+  // As root Open MPI starts nothing without being told twice that this is meant.
+  ::setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 1);
+  ::setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 1);
+  Words flags{TREE_ATTN_MPIEXEC_FLAGS};
+  std::erase(flags, "");
+  return Words{TREE_ATTN_MPIEXEC} + flags + Words{"-n", std::to_string(n)} + program + arguments;
+}
+
+/// Many commands, some at a time: what takes long is MPI's start, and that is mostly waiting.
+inline std::vector<Result> run_all(const std::vector<Words>& commands, const Around& around = {}) {
+  constexpr std::size_t kAtOnce = 8;
+  std::vector<Result> results(commands.size());
+  std::atomic<std::size_t> next = 0;
+  std::vector<std::future<void>> workers;
+  for (std::size_t i = 0; i < kAtOnce; ++i) {
+    workers.push_back(std::async(std::launch::async, [&] {
+      for (std::size_t mine = next++; mine < commands.size(); mine = next++) results[mine] = run(commands[mine], around);
+    }));
+  }
+  for (auto& worker : workers) worker.get();
+  return results;
+}
+
+/// Lines of standard error that the program wrote. mpirun adds its own, and so does hwloc where /sys is not mounted.
+inline std::vector<std::string> lines_of_ours(const std::string& err) {
+  std::vector<std::string> lines;
+  std::istringstream text(err);
+  for (std::string line; std::getline(text, line);) {
+    if (line.starts_with("tree_attn: ")) lines.push_back(line);
+  }
+  return lines;
+}
+
+/// Ended with status 2, and all that was said is one line, which holds `part`.
+inline void check_one_line(const Result& result, const std::string& part) {
+  CAPTURE(result.err);
+  CHECK(result.status == 2);
+  CHECK(result.out == "");
+  const std::vector<std::string> lines = lines_of_ours(result.err);
+  CHECK(lines.size() == 1);
+  if (lines.empty()) return;
+  CHECK_MESSAGE(lines[0].find(part) != std::string::npos, "expected: ", part);
+  CHECK(lines[0].size() < 400);
+}
+
+/// Ended well, and the program wrote nothing to standard error.
+inline void check_silent_success(const Result& result) {
+  CAPTURE(result.err);
+  CHECK(result.status == 0);
+  CHECK(lines_of_ours(result.err).empty());
+}

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Ranks that hang: finds the processes of a job, stops or kills one, and sees what is left of it.
+#pragma once
+
+#include "tests/distributed/program/command.hpp"
+
+#include <chrono>
+#include <filesystem>
+#include <functional>
+#include <map>
+
+namespace fs = std::filesystem;
+
+/// A field of /proc/PID/stat: 3 is the state, 4 the parent, 14 the time in user mode in ticks of 10 ms. "" if there is no
+/// such process.
+inline std::string stat_field(pid_t process, int field) {
+  // Not by a stream, which throws where the process ends while it is read.
+  const int file = ::open(("/proc/" + std::to_string(process) + "/stat").c_str(), O_RDONLY | O_CLOEXEC);
+  if (file < 0) return "";
+  const std::string text = command_detail::read_all(file);
+  ::close(file);
+  if (text.empty()) return "";
+  // The second field may hold spaces; it ends with the last bracket.
+  std::istringstream fields(text.substr(text.rfind(')') + 2));
+  std::string word;
+  for (int i = 3; i <= field; ++i) fields >> word;
+  return word;
+}
+
+inline bool is_program(pid_t process) {
+  std::error_code error;
+  return fs::equivalent("/proc/" + std::to_string(process) + "/exe", kProgram, error) && !error;
+}
+
+/// The ranks that mpirun, or a process that it has started, has started, by rank.
+inline std::map<int, pid_t> ranks_of(pid_t mpirun) {
+  std::map<int, pid_t> found;
+  for (const auto& entry : fs::directory_iterator("/proc")) {
+    const std::string name = entry.path().filename();
+    if (name.find_first_not_of("0123456789") != std::string::npos || !is_program(std::stoi(name))) continue;
+    pid_t ancestor = std::stoi(name);
+    while (ancestor > 1 && ancestor != mpirun) ancestor = std::atoi(stat_field(ancestor, 4).c_str());
+    if (ancestor != mpirun) continue;
+    const int file = ::open((entry.path() / "environ").c_str(), O_RDONLY | O_CLOEXEC);
+    const std::string environment = '\0' + command_detail::read_all(file);
+    ::close(file);
+    for (const std::string variable : {"OMPI_COMM_WORLD_RANK=", "PMI_RANK="}) {
+      const std::size_t at = environment.find('\0' + variable);
+      if (at != std::string::npos) found[std::atoi(environment.c_str() + at + 1 + variable.size())] = std::stoi(name);
+    }
+  }
+  return found;
+}
+
+/// Sends a signal to one of `n_ranks` ranks, when all are at work or when the rank has just started.
+struct Signal {
+  int rank, number;
+  bool at_work = true;
+  std::size_t n_ranks = 3;
+  std::map<int, pid_t> processes = {};
+
+  void operator()(pid_t mpirun) {
+    constexpr int kTicksAtWork = 30;  // MPI's start takes a few
+    for (int i = 0; i < 6000; ++i) {
+      processes = ranks_of(mpirun);
+      if (processes.count(rank) == 1) {
+        if (!at_work) break;
+        const std::string ticks = stat_field(processes[rank], 14);
+        if (processes.size() == n_ranks && !ticks.empty() && std::stoi(ticks) > kTicksAtWork) break;
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(at_work ? 20 : 1));
+    }
+    REQUIRE(processes.count(rank) == 1);
+    ::kill(processes[rank], number);
+  }
+};
+
+/// Runs a command on longer and longer sequences, until it takes `seconds` more than on a short one: until a rank has computed
+/// for about that long, on a machine of any speed. All runs must end well. @returns whether one took that long
+inline bool takes_longer(double seconds, const std::function<Words(const std::string& n_keys)>& command) {
+  const auto seconds_of = [&](int n_keys) {
+    const auto start = std::chrono::steady_clock::now();
+    check_silent_success(run(command(std::to_string(n_keys)), {.deadline = 120}));
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  };
+  const double start_and_end = seconds_of(64);
+  for (int n_keys = 1 << 16; n_keys < 1 << 21; n_keys *= 2) {
+    if (seconds_of(n_keys) > start_and_end + seconds) return true;
+  }
+  return false;
+}
+
+/// A decode that would take hours.
+inline const Words kHours{"decode", "--seq-len", "4096", "--heads", "4", "--repeat", "1000000", "--timeout", "3"};
+
+/// The result without what MPICH's mpiexec does to it. It kills the ranks that are left when it sees the first one end; if it
+/// is faster than the last rank, that signal is its status. It writes about it to standard output.
+inline Result without_mpiexec(Result result) {
+  const std::size_t banner = result.out.find("\n==========");
+  if (result.status != SIGKILL || banner == std::string::npos) return result;
+  result.status = 2;
+  result.out.erase(banner);
+  return result;
+}
+
+/// Whether any of the processes is still there after a moment; one that has ended and was not waited for is not.
+inline bool any_left(const std::map<int, pid_t>& processes) {
+  const auto is_there = [](const auto& process) {
+    const std::string state = stat_field(process.second, 3);
+    return !state.empty() && state != "Z" && state != "X";
+  };
+  for (int i = 0; i < 100 && std::any_of(processes.begin(), processes.end(), is_there); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  return std::any_of(processes.begin(), processes.end(), is_there);
+}
+
+/// No shared memory is left of a launcher that is gone: the names are tree_attn-USER-PROCESS-START.
+inline void check_no_memory_left() {
+  if (!fs::exists("/dev/shm")) return;
+  for (const auto& entry : fs::directory_iterator("/dev/shm")) {
+    int user = 0, process = 0;
+    const std::string name = entry.path().filename();
+    if (std::sscanf(name.c_str(), "tree_attn-%d-%d-", &user, &process) != 2) continue;
+    CHECK_MESSAGE(!stat_field(process, 3).empty(), name);
+  }
+}
+
+/// Three ranks of which one, or its main thread alone, stops for ever as it calls a function of MPI.
+inline Words stopping(const std::string& call, int rank, const std::string& how, const Words& arguments) {
+  return ranks(3, arguments,
+               {"env", "LD_PRELOAD=" TREE_ATTN_STOP_IN_MPI, "STOP_IN=" + call, "STOP_RANK=" + std::to_string(rank), "STOP_HOW=" + how, kProgram});
+}

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Problems for the program's tests: files of q, k and v, and attention worked out once more, on its own.
+#pragma once
+
+#include "reference/data/safetensors.hpp"
+#include "tests/support/tensor_files.hpp"
+#include "tests/support/compare.hpp"
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <optional>
+#include <random>
+#include <string>
+#include <vector>
+
+/// Numbers of a tensor, dense, with the lengths of its axes.
+struct Numbers {
+  std::vector<std::int64_t> shape;
+  std::vector<double> values;
+
+  double& at(std::int64_t i, std::int64_t j, std::int64_t a, std::int64_t c) {
+    return values[static_cast<std::size_t>(((i * shape[1] + j) * shape[2] + a) * shape[3] + c)];
+  }
+  double at(std::int64_t i, std::int64_t j, std::int64_t a, std::int64_t c) const {
+    return const_cast<Numbers*>(this)->at(i, j, a, c);
+  }
+};
+
+/// Bytes of numbers that the type holds exactly, spelt out here: the program's own conversions are under test.
+inline std::string stored(const std::vector<double>& values, const std::string& dtype) {
+  std::string bytes;
+  const auto append = [&](auto number) { bytes.append(reinterpret_cast<const char*>(&number), sizeof number); };
+  for (const double value : values) {
+    const auto bits = std::bit_cast<std::uint32_t>(static_cast<float>(value));
+    if (dtype == "F64")
+      append(value);
+    else if (dtype == "F32")
+      append(static_cast<float>(value));
+    else if (dtype == "BF16")
+      append(static_cast<std::uint16_t>(bits >> 16));
+    else if (value == 0)
+      append(std::uint16_t{0});
+    // Sign, exponent with its bias of 127 made 15, ten bits of the fraction.
+    else
+      append(static_cast<std::uint16_t>((bits >> 16 & 0x8000) | ((bits >> 13 & 0x3FFFF) - ((127 - 15) << 10))));
+  }
+  return bytes;
+}
+
+/// q, k, v, zeta and lengths, all multiples of 1/8 up to 2: every type holds them exactly.
+struct FileProblem {
+  Numbers q, k, v;
+  std::optional<Numbers> zeta;
+  std::vector<std::int64_t> lengths;
+
+  /// Draws one with b batch entries, n_h over n_kv heads, l queries, n keys of d_h numbers and values of d_v.
+  static FileProblem draw(std::int64_t b, std::int64_t n_h, std::int64_t n_kv, std::int64_t l, std::int64_t n,
+                          std::int64_t d_h, std::int64_t d_v, bool with_zeta = false) {
+    constexpr unsigned kSeed = 20240807;
+    std::mt19937 random(kSeed);
+    const auto numbers = [&](std::vector<std::int64_t> shape) {
+      Numbers drawn{shape, {}};
+      drawn.values.resize(static_cast<std::size_t>(shape[0] * shape[1] * shape[2] * shape[3]));
+      for (double& value : drawn.values) value = (static_cast<int>(random() % 33) - 16) / 8.0;
+      return drawn;
+    };
+    FileProblem problem{numbers({b, n_h, l, d_h}), numbers({b, n_kv, n, d_h}), numbers({b, n_kv, n, d_v}), std::nullopt, {}};
+    if (with_zeta) problem.zeta = numbers({b, n_h, l, d_v});
+    return problem;
+  }
+
+  /// Batch entry i on its own, with its first n keys.
+  FileProblem entry(std::int64_t i, std::int64_t n) const {
+    const auto cut = [&](const Numbers& from, std::int64_t positions) {
+      Numbers to{{1, from.shape[1], positions, from.shape[3]}, {}};
+      to.values.resize(static_cast<std::size_t>(from.shape[1] * positions * from.shape[3]));
+      for (std::int64_t j = 0; j < from.shape[1]; ++j) {
+        for (std::int64_t a = 0; a < positions; ++a) {
+          for (std::int64_t c = 0; c < from.shape[3]; ++c) to.at(0, j, a, c) = from.at(i, j, a, c);
+        }
+      }
+      return to;
+    };
+    FileProblem one{cut(q, q.shape[2]), cut(k, n), cut(v, n), std::nullopt, {}};
+    if (!lengths.empty()) one.lengths = {std::min(n, lengths[static_cast<std::size_t>(i)])};
+    return one;
+  }
+
+  void write(const std::string& path, const std::string& dtype) const {
+    const std::string q_bytes = stored(q.values, dtype), k_bytes = stored(k.values, dtype),
+                      v_bytes = stored(v.values, dtype);
+    const std::string zeta_bytes = zeta ? stored(zeta->values, dtype) : "";
+    const auto bytes = [](const std::string& text) { return std::as_bytes(std::span(text)); };
+    tree_attn::SafetensorsWriter writer;
+    writer.add("q", dtype, q.shape, bytes(q_bytes));
+    writer.add("k", dtype, k.shape, bytes(k_bytes));
+    writer.add("v", dtype, v.shape, bytes(v_bytes));
+    if (zeta) writer.add("zeta", dtype, zeta->shape, bytes(zeta_bytes));
+    const std::vector<std::int64_t> shape{static_cast<std::int64_t>(lengths.size())};
+    if (!lengths.empty()) writer.add("lengths", "I64", shape, std::as_bytes(std::span(lengths)));
+    writer.write(path);
+  }
+};
+
+/// Attention, energy and gradient of one problem.
+struct Truth {
+  std::vector<double> out, lse, energy, gradient;
+};
+
+/// Eq. (5)-(7) word for word, in double: scores, weights exp(s - max s), their mean of the values; lse and energy are the
+/// logarithms of their sums.
+inline Truth work_out(const FileProblem& problem, std::optional<double> scale = {}, bool causal = false) {
+  const auto& [q, k, v, zeta, lengths] = problem;
+  const std::int64_t n_h = q.shape[1], l = q.shape[2], d_h = q.shape[3], d_v = v.shape[3];
+  Truth truth;
+  const auto reduce = [&](const std::vector<double>& s, std::int64_t b, std::int64_t head, std::vector<double>& lse,
+                          std::vector<double>& out) {
+    double largest = -std::numeric_limits<double>::infinity(), sum = 0;
+    for (const double score : s) largest = std::max(largest, score);
+    std::vector<double> mean(static_cast<std::size_t>(d_v));
+    for (std::size_t a = 0; a < s.size(); ++a) {
+      const double w = std::exp(s[a] - largest);
+      sum += w;
+      for (std::int64_t c = 0; c < d_v; ++c)
+        mean[static_cast<std::size_t>(c)] += w * v.at(b, head, static_cast<std::int64_t>(a), c);
+    }
+    lse.push_back(largest + (s.empty() ? 0 : std::log(sum)));
+    for (const double m : mean) out.push_back(s.empty() ? 0 : m / sum);
+  };
+  for (std::int64_t b = 0; b < q.shape[0]; ++b) {
+    for (std::int64_t h = 0; h < n_h; ++h) {
+      for (std::int64_t i = 0; i < l; ++i) {
+        const std::int64_t head = h / (n_h / k.shape[1]);
+        std::int64_t n = lengths.empty() ? k.shape[2] : lengths[static_cast<std::size_t>(b)];
+        if (causal) n = std::max<std::int64_t>(0, n - l + i + 1);
+        std::vector<double> s, s_zeta;
+        for (std::int64_t a = 0; a < n; ++a) {
+          double dot = 0, source = 0;
+          for (std::int64_t c = 0; c < d_h; ++c) dot += q.at(b, h, i, c) * k.at(b, head, a, c);
+          for (std::int64_t c = 0; zeta && c < d_v; ++c) source += zeta->at(b, h, i, c) * v.at(b, head, a, c);
+          s.push_back(dot * scale.value_or(1 / std::sqrt(static_cast<double>(d_h))));
+          s_zeta.push_back(s.back() + source);
+        }
+        reduce(s, b, head, truth.lse, truth.out);
+        if (zeta) reduce(s_zeta, b, head, truth.energy, truth.gradient);
+      }
+    }
+  }
+  return truth;
+}
+
+/// A tensor of a file that the program wrote, after its dtype and shape were checked.
+template <class Number>
+std::vector<Number> tensor(const std::string& path, const std::string& name, const std::vector<std::int64_t>& shape) {
+  const auto file = tree_attn::SafetensorsFile::open(path);
+  const tree_attn::TensorInfo& info = file.at(name);
+  CHECK(info.dtype == (sizeof(Number) == 4 ? "F32" : "F64"));
+  CHECK(info.shape == shape);
+  std::vector<Number> numbers((info.end - info.begin) / sizeof(Number));
+  if (!numbers.empty()) std::memcpy(numbers.data(), file.data(info), numbers.size() * sizeof(Number));
+  return numbers;
+}
+
+/// Largest distance of two elements of the same place; +inf where one is NaN or they are not the same Inf.
+template <class Number>
+double largest_error(const std::vector<Number>& ours, const std::vector<double>& truth) {
+  REQUIRE(ours.size() == truth.size());
+  double largest = 0;
+  for (std::size_t i = 0; i < ours.size(); ++i) {
+    const double number = static_cast<double>(ours[i]);
+    const double error = number == truth[i] ? 0 : std::abs(number - truth[i]);
+    largest = tree_attn::test::larger_error(largest, error);
+  }
+  return largest;
+}
+
+/// Every element within `allowed` of its like; -inf only where it belongs, NaN nowhere.
+template <class Number>
+void check_near(const std::vector<Number>& ours, const std::vector<double>& truth, double allowed) {
+  CHECK(largest_error(ours, truth) <= allowed);
+}

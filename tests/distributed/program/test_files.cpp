@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Bad tensor files through `oracle` and `decode`: one line that names the file, and nothing written.
+#include "tests/distributed/program/command.hpp"
+#include "tests/distributed/program/problem.hpp"
+
+#include <nlohmann/json.hpp>
+
+#include <sys/stat.h>
+
+#include <map>
+
+namespace {
+
+/// The reason in the line, for those that only the program can find wrong.
+const std::map<std::string, std::string> kToolReasons = {
+    // Its q has no four axes either, and that is looked at first.
+    {"tool_missing_tensor", "tensor \"q\": 2 axes, expected 4"},
+    {"tool_wrong_rank", "tensor \"q\": 1 axis, expected 4"},
+    // It has no q at all.
+    {"tool_dtype_unsupported", "tensor \"q\" not found; file has: k"},
+    {"tool_head_dim_differs", "head_dim of q (128) and k (64) differ"},
+    {"tool_lengths_differ", "k has 8 keys, v has 9"},
+    {"tool_heads_do_not_divide", "7 query heads are not a multiple of 2 KV heads"},
+};
+
+std::string from_hex(const std::string& hex) {
+  std::string bytes;
+  for (std::size_t i = 0; i < hex.size(); i += 2) bytes += static_cast<char>(std::stoi(hex.substr(i, 2), nullptr, 16));
+  return bytes;
+}
+
+std::string repeated(std::int64_t n, const std::string& text) {
+  std::string all;
+  for (std::int64_t i = 0; i < n; ++i) all += text;
+  return all;
+}
+
+/// Writes what the list only describes. False where one file cannot be it.
+bool construct(const std::string& name, const std::string& path) {
+  const auto write = [&](const std::string& bytes) { std::ofstream(path, std::ios::binary) << bytes; };
+  const auto write_shapes = [&](std::int64_t n_h, std::int64_t n_keys, std::int64_t n_values, std::int64_t d_q) {
+    FileProblem problem = FileProblem::draw(1, n_h, 2, 1, n_keys, 64, 64);
+    problem.q = FileProblem::draw(1, n_h, 2, 1, 1, d_q, 64).q;
+    problem.v = FileProblem::draw(1, n_h, 2, 1, n_values, 64, 64).v;
+    problem.write(path, "F32");
+  };
+  if (name == "overlap_many") {
+    // Fewer than a million: that it takes no quadratic search is tested elsewhere.
+    std::string header = "{";
+    for (int i = 0; i < 50'000; ++i) {
+      header += (i == 0 ? "\"w" : ",\"w") + std::to_string(i) + R"(":{"dtype":"F32","shape":[2,2],"data_offsets":[0,16]})";
+    }
+    write(with_length(header + "}", std::string(16, '\0')));
+  } else if (name == "name_long") {
+    write(
+        with_length("{\"" + repeated(1'000'000, "a") + R"(":{"dtype":"F32","shape":[2,2],"data_offsets":[0,4]}})", "1234"));
+  } else if (name == "directory") {
+    std::filesystem::create_directory(path);
+  } else if (name == "fifo") {
+    return ::mkfifo(path.c_str(), 0644) == 0;
+  } else if (name == "no_permission") {
+    write("x");
+    return ::chmod(path.c_str(), 0) == 0;
+  } else if (name == "ok_over_2gib") {
+    const std::string head = with_length(R"({"w":{"dtype":"U8","shape":[2147483656],"data_offsets":[0,2147483656]}})");
+    write(head);
+    std::filesystem::resize_file(path, head.size() + 2147483656);  // sparse
+  } else if (name == "tool_head_dim_differs") {
+    write_shapes(4, 8, 8, 128);
+  } else if (name == "tool_lengths_differ") {
+    write_shapes(4, 8, 9, 64);
+  } else if (name == "tool_heads_do_not_divide") {
+    write_shapes(7, 8, 8, 64);
+  } else {
+    return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+TEST_CASE("files: every bad file is refused by oracle and decode in one line that names it") {
+  const Scratch scratch;
+  const auto cases = nlohmann::json::parse(Scratch::read(TREE_ATTN_TEST_DATA "/safetensors_bad.json"))["cases"];
+  std::vector<std::string> names, skipped;
+  std::vector<Words> commands;
+  for (const auto& bad : cases) {
+    const std::string name = bad["name"];
+    if (bad.contains("hex"))
+      scratch.write(name, from_hex(bad["hex"]));
+    else if (!construct(name, scratch.path(name))) {
+      skipped.push_back(name);
+      continue;
+    }
+    names.push_back(name);
+    commands.push_back(alone({"oracle", name, "out"}));
+    commands.push_back(alone({"decode", name, "out", "--report", "report"}));
+  }
+  const std::vector<Result> results = run_all(commands, {.folder = scratch.folder().string(), .may_open_all = false});
+
+  int n_refused = 0, n_legal = 0;
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    const std::string& name = names[i];
+    CAPTURE(name);
+    const auto& bad = *std::find_if(cases.begin(), cases.end(), [&](const auto& each) { return each["name"] == name; });
+    const bool legal = bad["expected"] == "accept";
+    for (const Result& result : {results[2 * i], results[2 * i + 1]}) {
+      check_one_line(result, name + ": ");
+      CHECK(lines_of_ours(result.err).at(0).starts_with("tree_attn: " + name + ": "));
+      // A legal file has everything but what is to be decoded.
+      if (legal)
+        CHECK(result.err.find("tensor \"q\" not found; file has: ") != std::string::npos);
+      else
+        CHECK((result.err.find("tensor \"q\" not found") != std::string::npos) == (name == "tool_dtype_unsupported"));
+      if (kToolReasons.contains(name)) CHECK(result.err.find(kToolReasons.at(name)) != std::string::npos);
+    }
+    CHECK(results[2 * i].err == results[2 * i + 1].err);
+    ++(legal ? n_legal : n_refused);
+  }
+  MESSAGE(n_refused << " refused, " << n_legal << " legal, without q");
+  CHECK(n_refused >= 66);
+  CHECK(n_legal >= 12);
+  CHECK(skipped == std::vector<std::string>{"differs_between_ranks"});
+
+  // Nothing was written, neither whole nor in part.
+  CHECK(scratch.names().size() == names.size());
+}
+
+TEST_CASE("files: q, k, v, zeta and lengths that do not fit are refused with their numbers") {
+  const Scratch scratch;
+  const FileProblem good = FileProblem::draw(2, 4, 2, 1, 8, 16, 16);
+  std::vector<Words> commands;
+  std::vector<std::string> parts;
+  const auto add = [&](const std::string& name, const std::string& part, const Words& options = {}) {
+    for (const std::string command : {"oracle", "decode"}) {
+      if (command == "decode" && name.starts_with("zeta")) continue;  // decode does not look at it
+      commands.push_back(alone(Words{command, name, "out"} + options));
+      parts.push_back(name + ": " + part);
+    }
+  };
+  const auto add_problem = [&](const std::string& name, const std::string& part, const auto& spoil) {
+    FileProblem bad = good;
+    spoil(bad);
+    bad.write(scratch.path(name), "F32");
+    add(name, part);
+  };
+  const auto draw = [](std::int64_t b, std::int64_t n_h, std::int64_t n_kv, std::int64_t n, std::int64_t d) {
+    return FileProblem::draw(b, n_h, n_kv, 1, n, d, d);
+  };
+  add_problem("batch", "attention: batch of q (2) and k (3) differ",
+              [&](FileProblem& bad) { bad.k = draw(3, 4, 2, 8, 16).k; });
+  add_problem("batch_v", "attention: batch of k (2) and v (1) differ",
+              [&](FileProblem& bad) { bad.v = draw(1, 4, 2, 8, 16).v; });
+  add_problem("kv_heads", "attention: k has 2 KV heads, v has 4", [&](FileProblem& bad) { bad.v = draw(2, 4, 4, 8, 16).v; });
+  add_problem("d_0", "attention: head_dim of q and k is 0", [&](FileProblem& bad) { bad = draw(2, 4, 2, 8, 0); });
+  add_problem("too_long", "attention: length 9 of batch entry 1 is not in [0, 8]", [](FileProblem& bad) {
+    bad.lengths = {8, 9};
+  });
+  add_problem("negative", "attention: length -1 of batch entry 0 is not in [0, 8]", [](FileProblem& bad) {
+    bad.lengths = {-1, 8};
+  });
+  add_problem("three_lengths", "tensor \"lengths\" must be I64 of shape [2]", [](FileProblem& bad) {
+    bad.lengths = {8, 8, 8};
+  });
+  add_problem("zeta", "attention: ", [&](FileProblem& bad) { bad.zeta = draw(2, 4, 2, 8, 8).q; });
+
+  // A tensor of the three is missing; types that differ, and lengths of a type of their own.
+  const auto bytes = [](const std::string& text) { return std::as_bytes(std::span(text)); };
+  const std::string f32 = stored(std::vector<double>(512), "F32"), f16 = stored(std::vector<double>(512), "F16");
+  const std::vector<std::int64_t> shape{2, 4, 4, 16};
+  for (const bool mixed : {true, false}) {
+    tree_attn::SafetensorsWriter writer;
+    writer.add("q", "F32", shape, bytes(f32));
+    writer.add("k", mixed ? "F16" : "F32", shape, bytes(mixed ? f16 : f32));
+    writer.add("v", "F32", shape, bytes(f32));
+    if (!mixed) writer.add("lengths", "F32", std::vector<std::int64_t>{2}, bytes(f32).subspan(0, 8));
+    writer.write(scratch.path(mixed ? "mixed" : "float_lengths"));
+  }
+  tree_attn::SafetensorsWriter writer;
+  writer.add("q", "F32", shape, bytes(f32));
+  writer.add("v", "F32", shape, bytes(f32));
+  writer.write(scratch.path("without_k"));
+  add("without_k", "tensor \"k\" not found; file has: q, v");
+  add("mixed", "q is F32, k F16, v F32");
+  add("float_lengths", "tensor \"lengths\" must be I64");
+  good.write(scratch.path("good"), "F32");
+  add("no_such_file", "cannot open: No such file or directory");
+
+  // Options that only the file shows to be wrong.
+  for (const auto& [options, part] : std::vector<std::pair<Words, std::string>>{
+           {{"--expect", "expected"}, "good: tensor \"expected\" not found; file has: k, q, v"},
+           {{"--expect", "k"}, "good: tensor \"k\" has shape [2, 2, 8, 16], the output has [2, 4, 1, 16]"},
+           {{"--steps", "2"}, "good: --steps 2 needs as many query positions, q has l = 1"},
+           {{"--shards", "9"}, "--shards: 9 is not in 0 .. 8"}}) {
+    commands.push_back(alone(Words{"decode", "good", "out"} + options));
+    parts.push_back(part);
+  }
+
+  const std::size_t n_files = scratch.names().size();
+  const std::vector<Result> results = run_all(commands, {.folder = scratch.folder().string()});
+  for (std::size_t i = 0; i < results.size(); ++i) check_one_line(results[i], parts[i]);
+  CHECK(scratch.names().size() == n_files);
+}
+
+namespace {
+
+/// Writes a file with q, k and v of F32 without a single element, whatever their axes say.
+void write_empty(const std::string& path, const std::string& q, const std::string& k, const std::string& v) {
+  std::ostringstream header;
+  const auto add = [&](const char* before, const char* name, const std::string& shape) {
+    header << before << '"' << name << R"(":{"dtype":"F32","shape":[)" << shape << R"(],"data_offsets":[0,0]})";
+  };
+  add("{", "q", q);
+  add(",", "k", k);
+  add(",", "v", v);
+  header << "}";
+  std::ofstream(path, std::ios::binary) << with_length(header.str());
+}
+
+}  // namespace
+
+TEST_CASE("files: axes without elements take no memory, or are refused with what they would take") {
+  const Scratch scratch;
+  const std::string tera = "1099511627776";
+  write_empty(scratch.path("batch"), tera + ",0,1,1", tera + ",0,0,1", tera + ",0,0,1");
+  write_empty(scratch.path("values"), "1,1,0," + tera, "1,1,0," + tera, "1,1,0," + tera);
+  const std::vector<Result> refused =
+      run_all({alone({"decode", "batch", "out"}), alone({"decode", "values", "out"}),
+               alone({"decode", "values", "--verify"}), ranks(2, {"decode", "batch", "--ranks-per-node", "1"})},
+              {.folder = scratch.folder().string()});
+  for (const Result& result : refused) {
+    check_one_line(result, " GiB of memory on one machine, which has ");
+    CHECK(result.err.find("decoding b = ") != std::string::npos);
+    CHECK(result.err.find("1099511627776") != std::string::npos);
+  }
+  check_one_line(run(alone({"oracle", "batch", "out"}), {.folder = scratch.folder().string()}),
+                 "batch: attention over b = 1099511627776");
+
+  // Queries of no batch entry, and batch entries of no head: hardly more than a rank takes for nothing at all.
+  write_empty(scratch.path("nothing"), "0,1,1,1", "0,1,0,1", "0,1,0,1");
+  write_empty(scratch.path("queries"), "0,1,16777216,1", "0,1,0,1", "0,1,0,1");
+  const auto peak_mib = [&](const Words& arguments) {
+    const Result result = run(alone(arguments), {.folder = scratch.folder().string()});
+    check_silent_success(result);
+    return result.peak_kib / 1024;
+  };
+  const long nothing = peak_mib({"decode", "nothing"});
+  CHECK(peak_mib({"decode", "queries"}) < nothing + 32);
+  CHECK(peak_mib({"decode", "queries", "--backend", "emulated"}) < nothing + 32);
+  CHECK(peak_mib({"oracle", "queries", "out"}) < nothing + 32);
+}

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief A tensor file that is cut short while ranks read it: one line, status 2, and all end.
+#include "tests/distributed/program/command.hpp"
+
+namespace {
+
+namespace fs = std::filesystem;
+
+/// Writes a query and a cache of n keys and values of 128 numbers, in this order; it takes no room on the disk.
+void write_cache(const std::string& path, std::int64_t n) {
+  std::ostringstream header;
+  const std::int64_t k_begin = 512, v_begin = k_begin + n * 512, end = v_begin + n * 512;
+  header << R"({"q":{"dtype":"F32","shape":[1,1,1,128],"data_offsets":[0,)" << k_begin << "]},"
+         << R"("k":{"dtype":"F32","shape":[1,1,)" << n << R"(,128],"data_offsets":[)" << k_begin << "," << v_begin << "]},"
+         << R"("v":{"dtype":"F32","shape":[1,1,)" << n << R"(,128],"data_offsets":[)" << v_begin << "," << end << "]}}";
+  std::ofstream(path, std::ios::binary) << with_length(header.str());
+  fs::resize_file(path, 8 + header.str().size() + static_cast<std::uintmax_t>(end));
+}
+
+/// Processes that have mapped a file.
+int n_mapping(const std::string& path) {
+  int n = 0;
+  for (const auto& entry : fs::directory_iterator("/proc")) {
+    const int maps = ::open((entry.path() / "maps").c_str(), O_RDONLY | O_CLOEXEC);
+    if (maps < 0) continue;
+    if (command_detail::read_all(maps).find(path) != std::string::npos) ++n;
+    ::close(maps);
+  }
+  return n;
+}
+
+}  // namespace
+
+TEST_CASE("cut file: ranks that read a file cut short end with one line that names it") {
+  constexpr std::int64_t kKeys = 1 << 16;
+  for (const int n_ranks : {1, 3}) {
+    for (const bool only_last : {false, true}) {
+      CAPTURE(n_ranks);
+      CAPTURE(only_last);
+      const Scratch scratch;
+      const std::string in = scratch.path("in");
+      write_cache(in, kKeys);
+      // Either nothing is left but the header, or the last rank alone misses the end of v, and speaks although it is not
+      // rank 0.
+      const std::uintmax_t left = only_last ? fs::file_size(in) - 16384 : 4096;
+      const auto cut = [&](pid_t) {
+        for (int i = 0; i < 3000 && n_mapping(in) < n_ranks; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+        REQUIRE(n_mapping(in) == n_ranks);
+        fs::resize_file(in, left);
+      };
+      const Words arguments{"decode", "in", "out", "--repeat", "1000000", "--timeout", "30"};
+      const Result result = run(n_ranks == 1 ? alone(arguments) : ranks(n_ranks, arguments),
+                                {.folder = scratch.folder().string(), .deadline = 60, .meanwhile = cut});
+      check_one_line(result, "in: cut short, or its disk failed, while it was read");
+      CHECK(n_mapping(in) == 0);
+      CHECK(scratch.names() == std::vector<std::string>{"in"});
+    }
+  }
+}

@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief `tree_attn decode --backend emulated`: the kernels behind the same command line, with the same promises.
+#include "tests/distributed/program/command.hpp"
+#include "tests/distributed/program/problem.hpp"
+
+#include <nlohmann/json.hpp>
+
+#include <map>
+#include <set>
+
+namespace {
+
+const std::string kAll = "paper,packed,fused,gather,ring,ring-state";
+
+/// Four heads of 64 over 777 keys, which are neither a multiple of a leaf nor of anything else.
+Words small(const std::string& dtype, const std::string& kv_heads) {
+  return {"decode",     "--backend", "emulated", "--seq-len", "777",        "--heads", "4",
+          "--head-dim", "64",        "--dtype",  dtype,       "--kv-heads", kv_heads};
+}
+
+/// A decode of made-up input, and what the report says of it.
+struct Job {
+  std::string dtype, kv_heads;
+  int n_ranks;
+  Words options;
+};
+
+/// Runs all of them, some at a time. @returns the digests of each job by algorithm
+std::vector<std::map<std::string, std::string>> digests_of(const std::vector<Job>& jobs) {
+  const Scratch scratch;
+  std::vector<Words> commands;
+  for (const Job& job : jobs) {
+    const Words report{"--verify", "--report", scratch.path("report" + std::to_string(commands.size()))};
+    commands.push_back(ranks(job.n_ranks, small(job.dtype, job.kv_heads) + job.options + report));
+  }
+  const std::vector<Result> results = run_all(commands);
+  std::vector<std::map<std::string, std::string>> digests(jobs.size());
+  for (std::size_t i = 0; i < jobs.size(); ++i) {
+    std::string typed;
+    for (const std::string& word : commands[i]) typed += word + " ";
+    CAPTURE(typed);
+    check_silent_success(results[i]);
+    if (results[i].status != 0) continue;
+    const nlohmann::json report = nlohmann::json::parse(Scratch::read(scratch.path("report" + std::to_string(i))));
+    for (const auto& each : report["runs"]) {
+      CHECK(each["backend"] == "emulated");
+      CHECK(each["same_bits_on_all_ranks"] == true);
+      digests[i][each["algorithm"]] = each["output_digest"];
+    }
+  }
+  return digests;
+}
+
+/// Digests of the algorithms that promise the same bits.
+std::set<std::string> canonical(const std::map<std::string, std::string>& digests) {
+  std::set<std::string> found;
+  for (const auto& [algorithm, digest] : digests) {
+    if (algorithm != "paper" && algorithm != "packed" && algorithm != "fused") found.insert(digest);
+  }
+  return found;
+}
+
+/// OUT of a file, by the kernels.
+std::string out_of(const Scratch& scratch, const std::string& in, int n_ranks, const Words& options = {}) {
+  const Words command = Words{"decode", scratch.path(in), scratch.path("out"), "--backend", "emulated", "--verify"} + options;
+  check_silent_success(run(n_ranks == 1 ? alone(command) : ranks(n_ranks, command)));
+  return Scratch::read(scratch.path("out"));
+}
+
+}  // namespace
+
+/// @tested{alg_3, Alg. 3}
+/// @tested{thm_1, Thm. 1}
+TEST_CASE("emulated: all seven algorithms are within the bound, and four keep their bits for every number of ranks") {
+  for (const std::string dtype : {"f32", "f16", "bf16"}) {
+    for (const std::string kv_heads : {"4", "1"}) {
+      std::vector<Job> jobs;
+      for (const int n_ranks : {1, 2, 3, 5}) jobs.push_back({dtype, kv_heads, n_ranks, {"--compare", kAll}});
+      jobs.push_back({dtype, kv_heads, 3, {"--compare", kAll, "--ranks-per-node", "2"}});
+      jobs.push_back({dtype, kv_heads, 3, {"--compare", kAll, "--shards", "128,0,649"}});
+      // The last of three steps is the one step of a single one.
+      jobs.push_back({dtype, kv_heads, 2, {"--compare", kAll, "--steps", "3"}});
+      std::set<std::string> found;
+      for (const auto& digests : digests_of(jobs)) {
+        CHECK(digests.size() == 7);
+        found.merge(canonical(digests));
+      }
+      CAPTURE(dtype);
+      CAPTURE(kv_heads);
+      CHECK(found.size() == 1);
+    }
+  }
+}
+
+TEST_CASE("emulated: the program says which kernel was picked, and for how many keys") {
+  for (const auto& [kv_heads, cores] : std::vector<std::pair<std::string, std::string>>{{"4", "scalar"}, {"1", "tensor"}}) {
+    const Result result = run(ranks(2, {"decode", "--seq-len", "700", "--heads", "4", "--kv-heads", kv_heads, "--head-dim", "64",
+                                        "--dtype", "bf16", "--backend", "emulated", "--shards", "384,316"}));
+    CHECK(result.status == 0);
+    CHECK(result.out.find("kernel: equal-runs of BF16 on " + cores + " cores: 4 blocks of ") != std::string::npos);
+    CHECK(result.out.find("(384 keys of rank 0)") != std::string::npos);
+  }
+}
+
+/// @tested{thm_1, Thm. 1}
+TEST_CASE("emulated: a cut inside a leaf keeps the bits where no tensor core adds one up") {
+  for (const auto& [dtype, kv_heads] : std::vector<std::pair<std::string, std::string>>{
+           {"f32", "4"}, {"f16", "4"}, {"bf16", "4"}, {"f32", "1"}}) {
+    std::set<std::string> found;
+    const std::string canonical_four = "gather,ring,ring-state";
+    for (const auto& digests : digests_of({{dtype, kv_heads, 1, {"--compare", canonical_four}},
+                                           {dtype, kv_heads, 3, {"--compare", canonical_four, "--shards", "100,0,677"}},
+                                           {dtype, kv_heads, 2, {"--compare", canonical_four, "--shards", "1,776"}}})) {
+      CHECK(digests.size() == 4);
+      found.merge(canonical(digests));
+    }
+    CAPTURE(dtype);
+    CAPTURE(kv_heads);
+    CHECK(found.size() == 1);
+  }
+}
+
+TEST_CASE("emulated: a cut inside a leaf of tensor cores is refused where bits are promised, and taken where they are not") {
+  const std::string cut = "100,0,677", why = "--shards: a cut at key 100 is inside a leaf of 64 keys";
+  std::vector<Words> refused;
+  for (const std::string dtype : {"f16", "bf16"}) {
+    for (const std::string algorithm : {"two-level", "gather", "ring", "ring-state"})
+      refused.push_back(ranks(3, small(dtype, "1") + Words{"--shards", cut, "--algorithm", algorithm}));
+    refused.push_back(ranks(3, small(dtype, "1") + Words{"--shards", cut, "--algorithm", "paper", "--compare", "packed,gather"}));
+    // Two queries share keys here, not four.
+    refused.push_back(ranks(2, small(dtype, "2") + Words{"--shards", "700,77"}));
+  }
+  const std::vector<Result> results = run_all(refused);
+  for (std::size_t i = 0; i < results.size(); ++i)
+    check_one_line(results[i], i % 6 == 5 ? "--shards: a cut at key 700 is inside a leaf of 64 keys" : why);
+
+  const Words any_order{"--algorithm", "paper", "--compare", "packed,fused", "--shards", cut};
+  for (const auto& digests : digests_of({{"f16", "1", 3, any_order}, {"bf16", "1", 3, any_order}})) CHECK(digests.size() == 3);
+}
+
+TEST_CASE("emulated: a file of every type, with lengths of its own and nothing in use among them") {
+  const Scratch scratch;
+  FileProblem problem = FileProblem::draw(3, 4, 4, 1, 300, 16, 24);
+  problem.lengths = {300, 0, 137};
+  const Truth truth = work_out(problem);
+  std::map<std::string, std::string> bytes;
+  for (const std::string dtype : {"F64", "F32", "F16", "BF16"}) {
+    CAPTURE(dtype);
+    problem.write(scratch.path("in"), dtype);
+    bytes[dtype] = out_of(scratch, "in", 1);
+    check_near(tensor<float>(scratch.path("out"), "out", {3, 4, 1, 24}), truth.out, 1e-5);
+    check_near(tensor<float>(scratch.path("out"), "lse", {3, 4, 1}), truth.lse, 1e-5);
+    CHECK((out_of(scratch, "in", 3, {"--shards", "1,298,1", "--ranks-per-node", "2"}) == bytes[dtype]));
+    CHECK((out_of(scratch, "in", 3, {"--algorithm", "ring"}) == bytes[dtype]));
+  }
+  // F64 becomes F32 on its way to the device, and these numbers lose nothing.
+  CHECK((bytes["F64"] == bytes["F32"]));
+
+  // Grouped queries, several of them, and a batch entry that has its bytes alone too.
+  FileProblem grouped = FileProblem::draw(2, 4, 1, 3, 200, 16, 16);
+  grouped.lengths = {200, 65};
+  grouped.write(scratch.path("in"), "BF16");
+  const std::string whole = out_of(scratch, "in", 1);
+  const Truth of_grouped = work_out(grouped);
+  const std::vector<float> out = tensor<float>(scratch.path("out"), "out", {2, 4, 3, 16});
+  check_near(out, of_grouped.out, 1e-5);
+  CHECK((out_of(scratch, "in", 2, {"--shards", "64,136"}) == whole));
+  grouped.entry(1, 200).write(scratch.path("in"), "BF16");
+  out_of(scratch, "in", 2);
+  const std::vector<float> alone = tensor<float>(scratch.path("out"), "out", {1, 4, 3, 16});
+  CHECK(std::equal(alone.begin(), alone.end(), out.begin() + static_cast<std::ptrdiff_t>(alone.size())));
+}
+
+TEST_CASE("emulated: no keys, no batch entries, and NaN behind lengths") {
+  const Scratch scratch;
+  const FileProblem no_keys = FileProblem::draw(2, 2, 1, 1, 0, 8, 4);
+  no_keys.write(scratch.path("in"), "F16");
+  out_of(scratch, "in", 3, {"--compare", kAll});
+  CHECK(tensor<float>(scratch.path("out"), "out", {2, 2, 1, 4}) == std::vector<float>(2 * 2 * 4));
+  CHECK(tensor<float>(scratch.path("out"), "lse", {2, 2, 1}) == std::vector<float>(2 * 2, -std::numeric_limits<float>::infinity()));
+
+  FileProblem::draw(0, 2, 1, 1, 100, 8, 4).write(scratch.path("in"), "F32");
+  out_of(scratch, "in", 2, {"--compare", kAll});
+  CHECK(tensor<float>(scratch.path("out"), "out", {0, 2, 1, 4}).empty());
+
+  FileProblem problem = FileProblem::draw(2, 2, 1, 2, 200, 8, 8);
+  problem.lengths = {77, 0};
+  problem.write(scratch.path("in"), "BF16");
+  const std::string clean = out_of(scratch, "in", 3, {"--compare", kAll});
+  for (std::int64_t b = 0; b < 2; ++b) {
+    for (std::int64_t a = problem.lengths[static_cast<std::size_t>(b)]; a < 200; ++a) {
+      for (std::int64_t c = 0; c < 8; ++c)
+        problem.k.at(b, 0, a, c) = problem.v.at(b, 0, a, c) = std::numeric_limits<double>::quiet_NaN();
+    }
+  }
+  problem.write(scratch.path("in"), "BF16");
+  CHECK((out_of(scratch, "in", 3, {"--compare", kAll}) == clean));
+}
+
+/// @tested{eq_24, eq. (24)}
+TEST_CASE("emulated: moments ride along, in F32") {
+  const Scratch scratch;
+  FileProblem problem = FileProblem::draw(2, 4, 1, 2, 300, 16, 8);
+  problem.lengths = {300, 0};
+  problem.write(scratch.path("in"), "BF16");
+  const Truth truth = work_out(problem);
+  const auto named = [&](const std::string& name) {
+    return tensor<float>(scratch.path("out"), name, name == "entropy" ? std::vector<std::int64_t>{2, 4, 2} : std::vector<std::int64_t>{2, 4, 2, 8});
+  };
+  check_silent_success(run(alone({"decode", scratch.path("in"), scratch.path("out"), "--moments", "2"})));
+  const std::vector<float> variance = named("variance"), entropy = named("entropy");
+  const auto doubles = [](const std::vector<float>& x) { return std::vector<double>(x.begin(), x.end()); };
+  // Values are F32 now, so no tensor core adds up leaves: cut anywhere.
+  std::set<std::string> bytes;
+  for (const Words& options : {Words{}, Words{"--shards", "100,0,200"}, Words{"--algorithm", "ring"}})
+    bytes.insert(out_of(scratch, "in", 3, Words{"--moments", "2"} + options));
+  CHECK(bytes.size() == 1);
+  out_of(scratch, "in", 3, {"--moments", "2", "--algorithm", "paper"});
+  check_near(named("out"), truth.out, 1e-5);
+  check_near(named("variance"), doubles(variance), 1e-5);
+  check_near(named("entropy"), doubles(entropy), 1e-5);
+}
+
+TEST_CASE("emulated: shapes that no kernel takes are refused with their numbers, and nothing is written") {
+  const Scratch scratch;
+  FileProblem::draw(1, 1, 1, 1, 10, 8, 513).write(scratch.path("in"), "F32");
+  const std::vector<std::pair<Words, std::string>> all{
+      {{"--seq-len", "777", "--head-dim", "600"}, "--backend emulated: no kernel takes d_h 600, d_v 600: more than 512"},
+      // Moments make a value d_v + d_v + d_h long.
+      {{"--seq-len", "777", "--head-dim", "171", "--moments", "2"}, "--backend emulated: no kernel takes d_h 171, d_v 513: more than 512"},
+      {{"in", "out"}, "--backend emulated: no kernel takes d_h 8, d_v 513: more than 512"}};
+  std::vector<Words> commands;
+  for (const auto& [options, why] : all) {
+    commands.push_back(alone(Words{"decode"} + options + Words{"--backend", "emulated"}));
+    commands.push_back(ranks(3, Words{"decode"} + options + Words{"--backend", "emulated"}));
+  }
+  const std::vector<Result> results = run_all(commands, {.folder = scratch.folder().string()});
+  for (std::size_t i = 0; i < results.size(); ++i) check_one_line(results[i], all[i / 2].second);
+  CHECK(scratch.names() == std::vector<std::string>{"in"});
+}

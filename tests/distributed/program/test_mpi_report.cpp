@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief What `decode` reports: the table for people, the JSON for programs, and counts that are as predicted.
+#include "tests/distributed/program/command.hpp"
+
+#include <nlohmann/json.hpp>
+
+namespace {
+
+using Json = nlohmann::json;
+
+const Words kAlgorithms{"two-level", "paper", "packed", "fused", "gather", "ring", "ring-state"};
+const std::string kOthers = "paper,packed,fused,gather,ring,ring-state";
+
+Json read_report(const std::string& path) { return Json::parse(Scratch::read(path)); }
+
+}  // namespace
+
+TEST_CASE("report: every field is there with its type, one object an algorithm, in the order asked for") {
+  const Scratch scratch;
+  const std::string path = scratch.path("report");
+  const Result result = run(ranks(
+      3, {"decode", "--seq-len", "1000",  "--heads",  "4",        "--kv-heads", "2", "--head-dim", "32", "--batch",
+          "2",      "--dtype",   "f16",   "--steps",  "3",        "--repeat",   "4", "--warmup",   "1",  "--ranks-per-node",
+          "2",      "--compare", kOthers, "--verify", "--report", path}));
+  check_silent_success(result);
+  const Json report = read_report(path);
+  REQUIRE(report["runs"].size() == kAlgorithms.size());
+  for (std::size_t i = 0; i < kAlgorithms.size(); ++i) {
+    const Json& each = report["runs"][i];
+    CAPTURE(each.dump());
+    CHECK(each["algorithm"] == kAlgorithms[i]);
+    const Json given{{"backend", "cpu"}, {"transport", "mpi"}, {"dtype", "f16"}, {"ranks", 3},
+                     {"nodes", 2},       {"batch", 2},         {"heads", 4},     {"kv_heads", 2},
+                     {"head_dim", 32},   {"seq_len", 1000},    {"steps", 3},     {"same_bits_on_all_ranks", true}};
+    for (const auto& [key, value] : given.items()) CHECK_MESSAGE(each[key] == value, key);
+    for (const char* key : {"collectives_per_step", "messages_per_step", "bytes_per_step", "bytes_between_nodes_per_step",
+                            "merge_steps", "peak_kv_bytes_per_rank"}) {
+      CHECK_MESSAGE(each[key].is_number_unsigned(), key);
+    }
+    for (const char* key : {"max_abs_error", "max_rel_error", "lse_max_error"}) {
+      CHECK_MESSAGE(each[key].is_number_float(), key);
+      CHECK_MESSAGE(each[key] < 1e-4, key);
+    }
+    CHECK(each["predicted"]["bytes_per_step"].is_number());
+    CHECK(each["predicted"]["peak_elements"].is_number());
+    const Json& latency = each["latency_us"];
+    CHECK(latency["p10"] > 0.0);
+    CHECK(latency["p10"] <= latency["median"]);
+    CHECK(latency["median"] <= latency["p90"]);
+    const std::string digest = each["output_digest"];
+    CHECK(digest.size() == 16);
+    CHECK(digest.find_first_not_of("0123456789abcdef") == std::string::npos);
+    CHECK(each["bytes_between_nodes_per_step"] <= each["bytes_per_step"]);
+  }
+
+  const Json& machine = report["machine"];
+  for (const char* key : {"cpu", "mpi", "compiler", "build_type"}) CHECK_MESSAGE(machine[key].is_string(), key);
+  CHECK(machine["cores"] > 0);
+  CHECK(machine["gpus"].is_array());
+  CHECK((machine["nccl"].is_null() || machine["nccl"].is_string()));
+  const std::string command = report["command"];
+  CHECK(command.find("decode --seq-len 1000 --heads 4") != std::string::npos);
+
+  // The table says the same, in the same order, within the width of a terminal.
+  std::istringstream text(result.out);
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(text, line);) {
+    CHECK(line.size() <= 140);
+    lines.push_back(line);
+  }
+  CHECK(lines.front() == "1000 keys, 2 x 4 heads (2 kv) of 32, F16; 3 ranks on 2 nodes, backend cpu, transport mpi");
+  REQUIRE(lines.size() >= kAlgorithms.size());
+  for (std::size_t i = 0; i < kAlgorithms.size(); ++i) {
+    const std::string& line = lines[lines.size() - kAlgorithms.size() + i];
+    CHECK(line.starts_with(kAlgorithms[i] + " "));
+    CHECK(line.ends_with(report["runs"][i]["output_digest"].get<std::string>()));
+  }
+}
+
+// Counts are of one step, also where it is done more than once.
+TEST_CASE("report: what was counted is what was predicted where shards are whole subtrees") {
+  const Scratch scratch;
+  const std::string path = scratch.path("report");
+  struct Layout {
+    int n_ranks;
+    std::string n_keys, ranks_per_node;
+  };
+  for (const Layout& layout :
+       {Layout{4, "4096", "2"}, Layout{2, "1024", "1"}, Layout{3, "3072", "2"}, Layout{5, "1280", "5"}}) {
+    CAPTURE(layout.n_ranks);
+    check_silent_success(
+        run(ranks(layout.n_ranks, {"decode", "--seq-len", layout.n_keys, "--heads", "4", "--kv-heads", "2", "--head-dim",
+                                   "32", "--ranks-per-node", layout.ranks_per_node, "--repeat", "2", "--warmup", "1",
+                                   "--compare", kOthers, "--report", path})));
+    const Json report = read_report(path);
+    REQUIRE(report["runs"].size() == kAlgorithms.size());
+    for (const Json& each : report["runs"]) {
+      CAPTURE(each.dump());
+      const Json& predicted = each["predicted"];
+      for (const char* key : {"bytes_per_step", "messages_per_step", "bytes_between_nodes_per_step"})
+        CHECK_MESSAGE(each[key] == predicted[key], key);
+      CHECK(each["same_bits_on_all_ranks"] == true);
+      // Keys and values stay where they are, but in the ring: there a rank holds one more that comes in, and one that goes
+      // out.
+      const std::int64_t shard = std::stoll(layout.n_keys) / layout.n_ranks * 2 * (32 + 32) * 2;
+      CHECK(each["peak_kv_bytes_per_rank"] == (each["algorithm"] == "ring" ? std::min(layout.n_ranks, 3) : 1) * shard);
+    }
+  }
+}
+
+TEST_CASE("report: without --verify there are no errors, and a command of any bytes is kept as UTF-8") {
+  const Scratch scratch;
+  const std::string path = scratch.path("report \xff\xe2\x82\xac");
+  check_silent_success(run(alone({"decode", "--seq-len", "64", "--report", path})));
+  const Json report = read_report(path);
+  for (const char* key : {"max_abs_error", "max_rel_error", "lse_max_error"})
+    CHECK_MESSAGE(report["runs"][0][key].is_null(), key);
+  CHECK(report["command"].get<std::string>().ends_with("report \xEF\xBF\xBD\xe2\x82\xac"));
+
+  // A link leads to what is replaced, and stays a link.
+  scratch.write("target", "old");
+  std::filesystem::create_symlink("target", scratch.path("link"));
+  check_silent_success(run(alone({"decode", "--seq-len", "64", "--report", scratch.path("link")})));
+  CHECK(std::filesystem::is_symlink(scratch.path("link")));
+  CHECK(read_report(scratch.path("target"))["runs"].size() == 1);
+}

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Ranks that hang: stopped by a signal at any time, stopped inside MPI; and ranks that only take long.
+#include "tests/distributed/program/hanging.hpp"
+#include "tests/distributed/program/problem.hpp"
+
+TEST_CASE("watchdog: a rank that is stopped while it decodes ends the job, in one line that names it") {
+  for (const int rank : {0, 1, 2}) {
+    CAPTURE(rank);
+    Signal stop{rank, SIGSTOP};
+    const Result result = run(ranks(3, kHours), {.deadline = 45, .meanwhile = [&](pid_t mpirun) { stop(mpirun); }});
+    check_one_line(without_mpiexec(result), "rank " + std::to_string(rank) + " has not answered for 3 s in two-level, step 1");
+    CHECK(result.err.find("; --timeout 3\n") != std::string::npos);
+    CHECK(!any_left(stop.processes));
+  }
+  check_no_memory_left();
+}
+
+TEST_CASE("watchdog: a rank that is stopped as it starts ends the job, in one line that names it") {
+  for (const int rank : {0, 1}) {
+    CAPTURE(rank);
+    Signal stop{rank, SIGSTOP, false};
+    Result result = run(ranks(3, kHours), {.deadline = 45, .meanwhile = [&](pid_t mpirun) { stop(mpirun); }});
+    // It has not answered, or not even started: that depends on where it was stopped. What has not started only the launcher
+    // can end, and MPICH's has the signal that it took for its status, and writes to standard output.
+    if (result.status == SIGKILL && result.err.find(" has not started for ") != std::string::npos) result.status = 2, result.out = "";
+    check_one_line(result, "rank " + std::to_string(rank) + " has not ");
+    CHECK(!any_left(stop.processes));
+  }
+  check_no_memory_left();
+}
+
+TEST_CASE("watchdog: a rank that is stopped in a call of MPI ends the job, in one line that names both") {
+  const Words decode{"decode", "--seq-len", "256", "--timeout", "2"};
+  for (const std::string call : {"MPI_Init_thread", "MPI_Comm_split_type", "MPI_Comm_dup", "MPI_Comm_free", "MPI_Finalize"}) {
+    CAPTURE(call);
+    std::vector<Words> commands;
+    for (int rank = 0; rank < 3; ++rank) commands.push_back(stopping(call, rank, "stop", decode));
+    const std::vector<Result> results = run_all(commands, {.deadline = 45});
+    for (int rank = 0; rank < 3; ++rank) {
+      Result result = without_mpiexec(results[static_cast<std::size_t>(rank)]);
+      // The end comes after the table.
+      if (call == "MPI_Finalize") {
+        CHECK(result.out.find("256 keys") != std::string::npos);
+        CHECK(result.err.find("after all output was written") != std::string::npos);
+        result.out.clear();
+      }
+      check_one_line(result, "rank " + std::to_string(rank) + " has not answered for 2 s");
+      CHECK(result.err.find(", waiting in " + call + " (rank " + (rank == 0 ? "1" : "0") + " waits ") != std::string::npos);
+    }
+  }
+  check_no_memory_left();
+}
+
+TEST_CASE("watchdog: ranks that all wait for something that never comes end, and say for what") {
+  const Result result = run(stopping("MPI_Comm_free", 1, "wait", {"decode", "--seq-len", "256", "--timeout", "2"}), {.deadline = 45});
+  check_one_line(result, "no rank has moved for 2");
+  CHECK(result.err.find("ranks 0, 2 wait for the nodes of all ranks in reading the input") != std::string::npos);
+  CHECK(result.err.find("rank 1 waits in MPI_Comm_free in reading the input") != std::string::npos);
+}
+
+TEST_CASE("watchdog: a rank that computes for longer than --timeout does not hang") {
+  for (const std::string how : {"--verify", "--backend=emulated"}) {
+    CAPTURE(how);
+    // The oracle, on rank 0; a shard of all keys, on rank 1, where the emulator takes long.
+    CHECK(takes_longer(1.5, [&](const std::string& n_keys) {
+      return ranks(2, {"decode", "--seq-len", n_keys, "--heads", "8", "--dtype", "f32", "--shards", "0," + n_keys, "--timeout", "1", how});
+    }));
+  }
+}
+
+TEST_CASE("watchdog: without a deadline, and with --timeout in front of the command") {
+  check_silent_success(run(ranks(2, {"--timeout", "inf", "decode", "--seq-len", "256"})));
+  // That it counts before the command line is read shows in the line.
+  const Words early = stopping("MPI_Init_thread", 1, "stop", {"--timeout=1.5", "info"});
+  check_one_line(run(early, {.deadline = 45}), "rank 1 has not answered for 1.5 s");
+}
+
+TEST_CASE("watchdog: when a rank is killed, all end, the status tells, and nothing is written") {
+  for (const int rank : {0, 2}) {
+    CAPTURE(rank);
+    const Scratch scratch;
+    FileProblem::draw(1, 4, 4, 1, 4096, 128, 128).write(scratch.path("in"), "BF16");
+    const Words long_decode{"decode", "in", "out", "--report", "report", "--repeat", "1000000"};
+    Signal kill{rank, SIGKILL};
+    const Result result = run(ranks(3, long_decode), {.folder = scratch.folder().string(), .deadline = 45, .meanwhile = [&](pid_t mpirun) {
+                                                        kill(mpirun);
+                                                      }});
+    CAPTURE(result.err);
+    // mpirun's status is that of the rank that was killed: as a shell gives it, or, MPICH's, the signal itself.
+    CHECK((result.status == 128 + SIGKILL || result.status == SIGKILL));
+    CHECK(result.out.find(" keys") == std::string::npos);
+    CHECK(!any_left(kill.processes));
+    CHECK(scratch.names() == Words{"in"});
+  }
+}

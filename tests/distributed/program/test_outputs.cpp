@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief OUT and the report: status 2 leaves every file as it was, and nothing is written where it does not belong.
+#include "tests/distributed/program/command.hpp"
+
+#include <sys/stat.h>
+
+namespace {
+
+namespace fs = std::filesystem;
+
+const Words kDecode{"decode", "--seq-len", "64"};
+
+/// The program, started by a shell that first redirects: ">&-".
+Words redirected(const std::string& redirection, const Words& arguments) {
+  return Words{"sh", "-c", "exec \"$0\" \"$@\" " + redirection, kProgram} + arguments;
+}
+
+/// Names and bytes of all that is in a folder.
+std::vector<std::pair<std::string, std::string>> contents(const Scratch& scratch) {
+  std::vector<std::pair<std::string, std::string>> found;
+  for (const std::string& name : scratch.names()) found.emplace_back(name, Scratch::read(scratch.path(name)));
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
+}  // namespace
+
+TEST_CASE("outputs: input, OUT and report are different files, by whatever name") {
+  const Scratch scratch;
+  fs::copy_file(kLayer, scratch.path("in"));
+  fs::create_hard_link(scratch.path("in"), scratch.path("hard"));
+  fs::create_symlink("in", scratch.path("link"));
+  fs::create_symlink("new", scratch.path("link_to_new"));
+  const auto before = contents(scratch);
+  const std::vector<std::pair<Words, std::string>> all{
+      {{"decode", "in", "--report", "in"}, "--report in is the same file as IN in"},
+      {{"decode", "in", "--report", "hard"}, "--report hard is the same file as IN in"},
+      {{"decode", "in", "in"}, "OUT in is the same file as IN in; give each a file of its own"},
+      {{"decode", "link", "./in"}, "OUT ./in is the same file as IN link"},
+      {{"decode", "in", "new", "--report", "new"}, "--report new is the same file as OUT new"},
+      {{"decode", "in", "new", "--report", "link_to_new"}, "--report link_to_new is the same file as OUT new"},
+      {{"oracle", "in", "in"}, "OUT in is the same file as IN in"},
+      {{"oracle", "in", "link"}, "OUT link is the same file as IN in"}};
+  std::vector<Words> commands;
+  for (const auto& [arguments, part] : all) commands.push_back(alone(arguments));
+  commands.push_back(ranks(2, {"decode", "in", "link"}));
+  const std::vector<Result> results = run_all(commands, {.folder = scratch.folder().string()});
+  for (std::size_t i = 0; i < all.size(); ++i) check_one_line(results[i], all[i].second);
+  // Only rank 0 writes: it alone says what is wrong.
+  check_one_line(results.back(), "rank 0: OUT link is the same file as IN in");
+  CHECK(contents(scratch) == before);
+}
+
+TEST_CASE("outputs: links planted under the names of temporary files are not followed") {
+  const Scratch scratch;
+  const std::string victim = scratch.write("victim", "as it was");
+  std::size_t n_planted = 0;
+  // The process does not start anew: its number is known before it has read a byte.
+  const auto plant = [&](pid_t process) {
+    const std::string prefix = ".tree_attn-" + std::to_string(process);
+    for (const char* rest : {"", "-0", "-1", "-2", "-3", "-4", "-5"}) {
+      fs::create_symlink("victim", scratch.path(prefix + rest + ".tmp"));
+      ++n_planted;
+    }
+  };
+  check_silent_success(run(alone({"decode", kLayer, "out", "--report", "report"}),
+                           {.folder = scratch.folder().string(), .meanwhile = plant}));
+  CHECK((Scratch::read(victim) == "as it was"));
+  for (const std::string name : {"out", "report"}) CHECK(fs::is_regular_file(fs::symlink_status(scratch.path(name))));
+  CHECK(scratch.names().size() == 3 + n_planted);
+}
+
+TEST_CASE("outputs: a replaced file keeps its mode") {
+  const Scratch scratch;
+  for (const std::string name : {"out", "report", "oracle"}) {
+    REQUIRE(::chmod(scratch.write(name, "old").c_str(), 0600) == 0);
+  }
+  const Around around{.folder = scratch.folder().string()};
+  check_silent_success(run(alone({"decode", kLayer, "out", "--report", "report"}), around));
+  check_silent_success(run(alone({"oracle", kLayer, "oracle"}), around));
+  for (const std::string name : {"out", "report", "oracle"}) {
+    CAPTURE(name);
+    CHECK(Scratch::read(scratch.path(name)).size() > 100);
+    CHECK(fs::status(scratch.path(name)).permissions() == fs::perms(0600));
+  }
+}
+
+TEST_CASE("outputs: a link to a file that is not there yet makes that file") {
+  const Scratch scratch;
+  fs::create_symlink("target", scratch.path("out"));
+  fs::create_symlink("target_of_report", scratch.path("report"));
+  check_silent_success(run(alone({"decode", kLayer, "out", "--report", "report"}), {.folder = scratch.folder().string()}));
+  for (const std::string name : {"out", "report"}) CHECK(fs::is_symlink(scratch.path(name)));
+  for (const std::string name : {"target", "target_of_report"}) CHECK(fs::file_size(scratch.path(name)) > 100);
+}
+
+TEST_CASE("outputs: where one of them fails, none is there") {
+  const Scratch scratch;
+  scratch.write("old", "as it was");
+  const Around around{.folder = scratch.folder().string()};
+  const auto before = contents(scratch);
+  check_one_line(run(alone({"decode", kLayer, "out", "--report", "/dev/full"}), around),
+                 "/dev/full: cannot write: No space left on device");
+  check_one_line(run(alone({"decode", kLayer, "old", "--report", "/dev/full"}), around),
+                 "/dev/full: cannot write: No space left on device");
+
+  // Standard output is full, closed, or its reader has left.
+  const std::string no_table = "cannot write to standard output";
+  check_one_line(run(redirected(">/dev/full", {"decode", kLayer, "out", "--report", "report"}), around), no_table);
+  check_one_line(run(redirected(">&-", {"decode", kLayer, "old", "--report", "report"}), around), no_table);
+  check_one_line(run(redirected(">&- <&-", kDecode + Words{"--report", "report"}), around), no_table);
+  const Result mute = run(redirected(">&- 2>&-", {"decode", kLayer, "out"}), around);
+  CHECK(mute.status == 2);
+  CHECK(mute.err == "");
+  const std::string pipe = scratch.path("pipe");
+  REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
+  const int reader = ::open(pipe.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+  check_one_line(run(alone({"decode", kLayer, "out", "--report", "report"}),
+                     {.folder = around.folder, .out_to = pipe, .meanwhile = [&](pid_t) { ::close(reader); }}),
+                 no_table);
+  fs::remove(pipe);
+  CHECK(contents(scratch) == before);
+
+  // What prints nothing needs no standard output, and standard input is never needed.
+  check_silent_success(run(redirected(">&- <&-", {"oracle", kLayer, "oracle"}), around));
+  check_silent_success(run(redirected("<&-", {"decode", kLayer, "out"}), around));
+}
+
+TEST_CASE("outputs: the report may go where the table goes") {
+  const Scratch scratch;
+  const std::string both = scratch.write("both", "");
+  check_silent_success(run(alone(kDecode + Words{"--report", "/dev/stdout"}), {.out_to = both}));
+  const std::string text = Scratch::read(both);
+  CHECK(text.starts_with("{\n"));
+  CHECK(text.find("\n}\n64 keys, ") != std::string::npos);
+  CHECK(text.find("two-level") != std::string::npos);
+  // OUT may not.
+  check_one_line(run(alone({"decode", kLayer, both}), {.out_to = both}), both + ": is standard output");
+}

@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The command line without mpirun: help, and one line for everything that is wrong with it.
+#include "tests/distributed/program/command.hpp"
+
+namespace {
+
+/// Refuses these arguments, each in one line, and leaves the folder as it was.
+struct Refused {
+  Words arguments;
+  std::string part;  ///< of the line
+};
+
+void check_refused(const std::vector<Refused>& all, const Scratch& scratch) {
+  std::vector<Words> commands;
+  for (const Refused& refused : all) commands.push_back(alone(refused.arguments));
+  auto before = scratch.names();
+  const std::vector<Result> results = run_all(commands, {.folder = scratch.folder().string()});
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    std::string typed;
+    for (const std::string& word : all[i].arguments) typed += word + " ";
+    CAPTURE(typed);
+    check_one_line(results[i], all[i].part);
+  }
+  auto after = scratch.names();
+  std::sort(before.begin(), before.end());
+  std::sort(after.begin(), after.end());
+  CHECK(before == after);
+}
+
+}  // namespace
+
+TEST_CASE("usage: help and version are there for the program and every command") {
+  const std::vector<Words> commands{
+      {"--help"}, {"--version"}, {"oracle", "--help"}, {"decode", "--help"}, {"info", "--help"}, {"decode", "-h"}, {"info"}};
+  std::vector<Words> all;
+  for (const Words& command : commands) all.push_back(alone(command));
+  const std::vector<Result> results = run_all(all);
+  for (const Result& result : results) check_silent_success(result);
+
+  for (const char* command : {"oracle", "decode", "info", "--version", "--timeout"})
+    CHECK(results[0].out.find(command) != std::string::npos);
+  CHECK(results[1].out == "tree_attn " TREE_ATTN_VERSION "\n");
+  for (const char* option : {"IN", "OUT", "--scale", "--causal"}) CHECK(results[2].out.find(option) != std::string::npos);
+  for (const char* option :
+       {"IN",      "OUT",       "--seq-len",   "--heads",    "--kv-heads",  "--head-dim",       "--batch",
+        "--dtype", "--seed",    "--algorithm", "--backend",  "--transport", "--ranks-per-node", "--shards",
+        "--steps", "--compare", "--repeat",    "--warmup",   "--verify",    "--report",         "paper:",
+        "packed:", "fused:",    "gather:",     "two-level:", "ring:",       "ring-state:"}) {
+    CHECK_MESSAGE(results[3].out.find(option) != std::string::npos, option);
+  }
+  CHECK(results[3].out == results[5].out);
+  for (const char* subject : {"ranks", "backends", "cpu", "transports", "mpi", "nccl", "cuda", "GPUs"})
+    CHECK(results[6].out.find(subject) != std::string::npos);
+
+  // Made for a terminal of a usual width.
+  for (const Result& result : results) {
+    std::istringstream text(result.out);
+    for (std::string line; std::getline(text, line);) CHECK(line.size() <= 140);
+  }
+}
+
+TEST_CASE("usage: what is wrong with the command line is said in one line") {
+  const Scratch scratch;
+  check_refused({{{}, "command"},
+                 {{"attend"}, "unknown command \"attend\"; there are oracle, decode, info"},
+                 {{"two\nlines\x1b[31m"}, "two\\x0alines\\x1b[31m"},
+                 {{"decode", "--no-such-option"}, "--no-such-option"},
+                 {{"--no-such-option", "info"}, "--no-such-option"},
+                 {{"oracle"}, "IN is required"},
+                 {{"oracle", kLayer}, "OUT is required"},
+                 {{"oracle", kLayer, "out", "more"}, "more"},
+                 {{"oracle", kLayer, "out", "--scale", "nan"}, "--scale nan is not a finite number"},
+                 {{"oracle", kLayer, "out", "--scale", "much"}, "--scale"},
+                 {{"oracle", "", "out"}, "IN"},
+                 {{"decode", "in", "out", "more"}, "more"},
+                 {{"decode", ""}, "IN"},
+                 {{"decode", "--algorithm", "star"},
+                  "--algorithm: star is unknown; there are paper, packed, fused, gather, two-level, ring, ring-state"},
+                 {{"decode", "--compare", "ring,star"}, "--compare: star is unknown; there are paper"},
+                 {{"decode", "--compare", ""}, "--compare"},
+                 {{"decode", "--backend", "tpu"}, "--backend tpu: unknown; there are cpu, emulated, cuda"},
+                 {{"decode", "--transport", "tcp"}, "--transport: tcp"},
+                 {{"decode", "--dtype", "f64"}, "--dtype: f64"},
+                 {{"decode", "--scale", "nan"}, "--scale nan is not a finite number"},
+                 {{"decode", "--scale", "inf"}, "--scale inf is not a finite number"},
+                 {{"decode", "--timeout", "0"}, "--timeout: 0 is not a positive number"},
+                 {{"decode", "--timeout", "nan"}, "--timeout: nan is not a positive number"},
+                 {{"decode", "--tolerance", "nan"}, "--tolerance: nan"},
+                 {{"decode", "--seed", "-1"}, "--seed: -1"},
+                 {{"decode", "--repeat", "0"}, "--repeat: Value 0 not in range 1 to"},
+                 {{"decode", "--warmup", "-1"}, "--warmup"},
+                 {{"decode", "--expect", "out"}, "--expect out: needs IN"},
+                 {{"decode", "--ranks-per-node", "0"}, "--ranks-per-node: Value 0"},
+                 {{"decode", "--ranks-per-node", "2"}, "--ranks-per-node 2 is more than the job has: 1 rank"},
+                 {{"decode", kLayer, "--seq-len", "64"}, "--seq-len is for made-up input"},
+                 {{"decode", kLayer, "--dtype", "f32"}, "--dtype is for made-up input"}},
+                scratch);
+}
+
+TEST_CASE("usage: sizes that cannot be are refused with their numbers") {
+  const Scratch scratch;
+  check_refused({{{"decode", "--shards", "4000,96"}, "--shards names 2 shards for 1 rank"},
+                 {{"decode", "--shards", "4095"}, "--shards add up to 4095 keys, there are 4096"},
+                 {{"decode", "--shards", "-1"}, "--shards: -1 is not in 0 .. 4096"},
+                 {{"decode", "--shards", "99999999999999999999"}, "--shards"},
+                 {{"decode", "--shards", "many"}, "--shards"},
+                 {{"decode", "--shards", ""}, "--shards"},
+                 {{"decode", "--shards", ","}, "--shards"},
+                 {{"decode", "--shards"}, "--shards"},
+                 {{"decode", "--steps", "0"}, "--steps: Value 0"},
+                 {{"decode", "--steps", "5000"}, "--steps 5000: every step appends a key, and there are only 4096"},
+                 {{"decode", "--heads", "6", "--kv-heads", "4"}, "--heads 6 is not a multiple of --kv-heads 4"},
+                 {{"decode", "--heads", "0"}, "--heads: Value 0"},
+                 {{"decode", "--kv-heads", "0"}, "--kv-heads: Value 0"},
+                 {{"decode", "--head-dim", "0"}, "--head-dim: Value 0"},
+                 {{"decode", "--batch", "-1"}, "--batch: Value -1"},
+                 {{"decode", "--seq-len", "-1"}, "--seq-len: Value -1"},
+                 {{"decode", "--seq-len", "1e3"}, "--seq-len: Value 1e3"},
+                 {{"decode", "--seq-len", "99999999999999999999"}, "--seq-len: Value 99999999999999999999"},
+                 // Over the limit; within it, but over the memory of any machine; and so with no keys at all.
+                 {{"decode", "--seq-len", "1099511627776"}, "--seq-len 1099511627776: a cache of"},
+                 {{"decode", "--seq-len", "8000000000"}, "--seq-len 8000000000 with --batch 1 needs about"},
+                 {{"decode", "--seq-len", "0", "--batch", "1048576", "--heads", "65536"}, "--batch 1048576 needs about"}},
+                scratch);
+}
+
+TEST_CASE("usage: a backend or transport that is not there is refused by what is missing, and never replaced") {
+  for (const std::string backend : {"cpu", "emulated"}) {
+    const Result result = run(alone({"decode", "--seq-len", "64", "--backend", backend}));
+    check_silent_success(result);
+    CHECK(result.out.find("backend " + backend + ",") != std::string::npos);
+  }
+
+  // CUDA may be built in, and may find a GPU. What is missing must be said, by decode and by info in the same words.
+  const std::string info = run(alone({"info"})).out;
+  const Result cuda = run(alone({"decode", "--seq-len", "64", "--backend", "cuda"}));
+  CHECK(info.find("backends       cpu, emulated") != std::string::npos);
+  if (cuda.status == 0) {
+    CHECK(cuda.out.find("backend cuda,") != std::string::npos);
+    CHECK(info.find("backends       cpu, emulated, cuda\n") != std::string::npos);
+  } else {
+    check_one_line(cuda, "--backend cuda: ");
+    const std::string why = lines_of_ours(cuda.err).at(0).substr(std::string("tree_attn: ").size());
+    CHECK(info.find("missing      " + why + "\n") != std::string::npos);
+    // Not built in, with the reason and what it takes; or CUDA's own words for a machine without a GPU.
+    const bool says_why = (why.find("not built in (") != std::string::npos && why.find("nvcc") != std::string::npos) ||
+                          why.find("cudaGetDevice") != std::string::npos;
+    CHECK_MESSAGE(says_why, why);
+  }
+
+  const Result nccl = run(alone({"decode", "--seq-len", "64", "--transport", "nccl"}));
+  check_one_line(nccl, "--transport nccl: not built in");
+}
+
+TEST_CASE("usage: the launcher of another MPI is found out, and one of its processes says so") {
+  const auto started = [](const std::string& rank) {
+    return run(Words{"env", "SLURM_PROCID=" + rank, "SLURM_STEP_NUM_TASKS=3"} + alone({"decode", "--seq-len", "64"}));
+  };
+  const Result first = started("0"), second = started("1");
+  check_one_line(first, "Slurm's srun started 3 processes, but ");
+  CHECK(first.err.find("sees one rank in each; start it with") != std::string::npos);
+  CHECK(second.status == 2);
+  CHECK(second.out == "");
+  CHECK(lines_of_ours(second.err).empty());
+}
+
+TEST_CASE("usage: an option with a list takes one argument, so that IN and OUT may follow it") {
+  const Scratch scratch;
+  const Result result = run(alone({"decode", "--shards", "512", "--compare", "gather", kLayer, "out.safetensors"}),
+                            {.folder = scratch.folder().string()});
+  check_silent_success(result);
+  CHECK(scratch.names() == std::vector<std::string>{"out.safetensors"});
+}
+
+TEST_CASE("usage: a place that cannot be written is found before the work, and what was there stays") {
+  const Scratch scratch;
+  const std::string missing = scratch.path("missing/out"), folder = scratch.path("folder"),
+                    old = scratch.write("old", "as it was");
+  REQUIRE(std::filesystem::create_directory(folder));
+  std::filesystem::create_symlink("loop", scratch.path("loop"));
+  std::filesystem::create_symlink("missing/out", scratch.path("astray"));
+  const std::string no_such = ": cannot write: No such file or directory", is_folder = ": cannot write: Is a directory",
+                    too_long = ": cannot write: File name too long",
+                    too_many_links = ": cannot write: Too many levels of symbolic links", long_name(256, 'n');
+  check_refused(
+      {{{"oracle", kLayer, missing}, missing + no_such},
+       {{"oracle", kLayer, folder}, folder + is_folder},
+       {{"oracle", kLayer, "/dev/null"}, "/dev/null: is not a regular file"},
+       {{"decode", kLayer, missing}, missing + no_such},
+       {{"decode", kLayer, folder}, folder + is_folder},
+       {{"decode", kLayer, "/dev/null"}, "/dev/null: is not a regular file"},
+       {{"decode", kLayer, old, "--report", missing}, missing + no_such},
+       {{"decode", kLayer, old, "--report", folder}, folder + is_folder},
+       {{"decode", kLayer, old + "/out"}, old + "/out: cannot write: Not a directory"},
+       {{"decode", kLayer, long_name}, long_name + too_long},
+       {{"decode", kLayer, "--report", long_name}, long_name + too_long},
+       {{"oracle", kLayer, long_name}, long_name + too_long},
+       {{"decode", kLayer, "loop"}, "loop" + too_many_links},
+       {{"decode", kLayer, "--report", "loop"}, "loop" + too_many_links},
+       {{"oracle", kLayer, "loop"}, "loop" + too_many_links},
+       {{"decode", kLayer, "astray"}, "astray" + no_such},
+       // An hour of work, were it done first.
+       {{"decode", "--repeat", "1000000", "--report", missing}, missing + no_such},
+       {{"decode", "--seq-len", "64", "--report", "/dev/full"}, "/dev/full: cannot write: No space left on device"}},
+      scratch);
+  CHECK((Scratch::read(old) == "as it was"));
+}
+
+TEST_CASE("usage: a disk that fills up leaves no part of a file, and what was there stays") {
+  const Scratch scratch;
+  const std::string old = scratch.write("old", "as it was");
+  // Alone, Open MPI starts a helper with files of its own, which would hit the limit first; told so, it does without.
+  const auto check_full = [&](const Words& arguments, long most_file_bytes) {
+    const Words command = Words{"env", "OMPI_MCA_ess_singleton_isolated=1"} + alone(arguments);
+    const Result result = run(command, {.folder = scratch.folder().string(), .most_file_bytes = most_file_bytes});
+    check_one_line(result, "old: cannot write: File too large");
+  };
+  check_full({"oracle", kLayer, "old"}, 100'000);
+  check_full({"decode", kLayer, "old"}, 100'000);
+  check_full({"decode", "--seq-len", "64", "--report", "old"}, 1000);
+  CHECK((Scratch::read(old) == "as it was"));
+  CHECK(scratch.names() == std::vector<std::string>{"old"});
+
+  // What goes to a terminal may go to a full disk too.
+  for (const Words& arguments : {Words{"decode", "--seq-len", "64"}, Words{"info"}}) {
+    check_one_line(run(alone(arguments), {.out_to = "/dev/full"}), "cannot write to standard output");
+  }
+}
+
+TEST_CASE("usage: a progress bar is shown on a terminal, and not elsewhere") {
+  const Words command = alone({"decode", "--seq-len", "256", "--compare", "ring", "--verify"});
+  const Result elsewhere = run(command);
+  check_silent_success(elsewhere);
+  CHECK((elsewhere.out + elsewhere.err).find('\r') == std::string::npos);
+  if (::access("/dev/ptmx", R_OK | W_OK) != 0 || !std::filesystem::exists("/dev/pts/ptmx")) return;  // no terminals here
+  const Result on_terminal = run(command, {.err_is_terminal = true});
+  CHECK(on_terminal.status == 0);
+  CHECK(on_terminal.err.find("\r[##") != std::string::npos);
+  // It wipes itself out at the end.
+  CHECK(on_terminal.err.ends_with("\r\033[K"));
+}

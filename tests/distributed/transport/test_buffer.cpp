@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Memory that is kept from request to request.
+#include "distributed/transport/buffer.hpp"
+
+#include <doctest/doctest.h>
+
+namespace tree_attn::test {
+
+TEST_CASE("Buffer: a request that fits gets the same memory, with what was written there") {
+  Buffer buffer;
+  const std::span<float> written = buffer.first<float>(1000);
+  REQUIRE(written.size() == 1000);
+  for (std::size_t i = 0; i < written.size(); ++i) written[i] = static_cast<float>(i);
+  for (const std::size_t n : {1000u, 3u, 0u, 999u}) {
+    const std::span<float> again = buffer.first<float>(n);
+    CHECK(again.size() == n);
+    CHECK(again.data() == written.data());
+  }
+  // The same bytes for another type.
+  const std::span<std::byte> bytes = buffer.first<std::byte>(4000);
+  CHECK(static_cast<void*>(bytes.data()) == static_cast<void*>(written.data()));
+  for (std::size_t i = 0; i < written.size(); ++i) REQUIRE(written[i] == static_cast<float>(i));
+}
+
+TEST_CASE("Buffer: requests that grow by one element allocate a few times, not every time") {
+  Buffer buffer;
+  int n_allocations = 0;
+  for (std::size_t n = 1 << 20; n < (1 << 20) + 2000; ++n) {
+    const std::size_t before = buffer.capacity();
+    const std::span<std::byte> bytes = buffer.first<std::byte>(n);
+    REQUIRE(bytes.size() == n);
+    REQUIRE(buffer.capacity() >= n);
+    bytes[n - 1] = std::byte{1};  // the last one is there, too
+    n_allocations += buffer.capacity() != before;
+  }
+  CHECK(n_allocations == 2);
+  CHECK(buffer.capacity() <= (1 << 20) * 3 / 2);
+}
+
+TEST_CASE("Buffer: nothing asked for, nothing held") {
+  Buffer buffer;
+  CHECK(buffer.first<float>(0).empty());
+  CHECK(buffer.first<float>(0).data() == nullptr);
+}
+
+}  // namespace tree_attn::test

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief How a sequence is cut, and how algorithms and backends are found by name.
+#include <doctest/doctest.h>
+
+#include <set>
+
+#include "distributed/decoders/decoder.hpp"
+#include "reference/data/input_error.hpp"
+
+namespace tree_attn {
+
+TEST_CASE("even runs: neighbours touch, cuts fall between leaves, lengths differ by a leaf at most, the first are longer") {
+  for (const std::int64_t leaf : {1, 3, 64}) {
+    for (const std::int64_t n_keys : {0, 1, 2, 63, 64, 65, 128, 1000}) {
+      for (int p = 1; p <= 17; ++p) {
+        CAPTURE(leaf);
+        CAPTURE(n_keys);
+        CAPTURE(p);
+        const std::vector<Run> runs = even_runs(n_keys, p, leaf);
+        REQUIRE(runs.size() == static_cast<std::size_t>(p));
+        CHECK(runs.front().begin == 0);
+        CHECK(runs.back().end == n_keys);
+        std::int64_t shortest = n_keys, longest = 0;
+        for (std::size_t i = 0; i < runs.size(); ++i) {
+          CHECK(runs[i].size() >= 0);
+          if (i > 0) CHECK(runs[i].begin == runs[i - 1].end);
+          if (runs[i].begin != n_keys) CHECK(runs[i].begin % leaf == 0);
+          const std::int64_t n_leaves = (runs[i].size() + leaf - 1) / leaf;
+          if (i > 0) CHECK(n_leaves <= (runs[i - 1].size() + leaf - 1) / leaf);
+          shortest = std::min(shortest, n_leaves);
+          longest = std::max(longest, n_leaves);
+        }
+        CHECK(longest - shortest <= 1);
+      }
+    }
+  }
+}
+
+TEST_CASE("runs of lengths: one behind the other, zeros allowed") {
+  const std::int64_t lengths[] = {0, 3, 0, 5};
+  const std::vector<Run> runs = runs_of_lengths(lengths);
+  REQUIRE(runs.size() == 4);
+  CHECK(runs[0].size() == 0);
+  CHECK(runs[1].begin == 0);
+  CHECK(runs[1].end == 3);
+  CHECK(runs[2].size() == 0);
+  CHECK(runs[3].begin == 3);
+  CHECK(runs[3].end == 8);
+}
+
+TEST_CASE("names: every algorithm is found by its own, others are refused in a line that lists them") {
+  std::set<std::string_view> names;
+  for (const Algorithm& algorithm : algorithms()) {
+    names.insert(algorithm.name);
+    CHECK(&find_algorithm(algorithm.name) == &algorithm);
+  }
+  CHECK(names == std::set<std::string_view>{"paper", "packed", "fused", "gather", "two-level", "ring", "ring-state"});
+  for (const std::string_view name : {"gather", "two-level", "ring", "ring-state"}) CHECK(find_algorithm(name).keeps_bits);
+  for (const std::string_view name : {"paper", "packed", "fused"}) CHECK_FALSE(find_algorithm(name).keeps_bits);
+  CHECK_THROWS_WITH_AS(find_algorithm("tree"),
+                       "--algorithm tree: unknown; there are paper, packed, fused, gather, two-level, ring, ring-state",
+                       InputError);
+  CHECK(find_backend("cpu").name == "cpu");
+  CHECK(find_backend("cpu").kernels == nullptr);
+  CHECK(find_backend("emulated").name == "emulated");
+  CHECK(find_backend("emulated").kernels == &emulated::kBackend);
+  CHECK_THROWS_WITH_AS(find_backend("tpu"), "--backend tpu: unknown; there are cpu, emulated, cuda", InputError);
+}
+
+}  // namespace tree_attn

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Ranks as threads: what this transport promises to the tests that stand on it, and its world.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <map>
+#include <memory>
+#include <stdexcept>
+
+#include "tests/support/thread_transport.hpp"
+#include "tests/support/worlds.hpp"
+
+namespace tree_attn::test {
+namespace {
+
+/// Long enough for a loaded machine under a sanitizer, short enough to see a hang.
+constexpr double kTimeout = 20;
+
+class ThreadWorld : public World {
+ public:
+  using World::World;
+  std::vector<Seen> run(const Topology& topology, const std::function<DecodeOutput(Transport&)>& body) override {
+    std::vector<Seen> seen(static_cast<std::size_t>(size()));
+    run_threads(topology, kTimeout, [&](ThreadTransport& transport) {
+      Seen& mine = seen[static_cast<std::size_t>(transport.rank())];
+      mine.output = body(transport);
+      mine.traffic = transport.traffic;
+    });
+    return seen;
+  }
+  bool has_oracle() const override { return true; }
+};
+
+std::span<std::byte> bytes_of(float& number) { return std::as_writable_bytes(std::span(&number, 1)); }
+
+}  // namespace
+
+std::vector<World*> worlds(std::span<const int> sizes) {
+  static std::map<int, std::unique_ptr<World>> made;
+  std::vector<World*> result;
+  for (const int size : sizes) {
+    std::unique_ptr<World>& world = made[size];
+    if (!world) world = std::make_unique<ThreadWorld>(size);
+    result.push_back(world.get());
+  }
+  return result;
+}
+
+TEST_CASE("thread transport: messages arrive in order, when waited for and not before") {
+  float got[2] = {0, 0}, early = 0;
+  run_threads(Topology::pretend(2, 1), kTimeout, [&](ThreadTransport& transport) {
+    if (transport.rank() == 0) {
+      float numbers[2] = {1, 2};
+      for (float& number : numbers) transport.send(bytes_of(number), 1);
+      numbers[1] = 3;  // too early: the receiver may see it, and here it does
+      transport.wait();
+      CHECK(transport.traffic.messages == 2);
+      CHECK(transport.traffic.bytes == 8);
+      CHECK(transport.traffic.bytes_between_nodes == 8);
+    } else {
+      for (float& number : got) transport.receive(bytes_of(number), 0);
+      early = got[0];
+      transport.wait();
+    }
+  });
+  CHECK(got[0] == 1);
+  CHECK(got[1] == 3);
+  CHECK(std::isnan(early));
+}
+
+TEST_CASE("thread transport: a rank that never sends makes the other give up within its timeout") {
+  const auto start = std::chrono::steady_clock::now();
+  const auto deaf = [](ThreadTransport& transport) {
+    if (transport.rank() == 0) return;
+    float number = 0;
+    transport.receive(bytes_of(number), 0);
+    transport.wait();
+  };
+  CHECK_THROWS_AS(run_threads(Topology::pretend(2, 2), 0.5, deaf), TransportError);
+  const auto waited = std::chrono::steady_clock::now() - start;
+  CHECK(waited >= std::chrono::milliseconds(500));
+  CHECK(waited < std::chrono::seconds(10));
+}
+
+TEST_CASE("thread transport: a rank that fails ends the others at once, and its reason is what is reported") {
+  const auto failing = [](ThreadTransport& transport) {
+    if (transport.rank() == 2) throw std::domain_error("mine");
+    float number = 0;
+    transport.receive(bytes_of(number), 2);
+    transport.wait();
+  };
+  CHECK_THROWS_AS(run_threads(Topology::pretend(4, 2), kTimeout, failing), std::domain_error);
+}
+
+TEST_CASE("thread transport: a length that differs, a message too many and one never waited for are errors") {
+  float pair[2] = {1, 2};
+  const auto shorter = [&](ThreadTransport& transport) {
+    float number = 0;
+    if (transport.rank() == 0) transport.send(std::as_bytes(std::span(pair)), 1);
+    if (transport.rank() == 1) transport.receive(bytes_of(number), 0);
+    transport.wait();
+  };
+  CHECK_THROWS_AS(run_threads(Topology::pretend(2, 1), kTimeout, shorter), TransportError);
+
+  const auto too_many = [&](ThreadTransport& transport) {
+    if (transport.rank() == 0) transport.send(bytes_of(pair[0]), 1);
+    transport.wait();
+  };
+  CHECK_THROWS_AS(run_threads(Topology::pretend(2, 1), kTimeout, too_many), std::logic_error);
+
+  const auto not_waited_for = [&](ThreadTransport& transport) {
+    if (transport.rank() == 0) transport.send(bytes_of(pair[0]), 1);
+  };
+  CHECK_THROWS_AS(run_threads(Topology::pretend(2, 1), kTimeout, not_waited_for), std::logic_error);
+}
+
+TEST_CASE("thread transport: a message of no bytes is no message") {
+  run_threads(Topology::pretend(2, 1), kTimeout, [&](ThreadTransport& transport) {
+    transport.send({}, 1 - transport.rank());
+    transport.receive({}, 1 - transport.rank());
+    transport.wait();
+    CHECK(transport.traffic.messages == 0);
+  });
+}
+
+}  // namespace tree_attn::test

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Bits of the kernels do not depend on splits, blocks, batch, alignment or shards (design: what always holds, rule 2).
+#include <map>
+
+#include "tests/support/device_problem.hpp"
+
+namespace tree_attn::test {
+namespace {
+
+const std::vector<int> kSplits{1, 2, 7, 64};
+
+/// Shapes for all kinds of workers: one query a head and F32; several and 16 bits.
+std::vector<Axes> shapes() {
+  std::vector<Axes> shapes;
+  for (const Storage storage : {Storage::F32, Storage::F16, Storage::BF16}) {
+    for (const std::int64_t heads : {2, 6}) {
+      shapes.push_back({.heads = heads, .kv_heads = 2, .head_dim = 64, .value_dim = 64, .n_keys = 600, .storage = storage});
+    }
+    shapes.push_back({.heads = 2, .kv_heads = 2, .head_dim = 128, .value_dim = 128, .n_queries = 2, .n_keys = 320, .storage = storage});
+  }
+  shapes.push_back({.heads = 20, .kv_heads = 2, .head_dim = 64, .value_dim = 64, .n_keys = 300, .storage = Storage::BF16});
+  return shapes;
+}
+
+}  // namespace
+
+/// @tested{thm_1, Thm. 1}
+TEST_CASE("bits: every number of splits gives the same, in every step that splits") {
+  unsigned seed = 5000;
+  for (const Axes& axes : shapes()) {
+    const auto problem = normal_problem(seed++, axes);
+    const DeviceShard shard(problem->query(0), problem->whole(), problem->lengths(), problem->scale);
+    for (const device::LadderStep* step : device::ladder()) {
+      if (step->refusal(shard.problem, shard.storage) != "") continue;
+      CAPTURE(std::string(step->name));
+      CAPTURE(seed - 1);
+      const DecodeOutput one = run_step(*step, shard, {.n_splits = 1});
+      for (const int n : kSplits) {
+        CAPTURE(n);
+        // The first three steps do not split; a cluster has eight blocks at most. The others must really split.
+        if (step == &device::kCluster && n > 8) continue;
+        const device::Plan plan = step->plan(shard.problem, shard.storage, {.n_splits = n});
+        if (step == &device::kEqualRuns || step == &device::kAsync) CHECK(plan.n_splits == n);
+        CHECK(same_output(run_step(*step, shard, {.n_splits = n}), one));
+      }
+    }
+  }
+}
+
+/// More parts than are listed at once, whose subtrees are more than a list holds although their states would fit.
+/// @tested{thm_1, Thm. 1}
+TEST_CASE("bits: parts of many subtrees are joined in rounds") {
+  constexpr int kSplits = 70, kListedParts = 64, kListedSubtrees = 256;  // as join_parts() has them
+  const Axes axes{.heads = 1, .kv_heads = 1, .head_dim = 4, .value_dim = 4, .n_keys = kSplits * 23 * kCut};
+  int n = 0;
+  for (int i = 0; i < kListedParts; ++i) {
+    const Run part = part_of({0, axes.n_keys}, i, kSplits);
+    n += n_subtrees(part.begin, part.end);
+  }
+  CHECK(n > kListedSubtrees);
+  const auto problem = normal_problem(5050, axes);
+  const DeviceShard shard(problem->query(0), problem->whole(), problem->lengths(), problem->scale);
+  const DecodeOutput one = run_step(device::kSplit, shard, {.n_splits = 1});
+  CHECK(against_oracle(*problem, one) == "");
+  for (const device::LadderStep* step : {&device::kSplit, &device::kLastBlock, &device::kAsync, &device::kBulk, &device::kEqualRuns})
+    CHECK_MESSAGE(same_output(run_step(*step, shard, {.n_splits = kSplits}), one), step->name);
+}
+
+/// Memory for 25 states at once: of 70 parts those of the second round follow what the first has left.
+/// @tested{thm_1, Thm. 1}
+TEST_CASE("bits: parts of large states are joined in rounds") {
+  constexpr int kSplits = 70;
+  const auto problem = normal_problem(5060, {.heads = 1, .kv_heads = 1, .head_dim = 512, .value_dim = 512, .n_keys = kSplits * kCut});
+  const DeviceShard shard(problem->query(0), problem->whole(), problem->lengths(), problem->scale);
+  CHECK(same_output(run_step(device::kSplit, shard, {.n_splits = kSplits}), run_step(device::kSplit, shard, {.n_splits = 1})));
+}
+
+/// The tree and the order of a dot product are those of the teams, from step 3 on.
+/// @tested{thm_1, Thm. 1}
+TEST_CASE("bits: all steps of teams agree") {
+  const std::vector<const device::LadderStep*> of_teams{&device::kVectors, &device::kSplit, &device::kLastBlock, &device::kAsync, &device::kEqualRuns};
+  unsigned seed = 5100;
+  for (const Storage storage : {Storage::F32, Storage::F16, Storage::BF16}) {
+    for (const std::int64_t d : {64, 128, 256, 512}) {
+      const auto problem = normal_problem(seed++, {.heads = 2, .kv_heads = 2, .head_dim = d, .value_dim = d, .n_keys = 700, .storage = storage});
+      const DecodeOutput first = run_step(*of_teams[0], *problem);
+      CHECK(against_oracle(*problem, first) == "");
+      for (const device::LadderStep* step : of_teams) CHECK_MESSAGE(same_output(run_step(*step, *problem), first), step->name);
+    }
+  }
+}
+
+TEST_CASE("bits: an entry of a batch has those that it has alone") {
+  unsigned seed = 5200;
+  for (Axes axes : shapes()) {
+    axes.batch = 4;
+    const auto problem = normal_problem(seed++, axes, std::vector<std::int64_t>{axes.n_keys, 0, 1, 130});
+    const DecodeOutput together = run_step(device::kEqualRuns, *problem, {.n_splits = 3});
+    for (std::int64_t i = 0; i < 4; ++i) {
+      CAPTURE(i);
+      CHECK(same_output(entry_of(together, i, 4), run_step(device::kEqualRuns, *entry_of(*problem, i))));
+    }
+    CHECK(against_oracle(*problem, together, 400) == "");
+  }
+}
+
+TEST_CASE("bits: misaligned, packed and strided arrays change none") {
+  unsigned seed = 5300;
+  for (const Axes& axes : shapes()) {
+    if (axes.n_queries != 1) continue;
+    const auto problem = normal_problem(seed++, axes);
+    const DecodeOutput aligned = run_step(device::kEqualRuns, *problem);
+    CHECK(same_output(run_step(device::kEqualRuns, *packed(*problem)), aligned));
+    for (const std::size_t offset : {2, 4, 8, 12}) {
+      if (offset % bytes_of(axes.storage) == 0)
+        CHECK(same_output(run_step(device::kEqualRuns, *misaligned(*problem, offset)), aligned));
+    }
+  }
+}
+
+/// Shards are cut at leaves; between them the forests of ranks join as they do over MPI.
+/// @tested{thm_1, Thm. 1}
+TEST_CASE("bits: up to 8 shards, each with any number of splits, join to the whole") {
+  unsigned seed = 5400;
+  for (const Axes& axes : shapes()) {
+    const auto problem = normal_problem(seed++, axes);
+    // Finished on the host, as between ranks: logarithms of host and device differ in the last bit.
+    Forest<float> all = forest_of(device::kEqualRuns, *problem, {0, axes.n_keys}, 1);
+    const DecodeOutput whole = finish(all);
+    CHECK(whole.out == run_step(device::kEqualRuns, *problem).out);
+    for (const int p : {1, 2, 3, 5, 8}) {
+      Forest<float> forest(problem->shape().n_rows(), problem->shape().value_dim);
+      int n_splits = p;
+      for (const Run& run : even_runs(axes.n_keys, p, kCut)) {
+        const Forest<float> part = forest_of(device::kEqualRuns, *problem, run, 1 + n_splits++ % 5);
+        forest.append(part.subtrees(), part.states().data());
+      }
+      CAPTURE(p);
+      CHECK(same_output(finish(forest), whole));
+    }
+  }
+}
+
+/// A cut inside a leaf: teams keep the bits, for their tree goes down to single keys.
+/// @tested{thm_1, Thm. 1}
+TEST_CASE("bits: shards cut anywhere keep them where teams are at work") {
+  for (const Storage storage : {Storage::F32, Storage::BF16}) {
+    const auto problem = normal_problem(5500, {.heads = 2, .kv_heads = 2, .head_dim = 64, .value_dim = 32, .n_keys = 333, .storage = storage});
+    Forest<float> all = forest_of(device::kEqualRuns, *problem, {0, 333}, 1);
+    const DecodeOutput whole = finish(all);
+    for (const std::vector<std::int64_t>& lengths : std::vector<std::vector<std::int64_t>>{{1, 332}, {5, 0, 100, 228}, {63, 65, 205}, {332, 1}}) {
+      Forest<float> forest(2, 32);
+      for (const Run& run : runs_of_lengths(lengths)) {
+        const Forest<float> part = forest_of(device::kEqualRuns, *problem, run, 2);
+        forest.append(part.subtrees(), part.states().data());
+      }
+      CHECK(same_output(finish(forest), whole));
+    }
+  }
+}
+
+}  // namespace tree_attn::test

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The state on the device, for the tests of its laws: what state_kernels.cu launches.
+#pragma once
+
+#include <vector>
+
+#include "gpu/platform/launch.hpp"
+#include "gpu/parts/problem.hpp"
+
+namespace tree_attn::TREE_ATTN_PLATFORM {
+
+/// Components of the values in these tests: 8 lanes of 4.
+inline constexpr int kStateDim = 32;
+
+/// merge(left, right) of n pairs of states, [n][2 + kStateDim] each, by lanes that hold four components.
+std::vector<float> merge_on_device(const std::vector<float>& left, const std::vector<float>& right);
+
+/// The states of single keys: scores [n], values [n][kStateDim]; returns [n][2 + kStateDim].
+std::vector<float> keys_on_device(const std::vector<float>& scores, const std::vector<float>& values);
+
+/// One state of eight neighbouring keys for each eight of them.
+std::vector<float> eights_on_device(const std::vector<float>& scores, const std::vector<float>& values);
+
+/// Pushes the states of the positions of each run in `runs`, one behind the other from `states[0]` on, into a counter of its
+/// own, joins the counters, folds. @returns one state
+std::vector<float> join_on_device(const std::vector<float>& states, const std::vector<Run>& runs);
+
+}  // namespace tree_attn::TREE_ATTN_PLATFORM

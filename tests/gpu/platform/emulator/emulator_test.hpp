@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief What tests of the emulator share: kernels are functions of a test file, their errors are text.
+#pragma once
+
+#include "gpu/platform/device.hpp"
+#include "gpu/platform/launch.hpp"
+
+#include <doctest/doctest.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace tree_attn::emulated {
+
+/// What a launch is refused with; empty if nothing.
+template <class... Parameters, class... Arguments>
+std::string error_of(void (*kernel)(Parameters...), const Launch& how, Arguments&&... arguments) {
+  try {
+    launch(kernel, how, Stream{}, std::forward<Arguments>(arguments)...);
+  } catch (const DeviceError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+inline bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+/// n numbers 0, 1, 2, ...
+inline DeviceBuffer<float> ascending(int n) {
+  std::vector<float> numbers(static_cast<std::size_t>(n));
+  for (int i = 0; i < n; ++i) numbers[static_cast<std::size_t>(i)] = static_cast<float>(i);
+  DeviceBuffer<float> buffer(n);
+  buffer.upload(numbers);
+  return buffer;
+}
+
+}  // namespace tree_attn::emulated

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Rules that a kernel breaks: refused with the lines, the block and the thread, and the next launch is well.
+#include "tests/gpu/platform/emulator/emulator_test.hpp"
+
+#include <chrono>
+
+namespace tree_attn::emulated {
+namespace {
+
+constexpr unsigned kAll = 0xFFFFFFFF;
+
+void nothing() { __syncthreads(); }
+void two_barriers() {
+  if (threadIdx.x < 32) {
+    __syncthreads();
+  } else {
+    __syncthreads();
+  }
+}
+void two_collectives() {
+  if (threadIdx.x % 2 == 0) {
+    __syncwarp();
+  } else {
+    __shfl_sync(kAll, 1, 0);
+  }
+}
+void two_masks() { __ballot_sync(threadIdx.x % 2 == 0 ? kAll : 0xFFFFFFFE, 1); }
+void own_lane_missing() { __syncwarp(2); }
+void early_return() {
+  if (threadIdx.x == 5) return;
+  __syncthreads();
+}
+void first_returns() {
+  if (threadIdx.x == 0) return;
+  __syncthreads();
+}
+void late_return() {
+  if (threadIdx.x != 5) __syncwarp();
+}
+void waits_for_warp() {
+  if (threadIdx.x == 20) __shfl_sync(1u << 20 | 1u, 1, 20);
+  __syncthreads();
+}
+
+TEST_CASE("emulator: threads that meet at different lines are told both") {
+  const std::string error = error_of(two_barriers, {.grid = {3}, .block = {64}});
+  CHECK(has(error, "__syncthreads meets __syncthreads at test_failures.cpp:"));
+  CHECK(has(error, "block ("));
+  CHECK(has(error, "thread (32, 0, 0)"));
+  CHECK(has(error_of(two_collectives, {.block = {32}}), "__shfl_sync meets __syncwarp"));
+  CHECK(error_of(nothing, {.block = {64}}).empty());
+}
+
+TEST_CASE("emulator: a mask must be the same for all and hold the own lane") {
+  CHECK(has(error_of(two_masks, {.block = {32}}), "ffffffff"));
+  CHECK(has(error_of(own_lane_missing, {.block = {1}}), "leaves out its own lane"));
+  CHECK(has(error_of(late_return, {.block = {20}}), "lanes that the warp does not have"));
+}
+
+TEST_CASE("emulator: who waits for a thread that has exited is told so") {
+  CHECK(has(error_of(first_returns, {.block = {64}}), "that has exited"));
+  for (std::uint64_t seed = 0; seed < 4; ++seed) {
+    const SettingsScope scope({.seed = seed});
+    CHECK(has(error_of(early_return, {.block = {64}}), "that has exited"));
+    CHECK(has(error_of(late_return, {.block = {32}}), "exited"));
+  }
+}
+
+TEST_CASE("emulator: a deadlock is reported with who waits where") {
+  const std::string error = error_of(waits_for_warp, {.block = {32}});
+  CAPTURE(error);
+  CHECK(has(error, "deadlock"));
+  CHECK(has(error, "31 wait at __syncthreads"));
+  CHECK(has(error, "1 wait at __shfl_sync"));
+}
+
+void endless() {
+  for (;;) __syncwarp();
+}
+
+TEST_CASE("emulator: a launch ends at its deadline") {
+  const SettingsScope scope({.deadline = std::chrono::milliseconds(50)});
+  const auto start = std::chrono::steady_clock::now();
+  CHECK(has(error_of(endless, {.grid = {4}, .block = {64}}), "deadline"));
+  CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(20));
+}
+
+void one_block_fails() {
+  __syncthreads();
+  if (blockIdx.x % 3 == 1 && threadIdx.x == 7) __syncwarp(0);
+  __syncthreads();
+}
+
+TEST_CASE("emulator: of errors on many workers one is thrown, and the next launch is well") {
+  for (std::uint64_t seed = 0; seed < 2; ++seed) {
+    const SettingsScope scope({.seed = seed, .n_workers = 4});
+    CHECK(has(error_of(one_block_fails, {.grid = {12}, .block = {64}}), "__syncwarp"));
+    CHECK(error_of(nothing, {.grid = {12}, .block = {64}}).empty());
+  }
+}
+
+TEST_CASE("emulator: a launch that no device could start is refused") {
+  CHECK(has(error_of(nothing, {.block = {1025}}), "1 to 1024 threads"));
+  CHECK(has(error_of(nothing, {.grid = {1, 70000}}), "cannot be launched"));
+  CHECK(has(error_of(nothing, {.shared_bytes = 232449}), "shared memory"));
+  CHECK(has(error_of(nothing, {.grid = {3}, .cluster = 2}), "clusters of 2"));
+  CHECK(error_of(nothing, {.grid = {4}, .shared_bytes = 232448, .cluster = 2}).empty());
+}
+
+TEST_CASE("emulator: settings last as long as their scope") {
+  const int before = device().n_multiprocessors;
+  {
+    const SettingsScope scope({.n_multiprocessors = 132});
+    CHECK(device().n_multiprocessors == 132);
+  }
+  CHECK(device().n_multiprocessors == before);
+  CHECK(device().name == "emulator");
+  CHECK(device().shared_bytes == 227 * 1024);
+}
+
+}  // namespace
+}  // namespace tree_attn::emulated

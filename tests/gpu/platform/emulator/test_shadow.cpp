@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Shadow mode: which barriers order what, and that the order in which fibers ran is no excuse.
+#if defined(TREE_ATTN_EMULATOR_SHADOW)
+#include "tests/gpu/platform/emulator/emulator_test.hpp"
+
+namespace tree_attn::emulated {
+namespace {
+
+constexpr unsigned kAll = 0xFFFFFFFF;
+
+enum class Order { kNone, kWarp, kBlock, kShuffle, kVote, kBarrier, kCluster };
+
+/// Lane 0 writes, some other thread reads, whatever stands between.
+void write_and_read(Order order, int reader, bool backwards) {
+  Arena arena;
+  const Shared<float> number = arena.take<float>(1);
+  const Shared<Barrier> barrier = arena.take<Barrier>(1);
+  const int i = static_cast<int>(threadIdx.x), writer = 0;
+  if (i == 0) number[0] = 1, barrier_init(barrier, static_cast<int>(blockDim.x)), barrier_fence_init();
+  __syncthreads();
+  if (!backwards && i == writer) number[0] = 2;
+  if (backwards && i == reader) static_cast<void>(number[0] == 0.0f);
+  switch (order) {
+    case Order::kNone: break;
+    case Order::kWarp: __syncwarp(); break;
+    case Order::kBlock: __syncthreads(); break;
+    case Order::kShuffle: __shfl_sync(kAll, 1, 0); break;
+    case Order::kVote: __any_sync(kAll, 1); break;
+    case Order::kBarrier: barrier_arrive(barrier), barrier_wait(barrier, 0); break;
+    case Order::kCluster: cluster_sync(); break;
+  }
+  if (backwards && i == writer) number[0] = 2;
+  if (!backwards && i == reader) static_cast<void>(number[0] == 0.0f);
+}
+
+TEST_CASE("emulator shadow: barriers order memory, shuffles and votes do not") {
+  const Launch how{.block = {64}, .shared_bytes = 136};
+  for (std::uint64_t seed = 0; seed < 4; ++seed) {
+    for (const bool backwards : {false, true}) {
+      CAPTURE(seed);
+      CAPTURE(backwards);
+      const SettingsScope scope({.seed = seed});
+      const auto error = [&](Order order, int reader) { return error_of(write_and_read, how, order, reader, backwards); };
+      CHECK(has(error(Order::kNone, 1), "race"));
+      CHECK(has(error(Order::kShuffle, 1), "race"));
+      CHECK(has(error(Order::kVote, 1), "race"));
+      CHECK(error(Order::kWarp, 1).empty());
+      CHECK(has(error(Order::kWarp, 32), "race"));
+      CHECK(error(Order::kBlock, 32).empty());
+      CHECK(error(Order::kBarrier, 32).empty());
+      CHECK(error(Order::kCluster, 32).empty());
+      CHECK(error(Order::kNone, 0).empty());
+    }
+  }
+}
+
+TEST_CASE("emulator shadow: a race names both lines and both threads") {
+  const std::string error = error_of(write_and_read, {.block = {64}, .shared_bytes = 136}, Order::kNone, 9, false);
+  CHECK(has(error, "test_shadow.cpp:"));
+  CHECK(has(error, "thread (0, 0, 0)"));
+  CHECK(has(error, "thread (9, 0, 0)"));
+}
+
+void halves() {
+  Arena arena;
+  const Shared<Half> pair = arena.take<Half>(64);
+  pair[static_cast<int>(threadIdx.x)] = Half{0};
+}
+void bytes16() {
+  Arena arena;
+  const Shared<float> piece = arena.take<float>(8);
+  if (threadIdx.x == 0) store16(piece, Bytes16{});
+  if (threadIdx.x == 1) static_cast<void>(piece[3] == 0.0f);
+}
+
+TEST_CASE("emulator shadow: neighbours do not race, overlapping accesses of any width do") {
+  CHECK(error_of(halves, {.block = {64}, .shared_bytes = 128}).empty());
+  CHECK(!error_of(bytes16, {.block = {2}, .shared_bytes = 32}).empty());
+}
+
+void reads_before_the_wait(const float* from) {
+  Arena arena;
+  const Shared<float> piece = arena.take<float>(8);
+  copy_async16(piece, from, 16);
+  copy_async_commit();
+  piece[4] = piece[0];
+  copy_async_wait<0>();
+}
+
+TEST_CASE("emulator shadow: what an asynchronous copy has not brought yet is not read") {
+  DeviceBuffer<float> in(4);
+  in.fill(0);
+  CHECK(has(error_of(reads_before_the_wait, {.shared_bytes = 32}, in.data()), "reads what a copy of test_shadow.cpp:"));
+}
+
+void out_of_piece(int i) {
+  Arena arena;
+  const Shared<float> piece = arena.take<float>(8), next = arena.take<float>(8);
+  piece[i] = 1;
+  next[0] = 1;
+}
+
+TEST_CASE("emulator shadow: a piece of shared memory has ends") {
+  CHECK(error_of(out_of_piece, {.shared_bytes = 160}, 7).empty());
+  CHECK(has(error_of(out_of_piece, {.shared_bytes = 160}, 8), "bytes 32 to 36 of a piece of shared memory of 32"));
+  CHECK(has(error_of(out_of_piece, {.shared_bytes = 160}, -1), "bytes -4 to 0"));
+}
+
+void pointers(int* out) {
+  Arena arena;
+  const Shared<int> p = arena.take<int>(8);
+  for (int i = 0; i < 8; ++i) p[i] = i;
+  Shared<const int> q = p + 3;
+  out[0] = *q++ + *q;
+  out[1] = static_cast<int>(q - p);
+  p[1] += 5, p[1] *= 2, ++p[1];
+  p[2] = p[1];
+  out[2] = p[2];
+  out[3] = q > p && 1 + p == p + 1 && &p[3] == p + 3;
+}
+
+TEST_CASE("emulator shadow: a checked pointer does what a pointer does") {
+  DeviceBuffer<int> out(4);
+  launch(pointers, {.shared_bytes = 32}, {}, out.data());
+  CHECK(out.download() == std::vector<int>{7, 4, 13, 1});
+}
+
+}  // namespace
+}  // namespace tree_attn::emulated
+#endif

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Tensor cores against plain loops, with the layouts of the PTX ISA (9.7.14.5.8 and 9.7.14.5.15) written out.
+#include "tests/gpu/platform/emulator/emulator_test.hpp"
+
+#include <cmath>
+
+namespace tree_attn::emulated {
+namespace {
+
+/// a, row by row and transposed, through shared memory; every lane keeps what it got.
+void load_matrices(const std::uint16_t* in, std::uint32_t* straight, std::uint32_t* transposed) {
+  Arena arena;
+  const Shared<Half> tile = arena.take<Half>(256);
+  const int lane = static_cast<int>(threadIdx.x);
+  for (int i = lane; i < 256; i += 32) tile[i] = Half{load_once(in + i)};
+  __syncwarp();
+  std::uint32_t four[4];
+  load_matrix_x4(four, tile + 8 * lane);
+  for (int i = 0; i < 4; ++i) straight[4 * lane + i] = four[i];
+  load_matrix_x4_transposed(four, tile + 8 * lane);
+  for (int i = 0; i < 4; ++i) transposed[4 * lane + i] = four[i];
+}
+
+TEST_CASE("emulator: ldmatrix hands out 8 x 8 matrices, and transposed ones") {
+  std::vector<std::uint16_t> numbers(256);
+  for (int i = 0; i < 256; ++i) numbers[static_cast<std::size_t>(i)] = static_cast<std::uint16_t>(0x3C00 + i);
+  DeviceBuffer<std::uint16_t> in(256);
+  in.upload(numbers);
+  DeviceBuffer<std::uint32_t> a(128), b(128);
+  launch(load_matrices, {.block = {32}, .shared_bytes = 512}, {}, in.data(), a.data(), b.data());
+  const auto straight = a.download(), transposed = b.download();
+  // Matrix m is rows 8 m .. 8 m + 7 of eight numbers.
+  const auto at = [&](int m, int row, int column) { return numbers[static_cast<std::size_t>(64 * m + 8 * row + column)]; };
+  for (int lane = 0; lane < 32; ++lane) {
+    const int r = lane / 4, c = lane % 4 * 2;
+    for (int m = 0; m < 4; ++m) {
+      const auto i = static_cast<std::size_t>(4 * lane + m);
+      CHECK(straight[i] == (std::uint32_t{at(m, r, c)} | std::uint32_t{at(m, r, c + 1)} << 16));
+      CHECK(transposed[i] == (std::uint32_t{at(m, c, r)} | std::uint32_t{at(m, c + 1, r)} << 16));
+    }
+  }
+}
+
+template <class T>
+void multiply_add(const float* a, const float* b, float* c) {
+  const int lane = static_cast<int>(threadIdx.x), group = lane / 4, in_group = lane % 4;
+  const auto pair = [](float low, float high) { return pack(narrow<T>(low), narrow<T>(high)); };
+  std::uint32_t a_own[4], b_own[2];
+  float c_own[4];
+  // PTX ISA: a_i, i = 0 .. 7, at row group (+ 8 for i = 2, 3, 6, 7), column 2 in_group + (i & 1) (+ 8 for i >= 4).
+  for (int i = 0; i < 8; i += 2) {
+    const int row = group + (i & 2 ? 8 : 0), column = in_group * 2 + (i >= 4 ? 8 : 0);
+    a_own[i / 2] = pair(a[16 * row + column], a[16 * row + column + 1]);
+  }
+  // b_i, i = 0 .. 3, at row 2 in_group + (i & 1) (+ 8 for i >= 2), column group.
+  for (int i = 0; i < 4; i += 2) {
+    const int row = in_group * 2 + (i >= 2 ? 8 : 0);
+    b_own[i / 2] = pair(b[8 * row + group], b[8 * (row + 1) + group]);
+  }
+  // c_i, i = 0 .. 3, at row group (+ 8 for i >= 2), column 2 in_group + (i & 1).
+  for (int i = 0; i < 4; ++i) c_own[i] = c[8 * (group + (i >= 2 ? 8 : 0)) + in_group * 2 + (i & 1)];
+  mma_16x8x16<T>(c_own, a_own, b_own);
+  for (int i = 0; i < 4; ++i) c[8 * (group + (i >= 2 ? 8 : 0)) + in_group * 2 + (i & 1)] = c_own[i];
+}
+
+TEST_CASE("emulator: mma is a matrix product, in small whole numbers without any rounding") {
+  std::vector<float> a(256), b(128), c(128);
+  for (int i = 0; i < 256; ++i) a[static_cast<std::size_t>(i)] = static_cast<float>(i * 7 % 11 - 5);
+  for (int i = 0; i < 128; ++i) b[static_cast<std::size_t>(i)] = static_cast<float>(i * 5 % 13 - 6);
+  for (int i = 0; i < 128; ++i) c[static_cast<std::size_t>(i)] = static_cast<float>(i);
+  DeviceBuffer<float> a_there(256), b_there(128), c_there(128);
+  a_there.upload(a), b_there.upload(b);
+  for (const auto kernel : {multiply_add<Half>, multiply_add<BFloat16>}) {
+    c_there.upload(c);
+    launch(kernel, {.block = {32}}, {}, a_there.data(), b_there.data(), c_there.data());
+    const auto got = c_there.download();
+    for (std::size_t row = 0; row < 16; ++row) {
+      for (std::size_t column = 0; column < 8; ++column) {
+        float sum = c[8 * row + column];
+        for (std::size_t k = 0; k < 16; ++k) sum += a[16 * row + k] * b[8 * k + column];
+        CHECK(got[8 * row + column] == sum);
+      }
+    }
+  }
+}
+
+void rounded(float a, float b, float c, float* out) {
+  out[0] = multiply(a, b) + c;
+  out[1] = fused_multiply_add(a, b, c);
+}
+
+TEST_CASE("emulator: products are rounded as written") {
+  const float a = 1.0f + 0x1p-12f, c = -(1.0f + 0x1p-11f);
+  DeviceBuffer<float> out(2);
+  launch(rounded, {}, {}, a, a, c, out.data());
+  CHECK(out.download()[0] == 0.0f);
+  CHECK(out.download()[1] == 0x1p-24f);
+}
+
+}  // namespace
+}  // namespace tree_attn::emulated

@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The ladder in the modes of the emulator that watch it: races in shared memory, races in global memory, stray accesses.
+///
+/// Compiled once a mode, over few shapes: what a mode sees is seen on every run, whatever order threads really ran in. Results are
+/// held against the oracle on the way, and against each other over the orders that the emulator draws.
+#include <map>
+
+#include "gpu/platform/emulator/settings.hpp"
+#include "tests/support/device_problem.hpp"
+
+namespace tree_attn::test {
+namespace {
+
+/// A kind of worker, by a shape that gets it.
+struct Kind {
+  const char* name;
+  int n_lanes;                    ///< of one worker
+  bool is_tile;                   ///< on tensor cores
+  std::int64_t n_keys_of_worker;  ///< that fill every stage of its ring and two of them again; 0 where that is not asked for
+  Axes axes;
+};
+
+/// Keys do not fill the last leaf, nor any other unit.
+constexpr std::int64_t kRagged = 37;
+
+Axes of_teams(Storage storage, std::int64_t d, std::int64_t n_keys) {
+  return {.heads = 1, .kv_heads = 1, .head_dim = d, .value_dim = d, .n_keys = n_keys + kRagged, .storage = storage};
+}
+Axes of_tiles(Storage storage, std::int64_t d, std::int64_t group, std::int64_t n_keys) {
+  return {.heads = group, .kv_heads = 1, .head_dim = d, .value_dim = d, .n_keys = n_keys + kRagged, .storage = storage};
+}
+
+#if defined(TREE_ATTN_EMULATOR_SHADOW)
+/// Every width of a team and of a tile; a ring holds 3 groups of 8 keys, or 4 to 8 items of 16.
+const Kind kKinds[] = {
+    {"team of 8", 8, false, 40, of_teams(Storage::BF16, 64, 700)},
+    {"team of 16", 16, false, 40, of_teams(Storage::F32, 64, 700)},
+    {"team of 32", 32, false, 40, of_teams(Storage::F16, 256, 700)},
+    {"team of 32, ends inside a chunk", 32, false, 40, of_teams(Storage::F32, 100, 300)},
+    {"team of 32, two chunks", 32, false, 40, of_teams(Storage::F32, 256, 500)},
+    {"team of 32, four chunks", 32, false, 40, of_teams(Storage::F32, 512, 300)},
+    {"tile of 64", 32, true, 160, of_tiles(Storage::BF16, 64, 4, 3000)},
+    {"tile of 64, two", 32, true, 160, of_tiles(Storage::F16, 64, 11, 3000)},
+    {"tile of 128", 32, true, 96, of_tiles(Storage::F16, 128, 4, 2000)},
+    {"tile of 128, two", 32, true, 96, of_tiles(Storage::BF16, 128, 11, 2000)},
+    {"tile of 256", 32, true, 96, of_tiles(Storage::BF16, 256, 4, 1500)},
+    {"tile of 256, rows that are not aligned", 32, true, 0, of_tiles(Storage::F16, 131, 3, 200)},
+};
+constexpr std::uint64_t kSeeds[] = {0, 1, 2};
+#elif defined(TREE_ATTN_EMULATOR_THREAD)
+/// A fiber costs TSan nearly half a millisecond: few blocks. What global memory orders is the merge by the block that comes last.
+const Kind kKinds[] = {{"team of 8", 8, false, 0, of_teams(Storage::BF16, 64, 300)},
+                       {"team of 32, four chunks", 32, false, 0, of_teams(Storage::F32, 512, 160)},
+                       {"tile of 64", 32, true, 0, of_tiles(Storage::BF16, 64, 4, 160)}};
+constexpr std::uint64_t kSeeds[] = {0, 1};
+#else
+/// Rows that end inside a piece, arrays that end where the memory does.
+const Kind kKinds[] = {{"team of 8", 8, false, 0, of_teams(Storage::BF16, 64, 130)},
+                       {"team of 16, ends inside a chunk", 16, false, 0, of_teams(Storage::F32, 37, 130)},
+                       {"team of 32, four chunks", 32, false, 0, of_teams(Storage::F32, 512, 70)},
+                       {"tile of 64", 32, true, 0, of_tiles(Storage::BF16, 64, 3, 200)},
+                       {"tile of 64, not aligned", 32, true, 0, of_tiles(Storage::F16, 33, 11, 200)},
+                       {"tile of 256", 32, true, 0, of_tiles(Storage::F16, 256, 3, 200)}};
+constexpr std::uint64_t kSeeds[] = {0, 1};
+#endif
+
+/// The steps that a mode is for.
+bool is_looked_at(const device::LadderStep* step) {
+#if defined(TREE_ATTN_EMULATOR_THREAD)
+  return step == &device::kLastBlock || step == &device::kTensor || step == &device::kEqualRuns;
+#else
+  return step != nullptr;
+#endif
+}
+
+/// The most keys that one of n workers of one of two splits gets.
+std::int64_t keys_of_worker(const DeviceProblem& problem, int n_workers) {
+  std::int64_t most = 0;
+  for (int split = 0; split < 2; ++split) {
+    for (int worker = 0; worker < n_workers; ++worker)
+      most = std::max(most, part_of(part_of({problem.begin, problem.end}, split, 2), worker, n_workers).size());
+  }
+  return most;
+}
+
+/// Runs a step under every order of the emulator, on finished rows; all orders have the same bits, within the bound.
+void check_orders(const device::LadderStep& step, TensorProblem& problem, const DeviceShard& shard) {
+  DecodeOutput first;
+  for (const std::uint64_t seed : kSeeds) {
+    CAPTURE(seed);
+    const emulated::SettingsScope scope({.seed = seed, .n_workers = 2});
+    const DecodeOutput output = run_step(step, shard, {.n_splits = 2});
+    if (seed == kSeeds[0]) first = output;
+    CHECK(same_output(output, first));
+  }
+  CHECK(against_oracle(problem, first, longest_chain(step, shard)) == "");
+}
+
+}  // namespace
+
+/// @tested{eq_7, eq. (7)}
+TEST_CASE("modes: every step, with every kind of worker, two splits and ragged ends, under several orders") {
+  unsigned seed = 9000;
+  std::map<const device::LadderStep*, int> n_runs;
+  for (const Kind& kind : kKinds) {
+    const auto problem = normal_problem(seed++, kind.axes);
+    const DeviceShard shard(problem->query(0), problem->whole(), problem->lengths(), problem->scale);
+    for (const device::LadderStep* step : device::ladder()) {
+      if (!is_looked_at(step) || step->refusal(shard.problem, shard.storage) != "") continue;
+      const device::Plan plan = step->plan(shard.problem, shard.storage, {.n_splits = 2});
+      if ((plan.path == std::string("tensor")) != kind.is_tile) continue;
+      INFO(kind.name << ", " << step->name);
+      // The first three steps have no splits, and only later ones a ring.
+      if (plan.n_stages > 0) {
+        CHECK(plan.n_splits == 2);
+        CHECK(keys_of_worker(shard.problem, plan.n_threads / kind.n_lanes) >= kind.n_keys_of_worker);
+      }
+      check_orders(*step, *problem, shard);
+      ++n_runs[step];
+    }
+  }
+  for (const device::LadderStep* step : device::ladder()) CHECK_MESSAGE((n_runs[step] > 0) == is_looked_at(step), step->name);
+}
+
+/// Strips that end inside a block, and blocks that join a strip which others began: only a batch has them.
+/// @tested{thm_1, Thm. 1}
+TEST_CASE("modes: the library kernel over a batch with lengths of all kinds") {
+  const std::vector<std::pair<std::int64_t, std::int64_t>> shapes{{2, 150}, {6, 150}, {2, 40}, {6, 40}};
+  for (const auto& [heads, n_keys] : shapes) {
+    const Axes axes{.batch = 4, .heads = heads, .kv_heads = 2, .head_dim = 64, .value_dim = 64, .n_keys = n_keys, .storage = Storage::BF16};
+    const auto problem = normal_problem(9100, axes, std::vector<std::int64_t>{n_keys, 0, 1, std::min<std::int64_t>(n_keys, 65)});
+    const DeviceShard shard(problem->query(0), problem->whole(), problem->lengths(), problem->scale);
+    DecodeOutput first;
+    for (const std::uint64_t seed : kSeeds) {
+      INFO("heads " << heads << ", N = " << n_keys << ", seed " << seed);
+      const emulated::SettingsScope scope({.seed = seed, .n_workers = 2});
+      const DecodeOutput output = run_step(device::kEqualRuns, shard);
+      if (seed == kSeeds[0]) first = output;
+      CHECK(same_output(output, first));
+    }
+    CHECK(against_oracle(*problem, first, longest_chain(device::kEqualRuns, shard)) == "");
+  }
+}
+
+#if defined(TREE_ATTN_EMULATOR_SHADOW)
+/// Where the last block has more states to join than its shared memory holds, it joins them in rounds.
+/// @tested{thm_1, Thm. 1}
+TEST_CASE("modes: so many splits that their states are joined in rounds") {
+  constexpr int kSplits = 70;
+  for (const Axes& axes : {of_teams(Storage::F32, 512, kSplits * kCut), of_tiles(Storage::BF16, 256, 4, kSplits * kCut)}) {
+    const auto problem = normal_problem(9150, axes);
+    const DeviceShard shard(problem->query(0), problem->whole(), problem->lengths(), problem->scale);
+    for (const device::LadderStep* step : {&device::kSplit, &device::kLastBlock, &device::kAsync, &device::kTensor, &device::kBulk, &device::kEqualRuns}) {
+      if (step->refusal(shard.problem, shard.storage) != "") continue;
+      INFO(step->name << ", d " << axes.head_dim);
+      const emulated::SettingsScope scope({.seed = 3, .n_workers = 2});
+      CHECK(step->plan(shard.problem, shard.storage, {.n_splits = kSplits}).n_splits == kSplits);
+      const DecodeOutput output = run_step(*step, shard, {.n_splits = kSplits});
+      CHECK(against_oracle(*problem, output, longest_chain(*step, shard)) == "");
+      CHECK(same_output(output, run_step(*step, shard, {.n_splits = 1})));
+    }
+  }
+}
+#endif
+
+/// States instead of finished rows leave the kernel by another way. The first two steps add key after key and have none.
+/// @tested{thm_1, Thm. 1}
+TEST_CASE("modes: a shard that begins and ends anywhere hands on its states") {
+  for (const std::int64_t heads : {1, 4}) {
+    const Axes axes{.heads = heads, .kv_heads = 1, .head_dim = 64, .value_dim = 64, .n_keys = 300, .storage = Storage::F16};
+    const auto problem = normal_problem(9200, axes);
+    const Run run{67, 290};
+    const Shard part = problem->shard(run, 0);
+    const auto of_shard = problem_of(copy_of(problem->query(0)), copy_of(part.k), copy_of(part.v), std::nullopt, problem->scale);
+    const DeviceShard shard(problem->query(0), part, problem->lengths(), problem->scale);
+    const std::int64_t n_floats = static_cast<std::int64_t>(cover(run.begin, run.end).size()) * shard.problem.n_rows() * state_size(64);
+    for (const device::LadderStep* step : device::ladder()) {
+      if (step == &device::kNaive || step == &device::kFused) continue;
+      if (!is_looked_at(step) || step->refusal(shard.problem, shard.storage) != "") continue;
+      INFO(step->name << ", heads " << heads);
+      const emulated::SettingsScope scope({.seed = 1, .n_workers = 2});
+      const device::Plan plan = step->plan(shard.problem, shard.storage, {.n_splits = 2});
+      const DeviceWorkspace workspace(plan);
+      device::DeviceBuffer<float> states(n_floats);
+      states.fill(0xFF);
+      step->run(shard.problem, shard.storage, {.states = states.data()}, plan, workspace.get(), device::Stream{});
+      const std::vector<float> numbers = states.download();
+      CHECK(std::none_of(numbers.begin(), numbers.end(), [](float x) { return std::isnan(x); }));
+
+      // Folded, they are the attention over the keys of the shard alone.
+      Forest<float> forest(shard.problem.n_rows(), shard.problem.d_v);
+      forest.append(cover(run.begin, run.end), numbers.data());
+      const DecodeOutput output = finish_rows(forest.fold(), forest.n_rows(), forest.d_v());
+      CHECK(against_oracle(*of_shard, output, longest_chain(*step, shard)) == "");
+    }
+  }
+}
+
+}  // namespace tree_attn::test

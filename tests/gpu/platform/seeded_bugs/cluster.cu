@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief A sum by clusters: a producer's bulk copies into a ring, consumers, and the blocks' sums in distributed shared
+/// memory.
+#include "gpu/platform/device.hpp"
+#include "gpu/platform/launch.hpp"
+#include "tests/gpu/platform/seeded_bugs/kernels.hpp"
+
+#include <cstdint>
+#include <vector>
+
+namespace tree_attn::TREE_ATTN_PLATFORM {
+namespace {
+
+constexpr int kConsumers = 64, kThreads = kConsumers + 32, kStages = 2, kTile = 2 * kConsumers, kBytes = 4 * kTile;
+constexpr int kClusters = 2, kClusterSize = 2, kTilesOfBlock = kStages + 3;
+constexpr int kNumbers = kClusters * kClusterSize * kTilesOfBlock * kTile;
+
+__global__ void cluster(Bug bug, const float* in, float* out) {
+  const int thread = static_cast<int>(threadIdx.x);
+  Arena arena;
+  const Shared<float> ring = arena.take<float>(kStages * kTile);
+  const Shared<float> sums = arena.take<float>(kConsumers);
+  const Shared<float> block_sum = arena.take<float>(1);
+  const Shared<Barrier> full = arena.take<Barrier>(kStages), empty = arena.take<Barrier>(kStages);
+
+  if (thread == 0) {
+    const int wrong = bug == Bug::kCountTooLarge ? 1 : bug == Bug::kCountTooSmall ? -1 : 0;
+    for (int stage = 0; stage < kStages; ++stage) {
+      barrier_init(full + stage, 1);
+      barrier_init(empty + stage, kConsumers + wrong);
+    }
+    if (bug != Bug::kNoFenceInit) barrier_fence_init();
+  }
+  if (bug != Bug::kNoBarrierAfterInit) __syncthreads();
+
+  const int first = static_cast<int>(blockIdx.x) * kTilesOfBlock;
+  float sum = 0;
+  if (thread == kConsumers) {
+    for (int t = 0; t < kTilesOfBlock; ++t) {
+      const int stage = t % kStages;
+      if (t >= kStages && bug != Bug::kNoWaitForEmpty) barrier_wait(empty + stage, (t / kStages - 1) & 1);
+      const int skip = bug == Bug::kMisalignedBulk ? 1 : bug == Bug::kBulkPastEnd ? 4 : 0;
+      barrier_arrive_expect(full + stage, bug == Bug::kTooFewBytes ? kBytes - 16 : kBytes);
+      bulk_copy(ring + stage * kTile, in + (first + t) * kTile + skip, kBytes, full + stage);
+    }
+  } else if (thread < kConsumers) {
+    for (int t = 0; t < kTilesOfBlock; ++t) {
+      const int stage = t % kStages;
+      if (bug != Bug::kNoWait) barrier_wait(full + stage, (t / kStages + (bug == Bug::kWrongParity ? 1 : 0)) & 1);
+      for (int i = thread; i < kTile; i += kConsumers) sum += ring[stage * kTile + i];
+      barrier_arrive(empty + stage);
+    }
+    sums[thread] = sum;
+  }
+  __syncthreads();
+  if (thread == 0) {
+    float total = 0;
+    for (int i = 0; i < kConsumers; ++i) total += sums[i];
+    block_sum[0] = total;
+  }
+
+  // The first block of the cluster adds up the others'.
+  if (bug != Bug::kNoClusterBarrierBeforeRead) cluster_sync();
+  if (cluster_rank() == 0 && thread == 0) {
+    float total = 0;
+    for (int rank = 0; rank < cluster_size(); ++rank) total += remote(block_sum, rank)[0];
+    out[blockIdx.x / kClusterSize] = total;
+  }
+  if (bug != Bug::kNoClusterBarrierBeforeExit) cluster_sync();
+}
+
+}  // namespace
+
+bool cluster_is_right(Bug bug) {
+  std::vector<float> numbers(kNumbers), expected(kClusters, 0.0f);
+  for (int i = 0; i < kNumbers; ++i) {
+    const float x = static_cast<float>(i % 5 - 1);
+    expected[static_cast<std::size_t>(i / (kNumbers / kClusters))] += numbers[static_cast<std::size_t>(i)] = x;
+  }
+  DeviceBuffer<float> in(kNumbers, MemoryUse::Input), out(kClusters);
+  in.upload(numbers);
+  const std::size_t shared_bytes = (kStages * kTile + kConsumers) * sizeof(float) + 3 * 128;
+  launch(cluster,
+         {.grid = {kClusters * kClusterSize}, .block = {kThreads}, .shared_bytes = shared_bytes, .cluster = kClusterSize},
+         Stream{}, bug, in.data(), out.data());
+  return out.download() == expected;
+}
+
+bool is_right(Bug bug, bool in_cluster) { return in_cluster ? cluster_is_right(bug) : pipeline_is_right(bug); }
+
+}  // namespace tree_attn::TREE_ATTN_PLATFORM

@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The two kernels of the seeded bugs, launched.
+#pragma once
+
+#include "tests/gpu/platform/seeded_bugs/seeded_bugs.hpp"
+
+namespace tree_attn::emulated {
+
+bool pipeline_is_right(Bug bug);
+bool cluster_is_right(Bug bug);
+
+}  // namespace tree_attn::emulated

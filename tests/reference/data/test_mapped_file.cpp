@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief A file cut short while it is mapped: one line and status 2; any other SIGBUS stays what it was.
+#include "reference/data/mapped_file.hpp"
+
+#include "tests/support/tensor_files.hpp"
+
+#include <doctest/doctest.h>
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+
+#include <atomic>
+#include <csignal>
+#include <functional>
+
+namespace {
+
+using namespace tree_attn;
+
+struct Ending {
+  int status;       ///< of exit(), or 128 + the signal
+  std::string err;  ///< standard error
+};
+
+/// Runs a piece of code in a process of its own.
+Ending ending_of(const std::function<void()>& code) {
+  int err[2];
+  REQUIRE(::pipe(err) == 0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::dup2(err[1], STDERR_FILENO);
+    // Neither doctest nor a sanitizer has a say in what SIGBUS does.
+    std::signal(SIGBUS, SIG_DFL);
+    code();
+    ::_exit(0);
+  }
+  ::close(err[1]);
+  Ending ending{-1, ""};
+  char piece[512];
+  for (ssize_t n = 0; (n = ::read(err[0], piece, sizeof piece)) > 0;) ending.err.append(piece, static_cast<std::size_t>(n));
+  ::close(err[0]);
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  ending.status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  return ending;
+}
+
+/// Reads one byte per page.
+unsigned touch(std::span<const std::byte> bytes) {
+  unsigned sum = 0;
+  for (std::size_t i = 0; i < bytes.size(); i += 4096) {
+    const volatile std::byte& first = bytes[i];
+    sum += static_cast<unsigned>(first);
+  }
+  return sum;
+}
+
+std::atomic_flag claimed;
+bool claim_once(const void* flag) { return !static_cast<std::atomic_flag*>(const_cast<void*>(flag))->test_and_set(); }
+
+}  // namespace
+
+TEST_CASE("mapped file: one that is cut short ends the process with one line and status 2") {
+  const Scratch scratch;
+  const std::string path = scratch.write("cut", std::string(1 << 20, 'x')),
+                    other = scratch.write("other", std::string(1 << 16, 'x'));
+  const Ending ending = ending_of([&] {
+    end_on_cut_file(claim_once, &claimed);
+    const MappedFile first(other), file(path);
+    touch(file.bytes());
+    std::filesystem::resize_file(path, 5000);
+    touch(first.bytes());  // as long as it was
+    touch(file.bytes());
+  });
+  CHECK(ending.status == 2);
+  CHECK(ending.err == "tree_attn: " + path + ": cut short, or its disk failed, while it was read\n");
+}
+
+TEST_CASE("mapped file: a SIGBUS that is not about a mapped file does what it did before") {
+  const Scratch scratch;
+  const std::string path = scratch.write("ours", std::string(1 << 16, 'x')),
+                    foreign = scratch.write("foreign", std::string(1 << 16, 'x'));
+  const Ending sent = ending_of([&] {
+    end_on_cut_file(claim_once, &claimed);
+    const MappedFile file(path);
+    ::raise(SIGBUS);
+  });
+  CHECK(sent.status == 128 + SIGBUS);
+  CHECK(sent.err == "");
+
+  // A foreign mapping that is cut short, at the very place where a mapped file was.
+  const Ending elsewhere = ending_of([&] {
+    end_on_cut_file(claim_once, &claimed);
+    const std::byte* place = nullptr;
+    {
+      const MappedFile gone(foreign);
+      place = gone.bytes().data();
+    }
+    const int descriptor = ::open(foreign.c_str(), O_RDONLY | O_CLOEXEC);
+    const void* bytes = ::mmap(const_cast<std::byte*>(place), 1 << 16, PROT_READ, MAP_PRIVATE, descriptor, 0);
+    if (bytes != place) ::_exit(3);
+    const MappedFile file(path);
+    std::filesystem::resize_file(foreign, 0);
+    touch({static_cast<const std::byte*>(bytes), 1 << 16});
+  });
+  CHECK(elsewhere.status == 128 + SIGBUS);
+  CHECK(elsewhere.err == "");
+}

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Reading tensor files: names, order, alignment, the hash; limits; damaged files do no harm.
+#include "reference/data/safetensors.hpp"
+
+#include "reference/data/safetensors_header.hpp"
+#include "tests/support/tensor_files.hpp"
+
+#include <doctest/doctest.h>
+
+#include <sys/resource.h>
+#include <sys/wait.h>
+
+#include <array>
+#include <sstream>
+
+using namespace tree_attn;
+
+TEST_CASE("safetensors: limits, odd values and what hides behind a NUL are refused") {
+  const Scratch scratch;
+  const auto message_for = [&](const std::string& header) {
+    const std::string path = scratch.write("odd", with_length(header));
+    const std::string message = refusal(path);
+    check_refused(path, message, "");
+    return message;
+  };
+  const auto shape = [](const std::string& lengths) {
+    return R"({"w":{"dtype":"F32","shape":[)" + lengths + R"(],"data_offsets":[0,0]}})";
+  };
+  std::string zeros = "0";
+  for (int i = 0; i < 64; ++i) zeros += ",0";
+  CHECK(message_for(shape(zeros)).find("more than 64 axes") != std::string::npos);
+  // Strides of an empty tensor must not overflow, wherever the 0 stands.
+  const std::string long_axis = std::to_string((std::int64_t{1} << 48) - 1);
+  CHECK(message_for(shape("0," + long_axis + "," + long_axis)).find("size overflows") != std::string::npos);
+  CHECK(message_for(shape(long_axis + "," + long_axis + ",0")).find("size overflows") != std::string::npos);
+  CHECK(message_for(shape("281474976710656")).find("size out of range") != std::string::npos);
+  constexpr std::int64_t kTooLong = std::int64_t{1} << 48;
+  CHECK(bytes_of_tensor(8, {0, kTooLong - 1}) == 0);
+  CHECK(!bytes_of_tensor(8, {0, kTooLong}));
+  CHECK(message_for(shape("[1]")).find("not a whole number") != std::string::npos);
+  CHECK(message_for(R"({"w":{"dtype":"F4","shape":[3],"data_offsets":[0,1]}})").find("not a whole number of bytes") !=
+        std::string::npos);
+  CHECK(message_for(R"({"w":{"dtype":"F32","shape":[0],"data_offsets":[0,0],"x":1}})").find("unknown field \"x\"") !=
+        std::string::npos);
+  CHECK(message_for(R"({"__metadata__":{"a":1}})").find("the value of \"a\" is not a string") != std::string::npos);
+  CHECK(message_for(R"({"__metadata__":{"a":"","\u0061":""}})").find("__metadata__: a key comes twice") !=
+        std::string::npos);
+  CHECK(message_for(R"({"w":{"dtype":"F32","shape":[1e999]}})").find("header is not JSON") != std::string::npos);
+  CHECK(message_for(std::string(5000, '[')).find("header is not an object") != std::string::npos);
+  // nlohmann-json takes a NUL for the end of its input.
+  CHECK(message_for(std::string("{}\0junk", 7)).find("(bytes after the object), byte 3: NUL") != std::string::npos);
+  CHECK(message_for(std::string("{\0}", 3)).find("header is not JSON (NUL), byte 2") != std::string::npos);
+  CHECK(message_for("    ").find("header is empty") != std::string::npos);
+  CHECK(message_for(R"({"a":{"dtype":"U8","shape":[0],"data_offsets":[18446744073709551615,18446744073709551615]}})")
+            .find("file ends 18446744073709551615 bytes early") != std::string::npos);
+}
+
+TEST_CASE("safetensors: names are compared at full length, tensors come in the order of their data") {
+  const Scratch scratch;
+  const auto entry = [](const std::string& name, int begin) {
+    return "\"" + name + R"(":{"dtype":"F32","shape":[1,1,1,2],"data_offsets":[)" + std::to_string(begin) + "," +
+           std::to_string(begin + 8) + "]}";
+  };
+  // One blank in front: the data starts at an odd address.
+  std::string header =
+      " {" + entry("b", 8) + "," + entry("a\\u0000b", 16) + "," + entry("a", 0) + R"(,"__metadata__":{"k":"v"}})";
+  header.resize(header.size() / 2 * 2 + 1, ' ');
+  const float numbers[] = {1, 2, 3, 4, 5, 6};
+  const std::string path =
+      scratch.write("order", with_length(header, {reinterpret_cast<const char*>(numbers), sizeof numbers}));
+  const SafetensorsFile file = SafetensorsFile::open(path);
+
+  CHECK(file.path() == path);
+  REQUIRE(file.tensors().size() == 3);
+  CHECK(file.tensors()[0].name == "a");
+  CHECK(file.tensors()[1].name == "b");
+  CHECK(file.tensors()[2].name == std::string("a\0b", 3));
+  CHECK(file.find("c") == nullptr);
+  CHECK(file.find("") == nullptr);
+  CHECK(file.find("a")->begin == 0);
+  CHECK(file.find(std::string_view("a\0b", 3))->begin == 16);
+
+  const TensorView view = view4(file, "b", "b, n_h, l, d_h");
+  CHECK(reinterpret_cast<std::uintptr_t>(view.data) % 2 == 1);
+  CHECK(view.shape == std::array<std::int64_t, 4>{1, 1, 1, 2});
+  float row[2];
+  load_row(view, 0, 0, 0, row);
+  CHECK(row[0] == 3);
+  CHECK(row[1] == 4);
+}
+
+TEST_CASE("safetensors: a header full of metadata costs a few times its size in memory") {
+  const Scratch scratch;
+  constexpr int kKeys = 1'000'000;
+  std::ostringstream header;
+  header << R"({"__metadata__":{)" << std::hex;
+  for (int i = 0; i < kKeys; ++i) header << (i == 0 ? "\"" : ",\"") << i << R"(":"")";
+  header << "}}";
+  const std::string path = scratch.write("metadata", with_length(header.str()));
+  const long header_kib = static_cast<long>(header.str().size() / 1024);
+
+  // In a process of its own: the peak is that of all its life.
+  const auto peak_kib = [] {
+    rusage used{};
+    ::getrusage(RUSAGE_SELF, &used);
+    return used.ru_maxrss;
+  };
+  int grown_kib[2];
+  REQUIRE(::pipe(grown_kib) == 0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const long before = peak_kib();
+    const bool taken = refusal(path).empty();
+    const long grown = taken ? peak_kib() - before : -1;
+    ::_exit(::write(grown_kib[1], &grown, sizeof grown) == sizeof grown ? 0 : 1);
+  }
+  ::close(grown_kib[1]);
+  long grown = -1;
+  REQUIRE(::read(grown_kib[0], &grown, sizeof grown) == sizeof grown);
+  ::close(grown_kib[0]);
+  ::waitpid(child, nullptr, 0);
+  MESSAGE("header of " << header_kib << " KiB, memory grew by " << grown << " KiB");
+  CHECK(grown >= header_kib);  // it was read
+  CHECK(grown < 5 * header_kib);
+}
+
+TEST_CASE("safetensors: the hash tells files apart by header and by size") {
+  const Scratch scratch;
+  const auto hash_of = [&](const std::string& bytes) {
+    return SafetensorsFile::open(scratch.write("hash", bytes)).header_hash();
+  };
+  const auto file_of = [](const std::string& name, int n) {
+    return with_length("{\"" + name + R"(":{"dtype":"U8","shape":[)" + std::to_string(n) + R"(],"data_offsets":[0,)" +
+                           std::to_string(n) + "]}}",
+                       std::string(n, 'x'));
+  };
+  CHECK(hash_of(file_of("q", 4)) == hash_of(file_of("q", 4)));
+  CHECK(hash_of(file_of("q", 4)) != hash_of(file_of("k", 4)));
+  CHECK(hash_of(file_of("q", 4)) != hash_of(file_of("q", 5)));
+  // FNV-1a of 18 bytes, worked out apart: ranks with different builds must agree too.
+  std::uint64_t hash = 0xcbf29ce484222325u;
+  for (const char c : with_length("{}") + std::string("\x0a\0\0\0\0\0\0\0", 8))
+    hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211u;
+  CHECK(hash_of(with_length("{}")) == hash);
+}
+
+TEST_CASE("safetensors: no prefix of a file is taken for a file, no changed byte of a header does harm") {
+  const Scratch scratch;
+  const std::string header = R"({"__metadata__":{"é":"\ud83d\ude00"},)"
+                             R"("q":{"dtype":"F32","shape":[1,2,1,2],"data_offsets":[0,16]},)"
+                             R"("n":{"dtype":"I64","shape":[],"data_offsets":[16,24]}} )";
+  const std::string whole = with_length(header, std::string(24, 'x'));
+  CHECK(refusal(scratch.write("whole", whole)) == "");
+  for (std::size_t n = 0; n < whole.size(); ++n) {
+    const std::string path = scratch.write("prefix", whole.substr(0, n));
+    check_refused(path, refusal(path), "");
+  }
+
+  // In place: a byte is changed, looked at, and put back.
+  const std::string path = scratch.write("changed", whole);
+  std::fstream changed(path, std::ios::in | std::ios::out | std::ios::binary);
+  int n_taken = 0, n_refused = 0;
+  unsigned sum = 0;
+  for (std::size_t at = 0; at < 8 + header.size(); ++at) {
+    const auto put = [&](int byte) { changed.seekp(static_cast<std::streamoff>(at)).put(static_cast<char>(byte)).flush(); };
+    for (int byte = 0; byte < 256; ++byte) {
+      put(byte);
+      const std::string message = refusal(path, [&](const SafetensorsFile& file) {
+        for (const TensorInfo& tensor : file.tensors()) {
+          const std::byte* data = file.data(tensor);
+          for (std::uint64_t i = 0; i < tensor.end - tensor.begin; ++i) sum += std::to_integer<unsigned>(data[i]);
+        }
+      });
+      ++(message.empty() ? n_taken : n_refused);
+      if (!message.empty() && !message.starts_with(path + ": ")) FAIL(message);
+    }
+    put(whole[at]);
+  }
+  CHECK(Scratch::read(path) == whole);
+  MESSAGE(n_taken << " taken, " << n_refused << " refused, sum " << sum);
+  CHECK(n_taken > 0);
+  CHECK(n_refused > n_taken);
+}

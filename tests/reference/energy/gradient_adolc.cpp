@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The gradient of the energy by ADOL-C: a reverse mode that this project did not write, through the same code.
+#include <doctest/doctest.h>
+
+#include <adolc/adolc.h>
+
+#include <Eigen/Core>
+#include <cstddef>
+#include <random>
+#include <vector>
+
+#include "reference/energy/energy.hpp"
+
+namespace Eigen {
+
+/// Tells Eigen that an adouble stands wherever a double does.
+template <>
+struct NumTraits<adouble> : NumTraits<double> {
+  using Real = adouble;
+  using NonInteger = adouble;
+  using Nested = adouble;
+  enum { RequireInitialization = 1 };
+};
+
+}  // namespace Eigen
+
+namespace {
+
+using namespace tree_attn;
+using Eigen::Index;
+
+constexpr unsigned kSeed = 6;
+constexpr short kTape = 1;
+
+Matrix matrix(std::mt19937& random, Index rows, Index cols) {
+  std::normal_distribution<double> normal;
+  return Matrix::NullaryExpr(rows, cols, [&] { return normal(random); });
+}
+
+/// Tapes the energy of causal queries; returns its value.
+double tape_energy(const Head& head) {
+  trace_on(kTape);
+  MatrixOf<adouble> Zeta(head.Zeta.rows(), head.Zeta.cols());
+  for (Index j = 0; j < Zeta.size(); ++j) Zeta(j) <<= head.Zeta(j);
+  adouble F = causal_energy<adouble>(head.Q.cast<adouble>(), head.K.cast<adouble>(), head.V.cast<adouble>(), Zeta);
+  double value = 0;
+  F >>= value;
+  trace_off();
+  return value;
+}
+
+/// Operations on the tape.
+std::size_t n_taped() {
+  std::size_t stats[STAT_SIZE];
+  tapestats(kTape, stats);
+  return stats[NUM_OPERATIONS];
+}
+
+}  // namespace
+
+/// @tested{obs_1, Obs. 1}
+/// @tested{eq_6, eq. (6)}
+/// @tested{eq_26, eq. (26)}
+TEST_CASE("gradient: ADOL-C's reverse mode through the code of the energy gives attention, for causal heads, at any zeta") {
+  CAPTURE(kSeed);
+  std::mt19937 random(kSeed);
+  for (const double size : {0.0, 0.5, 3.0}) {
+    for (int h = 0; h < 3; ++h) {
+      const Head head{matrix(random, 3, 7) / 2, matrix(random, 11, 7), matrix(random, 11, 5), size * matrix(random, 3, 5)};
+      CHECK(tape_energy(head) == doctest::Approx(causal_energy(head.Q, head.K, head.V, head.Zeta)).epsilon(1e-14));
+      Matrix slope(3, 5);
+      gradient(kTape, 15, head.Zeta.data(), slope.data());
+      CHECK((slope - causal_energy_gradient(head.Q, head.K, head.V, head.Zeta)).cwiseAbs().maxCoeff<Eigen::PropagateNaN>() < 1e-14);
+    }
+  }
+}
+
+/// @tested{eq_24, eq. (24)}
+TEST_CASE("gradient: ADOL-C's Hessian of the energy is the covariance of the values") {
+  CAPTURE(kSeed);
+  std::mt19937 random(kSeed);
+  const Head head{matrix(random, 1, 7) / 2, matrix(random, 11, 7), matrix(random, 11, 4), matrix(random, 1, 4)};
+  tape_energy(head);
+  Matrix H(4, 4);
+  std::vector<double*> rows;
+  for (Index j = 0; j < 4; ++j) rows.push_back(H.col(j).data());
+  hessian(kTape, 4, const_cast<double*>(head.Zeta.data()), rows.data());
+  const Vector P = softmax(exponents(head.Q.row(0).transpose(), head.K, head.V, head.Zeta.row(0).transpose()));
+  const Vector mean = head.V.transpose() * P;
+  const Matrix want = head.V.transpose() * P.asDiagonal() * head.V - mean * mean.transpose();
+  // ADOL-C fills the lower triangle: row i up to i.
+  for (Index i = 0; i < 4; ++i) {
+    for (Index j = 0; j <= i; ++j) CHECK(std::abs(H(j, i) - want(i, j)) < 1e-13);
+  }
+}
+
+TEST_CASE("gradient: ADOL-C's tape, and so its sweep back, grows with the energy and not with its square") {
+  CAPTURE(kSeed);
+  std::mt19937 random(kSeed);
+  const auto n_operations = [&random](Index d_v) {
+    tape_energy({matrix(random, 1, 16), matrix(random, 32, 16), matrix(random, 32, d_v), matrix(random, 1, d_v)});
+    return static_cast<double>(n_taped());
+  };
+  const double each = (n_operations(256) - n_operations(128)) / 128;
+  CHECK((n_operations(64) - n_operations(32)) / 32 == doctest::Approx(each).epsilon(1e-14));
+  // The tape notes constants and copies too; per multiplication or addition of the energy it stays at a few steps.
+  CHECK(n_operations(256) / (32 * (2 * 16 + 2 * 256)) < 5);
+}

@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The log-likelihood of appendix C.2: its saddle, and the maximum that is there once the source is eliminated.
+#include "reference/energy/bayes.hpp"
+
+#include <doctest/doctest.h>
+
+#include <random>
+
+namespace {
+
+using namespace tree_attn;
+
+constexpr unsigned kSeed = 30;
+constexpr double kStep = 1e-5;
+
+/// l queries over N random keys; the scale is folded into the queries.
+struct Problem {
+  Matrix Q, K, V;
+  std::mt19937 random;
+
+  explicit Problem(Eigen::Index N, Eigen::Index d_v = 3, Eigen::Index l = 1, Eigen::Index d_h = 6) : random(kSeed) {
+    Q = matrix(l, d_h) / std::sqrt(static_cast<double>(d_h));
+    K = matrix(N, d_h);
+    V = matrix(N, d_v);
+  }
+  Matrix matrix(Eigen::Index rows, Eigen::Index cols) {
+    std::normal_distribution<double> normal;
+    return Matrix::NullaryExpr(rows, cols, [&] { return normal(random); });
+  }
+  Vector q() const { return Q.row(0).transpose(); }
+};
+
+/// Central differences of a function of a matrix, component by component.
+template <class Function>
+Matrix slopes(Function function, const Matrix& at) {
+  Matrix slope(at.rows(), at.cols());
+  for (Eigen::Index i = 0; i < at.size(); ++i) {
+    Matrix up = at, down = at;
+    up(i) += kStep;
+    down(i) -= kStep;
+    slope(i) = (function(up) - function(down)) / (2 * kStep);
+  }
+  return slope;
+}
+
+}  // namespace
+
+/// @tested{eq_30, eq. (30)}
+TEST_CASE("log-likelihood: F stands outside the sum over components, once for each query") {
+  CAPTURE(kSeed);
+  Problem p(9, 4, 3);
+  const Matrix Zeta = p.matrix(3, 4), Z = p.matrix(3, 4);
+  double gamma = 0;
+  for (Eigen::Index i = 0; i < 3; ++i) {
+    const Eigen::Index n = 9 - 3 + i + 1;
+    gamma +=
+        Z.row(i).dot(Zeta.row(i)) - energy(p.Q.row(i).transpose(), p.K.topRows(n), p.V.topRows(n), Zeta.row(i).transpose());
+  }
+  CHECK(log_likelihood(p.Q, p.K, p.V, {Zeta, Z}) == doctest::Approx(gamma).epsilon(1e-13));
+  CHECK_THROWS_WITH_AS(log_likelihood(p.Q, p.K, p.V, {Zeta, p.matrix(3, 2)}),
+                       "log_likelihood: sources and activations are [3, 2], expected [3, 4]", std::invalid_argument);
+  CHECK(log_likelihood(p.Q, p.K.topRows(2), p.V.topRows(2), {Zeta, Z}) == std::numeric_limits<double>::infinity());
+}
+
+/// @tested{eq_31, eq. (31)}
+/// @tested{eq_32, eq. (32)}
+TEST_CASE("log-likelihood: its slopes in the source and in the activation (central differences)") {
+  CAPTURE(kSeed);
+  Problem p(9, 4, 3);
+  for (int repeat = 0; repeat < 3; ++repeat) {
+    const Matrix Zeta = p.matrix(3, 4), Z = p.matrix(3, 4);
+    const SourceAndActivation slope = log_likelihood_gradient(p.Q, p.K, p.V, {Zeta, Z});
+    const auto of_Zeta = [&](const Matrix& at) { return log_likelihood(p.Q, p.K, p.V, {at, Z}); };
+    const auto of_Z = [&](const Matrix& at) { return log_likelihood(p.Q, p.K, p.V, {Zeta, at}); };
+    CHECK((slopes(of_Zeta, Zeta) - slope.Zeta).cwiseAbs().maxCoeff<Eigen::PropagateNaN>() < 1e-7);
+    CHECK((slopes(of_Z, Z) - slope.Z).cwiseAbs().maxCoeff<Eigen::PropagateNaN>() < 1e-7);
+  }
+}
+
+/// @tested{eq_33, eq. (33)}
+TEST_CASE("log-likelihood: stationary at zero source and causal attention, and nowhere else") {
+  CAPTURE(kSeed);
+  Problem p(9, 4, 3);
+  const SourceAndActivation at = stationary_point(p.Q, p.K, p.V);
+  const SourceAndActivation slope = log_likelihood_gradient(p.Q, p.K, p.V, at);
+  CHECK(slope.Zeta.norm() == 0);
+  CHECK(slope.Z.norm() == 0);
+  for (Eigen::Index i = 0; i < 3; ++i) {
+    const Eigen::Index n = 9 - 3 + i + 1;
+    CHECK((at.Z.row(i).transpose() - attention_mean(p.Q.row(i).transpose(), p.K.topRows(n), p.V.topRows(n))).norm() < 1e-14);
+  }
+
+  // F subtracted once for each of d_v components would be stationary at d_v times attention.
+  const auto misprinted = [&](const Matrix& Zeta) {
+    return at.Z.cwiseProduct(Zeta).sum() - 4 * causal_energy(p.Q, p.K, p.V, Zeta);
+  };
+  CHECK((slopes(misprinted, at.Zeta) + 3 * at.Z).cwiseAbs().maxCoeff<Eigen::PropagateNaN>() < 1e-7);
+
+  // Away from it one of the two slopes is as large as the distance in zeta, or the distance in z less what F bends.
+  for (int repeat = 0; repeat < 20; ++repeat) {
+    const SourceAndActivation off{repeat % 2 * p.matrix(3, 4), at.Z + p.matrix(3, 4)};
+    const SourceAndActivation s = log_likelihood_gradient(p.Q, p.K, p.V, off);
+    CHECK(s.Zeta.norm() + s.Z.norm() > 0.1);
+  }
+}
+
+TEST_CASE("log-likelihood: the stationary point is a saddle, with d_v directions up and d_v down") {
+  CAPTURE(kSeed);
+  for (const Eigen::Index N : {1, 2, 4, 40}) {  // the covariance is singular for N <= 3
+    CAPTURE(N);
+    Problem p(N);
+    for (const double size : {0.0, 2.0}) {
+      const Vector zeta = size * p.matrix(3, 1);
+      const Matrix H = log_likelihood_hessian(p.q(), p.K, p.V, zeta);
+      CHECK(signature(H).n_positive == 3);
+      CHECK(signature(H).n_negative == 3);
+      CHECK(H.determinant() == doctest::Approx(-1).epsilon(1e-13));  // (-1)^d_v
+
+      // Against differences of the slopes, column by column.
+      const Vector z = p.matrix(3, 1);
+      for (Eigen::Index j = 0; j < 6; ++j) {
+        const auto slope_at = [&](double h) {
+          Vector x(6);
+          x << zeta, z;
+          x(j) += h;
+          const SourceAndActivation s =
+              log_likelihood_gradient(p.Q, p.K, p.V, {x.head(3).transpose(), x.tail(3).transpose()});
+          Vector both(6);
+          both << s.Zeta.transpose(), s.Z.transpose();
+          return both;
+        };
+        CHECK(((slope_at(kStep) - slope_at(-kStep)) / (2 * kStep) - H.col(j)).norm() < 1e-8);
+      }
+    }
+  }
+}
+
+TEST_CASE("signature: an eigenvalue of rounding size has no sign, in any unit") {
+  CAPTURE(kSeed);
+  Problem p(1);
+  for (int repeat = 0; repeat < 10; ++repeat) {
+    // Rank 2 of 6: one positive eigenvalue, one negative, and four that are 0 but for rounding.
+    const Vector up = p.matrix(6, 1), down = p.matrix(6, 1);
+    const Matrix H = up * up.transpose() - down * down.transpose();
+    for (const double unit : {1e-100, 1.0, 1e100}) {
+      CHECK(signature(unit * H).n_positive == 1);
+      CHECK(signature(unit * H).n_negative == 1);
+    }
+  }
+  CHECK(signature(Matrix::Zero(3, 3)).n_positive == 0);
+  CHECK(signature(Matrix::Zero(3, 3)).n_negative == 0);
+}
+
+TEST_CASE("log-likelihood: nearby it rises and falls, is flat in the activation alone and falls in the source alone") {
+  CAPTURE(kSeed);
+  Problem p(20);
+  const SourceAndActivation saddle = stationary_point(p.Q, p.K, p.V);
+  const double gamma = log_likelihood(p.Q, p.K, p.V, saddle);
+  CHECK(gamma == doctest::Approx(-energy(p.q(), p.K, p.V, Vector())).epsilon(1e-14));
+  const Matrix w = p.matrix(1, 3).normalized();
+  const auto moved = [&](double in_zeta, double in_z) {
+    return log_likelihood(p.Q, p.K, p.V, {saddle.Zeta + in_zeta * w, saddle.Z + in_z * w}) - gamma;
+  };
+  CHECK(moved(1e-3, 1e-1) > 1e-5);
+  CHECK(moved(-1e-3, 1e-1) < -1e-5);
+  CHECK(moved(0, 1e-1) == doctest::Approx(0).epsilon(1e-14));  // flat in z at zero source
+  CHECK(moved(1e-1, 0) < 0);                    // concave in the source
+}
+
+/// @tested{eq_34, eq. (34)}
+TEST_CASE("profile likelihood: with the source eliminated, attention is the maximum, and its height is F(0)") {
+  CAPTURE(kSeed);
+  Problem p(12);
+  const Vector z_star = attention_mean(p.q(), p.K, p.V);
+  const double top = profile_log_likelihood(p.q(), p.K, p.V, z_star);
+  CHECK(top == doctest::Approx(energy(p.q(), p.K, p.V, Vector())).epsilon(1e-14));
+
+  // Every other mean of the values is less likely; nearer ones by what the covariance says.
+  for (int repeat = 0; repeat < 50; ++repeat) {
+    const Vector P = softmax(2 * p.matrix(12, 1));
+    const Vector z = p.V.transpose() * P;
+    CHECK(profile_log_likelihood(p.q(), p.K, p.V, z) < top - 1e-3 * (z - z_star).squaredNorm());
+    CHECK(profile_log_likelihood(p.q(), p.K, p.V, z_star + 1e-3 * (z - z_star)) < top);
+  }
+}
+
+TEST_CASE("Laplace: the peak at attention is as wide as the values are spread") {
+  CAPTURE(kSeed);
+  Problem p(12);
+  const Gaussian peak = laplace_approximation(p.q(), p.K, p.V);
+  const LegendrePoint top = legendre_transform(p.q(), p.K, p.V, peak.mean);
+  CHECK((peak.covariance * top.curvature - Matrix::Identity(3, 3)).norm() < 1e-11);
+  CHECK((laplace_approximation(p.q(), p.K, p.V, 7).covariance * 7 - peak.covariance).norm() < 1e-14);
+  CHECK_THROWS_AS(laplace_approximation(p.q(), p.K, p.V, 0), std::invalid_argument);
+
+  // F* is the quadratic of the covariance up to third order: half the distance leaves an eighth of the error.
+  const Vector u = p.matrix(3, 1).normalized();
+  const auto error = [&](double h) {
+    const double rise = legendre_transform(p.q(), p.K, p.V, peak.mean + h * u).value - top.value;
+    return rise - 0.5 * h * h * u.dot(top.curvature * u);
+  };
+  CHECK(error(0.02) / error(0.01) == doctest::Approx(8).epsilon(0.05));
+  CHECK(std::abs(error(0.02)) > 1e-8);
+}
+
+TEST_CASE("profile likelihood: the rate at which the mean of n drawn values avoids z, and Laplace its central limit") {
+  // Values 0 and 1, the second with probability p: the mean of n draws is a binomial count over n, known exactly.
+  const Vector q = Vector::Constant(1, 1.0);
+  const Matrix K = (Matrix(2, 1) << 0.3, -0.5).finished(), V = (Matrix(2, 1) << 0, 1).finished();
+  const double p = attention_probabilities(q, K)(1), top = energy(q, K, V, Vector());
+  double error_before = 1;
+  for (const int n : {10, 100, 1000}) {
+    CAPTURE(n);
+    double tail = 0, worst = 0;
+    for (int k = n - 1; k > p * n; --k) {
+      const double x = static_cast<double>(k) / n;
+      const double log_count = std::lgamma(n + 1) - std::lgamma(k + 1) - std::lgamma(n - k + 1);
+      const double exact = log_count + k * std::log(p) + (n - k) * std::log1p(-p);
+      const LegendrePoint point = legendre_transform(q, K, V, Vector::Constant(1, x));
+      const double rate = point.value + top;
+      CHECK(rate == doctest::Approx(x * std::log(x / p) + (1 - x) * std::log((1 - x) / (1 - p))).epsilon(1e-12));
+
+      // Chernoff: the tail from k on is never above exp(-n rate).
+      tail += std::exp(exact);
+      CHECK(std::log(tail) < -n * rate);
+
+      // Steepest descent through the saddle: sqrt(n F*'' / 2 pi) exp(-n rate), times the spacing 1/n of the counts.
+      const double saddle = 0.5 * std::log(n * point.curvature(0, 0) / (2 * M_PI)) - n * rate - std::log(n);
+      if (k == static_cast<int>(0.6 * n)) worst = std::abs(std::expm1(saddle - exact));
+    }
+    CHECK(worst == doctest::Approx((1 / 0.6 + 1 / 0.4 - 1) / (12 * n)).epsilon(0.15).scale(0));  // Stirling's next term
+    CHECK(worst < error_before / 8);
+    error_before = worst;
+  }
+}

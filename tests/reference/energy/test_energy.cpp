@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Attention is the gradient of an energy: held against finite differences of the energy.
+#include <doctest/doctest.h>
+
+#include <random>
+#include <vector>
+
+#include "reference/energy/energy.hpp"
+
+namespace {
+
+using namespace tree_attn;
+
+constexpr double kInf = std::numeric_limits<double>::infinity();
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+constexpr unsigned kSeed = 15;
+constexpr double kStep = 1e-5;
+
+/// One query over N random keys.
+struct Problem {
+  Vector q;
+  Matrix K, V;
+  std::mt19937 random;
+
+  explicit Problem(Eigen::Index N, Eigen::Index d_h = 7, Eigen::Index d_v = 5) : random(kSeed) {
+    q = matrix(d_h, 1) / std::sqrt(static_cast<double>(d_h));
+    K = matrix(N, d_h);
+    V = matrix(N, d_v);
+  }
+  Matrix matrix(Eigen::Index rows, Eigen::Index cols) {
+    std::normal_distribution<double> normal;
+    return Matrix::NullaryExpr(rows, cols, [&] { return normal(random); });
+  }
+};
+
+/// Central differences of a function of a matrix, component by component.
+template <class Function>
+Matrix slopes(Function function, const Matrix& at) {
+  Matrix slope(at.rows(), at.cols());
+  for (Eigen::Index i = 0; i < at.rows(); ++i) {
+    for (Eigen::Index j = 0; j < at.cols(); ++j) {
+      Matrix up = at, down = at;
+      up(i, j) += kStep;
+      down(i, j) -= kStep;
+      slope(i, j) = (function(up) - function(down)) / (2 * kStep);
+    }
+  }
+  return slope;
+}
+
+}  // namespace
+
+/// @tested{obs_1, Obs. 1}
+/// @tested{eq_5, eq. (5)}
+/// @tested{eq_6, eq. (6)}
+/// @tested{eq_15, eq. (15)}
+TEST_CASE("energy: its gradient is attention at zeta = 0, and the closed form everywhere else (central differences)") {
+  CAPTURE(kSeed);
+  for (const Eigen::Index N : {1, 2, 33}) {
+    Problem p(N);
+    for (const double size : {0.0, 0.1, 1.0, 3.0}) {
+      const Vector zeta = size * p.matrix(5, 1);
+      const Vector gradient = energy_gradient(p.q, p.K, p.V, zeta);
+      const Matrix slope = slopes([&](const Matrix& at) { return energy(p.q, p.K, p.V, at.col(0)); }, zeta);
+      CHECK((gradient - slope).cwiseAbs().maxCoeff<Eigen::PropagateNaN>() < 1e-8);
+      if (size == 0) CHECK((gradient - attention_mean(p.q, p.K, p.V)).norm() < 1e-14);
+    }
+  }
+}
+
+/// @tested{eq_16, eq. (16)}
+/// @tested{eq_17, eq. (17)}
+/// @tested{eq_18, eq. (18)}
+TEST_CASE("energy: attention is the mean of the values under the attention probabilities") {
+  CAPTURE(kSeed);
+  const Problem p(20);
+  const Vector P = attention_probabilities(p.q, p.K);
+  const double Z = partition_function(p.q, p.K, p.V, Vector());
+  CHECK(P.sum() == doctest::Approx(1).epsilon(1e-14));
+  CHECK((P.array() - (p.K * p.q).array().exp() / Z).abs().maxCoeff<Eigen::PropagateNaN>() < 1e-14);
+  CHECK((attention_mean(p.q, p.K, p.V) - p.V.transpose() * P).norm() < 1e-13);
+}
+
+/// @tested{eq_19, eq. (19)}
+/// @tested{eq_23, eq. (23)}
+/// @tested{eq_24, eq. (24)}
+TEST_CASE("energy: it is the logarithm of the partition function") {
+  CAPTURE(kSeed);
+  Problem p(20);
+  for (int i = 0; i < 5; ++i) {
+    const Vector zeta = p.matrix(5, 1);
+    CHECK(energy(p.q, p.K, p.V, zeta) == doctest::Approx(std::log(partition_function(p.q, p.K, p.V, zeta))).epsilon(1e-14));
+  }
+  CHECK(energy(p.q, p.K, p.V, Vector()) == energy(p.q, p.K, p.V, Vector::Zero(5)));
+}
+
+TEST_CASE("energy: the second derivative is the covariance of the values, so F generates cumulants and Z moments") {
+  CAPTURE(kSeed);
+  const Problem p(12);
+  const Vector P = attention_probabilities(p.q, p.K), mean = attention_mean(p.q, p.K, p.V);
+  const Matrix second_moment = p.V.transpose() * P.asDiagonal() * p.V;
+  for (Eigen::Index j = 0; j < 5; ++j) {
+    const Vector step = kStep * Vector::Unit(5, j);
+    const Vector slope = (energy_gradient(p.q, p.K, p.V, step) - energy_gradient(p.q, p.K, p.V, -step)) / (2 * kStep);
+    CHECK((slope - (second_moment - mean * mean.transpose()).col(j)).norm() < 1e-8);
+  }
+}
+
+/// @tested{eq_25, eq. (25)}
+/// @tested{eq_26, eq. (26)}
+TEST_CASE("causal energy: one source per query, and its gradient is causal attention") {
+  CAPTURE(kSeed);
+  Problem p(9);
+  for (const Eigen::Index l : {9, 4, 1}) {
+    const Matrix Q = p.matrix(l, 7);
+    for (const double size : {0.0, 1.0}) {
+      const Matrix Zeta = size * p.matrix(l, 5);
+      const Matrix gradient = causal_energy_gradient(Q, p.K, p.V, Zeta);
+      const Matrix slope = slopes([&](const Matrix& at) { return causal_energy(Q, p.K, p.V, at); }, Zeta);
+      CHECK((gradient - slope).cwiseAbs().maxCoeff<Eigen::PropagateNaN>() < 1e-7);
+      for (Eigen::Index i = 0; size == 0 && i < l; ++i) {
+        const Eigen::Index n = 9 - l + i + 1;
+        CHECK((gradient.row(i).transpose() - attention_mean(Q.row(i).transpose(), p.K.topRows(n), p.V.topRows(n))).norm() <
+              1e-13);
+      }
+    }
+  }
+}
+
+TEST_CASE("causal energy: a query before the first key sees nothing") {
+  Problem p(2);
+  const Matrix Q = p.matrix(3, 7), Zeta = Matrix::Zero(3, 5);
+  CHECK(causal_energy(Q, p.K, p.V, Zeta) == -kInf);
+  CHECK(causal_energy_gradient(Q, p.K, p.V, Zeta).row(0).norm() == 0);
+  CHECK((causal_energy_gradient(Q, p.K, p.V, Zeta).row(1) - p.V.row(0)).norm() < 1e-14);
+}
+
+/// @tested{eq_27, eq. (27)}
+/// @tested{eq_28, eq. (28)}
+TEST_CASE("multi-head energy: heads add up, and each keeps its own gradient") {
+  CAPTURE(kSeed);
+  Problem p(6);
+  std::vector<Head> heads;
+  for (int h = 0; h < 3; ++h) heads.push_back({p.matrix(2, 7), p.matrix(6, 7), p.matrix(6, 5), 0.3 * p.matrix(2, 5)});
+  double sum = 0;
+  for (const Head& head : heads) sum += causal_energy(head.Q, head.K, head.V, head.Zeta);
+  CHECK(multi_head_energy(heads) == doctest::Approx(sum).epsilon(1e-14));
+  for (std::size_t h = 0; h < heads.size(); ++h) {
+    const auto energy_of_source = [&](const Matrix& Zeta) {
+      std::vector<Head> moved = heads;
+      moved[h].Zeta = Zeta;
+      return multi_head_energy(moved);
+    };
+    const Matrix gradient = causal_energy_gradient(heads[h].Q, heads[h].K, heads[h].V, heads[h].Zeta);
+    CHECK((slopes(energy_of_source, heads[h].Zeta) - gradient).cwiseAbs().maxCoeff<Eigen::PropagateNaN>() < 1e-7);
+  }
+}
+
+/// @tested{eq_29, eq. (29)}
+TEST_CASE("output projection: folded into the values it commutes with the gradient") {
+  CAPTURE(kSeed);
+  Problem p(10);
+  const Matrix W_O = p.matrix(11, 5);
+  const Vector projected = attention_mean(p.q, p.K, fold_output_projection(p.V, W_O));
+  CHECK((projected - W_O * attention_mean(p.q, p.K, p.V)).norm() < 1e-12);
+}
+
+TEST_CASE("energy: edges") {
+  Problem p(4);
+  const Vector zeta = p.matrix(5, 1);
+
+  // No keys.
+  CHECK(energy(p.q, p.K.topRows(0), p.V.topRows(0), zeta) == -kInf);
+  CHECK(energy_gradient(p.q, p.K.topRows(0), p.V.topRows(0), zeta).norm() == 0);
+  CHECK(partition_function(p.q, p.K.topRows(0), p.V.topRows(0), zeta) == 0);
+
+  // A key with score -inf is not seen: its value may be anything.
+  Matrix K = p.K, V = p.V;
+  K.row(1) = -kInf * p.q.cwiseSign().transpose();
+  V.row(1).setConstant(kNaN);
+  Matrix K_rest(3, 7), V_rest(3, 5);
+  K_rest << p.K.row(0), p.K.bottomRows(2);
+  V_rest << p.V.row(0), p.V.bottomRows(2);
+  CHECK(energy(p.q, K, V, zeta) == doctest::Approx(energy(p.q, K_rest, V_rest, zeta)).epsilon(1e-14));
+  CHECK((energy_gradient(p.q, K, V, zeta) - energy_gradient(p.q, K_rest, V_rest, zeta)).norm() < 1e-14);
+
+  // Scores of +inf and NaN.
+  for (const double bad : {kInf, kNaN}) {
+    K = p.K;
+    K.row(2) = bad * p.q.cwiseSign().transpose();
+    CHECK(std::isnan(energy(p.q, K, p.V, zeta)));
+    CHECK(energy_gradient(p.q, K, p.V, zeta).array().isNaN().all());
+  }
+
+  // Without a source, an Inf value reaches its own component only.
+  V = p.V;
+  V(0, 3) = kInf;
+  const Vector z = attention_mean(p.q, p.K, V);
+  CHECK(z(3) == kInf);
+  CHECK((z.head(3) - attention_mean(p.q, p.K, p.V).head(3)).norm() < 1e-14);
+
+  // Huge logits: Z is gone, F and its gradient are not.
+  CHECK(partition_function(1e6 * p.q, p.K, p.V, zeta) == kInf);
+  CHECK(std::isfinite(energy(1e6 * p.q, p.K, p.V, zeta)));
+  CHECK(energy_gradient(1e6 * p.q, p.K, p.V, zeta).norm() > 0.1);
+
+  // Shapes that do not fit.
+  CHECK_THROWS_WITH_AS(energy(p.q.head(3), p.K, p.V, zeta), "exponents: length of q and of a key differ: 3 and 7",
+                       std::invalid_argument);
+  CHECK_THROWS_AS(energy(p.q, p.K, p.V.topRows(3), zeta), std::invalid_argument);
+  CHECK_THROWS_AS(energy(p.q, p.K, p.V, zeta.head(2)), std::invalid_argument);
+}

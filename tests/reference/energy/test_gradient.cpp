@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The gradient of the energy in ways that agree: closed form, forward and reverse mode through the very code of the
+/// energy, Alg. 2 by hand over a tree, and differences. ADOL-C, a reverse mode of others, is in gradient_adolc.cpp.
+#include <doctest/doctest.h>
+
+#include <Eigen/Core>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <unsupported/Eigen/AutoDiff>
+#include <vector>
+
+#include "reference/oracle/algorithms.hpp"
+#include "reference/energy/energy.hpp"
+#include "reference/energy/reverse_mode.hpp"
+
+namespace {
+
+using namespace tree_attn;
+using Eigen::Index;
+
+constexpr double kInf = std::numeric_limits<double>::infinity();
+constexpr unsigned kSeed = 5;
+constexpr Index kQueryDim = 7, kValueDim = 5;
+
+/// Causal queries of several heads, of which two and two read the same keys and values.
+struct Problem {
+  std::vector<Head> heads;
+
+  explicit Problem(double size_of_zeta, Index N = 11, Index l = 3) {
+    std::mt19937 random(kSeed);
+    std::normal_distribution<double> normal;
+    const auto matrix = [&](Index rows, Index cols) -> Matrix {
+      return Matrix::NullaryExpr(rows, cols, [&] { return normal(random); });
+    };
+    for (int group = 0; group < 2; ++group) {
+      const Matrix K = matrix(N, kQueryDim), V = matrix(N, kValueDim);
+      for (int h = 0; h < 2; ++h) heads.push_back({matrix(l, kQueryDim) / 2, K, V, size_of_zeta * matrix(l, kValueDim)});
+    }
+  }
+};
+
+/// Forward mode: every number carries its slopes in all of zeta along.
+Matrix forward_gradient(const Head& head) {
+  using Slopes = Eigen::VectorXd;
+  using Forward = Eigen::AutoDiffScalar<Slopes>;
+  const Index n = head.Zeta.size();
+  const auto constant = [n](double x) { return Forward(x, Slopes::Zero(n)); };
+  MatrixOf<Forward> Zeta(head.Zeta.rows(), head.Zeta.cols());
+  for (Index j = 0; j < n; ++j) Zeta(j) = Forward(head.Zeta(j), n, j);
+  const MatrixOf<Forward> Q = head.Q.unaryExpr(constant), K = head.K.unaryExpr(constant), V = head.V.unaryExpr(constant);
+  const Forward F = causal_energy<Forward>(Q, K, V, Zeta);
+  return F.derivatives().reshaped(head.Zeta.rows(), head.Zeta.cols());
+}
+
+/// Reverse mode: one sweep back along the tape.
+Matrix reverse_gradient(const Head& head) {
+  using Taped = Reverse<double>;
+  const VectorOf<Taped> zeta = Taped::variables(head.Zeta.reshaped());
+  const MatrixOf<Taped> Zeta = zeta.reshaped(head.Zeta.rows(), head.Zeta.cols());
+  const Taped F = causal_energy<Taped>(head.Q.cast<Taped>(), head.K.cast<Taped>(), head.V.cast<Taped>(), Zeta);
+  return Taped::gradient(F, zeta.size()).reshaped(head.Zeta.rows(), head.Zeta.cols());
+}
+
+/// Central differences of the energy of all heads.
+Matrix difference_gradient(std::vector<Head> heads, std::size_t h) {
+  constexpr double kStep = 1e-5;
+  Matrix& Zeta = heads[h].Zeta;
+  Matrix slope(Zeta.rows(), Zeta.cols());
+  for (Index j = 0; j < Zeta.size(); ++j) {
+    const double zeta_j = Zeta(j);
+    Zeta(j) = zeta_j + kStep;
+    const double up = multi_head_energy(heads);
+    Zeta(j) = zeta_j - kStep;
+    slope(j) = (up - multi_head_energy(heads)) / (2 * kStep);
+    Zeta(j) = zeta_j;
+  }
+  return slope;
+}
+
+/// Alg. 1 and Alg. 2 over a tree of four devices of unequal lengths, one of them empty; at zeta = 0.
+Matrix tree_gradient(const Head& head) {
+  Matrix gradient(head.Q.rows(), head.V.cols());
+  for (Index i = 0; i < head.Q.rows(); ++i) {
+    const Index n = n_causal(head.K.rows(), head.Q.rows(), i);
+    const std::vector<std::int64_t> lengths{n / 2, 0, n / 3, n - n / 2 - n / 3};
+    const std::vector<VirtualDevice> devices = scatter(head.K.topRows(n), head.V.topRows(n), lengths);
+    const Vector q = head.Q.row(i).transpose();
+    gradient.row(i) = tree_energy_gradient(q, devices, tree_energy(q, Vector(), devices)).transpose();
+  }
+  return gradient;
+}
+
+}  // namespace
+
+/// @tested{obs_1, Obs. 1}
+/// @tested{eq_6, eq. (6)}
+/// @tested{eq_15, eq. (15)}
+/// @tested{eq_25, eq. (25)}
+/// @tested{eq_26, eq. (26)}
+/// @tested{eq_27, eq. (27)}
+/// @tested{eq_28, eq. (28)}
+/// @tested{alg_2, Alg. 2}
+TEST_CASE("gradient: closed form, forward mode, reverse mode, tree and differences agree, for causal heads, at any zeta") {
+  CAPTURE(kSeed);
+  for (const double size : {0.0, 0.5, 3.0}) {
+    const Problem p(size);
+    for (std::size_t h = 0; h < p.heads.size(); ++h) {
+      const Head& head = p.heads[h];
+      const Matrix closed = causal_energy_gradient(head.Q, head.K, head.V, head.Zeta);
+      const auto error = [&closed](const Matrix& other) { return (other - closed).cwiseAbs().maxCoeff(); };
+      CHECK(error(forward_gradient(head)) < 1e-14);
+      CHECK(error(reverse_gradient(head)) < 1e-14);
+      CHECK(error(difference_gradient(p.heads, h)) < 1e-8);
+      if (size == 0) CHECK(error(tree_gradient(head)) < 1e-14);
+    }
+  }
+}
+
+/// @tested{eq_4, eq. (4)}
+TEST_CASE("gradient: the softmax comes out of the code of log-sum-exp, also where a shift is at work") {
+  using Taped = Reverse<double>;
+  for (const double shift : {0.0, 1e6, -1e6}) {
+    const Vector z = Eigen::Vector4d(shift + 1, shift - 2, shift, -kInf);
+    const VectorOf<Taped> taped = Taped::variables(z);
+    const Vector slope = Taped::gradient(log_sum_exp<Taped>(taped), 4);
+    CHECK((slope - softmax(z)).norm() < 1e-15);
+    CHECK(slope(3) == 0);
+  }
+}
+
+TEST_CASE("gradient: without a key that is seen it is 0, in closed form and in reverse mode") {
+  Problem p(1.0);
+  Head& head = p.heads[0];
+  head.Q.setOnes();
+  head.K.setConstant(-kInf);
+  CHECK(causal_energy(head.Q, head.K, head.V, head.Zeta) == -kInf);
+  CHECK(causal_energy_gradient(head.Q, head.K, head.V, head.Zeta).norm() == 0);
+  CHECK(reverse_gradient(head).norm() == 0);
+  // Forward mode carries the slope 0 of constants along and multiplies it by the key: 0 times -inf.
+  CHECK(std::isnan(forward_gradient(head).norm()));
+}

@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Hopfield retrieval: the energy falls at every step, patterns come back, and how many of them can be stored.
+#include "reference/energy/hopfield.hpp"
+
+#include "tests/support/compare.hpp"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+
+namespace {
+
+using namespace tree_attn;
+
+constexpr unsigned kSeed = 1982;
+
+/// log of the mean of exp(beta u) over the cosine u of a random direction in dimension d, by the midpoint rule.
+double log_mean_weight(Eigen::Index d, double beta) {
+  const int n = 10000;
+  double sum = 0, norm = 0;
+  for (int i = 0; i < n; ++i) {
+    const double angle = M_PI * (i + 0.5) / n, density = std::pow(std::sin(angle), static_cast<double>(d - 2));
+    sum += density * std::exp(beta * (std::cos(angle) - 1));
+    norm += density;
+  }
+  return beta + std::log(sum / norm);
+}
+
+}  // namespace
+
+TEST_CASE("hopfield: a step is attention with tied keys and values, and the slope of the energy (central differences)") {
+  CAPTURE(kSeed);
+  std::mt19937 random(kSeed);
+  const Matrix X = random_patterns(9, 5, random);
+  for (const double beta : {0.1, 1.0, 20.0}) {
+    const Vector xi = 2 * random_patterns(1, 5, random).transpose();
+    const Vector next = hopfield_step(X, xi, beta);
+    CHECK((next - X.transpose() * softmax(beta * X * xi)).norm() < 1e-14);
+    for (Eigen::Index j = 0; j < 5; ++j) {
+      const Vector h = 1e-5 * Vector::Unit(5, j);
+      const double slope = (hopfield_energy(X, xi + h, beta) - hopfield_energy(X, xi - h, beta)) / 2e-5;
+      CHECK(slope == doctest::Approx(xi(j) - next(j)).epsilon(1e-7));
+    }
+    // Tied, a source is a query: F depends on beta xi + zeta alone.
+    const Vector zeta = random_patterns(1, 5, random).transpose();
+    CHECK(energy(beta * xi, X, X, zeta) == doctest::Approx(energy(beta * xi + zeta, X, X, Vector())).epsilon(1e-14));
+    CHECK((energy_gradient(beta * xi, X, X, zeta) - hopfield_step(X, xi + zeta / beta, beta)).norm() < 1e-13);
+  }
+}
+
+TEST_CASE("hopfield: every step lowers the energy by at least half of its squared length") {
+  CAPTURE(kSeed);
+  std::mt19937 random(kSeed);
+  for (const double beta : {0.5, 3.0, 8.0, 50.0}) {
+    for (const Eigen::Index N : {1, 2, 30}) {
+      const Matrix X = 2 * random_patterns(N, 6, random);
+      const Vector cue = 3 * random_patterns(1, 6, random).transpose();
+      const Retrieval course = hopfield_retrieve(X, cue, beta);
+      REQUIRE(course.settled);
+      REQUIRE(course.energy.size() == static_cast<std::size_t>(course.n_steps + 1));
+      Vector xi = cue;
+      for (int i = 0; i < course.n_steps; ++i) {
+        const Vector next = hopfield_step(X, xi, beta);
+        CHECK(course.energy[i + 1] <=
+              course.energy[i] - 0.5 * (next - xi).squaredNorm() + 1e-14 * std::abs(course.energy[i]));
+        xi = next;
+      }
+      // A fixed point: one more step leads nowhere.
+      CHECK((hopfield_step(X, course.xi, beta) - course.xi).norm() < 1e-7);
+      CHECK(course.P.sum() == doctest::Approx(1).epsilon(1e-14));
+    }
+  }
+}
+
+TEST_CASE("hopfield: stored patterns come back from noisy cues, all in a few steps") {
+  CAPTURE(kSeed);
+  std::mt19937 random(kSeed);
+  const Matrix X = random_patterns(200, 32, random);
+  int most_steps = 0;
+  for (Eigen::Index a = 0; a < X.rows(); ++a) {
+    const Vector cue = X.row(a).transpose() + 0.5 * random_patterns(1, 32, random).transpose();
+    const Retrieval course = hopfield_retrieve(X, cue, 32);
+    CHECK((course.xi - X.row(a).transpose()).norm() < 1e-2);
+    CHECK(course.P(a) > 0.99);
+    most_steps = std::max(most_steps, course.n_steps);
+  }
+  MESSAGE("steps to rest: at most ", most_steps);
+  CHECK(most_steps <= 20);
+}
+
+TEST_CASE("hopfield: cold it finds one pattern, warm the mean of a cluster, hot the mean of all") {
+  CAPTURE(kSeed);
+  std::mt19937 random(kSeed);
+  // Four clusters of five patterns, each within 0.2 of a centre.
+  const Matrix centres = random_patterns(4, 16, random);
+  Matrix X(20, 16);
+  for (Eigen::Index a = 0; a < 20; ++a) X.row(a) = centres.row(a / 5) + 0.2 * random_patterns(1, 16, random);
+  const auto settle = [&](double beta) { return hopfield_retrieve(X, X.row(7).transpose(), beta); };
+  const auto n_effective = [&](double beta) { return n_effective_patterns(X, settle(beta).xi, beta); };
+
+  CHECK(n_effective(500) == doctest::Approx(1).epsilon(0.01));
+  CHECK((settle(500).xi - X.row(7).transpose()).norm() < 1e-3);
+  CHECK(n_effective(12) == doctest::Approx(5).epsilon(0.1));
+  CHECK((settle(12).xi - X.middleRows(5, 5).colwise().mean().transpose()).norm() < 0.05);
+  CHECK(n_effective(0.1) == doctest::Approx(20).epsilon(0.01));
+  CHECK((settle(0.1).xi - X.colwise().mean().transpose()).norm() < 0.05);
+}
+
+TEST_CASE("hopfield: with values of their own, keys recall them, and without settling that is attention") {
+  CAPTURE(kSeed);
+  std::mt19937 random(kSeed);
+  const Matrix X = random_patterns(100, 24, random), Y = random_patterns(100, 3, random);
+  double settled_error = 0, attention_error = 0;
+  for (Eigen::Index a = 0; a < 100; ++a) {
+    const Vector cue = X.row(a).transpose() + 0.5 * random_patterns(1, 24, random).transpose();
+    CHECK((hopfield_recall(X, Y, cue, 24, 0) - attention_mean(24 * cue, X, Y)).norm() == 0);
+    attention_error = test::larger_error(attention_error, (hopfield_recall(X, Y, cue, 24, 0) - Y.row(a).transpose()).norm());
+    settled_error = test::larger_error(settled_error, (hopfield_recall(X, Y, cue, 24) - Y.row(a).transpose()).norm());
+  }
+  MESSAGE("largest error of a recalled value: attention ", attention_error, ", settled ", settled_error);
+  CHECK(settled_error < 0.02);
+  CHECK(attention_error > 3 * settled_error);
+}
+
+TEST_CASE("hopfield: capacity grows exponentially with dimension, at the rate of the noise of the other patterns") {
+  // The asked pattern weighs exp(beta), the N others together N <exp(beta u)>: it is lost where the second is a fixed part
+  // of the first, log N = beta - log <exp(beta u)> + constant. With beta = d / 2 that grows by 0.387 for each dimension.
+  CAPTURE(kSeed);
+  std::mt19937 random(kSeed);
+  double first = 0, last = 0, before = 0;
+  for (const Eigen::Index d : {12, 16, 20, 24}) {
+    CapacityTrial trial;
+    trial.beta = 0.5 * static_cast<double>(d);
+    trial.n_max = 4096;
+    const double N = hopfield_capacity(d, trial, random);
+    MESSAGE("d = ", d, ", beta = d / 2: ", N, " patterns");
+    CHECK(N > before);
+    CHECK(N < 0.5 * trial.n_max);  // not cut off
+    before = N;
+    last = std::log(N);
+    if (d == 12) first = last;
+  }
+  const double predicted = (24 * 0.5 - log_mean_weight(24, 12)) - (12 * 0.5 - log_mean_weight(12, 6));
+  MESSAGE("log N grows by ", (last - first) / 12, " a dimension, predicted ", predicted / 12);
+  CHECK(last - first == doctest::Approx(predicted).epsilon(0.12));
+}
+
+TEST_CASE("hopfield: edges") {
+  std::mt19937 random(kSeed);
+  const Matrix X = random_patterns(3, 4, random);
+  const Vector xi = Vector::Ones(4);
+  CHECK(hopfield_energy(X.topRows(0), xi, 1) == std::numeric_limits<double>::infinity());
+  CHECK(hopfield_step(X.topRows(0), xi, 1).norm() == 0);
+  CHECK_THROWS_WITH_AS(hopfield_retrieve(X.topRows(0), xi, 1), "hopfield_retrieve: no patterns", std::invalid_argument);
+  CHECK_THROWS_WITH_AS(hopfield_energy(X, xi, 0), "hopfield_energy: beta is 0.000000", std::invalid_argument);
+  CHECK_THROWS_AS(hopfield_retrieve(X, xi.head(2), 1), std::invalid_argument);
+  CHECK_FALSE(hopfield_retrieve(X, xi, 1, 0, 3).settled);
+  CHECK(hopfield_retrieve(X, xi, 1, 0, 3).n_steps == 3);
+
+  // A capacity that is cut off says the last number tried (2, 3, 4, 5, 7, 9, 12, 15, 19), one that is nothing says 1.
+  CapacityTrial trial;
+  trial.beta = 50;
+  trial.n_max = 20;
+  trial.n_trials = 3;
+  CHECK(hopfield_capacity(16, trial, random) == doctest::Approx(19).epsilon(1e-14));
+  trial.beta = 0.01;
+  CHECK(hopfield_capacity(16, trial, random) == doctest::Approx(1).epsilon(1e-14));
+}

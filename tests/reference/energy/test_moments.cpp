@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Moments and cumulants: held against loops, against each other, and against differences of Z and F.
+#include <doctest/doctest.h>
+
+#include <Eigen/Eigenvalues>
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "reference/energy/moments.hpp"
+#include "tests/reference/energy/one_query.hpp"
+
+namespace {
+
+using namespace tree_attn;
+using Eigen::Index;
+using test::tuples;
+
+constexpr double kInf = std::numeric_limits<double>::infinity();
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+constexpr unsigned kSeed = 20;
+constexpr Index kQueryDim = 6, kValueDim = 3;
+
+struct Problem : test::OneQuery {
+  explicit Problem(Index N, double size_of_zeta = 0, unsigned seed = kSeed)
+      : OneQuery(N, kQueryDim, kValueDim, size_of_zeta, seed) {}
+};
+
+/// d^n f / dx_A1 ... dx_An at x by central differences, one inside the other.
+template <class Function>
+double difference(const Function& f, const Vector& x, std::span<const Index> A, double h) {
+  if (A.empty()) return f(x);
+  const Vector step = h * Vector::Unit(x.size(), A[0]);
+  return (difference(f, x + step, A.subspan(1), h) - difference(f, x - step, A.subspan(1), h)) / (2 * h);
+}
+
+}  // namespace
+
+/// @tested{eq_20, eq. (20)}
+TEST_CASE("moments: the n-th derivatives of Z over Z are the n-th moments, at any zeta (central differences)") {
+  CAPTURE(kSeed);
+  for (const double size : {0.0, 0.7}) {
+    const Problem p(15, size);
+    for (int n = 0; n <= 4; ++n) {
+      const double h = std::array{1e-5, 1e-5, 1e-3, 4e-3, 1e-2}[static_cast<std::size_t>(n)];
+      for (const std::vector<Index>& A : tuples(n, kValueDim)) {
+        CAPTURE(n);
+        const double want = difference([&](const Vector& at) { return p.Z(at); }, p.zeta, A, h) / p.Z(p.zeta);
+        CHECK(std::abs(moment(p.q, p.K, p.V, p.zeta, A) - want) < (n <= 1 ? 1e-8 : n == 2 ? 1e-5 : 2e-3));
+      }
+    }
+  }
+}
+
+/// @tested{eq_22, eq. (22)}
+TEST_CASE("moments: mean and second moment are those of the definition, in loops") {
+  CAPTURE(kSeed);
+  const Problem p(15, 0.7);
+  const double Z = p.Z(p.zeta);
+  Vector mean = Vector::Zero(kValueDim);
+  Matrix second = Matrix::Zero(kValueDim, kValueDim);
+  for (Index a = 0; a < 15; ++a) {
+    const Vector v = p.V.row(a).transpose();
+    const double P = std::exp(p.q.dot(p.K.row(a)) + p.zeta.dot(v)) / Z;
+    mean += P * v;
+    second += P * v * v.transpose();
+  }
+  CHECK((energy_gradient(p.q, p.K, p.V, p.zeta) - mean).norm() < 1e-14);
+  CHECK((second_moment(p.q, p.K, p.V, p.zeta) - second).norm() < 1e-14);
+  const auto got = [&p](const std::vector<Index>& A) { return moment(p.q, p.K, p.V, p.zeta, A); };
+  for (const std::vector<Index>& A : tuples(1, kValueDim)) CHECK(got(A) == doctest::Approx(mean(A[0])).epsilon(1e-14));
+  for (const std::vector<Index>& A : tuples(2, kValueDim)) CHECK(got(A) == doctest::Approx(second(A[0], A[1])).epsilon(1e-14));
+  CHECK(moment(p.q, p.K, p.V, p.zeta, {}) == doctest::Approx(1).epsilon(1e-14));
+}
+
+/// @tested{eq_23, eq. (23)}
+/// @tested{eq_24, eq. (24)}
+TEST_CASE("cumulants: the derivatives of F are covariance and third cumulant, at any zeta (central differences)") {
+  CAPTURE(kSeed);
+  for (const double size : {0.0, 0.7, 3.0}) {
+    const Problem p(15, size);
+    const Matrix C = covariance(p.q, p.K, p.V, p.zeta);
+    const std::vector<Matrix> kappa = third_cumulant(p.q, p.K, p.V, p.zeta);
+    REQUIRE(kappa.size() == kValueDim);
+    constexpr double h = 1e-5;
+    for (Index A = 0; A < kValueDim; ++A) {
+      const Vector step = h * Vector::Unit(kValueDim, A);
+      const auto slope = [&](auto f) -> Matrix {
+        return (f(p.q, p.K, p.V, p.zeta + step) - f(p.q, p.K, p.V, p.zeta - step)) / (2 * h);
+      };
+      CHECK((C.col(A) - slope([](auto&&... x) -> Matrix { return energy_gradient(x...); })).norm() < 1e-8);
+      CHECK((kappa[static_cast<std::size_t>(A)] - slope([](auto&&... x) -> Matrix { return covariance(x...); })).norm() < 1e-8);
+    }
+    for (const std::vector<Index>& A : tuples(2, kValueDim)) {
+      CHECK(std::abs(C(A[0], A[1]) - difference([&](const Vector& at) { return p.F(at); }, p.zeta, A, 1e-3)) < 1e-5);
+    }
+  }
+}
+
+/// @tested{eq_24, eq. (24)}
+TEST_CASE("cumulants: they are the moments, combined") {
+  CAPTURE(kSeed);
+  const Problem p(15, 0.7);
+  const auto m = [&p](std::initializer_list<Index> A) { return moment(p.q, p.K, p.V, p.zeta, {A.begin(), A.size()}); };
+  const Matrix C = covariance(p.q, p.K, p.V, p.zeta);
+  const std::vector<Matrix> kappa = third_cumulant(p.q, p.K, p.V, p.zeta);
+  for (const std::vector<Index>& t : tuples(3, kValueDim)) {
+    const Index A = t[0], B = t[1], D = t[2];
+    CHECK(std::abs(C(A, B) - (m({A, B}) - m({A}) * m({B}))) < 1e-14);
+    const double mixed = m({A}) * m({B, D}) + m({B}) * m({A, D}) + m({D}) * m({A, B});
+    const double want = m({A, B, D}) - mixed + 2 * m({A}) * m({B}) * m({D});
+    CHECK(std::abs(kappa[static_cast<std::size_t>(A)](B, D) - want) < 1e-13);
+  }
+}
+
+TEST_CASE("covariance: positive semidefinite, so the energy is convex") {
+  CAPTURE(kSeed);
+  for (unsigned seed = kSeed; seed < kSeed + 20; ++seed) {
+    for (const Index N : {1, 2, 40}) {
+      const Problem p(N, 2, seed);
+      const Matrix C = covariance(p.q, p.K, p.V, p.zeta);
+      CHECK(Eigen::SelfAdjointEigenSolver<Matrix>(C).eigenvalues().minCoeff() > -1e-15 * (1 + C.norm()));
+      if (N == 1) CHECK(C.norm() == 0);
+    }
+  }
+}
+
+TEST_CASE("covariance: a mean of 1e6 costs it no digits") {
+  CAPTURE(kSeed);
+  Problem p(15);
+  const Matrix C = covariance(p.q, p.K, p.V, Vector());
+  p.V.array() += 1e6;
+  CHECK((covariance(p.q, p.K, p.V, Vector()) - C).norm() < 1e-8 * C.norm());
+}
+
+TEST_CASE("moments: edges") {
+  CAPTURE(kSeed);
+  const Problem p(4, 0.5);
+  const std::array<Index, 2> A{0, 2};
+  const auto is_nan = [](const auto& x) { return x.array().isNaN().all(); };
+
+  // No keys.
+  const Matrix no_K = p.K.topRows(0), no_V = p.V.topRows(0);
+  CHECK(moment(p.q, no_K, no_V, p.zeta, A) == 0);
+  CHECK(moment(p.q, no_K, no_V, p.zeta, {}) == 0);
+  CHECK(second_moment(p.q, no_K, no_V, p.zeta).norm() == 0);
+  CHECK(covariance(p.q, no_K, no_V, p.zeta).norm() == 0);
+  CHECK(third_cumulant(p.q, no_K, no_V, p.zeta)[1].norm() == 0);
+  CHECK(moment_series(p.q, no_K, no_V, p.zeta, 3).value == 0);
+  CHECK(entropy(p.q, no_K, no_V, p.zeta) == 0);
+
+  // A key with score -inf is not seen, its value may be anything.
+  Matrix K = p.K, V = p.V;
+  K.row(3) = -kInf * p.q.cwiseSign().transpose();
+  V.row(3).setConstant(kNaN);
+  const Matrix K_rest = p.K.topRows(3), V_rest = p.V.topRows(3);
+  const auto same = [](const auto& got, const auto& want) { return (Matrix(got) - Matrix(want)).norm() < 1e-13; };
+  CHECK(moment(p.q, K, V, p.zeta, A) == doctest::Approx(moment(p.q, K_rest, V_rest, p.zeta, A)).epsilon(1e-13));
+  CHECK(same(second_moment(p.q, K, V, p.zeta), second_moment(p.q, K_rest, V_rest, p.zeta)));
+  CHECK(same(covariance(p.q, K, V, p.zeta), covariance(p.q, K_rest, V_rest, p.zeta)));
+  CHECK(same(third_cumulant(p.q, K, V, p.zeta)[2], third_cumulant(p.q, K_rest, V_rest, p.zeta)[2]));
+  CHECK(entropy(p.q, K, V, p.zeta) == doctest::Approx(entropy(p.q, K_rest, V_rest, p.zeta)).epsilon(1e-13));
+  CHECK(moment_series(p.q, K, V, p.zeta, 3).value ==
+        doctest::Approx(moment_series(p.q, K_rest, V_rest, p.zeta, 3).value).epsilon(1e-13));
+
+  // Scores of +inf and NaN.
+  for (const double bad : {kInf, kNaN}) {
+    K = p.K;
+    K.row(2) = bad * p.q.cwiseSign().transpose();
+    CHECK(std::isnan(moment(p.q, K, p.V, p.zeta, A)));
+    CHECK(is_nan(second_moment(p.q, K, p.V, p.zeta)));
+    CHECK(is_nan(covariance(p.q, K, p.V, p.zeta)));
+    CHECK(is_nan(third_cumulant(p.q, K, p.V, p.zeta)[0]));
+    CHECK(std::isnan(entropy(p.q, K, p.V, p.zeta)));
+    CHECK(std::isnan(moment_series(p.q, K, p.V, p.zeta, 2).value));
+    CHECK(std::isnan(moment_series(p.q, K, p.V, p.zeta, 2).remainder));
+  }
+
+  // Without a source, an Inf value reaches what it enters, and only that.
+  V = p.V;
+  V(0, 2) = kInf;
+  CHECK(std::abs(moment(p.q, p.K, V, Vector(), A)) == kInf);
+  CHECK(second_moment(p.q, p.K, V, Vector())(2, 2) == kInf);
+  CHECK(std::isnan(covariance(p.q, p.K, V, Vector())(2, 2)));
+  CHECK((covariance(p.q, p.K, V, Vector()) - covariance(p.q, p.K, p.V, Vector())).topLeftCorner(2, 2).norm() < 1e-15);
+
+  // A component that is not there, an order that is none, shapes that do not fit.
+  const std::array<Index, 1> high{3}, low{-1};
+  CHECK_THROWS_WITH_AS(moment(p.q, p.K, p.V, p.zeta, high), "moment: component 3 of 3", std::invalid_argument);
+  CHECK_THROWS_AS(moment(p.q, p.K, p.V, p.zeta, low), std::invalid_argument);
+  CHECK_THROWS_WITH_AS(moment_series(p.q, p.K, p.V, p.zeta, -1), "moment_series: order -1", std::invalid_argument);
+  CHECK_THROWS_AS(covariance(p.q, p.K, p.V, p.zeta.head(2)), std::invalid_argument);
+  CHECK(moment_series(p.q, p.K, p.V, Vector(), 3).value == doctest::Approx(1).epsilon(1e-14));
+  CHECK(moment_series(p.q, p.K, p.V, Vector(), 3).remainder == 0);
+}

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Attention as a stream of keys, and where the plain form ends.
+#include <doctest/doctest.h>
+
+#include <random>
+
+#include "reference/energy/energy.hpp"
+#include "reference/energy/stream.hpp"
+
+namespace {
+
+using namespace tree_attn;
+
+constexpr unsigned kSeed = 1;
+
+Matrix random_matrix(std::mt19937& random, Eigen::Index rows, Eigen::Index cols) {
+  std::normal_distribution<double> normal;
+  return Matrix::NullaryExpr(rows, cols, [&] { return normal(random); });
+}
+
+}  // namespace
+
+/// @tested{eq_1, eq. (1)}
+/// @tested{eq_2, eq. (2)}
+/// @tested{eq_3, eq. (3)}
+TEST_CASE("stream: after every key it holds the attention over the keys so far") {
+  CAPTURE(kSeed);
+  std::mt19937 random(kSeed);
+  const Matrix K = random_matrix(random, 30, 8), V = random_matrix(random, 30, 5);
+  const Vector q = random_matrix(random, 8, 1) / std::sqrt(8.0);
+  AttentionStream stream(5);
+  for (Eigen::Index i = 0; i < 30; ++i) {
+    const double D_before = stream.D();
+    const Vector n_before = stream.n();
+    stream.add(q, K.row(i).transpose(), V.row(i).transpose());
+    const double s = std::exp(K.row(i).dot(q));
+    CHECK(stream.D() == doctest::Approx(D_before + s).epsilon(1e-14));
+    CHECK((stream.n() - n_before - s * V.row(i).transpose()).norm() < 1e-12);
+    CHECK((stream.z() - attention_mean(q, K.topRows(i + 1), V.topRows(i + 1))).norm() < 1e-12);
+  }
+  CHECK(std::log(stream.D()) == doctest::Approx(energy(q, K, V, Vector())).epsilon(1e-14));
+}
+
+TEST_CASE("stream: the plain form is lost at logits that the safe form takes in its stride") {
+  const Vector one = Vector::Ones(1);
+  for (const double logit : {1e4, -1e4}) {
+    AttentionStream stream(1);
+    stream.add(one, logit * one, one);
+    CHECK(std::isnan(stream.z()(0)));
+    CHECK(attention_mean(one, logit * one, one)(0) == 1);
+  }
+  CHECK(std::isnan(AttentionStream(1).z()(0)));
+}

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The error bound: single-precision decoders stay below it, broken ones do not, and it is not so wide as to be
+/// useless.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "reference/oracle/error_bound.hpp"
+#include "reference/state/forest.hpp"
+#include "tests/support/compare.hpp"
+#include "tests/support/tensors.hpp"
+
+namespace {
+
+using namespace tree_attn;
+using namespace tree_attn::test;
+
+constexpr double kU = 0x1p-24;
+constexpr float kInfF = std::numeric_limits<float>::infinity();
+constexpr unsigned kSeed = 42;
+
+struct Result {
+  std::vector<double> out, lse;
+};
+
+/// One query, one head: states of single keys in float climb the canonical tree. `skip` leaves out one key.
+Result decode_in_float(const TensorView& q, const TensorView& k, const TensorView& v, double scale, std::int64_t skip = -1) {
+  const std::int64_t d_h = q.shape[3], d_v = v.shape[3];
+  std::vector<float> query(static_cast<std::size_t>(d_h)), key = query, value(static_cast<std::size_t>(d_v)), z = value;
+  load_row(q, 0, 0, 0, query.data());
+  Forest<float> forest(1, d_v);
+  for (std::int64_t a = 0; a < k.shape[2]; ++a) {
+    load_row(k, 0, 0, a, key.data());
+    load_row(v, 0, 0, a, value.data());
+    float dot = 0;
+    for (std::size_t c = 0; c < key.size(); ++c) dot += query[c] * key[c];
+    const float s = a == skip ? -kInfF : static_cast<float>(kLog2E * scale) * dot;
+    set_key(forest.slot(), s, value.data(), d_v);
+    forest.push({0, a});
+  }
+  const float lse = finish(forest.fold().data(), z.data(), d_v);
+  return {{z.begin(), z.end()}, {lse}};
+}
+
+/// sum_a w_a |v_aj|: attention over the magnitudes of the values.
+std::vector<double> mean_magnitude(const TensorView& q, const TensorView& k, const TensorView& v, double scale) {
+  std::vector<float> magnitudes;
+  for (std::int64_t a = 0; a < v.shape[2]; ++a) {
+    for (const double x : row_of(v, 0, 0, a)) magnitudes.push_back(static_cast<float>(std::abs(x)));
+  }
+  return attention(q, k, Tensor(magnitudes, v.shape), {.scale = scale}).out;
+}
+
+}  // namespace
+
+TEST_CASE("error_bound: a tree over single keys in float stays below it") {
+  CAPTURE(kSeed);
+  std::mt19937 random(kSeed);
+  double worst_out = 0, worst_lse = 0;
+  for (const std::int64_t N : {1, 2, 17, 300, 4096}) {
+    for (const std::int64_t d : {1, 16, 128}) {
+      for (const float sigma : {1.0f, 30.0f, 1000.0f}) {
+        for (const Storage storage : {Storage::F32, Storage::BF16}) {
+          const Tensor q = normal_tensor(random, {1, 1, 1, d}, storage, sigma),
+                       k = normal_tensor(random, {1, 1, N, d}, storage);
+          const Tensor v = normal_tensor(random, {1, 1, N, d}, storage);
+          const double scale = 1 / std::sqrt(static_cast<double>(d));
+          const AttentionResult want = attention(q, k, v);
+          const ErrorBound bound = error_bound(q, k, v, {}, tree_decode_model(N));
+          const Result got = decode_in_float(q, k, v, scale);
+          const Comparison out = compare(got.out, want.out, bound.out), lse = compare(got.lse, want.lse, bound.lse);
+          CHECK_MESSAGE(out.ok, out.message);
+          CHECK_MESSAGE(lse.ok, lse.message);
+          worst_out = std::max(worst_out, out.worst);
+          worst_lse = std::max(worst_lse, lse.worst);
+        }
+      }
+    }
+  }
+  MESSAGE("largest error over bound: out ", worst_out, ", lse ", worst_lse);
+  CHECK(worst_out > 1e-3);
+}
+
+TEST_CASE("error_bound: for standard normal data it is within reach of the quick gate of 16 u") {
+  CAPTURE(kSeed);
+  std::mt19937 random(kSeed + 1);
+  for (const std::int64_t N : {64, 1024}) {
+    const Tensor q = normal_tensor(random, {1, 1, 1, 64}), k = normal_tensor(random, {1, 1, N, 64}),
+                 v = normal_tensor(random, {1, 1, N, 64});
+    const std::vector<double> magnitude = mean_magnitude(q, k, v, 0.125);
+    const ErrorBound bound = error_bound(q, k, v, {}, tree_decode_model(N));
+    std::vector<double> gate = magnitude;
+    for (double& x : gate) x *= 16 * kU;
+    const Comparison quick = compare(decode_in_float(q, k, v, 0.125).out, attention(q, k, v).out, gate);
+    CHECK_MESSAGE(quick.ok, quick.message);
+    for (std::size_t j = 0; j < magnitude.size(); ++j) CHECK(bound.out[j] < 3000 * kU * magnitude[j]);
+  }
+}
+
+TEST_CASE("error_bound: a decoder that loses a key does not pass") {
+  CAPTURE(kSeed);
+  std::mt19937 random(kSeed + 2);
+  const std::int64_t N = 1000;
+  const Tensor q = normal_tensor(random, {1, 1, 1, 64}), k = normal_tensor(random, {1, 1, N, 64}),
+               v = normal_tensor(random, {1, 1, N, 64});
+  const ErrorBound bound = error_bound(q, k, v, {}, tree_decode_model(N));
+  const AttentionResult want = attention(q, k, v);
+  for (const std::int64_t skip : {0, 500, 999}) {
+    const Result got = decode_in_float(q, k, v, 0.125, skip);
+    CHECK_FALSE(compare(got.out, want.out, bound.out).ok);
+  }
+}
+
+TEST_CASE("error_bound: the formula by hand") {
+  // One key: w = 1, W = 0, no additions. Delta = (2 + 1) u scale (|1 * 2| + |-3 * 4|).
+  const Tensor q({1, -3}, {1, 1, 1, 2}), k({2, 4}, {1, 1, 1, 2}), v({-5, 0, 0.5f}, {1, 1, 1, 3});
+  const ErrorModel model{.roundoff = kU, .n_additions = 7, .n_rescalings = 2, .exp_error = 4, .output_roundoff = 0x1p-8};
+  ErrorBound bound = error_bound(q, k, v, {.scale = -0.5}, model);
+  const double Delta = 3 * kU * 0.5 * 14, factor = 2 * Delta + (14 + 2 * 6 * 3 + 3) * kU + 0x1p-8;
+  CHECK(bound.out[0] == doctest::Approx(5 * factor).epsilon(1e-14).scale(0));
+  CHECK(bound.out[1] == 0);
+  CHECK(bound.out[2] == doctest::Approx(0.5 * factor).epsilon(1e-14).scale(0));
+  CHECK(bound.lse[0] == doctest::Approx(8 * kU * 5 + Delta + 7 * kU).epsilon(1e-14).scale(0));
+
+  // Two keys 10 apart: W = 10. Two keys 100 apart: the far one counts whole, and has no say in W.
+  const Tensor one({1}, {1, 1, 1, 1}), near({0, -10}, {1, 1, 2, 1}), far({0, -100}, {1, 1, 2, 1}),
+      values({1, 8}, {1, 1, 2, 1});
+  bound = error_bound(one, near, values, {.scale = 1.0}, {.roundoff = kU});
+  const double w = 1 / (1 + std::exp(10.0));
+  CHECK(bound.out[0] == doctest::Approx((2 * 2 * 10 + 2 * 10 + 2 * 4 + 3) * kU * (1 - w + 8 * w)).epsilon(1e-13).scale(0));
+  bound = error_bound(one, far, Tensor({0, 8}, {1, 1, 2, 1}), {.scale = 1.0}, {.roundoff = kU});
+  CHECK(bound.out[0] == doctest::Approx(8 * std::exp(-100.0)).epsilon(1e-13).scale(0));
+
+  CHECK(tree_decode_model(0).n_additions == 2);
+  CHECK(tree_decode_model(1).n_additions == 2);
+  CHECK(tree_decode_model(4096).n_additions == 14);
+  CHECK(tree_decode_model(4097).n_additions == 15);
+  CHECK(tree_decode_model(2, 0x1p-53).roundoff == 0x1p-53);
+}
+
+TEST_CASE("error_bound: edges") {
+  const Tensor q({1, 1}, {1, 2, 1, 1}), k({0, -kInfF, 1}, {1, 1, 3, 1}), v({1, kInfF, 2}, {1, 1, 3, 1});
+  // An unseen key has no say; nothing seen is exact; what is not finite has no bound.
+  CHECK(std::isfinite(error_bound(q, k, v, {}, {}).out[0]));
+  CHECK(error_bound(q, k, v, {.lengths = {0}}, {}).out == std::vector<double>{0, 0});
+  CHECK(error_bound(q, k, v, {.lengths = {0}}, {}).lse == std::vector<double>{0, 0});
+  const Tensor nan({1, std::numeric_limits<float>::quiet_NaN()}, {1, 2, 1, 1});
+  CHECK_FALSE(std::isfinite(error_bound(nan, k, v, {}, {}).out[1]));
+  CHECK(std::isfinite(error_bound(nan, k, v, {}, {}).out[0]));
+  CHECK(error_bound(TensorView::dense(nullptr, Storage::F32, {0, 2, 1, 1}),
+                    TensorView::dense(nullptr, Storage::F32, {0, 1, 3, 1}),
+                    TensorView::dense(nullptr, Storage::F32, {0, 1, 3, 1}), {}, {})
+            .out.empty());
+  CHECK_THROWS_AS(error_bound(q, k, q, {}, {}), std::invalid_argument);
+}

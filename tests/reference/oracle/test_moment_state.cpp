@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Covariance and entropy out of the tree: held against moments.hpp, with the same bits for all cuts, and over tensors.
+#include <doctest/doctest.h>
+
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "reference/decode/decode.hpp"
+#include "reference/state/forest.hpp"
+#include "reference/oracle/moment_state.hpp"
+#include "reference/energy/moments.hpp"
+#include "tests/reference/energy/one_query.hpp"
+#include "tests/support/tensors.hpp"
+
+namespace {
+
+using namespace tree_attn;
+using namespace tree_attn::test;
+
+constexpr unsigned kSeed = 24;
+constexpr std::int64_t kQueryDim = 6, kValueDim = 4;
+constexpr double kInf = std::numeric_limits<double>::infinity();
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
+/// One query over N random keys, whose values have a mean.
+struct Problem : OneQuery {
+  explicit Problem(Eigen::Index N) : OneQuery(N, kQueryDim, kValueDim, 0, kSeed) { V.array() += 1; }
+  /// What u is in a layout: nothing, the score, or the key. And w.
+  Vector u(const MomentLayout& layout, Eigen::Index a) const {
+    if (layout.n_score == 1) return Vector::Constant(1, K.row(a).dot(q));
+    return K.row(a).head(layout.n_score).transpose();
+  }
+  std::vector<double> w(const MomentLayout& layout) const {
+    if (layout.n_score == 1) return {1};
+    return {q.data(), q.data() + layout.n_score};
+  }
+};
+
+/// The forest of the keys [begin, end), with enlarged values.
+template <class Real>
+Forest<Real> forest_of(const Problem& p, const MomentLayout& layout, std::int64_t begin, std::int64_t end,
+                       std::span<const Real> center = {}) {
+  using Column = Eigen::Matrix<Real, Eigen::Dynamic, 1>;
+  Forest<Real> forest(1, layout.size());
+  for (std::int64_t a = begin; a < end; ++a) {
+    const Column v = p.V.row(a).transpose().cast<Real>(), u = p.u(layout, a).cast<Real>();
+    Column enlarged(layout.size());
+    enlarge(layout, v.data(), u.data(), center, enlarged.data());
+    set_key(forest.slot(), static_cast<Real>(kLog2E * p.K.row(a).dot(p.q)), enlarged.data(), layout.size());
+    forest.push({0, a});
+  }
+  return forest;
+}
+
+template <class Real>
+std::vector<Real> root(Forest<Real> forest) {
+  const std::span<const Real> state = forest.fold();
+  return {state.begin(), state.end()};
+}
+
+/// Equal bits.
+template <class Real>
+bool same_bits(std::span<const Real> a, std::span<const Real> b) {
+  using Bits = std::conditional_t<sizeof(Real) == 4, std::uint32_t, std::uint64_t>;
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [](Real x, Real y) { return std::bit_cast<Bits>(x) == std::bit_cast<Bits>(y); });
+}
+
+const MomentLayout kLayouts[] = {{kValueDim, Products::Squares, 1},
+                                 {kValueDim, Products::Squares, kQueryDim},
+                                 {kValueDim, Products::Triangle, 1},
+                                 {kValueDim, Products::Triangle, kQueryDim}};
+
+}  // namespace
+
+/// @tested{eq_24, eq. (24)}
+TEST_CASE_TEMPLATE("moment state: covariance and entropy are those of the closed forms", Real, float, double) {
+  CAPTURE(kSeed);
+  const double u = std::numeric_limits<Real>::epsilon() / 2;
+  for (const std::int64_t N : {1, 2, 7, 64, 301}) {
+    const Problem p(N);
+    const Matrix C = covariance(p.q, p.K, p.V, Vector());
+    for (const MomentLayout& layout : kLayouts) {
+      CAPTURE(N);
+      const std::vector<Real> state = root(forest_of<Real>(p, layout, 0, N));
+      const Matrix got = read_covariance(layout, state.data());
+      const Matrix want = layout.products == Products::Triangle ? C : Matrix(C.diagonal());
+      CHECK((got - want).cwiseAbs().maxCoeff<Eigen::PropagateNaN>() < 60 * u * second_moment(p.q, p.K, p.V, Vector()).cwiseAbs().maxCoeff());
+      const double H = read_entropy(layout, state.data(), p.w(layout));
+      CHECK(std::abs(H - entropy(p.q, p.K, p.V, Vector())) < 60 * u * (p.K * p.q).cwiseAbs().maxCoeff());
+    }
+  }
+}
+
+TEST_CASE_TEMPLATE("moment state: any cut gives the same bits", Real, float, double) {
+  CAPTURE(kSeed);
+  constexpr std::int64_t N = 45;
+  const Problem p(N);
+  for (const MomentLayout& layout : kLayouts) {
+    const std::vector<Real> whole = root(forest_of<Real>(p, layout, 0, N));
+    for (std::int64_t cut = 0; cut <= N; ++cut) {
+      for (std::int64_t second = cut; second <= N; second += 7) {
+        Forest<Real> joined = forest_of<Real>(p, layout, 0, cut);
+        for (const Forest<Real>& right : {forest_of<Real>(p, layout, cut, second), forest_of<Real>(p, layout, second, N)}) {
+          joined.append(right.subtrees(), right.states().data());
+        }
+        REQUIRE(same_bits<Real>(joined.fold(), whole));
+      }
+    }
+  }
+}
+
+TEST_CASE_TEMPLATE("moment state: what follows a value changes no bit of the mean and of lse", Real, float, double) {
+  CAPTURE(kSeed);
+  const Problem p(45);
+  const std::vector<Real> plain = root(forest_of<Real>(p, {kValueDim, Products::None, 0}, 0, 45));
+  for (const MomentLayout& layout : kLayouts) {
+    const std::vector<Real> state = root(forest_of<Real>(p, layout, 0, 45));
+    CHECK(same_bits<Real>(std::span(state).first(plain.size()), plain));
+  }
+}
+
+TEST_CASE("moment state: a center near the values saves the digits of the variance, and moves no mean") {
+  CAPTURE(kSeed);
+  Problem p(64);
+  p.V = 1000 + (p.V.cast<float>().array() * 64).round().cast<double>() / 64;
+  const std::vector<float> center(kValueDim, 1000.0f);
+  const Matrix C = covariance(p.q, p.K, p.V, Vector());
+  const MomentLayout layout{kValueDim, Products::Triangle, 0};
+  const std::vector<float> plain = root(forest_of<float>(p, layout, 0, 64));
+  const std::vector<float> centered = root(forest_of<float>(p, layout, 0, 64, center));
+  const double error = (read_covariance(layout, centered.data(), std::span<const float>(center)) - C).norm() / C.norm();
+  CHECK(error < 1e-3);
+  CHECK((read_covariance(layout, plain.data()) - C).norm() / C.norm() > 20 * error);
+  CHECK(same_bits<float>(std::span(plain).first(2 + kValueDim), std::span(centered).first(2 + kValueDim)));
+}
+
+TEST_CASE("moment state: edges") {
+  CAPTURE(kSeed);
+  const Problem p(9);
+  for (const MomentLayout& layout : kLayouts) {
+    const bool all = layout.products == Products::Triangle;
+
+    // Nothing seen.
+    const std::vector<double> empty = root(forest_of<double>(p, layout, 0, 0));
+    CHECK(read_covariance(layout, empty.data()).norm() == 0);
+    CHECK(read_entropy(layout, empty.data(), p.w(layout)) == 0);
+
+    // One key in its plain form, as decode_shard() has it: only its squares are rounded.
+    std::vector<double> one(static_cast<std::size_t>(state_size(layout.size())));
+    const Vector v = p.V.row(0).transpose(), u = p.u(layout, 0);
+    one[kShift] = kLog2E * p.K.row(0).dot(p.q), one[kSum] = 1;
+    enlarge(layout, v.data(), u.data(), {}, one.data() + kValues);
+    CHECK(read_covariance(layout, one.data()).norm() < 4e-16 * v.squaredNorm());
+    CHECK(std::abs(read_entropy(layout, one.data(), p.w(layout))) < 1e-14);
+
+    // A key that is not seen may have any value, and a score of +inf or NaN is NaN everywhere.
+    Problem bad = p;
+    bad.K.row(4) = -kInf * p.q.cwiseSign().transpose();
+    bad.V.row(4).setConstant(kNaN);
+    const std::vector<double> unseen = root(forest_of<double>(bad, layout, 0, 9));
+    CHECK(read_entropy(layout, unseen.data(), p.w(layout)) == doctest::Approx(entropy(p.q, bad.K, bad.V, Vector())).epsilon(1e-13));
+    CHECK(read_covariance(layout, unseen.data())(1, 0) ==
+          doctest::Approx(covariance(p.q, bad.K, bad.V, Vector())(1, all ? 0 : 1)).epsilon(1e-13));
+    for (const double score : {kInf, kNaN}) {
+      bad.K.row(4) = score * p.q.cwiseSign().transpose();
+      const std::vector<double> spoilt = root(forest_of<double>(bad, layout, 0, 9));
+      CHECK(read_covariance(layout, spoilt.data()).array().isNaN().all());
+      CHECK(std::isnan(read_entropy(layout, spoilt.data(), p.w(layout))));
+    }
+
+    // An Inf value spoils what it enters, and neither the rest nor the entropy.
+    bad = p;
+    bad.V(4, 2) = kInf;
+    const std::vector<double> inf = root(forest_of<double>(bad, layout, 0, 9));
+    const Matrix got = read_covariance(layout, inf.data());
+    CHECK(std::isnan(got(2, all ? 2 : 0)));
+    CHECK(got(1, all ? 1 : 0) == doctest::Approx(covariance(p.q, p.K, p.V, Vector())(1, 1)).epsilon(1e-13));
+    CHECK(read_entropy(layout, inf.data(), p.w(layout)) == doctest::Approx(entropy(p.q, p.K, p.V, Vector())).epsilon(1e-13));
+
+    // Every NaN has the same bits, whatever those of the state.
+    std::vector<double> negative = unseen;
+    negative[kSum] = -kNaN;
+    for (const double nan : {got(2, all ? 2 : 0), read_covariance(layout, negative.data())(0, 0),
+                             read_entropy(layout, negative.data(), p.w(layout))}) {
+      CHECK(std::bit_cast<std::uint64_t>(nan) == std::bit_cast<std::uint64_t>(kNaN));
+    }
+  }
+
+  const MomentLayout bare{kValueDim, Products::None, 0};
+  const std::vector<double> state = root(forest_of<double>(p, bare, 0, 9));
+  CHECK_THROWS_WITH_AS(read_covariance(bare, state.data()), "read_covariance: the layout has no products",
+                       std::invalid_argument);
+  CHECK_THROWS_WITH_AS(read_entropy(bare, state.data(), {}), "read_entropy: 0 factors for 0 numbers", std::invalid_argument);
+}
+
+/// @tested{eq_24, eq. (24)}
+TEST_CASE("moment state: decode_shard over enlarged values gives variance and entropy, and z and lse to the bit") {
+  CAPTURE(kSeed);
+  constexpr std::int64_t b = 2, n_h = 4, n_kv = 2, N = 150, d_h = 16, d_v = 5;
+  std::mt19937 random(kSeed);
+  for (const Storage storage : {Storage::F32, Storage::BF16}) {
+    const Tensor q = normal_tensor(random, {b, n_h, 1, d_h}, storage);
+    const Tensor k = normal_tensor(random, {b, n_kv, N, d_h}, storage), v = normal_tensor(random, {b, n_kv, N, d_v}, storage);
+    const std::vector<std::int64_t> lengths{N, 97};
+    const double scale = 0.25;
+    const MomentLayout layout{d_v, Products::Squares, d_h};
+    const Tensor enlarged(enlarge_values(layout, k, v), {b, n_kv, N, layout.size()});
+
+    // Two ranks, a cut that is no multiple of anything.
+    const auto rank = [&](std::int64_t begin, std::int64_t end) {
+      return decode_shard(q, {k.view().positions(begin, end), enlarged.view().positions(begin, end), begin}, lengths, scale);
+    };
+    Forest<float> states = rank(0, 67);
+    const Forest<float> right = rank(67, N);
+    states.append(right.subtrees(), right.states().data());
+    const std::span<const float> joined = states.fold();
+    Forest<float> one_rank = rank(0, N);
+    CHECK(same_bits<float>(joined, one_rank.fold()));
+
+    // The plain decode is a part of it.
+    Forest<float> plain = decode_shard(q, {k, v, 0}, lengths, scale);
+    const std::span<const float> plain_states = plain.fold();
+    for (std::int64_t row = 0; row < b * n_h; ++row) {
+      const float* state = joined.data() + row * state_size(layout.size());
+      CHECK(same_bits<float>({state, 2 + d_v}, plain_states.subspan(static_cast<std::size_t>(row * (2 + d_v)), 2 + d_v)));
+
+      // The oracle, from the stored numbers.
+      const std::int64_t i = row / n_h, h = row % n_h, n = lengths[static_cast<std::size_t>(i)];
+      Vector query = Eigen::Map<const Vector>(row_of(q, i, h, 0).data(), d_h) * scale;
+      Matrix K(n, d_h), V(n, d_v);
+      for (std::int64_t a = 0; a < n; ++a) {
+        K.row(a) = Eigen::Map<const Eigen::RowVectorXd>(row_of(k, i, h / 2, a).data(), d_h);
+        V.row(a) = Eigen::Map<const Eigen::RowVectorXd>(row_of(v, i, h / 2, a).data(), d_v);
+      }
+      const Vector variance = read_covariance(layout, state).col(0);
+      CHECK((variance - covariance(query, K, V, Vector()).diagonal()).cwiseAbs().maxCoeff<Eigen::PropagateNaN>() < 3e-6);
+      const double H = read_entropy(layout, state, std::span<const double>(query.data(), d_h));
+      CHECK(std::abs(H - entropy(query, K, V, Vector())) < 5e-6);
+    }
+  }
+
+  const Tensor k = normal_tensor(random, {1, 1, 2, 3}), v = normal_tensor(random, {1, 1, 2, 4});
+  CHECK_THROWS_WITH_AS(enlarge_values({4, Products::Squares, 2}, k, v),
+                       "enlarge_values: layout of values of 4 and keys of 2, the tensors have 4 and 3", std::invalid_argument);
+}

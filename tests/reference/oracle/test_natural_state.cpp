@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The paper's max and exp, and the integer shift: two forms of one state.
+#include <doctest/doctest.h>
+
+#include <random>
+#include <vector>
+
+#include "reference/energy/energy.hpp"
+#include "reference/oracle/natural_state.hpp"
+
+namespace {
+
+using namespace tree_attn;
+
+constexpr double kInf = std::numeric_limits<double>::infinity();
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+constexpr Eigen::Index kValueDim = 4;
+constexpr unsigned kSeed = 3;
+
+struct Keys {
+  Vector s;  ///< natural scores [N]
+  Matrix V;  ///< [N, d_v]
+};
+
+Keys random_keys(unsigned seed, Eigen::Index N, double sigma) {
+  std::mt19937 random(seed);
+  std::normal_distribution<double> normal;
+  Keys keys{Vector(N), Matrix(N, kValueDim)};
+  for (Eigen::Index a = 0; a < N; ++a) {
+    keys.s(a) = sigma * normal(random);
+    for (Eigen::Index j = 0; j < kValueDim; ++j) keys.V(a, j) = normal(random);
+  }
+  return keys;
+}
+
+NaturalState natural_chain(const Keys& keys) {
+  NaturalState state = natural_empty(kValueDim);
+  for (Eigen::Index a = 0; a < keys.s.size(); ++a) state = merge(state, natural_key(keys.s(a), keys.V.row(a).transpose()));
+  return state;
+}
+
+std::vector<double> integer_chain(const Keys& keys) {
+  std::vector<double> state(static_cast<std::size_t>(state_size(kValueDim))), key = state;
+  set_empty(state.data(), kValueDim);
+  for (Eigen::Index a = 0; a < keys.s.size(); ++a) {
+    const Vector v = keys.V.row(a).transpose();
+    set_key(key.data(), kLog2E * keys.s(a), v.data(), kValueDim);
+    merge(state.data(), key.data(), kValueDim);
+  }
+  return state;
+}
+
+bool same(const NaturalResult& a, const NaturalResult& b) {
+  return (a.lse == b.lse || (std::isnan(a.lse) && std::isnan(b.lse))) &&
+         ((a.z.array() == b.z.array()) || (a.z.array().isNaN() && b.z.array().isNaN())).all();
+}
+
+}  // namespace
+
+TEST_CASE("natural state: a chain of merges is attention") {
+  CAPTURE(kSeed);
+  for (const double sigma : {1.0, 30.0, 1e4}) {
+    const Keys keys = random_keys(kSeed, 50, sigma);
+    const NaturalResult got = finish(natural_chain(keys));
+    CHECK(natural_chain(keys).m == keys.s.maxCoeff());
+    CHECK(got.lse == doctest::Approx(log_sum_exp(keys.s)).epsilon(1e-13));
+    CHECK((got.z - mean_value(keys.s, keys.V)).norm() < 1e-13);
+  }
+}
+
+/// @tested{eq_36, eq. (36)}
+/// @tested{alg_3, Alg. 3}
+TEST_CASE("natural state: the integer shift says the same in powers of two") {
+  CAPTURE(kSeed);
+  for (const Eigen::Index N : {0, 1, 2, 100}) {
+    for (const double sigma : {1.0, 30.0}) {
+      const Keys keys = random_keys(kSeed + 1, N, sigma);
+      const std::vector<double> state = integer_chain(keys);
+      const NaturalState natural = natural_chain(keys), converted = to_natural(state.data(), kValueDim);
+
+      // Both finish as the same numbers, from the state and from its conversion.
+      std::vector<double> z(kValueDim);
+      const double lse = finish(state.data(), z.data(), kValueDim);
+      const NaturalResult want = finish(natural), got = finish(converted);
+      CHECK((lse == want.lse || std::abs(lse - want.lse) < 1e-12 * (1 + sigma)));
+      CHECK((got.lse == want.lse || std::abs(got.lse - want.lse) < 1e-12 * (1 + sigma)));
+      CHECK((got.z - want.z).norm() < 1e-12 * (1 + sigma));
+      CHECK((Eigen::Map<Vector>(z.data(), kValueDim) - want.z).norm() < 1e-12 * (1 + sigma));
+
+      // The shift is the max in whole powers of two, and D is short of the paper's by less than one of them.
+      if (N == 0) continue;
+      CHECK(state[kShift] == std::ceil(kLog2E * natural.m));
+      CHECK(natural.D / converted.D == doctest::Approx(std::exp(converted.m - natural.m)).epsilon(1e-9));
+      CHECK((converted.D <= natural.D * (1 + 1e-12) && converted.D >= natural.D / 2 * (1 - 1e-12)));
+    }
+  }
+}
+
+TEST_CASE("natural state: conversion before and after a merge comes to the same") {
+  CAPTURE(kSeed);
+  const Keys left = random_keys(kSeed + 2, 9, 5), right = random_keys(kSeed + 3, 14, 5);
+  std::vector<double> x = integer_chain(left);
+  const std::vector<double> y = integer_chain(right);
+  const NaturalResult first_converted = finish(merge(to_natural(x.data(), kValueDim), to_natural(y.data(), kValueDim)));
+  merge(x.data(), y.data(), kValueDim);
+  const NaturalResult first_merged = finish(to_natural(x.data(), kValueDim));
+  CHECK(first_converted.lse == doctest::Approx(first_merged.lse).epsilon(1e-13));
+  CHECK((first_converted.z - first_merged.z).norm() < 1e-13);
+}
+
+TEST_CASE("natural state: the empty set is neutral, NaN and Inf are kept") {
+  const Vector v = Vector::Ones(kValueDim);
+  const NaturalState empty = natural_empty(kValueDim), key = natural_key(2, v);
+  CHECK(same(finish(merge(empty, empty)), finish(empty)));
+  CHECK(same(finish(merge(key, empty)), finish(key)));
+  CHECK(same(finish(merge(empty, key)), finish(key)));
+  CHECK(finish(empty).lse == -kInf);
+  CHECK(finish(empty).z == Vector::Zero(kValueDim));
+  const NaturalState unseen = natural_key(-kInf, Vector::Constant(kValueDim, kNaN));
+  CHECK(same(finish(unseen), finish(empty)));
+  CHECK(same(finish(merge(unseen, key)), finish(key)));
+  for (const double bad : {kInf, kNaN}) {
+    for (const NaturalState& state : {natural_key(bad, v), merge(natural_key(bad, v), key), merge(key, natural_key(bad, v)),
+                                      merge(empty, natural_key(bad, v))}) {
+      CHECK(std::isnan(finish(state).lse));
+      CHECK(finish(state).z.array().isNaN().all());
+    }
+  }
+}

@@ -1,0 +1,339 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The laws of the merge, in bits. CMake builds this file three times: as is, with fused multiply-add, and without.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "reference/state/state.hpp"
+
+namespace {
+
+using namespace tree_attn;
+
+constexpr std::int64_t kValueDim = 6;
+constexpr unsigned kSeed = 20240804;
+
+template <class Real>
+using State = std::vector<Real>;
+template <class Real>
+constexpr Real kInf = std::numeric_limits<Real>::infinity();
+template <class Real>
+constexpr Real kNaN = std::numeric_limits<Real>::quiet_NaN();
+
+template <class Real>
+State<Real> empty_state() {
+  State<Real> state(static_cast<std::size_t>(state_size(kValueDim)));
+  set_empty(state.data(), kValueDim);
+  return state;
+}
+
+template <class Real>
+State<Real> key_state(Real s, const std::vector<Real>& v) {
+  State<Real> state(static_cast<std::size_t>(state_size(kValueDim)));
+  set_key(state.data(), s, v.data(), kValueDim);
+  return state;
+}
+
+template <class Real>
+State<Real> merged(State<Real> left, const State<Real>& right) {
+  merge(left.data(), right.data(), kValueDim);
+  return left;
+}
+
+template <class Real>
+auto bits_of(Real x) {
+  using Bits = std::conditional_t<sizeof(Real) == 4, std::uint32_t, std::uint64_t>;
+  return std::bit_cast<Bits>(x);
+}
+
+/// Equal bits; any NaN equals any other, as which of two is passed on is up to the processor, and finish() makes them one.
+template <class Real>
+bool same_bits(const State<Real>& a, const State<Real>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [](Real x, Real y) { return (x != x && y != y) || bits_of(x) == bits_of(y); });
+}
+
+/// A uniform number in [-1, 1), the same on every machine, which std::normal_distribution is not.
+template <class Real>
+Real uniform(std::mt19937& random) {
+  return std::ldexp(static_cast<Real>(static_cast<std::int32_t>(random()) >> 8), -23);
+}
+
+template <class Real>
+Real any_of(std::mt19937& random, std::initializer_list<Real> choices) {
+  return choices.begin()[random() % choices.size()];
+}
+
+/// Scores near 0, far away, in places where a shift of zero has a sign, out of range, and not numbers at all.
+template <class Real>
+Real nasty_score(std::mt19937& random) {
+  const Real x = uniform<Real>(random);
+  return any_of<Real>(
+      random, {x, 5 * x, 100 * x, 3000 * x, Real(1e10) * x, std::numeric_limits<Real>::max() * x, Real(0), Real(-0.0),
+               Real(-1), std::numeric_limits<Real>::denorm_min(), -std::numeric_limits<Real>::denorm_min(), x, 5 * x, 5 * x,
+               100 * x, -kInf<Real>, kInf<Real>, kNaN<Real>});
+}
+
+template <class Real>
+std::vector<Real> nasty_value(std::mt19937& random) {
+  std::vector<Real> v(kValueDim);
+  for (Real& v_j : v) {
+    const Real x = uniform<Real>(random);
+    v_j = any_of<Real>(random, {x, x, x, x, 1000 * x, Real(0), Real(-0.0), std::numeric_limits<Real>::min() * x,
+                                std::numeric_limits<Real>::denorm_min(), std::numeric_limits<Real>::max() * x, kInf<Real>,
+                                -kInf<Real>, kNaN<Real>});
+  }
+  return v;
+}
+
+/// States of 0 to 4 such keys.
+template <class Real>
+State<Real> nasty_state(std::mt19937& random) {
+  State<Real> state = empty_state<Real>();
+  for (unsigned n = random() % 5; n > 0; --n) {
+    const Real s = nasty_score<Real>(random);
+    state = merged(state, key_state(s, nasty_value<Real>(random)));
+  }
+  return state;
+}
+
+/// States of one key with harmless numbers: nothing underflows.
+template <class Real>
+State<Real> tame_state(std::mt19937& random) {
+  const Real s = 20 * uniform<Real>(random);
+  std::vector<Real> v(kValueDim);
+  for (Real& v_j : v) v_j = uniform<Real>(random);
+  return key_state(s, v);
+}
+
+}  // namespace
+
+TEST_CASE_TEMPLATE("state: pow2 is exact, and 0 below the normal numbers", Real, float, double) {
+  const int lowest = std::numeric_limits<Real>::min_exponent - 1;
+  for (int x = 0; x >= lowest; --x) CHECK(pow2(Real(x)) == std::ldexp(Real(1), x));
+  for (const Real x :
+       {Real(lowest - 1), Real(-5000), Real(-3e9), std::numeric_limits<Real>::lowest(), -kInf<Real>, kNaN<Real>}) {
+    CHECK(bits_of(pow2(x)) == bits_of(Real(0)));
+  }
+}
+
+TEST_CASE_TEMPLATE("state: a key has a whole shift, a weight in [1/2, 1], and both say 2^s", Real, float, double) {
+  CAPTURE(kSeed);
+  std::mt19937 random(kSeed);
+  for (int i = 0; i < 2000; ++i) {
+    const Real s = 100 * uniform<Real>(random);
+    const Real e = key_shift(s), w = key_weight(s);
+    CHECK(e == std::ceil(s));
+    CHECK((w >= Real(0.5) && w <= Real(1)));
+    CHECK(static_cast<double>(e + std::log2(w)) == doctest::Approx(static_cast<double>(s)).epsilon(1e-5));
+  }
+  CHECK(key_shift(-kInf<Real>) == -kInf<Real>);
+  CHECK(key_weight(-kInf<Real>) == Real(0));
+  CHECK(key_shift(kInf<Real>) == kInf<Real>);
+  CHECK(std::isnan(key_weight(kInf<Real>)));
+  CHECK(key_shift(kNaN<Real>) == -kInf<Real>);
+  CHECK(std::isnan(key_weight(kNaN<Real>)));
+}
+
+TEST_CASE_TEMPLATE("state: a shift of zero has no sign", Real, float, double) {
+  for (const Real s : {Real(-0.3), Real(-0.0), Real(0)}) CHECK(bits_of(key_shift(s)) == bits_of(Real(0)));
+}
+
+TEST_CASE_TEMPLATE("state: the empty set is neutral on both sides, in bits, for -0, NaN and Inf too", Real, float, double) {
+  CAPTURE(kSeed);
+  std::mt19937 random(kSeed);
+  const State<Real> empty = empty_state<Real>();
+  CHECK(same_bits(merged(empty, empty), empty));
+  for (int i = 0; i < 20000; ++i) {
+    const State<Real> x = nasty_state<Real>(random);
+    REQUIRE(same_bits(merged(x, empty), x));
+    REQUIRE(same_bits(merged(empty, x), x));
+  }
+  const State<Real> minus_zero = key_state(Real(1), std::vector<Real>(kValueDim, Real(-0.0)));
+  CHECK(std::signbit(merged(minus_zero, empty)[kValues]));
+  CHECK(std::signbit(merged(empty, minus_zero)[kValues]));
+}
+
+TEST_CASE_TEMPLATE("state: merge commutes in bits, whatever the states", Real, float, double) {
+  CAPTURE(kSeed);
+  std::mt19937 random(kSeed + 1);
+  for (int i = 0; i < 50000; ++i) {
+    const State<Real> x = nasty_state<Real>(random), y = nasty_state<Real>(random);
+    REQUIRE(same_bits(merged(x, y), merged(y, x)));
+    const State<Real> a = tame_state<Real>(random), b = tame_state<Real>(random);
+    REQUIRE(same_bits(merged(a, b), merged(b, a)));
+  }
+}
+
+TEST_CASE_TEMPLATE("state: merging gives the same bits with and without fused multiply-add", Real, float, double) {
+  CAPTURE(kSeed);
+  // Build the states without a call of exp2, whose last bit is the library's, then hash a chain of merges (FNV-1a).
+  std::mt19937 random(kSeed + 2);
+  State<Real> state = empty_state<Real>();
+  std::uint64_t hash = 0xcbf29ce484222325u;
+  for (int i = 0; i < 5000; ++i) {
+    State<Real> x(static_cast<std::size_t>(state_size(kValueDim)));
+    for (Real& number : x) number = uniform<Real>(random);
+    x[kShift] = std::floor(30 * x[kShift]);
+    x[kSum] = (3 + x[kSum]) / 4;
+    state = i % 100 == 0 ? x : merged(state, x);
+    for (const Real number : state) hash = (hash ^ static_cast<std::uint64_t>(bits_of(number))) * 0x100000001b3u;
+  }
+  // The one number on all machines and under all flags.
+  CHECK(hash == (sizeof(Real) == 4 ? 12200567522563207952u : 6922265957960747054u));
+}
+
+TEST_CASE_TEMPLATE("state: merge is associative up to the rounding of its additions", Real, float, double) {
+  CAPTURE(kSeed);
+  std::mt19937 random(kSeed + 3);
+  const Real u = std::numeric_limits<Real>::epsilon() / 2;
+  for (int i = 0; i < 5000; ++i) {
+    const State<Real> x = tame_state<Real>(random), y = tame_state<Real>(random), z = tame_state<Real>(random);
+    const State<Real> a = merged(merged(x, y), z), b = merged(x, merged(y, z));
+    CHECK(a[kShift] == b[kShift]);
+    // Two additions on each side; |v| <= 1, so D bounds the magnitudes that are added.
+    for (std::size_t j = kSum; j < a.size(); ++j) REQUIRE(std::abs(a[j] - b[j]) <= 4 * u * a[kSum]);
+  }
+}
+
+TEST_CASE_TEMPLATE("state: merge is associative in bits where every sum is exact", Real, float, double) {
+  CAPTURE(kSeed);
+  std::mt19937 random(kSeed + 4);
+  const auto integer_state = [&random] {
+    std::vector<Real> v(kValueDim);
+    for (Real& v_j : v) v_j = static_cast<Real>(static_cast<int>(random() % 17) - 8);
+    return key_state(static_cast<Real>(random() % 8), v);
+  };
+  for (int i = 0; i < 2000; ++i) {
+    const State<Real> x = integer_state(), y = integer_state(), z = integer_state();
+    REQUIRE(same_bits(merged(merged(x, y), z), merged(x, merged(y, z))));
+    REQUIRE(same_bits(merged(merged(x, y), z), merged(merged(z, x), y)));
+  }
+}
+
+TEST_CASE_TEMPLATE("state: scores beyond 2^31 neither overflow nor lose the larger key", Real, float, double) {
+  const std::vector<Real> one(kValueDim, Real(1)), two(kValueDim, Real(2));
+  std::vector<Real> z(kValueDim);
+  for (const Real s : {Real(3e9), Real(-3e9), Real(1e18), Real(-1e18), std::numeric_limits<Real>::max(),
+                       std::numeric_limits<Real>::lowest()}) {
+    CAPTURE(s);
+    // Against itself it counts twice; against 0 the larger one wins outright.
+    CHECK(finish(merged(key_state(s, one), key_state(s, two)).data(), z.data(), kValueDim) == Real(kLn2) * (s + 1));
+    CHECK(z[0] == Real(1.5));
+    finish(merged(key_state(s, one), key_state(Real(0), two)).data(), z.data(), kValueDim);
+    CHECK(z[0] == (s > 0 ? Real(1) : Real(2)));
+  }
+}
+
+TEST_CASE_TEMPLATE("state: the empty set finishes as 0 and -inf", Real, float, double) {
+  std::vector<Real> z(kValueDim, Real(7));
+  CHECK(is_empty(empty_state<Real>().data()));
+  CHECK(finish(empty_state<Real>().data(), z.data(), kValueDim) == -kInf<Real>);
+  for (const Real z_j : z) CHECK(bits_of(z_j) == bits_of(Real(0)));
+  // A key that is not seen is the empty set; its value is not looked at.
+  CHECK(same_bits(key_state(-kInf<Real>, std::vector<Real>(kValueDim, kNaN<Real>)), empty_state<Real>()));
+  // A NaN key has the same shift, and is not empty.
+  const State<Real> nan = key_state(kNaN<Real>, std::vector<Real>(kValueDim, Real(1)));
+  CHECK_FALSE(is_empty(nan.data()));
+  CHECK_FALSE(is_empty(merged(empty_state<Real>(), nan).data()));
+}
+
+TEST_CASE_TEMPLATE("state: one key finishes as its value and its score", Real, float, double) {
+  CAPTURE(kSeed);
+  std::mt19937 random(kSeed + 5);
+  const Real epsilon = std::numeric_limits<Real>::epsilon();
+  std::vector<Real> v(kValueDim), z(kValueDim);
+  for (int i = 0; i < 500; ++i) {
+    const Real s = 50 * uniform<Real>(random);
+    for (Real& v_j : v) v_j = uniform<Real>(random);
+    const Real lse = finish(key_state(s, v).data(), z.data(), kValueDim);
+    CHECK(std::abs(lse - Real(kLn2) * s) <= 4 * epsilon * std::max(Real(1), std::abs(s)));
+    for (std::size_t j = 0; j < z.size(); ++j) REQUIRE(std::abs(z[j] - v[j]) <= epsilon * std::abs(v[j]));
+  }
+}
+
+TEST_CASE_TEMPLATE("state: a lifted key is the same key, merges with any other, and keeps large values clear of overflow", Real, float, double) {
+  constexpr Real kLargest = std::numeric_limits<Real>::max();
+  const std::vector<Real> v{1, 0, Real(-0.5), 3, kLargest, -kLargest};
+  const auto lifted_key = [&](Real s) {
+    State<Real> state(static_cast<std::size_t>(state_size(kValueDim)));
+    set_key(state.data(), s, v.data(), kValueDim, Real(kLift));
+    return state;
+  };
+  // The same set under another shift.
+  const State<Real> plain = key_state(Real(-3.7), v), lifted = lifted_key(Real(-3.7));
+  CHECK(lifted[kShift] == plain[kShift] + kLift);
+  for (std::size_t i = kSum; i < plain.size(); ++i) CHECK(std::ldexp(lifted[i], kLift) == plain[i]);
+  CHECK(same_bits(lifted_key(-kInf<Real>), empty_state<Real>()));
+  CHECK(std::isnan(lifted_key(kNaN<Real>)[kSum]));
+
+  // Two plain keys overflow; lifted ones do not, nor does a plain one beside a lifted one.
+  CHECK(std::isinf(merged(key_state(Real(2), v), key_state(Real(2), v)).back()));
+  for (const State<Real>& right : {lifted_key(Real(2)), key_state(Real(2), v)}) {
+    const State<Real> both = merged(lifted_key(Real(2)), right);
+    for (std::size_t j = 0; j < v.size(); ++j) CHECK(finish_value(both.data(), both[kValues + j]) == v[j]);
+    CHECK(finish_lse(both.data()) == doctest::Approx(3 * kLn2).epsilon(1e-6));
+  }
+}
+
+/// z is an average of finite values: where the quotient is rounded past the largest number, that is the nearest one.
+TEST_CASE_TEMPLATE("state: a quotient past the largest number is the largest number", Real, float, double) {
+  constexpr Real kLargest = std::numeric_limits<Real>::max();
+  const Real below_one[] = {0, Real(1) - std::numeric_limits<Real>::epsilon()};
+  CHECK(std::isinf(kLargest / below_one[kSum]));
+  CHECK(finish_value(below_one, kLargest) == kLargest);
+  CHECK(finish_value(below_one, -kLargest) == -kLargest);
+  CHECK(finish_value(below_one, kInf<Real>) == kInf<Real>);
+  CHECK(std::isnan(finish_value(below_one, kNaN<Real>)));
+}
+
+TEST_CASE_TEMPLATE("state: NaN and Inf come out as the formula has them", Real, float, double) {
+  const std::vector<Real> one(kValueDim, Real(1));
+  std::vector<Real> z(kValueDim), v = one;
+  const State<Real> other = key_state(Real(2), one);
+
+  // A score of NaN or +inf spoils everything, against any other key and on either side.
+  for (const Real s : {kNaN<Real>, -kNaN<Real>, kInf<Real>}) {
+    for (const State<Real>& state :
+         {key_state(s, one), merged(key_state(s, one), other), merged(other, key_state(s, one))}) {
+      CHECK(std::isnan(finish(state.data(), z.data(), kValueDim)));
+      for (const Real z_j : z) CHECK(std::isnan(z_j));
+    }
+  }
+
+  // A bad value spoils its own component, and only that.
+  v[1] = kInf<Real>, v[2] = kNaN<Real>;
+  finish(merged(other, key_state(Real(-3), v)).data(), z.data(), kValueDim);
+  CHECK(z[0] == Real(1));
+  CHECK(z[1] == kInf<Real>);
+  CHECK(std::isnan(z[2]));
+
+  // Inf meets -Inf, and Inf meets a weight that is exactly 0.
+  std::vector<Real> w = one;
+  w[1] = -kInf<Real>;
+  finish(merged(key_state(Real(2), w), key_state(Real(-3), v)).data(), z.data(), kValueDim);
+  CHECK(std::isnan(z[1]));
+  finish(merged(other, key_state(Real(-3000), v)).data(), z.data(), kValueDim);
+  CHECK(std::isnan(z[1]));
+}
+
+TEST_CASE_TEMPLATE("state: every NaN leaves with the same bits", Real, float, double) {
+  std::vector<Real> z(kValueDim);
+  const auto canonical = bits_of(kNaN<Real>);
+  using Bits = std::remove_const_t<decltype(canonical)>;
+  for (const Real nan : {kNaN<Real>, -kNaN<Real>, std::bit_cast<Real>(static_cast<Bits>(canonical | Bits{0x1234}))}) {
+    State<Real> state = key_state(Real(1), std::vector<Real>(kValueDim, nan));
+    finish(state.data(), z.data(), kValueDim);
+    for (const Real z_j : z) CHECK(bits_of(z_j) == canonical);
+    state[kSum] = nan;
+    CHECK(bits_of(finish(state.data(), z.data(), kValueDim)) == canonical);
+    CHECK(bits_of(finish_lse(state.data())) == canonical);
+  }
+}

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Thm. 1: the value of a reduction, and its dependent steps, exactly.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <numeric>
+#include <string>
+
+#include "reference/oracle/natural_state.hpp"
+#include "reference/state/tree_reduce.hpp"
+
+using namespace tree_attn;
+
+/// @tested{thm_1, Thm. 1}
+TEST_CASE("tree_reduce: the dependent steps are ceil(N/p) - 1 + ceil(log2 p'), N < p included") {
+  for (std::int64_t N = 1; N <= 130; ++N) {
+    std::vector<std::int64_t> x(static_cast<std::size_t>(N));
+    std::iota(x.begin(), x.end(), 1);
+    for (std::int64_t p = 1; p <= 70; ++p) {
+      CAPTURE(N);
+      CAPTURE(p);
+      std::int64_t n_operations = 0;
+      const auto got = tree_reduce(std::span<const std::int64_t>(x), p,
+                                   [&](std::int64_t a, std::int64_t b) { return ++n_operations, a + b; });
+      const auto chunk = static_cast<std::int64_t>(std::ceil(static_cast<double>(N) / static_cast<double>(p)));
+      const auto workers = static_cast<std::int64_t>(std::ceil(static_cast<double>(N) / static_cast<double>(chunk)));
+      REQUIRE(got.n_workers == workers);
+      REQUIRE(workers <= std::min(N, p));
+      REQUIRE(got.n_steps == chunk - 1 + static_cast<std::int64_t>(std::ceil(std::log2(static_cast<double>(workers)))));
+      REQUIRE(got.value == N * (N + 1) / 2);
+      REQUIRE(n_operations == N - 1);
+      if (N <= p) REQUIRE(workers == N);
+    }
+  }
+}
+
+/// @tested{thm_1, Thm. 1}
+TEST_CASE("tree_reduce: the steps grow as N/p + log p") {
+  const std::vector<int> x(1 << 16, 1);
+  const auto n_steps = [&x](std::int64_t p) { return tree_reduce(std::span<const int>(x), p, std::plus<int>()).n_steps; };
+  CHECK(n_steps(1) == 65535);
+  CHECK(n_steps(2) == 32768);
+  CHECK(n_steps(1024) == 63 + 10);
+  CHECK(n_steps(1 << 16) == 16);
+  CHECK(n_steps(1 << 20) == 16);
+}
+
+TEST_CASE("tree_reduce: keeps the order, so that the operator need not commute") {
+  for (std::size_t N = 1; N <= 26; ++N) {
+    std::vector<std::string> letters;
+    for (std::size_t a = 0; a < N; ++a) letters.push_back(std::string(1, static_cast<char>('a' + a)));
+    for (std::int64_t p = 1; p <= 30; ++p) {
+      const auto got = tree_reduce(std::span<const std::string>(letters), p, std::plus<std::string>());
+      CHECK(got.value == std::string("abcdefghijklmnopqrstuvwxyz").substr(0, N));
+    }
+  }
+}
+
+TEST_CASE("tree_reduce: states are reduced like numbers") {
+  std::vector<NaturalState> states;
+  for (int a = 0; a < 37; ++a) states.push_back(natural_key(std::sin(a), Eigen::Vector2d(a, -a)));
+  const auto op = [](const NaturalState& x, const NaturalState& y) { return merge(x, y); };
+  const NaturalResult chain = finish(tree_reduce(std::span<const NaturalState>(states), 1, op).value);
+  for (const std::int64_t p : {2, 5, 37, 64}) {
+    const NaturalResult tree = finish(tree_reduce(std::span<const NaturalState>(states), p, op).value);
+    CHECK((tree.z - chain.z).norm() < 1e-12);
+    CHECK(tree.lse == doctest::Approx(chain.lse).epsilon(1e-14));
+  }
+}
+
+TEST_CASE("tree_reduce: nothing to reduce, or nobody to do it") {
+  const std::vector<int> one{1};
+  CHECK_THROWS_WITH_AS(tree_reduce(std::span<const int>(), 2, std::plus<int>()), "tree_reduce: no elements",
+                       std::invalid_argument);
+  CHECK_THROWS_WITH_AS(tree_reduce(std::span<const int>(one), 0, std::plus<int>()), "tree_reduce: 0 workers",
+                       std::invalid_argument);
+  CHECK(tree_reduce(std::span<const int>(one), 9, std::plus<int>()).n_steps == 0);
+}

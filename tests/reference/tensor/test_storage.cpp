@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Stored numbers: every 16-bit pattern, every rounding, any address.
+#include <doctest/doctest.h>
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <stdexcept>
+
+#include "tests/support/tensors.hpp"
+
+namespace {
+
+using namespace tree_attn;
+using namespace tree_attn::test;
+
+constexpr unsigned kSeed = 16;
+
+/// Fields of a 16-bit type, from which everything is computed without looking at how the library does it.
+struct Format {
+  Storage storage;
+  int n_mantissa;  ///< stored bits of the mantissa
+  int bias;        ///< of the exponent
+};
+constexpr Format kFormats[] = {{Storage::F16, 10, 15}, {Storage::BF16, 7, 127}};
+
+/// The number that a pattern stands for, by the definition of the format.
+double decode(const Format& format, std::uint16_t pattern) {
+  const int exponent_mask = (1 << (15 - format.n_mantissa)) - 1;
+  const int mantissa = pattern & ((1 << format.n_mantissa) - 1), exponent = (pattern >> format.n_mantissa) & exponent_mask;
+  const double sign = pattern >> 15 ? -1 : 1;
+  if (exponent == exponent_mask)
+    return mantissa ? std::numeric_limits<double>::quiet_NaN() : sign * std::numeric_limits<double>::infinity();
+  if (exponent == 0) return sign * std::ldexp(mantissa, 1 - format.bias - format.n_mantissa);
+  return sign * std::ldexp((1 << format.n_mantissa) + mantissa, exponent - format.bias - format.n_mantissa);
+}
+
+/// x rounded to the format, ties to even, by scaling its last place to 1.
+double round_to(const Format& format, float x) {
+  if (!std::isfinite(x) || x == 0) return x;
+  const int last_place = std::max(std::ilogb(x), 1 - format.bias) - format.n_mantissa;
+  const double rounded = std::ldexp(std::nearbyint(std::ldexp(static_cast<double>(x), -last_place)), last_place);
+  return std::abs(rounded) >= std::ldexp(1.0, format.bias + 1) ? std::copysign(std::numeric_limits<double>::infinity(), x)
+                                                               : rounded;
+}
+
+template <class Real>
+bool same(Real a, Real b) {
+  return (std::isnan(a) && std::isnan(b)) || (a == b && std::signbit(a) == std::signbit(b));
+}
+
+}  // namespace
+
+TEST_CASE_TEMPLATE("storage: every 16-bit pattern is read as the format defines it, at an odd address too", Real, float,
+                   double) {
+  for (const Format& format : kFormats) {
+    // All patterns in one array that starts one byte late.
+    std::vector<std::byte> bytes(2 * 65536 + 1);
+    for (unsigned i = 0; i < 65536; ++i) {
+      const auto pattern = static_cast<std::uint16_t>(i);
+      std::memcpy(bytes.data() + 1 + 2 * i, &pattern, 2);
+    }
+    std::vector<Real> read(65536);
+    load(bytes.data() + 1, format.storage, 65536, read.data());
+    for (unsigned i = 0; i < 65536; ++i) {
+      CAPTURE(i);
+      REQUIRE(same(static_cast<double>(read[i]), decode(format, static_cast<std::uint16_t>(i))));
+    }
+  }
+}
+
+TEST_CASE("storage: a stored 16-bit number that is read and stored again keeps its bits") {
+  for (const Format& format : kFormats) {
+    for (unsigned i = 0; i < 65536; ++i) {
+      const auto pattern = static_cast<std::uint16_t>(i);
+      float x = 0;
+      load(reinterpret_cast<const std::byte*>(&pattern), format.storage, 1, &x);
+      std::uint16_t again = 0;
+      store(&x, format.storage, 1, reinterpret_cast<std::byte*>(&again));
+      if (std::isnan(x)) {
+        REQUIRE(std::isnan(decode(format, again)));
+      } else {
+        REQUIRE(again == pattern);
+      }
+    }
+  }
+}
+
+TEST_CASE("storage: storing rounds to nearest, ties to even, over to Inf and down to 0") {
+  CAPTURE(kSeed);
+  std::mt19937 random(kSeed);
+  for (const Format& format : kFormats) {
+    const auto check = [&format](float x) {
+      CAPTURE(x);
+      std::uint16_t pattern = 0;
+      store(&x, format.storage, 1, reinterpret_cast<std::byte*>(&pattern));
+      REQUIRE(same(decode(format, pattern), round_to(format, x)));
+    };
+    // Any float there is, and the ties between two neighbours with what lies next to them.
+    for (int i = 0; i < 200000; ++i) check(std::bit_cast<float>(static_cast<std::uint32_t>(random())));
+    for (unsigned i = 0; i + 1 < 65536; ++i) {
+      const double a = decode(format, static_cast<std::uint16_t>(i)), b = decode(format, static_cast<std::uint16_t>(i + 1));
+      if (!std::isfinite(a) || !std::isfinite(b)) continue;
+      const auto tie = static_cast<float>((a + b) / 2);
+      for (const float x : {tie, std::nextafter(tie, 0.0f), std::nextafter(tie, 1e38f)}) check(x);
+    }
+    for (const float x : {65503.9f, 65519.9f, 65520.0f, 3.39e38f, 3.4e38f}) check(x), check(-x);
+  }
+}
+
+TEST_CASE("storage: F32 and F64 keep every bit, F64 to float rounds") {
+  CAPTURE(kSeed);
+  std::mt19937 random(kSeed + 1);
+  std::vector<float> numbers = normal_numbers(random, 1300);
+  numbers[0] = -0.0f, numbers[1] = std::numeric_limits<float>::denorm_min(),
+  numbers[2] = -std::numeric_limits<float>::infinity();
+  for (const Storage storage : {Storage::F32, Storage::F64}) {
+    // More numbers than one internal buffer holds, from an odd address.
+    std::vector<std::byte> bytes(numbers.size() * bytes_of(storage) + 1);
+    store(numbers.data(), storage, 1300, bytes.data() + 1);
+    std::vector<float> floats(1300);
+    std::vector<double> doubles(1300);
+    load(bytes.data() + 1, storage, 1300, floats.data());
+    load(bytes.data() + 1, storage, 1300, doubles.data());
+    for (std::size_t i = 0; i < numbers.size(); ++i) {
+      REQUIRE(same(floats[i], numbers[i]));
+      REQUIRE(same(doubles[i], static_cast<double>(numbers[i])));
+    }
+  }
+  const double third = 1.0 / 3;
+  float rounded = 0;
+  load(reinterpret_cast<const std::byte*>(&third), Storage::F64, 1, &rounded);
+  CHECK(rounded == 1.0f / 3);
+  load<float>(nullptr, Storage::F32, 0, nullptr);
+  load<double>(nullptr, Storage::BF16, 0, nullptr);
+}
+
+TEST_CASE("storage: names, sizes, roundoffs") {
+  CHECK(bytes_of(Storage::F64) == 8);
+  CHECK(bytes_of(Storage::F32) == 4);
+  CHECK(bytes_of(Storage::F16) == 2);
+  CHECK(bytes_of(Storage::BF16) == 2);
+  CHECK(name_of(Storage::F64) == "F64");
+  CHECK(name_of(Storage::F32) == "F32");
+  CHECK(name_of(Storage::F16) == "F16");
+  CHECK(name_of(Storage::BF16) == "BF16");
+  for (const Format& format : kFormats) CHECK(unit_roundoff(format.storage) == std::ldexp(1.0, -1 - format.n_mantissa));
+  CHECK(unit_roundoff(Storage::F64) == std::numeric_limits<double>::epsilon() / 2);
+  CHECK(unit_roundoff(Storage::F32) == std::numeric_limits<float>::epsilon() / 2);
+}
+
+TEST_CASE("tensor view: positions are rows of the same memory") {
+  std::vector<float> numbers(2 * 3 * 5 * 4);
+  for (std::size_t i = 0; i < numbers.size(); ++i) numbers[i] = static_cast<float>(i);
+  for (const Storage storage : {Storage::F64, Storage::F32, Storage::F16, Storage::BF16}) {
+    const Tensor tensor(numbers, {2, 3, 5, 4}, storage);
+    const TensorView part = tensor.view().positions(2, 4);
+    CHECK(part.shape == Shape{2, 3, 2, 4});
+    for (std::int64_t i = 0; i < 2; ++i) {
+      for (std::int64_t j = 0; j < 3; ++j) {
+        for (std::int64_t n = 0; n < 2; ++n) {
+          CHECK(part.row(i, j, n) == tensor.view().row(i, j, n + 2));
+          CHECK(row_of(part, i, j, n) == row_of(tensor, i, j, n + 2));
+        }
+      }
+    }
+    CHECK(row_of(tensor, 1, 2, 3)[1] == ((1 * 3 + 2) * 5 + 3) * 4 + 1);
+    CHECK(tensor.view().positions(5, 5).shape[2] == 0);
+    CHECK(tensor.view().positions(1, 5).positions(1, 2).row(1, 1, 0) == tensor.view().row(1, 1, 2));
+    CHECK_THROWS_AS(tensor.view().positions(-1, 2), std::out_of_range);
+    CHECK_THROWS_AS(tensor.view().positions(3, 2), std::out_of_range);
+    CHECK_THROWS_WITH_AS(tensor.view().positions(0, 6), "TensorView::positions: [0, 6) of 5", std::out_of_range);
+  }
+}

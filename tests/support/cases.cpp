@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The inputs of the cases, kind by kind.
+#include "tests/support/cases.hpp"
+
+#include <fstream>
+#include <functional>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+
+#include "reference/state/run.hpp"
+
+namespace tree_attn::test {
+namespace {
+
+constexpr float kInf = std::numeric_limits<float>::infinity(), kNaN = std::numeric_limits<float>::quiet_NaN();
+/// Positions behind the last key that a rank is given as well, where the case asks for poison.
+constexpr std::int64_t kPoison = 19;
+
+/// The three tensors while they are being made.
+struct Draft {
+  const Case& c;
+  Tensor q, k, v;
+  std::vector<Run> runs;
+
+  std::int64_t n_keys() const { return k.shape[2]; }
+  /// Sets the numbers of all heads and entries: k[.., a, j] = f(a, j), or v, or q with a = 0.
+  static void set_all(Tensor& tensor, const std::function<float(std::int64_t a, std::int64_t j)>& f) {
+    for (std::int64_t i = 0; i < tensor.shape[0]; ++i) {
+      for (std::int64_t h = 0; h < tensor.shape[1]; ++h) {
+        for (std::int64_t a = 0; a < tensor.shape[2]; ++a) {
+          for (std::int64_t j = 0; j < tensor.shape[3]; ++j) tensor.set(i, h, a, j, f(a, j));
+        }
+      }
+    }
+  }
+
+  /// Makes the score of key a level(a) + spread * N(0, 1), for every query up to its own small factor.
+  ///
+  /// With q = 4 in size and signs that alternate, and k = m in size with the same signs, s = sqrt(d) 4 m; noise of size t in
+  /// every component of k gives s a deviation of 4 t.
+  void set_scores(const std::function<double(std::int64_t a)>& level, double spread) {
+    std::mt19937 random(c.seed + 1);
+    std::normal_distribution<double> normal(0, 1);
+    const double root = std::sqrt(static_cast<double>(c.head_dim));
+    const auto sign = [](std::int64_t j) { return j % 3 == 0 ? -1.0 : 1.0; };
+    set_all(q, [&](std::int64_t, std::int64_t j) { return static_cast<float>(4 * sign(j)); });
+    set_all(k, [&](std::int64_t a, std::int64_t j) {
+      return static_cast<float>(sign(j) * (level(a) / (4 * root) + spread / 4 * normal(random)));
+    });
+  }
+  /// First position of the first place that holds keys, and of the last one.
+  std::int64_t on_first_rank() const {
+    return std::find_if(runs.begin(), runs.end(), [](Run run) { return run.size() > 0; })->begin;
+  }
+  std::int64_t on_last_rank() const {
+    return std::find_if(runs.rbegin(), runs.rend(), [](Run run) { return run.size() > 0; })->begin;
+  }
+  /// The place that holds a position.
+  std::int64_t place_of(std::int64_t a) const {
+    return std::find_if(runs.begin(), runs.end(), [a](Run run) { return a >= run.begin && a < run.end; }) - runs.begin();
+  }
+};
+
+using Make = std::function<void(Draft&)>;
+
+/// What every kind of input changes in standard normal q, k and v.
+const std::map<std::string, Make>& makers() {
+  static const std::map<std::string, Make> kMakers{
+      {"normal", [](Draft&) {}},
+      // How the numbers lie in memory: done by input_of(). Poison: lengths end before the positions do.
+      {"q, k, v are strided views of one packed tensor", [](Draft&) {}},
+      {"base pointers 1 bytes off 16-byte alignment (fp32: refuse)", [](Draft&) {}},
+      {"base pointers 2 bytes off 16-byte alignment (fp32: refuse)", [](Draft&) {}},
+      {"base pointers 3 bytes off 16-byte alignment (fp32: refuse)", [](Draft&) {}},
+      {"base pointers 12 bytes off 16-byte alignment", [](Draft&) {}},
+      {"keys and values behind N are NaN (poison)", [](Draft&) {}},
+      // Scores.
+      {"scores all near +1e4 with spread 1", [](Draft& d) { d.set_scores([](std::int64_t) { return 1e4; }, 1); }},
+      {"scores all near -1e4 with spread 1", [](Draft& d) { d.set_scores([](std::int64_t) { return -1e4; }, 1); }},
+      {"half the scores +1e4, half -1e4",
+       [](Draft& d) { d.set_scores([](std::int64_t a) { return a % 2 == 0 ? 1e4 : -1e4; }, 1); }},
+      {"rank r has scores near -1000*r",
+       [](Draft& d) { d.set_scores([&d](std::int64_t a) { return -1000.0 * static_cast<double>(d.place_of(a)); }, 1); }},
+      {"one score +100 above the rest",
+       [](Draft& d) { d.set_scores([&d](std::int64_t a) { return a == d.n_keys() / 3 ? 100.0 : 0.0; }, 0); }},
+      {"one key 0, N-1 keys at -9.9 (FA4 preserves_tail_mass)",
+       [](Draft& d) { d.set_scores([&d](std::int64_t a) { return a == d.n_keys() / 3 ? 0.0 : -9.9; }, 0); }},
+      {"all keys equal", [](Draft& d) { d.set_scores([](std::int64_t) { return 1.5; }, 0); }},
+      {"the maximum occurs on every rank",
+       [](Draft& d) {
+         d.set_scores(
+             [&d](std::int64_t a) {
+               return a == d.runs[static_cast<std::size_t>(d.place_of(a))].begin ? 3.0
+                                                                                 : -1.0 - 0.01 * static_cast<double>(a);
+             },
+             0);
+       }},
+      {"q = 64, k = -64, v = 1 (raw score -524288)",
+       [](Draft& d) {
+         Draft::set_all(d.q, [](std::int64_t, std::int64_t) { return 64.0f; });
+         Draft::set_all(d.k, [](std::int64_t, std::int64_t) { return -64.0f; });
+         Draft::set_all(d.v, [](std::int64_t, std::int64_t) { return 1.0f; });
+       }},
+      // Here d = 64, so 256 x -256 gives scores of -524288; one component steps by 1/32, the score by 1.
+      {"q=64,k=-64 style, scores -5.2e5",
+       [](Draft& d) {
+         Draft::set_all(d.q, [](std::int64_t, std::int64_t) { return 256.0f; });
+         Draft::set_all(
+             d.k, [](std::int64_t a, std::int64_t j) { return -256.0f + (j == 0 ? static_cast<float>(a % 3) / 32 : 0.0f); });
+       }},
+      {"q and k near 1e19: scores overflow fp32 to inf",
+       [](Draft& d) {
+         Draft::set_all(d.q, [](std::int64_t, std::int64_t j) { return 1e19f * (1 + 0.01f * static_cast<float>(j % 7)); });
+         Draft::set_all(
+             d.k, [](std::int64_t a, std::int64_t j) { return 1e19f * (1 + 0.01f * static_cast<float>((a + j) % 5)); });
+       }},
+      // Numbers that are none.
+      {"one NaN key on rank 0", [](Draft& d) { d.k.set(0, 0, d.on_first_rank(), 1, kNaN); }},
+      {"one NaN key on the last rank", [](Draft& d) { d.k.set(0, 0, d.on_last_rank(), 1, kNaN); }},
+      {"one +inf value with weight > 0", [](Draft& d) { d.v.set(0, 0, d.on_last_rank(), 1, kInf); }},
+      {"one +inf value whose weight underflows to 0",
+       [](Draft& d) {
+         d.set_scores([&d](std::int64_t a) { return a == d.on_last_rank() ? -200.0 : 0.0; }, 1);
+         d.v.set(0, 0, d.on_last_rank(), 1, kInf);
+       }},
+      {"q[0] = +inf", [](Draft& d) { d.q.set(0, 0, 0, 0, kInf); }},
+      {"all scores -inf on one rank only",
+       [](Draft& d) {
+         for (std::int64_t h = 0; h < d.c.heads; ++h) d.q.set(0, h, 0, 0, 1);
+         for (std::int64_t h = 0; h < d.c.kv_heads; ++h) {
+           for (std::int64_t a = d.on_last_rank(); a < d.n_keys(); ++a) d.k.set(0, h, a, 0, -kInf);
+         }
+       }},
+      {"values -0.0", [](Draft& d) { Draft::set_all(d.v, [](std::int64_t, std::int64_t) { return -0.0f; }); }},
+  };
+  return kMakers;
+}
+
+std::int64_t n_keys_of(const Case& c) {
+  std::int64_t n = c.input.find("poison") != std::string::npos ? kPoison : 0;
+  if (!c.lengths.empty()) n += *std::max_element(c.lengths.begin(), c.lengths.end());
+  return n;
+}
+
+}  // namespace
+
+const std::vector<Case>& all_cases() {
+  static const std::vector<Case> kCases = [] {
+    std::ifstream file(TREE_ATTN_TEST_DATA "/cases.json");
+    const nlohmann::json json = nlohmann::json::parse(file);
+    const std::map<std::string, Storage> storages{{"fp32", Storage::F32}, {"fp16", Storage::F16}, {"bf16", Storage::BF16}};
+    std::vector<Case> cases;
+    for (const nlohmann::json& c : json.at("cases")) {
+      if (c.at("seqlen_q") != 1 || c.at("causal") != false)
+        throw std::invalid_argument("a case of several queries: " + c.dump());
+      cases.push_back({.seed = static_cast<unsigned>(cases.size()),
+                       .name = c.at("name"),
+                       .kind = c.at("kind"),
+                       .shard = c.at("shard"),
+                       .input = c.at("input"),
+                       .tolerance = c.at("tolerance"),
+                       .tier = c.at("tier"),
+                       .storage = storages.contains(c.at("dtype")) ? storages.at(c.at("dtype")) : Storage::F64,
+                       .batch = c.at("batch"),
+                       .heads = c.at("n_q_heads"),
+                       .kv_heads = c.at("n_kv_heads"),
+                       .head_dim = c.at("head_dim"),
+                       .lengths = c.at("seqlens"),
+                       .ranks = c.at("ranks"),
+                       .splits = c.at("splits")});
+    }
+    return cases;
+  }();
+  return kCases;
+}
+
+std::vector<Case> cases_of(const std::string& kind, const std::string& tier) {
+  std::vector<Case> cases;
+  std::copy_if(all_cases().begin(), all_cases().end(), std::back_inserter(cases),
+               [&](const Case& c) { return c.kind == kind && c.tier == tier; });
+  return cases;
+}
+
+std::vector<Run> runs_of(const Case& c, int p) { return even_runs(n_keys_of(c), p, 1); }
+
+std::unique_ptr<TensorProblem> input_of(const Case& c, int p) {
+  const Axes axes{c.batch, c.heads, c.kv_heads, c.head_dim, c.head_dim, 1, n_keys_of(c), c.storage};
+  std::mt19937 random(c.seed);
+  Draft draft{c, normal_tensor(random, axes.q(), c.storage), normal_tensor(random, axes.k(), c.storage),
+              normal_tensor(random, axes.v(), c.storage), runs_of(c, p)};
+  const auto maker = makers().find(c.input);
+  if (maker == makers().end()) throw std::invalid_argument(c.name + ": unknown input: " + c.input);
+  maker->second(draft);
+  auto problem = problem_of(std::move(draft.q), std::move(draft.k), std::move(draft.v), c.lengths);
+  if (c.input.find("packed") != std::string::npos) return packed(*problem);
+  if (const auto at = c.input.find("base pointers "); at == 0) return misaligned(*problem, std::stoul(c.input.substr(14)));
+  return problem;
+}
+
+std::unique_ptr<TensorProblem> partials_of(const Case& c) {
+  const std::int64_t n = c.splits.at(0);
+  const Axes axes{c.batch, c.heads, c.heads, 1, c.head_dim, 1, n, Storage::F32};
+  std::mt19937 random(c.seed);
+  Tensor q(std::vector<float>(static_cast<std::size_t>(c.batch * c.heads), 1.0f), axes.q());
+  Tensor lse = normal_tensor(random, axes.k()), o = normal_tensor(random, axes.v());
+  if (c.storage != Storage::F32) {
+    // Partial outputs come in the type of the case; states are made of F32.
+    std::vector<float> numbers(static_cast<std::size_t>(n_elements(axes.v())));
+    load(Tensor(normal_numbers(random, n_elements(axes.v())), axes.v(), c.storage).bytes.data(), c.storage,
+         n_elements(axes.v()), numbers.data());
+    o = Tensor(numbers, axes.v());
+  }
+  std::uniform_real_distribution<double> uniform(0, 1);
+  for (std::int64_t i = 0; i < c.batch; ++i) {
+    for (std::int64_t h = 0; h < c.heads; ++h) {
+      for (std::int64_t a = 0; a < n; ++a) {
+        if (c.input.starts_with(
+                "partials randn fp32; lse of splits >= num_splits//2 set to -inf for the first batch//3 rows")) {
+          if (a >= n / 2 && i < c.batch / 3) lse.set(i, h, a, 0, -kInf);
+        } else if (c.input.starts_with("lse randn; 10% of each side +inf")) {
+          // One draw for both sides, so never both. +inf says "no keys" in that convention: it becomes -inf here, at the
+          // border.
+          if (a == 0) {
+            const double draw = uniform(random);
+            if (draw < 0.2) lse.set(i, h, draw < 0.1 ? 0 : 1, 0, -kInf);
+          }
+        } else {
+          throw std::invalid_argument(c.name + ": unknown input: " + c.input);
+        }
+      }
+    }
+  }
+  return problem_of(std::move(q), std::move(lse), std::move(o), {}, 1.0);
+}
+
+}  // namespace tree_attn::test

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief How the tests run the decoders: a problem, a layout, an algorithm, and what every result is held against.
+#pragma once
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <bit>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "distributed/measure/measure.hpp"
+#include "tests/support/tensor_problem.hpp"
+#include "tests/support/worlds.hpp"
+
+namespace tree_attn::test {
+
+/// Who stands where, and who holds what.
+struct Layout {
+  Topology topology;
+  std::vector<Run> runs;
+  bool copied = true;  ///< every rank has its shard in dense memory of its own, of exactly its size; or a view of the whole
+
+  std::string text() const {
+    std::ostringstream text;
+    text << topology.size() << " ranks, nodes:";
+    for (int rank = 0; rank < topology.size(); ++rank) text << ' ' << topology.node_of(rank);
+    text << ", runs:";
+    for (const Run& run : runs) text << ' ' << run.begin << ".." << run.end;
+    return text.str();
+  }
+};
+
+/// Ranks that hold keys.
+inline std::int64_t n_holders(std::span<const Run> runs) {
+  return std::count_if(runs.begin(), runs.end(), [](const Run& run) { return run.size() > 0; });
+}
+
+/// Ranks dealt out to nodes in turn, so that no node is a run of ranks.
+inline Topology round_robin(int size, int n_nodes) {
+  std::vector<int> node_of_rank;
+  for (int rank = 0; rank < size; ++rank) node_of_rank.push_back(rank % n_nodes);
+  return Topology(node_of_rank);
+}
+
+/// Groupings of p ranks: one node, a node a rank, pairs, threes with a smaller last node, in turn, and a very uneven one.
+inline std::vector<Topology> groupings(int p) {
+  std::vector<Topology> topologies{Topology::pretend(p, p)};
+  if (p > 1) topologies.push_back(Topology::pretend(p, 1));
+  if (p > 2) topologies.push_back(round_robin(p, 2));
+  if (p > 3) {
+    topologies.push_back(Topology::pretend(p, 2));
+    topologies.push_back(Topology::pretend(p, 3));
+    topologies.push_back(round_robin(p, 3));
+    std::vector<int> uneven(static_cast<std::size_t>(p), 7);
+    uneven[1] = 3;
+    topologies.emplace_back(uneven);
+  }
+  return topologies;
+}
+
+/// The one that mixes most: nodes that are no runs of ranks, where there are enough of them.
+inline Topology mixed_grouping(int p) {
+  return p > 4 ? round_robin(p, 3) : p > 2 ? round_robin(p, 2) : Topology::pretend(p, 1);
+}
+
+/// Whether two results have the same bits, NaN included.
+inline bool same_bits(std::span<const float> a, std::span<const float> b) {
+  return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin(), [](float x, float y) {
+           return std::bit_cast<std::uint32_t>(x) == std::bit_cast<std::uint32_t>(y);
+         });
+}
+inline bool same_bits(const DecodeOutput& a, const DecodeOutput& b) {
+  return same_bits(a.out, b.out) && same_bits(a.lse, b.lse);
+}
+
+/// Decodes the keys [0, n_keys) on one rank, without any of distributed/: the bits that canonical algorithms must have.
+inline DecodeOutput decode_alone(TensorProblem& problem, std::int64_t n_keys) {
+  const auto pass = [&](int lift) {
+    Forest<float> forest = decode_shard(problem.query(0), problem.shard({0, n_keys}, 0), problem.lengths(), problem.scale, {}, lift);
+    return finish_rows(forest.fold(), problem.shape().n_rows(), problem.shape().value_dim);
+  };
+  DecodeOutput output = pass(0);
+  if (needs_lift(output)) take_lifted(output, pass(kLift));
+  return output;
+}
+inline DecodeOutput decode_alone(TensorProblem& problem) { return decode_alone(problem, problem.n_keys()); }
+
+/// Runs one algorithm once, with a lift or without; what every rank saw.
+inline std::vector<Seen> decode_once(World& world, const Algorithm& algorithm, TensorProblem& problem, const Layout& layout,
+                                     const Backend& backend, int lift) {
+  return world.run(layout.topology, [&](Transport& transport) {
+    const Run mine = layout.runs[static_cast<std::size_t>(transport.topology().place_of(transport.rank()))];
+    Shard shard = problem.shard(mine, 0);
+    const Tensor k = copy_of(layout.copied ? shard.k : TensorView{}), v = copy_of(layout.copied ? shard.v : TensorView{});
+    if (layout.copied) shard = {k.view(), v.view(), mine.begin};
+    const DecodeStep step{problem.query(0), shard, problem.lengths(), problem.scale, layout.runs, lift};
+    return algorithm.run(transport, backend, step);
+  });
+}
+
+/// Runs one algorithm on a backend, and where a sum overflowed once more, as measure() does; what every rank saw, with the traffic of the
+/// first run.
+inline std::vector<Seen> decode(World& world, const Algorithm& algorithm, TensorProblem& problem, const Layout& layout,
+                                const Backend& backend = find_backend("cpu")) {
+  std::vector<Seen> seen = decode_once(world, algorithm, problem, layout, backend, 0);
+  if (!needs_lift(seen[0].output)) return seen;
+  const std::vector<Seen> lifted = decode_once(world, algorithm, problem, layout, backend, kLift);
+  for (std::size_t rank = 0; rank < seen.size(); ++rank) take_lifted(seen[rank].output, lifted[rank].output);
+  return seen;
+}
+
+/// What a problem's results are held against, on the process that has it: the oracle, and the bits of one rank alone.
+class Truth {
+ public:
+  Truth(World& world, TensorProblem& problem) {
+    if (!world.has_oracle()) return;
+    alone_ = decode_alone(problem);
+    verify_.emplace(problem, problem.scale, world.size(), nullptr);
+  }
+
+  /// All ranks have the same bits, canonical algorithms those of one rank alone, and all are within the bound of the oracle.
+  void check(const Algorithm& algorithm, const std::vector<Seen>& seen) const {
+    for (const Seen& rank : seen) CHECK(same_bits(rank.output, seen[0].output));
+    if (!verify_) return;
+    if (algorithm.keeps_bits) CHECK(same_bits(seen[0].output, alone_));
+    Measurement measurement;
+    measurement.algorithm = algorithm.name;
+    measurement.output = seen[0].output;
+    const Errors errors = (*verify_)(measurement);
+    CHECK_MESSAGE(errors.passed, "largest error over bound: " << errors.max_over_bound);
+  }
+
+ private:
+  DecodeOutput alone_;
+  std::optional<Verifier> verify_;
+};
+
+/// Runs all algorithms on all layouts and checks every result; `also(algorithm, output)` checks what is special to a test.
+template <class Also>
+void check_all(World& world, TensorProblem& problem, const std::vector<Layout>& layouts, const Also& also) {
+  const Truth truth(world, problem);
+  for (const Layout& layout : layouts) {
+    for (const Algorithm& algorithm : algorithms()) {
+      INFO(algorithm.name << ", " << layout.text());
+      const std::vector<Seen> seen = decode(world, algorithm, problem, layout);
+      truth.check(algorithm, seen);
+      also(algorithm, seen[0].output);
+    }
+  }
+}
+inline void check_all(World& world, TensorProblem& problem, const std::vector<Layout>& layouts) {
+  check_all(world, problem, layouts, [](const Algorithm&, const DecodeOutput&) {});
+}
+
+}  // namespace tree_attn::test

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief A problem of the tests on the device: uploaded as it lies, run by a step of the ladder, brought back.
+#pragma once
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "gpu/ladder/ladder.hpp"
+#include "reference/oracle/attention.hpp"
+#include "reference/decode/decode.hpp"
+#include "reference/oracle/error_bound.hpp"
+#include "tests/support/tensor_problem.hpp"
+#include "tests/support/compare.hpp"
+
+namespace tree_attn::test {
+
+namespace device = TREE_ATTN_PLATFORM;
+
+/// The memory that the views of a tensor span, on the device at the same offset from a multiple of 256, in a buffer of just
+/// that size.
+class DeviceTensor {
+ public:
+  explicit DeviceTensor(const TensorView& view) {
+    const auto size = static_cast<std::int64_t>(bytes_of(view.storage));
+    if (std::any_of(view.shape.begin(), view.shape.end(), [](std::int64_t n) { return n == 0; })) return;
+    std::int64_t last = view.shape[3];
+    for (std::size_t i = 0; i < 3; ++i) last += (view.shape[i] - 1) * view.stride[i];
+    const std::int64_t n_bytes = last * size, offset = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(view.data) % 16);
+    memory_ = device::DeviceBuffer<unsigned char>(offset + n_bytes, MemoryUse::Input);
+    memory_.upload({reinterpret_cast<const unsigned char*>(view.data), static_cast<std::size_t>(n_bytes)}, offset);
+    view_ = {memory_.data() + offset, {view.stride[0], view.stride[1], view.stride[2]}};
+  }
+  const DeviceView& view() const { return view_; }
+
+ private:
+  device::DeviceBuffer<unsigned char> memory_;
+  DeviceView view_;
+};
+
+/// A shard of a problem on the device.
+class DeviceShard {
+ public:
+  DeviceShard(const TensorView& q, const Shard& shard, std::span<const std::int64_t> lengths, double scale, int lift = 0)
+      : storage(shard.k.storage), q_(q), k_(shard.k), v_(shard.v), lengths_(static_cast<std::int64_t>(lengths.size()), MemoryUse::Input) {
+    lengths_.upload(lengths);
+    const std::int64_t n_h = q.shape[1], n_kv = shard.k.shape[1], l = q.shape[2];
+    problem = {.q = q_.view(), .k = k_.view(), .v = v_.view(), .lengths = lengths_.data(), .batch = q.shape[0], .kv_heads = n_kv,
+               .group = n_h / n_kv * l, .n_queries = l, .d_h = static_cast<int>(q.shape[3]), .d_v = static_cast<int>(shard.v.shape[3]),
+               .begin = shard.begin, .end = shard.end()};
+    device::set_scale(problem, storage, scale, lift);
+  }
+
+  DeviceProblem problem;
+  Storage storage;
+
+ private:
+  DeviceTensor q_, k_, v_;
+  device::DeviceBuffer<std::int64_t> lengths_;
+};
+
+/// Memory for a plan; counters start at zero.
+class DeviceWorkspace {
+ public:
+  explicit DeviceWorkspace(const device::Plan& plan) : floats_(plan.n_floats, MemoryUse::Scratch), counters_(plan.n_counters) { counters_.fill(0); }
+  device::Workspace get() const { return {floats_.data(), counters_.data()}; }
+  /// Whether the counters are zero again, as every launch must leave them.
+  bool is_ready() const {
+    const std::vector<unsigned> counters = counters_.download();
+    return std::all_of(counters.begin(), counters.end(), [](unsigned n) { return n == 0; });
+  }
+
+ private:
+  device::DeviceBuffer<float> floats_;
+  device::DeviceBuffer<unsigned> counters_;
+};
+
+/// Finished rows of a shard that is the whole sequence. Outputs are poisoned before: every number must be written.
+inline DecodeOutput run_step(const device::LadderStep& step, const DeviceShard& shard, const device::PlanOptions& options = {}) {
+  const DeviceProblem& problem = shard.problem;
+  REQUIRE_MESSAGE(step.refusal(problem, shard.storage) == "", step.name);
+  const device::Plan plan = step.plan(problem, shard.storage, options);
+  const DeviceWorkspace workspace(plan);
+  device::DeviceBuffer<float> out(problem.n_rows() * problem.d_v), lse(problem.n_rows());
+  out.fill(0xFF), lse.fill(0xFF);
+  step.run(problem, shard.storage, {.out = out.data(), .lse = lse.data()}, plan, workspace.get(), device::Stream{});
+  CHECK(workspace.is_ready());
+  return {out.download(), lse.download()};
+}
+
+/// The same for a problem of the tests, and once more with a lift where a sum overflows, as measure() does.
+inline DecodeOutput run_step(const device::LadderStep& step, TensorProblem& problem, const device::PlanOptions& options = {}) {
+  const auto pass = [&](int lift) {
+    return run_step(step, DeviceShard(problem.query(0), problem.whole(), problem.lengths(), problem.scale, lift), options);
+  };
+  DecodeOutput output = pass(0);
+  if (needs_lift(output)) take_lifted(output, pass(kLift));
+  return output;
+}
+
+/// The states of a shard, as Forest has them.
+inline Forest<float> forest_of(const device::LadderStep& step, TensorProblem& problem, Run run, int n_splits) {
+  const Shard part = problem.shard(run, 0);
+  const DeviceShard shard(problem.query(0), part, problem.lengths(), problem.scale);
+  const std::vector<Subtree> subtrees = cover(run.begin, run.end);
+  Forest<float> forest(shard.problem.n_rows(), shard.problem.d_v);
+  device::DeviceBuffer<float> states(static_cast<std::int64_t>(subtrees.size()) * forest.block_size());
+  states.fill(0xFF);
+  const device::Plan plan = step.plan(shard.problem, shard.storage, {.n_splits = n_splits});
+  const DeviceWorkspace workspace(plan);
+  step.run(shard.problem, shard.storage, {.states = states.data()}, plan, workspace.get(), device::Stream{});
+  const std::vector<float> numbers = states.download();
+  forest.append(subtrees, numbers.data());
+  return forest;
+}
+
+/// What a forest of all positions is about. On the host, as between ranks: its logarithm may differ from the device's in the last bit.
+inline DecodeOutput finish(Forest<float>& forest) { return finish_rows(forest.fold(), forest.n_rows(), forest.d_v()); }
+
+/// Entry i of the n that an output has.
+inline DecodeOutput entry_of(const DecodeOutput& output, std::int64_t i, std::int64_t n) {
+  const auto part = [i, n](const std::vector<float>& x) {
+    const std::int64_t each = static_cast<std::int64_t>(x.size()) / n;
+    return std::vector<float>(x.begin() + i * each, x.begin() + (i + 1) * each);
+  };
+  return {part(output.out), part(output.lse)};
+}
+
+/// Whether two outputs agree bit for bit.
+inline bool same_output(const DecodeOutput& a, const DecodeOutput& b) {
+  const auto same = [](const std::vector<float>& x, const std::vector<float>& y) {
+    return x.size() == y.size() && (x.empty() || std::memcmp(x.data(), y.data(), x.size() * sizeof(float)) == 0);
+  };
+  return same(a.out, b.out) && same(a.lse, b.lse);
+}
+
+/// The longest chain of additions of a step, where it is not the canonical tree over single keys: the first two steps add
+/// key after key; tensor cores add the three parts of each weight of a leaf, and they truncate. 0 for the tree.
+inline double longest_chain(const device::LadderStep& step, const DeviceShard& shard) {
+  const auto n_keys = static_cast<double>(shard.problem.end - shard.problem.begin);
+  if (&step == &device::kNaive || &step == &device::kFused) return n_keys + 4;
+  const bool tensor = device::multiplies_on_tensor_cores(shard.problem, shard.storage) &&
+                      (std::string(step.name) == "tensor" || &step == &device::kEqualRuns);
+  return tensor ? 2 * 3 * static_cast<double>(kCut) + std::log2(n_keys + 1) + 2 : 0;
+}
+
+/// What is wrong with an output: the oracle's pattern of NaN and Inf, and the bound on the numbers; "" if nothing is.
+///
+/// @param n_additions longest chain of additions that a weight passes through; 0: that of the canonical tree over keys
+inline std::string against_oracle(TensorProblem& problem, const DecodeOutput& output, double n_additions = 0) {
+  AttentionOptions options;
+  options.scale = problem.scale;
+  options.lengths = problem.lengths();
+  const Shard whole = problem.whole();
+  const TensorView q = problem.query(0);
+  ErrorModel model = tree_decode_model(std::max<std::int64_t>(1, problem.n_keys()));
+  model.exp_error = 4;
+  if (n_additions > 0) model.n_additions = n_additions;
+  AttentionResult want = attention(q, whole.k, whole.v, options);
+  // A weight may underflow in F32 where it does not in double: then 0 * Inf is right, which is NaN.
+  for (std::size_t i = 0; i < std::min(want.out.size(), output.out.size()); ++i) {
+    if (std::isinf(want.out[i]) && std::isnan(output.out[i])) want.out[i] = output.out[i];
+  }
+  const ErrorBound bound = error_bound(q, whole.k, whole.v, options, model);
+  const auto finite = [](std::vector<double> bounds, const std::vector<double>& numbers) {
+    // Where the oracle is not finite only the pattern is compared.
+    for (std::size_t i = 0; i < bounds.size(); ++i) bounds[i] = std::isfinite(numbers[i]) ? bounds[i] : 0;
+    return bounds;
+  };
+  const Comparison out = compare(output.out, want.out, finite(bound.out, want.out), NonFinite::Match),
+                   lse = compare(output.lse, want.lse, finite(bound.lse, want.lse), NonFinite::Match);
+  if (!out.ok) return "out: " + out.message;
+  return lse.ok ? "" : "lse: " + lse.message;
+}
+
+}  // namespace tree_attn::test

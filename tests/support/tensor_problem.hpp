@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Problems made of tensors in memory: whatever numbers, and however they lie there.
+#pragma once
+
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "reference/data/problem.hpp"
+#include "tests/support/tensors.hpp"
+
+namespace tree_attn::test {
+
+/// One decode step over given queries, keys and values.
+class TensorProblem : public Problem {
+ public:
+  /// @param memory what the views look at
+  TensorProblem(std::vector<std::vector<std::byte>> memory, TensorView q, TensorView k, TensorView v,
+                std::vector<std::int64_t> lengths, double scale_of_scores)
+      : Problem({k.storage, q.shape[0], q.shape[1], k.shape[1], q.shape[3], v.shape[3], q.shape[2], k.shape[2],
+                 std::move(lengths)},
+                1),
+        scale(scale_of_scores),
+        memory_(std::move(memory)),
+        q_(q),
+        k_(k),
+        v_(v) {}
+
+  TensorView query(int) override { return q_; }
+  Shard shard(Run run, int) override {
+    return {k_.positions(run.begin, run.end), v_.positions(run.begin, run.end), run.begin};
+  }
+  Shard whole() override { return {k_, v_, 0}; }
+  const TensorView& k() const { return k_; }
+  const TensorView& v() const { return v_; }
+  std::int64_t n_keys() const { return k_.shape[2]; }
+  const std::vector<std::int64_t>& lengths() const { return shape().lengths; }
+
+  double scale;
+
+ private:
+  std::vector<std::vector<std::byte>> memory_;
+  TensorView q_, k_, v_;
+};
+
+/// A problem that owns dense q, k, v; keys and values behind the lengths become NaN, which nobody may read.
+/// @param lengths keys in use per batch entry; all if not given
+/// @param scale 1/sqrt(d_h) if not given
+inline std::unique_ptr<TensorProblem> problem_of(Tensor q, Tensor k, Tensor v,
+                                                 std::optional<std::vector<std::int64_t>> lengths = {},
+                                                 std::optional<double> scale = {}) {
+  const std::int64_t n_keys = k.shape[2];
+  const std::vector<std::int64_t> in_use =
+      lengths ? *lengths : std::vector<std::int64_t>(static_cast<std::size_t>(q.shape[0]), n_keys);
+  for (Tensor* tensor : {&k, &v}) {
+    for (std::int64_t i = 0; i < tensor->shape[0]; ++i) {
+      for (std::int64_t h = 0; h < tensor->shape[1]; ++h) {
+        for (std::int64_t a = in_use[static_cast<std::size_t>(i)]; a < n_keys; ++a) {
+          for (std::int64_t c = 0; c < tensor->shape[3]; ++c)
+            tensor->set(i, h, a, c, std::numeric_limits<float>::quiet_NaN());
+        }
+      }
+    }
+  }
+  std::vector<std::vector<std::byte>> memory{std::move(q.bytes), std::move(k.bytes), std::move(v.bytes)};
+  const TensorView views[] = {TensorView::dense(memory[0].data(), q.storage, q.shape),
+                              TensorView::dense(memory[1].data(), k.storage, k.shape),
+                              TensorView::dense(memory[2].data(), v.storage, v.shape)};
+  return std::make_unique<TensorProblem>(std::move(memory), views[0], views[1], views[2], in_use,
+                                         scale.value_or(1 / std::sqrt(static_cast<double>(q.shape[3]))));
+}
+
+/// Axes of a drawn problem.
+struct Axes {
+  std::int64_t batch = 1, heads = 4, kv_heads = 2, head_dim = 16, value_dim = 16, n_queries = 1, n_keys = 64;
+  Storage storage = Storage::F32;
+
+  Shape q() const { return {batch, heads, n_queries, head_dim}; }
+  Shape k() const { return {batch, kv_heads, n_keys, head_dim}; }
+  Shape v() const { return {batch, kv_heads, n_keys, value_dim}; }
+};
+
+/// Standard normal q, k and v.
+inline std::unique_ptr<TensorProblem> normal_problem(unsigned seed, const Axes& axes,
+                                                     std::optional<std::vector<std::int64_t>> lengths = {}) {
+  std::mt19937 random(seed);
+  Tensor q = normal_tensor(random, axes.q(), axes.storage);
+  Tensor k = normal_tensor(random, axes.k(), axes.storage);
+  Tensor v = normal_tensor(random, axes.v(), axes.storage);
+  return problem_of(std::move(q), std::move(k), std::move(v), std::move(lengths));
+}
+
+/// A dense copy of the positions that are there, in memory of exactly their size: one byte too far is an error under ASan.
+inline Tensor copy_of(const TensorView& view) {
+  Tensor copy({}, view.shape, view.storage);
+  const std::size_t row_bytes = static_cast<std::size_t>(view.shape[3]) * bytes_of(view.storage);
+  copy.bytes.resize(static_cast<std::size_t>(n_elements(view.shape)) * bytes_of(view.storage));
+  std::byte* to = copy.bytes.data();
+  for (std::int64_t i = 0; i < view.shape[0]; ++i) {
+    for (std::int64_t h = 0; h < view.shape[1]; ++h) {
+      for (std::int64_t a = 0; a < view.shape[2] && row_bytes > 0; ++a, to += row_bytes)
+        std::memcpy(to, view.row(i, h, a), row_bytes);
+    }
+  }
+  return copy;
+}
+
+/// The same problem for one entry of its batch alone.
+inline std::unique_ptr<TensorProblem> entry_of(TensorProblem& problem, std::int64_t entry) {
+  const auto cut = [entry](TensorView view) {
+    view.data += entry * view.stride[0] * static_cast<std::int64_t>(bytes_of(view.storage));
+    view.shape[0] = 1;
+    return copy_of(view);
+  };
+  const std::int64_t length = problem.lengths()[static_cast<std::size_t>(entry)];
+  return problem_of(cut(problem.query(0)), cut(problem.k()), cut(problem.v()), std::vector{length}, problem.scale);
+}
+
+/// The same numbers as strided views of one packed tensor: token after token, its query, key and value heads side by side.
+/// Needs d_v = d_h and one query position, which is that of the last token; queries of other tokens are NaN.
+inline std::unique_ptr<TensorProblem> packed(TensorProblem& problem) {
+  const ProblemShape& shape = problem.shape();
+  const std::int64_t N = shape.n_keys, d = shape.head_dim, width = (shape.heads + 2 * shape.kv_heads) * d;
+  std::vector<std::byte> memory(static_cast<std::size_t>(shape.batch * N * width) * bytes_of(shape.storage),
+                                std::byte{0xFF});
+  const auto view_at = [&](std::int64_t position, std::int64_t head, std::int64_t n_heads, std::int64_t n) {
+    const std::int64_t offset = (position * width + head * d) * static_cast<std::int64_t>(bytes_of(shape.storage));
+    return TensorView{memory.data() + offset, shape.storage, {shape.batch, n_heads, n, d}, {N * width, d, width}};
+  };
+  const TensorView q = view_at(N - 1, 0, shape.heads, 1), k = view_at(0, shape.heads, shape.kv_heads, N),
+                   v = view_at(0, shape.heads + shape.kv_heads, shape.kv_heads, N);
+  const auto fill = [&](const TensorView& to, const TensorView& from) {
+    for (std::int64_t i = 0; i < to.shape[0]; ++i) {
+      for (std::int64_t h = 0; h < to.shape[1]; ++h) {
+        for (std::int64_t a = 0; a < to.shape[2]; ++a) {
+          std::memcpy(memory.data() + (to.row(i, h, a) - memory.data()), from.row(i, h, a),
+                      static_cast<std::size_t>(d) * bytes_of(shape.storage));
+        }
+      }
+    }
+  };
+  fill(q, problem.query(0));
+  fill(k, problem.k());
+  fill(v, problem.v());
+  std::vector<std::vector<std::byte>> owned;
+  owned.push_back(std::move(memory));
+  return std::make_unique<TensorProblem>(std::move(owned), q, k, v, shape.lengths, problem.scale);
+}
+
+/// The same numbers, every tensor starting `offset` bytes behind an address that is a multiple of 16.
+inline std::unique_ptr<TensorProblem> misaligned(TensorProblem& problem, std::size_t offset) {
+  std::vector<std::vector<std::byte>> owned;
+  std::vector<TensorView> views;
+  for (const TensorView& view : {problem.query(0), problem.k(), problem.v()}) {
+    const Tensor dense = copy_of(view);
+    std::vector<std::byte>& memory = owned.emplace_back(dense.bytes.size() + 32);
+    const std::size_t start = (16 - reinterpret_cast<std::uintptr_t>(memory.data()) % 16) % 16 + offset;
+    std::copy(dense.bytes.begin(), dense.bytes.end(), memory.begin() + static_cast<std::ptrdiff_t>(start));
+    views.push_back(TensorView::dense(memory.data() + start, view.storage, view.shape));
+  }
+  return std::make_unique<TensorProblem>(std::move(owned), views[0], views[1], views[2], problem.lengths(), problem.scale);
+}
+
+}  // namespace tree_attn::test

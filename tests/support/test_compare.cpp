@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The comparison that all other tests lean on: it must fail when it should.
+#include <doctest/doctest.h>
+
+#include <limits>
+#include <vector>
+
+#include "tests/support/compare.hpp"
+
+namespace {
+
+using namespace tree_attn::test;
+
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+constexpr double kInf = std::numeric_limits<double>::infinity();
+const std::vector<double> kWant{1, -2, 3};
+
+}  // namespace
+
+TEST_CASE("larger error: a NaN is larger than any number, and no later error hides it") {
+  CHECK(larger_error(1, 2) == 2);
+  CHECK(larger_error(2, 1) == 2);
+  CHECK(larger_error(1, kNaN) == kInf);
+  CHECK(larger_error(larger_error(0, -kNaN), 1) == kInf);
+}
+
+TEST_CASE("compare: accepts what is within the bound, and says how near it came") {
+  const Comparison comparison = compare(std::vector<double>{1, -2.05, 3}, kWant, 0.1);
+  CHECK(comparison.ok);
+  CHECK(comparison.worst == doctest::Approx(0.5).epsilon(1e-14));
+  CHECK(comparison.worst_index == 1);
+  CHECK(compare(kWant, kWant, 0).ok);
+  CHECK(compare(std::vector<float>{1, -2, 3}, kWant, 0).ok);
+  CHECK(compare(std::vector<double>{}, std::vector<double>{}, 0).ok);
+}
+
+TEST_CASE("compare: one bad element fails") {
+  const Comparison comparison = compare(std::vector<double>{1, -2, 3.2}, kWant, 0.1);
+  CHECK_FALSE(comparison.ok);
+  CHECK(comparison.worst_index == 2);
+  CHECK(comparison.message.find("element 2 is 3.2") == 0);
+  CHECK_FALSE(compare(std::vector<double>{1, -2, 3.2}, kWant, {1, 1, 0.1}).ok);
+  CHECK(compare(std::vector<double>{1, -2, 3.2}, kWant, {0, 0, 0.3}).ok);
+  CHECK_FALSE(compare(std::vector<double>{1, -2, 3 + 1e-15}, kWant, 0).ok);
+}
+
+TEST_CASE("compare: NaN and Inf fail, one or all, on either side or on both") {
+  for (const double bad : {kNaN, kInf, -kInf}) {
+    const std::vector<double> one{1, bad, 3}, all(3, bad);
+    CHECK_FALSE(compare(one, kWant, 1e300).ok);
+    CHECK_FALSE(compare(all, kWant, kInf).ok);
+    CHECK_FALSE(compare(kWant, one, 1e300).ok);
+    CHECK_FALSE(compare(all, all, kInf).ok);
+  }
+}
+
+TEST_CASE("compare: wrong sizes and useless bounds fail") {
+  CHECK_FALSE(compare(std::vector<double>{1, -2}, kWant, 1).ok);
+  CHECK_FALSE(compare(std::vector<double>{}, kWant, 1).ok);
+  CHECK_FALSE(compare(kWant, kWant, std::vector<double>{1, 1}).ok);
+  CHECK_FALSE(compare(kWant, kWant, kNaN).ok);
+  CHECK_FALSE(compare(kWant, kWant, -1).ok);
+}
+
+TEST_CASE("compare: a pattern of NaN and Inf is matched place by place") {
+  const std::vector<double> want{kNaN, kInf, -kInf, 1};
+  CHECK(compare(want, want, 0, NonFinite::Match).ok);
+  CHECK_FALSE(compare(std::vector<double>{0, kInf, -kInf, 1}, want, 1, NonFinite::Match).ok);
+  CHECK_FALSE(compare(std::vector<double>{kNaN, kNaN, -kInf, 1}, want, 1, NonFinite::Match).ok);
+  CHECK_FALSE(compare(std::vector<double>{kNaN, kInf, kInf, 1}, want, 1, NonFinite::Match).ok);
+  CHECK_FALSE(compare(std::vector<double>{kNaN, kInf, -kInf, kNaN}, want, 1, NonFinite::Match).ok);
+  CHECK_FALSE(compare(std::vector<double>{kNaN, kInf, -kInf, 3}, want, 1, NonFinite::Match).ok);
+}
