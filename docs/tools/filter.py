@@ -5,7 +5,7 @@
 Chapters are plain Markdown with mathematics between dollars, readable as they are. Here
 * $x$ and $$x$$ become formulas, and a display with \\tag{6} gets the anchor eq_6;
 * below it, and below a heading with {#alg_3}, stands what cites it: links to its code and to its tests;
-* eq. (6), Alg. 3, Thm. 1 and Obs. 1 become links to their derivation;
+* eq. (6), Alg. 3, Thm. 1, Obs. 1 and slip 2 become links to where they stand;
 * ![caption](figure.svg) puts the drawing itself into the page, and a plot of a notebook as an image;
 * the end of a chapter leads to the next one;
 * `merge()` becomes a link to the function, `reference/state/state.hpp` to the file;
@@ -21,10 +21,11 @@ import re
 import sys
 
 import kernel_tables
-from index import (CITATION, EXCERPT, ITEMS, ROOMS, ROOT, TABLE, TEST_CASE, anchor_of, chapters, citations, excerpt, label_of,
-                   name_below, plain)
+from index import (CITATION, EXCERPT, ITEMS, ROOMS, ROOT, TABLE, TEST_CASE, anchor_of, chapters, citations, excerpt, name_below,
+                   plain)
+from paper import HEADING, SLIPS, TAG, anchors, label_of
 
-MENTION = re.compile(r"\b(eqs?\. \((\d+)\)|(Alg|Thm|Obs)\. (\d+))", re.IGNORECASE)
+MENTION = re.compile(r"\b(eqs?\. \((\w+)\)|(Alg|Thm|Obs)\. (\d+)|(slip) (\d+))", re.IGNORECASE)
 CODE = re.compile(r"(`+)(.+?)\1")
 INLINE = re.compile(r"(?<![\\$\w])\$(?!\s)([^$]+?)(?<![\s\\])\$(?![\w$])")
 FILE = re.compile(r"(?:reference|distributed|gpu|tests|notebooks_cpp)/[\w./-]+\.(?:hpp|cpp|cuh|cu)$")
@@ -33,15 +34,14 @@ FUNCTION = re.compile(r"((?:\w+::)*\w+)\(\)$")
 
 
 def derived():
-    text = "".join(path.read_text(encoding="utf-8") for path in chapters())
-    return {f"eq_{n}" for n in re.findall(r"\\tag\{(\d+)\}", text)} | set(re.findall(r"\{#((?:alg|thm|obs)_\d+)\}", text))
+    return {key for path in chapters() for key in anchors(path.read_text(encoding="utf-8"))}
 
 
 def link_mentions(text, known):
     """Links to derivations. The space behind the point would end a brief description, so it does not break."""
 
     def link(match):
-        key = f"eq_{match[2]}" if match[2] else f"{match[3].lower()}_{match[4]}"
+        key = f"eq_{match[2]}" if match[2] else f"{(match[3] or match[5]).lower()}_{match[4] or match[6]}"
         shown = match[1].replace(" ", "&nbsp;")
         return f"[{shown}](@ref {key})" if key in known else shown
 
@@ -78,6 +78,9 @@ def prose(line, known):
 
 def cited_by(key, coded, tested):
     """The line below a numbered item: where it is computed and where it is tested."""
+    if key in SLIPS:
+        tests = "; ".join(citation.link() for citation in tested.get(key, []))
+        return f'<div class="cited">Shown by: {tests or "no test: " + ITEMS[key].get("untested", "not yet")}</div>'
     code = ", ".join(citation.link() for citation in coded.get(key, []))
     tests = " ".join(citation.link(str(i)) for i, citation in enumerate(tested.get(key, []), start=1))
     return f'<div class="cited">{label_of(key)} in code: {code or "not yet"}; tests: {tests or "not yet"}</div>'
@@ -105,7 +108,7 @@ def chapter(lines, known):
         elif display is not None:
             display.append(line)
             if line.strip() == "$$":
-                tags = re.findall(r"\\tag\{(\d+)\}", "\n".join(display))
+                tags = TAG.findall("\n".join(display))
                 yield "".join(f"@anchor eq_{n} " for n in tags) + "\\f["
                 yield from display[1:-1]
                 yield "\\f]"
@@ -122,7 +125,7 @@ def chapter(lines, known):
         else:
             fenced ^= line.lstrip().startswith("```")
             yield line if fenced or line.lstrip().startswith("```") else prose(line, known)
-            if heading := re.match(r"#.*\{#((?:alg|thm|obs)_\d+)\}", line):
+            if (heading := HEADING.match(line)) and heading[1] in ITEMS:
                 yield "\n" + cited_by(heading[1], coded, tested)
 
 

@@ -6,8 +6,9 @@ Run: docs/tools/index.py --check               the map against docs/not_yet.txt,
      docs/tools/index.py --write PAGE.md       write the map as a page of the docs
      docs/tools/index.py --links FOLDER        every link of a built site leads to a file and an anchor that are there
 
-An item is derived where a chapter has its formula (\\tag{6} in a displayed equation is eq. (6)) or its heading ({#alg_3}).
-Code cites it as @paper{eq_6, eq. (6)}, a test as @tested{eq_6, eq. (6)}.
+docs/paper.toml lists the items of the paper. An item is derived where a chapter has its formula (\\tag{6} in a display is
+eq. (6), and the display must be that formula, see docs/tools/paper.py) or its heading ({#alg_3}). Code cites it as
+@paper{eq_6, eq. (6)}, a test as @tested{eq_6, eq. (6)}. A slip of the paper is an entry of docs/errata.md that tests cite.
 """
 import argparse
 import html.parser
@@ -17,67 +18,21 @@ import sys
 import urllib.parse
 from collections import defaultdict
 
+import paper
+from paper import label_of
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 CHAPTERS = ROOT / "docs"
 ROOMS = ["reference", "gpu", "distributed", "notebooks_cpp"]
 SOURCES = {".hpp", ".cpp", ".cuh", ".cu"}
 NOT_YET = CHAPTERS / "not_yet.txt"
 
-# Every numbered item of the paper, in the order of the paper's argument, in a few words of our own.
-ITEMS = {
-    "eq_1": "the weight of one key",
-    "eq_2": "numerator and denominator grow key by key",
-    "eq_3": "their quotient is attention",
-    "eq_4": "the gradient of log-sum-exp is the softmax",
-    "eq_5": "the energy of one query",
-    "eq_6": "its gradient at zero source is attention",
-    "obs_1": "attention is the gradient of an energy",
-    "eq_7": "decoding: one query, N cached keys and values",
-    "thm_1": "reduction on p processors in O(N/p + log p)",
-    "alg_1": "the energy, by tree",
-    "alg_2": "the gradient, by hand",
-    "alg_3": "tree decoding",
-    "eq_8": "peak memory of ring attention",
-    "eq_9": "peak memory of tree decoding",
-    "eq_10": "volume of ring attention",
-    "eq_11": "volume of an AllReduce",
-    "eq_12": "what tree decoding reduces",
-    "eq_13": "its number of elements",
-    "eq_14": "volume of tree decoding",
-    "eq_15": "Observation 1, restated",
-    "eq_16": "attention probabilities",
-    "eq_17": "their normalisation",
-    "eq_18": "the output is the mean of the values",
-    "eq_19": "the partition function with a source",
-    "eq_20": "its derivatives are moments",
-    "eq_21": "its Taylor series",
-    "eq_22": "moments from the partition function",
-    "eq_23": "the energy is the logarithm of the partition function",
-    "eq_24": "its derivatives are cumulants",
-    "eq_25": "causal attention: one source for each query",
-    "eq_26": "energy of all queries",
-    "eq_27": "energy of several heads",
-    "eq_28": "energy and output of one of them",
-    "eq_29": "the output projection, folded into the values",
-    "eq_30": "log-likelihood of source and activation",
-    "eq_31": "it is stationary in the activation",
-    "eq_32": "and in the source",
-    "eq_33": "exactly at attention",
-    "eq_34": "read as a MAP estimate",
-    "eq_35": "the exponent, shifted",
-    "eq_36": "the shift comes out of the sum",
-    "eq_37": "and is a constant of the energy",
-    "eq_38": "which no gradient sees",
-}
+PAPER = paper.read()
+# What code and tests cite and chapters derive: the paper's statements, the formulas of ours that have a name, the slips.
+ITEMS = PAPER.cited()
 
 CITATION = re.compile(r"@(paper|tested)\{(\w+),\s*([^}]*)\}")
 TEST_CASE = re.compile(r'^\s*(?:\w+_)*TEST_CASE\w*\(\s*"((?:[^"\\]|\\.)*)"')
-
-
-def label_of(key):
-    """eq_6 -> eq. (6), alg_3 -> Alg. 3."""
-    kind, number = key.rsplit("_", 1)
-    return f"eq. ({number})" if kind == "eq" else f"{kind.capitalize()}. {number}"
 
 
 def anchor_of(path, name):
@@ -155,20 +110,13 @@ def citations(alias, folders, faults):
 
 
 def derivations(faults):
-    """{key: chapter} of all anchors in the chapters; an item derived twice is a fault."""
-    found = {}
-    for path in chapters():
-        text = path.read_text(encoding="utf-8")
-        keys = [f"eq_{n}" for n in re.findall(r"\\tag\{(\d+)\}", text)]
-        keys += [key for key in re.findall(r"\{#(\w+)\}", text) if re.match(r"(eq|obs|thm|alg)_\d", key)]
-        for key in keys:
-            if key not in ITEMS:
-                faults.append(f"{path.relative_to(ROOT)}: the paper has no {key}")
-            elif key in found:
-                faults.append(f"{path.relative_to(ROOT)}: {label_of(key)} is derived in {found[key].name} already")
-            else:
-                found[key] = path
-    return found
+    """{key: chapter} of all anchors in the chapters. Faults: whatever the chapters state otherwise than the paper does."""
+    texts = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in chapters()}
+    faults += [f"docs/paper.toml: {fault}" for fault in paper.list_faults(PAPER)]
+    faults += paper.chapter_faults(PAPER, texts)
+    for path in [ROOT / "README.md", *chapters(), *sources(*ROOMS, "tests")]:
+        faults += paper.mention_faults(PAPER, path.relative_to(ROOT), path.read_text(encoding="utf-8"))
+    return {key: ROOT / name for name, text in reversed(texts.items()) for key in paper.anchors(text)}
 
 
 def not_yet(faults):
@@ -323,8 +271,10 @@ def survey():
     chapters_are_sound(faults)
     undocumented(faults)
     comparisons(faults)
-    for key in ITEMS:
-        lacks = {what for what, where in (("docs", derived), ("code", coded), ("test", tested)) if not where.get(key)}
+    for key, item in ITEMS.items():
+        # A slip is no code, and some slips no program can show.
+        needs = {"docs"} | (set() if key in paper.SLIPS else {"code"}) | (set() if item.get("untested") else {"test"})
+        lacks = {what for what, where in (("docs", derived), ("code", coded), ("test", tested)) if not where.get(key)} & needs
         surprise, stale = lacks - admitted.get(key, set()), admitted.get(key, set()) - lacks
         if surprise:
             faults.append(f"{label_of(key)} has no {' and no '.join(sorted(surprise))}")
@@ -334,24 +284,66 @@ def survey():
     return derived, coded, tested, faults
 
 
-def write(page, derived, coded, tested):
-    """The map, as a table."""
-    n_whole = sum(1 for key in ITEMS if derived.get(key) and coded.get(key) and tested.get(key))
-    out = ["# From the paper to code and tests {#paper_index}", "",
-           "Made by `docs/tools/index.py` from the formulas of the chapters and from the citations in code and tests; the",
-           "build fails where one leads nowhere.",
-           f"{n_whole} of the {len(ITEMS)} numbered items of the paper have a derivation, code and a test. Those that do not are listed in `docs/not_yet.txt`, with what they lack.", "",
-           '<table class="markdownTable paper_index">',
-           "<tr><th>Paper</th><th>What it says</th><th>Code</th><th>Tests</th><th>Notebooks</th></tr>"]
-    seen_in = notebooks()
-    for key, brief in ITEMS.items():
+def formula(tex):
+    return rf"\f$\displaystyle {tex}\f$"
+
+
+def words(text):
+    """Our words for an item: mathematics between dollars becomes formulas."""
+    return re.sub(r"\$([^$]+)\$", lambda m: rf"\f${m[1]}\f$", text)
+
+
+def statement(key, item):
+    """What the paper says under this number, in its own letters."""
+    parts = [words(item["says"])]
+    if "formula" in item:
+        parts.append(formula(item["formula"]))
+    if "lines" in item:
+        parts.append("<ol>" + "".join(f"<li>{words(line)}</li>" for line in item["lines"]) + "</ol>")
+    if "printed" in item:
+        parts.append("<small>printed:</small> " + formula(item["printed"]))
+    if "slip" in item:
+        parts.append(f'<small>see @ref slip_{item["slip"]} "slip {item["slip"]}"</small>')
+    return "<br/>".join(parts).replace("<br/><ol>", "<ol>")
+
+
+def map_rows(keys, derived, coded, tested):
+    seen_in, none = notebooks(), "<em>not yet</em>"
+    for key in keys:
         label = f'@ref {key} "{label_of(key)}"' if key in derived else label_of(key)
         code = "<br/>".join(f"{c.link()} <small>{c.path.relative_to(ROOT)}</small>" for c in coded.get(key, []))
         test = "<br/>".join(f"{c.link()}" for c in tested.get(key, []))
-        none = "<em>not yet</em>"
         books = "<br/>".join(f'@ref {anchor} "{plain(title)}"' for anchor, title in seen_in.get(key, []))
-        out.append(f"<tr><td>{label}</td><td>{brief}</td><td>{code or none}</td><td>{test or none}</td><td>{books}</td></tr>")
-    out.append("</table>")
+        where = f"<br/><small>{ITEMS[key]['where']}</small>" if "where" in ITEMS[key] else ""
+        yield (f"<tr><td>{label}{where}</td><td>{statement(key, ITEMS[key])}</td>"
+               f"<td>{code or none}</td><td>{test or none}</td><td>{books}</td></tr>")
+
+
+def write(page, derived, coded, tested):
+    """The map: the paper's items, with its own formulas, beside what derives, computes and tests them."""
+    statements = [key for key in ITEMS if key in paper.STATEMENTS]
+    n_whole = sum(1 for key in statements if derived.get(key) and coded.get(key) and tested.get(key))
+    head = '<table class="markdownTable paper_index">\n<tr><th>Paper</th><th>What it says</th><th>Code</th><th>Tests</th><th>Notebooks</th></tr>'
+    out = ["# From the paper to code and tests {#paper_index}", "",
+           "Made by `docs/tools/index.py` from `docs/paper.toml`, which lists the items of the paper with their formulas, from the",
+           "formulas of the chapters and from the citations in code and tests. The build fails where a chapter states",
+           "something else under a number of the paper, and where a citation leads nowhere.",
+           f"{n_whole} of the {len(statements)} equations, statements and algorithms have a derivation, code and a test. Those",
+           "that do not are listed in `docs/not_yet.txt`, with what they lack.", "",
+           "## Equations, statements, algorithms", "",
+           "Formulas are the paper's, in its letters; the book's differ from them by the notation below and by nothing else.", "",
+           head, *map_rows(statements, derived, coded, tested), "</table>", "",
+           "## Notation", "", '<table class="markdownTable">', "<tr><th>the paper writes</th><th>the book writes</th><th>in</th><th>why</th></tr>"]
+    for entry in PAPER.notation:
+        places = ", ".join(f'@ref {key} "{label_of(key)}"' for key in entry.get("in", [])) or "all formulas"
+        out.append(f"<tr><td>{formula(entry['paper'])}</td><td>{formula(entry['ours'])}</td><td>{places}</td><td>{words(entry['why'])}</td></tr>")
+    out += ["</table>", "", "## Figures, tables, appendices", "", '<table class="markdownTable">',
+            "<tr><th>Paper</th><th>What it shows</th><th>In the book</th></tr>"]
+    for key, item in PAPER.exhibits().items():
+        place = f"@ref {item['place']}" if "place" in item else f"<em>nowhere: {item.get('absent')}</em>"
+        out.append(f"<tr><td>{label_of(key)}<br/><small>{item['where']}</small></td><td>{words(item['says'])}</td><td>{place}</td></tr>")
+    out += ["</table>", "", "## Formulas of ours", "", "The paper does not number them; they have a name here.", "",
+            head, *map_rows(PAPER.ours, derived, coded, tested), "</table>", ""]
     page.write_text("\n".join(out) + "\n", encoding="utf-8")
 
 
