@@ -11,7 +11,7 @@
 // F(\zeta) = \log \sum_a \exp(q \cdot k_a + \zeta \cdot v_a) .
 // $$
 //
-// That is one number for any $\zeta$: eq. (5). Obs. 1 says that its slope at $\zeta = 0$, eq. (6),
+// That is one number for any $\zeta$: eq. (6). Obs. 1 says that its slope at $\zeta = 0$, eq. (5),
 // is what a transformer calls attention. Nothing here is approximate: we compute the number, we
 // push it, and watch how it moves.
 
@@ -64,7 +64,7 @@ int main() {
   //
   // Push $\zeta$ by a little on either side of 0 in every direction, and divide: central
   // differences know nothing of softmax. Beside them, attention as everybody writes it,
-  // $\sum_a P_a v_a$ of eq. (18), and the closed form of eq. (6).
+  // $\sum_a P_a v_a$ of eq. (16), and the closed form of eq. (5).
 
   // %%
   const Vector attention = V.transpose() * P;
@@ -111,8 +111,8 @@ plot $error using 1:2 with linespoints pt 7 ps 0.5 title 'central difference')")
   //
   // ## Causal attention, all queries at once
   //
-  // Every query gets a source of its own, and the energies add up: eq. (26). The gradient with
-  // respect to the source of query $i$ is then the attention of query $i$ over the keys that it may
+  // Every query gets a source of its own, and the energies add up: eq. (25). The gradient with
+  // respect to the source of query $i$, eq. (26), is the attention of query $i$ over the keys that it may
   // see, and no other query has a say in it.
 
   // %%

@@ -7,15 +7,15 @@
 // Attention is the first derivative of the energy at $\zeta = 0$. What are the others? Under
 // $P_a \propto \mathrm e^{q \cdot k_a + \zeta \cdot v_a}$ a value is a random vector $v$, and each
 // derivative of $Z(\zeta) = \sum_a \mathrm e^{q \cdot k_a + \zeta \cdot v_a}$, eq. (19), brings
-// down one more of its components. By eq. (20) and eq. (22)
+// down one more of its components. By eq. (20)
 //
 // $$
 // \frac 1 Z \frac{\partial^n Z}{\partial \zeta_{A_1} \cdots \partial \zeta_{A_n}}
 // = \langle v_{A_1} \cdots v_{A_n} \rangle ,
 // $$
 //
-// so $Z(\zeta) / Z(0)$ generates the moments. The energy $F = \log Z$ of eq. (23) generates the
-// *cumulants*: with $\delta v = v - \langle v \rangle$, eq. (24) begins
+// so $Z(\zeta) / Z(0)$ generates the moments. The energy $F = \log Z$ of eq. (24) generates the
+// *cumulants*: with $\delta v = v - \langle v \rangle$, the first are eq. (23) and eq. (cov),
 //
 // $$
 // \frac{\partial F}{\partial \zeta_A} = \langle v_A \rangle , \quad
@@ -376,7 +376,7 @@ plot $level using 1:2:3 with lines lw 1.2 lc palette notitle, \
   };
 
   // %% [markdown]
-  // 32 keys of 16 components. "By hand" is the closed form of eq. (6), which is what Alg. 2 does.
+  // 32 keys of 16 components. "By hand" is the closed form of eq. (5), which is what Alg. 2 does.
 
   // %%
   std::string points;

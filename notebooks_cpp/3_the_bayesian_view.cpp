@@ -10,7 +10,7 @@
 // \Gamma(\zeta, z) = \sum_i \bigl( z_i \cdot \zeta_i - F_i(\zeta_i) \bigr)
 // $$
 //
-// a log-likelihood: eq. (30). Its slopes, eq. (31) and eq. (32), vanish together where $\zeta = 0$
+// a log-likelihood: eq. (30). Its slopes vanish together, eq. (31), where $\zeta = 0$, eq. (32),
 // and $z$ is attention, eq. (33), which eq. (34) then reads as the most likely pair under
 // $\mathrm e^{-\Gamma}$. The stationary point is right; the reading is not, as we shall see at
 // once. What is true needs one more step: eliminate the source by its Legendre transform

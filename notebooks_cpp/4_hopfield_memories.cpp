@@ -5,14 +5,14 @@
 // # Hopfield memories {#notebook_hopfield}
 //
 // Store $N$ patterns $x_a$ and let a state $\xi$ attend to them. With $K = V = X$ and
-// $q = \beta \xi$, attention, eq. (18), maps the state to a weighted mean of the patterns,
+// $q = \beta \xi$, attention, eq. (16), maps the state to a weighted mean of the patterns,
 //
 // $$
 // \xi' = \sum_a \mathrm{softmax}(\beta X \xi)_a \, x_a ,
 // $$
 //
 // and the result can be fed back. In this *tied* case a source is a query: the exponent
-// $\beta \xi \cdot x_a + \zeta \cdot x_a$ of eq. (5) knows only the sum $\beta \xi + \zeta$. What
+// $\beta \xi \cdot x_a + \zeta \cdot x_a$ of eq. (6) knows only the sum $\beta \xi + \zeta$. What
 // one step of attention reads, many steps retrieve. They go down an energy of the state,
 //
 // $$

@@ -15,7 +15,7 @@
 //
 // and on paper this is associative and commutative, with the empty set as its neutral element
 // (@ref state). A processor rounds. Which of the three laws survive in *bits*? We try them, on the
-// paper's form and on that of `reference/state/state.hpp`, whose shift is a whole power of two.
+// paper's form and on that of `reference/state/state.hpp`, whose shift is an integer.
 
 // %%
 #include <algorithm>

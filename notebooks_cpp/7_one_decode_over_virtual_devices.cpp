@@ -134,8 +134,8 @@ int main() {
   // %% [markdown]
   // ## Alg. 3, line by line
   //
-  // **Line 1.** Every device computes the attention $o$ of its own keys, and their log-sum-exp.
-  // Nothing is sent.
+  // **Lines 1 and 2.** The keys are divided already, and every device has the query. It computes
+  // the attention $o$ of its own keys, and their log-sum-exp. Nothing is sent.
 
   // %%
   std::vector<Vector> o;
@@ -148,7 +148,7 @@ int main() {
   expect(lse[2] == -std::numeric_limits<double>::infinity(), "an empty device has no weight");
 
   // %% [markdown]
-  // **Line 2, the first AllReduce.** The largest lse: all devices have to hear of it before any of
+  // **Line 3, the first AllReduce.** The largest lse: all devices have to hear of it before any of
   // them can go on, because the sums of the next lines are taken relative to it.
 
   // %%
@@ -156,7 +156,7 @@ int main() {
   std::printf("m = AllReduce(max, lse) = %.4f\n", m);
 
   // %% [markdown]
-  // **Line 3.** Each device undoes its own division: $n = o\, \mathrm e^{\mathrm{lse} - m}$ and
+  // **Line 4.** Each device undoes its own division: $n = o\, \mathrm e^{\mathrm{lse} - m}$ and
   // $D = \mathrm e^{\mathrm{lse} - m}$ are numerator and denominator of its keys, relative to $m$.
 
   // %%
@@ -169,7 +169,7 @@ int main() {
   }
 
   // %% [markdown]
-  // **Lines 4 and 5, two more AllReduces**, and line 6, the division.
+  // **Line 5, two more AllReduces**, and line 6, the division.
 
   // %%
   const auto add_vectors = [](const Vector& a, const Vector& b) -> Vector { return a + b; };
@@ -281,9 +281,9 @@ int main() {
   std::printf("\n");
 
   // %% [markdown]
-  // Is the root really the same for every machine? All ways to cut twelve keys into four runs,
-  // empty ones included, are
-  // 455. For each we take the root of the tree, and the result of the AllReduce above.
+  // Is the root really the same for every machine? There are 455 ways to cut twelve keys into four
+  // runs, empty ones included. For each we take the root of the tree, and the result of the
+  // AllReduce above.
 
   // %%
   std::set<State> roots, reduced;

@@ -365,8 +365,8 @@ plot $errors using 1:2 with lines lw 2 lc rgb '#d9730d' title 'F16', \
   //
   // ## A shift that no gradient sees
   //
-  // Eq. (35)-(38) say that *any* shift will do: $F(\zeta) = m + \tilde F(\zeta)$, and the slope of
-  // $\tilde F$ is that of $F$. Here are exponents near 1000, out of reach of a plain sum, and
+  // Eq. (35) to eq. (38) say that *any* shift will do: $F(\zeta) = m + F'(\zeta)$, eq. (shift), and
+  // the slope of $F'$ is that of $F$. Here are exponents near 1000, out of reach of a plain sum, and
   // several shifts: the largest exponent, a power of two above it as in the state, one that is 300
   // too large, one that is 300 too small, and one that moves with $\zeta$.
 
@@ -383,7 +383,7 @@ plot $errors using 1:2 with lines lw 2 lc rgb '#d9730d' title 'F16', \
   const auto shifted_energy = [&](double zeta, double shift) {
     double sum = 0;
     for (const double r_a : r(zeta)) sum += safe_weight(r_a, shift);
-    return std::log(sum);  // F~ of eq. (37)
+    return std::log(sum);  // F' of eq. (36)
   };
   const Vector zero = Vector::Zero(1);
   const double Z = partition_function(q, K, V, zero);
@@ -392,7 +392,7 @@ plot $errors using 1:2 with lines lw 2 lc rgb '#d9730d' title 'F16', \
   std::printf("library:             F = %.6f   dF = %.6f\n\n", F, slope);
   const double h = 1e-4;
   const auto row = [&](const char* what, double m_0, double F_shifted, double dF) {
-    std::printf("%-20s m = %8.3f   F~ = %9.4f   m + F~ = %.6f   dF = %.6f\n", what, m_0,
+    std::printf("%-20s m = %8.3f   F' = %9.4f   m + F' = %.6f   dF = %.6f\n", what, m_0,
                 F_shifted, m_0 + F_shifted, dF);
     expect(std::abs(m_0 + F_shifted - F) < 1e-9,
            "the energy is short of the shift, and of nothing else");
@@ -410,11 +410,11 @@ plot $errors using 1:2 with lines lw 2 lc rgb '#d9730d' title 'F16', \
   const double d_moving = (moving(h) - moving(-h)) / (2 * h);
   const double d_rest =
       (shifted_energy(h, moving(h)) - shifted_energy(-h, moving(-h))) / (2 * h);
-  std::printf("\nmoving with zeta: dm = %.6f, dF~ = %.6f\n", d_moving, d_rest);
+  std::printf("\nmoving with zeta: dm = %.6f, dF' = %.6f\n", d_moving, d_rest);
   row("the largest, moving", m, shifted_energy(0, m), d_moving + d_rest);
 
   // %% [markdown]
-  // The last shift has a slope of its own, and $\tilde F$ is short of just as much. Is clamping a
+  // The last shift has a slope of its own, and $F'$ is short of just as much. Is clamping a
   // cure as well? Two exponents of 200 and 100, in F32, cut off at 80:
 
   // %%

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Step 2 of the ladder: scores stay in registers, keys and values are read once in one kernel (section 3, eq. (6)).
+/// @brief Step 2 of the ladder: scores stay in registers, keys and values are read once in one kernel (section 3, eq. (2)-(3)).
 ///
 /// What changed: one warp a query walks over the keys and merges each into its state as it comes: the online softmax. No score
 /// is written, and the largest one need not be known beforehand.

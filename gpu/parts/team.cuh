@@ -133,7 +133,8 @@ __device__ __forceinline__ float sum_of_eight(const float (&x)[kTogether]) {
 
 /// The state of eight neighbouring keys, the first at a multiple of eight: D and n as sums of their weights and values.
 /// @param value (i, chunk) -> Bytes16 of the value of key i
-/// @paper{eq_6, eq. (6)}
+/// @paper{eq_2, eq. (2)}
+/// @paper{eq_3, eq. (3)}
 template <class Team, class Value>
 __device__ __forceinline__ void eight_keys(float shift, const float (&weight)[kTogether], const Value& value,
                                            LaneState<Team::kNumbers>& state) {

@@ -63,7 +63,6 @@ inline double log_likelihood(const MatrixRef& Q, const MatrixRef& K, const Matri
 /// @param[in] at Zeta and Z, each [l, d_v]
 /// @returns dGamma/dZeta and dGamma/dZ, each [l, d_v]
 /// @paper{eq_31, eq. (31)}
-/// @paper{eq_32, eq. (32)}
 inline SourceAndActivation log_likelihood_gradient(const MatrixRef& Q, const MatrixRef& K, const MatrixRef& V,
                                                    const SourceAndActivation& at) {
   return {at.Z - causal_energy_gradient(Q, K, V, at.Zeta), at.Zeta};
@@ -73,6 +72,7 @@ inline SourceAndActivation log_likelihood_gradient(const MatrixRef& Q, const Mat
 /// @param[in] Q queries [l, d_h]
 /// @param[in] K keys [N, d_h]
 /// @param[in] V values [N, d_v]
+/// @paper{eq_32, eq. (32)}
 /// @paper{eq_33, eq. (33)}
 inline SourceAndActivation stationary_point(const MatrixRef& Q, const MatrixRef& K, const MatrixRef& V) {
   const Matrix zero = Matrix::Zero(Q.rows(), V.cols());
@@ -114,7 +114,7 @@ inline Signature signature(const Matrix& H) {
   return {(lambda.array() > zero).count(), (lambda.array() < -zero).count()};
 }
 
-/// What eq. (34) can mean: log of exp(-F*(z)), the likelihood of z with the source eliminated.
+/// What takes the place of eq. (34): log of exp(-F*(z)), the likelihood of z with the source eliminated.
 ///
 /// Largest exactly at attention, where it is F(0). With F(0) taken off it is the rate at which the mean of n values drawn
 /// from softmax(q.k) avoids z: Prob(mean near z) = exp(-n (F*(z) + F(0))), up to powers of n (Cramer).
@@ -125,6 +125,7 @@ inline Signature signature(const Matrix& H) {
 /// @param[in] z activation [d_v]
 /// @throws std::domain_error outside the convex hull of the values, and whatever else legendre_transform() throws
 /// @paper{eq_34, eq. (34)}
+/// @paper{eq_maxmin, eq. (maxmin)}
 inline double profile_log_likelihood(const VectorRef& q, const MatrixRef& K, const MatrixRef& V, const VectorRef& z) {
   return -legendre_transform(q, K, V, z).value;
 }

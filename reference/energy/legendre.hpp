@@ -173,7 +173,7 @@ inline Climb climb(const Vector& s, const Matrix& Y) {
 /// @throws std::domain_error if z is outside the convex hull of the values, no key is seen, or something seen is NaN or Inf
 /// @throws std::invalid_argument if shapes do not fit
 /// @throws std::runtime_error after 400 steps: z is too near to the boundary for double
-/// @paper{eq_34, eq. (34)}
+/// @paper{eq_maxmin, eq. (maxmin)}
 inline LegendrePoint legendre_transform(const VectorRef& q, const MatrixRef& K, const MatrixRef& V, const VectorRef& z) {
   if (V.cols() == 0) throw std::invalid_argument("legendre_transform: values have no components");
   if (z.size() != V.cols())

@@ -41,10 +41,7 @@ Scalar max_keeping_nan(const VectorRefOf<Scalar>& z) {
 /// should be 0 comes out as 5.6e-309.
 /// @param z natural exponent of the key
 /// @param m largest exponent, or any other shift
-/// @paper{eq_35, eq. (35)}
 /// @paper{eq_36, eq. (36)}
-/// @paper{eq_37, eq. (37)}
-/// @paper{eq_38, eq. (38)}
 template <class Scalar = double>
 Scalar safe_weight(std::type_identity_t<Scalar> z, std::type_identity_t<Scalar> m) {
   using std::exp;
@@ -66,6 +63,7 @@ VectorOf<Scalar> safe_weights(const VectorRefOf<Scalar>& z) {
 /// Edges: no entry, or only -inf, gives -inf; a +inf or a NaN gives NaN. Entries of 1e300 do not overflow.
 /// @param[in] z [N]
 /// @paper{eq_4, eq. (4)}
+/// @paper{eq_shift, eq. (shift)}
 template <class Scalar = double>
 Scalar log_sum_exp(const VectorRefOf<Scalar>& z) {
   using std::log;
@@ -83,6 +81,8 @@ Scalar log_sum_exp(const VectorRefOf<Scalar>& z) {
 /// @param[in] z [N]
 /// @returns [N], entries in [0, 1] with sum 1
 /// @paper{eq_4, eq. (4)}
+/// @paper{eq_37, eq. (37)}
+/// @paper{eq_38, eq. (38)}
 template <class Scalar = double>
 VectorOf<Scalar> softmax(const VectorRefOf<Scalar>& z) {
   const VectorOf<Scalar> w = safe_weights<Scalar>(z);

@@ -63,7 +63,6 @@ inline SeenValues seen_values(const VectorRef& q, const MatrixRef& K, const Matr
 /// @param[in] A components [n], each in [0, d_v), in any order, repeated at will
 /// @throws std::invalid_argument if a component is not there
 /// @paper{eq_20, eq. (20)}
-/// @paper{eq_22, eq. (22)}
 inline double moment(const VectorRef& q, const MatrixRef& K, const MatrixRef& V, const VectorRef& zeta,
                      std::span<const Eigen::Index> A) {
   const SeenValues seen = seen_values(q, K, V, zeta);
@@ -83,7 +82,7 @@ inline double moment(const VectorRef& q, const MatrixRef& K, const MatrixRef& V,
 /// @param[in] V values [N, d_v]
 /// @param[in] zeta source [d_v] or [0]
 /// @returns [d_v, d_v]
-/// @paper{eq_22, eq. (22)}
+/// @paper{eq_20, eq. (20)}
 inline Matrix second_moment(const VectorRef& q, const MatrixRef& K, const MatrixRef& V, const VectorRef& zeta) {
   const SeenValues seen = seen_values(q, K, V, zeta);
   return seen.V.transpose() * seen.P.asDiagonal() * seen.V;
@@ -99,8 +98,7 @@ inline Matrix second_moment(const VectorRef& q, const MatrixRef& K, const Matrix
 /// @param[in] V values [N, d_v]
 /// @param[in] zeta source [d_v] or [0]
 /// @returns [d_v, d_v]
-/// @paper{eq_23, eq. (23)}
-/// @paper{eq_24, eq. (24)}
+/// @paper{eq_cov, eq. (cov)}
 inline Matrix covariance(const VectorRef& q, const MatrixRef& K, const MatrixRef& V, const VectorRef& zeta) {
   const SeenValues seen = seen_values(q, K, V, zeta);
   const Vector mean = seen.V.transpose() * seen.P;
@@ -117,7 +115,6 @@ inline Matrix covariance(const VectorRef& q, const MatrixRef& K, const MatrixRef
 /// @param[in] V values [N, d_v]
 /// @param[in] zeta source [d_v] or [0]
 /// @returns [d_v] matrices [d_v, d_v]: entry A holds the derivative of the covariance in zeta_A
-/// @paper{eq_24, eq. (24)}
 inline std::vector<Matrix> third_cumulant(const VectorRef& q, const MatrixRef& K, const MatrixRef& V, const VectorRef& zeta) {
   const SeenValues seen = seen_values(q, K, V, zeta);
   const Vector mean = seen.V.transpose() * seen.P;

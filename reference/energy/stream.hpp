@@ -29,6 +29,7 @@ class AttentionStream {
   /// @param[in] v value [d_v]
   /// @paper{eq_1, eq. (1)}
   /// @paper{eq_2, eq. (2)}
+  /// @paper{eq_3, eq. (3)}
   void add(const Eigen::Ref<const Eigen::VectorXd>& q, const Eigen::Ref<const Eigen::VectorXd>& k,
            const Eigen::Ref<const Eigen::VectorXd>& v) {
     const double s = std::exp(q.dot(k));
@@ -40,7 +41,7 @@ class AttentionStream {
   double D() const { return D_; }                  ///< denominator
 
   /// z = n / D, the attention of the query over the keys so far [d_v].
-  /// @paper{eq_3, eq. (3)}
+  /// @paper{eq_quotient, eq. (quotient)}
   Eigen::VectorXd z() const { return n_ / D_; }
 
  private:

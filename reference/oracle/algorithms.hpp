@@ -31,7 +31,7 @@ struct VirtualDevice {
   Matrix V;  ///< [t, d_v]
 };
 
-/// Chunks k and v over p devices.
+/// Chunks k and v over p devices: line 1 of all three algorithms.
 /// @param[in] K keys [N, d_h]
 /// @param[in] V values [N, d_v]
 /// @param[in] lengths keys of each device [p], with sum N
@@ -79,26 +79,26 @@ struct EnergyForward {
 /// @param[in] devices keys and values of p devices
 /// @paper{alg_1, Alg. 1}
 inline EnergyForward tree_energy(const VectorRef& q, const VectorRef& zeta, const std::vector<VirtualDevice>& devices) {
-  // Scatter q and zeta; on each device r = q.k + zeta.v.
+  // Lines 2 and 3: scatter q and zeta; on each device r = q.k + zeta.v.
   std::vector<Vector> r;
   for (const VirtualDevice& device : devices) r.push_back(exponents(q, device.K, device.V, zeta));
 
-  // Tree-reduce max.
+  // Line 4: tree-reduce max.
   std::vector<double> m_local;
   for (const Vector& r_local : r) m_local.push_back(max_keeping_nan(r_local));
   const double m = tree_reduce_devices(m_local, max_of);
 
-  // r <- r - m on each device. With m = -inf no key is seen, and there is nothing to bring into range.
+  // Line 5: r <- r - m on each device. With m = -inf no key is seen, and there is nothing to bring into range.
   if (m != -std::numeric_limits<double>::infinity()) {
     for (Vector& r_local : r) r_local.array() -= m;
   }
 
-  // Tree-reduce logsumexp.
+  // Line 6: tree-reduce logsumexp.
   std::vector<double> lse_local;
   for (const Vector& r_local : r) lse_local.push_back(log_sum_exp(r_local));
   const double lse = tree_reduce_devices(lse_local, log_sum_exp_of);
 
-  // Keep lse and m for the gradient.
+  // Lines 7 and 8: keep lse and m for the gradient.
   return {m, lse, m + lse};
 }
 
@@ -112,11 +112,11 @@ inline Vector tree_energy_gradient(const VectorRef& q, const std::vector<Virtual
                                    const EnergyForward& forward) {
   std::vector<Vector> R;
   for (const VirtualDevice& device : devices) {
-    // r = q.k - m on each device.
+    // Line 4: r = q.k - m on each device.
     const Vector s = exponents(q, device.K, device.V, Vector());
     const Vector r = s.array() - forward.m;
 
-    // R = exp(r - lse) v, summed over the keys of the device that are seen.
+    // Line 5: R = exp(r - lse) v, summed over the keys of the device that are seen.
     R.push_back(Vector::Zero(device.V.cols()));
     for (Eigen::Index a = 0; a < r.size(); ++a) {
       if (s(a) == -std::numeric_limits<double>::infinity()) continue;
@@ -124,7 +124,7 @@ inline Vector tree_energy_gradient(const VectorRef& q, const std::vector<Virtual
     }
   }
 
-  // Tree-reduce sum.
+  // Line 6: tree-reduce sum.
   return tree_reduce_devices(R, [](const Vector& a, const Vector& b) -> Vector { return a + b; });
 }
 
@@ -147,7 +147,7 @@ inline TreeDecode tree_decode_paper(const VectorRef& q, const std::vector<Virtua
     return tree_reduce_devices(x, op);
   };
 
-  // o, lse = attention(q, k, v) on each device. FlashAttention-2 in the paper, the definition here.
+  // Line 2: o, lse = attention(q, k, v) on each device. FlashAttention-2 in the paper, the definition here.
   std::vector<Vector> o;
   std::vector<double> lse;
   for (const VirtualDevice& device : devices) {
@@ -155,10 +155,10 @@ inline TreeDecode tree_decode_paper(const VectorRef& q, const std::vector<Virtua
     lse.push_back(energy(q, device.K, device.V, Vector()));
   }
 
-  // m = AllReduce(max, lse).
+  // Line 3: m = AllReduce(max, lse).
   const double m = all_reduce(lse, max_of);
 
-  // n = o exp(lse - m), D = exp(lse - m). An empty shard has lse = -inf and weighs 0, also when all are empty.
+  // Line 4: n = o exp(lse - m), D = exp(lse - m). An empty shard has lse = -inf and weighs 0, also when all are empty.
   std::vector<Vector> n;
   std::vector<double> D;
   for (std::size_t i = 0; i < devices.size(); ++i) {
@@ -166,11 +166,11 @@ inline TreeDecode tree_decode_paper(const VectorRef& q, const std::vector<Virtua
     n.push_back(o[i] * D[i]);
   }
 
-  // n = AllReduce(sum, n), D = AllReduce(sum, D).
+  // Line 5: n = AllReduce(sum, n), D = AllReduce(sum, D).
   const Vector n_sum = all_reduce(n, [](const Vector& a, const Vector& b) -> Vector { return a + b; });
   const double D_sum = all_reduce(D, [](double a, double b) { return a + b; });
 
-  // z = n / D; nothing seen leaves 0 / 0, which is reported as 0.
+  // Line 6: z = n / D; nothing seen leaves 0 / 0, which is reported as 0.
   if (D_sum == 0) return {n_sum, -std::numeric_limits<double>::infinity(), n_all_reduces};
   return {n_sum / D_sum, m + std::log(D_sum), n_all_reduces};
 }

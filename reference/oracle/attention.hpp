@@ -49,7 +49,7 @@ struct AttentionResult {
 /// @param[in] v values [b, n_kv, N, d_v]
 /// @param[in] options scale, causal mask, lengths, zeta
 /// @throws std::invalid_argument as check_shapes() and check_options() do
-/// @paper{eq_6, eq. (6)}
+/// @paper{eq_5, eq. (5)}
 /// @paper{eq_7, eq. (7)}
 /// @paper{obs_1, Obs. 1}
 AttentionResult attention(const TensorView& q, const TensorView& k, const TensorView& v,

@@ -38,6 +38,7 @@ constexpr std::int64_t ring_peak_memory(const CostShape& s) { return 4 * s.b * s
 constexpr std::int64_t tree_peak_memory(const CostShape& s) { return 2 * s.b * s.t * s.d + 2 * s.b * s.d + 2 * s.b * s.n_h; }
 
 /// Elements that one device sends in one hop of the ring: its keys and its values, 2btd.
+/// @paper{eq_11, eq. (11)}
 constexpr std::int64_t ring_hop_volume(const CostShape& s) { return 2 * s.b * s.t * s.d; }
 
 /// Elements that all p devices together send in one step of the ring, 2btd x p. The result is there after p - 1 steps.
@@ -48,14 +49,13 @@ constexpr std::int64_t ring_volume(const CostShape& s) { return ring_hop_volume(
 /// @param p devices
 /// @param numel elements that are reduced
 /// @throws std::invalid_argument if p < 1
-/// @paper{eq_11, eq. (11)}
+/// @paper{eq_12, eq. (12)}
 constexpr double all_reduce_volume(std::int64_t p, std::int64_t numel) {
   if (p < 1) throw std::invalid_argument("all_reduce_volume: " + std::to_string(p) + " devices");
   return 2.0 * static_cast<double>(p - 1) / static_cast<double>(p) * static_cast<double>(numel);
 }
 
 /// Elements of a numerator n, a denominator D and a max m: bd + 2bn_h.
-/// @paper{eq_12, eq. (12)}
 /// @paper{eq_13, eq. (13)}
 constexpr std::int64_t tree_numel(const CostShape& s) { return s.b * s.d + 2 * s.b * s.n_h; }
 

@@ -128,7 +128,7 @@ double read_mean(const Real* state, std::int64_t i) {
 /// @param[in] center c [d_v] as in enlarge()
 /// @returns [d_v, d_v]; with Products::Squares the diagonal, as [d_v, 1]
 /// @throws std::invalid_argument if the layout has no products
-/// @paper{eq_24, eq. (24)}
+/// @paper{eq_cov, eq. (cov)}
 template <class Real>
 Eigen::MatrixXd read_covariance(const MomentLayout& layout, const Real* state, std::span<const Real> center = {}) {
   if (layout.products == Products::None) throw std::invalid_argument("read_covariance: the layout has no products");

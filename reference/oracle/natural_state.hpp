@@ -48,7 +48,7 @@ inline NaturalState natural_key(double s, const Eigen::Ref<const Eigen::VectorXd
 /// Edges: the max keeps NaN; the empty state is neutral, also to itself.
 /// @param[in] x, y states of disjoint sets of keys, n [d_v] in both
 /// @paper{alg_3, Alg. 3}
-/// @paper{eq_36, eq. (36)}
+/// @paper{eq_shift, eq. (shift)}
 inline NaturalState merge(const NaturalState& x, const NaturalState& y) {
   const double m = max_keeping_nan(Eigen::Vector2d(x.m, y.m));
   // The higher side is not scaled; asked first, because inf - inf is NaN.
@@ -70,7 +70,7 @@ inline NaturalResult finish(const NaturalState& x) {
 
 /// The same sums, read from a state with an integer shift: 2^e D = exp(e ln 2) D, so m = e ln 2 while D and n stay.
 ///
-/// This m is not the largest score but the first power of two above its exp; any shift will do, as eq. (36) says. Its D is
+/// This m is not the largest score but the first power of two above its exp; any shift will do, as eq. (shift) says. Its D is
 /// therefore between 1/2 and N, where the paper's is between 1 and N.
 /// @param[in] state [2 + d_v], e = -inf gives m = -inf
 /// @param d_v length of a value vector

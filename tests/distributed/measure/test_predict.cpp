@@ -79,7 +79,6 @@ TEST_CASE("predict: messages and bytes, all and between nodes, are those that we
   CHECK(n_aligned == 11);
 }
 
-/// @tested{eq_12, eq. (12)}
 /// @tested{eq_13, eq. (13)}
 /// @tested{eq_14, eq. (14)}
 TEST_CASE("predict: doubling sends more than the paper's bandwidth-optimal AllReduce, by a known factor") {

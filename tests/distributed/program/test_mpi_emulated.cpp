@@ -198,7 +198,7 @@ TEST_CASE("emulated: no keys, no batch entries, and NaN behind lengths") {
   CHECK((out_of(scratch, "in", 3, {"--compare", kAll}) == clean));
 }
 
-/// @tested{eq_24, eq. (24)}
+/// @tested{eq_cov, eq. (cov)}
 TEST_CASE("emulated: moments ride along, in F32") {
   const Scratch scratch;
   FileProblem problem = FileProblem::draw(2, 4, 1, 2, 300, 16, 8);

@@ -19,7 +19,7 @@ Matrix rows(const Numbers& numbers, std::int64_t b, std::int64_t head, std::int6
 
 }  // namespace
 
-/// @tested{eq_24, eq. (24)}
+/// @tested{eq_cov, eq. (cov)}
 TEST_CASE("moments: variance and entropy are those of the definition, over ranks and with an empty entry") {
   const Scratch scratch;
   const std::int64_t d_h = 16, d_v = 8, l = 2, n_h = 4;

@@ -60,7 +60,7 @@ std::size_t n_taped() {
 }  // namespace
 
 /// @tested{obs_1, Obs. 1}
-/// @tested{eq_6, eq. (6)}
+/// @tested{eq_5, eq. (5)}
 /// @tested{eq_26, eq. (26)}
 TEST_CASE("gradient: ADOL-C's reverse mode through the code of the energy gives attention, for causal heads, at any zeta") {
   CAPTURE(kSeed);
@@ -76,7 +76,7 @@ TEST_CASE("gradient: ADOL-C's reverse mode through the code of the energy gives 
   }
 }
 
-/// @tested{eq_24, eq. (24)}
+/// @tested{eq_cov, eq. (cov)}
 TEST_CASE("gradient: ADOL-C's Hessian of the energy is the covariance of the values") {
   CAPTURE(kSeed);
   std::mt19937 random(kSeed);

@@ -64,7 +64,6 @@ TEST_CASE("log-likelihood: F stands outside the sum over components, once for ea
 }
 
 /// @tested{eq_31, eq. (31)}
-/// @tested{eq_32, eq. (32)}
 TEST_CASE("log-likelihood: its slopes in the source and in the activation (central differences)") {
   CAPTURE(kSeed);
   Problem p(9, 4, 3);
@@ -78,7 +77,9 @@ TEST_CASE("log-likelihood: its slopes in the source and in the activation (centr
   }
 }
 
+/// @tested{eq_32, eq. (32)}
 /// @tested{eq_33, eq. (33)}
+/// @tested{slip_2, slip 2}
 TEST_CASE("log-likelihood: stationary at zero source and causal attention, and nowhere else") {
   CAPTURE(kSeed);
   Problem p(9, 4, 3);
@@ -105,6 +106,8 @@ TEST_CASE("log-likelihood: stationary at zero source and causal attention, and n
   }
 }
 
+/// @tested{eq_34, eq. (34)}
+/// @tested{slip_3, slip 3}
 TEST_CASE("log-likelihood: the stationary point is a saddle, with d_v directions up and d_v down") {
   CAPTURE(kSeed);
   for (const Eigen::Index N : {1, 2, 4, 40}) {  // the covariance is singular for N <= 3
@@ -169,6 +172,8 @@ TEST_CASE("log-likelihood: nearby it rises and falls, is flat in the activation 
 }
 
 /// @tested{eq_34, eq. (34)}
+/// @tested{eq_maxmin, eq. (maxmin)}
+/// @tested{slip_3, slip 3}
 TEST_CASE("profile likelihood: with the source eliminated, attention is the maximum, and its height is F(0)") {
   CAPTURE(kSeed);
   Problem p(12);

@@ -55,6 +55,7 @@ Matrix slopes(Function function, const Matrix& at) {
 /// @tested{eq_5, eq. (5)}
 /// @tested{eq_6, eq. (6)}
 /// @tested{eq_15, eq. (15)}
+/// @tested{eq_23, eq. (23)}
 TEST_CASE("energy: its gradient is attention at zeta = 0, and the closed form everywhere else (central differences)") {
   CAPTURE(kSeed);
   for (const Eigen::Index N : {1, 2, 33}) {
@@ -83,7 +84,6 @@ TEST_CASE("energy: attention is the mean of the values under the attention proba
 }
 
 /// @tested{eq_19, eq. (19)}
-/// @tested{eq_23, eq. (23)}
 /// @tested{eq_24, eq. (24)}
 TEST_CASE("energy: it is the logarithm of the partition function") {
   CAPTURE(kSeed);
@@ -95,6 +95,8 @@ TEST_CASE("energy: it is the logarithm of the partition function") {
   CHECK(energy(p.q, p.K, p.V, Vector()) == energy(p.q, p.K, p.V, Vector::Zero(5)));
 }
 
+/// @tested{eq_cov, eq. (cov)}
+/// @tested{slip_1, slip 1}
 TEST_CASE("energy: the second derivative is the covariance of the values, so F generates cumulants and Z moments") {
   CAPTURE(kSeed);
   const Problem p(12);
@@ -109,6 +111,7 @@ TEST_CASE("energy: the second derivative is the covariance of the values, so F g
 
 /// @tested{eq_25, eq. (25)}
 /// @tested{eq_26, eq. (26)}
+/// @tested{eq_35, eq. (35)}
 TEST_CASE("causal energy: one source per query, and its gradient is causal attention") {
   CAPTURE(kSeed);
   Problem p(9);

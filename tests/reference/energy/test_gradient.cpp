@@ -95,7 +95,7 @@ Matrix tree_gradient(const Head& head) {
 }  // namespace
 
 /// @tested{obs_1, Obs. 1}
-/// @tested{eq_6, eq. (6)}
+/// @tested{eq_5, eq. (5)}
 /// @tested{eq_15, eq. (15)}
 /// @tested{eq_25, eq. (25)}
 /// @tested{eq_26, eq. (26)}

@@ -41,8 +41,8 @@ TEST_CASE("log_sum_exp: its gradient is the softmax (central differences)") {
   }
 }
 
-/// @tested{eq_35, eq. (35)}
 /// @tested{eq_36, eq. (36)}
+/// @tested{eq_shift, eq. (shift)}
 /// @tested{eq_37, eq. (37)}
 /// @tested{eq_38, eq. (38)}
 TEST_CASE("log_sum_exp: a shift moves it by a constant and leaves the softmax alone") {

@@ -41,6 +41,7 @@ double difference(const Function& f, const Vector& x, std::span<const Index> A, 
 }  // namespace
 
 /// @tested{eq_20, eq. (20)}
+/// @tested{eq_22, eq. (22)}
 TEST_CASE("moments: the n-th derivatives of Z over Z are the n-th moments, at any zeta (central differences)") {
   CAPTURE(kSeed);
   for (const double size : {0.0, 0.7}) {
@@ -56,7 +57,8 @@ TEST_CASE("moments: the n-th derivatives of Z over Z are the n-th moments, at an
   }
 }
 
-/// @tested{eq_22, eq. (22)}
+/// @tested{eq_16, eq. (16)}
+/// @tested{eq_20, eq. (20)}
 TEST_CASE("moments: mean and second moment are those of the definition, in loops") {
   CAPTURE(kSeed);
   const Problem p(15, 0.7);
@@ -77,8 +79,7 @@ TEST_CASE("moments: mean and second moment are those of the definition, in loops
   CHECK(moment(p.q, p.K, p.V, p.zeta, {}) == doctest::Approx(1).epsilon(1e-14));
 }
 
-/// @tested{eq_23, eq. (23)}
-/// @tested{eq_24, eq. (24)}
+/// @tested{eq_cov, eq. (cov)}
 TEST_CASE("cumulants: the derivatives of F are covariance and third cumulant, at any zeta (central differences)") {
   CAPTURE(kSeed);
   for (const double size : {0.0, 0.7, 3.0}) {
@@ -101,7 +102,7 @@ TEST_CASE("cumulants: the derivatives of F are covariance and third cumulant, at
   }
 }
 
-/// @tested{eq_24, eq. (24)}
+/// @tested{eq_cov, eq. (cov)}
 TEST_CASE("cumulants: they are the moments, combined") {
   CAPTURE(kSeed);
   const Problem p(15, 0.7);

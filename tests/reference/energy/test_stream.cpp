@@ -24,6 +24,7 @@ Matrix random_matrix(std::mt19937& random, Eigen::Index rows, Eigen::Index cols)
 /// @tested{eq_1, eq. (1)}
 /// @tested{eq_2, eq. (2)}
 /// @tested{eq_3, eq. (3)}
+/// @tested{eq_quotient, eq. (quotient)}
 TEST_CASE("stream: after every key it holds the attention over the keys so far") {
   CAPTURE(kSeed);
   std::mt19937 random(kSeed);

@@ -47,6 +47,7 @@ const std::vector<std::vector<std::int64_t>> kCuts{
 }  // namespace
 
 /// @tested{alg_1, Alg. 1}
+/// @tested{slip_5, slip 5}
 TEST_CASE("Alg. 1: m + lse is the energy, for every cut, and lse alone is short of m") {
   CAPTURE(kSeed);
   for (const double sigma : {1.0, 100.0}) {

@@ -78,7 +78,7 @@ void check_against_naive(const TensorView& q, const TensorView& k, const TensorV
 
 }  // namespace
 
-/// @tested{eq_6, eq. (6)}
+/// @tested{eq_5, eq. (5)}
 /// @tested{eq_7, eq. (7)}
 TEST_CASE("attention: equals the loops of its definition for head sizes, groups and storage types") {
   std::mt19937 random(kSeed);

@@ -25,13 +25,14 @@ TEST_CASE("cost model: peak memory, and the gap of Fig. 4 that doubles with d") 
 }
 
 /// @tested{eq_10, eq. (10)}
+/// @tested{eq_11, eq. (11)}
 TEST_CASE("cost model: the ring moves keys and values, p times") {
   const CostShape s{.b = 2, .t = 10, .d = 8, .n_h = 2, .p = 4};
   CHECK(ring_hop_volume(s) == 2 * 2 * 10 * 8);
   CHECK(ring_volume(s) == 4 * ring_hop_volume(s));
 }
 
-/// @tested{eq_11, eq. (11)}
+/// @tested{eq_12, eq. (12)}
 TEST_CASE("cost model: an AllReduce of numel elements sends 2 (p-1)/p numel from each device, as counted in a ring") {
   for (const std::int64_t p : {1, 2, 4, 8}) {
     // Reduce-scatter, then all-gather: p - 1 rounds each, one chunk of numel / p from every device a round.
@@ -45,7 +46,6 @@ TEST_CASE("cost model: an AllReduce of numel elements sends 2 (p-1)/p numel from
   CHECK_THROWS_WITH_AS(all_reduce_volume(0, 1), "all_reduce_volume: 0 devices", std::invalid_argument);
 }
 
-/// @tested{eq_12, eq. (12)}
 /// @tested{eq_13, eq. (13)}
 /// @tested{eq_14, eq. (14)}
 TEST_CASE("cost model: the tree moves numerator, denominator and max, whatever the length") {

@@ -78,7 +78,7 @@ const MomentLayout kLayouts[] = {{kValueDim, Products::Squares, 1},
 
 }  // namespace
 
-/// @tested{eq_24, eq. (24)}
+/// @tested{eq_cov, eq. (cov)}
 TEST_CASE_TEMPLATE("moment state: covariance and entropy are those of the closed forms", Real, float, double) {
   CAPTURE(kSeed);
   const double u = std::numeric_limits<Real>::epsilon() / 2;
@@ -199,7 +199,7 @@ TEST_CASE("moment state: edges") {
   CHECK_THROWS_WITH_AS(read_entropy(bare, state.data(), {}), "read_entropy: 0 factors for 0 numbers", std::invalid_argument);
 }
 
-/// @tested{eq_24, eq. (24)}
+/// @tested{eq_cov, eq. (cov)}
 TEST_CASE("moment state: decode_shard over enlarged values gives variance and entropy, and z and lse to the bit") {
   CAPTURE(kSeed);
   constexpr std::int64_t b = 2, n_h = 4, n_kv = 2, N = 150, d_h = 16, d_v = 5;

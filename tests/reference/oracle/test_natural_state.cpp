@@ -69,7 +69,7 @@ TEST_CASE("natural state: a chain of merges is attention") {
   }
 }
 
-/// @tested{eq_36, eq. (36)}
+/// @tested{eq_shift, eq. (shift)}
 /// @tested{alg_3, Alg. 3}
 TEST_CASE("natural state: the integer shift says the same in powers of two") {
   CAPTURE(kSeed);
