@@ -260,7 +260,7 @@ def rings(data):
             bar(y, start, group + 1.5 - start, f"k{group}, v{group}", "empty")
             bar(y, group + 1.5, 0.5, group, "a")
     drawing.text(4, 356, "Dashed: eight rows on their way. Blue: the team takes them. Orange: a lane starts two bulk copies, as soon as a stage is empty.", "small left")
-    drawing.text(4, 376, "Not to scale: how long anything takes has not been measured.", "small left")
+    drawing.text(4, 376, "The order of events, not to scale.", "small left")
     return drawing.svg()
 
 
