@@ -289,8 +289,17 @@ def formula(tex):
 
 
 def words(text):
-    """Our words for an item: mathematics between dollars becomes formulas."""
-    return re.sub(r"\$([^$]+)\$", lambda m: rf"\f${m[1]}\f$", text)
+    """Our words for an item: mathematics between dollars becomes formulas, and a mention of another item a link."""
+    keys = {label_of(key): key for key in ITEMS}
+    text = re.sub(r"\$([^$]+)\$", lambda m: rf"\f${m[1]}\f$", text)
+    return re.sub(r"eq\. \(\w+\)|(?:Alg|Thm|Obs)\. \d", lambda m: f'@ref {keys[m[0]]} "{m[0]}"' if m[0] in keys else m[0], text)
+
+
+def place_of(item):
+    """Section or appendix of an item."""
+    if "where" not in item:
+        return ""
+    return f"<br/><small>{'section' if item['where'][0].isdigit() else 'app.'} {words(item['where'])}</small>"
 
 
 def statement(key, item):
@@ -314,8 +323,7 @@ def map_rows(keys, derived, coded, tested):
         code = "<br/>".join(f"{c.link()} <small>{c.path.relative_to(ROOT)}</small>" for c in coded.get(key, []))
         test = "<br/>".join(f"{c.link()}" for c in tested.get(key, []))
         books = "<br/>".join(f'@ref {anchor} "{plain(title)}"' for anchor, title in seen_in.get(key, []))
-        where = f"<br/><small>{ITEMS[key]['where']}</small>" if "where" in ITEMS[key] else ""
-        yield (f"<tr><td>{label}{where}</td><td>{statement(key, ITEMS[key])}</td>"
+        yield (f"<tr><td>{label}{place_of(ITEMS[key])}</td><td>{statement(key, ITEMS[key])}</td>"
                f"<td>{code or none}</td><td>{test or none}</td><td>{books}</td></tr>")
 
 
@@ -341,7 +349,7 @@ def write(page, derived, coded, tested):
             "<tr><th>Paper</th><th>What it shows</th><th>In the book</th></tr>"]
     for key, item in PAPER.exhibits().items():
         place = f"@ref {item['place']}" if "place" in item else f"<em>nowhere: {item.get('absent')}</em>"
-        out.append(f"<tr><td>{label_of(key)}<br/><small>{item['where']}</small></td><td>{words(item['says'])}</td><td>{place}</td></tr>")
+        out.append(f"<tr><td>{label_of(key)}{place_of(item)}</td><td>{words(item['says'])}</td><td>{place}</td></tr>")
     out += ["</table>", "", "## Formulas of ours", "", "The paper does not number them; they have a name here.", "",
             head, *map_rows(PAPER.ours, derived, coded, tested), "</table>", ""]
     page.write_text("\n".join(out) + "\n", encoding="utf-8")
