@@ -349,7 +349,7 @@ def write(page, derived, coded, tested):
             "<tr><th>Paper</th><th>What it shows</th><th>In the book</th></tr>"]
     for key, item in PAPER.exhibits().items():
         place = f"@ref {item['place']}" if "place" in item else f"<em>nowhere: {item.get('absent')}</em>"
-        out.append(f"<tr><td>{label_of(key)}{place_of(item)}</td><td>{words(item['says'])}</td><td>{place}</td></tr>")
+        out.append(f"<tr><td>{label_of(key)}{'' if key.startswith('app_') else place_of(item)}</td><td>{words(item['says'])}</td><td>{place}</td></tr>")
     out += ["</table>", "", "## Formulas of ours", "", "The paper does not number them; they have a name here.", "",
             head, *map_rows(PAPER.ours, derived, coded, tested), "</table>", ""]
     page.write_text("\n".join(out) + "\n", encoding="utf-8")
