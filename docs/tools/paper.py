@@ -10,7 +10,7 @@ import pathlib
 import re
 import tomllib
 
-FILE = pathlib.Path(__file__).resolve().parent / "paper.toml"
+FILE = pathlib.Path(__file__).resolve().parent.parent / "paper.toml"
 
 # What the paper has: 38 equations, an observation, a theorem, algorithms of so many lines, figures, tables, appendices; and
 # the slips of version 4 that docs/errata.md lists.

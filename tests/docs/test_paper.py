@@ -5,7 +5,7 @@ import pathlib
 import sys
 import unittest
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "docs"))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "docs" / "tools"))
 import paper
 
 CHAPTERS = {path.name: path.read_text(encoding="utf-8") for path in paper.FILE.parent.glob("*.md")}
