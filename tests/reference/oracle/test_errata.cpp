@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
+#include "reference/energy/moments.hpp"
 #include "reference/oracle/algorithms.hpp"
 #include "reference/oracle/cost_model.hpp"
-#include "reference/energy/moments.hpp"
 
 namespace {
 
