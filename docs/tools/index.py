@@ -320,7 +320,7 @@ def map_rows(keys, derived, coded, tested):
     seen_in, none = notebooks(), "<em>not yet</em>"
     for key in keys:
         label = f'@ref {key} "{label_of(key)}"' if key in derived else label_of(key)
-        code = "<br/>".join(f"{c.link()} <small>{c.path.relative_to(ROOT)}</small>" for c in coded.get(key, []))
+        code = "<br/>".join(f"{c.link()} <small>{c.path}</small>" for c in coded.get(key, []))
         test = "<br/>".join(f"{c.link()}" for c in tested.get(key, []))
         books = "<br/>".join(f'@ref {anchor} "{plain(title)}"' for anchor, title in seen_in.get(key, []))
         yield (f"<tr><td>{label}{place_of(ITEMS[key])}</td><td>{statement(key, ITEMS[key])}</td>"
