@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+// Memory of the emulated device: what goes up comes down.
+#include <cstdio>
+#include <vector>
+
+#include "gpu/platform/launch.hpp"
+
+int main() {
+  const std::vector<float> up = {1, 2, 3};
+  tree_attn::emulated::DeviceBuffer<float> buffer(3);
+  buffer.upload(up);
+  std::printf("device: %s\n", tree_attn::emulated::device().name.c_str());
+  return buffer.download() == up ? 0 : 1;
+}
