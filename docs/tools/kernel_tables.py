@@ -130,7 +130,7 @@ def plans():
 def seeded_bugs():
     """Bugs and the modes that must catch them, from the table that the tests run."""
     text = source("tests/gpu/platform/seeded_bugs/seeded_bugs.hpp")
-    bug = re.compile(r'\{Bug::\w+, "([^"]+)", (true|false),\s+([\w |]+)\},')
+    bug = re.compile(r'\{Bug::\w+, "([^"]+)",\s+(true|false),\s+([\w |]+)\},')
     enum = re.search(r"enum class Bug \{(.*?)\};", text, re.DOTALL)[1]
     n_bugs = len(re.findall(r"\bk\w+", enum)) - 1
     modes = ["plain", "shadow", "address", "thread"]

@@ -2,7 +2,7 @@
 /// @file
 /// @brief Where the tests of the decoders run: over threads with any number of ranks, or under mpirun with those at hand.
 ///
-/// test_decoders_*.cpp are written once against this and compiled twice, into test_distributed (threads_world.hpp) and into
+/// test_decoders_*.cpp are written once against this and compiled twice, into test_distributed (thread_transport.hpp) and into
 /// mpi_decoders (mpi_decoders.cpp). Every process sees what all ranks saw, so all ranks make the same checks and agree.
 #pragma once
 

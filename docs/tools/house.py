@@ -1,0 +1,295 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The rules of the house that no compiler checks.
+
+Run: docs/tools/house.py             arrows between sub-rooms, names, includes and comments: exit status 1 and one line a fault
+     docs/tools/house.py --format    every C++ and CUDA file is as .clang-format has it: 77 if there is no clang-format 14
+     docs/tools/house.py --fix       bring every file to that format, the order of its includes with it
+
+What still breaks a rule is in KNOWN, with the reason. A line of KNOWN that nothing breaks any more is a fault too: the list shrinks.
+"""
+import argparse
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+from collections import defaultdict
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+SOURCES = (".hpp", ".cpp", ".cuh", ".cu")
+FOLDERS = ["reference", "gpu", "distributed", "notebooks_cpp", "tests", "docs"]
+
+# The sub-rooms, from the ground up, and the project files that each may include besides its own.
+REFERENCE = ["reference/"]
+ARROWS = {
+    "reference/state": [],
+    "reference/tensor": ["reference/state"],
+    "reference/energy": [],
+    "reference/oracle": ["reference/state", "reference/tensor", "reference/energy"],
+    "reference/decode": ["reference/state", "reference/tensor", "reference/energy"],
+    "reference/data": REFERENCE,
+    "gpu/platform": ["reference/state", "reference/tensor"],
+    "gpu/parts": ["reference/state", "reference/tensor", "gpu/platform"],
+    "gpu/ladder": ["reference/state", "reference/tensor", "gpu/platform", "gpu/parts"],
+    "gpu/backend": REFERENCE + ["gpu/"],
+    "distributed/transport": REFERENCE + ["gpu/backend"],
+    "distributed/decoders": REFERENCE + ["gpu/backend", "distributed/transport"],
+    "distributed/measure": REFERENCE + ["gpu/backend", "distributed/transport", "distributed/decoders"],
+    "distributed/program": REFERENCE + ["gpu/backend", "distributed/"],
+    "tests/reference": REFERENCE + ["tests/support"],
+    "tests/gpu": REFERENCE + ["gpu/", "tests/support"],
+}
+
+# Libraries, and the only places that may include them. What needs them, directly or not, is not for the rest.
+LIBRARIES = {
+    r"(unsupported/)?Eigen/": ["reference/energy", "reference/oracle", "reference/decode/*.cpp", "reference/data/*.cpp", "tests", "notebooks_cpp"],
+    r"nlohmann/": ["reference/data", "distributed/measure", "distributed/program", "tests"],
+    r"CLI/": ["distributed/program", "tests"],
+    r"boost/": ["gpu/platform/emulator"],
+    r"cuda": ["gpu/platform/cuda", "tests/gpu/cuda", "tests/gpu/time_ladder"],
+    r"mpi\.h": ["distributed", "tests/distributed", "tests/bench"],
+}
+
+# (rule, file, what) -> why it is still so.
+KNOWN = {
+    ("arrow", "gpu/parts/teams.hpp", "gpu/ladder/ladder.hpp"): "the plan of a launch is declared beside the list of steps",
+    ("arrow", "reference/data/problem.hpp", "distributed/transport/collectives.hpp"): "for Run, which is in reference/state/run.hpp",
+    ("arrow", "distributed/decoders/backend.cpp", "gpu/platform/device_error.hpp"): "the list of backends is to move to gpu/backend",
+    ("library", "reference/tensor/storage.cpp", "Eigen/Core"): "conversions by Eigen's types",
+    ("arrow", "tests/reference/data/test_problem.cpp", "distributed/decoders/decoder.hpp"): "decodes what it read",
+    # What a descriptor does not say yet.
+    ("by name", "distributed/decoders/backend.cpp", ""): "the list of backends",
+    ("by name", "distributed/measure/measure.cpp", ""): "error terms",
+    ("by name", "distributed/measure/predict.cpp", ""): "closed formulas",
+    ("by name", "distributed/program/decode_command.cpp", ""): "shards held",
+    ("by name", "distributed/program/info_command.cpp", ""): "whether there is a device",
+    ("by name", "docs/tools/holders.cpp", ""): "who holds what",
+    ("by name", "notebooks_cpp/9_one_block_of_one_kernel.cpp", ""): "which steps have the same bits",
+    ("by name", "tests/distributed/decoders/test_decoders_cases.cpp", ""): "the sign of zero",
+    ("by name", "tests/distributed/decoders/test_decoders_oracle.cpp", ""): "error terms",
+    ("by name", "tests/distributed/decoders/test_decoders_overflow.cpp", ""): "error terms",
+    ("by name", "tests/distributed/decoders/test_decoders_traffic.cpp", ""): "what a ring sends",
+    ("by name", "tests/distributed/measure/test_predict.cpp", ""): "closed formulas",
+    ("by name", "tests/distributed/program/test_mpi_emulated.cpp", ""): "which algorithms keep bits",
+    ("by name", "tests/distributed/program/test_mpi_moments.cpp", ""): "which algorithms keep bits",
+    ("by name", "tests/gpu/ladder/test_bits.cpp", ""): "how many splits a step takes",
+    ("by name", "tests/gpu/ladder/test_lengths.cpp", ""): "error terms",
+    ("by name", "tests/gpu/platform/modes/test_modes.cpp", ""): "what a mode is for",
+    ("by name", "tests/support/device_problem.hpp", ""): "error terms",
+}
+
+# A comment may name what the project does not hold: files of the user, of other projects, or of a build.
+NOT_OURS = {"holders.json"}
+
+faults = []
+broken = set()
+
+
+def fault(rule, path, line, what, text):
+    """A line of output, unless the list knows it."""
+    known = (rule, path, "" if rule == "by name" else what)
+    if known in KNOWN:
+        broken.add(known)
+    else:
+        faults.append(f"{path}:{line}: {text}")
+
+
+def tracked():
+    """Files of the project: what git has, or would have; without git, what lies in its folders."""
+    listed = subprocess.run(["git", "-C", ROOT, "ls-files", "--cached", "--others", "--exclude-standard"], capture_output=True, text=True)
+    if listed.returncode == 0 and listed.stdout:
+        return sorted({name for name in listed.stdout.splitlines() if (ROOT / name).is_file()})
+    found = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*")] + list(ROOT.glob("*"))
+    return sorted(str(path.relative_to(ROOT)) for path in found if path.is_file())
+
+
+def sources(files):
+    return [name for name in files if name.endswith(SOURCES) and name.split("/")[0] in FOLDERS]
+
+
+def lines_of(name):
+    return (ROOT / name).read_text(encoding="utf-8").splitlines()
+
+
+INCLUDE = re.compile(r'\s*#\s*include\s+([<"])([^>"]+)[>"]')
+
+
+def includes(name):
+    """(line number, quoted, file) of each #include."""
+    for number, line in enumerate(lines_of(name), 1):
+        if found := INCLUDE.match(line):
+            yield number, found[1] == '"', found[2]
+
+
+def is_in(name, places):
+    """Whether a file lies in one of the places: a folder, a prefix that ends with '/', or a folder with *.ending."""
+    for place in places:
+        folder, star, ending = place.partition("*")
+        if name.startswith(folder.rstrip("/") + "/") and (not star or name.endswith(ending)):
+            return True
+    return False
+
+
+def check_arrows(names):
+    """Sub-rooms include what lies below them."""
+    for name in names:
+        room = next((room for room in ARROWS if is_in(name, [room])), None)
+        if room is None:
+            if name.split("/")[0] in ("reference", "gpu", "distributed"):
+                faults.append(f"{name}:1: lies in no sub-room; there are: {', '.join(ARROWS)}")
+            continue
+        for number, quoted, target in includes(name):
+            if quoted and "/" in target and not is_in(target, ARROWS[room] + [room]):
+                fault("arrow", name, number, target, f"{room} may not include {target}")
+
+
+def check_libraries(names):
+    """Eigen, MPI and the rest are included where they belong, and reached from nowhere else."""
+    direct, below = defaultdict(set), {}
+    for name in names:
+        for number, quoted, target in includes(name):
+            if quoted and (ROOT / target).is_file():
+                direct[name].add((number, target))
+    library_of = defaultdict(dict)
+    for name in names:
+        for number, quoted, target in includes(name):
+            for library, places in LIBRARIES.items():
+                if not quoted and re.match(library, target):
+                    library_of[name][library] = (number, target)
+                    if not is_in(name, places):
+                        fault("library", name, number, target, f"<{target}> is not for {name.rsplit('/', 1)[0]}")
+
+    def reached(name):
+        if name not in below:
+            below[name] = set(library_of[name])
+            for _, target in direct[name]:
+                below[name] |= reached(target)
+        return below[name]
+
+    # What a kernel needs is free of Eigen, and the reference of MPI, however it is included.
+    for name in names:
+        if is_in(name, ["reference/state", "reference/tensor/*.hpp", "reference/decode/*.hpp", "gpu"]):
+            for number, target in sorted(direct[name]):
+                if r"(unsupported/)?Eigen/" in reached(target):
+                    fault("library", name, number, target, f"{target} brings Eigen, which nothing here may need")
+
+
+# A std header has neither a slash nor a dot.
+def kind_of(name, quoted, target):
+    """0 the file's own header, 1 the project's, 2 libraries and the system, 3 std."""
+    if quoted:
+        own = name.rsplit(".", 1)[0] + ".hpp"
+        return 0 if target == own and not name.endswith(".hpp") else 1
+    return 3 if re.fullmatch(r"[a-z_0-9]+", target) else 2
+
+
+def check_include_order(names):
+    """Own, project, libraries, std: each a block, sorted."""
+    for name in names:
+        chunk = []
+        for number, line in enumerate(lines_of(name) + ["end"], 1):
+            if found := INCLUDE.match(line):
+                chunk.append((number, kind_of(name, found[1] == '"', found[2]), found[2]))
+            elif line.strip():
+                for (above, kind, target), (at, next_kind, next_target) in zip(chunk, chunk[1:]):
+                    if kind > next_kind:
+                        fault("order", name, at, next_target, f"{next_target} stands after {target}; the order is own, project, libraries, std")
+                    elif kind == next_kind and (target >= next_target or at != above + 1):
+                        fault("order", name, at, next_target, f"{next_target} does not follow {target} in a sorted block")
+                    elif kind != next_kind and at != above + 2:
+                        fault("order", name, at, next_target, f"no empty line between {target} and {next_target}")
+                chunk = []
+
+
+PATH = re.compile(r"(?<![\w/.$*<>~{}-])((?:[\w.+-]+/)*[\w+-][\w.+-]*\.(?:hpp|cpp|cuh|cu|py|md|txt|json|toml|cmake))(?![\w/*(])")
+
+
+def comments(name):
+    """(line number, text) of the comments of a file."""
+    # Anything before // that is in quotes is no comment.
+    mark = re.compile(r'^(?:[^"/]|"(?:[^"\\]|\\.)*"|/(?!/))*?//(.*)$') if name.endswith(SOURCES) else re.compile(r'^(?:[^"#]|"[^"]*")*?#(.*)$')
+    for number, line in enumerate(lines_of(name), 1):
+        if found := mark.match(line):
+            yield number, found[1]
+
+
+def check_comments(files, names):
+    """A file that a comment names exists: by its path, or by its bare name."""
+    endings = {"/" + name for name in files}
+    bare = {name.rsplit("/", 1)[-1] for name in files}
+    scripts = [name for name in files if name.endswith((".py", ".cmake", "CMakeLists.txt")) or name in ("run", ".ci/run", "tests/mutants/run")]
+    for name in names + scripts:
+        for number, text in comments(name):
+            for found in PATH.findall(text):
+                known = found in bare if "/" not in found else any(ending.endswith("/" + found) for ending in endings)
+                if not known and found not in NOT_OURS:
+                    fault("comment", name, number, found, f"the comment names {found}, which is not there")
+
+
+def registered():
+    """The names of algorithms, steps and backends, and the files that may compare them: their registries."""
+    names = {"cpu", "emulated", "cuda"}
+    for folder, ending, least in (("distributed/decoders", "*.cpp", 7), ("gpu/ladder", "*.cu", 10)):
+        found = set()
+        for path in sorted((ROOT / folder).glob(ending)):
+            found |= set(re.findall(r'(?:\{\s*|\.name = )"([a-z][a-z_-]*)"', path.read_text(encoding="utf-8")))
+        if len(found) < least:
+            faults.append(f"{folder}: {len(found)} names found of at least {least}; docs/tools/house.py does not know the registry any more")
+        names |= found
+    return names
+
+
+def check_names(names):
+    """What an algorithm, a step or a backend is like, it says itself: nothing is matched by its name."""
+    listed = "|".join(sorted(registered()))
+    by_name = re.compile(rf'[=!]= *"({listed})"|"({listed})" *[=!]=|[=!]= *&(?:\w+::)*(k[A-Z]\w+)|&device::(k[A-Z]\w+) *[=!]=')
+    for name in names:
+        for number, line in enumerate(lines_of(name), 1):
+            # A test may well say what the name is.
+            if re.match(r"\s*(//|CHECK(_MESSAGE)?\(|REQUIRE)", line):
+                continue
+            for found in by_name.finditer(line):
+                what = next(group for group in found.groups() if group)
+                fault("by name", name, number, what, f"{what} is matched by its name; what it is like belongs in its descriptor")
+
+
+def clang_format():
+    """Version 14 alone: others break lines elsewhere."""
+    for program in ("clang-format-14", "clang-format"):
+        if path := shutil.which(program):
+            version = subprocess.run([path, "--version"], capture_output=True, text=True).stdout
+            if re.search(r"version 14\.", version):
+                return path
+    return None
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--format", action="store_true")
+    parser.add_argument("--fix", action="store_true")
+    arguments = parser.parse_args()
+    files = tracked()
+    names = sources(files)
+    if arguments.format or arguments.fix:
+        program = clang_format()
+        if program is None:
+            print("skipped: there is no clang-format 14 (apt-get install clang-format-14)")
+            return 77
+        how = ["-i"] if arguments.fix else ["--dry-run", "-Werror", "--ferror-limit=1"]
+        return min(1, subprocess.run([program, *how, *names], cwd=ROOT).returncode)
+
+    check_arrows(names)
+    check_libraries(names)
+    check_include_order(names)
+    check_comments(files, names)
+    check_names(names)
+    for rule, path, what in sorted(set(KNOWN) - broken):
+        faults.append(f"{path}:1: KNOWN in docs/tools/house.py lists ({', '.join(filter(None, (rule, what)))}), which is no longer so: take the line out")
+    print("\n".join(faults))
+    print(f"{len(faults)} faults, {len(KNOWN)} known" if faults else f"The house stands; {len(KNOWN)} known exceptions.", file=sys.stderr)
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
