@@ -4,13 +4,36 @@
 #include "distributed/program/decode_options.hpp"
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
-#include <map>
+#include <vector>
 
 #include "distributed/decoders/decoder.hpp"
 #include "distributed/program/program.hpp"
 
 namespace tree_attn {
+namespace {
+
+/// Types of made-up tensors: those that kernels take, in lower case.
+std::string option_of(Storage storage) {
+  std::string name(name_of(storage));
+  std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return name;
+}
+std::vector<std::string> dtype_options() {
+  std::vector<std::string> options;
+  for (const Storage storage : kDTypes) {
+    if (kernel_unit_of(storage) != KernelUnit::None) options.push_back(option_of(storage));
+  }
+  return options;
+}
+std::string dtype_help() {
+  std::string help = "Stored as one of";
+  for (const std::string& option : dtype_options()) help += " " + option;
+  return help;
+}
+
+}  // namespace
 
 void check(const DecodeOptions& options, int n_ranks, const ProblemShape& shape) {
   const auto refuse = [](const std::string& why) { throw InputError(why); };
@@ -45,8 +68,8 @@ ProblemShape synthetic_shape(const DecodeOptions& options) {
     throw InputError("--heads " + std::to_string(options.heads) + " is not a multiple of --kv-heads " +
                      std::to_string(kv_heads));
   }
-  const std::map<std::string, Storage> storages{{"f32", Storage::F32}, {"f16", Storage::F16}, {"bf16", Storage::BF16}};
-  ProblemShape shape{storages.at(options.dtype),
+  const Storage storage = *std::find_if(kDTypes.begin(), kDTypes.end(), [&](Storage candidate) { return option_of(candidate) == options.dtype; });
+  ProblemShape shape{storage,
                      options.batch,
                      options.heads,
                      kv_heads,
@@ -165,7 +188,7 @@ std::vector<const CLI::Option*> add_decode_options(CLI::App& command, DecodeOpti
               within(1, 65536));
   add_made_up("--head-dim", options.head_dim, "Numbers in a key, and in a value", within(1, 65536))->capture_default_str();
   add_made_up("--batch", options.batch, "Batch entries", within(0, 1 << 20))->capture_default_str();
-  add_made_up("--dtype", options.dtype, "Stored as f32, f16 or bf16", CLI::IsMember({"f32", "f16", "bf16"}).description(""))
+  add_made_up("--dtype", options.dtype, dtype_help(), CLI::IsMember(dtype_options()).description(""))
       ->capture_default_str();
   add_made_up("--seed", options.seed, "The same seed gives the same input, for every number of ranks", is_whole)
       ->capture_default_str();

@@ -12,9 +12,9 @@
 namespace tree_attn::TREE_ATTN_PLATFORM {
 namespace {
 
-/// How the kernels store numbers: as they are, but F64, or values of another type than the keys, become F32.
+/// How the kernels store elements: as they are, but a type that no kernel takes, or values of another type than the keys, become F32.
 Storage storage_of(const TensorView& q, const TensorView& k, const TensorView& v) {
-  const bool as_it_is = k.storage != Storage::F64 && q.storage == k.storage && v.storage == k.storage;
+  const bool as_it_is = kernel_unit_of(k.storage) != KernelUnit::None && q.storage == k.storage && v.storage == k.storage;
   return as_it_is ? k.storage : Storage::F32;
 }
 

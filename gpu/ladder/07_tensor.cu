@@ -50,14 +50,16 @@ __global__ void __launch_bounds__(Tile::kWarps * kWarp, 1) tensor(DeviceProblem 
              [&](int slot, const auto& forest) { deliver<Tile>(problem, output, line, first_row, slot, forest, whole, lane); });
 }
 
-/// Calls f with the tile for a shape and a type of 16 bits.
+/// Calls f with the tile for a shape and a type that tensor cores multiply.
 template <class F>
 void with_tile_of(const DeviceProblem& problem, Storage storage, const F& f) {
-  storage == Storage::F16 ? with_tile<Half>(problem, f) : with_tile<BFloat16>(problem, f);
+  with_dtype(storage, [&]<class T>(T) {
+    if constexpr (DTypeTraits<T>::kUnit == KernelUnit::TensorCores) with_tile<T>(problem, f);
+  });
 }
 
 std::string refusal(const DeviceProblem& problem, Storage storage) {
-  if (storage == Storage::F32) return "F32 storage: no tensor core keeps its bits";
+  if (kernel_unit_of(storage) == KernelUnit::Scalar) return std::string(name_of(storage)) + " storage: no tensor core keeps its bits";
   if (problem.d_h > 256 || problem.d_v > 256)
     return "d_h " + std::to_string(problem.d_h) + ", d_v " + std::to_string(problem.d_v) + ": more than 256";
   return accepts_any_rows(problem, storage);

@@ -24,18 +24,18 @@ bool starts_aligned(const DeviceProblem& problem, Storage storage) {
 }
 
 void set_scale(DeviceProblem& problem, Storage storage, double scale, int lift) {
-  const bool may_overflow = storage != Storage::F16;
+  const bool may_overflow = kLongestRow * largest_of(storage) * largest_of(storage) >= largest_of(Storage::F32);
   const ScoreScale parts = may_overflow ? split_scale(scale) : ScoreScale{1, static_cast<float>(kLog2E * scale)};
   problem.query_scale = parts.query, problem.score_scale = parts.score;
   problem.lift = static_cast<float>(may_overflow ? lift : 0);
 }
 
 bool multiplies_on_tensor_cores(const DeviceProblem& problem, Storage storage) {
-  return bytes_of(storage) == 2 && problem.group >= 2 && std::max(problem.d_h, problem.d_v) <= 256;
+  return kernel_unit_of(storage) == KernelUnit::TensorCores && problem.group >= 2 && std::max(problem.d_h, problem.d_v) <= 256;
 }
 
 std::string accepts_any_grid(const DeviceProblem& problem, Storage storage) {
-  if (storage == Storage::F64) return "F64 storage";
+  if (kernel_unit_of(storage) == KernelUnit::None) return std::string(name_of(storage)) + " storage";
   if (problem.d_h > kLongestRow || problem.d_v > kLongestRow)
     return "d_h " + std::to_string(problem.d_h) + ", d_v " + std::to_string(problem.d_v) + ": more than " + std::to_string(kLongestRow);
   for (const DeviceView* view : {&problem.q, &problem.k, &problem.v}) {

@@ -11,7 +11,7 @@
 
 #include "gpu/platform/launch.hpp"
 #include "gpu/parts/problem.hpp"
-#include "reference/tensor/storage.hpp"
+#include "reference/tensor/dtype.hpp"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
@@ -58,18 +58,14 @@ std::span<const LadderStep* const> ladder();
 /// Largest d_h and d_v that any kernel takes.
 inline constexpr int kLongestRow = 512;
 
-/// Calls f with a number of the stored type: F32, F16 or BF16. @throws DeviceError for F64, which no kernel takes
+/// Calls f with an element of the stored type, T{}. @throws DeviceError for a type that no kernel takes
 template <class F>
 void with_type(Storage storage, const F& f) {
-  if (storage == Storage::F32) return f(float{});
-  if (storage == Storage::F16) return f(Half{});
-  if (storage == Storage::BF16) return f(BFloat16{});
-  throw DeviceError("the kernels take F32, F16 and BF16, not " + std::string(name_of(storage)));
+  with_dtype(storage, [&]<class T>(T element) {
+    if constexpr (DTypeTraits<T>::kUnit != KernelUnit::None) f(element);
+    else throw DeviceError("no kernel takes " + std::string(name_of(storage)));
+  });
 }
-
-/// The stored type that a number is of.
-template <class T>
-inline constexpr Storage kStorageOf = std::is_same_v<T, float> ? Storage::F32 : std::is_same_v<T, Half> ? Storage::F16 : Storage::BF16;
 
 /// Whether every row of k and v starts at a multiple of 16 bytes, so that 16 bytes may be copied at once.
 bool starts_aligned(const DeviceProblem& problem, Storage storage);

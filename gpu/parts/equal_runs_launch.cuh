@@ -23,7 +23,7 @@ Plan plan_equal_runs(const DeviceProblem& problem, const PlanOptions& options) {
     const std::int64_t n = n_strips<typename Walk::Worker>(problem);
     plan.n_threads = Walk::kThreads;
     plan.n_stages = Walk::kStages;
-    plan.path = multiplies_on_tensor_cores(problem, kStorageOf<T>) ? "tensor" : "scalar";
+    plan.path = multiplies_on_tensor_cores(problem, DTypeTraits<T>::kDType) ? "tensor" : "scalar";
     plan.n_blocks = static_cast<int>(options.n_splits > 0 && n > 0 ? options.n_splits * n : choose_blocks(problem, n));
     plan.n_splits = options.n_splits > 0 ? options.n_splits : static_cast<int>((plan.n_blocks + n - 1) / std::max<std::int64_t>(1, n));
     plan.shared_bytes = kEqualRunsBytes + Walk::kBytes;
@@ -41,7 +41,7 @@ void run_equal_runs(const DeviceProblem& problem, const DeviceOutput& output, co
   const Launch how{.grid = {static_cast<unsigned>(plan.n_blocks)},
                    .block = {static_cast<unsigned>(plan.n_threads)},
                    .shared_bytes = plan.shared_bytes};
-  const bool aligned = starts_aligned(problem, kStorageOf<T>);
+  const bool aligned = starts_aligned(problem, DTypeTraits<T>::kDType);
   with_walk<T>(problem, [&](auto walk) {
     using Walk = typename decltype(walk)::type;
     launch(equal_runs<Walk>, how, stream, problem, output, aligned,

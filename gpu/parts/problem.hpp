@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "reference/tensor/numbers.hpp"
+#include "gpu/platform/bytes16.hpp"
 #include "reference/state/run.hpp"
 #include "reference/state/subtree.hpp"
 

@@ -19,7 +19,7 @@ void with_team(const DeviceProblem& problem, const F& f) {
   if (n_bytes <= 256) return f(Team<T, 16, 1>{});
   if (n_bytes <= 512) return f(Team<T, 32, 1>{});
   if (n_bytes <= 1024) return f(Team<T, 32, 2>{});
-  if constexpr (sizeof(T) == 4) return f(Team<T, 32, 4>{});
+  if constexpr (kLongestRow * sizeof(T) > 1024) return f(Team<T, 32, 4>{});
 }
 template <class F>
 void with_team(const DeviceProblem& problem, Storage storage, const F& f) {

@@ -95,8 +95,8 @@ void with_tile(const DeviceProblem& problem, const F& f) {
 /// Calls f with the walk of the library kernel. Which worker it is depends on type and shape alone, for it changes bits.
 template <class T, class F>
 void with_walk(const DeviceProblem& problem, const F& f) {
-  if constexpr (sizeof(T) == 2) {
-    if (multiplies_on_tensor_cores(problem, kStorageOf<T>))
+  if constexpr (DTypeTraits<T>::kUnit == KernelUnit::TensorCores) {
+    if (multiplies_on_tensor_cores(problem, DTypeTraits<T>::kDType))
       return with_tile<T>(problem, [&](auto tile) { f(std::type_identity<TileWalk<decltype(tile)>>{}); });
   }
   with_team<T>(problem, [&](auto team) { f(std::type_identity<RingWalk<decltype(team)>>{}); });

@@ -128,10 +128,12 @@ TensorView view4(const SafetensorsFile& file, std::string_view name, std::string
   const TensorInfo& tensor = file.at(name);
   const std::string subject = "tensor \"" + readable(name) + "\": ";
   std::optional<Storage> storage;
-  for (const Storage candidate : {Storage::F64, Storage::F32, Storage::F16, Storage::BF16}) {
+  std::string supported;
+  for (const Storage candidate : kDTypes) {
     if (tensor.dtype == name_of(candidate)) storage = candidate;
+    supported += (supported.empty() ? "" : ", ") + std::string(name_of(candidate));
   }
-  if (!storage) fail(file.path(), subject + "dtype " + tensor.dtype + " not supported (F16, BF16, F32, F64)");
+  if (!storage) fail(file.path(), subject + "dtype " + tensor.dtype + " not supported (" + supported + ")");
   if (tensor.shape.size() != 4) {
     fail(file.path(), subject + std::to_string(tensor.shape.size()) + (tensor.shape.size() == 1 ? " axis" : " axes") +
                           ", expected 4 (" + std::string(axes) + ")");

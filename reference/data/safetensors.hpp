@@ -18,7 +18,7 @@
 #include "reference/data/input_error.hpp"
 #include "reference/data/mapped_file.hpp"
 #include "reference/data/output_file.hpp"
-#include "reference/tensor/storage.hpp"
+#include "reference/tensor/convert.hpp"
 
 namespace tree_attn {
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "reference/state/forest.hpp"
-#include "reference/tensor/storage.hpp"
+#include "reference/tensor/convert.hpp"
 
 namespace tree_attn {
 

@@ -10,7 +10,7 @@
 #include <optional>
 #include <vector>
 
-#include "reference/tensor/storage.hpp"
+#include "reference/tensor/convert.hpp"
 
 namespace tree_attn {
 

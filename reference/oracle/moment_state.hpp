@@ -33,7 +33,7 @@
 #include <vector>
 
 #include "reference/state/state.hpp"
-#include "reference/tensor/storage.hpp"
+#include "reference/tensor/convert.hpp"
 
 namespace tree_attn {
 

@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "reference/state/state.hpp"
+#include "reference/state/host_device.hpp"
 
 namespace tree_attn {
 

@@ -21,13 +21,7 @@
 #include <limits>
 #include <type_traits>
 
-#if defined(__CUDACC__)
-#define TREE_ATTN_HOST_DEVICE __host__ __device__
-#define TREE_ATTN_UNROLL _Pragma("unroll")  // an array indexed by such a loop stays in registers
-#else
-#define TREE_ATTN_HOST_DEVICE
-#define TREE_ATTN_UNROLL
-#endif
+#include "reference/state/host_device.hpp"
 
 namespace tree_attn {
 

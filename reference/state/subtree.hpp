@@ -9,7 +9,7 @@
 #include <bit>
 #include <cstdint>
 
-#include "reference/state/state.hpp"
+#include "reference/state/host_device.hpp"
 
 namespace tree_attn {
 

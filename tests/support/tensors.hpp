@@ -9,7 +9,7 @@
 #include <random>
 #include <vector>
 
-#include "reference/tensor/storage.hpp"
+#include "reference/tensor/convert.hpp"
 
 namespace tree_attn::test {
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "reference/tensor/numbers.hpp"
+#include "gpu/platform/bytes16.hpp"
 #include "gpu/platform/platform.hpp"
 
 namespace tree_attn::cuda {

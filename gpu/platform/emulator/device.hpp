@@ -15,7 +15,7 @@
 #include "gpu/platform/emulator/place.hpp"
 #include "gpu/platform/emulator/runtime.hpp"
 #include "gpu/platform/emulator/shared.hpp"
-#include "reference/tensor/numbers.hpp"
+#include "gpu/platform/bytes16.hpp"
 #include "gpu/platform/platform.hpp"
 
 #define __global__
@@ -210,9 +210,8 @@ void load_matrix_x4_transposed(std::uint32_t (&out)[4], Shared<T> row, const Lin
 template <class T>
 void mma_16x8x16(float (&c)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2],
                  const Line& line = Line::current()) {
-  static_assert(std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>);
-  constexpr auto kElement = std::is_same_v<T, Half> ? runtime::Element::kHalf : runtime::Element::kBFloat16;
-  runtime::multiply_matrices(c, a, b, kElement, line);
+  static_assert(DTypeTraits<T>::kUnit == KernelUnit::TensorCores);
+  runtime::multiply_matrices<T>(c, a, b, line);
 }
 
 }  // namespace tree_attn::emulated

@@ -24,11 +24,11 @@ unsigned ballot(unsigned mask, bool yes, const char* word, const Line& line);
 /// @throws DeviceError: the address is not a multiple of 16
 [[noreturn]] void fail_aligned(const char* word, const Line& line);
 
-/// Tensor cores. `element`: what is stored in 16 bits.
-enum class Element { kHalf, kBFloat16 };
+/// Tensor cores.
 void load_matrix(std::uint32_t (&out)[4], const void* row, bool transposed, const Line& line);
-void multiply_matrices(float (&c)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2], Element element,
-                       const Line& line);
+/// @tparam T what a and b hold, two elements in each register
+template <class T>
+void multiply_matrices(float (&c)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2], const Line& line);
 
 /// The n-th piece of shared memory of this block, the same for every thread.
 std::byte* take(int n, std::size_t n_bytes, const Line& line);

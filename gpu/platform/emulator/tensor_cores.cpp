@@ -6,7 +6,7 @@
 /// the hardware keeps more bits inside one instruction and promises no order, so results agree closely, not in bits.
 #include "gpu/platform/emulator/meeting.hpp"
 #include "gpu/platform/emulator/sanitizer.hpp"
-#include "reference/tensor/numbers.hpp"
+#include "gpu/platform/bytes16.hpp"
 
 #include <cstring>
 #include <string>
@@ -82,12 +82,14 @@ void load_matrix(std::uint32_t (&out)[4], const void* row, bool transposed, cons
   });
 }
 
-void multiply_matrices(float (&c)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2], Element element,
-                       const Line& line) {
+template <class T>
+void multiply_matrices(float (&c)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2], const Line& line) {
   const Unwatched unwatched;
   Operands own{c, a, b};
-  meet_lanes(kAllLanes, {"mma_16x8x16", line}, &own,
-             element == Element::kHalf ? multiply_for_all<Half> : multiply_for_all<BFloat16>);
+  meet_lanes(kAllLanes, {"mma_16x8x16", line}, &own, multiply_for_all<T>);
 }
+
+template void multiply_matrices<Half>(float (&)[4], const std::uint32_t (&)[4], const std::uint32_t (&)[2], const Line&);
+template void multiply_matrices<BFloat16>(float (&)[4], const std::uint32_t (&)[4], const std::uint32_t (&)[2], const Line&);
 
 }  // namespace tree_attn::emulated::runtime

@@ -3,6 +3,7 @@
 /// @brief Stored numbers: every 16-bit pattern, every rounding, any address.
 #include <doctest/doctest.h>
 
+#include <Eigen/Core>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -71,6 +72,37 @@ TEST_CASE_TEMPLATE("storage: every 16-bit pattern is read as the format defines 
   }
 }
 
+TEST_CASE_TEMPLATE("storage: every 16-bit pattern and every rounding has the bits that Eigen gives", Theirs, Eigen::half, Eigen::bfloat16) {
+  using Ours = std::conditional_t<std::is_same_v<Theirs, Eigen::half>, Half, BFloat16>;
+  constexpr std::uint32_t kQuiet = 0x00400000;
+  const auto read = [](std::uint32_t pattern) {
+    const auto bits = static_cast<std::uint16_t>(pattern);
+    const float ours = widen(Ours{bits}), theirs = static_cast<float>(std::bit_cast<Theirs>(bits));
+    // Whether a signalling NaN becomes a quiet one depends on the instruction set that Eigen is compiled for.
+    return std::isnan(ours) ? (std::bit_cast<std::uint32_t>(ours) | kQuiet) == (std::bit_cast<std::uint32_t>(theirs) | kQuiet)
+                            : std::bit_cast<std::uint32_t>(ours) == std::bit_cast<std::uint32_t>(theirs);
+  };
+  int n_wrong = 0;
+  for (std::uint32_t pattern = 0; pattern < 65536; ++pattern) n_wrong += !read(pattern);
+  CHECK(n_wrong == 0);
+
+  // Floats around every pattern: its own, the ties on both sides and what lies next to them, all exponents with it.
+  const auto round = [](std::uint32_t bits) {
+    const auto x = std::bit_cast<float>(bits);
+    return narrow<Ours>(x).bits == std::bit_cast<std::uint16_t>(static_cast<Theirs>(x));
+  };
+  n_wrong = 0;
+  for (std::uint32_t upper = 0; upper < 65536; ++upper) {
+    for (const std::uint32_t lower : {0x0000u, 0x0001u, 0x0FFFu, 0x1000u, 0x1001u, 0x2000u, 0x3000u, 0x7FFFu, 0x8000u, 0x8001u, 0xFFFFu})
+      n_wrong += !round(upper << 16 | lower);
+    const auto middle = std::bit_cast<std::uint32_t>(widen(Ours{static_cast<std::uint16_t>(upper)}));
+    for (const int shift : {12, 15}) {
+      for (const std::uint32_t step : {0u, 1u, ~0u}) n_wrong += !round(middle + (1u << shift) + step) + !round(middle - (1u << shift) + step);
+    }
+  }
+  CHECK(n_wrong == 0);
+}
+
 TEST_CASE("storage: a stored 16-bit number that is read and stored again keeps its bits") {
   for (const Format& format : kFormats) {
     for (unsigned i = 0; i < 65536; ++i) {
@@ -135,6 +167,25 @@ TEST_CASE("storage: F32 and F64 keep every bit, F64 to float rounds") {
   CHECK(rounded == 1.0f / 3);
   load<float>(nullptr, Storage::F32, 0, nullptr);
   load<double>(nullptr, Storage::BF16, 0, nullptr);
+}
+
+TEST_CASE("storage: all types, in order") {
+  CHECK(std::vector<Storage>(kDTypes.begin(), kDTypes.end()) == std::vector<Storage>{Storage::F64, Storage::F32, Storage::F16, Storage::BF16});
+  CHECK_FALSE(try_dtype(static_cast<Storage>(kDTypes.size()), [](auto) {}));
+  CHECK_THROWS_AS(bytes_of(static_cast<Storage>(kDTypes.size())), std::invalid_argument);
+  for (const Storage storage : kDTypes) {
+    CAPTURE(name_of(storage));
+    // The largest element is finite, and what is halfway to the next is not.
+    const auto largest = static_cast<float>(largest_of(storage));
+    if (storage == Storage::F64 || storage == Storage::F32) {
+      CHECK(largest_of(storage) == (storage == Storage::F64 ? std::numeric_limits<double>::max() : std::numeric_limits<float>::max()));
+      continue;
+    }
+    with_dtype(storage, [largest]<class T>(T) {
+      CHECK(static_cast<double>(widen(narrow<T>(largest))) == DTypeTraits<T>::kLargest);
+      CHECK(std::isinf(widen(narrow<T>(static_cast<float>(largest * (1 + DTypeTraits<T>::kUnitRoundoff))))));
+    });
+  }
 }
 
 TEST_CASE("storage: names, sizes, roundoffs") {

@@ -26,13 +26,13 @@ Tensor draw(std::mt19937& random, Shape shape, Storage storage, float unit) {
 /// Decodes 200 and 77 keys in two shards that cut a leaf, and prints what comes out.
 /// @param unit of the values
 void print(const char* name, std::int64_t d_h, std::int64_t d_v, Storage storage, float unit) {
-  constexpr std::int64_t kKeys = 200, kCut = 83;
+  constexpr std::int64_t kKeys = 200, kSecond = 83;
   std::mt19937 random(1200);
   const Tensor q = draw(random, {2, 4, 1, d_h}, storage, 4), k = draw(random, {2, 2, kKeys, d_h}, storage, 4),
                v = draw(random, {2, 2, kKeys, d_v}, storage, unit);
   const std::vector<std::int64_t> lengths{kKeys, 77};
   Forest<float> forest(8, d_v);
-  for (const auto [begin, end] : {Run{0, kCut}, Run{kCut, kKeys}}) {
+  for (const auto [begin, end] : {Run{0, kSecond}, Run{kSecond, kKeys}}) {
     const Shard shard{k.view().positions(begin, end), v.view().positions(begin, end), begin};
     const Forest<float> part = decode_shard(q, shard, lengths, 0.3);
     forest.append(part.subtrees(), part.states().data());

@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Marks functions that CPU and GPU share, and loops that must be unrolled.
+///
+/// nvcc compiles a TREE_ATTN_HOST_DEVICE function for both sides; for any other compiler the word is empty.
+#pragma once
+
+#if defined(__CUDACC__)
+#define TREE_ATTN_HOST_DEVICE __host__ __device__
+#define TREE_ATTN_UNROLL _Pragma("unroll")  // an array indexed by such a loop stays in registers
+#else
+#define TREE_ATTN_HOST_DEVICE
+#define TREE_ATTN_UNROLL
+#endif

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Conversions between stored and computed elements.
+#include "reference/tensor/convert.hpp"
+
+#include <cstring>
+#include <type_traits>
+
+namespace tree_attn {
+
+template <class Real>
+void load(const std::byte* from, Storage storage, std::int64_t count, Real* out) {
+  with_dtype(storage, [&]<class T>(T) {
+    if constexpr (std::is_same_v<T, Real>) {
+      if (count > 0) std::memcpy(out, from, static_cast<std::size_t>(count) * sizeof(T));
+    } else {
+      // A mapped file may start at an odd address, where no cast of the pointer is legal; compilers make vector loads of
+      // this.
+      for (std::int64_t i = 0; i < count; ++i) {
+        T element;
+        std::memcpy(&element, from + i * static_cast<std::int64_t>(sizeof element), sizeof element);
+        out[i] = static_cast<Real>(widen(element));
+      }
+    }
+  });
+}
+
+void store(const float* from, Storage storage, std::int64_t count, std::byte* to) {
+  with_dtype(storage, [&]<class T>(T) {
+    for (std::int64_t i = 0; i < count; ++i) {
+      const T element = narrow<T>(from[i]);
+      std::memcpy(to + i * static_cast<std::int64_t>(sizeof element), &element, sizeof element);
+    }
+  });
+}
+
+template void load<float>(const std::byte*, Storage, std::int64_t, float*);
+template void load<double>(const std::byte*, Storage, std::int64_t, double*);
+
+}  // namespace tree_attn

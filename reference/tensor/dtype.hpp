@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The types that tensors are stored in: one struct per type says all that the rest of the code asks about it.
+///
+/// To add a type: an enumerator of DType, a case in with_dtype(), an element type with its DTypeTraits. Nothing compiles
+/// until all three are there. Kernels for it need one word more, in the list of types in gpu/CMakeLists.txt, and where
+/// tensor cores multiply it, the product (mma_16x8x16) with its emulation and the way its weights are split (split_weights).
+#pragma once
+
+#include <array>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <stdexcept>
+#include <string_view>
+#include <utility>
+
+#include "reference/state/host_device.hpp"
+
+namespace tree_attn {
+
+/// How elements are stored. Arithmetic is always in F32 or better.
+enum class DType { F64, F32, F16, BF16 };
+/// Its name in most of the code.
+using Storage = DType;
+
+/// IEEE binary16: 1 sign, 5 exponent, 10 mantissa bits.
+struct Half {
+  std::uint16_t bits;
+};
+
+/// bfloat16: the upper half of a float.
+struct BFloat16 {
+  std::uint16_t bits;
+};
+
+/// The bits of a float, and back.
+TREE_ATTN_HOST_DEVICE inline std::uint32_t bits_of(float x) {
+  std::uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
+TREE_ATTN_HOST_DEVICE inline float float_of(std::uint32_t bits) {
+  float x;
+  std::memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
+/// What multiplies elements of a type in a kernel.
+enum class KernelUnit {
+  None,         ///< no kernel takes the type
+  Scalar,       ///< fused multiply-add units, after widening to F32
+  TensorCores,  ///< those, and tensor cores where several queries share a key: 16-bit operands, sums in F32
+};
+
+/// All there is to know about the element type T; defined for each DType below.
+///
+///     kDType          its enumerator
+///     kName           as safetensors spells it
+///     kUnitRoundoff   u: rounding changes x by at most u |x| where x is normal
+///     kLargest        largest finite element
+///     kUnit           what multiplies it in a kernel
+///     Wide            float, or double for F64: holds every element exactly
+///     widen(T)        the element as Wide, exactly; a signalling NaN may become a quiet one
+///     narrow(float)   the nearest element, ties to even; beyond kLargest Inf; NaN becomes the quiet NaN of its sign
+template <class T>
+struct DTypeTraits;
+
+/// F64: double precision, for references.
+template <>
+struct DTypeTraits<double> {
+  static constexpr DType kDType = DType::F64;
+  static constexpr std::string_view kName = "F64";
+  static constexpr double kUnitRoundoff = 0x1p-53, kLargest = 0x1.fffffffffffffp1023;
+  static constexpr KernelUnit kUnit = KernelUnit::None;
+  using Wide = double;
+  TREE_ATTN_HOST_DEVICE static constexpr double widen(double x) { return x; }
+  TREE_ATTN_HOST_DEVICE static constexpr double narrow(float x) { return x; }
+};
+
+/// F32.
+template <>
+struct DTypeTraits<float> {
+  static constexpr DType kDType = DType::F32;
+  static constexpr std::string_view kName = "F32";
+  static constexpr double kUnitRoundoff = 0x1p-24, kLargest = 0x1.fffffep127;
+  static constexpr KernelUnit kUnit = KernelUnit::Scalar;
+  using Wide = float;
+  TREE_ATTN_HOST_DEVICE static constexpr float widen(float x) { return x; }
+  TREE_ATTN_HOST_DEVICE static constexpr float narrow(float x) { return x; }
+};
+
+/// F16.
+template <>
+struct DTypeTraits<Half> {
+  static constexpr DType kDType = DType::F16;
+  static constexpr std::string_view kName = "F16";
+  static constexpr double kUnitRoundoff = 0x1p-11, kLargest = 65504;
+  static constexpr KernelUnit kUnit = KernelUnit::TensorCores;
+  using Wide = float;
+
+  /// On the host from the bits, so that compilers vectorise a loop over elements: exponent and mantissa are moved to their
+  /// places in a float, and one exact product corrects the bias, also for subnormal elements.
+  TREE_ATTN_HOST_DEVICE static float widen(Half x) {
+#if defined(__CUDA_ARCH__)
+    float wide;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(x.bits));
+    return wide;
+#else
+    const float size = float_of(std::uint32_t{x.bits & 0x7FFFu} << 13) * 0x1p112f;
+    std::uint32_t bits = bits_of(size);
+    bits |= size >= 0x1p16f ? 0x7F800000u : 0u;     // Inf and NaN have the largest exponent
+    bits |= bits > 0x7F800000u ? 0x00400000u : 0u;  // a NaN is quiet
+    return float_of(bits | std::uint32_t{x.bits & 0x8000u} << 16);
+#endif
+  }
+  TREE_ATTN_HOST_DEVICE static Half narrow(float x) {
+#if defined(__CUDA_ARCH__)
+    Half half;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half.bits) : "f"(x));
+    return half;
+#else
+    const std::uint32_t bits = bits_of(x), sign = bits >> 16 & 0x8000, size = bits & 0x7FFFFFFF;
+    // Another bias, and half of the last place added, or just below that where the last place is even.
+    const std::uint32_t normal = (size - (112u << 23) + 0xFFF + (size >> 13 & 1)) >> 13;
+    // Below 2^-14 elements are multiples of 2^-24, and so are floats in [1/2, 1): the addition rounds.
+    const std::uint32_t subnormal = bits_of(float_of(size) + 0.5f) - bits_of(0.5f);
+    std::uint32_t rounded = size < 0x38800000 ? subnormal : normal;
+    rounded = size >= 0x47800000 ? 0x7C00 : rounded;  // 2^16 and more: Inf
+    rounded = size > 0x7F800000 ? 0x7E00 : rounded;   // NaN
+    return {static_cast<std::uint16_t>(sign | rounded)};
+#endif
+  }
+};
+
+/// BF16.
+template <>
+struct DTypeTraits<BFloat16> {
+  static constexpr DType kDType = DType::BF16;
+  static constexpr std::string_view kName = "BF16";
+  static constexpr double kUnitRoundoff = 0x1p-8, kLargest = 0x1.fep127;
+  static constexpr KernelUnit kUnit = KernelUnit::TensorCores;
+  using Wide = float;
+  TREE_ATTN_HOST_DEVICE static float widen(BFloat16 x) { return float_of(std::uint32_t{x.bits} << 16); }
+  TREE_ATTN_HOST_DEVICE static BFloat16 narrow(float x) {
+    const std::uint32_t bits = bits_of(x);
+    if (x != x) return {static_cast<std::uint16_t>((bits >> 16 & 0x8000) | 0x7FC0)};
+    return {static_cast<std::uint16_t>((bits + 0x7FFF + (bits >> 16 & 1)) >> 16)};
+  }
+};
+
+/// An element type whose traits are complete.
+template <class T>
+concept StoredType = requires(T element, float x) {
+  { DTypeTraits<T>::kDType } -> std::convertible_to<DType>;
+  { DTypeTraits<T>::kName } -> std::convertible_to<std::string_view>;
+  { DTypeTraits<T>::kUnitRoundoff } -> std::convertible_to<double>;
+  { DTypeTraits<T>::kLargest } -> std::convertible_to<double>;
+  { DTypeTraits<T>::kUnit } -> std::convertible_to<KernelUnit>;
+  { DTypeTraits<T>::widen(element) } -> std::same_as<typename DTypeTraits<T>::Wide>;
+  { DTypeTraits<T>::narrow(x) } -> std::same_as<T>;
+};
+
+/// The stored element as float (double for F64), exactly.
+template <StoredType T>
+TREE_ATTN_HOST_DEVICE constexpr typename DTypeTraits<T>::Wide widen(T x) {
+  return DTypeTraits<T>::widen(x);
+}
+/// The nearest stored element, ties to even.
+template <StoredType T>
+TREE_ATTN_HOST_DEVICE constexpr T narrow(float x) {
+  return DTypeTraits<T>::narrow(x);
+}
+
+/// Whether `dtype` is an enumerator; if so, calls f with an element of its type, T{}.
+///
+/// The one switch over types: without a default, and an enumerator that is missing here is an error (-Werror=switch).
+template <class F>
+constexpr bool try_dtype(DType dtype, F&& f) {
+  const auto call = [&f]<StoredType T>(T element) {
+    f(element);
+    return true;
+  };
+  switch (dtype) {
+    case DType::F64: return call(double{});
+    case DType::F32: return call(float{});
+    case DType::F16: return call(Half{});
+    case DType::BF16: return call(BFloat16{});
+  }
+  return false;
+}
+
+/// Calls f with an element of the type, T{}. @throws std::invalid_argument if `dtype` is no enumerator
+template <class F>
+constexpr void with_dtype(DType dtype, F&& f) {
+  if (!try_dtype(dtype, std::forward<F>(f))) throw std::invalid_argument("with_dtype: no such type");
+}
+
+/// All types, in the order of their enumerators.
+inline constexpr auto kDTypes = [] {
+  constexpr auto is_dtype = [](int i) { return try_dtype(static_cast<DType>(i), [](auto) {}); };
+  constexpr int kCount = [is_dtype] {
+    int n = 0;
+    while (is_dtype(n)) ++n;
+    return n;
+  }();
+  std::array<DType, kCount> dtypes{};
+  for (int i = 0; i < kCount; ++i) dtypes[static_cast<std::size_t>(i)] = static_cast<DType>(i);
+  return dtypes;
+}();
+
+/// Bytes of one stored element.
+constexpr std::size_t bytes_of(DType dtype) {
+  std::size_t bytes = 0;
+  with_dtype(dtype, [&bytes](auto element) { bytes = sizeof element; });
+  return bytes;
+}
+/// "F64", "F32", "F16" or "BF16", as safetensors spells them.
+constexpr std::string_view name_of(DType dtype) {
+  std::string_view name;
+  with_dtype(dtype, [&name]<class T>(T) { name = DTypeTraits<T>::kName; });
+  return name;
+}
+/// Unit roundoff of the type: 2^-53, 2^-24, 2^-11, 2^-8.
+constexpr double unit_roundoff(DType dtype) {
+  double roundoff = 0;
+  with_dtype(dtype, [&roundoff]<class T>(T) { roundoff = DTypeTraits<T>::kUnitRoundoff; });
+  return roundoff;
+}
+/// Largest finite element.
+constexpr double largest_of(DType dtype) {
+  double largest = 0;
+  with_dtype(dtype, [&largest]<class T>(T) { largest = DTypeTraits<T>::kLargest; });
+  return largest;
+}
+/// What multiplies elements of the type in a kernel.
+constexpr KernelUnit kernel_unit_of(DType dtype) {
+  KernelUnit unit{};
+  with_dtype(dtype, [&unit]<class T>(T) { unit = DTypeTraits<T>::kUnit; });
+  return unit;
+}
+
+/// Each type has the enumerator that leads to it.
+static_assert([] {
+  bool all = true;
+  for (const DType dtype : kDTypes) with_dtype(dtype, [&]<class T>(T) { all = all && DTypeTraits<T>::kDType == dtype; });
+  return all;
+}());
+
+}  // namespace tree_attn

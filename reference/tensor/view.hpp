@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Strided views of q, k and v (the arrays of eq. (7)).
+///
+/// q [b, n_h, l, d_h], k [b, n_kv, N, d_h], v [b, n_kv, N, d_v]: b batch, n_h query heads, n_kv key/value heads, l query
+/// positions, N keys. A view never owns, never copies, and may start at any byte: files are mapped as they are.
+#pragma once
+
+#include <array>
+#include <cassert>
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+#include "reference/tensor/dtype.hpp"
+
+namespace tree_attn {
+
+/// A strided view of a 4-axis array of stored elements; the last axis is contiguous.
+struct TensorView {
+  const std::byte* data = nullptr;       ///< first byte, at any alignment
+  Storage storage = Storage::F32;        ///< type of one element
+  std::array<std::int64_t, 4> shape{};   ///< lengths of the four axes
+  std::array<std::int64_t, 3> stride{};  ///< elements from one entry to the next, of the first three axes
+
+  /// A view of a dense array, last axis fastest.
+  static TensorView dense(const void* data, Storage storage, std::array<std::int64_t, 4> shape) {
+    return {static_cast<const std::byte*>(data),
+            storage,
+            shape,
+            {shape[1] * shape[2] * shape[3], shape[2] * shape[3], shape[3]}};
+  }
+  /// First byte of the row [i, j, n, :].
+  const std::byte* row(std::int64_t i, std::int64_t j, std::int64_t n) const {
+    assert(i >= 0 && i < shape[0] && j >= 0 && j < shape[1] && n >= 0 && n < shape[2]);
+    return data + (i * stride[0] + j * stride[1] + n * stride[2]) * static_cast<std::int64_t>(bytes_of(storage));
+  }
+  /// The positions [begin, end) of the third axis, as a view of the same memory.
+  /// @throws std::out_of_range if they are not all there
+  TensorView positions(std::int64_t begin, std::int64_t end) const {
+    if (begin < 0 || begin > end || end > shape[2]) {
+      throw std::out_of_range("TensorView::positions: [" + std::to_string(begin) + ", " + std::to_string(end) + ") of " +
+                              std::to_string(shape[2]));
+    }
+    TensorView view = *this;
+    view.shape[2] = end - begin;
+    // No pointer is formed into an array that is not there.
+    if (end > begin) view.data += begin * stride[2] * static_cast<std::int64_t>(bytes_of(storage));
+    return view;
+  }
+};
+
+}  // namespace tree_attn

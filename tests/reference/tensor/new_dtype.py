@@ -1,0 +1,107 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""A type that is not complete does not compile: adds F8_E4M3 to a copy of dtype.hpp, one part after the other.
+
+new_dtype.py SOURCE_DIR BUILD_DIR: compiles with the commands of compile_commands.json
+"""
+
+import json
+import shlex
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+TRAITS = """
+template <>
+struct DTypeTraits<Float8> {
+  static constexpr DType kDType = DType::F8_E4M3;
+  static constexpr std::string_view kName = "F8_E4M3";
+  static constexpr double kUnitRoundoff = 0x1p-4, kLargest = 448;
+  static constexpr KernelUnit kUnit = KernelUnit::None;
+  using Wide = float;
+  TREE_ATTN_HOST_DEVICE static float widen(Float8 x) { return float(x.bits); }
+  TREE_ATTN_HOST_DEVICE static Float8 narrow(float) { return {}; }
+};
+"""
+PARTS = {
+    "an enumerator": ("F16, BF16 };", "F16, BF16, F8_E4M3 };"),
+    "a case": ("case DType::BF16: return call(BFloat16{});", "case DType::BF16: return call(BFloat16{});\n    case DType::F8_E4M3: return call(Float8{});"),
+    "an element type": ("/// bfloat16: the upper", "struct Float8 {\n  std::uint8_t bits;\n};\n\n/// bfloat16: the upper"),
+    "traits": ("/// An element type whose traits", TRAITS + "\n/// An element type whose traits"),
+}
+# What reads the table. With a complete type all of it compiles as it is.
+READERS = ["reference/tensor/convert.cpp", "reference/data/safetensors.cpp", "reference/data/synthetic.cpp",
+           "tree_attn_kernels_plain/ladder.cu.cpp"]
+
+
+def command_for(build, source):
+    """The command for a source of the build, without input and output."""
+    entries = [e for e in json.loads((build / "compile_commands.json").read_text()) if e["file"].endswith(source)]
+    words = shlex.split(entries[0]["command"])
+    words = words[: words.index("-c")]
+    output = words.index("-o")
+    return words[:output] + words[output + 2 :], entries[0]["file"]
+
+
+def main():
+    root, build = Path(sys.argv[1]), Path(sys.argv[2])
+    header = (root / "reference/tensor/dtype.hpp").read_text()
+    with tempfile.TemporaryDirectory() as scratch:
+        copy = Path(scratch) / "reference/tensor/dtype.hpp"
+        copy.parent.mkdir(parents=True)
+
+        def compiles(text, like, source=None):
+            """Whether a source does, with the options of `like`, if the header reads so: the copy is found first."""
+            copy.write_text(text)
+            words, file = command_for(build, like)
+            first = next(i for i, word in enumerate(words) if word.startswith("-"))
+            run = subprocess.run([*words[:first], f"-I{scratch}", *words[first:], "-fsyntax-only", "-c", str(source or file)],
+                                 capture_output=True, text=True)
+            return run.returncode == 0, run.stderr
+
+        checks = Path(scratch) / "checks.cpp"
+        checks.write_text('#include "reference/tensor/dtype.hpp"\n')
+
+        def expect(text, wanted, what, words=""):
+            ok, errors = compiles(text, READERS[0], checks)
+            if ok != wanted or (words and words not in errors):
+                sys.exit(f"{what}: {'compiles' if ok else 'does not compile'}, without '{words}'\n{errors}")
+
+        def replaced(text, old, new):
+            if text.count(old) != 1:
+                sys.exit(f"dtype.hpp: '{old}' is there {text.count(old)} times")
+            return text.replace(old, new)
+
+        # The enumerator alone, then with all parts but one.
+        expect(header, True, "the header as it is")
+        text = replaced(header, *PARTS["an enumerator"])
+        expect(text, False, "an enumerator alone", "F8_E4M3")
+        complete = header
+        for part in PARTS.values():
+            complete = replaced(complete, *part)
+        for missing in PARTS:
+            text = header
+            for name, part in PARTS.items():
+                if name != missing:
+                    text = replaced(text, *part)
+            expect(text, False, f"all but {missing}")
+
+        # Traits without one of their members.
+        for line in TRAITS.splitlines():
+            for member in ("kDType", "kName", "kUnitRoundoff", "kUnit ", "Wide", "widen(", "narrow("):
+                if member in line:
+                    partial = TRAITS.replace(line + "\n", "")
+                    expect(replaced(complete, TRAITS, partial), False, f"traits without {member}")
+        expect(replaced(complete, "kDType = DType::F8_E4M3", "kDType = DType::F16"), False, "the enumerator of another type")
+
+        # A complete type is all that these need.
+        expect(complete, True, "a complete type")
+        for reader in READERS:
+            ok, errors = compiles(complete, reader)
+            if not ok:
+                sys.exit(f"{reader} with a complete type:\n{errors}")
+
+
+if __name__ == "__main__":
+    main()
