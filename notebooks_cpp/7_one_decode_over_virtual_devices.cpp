@@ -330,7 +330,7 @@ int main() {
                            .n_keys = 512,
                            .lengths = {512}};
   const auto decode_on = [&shape](VirtualRank& rank, const Algorithm& algorithm) {
-    const std::vector<Run> runs = even_runs(shape.n_keys, rank.size(), kLeafLength);
+    const std::vector<Run> runs = even_runs(shape.n_keys, rank.size(), kLeafKeys);
     const std::unique_ptr<Problem> problem = make_problem(shape, 7, 1);
     const DecodeStep step{.q = problem->query(0),
                           .shard = problem->shard(runs[std::size_t(rank.rank())], 0),

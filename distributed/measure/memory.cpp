@@ -63,7 +63,7 @@ double decode_bytes(const ProblemShape& shape, Run run) {
   const double n_levels = static_cast<double>(std::bit_width(static_cast<std::uint64_t>(run.size())) + 1);
   return rows_of(shape) * (2 * (n_subtrees + 1) * state + d_h * kFloat) +
          group_of(shape) * (n_levels * state + d_h * kFloat + kOfOneQuery) +
-         static_cast<double>(kLeafLength) * (d_h + d_v) * kFloat +
+         static_cast<double>(kLeafKeys) * (d_h + d_v) * kFloat +
          3 * static_cast<double>(shape.batch) * sizeof(std::int64_t);
 }
 

@@ -150,7 +150,7 @@ int run_decode(const DecodeOptions& options, const MpiSession& session) {
     if (!options.shards.empty()) row_shards.push_back(options.shards[static_cast<std::size_t>(rank)]);
   }
   const std::vector<Run> runs =
-      options.shards.empty() ? even_runs(shape.n_keys, session.size(), kLeafLength) : runs_of_lengths(row_shards);
+      options.shards.empty() ? even_runs(shape.n_keys, session.size(), kLeafKeys) : runs_of_lengths(row_shards);
   const double scale = options.scale ? *options.scale : 1 / std::sqrt(static_cast<double>(shape.head_dim));
   Bench bench{session,
               topology,

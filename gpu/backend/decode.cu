@@ -102,7 +102,7 @@ std::string refusal(const TensorView& q, const TensorView& k, const TensorView& 
 
 std::int64_t leaf_length(const TensorView& q, const TensorView& k, const TensorView& v) {
   const DeviceProblem problem = shapes_of(q, {k, v, 0});
-  return multiplies_on_tensor_cores(problem, storage_of(q, k, v)) ? kCut : 1;
+  return multiplies_on_tensor_cores(problem, storage_of(q, k, v)) ? kLeafKeys : 1;
 }
 
 std::string describe(const TensorView& q, const Shard& shard) {

@@ -35,7 +35,7 @@ class Groups {
   /// @param run of one worker @param used_end behind the last key in use
   __device__ __forceinline__ Groups(Run run, std::int64_t used_end)
       : origin_(run.begin / kTogether * kTogether),
-        first_in_leaf_(static_cast<int>(origin_ % kCut) / kTogether),
+        first_in_leaf_(static_cast<int>(origin_ % kLeafKeys) / kTogether),
         begin_(static_cast<int>(run.begin - origin_)),
         end_(run.empty() ? begin_ : static_cast<int>(run.end - origin_)),
         used_end_(static_cast<int>((used_end < run.end ? used_end : run.end) - origin_)) {}
@@ -51,18 +51,18 @@ class Groups {
   __device__ __forceinline__ unsigned inside(int group) const {
     return below(end_ - group * kTogether) & ~below(begin_ - group * kTogether);
   }
-  /// Whether the leaf of kCut positions that a group belongs to lies in the run as a whole.
+  /// Whether the leaf of kLeafKeys positions that a group belongs to lies in the run as a whole.
   __device__ __forceinline__ bool in_whole_leaf(int group) const {
     const int leaf = (group - in_leaf(group)) * kTogether;
-    return leaf >= begin_ && leaf + static_cast<int>(kCut) <= end_;
+    return leaf >= begin_ && leaf + static_cast<int>(kLeafKeys) <= end_;
   }
   /// Place of a group in its leaf, 0 to 7.
   __device__ __forceinline__ int in_leaf(int group) const {
-    return (first_in_leaf_ + group) % (static_cast<int>(kCut) / kTogether);
+    return (first_in_leaf_ + group) % (static_cast<int>(kLeafKeys) / kTogether);
   }
   /// Whether the run cuts a leaf.
   __device__ __forceinline__ bool cuts_a_leaf() const {
-    return end_ > begin_ && ((origin_ + begin_) % kCut != 0 || (origin_ + end_) % kCut != 0);
+    return end_ > begin_ && ((origin_ + begin_) % kLeafKeys != 0 || (origin_ + end_) % kLeafKeys != 0);
   }
 
  private:
@@ -75,13 +75,11 @@ class Groups {
 
 /// One query and one run of positions of its line.
 ///
-/// Whole leaves of kCut positions climb in registers and reach the counter in memory once a leaf. What a shard has cut off a
+/// Whole leaves of kLeafKeys positions climb in registers and reach the counter in memory once a leaf. What a shard has cut off a
 /// leaf goes to the counter key by key, so that the rank that holds the other side finds its siblings.
 template <class Team>
 class Climb {
  public:
-  static constexpr int kLeafLevel = 6;
-  static_assert(kCut == std::int64_t{1} << kLeafLevel);
   using State = LaneState<Team::kNumbers>;
 
   /// @param run positions to take, a part of problem.padded(line)

@@ -109,10 +109,10 @@ __global__ void __launch_bounds__(Walk::kThreads, 1)
 template <class Walk>
 EqualRunsWorkspace equal_runs_workspace(const DeviceProblem& problem, std::int64_t n_blocks, float* floats) {
   using Worker = typename Walk::Worker;
-  const std::int64_t n_pieces = std::max<std::int64_t>(1, (problem.end + kCut - 1) / kCut - problem.begin / kCut);
+  const std::int64_t n_pieces = std::max<std::int64_t>(1, (problem.end + kLeafKeys - 1) / kLeafKeys - problem.begin / kLeafKeys);
   const std::int64_t a_block = std::min(n_pieces, (n_strips<Worker>(problem) * n_pieces + n_blocks - 1) / n_blocks);
   using Forest = ForestOf<Worker>;
-  return {floats, Forest::n_floats((a_block + Walk::kWorkers - 1) / Walk::kWorkers * kCut), Forest::n_floats(a_block * kCut),
+  return {floats, Forest::n_floats((a_block + Walk::kWorkers - 1) / Walk::kWorkers * kLeafKeys), Forest::n_floats(a_block * kLeafKeys),
           Walk::kWorkers, Worker::kSlots};
 }
 

@@ -8,6 +8,7 @@
 
 #include "gpu/platform/device.hpp"
 #include "gpu/parts/problem.hpp"
+#include "reference/state/state.hpp"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 

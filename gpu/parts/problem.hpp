@@ -11,21 +11,17 @@
 
 namespace tree_attn {
 
-/// Positions count in 64 bits on a device too.
-/// Keys between two places where a run may be cut: a subtree of the canonical tree, so that a cut costs no odd pieces.
-inline constexpr std::int64_t kCut = 64;
-
-/// Part `part` of a run cut into `n_parts` at multiples of kCut, as even as they allow: the first parts are the longer ones,
+/// Part `part` of a run cut into `n_parts` at multiples of kLeafKeys, as even as they allow: the first parts are the longer ones,
 /// and parts are empty where there are fewer pieces than parts.
 TREE_ATTN_HOST_DEVICE inline Run part_of(Run whole, int part, int n_parts) {
   if (whole.empty()) return {whole.begin, whole.begin};
   // Pieces are counted in 32 bits, for a division of 64 is a long story on a device.
-  const std::int64_t first = whole.begin / kCut;
-  const auto n = static_cast<std::uint32_t>((whole.end + kCut - 1) / kCut - first);
+  const std::int64_t first = whole.begin / kLeafKeys;
+  const auto n = static_cast<std::uint32_t>((whole.end + kLeafKeys - 1) / kLeafKeys - first);
   const std::uint32_t each = n / static_cast<std::uint32_t>(n_parts), rest = n - each * static_cast<std::uint32_t>(n_parts);
   const auto at = static_cast<std::uint32_t>(part), longer = at < rest ? at : rest;
   const std::int64_t from = first + each * at + longer, to = from + each + (at < rest ? 1 : 0);
-  const std::int64_t begin = from * kCut, end = to * kCut;
+  const std::int64_t begin = from * kLeafKeys, end = to * kLeafKeys;
   return {begin < whole.begin ? whole.begin : begin < whole.end ? begin : whole.end, end < whole.end ? end : whole.end};
 }
 
@@ -78,12 +74,12 @@ struct DeviceProblem {
     const std::int64_t length = lengths[line / kv_heads];
     return {begin, length < begin ? begin : length < end ? length : end};
   }
-  /// The same, rounded up to a multiple of kCut inside the shard: positions without a key hold the empty set, which changes
+  /// The same, rounded up to a multiple of kLeafKeys inside the shard: positions without a key hold the empty set, which changes
   /// no bit and saves the odd pieces at the end.
   TREE_ATTN_HOST_DEVICE Run padded(std::int64_t line) const {
     const Run used = in_use(line);
     if (used.empty()) return used;
-    const std::int64_t up = (used.end + kCut - 1) / kCut * kCut;
+    const std::int64_t up = (used.end + kLeafKeys - 1) / kLeafKeys * kLeafKeys;
     return {begin, up < end ? up : end};
   }
 };

@@ -2,7 +2,7 @@
 /// @file
 /// @brief Equal runs of work over all blocks, whatever the lengths in a batch (section 5.3: shards of equal size).
 ///
-/// The work is one long row of cells: strip after strip, and in each the pieces of kCut positions of its keys. Each block
+/// The work is one long row of cells: strip after strip, and in each the pieces of kLeafKeys positions of its keys. Each block
 /// takes an equal run of them, up to one cell: it begins in the middle of one strip, may do some whole ones, and ends in the
 /// middle of another. Who takes what follows from the lengths alone, so every block works it out for itself.
 #pragma once
@@ -26,7 +26,7 @@ struct Segment {
   /// Positions of the cells [from, to) of all, as far as they lie in the strip.
   TREE_ATTN_HOST_DEVICE Run positions(std::int64_t from, std::int64_t to) const {
     if (whole.empty()) return whole;
-    const std::int64_t piece = whole.begin / kCut - cell, begin = (piece + from) * kCut, end = (piece + to) * kCut;
+    const std::int64_t piece = whole.begin / kLeafKeys - cell, begin = (piece + from) * kLeafKeys, end = (piece + to) * kLeafKeys;
     return {begin > whole.begin ? begin : whole.begin, end < whole.end ? end : whole.end};
   }
 };
@@ -81,7 +81,7 @@ class Schedule {
   /// Cells of one strip of a batch entry. One without keys has a cell as well: somebody must write its rows.
   TREE_ATTN_HOST_DEVICE static std::int64_t cells_of(const DeviceProblem& problem, std::int64_t i) {
     const Run run = problem.padded(i * problem.kv_heads);
-    return run.empty() ? 1 : (run.end + kCut - 1) / kCut - run.begin / kCut;
+    return run.empty() ? 1 : (run.end + kLeafKeys - 1) / kLeafKeys - run.begin / kLeafKeys;
   }
 
   /// a / b. A division of 64 bits is a long story on a device, and hardly ever needed.

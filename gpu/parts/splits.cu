@@ -6,7 +6,7 @@
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
 int choose_splits(const DeviceProblem& problem, std::int64_t n_strips, int n_workers) {
-  const std::int64_t n_leaves = (problem.end - problem.begin + kCut - 1) / kCut;
+  const std::int64_t n_leaves = (problem.end - problem.begin + kLeafKeys - 1) / kLeafKeys;
   const std::int64_t fill = device().n_multiprocessors / std::max<std::int64_t>(1, n_strips);
   return static_cast<int>(std::max<std::int64_t>(1, std::min(fill, (n_leaves + n_workers - 1) / n_workers)));
 }

@@ -91,15 +91,10 @@ __device__ __forceinline__ void tell_all(float own, int lane, float (&all)[kToge
 /// A weight of -0 marks a key that is not seen, whose value is not looked at.
 __device__ __forceinline__ bool is_seen(float weight) { return bits_of(weight) != 0x80000000u; }
 
-/// The shift and the weight of one key.
-struct WeighedKey {
-  float shift, weight;
-};
-
-/// e = ceil(s) and 2^(s - e); of the only key of a sequence s and 1, so that z = v to the bit.
-__device__ __forceinline__ WeighedKey weigh_key(float s, bool lone) {
-  const float weight = key_weight(s);
-  return lone && weight > 0 ? WeighedKey{s, 1} : WeighedKey{key_shift(s), weight};
+/// e = ceil(s) and 2^(s - e), or what single_key() makes of them.
+__device__ __forceinline__ WeighedKey<float> weigh_key(float s, bool lone) {
+  const WeighedKey<float> key{key_shift(s), key_weight(s)};
+  return lone ? single_key(s, key) : key;
 }
 
 /// The weights of eight neighbouring keys, brought to one shift: e = max e_a + lift, and 2^(s_a - e_a) 2^(e_a - e).
@@ -113,7 +108,7 @@ __device__ __forceinline__ WeighedKey weigh_key(float s, bool lone) {
 template <class Team>
 __device__ __forceinline__ void weigh_eight(float s, bool lone, float lift, int lane, float& shift,
                                             float (&weight)[kTogether]) {
-  const WeighedKey own = weigh_key(s, lone);
+  const WeighedKey<float> own = weigh_key(s, lone);
   shift = own.shift;
   TREE_ATTN_UNROLL
   for (int distance = 1; distance < kTogether; distance *= 2) {
@@ -167,7 +162,7 @@ __device__ __forceinline__ void one_key(float s, bool lone, float lift, int i, c
                                         LaneState<Team::kNumbers>& state) {
   set_empty(state);
   if (s == -std::numeric_limits<float>::infinity()) return;
-  const WeighedKey key = weigh_key(s, lone);
+  const WeighedKey<float> key = weigh_key(s, lone);
   state.shift = key.shift + lift;
   state.sum = multiply(key.weight, pow2(-lift));
   TREE_ATTN_UNROLL

@@ -32,8 +32,8 @@ constexpr int n_workers_of(int n_threads) { return n_threads / Worker::kLanes; }
 
 /// The most positions that one of n parts of the shard gets.
 inline std::int64_t longest_part(const DeviceProblem& problem, std::int64_t n_parts) {
-  const std::int64_t n = (problem.end + kCut - 1) / kCut - problem.begin / kCut;
-  return std::max<std::int64_t>(1, (n + n_parts - 1) / n_parts * kCut);
+  const std::int64_t n = (problem.end + kLeafKeys - 1) / kLeafKeys - problem.begin / kLeafKeys;
+  return std::max<std::int64_t>(1, (n + n_parts - 1) / n_parts * kLeafKeys);
 }
 
 /// Floats of the forest of one slot of a worker when the shard is cut into n parts.

@@ -17,7 +17,7 @@
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
 /// Tiles of 8 keys in a leaf.
-inline constexpr int kLeafTiles = static_cast<int>(kCut) / 8;
+inline constexpr int kLeafTiles = static_cast<int>(kLeafKeys) / 8;
 
 /// The number that all four lanes of a quad agree on.
 __device__ __forceinline__ float quad_max(float x) {
@@ -38,7 +38,7 @@ __device__ __forceinline__ float quad_sum(float x) {
 /// Turns products q.k of a leaf into weights 2^(s - e), with e and their sum for the queries g and g + 8 of a lane.
 /// @param lift see set_key()
 /// @param begin, end places of the leaf that have a key
-/// @param lone whether its first key is all there is: state (s, 1, v), so that z = v to the bit
+/// @param lone whether its first key is all there is, see single_key()
 template <class Tile>
 __device__ __forceinline__ void weigh(float score_scale, float lift, int begin, int end, bool lone, int lane,
                                       float (&s)[kLeafTiles][4], float (&shift)[Tile::kTiles], float (&sum)[Tile::kTiles]) {
@@ -69,8 +69,9 @@ __device__ __forceinline__ void weigh(float score_scale, float lift, int begin, 
     }
     sum[h] = quad_sum(sum[h]);
     if (lone && sum[h] > 0) {
-      shift[h] = only, sum[h] = 1;
-      if (lane % 4 == 0) s[0][2 * h] = 1;
+      const WeighedKey<float> key = single_key(only, {shift[h], sum[h]});
+      shift[h] = key.shift, sum[h] = key.weight;
+      if (lane % 4 == 0) s[0][2 * h] = key.weight;
     }
   }
 }
@@ -168,7 +169,7 @@ __device__ __forceinline__ void climb_tiles(const DeviceProblem& problem, std::i
     const Subtree piece = first_piece({position, run.end});
     next = piece.end();
     const int lane = forget(own_lane);  // No register is left for what only the end of a round needs.
-    const std::int64_t leaf_begin = position / kCut * kCut, keys_end = piece.end() < used_end ? piece.end() : used_end;
+    const std::int64_t leaf_begin = position / kLeafKeys * kLeafKeys, keys_end = piece.end() < used_end ? piece.end() : used_end;
     const int begin = static_cast<int>(position - leaf_begin), end = static_cast<int>(keys_end - leaf_begin);
     const bool lone = position == 0 && problem.lengths[line / problem.kv_heads] == 1;
 

@@ -13,8 +13,6 @@ template <class Tile>
 class TileForests {
  public:
   using State = LaneState<Tile::kNumbers>;
-  static constexpr int kLeafLevel = 6;
-  static_assert(kCut == std::int64_t{1} << kLeafLevel);
   static constexpr int kOfState = (2 + Tile::kNumbers + 3) / 4;          ///< 16-byte pieces of a lane's part of a state
   static constexpr int kPieces = Tile::kSlots * kOfState * kWarp;  ///< of shared memory, for one warp
 

@@ -29,12 +29,12 @@ __device__ __forceinline__ Bytes16 by_number(const T* from, int n, bool finite) 
 }
 
 /// Rows that are copied together, and the places of such items in a leaf.
-inline constexpr int kItem = 16, kLeafItems = static_cast<int>(kCut) / kItem;
+inline constexpr int kItem = 16, kLeafItems = static_cast<int>(kLeafKeys) / kItem;
 
 /// The piece of a run that starts at its first position: a leaf, or of a leaf that the run's edge cuts the first of the
 /// subtrees that cover what is left of it.
 __device__ __forceinline__ Subtree first_piece(Run run) {
-  const std::int64_t leaf_end = (run.begin / kCut + 1) * kCut;
+  const std::int64_t leaf_end = (run.begin / kLeafKeys + 1) * kLeafKeys;
   return first_subtree(run.begin, leaf_end < run.end ? leaf_end : run.end);
 }
 
@@ -50,7 +50,7 @@ class TileRing {
   /// Starts to fill all stages but one. @param run what will be walked over @param memory [kPieces]
   __device__ __forceinline__ TileRing(const DeviceProblem& problem, std::int64_t line, Run run, bool aligned,
                                       Shared<Bytes16> memory, int lane)
-      : origin_(run.begin / kCut * kCut),
+      : origin_(run.begin / kLeafKeys * kLeafKeys),
         keys_(problem.key<T>(line, origin_)),
         values_(problem.value<T>(line, origin_)),
         key_stride_(problem.k.stride[2]),
@@ -97,7 +97,7 @@ class TileRing {
   /// Starts to copy the item that no call has started yet. Where none is left it counts as an empty one.
   __device__ __forceinline__ void start_next(int stage) {
     if (begin_ < end_) {
-      const int first = begin_ / static_cast<int>(kCut) * static_cast<int>(kCut) + item_ % kLeafItems * kItem;
+      const int first = begin_ / static_cast<int>(kLeafKeys) * static_cast<int>(kLeafKeys) + item_ % kLeafItems * kItem;
       const int end = piece_end_ < used_end_ ? piece_end_ : used_end_;
       const bool values = item_ >= kLeafItems;
       const std::int64_t stride = values ? value_stride_ : key_stride_;
@@ -144,7 +144,7 @@ class TileRing {
       store16(to, by_number(from, row >= begin && row < end ? in_row : 0, false));
   }
 
-  std::int64_t origin_;      ///< a multiple of kCut, from which positions are counted here
+  std::int64_t origin_;      ///< a multiple of kLeafKeys, from which positions are counted here
   const T *keys_, *values_;  ///< rows there
   std::int64_t key_stride_, value_stride_;
   int d_h_, d_v_;

@@ -73,8 +73,8 @@ class HeadStream {
         scale_(split_scale(scale)),
         lift_(static_cast<float>(lift)),
         q_(static_cast<std::size_t>(n_queries * d_h_)),
-        k_(static_cast<std::size_t>(kLeafLength * d_h_)),
-        v_(static_cast<std::size_t>(kLeafLength * d_v)),
+        k_(static_cast<std::size_t>(kLeafKeys * d_h_)),
+        v_(static_cast<std::size_t>(kLeafKeys * d_v)),
         counters_(static_cast<std::size_t>(n_queries), Forest<float>(1, d_v)) {}
 
   /// Reads the query of row r of the group: row (i, h, j) of q.
@@ -95,7 +95,7 @@ class HeadStream {
   /// Lets the n keys of the leaf, at positions from `position` on, climb the tree of every query.
   void climb(std::int64_t position, std::int64_t n) {
     for (std::size_t r = 0; r < counters_.size(); ++r) {
-      float s[kLeafLength];
+      float s[kLeafKeys];
       for (std::int64_t a = 0; a < n; ++a) s[a] = score(r, a);
       for (std::int64_t a = 0; a < n;) {
         const float* v = v_.data() + a * d_v_;
@@ -114,15 +114,8 @@ class HeadStream {
     }
   }
 
-  /// The state of query r over a sequence of one key: (s, 1, v), so that z = v to the bit.
-  void only_key(std::size_t r, float* state) const {
-    const float s = score(r, 0);
-    set_key(state, s, v_.data(), d_v_);
-    if (is_empty(state) || state[kSum] != state[kSum]) return;
-    state[kShift] = s;
-    state[kSum] = 1;
-    std::copy_n(v_.data(), d_v_, state + kValues);
-  }
+  /// The state of query r over a sequence of one key.
+  void take_single_key(std::size_t r, float* state) const { set_single_key(state, score(r, 0), v_.data(), d_v_); }
 
   /// Hands on the state of query r and starts afresh.
   void take(std::size_t r, float* state) {
@@ -163,7 +156,7 @@ Forest<float> decode_shard(const TensorView& q, const Shard& shard, std::span<co
 
         // Stream the keys that are in use, leaf by leaf.
         for (std::int64_t position = subtree.begin(); position < end;) {
-          const std::int64_t n = std::min(end, (position / kLeafLength + 1) * kLeafLength) - position;
+          const std::int64_t n = std::min(end, (position / kLeafKeys + 1) * kLeafKeys) - position;
           stream.read_leaf(shard, i, h, position - shard.begin, n);
           stream.climb(position, n);
           position += n;
@@ -174,8 +167,8 @@ Forest<float> decode_shard(const TensorView& q, const Shard& shard, std::span<co
         for (std::int64_t r = 0; r < group; ++r) {
           float* state = states + (i * n_h * l + h * group + r) * state_size(d_v);
           stream.take(static_cast<std::size_t>(r), state);
-          const bool only_key = lengths[static_cast<std::size_t>(i)] == 1 && subtree.begin() == 0;
-          if (only_key) stream.only_key(static_cast<std::size_t>(r), state);
+          const bool single_key = lengths[static_cast<std::size_t>(i)] == 1 && subtree.begin() == 0;
+          if (single_key) stream.take_single_key(static_cast<std::size_t>(r), state);
         }
       }
     }

@@ -13,10 +13,6 @@
 
 namespace tree_attn {
 
-/// Keys in a leaf: the unit of work of the stream, and what shards are cut at unless a caller says otherwise. The merge
-/// tree goes on below it down to single keys, so a shard may cut a leaf anywhere and no bit changes.
-inline constexpr std::int64_t kLeafLength = 64;
-
 /// Keys and values of a run of positions: row 0 of k and v is the key at position `begin`.
 struct Shard {
   TensorView k;            ///< [b, n_kv, n, d_h]

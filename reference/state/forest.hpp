@@ -14,6 +14,7 @@
 #include <span>
 #include <vector>
 
+#include "reference/state/state.hpp"
 #include "reference/state/subtree.hpp"
 
 namespace tree_attn {

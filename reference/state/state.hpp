@@ -145,6 +145,21 @@ TREE_ATTN_HOST_DEVICE inline bool is_empty(const Real* state) {
 /// bits clear of overflow, whatever the values.
 inline constexpr int kLift = 64;
 
+/// Shift and weight of one key.
+template <class Real>
+struct WeighedKey {
+  Real shift, weight;
+};
+
+/// What becomes of the shift and the weight of the only key of a sequence: (s, 1), whose softmax weight is 1 whatever the score,
+/// so that z = v to the bit and lse = ln 2 * s. A key that is not seen (weight 0) or has a weight of NaN stays as it is.
+/// @param s score in base two
+/// @param key as any other key is weighed, with or without a lift: one key needs none
+template <class Real>
+TREE_ATTN_HOST_DEVICE inline WeighedKey<Real> single_key(Real s, WeighedKey<Real> key) {
+  return key.weight > 0 ? WeighedKey<Real>{s, Real(1)} : key;
+}
+
 /// The state of one key: e = ceil(s) + lift, D = 2^(s - e), n = D v.
 ///
 /// Without a lift D is in [1/2, 1], and a sum of many n may overflow where z = n / D, an average of the v, does not. A lift
@@ -164,6 +179,22 @@ TREE_ATTN_HOST_DEVICE inline void set_key(Real* __restrict state, Real s, const 
   state[kShift] = key_shift(s) + lift;
   state[kSum] = weight;
   for (std::int64_t j = 0; j < d_v; ++j) state[kValues + j] = weight * v[j];
+}
+
+/// The state of the only key of a sequence: (s, 1, v), see single_key(). Its shift is no whole number: it merges with the empty
+/// set alone.
+///
+/// Edges as in set_key(): a score of -inf is the empty state, one of +inf or NaN has a weight of NaN.
+/// @param[out] state [2 + d_v]
+/// @param s score in base two
+/// @param[in] v value [d_v]
+template <class Real>
+TREE_ATTN_HOST_DEVICE inline void set_single_key(Real* __restrict state, Real s, const Real* __restrict v, std::int64_t d_v) {
+  set_key(state, s, v, d_v);
+  const WeighedKey<Real> key = single_key(s, WeighedKey<Real>{state[kShift], state[kSum]});
+  if (key.weight != Real(1)) return;
+  state[kShift] = key.shift, state[kSum] = key.weight;
+  for (std::int64_t j = 0; j < d_v; ++j) state[kValues + j] = v[j];
 }
 
 /// Natural log-sum-exp of a state: ln 2 * (e + log2 D). -inf for the empty set, NaN where D is NaN.

@@ -13,6 +13,13 @@
 
 namespace tree_attn {
 
+/// Keys in a leaf: the unit of work, and what ranges are cut at unless a caller says otherwise, so that a cut costs no extra
+/// subtrees. The merge tree goes on below it, down to single keys.
+inline constexpr std::int64_t kLeafKeys = 64;
+/// Level of a leaf among the subtrees.
+inline constexpr int kLeafLevel = std::bit_width(static_cast<std::uint64_t>(kLeafKeys)) - 1;
+static_assert(kLeafKeys == std::int64_t{1} << kLeafLevel);
+
 /// A node of the tree: level h and index i, covering the positions [i 2^h, (i + 1) 2^h).
 struct Subtree {
   int level = 0;           ///< height above the keys; 0 is a single key

@@ -145,7 +145,7 @@ inline double longest_chain(const device::LadderStep& step, const DeviceShard& s
   if (&step == &device::kNaive || &step == &device::kFused) return n_keys + 4;
   const bool tensor = device::multiplies_on_tensor_cores(shard.problem, shard.storage) &&
                       (std::string(step.name) == "tensor" || &step == &device::kEqualRuns);
-  return tensor ? 2 * 3 * static_cast<double>(kCut) + std::log2(n_keys + 1) + 2 : 0;
+  return tensor ? 2 * 3 * static_cast<double>(kLeafKeys) + std::log2(n_keys + 1) + 2 : 0;
 }
 
 /// What is wrong with an output: the oracle's pattern of NaN and Inf, and the bound on the numbers; "" if nothing is.

@@ -32,7 +32,7 @@ TEST_CASE("decoders: canonical bits for every layout and every grouping into nod
     const int p = world->size();
     std::vector<Layout> layouts;
     for (const Topology& topology : groupings(p)) {
-      layouts.push_back({topology, even_runs(333, p, kLeafLength)});
+      layouts.push_back({topology, even_runs(333, p, kLeafKeys)});
       layouts.push_back({topology, random_runs(random, 333, p)});
       layouts.push_back({topology, random_runs(random, 333, p), false});
     }
@@ -53,7 +53,7 @@ TEST_CASE("decoders: an entry of a batch has the bits that it has alone") {
       for (std::int64_t i = 0; i < 3; ++i) {
         const auto entry = entry_of(*problem, i);
         const DecodeOutput alone =
-            decode(*world, algorithm, *entry, {Topology::pretend(p, 2), even_runs(140, p, kLeafLength)})[0].output;
+            decode(*world, algorithm, *entry, {Topology::pretend(p, 2), even_runs(140, p, kLeafKeys)})[0].output;
         const std::size_t n_rows = alone.lse.size(), i_begin = static_cast<std::size_t>(i) * n_rows;
         CHECK(same_bits(std::span(together.lse).subspan(i_begin, n_rows), alone.lse));
         CHECK(same_bits(std::span(together.out).subspan(i_begin * 9, n_rows * 9), alone.out));

@@ -8,7 +8,7 @@ namespace {
 
 /// Shards as even as single keys allow, and as even as leaves allow.
 std::vector<Layout> even_layouts(std::int64_t n_keys, int p) {
-  return {{mixed_grouping(p), even_runs(n_keys, p, 1)}, {Topology::pretend(p, 2), even_runs(n_keys, p, kLeafLength)}};
+  return {{mixed_grouping(p), even_runs(n_keys, p, 1)}, {Topology::pretend(p, 2), even_runs(n_keys, p, kLeafKeys)}};
 }
 
 }  // namespace

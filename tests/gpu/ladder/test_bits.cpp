@@ -52,7 +52,7 @@ TEST_CASE("bits: every number of splits gives the same, in every step that split
 /// @tested{thm_1, Thm. 1}
 TEST_CASE("bits: parts of many subtrees are joined in rounds") {
   constexpr int kSplits = 70, kListedParts = 64, kListedSubtrees = 256;  // as join_parts() has them
-  const Axes axes{.heads = 1, .kv_heads = 1, .head_dim = 4, .value_dim = 4, .n_keys = kSplits * 23 * kCut};
+  const Axes axes{.heads = 1, .kv_heads = 1, .head_dim = 4, .value_dim = 4, .n_keys = kSplits * 23 * kLeafKeys};
   int n = 0;
   for (int i = 0; i < kListedParts; ++i) {
     const Run part = part_of({0, axes.n_keys}, i, kSplits);
@@ -71,7 +71,7 @@ TEST_CASE("bits: parts of many subtrees are joined in rounds") {
 /// @tested{thm_1, Thm. 1}
 TEST_CASE("bits: parts of large states are joined in rounds") {
   constexpr int kSplits = 70;
-  const auto problem = normal_problem(5060, {.heads = 1, .kv_heads = 1, .head_dim = 512, .value_dim = 512, .n_keys = kSplits * kCut});
+  const auto problem = normal_problem(5060, {.heads = 1, .kv_heads = 1, .head_dim = 512, .value_dim = 512, .n_keys = kSplits * kLeafKeys});
   const DeviceShard shard(problem->query(0), problem->whole(), problem->lengths(), problem->scale);
   CHECK(same_output(run_step(device::kSplit, shard, {.n_splits = kSplits}), run_step(device::kSplit, shard, {.n_splits = 1})));
 }
@@ -132,7 +132,7 @@ TEST_CASE("bits: up to 8 shards, each with any number of splits, join to the who
     for (const int p : {1, 2, 3, 5, 8}) {
       Forest<float> forest(problem->shape().n_rows(), problem->shape().value_dim);
       int n_splits = p;
-      for (const Run& run : even_runs(axes.n_keys, p, kCut)) {
+      for (const Run& run : even_runs(axes.n_keys, p, kLeafKeys)) {
         const Forest<float> part = forest_of(device::kEqualRuns, *problem, run, 1 + n_splits++ % 5);
         forest.append(part.subtrees(), part.states().data());
       }

@@ -13,7 +13,7 @@ namespace tree_attn::test {
 namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity(), kNaN = std::numeric_limits<float>::quiet_NaN();
-constexpr std::int64_t kMostKeys = 2 * kCut + 1, kDim = 8;
+constexpr std::int64_t kMostKeys = 2 * kLeafKeys + 1, kDim = 8;
 
 /// A kind of worker, by a shape that gets it: teams for one query a key/value head, tensor cores for two of 16 bits.
 struct Kind {
@@ -150,7 +150,7 @@ TEST_CASE("lengths: one key gives its value to the bit, in shards of every size"
 
 TEST_CASE("lengths: teams without positions leave no forest, although they step with the others of their warp") {
   const Entries entries(kKinds[0], Tail::Numbers);
-  const auto problem = entries.problem(kCut, kCut + 1, kCut);
+  const auto problem = entries.problem(kLeafKeys, kLeafKeys + 1, kLeafKeys);
   const DeviceShard shard(problem->query(0), problem->whole(), problem->lengths(), problem->scale);
   const device::Plan plan = device::kVectors.plan(shard.problem, shard.storage, {});
   device::DeviceBuffer<float> floats(plan.n_floats), out(kDim), lse(1);
@@ -179,7 +179,7 @@ TEST_CASE("lengths: shards join to the whole, for each length 0 to N") {
       Forest<float> forest(problem->shape().n_rows(), kDim);
       bool at_leaves = true;
       for (const Run& run : runs_of_lengths(layout)) {
-        at_leaves = at_leaves && run.begin % kCut == 0;
+        at_leaves = at_leaves && run.begin % kLeafKeys == 0;
         const Forest<float> part = forest_of(device::kEqualRuns, *problem, run, 1);
         forest.append(part.subtrees(), part.states().data());
       }

@@ -259,6 +259,25 @@ TEST_CASE_TEMPLATE("state: one key finishes as its value and its score", Real, f
   }
 }
 
+TEST_CASE_TEMPLATE("state: the only key of a sequence finishes as its value, to the bit", Real, float, double) {
+  const std::vector<Real> v{Real(1) / 3, Real(-0.0), -kInf<Real>, kNaN<Real>, std::numeric_limits<Real>::max(), std::numeric_limits<Real>::denorm_min()};
+  State<Real> state(static_cast<std::size_t>(state_size(kValueDim)));
+  std::vector<Real> z(kValueDim);
+  for (const Real s : {Real(-0.3), Real(0), Real(1) / 3, Real(1e18), Real(-1e30)}) {
+    CAPTURE(s);
+    set_single_key(state.data(), s, v.data(), kValueDim);
+    CHECK(finish(state.data(), z.data(), kValueDim) == Real(kLn2) * s);
+    CHECK(same_bits(z, v));
+    // With or without a lift, what it was weighed as before does not count.
+    CHECK(single_key(s, WeighedKey<Real>{key_shift(s) + kLift, key_weight(s) * pow2(Real(-kLift))}).shift == s);
+  }
+  // One that is not seen, or has no weight, is what any other such key is.
+  for (const Real s : {-kInf<Real>, kInf<Real>, kNaN<Real>}) {
+    set_single_key(state.data(), s, v.data(), kValueDim);
+    CHECK(same_bits(state, key_state(s, v)));
+  }
+}
+
 TEST_CASE_TEMPLATE("state: a lifted key is the same key, merges with any other, and keeps large values clear of overflow", Real, float, double) {
   constexpr Real kLargest = std::numeric_limits<Real>::max();
   const std::vector<Real> v{1, 0, Real(-0.5), 3, kLargest, -kLargest};

@@ -148,7 +148,7 @@ TEST_CASE("modes: the library kernel over a batch with lengths of all kinds") {
 /// @tested{thm_1, Thm. 1}
 TEST_CASE("modes: so many splits that their states are joined in rounds") {
   constexpr int kSplits = 70;
-  for (const Axes& axes : {of_teams(Storage::F32, 512, kSplits * kCut), of_tiles(Storage::BF16, 256, 4, kSplits * kCut)}) {
+  for (const Axes& axes : {of_teams(Storage::F32, 512, kSplits * kLeafKeys), of_tiles(Storage::BF16, 256, 4, kSplits * kLeafKeys)}) {
     const auto problem = normal_problem(9150, axes);
     const DeviceShard shard(problem->query(0), problem->whole(), problem->lengths(), problem->scale);
     for (const device::LadderStep* step : {&device::kSplit, &device::kLastBlock, &device::kAsync, &device::kTensor, &device::kBulk, &device::kEqualRuns}) {
