@@ -18,19 +18,19 @@ struct Part {
 };
 
 /// Compares parts with those of rank 0. @throws InputError on every rank, about the first rank that differs
-void agree_on(const MpiSession& session, const SafetensorsFile* file, const std::vector<Part>& parts) {
+void agree_on(const Ranks& ranks, const SafetensorsFile* file, const std::vector<Part>& parts) {
   // Ask once for all parts, and for each only where ranks differ.
   std::uint64_t all = kFnvStart;
   for (const Part& part : parts) all = fnv1a(std::as_bytes(std::span(&part.hash, 1)), all);
-  const std::uint64_t same = all == session.of_first(all) ? 1 : 0;
-  if (session.smallest(same) == 1) return;
+  const std::uint64_t same = all == ranks.broadcast_from_root(all) ? 1 : 0;
+  if (ranks.all_min(same) == 1) return;
   std::optional<std::string> trouble;
   for (const Part& part : parts) {
-    if (part.hash == session.of_first(part.hash) || trouble) continue;
+    if (part.hash == ranks.broadcast_from_root(part.hash) || trouble) continue;
     trouble = (file ? readable(file->path(), 200) : "made-up input") + " differs from rank 0's in " + part.name +
               ": every rank must " + (file ? "read the same file" : "get the same options");
   }
-  session.agree(trouble);
+  ranks.throw_if_any_failed(trouble);
 }
 
 std::uint64_t hash_of_row(const TensorView& view, std::int64_t i, std::int64_t j, std::int64_t n,
@@ -72,13 +72,13 @@ std::vector<CacheRow> sampled_rows(std::span<const Run> runs, std::span<const st
   return rows;
 }
 
-void agree_on_input(const MpiSession& session, Problem& problem, const SafetensorsFile* file, std::span<const Run> runs) {
-  if (session.size() == 1) return;
+void agree_on_input(const Ranks& ranks, Problem& problem, const SafetensorsFile* file, std::span<const Run> runs) {
+  if (ranks.size() == 1) return;
 
   // In this order: ranks with the same header have the same tensors, and with the same lengths the same sampled rows.
-  if (file != nullptr) agree_on(session, file, {{"the header", file->header_hash()}});
+  if (file != nullptr) agree_on(ranks, file, {{"the header", file->header_hash()}});
   const std::vector<std::int64_t> lengths = problem.lengths(problem.steps() - 1);
-  agree_on(session, file, {{"lengths", fnv1a(std::as_bytes(std::span(lengths)))}, {"q", hash_of_queries(problem)}});
+  agree_on(ranks, file, {{"lengths", fnv1a(std::as_bytes(std::span(lengths)))}, {"q", hash_of_queries(problem)}});
   if (file == nullptr) return;
   const Shard cache = problem.whole();
   std::vector<Part> parts;
@@ -88,7 +88,7 @@ void agree_on_input(const MpiSession& session, Problem& problem, const Safetenso
     parts.push_back({row + "v", hash_of_row(cache.v, i, h, n)});
     file->release_pages();  // most are of other shards
   }
-  agree_on(session, file, parts);
+  agree_on(ranks, file, parts);
 }
 
 }  // namespace tree_attn

@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "distributed/transport/mpi_transport.hpp"
+#include "distributed/transport/ranks.hpp"
 #include "reference/data/problem.hpp"
 
 namespace tree_attn {
@@ -38,6 +38,6 @@ std::vector<CacheRow> sampled_rows(std::span<const Run> runs, std::span<const st
 /// @param file what the problem was read from; null for made-up input
 /// @param runs positions of every shard, the same on all ranks that have the same header
 /// @throws InputError on every rank, naming the first rank that differs and the first thing in which it does
-void agree_on_input(const MpiSession& session, Problem& problem, const SafetensorsFile* file, std::span<const Run> runs);
+void agree_on_input(const Ranks& ranks, Problem& problem, const SafetensorsFile* file, std::span<const Run> runs);
 
 }  // namespace tree_attn

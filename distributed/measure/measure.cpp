@@ -30,10 +30,10 @@ double quantile(const std::vector<double>& sorted, double q) {
 }  // namespace
 
 Measurement measure(const Bench& bench, const Algorithm& algorithm) {
-  const MpiSession& session = bench.session;
+  const Ranks& ranks = bench.ranks;
+  Transport& transport = bench.transport;
   Problem& problem = bench.problem;
-  MpiTransport transport(session, bench.topology);
-  const Run mine = bench.runs[static_cast<std::size_t>(bench.topology.place_of(session.rank()))];
+  const Run mine = bench.runs[static_cast<std::size_t>(transport.topology().place_of(ranks.rank()))];
   Measurement result;
   result.algorithm = algorithm.name;
 
@@ -48,10 +48,10 @@ Measurement measure(const Bench& bench, const Algorithm& algorithm) {
       DecodeStep step{problem.query(t), problem.shard(mine, t), lengths, bench.scale, runs};
       shard_bytes = (step.shard.end() - step.shard.begin) * problem.shape().bytes_per_position();
       transport.traffic = {};
-      session.doing("in " + std::string(algorithm.name) + ", step " + std::to_string(t + 1));
+      ranks.doing("in " + std::string(algorithm.name) + ", step " + std::to_string(t + 1));
       double microseconds = 0;
       const auto decode = [&] {
-        session.barrier();
+        ranks.barrier();
         const auto start = std::chrono::steady_clock::now();
         DecodeOutput output = algorithm.run(transport, bench.backend, step);
         microseconds += std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
@@ -60,11 +60,11 @@ Measurement measure(const Bench& bench, const Algorithm& algorithm) {
       result.output = decode();
 
       // Decode once more where a sum overflowed. All ranks do as rank 0 does, also if one of them should differ.
-      if (session.of_first(std::uint64_t{needs_lift(result.output)}) != 0) {
+      if (ranks.broadcast_from_root(std::uint64_t{needs_lift(result.output)}) != 0) {
         step.lift = kLift;
         take_lifted(result.output, decode());
       }
-      const double slowest = session.largest(microseconds);
+      const double slowest = ranks.all_max(microseconds);
       if (repetition >= bench.warmup) latencies.push_back(slowest);
     }
   }
@@ -73,14 +73,14 @@ Measurement measure(const Bench& bench, const Algorithm& algorithm) {
 
   // Add up what the ranks counted in the last step.
   const Traffic& traffic = transport.traffic;
-  const auto most = [&](std::int64_t number) { return static_cast<std::int64_t>(session.largest(static_cast<std::uint64_t>(number))); };
-  result.per_step = {most(traffic.collectives),          session.sum(traffic.messages), session.sum(traffic.bytes),
-                     session.sum(traffic.bytes_between_nodes), most(traffic.merge_steps), most(traffic.buffer_kv_bytes)};
+  const auto most = [&](std::int64_t number) { return static_cast<std::int64_t>(ranks.all_max(static_cast<std::uint64_t>(number))); };
+  result.per_step = {most(traffic.collectives),          ranks.all_sum(traffic.messages), ranks.all_sum(traffic.bytes),
+                     ranks.all_sum(traffic.bytes_between_nodes), most(traffic.merge_steps), most(traffic.buffer_kv_bytes)};
   result.peak_kv_bytes_per_rank = most(shard_bytes + traffic.buffer_kv_bytes);
-  result.predicted = predict(algorithm.name, problem.shape(), bench.topology);
+  result.predicted = predict(algorithm.name, problem.shape(), transport.topology());
 
   result.digest = digest_of(result.output);
-  result.same_bits_on_all_ranks = session.largest(result.digest) == session.smallest(result.digest);
+  result.same_bits_on_all_ranks = ranks.all_max(result.digest) == ranks.all_min(result.digest);
   return result;
 }
 

@@ -8,7 +8,8 @@
 #include <vector>
 
 #include "distributed/decoders/decoder.hpp"
-#include "distributed/transport/mpi_transport.hpp"
+#include "distributed/transport/ranks.hpp"
+#include "distributed/transport/transport.hpp"
 #include "distributed/measure/predict.hpp"
 #include "reference/data/problem.hpp"
 
@@ -43,8 +44,8 @@ struct Measurement {
 
 /// Everything that stays the same from algorithm to algorithm.
 struct Bench {
-  const MpiSession& session;
-  const Topology& topology;
+  const Ranks& ranks;
+  Transport& transport;
   const Backend& backend;
   Problem& problem;
   std::vector<Run> runs;  ///< positions of every place of the row, at the last step

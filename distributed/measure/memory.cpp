@@ -83,8 +83,8 @@ void check_memory(const std::string& subject, const Bench& bench, const Topology
     return static_cast<double>(n) * static_cast<double>(shape.bytes_per_position());
   };
   double needed = 0;
-  for (const int rank : machines.node(machines.node_of(bench.session.rank()))) {
-    const Run run = bench.runs[static_cast<std::size_t>(bench.topology.place_of(rank))];
+  for (const int rank : machines.node(machines.node_of(bench.ranks.rank()))) {
+    const Run run = bench.runs[static_cast<std::size_t>(bench.transport.topology().place_of(rank))];
     needed += decode_bytes(shape, run) + bytes_of_keys(run.size()) * ((use.keys_in_memory ? 1 : 0) + (use.ring ? 2 : 0));
     if (rank == 0 && use.oracle) needed += oracle_bytes(shape, 3) + (use.keys_in_memory ? bytes_of_keys(shape.n_keys) : 0);
   }

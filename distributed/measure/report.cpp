@@ -3,15 +3,11 @@
 /// @brief Table and JSON.
 #include "distributed/measure/report.hpp"
 
-#include <mpi.h>
-
 #include <algorithm>
 #include <array>
 #include <cctype>
 #include <cstdio>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <thread>
 #include <vector>
 
 namespace tree_attn {
@@ -52,30 +48,6 @@ std::string name_of_dtype(Storage storage) {
 std::string hex(std::uint64_t n) { return format("%016llx", static_cast<unsigned long long>(n)); }
 
 }  // namespace
-
-std::string mpi_library() {
-  char version[MPI_MAX_LIBRARY_VERSION_STRING];
-  int length = 0;
-  MPI_Get_library_version(version, &length);
-  // Open MPI: "Open MPI v4.1.4, package: ...". MPICH: "MPICH Version:\t4.0.2\nMPICH Release date: ...".
-  const std::string_view text(version, static_cast<std::size_t>(length));
-  std::string name(text.substr(0, text.find_first_of(",\n")));
-  if (const std::size_t mark = name.find(" Version:\t"); mark != std::string::npos) name.replace(mark, 10, " ");
-  return readable(name);
-}
-
-Machine this_machine() {
-  Machine machine;
-  std::ifstream cpuinfo("/proc/cpuinfo");
-  for (std::string line; machine.cpu.empty() && std::getline(cpuinfo, line);) {
-    if (line.starts_with("model name")) machine.cpu = line.substr(line.find(':') + 2);
-  }
-  machine.cores = static_cast<int>(std::thread::hardware_concurrency());
-  machine.mpi = mpi_library();
-  machine.compiler = "g++ " __VERSION__;
-  machine.build_type = TREE_ATTN_BUILD_TYPE;
-  return machine;
-}
 
 std::string table(const ReportHeader& header, std::span<const Measurement> measurements) {
   const ProblemShape& shape = header.shape;
@@ -162,7 +134,7 @@ std::string json(const ReportHeader& header, std::span<const Measurement> measur
     run["output_digest"] = hex(m.digest);
     report["runs"].push_back(std::move(run));
   }
-  const Machine machine = this_machine();
+  const Machine& machine = header.machine;
   report["machine"] = {
       {"cpu", machine.cpu}, {"cores", machine.cores},       {"gpus", nlohmann::ordered_json::array()}, {"mpi", machine.mpi},
       {"nccl", nullptr},    {"compiler", machine.compiler}, {"build_type", machine.build_type}};

@@ -10,6 +10,7 @@
 #include <memory>
 
 #include "distributed/program/decode_options.hpp"
+#include "distributed/program/machine.hpp"
 #include "distributed/measure/fingerprint.hpp"
 #include "distributed/measure/measure.hpp"
 #include "distributed/measure/memory.hpp"
@@ -17,6 +18,7 @@
 #include "reference/data/output_file.hpp"
 #include "distributed/measure/overflow.hpp"
 #include "distributed/program/program.hpp"
+#include "distributed/transport/mpi_transport.hpp"
 #include "distributed/measure/report.hpp"
 #include "reference/oracle/attention.hpp"
 
@@ -108,10 +110,10 @@ void show_progress(bool shown, std::size_t done, std::size_t all, std::string_vi
   std::fflush(stderr);
 }
 
-int run_decode(const DecodeOptions& options, const MpiSession& session) {
-  const bool speaks = session.rank() == 0;
+int run_decode(const DecodeOptions& options, const MpiRanks& ranks) {
+  const bool speaks = ranks.rank() == 0;
 
-  session.doing("in reading the input");
+  ranks.doing("in reading the input");
   // Gather everything that can be wrong before any rank waits for another.
   std::optional<SafetensorsFile> file;
   std::optional<Outputs> outputs;
@@ -131,12 +133,12 @@ int run_decode(const DecodeOptions& options, const MpiSession& session) {
     const ProblemShape synthetic = file ? ProblemShape{} : synthetic_shape(options);
     problem = file ? open_problem(*file, options.steps) : make_problem(synthetic, options.seed, options.steps);
     if (file && !options.expect.empty()) expected_tensor(*file, options.expect, problem->shape());
-    check(options, session.size(), problem->shape());
+    check(options, ranks.size(), problem->shape());
     if (speaks) outputs.emplace(options);
   } catch (const InputError& error) {
     trouble = error.what();
   }
-  session.agree(trouble);
+  ranks.throw_if_any_failed(trouble);
 
   // With moments, the same problem over longer values.
   const ProblemShape& shape = problem->shape();
@@ -144,23 +146,24 @@ int run_decode(const DecodeOptions& options, const MpiSession& session) {
   Problem& reduced = enlarged ? *enlarged : *problem;
 
   // Cut the sequence.
-  const Topology topology = session.topology(options.ranks_per_node);
+  const Topology topology = ranks.topology(options.ranks_per_node);
   std::vector<std::int64_t> row_shards;
   for (const int rank : topology.row()) {
     if (!options.shards.empty()) row_shards.push_back(options.shards[static_cast<std::size_t>(rank)]);
   }
   const std::vector<Run> runs =
-      options.shards.empty() ? even_runs(shape.n_keys, session.size(), kLeafKeys) : runs_of_lengths(row_shards);
+      options.shards.empty() ? even_runs(shape.n_keys, ranks.size(), kLeafKeys) : runs_of_lengths(row_shards);
   const double scale = options.scale ? *options.scale : 1 / std::sqrt(static_cast<double>(shape.head_dim));
-  Bench bench{session,
-              topology,
+  MpiTransport transport(ranks, topology);
+  Bench bench{ranks,
+              transport,
               backend,
               reduced,
               runs,
               scale,
               options.warmup,
               options.repeat};
-  const Topology machines = options.ranks_per_node == 0 ? topology : session.topology(0);
+  const Topology machines = options.ranks_per_node == 0 ? topology : ranks.topology(0);
   const bool ring =
       std::any_of(chosen.begin(), chosen.end(), [](const Algorithm* algorithm) { return algorithm->name == "ring"; });
   const std::string subject =
@@ -171,15 +174,15 @@ int run_decode(const DecodeOptions& options, const MpiSession& session) {
   } catch (const InputError& error) {
     trouble = error.what();
   }
-  session.agree(trouble);
-  agree_on_input(session, *problem, file ? &*file : nullptr, runs);
+  ranks.throw_if_any_failed(trouble);
+  agree_on_input(ranks, *problem, file ? &*file : nullptr, runs);
   if (backend.kernels != nullptr) {
     try {
       check_kernels(options, *backend.kernels, reduced, runs, chosen);
     } catch (const InputError& error) {
       trouble = error.what();
     }
-    session.agree(trouble);
+    ranks.throw_if_any_failed(trouble);
   }
 
   // Run one algorithm after the other on the same input.
@@ -195,8 +198,8 @@ int run_decode(const DecodeOptions& options, const MpiSession& session) {
   std::vector<std::string> failed;
   if (speaks && options.verify) {
     show_progress(bar, measurements.size(), n_stages, "oracle");
-    session.doing("in the oracle");
-    const Verifier verify(reduced, scale, session.size(), backend.kernels);
+    ranks.doing("in the oracle");
+    const Verifier verify(reduced, scale, ranks.size(), backend.kernels);
     for (Measurement& m : measurements) {
       m.errors = verify(m);
       if (!m.errors->passed) failed.push_back(m.algorithm + " is not within the bound of the oracle");
@@ -212,12 +215,12 @@ int run_decode(const DecodeOptions& options, const MpiSession& session) {
     if (enlarged) moments.push_back(take_moments(moment_layout(shape), m.output, problem->query(options.steps - 1), scale));
   }
 
-  session.doing("in writing the results");
+  ranks.doing("in writing the results");
   // Write what was found, say it, and only then put the files in place: on any trouble before, nothing is there.
   if (speaks) {
     try {
       const ReportHeader report{options.command_line, backend.name,   options.transport, shape,
-                                options.steps,        session.size(), topology.n_nodes()};
+                                options.steps,        ranks.size(), topology.n_nodes(), this_machine()};
       if (outputs->out) {
         const std::vector<std::int64_t> rows{shape.batch, shape.heads, shape.n_queries};
         const std::vector<std::int64_t> vectors{shape.batch, shape.heads, shape.n_queries, shape.value_dim};
@@ -235,7 +238,7 @@ int run_decode(const DecodeOptions& options, const MpiSession& session) {
       std::fputs(table(report, measurements).c_str(), stdout);
       if (backend.kernels != nullptr) {
         const int last = options.steps - 1;
-        const Run own = runs[static_cast<std::size_t>(topology.place_of(session.rank()))];
+        const Run own = runs[static_cast<std::size_t>(topology.place_of(ranks.rank()))];
         const std::string picked = backend.kernels->describe(reduced.query(last), reduced.shard(own, last));
         std::printf("kernel: %s (%lld keys of rank 0)\n", picked.c_str(), static_cast<long long>(own.size()));
       }
@@ -261,8 +264,8 @@ int run_decode(const DecodeOptions& options, const MpiSession& session) {
                                              problem->lengths(last), measurements[0].output);
     if (!trouble && !overflow.empty()) std::fprintf(stderr, "tree_attn: warning: %s\n", overflow.c_str());
   }
-  session.agree(trouble);
-  return session.sum(static_cast<std::int64_t>(failed.size())) > 0 ? 1 : 0;
+  ranks.throw_if_any_failed(trouble);
+  return ranks.all_sum(static_cast<std::int64_t>(failed.size())) > 0 ? 1 : 0;
 }
 
 }  // namespace
@@ -273,14 +276,14 @@ Command add_decode(CLI::App& program, std::string command_line) {
   CLI::App* command = program.add_subcommand(
       "decode", "Decode with keys and values sharded over ranks: mpirun -n P tree_attn decode [IN [OUT]] ...");
   const std::vector<const CLI::Option*> without_in = add_decode_options(*command, *options);
-  return [options, without_in](const MpiSession& session) {
+  return [options, without_in](const MpiRanks& ranks) {
     // Not CLI's excludes(), which fills the help with itself. Ignored in silence, they would be taken for what was measured.
     for (const CLI::Option* option : without_in) {
       if (!options->in.empty() && option->count() > 0) {
         throw InputError(option->get_name() + " is for made-up input, here it comes from " + readable(options->in, 200));
       }
     }
-    return run_decode(*options, session);
+    return run_decode(*options, ranks);
   };
 }
 

@@ -6,15 +6,15 @@
 #include "distributed/decoders/decoder.hpp"
 #include "reference/data/input_error.hpp"
 #include "distributed/program/program.hpp"
-#include "distributed/measure/report.hpp"
+#include "distributed/program/machine.hpp"
 
 namespace tree_attn {
 
 Command add_info(CLI::App& program) {
   program.add_subcommand("info", "What was built in and found, and how to get what is missing");
-  return [](const MpiSession& session) {
-    const Topology topology = session.topology(0);
-    if (session.rank() != 0) return 0;
+  return [](const MpiRanks& ranks) {
+    const Topology topology = ranks.topology(0);
+    if (ranks.rank() != 0) return 0;
     const Machine machine = this_machine();
     std::string nodes;
     for (int i = 0; i < topology.n_nodes(); ++i) nodes += (i ? ", " : "") + std::to_string(topology.node(i).size());

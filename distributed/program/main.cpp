@@ -17,7 +17,8 @@
 #include "reference/data/mapped_file.hpp"
 #include "reference/data/output_file.hpp"
 #include "distributed/program/program.hpp"
-#include "distributed/measure/report.hpp"
+#include "distributed/program/machine.hpp"
+#include "distributed/program/mpi_session.hpp"
 
 namespace {
 
@@ -72,8 +73,8 @@ int main(int argc, char** argv) {
   std::string command_line;
   for (int i = 0; i < argc; ++i) command_line += (i ? " " : "") + std::string(argv[i]);
   MpiSession session(&argc, &argv, find_timeout(argc, argv));
-  const bool speaks = session.rank() == 0;
-  if (const auto line = foreign_launcher(session.launch(), session.size(), mpi_library())) {
+  const bool speaks = session.ranks().rank() == 0;
+  if (const auto line = foreign_launcher(session.launch(), session.ranks().size(), mpi_library())) {
     if (session.launch().rank == 0) complain(*line);
     return kBadInput;
   }
@@ -108,16 +109,16 @@ int main(int argc, char** argv) {
   try {
     const int status = (program.got_subcommand("oracle")   ? oracle
                         : program.got_subcommand("decode") ? decode
-                                                           : info)(session);
+                                                           : info)(session.ranks());
     // A full disk behind "> FILE" shows here at the latest.
     flush_standard_output();
-    session.doing("after all output was written");
+    session.ranks().doing("after all output was written");
     return status;
   } catch (const InputError& error) {
     if (speaks) complain(error.what());
     return kBadInput;
   } catch (const std::bad_alloc&) {
-    session.abandon("rank " + std::to_string(session.rank()) + ": not enough memory");
+    session.abandon("rank " + std::to_string(session.ranks().rank()) + ": not enough memory");
   } catch (const std::exception& error) {
     session.abandon(readable(error.what(), 900));
   }

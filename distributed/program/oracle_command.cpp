@@ -69,18 +69,18 @@ Command add_oracle(CLI::App& program) {
       ->check(not_empty);
   command->add_option("--scale", options->scale, "Factor of q.k (default 1/sqrt(d_h))");
   command->add_flag("--causal", options->causal, "Query i of l sees the keys 0 .. N - l + i");
-  return [options](const MpiSession& session) {
+  return [options](const MpiRanks& ranks) {
     // One rank is enough; the others hear how it ended.
     std::optional<std::string> problem;
     try {
       if (options->scale && !std::isfinite(*options->scale))
         throw InputError("--scale " + std::to_string(*options->scale) + " is not a finite number");
-      session.doing("in the oracle");
-      if (session.rank() == 0) run_oracle(*options);
+      ranks.doing("in the oracle");
+      if (ranks.rank() == 0) run_oracle(*options);
     } catch (const InputError& error) {
       problem = error.what();
     }
-    session.agree(problem);
+    ranks.throw_if_any_failed(problem);
     return 0;
   };
 }

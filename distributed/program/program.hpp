@@ -10,12 +10,12 @@
 #include <functional>
 #include <string>
 
-#include "distributed/transport/mpi_transport.hpp"
+#include "distributed/transport/mpi_ranks.hpp"
 
 namespace tree_attn {
 
 /// A subcommand, once the command line is read.
-using Command = std::function<int(const MpiSession&)>;
+using Command = std::function<int(const MpiRanks&)>;
 
 /// A check for options that name something: in a script, an empty name is a variable that was never set.
 inline std::string not_empty(const std::string& name) { return name.empty() ? "the empty string names nothing" : ""; }

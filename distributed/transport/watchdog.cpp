@@ -45,6 +45,16 @@ Watchdog::~Watchdog() {
   }
 }
 
+void Watchdog::begin_wait(std::string_view phrase) {
+  own_.waiting.set(phrase);
+  ++own_.moves;
+}
+
+void Watchdog::end_wait() {
+  ++own_.moves;
+  if (board_.end()) end_job("");
+}
+
 void Watchdog::mpi_has_started() {
   board_.remove_name();
   observer_.started = true;

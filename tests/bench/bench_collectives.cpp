@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "distributed/transport/collectives.hpp"
+#include "distributed/program/mpi_session.hpp"
 #include "distributed/transport/mpi_transport.hpp"
 
 namespace {
@@ -30,11 +31,11 @@ double median(std::vector<double> samples) {
 }
 
 /// Seconds of a round of calls, of the slowest rank.
-double time_of(const MpiSession& session, const std::function<void()>& call) {
-  session.barrier();
+double time_of(const Ranks& ranks, const std::function<void()>& call) {
+  ranks.barrier();
   const auto start = std::chrono::steady_clock::now();
   for (int i = 0; i < kCallsARound; ++i) call();
-  return session.largest(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  return ranks.all_max(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
 }
 
 }  // namespace
@@ -42,7 +43,8 @@ double time_of(const MpiSession& session, const std::function<void()>& call) {
 int main(int argc, char** argv) {
   constexpr double kTimeout = 60;
   MpiSession session(&argc, &argv, kTimeout);
-  MpiTransport transport(session, session.topology(0));
+  const MpiRanks& ranks = session.ranks();
+  MpiTransport transport(ranks, ranks.topology(0));
   const ReduceOp add = [](std::span<float> left, std::span<const float> right) {
     for (std::size_t i = 0; i < left.size(); ++i) left[i] += right[i];
   };
@@ -52,19 +54,19 @@ int main(int argc, char** argv) {
   std::vector<float> numbers(state, 1.0f), result(state), small(heads, 1.0f);
   std::vector<double> over_library, three_over_one;
   for (int round = 0; round < kRounds; ++round) {
-    const double ours = time_of(session, [&] { std::fill(numbers.begin(), numbers.end(), 1.0f), all_reduce(transport, numbers, add); });
-    const double library = time_of(session, [&] {
-      MPI_Allreduce(numbers.data(), result.data(), static_cast<int>(numbers.size()), MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+    const double ours = time_of(ranks, [&] { std::fill(numbers.begin(), numbers.end(), 1.0f), all_reduce(transport, numbers, add); });
+    const double library = time_of(ranks, [&] {
+      MPI_Allreduce(numbers.data(), result.data(), static_cast<int>(numbers.size()), MPI_FLOAT, MPI_SUM, ranks.comm());
     });
-    const double three = time_of(session, [&] {
+    const double three = time_of(ranks, [&] {
       std::fill(numbers.begin(), numbers.end(), 1.0f), std::fill(small.begin(), small.end(), 1.0f);
       all_reduce(transport, small, add), all_reduce(transport, numbers, add), all_reduce(transport, small, add);
     });
     over_library.push_back(ours / library);
     three_over_one.push_back(three / ours);
   }
-  if (session.rank() == 0) {
-    std::printf("{\"ranks\": %d, \"ours_over_library\": %.3f, \"three_over_one\": %.3f}\n", session.size(), median(over_library), median(three_over_one));
+  if (ranks.rank() == 0) {
+    std::printf("{\"ranks\": %d, \"ours_over_library\": %.3f, \"three_over_one\": %.3f}\n", ranks.size(), median(over_library), median(three_over_one));
   }
   return 0;
 }

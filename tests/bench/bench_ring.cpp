@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "distributed/decoders/decoder.hpp"
+#include "distributed/program/mpi_session.hpp"
 #include "distributed/transport/mpi_transport.hpp"
 #include "reference/data/problem.hpp"
 
@@ -81,15 +82,15 @@ struct Seconds {
   double wall, processor;
 };
 
-Seconds time_of(const MpiSession& session, const std::function<DecodeOutput()>& decode, DecodeOutput& output) {
-  session.barrier();
+Seconds time_of(const Ranks& ranks, const std::function<DecodeOutput()>& decode, DecodeOutput& output) {
+  ranks.barrier();
   const auto start = std::chrono::steady_clock::now();
   const std::clock_t processor_start = std::clock();
   output = decode();
   const std::clock_t ticks = std::clock() - processor_start;
-  session.barrier();  // ranks that share a core start one after the other: their own times leave out what they waited before
+  ranks.barrier();  // ranks that share a core start one after the other: their own times leave out what they waited before
   const double wall = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  return {session.largest(wall), static_cast<double>(session.sum(ticks)) / CLOCKS_PER_SEC};
+  return {ranks.all_max(wall), static_cast<double>(ranks.all_sum(ticks)) / CLOCKS_PER_SEC};
 }
 
 }  // namespace
@@ -97,7 +98,8 @@ Seconds time_of(const MpiSession& session, const std::function<DecodeOutput()>& 
 int main(int argc, char** argv) {
   constexpr double kTimeout = 60;
   MpiSession session(&argc, &argv, kTimeout);
-  const int p = session.size();
+  const MpiRanks& ranks = session.ranks();
+  const int p = ranks.size();
   ProblemShape shape;
   if (argc == 5) {
     shape.n_keys = std::atoll(argv[1]);
@@ -106,18 +108,18 @@ int main(int argc, char** argv) {
     shape.storage = std::string(argv[4]) == "BF16" ? Storage::BF16 : Storage::F32;
   }
   if (shape.n_keys < p || shape.n_keys % p != 0 || shape.heads < 1 || shape.head_dim < 1) {
-    if (session.rank() == 0)
+    if (ranks.rank() == 0)
       std::fprintf(stderr, "bench_ring: KEYS (a multiple of the %d ranks) HEADS HEAD_DIM F32|BF16\n", p);
     return 2;
   }
   shape.lengths = {shape.n_keys};
 
   // The same step for both.
-  MpiTransport transport(session, Topology::pretend(p, p));
+  MpiTransport transport(ranks, Topology::pretend(p, p));
   const Backend backend = find_backend("cpu");
   const std::unique_ptr<Problem> problem = make_problem(shape, 1, 1);
   const std::vector<Run> runs = even_runs(shape.n_keys, p, shape.n_keys / p);
-  const DecodeStep step{problem->query(0), problem->shard(runs[static_cast<std::size_t>(session.rank())], 0), shape.lengths,
+  const DecodeStep step{problem->query(0), problem->shard(runs[static_cast<std::size_t>(ranks.rank())], 0), shape.lengths,
                         0.1, runs};
   PlainRing plain_ring;
 
@@ -127,9 +129,9 @@ int main(int argc, char** argv) {
   double elapsed = 0;
   for (int round = 0; round <= kMinRounds || elapsed < kSeconds; ++round) {
     const Seconds of_plain = time_of(
-        session, [&] { return plain_ring.decode(step, p, session.rank()); }, plain);
+        ranks, [&] { return plain_ring.decode(step, p, ranks.rank()); }, plain);
     const Seconds of_ours = time_of(
-        session, [&] { return decode_ring(transport, backend, step); }, ours);
+        ranks, [&] { return decode_ring(transport, backend, step); }, ours);
     elapsed += of_plain.wall + of_ours.wall;
     if (round == 0) continue;
     wall_ratios.push_back(of_ours.wall / of_plain.wall);
@@ -139,7 +141,7 @@ int main(int argc, char** argv) {
   }
 
   const bool same_bits = ours.out == plain.out && ours.lse == plain.lse;
-  if (session.rank() == 0) {
+  if (ranks.rank() == 0) {
     std::printf(
         "{\"ranks\": %d, \"rounds\": %zu, \"ours_over_plain\": %.3f, \"processor_ours_over_plain\": %.3f, \"ours_ms\": "
         "%.3f, "

@@ -3,7 +3,7 @@
 /// @brief The MPI session of the test program, for the tests that are about MPI itself.
 #pragma once
 
-#include "distributed/transport/mpi_transport.hpp"
+#include "distributed/program/mpi_session.hpp"
 
 namespace tree_attn::test {
 

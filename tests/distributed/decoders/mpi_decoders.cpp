@@ -9,8 +9,6 @@
 
 #include <cstring>
 #include <iostream>
-#include <map>
-#include <memory>
 #include <sstream>
 
 #include "distributed/transport/mpi_transport.hpp"
@@ -25,23 +23,18 @@ std::int64_t n_failed_cases = 0;
 
 class MpiWorld : public World {
  public:
-  explicit MpiWorld(const MpiSession& session) : World(session.size()), session_(session) {}
+  explicit MpiWorld(const MpiRanks& ranks) : World(ranks.size()), ranks_(ranks) {}
 
   std::vector<Seen> run(const Topology& topology, const std::function<DecodeOutput(Transport&)>& body) override {
-    // A transport owns a communicator, which is dear: keep one for every grouping.
-    std::vector<int> nodes;
-    for (int rank = 0; rank < topology.size(); ++rank) nodes.push_back(topology.node_of(rank));
-    std::unique_ptr<MpiTransport>& transport = transports_[nodes];
-    if (!transport) transport = std::make_unique<MpiTransport>(session_, topology);
-    transport->traffic = {};
-    DecodeOutput mine = body(*transport);
-    const Traffic traffic = transport->traffic;
+    MpiTransport transport(ranks_, topology);
+    DecodeOutput mine = body(transport);
+    const Traffic traffic = transport.traffic;
 
     // Let every rank know what every rank saw: [out | lse] of one length, and the counters.
     std::vector<float> numbers = mine.out;
     numbers.insert(numbers.end(), mine.lse.begin(), mine.lse.end());
-    const std::vector<float> all_numbers = gather<float>(numbers);
-    const std::vector<Traffic> all_traffic = gather<Traffic>({&traffic, 1});
+    const std::vector<float> all_numbers = ranks_.all_gather(std::span<const float>(numbers), kWhat);
+    const std::vector<Traffic> all_traffic = ranks_.all_gather(std::span<const Traffic>(&traffic, 1), kWhat);
     std::vector<Seen> seen;
     for (std::size_t rank = 0; rank < all_traffic.size(); ++rank) {
       const auto begin = all_numbers.begin() + static_cast<std::ptrdiff_t>(rank * numbers.size());
@@ -51,27 +44,15 @@ class MpiWorld : public World {
     return seen;
   }
 
-  bool has_oracle() const override { return session_.rank() == 0; }
-  void forget_transports() { transports_.clear(); }
+  bool has_oracle() const override { return ranks_.rank() == 0; }
 
  private:
-  /// The same number of things from every rank, by rank.
-  template <class Thing>
-  std::vector<Thing> gather(std::span<const Thing> mine) const {
-    std::vector<Thing> all(mine.size() * static_cast<std::size_t>(size()));
-    const int n_bytes = static_cast<int>(mine.size_bytes());
-    MPI_Request request = MPI_REQUEST_NULL;
-    MPI_Iallgather(mine.data(), n_bytes, MPI_BYTE, all.data(), n_bytes, MPI_BYTE, MPI_COMM_WORLD, &request);
-    session_.await({&request, 1}, "the results of all ranks");
-    return all;
-  }
-
-  const MpiSession& session_;
-  std::map<std::vector<int>, std::unique_ptr<MpiTransport>> transports_;
+  static constexpr std::string_view kWhat = "the results of all ranks";
+  const MpiRanks& ranks_;
 };
 
 MpiWorld& the_world() {
-  static MpiWorld world(*the_session);
+  static MpiWorld world(the_session->ranks());
   return world;
 }
 
@@ -82,13 +63,13 @@ class Agreement : public doctest::IReporter {
 
   void test_case_start(const doctest::TestCaseData& data) override { name_ = data.m_name; }
   void test_case_exception(const doctest::TestCaseException& exception) override {
-    the_session->abandon("rank " + std::to_string(the_session->rank()) + " left \"" + name_ + "\": " + exception.error_string.c_str());
+    the_session->abandon("rank " + std::to_string(the_session->ranks().rank()) + " left \"" + name_ + "\": " + exception.error_string.c_str());
   }
   void test_case_end(const doctest::CurrentTestCaseStats& stats) override {
-    const std::int64_t n_ranks = the_session->sum(stats.failure_flags != 0);
+    const std::int64_t n_ranks = the_session->ranks().all_sum(stats.failure_flags != 0);
     if (n_ranks == 0) return;
     ++n_failed_cases;
-    out_ << "\"" << name_ << "\" failed on " << n_ranks << " of " << the_session->size() << " ranks" << std::endl;
+    out_ << "\"" << name_ << "\" failed on " << n_ranks << " of " << the_session->ranks().size() << " ranks" << std::endl;
   }
 
   void report_query(const doctest::QueryData&) override {}
@@ -125,16 +106,14 @@ int main(int argc, char** argv) {
   // Rank 0 speaks; the others only of what went wrong.
   doctest::Context context(argc, argv);
   std::ostringstream kept;
-  if (session.rank() != 0) context.setCout(&kept);
+  if (session.ranks().rank() != 0) context.setCout(&kept);
   int status = 1;
   try {
     status = context.run();
-    if (status != 0 && session.rank() != 0) std::cout << "rank " << session.rank() << ":\n" << kept.str() << std::flush;
-    // Communicators are freed while MPI is still there.
-    the_world().forget_transports();
-    if (session.sum(status) != 0 || n_failed_cases > 0) status = 1;
+    if (status != 0 && session.ranks().rank() != 0) std::cout << "rank " << session.ranks().rank() << ":\n" << kept.str() << std::flush;
+    if (session.ranks().all_sum(status) != 0 || n_failed_cases > 0) status = 1;
   } catch (const std::exception& error) {
-    session.abandon("rank " + std::to_string(session.rank()) + ": " + error.what());
+    session.abandon("rank " + std::to_string(session.ranks().rank()) + ": " + error.what());
   }
   return status;
 }

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "tests/support/decoding.hpp"
-#include "tests/support/thread_transport.hpp"
+#include "distributed/transport/thread_transport.hpp"
 
 namespace tree_attn::test {
 
@@ -21,9 +21,9 @@ TEST_CASE("ring: the next shard is in flight while this one is computed, at ever
       const auto decode = [&](const TensorView& q, const Shard& shard, std::span<const std::int64_t> lengths, double scale,
                               const std::function<void()>& progress, int lift) {
         ++(transport.in_flight() == 4 ? n_overlapped : n_alone);
-        const std::int64_t before = transport.n_progress;
+        const std::int64_t before = transport.n_progress();
         Forest<float> forest = decode_shard(q, shard, lengths, scale, progress, lift);
-        n_without_progress += transport.n_progress == before;
+        n_without_progress += transport.n_progress() == before;
         return forest;
       };
       const Backend watching{"watching", nullptr, decode};

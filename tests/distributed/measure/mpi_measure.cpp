@@ -6,6 +6,7 @@
 #include <bit>
 
 #include "distributed/measure/measure.hpp"
+#include "distributed/transport/mpi_transport.hpp"
 #include "tests/support/mpi_world.hpp"
 
 namespace tree_attn::test {
@@ -29,11 +30,12 @@ DecodeOutput decode_oddly(Transport& transport, const Backend&, const DecodeStep
 }  // namespace
 
 TEST_CASE("measure: one rank that ends with one other bit is seen by all, whichever it is") {
-  const int p = session().size();
+  const int p = session().ranks().size();
   const auto problem = make_problem({Storage::F32, 1, 2, 2, 4, 4, 1, 8, {8}}, 1, 1);
   const Topology topology = Topology::pretend(p, p);
   const Backend backend = find_backend("cpu");
-  const Bench bench{session(), topology, backend, *problem, even_runs(8, p, 1), 1.0, 0, 1};
+  MpiTransport transport(session().ranks(), topology);
+  const Bench bench{session().ranks(), transport, backend, *problem, even_runs(8, p, 1), 1.0, 0, 1};
   const auto same_bits = [&](int rank) {
     odd_rank = rank;
     return measure(bench, {"gather", "", true, decode_oddly}).same_bits_on_all_ranks;

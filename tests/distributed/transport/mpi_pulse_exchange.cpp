@@ -17,9 +17,9 @@ namespace {
 /// A machine of one rank.
 struct Machine {
   Machine() {
-    std::vector<int> machines(static_cast<std::size_t>(session().size()));
+    std::vector<int> machines(static_cast<std::size_t>(session().ranks().size()));
     std::iota(machines.begin(), machines.end(), 0);
-    exchange.emplace(board, MPI_COMM_WORLD, machines, false);
+    exchange.emplace(board, session().ranks().comm(), machines, false);
   }
   /// Exchanges pulses until something is true on this rank, for 10 s at most.
   bool comes(const std::function<bool()>& what) {
@@ -28,19 +28,19 @@ struct Machine {
     return what();
   }
   bool all_others(const std::function<bool(int rank, const Pulse& pulse)>& are) const {
-    for (int rank = 0; rank < session().size(); ++rank) {
-      if (rank != session().rank() && !are(rank, board.pulses()[static_cast<std::size_t>(rank)])) return false;
+    for (int rank = 0; rank < session().ranks().size(); ++rank) {
+      if (rank != session().ranks().rank() && !are(rank, board.pulses()[static_cast<std::size_t>(rank)])) return false;
     }
     return true;
   }
   /// As a session does.
   void leave() {
-    session().barrier();
+    session().ranks().barrier();
     exchange->finish();
     CHECK(comes([&] { return exchange->finished(); }));
   }
 
-  Launch launch{"", session().rank(), session().size(), false, 1, ""};
+  Launch launch{"", session().ranks().rank(), session().ranks().size(), false, 1, ""};
   PulseBoard board{launch};
   Pulse& own = board.pulses()[static_cast<std::size_t>(launch.rank)];
   std::optional<PulseExchange> exchange;
@@ -72,22 +72,22 @@ TEST_CASE("pulse exchange: what ranks say arrives on the boards of other machine
     // Ranks that are ahead still send for those that are not.
     const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(500);
     machine.comes([&] { return std::chrono::steady_clock::now() > end; });
-    session().barrier();
+    session().ranks().barrier();
   }
   CHECK(!machine.board.end());
-  CHECK((session().size() == 1 || !machine.exchange->finished()));
+  CHECK((session().ranks().size() == 1 || !machine.exchange->finished()));
   machine.leave();
   CHECK(machine.all_others([](int, const Pulse& pulse) { return pulse.left.load(); }));
 }
 
 TEST_CASE("pulse exchange: when the job ends on one machine, it ends on all") {
   Machine machine;
-  if (session().rank() == 0) CHECK(machine.board.claim_last_word());
+  if (session().ranks().rank() == 0) CHECK(machine.board.claim_last_word());
   CHECK(machine.comes([&] { return machine.board.end().has_value(); }));
   // Rank 0 still sends for those that are behind.
   const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(500);
   machine.comes([&] { return std::chrono::steady_clock::now() > end; });
-  session().barrier();
+  session().ranks().barrier();
   machine.leave();
 }
 
@@ -99,7 +99,7 @@ TEST_CASE("pulse exchange: a thread that may not call MPI exchanges nothing") {
     std::this_thread::sleep_for(std::chrono::milliseconds(60));
   }
   CHECK(machine.all_others([](int, const Pulse& pulse) { return pulse.beats == 1; }));
-  session().barrier();
+  session().ranks().barrier();
   machine.leave();
 }
 

@@ -6,7 +6,7 @@
 #include <numeric>
 
 #include "tests/support/decoding.hpp"
-#include "tests/support/thread_transport.hpp"
+#include "distributed/transport/thread_transport.hpp"
 
 namespace tree_attn::test {
 namespace {

@@ -8,7 +8,7 @@
 #include <memory>
 #include <stdexcept>
 
-#include "tests/support/thread_transport.hpp"
+#include "distributed/transport/thread_transport.hpp"
 #include "tests/support/worlds.hpp"
 
 namespace tree_attn::test {

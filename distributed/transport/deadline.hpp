@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The deadline of everything that waits for another rank.
+#pragma once
+
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <string>
+#include <string_view>
+
+#include "distributed/transport/transport.hpp"
+
+namespace tree_attn {
+
+/// Is told of every wait of this rank, and ends those that take too long. One wait at a time.
+class Deadline {
+ public:
+  virtual ~Deadline() = default;
+  /// What this rank does from now on, for the line that reports a missed deadline: "in two-level, step 3".
+  virtual void doing(std::string_view phrase) = 0;
+  /// This rank waits from now on: "for all ranks to agree", "in MPI_Comm_dup".
+  virtual void begin_wait(std::string_view phrase) = 0;
+  /// Part of what it waits for has arrived.
+  virtual void progress() = 0;
+  virtual void end_wait() = 0;
+  /// Called again and again by a wait that polls, and now and then by a long computation. @throws TransportError
+  virtual void poll() = 0;
+};
+
+/// A wait, for as long as this object lives.
+class Waiting {
+ public:
+  Waiting(Deadline& deadline, std::string_view phrase) : deadline_(deadline) { deadline_.begin_wait(phrase); }
+  ~Waiting() { deadline_.end_wait(); }
+  Waiting(const Waiting&) = delete;
+  Waiting& operator=(const Waiting&) = delete;
+  void progress() const { deadline_.progress(); }
+
+ private:
+  Deadline& deadline_;
+};
+
+/// Limits each wait that polls to some seconds without progress. It cannot interrupt a blocking call of MPI: a program that
+/// needs that runs a Watchdog.
+class TimeLimit : public Deadline {
+ public:
+  /// @param rank named in the error @param seconds may be infinite
+  TimeLimit(int rank, double seconds) : rank_(rank), seconds_(seconds) {}
+  void doing(std::string_view phrase) override { doing_ = phrase; }
+  void begin_wait(std::string_view phrase) override { waiting_ = phrase, since_ = Clock::now(); }
+  void progress() override { since_ = Clock::now(); }
+  void end_wait() override { waiting_.clear(); }
+  void poll() override {
+    if (waiting_.empty() || !(std::chrono::duration<double>(Clock::now() - since_).count() > seconds_)) return;
+    char seconds[32];
+    std::snprintf(seconds, sizeof seconds, "%g", seconds_);
+    throw TransportError("rank " + std::to_string(rank_) + " waited " + seconds + " s " + waiting_ +
+                         (doing_.empty() ? "" : " " + doing_) + " and gave up");
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  int rank_;
+  double seconds_;
+  std::string doing_, waiting_;
+  Clock::time_point since_{};
+};
+
+}  // namespace tree_attn

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Non-blocking collectives of MPI, polled under a deadline.
+#include "distributed/transport/mpi_ranks.hpp"
+
+#include <chrono>
+#include <thread>
+
+#include "distributed/transport/mpi_check.hpp"
+
+namespace tree_attn {
+namespace {
+
+int rank_in(MPI_Comm comm) {
+  int rank = 0;
+  check_mpi(MPI_Comm_rank(comm, &rank), "MPI_Comm_rank");
+  return rank;
+}
+
+int size_of(MPI_Comm comm) {
+  int size = 0;
+  check_mpi(MPI_Comm_size(comm, &size), "MPI_Comm_size");
+  return size;
+}
+
+}  // namespace
+
+MpiRanks::MpiRanks(MPI_Comm comm, double timeout) : MpiRanks(comm, std::make_unique<TimeLimit>(rank_in(comm), timeout)) {}
+
+MpiRanks::MpiRanks(MPI_Comm comm, std::unique_ptr<Deadline> own) : MpiRanks(comm, *own) { own_deadline_ = std::move(own); }
+
+MpiRanks::MpiRanks(MPI_Comm comm, Deadline& deadline) : Ranks(rank_in(comm), size_of(comm)), deadline_(deadline) {
+  const Waiting waiting(deadline_, "in MPI_Comm_dup");
+  check_mpi(MPI_Comm_dup(comm, &comm_), "MPI_Comm_dup");
+  check_mpi(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+}
+
+MpiRanks::~MpiRanks() {
+  const Waiting waiting(deadline_, "in MPI_Comm_free");
+  MPI_Comm_free(&comm_);
+}
+
+void MpiRanks::await(std::span<MPI_Request> requests, std::string_view what) const {
+  constexpr int kPolls = 32;
+  constexpr std::chrono::milliseconds kBetweenSigns{100};
+  const int n = static_cast<int>(requests.size());
+  const auto are_done = [&] {
+    int done = 0;
+    for (int poll = 0; poll < kPolls && !done; ++poll) {
+      check_mpi(MPI_Testall(n, requests.data(), &done, MPI_STATUSES_IGNORE), "MPI_Testall");
+    }
+    return done != 0;
+  };
+  if (are_done()) return;
+  const Waiting waiting(deadline_, "for " + std::string(what));
+  for (auto last = std::chrono::steady_clock::now(); !are_done();) {
+    // Ranks often outnumber cores: give the processor to the one we are waiting for.
+    std::this_thread::yield();
+    deadline_.poll();
+    // In a long wait, pieces that arrive are a sign that it goes on.
+    if (const auto now = std::chrono::steady_clock::now(); now - last > kBetweenSigns) {
+      last = now;
+      int n_arrived = 0;
+      std::vector<int> which(requests.size());
+      check_mpi(MPI_Testsome(n, requests.data(), &n_arrived, which.data(), MPI_STATUSES_IGNORE), "MPI_Testsome");
+      if (n_arrived != MPI_UNDEFINED && n_arrived > 0) waiting.progress();
+    }
+  }
+}
+
+void MpiRanks::barrier() const {
+  MPI_Request request = MPI_REQUEST_NULL;
+  check_mpi(MPI_Ibarrier(comm_, &request), "MPI_Ibarrier");
+  await({&request, 1}, "all ranks to arrive");
+}
+
+void MpiRanks::all_gather(std::span<const std::byte> mine, std::span<std::byte> all, std::string_view what) const {
+  const int n_bytes = static_cast<int>(mine.size());
+  MPI_Request request = MPI_REQUEST_NULL;
+  check_mpi(MPI_Iallgather(mine.data(), n_bytes, MPI_BYTE, all.data(), n_bytes, MPI_BYTE, comm_, &request), "MPI_Iallgather");
+  await({&request, 1}, what);
+}
+
+void MpiRanks::broadcast(std::span<std::byte> bytes, int root, std::string_view what) const {
+  MPI_Request request = MPI_REQUEST_NULL;
+  check_mpi(MPI_Ibcast(bytes.data(), static_cast<int>(bytes.size()), MPI_BYTE, root, comm_, &request), "MPI_Ibcast");
+  await({&request, 1}, what);
+}
+
+std::vector<int> MpiRanks::find_nodes() const {
+  MPI_Comm node = MPI_COMM_NULL;
+  {
+    const Waiting waiting(deadline_, "in MPI_Comm_split_type");
+    check_mpi(MPI_Comm_split_type(comm_, MPI_COMM_TYPE_SHARED, rank(), MPI_INFO_NULL, &node), "MPI_Comm_split_type");
+  }
+  int leader = rank();
+  MPI_Request request = MPI_REQUEST_NULL;
+  check_mpi(MPI_Ibcast(&leader, 1, MPI_INT, 0, node, &request), "MPI_Ibcast");
+  await({&request, 1}, "the leader of the node");
+  {
+    const Waiting waiting(deadline_, "in MPI_Comm_free");
+    check_mpi(MPI_Comm_free(&node), "MPI_Comm_free");
+  }
+  return all_gather(std::span<const int>(&leader, 1), "the nodes of all ranks");
+}
+
+}  // namespace tree_attn

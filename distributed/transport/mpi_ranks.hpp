@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Ranks over an MPI communicator.
+#pragma once
+
+#include <mpi.h>
+
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "distributed/transport/deadline.hpp"
+#include "distributed/transport/ranks.hpp"
+
+namespace tree_attn {
+
+/// The ranks of a communicator, in a program that has initialized MPI and finalizes it after this object is gone.
+///
+/// Every wait polls, so that it can have a deadline and so that ranks that outnumber the cores give way to each other. After a
+/// TransportError messages may still be on their way: end the job, with MPI_Abort for instance.
+class MpiRanks : public Ranks {
+ public:
+  /// Duplicates the communicator: collective over it.
+  /// @param timeout seconds that one wait may take without progress, may be infinite @throws TransportError
+  MpiRanks(MPI_Comm comm, double timeout);
+  /// The same with a deadline of the caller's, which outlives this object.
+  MpiRanks(MPI_Comm comm, Deadline& deadline);
+  /// Frees the duplicate: collective.
+  ~MpiRanks() override;
+
+  /// The duplicate. Errors on it are returned.
+  MPI_Comm comm() const { return comm_; }
+  Deadline& deadline() const { return deadline_; }
+  /// Waits for `what` until the requests are complete, polling. @throws TransportError
+  void await(std::span<MPI_Request> requests, std::string_view what) const;
+
+  using Ranks::all_gather;
+  void doing(std::string_view phrase) const override { deadline_.doing(phrase); }
+  void barrier() const override;
+  void all_gather(std::span<const std::byte> mine, std::span<std::byte> all, std::string_view what) const override;
+  void broadcast(std::span<std::byte> bytes, int root, std::string_view what) const override;
+
+ protected:
+  /// A node is known by its lowest rank.
+  std::vector<int> find_nodes() const override;
+
+ private:
+  MpiRanks(MPI_Comm comm, std::unique_ptr<Deadline> own);
+
+  std::unique_ptr<Deadline> own_deadline_;
+  Deadline& deadline_;
+  MPI_Comm comm_ = MPI_COMM_NULL;
+};
+
+}  // namespace tree_attn

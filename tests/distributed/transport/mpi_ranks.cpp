@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Ranks over MPI, and their transport: over the communicator of the job, and over others.
+#include <doctest/doctest.h>
+
+#include <numeric>
+
+#include "distributed/transport/mpi_transport.hpp"
+#include "tests/support/check_ranks.hpp"
+#include "tests/support/mpi_world.hpp"
+
+namespace tree_attn::test {
+namespace {
+
+/// Half of the ranks of the job, those of one parity, in reverse order.
+class Half {
+ public:
+  explicit Half(const MpiRanks& all) { MPI_Comm_split(all.comm(), all.rank() % 2, -all.rank(), &comm_); }
+  ~Half() { MPI_Comm_free(&comm_); }
+  Half(const Half&) = delete;
+  Half& operator=(const Half&) = delete;
+  MPI_Comm comm() const { return comm_; }
+
+ private:
+  MPI_Comm comm_ = MPI_COMM_NULL;
+};
+
+/// Elements that go around the ring come back.
+void check_ring(const MpiRanks& ranks) {
+  const int rank = ranks.rank(), p = ranks.size();
+  MpiTransport transport(ranks, Topology::pretend(p, 1));
+  std::vector<float> elements(10000), received(elements.size());
+  std::iota(elements.begin(), elements.end(), static_cast<float>(rank));
+  for (int hop = 0; p > 1 && hop < p; ++hop) {
+    transport.receive(std::as_writable_bytes(std::span(received)), (rank + p - 1) % p);
+    transport.send(std::as_bytes(std::span(elements)), (rank + 1) % p);
+    transport.progress();
+    transport.wait();
+    elements.swap(received);
+  }
+  CHECK(elements[0] == static_cast<float>(rank));
+  CHECK(elements[9999] == static_cast<float>(rank + 9999));
+  CHECK(transport.traffic.messages == (p > 1 ? p : 0));
+}
+
+}  // namespace
+
+TEST_CASE("mpi ranks: reductions and gathering") { check_reductions(session().ranks()); }
+
+TEST_CASE("mpi ranks: an error on one rank is an error on all, in the same words") { check_agreement(session().ranks()); }
+
+TEST_CASE("mpi ranks: ranks that share memory are one node, pretended nodes are consecutive ranks") {
+  const MpiRanks& ranks = session().ranks();
+  const Topology found = ranks.topology(0), pretended = ranks.topology(2);
+  CHECK(found.size() == ranks.size());
+  CHECK(found.n_nodes() == 1);
+  CHECK(pretended.n_nodes() == (ranks.size() + 1) / 2);
+  CHECK(pretended.node_of(ranks.rank()) == ranks.rank() / 2);
+}
+
+TEST_CASE("mpi transport: elements that go around the ring come back") { check_ring(session().ranks()); }
+
+TEST_CASE("mpi ranks: any communicator will do, with ranks of its own") {
+  const Half half(session().ranks());
+  constexpr double kTimeout = 60;
+  const MpiRanks ranks(half.comm(), kTimeout);
+  CHECK(ranks.size() == (session().ranks().size() + 1 - session().ranks().rank() % 2) / 2);
+  check_reductions(ranks);
+  check_agreement(ranks);
+  CHECK(ranks.topology(0).n_nodes() == 1);
+  check_ring(ranks);
+}
+
+TEST_CASE("mpi ranks: a message that never comes is an error that names the rank and what it did") {
+  const MpiRanks& all = session().ranks();
+  const MpiRanks ranks(all.comm(), 0.2);
+  ranks.doing("in a test");
+  float element = 0;
+  if (all.rank() == 0) {
+    MPI_Request request = MPI_REQUEST_NULL;
+    MPI_Irecv(&element, 1, MPI_FLOAT, MPI_ANY_SOURCE, 5, ranks.comm(), &request);
+    CHECK_THROWS_WITH_AS(ranks.await({&request, 1}, "a message"), "rank 0 waited 0.2 s for a message in a test and gave up",
+                         TransportError);
+    MPI_Cancel(&request);
+    MPI_Wait(&request, MPI_STATUS_IGNORE);
+  }
+  all.barrier();
+}
+
+}  // namespace tree_attn::test

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief What every implementation of Ranks promises, checked on one of its ranks.
+#pragma once
+
+#include <doctest/doctest.h>
+
+#include <string>
+
+#include "distributed/transport/ranks.hpp"
+#include "reference/data/input_error.hpp"
+
+namespace tree_attn::test {
+
+/// Reductions of numbers, broadcast and gathering.
+inline void check_reductions(const Ranks& ranks) {
+  const int rank = ranks.rank(), p = ranks.size();
+  CHECK(ranks.all_max(std::uint64_t{10} + static_cast<std::uint64_t>(rank)) == 10 + static_cast<std::uint64_t>(p) - 1);
+  CHECK(ranks.all_min(std::uint64_t{10} + static_cast<std::uint64_t>(rank)) == 10);
+  CHECK(ranks.all_max(-0.5 * rank) == 0);
+  CHECK(ranks.all_sum(rank) == p * (p - 1) / 2);
+  CHECK(ranks.broadcast_from_root(static_cast<std::uint64_t>(rank) + 7) == 7);
+  const float mine[] = {static_cast<float>(rank), static_cast<float>(-rank)};
+  const std::vector<float> all = ranks.all_gather(std::span<const float>(mine), "a test");
+  REQUIRE(all.size() == static_cast<std::size_t>(2 * p));
+  for (int i = 0; i < p; ++i) {
+    CHECK(all[static_cast<std::size_t>(2 * i)] == static_cast<float>(i));
+    CHECK(all[static_cast<std::size_t>(2 * i + 1)] == static_cast<float>(-i));
+  }
+  ranks.barrier();
+}
+
+/// An error on one rank is an error on all, in the same words.
+inline void check_agreement(const Ranks& ranks) {
+  const auto agreed = [&](const std::optional<std::string>& error) -> std::string {
+    try {
+      ranks.throw_if_any_failed(error);
+      return "";
+    } catch (const InputError& thrown) {
+      return thrown.what();
+    }
+  };
+  const int p = ranks.size();
+  CHECK(agreed(std::nullopt) == "");
+  CHECK(agreed("the same everywhere") == "the same everywhere");
+  for (int failed = 0; failed < p; ++failed) {
+    const std::string line = agreed(ranks.rank() == failed ? std::optional<std::string>("bad file") : std::nullopt);
+    CHECK(line == (p == 1 ? "bad file" : "rank " + std::to_string(failed) + ": bad file"));
+  }
+  // The line is that of the first rank that failed; one that is too long is cut, not lost.
+  CHECK(agreed("I am " + std::to_string(ranks.rank())) == (p == 1 ? "I am 0" : "rank 0: I am 0"));
+  CHECK(agreed(std::string(5000, 'x')).size() == 1023);
+}
+
+}  // namespace tree_attn::test
