@@ -15,7 +15,7 @@ namespace {
 
 /// s_a = score_scale (query_scale q).k_a, one thread a query and key.
 /// @param[out] scores [n_rows][end - begin]
-template <class T>
+template <StoredType T>
 __global__ void naive_scores(DeviceProblem problem, float* scores) {
   const std::int64_t line = blockIdx.y / problem.group, r = blockIdx.y % problem.group;
   const std::int64_t position = problem.begin + static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
@@ -31,7 +31,7 @@ __global__ void naive_scores(DeviceProblem problem, float* scores) {
 }
 
 /// e = max ceil(s_a) + lift, D = sum 2^(s_a - e), n_j = sum 2^(s_a - e) v_aj: one block a query, one thread a component j.
-template <class T>
+template <StoredType T>
 __global__ void naive_output(DeviceProblem problem, DeviceOutput output, const float* scores) {
   const std::int64_t row = blockIdx.x, line = row / problem.group;
   const Run used = problem.in_use(line);
@@ -91,6 +91,6 @@ void run(const DeviceProblem& problem, Storage storage, const DeviceOutput& outp
 
 }  // namespace
 
-const LadderStep kNaive{"naive", "scores in global memory", accepts_any_rows, plan, run};
+const LadderStep kNaive{.name = "naive", .brief = "scores in global memory", .max_splits = 1, .keeps_states = false, .n_additions = chain_additions, .accepts = accepts_any_rows, .plan = plan, .run = run};
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

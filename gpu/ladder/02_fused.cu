@@ -18,7 +18,7 @@ namespace {
 
 /// state <- merge(state, key) for one key after the other; one warp, one query. Lane i has the components
 /// i, i + 32, ... A chain, not a tree: it has no splits to agree with.
-template <class T, int kNumbers>
+template <StoredType T, int kNumbers>
 __global__ void __launch_bounds__(kWarp) fused(DeviceProblem problem, DeviceOutput output) {
   const std::int64_t row = blockIdx.x, line = row / problem.group, r = row % problem.group;
   const int lane = static_cast<int>(threadIdx.x);
@@ -84,6 +84,6 @@ void run(const DeviceProblem& problem, Storage storage, const DeviceOutput& outp
 
 }  // namespace
 
-const LadderStep kFused{"fused", "one warp a query, scores in registers", accepts_any_rows, plan, run};
+const LadderStep kFused{.name = "fused", .brief = "one warp a query, scores in registers", .max_splits = 1, .keeps_states = false, .n_additions = chain_additions, .accepts = accepts_any_rows, .plan = plan, .run = run};
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

@@ -8,6 +8,7 @@
 /// Bytes: the same, in a quarter to an eighth of the loads. Time: eight rows are asked for before the first is used, and a
 /// block has 8 to 32 teams where step 2 had one warp. Still one block a query.
 /// Measured, H200, BF16, 16 heads: 0.10 of the rate of a kernel that only reads, at 8k, 64k and 1M keys; 198 times as fast as step 2.
+#include "gpu/ladder/ladder.hpp"
 #include "gpu/parts/climb.cuh"
 #include "gpu/parts/forests.cuh"
 #include "gpu/parts/splits.hpp"
@@ -18,21 +19,20 @@ namespace {
 constexpr int kThreads = 256;
 
 /// One block a query. @param forests those of the teams of every block, n_floats each
-template <class Team>
+template <IsSubWarp Team>
 __global__ void __launch_bounds__(kThreads, 1) vectors(DeviceProblem problem, DeviceOutput output, float* forests, std::int64_t n_floats) {
   const std::int64_t row = blockIdx.x, line = row / problem.group, r = row % problem.group;
-  const int n_teams = static_cast<int>(blockDim.x) / Team::kLanes, team = static_cast<int>(threadIdx.x) / Team::kLanes;
-  const int lane = static_cast<int>(threadIdx.x) % Team::kLanes;
+  const auto self = WorkerThread::of<Team>(static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x));
   const Run whole = problem.padded(line);
-  float* const of_teams = forests + row * n_teams * n_floats;
+  float* const of_teams = forests + row * self.n_workers * n_floats;
   Arena arena;
   const Scratch scratch{arena.take<float>(kScratchBytes / sizeof(float)), kScratchBytes / sizeof(float)};
 
   // Every team climbs over its run; then the forests are joined, left to right.
-  climb_over<Team>(problem, line, r, part_of(whole, team, n_teams), of_teams + team * n_floats);
+  climb_over<Team>(problem, line, r, part_of(whole, self.worker, self.n_workers), of_teams + self.worker * n_floats);
   __syncthreads();
-  join<Team>(scratch, of_teams, n_floats, whole, n_teams, lane, team, n_teams,
-             [&](int slot, const auto& forest) { deliver<Team>(problem, output, line, r, slot, forest, whole, lane); });
+  join<Team>(scratch, of_teams, n_floats, whole, self.n_workers, self,
+             [&](int slot, const auto& forest) { deliver<Team>(problem, output, line, r, slot, forest, whole, self.lane); });
 }
 
 Plan plan(const DeviceProblem& problem, Storage storage, const PlanOptions&) {
@@ -59,6 +59,6 @@ void run(const DeviceProblem& problem, Storage storage, const DeviceOutput& outp
 
 }  // namespace
 
-const LadderStep kVectors{"vectors", "16 bytes a lane, teams of lanes that merge", accepts_aligned_rows, plan, run};
+const LadderStep kVectors{.name = "vectors", .brief = "16 bytes a lane, teams of lanes that merge", .max_splits = 1, .n_additions = tree_additions, .accepts = accepts_aligned_rows, .plan = plan, .run = run};
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

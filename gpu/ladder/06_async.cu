@@ -9,6 +9,7 @@
 /// for values, works.
 /// Measured, H200, BF16, 16 heads: 0.53, 0.72 and 0.82 of the rate of a kernel that only reads, at 8k, 64k and 1M keys; 0.82 for
 /// F32 at 64k.
+#include "gpu/ladder/ladder.hpp"
 #include "gpu/parts/forests.cuh"
 #include "gpu/parts/last_block.cuh"
 #include "gpu/parts/ring.cuh"
@@ -20,16 +21,16 @@ namespace {
 constexpr int kStages = 3;
 
 /// Wider rows take more of the ring, so fewer threads.
-template <class Team>
+template <IsSubWarp Team>
 inline constexpr int kThreads = kSplitThreads / Team::kChunks;
 
 /// Grid: splits, rows. @param forests see SplitWorkspace @param counters one a row
-template <class Team>
+template <IsSubWarp Team>
 __global__ void __launch_bounds__(kThreads<Team>, 1) async(DeviceProblem problem, DeviceOutput output, bool aligned,
                                                            SplitWorkspace forests, unsigned* counters) {
   const std::int64_t row = blockIdx.y, line = row / problem.group, r = row % problem.group;
-  const int n_teams = static_cast<int>(blockDim.x) / Team::kLanes, team = static_cast<int>(threadIdx.x) / Team::kLanes;
-  const int lane = static_cast<int>(threadIdx.x) % Team::kLanes, at = static_cast<int>(blockIdx.x);
+  const auto self = WorkerThread::of<Team>(static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x));
+  const int at = static_cast<int>(blockIdx.x);
   const Run whole = problem.padded(line), run = part_of(whole, at, forests.n_splits);
   Arena arena;
   const Shared<int> told = arena.take<int>(1);
@@ -38,16 +39,16 @@ __global__ void __launch_bounds__(kThreads<Team>, 1) async(DeviceProblem problem
   const Scratch scratch{shared_as<float>(ring), kFloats};
 
   // Climb, and join the teams of the block.
-  climb_over_ring<Team, kStages>(problem, line, r, part_of(run, team, n_teams), forests.of_worker(row, at, team), aligned,
+  climb_over_ring<Team, kStages>(problem, line, r, part_of(run, self.worker, self.n_workers), forests.of_worker(row, at, self.worker), aligned,
                                  LaneRing<Team>(ring));
   __syncthreads();
-  join<Team>(scratch, forests.of_worker(row, at, 0), forests.n_worker, run, n_teams, lane, team, n_teams,
-             [&](int, const auto& forest) { keep<Team>(forest, forests.of_split(row, at), lane); });
+  join<Team>(scratch, forests.of_worker(row, at, 0), forests.n_worker, run, self.n_workers, self,
+             [&](int, const auto& forest) { keep<Team>(forest, forests.of_split(row, at), self.lane); });
 
   // The last block joins the splits.
   if (!arrives_last(counters + row, gridDim.x, told)) return;
-  join<Team>(scratch, forests.of_split(row, 0), forests.n_split, whole, forests.n_splits, lane, team, n_teams,
-             [&](int slot, const auto& forest) { deliver<Team>(problem, output, line, r, slot, forest, whole, lane); });
+  join<Team>(scratch, forests.of_split(row, 0), forests.n_split, whole, forests.n_splits, self,
+             [&](int slot, const auto& forest) { deliver<Team>(problem, output, line, r, slot, forest, whole, self.lane); });
 }
 
 Plan plan(const DeviceProblem& problem, Storage storage, const PlanOptions& options) {
@@ -75,6 +76,6 @@ void run(const DeviceProblem& problem, Storage storage, const DeviceOutput& outp
 
 }  // namespace
 
-const LadderStep kAsync{"async", "asynchronous copies in a ring of stages", accepts_any_rows, plan, run};
+const LadderStep kAsync{.name = "async", .brief = "asynchronous copies in a ring of stages", .n_additions = tree_additions, .accepts = accepts_any_rows, .plan = plan, .run = run};
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

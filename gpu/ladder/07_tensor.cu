@@ -10,6 +10,7 @@
 /// Measured, H200, BF16, 32 heads on 8: 0.23, 0.47 and 0.65 of the rate of a kernel that only reads, at 8k, 64k and 1M keys, where
 /// step 6 has 0.22, 0.21 and 0.21. What is left is chains of dependent instructions in two warps a scheduler, and more code than
 /// the instruction cache likes.
+#include "gpu/ladder/ladder.hpp"
 #include "gpu/parts/forests.cuh"
 #include "gpu/parts/last_block.cuh"
 #include "gpu/parts/splits.hpp"
@@ -19,35 +20,34 @@ namespace tree_attn::TREE_ATTN_PLATFORM {
 namespace {
 
 /// Bytes of shared memory of one warp.
-template <class Tile>
+template <IsMmaTile Tile>
 inline constexpr std::size_t kWarpBytes = kTilePieces<Tile> * sizeof(Bytes16);
 
 /// Grid: splits, strips. @param forests see SplitWorkspace @param counters one a strip
-template <class Tile>
+template <IsMmaTile Tile>
 __global__ void __launch_bounds__(Tile::kWarps * kWarp, 1) tensor(DeviceProblem problem, DeviceOutput output, bool aligned,
                                                                 SplitWorkspace forests, unsigned* counters) {
   const std::int64_t strip = blockIdx.y, n_strips = (problem.group + Tile::kRows - 1) / Tile::kRows;
   const std::int64_t line = strip / n_strips, first_row = strip % n_strips * Tile::kRows;
-  const int n_warps = static_cast<int>(blockDim.x) / kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const auto self = WorkerThread::of<Tile>(static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x));
   const int at = static_cast<int>(blockIdx.x);
   const Run whole = problem.padded(line), run = part_of(whole, at, forests.n_splits);
   Arena arena;
   const Shared<int> told = arena.take<int>(1);
-  const Shared<Bytes16> shared = arena.take<Bytes16>(n_warps * kTilePieces<Tile>);
-  const Scratch scratch{shared_as<float>(shared), n_warps * kTilePieces<Tile> * 4};
+  const Shared<Bytes16> shared = arena.take<Bytes16>(self.n_workers * kTilePieces<Tile>);
+  const Scratch scratch{shared_as<float>(shared), self.n_workers * kTilePieces<Tile> * 4};
 
   // Climb, and join the warps of the block.
-  climb_tiles<Tile>(problem, line, first_row, part_of(run, warp, n_warps), forests.of_worker(strip, at, warp), forests.n_worker,
-                    aligned, shared + warp * kTilePieces<Tile>);
+  climb_tiles<Tile>(problem, line, first_row, part_of(run, self.worker, self.n_workers), forests.of_worker(strip, at, self.worker), forests.n_worker,
+                    aligned, shared + self.worker * kTilePieces<Tile>);
   __syncthreads();
-  join<Tile>(scratch, forests.of_worker(strip, at, 0), forests.n_worker, run, n_warps, lane, warp, n_warps,
-             [&](int slot, const auto& forest) { keep<Tile>(forest, forests.of_split(strip, at) + slot * forests.n_split, lane); });
+  join<Tile>(scratch, forests.of_worker(strip, at, 0), forests.n_worker, run, self.n_workers, self,
+             [&](int slot, const auto& forest) { keep<Tile>(forest, forests.of_split(strip, at) + slot * forests.n_split, self.lane); });
 
   // The last block joins the splits. Every warp has slots of its own.
   if (!arrives_last(counters + strip, gridDim.x, told)) return;
-  join<Tile>(scratch, forests.of_split(strip, 0), forests.n_split, whole, forests.n_splits, lane, warp, n_warps,
-             [&](int slot, const auto& forest) { deliver<Tile>(problem, output, line, first_row, slot, forest, whole, lane); });
+  join<Tile>(scratch, forests.of_split(strip, 0), forests.n_split, whole, forests.n_splits, self,
+             [&](int slot, const auto& forest) { deliver<Tile>(problem, output, line, first_row, slot, forest, whole, self.lane); });
 }
 
 /// Calls f with the tile for a shape and a type that tensor cores multiply.
@@ -58,7 +58,7 @@ void with_tile_of(const DeviceProblem& problem, Storage storage, const F& f) {
   });
 }
 
-std::string refusal(const DeviceProblem& problem, Storage storage) {
+std::string accepts(const DeviceProblem& problem, Storage storage) {
   if (kernel_unit_of(storage) == KernelUnit::Scalar) return std::string(name_of(storage)) + " storage: no tensor core keeps its bits";
   if (problem.d_h > 256 || problem.d_v > 256)
     return "d_h " + std::to_string(problem.d_h) + ", d_v " + std::to_string(problem.d_v) + ": more than 256";
@@ -95,6 +95,6 @@ void run(const DeviceProblem& problem, Storage storage, const DeviceOutput& outp
 
 }  // namespace
 
-const LadderStep kTensor{"tensor", "grouped heads on tensor cores", refusal, plan, run};
+const LadderStep kTensor{.name = "tensor", .brief = "grouped heads on tensor cores", .n_additions = tensor_additions, .accepts = accepts, .plan = plan, .run = run};
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

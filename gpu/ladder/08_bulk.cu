@@ -11,6 +11,7 @@
 /// something where instructions are short and bytes are not: 16-bit numbers, and queries that share keys and find them in L2.
 /// Measured, H200, BF16, 16 heads: 0.50, 0.70 and 0.84 of the rate of a kernel that only reads, at 8k, 64k and 1M keys. That is step 6
 /// again: once the arithmetic was short, the copies were not what took the time.
+#include "gpu/ladder/ladder.hpp"
 #include "gpu/parts/bulk_ring.cuh"
 #include "gpu/parts/forests.cuh"
 #include "gpu/parts/last_block.cuh"
@@ -19,14 +20,14 @@ namespace tree_attn::TREE_ATTN_PLATFORM {
 namespace {
 
 /// Grid: splits, rows. @param forests see SplitWorkspace @param counters one a row
-template <class Team>
+template <IsSubWarp Team>
 __global__ void __launch_bounds__(BulkShape<Team>::kThreads, 1) bulk(DeviceProblem problem, DeviceOutput output,
                                                                      SplitWorkspace forests, unsigned* counters) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   using Shape = BulkShape<Team>;
   const std::int64_t row = blockIdx.y, line = row / problem.group, r = row % problem.group;
-  const int split = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
-  const int team = thread / Team::kLanes, lane = thread % Team::kLanes, n_teams = Shape::kThreads / Team::kLanes;  // of all threads
+  const int split = static_cast<int>(blockIdx.x);
+  const auto self = WorkerThread::of<Team>(static_cast<int>(threadIdx.x), Shape::kThreads);  // the producer's lanes among them
   const Run whole = problem.padded(line), run = part_of(whole, split, forests.n_splits);
   Arena arena;
   const Shared<float> ring = arena.take<float>(Shape::kRing);
@@ -37,20 +38,14 @@ __global__ void __launch_bounds__(BulkShape<Team>::kThreads, 1) bulk(DeviceProbl
   // Climb, and join the teams of the block, where the ring was.
   BulkRing<Team>(ring, barriers).climb(problem, line, r, run, forests.of_worker(row, split, 0), forests.n_worker);
   __syncthreads();
-  join<Team>(scratch, forests.of_worker(row, split, 0), forests.n_worker, run, Shape::kTeams, lane, team, n_teams,
-             [&](int, const auto& forest) { keep<Team>(forest, forests.of_split(row, split), lane); });
+  join<Team>(scratch, forests.of_worker(row, split, 0), forests.n_worker, run, Shape::kTeams, self,
+             [&](int, const auto& forest) { keep<Team>(forest, forests.of_split(row, split), self.lane); });
 
   // The last block joins the splits.
   if (!arrives_last(counters + row, gridDim.x, told)) return;
-  join<Team>(scratch, forests.of_split(row, 0), forests.n_split, whole, forests.n_splits, lane, team, n_teams,
-             [&](int slot, const auto& forest) { deliver<Team>(problem, output, line, r, slot, forest, whole, lane); });
+  join<Team>(scratch, forests.of_split(row, 0), forests.n_split, whole, forests.n_splits, self,
+             [&](int slot, const auto& forest) { deliver<Team>(problem, output, line, r, slot, forest, whole, self.lane); });
 #endif
-}
-
-std::string refusal(const DeviceProblem& problem, Storage storage) {
-  if (const std::string refusal = accepts_aligned_rows(problem, storage); !refusal.empty()) return refusal;
-  if (device().major < 9) return "bulk copies need compute capability 9";
-  return "";
 }
 
 Plan plan(const DeviceProblem& problem, Storage storage, const PlanOptions& options) {
@@ -81,6 +76,6 @@ void run(const DeviceProblem& problem, Storage storage, const DeviceOutput& outp
 
 }  // namespace
 
-const LadderStep kBulk{"bulk", "bulk copies by a producer warp", refusal, plan, run};
+const LadderStep kBulk{.name = "bulk", .brief = "bulk copies by a producer warp", .min_capability = 9, .n_additions = tree_additions, .accepts = accepts_aligned_rows, .plan = plan, .run = run};
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

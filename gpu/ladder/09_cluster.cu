@@ -12,6 +12,7 @@
 /// must be of one group of 16 or 18, so not every multiprocessor finds a cluster.
 /// Measured, H200, BF16, 16 heads: 0.27, 0.40 and 0.45 of the rate of a kernel that only reads, at 8k, 64k and 1M keys, 1.7 to 1.9 times
 /// as long as step 8. That is not the merge: perhaps fewer clusters of eight fit on the chip at once than there are.
+#include "gpu/ladder/ladder.hpp"
 #include "gpu/parts/bulk_ring.cuh"
 #include "gpu/parts/forests.cuh"
 
@@ -25,7 +26,7 @@ constexpr int kLargestCluster = 8;
 
 /// Grid: splits, rows; a cluster is all splits of a row.
 /// @param forests see SplitWorkspace; only teams have one there
-template <class Team>
+template <IsSubWarp Team>
 __global__ void __launch_bounds__(BulkShape<Team>::kThreads, 1) cluster(DeviceProblem problem, DeviceOutput output,
                                                                         SplitWorkspace forests) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
@@ -33,8 +34,8 @@ __global__ void __launch_bounds__(BulkShape<Team>::kThreads, 1) cluster(DevicePr
   using InBlock = ForestOf<Team, InShared>;
   static_assert(kListFloats + 2 * 41 * InBlock::kEntry <= Shape::kRing, "a forest of 2^40 positions fits where the ring was");
   const std::int64_t row = blockIdx.y, line = row / problem.group, r = row % problem.group;
-  const int split = cluster_rank(), n_splits = cluster_size(), thread = static_cast<int>(threadIdx.x);
-  const int team = thread / Team::kLanes, lane = thread % Team::kLanes, n_teams = Shape::kThreads / Team::kLanes;  // of all threads
+  const int split = cluster_rank(), n_splits = cluster_size();
+  const auto self = WorkerThread::of<Team>(static_cast<int>(threadIdx.x), Shape::kThreads);  // the producer's lanes among them
   const Run whole = problem.padded(line), run = part_of(whole, split, n_splits);
   Arena arena;
   const Shared<Barrier> barriers = arena.take<Barrier>(Shape::kBarriers);
@@ -44,18 +45,18 @@ __global__ void __launch_bounds__(BulkShape<Team>::kThreads, 1) cluster(DevicePr
   BulkRing<Team>(memory, barriers).climb(problem, line, r, run, forests.of_worker(row, split, 0), forests.n_worker);
   __syncthreads();
   int depth = 0;
-  join<Team>({memory, Shape::kRing}, forests.of_worker(row, split, 0), forests.n_worker, run, Shape::kTeams, lane, team, n_teams,
+  join<Team>({memory, Shape::kRing}, forests.of_worker(row, split, 0), forests.n_worker, run, Shape::kTeams, self,
              [&depth](int, const auto& forest) { depth = forest.depth(); });
 
   // The first block appends the splits of the others to its own, and hands over the row.
   cluster_sync();
-  if (split == 0 && team == 0) {
-    InBlock joined(memory + kListFloats, lane, run.begin, depth);
+  if (split == 0 && self.worker == 0) {
+    InBlock joined(memory + kListFloats, self.lane, run.begin, depth);
     for (int other = 1; other < n_splits; ++other) {
       const Run part = part_of(whole, other, n_splits);
-      joined.append(InBlock(remote(memory + kListFloats, other), lane, part.begin), part);
+      joined.append(InBlock(remote(memory + kListFloats, other), self.lane, part.begin), part);
     }
-    deliver<Team>(problem, output, line, r, 0, joined, whole, lane);
+    deliver<Team>(problem, output, line, r, 0, joined, whole, self.lane);
   }
 
   // A block that has ended has no shared memory to read.
@@ -63,18 +64,12 @@ __global__ void __launch_bounds__(BulkShape<Team>::kThreads, 1) cluster(DevicePr
 #endif
 }
 
-template <class Team>
+template <IsSubWarp Team>
 SplitWorkspace forests_of(const DeviceProblem& problem, Plan plan, float* floats) {
   plan.n_threads = BulkShape<Team>::kTeamThreads;  // The producer has no forest.
   SplitWorkspace forests = SplitWorkspace::of<Team>(problem, plan, floats);
   forests.n_split = 0;  // Those are in shared memory.
   return forests;
-}
-
-std::string refusal(const DeviceProblem& problem, Storage storage) {
-  if (const std::string refusal = accepts_aligned_rows(problem, storage); !refusal.empty()) return refusal;
-  if (device().major < 9) return "clusters need compute capability 9";
-  return "";
 }
 
 /// @throws DeviceError if more splits are asked for than a cluster has blocks
@@ -112,6 +107,6 @@ void run(const DeviceProblem& problem, Storage storage, const DeviceOutput& outp
 
 }  // namespace
 
-const LadderStep kCluster{"cluster", "splits merge through distributed shared memory", refusal, plan, run};
+const LadderStep kCluster{.name = "cluster", .brief = "splits merge through distributed shared memory", .min_capability = 9, .max_splits = kLargestCluster, .n_additions = tree_additions, .accepts = accepts_aligned_rows, .plan = plan, .run = run};
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

@@ -10,10 +10,16 @@
 /// Measured, H200: BF16, 16 heads, 0.51, 0.71 and 0.85 of the rate of a kernel that only reads, at 8k, 64k and 1M keys; F32 at 64k 0.81;
 /// BF16, 32 heads on 8, 0.20, 0.47 and 0.64, where chains of dependent instructions keep the tensor cores waiting. A batch of
 /// unequal lengths has not been timed.
+#include "gpu/ladder/ladder.hpp"
 #include "gpu/parts/equal_runs.cuh"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 namespace {
+
+/// Shape and type choose the worker, see with_walk().
+double n_additions(const DeviceProblem& problem, Storage storage) {
+  return multiplies_on_tensor_cores(problem, storage) ? tensor_additions(problem, storage) : tree_additions(problem, storage);
+}
 
 Plan plan(const DeviceProblem& problem, Storage storage, const PlanOptions& options) {
   Plan plan;
@@ -28,6 +34,6 @@ void run(const DeviceProblem& problem, Storage storage, const DeviceOutput& outp
 
 }  // namespace
 
-const LadderStep kEqualRuns{"equal-runs", "equal runs over all blocks: the library kernel", accepts_any_grid, plan, run};
+const LadderStep kEqualRuns{.name = "equal-runs", .brief = "equal runs over all blocks: the library kernel", .n_additions = n_additions, .accepts = accepts_any_grid, .plan = plan, .run = run};
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

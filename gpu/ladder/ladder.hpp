@@ -6,91 +6,50 @@
 /// the library uses. A step says in its first lines what it changed and what that should do to the bytes and the time.
 #pragma once
 
+#include <limits>
 #include <span>
 #include <string>
 
-#include "gpu/platform/launch.hpp"
-#include "gpu/parts/problem.hpp"
-#include "reference/tensor/dtype.hpp"
+#include "gpu/parts/plan.hpp"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
-/// What a caller may ask of a plan. 0 leaves it to the step, which looks at the shape and the device.
-struct PlanOptions {
-  int n_splits = 0;   ///< parts that the keys of a line are cut into, each for a block of its own
-  int n_threads = 0;  ///< threads of a block
-  int n_stages = 0;   ///< copies in flight
-};
+/// As many splits as a caller asks for.
+inline constexpr int kAnySplits = std::numeric_limits<int>::max();
 
-/// What a step has picked: enough to launch, and to say.
-struct Plan {
-  int n_splits = 1;               ///< blocks that share the keys of a line
-  int n_threads = 128;            ///< threads of a block
-  int n_stages = 0;               ///< stages of the ring of copies; 0 where there is none
-  int n_blocks = 0;               ///< blocks of the grid, where that is not splits times rows
-  std::size_t shared_bytes = 0;   ///< dynamic shared memory of a block
-  std::int64_t n_floats = 0;      ///< workspace, in floats
-  std::int64_t n_counters = 0;    ///< workspace, in counters
-  const char* path = "scalar";    ///< "scalar", or "tensor" where tensor cores multiply
-};
-
-/// Memory that a step needs beside its input and output. It may be used again for the next launch on the same stream.
-struct Workspace {
-  float* floats = nullptr;       ///< [plan.n_floats], any contents
-  unsigned* counters = nullptr;  ///< [plan.n_counters], zero before the first launch; every launch leaves them zero
-};
-
-/// One step. The problem holds pointers into device memory.
+/// One step: all that is asked about it, by the program or by a test. The problem holds pointers into device memory.
 struct LadderStep {
   const char* name;
   const char* brief;
-  /// Why this step cannot take such a problem, in a few words; empty if it can.
-  std::string (*refusal)(const DeviceProblem& problem, Storage storage);
+  int min_capability = 0;    ///< major compute capability that it needs; 0: any that it is compiled for
+  int max_splits = kAnySplits;  ///< most blocks that may share the keys of a line; 1: the step has no splits
+  /// Whether it adds in the order of the canonical tree: then it can leave states instead of finished rows, its bits do not
+  /// depend on splits, and one key gives its value to the bit.
+  bool keeps_states = true;
+  /// Longest chain of additions that a weight passes through, for the error bound: n_a of ErrorModel.
+  double (*n_additions)(const DeviceProblem& problem, Storage storage);
+  /// Why no device can take such a problem by this step, in a few words; empty if one can.
+  std::string (*accepts)(const DeviceProblem& problem, Storage storage);
+  /// How it will be launched. @pre refusal() is empty
   Plan (*plan)(const DeviceProblem& problem, Storage storage, const PlanOptions& options);
-  /// Launches. The first two steps keep no states. @pre refusal() is empty, plan() is of the same shapes
+  /// Launches. @pre plan() is of the same shapes
   void (*run)(const DeviceProblem& problem, Storage storage, const DeviceOutput& output, const Plan& plan, const Workspace& workspace,
               Stream stream);
+
+  /// Why this step cannot take such a problem on this device, in a few words; empty if it can.
+  std::string refusal(const DeviceProblem& problem, Storage storage) const;
 };
 
-/// All steps, from the first to the library kernel.
+/// All steps, from the first to the library kernel, which is the last.
 std::span<const LadderStep* const> ladder();
 
-/// Largest d_h and d_v that any kernel takes.
-inline constexpr int kLongestRow = 512;
+/// Additions of a step that adds key after key; of the canonical tree over single keys; of a leaf on tensor cores, which add the
+/// three parts of each weight one after the other and truncate, and the tree above leaves.
+double chain_additions(const DeviceProblem& problem, Storage storage);
+double tree_additions(const DeviceProblem& problem, Storage storage);
+double tensor_additions(const DeviceProblem& problem, Storage storage);
 
-/// Calls f with an element of the stored type, T{}. @throws DeviceError for a type that no kernel takes
-template <class F>
-void with_type(Storage storage, const F& f) {
-  with_dtype(storage, [&]<class T>(T element) {
-    if constexpr (DTypeTraits<T>::kUnit != KernelUnit::None) f(element);
-    else throw DeviceError("no kernel takes " + std::string(name_of(storage)));
-  });
-}
-
-/// Whether every row of k and v starts at a multiple of 16 bytes, so that 16 bytes may be copied at once.
-bool starts_aligned(const DeviceProblem& problem, Storage storage);
-
-/// Sets query_scale and score_scale to split_scale(scale), and lift.
-///
-/// F16 keeps to (1, log2(e) * scale) and no lift: elements of at most 65504 make no sum that overflows, and tensor cores, which
-/// take queries and weights in 16 bits, would round what is made smaller.
-/// @param lift 0 or kLift
-void set_scale(DeviceProblem& problem, Storage storage, double scale, int lift = 0);
-
-/// What the steps refuse, in a few words; empty if nothing. All refuse F64 and d of more than 512.
-std::string accepts_any_grid(const DeviceProblem& problem, Storage storage);
-/// The same, and more rows than the second axis of a grid can count.
-std::string accepts_any_rows(const DeviceProblem& problem, Storage storage);
-/// The same, and rows that are not aligned or not a multiple of 16 bytes long.
-std::string accepts_aligned_rows(const DeviceProblem& problem, Storage storage);
-
-/// Whether the library kernel multiplies on tensor cores: several queries share keys of 16 bits, in rows of at most 256 numbers.
-///
-/// A function of type and shape alone. Batch, lengths, alignment and device may not change it, for it changes bits.
-bool multiplies_on_tensor_cores(const DeviceProblem& problem, Storage storage);
-
-// The steps.
-/// In order, one a file.
+/// The steps in order, one per file.
 extern const LadderStep kNaive, kFused, kVectors, kSplit, kLastBlock, kAsync, kTensor, kBulk, kCluster, kEqualRuns;
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

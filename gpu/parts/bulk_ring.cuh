@@ -13,7 +13,7 @@
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
 /// How a block is laid out. Its last warp, the producer, comes on top of the threads of the teams.
-template <class Team>
+template <IsSubWarp Team>
 struct BulkShape {
   static constexpr int kStages = 3;
   static constexpr int kTeamThreads = kSplitThreads / Team::kChunks;  ///< wider rows take more of the ring, so fewer threads
@@ -33,7 +33,7 @@ struct BulkShape {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 
 /// Eight rows in shared memory: what a lane reads of them.
-template <class Team>
+template <IsSubWarp Team>
 struct SharedRows {
   Shared<float> first;  ///< the lane's first chunk of row 0
   int d, lane;
@@ -47,7 +47,7 @@ struct SharedRows {
 
 /// The ring of one team, as the lane that fills it and the lanes that read it see it. It lasts as long as the kernel: stages
 /// and phases go on from run to run.
-template <class Team>
+template <IsSubWarp Team>
 class BulkRing {
  public:
   using Shape = BulkShape<Team>;

@@ -8,14 +8,14 @@
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
 /// Bytes of chunk `chunk` of a row of d numbers that are there, 0 to 16.
-template <class Team>
+template <IsSubWarp Team>
 __device__ __forceinline__ int bytes_of_chunk(int d, int lane, int chunk) {
   const int left = d * static_cast<int>(sizeof(typename Team::T)) - 16 * (chunk * Team::kLanes + lane);
   return left < 0 ? 0 : left < 16 ? left : 16;
 }
 
 /// Eight rows of an aligned array in global memory, see starts_aligned(): what a lane reads of them.
-template <class Team>
+template <IsSubWarp Team>
 struct GlobalRows {
   const typename Team::T* first;  ///< row 0
   std::int64_t stride;            ///< numbers from row to row
@@ -77,7 +77,7 @@ class Groups {
 ///
 /// Whole leaves of kLeafKeys positions climb in registers and reach the counter in memory once a leaf. What a shard has cut off a
 /// leaf goes to the counter key by key, so that the rank that holds the other side finds its siblings.
-template <class Team>
+template <IsSubWarp Team>
 class Climb {
  public:
   using State = LaneState<Team::kNumbers>;
@@ -115,7 +115,7 @@ class Climb {
 
   /// Takes a group. Every lane of the warp must call it, also when its team has no group left.
   /// @param key, value (i, chunk) -> Bytes16 of the row at position i of the group
-  template <class Key, class Value>
+  template <IsRows Key, IsRows Value>
   __device__ __forceinline__ void take(int group, const Key& key, const Value& value) {
     float s = score_of_eight<Team>(q_, key, score_scale_, lane_);
     if ((groups_.there(group) >> own_key(lane_) & 1) == 0) s = -std::numeric_limits<float>::infinity();
@@ -136,7 +136,7 @@ class Climb {
 
  private:
   /// Takes the positions of a group one by one, if its leaf is not whole. @returns whether it did
-  template <class Value>
+  template <IsRows Value>
   __device__ __forceinline__ bool take_apart(int group, const float (&s)[kTogether], const Value& value) {
     if (groups_.in_whole_leaf(group)) return false;
     const unsigned inside = groups_.inside(group);
@@ -165,7 +165,7 @@ class Climb {
 
 /// A team's walk with plain loads: eight keys, then eight values, then on.
 /// @param memory of the team's forest
-template <class Team>
+template <IsSubWarp Team>
 __device__ __forceinline__ void climb_over(const DeviceProblem& problem, std::int64_t line, std::int64_t r, Run run, float* memory) {
   using T = typename Team::T;
   Climb<Team> climb(problem, line, r, run, memory);

@@ -37,12 +37,11 @@ inline constexpr std::size_t kEqualRunsBytes = 3 * 128;
 /// fill the registers that the walk needs.
 /// @param counters one a strip
 /// @paper{alg_3, Alg. 3}
-template <class Walk>
+template <IsPipeline Walk>
 __global__ void __launch_bounds__(Walk::kThreads, 1)
     equal_runs(DeviceProblem problem, DeviceOutput output, bool aligned, EqualRunsWorkspace forests, unsigned* counters) {
   using Worker = typename Walk::Worker;
   if constexpr (Walk::kIsCompiled) {
-    constexpr int kJoining = Walk::kThreads / Worker::kLanes;
     Arena arena;
     const Shared<int> told = arena.take<int>(1);
     const Shared<Schedule> schedule = arena.take<Schedule>(1);
@@ -60,7 +59,7 @@ __global__ void __launch_bounds__(Walk::kThreads, 1)
     __syncthreads();
     while (Segment(segment[0]).last < Schedule(schedule[0]).begin_of(blockIdx.x + 1)) {
       const int block = forget(static_cast<int>(blockIdx.x)), thread = forget(static_cast<int>(threadIdx.x));
-      const int worker = thread / Worker::kLanes, lane = thread % Worker::kLanes;
+      const auto self = WorkerThread::of<Worker>(thread, Walk::kThreads);
       __syncthreads();
       if (thread == 0) {
         const Schedule all = schedule[0];
@@ -69,7 +68,7 @@ __global__ void __launch_bounds__(Walk::kThreads, 1)
       __syncthreads();
       const auto finish = [&](int slot, const auto& forest) {
         const Segment at = segment[0];
-        deliver<Worker>(problem, output, at.line, at.first_row, slot, forest, at.whole, lane);
+        deliver<Worker>(problem, output, at.line, at.first_row, slot, forest, at.whole, self.lane);
       };
 
       // Every worker walks over its part of the segment; the block joins them.
@@ -80,9 +79,9 @@ __global__ void __launch_bounds__(Walk::kThreads, 1)
       __syncthreads();
       const Segment at = segment[0];
       float* const kept = forests.of_segment(block, at.first > at.cell);
-      join<Worker>(walk.scratch(), forests.of_worker(block, 0), forests.n_worker, at.run, Walk::kWorkers, lane, worker, kJoining,
+      join<Worker>(walk.scratch(), forests.of_worker(block, 0), forests.n_worker, at.run, Walk::kWorkers, self,
                    [&](int slot, const auto& forest) {
-                     at.is_whole() ? finish(slot, forest) : keep<Worker>(forest, kept + slot * forests.n_segment, lane);
+                     at.is_whole() ? finish(slot, forest) : keep<Worker>(forest, kept + slot * forests.n_segment, self.lane);
                    });
 
       // A strip shared with other blocks is joined by the one that comes last.
@@ -96,7 +95,7 @@ __global__ void __launch_bounds__(Walk::kThreads, 1)
             const bool began_before = from > at.cell;
             return Part{at.positions(began_before ? from : at.cell, to), forests.of_segment(first + i, began_before)};
           };
-          join_parts<Worker>(walk.scratch(), forests.n_segment, at.whole.begin, n_parts, part, lane, worker, kJoining, finish);
+          join_parts<Worker>(walk.scratch(), forests.n_segment, at.whole.begin, n_parts, part, self, finish);
         }
       }
       // The next segment uses all this memory again.
@@ -106,7 +105,7 @@ __global__ void __launch_bounds__(Walk::kThreads, 1)
 }
 
 /// What a launch needs, on the host.
-template <class Walk>
+template <IsPipeline Walk>
 EqualRunsWorkspace equal_runs_workspace(const DeviceProblem& problem, std::int64_t n_blocks, float* floats) {
   using Worker = typename Walk::Worker;
   const std::int64_t n_pieces = std::max<std::int64_t>(1, (problem.end + kLeafKeys - 1) / kLeafKeys - problem.begin / kLeafKeys);

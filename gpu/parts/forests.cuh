@@ -8,7 +8,7 @@
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
 /// The forest of one slot of a worker.
-template <class Worker, class Where = InGlobal>
+template <IsWorker Worker, class Where = InGlobal>
 using ForestOf = Counter<Worker::kNumbers, Worker::kLanes, Where>;
 
 /// A part of a run, and the forests that somebody has left of it in global memory, one a slot.
@@ -46,11 +46,11 @@ static_assert(kCountFloats > kListedParts && kCountFloats % 2 == 0);
 /// @param n_part floats of one forest of a part
 /// @param begin first position of the first part
 /// @param part (i) -> Part
-/// @param worker, n_workers place of the thread among all workers that the block's threads make
+/// @param self this thread among all workers that the block's threads make
 /// @param use (slot, joined forest) what to do with the result; called by one worker for each slot
-template <class Worker, class PartOf, class Use>
+template <IsWorker Worker, class PartOf, class Use>
 __device__ __forceinline__ void join_parts(Scratch scratch, std::int64_t n_part, std::int64_t begin, int n_parts, const PartOf& part,
-                                           int lane, int worker, int n_workers, const Use& use) {
+                                           WorkerThread self, const Use& use) {
   using Forest = ForestOf<Worker, InShared>;
   // The list, and room for states: of all slots at once, if there is enough for a good number of subtrees of each.
   constexpr int kRoom = 64;
@@ -63,8 +63,8 @@ __device__ __forceinline__ void join_parts(Scratch scratch, std::int64_t n_part,
   const int room = fit / at_once, thread = static_cast<int>(threadIdx.x);
 
   for (int first_slot = 0; first_slot < Worker::kSlots; first_slot += at_once) {
-    const int own_slot = worker < at_once ? worker : -1;
-    Forest forest(states + (own_slot < 0 ? 0 : own_slot) * room * Forest::kEntry, lane, begin);
+    const int own_slot = self.worker < at_once ? self.worker : -1;
+    Forest forest(states + (own_slot < 0 ? 0 : own_slot) * room * Forest::kEntry, self.lane, begin);
     int depth = 0;
     for (int first = 0; first < n_parts;) {
       // Count, a part a thread.
@@ -93,12 +93,12 @@ __device__ __forceinline__ void join_parts(Scratch scratch, std::int64_t n_part,
       }
       __syncthreads();
       // Fetch.
-      for (int i = worker; i < n; i += n_workers) {
+      for (int i = self.worker; i < n; i += self.n_workers) {
         const float* const from = Entry(entries[i]).states;
         for (int slot = 0; slot < at_once; ++slot) {
           LaneState<Worker::kNumbers> state;
-          ForestOf<Worker>(const_cast<float*>(from) + (first_slot + slot) * n_part, lane, 0).load(0, state);
-          Forest(states + slot * room * Forest::kEntry, lane, begin).store(depth + i, state);
+          ForestOf<Worker>(const_cast<float*>(from) + (first_slot + slot) * n_part, self.lane, 0).load(0, state);
+          Forest(states + slot * room * Forest::kEntry, self.lane, begin).store(depth + i, state);
         }
       }
       __syncthreads();
@@ -110,7 +110,7 @@ __device__ __forceinline__ void join_parts(Scratch scratch, std::int64_t n_part,
           forest.load(depth + i, state);
           forest.push({at.level, at.index}, state);
         }
-        if (lane == 0 && worker == 0) counts[kListedParts] = forest.depth();
+        if (self.lane == 0 && self.worker == 0) counts[kListedParts] = forest.depth();
       }
       __syncthreads();
       depth = counts[kListedParts];
@@ -121,17 +121,17 @@ __device__ __forceinline__ void join_parts(Scratch scratch, std::int64_t n_part,
 }
 
 /// The same for the n parts of a run that part_of() has cut, their forests one behind the other.
-template <class Worker, class Use>
-__device__ __forceinline__ void join(Scratch scratch, float* parts, std::int64_t n_part, Run whole, int n_parts, int lane, int worker,
-                                     int n_workers, const Use& use) {
+template <IsWorker Worker, class Use>
+__device__ __forceinline__ void join(Scratch scratch, float* parts, std::int64_t n_part, Run whole, int n_parts, WorkerThread self,
+                                     const Use& use) {
   const auto part = [parts, n_part, whole, n_parts](int i) {
     return Part{part_of(whole, i, n_parts), parts + i * Worker::kSlots * n_part};
   };
-  join_parts<Worker>(scratch, n_part, whole.begin, n_parts, part, lane, worker, n_workers, use);
+  join_parts<Worker>(scratch, n_part, whole.begin, n_parts, part, self, use);
 }
 
 /// Leaves a joined forest in global memory, for another block to join.
-template <class Worker>
+template <IsWorker Worker>
 __device__ __forceinline__ void keep(const ForestOf<Worker, InShared>& forest, float* to, int lane) {
   for (int i = 0; i < forest.depth(); ++i) {
     LaneState<Worker::kNumbers> state;
@@ -145,7 +145,7 @@ __device__ __forceinline__ void keep(const ForestOf<Worker, InShared>& forest, f
 /// @param first_row of the worker's rows in the group of the line; those behind the group are padding
 /// @param held positions whose subtrees are in the forest, problem.padded(line); the rest of the shard is the empty set
 /// @paper{alg_3, Alg. 3}
-template <class Worker, class Forest>
+template <IsWorker Worker, class Forest>
 __device__ __forceinline__ void deliver(const DeviceProblem& problem, const DeviceOutput& output, std::int64_t line,
                                         std::int64_t first_row, int slot, const Forest& forest, Run held, int lane) {
   const std::int64_t r = first_row + Worker::row(lane, slot), row = line * problem.group + r;

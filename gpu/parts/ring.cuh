@@ -11,7 +11,7 @@
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
 /// Stages of eight keys and eight values.
-template <class Team>
+template <IsSubWarp Team>
 class LaneRing {
  public:
   /// 16-byte pieces of one stage, for one lane: keys, then values.
@@ -52,27 +52,16 @@ class LaneRing {
         const int n_bytes = (there >> i & 1) != 0 ? bytes_of_chunk<Team>(d, lane, chunk) : 0;
         const auto piece = to + (i * Team::kChunks + chunk) * static_cast<int>(blockDim.x);
         if (aligned) copy_async16(piece, from, n_bytes);
-        else store16(piece, by_number(from, n_bytes / static_cast<int>(sizeof(T))));
+        else store16(piece, load_unaligned16(from, n_bytes / static_cast<int>(sizeof(T))));
       }
     }
-  }
-  /// n numbers from any address, and zeros behind them.
-  __device__ static Bytes16 by_number(const typename Team::T* from, int n) {
-    typename Team::T numbers[kPer16<typename Team::T>] = {};
-    TREE_ATTN_UNROLL
-    for (int c = 0; c < kPer16<typename Team::T>; ++c) {
-      if (c < n) numbers[c] = load_once(from + c);
-    }
-    Bytes16 bytes;
-    std::memcpy(&bytes, numbers, sizeof bytes);
-    return bytes;
   }
 
   Shared<Bytes16> memory_;
 };
 
 /// A team's walk with kStages - 1 groups in flight while one is at work.
-template <class Team, int kStages>
+template <IsSubWarp Team, int kStages>
 __device__ __forceinline__ void climb_over_ring(const DeviceProblem& problem, std::int64_t line, std::int64_t r, Run run,
                                                 float* memory, bool aligned, LaneRing<Team> ring) {
   using T = typename Team::T;

@@ -21,7 +21,7 @@ struct SplitWorkspace {
   int n_workers = 1, n_splits = 1, n_slots = 1;
 
   /// That of a plan; without memory, for its size.
-  template <class Worker>
+  template <IsWorker Worker>
   static SplitWorkspace of(const DeviceProblem& problem, const Plan& plan, float* floats) {
     const int n = n_workers_of<Worker>(plan.n_threads);
     return {floats, forest_floats<Worker>(problem, std::int64_t{plan.n_splits} * n), forest_floats<Worker>(problem, plan.n_splits),
@@ -38,7 +38,7 @@ struct SplitWorkspace {
 };
 
 /// Strips of a problem: every kRows queries of a group.
-template <class Worker>
+template <IsWorker Worker>
 std::int64_t n_strips(const DeviceProblem& problem) {
   return problem.n_lines() * ((problem.group + Worker::kRows - 1) / Worker::kRows);
 }

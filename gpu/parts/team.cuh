@@ -7,18 +7,12 @@
 #pragma once
 
 #include "gpu/parts/lane_state.cuh"
+#include "gpu/parts/worker.cuh"
 #include "reference/state/merges_together.hpp"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
-/// Lanes of a warp, and all of them as a mask.
-inline constexpr int kWarp = 32;
-inline constexpr unsigned kAllLanes = 0xFFFFFFFF;
-
 /// How a row is spread: lane i holds the chunks i, i + kLanes, ... of 16 bytes, kChunks of them.
-///
-/// A worker, of which there is one more kind on tensor cores: lanes that take a run of positions for kRows queries. Lane i
-/// holds, in each of its kSlots, kNumbers components of the state of one of them.
 template <class Stored, int kLanes_, int kChunks_>
 struct Team {
   using T = Stored;
@@ -36,6 +30,24 @@ struct Team {
   }
 };
 
+/// Whether x is a number: neither Inf nor NaN.
+__device__ __forceinline__ bool is_finite(float x) { return std::fabs(x) <= std::numeric_limits<float>::max(); }
+
+/// n elements from any address, and zeros after them; zeros also for what is not finite, if only finite ones are wanted.
+template <class T>
+__device__ __forceinline__ Bytes16 load_unaligned16(const T* from, int n, bool only_finite = false) {
+  T elements[kPer16<T>] = {};
+  TREE_ATTN_UNROLL
+  for (int c = 0; c < kPer16<T>; ++c) {
+    if (c >= n) continue;
+    const T x = load_once(from + c);
+    if (!only_finite || is_finite(widen(x))) elements[c] = x;
+  }
+  Bytes16 bytes;
+  std::memcpy(&bytes, elements, sizeof bytes);
+  return bytes;
+}
+
 /// Which of eight keys the sum that a lane ends with is of: that of its lowest bits, mirrored.
 __device__ __forceinline__ int own_key(int lane) { return (lane & 1) << 2 | (lane & 2) | (lane & 4) >> 2; }
 
@@ -47,7 +59,7 @@ __device__ __forceinline__ int own_key(int lane) { return (lane & 1) << 2 | (lan
 /// @param q elements of the query times query_scale, zero past d_h
 /// @param key (i, chunk) -> Bytes16 of key i
 /// @paper{eq_7, eq. (7)}
-template <class Team, class Key>
+template <IsSubWarp Team, IsRows Key>
 __device__ __forceinline__ float score_of_eight(const float (&q)[Team::kNumbers], const Key& key, float score_scale, int lane) {
   using T = typename Team::T;
   // Multiply.
@@ -81,7 +93,7 @@ __device__ __forceinline__ float score_of_eight(const float (&q)[Team::kNumbers]
 }
 
 /// Tells all lanes of a team what each has of its own_key().
-template <class Team>
+template <IsSubWarp Team>
 __device__ __forceinline__ void tell_all(float own, int lane, float (&all)[kTogether]) {
   const int first = static_cast<int>(threadIdx.x) % kWarp - lane;
   TREE_ATTN_UNROLL
@@ -105,7 +117,7 @@ __device__ __forceinline__ WeighedKey<float> weigh_key(float s, bool lone) {
 /// @param lift see set_key(); 0 for the only key, whose shift is no whole number
 /// @param[out] shift e
 /// @param[out] weight of all eight keys; -0 for one that is not seen
-template <class Team>
+template <IsSubWarp Team>
 __device__ __forceinline__ void weigh_eight(float s, bool lone, float lift, int lane, float& shift,
                                             float (&weight)[kTogether]) {
   const WeighedKey<float> own = weigh_key(s, lone);
@@ -130,7 +142,7 @@ __device__ __forceinline__ float sum_of_eight(const float (&x)[kTogether]) {
 /// @param value (i, chunk) -> Bytes16 of the value of key i
 /// @paper{eq_2, eq. (2)}
 /// @paper{eq_3, eq. (3)}
-template <class Team, class Value>
+template <IsSubWarp Team, IsRows Value>
 __device__ __forceinline__ void eight_keys(float shift, const float (&weight)[kTogether], const Value& value,
                                            LaneState<Team::kNumbers>& state) {
   using T = typename Team::T;
@@ -157,7 +169,7 @@ __device__ __forceinline__ void eight_keys(float shift, const float (&weight)[kT
 /// The state of one key, as set_key() of reference/state/state.hpp has it.
 /// @param lone whether the sequence is one key @param lift see weigh_eight()
 /// @param value (i, chunk) -> Bytes16 of the value of key i
-template <class Team, class Value>
+template <IsSubWarp Team, IsRows Value>
 __device__ __forceinline__ void one_key(float s, bool lone, float lift, int i, const Value& value,
                                         LaneState<Team::kNumbers>& state) {
   set_empty(state);

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "gpu/ladder/ladder.hpp"
+#include "gpu/parts/plan.hpp"
 #include "gpu/parts/team.cuh"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
@@ -27,7 +27,7 @@ void with_team(const DeviceProblem& problem, Storage storage, const F& f) {
 }
 
 /// Workers in a block, each with a run of its own.
-template <class Worker>
+template <IsWorker Worker>
 constexpr int n_workers_of(int n_threads) { return n_threads / Worker::kLanes; }
 
 /// The most positions that one of n parts of the shard gets.
@@ -37,7 +37,7 @@ inline std::int64_t longest_part(const DeviceProblem& problem, std::int64_t n_pa
 }
 
 /// Floats of the forest of one slot of a worker when the shard is cut into n parts.
-template <class Worker>
+template <IsWorker Worker>
 std::int64_t forest_floats(const DeviceProblem& problem, std::int64_t n_parts) {
   return Counter<Worker::kNumbers, Worker::kLanes>::n_floats(longest_part(problem, n_parts));
 }

@@ -39,7 +39,7 @@ __device__ __forceinline__ float quad_sum(float x) {
 /// @param lift see set_key()
 /// @param begin, end places of the leaf that have a key
 /// @param lone whether its first key is all there is, see single_key()
-template <class Tile>
+template <IsMmaTile Tile>
 __device__ __forceinline__ void weigh(float score_scale, float lift, int begin, int end, bool lone, int lane,
                                       float (&s)[kLeafTiles][4], float (&shift)[Tile::kTiles], float (&sum)[Tile::kTiles]) {
   constexpr float kNotSeen = -std::numeric_limits<float>::infinity();
@@ -77,7 +77,7 @@ __device__ __forceinline__ void weigh(float score_scale, float lift, int begin, 
 }
 
 /// o <- o + V^T P^T for 16 keys, in units of 1 / kUnit. @param item [16][kPitch] pieces of values
-template <class Tile>
+template <IsMmaTile Tile>
 __device__ __forceinline__ void multiply_values(const float (&p_upper)[4], const float (&p_lower)[4], Shared<Bytes16> item,
                                                 int lane, float (&o)[Tile::kSteps][Tile::kTiles][4]) {
   using T = typename Tile::T;
@@ -113,7 +113,7 @@ __device__ __forceinline__ void for_each_number(float (&o)[Tile::kSteps][Tile::k
 /// Adds the values that are not finite, one by one, where they are seen.
 /// @param value row of the first place of the leaf @param begin, end places of it that have a value
 /// @param lone whether the first value is all there is, and keeps its bits, also those of -0
-template <class Tile>
+template <IsMmaTile Tile>
 __device__ __forceinline__ void add_not_finite(const typename Tile::T* value, std::int64_t stride, int d_v, int begin, int end,
                                                bool lone, const float (&p)[kLeafTiles][4], int lane,
                                                float (&o)[Tile::kSteps][Tile::kTiles][4]) {
@@ -141,7 +141,7 @@ __device__ __forceinline__ void add_not_finite(const typename Tile::T* value, st
 }
 
 /// 16-byte pieces of shared memory for one warp.
-template <class Tile>
+template <IsMmaTile Tile>
 inline constexpr int kTilePieces =
     TileRing<Tile>::kPieces + TileForests<Tile>::kPieces + (TileQueries<Tile>::kStay ? TileQueries<Tile>::kPieces : 0);
 
@@ -150,7 +150,7 @@ inline constexpr int kTilePieces =
 /// @param aligned whether rows may be copied 16 bytes at a time
 /// @param shared [kTilePieces] of the warp
 /// @paper{eq_7, eq. (7)}
-template <class Tile>
+template <IsMmaTile Tile>
 __device__ __forceinline__ void climb_tiles(const DeviceProblem& problem, std::int64_t line, std::int64_t first_row, Run run,
                                             float* memory, std::int64_t n_forest, bool aligned, Shared<Bytes16> shared) {
   using T = typename Tile::T;

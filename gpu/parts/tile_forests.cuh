@@ -9,7 +9,7 @@
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
 /// The forests of a warp, one a slot, and one level in shared memory below them: half of the leaves never see L2.
-template <class Tile>
+template <IsMmaTile Tile>
 class TileForests {
  public:
   using State = LaneState<Tile::kNumbers>;

@@ -10,24 +10,6 @@
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
-/// Whether x is a number: neither Inf nor NaN.
-__device__ __forceinline__ bool is_finite(float x) { return std::fabs(x) <= std::numeric_limits<float>::max(); }
-
-/// n numbers from any address, and zeros behind them; or for what is not finite, if it is not wanted.
-template <class T>
-__device__ __forceinline__ Bytes16 by_number(const T* from, int n, bool finite) {
-  T numbers[kPer16<T>] = {};
-  TREE_ATTN_UNROLL
-  for (int c = 0; c < kPer16<T>; ++c) {
-    if (c >= n) continue;
-    const T x = load_once(from + c);
-    if (!finite || is_finite(widen(x))) numbers[c] = x;
-  }
-  Bytes16 bytes;
-  std::memcpy(&bytes, numbers, sizeof bytes);
-  return bytes;
-}
-
 /// Rows that are copied together, and the places of such items in a leaf.
 inline constexpr int kItem = 16, kLeafItems = static_cast<int>(kLeafKeys) / kItem;
 
@@ -39,8 +21,7 @@ __device__ __forceinline__ Subtree first_piece(Run run) {
 }
 
 /// Rows of a piece, piece after piece: four items of keys, then four of values. Rows without a key are zero, and never read.
-/// @tparam Tile see WarpTile
-template <class Tile>
+template <IsMmaTile Tile>
 class TileRing {
  public:
   using T = typename Tile::T;
@@ -88,7 +69,7 @@ class TileRing {
     for (int row = lane_ / kChunks; row < kItem; row += kTogetherRows) {
       const int place = kItem * i + row;
       const T* const from = values_ + (leaf_begin + place - origin_) * value_stride_ + lane_ % kChunks * kPer16<T>;
-      store16(item + (row * Tile::kPitch + lane_ % kChunks), by_number(from, place >= begin && place < end ? n : 0, true));
+      store16(item + (row * Tile::kPitch + lane_ % kChunks), load_unaligned16(from, place >= begin && place < end ? n : 0, true));
     }
     __syncwarp();
   }
@@ -141,7 +122,7 @@ class TileRing {
       return;
     }
     for (; row < kItem; row += kTogetherRows, from += kTogetherRows * stride, to = to + kTogetherRows * Tile::kPitch)
-      store16(to, by_number(from, row >= begin && row < end ? in_row : 0, false));
+      store16(to, load_unaligned16(from, row >= begin && row < end ? in_row : 0));
   }
 
   std::int64_t origin_;      ///< a multiple of kLeafKeys, from which positions are counted here

@@ -19,7 +19,7 @@
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
-/// A worker: how the states of 8 kTiles queries are spread over a warp.
+/// How the states of 8 kTiles queries are spread over a warp.
 ///
 /// It is how products leave O^T [d_v, queries] = V^T P^T in registers: with g = lane / 4 and t = 2 (lane % 4), a lane has of
 /// every 16 x 8 tile the components g and g + 8 of the queries t and t + 1.
@@ -46,7 +46,7 @@ struct WarpTile {
 
 /// The piece of a tile of 16 x 16 that a lane points load_matrix_x4() at: 8 x 8 matrices, the left and the right of the upper 8
 /// rows, then those of the lower 8.
-template <class Tile>
+template <IsMmaTile Tile>
 __device__ __forceinline__ int matrix_piece(int lane) { return (lane / 16 * 8 + lane % 8) * Tile::kPitch + lane / 8 % 2; }
 
 /// Stored elements times a power of two, which rounds only what falls below the smallest normal number.
@@ -64,7 +64,7 @@ __device__ __forceinline__ Bytes16 times(const Bytes16& elements, float factor) 
 
 /// The queries times query_scale as the left operand of Q K^T, [16, kDim]; zero past the group and past d_h. In registers, where
 /// there are enough of them; else they stay in shared memory.
-template <class Tile>
+template <IsMmaTile Tile>
 class TileQueries {
  public:
   static constexpr bool kStay = Tile::kDim * Tile::kTiles >= 256;
@@ -79,7 +79,7 @@ class TileQueries {
       const int row = i / kChunks, left = problem.d_h - i % kChunks * kPer16<T>;
       const bool there = row < Tile::kRows && first_row + row < problem.group;
       const T* const query = problem.query<T>(line, there ? first_row + row : first_row);
-      const Bytes16 piece = by_number(query + i % kChunks * kPer16<T>, there ? left : 0, false);
+      const Bytes16 piece = load_unaligned16(query + i % kChunks * kPer16<T>, there ? left : 0);
       store16(memory + (row * Tile::kPitch + i % kChunks), times<T>(piece, problem.query_scale));
     }
     __syncwarp();
@@ -112,7 +112,7 @@ class TileQueries {
 
 /// q.k of 16 keys: s[x][c] is that of key 8x + t + c % 2 with query g + c / 2 * 8.
 /// @param item [16][kPitch] pieces of keys
-template <class Tile>
+template <IsMmaTile Tile>
 __device__ __forceinline__ void multiply_keys(const TileQueries<Tile>& queries, Shared<Bytes16> item, int lane, float (&s_upper)[4],
                                               float (&s_lower)[4]) {
   TREE_ATTN_UNROLL

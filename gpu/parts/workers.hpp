@@ -12,13 +12,24 @@
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
-// A walk is what the library kernel is made of: a kind of worker and its way to keys and values. All threads of a block make one,
-// at the start, and call it for every run of the block.
+/// What the library kernel is made of: a kind of worker and its way to keys and values. All threads of a block make one, at the
+/// start, and call it for every run of the block.
+template <class Walk>
+concept IsPipeline = IsWorker<typename Walk::Worker> && requires(Walk walk, const DeviceProblem& problem, std::int64_t i, Run run,
+                                                                 float* forests, bool aligned) {
+  { Walk::kIsCompiled } -> std::convertible_to<bool>;           // for this architecture
+  { Walk::kThreads } -> std::convertible_to<int>;               // of a block
+  { Walk::kWorkers } -> std::convertible_to<int>;               // of a block, that accumulate
+  { Walk::kStages } -> std::convertible_to<int>;                // copies in flight
+  { Walk::kBytes } -> std::convertible_to<std::size_t>;         // of shared memory
+  { walk.scratch() } -> std::same_as<Scratch>;                  // shared memory that is free between two runs
+  walk(problem, /*line*/ i, /*first_row*/ i, run, forests, /*n_forest*/ i, aligned);
+};
 
 /// Teams that copy for themselves, rows of any length and alignment: a ring of three stages. Bulk copies by a producer (step 8)
 /// were no faster on an H200 once the arithmetic was short, and take aligned rows only. Wider rows take more of it, so
 /// fewer threads.
-template <class Team>
+template <IsSubWarp Team>
 class RingWalk {
  public:
   using Worker = Team;
@@ -47,7 +58,7 @@ template <class T>
 __device__ __forceinline__ T of_warp(T x) { return __shfl_sync(kAllLanes, x, 0); }
 
 /// Warps on tensor cores, each with shared memory of its own: as many as registers and shared memory allow.
-template <class Tile>
+template <IsMmaTile Tile>
 class TileWalk {
  public:
   using Worker = Tile;

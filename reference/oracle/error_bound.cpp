@@ -3,18 +3,16 @@
 /// @brief The bound of the rounding errors of a decoder, computed next to the oracle.
 #include "reference/oracle/error_bound.hpp"
 
-#include <bit>
 #include <cmath>
 
 #include "reference/energy/log_sum_exp.hpp"
 #include "reference/oracle/scores.hpp"
+#include "reference/state/subtree.hpp"
 
 namespace tree_attn {
 
 ErrorModel tree_decode_model(std::int64_t n_keys, double roundoff) {
-  // ceil(log2 N) levels, and two more for the sums inside a fused multiply-add.
-  const auto keys = static_cast<std::uint64_t>(std::max<std::int64_t>(n_keys, 1));
-  return {.roundoff = roundoff, .n_additions = static_cast<double>(std::bit_width(keys - 1) + 2)};
+  return {.roundoff = roundoff, .n_additions = n_tree_additions(n_keys)};
 }
 
 ErrorBound error_bound(const TensorView& q, const TensorView& k, const TensorView& v, const AttentionOptions& options,

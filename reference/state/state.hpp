@@ -98,7 +98,8 @@ TREE_ATTN_HOST_DEVICE inline Rescale<Real> rescale(Real e_left, Real e_right) {
 /// One number of the merged state: high + 2^(e_low - e_high) * low.
 ///
 /// The product is exact (or underflows) and the high side is never multiplied, so the one rounding is that of the
-/// addition: swapping left and right, or fusing multiply and add, changes no bit. A factor of 0 still multiplies: a NaN on
+/// addition: swapping left and right changes no bit, and fusing multiply and add none unless the product is subnormal. Hence
+/// tree_attn::state asks every compiler for no contraction. A factor of 0 still multiplies: a NaN on
 /// the low side stays NaN, an Inf becomes NaN, nothing turns into a number.
 template <class Real>
 TREE_ATTN_HOST_DEVICE inline Real merge_number(const Rescale<Real>& r, Real left, Real right) {

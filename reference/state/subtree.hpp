@@ -49,6 +49,10 @@ TREE_ATTN_HOST_DEVICE inline Subtree first_subtree(std::int64_t begin, std::int6
   return {level, begin >> level};
 }
 
+/// Longest chain of additions that an element of a balanced tree passes through: one per level, and two for the sums inside a
+/// fused multiply-add. n_a = ceil(log2 n) + 2.
+inline double n_tree_additions(std::int64_t n) { return std::bit_width(static_cast<std::uint64_t>(n > 1 ? n - 1 : 0)) + 2; }
+
 /// How many maximal subtrees cover [begin, end): at most 2 log2 of its length.
 TREE_ATTN_HOST_DEVICE inline int n_subtrees(std::int64_t begin, std::int64_t end) {
   int n = 0;

@@ -138,14 +138,21 @@ inline bool same_output(const DecodeOutput& a, const DecodeOutput& b) {
   return same(a.out, b.out) && same(a.lse, b.lse);
 }
 
-/// The longest chain of additions of a step, where it is not the canonical tree over single keys: the first two steps add
-/// key after key; tensor cores add the three parts of each weight of a leaf, and they truncate. 0 for the tree.
+/// The longest chain of additions of a step.
 inline double longest_chain(const device::LadderStep& step, const DeviceShard& shard) {
-  const auto n_keys = static_cast<double>(shard.problem.end - shard.problem.begin);
-  if (&step == &device::kNaive || &step == &device::kFused) return n_keys + 4;
-  const bool tensor = device::multiplies_on_tensor_cores(shard.problem, shard.storage) &&
-                      (std::string(step.name) == "tensor" || &step == &device::kEqualRuns);
-  return tensor ? 2 * 3 * static_cast<double>(kLeafKeys) + std::log2(n_keys + 1) + 2 : 0;
+  return step.n_additions(shard.problem, shard.storage);
+}
+/// Whether scalar units multiply: such steps have bits in common, and tensor cores have others.
+inline bool is_scalar(const device::Plan& plan) { return plan.path == std::string("scalar"); }
+
+/// Steps that add in the order of the canonical tree, have so many splits, and take a shard on scalar units.
+inline std::vector<const device::LadderStep*> tree_steps(const DeviceShard& shard, int n_splits = 1) {
+  std::vector<const device::LadderStep*> steps;
+  for (const device::LadderStep* step : device::ladder()) {
+    if (!step->keeps_states || step->max_splits < n_splits || step->refusal(shard.problem, shard.storage) != "") continue;
+    if (is_scalar(step->plan(shard.problem, shard.storage, {.n_splits = n_splits}))) steps.push_back(step);
+  }
+  return steps;
 }
 
 /// What is wrong with an output: the oracle's pattern of NaN and Inf, and the bound on the numbers; "" if nothing is.

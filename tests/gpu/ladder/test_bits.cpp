@@ -38,10 +38,9 @@ TEST_CASE("bits: every number of splits gives the same, in every step that split
       const DecodeOutput one = run_step(*step, shard, {.n_splits = 1});
       for (const int n : kSplits) {
         CAPTURE(n);
-        // The first three steps do not split; a cluster has eight blocks at most. The others must really split.
-        if (step == &device::kCluster && n > 8) continue;
-        const device::Plan plan = step->plan(shard.problem, shard.storage, {.n_splits = n});
-        if (step == &device::kEqualRuns || step == &device::kAsync) CHECK(plan.n_splits == n);
+        // What splits must really do so. A step without splits takes no notice.
+        if (step->max_splits > 1 && n > step->max_splits) continue;
+        if (step->max_splits > 1) CHECK(step->plan(shard.problem, shard.storage, {.n_splits = n}).n_splits == n);
         CHECK(same_output(run_step(*step, shard, {.n_splits = n}), one));
       }
     }
@@ -61,9 +60,11 @@ TEST_CASE("bits: parts of many subtrees are joined in rounds") {
   CHECK(n > kListedSubtrees);
   const auto problem = normal_problem(5050, axes);
   const DeviceShard shard(problem->query(0), problem->whole(), problem->lengths(), problem->scale);
-  const DecodeOutput one = run_step(device::kSplit, shard, {.n_splits = 1});
+  const std::vector<const device::LadderStep*> steps = tree_steps(shard, kSplits);
+  REQUIRE(steps.size() >= 4);
+  const DecodeOutput one = run_step(*steps[0], shard, {.n_splits = 1});
   CHECK(against_oracle(*problem, one) == "");
-  for (const device::LadderStep* step : {&device::kSplit, &device::kLastBlock, &device::kAsync, &device::kBulk, &device::kEqualRuns})
+  for (const device::LadderStep* step : steps)
     CHECK_MESSAGE(same_output(run_step(*step, shard, {.n_splits = kSplits}), one), step->name);
 }
 
@@ -73,20 +74,23 @@ TEST_CASE("bits: parts of large states are joined in rounds") {
   constexpr int kSplits = 70;
   const auto problem = normal_problem(5060, {.heads = 1, .kv_heads = 1, .head_dim = 512, .value_dim = 512, .n_keys = kSplits * kLeafKeys});
   const DeviceShard shard(problem->query(0), problem->whole(), problem->lengths(), problem->scale);
-  CHECK(same_output(run_step(device::kSplit, shard, {.n_splits = kSplits}), run_step(device::kSplit, shard, {.n_splits = 1})));
+  const device::LadderStep& step = *tree_steps(shard, kSplits).at(0);
+  CHECK(same_output(run_step(step, shard, {.n_splits = kSplits}), run_step(step, shard, {.n_splits = 1})));
 }
 
 /// The tree and the order of a dot product are those of the teams, from step 3 on.
 /// @tested{thm_1, Thm. 1}
 TEST_CASE("bits: all steps of teams agree") {
-  const std::vector<const device::LadderStep*> of_teams{&device::kVectors, &device::kSplit, &device::kLastBlock, &device::kAsync, &device::kEqualRuns};
   unsigned seed = 5100;
   for (const Storage storage : {Storage::F32, Storage::F16, Storage::BF16}) {
     for (const std::int64_t d : {64, 128, 256, 512}) {
       const auto problem = normal_problem(seed++, {.heads = 2, .kv_heads = 2, .head_dim = d, .value_dim = d, .n_keys = 700, .storage = storage});
-      const DecodeOutput first = run_step(*of_teams[0], *problem);
+      const DeviceShard shard(problem->query(0), problem->whole(), problem->lengths(), problem->scale);
+      const std::vector<const device::LadderStep*> steps = tree_steps(shard);
+      REQUIRE(steps.size() >= 5);
+      const DecodeOutput first = run_step(*steps[0], *problem);
       CHECK(against_oracle(*problem, first) == "");
-      for (const device::LadderStep* step : of_teams) CHECK_MESSAGE(same_output(run_step(*step, *problem), first), step->name);
+      for (const device::LadderStep* step : steps) CHECK_MESSAGE(same_output(run_step(*step, *problem), first), step->name);
     }
   }
 }

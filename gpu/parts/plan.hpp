@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief What is settled on the host before a launch: how a step is laid out, and what shapes kernels take (sections 5 and 6).
+#pragma once
+
+#include <string>
+
+#include "gpu/parts/problem.hpp"
+#include "gpu/platform/launch.hpp"
+#include "reference/tensor/dtype.hpp"
+
+namespace tree_attn::TREE_ATTN_PLATFORM {
+
+/// What a caller may ask of a plan. 0 leaves it to the step, which looks at the shape and the device.
+struct PlanOptions {
+  int n_splits = 0;   ///< parts that the keys of a line are cut into, each for a block of its own
+  int n_threads = 0;  ///< threads of a block
+  int n_stages = 0;   ///< copies in flight
+};
+
+/// What a step has picked: enough to launch, and to say.
+struct Plan {
+  int n_splits = 1;               ///< blocks that share the keys of a line
+  int n_threads = 128;            ///< threads of a block
+  int n_stages = 0;               ///< stages of the ring of copies; 0 where there is none
+  int n_blocks = 0;               ///< blocks of the grid, where that is not splits times rows
+  std::size_t shared_bytes = 0;   ///< dynamic shared memory of a block
+  std::int64_t n_floats = 0;      ///< workspace, in floats
+  std::int64_t n_counters = 0;    ///< workspace, in counters
+  const char* path = "scalar";    ///< "scalar", or "tensor" where tensor cores multiply
+};
+
+/// Memory that a step needs beside its input and output. It may be used again for the next launch on the same stream.
+struct Workspace {
+  float* floats = nullptr;       ///< [plan.n_floats], any contents
+  unsigned* counters = nullptr;  ///< [plan.n_counters], zero before the first launch; every launch leaves them zero
+};
+
+/// Largest d_h and d_v that any kernel takes.
+inline constexpr int kLongestRow = 512;
+
+/// Calls f with an element of the stored type, T{}. @throws DeviceError for a type that no kernel takes
+template <class F>
+void with_type(Storage storage, const F& f) {
+  with_dtype(storage, [&]<class T>(T element) {
+    if constexpr (DTypeTraits<T>::kUnit != KernelUnit::None) f(element);
+    else throw DeviceError("no kernel takes " + std::string(name_of(storage)));
+  });
+}
+
+/// Whether every row of k and v starts at a multiple of 16 bytes, so that 16 bytes may be copied at once.
+bool starts_aligned(const DeviceProblem& problem, Storage storage);
+
+/// Sets query_scale and score_scale to split_scale(scale), and lift.
+///
+/// F16 keeps to (1, log2(e) * scale) and no lift: elements of at most 65504 make no sum that overflows, and tensor cores, which
+/// take queries and weights in 16 bits, would round what is made smaller.
+/// @param lift 0 or kLift
+void set_scale(DeviceProblem& problem, Storage storage, double scale, int lift = 0);
+
+/// What the steps refuse, in a few words; empty if nothing. All refuse F64 and d of more than 512.
+std::string accepts_any_grid(const DeviceProblem& problem, Storage storage);
+/// The same, and more rows than the second axis of a grid can count.
+std::string accepts_any_rows(const DeviceProblem& problem, Storage storage);
+/// The same, and rows that are not aligned or not a multiple of 16 bytes long.
+std::string accepts_aligned_rows(const DeviceProblem& problem, Storage storage);
+
+/// Whether the library kernel multiplies on tensor cores: several queries share keys of 16 bits, in rows of at most 256 numbers.
+///
+/// A function of type and shape alone. Batch, lengths, alignment and device may not change it, for it changes bits.
+bool multiplies_on_tensor_cores(const DeviceProblem& problem, Storage storage);
+
+}  // namespace tree_attn::TREE_ATTN_PLATFORM

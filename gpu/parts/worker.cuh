@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief What kernels are templates over, as concepts: workers, and where a thread stands among those of its block.
+#pragma once
+
+#include <concepts>
+
+#include "gpu/parts/problem.hpp"
+#include "gpu/platform/bytes16.hpp"
+
+namespace tree_attn::TREE_ATTN_PLATFORM {
+
+/// Lanes of a warp, and all of them as a mask.
+inline constexpr int kWarp = 32;
+inline constexpr unsigned kAllLanes = 0xFFFFFFFF;
+
+/// A worker: kLanes lanes that take a run of positions for kRows queries and leave a forest. A lane holds, in each of its
+/// kSlots, kNumbers components of the state of one of them.
+template <class Worker>
+concept IsWorker = requires(int lane, int slot, int c) {
+  typename Worker::T;  // of the stored elements
+  { Worker::kLanes } -> std::convertible_to<int>;
+  { Worker::kRows } -> std::convertible_to<int>;
+  { Worker::kSlots } -> std::convertible_to<int>;
+  { Worker::kNumbers } -> std::convertible_to<int>;
+  { Worker::row(lane, slot) } -> std::same_as<int>;      // which of the kRows queries a slot is about
+  { Worker::component(lane, c) } -> std::same_as<int>;   // which element of a row component c is
+};
+
+/// A worker that is a part of a warp, serves one query, and reads kChunks times 16 bytes of a row per lane.
+template <class Team>
+concept IsSubWarp = IsWorker<Team> && Team::kRows == 1 && Team::kSlots == 1 && kWarp % Team::kLanes == 0 && Team::kChunks >= 1;
+
+/// A worker that is a warp on tensor cores: rows of kDim elements in kSteps steps of 16, queries in kTiles tiles of 8, at most
+/// kWarps of them in a block, kPitch times 16 bytes from row to row in shared memory.
+template <class Tile>
+concept IsMmaTile = IsWorker<Tile> && Tile::kLanes == kWarp && Tile::kRows == 8 * Tile::kTiles && Tile::kDim == 16 * Tile::kSteps &&
+                    Tile::kWarps >= 1 && Tile::kPitch > Tile::kDim / kPer16<typename Tile::T>;
+
+/// Rows of keys or values: (i, chunk) -> 16 bytes of row i for this lane.
+template <class Rows>
+concept IsRows = requires(const Rows& rows, int i, int chunk) {
+  { rows(i, chunk) } -> std::same_as<Bytes16>;
+};
+
+/// Where a thread stands among the workers that all threads of its block make.
+struct WorkerThread {
+  int lane;       ///< of its worker
+  int worker;     ///< of the block
+  int n_workers;  ///< of the block
+
+  template <IsWorker Worker>
+  __device__ __forceinline__ static WorkerThread of(int thread, int n_threads) {
+    return {thread % Worker::kLanes, thread / Worker::kLanes, n_threads / Worker::kLanes};
+  }
+};
+
+}  // namespace tree_attn::TREE_ATTN_PLATFORM

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Bits of a merge do not depend on the compiler: no product is fused into the addition after it (section 5).
+///
+/// Where a product is below the smallest normal number its rounding shows, and a fused multiply-add leaves that out. Compiled
+/// twice: with what tree_attn::state asks of all that merges, and, as a control, with contraction (TREE_ATTN_CONTRACTED), where
+/// the same comparison must find differences.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <random>
+#include <vector>
+
+#include "reference/state/merges_together.hpp"
+#include "reference/state/state.hpp"
+
+namespace {
+
+using namespace tree_attn;
+
+#if defined(TREE_ATTN_CONTRACTED)
+constexpr bool kRounded = false;
+#else
+constexpr bool kRounded = true;
+#endif
+
+/// a * b, rounded before anything else is done with it.
+template <class Real>
+Real product(Real a, Real b) {
+  volatile Real rounded = a * b;
+  return rounded;
+}
+
+/// Numbers whose halves, quarters, ... are subnormal.
+template <class Real>
+std::vector<Real> small_numbers(unsigned seed, std::size_t n) {
+  std::mt19937 random(seed);
+  std::uniform_real_distribution<Real> between(1, 2);
+  std::vector<Real> numbers(n);
+  for (Real& x : numbers) x = between(random) * std::numeric_limits<Real>::min() * (random() % 2 == 0 ? 1 : -1);
+  return numbers;
+}
+
+}  // namespace
+
+/// @tested{alg_3, Alg. 3}
+TEST_CASE_TEMPLATE("contraction: a merge rounds its products", Real, float, double) {
+  constexpr std::int64_t kValueDim = 512;
+  int n_fused = 0;
+  for (int shift = 1; shift < 20; ++shift) {
+    std::vector<Real> left = small_numbers<Real>(2 * shift, kValueDim + 2), right = small_numbers<Real>(2 * shift + 1, kValueDim + 2);
+    left[kShift] = 0, right[kShift] = static_cast<Real>(-shift);
+    std::vector<Real> want = left;
+    for (std::size_t i = kSum; i < left.size(); ++i) want[i] = left[i] + product(pow2(right[kShift]), right[i]);
+    merge(left.data(), right.data(), kValueDim);
+    for (std::size_t i = kSum; i < left.size(); ++i) n_fused += left[i] != want[i];
+  }
+  CHECK((n_fused == 0) == kRounded);
+}
+
+TEST_CASE_TEMPLATE("contraction: eight keys at once round what each of their merges rounds", Real, float, double) {
+  int n_fused = 0;
+  for (unsigned seed = 100; seed < 1100; ++seed) {
+    std::mt19937 random(seed);
+    const std::vector<Real> v = small_numbers<Real>(seed, kTogether);
+    Real shift[kTogether], n[kTogether], e[kTogether];
+    for (int i = 0; i < kTogether; ++i) shift[i] = e[i] = static_cast<Real>(random() % 8), n[i] = v[static_cast<std::size_t>(i)];
+    for (int width = 1; width < kTogether; width *= 2) {
+      for (int i = 0; i < kTogether; i += 2 * width) {
+        const Rescale<Real> r = rescale(e[i], e[i + width]);
+        const Real high = r.right_is_high ? n[i + width] : n[i], low = r.right_is_high ? n[i] : n[i + width];
+        e[i] = r.shift, n[i] = high + product(r.factor, low);
+      }
+    }
+    const MergesTogether<Real> merges(shift);
+    n_fused += merges.value([&](int i) { return v[static_cast<std::size_t>(i)]; }) != n[0];
+  }
+  CHECK((n_fused == 0) == kRounded);
+}
