@@ -323,15 +323,16 @@ def map_rows(keys, derived, coded, tested):
         code = "<br/>".join(f"{c.link()} <small>{c.path}</small>" for c in coded.get(key, []))
         test = "<br/>".join(f"{c.link()}" for c in tested.get(key, []))
         books = "<br/>".join(f'@ref {anchor} "{plain(title)}"' for anchor, title in seen_in.get(key, []))
-        yield (f"<tr><td>{label}{place_of(ITEMS[key])}</td><td>{statement(key, ITEMS[key])}</td>"
-               f"<td>{code or none}</td><td>{test or none}</td><td>{books}</td></tr>")
+        # The formula has the width of the page, and what cites it stands below.
+        yield f'<tr class="statement"><td rowspan="2">{label}{place_of(ITEMS[key])}</td><td colspan="3">{statement(key, ITEMS[key])}</td></tr>'
+        yield f"<tr><td>{code or none}</td><td><div>{test or none}</div></td><td>{books}</td></tr>"
 
 
 def write(page, derived, coded, tested):
     """The map: the paper's items, with its own formulas, beside what derives, computes and tests them."""
     statements = [key for key in ITEMS if key in paper.STATEMENTS]
     n_whole = sum(1 for key in statements if derived.get(key) and coded.get(key) and tested.get(key))
-    head = '<table class="markdownTable paper_index">\n<tr><th>Paper</th><th>What it says</th><th>Code</th><th>Tests</th><th>Notebooks</th></tr>'
+    head = '<table class="markdownTable paper_index">\n<tr><th>Paper</th><th>Code</th><th>Tests</th><th>Notebooks</th></tr>'
     out = ["# From the paper to code and tests {#paper_index}", "",
            "Made by `docs/tools/index.py` from `docs/paper.toml`, which lists the items of the paper with their formulas, from the",
            "formulas of the chapters and from the citations in code and tests. The build fails where a chapter states",
