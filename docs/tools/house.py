@@ -53,10 +53,8 @@ LIBRARIES = {
 
 # (rule, file, what) -> why it is still so.
 KNOWN = {
-    ("arrow", "gpu/parts/teams.hpp", "gpu/ladder/ladder.hpp"): "the plan of a launch is declared beside the list of steps",
     ("arrow", "reference/data/problem.hpp", "distributed/transport/collectives.hpp"): "for Run, which is in reference/state/run.hpp",
     ("arrow", "distributed/decoders/backend.cpp", "gpu/platform/device_error.hpp"): "the list of backends is to move to gpu/backend",
-    ("library", "reference/tensor/storage.cpp", "Eigen/Core"): "conversions by Eigen's types",
     ("arrow", "tests/reference/data/test_problem.cpp", "distributed/decoders/decoder.hpp"): "decodes what it read",
     # What a descriptor does not say yet.
     ("by name", "distributed/decoders/backend.cpp", ""): "the list of backends",
@@ -65,7 +63,6 @@ KNOWN = {
     ("by name", "distributed/program/decode_command.cpp", ""): "shards held",
     ("by name", "distributed/program/info_command.cpp", ""): "whether there is a device",
     ("by name", "docs/tools/holders.cpp", ""): "who holds what",
-    ("by name", "notebooks_cpp/9_one_block_of_one_kernel.cpp", ""): "which steps have the same bits",
     ("by name", "tests/distributed/decoders/test_decoders_cases.cpp", ""): "the sign of zero",
     ("by name", "tests/distributed/decoders/test_decoders_oracle.cpp", ""): "error terms",
     ("by name", "tests/distributed/decoders/test_decoders_overflow.cpp", ""): "error terms",
@@ -73,10 +70,6 @@ KNOWN = {
     ("by name", "tests/distributed/measure/test_predict.cpp", ""): "closed formulas",
     ("by name", "tests/distributed/program/test_mpi_emulated.cpp", ""): "which algorithms keep bits",
     ("by name", "tests/distributed/program/test_mpi_moments.cpp", ""): "which algorithms keep bits",
-    ("by name", "tests/gpu/ladder/test_bits.cpp", ""): "how many splits a step takes",
-    ("by name", "tests/gpu/ladder/test_lengths.cpp", ""): "error terms",
-    ("by name", "tests/gpu/platform/modes/test_modes.cpp", ""): "what a mode is for",
-    ("by name", "tests/support/device_problem.hpp", ""): "error terms",
 }
 
 # A comment may name what the project does not hold: files of the user, of other projects, or of a build.

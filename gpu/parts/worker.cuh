@@ -31,10 +31,10 @@ concept IsWorker = requires(int lane, int slot, int c) {
 template <class Team>
 concept IsSubWarp = IsWorker<Team> && Team::kRows == 1 && Team::kSlots == 1 && kWarp % Team::kLanes == 0 && Team::kChunks >= 1;
 
-/// A worker that is a warp on tensor cores: rows of kDim elements in kSteps steps of 16, queries in kTiles tiles of 8, at most
+/// A worker that is a warp on tensor cores: rows of kDim elements of 16 bits in kSteps steps of 16, queries in kTiles tiles of 8, at most
 /// kWarps of them in a block, kPitch times 16 bytes from row to row in shared memory.
 template <class Tile>
-concept IsMmaTile = IsWorker<Tile> && Tile::kLanes == kWarp && Tile::kRows == 8 * Tile::kTiles && Tile::kDim == 16 * Tile::kSteps &&
+concept IsMmaTile = IsWorker<Tile> && sizeof(typename Tile::T) == 2 && Tile::kLanes == kWarp && Tile::kRows == 8 * Tile::kTiles && Tile::kDim == 16 * Tile::kSteps &&
                     Tile::kWarps >= 1 && Tile::kPitch > Tile::kDim / kPer16<typename Tile::T>;
 
 /// Rows of keys or values: (i, chunk) -> 16 bytes of row i for this lane.

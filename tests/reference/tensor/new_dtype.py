@@ -31,13 +31,16 @@ PARTS = {
     "traits": ("/// An element type whose traits", TRAITS + "\n/// An element type whose traits"),
 }
 # What reads the table. With a complete type all of it compiles as it is.
-READERS = ["reference/tensor/convert.cpp", "reference/data/safetensors.cpp", "reference/data/synthetic.cpp",
-           "tree_attn_kernels_plain/ladder.cu.cpp"]
+READERS = ["reference/tensor/convert.cpp", "reference/data/safetensors.cpp", "reference/data/synthetic.cpp", "plain/plan.cu.cpp"]
+# A step on scalar units takes any type that kernels take; one on tensor cores needs a product for it.
+SCALAR_STEP, TENSOR_STEP = "plain/03_vectors.cu.cpp", "plain/07_tensor.cu.cpp"
 
 
 def command_for(build, source):
     """The command for a source of the build, without input and output."""
     entries = [e for e in json.loads((build / "compile_commands.json").read_text()) if e["file"].endswith(source)]
+    if not entries:
+        return None, None
     words = shlex.split(entries[0]["command"])
     words = words[: words.index("-c")]
     output = words.index("-o")
@@ -55,6 +58,9 @@ def main():
             """Whether a source does, with the options of `like`, if the header reads so: the copy is found first."""
             copy.write_text(text)
             words, file = command_for(build, like)
+            if words is None:
+                print(f"{like}: not in this build")
+                return None, ""
             first = next(i for i, word in enumerate(words) if word.startswith("-"))
             run = subprocess.run([*words[:first], f"-I{scratch}", *words[first:], "-fsyntax-only", "-c", str(source or file)],
                                  capture_output=True, text=True)
@@ -65,7 +71,7 @@ def main():
 
         def expect(text, wanted, what, words=""):
             ok, errors = compiles(text, READERS[0], checks)
-            if ok != wanted or (words and words not in errors):
+            if ok is None or ok != wanted or (words and words not in errors):
                 sys.exit(f"{what}: {'compiles' if ok else 'does not compile'}, without '{words}'\n{errors}")
 
         def replaced(text, old, new):
@@ -97,10 +103,13 @@ def main():
 
         # A complete type is all that these need.
         expect(complete, True, "a complete type")
-        for reader in READERS:
-            ok, errors = compiles(complete, reader)
-            if not ok:
-                sys.exit(f"{reader} with a complete type:\n{errors}")
+        unit = "kUnit = KernelUnit::{};\n  using Wide = float;\n  TREE_ATTN_HOST_DEVICE static float widen(Float8"
+        scalar, tensor = (replaced(complete, unit.format("None"), unit.format(name)) for name in ("Scalar", "TensorCores"))
+        for text, wanted, reader in [*((complete, True, reader) for reader in READERS),
+                                     (scalar, True, SCALAR_STEP), (scalar, True, TENSOR_STEP), (tensor, False, TENSOR_STEP)]:
+            ok, errors = compiles(text, reader)
+            if ok is not None and ok != wanted:
+                sys.exit(f"{reader} with a complete type {'compiles' if ok else 'does not compile'}:\n{errors}")
 
 
 if __name__ == "__main__":
