@@ -5,9 +5,12 @@
     // %% [markdown]     starts prose: comment lines, Markdown with mathematics between dollars
     // %%                starts code
 
-Run: docs/tools/notebook.py --mark NOTEBOOK.cpp MARKED.cpp       the same program, printing a mark where a cell of code starts
-     docs/tools/notebook.py --page NOTEBOOK.cpp PROGRAM PAGE.md  run the marked program and write the page
-     docs/tools/notebook.py --collect FOLDER TARGET              copy all pages and their figures to where Doxygen reads them
+Run: docs/tools/notebook.py --mark NOTEBOOK.cpp MARKED.cpp         the same program, printing a mark where a cell of code starts
+     docs/tools/notebook.py --run PROGRAM PRINTED.txt              run the marked program and keep what it prints
+     docs/tools/notebook.py --page NOTEBOOK.cpp PRINTED.txt PAGE.md  write the page, with what was printed last
+     docs/tools/notebook.py --collect FOLDER TARGET                copy all pages and their figures to where Doxygen reads them
+
+A cell is marked by its number among all cells, so that a page can be written again after its prose has changed.
 """
 
 import re
@@ -22,13 +25,13 @@ SECONDS = 120
 
 
 def cells(lines):
-    """(is_prose, first line, lines) of every cell; what stands above the first one is left out."""
+    """(is_prose, lines) of every cell; what stands above the first one is left out."""
     found = []
-    for number, line in enumerate(lines):
+    for line in lines:
         if cell := CELL.match(line):
-            found.append((cell[1] is not None, number, []))
+            found.append((cell[1] is not None, []))
         elif found:
-            found[-1][2].append(line)
+            found[-1][1].append(line)
     return found
 
 
@@ -37,8 +40,10 @@ def mark(notebook, marked):
     lines = notebook.read_text().splitlines()
     inside = False
     result = [f'#line 1 "{notebook}"']
-    for number, line in enumerate(lines):
+    number = -1
+    for line in lines:
         inside = inside or re.match(r"int main\(", line) is not None
+        number += CELL.match(line) is not None
         if CELL.match(line) and "markdown" not in line and inside:
             line = f'std::fputs("\\x1e" "CELL {number}\\n", stdout);'
         result.append(line)
@@ -46,17 +51,21 @@ def mark(notebook, marked):
     marked.write_text("\n".join(result) + "\n")
 
 
-def page(notebook, program, target):
+def run(program, target):
     result = subprocess.run([program], capture_output=True, text=True, timeout=SECONDS, check=False, cwd=target.parent)
     if result.returncode != 0:
-        sys.exit(f"{notebook.name}: status {result.returncode}\n{result.stderr}")
+        sys.exit(f"{program.name}: status {result.returncode}\n{result.stderr}")
+    target.write_text(result.stdout)
+
+
+def page(notebook, output, target):
     printed = {}
-    for part in result.stdout.split(MARK)[1:]:
+    for part in output.read_text().split(MARK)[1:]:
         number, _, text = part.partition("\n")
         printed[int(number)] = text.rstrip("\n")
 
     out = []
-    for is_prose, number, lines in cells(notebook.read_text().splitlines()):
+    for number, (is_prose, lines) in enumerate(cells(notebook.read_text().splitlines())):
         if is_prose:
             out += [re.sub(r"^\s*// ?", "", line) for line in lines]
             continue
@@ -72,6 +81,8 @@ def page(notebook, program, target):
 
 
 def collect(folder, target):
+    for path in target.glob("notebook_*"):
+        path.unlink()
     for path in sorted([*folder.glob("*/notebook_*.md"), *folder.glob("*/notebook_*.svg")]):
         shutil.copy(path, target)
 
@@ -79,6 +90,8 @@ def collect(folder, target):
 def main():
     if len(sys.argv) == 4 and sys.argv[1] == "--mark":
         mark(Path(sys.argv[2]), Path(sys.argv[3]))
+    elif len(sys.argv) == 4 and sys.argv[1] == "--run":
+        run(Path(sys.argv[2]), Path(sys.argv[3]))
     elif len(sys.argv) == 5 and sys.argv[1] == "--page":
         page(Path(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4]))
     elif len(sys.argv) == 4 and sys.argv[1] == "--collect":
