@@ -13,19 +13,16 @@
 // %%
 #include <algorithm>
 #include <cmath>
-#include <condition_variable>
 #include <cstdio>
-#include <deque>
-#include <map>
-#include <mutex>
 #include <random>
 #include <set>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "distributed/decoders/decoder.hpp"
 #include "distributed/measure/predict.hpp"
+#include "distributed/transport/schedule.hpp"
+#include "distributed/transport/thread_transport.hpp"
 #include "reference/data/problem.hpp"
 #include "notebooks_cpp/notebook.hpp"
 #include "reference/oracle/algorithms.hpp"
@@ -45,68 +42,6 @@ void print(const char* before, const State& state) {
   std::printf("%se = %4g   D = %7.4f   n = (%7.4f, %7.4f)", before, state[kShift], state[kSum],
               state[kValues], state[kValues + 1]);
 }
-
-// %% [markdown]
-// ## Ranks that are threads
-//
-// The decoders talk through a `Transport`, which knows how to send and to receive, and counts. Over
-// a network it is MPI. Here a message is a copy into a mailbox, and to wait is to wait for the
-// mail. This is all it takes; it is needed at the end of the page.
-
-// %%
-/// One queue of messages for every pair of ranks.
-class Mailboxes {
- public:
-  void put(int from, int to, std::span<const std::byte> bytes) {
-    const std::lock_guard lock(mutex_);
-    boxes_[{from, to}].emplace_back(bytes.begin(), bytes.end());
-    arrived_.notify_all();
-  }
-
-  void take(int from, int to, std::span<std::byte> bytes) {
-    std::unique_lock lock(mutex_);
-    std::deque<std::vector<std::byte>>& box = boxes_[{from, to}];
-    arrived_.wait(lock, [&box] { return !box.empty(); });
-    expect(box.front().size() == bytes.size(), "both sides know the length of a message");
-    std::copy(box.front().begin(), box.front().end(), bytes.begin());
-    box.pop_front();
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable arrived_;
-  std::map<std::pair<int, int>, std::deque<std::vector<std::byte>>> boxes_;
-};
-
-/// A rank of this process; keeps a list of what it sent.
-class VirtualRank : public Transport {
- public:
-  VirtualRank(const Topology& topology, int rank, Mailboxes& mail)
-      : Transport(topology, rank), mail_(mail) {}
-
-  void wait() override {
-    for (const auto& [bytes, from] : expected_) mail_.take(from, rank(), bytes);
-    expected_.clear();
-  }
-  void progress() override {}
-
-  std::string sent;
-
- protected:
-  void start_send(std::span<const std::byte> bytes, int to) override {
-    const bool near = topology().node_of(to) == topology().node_of(rank());
-    sent +=
-        (near ? "  -> " : "  => ") + std::to_string(to) + ": " + std::to_string(bytes.size());
-    mail_.put(rank(), to, bytes);
-  }
-  void start_receive(std::span<std::byte> bytes, int from) override {
-    expected_.push_back({bytes, from});
-  }
-
- private:
-  Mailboxes& mail_;
-  std::vector<std::pair<std::span<std::byte>, int>> expected_;
-};
 
 int main() {
   // %% [markdown]
@@ -320,7 +255,8 @@ int main() {
   //
   // Now a larger problem, in float: 512 keys, four query heads that share two key/value heads.
   // Every rank makes up its own run of keys, and one of the decoders of `algorithms()` does the
-  // rest, over whatever transport it is given.
+  // rest, over whatever transport it is given. Over a network it is MPI; here ranks are threads of
+  // this process, and a message is a copy into a mailbox.
 
   // %%
   const ProblemShape shape{.heads = 4,
@@ -329,7 +265,7 @@ int main() {
                            .value_dim = 16,
                            .n_keys = 512,
                            .lengths = {512}};
-  const auto decode_on = [&shape](VirtualRank& rank, const Algorithm& algorithm) {
+  const auto decode_on = [&shape](Transport& rank, const Algorithm& algorithm) {
     const std::vector<Run> runs = even_runs(shape.n_keys, rank.size(), kLeafKeys);
     const std::unique_ptr<Problem> problem = make_problem(shape, 7, 1);
     const DecodeStep step{.q = problem->query(0),
@@ -347,29 +283,23 @@ int main() {
   struct Counted {
     DecodeOutput output;
     Traffic total;
-    std::vector<std::string> sent;
   };
   const auto run = [&decode_on](const Algorithm& algorithm, int n_ranks) {
-    const Topology topology = Topology::pretend(n_ranks, 4);
-    Mailboxes mail;
-    std::deque<VirtualRank> ranks;
-    for (int rank = 0; rank < n_ranks; ++rank) ranks.emplace_back(topology, rank, mail);
-    std::vector<DecodeOutput> outputs(ranks.size());
-    std::vector<std::jthread> threads;
-    for (std::size_t i = 0; i < ranks.size(); ++i) {
-      threads.emplace_back([&, i] { outputs[i] = decode_on(ranks[i], algorithm); });
-    }
-    threads.clear();  // waits for all of them
+    std::vector<DecodeOutput> outputs(std::size_t(n_ranks), DecodeOutput{});
+    std::vector<Traffic> traffic(outputs.size());
+    constexpr double kTimeout = 60;
+    run_threads(Topology::pretend(n_ranks, 4), kTimeout, [&](ThreadTransport& rank) {
+      outputs[std::size_t(rank.rank())] = decode_on(rank, algorithm);
+      traffic[std::size_t(rank.rank())] = rank.traffic();
+    });
 
-    Counted result{outputs[0], {}, {}};
-    for (std::size_t i = 0; i < ranks.size(); ++i) {
-      const Traffic& traffic = ranks[i].traffic;
-      result.total.messages += traffic.messages;
-      result.total.bytes += traffic.bytes;
-      result.total.bytes_between_nodes += traffic.bytes_between_nodes;
+    Counted result{outputs[0], {}};
+    for (std::size_t i = 0; i < outputs.size(); ++i) {
+      result.total.messages += traffic[i].messages;
+      result.total.bytes += traffic[i].bytes;
+      result.total.bytes_between_nodes += traffic[i].bytes_between_nodes;
       result.total.buffer_kv_bytes =
-          std::max(result.total.buffer_kv_bytes, traffic.buffer_kv_bytes);
-      result.sent.push_back(ranks[i].sent);
+          std::max(result.total.buffer_kv_bytes, traffic[i].buffer_kv_bytes);
       expect(outputs[i].out == outputs[0].out, "all ranks end with the same output");
     }
     return result;
@@ -399,7 +329,8 @@ int main() {
                 got.total.messages, got.total.bytes, got.total.bytes_between_nodes,
                 got.total.buffer_kv_bytes, error, outputs.size());
 
-    const Prediction predicted = predict(algorithm.name, shape, Topology::pretend(8, 4));
+    const Prediction predicted = predict(algorithm, shape, Topology::pretend(8, 4),
+                                         even_runs(shape.n_keys, 8, kLeafKeys));
     expect(got.total.messages == predicted.messages, "messages as predicted");
     expect(got.total.bytes == predicted.bytes, "bytes as predicted");
     expect(got.total.bytes_between_nodes == predicted.bytes_between_nodes, "between nodes too");
@@ -414,15 +345,26 @@ int main() {
   //
   // ## Two levels
   //
-  // Here is every message of `two-level`, with its bytes: `->` inside a node, `=>` between nodes.
+  // Who sends what to whom follows from the positions that ranks hold, so it is written down before
+  // anything is computed: an algorithm is a *plan* for every rank. Here is every message of
+  // `two-level`, with its bytes, out of these plans: `->` inside a node, `=>` between nodes.
   // Four heads have states of 18 numbers, 288 bytes; an output with its lse has 17, 272 bytes.
 
   // %%
-  const Counted two_level = run(find_algorithm("two-level"), 8);
-  for (std::size_t rank = 0; rank < 8; ++rank) {
-    std::printf("rank %zu (node %zu): %s\n", rank, rank / 4, two_level.sent[rank].c_str());
+  const Topology two_nodes = Topology::pretend(8, 4);
+  const std::vector<Run> eighths = even_runs(shape.n_keys, 8, kLeafKeys);
+  const Algorithm& two_level = find_algorithm("two-level");
+  for (int rank = 0; rank < 8; ++rank) {
+    std::printf("rank %d (node %d):", rank, two_nodes.node_of(rank));
+    for (const RankCost::Round& round : two_level.cost(two_nodes, rank, eighths, shape).rounds) {
+      for (const auto& [peer, bytes] : round.sends) {
+        const bool near = two_nodes.node_of(peer) == two_nodes.node_of(rank);
+        std::printf("  %s %d: %td", near ? "->" : "=>", peer, bytes);
+      }
+    }
+    std::printf("\n");
   }
-  expect(two_level.total.bytes_between_nodes == 2 * 288,
+  expect(run(two_level, 8).total.bytes_between_nodes == 2 * 288,
          "one state each way between the leaders");
 
   // %% [markdown]
@@ -441,16 +383,19 @@ int main() {
   std::string curves;
   for (int n_ranks = 2; n_ranks <= 128; n_ranks *= 2) {
     const Topology topology = Topology::pretend(n_ranks, 8);
+    const std::vector<Run> shards = even_runs(large.n_keys, n_ranks, kLeafKeys);
     curves += std::to_string(n_ranks);
     for (const char* name : {"ring", "ring-state", "gather", "paper", "two-level"}) {
-      const Prediction step = predict(name, large, topology);
+      const Prediction step = predict(find_algorithm(name), large, topology, shards);
       curves +=
           " " + std::to_string(step.bytes) + " " + std::to_string(step.bytes_between_nodes);
     }
-    curves += " " + std::to_string(predict("paper", large, topology).paper_bytes) + "\n";
+    curves += " " + std::to_string(find_algorithm("paper").paper_bytes(large, n_ranks)) + "\n";
   }
-  const Prediction ring = predict("ring", large, Topology::pretend(128, 8));
-  const Prediction tree = predict("two-level", large, Topology::pretend(128, 8));
+  const Topology nodes = Topology::pretend(128, 8);
+  const std::vector<Run> shards = even_runs(large.n_keys, 128, kLeafKeys);
+  const Prediction ring = predict(find_algorithm("ring"), large, nodes, shards);
+  const Prediction tree = predict(two_level, large, nodes, shards);
   std::printf("128 ranks:  ring %.2e bytes, two-level %.2e: %.0f times less\n",
               double(ring.bytes), double(tree.bytes), double(ring.bytes) / double(tree.bytes));
   std::printf("between nodes:   %.2e       %.2e: %.0f times less\n",

@@ -1,23 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Names of algorithms; the first and the last thing that all decoders do.
+/// @brief The list of algorithms, and how one is run.
 #include "distributed/decoders/decoder.hpp"
 
+#include "distributed/transport/host_fabric.hpp"
 #include "reference/data/input_error.hpp"
+
+#include <algorithm>
+#include <stdexcept>
 
 namespace tree_attn {
 
+extern const Algorithm kPaper, kPacked, kFused, kGather, kTwoLevel, kRing, kRingState;
+
 std::span<const Algorithm> algorithms() {
-  static constexpr Algorithm kAlgorithms[] = {
-      {"paper", "three AllReduces, Alg. 3 to the letter", false, decode_paper},
-      {"packed", "two AllReduces, numerator and denominator together", false, decode_packed},
-      {"fused", "one AllReduce whose operator is the merge", false, decode_fused},
-      {"gather", "one AllGather, merge in canonical order", true, decode_gather},
-      {"two-level", "node, then network, in canonical order", true, decode_two_level},
-      {"ring", "the baseline: keys and values travel", true, decode_ring},
-      {"ring-state", "the second baseline: states hop around the ring", true, decode_ring_state},
-  };
-  return kAlgorithms;
+  static const Algorithm all[] = {kPaper, kPacked, kFused, kGather, kTwoLevel, kRing, kRingState};
+  return all;
 }
 
 const Algorithm& find_algorithm(std::string_view name) {
@@ -30,15 +28,29 @@ const Algorithm& find_algorithm(std::string_view name) {
 }
 
 Forest<float> local_forest(Transport& transport, const Backend& backend, const DecodeStep& step) {
-  return backend.decode(step.q, step.shard, step.lengths, step.scale, [&] { transport.progress(); }, step.lift);
+  return backend.decode(
+      step.q, step.shard, step.lengths, step.scale, [&] { transport.progress(); }, step.lift);
 }
 
-/// Folds what is left to the root and finishes.
-DecodeOutput finish_forest(Transport& transport, Forest<float>& forest, const DecodeStep& step) {
-  const std::int64_t before = forest.n_merges();
-  const std::span<const float> root = forest.fold();
-  transport.traffic.merge_steps += forest.n_merges() - before;
-  return finish_rows(root, step.n_rows(), step.d_v());
+DecodeOutput run_plan(const Plan& plan, Transport& transport, const Forest<float>& own, int lift) {
+  if (own.subtrees().size() != static_cast<std::size_t>(plan.n_own))
+    throw std::logic_error("run_plan: the plan is for another range of positions");
+  HostFabric fabric(transport, plan, own.n_rows(), own.d_v(), lift);
+  std::ranges::copy(own.states(), fabric.elements({0, plan.n_own}).begin());
+  execute(plan, fabric);
+  const std::span<const float> z = fabric.elements({plan.z, 1}), lse = fabric.elements({plan.lse, 1});
+  return {{z.begin(), z.end()}, {lse.begin(), lse.end()}};
+}
+
+DecodeOutput Algorithm::run(Transport& transport, const Backend& backend, const DecodeStep& step) const {
+  if (const auto* loop = std::get_if<OwnLoop>(&exchange)) return loop->run(transport, backend, step);
+  const Plan plan = std::get<PlanOf>(exchange)(transport.topology(), transport.rank(), step.runs);
+  return run_plan(plan, transport, local_forest(transport, backend, step), step.lift);
+}
+
+RankCost Algorithm::cost(const Topology& topology, int rank, std::span<const Run> ranges, const ProblemShape& shape) const {
+  if (const auto* loop = std::get_if<OwnLoop>(&exchange)) return loop->cost(topology, rank, ranges, shape);
+  return cost_of(std::get<PlanOf>(exchange)(topology, rank, ranges), shape.n_rows(), shape.value_dim);
 }
 
 }  // namespace tree_attn

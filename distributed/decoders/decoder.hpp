@@ -1,18 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief One step of decoding with sharded keys and values: what every algorithm is given and returns (sections 5 and 6).
+///
+/// An algorithm is one file of this folder: its plan, or a loop of its own, and what is known about it. decoder.cpp has the
+/// list of all.
 #pragma once
+
+#include "distributed/transport/plan.hpp"
+#include "distributed/transport/transport.hpp"
+#include "gpu/backend/decode.hpp"
+#include "reference/data/problem.hpp"
+#include "reference/decode/decode.hpp"
 
 #include <functional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <variant>
 #include <vector>
-
-#include "distributed/transport/collectives.hpp"
-#include "distributed/transport/transport.hpp"
-#include "gpu/backend/decode.hpp"
-#include "reference/decode/decode.hpp"
 
 namespace tree_attn {
 
@@ -34,19 +39,49 @@ struct DecodeStep {
   Shard shard;                            ///< keys and values of this rank
   std::span<const std::int64_t> lengths;  ///< keys in use per batch entry [b]
   double scale = 1;                       ///< multiplies q.k
-  std::span<const Run> runs;  ///< positions held by every place of the row, this rank's among them; neighbours touch, some may be empty
-  int lift = 0;               ///< the same on every rank: kLift to decode once more where needs_lift() says so
+  std::span<const Run>
+      runs;      ///< positions held by every place of the row, this rank's among them; neighbours touch, some may be empty
+  int lift = 0;  ///< the same on every rank: kLift to decode once more where needs_lift() says so
 
   std::int64_t n_rows() const { return q.shape[0] * q.shape[1] * q.shape[2]; }
   std::int64_t d_v() const { return shard.v.shape[3]; }
 };
 
+/// What an algorithm adds to the error model of the backend (error_bound.hpp).
+struct ExchangeRounding {
+  double additions_per_lse =
+      0;  ///< additions for each unit of the largest |lse|, which a weight exp(lse - m) was rounded from
+  double additions_per_rank = 0;  ///< additions for each rank
+  double rescalings = 0;          ///< rescalings that are not by a power of two
+  bool operator==(const ExchangeRounding&) const = default;
+};
+
+/// A plan of one rank, from the positions that every rank holds, in the order of the topology.
+using PlanOf = Plan (*)(const Topology& topology, int rank, std::span<const Run> ranges);
+
+/// An algorithm that moves more than states, and so is no plan.
+struct OwnLoop {
+  DecodeOutput (*run)(Transport&, const Backend&, const DecodeStep&);
+  RankCost (*cost)(const Topology& topology, int rank, std::span<const Run> ranges, const ProblemShape& shape);
+};
+
+/// Bytes that the paper's own formula gives for all of p ranks together.
+using PaperBytes = double (*)(const ProblemShape& shape, int p);
+
 /// A way of combining shards; every rank ends with the same output, so all agree on needs_lift().
 struct Algorithm {
   std::string_view name;
   std::string_view brief;
-  bool keeps_bits;  ///< whether the output bits are the same for every number of ranks, shards, nodes and batch
-  DecodeOutput (*run)(Transport&, const Backend&, const DecodeStep&);
+  bool keeps_bits = true;  ///< whether the output bits are the same for every number of ranks, shards, nodes and batch
+  ExchangeRounding rounding = {};
+  int kv_shards_in_flight = 0;  ///< shards of other ranks that a rank holds at once
+  std::variant<PlanOf, OwnLoop> exchange;
+  PaperBytes paper_bytes = [](const ProblemShape&, int) { return 0.0; };  ///< 0: the paper has no formula
+
+  /// Decodes one step: collective over the ranks of the transport.
+  DecodeOutput run(Transport& transport, const Backend& backend, const DecodeStep& step) const;
+  /// What one rank sends and holds in a step.
+  RankCost cost(const Topology& topology, int rank, std::span<const Run> ranges, const ProblemShape& shape) const;
 };
 
 /// All algorithms, in the order of the docs.
@@ -56,34 +91,7 @@ const Algorithm& find_algorithm(std::string_view name);
 
 /// The states of this rank's own shard, messages in flight advancing meanwhile.
 Forest<float> local_forest(Transport& transport, const Backend& backend, const DecodeStep& step);
-/// Folds a forest that covers the whole sequence to the root, counts the steps, and finishes.
-DecodeOutput finish_forest(Transport& transport, Forest<float>& forest, const DecodeStep& step);
-
-/// Alg. 3 to the letter: AllReduce(max) of lse, AllReduce(sum) of the numerators, AllReduce(sum) of the denominators.
-///
-/// Gives up two things for being the paper's: a weight exp(lse - m) carries the rounding of lse, and the bits depend on the
-/// number of ranks. The max keeps NaN, an empty shard has weight 0, all-empty gives z = 0 and lse = -inf.
-/// @paper{alg_3, Alg. 3}
-DecodeOutput decode_paper(Transport& transport, const Backend& backend, const DecodeStep& step);
-
-/// The same with numerator and denominator in one message: two AllReduces.
-DecodeOutput decode_packed(Transport& transport, const Backend& backend, const DecodeStep& step);
-
-/// One AllReduce whose operator is the merge of states. The bits depend on the number of ranks.
-DecodeOutput decode_fused(Transport& transport, const Backend& backend, const DecodeStep& step);
-
-/// One AllGather of the ranks' subtrees and the canonical merge on every rank.
-DecodeOutput decode_gather(Transport& transport, const Backend& backend, const DecodeStep& step);
-
-/// Node, then network: subtrees climb a binomial tree to the leader of each node, leaders exchange by recursive doubling,
-/// and the finished output comes down again. Section 5.3, in canonical order.
-DecodeOutput decode_two_level(Transport& transport, const Backend& backend, const DecodeStep& step);
-
-/// Ring attention, the baseline: keys and values travel p - 1 hops, the next shard in flight while this one is computed;
-/// states are kept by source and merged in row order.
-DecodeOutput decode_ring(Transport& transport, const Backend& backend, const DecodeStep& step);
-
-/// The second baseline: only the states hop around the ring, p - 1 steps in a row.
-DecodeOutput decode_ring_state(Transport& transport, const Backend& backend, const DecodeStep& step);
+/// Carries out the plan of this rank on its own states.
+DecodeOutput run_plan(const Plan& plan, Transport& transport, const Forest<float>& own, int lift);
 
 }  // namespace tree_attn

@@ -47,7 +47,7 @@ Measurement measure(const Bench& bench, const Algorithm& algorithm) {
       for (Run& run : runs) run = {std::min(run.begin, problem.n_keys(t)), std::min(run.end, problem.n_keys(t))};
       DecodeStep step{problem.query(t), problem.shard(mine, t), lengths, bench.scale, runs};
       shard_bytes = (step.shard.end() - step.shard.begin) * problem.shape().bytes_per_position();
-      transport.traffic = {};
+      transport.clear_traffic();
       ranks.doing("in " + std::string(algorithm.name) + ", step " + std::to_string(t + 1));
       double microseconds = 0;
       const auto decode = [&] {
@@ -72,59 +72,68 @@ Measurement measure(const Bench& bench, const Algorithm& algorithm) {
   result.latency = {quantile(latencies, 0.5), quantile(latencies, 0.1), quantile(latencies, 0.9)};
 
   // Add up what the ranks counted in the last step.
-  const Traffic& traffic = transport.traffic;
+  const Traffic& traffic = transport.traffic();
   const auto most = [&](std::int64_t number) { return static_cast<std::int64_t>(ranks.all_max(static_cast<std::uint64_t>(number))); };
   result.per_step = {most(traffic.collectives),          ranks.all_sum(traffic.messages), ranks.all_sum(traffic.bytes),
                      ranks.all_sum(traffic.bytes_between_nodes), most(traffic.merge_steps), most(traffic.buffer_kv_bytes)};
   result.peak_kv_bytes_per_rank = most(shard_bytes + traffic.buffer_kv_bytes);
-  result.predicted = predict(algorithm.name, problem.shape(), transport.topology());
+  result.predicted = predict(algorithm, problem.shape(), transport.topology(), bench.runs);
 
   result.digest = digest_of(result.output);
   result.same_bits_on_all_ranks = ranks.all_max(result.digest) == ranks.all_min(result.digest);
   return result;
 }
 
-/// The oracle's numbers and bounds, for the algorithms that weigh with exp(lse - m) and for the others.
+/// The input of the last step, what the oracle says of it, and the bounds asked for so far.
 struct Verifier::Truth {
+  TensorView q, k, v;
+  AttentionOptions options;
+  ErrorModel model;  ///< of the backend
+  int n_ranks;
   AttentionResult oracle;
-  ErrorBound bound, bound_of_weights;
+  double largest_lse = 1;
+  std::vector<std::pair<ExchangeRounding, ErrorBound>> bounds;
+
+  const ErrorBound& bound(const ExchangeRounding& terms) {
+    for (const auto& [known, bound] : bounds) {
+      if (known == terms) return bound;
+    }
+    ErrorModel widened = model;
+    widened.n_additions += terms.additions_per_lse * largest_lse + terms.additions_per_rank * n_ranks;
+    widened.n_rescalings += terms.rescalings;
+    return bounds.emplace_back(terms, error_bound(q, k, v, options, widened)).second;
+  }
 };
 
-Verifier::Verifier(Problem& problem, double scale, int n_ranks, const KernelBackend* kernels) {
+Verifier::Verifier(Problem& problem, double scale, int n_ranks, const KernelBackend* kernels) : truth_(std::make_shared<Truth>()) {
   const int last = problem.steps() - 1;
-  const TensorView q = problem.query(last);
   const Shard all = problem.whole();
-  AttentionOptions options;
-  options.scale = scale;
-  options.lengths = problem.lengths(last);
-  auto truth = std::make_shared<Truth>();
-  truth->oracle = attention(q, all.k, all.v, options);
+  Truth& truth = *truth_;
+  truth.q = problem.query(last), truth.k = all.k, truth.v = all.v;
+  truth.n_ranks = n_ranks;
+  truth.options.scale = scale;
+  truth.options.lengths = problem.lengths(last);
+  truth.oracle = attention(truth.q, truth.k, truth.v, truth.options);
 
   // F64 inputs are rounded to F32 as they are read: that is as if the dot product had a few more terms.
-  ErrorModel model = tree_decode_model(problem.n_keys(last));
-  if (problem.shape().storage == Storage::F64) model.n_additions += 4;
+  truth.model = tree_decode_model(problem.n_keys(last));
+  if (problem.shape().storage == Storage::F64) truth.model.n_additions += 4;
   // Kernels have another exp; tensor cores add the three parts of each weight of a leaf one after the other, and they truncate.
   if (kernels != nullptr) {
-    model.exp_error = 4;
-    if (const std::int64_t leaf = kernels->leaf_length(q, all.k, all.v); leaf > 1) model.n_additions += 2 * 3 * static_cast<double>(leaf);
+    truth.model.exp_error = 4;
+    if (const std::int64_t leaf = kernels->leaf_length(truth.q, truth.k, truth.v); leaf > 1)
+      truth.model.n_additions += 2 * 3 * static_cast<double>(leaf);
   }
-  truth->bound = error_bound(q, all.k, all.v, options, model);
 
-  // exp(lse - m) passes the rounding of lse, 8 u max(1, |lse|), on to the weight; then p more additions.
-  double largest_lse = 1;
-  for (const double lse : truth->oracle.lse) {
-    if (std::isfinite(lse)) largest_lse = std::max(largest_lse, std::abs(lse));
+  // A weight exp(lse - m) passes on the rounding of lse, 8 u max(1, |lse|).
+  for (const double lse : truth.oracle.lse) {
+    if (std::isfinite(lse)) truth.largest_lse = std::max(truth.largest_lse, std::abs(lse));
   }
-  model.n_additions += 8 * largest_lse + n_ranks;
-  model.n_rescalings = 1;
-  truth->bound_of_weights = error_bound(q, all.k, all.v, options, model);
-  truth_ = std::move(truth);
 }
 
-Errors Verifier::operator()(const Measurement& measurement) const {
+Errors Verifier::operator()(const Algorithm& algorithm, const DecodeOutput& output) const {
   const AttentionResult& oracle = truth_->oracle;
-  const bool weights = measurement.algorithm == "paper" || measurement.algorithm == "packed";
-  const ErrorBound& bound = weights ? truth_->bound_of_weights : truth_->bound;
+  const ErrorBound& bound = truth_->bound(algorithm.rounding);
   Errors errors;
   errors.passed = true;
 
@@ -148,11 +157,11 @@ Errors Verifier::operator()(const Measurement& measurement) const {
   for (std::size_t r = 0; r < n_rows; ++r) {
     double largest_error = 0, largest_z = 0;
     for (std::size_t i = r * d_v; i < (r + 1) * d_v; ++i) {
-      largest_error = std::max(largest_error, compare(measurement.output.out[i], oracle.out[i], bound.out[i], errors.max_abs));
+      largest_error = std::max(largest_error, compare(output.out[i], oracle.out[i], bound.out[i], errors.max_abs));
       if (std::isfinite(oracle.out[i])) largest_z = std::max(largest_z, std::abs(oracle.out[i]));
     }
     if (largest_z > 0) errors.max_rel = std::max(errors.max_rel, largest_error / largest_z);
-    compare(measurement.output.lse[r], oracle.lse[r], bound.lse[r], errors.lse_max);
+    compare(output.lse[r], oracle.lse[r], bound.lse[r], errors.lse_max);
   }
   return errors;
 }

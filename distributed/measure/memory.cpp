@@ -85,7 +85,7 @@ void check_memory(const std::string& subject, const Bench& bench, const Topology
   double needed = 0;
   for (const int rank : machines.node(machines.node_of(bench.ranks.rank()))) {
     const Run run = bench.runs[static_cast<std::size_t>(bench.transport.topology().place_of(rank))];
-    needed += decode_bytes(shape, run) + bytes_of_keys(run.size()) * ((use.keys_in_memory ? 1 : 0) + (use.ring ? 2 : 0));
+    needed += decode_bytes(shape, run) + bytes_of_keys(run.size()) * ((use.keys_in_memory ? 1 : 0) + use.kv_shards_in_flight);
     if (rank == 0 && use.oracle) needed += oracle_bytes(shape, 3) + (use.keys_in_memory ? bytes_of_keys(shape.n_keys) : 0);
   }
   require_memory(subject, needed);

@@ -34,7 +34,7 @@ double oracle_bytes(const ProblemShape& shape, int n_results);
 /// What else takes memory when an input is decoded.
 struct MemoryUse {
   bool keys_in_memory;  ///< keys and values are made up or enlarged; those of a file are pages that can be read again
-  bool ring;            ///< two shards more, on their way
+  int kv_shards_in_flight;  ///< shards more, on their way: as many as the algorithm that holds most
   bool oracle;          ///< rank 0 computes the oracle and its error bounds, over all keys
 };
 /// Refuses to decode what the machine of this rank has no room for.

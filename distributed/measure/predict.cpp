@@ -1,106 +1,109 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Closed formulas of messages and bytes.
+/// @brief Sums over plans, and the longest chain of messages.
 #include "distributed/measure/predict.hpp"
 
-#include <bit>
-
-#include "distributed/transport/schedule.hpp"
 #include "reference/oracle/cost_model.hpp"
+
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <stdexcept>
+#include <string>
+#include <utility>
 
 namespace tree_attn {
 namespace {
 
-/// Messages of an AllReduce by recursive doubling over p members.
-std::int64_t all_reduce_messages(int p) {
-  const int m = floor_power_of_two(p);
-  return std::int64_t{m} * std::countr_zero(static_cast<unsigned>(m)) + 2 * (p - m);
-}
+/// A message that was sent: how long, and after how many others in a row.
+struct Sent {
+  std::int64_t bytes, depth;
+};
 
-/// Those of them that cross from one node to another.
-std::int64_t all_reduce_messages_between_nodes(const Topology& topology) {
-  std::int64_t n = 0;
-  const std::vector<int>& row = topology.row();
-  for (int me = 0; me < topology.size(); ++me) {
-    for (const ScheduleStep& step : butterfly(topology.size(), me)) {
-      n += step.sends && topology.node_of(row[static_cast<std::size_t>(me)]) != topology.node_of(row[static_cast<std::size_t>(step.peer)]);
+/// Carries out the rounds of all ranks without their bytes. @returns messages in the longest chain
+std::int64_t longest_chain(std::span<const RankCost> costs) {
+  std::map<std::pair<int, int>, std::deque<Sent>> under_way;  // by sender and receiver
+  std::vector<std::size_t> next(costs.size(), 0);             // round of every rank
+  std::vector<bool> has_sent(costs.size(), false);
+  std::vector<std::int64_t> depth(costs.size(), 0);
+  const auto has_arrived = [&](std::size_t me, const RankCost::Round& round) {
+    std::map<int, std::size_t> n_from;
+    return std::all_of(round.receives.begin(), round.receives.end(), [&](const RankCost::Message& message) {
+      const auto found = under_way.find({message.peer, static_cast<int>(me)});
+      return found != under_way.end() && found->second.size() >= ++n_from[message.peer];
+    });
+  };
+
+  for (bool moved = true; moved;) {
+    moved = false;
+    for (std::size_t me = 0; me < costs.size(); ++me) {
+      if (next[me] == costs[me].rounds.size()) continue;
+      const RankCost::Round& round = costs[me].rounds[next[me]];
+      if (!has_sent[me]) {
+        for (const auto& [peer, bytes] : round.sends)
+          under_way[{static_cast<int>(me), peer}].push_back({bytes, depth[me] + 1});
+        has_sent[me] = true;
+      }
+      if (!has_arrived(me, round)) continue;
+      for (const auto& [peer, bytes] : round.receives) {
+        std::deque<Sent>& queue = under_way[{peer, static_cast<int>(me)}];
+        if (queue.front().bytes != bytes) {
+          throw std::logic_error("rank " + std::to_string(peer) + " sends " + std::to_string(queue.front().bytes) +
+                                 " bytes to rank " + std::to_string(me) + ", which expects " + std::to_string(bytes));
+        }
+        depth[me] = std::max(depth[me], queue.front().depth);
+        queue.pop_front();
+      }
+      ++next[me];
+      has_sent[me] = false;
+      moved = true;
     }
   }
-  return n;
-}
-
-/// Places of the row whose right neighbour, around the ring, is on another node.
-std::int64_t ring_borders(const Topology& topology) {
-  std::int64_t n = 0;
-  for (int i = 0; i < topology.size(); ++i) {
-    const std::vector<int>& row = topology.row();
-    n += topology.node_of(row[static_cast<std::size_t>(i)]) != topology.node_of(row[static_cast<std::size_t>((i + 1) % topology.size())]);
+  for (std::size_t me = 0; me < costs.size(); ++me) {
+    if (next[me] != costs[me].rounds.size())
+      throw std::logic_error("rank " + std::to_string(me) + " waits for a message that no rank sends");
   }
-  return n;
-}
-
-/// Messages of Bruck's AllGather between nodes, and the blocks that they carry.
-std::int64_t gather_blocks_between_nodes(const Topology& topology) {
-  const int p = topology.size();
-  const std::vector<int>& row = topology.row();
-  std::int64_t n = 0;
-  for (int me = 0; me < p; ++me) {
-    for (int held = 1; held < p; held *= 2) {
-      const int to = row[static_cast<std::size_t>((me - held + p) % p)];
-      if (topology.node_of(row[static_cast<std::size_t>(me)]) != topology.node_of(to)) n += std::min(held, p - held);
-    }
+  for (const auto& [ranks, queue] : under_way) {
+    if (!queue.empty())
+      throw std::logic_error("rank " + std::to_string(ranks.first) + " sends a message that rank " +
+                             std::to_string(ranks.second) + " does not receive");
   }
-  return n;
+  return *std::max_element(depth.begin(), depth.end());
 }
 
 }  // namespace
 
-Prediction predict(std::string_view algorithm, const ProblemShape& shape, const Topology& topology) {
-  const std::int64_t p = topology.size(), M = topology.n_nodes(), n_rows = shape.n_rows();
-  const std::int64_t state = 4 * n_rows * state_size(shape.value_dim), output = 4 * n_rows * (shape.value_dim + 1);
-  const std::int64_t cache = shape.n_keys * shape.bytes_per_position();
-  const std::int64_t doubling = all_reduce_messages(topology.size());
-  const std::int64_t between = all_reduce_messages_between_nodes(topology);
+Prediction predict(const Algorithm& algorithm, const ProblemShape& shape, const Topology& topology,
+                   std::span<const Run> ranges) {
+  const int p = topology.size();
+  const std::int64_t per_position = shape.batch * shape.kv_heads * (shape.head_dim + shape.value_dim);
+  std::vector<RankCost> costs;
   Prediction result;
-
-  // Messages and bytes of our schedules.
-  if (algorithm == "paper") {
-    result.messages = 3 * doubling;
-    result.bytes = doubling * state;
-    result.bytes_between_nodes = between * state;
-  } else if (algorithm == "packed") {
-    result.messages = 2 * doubling;
-    result.bytes = doubling * state;
-    result.bytes_between_nodes = between * state;
-  } else if (algorithm == "fused") {
-    result.messages = doubling;
-    result.bytes = doubling * state;
-    result.bytes_between_nodes = between * state;
-  } else if (algorithm == "gather") {
-    result.messages = p * std::bit_width(static_cast<unsigned>(p - 1));
-    result.bytes = p * (p - 1) * state;
-    result.bytes_between_nodes = gather_blocks_between_nodes(topology) * state;
-  } else if (algorithm == "two-level") {
-    result.messages = 2 * (p - M) + all_reduce_messages(topology.n_nodes());
-    result.bytes_between_nodes = all_reduce_messages(topology.n_nodes()) * state;
-    result.bytes = (p - M) * (state + output) + result.bytes_between_nodes;
-  } else if (algorithm == "ring-state") {
-    result.messages = p * (p - 1);
-    result.bytes = p * (p - 1) * state;
-    result.bytes_between_nodes = (p - 1) * ring_borders(topology) * state;
-  } else if (algorithm == "ring") {
-    result.messages = 2 * p * (p - 1);
-    result.bytes = (p - 1) * cache;
-    result.bytes_between_nodes = (p - 1) * ring_borders(topology) * cache / p;
+  std::int64_t largest_shard = 0;
+  for (int rank = 0; rank < p; ++rank) {
+    const RankCost& cost = costs.emplace_back(algorithm.cost(topology, rank, ranges, shape));
+    for (const RankCost::Round& round : cost.rounds) {
+      for (const auto& [peer, bytes] : round.sends) {
+        ++result.messages;
+        result.bytes += bytes;
+        if (topology.node_of(rank) != topology.node_of(peer)) result.bytes_between_nodes += bytes;
+      }
+    }
+    const std::int64_t shard = ranges[static_cast<std::size_t>(topology.place_of(rank))].size();
+    result.collectives = std::max(result.collectives, cost.collectives);
+    result.merge_steps = std::max(result.merge_steps, cost.merge_steps);
+    result.peak_elements =
+        std::max(result.peak_elements, shard * per_position + shape.n_rows() * shape.head_dim + cost.elements);
+    largest_shard = std::max(largest_shard, shard);
   }
+  result.rounds = longest_chain(costs);
 
   // The paper's own formulas; its keys and values have as many heads as the queries, ours may have fewer.
   const CostShape cost{shape.batch, 0, shape.heads * shape.value_dim * shape.n_queries, shape.heads * shape.n_queries, p};
-  const double kv_elements = static_cast<double>(shape.n_keys * shape.batch * shape.kv_heads * (shape.head_dim + shape.value_dim)) / static_cast<double>(p);
-  const bool ring = algorithm == "ring";
-  result.peak_elements = ring ? 2 * kv_elements + static_cast<double>(ring_peak_memory(cost)) : kv_elements + static_cast<double>(tree_peak_memory(cost));
-  if (algorithm == "paper") result.paper_bytes = 4.0 * static_cast<double>(p) * tree_volume(cost);
-  if (ring) result.paper_bytes = static_cast<double>(cache) * static_cast<double>(p - 1);
+  const std::int64_t kv_elements = largest_shard * per_position;
+  result.paper_peak_elements = static_cast<double>(
+      algorithm.kv_shards_in_flight > 0 ? 2 * kv_elements + ring_peak_memory(cost) : kv_elements + tree_peak_memory(cost));
+  result.paper_bytes = algorithm.paper_bytes(shape, p);
   return result;
 }
 

@@ -122,7 +122,10 @@ std::string json(const ReportHeader& header, std::span<const Measurement> measur
          {{"bytes_per_step", m.predicted.bytes},
           {"peak_elements", m.predicted.peak_elements},
           {"messages_per_step", m.predicted.messages},
-          {"bytes_between_nodes_per_step", m.predicted.bytes_between_nodes}}},
+          {"bytes_between_nodes_per_step", m.predicted.bytes_between_nodes},
+          {"merge_steps", m.predicted.merge_steps},
+          {"rounds", m.predicted.rounds},
+          {"paper_peak_elements", m.predicted.paper_peak_elements}}},
     };
     run["predicted"]["paper_bytes_per_step"] =
         m.predicted.paper_bytes > 0 ? nlohmann::ordered_json(m.predicted.paper_bytes) : nullptr;

@@ -164,13 +164,13 @@ int run_decode(const DecodeOptions& options, const MpiRanks& ranks) {
               options.warmup,
               options.repeat};
   const Topology machines = options.ranks_per_node == 0 ? topology : ranks.topology(0);
-  const bool ring =
-      std::any_of(chosen.begin(), chosen.end(), [](const Algorithm* algorithm) { return algorithm->name == "ring"; });
+  int kv_shards_in_flight = 0;
+  for (const Algorithm* algorithm : chosen) kv_shards_in_flight = std::max(kv_shards_in_flight, algorithm->kv_shards_in_flight);
   const std::string subject =
       file ? readable(options.in, 200) + ": decoding " + axes_text(shape)
            : "--seq-len " + std::to_string(shape.n_keys) + " with --batch " + std::to_string(shape.batch);
   try {
-    check_memory(subject, bench, machines, {.keys_in_memory = !file || enlarged, .ring = ring, .oracle = options.verify});
+    check_memory(subject, bench, machines, {.keys_in_memory = !file || enlarged, .kv_shards_in_flight = kv_shards_in_flight, .oracle = options.verify});
   } catch (const InputError& error) {
     trouble = error.what();
   }
@@ -200,8 +200,9 @@ int run_decode(const DecodeOptions& options, const MpiRanks& ranks) {
     show_progress(bar, measurements.size(), n_stages, "oracle");
     ranks.doing("in the oracle");
     const Verifier verify(reduced, scale, ranks.size(), backend.kernels);
-    for (Measurement& m : measurements) {
-      m.errors = verify(m);
+    for (std::size_t i = 0; i < chosen.size(); ++i) {
+      Measurement& m = measurements[i];
+      m.errors = verify(*chosen[i], m.output);
       if (!m.errors->passed) failed.push_back(m.algorithm + " is not within the bound of the oracle");
     }
   }

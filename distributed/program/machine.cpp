@@ -3,13 +3,13 @@
 /// @brief What the operating system, MPI and the compiler say of themselves.
 #include "distributed/program/machine.hpp"
 
+#include "reference/data/input_error.hpp"
+
 #include <mpi.h>
 
 #include <fstream>
 #include <string_view>
 #include <thread>
-
-#include "reference/data/input_error.hpp"
 
 namespace tree_attn {
 
@@ -20,7 +20,7 @@ std::string mpi_library() {
   // Open MPI: "Open MPI v4.1.4, package: ...". MPICH: "MPICH Version:\t4.0.2\nMPICH Release date: ...".
   const std::string_view text(version, static_cast<std::size_t>(length));
   std::string name(text.substr(0, text.find_first_of(",\n")));
-  if (const std::size_t mark = name.find(" Version:\t"); mark != std::string::npos) name.replace(mark, 10, " ");
+  if (const std::size_t mark = name.find(" Version:\t"); mark != std::string::npos) name.erase(mark + 1, 9);
   return readable(name);
 }
 

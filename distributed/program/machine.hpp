@@ -3,9 +3,9 @@
 /// @brief The machine at hand.
 #pragma once
 
-#include <string>
-
 #include "distributed/measure/report.hpp"
+
+#include <string>
 
 namespace tree_attn {
 

@@ -3,10 +3,10 @@
 /// @brief MPI under a watchdog.
 #include "distributed/program/mpi_session.hpp"
 
+#include "distributed/transport/mpi_check.hpp"
+
 #include <algorithm>
 #include <thread>
-
-#include "distributed/transport/mpi_check.hpp"
 
 namespace tree_attn {
 

@@ -3,14 +3,14 @@
 /// @brief MPI from its start to its end, as a program runs it that owns the whole job.
 #pragma once
 
+#include "distributed/transport/mpi_ranks.hpp"
+#include "distributed/transport/pulse_exchange.hpp"
+#include "distributed/transport/watchdog.hpp"
+
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
-
-#include "distributed/transport/mpi_ranks.hpp"
-#include "distributed/transport/pulse_exchange.hpp"
-#include "distributed/transport/watchdog.hpp"
 
 namespace tree_attn {
 

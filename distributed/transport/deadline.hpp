@@ -3,13 +3,13 @@
 /// @brief The deadline of everything that waits for another rank.
 #pragma once
 
+#include "distributed/transport/transport.hpp"
+
 #include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <string>
 #include <string_view>
-
-#include "distributed/transport/transport.hpp"
 
 namespace tree_attn {
 

@@ -3,10 +3,10 @@
 /// @brief Non-blocking collectives of MPI, polled under a deadline.
 #include "distributed/transport/mpi_ranks.hpp"
 
+#include "distributed/transport/mpi_check.hpp"
+
 #include <chrono>
 #include <thread>
-
-#include "distributed/transport/mpi_check.hpp"
 
 namespace tree_attn {
 namespace {
@@ -77,7 +77,8 @@ void MpiRanks::barrier() const {
 void MpiRanks::all_gather(std::span<const std::byte> mine, std::span<std::byte> all, std::string_view what) const {
   const int n_bytes = static_cast<int>(mine.size());
   MPI_Request request = MPI_REQUEST_NULL;
-  check_mpi(MPI_Iallgather(mine.data(), n_bytes, MPI_BYTE, all.data(), n_bytes, MPI_BYTE, comm_, &request), "MPI_Iallgather");
+  check_mpi(MPI_Iallgather(mine.data(), n_bytes, MPI_BYTE, all.data(), n_bytes, MPI_BYTE, comm_, &request),
+            "MPI_Iallgather");
   await({&request, 1}, what);
 }
 

@@ -3,6 +3,9 @@
 /// @brief Ranks over an MPI communicator.
 #pragma once
 
+#include "distributed/transport/deadline.hpp"
+#include "distributed/transport/ranks.hpp"
+
 #include <mpi.h>
 
 #include <memory>
@@ -11,15 +14,12 @@
 #include <string_view>
 #include <vector>
 
-#include "distributed/transport/deadline.hpp"
-#include "distributed/transport/ranks.hpp"
-
 namespace tree_attn {
 
 /// The ranks of a communicator, in a program that has initialized MPI and finalizes it after this object is gone.
 ///
-/// Every wait polls, so that it can have a deadline and so that ranks that outnumber the cores give way to each other. After a
-/// TransportError messages may still be on their way: end the job, with MPI_Abort for instance.
+/// Every wait polls, so that it can have a deadline and so that ranks that outnumber the cores give way to each other. After
+/// a TransportError messages may still be on their way: end the job, with MPI_Abort for instance.
 class MpiRanks : public Ranks {
  public:
   /// Duplicates the communicator: collective over it.

@@ -3,9 +3,9 @@
 /// @brief Non-blocking messages of MPI, polled under a deadline.
 #include "distributed/transport/mpi_transport.hpp"
 
-#include <algorithm>
-
 #include "distributed/transport/mpi_check.hpp"
+
+#include <algorithm>
 
 namespace tree_attn {
 namespace {

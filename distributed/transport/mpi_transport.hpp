@@ -3,10 +3,10 @@
 /// @brief Messages over MPI.
 #pragma once
 
-#include <vector>
-
 #include "distributed/transport/mpi_ranks.hpp"
 #include "distributed/transport/transport.hpp"
+
+#include <vector>
 
 namespace tree_attn {
 

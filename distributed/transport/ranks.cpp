@@ -3,10 +3,10 @@
 /// @brief Reductions of one number and agreement on errors, by gathering.
 #include "distributed/transport/ranks.hpp"
 
+#include "reference/data/input_error.hpp"
+
 #include <algorithm>
 #include <numeric>
-
-#include "reference/data/input_error.hpp"
 
 namespace tree_attn {
 namespace {

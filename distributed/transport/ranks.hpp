@@ -3,6 +3,8 @@
 /// @brief What ranks ask each other outside a decode step: do all agree, who was slowest, who shares a node.
 #pragma once
 
+#include "distributed/transport/topology.hpp"
+
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -11,14 +13,12 @@
 #include <string_view>
 #include <vector>
 
-#include "distributed/transport/topology.hpp"
-
 namespace tree_attn {
 
 /// A fixed set of ranks that call the functions below together, in the same order. Every wait has a deadline.
 ///
-/// MpiRanks implements it over a communicator, ThreadRanks over threads of one process. What a decode step sends goes through
-/// a Transport instead, where it is counted.
+/// MpiRanks implements it over a communicator, ThreadRanks over threads of one process. What a decode step sends goes
+/// through a Transport instead, where it is counted.
 class Ranks {
  public:
   Ranks(int rank, int size) : rank_(rank), size_(size) {}

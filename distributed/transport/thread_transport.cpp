@@ -70,7 +70,8 @@ void ThreadRanks::all_gather(std::span<const std::byte> mine, std::span<std::byt
   for (int from = 0; from < size(); ++from) {
     const std::vector<std::byte> theirs = network_.take(ThreadNetwork::Channel::kRanks, from, rank(), what);
     if (theirs.size() != mine.size()) throw std::logic_error("all_gather: ranks differ in their number of bytes");
-    std::copy(theirs.begin(), theirs.end(), all.begin() + static_cast<std::ptrdiff_t>(static_cast<std::size_t>(from) * mine.size()));
+    std::copy(theirs.begin(), theirs.end(),
+              all.begin() + static_cast<std::ptrdiff_t>(static_cast<std::size_t>(from) * mine.size()));
   }
 }
 
@@ -100,7 +101,8 @@ void ThreadTransport::wait() {
         network_.take(ThreadNetwork::Channel::kTransport, receive.from, rank(), "a message");
     if (message.size() != receive.bytes.size()) {
       throw TransportError("rank " + std::to_string(rank()) + " expected " + std::to_string(receive.bytes.size()) +
-                           " bytes from rank " + std::to_string(receive.from) + " and got " + std::to_string(message.size()));
+                           " bytes from rank " + std::to_string(receive.from) + " and got " +
+                           std::to_string(message.size()));
     }
     std::copy(message.begin(), message.end(), receive.bytes.begin());
   }

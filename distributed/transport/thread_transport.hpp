@@ -7,6 +7,9 @@
 /// decoder that touches a buffer too early, or relies on a message that MPI would not have delivered yet, computes garbage.
 #pragma once
 
+#include "distributed/transport/ranks.hpp"
+#include "distributed/transport/transport.hpp"
+
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -14,9 +17,6 @@
 #include <string>
 #include <type_traits>
 #include <vector>
-
-#include "distributed/transport/ranks.hpp"
-#include "distributed/transport/transport.hpp"
 
 namespace tree_attn {
 
@@ -77,7 +77,8 @@ class ThreadRanks : public Ranks {
 /// Messages between them.
 class ThreadTransport : public Transport {
  public:
-  ThreadTransport(ThreadNetwork& network, const Topology& topology, int rank) : Transport(topology, rank), network_(network) {}
+  ThreadTransport(ThreadNetwork& network, const Topology& topology, int rank)
+      : Transport(topology, rank), network_(network) {}
   void wait() override;
   void progress() override { ++n_progress_; }
 
@@ -115,7 +116,7 @@ void run_threads(const Topology& topology, double timeout, const ThreadBody& bod
 
 /// The same for a body that needs the transport alone.
 template <class Body>
-  requires std::is_invocable_v<const Body&, ThreadTransport&>
+requires std::is_invocable_v<const Body&, ThreadTransport&>
 void run_threads(const Topology& topology, double timeout, const Body& body) {
   run_threads(topology, timeout, ThreadBody([&body](const ThreadRanks&, ThreadTransport& transport) { body(transport); }));
 }

@@ -8,9 +8,9 @@ namespace tree_attn {
 void Transport::send(std::span<const std::byte> bytes, int to) {
   if (bytes.empty()) return;
   const std::int64_t count = static_cast<std::int64_t>(bytes.size());
-  ++traffic.messages;
-  traffic.bytes += count;
-  if (topology_.node_of(to) != topology_.node_of(rank_)) traffic.bytes_between_nodes += count;
+  ++traffic_.messages;
+  traffic_.bytes += count;
+  if (topology_.node_of(to) != topology_.node_of(rank_)) traffic_.bytes_between_nodes += count;
   start_send(bytes, to);
 }
 

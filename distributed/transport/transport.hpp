@@ -3,10 +3,11 @@
 /// @brief Messages between ranks, every one of them counted (section 6, eq. (8)-(14) are checked against these counts).
 ///
 /// All communication of a decode step passes through send(), receive() and wait(). The collectives are written by hand on
-/// top of them (collectives.hpp), because what a library sends inside its AllReduce cannot be counted from outside, and the
+/// top of them, as plans (plan.hpp), because what a library sends inside its AllReduce cannot be counted from outside, and the
 /// order in which it adds depends on the number of ranks.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -52,9 +53,15 @@ class Transport {
   /// Lets messages in flight advance, without waiting.
   virtual void progress() = 0;
 
-  /// Counts of this rank; algorithms add collectives and merge steps to them.
-  Traffic traffic;
-  /// Memory for what arrives at this rank: one buffer is received into while the other is sent. Collectives use the first.
+  /// Counts of this rank. Messages and bytes are counted here, the rest by the fabric that carries out a plan.
+  const Traffic& traffic() const { return traffic_; }
+  void clear_traffic() { traffic_ = {}; }
+  void count_collectives(std::int64_t n) { traffic_.collectives += n; }
+  void count_merge_steps(std::int64_t n) { traffic_.merge_steps += n; }
+  /// Keys and values of other ranks that this rank holds at the moment.
+  void count_held_kv_bytes(std::int64_t n) { traffic_.buffer_kv_bytes = std::max(traffic_.buffer_kv_bytes, n); }
+
+  /// Memory that is kept from step to step: the ring receives into one while it sends the other, plans use the first.
   std::array<Buffer, 2> buffers;
 
  protected:
@@ -64,6 +71,7 @@ class Transport {
  private:
   Topology topology_;
   int rank_;
+  Traffic traffic_;
 };
 
 }  // namespace tree_attn

@@ -48,19 +48,15 @@ LIBRARIES = {
     r"CLI/": ["distributed/program", "tests"],
     r"boost/": ["gpu/platform/emulator"],
     r"cuda": ["gpu/platform/cuda", "tests/gpu/cuda", "tests/gpu/time_ladder"],
-    r"mpi\.h": ["distributed", "tests/distributed", "tests/bench"],
+    r"mpi\.h": ["distributed", "tests/distributed", "tests/bench", "notebooks_cpp"],
 }
 
 # (rule, file, what) -> why it is still so.
 KNOWN = {
-    ("arrow", "reference/data/problem.hpp", "distributed/transport/collectives.hpp"): "for Run, which is in reference/state/run.hpp",
     ("arrow", "distributed/decoders/backend.cpp", "gpu/platform/device_error.hpp"): "the list of backends is to move to gpu/backend",
     ("arrow", "tests/reference/data/test_problem.cpp", "distributed/decoders/decoder.hpp"): "decodes what it read",
     # What a descriptor does not say yet.
     ("by name", "distributed/decoders/backend.cpp", ""): "the list of backends",
-    ("by name", "distributed/measure/measure.cpp", ""): "error terms",
-    ("by name", "distributed/measure/predict.cpp", ""): "closed formulas",
-    ("by name", "distributed/program/decode_command.cpp", ""): "shards held",
     ("by name", "distributed/program/info_command.cpp", ""): "whether there is a device",
     ("by name", "docs/tools/holders.cpp", ""): "who holds what",
     ("by name", "tests/distributed/decoders/test_decoders_cases.cpp", ""): "the sign of zero",

@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "distributed/transport/collectives.hpp"
 #include "reference/data/safetensors.hpp"
 #include "reference/decode/decode.hpp"
+#include "reference/state/run.hpp"
 
 namespace tree_attn {
 

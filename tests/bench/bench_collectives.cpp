@@ -15,9 +15,10 @@
 #include <functional>
 #include <vector>
 
-#include "distributed/transport/collectives.hpp"
 #include "distributed/program/mpi_session.hpp"
+#include "distributed/transport/host_fabric.hpp"
 #include "distributed/transport/mpi_transport.hpp"
+#include "distributed/transport/plan_builder.hpp"
 
 namespace {
 
@@ -38,6 +39,17 @@ double time_of(const Ranks& ranks, const std::function<void()>& call) {
   return ranks.all_max(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
 }
 
+/// The sum of n ones over all ranks, by the plan of a decode step.
+void all_reduce(Transport& transport, std::size_t n) {
+  PlanBuilder builder;
+  const Blocks mine = builder.allocate(kScalarBlock);
+  builder.all_reduce(transport.topology(), transport.rank(), mine, Combine::Operator::kAdd);
+  const Plan plan = builder.take();
+  HostFabric fabric(transport, plan, static_cast<std::int64_t>(n), 1);
+  std::ranges::fill(fabric.elements(mine), 1.0f);
+  execute(plan, fabric);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -45,22 +57,18 @@ int main(int argc, char** argv) {
   MpiSession session(&argc, &argv, kTimeout);
   const MpiRanks& ranks = session.ranks();
   MpiTransport transport(ranks, ranks.topology(0));
-  const ReduceOp add = [](std::span<float> left, std::span<const float> right) {
-    for (std::size_t i = 0; i < left.size(); ++i) left[i] += right[i];
-  };
 
   // 16 heads of 128: the numerators, and with a shift and a sum each the states.
   const std::size_t heads = 16, state = heads * 130;
-  std::vector<float> numbers(state, 1.0f), result(state), small(heads, 1.0f);
+  std::vector<float> elements(state, 1.0f), result(state);
   std::vector<double> over_library, three_over_one;
   for (int round = 0; round < kRounds; ++round) {
-    const double ours = time_of(ranks, [&] { std::fill(numbers.begin(), numbers.end(), 1.0f), all_reduce(transport, numbers, add); });
+    const double ours = time_of(ranks, [&] { all_reduce(transport, state); });
     const double library = time_of(ranks, [&] {
-      MPI_Allreduce(numbers.data(), result.data(), static_cast<int>(numbers.size()), MPI_FLOAT, MPI_SUM, ranks.comm());
+      MPI_Allreduce(elements.data(), result.data(), static_cast<int>(elements.size()), MPI_FLOAT, MPI_SUM, ranks.comm());
     });
     const double three = time_of(ranks, [&] {
-      std::fill(numbers.begin(), numbers.end(), 1.0f), std::fill(small.begin(), small.end(), 1.0f);
-      all_reduce(transport, small, add), all_reduce(transport, numbers, add), all_reduce(transport, small, add);
+      all_reduce(transport, heads), all_reduce(transport, state), all_reduce(transport, heads);
     });
     over_library.push_back(ours / library);
     three_over_one.push_back(three / ours);

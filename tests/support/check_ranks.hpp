@@ -3,12 +3,12 @@
 /// @brief What every implementation of Ranks promises, checked on one of its ranks.
 #pragma once
 
+#include "distributed/transport/ranks.hpp"
+#include "reference/data/input_error.hpp"
+
 #include <doctest/doctest.h>
 
 #include <string>
-
-#include "distributed/transport/ranks.hpp"
-#include "reference/data/input_error.hpp"
 
 namespace tree_attn::test {
 

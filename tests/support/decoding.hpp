@@ -126,10 +126,7 @@ class Truth {
     for (const Seen& rank : seen) CHECK(same_bits(rank.output, seen[0].output));
     if (!verify_) return;
     if (algorithm.keeps_bits) CHECK(same_bits(seen[0].output, alone_));
-    Measurement measurement;
-    measurement.algorithm = algorithm.name;
-    measurement.output = seen[0].output;
-    const Errors errors = (*verify_)(measurement);
+    const Errors errors = (*verify_)(algorithm, seen[0].output);
     CHECK_MESSAGE(errors.passed, "largest error over bound: " << errors.max_over_bound);
   }
 

@@ -28,7 +28,7 @@ class MpiWorld : public World {
   std::vector<Seen> run(const Topology& topology, const std::function<DecodeOutput(Transport&)>& body) override {
     MpiTransport transport(ranks_, topology);
     DecodeOutput mine = body(transport);
-    const Traffic traffic = transport.traffic;
+    const Traffic traffic = transport.traffic();
 
     // Let every rank know what every rank saw: [out | lse] of one length, and the counters.
     std::vector<float> numbers = mine.out;

@@ -27,6 +27,8 @@ DecodeOutput decode_oddly(Transport& transport, const Backend&, const DecodeStep
   return output;
 }
 
+RankCost no_cost(const Topology&, int, std::span<const Run>, const ProblemShape&) { return {}; }
+
 }  // namespace
 
 TEST_CASE("measure: one rank that ends with one other bit is seen by all, whichever it is") {
@@ -38,7 +40,8 @@ TEST_CASE("measure: one rank that ends with one other bit is seen by all, whiche
   const Bench bench{session().ranks(), transport, backend, *problem, even_runs(8, p, 1), 1.0, 0, 1};
   const auto same_bits = [&](int rank) {
     odd_rank = rank;
-    return measure(bench, {"gather", "", true, decode_oddly}).same_bits_on_all_ranks;
+    const Algorithm oddly{.name = "oddly", .brief = "", .exchange = OwnLoop{decode_oddly, no_cost}};
+    return measure(bench, oddly).same_bits_on_all_ranks;
   };
   // The last bit of a number, the one that makes -inf a NaN, the payload of a NaN.
   for (const float number : {1.0f, 0.0f, -std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {

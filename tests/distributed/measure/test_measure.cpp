@@ -14,15 +14,15 @@ constexpr float kInf = std::numeric_limits<float>::infinity(), kNaN = std::numer
 struct Right {
   std::unique_ptr<TensorProblem> problem;
   Verifier verify;
-  Measurement measurement;
+  const Algorithm* algorithm = &find_algorithm("gather");
+  DecodeOutput output;
 
   explicit Right(std::unique_ptr<TensorProblem> given) : problem(std::move(given)), verify(*problem, problem->scale, 4, nullptr) {
-    measurement.algorithm = "gather";
-    measurement.output = decode_alone(*problem);
+    output = decode_alone(*problem);
   }
-  bool passes() const { return verify(measurement).passed; }
-  float& out(std::size_t i) { return measurement.output.out[i]; }
-  float& lse(std::size_t i) { return measurement.output.lse[i]; }
+  bool passes() const { return verify(*algorithm, output).passed; }
+  float& out(std::size_t i) { return output.out[i]; }
+  float& lse(std::size_t i) { return output.lse[i]; }
 };
 
 std::unique_ptr<TensorProblem> with_value(float number) {
@@ -37,7 +37,7 @@ std::unique_ptr<TensorProblem> with_value(float number) {
 
 TEST_CASE("verifier: a right result passes, far below its bound") {
   const Right right(normal_problem(1500, {.batch = 2, .n_keys = 100}));
-  const Errors errors = right.verify(right.measurement);
+  const Errors errors = right.verify(*right.algorithm, right.output);
   CHECK(errors.passed);
   CHECK(errors.max_over_bound > 0);
   CHECK(errors.max_over_bound < 0.3);
@@ -59,21 +59,21 @@ TEST_CASE("verifier: a small error, NaN, Inf, swapped numbers and an all-NaN res
   CHECK(fails([](Right& r) { r.lse(0) = kNaN; }));
   CHECK(fails([](Right& r) { r.lse(0) = -kInf; }));
   CHECK(fails([](Right& r) { std::swap(r.out(0), r.out(1)); }));
-  CHECK(fails([](Right& r) { std::fill(r.measurement.output.out.begin(), r.measurement.output.out.end(), kNaN); }));
-  CHECK(fails([](Right& r) { std::fill(r.measurement.output.out.begin(), r.measurement.output.out.end(), 0.0f); }));
+  CHECK(fails([](Right& r) { std::fill(r.output.out.begin(), r.output.out.end(), kNaN); }));
+  CHECK(fails([](Right& r) { std::fill(r.output.out.begin(), r.output.out.end(), 0.0f); }));
 }
 
 TEST_CASE("verifier: NaN in place of a number is an infinite error, not none") {
   for (const float number : {kNaN, kInf}) {
     Right right(normal_problem(1500, {.batch = 2, .n_keys = 100}));
     right.out(5) = number;
-    const Errors errors = right.verify(right.measurement);
+    const Errors errors = right.verify(*right.algorithm, right.output);
     CHECK(errors.max_abs == kInf);
     CHECK(errors.max_rel == kInf);
     CHECK(errors.max_over_bound == kInf);
     CHECK(errors.lse_max < 1e-5);
     right.lse(3) = number;
-    CHECK(right.verify(right.measurement).lse_max == kInf);
+    CHECK(right.verify(*right.algorithm, right.output).lse_max == kInf);
   }
 }
 
@@ -116,9 +116,9 @@ TEST_CASE("verifier: weights formed from lse are allowed the rounding of lse, an
   for (float& x : values) x = std::abs(x);
   Right right(problem_of(Tensor(std::vector<float>(4, 1.0f), axes.q()), Tensor(keys, axes.k()), Tensor(values, axes.v())));
   CHECK(right.passes());
-  for (float& z : right.measurement.output.out) z *= 1 + 10 * 4000 * 0x1p-24f;
+  for (float& z : right.output.out) z *= 1 + 10 * 4000 * 0x1p-24f;
   CHECK_FALSE(right.passes());
-  right.measurement.algorithm = "paper";
+  right.algorithm = &find_algorithm("paper");
   CHECK(right.passes());
 }
 

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Ranks over MPI, and their transport: over the communicator of the job, and over others.
-#include <doctest/doctest.h>
-
-#include <numeric>
-
 #include "distributed/transport/mpi_transport.hpp"
 #include "tests/support/check_ranks.hpp"
 #include "tests/support/mpi_world.hpp"
+
+#include <doctest/doctest.h>
+
+#include <numeric>
 
 namespace tree_attn::test {
 namespace {
@@ -40,7 +40,7 @@ void check_ring(const MpiRanks& ranks) {
   }
   CHECK(elements[0] == static_cast<float>(rank));
   CHECK(elements[9999] == static_cast<float>(rank + 9999));
-  CHECK(transport.traffic.messages == (p > 1 ? p : 0));
+  CHECK(transport.traffic().messages == (p > 1 ? p : 0));
 }
 
 }  // namespace

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Ranks that are threads.
-#include <doctest/doctest.h>
-
 #include "distributed/transport/thread_transport.hpp"
 #include "tests/support/check_ranks.hpp"
+
+#include <doctest/doctest.h>
 
 namespace tree_attn::test {
 namespace {
@@ -15,13 +15,15 @@ constexpr double kTimeout = 20;
 
 TEST_CASE("thread ranks: reductions and gathering") {
   for (const int p : {1, 2, 3, 8}) {
-    run_threads(Topology::pretend(p, 2), kTimeout, [](const ThreadRanks& ranks, ThreadTransport&) { check_reductions(ranks); });
+    run_threads(Topology::pretend(p, 2), kTimeout,
+                [](const ThreadRanks& ranks, ThreadTransport&) { check_reductions(ranks); });
   }
 }
 
 TEST_CASE("thread ranks: an error on one rank is an error on all, in the same words") {
   for (const int p : {1, 2, 3, 8}) {
-    run_threads(Topology::pretend(p, 2), kTimeout, [](const ThreadRanks& ranks, ThreadTransport&) { check_agreement(ranks); });
+    run_threads(Topology::pretend(p, 2), kTimeout,
+                [](const ThreadRanks& ranks, ThreadTransport&) { check_agreement(ranks); });
   }
 }
 

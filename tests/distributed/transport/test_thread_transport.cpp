@@ -25,7 +25,7 @@ class ThreadWorld : public World {
     run_threads(topology, kTimeout, [&](ThreadTransport& transport) {
       Seen& mine = seen[static_cast<std::size_t>(transport.rank())];
       mine.output = body(transport);
-      mine.traffic = transport.traffic;
+      mine.traffic = transport.traffic();
     });
     return seen;
   }
@@ -55,9 +55,9 @@ TEST_CASE("thread transport: messages arrive in order, when waited for and not b
       for (float& number : numbers) transport.send(bytes_of(number), 1);
       numbers[1] = 3;  // too early: the receiver may see it, and here it does
       transport.wait();
-      CHECK(transport.traffic.messages == 2);
-      CHECK(transport.traffic.bytes == 8);
-      CHECK(transport.traffic.bytes_between_nodes == 8);
+      CHECK(transport.traffic().messages == 2);
+      CHECK(transport.traffic().bytes == 8);
+      CHECK(transport.traffic().bytes_between_nodes == 8);
     } else {
       for (float& number : got) transport.receive(bytes_of(number), 0);
       early = got[0];
@@ -120,7 +120,7 @@ TEST_CASE("thread transport: a message of no bytes is no message") {
     transport.send({}, 1 - transport.rank());
     transport.receive({}, 1 - transport.rank());
     transport.wait();
-    CHECK(transport.traffic.messages == 0);
+    CHECK(transport.traffic().messages == 0);
   });
 }
 

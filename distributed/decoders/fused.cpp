@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief One AllReduce whose operator is the merge of states (Alg. 3).
+///
+/// The step from three AllReduces to one is that of the state: once (e, D, n) travel together, one operator merges them, and
+/// neither the maximum nor the denominator needs a round of its own. The bits depend on the number of ranks.
+#include "distributed/decoders/decoder.hpp"
+#include "distributed/transport/plan_builder.hpp"
+
+namespace tree_attn {
+namespace {
+
+Plan fused_plan(const Topology& topology, int rank, std::span<const Run> ranges) {
+  PlanBuilder builder;
+  const Block state = builder.fold(builder.own(ranges[static_cast<std::size_t>(topology.place_of(rank))]));
+  builder.finish(builder.all_reduce(topology, rank, {state, 1}, Combine::Operator::kMerge).first);
+  return builder.take();
+}
+
+}  // namespace
+
+extern const Algorithm kFused;
+constinit const Algorithm kFused{
+    .name = "fused", .brief = "one AllReduce whose operator is the merge", .keeps_bits = false, .exchange = &fused_plan};
+
+}  // namespace tree_attn

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Alg. 3 to the letter: three AllReduces.
+///
+/// Gives up two things for being the paper's: a weight exp(lse - m) carries the rounding of lse, and the bits depend on the
+/// number of ranks. The max keeps NaN, an empty shard has weight 0, all-empty gives z = 0 and lse = -inf.
+#include "distributed/decoders/decoder.hpp"
+#include "distributed/transport/plan_builder.hpp"
+#include "reference/oracle/cost_model.hpp"
+
+namespace tree_attn {
+namespace {
+
+/// @paper{alg_3, Alg. 3}
+Plan paper_plan(const Topology& topology, int rank, std::span<const Run> ranges) {
+  using enum Combine::Operator;
+  PlanBuilder builder;
+  const Block state = builder.fold(builder.own(ranges[static_cast<std::size_t>(topology.place_of(rank))]));
+  const Blocks o = builder.allocate(kVectorBlock), lse = builder.allocate(kScalarBlock),
+               own_m = builder.allocate(kScalarBlock);
+  builder.add(Finish{state, o.first, lse.first});  // (o, lse) of this shard
+  builder.add(Copy{{{own_m.first, lse.first}}});
+  const Block m = builder.all_reduce(topology, rank, own_m, kMax).first;  // m = AllReduce(max, lse)
+  builder.add(Weigh{o.first, lse.first, m});                              // n = o exp(lse - m), D = exp(lse - m)
+  const Block n = builder.all_reduce(topology, rank, o, kAdd).first;      // n = AllReduce(sum, n)
+  const Block D = builder.all_reduce(topology, rank, lse, kAdd).first;    // D = AllReduce(sum, D)
+  builder.divide(n, D, m);                                                // z = n / D
+  return builder.take();
+}
+
+/// Eq. (14) on every rank.
+double bytes_of_formula(const ProblemShape& shape, int p) {
+  const CostShape cost{shape.batch, 0, shape.heads * shape.value_dim * shape.n_queries, shape.heads * shape.n_queries, p};
+  return to_bytes(p * tree_volume(cost), sizeof(float));
+}
+
+}  // namespace
+
+extern const Algorithm kPaper;
+constinit const Algorithm kPaper{.name = "paper",
+                                 .brief = "three AllReduces, Alg. 3 to the letter",
+                                 .keeps_bits = false,
+                                 .rounding = {.additions_per_lse = 8, .additions_per_rank = 1, .rescalings = 1},
+                                 .exchange = &paper_plan,
+                                 .paper_bytes = bytes_of_formula};
+
+}  // namespace tree_attn

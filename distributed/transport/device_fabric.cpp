@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The operations of a plan as launches and staged messages.
+#include "distributed/transport/device_fabric.hpp"
+
+namespace tree_attn {
+namespace {
+
+DeviceBlocks::Operator elementwise(Combine::Operator op) {
+  return op == Combine::Operator::kMax ? DeviceBlocks::Operator::kMax : DeviceBlocks::Operator::kAdd;
+}
+
+}  // namespace
+
+DeviceFabric::DeviceFabric(Transport& transport, const Plan& plan, std::int64_t n_rows, std::int64_t d_v, int lift,
+                           MakeBlocks make_blocks)
+    : transport_(transport),
+      lift_(lift),
+      offsets_(plan.offsets(n_rows, d_v)),
+      blocks_(make_blocks(offsets_.back(), n_rows, d_v)),
+      staging_(transport.buffers[0].first<float>(static_cast<std::size_t>(offsets_.back()))) {
+  transport.count_collectives(plan.n_collectives);
+}
+
+std::span<float> DeviceFabric::staged(Blocks blocks) const {
+  return staging_.subspan(static_cast<std::size_t>(at(blocks.first)), static_cast<std::size_t>(size(blocks)));
+}
+
+void DeviceFabric::upload(Blocks blocks, std::span<const float> elements) { blocks_->upload(at(blocks.first), elements); }
+
+std::vector<float> DeviceFabric::download(Blocks blocks) const {
+  std::vector<float> elements(static_cast<std::size_t>(size(blocks)));
+  blocks_->download(at(blocks.first), elements);
+  return elements;
+}
+
+void DeviceFabric::run(const Exchange& exchange) {
+  for (const auto& [peer, blocks] : exchange.receives) transport_.receive(std::as_writable_bytes(staged(blocks)), peer);
+  for (const auto& [peer, blocks] : exchange.sends) {
+    blocks_->download(at(blocks.first), staged(blocks));
+    transport_.send(std::as_bytes(staged(blocks)), peer);
+  }
+  transport_.wait();
+  for (const auto& [peer, blocks] : exchange.receives) blocks_->upload(at(blocks.first), staged(blocks));
+}
+
+void DeviceFabric::run(const Combine& combine) {
+  std::vector<DeviceBlocks::Pair> pairs;
+  for (const auto& [left, right] : combine.pairs) {
+    // Adjacent blocks of states are merged one by one: each has all rows.
+    const std::int32_t n = combine.op == Combine::Operator::kMerge ? combine.n : 1;
+    for (std::int32_t i = 0; i < n; ++i) pairs.push_back({at(left + i), at(right + i)});
+  }
+  if (combine.op == Combine::Operator::kMerge) {
+    blocks_->merge(pairs);
+  } else if (!pairs.empty()) {
+    blocks_->combine(elementwise(combine.op), pairs, size({combine.pairs[0].left, combine.n}));
+  }
+  transport_.count_merge_steps(static_cast<std::int64_t>(combine.pairs.size()));
+}
+
+void DeviceFabric::run(const Copy& copy) {
+  for (const auto& [left, right] : copy.pairs) {
+    const DeviceBlocks::Pair pair{at(left), at(right)};
+    blocks_->combine(DeviceBlocks::Operator::kCopy, {&pair, 1}, size({left, 1}));
+  }
+}
+
+void DeviceFabric::run(const Fold& fold) {
+  if (fold.states.n == 0) return blocks_->set_empty(at(fold.states.first));
+  std::vector<DeviceBlocks::Pair> pairs;
+  for (Block last = fold.states.first + fold.states.n - 1; last > fold.states.first; --last)
+    pairs.push_back({at(last - 1), at(last)});
+  blocks_->merge(pairs);
+}
+
+void DeviceFabric::run(const Finish& finish) { blocks_->finish(at(finish.state), at(finish.z), at(finish.lse)); }
+void DeviceFabric::run(const Weigh& weigh) { blocks_->weigh(at(weigh.z), at(weigh.lse), at(weigh.m), lift_); }
+void DeviceFabric::run(const Divide& divide) { blocks_->divide(at(divide.n), at(divide.D), at(divide.m), lift_); }
+
+}  // namespace tree_attn

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The operations of a plan, element by element.
+#include "distributed/transport/host_fabric.hpp"
+
+#include "reference/energy/log_sum_exp.hpp"
+#include "reference/state/state.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace tree_attn {
+namespace {
+
+/// The larger, and NaN if either is NaN: MPI_MAX and fmaxf drop it.
+float larger_or_nan(float left, float right) { return left > right || left != left ? left : right; }
+
+}  // namespace
+
+HostFabric::HostFabric(Transport& transport, const Plan& plan, std::int64_t n_rows, std::int64_t d_v, int lift)
+    : transport_(transport),
+      n_rows_(n_rows),
+      d_v_(d_v),
+      lift_(lift),
+      offsets_(plan.offsets(n_rows, d_v)),
+      memory_(transport.buffers[0].first<float>(static_cast<std::size_t>(offsets_.back()))) {
+  transport.count_collectives(plan.n_collectives);
+}
+
+std::span<float> HostFabric::elements(Blocks blocks) const {
+  const std::int64_t begin = offsets_[static_cast<std::size_t>(blocks.first)],
+                     end = offsets_[static_cast<std::size_t>(blocks.first + blocks.n)];
+  return memory_.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(end - begin));
+}
+
+void HostFabric::run(const Exchange& exchange) {
+  for (const auto& [peer, blocks] : exchange.receives) transport_.receive(std::as_writable_bytes(elements(blocks)), peer);
+  for (const auto& [peer, blocks] : exchange.sends) transport_.send(std::as_bytes(elements(blocks)), peer);
+  transport_.wait();
+}
+
+void HostFabric::run(const Combine& combine) {
+  for (const auto& [left_block, right_block] : combine.pairs) {
+    const std::span<float> left = elements({left_block, combine.n});
+    const std::span<const float> right = elements({right_block, combine.n});
+    switch (combine.op) {
+      case Combine::Operator::kMerge:
+        for (std::int64_t r = 0; r < combine.n * n_rows_; ++r)
+          merge(left.data() + r * state_size(d_v_), right.data() + r * state_size(d_v_), d_v_);
+        break;
+      case Combine::Operator::kMax:
+        std::transform(left.begin(), left.end(), right.begin(), left.begin(), larger_or_nan);
+        break;
+      case Combine::Operator::kAdd:
+        std::transform(left.begin(), left.end(), right.begin(), left.begin(), std::plus<float>());
+        break;
+    }
+  }
+  transport_.count_merge_steps(static_cast<std::int64_t>(combine.pairs.size()));
+}
+
+void HostFabric::run(const Copy& copy) {
+  for (const auto& [left, right] : copy.pairs) std::ranges::copy(elements({right, 1}), at(left));
+}
+
+void HostFabric::run(const Fold& fold) {
+  float* first = at(fold.states.first);
+  for (std::int64_t r = 0; fold.states.n == 0 && r < n_rows_; ++r) set_empty(first + r * state_size(d_v_), d_v_);
+  for (Block last = fold.states.first + fold.states.n - 1; last > fold.states.first; --last) {
+    for (std::int64_t r = 0; r < n_rows_; ++r)
+      merge(at(last - 1) + r * state_size(d_v_), at(last) + r * state_size(d_v_), d_v_);
+  }
+}
+
+void HostFabric::run(const Finish& finish) {
+  const float* state = at(finish.state);
+  float *z = at(finish.z), *lse = at(finish.lse);
+  for (std::int64_t r = 0; r < n_rows_; ++r) lse[r] = tree_attn::finish(state + r * state_size(d_v_), z + r * d_v_, d_v_);
+}
+
+void HostFabric::run(const Weigh& weigh) {
+  float *z = at(weigh.z), *lse = at(weigh.lse);
+  const float* m = at(weigh.m);
+  const float unit = pow2(static_cast<float>(-lift_));
+  for (std::int64_t r = 0; r < n_rows_; ++r) {
+    // An empty shard weighs nothing.
+    const float weight = unit * static_cast<float>(safe_weight(lse[r], m[r]));
+    lse[r] = weight;
+    for (std::int64_t j = 0; j < d_v_; ++j) z[r * d_v_ + j] *= weight;
+  }
+}
+
+void HostFabric::run(const Divide& divide) {
+  constexpr float kNaN = std::numeric_limits<float>::quiet_NaN(), kInf = std::numeric_limits<float>::infinity();
+  float *n = at(divide.n), *D = at(divide.D);
+  const float* m = at(divide.m);
+  for (std::int64_t r = 0; r < n_rows_; ++r) {
+    const float m_and_sum[] = {m[r], D[r]};  // the beginning of a state, but for the base of the exponent
+    for (std::int64_t j = 0; j < d_v_; ++j) n[r * d_v_ + j] = finish_value(m_and_sum, n[r * d_v_ + j]);
+    D[r] = m[r] + std::log(std::ldexp(D[r], lift_));
+    if (D[r] != D[r]) D[r] = m[r] == -kInf ? m[r] : kNaN;
+  }
+}
+
+}  // namespace tree_attn

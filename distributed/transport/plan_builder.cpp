@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Forests in blocks, and exchanges along schedules.
+#include "distributed/transport/plan_builder.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace tree_attn {
+namespace {
+
+/// All blocks of a forest in adjacent blocks.
+Blocks blocks_of(const BlockForest& forest) {
+  return {forest.blocks.front(), static_cast<std::int32_t>(forest.blocks.size())};
+}
+
+}  // namespace
+
+Blocks PlanBuilder::allocate(BlockWidth width, std::int32_t n) {
+  const Blocks blocks{static_cast<Block>(plan_.widths.size()), n};
+  plan_.widths.insert(plan_.widths.end(), static_cast<std::size_t>(n), width);
+  return blocks;
+}
+
+BlockForest PlanBuilder::own(Run range) {
+  BlockForest forest = allocate(range);
+  plan_.n_own = static_cast<std::int32_t>(forest.blocks.size());
+  return forest;
+}
+
+BlockForest PlanBuilder::allocate(Run range) {
+  BlockForest forest{cover(range.begin, range.end), {}};
+  const Blocks blocks = allocate(kStateBlock, static_cast<std::int32_t>(forest.subtrees.size()));
+  for (std::int32_t i = 0; i < blocks.n; ++i) forest.blocks.push_back(blocks.first + i);
+  return forest;
+}
+
+void PlanBuilder::send(int peer, Blocks blocks) {
+  if (blocks.n > 0) current().sends.push_back({peer, blocks});
+}
+
+void PlanBuilder::receive(int peer, Blocks blocks) {
+  if (blocks.n > 0) current().receives.push_back({peer, blocks});
+}
+
+void PlanBuilder::send(int peer, const BlockForest& forest) {
+  if (!forest.blocks.empty()) send(peer, blocks_of(forest));
+}
+
+BlockForest PlanBuilder::receive(int peer, Run range) {
+  BlockForest forest = allocate(range);
+  if (!forest.blocks.empty()) receive(peer, blocks_of(forest));
+  return forest;
+}
+
+void PlanBuilder::pair(Combine::Operator op, BlockPair pair, std::int32_t n) {
+  // Pairs that follow each other are one operation.
+  Combine* last = plan_.operations.empty() ? nullptr : std::get_if<Combine>(&plan_.operations.back());
+  if (last == nullptr || last->op != op || last->n != n)
+    last = &std::get<Combine>(plan_.operations.emplace_back(Combine{op, {}, n}));
+  last->pairs.push_back(pair);
+}
+
+void PlanBuilder::merge_last_two(BlockForest& forest) {
+  const std::size_t last = forest.blocks.size() - 1;
+  pair(Combine::Operator::kMerge, {forest.blocks[last - 1], forest.blocks[last]});
+  forest.subtrees.pop_back();
+  forest.blocks.pop_back();
+}
+
+BlockForest PlanBuilder::join(BlockForest left, const BlockForest& right) {
+  for (std::size_t i = 0; i < right.subtrees.size(); ++i) {
+    left.subtrees.push_back(right.subtrees[i]);
+    left.blocks.push_back(right.blocks[i]);
+    while (left.subtrees.size() >= 2 && left.subtrees[left.subtrees.size() - 2].is_left_sibling_of(left.subtrees.back())) {
+      const Subtree joined = left.subtrees.back().parent();
+      merge_last_two(left);
+      left.subtrees.back() = joined;
+    }
+  }
+  return left;
+}
+
+BlockForest PlanBuilder::join(std::span<const BlockForest> forests) {
+  BlockForest joined;
+  for (const BlockForest& forest : forests) joined = join(std::move(joined), forest);
+  return joined;
+}
+
+BlockForest PlanBuilder::packed(BlockForest forest) {
+  const auto are_apart = [](Block left, Block right) { return right != left + 1; };
+  if (std::adjacent_find(forest.blocks.begin(), forest.blocks.end(), are_apart) == forest.blocks.end()) return forest;
+  Copy copy;
+  for (Block& block : forest.blocks) {
+    copy.pairs.push_back({allocate(kStateBlock).first, block});
+    block = copy.pairs.back().left;
+  }
+  add(std::move(copy));
+  return forest;
+}
+
+Block PlanBuilder::root(BlockForest forest) {
+  if (forest.blocks.empty()) return fold(forest);
+  while (forest.blocks.size() >= 2) merge_last_two(forest);
+  return forest.blocks.front();
+}
+
+Block PlanBuilder::fold(const BlockForest& own) {
+  const auto n = static_cast<std::int32_t>(own.blocks.size());
+  const Block first = n == 0 ? allocate(kStateBlock).first : own.blocks.front();
+  add(Fold{{first, n}});
+  return first;
+}
+
+Blocks PlanBuilder::allocate_output() {
+  plan_.z = allocate(kVectorBlock).first;
+  plan_.lse = allocate(kScalarBlock).first;
+  return {plan_.z, 2};
+}
+
+void PlanBuilder::divide(Block n, Block D, Block m) {
+  add(Divide{n, D, m});
+  plan_.z = n;
+  plan_.lse = D;
+}
+
+void PlanBuilder::finish(Block state) {
+  const Blocks blocks = allocate_output();
+  add(Finish{state, blocks.first, blocks.first + 1});
+}
+
+Blocks PlanBuilder::all_reduce(const Topology& topology, int rank, Blocks mine, Combine::Operator op) {
+  collective();
+  const int me = topology.place_of(rank);
+  for (const ScheduleStep& step : butterfly(topology.size(), me)) {
+    const int peer = topology.row()[static_cast<std::size_t>(step.peer)];
+    exchange();
+    Blocks theirs{static_cast<Block>(plan_.widths.size()), mine.n};
+    if (step.receives) {
+      for (std::int32_t i = 0; i < mine.n; ++i) allocate(plan_.widths[static_cast<std::size_t>(mine.first + i)]);
+      receive(peer, theirs);
+    }
+    if (step.sends) send(peer, mine);
+    if (!step.receives) continue;
+    // Lower side first: the peer evaluates the same expression. A finished result replaces what is here.
+    if (step.finished || step.peer_is_left(me)) std::swap(mine, theirs);
+    if (!step.finished) pair(op, {mine.first, theirs.first}, mine.n);
+  }
+  return mine;
+}
+
+BlockForest PlanBuilder::reduce(const Members& members, std::span<const ScheduleStep> steps, BlockForest mine) {
+  collective();
+  for (const ScheduleStep& step : steps) {
+    const int peer = members.ranks[static_cast<std::size_t>(step.peer)];
+    mine = packed(std::move(mine));
+    exchange();
+    if (step.sends) send(peer, mine);
+    if (!step.receives) continue;
+    BlockForest theirs = receive(peer, Run{members.ranges[static_cast<std::size_t>(step.theirs.begin)].begin,
+                                           members.ranges[static_cast<std::size_t>(step.theirs.end) - 1].end});
+    if (step.finished) {
+      mine = std::move(theirs);
+    } else {
+      mine = step.peer_is_left(members.me) ? join(std::move(theirs), mine) : join(std::move(mine), theirs);
+    }
+  }
+  return mine;
+}
+
+void PlanBuilder::broadcast(std::span<const int> ranks, int me, Blocks blocks) {
+  collective();
+  for (const ScheduleStep& step : broadcast_from_first(static_cast<int>(ranks.size()), me)) {
+    const int peer = ranks[static_cast<std::size_t>(step.peer)];
+    exchange();
+    if (step.receives) receive(peer, blocks);
+    if (step.sends) send(peer, blocks);
+  }
+}
+
+Plan PlanBuilder::take() {
+  std::erase_if(plan_.operations, [](const Operation& operation) {
+    const auto* exchange = std::get_if<Exchange>(&operation);
+    return exchange != nullptr && exchange->sends.empty() && exchange->receives.empty();
+  });
+  return std::move(plan_);
+}
+
+std::vector<Run> ranges_of_ranks(const Topology& topology, std::span<const int> ranks, std::span<const Run> ranges) {
+  std::vector<Run> result;
+  for (const int rank : ranks) result.push_back(ranges[static_cast<std::size_t>(topology.place_of(rank))]);
+  return result;
+}
+
+std::vector<Run> ranges_of_nodes(const Topology& topology, std::span<const Run> ranges) {
+  std::vector<Run> result;
+  for (int i = 0; i < topology.n_nodes(); ++i) {
+    const std::vector<Run> members = ranges_of_ranks(topology, topology.node(i), ranges);
+    result.push_back({members.front().begin, members.back().end});
+  }
+  return result;
+}
+
+}  // namespace tree_attn

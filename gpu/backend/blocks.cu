@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The operations of a plan as kernels: one thread block per query row, or threads over elements.
+#include "gpu/backend/blocks.hpp"
+
+#include "gpu/platform/device.hpp"
+#include "gpu/platform/launch.hpp"
+#include "reference/state/state.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+namespace tree_attn::TREE_ATTN_PLATFORM {
+namespace {
+
+constexpr unsigned kThreads = 128;
+constexpr int kMaxPairs = 32;
+
+/// Pairs of one launch, handed over by value.
+struct Pairs {
+  int n = 0;
+  DeviceBlocks::Pair of[kMaxPairs];
+};
+
+/// left <- merge(left, right), one thread block per row. Threads share the components; the shifts are read before any is
+/// written.
+__global__ void merge_states(float* memory, Pairs pairs, std::int64_t d_v) {
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * state_size(d_v);
+  for (int i = 0; i < pairs.n; ++i) {
+    float* const left = memory + pairs.of[i].left + row;
+    const float* const right = memory + pairs.of[i].right + row;
+    const Rescale<float> r = rescale(load_fresh(left + kShift), load_fresh(right + kShift));
+    __syncthreads();
+    if (threadIdx.x == 0) store_fresh(left + kShift, r.shift);
+    for (std::int64_t c = kSum + threadIdx.x; c < state_size(d_v); c += blockDim.x)
+      store_fresh(left + c, merge_number(r, load_fresh(left + c), load_fresh(right + c)));
+    __syncthreads();
+  }
+}
+
+/// left <- op(left, right): a thread takes the same elements of all pairs, in their order.
+__global__ void combine_elements(float* memory, Pairs pairs, DeviceBlocks::Operator op, std::int64_t n) {
+  const std::int64_t element = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (element >= n) return;
+  for (int i = 0; i < pairs.n; ++i) {
+    float* const left = memory + pairs.of[i].left + element;
+    const float ours = load_fresh(left), theirs = load_fresh(memory + pairs.of[i].right + element);
+    float result = theirs;
+    if (op == DeviceBlocks::Operator::kMax && (ours > theirs || ours != ours)) result = ours;
+    if (op == DeviceBlocks::Operator::kAdd) result = ours + theirs;
+    store_fresh(left, result);
+  }
+}
+
+__global__ void write_empty(float* state, std::int64_t n_rows, std::int64_t d_v) {
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (row < n_rows) set_empty(state + row * state_size(d_v), d_v);
+}
+
+__global__ void finish_states(const float* states, float* z, float* lse, std::int64_t d_v) {
+  const std::int64_t row = blockIdx.x;
+  const float* const state = states + row * state_size(d_v);
+  for (std::int64_t j = threadIdx.x; j < d_v; j += blockDim.x) z[row * d_v + j] = finish_value(state, state[kValues + j]);
+  if (threadIdx.x == 0) lse[row] = finish_lse(state);
+}
+
+__global__ void weigh_rows(float* z, float* lse, const float* m, std::int64_t d_v, float unit) {
+  constexpr float kInf = std::numeric_limits<float>::infinity();
+  const std::int64_t row = blockIdx.x;
+  const float own = load_fresh(lse + row), largest = m[row];
+  // safe_weight(): a shard without keys weighs nothing.
+  const bool is_empty = own == -kInf && largest == largest;
+  const float weight =
+      is_empty ? 0 : unit * static_cast<float>(std::exp(static_cast<double>(own) - static_cast<double>(largest)));
+  __syncthreads();
+  for (std::int64_t j = threadIdx.x; j < d_v; j += blockDim.x) z[row * d_v + j] = multiply(z[row * d_v + j], weight);
+  if (threadIdx.x == 0) store_fresh(lse + row, weight);
+}
+
+__global__ void divide_rows(float* n, float* D, const float* m, std::int64_t d_v, int lift) {
+  constexpr float kInf = std::numeric_limits<float>::infinity(), kNaN = std::numeric_limits<float>::quiet_NaN();
+  const std::int64_t row = blockIdx.x;
+  const float sum = load_fresh(D + row);
+  const float m_and_sum[] = {m[row], sum};  // the beginning of a state, but for the base of the exponent
+  __syncthreads();
+  for (std::int64_t j = threadIdx.x; j < d_v; j += blockDim.x) n[row * d_v + j] = finish_value(m_and_sum, n[row * d_v + j]);
+  if (threadIdx.x != 0) return;
+  float lse = m[row] + std::log(std::ldexp(sum, lift));
+  if (lse != lse) lse = m[row] == -kInf ? m[row] : kNaN;
+  store_fresh(D + row, lse);
+}
+
+unsigned blocks_for(std::int64_t n) { return static_cast<unsigned>((n + kThreads - 1) / kThreads); }
+
+class Blocks : public DeviceBlocks {
+ public:
+  Blocks(std::int64_t n_elements, std::int64_t n_rows, std::int64_t d_v) : memory_(n_elements), n_rows_(n_rows), d_v_(d_v) {}
+
+  void upload(std::int64_t at, std::span<const float> elements) override { memory_.upload(elements, at); }
+  void download(std::int64_t at, std::span<float> elements) const override {
+    const std::vector<float> all = memory_.download();
+    std::copy_n(all.begin() + at, elements.size(), elements.begin());
+  }
+
+  void merge(std::span<const Pair> pairs) override {
+    for_each_batch(pairs,
+                   [&](const Pairs& batch) { launch(merge_states, per_row(), Stream{}, memory_.data(), batch, d_v_); });
+  }
+  void combine(Operator op, std::span<const Pair> pairs, std::int64_t n) override {
+    if (n == 0) return;
+    for_each_batch(pairs, [&](const Pairs& batch) {
+      launch(combine_elements, {.grid = {blocks_for(n)}, .block = {kThreads}}, Stream{}, memory_.data(), batch, op, n);
+    });
+  }
+  void set_empty(std::int64_t state) override {
+    if (n_rows_ == 0) return;
+    launch(write_empty, {.grid = {blocks_for(n_rows_)}, .block = {kThreads}}, Stream{}, memory_.data() + state, n_rows_,
+           d_v_);
+  }
+  void finish(std::int64_t state, std::int64_t z, std::int64_t lse) override {
+    if (n_rows_ == 0) return;
+    float* const memory = memory_.data();
+    launch(finish_states, per_row(), Stream{}, memory + state, memory + z, memory + lse, d_v_);
+  }
+  void weigh(std::int64_t z, std::int64_t lse, std::int64_t m, int lift) override {
+    if (n_rows_ == 0) return;
+    float* const memory = memory_.data();
+    launch(weigh_rows, per_row(), Stream{}, memory + z, memory + lse, memory + m, d_v_, pow2(static_cast<float>(-lift)));
+  }
+  void divide(std::int64_t n, std::int64_t D, std::int64_t m, int lift) override {
+    if (n_rows_ == 0) return;
+    float* const memory = memory_.data();
+    launch(divide_rows, per_row(), Stream{}, memory + n, memory + D, memory + m, d_v_, lift);
+  }
+
+ private:
+  Launch per_row() const { return {.grid = {static_cast<unsigned>(n_rows_)}, .block = {kThreads}}; }
+
+  template <class Use>
+  void for_each_batch(std::span<const Pair> pairs, const Use& use) const {
+    for (; n_rows_ > 0 && !pairs.empty(); pairs = pairs.subspan(std::min<std::size_t>(pairs.size(), kMaxPairs))) {
+      Pairs batch;
+      batch.n = static_cast<int>(std::min<std::size_t>(pairs.size(), kMaxPairs));
+      std::copy_n(pairs.begin(), batch.n, batch.of);
+      use(batch);
+    }
+  }
+
+  DeviceBuffer<float> memory_;
+  std::int64_t n_rows_, d_v_;
+};
+
+}  // namespace
+
+std::unique_ptr<DeviceBlocks> make_blocks(std::int64_t n_elements, std::int64_t n_rows, std::int64_t d_v) {
+  return std::make_unique<Blocks>(n_elements, n_rows, d_v);
+}
+
+}  // namespace tree_attn::TREE_ATTN_PLATFORM
