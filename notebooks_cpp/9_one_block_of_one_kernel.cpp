@@ -182,17 +182,16 @@ constexpr int kScratch = 4096;  // floats
 
 __global__ void one_block(DeviceProblem problem, DeviceOutput output, float* of_teams,
                           std::int64_t n_team, float* of_block) {
-  const int team = static_cast<int>(threadIdx.x) / Eight::kLanes;
-  const int lane = static_cast<int>(threadIdx.x) % Eight::kLanes;
+  const auto self = WorkerThread::of<Eight>(static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x));
   const Run whole = problem.padded(0);
   Arena arena;
   const Scratch scratch{arena.take<float>(kScratch), kScratch};
-  climb_over<Eight>(problem, 0, 0, part_of(whole, team, kTeams), of_teams + team * n_team);
+  climb_over<Eight>(problem, 0, 0, part_of(whole, self.worker, kTeams), of_teams + self.worker * n_team);
   __syncthreads();
-  join<Eight>(scratch, of_teams, n_team, whole, kTeams, lane, team, kTeams,
+  join<Eight>(scratch, of_teams, n_team, whole, kTeams, self,
               [&](int slot, const auto& forest) {
-                keep<Eight>(forest, of_block, lane);
-                deliver<Eight>(problem, output, 0, 0, slot, forest, whole, lane);
+                keep<Eight>(forest, of_block, self.lane);
+                deliver<Eight>(problem, output, 0, 0, slot, forest, whole, self.lane);
               });
 }
 

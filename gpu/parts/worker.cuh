@@ -7,6 +7,7 @@
 
 #include "gpu/parts/problem.hpp"
 #include "gpu/platform/bytes16.hpp"
+#include "gpu/platform/device.hpp"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
