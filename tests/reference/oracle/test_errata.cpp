@@ -2,6 +2,10 @@
 /// @file
 /// @brief Slips of the paper, version 4, each with a counter-example (docs/errata.md); other tests have those of C.2 and
 /// Alg. 1.
+#include "reference/energy/moments.hpp"
+#include "reference/oracle/algorithms.hpp"
+#include "reference/oracle/cost_model.hpp"
+
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -9,10 +13,6 @@
 #include <random>
 #include <string>
 #include <vector>
-
-#include "reference/energy/moments.hpp"
-#include "reference/oracle/algorithms.hpp"
-#include "reference/oracle/cost_model.hpp"
 
 namespace {
 
