@@ -58,6 +58,28 @@ TEST_CASE("state on the device: merge has the bits of the CPU's, is commutative,
   CHECK(same(device::merge_on_device(empty, a), a));
 }
 
+/// As tests/reference/state/test_contraction.cpp for the compiler of the host: a fused multiply-add would not round them.
+/// @tested{alg_3, Alg. 3}
+TEST_CASE("state on the device: merge rounds products that are subnormal") {
+  std::mt19937 random(8050);
+  std::uniform_real_distribution<float> between(1, 2);
+  const std::int64_t n = 64;
+  std::vector<float> left(static_cast<std::size_t>(n * state_size(kDim))), right(left.size());
+  for (std::size_t i = 0; i < left.size(); ++i) left[i] = between(random) * 0x1p-126f, right[i] = between(random) * 0x1p-126f;
+  for (std::int64_t i = 0; i < n; ++i) {
+    const auto at = static_cast<std::size_t>(i * state_size(kDim) + kShift);
+    left[at] = 0, right[at] = static_cast<float>(-1 - i % 20);
+  }
+  std::vector<float> want = left;
+  for (std::size_t i = 0; i < left.size(); ++i) {
+    const std::size_t shift = i - i % static_cast<std::size_t>(state_size(kDim));
+    if (i == shift) continue;
+    volatile float product = std::ldexp(right[i], static_cast<int>(right[shift]));
+    want[i] = left[i] + product;
+  }
+  CHECK(same(device::merge_on_device(left, right), want));
+}
+
 /// Whole numbers whose sums no order can change: associativity is then one of bits.
 /// @tested{thm_1, Thm. 1}
 TEST_CASE("state on the device: merge is associative in bits where the additions are exact") {
