@@ -64,8 +64,8 @@ int main() {
       const std::size_t rank = std::size_t(transport.rank());
       const auto [begin, end] = ranges[rank];
       const Shard shard{k.positions(begin, end), v.positions(begin, end), begin};
-      const DecodeStep step{q, shard, lengths, scale, ranges};
-      outputs[rank] = algorithm.run(transport, find_backend("cpu"), step);
+      ShardDecoder decoder = open_shard(cpu_backend(), q, shard, lengths, scale);
+      outputs[rank] = algorithm.run(transport, {q, decoder, lengths, ranges});
     });
     for (const DecodeOutput& each : outputs) expect(each.out == outputs[0].out, "ranks agree");
     return outputs[0];

@@ -41,8 +41,8 @@ DecodeOutput attend(MPI_Comm comm, const TensorView& q, const TensorView& k, con
 
   const std::vector<std::int64_t> lengths = {ranges.back().end};
   const double scale = 1 / std::sqrt(double(q.shape[3]));
-  const DecodeStep step{q, Shard{k, v, own.begin}, lengths, scale, ranges};
-  return find_algorithm("two-level").run(transport, find_backend("cpu"), step);
+  ShardDecoder shard = open_shard(cpu_backend(), q, {k, v, own.begin}, lengths, scale);
+  return find_algorithm("two-level").run(transport, {q, shard, lengths, ranges});
 }
 
 /// n standard normal numbers.

@@ -254,26 +254,18 @@ int main() {
   // ## The decoders themselves
   //
   // Now a larger problem, in float: 512 keys, four query heads that share two key/value heads.
-  // Every rank makes up its own run of keys, and one of the decoders of `algorithms()` does the
-  // rest, over whatever transport it is given. Over a network it is MPI; here ranks are threads of
-  // this process, and a message is a copy into a mailbox.
+  // Every rank fills a cache with its own run of keys, and one of the decoders of `algorithms()`
+  // does the rest, over whatever transport it is given. Over a network it is MPI; here ranks are
+  // threads of this process, and a message is a copy into a mailbox.
 
   // %%
-  const ProblemShape shape{.heads = 4,
-                           .kv_heads = 2,
-                           .head_dim = 16,
-                           .value_dim = 16,
-                           .n_keys = 512,
-                           .lengths = {512}};
+  const WorkloadShape shape{{.heads = 4, .kv_heads = 2, .head_dim = 16, .value_dim = 16}, 512, {512}};
   const auto decode_on = [&shape](Transport& rank, const Algorithm& algorithm) {
     const std::vector<Run> runs = even_runs(shape.n_keys, rank.size(), kLeafKeys);
     const std::unique_ptr<Problem> problem = make_problem(shape, 7, 1);
-    const DecodeStep step{.q = problem->query(0),
-                          .shard = problem->shard(runs[std::size_t(rank.rank())], 0),
-                          .lengths = shape.lengths,
-                          .scale = 0.25,
-                          .runs = runs};
-    return algorithm.run(rank, find_backend("cpu"), step);
+    ShardDecoder shard(cpu_backend(), shape, runs[std::size_t(rank.rank())], 0.25);
+    fill(shard.cache(), *problem, shape.lengths);
+    return algorithm.run(rank, {problem->query(0), shard, shape.lengths, runs});
   };
 
   // %% [markdown]
@@ -379,7 +371,7 @@ int main() {
   // AllReduce which saves bytes and not steps.
 
   // %%
-  const ProblemShape large{.storage = Storage::BF16, .n_keys = 1 << 20, .lengths = {1 << 20}};
+  const WorkloadShape large{{.dtype = Storage::BF16, .value_dtype = Storage::BF16}, 1 << 20, {1 << 20}};
   std::string curves;
   for (int n_ranks = 2; n_ranks <= 128; n_ranks *= 2) {
     const Topology topology = Topology::pretend(n_ranks, 8);

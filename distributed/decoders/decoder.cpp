@@ -27,9 +27,8 @@ const Algorithm& find_algorithm(std::string_view name) {
   throw InputError("--algorithm " + std::string(name) + ": unknown; there are " + known);
 }
 
-Forest<float> local_forest(Transport& transport, const Backend& backend, const DecodeStep& step) {
-  return backend.decode(
-      step.q, step.shard, step.lengths, step.scale, [&] { transport.progress(); }, step.lift);
+Forest<float>& local_forest(Transport& transport, const DecodeStep& step) {
+  return step.shard.session().decode(step.q, step.lengths, step.lift, [&] { transport.progress(); }).host();
 }
 
 DecodeOutput run_plan(const Plan& plan, Transport& transport, const Forest<float>& own, int lift) {
@@ -42,13 +41,13 @@ DecodeOutput run_plan(const Plan& plan, Transport& transport, const Forest<float
   return {{z.begin(), z.end()}, {lse.begin(), lse.end()}};
 }
 
-DecodeOutput Algorithm::run(Transport& transport, const Backend& backend, const DecodeStep& step) const {
-  if (const auto* loop = std::get_if<OwnLoop>(&exchange)) return loop->run(transport, backend, step);
+DecodeOutput Algorithm::run(Transport& transport, const DecodeStep& step) const {
+  if (const auto* loop = std::get_if<OwnLoop>(&exchange)) return loop->run(transport, step);
   const Plan plan = std::get<PlanOf>(exchange)(transport.topology(), transport.rank(), step.runs);
-  return run_plan(plan, transport, local_forest(transport, backend, step), step.lift);
+  return run_plan(plan, transport, local_forest(transport, step), step.lift);
 }
 
-RankCost Algorithm::cost(const Topology& topology, int rank, std::span<const Run> ranges, const ProblemShape& shape) const {
+RankCost Algorithm::cost(const Topology& topology, int rank, std::span<const Run> ranges, const WorkloadShape& shape) const {
   if (const auto* loop = std::get_if<OwnLoop>(&exchange)) return loop->cost(topology, rank, ranges, shape);
   return cost_of(std::get<PlanOf>(exchange)(topology, rank, ranges), shape.n_rows(), shape.value_dim);
 }

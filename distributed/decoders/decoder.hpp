@@ -6,45 +6,29 @@
 /// list of all.
 #pragma once
 
+#include "distributed/decoders/shard_decoder.hpp"
 #include "distributed/transport/plan.hpp"
 #include "distributed/transport/transport.hpp"
-#include "gpu/backend/decode.hpp"
 #include "reference/data/problem.hpp"
 #include "reference/decode/decode.hpp"
 
-#include <functional>
 #include <span>
-#include <string>
 #include <string_view>
 #include <variant>
 #include <vector>
 
 namespace tree_attn {
 
-/// What computes the states of a shard: decode_shard() on the CPU, kernels elsewhere.
-struct Backend {
-  std::string name;
-  const KernelBackend* kernels = nullptr;  ///< null on the CPU
-  std::function<Forest<float>(const TensorView& q, const Shard& shard, std::span<const std::int64_t> lengths, double scale,
-                              const std::function<void()>& progress, int lift)>
-      decode;
-};
-
-/// The backend of that name. @throws InputError if it is unknown, or not built in: with what is missing
-Backend find_backend(std::string_view name);
-
 /// The input of one step, as one rank sees it.
 struct DecodeStep {
   TensorView q;                           ///< queries [b, n_h, l, d_h], the same on every rank
-  Shard shard;                            ///< keys and values of this rank
+  ShardDecoder& shard;                    ///< keys and values of this rank, and how they are decoded
   std::span<const std::int64_t> lengths;  ///< keys in use per batch entry [b]
-  double scale = 1;                       ///< multiplies q.k
-  std::span<const Run>
-      runs;      ///< positions held by every place of the row, this rank's among them; neighbours touch, some may be empty
-  int lift = 0;  ///< the same on every rank: kLift to decode once more where needs_lift() says so
+  std::span<const Run> runs;  ///< capacity of every place of the row, this rank's among them; neighbours touch, some may be empty
+  int lift = 0;               ///< the same on every rank: kLift to decode once more where needs_lift() says so
 
   std::int64_t n_rows() const { return q.shape[0] * q.shape[1] * q.shape[2]; }
-  std::int64_t d_v() const { return shard.v.shape[3]; }
+  std::int64_t d_v() const { return shard.cache().shape().value_dim; }
 };
 
 /// What an algorithm adds to the error model of the backend (error_bound.hpp).
@@ -61,12 +45,12 @@ using PlanOf = Plan (*)(const Topology& topology, int rank, std::span<const Run>
 
 /// An algorithm that moves more than states, and so is no plan.
 struct OwnLoop {
-  DecodeOutput (*run)(Transport&, const Backend&, const DecodeStep&);
-  RankCost (*cost)(const Topology& topology, int rank, std::span<const Run> ranges, const ProblemShape& shape);
+  DecodeOutput (*run)(Transport&, const DecodeStep&);
+  RankCost (*cost)(const Topology& topology, int rank, std::span<const Run> ranges, const WorkloadShape& shape);
 };
 
 /// Bytes that the paper's own formula gives for all of p ranks together.
-using PaperBytes = double (*)(const ProblemShape& shape, int p);
+using PaperBytes = double (*)(const WorkloadShape& shape, int p);
 
 /// A way of combining shards; every rank ends with the same output, so all agree on needs_lift().
 struct Algorithm {
@@ -76,12 +60,12 @@ struct Algorithm {
   ExchangeRounding rounding = {};
   int kv_shards_in_flight = 0;  ///< shards of other ranks that a rank holds at once
   std::variant<PlanOf, OwnLoop> exchange;
-  PaperBytes paper_bytes = [](const ProblemShape&, int) { return 0.0; };  ///< 0: the paper has no formula
+  PaperBytes paper_bytes = [](const WorkloadShape&, int) { return 0.0; };  ///< 0: the paper has no formula
 
   /// Decodes one step: collective over the ranks of the transport.
-  DecodeOutput run(Transport& transport, const Backend& backend, const DecodeStep& step) const;
+  DecodeOutput run(Transport& transport, const DecodeStep& step) const;
   /// What one rank sends and holds in a step.
-  RankCost cost(const Topology& topology, int rank, std::span<const Run> ranges, const ProblemShape& shape) const;
+  RankCost cost(const Topology& topology, int rank, std::span<const Run> ranges, const WorkloadShape& shape) const;
 };
 
 /// All algorithms, in the order of the docs.
@@ -89,8 +73,8 @@ std::span<const Algorithm> algorithms();
 /// The algorithm of that name. @throws InputError if it is unknown, naming those there are
 const Algorithm& find_algorithm(std::string_view name);
 
-/// The states of this rank's own shard, messages in flight advancing meanwhile.
-Forest<float> local_forest(Transport& transport, const Backend& backend, const DecodeStep& step);
+/// The states of this rank's own shard on the host, messages in flight advancing meanwhile. They may be used up.
+Forest<float>& local_forest(Transport& transport, const DecodeStep& step);
 /// Carries out the plan of this rank on its own states.
 DecodeOutput run_plan(const Plan& plan, Transport& transport, const Forest<float>& own, int lift);
 

@@ -29,7 +29,7 @@ Plan paper_plan(const Topology& topology, int rank, std::span<const Run> ranges)
 }
 
 /// Eq. (14) on every rank.
-double bytes_of_formula(const ProblemShape& shape, int p) {
+double bytes_of_formula(const WorkloadShape& shape, int p) {
   const CostShape cost{shape.batch, 0, shape.heads * shape.value_dim * shape.n_queries, shape.heads * shape.n_queries, p};
   return to_bytes(p * tree_volume(cost), sizeof(float));
 }

@@ -4,7 +4,7 @@
 #include "distributed/decoders/decoder.hpp"
 
 #include <algorithm>
-#include <array>
+#include <vector>
 
 namespace tree_attn {
 namespace {
@@ -20,64 +20,62 @@ std::size_t n_bytes(const TensorView& view) {
   return static_cast<std::size_t>(view.shape[0] * view.shape[1] * view.shape[2] * view.shape[3]) * bytes_of(view.storage);
 }
 
-bool is_dense(const TensorView& view) {
-  return view.stride == TensorView::dense(nullptr, view.storage, view.shape).stride;
-}
-
-/// Copies the rows of a tensor to one place, one after the other.
-void pack(const TensorView& view, std::byte* to) {
-  const std::size_t row = static_cast<std::size_t>(view.shape[3]) * bytes_of(view.storage);
-  for (std::int64_t i = 0; i < view.shape[0]; ++i) {
-    for (std::int64_t h = 0; h < view.shape[1]; ++h) {
-      for (std::int64_t a = 0; a < view.shape[2]; ++a) to = std::copy_n(view.row(i, h, a), row, to);
-    }
-  }
-}
-
-/// Makes room for the keys and values of a run; types and the other axes are those of `like`.
-void make_room(Cargo& cargo, const Shard& like, Run run) {
-  const auto dense = [&run](const TensorView& view) {
-    std::array<std::int64_t, 4> shape = view.shape;
-    shape[2] = run.size();
-    return TensorView::dense(nullptr, view.storage, shape);
-  };
-  cargo.shard = {dense(like.k), dense(like.v), run.begin};
+/// Makes room for the keys and values of a run.
+void make_room(Cargo& cargo, const AttentionShape& shape, Run run) {
+  cargo.shard = {TensorView::dense(nullptr, shape.dtype, {shape.batch, shape.kv_heads, run.size(), shape.head_dim}),
+                 TensorView::dense(nullptr, shape.value_dtype, {shape.batch, shape.kv_heads, run.size(), shape.value_dim}),
+                 run.begin};
   cargo.held = cargo.buffer->first<std::byte>(n_bytes(cargo.shard.k) + n_bytes(cargo.shard.v));
   cargo.shard.k.data = cargo.held.data();
   cargo.shard.v.data = cargo.held.data() + n_bytes(cargo.shard.k);
 }
 
-/// Cargo of the rank's own shard: in place if it is dense, else packed.
-void load_own(Cargo& cargo, const Shard& own) {
-  cargo.shard = own;
-  if (is_dense(own.k) && is_dense(own.v)) return;
-  make_room(cargo, own, {own.begin, own.end()});
-  pack(own.k, cargo.held.data());
-  pack(own.v, cargo.held.data() + n_bytes(own.k));
+/// Cargo of the rank's own shard: in place if its first n positions are dense in host memory, else copied there.
+void load_own(Cargo& cargo, const KvCache& cache, std::int64_t n) {
+  cargo.shard = cache.shard(n, [&cargo](std::size_t n_bytes) {
+    cargo.held = cargo.buffer->first<std::byte>(n_bytes);
+    return cargo.held.data();
+  });
 }
+
+/// States of a shard that has arrived.
+const Forest<float>& decode_hop(Transport& transport, const DecodeStep& step, OpenCache& hop, const Shard& shard, Run capacity) {
+  hop.cache->reset(capacity);
+  hop.cache->borrow(shard, positions_in_use(step.lengths, capacity));
+  return hop.session->decode(step.q, step.lengths, step.lift, [&] { transport.progress(); }).host();
+}
+
+/// What travels of a run: positions in use, all batch entries side by side.
+Run in_use(Run run, std::int64_t longest) { return {std::min(run.begin, longest), std::min(run.end, longest)}; }
 
 /// Keys and values travel p - 1 hops, the next shard in flight while this one is computed; states are kept by source and merged
 /// in rank order.
-DecodeOutput run_ring(Transport& transport, const Backend& backend, const DecodeStep& step) {
+DecodeOutput run_ring(Transport& transport, const DecodeStep& step) {
   const std::vector<int>& order = transport.topology().row();
   const int p = transport.size(), me = transport.topology().place_of(transport.rank());
   const int right = order[static_cast<std::size_t>((me + 1) % p)], left = order[static_cast<std::size_t>((me - 1 + p) % p)];
   std::vector<Forest<float>> forests(static_cast<std::size_t>(p), Forest<float>(step.n_rows(), step.d_v()));
+  const std::int64_t longest = step.lengths.empty() ? 0 : *std::max_element(step.lengths.begin(), step.lengths.end());
+  const auto capacity_of = [&](int hop) { return step.runs[static_cast<std::size_t>((me - hop + p) % p)]; };
+  std::int64_t most = 0;
+  for (const Run& run : step.runs) most = std::max(most, run.size());
 
   // Hop i: compute on the cargo of place me - i while it goes on to the right and the next one comes in from the left.
   Cargo here{&transport.buffers[0]}, next{&transport.buffers[1]};
-  load_own(here, step.shard);
+  load_own(here, step.shard.cache(), in_use(capacity_of(0), longest).size());
   for (int hop = 0; hop < p; ++hop) {
     if (hop + 1 < p) {
-      make_room(next, step.shard, step.runs[static_cast<std::size_t>((me - hop - 1 + p) % p)]);
+      make_room(next, step.shard.cache().shape(), in_use(capacity_of(hop + 1), longest));
       transport.receive(next.held.first(n_bytes(next.shard.k)), left);
       transport.receive(next.held.subspan(n_bytes(next.shard.k)), left);
       transport.send({here.shard.k.data, n_bytes(here.shard.k)}, right);
       transport.send({here.shard.v.data, n_bytes(here.shard.v)}, right);
       transport.count_held_kv_bytes(static_cast<std::int64_t>(here.held.size() + next.held.size()));
     }
+    here.shard.begin = capacity_of(hop).begin;
     forests[static_cast<std::size_t>((me - hop + p) % p)] =
-        backend.decode(step.q, here.shard, step.lengths, step.scale, [&] { transport.progress(); }, step.lift);
+        hop == 0 ? local_forest(transport, step)
+                 : decode_hop(transport, step, step.shard.hop(hop % 2, most), here.shard, capacity_of(hop));
     transport.wait();
     std::swap(here, next);
   }
@@ -90,13 +88,14 @@ DecodeOutput run_ring(Transport& transport, const Backend& backend, const Decode
 }
 
 /// Of dense shards, which are sent from where they are.
-RankCost ring_cost(const Topology& topology, int rank, std::span<const Run> ranges, const ProblemShape& shape) {
+RankCost ring_cost(const Topology& topology, int rank, std::span<const Run> ranges, const WorkloadShape& shape) {
   const std::vector<int>& order = topology.row();
   const std::size_t p = order.size(), me = static_cast<std::size_t>(topology.place_of(rank));
-  const std::int64_t key_bytes = shape.batch * shape.kv_heads * shape.head_dim * static_cast<std::int64_t>(bytes_of(shape.storage)),
+  const std::int64_t key_bytes = shape.batch * shape.kv_heads * shape.head_dim * static_cast<std::int64_t>(bytes_of(shape.dtype)),
                      value_bytes = shape.bytes_per_position() - key_bytes;
+  const auto n_used = [&](std::size_t index) { return in_use(ranges[index], shape.longest()).size(); };
   const auto messages = [&](int peer, std::size_t index) {
-    std::vector<RankCost::Message> both{{peer, ranges[index].size() * key_bytes}, {peer, ranges[index].size() * value_bytes}};
+    std::vector<RankCost::Message> both{{peer, n_used(index) * key_bytes}, {peer, n_used(index) * value_bytes}};
     std::erase_if(both, [](const RankCost::Message& message) { return message.bytes == 0; });
     return both;
   };
@@ -105,7 +104,7 @@ RankCost ring_cost(const Topology& topology, int rank, std::span<const Run> rang
   for (std::size_t hop = 0; hop + 1 < p; ++hop) {
     const std::size_t here = (me + p - hop) % p, next = (me + 2 * p - hop - 1) % p;
     cost.rounds.push_back({messages(order[(me + 1) % p], here), messages(order[(me + p - 1) % p], next)});
-    largest_hop = std::max(largest_hop, (hop == 0 ? 0 : ranges[here].size()) + ranges[next].size());
+    largest_hop = std::max(largest_hop, (hop == 0 ? 0 : n_used(here)) + n_used(next));
   }
 
   // The states of every source, then joined.
@@ -125,7 +124,7 @@ RankCost ring_cost(const Topology& topology, int rank, std::span<const Run> rang
 
 /// Eq. (10), p - 1 times.
 /// @paper{eq_10, eq. (10)}
-double bytes_of_formula(const ProblemShape& shape, int p) {
+double bytes_of_formula(const WorkloadShape& shape, int p) {
   return static_cast<double>(shape.n_keys * shape.bytes_per_position()) * (p - 1);
 }
 

@@ -29,31 +29,33 @@ double quantile(const std::vector<double>& sorted, double q) {
 
 }  // namespace
 
-Measurement measure(const Bench& bench, const Algorithm& algorithm) {
+Measurement measure(const Bench& bench, ShardDecoder& shard, const Algorithm& algorithm) {
   const Ranks& ranks = bench.ranks;
   Transport& transport = bench.transport;
   Problem& problem = bench.problem;
-  const Run mine = bench.runs[static_cast<std::size_t>(transport.topology().place_of(ranks.rank()))];
+  KvCache& cache = shard.cache();
   Measurement result;
   result.algorithm = algorithm.name;
 
   // Decode; what a step takes is what its slowest rank takes.
   std::vector<double> latencies;
-  std::int64_t shard_bytes = 0;
+  const std::vector<std::int64_t> at_start = problem.lengths_at_start();
   for (int repetition = 0; repetition < bench.warmup + bench.repeat; ++repetition) {
+    for (std::int64_t i = 0; i < cache.shape().batch; ++i) {
+      const std::int64_t before = at_start[static_cast<std::size_t>(i)] - cache.capacity().begin;
+      cache.truncate(i, std::clamp<std::int64_t>(before, 0, cache.lengths()[static_cast<std::size_t>(i)]));
+    }
     for (int t = 0; t < problem.steps(); ++t) {
       const std::vector<std::int64_t> lengths = problem.lengths(t);
-      std::vector<Run> runs = bench.runs;
-      for (Run& run : runs) run = {std::min(run.begin, problem.n_keys(t)), std::min(run.end, problem.n_keys(t))};
-      DecodeStep step{problem.query(t), problem.shard(mine, t), lengths, bench.scale, runs};
-      shard_bytes = (step.shard.end() - step.shard.begin) * problem.shape().bytes_per_position();
+      fill(cache, problem, lengths);
+      DecodeStep step{problem.query(t), shard, lengths, bench.runs};
       transport.clear_traffic();
       ranks.doing("in " + std::string(algorithm.name) + ", step " + std::to_string(t + 1));
       double microseconds = 0;
       const auto decode = [&] {
         ranks.barrier();
         const auto start = std::chrono::steady_clock::now();
-        DecodeOutput output = algorithm.run(transport, bench.backend, step);
+        DecodeOutput output = algorithm.run(transport, step);
         microseconds += std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
         return output;
       };
@@ -76,8 +78,13 @@ Measurement measure(const Bench& bench, const Algorithm& algorithm) {
   const auto most = [&](std::int64_t number) { return static_cast<std::int64_t>(ranks.all_max(static_cast<std::uint64_t>(number))); };
   result.per_step = {most(traffic.collectives),          ranks.all_sum(traffic.messages), ranks.all_sum(traffic.bytes),
                      ranks.all_sum(traffic.bytes_between_nodes), most(traffic.merge_steps), most(traffic.buffer_kv_bytes)};
-  result.peak_kv_bytes_per_rank = most(shard_bytes + traffic.buffer_kv_bytes);
-  result.predicted = predict(algorithm, problem.shape(), transport.topology(), bench.runs);
+  result.peak_kv_bytes_per_rank = most(cache.bytes() + traffic.buffer_kv_bytes);
+  shard.drop_hops();
+
+  // What travels has the types in which the backend stores it.
+  WorkloadShape stored = problem.shape();
+  static_cast<AttentionShape&>(stored) = cache.shape();
+  result.predicted = predict(algorithm, stored, transport.topology(), bench.runs);
 
   result.digest = digest_of(result.output);
   result.same_bits_on_all_ranks = ranks.all_max(result.digest) == ranks.all_min(result.digest);
@@ -105,7 +112,7 @@ struct Verifier::Truth {
   }
 };
 
-Verifier::Verifier(Problem& problem, double scale, int n_ranks, const KernelBackend* kernels) : truth_(std::make_shared<Truth>()) {
+Verifier::Verifier(Problem& problem, double scale, int n_ranks, const Backend& backend) : truth_(std::make_shared<Truth>()) {
   const int last = problem.steps() - 1;
   const Shard all = problem.whole();
   Truth& truth = *truth_;
@@ -117,13 +124,10 @@ Verifier::Verifier(Problem& problem, double scale, int n_ranks, const KernelBack
 
   // F64 inputs are rounded to F32 as they are read: that is as if the dot product had a few more terms.
   truth.model = tree_decode_model(problem.n_keys(last));
-  if (problem.shape().storage == Storage::F64) truth.model.n_additions += 4;
-  // Kernels have another exp; tensor cores add the three parts of each weight of a leaf one after the other, and they truncate.
-  if (kernels != nullptr) {
-    truth.model.exp_error = 4;
-    if (const std::int64_t leaf = kernels->leaf_length(truth.q, truth.k, truth.v); leaf > 1)
-      truth.model.n_additions += 2 * 3 * static_cast<double>(leaf);
-  }
+  if (problem.shape().dtype == Storage::F64) truth.model.n_additions += 4;
+  const ErrorTerms terms = backend.error_terms(problem.shape());
+  truth.model.exp_error = terms.exp_error;
+  truth.model.n_additions += terms.n_additions;
 
   // A weight exp(lse - m) passes on the rounding of lse, 8 u max(1, |lse|).
   for (const double lse : truth.oracle.lse) {

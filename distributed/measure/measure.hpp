@@ -54,18 +54,21 @@ struct Bench {
   int warmup = 0, repeat = 1;
 };
 
-/// Decodes warmup + repeat times all steps of the problem with one algorithm.
+/// Decodes warmup + repeat times all steps of the problem with one algorithm. Before a step the cache gets the keys and values that
+/// are new, a position per batch entry; what was appended is dropped before the next repetition.
+///
+/// @param shard the cache of this rank, filled at least as far as the problem's lengths_at_start()
 ///
 /// Where needs_lift() finds an overflow, the step is decoded a second time with kLift: its time and its traffic are those of
 /// both, `predicted` is of one.
-Measurement measure(const Bench& bench, const Algorithm& algorithm);
+Measurement measure(const Bench& bench, ShardDecoder& shard, const Algorithm& algorithm);
 
 /// What the oracle says of the last step, and how far off an output may be.
 class Verifier {
  public:
   /// Computes the oracle, on the calling rank alone. Bounds are computed where they are asked for: the problem outlives this.
-  /// @param kernels what computed the shards, null on the CPU
-  Verifier(Problem& problem, double scale, int n_ranks, const KernelBackend* kernels);
+  /// @param backend what computed the shards
+  Verifier(Problem& problem, double scale, int n_ranks, const Backend& backend);
   /// @param output of the last step, by `algorithm`
   Errors operator()(const Algorithm& algorithm, const DecodeOutput& output) const;
 

@@ -17,18 +17,18 @@ namespace tree_attn {
 namespace {
 
 /// Query rows that read the same key/value head of one batch entry.
-double group_of(const ProblemShape& shape) {
+double group_of(const WorkloadShape& shape) {
   if (shape.batch == 0 || shape.kv_heads == 0) return 0;
   return static_cast<double>(shape.heads / shape.kv_heads) * static_cast<double>(shape.n_queries);
 }
 
-double rows_of(const ProblemShape& shape) {
+double rows_of(const WorkloadShape& shape) {
   return static_cast<double>(shape.batch) * static_cast<double>(shape.heads) * static_cast<double>(shape.n_queries);
 }
 
 }  // namespace
 
-std::string axes_text(const ProblemShape& shape) {
+std::string axes_text(const WorkloadShape& shape) {
   return "b = " + std::to_string(shape.batch) + ", n_h = " + std::to_string(shape.heads) +
          ", n_kv = " + std::to_string(shape.kv_heads) + ", l = " + std::to_string(shape.n_queries) +
          ", N = " + std::to_string(shape.n_keys) + ", d_h = " + std::to_string(shape.head_dim) +
@@ -55,19 +55,7 @@ void require_memory(const std::string& subject, double bytes) {
   throw InputError(subject + why.data());
 }
 
-double decode_bytes(const ProblemShape& shape, Run run) {
-  constexpr double kFloat = sizeof(float), kOfOneQuery = 256;
-  const double d_h = static_cast<double>(shape.head_dim), d_v = static_cast<double>(shape.value_dim),
-               state = (d_v + 2) * kFloat;
-  const double n_subtrees = static_cast<double>(std::max<std::size_t>(1, cover(run.begin, run.end).size()));
-  const double n_levels = static_cast<double>(std::bit_width(static_cast<std::uint64_t>(run.size())) + 1);
-  return rows_of(shape) * (2 * (n_subtrees + 1) * state + d_h * kFloat) +
-         group_of(shape) * (n_levels * state + d_h * kFloat + kOfOneQuery) +
-         static_cast<double>(kLeafKeys) * (d_h + d_v) * kFloat +
-         3 * static_cast<double>(shape.batch) * sizeof(std::int64_t);
-}
-
-double oracle_bytes(const ProblemShape& shape, int n_results) {
+double oracle_bytes(const WorkloadShape& shape, int n_results) {
   constexpr double kDouble = sizeof(double), kScores = 0x1p23, kPiece = 256;
   const double d_h = static_cast<double>(shape.head_dim), d_v = static_cast<double>(shape.value_dim);
   const double n_keys = static_cast<double>(shape.n_keys);
@@ -78,16 +66,21 @@ double oracle_bytes(const ProblemShape& shape, int n_results) {
 }
 
 void check_memory(const std::string& subject, const Bench& bench, const Topology& machines, const MemoryUse& use) {
-  const ProblemShape& shape = bench.problem.shape();
-  const auto bytes_of_keys = [&](std::int64_t n) {
-    return static_cast<double>(n) * static_cast<double>(shape.bytes_per_position());
-  };
+  const WorkloadShape& shape = bench.problem.shape();
+  const double bytes_of_keys = static_cast<double>(shape.n_keys) * static_cast<double>(shape.bytes_per_position());
+  // Queries and outputs are held as well, by whoever made them.
+  const double outside = rows_of(shape) * static_cast<double>(sizeof(float)) * static_cast<double>(shape.head_dim + shape.value_dim + 1);
   double needed = 0;
   for (const int rank : machines.node(machines.node_of(bench.ranks.rank()))) {
     const Run run = bench.runs[static_cast<std::size_t>(bench.transport.topology().place_of(rank))];
-    needed += decode_bytes(shape, run) + bytes_of_keys(run.size()) * ((use.keys_in_memory ? 1 : 0) + use.kv_shards_in_flight);
-    if (rank == 0 && use.oracle) needed += oracle_bytes(shape, 3) + (use.keys_in_memory ? bytes_of_keys(shape.n_keys) : 0);
+    const MemoryNeed need = bench.backend.memory(shape, run);
+    needed += outside + need.session + (use.keys_in_memory ? need.cache : need.borrowed_cache);
+    needed += use.kv_shards_in_flight * static_cast<double>(run.size()) * static_cast<double>(shape.bytes_per_position());
+    if (rank == 0 && use.oracle) needed += oracle_bytes(shape, 3) + (use.keys_in_memory ? bytes_of_keys : 0);
   }
+  // What is appended to borrowed keys and values.
+  if (!use.keys_in_memory && bench.problem.steps() > 1)
+    needed += static_cast<double>(bench.problem.steps()) * static_cast<double>(shape.bytes_per_position());
   require_memory(subject, needed);
 }
 

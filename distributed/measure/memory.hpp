@@ -13,7 +13,7 @@ namespace tree_attn {
 double available_memory();
 
 /// "b = 1, n_h = 16, n_kv = 16, l = 1, N = 4096, d_h = 128, d_v = 128": what takes the memory, in a message.
-std::string axes_text(const ProblemShape& shape);
+std::string axes_text(const WorkloadShape& shape);
 
 /// Refuses work that the machine has no room for: Linux hands out more memory than there is, and kills the process that uses
 /// it.
@@ -24,12 +24,12 @@ void require_memory(const std::string& subject, double bytes);
 /// Bytes that a rank takes to decode with keys at the positions of `run`, besides these keys and values: per row about twice
 /// the states of the maximal subtrees of the run; per query of a group a state for every level of the tree; a leaf of keys
 /// and values; the lengths. Axes count although another axis is 0: a header of 200 bytes can ask for terabytes.
-double decode_bytes(const ProblemShape& shape, Run run);
+double decode_bytes(const WorkloadShape& shape, Run run);
 
 /// Bytes that attention() takes: results in double, the scores of one block of rows, a piece of keys and values, the
 /// lengths.
 /// @param n_results results of d_v + 1 elements per row: 1, with zeta 2, with the error bounds 3
-double oracle_bytes(const ProblemShape& shape, int n_results);
+double oracle_bytes(const WorkloadShape& shape, int n_results);
 
 /// What else takes memory when an input is decoded.
 struct MemoryUse {

@@ -73,7 +73,7 @@ std::int64_t longest_chain(std::span<const RankCost> costs) {
 
 }  // namespace
 
-Prediction predict(const Algorithm& algorithm, const ProblemShape& shape, const Topology& topology,
+Prediction predict(const Algorithm& algorithm, const WorkloadShape& shape, const Topology& topology,
                    std::span<const Run> ranges) {
   const int p = topology.size();
   const std::int64_t per_position = shape.batch * shape.kv_heads * (shape.head_dim + shape.value_dim);

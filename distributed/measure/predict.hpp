@@ -30,7 +30,7 @@ struct Prediction {
 /// @param ranges positions of every rank, in the order of the topology
 /// @throws std::logic_error if what one rank sends is not what another receives
 /// @paper{eq_8, eq. (8)} @paper{eq_10, eq. (10)}
-Prediction predict(const Algorithm& algorithm, const ProblemShape& shape, const Topology& topology,
+Prediction predict(const Algorithm& algorithm, const WorkloadShape& shape, const Topology& topology,
                    std::span<const Run> ranges);
 
 }  // namespace tree_attn

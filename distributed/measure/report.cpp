@@ -50,12 +50,12 @@ std::string hex(std::uint64_t n) { return format("%016llx", static_cast<unsigned
 }  // namespace
 
 std::string table(const ReportHeader& header, std::span<const Measurement> measurements) {
-  const ProblemShape& shape = header.shape;
+  const WorkloadShape& shape = header.shape;
   std::string text =
       format("%lld keys, %lld x %lld heads (%lld kv) of %lld, %s; ", static_cast<long long>(shape.n_keys),
              static_cast<long long>(shape.batch), static_cast<long long>(shape.heads),
              static_cast<long long>(shape.kv_heads), static_cast<long long>(shape.head_dim),
-             std::string(name_of(shape.storage)).c_str()) +
+             std::string(name_of(shape.dtype)).c_str()) +
       format("%d rank%s on %d node%s, backend %s, transport %s\n\n", header.ranks, header.ranks == 1 ? "" : "s",
              header.nodes, header.nodes == 1 ? "" : "s", header.backend.c_str(), header.transport.c_str());
 
@@ -95,14 +95,14 @@ std::string table(const ReportHeader& header, std::span<const Measurement> measu
 }
 
 std::string json(const ReportHeader& header, std::span<const Measurement> measurements) {
-  const ProblemShape& shape = header.shape;
+  const WorkloadShape& shape = header.shape;
   nlohmann::ordered_json report;
   for (const Measurement& m : measurements) {
     nlohmann::ordered_json run{
         {"algorithm", m.algorithm},
         {"backend", header.backend},
         {"transport", header.transport},
-        {"dtype", name_of_dtype(shape.storage)},
+        {"dtype", name_of_dtype(shape.dtype)},
         {"ranks", header.ranks},
         {"nodes", header.nodes},
         {"batch", shape.batch},
@@ -139,7 +139,7 @@ std::string json(const ReportHeader& header, std::span<const Measurement> measur
   }
   const Machine& machine = header.machine;
   report["machine"] = {
-      {"cpu", machine.cpu}, {"cores", machine.cores},       {"gpus", nlohmann::ordered_json::array()}, {"mpi", machine.mpi},
+      {"cpu", machine.cpu}, {"cores", machine.cores},       {"gpus", machine.gpus}, {"mpi", machine.mpi},
       {"nccl", nullptr},    {"compiler", machine.compiler}, {"build_type", machine.build_type}};
   report["command"] = header.command;
   // What was typed may hold any bytes; JSON holds UTF-8.

@@ -5,6 +5,7 @@
 
 #include <span>
 #include <string>
+#include <vector>
 
 #include "distributed/measure/measure.hpp"
 
@@ -14,13 +15,14 @@ namespace tree_attn {
 struct Machine {
   std::string cpu, mpi, nccl, compiler, build_type;
   int cores = 0;
+  std::vector<std::string> gpus;  ///< by name, of all backends that are built in
 };
 
 /// What a report says beside its runs.
 struct ReportHeader {
   std::string command;    ///< as it was typed
   std::string backend, transport;
-  ProblemShape shape;
+  WorkloadShape shape;
   int steps = 1, ranks = 1, nodes = 1;
   Machine machine;
 };

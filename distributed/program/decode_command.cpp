@@ -19,34 +19,42 @@
 #include "distributed/measure/overflow.hpp"
 #include "distributed/program/program.hpp"
 #include "distributed/transport/mpi_transport.hpp"
+#include "gpu/backend/backends.hpp"
 #include "distributed/measure/report.hpp"
 #include "reference/oracle/attention.hpp"
 
 namespace tree_attn {
 namespace {
 
-/// Refuses shapes that no kernel takes, and shards that cut a leaf whose sum no shard can share. @throws InputError
-void check_kernels(const DecodeOptions& options, const KernelBackend& kernels, Problem& problem, std::span<const Run> runs,
-                   std::span<const Algorithm* const> chosen) {
-  const int last = options.steps - 1;
-  const TensorView q = problem.query(last);
-  const Shard none = problem.shard({0, 0}, last);
-  if (const std::string why = kernels.refusal(q, none.k, none.v); !why.empty())
-    throw InputError("--backend " + options.backend + ": no kernel takes " + why);
-  const std::int64_t leaf = kernels.leaf_length(q, none.k, none.v);
+/// Refuses shapes that the backend does not take, and shards that cut a leaf whose sum no shard can share. @throws InputError
+void check_backend(const Backend& backend, const WorkloadShape& shape, std::span<const Run> runs, std::span<const Algorithm* const> chosen) {
+  const std::string name(backend.name());
+  if (const std::string why = backend.refusal(shape); !why.empty()) throw InputError("--backend " + name + ": no kernel takes " + why);
+  const std::int64_t leaf = backend.leaf_keys(shape);
   for (const auto& [begin, position] : runs) {
-    if (position % leaf == 0 || position == problem.shape().n_keys) continue;
+    if (position % leaf == 0 || position == shape.n_keys) continue;
     for (const Algorithm* algorithm : chosen) {
       if (!algorithm->keeps_bits) continue;
       throw InputError("--shards: a cut at key " + std::to_string(position) + " is inside a leaf of " + std::to_string(leaf) +
-                       " keys, which the tensor cores of --backend " + options.backend + " add up at once: " +
-                       std::string(algorithm->name) + " would not keep its bits; cut at multiples of " + std::to_string(leaf));
+                       " keys, which the tensor cores of --backend " + name + " add up at once: " + std::string(algorithm->name) +
+                       " would not keep its bits; cut at multiples of " + std::to_string(leaf));
     }
   }
 }
 
+/// The cache of a rank with all that it holds before the first step. @throws InputError if there is no memory for it
+std::unique_ptr<ShardDecoder> fill_shard(const Backend& backend, Problem& problem, Run capacity, double scale) {
+  try {
+    auto shard = std::make_unique<ShardDecoder>(backend, problem.shape(), capacity, scale);
+    fill_at_start(shard->cache(), problem, problem.lengths_at_start());
+    return shard;
+  } catch (const std::runtime_error& error) {  // of the device
+    throw InputError("--backend " + std::string(backend.name()) + ": " + error.what());
+  }
+}
+
 /// The tensor that the output is to be compared with. @throws InputError
-TensorView expected_tensor(const SafetensorsFile& file, const std::string& name, const ProblemShape& shape) {
+TensorView expected_tensor(const SafetensorsFile& file, const std::string& name, const WorkloadShape& shape) {
   const TensorView expected = view4(file, name, "b, n_h, l, d_v");
   const std::array<std::int64_t, 4> axes{shape.batch, shape.heads, shape.n_queries, shape.value_dim};
   if (expected.shape != axes) {
@@ -119,10 +127,10 @@ int run_decode(const DecodeOptions& options, const MpiRanks& ranks) {
   std::optional<Outputs> outputs;
   std::unique_ptr<Problem> problem;
   std::vector<const Algorithm*> chosen;
-  Backend backend;
+  const Backend* backend = nullptr;
   std::optional<std::string> trouble;
   try {
-    backend = find_backend(options.backend);
+    backend = &find_backend(options.backend);
     if (options.transport == "nccl")
       throw InputError("--transport nccl: not built in: this version has none; there is mpi");
     chosen.push_back(&find_algorithm(options.algorithm));
@@ -130,7 +138,7 @@ int run_decode(const DecodeOptions& options, const MpiRanks& ranks) {
     if (!options.in.empty()) file = SafetensorsFile::open(options.in);
     if (!file && !options.expect.empty())
       throw InputError("--expect " + readable(options.expect) + ": needs IN, the file that holds the tensor");
-    const ProblemShape synthetic = file ? ProblemShape{} : synthetic_shape(options);
+    const WorkloadShape synthetic = file ? WorkloadShape{} : synthetic_shape(options);
     problem = file ? open_problem(*file, options.steps) : make_problem(synthetic, options.seed, options.steps);
     if (file && !options.expect.empty()) expected_tensor(*file, options.expect, problem->shape());
     check(options, ranks.size(), problem->shape());
@@ -141,7 +149,7 @@ int run_decode(const DecodeOptions& options, const MpiRanks& ranks) {
   ranks.throw_if_any_failed(trouble);
 
   // With moments, the same problem over longer values.
-  const ProblemShape& shape = problem->shape();
+  const WorkloadShape& shape = problem->shape();
   const std::unique_ptr<Problem> enlarged = options.moments > 1 ? with_moments(*problem) : nullptr;
   Problem& reduced = enlarged ? *enlarged : *problem;
 
@@ -157,7 +165,7 @@ int run_decode(const DecodeOptions& options, const MpiRanks& ranks) {
   MpiTransport transport(ranks, topology);
   Bench bench{ranks,
               transport,
-              backend,
+              *backend,
               reduced,
               runs,
               scale,
@@ -176,14 +184,14 @@ int run_decode(const DecodeOptions& options, const MpiRanks& ranks) {
   }
   ranks.throw_if_any_failed(trouble);
   agree_on_input(ranks, *problem, file ? &*file : nullptr, runs);
-  if (backend.kernels != nullptr) {
-    try {
-      check_kernels(options, *backend.kernels, reduced, runs, chosen);
-    } catch (const InputError& error) {
-      trouble = error.what();
-    }
-    ranks.throw_if_any_failed(trouble);
+  std::unique_ptr<ShardDecoder> shard;
+  try {
+    check_backend(*backend, reduced.shape(), runs, chosen);
+    shard = fill_shard(*backend, reduced, runs[static_cast<std::size_t>(topology.place_of(ranks.rank()))], scale);
+  } catch (const InputError& error) {
+    trouble = error.what();
   }
+  ranks.throw_if_any_failed(trouble);
 
   // Run one algorithm after the other on the same input.
   const bool bar = speaks && isatty(STDERR_FILENO) != 0;
@@ -191,7 +199,7 @@ int run_decode(const DecodeOptions& options, const MpiRanks& ranks) {
   std::vector<Measurement> measurements;
   for (const Algorithm* algorithm : chosen) {
     show_progress(bar, measurements.size(), n_stages, algorithm->name);
-    measurements.push_back(measure(bench, *algorithm));
+    measurements.push_back(measure(bench, *shard, *algorithm));
   }
 
   // Hold them against the oracle, on rank 0, and against what the file expects.
@@ -199,7 +207,7 @@ int run_decode(const DecodeOptions& options, const MpiRanks& ranks) {
   if (speaks && options.verify) {
     show_progress(bar, measurements.size(), n_stages, "oracle");
     ranks.doing("in the oracle");
-    const Verifier verify(reduced, scale, ranks.size(), backend.kernels);
+    const Verifier verify(reduced, scale, ranks.size(), *backend);
     for (std::size_t i = 0; i < chosen.size(); ++i) {
       Measurement& m = measurements[i];
       m.errors = verify(*chosen[i], m.output);
@@ -220,7 +228,7 @@ int run_decode(const DecodeOptions& options, const MpiRanks& ranks) {
   // Write what was found, say it, and only then put the files in place: on any trouble before, nothing is there.
   if (speaks) {
     try {
-      const ReportHeader report{options.command_line, backend.name,   options.transport, shape,
+      const ReportHeader report{options.command_line, options.backend, options.transport, shape,
                                 options.steps,        ranks.size(), topology.n_nodes(), this_machine()};
       if (outputs->out) {
         const std::vector<std::int64_t> rows{shape.batch, shape.heads, shape.n_queries};
@@ -237,12 +245,8 @@ int run_decode(const DecodeOptions& options, const MpiRanks& ranks) {
       if (outputs->report) outputs->report->write(json(report, measurements));
       for (OutputFile* each : outputs->files()) each->finish();
       std::fputs(table(report, measurements).c_str(), stdout);
-      if (backend.kernels != nullptr) {
-        const int last = options.steps - 1;
-        const Run own = runs[static_cast<std::size_t>(topology.place_of(ranks.rank()))];
-        const std::string picked = backend.kernels->describe(reduced.query(last), reduced.shard(own, last));
-        std::printf("kernel: %s (%lld keys of rank 0)\n", picked.c_str(), static_cast<long long>(own.size()));
-      }
+      if (const std::string picked = shard->session().describe(); !picked.empty())
+        std::printf("kernel: %s (%lld keys of rank 0)\n", picked.c_str(), static_cast<long long>(shard->cache().capacity().size()));
       for (const Measurement& m : measurements) {
         if (!file || options.expect.empty()) break;
         const double distance = distance_from(expected_tensor(*file, options.expect, shape), m.output);

@@ -35,7 +35,7 @@ std::string dtype_help() {
 
 }  // namespace
 
-void check(const DecodeOptions& options, int n_ranks, const ProblemShape& shape) {
+void check(const DecodeOptions& options, int n_ranks, const WorkloadShape& shape) {
   const auto refuse = [](const std::string& why) { throw InputError(why); };
   if (options.scale && !std::isfinite(*options.scale))
     refuse("--scale " + std::to_string(*options.scale) + " is not a finite number");
@@ -62,22 +62,23 @@ void check(const DecodeOptions& options, int n_ranks, const ProblemShape& shape)
     refuse("--shards add up to " + std::to_string(sum) + " keys, there are " + std::to_string(shape.n_keys));
 }
 
-ProblemShape synthetic_shape(const DecodeOptions& options) {
+WorkloadShape synthetic_shape(const DecodeOptions& options) {
   const std::int64_t kv_heads = options.kv_heads == 0 ? options.heads : options.kv_heads;
   if (options.heads % kv_heads != 0) {
     throw InputError("--heads " + std::to_string(options.heads) + " is not a multiple of --kv-heads " +
                      std::to_string(kv_heads));
   }
-  const Storage storage = *std::find_if(kDTypes.begin(), kDTypes.end(), [&](Storage candidate) { return option_of(candidate) == options.dtype; });
-  ProblemShape shape{storage,
-                     options.batch,
-                     options.heads,
-                     kv_heads,
-                     options.head_dim,
-                     options.head_dim,
-                     1,
-                     options.seq_len,
-                     {}};
+  const Storage dtype = *std::find_if(kDTypes.begin(), kDTypes.end(), [&](Storage candidate) { return option_of(candidate) == options.dtype; });
+  const WorkloadShape shape{{.dtype = dtype,
+                             .value_dtype = dtype,
+                             .batch = options.batch,
+                             .heads = options.heads,
+                             .kv_heads = kv_heads,
+                             .n_queries = 1,
+                             .head_dim = options.head_dim,
+                             .value_dim = options.head_dim},
+                            options.seq_len,
+                            {}};
   const double bytes = static_cast<double>(shape.bytes_per_position()) * static_cast<double>(options.seq_len);
   if (bytes > 0x1p46)
     throw InputError("--seq-len " + std::to_string(options.seq_len) + ": a cache of " + std::to_string(bytes / 0x1p40) +

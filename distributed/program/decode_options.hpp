@@ -32,9 +32,9 @@ struct DecodeOptions {
 std::vector<const CLI::Option*> add_decode_options(CLI::App& command, DecodeOptions& options);
 
 /// Checks what takes more than one number to see. @throws InputError
-void check(const DecodeOptions& options, int n_ranks, const ProblemShape& shape);
+void check(const DecodeOptions& options, int n_ranks, const WorkloadShape& shape);
 
 /// The shape of a made-up problem. @throws InputError
-ProblemShape synthetic_shape(const DecodeOptions& options);
+WorkloadShape synthetic_shape(const DecodeOptions& options);
 
 }  // namespace tree_attn

@@ -3,10 +3,10 @@
 /// @brief `tree_attn info`: what was built in, what was found, and how to get what is missing.
 #include <cstdio>
 
-#include "distributed/decoders/decoder.hpp"
 #include "reference/data/input_error.hpp"
 #include "distributed/program/program.hpp"
 #include "distributed/program/machine.hpp"
+#include "gpu/backend/backends.hpp"
 
 namespace tree_attn {
 
@@ -22,20 +22,19 @@ Command add_info(CLI::App& program) {
     std::printf("processor      %s, %d cores\n", machine.cpu.c_str(), machine.cores);
     std::printf("ranks          %d on %d node%s (%s a node)\n", topology.size(), topology.n_nodes(), topology.n_nodes() == 1 ? "" : "s", nodes.c_str());
     // A backend is asked for by its name, so that info and decode cannot tell two stories.
-    std::string backends, missing, gpu = "none";
-    for (const char* name : {"cpu", "emulated", "cuda"}) {
+    std::string backends, missing, gpus;
+    for (const std::string_view name : backend_names()) {
       try {
-        const Backend backend = find_backend(name);
-        backends += (backends.empty() ? "" : ", ") + backend.name;
-        if (backend.name == "cuda") gpu = backend.kernels->device_name();
+        backends += (backends.empty() ? "" : ", ") + std::string(find_backend(name).name());
       } catch (const InputError& error) {
         missing += "  missing      " + std::string(error.what()) + "\n";
       }
     }
+    for (const std::string& gpu : machine.gpus) gpus += (gpus.empty() ? "" : ", ") + gpu;
     std::printf("backends       %s\n%s", backends.c_str(), missing.c_str());
     std::printf("transports     mpi (%s)\n", machine.mpi.c_str());
     std::printf("  missing      --transport nccl: not written yet\n");
-    std::printf("GPUs           %s\n", gpu.c_str());
+    std::printf("GPUs           %s\n", gpus.empty() ? "none" : gpus.c_str());
     return 0;
   };
 }

@@ -3,6 +3,7 @@
 /// @brief What the operating system, MPI and the compiler say of themselves.
 #include "distributed/program/machine.hpp"
 
+#include "gpu/backend/backends.hpp"
 #include "reference/data/input_error.hpp"
 
 #include <mpi.h>
@@ -34,6 +35,9 @@ Machine this_machine() {
   machine.mpi = mpi_library();
   machine.compiler = "g++ " __VERSION__;
   machine.build_type = TREE_ATTN_BUILD_TYPE;
+  for (const Backend* backend : backends()) {
+    for (std::string& gpu : backend->gpus()) machine.gpus.push_back(std::move(gpu));
+  }
   return machine;
 }
 

@@ -26,7 +26,7 @@ int run_oracle(const OracleOptions& options) {
   const FileTensors tensors = read_tensors(file);
   AttentionOptions attention_options{options.scale, options.causal, tensors.lengths, std::nullopt};
   if (file.find("zeta")) attention_options.zeta = view4(file, "zeta", "b, n_h, l, d_v");
-  const ProblemShape shape = shape_of(tensors);
+  const WorkloadShape shape = shape_of(tensors);
   require_memory(readable(options.in, 200) + ": attention over " + axes_text(shape),
                  oracle_bytes(shape, attention_options.zeta ? 2 : 1));
   AttentionResult result;

@@ -53,11 +53,7 @@ LIBRARIES = {
 
 # (rule, file, what) -> why it is still so.
 KNOWN = {
-    ("arrow", "distributed/decoders/backend.cpp", "gpu/platform/device_error.hpp"): "the list of backends is to move to gpu/backend",
-    ("arrow", "tests/reference/data/test_problem.cpp", "distributed/decoders/decoder.hpp"): "decodes what it read",
     # What a descriptor does not say yet.
-    ("by name", "distributed/decoders/backend.cpp", ""): "the list of backends",
-    ("by name", "distributed/program/info_command.cpp", ""): "whether there is a device",
     ("by name", "docs/tools/holders.cpp", ""): "who holds what",
     ("by name", "tests/distributed/decoders/test_decoders_cases.cpp", ""): "the sign of zero",
     ("by name", "tests/distributed/decoders/test_decoders_oracle.cpp", ""): "error terms",

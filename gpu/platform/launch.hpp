@@ -4,11 +4,14 @@
 ///
 /// | word | meaning |
 /// | --- | --- |
-/// | `DeviceBuffer<T>` | n numbers of device memory for a MemoryUse, freed at the end; `upload`, `download` |
+/// | `DeviceBuffer<T>` | n numbers of device memory for a MemoryUse, freed at the end; `upload`, `upload_rows`, `download` |
 /// | `Stream` | where launches queue; a default one runs them in order |
 /// | `Launch` | grid, block, bytes of dynamic shared memory, blocks a cluster, whether it continues the launch before it |
 /// | `launch(kernel, Launch, stream, args...)` | starts a kernel; a status that is not well is a DeviceError |
-/// | `Device device()` | name, number of multiprocessors, shared memory a block may have, major version |
+/// | `DeviceTraffic& traffic()` | allocations and bytes copied so far |
+/// | `kName`, `kIsHostMemory` | the platform's name as a backend, and where its memory is |
+/// | `gpu_names()` | GPUs that were found |
+/// | `Device device()` | the current one: name, number of multiprocessors, shared memory a block may have, major version |
 #pragma once
 
 #include "gpu/platform/platform.hpp"

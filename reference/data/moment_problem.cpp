@@ -9,9 +9,9 @@
 namespace tree_attn {
 namespace {
 
-ProblemShape enlarged_shape(ProblemShape shape) {
+WorkloadShape enlarged_shape(WorkloadShape shape) {
   shape.value_dim = moment_layout(shape).size();
-  shape.value_storage = Storage::F32;
+  shape.value_dtype = Storage::F32;
   return shape;
 }
 
@@ -21,7 +21,7 @@ class MomentProblem : public Problem {
       : Problem(enlarged_shape(inner.shape()), inner.steps()), inner_(inner), layout_(moment_layout(inner.shape())) {}
 
   TensorView query(int step) override { return inner_.query(step); }
-  Shard shard(Run run, int step) override { return enlarge(inner_.shard(run, step), mine_); }
+  Shard keys_and_values(std::int64_t entry, Run positions) override { return enlarge(inner_.keys_and_values(entry, positions), part_); }
   Shard whole() override { return enlarge(inner_.whole(), all_); }
 
  private:
@@ -34,12 +34,12 @@ class MomentProblem : public Problem {
 
   Problem& inner_;
   MomentLayout layout_;
-  std::vector<float> mine_, all_;
+  std::vector<float> part_, all_;
 };
 
 }  // namespace
 
-MomentLayout moment_layout(const ProblemShape& shape) { return {shape.value_dim, Products::Squares, shape.head_dim}; }
+MomentLayout moment_layout(const AttentionShape& shape) { return {shape.value_dim, Products::Squares, shape.head_dim}; }
 
 std::unique_ptr<Problem> with_moments(Problem& inner) { return std::make_unique<MomentProblem>(inner); }
 

@@ -16,7 +16,7 @@
 namespace tree_attn {
 
 /// The components of an enlarged value: v, the squares of its components, and the key, which brings home the mean score.
-MomentLayout moment_layout(const ProblemShape& shape);
+MomentLayout moment_layout(const AttentionShape& shape);
 
 /// The same problem with every value followed by its squares and its key, in F32; `inner` must outlive it.
 std::unique_ptr<Problem> with_moments(Problem& inner);

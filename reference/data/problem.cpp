@@ -18,7 +18,36 @@ std::vector<std::int64_t> Problem::lengths(int step) const {
   return lengths;
 }
 
+std::vector<std::int64_t> Problem::lengths_at_start() const {
+  std::vector<std::int64_t> start = lengths(0);
+  for (std::int64_t& length : start) length = std::max<std::int64_t>(0, length - (steps_ > 1 ? 1 : 0));
+  return start;
+}
+
 std::int64_t Problem::n_keys(int step) const { return std::max<std::int64_t>(0, shape_.n_keys - (steps_ - 1 - step)); }
+
+void fill(KvCache& cache, Problem& problem, std::span<const std::int64_t> lengths) {
+  constexpr std::int64_t kAtOnce = 256;  // positions that are made at once
+  const Run capacity = cache.capacity();
+  for (std::int64_t i = 0; i < cache.shape().batch; ++i) {
+    const std::int64_t end = std::min(capacity.end, lengths[static_cast<std::size_t>(i)]);
+    for (std::int64_t begin = capacity.begin + cache.lengths()[static_cast<std::size_t>(i)]; begin < end; begin += kAtOnce) {
+      const Shard next = problem.keys_and_values(i, {begin, std::min(begin + kAtOnce, end)});
+      cache.append(i, next.k, next.v);
+    }
+  }
+}
+
+void fill_at_start(KvCache& cache, Problem& problem, std::span<const std::int64_t> lengths) {
+  const Run capacity = cache.capacity();
+  if (const std::optional<Shard> shard = problem.in_place(capacity)) {
+    cache.borrow(*shard, positions_in_use(lengths, capacity));
+  } else {
+    fill(cache, problem, lengths);
+  }
+  // What the steps append is not to wait for memory.
+  if (problem.steps() > 1) cache.reserve();
+}
 
 FileTensors read_tensors(const SafetensorsFile& file) {
   FileTensors tensors{view4(file, "q", "b, n_h, l, d_h"), view4(file, "k", "b, n_kv, N, d_h"), view4(file, "v", "b, n_kv, N, d_v"), {}};
@@ -47,22 +76,24 @@ FileTensors read_tensors(const SafetensorsFile& file) {
   return tensors;
 }
 
-ProblemShape shape_of(const FileTensors& tensors) {
-  const auto &q = tensors.q.shape, &k = tensors.k.shape, &v = tensors.v.shape;
-  return {tensors.q.storage, q[0], q[1], k[1], q[3], v[3], q[2], k[2], tensors.lengths};
+WorkloadShape shape_of(const FileTensors& tensors) {
+  return {shape_of(tensors.q, tensors.k, tensors.v), tensors.k.shape[2], tensors.lengths};
 }
 
 namespace {
 
 class FileProblem : public Problem {
  public:
-  FileProblem(FileTensors tensors, ProblemShape shape, int steps) : Problem(std::move(shape), steps), tensors_(std::move(tensors)) {}
+  FileProblem(FileTensors tensors, WorkloadShape shape, int steps) : Problem(std::move(shape), steps), tensors_(std::move(tensors)) {}
 
   TensorView query(int step) override { return steps_ == 1 ? tensors_.q : tensors_.q.positions(step, step + 1); }
 
-  Shard shard(Run run, int step) override {
-    const std::int64_t begin = std::min(run.begin, n_keys(step)), end = std::min(run.end, n_keys(step));
-    return {tensors_.k.positions(begin, end), tensors_.v.positions(begin, end), begin};
+  Shard keys_and_values(std::int64_t entry, Run positions) override {
+    return {tensors_.k.entry(entry).positions(positions.begin, positions.end), tensors_.v.entry(entry).positions(positions.begin, positions.end),
+            positions.begin};
+  }
+  std::optional<Shard> in_place(Run positions) override {
+    return Shard{tensors_.k.positions(positions.begin, positions.end), tensors_.v.positions(positions.begin, positions.end), positions.begin};
   }
 
   Shard whole() override { return {tensors_.k, tensors_.v, 0}; }
@@ -80,7 +111,7 @@ std::unique_ptr<Problem> open_problem(const SafetensorsFile& file, int steps) {
     throw InputError(readable(file.path(), 200) + ": --steps " + std::to_string(steps) + " needs as many query positions, q has l = " +
                      std::to_string(q[2]));
   }
-  ProblemShape shape = shape_of(tensors);
+  WorkloadShape shape = shape_of(tensors);
   if (steps > 1) shape.n_queries = 1;
   return std::make_unique<FileProblem>(std::move(tensors), std::move(shape), steps);
 }

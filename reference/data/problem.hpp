@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What `decode` works on: a cache of keys and values that grows, and the queries, from a file or made up.
+/// @brief What `decode` works on: queries, keys and values, from a file or made up, for a cache to be filled with.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -15,48 +16,53 @@
 
 namespace tree_attn {
 
-/// Lengths of all axes, and what goes with them.
-struct ProblemShape {
-  Storage storage = Storage::F32;
-  std::int64_t batch = 1, heads = 16, kv_heads = 16, head_dim = 128, value_dim = 128, n_queries = 1, n_keys = 0;
-  std::vector<std::int64_t> lengths;       ///< keys in use per batch entry [b]; empty: n_keys in all of them
-  std::optional<Storage> value_storage{};  ///< type of the values, where it is not that of the keys
+/// The shape of a workload: that of a step, and how many keys there are.
+struct WorkloadShape : AttentionShape {
+  std::int64_t n_keys = 0;            ///< N, after the last step
+  std::vector<std::int64_t> lengths;  ///< keys in use per batch entry [b]; empty: n_keys in all of them
 
-  std::int64_t n_rows() const { return batch * heads * n_queries; }
-  /// Bytes of one position: a key and a value for every key/value head of every batch entry.
-  std::int64_t bytes_per_position() const {
-    return batch * kv_heads * (head_dim * static_cast<std::int64_t>(bytes_of(storage)) +
-                               value_dim * static_cast<std::int64_t>(bytes_of(value_storage.value_or(storage))));
-  }
+  /// Keys of the longest batch entry.
+  std::int64_t longest() const { return lengths.empty() ? n_keys : *std::max_element(lengths.begin(), lengths.end()); }
 };
 
-/// A source of queries, keys and values. Every rank has one, and asks it for its own run only.
+/// A source of queries, keys and values. Every rank has one, and asks it for its own positions only; whoever decodes appends them to a
+/// cache, see fill().
 ///
-/// Tokens are decoded in `steps` steps: in step t of steps the cache holds what it holds at the end, less the last
-/// steps - t - 1 keys of every batch entry, and there is a new query. So the last step is the same whatever `steps` is.
+/// Tokens are decoded in `steps` steps: in step t of steps there are all keys but the last steps - t - 1 of every batch entry, and a new
+/// query. So the last step is the same whatever `steps` is.
 class Problem {
  public:
   virtual ~Problem() = default;
-  const ProblemShape& shape() const { return shape_; }
+  const WorkloadShape& shape() const { return shape_; }
   int steps() const { return steps_; }
 
   /// Keys in use per batch entry in step t: a key less for every step still to come, never less than 0.
   std::vector<std::int64_t> lengths(int step) const;
-  /// Keys of the longest cache in step t.
+  /// Keys that there are before the first step: all of them for a single step, else a key less than in it.
+  std::vector<std::int64_t> lengths_at_start() const;
+  /// Keys of the longest batch entry that there could be in step t.
   std::int64_t n_keys(int step) const;
-  /// The queries of step t, [b, n_h, l, d_h].
+  /// The queries of step t, [b, n_h, l, d_h]. Valid until the next call.
   virtual TensorView query(int step) = 0;
-  /// Keys and values of the run in step t, as far as they are there: keys that arrive with this step are appended now, by
-  /// whoever holds them.
-  virtual Shard shard(Run run, int step) = 0;
-  /// All keys and values, for the oracle.
+  /// Keys [1, n_kv, n, d_h] and values [1, n_kv, n, d_v] of some positions of one batch entry. Valid until the next call.
+  virtual Shard keys_and_values(std::int64_t entry, Run positions) = 0;
+  /// Keys and values of some positions of all batch entries where they lie in host memory, to be borrowed for as long as the workload
+  /// lives; none where they are made on demand.
+  virtual std::optional<Shard> in_place(Run) { return std::nullopt; }
+  /// All keys and values [b, n_kv, N, d], for the oracle.
   virtual Shard whole() = 0;
 
  protected:
-  Problem(ProblemShape shape, int steps) : shape_(std::move(shape)), steps_(steps) {}
-  ProblemShape shape_;
+  Problem(WorkloadShape shape, int steps) : shape_(std::move(shape)), steps_(steps) {}
+  WorkloadShape shape_;
   int steps_;
 };
+
+/// Appends keys and values to a cache until every batch entry holds those of its capacity below `lengths`, [b] over the whole sequence.
+/// Appends nothing else.
+void fill(KvCache& cache, Problem& problem, std::span<const std::int64_t> lengths);
+/// The same for an empty cache, which borrows what lies in host memory.
+void fill_at_start(KvCache& cache, Problem& problem, std::span<const std::int64_t> lengths);
 
 /// Queries, keys and values of a safetensors file, mapped and read in place.
 ///
@@ -73,10 +79,10 @@ struct FileTensors {
 FileTensors read_tensors(const SafetensorsFile& file);
 
 /// The lengths of all axes of a file.
-ProblemShape shape_of(const FileTensors& tensors);
+WorkloadShape shape_of(const FileTensors& tensors);
 
 /// Made-up queries, keys and values, about standard normal: a function of the seed and of the place of each number, so the
 /// same for every number of ranks.
-std::unique_ptr<Problem> make_problem(const ProblemShape& shape, std::uint64_t seed, int steps);
+std::unique_ptr<Problem> make_problem(const WorkloadShape& shape, std::uint64_t seed, int steps);
 
 }  // namespace tree_attn

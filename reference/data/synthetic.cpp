@@ -33,64 +33,55 @@ void fill_row(std::uint64_t seed, std::uint64_t tensor, std::int64_t head, std::
 
 class SyntheticProblem : public Problem {
  public:
-  SyntheticProblem(const ProblemShape& shape, std::uint64_t seed, int steps) : Problem(shape, steps), seed_(seed) {}
+  SyntheticProblem(const WorkloadShape& shape, std::uint64_t seed, int steps) : Problem(shape, steps), seed_(seed) {}
 
   TensorView query(int step) override {
     // Steps are counted back from the last, whose query is the same whatever their number.
     const std::array<std::int64_t, 4> axes{shape_.batch, shape_.heads, shape_.n_queries, shape_.head_dim};
-    fill(q_, kQuery, axes, 0, axes[2], (steps_ - 1 - step) * shape_.n_queries);
-    return TensorView::dense(q_.data(), shape_.storage, axes);
+    return fill(q_, kQuery, axes, 0, (steps_ - 1 - step) * shape_.n_queries);
   }
 
-  Shard shard(Run run, int step) override { return grow(mine_, run, std::clamp<std::int64_t>(n_keys(step) - run.begin, 0, run.size())); }
-
-  Shard whole() override { return grow(all_, {0, shape_.n_keys}, shape_.n_keys); }
+  Shard keys_and_values(std::int64_t entry, Run positions) override { return make(part_, entry, 1, positions); }
+  Shard whole() override { return make(all_, 0, shape_.batch, {0, shape_.n_keys}); }
 
  private:
   enum Tensor : std::uint64_t { kQuery = 1, kKey, kValue };
-
-  /// Keys and values of a run: room for all of it, of which the first `written` rows are there.
-  struct Cache {
-    Run run;
-    std::int64_t written = 0;
+  struct Memory {
     std::vector<std::byte> k, v;
   };
 
-  /// Appends what has arrived since the last call (or takes back what has not arrived yet), and shows what is there.
-  Shard grow(Cache& cache, Run run, std::int64_t arrived) {
-    if (run.begin != cache.run.begin || run.end != cache.run.end) cache = {run, 0, {}, {}};
-    const std::array<std::int64_t, 4> k_axes{shape_.batch, shape_.kv_heads, run.size(), shape_.head_dim};
-    const std::array<std::int64_t, 4> v_axes{shape_.batch, shape_.kv_heads, run.size(), shape_.value_dim};
-    cache.written = std::min(cache.written, arrived);
-    fill(cache.k, kKey, k_axes, cache.written, arrived, run.begin);
-    fill(cache.v, kValue, v_axes, cache.written, arrived, run.begin);
-    cache.written = arrived;
-    return {TensorView::dense(cache.k.data(), shape_.storage, k_axes).positions(0, arrived),
-            TensorView::dense(cache.v.data(), shape_.storage, v_axes).positions(0, arrived), run.begin};
+  /// Keys and values of some positions of n_entries batch entries.
+  Shard make(Memory& memory, std::int64_t entry, std::int64_t n_entries, Run positions) {
+    const std::array<std::int64_t, 4> k_axes{n_entries, shape_.kv_heads, positions.size(), shape_.head_dim};
+    const std::array<std::int64_t, 4> v_axes{n_entries, shape_.kv_heads, positions.size(), shape_.value_dim};
+    return {fill(memory.k, kKey, k_axes, entry * shape_.kv_heads, positions.begin),
+            fill(memory.v, kValue, v_axes, entry * shape_.kv_heads, positions.begin), positions.begin};
   }
 
-  /// Writes rows [from, to) of every head; row 0 of the buffer is position `first`.
-  void fill(std::vector<std::byte>& buffer, Tensor tensor, std::array<std::int64_t, 4> axes, std::int64_t from, std::int64_t to,
-            std::int64_t first) {
-    const std::int64_t row_bytes = axes[3] * static_cast<std::int64_t>(bytes_of(shape_.storage));
+  /// Writes all rows of an array; head 0 of it is head `first_head` of all batch entries, row 0 position `first`.
+  TensorView fill(std::vector<std::byte>& buffer, Tensor tensor, std::array<std::int64_t, 4> axes, std::int64_t first_head, std::int64_t first) {
+    const Storage dtype = tensor == kValue ? shape_.value_dtype : shape_.dtype;
+    const std::int64_t row_bytes = axes[3] * static_cast<std::int64_t>(bytes_of(dtype));
     buffer.resize(static_cast<std::size_t>(axes[0] * axes[1] * axes[2] * row_bytes));
-    std::vector<float> row(static_cast<std::size_t>(axes[3]));
+    row_.resize(static_cast<std::size_t>(axes[3]));
     for (std::int64_t head = 0; head < axes[0] * axes[1]; ++head) {
-      for (std::int64_t a = from; a < to; ++a) {
-        fill_row(seed_, tensor, head, first + a, row);
-        store(row.data(), shape_.storage, axes[3], buffer.data() + (head * axes[2] + a) * row_bytes);
+      for (std::int64_t a = 0; a < axes[2]; ++a) {
+        fill_row(seed_, tensor, first_head + head, first + a, row_);
+        store(row_.data(), dtype, axes[3], buffer.data() + (head * axes[2] + a) * row_bytes);
       }
     }
+    return TensorView::dense(buffer.data(), dtype, axes);
   }
 
   std::uint64_t seed_;
-  Cache mine_, all_;
+  Memory part_, all_;
   std::vector<std::byte> q_;
+  std::vector<float> row_;
 };
 
 }  // namespace
 
-std::unique_ptr<Problem> make_problem(const ProblemShape& shape, std::uint64_t seed, int steps) {
+std::unique_ptr<Problem> make_problem(const WorkloadShape& shape, std::uint64_t seed, int steps) {
   return std::make_unique<SyntheticProblem>(shape, seed, steps);
 }
 

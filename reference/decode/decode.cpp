@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Streaming decode of a shard.
+/// @brief Streaming decode of a shard: the CPU backend.
 #include "reference/decode/decode.hpp"
 
 #include <Eigen/Core>
 #include <algorithm>
+#include <bit>
 #include <limits>
 
+#include "reference/decode/backend.hpp"
 #include "reference/state/merges_together.hpp"
 #include "reference/state/score_scale.hpp"
 
@@ -64,18 +66,115 @@ void set_keys_together(float* __restrict state, const float* s, const float* __r
   for (; j < d_v; ++j) state[kValues + j] = merges.value([&](int i) { return weight[i] * v[i * d_v + j]; });
 }
 
+/// A cache in host memory. The first positions of a batch entry may be borrowed; the others are in memory of its own, [b, n_kv, N, d] for
+/// the longest capacity N, of which the operating system gives out what is written.
+class CpuCache final : public KvCache {
+ public:
+  CpuCache(const AttentionShape& shape, Run capacity)
+      : KvCache(shape, shape, capacity), most_(capacity.size()), borrowed_(static_cast<std::size_t>(shape.batch), 0) {}
+
+  /// The key, and the value, of one head at a global position. Only these two functions know where it is.
+  const std::byte* key(std::int64_t i, std::int64_t h, std::int64_t position) const {
+    const std::int64_t a = position - capacity().begin;
+    return a < borrowed_[static_cast<std::size_t>(i)] ? shard_.k.row(i, h, a) : own_k_.get() + own_row(i, h, a) * key_bytes();
+  }
+  const std::byte* value(std::int64_t i, std::int64_t h, std::int64_t position) const {
+    const std::int64_t a = position - capacity().begin;
+    return a < borrowed_[static_cast<std::size_t>(i)] ? shard_.v.row(i, h, a) : own_v_.get() + own_row(i, h, a) * value_bytes();
+  }
+
+  void reserve() override {
+    if (own_k_ != nullptr) return;
+    const std::int64_t n_rows = own_row(shape().batch, 0, 0);
+    own_k_ = std::make_unique_for_overwrite<std::byte[]>(static_cast<std::size_t>(n_rows * key_bytes()));
+    own_v_ = std::make_unique_for_overwrite<std::byte[]>(static_cast<std::size_t>(n_rows * value_bytes()));
+  }
+
+  Shard shard(std::int64_t n, const std::function<std::byte*(std::size_t)>& memory) const override {
+    const AttentionShape& s = shape();
+    Shard dense{TensorView::dense(nullptr, s.dtype, {s.batch, s.kv_heads, n, s.head_dim}),
+                TensorView::dense(nullptr, s.value_dtype, {s.batch, s.kv_heads, n, s.value_dim}), capacity().begin};
+    const auto in_place = [&](const std::byte* k, const std::byte* v) {
+      dense.k.data = k, dense.v.data = v;
+      return dense;
+    };
+    // As it is, if it is dense there.
+    const bool used_is_borrowed = std::equal(borrowed_.begin(), borrowed_.end(), lengths().begin());
+    if (used_is_borrowed && shard_.k.stride == dense.k.stride && shard_.v.stride == dense.v.stride) return in_place(shard_.k.data, shard_.v.data);
+    const bool none_is_borrowed = std::all_of(borrowed_.begin(), borrowed_.end(), [](std::int64_t b) { return b == 0; });
+    if (none_is_borrowed && n == most_ && own_k_ != nullptr) return in_place(own_k_.get(), own_v_.get());
+
+    // Else row by row; what an entry does not use need not exist.
+    const std::int64_t n_rows = s.batch * s.kv_heads * n;
+    std::byte *k = memory(static_cast<std::size_t>(n_rows * (key_bytes() + value_bytes()))), *v = k + n_rows * key_bytes();
+    in_place(k, v);
+    for (std::int64_t i = 0; i < s.batch; ++i) {
+      const std::int64_t used = std::min(n, lengths()[static_cast<std::size_t>(i)]);
+      for (std::int64_t h = 0; h < s.kv_heads; ++h, k += n * key_bytes(), v += n * value_bytes()) {
+        for (std::int64_t a = 0; a < used; ++a) {
+          std::copy_n(key(i, h, capacity().begin + a), key_bytes(), k + a * key_bytes());
+          std::copy_n(value(i, h, capacity().begin + a), value_bytes(), v + a * value_bytes());
+        }
+      }
+    }
+    return dense;
+  }
+
+  std::unique_ptr<DecodeSession> open(double scale) const override;
+
+ protected:
+  void write(std::int64_t entry, std::int64_t first, const TensorView& k, const TensorView& v) override {
+    std::int64_t& borrowed = borrowed_[static_cast<std::size_t>(entry)];
+    borrowed = std::min(borrowed, first);  // a truncated entry goes on in memory of its own
+    for (std::int64_t h = 0; h < shape().kv_heads; ++h) {
+      for (std::int64_t a = 0; a < k.shape[2]; ++a) {
+        const std::int64_t row = own_row(entry, h, first + a);
+        std::copy_n(k.row(0, h, a), key_bytes(), own_k_.get() + row * key_bytes());
+        std::copy_n(v.row(0, h, a), value_bytes(), own_v_.get() + row * value_bytes());
+      }
+    }
+  }
+  void write_all(const Shard& shard, std::span<const std::int64_t> lengths) override {
+    shard_ = shard;
+    std::copy(lengths.begin(), lengths.end(), borrowed_.begin());
+  }
+
+ private:
+  std::int64_t key_bytes() const { return shape().head_dim * static_cast<std::int64_t>(bytes_of(shape().dtype)); }
+  std::int64_t value_bytes() const { return shape().value_dim * static_cast<std::int64_t>(bytes_of(shape().value_dtype)); }
+  std::int64_t own_row(std::int64_t i, std::int64_t h, std::int64_t a) const { return (i * shape().kv_heads + h) * most_ + a; }
+
+  std::int64_t most_;                   ///< positions of an entry that there is memory for
+  std::vector<std::int64_t> borrowed_;  ///< positions of each entry that are in shard_
+  Shard shard_;
+  std::unique_ptr<std::byte[]> own_k_, own_v_;
+};
+
 /// The stream over one key/value head: its queries, the leaf at hand, and one binary counter a query.
 class HeadStream {
  public:
-  HeadStream(std::int64_t n_queries, std::int64_t d_h, std::int64_t d_v, double scale, int lift)
+  /// @param n_keys most keys that are streamed into one tree
+  HeadStream(std::int64_t n_queries, std::int64_t d_h, std::int64_t d_v, std::int64_t n_keys, double scale)
       : d_h_(padded(d_h)),
         d_v_(d_v),
         scale_(split_scale(scale)),
-        lift_(static_cast<float>(lift)),
         q_(static_cast<std::size_t>(n_queries * d_h_)),
         k_(static_cast<std::size_t>(kLeafKeys * d_h_)),
         v_(static_cast<std::size_t>(kLeafKeys * d_v)),
-        counters_(static_cast<std::size_t>(n_queries), Forest<float>(1, d_v)) {}
+        counters_(static_cast<std::size_t>(n_queries), Forest<float>(1, d_v)) {
+    for (Forest<float>& counter : counters_) counter.reserve(n_levels(n_keys));
+  }
+
+  /// Trees that a counter of n keys holds at once: one a level, and one more before it merges.
+  static std::size_t n_levels(std::int64_t n_keys) { return static_cast<std::size_t>(std::bit_width(static_cast<std::uint64_t>(n_keys))) + 2; }
+
+  /// See set_key().
+  void set_lift(int lift) { lift_ = static_cast<float>(lift); }
+  std::int64_t bytes() const {
+    std::int64_t n = static_cast<std::int64_t>((q_.size() + k_.size() + v_.size()) * sizeof(float));
+    for (const Forest<float>& counter : counters_) n += counter.bytes();
+    return n;
+  }
 
   /// Reads the query of row r of the group: row (i, h, j) of q.
   void read_query(std::int64_t r, const TensorView& q, std::int64_t i, std::int64_t h, std::int64_t j) {
@@ -84,11 +183,12 @@ class HeadStream {
     for (std::int64_t c = 0; c < q.shape[3]; ++c) row[c] *= scale_.query;
   }
 
-  /// Reads the rows [first, first + n) of k and v once, for all queries of the group.
-  void read_leaf(const Shard& shard, std::int64_t i, std::int64_t h, std::int64_t first, std::int64_t n) {
+  /// Reads the keys and values of n positions once, for all queries of the group.
+  void read_leaf(const CpuCache& cache, std::int64_t i, std::int64_t h, std::int64_t position, std::int64_t n) {
+    const AttentionShape& shape = cache.shape();
     for (std::int64_t a = 0; a < n; ++a) {
-      load_row(shard.k, i, h, first + a, k_.data() + a * d_h_);
-      load_row(shard.v, i, h, first + a, v_.data() + a * d_v_);
+      load(cache.key(i, h, position + a), shape.dtype, shape.head_dim, k_.data() + a * d_h_);
+      load(cache.value(i, h, position + a), shape.value_dtype, shape.value_dim, v_.data() + a * d_v_);
     }
   }
 
@@ -131,50 +231,116 @@ class HeadStream {
 
   std::int64_t d_h_, d_v_;
   ScoreScale scale_;
-  float lift_;
+  float lift_ = 0;
   std::vector<float> q_, k_, v_;
   std::vector<Forest<float>> counters_;
 };
 
+/// A session on the CPU: states are computed where they are asked for.
+class CpuSession final : public DecodeSession, public States {
+ public:
+  CpuSession(const CpuCache& cache, double scale)
+      : DecodeSession(cache),
+        cache_(cache),
+        forest_(cache.shape().n_rows(), cache.shape().value_dim),
+        stream_(cache.shape().rows_per_kv_head(), cache.shape().head_dim, cache.shape().value_dim, cache.capacity().size(), scale) {
+    forest_.reserve(cover(cache.capacity().begin, cache.capacity().end).size());
+  }
+
+  Forest<float>& host() override { return forest_; }
+  const float* device() const override { return nullptr; }
+  std::int64_t bytes() const override { return forest_.bytes() + stream_.bytes(); }
+  std::string describe() const override { return ""; }
+
+ protected:
+  States& run(const TensorView& q, std::span<const std::int64_t> lengths, int lift, const std::function<void()>& progress) override {
+    const AttentionShape& shape = cache_.shape();
+    const Run capacity = cache_.capacity();
+    const std::int64_t b = shape.batch, n_h = shape.heads, n_kv = shape.kv_heads, l = shape.n_queries, d_v = shape.value_dim;
+    const std::int64_t group = shape.rows_per_kv_head();
+    stream_.set_lift(lift);
+    forest_.clear();
+    for (std::int64_t begin = capacity.begin; begin < capacity.end;) {
+      const Subtree subtree = first_subtree(begin, capacity.end);
+      float* states = forest_.slot();
+      for (std::int64_t i = 0; i < b; ++i) {
+        const std::int64_t end = std::min(subtree.end(), lengths[static_cast<std::size_t>(i)]);
+        for (std::int64_t h = 0; h < n_kv; ++h) {
+          // Bring the queries of the group: its heads are neighbours, so their rows are too.
+          for (std::int64_t r = 0; r < group; ++r) stream_.read_query(r, q, i, h * (n_h / n_kv) + r / l, r % l);
+
+          // Stream the keys that are in use, leaf by leaf.
+          for (std::int64_t position = subtree.begin(); position < end;) {
+            const std::int64_t n = std::min(end, (position / kLeafKeys + 1) * kLeafKeys) - position;
+            stream_.read_leaf(cache_, i, h, position, n);
+            stream_.climb(position, n);
+            position += n;
+            if (progress) progress();
+          }
+
+          // Keep one state a query; what was not in use is the empty set.
+          for (std::int64_t r = 0; r < group; ++r) {
+            float* state = states + (i * n_h * l + h * group + r) * state_size(d_v);
+            stream_.take(static_cast<std::size_t>(r), state);
+            const bool single_key = lengths[static_cast<std::size_t>(i)] == 1 && subtree.begin() == 0;
+            if (single_key) stream_.take_single_key(static_cast<std::size_t>(r), state);
+          }
+        }
+      }
+      forest_.push(subtree);
+      begin = subtree.end();
+    }
+    return *this;
+  }
+
+ private:
+  const CpuCache& cache_;
+  Forest<float> forest_;
+  HeadStream stream_;
+};
+
+std::unique_ptr<DecodeSession> CpuCache::open(double scale) const { return std::make_unique<CpuSession>(*this, scale); }
+
+class CpuBackend final : public Backend {
+ public:
+  std::string_view name() const override { return "cpu"; }
+  std::string missing() const override { return ""; }
+  std::vector<std::string> gpus() const override { return {}; }
+  std::string refusal(const AttentionShape&) const override { return ""; }
+  std::int64_t leaf_keys(const AttentionShape&) const override { return 1; }
+  ErrorTerms error_terms(const AttentionShape&) const override { return {}; }
+  AttentionShape stored(const AttentionShape& shape) const override { return shape; }
+
+  MemoryNeed memory(const AttentionShape& shape, Run capacity) const override {
+    // The session, as its constructor takes it; axes are multiplied in double.
+    constexpr double kFloat = sizeof(float), kSubtree = sizeof(Subtree);
+    const double d_h = static_cast<double>(padded(shape.head_dim)), d_v = static_cast<double>(shape.value_dim), state = (d_v + 2) * kFloat;
+    const double group = shape.kv_heads == 0 || shape.batch == 0 ? 0 : static_cast<double>(shape.heads / shape.kv_heads) * static_cast<double>(shape.n_queries);
+    const double n_rows = static_cast<double>(shape.batch) * static_cast<double>(shape.heads) * static_cast<double>(shape.n_queries);
+    const double n_subtrees = static_cast<double>(cover(capacity.begin, capacity.end).size());
+    const double n_levels = static_cast<double>(HeadStream::n_levels(capacity.size()));
+    MemoryNeed need;
+    need.session = n_subtrees * (n_rows * state + kSubtree) + group * (n_levels * (state + kSubtree) + d_h * kFloat) +
+                   static_cast<double>(kLeafKeys) * (d_h + d_v) * kFloat;
+    need.cache = static_cast<double>(capacity.size()) * static_cast<double>(shape.bytes_per_position());
+    return need;
+  }
+  std::unique_ptr<KvCache> make_cache(const AttentionShape& shape, Run capacity) const override { return std::make_unique<CpuCache>(shape, capacity); }
+};
+
 }  // namespace
+
+const Backend& cpu_backend() {
+  static const CpuBackend backend;
+  return backend;
+}
 
 Forest<float> decode_shard(const TensorView& q, const Shard& shard, std::span<const std::int64_t> lengths, double scale,
                            const std::function<void()>& progress, int lift) {
-  const auto [b, n_h, l, d_h] = q.shape;
-  const std::int64_t n_kv = shard.k.shape[1], d_v = shard.v.shape[3];
-  const std::int64_t group = b == 0 || n_kv == 0 ? 0 : n_h / n_kv * l;
-  Forest<float> forest(b * n_h * l, d_v);
-  HeadStream stream(group, d_h, d_v, scale, lift);
-
-  for (const Subtree& subtree : cover(shard.begin, shard.end())) {
-    float* states = forest.slot();
-    for (std::int64_t i = 0; i < b; ++i) {
-      const std::int64_t end = std::min(subtree.end(), lengths[static_cast<std::size_t>(i)]);
-      for (std::int64_t h = 0; h < n_kv; ++h) {
-        // Bring the queries of the group: its heads are neighbours, so their rows are too.
-        for (std::int64_t r = 0; r < group; ++r) stream.read_query(r, q, i, h * (n_h / n_kv) + r / l, r % l);
-
-        // Stream the keys that are in use, leaf by leaf.
-        for (std::int64_t position = subtree.begin(); position < end;) {
-          const std::int64_t n = std::min(end, (position / kLeafKeys + 1) * kLeafKeys) - position;
-          stream.read_leaf(shard, i, h, position - shard.begin, n);
-          stream.climb(position, n);
-          position += n;
-          if (progress) progress();
-        }
-
-        // Keep one state a query; what was not in use is the empty set.
-        for (std::int64_t r = 0; r < group; ++r) {
-          float* state = states + (i * n_h * l + h * group + r) * state_size(d_v);
-          stream.take(static_cast<std::size_t>(r), state);
-          const bool single_key = lengths[static_cast<std::size_t>(i)] == 1 && subtree.begin() == 0;
-          if (single_key) stream.take_single_key(static_cast<std::size_t>(r), state);
-        }
-      }
-    }
-    forest.push(subtree);
-  }
-  return forest;
+  CpuCache cache(shape_of(q, shard.k, shard.v), {shard.begin, shard.end()});
+  cache.borrow(shard, positions_in_use(lengths, cache.capacity()));
+  CpuSession session(cache, scale);
+  return std::move(session.decode(q, lengths, lift, progress).host());
 }
 
 DecodeOutput finish_rows(std::span<const float> states, std::int64_t n_rows, std::int64_t d_v) {

@@ -8,18 +8,11 @@
 #include <span>
 #include <vector>
 
+#include "reference/decode/kv_cache.hpp"
 #include "reference/state/forest.hpp"
 #include "reference/tensor/convert.hpp"
 
 namespace tree_attn {
-
-/// Keys and values of a run of positions: row 0 of k and v is the key at position `begin`.
-struct Shard {
-  TensorView k;            ///< [b, n_kv, n, d_h]
-  TensorView v;            ///< [b, n_kv, n, d_v]
-  std::int64_t begin = 0;  ///< global position of row 0
-  std::int64_t end() const { return begin + k.shape[2]; }  ///< one behind the last position held
-};
 
 /// States of the maximal subtrees of a shard, for every query.
 ///
@@ -42,6 +35,7 @@ struct Shard {
 /// @param scale multiplies q.k, often 1/sqrt(d_h); see split_scale()
 /// @param progress called after every leaf: lets messages advance meanwhile; may be empty
 /// @param lift 0, or kLift where needs_lift() asks for it, see set_key()
+/// @note one step of a session over a cache that borrows the shard, see backend.hpp; many steps take the session itself
 /// @returns forest with n_rows = b * n_h * l over the positions of the shard
 /// @pre shapes agree, see check_shapes()
 /// @paper{eq_7, eq. (7)}

@@ -36,6 +36,14 @@ struct TensorView {
     assert(i >= 0 && i < shape[0] && j >= 0 && j < shape[1] && n >= 0 && n < shape[2]);
     return data + (i * stride[0] + j * stride[1] + n * stride[2]) * static_cast<std::int64_t>(bytes_of(storage));
   }
+  /// Entry i of the first axis, as a view [1, ...] of the same memory.
+  TensorView entry(std::int64_t i) const {
+    TensorView view = *this;
+    view.shape[0] = 1;
+    // No pointer is formed into an array that is not there.
+    if (i > 0) view.data += i * stride[0] * static_cast<std::int64_t>(bytes_of(storage));
+    return view;
+  }
   /// The positions [begin, end) of the third axis, as a view of the same memory.
   /// @throws std::out_of_range if they are not all there
   TensorView positions(std::int64_t begin, std::int64_t end) const {

@@ -31,6 +31,7 @@ using namespace tree_attn;
 /// Rounds: as many as fit into the seconds, but never fewer than the minimum.
 constexpr int kMinRounds = 7;
 constexpr double kSeconds = 4;
+constexpr double kScale = 0.1;
 
 double median(std::vector<double> samples) {
   std::nth_element(samples.begin(), samples.begin() + static_cast<std::ptrdiff_t>(samples.size() / 2), samples.end());
@@ -44,11 +45,11 @@ class PlainRing {
  public:
   DecodeOutput decode(const DecodeStep& step, int p, int me) {
     std::vector<Forest<float>> forests(static_cast<std::size_t>(p), Forest<float>(step.n_rows(), step.d_v()));
-    Shard here = step.shard;
+    Shard here = step.shard.cache().shard(step.shard.cache().longest(), [](std::size_t) -> std::byte* { throw std::logic_error("a full cache is dense"); });
     for (int hop = 0; hop < p; ++hop) {
       const std::size_t place = static_cast<std::size_t>((me - hop + p) % p);
       here.begin = step.runs[place].begin;
-      forests[place] = decode_shard(step.q, here, step.lengths, step.scale);
+      forests[place] = decode_shard(step.q, here, step.lengths, kScale);
       if (hop + 1 < p) {
         pass_on(here.k, 0, hop, p, me);
         pass_on(here.v, 1, hop, p, me);
@@ -100,12 +101,12 @@ int main(int argc, char** argv) {
   MpiSession session(&argc, &argv, kTimeout);
   const MpiRanks& ranks = session.ranks();
   const int p = ranks.size();
-  ProblemShape shape;
+  WorkloadShape shape;
   if (argc == 5) {
     shape.n_keys = std::atoll(argv[1]);
     shape.heads = shape.kv_heads = std::atoll(argv[2]);
     shape.head_dim = shape.value_dim = std::atoll(argv[3]);
-    shape.storage = std::string(argv[4]) == "BF16" ? Storage::BF16 : Storage::F32;
+    shape.dtype = shape.value_dtype = std::string(argv[4]) == "BF16" ? Storage::BF16 : Storage::F32;
   }
   if (shape.n_keys < p || shape.n_keys % p != 0 || shape.heads < 1 || shape.head_dim < 1) {
     if (ranks.rank() == 0)
@@ -116,11 +117,11 @@ int main(int argc, char** argv) {
 
   // The same step for both.
   MpiTransport transport(ranks, Topology::pretend(p, p));
-  const Backend backend = find_backend("cpu");
   const std::unique_ptr<Problem> problem = make_problem(shape, 1, 1);
   const std::vector<Run> runs = even_runs(shape.n_keys, p, shape.n_keys / p);
-  const DecodeStep step{problem->query(0), problem->shard(runs[static_cast<std::size_t>(ranks.rank())], 0), shape.lengths,
-                        0.1, runs};
+  ShardDecoder shard(cpu_backend(), shape, runs[static_cast<std::size_t>(ranks.rank())], kScale);
+  fill(shard.cache(), *problem, shape.lengths);
+  const DecodeStep step{problem->query(0), shard, shape.lengths, runs};
   PlainRing plain_ring;
 
   // Take turns; the first round is a warm-up.
@@ -131,7 +132,7 @@ int main(int argc, char** argv) {
     const Seconds of_plain = time_of(
         ranks, [&] { return plain_ring.decode(step, p, ranks.rank()); }, plain);
     const Seconds of_ours = time_of(
-        ranks, [&] { return find_algorithm("ring").run(transport, backend, step); }, ours);
+        ranks, [&] { return find_algorithm("ring").run(transport, step); }, ours);
     elapsed += of_plain.wall + of_ours.wall;
     if (round == 0) continue;
     wall_ratios.push_back(of_ours.wall / of_plain.wall);

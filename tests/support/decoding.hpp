@@ -79,7 +79,7 @@ inline bool same_bits(const DecodeOutput& a, const DecodeOutput& b) {
 /// Decodes the keys [0, n_keys) on one rank, without any of distributed/: the bits that canonical algorithms must have.
 inline DecodeOutput decode_alone(TensorProblem& problem, std::int64_t n_keys) {
   const auto pass = [&](int lift) {
-    Forest<float> forest = decode_shard(problem.query(0), problem.shard({0, n_keys}, 0), problem.lengths(), problem.scale, {}, lift);
+    Forest<float> forest = decode_shard(problem.query(0), problem.shard({0, n_keys}), problem.lengths(), problem.scale, {}, lift);
     return finish_rows(forest.fold(), problem.shape().n_rows(), problem.shape().value_dim);
   };
   DecodeOutput output = pass(0);
@@ -93,18 +93,19 @@ inline std::vector<Seen> decode_once(World& world, const Algorithm& algorithm, T
                                      const Backend& backend, int lift) {
   return world.run(layout.topology, [&](Transport& transport) {
     const Run mine = layout.runs[static_cast<std::size_t>(transport.topology().place_of(transport.rank()))];
-    Shard shard = problem.shard(mine, 0);
+    Shard shard = problem.shard(mine);
     const Tensor k = copy_of(layout.copied ? shard.k : TensorView{}), v = copy_of(layout.copied ? shard.v : TensorView{});
     if (layout.copied) shard = {k.view(), v.view(), mine.begin};
-    const DecodeStep step{problem.query(0), shard, problem.lengths(), problem.scale, layout.runs, lift};
-    return algorithm.run(transport, backend, step);
+    ShardDecoder decoder = open_shard(backend, problem.query(0), shard, problem.lengths(), problem.scale);
+    const DecodeStep step{problem.query(0), decoder, problem.lengths(), layout.runs, lift};
+    return algorithm.run(transport, step);
   });
 }
 
 /// Runs one algorithm on a backend, and where a sum overflowed once more, as measure() does; what every rank saw, with the traffic of the
 /// first run.
 inline std::vector<Seen> decode(World& world, const Algorithm& algorithm, TensorProblem& problem, const Layout& layout,
-                                const Backend& backend = find_backend("cpu")) {
+                                const Backend& backend = cpu_backend()) {
   std::vector<Seen> seen = decode_once(world, algorithm, problem, layout, backend, 0);
   if (!needs_lift(seen[0].output)) return seen;
   const std::vector<Seen> lifted = decode_once(world, algorithm, problem, layout, backend, kLift);
@@ -118,7 +119,7 @@ class Truth {
   Truth(World& world, TensorProblem& problem) {
     if (!world.has_oracle()) return;
     alone_ = decode_alone(problem);
-    verify_.emplace(problem, problem.scale, world.size(), nullptr);
+    verify_.emplace(problem, problem.scale, world.size(), cpu_backend());
   }
 
   /// All ranks have the same bits, canonical algorithms those of one rank alone, and all are within the bound of the oracle.

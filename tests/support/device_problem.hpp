@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "gpu/backend/cache.hpp"
 #include "gpu/ladder/ladder.hpp"
 #include "reference/oracle/attention.hpp"
 #include "reference/decode/decode.hpp"
@@ -21,37 +22,17 @@ namespace tree_attn::test {
 
 namespace device = TREE_ATTN_PLATFORM;
 
-/// The memory that the views of a tensor span, on the device at the same offset from a multiple of 256, in a buffer of just
-/// that size.
-class DeviceTensor {
- public:
-  explicit DeviceTensor(const TensorView& view) {
-    const auto size = static_cast<std::int64_t>(bytes_of(view.storage));
-    if (std::any_of(view.shape.begin(), view.shape.end(), [](std::int64_t n) { return n == 0; })) return;
-    std::int64_t last = view.shape[3];
-    for (std::size_t i = 0; i < 3; ++i) last += (view.shape[i] - 1) * view.stride[i];
-    const std::int64_t n_bytes = last * size, offset = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(view.data) % 16);
-    memory_ = device::DeviceBuffer<unsigned char>(offset + n_bytes, MemoryUse::Input);
-    memory_.upload({reinterpret_cast<const unsigned char*>(view.data), static_cast<std::size_t>(n_bytes)}, offset);
-    view_ = {memory_.data() + offset, {view.stride[0], view.stride[1], view.stride[2]}};
-  }
-  const DeviceView& view() const { return view_; }
-
- private:
-  device::DeviceBuffer<unsigned char> memory_;
-  DeviceView view_;
-};
-
-/// A shard of a problem on the device.
+/// A shard of a problem on the device as the test laid it out, with its strides, its alignment and what is behind the lengths: a
+/// DeviceCache keeps none of these. Each array is in a buffer of just the size that its view spans.
 class DeviceShard {
  public:
   DeviceShard(const TensorView& q, const Shard& shard, std::span<const std::int64_t> lengths, double scale, int lift = 0)
-      : storage(shard.k.storage), q_(q), k_(shard.k), v_(shard.v), lengths_(static_cast<std::int64_t>(lengths.size()), MemoryUse::Input) {
+      : problem(device::params_of(shape_of(q, shard.k, shard.v), {shard.begin, shard.end()})),
+        storage(shard.k.storage),
+        lengths_(static_cast<std::int64_t>(lengths.size()), MemoryUse::Input) {
     lengths_.upload(lengths);
-    const std::int64_t n_h = q.shape[1], n_kv = shard.k.shape[1], l = q.shape[2];
-    problem = {.q = q_.view(), .k = k_.view(), .v = v_.view(), .lengths = lengths_.data(), .batch = q.shape[0], .kv_heads = n_kv,
-               .group = n_h / n_kv * l, .n_queries = l, .d_h = static_cast<int>(q.shape[3]), .d_v = static_cast<int>(shard.v.shape[3]),
-               .begin = shard.begin, .end = shard.end()};
+    problem.q = upload(q, memory_[0]), problem.k = upload(shard.k, memory_[1]), problem.v = upload(shard.v, memory_[2]);
+    problem.lengths = lengths_.data();
     device::set_scale(problem, storage, scale, lift);
   }
 
@@ -59,25 +40,29 @@ class DeviceShard {
   Storage storage;
 
  private:
-  DeviceTensor q_, k_, v_;
+  /// The memory that a view spans, at the same offset from a multiple of 16.
+  static DeviceView upload(const TensorView& view, device::DeviceBuffer<unsigned char>& memory) {
+    const auto size = static_cast<std::int64_t>(bytes_of(view.storage));
+    if (std::any_of(view.shape.begin(), view.shape.end(), [](std::int64_t n) { return n == 0; })) return {};
+    std::int64_t last = view.shape[3];
+    for (std::size_t i = 0; i < 3; ++i) last += (view.shape[i] - 1) * view.stride[i];
+    const std::int64_t n_bytes = last * size, offset = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(view.data) % 16);
+    memory = device::DeviceBuffer<unsigned char>(offset + n_bytes, MemoryUse::Input);
+    memory.upload({reinterpret_cast<const unsigned char*>(view.data), static_cast<std::size_t>(n_bytes)}, offset);
+    return {memory.data() + offset, {view.stride[0], view.stride[1], view.stride[2]}};
+  }
+
+  device::DeviceBuffer<unsigned char> memory_[3];
   device::DeviceBuffer<std::int64_t> lengths_;
 };
 
-/// Memory for a plan; counters start at zero.
-class DeviceWorkspace {
- public:
-  explicit DeviceWorkspace(const device::Plan& plan) : floats_(plan.n_floats, MemoryUse::Scratch), counters_(plan.n_counters) { counters_.fill(0); }
-  device::Workspace get() const { return {floats_.data(), counters_.data()}; }
-  /// Whether the counters are zero again, as every launch must leave them.
-  bool is_ready() const {
-    const std::vector<unsigned> counters = counters_.download();
-    return std::all_of(counters.begin(), counters.end(), [](unsigned n) { return n == 0; });
-  }
+using device::DeviceWorkspace;
 
- private:
-  device::DeviceBuffer<float> floats_;
-  device::DeviceBuffer<unsigned> counters_;
-};
+/// Whether the counters of a workspace are zero again, as every launch must leave them.
+inline bool is_ready(const DeviceWorkspace& workspace) {
+  const std::vector<unsigned> counters = workspace.counters().download();
+  return std::all_of(counters.begin(), counters.end(), [](unsigned n) { return n == 0; });
+}
 
 /// Finished rows of a shard that is the whole sequence. Outputs are poisoned before: every number must be written.
 inline DecodeOutput run_step(const device::LadderStep& step, const DeviceShard& shard, const device::PlanOptions& options = {}) {
@@ -88,7 +73,7 @@ inline DecodeOutput run_step(const device::LadderStep& step, const DeviceShard& 
   device::DeviceBuffer<float> out(problem.n_rows() * problem.d_v), lse(problem.n_rows());
   out.fill(0xFF), lse.fill(0xFF);
   step.run(problem, shard.storage, {.out = out.data(), .lse = lse.data()}, plan, workspace.get(), device::Stream{});
-  CHECK(workspace.is_ready());
+  CHECK(is_ready(workspace));
   return {out.download(), lse.download()};
 }
 
@@ -104,7 +89,7 @@ inline DecodeOutput run_step(const device::LadderStep& step, TensorProblem& prob
 
 /// The states of a shard, as Forest has them.
 inline Forest<float> forest_of(const device::LadderStep& step, TensorProblem& problem, Run run, int n_splits) {
-  const Shard part = problem.shard(run, 0);
+  const Shard part = problem.shard(run);
   const DeviceShard shard(problem.query(0), part, problem.lengths(), problem.scale);
   const std::vector<Subtree> subtrees = cover(run.begin, run.end);
   Forest<float> forest(shard.problem.n_rows(), shard.problem.d_v);

@@ -20,9 +20,7 @@ class TensorProblem : public Problem {
   /// @param memory what the views look at
   TensorProblem(std::vector<std::vector<std::byte>> memory, TensorView q, TensorView k, TensorView v,
                 std::vector<std::int64_t> lengths, double scale_of_scores)
-      : Problem({k.storage, q.shape[0], q.shape[1], k.shape[1], q.shape[3], v.shape[3], q.shape[2], k.shape[2],
-                 std::move(lengths)},
-                1),
+      : Problem({shape_of(q, k, v), k.shape[2], std::move(lengths)}, 1),
         scale(scale_of_scores),
         memory_(std::move(memory)),
         q_(q),
@@ -30,8 +28,12 @@ class TensorProblem : public Problem {
         v_(v) {}
 
   TensorView query(int) override { return q_; }
-  Shard shard(Run run, int) override {
-    return {k_.positions(run.begin, run.end), v_.positions(run.begin, run.end), run.begin};
+  Shard keys_and_values(std::int64_t entry, Run positions) override {
+    const Shard part = shard(positions);
+    return {part.k.entry(entry), part.v.entry(entry), positions.begin};
+  }
+  Shard shard(Run positions) const {
+    return {k_.positions(positions.begin, positions.end), v_.positions(positions.begin, positions.end), positions.begin};
   }
   Shard whole() override { return {k_, v_, 0}; }
   const TensorView& k() const { return k_; }
@@ -122,13 +124,13 @@ inline std::unique_ptr<TensorProblem> entry_of(TensorProblem& problem, std::int6
 /// The same numbers as strided views of one packed tensor: token after token, its query, key and value heads side by side.
 /// Needs d_v = d_h and one query position, which is that of the last token; queries of other tokens are NaN.
 inline std::unique_ptr<TensorProblem> packed(TensorProblem& problem) {
-  const ProblemShape& shape = problem.shape();
+  const WorkloadShape& shape = problem.shape();
   const std::int64_t N = shape.n_keys, d = shape.head_dim, width = (shape.heads + 2 * shape.kv_heads) * d;
-  std::vector<std::byte> memory(static_cast<std::size_t>(shape.batch * N * width) * bytes_of(shape.storage),
+  std::vector<std::byte> memory(static_cast<std::size_t>(shape.batch * N * width) * bytes_of(shape.dtype),
                                 std::byte{0xFF});
   const auto view_at = [&](std::int64_t position, std::int64_t head, std::int64_t n_heads, std::int64_t n) {
-    const std::int64_t offset = (position * width + head * d) * static_cast<std::int64_t>(bytes_of(shape.storage));
-    return TensorView{memory.data() + offset, shape.storage, {shape.batch, n_heads, n, d}, {N * width, d, width}};
+    const std::int64_t offset = (position * width + head * d) * static_cast<std::int64_t>(bytes_of(shape.dtype));
+    return TensorView{memory.data() + offset, shape.dtype, {shape.batch, n_heads, n, d}, {N * width, d, width}};
   };
   const TensorView q = view_at(N - 1, 0, shape.heads, 1), k = view_at(0, shape.heads, shape.kv_heads, N),
                    v = view_at(0, shape.heads + shape.kv_heads, shape.kv_heads, N);
@@ -137,7 +139,7 @@ inline std::unique_ptr<TensorProblem> packed(TensorProblem& problem) {
       for (std::int64_t h = 0; h < to.shape[1]; ++h) {
         for (std::int64_t a = 0; a < to.shape[2]; ++a) {
           std::memcpy(memory.data() + (to.row(i, h, a) - memory.data()), from.row(i, h, a),
-                      static_cast<std::size_t>(d) * bytes_of(shape.storage));
+                      static_cast<std::size_t>(d) * bytes_of(shape.dtype));
         }
       }
     }

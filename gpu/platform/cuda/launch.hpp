@@ -7,12 +7,15 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
+#include <mutex>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "gpu/platform/device_error.hpp"
+#include "gpu/platform/device_traffic.hpp"
 #include "gpu/platform/memory_use.hpp"
 
 namespace tree_attn::cuda {
@@ -32,10 +35,19 @@ struct Device {
   int major = 0;                 ///< compute capability, 8 or 9
 };
 
-/// The current device. @throws DeviceError if there is none
-inline Device device() {
-  int id = 0, n = 0, shared = 0, major = 0;
-  check(cudaGetDevice(&id), "cudaGetDevice");
+/// As --backend takes it; whether device memory is memory of the host.
+inline constexpr const char* kName = "cuda";
+inline constexpr bool kIsHostMemory = false;
+
+/// What the host has asked of device memory.
+inline DeviceTraffic& traffic() {
+  static DeviceTraffic counts;
+  return counts;
+}
+
+/// Asks for the properties of a device, which takes as long as a short kernel. @throws DeviceError
+inline Device ask_device(int id) {
+  int n = 0, shared = 0, major = 0;
   check(cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, id), "cudaDeviceGetAttribute");
   check(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, id), "cudaDeviceGetAttribute");
   check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, id), "cudaDeviceGetAttribute");
@@ -44,13 +56,35 @@ inline Device device() {
   return {properties.name, n, static_cast<std::size_t>(shared), major};
 }
 
+/// The GPUs of this machine, by name; none where the driver does not answer.
+inline std::vector<std::string> gpu_names() {
+  int n = 0;
+  std::vector<std::string> names;
+  if (cudaGetDeviceCount(&n) != cudaSuccess) n = 0;
+  for (int id = 0; id < n; ++id) names.push_back(ask_device(id).name);
+  return names;
+}
+
+/// The current device; each is asked once. @throws DeviceError if there is none
+inline const Device& device() {
+  static std::mutex mutex;
+  static std::map<int, Device> known;
+  int id = 0;
+  check(cudaGetDevice(&id), "cudaGetDevice");
+  const std::lock_guard lock(mutex);
+  const auto found = known.find(id);
+  return found != known.end() ? found->second : known.emplace(id, ask_device(id)).first->second;
+}
+
 /// n numbers of device memory. Contents start undefined.
 template <class T>
 class DeviceBuffer {
  public:
   DeviceBuffer() = default;
   explicit DeviceBuffer(std::int64_t n, MemoryUse = MemoryUse::Persistent) : n_(n) {
-    if (n > 0) check(cudaMalloc(&data_, static_cast<std::size_t>(n) * sizeof(T)), "cudaMalloc");
+    if (n <= 0) return;
+    check(cudaMalloc(&data_, static_cast<std::size_t>(n) * sizeof(T)), "cudaMalloc");
+    ++traffic().n_allocations;
   }
   DeviceBuffer(DeviceBuffer&& other) noexcept : data_(std::exchange(other.data_, nullptr)), n_(std::exchange(other.n_, 0)) {}
   DeviceBuffer& operator=(DeviceBuffer&& other) noexcept {
@@ -61,15 +95,38 @@ class DeviceBuffer {
 
   T* data() const { return data_; }
   std::int64_t size() const { return n_; }
-  /// Copies from the host; behind all that is queued on the default stream.
+  /// Copies from the host, after all that is queued on the default stream.
   void upload(std::span<const T> from, std::int64_t at = 0) {
+    if (from.empty()) return;
     check(cudaMemcpy(data_ + at, from.data(), from.size_bytes(), cudaMemcpyHostToDevice), "cudaMemcpy to the device");
+    traffic().bytes_uploaded += static_cast<std::int64_t>(from.size_bytes());
   }
-  /// A copy on the host, once all launches are done.
+  /// Copies n_rows rows of `width` elements from the host, each `pitch` elements after the one before it here, `from_pitch` there.
+  void upload_rows(const T* from, std::int64_t from_pitch, std::int64_t at, std::int64_t pitch, std::int64_t width, std::int64_t n_rows) {
+    constexpr std::int64_t kMostPitch = 0x7FFFFFFF;  // bytes, of cudaMemcpy2D
+    if (width <= 0 || n_rows <= 0) return;
+    const auto bytes = [](std::int64_t n) { return static_cast<std::size_t>(n) * sizeof(T); };
+    if (n_rows > 1 && bytes(pitch) <= kMostPitch && bytes(from_pitch) <= kMostPitch && width <= pitch && width <= from_pitch) {
+      check(cudaMemcpy2D(data_ + at, bytes(pitch), from, bytes(from_pitch), bytes(width), static_cast<std::size_t>(n_rows), cudaMemcpyHostToDevice),
+            "cudaMemcpy2D to the device");
+    } else {
+      for (std::int64_t row = 0; row < n_rows; ++row) {
+        check(cudaMemcpy(data_ + at + row * pitch, from + row * from_pitch, bytes(width), cudaMemcpyHostToDevice), "cudaMemcpy to the device");
+      }
+    }
+    traffic().bytes_uploaded += static_cast<std::int64_t>(bytes(width * n_rows));
+  }
+  /// Copies elements from `at` on to the host, once all launches are done.
+  void download(std::span<T> to, std::int64_t at = 0) const {
+    check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    if (to.empty()) return;
+    check(cudaMemcpy(to.data(), data_ + at, to.size_bytes(), cudaMemcpyDeviceToHost), "cudaMemcpy from the device");
+    traffic().bytes_downloaded += static_cast<std::int64_t>(to.size_bytes());
+  }
+  /// A copy of all of it on the host, once all launches are done.
   std::vector<T> download() const {
     std::vector<T> to(static_cast<std::size_t>(n_));
-    check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-    if (n_ > 0) check(cudaMemcpy(to.data(), data_, to.size() * sizeof(T), cudaMemcpyDeviceToHost), "cudaMemcpy from the device");
+    download(to);
     return to;
   }
   /// Sets every byte.

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "gpu/platform/device_error.hpp"
+#include "gpu/platform/device_traffic.hpp"
 #include "gpu/platform/emulator/global_memory.hpp"
 #include "gpu/platform/emulator/grid.hpp"
 #include "gpu/platform/emulator/settings.hpp"
@@ -33,13 +34,28 @@ struct Device {
 
 inline Device device() { return {"emulator", settings().n_multiprocessors, kMaxSharedBytes, 9}; }
 
+/// As --backend takes it; whether device memory is memory of the host.
+inline constexpr const char* kName = "emulated";
+inline constexpr bool kIsHostMemory = true;
+
+/// No GPU is one of its own.
+inline std::vector<std::string> gpu_names() { return {}; }
+
+/// What the host has asked of device memory.
+inline DeviceTraffic& traffic() {
+  static DeviceTraffic counts;
+  return counts;
+}
+
 /// n numbers of device memory. Contents start as NaNs.
 template <class T>
 class DeviceBuffer {
  public:
   DeviceBuffer() = default;
   explicit DeviceBuffer(std::int64_t n, MemoryUse use = MemoryUse::Persistent) : n_(n) {
-    if (n > 0) data_ = static_cast<T*>(runtime::allocate_global(static_cast<std::size_t>(n) * sizeof(T), use));
+    if (n <= 0) return;
+    data_ = static_cast<T*>(runtime::allocate_global(static_cast<std::size_t>(n) * sizeof(T), use));
+    ++traffic().n_allocations;
   }
   DeviceBuffer(DeviceBuffer&& other) noexcept : data_(std::exchange(other.data_, nullptr)), n_(std::exchange(other.n_, 0)) {}
   DeviceBuffer& operator=(DeviceBuffer&& other) noexcept {
@@ -52,10 +68,25 @@ class DeviceBuffer {
   std::int64_t size() const { return n_; }
   /// Copies from the host. @throws DeviceError if it does not fit
   void upload(std::span<const T> from, std::int64_t at = 0) {
-    if (at < 0 || at + static_cast<std::int64_t>(from.size()) > n_) throw DeviceError("upload: past the end of the buffer");
-    if (!from.empty()) std::memcpy(data_ + at, from.data(), from.size_bytes());
+    upload_rows(from.data(), 0, at, 0, static_cast<std::int64_t>(from.size()), 1);
   }
-  /// A copy on the host.
+  /// Copies n_rows rows of `width` elements from the host, each `pitch` elements after the one before it here, `from_pitch` there.
+  /// @throws DeviceError if they do not fit
+  void upload_rows(const T* from, std::int64_t from_pitch, std::int64_t at, std::int64_t pitch, std::int64_t width, std::int64_t n_rows) {
+    if (n_rows <= 0) return;
+    if (at < 0 || at + (n_rows - 1) * pitch + width > n_) throw DeviceError("upload: past the end of the buffer");
+    for (std::int64_t row = 0; row < n_rows && width > 0; ++row) {
+      std::memcpy(data_ + at + row * pitch, from + row * from_pitch, static_cast<std::size_t>(width) * sizeof(T));
+    }
+    traffic().bytes_uploaded += n_rows * width * static_cast<std::int64_t>(sizeof(T));
+  }
+  /// Copies elements from `at` on to the host. @throws DeviceError if they are not there
+  void download(std::span<T> to, std::int64_t at = 0) const {
+    if (at < 0 || at + static_cast<std::int64_t>(to.size()) > n_) throw DeviceError("download: past the end of the buffer");
+    if (!to.empty()) std::memcpy(static_cast<void*>(to.data()), data_ + at, to.size_bytes());
+    traffic().bytes_downloaded += static_cast<std::int64_t>(to.size_bytes());
+  }
+  /// A copy of all of it on the host.
   std::vector<T> download() const { return std::vector<T>(data_, data_ + n_); }
   /// Sets every byte.
   void fill(unsigned char byte) {

@@ -64,26 +64,26 @@ TEST_CASE("decoders: an entry of a batch has the bits that it has alone") {
 
 TEST_CASE("decoders: keys appended step by step give the bits of a cache that was there from the start") {
   constexpr int kSteps = 5;
-  ProblemShape shape{Storage::BF16, 2, 4, 2, 12, 9, 1, 70, {70, 68}};
+  const WorkloadShape shape{{.dtype = Storage::BF16, .value_dtype = Storage::BF16, .batch = 2, .heads = 4, .kv_heads = 2, .head_dim = 12, .value_dim = 9},
+                            70,
+                            {70, 68}};
   for (World* world : worlds({1, 2, 3, 5})) {
     const int p = world->size();
     const Topology topology = mixed_grouping(p);
-    const std::vector<Run> whole_runs = even_runs(70, p, 1);
+    const std::vector<Run> runs = even_runs(70, p, 1);
     for (const Algorithm& algorithm : algorithms()) {
       CAPTURE(algorithm.name);
       for (int step = 0; step < kSteps; ++step) {
-        // One cache grows up to this step; the other asks for it at once.
+        // One cache grows up to this step; the other is filled at once.
         const auto run_steps = [&](int first) {
           return world->run(topology, [&, first](Transport& transport) {
             const auto problem = make_problem(shape, 77, kSteps);
+            ShardDecoder shard(cpu_backend(), shape, runs[static_cast<std::size_t>(topology.place_of(transport.rank()))], 0.3);
             DecodeOutput output;
             for (int t = first; t <= step; ++t) {
-              std::vector<Run> runs = whole_runs;
-              for (Run& run : runs) run = {std::min(run.begin, problem->n_keys(t)), std::min(run.end, problem->n_keys(t))};
-              const Run mine = whole_runs[static_cast<std::size_t>(topology.place_of(transport.rank()))];
               const std::vector<std::int64_t> lengths = problem->lengths(t);
-              output = algorithm.run(transport, find_backend("cpu"),
-                                     {problem->query(t), problem->shard(mine, t), lengths, 0.3, runs});
+              fill(shard.cache(), *problem, lengths);
+              output = algorithm.run(transport, {problem->query(t), shard, lengths, runs});
             }
             return output;
           });
@@ -92,9 +92,10 @@ TEST_CASE("decoders: keys appended step by step give the bits of a cache that wa
         for (const Seen& seen : grown) CHECK(same_bits(seen.output, at_once[0].output));
         if (!algorithm.keeps_bits) continue;
         const auto problem = make_problem(shape, 77, kSteps);
-        const Shard all = problem->shard({0, 70}, step);
-        Forest<float> forest = decode_shard(problem->query(step), all, problem->lengths(step), 0.3);
-        CHECK(all.end() == 70 - (kSteps - 1 - step));
+        const Shard all = problem->whole();
+        const std::int64_t n = 70 - (kSteps - 1 - step);
+        Forest<float> forest =
+            decode_shard(problem->query(step), {all.k.positions(0, n), all.v.positions(0, n), 0}, problem->lengths(step), 0.3);
         CHECK(same_bits(grown[0].output, finish_rows(forest.fold(), shape.n_rows(), shape.value_dim)));
       }
     }

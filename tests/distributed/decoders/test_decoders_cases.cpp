@@ -142,7 +142,7 @@ TEST_CASE("decoders: splits of the smoke cases, merged in order, have the bits o
       Forest<float> forest(problem->shape().n_rows(), problem->shape().value_dim);
       for (const Run& run : even_runs(problem->n_keys(), split, 1)) {
         const Forest<float> part =
-            decode_shard(problem->query(0), problem->shard(run, 0), problem->lengths(), problem->scale);
+            decode_shard(problem->query(0), problem->shard(run), problem->lengths(), problem->scale);
         forest.append(part.subtrees(), part.states().data());
       }
       CHECK(same_bits(finish_rows(forest.fold(), problem->shape().n_rows(), problem->shape().value_dim),

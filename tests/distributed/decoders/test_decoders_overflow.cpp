@@ -141,8 +141,8 @@ TEST_CASE("overflow: a lift changes no bit of z where nothing overflows, and lse
     const Layout layout{mixed_grouping(p), even_runs(90, p, 1)};
     for (const Algorithm& algorithm : algorithms()) {
       INFO(algorithm.name << ", " << layout.text());
-      const DecodeOutput plain = decode_once(*world, algorithm, *problem, layout, find_backend("cpu"), 0)[0].output,
-                         lifted = decode_once(*world, algorithm, *problem, layout, find_backend("cpu"), kLift)[0].output;
+      const DecodeOutput plain = decode_once(*world, algorithm, *problem, layout, cpu_backend(), 0)[0].output,
+                         lifted = decode_once(*world, algorithm, *problem, layout, cpu_backend(), kLift)[0].output;
       // These two weigh with exp(lse - m), and lse is rounded in another place.
       const bool by_weights = algorithm.name == "paper" || algorithm.name == "packed";
       CHECK((by_weights ? compare(lifted.out, plain.out, 1e-5).ok : same_bits(lifted.out, plain.out)));

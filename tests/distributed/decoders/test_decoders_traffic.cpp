@@ -122,9 +122,10 @@ TEST_CASE("decoders: counters add up over steps until they are cleared") {
       const std::vector<Seen> once = decode(*world, algorithm, *problem, layout);
       const std::vector<Seen> thrice = world->run(layout.topology, [&](Transport& transport) {
         const Run mine = layout.runs[static_cast<std::size_t>(transport.topology().place_of(transport.rank()))];
-        const DecodeStep step{problem->query(0), problem->shard(mine, 0), problem->lengths(), problem->scale, layout.runs};
+        ShardDecoder shard = open_shard(cpu_backend(), problem->query(0), problem->shard(mine), problem->lengths(), problem->scale);
+        const DecodeStep step{problem->query(0), shard, problem->lengths(), layout.runs};
         DecodeOutput output;
-        for (int t = 0; t < 3; ++t) output = algorithm.run(transport, find_backend("cpu"), step);
+        for (int t = 0; t < 3; ++t) output = algorithm.run(transport, step);
         return output;
       });
       for (std::size_t rank = 0; rank < once.size(); ++rank) {

@@ -4,6 +4,7 @@
 /// (section 5.3).
 #include <random>
 
+#include "gpu/backend/backends.hpp"
 #include "gpu/platform/emulator/settings.hpp"
 #include "tests/support/decoding.hpp"
 
@@ -69,7 +70,8 @@ std::vector<std::unique_ptr<TensorProblem>> problems() {
 
 /// One rank with everything, without any of distributed/.
 DecodeOutput alone(const Backend& backend, TensorProblem& problem) {
-  Forest<float> forest = backend.decode(problem.query(0), problem.whole(), problem.lengths(), problem.scale, [] {}, 0);
+  ShardDecoder decoder = open_shard(backend, problem.query(0), problem.whole(), problem.lengths(), problem.scale);
+  Forest<float>& forest = decoder.session().decode(problem.query(0), problem.lengths()).host();
   return finish_rows(forest.fold(), problem.shape().n_rows(), problem.shape().value_dim);
 }
 
@@ -79,8 +81,7 @@ void check_layouts(const Backend& backend) {
   int n_split = 0, n_with_gaps = 0, n_in_leaf = 0;
   for (const auto& problem : problems()) {
     const std::int64_t N = problem->n_keys();
-    const std::int64_t leaf =
-        backend.kernels ? backend.kernels->leaf_length(problem->query(0), problem->k(), problem->v()) : 1;
+    const std::int64_t leaf = backend.leaf_keys(problem->shape());
     const DecodeOutput expected = alone(backend, *problem);
     for (int i = 0; i < kLayouts; ++i) {
       const int p = 1 + i % 9;
@@ -91,7 +92,7 @@ void check_layouts(const Backend& backend) {
       n_in_leaf += layout.runs[0].size() > 0 && layout.runs[0].size() < 64;
       for (const Algorithm& algorithm : algorithms()) {
         if (!algorithm.keeps_bits) continue;
-        INFO(backend.name << ", " << algorithm.name << ", " << N << " keys, " << layout.text());
+        INFO(backend.name() << ", " << algorithm.name << ", " << N << " keys, " << layout.text());
         for (const Seen& seen : decode(world, algorithm, *problem, layout, backend)) CHECK(same_bits(seen.output, expected));
       }
     }

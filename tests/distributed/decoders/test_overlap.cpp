@@ -4,6 +4,7 @@
 /// into, so threads only.
 #include <algorithm>
 #include <atomic>
+#include <map>
 #include <set>
 #include <vector>
 
@@ -12,29 +13,59 @@
 
 namespace tree_attn::test {
 
+namespace {
+
+/// A transport that notes what is in flight whenever a decode lets messages advance, and where keys arrive.
+class WatchedTransport : public Transport {
+ public:
+  explicit WatchedTransport(ThreadTransport& inner) : Transport(inner.topology(), inner.rank()), inner_(inner) {}
+
+  void wait() override {
+    inner_.wait();
+    n_received_ = 0;
+  }
+  void progress() override { ++n_calls[inner_.in_flight()]; }
+
+  std::map<std::size_t, int> n_calls;     ///< of progress(), by messages in flight
+  std::set<const std::byte*> places;      ///< where the first message between two waits was received
+
+ protected:
+  void start_send(std::span<const std::byte> bytes, int to) override { inner_.send(bytes, to); }
+  void start_receive(std::span<std::byte> bytes, int from) override {
+    if (n_received_++ == 0) places.insert(bytes.data());
+    inner_.receive(bytes, from);
+  }
+
+ private:
+  ThreadTransport& inner_;
+  int n_received_ = 0;
+};
+
+/// One step of the ring over a shard of its own.
+void decode_ring_once(Transport& transport, TensorProblem& problem, std::span<const Run> runs) {
+  const Run mine = runs[static_cast<std::size_t>(transport.rank())];
+  ShardDecoder shard = open_shard(cpu_backend(), problem.query(0), problem.shard(mine), problem.lengths(), problem.scale);
+  find_algorithm("ring").run(transport, {problem.query(0), shard, problem.lengths(), runs});
+}
+
+}  // namespace
+
 TEST_CASE("ring: the next shard is in flight while this one is computed, at every hop but the last") {
+  // Every shard has the same leaves, so every decode lets messages advance equally often.
+  constexpr int kLeavesOfShard = 2, kKvHeads = 2;
   for (const int p : {1, 2, 3, 8}) {
-    const auto problem = normal_problem(1300, {.n_keys = 70 * p});
-    const std::vector<Run> runs = even_runs(70 * p, p, 1);
-    std::atomic<int> n_overlapped = 0, n_alone = 0, n_without_progress = 0;
-    run_threads(Topology::pretend(p, p), 60, [&](ThreadTransport& transport) {
-      const auto decode = [&](const TensorView& q, const Shard& shard, std::span<const std::int64_t> lengths, double scale,
-                              const std::function<void()>& progress, int lift) {
-        ++(transport.in_flight() == 4 ? n_overlapped : n_alone);
-        const std::int64_t before = transport.n_progress();
-        Forest<float> forest = decode_shard(q, shard, lengths, scale, progress, lift);
-        n_without_progress += transport.n_progress() == before;
-        return forest;
-      };
-      const Backend watching{"watching", nullptr, decode};
-      const Run mine = runs[static_cast<std::size_t>(transport.rank())];
-      find_algorithm("ring").run(transport, watching,
-                                 {problem->query(0), problem->shard(mine, 0), problem->lengths(), problem->scale, runs});
+    const auto problem = normal_problem(1300, {.kv_heads = kKvHeads, .n_keys = kLeavesOfShard * kLeafKeys * p});
+    const std::vector<Run> runs = even_runs(kLeavesOfShard * kLeafKeys * p, p, kLeafKeys);
+    std::atomic<int> n_overlapped = 0, n_alone = 0, n_others = 0;
+    run_threads(Topology::pretend(p, p), 60, [&](ThreadTransport& inner) {
+      WatchedTransport transport(inner);
+      decode_ring_once(transport, *problem, runs);
+      // Keys and values, to the right and from the left.
+      for (const auto& [in_flight, n] : transport.n_calls) (in_flight == 4 ? n_overlapped : in_flight == 0 ? n_alone : n_others) += n;
     });
-    // Keys and values, to the right and from the left.
-    CHECK(n_overlapped == p * (p - 1));
-    CHECK(n_alone == p);
-    CHECK(n_without_progress == 0);
+    CHECK(n_overlapped == kLeavesOfShard * kKvHeads * p * (p - 1));
+    CHECK(n_alone == kLeavesOfShard * kKvHeads * p);
+    CHECK(n_others == 0);
   }
 }
 
@@ -45,28 +76,21 @@ TEST_CASE("ring: from the second step on, shards arrive in the two places of the
     const std::vector<Run> runs = even_runs(70 * p, p, 1);
     const std::int64_t shard_bytes = 70 * problem->shape().bytes_per_position();
     std::atomic<int> n_places = 0, n_fresh = 0;
-    run_threads(Topology::pretend(p, p), 60, [&](ThreadTransport& transport) {
-      const Run mine = runs[static_cast<std::size_t>(transport.rank())];
-      std::set<const std::byte*> places, before;
+    run_threads(Topology::pretend(p, p), 60, [&](ThreadTransport& inner) {
+      WatchedTransport transport(inner);
+      std::size_t before = 0;
       std::vector<std::vector<std::byte>> squatters;
       for (int t = 0; t < 4; ++t) {
-        const Backend watching{"watching", nullptr,
-                               [&](const TensorView& q, const Shard& shard, std::span<const std::int64_t> lengths,
-                                   double scale, const std::function<void()>& progress, int lift) {
-                                 if (shard.begin != mine.begin) places.insert(shard.k.data);
-                                 return decode_shard(q, shard, lengths, scale, progress, lift);
-                               }};
-        find_algorithm("ring").run(transport, watching,
-                                   {problem->query(0), problem->shard(mine, 0), problem->lengths(), problem->scale, runs});
-        if (t == 0) before = places;
+        decode_ring_once(transport, *problem, runs);
+        if (t == 0) before = transport.places.size();
         // Whatever the ring gave back is taken by others before the next step.
         for (const std::int64_t n_bytes :
              {shard_bytes, shard_bytes / 2, shard_bytes / 2, shard_bytes / 2, shard_bytes / 2}) {
           squatters.emplace_back(static_cast<std::size_t>(n_bytes));
         }
       }
-      n_places += static_cast<int>(before.size());
-      n_fresh += static_cast<int>(places.size() - before.size());
+      n_places += static_cast<int>(before);
+      n_fresh += static_cast<int>(transport.places.size() - before);
     });
     CHECK(n_places.load() == p * std::min(p - 1, 2));
     CHECK(n_fresh.load() == 0);

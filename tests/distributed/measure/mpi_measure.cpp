@@ -17,7 +17,7 @@ bool odd_in_lse = false;  ///< the last bit of lse, or else of out
 float common = 0;         ///< the value that the others have
 
 /// An algorithm that computes nothing: every rank ends with the common value, one with the next float.
-DecodeOutput decode_oddly(Transport& transport, const Backend&, const DecodeStep& step) {
+DecodeOutput decode_oddly(Transport& transport, const DecodeStep& step) {
   DecodeOutput output{std::vector<float>(static_cast<std::size_t>(step.n_rows() * step.d_v()), common),
                       std::vector<float>(static_cast<std::size_t>(step.n_rows()), common)};
   if (transport.rank() == odd_rank) {
@@ -27,21 +27,21 @@ DecodeOutput decode_oddly(Transport& transport, const Backend&, const DecodeStep
   return output;
 }
 
-RankCost no_cost(const Topology&, int, std::span<const Run>, const ProblemShape&) { return {}; }
+RankCost no_cost(const Topology&, int, std::span<const Run>, const WorkloadShape&) { return {}; }
 
 }  // namespace
 
 TEST_CASE("measure: one rank that ends with one other bit is seen by all, whichever it is") {
   const int p = session().ranks().size();
-  const auto problem = make_problem({Storage::F32, 1, 2, 2, 4, 4, 1, 8, {8}}, 1, 1);
+  const auto problem = make_problem({{.heads = 2, .kv_heads = 2, .head_dim = 4, .value_dim = 4}, 8, {8}}, 1, 1);
   const Topology topology = Topology::pretend(p, p);
-  const Backend backend = find_backend("cpu");
   MpiTransport transport(session().ranks(), topology);
-  const Bench bench{session().ranks(), transport, backend, *problem, even_runs(8, p, 1), 1.0, 0, 1};
+  const Bench bench{session().ranks(), transport, cpu_backend(), *problem, even_runs(8, p, 1), 1.0, 0, 1};
+  ShardDecoder shard(bench.backend, problem->shape(), bench.runs[static_cast<std::size_t>(session().ranks().rank())], bench.scale);
   const auto same_bits = [&](int rank) {
     odd_rank = rank;
     const Algorithm oddly{.name = "oddly", .brief = "", .exchange = OwnLoop{decode_oddly, no_cost}};
-    return measure(bench, oddly).same_bits_on_all_ranks;
+    return measure(bench, shard, oddly).same_bits_on_all_ranks;
   };
   // The last bit of a number, the one that makes -inf a NaN, the payload of a NaN.
   for (const float number : {1.0f, 0.0f, -std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {

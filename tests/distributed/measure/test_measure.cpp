@@ -17,7 +17,7 @@ struct Right {
   const Algorithm* algorithm = &find_algorithm("gather");
   DecodeOutput output;
 
-  explicit Right(std::unique_ptr<TensorProblem> given) : problem(std::move(given)), verify(*problem, problem->scale, 4, nullptr) {
+  explicit Right(std::unique_ptr<TensorProblem> given) : problem(std::move(given)), verify(*problem, problem->scale, 4, cpu_backend()) {
     output = decode_alone(*problem);
   }
   bool passes() const { return verify(*algorithm, output).passed; }

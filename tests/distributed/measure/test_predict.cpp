@@ -71,7 +71,7 @@ std::int64_t doubling_rounds(std::int64_t p) {
   return ceil_log2(m) + (p > m ? 2 : 0);
 }
 
-std::map<std::string_view, ClosedForm> closed_forms(const ProblemShape& shape, const Topology& topology) {
+std::map<std::string_view, ClosedForm> closed_forms(const WorkloadShape& shape, const Topology& topology) {
   const std::int64_t p = topology.size(), M = topology.n_nodes(), n_rows = shape.n_rows();
   const std::int64_t S = 4 * n_rows * (2 + shape.value_dim), output = 4 * n_rows * (1 + shape.value_dim);
   std::int64_t largest_node = 0;

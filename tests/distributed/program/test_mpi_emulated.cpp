@@ -239,3 +239,19 @@ TEST_CASE("emulated: shapes that no kernel takes are refused with their numbers,
   for (std::size_t i = 0; i < results.size(); ++i) check_one_line(results[i], all[i / 2].second);
   CHECK(scratch.names() == std::vector<std::string>{"in"});
 }
+
+/// @tested{thm_1, Thm. 1}
+TEST_CASE("emulated: the last of many steps has the bits of a single one, for every number of ranks and cut") {
+  for (const std::string dtype : {"f32", "bf16"}) {
+    for (const std::string kv_heads : {"4", "1"}) {
+      std::vector<Job> jobs;
+      for (const Words& options : {Words{}, Words{"--steps", "4"}, Words{"--steps", "80", "--repeat", "2"}})
+        jobs.push_back({dtype, kv_heads, 1, options + Words{"--batch", "2", "--compare", kAll}});
+      jobs.push_back({dtype, kv_heads, 3, {"--batch", "2", "--compare", kAll, "--steps", "3", "--ranks-per-node", "2"}});
+      jobs.push_back({dtype, kv_heads, 3, {"--batch", "2", "--compare", "ring,gather,ring-state", "--steps", "3", "--shards", "704,0,73"}});
+      std::set<std::string> found;
+      for (const auto& digests : digests_of(jobs)) found.merge(canonical(digests));
+      CHECK(found.size() == 1);
+    }
+  }
+}

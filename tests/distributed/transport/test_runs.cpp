@@ -3,9 +3,11 @@
 /// @brief How a sequence is cut, and how algorithms and backends are found by name.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <set>
 
 #include "distributed/decoders/decoder.hpp"
+#include "gpu/backend/backends.hpp"
 #include "reference/data/input_error.hpp"
 
 namespace tree_attn {
@@ -61,10 +63,12 @@ TEST_CASE("names: every algorithm is found by its own, others are refused in a l
   CHECK_THROWS_WITH_AS(find_algorithm("tree"),
                        "--algorithm tree: unknown; there are paper, packed, fused, gather, two-level, ring, ring-state",
                        InputError);
-  CHECK(find_backend("cpu").name == "cpu");
-  CHECK(find_backend("cpu").kernels == nullptr);
-  CHECK(find_backend("emulated").name == "emulated");
-  CHECK(find_backend("emulated").kernels == &emulated::kBackend);
+  CHECK(&find_backend("cpu") == &cpu_backend());
+  CHECK(&find_backend("emulated") == &emulated::backend());
+  for (const Backend* backend : backends()) {
+    CHECK(std::count(backend_names().begin(), backend_names().end(), backend->name()) == 1);
+    if (backend->missing().empty()) CHECK(&find_backend(backend->name()) == backend);
+  }
   CHECK_THROWS_WITH_AS(find_backend("tpu"), "--backend tpu: unknown; there are cpu, emulated, cuda", InputError);
 }
 

@@ -37,7 +37,7 @@ TEST_CASE("graph: every step can be captured, and every replay has the bits of a
       REQUIRE(cudaStreamSynchronize(stream) == cudaSuccess);
       CHECK(same_output({out.download(), lse.download()}, want));
     }
-    CHECK(workspace.is_ready());
+    CHECK(is_ready(workspace));
     CHECK(cudaGraphExecDestroy(exec) == cudaSuccess);
     CHECK(cudaGraphDestroy(graph) == cudaSuccess);
     CHECK(cudaStreamDestroy(stream) == cudaSuccess);

@@ -122,7 +122,7 @@ TEST_CASE("bulk, cluster: a shard hands on the same forest as step 6, wherever i
   const auto problem = normal_problem(5600, axes, std::vector<std::int64_t>{650});
   for (const Run run : {Run{0, 700}, Run{3, 430}, Run{64, 128}, Run{77, 80}, Run{500, 700}, Run{651, 700}}) {
     INFO("positions " << run.begin << ".." << run.end);
-    const DeviceShard shard(problem->query(0), problem->shard(run, 0), problem->lengths(), problem->scale);
+    const DeviceShard shard(problem->query(0), problem->shard(run), problem->lengths(), problem->scale);
     std::int64_t n_subtrees = 0;
     for (Run rest{run.begin, run.end}; !rest.empty(); ++n_subtrees) rest.begin = first_subtree(rest.begin, rest.end).end();
     const auto states_of = [&](const device::LadderStep& step, int n_splits) {

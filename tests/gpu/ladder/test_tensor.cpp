@@ -128,7 +128,7 @@ TEST_CASE("tensor: shards cut at leaves have the bits of the whole, others are w
     for (const std::vector<std::int64_t>& cuts : {std::vector<std::int64_t>{0, 64, 320, 400}, {0, 3, 77, 200, 201, 390, 400}}) {
       Forest<float> forest(4, 33);
       for (std::size_t i = 0; i + 1 < cuts.size(); ++i) {
-        const DeviceShard shard(problem->query(0), problem->shard({cuts[i], cuts[i + 1]}, 0), problem->lengths(), problem->scale);
+        const DeviceShard shard(problem->query(0), problem->shard({cuts[i], cuts[i + 1]}), problem->lengths(), problem->scale);
         const std::vector<Subtree> subtrees = cover(cuts[i], cuts[i + 1]);
         device::DeviceBuffer<float> states(static_cast<std::int64_t>(subtrees.size()) * forest.block_size());
         states.fill(0xFF);

@@ -7,21 +7,33 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <optional>
 
-#include "distributed/decoders/decoder.hpp"
 #include "reference/data/problem.hpp"
+#include "reference/decode/backend.hpp"
 #include "tests/support/tensor_files.hpp"
 #include "tests/support/tensor_problem.hpp"
 
 namespace tree_attn::test {
 namespace {
 
-const ProblemShape kShape{Storage::F32, 2, 4, 2, 5, 3, 1, 37, {37, 30}};
+const WorkloadShape kShape{{.batch = 2, .heads = 4, .kv_heads = 2, .head_dim = 5, .value_dim = 3}, 37, {37, 30}};
 
-/// Whether a part holds what the whole holds at its positions.
-bool is_part_of(const Shard& part, const Shard& whole) {
-  return copy_of(part.k).bytes == copy_of(whole.k.positions(part.begin, part.end())).bytes &&
-         copy_of(part.v).bytes == copy_of(whole.v.positions(part.begin, part.end())).bytes;
+/// Whether a part, of one batch entry or of all, holds what the whole holds at its positions.
+bool is_part_of(const Shard& part, const Shard& whole, std::optional<std::int64_t> entry = {}) {
+  const auto same = [&](const TensorView& some, const TensorView& all) {
+    const TensorView at = all.positions(part.begin, part.end());
+    return copy_of(some).bytes == copy_of(entry ? at.entry(*entry) : at).bytes;
+  };
+  return same(part.k, whole.k) && same(part.v, whole.v);
+}
+
+/// All positions of a cache that some entry uses, in host memory; valid as long as `memory`.
+Shard held_by(const KvCache& cache, std::vector<std::byte>& memory) {
+  return cache.shard(cache.longest(), [&memory](std::size_t n) {
+    memory.assign(n, std::byte{0});
+    return memory.data();
+  });
 }
 
 /// A file with q [1, 2, l, 3], k [1, 1, 6, 3], v [1, 1, 6, 2] whose numbers count up, and lengths if given.
@@ -56,9 +68,11 @@ TEST_CASE("made-up problem: the same numbers for every cut, storage row by stora
   CHECK(whole.end() == 37);
   for (int p = 1; p <= 8; ++p) {
     for (const Run& run : even_runs(37, p, 4)) {
-      // One that has seen another run before, and a fresh one.
-      CHECK(is_part_of(problem->shard(run, 0), whole));
-      CHECK(is_part_of(make_problem(kShape, 5, 1)->shard(run, 0), whole));
+      // One that has made other rows before, and a fresh one.
+      for (const std::int64_t entry : {0, 1}) {
+        CHECK(is_part_of(problem->keys_and_values(entry, run), whole, entry));
+        CHECK(is_part_of(make_problem(kShape, 5, 1)->keys_and_values(entry, run), whole, entry));
+      }
     }
   }
 }
@@ -85,7 +99,7 @@ TEST_CASE("made-up problem: the seed decides, and heads, positions and tensors d
 }
 
 TEST_CASE("made-up problem: numbers have mean 0, variance 1, no correlation from row to row, and end at 3.5") {
-  const auto problem = make_problem({Storage::F32, 1, 1, 1, 128, 1, 1, 2000, {2000}}, 3, 1);
+  const auto problem = make_problem({{.heads = 1, .kv_heads = 1, .head_dim = 128, .value_dim = 1}, 2000, {2000}}, 3, 1);
   const Tensor k = copy_of(problem->whole().k);
   std::vector<float> numbers(2000 * 128);
   load(k.bytes.data(), Storage::F32, 2000 * 128, numbers.data());
@@ -106,10 +120,10 @@ TEST_CASE("made-up problem: numbers have mean 0, variance 1, no correlation from
 }
 
 TEST_CASE("made-up problem: stored types hold the same numbers, rounded") {
-  ProblemShape shape = kShape;
+  WorkloadShape shape = kShape;
   const auto exact = make_problem(shape, 5, 1);
   for (const Storage storage : {Storage::F16, Storage::BF16}) {
-    shape.storage = storage;
+    shape.dtype = shape.value_dtype = storage;
     const auto rounded = make_problem(shape, 5, 1);
     std::vector<float> numbers(5);
     load_row(exact->whole().k, 1, 1, 36, numbers.data());
@@ -119,7 +133,7 @@ TEST_CASE("made-up problem: stored types hold the same numbers, rounded") {
   }
 }
 
-TEST_CASE("made-up problem: a cache grows by a key a step, and the last step is the same whatever their number") {
+TEST_CASE("made-up problem: a key more in every step, and the last step is the same whatever their number") {
   const auto one = make_problem(kShape, 5, 1);
   for (const int steps : {1, 2, 7, 36}) {
     CAPTURE(steps);
@@ -128,20 +142,29 @@ TEST_CASE("made-up problem: a cache grows by a key a step, and the last step is 
       const std::int64_t to_come = steps - 1 - t;
       CHECK(problem->n_keys(t) == 37 - to_come);
       CHECK(problem->lengths(t) == std::vector<std::int64_t>{37 - to_come, std::max<std::int64_t>(0, 30 - to_come)});
-      // The last key is appended by the rank that holds the end of the sequence; the other ranks see no change.
-      const Shard first = problem->shard({0, 20}, t);
-      CHECK(first.end() == std::min<std::int64_t>(20, 37 - to_come));
-      CHECK(is_part_of(first, one->whole()));
     }
+    // What there is before the first step: everything, or all that is not appended later.
+    const std::int64_t n = steps == 1 ? 0 : steps;
+    CHECK(problem->lengths_at_start() == std::vector<std::int64_t>{37 - n, std::max<std::int64_t>(0, 30 - n)});
     CHECK(copy_of(problem->query(steps - 1)).bytes == copy_of(one->query(0)).bytes);
     if (steps > 1) CHECK(copy_of(problem->query(0)).bytes != copy_of(one->query(0)).bytes);
+  }
+}
 
-    // The rank at the end: its run fills up step by step, and may be taken back to the first step and filled again.
-    for (int repetition = 0; repetition < 2; ++repetition) {
-      for (int t = 0; t < steps; ++t) {
-        const Shard last = problem->shard({20, 37}, t);
-        CHECK(last.end() == std::max<std::int64_t>(20, 37 - (steps - 1 - t)));
-        CHECK(is_part_of(last, one->whole()));
+TEST_CASE("fill: a cache gets the positions of its capacity below the lengths, and nothing twice") {
+  const auto problem = make_problem(kShape, 5, 1);
+  const Shard whole = problem->whole();
+  std::vector<std::byte> memory;
+  for (const Run capacity : {Run{0, 20}, Run{20, 37}, Run{7, 7}}) {
+    const auto cache = cpu_backend().make_cache(kShape, capacity);
+    for (const std::vector<std::int64_t>& lengths : {std::vector<std::int64_t>{3, 21}, {21, 21}, {37, 21}, {37, 37}, {37, 37}}) {
+      fill(*cache, *problem, lengths);
+      for (std::size_t i = 0; i < 2; ++i) {
+        const std::int64_t n = std::clamp<std::int64_t>(lengths[i] - capacity.begin, 0, capacity.size());
+        CHECK(cache->lengths()[i] == n);
+        const Shard held = held_by(*cache, memory);
+        const auto entry = static_cast<std::int64_t>(i);
+        CHECK(is_part_of({held.k.entry(entry).positions(0, n), held.v.entry(entry).positions(0, n), capacity.begin}, whole, entry));
       }
     }
   }
@@ -156,11 +179,16 @@ TEST_CASE("file problem: without steps every query position is one query of the 
   CHECK(problem->shape().value_dim == 2);
   CHECK(problem->lengths(0) == std::vector<std::int64_t>{6});
   CHECK(problem->query(0).shape == Shape{1, 2, 4, 3});
-  const Shard shard = problem->shard({2, 5}, 0);
+  const Shard shard = *problem->in_place({2, 5});
   CHECK(shard.begin == 2);
   CHECK(shard.end() == 5);
   CHECK(is_part_of(shard, problem->whole()));
   CHECK(row_of(shard.k, 0, 0, 0) == std::vector<double>{6, 7, 8});
+  CHECK(is_part_of(problem->keys_and_values(0, {2, 5}), problem->whole(), 0));
+  // A file is borrowed, not copied.
+  const auto cache = cpu_backend().make_cache(problem->shape(), {0, 6});
+  fill_at_start(*cache, *problem, problem->lengths(0));
+  CHECK(cache->shard(6, [](std::size_t) { return nullptr; }).k.data == problem->whole().k.data);
 }
 
 TEST_CASE("file problem: with steps, step t has query position t and all keys but those still to come") {
@@ -174,10 +202,17 @@ TEST_CASE("file problem: with steps, step t has query position t and all keys bu
     const TensorView q = problem->query(t);
     CHECK(q.shape == Shape{1, 2, 1, 3});
     CHECK(row_of(q, 0, 1, 0)[0] == 3 * (4 + t));
-    // Runs are those of the end; what has not arrived is not there.
-    const Shard shard = problem->shard({2, 6}, t);
+  }
+  // Borrowed up to the first step, appended from there on.
+  const auto cache = cpu_backend().make_cache(problem->shape(), {2, 6});
+  fill_at_start(*cache, *problem, problem->lengths_at_start());
+  CHECK(cache->longest() == 0);
+  std::vector<std::byte> memory;
+  for (int t = 0; t < 4; ++t) {
+    fill(*cache, *problem, problem->lengths(t));
+    const Shard shard = held_by(*cache, memory);
     CHECK(shard.begin == 2);
-    CHECK(shard.end() == 3 + t);
+    CHECK(shard.end() == 2 + t);
     CHECK(is_part_of(shard, problem->whole()));
   }
 }

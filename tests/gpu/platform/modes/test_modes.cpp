@@ -175,7 +175,7 @@ TEST_CASE("modes: a shard that begins and ends anywhere hands on its states") {
     const Axes axes{.heads = heads, .kv_heads = 1, .head_dim = 64, .value_dim = 64, .n_keys = 300, .storage = Storage::F16};
     const auto problem = normal_problem(9200, axes);
     const Run run{67, 290};
-    const Shard part = problem->shard(run, 0);
+    const Shard part = problem->shard(run);
     const auto of_shard = problem_of(copy_of(problem->query(0)), copy_of(part.k), copy_of(part.v), std::nullopt, problem->scale);
     const DeviceShard shard(problem->query(0), part, problem->lengths(), problem->scale);
     const std::int64_t n_floats = static_cast<std::int64_t>(cover(run.begin, run.end).size()) * shard.problem.n_rows() * state_size(64);

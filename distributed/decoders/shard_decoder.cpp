@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Caches that are opened once.
+#include "distributed/decoders/shard_decoder.hpp"
+
+namespace tree_attn {
+namespace {
+
+OpenCache open(const Backend& backend, const AttentionShape& shape, Run capacity, double scale) {
+  OpenCache opened{backend.make_cache(shape, capacity), nullptr};
+  opened.session = opened.cache->open(scale);
+  return opened;
+}
+
+}  // namespace
+
+ShardDecoder::ShardDecoder(const Backend& backend, const AttentionShape& shape, Run capacity, double scale)
+    : backend_(backend), scale_(scale), own_(open(backend, shape, capacity, scale)) {}
+
+OpenCache& ShardDecoder::hop(int number, std::int64_t longest) {
+  OpenCache& hop = hops_[static_cast<std::size_t>(number)];
+  if (!hop.cache) hop = open(backend_, cache().shape(), {0, longest}, scale_);
+  return hop;
+}
+
+void ShardDecoder::drop_hops() { hops_ = {}; }
+
+ShardDecoder open_shard(const Backend& backend, const TensorView& q, const Shard& shard, std::span<const std::int64_t> lengths, double scale) {
+  ShardDecoder decoder(backend, shape_of(q, shard.k, shard.v), {shard.begin, shard.end()}, scale);
+  decoder.cache().borrow(shard, positions_in_use(lengths, decoder.cache().capacity()));
+  return decoder;
+}
+
+}  // namespace tree_attn

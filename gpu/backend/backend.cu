@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The kernels of one platform as a backend.
+#include "gpu/backend/backends.hpp"
+#include "gpu/backend/cache.hpp"
+
+namespace tree_attn::TREE_ATTN_PLATFORM {
+namespace {
+
+class KernelBackend final : public Backend {
+ public:
+  std::string_view name() const override { return kName; }
+  std::string missing() const override {
+    try {
+      device();
+    } catch (const DeviceError& error) {
+      return error.what();
+    }
+    return "";
+  }
+  std::vector<std::string> gpus() const override { return gpu_names(); }
+  std::string refusal(const AttentionShape& shape) const override {
+    const AttentionShape stored = stored_on_device(shape);
+    return kEqualRuns.refusal(params_of(stored, {}), stored.dtype);
+  }
+  std::int64_t leaf_keys(const AttentionShape& shape) const override { return on_tensor_cores(shape) ? kLeafKeys : 1; }
+  ErrorTerms error_terms(const AttentionShape& shape) const override {
+    const AttentionShape stored = stored_on_device(shape);
+    const DeviceProblem leaf = params_of(stored, {0, kLeafKeys});
+    return {.exp_error = 4, .n_additions = kEqualRuns.n_additions(leaf, stored.dtype) - tree_additions(leaf, stored.dtype)};
+  }
+  AttentionShape stored(const AttentionShape& shape) const override { return stored_on_device(shape); }
+
+  MemoryNeed memory(const AttentionShape& shape, Run capacity) const override {
+    const AttentionShape s = stored_on_device(shape);
+    const double n_rows = static_cast<double>(s.batch) * static_cast<double>(s.heads) * static_cast<double>(s.n_queries);
+    const double states = static_cast<double>(cover(capacity.begin, capacity.end).size()) * n_rows *
+                          (static_cast<double>(s.value_dim) + 2) * sizeof(float);
+    const double queries = n_rows * static_cast<double>(s.head_dim) * static_cast<double>(bytes_of(s.dtype));
+    MemoryNeed need;
+    need.session = states + queries;
+    if constexpr (kIsHostMemory) {
+      need.session *= 2;
+      need.cache = static_cast<double>(capacity.size()) * static_cast<double>(s.bytes_per_position());
+      need.borrowed_cache = need.cache;
+    }
+    return need;
+  }
+  std::unique_ptr<KvCache> make_cache(const AttentionShape& shape, Run capacity) const override {
+    return std::make_unique<DeviceCache>(shape, capacity);
+  }
+
+ private:
+  static bool on_tensor_cores(const AttentionShape& shape) {
+    const AttentionShape stored = stored_on_device(shape);
+    return multiplies_on_tensor_cores(params_of(stored, {}), stored.dtype);
+  }
+};
+
+}  // namespace
+
+const Backend& backend() {
+  static const KernelBackend backend;
+  return backend;
+}
+
+}  // namespace tree_attn::TREE_ATTN_PLATFORM

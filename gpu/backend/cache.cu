@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Keys and values to the device as they arrive; the library kernel over them; its states back where they are asked
+/// for.
+#include "gpu/backend/cache.hpp"
+
+#include "reference/tensor/convert.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <sstream>
+
+namespace tree_attn::TREE_ATTN_PLATFORM {
+namespace {
+
+/// Positions that are converted at once.
+constexpr std::int64_t kStagedPositions = 64;
+
+std::int64_t size_of(Storage dtype) { return static_cast<std::int64_t>(bytes_of(dtype)); }
+
+bool is_dense(const TensorView& view) { return view.stride == TensorView::dense(nullptr, view.storage, view.shape).stride; }
+
+/// One row in another type. `row` is memory for its elements in F32.
+void convert_row(const TensorView& view, std::int64_t i, std::int64_t j, std::int64_t a, Storage dtype,
+                 std::vector<float>& row, unsigned char* to) {
+  if (view.storage == dtype) {
+    if (view.shape[3] > 0) std::memcpy(to, view.row(i, j, a), static_cast<std::size_t>(view.shape[3] * size_of(dtype)));
+    return;
+  }
+  load_row(view, i, j, a, row.data());
+  store(row.data(), dtype, view.shape[3], reinterpret_cast<std::byte*>(to));
+}
+
+}  // namespace
+
+AttentionShape stored_on_device(const AttentionShape& shape) {
+  AttentionShape stored = shape;
+  if (kernel_unit_of(shape.dtype) == KernelUnit::None || shape.value_dtype != shape.dtype)
+    stored.dtype = stored.value_dtype = Storage::F32;
+  return stored;
+}
+
+DeviceProblem params_of(const AttentionShape& shape, Run capacity) {
+  DeviceProblem params;
+  params.batch = shape.batch, params.kv_heads = shape.kv_heads;
+  params.group = shape.rows_per_kv_head(), params.n_queries = shape.n_queries;
+  params.d_h = static_cast<int>(shape.head_dim), params.d_v = static_cast<int>(shape.value_dim);
+  params.begin = capacity.begin, params.end = capacity.end;
+  return params;
+}
+
+DeviceCache::DeviceCache(const AttentionShape& shape, Run capacity)
+    : KvCache(shape, stored_on_device(shape), capacity),
+      most_(capacity.size()),
+      k_(shape.batch * shape.kv_heads * most_ * shape.head_dim * size_of(KvCache::shape().dtype), MemoryUse::Input),
+      v_(shape.batch * shape.kv_heads * most_ * shape.value_dim * size_of(KvCache::shape().value_dtype), MemoryUse::Input),
+      staging_(static_cast<std::size_t>(shape.kv_heads * std::min(kStagedPositions, most_) *
+                                        std::max(shape.head_dim, shape.value_dim) * size_of(KvCache::shape().dtype))),
+      row_(static_cast<std::size_t>(std::max(shape.head_dim, shape.value_dim))) {}
+
+void DeviceCache::upload(DeviceBuffer<unsigned char>& to, Storage dtype, std::int64_t dim, std::int64_t entry,
+                         std::int64_t first, const TensorView& view) {
+  const std::int64_t n_heads = shape().kv_heads, row = dim * size_of(dtype), pitch = most_ * row, n = view.shape[2];
+  const std::int64_t at = (entry * n_heads * most_ + first) * row;
+  if (n == 0 || row == 0 || n_heads == 0) return;
+
+  // As it is, head by head, if the rows of a head follow each other.
+  if (view.storage == dtype && (view.stride[2] == dim || n == 1)) {
+    to.upload_rows(reinterpret_cast<const unsigned char*>(view.data), view.stride[1] * size_of(dtype), at, pitch, n * row,
+                   n_heads);
+    return;
+  }
+  // Else a few positions at a time.
+  for (std::int64_t begin = 0; begin < n; begin += kStagedPositions) {
+    const std::int64_t m = std::min(kStagedPositions, n - begin);
+    for (std::int64_t h = 0; h < n_heads; ++h) {
+      for (std::int64_t a = 0; a < m; ++a)
+        convert_row(view, 0, h, begin + a, dtype, row_, staging_.data() + (h * m + a) * row);
+    }
+    to.upload_rows(staging_.data(), m * row, at + begin * row, pitch, m * row, n_heads);
+  }
+}
+
+void DeviceCache::write(std::int64_t entry, std::int64_t first, const TensorView& k, const TensorView& v) {
+  upload(k_, shape().dtype, shape().head_dim, entry, first, k);
+  upload(v_, shape().value_dtype, shape().value_dim, entry, first, v);
+}
+
+Shard DeviceCache::shard(std::int64_t n, const std::function<std::byte*(std::size_t)>& memory) const {
+  const AttentionShape& s = shape();
+  const std::int64_t n_heads = s.batch * s.kv_heads, key = s.head_dim * size_of(s.dtype),
+                     value = s.value_dim * size_of(s.value_dtype);
+  std::byte *k = memory(static_cast<std::size_t>(n_heads * n * (key + value))), *v = k + n_heads * n * key;
+  const auto download = [&](const DeviceBuffer<unsigned char>& from, std::byte* to, std::int64_t row) {
+    for (std::int64_t h = 0; h < n_heads && n * row > 0; ++h) {
+      from.download({reinterpret_cast<unsigned char*>(to + h * n * row), static_cast<std::size_t>(n * row)},
+                    h * most_ * row);
+    }
+  };
+  download(k_, k, key);
+  download(v_, v, value);
+  return {TensorView::dense(k, s.dtype, {s.batch, s.kv_heads, n, s.head_dim}),
+          TensorView::dense(v, s.value_dtype, {s.batch, s.kv_heads, n, s.value_dim}), capacity().begin};
+}
+
+std::unique_ptr<DecodeSession> DeviceCache::open(double scale) const {
+  return std::make_unique<DeviceSession>(*this, scale);
+}
+
+DeviceSession::DeviceSession(const DeviceCache& cache, double scale)
+    : DecodeSession(cache),
+      cache_(cache),
+      scale_(scale),
+      q_(cache.shape().n_rows() * cache.shape().head_dim * size_of(cache.shape().dtype), MemoryUse::Input),
+      lengths_(cache.shape().batch, MemoryUse::Input),
+      staging_(static_cast<std::size_t>(q_.size())),
+      row_(static_cast<std::size_t>(cache.shape().head_dim)),
+      forest_(cache.shape().n_rows(), cache.shape().value_dim) {
+  plan_capacity();
+}
+
+/// Plans for the capacity of the cache. Another capacity than the first is a shard of the ring: memory grows where it must.
+void DeviceSession::plan_capacity() {
+  const AttentionShape& shape = cache_.shape();
+  planned_ = cache_.capacity();
+  params_ = params_of(shape, planned_);
+  subtrees_ = cover(planned_.begin, planned_.end);
+  if (subtrees_.empty() || shape.n_rows() == 0) return;
+  params_.k = cache_.keys(), params_.v = cache_.values(), params_.lengths = lengths_.data();
+  const AttentionShape& s = shape;
+  params_.q = {q_.data(), {s.heads * s.n_queries * s.head_dim, s.n_queries * s.head_dim, s.head_dim}};
+  if (const std::string why = kEqualRuns.refusal(params_, s.dtype); !why.empty())
+    throw DeviceError("the kernels do not take " + why);
+  plan_ = kEqualRuns.plan(params_, s.dtype, {});
+  if (!workspace_.is_enough_for(plan_)) workspace_ = DeviceWorkspace(plan_);
+  const std::int64_t n_states = static_cast<std::int64_t>(subtrees_.size()) * forest_.block_size();
+  if (n_states > states_.size()) states_ = DeviceBuffer<float>(n_states);
+  forest_.reserve(subtrees_.size());
+}
+
+States& DeviceSession::run(const TensorView& q, std::span<const std::int64_t> lengths, int lift,
+                           const std::function<void()>& progress) {
+  if (planned_.begin != cache_.capacity().begin || planned_.end != cache_.capacity().end) plan_capacity();
+  is_on_host_ = false;
+  if (subtrees_.empty() || cache_.shape().n_rows() == 0) return *this;
+
+  // Bring what is new: the queries, and how many keys are in use.
+  const Storage dtype = cache_.shape().dtype;
+  if (q.storage == dtype && is_dense(q)) {
+    q_.upload({reinterpret_cast<const unsigned char*>(q.data), static_cast<std::size_t>(q_.size())});
+  } else {
+    unsigned char* to = staging_.data();
+    for (std::int64_t i = 0; i < q.shape[0]; ++i) {
+      for (std::int64_t h = 0; h < q.shape[1]; ++h) {
+        for (std::int64_t j = 0; j < q.shape[2]; ++j, to += q.shape[3] * size_of(dtype))
+          convert_row(q, i, h, j, dtype, row_, to);
+      }
+    }
+    q_.upload(staging_);
+  }
+  lengths_.upload(lengths);
+  if (progress) progress();
+
+  set_scale(params_, dtype, scale_, lift);
+  kEqualRuns.run(params_, dtype, {.states = states_.data()}, plan_, workspace_.get(), Stream{});
+  if (progress) progress();
+  return *this;
+}
+
+Forest<float>& DeviceSession::host() {
+  if (is_on_host_) return forest_;
+  const std::span<float> states = forest_.assign(subtrees_);
+  if (!states.empty()) states_.download(states);
+  is_on_host_ = true;
+  return forest_;
+}
+
+std::int64_t DeviceSession::bytes() const {
+  return forest_.bytes() +
+         static_cast<std::int64_t>(staging_.size() + row_.size() * sizeof(float) + subtrees_.size() * sizeof(Subtree));
+}
+
+std::string DeviceSession::describe() const {
+  std::ostringstream line;
+  line << kEqualRuns.name << " of " << name_of(cache_.shape().dtype) << " on " << plan_.path << " cores: " << plan_.n_blocks
+       << " blocks of " << plan_.n_threads << " threads, " << plan_.n_stages << " stages, " << plan_.shared_bytes / 1024
+       << " KiB shared, workspace " << plan_.n_floats * 4 / 1024 << " KiB";
+  return line.str();
+}
+
+}  // namespace tree_attn::TREE_ATTN_PLATFORM

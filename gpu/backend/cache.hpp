@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief A KV cache in device memory, and decode steps of the library kernel over it (section 5.3, Alg. 3).
+#pragma once
+
+#include "gpu/ladder/ladder.hpp"
+#include "reference/decode/session.hpp"
+
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace tree_attn::TREE_ATTN_PLATFORM {
+
+/// The types in which kernels read a shape: as they are, but a type that no kernel takes, or values of another type than
+/// the keys, become F32.
+AttentionShape stored_on_device(const AttentionShape& shape);
+/// The axes of a shape and the positions of a cache as a kernel sees them; no pointers yet.
+DeviceProblem params_of(const AttentionShape& shape, Run capacity);
+
+/// Keys [b, n_kv, N, d_h] and values [b, n_kv, N, d_v] in device memory, dense, N the longest capacity.
+class DeviceCache final : public KvCache {
+ public:
+  DeviceCache(const AttentionShape& shape, Run capacity);
+
+  DeviceView keys() const {
+    return {k_.data(), {shape().kv_heads * most_ * shape().head_dim, most_ * shape().head_dim, shape().head_dim}};
+  }
+  DeviceView values() const {
+    return {v_.data(), {shape().kv_heads * most_ * shape().value_dim, most_ * shape().value_dim, shape().value_dim}};
+  }
+
+  void reserve() override {}
+  Shard shard(std::int64_t n, const std::function<std::byte*(std::size_t)>& memory) const override;
+  std::unique_ptr<DecodeSession> open(double scale) const override;
+
+ protected:
+  void write(std::int64_t entry, std::int64_t first, const TensorView& k, const TensorView& v) override;
+
+ private:
+  void upload(DeviceBuffer<unsigned char>& to, Storage dtype, std::int64_t dim, std::int64_t entry, std::int64_t first,
+              const TensorView& view);
+
+  std::int64_t most_;  ///< positions of a key/value head that there is memory for
+  DeviceBuffer<unsigned char> k_, v_;
+  std::vector<unsigned char> staging_;  ///< rows of all heads at a few positions, to be converted or gathered
+  std::vector<float> row_;
+};
+
+/// Memory for a plan; counters start at zero.
+class DeviceWorkspace {
+ public:
+  DeviceWorkspace() = default;
+  explicit DeviceWorkspace(const Plan& plan) : floats_(plan.n_floats, MemoryUse::Scratch), counters_(plan.n_counters) {
+    counters_.fill(0);
+  }
+  Workspace get() const { return {floats_.data(), counters_.data()}; }
+  bool is_enough_for(const Plan& plan) const {
+    return plan.n_floats <= floats_.size() && plan.n_counters <= counters_.size();
+  }
+  const DeviceBuffer<unsigned>& counters() const { return counters_; }
+
+ private:
+  DeviceBuffer<float> floats_;
+  DeviceBuffer<unsigned> counters_;
+};
+
+/// Steps over a device cache. Queries and lengths are uploaded, states stay on the device until host() asks for them.
+class DeviceSession final : public DecodeSession, public States {
+ public:
+  /// @throws DeviceError if no kernel takes the shape, or the device has no memory
+  DeviceSession(const DeviceCache& cache, double scale);
+
+  Forest<float>& host() override;
+  const float* device() const override { return states_.data(); }
+  std::int64_t bytes() const override;
+  std::string describe() const override;
+
+ protected:
+  States& run(const TensorView& q, std::span<const std::int64_t> lengths, int lift,
+              const std::function<void()>& progress) override;
+
+ private:
+  void plan_capacity();
+
+  const DeviceCache& cache_;
+  double scale_;
+  DeviceProblem params_;
+  Plan plan_;
+  Run planned_{0, -1};  ///< the capacity that plan_ and subtrees_ are for
+  std::vector<Subtree> subtrees_;
+  DeviceWorkspace workspace_;
+  DeviceBuffer<unsigned char> q_;
+  DeviceBuffer<std::int64_t> lengths_;
+  DeviceBuffer<float> states_;
+  std::vector<unsigned char> staging_;  ///< queries as they are stored, dense
+  std::vector<float> row_;
+  Forest<float> forest_;
+  bool is_on_host_ = true;
+};
+
+}  // namespace tree_attn::TREE_ATTN_PLATFORM

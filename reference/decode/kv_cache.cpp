@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief What all caches check.
+#include "reference/decode/kv_cache.hpp"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+namespace tree_attn {
+
+std::vector<std::int64_t> positions_in_use(std::span<const std::int64_t> lengths, Run range) {
+  std::vector<std::int64_t> n(lengths.begin(), lengths.end());
+  for (std::int64_t& length : n) length = std::clamp<std::int64_t>(length - range.begin, 0, range.size());
+  return n;
+}
+
+KvCache::KvCache(const AttentionShape& shape, const AttentionShape& stored, Run capacity)
+    : given_(shape),
+      stored_(stored),
+      capacity_(capacity),
+      most_(capacity.size()),
+      lengths_(static_cast<std::size_t>(shape.batch), 0) {}
+
+std::int64_t KvCache::longest() const { return lengths_.empty() ? 0 : *std::max_element(lengths_.begin(), lengths_.end()); }
+
+void KvCache::check_entry(const char* function, std::int64_t entry) const {
+  if (entry >= 0 && entry < stored_.batch) return;
+  throw std::out_of_range(std::string(function) + ": batch entry " + std::to_string(entry) + " of a batch of " +
+                          std::to_string(stored_.batch));
+}
+
+void KvCache::check_axes(const char* function, const TensorView& view, const char* name, Storage given, Storage stored,
+                         std::int64_t dim) const {
+  const auto fail = [&](const std::string& why) { throw std::invalid_argument(std::string(function) + ": " + name + why); };
+  if (view.storage != given && view.storage != stored)
+    fail(" is " + std::string(name_of(view.storage)) + ", the cache takes " + std::string(name_of(given)));
+  if (view.shape[1] != stored_.kv_heads || view.shape[3] != dim) {
+    fail(" has " + std::to_string(view.shape[1]) + " heads of " + std::to_string(view.shape[3]) + " elements, the cache " +
+         std::to_string(stored_.kv_heads) + " of " + std::to_string(dim));
+  }
+}
+
+void KvCache::append(std::int64_t entry, const TensorView& k, const TensorView& v) {
+  constexpr const char* kHere = "KvCache::append";
+  check_entry(kHere, entry);
+  check_axes(kHere, k, "k", given_.dtype, stored_.dtype, stored_.head_dim);
+  check_axes(kHere, v, "v", given_.value_dtype, stored_.value_dtype, stored_.value_dim);
+  if (k.shape[0] != 1 || v.shape[0] != 1 || k.shape[2] != v.shape[2]) {
+    throw std::invalid_argument(std::string(kHere) + ": k is of " + std::to_string(k.shape[0]) + " batch entries and " +
+                                std::to_string(k.shape[2]) + " positions, v of " + std::to_string(v.shape[0]) + " and " +
+                                std::to_string(v.shape[2]) + ": it takes one entry");
+  }
+  std::int64_t& length = lengths_[static_cast<std::size_t>(entry)];
+  if (k.shape[2] > capacity_.size() - length) {
+    throw std::out_of_range(std::string(kHere) + ": batch entry " + std::to_string(entry) + " holds " +
+                            std::to_string(length) + " of " + std::to_string(capacity_.size()) + " positions, " +
+                            std::to_string(k.shape[2]) + " more do not fit");
+  }
+  reserve();
+  write(entry, length, k, v);
+  length += k.shape[2];
+}
+
+void KvCache::truncate(std::int64_t entry, std::int64_t n) {
+  check_entry("KvCache::truncate", entry);
+  std::int64_t& length = lengths_[static_cast<std::size_t>(entry)];
+  if (n < 0 || n > length) {
+    throw std::out_of_range("KvCache::truncate: batch entry " + std::to_string(entry) + " holds " + std::to_string(length) +
+                            " positions, not " + std::to_string(n));
+  }
+  length = n;
+}
+
+void KvCache::reset(Run capacity) {
+  if (capacity.size() > most_) {
+    throw std::out_of_range("KvCache::reset: " + std::to_string(capacity.size()) + " positions, the cache has memory for " +
+                            std::to_string(most_));
+  }
+  capacity_ = capacity;
+  std::fill(lengths_.begin(), lengths_.end(), 0);
+}
+
+void KvCache::borrow(const Shard& shard, std::span<const std::int64_t> lengths) {
+  constexpr const char* kHere = "KvCache::borrow";
+  check_axes(kHere, shard.k, "k", given_.dtype, stored_.dtype, stored_.head_dim);
+  check_axes(kHere, shard.v, "v", given_.value_dtype, stored_.value_dtype, stored_.value_dim);
+  const std::int64_t n = std::min(shard.k.shape[2], shard.v.shape[2]);
+  if (shard.k.shape[0] != stored_.batch || shard.v.shape[0] != stored_.batch ||
+      static_cast<std::int64_t>(lengths.size()) != stored_.batch) {
+    throw std::invalid_argument(std::string(kHere) + ": k of " + std::to_string(shard.k.shape[0]) + " batch entries, v of " +
+                                std::to_string(shard.v.shape[0]) + ", " + std::to_string(lengths.size()) +
+                                " lengths, in a cache of " + std::to_string(stored_.batch));
+  }
+  if (shard.begin != capacity_.begin) {
+    throw std::out_of_range(std::string(kHere) + ": row 0 is position " + std::to_string(shard.begin) +
+                            ", the cache begins at " + std::to_string(capacity_.begin));
+  }
+  for (std::size_t i = 0; i < lengths.size(); ++i) {
+    if (lengths[i] >= 0 && lengths[i] <= std::min(n, capacity_.size())) continue;
+    throw std::out_of_range(std::string(kHere) + ": length " + std::to_string(lengths[i]) + " of batch entry " +
+                            std::to_string(i) + ", with " + std::to_string(n) + " rows and room for " +
+                            std::to_string(capacity_.size()));
+  }
+  std::fill(lengths_.begin(), lengths_.end(), 0);
+  write_all(shard, lengths);
+  std::copy(lengths.begin(), lengths.end(), lengths_.begin());
+}
+
+void KvCache::write_all(const Shard& shard, std::span<const std::int64_t> lengths) {
+  reserve();
+  for (std::int64_t i = 0; i < stored_.batch; ++i) {
+    const std::int64_t n = lengths[static_cast<std::size_t>(i)];
+    write(i, 0, shard.k.entry(i).positions(0, n), shard.v.entry(i).positions(0, n));
+  }
+}
+
+}  // namespace tree_attn

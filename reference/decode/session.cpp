@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief What all sessions check.
+#include "reference/decode/session.hpp"
+
+#include <algorithm>
+#include <stdexcept>
+
+namespace tree_attn {
+
+States& DecodeSession::decode(const TensorView& q, std::span<const std::int64_t> lengths, int lift,
+                              const std::function<void()>& progress) {
+  const AttentionShape& shape = cache_.shape();
+  if (q.shape != std::array{shape.batch, shape.heads, shape.n_queries, shape.head_dim} ||
+      static_cast<std::int64_t>(lengths.size()) != shape.batch) {
+    std::string axes;
+    for (const std::int64_t n : q.shape) axes += (axes.empty() ? "" : ", ") + std::to_string(n);
+    throw std::invalid_argument("DecodeSession::decode: q [" + axes + "] with " + std::to_string(lengths.size()) +
+                                " lengths, the cache has [" + std::to_string(shape.batch) + ", " +
+                                std::to_string(shape.heads) + ", " + std::to_string(shape.n_queries) + ", " +
+                                std::to_string(shape.head_dim) + "]");
+  }
+  const Run capacity = cache_.capacity();
+  for (std::size_t i = 0; i < lengths.size(); ++i) {
+    const std::int64_t needed = std::clamp<std::int64_t>(lengths[i] - capacity.begin, 0, capacity.size());
+    if (needed <= cache_.lengths()[i]) continue;
+    throw std::out_of_range("DecodeSession::decode: batch entry " + std::to_string(i) + " has " +
+                            std::to_string(lengths[i]) + " keys, the cache holds those at [" +
+                            std::to_string(capacity.begin) + ", " + std::to_string(capacity.begin + cache_.lengths()[i]) +
+                            ") of its " + std::to_string(capacity.size()));
+  }
+  return run(q, lengths, lift, progress);
+}
+
+}  // namespace tree_attn

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The axes and types of one attention step (the arrays of eq. (7)): all that a plan or a cache needs to know of
+/// them.
+#pragma once
+
+#include "reference/tensor/view.hpp"
+
+#include <cstdint>
+
+namespace tree_attn {
+
+/// q [b, n_h, l, d_h], k [b, n_kv, N, d_h] and v [b, n_kv, N, d_v], without N: a cache grows.
+struct AttentionShape {
+  Storage dtype = Storage::F32;        ///< type of queries and keys
+  Storage value_dtype = Storage::F32;  ///< type of values
+  std::int64_t batch = 1;              ///< b
+  std::int64_t heads = 16;             ///< n_h, a multiple of n_kv
+  std::int64_t kv_heads = 16;          ///< n_kv
+  std::int64_t n_queries = 1;          ///< l
+  std::int64_t head_dim = 128;         ///< d_h
+  std::int64_t value_dim = 128;        ///< d_v
+
+  bool operator==(const AttentionShape&) const = default;
+  /// Rows of the output: row (i, h, j) is (i n_h + h) l + j.
+  std::int64_t n_rows() const { return batch * heads * n_queries; }
+  /// Query rows that share a key/value head of one batch entry: n_h / n_kv * l; 0 where there is no such head.
+  std::int64_t rows_per_kv_head() const { return batch == 0 || kv_heads == 0 ? 0 : heads / kv_heads * n_queries; }
+  /// Bytes of one position: a key and a value for every key/value head of every batch entry.
+  std::int64_t bytes_per_position() const {
+    return batch * kv_heads *
+           (head_dim * static_cast<std::int64_t>(bytes_of(dtype)) +
+            value_dim * static_cast<std::int64_t>(bytes_of(value_dtype)));
+  }
+};
+
+/// The shape of given tensors.
+/// @param q [b, n_h, l, d_h]
+/// @param k [b, n_kv, N, d_h]
+/// @param v [b, n_kv, N, d_v]
+inline AttentionShape shape_of(const TensorView& q, const TensorView& k, const TensorView& v) {
+  return {.dtype = k.storage,
+          .value_dtype = v.storage,
+          .batch = q.shape[0],
+          .heads = q.shape[1],
+          .kv_heads = k.shape[1],
+          .n_queries = q.shape[2],
+          .head_dim = q.shape[3],
+          .value_dim = v.shape[3]};
+}
+
+}  // namespace tree_attn

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief A decode step allocates nothing on the CPU: operator new, which this program replaces, counts.
+#include "reference/decode/backend.hpp"
+#include "tests/support/tensor_problem.hpp"
+
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <new>
+
+namespace {
+
+std::atomic<int> n_allocations = 0;
+
+void* counted(std::size_t n, std::size_t alignment = alignof(std::max_align_t)) {
+  ++n_allocations;
+  if (void* memory = std::aligned_alloc(alignment, (n + alignment - 1) / alignment * alignment + (n == 0 ? alignment : 0)))
+    return memory;
+  throw std::bad_alloc();
+}
+
+}  // namespace
+
+void* operator new(std::size_t n) { return counted(n); }
+void* operator new[](std::size_t n) { return counted(n); }
+void* operator new(std::size_t n, std::align_val_t alignment) { return counted(n, static_cast<std::size_t>(alignment)); }
+void* operator new[](std::size_t n, std::align_val_t alignment) { return counted(n, static_cast<std::size_t>(alignment)); }
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete[](void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); }
+void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
+void operator delete[](void* memory, std::align_val_t) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
+void operator delete[](void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
+
+namespace tree_attn::test {
+
+TEST_CASE("step: appending a position and decoding allocate nothing, from the first step on") {
+  for (const Storage storage : {Storage::F32, Storage::BF16}) {
+    const auto problem =
+        normal_problem(5500, {.batch = 2, .heads = 4, .kv_heads = 2, .n_queries = 2, .n_keys = 300, .storage = storage});
+    const Run capacity{37, 300};
+    for (const bool borrows : {false, true}) {
+      const auto cache = cpu_backend().make_cache(problem->shape(), capacity);
+      const auto session = cache->open(problem->scale);
+      std::vector<std::int64_t> lengths{100, 90};
+      if (borrows) cache->borrow(problem->shard(capacity), std::vector<std::int64_t>{100 - 37, 90 - 37});
+      cache->reserve();
+      for (std::int64_t i = 0; i < 2 && !borrows; ++i) {
+        const Shard start = problem->keys_and_values(i, {37, lengths[static_cast<std::size_t>(i)]});
+        cache->append(i, start.k, start.v);
+      }
+      const TensorView q = problem->query(0);
+      const std::function<void()> progress = [] {};
+      std::vector<Shard> next(2);
+      for (int step = 0; step < 190; ++step) {
+        for (std::size_t i = 0; i < 2; ++i)
+          next[i] = problem->keys_and_values(static_cast<std::int64_t>(i), {lengths[i], lengths[i] + 1});
+        const int before = n_allocations;
+        for (std::size_t i = 0; i < 2; ++i) cache->append(static_cast<std::int64_t>(i), next[i].k, next[i].v), ++lengths[i];
+        const Forest<float>& states = session->decode(q, lengths, 0, progress).host();
+        const int allocated = n_allocations - before;
+        REQUIRE(allocated == 0);
+        REQUIRE(states.subtrees().size() > 1);
+      }
+    }
+  }
+  // The counter counts.
+  const int before = n_allocations;
+  const std::vector<float> some(1000);
+  CHECK(n_allocations == before + 1);
+}
+
+}  // namespace tree_attn::test

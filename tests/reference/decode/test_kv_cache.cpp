@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The KV cache of the CPU and its sessions: growth changes no bit, and what does not fit is refused.
+#include "reference/decode/backend.hpp"
+#include "reference/decode/decode.hpp"
+#include "tests/support/tensor_problem.hpp"
+
+#include <doctest/doctest.h>
+
+#include <cstring>
+#include <stdexcept>
+
+namespace tree_attn::test {
+namespace {
+
+constexpr Run kCapacity{70, 300};
+
+/// Positions [begin, end) of one batch entry.
+Shard part(TensorProblem& problem, std::int64_t entry, std::int64_t begin, std::int64_t end) {
+  return problem.keys_and_values(entry, {begin, end});
+}
+
+bool same_states(const Forest<float>& a, const Forest<float>& b) {
+  return a.subtrees() == b.subtrees() && a.states().size() == b.states().size() &&
+         std::memcmp(a.states().data(), b.states().data(), a.states().size_bytes()) == 0;
+}
+
+std::vector<std::int64_t> used(const std::vector<std::int64_t>& lengths) { return positions_in_use(lengths, kCapacity); }
+
+}  // namespace
+
+/// @tested{eq_7, eq. (7)}
+TEST_CASE("cache: keys appended in portions of any size have the states of a shard that was there from the start") {
+  for (const Storage storage : {Storage::F32, Storage::BF16}) {
+    const std::vector<std::int64_t> lengths{300, 0, 71, 133};
+    const auto problem = normal_problem(5100,
+                                        {.batch = 4,
+                                         .heads = 4,
+                                         .kv_heads = 2,
+                                         .head_dim = 12,
+                                         .value_dim = 9,
+                                         .n_queries = 2,
+                                         .n_keys = 300,
+                                         .storage = storage},
+                                        lengths);
+    const Forest<float> want = decode_shard(problem->query(0), problem->shard(kCapacity), lengths, problem->scale);
+    for (const std::int64_t portion : {1, 7, 64, 1000}) {
+      CAPTURE(portion);
+      const auto cache = cpu_backend().make_cache(problem->shape(), kCapacity);
+      const auto session = cache->open(problem->scale);
+      // The positions of all entries, a portion at a time; a decode in between leaves no trace.
+      for (std::int64_t begin = kCapacity.begin; begin < kCapacity.end; begin += portion) {
+        for (std::int64_t i = 0; i < 4; ++i) {
+          const std::int64_t end = std::min({begin + portion, kCapacity.end, lengths[static_cast<std::size_t>(i)]});
+          if (begin < end) cache->append(i, part(*problem, i, begin, end).k, part(*problem, i, begin, end).v);
+        }
+        std::vector<std::int64_t> now(lengths);
+        for (std::int64_t& length : now) length = std::min(length, std::min(begin + portion, kCapacity.end));
+        const Forest<float>& states = session->decode(problem->query(0), now).host();
+        if (portion >= 64)
+          CHECK(same_states(states, decode_shard(problem->query(0), problem->shard(kCapacity), now, problem->scale)));
+        CHECK(states.subtrees() == want.subtrees());
+      }
+      CHECK(std::vector(cache->lengths().begin(), cache->lengths().end()) == used(lengths));
+      CHECK(cache->longest() == 230);
+      CHECK(same_states(session->decode(problem->query(0), lengths).host(), want));
+      CHECK(session->describe() == "");
+    }
+  }
+}
+
+TEST_CASE("cache: borrowed positions are read where they are, and appended ones follow them") {
+  const std::vector<std::int64_t> lengths{300, 90};
+  const auto problem = normal_problem(5200, {.batch = 2, .n_keys = 300}, lengths);
+  const Forest<float> want = decode_shard(problem->query(0), problem->shard(kCapacity), lengths, problem->scale);
+  const auto no_memory = [](std::size_t) -> std::byte* { throw std::logic_error("a copy"); };
+  const auto cache = cpu_backend().make_cache(problem->shape(), kCapacity);
+  const auto session = cache->open(problem->scale);
+
+  // All of it: nothing is copied, but the view is of a longer array and not dense.
+  cache->borrow(problem->shard(kCapacity), used(lengths));
+  CHECK(same_states(session->decode(problem->query(0), lengths).host(), want));
+  CHECK_THROWS_AS(cache->shard(230, no_memory), std::logic_error);
+  const Tensor k = copy_of(problem->shard(kCapacity).k), v = copy_of(problem->shard(kCapacity).v);
+  cache->borrow({k.view(), v.view(), kCapacity.begin}, used(lengths));
+  CHECK(cache->shard(230, no_memory).k.data == k.bytes.data());
+
+  // A part of it; then the rest, also after some was dropped again.
+  for (int repetition = 0; repetition < 2; ++repetition) {
+    if (repetition == 0) cache->borrow(problem->shard(kCapacity), std::vector<std::int64_t>{100, 20});
+    if (repetition == 1) cache->truncate(0, 40), cache->truncate(1, 0);
+    for (std::int64_t i = 0; i < 2; ++i) {
+      const Shard rest = part(*problem, i, kCapacity.begin + cache->lengths()[static_cast<std::size_t>(i)],
+                              lengths[static_cast<std::size_t>(i)]);
+      cache->append(i, rest.k, rest.v);
+    }
+    CHECK(same_states(session->decode(problem->query(0), lengths).host(), want));
+  }
+
+  // What is appended in place of borrowed positions counts, and the borrowed memory is as it was.
+  cache->borrow(problem->shard(kCapacity), used(lengths));
+  const auto other = cpu_backend().make_cache(problem->shape(), kCapacity);
+  for (std::int64_t i = 0; i < 2; ++i) {
+    cache->truncate(i, 10);
+    other->append(i, part(*problem, i, 70, 80).k, part(*problem, i, 70, 80).v);
+    for (KvCache* each : {cache.get(), other.get()})
+      each->append(i, part(*problem, 1 - i, 0, 10).k, part(*problem, 1 - i, 0, 10).v);
+  }
+  const std::vector<std::int64_t> twenty{90, 90};
+  CHECK(same_states(session->decode(problem->query(0), twenty).host(),
+                    other->open(problem->scale)->decode(problem->query(0), twenty).host()));
+  cache->borrow(problem->shard(kCapacity), used(lengths));
+  CHECK(same_states(session->decode(problem->query(0), lengths).host(), want));
+
+  // On host memory it is what it was, where it is used.
+  std::vector<std::byte> memory;
+  const Shard copy = cache->shard(230, [&memory](std::size_t n) {
+    memory.resize(n);
+    return memory.data();
+  });
+  CHECK(memory.size() == static_cast<std::size_t>(230 * cache->shape().bytes_per_position()));
+  CHECK(copy_of(copy.k.entry(0)).bytes == copy_of(k.view().entry(0)).bytes);
+  CHECK(copy_of(copy.v.entry(1).positions(0, 20)).bytes == copy_of(v.view().entry(1).positions(0, 20)).bytes);
+}
+
+TEST_CASE("cache: what does not fit is refused in a line with the values, and nothing is changed") {
+  const auto problem = normal_problem(5300, {.batch = 2, .n_keys = 300});
+  const auto cache = cpu_backend().make_cache(problem->shape(), {0, 5});
+  const Shard three = part(*problem, 1, 0, 3);
+  cache->append(1, three.k, three.v);
+  CHECK_THROWS_WITH_AS(cache->append(1, three.k, three.v),
+                       "KvCache::append: batch entry 1 holds 3 of 5 positions, 3 more do not fit", std::out_of_range);
+  CHECK_THROWS_WITH_AS(cache->append(2, three.k, three.v), "KvCache::append: batch entry 2 of a batch of 2",
+                       std::out_of_range);
+  CHECK_THROWS_WITH_AS(cache->append(-1, three.k, three.v), "KvCache::append: batch entry -1 of a batch of 2",
+                       std::out_of_range);
+  CHECK_THROWS_WITH_AS(cache->append(0, part(*problem, 1, 0, 2).k, three.v),
+                       "KvCache::append: k is of 1 batch entries and 2 positions, v of 1 and 3: it takes one entry",
+                       std::invalid_argument);
+  CHECK_THROWS_WITH_AS(cache->append(0, problem->shard({0, 3}).k, problem->shard({0, 3}).v),
+                       "KvCache::append: k is of 2 batch entries and 3 positions, v of 2 and 3: it takes one entry",
+                       std::invalid_argument);
+  TensorView other = three.k;
+  other.storage = Storage::F16;
+  CHECK_THROWS_WITH_AS(cache->append(0, other, three.v), "KvCache::append: k is F16, the cache takes F32",
+                       std::invalid_argument);
+  other = three.v;
+  other.shape[3] = 15;
+  CHECK_THROWS_WITH_AS(cache->append(0, three.k, other), "KvCache::append: v has 2 heads of 15 elements, the cache 2 of 16",
+                       std::invalid_argument);
+  CHECK_THROWS_WITH_AS(cache->truncate(1, 4), "KvCache::truncate: batch entry 1 holds 3 positions, not 4",
+                       std::out_of_range);
+  CHECK_THROWS_WITH_AS(cache->reset({1, 7}), "KvCache::reset: 6 positions, the cache has memory for 5", std::out_of_range);
+  CHECK_THROWS_WITH_AS(cache->borrow(problem->shard({1, 6}), std::vector<std::int64_t>{1, 1}),
+                       "KvCache::borrow: row 0 is position 1, the cache begins at 0", std::out_of_range);
+  CHECK_THROWS_WITH_AS(cache->borrow(problem->shard({0, 5}), std::vector<std::int64_t>{1, 6}),
+                       "KvCache::borrow: length 6 of batch entry 1, with 5 rows and room for 5", std::out_of_range);
+  CHECK_THROWS_WITH_AS(cache->borrow(problem->shard({0, 5}), std::vector<std::int64_t>{1}),
+                       "KvCache::borrow: k of 2 batch entries, v of 2, 1 lengths, in a cache of 2", std::invalid_argument);
+  CHECK(std::vector(cache->lengths().begin(), cache->lengths().end()) == std::vector<std::int64_t>{0, 3});
+
+  // A step that asks for more than is held, and one with other queries.
+  const auto session = cache->open(1);
+  CHECK_THROWS_WITH_AS(session->decode(problem->query(0), std::vector<std::int64_t>{0, 4}),
+                       "DecodeSession::decode: batch entry 1 has 4 keys, the cache holds those at [0, 3) of its 5",
+                       std::out_of_range);
+  CHECK_THROWS_WITH_AS(session->decode(problem->query(0).entry(0), std::vector<std::int64_t>{0}),
+                       "DecodeSession::decode: q [1, 4, 1, 16] with 1 lengths, the cache has [2, 4, 1, 16]",
+                       std::invalid_argument);
+  CHECK_NOTHROW(session->decode(problem->query(0), std::vector<std::int64_t>{0, 3}));
+}
+
+TEST_CASE("cache: another range of positions takes the same memory, empty ranges and empty batches have no states") {
+  const auto problem = normal_problem(5400, {.batch = 2, .n_keys = 300});
+  const auto cache = cpu_backend().make_cache(problem->shape(), {0, 200});
+  const auto session = cache->open(problem->scale);
+  for (const Run capacity : {Run{0, 200}, {200, 300}, {64, 65}, {300, 300}, {33, 200}}) {
+    CAPTURE(capacity.begin);
+    cache->reset(capacity);
+    CHECK(cache->longest() == 0);
+    cache->borrow(problem->shard(capacity), std::vector<std::int64_t>{capacity.size(), capacity.size()});
+    CHECK(same_states(session->decode(problem->query(0), problem->lengths()).host(),
+                      decode_shard(problem->query(0), problem->shard(capacity), problem->lengths(), problem->scale)));
+    // What was borrowed for one range is not there in the next.
+    cache->reset(capacity);
+    for (std::int64_t i = 0; i < 2; ++i)
+      cache->append(i, part(*problem, i, capacity.begin, capacity.end).k, part(*problem, i, capacity.begin, capacity.end).v);
+    CHECK(same_states(session->decode(problem->query(0), problem->lengths()).host(),
+                      decode_shard(problem->query(0), problem->shard(capacity), problem->lengths(), problem->scale)));
+  }
+  AttentionShape none = problem->shape();
+  none.batch = 0;
+  const auto empty = cpu_backend().make_cache(none, {0, 100});
+  TensorView q = problem->query(0);
+  q.shape[0] = 0;
+  Forest<float>& states = empty->open(1)->decode(q, {}).host();
+  CHECK(states.n_rows() == 0);
+  CHECK(empty->longest() == 0);
+}
+
+TEST_CASE("cache: what a backend says that a session will take is what it takes") {
+  for (const Run capacity : {Run{0, 0}, {0, 64}, {0, 1000}, {77, 5000}}) {
+    for (const std::int64_t n_queries : {1, 3}) {
+      const AttentionShape shape{
+          .batch = 2, .heads = 6, .kv_heads = 2, .n_queries = n_queries, .head_dim = 40, .value_dim = 24};
+      const auto cache = cpu_backend().make_cache(shape, capacity);
+      const MemoryNeed need = cpu_backend().memory(shape, capacity);
+      CHECK(need.session == static_cast<double>(cache->open(1)->bytes()));
+      CHECK(need.cache == static_cast<double>(cache->bytes()));
+      CHECK(need.borrowed_cache == 0);
+    }
+  }
+}
+
+}  // namespace tree_attn::test
