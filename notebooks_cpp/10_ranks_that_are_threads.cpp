@@ -26,14 +26,14 @@ using notebook::expect;
 std::vector<float> normal(unsigned seed, std::int64_t n) {
   std::mt19937 random(seed);
   std::normal_distribution<float> draw;
-  std::vector<float> numbers(std::size_t(n), 0.0f);
-  for (float& x : numbers) x = draw(random);
-  return numbers;
+  std::vector<float> elements(std::size_t(n), 0.0f);
+  for (float& x : elements) x = draw(random);
+  return elements;
 }
 
 /// A dense tensor in memory of ours: the library only looks at it.
-TensorView view(const std::vector<float>& numbers, const std::array<std::int64_t, 4>& shape) {
-  return TensorView::dense(reinterpret_cast<const std::byte*>(numbers.data()), Storage::F32, shape);
+TensorView view(const std::vector<float>& elements, const std::array<std::int64_t, 4>& shape) {
+  return TensorView::dense(reinterpret_cast<const std::byte*>(elements.data()), DType::F32, shape);
 }
 
 int main() {
@@ -57,7 +57,7 @@ int main() {
 
   // %%
   const auto decode = [&](int p, const Algorithm& algorithm) {
-    const std::vector<Run> ranges = even_runs(N, p, kLeafKeys);
+    const std::vector<KeyRange> ranges = even_ranges(N, p, kLeafKeys);
     std::vector<DecodeOutput> outputs(std::size_t(p), DecodeOutput{});
     constexpr double kTimeout = 60;
     run_threads(Topology::pretend(p, 4), kTimeout, [&](ThreadTransport& transport) {

@@ -35,9 +35,9 @@ DecodeOutput attend(MPI_Comm comm, const TensorView& q, const TensorView& k, con
   const std::int64_t mine = k.shape[2];
   const std::vector<std::int64_t> by_rank = ranks.all_gather(std::span(&mine, 1), "the lengths");
   std::vector<std::int64_t> in_order;
-  for (const int rank : transport.topology().row()) in_order.push_back(by_rank[std::size_t(rank)]);
-  const std::vector<Run> ranges = runs_of_lengths(in_order);
-  const Run own = ranges[std::size_t(transport.topology().place_of(ranks.rank()))];
+  for (const int rank : transport.topology().order()) in_order.push_back(by_rank[std::size_t(rank)]);
+  const std::vector<KeyRange> ranges = ranges_of_lengths(in_order);
+  const KeyRange own = ranges[std::size_t(transport.topology().index_of(ranks.rank()))];
 
   const std::vector<std::int64_t> lengths = {ranges.back().end};
   const double scale = 1 / std::sqrt(double(q.shape[3]));
@@ -49,13 +49,13 @@ DecodeOutput attend(MPI_Comm comm, const TensorView& q, const TensorView& k, con
 std::vector<float> normal(unsigned seed, std::int64_t n) {
   std::mt19937 random(seed);
   std::normal_distribution<float> draw;
-  std::vector<float> numbers(std::size_t(n), 0.0f);
-  for (float& x : numbers) x = draw(random);
-  return numbers;
+  std::vector<float> elements(std::size_t(n), 0.0f);
+  for (float& x : elements) x = draw(random);
+  return elements;
 }
 
-TensorView view(const std::vector<float>& numbers, const std::array<std::int64_t, 4>& shape) {
-  return TensorView::dense(reinterpret_cast<const std::byte*>(numbers.data()), Storage::F32, shape);
+TensorView view(const std::vector<float>& elements, const std::array<std::int64_t, 4>& shape) {
+  return TensorView::dense(reinterpret_cast<const std::byte*>(elements.data()), DType::F32, shape);
 }
 
 int main(int argc, char** argv) {

@@ -30,7 +30,7 @@
 #include <string>
 #include <vector>
 
-#include "distributed/transport/schedule.hpp"
+#include "distributed/transport/exchange.hpp"
 #include "notebooks_cpp/notebook.hpp"
 #include "reference/state/state.hpp"
 
@@ -268,7 +268,7 @@ plot $share using 1:3 with lines lw 2 lc rgb '#bbbbbb' title 'ties that go the o
   //
   // In an AllReduce by doubling two ranks compute the same merge at the same time. If each puts
   // what it has on the left, they compute `merge(mine, theirs)` with sides swapped, and part ways.
-  // Here ranks run the schedule of `distributed/transport/schedule.hpp`, and we count how many different
+  // Here ranks run the exchange of `distributed/transport/exchange.hpp`, and we count how many different
   // states they end with.
 
   // %%
@@ -278,7 +278,7 @@ plot $share using 1:3 with lines lw 2 lc rgb '#bbbbbb' title 'ties that go the o
     for (std::size_t round = 0; round < n_rounds; ++round) {
       const std::vector<State> before = ranks;
       for (int me = 0; me < p; ++me) {
-        const ScheduleStep step = butterfly(p, me)[round];
+        const ExchangeStep step = butterfly(p, me)[round];
         ranks[std::size_t(me)] = merge_two(
             before[std::size_t(me)], before[std::size_t(step.peer)], step.peer_is_left(me));
       }

@@ -28,7 +28,7 @@
 #include <string>
 #include <vector>
 
-#include "distributed/transport/schedule.hpp"
+#include "distributed/transport/exchange.hpp"
 #include "notebooks_cpp/notebook.hpp"
 #include "reference/state/forest.hpp"
 #include "reference/state/tree_reduce.hpp"
@@ -240,9 +240,9 @@ plot $steps index 2 using 1:2 with linespoints ls 1 title 'N = 2^{16}', \
     Forest<float> whole(1, 1);
     std::int64_t a = 0;
     for (const std::int64_t end : ends) {
-      Forest<float> run(1, 1);
-      for (; a < end; ++a) push_key(run, a, s[std::size_t(a)], v[std::size_t(a)]);
-      whole.append(run.subtrees(), run.states().data());
+      Forest<float> range(1, 1);
+      for (; a < end; ++a) push_key(range, a, s[std::size_t(a)], v[std::size_t(a)]);
+      whole.append(range.subtrees(), range.states().data());
     }
     const std::span<const float> root = whole.fold();
     ++canonical[Root(root.begin(), root.end())];
@@ -301,7 +301,7 @@ plot $steps index 2 using 1:2 with linespoints ls 1 title 'N = 2^{16}', \
   const auto print_schedule = [](int p) {
     for (int me = 0; me < p; ++me) {
       std::printf("member %d:", me);
-      for (const ScheduleStep& step : butterfly(p, me)) {
+      for (const ExchangeStep& step : butterfly(p, me)) {
         const char* way = step.finished    ? "<="
                           : !step.sends    ? "<-"
                           : !step.receives ? "->"
@@ -326,10 +326,10 @@ plot $steps index 2 using 1:2 with linespoints ls 1 title 'N = 2^{16}', \
 
   // %%
   struct Member {
-    std::vector<ScheduleStep> steps;
-    MemberRun has;
+    std::vector<ExchangeStep> steps;
+    MemberRange has;
     std::size_t n_taken = 0;
-    const ScheduleStep* next() const {
+    const ExchangeStep* next() const {
       return n_taken < steps.size() ? &steps[n_taken] : nullptr;
     }
   };
@@ -337,7 +337,7 @@ plot $steps index 2 using 1:2 with linespoints ls 1 title 'N = 2^{16}', \
     const std::vector<Member> before = members;
     int n_messages = 0;
     for (int me = 0; me < std::ssize(members); ++me) {
-      const ScheduleStep* step = before[std::size_t(me)].next();
+      const ExchangeStep* step = before[std::size_t(me)].next();
       if (step == nullptr) continue;
       const Member& peer = before[std::size_t(step->peer)];
       if (peer.next() == nullptr || peer.next()->peer != me) continue;
@@ -346,11 +346,11 @@ plot $steps index 2 using 1:2 with linespoints ls 1 title 'N = 2^{16}', \
       ++member.n_taken;
       n_messages += step->sends;
       if (!step->receives) continue;
-      const MemberRun left = step->peer_is_left(me) ? peer.has : member.has;
-      const MemberRun right = step->peer_is_left(me) ? member.has : peer.has;
+      const MemberRange left = step->peer_is_left(me) ? peer.has : member.has;
+      const MemberRange right = step->peer_is_left(me) ? member.has : peer.has;
       expect(step->theirs == peer.has, "a member knows what it receives");
       expect(step->finished || left.end == right.begin, "only neighbours merge");
-      member.has = step->finished ? peer.has : MemberRun{left.begin, right.end};
+      member.has = step->finished ? peer.has : MemberRange{left.begin, right.end};
     }
     return n_messages;
   };
@@ -370,7 +370,7 @@ plot $steps index 2 using 1:2 with linespoints ls 1 title 'N = 2^{16}', \
       n = take_round(members);
     }
     for (const Member& member : members) {
-      expect(member.has == MemberRun{0, p}, "everybody ends with everything");
+      expect(member.has == MemberRange{0, p}, "everybody ends with everything");
     }
     std::printf("\n%d rounds, %d messages\n\n", n_rounds, n_messages);
     return n_rounds;

@@ -21,9 +21,9 @@
 
 #include "distributed/decoders/decoder.hpp"
 #include "distributed/measure/predict.hpp"
-#include "distributed/transport/schedule.hpp"
+#include "distributed/transport/exchange.hpp"
 #include "distributed/transport/thread_transport.hpp"
-#include "reference/data/problem.hpp"
+#include "reference/data/workload.hpp"
 #include "notebooks_cpp/notebook.hpp"
 #include "reference/oracle/algorithms.hpp"
 #include "reference/oracle/attention.hpp"
@@ -154,7 +154,7 @@ int main() {
   for (std::size_t round = 0; round < butterfly(int(p), 0).size(); ++round) {
     const std::vector<State> before = states;
     for (int me = 0; me < int(p); ++me) {
-      const ScheduleStep step = butterfly(int(p), me)[round];
+      const ExchangeStep step = butterfly(int(p), me)[round];
       State left = before[std::size_t(step.peer_is_left(me) ? step.peer : me)];
       const State& right = before[std::size_t(step.peer_is_left(me) ? me : step.peer)];
       merge(left.data(), right.data(), d_v);
@@ -226,11 +226,11 @@ int main() {
   for (Eigen::Index a = 0; a <= N; ++a) {
     for (Eigen::Index b = a; b <= N; ++b) {
       for (Eigen::Index c = b; c <= N; ++c, ++n_cuts) {
-        const std::vector<std::pair<Eigen::Index, Eigen::Index>> runs = {
+        const std::vector<std::pair<Eigen::Index, Eigen::Index>> ranges = {
             {0, a}, {a, b}, {b, c}, {c, N}};
         Forest<double> forest(1, d_v);
         std::vector<State> each;
-        for (const auto& [first, last] : runs) {
+        for (const auto& [first, last] : ranges) {
           const Forest<double> run = forest_of(first, last);
           forest.append(run.subtrees(), run.states().data());
           each.push_back(state_of(first, last));
@@ -261,11 +261,11 @@ int main() {
   // %%
   const WorkloadShape shape{{.heads = 4, .kv_heads = 2, .head_dim = 16, .value_dim = 16}, 512, {512}};
   const auto decode_on = [&shape](Transport& rank, const Algorithm& algorithm) {
-    const std::vector<Run> runs = even_runs(shape.n_keys, rank.size(), kLeafKeys);
-    const std::unique_ptr<Problem> problem = make_problem(shape, 7, 1);
-    ShardDecoder shard(cpu_backend(), shape, runs[std::size_t(rank.rank())], 0.25);
-    fill(shard.cache(), *problem, shape.lengths);
-    return algorithm.run(rank, {problem->query(0), shard, shape.lengths, runs});
+    const std::vector<KeyRange> ranges = even_ranges(shape.n_keys, rank.size(), kLeafKeys);
+    const std::unique_ptr<Workload> workload = make_workload(shape, 7, 1);
+    ShardDecoder shard(cpu_backend(), shape, ranges[std::size_t(rank.rank())], 0.25);
+    fill(shard.cache(), *workload, shape.lengths);
+    return algorithm.run(rank, {workload->query(0), shard, shape.lengths, ranges});
   };
 
   // %% [markdown]
@@ -303,9 +303,9 @@ int main() {
   // units of $2^{-24}$, and how many different outputs there are on 1 to 8 ranks.
 
   // %%
-  const std::unique_ptr<Problem> problem = make_problem(shape, 7, 1);
-  const Shard whole = problem->whole();
-  const AttentionResult exact = attention(problem->query(0), whole.k, whole.v, {.scale = 0.25});
+  const std::unique_ptr<Workload> workload = make_workload(shape, 7, 1);
+  const Shard whole = workload->whole();
+  const AttentionResult exact = attention(workload->query(0), whole.k, whole.v, {.scale = 0.25});
   std::printf("              messages     bytes   between   kv held   error   outputs\n");
   for (const Algorithm& algorithm : algorithms()) {
     const Counted got = run(algorithm, 8);
@@ -322,7 +322,7 @@ int main() {
                 got.total.buffer_kv_bytes, error, outputs.size());
 
     const Prediction predicted = predict(algorithm, shape, Topology::pretend(8, 4),
-                                         even_runs(shape.n_keys, 8, kLeafKeys));
+                                         even_ranges(shape.n_keys, 8, kLeafKeys));
     expect(got.total.messages == predicted.messages, "messages as predicted");
     expect(got.total.bytes == predicted.bytes, "bytes as predicted");
     expect(got.total.bytes_between_nodes == predicted.bytes_between_nodes, "between nodes too");
@@ -344,7 +344,7 @@ int main() {
 
   // %%
   const Topology two_nodes = Topology::pretend(8, 4);
-  const std::vector<Run> eighths = even_runs(shape.n_keys, 8, kLeafKeys);
+  const std::vector<KeyRange> eighths = even_ranges(shape.n_keys, 8, kLeafKeys);
   const Algorithm& two_level = find_algorithm("two-level");
   for (int rank = 0; rank < 8; ++rank) {
     std::printf("rank %d (node %d):", rank, two_nodes.node_of(rank));
@@ -371,11 +371,11 @@ int main() {
   // AllReduce which saves bytes and not steps.
 
   // %%
-  const WorkloadShape large{{.dtype = Storage::BF16, .value_dtype = Storage::BF16}, 1 << 20, {1 << 20}};
+  const WorkloadShape large{{.dtype = DType::BF16, .value_dtype = DType::BF16}, 1 << 20, {1 << 20}};
   std::string curves;
   for (int n_ranks = 2; n_ranks <= 128; n_ranks *= 2) {
     const Topology topology = Topology::pretend(n_ranks, 8);
-    const std::vector<Run> shards = even_runs(large.n_keys, n_ranks, kLeafKeys);
+    const std::vector<KeyRange> shards = even_ranges(large.n_keys, n_ranks, kLeafKeys);
     curves += std::to_string(n_ranks);
     for (const char* name : {"ring", "ring-state", "gather", "paper", "two-level"}) {
       const Prediction step = predict(find_algorithm(name), large, topology, shards);
@@ -385,7 +385,7 @@ int main() {
     curves += " " + std::to_string(find_algorithm("paper").paper_bytes(large, n_ranks)) + "\n";
   }
   const Topology nodes = Topology::pretend(128, 8);
-  const std::vector<Run> shards = even_runs(large.n_keys, 128, kLeafKeys);
+  const std::vector<KeyRange> shards = even_ranges(large.n_keys, 128, kLeafKeys);
   const Prediction ring = predict(find_algorithm("ring"), large, nodes, shards);
   const Prediction tree = predict(two_level, large, nodes, shards);
   std::printf("128 ranks:  ring %.2e bytes, two-level %.2e: %.0f times less\n",

@@ -41,9 +41,9 @@ State merged(State left, const State& right) {
 
 std::vector<float> normal(std::mt19937& random, std::size_t n) {
   std::normal_distribution<double> draw;
-  std::vector<float> numbers(n);
-  for (float& x : numbers) x = static_cast<float>(draw(random));
-  return numbers;
+  std::vector<float> elements(n);
+  for (float& x : elements) x = static_cast<float>(draw(random));
+  return elements;
 }
 
 // %% [markdown]
@@ -157,7 +157,7 @@ int main() {
   const std::int64_t d_v = 16;
   const AttentionOptions options{.scale = 1.0};
   const float one = 1;  // keys of one component: the query is 1, the scores are the keys
-  const TensorView query = TensorView::dense(&one, Storage::F32, {1, 1, 1, 1});
+  const TensorView query = TensorView::dense(&one, DType::F32, {1, 1, 1, 1});
 
   const auto in_chain = [&](const std::vector<float>& k, const std::vector<float>& v) {
     State state(std::size_t(state_size(d_v))), next = state;
@@ -188,8 +188,8 @@ int main() {
     const std::vector<float> k = normal(random, std::size_t(N));
     std::vector<float> v(std::size_t(N * d_v));
     for (float& v_aj : v) v_aj = float(random() >> 8) * 0x1p-24f;
-    const Shard shard{TensorView::dense(k.data(), Storage::F32, {1, 1, N, 1}),
-                      TensorView::dense(v.data(), Storage::F32, {1, 1, N, d_v})};
+    const Shard shard{TensorView::dense(k.data(), DType::F32, {1, 1, N, 1}),
+                      TensorView::dense(v.data(), DType::F32, {1, 1, N, d_v})};
 
     // What is exact, and the largest of some errors.
     const std::vector<double> z = attention(query, shard.k, shard.v, options).out;
@@ -254,8 +254,8 @@ plot $errors using 1:3 with lines dt 2 lw 2 lc rgb '#d9730d' title 'chain, bound
   // one can count in steps of one.
 
   // %%
-  const auto rounded = [](double x, Storage type) {
-    if (type == Storage::F64) return x;
+  const auto rounded = [](double x, DType type) {
+    if (type == DType::F64) return x;
     const float single = static_cast<float>(x);
     std::byte stored[sizeof(float)];
     float back;
@@ -270,10 +270,10 @@ plot $errors using 1:3 with lines dt 2 lw 2 lc rgb '#d9730d' title 'chain, bound
     }
     return still;
   };
-  const Storage types[] = {Storage::F16, Storage::BF16, Storage::F32, Storage::F64};
+  const DType types[] = {DType::F16, DType::BF16, DType::F32, DType::F64};
   std::printf("            u     exp(x) = inf   exp(x) = 0   x + 1 = x\n");
   std::vector<double> ends;
-  for (const Storage type : types) {
+  for (const DType type : types) {
     const auto weight = [&](double x) { return rounded(std::exp(x), type); };
     const double above = bisect(0, 1000, [&](double x) { return weight(x) < kInf; });
     const double below = bisect(0, -1000, [&](double x) { return weight(x) > 0; });
@@ -303,7 +303,7 @@ plot $errors using 1:3 with lines dt 2 lw 2 lc rgb '#d9730d' title 'chain, bound
   // exponents into 0 and $-1$.
 
   // %%
-  const auto gradient = [&](double x, double shift, Storage type) {
+  const auto gradient = [&](double x, double shift, DType type) {
     const double first = rounded(std::exp(rounded(x - shift, type)), type);
     const double second = rounded(std::exp(rounded(x - 1 - shift, type)), type);
     return rounded(first / rounded(first + second, type), type);
@@ -313,9 +313,9 @@ plot $errors using 1:3 with lines dt 2 lw 2 lc rgb '#d9730d' title 'chain, bound
   for (const double x :
        {-800., -740., -104., -90., -17., -14., 0., 10., 12., 80., 90., 700., 720.}) {
     std::printf("  %6g", x);
-    for (const Storage type : types) std::printf("  %7.4f", std::abs(gradient(x, 0, type)));
-    std::printf("   %12.4f\n", gradient(x, x, Storage::F16));
-    for (const Storage type : types) {
+    for (const DType type : types) std::printf("  %7.4f", std::abs(gradient(x, 0, type)));
+    std::printf("   %12.4f\n", gradient(x, x, DType::F16));
+    for (const DType type : types) {
       expect(std::abs(gradient(x, x, type) - exact) < 3 * unit_roundoff(type),
              "the shifted one is right everywhere");
     }
@@ -336,7 +336,7 @@ plot $errors using 1:3 with lines dt 2 lw 2 lc rgb '#d9730d' title 'chain, bound
   std::string errors;
   for (double x = -125; x <= 100; ++x) {
     errors += std::to_string(x);
-    for (const Storage type : types) {
+    for (const DType type : types) {
       double error = 1e-17;
       for (double part = 0; part < 1; part += 0x1p-5) {
         const double here = std::abs(gradient(x + part, 0, type) - exact);

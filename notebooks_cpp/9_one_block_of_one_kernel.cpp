@@ -8,7 +8,7 @@
 // ordinary function (@ref emulator), so we can ask. We take one query, 300 keys, eq. (7), and one
 // block of 32 threads that runs the functions of step 3 of the ladder (@ref kernels): scores by
 // halving exchanges, eight keys that climb together, a counter in registers, one in memory, and at
-// last the forests of four teams, joined. Each stop prints what the threads hold.
+// last the forests of four sub-warps, joined. Each stop prints what the threads hold.
 
 // %%
 #include <algorithm>
@@ -37,7 +37,7 @@
 // %%
 namespace tree_attn::emulated {
 
-/// What the lanes of the first team have received, [lane][exchange].
+/// What the lanes of the first sub-warp have received, [lane][exchange].
 std::vector<std::vector<float>> came(8);
 std::int64_t n_bytes_asked = 0;
 
@@ -60,16 +60,16 @@ Bytes16 counted_load(const void* from) {
 
 #define __shfl_xor_sync noted_exchange
 #define load16_global counted_load
-#include "gpu/parts/climb.cuh"
-#include "gpu/parts/forests.cuh"
+#include "gpu/parts/key_accumulator.cuh"
+#include "gpu/parts/join.cuh"
 #undef __shfl_xor_sync
 #undef load16_global
 #include "gpu/ladder/ladder.hpp"
-#include "gpu/parts/teams.hpp"
+#include "gpu/parts/sub_warps.hpp"
 
 // %% [markdown]
 // A stored number of our own, a float by another name, makes sure that what we watch is not what
-// the library has compiled. Rows of 32 such numbers are eight lanes wide: a warp is four teams.
+// the library has compiled. Rows of 32 such numbers are eight lanes wide: a warp is four sub-warps.
 
 // %%
 namespace tree_attn {
@@ -89,9 +89,9 @@ using notebook::expect;
 
 namespace {
 
-using Eight = Team<Number, 8, 1>;  // eight lanes, one chunk of 16 bytes each
-using State = LaneState<Eight::kNumbers>;
-constexpr int kDim = 32, kTeams = kWarp / Eight::kLanes;
+using Eight = SubWarp<Number, 8, 1>;  // eight lanes, one vector of 16 bytes each
+using State = LaneState<Eight::kElements>;
+constexpr int kDim = 32, kSubWarps = kWarp / Eight::kLanes;
 
 bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
@@ -101,23 +101,23 @@ bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
 struct OnDevice {
   DeviceBuffer<float> q{kDim}, k, v;
   DeviceBuffer<std::int64_t> lengths{1};
-  DeviceProblem problem;
+  DecodeParams params;
 
   OnDevice(std::mt19937& random, std::int64_t n_keys) : k(n_keys * kDim), v(n_keys * kDim) {
     std::normal_distribution<float> normal;
     for (DeviceBuffer<float>* buffer : {&q, &k, &v}) {
-      std::vector<float> numbers(static_cast<std::size_t>(buffer->size()));
-      for (float& x : numbers) x = normal(random);
-      buffer->upload(numbers);
+      std::vector<float> elements(static_cast<std::size_t>(buffer->size()));
+      for (float& x : elements) x = normal(random);
+      buffer->upload(elements);
     }
     lengths.upload(std::vector<std::int64_t>{n_keys});
-    problem.q = {q.data(), {kDim, kDim, kDim}};
-    problem.k = {k.data(), {n_keys * kDim, n_keys * kDim, kDim}};
-    problem.v = {v.data(), {n_keys * kDim, n_keys * kDim, kDim}};
-    problem.lengths = lengths.data();
-    problem.d_h = problem.d_v = kDim;
-    problem.end = n_keys;
-    problem.score_scale = static_cast<float>(kLog2E / std::sqrt(double(kDim)));
+    params.q = {q.data(), {kDim, kDim, kDim}};
+    params.k = {k.data(), {n_keys * kDim, n_keys * kDim, kDim}};
+    params.v = {v.data(), {n_keys * kDim, n_keys * kDim, kDim}};
+    params.lengths = lengths.data();
+    params.d_h = params.d_v = kDim;
+    params.end = n_keys;
+    params.score_scale = static_cast<float>(kLog2E / std::sqrt(double(kDim)));
   }
 };
 
@@ -127,95 +127,95 @@ GlobalRows<Eight> eight_rows(const Number* first, int lane) {
 }
 
 // %% [markdown]
-// The first kernel is what a team does with eight keys, here the keys 0 to 7:
+// The first kernel is what a sub-warp does with eight keys, here the keys 0 to 7:
 // `platform::score_of_eight()`, after which every lane has the score of one key,
 // `platform::weigh_eight()`, and `platform::eight_keys()`. It writes down what the lanes of the
-// first team have after each of the three.
+// first sub-warp have after each of the three.
 
 // %%
 /// @param[out] scores [8 lanes] @param[out] weights [8 lanes][8]
-/// @param[out] states [8 lanes][2 + kNumbers]
-__global__ void watch_eight_keys(DeviceProblem problem, float* scores, float* weights,
+/// @param[out] states [8 lanes][2 + kElements]
+__global__ void watch_eight_keys(DecodeParams params, float* scores, float* weights,
                                  float* states) {
   const int lane = static_cast<int>(threadIdx.x) % Eight::kLanes;
-  float q[Eight::kNumbers], shift, weight[kTogether];
-  for (int c = 0; c < Eight::kNumbers; ++c)
-    q[c] = widen(load_once(problem.query<Number>(0, 0) + Eight::component(lane, c)));
-  const auto keys = eight_rows(problem.key<Number>(0, 0), lane);
-  const auto values = eight_rows(problem.value<Number>(0, 0), lane);
+  float q[Eight::kElements], shift, weight[kKeysPerStep];
+  for (int c = 0; c < Eight::kElements; ++c)
+    q[c] = widen(load_once(params.query<Number>(0, 0) + Eight::component(lane, c)));
+  const auto keys = eight_rows(params.key<Number>(0, 0), lane);
+  const auto values = eight_rows(params.value<Number>(0, 0), lane);
 
-  const float s = score_of_eight<Eight>(q, keys, problem.score_scale, lane);
+  const float s = score_of_eight<Eight>(q, keys, params.score_scale, lane);
   weigh_eight<Eight>(s, false, 0, lane, shift, weight);
   State state;
   eight_keys<Eight>(shift, weight, values, state);
 
   if (threadIdx.x >= Eight::kLanes) return;
   scores[lane] = s;
-  for (int i = 0; i < kTogether; ++i) weights[lane * kTogether + i] = weight[i];
-  float* const to = states + lane * (2 + Eight::kNumbers);
+  for (int i = 0; i < kKeysPerStep; ++i) weights[lane * kKeysPerStep + i] = weight[i];
+  float* const to = states + lane * (2 + Eight::kElements);
   to[0] = state.shift, to[1] = state.sum;
-  for (int c = 0; c < Eight::kNumbers; ++c) to[2 + c] = state.n[c];
+  for (int c = 0; c < Eight::kElements; ++c) to[2 + c] = state.n[c];
 }
 
 // %% [markdown]
 // The second one follows the counter in registers: 16 states go in, of which two come out.
 
 // %%
-/// @param[in] shifts [n] @param[out] told [n][3]: whether a subtree came out, and the shift and
+/// @param[in] shifts [n] @param[out] values_out [n][3]: whether a subtree came out, and the shift and
 /// sum of what is now parked, or out
-__global__ void watch_counter(int n, const float* shifts, float* told) {
-  RegisterCounter<1, 3> counter;
+__global__ void watch_counter(int n, const float* shifts, float* values_out) {
+  RegisterForest<1, 3> counter;
   for (int i = 0; i < n; ++i) {
     LaneState<1> state{shifts[i], 1.0f, {0.0f}};
-    told[3 * i] = counter.push(state, i) ? 1.0f : 0.0f;
-    told[3 * i + 1] = state.shift, told[3 * i + 2] = state.sum;
+    values_out[3 * i] = counter.push(state, i) ? 1.0f : 0.0f;
+    values_out[3 * i + 1] = state.shift, values_out[3 * i + 2] = state.sum;
   }
 }
 
 // %% [markdown]
-// The third one is a whole block: every team climbs over its part of the run, then the forests are
+// The third one is a whole block: every sub-warp accumulates its part of the range, then the forests are
 // joined in shared memory and the row is delivered. These are the lines of `gpu/ladder/03_vectors.cu`, and
 // one more that keeps the joined forest for us.
 
 // %%
 constexpr int kScratch = 4096;  // floats
 
-__global__ void one_block(DeviceProblem problem, DeviceOutput output, float* of_teams,
-                          std::int64_t n_team, float* of_block) {
+__global__ void one_block(DecodeParams params, DeviceOutput output, float* of_sub_warps,
+                          std::int64_t n_sub_warp, float* of_block) {
   const auto self = WorkerThread::of<Eight>(static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x));
-  const Run whole = problem.padded(0);
+  const KeyRange whole = params.padded(0);
   Arena arena;
   const Scratch scratch{arena.take<float>(kScratch), kScratch};
-  climb_over<Eight>(problem, 0, 0, part_of(whole, self.worker, kTeams), of_teams + self.worker * n_team);
+  accumulate_keys<Eight>(params, 0, 0, split_range(whole, self.worker, kSubWarps), of_sub_warps + self.worker * n_sub_warp);
   __syncthreads();
-  join<Eight>(scratch, of_teams, n_team, whole, kTeams, self,
+  join_splits<Eight>(scratch, of_sub_warps, n_sub_warp, whole, kSubWarps, self,
               [&](int slot, const auto& forest) {
-                keep<Eight>(forest, of_block, self.lane);
-                deliver<Eight>(problem, output, 0, 0, slot, forest, whole, self.lane);
+                store_forest<Eight>(forest, of_block, self.lane);
+                write_output<Eight>(params, output, 0, 0, slot, forest, whole, self.lane);
               });
 }
 
-/// Shift and sum of the n subtrees of a forest. @param[out] told [n][2]
-__global__ void read_forest(int n, float* forest, float* told) {
-  const Counter<Eight::kNumbers, Eight::kLanes> counter(forest, 0, 0);
+/// Shift and sum of the n subtrees of a forest. @param[out] values_out [n][2]
+__global__ void read_forest(int n, float* forest, float* values_out) {
+  const LaneForest<Eight::kElements, Eight::kLanes> counter(forest, 0, 0);
   for (int i = 0; i < n; ++i) {
     State state;
     counter.load(i, state);
-    told[2 * i] = state.shift, told[2 * i + 1] = state.sum;
+    values_out[2 * i] = state.shift, values_out[2 * i + 1] = state.sum;
   }
 }
 
-/// Prints the forest of a run.
-void print_forest(const char* whose, Run run, float* forest) {
-  const std::vector<Subtree> subtrees = cover(run.begin, run.end);
-  DeviceBuffer<float> told(2 * std::ssize(subtrees));
+/// Prints the forest of a range.
+void print_forest(const char* whose, KeyRange range, float* forest) {
+  const std::vector<Subtree> subtrees = cover(range.begin, range.end);
+  DeviceBuffer<float> values_out(2 * std::ssize(subtrees));
   launch(read_forest, {.grid = {1}, .block = {1}}, Stream{}, static_cast<int>(subtrees.size()),
-         forest, told.data());
-  const std::vector<float> numbers = told.download();
-  std::printf("%s %3ld to %3ld:", whose, long(run.begin), long(run.end));
+         forest, values_out.data());
+  const std::vector<float> elements = values_out.download();
+  std::printf("%s %3ld to %3ld:", whose, long(range.begin), long(range.end));
   for (std::size_t i = 0; i < subtrees.size(); ++i) {
     std::printf("  %ld keys 2^%g x %.3f", long(subtrees[i].end() - subtrees[i].begin()),
-                numbers[2 * i], numbers[2 * i + 1]);
+                elements[2 * i], elements[2 * i + 1]);
   }
   std::printf("\n");
 }
@@ -234,8 +234,8 @@ int main() {
   // %%
   std::mt19937 random(11);
   OnDevice on(random, 300);
-  DeviceBuffer<float> scores(8), weights(8 * kTogether), states(8 * (2 + Eight::kNumbers));
-  launch(watch_eight_keys, {.grid = {1}, .block = {kWarp}}, Stream{}, on.problem, scores.data(),
+  DeviceBuffer<float> scores(8), weights(8 * kKeysPerStep), states(8 * (2 + Eight::kElements));
+  launch(watch_eight_keys, {.grid = {1}, .block = {kWarp}}, Stream{}, on.params, scores.data(),
          weights.data(), states.data());
 
   std::printf("lane | round 1: four sums of 1 lane        | round 2: of 2    | 3: of 4 | key\n");
@@ -243,7 +243,7 @@ int main() {
     std::printf("   %zu |", lane);
     for (std::size_t i = 0; i < 7; ++i)
       std::printf(" %8.4f%s", came[lane][i], i == 3 || i == 5 || i == 6 ? " |" : "");
-    std::printf("  %d\n", own_key(static_cast<int>(lane)));
+    std::printf("  %d\n", key_of_lane(static_cast<int>(lane)));
     expect(came[lane].size() == 10, "4 + 2 + 1 exchanges for the sums, 3 for the largest shift");
   }
 
@@ -256,19 +256,19 @@ int main() {
   // %%
   const std::vector<float> q = on.q.download(), k = on.k.download(), v = on.v.download();
   const std::vector<float> scores_of_lanes = scores.download(), w = weights.download();
-  std::vector<float> s(kTogether);
+  std::vector<float> s(kKeysPerStep);
   for (int lane = 0; lane < 8; ++lane)
-    s[static_cast<std::size_t>(own_key(lane))] = scores_of_lanes[static_cast<std::size_t>(lane)];
+    s[static_cast<std::size_t>(key_of_lane(lane))] = scores_of_lanes[static_cast<std::size_t>(lane)];
   std::printf("key      s         exact       ceil(s)   2^(s - ceil(s))   2^(s - e)\n");
-  for (std::size_t a = 0; a < kTogether; ++a) {
+  for (std::size_t a = 0; a < kKeysPerStep; ++a) {
     double exact = 0;
     for (std::size_t j = 0; j < kDim; ++j) exact += double(q[j]) * double(k[a * kDim + j]);
-    exact *= double(on.problem.score_scale);
+    exact *= double(on.params.score_scale);
     std::printf(" %zu   %9.6f   %9.6f   %5g      %.6f          %.6f\n", a, s[a], exact,
                 key_shift(s[a]), key_weight(s[a]), w[a]);
     expect(std::abs(double(s[a]) - exact) < 1e-5, "a score is q.k");
     for (std::size_t lane = 1; lane < 8; ++lane)
-      expect(w[lane * kTogether + a] == w[a], "all lanes have the same weights");
+      expect(w[lane * kKeysPerStep + a] == w[a], "all lanes have the same weights");
   }
 
   // %% [markdown]
@@ -282,19 +282,19 @@ int main() {
   // %%
   const std::vector<float> e_D_n = states.download();
   std::vector<std::vector<float>> tree;
-  for (std::size_t a = 0; a < kTogether; ++a) {
+  for (std::size_t a = 0; a < kKeysPerStep; ++a) {
     tree.emplace_back(kValues + kDim);
     set_key(tree.back().data(), s[a], &v[a * kDim], kDim);
   }
-  for (std::size_t width = 1; width < kTogether; width *= 2) {
-    for (std::size_t a = 0; a < kTogether; a += 2 * width)
+  for (std::size_t width = 1; width < kKeysPerStep; width *= 2) {
+    for (std::size_t a = 0; a < kKeysPerStep; a += 2 * width)
       merge(tree[a].data(), tree[a + width].data(), kDim);
   }
   std::printf("lane    e      D       its components of n\n");
   for (int lane = 0; lane < 8; ++lane) {
-    const float* const of_lane = &e_D_n[static_cast<std::size_t>(lane * (2 + Eight::kNumbers))];
+    const float* const of_lane = &e_D_n[static_cast<std::size_t>(lane * (2 + Eight::kElements))];
     std::printf("  %d  %4g  %.5f", lane, of_lane[0], of_lane[1]);
-    for (int c = 0; c < Eight::kNumbers; ++c) {
+    for (int c = 0; c < Eight::kElements; ++c) {
       const auto j = static_cast<std::size_t>(Eight::component(lane, c));
       std::printf("  n_%-2zu %8.5f", j, of_lane[2 + c]);
       expect(of_lane[2 + c] == tree[0][kValues + j], "as if the keys had climbed one by one");
@@ -313,11 +313,11 @@ int main() {
 
   // %%
   const std::vector<float> shifts = {0, 1, 0, 2, 0, 0, 1, 0, 3, 0, 0, 0, 0, 0, 0, 0};
-  DeviceBuffer<float> shifts_there(16), told(48);
-  shifts_there.upload(shifts);
-  launch(watch_counter, {.grid = {1}, .block = {1}}, Stream{}, 16, shifts_there.data(),
-         told.data());
-  const std::vector<float> t = told.download();
+  DeviceBuffer<float> shifts_on_device(16), values_out(48);
+  shifts_on_device.upload(shifts);
+  launch(watch_counter, {.grid = {1}, .block = {1}}, Stream{}, 16, shifts_on_device.data(),
+         values_out.data());
+  const std::vector<float> t = values_out.download();
   std::printf("index       in     merges   then\n");
   for (unsigned i = 0; i < 16; ++i) {
     const int n_merges = std::min(3, std::countr_one(i));
@@ -332,20 +332,20 @@ int main() {
   // $2^3 \cdot 1.875$ at the end is $8 + 7$: all is exact here, since every weight is a power of
   // two.
   //
-  // ## Four teams, four forests, one
+  // ## Four sub-warps, four forests, one
   //
-  // Now the whole block. `part_of()` cuts 300 positions at multiples of 64, so the teams have one
+  // Now the whole block. `split_range()` cuts 300 positions at multiples of 64, so the sub-warps have one
   // or two leaves, the last of them with a ragged end. Each subtree is printed as $2^e \cdot D$.
 
   // %%
-  const std::int64_t n_team = forest_floats<Eight>(on.problem, kTeams);
-  DeviceBuffer<float> of_teams(kTeams * n_team), of_block(forest_floats<Eight>(on.problem, 1));
+  const std::int64_t n_sub_warp = forest_floats<Eight>(on.params, kSubWarps);
+  DeviceBuffer<float> of_sub_warps(kSubWarps * n_sub_warp), of_block(forest_floats<Eight>(on.params, 1));
   DeviceBuffer<float> z(kDim), lse(1);
   const DeviceOutput output{.out = z.data(), .lse = lse.data()};
   const auto run_block = [&] {
     n_bytes_asked = 0;
     launch(one_block, {.grid = {1}, .block = {kWarp}, .shared_bytes = kScratch * sizeof(float)},
-           Stream{}, on.problem, output, of_teams.data(), n_team, of_block.data());
+           Stream{}, on.params, output, of_sub_warps.data(), n_sub_warp, of_block.data());
     std::vector<float> result = z.download();
     result.push_back(lse.download()[0]);
     return result;
@@ -353,17 +353,17 @@ int main() {
   const std::vector<float> result = run_block();
   const std::int64_t n_bytes = n_bytes_asked;
 
-  const Run whole = on.problem.padded(0);
-  for (int team = 0; team < kTeams; ++team) {
-    const std::string whose = "team " + std::to_string(team) + ",";
-    print_forest(whose.c_str(), part_of(whole, team, kTeams), of_teams.data() + team * n_team);
+  const KeyRange whole = on.params.padded(0);
+  for (int sub_warp = 0; sub_warp < kSubWarps; ++sub_warp) {
+    const std::string whose = "sub-warp " + std::to_string(sub_warp) + ",";
+    print_forest(whose.c_str(), split_range(whole, sub_warp, kSubWarps), of_sub_warps.data() + sub_warp * n_sub_warp);
   }
   print_forest("joined,", whole, of_block.data());
   std::printf("lse = %.6f   z = (%.5f, %.5f, %.5f, ...)\n", result[kDim], result[0], result[1],
               result[2]);
 
   // %% [markdown]
-  // Find the join in the numbers: two leaves that were neighbours in different teams and are
+  // Find the join in the numbers: two leaves that were neighbours in different sub-warps and are
   // siblings in the tree are one subtree of 128 keys now, and two of those one of 256. Subtrees
   // that are no siblings lie side by side until the end.
   //
@@ -371,7 +371,7 @@ int main() {
   //
   // The emulator may run threads in any order, and a kernel may cut the keys in any way. Neither
   // may change a bit. We run the block under ten seeds, and then the steps of the library, which
-  // store the same numbers as F32, with other teams, blocks and splits.
+  // store the same numbers as F32, with other sub-warps, blocks and splits.
 
   // %%
   int n_seeds = 0;
@@ -383,15 +383,15 @@ int main() {
   expect(n_seeds == 10, "the order of threads changes no bit");
 
   for (const LadderStep* const step : ladder()) {
-    if (!step->refusal(on.problem, Storage::F32).empty()) continue;
+    if (!step->refusal(on.params, DType::F32).empty()) continue;
     std::printf("%-11s", step->name);
     bool all_same = true;
     for (const int n_splits : {1, 2, 3, 5}) {
-      const Plan plan = step->plan(on.problem, Storage::F32, {.n_splits = n_splits});
+      const Plan plan = step->plan(on.params, DType::F32, {.n_splits = n_splits});
       const DeviceBuffer<float> floats(plan.n_floats);
       DeviceBuffer<unsigned> counters(plan.n_counters);
       counters.fill(0);
-      step->run(on.problem, Storage::F32, output, plan, {floats.data(), counters.data()}, Stream{});
+      step->run(on.params, DType::F32, output, plan, {floats.data(), counters.data()}, Stream{});
       std::vector<float> other = z.download();
       other.push_back(lse.download()[0]);
       std::printf("  %d split%s: %s", n_splits, n_splits == 1 ? " " : "s",
@@ -399,7 +399,7 @@ int main() {
       all_same = all_same && same_bits(other, result);
     }
     std::printf("\n");
-    expect(all_same || !step->keeps_states, "steps of teams have the same bits");
+    expect(all_same || !step->keeps_states, "steps of sub-warps have the same bits");
   }
 
   // %% [markdown]
@@ -440,13 +440,13 @@ int main() {
 // %% [markdown]
 // ## Questions
 //
-// 1. In a team of 16 lanes the first three rounds are the same. What happens in the fourth, and why
+// 1. In a sub-warp of 16 lanes the first three rounds are the same. What happens in the fourth, and why
 //    does no round halve the keys again?
 // 2. Look at lane 3 in the second round and at lane 1 in the third: which products, of which
 //    lanes and keys, are in the numbers that came?
 // 3. The counter in registers has three levels. What would a fourth one cost, and what would it
-//    save? (A state is $2 + d_v$ numbers over the lanes of a team.)
-// 4. Give the teams runs that are cut at multiples of 8 in place of 64. Which bits of the result
-//    change? Which lines of `gpu/parts/climb.cuh` run that did not before?
+//    save? (A state is $2 + d_v$ numbers over the lanes of a sub-warp.)
+// 4. Give the sub-warps ranges that are cut at multiples of 8 in place of 64. Which bits of the result
+//    change? Which lines of `gpu/parts/key_accumulator.cuh` run that did not before?
 // 5. The naive step of the ladder has other bits. Make it climb the tree: which of its two kernels
 //    has to change, and what happens to its threads?

@@ -28,9 +28,9 @@ inline Eigen::MatrixXd normal(std::mt19937& random, Eigen::Index rows, Eigen::In
 }
 
 /// Numbers as a line of a plot's data.
-inline std::string row(const std::vector<double>& numbers) {
+inline std::string row(const std::vector<double>& elements) {
   std::string line;
-  for (const double number : numbers) line += std::to_string(number) + " ";
+  for (const double number : elements) line += std::to_string(number) + " ";
   return line + "\n";
 }
 

@@ -9,7 +9,7 @@
 #include "distributed/decoders/shard_decoder.hpp"
 #include "distributed/transport/plan.hpp"
 #include "distributed/transport/transport.hpp"
-#include "reference/data/problem.hpp"
+#include "reference/data/workload.hpp"
 #include "reference/decode/decode.hpp"
 
 #include <span>
@@ -24,7 +24,7 @@ struct DecodeStep {
   TensorView q;                           ///< queries [b, n_h, l, d_h], the same on every rank
   ShardDecoder& shard;                    ///< keys and values of this rank, and how they are decoded
   std::span<const std::int64_t> lengths;  ///< keys in use per batch entry [b]
-  std::span<const Run> runs;  ///< capacity of every place of the row, this rank's among them; neighbours touch, some may be empty
+  std::span<const KeyRange> ranges;  ///< capacity of every place of the row, this rank's among them; neighbours touch, some may be empty
   int lift = 0;               ///< the same on every rank: kLift to decode once more where needs_lift() says so
 
   std::int64_t n_rows() const { return q.shape[0] * q.shape[1] * q.shape[2]; }
@@ -41,12 +41,12 @@ struct ExchangeRounding {
 };
 
 /// A plan of one rank, from the positions that every rank holds, in the order of the topology.
-using PlanOf = Plan (*)(const Topology& topology, int rank, std::span<const Run> ranges);
+using PlanOf = Plan (*)(const Topology& topology, int rank, std::span<const KeyRange> ranges);
 
 /// An algorithm that moves more than states, and so is no plan.
 struct OwnLoop {
   DecodeOutput (*run)(Transport&, const DecodeStep&);
-  RankCost (*cost)(const Topology& topology, int rank, std::span<const Run> ranges, const WorkloadShape& shape);
+  RankCost (*cost)(const Topology& topology, int rank, std::span<const KeyRange> ranges, const WorkloadShape& shape);
 };
 
 /// Bytes that the paper's own formula gives for all of p ranks together.
@@ -65,7 +65,7 @@ struct Algorithm {
   /// Decodes one step: collective over the ranks of the transport.
   DecodeOutput run(Transport& transport, const DecodeStep& step) const;
   /// What one rank sends and holds in a step.
-  RankCost cost(const Topology& topology, int rank, std::span<const Run> ranges, const WorkloadShape& shape) const;
+  RankCost cost(const Topology& topology, int rank, std::span<const KeyRange> ranges, const WorkloadShape& shape) const;
 };
 
 /// All algorithms, in the order of the docs.

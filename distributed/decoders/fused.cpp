@@ -10,9 +10,9 @@
 namespace tree_attn {
 namespace {
 
-Plan fused_plan(const Topology& topology, int rank, std::span<const Run> ranges) {
+Plan fused_plan(const Topology& topology, int rank, std::span<const KeyRange> ranges) {
   PlanBuilder builder;
-  const Block state = builder.fold(builder.own(ranges[static_cast<std::size_t>(topology.place_of(rank))]));
+  const Block state = builder.fold(builder.own(ranges[static_cast<std::size_t>(topology.index_of(rank))]));
   builder.finish(builder.all_reduce(topology, rank, {state, 1}, Combine::Operator::kMerge).first);
   return builder.take();
 }

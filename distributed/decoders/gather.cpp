@@ -10,9 +10,9 @@ namespace tree_attn {
 namespace {
 
 /// ceil(log2 p) rounds for any p (Bruck).
-Plan gather_plan(const Topology& topology, int rank, std::span<const Run> ranges) {
-  const std::vector<int>& order = topology.row();
-  const std::size_t p = order.size(), me = static_cast<std::size_t>(topology.place_of(rank));
+Plan gather_plan(const Topology& topology, int rank, std::span<const KeyRange> ranges) {
+  const std::vector<int>& order = topology.order();
+  const std::size_t p = order.size(), me = static_cast<std::size_t>(topology.index_of(rank));
   PlanBuilder builder;
   builder.collective();
 

@@ -9,63 +9,63 @@
 namespace tree_attn {
 namespace {
 
-/// Keys and values of one place, on their way around the ring.
-struct Cargo {
+/// Keys and values of one rank, on their way around the ring.
+struct KvBlock {
   Buffer* buffer;               // memory for the keys and, after them, the values
   std::span<std::byte> held{};  // what lies there: nothing if the rank's own shard is dense, which is sent as it lies
   Shard shard{};                // k [b, n_kv, n, d_h] and v [b, n_kv, n, d_v], dense
 };
 
 std::size_t n_bytes(const TensorView& view) {
-  return static_cast<std::size_t>(view.shape[0] * view.shape[1] * view.shape[2] * view.shape[3]) * bytes_of(view.storage);
+  return static_cast<std::size_t>(view.shape[0] * view.shape[1] * view.shape[2] * view.shape[3]) * bytes_of(view.dtype);
 }
 
 /// Makes room for the keys and values of a run.
-void make_room(Cargo& cargo, const AttentionShape& shape, Run run) {
-  cargo.shard = {TensorView::dense(nullptr, shape.dtype, {shape.batch, shape.kv_heads, run.size(), shape.head_dim}),
-                 TensorView::dense(nullptr, shape.value_dtype, {shape.batch, shape.kv_heads, run.size(), shape.value_dim}),
-                 run.begin};
-  cargo.held = cargo.buffer->first<std::byte>(n_bytes(cargo.shard.k) + n_bytes(cargo.shard.v));
-  cargo.shard.k.data = cargo.held.data();
-  cargo.shard.v.data = cargo.held.data() + n_bytes(cargo.shard.k);
+void prepare_receive(KvBlock& block, const AttentionShape& shape, KeyRange range) {
+  block.shard = {TensorView::dense(nullptr, shape.dtype, {shape.batch, shape.kv_heads, range.size(), shape.head_dim}),
+                 TensorView::dense(nullptr, shape.value_dtype, {shape.batch, shape.kv_heads, range.size(), shape.value_dim}),
+                 range.begin};
+  block.held = block.buffer->first<std::byte>(n_bytes(block.shard.k) + n_bytes(block.shard.v));
+  block.shard.k.data = block.held.data();
+  block.shard.v.data = block.held.data() + n_bytes(block.shard.k);
 }
 
-/// Cargo of the rank's own shard: in place if its first n positions are dense in host memory, else copied there.
-void load_own(Cargo& cargo, const KvCache& cache, std::int64_t n) {
-  cargo.shard = cache.shard(n, [&cargo](std::size_t n_bytes) {
-    cargo.held = cargo.buffer->first<std::byte>(n_bytes);
-    return cargo.held.data();
+/// The block of the rank's own shard: in place if its first n positions are dense in host memory, else copied there.
+void pack_shard(KvBlock& block, const KvCache& cache, std::int64_t n) {
+  block.shard = cache.shard(n, [&block](std::size_t n_bytes) {
+    block.held = block.buffer->first<std::byte>(n_bytes);
+    return block.held.data();
   });
 }
 
 /// States of a shard that has arrived.
-const Forest<float>& decode_hop(Transport& transport, const DecodeStep& step, OpenCache& hop, const Shard& shard, Run capacity) {
+const Forest<float>& decode_hop(Transport& transport, const DecodeStep& step, OpenCache& hop, const Shard& shard, KeyRange capacity) {
   hop.cache->reset(capacity);
   hop.cache->borrow(shard, positions_in_use(step.lengths, capacity));
   return hop.session->decode(step.q, step.lengths, step.lift, [&] { transport.progress(); }).host();
 }
 
 /// What travels of a run: positions in use, all batch entries side by side.
-Run in_use(Run run, std::int64_t longest) { return {std::min(run.begin, longest), std::min(run.end, longest)}; }
+KeyRange in_use(KeyRange range, std::int64_t longest) { return {std::min(range.begin, longest), std::min(range.end, longest)}; }
 
 /// Keys and values travel p - 1 hops, the next shard in flight while this one is computed; states are kept by source and merged
 /// in rank order.
 DecodeOutput run_ring(Transport& transport, const DecodeStep& step) {
-  const std::vector<int>& order = transport.topology().row();
-  const int p = transport.size(), me = transport.topology().place_of(transport.rank());
+  const std::vector<int>& order = transport.topology().order();
+  const int p = transport.size(), me = transport.topology().index_of(transport.rank());
   const int right = order[static_cast<std::size_t>((me + 1) % p)], left = order[static_cast<std::size_t>((me - 1 + p) % p)];
   std::vector<Forest<float>> forests(static_cast<std::size_t>(p), Forest<float>(step.n_rows(), step.d_v()));
   const std::int64_t longest = step.lengths.empty() ? 0 : *std::max_element(step.lengths.begin(), step.lengths.end());
-  const auto capacity_of = [&](int hop) { return step.runs[static_cast<std::size_t>((me - hop + p) % p)]; };
+  const auto capacity_of = [&](int hop) { return step.ranges[static_cast<std::size_t>((me - hop + p) % p)]; };
   std::int64_t most = 0;
-  for (const Run& run : step.runs) most = std::max(most, run.size());
+  for (const KeyRange& range : step.ranges) most = std::max(most, range.size());
 
-  // Hop i: compute on the cargo of place me - i while it goes on to the right and the next one comes in from the left.
-  Cargo here{&transport.buffers[0]}, next{&transport.buffers[1]};
-  load_own(here, step.shard.cache(), in_use(capacity_of(0), longest).size());
+  // Hop i: compute on the block of index me - i while it goes on to the right and the next one comes in from the left.
+  KvBlock here{&transport.buffers[0]}, next{&transport.buffers[1]};
+  pack_shard(here, step.shard.cache(), in_use(capacity_of(0), longest).size());
   for (int hop = 0; hop < p; ++hop) {
     if (hop + 1 < p) {
-      make_room(next, step.shard.cache().shape(), in_use(capacity_of(hop + 1), longest));
+      prepare_receive(next, step.shard.cache().shape(), in_use(capacity_of(hop + 1), longest));
       transport.receive(next.held.first(n_bytes(next.shard.k)), left);
       transport.receive(next.held.subspan(n_bytes(next.shard.k)), left);
       transport.send({here.shard.k.data, n_bytes(here.shard.k)}, right);
@@ -88,9 +88,9 @@ DecodeOutput run_ring(Transport& transport, const DecodeStep& step) {
 }
 
 /// Of dense shards, which are sent from where they are.
-RankCost ring_cost(const Topology& topology, int rank, std::span<const Run> ranges, const WorkloadShape& shape) {
-  const std::vector<int>& order = topology.row();
-  const std::size_t p = order.size(), me = static_cast<std::size_t>(topology.place_of(rank));
+RankCost ring_cost(const Topology& topology, int rank, std::span<const KeyRange> ranges, const WorkloadShape& shape) {
+  const std::vector<int>& order = topology.order();
+  const std::size_t p = order.size(), me = static_cast<std::size_t>(topology.index_of(rank));
   const std::int64_t key_bytes = shape.batch * shape.kv_heads * shape.head_dim * static_cast<std::int64_t>(bytes_of(shape.dtype)),
                      value_bytes = shape.bytes_per_position() - key_bytes;
   const auto n_used = [&](std::size_t index) { return in_use(ranges[index], shape.longest()).size(); };
@@ -110,7 +110,7 @@ RankCost ring_cost(const Topology& topology, int rank, std::span<const Run> rang
   // The states of every source, then joined.
   std::int64_t n_blocks = 0;
   Forest<float> joined(0, 0);
-  for (const Run& range : ranges) {
+  for (const KeyRange& range : ranges) {
     const std::vector<Subtree> subtrees = cover(range.begin, range.end);
     n_blocks += 2 * static_cast<std::int64_t>(subtrees.size());
     joined.append(subtrees, nullptr);

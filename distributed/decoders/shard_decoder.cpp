@@ -6,7 +6,7 @@
 namespace tree_attn {
 namespace {
 
-OpenCache open(const Backend& backend, const AttentionShape& shape, Run capacity, double scale) {
+OpenCache open(const Backend& backend, const AttentionShape& shape, KeyRange capacity, double scale) {
   OpenCache opened{backend.make_cache(shape, capacity), nullptr};
   opened.session = opened.cache->open(scale);
   return opened;
@@ -14,7 +14,7 @@ OpenCache open(const Backend& backend, const AttentionShape& shape, Run capacity
 
 }  // namespace
 
-ShardDecoder::ShardDecoder(const Backend& backend, const AttentionShape& shape, Run capacity, double scale)
+ShardDecoder::ShardDecoder(const Backend& backend, const AttentionShape& shape, KeyRange capacity, double scale)
     : backend_(backend), scale_(scale), own_(open(backend, shape, capacity, scale)) {}
 
 OpenCache& ShardDecoder::hop(int number, std::int64_t longest) {

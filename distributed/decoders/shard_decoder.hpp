@@ -24,7 +24,7 @@ class ShardDecoder {
   /// @param shape of the queries, keys and values
   /// @param capacity positions of this rank
   /// @param scale multiplies q.k
-  ShardDecoder(const Backend& backend, const AttentionShape& shape, Run capacity, double scale);
+  ShardDecoder(const Backend& backend, const AttentionShape& shape, KeyRange capacity, double scale);
 
   KvCache& cache() const { return *own_.cache; }
   DecodeSession& session() const { return *own_.session; }

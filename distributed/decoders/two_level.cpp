@@ -9,17 +9,17 @@
 namespace tree_attn {
 namespace {
 
-Plan two_level_plan(const Topology& topology, int rank, std::span<const Run> ranges) {
+Plan two_level_plan(const Topology& topology, int rank, std::span<const KeyRange> ranges) {
   PlanBuilder builder;
   const int node = topology.node_of(rank);
   const std::vector<int>& ranks = topology.node(node);
   const int n_ranks = static_cast<int>(ranks.size());
   const int me = static_cast<int>(std::find(ranks.begin(), ranks.end(), rank) - ranks.begin());
-  BlockForest forest = builder.own(ranges[static_cast<std::size_t>(topology.place_of(rank))]);
+  BlockForest forest = builder.own(ranges[static_cast<std::size_t>(topology.index_of(rank))]);
 
   // Level one: the subtrees of a node go up a binomial tree to its leader.
   if (n_ranks > 1) {
-    const std::vector<Run> members = ranges_of_ranks(topology, ranks, ranges);
+    const std::vector<KeyRange> members = ranges_of_ranks(topology, ranks, ranges);
     forest = builder.reduce({ranks, members, me}, reduce_to_first(n_ranks, me), std::move(forest));
   }
 
@@ -27,7 +27,7 @@ Plan two_level_plan(const Topology& topology, int rank, std::span<const Run> ran
   const Blocks output = builder.allocate_output();
   if (me == 0) {
     const std::vector<int> leaders = topology.leaders();
-    const std::vector<Run> nodes = ranges_of_nodes(topology, ranges);
+    const std::vector<KeyRange> nodes = ranges_of_nodes(topology, ranges);
     if (leaders.size() > 1)
       forest = builder.reduce({leaders, nodes, node}, butterfly(topology.n_nodes(), node), std::move(forest));
     builder.add(Finish{builder.root(std::move(forest)), output.first, output.first + 1});

@@ -24,25 +24,25 @@ void agree_on(const Ranks& ranks, const SafetensorsFile* file, const std::vector
   for (const Part& part : parts) all = fnv1a(std::as_bytes(std::span(&part.hash, 1)), all);
   const std::uint64_t same = all == ranks.broadcast_from_root(all) ? 1 : 0;
   if (ranks.all_min(same) == 1) return;
-  std::optional<std::string> trouble;
+  std::optional<std::string> error;
   for (const Part& part : parts) {
-    if (part.hash == ranks.broadcast_from_root(part.hash) || trouble) continue;
-    trouble = (file ? readable(file->path(), 200) : "made-up input") + " differs from rank 0's in " + part.name +
+    if (part.hash == ranks.broadcast_from_root(part.hash) || error) continue;
+    error = (file ? readable(file->path(), 200) : "made-up input") + " differs from rank 0's in " + part.name +
               ": every rank must " + (file ? "read the same file" : "get the same options");
   }
-  ranks.throw_if_any_failed(trouble);
+  ranks.throw_if_any_failed(error);
 }
 
 std::uint64_t hash_of_row(const TensorView& view, std::int64_t i, std::int64_t j, std::int64_t n,
                           std::uint64_t hash = kFnvStart) {
-  return fnv1a({view.row(i, j, n), static_cast<std::size_t>(view.shape[3]) * bytes_of(view.storage)}, hash);
+  return fnv1a({view.row(i, j, n), static_cast<std::size_t>(view.shape[3]) * bytes_of(view.dtype)}, hash);
 }
 
 /// The hash of the queries of all steps.
-std::uint64_t hash_of_queries(Problem& problem) {
+std::uint64_t hash_of_queries(Workload& workload) {
   std::uint64_t hash = kFnvStart;
-  for (int t = 0; t < problem.steps(); ++t) {
-    const TensorView q = problem.query(t);
+  for (int t = 0; t < workload.steps(); ++t) {
+    const TensorView q = workload.query(t);
     for (std::int64_t i = 0; i < q.shape[0]; ++i) {
       for (std::int64_t h = 0; h < q.shape[1]; ++h) {
         for (std::int64_t n = 0; n < q.shape[2]; ++n) hash = hash_of_row(q, i, h, n, hash);
@@ -54,35 +54,35 @@ std::uint64_t hash_of_queries(Problem& problem) {
 
 }  // namespace
 
-std::vector<CacheRow> sampled_rows(std::span<const Run> runs, std::span<const std::int64_t> lengths, std::int64_t kv_heads) {
-  constexpr std::int64_t kMostPieces = 64, kMostRows = 192, kLeastRowsOfPiece = 3;
+std::vector<CacheRow> sampled_rows(std::span<const KeyRange> ranges, std::span<const std::int64_t> lengths, std::int64_t kv_heads) {
+  constexpr std::int64_t kMostBlocks = 64, kMostRows = 192, kLeastRowsOfBlock = 3;
   const auto b = static_cast<std::int64_t>(lengths.size());
-  const std::int64_t n_pieces = static_cast<std::int64_t>(runs.size()) * b * kv_heads,
-                     n_sampled = std::min(n_pieces, kMostPieces);
+  const std::int64_t n_blocks = static_cast<std::int64_t>(ranges.size()) * b * kv_heads,
+                     n_sampled = std::min(n_blocks, kMostBlocks);
   std::vector<CacheRow> rows;
   for (std::int64_t s = 0; s < n_sampled; ++s) {
-    const std::int64_t piece = n_sampled == 1 ? 0 : s * (n_pieces - 1) / (n_sampled - 1);
-    const std::int64_t entry = piece / kv_heads % b, head = piece % kv_heads;
-    const Run run = runs[static_cast<std::size_t>(piece / kv_heads / b)];
-    const std::int64_t n_keys = std::min(run.end, lengths[static_cast<std::size_t>(entry)]) - run.begin;
-    const std::int64_t n_rows = std::min(n_keys, std::max(kLeastRowsOfPiece, kMostRows / n_sampled));
+    const std::int64_t block = n_sampled == 1 ? 0 : s * (n_blocks - 1) / (n_sampled - 1);
+    const std::int64_t entry = block / kv_heads % b, head = block % kv_heads;
+    const KeyRange range = ranges[static_cast<std::size_t>(block / kv_heads / b)];
+    const std::int64_t n_keys = std::min(range.end, lengths[static_cast<std::size_t>(entry)]) - range.begin;
+    const std::int64_t n_rows = std::min(n_keys, std::max(kLeastRowsOfBlock, kMostRows / n_sampled));
     for (std::int64_t r = 0; r < n_rows; ++r)
-      rows.push_back({entry, head, run.begin + (n_rows == 1 ? 0 : r * (n_keys - 1) / (n_rows - 1))});
+      rows.push_back({entry, head, range.begin + (n_rows == 1 ? 0 : r * (n_keys - 1) / (n_rows - 1))});
   }
   return rows;
 }
 
-void agree_on_input(const Ranks& ranks, Problem& problem, const SafetensorsFile* file, std::span<const Run> runs) {
+void agree_on_input(const Ranks& ranks, Workload& workload, const SafetensorsFile* file, std::span<const KeyRange> ranges) {
   if (ranks.size() == 1) return;
 
   // In this order: ranks with the same header have the same tensors, and with the same lengths the same sampled rows.
   if (file != nullptr) agree_on(ranks, file, {{"the header", file->header_hash()}});
-  const std::vector<std::int64_t> lengths = problem.lengths(problem.steps() - 1);
-  agree_on(ranks, file, {{"lengths", fnv1a(std::as_bytes(std::span(lengths)))}, {"q", hash_of_queries(problem)}});
+  const std::vector<std::int64_t> lengths = workload.lengths(workload.steps() - 1);
+  agree_on(ranks, file, {{"lengths", fnv1a(std::as_bytes(std::span(lengths)))}, {"q", hash_of_queries(workload)}});
   if (file == nullptr) return;
-  const Shard cache = problem.whole();
+  const Shard cache = workload.whole();
   std::vector<Part> parts;
-  for (const auto& [i, h, n] : sampled_rows(runs, lengths, problem.shape().kv_heads)) {
+  for (const auto& [i, h, n] : sampled_rows(ranges, lengths, workload.shape().kv_heads)) {
     const std::string row = "row [" + std::to_string(i) + ", " + std::to_string(h) + ", " + std::to_string(n) + "] of ";
     parts.push_back({row + "k", hash_of_row(cache.k, i, h, n)});
     parts.push_back({row + "v", hash_of_row(cache.v, i, h, n)});

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "distributed/transport/ranks.hpp"
-#include "reference/data/problem.hpp"
+#include "reference/data/workload.hpp"
 
 namespace tree_attn {
 
@@ -21,13 +21,13 @@ struct CacheRow {
 
 /// The rows of the cache that all ranks compare, a function of the shapes and lengths alone.
 ///
-/// Shards, batch entries and heads make p b n_kv pieces of the cache. Of up to 64 pieces, evenly spread from the first to
-/// the last, these are max(3, 192 / pieces) rows, evenly spread from the first to the last one in use. So with up to 64
+/// Shards, batch entries and heads make p b n_kv blocks of the cache. Of up to 64 blocks, evenly spread from the first to
+/// the last, these are max(3, 192 / blocks) rows, evenly spread from the first to the last one in use. So with up to 64
 /// ranks each shard contributes its first and last row of at least one head of one entry. 192 rows at most; rows past the
 /// lengths never; empty where no key is in use.
-/// @param runs positions of every shard
+/// @param ranges positions of every shard
 /// @param lengths keys in use per batch entry [b]
-std::vector<CacheRow> sampled_rows(std::span<const Run> runs, std::span<const std::int64_t> lengths, std::int64_t kv_heads);
+std::vector<CacheRow> sampled_rows(std::span<const KeyRange> ranges, std::span<const std::int64_t> lengths, std::int64_t kv_heads);
 
 /// Compares every rank's input with that of rank 0: the header of the file, q and lengths in full, k and v in their
 /// sampled_rows(). Of made-up input q and lengths: k and v come from the same seed.
@@ -36,8 +36,8 @@ std::vector<CacheRow> sampled_rows(std::span<const Run> runs, std::span<const st
 /// (--verify holds the output against the oracle over rank 0's whole file), and the options of the command line.
 /// Every rank reads the sampled rows of all shards, a page each.
 /// @param file what the problem was read from; null for made-up input
-/// @param runs positions of every shard, the same on all ranks that have the same header
+/// @param ranges positions of every shard, the same on all ranks that have the same header
 /// @throws InputError on every rank, naming the first rank that differs and the first thing in which it does
-void agree_on_input(const Ranks& ranks, Problem& problem, const SafetensorsFile* file, std::span<const Run> runs);
+void agree_on_input(const Ranks& ranks, Workload& workload, const SafetensorsFile* file, std::span<const KeyRange> ranges);
 
 }  // namespace tree_attn

@@ -32,23 +32,23 @@ double quantile(const std::vector<double>& sorted, double q) {
 Measurement measure(const Bench& bench, ShardDecoder& shard, const Algorithm& algorithm) {
   const Ranks& ranks = bench.ranks;
   Transport& transport = bench.transport;
-  Problem& problem = bench.problem;
+  Workload& workload = bench.workload;
   KvCache& cache = shard.cache();
   Measurement result;
   result.algorithm = algorithm.name;
 
   // Decode; what a step takes is what its slowest rank takes.
   std::vector<double> latencies;
-  const std::vector<std::int64_t> at_start = problem.lengths_at_start();
+  const std::vector<std::int64_t> at_start = workload.lengths_at_start();
   for (int repetition = 0; repetition < bench.warmup + bench.repeat; ++repetition) {
     for (std::int64_t i = 0; i < cache.shape().batch; ++i) {
       const std::int64_t before = at_start[static_cast<std::size_t>(i)] - cache.capacity().begin;
       cache.truncate(i, std::clamp<std::int64_t>(before, 0, cache.lengths()[static_cast<std::size_t>(i)]));
     }
-    for (int t = 0; t < problem.steps(); ++t) {
-      const std::vector<std::int64_t> lengths = problem.lengths(t);
-      fill(cache, problem, lengths);
-      DecodeStep step{problem.query(t), shard, lengths, bench.runs};
+    for (int t = 0; t < workload.steps(); ++t) {
+      const std::vector<std::int64_t> lengths = workload.lengths(t);
+      fill(cache, workload, lengths);
+      DecodeStep step{workload.query(t), shard, lengths, bench.ranges};
       transport.clear_traffic();
       ranks.doing("in " + std::string(algorithm.name) + ", step " + std::to_string(t + 1));
       double microseconds = 0;
@@ -82,9 +82,9 @@ Measurement measure(const Bench& bench, ShardDecoder& shard, const Algorithm& al
   shard.drop_hops();
 
   // What travels has the types in which the backend stores it.
-  WorkloadShape stored = problem.shape();
+  WorkloadShape stored = workload.shape();
   static_cast<AttentionShape&>(stored) = cache.shape();
-  result.predicted = predict(algorithm, stored, transport.topology(), bench.runs);
+  result.predicted = predict(algorithm, stored, transport.topology(), bench.ranges);
 
   result.digest = digest_of(result.output);
   result.same_bits_on_all_ranks = ranks.all_max(result.digest) == ranks.all_min(result.digest);
@@ -112,20 +112,20 @@ struct Verifier::Truth {
   }
 };
 
-Verifier::Verifier(Problem& problem, double scale, int n_ranks, const Backend& backend) : truth_(std::make_shared<Truth>()) {
-  const int last = problem.steps() - 1;
-  const Shard all = problem.whole();
+Verifier::Verifier(Workload& workload, double scale, int n_ranks, const Backend& backend) : truth_(std::make_shared<Truth>()) {
+  const int last = workload.steps() - 1;
+  const Shard all = workload.whole();
   Truth& truth = *truth_;
-  truth.q = problem.query(last), truth.k = all.k, truth.v = all.v;
+  truth.q = workload.query(last), truth.k = all.k, truth.v = all.v;
   truth.n_ranks = n_ranks;
   truth.options.scale = scale;
-  truth.options.lengths = problem.lengths(last);
+  truth.options.lengths = workload.lengths(last);
   truth.oracle = attention(truth.q, truth.k, truth.v, truth.options);
 
   // F64 inputs are rounded to F32 as they are read: that is as if the dot product had a few more terms.
-  truth.model = tree_decode_model(problem.n_keys(last));
-  if (problem.shape().dtype == Storage::F64) truth.model.n_additions += 4;
-  const ErrorTerms terms = backend.error_terms(problem.shape());
+  truth.model = tree_decode_model(workload.n_keys(last));
+  if (workload.shape().dtype == DType::F64) truth.model.n_additions += 4;
+  const ErrorTerms terms = backend.error_terms(workload.shape());
   truth.model.exp_error = terms.exp_error;
   truth.model.n_additions += terms.n_additions;
 

@@ -12,7 +12,7 @@
 #include "distributed/transport/ranks.hpp"
 #include "distributed/transport/transport.hpp"
 #include "distributed/measure/predict.hpp"
-#include "reference/data/problem.hpp"
+#include "reference/data/workload.hpp"
 
 namespace tree_attn {
 
@@ -48,8 +48,8 @@ struct Bench {
   const Ranks& ranks;
   Transport& transport;
   const Backend& backend;
-  Problem& problem;
-  std::vector<Run> runs;  ///< positions of every place of the row, at the last step
+  Workload& workload;
+  std::vector<KeyRange> ranges;  ///< positions of every rank, in the order of the topology, at the last step
   double scale = 1;
   int warmup = 0, repeat = 1;
 };
@@ -68,7 +68,7 @@ class Verifier {
  public:
   /// Computes the oracle, on the calling rank alone. Bounds are computed where they are asked for: the problem outlives this.
   /// @param backend what computed the shards
-  Verifier(Problem& problem, double scale, int n_ranks, const Backend& backend);
+  Verifier(Workload& workload, double scale, int n_ranks, const Backend& backend);
   /// @param output of the last step, by `algorithm`
   Errors operator()(const Algorithm& algorithm, const DecodeOutput& output) const;
 

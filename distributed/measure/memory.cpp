@@ -56,31 +56,31 @@ void require_memory(const std::string& subject, double bytes) {
 }
 
 double oracle_bytes(const WorkloadShape& shape, int n_results) {
-  constexpr double kDouble = sizeof(double), kScores = 0x1p23, kPiece = 256;
+  constexpr double kDouble = sizeof(double), kScores = 0x1p23, kBlock = 256;
   const double d_h = static_cast<double>(shape.head_dim), d_v = static_cast<double>(shape.value_dim);
   const double n_keys = static_cast<double>(shape.n_keys);
   const double block = std::min(group_of(shape), std::max(1.0, kScores / std::max(1.0, n_keys)));
   return rows_of(shape) * (d_v + 1) * n_results * kDouble + block * (2 * n_keys + d_h + d_v + 4) * kDouble +
-         std::min(n_keys, kPiece) * std::max(d_h, d_v) * kDouble +
+         std::min(n_keys, kBlock) * std::max(d_h, d_v) * kDouble +
          2 * static_cast<double>(shape.batch) * sizeof(std::int64_t);
 }
 
 void check_memory(const std::string& subject, const Bench& bench, const Topology& machines, const MemoryUse& use) {
-  const WorkloadShape& shape = bench.problem.shape();
+  const WorkloadShape& shape = bench.workload.shape();
   const double bytes_of_keys = static_cast<double>(shape.n_keys) * static_cast<double>(shape.bytes_per_position());
   // Queries and outputs are held as well, by whoever made them.
   const double outside = rows_of(shape) * static_cast<double>(sizeof(float)) * static_cast<double>(shape.head_dim + shape.value_dim + 1);
   double needed = 0;
   for (const int rank : machines.node(machines.node_of(bench.ranks.rank()))) {
-    const Run run = bench.runs[static_cast<std::size_t>(bench.transport.topology().place_of(rank))];
-    const MemoryNeed need = bench.backend.memory(shape, run);
+    const KeyRange range = bench.ranges[static_cast<std::size_t>(bench.transport.topology().index_of(rank))];
+    const MemoryNeed need = bench.backend.memory(shape, range);
     needed += outside + need.session + (use.keys_in_memory ? need.cache : need.borrowed_cache);
-    needed += use.kv_shards_in_flight * static_cast<double>(run.size()) * static_cast<double>(shape.bytes_per_position());
+    needed += use.kv_shards_in_flight * static_cast<double>(range.size()) * static_cast<double>(shape.bytes_per_position());
     if (rank == 0 && use.oracle) needed += oracle_bytes(shape, 3) + (use.keys_in_memory ? bytes_of_keys : 0);
   }
   // What is appended to borrowed keys and values.
-  if (!use.keys_in_memory && bench.problem.steps() > 1)
-    needed += static_cast<double>(bench.problem.steps()) * static_cast<double>(shape.bytes_per_position());
+  if (!use.keys_in_memory && bench.workload.steps() > 1)
+    needed += static_cast<double>(bench.workload.steps()) * static_cast<double>(shape.bytes_per_position());
   require_memory(subject, needed);
 }
 

@@ -21,10 +21,10 @@ std::string axes_text(const WorkloadShape& shape);
 /// @throws InputError "SUBJECT needs about 3.0 GiB of memory on one machine, which has 1.0 GiB left"
 void require_memory(const std::string& subject, double bytes);
 
-/// Bytes that a rank takes to decode with keys at the positions of `run`, besides these keys and values: per row about twice
-/// the states of the maximal subtrees of the run; per query of a group a state for every level of the tree; a leaf of keys
+/// Bytes that a rank takes to decode with keys at the positions of `range`, besides these keys and values: per row about twice
+/// the states of the maximal subtrees of the range; per query of a group a state for every level of the tree; a leaf of keys
 /// and values; the lengths. Axes count although another axis is 0: a header of 200 bytes can ask for terabytes.
-double decode_bytes(const WorkloadShape& shape, Run run);
+double decode_bytes(const WorkloadShape& shape, KeyRange range);
 
 /// Bytes that attention() takes: results in double, the scores of one block of rows, a piece of keys and values, the
 /// lengths.

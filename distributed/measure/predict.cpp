@@ -74,7 +74,7 @@ std::int64_t longest_chain(std::span<const RankCost> costs) {
 }  // namespace
 
 Prediction predict(const Algorithm& algorithm, const WorkloadShape& shape, const Topology& topology,
-                   std::span<const Run> ranges) {
+                   std::span<const KeyRange> ranges) {
   const int p = topology.size();
   const std::int64_t per_position = shape.batch * shape.kv_heads * (shape.head_dim + shape.value_dim);
   std::vector<RankCost> costs;
@@ -89,7 +89,7 @@ Prediction predict(const Algorithm& algorithm, const WorkloadShape& shape, const
         if (topology.node_of(rank) != topology.node_of(peer)) result.bytes_between_nodes += bytes;
       }
     }
-    const std::int64_t shard = ranges[static_cast<std::size_t>(topology.place_of(rank))].size();
+    const std::int64_t shard = ranges[static_cast<std::size_t>(topology.index_of(rank))].size();
     result.collectives = std::max(result.collectives, cost.collectives);
     result.merge_steps = std::max(result.merge_steps, cost.merge_steps);
     result.peak_elements =

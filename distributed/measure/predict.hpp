@@ -5,7 +5,7 @@
 
 #include "distributed/decoders/decoder.hpp"
 #include "distributed/transport/topology.hpp"
-#include "reference/data/problem.hpp"
+#include "reference/data/workload.hpp"
 
 #include <cstdint>
 #include <span>
@@ -31,6 +31,6 @@ struct Prediction {
 /// @throws std::logic_error if what one rank sends is not what another receives
 /// @paper{eq_8, eq. (8)} @paper{eq_10, eq. (10)}
 Prediction predict(const Algorithm& algorithm, const WorkloadShape& shape, const Topology& topology,
-                   std::span<const Run> ranges);
+                   std::span<const KeyRange> ranges);
 
 }  // namespace tree_attn

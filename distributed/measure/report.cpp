@@ -39,8 +39,8 @@ std::string time(double us) {
   return us < 999.5 ? digits(us, "us") : us < 999.5e3 ? digits(us / 1e3, "ms") : digits(us / 1e6, "s");
 }
 
-std::string name_of_dtype(Storage storage) {
-  std::string name(name_of(storage));
+std::string name_of_dtype(DType dtype) {
+  std::string name(name_of(dtype));
   for (char& c : name) c = static_cast<char>(std::tolower(c));
   return name;
 }

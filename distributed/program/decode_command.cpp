@@ -14,7 +14,7 @@
 #include "distributed/measure/fingerprint.hpp"
 #include "distributed/measure/measure.hpp"
 #include "distributed/measure/memory.hpp"
-#include "reference/data/moment_problem.hpp"
+#include "reference/data/moment_workload.hpp"
 #include "reference/data/output_file.hpp"
 #include "distributed/measure/overflow.hpp"
 #include "distributed/program/program.hpp"
@@ -27,11 +27,11 @@ namespace tree_attn {
 namespace {
 
 /// Refuses shapes that the backend does not take, and shards that cut a leaf whose sum no shard can share. @throws InputError
-void check_backend(const Backend& backend, const WorkloadShape& shape, std::span<const Run> runs, std::span<const Algorithm* const> chosen) {
+void check_backend(const Backend& backend, const WorkloadShape& shape, std::span<const KeyRange> ranges, std::span<const Algorithm* const> chosen) {
   const std::string name(backend.name());
   if (const std::string why = backend.refusal(shape); !why.empty()) throw InputError("--backend " + name + ": no kernel takes " + why);
   const std::int64_t leaf = backend.leaf_keys(shape);
-  for (const auto& [begin, position] : runs) {
+  for (const auto& [begin, position] : ranges) {
     if (position % leaf == 0 || position == shape.n_keys) continue;
     for (const Algorithm* algorithm : chosen) {
       if (!algorithm->keeps_bits) continue;
@@ -43,10 +43,10 @@ void check_backend(const Backend& backend, const WorkloadShape& shape, std::span
 }
 
 /// The cache of a rank with all that it holds before the first step. @throws InputError if there is no memory for it
-std::unique_ptr<ShardDecoder> fill_shard(const Backend& backend, Problem& problem, Run capacity, double scale) {
+std::unique_ptr<ShardDecoder> fill_shard(const Backend& backend, Workload& workload, KeyRange capacity, double scale) {
   try {
-    auto shard = std::make_unique<ShardDecoder>(backend, problem.shape(), capacity, scale);
-    fill_at_start(shard->cache(), problem, problem.lengths_at_start());
+    auto shard = std::make_unique<ShardDecoder>(backend, workload.shape(), capacity, scale);
+    fill_at_start(shard->cache(), workload, workload.lengths_at_start());
     return shard;
   } catch (const std::runtime_error& error) {  // of the device
     throw InputError("--backend " + std::string(backend.name()) + ": " + error.what());
@@ -119,16 +119,16 @@ void show_progress(bool shown, std::size_t done, std::size_t all, std::string_vi
 }
 
 int run_decode(const DecodeOptions& options, const MpiRanks& ranks) {
-  const bool speaks = ranks.rank() == 0;
+  const bool is_root = ranks.rank() == 0;
 
   ranks.doing("in reading the input");
   // Gather everything that can be wrong before any rank waits for another.
   std::optional<SafetensorsFile> file;
   std::optional<Outputs> outputs;
-  std::unique_ptr<Problem> problem;
+  std::unique_ptr<Workload> workload;
   std::vector<const Algorithm*> chosen;
   const Backend* backend = nullptr;
-  std::optional<std::string> trouble;
+  std::optional<std::string> error;
   try {
     backend = &find_backend(options.backend);
     if (options.transport == "nccl")
@@ -139,35 +139,35 @@ int run_decode(const DecodeOptions& options, const MpiRanks& ranks) {
     if (!file && !options.expect.empty())
       throw InputError("--expect " + readable(options.expect) + ": needs IN, the file that holds the tensor");
     const WorkloadShape synthetic = file ? WorkloadShape{} : synthetic_shape(options);
-    problem = file ? open_problem(*file, options.steps) : make_problem(synthetic, options.seed, options.steps);
-    if (file && !options.expect.empty()) expected_tensor(*file, options.expect, problem->shape());
-    check(options, ranks.size(), problem->shape());
-    if (speaks) outputs.emplace(options);
-  } catch (const InputError& error) {
-    trouble = error.what();
+    workload = file ? open_workload(*file, options.steps) : make_workload(synthetic, options.seed, options.steps);
+    if (file && !options.expect.empty()) expected_tensor(*file, options.expect, workload->shape());
+    check(options, ranks.size(), workload->shape());
+    if (is_root) outputs.emplace(options);
+  } catch (const InputError& exception) {
+    error = exception.what();
   }
-  ranks.throw_if_any_failed(trouble);
+  ranks.throw_if_any_failed(error);
 
   // With moments, the same problem over longer values.
-  const WorkloadShape& shape = problem->shape();
-  const std::unique_ptr<Problem> enlarged = options.moments > 1 ? with_moments(*problem) : nullptr;
-  Problem& reduced = enlarged ? *enlarged : *problem;
+  const WorkloadShape& shape = workload->shape();
+  const std::unique_ptr<Workload> enlarged = options.moments > 1 ? with_moments(*workload) : nullptr;
+  Workload& reduced = enlarged ? *enlarged : *workload;
 
   // Cut the sequence.
   const Topology topology = ranks.topology(options.ranks_per_node);
-  std::vector<std::int64_t> row_shards;
-  for (const int rank : topology.row()) {
-    if (!options.shards.empty()) row_shards.push_back(options.shards[static_cast<std::size_t>(rank)]);
+  std::vector<std::int64_t> ordered_shards;
+  for (const int rank : topology.order()) {
+    if (!options.shards.empty()) ordered_shards.push_back(options.shards[static_cast<std::size_t>(rank)]);
   }
-  const std::vector<Run> runs =
-      options.shards.empty() ? even_runs(shape.n_keys, ranks.size(), kLeafKeys) : runs_of_lengths(row_shards);
+  const std::vector<KeyRange> ranges =
+      options.shards.empty() ? even_ranges(shape.n_keys, ranks.size(), kLeafKeys) : ranges_of_lengths(ordered_shards);
   const double scale = options.scale ? *options.scale : 1 / std::sqrt(static_cast<double>(shape.head_dim));
   MpiTransport transport(ranks, topology);
   Bench bench{ranks,
               transport,
               *backend,
               reduced,
-              runs,
+              ranges,
               scale,
               options.warmup,
               options.repeat};
@@ -179,22 +179,22 @@ int run_decode(const DecodeOptions& options, const MpiRanks& ranks) {
            : "--seq-len " + std::to_string(shape.n_keys) + " with --batch " + std::to_string(shape.batch);
   try {
     check_memory(subject, bench, machines, {.keys_in_memory = !file || enlarged, .kv_shards_in_flight = kv_shards_in_flight, .oracle = options.verify});
-  } catch (const InputError& error) {
-    trouble = error.what();
+  } catch (const InputError& exception) {
+    error = exception.what();
   }
-  ranks.throw_if_any_failed(trouble);
-  agree_on_input(ranks, *problem, file ? &*file : nullptr, runs);
+  ranks.throw_if_any_failed(error);
+  agree_on_input(ranks, *workload, file ? &*file : nullptr, ranges);
   std::unique_ptr<ShardDecoder> shard;
   try {
-    check_backend(*backend, reduced.shape(), runs, chosen);
-    shard = fill_shard(*backend, reduced, runs[static_cast<std::size_t>(topology.place_of(ranks.rank()))], scale);
-  } catch (const InputError& error) {
-    trouble = error.what();
+    check_backend(*backend, reduced.shape(), ranges, chosen);
+    shard = fill_shard(*backend, reduced, ranges[static_cast<std::size_t>(topology.index_of(ranks.rank()))], scale);
+  } catch (const InputError& exception) {
+    error = exception.what();
   }
-  ranks.throw_if_any_failed(trouble);
+  ranks.throw_if_any_failed(error);
 
   // Run one algorithm after the other on the same input.
-  const bool bar = speaks && isatty(STDERR_FILENO) != 0;
+  const bool bar = is_root && isatty(STDERR_FILENO) != 0;
   const std::size_t n_stages = chosen.size() + (options.verify ? 1 : 0);
   std::vector<Measurement> measurements;
   for (const Algorithm* algorithm : chosen) {
@@ -204,7 +204,7 @@ int run_decode(const DecodeOptions& options, const MpiRanks& ranks) {
 
   // Hold them against the oracle, on rank 0, and against what the file expects.
   std::vector<std::string> failed;
-  if (speaks && options.verify) {
+  if (is_root && options.verify) {
     show_progress(bar, measurements.size(), n_stages, "oracle");
     ranks.doing("in the oracle");
     const Verifier verify(reduced, scale, ranks.size(), *backend);
@@ -221,12 +221,12 @@ int run_decode(const DecodeOptions& options, const MpiRanks& ranks) {
 
   std::vector<Moments> moments;
   for (Measurement& m : measurements) {
-    if (enlarged) moments.push_back(take_moments(moment_layout(shape), m.output, problem->query(options.steps - 1), scale));
+    if (enlarged) moments.push_back(take_moments(moment_layout(shape), m.output, workload->query(options.steps - 1), scale));
   }
 
   ranks.doing("in writing the results");
   // Write what was found, say it, and only then put the files in place: on any trouble before, nothing is there.
-  if (speaks) {
+  if (is_root) {
     try {
       const ReportHeader report{options.command_line, options.backend, options.transport, shape,
                                 options.steps,        ranks.size(), topology.n_nodes(), this_machine()};
@@ -257,19 +257,19 @@ int run_decode(const DecodeOptions& options, const MpiRanks& ranks) {
       }
       flush_standard_output();  // the table first, then what is wrong with it
       OutputFile::put_in_place(outputs->files());
-    } catch (const InputError& error) {
-      trouble = error.what();
+    } catch (const InputError& exception) {
+      error = exception.what();
     }
-    if (trouble) failed.clear();  // one line is enough
+    if (error) failed.clear();  // one line is enough
     for (const std::string& line : failed) std::fprintf(stderr, "tree_attn: check failed: %s\n", line.c_str());
 
     // Made-up input is finite, and may be too large for one rank.
     const int last = options.steps - 1;
-    const std::string overflow = overflow_of(problem->query(last), file ? std::optional(problem->whole()) : std::nullopt,
-                                             problem->lengths(last), measurements[0].output);
-    if (!trouble && !overflow.empty()) std::fprintf(stderr, "tree_attn: warning: %s\n", overflow.c_str());
+    const std::string overflow = overflow_of(workload->query(last), file ? std::optional(workload->whole()) : std::nullopt,
+                                             workload->lengths(last), measurements[0].output);
+    if (!error && !overflow.empty()) std::fprintf(stderr, "tree_attn: warning: %s\n", overflow.c_str());
   }
-  ranks.throw_if_any_failed(trouble);
+  ranks.throw_if_any_failed(error);
   return ranks.all_sum(static_cast<std::int64_t>(failed.size())) > 0 ? 1 : 0;
 }
 

@@ -15,15 +15,15 @@ namespace tree_attn {
 namespace {
 
 /// Types of made-up tensors: those that kernels take, in lower case.
-std::string option_of(Storage storage) {
-  std::string name(name_of(storage));
+std::string option_of(DType dtype) {
+  std::string name(name_of(dtype));
   std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
   return name;
 }
 std::vector<std::string> dtype_options() {
   std::vector<std::string> options;
-  for (const Storage storage : kDTypes) {
-    if (kernel_unit_of(storage) != KernelUnit::None) options.push_back(option_of(storage));
+  for (const DType dtype : kDTypes) {
+    if (kernel_unit_of(dtype) != KernelUnit::None) options.push_back(option_of(dtype));
   }
   return options;
 }
@@ -68,7 +68,7 @@ WorkloadShape synthetic_shape(const DecodeOptions& options) {
     throw InputError("--heads " + std::to_string(options.heads) + " is not a multiple of --kv-heads " +
                      std::to_string(kv_heads));
   }
-  const Storage dtype = *std::find_if(kDTypes.begin(), kDTypes.end(), [&](Storage candidate) { return option_of(candidate) == options.dtype; });
+  const DType dtype = *std::find_if(kDTypes.begin(), kDTypes.end(), [&](DType candidate) { return option_of(candidate) == options.dtype; });
   const WorkloadShape shape{{.dtype = dtype,
                              .value_dtype = dtype,
                              .batch = options.batch,

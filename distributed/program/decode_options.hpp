@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "reference/data/problem.hpp"
+#include "reference/data/workload.hpp"
 
 namespace tree_attn {
 

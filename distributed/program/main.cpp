@@ -73,7 +73,7 @@ int main(int argc, char** argv) {
   std::string command_line;
   for (int i = 0; i < argc; ++i) command_line += (i ? " " : "") + std::string(argv[i]);
   MpiSession session(&argc, &argv, find_timeout(argc, argv));
-  const bool speaks = session.ranks().rank() == 0;
+  const bool is_root = session.ranks().rank() == 0;
   if (const auto line = foreign_launcher(session.launch(), session.ranks().size(), mpi_library())) {
     if (session.launch().rank == 0) complain(*line);
     return kBadInput;
@@ -99,9 +99,9 @@ int main(int argc, char** argv) {
   try {
     program.parse(argc, argv);
   } catch (const CLI::Success& request) {
-    return speaks ? program.exit(request) : 0;
+    return is_root ? program.exit(request) : 0;
   } catch (const CLI::ParseError& error) {
-    if (speaks) complain(usage_error(program, error));
+    if (is_root) complain(usage_error(program, error));
     return kBadInput;
   }
 
@@ -115,7 +115,7 @@ int main(int argc, char** argv) {
     session.ranks().doing("after all output was written");
     return status;
   } catch (const InputError& error) {
-    if (speaks) complain(error.what());
+    if (is_root) complain(error.what());
     return kBadInput;
   } catch (const std::bad_alloc&) {
     session.abandon("rank " + std::to_string(session.ranks().rank()) + ": not enough memory");

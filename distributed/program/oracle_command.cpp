@@ -6,7 +6,7 @@
 
 #include "distributed/measure/memory.hpp"
 #include "reference/data/output_file.hpp"
-#include "reference/data/problem.hpp"
+#include "reference/data/workload.hpp"
 #include "distributed/program/program.hpp"
 #include "reference/oracle/attention.hpp"
 
@@ -71,16 +71,16 @@ Command add_oracle(CLI::App& program) {
   command->add_flag("--causal", options->causal, "Query i of l sees the keys 0 .. N - l + i");
   return [options](const MpiRanks& ranks) {
     // One rank is enough; the others hear how it ended.
-    std::optional<std::string> problem;
+    std::optional<std::string> error;
     try {
       if (options->scale && !std::isfinite(*options->scale))
         throw InputError("--scale " + std::to_string(*options->scale) + " is not a finite number");
       ranks.doing("in the oracle");
       if (ranks.rank() == 0) run_oracle(*options);
-    } catch (const InputError& error) {
-      problem = error.what();
+    } catch (const InputError& exception) {
+      error = exception.what();
     }
-    ranks.throw_if_any_failed(problem);
+    ranks.throw_if_any_failed(error);
     return 0;
   };
 }

@@ -22,13 +22,13 @@ Blocks PlanBuilder::allocate(BlockWidth width, std::int32_t n) {
   return blocks;
 }
 
-BlockForest PlanBuilder::own(Run range) {
+BlockForest PlanBuilder::own(KeyRange range) {
   BlockForest forest = allocate(range);
   plan_.n_own = static_cast<std::int32_t>(forest.blocks.size());
   return forest;
 }
 
-BlockForest PlanBuilder::allocate(Run range) {
+BlockForest PlanBuilder::allocate(KeyRange range) {
   BlockForest forest{cover(range.begin, range.end), {}};
   const Blocks blocks = allocate(kStateBlock, static_cast<std::int32_t>(forest.subtrees.size()));
   for (std::int32_t i = 0; i < blocks.n; ++i) forest.blocks.push_back(blocks.first + i);
@@ -47,7 +47,7 @@ void PlanBuilder::send(int peer, const BlockForest& forest) {
   if (!forest.blocks.empty()) send(peer, blocks_of(forest));
 }
 
-BlockForest PlanBuilder::receive(int peer, Run range) {
+BlockForest PlanBuilder::receive(int peer, KeyRange range) {
   BlockForest forest = allocate(range);
   if (!forest.blocks.empty()) receive(peer, blocks_of(forest));
   return forest;
@@ -131,9 +131,9 @@ void PlanBuilder::finish(Block state) {
 
 Blocks PlanBuilder::all_reduce(const Topology& topology, int rank, Blocks mine, Combine::Operator op) {
   collective();
-  const int me = topology.place_of(rank);
-  for (const ScheduleStep& step : butterfly(topology.size(), me)) {
-    const int peer = topology.row()[static_cast<std::size_t>(step.peer)];
+  const int me = topology.index_of(rank);
+  for (const ExchangeStep& step : butterfly(topology.size(), me)) {
+    const int peer = topology.order()[static_cast<std::size_t>(step.peer)];
     exchange();
     Blocks theirs{static_cast<Block>(plan_.widths.size()), mine.n};
     if (step.receives) {
@@ -149,15 +149,15 @@ Blocks PlanBuilder::all_reduce(const Topology& topology, int rank, Blocks mine, 
   return mine;
 }
 
-BlockForest PlanBuilder::reduce(const Members& members, std::span<const ScheduleStep> steps, BlockForest mine) {
+BlockForest PlanBuilder::reduce(const Members& members, std::span<const ExchangeStep> steps, BlockForest mine) {
   collective();
-  for (const ScheduleStep& step : steps) {
+  for (const ExchangeStep& step : steps) {
     const int peer = members.ranks[static_cast<std::size_t>(step.peer)];
     mine = packed(std::move(mine));
     exchange();
     if (step.sends) send(peer, mine);
     if (!step.receives) continue;
-    BlockForest theirs = receive(peer, Run{members.ranges[static_cast<std::size_t>(step.theirs.begin)].begin,
+    BlockForest theirs = receive(peer, KeyRange{members.ranges[static_cast<std::size_t>(step.theirs.begin)].begin,
                                            members.ranges[static_cast<std::size_t>(step.theirs.end) - 1].end});
     if (step.finished) {
       mine = std::move(theirs);
@@ -170,7 +170,7 @@ BlockForest PlanBuilder::reduce(const Members& members, std::span<const Schedule
 
 void PlanBuilder::broadcast(std::span<const int> ranks, int me, Blocks blocks) {
   collective();
-  for (const ScheduleStep& step : broadcast_from_first(static_cast<int>(ranks.size()), me)) {
+  for (const ExchangeStep& step : broadcast_from_first(static_cast<int>(ranks.size()), me)) {
     const int peer = ranks[static_cast<std::size_t>(step.peer)];
     exchange();
     if (step.receives) receive(peer, blocks);
@@ -186,16 +186,16 @@ Plan PlanBuilder::take() {
   return std::move(plan_);
 }
 
-std::vector<Run> ranges_of_ranks(const Topology& topology, std::span<const int> ranks, std::span<const Run> ranges) {
-  std::vector<Run> result;
-  for (const int rank : ranks) result.push_back(ranges[static_cast<std::size_t>(topology.place_of(rank))]);
+std::vector<KeyRange> ranges_of_ranks(const Topology& topology, std::span<const int> ranks, std::span<const KeyRange> ranges) {
+  std::vector<KeyRange> result;
+  for (const int rank : ranks) result.push_back(ranges[static_cast<std::size_t>(topology.index_of(rank))]);
   return result;
 }
 
-std::vector<Run> ranges_of_nodes(const Topology& topology, std::span<const Run> ranges) {
-  std::vector<Run> result;
+std::vector<KeyRange> ranges_of_nodes(const Topology& topology, std::span<const KeyRange> ranges) {
+  std::vector<KeyRange> result;
   for (int i = 0; i < topology.n_nodes(); ++i) {
-    const std::vector<Run> members = ranges_of_ranks(topology, topology.node(i), ranges);
+    const std::vector<KeyRange> members = ranges_of_ranks(topology, topology.node(i), ranges);
     result.push_back({members.front().begin, members.back().end});
   }
   return result;

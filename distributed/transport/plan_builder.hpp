@@ -4,10 +4,10 @@
 #pragma once
 
 #include "distributed/transport/plan.hpp"
-#include "distributed/transport/schedule.hpp"
+#include "distributed/transport/exchange.hpp"
 #include "distributed/transport/topology.hpp"
 #include "reference/state/forest.hpp"
-#include "reference/state/run.hpp"
+#include "reference/state/key_range.hpp"
 
 #include <span>
 #include <vector>
@@ -23,7 +23,7 @@ struct BlockForest {
 /// Ranks that exchange forests, in the order of their positions.
 struct Members {
   std::span<const int> ranks;
-  std::span<const Run> ranges;  ///< positions of each; neighbours touch
+  std::span<const KeyRange> ranges;  ///< positions of each; neighbours touch
   int me = 0;                   ///< index of this rank among them
 };
 
@@ -31,11 +31,11 @@ struct Members {
 class PlanBuilder {
  public:
   /// The forest of this rank's own range, in blocks 0, 1, ... Comes first.
-  BlockForest own(Run range);
+  BlockForest own(KeyRange range);
   /// Adjacent blocks of one width.
   Blocks allocate(BlockWidth width, std::int32_t n = 1);
   /// Adjacent blocks for the forest of a range.
-  BlockForest allocate(Run range);
+  BlockForest allocate(KeyRange range);
   /// Two adjacent blocks for z and lse.
   Blocks allocate_output();
 
@@ -44,7 +44,7 @@ class PlanBuilder {
   void send(int peer, Blocks blocks);
   void receive(int peer, Blocks blocks);
   void send(int peer, const BlockForest& forest);
-  BlockForest receive(int peer, Run range);
+  BlockForest receive(int peer, KeyRange range);
 
   /// Two neighbours become one: Forest::append().
   BlockForest join(BlockForest left, const BlockForest& right);
@@ -72,8 +72,8 @@ class PlanBuilder {
   /// evaluate op(left, right) on the same two operands in the same order.
   /// @param mine this rank's contribution: adjacent blocks @returns where the result is
   Blocks all_reduce(const Topology& topology, int rank, Blocks mine, Combine::Operator op);
-  /// Reduces forests along the steps of schedule.hpp. @returns what the steps leave this rank with
-  BlockForest reduce(const Members& members, std::span<const ScheduleStep> steps, BlockForest mine);
+  /// Reduces forests along the steps of exchange.hpp. @returns what the steps leave this rank with
+  BlockForest reduce(const Members& members, std::span<const ExchangeStep> steps, BlockForest mine);
   /// Copies blocks of the first member to all along a binomial tree.
   void broadcast(std::span<const int> ranks, int me, Blocks blocks);
 
@@ -88,8 +88,8 @@ class PlanBuilder {
 };
 
 /// The ranges of some ranks, in their order. @param ranges of all ranks, in the order of the topology
-std::vector<Run> ranges_of_ranks(const Topology& topology, std::span<const int> ranks, std::span<const Run> ranges);
+std::vector<KeyRange> ranges_of_ranks(const Topology& topology, std::span<const int> ranks, std::span<const KeyRange> ranges);
 /// The range of each node: that of its ranks together.
-std::vector<Run> ranges_of_nodes(const Topology& topology, std::span<const Run> ranges);
+std::vector<KeyRange> ranges_of_nodes(const Topology& topology, std::span<const KeyRange> ranges);
 
 }  // namespace tree_attn

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Nodes and the row of ranks.
+/// @brief Nodes and the order of the ranks.
 #include "distributed/transport/topology.hpp"
 
 #include <algorithm>
 
 namespace tree_attn {
 
-Topology::Topology(const std::vector<int>& node_of_rank) : node_of_(node_of_rank.size()), place_of_(node_of_rank.size()) {
+Topology::Topology(const std::vector<int>& node_of_rank) : node_of_(node_of_rank.size()), index_of_(node_of_rank.size()) {
   // Number the nodes by first appearance, and collect their ranks.
   std::vector<int> labels;
   for (std::size_t rank = 0; rank < node_of_rank.size(); ++rank) {
@@ -21,9 +21,9 @@ Topology::Topology(const std::vector<int>& node_of_rank) : node_of_(node_of_rank
     nodes_[node].push_back(static_cast<int>(rank));
   }
 
-  // Stand the ranks in a row, node by node.
-  for (const std::vector<int>& ranks : nodes_) row_.insert(row_.end(), ranks.begin(), ranks.end());
-  for (std::size_t place = 0; place < row_.size(); ++place) place_of_[static_cast<std::size_t>(row_[place])] = static_cast<int>(place);
+  // Order the ranks, node by node.
+  for (const std::vector<int>& ranks : nodes_) order_.insert(order_.end(), ranks.begin(), ranks.end());
+  for (std::size_t index = 0; index < order_.size(); ++index) index_of_[static_cast<std::size_t>(order_[index])] = static_cast<int>(index);
 }
 
 Topology Topology::pretend(int size, int ranks_per_node) {

@@ -8,10 +8,10 @@
 
 namespace tree_attn {
 
-/// Which rank sits on which node, and the row in which ranks hold the sequence.
+/// Which rank sits on which node, and the order in which ranks hold the sequence.
 ///
-/// Ranks stand in a row ordered by node, then by rank, and the shards of the sequence follow that row: so a node always
-/// holds a run of positions, however the launcher dealt out its ranks.
+/// Ranks are ordered by node, then by rank, and the shards of the sequence follow that order: so a node always
+/// holds a range of positions, however the launcher dealt out its ranks.
 class Topology {
  public:
   /// @param node_of_rank any label of the node of each rank; nodes are numbered by their smallest rank
@@ -28,12 +28,12 @@ class Topology {
   /// The first rank of every node.
   std::vector<int> leaders() const;
   /// All ranks in the order in which they hold the sequence.
-  const std::vector<int>& row() const { return row_; }
-  /// Place of a rank in that row.
-  int place_of(int rank) const { return place_of_[static_cast<std::size_t>(rank)]; }
+  const std::vector<int>& order() const { return order_; }
+  /// Index of a rank in that order.
+  int index_of(int rank) const { return index_of_[static_cast<std::size_t>(rank)]; }
 
  private:
-  std::vector<int> node_of_, row_, place_of_;
+  std::vector<int> node_of_, order_, index_of_;
   std::vector<std::vector<int>> nodes_;
 };
 

@@ -81,8 +81,8 @@ void Watchdog::exchange() const {
 }
 
 void Watchdog::end_job(const std::string& line) const {
-  const bool speaks = board_.claim_last_word();
-  if (speaks) {
+  const bool has_last_word = board_.claim_last_word();
+  if (has_last_word) {
     const std::string text = "tree_attn: " + line + "\n";
     [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, text.data(), text.size());
     board_.remove_name();
@@ -99,7 +99,7 @@ void Watchdog::end_job(const std::string& line) const {
     std::this_thread::sleep_until(std::min(now + kPause, *board_.end()));
   }
   // Open MPI's mpirun has the status of the first, ends the others itself, and may hang if several exit in MPI_Finalize.
-  if (one_exit_ends_job_ && !speaks) std::this_thread::sleep_for(std::chrono::seconds(3));
+  if (one_exit_ends_job_ && !has_last_word) std::this_thread::sleep_for(std::chrono::seconds(3));
   _exit(kStatus);
 }
 

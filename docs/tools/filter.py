@@ -9,7 +9,7 @@ Chapters are plain Markdown with mathematics between dollars, readable as they a
 * ![caption](figure.svg) puts the drawing itself into the page, and a plot of a notebook as an image;
 * the end of a chapter leads to the next one;
 * `merge()` becomes a link to the function, `reference/state/state.hpp` to the file;
-* a fenced block "cpp gpu/parts/team.cuh" becomes the code itself, from each line of the block on, see excerpt() in index.py;
+* a fenced block "cpp gpu/parts/sub_warp.cuh" becomes the code itself, from each line of the block on, see excerpt() in index.py;
 * a fenced block "table seeded_bugs" becomes that table of kernel_tables.py.
 Source files: a test case becomes a function named after its subject, so that it has a place of its own; a citation gets an
 anchor for the map of the paper; eq. (6) and the like become links in comments too.

@@ -38,8 +38,8 @@ T watched_exchange(unsigned mask, T value, int flip) {
 #define __shfl_xor_sync watched_exchange
 #include "gpu/parts/bulk_ring.cuh"
 #include "gpu/ladder/ladder.hpp"
-#include "gpu/parts/schedule.hpp"
-#include "gpu/parts/workers.hpp"
+#include "gpu/parts/work_partition.hpp"
+#include "gpu/parts/pipelines.hpp"
 
 namespace tree_attn {
 namespace {
@@ -55,41 +55,41 @@ float widen(Watched number) { return number.x; }
 namespace emulated {
 namespace {
 
-using WatchedTeam = Team<Watched, 16, 1>;
+using WatchedSubWarp = SubWarp<Watched, 16, 1>;
 
 /// Scores of eight keys of which all but one are zero; of that one, lane i has the number 2^i to add.
 __global__ void watch_scores(int key) {
-  const int lane = static_cast<int>(threadIdx.x) % WatchedTeam::kLanes;
-  const float q[WatchedTeam::kNumbers] = {static_cast<float>(1 << lane)};
-  score_of_eight<WatchedTeam>(
+  const int lane = static_cast<int>(threadIdx.x) % WatchedSubWarp::kLanes;
+  const float q[WatchedSubWarp::kElements] = {static_cast<float>(1 << lane)};
+  score_of_eight<WatchedSubWarp>(
       q,
       [key](int i, int) {
-        const float numbers[4] = {i == key ? 1.0f : 0.0f};
+        const float elements[4] = {i == key ? 1.0f : 0.0f};
         Bytes16 bytes;
-        std::memcpy(&bytes, numbers, sizeof bytes);
+        std::memcpy(&bytes, elements, sizeof bytes);
         return bytes;
       },
       1, lane);
 }
 
-/// [[begin, end], ...] of the subtrees that cover a run.
-std::string cover_of(Run run) {
+/// [[begin, end], ...] of the subtrees that cover a range.
+std::string cover_of(KeyRange range) {
   std::string text;
-  for (const Subtree& at : cover(run.begin, run.end))
-    text += (text.empty() ? "[" : ", [") + std::to_string(at.begin()) + ", " + std::to_string(at.end()) + "]";
+  for (const Subtree& subtree : cover(range.begin, range.end))
+    text += (text.empty() ? "[" : ", [") + std::to_string(subtree.begin()) + ", " + std::to_string(subtree.end()) + "]";
   return "[" + text + "]";
 }
 
 void print_exchanges() {
   std::printf("  \"exchanges\": [");
-  for (int key = 0; key < kTogether; ++key) {
+  for (int key = 0; key < kKeysPerStep; ++key) {
     received.clear();
     n_calls.assign(32, 0);
     launch(watch_scores, {.grid = {1}, .block = {32}}, Stream{}, key);
     std::printf("%s\n    [", key == 0 ? "" : ",");
     for (std::size_t call = 0; call < received.size(); ++call) {
       std::printf("%s[", call == 0 ? "" : ", ");
-      for (int lane = 0; lane < WatchedTeam::kLanes; ++lane)
+      for (int lane = 0; lane < WatchedSubWarp::kLanes; ++lane)
         std::printf("%s%u", lane == 0 ? "" : ", ", received[call][static_cast<std::size_t>(lane)]);
       std::printf("]");
     }
@@ -98,13 +98,13 @@ void print_exchanges() {
   std::printf("],\n");
 }
 
-/// Who holds which component of a row of 128, in a team and in a tile.
+/// Who holds which component of a row of 128, in a sub-warp and in a tile.
 void print_rows() {
-  using Row = Team<BFloat16, 16, 1>;
-  using Tile = WarpTile<BFloat16, 128, 1>;
-  std::printf("  \"team\": [");
+  using Row = SubWarp<BFloat16, 16, 1>;
+  using Tile = MmaTile<BFloat16, 128, 1>;
+  std::printf("  \"sub-warp\": [");
   for (int lane = 0; lane < Row::kLanes; ++lane)
-    std::printf("%s[%d, %d]", lane == 0 ? "" : ", ", Row::component(lane, 0), Row::component(lane, Row::kNumbers - 1));
+    std::printf("%s[%d, %d]", lane == 0 ? "" : ", ", Row::component(lane, 0), Row::component(lane, Row::kElements - 1));
   std::printf("],\n  \"tile\": [");
   for (int lane = 0; lane < Tile::kLanes; ++lane) {
     for (int slot = 0; slot < Tile::kSlots; ++slot) {
@@ -116,17 +116,17 @@ void print_rows() {
   std::printf("],\n");
 }
 
-/// A run of 1000 positions over three blocks of four teams.
+/// A range of 1000 positions over three blocks of four sub-warps.
 void print_parts() {
-  const Run whole{0, 1000};
+  const KeyRange whole{0, 1000};
   std::printf("  \"parts\": [");
   for (int split = 0; split < 3; ++split) {
-    const Run run = part_of(whole, split, 3);
-    std::printf("%s\n    {\"run\": [%ld, %ld], \"forest\": %s, \"teams\": [", split == 0 ? "" : ",", long(run.begin),
-                long(run.end), cover_of(run).c_str());
-    for (int team = 0; team < 4; ++team) {
-      const Run part = part_of(run, team, 4);
-      std::printf("%s{\"run\": [%ld, %ld], \"forest\": %s}", team == 0 ? "" : ", ", long(part.begin), long(part.end),
+    const KeyRange range = split_range(whole, split, 3);
+    std::printf("%s\n    {\"run\": [%ld, %ld], \"forest\": %s, \"sub-warps\": [", split == 0 ? "" : ",", long(range.begin),
+                long(range.end), cover_of(range).c_str());
+    for (int sub_warp = 0; sub_warp < 4; ++sub_warp) {
+      const KeyRange part = split_range(range, sub_warp, 4);
+      std::printf("%s{\"run\": [%ld, %ld], \"forest\": %s}", sub_warp == 0 ? "" : ", ", long(part.begin), long(part.end),
                   cover_of(part).c_str());
     }
     std::printf("]}");
@@ -134,16 +134,16 @@ void print_parts() {
   std::printf("],\n  \"joined\": %s,\n", cover_of(whole).c_str());
 }
 
-/// What a team holds after every group of eight of the positions 64 to 320.
-void print_climb() {
+/// What a sub-warp holds after every step of eight of the positions 64 to 320.
+void print_lane_forest() {
   Forest<float> forest(1, 1);
-  std::printf("  \"climb\": [");
+  std::printf("  \"lane_forest\": [");
   for (std::int64_t group = 8; group < 40; ++group) {
     tree_attn::set_empty(forest.slot(), 1);
-    forest.push({kTogetherLevel, group});
+    forest.push({kKeyStepLevel, group});
     std::printf("%s[", group == 8 ? "" : ", ");
-    for (const Subtree& at : forest.subtrees())
-      std::printf("%s[%d, %ld]", &at == forest.subtrees().data() ? "" : ", ", at.level, long(at.index));
+    for (const Subtree& subtree : forest.subtrees())
+      std::printf("%s[%d, %ld]", &subtree == forest.subtrees().data() ? "" : ", ", subtree.level, long(subtree.index));
     std::printf("]");
   }
   std::printf("],\n");
@@ -153,27 +153,27 @@ void print_climb() {
 void print_schedules() {
   const SettingsScope scope({.n_multiprocessors = 6});
   const std::vector<std::int64_t> lengths = {1500, 200, 0, 700};
-  DeviceProblem problem;
-  problem.lengths = lengths.data();
-  problem.batch = 4, problem.kv_heads = 2, problem.end = 1500;
-  const int n_splits = choose_splits(problem, problem.n_rows(), 16);
+  DecodeParams params;
+  params.lengths = lengths.data();
+  params.batch = 4, params.kv_heads = 2, params.end = 1500;
+  const int n_splits = choose_splits(params, params.n_rows(), 16);
   std::printf("  \"lengths\": [1500, 200, 0, 700],\n  \"splits\": [");
-  for (std::int64_t row = 0; row < problem.n_rows(); ++row) {
+  for (std::int64_t row = 0; row < params.n_rows(); ++row) {
     for (int split = 0; split < n_splits; ++split) {
-      const Run run = part_of(problem.padded(row), split, n_splits);
-      std::printf("%s[%ld, %ld, %ld]", row + split == 0 ? "" : ", ", long(row), long(run.begin), long(run.end));
+      const KeyRange range = split_range(params.padded(row), split, n_splits);
+      std::printf("%s[%ld, %ld, %ld]", row + split == 0 ? "" : ", ", long(row), long(range.begin), long(range.end));
     }
   }
   std::printf("],\n  \"equal_runs\": [");
-  const Schedule schedule(problem, 1, 6);
+  const WorkPartition partition(params, 1, 6);
   for (std::int64_t block = 0; block < 6; ++block) {
     std::printf("%s[", block == 0 ? "" : ", ");
-    const std::int64_t begin = schedule.begin_of(block), end = schedule.begin_of(block + 1);
-    for (std::int64_t cell = begin; cell < end;) {
-      const Segment segment = schedule.segment_at(problem, cell, end);
-      std::printf("%s[%ld, %ld, %ld, %ld]", cell == begin ? "" : ", ", long(segment.line), long(segment.run.begin),
-                  long(segment.run.end), long(segment.last - segment.first));
-      cell = segment.last;
+    const std::int64_t begin = partition.begin_of(block), end = partition.begin_of(block + 1);
+    for (std::int64_t work_item = begin; work_item < end;) {
+      const WorkRange work_range = partition.work_range_at(params, work_item, end);
+      std::printf("%s[%ld, %ld, %ld, %ld]", work_item == begin ? "" : ", ", long(work_range.kv_head), long(work_range.range.begin),
+                  long(work_range.range.end), long(work_range.last - work_range.first));
+      work_item = work_range.last;
     }
     std::printf("]");
   }
@@ -183,29 +183,29 @@ void print_schedules() {
 /// What every step picks for BF16, 64k keys and rows of 128 on 132 multiprocessors, and the bytes that one of its blocks has
 /// asked for and not yet received.
 void print_plans() {
-  using Row = Team<BFloat16, 16, 1>;
-  using Tile = WarpTile<BFloat16, 128, 1>;
+  using Row = SubWarp<BFloat16, 16, 1>;
+  using Tile = MmaTile<BFloat16, 128, 1>;
   const SettingsScope scope({.n_multiprocessors = 132});
   std::printf("  \"plans\": [");
   for (const std::int64_t group : {1, 4}) {
-    DeviceProblem problem;
-    problem.kv_heads = group == 1 ? 16 : 8, problem.group = group, problem.end = 65536;
-    problem.d_h = problem.d_v = 128;
+    DecodeParams params;
+    params.kv_heads = group == 1 ? 16 : 8, params.group = group, params.end = 65536;
+    params.d_h = params.d_v = 128;
     for (const LadderStep* step : ladder()) {
-      const Plan plan = step->plan(problem, Storage::BF16, {});
+      const Plan plan = step->plan(params, DType::BF16, {});
       const std::string name = step->name, path = plan.path;
       const bool first = group == 1 && step == ladder()[0];
       // Stages that are not being read; without a ring what the lanes load at once: a row, or eight rows.
       const std::int64_t tile_bytes = kItem * Tile::kDim * sizeof(BFloat16), n_warps = plan.n_threads / kWarp;
-      const std::int64_t n_ahead = plan.n_stages - 1, rows_at_once = name == "fused" ? 1 : kTogether;
-      const std::int64_t team_threads =
-          plan.n_threads > BulkShape<Row>::kTeamThreads ? BulkShape<Row>::kTeamThreads : plan.n_threads;
+      const std::int64_t n_ahead = plan.n_stages - 1, rows_at_once = name == "fused" ? 1 : kKeysPerStep;
+      const std::int64_t sub_warp_threads =
+          plan.n_threads > BulkShape<Row>::kSubWarpThreads ? BulkShape<Row>::kSubWarpThreads : plan.n_threads;
       const std::int64_t in_flight =
           plan.n_stages == 0 ? rows_at_once * 256 * (name == "fused" ? 1 : plan.n_threads / Row::kLanes)
           : path == "tensor"
               ? n_warps * n_ahead * tile_bytes
-              : static_cast<std::int64_t>(LaneRing<Row>::n_bytes(static_cast<int>(n_ahead), static_cast<int>(team_threads)));
-      const std::int64_t n_rows = path == "tensor" ? n_strips<Tile>(problem) : problem.n_rows();
+              : static_cast<std::int64_t>(LaneRing<Row>::n_bytes(static_cast<int>(n_ahead), static_cast<int>(sub_warp_threads)));
+      const std::int64_t n_rows = path == "tensor" ? n_query_tiles<Tile>(params) : params.n_rows();
       std::printf(
           "%s\n    {\"step\": \"%s\", \"group\": %ld, \"path\": \"%s\", \"blocks\": %ld, \"threads\": %d, \"stages\": %d, "
           "\"shared\": %zu, \"in_flight\": %ld}",
@@ -231,7 +231,7 @@ int main(int n_arguments, char** arguments) {
   print_exchanges();
   print_rows();
   print_parts();
-  print_climb();
+  print_lane_forest();
   print_plans();
   print_schedules();
   std::printf("}\n");

@@ -56,14 +56,14 @@ def first_steps(_):
     return drawing.svg()
 
 
-def team(data):
-    """Step 3: a warp is two teams, a lane 16 bytes of eight rows."""
+def sub_warp(data):
+    """Step 3: a warp is two sub-warps, a lane 16 bytes of eight rows."""
     dx, dy, left = 25, 20, 62
     drawing = Drawing(left + 32 * dx + 16, 300)
     for lane in range(32):
         drawing.text(left + dx * lane + 12, 44, lane, "small")
     drawing.text(left - 8 - 22, 44, "lane", "small")
-    for half, words in enumerate(("first team: its own run of positions", "second team: another run")):
+    for half, words in enumerate(("first sub-warp: its own range of positions", "second sub-warp: another range")):
         drawing.text(left + dx * (8 + 16 * half), 22, words)
         for key in range(8):
             for i in range(16):
@@ -71,7 +71,7 @@ def team(data):
     for key in range(8):
         drawing.text(left - 30, 68 + dy * key, f"key {key}", "small")
     y = 54 + 8 * dy + 12
-    for i, (first, last) in enumerate(data["team"]):
+    for i, (first, last) in enumerate(data["sub-warp"]):
         drawing.text(left + dx * i + 12, y + 6 + (i % 2) * 16, f"{first}–{last}", "small")
     drawing.text(left + dx * 24, y + 14, "components that a lane holds: 16 bytes, eight numbers of BF16", "small")
     drawing.text(left + dx * 16, y + 52, "eight loads of 16 bytes a lane are under way before the first is used")
@@ -114,9 +114,9 @@ def exchange(data):
     return drawing.svg()
 
 
-def climb(data):
+def lane_forest(data):
     """The counter: what waits in registers, what in memory."""
-    steps, first, dx, dy = data["climb"], 8, 26, 46
+    steps, first, dx, dy = data["lane_forest"], 8, 26, 46
     n, top = len(steps), 7
     drawing = Drawing(dx * n + 60, dy * 5 + 84)
     waits = {tuple(node) for step in steps for node in step}
@@ -145,12 +145,12 @@ def climb(data):
     for x, style, words in ((60, "a", "waits in registers"), (250, "b", "waits in memory"), (430, "node", "merged as it comes")):
         drawing.add(f'<circle class="{style}" cx="{x}" cy="{y}" r="8"/>')
         drawing.text(x + 16, y + 4, words, "small left")
-    drawing.text(620, y + 4, "heavy: the forest of the run", "small left")
+    drawing.text(620, y + 4, "heavy: the forest of the range", "small left")
     return drawing.svg()
 
 
 def parts(data):
-    """A run cut over blocks and teams, and the forests that join."""
+    """A range cut over blocks and sub-warps, and the forests that join."""
     scale, left = 0.74, 104
     drawing = Drawing(left + 1000 * scale + 16, 262)
 
@@ -160,13 +160,13 @@ def parts(data):
             if (end - begin) * scale > 22:
                 drawing.text(left + (begin + end) / 2 * scale, y + height / 2 + 4, end - begin, "small")
 
-    for y, words in ((47, "teams"), (127, "blocks"), (207, "the query")):
+    for y, words in ((47, "sub-warps"), (127, "blocks"), (207, "the query")):
         drawing.text(4, y, words, "left")
     for split, part in enumerate(data["parts"]):
         begin, end = part["run"]
         drawing.box(left + begin * scale, 10, (end - begin) * scale - 2, 142, "frame", 6)
         drawing.text(left + (begin + end) / 2 * scale, 24, f"block {split}: positions {begin} to {end - 1}", "small")
-        for worker in part["teams"]:
+        for worker in part["sub-warps"]:
             row(30, worker["forest"], RANKS[split])
             b, e = worker["run"]
             drawing.line(left + b * scale + 1, 60, left + e * scale - 3, 60)
@@ -191,7 +191,7 @@ def ends(_):
             y = 46 + 40 * block
             drawing.text(x + 26, y + 17, f"block {block}", "small")
             drawing.box(x + 50, y, length, 26, RANKS[block], 3)
-            drawing.text(x + 50 + length / 2, y + 17, "climb, join", "small")
+            drawing.text(x + 50 + length / 2, y + 17, "accumulate, join", "small")
         if panel == 0:
             drawing.line(x + 206, 40, x + 206, 166, "slow")
             drawing.text(x + 138, 184, "orange: the launch ends, another begins", "small")
@@ -222,7 +222,7 @@ def ends(_):
 
 
 def rings(data):
-    """What a team waits for in steps 5, 6 and 8."""
+    """What a sub-warp waits for in steps 5, 6 and 8."""
     stages = {plan["step"]: plan["stages"] for plan in data["plans"]}
     if stages["async"] != 3 or stages["bulk"] != 3:
         raise ValueError("this figure is drawn for rings of three stages")
@@ -259,7 +259,7 @@ def rings(data):
             start = 0.14 * (group + 1) if group < n_stages else group - n_stages + 2.4
             bar(y, start, group + 1.5 - start, f"k{group}, v{group}", "empty")
             bar(y, group + 1.5, 0.5, group, "a")
-    drawing.text(4, 356, "Dashed: eight rows on their way. Blue: the team takes them. Orange: a lane starts two bulk copies, as soon as a stage is empty.", "small left")
+    drawing.text(4, 356, "Dashed: eight rows on their way. Blue: the sub-warp takes them. Orange: a lane starts two bulk copies, as soon as a stage is empty.", "small left")
     drawing.text(4, 376, "The order of events, not to scale.", "small left")
     return drawing.svg()
 
@@ -327,7 +327,7 @@ def main():
     data = json.loads(pathlib.Path(sys.argv[1]).read_text(encoding="utf-8"))
     folder = pathlib.Path(sys.argv[2])
     folder.mkdir(parents=True, exist_ok=True)
-    for figure in (first_steps, team, exchange, climb, parts, ends, rings, tile, equal_runs):
+    for figure in (first_steps, sub_warp, exchange, lane_forest, parts, ends, rings, tile, equal_runs):
         (folder / f"kernel_{figure.__name__}.svg").write_text(figure(data), encoding="utf-8")
 
 

@@ -26,12 +26,12 @@ class KernelBackend final : public Backend {
   std::int64_t leaf_keys(const AttentionShape& shape) const override { return on_tensor_cores(shape) ? kLeafKeys : 1; }
   ErrorTerms error_terms(const AttentionShape& shape) const override {
     const AttentionShape stored = stored_on_device(shape);
-    const DeviceProblem leaf = params_of(stored, {0, kLeafKeys});
+    const DecodeParams leaf = params_of(stored, {0, kLeafKeys});
     return {.exp_error = 4, .n_additions = kEqualRuns.n_additions(leaf, stored.dtype) - tree_additions(leaf, stored.dtype)};
   }
   AttentionShape stored(const AttentionShape& shape) const override { return stored_on_device(shape); }
 
-  MemoryNeed memory(const AttentionShape& shape, Run capacity) const override {
+  MemoryNeed memory(const AttentionShape& shape, KeyRange capacity) const override {
     const AttentionShape s = stored_on_device(shape);
     const double n_rows = static_cast<double>(s.batch) * static_cast<double>(s.heads) * static_cast<double>(s.n_queries);
     const double states = static_cast<double>(cover(capacity.begin, capacity.end).size()) * n_rows *
@@ -46,7 +46,7 @@ class KernelBackend final : public Backend {
     }
     return need;
   }
-  std::unique_ptr<KvCache> make_cache(const AttentionShape& shape, Run capacity) const override {
+  std::unique_ptr<KvCache> make_cache(const AttentionShape& shape, KeyRange capacity) const override {
     return std::make_unique<DeviceCache>(shape, capacity);
   }
 

@@ -35,7 +35,7 @@ __global__ void merge_states(float* memory, Pairs pairs, std::int64_t d_v) {
     __syncthreads();
     if (threadIdx.x == 0) store_fresh(left + kShift, r.shift);
     for (std::int64_t c = kSum + threadIdx.x; c < state_size(d_v); c += blockDim.x)
-      store_fresh(left + c, merge_number(r, load_fresh(left + c), load_fresh(right + c)));
+      store_fresh(left + c, merge_element(r, load_fresh(left + c), load_fresh(right + c)));
     __syncthreads();
   }
 }

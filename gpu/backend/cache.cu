@@ -16,14 +16,14 @@ namespace {
 /// Positions that are converted at once.
 constexpr std::int64_t kStagedPositions = 64;
 
-std::int64_t size_of(Storage dtype) { return static_cast<std::int64_t>(bytes_of(dtype)); }
+std::int64_t size_of(DType dtype) { return static_cast<std::int64_t>(bytes_of(dtype)); }
 
-bool is_dense(const TensorView& view) { return view.stride == TensorView::dense(nullptr, view.storage, view.shape).stride; }
+bool is_dense(const TensorView& view) { return view.stride == TensorView::dense(nullptr, view.dtype, view.shape).stride; }
 
 /// One row in another type. `row` is memory for its elements in F32.
-void convert_row(const TensorView& view, std::int64_t i, std::int64_t j, std::int64_t a, Storage dtype,
+void convert_row(const TensorView& view, std::int64_t i, std::int64_t j, std::int64_t a, DType dtype,
                  std::vector<float>& row, unsigned char* to) {
-  if (view.storage == dtype) {
+  if (view.dtype == dtype) {
     if (view.shape[3] > 0) std::memcpy(to, view.row(i, j, a), static_cast<std::size_t>(view.shape[3] * size_of(dtype)));
     return;
   }
@@ -36,12 +36,12 @@ void convert_row(const TensorView& view, std::int64_t i, std::int64_t j, std::in
 AttentionShape stored_on_device(const AttentionShape& shape) {
   AttentionShape stored = shape;
   if (kernel_unit_of(shape.dtype) == KernelUnit::None || shape.value_dtype != shape.dtype)
-    stored.dtype = stored.value_dtype = Storage::F32;
+    stored.dtype = stored.value_dtype = DType::F32;
   return stored;
 }
 
-DeviceProblem params_of(const AttentionShape& shape, Run capacity) {
-  DeviceProblem params;
+DecodeParams params_of(const AttentionShape& shape, KeyRange capacity) {
+  DecodeParams params;
   params.batch = shape.batch, params.kv_heads = shape.kv_heads;
   params.group = shape.rows_per_kv_head(), params.n_queries = shape.n_queries;
   params.d_h = static_cast<int>(shape.head_dim), params.d_v = static_cast<int>(shape.value_dim);
@@ -49,7 +49,7 @@ DeviceProblem params_of(const AttentionShape& shape, Run capacity) {
   return params;
 }
 
-DeviceCache::DeviceCache(const AttentionShape& shape, Run capacity)
+DeviceCache::DeviceCache(const AttentionShape& shape, KeyRange capacity)
     : KvCache(shape, stored_on_device(shape), capacity),
       most_(capacity.size()),
       k_(shape.batch * shape.kv_heads * most_ * shape.head_dim * size_of(KvCache::shape().dtype), MemoryUse::Input),
@@ -58,14 +58,14 @@ DeviceCache::DeviceCache(const AttentionShape& shape, Run capacity)
                                         std::max(shape.head_dim, shape.value_dim) * size_of(KvCache::shape().dtype))),
       row_(static_cast<std::size_t>(std::max(shape.head_dim, shape.value_dim))) {}
 
-void DeviceCache::upload(DeviceBuffer<unsigned char>& to, Storage dtype, std::int64_t dim, std::int64_t entry,
+void DeviceCache::upload(DeviceBuffer<unsigned char>& to, DType dtype, std::int64_t dim, std::int64_t entry,
                          std::int64_t first, const TensorView& view) {
   const std::int64_t n_heads = shape().kv_heads, row = dim * size_of(dtype), pitch = most_ * row, n = view.shape[2];
   const std::int64_t at = (entry * n_heads * most_ + first) * row;
   if (n == 0 || row == 0 || n_heads == 0) return;
 
   // As it is, head by head, if the rows of a head follow each other.
-  if (view.storage == dtype && (view.stride[2] == dim || n == 1)) {
+  if (view.dtype == dtype && (view.stride[2] == dim || n == 1)) {
     to.upload_rows(reinterpret_cast<const unsigned char*>(view.data), view.stride[1] * size_of(dtype), at, pitch, n * row,
                    n_heads);
     return;
@@ -145,8 +145,8 @@ States& DeviceSession::run(const TensorView& q, std::span<const std::int64_t> le
   if (subtrees_.empty() || cache_.shape().n_rows() == 0) return *this;
 
   // Bring what is new: the queries, and how many keys are in use.
-  const Storage dtype = cache_.shape().dtype;
-  if (q.storage == dtype && is_dense(q)) {
+  const DType dtype = cache_.shape().dtype;
+  if (q.dtype == dtype && is_dense(q)) {
     q_.upload({reinterpret_cast<const unsigned char*>(q.data), static_cast<std::size_t>(q_.size())});
   } else {
     unsigned char* to = staging_.data();

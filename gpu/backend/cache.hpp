@@ -16,12 +16,12 @@ namespace tree_attn::TREE_ATTN_PLATFORM {
 /// the keys, become F32.
 AttentionShape stored_on_device(const AttentionShape& shape);
 /// The axes of a shape and the positions of a cache as a kernel sees them; no pointers yet.
-DeviceProblem params_of(const AttentionShape& shape, Run capacity);
+DecodeParams params_of(const AttentionShape& shape, KeyRange capacity);
 
 /// Keys [b, n_kv, N, d_h] and values [b, n_kv, N, d_v] in device memory, dense, N the longest capacity.
 class DeviceCache final : public KvCache {
  public:
-  DeviceCache(const AttentionShape& shape, Run capacity);
+  DeviceCache(const AttentionShape& shape, KeyRange capacity);
 
   DeviceView keys() const {
     return {k_.data(), {shape().kv_heads * most_ * shape().head_dim, most_ * shape().head_dim, shape().head_dim}};
@@ -38,7 +38,7 @@ class DeviceCache final : public KvCache {
   void write(std::int64_t entry, std::int64_t first, const TensorView& k, const TensorView& v) override;
 
  private:
-  void upload(DeviceBuffer<unsigned char>& to, Storage dtype, std::int64_t dim, std::int64_t entry, std::int64_t first,
+  void upload(DeviceBuffer<unsigned char>& to, DType dtype, std::int64_t dim, std::int64_t entry, std::int64_t first,
               const TensorView& view);
 
   std::int64_t most_;  ///< positions of a key/value head that there is memory for
@@ -85,9 +85,9 @@ class DeviceSession final : public DecodeSession, public States {
 
   const DeviceCache& cache_;
   double scale_;
-  DeviceProblem params_;
+  DecodeParams params_;
   Plan plan_;
-  Run planned_{0, -1};  ///< the capacity that plan_ and subtrees_ are for
+  KeyRange planned_{0, -1};  ///< the capacity that plan_ and subtrees_ are for
   std::vector<Subtree> subtrees_;
   DeviceWorkspace workspace_;
   DeviceBuffer<unsigned char> q_;

@@ -8,7 +8,7 @@
 /// a row a thread, 32 rows a warp, which is the worst there is.
 /// Measured, H200, BF16, 16 heads, 8k keys: below 0.01 of the rate of a kernel that only reads the same bytes.
 #include "gpu/ladder/ladder.hpp"
-#include "gpu/parts/team.cuh"
+#include "gpu/parts/sub_warp.cuh"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 namespace {
@@ -16,26 +16,26 @@ namespace {
 /// s_a = score_scale (query_scale q).k_a, one thread a query and key.
 /// @param[out] scores [n_rows][end - begin]
 template <StoredType T>
-__global__ void naive_scores(DeviceProblem problem, float* scores) {
-  const std::int64_t line = blockIdx.y / problem.group, r = blockIdx.y % problem.group;
-  const std::int64_t position = problem.begin + static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (position >= problem.in_use(line).end) return;
+__global__ void naive_scores(DecodeParams params, float* scores) {
+  const std::int64_t kv_head = blockIdx.y / params.group, r = blockIdx.y % params.group;
+  const std::int64_t position = params.begin + static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (position >= params.in_use(kv_head).end) return;
 
-  const T* const q = problem.query<T>(line, r);
-  const T* const k = problem.key<T>(line, position);
+  const T* const q = params.query<T>(kv_head, r);
+  const T* const k = params.key<T>(kv_head, position);
   float dot = 0;
-  for (int j = 0; j < problem.d_h; ++j) {
-    dot = fused_multiply_add(problem.query_scale * widen(load_once(q + j)), widen(load_once(k + j)), dot);
+  for (int j = 0; j < params.d_h; ++j) {
+    dot = fused_multiply_add(params.query_scale * widen(load_once(q + j)), widen(load_once(k + j)), dot);
   }
-  store_fresh(scores + blockIdx.y * (problem.end - problem.begin) + position - problem.begin, problem.score_scale * dot);
+  store_fresh(scores + blockIdx.y * (params.end - params.begin) + position - params.begin, params.score_scale * dot);
 }
 
 /// e = max ceil(s_a) + lift, D = sum 2^(s_a - e), n_j = sum 2^(s_a - e) v_aj: one block a query, one thread a component j.
 template <StoredType T>
-__global__ void naive_output(DeviceProblem problem, DeviceOutput output, const float* scores) {
-  const std::int64_t row = blockIdx.x, line = row / problem.group;
-  const Run used = problem.in_use(line);
-  const float* const s = scores + row * (problem.end - problem.begin) - problem.begin;
+__global__ void naive_output(DecodeParams params, DeviceOutput output, const float* scores) {
+  const std::int64_t row = blockIdx.x, kv_head = row / params.group;
+  const KeyRange used = params.in_use(kv_head);
+  const float* const s = scores + row * (params.end - params.begin) - params.begin;
   Arena arena;
   const Shared<float> largest = arena.take<float>(blockDim.x);
 
@@ -52,40 +52,40 @@ __global__ void naive_output(DeviceProblem problem, DeviceOutput output, const f
       largest[threadIdx.x] = static_cast<float>(largest[threadIdx.x + half]);
   }
   __syncthreads();
-  shift = largest[0] + problem.lift;
+  shift = largest[0] + params.lift;
 
   // The sums, with every key brought to that shift. A key that is not seen is passed over.
-  for (int j = static_cast<int>(threadIdx.x); j < problem.d_v; j += static_cast<int>(blockDim.x)) {
+  for (int j = static_cast<int>(threadIdx.x); j < params.d_v; j += static_cast<int>(blockDim.x)) {
     float sum = 0, n = -0.0f;
     for (std::int64_t a = used.begin; a < used.end; ++a) {
       const float score = load_fresh(s + a);
       if (score == -std::numeric_limits<float>::infinity()) continue;
       const float weight = key_weight(score) * rescale(shift, key_shift(score)).factor;
       sum += weight;
-      n += multiply(weight, widen(load_once(problem.value<T>(line, a) + j)));
+      n += multiply(weight, widen(load_once(params.value<T>(kv_head, a) + j)));
     }
     const float e_and_sum[] = {shift, sum};
-    output.out[row * problem.d_v + j] = finish_value(e_and_sum, n);
+    output.out[row * params.d_v + j] = finish_value(e_and_sum, n);
     if (j == 0) output.lse[row] = finish_lse(e_and_sum);
   }
 }
 
 constexpr int kThreads = 128;
 
-Plan plan(const DeviceProblem& problem, Storage, const PlanOptions&) {
-  return {.n_splits = 1, .n_threads = kThreads, .n_floats = problem.n_rows() * (problem.end - problem.begin)};
+Plan plan(const DecodeParams& params, DType, const PlanOptions&) {
+  return {.n_splits = 1, .n_threads = kThreads, .n_floats = params.n_rows() * (params.end - params.begin)};
 }
 
-void run(const DeviceProblem& problem, Storage storage, const DeviceOutput& output, const Plan&, const Workspace& workspace,
+void run(const DecodeParams& params, DType dtype, const DeviceOutput& output, const Plan&, const Workspace& workspace,
          Stream stream) {
   if (output.out == nullptr) throw DeviceError("naive: keeps no states, only finished rows");
-  const auto n_rows = static_cast<unsigned>(problem.n_rows());
-  const auto n_blocks = static_cast<unsigned>((problem.end - problem.begin + kThreads - 1) / kThreads);
-  with_type(storage, [&](auto type) {
+  const auto n_rows = static_cast<unsigned>(params.n_rows());
+  const auto n_blocks = static_cast<unsigned>((params.end - params.begin + kThreads - 1) / kThreads);
+  with_type(dtype, [&](auto type) {
     using T = decltype(type);
-    if (n_blocks > 0) launch(naive_scores<T>, {.grid = {n_blocks, n_rows}, .block = {kThreads}}, stream, problem, workspace.floats);
+    if (n_blocks > 0) launch(naive_scores<T>, {.grid = {n_blocks, n_rows}, .block = {kThreads}}, stream, params, workspace.floats);
     launch(naive_output<T>, {.grid = {n_rows}, .block = {kThreads}, .shared_bytes = kThreads * sizeof(float), .continues = true}, stream,
-           problem, output, workspace.floats);
+           params, output, workspace.floats);
   });
 }
 

@@ -10,50 +10,50 @@
 /// machine than 132 multiprocessors with scores to write: fewer bytes are not enough.
 #include "gpu/ladder/ladder.hpp"
 #include "gpu/parts/lane_state.cuh"
-#include "gpu/parts/team.cuh"
-#include "gpu/parts/teams.hpp"
+#include "gpu/parts/sub_warp.cuh"
+#include "gpu/parts/sub_warps.hpp"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 namespace {
 
 /// state <- merge(state, key) for one key after the other; one warp, one query. Lane i has the components
 /// i, i + 32, ... A chain, not a tree: it has no splits to agree with.
-template <StoredType T, int kNumbers>
-__global__ void __launch_bounds__(kWarp) fused(DeviceProblem problem, DeviceOutput output) {
-  const std::int64_t row = blockIdx.x, line = row / problem.group, r = row % problem.group;
+template <StoredType T, int kElements>
+__global__ void __launch_bounds__(kWarp) fused(DecodeParams params, DeviceOutput output) {
+  const std::int64_t row = blockIdx.x, kv_head = row / params.group, r = row % params.group;
   const int lane = static_cast<int>(threadIdx.x);
-  const Run used = problem.in_use(line);
+  const KeyRange used = params.in_use(kv_head);
 
-  float q[kNumbers];
+  float q[kElements];
   TREE_ATTN_UNROLL
-  for (int c = 0; c < kNumbers; ++c) {
+  for (int c = 0; c < kElements; ++c) {
     const int j = lane + kWarp * c;
-    q[c] = j < problem.d_h ? problem.query_scale * widen(load_once(problem.query<T>(line, r) + j)) : 0.0f;
+    q[c] = j < params.d_h ? params.query_scale * widen(load_once(params.query<T>(kv_head, r) + j)) : 0.0f;
   }
 
-  LaneState<kNumbers> state;
+  LaneState<kElements> state;
   set_empty(state);
   for (std::int64_t a = used.begin; a < used.end; ++a) {
     // The score: each lane multiplies its numbers, then all add up.
     float dot = 0;
     TREE_ATTN_UNROLL
-    for (int c = 0; c < kNumbers; ++c) {
+    for (int c = 0; c < kElements; ++c) {
       const int j = lane + kWarp * c;
-      if (j < problem.d_h) dot = fused_multiply_add(q[c], widen(load_once(problem.key<T>(line, a) + j)), dot);
+      if (j < params.d_h) dot = fused_multiply_add(q[c], widen(load_once(params.key<T>(kv_head, a) + j)), dot);
     }
     TREE_ATTN_UNROLL
     for (int distance = 1; distance < kWarp; distance *= 2) dot += __shfl_xor_sync(kAllLanes, dot, distance);
-    const float s = problem.score_scale * dot;
+    const float s = params.score_scale * dot;
 
     // The state of the key joins. One with a score of -inf is not seen.
     if (s == -std::numeric_limits<float>::infinity()) continue;
-    LaneState<kNumbers> key;
-    key.shift = key_shift(s) + problem.lift;
-    key.sum = key_weight(s) * pow2(-problem.lift);
+    LaneState<kElements> key;
+    key.shift = key_shift(s) + params.lift;
+    key.sum = key_weight(s) * pow2(-params.lift);
     TREE_ATTN_UNROLL
-    for (int c = 0; c < kNumbers; ++c) {
+    for (int c = 0; c < kElements; ++c) {
       const int j = lane + kWarp * c;
-      key.n[c] = j < problem.d_v ? multiply(key.sum, widen(load_once(problem.value<T>(line, a) + j))) : 0.0f;
+      key.n[c] = j < params.d_v ? multiply(key.sum, widen(load_once(params.value<T>(kv_head, a) + j))) : 0.0f;
     }
     merge(state, key);
   }
@@ -62,23 +62,23 @@ __global__ void __launch_bounds__(kWarp) fused(DeviceProblem problem, DeviceOutp
   const float e_and_sum[] = {state.shift, state.sum};
   if (lane == 0) output.lse[row] = finish_lse(e_and_sum);
   TREE_ATTN_UNROLL
-  for (int c = 0; c < kNumbers; ++c) {
+  for (int c = 0; c < kElements; ++c) {
     const int j = lane + kWarp * c;
-    if (j < problem.d_v) output.out[row * problem.d_v + j] = finish_value(e_and_sum, state.n[c]);
+    if (j < params.d_v) output.out[row * params.d_v + j] = finish_value(e_and_sum, state.n[c]);
   }
 }
 
-Plan plan(const DeviceProblem&, Storage, const PlanOptions&) { return {.n_threads = kWarp}; }
+Plan plan(const DecodeParams&, DType, const PlanOptions&) { return {.n_threads = kWarp}; }
 
-void run(const DeviceProblem& problem, Storage storage, const DeviceOutput& output, const Plan&, const Workspace&, Stream stream) {
+void run(const DecodeParams& params, DType dtype, const DeviceOutput& output, const Plan&, const Workspace&, Stream stream) {
   if (output.out == nullptr) throw DeviceError("fused: keeps no states, only finished rows");
-  const Launch how{.grid = {static_cast<unsigned>(problem.n_rows())}, .block = {kWarp}};
-  const int d = std::max(problem.d_h, problem.d_v);
-  with_type(storage, [&](auto type) {
+  const Launch config{.grid = {static_cast<unsigned>(params.n_rows())}, .block = {kWarp}};
+  const int d = std::max(params.d_h, params.d_v);
+  with_type(dtype, [&](auto type) {
     using T = decltype(type);
-    if (d <= 2 * kWarp) return launch(fused<T, 2>, how, stream, problem, output);
-    if (d <= 4 * kWarp) return launch(fused<T, 4>, how, stream, problem, output);
-    launch(fused<T, kLongestRow / kWarp>, how, stream, problem, output);
+    if (d <= 2 * kWarp) return launch(fused<T, 2>, config, stream, params, output);
+    if (d <= 4 * kWarp) return launch(fused<T, 4>, config, stream, params, output);
+    launch(fused<T, kLongestRow / kWarp>, config, stream, params, output);
   });
 }
 

@@ -14,7 +14,7 @@
 /// as long as step 8. That is not the merge: perhaps fewer clusters of eight fit on the chip at once than there are.
 #include "gpu/ladder/ladder.hpp"
 #include "gpu/parts/bulk_ring.cuh"
-#include "gpu/parts/forests.cuh"
+#include "gpu/parts/join.cuh"
 
 #include <algorithm>
 
@@ -25,38 +25,38 @@ namespace {
 constexpr int kLargestCluster = 8;
 
 /// Grid: splits, rows; a cluster is all splits of a row.
-/// @param forests see SplitWorkspace; only teams have one there
-template <IsSubWarp Team>
-__global__ void __launch_bounds__(BulkShape<Team>::kThreads, 1) cluster(DeviceProblem problem, DeviceOutput output,
+/// @param forests see SplitWorkspace; only sub-warps have one there
+template <IsSubWarp SubWarp>
+__global__ void __launch_bounds__(BulkShape<SubWarp>::kThreads, 1) cluster(DecodeParams params, DeviceOutput output,
                                                                         SplitWorkspace forests) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  using Shape = BulkShape<Team>;
-  using InBlock = ForestOf<Team, InShared>;
+  using Shape = BulkShape<SubWarp>;
+  using InBlock = WorkerForest<SubWarp, InShared>;
   static_assert(kListFloats + 2 * 41 * InBlock::kEntry <= Shape::kRing, "a forest of 2^40 positions fits where the ring was");
-  const std::int64_t row = blockIdx.y, line = row / problem.group, r = row % problem.group;
+  const std::int64_t row = blockIdx.y, kv_head = row / params.group, r = row % params.group;
   const int split = cluster_rank(), n_splits = cluster_size();
-  const auto self = WorkerThread::of<Team>(static_cast<int>(threadIdx.x), Shape::kThreads);  // the producer's lanes among them
-  const Run whole = problem.padded(line), run = part_of(whole, split, n_splits);
+  const auto self = WorkerThread::of<SubWarp>(static_cast<int>(threadIdx.x), Shape::kThreads);  // the producer's lanes among them
+  const KeyRange whole = params.padded(kv_head), range = split_range(whole, split, n_splits);
   Arena arena;
   const Shared<Barrier> barriers = arena.take<Barrier>(Shape::kBarriers);
   const Shared<float> memory = arena.take<float>(Shape::kRing);
 
-  // Climb, and join the teams of the block, where the ring was.
-  BulkRing<Team>(memory, barriers).climb(problem, line, r, run, forests.of_worker(row, split, 0), forests.n_worker);
+  // Accumulate, and join the sub-warps of the block, where the ring was.
+  BulkRing<SubWarp>(memory, barriers).accumulate(params, kv_head, r, range, forests.of_worker(row, split, 0), forests.n_worker);
   __syncthreads();
   int depth = 0;
-  join<Team>({memory, Shape::kRing}, forests.of_worker(row, split, 0), forests.n_worker, run, Shape::kTeams, self,
+  join_splits<SubWarp>({memory, Shape::kRing}, forests.of_worker(row, split, 0), forests.n_worker, range, Shape::kSubWarps, self,
              [&depth](int, const auto& forest) { depth = forest.depth(); });
 
   // The first block appends the splits of the others to its own, and hands over the row.
   cluster_sync();
   if (split == 0 && self.worker == 0) {
-    InBlock joined(memory + kListFloats, self.lane, run.begin, depth);
+    InBlock joined(memory + kListFloats, self.lane, range.begin, depth);
     for (int other = 1; other < n_splits; ++other) {
-      const Run part = part_of(whole, other, n_splits);
+      const KeyRange part = split_range(whole, other, n_splits);
       joined.append(InBlock(remote(memory + kListFloats, other), self.lane, part.begin), part);
     }
-    deliver<Team>(problem, output, line, r, 0, joined, whole, self.lane);
+    write_output<SubWarp>(params, output, kv_head, r, 0, joined, whole, self.lane);
   }
 
   // A block that has ended has no shared memory to read.
@@ -64,44 +64,44 @@ __global__ void __launch_bounds__(BulkShape<Team>::kThreads, 1) cluster(DevicePr
 #endif
 }
 
-template <IsSubWarp Team>
-SplitWorkspace forests_of(const DeviceProblem& problem, Plan plan, float* floats) {
-  plan.n_threads = BulkShape<Team>::kTeamThreads;  // The producer has no forest.
-  SplitWorkspace forests = SplitWorkspace::of<Team>(problem, plan, floats);
+template <IsSubWarp SubWarp>
+SplitWorkspace forests_of(const DecodeParams& params, Plan plan, float* floats) {
+  plan.n_threads = BulkShape<SubWarp>::kSubWarpThreads;  // The producer has no forest.
+  SplitWorkspace forests = SplitWorkspace::of<SubWarp>(params, plan, floats);
   forests.n_split = 0;  // Those are in shared memory.
   return forests;
 }
 
 /// @throws DeviceError if more splits are asked for than a cluster has blocks
-Plan plan(const DeviceProblem& problem, Storage storage, const PlanOptions& options) {
+Plan plan(const DecodeParams& params, DType dtype, const PlanOptions& options) {
   if (options.n_splits > kLargestCluster) {
     throw DeviceError("cluster: " + std::to_string(options.n_splits) + " splits; a cluster has at most " +
                       std::to_string(kLargestCluster) + " blocks");
   }
   Plan plan;
-  with_team(problem, storage, [&](auto team) {
-    using Team = decltype(team);
-    using Shape = BulkShape<Team>;
-    plan = plan_splits(problem, storage, {options.n_splits, Shape::kTeamThreads});
+  with_sub_warp(params, dtype, [&](auto sub_warp) {
+    using SubWarp = decltype(sub_warp);
+    using Shape = BulkShape<SubWarp>;
+    plan = plan_splits(params, dtype, {options.n_splits, Shape::kSubWarpThreads});
     plan.n_splits = std::min(plan.n_splits, kLargestCluster);
     plan.n_threads = Shape::kThreads;
     plan.n_stages = Shape::kStages;
     plan.n_counters = 0;
-    plan.n_floats = problem.n_rows() * forests_of<Team>(problem, plan, nullptr).n_floats();
+    plan.n_floats = params.n_rows() * forests_of<SubWarp>(params, plan, nullptr).n_floats();
     plan.shared_bytes = Shape::kBytes;
   });
   return plan;
 }
 
-void run(const DeviceProblem& problem, Storage storage, const DeviceOutput& output, const Plan& plan, const Workspace& workspace,
+void run(const DecodeParams& params, DType dtype, const DeviceOutput& output, const Plan& plan, const Workspace& workspace,
          Stream stream) {
-  const Launch how{.grid = {static_cast<unsigned>(plan.n_splits), static_cast<unsigned>(problem.n_rows())},
+  const Launch config{.grid = {static_cast<unsigned>(plan.n_splits), static_cast<unsigned>(params.n_rows())},
                    .block = {static_cast<unsigned>(plan.n_threads)},
                    .shared_bytes = plan.shared_bytes,
                    .cluster = plan.n_splits};
-  with_team(problem, storage, [&](auto team) {
-    using Team = decltype(team);
-    launch(cluster<Team>, how, stream, problem, output, forests_of<Team>(problem, plan, workspace.floats));
+  with_sub_warp(params, dtype, [&](auto sub_warp) {
+    using SubWarp = decltype(sub_warp);
+    launch(cluster<SubWarp>, config, stream, params, output, forests_of<SubWarp>(params, plan, workspace.floats));
   });
 }
 

@@ -10,19 +10,19 @@ std::span<const LadderStep* const> ladder() {
   return kSteps;
 }
 
-std::string LadderStep::refusal(const DeviceProblem& problem, Storage storage) const {
-  if (const std::string why = accepts(problem, storage); !why.empty()) return why;
+std::string LadderStep::refusal(const DecodeParams& params, DType dtype) const {
+  if (const std::string why = accepts(params, dtype); !why.empty()) return why;
   if (min_capability > 0 && device().major < min_capability)
     return std::string(name) + " needs compute capability " + std::to_string(min_capability);
   return "";
 }
 
-double chain_additions(const DeviceProblem& problem, Storage) { return static_cast<double>(problem.end - problem.begin) + 4; }
+double chain_additions(const DecodeParams& params, DType) { return static_cast<double>(params.end - params.begin) + 4; }
 
-double tree_additions(const DeviceProblem& problem, Storage) { return n_tree_additions(problem.end - problem.begin); }
+double tree_additions(const DecodeParams& params, DType) { return n_tree_additions(params.end - params.begin); }
 
-double tensor_additions(const DeviceProblem& problem, Storage) {
-  return 2 * 3 * static_cast<double>(kLeafKeys) + n_tree_additions(problem.end - problem.begin);
+double tensor_additions(const DecodeParams& params, DType) {
+  return 2 * 3 * static_cast<double>(kLeafKeys) + n_tree_additions(params.end - params.begin);
 }
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

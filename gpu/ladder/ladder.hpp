@@ -22,22 +22,22 @@ struct LadderStep {
   const char* name;
   const char* brief;
   int min_capability = 0;    ///< major compute capability that it needs; 0: any that it is compiled for
-  int max_splits = kAnySplits;  ///< most blocks that may share the keys of a line; 1: the step has no splits
+  int max_splits = kAnySplits;  ///< most blocks that may share the keys of a kv head; 1: the step has no splits
   /// Whether it adds in the order of the canonical tree: then it can leave states instead of finished rows, its bits do not
   /// depend on splits, and one key gives its value to the bit.
   bool keeps_states = true;
   /// Longest chain of additions that a weight passes through, for the error bound: n_a of ErrorModel.
-  double (*n_additions)(const DeviceProblem& problem, Storage storage);
+  double (*n_additions)(const DecodeParams& params, DType dtype);
   /// Why no device can take such a problem by this step, in a few words; empty if one can.
-  std::string (*accepts)(const DeviceProblem& problem, Storage storage);
+  std::string (*accepts)(const DecodeParams& params, DType dtype);
   /// How it will be launched. @pre refusal() is empty
-  Plan (*plan)(const DeviceProblem& problem, Storage storage, const PlanOptions& options);
+  Plan (*plan)(const DecodeParams& params, DType dtype, const PlanOptions& options);
   /// Launches. @pre plan() is of the same shapes
-  void (*run)(const DeviceProblem& problem, Storage storage, const DeviceOutput& output, const Plan& plan, const Workspace& workspace,
+  void (*run)(const DecodeParams& params, DType dtype, const DeviceOutput& output, const Plan& plan, const Workspace& workspace,
               Stream stream);
 
   /// Why this step cannot take such a problem on this device, in a few words; empty if it can.
-  std::string refusal(const DeviceProblem& problem, Storage storage) const;
+  std::string refusal(const DecodeParams& params, DType dtype) const;
 };
 
 /// All steps, from the first to the library kernel, which is the last.
@@ -45,9 +45,9 @@ std::span<const LadderStep* const> ladder();
 
 /// Additions of a step that adds key after key; of the canonical tree over single keys; of a leaf on tensor cores, which add the
 /// three parts of each weight one after the other and truncate, and the tree above leaves.
-double chain_additions(const DeviceProblem& problem, Storage storage);
-double tree_additions(const DeviceProblem& problem, Storage storage);
-double tensor_additions(const DeviceProblem& problem, Storage storage);
+double chain_additions(const DecodeParams& params, DType dtype);
+double tree_additions(const DecodeParams& params, DType dtype);
+double tensor_additions(const DecodeParams& params, DType dtype);
 
 /// The steps in order, one per file.
 extern const LadderStep kNaive, kFused, kVectors, kSplit, kLastBlock, kAsync, kTensor, kBulk, kCluster, kEqualRuns;

@@ -7,27 +7,27 @@
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
-/// One block a multiprocessor. A batch of one has strips of one length: then a few multiprocessors are left idle if that saves
-/// every block a second segment, with a merge of its own.
-inline std::int64_t choose_blocks(const DeviceProblem& problem, std::int64_t n_strips) {
-  const std::int64_t n = device().n_multiprocessors, even = n_strips == 0 ? 0 : n / n_strips * n_strips;
-  return problem.batch == 1 && even * 10 >= n * 9 ? even : n;
+/// One block a multiprocessor. A batch of one has query tiles of one length: then a few multiprocessors are left idle if that saves
+/// every block a second work range, with a merge of its own.
+inline std::int64_t choose_blocks(const DecodeParams& params, std::int64_t n_query_tiles) {
+  const std::int64_t n = device().n_multiprocessors, even = n_query_tiles == 0 ? 0 : n / n_query_tiles * n_query_tiles;
+  return params.batch == 1 && even * 10 >= n * 9 ? even : n;
 }
 
 /// How many blocks of what kind.
 template <class T>
-Plan plan_equal_runs(const DeviceProblem& problem, const PlanOptions& options) {
+Plan plan_equal_runs(const DecodeParams& params, const PlanOptions& options) {
   Plan plan;
-  with_walk<T>(problem, [&](auto walk) {
-    using Walk = typename decltype(walk)::type;
-    const std::int64_t n = n_strips<typename Walk::Worker>(problem);
-    plan.n_threads = Walk::kThreads;
-    plan.n_stages = Walk::kStages;
-    plan.path = multiplies_on_tensor_cores(problem, DTypeTraits<T>::kDType) ? "tensor" : "scalar";
-    plan.n_blocks = static_cast<int>(options.n_splits > 0 && n > 0 ? options.n_splits * n : choose_blocks(problem, n));
+  with_pipeline<T>(params, [&](auto pipeline) {
+    using Pipeline = typename decltype(pipeline)::type;
+    const std::int64_t n = n_query_tiles<typename Pipeline::Worker>(params);
+    plan.n_threads = Pipeline::kThreads;
+    plan.n_stages = Pipeline::kStages;
+    plan.path = multiplies_on_tensor_cores(params, DTypeTraits<T>::kDType) ? "tensor" : "scalar";
+    plan.n_blocks = static_cast<int>(options.n_splits > 0 && n > 0 ? options.n_splits * n : choose_blocks(params, n));
     plan.n_splits = options.n_splits > 0 ? options.n_splits : static_cast<int>((plan.n_blocks + n - 1) / std::max<std::int64_t>(1, n));
-    plan.shared_bytes = kEqualRunsBytes + Walk::kBytes;
-    plan.n_floats = plan.n_blocks * equal_runs_workspace<Walk>(problem, plan.n_blocks, nullptr).n_floats();
+    plan.shared_bytes = kEqualRunsBytes + Pipeline::kBytes;
+    plan.n_floats = plan.n_blocks * equal_runs_workspace<Pipeline>(params, plan.n_blocks, nullptr).n_floats();
     plan.n_counters = n;
   });
   return plan;
@@ -35,17 +35,17 @@ Plan plan_equal_runs(const DeviceProblem& problem, const PlanOptions& options) {
 
 /// Launches what was planned.
 template <class T>
-void run_equal_runs(const DeviceProblem& problem, const DeviceOutput& output, const Plan& plan, const Workspace& workspace,
+void run_equal_runs(const DecodeParams& params, const DeviceOutput& output, const Plan& plan, const Workspace& workspace,
                     Stream stream) {
-  if (problem.n_rows() == 0) return;
-  const Launch how{.grid = {static_cast<unsigned>(plan.n_blocks)},
+  if (params.n_rows() == 0) return;
+  const Launch config{.grid = {static_cast<unsigned>(plan.n_blocks)},
                    .block = {static_cast<unsigned>(plan.n_threads)},
                    .shared_bytes = plan.shared_bytes};
-  const bool aligned = starts_aligned(problem, DTypeTraits<T>::kDType);
-  with_walk<T>(problem, [&](auto walk) {
-    using Walk = typename decltype(walk)::type;
-    launch(equal_runs<Walk>, how, stream, problem, output, aligned,
-           equal_runs_workspace<Walk>(problem, plan.n_blocks, workspace.floats), workspace.counters);
+  const bool aligned = starts_aligned(params, DTypeTraits<T>::kDType);
+  with_pipeline<T>(params, [&](auto pipeline) {
+    using Pipeline = typename decltype(pipeline)::type;
+    launch(equal_runs<Pipeline>, config, stream, params, output, aligned,
+           equal_runs_workspace<Pipeline>(params, plan.n_blocks, workspace.floats), workspace.counters);
   });
 }
 

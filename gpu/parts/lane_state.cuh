@@ -1,52 +1,52 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The part of a state that one lane holds, and the binary counter it climbs (section 5).
+/// @brief The part of a state that one lane holds, and the forests that it goes into (section 5).
 ///
-/// A state of 2 + d_v numbers is spread over the lanes of a team: each has the shift and the sum, and some components of n.
+/// A state of 2 + d_v numbers is spread over the lanes of a sub-warp: each has the shift and the sum, and some components of n.
 /// All of them merge in step without a word to each other, for a merge is the same few operations on every component.
 #pragma once
 
 #include "gpu/platform/device.hpp"
-#include "gpu/parts/problem.hpp"
+#include "gpu/parts/decode_params.hpp"
 #include "reference/state/state.hpp"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
-/// Shift, sum and kNumbers components of n, in registers.
-template <int kNumbers>
+/// Shift, sum and kElements components of n, in registers.
+template <int kElements>
 struct LaneState {
-  float shift, sum, n[kNumbers];
+  float shift, sum, n[kElements];
 };
 
 /// The identity, as in reference/state/state.hpp.
-template <int kNumbers>
-__device__ __forceinline__ void set_empty(LaneState<kNumbers>& state) {
+template <int kElements>
+__device__ __forceinline__ void set_empty(LaneState<kElements>& state) {
   state.shift = -std::numeric_limits<float>::infinity();
   state.sum = 0;
   TREE_ATTN_UNROLL
-  for (int c = 0; c < kNumbers; ++c) state.n[c] = -0.0f;
+  for (int c = 0; c < kElements; ++c) state.n[c] = -0.0f;
 }
 
 /// left <- merge(left, right): that of reference/state/state.hpp, component by component.
 /// @paper{alg_3, Alg. 3}
-template <int kNumbers>
-__device__ __forceinline__ void merge(LaneState<kNumbers>& left, const LaneState<kNumbers>& right) {
+template <int kElements>
+__device__ __forceinline__ void merge(LaneState<kElements>& left, const LaneState<kElements>& right) {
   const Rescale<float> r = rescale(left.shift, right.shift);
   left.shift = r.shift;
-  left.sum = merge_number(r, left.sum, right.sum);
+  left.sum = merge_element(r, left.sum, right.sum);
   TREE_ATTN_UNROLL
-  for (int c = 0; c < kNumbers; ++c) left.n[c] = merge_number(r, left.n[c], right.n[c]);
+  for (int c = 0; c < kElements; ++c) left.n[c] = merge_element(r, left.n[c], right.n[c]);
 }
 
 /// The lowest levels of a binary counter, in registers: 2^kLevels states go in for one that comes out.
-template <int kNumbers, int kLevels>
-class RegisterCounter {
+template <int kElements, int kLevels>
+class RegisterForest {
  public:
   /// Takes the state at `index` of the lowest level. @returns whether `state` now is that of a subtree kLevels higher
   ///
   /// Level by level at compile time: an index that is only known at run time would put the states into memory.
   template <int kLevel = 0>
-  __device__ __forceinline__ bool push(LaneState<kNumbers>& state, int index) {
+  __device__ __forceinline__ bool push(LaneState<kElements>& state, int index) {
     if constexpr (kLevel == kLevels) {
       return true;
     } else {
@@ -61,10 +61,10 @@ class RegisterCounter {
   }
 
  private:
-  LaneState<kNumbers> parked_[kLevels];
+  LaneState<kElements> parked_[kLevels];
 };
 
-/// Where a counter lies: in global memory, where another block may have written it, or in the shared memory of a block of
+/// Where a forest lies: in global memory, where another block may have written it, or in the shared memory of a block of
 /// this cluster.
 struct InGlobal {
   using Memory = float*;
@@ -77,74 +77,74 @@ struct InShared {
   __device__ static void store(Shared<float> to, float x) { to[0] = x; }
 };
 
-/// A binary counter in memory: the forest of a run of positions, one lane's part of it.
+/// A binary counter in memory: the forest of a range of positions, one lane's part of it.
 ///
-/// The states of the subtrees that cover the run lie one behind the other, left to right. Which subtrees these are follows
-/// from the ends of the run, so nothing but numbers is kept. The lanes of a team lie side by side and never look at each
-/// other's numbers: no barrier is needed while a counter is filled.
+/// The states of the subtrees that cover the range lie one behind the other, left to right. Which subtrees these are follows
+/// from the ends of the range, so nothing but numbers is kept. The lanes of a sub-warp lie side by side and never look at each
+/// other's numbers: no barrier is needed while a forest is filled.
 /// @paper{thm_1, Thm. 1}
-template <int kNumbers, int kLanes, class Where = InGlobal>
-class Counter {
+template <int kElements, int kLanes, class Where = InGlobal>
+class LaneForest {
  public:
-  static constexpr int kEntry = (2 + kNumbers) * kLanes;  ///< floats of one subtree, for all lanes
+  static constexpr int kEntry = (2 + kElements) * kLanes;  ///< floats of one subtree, for all lanes
 
-  /// Floats of a counter for all lanes of a team.
-  /// @param longest positions of the longest run it may hold
+  /// Floats of a forest for all lanes of a sub-warp.
+  /// @param longest positions of the longest range it may hold
   __host__ __device__ static std::int64_t n_floats(std::int64_t longest) {
     std::int64_t n = 2;
     while (longest >>= 1) n += 2;
     return n * kEntry;
   }
 
-  /// @param memory of the team
-  /// @param begin first position of the run: a subtree on the left of it is not here
+  /// @param memory of the sub-warp
+  /// @param begin first position of the range: a subtree on the left of it is not here
   /// @param depth subtrees that are already there
-  __device__ Counter(typename Where::Memory memory, int lane, std::int64_t begin, int depth = 0)
+  __device__ LaneForest(typename Where::Memory memory, int lane, std::int64_t begin, int depth = 0)
       : memory_(memory + lane), begin_(begin), depth_(depth) {}
 
   /// Subtrees that are held.
   __device__ int depth() const { return depth_; }
   /// Appends a subtree on the right of all that is held, and merges while there is a sibling.
-  __device__ __forceinline__ void push(Subtree at, LaneState<kNumbers>& state) {
-    for (; (at.index & 1) == 1 && at.parent().begin() >= begin_; at = at.parent()) {
-      LaneState<kNumbers> left;
+  __device__ __forceinline__ void push(Subtree subtree, LaneState<kElements>& state) {
+    for (; (subtree.index & 1) == 1 && subtree.parent().begin() >= begin_; subtree = subtree.parent()) {
+      LaneState<kElements> left;
       load(--depth_, left);
       merge(left, state);
       state = left;
     }
     store(depth_++, state);
   }
-  /// Appends all that the counter of the next run on the right holds, wherever that lies.
+  /// Appends all that the forest of the next range on the right holds, wherever that lies.
   template <class Right>
-  __device__ __forceinline__ void append(const Right& right, Run run) {
-    for (int i = 0; !run.empty(); ++i) {
-      const Subtree at = first_subtree(run.begin, run.end);
-      LaneState<kNumbers> state;
+  __device__ __forceinline__ void append(const Right& right, KeyRange range) {
+    for (int i = 0; !range.empty(); ++i) {
+      const Subtree subtree = first_subtree(range.begin, range.end);
+      LaneState<kElements> state;
       right.load(i, state);
-      push(at, state);
-      run.begin = at.end();
+      push(subtree, state);
+      range.begin = subtree.end();
     }
   }
   /// Reads, or writes, the i-th subtree from the left.
-  __device__ __forceinline__ void load(int i, LaneState<kNumbers>& state) const {
+  __device__ __forceinline__ void load(int i, LaneState<kElements>& state) const {
     const auto from = memory_ + i * kEntry;
     state.shift = Where::load(from);
     state.sum = Where::load(from + kLanes);
     TREE_ATTN_UNROLL
-    for (int c = 0; c < kNumbers; ++c) state.n[c] = Where::load(from + (2 + c) * kLanes);
+    for (int c = 0; c < kElements; ++c) state.n[c] = Where::load(from + (2 + c) * kLanes);
   }
-  __device__ __forceinline__ void store(int i, const LaneState<kNumbers>& state) const {
+  __device__ __forceinline__ void store(int i, const LaneState<kElements>& state) const {
     const auto to = memory_ + i * kEntry;
     Where::store(to, state.shift);
     Where::store(to + kLanes, state.sum);
     TREE_ATTN_UNROLL
-    for (int c = 0; c < kNumbers; ++c) Where::store(to + (2 + c) * kLanes, state.n[c]);
+    for (int c = 0; c < kElements; ++c) Where::store(to + (2 + c) * kLanes, state.n[c]);
   }
   /// Merges the subtrees [from, to) into one state, right to left, as the perfect tree does where positions are missing.
-  __device__ __forceinline__ void fold(int from, int to, LaneState<kNumbers>& state) const {
+  __device__ __forceinline__ void fold(int from, int to, LaneState<kElements>& state) const {
     set_empty(state);
     for (int i = to - 1; i >= from; --i) {
-      LaneState<kNumbers> left;
+      LaneState<kElements> left;
       load(i, left);
       merge(left, state);
       state = left;

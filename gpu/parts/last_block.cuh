@@ -14,20 +14,20 @@ namespace tree_attn::TREE_ATTN_PLATFORM {
 /// launch, so that a CUDA graph may replay it.
 /// @param counter blocks that have arrived
 /// @param n blocks that will
-/// @param[out] told one flag in shared memory
+/// @param[out] is_last one flag in shared memory
 /// @returns whether this block is the last one
 /// @paper{alg_3, Alg. 3}
-__device__ __forceinline__ bool arrives_last(unsigned* counter, unsigned n, Shared<int> told) {
+__device__ __forceinline__ bool arrives_last(unsigned* counter, unsigned n, Shared<int> is_last) {
   __syncthreads();
   if (threadIdx.x == 0) {
     __threadfence();
     const bool last = atomicAdd(counter, 1u) == n - 1;
     __threadfence();
     if (last) atomicAdd(counter, 0u - n);
-    *told = last ? 1 : 0;
+    *is_last = last ? 1 : 0;
   }
   __syncthreads();
-  return *told != 0;
+  return *is_last != 0;
 }
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

@@ -5,7 +5,7 @@
 
 #include <string>
 
-#include "gpu/parts/problem.hpp"
+#include "gpu/parts/decode_params.hpp"
 #include "gpu/platform/launch.hpp"
 #include "reference/tensor/dtype.hpp"
 
@@ -13,14 +13,14 @@ namespace tree_attn::TREE_ATTN_PLATFORM {
 
 /// What a caller may ask of a plan. 0 leaves it to the step, which looks at the shape and the device.
 struct PlanOptions {
-  int n_splits = 0;   ///< parts that the keys of a line are cut into, each for a block of its own
+  int n_splits = 0;   ///< parts that the keys of a kv head are cut into, each for a block of its own
   int n_threads = 0;  ///< threads of a block
   int n_stages = 0;   ///< copies in flight
 };
 
 /// What a step has picked: enough to launch, and to say.
 struct Plan {
-  int n_splits = 1;               ///< blocks that share the keys of a line
+  int n_splits = 1;               ///< blocks that share the keys of a kv head
   int n_threads = 128;            ///< threads of a block
   int n_stages = 0;               ///< stages of the ring of copies; 0 where there is none
   int n_blocks = 0;               ///< blocks of the grid, where that is not splits times rows
@@ -41,33 +41,33 @@ inline constexpr int kLongestRow = 512;
 
 /// Calls f with an element of the stored type, T{}. @throws DeviceError for a type that no kernel takes
 template <class F>
-void with_type(Storage storage, const F& f) {
-  with_dtype(storage, [&]<class T>(T element) {
+void with_type(DType dtype, const F& f) {
+  with_dtype(dtype, [&]<class T>(T element) {
     if constexpr (DTypeTraits<T>::kUnit != KernelUnit::None) f(element);
-    else throw DeviceError("no kernel takes " + std::string(name_of(storage)));
+    else throw DeviceError("no kernel takes " + std::string(name_of(dtype)));
   });
 }
 
 /// Whether every row of k and v starts at a multiple of 16 bytes, so that 16 bytes may be copied at once.
-bool starts_aligned(const DeviceProblem& problem, Storage storage);
+bool starts_aligned(const DecodeParams& params, DType dtype);
 
 /// Sets query_scale and score_scale to split_scale(scale), and lift.
 ///
 /// F16 keeps to (1, log2(e) * scale) and no lift: elements of at most 65504 make no sum that overflows, and tensor cores, which
 /// take queries and weights in 16 bits, would round what is made smaller.
 /// @param lift 0 or kLift
-void set_scale(DeviceProblem& problem, Storage storage, double scale, int lift = 0);
+void set_scale(DecodeParams& params, DType dtype, double scale, int lift = 0);
 
 /// What the steps refuse, in a few words; empty if nothing. All refuse F64 and d of more than 512.
-std::string accepts_any_grid(const DeviceProblem& problem, Storage storage);
+std::string accepts_any_grid(const DecodeParams& params, DType dtype);
 /// The same, and more rows than the second axis of a grid can count.
-std::string accepts_any_rows(const DeviceProblem& problem, Storage storage);
+std::string accepts_any_rows(const DecodeParams& params, DType dtype);
 /// The same, and rows that are not aligned or not a multiple of 16 bytes long.
-std::string accepts_aligned_rows(const DeviceProblem& problem, Storage storage);
+std::string accepts_aligned_rows(const DecodeParams& params, DType dtype);
 
 /// Whether the library kernel multiplies on tensor cores: several queries share keys of 16 bits, in rows of at most 256 numbers.
 ///
 /// A function of type and shape alone. Batch, lengths, alignment and device may not change it, for it changes bits.
-bool multiplies_on_tensor_cores(const DeviceProblem& problem, Storage storage);
+bool multiplies_on_tensor_cores(const DecodeParams& params, DType dtype);
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

@@ -5,18 +5,18 @@
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
-int choose_splits(const DeviceProblem& problem, std::int64_t n_strips, int n_workers) {
-  const std::int64_t n_leaves = (problem.end - problem.begin + kLeafKeys - 1) / kLeafKeys;
-  const std::int64_t fill = device().n_multiprocessors / std::max<std::int64_t>(1, n_strips);
+int choose_splits(const DecodeParams& params, std::int64_t n_query_tiles, int n_workers) {
+  const std::int64_t n_leaves = (params.end - params.begin + kLeafKeys - 1) / kLeafKeys;
+  const std::int64_t fill = device().n_multiprocessors / std::max<std::int64_t>(1, n_query_tiles);
   return static_cast<int>(std::max<std::int64_t>(1, std::min(fill, (n_leaves + n_workers - 1) / n_workers)));
 }
 
-Plan plan_splits(const DeviceProblem& problem, Storage storage, const PlanOptions& options) {
-  Plan plan{.n_threads = options.n_threads > 0 ? options.n_threads : kSplitThreads, .n_counters = problem.n_rows()};
-  with_team(problem, storage, [&](auto team) {
-    using Team = decltype(team);
-    plan.n_splits = options.n_splits > 0 ? options.n_splits : choose_splits(problem, problem.n_rows(), n_workers_of<Team>(plan.n_threads));
-    plan.n_floats = problem.n_rows() * SplitWorkspace::of<Team>(problem, plan, nullptr).n_floats();
+Plan plan_splits(const DecodeParams& params, DType dtype, const PlanOptions& options) {
+  Plan plan{.n_threads = options.n_threads > 0 ? options.n_threads : kSplitThreads, .n_counters = params.n_rows()};
+  with_sub_warp(params, dtype, [&](auto sub_warp) {
+    using SubWarp = decltype(sub_warp);
+    plan.n_splits = options.n_splits > 0 ? options.n_splits : choose_splits(params, params.n_rows(), n_workers_of<SubWarp>(plan.n_threads));
+    plan.n_floats = params.n_rows() * SplitWorkspace::of<SubWarp>(params, plan, nullptr).n_floats();
   });
   return plan;
 }

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "gpu/parts/lane_state.cuh"
-#include "gpu/parts/team.cuh"
+#include "gpu/parts/sub_warp.cuh"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
@@ -12,54 +12,54 @@ namespace tree_attn::TREE_ATTN_PLATFORM {
 template <IsMmaTile Tile>
 class TileForests {
  public:
-  using State = LaneState<Tile::kNumbers>;
-  static constexpr int kOfState = (2 + Tile::kNumbers + 3) / 4;          ///< 16-byte pieces of a lane's part of a state
-  static constexpr int kPieces = Tile::kSlots * kOfState * kWarp;  ///< of shared memory, for one warp
+  using State = LaneState<Tile::kElements>;
+  static constexpr int kOfState = (2 + Tile::kElements + 3) / 4;          ///< 16-byte vectors of a lane's part of a state
+  static constexpr int kVectors = Tile::kSlots * kOfState * kWarp;  ///< of shared memory, for one warp
 
-  __device__ __forceinline__ TileForests(float* memory, std::int64_t n_forest, Run run, Shared<Bytes16> parked, int lane)
-      : memory_(memory), n_forest_(n_forest), run_(run), parked_(parked), lane_(lane) {}
+  __device__ __forceinline__ TileForests(float* memory, std::int64_t n_forest, KeyRange range, Shared<Bytes16> parked, int lane)
+      : memory_(memory), n_forest_(n_forest), range_(range), parked_(parked), lane_(lane) {}
 
-  /// Appends the state of a piece in one slot. A leaf whose sibling is still to come in this run waits for it; no lane looks
+  /// Appends the state of a subtree in one slot. A leaf whose sibling is still to come in this range waits for it; no lane looks
   /// at another's numbers.
-  __device__ __forceinline__ void push(Subtree piece, int slot, State& state) {
-    const int lane = forget(lane_);
-    const Shared<Bytes16> place = parked_ + (slot * kOfState * kWarp + lane);
-    if (piece.level == kLeafLevel && piece.parent().begin() >= run_.begin && piece.parent().end() <= run_.end) {
-      float numbers[4 * kOfState] = {state.shift, state.sum};
-      if ((piece.index & 1) == 0) {
+  __device__ __forceinline__ void push(Subtree subtree, int slot, State& state) {
+    const int lane = opaque(lane_);
+    const Shared<Bytes16> parked = parked_ + (slot * kOfState * kWarp + lane);
+    if (subtree.level == kLeafLevel && subtree.parent().begin() >= range_.begin && subtree.parent().end() <= range_.end) {
+      float elements[4 * kOfState] = {state.shift, state.sum};
+      if ((subtree.index & 1) == 0) {
         TREE_ATTN_UNROLL
-        for (int c = 0; c < Tile::kNumbers; ++c) numbers[2 + c] = state.n[c];
+        for (int c = 0; c < Tile::kElements; ++c) elements[2 + c] = state.n[c];
         TREE_ATTN_UNROLL
         for (int i = 0; i < kOfState; ++i) {
           Bytes16 bytes;
-          std::memcpy(&bytes, numbers + 4 * i, sizeof bytes);
-          store16(place + i * kWarp, bytes);
+          std::memcpy(&bytes, elements + 4 * i, sizeof bytes);
+          store16(parked + i * kWarp, bytes);
         }
         return;
       }
       TREE_ATTN_UNROLL
       for (int i = 0; i < kOfState; ++i) {
-        const Bytes16 bytes = load16(place + i * kWarp);
-        std::memcpy(numbers + 4 * i, &bytes, sizeof bytes);
+        const Bytes16 bytes = load16(parked + i * kWarp);
+        std::memcpy(elements + 4 * i, &bytes, sizeof bytes);
       }
       State left;
-      left.shift = numbers[0], left.sum = numbers[1];
+      left.shift = elements[0], left.sum = elements[1];
       TREE_ATTN_UNROLL
-      for (int c = 0; c < Tile::kNumbers; ++c) left.n[c] = numbers[2 + c];
+      for (int c = 0; c < Tile::kElements; ++c) left.n[c] = elements[2 + c];
       merge(left, state);
       state = left;
-      piece = piece.parent();
+      subtree = subtree.parent();
     }
     // All slots have the same subtrees, so the same depth.
-    Counter<Tile::kNumbers, kWarp> forest(memory_ + slot * n_forest_, lane, run_.begin, depth_);
-    forest.push(piece, state);
+    LaneForest<Tile::kElements, kWarp> forest(memory_ + slot * n_forest_, lane, range_.begin, depth_);
+    forest.push(subtree, state);
     if (slot == Tile::kSlots - 1) depth_ = forest.depth();
   }
 
  private:
   float* memory_;
   std::int64_t n_forest_;
-  Run run_;
+  KeyRange range_;
   int depth_ = 0;
   Shared<Bytes16> parked_;
   int lane_;

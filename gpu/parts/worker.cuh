@@ -5,7 +5,7 @@
 
 #include <concepts>
 
-#include "gpu/parts/problem.hpp"
+#include "gpu/parts/decode_params.hpp"
 #include "gpu/platform/bytes16.hpp"
 #include "gpu/platform/device.hpp"
 
@@ -15,22 +15,22 @@ namespace tree_attn::TREE_ATTN_PLATFORM {
 inline constexpr int kWarp = 32;
 inline constexpr unsigned kAllLanes = 0xFFFFFFFF;
 
-/// A worker: kLanes lanes that take a run of positions for kRows queries and leave a forest. A lane holds, in each of its
-/// kSlots, kNumbers components of the state of one of them.
+/// A worker: kLanes lanes that take a range of positions for kRows queries and leave a forest. A lane holds, in each of its
+/// kSlots, kElements components of the state of one of them.
 template <class Worker>
 concept IsWorker = requires(int lane, int slot, int c) {
   typename Worker::T;  // of the stored elements
   { Worker::kLanes } -> std::convertible_to<int>;
   { Worker::kRows } -> std::convertible_to<int>;
   { Worker::kSlots } -> std::convertible_to<int>;
-  { Worker::kNumbers } -> std::convertible_to<int>;
+  { Worker::kElements } -> std::convertible_to<int>;
   { Worker::row(lane, slot) } -> std::same_as<int>;      // which of the kRows queries a slot is about
   { Worker::component(lane, c) } -> std::same_as<int>;   // which element of a row component c is
 };
 
-/// A worker that is a part of a warp, serves one query, and reads kChunks times 16 bytes of a row per lane.
-template <class Team>
-concept IsSubWarp = IsWorker<Team> && Team::kRows == 1 && Team::kSlots == 1 && kWarp % Team::kLanes == 0 && Team::kChunks >= 1;
+/// A worker that is a part of a warp, serves one query, and reads kVectorsPerLane times 16 bytes of a row per lane.
+template <class SubWarp>
+concept IsSubWarp = IsWorker<SubWarp> && SubWarp::kRows == 1 && SubWarp::kSlots == 1 && kWarp % SubWarp::kLanes == 0 && SubWarp::kVectorsPerLane >= 1;
 
 /// A worker that is a warp on tensor cores: rows of kDim elements of 16 bits in kSteps steps of 16, queries in kTiles tiles of 8, at most
 /// kWarps of them in a block, kPitch times 16 bytes from row to row in shared memory.
@@ -38,10 +38,10 @@ template <class Tile>
 concept IsMmaTile = IsWorker<Tile> && sizeof(typename Tile::T) == 2 && Tile::kLanes == kWarp && Tile::kRows == 8 * Tile::kTiles && Tile::kDim == 16 * Tile::kSteps &&
                     Tile::kWarps >= 1 && Tile::kPitch > Tile::kDim / kPer16<typename Tile::T>;
 
-/// Rows of keys or values: (i, chunk) -> 16 bytes of row i for this lane.
+/// Rows of keys or values: (i, vector) -> 16 bytes of row i for this lane.
 template <class Rows>
-concept IsRows = requires(const Rows& rows, int i, int chunk) {
-  { rows(i, chunk) } -> std::same_as<Bytes16>;
+concept IsRows = requires(const Rows& rows, int i, int vector) {
+  { rows(i, vector) } -> std::same_as<Bytes16>;
 };
 
 /// Where a thread stands among the workers that all threads of its block make.

@@ -5,7 +5,7 @@
 /// | word | meaning |
 /// | --- | --- |
 /// | `DeviceBuffer<T>` | n numbers of device memory for a MemoryUse, freed at the end; `upload`, `upload_rows`, `download` |
-/// | `Stream` | where launches queue; a default one runs them in order |
+/// | `Stream` | where launches queue; a default one ranges them in order |
 /// | `Launch` | grid, block, bytes of dynamic shared memory, blocks a cluster, whether it continues the launch before it |
 /// | `launch(kernel, Launch, stream, args...)` | starts a kernel; a status that is not well is a DeviceError |
 /// | `DeviceTraffic& traffic()` | allocations and bytes copied so far |

@@ -127,18 +127,18 @@ const TensorInfo& SafetensorsFile::at(std::string_view name) const {
 TensorView view4(const SafetensorsFile& file, std::string_view name, std::string_view axes) {
   const TensorInfo& tensor = file.at(name);
   const std::string subject = "tensor \"" + readable(name) + "\": ";
-  std::optional<Storage> storage;
+  std::optional<DType> dtype;
   std::string supported;
-  for (const Storage candidate : kDTypes) {
-    if (tensor.dtype == name_of(candidate)) storage = candidate;
+  for (const DType candidate : kDTypes) {
+    if (tensor.dtype == name_of(candidate)) dtype = candidate;
     supported += (supported.empty() ? "" : ", ") + std::string(name_of(candidate));
   }
-  if (!storage) fail(file.path(), subject + "dtype " + tensor.dtype + " not supported (" + supported + ")");
+  if (!dtype) fail(file.path(), subject + "dtype " + tensor.dtype + " not supported (" + supported + ")");
   if (tensor.shape.size() != 4) {
     fail(file.path(), subject + std::to_string(tensor.shape.size()) + (tensor.shape.size() == 1 ? " axis" : " axes") +
                           ", expected 4 (" + std::string(axes) + ")");
   }
-  return TensorView::dense(file.data(tensor), *storage,
+  return TensorView::dense(file.data(tensor), *dtype,
                            {tensor.shape[0], tensor.shape[1], tensor.shape[2], tensor.shape[3]});
 }
 

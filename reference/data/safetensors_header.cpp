@@ -42,39 +42,39 @@ class HeaderReader final : public Json::json_sax_t {
 
   // Containers move between the places of a header; a container anywhere else is an error of that place.
   bool start_object(std::size_t) override {
-    if (place_ == Place::kTop) return go(Place::kHeader);
-    if (place_ != Place::kHeader) refuse();
-    if (key_ == "__metadata__") return go(Place::kMetadata);
+    if (context_ == Context::kTop) return go(Context::kHeader);
+    if (context_ != Context::kHeader) refuse();
+    if (key_ == "__metadata__") return go(Context::kMetadata);
     header.tensors.emplace_back();
     tensor().name = std::move(key_);
     seen_ = {};
-    return go(Place::kTensor);
+    return go(Context::kTensor);
   }
   bool end_object() override {
-    if (place_ == Place::kTensor) check_tensor();
-    if (place_ == Place::kMetadata) check_metadata();
-    return go(place_ == Place::kHeader ? Place::kEnd : Place::kHeader);
+    if (context_ == Context::kTensor) check_tensor();
+    if (context_ == Context::kMetadata) check_metadata();
+    return go(context_ == Context::kHeader ? Context::kEnd : Context::kHeader);
   }
   bool start_array(std::size_t) override {
-    if (place_ == Place::kTensor && key_ == "shape") return go(Place::kShape);
-    if (place_ == Place::kTensor && key_ == "data_offsets") return go(Place::kOffsets);
+    if (context_ == Context::kTensor && key_ == "shape") return go(Context::kShape);
+    if (context_ == Context::kTensor && key_ == "data_offsets") return go(Context::kOffsets);
     refuse();
   }
   bool end_array() override {
-    if (place_ == Place::kOffsets && n_offsets_ != 2) {
+    if (context_ == Context::kOffsets && n_offsets_ != 2) {
       fail_tensor("data_offsets needs two numbers, has " + std::to_string(n_offsets_));
     }
-    return go(Place::kTensor);
+    return go(Context::kTensor);
   }
 
   // A key that comes twice is an error at every level. Names of tensors are compared after the last, by sorting.
   bool key(std::string& name) override {
     key_ = std::move(name);
-    if (place_ == Place::kHeader && key_ == "__metadata__" && std::exchange(has_metadata_, true)) {
+    if (context_ == Context::kHeader && key_ == "__metadata__" && std::exchange(has_metadata_, true)) {
       fail("duplicate key \"__metadata__\"");
     }
-    if (place_ == Place::kMetadata) metadata_keys_.push_back(std::hash<std::string>()(key_));
-    if (place_ == Place::kTensor) {
+    if (context_ == Context::kMetadata) metadata_keys_.push_back(std::hash<std::string>()(key_));
+    if (context_ == Context::kTensor) {
       const auto field = std::find(std::begin(kFields), std::end(kFields), key_);
       if (field == std::end(kFields)) fail_tensor("unknown field " + in_quotes(key_) + " (dtype, shape, data_offsets)");
       if (std::exchange(seen_[field - std::begin(kFields)], true)) fail_tensor("duplicate field \"" + key_ + "\"");
@@ -83,20 +83,20 @@ class HeaderReader final : public Json::json_sax_t {
   }
 
   bool string(std::string& value) override {
-    if (place_ == Place::kMetadata) return true;
-    if (place_ != Place::kTensor || key_ != "dtype") refuse();
+    if (context_ == Context::kMetadata) return true;
+    if (context_ != Context::kTensor || key_ != "dtype") refuse();
     if (bits_of_dtype(value) == 0) fail_tensor("unknown dtype " + in_quotes(value));
     tensor().dtype = std::move(value);
     return true;
   }
   bool number_unsigned(std::uint64_t value) override {
-    if (place_ == Place::kShape) {
+    if (context_ == Context::kShape) {
       if (value >= static_cast<std::uint64_t>(kMaxLength)) fail_size(std::to_string(value));
       if (tensor().shape.size() == kMaxAxes) fail_tensor("more than " + std::to_string(kMaxAxes) + " axes");
       tensor().shape.push_back(static_cast<std::int64_t>(value));
       return true;
     }
-    if (place_ != Place::kOffsets) refuse();
+    if (context_ != Context::kOffsets) refuse();
     if (n_offsets_ < 2) (n_offsets_ == 0 ? tensor().begin : tensor().end) = value;
     ++n_offsets_;
     return true;
@@ -104,17 +104,17 @@ class HeaderReader final : public Json::json_sax_t {
   // What has a sign: -0 is a float to the reference reader, so nothing with a sign is a length.
   bool number_integer(std::int64_t value) override {
     const std::string text = value == 0 ? "-0" : std::to_string(value);
-    if (place_ == Place::kShape && value == 0) fail_tensor("shape has a size that is not a plain whole number: -0");
-    if (place_ == Place::kShape) fail_tensor("shape has a negative size: " + text);
-    if (place_ == Place::kOffsets) fail_tensor("negative offset in data_offsets: " + text);
+    if (context_ == Context::kShape && value == 0) fail_tensor("shape has a size that is not a plain whole number: -0");
+    if (context_ == Context::kShape) fail_tensor("shape has a negative size: " + text);
+    if (context_ == Context::kOffsets) fail_tensor("negative offset in data_offsets: " + text);
     refuse();
   }
   // What has a point or an exponent, and whole numbers from 2^64 on.
   bool number_float(double, const std::string& text) override {
     const bool is_whole = text.find_first_not_of("-0123456789") == std::string::npos;
-    if (place_ == Place::kShape && is_whole) fail_size(readable(text));
-    if (place_ == Place::kShape) fail_tensor("shape has a size that is not a whole number: " + readable(text));
-    if (place_ == Place::kOffsets) fail_tensor("data_offsets is not a pair of whole numbers below 2^64: " + readable(text));
+    if (context_ == Context::kShape && is_whole) fail_size(readable(text));
+    if (context_ == Context::kShape) fail_tensor("shape has a size that is not a whole number: " + readable(text));
+    if (context_ == Context::kOffsets) fail_tensor("data_offsets is not a pair of whole numbers below 2^64: " + readable(text));
     refuse();
   }
   bool null() override { refuse(); }
@@ -134,7 +134,7 @@ class HeaderReader final : public Json::json_sax_t {
     const bool after_zero =
         begin > 0 && begin <= json_.size() && json_[begin - 1] == '0' && token.find_first_of("0123456789") == 0;
     const bool at_nul = position > 0 && position <= json_.size() && json_[position - 1] == '\0';
-    const std::string cause = place_ == Place::kEnd             ? " (bytes after the object)"
+    const std::string cause = context_ == Context::kEnd             ? " (bytes after the object)"
                               : at_nul                          ? " (NUL)"
                               : says("unexpected end of input") ? " (ends early)"
                               : says("missing closing quote")   ? " (ends early)"
@@ -146,13 +146,13 @@ class HeaderReader final : public Json::json_sax_t {
 
  private:
   /// Where in the header the reader is. Kept by hand: no place nests in itself.
-  enum class Place { kTop, kHeader, kMetadata, kTensor, kShape, kOffsets, kEnd };
+  enum class Context { kTop, kHeader, kMetadata, kTensor, kShape, kOffsets, kEnd };
   static constexpr std::string_view kFields[] = {"dtype", "shape", "data_offsets"};
 
   TensorInfo& tensor() { return header.tensors.back(); }
-  bool go(Place place) {
-    if (place == Place::kOffsets) n_offsets_ = 0;
-    place_ = place;
+  bool go(Context context) {
+    if (context == Context::kOffsets) n_offsets_ = 0;
+    context_ = context;
     return true;
   }
 
@@ -162,15 +162,15 @@ class HeaderReader final : public Json::json_sax_t {
   }
   /// A value of the wrong kind, in the words of its place.
   [[noreturn]] void refuse() {
-    switch (place_) {
-      case Place::kHeader: fail((key_ == "__metadata__" ? key_ : "tensor " + in_quotes(key_)) + " is not an object");
-      case Place::kMetadata: fail("__metadata__: the value of " + in_quotes(key_) + " is not a string");
-      case Place::kTensor:
+    switch (context_) {
+      case Context::kHeader: fail((key_ == "__metadata__" ? key_ : "tensor " + in_quotes(key_)) + " is not an object");
+      case Context::kMetadata: fail("__metadata__: the value of " + in_quotes(key_) + " is not a string");
+      case Context::kTensor:
         fail_tensor(key_ + (key_ == "dtype"   ? " is not a string"
                             : key_ == "shape" ? " is not a list"
                                               : " is not a pair of numbers"));
-      case Place::kShape: fail_tensor("shape has a size that is not a whole number");
-      case Place::kOffsets: fail_tensor("data_offsets is not a pair of numbers");
+      case Context::kShape: fail_tensor("shape has a size that is not a whole number");
+      case Context::kOffsets: fail_tensor("data_offsets is not a pair of numbers");
       default: fail("header is not an object");
     }
   }
@@ -202,7 +202,7 @@ class HeaderReader final : public Json::json_sax_t {
 
   const std::string& path_;
   std::string_view json_;
-  Place place_ = Place::kTop;
+  Context context_ = Context::kTop;
   std::string key_;
   bool has_metadata_ = false;
   std::vector<std::size_t> metadata_keys_;  // as hashes of 64 bits: nothing reads these strings, so none is kept

@@ -5,7 +5,7 @@
 #include <array>
 #include <cmath>
 
-#include "reference/data/problem.hpp"
+#include "reference/data/workload.hpp"
 
 namespace tree_attn {
 namespace {
@@ -31,9 +31,9 @@ void fill_row(std::uint64_t seed, std::uint64_t tensor, std::int64_t head, std::
   }
 }
 
-class SyntheticProblem : public Problem {
+class SyntheticWorkload : public Workload {
  public:
-  SyntheticProblem(const WorkloadShape& shape, std::uint64_t seed, int steps) : Problem(shape, steps), seed_(seed) {}
+  SyntheticWorkload(const WorkloadShape& shape, std::uint64_t seed, int steps) : Workload(shape, steps), seed_(seed) {}
 
   TensorView query(int step) override {
     // Steps are counted back from the last, whose query is the same whatever their number.
@@ -41,7 +41,7 @@ class SyntheticProblem : public Problem {
     return fill(q_, kQuery, axes, 0, (steps_ - 1 - step) * shape_.n_queries);
   }
 
-  Shard keys_and_values(std::int64_t entry, Run positions) override { return make(part_, entry, 1, positions); }
+  Shard keys_and_values(std::int64_t entry, KeyRange positions) override { return make(part_, entry, 1, positions); }
   Shard whole() override { return make(all_, 0, shape_.batch, {0, shape_.n_keys}); }
 
  private:
@@ -51,7 +51,7 @@ class SyntheticProblem : public Problem {
   };
 
   /// Keys and values of some positions of n_entries batch entries.
-  Shard make(Memory& memory, std::int64_t entry, std::int64_t n_entries, Run positions) {
+  Shard make(Memory& memory, std::int64_t entry, std::int64_t n_entries, KeyRange positions) {
     const std::array<std::int64_t, 4> k_axes{n_entries, shape_.kv_heads, positions.size(), shape_.head_dim};
     const std::array<std::int64_t, 4> v_axes{n_entries, shape_.kv_heads, positions.size(), shape_.value_dim};
     return {fill(memory.k, kKey, k_axes, entry * shape_.kv_heads, positions.begin),
@@ -60,7 +60,7 @@ class SyntheticProblem : public Problem {
 
   /// Writes all rows of an array; head 0 of it is head `first_head` of all batch entries, row 0 position `first`.
   TensorView fill(std::vector<std::byte>& buffer, Tensor tensor, std::array<std::int64_t, 4> axes, std::int64_t first_head, std::int64_t first) {
-    const Storage dtype = tensor == kValue ? shape_.value_dtype : shape_.dtype;
+    const DType dtype = tensor == kValue ? shape_.value_dtype : shape_.dtype;
     const std::int64_t row_bytes = axes[3] * static_cast<std::int64_t>(bytes_of(dtype));
     buffer.resize(static_cast<std::size_t>(axes[0] * axes[1] * axes[2] * row_bytes));
     row_.resize(static_cast<std::size_t>(axes[3]));
@@ -81,8 +81,8 @@ class SyntheticProblem : public Problem {
 
 }  // namespace
 
-std::unique_ptr<Problem> make_problem(const WorkloadShape& shape, std::uint64_t seed, int steps) {
-  return std::make_unique<SyntheticProblem>(shape, seed, steps);
+std::unique_ptr<Workload> make_workload(const WorkloadShape& shape, std::uint64_t seed, int steps) {
+  return std::make_unique<SyntheticWorkload>(shape, seed, steps);
 }
 
 }  // namespace tree_attn

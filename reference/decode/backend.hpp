@@ -47,9 +47,9 @@ class Backend {
   /// The shape with the types in which keys and values are stored.
   virtual AttentionShape stored(const AttentionShape& shape) const = 0;
   /// What a cache and a session will take.
-  virtual MemoryNeed memory(const AttentionShape& shape, Run capacity) const = 0;
+  virtual MemoryNeed memory(const AttentionShape& shape, KeyRange capacity) const = 0;
   /// An empty cache for the positions of `capacity`.
-  virtual std::unique_ptr<KvCache> make_cache(const AttentionShape& shape, Run capacity) const = 0;
+  virtual std::unique_ptr<KvCache> make_cache(const AttentionShape& shape, KeyRange capacity) const = 0;
 };
 
 /// The CPU: streaming decode in one pass, merges down to single keys, F32 accumulation. F64 is rounded to F32 as it is read.

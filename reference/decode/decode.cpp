@@ -9,7 +9,7 @@
 #include <limits>
 
 #include "reference/decode/backend.hpp"
-#include "reference/state/merges_together.hpp"
+#include "reference/state/merge_eight.hpp"
 #include "reference/state/score_scale.hpp"
 
 namespace tree_attn {
@@ -50,18 +50,18 @@ float dot(const float* a, const float* b, std::int64_t d_padded) {
 /// the numbers on the way stay in registers. This file is compiled without contraction to fused multiply-add, which would
 /// skip the rounding of weight * v.
 /// @pre no score is -inf: such a key's value must not be looked at
-void set_keys_together(float* __restrict state, const float* s, const float* __restrict v, std::int64_t d_v, float lift) {
-  float shift[kTogether], weight[kTogether];
-  for (int i = 0; i < kTogether; ++i) shift[i] = key_shift(s[i]) + lift, weight[i] = key_weight(s[i]) * pow2(-lift);
-  const MergesTogether<float> merges(shift);
+void set_eight_keys(float* __restrict state, const float* s, const float* __restrict v, std::int64_t d_v, float lift) {
+  float shift[kKeysPerStep], weight[kKeysPerStep];
+  for (int i = 0; i < kKeysPerStep; ++i) shift[i] = key_shift(s[i]) + lift, weight[i] = key_weight(s[i]) * pow2(-lift);
+  const MergeEight<float> merges(shift);
   state[kShift] = shift[0];
   state[kSum] = merges.value([&](int i) { return weight[i]; });
 
   // Components of n side by side, then those that are left over.
-  using Numbers = Floats<16>;
+  using Elements = Floats<16>;
   std::int64_t j = 0;
-  for (; j + Numbers::SizeAtCompileTime <= d_v; j += Numbers::SizeAtCompileTime) {
-    Eigen::Map<Numbers>(state + kValues + j) = merges.value([&](int i) { return Numbers(weight[i] * Eigen::Map<const Numbers>(v + i * d_v + j)); });
+  for (; j + Elements::SizeAtCompileTime <= d_v; j += Elements::SizeAtCompileTime) {
+    Eigen::Map<Elements>(state + kValues + j) = merges.value([&](int i) { return Elements(weight[i] * Eigen::Map<const Elements>(v + i * d_v + j)); });
   }
   for (; j < d_v; ++j) state[kValues + j] = merges.value([&](int i) { return weight[i] * v[i * d_v + j]; });
 }
@@ -70,7 +70,7 @@ void set_keys_together(float* __restrict state, const float* s, const float* __r
 /// the longest capacity N, of which the operating system gives out what is written.
 class CpuCache final : public KvCache {
  public:
-  CpuCache(const AttentionShape& shape, Run capacity)
+  CpuCache(const AttentionShape& shape, KeyRange capacity)
       : KvCache(shape, shape, capacity), most_(capacity.size()), borrowed_(static_cast<std::size_t>(shape.batch), 0) {}
 
   /// The key, and the value, of one head at a global position. Only these two functions know where it is.
@@ -150,7 +150,7 @@ class CpuCache final : public KvCache {
   std::unique_ptr<std::byte[]> own_k_, own_v_;
 };
 
-/// The stream over one key/value head: its queries, the leaf at hand, and one binary counter a query.
+/// The stream over one key/value head: its queries, the leaf at hand, and one forest a query.
 class HeadStream {
  public:
   /// @param n_keys most keys that are streamed into one tree
@@ -161,8 +161,8 @@ class HeadStream {
         q_(static_cast<std::size_t>(n_queries * d_h_)),
         k_(static_cast<std::size_t>(kLeafKeys * d_h_)),
         v_(static_cast<std::size_t>(kLeafKeys * d_v)),
-        counters_(static_cast<std::size_t>(n_queries), Forest<float>(1, d_v)) {
-    for (Forest<float>& counter : counters_) counter.reserve(n_levels(n_keys));
+        forests_(static_cast<std::size_t>(n_queries), Forest<float>(1, d_v)) {
+    for (Forest<float>& counter : forests_) counter.reserve(n_levels(n_keys));
   }
 
   /// Trees that a counter of n keys holds at once: one a level, and one more before it merges.
@@ -172,7 +172,7 @@ class HeadStream {
   void set_lift(int lift) { lift_ = static_cast<float>(lift); }
   std::int64_t bytes() const {
     std::int64_t n = static_cast<std::int64_t>((q_.size() + k_.size() + v_.size()) * sizeof(float));
-    for (const Forest<float>& counter : counters_) n += counter.bytes();
+    for (const Forest<float>& counter : forests_) n += counter.bytes();
     return n;
   }
 
@@ -193,21 +193,21 @@ class HeadStream {
   }
 
   /// Lets the n keys of the leaf, at positions from `position` on, climb the tree of every query.
-  void climb(std::int64_t position, std::int64_t n) {
-    for (std::size_t r = 0; r < counters_.size(); ++r) {
+  void accumulate(std::int64_t position, std::int64_t n) {
+    for (std::size_t r = 0; r < forests_.size(); ++r) {
       float s[kLeafKeys];
       for (std::int64_t a = 0; a < n; ++a) s[a] = score(r, a);
       for (std::int64_t a = 0; a < n;) {
         const float* v = v_.data() + a * d_v_;
-        const bool together = (position + a) % kTogether == 0 && a + kTogether <= n &&
-                              std::none_of(s + a, s + a + kTogether, [](float score) { return score == -kInfinity; });
+        const bool together = (position + a) % kKeysPerStep == 0 && a + kKeysPerStep <= n &&
+                              std::none_of(s + a, s + a + kKeysPerStep, [](float score) { return score == -kInfinity; });
         if (together) {
-          set_keys_together(counters_[r].slot(), s + a, v, d_v_, lift_);
-          counters_[r].push({kTogetherLevel, (position + a) / kTogether});
-          a += kTogether;
+          set_eight_keys(forests_[r].slot(), s + a, v, d_v_, lift_);
+          forests_[r].push({kKeyStepLevel, (position + a) / kKeysPerStep});
+          a += kKeysPerStep;
         } else {
-          set_key(counters_[r].slot(), s[a], v, d_v_, lift_);
-          counters_[r].push({0, position + a});
+          set_key(forests_[r].slot(), s[a], v, d_v_, lift_);
+          forests_[r].push({0, position + a});
           a += 1;
         }
       }
@@ -219,9 +219,9 @@ class HeadStream {
 
   /// Hands on the state of query r and starts afresh.
   void take(std::size_t r, float* state) {
-    const std::span<const float> folded = counters_[r].fold();
+    const std::span<const float> folded = forests_[r].fold();
     std::copy(folded.begin(), folded.end(), state);
-    counters_[r].clear();
+    forests_[r].clear();
   }
 
  private:
@@ -233,7 +233,7 @@ class HeadStream {
   ScoreScale scale_;
   float lift_ = 0;
   std::vector<float> q_, k_, v_;
-  std::vector<Forest<float>> counters_;
+  std::vector<Forest<float>> forests_;
 };
 
 /// A session on the CPU: states are computed where they are asked for.
@@ -255,7 +255,7 @@ class CpuSession final : public DecodeSession, public States {
  protected:
   States& run(const TensorView& q, std::span<const std::int64_t> lengths, int lift, const std::function<void()>& progress) override {
     const AttentionShape& shape = cache_.shape();
-    const Run capacity = cache_.capacity();
+    const KeyRange capacity = cache_.capacity();
     const std::int64_t b = shape.batch, n_h = shape.heads, n_kv = shape.kv_heads, l = shape.n_queries, d_v = shape.value_dim;
     const std::int64_t group = shape.rows_per_kv_head();
     stream_.set_lift(lift);
@@ -273,7 +273,7 @@ class CpuSession final : public DecodeSession, public States {
           for (std::int64_t position = subtree.begin(); position < end;) {
             const std::int64_t n = std::min(end, (position / kLeafKeys + 1) * kLeafKeys) - position;
             stream_.read_leaf(cache_, i, h, position, n);
-            stream_.climb(position, n);
+            stream_.accumulate(position, n);
             position += n;
             if (progress) progress();
           }
@@ -311,7 +311,7 @@ class CpuBackend final : public Backend {
   ErrorTerms error_terms(const AttentionShape&) const override { return {}; }
   AttentionShape stored(const AttentionShape& shape) const override { return shape; }
 
-  MemoryNeed memory(const AttentionShape& shape, Run capacity) const override {
+  MemoryNeed memory(const AttentionShape& shape, KeyRange capacity) const override {
     // The session, as its constructor takes it; axes are multiplied in double.
     constexpr double kFloat = sizeof(float), kSubtree = sizeof(Subtree);
     const double d_h = static_cast<double>(padded(shape.head_dim)), d_v = static_cast<double>(shape.value_dim), state = (d_v + 2) * kFloat;
@@ -325,7 +325,7 @@ class CpuBackend final : public Backend {
     need.cache = static_cast<double>(capacity.size()) * static_cast<double>(shape.bytes_per_position());
     return need;
   }
-  std::unique_ptr<KvCache> make_cache(const AttentionShape& shape, Run capacity) const override { return std::make_unique<CpuCache>(shape, capacity); }
+  std::unique_ptr<KvCache> make_cache(const AttentionShape& shape, KeyRange capacity) const override { return std::make_unique<CpuCache>(shape, capacity); }
 };
 
 }  // namespace

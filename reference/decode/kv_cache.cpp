@@ -9,13 +9,13 @@
 
 namespace tree_attn {
 
-std::vector<std::int64_t> positions_in_use(std::span<const std::int64_t> lengths, Run range) {
+std::vector<std::int64_t> positions_in_use(std::span<const std::int64_t> lengths, KeyRange range) {
   std::vector<std::int64_t> n(lengths.begin(), lengths.end());
   for (std::int64_t& length : n) length = std::clamp<std::int64_t>(length - range.begin, 0, range.size());
   return n;
 }
 
-KvCache::KvCache(const AttentionShape& shape, const AttentionShape& stored, Run capacity)
+KvCache::KvCache(const AttentionShape& shape, const AttentionShape& stored, KeyRange capacity)
     : given_(shape),
       stored_(stored),
       capacity_(capacity),
@@ -30,11 +30,11 @@ void KvCache::check_entry(const char* function, std::int64_t entry) const {
                           std::to_string(stored_.batch));
 }
 
-void KvCache::check_axes(const char* function, const TensorView& view, const char* name, Storage given, Storage stored,
+void KvCache::check_axes(const char* function, const TensorView& view, const char* name, DType given, DType stored,
                          std::int64_t dim) const {
   const auto fail = [&](const std::string& why) { throw std::invalid_argument(std::string(function) + ": " + name + why); };
-  if (view.storage != given && view.storage != stored)
-    fail(" is " + std::string(name_of(view.storage)) + ", the cache takes " + std::string(name_of(given)));
+  if (view.dtype != given && view.dtype != stored)
+    fail(" is " + std::string(name_of(view.dtype)) + ", the cache takes " + std::string(name_of(given)));
   if (view.shape[1] != stored_.kv_heads || view.shape[3] != dim) {
     fail(" has " + std::to_string(view.shape[1]) + " heads of " + std::to_string(view.shape[3]) + " elements, the cache " +
          std::to_string(stored_.kv_heads) + " of " + std::to_string(dim));
@@ -72,7 +72,7 @@ void KvCache::truncate(std::int64_t entry, std::int64_t n) {
   length = n;
 }
 
-void KvCache::reset(Run capacity) {
+void KvCache::reset(KeyRange capacity) {
   if (capacity.size() > most_) {
     throw std::out_of_range("KvCache::reset: " + std::to_string(capacity.size()) + " positions, the cache has memory for " +
                             std::to_string(most_));

@@ -5,7 +5,7 @@
 /// No Eigen and no CUDA is included here, so that any compiler may include it.
 #pragma once
 
-#include "reference/state/run.hpp"
+#include "reference/state/key_range.hpp"
 #include "reference/tensor/shape.hpp"
 
 #include <cstddef>
@@ -28,7 +28,7 @@ struct Shard {
 };
 
 /// Positions of a range that are in use: lengths [b] count keys over the whole sequence, the result from range.begin.
-std::vector<std::int64_t> positions_in_use(std::span<const std::int64_t> lengths, Run range);
+std::vector<std::int64_t> positions_in_use(std::span<const std::int64_t> lengths, KeyRange range);
 
 /// Keys and values of the positions capacity(), of which every batch entry uses the first few.
 ///
@@ -44,7 +44,7 @@ class KvCache {
   /// The axes, and the types in which keys and values are stored here.
   const AttentionShape& shape() const { return stored_; }
   /// Positions that the cache may hold.
-  Run capacity() const { return capacity_; }
+  KeyRange capacity() const { return capacity_; }
   /// Positions in use per batch entry [b], counted from capacity().begin.
   std::span<const std::int64_t> lengths() const { return lengths_; }
   /// Positions that the longest batch entry uses.
@@ -63,7 +63,7 @@ class KvCache {
   void truncate(std::int64_t entry, std::int64_t n);
   /// Drops everything, and takes another range of positions. The memory is kept.
   /// @throws std::out_of_range if the range is longer than the capacity that the cache was made for
-  void reset(Run capacity);
+  void reset(KeyRange capacity);
   /// Holds the first lengths[i] positions of a shard, in place of all it held before. In host memory they are read where
   /// they are, so that memory must outlive the cache or the next reset(); a device copies them.
   /// @param shard row 0 is the position capacity().begin
@@ -85,7 +85,7 @@ class KvCache {
  protected:
   /// @param shape as keys and values are given
   /// @param stored as they are stored
-  KvCache(const AttentionShape& shape, const AttentionShape& stored, Run capacity);
+  KvCache(const AttentionShape& shape, const AttentionShape& stored, KeyRange capacity);
   /// Stores n positions of an entry behind the `first` that it holds; all checks are done.
   virtual void write(std::int64_t entry, std::int64_t first, const TensorView& k, const TensorView& v) = 0;
   /// Borrows; all checks are done. Unless a cache reads host memory, it appends entry by entry.
@@ -93,11 +93,11 @@ class KvCache {
 
  private:
   void check_entry(const char* function, std::int64_t entry) const;
-  void check_axes(const char* function, const TensorView& view, const char* name, Storage given, Storage stored,
+  void check_axes(const char* function, const TensorView& view, const char* name, DType given, DType stored,
                   std::int64_t dim) const;
 
   AttentionShape given_, stored_;
-  Run capacity_;
+  KeyRange capacity_;
   std::int64_t most_;  ///< positions that there is memory for
   std::vector<std::int64_t> lengths_;
 };

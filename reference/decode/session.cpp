@@ -20,7 +20,7 @@ States& DecodeSession::decode(const TensorView& q, std::span<const std::int64_t>
                                 std::to_string(shape.heads) + ", " + std::to_string(shape.n_queries) + ", " +
                                 std::to_string(shape.head_dim) + "]");
   }
-  const Run capacity = cache_.capacity();
+  const KeyRange capacity = cache_.capacity();
   for (std::size_t i = 0; i < lengths.size(); ++i) {
     const std::int64_t needed = std::clamp<std::int64_t>(lengths[i] - capacity.begin, 0, capacity.size());
     if (needed <= cache_.lengths()[i]) continue;

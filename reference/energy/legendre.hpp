@@ -104,7 +104,7 @@ inline double stride(const Vector& r, const Vector& e, const Vector& De) {
 }
 
 /// Where the climb of g(eta) = -log sum_a exp(s_a + eta.y_a) ended, z being the origin.
-struct Climb {
+struct Ascent {
   Vector eta;         // [r]
   Vector P;           // softmax(s + eta.y) [N]
   Matrix covariance;  // of y under P [r, r]
@@ -114,9 +114,9 @@ struct Climb {
 };
 
 /// Climbs g in the plane of the values. The stopping rule is that of legendre_transform().
-inline Climb climb(const Vector& s, const Matrix& Y) {
+inline Ascent ascend(const Vector& s, const Matrix& Y) {
   const double reach = Y.rowwise().norm().maxCoeff();
-  Climb c{Vector::Zero(Y.cols()), {}, {}, 0, 0, false};
+  Ascent c{Vector::Zero(Y.cols()), {}, {}, 0, 0, false};
   double decrement_before = std::numeric_limits<double>::infinity();
   for (bool done = false;; ++c.n_steps) {
     // dg = -<y>, d^2 g = -cov(y).
@@ -200,7 +200,7 @@ inline LegendrePoint legendre_transform(const VectorRef& q, const MatrixRef& K, 
   const Matrix Y = (V_seen.rowwise() - z.transpose()) * hull.dual;
 
   // Climb. A normal of length 1 has all of the hull at least -max_a normal.(v_a - z) behind it.
-  const legendre_detail::Climb c = legendre_detail::climb(s, Y);
+  const legendre_detail::Ascent c = legendre_detail::ascend(s, Y);
   const Vector zeta = hull.dual * c.eta;
   if (c.outside)
     throw std::domain_error(where(" is outside the convex hull of ") + ", at least " +

@@ -57,7 +57,7 @@ class Reverse {
     if (result.place_ != kConstant) adjoint[result.place_] = Real(1);
     for (std::size_t i = tape().size(); i-- > 0;) {
       for (const Operand& x : tape()[i]) {
-        if (x.place != kConstant) adjoint[x.place] += x.slope * adjoint[i];
+        if (x.index != kConstant) adjoint[x.index] += x.slope * adjoint[i];
       }
     }
     return Eigen::Map<const Eigen::Matrix<Real, Eigen::Dynamic, 1>>(adjoint.data(), n_variables);
@@ -98,9 +98,9 @@ class Reverse {
  private:
   static constexpr std::size_t kConstant = static_cast<std::size_t>(-1);
 
-  /// An operand of a step: its place on the tape, and the slope of the step in it.
+  /// An operand of a step: its index on the tape, and the slope of the step in it.
   struct Operand {
-    std::size_t place = kConstant;
+    std::size_t index = kConstant;
     Real slope = Real(0);
   };
   using Step = std::array<Operand, 2>;
@@ -120,7 +120,7 @@ class Reverse {
 
   /// The result of a step, which is a constant if its operands are.
   static Reverse step(const Real& value, const Operand& x, const Operand& x2) {
-    if (x.place == kConstant && x2.place == kConstant) return value;
+    if (x.index == kConstant && x2.index == kConstant) return value;
     return push(value, {x, x2});
   }
 

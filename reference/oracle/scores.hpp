@@ -43,12 +43,12 @@ void for_each_query_rows(const TensorView& q, const TensorView& k, Body body) {
 /// Calls body(begin, piece [n, d]) for the positions [0, count) of one head of k or v, some hundred at a time, in order.
 template <class Body>
 void for_each_piece(const TensorView& x, const QueryRows& rows, std::int64_t count, Body body) {
-  constexpr std::int64_t kPiece = 256;
-  RowMatrix piece;
-  for (std::int64_t begin = 0; begin < count; begin += kPiece) {
-    piece.resize(std::min(kPiece, count - begin), x.shape[3]);
-    for (std::int64_t a = 0; a < piece.rows(); ++a) load_row(x, rows.batch, rows.kv_head, begin + a, piece.row(a).data());
-    body(begin, piece);
+  constexpr std::int64_t kBlock = 256;
+  RowMatrix block;
+  for (std::int64_t begin = 0; begin < count; begin += kBlock) {
+    block.resize(std::min(kBlock, count - begin), x.shape[3]);
+    for (std::int64_t a = 0; a < block.rows(); ++a) load_row(x, rows.batch, rows.kv_head, begin + a, block.row(a).data());
+    body(begin, block);
   }
 }
 

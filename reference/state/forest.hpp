@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The canonical merge tree: positions, subtrees, and runs of positions as forests of subtrees (section 5, Thm. 1).
+/// @brief The canonical merge tree: positions, subtrees, and ranges of positions as forests of subtrees (section 5, Thm. 1).
 ///
 /// The keys stand at the leaves 0, 1, 2, ... of one perfect binary tree. Positions without a key hold the empty set, which
 /// merges without changing a bit, so the value at every node is a function of the keys below it alone: not of N, not of who
-/// computes it, not of what else is in the batch. A run of positions [begin, end) is covered by a few maximal subtrees;
-/// neighbouring runs join by merging the subtrees that have become siblings, as a binary counter carries.
+/// computes it, not of what else is in the batch. A range of positions [begin, end) is covered by a few maximal subtrees;
+/// neighbouring ranges join by merging the subtrees that have become siblings, as a binary counter carries.
 #pragma once
 
 #include <algorithm>
@@ -20,16 +20,16 @@
 namespace tree_attn {
 
 /// The maximal subtrees that cover the positions [begin, end), left to right: at most 2 log2(N) of them, and just one when
-/// the run is an aligned power of two.
+/// the range is an aligned power of two.
 inline std::vector<Subtree> cover(std::int64_t begin, std::int64_t end) {
   std::vector<Subtree> subtrees;
   for (; begin < end; begin = subtrees.back().end()) subtrees.push_back(first_subtree(begin, end));
   return subtrees;
 }
 
-/// States of a run of consecutive positions, as its maximal subtrees, for n_rows queries at once.
+/// States of a range of consecutive positions, as its maximal subtrees, for n_rows queries at once.
 ///
-/// push() appends on the right and carries. Pushing the keys of a run one by one, or its leaves, or the forests of
+/// push() appends on the right and carries. Pushing the keys of a range one by one, or its leaves, or the forests of
 /// neighbouring ranks in order, always ends with the same subtrees and the same bits in them.
 template <class Real>
 class Forest {

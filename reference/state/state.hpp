@@ -102,7 +102,7 @@ TREE_ATTN_HOST_DEVICE inline Rescale<Real> rescale(Real e_left, Real e_right) {
 /// tree_attn::state asks every compiler for no contraction. A factor of 0 still multiplies: a NaN on
 /// the low side stays NaN, an Inf becomes NaN, nothing turns into a number.
 template <class Real>
-TREE_ATTN_HOST_DEVICE inline Real merge_number(const Rescale<Real>& r, Real left, Real right) {
+TREE_ATTN_HOST_DEVICE inline Real merge_element(const Rescale<Real>& r, Real left, Real right) {
   const Real high = r.right_is_high ? right : left, low = r.right_is_high ? left : right;
   return high + r.factor * low;
 }
@@ -120,7 +120,7 @@ template <class Real>
 TREE_ATTN_HOST_DEVICE inline void merge(Real* __restrict left, const Real* __restrict right, std::int64_t d_v) {
   const Rescale<Real> r = rescale(left[kShift], right[kShift]);
   left[kShift] = r.shift;
-  for (std::int64_t i = kSum; i < state_size(d_v); ++i) left[i] = merge_number(r, left[i], right[i]);
+  for (std::int64_t i = kSum; i < state_size(d_v); ++i) left[i] = merge_element(r, left[i], right[i]);
 }
 
 /// The identity: the empty set. e = -inf, D = 0, n = -0.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief A node of the canonical merge tree, and the nodes that cover a run of positions (section 5, Thm. 1).
+/// @brief A node of the canonical merge tree, and the nodes that cover a range of positions (section 5, Thm. 1).
 ///
-/// The keys stand at the leaves 0, 1, 2, ... of one perfect binary tree. Nothing about a run of positions has to be stored or
+/// The keys stand at the leaves 0, 1, 2, ... of one perfect binary tree. Nothing about a range of positions has to be stored or
 /// sent: who knows its two ends knows the subtrees that cover it. CPU and CUDA code include this file.
 #pragma once
 
@@ -23,7 +23,7 @@ static_assert(kLeafKeys == std::int64_t{1} << kLeafLevel);
 /// A node of the tree: level h and index i, covering the positions [i 2^h, (i + 1) 2^h).
 struct Subtree {
   int level = 0;           ///< height above the keys; 0 is a single key
-  std::int64_t index = 0;  ///< place among the nodes of its level
+  std::int64_t index = 0;  ///< index among the nodes of its level
 
   TREE_ATTN_HOST_DEVICE std::int64_t begin() const { return index << level; }        ///< first position covered
   TREE_ATTN_HOST_DEVICE std::int64_t end() const { return (index + 1) << level; }    ///< one behind the last position covered
@@ -38,7 +38,7 @@ struct Subtree {
 /// The leftmost of the maximal subtrees that cover [begin, end): the largest that starts at begin and does not reach past end.
 /// @pre begin < end
 TREE_ATTN_HOST_DEVICE inline Subtree first_subtree(std::int64_t begin, std::int64_t end) {
-  // As large as the run, and as large as the multiple of two that begin is; 0 is a multiple of all.
+  // As large as the range, and as large as the multiple of two that begin is; 0 is a multiple of all.
   const auto length = static_cast<std::uint64_t>(end - begin), lowest = static_cast<std::uint64_t>(begin & -begin);
 #if defined(__CUDA_ARCH__)
   const int fits = 63 - __clzll(static_cast<long long>(length)), starts = __ffsll(static_cast<long long>(lowest)) - 1;

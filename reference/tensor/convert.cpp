@@ -9,8 +9,8 @@
 namespace tree_attn {
 
 template <class Real>
-void load(const std::byte* from, Storage storage, std::int64_t count, Real* out) {
-  with_dtype(storage, [&]<class T>(T) {
+void load(const std::byte* from, DType dtype, std::int64_t count, Real* out) {
+  with_dtype(dtype, [&]<class T>(T) {
     if constexpr (std::is_same_v<T, Real>) {
       if (count > 0) std::memcpy(out, from, static_cast<std::size_t>(count) * sizeof(T));
     } else {
@@ -25,8 +25,8 @@ void load(const std::byte* from, Storage storage, std::int64_t count, Real* out)
   });
 }
 
-void store(const float* from, Storage storage, std::int64_t count, std::byte* to) {
-  with_dtype(storage, [&]<class T>(T) {
+void store(const float* from, DType dtype, std::int64_t count, std::byte* to) {
+  with_dtype(dtype, [&]<class T>(T) {
     for (std::int64_t i = 0; i < count; ++i) {
       const T element = narrow<T>(from[i]);
       std::memcpy(to + i * static_cast<std::int64_t>(sizeof element), &element, sizeof element);
@@ -34,7 +34,7 @@ void store(const float* from, Storage storage, std::int64_t count, std::byte* to
   });
 }
 
-template void load<float>(const std::byte*, Storage, std::int64_t, float*);
-template void load<double>(const std::byte*, Storage, std::int64_t, double*);
+template void load<float>(const std::byte*, DType, std::int64_t, float*);
+template void load<double>(const std::byte*, DType, std::int64_t, double*);
 
 }  // namespace tree_attn

@@ -22,8 +22,6 @@ namespace tree_attn {
 
 /// How elements are stored. Arithmetic is always in F32 or better.
 enum class DType { F64, F32, F16, BF16 };
-/// Its name in most of the code.
-using Storage = DType;
 
 /// IEEE binary16: 1 sign, 5 exponent, 10 mantissa bits.
 struct Half {

@@ -12,8 +12,8 @@ namespace tree_attn {
 
 /// q [b, n_h, l, d_h], k [b, n_kv, N, d_h] and v [b, n_kv, N, d_v], without N: a cache grows.
 struct AttentionShape {
-  Storage dtype = Storage::F32;        ///< type of queries and keys
-  Storage value_dtype = Storage::F32;  ///< type of values
+  DType dtype = DType::F32;        ///< type of queries and keys
+  DType value_dtype = DType::F32;  ///< type of values
   std::int64_t batch = 1;              ///< b
   std::int64_t heads = 16;             ///< n_h, a multiple of n_kv
   std::int64_t kv_heads = 16;          ///< n_kv
@@ -39,8 +39,8 @@ struct AttentionShape {
 /// @param k [b, n_kv, N, d_h]
 /// @param v [b, n_kv, N, d_v]
 inline AttentionShape shape_of(const TensorView& q, const TensorView& k, const TensorView& v) {
-  return {.dtype = k.storage,
-          .value_dtype = v.storage,
+  return {.dtype = k.dtype,
+          .value_dtype = v.dtype,
           .batch = q.shape[0],
           .heads = q.shape[1],
           .kv_heads = k.shape[1],

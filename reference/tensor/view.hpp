@@ -20,28 +20,28 @@ namespace tree_attn {
 /// A strided view of a 4-axis array of stored elements; the last axis is contiguous.
 struct TensorView {
   const std::byte* data = nullptr;       ///< first byte, at any alignment
-  Storage storage = Storage::F32;        ///< type of one element
+  DType dtype = DType::F32;        ///< type of one element
   std::array<std::int64_t, 4> shape{};   ///< lengths of the four axes
   std::array<std::int64_t, 3> stride{};  ///< elements from one entry to the next, of the first three axes
 
   /// A view of a dense array, last axis fastest.
-  static TensorView dense(const void* data, Storage storage, std::array<std::int64_t, 4> shape) {
+  static TensorView dense(const void* data, DType dtype, std::array<std::int64_t, 4> shape) {
     return {static_cast<const std::byte*>(data),
-            storage,
+            dtype,
             shape,
             {shape[1] * shape[2] * shape[3], shape[2] * shape[3], shape[3]}};
   }
   /// First byte of the row [i, j, n, :].
   const std::byte* row(std::int64_t i, std::int64_t j, std::int64_t n) const {
     assert(i >= 0 && i < shape[0] && j >= 0 && j < shape[1] && n >= 0 && n < shape[2]);
-    return data + (i * stride[0] + j * stride[1] + n * stride[2]) * static_cast<std::int64_t>(bytes_of(storage));
+    return data + (i * stride[0] + j * stride[1] + n * stride[2]) * static_cast<std::int64_t>(bytes_of(dtype));
   }
   /// Entry i of the first axis, as a view [1, ...] of the same memory.
   TensorView entry(std::int64_t i) const {
     TensorView view = *this;
     view.shape[0] = 1;
     // No pointer is formed into an array that is not there.
-    if (i > 0) view.data += i * stride[0] * static_cast<std::int64_t>(bytes_of(storage));
+    if (i > 0) view.data += i * stride[0] * static_cast<std::int64_t>(bytes_of(dtype));
     return view;
   }
   /// The positions [begin, end) of the third axis, as a view of the same memory.
@@ -54,7 +54,7 @@ struct TensorView {
     TensorView view = *this;
     view.shape[2] = end - begin;
     // No pointer is formed into an array that is not there.
-    if (end > begin) view.data += begin * stride[2] * static_cast<std::int64_t>(bytes_of(storage));
+    if (end > begin) view.data += begin * stride[2] * static_cast<std::int64_t>(bytes_of(dtype));
     return view;
   }
 };

@@ -24,33 +24,33 @@ constexpr std::int64_t kKeys = 32768, kKvHeads = 4, kHeadDim = 128;
 
 /// A cache of about normal numbers in the given type, larger than the caches of the processor; the same for every benchmark.
 struct Cache {
-  explicit Cache(Storage storage) : bytes(static_cast<std::size_t>(2 * kKvHeads * kKeys * kHeadDim) * bytes_of(storage)) {
+  explicit Cache(DType dtype) : bytes(static_cast<std::size_t>(2 * kKvHeads * kKeys * kHeadDim) * bytes_of(dtype)) {
     std::uint32_t state = 1;
-    for (std::size_t i = 0; i < bytes.size() / bytes_of(storage); ++i) {
+    for (std::size_t i = 0; i < bytes.size() / bytes_of(dtype); ++i) {
       state = state * 1664525u + 1013904223u;
       const float number = (static_cast<float>(state >> 8) / 0x1p23f - 1) * 1.7f;
-      store(&number, storage, 1, bytes.data() + i * bytes_of(storage));
+      store(&number, dtype, 1, bytes.data() + i * bytes_of(dtype));
     }
     const std::array<std::int64_t, 4> shape{1, kKvHeads, kKeys, kHeadDim};
-    shard = {TensorView::dense(bytes.data(), storage, shape), TensorView::dense(bytes.data() + bytes.size() / 2, storage, shape), 0};
+    shard = {TensorView::dense(bytes.data(), dtype, shape), TensorView::dense(bytes.data() + bytes.size() / 2, dtype, shape), 0};
   }
   std::vector<std::byte> bytes;
   Shard shard;
 };
 
 /// Adds up the bytes of a cache, eight at a time.
-void read(benchmark::State& state, Storage storage) {
-  const Cache cache(storage);
+void read(benchmark::State& state, DType dtype) {
+  const Cache cache(dtype);
   const auto* words = reinterpret_cast<const std::uint64_t*>(cache.bytes.data());
   for (auto _ : state) benchmark::DoNotOptimize(std::accumulate(words, words + cache.bytes.size() / 8, std::uint64_t{0}));
   state.SetBytesProcessed(static_cast<std::int64_t>(state.iterations() * cache.bytes.size()));
 }
 
 /// Decodes one query with `group` query heads a key/value head over the same cache.
-void decode(benchmark::State& state, Storage storage, std::int64_t group) {
-  const Cache cache(storage);
+void decode(benchmark::State& state, DType dtype, std::int64_t group) {
+  const Cache cache(dtype);
   const std::vector<float> q(static_cast<std::size_t>(kKvHeads * group * kHeadDim), 0.3f);
-  const TensorView queries = TensorView::dense(q.data(), Storage::F32, {1, kKvHeads * group, 1, kHeadDim});
+  const TensorView queries = TensorView::dense(q.data(), DType::F32, {1, kKvHeads * group, 1, kHeadDim});
   const std::array<std::int64_t, 1> lengths{kKeys};
   for (auto _ : state) benchmark::DoNotOptimize(decode_shard(queries, cache.shard, lengths, 0.1).states().data());
   state.SetBytesProcessed(static_cast<std::int64_t>(state.iterations() * cache.bytes.size()));
@@ -89,12 +89,12 @@ void tree_on_threads(benchmark::State& state) {
 }  // namespace
 
 BENCHMARK(tree_on_threads)->Arg(1)->Arg(2)->UseRealTime();
-BENCHMARK_CAPTURE(read, F32, Storage::F32);
-BENCHMARK_CAPTURE(read, BF16, Storage::BF16);
-BENCHMARK_CAPTURE(decode, F32_group1, Storage::F32, 1);
-BENCHMARK_CAPTURE(decode, BF16_group1, Storage::BF16, 1);
-BENCHMARK_CAPTURE(decode, F16_group1, Storage::F16, 1);
-BENCHMARK_CAPTURE(decode, BF16_group4, Storage::BF16, 4);
+BENCHMARK_CAPTURE(read, F32, DType::F32);
+BENCHMARK_CAPTURE(read, BF16, DType::BF16);
+BENCHMARK_CAPTURE(decode, F32_group1, DType::F32, 1);
+BENCHMARK_CAPTURE(decode, BF16_group1, DType::BF16, 1);
+BENCHMARK_CAPTURE(decode, F16_group1, DType::F16, 1);
+BENCHMARK_CAPTURE(decode, BF16_group4, DType::BF16, 4);
 BENCHMARK_CAPTURE(merge_states, power_of_two, merge<float>);
 BENCHMARK_CAPTURE(merge_states, natural_exponent, merge_natural_exponent);
 

@@ -22,7 +22,7 @@
 #include "distributed/decoders/decoder.hpp"
 #include "distributed/program/mpi_session.hpp"
 #include "distributed/transport/mpi_transport.hpp"
-#include "reference/data/problem.hpp"
+#include "reference/data/workload.hpp"
 
 namespace {
 
@@ -48,7 +48,7 @@ class PlainRing {
     Shard here = step.shard.cache().shard(step.shard.cache().longest(), [](std::size_t) -> std::byte* { throw std::logic_error("a full cache is dense"); });
     for (int hop = 0; hop < p; ++hop) {
       const std::size_t place = static_cast<std::size_t>((me - hop + p) % p);
-      here.begin = step.runs[place].begin;
+      here.begin = step.ranges[place].begin;
       forests[place] = decode_shard(step.q, here, step.lengths, kScale);
       if (hop + 1 < p) {
         pass_on(here.k, 0, hop, p, me);
@@ -62,7 +62,7 @@ class PlainRing {
 
  private:
   static std::size_t bytes_in(const TensorView& view) {
-    return static_cast<std::size_t>(view.shape[0] * view.shape[1] * view.shape[2] * view.shape[3]) * bytes_of(view.storage);
+    return static_cast<std::size_t>(view.shape[0] * view.shape[1] * view.shape[2] * view.shape[3]) * bytes_of(view.dtype);
   }
 
   /// Sends keys (i = 0) or values (i = 1) to the right and puts those from the left in their place.
@@ -106,7 +106,7 @@ int main(int argc, char** argv) {
     shape.n_keys = std::atoll(argv[1]);
     shape.heads = shape.kv_heads = std::atoll(argv[2]);
     shape.head_dim = shape.value_dim = std::atoll(argv[3]);
-    shape.dtype = shape.value_dtype = std::string(argv[4]) == "BF16" ? Storage::BF16 : Storage::F32;
+    shape.dtype = shape.value_dtype = std::string(argv[4]) == "BF16" ? DType::BF16 : DType::F32;
   }
   if (shape.n_keys < p || shape.n_keys % p != 0 || shape.heads < 1 || shape.head_dim < 1) {
     if (ranks.rank() == 0)
@@ -117,11 +117,11 @@ int main(int argc, char** argv) {
 
   // The same step for both.
   MpiTransport transport(ranks, Topology::pretend(p, p));
-  const std::unique_ptr<Problem> problem = make_problem(shape, 1, 1);
-  const std::vector<Run> runs = even_runs(shape.n_keys, p, shape.n_keys / p);
-  ShardDecoder shard(cpu_backend(), shape, runs[static_cast<std::size_t>(ranks.rank())], kScale);
-  fill(shard.cache(), *problem, shape.lengths);
-  const DecodeStep step{problem->query(0), shard, shape.lengths, runs};
+  const std::unique_ptr<Workload> workload = make_workload(shape, 1, 1);
+  const std::vector<KeyRange> ranges = even_ranges(shape.n_keys, p, shape.n_keys / p);
+  ShardDecoder shard(cpu_backend(), shape, ranges[static_cast<std::size_t>(ranks.rank())], kScale);
+  fill(shard.cache(), *workload, shape.lengths);
+  const DecodeStep step{workload->query(0), shard, shape.lengths, ranges};
   PlainRing plain_ring;
 
   // Take turns; the first round is a warm-up.

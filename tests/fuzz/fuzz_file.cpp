@@ -3,7 +3,7 @@
 /// @brief Fuzzes whole tensor files, mapped as the program maps them: every tensor that is accepted can be read to its end.
 ///
 /// Input: the file.
-#include "reference/data/problem.hpp"
+#include "reference/data/workload.hpp"
 
 #include "tests/fuzz/check.hpp"
 

@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
-#include "reference/state/run.hpp"
+#include "reference/state/key_range.hpp"
 
 namespace tree_attn::test {
 namespace {
@@ -22,7 +22,7 @@ constexpr std::int64_t kPoison = 19;
 struct Draft {
   const Case& c;
   Tensor q, k, v;
-  std::vector<Run> runs;
+  std::vector<KeyRange> ranges;
 
   std::int64_t n_keys() const { return k.shape[2]; }
   /// Sets the numbers of all heads and entries: k[.., a, j] = f(a, j), or v, or q with a = 0.
@@ -52,14 +52,14 @@ struct Draft {
   }
   /// First position of the first place that holds keys, and of the last one.
   std::int64_t on_first_rank() const {
-    return std::find_if(runs.begin(), runs.end(), [](Run run) { return run.size() > 0; })->begin;
+    return std::find_if(ranges.begin(), ranges.end(), [](KeyRange range) { return range.size() > 0; })->begin;
   }
   std::int64_t on_last_rank() const {
-    return std::find_if(runs.rbegin(), runs.rend(), [](Run run) { return run.size() > 0; })->begin;
+    return std::find_if(ranges.rbegin(), ranges.rend(), [](KeyRange range) { return range.size() > 0; })->begin;
   }
   /// The place that holds a position.
-  std::int64_t place_of(std::int64_t a) const {
-    return std::find_if(runs.begin(), runs.end(), [a](Run run) { return a >= run.begin && a < run.end; }) - runs.begin();
+  std::int64_t index_of(std::int64_t a) const {
+    return std::find_if(ranges.begin(), ranges.end(), [a](KeyRange range) { return a >= range.begin && a < range.end; }) - ranges.begin();
   }
 };
 
@@ -82,7 +82,7 @@ const std::map<std::string, Make>& makers() {
       {"half the scores +1e4, half -1e4",
        [](Draft& d) { d.set_scores([](std::int64_t a) { return a % 2 == 0 ? 1e4 : -1e4; }, 1); }},
       {"rank r has scores near -1000*r",
-       [](Draft& d) { d.set_scores([&d](std::int64_t a) { return -1000.0 * static_cast<double>(d.place_of(a)); }, 1); }},
+       [](Draft& d) { d.set_scores([&d](std::int64_t a) { return -1000.0 * static_cast<double>(d.index_of(a)); }, 1); }},
       {"one score +100 above the rest",
        [](Draft& d) { d.set_scores([&d](std::int64_t a) { return a == d.n_keys() / 3 ? 100.0 : 0.0; }, 0); }},
       {"one key 0, N-1 keys at -9.9 (FA4 preserves_tail_mass)",
@@ -92,7 +92,7 @@ const std::map<std::string, Make>& makers() {
        [](Draft& d) {
          d.set_scores(
              [&d](std::int64_t a) {
-               return a == d.runs[static_cast<std::size_t>(d.place_of(a))].begin ? 3.0
+               return a == d.ranges[static_cast<std::size_t>(d.index_of(a))].begin ? 3.0
                                                                                  : -1.0 - 0.01 * static_cast<double>(a);
              },
              0);
@@ -150,7 +150,7 @@ const std::vector<Case>& all_cases() {
   static const std::vector<Case> kCases = [] {
     std::ifstream file(TREE_ATTN_TEST_DATA "/cases.json");
     const nlohmann::json json = nlohmann::json::parse(file);
-    const std::map<std::string, Storage> storages{{"fp32", Storage::F32}, {"fp16", Storage::F16}, {"bf16", Storage::BF16}};
+    const std::map<std::string, DType> dtypes{{"fp32", DType::F32}, {"fp16", DType::F16}, {"bf16", DType::BF16}};
     std::vector<Case> cases;
     for (const nlohmann::json& c : json.at("cases")) {
       if (c.at("seqlen_q") != 1 || c.at("causal") != false)
@@ -162,7 +162,7 @@ const std::vector<Case>& all_cases() {
                        .input = c.at("input"),
                        .tolerance = c.at("tolerance"),
                        .tier = c.at("tier"),
-                       .storage = storages.contains(c.at("dtype")) ? storages.at(c.at("dtype")) : Storage::F64,
+                       .dtype = dtypes.contains(c.at("dtype")) ? dtypes.at(c.at("dtype")) : DType::F64,
                        .batch = c.at("batch"),
                        .heads = c.at("n_q_heads"),
                        .kv_heads = c.at("n_kv_heads"),
@@ -183,34 +183,34 @@ std::vector<Case> cases_of(const std::string& kind, const std::string& tier) {
   return cases;
 }
 
-std::vector<Run> runs_of(const Case& c, int p) { return even_runs(n_keys_of(c), p, 1); }
+std::vector<KeyRange> ranges_of(const Case& c, int p) { return even_ranges(n_keys_of(c), p, 1); }
 
-std::unique_ptr<TensorProblem> input_of(const Case& c, int p) {
-  const Axes axes{c.batch, c.heads, c.kv_heads, c.head_dim, c.head_dim, 1, n_keys_of(c), c.storage};
+std::unique_ptr<TensorWorkload> input_of(const Case& c, int p) {
+  const Axes axes{c.batch, c.heads, c.kv_heads, c.head_dim, c.head_dim, 1, n_keys_of(c), c.dtype};
   std::mt19937 random(c.seed);
-  Draft draft{c, normal_tensor(random, axes.q(), c.storage), normal_tensor(random, axes.k(), c.storage),
-              normal_tensor(random, axes.v(), c.storage), runs_of(c, p)};
+  Draft draft{c, normal_tensor(random, axes.q(), c.dtype), normal_tensor(random, axes.k(), c.dtype),
+              normal_tensor(random, axes.v(), c.dtype), ranges_of(c, p)};
   const auto maker = makers().find(c.input);
   if (maker == makers().end()) throw std::invalid_argument(c.name + ": unknown input: " + c.input);
   maker->second(draft);
-  auto problem = problem_of(std::move(draft.q), std::move(draft.k), std::move(draft.v), c.lengths);
-  if (c.input.find("packed") != std::string::npos) return packed(*problem);
-  if (const auto at = c.input.find("base pointers "); at == 0) return misaligned(*problem, std::stoul(c.input.substr(14)));
-  return problem;
+  auto workload = workload_of(std::move(draft.q), std::move(draft.k), std::move(draft.v), c.lengths);
+  if (c.input.find("packed") != std::string::npos) return packed(*workload);
+  if (const auto at = c.input.find("base pointers "); at == 0) return misaligned(*workload, std::stoul(c.input.substr(14)));
+  return workload;
 }
 
-std::unique_ptr<TensorProblem> partials_of(const Case& c) {
+std::unique_ptr<TensorWorkload> partials_of(const Case& c) {
   const std::int64_t n = c.splits.at(0);
-  const Axes axes{c.batch, c.heads, c.heads, 1, c.head_dim, 1, n, Storage::F32};
+  const Axes axes{c.batch, c.heads, c.heads, 1, c.head_dim, 1, n, DType::F32};
   std::mt19937 random(c.seed);
   Tensor q(std::vector<float>(static_cast<std::size_t>(c.batch * c.heads), 1.0f), axes.q());
   Tensor lse = normal_tensor(random, axes.k()), o = normal_tensor(random, axes.v());
-  if (c.storage != Storage::F32) {
+  if (c.dtype != DType::F32) {
     // Partial outputs come in the type of the case; states are made of F32.
-    std::vector<float> numbers(static_cast<std::size_t>(n_elements(axes.v())));
-    load(Tensor(normal_numbers(random, n_elements(axes.v())), axes.v(), c.storage).bytes.data(), c.storage,
-         n_elements(axes.v()), numbers.data());
-    o = Tensor(numbers, axes.v());
+    std::vector<float> elements(static_cast<std::size_t>(n_elements(axes.v())));
+    load(Tensor(normal_elements(random, n_elements(axes.v())), axes.v(), c.dtype).bytes.data(), c.dtype,
+         n_elements(axes.v()), elements.data());
+    o = Tensor(elements, axes.v());
   }
   std::uniform_real_distribution<double> uniform(0, 1);
   for (std::int64_t i = 0; i < c.batch; ++i) {
@@ -232,7 +232,7 @@ std::unique_ptr<TensorProblem> partials_of(const Case& c) {
       }
     }
   }
-  return problem_of(std::move(q), std::move(lse), std::move(o), {}, 1.0);
+  return workload_of(std::move(q), std::move(lse), std::move(o), {}, 1.0);
 }
 
 }  // namespace tree_attn::test

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/support/tensor_problem.hpp"
+#include "tests/support/tensor_workload.hpp"
 
 namespace tree_attn::test {
 
@@ -15,7 +15,7 @@ namespace tree_attn::test {
 struct Case {
   unsigned seed = 0;  ///< of the numbers, which are drawn and not stored: the place in the file
   std::string name, kind, shard, input, tolerance, tier;
-  Storage storage = Storage::F32;
+  DType dtype = DType::F32;
   std::int64_t batch = 0, heads = 0, kv_heads = 0, head_dim = 0;
   std::vector<std::int64_t> lengths;
   std::vector<int> ranks, splits;
@@ -26,16 +26,16 @@ const std::vector<Case>& all_cases();
 /// Those of a kind and a tier.
 std::vector<Case> cases_of(const std::string& kind, const std::string& tier);
 
-/// The input of a decode case over p ranks that hold neighbouring, even runs of positions.
+/// The input of a decode case over p ranks that hold neighbouring, even ranges of positions.
 ///
 /// Numbers are standard normal where `input` says nothing else. Positions behind a row's length are NaN.
 /// @throws std::invalid_argument if the kind of input is unknown: no case may be left out because nobody knew it
-std::unique_ptr<TensorProblem> input_of(const Case& c, int p);
+std::unique_ptr<TensorWorkload> input_of(const Case& c, int p);
 
 /// The input of a merge case: a partial result (o, lse) stands at the merge as a key with score lse and value o.
-std::unique_ptr<TensorProblem> partials_of(const Case& c);
+std::unique_ptr<TensorWorkload> partials_of(const Case& c);
 
-/// The runs of a case's keys over p ranks.
-std::vector<Run> runs_of(const Case& c, int p);
+/// The ranges of a case's keys over p ranks.
+std::vector<KeyRange> ranges_of(const Case& c, int p);
 
 }  // namespace tree_attn::test

@@ -12,15 +12,15 @@
 #include <vector>
 
 #include "distributed/measure/measure.hpp"
-#include "tests/support/tensor_problem.hpp"
-#include "tests/support/worlds.hpp"
+#include "tests/support/tensor_workload.hpp"
+#include "tests/support/rank_group.hpp"
 
 namespace tree_attn::test {
 
 /// Who stands where, and who holds what.
 struct Layout {
   Topology topology;
-  std::vector<Run> runs;
+  std::vector<KeyRange> ranges;
   bool copied = true;  ///< every rank has its shard in dense memory of its own, of exactly its size; or a view of the whole
 
   std::string text() const {
@@ -28,17 +28,17 @@ struct Layout {
     text << topology.size() << " ranks, nodes:";
     for (int rank = 0; rank < topology.size(); ++rank) text << ' ' << topology.node_of(rank);
     text << ", runs:";
-    for (const Run& run : runs) text << ' ' << run.begin << ".." << run.end;
+    for (const KeyRange& range : ranges) text << ' ' << range.begin << ".." << range.end;
     return text.str();
   }
 };
 
 /// Ranks that hold keys.
-inline std::int64_t n_holders(std::span<const Run> runs) {
-  return std::count_if(runs.begin(), runs.end(), [](const Run& run) { return run.size() > 0; });
+inline std::int64_t n_holders(std::span<const KeyRange> ranges) {
+  return std::count_if(ranges.begin(), ranges.end(), [](const KeyRange& range) { return range.size() > 0; });
 }
 
-/// Ranks dealt out to nodes in turn, so that no node is a run of ranks.
+/// Ranks dealt out to nodes in turn, so that no node is a range of ranks.
 inline Topology round_robin(int size, int n_nodes) {
   std::vector<int> node_of_rank;
   for (int rank = 0; rank < size; ++rank) node_of_rank.push_back(rank % n_nodes);
@@ -61,7 +61,7 @@ inline std::vector<Topology> groupings(int p) {
   return topologies;
 }
 
-/// The one that mixes most: nodes that are no runs of ranks, where there are enough of them.
+/// The one that mixes most: nodes that are no ranges of ranks, where there are enough of them.
 inline Topology mixed_grouping(int p) {
   return p > 4 ? round_robin(p, 3) : p > 2 ? round_robin(p, 2) : Topology::pretend(p, 1);
 }
@@ -77,57 +77,57 @@ inline bool same_bits(const DecodeOutput& a, const DecodeOutput& b) {
 }
 
 /// Decodes the keys [0, n_keys) on one rank, without any of distributed/: the bits that canonical algorithms must have.
-inline DecodeOutput decode_alone(TensorProblem& problem, std::int64_t n_keys) {
+inline DecodeOutput decode_alone(TensorWorkload& workload, std::int64_t n_keys) {
   const auto pass = [&](int lift) {
-    Forest<float> forest = decode_shard(problem.query(0), problem.shard({0, n_keys}), problem.lengths(), problem.scale, {}, lift);
-    return finish_rows(forest.fold(), problem.shape().n_rows(), problem.shape().value_dim);
+    Forest<float> forest = decode_shard(workload.query(0), workload.shard({0, n_keys}), workload.lengths(), workload.scale, {}, lift);
+    return finish_rows(forest.fold(), workload.shape().n_rows(), workload.shape().value_dim);
   };
   DecodeOutput output = pass(0);
   if (needs_lift(output)) take_lifted(output, pass(kLift));
   return output;
 }
-inline DecodeOutput decode_alone(TensorProblem& problem) { return decode_alone(problem, problem.n_keys()); }
+inline DecodeOutput decode_alone(TensorWorkload& workload) { return decode_alone(workload, workload.n_keys()); }
 
 /// Runs one algorithm once, with a lift or without; what every rank saw.
-inline std::vector<Seen> decode_once(World& world, const Algorithm& algorithm, TensorProblem& problem, const Layout& layout,
+inline std::vector<RankResult> decode_once(RankGroup& rank_group, const Algorithm& algorithm, TensorWorkload& workload, const Layout& layout,
                                      const Backend& backend, int lift) {
-  return world.run(layout.topology, [&](Transport& transport) {
-    const Run mine = layout.runs[static_cast<std::size_t>(transport.topology().place_of(transport.rank()))];
-    Shard shard = problem.shard(mine);
+  return rank_group.run(layout.topology, [&](Transport& transport) {
+    const KeyRange mine = layout.ranges[static_cast<std::size_t>(transport.topology().index_of(transport.rank()))];
+    Shard shard = workload.shard(mine);
     const Tensor k = copy_of(layout.copied ? shard.k : TensorView{}), v = copy_of(layout.copied ? shard.v : TensorView{});
     if (layout.copied) shard = {k.view(), v.view(), mine.begin};
-    ShardDecoder decoder = open_shard(backend, problem.query(0), shard, problem.lengths(), problem.scale);
-    const DecodeStep step{problem.query(0), decoder, problem.lengths(), layout.runs, lift};
+    ShardDecoder decoder = open_shard(backend, workload.query(0), shard, workload.lengths(), workload.scale);
+    const DecodeStep step{workload.query(0), decoder, workload.lengths(), layout.ranges, lift};
     return algorithm.run(transport, step);
   });
 }
 
 /// Runs one algorithm on a backend, and where a sum overflowed once more, as measure() does; what every rank saw, with the traffic of the
-/// first run.
-inline std::vector<Seen> decode(World& world, const Algorithm& algorithm, TensorProblem& problem, const Layout& layout,
+/// first range.
+inline std::vector<RankResult> decode(RankGroup& rank_group, const Algorithm& algorithm, TensorWorkload& workload, const Layout& layout,
                                 const Backend& backend = cpu_backend()) {
-  std::vector<Seen> seen = decode_once(world, algorithm, problem, layout, backend, 0);
-  if (!needs_lift(seen[0].output)) return seen;
-  const std::vector<Seen> lifted = decode_once(world, algorithm, problem, layout, backend, kLift);
-  for (std::size_t rank = 0; rank < seen.size(); ++rank) take_lifted(seen[rank].output, lifted[rank].output);
-  return seen;
+  std::vector<RankResult> results = decode_once(rank_group, algorithm, workload, layout, backend, 0);
+  if (!needs_lift(results[0].output)) return results;
+  const std::vector<RankResult> lifted = decode_once(rank_group, algorithm, workload, layout, backend, kLift);
+  for (std::size_t rank = 0; rank < results.size(); ++rank) take_lifted(results[rank].output, lifted[rank].output);
+  return results;
 }
 
 /// What a problem's results are held against, on the process that has it: the oracle, and the bits of one rank alone.
 class Truth {
  public:
-  Truth(World& world, TensorProblem& problem) {
-    if (!world.has_oracle()) return;
-    alone_ = decode_alone(problem);
-    verify_.emplace(problem, problem.scale, world.size(), cpu_backend());
+  Truth(RankGroup& rank_group, TensorWorkload& workload) {
+    if (!rank_group.has_oracle()) return;
+    alone_ = decode_alone(workload);
+    verify_.emplace(workload, workload.scale, rank_group.size(), cpu_backend());
   }
 
   /// All ranks have the same bits, canonical algorithms those of one rank alone, and all are within the bound of the oracle.
-  void check(const Algorithm& algorithm, const std::vector<Seen>& seen) const {
-    for (const Seen& rank : seen) CHECK(same_bits(rank.output, seen[0].output));
+  void check(const Algorithm& algorithm, const std::vector<RankResult>& results) const {
+    for (const RankResult& rank : results) CHECK(same_bits(rank.output, results[0].output));
     if (!verify_) return;
-    if (algorithm.keeps_bits) CHECK(same_bits(seen[0].output, alone_));
-    const Errors errors = (*verify_)(algorithm, seen[0].output);
+    if (algorithm.keeps_bits) CHECK(same_bits(results[0].output, alone_));
+    const Errors errors = (*verify_)(algorithm, results[0].output);
     CHECK_MESSAGE(errors.passed, "largest error over bound: " << errors.max_over_bound);
   }
 
@@ -138,19 +138,19 @@ class Truth {
 
 /// Runs all algorithms on all layouts and checks every result; `also(algorithm, output)` checks what is special to a test.
 template <class Also>
-void check_all(World& world, TensorProblem& problem, const std::vector<Layout>& layouts, const Also& also) {
-  const Truth truth(world, problem);
+void check_all(RankGroup& rank_group, TensorWorkload& workload, const std::vector<Layout>& layouts, const Also& also) {
+  const Truth truth(rank_group, workload);
   for (const Layout& layout : layouts) {
     for (const Algorithm& algorithm : algorithms()) {
       INFO(algorithm.name << ", " << layout.text());
-      const std::vector<Seen> seen = decode(world, algorithm, problem, layout);
-      truth.check(algorithm, seen);
-      also(algorithm, seen[0].output);
+      const std::vector<RankResult> results = decode(rank_group, algorithm, workload, layout);
+      truth.check(algorithm, results);
+      also(algorithm, results[0].output);
     }
   }
 }
-inline void check_all(World& world, TensorProblem& problem, const std::vector<Layout>& layouts) {
-  check_all(world, problem, layouts, [](const Algorithm&, const DecodeOutput&) {});
+inline void check_all(RankGroup& rank_group, TensorWorkload& workload, const std::vector<Layout>& layouts) {
+  check_all(rank_group, workload, layouts, [](const Algorithm&, const DecodeOutput&) {});
 }
 
 }  // namespace tree_attn::test

@@ -49,7 +49,7 @@ __device__ inline float fused_multiply_add(float a, float b, float c) { return _
 
 /// The same number, of which the compiler does not know that it is: what follows from it is worked out where it is needed,
 /// and not kept in registers from round to round of a loop.
-__device__ inline int forget(int x) {
+__device__ inline int opaque(int x) {
   asm volatile("" : "+r"(x));
   return x;
 }
@@ -131,7 +131,7 @@ __device__ inline void bulk_copy(T* to, const void* from, int n_bytes, Barrier* 
 
 // ---- Clusters, sm_90
 
-/// Place of this block in its cluster, and how many there are.
+/// Rank of this block in its cluster, and how many there are.
 __device__ inline int cluster_rank() {
   std::uint32_t rank;
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));

@@ -149,20 +149,20 @@ struct Launch {
 
 /// Starts a kernel on a stream. @throws DeviceError if it could not be started
 template <class... Parameters, class... Arguments>
-void launch(void (*kernel)(Parameters...), const Launch& how, Stream stream, Arguments&&... arguments) {
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(how.shared_bytes)),
+void launch(void (*kernel)(Parameters...), const Launch& config, Stream stream, Arguments&&... arguments) {
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(config.shared_bytes)),
         "cudaFuncSetAttribute");
   cudaLaunchAttribute cluster{};
   cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {static_cast<unsigned>(how.cluster), 1, 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = how.grid;
-  config.blockDim = how.block;
-  config.dynamicSmemBytes = how.shared_bytes;
-  config.stream = stream;
-  config.attrs = &cluster;
-  config.numAttrs = how.cluster > 1 ? 1 : 0;
-  check(cudaLaunchKernelEx(&config, kernel, Parameters(std::forward<Arguments>(arguments))...), "cudaLaunchKernelEx");
+  cluster.val.clusterDim = {static_cast<unsigned>(config.cluster), 1, 1};
+  cudaLaunchConfig_t attributes{};
+  attributes.gridDim = config.grid;
+  attributes.blockDim = config.block;
+  attributes.dynamicSmemBytes = config.shared_bytes;
+  attributes.stream = stream;
+  attributes.attrs = &cluster;
+  attributes.numAttrs = config.cluster > 1 ? 1 : 0;
+  check(cudaLaunchKernelEx(&attributes, kernel, Parameters(std::forward<Arguments>(arguments))...), "cudaLaunchKernelEx");
 }
 
 }  // namespace tree_attn::cuda

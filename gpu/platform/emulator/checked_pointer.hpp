@@ -18,14 +18,14 @@ namespace tree_attn::emulated {
 namespace runtime {
 
 /// What arena.take() gave.
-struct Piece {
+struct Allocation {
   const std::byte* first = nullptr;
   std::size_t n_bytes = 0;
 };
 enum class Access { kRead, kWrite, kBoundsOnly };
 
 /// @throws DeviceError for an access outside the piece, a race, or a read of what nobody has written
-void access_shared(const void* at, std::size_t n_bytes, Access access, const Piece& piece, const Line& line);
+void access_shared(const void* at, std::size_t n_bytes, Access access, const Allocation& allocation, const Line& line);
 
 /// An index with the line it stands on.
 struct Index {
@@ -45,15 +45,15 @@ class CheckedPointer;
 template <class T>
 class CheckedReference {
  public:
-  CheckedReference(T* at, const runtime::Piece& piece, const Line& line) : at_(at), piece_(piece), line_(line) {}
+  CheckedReference(T* at, const runtime::Allocation& allocation, const Line& line) : at_(at), allocation_(allocation), line_(line) {}
   CheckedReference(const CheckedReference&) = default;
 
   operator T() const {
-    runtime::access_shared(at_, sizeof(T), runtime::Access::kRead, piece_, line_);
+    runtime::access_shared(at_, sizeof(T), runtime::Access::kRead, allocation_, line_);
     return *at_;
   }
   CheckedReference& operator=(const T& value) {
-    runtime::access_shared(at_, sizeof(T), runtime::Access::kWrite, piece_, line_);
+    runtime::access_shared(at_, sizeof(T), runtime::Access::kWrite, allocation_, line_);
     *at_ = value;
     return *this;
   }
@@ -66,11 +66,11 @@ class CheckedReference {
   CheckedReference& operator&=(const T& value) { return *this = static_cast<T>(static_cast<T>(*this) & value); }
   CheckedReference& operator++() { return *this += T(1); }
   CheckedReference& operator--() { return *this -= T(1); }
-  CheckedPointer<T> operator&() const { return CheckedPointer<T>(at_, piece_, line_); }
+  CheckedPointer<T> operator&() const { return CheckedPointer<T>(at_, allocation_, line_); }
 
  private:
   T* at_;
-  runtime::Piece piece_;
+  runtime::Allocation allocation_;
   Line line_;
 };
 
@@ -79,22 +79,22 @@ template <class T>
 class CheckedPointer {
  public:
   CheckedPointer() = default;
-  CheckedPointer(T* at, const runtime::Piece& piece, const Line& line) : at_(at), piece_(piece), line_(line) {}
-  operator CheckedPointer<const T>() const requires(!std::is_const_v<T>) { return {at_, piece_, line_}; }
+  CheckedPointer(T* at, const runtime::Allocation& allocation, const Line& line) : at_(at), allocation_(allocation), line_(line) {}
+  operator CheckedPointer<const T>() const requires(!std::is_const_v<T>) { return {at_, allocation_, line_}; }
 
   /// A number that may be written gives a reference, a const one its value.
   decltype(auto) operator[](const runtime::Index& i) const { return (*this + i).follow(i.line); }
   /// The line is that of the last sum: an operator* has no room for another.
   decltype(auto) operator*() const { return follow(line_); }
 
-  CheckedPointer operator+(const runtime::Index& i) const { return {at_ + i.value, piece_, i.line}; }
-  CheckedPointer operator-(const runtime::Index& i) const { return {at_ - i.value, piece_, i.line}; }
+  CheckedPointer operator+(const runtime::Index& i) const { return {at_ + i.value, allocation_, i.line}; }
+  CheckedPointer operator-(const runtime::Index& i) const { return {at_ - i.value, allocation_, i.line}; }
   CheckedPointer& operator+=(const runtime::Index& i) { return *this = *this + i; }
   CheckedPointer& operator-=(const runtime::Index& i) { return *this = *this - i; }
   CheckedPointer& operator++() { return ++at_, *this; }
   CheckedPointer& operator--() { return --at_, *this; }
-  CheckedPointer operator++(int) { return {at_++, piece_, line_}; }
-  CheckedPointer operator--(int) { return {at_--, piece_, line_}; }
+  CheckedPointer operator++(int) { return {at_++, allocation_, line_}; }
+  CheckedPointer operator--(int) { return {at_--, allocation_, line_}; }
   std::int64_t operator-(const CheckedPointer& other) const { return at_ - other.at_; }
   bool operator==(const CheckedPointer& other) const { return at_ == other.at_; }
   auto operator<=>(const CheckedPointer& other) const { return at_ <=> other.at_; }
@@ -102,18 +102,18 @@ class CheckedPointer {
 
   /// The plain pointer, after a check of the n bytes there.
   T* checked(std::size_t n_bytes, runtime::Access access, const Line& line) const {
-    runtime::access_shared(at_, n_bytes, access, piece_, line);
+    runtime::access_shared(at_, n_bytes, access, allocation_, line);
     return at_;
   }
   /// The same place, as numbers of another type.
   template <class U>
-  CheckedPointer<U> as() const { return {reinterpret_cast<U*>(at_), piece_, line_}; }
+  CheckedPointer<U> as() const { return {reinterpret_cast<U*>(at_), allocation_, line_}; }
   /// The same place in another block of the cluster.
   CheckedPointer in_block(int rank, const Line& line) const {
     const auto move = [&](const void* own) {
       return runtime::remote(static_cast<std::byte*>(const_cast<void*>(own)), rank, line);
     };
-    return {reinterpret_cast<T*>(move(at_)), {move(piece_.first), piece_.n_bytes}, line};
+    return {reinterpret_cast<T*>(move(at_)), {move(allocation_.first), allocation_.n_bytes}, line};
   }
 
  private:
@@ -121,12 +121,12 @@ class CheckedPointer {
     if constexpr (std::is_const_v<T>) {
       return std::remove_const_t<T>(*checked(sizeof(T), runtime::Access::kRead, line));
     } else {
-      return CheckedReference<T>(at_, piece_, line);
+      return CheckedReference<T>(at_, allocation_, line);
     }
   }
 
   T* at_ = nullptr;
-  runtime::Piece piece_;
+  runtime::Allocation allocation_;
   Line line_;
 };
 

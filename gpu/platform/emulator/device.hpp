@@ -12,7 +12,7 @@
 #include <type_traits>
 
 #include "gpu/platform/emulator/global_memory.hpp"
-#include "gpu/platform/emulator/place.hpp"
+#include "gpu/platform/emulator/coordinates.hpp"
 #include "gpu/platform/emulator/runtime.hpp"
 #include "gpu/platform/emulator/shared.hpp"
 #include "gpu/platform/bytes16.hpp"
@@ -24,10 +24,10 @@
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 
-#define threadIdx (::tree_attn::emulated::runtime::running_place->thread)
-#define blockIdx (::tree_attn::emulated::runtime::running_place->block)
-#define blockDim (::tree_attn::emulated::runtime::running_place->block_extent)
-#define gridDim (::tree_attn::emulated::runtime::running_place->grid_extent)
+#define threadIdx (::tree_attn::emulated::runtime::running_coordinates->thread)
+#define blockIdx (::tree_attn::emulated::runtime::running_coordinates->block)
+#define blockDim (::tree_attn::emulated::runtime::running_coordinates->block_extent)
+#define gridDim (::tree_attn::emulated::runtime::running_coordinates->grid_extent)
 
 namespace tree_attn::emulated {
 
@@ -93,7 +93,7 @@ T atomicAdd(T* to, std::type_identity_t<T> add) {
 
 // ---- Arithmetic that is rounded as written: this file is compiled with -ffp-contract=off
 
-inline int forget(int x) { return x; }
+inline int opaque(int x) { return x; }
 inline float multiply(float a, float b) { return a * b; }
 inline float fused_multiply_add(float a, float b, float c) { return std::fma(a, b, c); }
 

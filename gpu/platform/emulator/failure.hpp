@@ -5,14 +5,14 @@
 
 #include <string>
 
-#include "gpu/platform/emulator/place.hpp"
+#include "gpu/platform/emulator/coordinates.hpp"
 
 namespace tree_attn::emulated::runtime {
 
 /// "file:line"
 std::string to_string(const Line& line);
 /// "block (x, y, z), thread (x, y, z)"
-std::string to_string(const Place& place);
+std::string to_string(const Coordinates& coordinates);
 
 /// @throws DeviceError with the line, the text and the place of the running thread
 [[noreturn]] void fail(const Line& line, const std::string& text);

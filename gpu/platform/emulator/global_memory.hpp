@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "gpu/platform/emulator/place.hpp"
+#include "gpu/platform/emulator/coordinates.hpp"
 #include "gpu/platform/memory_use.hpp"
 
 namespace tree_attn::emulated::runtime {

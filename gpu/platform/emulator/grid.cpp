@@ -32,19 +32,19 @@ std::string name_of(const dim3& d) {
 }
 
 /// The limits of a device of compute capability 9.
-void check(const Launch& how) {
-  const std::uint64_t n_threads = std::uint64_t{how.block.x} * how.block.y * how.block.z;
-  const std::uint64_t n_blocks = std::uint64_t{how.grid.x} * how.grid.y * how.grid.z;
-  if (n_threads == 0 || n_threads > 1024) throw DeviceError("launch: block " + name_of(how.block) + ": 1 to 1024 threads");
-  if (n_blocks == 0 || n_blocks > 1u << 30 || how.grid.y > 65535 || how.grid.z > 65535) {
-    throw DeviceError("launch: grid " + name_of(how.grid) + " cannot be launched");
+void check(const Launch& config) {
+  const std::uint64_t n_threads = std::uint64_t{config.block.x} * config.block.y * config.block.z;
+  const std::uint64_t n_blocks = std::uint64_t{config.grid.x} * config.grid.y * config.grid.z;
+  if (n_threads == 0 || n_threads > 1024) throw DeviceError("launch: block " + name_of(config.block) + ": 1 to 1024 threads");
+  if (n_blocks == 0 || n_blocks > 1u << 30 || config.grid.y > 65535 || config.grid.z > 65535) {
+    throw DeviceError("launch: grid " + name_of(config.grid) + " cannot be launched");
   }
-  if (how.shared_bytes > kMaxSharedBytes) {
-    throw DeviceError("launch: " + std::to_string(how.shared_bytes) + " bytes of shared memory; a block may have " +
+  if (config.shared_bytes > kMaxSharedBytes) {
+    throw DeviceError("launch: " + std::to_string(config.shared_bytes) + " bytes of shared memory; a block may have " +
                       std::to_string(kMaxSharedBytes));
   }
-  if (how.cluster < 1 || how.cluster > 8 || how.grid.x % static_cast<unsigned>(how.cluster) != 0) {
-    throw DeviceError("launch: clusters of " + std::to_string(how.cluster) + " blocks in a grid of " + name_of(how.grid) +
+  if (config.cluster < 1 || config.cluster > 8 || config.grid.x % static_cast<unsigned>(config.cluster) != 0) {
+    throw DeviceError("launch: clusters of " + std::to_string(config.cluster) + " blocks in a grid of " + name_of(config.grid) +
                       ": 1 to 8, and a divisor of the first extent");
   }
 }
@@ -58,21 +58,21 @@ std::string to_string(const Line& line) {
   return std::string(name) + ":" + std::to_string(line.line());
 }
 
-std::string to_string(const Place& place) { return "block " + name_of(place.block) + ", thread " + name_of(place.thread); }
+std::string to_string(const Coordinates& coordinates) { return "block " + name_of(coordinates.block) + ", thread " + name_of(coordinates.thread); }
 
 void fail(const Line& line, const std::string& text) {
-  throw DeviceError(to_string(line) + ": " + text + (running_place ? "; " + to_string(*running_place) : ""));
+  throw DeviceError(to_string(line) + ": " + text + (running_coordinates ? "; " + to_string(*running_coordinates) : ""));
 }
 
 void run(Grid& grid) {
-  if (running_place != nullptr) throw DeviceError("launch: called from a kernel");
-  check(grid.how);
+  if (running_coordinates != nullptr) throw DeviceError("launch: called from a kernel");
+  check(grid.config);
   grid.settings = settings();
-  if (!grid.how.continues) last_scratch = ++n_scratches;
+  if (!grid.config.continues) last_scratch = ++n_scratches;
   grid.scratch = last_scratch;
   grid.ends_at = std::chrono::steady_clock::now() + grid.settings.deadline;
-  const std::uint64_t n_blocks = std::uint64_t{grid.how.grid.x} * grid.how.grid.y * grid.how.grid.z;
-  grid.order.resize(n_blocks / static_cast<unsigned>(grid.how.cluster));
+  const std::uint64_t n_blocks = std::uint64_t{grid.config.grid.x} * grid.config.grid.y * grid.config.grid.z;
+  grid.order.resize(n_blocks / static_cast<unsigned>(grid.config.cluster));
   std::iota(grid.order.begin(), grid.order.end(), 0);
   if (grid.settings.seed != 0) {
     Random(grid.settings.seed).shuffle(grid.order.data(), static_cast<std::uint32_t>(grid.order.size()));

@@ -11,7 +11,7 @@
 #include <mutex>
 #include <vector>
 
-#include "gpu/platform/emulator/place.hpp"
+#include "gpu/platform/emulator/coordinates.hpp"
 #include "gpu/platform/emulator/settings.hpp"
 
 namespace tree_attn::emulated {
@@ -31,7 +31,7 @@ namespace runtime {
 
 /// A launch under way.
 struct Grid {
-  Launch how;
+  Launch config;
   void (*run_thread)(void* kernel_and_arguments);
   void* kernel_and_arguments;
   Settings settings{};

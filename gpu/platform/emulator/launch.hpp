@@ -100,10 +100,10 @@ class DeviceBuffer {
 
 /// Runs a kernel to its end. @throws DeviceError with the first rule that it breaks
 template <class... Parameters, class... Arguments>
-void launch(void (*kernel)(Parameters...), const Launch& how, Stream, Arguments&&... arguments) {
+void launch(void (*kernel)(Parameters...), const Launch& config, Stream, Arguments&&... arguments) {
   using Call = std::pair<void (*)(Parameters...), std::tuple<Parameters...>>;
   Call call{kernel, std::tuple<Parameters...>(std::forward<Arguments>(arguments)...)};
-  runtime::Grid grid{.how = how,
+  runtime::Grid grid{.config = config,
                      .run_thread =
                          [](void* what) {
                            const Call& self = *static_cast<const Call*>(what);

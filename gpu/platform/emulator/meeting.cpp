@@ -29,11 +29,11 @@ std::string name_of(unsigned mask) {
 void check_same(const Meeting& meeting, const Call& call) {
   if (same(meeting.call, call)) return;
   fail(call.line, std::string(call.name) + " meets " + meeting.call.name + " at " + to_string(meeting.call.line) + " (" +
-                      to_string(meeting.first->place) + ")");
+                      to_string(meeting.first->coordinates) + ")");
 }
 
 /// Opens a meeting of a block or cluster or joins it. @returns whether the caller is the last
-bool join(Meeting& meeting, const Call& call, int n_members, int n_exited, const char* of) {
+bool enter(Meeting& meeting, const Call& call, int n_members, int n_exited, const char* of) {
   Thread& self = *running;
   if (n_exited > 0) fail(call.line, std::string(call.name) + ": waits for a thread of the " + of + " that has exited");
   if (meeting.n_arrived == 0) {
@@ -49,7 +49,7 @@ bool join(Meeting& meeting, const Call& call, int n_members, int n_exited, const
 
 /// A barrier of `n` threads in a row.
 void meet_all(Meeting& meeting, const Call& call, Thread* threads, int n, int n_exited, const char* of) {
-  if (join(meeting, call, n, n_exited, of)) {
+  if (enter(meeting, call, n, n_exited, of)) {
     meeting.n_arrived = 0;
     std::vector<Thread*> all;
     for (int i = 0; i < n; ++i) all.push_back(threads + i);
@@ -62,7 +62,7 @@ void meet_all(Meeting& meeting, const Call& call, Thread* threads, int n, int n_
 
 }  // namespace
 
-Meeting& join_warp(unsigned mask, const Call& call, void* operand, bool& last) {
+Meeting& enter_warp(unsigned mask, const Call& call, void* operand, bool& last) {
   Thread& self = *running;
   Warp& warp = *self.warp;
   const unsigned own = 1u << self.lane;
@@ -130,7 +130,7 @@ void meet_warp(unsigned mask, const Line& line) {
   const Unwatched unwatched;
   const Call call{"__syncwarp", line};
   bool last = false;
-  Meeting& meeting = join_warp(mask, call, nullptr, last);
+  Meeting& meeting = enter_warp(mask, call, nullptr, last);
   const void* const mark = meeting.mark;
   release(mark);
   if (last) {

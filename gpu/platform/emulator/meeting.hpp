@@ -8,7 +8,7 @@
 namespace tree_attn::emulated::runtime {
 
 /// Opens a meeting of some lanes or joins the open one. @throws DeviceError for lanes that are elsewhere, or gone
-Meeting& join_warp(unsigned mask, const Call& call, void* operand, bool& last);
+Meeting& enter_warp(unsigned mask, const Call& call, void* operand, bool& last);
 /// Lets its lanes go on.
 void close_warp(Meeting& meeting);
 
@@ -16,7 +16,7 @@ void close_warp(Meeting& meeting);
 template <class Work>
 void meet_lanes(unsigned mask, const Call& call, void* operand, const Work& work) {
   bool last = false;
-  Meeting& meeting = join_warp(mask, call, operand, last);
+  Meeting& meeting = enter_warp(mask, call, operand, last);
   if (last) {
     work(running->warp->lanes);
     close_warp(meeting);

@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "gpu/platform/emulator/place.hpp"
+#include "gpu/platform/emulator/coordinates.hpp"
 
 namespace tree_attn::emulated::runtime {
 

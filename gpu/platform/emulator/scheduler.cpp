@@ -16,7 +16,7 @@
 
 namespace tree_attn::emulated::runtime {
 
-constinit thread_local const Place* running_place = nullptr;
+constinit thread_local const Coordinates* running_coordinates = nullptr;
 constinit thread_local Thread* running = nullptr;
 
 namespace {
@@ -50,7 +50,7 @@ Thread* next_ready(Cluster& cluster) {
 
 void switch_to(Fiber& from, Cluster& cluster, Thread* next, bool ends = false) {
   running = next;
-  running_place = next ? &next->place : nullptr;
+  running_coordinates = next ? &next->coordinates : nullptr;
   switch_fiber(from, next ? next->fiber : cluster.host, ends);
 }
 
@@ -80,31 +80,31 @@ void run_thread() {
 
 /// Gives blocks and threads their places. The memory and the stacks stay from one cluster to the next.
 void begin_cluster(Cluster& cluster, int number) {
-  const Launch& how = cluster.grid.how;
-  const int n_threads = static_cast<int>(how.block.x * how.block.y * how.block.z);
+  const Launch& config = cluster.grid.config;
+  const int n_threads = static_cast<int>(config.block.x * config.block.y * config.block.z);
   cluster.random = Random(Random(cluster.grid.settings.seed).next() + static_cast<std::uint64_t>(number));
   cluster.nan = poison(cluster.grid.settings.seed);
   cluster.meeting = {};
   cluster.n_exited = 0;
   cluster.ready_first = nullptr;
   cluster.bulk_copies.clear();
-  for (int rank = 0; rank < how.cluster; ++rank) {
+  for (int rank = 0; rank < config.cluster; ++rank) {
     Block& block = cluster.blocks[static_cast<std::size_t>(rank)];
     block.cluster = &cluster;
     block.rank = rank;
-    block.number = number * how.cluster + rank;
+    block.number = number * config.cluster + rank;
     block.threads = &cluster.threads[static_cast<std::size_t>(rank * n_threads)];
     block.n_exited = 0;
     block.meeting = {};
     block.barriers.clear();
     block.warps.resize(static_cast<std::size_t>((n_threads + 31) / 32));
-    const auto place = static_cast<unsigned>(block.number);
-    const dim3 index{place % how.grid.x, place / how.grid.x % how.grid.y, place / how.grid.x / how.grid.y};
+    const auto linear = static_cast<unsigned>(block.number);
+    const dim3 index{linear % config.grid.x, linear / config.grid.x % config.grid.y, linear / config.grid.x / config.grid.y};
     for (int i = 0; i < n_threads; ++i) {
       Thread& thread = block.threads[i];
       const auto at = static_cast<unsigned>(i);
-      thread.place = {
-          {at % how.block.x, at / how.block.x % how.block.y, at / how.block.x / how.block.y}, index, how.block, how.grid};
+      thread.coordinates = {
+          {at % config.block.x, at / config.block.x % config.block.y, at / config.block.x / config.block.y}, index, config.block, config.grid};
       thread.block = &block;
       thread.warp = &block.warps[at / 32];
       thread.lane = at % 32;
@@ -188,7 +188,7 @@ std::string who_waits_where(const Cluster& cluster) {
   for (const auto& [where, who] : waits) {
     const auto& [line, word] = where;
     text +=
-        "\n  " + line + ": " + std::to_string(who.first) + " wait at " + word + ", first " + to_string(who.second->place);
+        "\n  " + line + ": " + std::to_string(who.first) + " wait at " + word + ", first " + to_string(who.second->coordinates);
   }
   return text;
 }
@@ -198,9 +198,9 @@ void run_clusters(Grid& grid) {
   forget_seen_buffers();
   Cluster cluster(grid);
   adopt_host_thread(cluster.host);
-  const Launch& how = grid.how;
-  cluster.threads.resize(std::size_t{how.block.x} * how.block.y * how.block.z * static_cast<std::size_t>(how.cluster));
-  cluster.blocks.resize(static_cast<std::size_t>(how.cluster));
+  const Launch& config = grid.config;
+  cluster.threads.resize(std::size_t{config.block.x} * config.block.y * config.block.z * static_cast<std::size_t>(config.cluster));
+  cluster.blocks.resize(static_cast<std::size_t>(config.cluster));
   const int n_clusters = static_cast<int>(grid.order.size());
   for (int i = grid.n_started++; i < n_clusters && !grid.failed; i = grid.n_started++) {
     try {

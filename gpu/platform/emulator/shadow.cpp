@@ -43,7 +43,7 @@ struct Books {
 
 namespace {
 
-std::uint32_t place_of(const PhaseBarrier& barrier, const Block& block) {
+std::uint32_t clock_index(const PhaseBarrier& barrier, const Block& block) {
   const auto n_threads = static_cast<std::uint32_t>(block.cluster->threads.size());
   return n_threads + static_cast<std::uint32_t>(block.rank * kBarrierPlaces + barrier.number % kBarrierPlaces);
 }
@@ -55,7 +55,7 @@ void join(Clock& clock, const Clock& other) {
 bool known(const Entry& entry, const Clock& clock) { return entry.who == kNobody || entry.time <= clock[entry.who]; }
 
 std::string name_of(const Entry& entry, const Cluster& cluster) {
-  const std::string who = entry.who < cluster.threads.size() ? to_string(cluster.threads[entry.who].place) : "a bulk copy";
+  const std::string who = entry.who < cluster.threads.size() ? to_string(cluster.threads[entry.who].coordinates) : "a bulk copy";
   return to_string(entry.line) + " (" + who + ")";
 }
 
@@ -143,11 +143,11 @@ void land(const std::byte* to, std::size_t n_bytes, const Line& line) {
 }
 
 void deliver(const BulkCopy& copy) {
-  const std::uint32_t place = place_of(*copy.barrier, *copy.block);
+  const std::uint32_t index = clock_index(*copy.barrier, *copy.block);
   copy.barrier->arriving.resize(copy.block->threads->clock.size());
-  const std::uint32_t time = ++copy.barrier->arriving[place];
+  const std::uint32_t time = ++copy.barrier->arriving[index];
   for_cells(*copy.block->cluster, copy.to, static_cast<std::size_t>(copy.n_bytes), [&](Cell& cell) {
-    cell.write = {copy.line, place, time};
+    cell.write = {copy.line, index, time};
     cell.in_flight = false;
   });
 }
@@ -177,7 +177,7 @@ void end_block(Block& block) {
   const auto check_over = [&](const Entry& entry) {
     if (!known(entry, all)) {
       fail(entry.line, "shared memory of a block that does not wait, and may have ended: " + name_of(entry, cluster) +
-                           " uses that of " + to_string(block.threads[0].place));
+                           " uses that of " + to_string(block.threads[0].coordinates));
     }
   };
   for (const Take& take : block.takes) {
@@ -191,12 +191,12 @@ void end_block(Block& block) {
 
 }  // namespace shadow
 
-void access_shared(const void* at, std::size_t n_bytes, Access access, const Piece& piece, const Line& line) {
+void access_shared(const void* at, std::size_t n_bytes, Access access, const Allocation& allocation, const Line& line) {
   const auto* const from = static_cast<const std::byte*>(at);
-  if (from == nullptr || from < piece.first || from + n_bytes > piece.first + piece.n_bytes) {
-    fail(line, "bytes " + std::to_string(from - piece.first) + " to " +
-                   std::to_string(from - piece.first + static_cast<std::ptrdiff_t>(n_bytes)) +
-                   " of a piece of shared memory of " + std::to_string(piece.n_bytes));
+  if (from == nullptr || from < allocation.first || from + n_bytes > allocation.first + allocation.n_bytes) {
+    fail(line, "bytes " + std::to_string(from - allocation.first) + " to " +
+                   std::to_string(from - allocation.first + static_cast<std::ptrdiff_t>(n_bytes)) +
+                   " of a piece of shared memory of " + std::to_string(allocation.n_bytes));
   }
   if (access == Access::kBoundsOnly) return;
   const Cluster& cluster = *running->block->cluster;

@@ -34,7 +34,7 @@ void fill_with_poison(const Cluster& cluster, std::byte* from, std::size_t n_byt
 }
 
 void begin_shared_memory(Cluster& cluster) {
-  const std::size_t whole = round_up(cluster.grid.how.shared_bytes) + (kMaxTakes + 1) * (kRedZone + kAlignment);
+  const std::size_t whole = round_up(cluster.grid.config.shared_bytes) + (kMaxTakes + 1) * (kRedZone + kAlignment);
 #if defined(TREE_ATTN_EMULATOR_THREAD)
   // Fresh memory, that TSan takes for such, and no memory of the meetings of other blocks.
   std::vector<std::byte>().swap(cluster.memory);
@@ -102,7 +102,7 @@ std::byte* take(int n, std::size_t n_bytes, const Line& line) {
     }
     return taken.first;
   }
-  const std::size_t limit = block.cluster->grid.how.shared_bytes;
+  const std::size_t limit = block.cluster->grid.config.shared_bytes;
   if (block.plain_bytes + n_bytes > limit || n_bytes > limit) {
     fail(line, "take: " + std::to_string(n_bytes) + " bytes behind " + std::to_string(block.plain_bytes) +
                    "; the launch gives a block " + std::to_string(limit));

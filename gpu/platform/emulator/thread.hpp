@@ -16,7 +16,7 @@
 #include "gpu/platform/emulator/failure.hpp"
 #include "gpu/platform/emulator/fiber.hpp"
 #include "gpu/platform/emulator/grid.hpp"
-#include "gpu/platform/emulator/place.hpp"
+#include "gpu/platform/emulator/coordinates.hpp"
 #include "gpu/platform/emulator/random.hpp"
 #include "gpu/platform/emulator/runtime.hpp"
 #include "gpu/platform/emulator/settings.hpp"
@@ -47,7 +47,7 @@ using Clock = std::vector<std::uint32_t>;
 
 /// One thread of a block.
 struct Thread {
-  Place place;
+  Coordinates coordinates;
   Fiber fiber;
   Block* block = nullptr;
   Warp* warp = nullptr;

@@ -12,8 +12,8 @@
 #include <sstream>
 
 #include "distributed/transport/mpi_transport.hpp"
-#include "tests/support/mpi_world.hpp"
-#include "tests/support/worlds.hpp"
+#include "tests/support/mpi_test_session.hpp"
+#include "tests/support/rank_group.hpp"
 
 namespace tree_attn::test {
 namespace {
@@ -21,27 +21,27 @@ namespace {
 MpiSession* the_session = nullptr;
 std::int64_t n_failed_cases = 0;
 
-class MpiWorld : public World {
+class MpiRankGroup : public RankGroup {
  public:
-  explicit MpiWorld(const MpiRanks& ranks) : World(ranks.size()), ranks_(ranks) {}
+  explicit MpiRankGroup(const MpiRanks& ranks) : RankGroup(ranks.size()), ranks_(ranks) {}
 
-  std::vector<Seen> run(const Topology& topology, const std::function<DecodeOutput(Transport&)>& body) override {
+  std::vector<RankResult> run(const Topology& topology, const std::function<DecodeOutput(Transport&)>& body) override {
     MpiTransport transport(ranks_, topology);
     DecodeOutput mine = body(transport);
     const Traffic traffic = transport.traffic();
 
     // Let every rank know what every rank saw: [out | lse] of one length, and the counters.
-    std::vector<float> numbers = mine.out;
-    numbers.insert(numbers.end(), mine.lse.begin(), mine.lse.end());
-    const std::vector<float> all_numbers = ranks_.all_gather(std::span<const float>(numbers), kWhat);
+    std::vector<float> elements = mine.out;
+    elements.insert(elements.end(), mine.lse.begin(), mine.lse.end());
+    const std::vector<float> all_elements = ranks_.all_gather(std::span<const float>(elements), kWhat);
     const std::vector<Traffic> all_traffic = ranks_.all_gather(std::span<const Traffic>(&traffic, 1), kWhat);
-    std::vector<Seen> seen;
+    std::vector<RankResult> results;
     for (std::size_t rank = 0; rank < all_traffic.size(); ++rank) {
-      const auto begin = all_numbers.begin() + static_cast<std::ptrdiff_t>(rank * numbers.size());
+      const auto begin = all_elements.begin() + static_cast<std::ptrdiff_t>(rank * elements.size());
       const auto middle = begin + static_cast<std::ptrdiff_t>(mine.out.size());
-      seen.push_back({{{begin, middle}, {middle, begin + static_cast<std::ptrdiff_t>(numbers.size())}}, all_traffic[rank]});
+      results.push_back({{{begin, middle}, {middle, begin + static_cast<std::ptrdiff_t>(elements.size())}}, all_traffic[rank]});
     }
-    return seen;
+    return results;
   }
 
   bool has_oracle() const override { return ranks_.rank() == 0; }
@@ -51,9 +51,9 @@ class MpiWorld : public World {
   const MpiRanks& ranks_;
 };
 
-MpiWorld& the_world() {
-  static MpiWorld world(the_session->ranks());
-  return world;
+MpiRankGroup& the_rank_group() {
+  static MpiRankGroup rank_group(the_session->ranks());
+  return rank_group;
 }
 
 /// Lets the ranks agree on every test case.
@@ -93,7 +93,7 @@ REGISTER_LISTENER("agreement", 1, Agreement);
 MpiSession& session() { return *the_session; }
 
 /// There is one size, that of the run, whatever sizes a test would like.
-std::vector<World*> worlds(std::span<const int>) { return {&the_world()}; }
+std::vector<RankGroup*> rank_groups(std::span<const int>) { return {&the_rank_group()}; }
 
 }  // namespace tree_attn::test
 

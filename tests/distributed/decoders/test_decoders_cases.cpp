@@ -10,35 +10,35 @@ namespace tree_attn::test {
 namespace {
 
 /// What is wrong with an output beyond what the oracle says; "" if nothing is.
-using Expectation = std::function<std::string(TensorProblem& problem, const std::vector<Run>& runs,
+using Expectation = std::function<std::string(TensorWorkload& workload, const std::vector<KeyRange>& ranges,
                                               const Algorithm& algorithm, const DecodeOutput& output)>;
 
 /// What single kinds of input ask for by their field `expect`.
 const std::map<std::string, Expectation>& expectations() {
   static const std::map<std::string, Expectation> kExpectations{
       {"q = 64, k = -64, v = 1 (raw score -524288)",
-       [](TensorProblem& problem, const auto&, const Algorithm&, const DecodeOutput& output) -> std::string {
+       [](TensorWorkload& workload, const auto&, const Algorithm&, const DecodeOutput& output) -> std::string {
          const bool ones = std::all_of(output.out.begin(), output.out.end(), [](float z) { return z == 1; });
-         const double lse = problem.scale * -524288 + kLn2;
+         const double lse = workload.scale * -524288 + kLn2;
          return ones && std::abs(output.lse[0] - lse) < 1e-3 + 1e-5 * std::abs(lse) ? ""
                                                                                     : "o is not exactly 1, or lse is off";
        }},
       {"rank r has scores near -1000*r",
-       [](TensorProblem& problem, const std::vector<Run>& runs, const Algorithm&,
+       [](TensorWorkload& workload, const std::vector<KeyRange>& ranges, const Algorithm&,
           const DecodeOutput& output) -> std::string {
-         return same_bits(output, decode_alone(problem, runs[0].end)) ? "" : "not the bits of rank 0 alone";
+         return same_bits(output, decode_alone(workload, ranges[0].end)) ? "" : "not the bits of rank 0 alone";
        }},
       {"all keys equal",
-       [](TensorProblem& problem, const auto&, const Algorithm&, const DecodeOutput& output) -> std::string {
-         return std::abs(output.lse[0] - (1.5 + std::log(static_cast<double>(problem.n_keys())))) < 1e-5
+       [](TensorWorkload& workload, const auto&, const Algorithm&, const DecodeOutput& output) -> std::string {
+         return std::abs(output.lse[0] - (1.5 + std::log(static_cast<double>(workload.n_keys())))) < 1e-5
                     ? ""
                     : "lse is not s + ln N";
        }},
       {"one score +100 above the rest",
-       [](TensorProblem& problem, const auto&, const Algorithm&, const DecodeOutput& output) -> std::string {
-         std::vector<float> v(static_cast<std::size_t>(problem.shape().value_dim));
+       [](TensorWorkload& workload, const auto&, const Algorithm&, const DecodeOutput& output) -> std::string {
+         std::vector<float> v(static_cast<std::size_t>(workload.shape().value_dim));
          for (std::size_t r = 0; r < output.lse.size(); ++r) {
-           load_row(problem.v(), 0, static_cast<std::int64_t>(r) / 2, problem.n_keys() / 3, v.data());
+           load_row(workload.v(), 0, static_cast<std::int64_t>(r) / 2, workload.n_keys() / 3, v.data());
            for (std::size_t j = 0; j < v.size(); ++j) {
              const float z = output.out[r * v.size() + j];
              if (z != v[j] && std::nextafter(z, v[j]) != v[j]) return "o is not that v to 1 ulp";
@@ -47,20 +47,20 @@ const std::map<std::string, Expectation>& expectations() {
          return "";
        }},
       {"one key 0, N-1 keys at -9.9 (FA4 preserves_tail_mass)",
-       [](TensorProblem& problem, const auto&, const Algorithm&, const DecodeOutput& output) -> std::string {
-         const double tail = static_cast<double>(problem.n_keys() - 1) * std::exp(-9.9);
+       [](TensorWorkload& workload, const auto&, const Algorithm&, const DecodeOutput& output) -> std::string {
+         const double tail = static_cast<double>(workload.n_keys() - 1) * std::exp(-9.9);
          return std::abs(output.lse[0] - std::log1p(tail)) < 1e-5 ? "" : "the tail was flushed";
        }},
       {"one +inf value with weight > 0",
-       [](TensorProblem&, const auto&, const Algorithm&, const DecodeOutput& output) -> std::string {
+       [](TensorWorkload&, const auto&, const Algorithm&, const DecodeOutput& output) -> std::string {
          return output.out[1] == std::numeric_limits<float>::infinity() ? "" : "Inf did not stay Inf";
        }},
       {"one +inf value whose weight underflows to 0",
-       [](TensorProblem&, const auto&, const Algorithm&, const DecodeOutput& output) -> std::string {
+       [](TensorWorkload&, const auto&, const Algorithm&, const DecodeOutput& output) -> std::string {
          return std::isnan(output.out[1]) ? "" : "0 * Inf is not NaN";
        }},
       {"values -0.0",
-       [](TensorProblem&, const auto&, const Algorithm& algorithm, const DecodeOutput& output) -> std::string {
+       [](TensorWorkload&, const auto&, const Algorithm& algorithm, const DecodeOutput& output) -> std::string {
          // An empty shard of paper and packed adds +0.
          const bool keeps_sign = algorithm.name != "paper" && algorithm.name != "packed";
          const bool right = std::all_of(output.out.begin(), output.out.end(),
@@ -68,11 +68,11 @@ const std::map<std::string, Expectation>& expectations() {
          return right ? "" : "not -0";
        }},
       {"q, k, v are strided views of one packed tensor",
-       [](TensorProblem& problem, const auto&, const Algorithm&, const DecodeOutput& output) -> std::string {
-         std::vector<float> v(static_cast<std::size_t>(problem.shape().value_dim));
-         const std::int64_t n_h = problem.shape().heads;
-         for (std::int64_t r = 0; r < problem.shape().n_rows(); ++r) {
-           load_row(problem.v(), r / n_h, r % n_h / (n_h / problem.shape().kv_heads), 0, v.data());
+       [](TensorWorkload& workload, const auto&, const Algorithm&, const DecodeOutput& output) -> std::string {
+         std::vector<float> v(static_cast<std::size_t>(workload.shape().value_dim));
+         const std::int64_t n_h = workload.shape().heads;
+         for (std::int64_t r = 0; r < workload.shape().n_rows(); ++r) {
+           load_row(workload.v(), r / n_h, r % n_h / (n_h / workload.shape().kv_heads), 0, v.data());
            if (!same_bits(std::span(output.out).subspan(static_cast<std::size_t>(r) * v.size(), v.size()), v))
              return "N = 1, and o is not v";
          }
@@ -86,26 +86,26 @@ const std::map<std::string, Expectation>& expectations() {
 /// oracle.
 bool overflows(const Case& c) { return c.input.find("overflow fp32") != std::string::npos; }
 
-void check_case(World& world, const Case& c) {
-  const int p = world.size();
-  const auto problem = input_of(c, p);
-  const std::vector<Run> runs = runs_of(c, p);
-  REQUIRE(n_holders(runs) == std::min<std::int64_t>(p, problem->n_keys()));
+void check_case(RankGroup& rank_group, const Case& c) {
+  const int p = rank_group.size();
+  const auto workload = input_of(c, p);
+  const std::vector<KeyRange> ranges = ranges_of(c, p);
+  REQUIRE(n_holders(ranges) == std::min<std::int64_t>(p, workload->n_keys()));
   const bool as_it_lies = c.input.find("packed") != std::string::npos || c.input.find("base pointers") != std::string::npos;
-  const Layout layout{mixed_grouping(p), runs, !as_it_lies};
+  const Layout layout{mixed_grouping(p), ranges, !as_it_lies};
   if (overflows(c)) {
     for (const Algorithm& algorithm : algorithms()) {
       CAPTURE(algorithm.name);
-      for (const Seen& seen : decode(world, algorithm, *problem, layout)) {
-        CHECK(std::all_of(seen.output.out.begin(), seen.output.out.end(), [](float z) { return std::isnan(z); }));
-        CHECK(std::all_of(seen.output.lse.begin(), seen.output.lse.end(), [](float lse) { return std::isnan(lse); }));
+      for (const RankResult& result : decode(rank_group, algorithm, *workload, layout)) {
+        CHECK(std::all_of(result.output.out.begin(), result.output.out.end(), [](float z) { return std::isnan(z); }));
+        CHECK(std::all_of(result.output.lse.begin(), result.output.lse.end(), [](float lse) { return std::isnan(lse); }));
       }
     }
     return;
   }
   const auto expectation = expectations().find(c.input);
-  check_all(world, *problem, {layout}, [&](const Algorithm& algorithm, const DecodeOutput& output) {
-    if (expectation != expectations().end()) CHECK(expectation->second(*problem, runs, algorithm, output) == "");
+  check_all(rank_group, *workload, {layout}, [&](const Algorithm& algorithm, const DecodeOutput& output) {
+    if (expectation != expectations().end()) CHECK(expectation->second(*workload, ranges, algorithm, output) == "");
   });
 }
 
@@ -122,8 +122,8 @@ TEST_CASE("decoders: every smoke case of other projects' suites") {
   for (const Case& c : cases) {
     CAPTURE(c.name);
     CAPTURE(c.seed);
-    const std::vector<World*> here = worlds(c.ranks);
-    for (World* world : here) check_case(*world, c);
+    const std::vector<RankGroup*> here = rank_groups(c.ranks);
+    for (RankGroup* rank_group : here) check_case(*rank_group, c);
     n_run += !here.empty();
   }
   CHECK(n_run == cases.size());
@@ -138,15 +138,15 @@ TEST_CASE("decoders: splits of the smoke cases, merged in order, have the bits o
       if (split < 2) continue;  // 1 is the whole, 0 leaves the number to a library
       CAPTURE(c.name);
       CAPTURE(split);
-      const auto problem = input_of(c, 1);
-      Forest<float> forest(problem->shape().n_rows(), problem->shape().value_dim);
-      for (const Run& run : even_runs(problem->n_keys(), split, 1)) {
+      const auto workload = input_of(c, 1);
+      Forest<float> forest(workload->shape().n_rows(), workload->shape().value_dim);
+      for (const KeyRange& range : even_ranges(workload->n_keys(), split, 1)) {
         const Forest<float> part =
-            decode_shard(problem->query(0), problem->shard(run), problem->lengths(), problem->scale);
+            decode_shard(workload->query(0), workload->shard(range), workload->lengths(), workload->scale);
         forest.append(part.subtrees(), part.states().data());
       }
-      CHECK(same_bits(finish_rows(forest.fold(), problem->shape().n_rows(), problem->shape().value_dim),
-                      decode_alone(*problem)));
+      CHECK(same_bits(finish_rows(forest.fold(), workload->shape().n_rows(), workload->shape().value_dim),
+                      decode_alone(*workload)));
       ++n_splits;
     }
   }
@@ -159,14 +159,14 @@ TEST_CASE("decoders: splits of the smoke cases, merged in order, have the bits o
 TEST_CASE("decoders: partial results (o, lse) of the merge cases") {
   std::size_t n_run = 0, n_small = 0;
   for (const Case& c : cases_of("merge", "standard")) {
-    const std::int64_t n_numbers = c.batch * c.heads * c.head_dim * c.splits.at(0);
-    if (n_numbers > 300'000 || n_small++ % 5 != 0) continue;
+    const std::int64_t n_elements = c.batch * c.heads * c.head_dim * c.splits.at(0);
+    if (n_elements > 300'000 || n_small++ % 5 != 0) continue;
     CAPTURE(c.name);
     CAPTURE(c.seed);
-    const auto problem = partials_of(c);
-    for (World* world : worlds(c.ranks)) {
-      const int p = world->size();
-      check_all(*world, *problem, {{mixed_grouping(p), even_runs(problem->n_keys(), p, 1)}});
+    const auto workload = partials_of(c);
+    for (RankGroup* rank_group : rank_groups(c.ranks)) {
+      const int p = rank_group->size();
+      check_all(*rank_group, *workload, {{mixed_grouping(p), even_ranges(workload->n_keys(), p, 1)}});
     }
     ++n_run;
   }

@@ -20,13 +20,13 @@ const Axes kAxes{.batch = kBatch,
 /// Which tensor gets the number, and where: always in batch entry 1, in head 1 of its kind, at component 2.
 enum class Where { Query, Key, Value };
 
-std::unique_ptr<TensorProblem> problem_with(Where where, std::int64_t position, float number) {
+std::unique_ptr<TensorWorkload> workload_with(Where where, std::int64_t position, float number) {
   std::mt19937 random(900);
   Tensor q = normal_tensor(random, kAxes.q()), k = normal_tensor(random, kAxes.k()), v = normal_tensor(random, kAxes.v());
   if (where == Where::Query) q.set(1, 1, position, 2, number);
   if (where == Where::Key) k.set(1, 1, position, 2, number);
   if (where == Where::Value) v.set(1, 1, position, 2, number);
-  return problem_of(std::move(q), std::move(k), std::move(v));
+  return workload_of(std::move(q), std::move(k), std::move(v));
 }
 
 /// Whether the number may show in component j of the output of (entry, head, query); j = -1 asks for lse.
@@ -67,28 +67,28 @@ void check_reach(Where where, std::int64_t position, const DecodeOutput& clean, 
 /// @tested{eq_7, eq. (7)}
 TEST_CASE("decoders: NaN and Inf on the first, a middle and the last rank reach their own outputs and no other") {
   constexpr float kInf = std::numeric_limits<float>::infinity(), kNaN = std::numeric_limits<float>::quiet_NaN();
-  for (World* world : worlds({1, 2, 3, 5, 8})) {
-    const int p = world->size();
-    const Layout layout{mixed_grouping(p), even_runs(kKeys, p, 1)};
-    REQUIRE(n_holders(layout.runs) == p);
+  for (RankGroup* rank_group : rank_groups({1, 2, 3, 5, 8})) {
+    const int p = rank_group->size();
+    const Layout layout{mixed_grouping(p), even_ranges(kKeys, p, 1)};
+    REQUIRE(n_holders(layout.ranges) == p);
     for (const Where where : {Where::Query, Where::Key, Where::Value}) {
       // A query position, or a key of the first, a middle and the last place.
       const std::vector<std::int64_t> positions =
           where == Where::Query ? std::vector<std::int64_t>{0, 1} : std::vector<std::int64_t>{0, kKeys / 2, kKeys - 1};
       for (const std::int64_t position : positions) {
         for (const float number : {kNaN, kInf, -kInf}) {
-          const auto problem = problem_with(where, position, number);
+          const auto workload = workload_with(where, position, number);
           // The clean run differs in nothing but the number itself, which would otherwise be the drawn one.
-          const auto clean = problem_with(where, position, 0.25f);
+          const auto clean = workload_with(where, position, 0.25f);
           AttentionOptions options;
-          options.scale = problem->scale;
-          const AttentionResult oracle = attention(problem->query(0), problem->k(), problem->v(), options);
+          options.scale = workload->scale;
+          const AttentionResult oracle = attention(workload->query(0), workload->k(), workload->v(), options);
           for (const Algorithm& algorithm : algorithms()) {
             INFO(algorithm.name << ", tensor " << static_cast<int>(where) << ", position " << position << ", number "
                                 << number << ", " << layout.text());
-            const DecodeOutput clean_output = decode(*world, algorithm, *clean, layout)[0].output;
-            for (const Seen& seen : decode(*world, algorithm, *problem, layout)) {
-              check_reach(where, position, clean_output, seen.output, oracle);
+            const DecodeOutput clean_output = decode(*rank_group, algorithm, *clean, layout)[0].output;
+            for (const RankResult& result : decode(*rank_group, algorithm, *workload, layout)) {
+              check_reach(where, position, clean_output, result.output, oracle);
             }
           }
         }
@@ -98,36 +98,36 @@ TEST_CASE("decoders: NaN and Inf on the first, a middle and the last rank reach 
 }
 
 TEST_CASE("decoders: a rank whose scores are all -inf is neutral, bit for bit") {
-  for (World* world : worlds({2, 3, 4, 5, 8})) {
-    const int p = world->size();
+  for (RankGroup* rank_group : rank_groups({2, 3, 4, 5, 8})) {
+    const int p = rank_group->size();
     if (p < 2) continue;
     // Equal aligned shards; the keys of one place have a component of -inf, and all queries are positive there.
     const std::int64_t n_keys = 8 * p;
-    for (const int place : {0, p / 2, p - 1}) {
+    for (const int index : {0, p / 2, p - 1}) {
       const Axes axes{.head_dim = 6, .value_dim = 5, .n_keys = n_keys};
       std::mt19937 random(1000);
       Tensor q = normal_tensor(random, axes.q()), k = normal_tensor(random, axes.k()), v = normal_tensor(random, axes.v());
       for (std::int64_t h = 0; h < axes.heads; ++h) q.set(0, h, 0, 2, 1);
       Tensor k_seen = k, v_nan = v;
       for (std::int64_t h = 0; h < axes.kv_heads; ++h) {
-        for (std::int64_t a = 8 * place; a < 8 * place + 8; ++a) {
+        for (std::int64_t a = 8 * index; a < 8 * index + 8; ++a) {
           k.set(0, h, a, 2, -std::numeric_limits<float>::infinity());
           // Values of keys that are not seen are not looked at.
           v_nan.set(0, h, a, a % 5, std::numeric_limits<float>::quiet_NaN());
         }
       }
-      const auto problem = problem_of(q, k, v), not_looked_at = problem_of(q, k, v_nan);
-      const Layout layout{mixed_grouping(p), even_runs(n_keys, p, 1)};
-      check_all(*world, *problem, {layout});
+      const auto workload = workload_of(q, k, v), not_looked_at = workload_of(q, k, v_nan);
+      const Layout layout{mixed_grouping(p), even_ranges(n_keys, p, 1)};
+      check_all(*rank_group, *workload, {layout});
       for (const Algorithm& algorithm : algorithms()) {
         CAPTURE(algorithm.name);
-        const std::vector<Seen> seen = decode(*world, algorithm, *problem, layout),
-                                nan = decode(*world, algorithm, *not_looked_at, layout);
-        CHECK(same_bits(seen[0].output, nan[0].output));
-        if (place + 1 < p || !algorithm.keeps_bits) continue;
+        const std::vector<RankResult> results = decode(*rank_group, algorithm, *workload, layout),
+                                nan = decode(*rank_group, algorithm, *not_looked_at, layout);
+        CHECK(same_bits(results[0].output, nan[0].output));
+        if (index + 1 < p || !algorithm.keeps_bits) continue;
         // Behind the last keys, not seen is the same as not there.
-        const auto shorter = problem_of(q, k_seen, v, std::vector<std::int64_t>{n_keys - 8}, problem->scale);
-        CHECK(same_bits(seen[0].output, decode_alone(*shorter)));
+        const auto shorter = workload_of(q, k_seen, v, std::vector<std::int64_t>{n_keys - 8}, workload->scale);
+        CHECK(same_bits(results[0].output, decode_alone(*shorter)));
       }
     }
   }
@@ -140,16 +140,16 @@ TEST_CASE("decoders: NaN on the only rank that holds keys is not taken for the e
   std::mt19937 random(1050);
   Tensor q = normal_tensor(random, axes.q()), k = normal_tensor(random, axes.k()), v = normal_tensor(random, axes.v());
   k.set(0, 0, 3, 2, std::numeric_limits<float>::quiet_NaN());
-  const auto problem = problem_of(std::move(q), std::move(k), std::move(v));
-  for (World* world : worlds()) {
-    const int p = world->size();
+  const auto workload = workload_of(std::move(q), std::move(k), std::move(v));
+  for (RankGroup* rank_group : rank_groups()) {
+    const int p = rank_group->size();
     std::vector<Layout> layouts;
-    for (int place = 0; place < p; ++place) {
+    for (int index = 0; index < p; ++index) {
       std::vector<std::int64_t> lengths(static_cast<std::size_t>(p), 0);
-      lengths[static_cast<std::size_t>(place)] = 7;
-      layouts.push_back({mixed_grouping(p), runs_of_lengths(lengths)});
+      lengths[static_cast<std::size_t>(index)] = 7;
+      layouts.push_back({mixed_grouping(p), ranges_of_lengths(lengths)});
     }
-    check_all(*world, *problem, layouts, [](const Algorithm&, const DecodeOutput& output) {
+    check_all(*rank_group, *workload, layouts, [](const Algorithm&, const DecodeOutput& output) {
       for (std::size_t r = 0; r < 4; ++r) CHECK(std::isnan(output.lse[r]) == (r < 2));
     });
   }
@@ -166,10 +166,10 @@ TEST_CASE("decoders: NaN in the query or the key of a sequence of one key is NaN
       constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
       if (where == Where::Query) q.set(1, 2, 0, 2, kNaN), q.set(1, 3, 0, 2, kNaN);
       if (where == Where::Key) k.set(1, 1, 0, 2, kNaN);
-      const auto problem = problem_of(std::move(q), std::move(k), std::move(v), std::vector<std::int64_t>{n_keys, 1});
-      for (World* world : worlds({1, 2, 3, 8})) {
-        const int p = world->size();
-        check_all(*world, *problem, {{mixed_grouping(p), even_runs(n_keys, p, 1)}}, [](const Algorithm&, const DecodeOutput& output) {
+      const auto workload = workload_of(std::move(q), std::move(k), std::move(v), std::vector<std::int64_t>{n_keys, 1});
+      for (RankGroup* rank_group : rank_groups({1, 2, 3, 8})) {
+        const int p = rank_group->size();
+        check_all(*rank_group, *workload, {{mixed_grouping(p), even_ranges(n_keys, p, 1)}}, [](const Algorithm&, const DecodeOutput& output) {
           for (std::size_t r = 0; r < output.lse.size(); ++r) {
             CHECK(std::isnan(output.lse[r]) == (r >= 6));
             for (std::size_t j = 0; j < 5; ++j) CHECK(std::isnan(output.out[r * 5 + j]) == (r >= 6));
@@ -186,10 +186,10 @@ TEST_CASE("decoders: all scores -inf is the empty set on every rank, not NaN") {
   Tensor q = normal_tensor(random, axes.q()), k = normal_tensor(random, axes.k()), v = normal_tensor(random, axes.v());
   for (std::int64_t h = 0; h < axes.heads; ++h) q.set(0, h, 0, 2, h < 2 ? 1.0f : 0.5f);
   for (std::int64_t a = 0; a < 30; ++a) k.set(0, 0, a, 2, -std::numeric_limits<float>::infinity());
-  const auto problem = problem_of(std::move(q), std::move(k), std::move(v));
-  for (World* world : worlds()) {
-    const int p = world->size();
-    check_all(*world, *problem, {{mixed_grouping(p), even_runs(30, p, 1)}},
+  const auto workload = workload_of(std::move(q), std::move(k), std::move(v));
+  for (RankGroup* rank_group : rank_groups()) {
+    const int p = rank_group->size();
+    check_all(*rank_group, *workload, {{mixed_grouping(p), even_ranges(30, p, 1)}},
               [](const Algorithm&, const DecodeOutput& output) {
                 for (std::size_t i = 0; i < 10; ++i) CHECK(output.out[i] == 0);
                 for (std::size_t r = 0; r < 2; ++r) CHECK(output.lse[r] == -std::numeric_limits<float>::infinity());

@@ -8,7 +8,7 @@ namespace {
 
 /// Shards as even as single keys allow, and as even as leaves allow.
 std::vector<Layout> even_layouts(std::int64_t n_keys, int p) {
-  return {{mixed_grouping(p), even_runs(n_keys, p, 1)}, {Topology::pretend(p, 2), even_runs(n_keys, p, kLeafKeys)}};
+  return {{mixed_grouping(p), even_ranges(n_keys, p, 1)}, {Topology::pretend(p, 2), even_ranges(n_keys, p, kLeafKeys)}};
 }
 
 }  // namespace
@@ -24,17 +24,17 @@ TEST_CASE("decoders: every head size, values of another size, grouped heads, sev
       {.heads = 4, .kv_heads = 2, .head_dim = 512, .value_dim = 512, .n_keys = 70},
       {.batch = 3, .heads = 8, .kv_heads = 2, .head_dim = 16, .value_dim = 24, .n_queries = 2, .n_keys = 129},
   };
-  for (World* world : worlds({1, 2, 3, 5, 8})) {
+  for (RankGroup* rank_group : rank_groups({1, 2, 3, 5, 8})) {
     unsigned seed = 100;
     for (Axes axes : shapes) {
-      for (const Storage storage : {Storage::F32, Storage::F64, Storage::F16, Storage::BF16}) {
-        axes.storage = storage;
+      for (const DType dtype : {DType::F32, DType::F64, DType::F16, DType::BF16}) {
+        axes.dtype = dtype;
         CAPTURE(seed);
-        CAPTURE(name_of(storage));
-        const auto problem = normal_problem(seed++, axes);
-        const Layout layout{mixed_grouping(world->size()), even_runs(axes.n_keys, world->size(), 1)};
-        REQUIRE(n_holders(layout.runs) == world->size());
-        check_all(*world, *problem, {layout});
+        CAPTURE(name_of(dtype));
+        const auto workload = normal_workload(seed++, axes);
+        const Layout layout{mixed_grouping(rank_group->size()), even_ranges(axes.n_keys, rank_group->size(), 1)};
+        REQUIRE(n_holders(layout.ranges) == rank_group->size());
+        check_all(*rank_group, *workload, {layout});
       }
     }
   }
@@ -43,9 +43,9 @@ TEST_CASE("decoders: every head size, values of another size, grouped heads, sev
 /// @tested{alg_3, Alg. 3}
 TEST_CASE("decoders: lengths differ inside a batch, what lies behind them is NaN") {
   const Axes axes{.batch = 5, .heads = 4, .kv_heads = 2, .head_dim = 24, .value_dim = 20, .n_keys = 150};
-  const auto problem = normal_problem(200, axes, std::vector<std::int64_t>{150, 1, 0, 64, 77});
-  for (World* world : worlds()) {
-    check_all(*world, *problem, even_layouts(axes.n_keys, world->size()), [&](const Algorithm&, const DecodeOutput& output) {
+  const auto workload = normal_workload(200, axes, std::vector<std::int64_t>{150, 1, 0, 64, 77});
+  for (RankGroup* rank_group : rank_groups()) {
+    check_all(*rank_group, *workload, even_layouts(axes.n_keys, rank_group->size()), [&](const Algorithm&, const DecodeOutput& output) {
       // Entry 2 has no keys: z = 0 and lse = -inf, not a NaN.
       for (std::size_t i = 2 * 4 * 20; i < 3 * 4 * 20; ++i) CHECK(std::bit_cast<std::uint32_t>(output.out[i]) == 0);
       for (std::size_t r = 2 * 4; r < 3 * 4; ++r) CHECK(output.lse[r] == -std::numeric_limits<float>::infinity());
@@ -55,22 +55,22 @@ TEST_CASE("decoders: lengths differ inside a batch, what lies behind them is NaN
 
 /// @tested{alg_3, Alg. 3}
 TEST_CASE("decoders: 0, 1, p - 1, p and p + 1 keys") {
-  for (World* world : worlds()) {
-    const int p = world->size();
+  for (RankGroup* rank_group : rank_groups()) {
+    const int p = rank_group->size();
     for (const std::int64_t n_keys : {0, 1, p - 1, p, p + 1}) {
       CAPTURE(n_keys);
       const Axes axes{.batch = 2, .head_dim = 10, .value_dim = 7, .n_keys = n_keys};
-      const auto problem = normal_problem(300 + static_cast<unsigned>(n_keys), axes);
+      const auto workload = normal_workload(300 + static_cast<unsigned>(n_keys), axes);
       const std::vector<Layout> layouts = even_layouts(n_keys, p);
-      REQUIRE(n_holders(layouts[0].runs) == std::min<std::int64_t>(n_keys, p));
-      check_all(*world, *problem, layouts, [&](const Algorithm&, const DecodeOutput& output) {
+      REQUIRE(n_holders(layouts[0].ranges) == std::min<std::int64_t>(n_keys, p));
+      check_all(*rank_group, *workload, layouts, [&](const Algorithm&, const DecodeOutput& output) {
         if (n_keys > 1) return;
         // No key: z = 0, lse = -inf. One key: z = v, bit for bit, whatever its score; lse, its score, is held against the
         // oracle.
         for (std::int64_t r = 0; r < 8; ++r) {
           std::vector<float> z(7, 0.0f);
           if (n_keys == 1)
-            load_row(problem->v(), r / 4, r % 4 / 2, 0, z.data());
+            load_row(workload->v(), r / 4, r % 4 / 2, 0, z.data());
           else
             CHECK(output.lse[static_cast<std::size_t>(r)] == -std::numeric_limits<float>::infinity());
           CHECK(same_bits(std::span(output.out).subspan(static_cast<std::size_t>(r) * 7, 7), z));
@@ -82,26 +82,26 @@ TEST_CASE("decoders: 0, 1, p - 1, p and p + 1 keys") {
 
 /// @tested{alg_3, Alg. 3}
 TEST_CASE("decoders: an empty shard is neutral, on the first, a middle or the last rank, and on all but one") {
-  for (World* world : worlds({2, 3, 4, 5, 8})) {
-    const int p = world->size();
-    const auto problem = normal_problem(400, {.batch = 2, .head_dim = 10, .value_dim = 7, .n_keys = 90});
+  for (RankGroup* rank_group : rank_groups({2, 3, 4, 5, 8})) {
+    const int p = rank_group->size();
+    const auto workload = normal_workload(400, {.batch = 2, .head_dim = 10, .value_dim = 7, .n_keys = 90});
     std::vector<Layout> layouts;
-    for (const int place : {0, p / 2, p - 1}) {
+    for (const int index : {0, p / 2, p - 1}) {
       // All but this place share the keys; then this place has them all.
       std::vector<std::int64_t> without(static_cast<std::size_t>(p), 0), only(static_cast<std::size_t>(p), 0);
       std::int64_t rest = 90;
       for (int i = 0, n_left = p - 1; i < p; ++i) {
-        if (i == place || n_left == 0) continue;
+        if (i == index || n_left == 0) continue;
         without[static_cast<std::size_t>(i)] = rest / n_left;
         rest -= rest / n_left--;
       }
-      only[static_cast<std::size_t>(place)] = 90;
-      if (p > 1) layouts.push_back({mixed_grouping(p), runs_of_lengths(without)});
-      layouts.push_back({Topology::pretend(p, 2), runs_of_lengths(only)});
-      if (p > 1) REQUIRE(n_holders(layouts[layouts.size() - 2].runs) == p - 1);
-      REQUIRE(n_holders(layouts.back().runs) == 1);
+      only[static_cast<std::size_t>(index)] = 90;
+      if (p > 1) layouts.push_back({mixed_grouping(p), ranges_of_lengths(without)});
+      layouts.push_back({Topology::pretend(p, 2), ranges_of_lengths(only)});
+      if (p > 1) REQUIRE(n_holders(layouts[layouts.size() - 2].ranges) == p - 1);
+      REQUIRE(n_holders(layouts.back().ranges) == 1);
     }
-    check_all(*world, *problem, layouts);
+    check_all(*rank_group, *workload, layouts);
   }
 }
 
@@ -111,12 +111,12 @@ TEST_CASE("decoders: values of -0 stay -0 beside empty shards and keys that are 
   std::mt19937 random(450);
   Tensor q = normal_tensor(random, axes.q()), k = normal_tensor(random, axes.k());
   const Tensor v(std::vector<float>(static_cast<std::size_t>(n_elements(axes.v())), -0.0f), axes.v());
-  const auto problem = problem_of(std::move(q), std::move(k), v, std::vector<std::int64_t>{40, 3});
-  for (World* world : worlds({1, 2, 3, 5, 8})) {
-    const int p = world->size();
+  const auto workload = workload_of(std::move(q), std::move(k), v, std::vector<std::int64_t>{40, 3});
+  for (RankGroup* rank_group : rank_groups({1, 2, 3, 5, 8})) {
+    const int p = rank_group->size();
     std::vector<std::int64_t> only(static_cast<std::size_t>(p), 0);
     only[static_cast<std::size_t>(p / 2)] = 40;
-    check_all(*world, *problem, {{mixed_grouping(p), runs_of_lengths(only)}, {Topology::pretend(p, 2), even_runs(40, p, 1)}},
+    check_all(*rank_group, *workload, {{mixed_grouping(p), ranges_of_lengths(only)}, {Topology::pretend(p, 2), even_ranges(40, p, 1)}},
               [](const Algorithm& algorithm, const DecodeOutput& output) {
                 // Paper and packed add the +0 that an empty shard's output is.
                 if (!algorithm.keeps_bits && algorithm.name != "fused") return;
@@ -126,12 +126,12 @@ TEST_CASE("decoders: values of -0 stay -0 beside empty shards and keys that are 
 }
 
 TEST_CASE("decoders: no keys, no heads, no batch, no components: an empty result and no hang") {
-  for (World* world : worlds({1, 2, 5})) {
+  for (RankGroup* rank_group : rank_groups({1, 2, 5})) {
     const Axes empties[] = {
         {.n_keys = 0}, {.batch = 0, .n_keys = 9}, {.heads = 0, .kv_heads = 0, .n_keys = 9}, {.value_dim = 0, .n_keys = 9}};
     for (const Axes& axes : empties) {
-      const auto problem = normal_problem(500, axes);
-      check_all(*world, *problem, even_layouts(axes.n_keys, world->size()));
+      const auto workload = normal_workload(500, axes);
+      check_all(*rank_group, *workload, even_layouts(axes.n_keys, rank_group->size()));
     }
   }
 }

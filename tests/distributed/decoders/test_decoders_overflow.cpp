@@ -36,23 +36,23 @@ void set_values(Tensor& v, std::int64_t i, const Value& value) {
 
 /// Multiplies all numbers.
 void enlarge(Tensor& tensor, float factor) {
-  std::vector<float> numbers(tensor.bytes.size() / sizeof(float));
-  load(tensor.bytes.data(), Storage::F32, std::ssize(numbers), numbers.data());
-  for (float& x : numbers) x *= factor;
-  store(numbers.data(), Storage::F32, std::ssize(numbers), tensor.bytes.data());
+  std::vector<float> elements(tensor.bytes.size() / sizeof(float));
+  load(tensor.bytes.data(), DType::F32, std::ssize(elements), elements.data());
+  for (float& x : elements) x *= factor;
+  store(elements.data(), DType::F32, std::ssize(elements), tensor.bytes.data());
 }
 
 /// Layouts whose ranks hold one key, several, or none.
 std::vector<Layout> layouts(int p, std::int64_t n_keys) {
-  std::vector<Layout> layouts{{mixed_grouping(p), even_runs(n_keys, p, 1)}};
-  if (p == 3) layouts.push_back({Topology::pretend(3, 1), runs_of_lengths(std::vector<std::int64_t>{0, n_keys, 0})});
+  std::vector<Layout> layouts{{mixed_grouping(p), even_ranges(n_keys, p, 1)}};
+  if (p == 3) layouts.push_back({Topology::pretend(3, 1), ranges_of_lengths(std::vector<std::int64_t>{0, n_keys, 0})});
   return layouts;
 }
 
 /// Checks that all is finite, within the bound and of the same bits everywhere.
-void check_finite(TensorProblem& problem) {
-  for (World* world : worlds({1, 2, 3, 5, 8})) {
-    check_all(*world, problem, layouts(world->size(), problem.n_keys()), [](const Algorithm&, const DecodeOutput& output) {
+void check_finite(TensorWorkload& workload) {
+  for (RankGroup* rank_group : rank_groups({1, 2, 3, 5, 8})) {
+    check_all(*rank_group, workload, layouts(rank_group->size(), workload.n_keys()), [](const Algorithm&, const DecodeOutput& output) {
       CHECK(std::all_of(output.out.begin(), output.out.end(), [](float z) { return std::isfinite(z); }));
       CHECK(std::all_of(output.lse.begin(), output.lse.end(), [](float lse) { return std::isfinite(lse); }));
     });
@@ -82,7 +82,7 @@ TEST_CASE("overflow: values whose sum is beyond F32 have their average") {
     for (std::int64_t i = 0; i < kAxes.batch; ++i) {
       set_values(d.v, i, [&](std::int64_t a, std::int64_t) { return c.value(a, c.n_keys); });
     }
-    check_finite(*problem_of(d.q, d.k, d.v));
+    check_finite(*workload_of(d.q, d.k, d.v));
   }
 }
 
@@ -92,30 +92,30 @@ TEST_CASE("overflow: products q.k beyond F32 whose scores are not") {
     CAPTURE(scale);
     Draft d = draft(45);
     enlarge(d.q, scale == 1e-40 ? 1e20f : 1e19f), enlarge(d.k, scale == 1e-40 ? 1e20f : 1e19f);
-    check_finite(*problem_of(d.q, d.k, d.v, {}, scale));
+    check_finite(*workload_of(d.q, d.k, d.v, {}, scale));
   }
 }
 
 TEST_CASE("overflow: one component of one batch entry, and all others keep the bits that they have without it") {
   constexpr std::int64_t kKeys = 90;
   const Draft d = draft(kKeys);
-  const auto problem_with = [&](float number) {
+  const auto workload_with = [&](float number) {
     Tensor v = d.v;
     for (std::int64_t h = 0; h < kAxes.kv_heads; ++h) {
       for (std::int64_t a = 0; a < kKeys; ++a) v.set(1, h, a, 2, number);
       v.set(2, h, 0, 0, kLargest), v.set(2, h, 0, 1, -0.0f);  // one key in all: z = v to the bit
     }
-    return problem_of(d.q, d.k, v, std::vector<std::int64_t>{kKeys, kKeys, 1});
+    return workload_of(d.q, d.k, v, std::vector<std::int64_t>{kKeys, kKeys, 1});
   };
-  const auto large = problem_with(3e38f), clean = problem_with(0.5f);
-  for (World* world : worlds({1, 3, 8})) {
-    const int p = world->size();
-    const Layout layout{mixed_grouping(p), even_runs(kKeys, p, 1)};
-    check_all(*world, *large, {layout});
+  const auto large = workload_with(3e38f), clean = workload_with(0.5f);
+  for (RankGroup* rank_group : rank_groups({1, 3, 8})) {
+    const int p = rank_group->size();
+    const Layout layout{mixed_grouping(p), even_ranges(kKeys, p, 1)};
+    check_all(*rank_group, *large, {layout});
     for (const Algorithm& algorithm : algorithms()) {
       INFO(algorithm.name << ", " << layout.text());
-      const DecodeOutput with = decode(*world, algorithm, *large, layout)[0].output,
-                         without = decode(*world, algorithm, *clean, layout)[0].output;
+      const DecodeOutput with = decode(*rank_group, algorithm, *large, layout)[0].output,
+                         without = decode(*rank_group, algorithm, *clean, layout)[0].output;
       CHECK(same_bits(with.lse, without.lse));
       std::size_t n_large = 0;
       bool same = true;
@@ -135,14 +135,14 @@ TEST_CASE("overflow: one component of one batch entry, and all others keep the b
 /// A power of two passes through every sum: the state is another one of the same set.
 TEST_CASE("overflow: a lift changes no bit of z where nothing overflows, and lse by a rounding") {
   const Draft d = draft(90);
-  const auto problem = problem_of(d.q, d.k, d.v, std::vector<std::int64_t>{90, 33, 1});
-  for (World* world : worlds({1, 3, 8})) {
-    const int p = world->size();
-    const Layout layout{mixed_grouping(p), even_runs(90, p, 1)};
+  const auto workload = workload_of(d.q, d.k, d.v, std::vector<std::int64_t>{90, 33, 1});
+  for (RankGroup* rank_group : rank_groups({1, 3, 8})) {
+    const int p = rank_group->size();
+    const Layout layout{mixed_grouping(p), even_ranges(90, p, 1)};
     for (const Algorithm& algorithm : algorithms()) {
       INFO(algorithm.name << ", " << layout.text());
-      const DecodeOutput plain = decode_once(*world, algorithm, *problem, layout, cpu_backend(), 0)[0].output,
-                         lifted = decode_once(*world, algorithm, *problem, layout, cpu_backend(), kLift)[0].output;
+      const DecodeOutput plain = decode_once(*rank_group, algorithm, *workload, layout, cpu_backend(), 0)[0].output,
+                         lifted = decode_once(*rank_group, algorithm, *workload, layout, cpu_backend(), kLift)[0].output;
       // These two weigh with exp(lse - m), and lse is rounded in another place.
       const bool by_weights = algorithm.name == "paper" || algorithm.name == "packed";
       CHECK((by_weights ? compare(lifted.out, plain.out, 1e-5).ok : same_bits(lifted.out, plain.out)));

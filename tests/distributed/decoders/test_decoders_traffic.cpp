@@ -8,8 +8,8 @@ namespace {
 
 constexpr std::int64_t kPerRank = 8;
 
-std::unique_ptr<TensorProblem> problem_for(int p) {
-  return normal_problem(1200, {.batch = 2, .head_dim = 6, .value_dim = 5, .n_keys = kPerRank * p});
+std::unique_ptr<TensorWorkload> workload_for(int p) {
+  return normal_workload(1200, {.batch = 2, .head_dim = 6, .value_dim = 5, .n_keys = kPerRank * p});
 }
 
 int floor_log2(int n) { return std::bit_width(static_cast<unsigned>(n)) - 1; }
@@ -18,57 +18,57 @@ int floor_log2(int n) { return std::bit_width(static_cast<unsigned>(n)) - 1; }
 
 /// @tested{eq_10, eq. (10)}
 TEST_CASE("decoders: the ring takes p - 1 hops, and holds two shards beside its own") {
-  for (World* world : worlds()) {
-    const int p = world->size();
-    const auto problem = problem_for(p);
-    const std::int64_t shard_bytes = kPerRank * problem->shape().bytes_per_position();
+  for (RankGroup* rank_group : rank_groups()) {
+    const int p = rank_group->size();
+    const auto workload = workload_for(p);
+    const std::int64_t shard_bytes = kPerRank * workload->shape().bytes_per_position();
     for (const bool copied : {true, false}) {
-      const Layout layout{mixed_grouping(p), even_runs(kPerRank * p, p, kPerRank), copied};
-      for (const Seen& seen : decode(*world, find_algorithm("ring"), *problem, layout)) {
+      const Layout layout{mixed_grouping(p), even_ranges(kPerRank * p, p, kPerRank), copied};
+      for (const RankResult& result : decode(*rank_group, find_algorithm("ring"), *workload, layout)) {
         // Every hop is one message of keys and one of values to the right neighbour; no collective at all.
-        CHECK(seen.traffic.messages == 2 * (p - 1));
-        CHECK(seen.traffic.bytes == (p - 1) * shard_bytes);
-        CHECK(seen.traffic.collectives == 0);
+        CHECK(result.traffic.messages == 2 * (p - 1));
+        CHECK(result.traffic.bytes == (p - 1) * shard_bytes);
+        CHECK(result.traffic.collectives == 0);
         // The own shard stays, for it is the cache: one buffer comes in while another goes out. With two ranks there is only
         // what comes in, and the own shard if it has to be packed to be sent.
         const int n_buffers = p == 1 ? 0 : p == 2 && copied ? 1 : 2;
-        CHECK(seen.traffic.buffer_kv_bytes == n_buffers * shard_bytes);
+        CHECK(result.traffic.buffer_kv_bytes == n_buffers * shard_bytes);
       }
     }
   }
 }
 
 TEST_CASE("decoders: the ring's buffers are those of the longest neighbours") {
-  for (World* world : worlds({3, 5})) {
-    const int p = world->size();
+  for (RankGroup* rank_group : rank_groups({3, 5})) {
+    const int p = rank_group->size();
     if (p < 3) continue;
-    const auto problem = problem_for(p);
+    const auto workload = workload_for(p);
     std::vector<std::int64_t> lengths(static_cast<std::size_t>(p), 0);
     lengths[0] = kPerRank * p - 3;
     lengths[static_cast<std::size_t>(p) - 1] = 3;
     std::int64_t most = 0;
-    for (const Seen& seen :
-         decode(*world, find_algorithm("ring"), *problem, {Topology::pretend(p, p), runs_of_lengths(lengths)})) {
-      most = std::max(most, seen.traffic.buffer_kv_bytes);
+    for (const RankResult& result :
+         decode(*rank_group, find_algorithm("ring"), *workload, {Topology::pretend(p, p), ranges_of_lengths(lengths)})) {
+      most = std::max(most, result.traffic.buffer_kv_bytes);
     }
-    CHECK(most == kPerRank * p * problem->shape().bytes_per_position());
+    CHECK(most == kPerRank * p * workload->shape().bytes_per_position());
   }
 }
 
 TEST_CASE("decoders: keys and values do not move in tree decoding") {
-  for (World* world : worlds({2, 3, 5, 8})) {
-    const int p = world->size();
-    const Layout shorter{mixed_grouping(p), even_runs(kPerRank * p, p, kPerRank)};
-    const Layout longer{mixed_grouping(p), even_runs(4 * kPerRank * p, p, 4 * kPerRank)};
-    const auto problem = problem_for(p), long_problem = problem_for(4 * p);
+  for (RankGroup* rank_group : rank_groups({2, 3, 5, 8})) {
+    const int p = rank_group->size();
+    const Layout shorter{mixed_grouping(p), even_ranges(kPerRank * p, p, kPerRank)};
+    const Layout longer{mixed_grouping(p), even_ranges(4 * kPerRank * p, p, 4 * kPerRank)};
+    const auto workload = workload_for(p), long_workload = workload_for(4 * p);
     for (const Algorithm& algorithm : algorithms()) {
       if (algorithm.name == "ring") continue;
       CAPTURE(algorithm.name);
-      const std::vector<Seen> seen = decode(*world, algorithm, *problem, shorter),
-                              more = decode(*world, algorithm, *long_problem, longer);
-      for (std::size_t rank = 0; rank < seen.size(); ++rank) {
-        CHECK(seen[rank].traffic.bytes == more[rank].traffic.bytes);
-        CHECK(seen[rank].traffic.buffer_kv_bytes == 0);
+      const std::vector<RankResult> results = decode(*rank_group, algorithm, *workload, shorter),
+                              more = decode(*rank_group, algorithm, *long_workload, longer);
+      for (std::size_t rank = 0; rank < results.size(); ++rank) {
+        CHECK(results[rank].traffic.bytes == more[rank].traffic.bytes);
+        CHECK(results[rank].traffic.buffer_kv_bytes == 0);
       }
     }
   }
@@ -77,16 +77,16 @@ TEST_CASE("decoders: keys and values do not move in tree decoding") {
 /// @tested{alg_3, Alg. 3}
 /// @tested{thm_1, Thm. 1}
 TEST_CASE("decoders: three collectives, two, one, and about log2 p merges in a row") {
-  for (World* world : worlds()) {
-    const int p = world->size();
-    const auto problem = problem_for(p);
+  for (RankGroup* rank_group : rank_groups()) {
+    const int p = rank_group->size();
+    const auto workload = workload_for(p);
     for (const Topology& topology : groupings(p)) {
       const auto busiest = [&](std::string_view name) {
         Traffic most;
-        for (const Seen& seen :
-             decode(*world, find_algorithm(name), *problem, {topology, even_runs(kPerRank * p, p, kPerRank)})) {
-          most.collectives = std::max(most.collectives, seen.traffic.collectives);
-          most.merge_steps = std::max(most.merge_steps, seen.traffic.merge_steps);
+        for (const RankResult& result :
+             decode(*rank_group, find_algorithm(name), *workload, {topology, even_ranges(kPerRank * p, p, kPerRank)})) {
+          most.collectives = std::max(most.collectives, result.traffic.collectives);
+          most.merge_steps = std::max(most.merge_steps, result.traffic.merge_steps);
         }
         return most;
       };
@@ -113,17 +113,17 @@ TEST_CASE("decoders: three collectives, two, one, and about log2 p merges in a r
 }
 
 TEST_CASE("decoders: counters add up over steps until they are cleared") {
-  for (World* world : worlds({2, 3, 8})) {
-    const int p = world->size();
-    const auto problem = problem_for(p);
-    const Layout layout{mixed_grouping(p), even_runs(kPerRank * p, p, kPerRank)};
+  for (RankGroup* rank_group : rank_groups({2, 3, 8})) {
+    const int p = rank_group->size();
+    const auto workload = workload_for(p);
+    const Layout layout{mixed_grouping(p), even_ranges(kPerRank * p, p, kPerRank)};
     for (const Algorithm& algorithm : algorithms()) {
       CAPTURE(algorithm.name);
-      const std::vector<Seen> once = decode(*world, algorithm, *problem, layout);
-      const std::vector<Seen> thrice = world->run(layout.topology, [&](Transport& transport) {
-        const Run mine = layout.runs[static_cast<std::size_t>(transport.topology().place_of(transport.rank()))];
-        ShardDecoder shard = open_shard(cpu_backend(), problem->query(0), problem->shard(mine), problem->lengths(), problem->scale);
-        const DecodeStep step{problem->query(0), shard, problem->lengths(), layout.runs};
+      const std::vector<RankResult> once = decode(*rank_group, algorithm, *workload, layout);
+      const std::vector<RankResult> thrice = rank_group->run(layout.topology, [&](Transport& transport) {
+        const KeyRange mine = layout.ranges[static_cast<std::size_t>(transport.topology().index_of(transport.rank()))];
+        ShardDecoder shard = open_shard(cpu_backend(), workload->query(0), workload->shard(mine), workload->lengths(), workload->scale);
+        const DecodeStep step{workload->query(0), shard, workload->lengths(), layout.ranges};
         DecodeOutput output;
         for (int t = 0; t < 3; ++t) output = algorithm.run(transport, step);
         return output;

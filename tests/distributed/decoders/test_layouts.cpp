@@ -27,7 +27,7 @@ Layout random_layout(std::mt19937& random, std::int64_t n_keys, int p, std::int6
   }
   std::sort(cuts.begin(), cuts.end());
   Layout layout{Topology::pretend(p, p), {}, below(2) == 0};
-  for (std::size_t i = 0; i + 1 < cuts.size(); ++i) layout.runs.push_back({cuts[i], cuts[i + 1]});
+  for (std::size_t i = 0; i + 1 < cuts.size(); ++i) layout.ranges.push_back({cuts[i], cuts[i + 1]});
   std::vector<int> node_of_rank;
   const std::int64_t n_nodes = 1 + below(p);
   for (int rank = 0; rank < p; ++rank) node_of_rank.push_back(static_cast<int>(below(n_nodes)));
@@ -36,7 +36,7 @@ Layout random_layout(std::mt19937& random, std::int64_t n_keys, int p, std::int6
 }
 
 /// Scores up to 100, a score of -inf, values of -0 and Inf, and a NaN for one of two heads alone.
-std::unique_ptr<TensorProblem> wild_problem() {
+std::unique_ptr<TensorWorkload> wild_workload() {
   const Axes axes{.heads = 2, .kv_heads = 2, .head_dim = 8, .value_dim = 6, .n_keys = 517};
   std::mt19937 random(kSeed);
   Tensor q = normal_tensor(random, axes.q()), k = normal_tensor(random, axes.k()), v = normal_tensor(random, axes.v());
@@ -51,49 +51,49 @@ std::unique_ptr<TensorProblem> wild_problem() {
   v.set(0, 0, 200, 2, kInf);
   v.set(0, 1, 17, 3, kNaN);
   k.set(0, 1, 450, 0, -kInf);
-  return problem_of(std::move(q), std::move(k), std::move(v));
+  return workload_of(std::move(q), std::move(k), std::move(v));
 }
 
-std::vector<std::unique_ptr<TensorProblem>> problems() {
-  std::vector<std::unique_ptr<TensorProblem>> all;
-  all.push_back(normal_problem(kSeed + 1,
+std::vector<std::unique_ptr<TensorWorkload>> workloads() {
+  std::vector<std::unique_ptr<TensorWorkload>> all;
+  all.push_back(normal_workload(kSeed + 1,
                                {.batch = 3, .heads = 2, .kv_heads = 2, .head_dim = 16, .value_dim = 12, .n_keys = 300},
                                std::vector<std::int64_t>{300, 1, 129}));
   all.push_back(
-      normal_problem(kSeed + 2, {.heads = 4, .kv_heads = 1, .n_queries = 2, .n_keys = 400, .storage = Storage::F16}));
-  all.push_back(normal_problem(
-      kSeed + 3, {.batch = 2, .heads = 2, .kv_heads = 1, .head_dim = 40, .n_keys = 90, .storage = Storage::BF16},
+      normal_workload(kSeed + 2, {.heads = 4, .kv_heads = 1, .n_queries = 2, .n_keys = 400, .dtype = DType::F16}));
+  all.push_back(normal_workload(
+      kSeed + 3, {.batch = 2, .heads = 2, .kv_heads = 1, .head_dim = 40, .n_keys = 90, .dtype = DType::BF16},
       std::vector<std::int64_t>{0, 65}));
-  all.push_back(wild_problem());
+  all.push_back(wild_workload());
   return all;
 }
 
 /// One rank with everything, without any of distributed/.
-DecodeOutput alone(const Backend& backend, TensorProblem& problem) {
-  ShardDecoder decoder = open_shard(backend, problem.query(0), problem.whole(), problem.lengths(), problem.scale);
-  Forest<float>& forest = decoder.session().decode(problem.query(0), problem.lengths()).host();
-  return finish_rows(forest.fold(), problem.shape().n_rows(), problem.shape().value_dim);
+DecodeOutput alone(const Backend& backend, TensorWorkload& workload) {
+  ShardDecoder decoder = open_shard(backend, workload.query(0), workload.whole(), workload.lengths(), workload.scale);
+  Forest<float>& forest = decoder.session().decode(workload.query(0), workload.lengths()).host();
+  return finish_rows(forest.fold(), workload.shape().n_rows(), workload.shape().value_dim);
 }
 
 void check_layouts(const Backend& backend) {
   CAPTURE(kSeed);
   std::mt19937 random(kSeed);
   int n_split = 0, n_with_gaps = 0, n_in_leaf = 0;
-  for (const auto& problem : problems()) {
-    const std::int64_t N = problem->n_keys();
-    const std::int64_t leaf = backend.leaf_keys(problem->shape());
-    const DecodeOutput expected = alone(backend, *problem);
+  for (const auto& workload : workloads()) {
+    const std::int64_t N = workload->n_keys();
+    const std::int64_t leaf = backend.leaf_keys(workload->shape());
+    const DecodeOutput expected = alone(backend, *workload);
     for (int i = 0; i < kLayouts; ++i) {
       const int p = 1 + i % 9;
-      World& world = *worlds({p})[0];
+      RankGroup& rank_group = *rank_groups({p})[0];
       const Layout layout = random_layout(random, N, p, leaf);
-      n_split += n_holders(layout.runs) > p / 2;
-      n_with_gaps += n_holders(layout.runs) < p;
-      n_in_leaf += layout.runs[0].size() > 0 && layout.runs[0].size() < 64;
+      n_split += n_holders(layout.ranges) > p / 2;
+      n_with_gaps += n_holders(layout.ranges) < p;
+      n_in_leaf += layout.ranges[0].size() > 0 && layout.ranges[0].size() < 64;
       for (const Algorithm& algorithm : algorithms()) {
         if (!algorithm.keeps_bits) continue;
         INFO(backend.name() << ", " << algorithm.name << ", " << N << " keys, " << layout.text());
-        for (const Seen& seen : decode(world, algorithm, *problem, layout, backend)) CHECK(same_bits(seen.output, expected));
+        for (const RankResult& result : decode(rank_group, algorithm, *workload, layout, backend)) CHECK(same_bits(result.output, expected));
       }
     }
   }

@@ -42,10 +42,10 @@ class WatchedTransport : public Transport {
 };
 
 /// One step of the ring over a shard of its own.
-void decode_ring_once(Transport& transport, TensorProblem& problem, std::span<const Run> runs) {
-  const Run mine = runs[static_cast<std::size_t>(transport.rank())];
-  ShardDecoder shard = open_shard(cpu_backend(), problem.query(0), problem.shard(mine), problem.lengths(), problem.scale);
-  find_algorithm("ring").run(transport, {problem.query(0), shard, problem.lengths(), runs});
+void decode_ring_once(Transport& transport, TensorWorkload& workload, std::span<const KeyRange> ranges) {
+  const KeyRange mine = ranges[static_cast<std::size_t>(transport.rank())];
+  ShardDecoder shard = open_shard(cpu_backend(), workload.query(0), workload.shard(mine), workload.lengths(), workload.scale);
+  find_algorithm("ring").run(transport, {workload.query(0), shard, workload.lengths(), ranges});
 }
 
 }  // namespace
@@ -54,12 +54,12 @@ TEST_CASE("ring: the next shard is in flight while this one is computed, at ever
   // Every shard has the same leaves, so every decode lets messages advance equally often.
   constexpr int kLeavesOfShard = 2, kKvHeads = 2;
   for (const int p : {1, 2, 3, 8}) {
-    const auto problem = normal_problem(1300, {.kv_heads = kKvHeads, .n_keys = kLeavesOfShard * kLeafKeys * p});
-    const std::vector<Run> runs = even_runs(kLeavesOfShard * kLeafKeys * p, p, kLeafKeys);
+    const auto workload = normal_workload(1300, {.kv_heads = kKvHeads, .n_keys = kLeavesOfShard * kLeafKeys * p});
+    const std::vector<KeyRange> ranges = even_ranges(kLeavesOfShard * kLeafKeys * p, p, kLeafKeys);
     std::atomic<int> n_overlapped = 0, n_alone = 0, n_others = 0;
     run_threads(Topology::pretend(p, p), 60, [&](ThreadTransport& inner) {
       WatchedTransport transport(inner);
-      decode_ring_once(transport, *problem, runs);
+      decode_ring_once(transport, *workload, ranges);
       // Keys and values, to the right and from the left.
       for (const auto& [in_flight, n] : transport.n_calls) (in_flight == 4 ? n_overlapped : in_flight == 0 ? n_alone : n_others) += n;
     });
@@ -72,16 +72,16 @@ TEST_CASE("ring: the next shard is in flight while this one is computed, at ever
 /// Fresh memory at every step costs a page fault for each 4 KiB that arrives: more than computing on it.
 TEST_CASE("ring: from the second step on, shards arrive in the two places of the first") {
   for (const int p : {2, 3, 8}) {
-    const auto problem = normal_problem(1301, {.n_keys = 70 * p});
-    const std::vector<Run> runs = even_runs(70 * p, p, 1);
-    const std::int64_t shard_bytes = 70 * problem->shape().bytes_per_position();
+    const auto workload = normal_workload(1301, {.n_keys = 70 * p});
+    const std::vector<KeyRange> ranges = even_ranges(70 * p, p, 1);
+    const std::int64_t shard_bytes = 70 * workload->shape().bytes_per_position();
     std::atomic<int> n_places = 0, n_fresh = 0;
     run_threads(Topology::pretend(p, p), 60, [&](ThreadTransport& inner) {
       WatchedTransport transport(inner);
       std::size_t before = 0;
       std::vector<std::vector<std::byte>> squatters;
       for (int t = 0; t < 4; ++t) {
-        decode_ring_once(transport, *problem, runs);
+        decode_ring_once(transport, *workload, ranges);
         if (t == 0) before = transport.places.size();
         // Whatever the ring gave back is taken by others before the next step.
         for (const std::int64_t n_bytes :

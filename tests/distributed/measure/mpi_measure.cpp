@@ -7,7 +7,7 @@
 
 #include "distributed/measure/measure.hpp"
 #include "distributed/transport/mpi_transport.hpp"
-#include "tests/support/mpi_world.hpp"
+#include "tests/support/mpi_test_session.hpp"
 
 namespace tree_attn::test {
 namespace {
@@ -27,17 +27,17 @@ DecodeOutput decode_oddly(Transport& transport, const DecodeStep& step) {
   return output;
 }
 
-RankCost no_cost(const Topology&, int, std::span<const Run>, const WorkloadShape&) { return {}; }
+RankCost no_cost(const Topology&, int, std::span<const KeyRange>, const WorkloadShape&) { return {}; }
 
 }  // namespace
 
 TEST_CASE("measure: one rank that ends with one other bit is seen by all, whichever it is") {
   const int p = session().ranks().size();
-  const auto problem = make_problem({{.heads = 2, .kv_heads = 2, .head_dim = 4, .value_dim = 4}, 8, {8}}, 1, 1);
+  const auto workload = make_workload({{.heads = 2, .kv_heads = 2, .head_dim = 4, .value_dim = 4}, 8, {8}}, 1, 1);
   const Topology topology = Topology::pretend(p, p);
   MpiTransport transport(session().ranks(), topology);
-  const Bench bench{session().ranks(), transport, cpu_backend(), *problem, even_runs(8, p, 1), 1.0, 0, 1};
-  ShardDecoder shard(bench.backend, problem->shape(), bench.runs[static_cast<std::size_t>(session().ranks().rank())], bench.scale);
+  const Bench bench{session().ranks(), transport, cpu_backend(), *workload, even_ranges(8, p, 1), 1.0, 0, 1};
+  ShardDecoder shard(bench.backend, workload->shape(), bench.ranges[static_cast<std::size_t>(session().ranks().rank())], bench.scale);
   const auto same_bits = [&](int rank) {
     odd_rank = rank;
     const Algorithm oddly{.name = "oddly", .brief = "", .exchange = OwnLoop{decode_oddly, no_cost}};

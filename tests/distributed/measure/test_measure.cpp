@@ -12,31 +12,31 @@ constexpr float kInf = std::numeric_limits<float>::infinity(), kNaN = std::numer
 
 /// A result that is right, to be spoilt.
 struct Right {
-  std::unique_ptr<TensorProblem> problem;
+  std::unique_ptr<TensorWorkload> workload;
   Verifier verify;
   const Algorithm* algorithm = &find_algorithm("gather");
   DecodeOutput output;
 
-  explicit Right(std::unique_ptr<TensorProblem> given) : problem(std::move(given)), verify(*problem, problem->scale, 4, cpu_backend()) {
-    output = decode_alone(*problem);
+  explicit Right(std::unique_ptr<TensorWorkload> given) : workload(std::move(given)), verify(*workload, workload->scale, 4, cpu_backend()) {
+    output = decode_alone(*workload);
   }
   bool passes() const { return verify(*algorithm, output).passed; }
   float& out(std::size_t i) { return output.out[i]; }
   float& lse(std::size_t i) { return output.lse[i]; }
 };
 
-std::unique_ptr<TensorProblem> with_value(float number) {
+std::unique_ptr<TensorWorkload> with_value(float number) {
   const Axes axes{.heads = 2, .kv_heads = 2, .head_dim = 8, .value_dim = 3, .n_keys = 20};
   std::mt19937 random(1400);
   Tensor q = normal_tensor(random, axes.q()), k = normal_tensor(random, axes.k()), v = normal_tensor(random, axes.v());
   v.set(0, 0, 7, 1, number);
-  return problem_of(std::move(q), std::move(k), std::move(v));
+  return workload_of(std::move(q), std::move(k), std::move(v));
 }
 
 }  // namespace
 
 TEST_CASE("verifier: a right result passes, far below its bound") {
-  const Right right(normal_problem(1500, {.batch = 2, .n_keys = 100}));
+  const Right right(normal_workload(1500, {.batch = 2, .n_keys = 100}));
   const Errors errors = right.verify(*right.algorithm, right.output);
   CHECK(errors.passed);
   CHECK(errors.max_over_bound > 0);
@@ -47,7 +47,7 @@ TEST_CASE("verifier: a right result passes, far below its bound") {
 
 TEST_CASE("verifier: a small error, NaN, Inf, swapped numbers and an all-NaN result fail") {
   const auto fails = [](const auto& spoil) {
-    Right right(normal_problem(1500, {.batch = 2, .n_keys = 100}));
+    Right right(normal_workload(1500, {.batch = 2, .n_keys = 100}));
     spoil(right);
     return !right.passes();
   };
@@ -65,7 +65,7 @@ TEST_CASE("verifier: a small error, NaN, Inf, swapped numbers and an all-NaN res
 
 TEST_CASE("verifier: NaN in place of a number is an infinite error, not none") {
   for (const float number : {kNaN, kInf}) {
-    Right right(normal_problem(1500, {.batch = 2, .n_keys = 100}));
+    Right right(normal_workload(1500, {.batch = 2, .n_keys = 100}));
     right.out(5) = number;
     const Errors errors = right.verify(*right.algorithm, right.output);
     CHECK(errors.max_abs == kInf);
@@ -97,7 +97,7 @@ TEST_CASE("verifier: NaN must be NaN, Inf may be the same Inf or, where a weight
 }
 
 TEST_CASE("verifier: no keys means z = 0 and lse = -inf, exactly") {
-  Right right(normal_problem(1600, {.n_keys = 0}));
+  Right right(normal_workload(1600, {.n_keys = 0}));
   CHECK(right.passes());
   right.out(3) = 1e-30f;
   CHECK_FALSE(right.passes());
@@ -110,11 +110,11 @@ TEST_CASE("verifier: weights formed from lse are allowed the rounding of lse, an
   // Scores near 4000 = d_h q k with d_h = 1, known to 2 * 4000 u; exp(lse - m) is known to 8 * 4000 u; values are positive.
   const Axes axes{.head_dim = 1, .n_keys = 60};
   std::mt19937 random(1700);
-  std::vector<float> keys = normal_numbers(random, n_elements(axes.k())),
-                     values = normal_numbers(random, n_elements(axes.v()));
+  std::vector<float> keys = normal_elements(random, n_elements(axes.k())),
+                     values = normal_elements(random, n_elements(axes.v()));
   for (float& x : keys) x += 4000;
   for (float& x : values) x = std::abs(x);
-  Right right(problem_of(Tensor(std::vector<float>(4, 1.0f), axes.q()), Tensor(keys, axes.k()), Tensor(values, axes.v())));
+  Right right(workload_of(Tensor(std::vector<float>(4, 1.0f), axes.q()), Tensor(keys, axes.k()), Tensor(values, axes.v())));
   CHECK(right.passes());
   for (float& z : right.output.out) z *= 1 + 10 * 4000 * 0x1p-24f;
   CHECK_FALSE(right.passes());

@@ -18,12 +18,12 @@ namespace {
 /// Keys on every rank: one aligned subtree.
 constexpr std::int64_t kPerRank = 16;
 const Axes kAxes{
-    .batch = 2, .heads = 4, .kv_heads = 2, .head_dim = 6, .value_dim = 5, .n_queries = 3, .storage = Storage::BF16};
+    .batch = 2, .heads = 4, .kv_heads = 2, .head_dim = 6, .value_dim = 5, .n_queries = 3, .dtype = DType::BF16};
 
 /// Sums over ranks; the busiest rank's collectives and merge steps.
-Traffic totals(const std::vector<Seen>& seen) {
+Traffic totals(const std::vector<RankResult>& results) {
   Traffic total;
-  for (const auto& [output, traffic] : seen) {
+  for (const auto& [output, traffic] : results) {
     total.messages += traffic.messages;
     total.bytes += traffic.bytes;
     total.bytes_between_nodes += traffic.bytes_between_nodes;
@@ -34,12 +34,12 @@ Traffic totals(const std::vector<Seen>& seen) {
   return total;
 }
 
-std::unique_ptr<TensorProblem> problem_for(int p, Axes axes = kAxes) {
+std::unique_ptr<TensorWorkload> workload_for(int p, Axes axes = kAxes) {
   axes.n_keys = kPerRank * p;
-  return normal_problem(1, axes);
+  return normal_workload(1, axes);
 }
 
-std::vector<Run> aligned_runs(int p) { return even_runs(kPerRank * p, p, kPerRank); }
+std::vector<KeyRange> aligned_ranges(int p) { return even_ranges(kPerRank * p, p, kPerRank); }
 
 /// Whether nodes and their joined runs are aligned subtrees: equal nodes of 2^i ranks, any number of them up to 2^j.
 bool joins_are_aligned(const Topology& topology) {
@@ -88,12 +88,12 @@ std::map<std::string_view, ClosedForm> closed_forms(const WorkloadShape& shape, 
 }
 
 /// Random cuts of the keys, some ranges empty.
-std::vector<Run> random_cut(std::mt19937& random, std::int64_t n_keys, int p) {
+std::vector<KeyRange> random_cut(std::mt19937& random, std::int64_t n_keys, int p) {
   std::vector<std::int64_t> cuts{0, n_keys};
   for (int i = 1; i < p; ++i) cuts.push_back(std::uniform_int_distribution<std::int64_t>(0, n_keys)(random));
   if (p > 2) cuts[2] = cuts[1];
   std::sort(cuts.begin(), cuts.end());
-  std::vector<Run> ranges;
+  std::vector<KeyRange> ranges;
   for (std::size_t i = 0; i + 1 < cuts.size(); ++i) ranges.push_back({cuts[i], cuts[i + 1]});
   return ranges;
 }
@@ -104,22 +104,22 @@ std::vector<Run> random_cut(std::mt19937& random, std::int64_t n_keys, int p) {
 TEST_CASE("predict: everything counted is what was predicted, for any ranges and nodes") {
   std::mt19937 random(91);
   int n_uneven = 0;
-  for (World* world : worlds({1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17})) {
-    const int p = world->size();
-    const auto problem = problem_for(p);
+  for (RankGroup* rank_group : rank_groups({1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17})) {
+    const int p = rank_group->size();
+    const auto workload = workload_for(p);
     for (const Topology& topology : groupings(p)) {
       for (const Layout& layout :
-           {Layout{topology, aligned_runs(p)}, Layout{topology, random_cut(random, kPerRank * p, p)}}) {
+           {Layout{topology, aligned_ranges(p)}, Layout{topology, random_cut(random, kPerRank * p, p)}}) {
         for (const Algorithm& algorithm : algorithms()) {
           INFO(algorithm.name << ", " << layout.text());
-          const Traffic counted = totals(decode(*world, algorithm, *problem, layout));
-          const Prediction predicted = predict(algorithm, problem->shape(), topology, layout.runs);
+          const Traffic counted = totals(decode(*rank_group, algorithm, *workload, layout));
+          const Prediction predicted = predict(algorithm, workload->shape(), topology, layout.ranges);
           CHECK(counted.messages == predicted.messages);
           CHECK(counted.bytes == predicted.bytes);
           CHECK(counted.bytes_between_nodes == predicted.bytes_between_nodes);
           CHECK(counted.collectives == predicted.collectives);
           CHECK(counted.merge_steps == predicted.merge_steps);
-          n_uneven += predicted.bytes != predict(algorithm, problem->shape(), topology, aligned_runs(p)).bytes;
+          n_uneven += predicted.bytes != predict(algorithm, workload->shape(), topology, aligned_ranges(p)).bytes;
         }
       }
     }
@@ -132,15 +132,15 @@ TEST_CASE("predict: everything counted is what was predicted, for any ranges and
 TEST_CASE("predict: sums over plans are the closed formulas where ranges are aligned subtrees") {
   int n_aligned = 0;
   for (int p = 1; p <= 33; ++p) {
-    const auto problem = problem_for(p);
+    const auto workload = workload_for(p);
     for (const Topology& topology : groupings(p)) {
       n_aligned += joins_are_aligned(topology);
-      const auto closed = closed_forms(problem->shape(), topology);
+      const auto closed = closed_forms(workload->shape(), topology);
       CHECK(closed.size() == algorithms().size());
       for (const Algorithm& algorithm : algorithms()) {
         INFO(algorithm.name << " on " << p << " ranks and " << topology.n_nodes() << " nodes");
         const ClosedForm& expected = closed.at(algorithm.name);
-        const Prediction predicted = predict(algorithm, problem->shape(), topology, aligned_runs(p));
+        const Prediction predicted = predict(algorithm, workload->shape(), topology, aligned_ranges(p));
         CHECK(predicted.messages == expected.messages);
         CHECK((predicted.bytes_between_nodes == 0) == (topology.n_nodes() == 1));
         if (algorithm.name != "two-level" || joins_are_aligned(topology)) {
@@ -160,19 +160,19 @@ TEST_CASE("predict: sums over plans are the closed formulas where ranges are ali
 }
 
 TEST_CASE("predict: two-level crosses the network once in each direction between two nodes, doubling over ranks p times") {
-  const auto problem = problem_for(8);
+  const auto workload = workload_for(8);
   const Topology topology = Topology::pretend(8, 4);
-  const std::int64_t state = 4 * problem->shape().n_rows() * (2 + problem->shape().value_dim);
-  CHECK(predict(find_algorithm("two-level"), problem->shape(), topology, aligned_runs(8)).bytes_between_nodes == 2 * state);
-  CHECK(predict(find_algorithm("fused"), problem->shape(), topology, aligned_runs(8)).bytes_between_nodes == 8 * state);
+  const std::int64_t state = 4 * workload->shape().n_rows() * (2 + workload->shape().value_dim);
+  CHECK(predict(find_algorithm("two-level"), workload->shape(), topology, aligned_ranges(8)).bytes_between_nodes == 2 * state);
+  CHECK(predict(find_algorithm("fused"), workload->shape(), topology, aligned_ranges(8)).bytes_between_nodes == 8 * state);
 }
 
 TEST_CASE("predict: plans that do not fit each other are an error") {
-  const auto problem = problem_for(2);
+  const auto workload = workload_for(2);
   const Topology topology = Topology::pretend(2, 2);
   const auto refused = [&](PlanOf plan) -> std::string {
     try {
-      predict({.name = "", .brief = "", .exchange = plan}, problem->shape(), topology, aligned_runs(2));
+      predict({.name = "", .brief = "", .exchange = plan}, workload->shape(), topology, aligned_ranges(2));
       return "";
     } catch (const std::logic_error& error) {
       return error.what();
@@ -187,39 +187,39 @@ TEST_CASE("predict: plans that do not fit each other are an error") {
     return builder.take();
   };
   static auto make = sends;
-  CHECK(refused([](const Topology&, int rank, std::span<const Run>) { return make(rank, true, 2); }) == "");
-  CHECK(refused([](const Topology&, int rank, std::span<const Run>) { return make(rank, false, 2); }) ==
+  CHECK(refused([](const Topology&, int rank, std::span<const KeyRange>) { return make(rank, true, 2); }) == "");
+  CHECK(refused([](const Topology&, int rank, std::span<const KeyRange>) { return make(rank, false, 2); }) ==
         "rank 0 sends a message that rank 1 does not receive");
-  CHECK(refused([](const Topology&, int rank, std::span<const Run>) { return make(rank + 1, true, 2); }) ==
+  CHECK(refused([](const Topology&, int rank, std::span<const KeyRange>) { return make(rank + 1, true, 2); }) ==
         "rank 0 waits for a message that no rank sends");
-  CHECK(refused([](const Topology&, int rank, std::span<const Run>) { return make(rank, true, rank + 1); }) ==
+  CHECK(refused([](const Topology&, int rank, std::span<const KeyRange>) { return make(rank, true, rank + 1); }) ==
         "rank 0 sends 96 bytes to rank 1, which expects 192");
 }
 
 /// @tested{eq_13, eq. (13)}
 /// @tested{eq_14, eq. (14)}
 TEST_CASE("predict: doubling sends more than the paper's bandwidth-optimal AllReduce, by a known factor") {
-  for (World* world : worlds({2, 4, 8})) {
-    const int p = world->size();
+  for (RankGroup* rank_group : rank_groups({2, 4, 8})) {
+    const int p = rank_group->size();
     Axes axes = kAxes;
     axes.n_queries = 1;
     axes.kv_heads = axes.heads;
-    const auto problem = problem_for(p, axes);
+    const auto workload = workload_for(p, axes);
     const Topology topology = Topology::pretend(p, p);
-    const Traffic counted = totals(decode(*world, find_algorithm("paper"), *problem, {topology, aligned_runs(p)}));
+    const Traffic counted = totals(decode(*rank_group, find_algorithm("paper"), *workload, {topology, aligned_ranges(p)}));
     // In the paper's letters: numerator bd, denominator and max bn_h each.
     const CostShape cost{.b = axes.batch, .t = kPerRank, .d = axes.heads * axes.value_dim, .n_h = axes.heads, .p = p};
     // Every rank sends the whole in each of log2 p rounds, where the optimum is 2 (p - 1) / p times the whole.
     const double paper = p * to_bytes(tree_volume(cost), 4), rounds = std::log2(p);
-    CHECK(predict(find_algorithm("paper"), problem->shape(), topology, aligned_runs(p)).paper_bytes ==
+    CHECK(predict(find_algorithm("paper"), workload->shape(), topology, aligned_ranges(p)).paper_bytes ==
           doctest::Approx(paper).epsilon(1e-14));
     CHECK(static_cast<double>(counted.bytes) == doctest::Approx(paper * rounds / (2.0 * (p - 1) / p)).epsilon(1e-14));
     // At p = 2 the two are one.
     if (p == 2) CHECK(static_cast<double>(counted.bytes) == paper);
     // It does not depend on the length.
     axes.n_keys = 5 * kPerRank * p;
-    const auto longer = normal_problem(1, axes);
-    CHECK(totals(decode(*world, find_algorithm("paper"), *longer, {topology, even_runs(axes.n_keys, p, 1)})).bytes ==
+    const auto longer = normal_workload(1, axes);
+    CHECK(totals(decode(*rank_group, find_algorithm("paper"), *longer, {topology, even_ranges(axes.n_keys, p, 1)})).bytes ==
           counted.bytes);
   }
 }
@@ -227,17 +227,17 @@ TEST_CASE("predict: doubling sends more than the paper's bandwidth-optimal AllRe
 /// @tested{eq_8, eq. (8)}
 /// @tested{eq_10, eq. (10)}
 TEST_CASE("predict: the ring sends 2btd x p in each of p - 1 steps") {
-  for (World* world : worlds({1, 2, 3, 5, 8})) {
-    const int p = world->size();
+  for (RankGroup* rank_group : rank_groups({1, 2, 3, 5, 8})) {
+    const int p = rank_group->size();
     Axes axes = kAxes;
     axes.kv_heads = axes.heads;
     axes.value_dim = axes.head_dim;
-    const auto problem = problem_for(p, axes);
+    const auto workload = workload_for(p, axes);
     const Topology topology = Topology::pretend(p, 2);
     const CostShape cost{.b = axes.batch, .t = kPerRank, .d = axes.heads * axes.head_dim, .n_h = axes.heads, .p = p};
     const double paper = to_bytes(static_cast<double>(ring_volume(cost)), 2) * (p - 1);
-    const Prediction predicted = predict(find_algorithm("ring"), problem->shape(), topology, aligned_runs(p));
-    CHECK(static_cast<double>(totals(decode(*world, find_algorithm("ring"), *problem, {topology, aligned_runs(p)})).bytes) ==
+    const Prediction predicted = predict(find_algorithm("ring"), workload->shape(), topology, aligned_ranges(p));
+    CHECK(static_cast<double>(totals(decode(*rank_group, find_algorithm("ring"), *workload, {topology, aligned_ranges(p)})).bytes) ==
           paper);
     CHECK(predicted.paper_bytes == paper);
     // Eq. (8): 4btd for the keys and values here and those that come in, and 2bd for query and output.
@@ -248,13 +248,13 @@ TEST_CASE("predict: the ring sends 2btd x p in each of p - 1 steps") {
 
 /// @tested{eq_9, eq. (9)}
 TEST_CASE("predict: a rank of the tree holds its own keys and values, and states") {
-  const auto problem = problem_for(4, {.batch = 2, .heads = 4, .kv_heads = 4, .head_dim = 6, .value_dim = 6});
+  const auto workload = workload_for(4, {.batch = 2, .heads = 4, .kv_heads = 4, .head_dim = 6, .value_dim = 6});
   const CostShape cost{.b = 2, .t = kPerRank, .d = 24, .n_h = 4, .p = 4};
   const std::int64_t state = 8 * (2 + 6), output = 8 * (1 + 6);
   for (const Algorithm& algorithm : algorithms()) {
     if (algorithm.kv_shards_in_flight > 0) continue;
     CAPTURE(algorithm.name);
-    const Prediction predicted = predict(algorithm, problem->shape(), Topology::pretend(4, 2), aligned_runs(4));
+    const Prediction predicted = predict(algorithm, workload->shape(), Topology::pretend(4, 2), aligned_ranges(4));
     CHECK(predicted.paper_peak_elements == static_cast<double>(tree_peak_memory(cost)));
     // Ours hold an output as well, and the states of up to three other ranks; the paper reduces in place, and its output
     // too.
@@ -263,7 +263,7 @@ TEST_CASE("predict: a rank of the tree holds its own keys and values, and states
           predicted.paper_peak_elements + static_cast<double>(4 * state + output));
   }
   // Two shards in flight beside the own one, where the paper has one; the states of all four sources, and joined.
-  const Prediction ring = predict(find_algorithm("ring"), problem->shape(), Topology::pretend(4, 2), aligned_runs(4));
+  const Prediction ring = predict(find_algorithm("ring"), workload->shape(), Topology::pretend(4, 2), aligned_ranges(4));
   CHECK(ring.peak_elements == 3 * 2 * 2 * kPerRank * 24 + 2 * 24 + 2 * 4 * state + output);
 }
 

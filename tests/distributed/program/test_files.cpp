@@ -2,7 +2,7 @@
 /// @file
 /// @brief Bad tensor files through `oracle` and `decode`: one line that names the file, and nothing written.
 #include "tests/distributed/program/command.hpp"
-#include "tests/distributed/program/problem.hpp"
+#include "tests/distributed/program/file_workload.hpp"
 
 #include <nlohmann/json.hpp>
 
@@ -40,10 +40,10 @@ std::string repeated(std::int64_t n, const std::string& text) {
 bool construct(const std::string& name, const std::string& path) {
   const auto write = [&](const std::string& bytes) { std::ofstream(path, std::ios::binary) << bytes; };
   const auto write_shapes = [&](std::int64_t n_h, std::int64_t n_keys, std::int64_t n_values, std::int64_t d_q) {
-    FileProblem problem = FileProblem::draw(1, n_h, 2, 1, n_keys, 64, 64);
-    problem.q = FileProblem::draw(1, n_h, 2, 1, 1, d_q, 64).q;
-    problem.v = FileProblem::draw(1, n_h, 2, 1, n_values, 64, 64).v;
-    problem.write(path, "F32");
+    FileWorkload workload = FileWorkload::draw(1, n_h, 2, 1, n_keys, 64, 64);
+    workload.q = FileWorkload::draw(1, n_h, 2, 1, 1, d_q, 64).q;
+    workload.v = FileWorkload::draw(1, n_h, 2, 1, n_values, 64, 64).v;
+    workload.write(path, "F32");
   };
   if (name == "overlap_many") {
     // Fewer than a million: that it takes no quadratic search is tested elsewhere.
@@ -129,7 +129,7 @@ TEST_CASE("files: every bad file is refused by oracle and decode in one line tha
 
 TEST_CASE("files: q, k, v, zeta and lengths that do not fit are refused with their numbers") {
   const Scratch scratch;
-  const FileProblem good = FileProblem::draw(2, 4, 2, 1, 8, 16, 16);
+  const FileWorkload good = FileWorkload::draw(2, 4, 2, 1, 8, 16, 16);
   std::vector<Words> commands;
   std::vector<std::string> parts;
   const auto add = [&](const std::string& name, const std::string& part, const Words& options = {}) {
@@ -140,30 +140,30 @@ TEST_CASE("files: q, k, v, zeta and lengths that do not fit are refused with the
     }
   };
   const auto add_problem = [&](const std::string& name, const std::string& part, const auto& spoil) {
-    FileProblem bad = good;
+    FileWorkload bad = good;
     spoil(bad);
     bad.write(scratch.path(name), "F32");
     add(name, part);
   };
   const auto draw = [](std::int64_t b, std::int64_t n_h, std::int64_t n_kv, std::int64_t n, std::int64_t d) {
-    return FileProblem::draw(b, n_h, n_kv, 1, n, d, d);
+    return FileWorkload::draw(b, n_h, n_kv, 1, n, d, d);
   };
   add_problem("batch", "attention: batch of q (2) and k (3) differ",
-              [&](FileProblem& bad) { bad.k = draw(3, 4, 2, 8, 16).k; });
+              [&](FileWorkload& bad) { bad.k = draw(3, 4, 2, 8, 16).k; });
   add_problem("batch_v", "attention: batch of k (2) and v (1) differ",
-              [&](FileProblem& bad) { bad.v = draw(1, 4, 2, 8, 16).v; });
-  add_problem("kv_heads", "attention: k has 2 KV heads, v has 4", [&](FileProblem& bad) { bad.v = draw(2, 4, 4, 8, 16).v; });
-  add_problem("d_0", "attention: head_dim of q and k is 0", [&](FileProblem& bad) { bad = draw(2, 4, 2, 8, 0); });
-  add_problem("too_long", "attention: length 9 of batch entry 1 is not in [0, 8]", [](FileProblem& bad) {
+              [&](FileWorkload& bad) { bad.v = draw(1, 4, 2, 8, 16).v; });
+  add_problem("kv_heads", "attention: k has 2 KV heads, v has 4", [&](FileWorkload& bad) { bad.v = draw(2, 4, 4, 8, 16).v; });
+  add_problem("d_0", "attention: head_dim of q and k is 0", [&](FileWorkload& bad) { bad = draw(2, 4, 2, 8, 0); });
+  add_problem("too_long", "attention: length 9 of batch entry 1 is not in [0, 8]", [](FileWorkload& bad) {
     bad.lengths = {8, 9};
   });
-  add_problem("negative", "attention: length -1 of batch entry 0 is not in [0, 8]", [](FileProblem& bad) {
+  add_problem("negative", "attention: length -1 of batch entry 0 is not in [0, 8]", [](FileWorkload& bad) {
     bad.lengths = {-1, 8};
   });
-  add_problem("three_lengths", "tensor \"lengths\" must be I64 of shape [2]", [](FileProblem& bad) {
+  add_problem("three_lengths", "tensor \"lengths\" must be I64 of shape [2]", [](FileWorkload& bad) {
     bad.lengths = {8, 8, 8};
   });
-  add_problem("zeta", "attention: ", [&](FileProblem& bad) { bad.zeta = draw(2, 4, 2, 8, 8).q; });
+  add_problem("zeta", "attention: ", [&](FileWorkload& bad) { bad.zeta = draw(2, 4, 2, 8, 8).q; });
 
   // A tensor of the three is missing; types that differ, and lengths of a type of their own.
   const auto bytes = [](const std::string& text) { return std::as_bytes(std::span(text)); };

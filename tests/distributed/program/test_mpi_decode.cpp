@@ -2,7 +2,7 @@
 /// @file
 /// @brief `tree_attn decode` under mpirun: the same bytes however the keys are cut, checks that pass and checks that fail.
 #include "tests/distributed/program/command.hpp"
-#include "tests/distributed/program/problem.hpp"
+#include "tests/distributed/program/file_workload.hpp"
 
 #include <nlohmann/json.hpp>
 
@@ -55,9 +55,9 @@ std::string decode(const Scratch& scratch, const std::string& in, const Cut& cut
   return Scratch::read(scratch.path("out"));
 }
 
-std::vector<float> out_of(const Scratch& scratch, const FileProblem& problem, const std::string& name) {
-  std::vector<std::int64_t> shape{problem.q.shape[0], problem.q.shape[1], problem.q.shape[2]};
-  if (name == "out") shape.push_back(problem.v.shape[3]);
+std::vector<float> out_of(const Scratch& scratch, const FileWorkload& workload, const std::string& name) {
+  std::vector<std::int64_t> shape{workload.q.shape[0], workload.q.shape[1], workload.q.shape[2]};
+  if (name == "out") shape.push_back(workload.v.shape[3]);
   return tensor<float>(scratch.path("out"), name, shape);
 }
 
@@ -65,15 +65,15 @@ std::vector<float> out_of(const Scratch& scratch, const FileProblem& problem, co
 
 TEST_CASE("decode: OUT has the same bytes for every number of ranks, cut, pretended node and canonical algorithm") {
   const Scratch scratch;
-  FileProblem problem = FileProblem::draw(3, 4, 2, 2, 1000, 16, 24);
-  problem.lengths = {1000, 0, 437};
-  problem.write(scratch.path("in"), "BF16");
+  FileWorkload workload = FileWorkload::draw(3, 4, 2, 2, 1000, 16, 24);
+  workload.lengths = {1000, 0, 437};
+  workload.write(scratch.path("in"), "BF16");
   const std::string bytes = decode(scratch, scratch.path("in"), {1, "", ""});
 
   // They are the right ones, with F32's rounding.
-  const Truth truth = work_out(problem);
-  check_near(out_of(scratch, problem, "out"), truth.out, 1e-5);
-  check_near(out_of(scratch, problem, "lse"), truth.lse, 1e-5);
+  const Truth truth = work_out(workload);
+  check_near(out_of(scratch, workload, "out"), truth.out, 1e-5);
+  check_near(out_of(scratch, workload, "lse"), truth.lse, 1e-5);
 
   for (const Cut& cut :
        {Cut{2, "", ""}, Cut{2, "63,937", ""}, Cut{2, "1000,0", "1"}, Cut{3, "", ""}, Cut{3, "1,998,1", "2"},
@@ -86,24 +86,24 @@ TEST_CASE("decode: OUT has the same bytes for every number of ranks, cut, preten
   // Every type that holds the input exactly gives the same bytes too.
   for (const std::string dtype : {"F64", "F32", "F16"}) {
     CAPTURE(dtype);
-    problem.write(scratch.path("in"), dtype);
+    workload.write(scratch.path("in"), dtype);
     CHECK((decode(scratch, scratch.path("in"), {1, "", ""}) == bytes));
   }
 }
 
 TEST_CASE("decode: a batch entry has the same bytes in company, alone, and in a shorter file") {
   const Scratch scratch;
-  FileProblem problem = FileProblem::draw(3, 2, 1, 1, 700, 16, 16);
-  problem.lengths = {700, 129, 437};
-  problem.write(scratch.path("in"), "F16");
+  FileWorkload workload = FileWorkload::draw(3, 2, 1, 1, 700, 16, 16);
+  workload.lengths = {700, 129, 437};
+  workload.write(scratch.path("in"), "F16");
   decode(scratch, scratch.path("in"), {3, "", "2"});
-  const std::vector<float> out = out_of(scratch, problem, "out"), lse = out_of(scratch, problem, "lse");
+  const std::vector<float> out = out_of(scratch, workload, "out"), lse = out_of(scratch, workload, "lse");
   for (std::int64_t b = 0; b < 3; ++b) {
-    const std::int64_t length = problem.lengths[static_cast<std::size_t>(b)];
+    const std::int64_t length = workload.lengths[static_cast<std::size_t>(b)];
     for (const std::int64_t n_keys : {std::int64_t{700}, length}) {
       CAPTURE(b);
       CAPTURE(n_keys);
-      const FileProblem one = problem.entry(b, n_keys);
+      const FileWorkload one = workload.entry(b, n_keys);
       one.write(scratch.path("one"), "F16");
       decode(scratch, scratch.path("one"), {b == 2 && n_keys == 700 ? 2 : 1, "", ""});
       const auto same = [&](const std::vector<float>& ours, const std::vector<float>& all) {
@@ -117,13 +117,13 @@ TEST_CASE("decode: a batch entry has the same bytes in company, alone, and in a 
 
 TEST_CASE("decode: no keys, no batch entries, and NaN behind lengths") {
   const Scratch scratch;
-  const FileProblem no_keys = FileProblem::draw(2, 2, 1, 1, 0, 8, 4);
+  const FileWorkload no_keys = FileWorkload::draw(2, 2, 1, 1, 0, 8, 4);
   no_keys.write(scratch.path("in"), "F32");
   decode(scratch, scratch.path("in"), {3, "", "2"});
   CHECK(out_of(scratch, no_keys, "out") == std::vector<float>(2 * 2 * 4));
   CHECK(out_of(scratch, no_keys, "lse") == std::vector<float>(2 * 2, -std::numeric_limits<float>::infinity()));
 
-  const FileProblem no_batch = FileProblem::draw(0, 2, 1, 1, 100, 8, 4);
+  const FileWorkload no_batch = FileWorkload::draw(0, 2, 1, 1, 100, 8, 4);
   no_batch.write(scratch.path("in"), "F32");
   decode(scratch, scratch.path("in"), {2, "", ""});
   CHECK(out_of(scratch, no_batch, "out").empty());
@@ -132,17 +132,17 @@ TEST_CASE("decode: no keys, no batch entries, and NaN behind lengths") {
         run(ranks(2, {"decode", option, "0", "--compare", "paper,packed,fused,gather,ring,ring-state", "--verify"})));
   }
 
-  FileProblem problem = FileProblem::draw(2, 2, 1, 2, 200, 8, 8);
-  problem.lengths = {77, 0};
-  problem.write(scratch.path("in"), "F32");
+  FileWorkload workload = FileWorkload::draw(2, 2, 1, 2, 200, 8, 8);
+  workload.lengths = {77, 0};
+  workload.write(scratch.path("in"), "F32");
   const std::string clean = decode(scratch, scratch.path("in"), {3, "", ""});
   for (std::int64_t b = 0; b < 2; ++b) {
-    for (std::int64_t a = problem.lengths[static_cast<std::size_t>(b)]; a < 200; ++a) {
+    for (std::int64_t a = workload.lengths[static_cast<std::size_t>(b)]; a < 200; ++a) {
       for (std::int64_t c = 0; c < 8; ++c)
-        problem.k.at(b, 0, a, c) = problem.v.at(b, 0, a, c) = std::numeric_limits<double>::quiet_NaN();
+        workload.k.at(b, 0, a, c) = workload.v.at(b, 0, a, c) = std::numeric_limits<double>::quiet_NaN();
     }
   }
-  problem.write(scratch.path("in"), "F32");
+  workload.write(scratch.path("in"), "F32");
   CHECK((decode(scratch, scratch.path("in"), {3, "", ""}) == clean));
   check_silent_success(run(ranks(3, {"decode", scratch.path("in"), "--compare", "paper,packed,fused", "--verify"})));
 }
@@ -150,19 +150,19 @@ TEST_CASE("decode: no keys, no batch entries, and NaN behind lengths") {
 TEST_CASE("decode: the last of many steps is the one step of a single one") {
   const Scratch scratch;
   // From a file, query i is that of step i; the last sees all keys.
-  FileProblem problem = FileProblem::draw(2, 2, 1, 6, 150, 16, 16);
-  problem.lengths = {150, 3};
-  problem.write(scratch.path("many"), "F32");
+  FileWorkload workload = FileWorkload::draw(2, 2, 1, 6, 150, 16, 16);
+  workload.lengths = {150, 3};
+  workload.write(scratch.path("many"), "F32");
   const std::string report = scratch.path("report"), out = scratch.path("out");
   check_silent_success(
       run(ranks(3, {"decode", scratch.path("many"), out, "--steps", "6", "--compare", kFourCanonical, "--report", report})));
   CHECK(digests(report).size() == 1);
   const std::string many = Scratch::read(out);
-  FileProblem last = problem;
-  last.q = FileProblem::draw(2, 2, 1, 1, 0, 16, 16).q;
+  FileWorkload last = workload;
+  last.q = FileWorkload::draw(2, 2, 1, 1, 0, 16, 16).q;
   for (std::int64_t b = 0; b < 2; ++b) {
     for (std::int64_t h = 0; h < 2; ++h) {
-      for (std::int64_t c = 0; c < 16; ++c) last.q.at(b, h, 0, c) = problem.q.at(b, h, 5, c);
+      for (std::int64_t c = 0; c < 16; ++c) last.q.at(b, h, 0, c) = workload.q.at(b, h, 5, c);
     }
   }
   last.write(scratch.path("one"), "F32");
@@ -218,10 +218,10 @@ TEST_CASE("decode: --verify passes for every algorithm and type") {
 TEST_CASE("decode: --verify fails where F32 is not enough") {
   // Scores of 1e40: numbers in double, in F32 they overflow and NaN comes out.
   const Scratch scratch;
-  FileProblem problem = FileProblem::draw(1, 1, 1, 1, 8, 4, 4);
-  for (double& number : problem.q.values) number *= 1e20;
-  for (double& number : problem.k.values) number *= 1e20;
-  problem.write(scratch.path("in"), "F32");
+  FileWorkload workload = FileWorkload::draw(1, 1, 1, 1, 8, 4, 4);
+  for (double& number : workload.q.values) number *= 1e20;
+  for (double& number : workload.k.values) number *= 1e20;
+  workload.write(scratch.path("in"), "F32");
   for (const Words& command :
        {alone({"decode", "in", "--verify"}), ranks(2, {"decode", "in", "--verify", "--compare", "paper"})}) {
     const Result result = run(command, {.folder = scratch.folder().string()});
@@ -253,20 +253,20 @@ TEST_CASE("decode: --expect holds the output against a trained transformer's own
 /// The spoilt component is the first: what comes after it is as expected, and must not make up for it.
 TEST_CASE("decode: --expect fails for what is not finite, in the tensor, in the output and in both") {
   const Scratch scratch;
-  FileProblem good = FileProblem::draw(1, 1, 1, 1, 40, 4, 3);
+  FileWorkload good = FileWorkload::draw(1, 1, 1, 1, 40, 4, 3);
   good.zeta = {{1, 1, 1, 3}, work_out(good).out};
-  std::vector<FileProblem> problems{good};
+  std::vector<FileWorkload> workloads{good};
   for (const double odd : {std::numeric_limits<double>::quiet_NaN(), kInfinity, -kInfinity}) {
     for (const auto& [in_tensor, in_output] : {std::pair{true, false}, std::pair{false, true}, std::pair{true, true}}) {
-      FileProblem bad = good;
+      FileWorkload bad = good;
       if (in_tensor) bad.zeta->at(0, 0, 0, 0) = odd;
       if (in_output) bad.v.at(0, 0, 20, 0) = odd;
-      problems.push_back(bad);
+      workloads.push_back(bad);
     }
   }
   std::vector<Words> commands;
-  for (std::size_t i = 0; i < problems.size(); ++i) {
-    problems[i].write(scratch.path(std::to_string(i)), "F32");
+  for (std::size_t i = 0; i < workloads.size(); ++i) {
+    workloads[i].write(scratch.path(std::to_string(i)), "F32");
     commands.push_back(alone({"decode", scratch.path(std::to_string(i)), "--expect", "zeta"}));
   }
   const std::vector<Result> results = run_all(commands);

@@ -2,7 +2,7 @@
 /// @file
 /// @brief `tree_attn decode --backend emulated`: the kernels behind the same command line, with the same promises.
 #include "tests/distributed/program/command.hpp"
-#include "tests/distributed/program/problem.hpp"
+#include "tests/distributed/program/file_workload.hpp"
 
 #include <nlohmann/json.hpp>
 
@@ -141,13 +141,13 @@ TEST_CASE("emulated: a cut inside a leaf of tensor cores is refused where bits a
 
 TEST_CASE("emulated: a file of every type, with lengths of its own and nothing in use among them") {
   const Scratch scratch;
-  FileProblem problem = FileProblem::draw(3, 4, 4, 1, 300, 16, 24);
-  problem.lengths = {300, 0, 137};
-  const Truth truth = work_out(problem);
+  FileWorkload workload = FileWorkload::draw(3, 4, 4, 1, 300, 16, 24);
+  workload.lengths = {300, 0, 137};
+  const Truth truth = work_out(workload);
   std::map<std::string, std::string> bytes;
   for (const std::string dtype : {"F64", "F32", "F16", "BF16"}) {
     CAPTURE(dtype);
-    problem.write(scratch.path("in"), dtype);
+    workload.write(scratch.path("in"), dtype);
     bytes[dtype] = out_of(scratch, "in", 1);
     check_near(tensor<float>(scratch.path("out"), "out", {3, 4, 1, 24}), truth.out, 1e-5);
     check_near(tensor<float>(scratch.path("out"), "lse", {3, 4, 1}), truth.lse, 1e-5);
@@ -158,7 +158,7 @@ TEST_CASE("emulated: a file of every type, with lengths of its own and nothing i
   CHECK((bytes["F64"] == bytes["F32"]));
 
   // Grouped queries, several of them, and a batch entry that has its bytes alone too.
-  FileProblem grouped = FileProblem::draw(2, 4, 1, 3, 200, 16, 16);
+  FileWorkload grouped = FileWorkload::draw(2, 4, 1, 3, 200, 16, 16);
   grouped.lengths = {200, 65};
   grouped.write(scratch.path("in"), "BF16");
   const std::string whole = out_of(scratch, "in", 1);
@@ -174,37 +174,37 @@ TEST_CASE("emulated: a file of every type, with lengths of its own and nothing i
 
 TEST_CASE("emulated: no keys, no batch entries, and NaN behind lengths") {
   const Scratch scratch;
-  const FileProblem no_keys = FileProblem::draw(2, 2, 1, 1, 0, 8, 4);
+  const FileWorkload no_keys = FileWorkload::draw(2, 2, 1, 1, 0, 8, 4);
   no_keys.write(scratch.path("in"), "F16");
   out_of(scratch, "in", 3, {"--compare", kAll});
   CHECK(tensor<float>(scratch.path("out"), "out", {2, 2, 1, 4}) == std::vector<float>(2 * 2 * 4));
   CHECK(tensor<float>(scratch.path("out"), "lse", {2, 2, 1}) == std::vector<float>(2 * 2, -std::numeric_limits<float>::infinity()));
 
-  FileProblem::draw(0, 2, 1, 1, 100, 8, 4).write(scratch.path("in"), "F32");
+  FileWorkload::draw(0, 2, 1, 1, 100, 8, 4).write(scratch.path("in"), "F32");
   out_of(scratch, "in", 2, {"--compare", kAll});
   CHECK(tensor<float>(scratch.path("out"), "out", {0, 2, 1, 4}).empty());
 
-  FileProblem problem = FileProblem::draw(2, 2, 1, 2, 200, 8, 8);
-  problem.lengths = {77, 0};
-  problem.write(scratch.path("in"), "BF16");
+  FileWorkload workload = FileWorkload::draw(2, 2, 1, 2, 200, 8, 8);
+  workload.lengths = {77, 0};
+  workload.write(scratch.path("in"), "BF16");
   const std::string clean = out_of(scratch, "in", 3, {"--compare", kAll});
   for (std::int64_t b = 0; b < 2; ++b) {
-    for (std::int64_t a = problem.lengths[static_cast<std::size_t>(b)]; a < 200; ++a) {
+    for (std::int64_t a = workload.lengths[static_cast<std::size_t>(b)]; a < 200; ++a) {
       for (std::int64_t c = 0; c < 8; ++c)
-        problem.k.at(b, 0, a, c) = problem.v.at(b, 0, a, c) = std::numeric_limits<double>::quiet_NaN();
+        workload.k.at(b, 0, a, c) = workload.v.at(b, 0, a, c) = std::numeric_limits<double>::quiet_NaN();
     }
   }
-  problem.write(scratch.path("in"), "BF16");
+  workload.write(scratch.path("in"), "BF16");
   CHECK((out_of(scratch, "in", 3, {"--compare", kAll}) == clean));
 }
 
 /// @tested{eq_cov, eq. (cov)}
 TEST_CASE("emulated: moments ride along, in F32") {
   const Scratch scratch;
-  FileProblem problem = FileProblem::draw(2, 4, 1, 2, 300, 16, 8);
-  problem.lengths = {300, 0};
-  problem.write(scratch.path("in"), "BF16");
-  const Truth truth = work_out(problem);
+  FileWorkload workload = FileWorkload::draw(2, 4, 1, 2, 300, 16, 8);
+  workload.lengths = {300, 0};
+  workload.write(scratch.path("in"), "BF16");
+  const Truth truth = work_out(workload);
   const auto named = [&](const std::string& name) {
     return tensor<float>(scratch.path("out"), name, name == "entropy" ? std::vector<std::int64_t>{2, 4, 2} : std::vector<std::int64_t>{2, 4, 2, 8});
   };
@@ -224,7 +224,7 @@ TEST_CASE("emulated: moments ride along, in F32") {
 
 TEST_CASE("emulated: shapes that no kernel takes are refused with their numbers, and nothing is written") {
   const Scratch scratch;
-  FileProblem::draw(1, 1, 1, 1, 10, 8, 513).write(scratch.path("in"), "F32");
+  FileWorkload::draw(1, 1, 1, 1, 10, 8, 513).write(scratch.path("in"), "F32");
   const std::vector<std::pair<Words, std::string>> all{
       {{"--seq-len", "777", "--head-dim", "600"}, "--backend emulated: no kernel takes d_h 600, d_v 600: more than 512"},
       // Moments make a value d_v + d_v + d_h long.

@@ -3,7 +3,7 @@
 /// @brief `tree_attn decode --moments 2`: variance and entropy ride along with the output and leave its bits alone.
 #include "reference/energy/moments.hpp"
 #include "tests/distributed/program/command.hpp"
-#include "tests/distributed/program/problem.hpp"
+#include "tests/distributed/program/file_workload.hpp"
 
 #include <cmath>
 
@@ -13,8 +13,8 @@ using tree_attn::Matrix;
 using tree_attn::Vector;
 
 /// Rows [0, n) of one head of a tensor.
-Matrix rows(const Numbers& numbers, std::int64_t b, std::int64_t head, std::int64_t n) {
-  return Matrix::NullaryExpr(n, numbers.shape[3], [&](Eigen::Index a, Eigen::Index c) { return numbers.at(b, head, a, c); });
+Matrix rows(const Elements& elements, std::int64_t b, std::int64_t head, std::int64_t n) {
+  return Matrix::NullaryExpr(n, elements.shape[3], [&](Eigen::Index a, Eigen::Index c) { return elements.at(b, head, a, c); });
 }
 
 }  // namespace
@@ -23,9 +23,9 @@ Matrix rows(const Numbers& numbers, std::int64_t b, std::int64_t head, std::int6
 TEST_CASE("moments: variance and entropy are those of the definition, over ranks and with an empty entry") {
   const Scratch scratch;
   const std::int64_t d_h = 16, d_v = 8, l = 2, n_h = 4;
-  FileProblem problem = FileProblem::draw(2, n_h, 2, l, 300, d_h, d_v);
-  problem.lengths = {300, 0};
-  problem.write(scratch.path("in"), "F16");
+  FileWorkload workload = FileWorkload::draw(2, n_h, 2, l, 300, d_h, d_v);
+  workload.lengths = {300, 0};
+  workload.write(scratch.path("in"), "F16");
   check_silent_success(run(alone({"decode", scratch.path("in"), scratch.path("plain")})));
   const std::vector<float> plain = tensor<float>(scratch.path("plain"), "out", {2, n_h, l, d_v});
 
@@ -42,9 +42,9 @@ TEST_CASE("moments: variance and entropy are those of the definition, over ranks
     std::vector<double> variances, entropies;
     for (std::int64_t r = 0; r < 2 * n_h * l; ++r) {
       const std::int64_t b = r / (n_h * l), h = r / l % n_h;
-      const Vector q = rows(problem.q, b, h, l).row(r % l).transpose() / std::sqrt(static_cast<double>(d_h));
-      const Matrix K = rows(problem.k, b, h / 2, problem.lengths[static_cast<std::size_t>(b)]);
-      const Matrix V = rows(problem.v, b, h / 2, problem.lengths[static_cast<std::size_t>(b)]);
+      const Vector q = rows(workload.q, b, h, l).row(r % l).transpose() / std::sqrt(static_cast<double>(d_h));
+      const Matrix K = rows(workload.k, b, h / 2, workload.lengths[static_cast<std::size_t>(b)]);
+      const Matrix V = rows(workload.v, b, h / 2, workload.lengths[static_cast<std::size_t>(b)]);
       const Vector diagonal = tree_attn::covariance(q, K, V, Vector()).diagonal();
       variances.insert(variances.end(), diagonal.begin(), diagonal.end());
       entropies.push_back(tree_attn::entropy(q, K, V, Vector()));

@@ -2,19 +2,19 @@
 /// @file
 /// @brief `tree_attn decode` near the end of F32: what has an output has it, and what has none is said in one line.
 #include "tests/distributed/program/command.hpp"
-#include "tests/distributed/program/problem.hpp"
+#include "tests/distributed/program/file_workload.hpp"
 
 namespace {
 
 const std::string kAll = "paper,packed,fused,gather,ring,ring-state";
 
 /// Two batch entries, four heads over two, 70 keys.
-FileProblem draw() { return FileProblem::draw(2, 4, 2, 1, 70, 8, 8); }
+FileWorkload draw() { return FileWorkload::draw(2, 4, 2, 1, 70, 8, 8); }
 
 /// Multiplies the numbers of batch entry 1, head h.
-void enlarge(Numbers& numbers, std::int64_t h, double factor) {
-  for (std::int64_t a = 0; a < numbers.shape[2]; ++a) {
-    for (std::int64_t c = 0; c < numbers.shape[3]; ++c) numbers.at(1, h, a, c) *= factor;
+void enlarge(Elements& elements, std::int64_t h, double factor) {
+  for (std::int64_t a = 0; a < elements.shape[2]; ++a) {
+    for (std::int64_t c = 0; c < elements.shape[3]; ++c) elements.at(1, h, a, c) *= factor;
   }
 }
 
@@ -31,10 +31,10 @@ void check_warning(const Result& result, const Scratch& scratch, const std::stri
 
 TEST_CASE("overflow: a sum of values beyond F32 is no overflow of the output, on any backend") {
   const Scratch scratch;
-  FileProblem problem = draw();
-  for (double& value : problem.v.values) value = value < 0 ? -3e38 : 3e38;
-  problem.write(scratch.path("F32"), "F32");
-  problem.write(scratch.path("BF16"), "BF16");
+  FileWorkload workload = draw();
+  for (double& value : workload.v.values) value = value < 0 ? -3e38 : 3e38;
+  workload.write(scratch.path("F32"), "F32");
+  workload.write(scratch.path("BF16"), "BF16");
   for (const std::string dtype : {"F32", "BF16"}) {
     for (const std::string backend : {"cpu", "emulated"}) {
       INFO(dtype << ", " << backend);
@@ -51,7 +51,7 @@ TEST_CASE("overflow: a score or an element beyond F32 is one line of warning tha
   const Words decode{"decode", scratch.path("in"), scratch.path("out")};
 
   // Scores of 1e40 in head 1 of entry 1: its query times its keys, which head 0 shares with small queries.
-  FileProblem scores = draw();
+  FileWorkload scores = draw();
   enlarge(scores.q, 1, 1e20), enlarge(scores.k, 0, 1e20);
   scores.write(scratch.path("in"), "F32");
   for (const Words& command : {alone(decode), ranks(3, decode + Words{"--compare", kAll})}) {
@@ -62,7 +62,7 @@ TEST_CASE("overflow: a score or an element beyond F32 is one line of warning tha
   }
 
   // A value of 1e200, which F64 has and F32 has not; heads 2 and 3 read it.
-  FileProblem values = draw();
+  FileWorkload values = draw();
   enlarge(values.v, 1, 1e200);
   values.write(scratch.path("in"), "F64");
   check_warning(run(alone(decode)), scratch,
@@ -72,16 +72,16 @@ TEST_CASE("overflow: a score or an element beyond F32 is one line of warning tha
 
 TEST_CASE("overflow: Inf and NaN of the input are no reason for a warning") {
   const Scratch scratch;
-  FileProblem problem = draw();
-  problem.v.at(0, 0, 3, 2) = std::numeric_limits<double>::infinity();
-  problem.k.at(1, 1, 69, 7) = std::numeric_limits<double>::quiet_NaN();
-  problem.lengths = {70, 70};
-  problem.write(scratch.path("in"), "F32");
+  FileWorkload workload = draw();
+  workload.v.at(0, 0, 3, 2) = std::numeric_limits<double>::infinity();
+  workload.k.at(1, 1, 69, 7) = std::numeric_limits<double>::quiet_NaN();
+  workload.lengths = {70, 70};
+  workload.write(scratch.path("in"), "F32");
   check_silent_success(run(ranks(2, {"decode", scratch.path("in"), "--compare", kAll})));
 
   // No keys: lse is -inf, as it should be.
-  problem = draw();
-  problem.lengths = {70, 0};
-  problem.write(scratch.path("in"), "F32");
+  workload = draw();
+  workload.lengths = {70, 0};
+  workload.write(scratch.path("in"), "F32");
   check_silent_success(run(alone({"decode", scratch.path("in")})));
 }

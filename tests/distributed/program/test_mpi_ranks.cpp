@@ -2,7 +2,7 @@
 /// @file
 /// @brief Several ranks: one of them speaks, all of them end, each reads only its own shard.
 #include "tests/distributed/program/command.hpp"
-#include "tests/distributed/program/problem.hpp"
+#include "tests/distributed/program/file_workload.hpp"
 
 namespace fs = std::filesystem;
 
@@ -61,7 +61,7 @@ TEST_CASE("ranks: what is wrong is said once, and all end with status 2") {
 
 TEST_CASE("ranks: oracle under mpirun writes what it writes alone") {
   const Scratch scratch;
-  FileProblem::draw(1, 2, 1, 2, 50, 8, 8, true).write(scratch.path("in"), "F32");
+  FileWorkload::draw(1, 2, 1, 2, 50, 8, 8, true).write(scratch.path("in"), "F32");
   check_silent_success(run(alone({"oracle", "in", "alone"}), {.folder = scratch.folder().string()}));
   check_silent_success(run(ranks(2, {"oracle", "in", "two"}), {.folder = scratch.folder().string()}));
   CHECK((Scratch::read(scratch.path("two")) == Scratch::read(scratch.path("alone"))));
@@ -71,35 +71,35 @@ TEST_CASE("ranks: a file that is not the same on every rank is found before any 
   const Scratch scratch;
   fs::create_directory(scratch.path("0"));
   fs::create_directory(scratch.path("1"));
-  FileProblem::draw(1, 2, 1, 1, 50, 8, 8).write(scratch.path("0/in"), "F32");
+  FileWorkload::draw(1, 2, 1, 1, 50, 8, 8).write(scratch.path("0/in"), "F32");
   const Words command = ranks(2, {"decode", "in"}, in_own_folder(scratch.folder().string()));
   check_one_line(run(command), "rank 1: in: cannot open: No such file or directory");
-  FileProblem::draw(1, 2, 1, 1, 51, 8, 8).write(scratch.path("1/in"), "F32");
+  FileWorkload::draw(1, 2, 1, 1, 51, 8, 8).write(scratch.path("1/in"), "F32");
   check_one_line(run(command), "rank 1: in differs from rank 0's in the header: every rank must read the same file");
 }
 
 TEST_CASE("ranks: input that differs from rank 0's is refused, and the line says where it differs") {
   // 200 keys of two batch entries over three shards; rank 0 has this file, another rank a spoilt one.
   const Scratch scratch;
-  FileProblem good = FileProblem::draw(2, 2, 1, 2, 200, 8, 4);
+  FileWorkload good = FileWorkload::draw(2, 2, 1, 2, 200, 8, 4);
   good.lengths = {200, 150};
   good.k.at(0, 0, 3, 1) = std::numeric_limits<double>::quiet_NaN();  // the same bytes on all ranks: no difference
   const Words shards{"--shards", "70,90,40"};
   struct Spoilt {
     int rank;
     std::string where;
-    std::function<void(FileProblem&)> spoil;
+    std::function<void(FileWorkload&)> spoil;
   };
-  const std::vector<Spoilt> all{{1, "q", [](FileProblem& bad) { bad.q.at(1, 1, 1, 7) += 1; }},
-                                {2, "lengths", [](FileProblem& bad) { bad.lengths[1] = 10; }},
-                                {1, "row [0, 0, 70] of k", [](FileProblem& bad) { bad.k.at(0, 0, 70, 0) += 1; }},
-                                {2, "row [0, 0, 69] of v", [](FileProblem& bad) { bad.v.at(0, 0, 69, 3) += 1; }},
-                                {1, "row [1, 0, 149] of v", [](FileProblem& bad) { bad.v.at(1, 0, 149, 0) += 1; }},
-                                {2, "row [0, 0, 11] of k", [](FileProblem& bad) { bad.k.at(0, 0, 11, 5) += 1; }}};
+  const std::vector<Spoilt> all{{1, "q", [](FileWorkload& bad) { bad.q.at(1, 1, 1, 7) += 1; }},
+                                {2, "lengths", [](FileWorkload& bad) { bad.lengths[1] = 10; }},
+                                {1, "row [0, 0, 70] of k", [](FileWorkload& bad) { bad.k.at(0, 0, 70, 0) += 1; }},
+                                {2, "row [0, 0, 69] of v", [](FileWorkload& bad) { bad.v.at(0, 0, 69, 3) += 1; }},
+                                {1, "row [1, 0, 149] of v", [](FileWorkload& bad) { bad.v.at(1, 0, 149, 0) += 1; }},
+                                {2, "row [0, 0, 11] of k", [](FileWorkload& bad) { bad.k.at(0, 0, 11, 5) += 1; }}};
   const auto folder = [&](std::size_t i) { return scratch.folder().string() + "/" + std::to_string(i); };
   std::vector<Words> commands;
   for (std::size_t i = 0; i < all.size(); ++i) {
-    FileProblem bad = good;
+    FileWorkload bad = good;
     all[i].spoil(bad);
     for (int rank = 0; rank < 3; ++rank) {
       fs::create_directories(folder(i) + "/" + std::to_string(rank));
@@ -116,7 +116,7 @@ TEST_CASE("ranks: input that differs from rank 0's is refused, and the line says
   }
 
   // Rows past the lengths may differ. Among those in use a difference outside the sample is found by --verify alone.
-  FileProblem other = good;
+  FileWorkload other = good;
   for (std::int64_t a = 150; a < 200; ++a) other.k.at(1, 0, a, 0) = other.v.at(1, 0, a, 0) = 7;
   other.write(folder(0) + "/1/in", "F32");
   const Words verified = ranks(3, Words{"decode", "in", "--verify"} + shards, in_own_folder(folder(0)));

@@ -2,7 +2,7 @@
 /// @file
 /// @brief Ranks that hang: stopped by a signal at any time, stopped inside MPI; and ranks that only take long.
 #include "tests/distributed/program/hanging.hpp"
-#include "tests/distributed/program/problem.hpp"
+#include "tests/distributed/program/file_workload.hpp"
 
 TEST_CASE("watchdog: a rank that is stopped while it decodes ends the job, in one line that names it") {
   for (const int rank : {0, 1, 2}) {
@@ -80,7 +80,7 @@ TEST_CASE("watchdog: when a rank is killed, all end, the status tells, and nothi
   for (const int rank : {0, 2}) {
     CAPTURE(rank);
     const Scratch scratch;
-    FileProblem::draw(1, 4, 4, 1, 4096, 128, 128).write(scratch.path("in"), "BF16");
+    FileWorkload::draw(1, 4, 4, 1, 4096, 128, 128).write(scratch.path("in"), "BF16");
     const Words long_decode{"decode", "in", "out", "--report", "report", "--repeat", "1000000"};
     Signal kill{rank, SIGKILL};
     const Result result = run(ranks(3, long_decode), {.folder = scratch.folder().string(), .deadline = 45, .meanwhile = [&](pid_t mpirun) {

@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "distributed/transport/pulse_exchange.hpp"
-#include "tests/support/mpi_world.hpp"
+#include "tests/support/mpi_test_session.hpp"
 
 namespace tree_attn::test {
 namespace {

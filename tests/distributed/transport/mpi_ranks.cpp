@@ -3,7 +3,7 @@
 /// @brief Ranks over MPI, and their transport: over the communicator of the job, and over others.
 #include "distributed/transport/mpi_transport.hpp"
 #include "tests/support/check_ranks.hpp"
-#include "tests/support/mpi_world.hpp"
+#include "tests/support/mpi_test_session.hpp"
 
 #include <doctest/doctest.h>
 

@@ -44,7 +44,7 @@ TEST_CASE("device fabric: every plan has the bits and the counts of host memory"
       std::vector<std::int64_t> lengths;
       for (int index = 0; index < p; ++index) lengths.push_back(no_keys ? 0 : static_cast<std::int64_t>(random() % 14));
       n_empty += std::count(lengths.begin(), lengths.end(), 0) > 0;
-      const std::vector<Run> ranges = runs_of_lengths(lengths);
+      const std::vector<KeyRange> ranges = ranges_of_lengths(lengths);
       const Topology topology = mixed_grouping(p);
       for (const Algorithm& algorithm : algorithms()) {
         const auto* plan_of = std::get_if<PlanOf>(&algorithm.exchange);
@@ -55,7 +55,7 @@ TEST_CASE("device fabric: every plan has the bits and the counts of host memory"
           std::vector<Traffic> host_traffic(static_cast<std::size_t>(p)), device_traffic(host_traffic);
           run_threads(topology, kTimeout, [&](ThreadTransport& transport) {
             const auto rank = static_cast<std::size_t>(transport.rank());
-            const Run range = ranges[static_cast<std::size_t>(topology.place_of(transport.rank()))];
+            const KeyRange range = ranges[static_cast<std::size_t>(topology.index_of(transport.rank()))];
             const Forest<float> own = forest_of(range.begin, range.end, lift);
             const Plan plan = (*plan_of)(topology, transport.rank(), ranges);
             on_host[rank] = run_plan(plan, transport, own, lift);

@@ -70,7 +70,7 @@ TEST_CASE("all_reduce: every rank ends with the contributions in rank order, for
         const Blocks result = builder.all_reduce(topology, transport.rank(), mine, Combine::Operator::kAdd);
         const Plan plan = builder.take();
         ComposingFabric fabric(transport, plan, 2, 1);
-        std::ranges::copy(contribution(topology.place_of(transport.rank())), fabric.elements(mine).begin());
+        std::ranges::copy(contribution(topology.index_of(transport.rank())), fabric.elements(mine).begin());
         execute(plan, fabric);
         const std::span<const float> got = fabric.elements(result);
         ended[static_cast<std::size_t>(transport.rank())].assign(got.begin(), got.end());
@@ -88,7 +88,7 @@ TEST_CASE("plans: forests of any cut, empty ranges included, end as the output o
   for (int p = 1; p <= 17; ++p) {
     std::vector<std::int64_t> lengths;
     for (int index = 0; index < p; ++index) lengths.push_back(static_cast<std::int64_t>(random() % 12));
-    const std::vector<Run> ranges = runs_of_lengths(lengths);
+    const std::vector<KeyRange> ranges = ranges_of_lengths(lengths);
     Forest<float> whole = forest_of(0, ranges.back().end);
     const DecodeOutput expected = finish_rows(whole.fold(), 2, 1);
     for (const Topology& topology : groupings(p)) {
@@ -98,7 +98,7 @@ TEST_CASE("plans: forests of any cut, empty ranges included, end as the output o
         ++n_plans;
         std::vector<DecodeOutput> ended(static_cast<std::size_t>(p));
         run_threads(topology, kTimeout, [&](ThreadTransport& transport) {
-          const Run range = ranges[static_cast<std::size_t>(topology.place_of(transport.rank()))];
+          const KeyRange range = ranges[static_cast<std::size_t>(topology.index_of(transport.rank()))];
           ended[static_cast<std::size_t>(transport.rank())] =
               run_plan((*plan_of)(topology, transport.rank(), ranges), transport, forest_of(range.begin, range.end), 0);
         });
@@ -139,7 +139,7 @@ TEST_CASE("plans: a forest in blocks that are apart is copied before it is sent,
   const BlockForest left = builder.own({0, 3});  // [0, 2), [2, 3)
   CHECK(builder.packed(left).blocks == left.blocks);
   builder.exchange();
-  const BlockForest right = builder.receive(1, Run{3, 5});  // [3, 4), [4, 5): joined to [0, 4), [4, 5)
+  const BlockForest right = builder.receive(1, KeyRange{3, 5});  // [3, 4), [4, 5): joined to [0, 4), [4, 5)
   const BlockForest joined = builder.join(left, right);
   CHECK(joined.subtrees == cover(0, 5));
   CHECK(joined.blocks == std::vector<Block>{0, 3});
@@ -154,7 +154,7 @@ TEST_CASE("plans: a forest in blocks that are apart is copied before it is sent,
 
 TEST_CASE("plans: states of another range are refused") {
   const Topology topology = Topology::pretend(1, 1);
-  const Run range{0, 3};
+  const KeyRange range{0, 3};
   const Plan plan = std::get<PlanOf>(find_algorithm("gather").exchange)(topology, 0, {&range, 1});
   run_threads(topology, kTimeout, [&](ThreadTransport& transport) {
     CHECK_THROWS_AS(run_plan(plan, transport, forest_of(0, 4), 0), std::logic_error);

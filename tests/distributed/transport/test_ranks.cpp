@@ -30,7 +30,7 @@ TEST_CASE("thread ranks: an error on one rank is an error on all, in the same wo
 TEST_CASE("thread ranks: nodes are those of the topology they were started with, or pretended") {
   const Topology given({7, 3, 7, 3, 3});
   run_threads(given, kTimeout, [&](const ThreadRanks& ranks, ThreadTransport&) {
-    CHECK(ranks.topology(0).row() == given.row());
+    CHECK(ranks.topology(0).order() == given.order());
     CHECK(ranks.topology(2).n_nodes() == 3);
   });
 }

@@ -9,7 +9,7 @@
 #include <stdexcept>
 
 #include "distributed/transport/thread_transport.hpp"
-#include "tests/support/worlds.hpp"
+#include "tests/support/rank_group.hpp"
 
 namespace tree_attn::test {
 namespace {
@@ -17,17 +17,17 @@ namespace {
 /// Long enough for a loaded machine under a sanitizer, short enough to see a hang.
 constexpr double kTimeout = 20;
 
-class ThreadWorld : public World {
+class ThreadRankGroup : public RankGroup {
  public:
-  using World::World;
-  std::vector<Seen> run(const Topology& topology, const std::function<DecodeOutput(Transport&)>& body) override {
-    std::vector<Seen> seen(static_cast<std::size_t>(size()));
+  using RankGroup::RankGroup;
+  std::vector<RankResult> run(const Topology& topology, const std::function<DecodeOutput(Transport&)>& body) override {
+    std::vector<RankResult> results(static_cast<std::size_t>(size()));
     run_threads(topology, kTimeout, [&](ThreadTransport& transport) {
-      Seen& mine = seen[static_cast<std::size_t>(transport.rank())];
+      RankResult& mine = results[static_cast<std::size_t>(transport.rank())];
       mine.output = body(transport);
       mine.traffic = transport.traffic();
     });
-    return seen;
+    return results;
   }
   bool has_oracle() const override { return true; }
 };
@@ -36,13 +36,13 @@ std::span<std::byte> bytes_of(float& number) { return std::as_writable_bytes(std
 
 }  // namespace
 
-std::vector<World*> worlds(std::span<const int> sizes) {
-  static std::map<int, std::unique_ptr<World>> made;
-  std::vector<World*> result;
+std::vector<RankGroup*> rank_groups(std::span<const int> sizes) {
+  static std::map<int, std::unique_ptr<RankGroup>> made;
+  std::vector<RankGroup*> result;
   for (const int size : sizes) {
-    std::unique_ptr<World>& world = made[size];
-    if (!world) world = std::make_unique<ThreadWorld>(size);
-    result.push_back(world.get());
+    std::unique_ptr<RankGroup>& rank_group = made[size];
+    if (!rank_group) rank_group = std::make_unique<ThreadRankGroup>(size);
+    result.push_back(rank_group.get());
   }
   return result;
 }
@@ -51,9 +51,9 @@ TEST_CASE("thread transport: messages arrive in order, when waited for and not b
   float got[2] = {0, 0}, early = 0;
   run_threads(Topology::pretend(2, 1), kTimeout, [&](ThreadTransport& transport) {
     if (transport.rank() == 0) {
-      float numbers[2] = {1, 2};
-      for (float& number : numbers) transport.send(bytes_of(number), 1);
-      numbers[1] = 3;  // too early: the receiver may see it, and here it does
+      float elements[2] = {1, 2};
+      for (float& number : elements) transport.send(bytes_of(number), 1);
+      elements[1] = 3;  // too early: the receiver may see it, and here it does
       transport.wait();
       CHECK(transport.traffic().messages == 2);
       CHECK(transport.traffic().bytes == 8);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Nodes, leaders, and the row in which ranks hold the sequence (section 5.3).
+/// @brief Nodes, leaders, and the order in which ranks hold the sequence (section 5.3).
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -17,7 +17,7 @@ TEST_CASE("topology: pretended nodes are runs of ranks, the last one may be smal
   CHECK(topology.node(0) == std::vector{0, 1, 2});
   CHECK(topology.node(2) == std::vector{6});
   CHECK(topology.leaders() == std::vector{0, 3, 6});
-  CHECK(topology.row() == std::vector{0, 1, 2, 3, 4, 5, 6});
+  CHECK(topology.order() == std::vector{0, 1, 2, 3, 4, 5, 6});
   CHECK(Topology::pretend(1, 1).n_nodes() == 1);
   CHECK(Topology::pretend(4, 100).n_nodes() == 1);
   CHECK(Topology::pretend(4, 1).n_nodes() == 4);
@@ -29,7 +29,7 @@ TEST_CASE("topology: nodes are numbered by their smallest rank, whatever their l
   CHECK(topology.node(0) == std::vector{0, 2});
   CHECK(topology.node(1) == std::vector{1, 4});
   CHECK(topology.node(2) == std::vector{3});
-  CHECK(topology.row() == std::vector{0, 2, 1, 4, 3});
+  CHECK(topology.order() == std::vector{0, 2, 1, 4, 3});
   CHECK(topology.leaders() == std::vector{0, 1, 3});
 }
 
@@ -40,21 +40,21 @@ TEST_CASE("topology: the row is a permutation in which every node is a run, led 
     std::vector<int> labels;
     for (int rank = 0; rank < size; ++rank) labels.push_back(static_cast<int>(random() % 5));
     const Topology topology(labels);
-    std::vector<int> sorted = topology.row();
+    std::vector<int> sorted = topology.order();
     std::sort(sorted.begin(), sorted.end());
-    int place = 0;
+    int index = 0;
     for (int node = 0; node < topology.n_nodes(); ++node) {
       const std::vector<int>& ranks = topology.node(node);
       CHECK(std::is_sorted(ranks.begin(), ranks.end()));
       CHECK(topology.leaders()[static_cast<std::size_t>(node)] == ranks.front());
       for (const int rank : ranks) {
-        CHECK(topology.row()[static_cast<std::size_t>(place)] == rank);
-        CHECK(topology.place_of(rank) == place++);
+        CHECK(topology.order()[static_cast<std::size_t>(index)] == rank);
+        CHECK(topology.index_of(rank) == index++);
         CHECK(topology.node_of(rank) == node);
         CHECK(labels[static_cast<std::size_t>(rank)] == labels[static_cast<std::size_t>(ranks.front())]);
       }
     }
-    CHECK(place == size);
+    CHECK(index == size);
     for (int rank = 0; rank < size; ++rank) CHECK(sorted[static_cast<std::size_t>(rank)] == rank);
   }
 }

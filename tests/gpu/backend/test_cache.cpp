@@ -2,7 +2,7 @@
 /// @file
 /// @brief The KV cache in device memory: what a step uploads and allocates, and that growth changes no bit.
 #include "gpu/backend/backends.hpp"
-#include "tests/support/device_problem.hpp"
+#include "tests/support/device_params.hpp"
 
 #include <stdexcept>
 
@@ -16,25 +16,25 @@ bool same_states(const Forest<float>& a, const Forest<float>& b) {
          std::memcmp(a.states().data(), b.states().data(), a.states().size_bytes()) == 0;
 }
 
-void append(KvCache& cache, TensorProblem& problem, std::int64_t entry, std::int64_t begin, std::int64_t end) {
-  const Shard part = problem.keys_and_values(entry, {begin, end});
+void append(KvCache& cache, TensorWorkload& workload, std::int64_t entry, std::int64_t begin, std::int64_t end) {
+  const Shard part = workload.keys_and_values(entry, {begin, end});
   cache.append(entry, part.k, part.v);
 }
 
 /// The states of a shard that is uploaded at once.
-Forest<float> at_once(TensorProblem& problem, Run capacity, const std::vector<std::int64_t>& lengths, int lift = 0) {
-  const auto cache = kernels().make_cache(problem.shape(), capacity);
-  for (std::int64_t i = 0; i < problem.shape().batch; ++i) {
+Forest<float> at_once(TensorWorkload& workload, KeyRange capacity, const std::vector<std::int64_t>& lengths, int lift = 0) {
+  const auto cache = kernels().make_cache(workload.shape(), capacity);
+  for (std::int64_t i = 0; i < workload.shape().batch; ++i) {
     const std::int64_t end = std::clamp(lengths[static_cast<std::size_t>(i)], capacity.begin, capacity.end);
-    append(*cache, problem, i, capacity.begin, end);
+    append(*cache, workload, i, capacity.begin, end);
   }
-  return cache->open(problem.scale)->decode(problem.query(0), lengths, lift).host();
+  return cache->open(workload.scale)->decode(workload.query(0), lengths, lift).host();
 }
 
 /// Sub-warps and tensor cores, aligned rows and others.
 const Axes kAxes[] = {
-    {.batch = 3, .heads = 2, .kv_heads = 2, .head_dim = 64, .value_dim = 64, .n_keys = 150, .storage = Storage::BF16},
-    {.batch = 3, .heads = 8, .kv_heads = 2, .head_dim = 64, .value_dim = 64, .n_keys = 150, .storage = Storage::F16},
+    {.batch = 3, .heads = 2, .kv_heads = 2, .head_dim = 64, .value_dim = 64, .n_keys = 150, .dtype = DType::BF16},
+    {.batch = 3, .heads = 8, .kv_heads = 2, .head_dim = 64, .value_dim = 64, .n_keys = 150, .dtype = DType::F16},
     {.batch = 3,
      .heads = 4,
      .kv_heads = 1,
@@ -42,7 +42,7 @@ const Axes kAxes[] = {
      .value_dim = 24,
      .n_queries = 2,
      .n_keys = 150,
-     .storage = Storage::F32},
+     .dtype = DType::F32},
 };
 
 }  // namespace
@@ -50,33 +50,33 @@ const Axes kAxes[] = {
 /// @tested{alg_3, Alg. 3}
 TEST_CASE("device cache: keys appended step by step have the states of a shard that is uploaded at once") {
   for (const Axes& axes : kAxes) {
-    for (const Run capacity : {Run{0, 150}, Run{64, 150}}) {
-      const auto problem = normal_problem(6100, axes);
-      const auto cache = kernels().make_cache(problem->shape(), capacity);
-      const auto session = cache->open(problem->scale);
+    for (const KeyRange capacity : {KeyRange{0, 150}, KeyRange{64, 150}}) {
+      const auto workload = normal_workload(6100, axes);
+      const auto cache = kernels().make_cache(workload->shape(), capacity);
+      const auto session = cache->open(workload->scale);
       std::vector<std::int64_t> lengths{145, 65, 0};
       for (std::int64_t i = 0; i < 3; ++i)
-        append(*cache, *problem, i, capacity.begin, std::max(capacity.begin, lengths[static_cast<std::size_t>(i)]));
+        append(*cache, *workload, i, capacity.begin, std::max(capacity.begin, lengths[static_cast<std::size_t>(i)]));
       for (int step = 0; step < 5; ++step) {
-        INFO(name_of(axes.storage) << ", from " << capacity.begin << ", step " << step);
-        const Forest<float>& states = session->decode(problem->query(0), lengths).host();
+        INFO(name_of(axes.dtype) << ", from " << capacity.begin << ", step " << step);
+        const Forest<float>& states = session->decode(workload->query(0), lengths).host();
         CHECK(states.subtrees() == cover(capacity.begin, capacity.end));
-        CHECK(same_states(states, at_once(*problem, capacity, lengths)));
+        CHECK(same_states(states, at_once(*workload, capacity, lengths)));
         for (std::int64_t i = 0; i < 3; ++i) {
           std::int64_t& length = lengths[static_cast<std::size_t>(i)];
-          if (length >= capacity.begin) append(*cache, *problem, i, length, length + 1);
+          if (length >= capacity.begin) append(*cache, *workload, i, length, length + 1);
           ++length;
         }
       }
       if (capacity.begin == 0) {
         // All of it is attention.
         for (std::int64_t i = 0; i < 3; ++i) {
-          append(*cache, *problem, i, lengths[static_cast<std::size_t>(i)], 150);
+          append(*cache, *workload, i, lengths[static_cast<std::size_t>(i)], 150);
           lengths[static_cast<std::size_t>(i)] = 150;
         }
-        Forest<float>& states = session->decode(problem->query(0), lengths).host();
-        const double leaf = static_cast<double>(kernels().leaf_keys(problem->shape()));
-        CHECK(against_oracle(*problem, finish(states), leaf > 1 ? 2 * 3 * leaf + 10 : 0) == "");
+        Forest<float>& states = session->decode(workload->query(0), lengths).host();
+        const double leaf = static_cast<double>(kernels().leaf_keys(workload->shape()));
+        CHECK(against_oracle(*workload, finish(states), leaf > 1 ? 2 * 3 * leaf + 10 : 0) == "");
       }
     }
   }
@@ -85,17 +85,17 @@ TEST_CASE("device cache: keys appended step by step have the states of a shard t
 TEST_CASE(
     "device cache: a step uploads one position, the queries and the lengths, allocates nothing, and downloads states once") {
   for (const Axes& axes : kAxes) {
-    INFO(name_of(axes.storage));
-    const auto problem = normal_problem(6200, axes);
-    const AttentionShape& shape = problem->shape();
+    INFO(name_of(axes.dtype));
+    const auto workload = normal_workload(6200, axes);
+    const AttentionShape& shape = workload->shape();
     const auto cache = kernels().make_cache(shape, {0, 150});
-    const auto session = cache->open(problem->scale);
-    for (std::int64_t i = 0; i < 3; ++i) append(*cache, *problem, i, 0, 100);
-    const TensorView q = problem->query(0);
+    const auto session = cache->open(workload->scale);
+    for (std::int64_t i = 0; i < 3; ++i) append(*cache, *workload, i, 0, 100);
+    const TensorView q = workload->query(0);
     const auto q_bytes = shape.n_rows() * shape.head_dim * static_cast<std::int64_t>(bytes_of(shape.dtype));
     for (std::int64_t step = 100; step < 104; ++step) {
       const std::int64_t allocated = device::traffic().n_allocations, uploaded = device::traffic().bytes_uploaded;
-      for (std::int64_t i = 0; i < 3; ++i) append(*cache, *problem, i, step, step + 1);
+      for (std::int64_t i = 0; i < 3; ++i) append(*cache, *workload, i, step, step + 1);
       CHECK(device::traffic().bytes_uploaded - uploaded == shape.bytes_per_position());
 
       const std::int64_t downloaded = device::traffic().bytes_downloaded;
@@ -121,10 +121,10 @@ TEST_CASE(
     "device cache: F64, and values of another type than the keys, are stored as F32; strides and alignment change no bit") {
   const Axes axes{.batch = 2, .heads = 4, .kv_heads = 2, .head_dim = 24, .value_dim = 24, .n_keys = 140};
   const std::vector<std::int64_t> lengths{140, 33};
-  const auto exact = normal_problem(6300, axes, lengths);
+  const auto exact = normal_workload(6300, axes, lengths);
   const Forest<float> want = at_once(*exact, {0, 140}, lengths);
   const auto wide = [](const TensorView& view) {
-    Tensor tensor({}, view.shape, Storage::F64);
+    Tensor tensor({}, view.shape, DType::F64);
     std::vector<double> elements(static_cast<std::size_t>(n_elements(view.shape)));
     double* to = elements.data();
     for (std::int64_t i = 0; i < view.shape[0]; ++i) {
@@ -136,11 +136,11 @@ TEST_CASE(
     tensor.bytes.assign(bytes.begin(), bytes.end());
     return tensor;
   };
-  const auto f64 = problem_of(wide(exact->query(0)), wide(exact->k()), wide(exact->v()), lengths);
-  CHECK(kernels().stored(f64->shape()).dtype == Storage::F32);
+  const auto f64 = workload_of(wide(exact->query(0)), wide(exact->k()), wide(exact->v()), lengths);
+  CHECK(kernels().stored(f64->shape()).dtype == DType::F32);
   CHECK(same_states(at_once(*f64, {0, 140}, lengths), want));
-  const auto mixed = problem_of(copy_of(exact->query(0)), copy_of(exact->k()), wide(exact->v()), lengths);
-  CHECK(kernels().stored(mixed->shape()).value_dtype == Storage::F32);
+  const auto mixed = workload_of(copy_of(exact->query(0)), copy_of(exact->k()), wide(exact->v()), lengths);
+  CHECK(kernels().stored(mixed->shape()).value_dtype == DType::F32);
   CHECK(same_states(at_once(*mixed, {0, 140}, lengths), want));
   CHECK(same_states(at_once(*packed(*exact), {0, 140}, lengths), want));
   CHECK(same_states(at_once(*misaligned(*exact, 4), {0, 140}, lengths), want));
@@ -148,41 +148,41 @@ TEST_CASE(
 
 TEST_CASE("device cache: a shard comes back as it was appended, and goes into a cache for another range") {
   const Axes axes{
-      .batch = 2, .heads = 4, .kv_heads = 2, .head_dim = 64, .value_dim = 32, .n_keys = 256, .storage = Storage::BF16};
-  const auto problem = normal_problem(6400, axes);
-  const auto hop = kernels().make_cache(problem->shape(), {0, 128});
-  const auto session = hop->open(problem->scale);
-  for (const Run capacity : {Run{128, 256}, {64, 128}, {0, 128}, {64, 64}}) {
+      .batch = 2, .heads = 4, .kv_heads = 2, .head_dim = 64, .value_dim = 32, .n_keys = 256, .dtype = DType::BF16};
+  const auto workload = normal_workload(6400, axes);
+  const auto hop = kernels().make_cache(workload->shape(), {0, 128});
+  const auto session = hop->open(workload->scale);
+  for (const KeyRange capacity : {KeyRange{128, 256}, {64, 128}, {0, 128}, {64, 64}}) {
     CAPTURE(capacity.begin);
-    const auto own = kernels().make_cache(problem->shape(), capacity);
-    for (std::int64_t i = 0; i < 2; ++i) append(*own, *problem, i, capacity.begin, capacity.end);
+    const auto own = kernels().make_cache(workload->shape(), capacity);
+    for (std::int64_t i = 0; i < 2; ++i) append(*own, *workload, i, capacity.begin, capacity.end);
     std::vector<std::byte> memory;
     const Shard shard = own->shard(capacity.size(), [&memory](std::size_t n) {
       memory.resize(n);
       return memory.data();
     });
-    CHECK(copy_of(shard.k).bytes == copy_of(problem->shard(capacity).k).bytes);
-    CHECK(copy_of(shard.v).bytes == copy_of(problem->shard(capacity).v).bytes);
+    CHECK(copy_of(shard.k).bytes == copy_of(workload->shard(capacity).k).bytes);
+    CHECK(copy_of(shard.v).bytes == copy_of(workload->shard(capacity).v).bytes);
     hop->reset(capacity);
     hop->borrow(shard, std::vector<std::int64_t>(2, capacity.size()));
-    CHECK(same_states(session->decode(problem->query(0), problem->lengths()).host(),
-                      at_once(*problem, capacity, problem->lengths())));
+    CHECK(same_states(session->decode(workload->query(0), workload->lengths()).host(),
+                      at_once(*workload, capacity, workload->lengths())));
   }
 }
 
 TEST_CASE("device cache: what does not fit, and shapes that no kernel takes, are refused") {
-  const auto problem = normal_problem(6500, {.head_dim = 16, .value_dim = 16, .n_keys = 20});
-  const auto cache = kernels().make_cache(problem->shape(), {0, 5});
-  append(*cache, *problem, 0, 0, 3);
-  CHECK_THROWS_WITH_AS(append(*cache, *problem, 0, 3, 6),
+  const auto workload = normal_workload(6500, {.head_dim = 16, .value_dim = 16, .n_keys = 20});
+  const auto cache = kernels().make_cache(workload->shape(), {0, 5});
+  append(*cache, *workload, 0, 0, 3);
+  CHECK_THROWS_WITH_AS(append(*cache, *workload, 0, 3, 6),
                        "KvCache::append: batch entry 0 holds 3 of 5 positions, 3 more do not fit", std::out_of_range);
   CHECK(cache->longest() == 3);
-  AttentionShape large = problem->shape();
+  AttentionShape large = workload->shape();
   large.head_dim = 513;
   CHECK(kernels().refusal(large) == "d_h 513, d_v 16: more than 512");
   const auto refused = kernels().make_cache(large, {0, 5});
   CHECK_THROWS_WITH_AS(refused->open(1), "the kernels do not take d_h 513, d_v 16: more than 512", DeviceError);
-  CHECK(kernels().refusal(problem->shape()) == "");
+  CHECK(kernels().refusal(workload->shape()) == "");
 }
 
 }  // namespace tree_attn::test

@@ -3,29 +3,29 @@
 /// @brief A launch can be captured in a CUDA graph, and replayed with the same bits.
 #include <cuda_runtime.h>
 
-#include "tests/support/device_problem.hpp"
+#include "tests/support/device_params.hpp"
 
 namespace tree_attn::test {
 
 TEST_CASE("graph: every step can be captured, and every replay has the bits of a launch") {
-  const Axes axes{.batch = 2, .heads = 8, .kv_heads = 2, .head_dim = 128, .value_dim = 128, .n_keys = 3000, .storage = Storage::BF16};
-  const auto problem = normal_problem(4400, axes, {{3000, 777}});
-  const DeviceShard shard(problem->query(0), problem->whole(), problem->lengths(), problem->scale);
+  const Axes axes{.batch = 2, .heads = 8, .kv_heads = 2, .head_dim = 128, .value_dim = 128, .n_keys = 3000, .dtype = DType::BF16};
+  const auto workload = normal_workload(4400, axes, {{3000, 777}});
+  const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
   for (const device::LadderStep* step : device::ladder()) {
-    if (step->refusal(shard.problem, shard.storage) != "") continue;
+    if (step->refusal(shard.params, shard.dtype) != "") continue;
     INFO(step->name);
     // A launch by itself; it also loads the kernel, which a capture may not.
     const DecodeOutput want = run_step(*step, shard);
 
-    const device::Plan plan = step->plan(shard.problem, shard.storage, {});
+    const device::Plan plan = step->plan(shard.params, shard.dtype, {});
     const DeviceWorkspace workspace(plan);
-    device::DeviceBuffer<float> out(shard.problem.n_rows() * shard.problem.d_v), lse(shard.problem.n_rows());
+    device::DeviceBuffer<float> out(shard.params.n_rows() * shard.params.d_v), lse(shard.params.n_rows());
     device::Stream stream;
     cudaGraph_t graph;
     cudaGraphExec_t exec;
     REQUIRE(cudaStreamCreate(&stream) == cudaSuccess);
     REQUIRE(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal) == cudaSuccess);
-    step->run(shard.problem, shard.storage, {.out = out.data(), .lse = lse.data()}, plan, workspace.get(), stream);
+    step->run(shard.params, shard.dtype, {.out = out.data(), .lse = lse.data()}, plan, workspace.get(), stream);
     REQUIRE(cudaStreamEndCapture(stream, &graph) == cudaSuccess);
     REQUIRE(cudaGraphInstantiate(&exec, graph, 0) == cudaSuccess);
 

@@ -3,7 +3,7 @@
 /// @brief Bits of the kernels do not depend on splits, blocks, batch, alignment or shards (design: what always holds, rule 2).
 #include <map>
 
-#include "tests/support/device_problem.hpp"
+#include "tests/support/device_params.hpp"
 
 namespace tree_attn::test {
 namespace {
@@ -13,13 +13,13 @@ const std::vector<int> kSplits{1, 2, 7, 64};
 /// Shapes for all kinds of workers: one query a head and F32; several and 16 bits.
 std::vector<Axes> shapes() {
   std::vector<Axes> shapes;
-  for (const Storage storage : {Storage::F32, Storage::F16, Storage::BF16}) {
+  for (const DType dtype : {DType::F32, DType::F16, DType::BF16}) {
     for (const std::int64_t heads : {2, 6}) {
-      shapes.push_back({.heads = heads, .kv_heads = 2, .head_dim = 64, .value_dim = 64, .n_keys = 600, .storage = storage});
+      shapes.push_back({.heads = heads, .kv_heads = 2, .head_dim = 64, .value_dim = 64, .n_keys = 600, .dtype = dtype});
     }
-    shapes.push_back({.heads = 2, .kv_heads = 2, .head_dim = 128, .value_dim = 128, .n_queries = 2, .n_keys = 320, .storage = storage});
+    shapes.push_back({.heads = 2, .kv_heads = 2, .head_dim = 128, .value_dim = 128, .n_queries = 2, .n_keys = 320, .dtype = dtype});
   }
-  shapes.push_back({.heads = 20, .kv_heads = 2, .head_dim = 64, .value_dim = 64, .n_keys = 300, .storage = Storage::BF16});
+  shapes.push_back({.heads = 20, .kv_heads = 2, .head_dim = 64, .value_dim = 64, .n_keys = 300, .dtype = DType::BF16});
   return shapes;
 }
 
@@ -29,10 +29,10 @@ std::vector<Axes> shapes() {
 TEST_CASE("bits: every number of splits gives the same, in every step that splits") {
   unsigned seed = 5000;
   for (const Axes& axes : shapes()) {
-    const auto problem = normal_problem(seed++, axes);
-    const DeviceShard shard(problem->query(0), problem->whole(), problem->lengths(), problem->scale);
+    const auto workload = normal_workload(seed++, axes);
+    const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
     for (const device::LadderStep* step : device::ladder()) {
-      if (step->refusal(shard.problem, shard.storage) != "") continue;
+      if (step->refusal(shard.params, shard.dtype) != "") continue;
       CAPTURE(std::string(step->name));
       CAPTURE(seed - 1);
       const DecodeOutput one = run_step(*step, shard, {.n_splits = 1});
@@ -40,7 +40,7 @@ TEST_CASE("bits: every number of splits gives the same, in every step that split
         CAPTURE(n);
         // What splits must really do so. A step without splits takes no notice.
         if (step->max_splits > 1 && n > step->max_splits) continue;
-        if (step->max_splits > 1) CHECK(step->plan(shard.problem, shard.storage, {.n_splits = n}).n_splits == n);
+        if (step->max_splits > 1) CHECK(step->plan(shard.params, shard.dtype, {.n_splits = n}).n_splits == n);
         CHECK(same_output(run_step(*step, shard, {.n_splits = n}), one));
       }
     }
@@ -54,16 +54,16 @@ TEST_CASE("bits: parts of many subtrees are joined in rounds") {
   const Axes axes{.heads = 1, .kv_heads = 1, .head_dim = 4, .value_dim = 4, .n_keys = kSplits * 23 * kLeafKeys};
   int n = 0;
   for (int i = 0; i < kListedParts; ++i) {
-    const Run part = part_of({0, axes.n_keys}, i, kSplits);
+    const KeyRange part = split_range({0, axes.n_keys}, i, kSplits);
     n += n_subtrees(part.begin, part.end);
   }
   CHECK(n > kListedSubtrees);
-  const auto problem = normal_problem(5050, axes);
-  const DeviceShard shard(problem->query(0), problem->whole(), problem->lengths(), problem->scale);
+  const auto workload = normal_workload(5050, axes);
+  const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
   const std::vector<const device::LadderStep*> steps = tree_steps(shard, kSplits);
   REQUIRE(steps.size() >= 4);
   const DecodeOutput one = run_step(*steps[0], shard, {.n_splits = 1});
-  CHECK(against_oracle(*problem, one) == "");
+  CHECK(against_oracle(*workload, one) == "");
   for (const device::LadderStep* step : steps)
     CHECK_MESSAGE(same_output(run_step(*step, shard, {.n_splits = kSplits}), one), step->name);
 }
@@ -72,25 +72,25 @@ TEST_CASE("bits: parts of many subtrees are joined in rounds") {
 /// @tested{thm_1, Thm. 1}
 TEST_CASE("bits: parts of large states are joined in rounds") {
   constexpr int kSplits = 70;
-  const auto problem = normal_problem(5060, {.heads = 1, .kv_heads = 1, .head_dim = 512, .value_dim = 512, .n_keys = kSplits * kLeafKeys});
-  const DeviceShard shard(problem->query(0), problem->whole(), problem->lengths(), problem->scale);
+  const auto workload = normal_workload(5060, {.heads = 1, .kv_heads = 1, .head_dim = 512, .value_dim = 512, .n_keys = kSplits * kLeafKeys});
+  const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
   const device::LadderStep& step = *tree_steps(shard, kSplits).at(0);
   CHECK(same_output(run_step(step, shard, {.n_splits = kSplits}), run_step(step, shard, {.n_splits = 1})));
 }
 
-/// The tree and the order of a dot product are those of the teams, from step 3 on.
+/// The tree and the order of a dot product are those of the sub-warps, from step 3 on.
 /// @tested{thm_1, Thm. 1}
-TEST_CASE("bits: all steps of teams agree") {
+TEST_CASE("bits: all steps of sub-warps agree") {
   unsigned seed = 5100;
-  for (const Storage storage : {Storage::F32, Storage::F16, Storage::BF16}) {
+  for (const DType dtype : {DType::F32, DType::F16, DType::BF16}) {
     for (const std::int64_t d : {64, 128, 256, 512}) {
-      const auto problem = normal_problem(seed++, {.heads = 2, .kv_heads = 2, .head_dim = d, .value_dim = d, .n_keys = 700, .storage = storage});
-      const DeviceShard shard(problem->query(0), problem->whole(), problem->lengths(), problem->scale);
+      const auto workload = normal_workload(seed++, {.heads = 2, .kv_heads = 2, .head_dim = d, .value_dim = d, .n_keys = 700, .dtype = dtype});
+      const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
       const std::vector<const device::LadderStep*> steps = tree_steps(shard);
       REQUIRE(steps.size() >= 5);
-      const DecodeOutput first = run_step(*steps[0], *problem);
-      CHECK(against_oracle(*problem, first) == "");
-      for (const device::LadderStep* step : steps) CHECK_MESSAGE(same_output(run_step(*step, *problem), first), step->name);
+      const DecodeOutput first = run_step(*steps[0], *workload);
+      CHECK(against_oracle(*workload, first) == "");
+      for (const device::LadderStep* step : steps) CHECK_MESSAGE(same_output(run_step(*step, *workload), first), step->name);
     }
   }
 }
@@ -99,13 +99,13 @@ TEST_CASE("bits: an entry of a batch has those that it has alone") {
   unsigned seed = 5200;
   for (Axes axes : shapes()) {
     axes.batch = 4;
-    const auto problem = normal_problem(seed++, axes, std::vector<std::int64_t>{axes.n_keys, 0, 1, 130});
-    const DecodeOutput together = run_step(device::kEqualRuns, *problem, {.n_splits = 3});
+    const auto workload = normal_workload(seed++, axes, std::vector<std::int64_t>{axes.n_keys, 0, 1, 130});
+    const DecodeOutput together = run_step(device::kEqualRuns, *workload, {.n_splits = 3});
     for (std::int64_t i = 0; i < 4; ++i) {
       CAPTURE(i);
-      CHECK(same_output(entry_of(together, i, 4), run_step(device::kEqualRuns, *entry_of(*problem, i))));
+      CHECK(same_output(entry_of(together, i, 4), run_step(device::kEqualRuns, *entry_of(*workload, i))));
     }
-    CHECK(against_oracle(*problem, together, 400) == "");
+    CHECK(against_oracle(*workload, together, 400) == "");
   }
 }
 
@@ -113,12 +113,12 @@ TEST_CASE("bits: misaligned, packed and strided arrays change none") {
   unsigned seed = 5300;
   for (const Axes& axes : shapes()) {
     if (axes.n_queries != 1) continue;
-    const auto problem = normal_problem(seed++, axes);
-    const DecodeOutput aligned = run_step(device::kEqualRuns, *problem);
-    CHECK(same_output(run_step(device::kEqualRuns, *packed(*problem)), aligned));
+    const auto workload = normal_workload(seed++, axes);
+    const DecodeOutput aligned = run_step(device::kEqualRuns, *workload);
+    CHECK(same_output(run_step(device::kEqualRuns, *packed(*workload)), aligned));
     for (const std::size_t offset : {2, 4, 8, 12}) {
-      if (offset % bytes_of(axes.storage) == 0)
-        CHECK(same_output(run_step(device::kEqualRuns, *misaligned(*problem, offset)), aligned));
+      if (offset % bytes_of(axes.dtype) == 0)
+        CHECK(same_output(run_step(device::kEqualRuns, *misaligned(*workload, offset)), aligned));
     }
   }
 }
@@ -128,16 +128,16 @@ TEST_CASE("bits: misaligned, packed and strided arrays change none") {
 TEST_CASE("bits: up to 8 shards, each with any number of splits, join to the whole") {
   unsigned seed = 5400;
   for (const Axes& axes : shapes()) {
-    const auto problem = normal_problem(seed++, axes);
+    const auto workload = normal_workload(seed++, axes);
     // Finished on the host, as between ranks: logarithms of host and device differ in the last bit.
-    Forest<float> all = forest_of(device::kEqualRuns, *problem, {0, axes.n_keys}, 1);
+    Forest<float> all = forest_of(device::kEqualRuns, *workload, {0, axes.n_keys}, 1);
     const DecodeOutput whole = finish(all);
-    CHECK(whole.out == run_step(device::kEqualRuns, *problem).out);
+    CHECK(whole.out == run_step(device::kEqualRuns, *workload).out);
     for (const int p : {1, 2, 3, 5, 8}) {
-      Forest<float> forest(problem->shape().n_rows(), problem->shape().value_dim);
+      Forest<float> forest(workload->shape().n_rows(), workload->shape().value_dim);
       int n_splits = p;
-      for (const Run& run : even_runs(axes.n_keys, p, kLeafKeys)) {
-        const Forest<float> part = forest_of(device::kEqualRuns, *problem, run, 1 + n_splits++ % 5);
+      for (const KeyRange& range : even_ranges(axes.n_keys, p, kLeafKeys)) {
+        const Forest<float> part = forest_of(device::kEqualRuns, *workload, range, 1 + n_splits++ % 5);
         forest.append(part.subtrees(), part.states().data());
       }
       CAPTURE(p);
@@ -146,17 +146,17 @@ TEST_CASE("bits: up to 8 shards, each with any number of splits, join to the who
   }
 }
 
-/// A cut inside a leaf: teams keep the bits, for their tree goes down to single keys.
+/// A cut inside a leaf: sub-warps keep the bits, for their tree goes down to single keys.
 /// @tested{thm_1, Thm. 1}
-TEST_CASE("bits: shards cut anywhere keep them where teams are at work") {
-  for (const Storage storage : {Storage::F32, Storage::BF16}) {
-    const auto problem = normal_problem(5500, {.heads = 2, .kv_heads = 2, .head_dim = 64, .value_dim = 32, .n_keys = 333, .storage = storage});
-    Forest<float> all = forest_of(device::kEqualRuns, *problem, {0, 333}, 1);
+TEST_CASE("bits: shards cut anywhere keep them where sub-warps are at work") {
+  for (const DType dtype : {DType::F32, DType::BF16}) {
+    const auto workload = normal_workload(5500, {.heads = 2, .kv_heads = 2, .head_dim = 64, .value_dim = 32, .n_keys = 333, .dtype = dtype});
+    Forest<float> all = forest_of(device::kEqualRuns, *workload, {0, 333}, 1);
     const DecodeOutput whole = finish(all);
     for (const std::vector<std::int64_t>& lengths : std::vector<std::vector<std::int64_t>>{{1, 332}, {5, 0, 100, 228}, {63, 65, 205}, {332, 1}}) {
       Forest<float> forest(2, 32);
-      for (const Run& run : runs_of_lengths(lengths)) {
-        const Forest<float> part = forest_of(device::kEqualRuns, *problem, run, 2);
+      for (const KeyRange& range : ranges_of_lengths(lengths)) {
+        const Forest<float> part = forest_of(device::kEqualRuns, *workload, range, 2);
         forest.append(part.subtrees(), part.states().data());
       }
       CHECK(same_output(finish(forest), whole));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Steps 8 and 9 of the ladder: the bits of step 6, by copies that a warp of its own starts and by merges in a cluster.
-#include "tests/support/device_problem.hpp"
+#include "tests/support/device_params.hpp"
 
 namespace tree_attn::test {
 namespace {
@@ -9,15 +9,15 @@ namespace {
 constexpr const device::LadderStep* kSteps[] = {&device::kBulk, &device::kCluster};
 
 /// The same numbers with a poisoned gap behind every row, every head and every entry of keys and values; `gap` in numbers.
-std::unique_ptr<TensorProblem> with_gaps(TensorProblem& problem, std::int64_t gap) {
+std::unique_ptr<TensorWorkload> with_gaps(TensorWorkload& workload, std::int64_t gap) {
   std::vector<std::vector<std::byte>> owned;
   std::vector<TensorView> views;
-  for (const TensorView& view : {problem.query(0), problem.k(), problem.v()}) {
-    const auto size = static_cast<std::int64_t>(bytes_of(view.storage));
+  for (const TensorView& view : {workload.query(0), workload.k(), workload.v()}) {
+    const auto size = static_cast<std::int64_t>(bytes_of(view.dtype));
     const std::int64_t row = view.shape[3] + gap, head = view.shape[2] * row + gap, entry = view.shape[1] * head + gap;
     // All ones are a NaN in every type.
     std::vector<std::byte>& memory = owned.emplace_back(static_cast<std::size_t>(view.shape[0] * entry * size), std::byte{0xFF});
-    const TensorView strided{memory.data(), view.storage, view.shape, {entry, head, row}};
+    const TensorView strided{memory.data(), view.dtype, view.shape, {entry, head, row}};
     for (std::int64_t i = 0; i < view.shape[0]; ++i) {
       for (std::int64_t h = 0; h < view.shape[1]; ++h) {
         for (std::int64_t a = 0; a < view.shape[2]; ++a) {
@@ -28,25 +28,25 @@ std::unique_ptr<TensorProblem> with_gaps(TensorProblem& problem, std::int64_t ga
     }
     views.push_back(strided);
   }
-  return std::make_unique<TensorProblem>(std::move(owned), views[0], views[1], views[2], problem.lengths(), problem.scale);
+  return std::make_unique<TensorWorkload>(std::move(owned), views[0], views[1], views[2], workload.lengths(), workload.scale);
 }
 
 /// Holds both steps against the oracle, and at every number of splits against the bits of step 6.
-void check_steps(TensorProblem& problem, const std::vector<int>& splits) {
-  const DecodeOutput async = run_step(device::kAsync, problem);
-  CHECK(against_oracle(problem, async) == "");
+void check_steps(TensorWorkload& workload, const std::vector<int>& splits) {
+  const DecodeOutput async = run_step(device::kAsync, workload);
+  CHECK(against_oracle(workload, async) == "");
   for (const device::LadderStep* step : kSteps) {
     for (const int n_splits : splits) {
       INFO(std::string(step->name) << ", splits " << n_splits);
-      CHECK(same_output(run_step(*step, problem, {.n_splits = n_splits}), async));
+      CHECK(same_output(run_step(*step, workload, {.n_splits = n_splits}), async));
     }
   }
 }
 
 /// Why a step does not take a problem.
-std::string refusal_of(const device::LadderStep& step, TensorProblem& problem) {
-  const DeviceShard shard(problem.query(0), problem.whole(), problem.lengths(), problem.scale);
-  return step.refusal(shard.problem, shard.storage);
+std::string refusal_of(const device::LadderStep& step, TensorWorkload& workload) {
+  const DeviceShard shard(workload.query(0), workload.whole(), workload.lengths(), workload.scale);
+  return step.refusal(shard.params, shard.dtype);
 }
 
 }  // namespace
@@ -54,11 +54,11 @@ std::string refusal_of(const device::LadderStep& step, TensorProblem& problem) {
 /// @tested{eq_7, eq. (7)}
 TEST_CASE("bulk, cluster: attention with the bits of step 6, for every type and head size") {
   unsigned seed = 5000;
-  for (const Storage storage : {Storage::F32, Storage::F16, Storage::BF16}) {
+  for (const DType dtype : {DType::F32, DType::F16, DType::BF16}) {
     for (const std::int64_t d : {64, 128, 256}) {
-      const Axes axes{.heads = 2, .kv_heads = 1, .head_dim = d, .value_dim = d, .n_keys = 333, .storage = storage};
-      INFO(name_of(storage) << ", d " << d << ", seed " << seed);
-      check_steps(*normal_problem(seed++, axes), {0, 2});
+      const Axes axes{.heads = 2, .kv_heads = 1, .head_dim = d, .value_dim = d, .n_keys = 333, .dtype = dtype};
+      INFO(name_of(dtype) << ", d " << d << ", seed " << seed);
+      check_steps(*normal_workload(seed++, axes), {0, 2});
     }
   }
 }
@@ -66,48 +66,48 @@ TEST_CASE("bulk, cluster: attention with the bits of step 6, for every type and 
 TEST_CASE("bulk, cluster: the bits do not depend on the number of splits, with more splits than leaves too") {
   for (const std::int64_t n_keys : {1, 63, 64, 65, 500, 1100}) {
     INFO("keys " << n_keys);
-    const Axes axes{.heads = 1, .kv_heads = 1, .head_dim = 64, .value_dim = 64, .n_keys = n_keys, .storage = Storage::BF16};
-    check_steps(*normal_problem(5100, axes), {1, 2, 3, 4, 5, 6, 7, 8});
+    const Axes axes{.heads = 1, .kv_heads = 1, .head_dim = 64, .value_dim = 64, .n_keys = n_keys, .dtype = DType::BF16};
+    check_steps(*normal_workload(5100, axes), {1, 2, 3, 4, 5, 6, 7, 8});
   }
 }
 
 TEST_CASE("bulk, cluster: a batch with its own lengths, no key and one key among them, and groups of queries") {
-  for (const Storage storage : {Storage::F32, Storage::BF16}) {
+  for (const DType dtype : {DType::F32, DType::BF16}) {
     const Axes axes{.batch = 5, .heads = 6, .kv_heads = 2, .head_dim = 64, .value_dim = 64, .n_queries = 2, .n_keys = 200,
-                    .storage = storage};
-    check_steps(*normal_problem(5200, axes, std::vector<std::int64_t>{200, 0, 1, 65, 131}), {1, 3, 8});
+                    .dtype = dtype};
+    check_steps(*normal_workload(5200, axes, std::vector<std::int64_t>{200, 0, 1, 65, 131}), {1, 3, 8});
   }
 }
 
 TEST_CASE("bulk, cluster: stages are used many times over, and tails are ragged") {
-  // Eight teams and 5000 keys, or 32 and 8201: up to 80 groups of eight a team, through a ring of three stages.
+  // Eight sub-warps and 5000 keys, or 32 and 8201: up to 80 steps of eight a sub-warp, through a ring of three stages.
   for (const std::int64_t n_keys : {4993, 5000, 5003}) {
     INFO("keys " << n_keys);
-    check_steps(*normal_problem(5300, {.heads = 1, .kv_heads = 1, .head_dim = 128, .value_dim = 128, .n_keys = n_keys}), {1, 2});
+    check_steps(*normal_workload(5300, {.heads = 1, .kv_heads = 1, .head_dim = 128, .value_dim = 128, .n_keys = n_keys}), {1, 2});
   }
-  const Axes narrow{.heads = 1, .kv_heads = 1, .head_dim = 64, .value_dim = 64, .n_keys = 8201, .storage = Storage::F16};
-  check_steps(*normal_problem(5301, narrow), {1});
+  const Axes narrow{.heads = 1, .kv_heads = 1, .head_dim = 64, .value_dim = 64, .n_keys = 8201, .dtype = DType::F16};
+  check_steps(*normal_workload(5301, narrow), {1});
 }
 
-TEST_CASE("bulk, cluster: rows that are narrower than their team, of unlike width, or wider than 512 bytes") {
+TEST_CASE("bulk, cluster: rows that are narrower than their sub-warp, of unlike width, or wider than 512 bytes") {
   const Axes shapes[] = {
-      {.heads = 1, .kv_heads = 1, .head_dim = 72, .value_dim = 40, .n_keys = 210, .storage = Storage::BF16},
-      {.heads = 1, .kv_heads = 1, .head_dim = 64, .value_dim = 128, .n_keys = 210, .storage = Storage::F16},
-      {.heads = 1, .kv_heads = 1, .head_dim = 192, .value_dim = 128, .n_keys = 210, .storage = Storage::F32},
-      {.heads = 1, .kv_heads = 1, .head_dim = 8, .value_dim = 8, .n_keys = 210, .storage = Storage::F16},
-      {.heads = 1, .kv_heads = 1, .head_dim = 512, .value_dim = 512, .n_keys = 330, .storage = Storage::BF16},
-      {.heads = 1, .kv_heads = 1, .head_dim = 512, .value_dim = 512, .n_keys = 330, .storage = Storage::F32},
-      {.heads = 1, .kv_heads = 1, .head_dim = 260, .value_dim = 300, .n_keys = 210, .storage = Storage::F32}};
+      {.heads = 1, .kv_heads = 1, .head_dim = 72, .value_dim = 40, .n_keys = 210, .dtype = DType::BF16},
+      {.heads = 1, .kv_heads = 1, .head_dim = 64, .value_dim = 128, .n_keys = 210, .dtype = DType::F16},
+      {.heads = 1, .kv_heads = 1, .head_dim = 192, .value_dim = 128, .n_keys = 210, .dtype = DType::F32},
+      {.heads = 1, .kv_heads = 1, .head_dim = 8, .value_dim = 8, .n_keys = 210, .dtype = DType::F16},
+      {.heads = 1, .kv_heads = 1, .head_dim = 512, .value_dim = 512, .n_keys = 330, .dtype = DType::BF16},
+      {.heads = 1, .kv_heads = 1, .head_dim = 512, .value_dim = 512, .n_keys = 330, .dtype = DType::F32},
+      {.heads = 1, .kv_heads = 1, .head_dim = 260, .value_dim = 300, .n_keys = 210, .dtype = DType::F32}};
   for (const Axes& axes : shapes) {
-    INFO("d_h " << axes.head_dim << ", d_v " << axes.value_dim << ", " << name_of(axes.storage));
-    check_steps(*normal_problem(5400, axes), {1, 3});
+    INFO("d_h " << axes.head_dim << ", d_v " << axes.value_dim << ", " << name_of(axes.dtype));
+    check_steps(*normal_workload(5400, axes), {1, 3});
   }
 }
 
 TEST_CASE("bulk, cluster: what lies between rows is never read into a result") {
-  for (const Storage storage : {Storage::F32, Storage::BF16}) {
-    const Axes axes{.batch = 2, .heads = 4, .kv_heads = 2, .head_dim = 64, .value_dim = 64, .n_keys = 300, .storage = storage};
-    const auto dense = normal_problem(5500, axes, std::vector<std::int64_t>{300, 139});
+  for (const DType dtype : {DType::F32, DType::BF16}) {
+    const Axes axes{.batch = 2, .heads = 4, .kv_heads = 2, .head_dim = 64, .value_dim = 64, .n_keys = 300, .dtype = dtype};
+    const auto dense = normal_workload(5500, axes, std::vector<std::int64_t>{300, 139});
     const DecodeOutput want = run_step(device::kAsync, *dense);
     const auto apart = with_gaps(*dense, 16), side_by_side = packed(*dense);
     for (const device::LadderStep* step : kSteps) {
@@ -118,19 +118,19 @@ TEST_CASE("bulk, cluster: what lies between rows is never read into a result") {
 }
 
 TEST_CASE("bulk, cluster: a shard hands on the same forest as step 6, wherever it begins and ends") {
-  const Axes axes{.heads = 2, .kv_heads = 1, .head_dim = 64, .value_dim = 64, .n_keys = 700, .storage = Storage::BF16};
-  const auto problem = normal_problem(5600, axes, std::vector<std::int64_t>{650});
-  for (const Run run : {Run{0, 700}, Run{3, 430}, Run{64, 128}, Run{77, 80}, Run{500, 700}, Run{651, 700}}) {
-    INFO("positions " << run.begin << ".." << run.end);
-    const DeviceShard shard(problem->query(0), problem->shard(run), problem->lengths(), problem->scale);
+  const Axes axes{.heads = 2, .kv_heads = 1, .head_dim = 64, .value_dim = 64, .n_keys = 700, .dtype = DType::BF16};
+  const auto workload = normal_workload(5600, axes, std::vector<std::int64_t>{650});
+  for (const KeyRange range : {KeyRange{0, 700}, KeyRange{3, 430}, KeyRange{64, 128}, KeyRange{77, 80}, KeyRange{500, 700}, KeyRange{651, 700}}) {
+    INFO("positions " << range.begin << ".." << range.end);
+    const DeviceShard shard(workload->query(0), workload->shard(range), workload->lengths(), workload->scale);
     std::int64_t n_subtrees = 0;
-    for (Run rest{run.begin, run.end}; !rest.empty(); ++n_subtrees) rest.begin = first_subtree(rest.begin, rest.end).end();
+    for (KeyRange rest{range.begin, range.end}; !rest.empty(); ++n_subtrees) rest.begin = first_subtree(rest.begin, rest.end).end();
     const auto states_of = [&](const device::LadderStep& step, int n_splits) {
-      const device::Plan plan = step.plan(shard.problem, shard.storage, {.n_splits = n_splits});
+      const device::Plan plan = step.plan(shard.params, shard.dtype, {.n_splits = n_splits});
       const DeviceWorkspace workspace(plan);
-      device::DeviceBuffer<float> states(n_subtrees * shard.problem.n_rows() * state_size(64));
+      device::DeviceBuffer<float> states(n_subtrees * shard.params.n_rows() * state_size(64));
       states.fill(0xFF);
-      step.run(shard.problem, shard.storage, {.states = states.data()}, plan, workspace.get(), device::Stream{});
+      step.run(shard.params, shard.dtype, {.states = states.data()}, plan, workspace.get(), device::Stream{});
       return states.download();
     };
     const DecodeOutput async{states_of(device::kAsync, 1), {}};
@@ -145,8 +145,8 @@ TEST_CASE("bulk, cluster: a shard hands on the same forest as step 6, wherever i
 }
 
 TEST_CASE("bulk, cluster: rows that bulk copies cannot take are refused, with the reason") {
-  const auto aligned = normal_problem(5700, {.head_dim = 64, .value_dim = 64, .storage = Storage::BF16});
-  const auto odd = normal_problem(5701, {.head_dim = 60, .value_dim = 64, .storage = Storage::BF16});
+  const auto aligned = normal_workload(5700, {.head_dim = 64, .value_dim = 64, .dtype = DType::BF16});
+  const auto odd = normal_workload(5701, {.head_dim = 60, .value_dim = 64, .dtype = DType::BF16});
   for (const device::LadderStep* step : kSteps) {
     CHECK(refusal_of(*step, *aligned) == "");
     CHECK(refusal_of(*step, *odd) == "rows are not a multiple of 16 bytes");
@@ -157,27 +157,27 @@ TEST_CASE("bulk, cluster: rows that bulk copies cannot take are refused, with th
 }
 
 TEST_CASE("cluster: more splits than a cluster has blocks are refused, and never chosen") {
-  const Axes axes{.heads = 1, .kv_heads = 1, .head_dim = 64, .value_dim = 64, .n_keys = 40000, .storage = Storage::BF16};
-  const auto problem = normal_problem(5800, axes);
-  const DeviceShard shard(problem->query(0), problem->whole(), problem->lengths(), problem->scale);
-  CHECK_THROWS_AS(device::kCluster.plan(shard.problem, shard.storage, {.n_splits = 9}), DeviceError);
-  const device::Plan chosen = device::kCluster.plan(shard.problem, shard.storage, {});
+  const Axes axes{.heads = 1, .kv_heads = 1, .head_dim = 64, .value_dim = 64, .n_keys = 40000, .dtype = DType::BF16};
+  const auto workload = normal_workload(5800, axes);
+  const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
+  CHECK_THROWS_AS(device::kCluster.plan(shard.params, shard.dtype, {.n_splits = 9}), DeviceError);
+  const device::Plan chosen = device::kCluster.plan(shard.params, shard.dtype, {});
   CHECK(chosen.n_splits > 1);
   CHECK(chosen.n_splits <= 8);
   CHECK(chosen.n_counters == 0);
 }
 
 TEST_CASE("bulk, cluster: two launches in a row on one workspace agree") {
-  const auto problem = normal_problem(5900, {.heads = 2, .kv_heads = 2, .head_dim = 64, .value_dim = 64, .n_keys = 900});
-  const DeviceShard shard(problem->query(0), problem->whole(), problem->lengths(), problem->scale);
-  const DecodeOutput want = run_step(device::kAsync, *problem);
+  const auto workload = normal_workload(5900, {.heads = 2, .kv_heads = 2, .head_dim = 64, .value_dim = 64, .n_keys = 900});
+  const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
+  const DecodeOutput want = run_step(device::kAsync, *workload);
   for (const device::LadderStep* step : kSteps) {
-    const device::Plan plan = step->plan(shard.problem, shard.storage, {.n_splits = 4});
+    const device::Plan plan = step->plan(shard.params, shard.dtype, {.n_splits = 4});
     const DeviceWorkspace workspace(plan);
     for (int launch = 0; launch < 2; ++launch) {
-      device::DeviceBuffer<float> out(shard.problem.n_rows() * 64), lse(shard.problem.n_rows());
+      device::DeviceBuffer<float> out(shard.params.n_rows() * 64), lse(shard.params.n_rows());
       out.fill(0xFF), lse.fill(0xFF);
-      step->run(shard.problem, shard.storage, {.out = out.data(), .lse = lse.data()}, plan, workspace.get(), device::Stream{});
+      step->run(shard.params, shard.dtype, {.out = out.data(), .lse = lse.data()}, plan, workspace.get(), device::Stream{});
       CHECK(same_output({out.download(), lse.download()}, want));
     }
   }

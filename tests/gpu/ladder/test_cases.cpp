@@ -4,7 +4,7 @@
 #include <cstdlib>
 
 #include "tests/support/cases.hpp"
-#include "tests/support/device_problem.hpp"
+#include "tests/support/device_params.hpp"
 
 namespace tree_attn::test {
 namespace {
@@ -12,17 +12,17 @@ namespace {
 /// Scores of these inputs overflow in F32 and not in the oracle's double: NaN in every number is right.
 bool overflows(const Case& c) { return c.input.find("overflow fp32") != std::string::npos; }
 
-bool all_nan(const std::vector<float>& numbers) {
-  return std::all_of(numbers.begin(), numbers.end(), [](float x) { return std::isnan(x); });
+bool all_nan(const std::vector<float>& elements) {
+  return std::all_of(elements.begin(), elements.end(), [](float x) { return std::isnan(x); });
 }
 
 /// Runs a case with its own splits; all must have the same bits. @returns whether a kernel takes it
 bool check_case(const Case& c) {
   CAPTURE(c.name);
   CAPTURE(c.seed);
-  const auto problem = input_of(c, 1);
-  const DeviceShard shard(problem->query(0), problem->whole(), problem->lengths(), problem->scale);
-  if (device::kEqualRuns.refusal(shard.problem, shard.storage) != "") return false;
+  const auto workload = input_of(c, 1);
+  const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
+  if (device::kEqualRuns.refusal(shard.params, shard.dtype) != "") return false;
   const DecodeOutput output = run_step(device::kEqualRuns, shard);
   for (const int splits : c.splits) {
     if (splits > 0) CHECK(same_output(run_step(device::kEqualRuns, shard, {.n_splits = splits}), output));
@@ -31,16 +31,16 @@ bool check_case(const Case& c) {
     CHECK(all_nan(output.out));
     CHECK(all_nan(output.lse));
   } else {
-    CHECK(against_oracle(*problem, output, longest_chain(device::kEqualRuns, shard)) == "");
+    CHECK(against_oracle(*workload, output, longest_chain(device::kEqualRuns, shard)) == "");
   }
   return true;
 }
 
-std::size_t check_tier(const std::string& tier, std::int64_t most_numbers) {
+std::size_t check_tier(const std::string& tier, std::int64_t most_elements) {
   std::size_t n_taken = 0;
   for (const Case& c : cases_of("decode", tier)) {
     const std::int64_t longest = c.lengths.empty() ? 0 : *std::max_element(c.lengths.begin(), c.lengths.end());
-    if (c.batch * c.kv_heads * longest * c.head_dim <= most_numbers) n_taken += check_case(c);
+    if (c.batch * c.kv_heads * longest * c.head_dim <= most_elements) n_taken += check_case(c);
   }
   return n_taken;
 }
@@ -52,8 +52,8 @@ TEST_CASE("cases: every smoke case that is a decode") {
   const std::vector<Case> cases = cases_of("decode", "smoke");
   const auto n_refused = std::count_if(cases.begin(), cases.end(), [](const Case& c) {
     const auto at = c.input.find("base pointers ");
-    const bool inside_a_number = at == 0 && std::stoul(c.input.substr(14)) % bytes_of(c.storage) != 0;
-    return c.storage == Storage::F64 || inside_a_number;
+    const bool inside_a_number = at == 0 && std::stoul(c.input.substr(14)) % bytes_of(c.dtype) != 0;
+    return c.dtype == DType::F64 || inside_a_number;
   });
   CHECK(cases.size() == 284);
   // No case is left out but F64 and arrays that start inside a number: the program turns both into what the device takes.

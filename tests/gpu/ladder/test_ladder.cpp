@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Every step of the ladder computes attention (eq. (7)), on every shape that it accepts.
-#include "tests/support/device_problem.hpp"
+#include "tests/support/device_params.hpp"
 
 namespace tree_attn::test {
 namespace {
@@ -9,10 +9,10 @@ namespace {
 /// Shapes that steps were seen to fail on, here or elsewhere: odd head sizes, groups, no keys, one key, ragged ends.
 std::vector<std::pair<Axes, std::vector<std::int64_t>>> shapes() {
   std::vector<std::pair<Axes, std::vector<std::int64_t>>> shapes;
-  for (const Storage storage : {Storage::F32, Storage::F16, Storage::BF16}) {
-    for (const std::int64_t d : {64, 128, 256}) shapes.push_back({{.heads = 2, .kv_heads = 1, .head_dim = d, .value_dim = d, .n_keys = 200, .storage = storage}, {200}});
-    shapes.push_back({{.batch = 4, .heads = 6, .kv_heads = 2, .head_dim = 128, .value_dim = 64, .n_keys = 150, .storage = storage}, {150, 0, 1, 65}});
-    for (const std::int64_t d : {1, 46, 59, 111, 192, 512}) shapes.push_back({{.heads = 1, .kv_heads = 1, .head_dim = d, .value_dim = d, .n_keys = 77, .storage = storage}, {77}});
+  for (const DType dtype : {DType::F32, DType::F16, DType::BF16}) {
+    for (const std::int64_t d : {64, 128, 256}) shapes.push_back({{.heads = 2, .kv_heads = 1, .head_dim = d, .value_dim = d, .n_keys = 200, .dtype = dtype}, {200}});
+    shapes.push_back({{.batch = 4, .heads = 6, .kv_heads = 2, .head_dim = 128, .value_dim = 64, .n_keys = 150, .dtype = dtype}, {150, 0, 1, 65}});
+    for (const std::int64_t d : {1, 46, 59, 111, 192, 512}) shapes.push_back({{.heads = 1, .kv_heads = 1, .head_dim = d, .value_dim = d, .n_keys = 77, .dtype = dtype}, {77}});
   }
   return shapes;
 }
@@ -25,12 +25,12 @@ TEST_CASE("ladder: every step is within the bound of the oracle, on all shapes t
     int n_accepted = 0;
     unsigned seed = 4000;
     for (const auto& [axes, lengths] : shapes()) {
-      const auto problem = normal_problem(seed++, axes, lengths);
-      const DeviceShard shard(problem->query(0), problem->whole(), problem->lengths(), problem->scale);
-      if (step->refusal(shard.problem, shard.storage) != "") continue;
+      const auto workload = normal_workload(seed++, axes, lengths);
+      const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
+      if (step->refusal(shard.params, shard.dtype) != "") continue;
       ++n_accepted;
-      INFO(std::string(step->name) << ", " << name_of(axes.storage) << ", d_h " << axes.head_dim << ", seed " << seed - 1);
-      CHECK(against_oracle(*problem, run_step(*step, shard), longest_chain(*step, shard)) == "");
+      INFO(std::string(step->name) << ", " << name_of(axes.dtype) << ", d_h " << axes.head_dim << ", seed " << seed - 1);
+      CHECK(against_oracle(*workload, run_step(*step, shard), longest_chain(*step, shard)) == "");
     }
     CHECK_MESSAGE(n_accepted >= 6, step->name);
   }

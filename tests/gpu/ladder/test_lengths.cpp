@@ -7,7 +7,7 @@
 #include <numeric>
 #include <random>
 
-#include "tests/support/device_problem.hpp"
+#include "tests/support/device_params.hpp"
 
 namespace tree_attn::test {
 namespace {
@@ -15,30 +15,30 @@ namespace {
 constexpr float kInf = std::numeric_limits<float>::infinity(), kNaN = std::numeric_limits<float>::quiet_NaN();
 constexpr std::int64_t kMostKeys = 2 * kLeafKeys + 1, kDim = 8;
 
-/// A kind of worker, by a shape that gets it: teams for one query a key/value head, tensor cores for two of 16 bits.
+/// A kind of worker, by a shape that gets it: sub-warps for one query a key/value head, tensor cores for two of 16 bits.
 struct Kind {
-  Storage storage;
+  DType dtype;
   std::int64_t heads;
   bool is_tile() const { return heads > 1; }
 };
-constexpr Kind kKinds[] = {{Storage::F32, 1}, {Storage::F16, 1}, {Storage::BF16, 1}, {Storage::F16, 2}, {Storage::BF16, 2}};
+constexpr Kind kKinds[] = {{DType::F32, 1}, {DType::F16, 1}, {DType::BF16, 1}, {DType::F16, 2}, {DType::BF16, 2}};
 
 std::string name_of(const Kind& kind) {
-  return std::string(tree_attn::name_of(kind.storage)) + (kind.is_tile() ? " on tensor cores" : " by teams");
+  return std::string(tree_attn::name_of(kind.dtype)) + (kind.is_tile() ? " on tensor cores" : " by sub-warps");
 }
 
 /// What stands in the rows past a length.
-enum class Tail { Numbers, NotFinite };
+enum class Tail { Elements, NotFinite };
 
 /// The numbers of all batches of one kind: entry n uses n keys, and has the same numbers in every batch.
 class Entries {
  public:
   Entries(const Kind& kind, Tail tail)
       : random_(7000),
-        q_(normal_tensor(random_, {kMostKeys + 1, kind.heads, 1, kDim}, kind.storage)),
-        k_(normal_tensor(random_, {kMostKeys + 1, 1, kMostKeys, kDim}, kind.storage)),
-        v_(normal_tensor(random_, {kMostKeys + 1, 1, kMostKeys, kDim}, kind.storage)) {
-    if (tail == Tail::Numbers) return;
+        q_(normal_tensor(random_, {kMostKeys + 1, kind.heads, 1, kDim}, kind.dtype)),
+        k_(normal_tensor(random_, {kMostKeys + 1, 1, kMostKeys, kDim}, kind.dtype)),
+        v_(normal_tensor(random_, {kMostKeys + 1, 1, kMostKeys, kDim}, kind.dtype)) {
+    if (tail == Tail::Elements) return;
     for (std::int64_t n = 0; n <= kMostKeys; ++n) {
       for (std::int64_t a = n; a < kMostKeys; ++a) {
         for (std::int64_t c = 0; c < kDim; ++c) {
@@ -50,20 +50,20 @@ class Entries {
   }
 
   /// The entries [first, last) in a shard of n_keys positions.
-  std::unique_ptr<TensorProblem> problem(std::int64_t first, std::int64_t last, std::int64_t n_keys) const {
+  std::unique_ptr<TensorWorkload> workload(std::int64_t first, std::int64_t last, std::int64_t n_keys) const {
     const auto cut = [first, last](TensorView view) {
-      view.data += first * view.stride[0] * static_cast<std::int64_t>(bytes_of(view.storage));
+      view.data += first * view.stride[0] * static_cast<std::int64_t>(bytes_of(view.dtype));
       view.shape[0] = last - first;
       return view;
     };
     std::vector<std::int64_t> lengths(static_cast<std::size_t>(last - first));
     std::iota(lengths.begin(), lengths.end(), first);
-    return std::make_unique<TensorProblem>(std::vector<std::vector<std::byte>>{}, cut(q_.view()),
+    return std::make_unique<TensorWorkload>(std::vector<std::vector<std::byte>>{}, cut(q_.view()),
                                            cut(k_.view().positions(0, n_keys)), cut(v_.view().positions(0, n_keys)),
                                            std::move(lengths), 1 / std::sqrt(double{kDim}));
   }
   /// All lengths that fit into a shard.
-  std::unique_ptr<TensorProblem> all(std::int64_t n_keys) const { return problem(0, n_keys + 1, n_keys); }
+  std::unique_ptr<TensorWorkload> all(std::int64_t n_keys) const { return workload(0, n_keys + 1, n_keys); }
 
  private:
   std::mt19937 random_;
@@ -80,18 +80,18 @@ TEST_CASE("lengths: the library kernel decodes each of 0 to N, for every N up to
     std::vector<DecodeOutput> outputs;
     for (std::int64_t n_keys = 0; n_keys <= kMostKeys; ++n_keys) {
       INFO(name_of(kind) << ", N = " << n_keys);
-      const auto problem = entries.all(n_keys);
-      const DeviceShard shard(problem->query(0), problem->whole(), problem->lengths(), problem->scale);
+      const auto workload = entries.all(n_keys);
+      const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
       outputs.push_back(run_step(device::kEqualRuns, shard));
-      CHECK(against_oracle(*problem, outputs.back(), longest_chain(device::kEqualRuns, shard)) == "");
+      CHECK(against_oracle(*workload, outputs.back(), longest_chain(device::kEqualRuns, shard)) == "");
       // An entry has the bits that it has alone.
       for (const std::int64_t n : {n_keys / 2, n_keys}) {
         CAPTURE(n);
         CHECK(same_output(entry_of(outputs.back(), n, n_keys + 1),
-                          run_step(device::kEqualRuns, *entries.problem(n, n + 1, n_keys))));
+                          run_step(device::kEqualRuns, *entries.workload(n, n + 1, n_keys))));
       }
     }
-    // Where teams are at work an entry has the same bits in a shard of every size.
+    // Where sub-warps are at work an entry has the same bits in a shard of every size.
     if (kind.is_tile()) continue;
     for (std::int64_t n_keys = 0; n_keys <= kMostKeys; ++n_keys) {
       for (std::int64_t n = 0; n <= n_keys; ++n) {
@@ -106,15 +106,15 @@ TEST_CASE("lengths: the library kernel decodes each of 0 to N, for every N up to
 /// @tested{eq_7, eq. (7)}
 TEST_CASE("lengths: every step decodes each of 0 to N, with the same bits whatever stands past the lengths") {
   for (const Kind& kind : kKinds) {
-    const Entries clean(kind, Tail::Numbers), poisoned(kind, Tail::NotFinite);
+    const Entries clean(kind, Tail::Elements), poisoned(kind, Tail::NotFinite);
     for (const std::int64_t n_keys : {0, 1, 2, 3, 7, 12, 40, 64, 70}) {
-      const auto problem = clean.all(n_keys);
-      const DeviceShard shard(problem->query(0), problem->whole(), problem->lengths(), problem->scale);
+      const auto workload = clean.all(n_keys);
+      const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
       for (const device::LadderStep* step : device::ladder()) {
-        if (step->refusal(shard.problem, shard.storage) != "") continue;
+        if (step->refusal(shard.params, shard.dtype) != "") continue;
         INFO(std::string(step->name) << ", " << name_of(kind) << ", N = " << n_keys);
         const DecodeOutput output = run_step(*step, shard, {.n_splits = 2});
-        CHECK(against_oracle(*problem, output, longest_chain(*step, shard)) == "");
+        CHECK(against_oracle(*workload, output, longest_chain(*step, shard)) == "");
         CHECK(same_output(run_step(*step, *poisoned.all(n_keys), {.n_splits = 2}), output));
       }
     }
@@ -124,17 +124,17 @@ TEST_CASE("lengths: every step decodes each of 0 to N, with the same bits whatev
 TEST_CASE("lengths: one key gives its value to the bit, in shards of every size") {
   for (const Kind& kind : kKinds) {
     std::mt19937 random(7100);
-    Tensor v = normal_tensor(random, {1, 1, 70, kDim}, kind.storage);
+    Tensor v = normal_tensor(random, {1, 1, 70, kDim}, kind.dtype);
     v.set(0, 0, 0, 3, -0.0f);
-    const Tensor q = normal_tensor(random, {1, kind.heads, 1, kDim}, kind.storage),
-                 k = normal_tensor(random, {1, 1, 70, kDim}, kind.storage);
+    const Tensor q = normal_tensor(random, {1, kind.heads, 1, kDim}, kind.dtype),
+                 k = normal_tensor(random, {1, 1, 70, kDim}, kind.dtype);
     const std::vector<double> want = row_of(v, 0, 0, 0);
     for (const std::int64_t n_keys : {1, 3, 40, 64, 70}) {
-      TensorProblem problem({}, q, k.view().positions(0, n_keys), v.view().positions(0, n_keys), {1}, 1);
-      const DeviceShard shard(problem.query(0), problem.whole(), problem.lengths(), problem.scale);
+      TensorWorkload workload({}, q, k.view().positions(0, n_keys), v.view().positions(0, n_keys), {1}, 1);
+      const DeviceShard shard(workload.query(0), workload.whole(), workload.lengths(), workload.scale);
       for (const device::LadderStep* step : device::ladder()) {
         // Without the canonical tree a step divides by a weight of its own.
-        if (!step->keeps_states || step->refusal(shard.problem, shard.storage) != "") continue;
+        if (!step->keeps_states || step->refusal(shard.params, shard.dtype) != "") continue;
         INFO(std::string(step->name) << ", " << name_of(kind) << ", N = " << n_keys);
         const DecodeOutput output = run_step(*step, shard, {.n_splits = 2});
         bool same = true;
@@ -147,44 +147,44 @@ TEST_CASE("lengths: one key gives its value to the bit, in shards of every size"
   }
 }
 
-TEST_CASE("lengths: teams without positions leave no forest, although they step with the others of their warp") {
-  const Entries entries(kKinds[0], Tail::Numbers);
-  const auto problem = entries.problem(kLeafKeys, kLeafKeys + 1, kLeafKeys);
-  const DeviceShard shard(problem->query(0), problem->whole(), problem->lengths(), problem->scale);
-  const device::Plan plan = device::kVectors.plan(shard.problem, shard.storage, {});
+TEST_CASE("lengths: sub-warps without positions leave no forest, although they step with the others of their warp") {
+  const Entries entries(kKinds[0], Tail::Elements);
+  const auto workload = entries.workload(kLeafKeys, kLeafKeys + 1, kLeafKeys);
+  const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
+  const device::Plan plan = device::kVectors.plan(shard.params, shard.dtype, {});
   device::DeviceBuffer<float> floats(plan.n_floats), out(kDim), lse(1);
   floats.fill(0xFF);
-  device::kVectors.run(shard.problem, shard.storage, {.out = out.data(), .lse = lse.data()}, plan, {floats.data(), nullptr},
+  device::kVectors.run(shard.params, shard.dtype, {.out = out.data(), .lse = lse.data()}, plan, {floats.data(), nullptr},
                        device::Stream{});
-  // One leaf, for the first of 32 teams of 8 lanes.
+  // One leaf, for the first of 32 sub-warps of 8 lanes.
   const std::vector<float> left = floats.download();
-  const std::int64_t n_team = plan.n_floats / 32;
+  const std::int64_t n_sub_warp = plan.n_floats / 32;
   const auto written = [](float x) { return std::bit_cast<std::uint32_t>(x) != 0xFFFFFFFF; };
   CHECK(plan.n_threads / 8 == 32);
-  CHECK(std::any_of(left.begin(), left.begin() + n_team, written));
-  CHECK(std::none_of(left.begin() + n_team, left.end(), written));
+  CHECK(std::any_of(left.begin(), left.begin() + n_sub_warp, written));
+  CHECK(std::none_of(left.begin() + n_sub_warp, left.end(), written));
 }
 
 /// @tested{thm_1, Thm. 1}
 TEST_CASE("lengths: shards join to the whole, for each length 0 to N") {
   const std::vector<std::vector<std::int64_t>> layouts{{64, 64, 1}, {128, 1}, {64, 65}, {40, 89}, {1, 62, 66}};
   for (const Kind& kind : kKinds) {
-    const Entries clean(kind, Tail::Numbers);
-    const auto problem = clean.all(kMostKeys);
-    Forest<float> all = forest_of(device::kEqualRuns, *problem, {0, kMostKeys}, 1);
+    const Entries clean(kind, Tail::Elements);
+    const auto workload = clean.all(kMostKeys);
+    Forest<float> all = forest_of(device::kEqualRuns, *workload, {0, kMostKeys}, 1);
     const DecodeOutput whole = finish(all);
     for (const std::vector<std::int64_t>& layout : layouts) {
       INFO(name_of(kind) << ", first shard of " << layout[0]);
-      Forest<float> forest(problem->shape().n_rows(), kDim);
+      Forest<float> forest(workload->shape().n_rows(), kDim);
       bool at_leaves = true;
-      for (const Run& run : runs_of_lengths(layout)) {
-        at_leaves = at_leaves && run.begin % kLeafKeys == 0;
-        const Forest<float> part = forest_of(device::kEqualRuns, *problem, run, 1);
+      for (const KeyRange& range : ranges_of_lengths(layout)) {
+        at_leaves = at_leaves && range.begin % kLeafKeys == 0;
+        const Forest<float> part = forest_of(device::kEqualRuns, *workload, range, 1);
         forest.append(part.subtrees(), part.states().data());
       }
       const DecodeOutput joined = finish(forest);
       if (!kind.is_tile() || at_leaves) CHECK(same_output(joined, whole));
-      CHECK(against_oracle(*problem, joined, kind.is_tile() ? 400 : 0) == "");
+      CHECK(against_oracle(*workload, joined, kind.is_tile() ? 400 : 0) == "");
     }
   }
 }

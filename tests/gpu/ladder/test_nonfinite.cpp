@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief NaN and Inf in q, k and v reach the outputs that the formula says, in every step, and no others (eq. (7)).
-#include "tests/support/device_problem.hpp"
+#include "tests/support/device_params.hpp"
 
 namespace tree_attn::test {
 namespace {
@@ -12,16 +12,16 @@ constexpr std::int64_t kKeys = 90, kDim = 16, kHeads = 4, kBatch = 2;
 /// Which tensor gets the number: always in batch entry 1, in head 1 of its kind, at component 2.
 enum class Where { Query, Key, Value };
 
-std::unique_ptr<TensorProblem> problem_with(Storage storage, Where where, std::int64_t position, float number) {
-  const Axes axes{.batch = kBatch, .heads = kHeads, .kv_heads = 2, .head_dim = kDim, .value_dim = kDim, .n_keys = kKeys, .storage = storage};
+std::unique_ptr<TensorWorkload> workload_with(DType dtype, Where where, std::int64_t position, float number) {
+  const Axes axes{.batch = kBatch, .heads = kHeads, .kv_heads = 2, .head_dim = kDim, .value_dim = kDim, .n_keys = kKeys, .dtype = dtype};
   std::mt19937 random(6000);
-  Tensor q = normal_tensor(random, axes.q(), storage), k = normal_tensor(random, axes.k(), storage), v = normal_tensor(random, axes.v(), storage);
+  Tensor q = normal_tensor(random, axes.q(), dtype), k = normal_tensor(random, axes.k(), dtype), v = normal_tensor(random, axes.v(), dtype);
   // A component of k of -Inf is a key not seen where q is positive.
   if (where == Where::Key) q.set(1, 2, 0, 2, 1.0f), q.set(1, 3, 0, 2, 1.0f);
   if (where == Where::Query) q.set(1, 1, 0, 2, number);
   if (where == Where::Key) k.set(1, 1, position, 2, number);
   if (where == Where::Value) v.set(1, 1, position, 2, number);
-  return problem_of(std::move(q), std::move(k), std::move(v));
+  return workload_of(std::move(q), std::move(k), std::move(v));
 }
 
 /// Whether the number may show in component j of a row; j = -1 asks for lse.
@@ -49,18 +49,18 @@ bool untouched(Where where, const DecodeOutput& clean, const DecodeOutput& outpu
 
 /// @tested{eq_7, eq. (7)}
 TEST_CASE("nonfinite: NaN and Inf reach their own outputs and no other, in every step") {
-  for (const Storage storage : {Storage::F32, Storage::BF16, Storage::F16}) {
+  for (const DType dtype : {DType::F32, DType::BF16, DType::F16}) {
     for (const Where where : {Where::Query, Where::Key, Where::Value}) {
       for (const std::int64_t position : {std::int64_t{0}, kKeys / 2, kKeys - 1}) {
         for (const float number : {kNaN, kInf, -kInf}) {
-          const auto problem = problem_with(storage, where, position, number), clean = problem_with(storage, where, position, 0.25f);
-          const DeviceShard shard(problem->query(0), problem->whole(), problem->lengths(), problem->scale);
+          const auto workload = workload_with(dtype, where, position, number), clean = workload_with(dtype, where, position, 0.25f);
+          const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
           for (const device::LadderStep* step : device::ladder()) {
-            if (step->refusal(shard.problem, shard.storage) != "") continue;
-            INFO(std::string(step->name) << ", " << name_of(storage) << ", tensor " << static_cast<int>(where) << ", position " << position
+            if (step->refusal(shard.params, shard.dtype) != "") continue;
+            INFO(std::string(step->name) << ", " << name_of(dtype) << ", tensor " << static_cast<int>(where) << ", position " << position
                             << ", number " << number);
             const DecodeOutput output = run_step(*step, shard, {.n_splits = 2});
-            CHECK(against_oracle(*problem, output, longest_chain(*step, shard)) == "");
+            CHECK(against_oracle(*workload, output, longest_chain(*step, shard)) == "");
             CHECK(untouched(where, run_step(*step, *clean, {.n_splits = 2}), output));
           }
         }
@@ -70,18 +70,18 @@ TEST_CASE("nonfinite: NaN and Inf reach their own outputs and no other, in every
 }
 
 TEST_CASE("nonfinite: a score of NaN in a sequence of one key is NaN in every number, in every step") {
-  for (const Storage storage : {Storage::F32, Storage::BF16, Storage::F16}) {
+  for (const DType dtype : {DType::F32, DType::BF16, DType::F16}) {
     for (const std::int64_t heads : {1, 2}) {
       for (const std::int64_t n_keys : {1, 3, 70}) {
         for (const Where where : {Where::Query, Where::Key}) {
           std::mt19937 random(6050);
-          Tensor q = normal_tensor(random, {1, heads, 1, kDim}, storage), k = normal_tensor(random, {1, 1, n_keys, kDim}, storage);
+          Tensor q = normal_tensor(random, {1, heads, 1, kDim}, dtype), k = normal_tensor(random, {1, 1, n_keys, kDim}, dtype);
           for (std::int64_t h = 0; h < heads; ++h) (where == Where::Query ? q : k).set(0, where == Where::Query ? h : 0, 0, 2, kNaN);
-          const auto problem = problem_of(q, k, normal_tensor(random, {1, 1, n_keys, kDim}, storage), std::vector<std::int64_t>{1});
-          const DeviceShard shard(problem->query(0), problem->whole(), problem->lengths(), problem->scale);
+          const auto workload = workload_of(q, k, normal_tensor(random, {1, 1, n_keys, kDim}, dtype), std::vector<std::int64_t>{1});
+          const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
           for (const device::LadderStep* step : device::ladder()) {
-            if (step->refusal(shard.problem, shard.storage) != "") continue;
-            INFO(std::string(step->name) << ", " << name_of(storage) << ", heads " << heads << ", N = " << n_keys);
+            if (step->refusal(shard.params, shard.dtype) != "") continue;
+            INFO(std::string(step->name) << ", " << name_of(dtype) << ", heads " << heads << ", N = " << n_keys);
             const DecodeOutput output = run_step(*step, shard, {.n_splits = 2});
             CHECK(std::all_of(output.out.begin(), output.out.end(), [](float z) { return std::isnan(z); }));
             CHECK(std::all_of(output.lse.begin(), output.lse.end(), [](float lse) { return std::isnan(lse); }));
@@ -93,10 +93,10 @@ TEST_CASE("nonfinite: a score of NaN in a sequence of one key is NaN in every nu
 }
 
 TEST_CASE("nonfinite: the value of a key that is not seen is not looked at") {
-  for (const Storage storage : {Storage::F32, Storage::BF16, Storage::F16}) {
-    const Axes axes{.heads = 4, .kv_heads = 2, .head_dim = 16, .value_dim = 16, .n_keys = 100, .storage = storage};
+  for (const DType dtype : {DType::F32, DType::BF16, DType::F16}) {
+    const Axes axes{.heads = 4, .kv_heads = 2, .head_dim = 16, .value_dim = 16, .n_keys = 100, .dtype = dtype};
     std::mt19937 random(6100);
-    Tensor q = normal_tensor(random, axes.q(), storage), k = normal_tensor(random, axes.k(), storage), v = normal_tensor(random, axes.v(), storage);
+    Tensor q = normal_tensor(random, axes.q(), dtype), k = normal_tensor(random, axes.k(), dtype), v = normal_tensor(random, axes.v(), dtype);
     for (std::int64_t h = 0; h < axes.heads; ++h) q.set(0, h, 0, 3, 1);
     for (const std::int64_t a : {0, 7, 63, 64, 99}) {
       for (std::int64_t h = 0; h < axes.kv_heads; ++h) k.set(0, h, a, 3, -kInf);
@@ -105,28 +105,28 @@ TEST_CASE("nonfinite: the value of a key that is not seen is not looked at") {
     for (const std::int64_t a : {0, 7, 63, 64, 99}) {
       for (std::int64_t h = 0; h < axes.kv_heads; ++h) garbage.set(0, h, a, a % 16, a % 2 == 0 ? kNaN : kInf);
     }
-    const auto problem = problem_of(q, k, v), poisoned = problem_of(q, k, garbage);
+    const auto workload = workload_of(q, k, v), poisoned = workload_of(q, k, garbage);
     for (const device::LadderStep* step : device::ladder()) {
       const DeviceShard shard(poisoned->query(0), poisoned->whole(), poisoned->lengths(), poisoned->scale);
-      if (step->refusal(shard.problem, shard.storage) != "") continue;
+      if (step->refusal(shard.params, shard.dtype) != "") continue;
       CAPTURE(std::string(step->name));
       const DecodeOutput output = run_step(*step, shard);
-      CHECK(against_oracle(*problem, output, longest_chain(*step, shard)) == "");
+      CHECK(against_oracle(*workload, output, longest_chain(*step, shard)) == "");
     }
   }
 }
 
 TEST_CASE("nonfinite: all scores -inf is the empty set, in every step") {
-  for (const Storage storage : {Storage::F32, Storage::BF16}) {
-    const Axes axes{.heads = 2, .kv_heads = 1, .head_dim = 16, .value_dim = 16, .n_keys = 70, .storage = storage};
+  for (const DType dtype : {DType::F32, DType::BF16}) {
+    const Axes axes{.heads = 2, .kv_heads = 1, .head_dim = 16, .value_dim = 16, .n_keys = 70, .dtype = dtype};
     std::mt19937 random(6200);
-    Tensor q = normal_tensor(random, axes.q(), storage), k = normal_tensor(random, axes.k(), storage), v = normal_tensor(random, axes.v(), storage);
+    Tensor q = normal_tensor(random, axes.q(), dtype), k = normal_tensor(random, axes.k(), dtype), v = normal_tensor(random, axes.v(), dtype);
     q.set(0, 0, 0, 3, 1), q.set(0, 1, 0, 3, 2);
     for (std::int64_t a = 0; a < axes.n_keys; ++a) k.set(0, 0, a, 3, -kInf);
-    const auto problem = problem_of(q, k, v);
+    const auto workload = workload_of(q, k, v);
     for (const device::LadderStep* step : device::ladder()) {
-      const DeviceShard shard(problem->query(0), problem->whole(), problem->lengths(), problem->scale);
-      if (step->refusal(shard.problem, shard.storage) != "") continue;
+      const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
+      if (step->refusal(shard.params, shard.dtype) != "") continue;
       CAPTURE(std::string(step->name));
       const DecodeOutput output = run_step(*step, shard, {.n_splits = 2});
       CHECK(std::all_of(output.out.begin(), output.out.end(), [](float z) { return z == 0; }));

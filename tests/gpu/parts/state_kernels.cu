@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The device functions of gpu/parts/lane_state.cuh and gpu/parts/team.cuh, each in a kernel that does nothing else.
+/// @brief The device functions of gpu/parts/lane_state.cuh and gpu/parts/sub_warp.cuh, each in a kernel that does nothing else.
 #include "tests/gpu/parts/state_kernels.hpp"
 
-#include "gpu/parts/forests.cuh"
+#include "gpu/parts/join.cuh"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 namespace {
 
-using Team8 = Team<float, 8, 1>;
-using State = LaneState<Team8::kNumbers>;
-static_assert(Team8::kLanes * Team8::kNumbers == kStateDim);
+using SubWarp8 = SubWarp<float, 8, 1>;
+using State = LaneState<SubWarp8::kElements>;
+static_assert(SubWarp8::kLanes * SubWarp8::kElements == kStateDim);
 
 __device__ void load_state(const float* from, int lane, State& state) {
   state.shift = from[kShift], state.sum = from[kSum];
-  for (int c = 0; c < Team8::kNumbers; ++c) state.n[c] = from[kValues + Team8::component(lane, c)];
+  for (int c = 0; c < SubWarp8::kElements; ++c) state.n[c] = from[kValues + SubWarp8::component(lane, c)];
 }
 
 __device__ void store_state(float* to, int lane, const State& state) {
   if (lane == 0) to[kShift] = state.shift, to[kSum] = state.sum;
-  for (int c = 0; c < Team8::kNumbers; ++c) to[kValues + Team8::component(lane, c)] = state.n[c];
+  for (int c = 0; c < SubWarp8::kElements; ++c) to[kValues + SubWarp8::component(lane, c)] = state.n[c];
 }
 
 __global__ void merge_kernel(const float* left, const float* right, float* out) {
@@ -32,42 +32,42 @@ __global__ void merge_kernel(const float* left, const float* right, float* out) 
   store_state(out + at, lane, a);
 }
 
-/// The value of key i, chunk by chunk.
+/// The value of key i, vector by vector.
 struct Values {
   const float* first;
   int lane;
-  __device__ Bytes16 operator()(int i, int) const { return load16_global(first + i * kStateDim + Team8::component(lane, 0)); }
+  __device__ Bytes16 operator()(int i, int) const { return load16_global(first + i * kStateDim + SubWarp8::component(lane, 0)); }
 };
 
 __global__ void key_kernel(const float* scores, const float* values, float* out) {
   const int lane = static_cast<int>(threadIdx.x);
   State state;
-  one_key<Team8>(scores[blockIdx.x], false, 0, 0, Values{values + static_cast<std::int64_t>(blockIdx.x) * kStateDim, lane}, state);
+  one_key<SubWarp8>(scores[blockIdx.x], false, 0, 0, Values{values + static_cast<std::int64_t>(blockIdx.x) * kStateDim, lane}, state);
   store_state(out + blockIdx.x * state_size(kStateDim), lane, state);
 }
 
 __global__ void eight_kernel(const float* scores, const float* values, float* out) {
-  const int lane = static_cast<int>(threadIdx.x) % Team8::kLanes;
-  float shift, weight[kTogether];
-  weigh_eight<Team8>(scores[blockIdx.x * kTogether + own_key(lane)], false, 0, lane, shift, weight);
-  if (threadIdx.x >= Team8::kLanes) return;
+  const int lane = static_cast<int>(threadIdx.x) % SubWarp8::kLanes;
+  float shift, weight[kKeysPerStep];
+  weigh_eight<SubWarp8>(scores[blockIdx.x * kKeysPerStep + key_of_lane(lane)], false, 0, lane, shift, weight);
+  if (threadIdx.x >= SubWarp8::kLanes) return;
   State state;
-  eight_keys<Team8>(shift, weight, Values{values + static_cast<std::int64_t>(blockIdx.x) * kTogether * kStateDim, lane}, state);
+  eight_keys<SubWarp8>(shift, weight, Values{values + static_cast<std::int64_t>(blockIdx.x) * kKeysPerStep * kStateDim, lane}, state);
   store_state(out + blockIdx.x * state_size(kStateDim), lane, state);
 }
 
-__global__ void join_kernel(const float* states, const Run* runs, int n_runs, float* forests, std::int64_t n_floats, float* out) {
+__global__ void join_kernel(const float* states, const KeyRange* ranges, int n_ranges, float* forests, std::int64_t n_floats, float* out) {
   const int lane = static_cast<int>(threadIdx.x);
-  ForestOf<Team8> joined(forests + n_runs * n_floats, lane, runs[0].begin);
+  WorkerForest<SubWarp8> joined(forests + n_ranges * n_floats, lane, ranges[0].begin);
   std::int64_t i = 0;
-  for (int part = 0; part < n_runs; ++part) {
-    ForestOf<Team8> forest(forests + part * n_floats, lane, runs[part].begin);
-    for (std::int64_t position = runs[part].begin; position < runs[part].end; ++position) {
+  for (int part = 0; part < n_ranges; ++part) {
+    WorkerForest<SubWarp8> forest(forests + part * n_floats, lane, ranges[part].begin);
+    for (std::int64_t position = ranges[part].begin; position < ranges[part].end; ++position) {
       State state;
       load_state(states + i++ * state_size(kStateDim), lane, state);
       forest.push({0, position}, state);
     }
-    joined.append(forest, runs[part]);
+    joined.append(forest, ranges[part]);
   }
   State state;
   joined.fold(0, joined.depth(), state);
@@ -76,42 +76,42 @@ __global__ void join_kernel(const float* states, const Run* runs, int n_runs, fl
 
 /// A copy of host numbers on the device.
 template <class T>
-DeviceBuffer<T> there(const std::vector<T>& here) {
+DeviceBuffer<T> on_device(const std::vector<T>& here) {
   DeviceBuffer<T> buffer(static_cast<std::int64_t>(here.size()));
   buffer.upload(here);
   return buffer;
 }
 
-Launch teams(std::int64_t n) { return {.grid = {static_cast<unsigned>(n)}, .block = {Team8::kLanes}}; }
+Launch sub_warps(std::int64_t n) { return {.grid = {static_cast<unsigned>(n)}, .block = {SubWarp8::kLanes}}; }
 
 }  // namespace
 
 std::vector<float> merge_on_device(const std::vector<float>& left, const std::vector<float>& right) {
-  const DeviceBuffer<float> a = there(left), b = there(right), out(a.size());
-  launch(merge_kernel, teams(a.size() / state_size(kStateDim)), Stream{}, a.data(), b.data(), out.data());
+  const DeviceBuffer<float> a = on_device(left), b = on_device(right), out(a.size());
+  launch(merge_kernel, sub_warps(a.size() / state_size(kStateDim)), Stream{}, a.data(), b.data(), out.data());
   return out.download();
 }
 
 std::vector<float> keys_on_device(const std::vector<float>& scores, const std::vector<float>& values) {
-  const DeviceBuffer<float> s = there(scores), v = there(values), out(s.size() * state_size(kStateDim));
-  launch(key_kernel, teams(s.size()), Stream{}, s.data(), v.data(), out.data());
+  const DeviceBuffer<float> s = on_device(scores), v = on_device(values), out(s.size() * state_size(kStateDim));
+  launch(key_kernel, sub_warps(s.size()), Stream{}, s.data(), v.data(), out.data());
   return out.download();
 }
 
 std::vector<float> eights_on_device(const std::vector<float>& scores, const std::vector<float>& values) {
-  const DeviceBuffer<float> s = there(scores), v = there(values), out(s.size() / kTogether * state_size(kStateDim));
-  // A warp each, for its lanes shuffle; the first team writes.
-  launch(eight_kernel, {.grid = {static_cast<unsigned>(s.size() / kTogether)}, .block = {kWarp}}, Stream{}, s.data(), v.data(), out.data());
+  const DeviceBuffer<float> s = on_device(scores), v = on_device(values), out(s.size() / kKeysPerStep * state_size(kStateDim));
+  // A warp each, for its lanes shuffle; the first sub-warp writes.
+  launch(eight_kernel, {.grid = {static_cast<unsigned>(s.size() / kKeysPerStep)}, .block = {kWarp}}, Stream{}, s.data(), v.data(), out.data());
   return out.download();
 }
 
-std::vector<float> join_on_device(const std::vector<float>& states, const std::vector<Run>& runs) {
+std::vector<float> join_on_device(const std::vector<float>& states, const std::vector<KeyRange>& ranges) {
   std::int64_t longest = 1, n = 0;
-  for (const Run& run : runs) n += run.size(), longest = n;
-  const std::int64_t n_floats = ForestOf<Team8>::n_floats(longest);
-  const DeviceBuffer<float> in = there(states), out(state_size(kStateDim)), forests(n_floats * (static_cast<std::int64_t>(runs.size()) + 1));
-  const DeviceBuffer<Run> cuts = there(runs);
-  launch(join_kernel, teams(1), Stream{}, in.data(), cuts.data(), static_cast<int>(runs.size()), forests.data(), n_floats, out.data());
+  for (const KeyRange& range : ranges) n += range.size(), longest = n;
+  const std::int64_t n_floats = WorkerForest<SubWarp8>::n_floats(longest);
+  const DeviceBuffer<float> in = on_device(states), out(state_size(kStateDim)), forests(n_floats * (static_cast<std::int64_t>(ranges.size()) + 1));
+  const DeviceBuffer<KeyRange> cuts = on_device(ranges);
+  launch(join_kernel, sub_warps(1), Stream{}, in.data(), cuts.data(), static_cast<int>(ranges.size()), forests.data(), n_floats, out.data());
   return out.download();
 }
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "gpu/platform/launch.hpp"
-#include "gpu/parts/problem.hpp"
+#include "gpu/parts/decode_params.hpp"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
@@ -22,8 +22,8 @@ std::vector<float> keys_on_device(const std::vector<float>& scores, const std::v
 /// One state of eight neighbouring keys for each eight of them.
 std::vector<float> eights_on_device(const std::vector<float>& scores, const std::vector<float>& values);
 
-/// Pushes the states of the positions of each run in `runs`, one behind the other from `states[0]` on, into a counter of its
-/// own, joins the counters, folds. @returns one state
-std::vector<float> join_on_device(const std::vector<float>& states, const std::vector<Run>& runs);
+/// Pushes the states of the positions of each range in `ranges`, one behind the other from `states[0]` on, into a forest of its
+/// own, joins the forests, folds. @returns one state
+std::vector<float> join_on_device(const std::vector<float>& states, const std::vector<KeyRange>& ranges);
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

@@ -5,7 +5,7 @@
 #include <random>
 
 #include "reference/decode/decode.hpp"
-#include "tests/support/device_problem.hpp"
+#include "tests/support/device_params.hpp"
 #include "tests/gpu/parts/state_kernels.hpp"
 
 namespace tree_attn::test {
@@ -36,7 +36,7 @@ std::vector<float> random_states(std::mt19937& random, std::int64_t n) {
   return states;
 }
 
-std::vector<float> normal_values(std::mt19937& random, std::int64_t n) { return normal_numbers(random, n * kDim); }
+std::vector<float> normal_values(std::mt19937& random, std::int64_t n) { return normal_elements(random, n * kDim); }
 
 }  // namespace
 
@@ -98,7 +98,7 @@ TEST_CASE("state on the device: merge is associative in bits where the additions
 
 TEST_CASE("state on the device: a key has the state of set_key(), up to the device's own exp2, and its edges") {
   std::mt19937 random(8200);
-  std::vector<float> scores = normal_numbers(random, 200, 40);
+  std::vector<float> scores = normal_elements(random, 200, 40);
   scores[3] = -kInf, scores[4] = kInf, scores[5] = kNaN, scores[6] = 0, scores[7] = -0.3f, scores[8] = 17;
   const std::vector<float> values = normal_values(random, 200);
   const std::vector<float> states = device::keys_on_device(scores, values);
@@ -119,7 +119,7 @@ TEST_CASE("state on the device: eight keys at once have the bits of eight keys t
   std::mt19937 random(8300);
   const std::int64_t n = 80;
   for (const float spread : {1.0f, 30.0f, 90.0f}) {
-    std::vector<float> scores = normal_numbers(random, 8 * n, spread);
+    std::vector<float> scores = normal_elements(random, 8 * n, spread);
     for (std::size_t i = 0; i < scores.size(); i += 13) scores[i] = -kInf;
     for (std::size_t i = 160; i < 168; ++i) scores[i] = -kInf;
     const std::vector<float> values = normal_values(random, 8 * n);
@@ -144,8 +144,8 @@ TEST_CASE("state on the device: forests of any runs join to the bits of the CPU'
   std::mt19937 random(8400);
   for (const std::vector<std::int64_t>& cuts : std::vector<std::vector<std::int64_t>>{
            {0, 100}, {0, 1, 2, 3}, {0, 64, 64, 100}, {0, 37, 61, 200}, {5, 9, 77}, {63, 65, 200, 201, 333}}) {
-    std::vector<Run> runs;
-    for (std::size_t i = 0; i + 1 < cuts.size(); ++i) runs.push_back({cuts[i], cuts[i + 1]});
+    std::vector<KeyRange> ranges;
+    for (std::size_t i = 0; i + 1 < cuts.size(); ++i) ranges.push_back({cuts[i], cuts[i + 1]});
     const std::int64_t n = cuts.back() - cuts.front();
     const std::vector<float> states = random_states(random, n);
     Forest<float> forest(1, kDim);
@@ -154,7 +154,7 @@ TEST_CASE("state on the device: forests of any runs join to the bits of the CPU'
       forest.push({0, cuts.front() + i});
     }
     const auto root = forest.fold();
-    CHECK(same(device::join_on_device(states, runs), std::vector<float>(root.begin(), root.end())));
+    CHECK(same(device::join_on_device(states, ranges), std::vector<float>(root.begin(), root.end())));
   }
 }
 

@@ -20,15 +20,15 @@ constexpr std::int64_t kDim = 128;
 /// What is decoded: batch 1, one query.
 struct Shape {
   const char* name;
-  Storage storage;
+  DType dtype;
   std::int64_t heads, kv_heads, n_keys;
 
-  std::int64_t n_numbers() const { return kv_heads * n_keys * kDim; }
-  std::int64_t n_bytes() const { return 2 * n_numbers() * static_cast<std::int64_t>(bytes_of(storage)); }
+  std::int64_t n_elements() const { return kv_heads * n_keys * kDim; }
+  std::int64_t n_bytes() const { return 2 * n_elements() * static_cast<std::int64_t>(bytes_of(dtype)); }
 };
 
 /// Eight numbers in a word: bytes, each for a multiple of 1/64 in [-1, 1), which every stored type holds exactly.
-__host__ __device__ inline std::uint64_t eight_numbers(std::uint64_t seed, std::int64_t eighth) {
+__host__ __device__ inline std::uint64_t eight_elements(std::uint64_t seed, std::int64_t eighth) {
   std::uint64_t x = seed * 0x9E3779B97F4A7C15u + static_cast<std::uint64_t>(eighth);
   x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;
   x = (x ^ x >> 27) * 0x94D049BB133111EBu;
@@ -45,10 +45,10 @@ inline float score_scale() { return static_cast<float>(kLog2E * 8 / std::sqrt(st
 
 /// @param[out] to [8 n_eighths]
 template <class T>
-__global__ void fill_numbers(T* to, std::int64_t n_eighths, std::uint64_t seed) {
+__global__ void fill_elements(T* to, std::int64_t n_eighths, std::uint64_t seed) {
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
   for (std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; at < n_eighths; at += step) {
-    const std::uint64_t eight = eight_numbers(seed, at);
+    const std::uint64_t eight = eight_elements(seed, at);
     for (int i = 0; i < 8; ++i) {
       if constexpr (std::is_same_v<T, float>) to[8 * at + i] = number_of(eight, i);
       else to[8 * at + i] = narrow<T>(number_of(eight, i));
@@ -63,18 +63,18 @@ struct Row {
 };
 
 inline Row reference_row(const Shape& shape, std::int64_t head) {
-  const auto numbers = [](std::uint64_t seed, std::int64_t row, double (&to)[kDim]) {
+  const auto elements = [](std::uint64_t seed, std::int64_t row, double (&to)[kDim]) {
     for (std::int64_t j = 0; j < kDim; j += 8) {
-      const std::uint64_t eight = eight_numbers(seed, (row * kDim + j) / 8);
+      const std::uint64_t eight = eight_elements(seed, (row * kDim + j) / 8);
       for (int i = 0; i < 8; ++i) to[j + i] = number_of(eight, i);
     }
   };
   const std::int64_t first = head / (shape.heads / shape.kv_heads) * shape.n_keys;
   double q[kDim], row[kDim], largest = -std::numeric_limits<double>::infinity(), sum = 0;
-  numbers(kSeedQ, head, q);
+  elements(kSeedQ, head, q);
   std::vector<double> score(static_cast<std::size_t>(shape.n_keys));
   for (std::int64_t a = 0; a < shape.n_keys; ++a) {
-    numbers(kSeedK, first + a, row);
+    elements(kSeedK, first + a, row);
     double dot = 0;
     for (std::int64_t j = 0; j < kDim; ++j) dot += q[j] * row[j];
     score[static_cast<std::size_t>(a)] = static_cast<double>(score_scale()) * dot;
@@ -82,7 +82,7 @@ inline Row reference_row(const Shape& shape, std::int64_t head) {
   }
   Row result;
   for (std::int64_t a = 0; a < shape.n_keys; ++a) {
-    numbers(kSeedV, first + a, row);
+    elements(kSeedV, first + a, row);
     const double weight = std::exp2(score[static_cast<std::size_t>(a)] - largest);
     sum += weight;
     for (std::int64_t j = 0; j < kDim; ++j) result.z[static_cast<std::size_t>(j)] += weight * row[j];
@@ -97,12 +97,12 @@ class Input {
  public:
   Input(const Shape& shape, int n_copies, Stream stream)
       : n_sets(n_copies), q_(shape.heads * kDim * 4), cache_(n_copies * shape.n_bytes()), lengths_(1) {
-    const std::int64_t n = shape.n_numbers(), lengths[] = {shape.n_keys};
+    const std::int64_t n = shape.n_elements(), lengths[] = {shape.n_keys};
     lengths_.upload(lengths);
-    with_type(shape.storage, [&](auto type) {
+    with_type(shape.dtype, [&](auto type) {
       using T = decltype(type);
-      const auto fill = [&](T* to, std::int64_t n_numbers, std::uint64_t seed) {
-        launch(fill_numbers<T>, {.grid = {1024}, .block = {256}}, stream, to, n_numbers / 8, seed);
+      const auto fill = [&](T* to, std::int64_t n_elements, std::uint64_t seed) {
+        launch(fill_elements<T>, {.grid = {1024}, .block = {256}}, stream, to, n_elements / 8, seed);
       };
       T* const q = reinterpret_cast<T*>(q_.data());
       T* const cache = reinterpret_cast<T*>(cache_.data());
@@ -111,7 +111,7 @@ class Input {
         T* const k = cache + 2 * n * i;
         fill(k, n, kSeedK), fill(k + n, n, kSeedV);
         const std::int64_t of_head = shape.n_keys * kDim, of_all = shape.kv_heads * of_head;
-        problems.push_back({.q = {q, {shape.heads * kDim, kDim, kDim}},
+        params.push_back({.q = {q, {shape.heads * kDim, kDim, kDim}},
                             .k = {k, {of_all, of_head, kDim}},
                             .v = {k + n, {of_all, of_head, kDim}},
                             .lengths = lengths_.data(),
@@ -129,7 +129,7 @@ class Input {
   const unsigned char* cache(int i) const { return cache_.data() + i * (cache_.size() / n_sets); }
 
   int n_sets;
-  std::vector<DeviceProblem> problems;  ///< one a copy; all say the same
+  std::vector<DecodeParams> params;  ///< one a copy; all say the same
 
  private:
   DeviceBuffer<unsigned char> q_, cache_;

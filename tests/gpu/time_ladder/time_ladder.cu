@@ -25,16 +25,16 @@
 namespace tree_attn::cuda {
 namespace {
 
-constexpr Shape kQuickShapes[] = {{"BF16, 16/16 heads, 8k keys", Storage::BF16, 16, 16, 1 << 13},
-                                  {"BF16, 32/8 heads, 8k keys", Storage::BF16, 32, 8, 1 << 13},
-                                  {"F32, 16/16 heads, 8k keys", Storage::F32, 16, 16, 1 << 13}};
-constexpr Shape kShapes[] = {{"BF16, 16/16 heads, 8k keys", Storage::BF16, 16, 16, 1 << 13},
-                             {"BF16, 16/16 heads, 64k keys", Storage::BF16, 16, 16, 1 << 16},
-                             {"BF16, 16/16 heads, 1M keys", Storage::BF16, 16, 16, 1 << 20},
-                             {"BF16, 32/8 heads, 8k keys", Storage::BF16, 32, 8, 1 << 13},
-                             {"BF16, 32/8 heads, 64k keys", Storage::BF16, 32, 8, 1 << 16},
-                             {"BF16, 32/8 heads, 1M keys", Storage::BF16, 32, 8, 1 << 20},
-                             {"F32, 16/16 heads, 64k keys", Storage::F32, 16, 16, 1 << 16}};
+constexpr Shape kQuickShapes[] = {{"BF16, 16/16 heads, 8k keys", DType::BF16, 16, 16, 1 << 13},
+                                  {"BF16, 32/8 heads, 8k keys", DType::BF16, 32, 8, 1 << 13},
+                                  {"F32, 16/16 heads, 8k keys", DType::F32, 16, 16, 1 << 13}};
+constexpr Shape kShapes[] = {{"BF16, 16/16 heads, 8k keys", DType::BF16, 16, 16, 1 << 13},
+                             {"BF16, 16/16 heads, 64k keys", DType::BF16, 16, 16, 1 << 16},
+                             {"BF16, 16/16 heads, 1M keys", DType::BF16, 16, 16, 1 << 20},
+                             {"BF16, 32/8 heads, 8k keys", DType::BF16, 32, 8, 1 << 13},
+                             {"BF16, 32/8 heads, 64k keys", DType::BF16, 32, 8, 1 << 16},
+                             {"BF16, 32/8 heads, 1M keys", DType::BF16, 32, 8, 1 << 20},
+                             {"F32, 16/16 heads, 64k keys", DType::F32, 16, 16, 1 << 16}};
 
 /// Reads 16 bytes a thread, eight reads in flight, and does nothing with them that could be left out.
 __global__ void __launch_bounds__(1024) read_all(const Bytes16* from, std::int64_t n, std::uint32_t* sink) {
@@ -84,16 +84,16 @@ struct Line {
 Line time_step(const LadderStep& step, const Shape& shape, const Input& input,
                const std::vector<std::pair<std::int64_t, Row>>& want, Stream stream) {
   Line line{.shape = shape.name, .step = step.name, .path = "", .note = "", .plan = {}, .n_bytes = shape.n_bytes(), .times = {}};
-  const DeviceProblem& first = input.problems.front();
-  if (line.note = step.refusal(first, shape.storage); !line.note.empty()) return line;
-  line.plan = step.plan(first, shape.storage, {});
+  const DecodeParams& first = input.params.front();
+  if (line.note = step.refusal(first, shape.dtype); !line.note.empty()) return line;
+  line.plan = step.plan(first, shape.dtype, {});
   line.path = line.plan.path;
   DeviceBuffer<float> floats(line.plan.n_floats), out(first.n_rows() * kDim), lse(first.n_rows());
   DeviceBuffer<unsigned> counters(line.plan.n_counters);
   counters.fill(0);
   const auto run = [&](int i) {
-    const DeviceProblem& problem = input.problems[static_cast<std::size_t>(i)];
-    step.run(problem, shape.storage, {.out = out.data(), .lse = lse.data()}, line.plan, {floats.data(), counters.data()}, stream);
+    const DecodeParams& params = input.params[static_cast<std::size_t>(i)];
+    step.run(params, shape.dtype, {.out = out.data(), .lse = lse.data()}, line.plan, {floats.data(), counters.data()}, stream);
   };
   const auto poison = [&] {
     out.fill(0xFF), lse.fill(0xFF);
@@ -184,7 +184,7 @@ int time_all(const Options& options) {
   std::size_t free_bytes = 0, all_bytes = 0;
   check(cudaMemGetInfo(&free_bytes, &all_bytes), "cudaMemGetInfo");
   const auto n_large = static_cast<std::int64_t>(std::min<std::size_t>(std::size_t{1} << 32, free_bytes / 2));
-  const Shape large{"", Storage::F32, 1, 1, n_large / (8 * kDim)};
+  const Shape large{"", DType::F32, 1, 1, n_large / (8 * kDim)};
   const double read_of_large = time_of_read(large, Input(large, 1, stream), here.n_multiprocessors, stream);
   const double ceiling = static_cast<double>(large.n_bytes()) / read_of_large;
   std::printf("%s, %d multiprocessors, L2 %.0f MB; reading %.1f GB: %.0f GB/s\n\n", here.name.c_str(), here.n_multiprocessors,

@@ -66,9 +66,9 @@ TEST_CASE("safetensors: names are compared at full length, tensors come in the o
   std::string header =
       " {" + entry("b", 8) + "," + entry("a\\u0000b", 16) + "," + entry("a", 0) + R"(,"__metadata__":{"k":"v"}})";
   header.resize(header.size() / 2 * 2 + 1, ' ');
-  const float numbers[] = {1, 2, 3, 4, 5, 6};
+  const float elements[] = {1, 2, 3, 4, 5, 6};
   const std::string path =
-      scratch.write("order", with_length(header, {reinterpret_cast<const char*>(numbers), sizeof numbers}));
+      scratch.write("order", with_length(header, {reinterpret_cast<const char*>(elements), sizeof elements}));
   const SafetensorsFile file = SafetensorsFile::open(path);
 
   CHECK(file.path() == path);

@@ -2,7 +2,7 @@
 /// @file
 /// @brief A decode step allocates nothing on the CPU: operator new, which this program replaces, counts.
 #include "reference/decode/backend.hpp"
-#include "tests/support/tensor_problem.hpp"
+#include "tests/support/tensor_workload.hpp"
 
 #include <doctest/doctest.h>
 
@@ -39,26 +39,26 @@ void operator delete[](void* memory, std::size_t, std::align_val_t) noexcept { s
 namespace tree_attn::test {
 
 TEST_CASE("step: appending a position and decoding allocate nothing, from the first step on") {
-  for (const Storage storage : {Storage::F32, Storage::BF16}) {
-    const auto problem =
-        normal_problem(5500, {.batch = 2, .heads = 4, .kv_heads = 2, .n_queries = 2, .n_keys = 300, .storage = storage});
-    const Run capacity{37, 300};
+  for (const DType dtype : {DType::F32, DType::BF16}) {
+    const auto workload =
+        normal_workload(5500, {.batch = 2, .heads = 4, .kv_heads = 2, .n_queries = 2, .n_keys = 300, .dtype = dtype});
+    const KeyRange capacity{37, 300};
     for (const bool borrows : {false, true}) {
-      const auto cache = cpu_backend().make_cache(problem->shape(), capacity);
-      const auto session = cache->open(problem->scale);
+      const auto cache = cpu_backend().make_cache(workload->shape(), capacity);
+      const auto session = cache->open(workload->scale);
       std::vector<std::int64_t> lengths{100, 90};
-      if (borrows) cache->borrow(problem->shard(capacity), std::vector<std::int64_t>{100 - 37, 90 - 37});
+      if (borrows) cache->borrow(workload->shard(capacity), std::vector<std::int64_t>{100 - 37, 90 - 37});
       cache->reserve();
       for (std::int64_t i = 0; i < 2 && !borrows; ++i) {
-        const Shard start = problem->keys_and_values(i, {37, lengths[static_cast<std::size_t>(i)]});
+        const Shard start = workload->keys_and_values(i, {37, lengths[static_cast<std::size_t>(i)]});
         cache->append(i, start.k, start.v);
       }
-      const TensorView q = problem->query(0);
+      const TensorView q = workload->query(0);
       const std::function<void()> progress = [] {};
       std::vector<Shard> next(2);
       for (int step = 0; step < 190; ++step) {
         for (std::size_t i = 0; i < 2; ++i)
-          next[i] = problem->keys_and_values(static_cast<std::int64_t>(i), {lengths[i], lengths[i] + 1});
+          next[i] = workload->keys_and_values(static_cast<std::int64_t>(i), {lengths[i], lengths[i] + 1});
         const int before = n_allocations;
         for (std::size_t i = 0; i < 2; ++i) cache->append(static_cast<std::int64_t>(i), next[i].k, next[i].v), ++lengths[i];
         const Forest<float>& states = session->decode(q, lengths, 0, progress).host();

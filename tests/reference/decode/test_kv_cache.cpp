@@ -3,7 +3,7 @@
 /// @brief The KV cache of the CPU and its sessions: growth changes no bit, and what does not fit is refused.
 #include "reference/decode/backend.hpp"
 #include "reference/decode/decode.hpp"
-#include "tests/support/tensor_problem.hpp"
+#include "tests/support/tensor_workload.hpp"
 
 #include <doctest/doctest.h>
 
@@ -13,11 +13,11 @@
 namespace tree_attn::test {
 namespace {
 
-constexpr Run kCapacity{70, 300};
+constexpr KeyRange kCapacity{70, 300};
 
 /// Positions [begin, end) of one batch entry.
-Shard part(TensorProblem& problem, std::int64_t entry, std::int64_t begin, std::int64_t end) {
-  return problem.keys_and_values(entry, {begin, end});
+Shard part(TensorWorkload& workload, std::int64_t entry, std::int64_t begin, std::int64_t end) {
+  return workload.keys_and_values(entry, {begin, end});
 }
 
 bool same_states(const Forest<float>& a, const Forest<float>& b) {
@@ -31,9 +31,9 @@ std::vector<std::int64_t> used(const std::vector<std::int64_t>& lengths) { retur
 
 /// @tested{eq_7, eq. (7)}
 TEST_CASE("cache: keys appended in portions of any size have the states of a shard that was there from the start") {
-  for (const Storage storage : {Storage::F32, Storage::BF16}) {
+  for (const DType dtype : {DType::F32, DType::BF16}) {
     const std::vector<std::int64_t> lengths{300, 0, 71, 133};
-    const auto problem = normal_problem(5100,
+    const auto workload = normal_workload(5100,
                                         {.batch = 4,
                                          .heads = 4,
                                          .kv_heads = 2,
@@ -41,29 +41,29 @@ TEST_CASE("cache: keys appended in portions of any size have the states of a sha
                                          .value_dim = 9,
                                          .n_queries = 2,
                                          .n_keys = 300,
-                                         .storage = storage},
+                                         .dtype = dtype},
                                         lengths);
-    const Forest<float> want = decode_shard(problem->query(0), problem->shard(kCapacity), lengths, problem->scale);
+    const Forest<float> want = decode_shard(workload->query(0), workload->shard(kCapacity), lengths, workload->scale);
     for (const std::int64_t portion : {1, 7, 64, 1000}) {
       CAPTURE(portion);
-      const auto cache = cpu_backend().make_cache(problem->shape(), kCapacity);
-      const auto session = cache->open(problem->scale);
+      const auto cache = cpu_backend().make_cache(workload->shape(), kCapacity);
+      const auto session = cache->open(workload->scale);
       // The positions of all entries, a portion at a time; a decode in between leaves no trace.
       for (std::int64_t begin = kCapacity.begin; begin < kCapacity.end; begin += portion) {
         for (std::int64_t i = 0; i < 4; ++i) {
           const std::int64_t end = std::min({begin + portion, kCapacity.end, lengths[static_cast<std::size_t>(i)]});
-          if (begin < end) cache->append(i, part(*problem, i, begin, end).k, part(*problem, i, begin, end).v);
+          if (begin < end) cache->append(i, part(*workload, i, begin, end).k, part(*workload, i, begin, end).v);
         }
         std::vector<std::int64_t> now(lengths);
         for (std::int64_t& length : now) length = std::min(length, std::min(begin + portion, kCapacity.end));
-        const Forest<float>& states = session->decode(problem->query(0), now).host();
+        const Forest<float>& states = session->decode(workload->query(0), now).host();
         if (portion >= 64)
-          CHECK(same_states(states, decode_shard(problem->query(0), problem->shard(kCapacity), now, problem->scale)));
+          CHECK(same_states(states, decode_shard(workload->query(0), workload->shard(kCapacity), now, workload->scale)));
         CHECK(states.subtrees() == want.subtrees());
       }
       CHECK(std::vector(cache->lengths().begin(), cache->lengths().end()) == used(lengths));
       CHECK(cache->longest() == 230);
-      CHECK(same_states(session->decode(problem->query(0), lengths).host(), want));
+      CHECK(same_states(session->decode(workload->query(0), lengths).host(), want));
       CHECK(session->describe() == "");
     }
   }
@@ -71,46 +71,46 @@ TEST_CASE("cache: keys appended in portions of any size have the states of a sha
 
 TEST_CASE("cache: borrowed positions are read where they are, and appended ones follow them") {
   const std::vector<std::int64_t> lengths{300, 90};
-  const auto problem = normal_problem(5200, {.batch = 2, .n_keys = 300}, lengths);
-  const Forest<float> want = decode_shard(problem->query(0), problem->shard(kCapacity), lengths, problem->scale);
+  const auto workload = normal_workload(5200, {.batch = 2, .n_keys = 300}, lengths);
+  const Forest<float> want = decode_shard(workload->query(0), workload->shard(kCapacity), lengths, workload->scale);
   const auto no_memory = [](std::size_t) -> std::byte* { throw std::logic_error("a copy"); };
-  const auto cache = cpu_backend().make_cache(problem->shape(), kCapacity);
-  const auto session = cache->open(problem->scale);
+  const auto cache = cpu_backend().make_cache(workload->shape(), kCapacity);
+  const auto session = cache->open(workload->scale);
 
   // All of it: nothing is copied, but the view is of a longer array and not dense.
-  cache->borrow(problem->shard(kCapacity), used(lengths));
-  CHECK(same_states(session->decode(problem->query(0), lengths).host(), want));
+  cache->borrow(workload->shard(kCapacity), used(lengths));
+  CHECK(same_states(session->decode(workload->query(0), lengths).host(), want));
   CHECK_THROWS_AS(cache->shard(230, no_memory), std::logic_error);
-  const Tensor k = copy_of(problem->shard(kCapacity).k), v = copy_of(problem->shard(kCapacity).v);
+  const Tensor k = copy_of(workload->shard(kCapacity).k), v = copy_of(workload->shard(kCapacity).v);
   cache->borrow({k.view(), v.view(), kCapacity.begin}, used(lengths));
   CHECK(cache->shard(230, no_memory).k.data == k.bytes.data());
 
   // A part of it; then the rest, also after some was dropped again.
   for (int repetition = 0; repetition < 2; ++repetition) {
-    if (repetition == 0) cache->borrow(problem->shard(kCapacity), std::vector<std::int64_t>{100, 20});
+    if (repetition == 0) cache->borrow(workload->shard(kCapacity), std::vector<std::int64_t>{100, 20});
     if (repetition == 1) cache->truncate(0, 40), cache->truncate(1, 0);
     for (std::int64_t i = 0; i < 2; ++i) {
-      const Shard rest = part(*problem, i, kCapacity.begin + cache->lengths()[static_cast<std::size_t>(i)],
+      const Shard rest = part(*workload, i, kCapacity.begin + cache->lengths()[static_cast<std::size_t>(i)],
                               lengths[static_cast<std::size_t>(i)]);
       cache->append(i, rest.k, rest.v);
     }
-    CHECK(same_states(session->decode(problem->query(0), lengths).host(), want));
+    CHECK(same_states(session->decode(workload->query(0), lengths).host(), want));
   }
 
   // What is appended in place of borrowed positions counts, and the borrowed memory is as it was.
-  cache->borrow(problem->shard(kCapacity), used(lengths));
-  const auto other = cpu_backend().make_cache(problem->shape(), kCapacity);
+  cache->borrow(workload->shard(kCapacity), used(lengths));
+  const auto other = cpu_backend().make_cache(workload->shape(), kCapacity);
   for (std::int64_t i = 0; i < 2; ++i) {
     cache->truncate(i, 10);
-    other->append(i, part(*problem, i, 70, 80).k, part(*problem, i, 70, 80).v);
+    other->append(i, part(*workload, i, 70, 80).k, part(*workload, i, 70, 80).v);
     for (KvCache* each : {cache.get(), other.get()})
-      each->append(i, part(*problem, 1 - i, 0, 10).k, part(*problem, 1 - i, 0, 10).v);
+      each->append(i, part(*workload, 1 - i, 0, 10).k, part(*workload, 1 - i, 0, 10).v);
   }
   const std::vector<std::int64_t> twenty{90, 90};
-  CHECK(same_states(session->decode(problem->query(0), twenty).host(),
-                    other->open(problem->scale)->decode(problem->query(0), twenty).host()));
-  cache->borrow(problem->shard(kCapacity), used(lengths));
-  CHECK(same_states(session->decode(problem->query(0), lengths).host(), want));
+  CHECK(same_states(session->decode(workload->query(0), twenty).host(),
+                    other->open(workload->scale)->decode(workload->query(0), twenty).host()));
+  cache->borrow(workload->shard(kCapacity), used(lengths));
+  CHECK(same_states(session->decode(workload->query(0), lengths).host(), want));
 
   // On host memory it is what it was, where it is used.
   std::vector<std::byte> memory;
@@ -124,9 +124,9 @@ TEST_CASE("cache: borrowed positions are read where they are, and appended ones 
 }
 
 TEST_CASE("cache: what does not fit is refused in a line with the values, and nothing is changed") {
-  const auto problem = normal_problem(5300, {.batch = 2, .n_keys = 300});
-  const auto cache = cpu_backend().make_cache(problem->shape(), {0, 5});
-  const Shard three = part(*problem, 1, 0, 3);
+  const auto workload = normal_workload(5300, {.batch = 2, .n_keys = 300});
+  const auto cache = cpu_backend().make_cache(workload->shape(), {0, 5});
+  const Shard three = part(*workload, 1, 0, 3);
   cache->append(1, three.k, three.v);
   CHECK_THROWS_WITH_AS(cache->append(1, three.k, three.v),
                        "KvCache::append: batch entry 1 holds 3 of 5 positions, 3 more do not fit", std::out_of_range);
@@ -134,14 +134,14 @@ TEST_CASE("cache: what does not fit is refused in a line with the values, and no
                        std::out_of_range);
   CHECK_THROWS_WITH_AS(cache->append(-1, three.k, three.v), "KvCache::append: batch entry -1 of a batch of 2",
                        std::out_of_range);
-  CHECK_THROWS_WITH_AS(cache->append(0, part(*problem, 1, 0, 2).k, three.v),
+  CHECK_THROWS_WITH_AS(cache->append(0, part(*workload, 1, 0, 2).k, three.v),
                        "KvCache::append: k is of 1 batch entries and 2 positions, v of 1 and 3: it takes one entry",
                        std::invalid_argument);
-  CHECK_THROWS_WITH_AS(cache->append(0, problem->shard({0, 3}).k, problem->shard({0, 3}).v),
+  CHECK_THROWS_WITH_AS(cache->append(0, workload->shard({0, 3}).k, workload->shard({0, 3}).v),
                        "KvCache::append: k is of 2 batch entries and 3 positions, v of 2 and 3: it takes one entry",
                        std::invalid_argument);
   TensorView other = three.k;
-  other.storage = Storage::F16;
+  other.dtype = DType::F16;
   CHECK_THROWS_WITH_AS(cache->append(0, other, three.v), "KvCache::append: k is F16, the cache takes F32",
                        std::invalid_argument);
   other = three.v;
@@ -151,47 +151,47 @@ TEST_CASE("cache: what does not fit is refused in a line with the values, and no
   CHECK_THROWS_WITH_AS(cache->truncate(1, 4), "KvCache::truncate: batch entry 1 holds 3 positions, not 4",
                        std::out_of_range);
   CHECK_THROWS_WITH_AS(cache->reset({1, 7}), "KvCache::reset: 6 positions, the cache has memory for 5", std::out_of_range);
-  CHECK_THROWS_WITH_AS(cache->borrow(problem->shard({1, 6}), std::vector<std::int64_t>{1, 1}),
+  CHECK_THROWS_WITH_AS(cache->borrow(workload->shard({1, 6}), std::vector<std::int64_t>{1, 1}),
                        "KvCache::borrow: row 0 is position 1, the cache begins at 0", std::out_of_range);
-  CHECK_THROWS_WITH_AS(cache->borrow(problem->shard({0, 5}), std::vector<std::int64_t>{1, 6}),
+  CHECK_THROWS_WITH_AS(cache->borrow(workload->shard({0, 5}), std::vector<std::int64_t>{1, 6}),
                        "KvCache::borrow: length 6 of batch entry 1, with 5 rows and room for 5", std::out_of_range);
-  CHECK_THROWS_WITH_AS(cache->borrow(problem->shard({0, 5}), std::vector<std::int64_t>{1}),
+  CHECK_THROWS_WITH_AS(cache->borrow(workload->shard({0, 5}), std::vector<std::int64_t>{1}),
                        "KvCache::borrow: k of 2 batch entries, v of 2, 1 lengths, in a cache of 2", std::invalid_argument);
   CHECK(std::vector(cache->lengths().begin(), cache->lengths().end()) == std::vector<std::int64_t>{0, 3});
 
   // A step that asks for more than is held, and one with other queries.
   const auto session = cache->open(1);
-  CHECK_THROWS_WITH_AS(session->decode(problem->query(0), std::vector<std::int64_t>{0, 4}),
+  CHECK_THROWS_WITH_AS(session->decode(workload->query(0), std::vector<std::int64_t>{0, 4}),
                        "DecodeSession::decode: batch entry 1 has 4 keys, the cache holds those at [0, 3) of its 5",
                        std::out_of_range);
-  CHECK_THROWS_WITH_AS(session->decode(problem->query(0).entry(0), std::vector<std::int64_t>{0}),
+  CHECK_THROWS_WITH_AS(session->decode(workload->query(0).entry(0), std::vector<std::int64_t>{0}),
                        "DecodeSession::decode: q [1, 4, 1, 16] with 1 lengths, the cache has [2, 4, 1, 16]",
                        std::invalid_argument);
-  CHECK_NOTHROW(session->decode(problem->query(0), std::vector<std::int64_t>{0, 3}));
+  CHECK_NOTHROW(session->decode(workload->query(0), std::vector<std::int64_t>{0, 3}));
 }
 
 TEST_CASE("cache: another range of positions takes the same memory, empty ranges and empty batches have no states") {
-  const auto problem = normal_problem(5400, {.batch = 2, .n_keys = 300});
-  const auto cache = cpu_backend().make_cache(problem->shape(), {0, 200});
-  const auto session = cache->open(problem->scale);
-  for (const Run capacity : {Run{0, 200}, {200, 300}, {64, 65}, {300, 300}, {33, 200}}) {
+  const auto workload = normal_workload(5400, {.batch = 2, .n_keys = 300});
+  const auto cache = cpu_backend().make_cache(workload->shape(), {0, 200});
+  const auto session = cache->open(workload->scale);
+  for (const KeyRange capacity : {KeyRange{0, 200}, {200, 300}, {64, 65}, {300, 300}, {33, 200}}) {
     CAPTURE(capacity.begin);
     cache->reset(capacity);
     CHECK(cache->longest() == 0);
-    cache->borrow(problem->shard(capacity), std::vector<std::int64_t>{capacity.size(), capacity.size()});
-    CHECK(same_states(session->decode(problem->query(0), problem->lengths()).host(),
-                      decode_shard(problem->query(0), problem->shard(capacity), problem->lengths(), problem->scale)));
+    cache->borrow(workload->shard(capacity), std::vector<std::int64_t>{capacity.size(), capacity.size()});
+    CHECK(same_states(session->decode(workload->query(0), workload->lengths()).host(),
+                      decode_shard(workload->query(0), workload->shard(capacity), workload->lengths(), workload->scale)));
     // What was borrowed for one range is not there in the next.
     cache->reset(capacity);
     for (std::int64_t i = 0; i < 2; ++i)
-      cache->append(i, part(*problem, i, capacity.begin, capacity.end).k, part(*problem, i, capacity.begin, capacity.end).v);
-    CHECK(same_states(session->decode(problem->query(0), problem->lengths()).host(),
-                      decode_shard(problem->query(0), problem->shard(capacity), problem->lengths(), problem->scale)));
+      cache->append(i, part(*workload, i, capacity.begin, capacity.end).k, part(*workload, i, capacity.begin, capacity.end).v);
+    CHECK(same_states(session->decode(workload->query(0), workload->lengths()).host(),
+                      decode_shard(workload->query(0), workload->shard(capacity), workload->lengths(), workload->scale)));
   }
-  AttentionShape none = problem->shape();
+  AttentionShape none = workload->shape();
   none.batch = 0;
   const auto empty = cpu_backend().make_cache(none, {0, 100});
-  TensorView q = problem->query(0);
+  TensorView q = workload->query(0);
   q.shape[0] = 0;
   Forest<float>& states = empty->open(1)->decode(q, {}).host();
   CHECK(states.n_rows() == 0);
@@ -199,7 +199,7 @@ TEST_CASE("cache: another range of positions takes the same memory, empty ranges
 }
 
 TEST_CASE("cache: what a backend says that a session will take is what it takes") {
-  for (const Run capacity : {Run{0, 0}, {0, 64}, {0, 1000}, {77, 5000}}) {
+  for (const KeyRange capacity : {KeyRange{0, 0}, {0, 64}, {0, 1000}, {77, 5000}}) {
     for (const std::int64_t n_queries : {1, 3}) {
       const AttentionShape shape{
           .batch = 2, .heads = 6, .kv_heads = 2, .n_queries = n_queries, .head_dim = 40, .value_dim = 24};

@@ -15,11 +15,11 @@ constexpr unsigned kSeed = 30;
 constexpr double kStep = 1e-5;
 
 /// l queries over N random keys; the scale is folded into the queries.
-struct Problem {
+struct Workload {
   Matrix Q, K, V;
   std::mt19937 random;
 
-  explicit Problem(Eigen::Index N, Eigen::Index d_v = 3, Eigen::Index l = 1, Eigen::Index d_h = 6) : random(kSeed) {
+  explicit Workload(Eigen::Index N, Eigen::Index d_v = 3, Eigen::Index l = 1, Eigen::Index d_h = 6) : random(kSeed) {
     Q = matrix(l, d_h) / std::sqrt(static_cast<double>(d_h));
     K = matrix(N, d_h);
     V = matrix(N, d_v);
@@ -49,7 +49,7 @@ Matrix slopes(Function function, const Matrix& at) {
 /// @tested{eq_30, eq. (30)}
 TEST_CASE("log-likelihood: F stands outside the sum over components, once for each query") {
   CAPTURE(kSeed);
-  Problem p(9, 4, 3);
+  Workload p(9, 4, 3);
   const Matrix Zeta = p.matrix(3, 4), Z = p.matrix(3, 4);
   double gamma = 0;
   for (Eigen::Index i = 0; i < 3; ++i) {
@@ -66,7 +66,7 @@ TEST_CASE("log-likelihood: F stands outside the sum over components, once for ea
 /// @tested{eq_31, eq. (31)}
 TEST_CASE("log-likelihood: its slopes in the source and in the activation (central differences)") {
   CAPTURE(kSeed);
-  Problem p(9, 4, 3);
+  Workload p(9, 4, 3);
   for (int repeat = 0; repeat < 3; ++repeat) {
     const Matrix Zeta = p.matrix(3, 4), Z = p.matrix(3, 4);
     const SourceAndActivation slope = log_likelihood_gradient(p.Q, p.K, p.V, {Zeta, Z});
@@ -82,7 +82,7 @@ TEST_CASE("log-likelihood: its slopes in the source and in the activation (centr
 /// @tested{slip_2, slip 2}
 TEST_CASE("log-likelihood: stationary at zero source and causal attention, and nowhere else") {
   CAPTURE(kSeed);
-  Problem p(9, 4, 3);
+  Workload p(9, 4, 3);
   const SourceAndActivation at = stationary_point(p.Q, p.K, p.V);
   const SourceAndActivation slope = log_likelihood_gradient(p.Q, p.K, p.V, at);
   CHECK(slope.Zeta.norm() == 0);
@@ -112,7 +112,7 @@ TEST_CASE("log-likelihood: the stationary point is a saddle, with d_v directions
   CAPTURE(kSeed);
   for (const Eigen::Index N : {1, 2, 4, 40}) {  // the covariance is singular for N <= 3
     CAPTURE(N);
-    Problem p(N);
+    Workload p(N);
     for (const double size : {0.0, 2.0}) {
       const Vector zeta = size * p.matrix(3, 1);
       const Matrix H = log_likelihood_hessian(p.q(), p.K, p.V, zeta);
@@ -141,7 +141,7 @@ TEST_CASE("log-likelihood: the stationary point is a saddle, with d_v directions
 
 TEST_CASE("signature: an eigenvalue of rounding size has no sign, in any unit") {
   CAPTURE(kSeed);
-  Problem p(1);
+  Workload p(1);
   for (int repeat = 0; repeat < 10; ++repeat) {
     // Rank 2 of 6: one positive eigenvalue, one negative, and four that are 0 but for rounding.
     const Vector up = p.matrix(6, 1), down = p.matrix(6, 1);
@@ -157,7 +157,7 @@ TEST_CASE("signature: an eigenvalue of rounding size has no sign, in any unit") 
 
 TEST_CASE("log-likelihood: nearby it rises and falls, is flat in the activation alone and falls in the source alone") {
   CAPTURE(kSeed);
-  Problem p(20);
+  Workload p(20);
   const SourceAndActivation saddle = stationary_point(p.Q, p.K, p.V);
   const double gamma = log_likelihood(p.Q, p.K, p.V, saddle);
   CHECK(gamma == doctest::Approx(-energy(p.q(), p.K, p.V, Vector())).epsilon(1e-14));
@@ -176,7 +176,7 @@ TEST_CASE("log-likelihood: nearby it rises and falls, is flat in the activation 
 /// @tested{slip_3, slip 3}
 TEST_CASE("profile likelihood: with the source eliminated, attention is the maximum, and its height is F(0)") {
   CAPTURE(kSeed);
-  Problem p(12);
+  Workload p(12);
   const Vector z_star = attention_mean(p.q(), p.K, p.V);
   const double top = profile_log_likelihood(p.q(), p.K, p.V, z_star);
   CHECK(top == doctest::Approx(energy(p.q(), p.K, p.V, Vector())).epsilon(1e-14));
@@ -192,7 +192,7 @@ TEST_CASE("profile likelihood: with the source eliminated, attention is the maxi
 
 TEST_CASE("Laplace: the peak at attention is as wide as the values are spread") {
   CAPTURE(kSeed);
-  Problem p(12);
+  Workload p(12);
   const Gaussian peak = laplace_approximation(p.q(), p.K, p.V);
   const LegendrePoint top = legendre_transform(p.q(), p.K, p.V, peak.mean);
   CHECK((peak.covariance * top.curvature - Matrix::Identity(3, 3)).norm() < 1e-11);

@@ -18,12 +18,12 @@ constexpr unsigned kSeed = 15;
 constexpr double kStep = 1e-5;
 
 /// One query over N random keys.
-struct Problem {
+struct Workload {
   Vector q;
   Matrix K, V;
   std::mt19937 random;
 
-  explicit Problem(Eigen::Index N, Eigen::Index d_h = 7, Eigen::Index d_v = 5) : random(kSeed) {
+  explicit Workload(Eigen::Index N, Eigen::Index d_h = 7, Eigen::Index d_v = 5) : random(kSeed) {
     q = matrix(d_h, 1) / std::sqrt(static_cast<double>(d_h));
     K = matrix(N, d_h);
     V = matrix(N, d_v);
@@ -59,7 +59,7 @@ Matrix slopes(Function function, const Matrix& at) {
 TEST_CASE("energy: its gradient is attention at zeta = 0, and the closed form everywhere else (central differences)") {
   CAPTURE(kSeed);
   for (const Eigen::Index N : {1, 2, 33}) {
-    Problem p(N);
+    Workload p(N);
     for (const double size : {0.0, 0.1, 1.0, 3.0}) {
       const Vector zeta = size * p.matrix(5, 1);
       const Vector gradient = energy_gradient(p.q, p.K, p.V, zeta);
@@ -75,7 +75,7 @@ TEST_CASE("energy: its gradient is attention at zeta = 0, and the closed form ev
 /// @tested{eq_18, eq. (18)}
 TEST_CASE("energy: attention is the mean of the values under the attention probabilities") {
   CAPTURE(kSeed);
-  const Problem p(20);
+  const Workload p(20);
   const Vector P = attention_probabilities(p.q, p.K);
   const double Z = partition_function(p.q, p.K, p.V, Vector());
   CHECK(P.sum() == doctest::Approx(1).epsilon(1e-14));
@@ -87,7 +87,7 @@ TEST_CASE("energy: attention is the mean of the values under the attention proba
 /// @tested{eq_24, eq. (24)}
 TEST_CASE("energy: it is the logarithm of the partition function") {
   CAPTURE(kSeed);
-  Problem p(20);
+  Workload p(20);
   for (int i = 0; i < 5; ++i) {
     const Vector zeta = p.matrix(5, 1);
     CHECK(energy(p.q, p.K, p.V, zeta) == doctest::Approx(std::log(partition_function(p.q, p.K, p.V, zeta))).epsilon(1e-14));
@@ -99,7 +99,7 @@ TEST_CASE("energy: it is the logarithm of the partition function") {
 /// @tested{slip_1, slip 1}
 TEST_CASE("energy: the second derivative is the covariance of the values, so F generates cumulants and Z moments") {
   CAPTURE(kSeed);
-  const Problem p(12);
+  const Workload p(12);
   const Vector P = attention_probabilities(p.q, p.K), mean = attention_mean(p.q, p.K, p.V);
   const Matrix second_moment = p.V.transpose() * P.asDiagonal() * p.V;
   for (Eigen::Index j = 0; j < 5; ++j) {
@@ -114,7 +114,7 @@ TEST_CASE("energy: the second derivative is the covariance of the values, so F g
 /// @tested{eq_35, eq. (35)}
 TEST_CASE("causal energy: one source per query, and its gradient is causal attention") {
   CAPTURE(kSeed);
-  Problem p(9);
+  Workload p(9);
   for (const Eigen::Index l : {9, 4, 1}) {
     const Matrix Q = p.matrix(l, 7);
     for (const double size : {0.0, 1.0}) {
@@ -132,7 +132,7 @@ TEST_CASE("causal energy: one source per query, and its gradient is causal atten
 }
 
 TEST_CASE("causal energy: a query before the first key sees nothing") {
-  Problem p(2);
+  Workload p(2);
   const Matrix Q = p.matrix(3, 7), Zeta = Matrix::Zero(3, 5);
   CHECK(causal_energy(Q, p.K, p.V, Zeta) == -kInf);
   CHECK(causal_energy_gradient(Q, p.K, p.V, Zeta).row(0).norm() == 0);
@@ -143,7 +143,7 @@ TEST_CASE("causal energy: a query before the first key sees nothing") {
 /// @tested{eq_28, eq. (28)}
 TEST_CASE("multi-head energy: heads add up, and each keeps its own gradient") {
   CAPTURE(kSeed);
-  Problem p(6);
+  Workload p(6);
   std::vector<Head> heads;
   for (int h = 0; h < 3; ++h) heads.push_back({p.matrix(2, 7), p.matrix(6, 7), p.matrix(6, 5), 0.3 * p.matrix(2, 5)});
   double sum = 0;
@@ -163,14 +163,14 @@ TEST_CASE("multi-head energy: heads add up, and each keeps its own gradient") {
 /// @tested{eq_29, eq. (29)}
 TEST_CASE("output projection: folded into the values it commutes with the gradient") {
   CAPTURE(kSeed);
-  Problem p(10);
+  Workload p(10);
   const Matrix W_O = p.matrix(11, 5);
   const Vector projected = attention_mean(p.q, p.K, fold_output_projection(p.V, W_O));
   CHECK((projected - W_O * attention_mean(p.q, p.K, p.V)).norm() < 1e-12);
 }
 
 TEST_CASE("energy: edges") {
-  Problem p(4);
+  Workload p(4);
   const Vector zeta = p.matrix(5, 1);
 
   // No keys.

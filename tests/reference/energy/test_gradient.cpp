@@ -25,10 +25,10 @@ constexpr unsigned kSeed = 5;
 constexpr Index kQueryDim = 7, kValueDim = 5;
 
 /// Causal queries of several heads, of which two and two read the same keys and values.
-struct Problem {
+struct Workload {
   std::vector<Head> heads;
 
-  explicit Problem(double size_of_zeta, Index N = 11, Index l = 3) {
+  explicit Workload(double size_of_zeta, Index N = 11, Index l = 3) {
     std::mt19937 random(kSeed);
     std::normal_distribution<double> normal;
     const auto matrix = [&](Index rows, Index cols) -> Matrix {
@@ -105,7 +105,7 @@ Matrix tree_gradient(const Head& head) {
 TEST_CASE("gradient: closed form, forward mode, reverse mode, tree and differences agree, for causal heads, at any zeta") {
   CAPTURE(kSeed);
   for (const double size : {0.0, 0.5, 3.0}) {
-    const Problem p(size);
+    const Workload p(size);
     for (std::size_t h = 0; h < p.heads.size(); ++h) {
       const Head& head = p.heads[h];
       const Matrix closed = causal_energy_gradient(head.Q, head.K, head.V, head.Zeta);
@@ -131,7 +131,7 @@ TEST_CASE("gradient: the softmax comes out of the code of log-sum-exp, also wher
 }
 
 TEST_CASE("gradient: without a key that is seen it is 0, in closed form and in reverse mode") {
-  Problem p(1.0);
+  Workload p(1.0);
   Head& head = p.heads[0];
   head.Q.setOnes();
   head.K.setConstant(-kInf);

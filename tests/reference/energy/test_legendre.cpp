@@ -16,12 +16,12 @@ constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 constexpr unsigned kSeed = 34;
 
 /// One query over N random keys with scores of standard deviation `spread`.
-struct Problem {
+struct Workload {
   Vector q;
   Matrix K, V;
   std::mt19937 random;
 
-  explicit Problem(Eigen::Index N, Eigen::Index d_v = 3, double spread = 1) : random(kSeed) {
+  explicit Workload(Eigen::Index N, Eigen::Index d_v = 3, double spread = 1) : random(kSeed) {
     q = matrix(6, 1);
     q *= spread / q.norm();
     K = matrix(N, 6);
@@ -39,8 +39,8 @@ struct Problem {
 };
 
 /// The corners of a square with side 2 around 0, beside a key in its middle; scores 0.3, -1, 0.7, 2 and 0.1.
-Problem square() {
-  Problem p(5, 2);
+Workload square() {
+  Workload p(5, 2);
   p.q = Vector::Ones(1);
   p.K = (Matrix(5, 1) << 0.3, -1, 0.7, 2, 0.1).finished();
   p.V = (Matrix(5, 2) << -1, -1, 1, -1, 1, 1, -1, 1, 0, 0).finished();
@@ -58,7 +58,7 @@ TEST_CASE("legendre: the supremum is attained where the mean of the values is z 
         CAPTURE(N);
         CAPTURE(d_v);
         CAPTURE(spread);
-        Problem p(N, d_v, spread);
+        Workload p(N, d_v, spread);
         const Vector z = p.inside();
         const LegendrePoint point = p.at(z);
         CHECK((energy_gradient(p.q, p.K, p.V, point.zeta) - z).norm() < 1e-9);
@@ -77,7 +77,7 @@ TEST_CASE("legendre: the supremum is attained where the mean of the values is z 
 TEST_CASE("legendre: at attention the source is 0 and F* = -F(0), in one step") {
   CAPTURE(kSeed);
   for (const double spread : {0.0, 1.0, 10.0}) {
-    const Problem p(40, 5, spread);
+    const Workload p(40, 5, spread);
     const LegendrePoint point = p.at(attention_mean(p.q, p.K, p.V));
     CHECK(point.zeta.norm() < 1e-8);
     CHECK(point.value == doctest::Approx(-p.F()).epsilon(1e-14));
@@ -87,7 +87,7 @@ TEST_CASE("legendre: at attention the source is 0 and F* = -F(0), in one step") 
 }
 
 TEST_CASE("legendre: two keys have a closed form") {
-  Problem p(2, 1);
+  Workload p(2, 1);
   p.q = Vector::Ones(1);
   p.K = (Matrix(2, 1) << 0.4, -0.9).finished();
   p.V = (Matrix(2, 1) << -2, 3).finished();
@@ -101,7 +101,7 @@ TEST_CASE("legendre: two keys have a closed form") {
 
 TEST_CASE("legendre: F* + F(0) is the least KL divergence from attention among distributions with mean z") {
   CAPTURE(kSeed);
-  Problem p(12, 3);
+  Workload p(12, 3);
   for (int repeat = 0; repeat < 5; ++repeat) {
     const Vector z = p.inside();
     const LegendrePoint point = p.at(z);
@@ -129,7 +129,7 @@ TEST_CASE("legendre: F* + F(0) is the least KL divergence from attention among d
 
 TEST_CASE("legendre: the slope of F* is the source, the slope of that its curvature (central differences)") {
   CAPTURE(kSeed);
-  Problem p(20, 4);
+  Workload p(20, 4);
   for (int repeat = 0; repeat < 3; ++repeat) {
     const Vector z = p.inside();
     const LegendrePoint point = p.at(z);
@@ -145,7 +145,7 @@ TEST_CASE("legendre: the slope of F* is the source, the slope of that its curvat
 
 TEST_CASE("legendre: transformed twice it is the energy again") {
   CAPTURE(kSeed);
-  Problem p(15, 3);
+  Workload p(15, 3);
   for (int repeat = 0; repeat < 5; ++repeat) {
     const Vector zeta = p.matrix(3, 1);
     const double F = p.F(zeta);
@@ -164,7 +164,7 @@ TEST_CASE("legendre: transformed twice it is the energy again") {
 
 TEST_CASE("legendre: outside the convex hull F* is +inf, an error that says how far outside at least") {
   CAPTURE(kSeed);
-  const Problem p = square();
+  const Workload p = square();
   CHECK_THROWS_WITH_AS(
       p.at(Eigen::Vector2d(1.5, 0)),
       doctest::Contains("legendre_transform: z = (1.5, 0) is outside the convex hull of 5 values, at least "),
@@ -184,7 +184,7 @@ TEST_CASE("legendre: outside the convex hull F* is +inf, an error that says how 
   // A supporting plane of random values, from far inside to far outside of it.
   for (const Eigen::Index d_v : {1, 2, 8, 24}) {
     for (const double spread : {1.0, 30.0}) {
-      Problem cloud(60, d_v, spread);
+      Workload cloud(60, d_v, spread);
       const Vector normal = cloud.matrix(d_v, 1).normalized();
       Eigen::Index corner = 0;
       const Vector height = cloud.V * normal;
@@ -201,7 +201,7 @@ TEST_CASE("legendre: outside the convex hull F* is +inf, an error that says how 
 
 TEST_CASE("legendre: on the boundary F* is finite, and its supremum is only approached") {
   CAPTURE(kSeed);
-  const Problem p = square();
+  const Workload p = square();
   const Vector s = p.scores();
 
   // At a corner one key is left: F* = -s_c. The energy falls short of that for every finite source.
@@ -229,7 +229,7 @@ TEST_CASE("legendre: on the boundary F* is finite, and its supremum is only appr
 
   // Corners of a random cloud.
   for (const Eigen::Index d_v : {1, 2, 8}) {
-    Problem cloud(40, d_v, 3);
+    Workload cloud(40, d_v, 3);
     for (int repeat = 0; repeat < 10; ++repeat) {
       Eigen::Index corner = 0;
       const Vector height = cloud.V * cloud.matrix(d_v, 1);
@@ -242,7 +242,7 @@ TEST_CASE("legendre: on the boundary F* is finite, and its supremum is only appr
 TEST_CASE("legendre: values in a plane are transformed within it, and z off the plane is an error") {
   CAPTURE(kSeed);
   // Four keys in six dimensions span three.
-  Problem p(4, 6);
+  Workload p(4, 6);
   const Vector z = p.inside();
   const LegendrePoint point = p.at(z);
   CHECK((energy_gradient(p.q, p.K, p.V, point.zeta) - z).norm() < 1e-9);
@@ -265,7 +265,7 @@ TEST_CASE("legendre: values in a plane are transformed within it, and z off the 
   CHECK_NOTHROW(p.at(z + 1e-6 * in_plane));
 
   // The same cloud, lifted from 3 to 9 dimensions, far from the origin: the same F*.
-  Problem flat(30, 3);
+  Workload flat(30, 3);
   const Matrix lift = flat.matrix(9, 3);
   const Vector far = 100 * flat.matrix(9, 1), y = flat.inside();
   const Matrix lifted = (flat.V * lift.transpose()).rowwise() + far.transpose();
@@ -277,7 +277,7 @@ TEST_CASE("legendre: values in a plane are transformed within it, and z off the 
 
 TEST_CASE("legendre: one key, equal values, a value seen twice") {
   CAPTURE(kSeed);
-  const Problem one(1, 3);
+  const Workload one(1, 3);
   const LegendrePoint point = one.at(one.V.row(0).transpose());
   CHECK(point.value == doctest::Approx(-one.scores()(0)).epsilon(1e-14));
   CHECK(point.zeta.norm() == 0);
@@ -285,24 +285,24 @@ TEST_CASE("legendre: one key, equal values, a value seen twice") {
   CHECK(point.curvature.norm() == 0);
   CHECK_THROWS_AS(one.at(one.V.row(0).transpose() + Vector::Constant(3, 1e-6)), std::domain_error);
 
-  Problem equal(7, 3);
+  Workload equal(7, 3);
   equal.V = equal.V.row(0).replicate(7, 1).eval();
   CHECK(equal.at(equal.V.row(0).transpose()).value == doctest::Approx(-equal.F()).epsilon(1e-14));
   CHECK_THROWS_AS(equal.at(Vector::Zero(3)), std::domain_error);
 
   // The corner of a square, held by two keys.
-  Problem p = square();
+  Workload p = square();
   p.V.row(4) = p.V.row(2);
   CHECK(p.at(p.V.row(2).transpose()).value == doctest::Approx(-log_sum_exp(Eigen::Vector2d(0.7, 0.1))).epsilon(1e-8));
 }
 
 TEST_CASE("legendre: keys that are not seen, values and scores that are no numbers, shapes") {
   CAPTURE(kSeed);
-  Problem p(10, 3);
+  Workload p(10, 3);
   const Vector z = p.inside();
 
   // A key with score -inf takes no part, whatever its value is.
-  Problem more = p;
+  Workload more = p;
   more.K = Matrix(11, 6);
   more.K << p.K.topRows(4), -kInf * p.q.cwiseSign().transpose(), p.K.bottomRows(6);
   more.V = Matrix(11, 3);
@@ -315,7 +315,7 @@ TEST_CASE("legendre: keys that are not seen, values and scores that are no numbe
   CHECK_THROWS_WITH_AS(legendre_transform(p.q, p.K.topRows(0), p.V.topRows(0), z),
                        "legendre_transform: no key is seen, F = -inf and F* = +inf everywhere", std::domain_error);
   for (const double bad : {kNaN, kInf}) {
-    Problem q = p;
+    Workload q = p;
     q.V(3, 1) = bad;
     CHECK_THROWS_WITH_AS(q.at(z), doctest::Contains("is not finite"), std::domain_error);
     q = p;

@@ -18,8 +18,8 @@ using test::tuples;
 constexpr unsigned kSeed = 21;
 constexpr Index kQueryDim = 6, kValueDim = 3;
 
-struct Problem : test::OneQuery {
-  explicit Problem(Index N, double size_of_zeta = 0, unsigned seed = kSeed)
+struct Workload : test::OneQuery {
+  explicit Workload(Index N, double size_of_zeta = 0, unsigned seed = kSeed)
       : OneQuery(N, kQueryDim, kValueDim, size_of_zeta, seed) {}
 };
 
@@ -28,7 +28,7 @@ struct Problem : test::OneQuery {
 /// @tested{eq_21, eq. (21)}
 TEST_CASE("series: its terms are the moments with all tuples of components, and its sum is Z(zeta) / Z(0)") {
   CAPTURE(kSeed);
-  const Problem p(15, 0.7);
+  const Workload p(15, 0.7);
   double sum = 0, factorial = 1;
   for (int n = 0; n <= 5; ++n) {
     if (n > 0) factorial *= n;
@@ -47,7 +47,7 @@ TEST_CASE("series: what is left out stays below its bound, and the bound is of u
   CAPTURE(kSeed);
   for (unsigned seed = kSeed; seed < kSeed + 10; ++seed) {
     for (const double size : {0.01, 0.3, 2.0}) {
-      const Problem p(15, size, seed);
+      const Workload p(15, size, seed);
       const double exact = p.Z(p.zeta) / p.Z(Vector());
       for (int order = 0; order <= 60; ++order) {
         CAPTURE(order);
@@ -67,7 +67,7 @@ TEST_CASE("series: what is left out stays below its bound, and the bound is of u
 TEST_CASE("entropy: -sum P log P, the energy less the mean exponent, and the slope of the energy in the temperature") {
   CAPTURE(kSeed);
   for (const double size : {0.0, 1.0}) {
-    const Problem p(15, size);
+    const Workload p(15, size);
     const Vector r = exponents(p.q, p.K, p.V, p.zeta), P = softmax(r);
     const double H = entropy(p.q, p.K, p.V, p.zeta);
     CHECK(H == doctest::Approx(-(P.array() * P.array().log()).sum()).epsilon(1e-13));
@@ -80,7 +80,7 @@ TEST_CASE("entropy: -sum P log P, the energy less the mean exponent, and the slo
 }
 
 TEST_CASE("entropy: between 0, one key takes all, and log N, all weigh the same") {
-  const Problem p(16);
+  const Workload p(16);
   CHECK(entropy(0 * p.q, p.K, p.V, Vector()) == doctest::Approx(std::log(16)).epsilon(1e-14));
   CHECK(entropy(1e6 * p.q, p.K, p.V, Vector()) == 0);
   CHECK(entropy(p.q, p.K.topRows(1), p.V.topRows(1), Vector()) == 0);

@@ -25,8 +25,8 @@ constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 constexpr unsigned kSeed = 20;
 constexpr Index kQueryDim = 6, kValueDim = 3;
 
-struct Problem : test::OneQuery {
-  explicit Problem(Index N, double size_of_zeta = 0, unsigned seed = kSeed)
+struct Workload : test::OneQuery {
+  explicit Workload(Index N, double size_of_zeta = 0, unsigned seed = kSeed)
       : OneQuery(N, kQueryDim, kValueDim, size_of_zeta, seed) {}
 };
 
@@ -45,7 +45,7 @@ double difference(const Function& f, const Vector& x, std::span<const Index> A, 
 TEST_CASE("moments: the n-th derivatives of Z over Z are the n-th moments, at any zeta (central differences)") {
   CAPTURE(kSeed);
   for (const double size : {0.0, 0.7}) {
-    const Problem p(15, size);
+    const Workload p(15, size);
     for (int n = 0; n <= 4; ++n) {
       const double h = std::array{1e-5, 1e-5, 1e-3, 4e-3, 1e-2}[static_cast<std::size_t>(n)];
       for (const std::vector<Index>& A : tuples(n, kValueDim)) {
@@ -61,7 +61,7 @@ TEST_CASE("moments: the n-th derivatives of Z over Z are the n-th moments, at an
 /// @tested{eq_20, eq. (20)}
 TEST_CASE("moments: mean and second moment are those of the definition, in loops") {
   CAPTURE(kSeed);
-  const Problem p(15, 0.7);
+  const Workload p(15, 0.7);
   const double Z = p.Z(p.zeta);
   Vector mean = Vector::Zero(kValueDim);
   Matrix second = Matrix::Zero(kValueDim, kValueDim);
@@ -83,7 +83,7 @@ TEST_CASE("moments: mean and second moment are those of the definition, in loops
 TEST_CASE("cumulants: the derivatives of F are covariance and third cumulant, at any zeta (central differences)") {
   CAPTURE(kSeed);
   for (const double size : {0.0, 0.7, 3.0}) {
-    const Problem p(15, size);
+    const Workload p(15, size);
     const Matrix C = covariance(p.q, p.K, p.V, p.zeta);
     const std::vector<Matrix> kappa = third_cumulant(p.q, p.K, p.V, p.zeta);
     REQUIRE(kappa.size() == kValueDim);
@@ -105,7 +105,7 @@ TEST_CASE("cumulants: the derivatives of F are covariance and third cumulant, at
 /// @tested{eq_cov, eq. (cov)}
 TEST_CASE("cumulants: they are the moments, combined") {
   CAPTURE(kSeed);
-  const Problem p(15, 0.7);
+  const Workload p(15, 0.7);
   const auto m = [&p](std::initializer_list<Index> A) { return moment(p.q, p.K, p.V, p.zeta, {A.begin(), A.size()}); };
   const Matrix C = covariance(p.q, p.K, p.V, p.zeta);
   const std::vector<Matrix> kappa = third_cumulant(p.q, p.K, p.V, p.zeta);
@@ -122,7 +122,7 @@ TEST_CASE("covariance: positive semidefinite, so the energy is convex") {
   CAPTURE(kSeed);
   for (unsigned seed = kSeed; seed < kSeed + 20; ++seed) {
     for (const Index N : {1, 2, 40}) {
-      const Problem p(N, 2, seed);
+      const Workload p(N, 2, seed);
       const Matrix C = covariance(p.q, p.K, p.V, p.zeta);
       CHECK(Eigen::SelfAdjointEigenSolver<Matrix>(C).eigenvalues().minCoeff() > -1e-15 * (1 + C.norm()));
       if (N == 1) CHECK(C.norm() == 0);
@@ -132,7 +132,7 @@ TEST_CASE("covariance: positive semidefinite, so the energy is convex") {
 
 TEST_CASE("covariance: a mean of 1e6 costs it no digits") {
   CAPTURE(kSeed);
-  Problem p(15);
+  Workload p(15);
   const Matrix C = covariance(p.q, p.K, p.V, Vector());
   p.V.array() += 1e6;
   CHECK((covariance(p.q, p.K, p.V, Vector()) - C).norm() < 1e-8 * C.norm());
@@ -140,7 +140,7 @@ TEST_CASE("covariance: a mean of 1e6 costs it no digits") {
 
 TEST_CASE("moments: edges") {
   CAPTURE(kSeed);
-  const Problem p(4, 0.5);
+  const Workload p(4, 0.5);
   const std::array<Index, 2> A{0, 2};
   const auto is_nan = [](const auto& x) { return x.array().isNaN().all(); };
 

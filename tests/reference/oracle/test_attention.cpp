@@ -83,9 +83,9 @@ void check_against_naive(const TensorView& q, const TensorView& k, const TensorV
 TEST_CASE("attention: equals the loops of its definition for head sizes, groups and storage types") {
   std::mt19937 random(kSeed);
   for (const std::int64_t d : {1, 46, 59, 111, 512}) {
-    for (const Storage storage : {Storage::F64, Storage::F32, Storage::F16, Storage::BF16}) {
-      const Tensor q = normal_tensor(random, {2, 6, 1, d}, storage), k = normal_tensor(random, {2, 2, 67, d}, storage);
-      check_against_naive(q, k, normal_tensor(random, {2, 2, 67, d}, storage));
+    for (const DType dtype : {DType::F64, DType::F32, DType::F16, DType::BF16}) {
+      const Tensor q = normal_tensor(random, {2, 6, 1, d}, dtype), k = normal_tensor(random, {2, 2, 67, d}, dtype);
+      check_against_naive(q, k, normal_tensor(random, {2, 2, 67, d}, dtype));
     }
   }
   for (const std::int64_t n_kv : {1, 2, 3, 6}) {
@@ -128,25 +128,25 @@ TEST_CASE("attention: strided views") {
   std::mt19937 random(kSeed + 2);
   // k and v lie interleaved as [b, N, 2, n_kv, d], as many caches do; they start at an odd byte.
   const std::int64_t b = 2, N = 13, n_kv = 2, d = 7;
-  const std::vector<float> numbers = normal_numbers(random, b * N * 2 * n_kv * d);
-  std::vector<std::byte> bytes(numbers.size() * 2 + 1);
-  store(numbers.data(), Storage::BF16, static_cast<std::int64_t>(numbers.size()), bytes.data() + 1);
-  TensorView k{bytes.data() + 1, Storage::BF16, {b, n_kv, N, d}, {N * 2 * n_kv * d, d, 2 * n_kv * d}};
+  const std::vector<float> elements = normal_elements(random, b * N * 2 * n_kv * d);
+  std::vector<std::byte> bytes(elements.size() * 2 + 1);
+  store(elements.data(), DType::BF16, static_cast<std::int64_t>(elements.size()), bytes.data() + 1);
+  TensorView k{bytes.data() + 1, DType::BF16, {b, n_kv, N, d}, {N * 2 * n_kv * d, d, 2 * n_kv * d}};
   TensorView v = k;
   v.data += 2 * n_kv * d;
   const Tensor q = normal_tensor(random, {b, 4, 2, d});
   check_against_naive(q, k, v);
   // The same numbers, dense.
-  std::vector<float> k_numbers, v_numbers;
+  std::vector<float> k_elements, v_elements;
   for (std::int64_t i = 0; i < b; ++i) {
     for (std::int64_t g = 0; g < n_kv; ++g) {
       for (std::int64_t a = 0; a < N; ++a) {
-        for (const double x : row_of(k, i, g, a)) k_numbers.push_back(static_cast<float>(x));
-        for (const double x : row_of(v, i, g, a)) v_numbers.push_back(static_cast<float>(x));
+        for (const double x : row_of(k, i, g, a)) k_elements.push_back(static_cast<float>(x));
+        for (const double x : row_of(v, i, g, a)) v_elements.push_back(static_cast<float>(x));
       }
     }
   }
-  CHECK(attention(q, k, v).out == attention(q, Tensor(k_numbers, {b, n_kv, N, d}), Tensor(v_numbers, {b, n_kv, N, d})).out);
+  CHECK(attention(q, k, v).out == attention(q, Tensor(k_elements, {b, n_kv, N, d}), Tensor(v_elements, {b, n_kv, N, d})).out);
 }
 
 TEST_CASE("attention: causal, with fewer keys than queries too") {
@@ -310,9 +310,9 @@ TEST_CASE("attention: energy and gradient at zeta are those of the single query"
 
 TEST_CASE("attention: axes of length 0") {
   const auto sizes = [](std::int64_t b, std::int64_t n_h, std::int64_t l, std::int64_t N, std::int64_t d_v) {
-    const TensorView q = TensorView::dense(nullptr, Storage::F32, {b, n_h, l, 4}),
-                     k = TensorView::dense(nullptr, Storage::F32, {b, n_h, N, 4});
-    return attention(q, k, TensorView::dense(nullptr, Storage::F32, {b, n_h, N, d_v}));
+    const TensorView q = TensorView::dense(nullptr, DType::F32, {b, n_h, l, 4}),
+                     k = TensorView::dense(nullptr, DType::F32, {b, n_h, N, 4});
+    return attention(q, k, TensorView::dense(nullptr, DType::F32, {b, n_h, N, d_v}));
   };
   CHECK(sizes(0, 2, 1, 8, 4).out.empty());
   CHECK(sizes(0, 2, 1, 8, 4).lse.empty());
@@ -320,7 +320,7 @@ TEST_CASE("attention: axes of length 0") {
   CHECK(sizes(0, 0, 0, 0, 0).lse.empty());
   // No keys: every query is answered.
   const Tensor q(std::vector<float>(2 * 2 * 3 * 4, 1), {2, 2, 3, 4});
-  const TensorView none = TensorView::dense(nullptr, Storage::F32, {2, 1, 0, 4});
+  const TensorView none = TensorView::dense(nullptr, DType::F32, {2, 1, 0, 4});
   const AttentionResult got = attention(q, none, none, {.zeta = q});
   CHECK(got.out == std::vector<double>(48, 0));
   CHECK(got.gradient == std::vector<double>(48, 0));
@@ -328,15 +328,15 @@ TEST_CASE("attention: axes of length 0") {
   CHECK(got.energy == std::vector<double>(12, -kInf));
   // No queries, no components.
   const Tensor k(std::vector<float>(2 * 5 * 4, 1), {2, 1, 5, 4});
-  CHECK(attention(TensorView::dense(nullptr, Storage::F32, {2, 2, 0, 4}), k, k).lse.empty());
-  const AttentionResult no_components = attention(q, k, TensorView::dense(nullptr, Storage::F32, {2, 1, 5, 0}));
+  CHECK(attention(TensorView::dense(nullptr, DType::F32, {2, 2, 0, 4}), k, k).lse.empty());
+  const AttentionResult no_components = attention(q, k, TensorView::dense(nullptr, DType::F32, {2, 1, 5, 0}));
   CHECK(no_components.out.empty());
   CHECK(no_components.lse[11] == doctest::Approx(2 + std::log(5.0)).epsilon(1e-15));
 }
 
 TEST_CASE("check_shapes: one line that names the argument and the values") {
-  const std::vector<float> numbers(4096, 1);
-  const auto view = [&numbers](Shape shape) { return TensorView::dense(numbers.data(), Storage::F32, shape); };
+  const std::vector<float> elements(4096, 1);
+  const auto view = [&elements](Shape shape) { return TensorView::dense(elements.data(), DType::F32, shape); };
   const auto check = [&view](Shape q, Shape k, Shape v, const char* message) {
     CHECK_THROWS_WITH_AS(attention(view(q), view(k), view(v)), message, std::invalid_argument);
     CHECK_THROWS_WITH_AS(check_shapes(view(q), view(k), view(v)), message, std::invalid_argument);
@@ -351,7 +351,7 @@ TEST_CASE("check_shapes: one line that names the argument and the values") {
   check({1, 2, 1, 4}, {1, 2, 8, 4}, {3, 2, 8, 4}, "attention: batch of k (1) and v (3) differ");
   check({1, 2, 1, 0}, {1, 2, 8, 0}, {1, 2, 8, 4}, "attention: head_dim of q and k is 0");
   check({1, 2, -1, 4}, {1, 2, 8, 4}, {1, 2, 8, 4}, "attention: q has an axis of negative length -1");
-  const TensorView nothing = TensorView::dense(nullptr, Storage::F32, {1, 2, 8, 4});
+  const TensorView nothing = TensorView::dense(nullptr, DType::F32, {1, 2, 8, 4});
   CHECK_THROWS_WITH_AS(check_shapes(view({1, 2, 1, 4}), nothing, view({1, 2, 8, 4})), "attention: k has no data",
                        std::invalid_argument);
 }
@@ -368,5 +368,5 @@ TEST_CASE("check_options: lengths and zeta") {
   check({.lengths = {8, 9}}, "attention: length 9 of batch entry 1 is not in [0, 8]");
   check({.lengths = {-1, 8}}, "attention: length -1 of batch entry 0 is not in [0, 8]");
   check({.zeta = q}, "attention: axis 3 of zeta has length 4 instead of 6");
-  check({.zeta = TensorView::dense(nullptr, Storage::F32, {2, 2, 1, 6})}, "attention: zeta has no data");
+  check({.zeta = TensorView::dense(nullptr, DType::F32, {2, 2, 1, 6})}, "attention: zeta has no data");
 }

@@ -62,10 +62,10 @@ TEST_CASE("error_bound: a tree over single keys in float stays below it") {
   for (const std::int64_t N : {1, 2, 17, 300, 4096}) {
     for (const std::int64_t d : {1, 16, 128}) {
       for (const float sigma : {1.0f, 30.0f, 1000.0f}) {
-        for (const Storage storage : {Storage::F32, Storage::BF16}) {
-          const Tensor q = normal_tensor(random, {1, 1, 1, d}, storage, sigma),
-                       k = normal_tensor(random, {1, 1, N, d}, storage);
-          const Tensor v = normal_tensor(random, {1, 1, N, d}, storage);
+        for (const DType dtype : {DType::F32, DType::BF16}) {
+          const Tensor q = normal_tensor(random, {1, 1, 1, d}, dtype, sigma),
+                       k = normal_tensor(random, {1, 1, N, d}, dtype);
+          const Tensor v = normal_tensor(random, {1, 1, N, d}, dtype);
           const double scale = 1 / std::sqrt(static_cast<double>(d));
           const AttentionResult want = attention(q, k, v);
           const ErrorBound bound = error_bound(q, k, v, {}, tree_decode_model(N));
@@ -149,9 +149,9 @@ TEST_CASE("error_bound: edges") {
   const Tensor nan({1, std::numeric_limits<float>::quiet_NaN()}, {1, 2, 1, 1});
   CHECK_FALSE(std::isfinite(error_bound(nan, k, v, {}, {}).out[1]));
   CHECK(std::isfinite(error_bound(nan, k, v, {}, {}).out[0]));
-  CHECK(error_bound(TensorView::dense(nullptr, Storage::F32, {0, 2, 1, 1}),
-                    TensorView::dense(nullptr, Storage::F32, {0, 1, 3, 1}),
-                    TensorView::dense(nullptr, Storage::F32, {0, 1, 3, 1}), {}, {})
+  CHECK(error_bound(TensorView::dense(nullptr, DType::F32, {0, 2, 1, 1}),
+                    TensorView::dense(nullptr, DType::F32, {0, 1, 3, 1}),
+                    TensorView::dense(nullptr, DType::F32, {0, 1, 3, 1}), {}, {})
             .out.empty());
   CHECK_THROWS_AS(error_bound(q, k, q, {}, {}), std::invalid_argument);
 }

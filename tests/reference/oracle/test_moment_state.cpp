@@ -28,8 +28,8 @@ constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 /// One query over N random keys, whose values have a mean.
-struct Problem : OneQuery {
-  explicit Problem(Eigen::Index N) : OneQuery(N, kQueryDim, kValueDim, 0, kSeed) { V.array() += 1; }
+struct Workload : OneQuery {
+  explicit Workload(Eigen::Index N) : OneQuery(N, kQueryDim, kValueDim, 0, kSeed) { V.array() += 1; }
   /// What u is in a layout: nothing, the score, or the key. And w.
   Vector u(const MomentLayout& layout, Eigen::Index a) const {
     if (layout.n_score == 1) return Vector::Constant(1, K.row(a).dot(q));
@@ -43,7 +43,7 @@ struct Problem : OneQuery {
 
 /// The forest of the keys [begin, end), with enlarged values.
 template <class Real>
-Forest<Real> forest_of(const Problem& p, const MomentLayout& layout, std::int64_t begin, std::int64_t end,
+Forest<Real> forest_of(const Workload& p, const MomentLayout& layout, std::int64_t begin, std::int64_t end,
                        std::span<const Real> center = {}) {
   using Column = Eigen::Matrix<Real, Eigen::Dynamic, 1>;
   Forest<Real> forest(1, layout.size());
@@ -83,7 +83,7 @@ TEST_CASE_TEMPLATE("moment state: covariance and entropy are those of the closed
   CAPTURE(kSeed);
   const double u = std::numeric_limits<Real>::epsilon() / 2;
   for (const std::int64_t N : {1, 2, 7, 64, 301}) {
-    const Problem p(N);
+    const Workload p(N);
     const Matrix C = covariance(p.q, p.K, p.V, Vector());
     for (const MomentLayout& layout : kLayouts) {
       CAPTURE(N);
@@ -100,7 +100,7 @@ TEST_CASE_TEMPLATE("moment state: covariance and entropy are those of the closed
 TEST_CASE_TEMPLATE("moment state: any cut gives the same bits", Real, float, double) {
   CAPTURE(kSeed);
   constexpr std::int64_t N = 45;
-  const Problem p(N);
+  const Workload p(N);
   for (const MomentLayout& layout : kLayouts) {
     const std::vector<Real> whole = root(forest_of<Real>(p, layout, 0, N));
     for (std::int64_t cut = 0; cut <= N; ++cut) {
@@ -117,7 +117,7 @@ TEST_CASE_TEMPLATE("moment state: any cut gives the same bits", Real, float, dou
 
 TEST_CASE_TEMPLATE("moment state: what follows a value changes no bit of the mean and of lse", Real, float, double) {
   CAPTURE(kSeed);
-  const Problem p(45);
+  const Workload p(45);
   const std::vector<Real> plain = root(forest_of<Real>(p, {kValueDim, Products::None, 0}, 0, 45));
   for (const MomentLayout& layout : kLayouts) {
     const std::vector<Real> state = root(forest_of<Real>(p, layout, 0, 45));
@@ -127,7 +127,7 @@ TEST_CASE_TEMPLATE("moment state: what follows a value changes no bit of the mea
 
 TEST_CASE("moment state: a center near the values saves the digits of the variance, and moves no mean") {
   CAPTURE(kSeed);
-  Problem p(64);
+  Workload p(64);
   p.V = 1000 + (p.V.cast<float>().array() * 64).round().cast<double>() / 64;
   const std::vector<float> center(kValueDim, 1000.0f);
   const Matrix C = covariance(p.q, p.K, p.V, Vector());
@@ -142,7 +142,7 @@ TEST_CASE("moment state: a center near the values saves the digits of the varian
 
 TEST_CASE("moment state: edges") {
   CAPTURE(kSeed);
-  const Problem p(9);
+  const Workload p(9);
   for (const MomentLayout& layout : kLayouts) {
     const bool all = layout.products == Products::Triangle;
 
@@ -160,7 +160,7 @@ TEST_CASE("moment state: edges") {
     CHECK(std::abs(read_entropy(layout, one.data(), p.w(layout))) < 1e-14);
 
     // A key that is not seen may have any value, and a score of +inf or NaN is NaN everywhere.
-    Problem bad = p;
+    Workload bad = p;
     bad.K.row(4) = -kInf * p.q.cwiseSign().transpose();
     bad.V.row(4).setConstant(kNaN);
     const std::vector<double> unseen = root(forest_of<double>(bad, layout, 0, 9));
@@ -204,9 +204,9 @@ TEST_CASE("moment state: decode_shard over enlarged values gives variance and en
   CAPTURE(kSeed);
   constexpr std::int64_t b = 2, n_h = 4, n_kv = 2, N = 150, d_h = 16, d_v = 5;
   std::mt19937 random(kSeed);
-  for (const Storage storage : {Storage::F32, Storage::BF16}) {
-    const Tensor q = normal_tensor(random, {b, n_h, 1, d_h}, storage);
-    const Tensor k = normal_tensor(random, {b, n_kv, N, d_h}, storage), v = normal_tensor(random, {b, n_kv, N, d_v}, storage);
+  for (const DType dtype : {DType::F32, DType::BF16}) {
+    const Tensor q = normal_tensor(random, {b, n_h, 1, d_h}, dtype);
+    const Tensor k = normal_tensor(random, {b, n_kv, N, d_h}, dtype), v = normal_tensor(random, {b, n_kv, N, d_v}, dtype);
     const std::vector<std::int64_t> lengths{N, 97};
     const double scale = 0.25;
     const MomentLayout layout{d_v, Products::Squares, d_h};

@@ -11,7 +11,7 @@
 #include <random>
 #include <vector>
 
-#include "reference/state/merges_together.hpp"
+#include "reference/state/merge_eight.hpp"
 #include "reference/state/state.hpp"
 
 namespace {
@@ -36,9 +36,9 @@ template <class Real>
 std::vector<Real> small_numbers(unsigned seed, std::size_t n) {
   std::mt19937 random(seed);
   std::uniform_real_distribution<Real> between(1, 2);
-  std::vector<Real> numbers(n);
-  for (Real& x : numbers) x = between(random) * std::numeric_limits<Real>::min() * (random() % 2 == 0 ? 1 : -1);
-  return numbers;
+  std::vector<Real> elements(n);
+  for (Real& x : elements) x = between(random) * std::numeric_limits<Real>::min() * (random() % 2 == 0 ? 1 : -1);
+  return elements;
 }
 
 }  // namespace
@@ -62,17 +62,17 @@ TEST_CASE_TEMPLATE("contraction: eight keys at once round what each of their mer
   int n_fused = 0;
   for (unsigned seed = 100; seed < 1100; ++seed) {
     std::mt19937 random(seed);
-    const std::vector<Real> v = small_numbers<Real>(seed, kTogether);
-    Real shift[kTogether], n[kTogether], e[kTogether];
-    for (int i = 0; i < kTogether; ++i) shift[i] = e[i] = static_cast<Real>(random() % 8), n[i] = v[static_cast<std::size_t>(i)];
-    for (int width = 1; width < kTogether; width *= 2) {
-      for (int i = 0; i < kTogether; i += 2 * width) {
+    const std::vector<Real> v = small_numbers<Real>(seed, kKeysPerStep);
+    Real shift[kKeysPerStep], n[kKeysPerStep], e[kKeysPerStep];
+    for (int i = 0; i < kKeysPerStep; ++i) shift[i] = e[i] = static_cast<Real>(random() % 8), n[i] = v[static_cast<std::size_t>(i)];
+    for (int width = 1; width < kKeysPerStep; width *= 2) {
+      for (int i = 0; i < kKeysPerStep; i += 2 * width) {
         const Rescale<Real> r = rescale(e[i], e[i + width]);
         const Real high = r.right_is_high ? n[i + width] : n[i], low = r.right_is_high ? n[i] : n[i + width];
         e[i] = r.shift, n[i] = high + product(r.factor, low);
       }
     }
-    const MergesTogether<Real> merges(shift);
+    const MergeEight<Real> merges(shift);
     n_fused += merges.value([&](int i) { return v[static_cast<std::size_t>(i)]; }) != n[0];
   }
   CHECK((n_fused == 0) == kRounded);

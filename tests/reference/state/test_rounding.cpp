@@ -192,7 +192,7 @@ TEST_CASE("rounding: chain, tree and pairs stay within the bound of their own lo
     for (const float sigma : {1.0f, 4.0f}) {
       CAPTURE(N);
       CAPTURE(sigma);
-      const Tensor q = normal_tensor(random, {1, 1, 1, d_h}, Storage::F32, sigma), k = normal_tensor(random, {1, 1, N, d_h}),
+      const Tensor q = normal_tensor(random, {1, 1, 1, d_h}, DType::F32, sigma), k = normal_tensor(random, {1, 1, N, d_h}),
                    v = normal_tensor(random, {1, 1, N, kValueDim});
       const AttentionOptions options;
       const AttentionResult oracle = attention(q, k, v, options);

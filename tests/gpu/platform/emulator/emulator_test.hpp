@@ -29,10 +29,10 @@ inline bool has(const std::string& text, const std::string& part) { return text.
 
 /// n numbers 0, 1, 2, ...
 inline DeviceBuffer<float> ascending(int n) {
-  std::vector<float> numbers(static_cast<std::size_t>(n));
-  for (int i = 0; i < n; ++i) numbers[static_cast<std::size_t>(i)] = static_cast<float>(i);
+  std::vector<float> elements(static_cast<std::size_t>(n));
+  for (int i = 0; i < n; ++i) elements[static_cast<std::size_t>(i)] = static_cast<float>(i);
   DeviceBuffer<float> buffer(n);
-  buffer.upload(numbers);
+  buffer.upload(elements);
   return buffer;
 }
 

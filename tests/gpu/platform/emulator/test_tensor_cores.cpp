@@ -23,15 +23,15 @@ void load_matrices(const std::uint16_t* in, std::uint32_t* straight, std::uint32
 }
 
 TEST_CASE("emulator: ldmatrix hands out 8 x 8 matrices, and transposed ones") {
-  std::vector<std::uint16_t> numbers(256);
-  for (int i = 0; i < 256; ++i) numbers[static_cast<std::size_t>(i)] = static_cast<std::uint16_t>(0x3C00 + i);
+  std::vector<std::uint16_t> elements(256);
+  for (int i = 0; i < 256; ++i) elements[static_cast<std::size_t>(i)] = static_cast<std::uint16_t>(0x3C00 + i);
   DeviceBuffer<std::uint16_t> in(256);
-  in.upload(numbers);
+  in.upload(elements);
   DeviceBuffer<std::uint32_t> a(128), b(128);
   launch(load_matrices, {.block = {32}, .shared_bytes = 512}, {}, in.data(), a.data(), b.data());
   const auto straight = a.download(), transposed = b.download();
   // Matrix m is rows 8 m .. 8 m + 7 of eight numbers.
-  const auto at = [&](int m, int row, int column) { return numbers[static_cast<std::size_t>(64 * m + 8 * row + column)]; };
+  const auto at = [&](int m, int row, int column) { return elements[static_cast<std::size_t>(64 * m + 8 * row + column)]; };
   for (int lane = 0; lane < 32; ++lane) {
     const int r = lane / 4, c = lane % 4 * 2;
     for (int m = 0; m < 4; ++m) {

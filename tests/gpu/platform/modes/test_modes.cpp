@@ -7,7 +7,7 @@
 #include <map>
 
 #include "gpu/platform/emulator/settings.hpp"
-#include "tests/support/device_problem.hpp"
+#include "tests/support/device_params.hpp"
 
 namespace tree_attn::test {
 namespace {
@@ -24,44 +24,44 @@ struct Kind {
 /// Keys do not fill the last leaf, nor any other unit.
 constexpr std::int64_t kRagged = 37;
 
-Axes of_teams(Storage storage, std::int64_t d, std::int64_t n_keys) {
-  return {.heads = 1, .kv_heads = 1, .head_dim = d, .value_dim = d, .n_keys = n_keys + kRagged, .storage = storage};
+Axes of_sub_warps(DType dtype, std::int64_t d, std::int64_t n_keys) {
+  return {.heads = 1, .kv_heads = 1, .head_dim = d, .value_dim = d, .n_keys = n_keys + kRagged, .dtype = dtype};
 }
-Axes of_tiles(Storage storage, std::int64_t d, std::int64_t group, std::int64_t n_keys) {
-  return {.heads = group, .kv_heads = 1, .head_dim = d, .value_dim = d, .n_keys = n_keys + kRagged, .storage = storage};
+Axes of_tiles(DType dtype, std::int64_t d, std::int64_t group, std::int64_t n_keys) {
+  return {.heads = group, .kv_heads = 1, .head_dim = d, .value_dim = d, .n_keys = n_keys + kRagged, .dtype = dtype};
 }
 
 #if defined(TREE_ATTN_EMULATOR_SHADOW)
-/// Every width of a team and of a tile; a ring holds 3 groups of 8 keys, or 4 to 8 items of 16.
+/// Every width of a sub-warp and of a tile; a ring holds 3 steps of 8 keys, or 4 to 8 items of 16.
 const Kind kKinds[] = {
-    {"team of 8", 8, false, 40, of_teams(Storage::BF16, 64, 700)},
-    {"team of 16", 16, false, 40, of_teams(Storage::F32, 64, 700)},
-    {"team of 32", 32, false, 40, of_teams(Storage::F16, 256, 700)},
-    {"team of 32, ends inside a chunk", 32, false, 40, of_teams(Storage::F32, 100, 300)},
-    {"team of 32, two chunks", 32, false, 40, of_teams(Storage::F32, 256, 500)},
-    {"team of 32, four chunks", 32, false, 40, of_teams(Storage::F32, 512, 300)},
-    {"tile of 64", 32, true, 160, of_tiles(Storage::BF16, 64, 4, 3000)},
-    {"tile of 64, two", 32, true, 160, of_tiles(Storage::F16, 64, 11, 3000)},
-    {"tile of 128", 32, true, 96, of_tiles(Storage::F16, 128, 4, 2000)},
-    {"tile of 128, two", 32, true, 96, of_tiles(Storage::BF16, 128, 11, 2000)},
-    {"tile of 256", 32, true, 96, of_tiles(Storage::BF16, 256, 4, 1500)},
-    {"tile of 256, rows that are not aligned", 32, true, 0, of_tiles(Storage::F16, 131, 3, 200)},
+    {"sub-warp of 8", 8, false, 40, of_sub_warps(DType::BF16, 64, 700)},
+    {"sub-warp of 16", 16, false, 40, of_sub_warps(DType::F32, 64, 700)},
+    {"sub-warp of 32", 32, false, 40, of_sub_warps(DType::F16, 256, 700)},
+    {"sub-warp of 32, ends inside a chunk", 32, false, 40, of_sub_warps(DType::F32, 100, 300)},
+    {"sub-warp of 32, two chunks", 32, false, 40, of_sub_warps(DType::F32, 256, 500)},
+    {"sub-warp of 32, four chunks", 32, false, 40, of_sub_warps(DType::F32, 512, 300)},
+    {"tile of 64", 32, true, 160, of_tiles(DType::BF16, 64, 4, 3000)},
+    {"tile of 64, two", 32, true, 160, of_tiles(DType::F16, 64, 11, 3000)},
+    {"tile of 128", 32, true, 96, of_tiles(DType::F16, 128, 4, 2000)},
+    {"tile of 128, two", 32, true, 96, of_tiles(DType::BF16, 128, 11, 2000)},
+    {"tile of 256", 32, true, 96, of_tiles(DType::BF16, 256, 4, 1500)},
+    {"tile of 256, rows that are not aligned", 32, true, 0, of_tiles(DType::F16, 131, 3, 200)},
 };
 constexpr std::uint64_t kSeeds[] = {0, 1, 2};
 #elif defined(TREE_ATTN_EMULATOR_THREAD)
 /// A fiber costs TSan nearly half a millisecond: few blocks. What global memory orders is the merge by the block that comes last.
-const Kind kKinds[] = {{"team of 8", 8, false, 0, of_teams(Storage::BF16, 64, 300)},
-                       {"team of 32, four chunks", 32, false, 0, of_teams(Storage::F32, 512, 160)},
-                       {"tile of 64", 32, true, 0, of_tiles(Storage::BF16, 64, 4, 160)}};
+const Kind kKinds[] = {{"sub-warp of 8", 8, false, 0, of_sub_warps(DType::BF16, 64, 300)},
+                       {"sub-warp of 32, four chunks", 32, false, 0, of_sub_warps(DType::F32, 512, 160)},
+                       {"tile of 64", 32, true, 0, of_tiles(DType::BF16, 64, 4, 160)}};
 constexpr std::uint64_t kSeeds[] = {0, 1};
 #else
-/// Rows that end inside a piece, arrays that end where the memory does.
-const Kind kKinds[] = {{"team of 8", 8, false, 0, of_teams(Storage::BF16, 64, 130)},
-                       {"team of 16, ends inside a chunk", 16, false, 0, of_teams(Storage::F32, 37, 130)},
-                       {"team of 32, four chunks", 32, false, 0, of_teams(Storage::F32, 512, 70)},
-                       {"tile of 64", 32, true, 0, of_tiles(Storage::BF16, 64, 3, 200)},
-                       {"tile of 64, not aligned", 32, true, 0, of_tiles(Storage::F16, 33, 11, 200)},
-                       {"tile of 256", 32, true, 0, of_tiles(Storage::F16, 256, 3, 200)}};
+/// Rows that end inside a vector, arrays that end where the memory does.
+const Kind kKinds[] = {{"sub-warp of 8", 8, false, 0, of_sub_warps(DType::BF16, 64, 130)},
+                       {"sub-warp of 16, ends inside a chunk", 16, false, 0, of_sub_warps(DType::F32, 37, 130)},
+                       {"sub-warp of 32, four chunks", 32, false, 0, of_sub_warps(DType::F32, 512, 70)},
+                       {"tile of 64", 32, true, 0, of_tiles(DType::BF16, 64, 3, 200)},
+                       {"tile of 64, not aligned", 32, true, 0, of_tiles(DType::F16, 33, 11, 200)},
+                       {"tile of 256", 32, true, 0, of_tiles(DType::F16, 256, 3, 200)}};
 constexpr std::uint64_t kSeeds[] = {0, 1};
 #endif
 
@@ -75,17 +75,17 @@ bool is_watched(const device::Plan& plan) {
 }
 
 /// The most keys that one of n workers of one of two splits gets.
-std::int64_t keys_of_worker(const DeviceProblem& problem, int n_workers) {
+std::int64_t keys_of_worker(const DecodeParams& params, int n_workers) {
   std::int64_t most = 0;
   for (int split = 0; split < 2; ++split) {
     for (int worker = 0; worker < n_workers; ++worker)
-      most = std::max(most, part_of(part_of({problem.begin, problem.end}, split, 2), worker, n_workers).size());
+      most = std::max(most, split_range(split_range({params.begin, params.end}, split, 2), worker, n_workers).size());
   }
   return most;
 }
 
 /// Runs a step under every order of the emulator, on finished rows; all orders have the same bits, within the bound.
-void check_orders(const device::LadderStep& step, TensorProblem& problem, const DeviceShard& shard) {
+void check_orders(const device::LadderStep& step, TensorWorkload& workload, const DeviceShard& shard) {
   DecodeOutput first;
   for (const std::uint64_t seed : kSeeds) {
     CAPTURE(seed);
@@ -94,7 +94,7 @@ void check_orders(const device::LadderStep& step, TensorProblem& problem, const 
     if (seed == kSeeds[0]) first = output;
     CHECK(same_output(output, first));
   }
-  CHECK(against_oracle(problem, first, longest_chain(step, shard)) == "");
+  CHECK(against_oracle(workload, first, longest_chain(step, shard)) == "");
 }
 
 }  // namespace
@@ -104,19 +104,19 @@ TEST_CASE("modes: every step, with every kind of worker, two splits and ragged e
   unsigned seed = 9000;
   std::map<const device::LadderStep*, int> n_runs;
   for (const Kind& kind : kKinds) {
-    const auto problem = normal_problem(seed++, kind.axes);
-    const DeviceShard shard(problem->query(0), problem->whole(), problem->lengths(), problem->scale);
+    const auto workload = normal_workload(seed++, kind.axes);
+    const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
     for (const device::LadderStep* step : device::ladder()) {
-      if (step->refusal(shard.problem, shard.storage) != "") continue;
-      const device::Plan plan = step->plan(shard.problem, shard.storage, {.n_splits = 2});
+      if (step->refusal(shard.params, shard.dtype) != "") continue;
+      const device::Plan plan = step->plan(shard.params, shard.dtype, {.n_splits = 2});
       if (is_scalar(plan) == kind.is_tile || !is_watched(plan)) continue;
       INFO(kind.name << ", " << step->name);
       if (step->max_splits > 1) CHECK(plan.n_splits == 2);
       // Only later steps have a ring.
       if (plan.n_stages > 0) {
-        CHECK(keys_of_worker(shard.problem, plan.n_threads / kind.n_lanes) >= kind.n_keys_of_worker);
+        CHECK(keys_of_worker(shard.params, plan.n_threads / kind.n_lanes) >= kind.n_keys_of_worker);
       }
-      check_orders(*step, *problem, shard);
+      check_orders(*step, *workload, shard);
       ++n_runs[step];
     }
   }
@@ -127,14 +127,14 @@ TEST_CASE("modes: every step, with every kind of worker, two splits and ragged e
 #endif
 }
 
-/// Strips that end inside a block, and blocks that join a strip which others began: only a batch has them.
+/// Query tiles that end inside a block, and blocks that join a query tile which others began: only a batch has them.
 /// @tested{thm_1, Thm. 1}
 TEST_CASE("modes: the library kernel over a batch with lengths of all kinds") {
   const std::vector<std::pair<std::int64_t, std::int64_t>> shapes{{2, 150}, {6, 150}, {2, 40}, {6, 40}};
   for (const auto& [heads, n_keys] : shapes) {
-    const Axes axes{.batch = 4, .heads = heads, .kv_heads = 2, .head_dim = 64, .value_dim = 64, .n_keys = n_keys, .storage = Storage::BF16};
-    const auto problem = normal_problem(9100, axes, std::vector<std::int64_t>{n_keys, 0, 1, std::min<std::int64_t>(n_keys, 65)});
-    const DeviceShard shard(problem->query(0), problem->whole(), problem->lengths(), problem->scale);
+    const Axes axes{.batch = 4, .heads = heads, .kv_heads = 2, .head_dim = 64, .value_dim = 64, .n_keys = n_keys, .dtype = DType::BF16};
+    const auto workload = normal_workload(9100, axes, std::vector<std::int64_t>{n_keys, 0, 1, std::min<std::int64_t>(n_keys, 65)});
+    const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
     DecodeOutput first;
     for (const std::uint64_t seed : kSeeds) {
       INFO("heads " << heads << ", N = " << n_keys << ", seed " << seed);
@@ -143,7 +143,7 @@ TEST_CASE("modes: the library kernel over a batch with lengths of all kinds") {
       if (seed == kSeeds[0]) first = output;
       CHECK(same_output(output, first));
     }
-    CHECK(against_oracle(*problem, first, longest_chain(device::kEqualRuns, shard)) == "");
+    CHECK(against_oracle(*workload, first, longest_chain(device::kEqualRuns, shard)) == "");
   }
 }
 
@@ -152,16 +152,16 @@ TEST_CASE("modes: the library kernel over a batch with lengths of all kinds") {
 /// @tested{thm_1, Thm. 1}
 TEST_CASE("modes: so many splits that their states are joined in rounds") {
   constexpr int kSplits = 70;
-  for (const Axes& axes : {of_teams(Storage::F32, 512, kSplits * kLeafKeys), of_tiles(Storage::BF16, 256, 4, kSplits * kLeafKeys)}) {
-    const auto problem = normal_problem(9150, axes);
-    const DeviceShard shard(problem->query(0), problem->whole(), problem->lengths(), problem->scale);
+  for (const Axes& axes : {of_sub_warps(DType::F32, 512, kSplits * kLeafKeys), of_tiles(DType::BF16, 256, 4, kSplits * kLeafKeys)}) {
+    const auto workload = normal_workload(9150, axes);
+    const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
     for (const device::LadderStep* step : device::ladder()) {
-      if (step->max_splits < kSplits || step->refusal(shard.problem, shard.storage) != "") continue;
+      if (step->max_splits < kSplits || step->refusal(shard.params, shard.dtype) != "") continue;
       INFO(step->name << ", d " << axes.head_dim);
       const emulated::SettingsScope scope({.seed = 3, .n_workers = 2});
-      CHECK(step->plan(shard.problem, shard.storage, {.n_splits = kSplits}).n_splits == kSplits);
+      CHECK(step->plan(shard.params, shard.dtype, {.n_splits = kSplits}).n_splits == kSplits);
       const DecodeOutput output = run_step(*step, shard, {.n_splits = kSplits});
-      CHECK(against_oracle(*problem, output, longest_chain(*step, shard)) == "");
+      CHECK(against_oracle(*workload, output, longest_chain(*step, shard)) == "");
       CHECK(same_output(output, run_step(*step, shard, {.n_splits = 1})));
     }
   }
@@ -172,29 +172,29 @@ TEST_CASE("modes: so many splits that their states are joined in rounds") {
 /// @tested{thm_1, Thm. 1}
 TEST_CASE("modes: a shard that begins and ends anywhere hands on its states") {
   for (const std::int64_t heads : {1, 4}) {
-    const Axes axes{.heads = heads, .kv_heads = 1, .head_dim = 64, .value_dim = 64, .n_keys = 300, .storage = Storage::F16};
-    const auto problem = normal_problem(9200, axes);
-    const Run run{67, 290};
-    const Shard part = problem->shard(run);
-    const auto of_shard = problem_of(copy_of(problem->query(0)), copy_of(part.k), copy_of(part.v), std::nullopt, problem->scale);
-    const DeviceShard shard(problem->query(0), part, problem->lengths(), problem->scale);
-    const std::int64_t n_floats = static_cast<std::int64_t>(cover(run.begin, run.end).size()) * shard.problem.n_rows() * state_size(64);
+    const Axes axes{.heads = heads, .kv_heads = 1, .head_dim = 64, .value_dim = 64, .n_keys = 300, .dtype = DType::F16};
+    const auto workload = normal_workload(9200, axes);
+    const KeyRange range{67, 290};
+    const Shard part = workload->shard(range);
+    const auto of_shard = workload_of(copy_of(workload->query(0)), copy_of(part.k), copy_of(part.v), std::nullopt, workload->scale);
+    const DeviceShard shard(workload->query(0), part, workload->lengths(), workload->scale);
+    const std::int64_t n_floats = static_cast<std::int64_t>(cover(range.begin, range.end).size()) * shard.params.n_rows() * state_size(64);
     for (const device::LadderStep* step : device::ladder()) {
-      if (!step->keeps_states || step->refusal(shard.problem, shard.storage) != "") continue;
-      const device::Plan plan = step->plan(shard.problem, shard.storage, {.n_splits = 2});
+      if (!step->keeps_states || step->refusal(shard.params, shard.dtype) != "") continue;
+      const device::Plan plan = step->plan(shard.params, shard.dtype, {.n_splits = 2});
       if (!is_watched(plan)) continue;
       INFO(step->name << ", heads " << heads);
       const emulated::SettingsScope scope({.seed = 1, .n_workers = 2});
       const DeviceWorkspace workspace(plan);
       device::DeviceBuffer<float> states(n_floats);
       states.fill(0xFF);
-      step->run(shard.problem, shard.storage, {.states = states.data()}, plan, workspace.get(), device::Stream{});
-      const std::vector<float> numbers = states.download();
-      CHECK(std::none_of(numbers.begin(), numbers.end(), [](float x) { return std::isnan(x); }));
+      step->run(shard.params, shard.dtype, {.states = states.data()}, plan, workspace.get(), device::Stream{});
+      const std::vector<float> elements = states.download();
+      CHECK(std::none_of(elements.begin(), elements.end(), [](float x) { return std::isnan(x); }));
 
       // Folded, they are the attention over the keys of the shard alone.
-      Forest<float> forest(shard.problem.n_rows(), shard.problem.d_v);
-      forest.append(cover(run.begin, run.end), numbers.data());
+      Forest<float> forest(shard.params.n_rows(), shard.params.d_v);
+      forest.append(cover(range.begin, range.end), elements.data());
       const DecodeOutput output = finish_rows(forest.fold(), forest.n_rows(), forest.d_v());
       CHECK(against_oracle(*of_shard, output, longest_chain(*step, shard)) == "");
     }

@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kConsumers = 64, kThreads = kConsumers + 32, kStages = 2, kTile = 2 * kConsumers, kBytes = 4 * kTile;
 constexpr int kClusters = 2, kClusterSize = 2, kTilesOfBlock = kStages + 3;
-constexpr int kNumbers = kClusters * kClusterSize * kTilesOfBlock * kTile;
+constexpr int kElements = kClusters * kClusterSize * kTilesOfBlock * kTile;
 
 __global__ void cluster(Bug bug, const float* in, float* out) {
   const int thread = static_cast<int>(threadIdx.x);
@@ -73,13 +73,13 @@ __global__ void cluster(Bug bug, const float* in, float* out) {
 }  // namespace
 
 bool cluster_is_right(Bug bug) {
-  std::vector<float> numbers(kNumbers), expected(kClusters, 0.0f);
-  for (int i = 0; i < kNumbers; ++i) {
+  std::vector<float> elements(kElements), expected(kClusters, 0.0f);
+  for (int i = 0; i < kElements; ++i) {
     const float x = static_cast<float>(i % 5 - 1);
-    expected[static_cast<std::size_t>(i / (kNumbers / kClusters))] += numbers[static_cast<std::size_t>(i)] = x;
+    expected[static_cast<std::size_t>(i / (kElements / kClusters))] += elements[static_cast<std::size_t>(i)] = x;
   }
-  DeviceBuffer<float> in(kNumbers, MemoryUse::Input), out(kClusters);
-  in.upload(numbers);
+  DeviceBuffer<float> in(kElements, MemoryUse::Input), out(kClusters);
+  in.upload(elements);
   const std::size_t shared_bytes = (kStages * kTile + kConsumers) * sizeof(float) + 3 * 128;
   launch(cluster,
          {.grid = {kClusters * kClusterSize}, .block = {kThreads}, .shared_bytes = shared_bytes, .cluster = kClusterSize},

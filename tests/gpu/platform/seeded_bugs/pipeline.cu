@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kThreads = 64, kStages = 3, kTile = 4 * kThreads;
 /// More tiles a block than stages and two, or no stage is used twice.
-constexpr int kBlocks = 3, kTilesOfBlock = kStages + 3, kNumbers = kBlocks * kTilesOfBlock * kTile - 37 * 4;
+constexpr int kBlocks = 3, kTilesOfBlock = kStages + 3, kElements = kBlocks * kTilesOfBlock * kTile - 37 * 4;
 
 __global__ void pipeline(Bug bug, const float* in, int n, float* partial, unsigned* counter, float* out) {
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
@@ -99,17 +99,17 @@ __global__ void pipeline(Bug bug, const float* in, int n, float* partial, unsign
 }  // namespace
 
 bool pipeline_is_right(Bug bug) {
-  std::vector<float> numbers(kNumbers);
+  std::vector<float> elements(kElements);
   float expected = 0;
-  for (int i = 0; i < kNumbers; ++i) expected += numbers[static_cast<std::size_t>(i)] = static_cast<float>(i % 7 - 2);
-  DeviceBuffer<float> in(kNumbers, MemoryUse::Input), partial(2 * kBlocks + 1, MemoryUse::Scratch), out(1);
+  for (int i = 0; i < kElements; ++i) expected += elements[static_cast<std::size_t>(i)] = static_cast<float>(i % 7 - 2);
+  DeviceBuffer<float> in(kElements, MemoryUse::Input), partial(2 * kBlocks + 1, MemoryUse::Scratch), out(1);
   DeviceBuffer<unsigned> counter(1);
-  in.upload(numbers);
+  in.upload(elements);
   counter.fill(0);
   // Once without it: what a right launch leaves behind must not make a wrong one right.
   for (const Bug now : {Bug::kNone, bug}) {
     launch(pipeline, {.grid = {kBlocks}, .block = {kThreads}, .shared_bytes = (kStages * kTile + kThreads) * 4 + 128},
-           Stream{}, now, in.data(), kNumbers, partial.data(), counter.data(), out.data());
+           Stream{}, now, in.data(), kElements, partial.data(), counter.data(), out.data());
   }
   return out.download()[0] == expected;
 }

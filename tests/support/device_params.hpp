@@ -15,7 +15,7 @@
 #include "reference/oracle/attention.hpp"
 #include "reference/decode/decode.hpp"
 #include "reference/oracle/error_bound.hpp"
-#include "tests/support/tensor_problem.hpp"
+#include "tests/support/tensor_workload.hpp"
 #include "tests/support/compare.hpp"
 
 namespace tree_attn::test {
@@ -27,22 +27,22 @@ namespace device = TREE_ATTN_PLATFORM;
 class DeviceShard {
  public:
   DeviceShard(const TensorView& q, const Shard& shard, std::span<const std::int64_t> lengths, double scale, int lift = 0)
-      : problem(device::params_of(shape_of(q, shard.k, shard.v), {shard.begin, shard.end()})),
-        storage(shard.k.storage),
+      : workload(device::params_of(shape_of(q, shard.k, shard.v), {shard.begin, shard.end()})),
+        dtype(shard.k.dtype),
         lengths_(static_cast<std::int64_t>(lengths.size()), MemoryUse::Input) {
     lengths_.upload(lengths);
-    problem.q = upload(q, memory_[0]), problem.k = upload(shard.k, memory_[1]), problem.v = upload(shard.v, memory_[2]);
-    problem.lengths = lengths_.data();
-    device::set_scale(problem, storage, scale, lift);
+    workload.q = upload(q, memory_[0]), workload.k = upload(shard.k, memory_[1]), workload.v = upload(shard.v, memory_[2]);
+    workload.lengths = lengths_.data();
+    device::set_scale(workload, dtype, scale, lift);
   }
 
-  DeviceProblem problem;
-  Storage storage;
+  DecodeParams params;
+  DType dtype;
 
  private:
   /// The memory that a view spans, at the same offset from a multiple of 16.
   static DeviceView upload(const TensorView& view, device::DeviceBuffer<unsigned char>& memory) {
-    const auto size = static_cast<std::int64_t>(bytes_of(view.storage));
+    const auto size = static_cast<std::int64_t>(bytes_of(view.dtype));
     if (std::any_of(view.shape.begin(), view.shape.end(), [](std::int64_t n) { return n == 0; })) return {};
     std::int64_t last = view.shape[3];
     for (std::size_t i = 0; i < 3; ++i) last += (view.shape[i] - 1) * view.stride[i];
@@ -66,21 +66,21 @@ inline bool is_ready(const DeviceWorkspace& workspace) {
 
 /// Finished rows of a shard that is the whole sequence. Outputs are poisoned before: every number must be written.
 inline DecodeOutput run_step(const device::LadderStep& step, const DeviceShard& shard, const device::PlanOptions& options = {}) {
-  const DeviceProblem& problem = shard.problem;
-  REQUIRE_MESSAGE(step.refusal(problem, shard.storage) == "", step.name);
-  const device::Plan plan = step.plan(problem, shard.storage, options);
+  const DecodeParams& params = shard.params;
+  REQUIRE_MESSAGE(step.refusal(params, shard.dtype) == "", step.name);
+  const device::Plan plan = step.plan(params, shard.dtype, options);
   const DeviceWorkspace workspace(plan);
-  device::DeviceBuffer<float> out(problem.n_rows() * problem.d_v), lse(problem.n_rows());
+  device::DeviceBuffer<float> out(params.n_rows() * params.d_v), lse(params.n_rows());
   out.fill(0xFF), lse.fill(0xFF);
-  step.run(problem, shard.storage, {.out = out.data(), .lse = lse.data()}, plan, workspace.get(), device::Stream{});
+  step.run(params, shard.dtype, {.out = out.data(), .lse = lse.data()}, plan, workspace.get(), device::Stream{});
   CHECK(is_ready(workspace));
   return {out.download(), lse.download()};
 }
 
 /// The same for a problem of the tests, and once more with a lift where a sum overflows, as measure() does.
-inline DecodeOutput run_step(const device::LadderStep& step, TensorProblem& problem, const device::PlanOptions& options = {}) {
+inline DecodeOutput run_step(const device::LadderStep& step, TensorWorkload& workload, const device::PlanOptions& options = {}) {
   const auto pass = [&](int lift) {
-    return run_step(step, DeviceShard(problem.query(0), problem.whole(), problem.lengths(), problem.scale, lift), options);
+    return run_step(step, DeviceShard(workload.query(0), workload.whole(), workload.lengths(), workload.scale, lift), options);
   };
   DecodeOutput output = pass(0);
   if (needs_lift(output)) take_lifted(output, pass(kLift));
@@ -88,18 +88,18 @@ inline DecodeOutput run_step(const device::LadderStep& step, TensorProblem& prob
 }
 
 /// The states of a shard, as Forest has them.
-inline Forest<float> forest_of(const device::LadderStep& step, TensorProblem& problem, Run run, int n_splits) {
-  const Shard part = problem.shard(run);
-  const DeviceShard shard(problem.query(0), part, problem.lengths(), problem.scale);
-  const std::vector<Subtree> subtrees = cover(run.begin, run.end);
-  Forest<float> forest(shard.problem.n_rows(), shard.problem.d_v);
+inline Forest<float> forest_of(const device::LadderStep& step, TensorWorkload& workload, KeyRange range, int n_splits) {
+  const Shard part = workload.shard(range);
+  const DeviceShard shard(workload.query(0), part, workload.lengths(), workload.scale);
+  const std::vector<Subtree> subtrees = cover(range.begin, range.end);
+  Forest<float> forest(shard.params.n_rows(), shard.params.d_v);
   device::DeviceBuffer<float> states(static_cast<std::int64_t>(subtrees.size()) * forest.block_size());
   states.fill(0xFF);
-  const device::Plan plan = step.plan(shard.problem, shard.storage, {.n_splits = n_splits});
+  const device::Plan plan = step.plan(shard.params, shard.dtype, {.n_splits = n_splits});
   const DeviceWorkspace workspace(plan);
-  step.run(shard.problem, shard.storage, {.states = states.data()}, plan, workspace.get(), device::Stream{});
-  const std::vector<float> numbers = states.download();
-  forest.append(subtrees, numbers.data());
+  step.run(shard.params, shard.dtype, {.states = states.data()}, plan, workspace.get(), device::Stream{});
+  const std::vector<float> elements = states.download();
+  forest.append(subtrees, elements.data());
   return forest;
 }
 
@@ -125,7 +125,7 @@ inline bool same_output(const DecodeOutput& a, const DecodeOutput& b) {
 
 /// The longest chain of additions of a step.
 inline double longest_chain(const device::LadderStep& step, const DeviceShard& shard) {
-  return step.n_additions(shard.problem, shard.storage);
+  return step.n_additions(shard.params, shard.dtype);
 }
 /// Whether scalar units multiply: such steps have bits in common, and tensor cores have others.
 inline bool is_scalar(const device::Plan& plan) { return plan.path == std::string("scalar"); }
@@ -134,8 +134,8 @@ inline bool is_scalar(const device::Plan& plan) { return plan.path == std::strin
 inline std::vector<const device::LadderStep*> tree_steps(const DeviceShard& shard, int n_splits = 1) {
   std::vector<const device::LadderStep*> steps;
   for (const device::LadderStep* step : device::ladder()) {
-    if (!step->keeps_states || step->max_splits < n_splits || step->refusal(shard.problem, shard.storage) != "") continue;
-    if (is_scalar(step->plan(shard.problem, shard.storage, {.n_splits = n_splits}))) steps.push_back(step);
+    if (!step->keeps_states || step->max_splits < n_splits || step->refusal(shard.params, shard.dtype) != "") continue;
+    if (is_scalar(step->plan(shard.params, shard.dtype, {.n_splits = n_splits}))) steps.push_back(step);
   }
   return steps;
 }
@@ -143,13 +143,13 @@ inline std::vector<const device::LadderStep*> tree_steps(const DeviceShard& shar
 /// What is wrong with an output: the oracle's pattern of NaN and Inf, and the bound on the numbers; "" if nothing is.
 ///
 /// @param n_additions longest chain of additions that a weight passes through; 0: that of the canonical tree over keys
-inline std::string against_oracle(TensorProblem& problem, const DecodeOutput& output, double n_additions = 0) {
+inline std::string against_oracle(TensorWorkload& workload, const DecodeOutput& output, double n_additions = 0) {
   AttentionOptions options;
-  options.scale = problem.scale;
-  options.lengths = problem.lengths();
-  const Shard whole = problem.whole();
-  const TensorView q = problem.query(0);
-  ErrorModel model = tree_decode_model(std::max<std::int64_t>(1, problem.n_keys()));
+  options.scale = workload.scale;
+  options.lengths = workload.lengths();
+  const Shard whole = workload.whole();
+  const TensorView q = workload.query(0);
+  ErrorModel model = tree_decode_model(std::max<std::int64_t>(1, workload.n_keys()));
   model.exp_error = 4;
   if (n_additions > 0) model.n_additions = n_additions;
   AttentionResult want = attention(q, whole.k, whole.v, options);
@@ -158,9 +158,9 @@ inline std::string against_oracle(TensorProblem& problem, const DecodeOutput& ou
     if (std::isinf(want.out[i]) && std::isnan(output.out[i])) want.out[i] = output.out[i];
   }
   const ErrorBound bound = error_bound(q, whole.k, whole.v, options, model);
-  const auto finite = [](std::vector<double> bounds, const std::vector<double>& numbers) {
+  const auto finite = [](std::vector<double> bounds, const std::vector<double>& elements) {
     // Where the oracle is not finite only the pattern is compared.
-    for (std::size_t i = 0; i < bounds.size(); ++i) bounds[i] = std::isfinite(numbers[i]) ? bounds[i] : 0;
+    for (std::size_t i = 0; i < bounds.size(); ++i) bounds[i] = std::isfinite(elements[i]) ? bounds[i] : 0;
     return bounds;
   };
   const Comparison out = compare(output.out, want.out, finite(bound.out, want.out), NonFinite::Match),

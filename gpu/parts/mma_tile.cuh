@@ -26,28 +26,28 @@ namespace tree_attn::TREE_ATTN_PLATFORM {
 /// @tparam kDim_ numbers of a row of keys or values, padded: 64, 128 or 256
 /// @tparam kTiles_ 1 or 2: tiles of 8 queries
 template <class Stored, int kDim_, int kTiles_>
-struct WarpTile {
+struct MmaTile {
   using T = Stored;
   static constexpr int kLanes = kWarp;
   static constexpr int kDim = kDim_, kTiles = kTiles_;
-  static constexpr int kNumbers = kDim / 8;    ///< components of one state that a lane holds
+  static constexpr int kElements = kDim / 8;    ///< components of one state that a lane holds
   static constexpr int kRows = 8 * kTiles;     ///< queries that it serves at once
   static constexpr int kSlots = 2 * kTiles;    ///< states that a lane holds a part of
   static constexpr int kWarps = kDim < 256 ? 8 : 4;  ///< of a block, if they fit: two a scheduler, that one waits while one works
   static constexpr int kSteps = kDim / 16;     ///< 16 x 16 tiles across a row
-  /// 16-byte pieces from row to row in shared memory: an odd number, so that 8 neighbouring rows begin in different banks.
+  /// 16-byte vectors from row to row in shared memory: an odd number, so that 8 neighbouring rows begin in different banks.
   static constexpr int kPitch = kDim / 8 + 1;
 
   /// Which of the kRows queries a slot of a lane is about.
   __host__ __device__ static int row(int lane, int slot) { return slot / 2 * 8 + lane % 4 * 2 + slot % 2; }
-  /// Place in the row of number c of a lane.
+  /// Index in the row of element c of a lane.
   __host__ __device__ static int component(int lane, int c) { return c / 2 * 16 + lane / 4 + c % 2 * 8; }
 };
 
-/// The piece of a tile of 16 x 16 that a lane points load_matrix_x4() at: 8 x 8 matrices, the left and the right of the upper 8
+/// The row of a tile of 16 x 16 that a lane points load_matrix_x4() at: 8 x 8 matrices, the left and the right of the upper 8
 /// rows, then those of the lower 8.
 template <IsMmaTile Tile>
-__device__ __forceinline__ int matrix_piece(int lane) { return (lane / 16 * 8 + lane % 8) * Tile::kPitch + lane / 8 % 2; }
+__device__ __forceinline__ int matrix_row(int lane) { return (lane / 16 * 8 + lane % 8) * Tile::kPitch + lane / 8 % 2; }
 
 /// Stored elements times a power of two, which rounds only what falls below the smallest normal number.
 template <class T>
@@ -67,23 +67,23 @@ __device__ __forceinline__ Bytes16 times(const Bytes16& elements, float factor) 
 template <IsMmaTile Tile>
 class TileQueries {
  public:
-  static constexpr bool kStay = Tile::kDim * Tile::kTiles >= 256;
-  static constexpr int kPieces = 16 * Tile::kPitch;  ///< of shared memory, from now on or just for loading
+  static constexpr bool kInShared = Tile::kDim * Tile::kTiles >= 256;
+  static constexpr int kVectors = 16 * Tile::kPitch;  ///< of shared memory, from now on or just for loading
 
-  __device__ __forceinline__ TileQueries(const DeviceProblem& problem, std::int64_t line, std::int64_t first_row,
+  __device__ __forceinline__ TileQueries(const DecodeParams& params, std::int64_t kv_head, std::int64_t first_row,
                                          Shared<Bytes16> memory, int lane)
-      : matrix_(memory + matrix_piece<Tile>(lane)) {
+      : matrix_(memory + matrix_row<Tile>(lane)) {
     using T = typename Tile::T;
-    constexpr int kChunks = Tile::kDim / kPer16<T>;
-    for (int i = lane; i < 16 * kChunks; i += kWarp) {
-      const int row = i / kChunks, left = problem.d_h - i % kChunks * kPer16<T>;
-      const bool there = row < Tile::kRows && first_row + row < problem.group;
-      const T* const query = problem.query<T>(line, there ? first_row + row : first_row);
-      const Bytes16 piece = load_unaligned16(query + i % kChunks * kPer16<T>, there ? left : 0);
-      store16(memory + (row * Tile::kPitch + i % kChunks), times<T>(piece, problem.query_scale));
+    constexpr int kVectorsPerRow = Tile::kDim / kPer16<T>;
+    for (int i = lane; i < 16 * kVectorsPerRow; i += kWarp) {
+      const int row = i / kVectorsPerRow, left = params.d_h - i % kVectorsPerRow * kPer16<T>;
+      const bool valid = row < Tile::kRows && first_row + row < params.group;
+      const T* const query = params.query<T>(kv_head, valid ? first_row + row : first_row);
+      const Bytes16 elements = load_unaligned16(query + i % kVectorsPerRow * kPer16<T>, valid ? left : 0);
+      store16(memory + (row * Tile::kPitch + i % kVectorsPerRow), times<T>(elements, params.query_scale));
     }
     __syncwarp();
-    if constexpr (!kStay) {
+    if constexpr (!kInShared) {
       TREE_ATTN_UNROLL
       for (int step = 0; step < Tile::kSteps; ++step) load(step, registers_[step]);
       __syncwarp();
@@ -91,7 +91,7 @@ class TileQueries {
   }
   /// The numbers [16, 16] of a step.
   __device__ __forceinline__ void get(int step, std::uint32_t (&q)[4]) const {
-    if constexpr (kStay) {
+    if constexpr (kInShared) {
       load(step, q);
     } else {
       TREE_ATTN_UNROLL
@@ -107,11 +107,11 @@ class TileQueries {
   }
 
   Shared<Bytes16> matrix_;
-  std::uint32_t registers_[kStay ? 1 : Tile::kSteps][4];
+  std::uint32_t registers_[kInShared ? 1 : Tile::kSteps][4];
 };
 
 /// q.k of 16 keys: s[x][c] is that of key 8x + t + c % 2 with query g + c / 2 * 8.
-/// @param item [16][kPitch] pieces of keys
+/// @param item [16][kPitch] vectors of keys
 template <IsMmaTile Tile>
 __device__ __forceinline__ void multiply_keys(const TileQueries<Tile>& queries, Shared<Bytes16> item, int lane, float (&s_upper)[4],
                                               float (&s_lower)[4]) {
@@ -121,7 +121,7 @@ __device__ __forceinline__ void multiply_keys(const TileQueries<Tile>& queries, 
   for (int step = 0; step < Tile::kSteps; ++step) {
     std::uint32_t q[4], k[4];
     queries.get(step, q);
-    load_matrix_x4(k, item + (matrix_piece<Tile>(lane) + 2 * step));
+    load_matrix_x4(k, item + (matrix_row<Tile>(lane) + 2 * step));
     mma_16x8x16<typename Tile::T>(s_upper, q, {k[0], k[1]});
     mma_16x8x16<typename Tile::T>(s_lower, q, {k[2], k[3]});
   }

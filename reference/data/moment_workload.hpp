@@ -10,7 +10,7 @@
 #include <memory>
 #include <vector>
 
-#include "reference/data/problem.hpp"
+#include "reference/data/workload.hpp"
 #include "reference/oracle/moment_state.hpp"
 
 namespace tree_attn {
@@ -19,7 +19,7 @@ namespace tree_attn {
 MomentLayout moment_layout(const AttentionShape& shape);
 
 /// The same problem with every value followed by its squares and its key, in F32; `inner` must outlive it.
-std::unique_ptr<Problem> with_moments(Problem& inner);
+std::unique_ptr<Workload> with_moments(Workload& inner);
 
 /// What the second moments say.
 struct Moments {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief A warp's walk over a run of positions on tensor cores: scores, weights, values, and the tree above (eq. (7), section 5).
+/// @brief A warp's pass over a range of positions on tensor cores: scores, weights, values, and the tree above (eq. (7), section 5).
 ///
 /// The smallest subtree that has a state here is the leaf of 64 positions. Its shift is that of its largest score, its sums run
 /// over its keys in an order of their own: a function of its keys alone, so that bits do not depend on splits, batch, grid or
@@ -12,7 +12,7 @@
 #pragma once
 
 #include "gpu/parts/tile_forests.cuh"
-#include "gpu/parts/warp_tile.cuh"
+#include "gpu/parts/mma_tile.cuh"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
@@ -37,10 +37,10 @@ __device__ __forceinline__ float quad_sum(float x) {
 
 /// Turns products q.k of a leaf into weights 2^(s - e), with e and their sum for the queries g and g + 8 of a lane.
 /// @param lift see set_key()
-/// @param begin, end places of the leaf that have a key
-/// @param lone whether its first key is all there is, see single_key()
+/// @param begin, end positions of the leaf that have a key
+/// @param is_single_key whether its first key is all there is, see single_key()
 template <IsMmaTile Tile>
-__device__ __forceinline__ void weigh(float score_scale, float lift, int begin, int end, bool lone, int lane,
+__device__ __forceinline__ void weigh(float score_scale, float lift, int begin, int end, bool is_single_key, int lane,
                                       float (&s)[kLeafTiles][4], float (&shift)[Tile::kTiles], float (&sum)[Tile::kTiles]) {
   constexpr float kNotSeen = -std::numeric_limits<float>::infinity();
   TREE_ATTN_UNROLL
@@ -50,13 +50,13 @@ __device__ __forceinline__ void weigh(float score_scale, float lift, int begin, 
     TREE_ATTN_UNROLL
     for (int i = 0; i < 2 * kLeafTiles; ++i) {
       float& score = s[i / 2][2 * h + i % 2];
-      const int place = i / 2 * 8 + lane % 4 * 2 + i % 2;
-      score = place >= begin && place < end ? score_scale * score : kNotSeen;
+      const int index = i / 2 * 8 + lane % 4 * 2 + i % 2;
+      score = index >= begin && index < end ? score_scale * score : kNotSeen;
       const float e = key_shift(score);
       shift[h] = e > shift[h] ? e : shift[h];
     }
     shift[h] = quad_max(shift[h]) + lift;
-    const float only = lone ? __shfl_sync(kAllLanes, s[0][2 * h], lane / 4 * 4) : kNotSeen;
+    const float only = is_single_key ? __shfl_sync(kAllLanes, s[0][2 * h], lane / 4 * 4) : kNotSeen;
 
     // Weights, and their sum.
     sum[h] = 0;
@@ -68,7 +68,7 @@ __device__ __forceinline__ void weigh(float score_scale, float lift, int begin, 
       sum[h] += score;
     }
     sum[h] = quad_sum(sum[h]);
-    if (lone && sum[h] > 0) {
+    if (is_single_key && sum[h] > 0) {
       const WeighedKey<float> key = single_key(only, {shift[h], sum[h]});
       shift[h] = key.shift, sum[h] = key.weight;
       if (lane % 4 == 0) s[0][2 * h] = key.weight;
@@ -76,7 +76,7 @@ __device__ __forceinline__ void weigh(float score_scale, float lift, int begin, 
   }
 }
 
-/// o <- o + V^T P^T for 16 keys, in units of 1 / kUnit. @param item [16][kPitch] pieces of values
+/// o <- o + V^T P^T for 16 keys, in units of 1 / kUnit. @param item [16][kPitch] vectors of values
 template <IsMmaTile Tile>
 __device__ __forceinline__ void multiply_values(const float (&p_upper)[4], const float (&p_lower)[4], Shared<Bytes16> item,
                                                 int lane, float (&o)[Tile::kSteps][Tile::kTiles][4]) {
@@ -91,7 +91,7 @@ __device__ __forceinline__ void multiply_values(const float (&p_upper)[4], const
   TREE_ATTN_UNROLL
   for (int step = 0; step < Tile::kSteps; ++step) {
     std::uint32_t v[4];
-    load_matrix_x4_transposed(v, item + (matrix_piece<Tile>(lane) + 2 * step));
+    load_matrix_x4_transposed(v, item + (matrix_row<Tile>(lane) + 2 * step));
     TREE_ATTN_UNROLL
     for (int h = 0; h < Tile::kTiles; ++h) add_products(T{}, v, parts[h], o[step][h]);
   }
@@ -99,7 +99,7 @@ __device__ __forceinline__ void multiply_values(const float (&p_upper)[4], const
 
 /// Calls f for every number of O^T that a lane holds.
 template <class Tile, class F>
-__device__ __forceinline__ void for_each_number(float (&o)[Tile::kSteps][Tile::kTiles][4], const F& f) {
+__device__ __forceinline__ void for_each_element(float (&o)[Tile::kSteps][Tile::kTiles][4], const F& f) {
   TREE_ATTN_UNROLL
   for (int step = 0; step < Tile::kSteps; ++step) {
     TREE_ATTN_UNROLL
@@ -111,11 +111,11 @@ __device__ __forceinline__ void for_each_number(float (&o)[Tile::kSteps][Tile::k
 }
 
 /// Adds the values that are not finite, one by one, where they are seen.
-/// @param value row of the first place of the leaf @param begin, end places of it that have a value
-/// @param lone whether the first value is all there is, and keeps its bits, also those of -0
+/// @param value row of the first position of the leaf @param begin, end positions of it that have a value
+/// @param is_single_key whether the first value is all there is, and keeps its bits, also those of -0
 template <IsMmaTile Tile>
 __device__ __forceinline__ void add_not_finite(const typename Tile::T* value, std::int64_t stride, int d_v, int begin, int end,
-                                               bool lone, const float (&p)[kLeafTiles][4], int lane,
+                                               bool is_single_key, const float (&p)[kLeafTiles][4], int lane,
                                                float (&o)[Tile::kSteps][Tile::kTiles][4]) {
   for (int j = begin; j < end; ++j) {
     // Fetch the weights of key j, each from the lane that has it.
@@ -130,55 +130,55 @@ __device__ __forceinline__ void add_not_finite(const typename Tile::T* value, st
       }
       weight[slot] = __shfl_sync(kAllLanes, mine, (lane % 4 * 2 + slot % 2) * 4 + j % 8 / 2);
     }
-    for_each_number<Tile>(o, [&](float& n, int slot, int c) {
+    for_each_element<Tile>(o, [&](float& n, int slot, int c) {
       const int component = Tile::component(lane, c);
       if (component >= d_v || !is_seen(weight[slot])) return;
       const float x = widen(load_once(value + j * stride + component));
       if (!is_finite(x)) n += multiply(weight[slot], x);
-      if (lone) n = multiply(weight[slot], x);
+      if (is_single_key) n = multiply(weight[slot], x);
     });
   }
 }
 
-/// 16-byte pieces of shared memory for one warp.
+/// 16-byte vectors of shared memory for one warp.
 template <IsMmaTile Tile>
-inline constexpr int kTilePieces =
-    TileRing<Tile>::kPieces + TileForests<Tile>::kPieces + (TileQueries<Tile>::kStay ? TileQueries<Tile>::kPieces : 0);
+inline constexpr int kTileVectors =
+    TileRing<Tile>::kVectors + TileForests<Tile>::kVectors + (TileQueries<Tile>::kInShared ? TileQueries<Tile>::kVectors : 0);
 
-/// The walk of one warp, for the queries first_row to first_row + kRows of the group of a line.
+/// The pass of one warp, for the queries first_row to first_row + kRows of the group of a kv head.
 /// @param memory of its forests, one a slot, n_forest floats each
 /// @param aligned whether rows may be copied 16 bytes at a time
-/// @param shared [kTilePieces] of the warp
+/// @param shared [kTileVectors] of the warp
 /// @paper{eq_7, eq. (7)}
 template <IsMmaTile Tile>
-__device__ __forceinline__ void climb_tiles(const DeviceProblem& problem, std::int64_t line, std::int64_t first_row, Run run,
+__device__ __forceinline__ void accumulate_tiles(const DecodeParams& params, std::int64_t kv_head, std::int64_t first_row, KeyRange range,
                                             float* memory, std::int64_t n_forest, bool aligned, Shared<Bytes16> shared) {
   using T = typename Tile::T;
   const int own_lane = static_cast<int>(threadIdx.x) % kWarp;
-  const std::int64_t used_end = problem.in_use(line).end;
-  TileRing<Tile> ring(problem, line, run, aligned, shared, own_lane);
-  TileForests<Tile> forests(memory, n_forest, run, shared + TileRing<Tile>::kPieces, own_lane);
+  const std::int64_t used_end = params.in_use(kv_head).end;
+  TileRing<Tile> ring(params, kv_head, range, aligned, shared, own_lane);
+  TileForests<Tile> forests(memory, n_forest, range, shared + TileRing<Tile>::kVectors, own_lane);
   // Queries that do not stay are loaded where later states wait.
-  static_assert(TileQueries<Tile>::kStay || TileQueries<Tile>::kPieces <= TileForests<Tile>::kPieces);
-  constexpr int kBehind = TileQueries<Tile>::kStay ? TileForests<Tile>::kPieces : 0;
-  const TileQueries<Tile> queries(problem, line, first_row, shared + (TileRing<Tile>::kPieces + kBehind), own_lane);
+  static_assert(TileQueries<Tile>::kInShared || TileQueries<Tile>::kVectors <= TileForests<Tile>::kVectors);
+  constexpr int kOffset = TileQueries<Tile>::kInShared ? TileForests<Tile>::kVectors : 0;
+  const TileQueries<Tile> queries(params, kv_head, first_row, shared + (TileRing<Tile>::kVectors + kOffset), own_lane);
 
-  std::int64_t next = run.begin;
-  while (next < run.end) {
+  std::int64_t next = range.begin;
+  while (next < range.end) {
     const std::int64_t position = next;
-    const Subtree piece = first_piece({position, run.end});
-    next = piece.end();
-    const int lane = forget(own_lane);  // No register is left for what only the end of a round needs.
-    const std::int64_t leaf_begin = position / kLeafKeys * kLeafKeys, keys_end = piece.end() < used_end ? piece.end() : used_end;
+    const Subtree subtree = first_leaf_subtree({position, range.end});
+    next = subtree.end();
+    const int lane = opaque(own_lane);  // No register is left for what only the end of a round needs.
+    const std::int64_t leaf_begin = position / kLeafKeys * kLeafKeys, keys_end = subtree.end() < used_end ? subtree.end() : used_end;
     const int begin = static_cast<int>(position - leaf_begin), end = static_cast<int>(keys_end - leaf_begin);
-    const bool lone = position == 0 && problem.lengths[line / problem.kv_heads] == 1;
+    const bool is_single_key = position == 0 && params.lengths[kv_head / params.kv_heads] == 1;
 
     // S = Q K^T, then P.
     float s[kLeafTiles][4];
     TREE_ATTN_UNROLL
     for (int i = 0; i < kLeafItems; ++i) multiply_keys<Tile>(queries, ring.next(), lane, s[2 * i], s[2 * i + 1]);
     float shift[Tile::kTiles], sum[Tile::kTiles];
-    weigh<Tile>(problem.score_scale, problem.lift, begin, end, lone, lane, s, shift, sum);
+    weigh<Tile>(params.score_scale, params.lift, begin, end, is_single_key, lane, s, shift, sum);
 
     // O^T = V^T P^T.
     //
@@ -187,18 +187,18 @@ __device__ __forceinline__ void climb_tiles(const DeviceProblem& problem, std::i
     float o[Tile::kSteps][Tile::kTiles][4];
     Shared<Bytes16> item = shared;
     for (bool again = false;; again = true) {
-      for_each_number<Tile>(o, [](float& n, int, int) { n = 0; });
+      for_each_element<Tile>(o, [](float& n, int, int) { n = 0; });
       TREE_ATTN_UNROLL
       for (int i = 0; i < kLeafItems; ++i) {
         if (again) ring.fill_finite(item, leaf_begin, i, begin, end);
         else item = ring.next();
         multiply_values<Tile>(s[2 * i], s[2 * i + 1], item, lane, o);
       }
-      bool broken = lone;
-      for_each_number<Tile>(o, [&broken](float& n, int, int) { n *= 1 / kUnit<T>, broken = broken || !is_finite(n); });
+      bool broken = is_single_key;
+      for_each_element<Tile>(o, [&broken](float& n, int, int) { n *= 1 / kUnit<T>, broken = broken || !is_finite(n); });
       if (again || !__any_sync(kAllLanes, broken)) {
         if (again) {
-          add_not_finite<Tile>(problem.value<T>(line, leaf_begin), problem.v.stride[2], problem.d_v, begin, end, lone, s, lane, o);
+          add_not_finite<Tile>(params.value<T>(kv_head, leaf_begin), params.v.stride[2], params.d_v, begin, end, is_single_key, s, lane, o);
         }
         break;
       }
@@ -213,18 +213,18 @@ __device__ __forceinline__ void climb_tiles(const DeviceProblem& problem, std::i
       slot_sum[slot] = __shfl_sync(kAllLanes, sum[slot / 2], from);
     }
 
-    // Climb.
+    // Push the states into the tree.
     TREE_ATTN_UNROLL
     for (int slot = 0; slot < Tile::kSlots; ++slot) {
-      LaneState<Tile::kNumbers> state;
+      LaneState<Tile::kElements> state;
       set_empty(state);
       const float e_and_sum[] = {slot_shift[slot], slot_sum[slot]};
       if (!is_empty(e_and_sum)) {
         state.shift = slot_shift[slot], state.sum = slot_sum[slot];
         TREE_ATTN_UNROLL
-        for (int c = 0; c < Tile::kNumbers; ++c) state.n[c] = o[c / 2][slot / 2][c % 2 * 2 + slot % 2];
+        for (int c = 0; c < Tile::kElements; ++c) state.n[c] = o[c / 2][slot / 2][c % 2 * 2 + slot % 2];
       }
-      forests.push(piece, slot, state);
+      forests.push(subtree, slot, state);
     }
   }
   copy_async_wait<0>();

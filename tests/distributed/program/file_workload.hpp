@@ -17,7 +17,7 @@
 #include <vector>
 
 /// Numbers of a tensor, dense, with the lengths of its axes.
-struct Numbers {
+struct Elements {
   std::vector<std::int64_t> shape;
   std::vector<double> values;
 
@@ -25,7 +25,7 @@ struct Numbers {
     return values[static_cast<std::size_t>(((i * shape[1] + j) * shape[2] + a) * shape[3] + c)];
   }
   double at(std::int64_t i, std::int64_t j, std::int64_t a, std::int64_t c) const {
-    return const_cast<Numbers*>(this)->at(i, j, a, c);
+    return const_cast<Elements*>(this)->at(i, j, a, c);
   }
 };
 
@@ -51,31 +51,31 @@ inline std::string stored(const std::vector<double>& values, const std::string& 
 }
 
 /// q, k, v, zeta and lengths, all multiples of 1/8 up to 2: every type holds them exactly.
-struct FileProblem {
-  Numbers q, k, v;
-  std::optional<Numbers> zeta;
+struct FileWorkload {
+  Elements q, k, v;
+  std::optional<Elements> zeta;
   std::vector<std::int64_t> lengths;
 
   /// Draws one with b batch entries, n_h over n_kv heads, l queries, n keys of d_h numbers and values of d_v.
-  static FileProblem draw(std::int64_t b, std::int64_t n_h, std::int64_t n_kv, std::int64_t l, std::int64_t n,
+  static FileWorkload draw(std::int64_t b, std::int64_t n_h, std::int64_t n_kv, std::int64_t l, std::int64_t n,
                           std::int64_t d_h, std::int64_t d_v, bool with_zeta = false) {
     constexpr unsigned kSeed = 20240807;
     std::mt19937 random(kSeed);
-    const auto numbers = [&](std::vector<std::int64_t> shape) {
-      Numbers drawn{shape, {}};
+    const auto elements = [&](std::vector<std::int64_t> shape) {
+      Elements drawn{shape, {}};
       drawn.values.resize(static_cast<std::size_t>(shape[0] * shape[1] * shape[2] * shape[3]));
       for (double& value : drawn.values) value = (static_cast<int>(random() % 33) - 16) / 8.0;
       return drawn;
     };
-    FileProblem problem{numbers({b, n_h, l, d_h}), numbers({b, n_kv, n, d_h}), numbers({b, n_kv, n, d_v}), std::nullopt, {}};
-    if (with_zeta) problem.zeta = numbers({b, n_h, l, d_v});
-    return problem;
+    FileWorkload workload{elements({b, n_h, l, d_h}), elements({b, n_kv, n, d_h}), elements({b, n_kv, n, d_v}), std::nullopt, {}};
+    if (with_zeta) workload.zeta = elements({b, n_h, l, d_v});
+    return workload;
   }
 
   /// Batch entry i on its own, with its first n keys.
-  FileProblem entry(std::int64_t i, std::int64_t n) const {
-    const auto cut = [&](const Numbers& from, std::int64_t positions) {
-      Numbers to{{1, from.shape[1], positions, from.shape[3]}, {}};
+  FileWorkload entry(std::int64_t i, std::int64_t n) const {
+    const auto cut = [&](const Elements& from, std::int64_t positions) {
+      Elements to{{1, from.shape[1], positions, from.shape[3]}, {}};
       to.values.resize(static_cast<std::size_t>(from.shape[1] * positions * from.shape[3]));
       for (std::int64_t j = 0; j < from.shape[1]; ++j) {
         for (std::int64_t a = 0; a < positions; ++a) {
@@ -84,7 +84,7 @@ struct FileProblem {
       }
       return to;
     };
-    FileProblem one{cut(q, q.shape[2]), cut(k, n), cut(v, n), std::nullopt, {}};
+    FileWorkload one{cut(q, q.shape[2]), cut(k, n), cut(v, n), std::nullopt, {}};
     if (!lengths.empty()) one.lengths = {std::min(n, lengths[static_cast<std::size_t>(i)])};
     return one;
   }
@@ -112,8 +112,8 @@ struct Truth {
 
 /// Eq. (5)-(7) word for word, in double: scores, weights exp(s - max s), their mean of the values; lse and energy are the
 /// logarithms of their sums.
-inline Truth work_out(const FileProblem& problem, std::optional<double> scale = {}, bool causal = false) {
-  const auto& [q, k, v, zeta, lengths] = problem;
+inline Truth work_out(const FileWorkload& workload, std::optional<double> scale = {}, bool causal = false) {
+  const auto& [q, k, v, zeta, lengths] = workload;
   const std::int64_t n_h = q.shape[1], l = q.shape[2], d_h = q.shape[3], d_v = v.shape[3];
   Truth truth;
   const auto reduce = [&](const std::vector<double>& s, std::int64_t b, std::int64_t head, std::vector<double>& lse,
@@ -159,9 +159,9 @@ std::vector<Number> tensor(const std::string& path, const std::string& name, con
   const tree_attn::TensorInfo& info = file.at(name);
   CHECK(info.dtype == (sizeof(Number) == 4 ? "F32" : "F64"));
   CHECK(info.shape == shape);
-  std::vector<Number> numbers((info.end - info.begin) / sizeof(Number));
-  if (!numbers.empty()) std::memcpy(numbers.data(), file.data(info), numbers.size() * sizeof(Number));
-  return numbers;
+  std::vector<Number> elements((info.end - info.begin) / sizeof(Number));
+  if (!elements.empty()) std::memcpy(elements.data(), file.data(info), elements.size() * sizeof(Number));
+  return elements;
 }
 
 /// Largest distance of two elements of the same place; +inf where one is NaN or they are not the same Inf.

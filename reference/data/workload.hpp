@@ -12,7 +12,7 @@
 
 #include "reference/data/safetensors.hpp"
 #include "reference/decode/decode.hpp"
-#include "reference/state/run.hpp"
+#include "reference/state/key_range.hpp"
 
 namespace tree_attn {
 
@@ -30,9 +30,9 @@ struct WorkloadShape : AttentionShape {
 ///
 /// Tokens are decoded in `steps` steps: in step t of steps there are all keys but the last steps - t - 1 of every batch entry, and a new
 /// query. So the last step is the same whatever `steps` is.
-class Problem {
+class Workload {
  public:
-  virtual ~Problem() = default;
+  virtual ~Workload() = default;
   const WorkloadShape& shape() const { return shape_; }
   int steps() const { return steps_; }
 
@@ -45,30 +45,30 @@ class Problem {
   /// The queries of step t, [b, n_h, l, d_h]. Valid until the next call.
   virtual TensorView query(int step) = 0;
   /// Keys [1, n_kv, n, d_h] and values [1, n_kv, n, d_v] of some positions of one batch entry. Valid until the next call.
-  virtual Shard keys_and_values(std::int64_t entry, Run positions) = 0;
+  virtual Shard keys_and_values(std::int64_t entry, KeyRange positions) = 0;
   /// Keys and values of some positions of all batch entries where they lie in host memory, to be borrowed for as long as the workload
   /// lives; none where they are made on demand.
-  virtual std::optional<Shard> in_place(Run) { return std::nullopt; }
+  virtual std::optional<Shard> in_place(KeyRange) { return std::nullopt; }
   /// All keys and values [b, n_kv, N, d], for the oracle.
   virtual Shard whole() = 0;
 
  protected:
-  Problem(WorkloadShape shape, int steps) : shape_(std::move(shape)), steps_(steps) {}
+  Workload(WorkloadShape shape, int steps) : shape_(std::move(shape)), steps_(steps) {}
   WorkloadShape shape_;
   int steps_;
 };
 
 /// Appends keys and values to a cache until every batch entry holds those of its capacity below `lengths`, [b] over the whole sequence.
 /// Appends nothing else.
-void fill(KvCache& cache, Problem& problem, std::span<const std::int64_t> lengths);
+void fill(KvCache& cache, Workload& workload, std::span<const std::int64_t> lengths);
 /// The same for an empty cache, which borrows what lies in host memory.
-void fill_at_start(KvCache& cache, Problem& problem, std::span<const std::int64_t> lengths);
+void fill_at_start(KvCache& cache, Workload& workload, std::span<const std::int64_t> lengths);
 
 /// Queries, keys and values of a safetensors file, mapped and read in place.
 ///
 /// With steps > 1 the file must have that many query positions: step t uses position t alone.
 /// @throws InputError in one line naming the file, the tensor and the values
-std::unique_ptr<Problem> open_problem(const SafetensorsFile& file, int steps);
+std::unique_ptr<Workload> open_workload(const SafetensorsFile& file, int steps);
 
 /// q, k, v and lengths of a file, checked: what `oracle` and `decode` share.
 struct FileTensors {
@@ -83,6 +83,6 @@ WorkloadShape shape_of(const FileTensors& tensors);
 
 /// Made-up queries, keys and values, about standard normal: a function of the seed and of the place of each number, so the
 /// same for every number of ranks.
-std::unique_ptr<Problem> make_problem(const WorkloadShape& shape, std::uint64_t seed, int steps);
+std::unique_ptr<Workload> make_workload(const WorkloadShape& shape, std::uint64_t seed, int steps);
 
 }  // namespace tree_attn

@@ -1,30 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief A team of lanes that reads rows in chunks of 16 bytes: scores of eight keys, and their climb (eq. (7), section 5).
+/// @brief A sub-warp of lanes that reads rows in vectors of 16 bytes: scores and states of eight keys (eq. (7), section 5).
 ///
-/// A row of 256 bytes is 16 lanes wide, so a warp holds two teams, each with keys of its own: a team is the smallest worker
-/// that takes a run of positions and hands back a forest.
+/// A row of 256 bytes is 16 lanes wide, so a warp holds two sub-warps, each with keys of its own: a sub-warp is the smallest worker
+/// that takes a range of positions and hands back a forest.
 #pragma once
 
 #include "gpu/parts/lane_state.cuh"
 #include "gpu/parts/worker.cuh"
-#include "reference/state/merges_together.hpp"
+#include "reference/state/merge_eight.hpp"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
-/// How a row is spread: lane i holds the chunks i, i + kLanes, ... of 16 bytes, kChunks of them.
-template <class Stored, int kLanes_, int kChunks_>
-struct Team {
+/// How a row is spread: lane i holds the vectors i, i + kLanes, ... of 16 bytes, kVectorsPerLane of them.
+template <class Stored, int kLanes_, int kVectorsPerLane_>
+struct SubWarp {
   using T = Stored;
-  static constexpr int kLanes = kLanes_, kChunks = kChunks_;
-  static constexpr int kNumbers = kChunks * kPer16<T>;  ///< numbers of a row that one lane holds
+  static constexpr int kLanes = kLanes_, kVectorsPerLane = kVectorsPerLane_;
+  static constexpr int kElements = kVectorsPerLane * kPer16<T>;  ///< numbers of a row that one lane holds
   static constexpr int kRows = 1;                        ///< queries that it serves at once
   static constexpr int kSlots = 1;                       ///< states that a lane holds a part of
 
   /// Which of the kRows queries a slot of a lane is about.
   __host__ __device__ static int row(int, int) { return 0; }
 
-  /// Place in the row of number c of a lane.
+  /// Index in the row of element c of a lane.
   __host__ __device__ static int component(int lane, int c) {
     return (c / kPer16<T> * kLanes + lane) * kPer16<T> + c % kPer16<T>;
   }
@@ -49,37 +49,37 @@ __device__ __forceinline__ Bytes16 load_unaligned16(const T* from, int n, bool o
 }
 
 /// Which of eight keys the sum that a lane ends with is of: that of its lowest bits, mirrored.
-__device__ __forceinline__ int own_key(int lane) { return (lane & 1) << 2 | (lane & 2) | (lane & 4) >> 2; }
+__device__ __forceinline__ int key_of_lane(int lane) { return (lane & 1) << 2 | (lane & 2) | (lane & 4) >> 2; }
 
-/// The score s_a = score_scale q.k_a of one of eight neighbouring keys: that of own_key().
+/// The score s_a = score_scale q.k_a of one of eight neighbouring keys: that of key_of_lane().
 ///
 /// Each lane multiplies its own numbers; then lanes that differ in one bit add up, and as long as there are several keys each
 /// of the two keeps half of them: 4 + 2 + 1 exchanges and one for every bit that is left, instead of 8 a bit. The order of the
 /// additions is that of a butterfly, the same for every key.
 /// @param q elements of the query times query_scale, zero past d_h
-/// @param key (i, chunk) -> Bytes16 of key i
+/// @param key (i, vector) -> Bytes16 of key i
 /// @paper{eq_7, eq. (7)}
-template <IsSubWarp Team, IsRows Key>
-__device__ __forceinline__ float score_of_eight(const float (&q)[Team::kNumbers], const Key& key, float score_scale, int lane) {
-  using T = typename Team::T;
+template <IsSubWarp SubWarp, IsRows Key>
+__device__ __forceinline__ float score_of_eight(const float (&q)[SubWarp::kElements], const Key& key, float score_scale, int lane) {
+  using T = typename SubWarp::T;
   // Multiply.
-  float sum[kTogether];
+  float sum[kKeysPerStep];
   TREE_ATTN_UNROLL
-  for (int i = 0; i < kTogether; ++i) {
+  for (int i = 0; i < kKeysPerStep; ++i) {
     sum[i] = 0;
     TREE_ATTN_UNROLL
-    for (int chunk = 0; chunk < Team::kChunks; ++chunk) {
+    for (int vector = 0; vector < SubWarp::kVectorsPerLane; ++vector) {
       float k[kPer16<T>];
-      widen<T>(key(i, chunk), k);
+      widen<T>(key(i, vector), k);
       TREE_ATTN_UNROLL
-      for (int c = 0; c < kPer16<T>; ++c) sum[i] = fused_multiply_add(q[chunk * kPer16<T> + c], k[c], sum[i]);
+      for (int c = 0; c < kPer16<T>; ++c) sum[i] = fused_multiply_add(q[vector * kPer16<T> + c], k[c], sum[i]);
     }
   }
 
   // Add over the lanes, halving the keys.
   TREE_ATTN_UNROLL
-  for (int bit = 0; bit < kTogetherLevel; ++bit) {
-    const int half = kTogether >> (bit + 1);
+  for (int bit = 0; bit < kKeyStepLevel; ++bit) {
+    const int half = kKeysPerStep >> (bit + 1);
     const bool upper = (lane >> bit & 1) != 0;
     TREE_ATTN_UNROLL
     for (int i = 0; i < half; ++i) {
@@ -88,101 +88,101 @@ __device__ __forceinline__ float score_of_eight(const float (&q)[Team::kNumbers]
     }
   }
   TREE_ATTN_UNROLL
-  for (int distance = kTogether; distance < Team::kLanes; distance *= 2) sum[0] += __shfl_xor_sync(kAllLanes, sum[0], distance);
+  for (int distance = kKeysPerStep; distance < SubWarp::kLanes; distance *= 2) sum[0] += __shfl_xor_sync(kAllLanes, sum[0], distance);
   return score_scale * sum[0];
 }
 
-/// Tells all lanes of a team what each has of its own_key().
-template <IsSubWarp Team>
-__device__ __forceinline__ void tell_all(float own, int lane, float (&all)[kTogether]) {
+/// Tells all lanes of a sub-warp what each has of its key_of_lane().
+template <IsSubWarp SubWarp>
+__device__ __forceinline__ void broadcast_scores(float own, int lane, float (&all)[kKeysPerStep]) {
   const int first = static_cast<int>(threadIdx.x) % kWarp - lane;
   TREE_ATTN_UNROLL
-  for (int i = 0; i < kTogether; ++i) all[i] = __shfl_sync(kAllLanes, own, first + own_key(i));
+  for (int i = 0; i < kKeysPerStep; ++i) all[i] = __shfl_sync(kAllLanes, own, first + key_of_lane(i));
 }
 
 /// A weight of -0 marks a key that is not seen, whose value is not looked at.
 __device__ __forceinline__ bool is_seen(float weight) { return bits_of(weight) != 0x80000000u; }
 
 /// e = ceil(s) and 2^(s - e), or what single_key() makes of them.
-__device__ __forceinline__ WeighedKey<float> weigh_key(float s, bool lone) {
+__device__ __forceinline__ WeighedKey<float> weigh_key(float s, bool is_single_key) {
   const WeighedKey<float> key{key_shift(s), key_weight(s)};
-  return lone ? single_key(s, key) : key;
+  return is_single_key ? single_key(s, key) : key;
 }
 
 /// The weights of eight neighbouring keys, brought to one shift: e = max e_a + lift, and 2^(s_a - e_a) 2^(e_a - e).
 ///
 /// Each lane weighs one key. Bringing all eight to the largest shift at once is what the seven merges above them do one by
 /// one: a power of two passes through additions without changing a rounding, unless numbers fall below the smallest normal.
-/// @param s score of own_key() @param lone whether the sequence is one key
+/// @param s score of key_of_lane() @param is_single_key whether the sequence is one key
 /// @param lift see set_key(); 0 for the only key, whose shift is no whole number
 /// @param[out] shift e
 /// @param[out] weight of all eight keys; -0 for one that is not seen
-template <IsSubWarp Team>
-__device__ __forceinline__ void weigh_eight(float s, bool lone, float lift, int lane, float& shift,
-                                            float (&weight)[kTogether]) {
-  const WeighedKey<float> own = weigh_key(s, lone);
+template <IsSubWarp SubWarp>
+__device__ __forceinline__ void weigh_eight(float s, bool is_single_key, float lift, int lane, float& shift,
+                                            float (&weight)[kKeysPerStep]) {
+  const WeighedKey<float> own = weigh_key(s, is_single_key);
   shift = own.shift;
   TREE_ATTN_UNROLL
-  for (int distance = 1; distance < kTogether; distance *= 2) {
+  for (int distance = 1; distance < kKeysPerStep; distance *= 2) {
     const float other = __shfl_xor_sync(kAllLanes, shift, distance);
     shift = other > shift ? other : shift;
   }
   shift += lift;
   // Where own - shift is NaN, the weight is NaN already.
   const bool seen = s != -std::numeric_limits<float>::infinity();
-  tell_all<Team>(seen ? multiply(own.weight, pow2(own.shift - shift)) : -0.0f, lane, weight);
+  broadcast_scores<SubWarp>(seen ? multiply(own.weight, pow2(own.shift - shift)) : -0.0f, lane, weight);
 }
 
 /// Sum of eight numbers, neighbour with neighbour.
-__device__ __forceinline__ float sum_of_eight(const float (&x)[kTogether]) {
+__device__ __forceinline__ float sum_of_eight(const float (&x)[kKeysPerStep]) {
   return ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
 }
 
 /// The state of eight neighbouring keys, the first at a multiple of eight: D and n as sums of their weights and values.
-/// @param value (i, chunk) -> Bytes16 of the value of key i
+/// @param value (i, vector) -> Bytes16 of the value of key i
 /// @paper{eq_2, eq. (2)}
 /// @paper{eq_3, eq. (3)}
-template <IsSubWarp Team, IsRows Value>
-__device__ __forceinline__ void eight_keys(float shift, const float (&weight)[kTogether], const Value& value,
-                                           LaneState<Team::kNumbers>& state) {
-  using T = typename Team::T;
+template <IsSubWarp SubWarp, IsRows Value>
+__device__ __forceinline__ void eight_keys(float shift, const float (&weight)[kKeysPerStep], const Value& value,
+                                           LaneState<SubWarp::kElements>& state) {
+  using T = typename SubWarp::T;
   state.shift = shift;
-  float size[kTogether];
+  float size[kKeysPerStep];
   TREE_ATTN_UNROLL
-  for (int i = 0; i < kTogether; ++i) size[i] = std::fabs(weight[i]);
+  for (int i = 0; i < kKeysPerStep; ++i) size[i] = std::fabs(weight[i]);
   state.sum = sum_of_eight(size);
   TREE_ATTN_UNROLL
-  for (int chunk = 0; chunk < Team::kChunks; ++chunk) {
-    float v[kTogether][kPer16<T>];
+  for (int vector = 0; vector < SubWarp::kVectorsPerLane; ++vector) {
+    float v[kKeysPerStep][kPer16<T>];
     TREE_ATTN_UNROLL
-    for (int i = 0; i < kTogether; ++i) widen<T>(is_seen(weight[i]) ? value(i, chunk) : Bytes16{}, v[i]);
+    for (int i = 0; i < kKeysPerStep; ++i) widen<T>(is_seen(weight[i]) ? value(i, vector) : Bytes16{}, v[i]);
     TREE_ATTN_UNROLL
     for (int c = 0; c < kPer16<T>; ++c) {
-      float product[kTogether];
+      float product[kKeysPerStep];
       TREE_ATTN_UNROLL
-      for (int i = 0; i < kTogether; ++i) product[i] = multiply(weight[i], v[i][c]);
-      state.n[chunk * kPer16<T> + c] = sum_of_eight(product);
+      for (int i = 0; i < kKeysPerStep; ++i) product[i] = multiply(weight[i], v[i][c]);
+      state.n[vector * kPer16<T> + c] = sum_of_eight(product);
     }
   }
 }
 
 /// The state of one key, as set_key() of reference/state/state.hpp has it.
-/// @param lone whether the sequence is one key @param lift see weigh_eight()
-/// @param value (i, chunk) -> Bytes16 of the value of key i
-template <IsSubWarp Team, IsRows Value>
-__device__ __forceinline__ void one_key(float s, bool lone, float lift, int i, const Value& value,
-                                        LaneState<Team::kNumbers>& state) {
+/// @param is_single_key whether the sequence is one key @param lift see weigh_eight()
+/// @param value (i, vector) -> Bytes16 of the value of key i
+template <IsSubWarp SubWarp, IsRows Value>
+__device__ __forceinline__ void one_key(float s, bool is_single_key, float lift, int i, const Value& value,
+                                        LaneState<SubWarp::kElements>& state) {
   set_empty(state);
   if (s == -std::numeric_limits<float>::infinity()) return;
-  const WeighedKey<float> key = weigh_key(s, lone);
+  const WeighedKey<float> key = weigh_key(s, is_single_key);
   state.shift = key.shift + lift;
   state.sum = multiply(key.weight, pow2(-lift));
   TREE_ATTN_UNROLL
-  for (int chunk = 0; chunk < Team::kChunks; ++chunk) {
-    float v[kPer16<typename Team::T>];
-    widen<typename Team::T>(value(i, chunk), v);
+  for (int vector = 0; vector < SubWarp::kVectorsPerLane; ++vector) {
+    float v[kPer16<typename SubWarp::T>];
+    widen<typename SubWarp::T>(value(i, vector), v);
     TREE_ATTN_UNROLL
-    for (int c = 0; c < kPer16<typename Team::T>; ++c) state.n[chunk * kPer16<typename Team::T> + c] = multiply(state.sum, v[c]);
+    for (int c = 0; c < kPer16<typename SubWarp::T>; ++c) state.n[vector * kPer16<typename SubWarp::T> + c] = multiply(state.sum, v[c]);
   }
 }
 

@@ -19,17 +19,17 @@ TEST_CASE("even runs: neighbours touch, cuts fall between leaves, lengths differ
         CAPTURE(leaf);
         CAPTURE(n_keys);
         CAPTURE(p);
-        const std::vector<Run> runs = even_runs(n_keys, p, leaf);
-        REQUIRE(runs.size() == static_cast<std::size_t>(p));
-        CHECK(runs.front().begin == 0);
-        CHECK(runs.back().end == n_keys);
+        const std::vector<KeyRange> ranges = even_ranges(n_keys, p, leaf);
+        REQUIRE(ranges.size() == static_cast<std::size_t>(p));
+        CHECK(ranges.front().begin == 0);
+        CHECK(ranges.back().end == n_keys);
         std::int64_t shortest = n_keys, longest = 0;
-        for (std::size_t i = 0; i < runs.size(); ++i) {
-          CHECK(runs[i].size() >= 0);
-          if (i > 0) CHECK(runs[i].begin == runs[i - 1].end);
-          if (runs[i].begin != n_keys) CHECK(runs[i].begin % leaf == 0);
-          const std::int64_t n_leaves = (runs[i].size() + leaf - 1) / leaf;
-          if (i > 0) CHECK(n_leaves <= (runs[i - 1].size() + leaf - 1) / leaf);
+        for (std::size_t i = 0; i < ranges.size(); ++i) {
+          CHECK(ranges[i].size() >= 0);
+          if (i > 0) CHECK(ranges[i].begin == ranges[i - 1].end);
+          if (ranges[i].begin != n_keys) CHECK(ranges[i].begin % leaf == 0);
+          const std::int64_t n_leaves = (ranges[i].size() + leaf - 1) / leaf;
+          if (i > 0) CHECK(n_leaves <= (ranges[i - 1].size() + leaf - 1) / leaf);
           shortest = std::min(shortest, n_leaves);
           longest = std::max(longest, n_leaves);
         }
@@ -41,14 +41,14 @@ TEST_CASE("even runs: neighbours touch, cuts fall between leaves, lengths differ
 
 TEST_CASE("runs of lengths: one behind the other, zeros allowed") {
   const std::int64_t lengths[] = {0, 3, 0, 5};
-  const std::vector<Run> runs = runs_of_lengths(lengths);
-  REQUIRE(runs.size() == 4);
-  CHECK(runs[0].size() == 0);
-  CHECK(runs[1].begin == 0);
-  CHECK(runs[1].end == 3);
-  CHECK(runs[2].size() == 0);
-  CHECK(runs[3].begin == 3);
-  CHECK(runs[3].end == 8);
+  const std::vector<KeyRange> ranges = ranges_of_lengths(lengths);
+  REQUIRE(ranges.size() == 4);
+  CHECK(ranges[0].size() == 0);
+  CHECK(ranges[1].begin == 0);
+  CHECK(ranges[1].end == 3);
+  CHECK(ranges[2].size() == 0);
+  CHECK(ranges[3].begin == 3);
+  CHECK(ranges[3].end == 8);
 }
 
 TEST_CASE("names: every algorithm is found by its own, others are refused in a line that lists them") {

@@ -9,18 +9,18 @@
 #include <optional>
 #include <utility>
 
-#include "reference/data/problem.hpp"
+#include "reference/data/workload.hpp"
 #include "tests/support/tensors.hpp"
 
 namespace tree_attn::test {
 
 /// One decode step over given queries, keys and values.
-class TensorProblem : public Problem {
+class TensorWorkload : public Workload {
  public:
   /// @param memory what the views look at
-  TensorProblem(std::vector<std::vector<std::byte>> memory, TensorView q, TensorView k, TensorView v,
+  TensorWorkload(std::vector<std::vector<std::byte>> memory, TensorView q, TensorView k, TensorView v,
                 std::vector<std::int64_t> lengths, double scale_of_scores)
-      : Problem({shape_of(q, k, v), k.shape[2], std::move(lengths)}, 1),
+      : Workload({shape_of(q, k, v), k.shape[2], std::move(lengths)}, 1),
         scale(scale_of_scores),
         memory_(std::move(memory)),
         q_(q),
@@ -28,11 +28,11 @@ class TensorProblem : public Problem {
         v_(v) {}
 
   TensorView query(int) override { return q_; }
-  Shard keys_and_values(std::int64_t entry, Run positions) override {
+  Shard keys_and_values(std::int64_t entry, KeyRange positions) override {
     const Shard part = shard(positions);
     return {part.k.entry(entry), part.v.entry(entry), positions.begin};
   }
-  Shard shard(Run positions) const {
+  Shard shard(KeyRange positions) const {
     return {k_.positions(positions.begin, positions.end), v_.positions(positions.begin, positions.end), positions.begin};
   }
   Shard whole() override { return {k_, v_, 0}; }
@@ -51,7 +51,7 @@ class TensorProblem : public Problem {
 /// A problem that owns dense q, k, v; keys and values behind the lengths become NaN, which nobody may read.
 /// @param lengths keys in use per batch entry; all if not given
 /// @param scale 1/sqrt(d_h) if not given
-inline std::unique_ptr<TensorProblem> problem_of(Tensor q, Tensor k, Tensor v,
+inline std::unique_ptr<TensorWorkload> workload_of(Tensor q, Tensor k, Tensor v,
                                                  std::optional<std::vector<std::int64_t>> lengths = {},
                                                  std::optional<double> scale = {}) {
   const std::int64_t n_keys = k.shape[2];
@@ -68,17 +68,17 @@ inline std::unique_ptr<TensorProblem> problem_of(Tensor q, Tensor k, Tensor v,
     }
   }
   std::vector<std::vector<std::byte>> memory{std::move(q.bytes), std::move(k.bytes), std::move(v.bytes)};
-  const TensorView views[] = {TensorView::dense(memory[0].data(), q.storage, q.shape),
-                              TensorView::dense(memory[1].data(), k.storage, k.shape),
-                              TensorView::dense(memory[2].data(), v.storage, v.shape)};
-  return std::make_unique<TensorProblem>(std::move(memory), views[0], views[1], views[2], in_use,
+  const TensorView views[] = {TensorView::dense(memory[0].data(), q.dtype, q.shape),
+                              TensorView::dense(memory[1].data(), k.dtype, k.shape),
+                              TensorView::dense(memory[2].data(), v.dtype, v.shape)};
+  return std::make_unique<TensorWorkload>(std::move(memory), views[0], views[1], views[2], in_use,
                                          scale.value_or(1 / std::sqrt(static_cast<double>(q.shape[3]))));
 }
 
 /// Axes of a drawn problem.
 struct Axes {
   std::int64_t batch = 1, heads = 4, kv_heads = 2, head_dim = 16, value_dim = 16, n_queries = 1, n_keys = 64;
-  Storage storage = Storage::F32;
+  DType dtype = DType::F32;
 
   Shape q() const { return {batch, heads, n_queries, head_dim}; }
   Shape k() const { return {batch, kv_heads, n_keys, head_dim}; }
@@ -86,20 +86,20 @@ struct Axes {
 };
 
 /// Standard normal q, k and v.
-inline std::unique_ptr<TensorProblem> normal_problem(unsigned seed, const Axes& axes,
+inline std::unique_ptr<TensorWorkload> normal_workload(unsigned seed, const Axes& axes,
                                                      std::optional<std::vector<std::int64_t>> lengths = {}) {
   std::mt19937 random(seed);
-  Tensor q = normal_tensor(random, axes.q(), axes.storage);
-  Tensor k = normal_tensor(random, axes.k(), axes.storage);
-  Tensor v = normal_tensor(random, axes.v(), axes.storage);
-  return problem_of(std::move(q), std::move(k), std::move(v), std::move(lengths));
+  Tensor q = normal_tensor(random, axes.q(), axes.dtype);
+  Tensor k = normal_tensor(random, axes.k(), axes.dtype);
+  Tensor v = normal_tensor(random, axes.v(), axes.dtype);
+  return workload_of(std::move(q), std::move(k), std::move(v), std::move(lengths));
 }
 
 /// A dense copy of the positions that are there, in memory of exactly their size: one byte too far is an error under ASan.
 inline Tensor copy_of(const TensorView& view) {
-  Tensor copy({}, view.shape, view.storage);
-  const std::size_t row_bytes = static_cast<std::size_t>(view.shape[3]) * bytes_of(view.storage);
-  copy.bytes.resize(static_cast<std::size_t>(n_elements(view.shape)) * bytes_of(view.storage));
+  Tensor copy({}, view.shape, view.dtype);
+  const std::size_t row_bytes = static_cast<std::size_t>(view.shape[3]) * bytes_of(view.dtype);
+  copy.bytes.resize(static_cast<std::size_t>(n_elements(view.shape)) * bytes_of(view.dtype));
   std::byte* to = copy.bytes.data();
   for (std::int64_t i = 0; i < view.shape[0]; ++i) {
     for (std::int64_t h = 0; h < view.shape[1]; ++h) {
@@ -111,20 +111,20 @@ inline Tensor copy_of(const TensorView& view) {
 }
 
 /// The same problem for one entry of its batch alone.
-inline std::unique_ptr<TensorProblem> entry_of(TensorProblem& problem, std::int64_t entry) {
+inline std::unique_ptr<TensorWorkload> entry_of(TensorWorkload& workload, std::int64_t entry) {
   const auto cut = [entry](TensorView view) {
-    view.data += entry * view.stride[0] * static_cast<std::int64_t>(bytes_of(view.storage));
+    view.data += entry * view.stride[0] * static_cast<std::int64_t>(bytes_of(view.dtype));
     view.shape[0] = 1;
     return copy_of(view);
   };
-  const std::int64_t length = problem.lengths()[static_cast<std::size_t>(entry)];
-  return problem_of(cut(problem.query(0)), cut(problem.k()), cut(problem.v()), std::vector{length}, problem.scale);
+  const std::int64_t length = workload.lengths()[static_cast<std::size_t>(entry)];
+  return workload_of(cut(workload.query(0)), cut(workload.k()), cut(workload.v()), std::vector{length}, workload.scale);
 }
 
 /// The same numbers as strided views of one packed tensor: token after token, its query, key and value heads side by side.
 /// Needs d_v = d_h and one query position, which is that of the last token; queries of other tokens are NaN.
-inline std::unique_ptr<TensorProblem> packed(TensorProblem& problem) {
-  const WorkloadShape& shape = problem.shape();
+inline std::unique_ptr<TensorWorkload> packed(TensorWorkload& workload) {
+  const WorkloadShape& shape = workload.shape();
   const std::int64_t N = shape.n_keys, d = shape.head_dim, width = (shape.heads + 2 * shape.kv_heads) * d;
   std::vector<std::byte> memory(static_cast<std::size_t>(shape.batch * N * width) * bytes_of(shape.dtype),
                                 std::byte{0xFF});
@@ -144,26 +144,26 @@ inline std::unique_ptr<TensorProblem> packed(TensorProblem& problem) {
       }
     }
   };
-  fill(q, problem.query(0));
-  fill(k, problem.k());
-  fill(v, problem.v());
+  fill(q, workload.query(0));
+  fill(k, workload.k());
+  fill(v, workload.v());
   std::vector<std::vector<std::byte>> owned;
   owned.push_back(std::move(memory));
-  return std::make_unique<TensorProblem>(std::move(owned), q, k, v, shape.lengths, problem.scale);
+  return std::make_unique<TensorWorkload>(std::move(owned), q, k, v, shape.lengths, workload.scale);
 }
 
 /// The same numbers, every tensor starting `offset` bytes behind an address that is a multiple of 16.
-inline std::unique_ptr<TensorProblem> misaligned(TensorProblem& problem, std::size_t offset) {
+inline std::unique_ptr<TensorWorkload> misaligned(TensorWorkload& workload, std::size_t offset) {
   std::vector<std::vector<std::byte>> owned;
   std::vector<TensorView> views;
-  for (const TensorView& view : {problem.query(0), problem.k(), problem.v()}) {
+  for (const TensorView& view : {workload.query(0), workload.k(), workload.v()}) {
     const Tensor dense = copy_of(view);
     std::vector<std::byte>& memory = owned.emplace_back(dense.bytes.size() + 32);
     const std::size_t start = (16 - reinterpret_cast<std::uintptr_t>(memory.data()) % 16) % 16 + offset;
     std::copy(dense.bytes.begin(), dense.bytes.end(), memory.begin() + static_cast<std::ptrdiff_t>(start));
-    views.push_back(TensorView::dense(memory.data() + start, view.storage, view.shape));
+    views.push_back(TensorView::dense(memory.data() + start, view.dtype, view.shape));
   }
-  return std::make_unique<TensorProblem>(std::move(owned), views[0], views[1], views[2], problem.lengths(), problem.scale);
+  return std::make_unique<TensorWorkload>(std::move(owned), views[0], views[1], views[2], workload.lengths(), workload.scale);
 }
 
 }  // namespace tree_attn::test

@@ -2,9 +2,9 @@
 /// @file
 /// @brief Who talks to whom, and when: the reduction trees of section 5.3 as plain lists of steps.
 ///
-/// A schedule is written for a group of `size` members standing in a row, and gives the steps of one of them. It knows
-/// nothing of messages or of what is reduced: transports execute it, tests walk it. Merging keeps the order of the row (the
-/// member on the left is always the left operand) and joins neighbouring runs only, so a forest of states can be reduced by
+/// An exchange is written for `size` members in an order, and gives the steps of one of them. It knows
+/// nothing of messages or of what is reduced: transports execute it, tests walk it. Merging keeps that order (the
+/// member on the left is always the left operand) and joins neighbouring ranges only, so a forest of states can be reduced by
 /// any of them without changing a bit of the result.
 #pragma once
 
@@ -15,19 +15,19 @@
 
 namespace tree_attn {
 
-/// A run of members [begin, end) of the row.
-struct MemberRun {
+/// A range of members [begin, end).
+struct MemberRange {
   int begin = 0, end = 0;
-  bool operator==(const MemberRun&) const = default;
+  bool operator==(const MemberRange&) const = default;
 };
 
 /// One step of one member: at most one message each way, with the same peer.
-struct ScheduleStep {
+struct ExchangeStep {
   int peer = 0;            ///< the other member
   bool sends = false;      ///< what this member holds goes to the peer
   bool receives = false;   ///< what the peer holds comes here
   bool finished = false;   ///< what is received is the result, not a part to be merged
-  MemberRun theirs{};      ///< whose contributions the received part covers
+  MemberRange theirs{};      ///< whose contributions the received part covers
 
   /// Whether the peer's part is the left operand of the merge.
   bool peer_is_left(int me) const { return peer < me; }
@@ -41,9 +41,9 @@ inline int floor_power_of_two(int n) { return 1 << (std::bit_width(static_cast<u
 /// With r members more than a power of two m, the first 2r pair up, even hands to odd, before the doubling and gets the
 /// result back behind it.
 /// @paper{thm_1, Thm. 1}
-inline std::vector<ScheduleStep> butterfly(int size, int me) {
+inline std::vector<ExchangeStep> butterfly(int size, int me) {
   const int m = floor_power_of_two(size), extra = size - m;
-  std::vector<ScheduleStep> steps;
+  std::vector<ExchangeStep> steps;
 
   // Fold the members that are too many into their right neighbours.
   if (me < 2 * extra && me % 2 == 0) {
@@ -69,8 +69,8 @@ inline std::vector<ScheduleStep> butterfly(int size, int me) {
 }
 
 /// Reduce to member 0 along a binomial tree: ceil(log2 size) rounds, size - 1 messages.
-inline std::vector<ScheduleStep> reduce_to_first(int size, int me) {
-  std::vector<ScheduleStep> steps;
+inline std::vector<ExchangeStep> reduce_to_first(int size, int me) {
+  std::vector<ExchangeStep> steps;
   for (int distance = 1; distance < size; distance *= 2) {
     if (me & distance) {
       steps.push_back({.peer = me - distance, .sends = true});
@@ -84,13 +84,13 @@ inline std::vector<ScheduleStep> reduce_to_first(int size, int me) {
 }
 
 /// Broadcast from member 0 along the same binomial tree, backwards.
-inline std::vector<ScheduleStep> broadcast_from_first(int size, int me) {
-  std::vector<ScheduleStep> steps = reduce_to_first(size, me);
-  std::vector<ScheduleStep> reversed(steps.rbegin(), steps.rend());
-  for (ScheduleStep& step : reversed) {
+inline std::vector<ExchangeStep> broadcast_from_first(int size, int me) {
+  std::vector<ExchangeStep> steps = reduce_to_first(size, me);
+  std::vector<ExchangeStep> reversed(steps.rbegin(), steps.rend());
+  for (ExchangeStep& step : reversed) {
     step.finished = step.sends;  // what was sent up as a part comes down as the result
     std::swap(step.sends, step.receives);
-    step.theirs = step.receives ? MemberRun{0, size} : MemberRun{};
+    step.theirs = step.receives ? MemberRange{0, size} : MemberRange{};
   }
   return reversed;
 }

@@ -21,11 +21,11 @@ constexpr unsigned kSeed = 16;
 
 /// Fields of a 16-bit type, from which everything is computed without looking at how the library does it.
 struct Format {
-  Storage storage;
+  DType dtype;
   int n_mantissa;  ///< stored bits of the mantissa
   int bias;        ///< of the exponent
 };
-constexpr Format kFormats[] = {{Storage::F16, 10, 15}, {Storage::BF16, 7, 127}};
+constexpr Format kFormats[] = {{DType::F16, 10, 15}, {DType::BF16, 7, 127}};
 
 /// The number that a pattern stands for, by the definition of the format.
 double decode(const Format& format, std::uint16_t pattern) {
@@ -64,7 +64,7 @@ TEST_CASE_TEMPLATE("storage: every 16-bit pattern is read as the format defines 
       std::memcpy(bytes.data() + 1 + 2 * i, &pattern, 2);
     }
     std::vector<Real> read(65536);
-    load(bytes.data() + 1, format.storage, 65536, read.data());
+    load(bytes.data() + 1, format.dtype, 65536, read.data());
     for (unsigned i = 0; i < 65536; ++i) {
       CAPTURE(i);
       REQUIRE(same(static_cast<double>(read[i]), decode(format, static_cast<std::uint16_t>(i))));
@@ -108,9 +108,9 @@ TEST_CASE("storage: a stored 16-bit number that is read and stored again keeps i
     for (unsigned i = 0; i < 65536; ++i) {
       const auto pattern = static_cast<std::uint16_t>(i);
       float x = 0;
-      load(reinterpret_cast<const std::byte*>(&pattern), format.storage, 1, &x);
+      load(reinterpret_cast<const std::byte*>(&pattern), format.dtype, 1, &x);
       std::uint16_t again = 0;
-      store(&x, format.storage, 1, reinterpret_cast<std::byte*>(&again));
+      store(&x, format.dtype, 1, reinterpret_cast<std::byte*>(&again));
       if (std::isnan(x)) {
         REQUIRE(std::isnan(decode(format, again)));
       } else {
@@ -127,7 +127,7 @@ TEST_CASE("storage: storing rounds to nearest, ties to even, over to Inf and dow
     const auto check = [&format](float x) {
       CAPTURE(x);
       std::uint16_t pattern = 0;
-      store(&x, format.storage, 1, reinterpret_cast<std::byte*>(&pattern));
+      store(&x, format.dtype, 1, reinterpret_cast<std::byte*>(&pattern));
       REQUIRE(same(decode(format, pattern), round_to(format, x)));
     };
     // Any float there is, and the ties between two neighbours with what lies next to them.
@@ -145,43 +145,43 @@ TEST_CASE("storage: storing rounds to nearest, ties to even, over to Inf and dow
 TEST_CASE("storage: F32 and F64 keep every bit, F64 to float rounds") {
   CAPTURE(kSeed);
   std::mt19937 random(kSeed + 1);
-  std::vector<float> numbers = normal_numbers(random, 1300);
-  numbers[0] = -0.0f, numbers[1] = std::numeric_limits<float>::denorm_min(),
-  numbers[2] = -std::numeric_limits<float>::infinity();
-  for (const Storage storage : {Storage::F32, Storage::F64}) {
+  std::vector<float> elements = normal_elements(random, 1300);
+  elements[0] = -0.0f, elements[1] = std::numeric_limits<float>::denorm_min(),
+  elements[2] = -std::numeric_limits<float>::infinity();
+  for (const DType dtype : {DType::F32, DType::F64}) {
     // More numbers than one internal buffer holds, from an odd address.
-    std::vector<std::byte> bytes(numbers.size() * bytes_of(storage) + 1);
-    store(numbers.data(), storage, 1300, bytes.data() + 1);
+    std::vector<std::byte> bytes(elements.size() * bytes_of(dtype) + 1);
+    store(elements.data(), dtype, 1300, bytes.data() + 1);
     std::vector<float> floats(1300);
     std::vector<double> doubles(1300);
-    load(bytes.data() + 1, storage, 1300, floats.data());
-    load(bytes.data() + 1, storage, 1300, doubles.data());
-    for (std::size_t i = 0; i < numbers.size(); ++i) {
-      REQUIRE(same(floats[i], numbers[i]));
-      REQUIRE(same(doubles[i], static_cast<double>(numbers[i])));
+    load(bytes.data() + 1, dtype, 1300, floats.data());
+    load(bytes.data() + 1, dtype, 1300, doubles.data());
+    for (std::size_t i = 0; i < elements.size(); ++i) {
+      REQUIRE(same(floats[i], elements[i]));
+      REQUIRE(same(doubles[i], static_cast<double>(elements[i])));
     }
   }
   const double third = 1.0 / 3;
   float rounded = 0;
-  load(reinterpret_cast<const std::byte*>(&third), Storage::F64, 1, &rounded);
+  load(reinterpret_cast<const std::byte*>(&third), DType::F64, 1, &rounded);
   CHECK(rounded == 1.0f / 3);
-  load<float>(nullptr, Storage::F32, 0, nullptr);
-  load<double>(nullptr, Storage::BF16, 0, nullptr);
+  load<float>(nullptr, DType::F32, 0, nullptr);
+  load<double>(nullptr, DType::BF16, 0, nullptr);
 }
 
 TEST_CASE("storage: all types, in order") {
-  CHECK(std::vector<Storage>(kDTypes.begin(), kDTypes.end()) == std::vector<Storage>{Storage::F64, Storage::F32, Storage::F16, Storage::BF16});
-  CHECK_FALSE(try_dtype(static_cast<Storage>(kDTypes.size()), [](auto) {}));
-  CHECK_THROWS_AS(bytes_of(static_cast<Storage>(kDTypes.size())), std::invalid_argument);
-  for (const Storage storage : kDTypes) {
-    CAPTURE(name_of(storage));
+  CHECK(std::vector<DType>(kDTypes.begin(), kDTypes.end()) == std::vector<DType>{DType::F64, DType::F32, DType::F16, DType::BF16});
+  CHECK_FALSE(try_dtype(static_cast<DType>(kDTypes.size()), [](auto) {}));
+  CHECK_THROWS_AS(bytes_of(static_cast<DType>(kDTypes.size())), std::invalid_argument);
+  for (const DType dtype : kDTypes) {
+    CAPTURE(name_of(dtype));
     // The largest element is finite, and what is halfway to the next is not.
-    const auto largest = static_cast<float>(largest_of(storage));
-    if (storage == Storage::F64 || storage == Storage::F32) {
-      CHECK(largest_of(storage) == (storage == Storage::F64 ? std::numeric_limits<double>::max() : std::numeric_limits<float>::max()));
+    const auto largest = static_cast<float>(largest_of(dtype));
+    if (dtype == DType::F64 || dtype == DType::F32) {
+      CHECK(largest_of(dtype) == (dtype == DType::F64 ? std::numeric_limits<double>::max() : std::numeric_limits<float>::max()));
       continue;
     }
-    with_dtype(storage, [largest]<class T>(T) {
+    with_dtype(dtype, [largest]<class T>(T) {
       CHECK(static_cast<double>(widen(narrow<T>(largest))) == DTypeTraits<T>::kLargest);
       CHECK(std::isinf(widen(narrow<T>(static_cast<float>(largest * (1 + DTypeTraits<T>::kUnitRoundoff))))));
     });
@@ -189,24 +189,24 @@ TEST_CASE("storage: all types, in order") {
 }
 
 TEST_CASE("storage: names, sizes, roundoffs") {
-  CHECK(bytes_of(Storage::F64) == 8);
-  CHECK(bytes_of(Storage::F32) == 4);
-  CHECK(bytes_of(Storage::F16) == 2);
-  CHECK(bytes_of(Storage::BF16) == 2);
-  CHECK(name_of(Storage::F64) == "F64");
-  CHECK(name_of(Storage::F32) == "F32");
-  CHECK(name_of(Storage::F16) == "F16");
-  CHECK(name_of(Storage::BF16) == "BF16");
-  for (const Format& format : kFormats) CHECK(unit_roundoff(format.storage) == std::ldexp(1.0, -1 - format.n_mantissa));
-  CHECK(unit_roundoff(Storage::F64) == std::numeric_limits<double>::epsilon() / 2);
-  CHECK(unit_roundoff(Storage::F32) == std::numeric_limits<float>::epsilon() / 2);
+  CHECK(bytes_of(DType::F64) == 8);
+  CHECK(bytes_of(DType::F32) == 4);
+  CHECK(bytes_of(DType::F16) == 2);
+  CHECK(bytes_of(DType::BF16) == 2);
+  CHECK(name_of(DType::F64) == "F64");
+  CHECK(name_of(DType::F32) == "F32");
+  CHECK(name_of(DType::F16) == "F16");
+  CHECK(name_of(DType::BF16) == "BF16");
+  for (const Format& format : kFormats) CHECK(unit_roundoff(format.dtype) == std::ldexp(1.0, -1 - format.n_mantissa));
+  CHECK(unit_roundoff(DType::F64) == std::numeric_limits<double>::epsilon() / 2);
+  CHECK(unit_roundoff(DType::F32) == std::numeric_limits<float>::epsilon() / 2);
 }
 
 TEST_CASE("tensor view: positions are rows of the same memory") {
-  std::vector<float> numbers(2 * 3 * 5 * 4);
-  for (std::size_t i = 0; i < numbers.size(); ++i) numbers[i] = static_cast<float>(i);
-  for (const Storage storage : {Storage::F64, Storage::F32, Storage::F16, Storage::BF16}) {
-    const Tensor tensor(numbers, {2, 3, 5, 4}, storage);
+  std::vector<float> elements(2 * 3 * 5 * 4);
+  for (std::size_t i = 0; i < elements.size(); ++i) elements[i] = static_cast<float>(i);
+  for (const DType dtype : {DType::F64, DType::F32, DType::F16, DType::BF16}) {
+    const Tensor tensor(elements, {2, 3, 5, 4}, dtype);
     const TensorView part = tensor.view().positions(2, 4);
     CHECK(part.shape == Shape{2, 3, 2, 4});
     for (std::int64_t i = 0; i < 2; ++i) {

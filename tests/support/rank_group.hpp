@@ -17,19 +17,19 @@
 namespace tree_attn::test {
 
 /// What one rank ended with.
-struct Seen {
+struct RankResult {
   DecodeOutput output;
   Traffic traffic;
 };
 
 /// Some ranks that can be told to run something.
-class World {
+class RankGroup {
  public:
-  explicit World(int size) : size_(size) {}
-  virtual ~World() = default;
+  explicit RankGroup(int size) : size_(size) {}
+  virtual ~RankGroup() = default;
   int size() const { return size_; }
   /// Runs `body` on every rank; what every rank returned, by rank, on every process. The traffic is filled in here.
-  virtual std::vector<Seen> run(const Topology& topology, const std::function<DecodeOutput(Transport&)>& body) = 0;
+  virtual std::vector<RankResult> run(const Topology& topology, const std::function<DecodeOutput(Transport&)>& body) = 0;
   /// Whether this process makes the checks that need the oracle: one is enough.
   virtual bool has_oracle() const = 0;
 
@@ -38,9 +38,9 @@ class World {
 };
 
 /// Worlds to test in: over threads one for each of the sizes, under mpirun the one that was started.
-std::vector<World*> worlds(std::span<const int> sizes);
-inline std::vector<World*> worlds(std::initializer_list<int> sizes = {1, 2, 3, 4, 5, 7, 8, 16}) {
-  return worlds(std::span<const int>(sizes.begin(), sizes.size()));
+std::vector<RankGroup*> rank_groups(std::span<const int> sizes);
+inline std::vector<RankGroup*> rank_groups(std::initializer_list<int> sizes = {1, 2, 3, 4, 5, 7, 8, 16}) {
+  return rank_groups(std::span<const int>(sizes.begin(), sizes.size()));
 }
 
 }  // namespace tree_attn::test

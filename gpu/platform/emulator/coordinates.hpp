@@ -18,12 +18,12 @@ struct dim3 {
 namespace runtime {
 
 /// Where a thread is.
-struct Place {
+struct Coordinates {
   dim3 thread, block, block_extent, grid_extent;
 };
 
 /// The place of the running thread. Every host thread runs one fiber at a time, and a fiber never changes its host thread.
-extern constinit thread_local const Place* running_place;
+extern constinit thread_local const Coordinates* running_coordinates;
 
 }  // namespace runtime
 }  // namespace tree_attn::emulated

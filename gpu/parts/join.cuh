@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The end of every kernel: forests of neighbouring runs become one, and that becomes the result (Alg. 3).
+/// @brief The end of every kernel: forests of neighbouring ranges become one, and that becomes the result (Alg. 3).
 #pragma once
 
-#include "gpu/parts/team.cuh"
+#include "gpu/parts/sub_warp.cuh"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
 /// The forest of one slot of a worker.
 template <IsWorker Worker, class Where = InGlobal>
-using ForestOf = Counter<Worker::kNumbers, Worker::kLanes, Where>;
+using WorkerForest = LaneForest<Worker::kElements, Worker::kLanes, Where>;
 
-/// A part of a run, and the forests that somebody has left of it in global memory, one a slot.
+/// A part of a range, and the forests that somebody has left of it in global memory, one a slot.
 struct Part {
-  Run run;
+  KeyRange range;
   float* forests;
 };
 
@@ -51,7 +51,7 @@ static_assert(kCountFloats > kListedParts && kCountFloats % 2 == 0);
 template <IsWorker Worker, class PartOf, class Use>
 __device__ __forceinline__ void join_parts(Scratch scratch, std::int64_t n_part, std::int64_t begin, int n_parts, const PartOf& part,
                                            WorkerThread self, const Use& use) {
-  using Forest = ForestOf<Worker, InShared>;
+  using Forest = WorkerForest<Worker, InShared>;
   // The list, and room for states: of all slots at once, if there is enough for a good number of subtrees of each.
   constexpr int kRoom = 64;
   const Shared<int> counts = shared_as<int>(scratch.memory);
@@ -72,23 +72,23 @@ __device__ __forceinline__ void join_parts(Scratch scratch, std::int64_t n_part,
       Part own{};
       if (thread < n_here) {
         own = part(first + thread);
-        counts[thread] = n_subtrees(own.run.begin, own.run.end);
+        counts[thread] = n_subtrees(own.range.begin, own.range.end);
       }
       __syncthreads();
-      // As many parts as fit, at least one; and the place of one's own.
-      int n_taken = 0, n = 0, place = 0;
+      // As many parts as fit, at least one; and the index of one's own.
+      int n_taken = 0, n = 0, index = 0;
       for (; n_taken < n_here; ++n_taken) {
         const int count = counts[n_taken];
         if (n_taken > 0 && (depth + n + count > room || n + count > kListedEntries)) break;
-        if (n_taken == thread) place = n;
+        if (n_taken == thread) index = n;
         n += count;
       }
       // List.
       if (thread < n_taken) {
-        for (int i = 0; !own.run.empty(); ++i) {
-          const Subtree at = first_subtree(own.run.begin, own.run.end);
-          entries[place + i] = Entry{at.index, own.forests + i * Forest::kEntry, at.level};
-          own.run.begin = at.end();
+        for (int i = 0; !own.range.empty(); ++i) {
+          const Subtree subtree = first_subtree(own.range.begin, own.range.end);
+          entries[index + i] = Entry{subtree.index, own.forests + i * Forest::kEntry, subtree.level};
+          own.range.begin = subtree.end();
         }
       }
       __syncthreads();
@@ -96,8 +96,8 @@ __device__ __forceinline__ void join_parts(Scratch scratch, std::int64_t n_part,
       for (int i = self.worker; i < n; i += self.n_workers) {
         const float* const from = Entry(entries[i]).states;
         for (int slot = 0; slot < at_once; ++slot) {
-          LaneState<Worker::kNumbers> state;
-          ForestOf<Worker>(const_cast<float*>(from) + (first_slot + slot) * n_part, self.lane, 0).load(0, state);
+          LaneState<Worker::kElements> state;
+          WorkerForest<Worker>(const_cast<float*>(from) + (first_slot + slot) * n_part, self.lane, 0).load(0, state);
           Forest(states + slot * room * Forest::kEntry, self.lane, begin).store(depth + i, state);
         }
       }
@@ -105,10 +105,10 @@ __device__ __forceinline__ void join_parts(Scratch scratch, std::int64_t n_part,
       // Merge.
       if (own_slot >= 0) {
         for (int i = 0; i < n; ++i) {
-          const Entry at = entries[i];
-          LaneState<Worker::kNumbers> state;
+          const Entry entry = entries[i];
+          LaneState<Worker::kElements> state;
           forest.load(depth + i, state);
-          forest.push({at.level, at.index}, state);
+          forest.push({entry.level, entry.index}, state);
         }
         if (self.lane == 0 && self.worker == 0) counts[kListedParts] = forest.depth();
       }
@@ -120,37 +120,37 @@ __device__ __forceinline__ void join_parts(Scratch scratch, std::int64_t n_part,
   }
 }
 
-/// The same for the n parts of a run that part_of() has cut, their forests one behind the other.
+/// The same for the n parts of a range that split_range() has cut, their forests one behind the other.
 template <IsWorker Worker, class Use>
-__device__ __forceinline__ void join(Scratch scratch, float* parts, std::int64_t n_part, Run whole, int n_parts, WorkerThread self,
+__device__ __forceinline__ void join_splits(Scratch scratch, float* parts, std::int64_t n_part, KeyRange whole, int n_parts, WorkerThread self,
                                      const Use& use) {
   const auto part = [parts, n_part, whole, n_parts](int i) {
-    return Part{part_of(whole, i, n_parts), parts + i * Worker::kSlots * n_part};
+    return Part{split_range(whole, i, n_parts), parts + i * Worker::kSlots * n_part};
   };
   join_parts<Worker>(scratch, n_part, whole.begin, n_parts, part, self, use);
 }
 
 /// Leaves a joined forest in global memory, for another block to join.
 template <IsWorker Worker>
-__device__ __forceinline__ void keep(const ForestOf<Worker, InShared>& forest, float* to, int lane) {
+__device__ __forceinline__ void store_forest(const WorkerForest<Worker, InShared>& forest, float* to, int lane) {
   for (int i = 0; i < forest.depth(); ++i) {
-    LaneState<Worker::kNumbers> state;
+    LaneState<Worker::kElements> state;
     forest.load(i, state);
-    ForestOf<Worker>(to, lane, 0).store(i, state);
+    WorkerForest<Worker>(to, lane, 0).store(i, state);
   }
 }
 
 /// Writes what one slot of a worker is about: z = n / D and lse, or if there is more to come one state for every subtree that
 /// covers the shard.
-/// @param first_row of the worker's rows in the group of the line; those behind the group are padding
-/// @param held positions whose subtrees are in the forest, problem.padded(line); the rest of the shard is the empty set
+/// @param first_row of the worker's rows in the group of the kv head; those behind the group are padding
+/// @param held positions whose subtrees are in the forest, params.padded(kv_head); the rest of the shard is the empty set
 /// @paper{alg_3, Alg. 3}
 template <IsWorker Worker, class Forest>
-__device__ __forceinline__ void deliver(const DeviceProblem& problem, const DeviceOutput& output, std::int64_t line,
-                                        std::int64_t first_row, int slot, const Forest& forest, Run held, int lane) {
-  const std::int64_t r = first_row + Worker::row(lane, slot), row = line * problem.group + r;
-  if (r >= problem.group) return;
-  LaneState<Worker::kNumbers> state;
+__device__ __forceinline__ void write_output(const DecodeParams& params, const DeviceOutput& output, std::int64_t kv_head,
+                                        std::int64_t first_row, int slot, const Forest& forest, KeyRange held, int lane) {
+  const std::int64_t r = first_row + Worker::row(lane, slot), row = kv_head * params.group + r;
+  if (r >= params.group) return;
+  LaneState<Worker::kElements> state;
 
   // The finished row.
   if (output.out != nullptr) {
@@ -158,17 +158,17 @@ __device__ __forceinline__ void deliver(const DeviceProblem& problem, const Devi
     const float e_and_sum[] = {state.shift, state.sum};
     if (Worker::component(lane, 0) == 0) output.lse[row] = finish_lse(e_and_sum);
     TREE_ATTN_UNROLL
-    for (int c = 0; c < Worker::kNumbers; ++c) {
+    for (int c = 0; c < Worker::kElements; ++c) {
       const int j = Worker::component(lane, c);
-      if (j < problem.d_v) output.out[row * problem.d_v + j] = finish_value(e_and_sum, state.n[c]);
+      if (j < params.d_v) output.out[row * params.d_v + j] = finish_value(e_and_sum, state.n[c]);
     }
     return;
   }
 
   // Or one state a subtree, in the layout of Forest<float>.
-  float* to = output.states + row * state_size(problem.d_v);
+  float* to = output.states + row * state_size(params.d_v);
   int from = 0;
-  for (Run shard{problem.begin, problem.end}; !shard.empty(); to += problem.n_rows() * state_size(problem.d_v)) {
+  for (KeyRange shard{params.begin, params.end}; !shard.empty(); to += params.n_rows() * state_size(params.d_v)) {
     shard.begin = first_subtree(shard.begin, shard.end).end();
     int n = 0;
     for (; !held.empty() && held.begin < shard.begin; ++n) held.begin = first_subtree(held.begin, held.end).end();
@@ -176,9 +176,9 @@ __device__ __forceinline__ void deliver(const DeviceProblem& problem, const Devi
     from += n;
     if (Worker::component(lane, 0) == 0) to[kShift] = state.shift, to[kSum] = state.sum;
     TREE_ATTN_UNROLL
-    for (int c = 0; c < Worker::kNumbers; ++c) {
+    for (int c = 0; c < Worker::kElements; ++c) {
       const int j = Worker::component(lane, c);
-      if (j < problem.d_v) to[kValues + j] = state.n[c];
+      if (j < params.d_v) to[kValues + j] = state.n[c];
     }
   }
 }

@@ -6,18 +6,18 @@
 #include <numeric>
 #include <vector>
 
-#include "distributed/transport/schedule.hpp"
+#include "distributed/transport/exchange.hpp"
 
 namespace tree_attn {
 namespace {
 
-using Schedule = std::vector<ScheduleStep> (*)(int size, int me);
+using Schedule = std::vector<ExchangeStep> (*)(int size, int me);
 /// Whose contributions a member holds, in the order in which they were merged.
 using Held = std::vector<int>;
 
 /// The schedules of all members, and the members' hands while they are walked.
 struct Walk {
-  std::vector<std::vector<ScheduleStep>> steps;
+  std::vector<std::vector<ExchangeStep>> steps;
   std::vector<std::size_t> next;  // the step at which each member stands
   std::vector<Held> held;
   int n_messages = 0;
@@ -28,13 +28,13 @@ struct Walk {
       held.push_back({me});
     }
   }
-  const ScheduleStep* at(int me) const {
+  const ExchangeStep* at(int me) const {
     const auto i = static_cast<std::size_t>(me);
     return next[i] < steps[i].size() ? &steps[i][next[i]] : nullptr;
   }
 
   /// What comes from a peer: it must be what `theirs` says, and touch what is here.
-  void take(int me, const ScheduleStep& step, const Held& part) {
+  void take(int me, const ExchangeStep& step, const Held& part) {
     Held expected(static_cast<std::size_t>(step.theirs.end - step.theirs.begin));
     std::iota(expected.begin(), expected.end(), step.theirs.begin);
     CHECK(part == expected);
@@ -43,7 +43,7 @@ struct Walk {
       mine = part;
       return;
     }
-    // Operands are neighbouring runs, the left one first.
+    // Operands are neighbouring ranges, the left one first.
     const Held& left = step.peer_is_left(me) ? part : mine;
     const Held& right = step.peer_is_left(me) ? mine : part;
     CHECK(left.back() + 1 == right.front());
@@ -60,18 +60,18 @@ struct Walk {
       const std::vector<Held> before = held;
       std::vector<bool> stepped(steps.size(), false);
       for (int me = 0; me < static_cast<int>(steps.size()); ++me) {
-        const ScheduleStep* mine = at(me);
+        const ExchangeStep* mine = at(me);
         if (mine == nullptr || stepped[static_cast<std::size_t>(me)] || stepped[static_cast<std::size_t>(mine->peer)])
           continue;
         const int peer = mine->peer;
-        const ScheduleStep* theirs = at(peer);
+        const ExchangeStep* theirs = at(peer);
         if (theirs == nullptr || theirs->peer != me) continue;
         // Sends and receives pair up.
         CHECK(mine->sends == theirs->receives);
         CHECK(mine->receives == theirs->sends);
         CHECK((mine->sends || mine->receives));
         n_messages += mine->sends + theirs->sends;
-        const ScheduleStep mine_now = *mine, theirs_now = *theirs;
+        const ExchangeStep mine_now = *mine, theirs_now = *theirs;
         if (mine_now.receives) take(me, mine_now, before[static_cast<std::size_t>(peer)]);
         if (theirs_now.receives) take(peer, theirs_now, before[static_cast<std::size_t>(me)]);
         for (const int member : {me, peer}) {
@@ -104,7 +104,7 @@ int ceil_log2(int n) { return std::bit_width(static_cast<unsigned>(n - 1)); }
 }  // namespace
 
 /// @tested{thm_1, Thm. 1}
-TEST_CASE("butterfly: every member ends with every contribution once, in row order, after floor(log2 n) exchanges") {
+TEST_CASE("butterfly: every member ends with every contribution once, in rank order, after floor(log2 n) exchanges") {
   for (int size = 1; size <= 40; ++size) {
     CAPTURE(size);
     Walk walk(butterfly, size);
@@ -119,7 +119,7 @@ TEST_CASE("butterfly: every member ends with every contribution once, in row ord
 }
 
 /// @tested{thm_1, Thm. 1}
-TEST_CASE("reduce to first: member 0 ends with every contribution once, in row order, after ceil(log2 n) rounds") {
+TEST_CASE("reduce to first: member 0 ends with every contribution once, in rank order, after ceil(log2 n) rounds") {
   for (int size = 1; size <= 40; ++size) {
     CAPTURE(size);
     Walk walk(reduce_to_first, size);
@@ -148,12 +148,12 @@ TEST_CASE("broadcast from first: what member 0 has reaches everybody after ceil(
 TEST_CASE("schedules: nothing is received as a part that is the result, or the other way round") {
   for (int size = 1; size <= 40; ++size) {
     for (int me = 0; me < size; ++me) {
-      for (const ScheduleStep& step : butterfly(size, me)) {
+      for (const ExchangeStep& step : butterfly(size, me)) {
         CHECK(step.peer != me);
-        CHECK(step.finished == (step.receives && step.theirs == MemberRun{0, size}));
+        CHECK(step.finished == (step.receives && step.theirs == MemberRange{0, size}));
       }
-      for (const ScheduleStep& step : reduce_to_first(size, me)) CHECK_FALSE(step.finished);
-      for (const ScheduleStep& step : broadcast_from_first(size, me)) CHECK(step.finished == step.receives);
+      for (const ExchangeStep& step : reduce_to_first(size, me)) CHECK_FALSE(step.finished);
+      for (const ExchangeStep& step : broadcast_from_first(size, me)) CHECK(step.finished == step.receives);
     }
   }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Longer values in, covariance and entropy out.
-#include "reference/data/moment_problem.hpp"
+#include "reference/data/moment_workload.hpp"
 
 #include <algorithm>
 #include <limits>
@@ -11,17 +11,17 @@ namespace {
 
 WorkloadShape enlarged_shape(WorkloadShape shape) {
   shape.value_dim = moment_layout(shape).size();
-  shape.value_dtype = Storage::F32;
+  shape.value_dtype = DType::F32;
   return shape;
 }
 
-class MomentProblem : public Problem {
+class MomentWorkload : public Workload {
  public:
-  explicit MomentProblem(Problem& inner)
-      : Problem(enlarged_shape(inner.shape()), inner.steps()), inner_(inner), layout_(moment_layout(inner.shape())) {}
+  explicit MomentWorkload(Workload& inner)
+      : Workload(enlarged_shape(inner.shape()), inner.steps()), inner_(inner), layout_(moment_layout(inner.shape())) {}
 
   TensorView query(int step) override { return inner_.query(step); }
-  Shard keys_and_values(std::int64_t entry, Run positions) override { return enlarge(inner_.keys_and_values(entry, positions), part_); }
+  Shard keys_and_values(std::int64_t entry, KeyRange positions) override { return enlarge(inner_.keys_and_values(entry, positions), part_); }
   Shard whole() override { return enlarge(inner_.whole(), all_); }
 
  private:
@@ -29,10 +29,10 @@ class MomentProblem : public Problem {
     values = enlarge_values(layout_, shard.k, shard.v);
     std::array<std::int64_t, 4> shape = shard.v.shape;
     shape[3] = layout_.size();
-    return {shard.k, TensorView::dense(values.data(), Storage::F32, shape), shard.begin};
+    return {shard.k, TensorView::dense(values.data(), DType::F32, shape), shard.begin};
   }
 
-  Problem& inner_;
+  Workload& inner_;
   MomentLayout layout_;
   std::vector<float> part_, all_;
 };
@@ -41,7 +41,7 @@ class MomentProblem : public Problem {
 
 MomentLayout moment_layout(const AttentionShape& shape) { return {shape.value_dim, Products::Squares, shape.head_dim}; }
 
-std::unique_ptr<Problem> with_moments(Problem& inner) { return std::make_unique<MomentProblem>(inner); }
+std::unique_ptr<Workload> with_moments(Workload& inner) { return std::make_unique<MomentWorkload>(inner); }
 
 Moments take_moments(const MomentLayout& layout, DecodeOutput& output, const TensorView& q, double scale) {
   const std::int64_t n_rows = static_cast<std::int64_t>(output.lse.size()), size = layout.size(), d_h = q.shape[3];

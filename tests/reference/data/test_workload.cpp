@@ -9,10 +9,10 @@
 #include <cstring>
 #include <optional>
 
-#include "reference/data/problem.hpp"
+#include "reference/data/workload.hpp"
 #include "reference/decode/backend.hpp"
 #include "tests/support/tensor_files.hpp"
-#include "tests/support/tensor_problem.hpp"
+#include "tests/support/tensor_workload.hpp"
 
 namespace tree_attn::test {
 namespace {
@@ -38,17 +38,17 @@ Shard held_by(const KvCache& cache, std::vector<std::byte>& memory) {
 
 /// A file with q [1, 2, l, 3], k [1, 1, 6, 3], v [1, 1, 6, 2] whose numbers count up, and lengths if given.
 std::string write_file(const Scratch& scratch, std::int64_t l, const std::vector<std::int64_t>& lengths = {},
-                       Storage v_storage = Storage::F32) {
-  const auto counting = [](Shape shape, Storage storage = Storage::F32) {
-    std::vector<float> numbers(static_cast<std::size_t>(n_elements(shape)));
-    for (std::size_t i = 0; i < numbers.size(); ++i) numbers[i] = static_cast<float>(i);
-    return Tensor(numbers, shape, storage);
+                       DType v_dtype = DType::F32) {
+  const auto counting = [](Shape shape, DType dtype = DType::F32) {
+    std::vector<float> elements(static_cast<std::size_t>(n_elements(shape)));
+    for (std::size_t i = 0; i < elements.size(); ++i) elements[i] = static_cast<float>(i);
+    return Tensor(elements, shape, dtype);
   };
-  const Tensor q = counting({1, 2, l, 3}), k = counting({1, 1, 6, 3}), v = counting({1, 1, 6, 2}, v_storage);
+  const Tensor q = counting({1, 2, l, 3}), k = counting({1, 1, 6, 3}), v = counting({1, 1, 6, 2}, v_dtype);
   SafetensorsWriter writer;
-  writer.add("q", name_of(q.storage), q.shape, q.bytes);
-  writer.add("k", name_of(k.storage), k.shape, k.bytes);
-  writer.add("v", name_of(v.storage), v.shape, v.bytes);
+  writer.add("q", name_of(q.dtype), q.shape, q.bytes);
+  writer.add("k", name_of(k.dtype), k.shape, k.bytes);
+  writer.add("v", name_of(v.dtype), v.shape, v.bytes);
   const std::int64_t n_lengths[] = {static_cast<std::int64_t>(lengths.size())};
   if (!lengths.empty()) writer.add("lengths", "I64", n_lengths, std::as_bytes(std::span(lengths)));
   const std::string path = scratch.path("problem.safetensors");
@@ -57,29 +57,29 @@ std::string write_file(const Scratch& scratch, std::int64_t l, const std::vector
 }
 
 std::string refusal_of(const std::string& path, int steps) {
-  return refusal(path, [steps](const SafetensorsFile& file) { open_problem(file, steps); });
+  return refusal(path, [steps](const SafetensorsFile& file) { open_workload(file, steps); });
 }
 
 }  // namespace
 
 TEST_CASE("made-up problem: the same numbers for every cut, storage row by storage row") {
-  const auto problem = make_problem(kShape, 5, 1);
-  const Shard whole = problem->whole();
+  const auto workload = make_workload(kShape, 5, 1);
+  const Shard whole = workload->whole();
   CHECK(whole.end() == 37);
   for (int p = 1; p <= 8; ++p) {
-    for (const Run& run : even_runs(37, p, 4)) {
+    for (const KeyRange& range : even_ranges(37, p, 4)) {
       // One that has made other rows before, and a fresh one.
       for (const std::int64_t entry : {0, 1}) {
-        CHECK(is_part_of(problem->keys_and_values(entry, run), whole, entry));
-        CHECK(is_part_of(make_problem(kShape, 5, 1)->keys_and_values(entry, run), whole, entry));
+        CHECK(is_part_of(workload->keys_and_values(entry, range), whole, entry));
+        CHECK(is_part_of(make_workload(kShape, 5, 1)->keys_and_values(entry, range), whole, entry));
       }
     }
   }
 }
 
 TEST_CASE("made-up problem: the seed decides, and heads, positions and tensors differ") {
-  const auto problem = make_problem(kShape, 5, 1), again = make_problem(kShape, 5, 1), other = make_problem(kShape, 6, 1);
-  const Tensor k = copy_of(problem->whole().k), v = copy_of(problem->whole().v), q = copy_of(problem->query(0));
+  const auto workload = make_workload(kShape, 5, 1), again = make_workload(kShape, 5, 1), other = make_workload(kShape, 6, 1);
+  const Tensor k = copy_of(workload->whole().k), v = copy_of(workload->whole().v), q = copy_of(workload->query(0));
   CHECK(k.bytes == copy_of(again->whole().k).bytes);
   CHECK(q.bytes == copy_of(again->query(0)).bytes);
   CHECK(k.bytes != copy_of(other->whole().k).bytes);
@@ -99,19 +99,19 @@ TEST_CASE("made-up problem: the seed decides, and heads, positions and tensors d
 }
 
 TEST_CASE("made-up problem: numbers have mean 0, variance 1, no correlation from row to row, and end at 3.5") {
-  const auto problem = make_problem({{.heads = 1, .kv_heads = 1, .head_dim = 128, .value_dim = 1}, 2000, {2000}}, 3, 1);
-  const Tensor k = copy_of(problem->whole().k);
-  std::vector<float> numbers(2000 * 128);
-  load(k.bytes.data(), Storage::F32, 2000 * 128, numbers.data());
+  const auto workload = make_workload({{.heads = 1, .kv_heads = 1, .head_dim = 128, .value_dim = 1}, 2000, {2000}}, 3, 1);
+  const Tensor k = copy_of(workload->whole().k);
+  std::vector<float> elements(2000 * 128);
+  load(k.bytes.data(), DType::F32, 2000 * 128, elements.data());
   double sum = 0, squares = 0, products = 0, largest = 0;
-  for (std::size_t i = 0; i < numbers.size(); ++i) {
-    sum += numbers[i];
-    squares += numbers[i] * numbers[i];
-    if (i >= 128) products += numbers[i] * numbers[i - 128];
-    largest = std::max(largest, std::abs(static_cast<double>(numbers[i])));
+  for (std::size_t i = 0; i < elements.size(); ++i) {
+    sum += elements[i];
+    squares += elements[i] * elements[i];
+    if (i >= 128) products += elements[i] * elements[i - 128];
+    largest = std::max(largest, std::abs(static_cast<double>(elements[i])));
   }
   // A few standard errors of 256000 numbers, 1/506 each.
-  const double n = static_cast<double>(numbers.size());
+  const double n = static_cast<double>(elements.size());
   CHECK(std::abs(sum / n) < 0.01);
   CHECK(std::abs(squares / n - 1) < 0.01);
   CHECK(std::abs(products / n) < 0.01);
@@ -121,44 +121,44 @@ TEST_CASE("made-up problem: numbers have mean 0, variance 1, no correlation from
 
 TEST_CASE("made-up problem: stored types hold the same numbers, rounded") {
   WorkloadShape shape = kShape;
-  const auto exact = make_problem(shape, 5, 1);
-  for (const Storage storage : {Storage::F16, Storage::BF16}) {
-    shape.dtype = shape.value_dtype = storage;
-    const auto rounded = make_problem(shape, 5, 1);
-    std::vector<float> numbers(5);
-    load_row(exact->whole().k, 1, 1, 36, numbers.data());
+  const auto exact = make_workload(shape, 5, 1);
+  for (const DType dtype : {DType::F16, DType::BF16}) {
+    shape.dtype = shape.value_dtype = dtype;
+    const auto rounded = make_workload(shape, 5, 1);
+    std::vector<float> elements(5);
+    load_row(exact->whole().k, 1, 1, 36, elements.data());
     const std::vector<double> stored = row_of(rounded->whole().k, 1, 1, 36);
     for (std::size_t i = 0; i < 5; ++i)
-      CHECK(std::abs(stored[i] - numbers[i]) <= unit_roundoff(storage) * std::abs(numbers[i]));
+      CHECK(std::abs(stored[i] - elements[i]) <= unit_roundoff(dtype) * std::abs(elements[i]));
   }
 }
 
 TEST_CASE("made-up problem: a key more in every step, and the last step is the same whatever their number") {
-  const auto one = make_problem(kShape, 5, 1);
+  const auto one = make_workload(kShape, 5, 1);
   for (const int steps : {1, 2, 7, 36}) {
     CAPTURE(steps);
-    const auto problem = make_problem(kShape, 5, steps);
+    const auto workload = make_workload(kShape, 5, steps);
     for (int t = 0; t < steps; ++t) {
       const std::int64_t to_come = steps - 1 - t;
-      CHECK(problem->n_keys(t) == 37 - to_come);
-      CHECK(problem->lengths(t) == std::vector<std::int64_t>{37 - to_come, std::max<std::int64_t>(0, 30 - to_come)});
+      CHECK(workload->n_keys(t) == 37 - to_come);
+      CHECK(workload->lengths(t) == std::vector<std::int64_t>{37 - to_come, std::max<std::int64_t>(0, 30 - to_come)});
     }
     // What there is before the first step: everything, or all that is not appended later.
     const std::int64_t n = steps == 1 ? 0 : steps;
-    CHECK(problem->lengths_at_start() == std::vector<std::int64_t>{37 - n, std::max<std::int64_t>(0, 30 - n)});
-    CHECK(copy_of(problem->query(steps - 1)).bytes == copy_of(one->query(0)).bytes);
-    if (steps > 1) CHECK(copy_of(problem->query(0)).bytes != copy_of(one->query(0)).bytes);
+    CHECK(workload->lengths_at_start() == std::vector<std::int64_t>{37 - n, std::max<std::int64_t>(0, 30 - n)});
+    CHECK(copy_of(workload->query(steps - 1)).bytes == copy_of(one->query(0)).bytes);
+    if (steps > 1) CHECK(copy_of(workload->query(0)).bytes != copy_of(one->query(0)).bytes);
   }
 }
 
 TEST_CASE("fill: a cache gets the positions of its capacity below the lengths, and nothing twice") {
-  const auto problem = make_problem(kShape, 5, 1);
-  const Shard whole = problem->whole();
+  const auto workload = make_workload(kShape, 5, 1);
+  const Shard whole = workload->whole();
   std::vector<std::byte> memory;
-  for (const Run capacity : {Run{0, 20}, Run{20, 37}, Run{7, 7}}) {
+  for (const KeyRange capacity : {KeyRange{0, 20}, KeyRange{20, 37}, KeyRange{7, 7}}) {
     const auto cache = cpu_backend().make_cache(kShape, capacity);
     for (const std::vector<std::int64_t>& lengths : {std::vector<std::int64_t>{3, 21}, {21, 21}, {37, 21}, {37, 37}, {37, 37}}) {
-      fill(*cache, *problem, lengths);
+      fill(*cache, *workload, lengths);
       for (std::size_t i = 0; i < 2; ++i) {
         const std::int64_t n = std::clamp<std::int64_t>(lengths[i] - capacity.begin, 0, capacity.size());
         CHECK(cache->lengths()[i] == n);
@@ -173,47 +173,47 @@ TEST_CASE("fill: a cache gets the positions of its capacity below the lengths, a
 TEST_CASE("file problem: without steps every query position is one query of the same step") {
   const Scratch scratch;
   const auto file = SafetensorsFile::open(write_file(scratch, 4));
-  const auto problem = open_problem(file, 1);
-  CHECK(problem->shape().n_queries == 4);
-  CHECK(problem->shape().n_rows() == 8);
-  CHECK(problem->shape().value_dim == 2);
-  CHECK(problem->lengths(0) == std::vector<std::int64_t>{6});
-  CHECK(problem->query(0).shape == Shape{1, 2, 4, 3});
-  const Shard shard = *problem->in_place({2, 5});
+  const auto workload = open_workload(file, 1);
+  CHECK(workload->shape().n_queries == 4);
+  CHECK(workload->shape().n_rows() == 8);
+  CHECK(workload->shape().value_dim == 2);
+  CHECK(workload->lengths(0) == std::vector<std::int64_t>{6});
+  CHECK(workload->query(0).shape == Shape{1, 2, 4, 3});
+  const Shard shard = *workload->in_place({2, 5});
   CHECK(shard.begin == 2);
   CHECK(shard.end() == 5);
-  CHECK(is_part_of(shard, problem->whole()));
+  CHECK(is_part_of(shard, workload->whole()));
   CHECK(row_of(shard.k, 0, 0, 0) == std::vector<double>{6, 7, 8});
-  CHECK(is_part_of(problem->keys_and_values(0, {2, 5}), problem->whole(), 0));
+  CHECK(is_part_of(workload->keys_and_values(0, {2, 5}), workload->whole(), 0));
   // A file is borrowed, not copied.
-  const auto cache = cpu_backend().make_cache(problem->shape(), {0, 6});
-  fill_at_start(*cache, *problem, problem->lengths(0));
-  CHECK(cache->shard(6, [](std::size_t) { return nullptr; }).k.data == problem->whole().k.data);
+  const auto cache = cpu_backend().make_cache(workload->shape(), {0, 6});
+  fill_at_start(*cache, *workload, workload->lengths(0));
+  CHECK(cache->shard(6, [](std::size_t) { return nullptr; }).k.data == workload->whole().k.data);
 }
 
 TEST_CASE("file problem: with steps, step t has query position t and all keys but those still to come") {
   const Scratch scratch;
   const auto file = SafetensorsFile::open(write_file(scratch, 4, {5}));
-  const auto problem = open_problem(file, 4);
-  CHECK(problem->shape().n_queries == 1);
+  const auto workload = open_workload(file, 4);
+  CHECK(workload->shape().n_queries == 1);
   for (int t = 0; t < 4; ++t) {
-    CHECK(problem->lengths(t) == std::vector<std::int64_t>{2 + t});
-    CHECK(problem->n_keys(t) == 3 + t);
-    const TensorView q = problem->query(t);
+    CHECK(workload->lengths(t) == std::vector<std::int64_t>{2 + t});
+    CHECK(workload->n_keys(t) == 3 + t);
+    const TensorView q = workload->query(t);
     CHECK(q.shape == Shape{1, 2, 1, 3});
     CHECK(row_of(q, 0, 1, 0)[0] == 3 * (4 + t));
   }
   // Borrowed up to the first step, appended from there on.
-  const auto cache = cpu_backend().make_cache(problem->shape(), {2, 6});
-  fill_at_start(*cache, *problem, problem->lengths_at_start());
+  const auto cache = cpu_backend().make_cache(workload->shape(), {2, 6});
+  fill_at_start(*cache, *workload, workload->lengths_at_start());
   CHECK(cache->longest() == 0);
   std::vector<std::byte> memory;
   for (int t = 0; t < 4; ++t) {
-    fill(*cache, *problem, problem->lengths(t));
+    fill(*cache, *workload, workload->lengths(t));
     const Shard shard = held_by(*cache, memory);
     CHECK(shard.begin == 2);
     CHECK(shard.end() == 2 + t);
-    CHECK(is_part_of(shard, problem->whole()));
+    CHECK(is_part_of(shard, workload->whole()));
   }
 }
 
@@ -226,7 +226,7 @@ TEST_CASE("file problem: what does not belong together is refused") {
   check(write_file(scratch, 1, {7}), 1, "length 7 of batch entry 0 is not in [0, 6]");
   check(write_file(scratch, 1, {-1}), 1, "length -1 of batch entry 0 is not in [0, 6]");
   check(write_file(scratch, 1, {6, 6}), 1, "tensor \"lengths\" must be I64 of shape [1]");
-  check(write_file(scratch, 1, {}, Storage::F16), 1, "they must have one type");
+  check(write_file(scratch, 1, {}, DType::F16), 1, "they must have one type");
   CHECK(refusal_of(write_file(scratch, 1, {0}), 1) == "");
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Problems from files.
-#include "reference/data/problem.hpp"
+#include "reference/data/workload.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -11,50 +11,50 @@
 
 namespace tree_attn {
 
-std::vector<std::int64_t> Problem::lengths(int step) const {
+std::vector<std::int64_t> Workload::lengths(int step) const {
   std::vector<std::int64_t> lengths = shape_.lengths;
   if (lengths.empty()) lengths.assign(static_cast<std::size_t>(shape_.batch), shape_.n_keys);
   for (std::int64_t& length : lengths) length = std::max<std::int64_t>(0, length - (steps_ - 1 - step));
   return lengths;
 }
 
-std::vector<std::int64_t> Problem::lengths_at_start() const {
+std::vector<std::int64_t> Workload::lengths_at_start() const {
   std::vector<std::int64_t> start = lengths(0);
   for (std::int64_t& length : start) length = std::max<std::int64_t>(0, length - (steps_ > 1 ? 1 : 0));
   return start;
 }
 
-std::int64_t Problem::n_keys(int step) const { return std::max<std::int64_t>(0, shape_.n_keys - (steps_ - 1 - step)); }
+std::int64_t Workload::n_keys(int step) const { return std::max<std::int64_t>(0, shape_.n_keys - (steps_ - 1 - step)); }
 
-void fill(KvCache& cache, Problem& problem, std::span<const std::int64_t> lengths) {
+void fill(KvCache& cache, Workload& workload, std::span<const std::int64_t> lengths) {
   constexpr std::int64_t kAtOnce = 256;  // positions that are made at once
-  const Run capacity = cache.capacity();
+  const KeyRange capacity = cache.capacity();
   for (std::int64_t i = 0; i < cache.shape().batch; ++i) {
     const std::int64_t end = std::min(capacity.end, lengths[static_cast<std::size_t>(i)]);
     for (std::int64_t begin = capacity.begin + cache.lengths()[static_cast<std::size_t>(i)]; begin < end; begin += kAtOnce) {
-      const Shard next = problem.keys_and_values(i, {begin, std::min(begin + kAtOnce, end)});
+      const Shard next = workload.keys_and_values(i, {begin, std::min(begin + kAtOnce, end)});
       cache.append(i, next.k, next.v);
     }
   }
 }
 
-void fill_at_start(KvCache& cache, Problem& problem, std::span<const std::int64_t> lengths) {
-  const Run capacity = cache.capacity();
-  if (const std::optional<Shard> shard = problem.in_place(capacity)) {
+void fill_at_start(KvCache& cache, Workload& workload, std::span<const std::int64_t> lengths) {
+  const KeyRange capacity = cache.capacity();
+  if (const std::optional<Shard> shard = workload.in_place(capacity)) {
     cache.borrow(*shard, positions_in_use(lengths, capacity));
   } else {
-    fill(cache, problem, lengths);
+    fill(cache, workload, lengths);
   }
   // What the steps append is not to wait for memory.
-  if (problem.steps() > 1) cache.reserve();
+  if (workload.steps() > 1) cache.reserve();
 }
 
 FileTensors read_tensors(const SafetensorsFile& file) {
   FileTensors tensors{view4(file, "q", "b, n_h, l, d_h"), view4(file, "k", "b, n_kv, N, d_h"), view4(file, "v", "b, n_kv, N, d_v"), {}};
   const auto refuse = [&](const std::string& why) { throw InputError(readable(file.path(), 200) + ": " + why); };
-  if (tensors.q.storage != tensors.k.storage || tensors.q.storage != tensors.v.storage) {
-    refuse("q is " + std::string(name_of(tensors.q.storage)) + ", k " + std::string(name_of(tensors.k.storage)) + ", v " +
-           std::string(name_of(tensors.v.storage)) + ": they must have one type");
+  if (tensors.q.dtype != tensors.k.dtype || tensors.q.dtype != tensors.v.dtype) {
+    refuse("q is " + std::string(name_of(tensors.q.dtype)) + ", k " + std::string(name_of(tensors.k.dtype)) + ", v " +
+           std::string(name_of(tensors.v.dtype)) + ": they must have one type");
   }
 
   // lengths [b]: whole numbers, I64.
@@ -82,17 +82,17 @@ WorkloadShape shape_of(const FileTensors& tensors) {
 
 namespace {
 
-class FileProblem : public Problem {
+class FileWorkload : public Workload {
  public:
-  FileProblem(FileTensors tensors, WorkloadShape shape, int steps) : Problem(std::move(shape), steps), tensors_(std::move(tensors)) {}
+  FileWorkload(FileTensors tensors, WorkloadShape shape, int steps) : Workload(std::move(shape), steps), tensors_(std::move(tensors)) {}
 
   TensorView query(int step) override { return steps_ == 1 ? tensors_.q : tensors_.q.positions(step, step + 1); }
 
-  Shard keys_and_values(std::int64_t entry, Run positions) override {
+  Shard keys_and_values(std::int64_t entry, KeyRange positions) override {
     return {tensors_.k.entry(entry).positions(positions.begin, positions.end), tensors_.v.entry(entry).positions(positions.begin, positions.end),
             positions.begin};
   }
-  std::optional<Shard> in_place(Run positions) override {
+  std::optional<Shard> in_place(KeyRange positions) override {
     return Shard{tensors_.k.positions(positions.begin, positions.end), tensors_.v.positions(positions.begin, positions.end), positions.begin};
   }
 
@@ -104,7 +104,7 @@ class FileProblem : public Problem {
 
 }  // namespace
 
-std::unique_ptr<Problem> open_problem(const SafetensorsFile& file, int steps) {
+std::unique_ptr<Workload> open_workload(const SafetensorsFile& file, int steps) {
   FileTensors tensors = read_tensors(file);
   const auto& q = tensors.q.shape;
   if (steps > 1 && q[2] != steps) {
@@ -113,7 +113,7 @@ std::unique_ptr<Problem> open_problem(const SafetensorsFile& file, int steps) {
   }
   WorkloadShape shape = shape_of(tensors);
   if (steps > 1) shape.n_queries = 1;
-  return std::make_unique<FileProblem>(std::move(tensors), std::move(shape), steps);
+  return std::make_unique<FileWorkload>(std::move(tensors), std::move(shape), steps);
 }
 
 }  // namespace tree_attn

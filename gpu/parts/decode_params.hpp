@@ -6,21 +6,21 @@
 #include <cstdint>
 
 #include "gpu/platform/bytes16.hpp"
-#include "reference/state/run.hpp"
+#include "reference/state/key_range.hpp"
 #include "reference/state/subtree.hpp"
 
 namespace tree_attn {
 
-/// Part `part` of a run cut into `n_parts` at multiples of kLeafKeys, as even as they allow: the first parts are the longer ones,
-/// and parts are empty where there are fewer pieces than parts.
-TREE_ATTN_HOST_DEVICE inline Run part_of(Run whole, int part, int n_parts) {
+/// Part `part` of a range cut into `n_parts` at multiples of kLeafKeys, as even as they allow: the first parts are the longer ones,
+/// and parts are empty where there are fewer leaves than parts.
+TREE_ATTN_HOST_DEVICE inline KeyRange split_range(KeyRange whole, int part, int n_parts) {
   if (whole.empty()) return {whole.begin, whole.begin};
-  // Pieces are counted in 32 bits, for a division of 64 is a long story on a device.
+  // Leaves are counted in 32 bits, for a division of 64 is a long story on a device.
   const std::int64_t first = whole.begin / kLeafKeys;
   const auto n = static_cast<std::uint32_t>((whole.end + kLeafKeys - 1) / kLeafKeys - first);
   const std::uint32_t each = n / static_cast<std::uint32_t>(n_parts), rest = n - each * static_cast<std::uint32_t>(n_parts);
-  const auto at = static_cast<std::uint32_t>(part), longer = at < rest ? at : rest;
-  const std::int64_t from = first + each * at + longer, to = from + each + (at < rest ? 1 : 0);
+  const auto index = static_cast<std::uint32_t>(part), longer = index < rest ? index : rest;
+  const std::int64_t from = first + each * index + longer, to = from + each + (index < rest ? 1 : 0);
   const std::int64_t begin = from * kLeafKeys, end = to * kLeafKeys;
   return {begin < whole.begin ? whole.begin : begin < whole.end ? begin : whole.end, end < whole.end ? end : whole.end};
 }
@@ -38,7 +38,7 @@ struct DeviceView {
 };
 
 /// The input of a kernel: a shard of keys and values, and the queries that attend to it. Passed by value.
-struct DeviceProblem {
+struct DecodeParams {
   DeviceView q;                           ///< [b, n_h, l, d_h]
   DeviceView k;                           ///< [b, n_kv, n, d_h]; row 0 is the key at position `begin`
   DeviceView v;                           ///< [b, n_kv, n, d_v]
@@ -53,31 +53,31 @@ struct DeviceProblem {
 
   /// Rows of the output: (i * n_h + h) * l + j, and group * n_kv = n_h l.
   TREE_ATTN_HOST_DEVICE std::int64_t n_rows() const { return batch * kv_heads * group; }
-  /// Lines: keys and values of one batch entry and one key/value head.
-  TREE_ATTN_HOST_DEVICE std::int64_t n_lines() const { return batch * kv_heads; }
-  /// The query of a row of the group of a line.
+  /// Key/value heads of all batch entries; keys and values of each are a kv head of the kernels.
+  TREE_ATTN_HOST_DEVICE std::int64_t batch_kv_heads() const { return batch * kv_heads; }
+  /// The query of a row of the group of a kv head.
   template <class T>
-  TREE_ATTN_HOST_DEVICE const T* query(std::int64_t line, std::int64_t r) const {
-    return q.row<T>(line / kv_heads, line % kv_heads * (group / n_queries) + r / n_queries, r % n_queries);
+  TREE_ATTN_HOST_DEVICE const T* query(std::int64_t kv_head, std::int64_t r) const {
+    return q.row<T>(kv_head / kv_heads, kv_head % kv_heads * (group / n_queries) + r / n_queries, r % n_queries);
   }
   /// The key, or the value, at a global position.
   template <class T>
-  TREE_ATTN_HOST_DEVICE const T* key(std::int64_t line, std::int64_t position) const {
-    return k.row<T>(line / kv_heads, line % kv_heads, position - begin);
+  TREE_ATTN_HOST_DEVICE const T* key(std::int64_t kv_head, std::int64_t position) const {
+    return k.row<T>(kv_head / kv_heads, kv_head % kv_heads, position - begin);
   }
   template <class T>
-  TREE_ATTN_HOST_DEVICE const T* value(std::int64_t line, std::int64_t position) const {
-    return v.row<T>(line / kv_heads, line % kv_heads, position - begin);
+  TREE_ATTN_HOST_DEVICE const T* value(std::int64_t kv_head, std::int64_t position) const {
+    return v.row<T>(kv_head / kv_heads, kv_head % kv_heads, position - begin);
   }
   /// Positions of the shard that are in use by a line.
-  TREE_ATTN_HOST_DEVICE Run in_use(std::int64_t line) const {
-    const std::int64_t length = lengths[line / kv_heads];
+  TREE_ATTN_HOST_DEVICE KeyRange in_use(std::int64_t kv_head) const {
+    const std::int64_t length = lengths[kv_head / kv_heads];
     return {begin, length < begin ? begin : length < end ? length : end};
   }
   /// The same, rounded up to a multiple of kLeafKeys inside the shard: positions without a key hold the empty set, which changes
-  /// no bit and saves the odd pieces at the end.
-  TREE_ATTN_HOST_DEVICE Run padded(std::int64_t line) const {
-    const Run used = in_use(line);
+  /// no bit and saves the subtrees of a partial leaf at the end.
+  TREE_ATTN_HOST_DEVICE KeyRange padded(std::int64_t kv_head) const {
+    const KeyRange used = in_use(kv_head);
     if (used.empty()) return used;
     const std::int64_t up = (used.end + kLeafKeys - 1) / kLeafKeys * kLeafKeys;
     return {begin, up < end ? up : end};

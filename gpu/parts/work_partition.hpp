@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Equal runs of work over all blocks, whatever the lengths in a batch (section 5.3: shards of equal size).
+///
+/// The work is one long sequence of work items: query tile after query tile, and in each the leaves of kLeafKeys positions of its keys. Each block
+/// takes an equal run of them, up to one work item: it begins in the middle of one query tile, may do some whole ones, and ends in the
+/// middle of another. Who takes what follows from the lengths alone, so every block works it out for itself.
+#pragma once
+
+#include "gpu/parts/decode_params.hpp"
+
+namespace tree_attn {
+
+/// What one block does on one query tile.
+struct WorkRange {
+  std::int64_t query_tile = 0;              ///< number of the query tile
+  std::int64_t kv_head = 0;               ///< its kv head: batch entry and key/value head
+  std::int64_t first_row = 0;          ///< its first row in the group of the kv head
+  std::int64_t tile_begin = 0, n_tile_items = 0;  ///< where the query tile begins in the sequence of all work items, and its work items
+  std::int64_t first = 0, last = 0;    ///< work items [first, last) of all that are this work range
+  KeyRange whole;                           ///< positions of the query tile
+  KeyRange range;                             ///< those of this work range
+
+  /// Whether nobody else has a part of the query tile.
+  TREE_ATTN_HOST_DEVICE bool is_whole() const { return first == tile_begin && last == tile_begin + n_tile_items; }
+  /// Positions of the work items [from, to) of all, as far as they lie in the query tile.
+  TREE_ATTN_HOST_DEVICE KeyRange positions(std::int64_t from, std::int64_t to) const {
+    if (whole.empty()) return whole;
+    const std::int64_t leaf = whole.begin / kLeafKeys - tile_begin, begin = (leaf + from) * kLeafKeys, end = (leaf + to) * kLeafKeys;
+    return {begin > whole.begin ? begin : whole.begin, end < whole.end ? end : whole.end};
+  }
+};
+
+/// The partition of the work of a launch.
+class WorkPartition {
+ public:
+  WorkPartition() = default;
+  /// @param n_rows rows of a query tile
+  /// @param n_blocks of the grid; those that are more than there are work items stay idle
+  TREE_ATTN_HOST_DEVICE WorkPartition(const DecodeParams& params, int n_rows, std::int64_t n_blocks)
+      : n_rows_(n_rows), tiles_per_kv_head_((params.group + n_rows - 1) / n_rows), tiles_per_entry_(params.kv_heads * tiles_per_kv_head_) {
+    for (std::int64_t i = 0; i < params.batch; ++i) n_work_items_ += tiles_per_entry_ * work_items_of(params, i);
+    n_blocks_ = n_blocks < n_work_items_ ? n_blocks : n_work_items_;
+    each_ = n_blocks_ == 0 ? 0 : divide(n_work_items_, n_blocks_);
+    rest_ = n_work_items_ - each_ * n_blocks_;
+  }
+
+  TREE_ATTN_HOST_DEVICE std::int64_t n_work_items() const { return n_work_items_; }
+  /// First work item of a block, and of those that have nothing to do the end. The first blocks are the ones with a work item more.
+  TREE_ATTN_HOST_DEVICE std::int64_t begin_of(std::int64_t block) const {
+    return block < n_blocks_ ? each_ * block + (block < rest_ ? block : rest_) : n_work_items_;
+  }
+  /// The block that takes a work item.
+  TREE_ATTN_HOST_DEVICE std::int64_t block_of(std::int64_t work_item) const {
+    const std::int64_t of_longer = rest_ * (each_ + 1);
+    return work_item < of_longer ? divide(work_item, each_ + 1) : rest_ + divide(work_item - of_longer, each_);
+  }
+  /// The query tile that a work item lies in, and of it the work items [work_item, end).
+  TREE_ATTN_HOST_DEVICE WorkRange work_range_at(const DecodeParams& params, std::int64_t work_item, std::int64_t end) const {
+    // The batch entry.
+    std::int64_t i = 0, first = 0;
+    while (work_item >= first + tiles_per_entry_ * work_items_of(params, i)) first += tiles_per_entry_ * work_items_of(params, i++);
+    // The query tile in it.
+    WorkRange work_range;
+    work_range.n_tile_items = work_items_of(params, i);
+    const std::int64_t s = divide(work_item - first, work_range.n_tile_items);
+    work_range.query_tile = i * tiles_per_entry_ + s;
+    const std::int64_t head = divide(s, tiles_per_kv_head_);
+    work_range.kv_head = i * params.kv_heads + head;
+    work_range.first_row = (s - head * tiles_per_kv_head_) * n_rows_;
+    work_range.tile_begin = first + s * work_range.n_tile_items;
+    work_range.whole = params.padded(work_range.kv_head);
+    // What of it is asked for.
+    work_range.first = work_item;
+    work_range.last = work_range.tile_begin + work_range.n_tile_items < end ? work_range.tile_begin + work_range.n_tile_items : end;
+    work_range.range = work_range.positions(work_range.first, work_range.last);
+    return work_range;
+  }
+
+ private:
+  /// Work items of one query tile of a batch entry. One without keys has a work item as well: somebody must write its rows.
+  TREE_ATTN_HOST_DEVICE static std::int64_t work_items_of(const DecodeParams& params, std::int64_t i) {
+    const KeyRange range = params.padded(i * params.kv_heads);
+    return range.empty() ? 1 : (range.end + kLeafKeys - 1) / kLeafKeys - range.begin / kLeafKeys;
+  }
+
+  /// a / b. A division of 64 bits is a long story on a device, and hardly ever needed.
+  TREE_ATTN_HOST_DEVICE static std::int64_t divide(std::int64_t a, std::int64_t b) {
+    if ((a | b) >> 32 != 0) return a / b;
+    return static_cast<std::uint32_t>(a) / static_cast<std::uint32_t>(b);
+  }
+
+  std::int64_t n_rows_ = 1, tiles_per_kv_head_ = 1, tiles_per_entry_ = 1, n_work_items_ = 0, n_blocks_ = 0, each_ = 0, rest_ = 0;
+};
+
+}  // namespace tree_attn

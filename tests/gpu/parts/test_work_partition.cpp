@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The partition of equal runs: every position of every query tile once, and no block with more than its share (section 5.3).
+#include <doctest/doctest.h>
+
+#include <map>
+#include <vector>
+
+#include "gpu/parts/work_partition.hpp"
+
+namespace tree_attn::test {
+namespace {
+
+DecodeParams params_over(const std::vector<std::int64_t>& lengths, std::int64_t kv_heads, std::int64_t group, KeyRange shard) {
+  DecodeParams params;
+  params.lengths = lengths.data();
+  params.batch = static_cast<std::int64_t>(lengths.size());
+  params.kv_heads = kv_heads, params.group = group;
+  params.begin = shard.begin, params.end = shard.end;
+  return params;
+}
+
+/// More positions than work items that 32 bits can count.
+constexpr std::int64_t kLong = std::int64_t{1} << 40;
+
+}  // namespace
+
+/// @tested{thm_1, Thm. 1}
+TEST_CASE("work partition: blocks cover every query tile, in order, with runs that differ by one leaf at most") {
+  const std::vector<std::vector<std::int64_t>> batches{{1000}, {0}, {0, 1, 64, 65, 1000, 5}, {100000, 3, 3}, {kLong, 3, kLong + 65}};
+  for (const std::vector<std::int64_t>& lengths : batches) {
+    for (const KeyRange shard : {KeyRange{0, 100000}, KeyRange{0, 2 * kLong}, KeyRange{37, 900}, KeyRange{64, 128}, KeyRange{50, 60}, KeyRange{500, 500}}) {
+      for (const int n_rows : {1, 8}) {
+        for (const std::int64_t n_blocks : {1, 2, 7, 64, 132, 5000}) {
+          const DecodeParams params = params_over(lengths, 2, 12, shard);
+          const WorkPartition partition(params, n_rows, n_blocks);
+          CAPTURE(shard.begin);
+          CAPTURE(n_blocks);
+
+          // Follow all blocks; note where each query tile has got to, and who had part of it.
+          std::map<std::int64_t, std::int64_t> reached, n_parts;
+          std::int64_t most = 0, least = partition.n_work_items();
+          bool right = true;
+          for (std::int64_t block = 0; block < n_blocks; ++block) {
+            const std::int64_t begin = partition.begin_of(block), end = partition.begin_of(block + 1);
+            if (begin < end) most = std::max(most, end - begin), least = std::min(least, end - begin);
+            for (std::int64_t work_item = begin; work_item < end;) {
+              const WorkRange work_range = partition.work_range_at(params, work_item, end);
+              right = right && partition.block_of(work_item) == block;
+              if (!reached.contains(work_range.query_tile)) reached[work_range.query_tile] = work_range.whole.begin;
+              right = right && work_range.range.begin == reached[work_range.query_tile] && work_range.range.begin <= work_range.range.end;
+              right = right && work_range.kv_head == work_range.query_tile / ((12 + n_rows - 1) / n_rows);
+              reached[work_range.query_tile] = work_range.range.end;
+              ++n_parts[work_range.query_tile];
+              right = right && work_range.first == work_item && work_range.last <= end && work_range.last > work_item;
+              work_item = work_range.last;
+            }
+          }
+          CHECK(right);
+          CHECK(most - least <= 1);
+          CHECK(reached.size() == lengths.size() * 2 * static_cast<std::size_t>((12 + n_rows - 1) / n_rows));
+          bool complete = true;
+          for (const auto& [query_tile, position] : reached)
+            complete = complete && position == params.padded(query_tile / ((12 + n_rows - 1) / n_rows)).end;
+          CHECK(complete);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace tree_attn::test
