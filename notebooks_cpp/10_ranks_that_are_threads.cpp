@@ -9,15 +9,15 @@
 // sequence; together they compute eq. (7), the attention of the newest token over all of them.
 
 // %%
-#include <cmath>
-#include <cstdio>
-#include <random>
-#include <vector>
-
 #include "distributed/decoders/decoder.hpp"
 #include "distributed/transport/thread_transport.hpp"
 #include "notebooks_cpp/notebook.hpp"
 #include "reference/oracle/attention.hpp"
+
+#include <cmath>
+#include <cstdio>
+#include <random>
+#include <vector>
 
 using namespace tree_attn;
 using notebook::expect;
@@ -43,8 +43,7 @@ int main() {
 
   // %%
   const std::int64_t n_h = 4, n_kv = 2, N = 1000, d = 32;
-  const std::vector<float> q_data = normal(1, n_h * d), k_data = normal(2, n_kv * N * d),
-                           v_data = normal(3, n_kv * N * d);
+  const std::vector<float> q_data = normal(1, n_h * d), k_data = normal(2, n_kv * N * d), v_data = normal(3, n_kv * N * d);
   const TensorView q = view(q_data, {1, n_h, 1, d});
   const TensorView k = view(k_data, {1, n_kv, N, d}), v = view(v_data, {1, n_kv, N, d});
   const std::vector<std::int64_t> lengths = {N};
@@ -80,8 +79,7 @@ int main() {
     for (std::size_t i = 0; i < exact.out.size(); ++i) {
       error = std::max(error, std::abs(double(output.out[i]) - exact.out[i]));
     }
-    std::printf("%2d ranks: z = (%.4f, %.4f, ...), largest error %.1e\n", p, output.out[0],
-                output.out[1], error);
+    std::printf("%2d ranks: z = (%.4f, %.4f, ...), largest error %.1e\n", p, output.out[0], output.out[1], error);
     expect(error < 1e-6, "it is attention");
     expect(output.out == alone.out && output.lse == alone.lse, "in the same bits");
   }

@@ -9,17 +9,17 @@
 // never names `MPI_COMM_WORLD`; it duplicates the communicator, so its messages meet no others.
 
 // %%
+#include "distributed/decoders/decoder.hpp"
+#include "distributed/transport/mpi_transport.hpp"
+#include "notebooks_cpp/notebook.hpp"
+#include "reference/oracle/attention.hpp"
+
 #include <mpi.h>
 
 #include <cmath>
 #include <cstdio>
 #include <random>
 #include <vector>
-
-#include "distributed/decoders/decoder.hpp"
-#include "distributed/transport/mpi_transport.hpp"
-#include "notebooks_cpp/notebook.hpp"
-#include "reference/oracle/attention.hpp"
 
 using namespace tree_attn;
 using notebook::expect;
@@ -77,8 +77,7 @@ int main(int argc, char** argv) {
   const std::vector<float> q_data = normal(1, n_h * d), k_data = normal(unsigned(2 + rank), n * d),
                            v_data = normal(unsigned(1000 + rank), n * d);
   const TensorView q = view(q_data, {1, n_h, 1, d});
-  const DecodeOutput output =
-      attend(group, q, view(k_data, {1, n_kv, n, d}), view(v_data, {1, n_kv, n, d}));
+  const DecodeOutput output = attend(group, q, view(k_data, {1, n_kv, n, d}), view(v_data, {1, n_kv, n, d}));
 
   // %% [markdown]
   // To check it, each rank makes up the keys and values of its whole group.

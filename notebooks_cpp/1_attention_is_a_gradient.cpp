@@ -16,13 +16,13 @@
 // push it, and watch how it moves.
 
 // %%
+#include "notebooks_cpp/notebook.hpp"
+#include "reference/energy/energy.hpp"
+
 #include <cmath>
 #include <cstdio>
 #include <random>
 #include <string>
-
-#include "notebooks_cpp/notebook.hpp"
-#include "reference/energy/energy.hpp"
 
 using namespace tree_attn;
 using notebook::expect, notebook::figure, notebook::normal;
@@ -74,8 +74,7 @@ int main() {
     const double h = 1e-5;
     const Vector push = h * Vector::Unit(d_v, j);
     const double slope = (energy(q, K, V, push) - energy(q, K, V, -push)) / (2 * h);
-    std::printf("  %td        %18.12f  %14.12f  %.12f\n", j, slope, attention(j),
-                closed_form(j));
+    std::printf("  %td        %18.12f  %14.12f  %.12f\n", j, slope, attention(j), closed_form(j));
     expect(std::abs(slope - attention(j)) < 1e-9, "the slope of the energy is attention");
     expect(std::abs(closed_form(j) - attention(j)) < 1e-15, "the closed form is attention");
   }
@@ -120,12 +119,9 @@ plot $error using 1:2 with linespoints pt 7 ps 0.5 title 'central difference')")
   const Matrix sources = Matrix::Zero(N, d_v);
   const Matrix all = causal_energy_gradient(Q, K, V, sources);
   for (Eigen::Index i = 0; i < N; ++i) {
-    const Vector alone =
-        attention_mean(Q.row(i).transpose(), K.topRows(i + 1), V.topRows(i + 1));
-    std::printf("query %td sees %td key%s: z = (%7.4f, %7.4f)\n", i, i + 1, i == 0 ? " " : "s",
-                all(i, 0), all(i, 1));
-    expect((all.row(i).transpose() - alone).norm() < 1e-14,
-           "a row of the gradient is the attention of its query");
+    const Vector alone = attention_mean(Q.row(i).transpose(), K.topRows(i + 1), V.topRows(i + 1));
+    std::printf("query %td sees %td key%s: z = (%7.4f, %7.4f)\n", i, i + 1, i == 0 ? " " : "s", all(i, 0), all(i, 1));
+    expect((all.row(i).transpose() - alone).norm() < 1e-14, "a row of the gradient is the attention of its query");
   }
   expect(all.row(0) == V.row(0), "the first query sees one key and returns its value");
 }

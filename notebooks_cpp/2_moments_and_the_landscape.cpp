@@ -29,7 +29,17 @@
 // reduction that computes attention.
 
 // %%
+#include "notebooks_cpp/notebook.hpp"
+#include "reference/energy/energy.hpp"
+#include "reference/energy/moments.hpp"
+#include "reference/energy/op_count.hpp"
+#include "reference/energy/reverse_mode.hpp"
+#include "reference/oracle/moment_state.hpp"
+#include "reference/state/forest.hpp"
+
 #include <Eigen/Eigenvalues>
+#include <unsupported/Eigen/AutoDiff>
+
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -39,20 +49,11 @@
 #include <random>
 #include <span>
 #include <string>
-#include <unsupported/Eigen/AutoDiff>
 #include <vector>
 
-#include "notebooks_cpp/notebook.hpp"
-#include "reference/energy/energy.hpp"
-#include "reference/state/forest.hpp"
-#include "reference/oracle/moment_state.hpp"
-#include "reference/energy/moments.hpp"
-#include "reference/energy/op_count.hpp"
-#include "reference/energy/reverse_mode.hpp"
-
 using namespace tree_attn;
-using notebook::expect, notebook::figure, notebook::normal, notebook::row;
 using Eigen::Index;
+using notebook::expect, notebook::figure, notebook::normal, notebook::row;
 
 /// Components of zeta in which a function is differentiated, in any order, repeated at will.
 using Components = std::vector<Index>;
@@ -89,12 +90,10 @@ int main() {
   const Index N = 7, d_h = 4, d_v = 2;
   const Vector q = 2 * normal(random, d_h, 1);
   const Matrix K = normal(random, N, d_h);
-  const Matrix V{{-2.0, -0.6}, {-0.8, 1.7}, {1.2, 1.4}, {2.1, -0.2},
-                 {0.3, 0.4},   {0.6, -1.6}, {-0.6, -0.3}};
+  const Matrix V{{-2.0, -0.6}, {-0.8, 1.7}, {1.2, 1.4}, {2.1, -0.2}, {0.3, 0.4}, {0.6, -1.6}, {-0.6, -0.3}};
   const Vector zero = Vector::Zero(d_v), s = K * q, P = attention_probabilities(q, K);
   std::printf("  a      P_a     v_a\n");
-  for (Index a = 0; a < N; ++a)
-    std::printf("  %td  %7.4f  (%4.1f, %4.1f)\n", a, P(a), V(a, 0), V(a, 1));
+  for (Index a = 0; a < N; ++a) std::printf("  %td  %7.4f  (%4.1f, %4.1f)\n", a, P(a), V(a, 0), V(a, 1));
 
   // %% [markdown]
   // ## Z generates the moments
@@ -172,10 +171,9 @@ int main() {
   std::printf("   zeta            F      slope              eigenvalues of the Hessian\n");
   for (const double t : {0.0, 1.0, 4.0, 16.0}) {
     const Vector zeta = t * Vector{{0.8, 0.6}}, slope = energy_gradient(q, K, V, zeta);
-    const Vector lambda =
-        Eigen::SelfAdjointEigenSolver<Matrix>(covariance(q, K, V, zeta)).eigenvalues();
-    std::printf("  (%4.1f, %3.1f)  %7.3f  (%7.4f, %7.4f)   %.2e  %.2e\n", zeta(0), zeta(1), F(zeta),
-                slope(0), slope(1), std::max(0.0, lambda(0)), lambda(1));
+    const Vector lambda = Eigen::SelfAdjointEigenSolver<Matrix>(covariance(q, K, V, zeta)).eigenvalues();
+    std::printf("  (%4.1f, %3.1f)  %7.3f  (%7.4f, %7.4f)   %.2e  %.2e\n", zeta(0), zeta(1), F(zeta), slope(0), slope(1),
+                std::max(0.0, lambda(0)), lambda(1));
     expect(lambda(0) > -1e-12, "the energy is convex");
   }
   Index winner;
@@ -191,20 +189,17 @@ int main() {
 
   // %%
   Vector lowest = zero;
-  for (int i = 0; i < 20; ++i)
-    lowest -= covariance(q, K, V, lowest).ldlt().solve(energy_gradient(q, K, V, lowest));
+  for (int i = 0; i < 20; ++i) lowest -= covariance(q, K, V, lowest).ldlt().solve(energy_gradient(q, K, V, lowest));
   const Vector attention = energy_gradient(q, K, V, zero);
   std::printf("attention, the slope at 0:  (%.4f, %.4f)\n", attention(0), attention(1));
-  std::printf("lowest at zeta =            (%.4f, %.4f), F = %.4f; F(0) = %.4f\n", lowest(0),
-              lowest(1), F(lowest), F(zero));
+  std::printf("lowest at zeta =            (%.4f, %.4f), F = %.4f; F(0) = %.4f\n", lowest(0), lowest(1), F(lowest), F(zero));
   expect(energy_gradient(q, K, V, lowest).norm() < 1e-12, "the slope vanishes at the bottom");
   expect(F(lowest) <= F(zero), "no point is lower than the bottom");
 
   // Heights on a grid, and arrows along the slope.
   std::string grid, arrows;
   for (double x = -3; x < 3.01; x += 0.1, grid += "\n") {
-    for (double y = -3; y < 3.01; y += 0.1)
-      grid += row({x, y, F(Vector{{x, y}})});
+    for (double y = -3; y < 3.01; y += 0.1) grid += row({x, y, F(Vector{{x, y}})});
   }
   for (double x = -2.8; x < 3; x += 0.56) {
     for (double y = -2.8; y < 3; y += 0.56) {
@@ -213,8 +208,7 @@ int main() {
     }
   }
   const std::string marks = row({attention(0), attention(1), lowest(0), lowest(1)});
-  const std::string data =
-      "$F << EOD\n" + grid + "EOD\n$slope << EOD\n" + arrows + "EOD\n$marks << EOD\n" + marks;
+  const std::string data = "$F << EOD\n" + grid + "EOD\n$slope << EOD\n" + arrows + "EOD\n$marks << EOD\n" + marks;
   figure("notebook_landscape", data + R"(EOD
 set contour base
 set cntrparam cubicspline levels incremental 1,0.5,18
@@ -238,7 +232,8 @@ plot $level using 1:2:3 with lines lw 1.2 lc palette notitle, \
          600, 560);
 
   // %% [markdown]
-  // ![Contours of the energy F over the source, with its gradient; at the origin the gradient is attention](notebook_landscape.svg)
+  // ![Contours of the energy F over the source, with its gradient; at the origin the gradient is
+  // attention](notebook_landscape.svg)
   //
   // ## The Taylor series and what it leaves out
   //
@@ -262,8 +257,10 @@ plot $level using 1:2:3 with lines lw 1.2 lc palette notitle, \
       const TaylorSum sum = moment_series(q, K, V, zeta, order);
       const double error = std::abs(sum.value - exact), rounding = 1e-14 * exact;
       // Below the rounding of the sum itself an error says nothing.
-      if (error < rounding) std::printf("  rounding   %.2e", sum.remainder);
-      else std::printf("  %.2e   %.2e", error, sum.remainder);
+      if (error < rounding)
+        std::printf("  rounding   %.2e", sum.remainder);
+      else
+        std::printf("  %.2e   %.2e", error, sum.remainder);
       std::printf("%s", t < 2 ? "       " : "\n");
       expect(error <= sum.remainder + rounding, "the remainder bounds the error");
       expect(order < 48 || error < 1e-10 * exact, "the series converges");
@@ -293,11 +290,9 @@ plot $level using 1:2:3 with lines lw 1.2 lc palette notitle, \
     return forest;
   };
   Forest<double> ranks = shard(0, 3);
-  for (const Forest<double>& right : {shard(3, 4), shard(4, N)})
-    ranks.append(right.subtrees(), right.states().data());
+  for (const Forest<double>& right : {shard(3, 4), shard(4, N)}) ranks.append(right.subtrees(), right.states().data());
   const std::span<const double> state = ranks.fold();
-  std::printf("numbers in a state: %td, for attention alone: %td\n",
-              static_cast<std::ptrdiff_t>(state.size()), 2 + d_v);
+  std::printf("numbers in a state: %td, for attention alone: %td\n", static_cast<std::ptrdiff_t>(state.size()), 2 + d_v);
 
   // %%
   const Matrix C = read_covariance(layout, state.data()), exact = covariance(q, K, V, zero);
@@ -317,9 +312,8 @@ plot $level using 1:2:3 with lines lw 1.2 lc palette notitle, \
 
   // %%
   const auto same_bits = [](std::span<const double> a, std::span<const double> b) {
-    return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](double x, double y) {
-      return std::bit_cast<std::uint64_t>(x) == std::bit_cast<std::uint64_t>(y);
-    });
+    return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                      [](double x, double y) { return std::bit_cast<std::uint64_t>(x) == std::bit_cast<std::uint64_t>(y); });
   };
   Forest<double> one_rank = shard(0, N), plain(1, d_v);
   for (Index a = 0; a < N; ++a) {
@@ -329,8 +323,8 @@ plot $level using 1:2:3 with lines lw 1.2 lc palette notitle, \
   }
   const bool ranks_agree = same_bits(one_rank.fold(), state);
   const bool untouched = same_bits(plain.fold(), state.first(2 + d_v));
-  std::printf("three ranks and one: %s bits; with and without products: %s bits\n",
-              ranks_agree ? "same" : "other", untouched ? "same" : "other");
+  std::printf("three ranks and one: %s bits; with and without products: %s bits\n", ranks_agree ? "same" : "other",
+              untouched ? "same" : "other");
   expect(ranks_agree && untouched, "the enlarged state keeps its bits");
 
   // %% [markdown]
@@ -356,20 +350,16 @@ plot $level using 1:2:3 with lines lw 1.2 lc palette notitle, \
     using Taped = Reverse<Counted>;
     const double reverse = total([&] {
       const VectorOf<Taped> taped = Taped::variables(zeta);
-      const Taped value =
-          energy<Taped>(query.cast<Taped>(), k.cast<Taped>(), v.cast<Taped>(), taped);
+      const Taped value = energy<Taped>(query.cast<Taped>(), k.cast<Taped>(), v.cast<Taped>(), taped);
       Taped::gradient(value, components);
     });
 
     using Forward = Eigen::AutoDiffScalar<VectorOf<Counted>>;
-    const auto constant = [components](Counted x) {
-      return Forward(x, VectorOf<Counted>::Zero(components));
-    };
+    const auto constant = [components](Counted x) { return Forward(x, VectorOf<Counted>::Zero(components)); };
     const double forward = total([&] {
       VectorOf<Forward> seeded(components);
       for (Index j = 0; j < components; ++j) seeded(j) = Forward(zeta(j), components, j);
-      energy<Forward>(query.unaryExpr(constant), k.unaryExpr(constant), v.unaryExpr(constant),
-                      seeded);
+      energy<Forward>(query.unaryExpr(constant), k.unaryExpr(constant), v.unaryExpr(constant), seeded);
     });
     const double by_hand = total([&] { energy_gradient<Counted>(query, k, v, zeta); });
     return Cost{by_hand / once, reverse / once, forward / once};

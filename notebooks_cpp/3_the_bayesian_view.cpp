@@ -23,7 +23,14 @@
 // output elsewhere, and where no weights could ever move it.
 
 // %%
+#include "notebooks_cpp/notebook.hpp"
+#include "reference/energy/bayes.hpp"
+#include "reference/energy/energy.hpp"
+#include "reference/energy/legendre.hpp"
+#include "reference/energy/moments.hpp"
+
 #include <Eigen/Eigenvalues>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -33,15 +40,9 @@
 #include <string>
 #include <vector>
 
-#include "notebooks_cpp/notebook.hpp"
-#include "reference/energy/bayes.hpp"
-#include "reference/energy/energy.hpp"
-#include "reference/energy/legendre.hpp"
-#include "reference/energy/moments.hpp"
-
 using namespace tree_attn;
-using notebook::expect, notebook::figure, notebook::normal, notebook::row;
 using Eigen::Index;
+using notebook::expect, notebook::figure, notebook::normal, notebook::row;
 
 int main() {
   // %% [markdown]
@@ -54,8 +55,7 @@ int main() {
   const Index N = 7, d_h = 4, d_v = 2;
   const Vector q = 2 * normal(random, d_h, 1);
   const Matrix K = normal(random, N, d_h);
-  const Matrix V{{-2.0, -0.6}, {-0.8, 1.7}, {1.2, 1.4}, {2.1, -0.2},
-                 {0.3, 0.4},   {0.6, -1.6}, {-0.6, -0.3}};
+  const Matrix V{{-2.0, -0.6}, {-0.8, 1.7}, {1.2, 1.4}, {2.1, -0.2}, {0.3, 0.4}, {0.6, -1.6}, {-0.6, -0.3}};
   const Vector zero = Vector::Zero(d_v), s = K * q, P = attention_probabilities(q, K);
   const Vector attention = attention_mean(q, K, V);
   std::printf("P         = %s\n", row({P.data(), P.data() + N}).substr(0, 62).c_str());
@@ -75,10 +75,9 @@ int main() {
   const SourceAndActivation flat = log_likelihood_gradient(Q, K.topRows(3), V.topRows(3), best);
   const Matrix causal = causal_energy_gradient(Q, K.topRows(3), V.topRows(3), none);
   for (Index i = 0; i < 3; ++i)
-    std::printf("query %td: zeta* = (%g, %g)  z* = (%7.4f, %7.4f)\n", i, best.Zeta(i, 0),
-                best.Zeta(i, 1), best.Z(i, 0), best.Z(i, 1));
-  std::printf("largest slope of Gamma there: %g\n",
-              std::max(flat.Zeta.cwiseAbs().maxCoeff(), flat.Z.cwiseAbs().maxCoeff()));
+    std::printf("query %td: zeta* = (%g, %g)  z* = (%7.4f, %7.4f)\n", i, best.Zeta(i, 0), best.Zeta(i, 1), best.Z(i, 0),
+                best.Z(i, 1));
+  std::printf("largest slope of Gamma there: %g\n", std::max(flat.Zeta.cwiseAbs().maxCoeff(), flat.Z.cwiseAbs().maxCoeff()));
   expect(flat.Zeta.isZero(0) && flat.Z.isZero(0), "Gamma is stationary");
   expect(best.Z == causal && best.Zeta.isZero(0), "zeta* = 0 and z* is attention");
 
@@ -119,8 +118,7 @@ int main() {
   const Matrix hessian = log_likelihood_hessian(q, K, V, zero);
   const Vector lambda = Eigen::SelfAdjointEigenSolver<Matrix>(hessian).eigenvalues();
   const Vector c = Eigen::SelfAdjointEigenSolver<Matrix>(covariance(q, K, V, zero)).eigenvalues();
-  std::printf("eigenvalues of the Hessian: %9.6f %9.6f %9.6f %9.6f\n", lambda(0), lambda(1),
-              lambda(2), lambda(3));
+  std::printf("eigenvalues of the Hessian: %9.6f %9.6f %9.6f %9.6f\n", lambda(0), lambda(1), lambda(2), lambda(3));
   for (Index j = 0; j < d_v; ++j) {
     const double root = std::sqrt(c(j) * c(j) + 4);
     std::printf("c = %.6f gives %9.6f and %9.6f\n", c(j), (-c(j) - root) / 2, (-c(j) + root) / 2);
@@ -134,8 +132,7 @@ int main() {
     const Vector step = 0.3 * Vector::Unit(d_v, 0);
     const SourceAndActivation at{step.transpose(), (attention + sign * step).transpose()};
     const double Gamma = log_likelihood(q.transpose(), K, V, at);
-    std::printf("Gamma %s along (e_0, %se_0): %9.6f\n", sign > 0 ? "rises" : "falls",
-                sign > 0 ? "" : "-", Gamma - top);
+    std::printf("Gamma %s along (e_0, %se_0): %9.6f\n", sign > 0 ? "rises" : "falls", sign > 0 ? "" : "-", Gamma - top);
     expect(sign * (Gamma - top) > 0, "Gamma rises one way and falls another");
   }
 
@@ -162,8 +159,7 @@ int main() {
     const Vector d = covariance(q, K, V, zeta).ldlt().solve(slope);
     spread = (V * d).maxCoeff() - (V * d).minCoeff();
     const double t = std::log1p(spread) / spread;
-    std::printf("%4d   %16.12f   %.2e   %6.4f   %.1e\n", n_steps, g, slope.norm(), t,
-                slope.dot(d));
+    std::printf("%4d   %16.12f   %.2e   %6.4f   %.1e\n", n_steps, g, slope.norm(), t, slope.dot(d));
     expect(g >= before - 1e-14, "every step climbs");
     before = g;
     zeta += t * d;
@@ -175,10 +171,10 @@ int main() {
 
   // %%
   const LegendrePoint point = legendre_transform(q, K, V, z);
-  std::printf("by hand:  F* = %.12f, zeta = (%.6f, %.6f), %d steps\n",
-              z.dot(zeta) - energy(q, K, V, zeta), zeta(0), zeta(1), n_steps);
-  std::printf("library:  F* = %.12f, zeta = (%.6f, %.6f), %d steps\n", point.value, point.zeta(0),
-              point.zeta(1), point.n_steps);
+  std::printf("by hand:  F* = %.12f, zeta = (%.6f, %.6f), %d steps\n", z.dot(zeta) - energy(q, K, V, zeta), zeta(0), zeta(1),
+              n_steps);
+  std::printf("library:  F* = %.12f, zeta = (%.6f, %.6f), %d steps\n", point.value, point.zeta(0), point.zeta(1),
+              point.n_steps);
   expect(std::abs(point.value - (z.dot(zeta) - energy(q, K, V, zeta))) < 1e-12, "the same F*");
   expect((energy_gradient(q, K, V, point.zeta) - z).norm() < 1e-9, "the tilted mean is z");
   expect(n_steps < 40 && point.n_steps <= n_steps, "few steps");
@@ -228,9 +224,8 @@ int main() {
   for (Index a = 0; a < N; ++a) values += row({V(a, 0), V(a, 1), P(a), static_cast<double>(a)});
   for (std::size_t i = 0; i <= corners.size(); ++i)
     hull += row({V(corners[i % corners.size()], 0), V(corners[i % corners.size()], 1)});
-  const std::string data = "$map << EOD\n" + map + "EOD\n$value << EOD\n" + values +
-                           "EOD\n$hull << EOD\n" + hull + "EOD\n$attention << EOD\n" +
-                           row({attention(0), attention(1)});
+  const std::string data = "$map << EOD\n" + map + "EOD\n$value << EOD\n" + values + "EOD\n$hull << EOD\n" + hull +
+                           "EOD\n$attention << EOD\n" + row({attention(0), attention(1)});
   figure("notebook_hull", data + R"(EOD
 set contour base
 set cntrparam levels discrete 0.02,0.05,0.1,0.2,0.3,0.4,0.5,0.6,0.7,0.8,0.9,0.97
@@ -338,8 +333,7 @@ plot $hull using 1:2 with lines lw 2 lc rgb '#555555' title 'hull of the values'
   // %%
   const Gaussian laplace = laplace_approximation(q, K, V);
   const Matrix precision = laplace.covariance.inverse();
-  std::printf("posterior spread: %.4f and %.4f\n", std::sqrt(laplace.covariance(0, 0)),
-              std::sqrt(laplace.covariance(1, 1)));
+  std::printf("posterior spread: %.4f and %.4f\n", std::sqrt(laplace.covariance(0, 0)), std::sqrt(laplace.covariance(1, 1)));
   expect((peak.curvature - precision).norm() < 1e-10, "the curvature of F* is C^-1");
   const double edge = to_edge(Vector::Unit(d_v, 1));
   std::printf("above attention    F* + F(0)   Laplace\n");
@@ -374,17 +368,15 @@ plot $hull using 1:2 with lines lw 2 lc rgb '#555555' title 'hull of the values'
   for (const int n : {10, 100, 1000}) {
     for (const double mean : {0.3, 0.5, 0.7}) {
       const double k = std::round(n * mean);
-      const double exact = std::lgamma(n + 1.0) - std::lgamma(k + 1) - std::lgamma(n - k + 1) +
-                           k * std::log(0.3) + (n - k) * std::log(0.7);
+      const double exact =
+          std::lgamma(n + 1.0) - std::lgamma(k + 1) - std::lgamma(n - k + 1) + k * std::log(0.3) + (n - k) * std::log(0.7);
       const LegendrePoint at = legendre_transform(one.col(0), coin, sides, Vector{{mean}});
-      const double saddle =
-          0.5 * std::log(at.curvature(0, 0) / (2 * std::numbers::pi * n)) - n * at.divergence;
+      const double saddle = 0.5 * std::log(at.curvature(0, 0) / (2 * std::numbers::pi * n)) - n * at.divergence;
       const Gaussian g = laplace_approximation(one.col(0), coin, sides, n);
       const double variance = g.covariance(0, 0), off = mean - g.mean(0);
-      const double gaussian = -0.5 * std::log(2 * std::numbers::pi * variance) -
-                              0.5 * off * off / variance - std::log(n);
-      std::printf("%5d   %.1f    e^%-10.4f  %.5f          e^%.4f\n", n, mean, exact,
-                  std::exp(saddle - exact), gaussian - exact);
+      const double gaussian = -0.5 * std::log(2 * std::numbers::pi * variance) - 0.5 * off * off / variance - std::log(n);
+      std::printf("%5d   %.1f    e^%-10.4f  %.5f          e^%.4f\n", n, mean, exact, std::exp(saddle - exact),
+                  gaussian - exact);
       expect(std::abs(std::exp(saddle - exact) - 1) < 0.5 / n, "the saddle is right up to O(1/n)");
     }
   }

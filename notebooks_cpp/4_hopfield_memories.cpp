@@ -24,6 +24,12 @@
 // damage one, count how many memories fit, and ask the heads of a trained transformer.
 
 // %%
+#include "notebooks_cpp/notebook.hpp"
+#include "reference/data/safetensors.hpp"
+#include "reference/energy/energy.hpp"
+#include "reference/energy/hopfield.hpp"
+#include "reference/energy/moments.hpp"
+
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -34,15 +40,9 @@
 #include <string>
 #include <vector>
 
-#include "reference/data/safetensors.hpp"
-#include "notebooks_cpp/notebook.hpp"
-#include "reference/energy/energy.hpp"
-#include "reference/energy/hopfield.hpp"
-#include "reference/energy/moments.hpp"
-
 using namespace tree_attn;
-using notebook::expect, notebook::figure, notebook::row;
 using Eigen::Index;
+using notebook::expect, notebook::figure, notebook::row;
 
 // %% [markdown]
 // ## Eight letters
@@ -52,11 +52,10 @@ using Eigen::Index;
 // %%
 constexpr Index kHeight = 7, kWidth = 5, kPixels = kHeight * kWidth;
 const std::string kWord = "HOPFIELD";
-const std::array<std::string, 8> kGlyphs{
-    "#...##...##...#######...##...##...#", ".###.#...##...##...##...##...#.###.",
-    "####.#...##...#####.#....#....#....", "######....#....####.#....#....#....",
-    ".###...#....#....#....#....#...###.", "######....#....####.#....#....#####",
-    "#....#....#....#....#....#....#####", "###..#..#.#...##...##...##..#.###.."};
+const std::array<std::string, 8> kGlyphs{"#...##...##...#######...##...##...#", ".###.#...##...##...##...##...#.###.",
+                                         "####.#...##...#####.#....#....#....", "######....#....####.#....#....#....",
+                                         ".###...#....#....#....#....#...###.", "######....#....####.#....#....#####",
+                                         "#....#....#....#....#....#....#####", "###..#..#.#...##...##...##..#.###.."};
 
 Matrix letters() {
   return Matrix::NullaryExpr(8, kPixels, [](Index a, Index j) {
@@ -98,8 +97,7 @@ int main() {
   for (Index a = 0; a < 8; ++a) all.push_back(X.row(a));
   show(all);
   for (Index a = 0; a < 8; ++a) {
-    for (Index b = 0; b < a; ++b)
-      expect((X.row(a) - X.row(b)).cwiseAbs().sum() >= 2 * 3, "letters differ in three pixels");
+    for (Index b = 0; b < a; ++b) expect((X.row(a) - X.row(b)).cwiseAbs().sum() >= 2 * 3, "letters differ in three pixels");
   }
 
   // %% [markdown]
@@ -122,8 +120,7 @@ int main() {
   const double beta = 0.3;
   const Vector cue = damaged(0, 10);
   std::vector<Vector> course{X.row(0), cue};
-  for (const int n_steps : {1, 2, 4, 8, 10000})
-    course.push_back(hopfield_retrieve(X, cue, beta, 1e-8, n_steps).xi);
+  for (const int n_steps : {1, 2, 4, 8, 10000}) course.push_back(hopfield_retrieve(X, cue, beta, 1e-8, n_steps).xi);
   show(course);
   const Retrieval retrieval = hopfield_retrieve(X, cue, beta);
   std::printf("settled after %d steps, %.2f from the letter\n", retrieval.n_steps,
@@ -150,8 +147,8 @@ int main() {
   std::printf("   beta   steps   E(cue)     E(end)     letters in the state\n");
   for (const double b : {0.05, 0.15, 0.2, 0.3, 1.0}) {
     const Retrieval r = hopfield_retrieve(X, cue, b);
-    std::printf("  %5.2f   %5d   %8.4f   %8.4f   %.2f\n", b, r.n_steps, r.energy.front(),
-                r.energy.back(), n_effective_patterns(X, r.xi, b));
+    std::printf("  %5.2f   %5d   %8.4f   %8.4f   %.2f\n", b, r.n_steps, r.energy.front(), r.energy.back(),
+                n_effective_patterns(X, r.xi, b));
     Vector xi = cue;
     for (int i = 0; i < r.n_steps; ++i) {
       const Vector next = hopfield_step(X, xi, b);
@@ -288,8 +285,7 @@ plot $f using 1:2 with lines lw 2 lc rgb '#bbbbbb' title 'formula, constant fitt
   // is the model's.
 
   // %%
-  const SafetensorsFile file =
-      SafetensorsFile::open(TREE_ATTN_TEST_DATA "/minilm/attention.safetensors");
+  const SafetensorsFile file = SafetensorsFile::open(TREE_ATTN_TEST_DATA "/minilm/attention.safetensors");
   const auto head_of = [&file](const char* name, Index h) {
     const TensorView view = view4(file, name, "b, n_h, l, d_h");
     Matrix transposed(view.shape[3], view.shape[2]);
@@ -342,8 +338,8 @@ plot $f using 1:2 with lines lw 2 lc rgb '#bbbbbb' title 'formula, constant fitt
       if (std::none_of(states.begin(), states.end(), is_end)) states.push_back(end.xi);
     }
     std::sort(n_keys.begin(), n_keys.end());
-    std::printf("%3td   %6.1f    %.3f     %.3f    %.3f      %3zu   %6.1f   %.3f\n", h, std::exp(H),
-                itself, beside, first, states.size(), n_keys[16], first_settled);
+    std::printf("%3td   %6.1f    %.3f     %.3f    %.3f      %3zu   %6.1f   %.3f\n", h, std::exp(H), itself, beside, first,
+                states.size(), n_keys[16], first_settled);
     expect(first_settled < 0.01, "no query settles on [CLS]");
     n_single += n_keys[16] < 2;
     n_average += states.size() == 1 && n_keys[16] > 100;

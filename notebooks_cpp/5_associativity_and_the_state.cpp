@@ -18,6 +18,10 @@
 // paper's form and on that of `reference/state/state.hpp`, whose shift is an integer.
 
 // %%
+#include "distributed/transport/exchange.hpp"
+#include "notebooks_cpp/notebook.hpp"
+#include "reference/state/state.hpp"
+
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -30,10 +34,6 @@
 #include <string>
 #include <vector>
 
-#include "distributed/transport/exchange.hpp"
-#include "notebooks_cpp/notebook.hpp"
-#include "reference/state/state.hpp"
-
 using namespace tree_attn;
 using notebook::expect, notebook::figure;
 
@@ -45,9 +45,8 @@ constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 using State = std::vector<float>;
 
 bool same_bits(const State& a, const State& b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](float x, float y) {
-    return std::bit_cast<std::uint32_t>(x) == std::bit_cast<std::uint32_t>(y);
-  });
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [](float x, float y) { return std::bit_cast<std::uint32_t>(x) == std::bit_cast<std::uint32_t>(y); });
 }
 
 // %% [markdown]
@@ -160,8 +159,7 @@ int main() {
   std::printf("D_S                  %a\n", x.paper[kSum]);
   std::printf("D of merge(S, T)     %a\n", paper_merge(x.paper, y.paper)[kSum]);
   std::printf("D of merge(T, S)     %a\n", paper_merge(y.paper, x.paper)[kSum]);
-  expect(exact != static_cast<float>(exact),
-         "a product that is exact could not make a difference");
+  expect(exact != static_cast<float>(exact), "a product that is exact could not make a difference");
 
   // %% [markdown]
   // Since $m$ is one of the two maxima, one factor is 1 and its product is exact. Everything hangs
@@ -182,11 +180,9 @@ int main() {
     const State left = paper_merge(S.paper, T.paper), right = paper_merge(T.paper, S.paper);
     n_paper_D += left[kSum] != right[kSum];
     n_paper_state += !same_bits(left, right);
-    n_rounded +=
-        !same_bits(paper_merge(S.paper, T.paper, false), paper_merge(T.paper, S.paper, false));
+    n_rounded += !same_bits(paper_merge(S.paper, T.paper, false), paper_merge(T.paper, S.paper, false));
 
-    const State integer = merged(S.integer, T.integer),
-                fused = fused_merge(S.integer, T.integer);
+    const State integer = merged(S.integer, T.integer), fused = fused_merge(S.integer, T.integer);
     n_integer += !same_bits(integer, merged(T.integer, S.integer));
     n_integer_fused += !same_bits(fused, fused_merge(T.integer, S.integer));
     n_fusing_matters += !same_bits(integer, fused);
@@ -194,13 +190,12 @@ int main() {
   const auto percent = [n_pairs](int n) { return 100.0 * n / n_pairs; };
   std::printf("merge(S, T) != merge(T, S), in %d pairs\n\n", n_pairs);
   std::printf("  paper, fused:           D alone   %5.2f %%\n", percent(n_paper_D));
-  std::printf("                          the state %5.2f %%  (D and %d components of n)\n",
-              percent(n_paper_state), kValueDim);
+  std::printf("                          the state %5.2f %%  (D and %d components of n)\n", percent(n_paper_state),
+              kValueDim);
   std::printf("  paper, rounded:         the state %5.2f %%\n", percent(n_rounded));
   std::printf("  integer shift, fused:   the state %5.2f %%\n", percent(n_integer_fused));
   std::printf("  integer shift, library: the state %5.2f %%\n\n", percent(n_integer));
-  std::printf("fused and library form of the integer shift differ in %d pairs\n",
-              n_fusing_matters);
+  std::printf("fused and library form of the integer shift differ in %d pairs\n", n_fusing_matters);
 
   expect(n_paper_D > n_pairs / 10, "more than one denominator in ten depends on the order");
   expect(n_paper_state > n_pairs / 2, "most states depend on the order in some component");
@@ -246,8 +241,7 @@ int main() {
       const double g = std::min(ulp(S[kSum]), ulp(float(product)));
       if (delta > 0 && g < ulp(D)) chance += (std::floor(delta / g) + 0.5) * g / ulp(D);
     }
-    points += std::to_string(gap) + " " + std::to_string(n_differ / 40.0) + " " +
-              std::to_string(chance / 40.0) + "\n";
+    points += std::to_string(gap) + " " + std::to_string(n_differ / 40.0) + " " + std::to_string(chance / 40.0) + "\n";
     expect(std::abs(n_differ - chance) < 120, "the share is that of the ties");
     expect(gap > 0 || n_differ == 0, "equal maxima commute");
   }
@@ -262,7 +256,8 @@ plot $share using 1:3 with lines lw 2 lc rgb '#bbbbbb' title 'ties that go the o
      $share using 1:2 with points pt 7 ps 0.7 lc rgb '#1982d2' title 'counted in D')");
 
   // %% [markdown]
-  // ![Share of merges in the paper's form whose denominator depends on the order, against the difference of the two largest scores](notebook_commute.svg)
+  // ![Share of merges in the paper's form whose denominator depends on the order, against the difference of the two largest
+  // scores](notebook_commute.svg)
   //
   // ## What it does to a butterfly
   //
@@ -279,8 +274,7 @@ plot $share using 1:3 with lines lw 2 lc rgb '#bbbbbb' title 'ties that go the o
       const std::vector<State> before = ranks;
       for (int me = 0; me < p; ++me) {
         const ExchangeStep step = butterfly(p, me)[round];
-        ranks[std::size_t(me)] = merge_two(
-            before[std::size_t(me)], before[std::size_t(step.peer)], step.peer_is_left(me));
+        ranks[std::size_t(me)] = merge_two(before[std::size_t(me)], before[std::size_t(step.peer)], step.peer_is_left(me));
       }
     }
     std::set<std::vector<std::uint32_t>> different;
@@ -298,17 +292,12 @@ plot $share using 1:3 with lines lw 2 lc rgb '#bbbbbb' title 'ties that go the o
   // ranks end with more than one result?
 
   // %%
-  using Merge =
-      std::function<State(const State& mine, const State& theirs, bool theirs_is_left)>;
-  const Merge paper_mine_first = [](const State& mine, const State& theirs, bool) {
-    return paper_merge(mine, theirs);
-  };
+  using Merge = std::function<State(const State& mine, const State& theirs, bool theirs_is_left)>;
+  const Merge paper_mine_first = [](const State& mine, const State& theirs, bool) { return paper_merge(mine, theirs); };
   const Merge paper_in_row_order = [](const State& mine, const State& theirs, bool swap) {
     return swap ? paper_merge(theirs, mine) : paper_merge(mine, theirs);
   };
-  const Merge integer_mine_first = [](const State& mine, const State& theirs, bool) {
-    return fused_merge(mine, theirs);
-  };
+  const Merge integer_mine_first = [](const State& mine, const State& theirs, bool) { return fused_merge(mine, theirs); };
 
   // %%
   const int n_decodes = 2000;
@@ -327,8 +316,7 @@ plot $share using 1:3 with lines lw 2 lc rgb '#bbbbbb' title 'ties that go the o
     n_integer_mine_first += n_results(integer, integer_mine_first) > 1;
   }
   std::printf("decodes whose eight ranks do not agree, of %d:\n\n", n_decodes);
-  std::printf("  paper, mine first          %4d, with up to %zu different results\n",
-              n_mine_first, most);
+  std::printf("  paper, mine first          %4d, with up to %zu different results\n", n_mine_first, most);
   std::printf("  paper, in the row's order  %4d\n", n_row_order);
   std::printf("  integer shift, mine first  %4d\n", n_integer_mine_first);
   expect(n_mine_first > n_decodes / 2, "ranks of a butterfly end with different bits");
@@ -391,8 +379,7 @@ plot $share using 1:3 with lines lw 2 lc rgb '#bbbbbb' title 'ties that go the o
     }
   } paper, integer, whole;
   for (int i = 0; i < n_pairs; ++i) {
-    const TwoForms R = random_state(random), S = random_state(random, 1),
-                   T = random_state(random, 2);
+    const TwoForms R = random_state(random), S = random_state(random, 1), T = random_state(random, 2);
     const State a = paper_merge(paper_merge(R.paper, S.paper), T.paper);
     const State b = paper_merge(R.paper, paper_merge(S.paper, T.paper));
     const State c = merged(merged(R.integer, S.integer), T.integer);
@@ -413,14 +400,12 @@ plot $share using 1:3 with lines lw 2 lc rgb '#bbbbbb' title 'ties that go the o
   std::printf("D of (R S) T against R (S T), in %d triples\n\n", n_pairs);
   std::printf("                            differ     largest      mean\n");
   const auto row = [&](const char* what, const Apart& apart) {
-    std::printf("  %-24s %6.2f %%   %6.2f u  %6.3f u\n", what, percent(apart.n_differ),
-                apart.largest, apart.mean);
+    std::printf("  %-24s %6.2f %%   %6.2f u  %6.3f u\n", what, percent(apart.n_differ), apart.largest, apart.mean);
   };
   row("paper, fused", paper);
   row("integer shift", integer);
   row("whole scores", whole);
-  expect(paper.n_differ > n_pairs / 10 && integer.n_differ > n_pairs / 10,
-         "neither form is associative in bits");
+  expect(paper.n_differ > n_pairs / 10 && integer.n_differ > n_pairs / 10, "neither form is associative in bits");
   expect(integer.largest <= 4, "two additions on each side cost at most 4 u together");
   expect(whole.n_differ == 0, "where no sum is rounded, every bracketing gives the same bits");
 
@@ -451,15 +436,14 @@ plot $share using 1:3 with lines lw 2 lc rgb '#bbbbbb' title 'ties that go the o
     float z;
     const float lse2 = finish(end.data(), &z, 1) / float(kLn2);
     if (a % 4 == 0 || a < 4) {
-      std::printf("  %2d  %7.3f    | %3g  %7.4f  %8.4f    |  %7.4f  %8.4f\n", a, s, life[kShift],
-                  life[kSum], life[kValues], lse2, z);
+      std::printf("  %2d  %7.3f    | %3g  %7.4f  %8.4f    |  %7.4f  %8.4f\n", a, s, life[kShift], life[kSum], life[kValues],
+                  lse2, z);
     }
     expect(life[kSum] >= 0.5f && life[kSum] <= float(a + 1), "1/2 <= D <= N");
-    expect(lse2 > life[kShift] - 1,
-           "the shift is less than one power of two above log2 of the sum");
+    expect(lse2 > life[kShift] - 1, "the shift is less than one power of two above log2 of the sum");
     keys += std::to_string(a) + " " + std::to_string(s) + "\n";
-    shifts += std::to_string(a) + " " + std::to_string(life[kShift]) + " " +
-              std::to_string(lse2) + " " + std::to_string(life[kSum]) + "\n";
+    shifts += std::to_string(a) + " " + std::to_string(life[kShift]) + " " + std::to_string(lse2) + " " +
+              std::to_string(life[kSum]) + "\n";
   }
 
   // %%
@@ -486,7 +470,8 @@ unset multiplot)",
          640, 520);
 
   // %% [markdown]
-  // ![The life of a state: keys arrive, the shift follows the largest score in whole steps, D starts afresh with each of them](notebook_life.svg)
+  // ![The life of a state: keys arrive, the shift follows the largest score in whole steps, D starts afresh with each of
+  // them](notebook_life.svg)
   //
   // Between two steps of the shift nothing is scaled, and $D$ only grows. At a step everything so
   // far is multiplied by a power of two, exactly. $D$ never leaves $[\frac12, N]$: that is why no
@@ -506,15 +491,13 @@ unset multiplot)",
   };
   const auto plain = [](float number) { return std::isnan(number) ? kNaN : number; };  // no sign
   std::printf("  score    value         e    D      n              lse    z\n");
-  const std::vector<Key> odd_keys = {
-      {-kInf, {kNaN, kInf}}, {kInf, {1, 1}}, {kNaN, {1, 1}}, {0, {kInf, 1}}, {0, {1, kNaN}}};
+  const std::vector<Key> odd_keys = {{-kInf, {kNaN, kInf}}, {kInf, {1, 1}}, {kNaN, {1, 1}}, {0, {kInf, 1}}, {0, {1, kNaN}}};
   for (const Key& odd : odd_keys) {
     const State born = integer_key(odd);
     std::vector<float> alone, z;
     const float lse = finished(born, alone);
-    std::printf("  %5g    (%4g, %4g)  %4g %4g   (%4g, %4g)   %4g   (%4g, %4g)\n", odd.s,
-                odd.v[0], odd.v[1], born[kShift], plain(born[kSum]), plain(born[2]),
-                plain(born[3]), lse, alone[0], alone[1]);
+    std::printf("  %5g    (%4g, %4g)  %4g %4g   (%4g, %4g)   %4g   (%4g, %4g)\n", odd.s, odd.v[0], odd.v[1], born[kShift],
+                plain(born[kSum]), plain(born[2]), plain(born[3]), lse, alone[0], alone[1]);
 
     for (int place = 0; place < 8; ++place) {
       std::vector<State> eight;

@@ -16,6 +16,11 @@
 // machines there were.
 
 // %%
+#include "distributed/transport/exchange.hpp"
+#include "notebooks_cpp/notebook.hpp"
+#include "reference/state/forest.hpp"
+#include "reference/state/tree_reduce.hpp"
+
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -28,18 +33,11 @@
 #include <string>
 #include <vector>
 
-#include "distributed/transport/exchange.hpp"
-#include "notebooks_cpp/notebook.hpp"
-#include "reference/state/forest.hpp"
-#include "reference/state/tree_reduce.hpp"
-
 using namespace tree_attn;
 using notebook::expect, notebook::figure;
 
 /// ceil(log2 n) for n >= 1.
-std::int64_t ceil_log2(std::int64_t n) {
-  return std::bit_width(static_cast<std::uint64_t>(n - 1));
-}
+std::int64_t ceil_log2(std::int64_t n) { return std::bit_width(static_cast<std::uint64_t>(n - 1)); }
 
 /// What Thm. 1 promises.
 std::int64_t steps_of_theorem(std::int64_t N, std::int64_t p) {
@@ -57,9 +55,7 @@ int main() {
   // %%
   std::vector<std::string> letters;
   for (char letter = 'a'; letter <= 'k'; ++letter) letters.push_back(std::string(1, letter));
-  const auto bracket = [](const std::string& left, const std::string& right) {
-    return "(" + left + right + ")";
-  };
+  const auto bracket = [](const std::string& left, const std::string& right) { return "(" + left + right + ")"; };
   std::printf("   p   steps\n");
   for (const std::int64_t p : {1, 2, 3, 4, 11}) {
     const auto reduced = tree_reduce(std::span<const std::string>(letters), p, bracket);
@@ -83,17 +79,15 @@ int main() {
   // %%
   const std::int64_t N = 4096;
   const std::vector<int> ones(N, 1);
-  const auto counted = [&ones](std::int64_t p) {
-    return tree_reduce(std::span<const int>(ones), p, std::plus<int>());
-  };
+  const auto counted = [&ones](std::int64_t p) { return tree_reduce(std::span<const int>(ones), p, std::plus<int>()); };
   for (std::int64_t p = 1; p <= N; ++p) {
     expect(counted(p).n_steps == steps_of_theorem(N, p), "the steps of Thm. 1, exactly");
   }
   std::printf("    p     p'   ceil(N/p) - 1   ceil(log2 p')   steps\n");
   for (const std::int64_t p : {1, 2, 8, 64, 100, 512, 683, 700, 1024, 2048, 4096}) {
     const auto reduced = counted(p);
-    std::printf(" %4td   %4td   %13td   %13td   %5td\n", p, reduced.n_workers,
-                (N + p - 1) / p - 1, ceil_log2(reduced.n_workers), reduced.n_steps);
+    std::printf(" %4td   %4td   %13td   %13td   %5td\n", p, reduced.n_workers, (N + p - 1) / p - 1,
+                ceil_log2(reduced.n_workers), reduced.n_steps);
     expect(reduced.value == N, "every element is counted once");
   }
 
@@ -109,8 +103,7 @@ int main() {
     for (std::int64_t p = 1; p <= length; p *= 2) {
       const std::vector<int> x(std::size_t(length), 1);
       const auto reduced = tree_reduce(std::span<const int>(x), p, std::plus<int>());
-      curves += std::to_string(p) + " " + std::to_string(reduced.n_steps) + " " +
-                std::to_string(ceil_log2(p)) + "\n";
+      curves += std::to_string(p) + " " + std::to_string(reduced.n_steps) + " " + std::to_string(ceil_log2(p)) + "\n";
     }
     curves += "\n\n";
   }
@@ -161,8 +154,8 @@ plot $steps index 2 using 1:2 with linespoints ls 1 title 'N = 2^{16}', \
     std::printf("level %d ", level);
     for (std::int64_t i = 0; i < 16 >> level; ++i) {
       const int width = 3 << level;  // three characters a position
-      std::printf("[%s%c%s]", std::string(std::size_t(width - 3) / 2, ' ').c_str(),
-                  owner({level, i}), std::string(std::size_t(width - 2) / 2, ' ').c_str());
+      std::printf("[%s%c%s]", std::string(std::size_t(width - 3) / 2, ' ').c_str(), owner({level, i}),
+                  std::string(std::size_t(width - 2) / 2, ' ').c_str());
     }
     std::printf("\n");
   }
@@ -205,8 +198,7 @@ plot $steps index 2 using 1:2 with linespoints ls 1 title 'N = 2^{16}', \
     for (const Subtree& subtree : counter.subtrees()) {
       sizes += (sizes.empty() ? "" : " + ") + std::to_string(subtree.end() - subtree.begin());
     }
-    std::printf("%4td  %6s  %-16s  %6td\n", a + 1, digits.c_str(), sizes.c_str(),
-                counter.n_merges());
+    std::printf("%4td  %6s  %-16s  %6td\n", a + 1, digits.c_str(), sizes.c_str(), counter.n_merges());
     expect(std::popcount(std::uint64_t(a + 1)) == std::ssize(counter.subtrees()), "one a digit");
     expect(counter.n_merges() == a + 1 - std::ssize(counter.subtrees()), "a merge is a carry");
   }
@@ -227,8 +219,7 @@ plot $steps index 2 using 1:2 with linespoints ls 1 title 'N = 2^{16}', \
   using Root = std::vector<float>;
   const auto show = [](const std::map<Root, int>& roots) {
     for (const auto& [root, n] : roots) {
-      std::printf("  e = %g, D = %a, n = %a   %d time%s\n", root[0], root[1], root[2], n,
-                  n == 1 ? "" : "s");
+      std::printf("  e = %g, D = %a, n = %a   %d time%s\n", root[0], root[1], root[2], n, n == 1 ? "" : "s");
     }
   };
 
@@ -302,10 +293,7 @@ plot $steps index 2 using 1:2 with linespoints ls 1 title 'N = 2^{16}', \
     for (int me = 0; me < p; ++me) {
       std::printf("member %d:", me);
       for (const ExchangeStep& step : butterfly(p, me)) {
-        const char* way = step.finished    ? "<="
-                          : !step.sends    ? "<-"
-                          : !step.receives ? "->"
-                                           : "<->";
+        const char* way = step.finished ? "<=" : !step.sends ? "<-" : !step.receives ? "->" : "<->";
         std::printf("   %3s %d", way, step.peer);
       }
       std::printf("\n");
@@ -329,9 +317,7 @@ plot $steps index 2 using 1:2 with linespoints ls 1 title 'N = 2^{16}', \
     std::vector<ExchangeStep> steps;
     MemberRange has;
     std::size_t n_taken = 0;
-    const ExchangeStep* next() const {
-      return n_taken < steps.size() ? &steps[n_taken] : nullptr;
-    }
+    const ExchangeStep* next() const { return n_taken < steps.size() ? &steps[n_taken] : nullptr; }
   };
   const auto take_round = [](std::vector<Member>& members) {
     const std::vector<Member> before = members;

@@ -11,6 +11,16 @@
 // process, with every message counted.
 
 // %%
+#include "distributed/decoders/decoder.hpp"
+#include "distributed/measure/predict.hpp"
+#include "distributed/transport/exchange.hpp"
+#include "distributed/transport/thread_transport.hpp"
+#include "notebooks_cpp/notebook.hpp"
+#include "reference/data/workload.hpp"
+#include "reference/oracle/algorithms.hpp"
+#include "reference/oracle/attention.hpp"
+#include "reference/state/forest.hpp"
+
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -18,16 +28,6 @@
 #include <set>
 #include <string>
 #include <vector>
-
-#include "distributed/decoders/decoder.hpp"
-#include "distributed/measure/predict.hpp"
-#include "distributed/transport/exchange.hpp"
-#include "distributed/transport/thread_transport.hpp"
-#include "reference/data/workload.hpp"
-#include "notebooks_cpp/notebook.hpp"
-#include "reference/oracle/algorithms.hpp"
-#include "reference/oracle/attention.hpp"
-#include "reference/state/forest.hpp"
 
 using namespace tree_attn;
 using notebook::expect, notebook::figure, notebook::normal;
@@ -39,8 +39,8 @@ using notebook::expect, notebook::figure, notebook::normal;
 using State = std::vector<double>;
 
 void print(const char* before, const State& state) {
-  std::printf("%se = %4g   D = %7.4f   n = (%7.4f, %7.4f)", before, state[kShift], state[kSum],
-              state[kValues], state[kValues + 1]);
+  std::printf("%se = %4g   D = %7.4f   n = (%7.4f, %7.4f)", before, state[kShift], state[kSum], state[kValues],
+              state[kValues + 1]);
 }
 
 int main() {
@@ -116,10 +116,8 @@ int main() {
   std::printf("z = n / D             = (%7.4f, %7.4f)\n", z(0), z(1));
 
   const TreeDecode library = tree_decode_paper(q, devices);
-  expect((z - library.z).norm() < 1e-15 && library.n_all_reduces == 3,
-         "this is tree_decode_paper()");
-  expect((z - attention_mean(q, K, V)).norm() < 1e-15,
-         "and it is attention over all twelve keys");
+  expect((z - library.z).norm() < 1e-15 && library.n_all_reduces == 3, "this is tree_decode_paper()");
+  expect((z - attention_mean(q, K, V)).norm() < 1e-15, "and it is attention over all twelve keys");
 
   // %% [markdown]
   // ## The same with a state
@@ -199,8 +197,7 @@ int main() {
     for (std::size_t k = 0; k < forest.subtrees().size(); ++k) {
       const Subtree& subtree = forest.subtrees()[k];
       std::printf("    [%2td, %2td)  ", subtree.begin(), subtree.end());
-      const auto first =
-          forest.states().begin() + std::ptrdiff_t(k * std::size_t(forest.block_size()));
+      const auto first = forest.states().begin() + std::ptrdiff_t(k * std::size_t(forest.block_size()));
       print("", State(first, first + forest.block_size()));
       std::printf("\n");
     }
@@ -226,8 +223,7 @@ int main() {
   for (Eigen::Index a = 0; a <= N; ++a) {
     for (Eigen::Index b = a; b <= N; ++b) {
       for (Eigen::Index c = b; c <= N; ++c, ++n_cuts) {
-        const std::vector<std::pair<Eigen::Index, Eigen::Index>> ranges = {
-            {0, a}, {a, b}, {b, c}, {c, N}};
+        const std::vector<std::pair<Eigen::Index, Eigen::Index>> ranges = {{0, a}, {a, b}, {b, c}, {c, N}};
         Forest<double> forest(1, d_v);
         std::vector<State> each;
         for (const auto& [first, last] : ranges) {
@@ -244,8 +240,7 @@ int main() {
       }
     }
   }
-  std::printf("%d cuts: %zu root, %zu results of an AllReduce of states\n", n_cuts, roots.size(),
-              reduced.size());
+  std::printf("%d cuts: %zu root, %zu results of an AllReduce of states\n", n_cuts, roots.size(), reduced.size());
   expect(n_cuts == 455, "15 over 3");
   expect(roots.size() == 1 && *roots.begin() == root, "one root, in bits");
   expect(reduced.size() > 1, "an AllReduce of states depends on the cut");
@@ -290,8 +285,7 @@ int main() {
       result.total.messages += traffic[i].messages;
       result.total.bytes += traffic[i].bytes;
       result.total.bytes_between_nodes += traffic[i].bytes_between_nodes;
-      result.total.buffer_kv_bytes =
-          std::max(result.total.buffer_kv_bytes, traffic[i].buffer_kv_bytes);
+      result.total.buffer_kv_bytes = std::max(result.total.buffer_kv_bytes, traffic[i].buffer_kv_bytes);
       expect(outputs[i].out == outputs[0].out, "all ranks end with the same output");
     }
     return result;
@@ -317,18 +311,15 @@ int main() {
     for (int n_ranks = 1; n_ranks <= 8; ++n_ranks) {
       outputs.insert(run(algorithm, n_ranks).output.out);
     }
-    std::printf("  %-10s  %8td  %8td  %8td  %8td   %5.1f   %7zu\n", algorithm.name.data(),
-                got.total.messages, got.total.bytes, got.total.bytes_between_nodes,
-                got.total.buffer_kv_bytes, error, outputs.size());
+    std::printf("  %-10s  %8td  %8td  %8td  %8td   %5.1f   %7zu\n", algorithm.name.data(), got.total.messages,
+                got.total.bytes, got.total.bytes_between_nodes, got.total.buffer_kv_bytes, error, outputs.size());
 
-    const Prediction predicted = predict(algorithm, shape, Topology::pretend(8, 4),
-                                         even_ranges(shape.n_keys, 8, kLeafKeys));
+    const Prediction predicted = predict(algorithm, shape, Topology::pretend(8, 4), even_ranges(shape.n_keys, 8, kLeafKeys));
     expect(got.total.messages == predicted.messages, "messages as predicted");
     expect(got.total.bytes == predicted.bytes, "bytes as predicted");
     expect(got.total.bytes_between_nodes == predicted.bytes_between_nodes, "between nodes too");
     expect(error < 16, "every algorithm computes attention");
-    expect(!algorithm.keeps_bits || outputs.size() == 1,
-           "canonical order: one output for any number of ranks");
+    expect(!algorithm.keeps_bits || outputs.size() == 1, "canonical order: one output for any number of ranks");
   }
 
   // %% [markdown]
@@ -356,8 +347,7 @@ int main() {
     }
     std::printf("\n");
   }
-  expect(run(two_level, 8).total.bytes_between_nodes == 2 * 288,
-         "one state each way between the leaders");
+  expect(run(two_level, 8).total.bytes_between_nodes == 2 * 288, "one state each way between the leaders");
 
   // %% [markdown]
   // States climb to the leaders 0 and 4, these two exchange, the output comes down: two messages on
@@ -379,8 +369,7 @@ int main() {
     curves += std::to_string(n_ranks);
     for (const char* name : {"ring", "ring-state", "gather", "paper", "two-level"}) {
       const Prediction step = predict(find_algorithm(name), large, topology, shards);
-      curves +=
-          " " + std::to_string(step.bytes) + " " + std::to_string(step.bytes_between_nodes);
+      curves += " " + std::to_string(step.bytes) + " " + std::to_string(step.bytes_between_nodes);
     }
     curves += " " + std::to_string(find_algorithm("paper").paper_bytes(large, n_ranks)) + "\n";
   }
@@ -388,11 +377,10 @@ int main() {
   const std::vector<KeyRange> shards = even_ranges(large.n_keys, 128, kLeafKeys);
   const Prediction ring = predict(find_algorithm("ring"), large, nodes, shards);
   const Prediction tree = predict(two_level, large, nodes, shards);
-  std::printf("128 ranks:  ring %.2e bytes, two-level %.2e: %.0f times less\n",
-              double(ring.bytes), double(tree.bytes), double(ring.bytes) / double(tree.bytes));
-  std::printf("between nodes:   %.2e       %.2e: %.0f times less\n",
-              double(ring.bytes_between_nodes), double(tree.bytes_between_nodes),
-              double(ring.bytes_between_nodes) / double(tree.bytes_between_nodes));
+  std::printf("128 ranks:  ring %.2e bytes, two-level %.2e: %.0f times less\n", double(ring.bytes), double(tree.bytes),
+              double(ring.bytes) / double(tree.bytes));
+  std::printf("between nodes:   %.2e       %.2e: %.0f times less\n", double(ring.bytes_between_nodes),
+              double(tree.bytes_between_nodes), double(ring.bytes_between_nodes) / double(tree.bytes_between_nodes));
   expect(ring.bytes > 100000 * tree.bytes, "states are small, caches are not");
 
   // %%
@@ -442,7 +430,8 @@ unset multiplot)",
 }
 
 // %% [markdown]
-// ![Bytes that all ranks together send in one decode step over a million keys, in all and between nodes of eight ranks](notebook_bytes.svg)
+// ![Bytes that all ranks together send in one decode step over a million keys, in all and between nodes of eight
+// ranks](notebook_bytes.svg)
 //
 // ## Questions
 //

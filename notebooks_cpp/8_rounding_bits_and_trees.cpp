@@ -10,6 +10,12 @@
 // $D = \sum_a \mathrm e^{s_a}$ and $n = \sum_a \mathrm e^{s_a} v_a$, held as a state.
 
 // %%
+#include "notebooks_cpp/notebook.hpp"
+#include "reference/decode/decode.hpp"
+#include "reference/energy/energy.hpp"
+#include "reference/oracle/error_bound.hpp"
+#include "reference/state/tree_reduce.hpp"
+
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -19,12 +25,6 @@
 #include <span>
 #include <string>
 #include <vector>
-
-#include "notebooks_cpp/notebook.hpp"
-#include "reference/decode/decode.hpp"
-#include "reference/energy/energy.hpp"
-#include "reference/oracle/error_bound.hpp"
-#include "reference/state/tree_reduce.hpp"
 
 using namespace tree_attn;
 using notebook::expect, notebook::figure;
@@ -87,8 +87,7 @@ int main() {
 
     const std::vector<std::pair<const char*, State>> trees = {
         {"chain", workers(1)},
-        {"chain, from the right",
-         tree_reduce(std::span<const State>(reversed), 1, merged).value},
+        {"chain, from the right", tree_reduce(std::span<const State>(reversed), 1, merged).value},
         {"4 chains, then pairs", workers(4)},
         {"7 chains, then pairs", workers(7)},
         {"halves of halves", halves(x)},
@@ -100,8 +99,7 @@ int main() {
     for (const auto& [name, state] : trees) {
       const auto found = std::find(different.begin(), different.end(), state);
       letters.back() += char('A' + (found - different.begin()));
-      std::printf("  %-22s  D = %a  n_0 = %-14a  %c\n", name, state[kSum], state[kValues],
-                  letters.back().back());
+      std::printf("  %-22s  D = %a  n_0 = %-14a  %c\n", name, state[kSum], state[kValues], letters.back().back());
       if (found == different.end()) different.push_back(state);
     }
   }
@@ -139,13 +137,10 @@ int main() {
     tree.push({0, a});
   }
   const std::span<const float> root = tree.fold();
-  std::printf("chain:      D = %.0f, n = %.0f, z = %g\n", chain[kSum], chain[kValues],
-              chain[kValues] / chain[kSum]);
-  std::printf("canonical:  D = %.0f, n = %.0f, z = %g\n", root[kSum], root[kValues],
-              root[kValues] / root[kSum]);
+  std::printf("chain:      D = %.0f, n = %.0f, z = %g\n", chain[kSum], chain[kValues], chain[kValues] / chain[kSum]);
+  std::printf("canonical:  D = %.0f, n = %.0f, z = %g\n", root[kSum], root[kValues], root[kValues] / root[kSum]);
   expect(chain[kValues] / chain[kSum] == 1, "the chain has lost half of the keys");
-  expect(root[kSum] == float(n_many) && root[kValues] / root[kSum] == 0.5f,
-         "the tree has lost none");
+  expect(root[kSum] == float(n_many) && root[kValues] / root[kSum] == 0.5f, "the tree has lost none");
 
   // %% [markdown]
   // ## Error against length
@@ -213,8 +208,7 @@ int main() {
     chain_error = error(in_chain(k, v)), tree_error = error(in_tree(shard));
     expect(chain_error < chain_bound && tree_error < tree_bound, "both are below their bounds");
     if (level % 3 == 2) {
-      std::printf(" %6td  %8.2f %7.0f  %8.2f %7.0f\n", N, chain_error, chain_bound, tree_error,
-                  tree_bound);
+      std::printf(" %6td  %8.2f %7.0f  %8.2f %7.0f\n", N, chain_error, chain_bound, tree_error, tree_bound);
     }
     for (const double number : {double(N), chain_error, chain_bound, tree_error, tree_bound}) {
       points += std::to_string(number) + " ";
@@ -240,7 +234,8 @@ plot $errors using 1:3 with lines dt 2 lw 2 lc rgb '#d9730d' title 'chain, bound
      $errors using 1:4 with linespoints pt 7 ps 0.6 lw 2 lc rgb '#1982d2' title 'canonical tree')");
 
   // %% [markdown]
-  // ![Error of attention in float against the number of keys, in a chain and in the canonical tree, with their bounds](notebook_errors.svg)
+  // ![Error of attention in float against the number of keys, in a chain and in the canonical tree, with their
+  // bounds](notebook_errors.svg)
   //
   // The chain's error grows with $N$, somewhat faster than $\sqrt N$: roundings point either way,
   // and many cancel. Its bound grows as $N$, because nothing forbids them to agree, as those of the
@@ -279,15 +274,13 @@ plot $errors using 1:3 with lines dt 2 lw 2 lc rgb '#d9730d' title 'chain, bound
     const double below = bisect(0, -1000, [&](double x) { return weight(x) > 0; });
     double count = 1;
     while (rounded(count + 1, type) > count) count *= 2;
-    std::printf("  %-4s  2^-%-3.0f   above %7.2f   below %7.2f   from 2^%.0f\n",
-                name_of(type).data(), -std::log2(unit_roundoff(type)), above, below,
-                std::log2(count));
+    std::printf("  %-4s  2^-%-3.0f   above %7.2f   below %7.2f   from 2^%.0f\n", name_of(type).data(),
+                -std::log2(unit_roundoff(type)), above, below, std::log2(count));
     ends.push_back(above);
     expect(count * unit_roundoff(type) == 1, "counting ends at 1/u");
   }
   const auto near = [](double x, double y) { return std::abs(x - y) < 0.01; };
-  expect(near(ends[0], 11.09) && near(ends[1], 88.72) && near(ends[2], 88.72) &&
-             near(ends[3], 709.78),
+  expect(near(ends[0], 11.09) && near(ends[1], 88.72) && near(ends[2], 88.72) && near(ends[3], 709.78),
          "the limits of the chapter on safe softmax");
 
   // %% [markdown]
@@ -310,14 +303,12 @@ plot $errors using 1:3 with lines dt 2 lw 2 lc rgb '#d9730d' title 'chain, bound
   };
   const double exact = 1 / (1 + std::exp(-1.0));
   std::printf("       x      F16     BF16      F32      F64   shifted, F16\n");
-  for (const double x :
-       {-800., -740., -104., -90., -17., -14., 0., 10., 12., 80., 90., 700., 720.}) {
+  for (const double x : {-800., -740., -104., -90., -17., -14., 0., 10., 12., 80., 90., 700., 720.}) {
     std::printf("  %6g", x);
     for (const DType type : types) std::printf("  %7.4f", std::abs(gradient(x, 0, type)));
     std::printf("   %12.4f\n", gradient(x, x, DType::F16));
     for (const DType type : types) {
-      expect(std::abs(gradient(x, x, type) - exact) < 3 * unit_roundoff(type),
-             "the shifted one is right everywhere");
+      expect(std::abs(gradient(x, x, type) - exact) < 3 * unit_roundoff(type), "the shifted one is right everywhere");
     }
   }
   for (std::size_t i = 0; i < 4; ++i) {
@@ -392,10 +383,8 @@ plot $errors using 1:2 with lines lw 2 lc rgb '#d9730d' title 'F16', \
   std::printf("library:             F = %.6f   dF = %.6f\n\n", F, slope);
   const double h = 1e-4;
   const auto row = [&](const char* what, double m_0, double F_shifted, double dF) {
-    std::printf("%-20s m = %8.3f   F' = %9.4f   m + F' = %.6f   dF = %.6f\n", what, m_0,
-                F_shifted, m_0 + F_shifted, dF);
-    expect(std::abs(m_0 + F_shifted - F) < 1e-9,
-           "the energy is short of the shift, and of nothing else");
+    std::printf("%-20s m = %8.3f   F' = %9.4f   m + F' = %.6f   dF = %.6f\n", what, m_0, F_shifted, m_0 + F_shifted, dF);
+    expect(std::abs(m_0 + F_shifted - F) < 1e-9, "the energy is short of the shift, and of nothing else");
     expect(std::abs(dF - slope) < 1e-6, "the slope does not see the shift");
   };
   const auto fixed = [&](const char* what, double shift) {
@@ -408,8 +397,7 @@ plot $errors using 1:2 with lines lw 2 lc rgb '#d9730d' title 'F16', \
   fixed("300 too small", m - 300);
   const auto moving = [&](double zeta) { return r(zeta).maxCoeff(); };
   const double d_moving = (moving(h) - moving(-h)) / (2 * h);
-  const double d_rest =
-      (shifted_energy(h, moving(h)) - shifted_energy(-h, moving(-h))) / (2 * h);
+  const double d_rest = (shifted_energy(h, moving(h)) - shifted_energy(-h, moving(-h))) / (2 * h);
   std::printf("\nmoving with zeta: dm = %.6f, dF' = %.6f\n", d_moving, d_rest);
   row("the largest, moving", m, shifted_energy(0, m), d_moving + d_rest);
 
@@ -419,8 +407,7 @@ plot $errors using 1:2 with lines lw 2 lc rgb '#d9730d' title 'F16', \
 
   // %%
   const double clamped = 1 / (1 + std::exp(std::min(100., 80.) - std::min(200., 80.)));
-  std::printf("clamped: the larger key weighs %g, exactly 1 - %.1e\n", clamped,
-              std::exp(-100.0));
+  std::printf("clamped: the larger key weighs %g, exactly 1 - %.1e\n", clamped, std::exp(-100.0));
   expect(clamped == 0.5, "a number again, and the wrong one");
 }
 

@@ -11,6 +11,11 @@
 // last the forests of four sub-warps, joined. Each stop prints what the threads hold.
 
 // %%
+#include "gpu/platform/device.hpp"
+#include "gpu/platform/launch.hpp"
+#include "notebooks_cpp/notebook.hpp"
+#include "reference/state/forest.hpp"
+
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -21,11 +26,6 @@
 #include <random>
 #include <string>
 #include <vector>
-
-#include "gpu/platform/device.hpp"
-#include "gpu/platform/launch.hpp"
-#include "notebooks_cpp/notebook.hpp"
-#include "reference/state/forest.hpp"
 
 // %% [markdown]
 // ## Looking over the shoulder of a word
@@ -60,8 +60,8 @@ Bytes16 counted_load(const void* from) {
 
 #define __shfl_xor_sync noted_exchange
 #define load16_global counted_load
-#include "gpu/parts/key_accumulator.cuh"
 #include "gpu/parts/join.cuh"
+#include "gpu/parts/key_accumulator.cuh"
 #undef __shfl_xor_sync
 #undef load16_global
 #include "gpu/ladder/ladder.hpp"
@@ -122,9 +122,7 @@ struct OnDevice {
 };
 
 /// The rows of eight keys, or values, that begin at `position`.
-GlobalRows<Eight> eight_rows(const Number* first, int lane) {
-  return {first, kDim, kDim, lane, 0xFF};
-}
+GlobalRows<Eight> eight_rows(const Number* first, int lane) { return {first, kDim, kDim, lane, 0xFF}; }
 
 // %% [markdown]
 // The first kernel is what a sub-warp does with eight keys, here the keys 0 to 7:
@@ -135,12 +133,10 @@ GlobalRows<Eight> eight_rows(const Number* first, int lane) {
 // %%
 /// @param[out] scores [8 lanes] @param[out] weights [8 lanes][8]
 /// @param[out] states [8 lanes][2 + kElements]
-__global__ void watch_eight_keys(DecodeParams params, float* scores, float* weights,
-                                 float* states) {
+__global__ void watch_eight_keys(DecodeParams params, float* scores, float* weights, float* states) {
   const int lane = static_cast<int>(threadIdx.x) % Eight::kLanes;
   float q[Eight::kElements], shift, weight[kKeysPerStep];
-  for (int c = 0; c < Eight::kElements; ++c)
-    q[c] = widen(load_once(params.query<Number>(0, 0) + Eight::component(lane, c)));
+  for (int c = 0; c < Eight::kElements; ++c) q[c] = widen(load_once(params.query<Number>(0, 0) + Eight::component(lane, c)));
   const auto keys = eight_rows(params.key<Number>(0, 0), lane);
   const auto values = eight_rows(params.value<Number>(0, 0), lane);
 
@@ -180,19 +176,18 @@ __global__ void watch_counter(int n, const float* shifts, float* values_out) {
 // %%
 constexpr int kScratch = 4096;  // floats
 
-__global__ void one_block(DecodeParams params, DeviceOutput output, float* of_sub_warps,
-                          std::int64_t n_sub_warp, float* of_block) {
+__global__ void one_block(DecodeParams params, DeviceOutput output, float* of_sub_warps, std::int64_t n_sub_warp,
+                          float* of_block) {
   const auto self = WorkerThread::of<Eight>(static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x));
   const KeyRange whole = params.padded(0);
   Arena arena;
   const Scratch scratch{arena.take<float>(kScratch), kScratch};
   accumulate_keys<Eight>(params, 0, 0, split_range(whole, self.worker, kSubWarps), of_sub_warps + self.worker * n_sub_warp);
   __syncthreads();
-  join_splits<Eight>(scratch, of_sub_warps, n_sub_warp, whole, kSubWarps, self,
-              [&](int slot, const auto& forest) {
-                store_forest<Eight>(forest, of_block, self.lane);
-                write_output<Eight>(params, output, 0, 0, slot, forest, whole, self.lane);
-              });
+  join_splits<Eight>(scratch, of_sub_warps, n_sub_warp, whole, kSubWarps, self, [&](int slot, const auto& forest) {
+    store_forest<Eight>(forest, of_block, self.lane);
+    write_output<Eight>(params, output, 0, 0, slot, forest, whole, self.lane);
+  });
 }
 
 /// Shift and sum of the n subtrees of a forest. @param[out] values_out [n][2]
@@ -209,13 +204,12 @@ __global__ void read_forest(int n, float* forest, float* values_out) {
 void print_forest(const char* whose, KeyRange range, float* forest) {
   const std::vector<Subtree> subtrees = cover(range.begin, range.end);
   DeviceBuffer<float> values_out(2 * std::ssize(subtrees));
-  launch(read_forest, {.grid = {1}, .block = {1}}, Stream{}, static_cast<int>(subtrees.size()),
-         forest, values_out.data());
+  launch(read_forest, {.grid = {1}, .block = {1}}, Stream{}, static_cast<int>(subtrees.size()), forest, values_out.data());
   const std::vector<float> elements = values_out.download();
   std::printf("%s %3ld to %3ld:", whose, long(range.begin), long(range.end));
   for (std::size_t i = 0; i < subtrees.size(); ++i) {
-    std::printf("  %ld keys 2^%g x %.3f", long(subtrees[i].end() - subtrees[i].begin()),
-                elements[2 * i], elements[2 * i + 1]);
+    std::printf("  %ld keys 2^%g x %.3f", long(subtrees[i].end() - subtrees[i].begin()), elements[2 * i],
+                elements[2 * i + 1]);
   }
   std::printf("\n");
 }
@@ -235,14 +229,13 @@ int main() {
   std::mt19937 random(11);
   OnDevice on(random, 300);
   DeviceBuffer<float> scores(8), weights(8 * kKeysPerStep), states(8 * (2 + Eight::kElements));
-  launch(watch_eight_keys, {.grid = {1}, .block = {kWarp}}, Stream{}, on.params, scores.data(),
-         weights.data(), states.data());
+  launch(watch_eight_keys, {.grid = {1}, .block = {kWarp}}, Stream{}, on.params, scores.data(), weights.data(),
+         states.data());
 
   std::printf("lane | round 1: four sums of 1 lane        | round 2: of 2    | 3: of 4 | key\n");
   for (std::size_t lane = 0; lane < 8; ++lane) {
     std::printf("   %zu |", lane);
-    for (std::size_t i = 0; i < 7; ++i)
-      std::printf(" %8.4f%s", came[lane][i], i == 3 || i == 5 || i == 6 ? " |" : "");
+    for (std::size_t i = 0; i < 7; ++i) std::printf(" %8.4f%s", came[lane][i], i == 3 || i == 5 || i == 6 ? " |" : "");
     std::printf("  %d\n", key_of_lane(static_cast<int>(lane)));
     expect(came[lane].size() == 10, "4 + 2 + 1 exchanges for the sums, 3 for the largest shift");
   }
@@ -264,8 +257,8 @@ int main() {
     double exact = 0;
     for (std::size_t j = 0; j < kDim; ++j) exact += double(q[j]) * double(k[a * kDim + j]);
     exact *= double(on.params.score_scale);
-    std::printf(" %zu   %9.6f   %9.6f   %5g      %.6f          %.6f\n", a, s[a], exact,
-                key_shift(s[a]), key_weight(s[a]), w[a]);
+    std::printf(" %zu   %9.6f   %9.6f   %5g      %.6f          %.6f\n", a, s[a], exact, key_shift(s[a]), key_weight(s[a]),
+                w[a]);
     expect(std::abs(double(s[a]) - exact) < 1e-5, "a score is q.k");
     for (std::size_t lane = 1; lane < 8; ++lane)
       expect(w[lane * kKeysPerStep + a] == w[a], "all lanes have the same weights");
@@ -287,8 +280,7 @@ int main() {
     set_key(tree.back().data(), s[a], &v[a * kDim], kDim);
   }
   for (std::size_t width = 1; width < kKeysPerStep; width *= 2) {
-    for (std::size_t a = 0; a < kKeysPerStep; a += 2 * width)
-      merge(tree[a].data(), tree[a + width].data(), kDim);
+    for (std::size_t a = 0; a < kKeysPerStep; a += 2 * width) merge(tree[a].data(), tree[a + width].data(), kDim);
   }
   std::printf("lane    e      D       its components of n\n");
   for (int lane = 0; lane < 8; ++lane) {
@@ -315,16 +307,14 @@ int main() {
   const std::vector<float> shifts = {0, 1, 0, 2, 0, 0, 1, 0, 3, 0, 0, 0, 0, 0, 0, 0};
   DeviceBuffer<float> shifts_on_device(16), values_out(48);
   shifts_on_device.upload(shifts);
-  launch(watch_counter, {.grid = {1}, .block = {1}}, Stream{}, 16, shifts_on_device.data(),
-         values_out.data());
+  launch(watch_counter, {.grid = {1}, .block = {1}}, Stream{}, 16, shifts_on_device.data(), values_out.data());
   const std::vector<float> t = values_out.download();
   std::printf("index       in     merges   then\n");
   for (unsigned i = 0; i < 16; ++i) {
     const int n_merges = std::min(3, std::countr_one(i));
-    const std::string then = t[3 * i] != 0 ? "out, the state of a leaf"
-                                           : "parked at level " + std::to_string(n_merges);
-    std::printf("%2u  %u%u%u%u    2^%g x 1     %d     2^%g x %-8g %s\n", i, i >> 3 & 1, i >> 2 & 1,
-                i >> 1 & 1, i & 1, shifts[i], n_merges, t[3 * i + 1], t[3 * i + 2], then.c_str());
+    const std::string then = t[3 * i] != 0 ? "out, the state of a leaf" : "parked at level " + std::to_string(n_merges);
+    std::printf("%2u  %u%u%u%u    2^%g x 1     %d     2^%g x %-8g %s\n", i, i >> 3 & 1, i >> 2 & 1, i >> 1 & 1, i & 1,
+                shifts[i], n_merges, t[3 * i + 1], t[3 * i + 2], then.c_str());
     expect((t[3 * i] != 0) == (n_merges == 3), "one state in eight leaves the registers");
   }
 
@@ -344,8 +334,8 @@ int main() {
   const DeviceOutput output{.out = z.data(), .lse = lse.data()};
   const auto run_block = [&] {
     n_bytes_asked = 0;
-    launch(one_block, {.grid = {1}, .block = {kWarp}, .shared_bytes = kScratch * sizeof(float)},
-           Stream{}, on.params, output, of_sub_warps.data(), n_sub_warp, of_block.data());
+    launch(one_block, {.grid = {1}, .block = {kWarp}, .shared_bytes = kScratch * sizeof(float)}, Stream{}, on.params, output,
+           of_sub_warps.data(), n_sub_warp, of_block.data());
     std::vector<float> result = z.download();
     result.push_back(lse.download()[0]);
     return result;
@@ -359,8 +349,7 @@ int main() {
     print_forest(whose.c_str(), split_range(whole, sub_warp, kSubWarps), of_sub_warps.data() + sub_warp * n_sub_warp);
   }
   print_forest("joined,", whole, of_block.data());
-  std::printf("lse = %.6f   z = (%.5f, %.5f, %.5f, ...)\n", result[kDim], result[0], result[1],
-              result[2]);
+  std::printf("lse = %.6f   z = (%.5f, %.5f, %.5f, ...)\n", result[kDim], result[0], result[1], result[2]);
 
   // %% [markdown]
   // Find the join in the numbers: two leaves that were neighbours in different sub-warps and are
@@ -394,8 +383,7 @@ int main() {
       step->run(on.params, DType::F32, output, plan, {floats.data(), counters.data()}, Stream{});
       std::vector<float> other = z.download();
       other.push_back(lse.download()[0]);
-      std::printf("  %d split%s: %s", n_splits, n_splits == 1 ? " " : "s",
-                  same_bits(other, result) ? "same" : "other");
+      std::printf("  %d split%s: %s", n_splits, n_splits == 1 ? " " : "s", same_bits(other, result) ? "same" : "other");
       all_same = all_same && same_bits(other, result);
     }
     std::printf("\n");

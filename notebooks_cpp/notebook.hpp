@@ -4,6 +4,7 @@
 #pragma once
 
 #include <Eigen/Core>
+
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
@@ -45,7 +46,8 @@ inline void figure(const std::string& name, const std::string& script, int width
                               << "set output '" << name << ".svg'\nset border 3\nset tics nomirror\n"
                               << script << "\n";
   if (std::system(("gnuplot " + name + ".gp >&2").c_str()) != 0) {
-    std::fprintf(stderr, "notebook: %s.svg not drawn: gnuplot failed or is missing (apt-get install gnuplot-nox)\n", name.c_str());
+    std::fprintf(stderr, "notebook: %s.svg not drawn: gnuplot failed or is missing (apt-get install gnuplot-nox)\n",
+                 name.c_str());
   }
 }
 

@@ -47,7 +47,8 @@ DecodeOutput Algorithm::run(Transport& transport, const DecodeStep& step) const 
   return run_plan(plan, transport, local_forest(transport, step), step.lift);
 }
 
-RankCost Algorithm::cost(const Topology& topology, int rank, std::span<const KeyRange> ranges, const WorkloadShape& shape) const {
+RankCost Algorithm::cost(const Topology& topology, int rank, std::span<const KeyRange> ranges,
+                         const WorkloadShape& shape) const {
   if (const auto* loop = std::get_if<OwnLoop>(&exchange)) return loop->cost(topology, rank, ranges, shape);
   return cost_of(std::get<PlanOf>(exchange)(topology, rank, ranges), shape.n_rows(), shape.value_dim);
 }

@@ -24,8 +24,9 @@ struct DecodeStep {
   TensorView q;                           ///< queries [b, n_h, l, d_h], the same on every rank
   ShardDecoder& shard;                    ///< keys and values of this rank, and how they are decoded
   std::span<const std::int64_t> lengths;  ///< keys in use per batch entry [b]
-  std::span<const KeyRange> ranges;  ///< capacity of every place of the row, this rank's among them; neighbours touch, some may be empty
-  int lift = 0;               ///< the same on every rank: kLift to decode once more where needs_lift() says so
+  std::span<const KeyRange>
+      ranges;    ///< capacity of every place of the row, this rank's among them; neighbours touch, some may be empty
+  int lift = 0;  ///< the same on every rank: kLift to decode once more where needs_lift() says so
 
   std::int64_t n_rows() const { return q.shape[0] * q.shape[1] * q.shape[2]; }
   std::int64_t d_v() const { return shard.cache().shape().value_dim; }

@@ -39,17 +39,20 @@ void pack_shard(KvBlock& block, const KvCache& cache, std::int64_t n) {
 }
 
 /// States of a shard that has arrived.
-const Forest<float>& decode_hop(Transport& transport, const DecodeStep& step, OpenCache& hop, const Shard& shard, KeyRange capacity) {
+const Forest<float>& decode_hop(Transport& transport, const DecodeStep& step, OpenCache& hop, const Shard& shard,
+                                KeyRange capacity) {
   hop.cache->reset(capacity);
   hop.cache->borrow(shard, positions_in_use(step.lengths, capacity));
   return hop.session->decode(step.q, step.lengths, step.lift, [&] { transport.progress(); }).host();
 }
 
 /// What travels of a run: positions in use, all batch entries side by side.
-KeyRange in_use(KeyRange range, std::int64_t longest) { return {std::min(range.begin, longest), std::min(range.end, longest)}; }
+KeyRange in_use(KeyRange range, std::int64_t longest) {
+  return {std::min(range.begin, longest), std::min(range.end, longest)};
+}
 
-/// Keys and values travel p - 1 hops, the next shard in flight while this one is computed; states are kept by source and merged
-/// in rank order.
+/// Keys and values travel p - 1 hops, the next shard in flight while this one is computed; states are kept by source and
+/// merged in rank order.
 DecodeOutput run_ring(Transport& transport, const DecodeStep& step) {
   const std::vector<int>& order = transport.topology().order();
   const int p = transport.size(), me = transport.topology().index_of(transport.rank());
@@ -91,7 +94,8 @@ DecodeOutput run_ring(Transport& transport, const DecodeStep& step) {
 RankCost ring_cost(const Topology& topology, int rank, std::span<const KeyRange> ranges, const WorkloadShape& shape) {
   const std::vector<int>& order = topology.order();
   const std::size_t p = order.size(), me = static_cast<std::size_t>(topology.index_of(rank));
-  const std::int64_t key_bytes = shape.batch * shape.kv_heads * shape.head_dim * static_cast<std::int64_t>(bytes_of(shape.dtype)),
+  const std::int64_t key_bytes =
+                         shape.batch * shape.kv_heads * shape.head_dim * static_cast<std::int64_t>(bytes_of(shape.dtype)),
                      value_bytes = shape.bytes_per_position() - key_bytes;
   const auto n_used = [&](std::size_t index) { return in_use(ranges[index], shape.longest()).size(); };
   const auto messages = [&](int peer, std::size_t index) {

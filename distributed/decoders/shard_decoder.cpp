@@ -25,7 +25,8 @@ OpenCache& ShardDecoder::hop(int number, std::int64_t longest) {
 
 void ShardDecoder::drop_hops() { hops_ = {}; }
 
-ShardDecoder open_shard(const Backend& backend, const TensorView& q, const Shard& shard, std::span<const std::int64_t> lengths, double scale) {
+ShardDecoder open_shard(const Backend& backend, const TensorView& q, const Shard& shard,
+                        std::span<const std::int64_t> lengths, double scale) {
   ShardDecoder decoder(backend, shape_of(q, shard.k, shard.v), {shard.begin, shard.end()}, scale);
   decoder.cache().borrow(shard, positions_in_use(lengths, decoder.cache().capacity()));
   return decoder;

@@ -41,10 +41,12 @@ class ShardDecoder {
   std::array<OpenCache, 2> hops_;
 };
 
-/// A decoder over a shard that is in host memory. The CPU reads it there, so that memory must outlive the decoder; a device copies it.
+/// A decoder over a shard that is in host memory. The CPU reads it there, so that memory must outlive the decoder; a device
+/// copies it.
 /// @param q queries of the shape to come, [b, n_h, l, d_h]
 /// @param lengths keys in use per batch entry [b], over the whole sequence
 /// @param scale multiplies q.k
-ShardDecoder open_shard(const Backend& backend, const TensorView& q, const Shard& shard, std::span<const std::int64_t> lengths, double scale);
+ShardDecoder open_shard(const Backend& backend, const TensorView& q, const Shard& shard,
+                        std::span<const std::int64_t> lengths, double scale);
 
 }  // namespace tree_attn

@@ -3,10 +3,10 @@
 /// @brief The hashes of an input, and their comparison.
 #include "distributed/measure/fingerprint.hpp"
 
-#include <algorithm>
-
 #include "reference/data/fnv1a.hpp"
 #include "reference/data/input_error.hpp"
+
+#include <algorithm>
 
 namespace tree_attn {
 namespace {
@@ -28,7 +28,7 @@ void agree_on(const Ranks& ranks, const SafetensorsFile* file, const std::vector
   for (const Part& part : parts) {
     if (part.hash == ranks.broadcast_from_root(part.hash) || error) continue;
     error = (file ? readable(file->path(), 200) : "made-up input") + " differs from rank 0's in " + part.name +
-              ": every rank must " + (file ? "read the same file" : "get the same options");
+            ": every rank must " + (file ? "read the same file" : "get the same options");
   }
   ranks.throw_if_any_failed(error);
 }
@@ -54,7 +54,8 @@ std::uint64_t hash_of_queries(Workload& workload) {
 
 }  // namespace
 
-std::vector<CacheRow> sampled_rows(std::span<const KeyRange> ranges, std::span<const std::int64_t> lengths, std::int64_t kv_heads) {
+std::vector<CacheRow> sampled_rows(std::span<const KeyRange> ranges, std::span<const std::int64_t> lengths,
+                                   std::int64_t kv_heads) {
   constexpr std::int64_t kMostBlocks = 64, kMostRows = 192, kLeastRowsOfBlock = 3;
   const auto b = static_cast<std::int64_t>(lengths.size());
   const std::int64_t n_blocks = static_cast<std::int64_t>(ranges.size()) * b * kv_heads,

@@ -3,13 +3,13 @@
 /// @brief Whether all ranks decode the same input (section 5): hashes that they compare before the first step.
 #pragma once
 
+#include "distributed/transport/ranks.hpp"
+#include "reference/data/workload.hpp"
+
 #include <compare>
 #include <cstdint>
 #include <span>
 #include <vector>
-
-#include "distributed/transport/ranks.hpp"
-#include "reference/data/workload.hpp"
 
 namespace tree_attn {
 
@@ -27,7 +27,8 @@ struct CacheRow {
 /// lengths never; empty where no key is in use.
 /// @param ranges positions of every shard
 /// @param lengths keys in use per batch entry [b]
-std::vector<CacheRow> sampled_rows(std::span<const KeyRange> ranges, std::span<const std::int64_t> lengths, std::int64_t kv_heads);
+std::vector<CacheRow> sampled_rows(std::span<const KeyRange> ranges, std::span<const std::int64_t> lengths,
+                                   std::int64_t kv_heads);
 
 /// Compares every rank's input with that of rank 0: the header of the file, q and lengths in full, k and v in their
 /// sampled_rows(). Of made-up input q and lengths: k and v come from the same seed.

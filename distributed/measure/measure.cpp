@@ -3,15 +3,15 @@
 /// @brief Counting, timing, and the comparison with the oracle.
 #include "distributed/measure/measure.hpp"
 
+#include "reference/data/fnv1a.hpp"
+#include "reference/oracle/attention.hpp"
+#include "reference/oracle/error_bound.hpp"
+
 #include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <limits>
 #include <memory>
-
-#include "reference/data/fnv1a.hpp"
-#include "reference/oracle/attention.hpp"
-#include "reference/oracle/error_bound.hpp"
 
 namespace tree_attn {
 namespace {
@@ -75,9 +75,12 @@ Measurement measure(const Bench& bench, ShardDecoder& shard, const Algorithm& al
 
   // Add up what the ranks counted in the last step.
   const Traffic& traffic = transport.traffic();
-  const auto most = [&](std::int64_t number) { return static_cast<std::int64_t>(ranks.all_max(static_cast<std::uint64_t>(number))); };
-  result.per_step = {most(traffic.collectives),          ranks.all_sum(traffic.messages), ranks.all_sum(traffic.bytes),
-                     ranks.all_sum(traffic.bytes_between_nodes), most(traffic.merge_steps), most(traffic.buffer_kv_bytes)};
+  const auto most = [&](std::int64_t number) {
+    return static_cast<std::int64_t>(ranks.all_max(static_cast<std::uint64_t>(number)));
+  };
+  result.per_step = {most(traffic.collectives),    ranks.all_sum(traffic.messages),
+                     ranks.all_sum(traffic.bytes), ranks.all_sum(traffic.bytes_between_nodes),
+                     most(traffic.merge_steps),    most(traffic.buffer_kv_bytes)};
   result.peak_kv_bytes_per_rank = most(cache.bytes() + traffic.buffer_kv_bytes);
   shard.drop_hops();
 
@@ -112,7 +115,8 @@ struct Verifier::Truth {
   }
 };
 
-Verifier::Verifier(Workload& workload, double scale, int n_ranks, const Backend& backend) : truth_(std::make_shared<Truth>()) {
+Verifier::Verifier(Workload& workload, double scale, int n_ranks, const Backend& backend)
+    : truth_(std::make_shared<Truth>()) {
   const int last = workload.steps() - 1;
   const Shard all = workload.whole();
   Truth& truth = *truth_;
@@ -144,7 +148,8 @@ Errors Verifier::operator()(const Algorithm& algorithm, const DecodeOutput& outp
   // One number against the oracle's: where that is not finite ours must not be, and NaN must be NaN.
   const auto compare = [&](double ours, double truth, double allowed, double& largest) {
     if (!std::isfinite(truth) || !std::isfinite(ours)) {
-      const bool as_it_should = std::isnan(truth) ? std::isnan(ours) : (std::isinf(truth) && (ours == truth || std::isnan(ours)));
+      const bool as_it_should =
+          std::isnan(truth) ? std::isnan(ours) : (std::isinf(truth) && (ours == truth || std::isnan(ours)));
       if (as_it_should) return 0.0;
       errors.passed = false;
       return largest = errors.max_over_bound = std::numeric_limits<double>::infinity();

@@ -3,6 +3,8 @@
 /// @brief Estimates of memory, in double: sizes of empty tensors may be beyond what 64 bits hold.
 #include "distributed/measure/memory.hpp"
 
+#include "reference/data/input_error.hpp"
+
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -10,8 +12,6 @@
 #include <cstdlib>
 #include <fstream>
 #include <limits>
-
-#include "reference/data/input_error.hpp"
 
 namespace tree_attn {
 namespace {
@@ -69,7 +69,8 @@ void check_memory(const std::string& subject, const Bench& bench, const Topology
   const WorkloadShape& shape = bench.workload.shape();
   const double bytes_of_keys = static_cast<double>(shape.n_keys) * static_cast<double>(shape.bytes_per_position());
   // Queries and outputs are held as well, by whoever made them.
-  const double outside = rows_of(shape) * static_cast<double>(sizeof(float)) * static_cast<double>(shape.head_dim + shape.value_dim + 1);
+  const double outside =
+      rows_of(shape) * static_cast<double>(sizeof(float)) * static_cast<double>(shape.head_dim + shape.value_dim + 1);
   double needed = 0;
   for (const int rank : machines.node(machines.node_of(bench.ranks.rank()))) {
     const KeyRange range = bench.ranges[static_cast<std::size_t>(bench.transport.topology().index_of(rank))];

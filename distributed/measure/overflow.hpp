@@ -3,11 +3,11 @@
 /// @brief What a user is told where finite input has no finite output in F32 (section 5).
 #pragma once
 
+#include "reference/decode/decode.hpp"
+
 #include <optional>
 #include <span>
 #include <string>
-
-#include "reference/decode/decode.hpp"
 
 namespace tree_attn {
 

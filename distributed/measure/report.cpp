@@ -3,11 +3,12 @@
 /// @brief Table and JSON.
 #include "distributed/measure/report.hpp"
 
+#include <nlohmann/json.hpp>
+
 #include <algorithm>
 #include <array>
 #include <cctype>
 #include <cstdio>
-#include <nlohmann/json.hpp>
 #include <vector>
 
 namespace tree_attn {
@@ -138,9 +139,13 @@ std::string json(const ReportHeader& header, std::span<const Measurement> measur
     report["runs"].push_back(std::move(run));
   }
   const Machine& machine = header.machine;
-  report["machine"] = {
-      {"cpu", machine.cpu}, {"cores", machine.cores},       {"gpus", machine.gpus}, {"mpi", machine.mpi},
-      {"nccl", nullptr},    {"compiler", machine.compiler}, {"build_type", machine.build_type}};
+  report["machine"] = {{"cpu", machine.cpu},
+                       {"cores", machine.cores},
+                       {"gpus", machine.gpus},
+                       {"mpi", machine.mpi},
+                       {"nccl", nullptr},
+                       {"compiler", machine.compiler},
+                       {"build_type", machine.build_type}};
   report["command"] = header.command;
   // What was typed may hold any bytes; JSON holds UTF-8.
   return report.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";

@@ -3,11 +3,11 @@
 /// @brief What was measured, as a table for people and as JSON for programs.
 #pragma once
 
+#include "distributed/measure/measure.hpp"
+
 #include <span>
 #include <string>
 #include <vector>
-
-#include "distributed/measure/measure.hpp"
 
 namespace tree_attn {
 
@@ -20,7 +20,7 @@ struct Machine {
 
 /// What a report says beside its runs.
 struct ReportHeader {
-  std::string command;    ///< as it was typed
+  std::string command;  ///< as it was typed
   std::string backend, transport;
   WorkloadShape shape;
   int steps = 1, ranks = 1, nodes = 1;

@@ -1,6 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief `tree_attn decode`: one problem, one or more algorithms, side by side.
+#include "distributed/measure/fingerprint.hpp"
+#include "distributed/measure/measure.hpp"
+#include "distributed/measure/memory.hpp"
+#include "distributed/measure/overflow.hpp"
+#include "distributed/measure/report.hpp"
+#include "distributed/program/decode_options.hpp"
+#include "distributed/program/machine.hpp"
+#include "distributed/program/program.hpp"
+#include "distributed/transport/mpi_transport.hpp"
+#include "gpu/backend/backends.hpp"
+#include "reference/data/moment_workload.hpp"
+#include "reference/data/output_file.hpp"
+#include "reference/oracle/attention.hpp"
+
 #include <unistd.h>
 
 #include <algorithm>
@@ -9,34 +23,24 @@
 #include <cstdio>
 #include <memory>
 
-#include "distributed/program/decode_options.hpp"
-#include "distributed/program/machine.hpp"
-#include "distributed/measure/fingerprint.hpp"
-#include "distributed/measure/measure.hpp"
-#include "distributed/measure/memory.hpp"
-#include "reference/data/moment_workload.hpp"
-#include "reference/data/output_file.hpp"
-#include "distributed/measure/overflow.hpp"
-#include "distributed/program/program.hpp"
-#include "distributed/transport/mpi_transport.hpp"
-#include "gpu/backend/backends.hpp"
-#include "distributed/measure/report.hpp"
-#include "reference/oracle/attention.hpp"
-
 namespace tree_attn {
 namespace {
 
-/// Refuses shapes that the backend does not take, and shards that cut a leaf whose sum no shard can share. @throws InputError
-void check_backend(const Backend& backend, const WorkloadShape& shape, std::span<const KeyRange> ranges, std::span<const Algorithm* const> chosen) {
+/// Refuses shapes that the backend does not take, and shards that cut a leaf whose sum no shard can share. @throws
+/// InputError
+void check_backend(const Backend& backend, const WorkloadShape& shape, std::span<const KeyRange> ranges,
+                   std::span<const Algorithm* const> chosen) {
   const std::string name(backend.name());
-  if (const std::string why = backend.refusal(shape); !why.empty()) throw InputError("--backend " + name + ": no kernel takes " + why);
+  if (const std::string why = backend.refusal(shape); !why.empty())
+    throw InputError("--backend " + name + ": no kernel takes " + why);
   const std::int64_t leaf = backend.leaf_keys(shape);
   for (const auto& [begin, position] : ranges) {
     if (position % leaf == 0 || position == shape.n_keys) continue;
     for (const Algorithm* algorithm : chosen) {
       if (!algorithm->keeps_bits) continue;
-      throw InputError("--shards: a cut at key " + std::to_string(position) + " is inside a leaf of " + std::to_string(leaf) +
-                       " keys, which the tensor cores of --backend " + name + " add up at once: " + std::string(algorithm->name) +
+      throw InputError("--shards: a cut at key " + std::to_string(position) + " is inside a leaf of " +
+                       std::to_string(leaf) + " keys, which the tensor cores of --backend " + name +
+                       " add up at once: " + std::string(algorithm->name) +
                        " would not keep its bits; cut at multiples of " + std::to_string(leaf));
     }
   }
@@ -131,8 +135,7 @@ int run_decode(const DecodeOptions& options, const MpiRanks& ranks) {
   std::optional<std::string> error;
   try {
     backend = &find_backend(options.backend);
-    if (options.transport == "nccl")
-      throw InputError("--transport nccl: not built in: this version has none; there is mpi");
+    if (options.transport == "nccl") throw InputError("--transport nccl: not built in: this version has none; there is mpi");
     chosen.push_back(&find_algorithm(options.algorithm));
     for (const std::string& name : options.compare) chosen.push_back(&find_algorithm(name));
     if (!options.in.empty()) file = SafetensorsFile::open(options.in);
@@ -163,22 +166,18 @@ int run_decode(const DecodeOptions& options, const MpiRanks& ranks) {
       options.shards.empty() ? even_ranges(shape.n_keys, ranks.size(), kLeafKeys) : ranges_of_lengths(ordered_shards);
   const double scale = options.scale ? *options.scale : 1 / std::sqrt(static_cast<double>(shape.head_dim));
   MpiTransport transport(ranks, topology);
-  Bench bench{ranks,
-              transport,
-              *backend,
-              reduced,
-              ranges,
-              scale,
-              options.warmup,
-              options.repeat};
+  Bench bench{ranks, transport, *backend, reduced, ranges, scale, options.warmup, options.repeat};
   const Topology machines = options.ranks_per_node == 0 ? topology : ranks.topology(0);
   int kv_shards_in_flight = 0;
-  for (const Algorithm* algorithm : chosen) kv_shards_in_flight = std::max(kv_shards_in_flight, algorithm->kv_shards_in_flight);
+  for (const Algorithm* algorithm : chosen)
+    kv_shards_in_flight = std::max(kv_shards_in_flight, algorithm->kv_shards_in_flight);
   const std::string subject =
       file ? readable(options.in, 200) + ": decoding " + axes_text(shape)
            : "--seq-len " + std::to_string(shape.n_keys) + " with --batch " + std::to_string(shape.batch);
   try {
-    check_memory(subject, bench, machines, {.keys_in_memory = !file || enlarged, .kv_shards_in_flight = kv_shards_in_flight, .oracle = options.verify});
+    check_memory(
+        subject, bench, machines,
+        {.keys_in_memory = !file || enlarged, .kv_shards_in_flight = kv_shards_in_flight, .oracle = options.verify});
   } catch (const InputError& exception) {
     error = exception.what();
   }
@@ -228,8 +227,8 @@ int run_decode(const DecodeOptions& options, const MpiRanks& ranks) {
   // Write what was found, say it, and only then put the files in place: on any trouble before, nothing is there.
   if (is_root) {
     try {
-      const ReportHeader report{options.command_line, options.backend, options.transport, shape,
-                                options.steps,        ranks.size(), topology.n_nodes(), this_machine()};
+      const ReportHeader report{options.command_line, options.backend, options.transport,  shape,
+                                options.steps,        ranks.size(),    topology.n_nodes(), this_machine()};
       if (outputs->out) {
         const std::vector<std::int64_t> rows{shape.batch, shape.heads, shape.n_queries};
         const std::vector<std::int64_t> vectors{shape.batch, shape.heads, shape.n_queries, shape.value_dim};
@@ -246,7 +245,8 @@ int run_decode(const DecodeOptions& options, const MpiRanks& ranks) {
       for (OutputFile* each : outputs->files()) each->finish();
       std::fputs(table(report, measurements).c_str(), stdout);
       if (const std::string picked = shard->session().describe(); !picked.empty())
-        std::printf("kernel: %s (%lld keys of rank 0)\n", picked.c_str(), static_cast<long long>(shard->cache().capacity().size()));
+        std::printf("kernel: %s (%lld keys of rank 0)\n", picked.c_str(),
+                    static_cast<long long>(shard->cache().capacity().size()));
       for (const Measurement& m : measurements) {
         if (!file || options.expect.empty()) break;
         const double distance = distance_from(expected_tensor(*file, options.expect, shape), m.output);

@@ -3,13 +3,13 @@
 /// @brief The options of `tree_attn decode`: how they are named, grouped and checked.
 #include "distributed/program/decode_options.hpp"
 
+#include "distributed/decoders/decoder.hpp"
+#include "distributed/program/program.hpp"
+
 #include <algorithm>
 #include <cctype>
 #include <cmath>
 #include <vector>
-
-#include "distributed/decoders/decoder.hpp"
-#include "distributed/program/program.hpp"
 
 namespace tree_attn {
 namespace {
@@ -68,7 +68,8 @@ WorkloadShape synthetic_shape(const DecodeOptions& options) {
     throw InputError("--heads " + std::to_string(options.heads) + " is not a multiple of --kv-heads " +
                      std::to_string(kv_heads));
   }
-  const DType dtype = *std::find_if(kDTypes.begin(), kDTypes.end(), [&](DType candidate) { return option_of(candidate) == options.dtype; });
+  const DType dtype =
+      *std::find_if(kDTypes.begin(), kDTypes.end(), [&](DType candidate) { return option_of(candidate) == options.dtype; });
   const WorkloadShape shape{{.dtype = dtype,
                              .value_dtype = dtype,
                              .batch = options.batch,
@@ -189,8 +190,7 @@ std::vector<const CLI::Option*> add_decode_options(CLI::App& command, DecodeOpti
               within(1, 65536));
   add_made_up("--head-dim", options.head_dim, "Numbers in a key, and in a value", within(1, 65536))->capture_default_str();
   add_made_up("--batch", options.batch, "Batch entries", within(0, 1 << 20))->capture_default_str();
-  add_made_up("--dtype", options.dtype, dtype_help(), CLI::IsMember(dtype_options()).description(""))
-      ->capture_default_str();
+  add_made_up("--dtype", options.dtype, dtype_help(), CLI::IsMember(dtype_options()).description(""))->capture_default_str();
   add_made_up("--seed", options.seed, "The same seed gives the same input, for every number of ranks", is_whole)
       ->capture_default_str();
 

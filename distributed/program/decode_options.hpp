@@ -3,13 +3,14 @@
 /// @brief The options of `tree_attn decode`, and what no parser can check about them.
 #pragma once
 
+#include "reference/data/workload.hpp"
+
 #include <CLI/CLI.hpp>
+
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
-
-#include "reference/data/workload.hpp"
 
 namespace tree_attn {
 

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief `tree_attn info`: what was built in, what was found, and how to get what is missing.
-#include <cstdio>
-
-#include "reference/data/input_error.hpp"
-#include "distributed/program/program.hpp"
 #include "distributed/program/machine.hpp"
+#include "distributed/program/program.hpp"
 #include "gpu/backend/backends.hpp"
+#include "reference/data/input_error.hpp"
+
+#include <cstdio>
 
 namespace tree_attn {
 
@@ -20,7 +20,8 @@ Command add_info(CLI::App& program) {
     for (int i = 0; i < topology.n_nodes(); ++i) nodes += (i ? ", " : "") + std::to_string(topology.node(i).size());
     std::printf("tree_attn      %s, %s, %s\n", TREE_ATTN_VERSION, machine.build_type.c_str(), machine.compiler.c_str());
     std::printf("processor      %s, %d cores\n", machine.cpu.c_str(), machine.cores);
-    std::printf("ranks          %d on %d node%s (%s a node)\n", topology.size(), topology.n_nodes(), topology.n_nodes() == 1 ? "" : "s", nodes.c_str());
+    std::printf("ranks          %d on %d node%s (%s a node)\n", topology.size(), topology.n_nodes(),
+                topology.n_nodes() == 1 ? "" : "s", nodes.c_str());
     // A backend is asked for by its name, so that info and decode cannot tell two stories.
     std::string backends, missing, gpus;
     for (const std::string_view name : backend_names()) {

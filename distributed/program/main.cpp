@@ -4,6 +4,13 @@
 ///
 /// Run: tree_attn --help
 /// Run: tree_attn decode --seq-len 4096 --verify
+#include "distributed/program/machine.hpp"
+#include "distributed/program/mpi_session.hpp"
+#include "distributed/program/program.hpp"
+#include "reference/data/input_error.hpp"
+#include "reference/data/mapped_file.hpp"
+#include "reference/data/output_file.hpp"
+
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -12,13 +19,6 @@
 #include <exception>
 #include <new>
 #include <string_view>
-
-#include "reference/data/input_error.hpp"
-#include "reference/data/mapped_file.hpp"
-#include "reference/data/output_file.hpp"
-#include "distributed/program/program.hpp"
-#include "distributed/program/machine.hpp"
-#include "distributed/program/mpi_session.hpp"
 
 namespace {
 
@@ -29,7 +29,9 @@ constexpr double kTimeout = 60;
 
 /// Reads a number of seconds. Not CLI::PositiveNumber, which lets NaN pass (a deadline that never comes) and prints the
 /// largest double.
-bool read_timeout(const std::string& text, double& seconds) { return CLI::detail::lexical_cast(text, seconds) && seconds > 0; }
+bool read_timeout(const std::string& text, double& seconds) {
+  return CLI::detail::lexical_cast(text, seconds) && seconds > 0;
+}
 
 /// --timeout, which counts from before MPI_Init, and so before the command line is read. What is wrong with it is said then.
 double find_timeout(int argc, char** argv) {
@@ -40,7 +42,8 @@ double find_timeout(int argc, char** argv) {
     if (!word.starts_with(kName)) continue;
     const bool has_value = word.size() > kName.size() && word[kName.size()] == '=';
     const bool next = word == kName && i + 1 < argc;
-    if ((has_value || next) && read_timeout(has_value ? std::string(word.substr(kName.size() + 1)) : argv[i + 1], seconds)) timeout = seconds;
+    if ((has_value || next) && read_timeout(has_value ? std::string(word.substr(kName.size() + 1)) : argv[i + 1], seconds))
+      timeout = seconds;
   }
   return timeout;
 }

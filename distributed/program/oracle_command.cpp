@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief `tree_attn oracle`: attention in double precision, and the energy and its gradient (eq. (5)-(6)).
-#include <cmath>
-#include <memory>
-
 #include "distributed/measure/memory.hpp"
+#include "distributed/program/program.hpp"
 #include "reference/data/output_file.hpp"
 #include "reference/data/workload.hpp"
-#include "distributed/program/program.hpp"
 #include "reference/oracle/attention.hpp"
+
+#include <cmath>
+#include <memory>
 
 namespace tree_attn {
 namespace {

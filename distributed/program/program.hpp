@@ -6,11 +6,12 @@
 /// failed) or throws InputError (status 2, one line). Rank 0 alone prints.
 #pragma once
 
+#include "distributed/transport/mpi_ranks.hpp"
+
 #include <CLI/CLI.hpp>
+
 #include <functional>
 #include <string>
-
-#include "distributed/transport/mpi_ranks.hpp"
 
 namespace tree_attn {
 

@@ -4,8 +4,8 @@
 ///
 /// An exchange is written for `size` members in an order, and gives the steps of one of them. It knows
 /// nothing of messages or of what is reduced: transports execute it, tests walk it. Merging keeps that order (the
-/// member on the left is always the left operand) and joins neighbouring ranges only, so a forest of states can be reduced by
-/// any of them without changing a bit of the result.
+/// member on the left is always the left operand) and joins neighbouring ranges only, so a forest of states can be reduced
+/// by any of them without changing a bit of the result.
 #pragma once
 
 #include <algorithm>
@@ -23,11 +23,11 @@ struct MemberRange {
 
 /// One step of one member: at most one message each way, with the same peer.
 struct ExchangeStep {
-  int peer = 0;            ///< the other member
-  bool sends = false;      ///< what this member holds goes to the peer
-  bool receives = false;   ///< what the peer holds comes here
-  bool finished = false;   ///< what is received is the result, not a part to be merged
-  MemberRange theirs{};      ///< whose contributions the received part covers
+  int peer = 0;           ///< the other member
+  bool sends = false;     ///< what this member holds goes to the peer
+  bool receives = false;  ///< what the peer holds comes here
+  bool finished = false;  ///< what is received is the result, not a part to be merged
+  MemberRange theirs{};   ///< whose contributions the received part covers
 
   /// Whether the peer's part is the left operand of the merge.
   bool peer_is_left(int me) const { return peer < me; }
@@ -60,7 +60,8 @@ inline std::vector<ExchangeStep> butterfly(int size, int me) {
   for (int block = 1; block < m; block *= 2) {
     const int other = player ^ block;
     const int start = other / block * block;
-    steps.push_back({.peer = member(other), .sends = true, .receives = true, .theirs = {first(start), first(start + block)}});
+    steps.push_back(
+        {.peer = member(other), .sends = true, .receives = true, .theirs = {first(start), first(start + block)}});
   }
 
   // Hand the result back to the folded member.
@@ -77,7 +78,8 @@ inline std::vector<ExchangeStep> reduce_to_first(int size, int me) {
       break;
     }
     if (me + distance < size) {
-      steps.push_back({.peer = me + distance, .receives = true, .theirs = {me + distance, std::min(me + 2 * distance, size)}});
+      steps.push_back(
+          {.peer = me + distance, .receives = true, .theirs = {me + distance, std::min(me + 2 * distance, size)}});
     }
   }
   return steps;

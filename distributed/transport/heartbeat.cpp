@@ -64,7 +64,7 @@ PulseBoard::PulseBoard(const Launch& launch)
     ("/dev/shm" + name_).copy(path_to_remove.data(), path_to_remove.size() - 1);
     for (const int ending : kEndings) signal(ending, remove_and_end);
     const int file = shm_open(name_.c_str(), O_RDWR | O_CREAT, S_IRUSR | S_IWUSR);
-    struct stat status{};
+    struct stat status {};
     // Not another user's, and with its pages allocated now: a full disk would end the process when it writes to them.
     if (file >= 0 && fstat(file, &status) == 0 && status.st_uid == getuid() &&
         posix_fallocate(file, 0, static_cast<off_t>(n_bytes_)) == 0) {
@@ -75,7 +75,8 @@ PulseBoard::PulseBoard(const Launch& launch)
   if (memory == MAP_FAILED) memory = mmap(nullptr, n_bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) throw std::bad_alloc();
   common_ = static_cast<Common*>(memory);
-  pulses_ = {reinterpret_cast<Pulse*>(static_cast<std::byte*>(memory) + sizeof(Common)), static_cast<std::size_t>(launch.size)};
+  pulses_ = {reinterpret_cast<Pulse*>(static_cast<std::byte*>(memory) + sizeof(Common)),
+             static_cast<std::size_t>(launch.size)};
   if (++common_->n_joined == n_expected_) remove_name();
 }
 
@@ -169,12 +170,17 @@ std::optional<std::string> PulseObserver::look(double elapsed) {
   if (rank_ != (silent_here.empty() ? lowest : lowest_here)) return std::nullopt;
   const Pulse& own = board_.pulses()[static_cast<std::size_t>(rank_)];
   const std::string doing = own.doing.get();
-  const std::string seen_from = " (rank " + std::to_string(rank_) + (own.waits() ? " waits " + own.waiting.get() : doing.empty() ? " computes" : " is " + doing) + ")";
+  const std::string seen_from = " (rank " + std::to_string(rank_) +
+                                (own.waits()     ? " waits " + own.waiting.get()
+                                 : doing.empty() ? " computes"
+                                                 : " is " + doing) +
+                                ")";
   if (!silent.empty()) {
     const Pulse& pulse = board_.pulses()[static_cast<std::size_t>(silent[0])];
     const std::string where = pulse.doing.get();
-    return line(names_of(silent) + (silent.size() == 1 ? " has" : " have") + " not answered for " + seconds(timeout_) + " s" +
-                (where.empty() ? "" : " " + where) + (pulse.waits() ? ", waiting " + pulse.waiting.get() : "") + seen_from);
+    return line(names_of(silent) + (silent.size() == 1 ? " has" : " have") + " not answered for " + seconds(timeout_) +
+                " s" + (where.empty() ? "" : " " + where) + (pulse.waits() ? ", waiting " + pulse.waiting.get() : "") +
+                seen_from);
   }
   if (incomplete_ >= timeout_) {
     const bool one_machine = board_.n_expected() == static_cast<int>(ages_.size());
@@ -192,8 +198,10 @@ std::optional<std::string> PulseObserver::look(double elapsed) {
     if (pulse.beats == 0 || pulse.left) continue;
     const std::string where = pulse.doing.get(), place = pulse.waiting.get() + (where.empty() ? "" : " " + where);
     const auto group = std::find_if(groups.begin(), groups.end(), [&](const auto& each) { return each.first == place; });
-    if (group == groups.end()) groups.push_back({place, {static_cast<int>(r)}});
-    else group->second.push_back(static_cast<int>(r));
+    if (group == groups.end())
+      groups.push_back({place, {static_cast<int>(r)}});
+    else
+      group->second.push_back(static_cast<int>(r));
   }
   std::string all;
   for (const auto& [place, ranks] : groups) {

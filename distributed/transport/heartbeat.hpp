@@ -3,6 +3,8 @@
 /// @brief Heartbeats of the ranks of a machine, in memory that they share, and what an observer concludes from them.
 #pragma once
 
+#include "distributed/transport/launcher.hpp"
+
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -12,8 +14,6 @@
 #include <string>
 #include <string_view>
 #include <vector>
-
-#include "distributed/transport/launcher.hpp"
 
 namespace tree_attn {
 

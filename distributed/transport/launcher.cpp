@@ -20,7 +20,8 @@ namespace {
 std::optional<int> number(const char* variable, int least) {
   const char* text = variable[0] == '\0' ? nullptr : std::getenv(variable);
   int value = 0;
-  if (text == nullptr || std::from_chars(text, text + std::strlen(text), value).ec != std::errc{} || value < least) return {};
+  if (text == nullptr || std::from_chars(text, text + std::strlen(text), value).ec != std::errc{} || value < least)
+    return {};
   return value;
 }
 
@@ -68,7 +69,12 @@ Launch find_launch() {
   for (const Variables& names : kLaunchers) {
     const std::optional<int> rank = number(names.rank, 0), size = number(names.size, 1);
     if (!rank || !size || *rank >= *size) continue;
-    return {names.launcher, *rank, *size, names.one_exit_ends_job, number(names.n_here, 1).value_or(0), launcher_process(names.rank)};
+    return {names.launcher,
+            *rank,
+            *size,
+            names.one_exit_ends_job,
+            number(names.n_here, 1).value_or(0),
+            launcher_process(names.rank)};
   }
   return {};
 }

@@ -10,11 +10,11 @@ namespace tree_attn {
 
 /// The job as the launcher describes it. A process without a launcher is rank 0 of 1.
 struct Launch {
-  std::string launcher;       ///< who says so: "Open MPI's mpirun", "" for a process on its own
-  int rank = 0, size = 1;     ///< in the job
+  std::string launcher;            ///< who says so: "Open MPI's mpirun", "" for a process on its own
+  int rank = 0, size = 1;          ///< in the job
   bool one_exit_ends_job = false;  ///< the launcher ends all ranks when one exits with a status other than 0
-  int n_here = 0;             ///< ranks on this machine, 0 if the launcher does not tell
-  std::string key;            ///< the same for the ranks that one launcher process started, and for no other job; may be ""
+  int n_here = 0;                  ///< ranks on this machine, 0 if the launcher does not tell
+  std::string key;  ///< the same for the ranks that one launcher process started, and for no other job; may be ""
 };
 
 /// Reads the variables of Open MPI, of MPICH and its relatives (PMI) and of Slurm, in this order.

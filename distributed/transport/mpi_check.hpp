@@ -3,11 +3,11 @@
 /// @brief The status of a call of MPI as an exception.
 #pragma once
 
+#include "distributed/transport/transport.hpp"
+
 #include <mpi.h>
 
 #include <string>
-
-#include "distributed/transport/transport.hpp"
 
 namespace tree_attn {
 

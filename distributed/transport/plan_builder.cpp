@@ -158,7 +158,7 @@ BlockForest PlanBuilder::reduce(const Members& members, std::span<const Exchange
     if (step.sends) send(peer, mine);
     if (!step.receives) continue;
     BlockForest theirs = receive(peer, KeyRange{members.ranges[static_cast<std::size_t>(step.theirs.begin)].begin,
-                                           members.ranges[static_cast<std::size_t>(step.theirs.end) - 1].end});
+                                                members.ranges[static_cast<std::size_t>(step.theirs.end) - 1].end});
     if (step.finished) {
       mine = std::move(theirs);
     } else {
@@ -186,7 +186,8 @@ Plan PlanBuilder::take() {
   return std::move(plan_);
 }
 
-std::vector<KeyRange> ranges_of_ranks(const Topology& topology, std::span<const int> ranks, std::span<const KeyRange> ranges) {
+std::vector<KeyRange> ranges_of_ranks(const Topology& topology, std::span<const int> ranks,
+                                      std::span<const KeyRange> ranges) {
   std::vector<KeyRange> result;
   for (const int rank : ranks) result.push_back(ranges[static_cast<std::size_t>(topology.index_of(rank))]);
   return result;

@@ -3,8 +3,8 @@
 /// @brief Writes plans: forests whose states are not there yet, and the exchanges that algorithms share (section 5.3).
 #pragma once
 
-#include "distributed/transport/plan.hpp"
 #include "distributed/transport/exchange.hpp"
+#include "distributed/transport/plan.hpp"
 #include "distributed/transport/topology.hpp"
 #include "reference/state/forest.hpp"
 #include "reference/state/key_range.hpp"
@@ -24,7 +24,7 @@ struct BlockForest {
 struct Members {
   std::span<const int> ranks;
   std::span<const KeyRange> ranges;  ///< positions of each; neighbours touch
-  int me = 0;                   ///< index of this rank among them
+  int me = 0;                        ///< index of this rank among them
 };
 
 /// Writes the plan of one rank, operation after operation.
@@ -88,7 +88,8 @@ class PlanBuilder {
 };
 
 /// The ranges of some ranks, in their order. @param ranges of all ranks, in the order of the topology
-std::vector<KeyRange> ranges_of_ranks(const Topology& topology, std::span<const int> ranks, std::span<const KeyRange> ranges);
+std::vector<KeyRange> ranges_of_ranks(const Topology& topology, std::span<const int> ranks,
+                                      std::span<const KeyRange> ranges);
 /// The range of each node: that of its ranks together.
 std::vector<KeyRange> ranges_of_nodes(const Topology& topology, std::span<const KeyRange> ranges);
 

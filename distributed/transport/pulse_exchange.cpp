@@ -3,9 +3,9 @@
 /// @brief Messages between the lowest ranks of the machines.
 #include "distributed/transport/pulse_exchange.hpp"
 
-#include <algorithm>
-
 #include "distributed/transport/mpi_check.hpp"
+
+#include <algorithm>
 
 namespace tree_attn {
 namespace {

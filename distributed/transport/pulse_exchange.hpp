@@ -3,6 +3,8 @@
 /// @brief Pulses between machines: the lowest rank of each sends those of its machine to the lowest ranks of the others.
 #pragma once
 
+#include "distributed/transport/heartbeat.hpp"
+
 #include <mpi.h>
 
 #include <array>
@@ -10,8 +12,6 @@
 #include <cstdint>
 #include <thread>
 #include <vector>
-
-#include "distributed/transport/heartbeat.hpp"
 
 namespace tree_attn {
 

@@ -23,7 +23,8 @@ Topology::Topology(const std::vector<int>& node_of_rank) : node_of_(node_of_rank
 
   // Order the ranks, node by node.
   for (const std::vector<int>& ranks : nodes_) order_.insert(order_.end(), ranks.begin(), ranks.end());
-  for (std::size_t index = 0; index < order_.size(); ++index) index_of_[static_cast<std::size_t>(order_[index])] = static_cast<int>(index);
+  for (std::size_t index = 0; index < order_.size(); ++index)
+    index_of_[static_cast<std::size_t>(order_[index])] = static_cast<int>(index);
 }
 
 Topology Topology::pretend(int size, int ranks_per_node) {

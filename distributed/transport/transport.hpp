@@ -3,9 +3,12 @@
 /// @brief Messages between ranks, every one of them counted (section 6, eq. (8)-(14) are checked against these counts).
 ///
 /// All communication of a decode step passes through send(), receive() and wait(). The collectives are written by hand on
-/// top of them, as plans (plan.hpp), because what a library sends inside its AllReduce cannot be counted from outside, and the
-/// order in which it adds depends on the number of ranks.
+/// top of them, as plans (plan.hpp), because what a library sends inside its AllReduce cannot be counted from outside, and
+/// the order in which it adds depends on the number of ranks.
 #pragma once
+
+#include "distributed/transport/buffer.hpp"
+#include "distributed/transport/topology.hpp"
 
 #include <algorithm>
 #include <array>
@@ -13,9 +16,6 @@
 #include <cstdint>
 #include <span>
 #include <stdexcept>
-
-#include "distributed/transport/buffer.hpp"
-#include "distributed/transport/topology.hpp"
 
 namespace tree_attn {
 

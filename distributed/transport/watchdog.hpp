@@ -3,15 +3,15 @@
 /// @brief The deadline of everything that waits: a thread that ends the job when a rank no longer answers.
 #pragma once
 
+#include "distributed/transport/deadline.hpp"
+#include "distributed/transport/heartbeat.hpp"
+
 #include <condition_variable>
 #include <functional>
 #include <mutex>
 #include <string>
 #include <string_view>
 #include <thread>
-
-#include "distributed/transport/deadline.hpp"
-#include "distributed/transport/heartbeat.hpp"
 
 namespace tree_attn {
 
@@ -24,7 +24,8 @@ class Watchdog : public Deadline {
  public:
   /// @param timeout seconds; infinity: no thread, and no deadline
   Watchdog(const Launch& launch, double timeout);
-  /// Waits until the other ranks of the machine have left MPI as well: no other thread could end one that hangs in MPI_Finalize.
+  /// Waits until the other ranks of the machine have left MPI as well: no other thread could end one that hangs in
+  /// MPI_Finalize.
   ~Watchdog() override;
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;

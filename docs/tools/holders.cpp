@@ -3,13 +3,13 @@
 /// @brief Who holds what in the kernels, as JSON for docs/tools/kernel_figures.py: asked of the kernels' own functions.
 ///
 /// Run: holders holders.json
-#include <cstdio>
-#include <string>
-#include <vector>
-
 #include "gpu/platform/device.hpp"
 #include "gpu/platform/launch.hpp"
 #include "reference/state/forest.hpp"
+
+#include <cstdio>
+#include <string>
+#include <vector>
 
 namespace tree_attn::emulated {
 namespace {
@@ -36,10 +36,10 @@ T watched_exchange(unsigned mask, T value, int flip) {
 
 // From here on the functions of the kernels use it.
 #define __shfl_xor_sync watched_exchange
-#include "gpu/parts/bulk_ring.cuh"
 #include "gpu/ladder/ladder.hpp"
-#include "gpu/parts/work_partition.hpp"
+#include "gpu/parts/bulk_ring.cuh"
 #include "gpu/parts/pipelines.hpp"
+#include "gpu/parts/work_partition.hpp"
 
 namespace tree_attn {
 namespace {
@@ -171,8 +171,8 @@ void print_schedules() {
     const std::int64_t begin = partition.begin_of(block), end = partition.begin_of(block + 1);
     for (std::int64_t work_item = begin; work_item < end;) {
       const WorkRange work_range = partition.work_range_at(params, work_item, end);
-      std::printf("%s[%ld, %ld, %ld, %ld]", work_item == begin ? "" : ", ", long(work_range.kv_head), long(work_range.range.begin),
-                  long(work_range.range.end), long(work_range.last - work_range.first));
+      std::printf("%s[%ld, %ld, %ld, %ld]", work_item == begin ? "" : ", ", long(work_range.kv_head),
+                  long(work_range.range.begin), long(work_range.range.end), long(work_range.last - work_range.first));
       work_item = work_range.last;
     }
     std::printf("]");
@@ -202,9 +202,9 @@ void print_plans() {
           plan.n_threads > BulkShape<Row>::kSubWarpThreads ? BulkShape<Row>::kSubWarpThreads : plan.n_threads;
       const std::int64_t in_flight =
           plan.n_stages == 0 ? rows_at_once * 256 * (name == "fused" ? 1 : plan.n_threads / Row::kLanes)
-          : path == "tensor"
-              ? n_warps * n_ahead * tile_bytes
-              : static_cast<std::int64_t>(LaneRing<Row>::n_bytes(static_cast<int>(n_ahead), static_cast<int>(sub_warp_threads)));
+          : path == "tensor" ? n_warps * n_ahead * tile_bytes
+                             : static_cast<std::int64_t>(
+                                   LaneRing<Row>::n_bytes(static_cast<int>(n_ahead), static_cast<int>(sub_warp_threads)));
       const std::int64_t n_rows = path == "tensor" ? n_query_tiles<Tile>(params) : params.n_rows();
       std::printf(
           "%s\n    {\"step\": \"%s\", \"group\": %ld, \"path\": \"%s\", \"blocks\": %ld, \"threads\": %d, \"stages\": %d, "

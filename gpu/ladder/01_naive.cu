@@ -4,9 +4,9 @@
 ///
 /// What it is: two kernels. The first writes every score; the second reads them twice, for the largest and for the weights.
 /// Bytes: every query reads keys and values for itself, one number at a time, and scores cost 4 bytes a key to write and
-/// 4 (1 + threads a row) to read. Time: that of the values, which neighbouring threads do read side by side; the keys are read
-/// a row a thread, 32 rows a warp, which is the worst there is.
-/// Measured, H200, BF16, 16 heads, 8k keys: below 0.01 of the rate of a kernel that only reads the same bytes.
+/// 4 (1 + threads a row) to read. Time: that of the values, which neighbouring threads do read side by side; the keys are
+/// read a row a thread, 32 rows a warp, which is the worst there is. Measured, H200, BF16, 16 heads, 8k keys: below 0.01 of
+/// the rate of a kernel that only reads the same bytes.
 #include "gpu/ladder/ladder.hpp"
 #include "gpu/parts/sub_warp.cuh"
 
@@ -83,14 +83,23 @@ void run(const DecodeParams& params, DType dtype, const DeviceOutput& output, co
   const auto n_blocks = static_cast<unsigned>((params.end - params.begin + kThreads - 1) / kThreads);
   with_type(dtype, [&](auto type) {
     using T = decltype(type);
-    if (n_blocks > 0) launch(naive_scores<T>, {.grid = {n_blocks, n_rows}, .block = {kThreads}}, stream, params, workspace.floats);
-    launch(naive_output<T>, {.grid = {n_rows}, .block = {kThreads}, .shared_bytes = kThreads * sizeof(float), .continues = true}, stream,
+    if (n_blocks > 0)
+      launch(naive_scores<T>, {.grid = {n_blocks, n_rows}, .block = {kThreads}}, stream, params, workspace.floats);
+    launch(naive_output<T>,
+           {.grid = {n_rows}, .block = {kThreads}, .shared_bytes = kThreads * sizeof(float), .continues = true}, stream,
            params, output, workspace.floats);
   });
 }
 
 }  // namespace
 
-const LadderStep kNaive{.name = "naive", .brief = "scores in global memory", .max_splits = 1, .keeps_states = false, .n_additions = chain_additions, .accepts = accepts_any_rows, .plan = plan, .run = run};
+const LadderStep kNaive{.name = "naive",
+                        .brief = "scores in global memory",
+                        .max_splits = 1,
+                        .keeps_states = false,
+                        .n_additions = chain_additions,
+                        .accepts = accepts_any_rows,
+                        .plan = plan,
+                        .run = run};
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

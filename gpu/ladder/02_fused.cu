@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Step 2 of the ladder: scores stay in registers, keys and values are read once in one kernel (section 3, eq. (2)-(3)).
+/// @brief Step 2 of the ladder: scores stay in registers, keys and values are read once in one kernel (section 3, eq.
+/// (2)-(3)).
 ///
-/// What changed: one warp a query walks over the keys and merges each into its state as it comes: the online softmax. No score
-/// is written, and the largest one need not be known beforehand.
-/// Bytes: keys and values once a query, nothing else. Time: a warp reads a row as 32 neighbouring numbers at a time, and then
-/// waits for it, for the five exchanges of the sum and for the next row: latency, not bandwidth, and only n_rows warps.
-/// Measured, H200, BF16, 16 heads, 8k keys: 5.7 times as long as step 1. 16 warps that wait for one row after the other are a slower
-/// machine than 132 multiprocessors with scores to write: fewer bytes are not enough.
+/// What changed: one warp a query walks over the keys and merges each into its state as it comes: the online softmax. No
+/// score is written, and the largest one need not be known beforehand. Bytes: keys and values once a query, nothing else.
+/// Time: a warp reads a row as 32 neighbouring numbers at a time, and then waits for it, for the five exchanges of the sum
+/// and for the next row: latency, not bandwidth, and only n_rows warps. Measured, H200, BF16, 16 heads, 8k keys: 5.7 times
+/// as long as step 1. 16 warps that wait for one row after the other are a slower machine than 132 multiprocessors with
+/// scores to write: fewer bytes are not enough.
 #include "gpu/ladder/ladder.hpp"
 #include "gpu/parts/lane_state.cuh"
 #include "gpu/parts/sub_warp.cuh"
@@ -84,6 +85,13 @@ void run(const DecodeParams& params, DType dtype, const DeviceOutput& output, co
 
 }  // namespace
 
-const LadderStep kFused{.name = "fused", .brief = "one warp a query, scores in registers", .max_splits = 1, .keeps_states = false, .n_additions = chain_additions, .accepts = accepts_any_rows, .plan = plan, .run = run};
+const LadderStep kFused{.name = "fused",
+                        .brief = "one warp a query, scores in registers",
+                        .max_splits = 1,
+                        .keeps_states = false,
+                        .n_additions = chain_additions,
+                        .accepts = accepts_any_rows,
+                        .plan = plan,
+                        .run = run};
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

@@ -6,7 +6,8 @@
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
 std::span<const LadderStep* const> ladder() {
-  static constexpr const LadderStep* kSteps[] = {&kNaive, &kFused, &kVectors, &kSplit, &kLastBlock, &kAsync, &kTensor, &kBulk, &kCluster, &kEqualRuns};
+  static constexpr const LadderStep* kSteps[] = {&kNaive, &kFused,  &kVectors, &kSplit,   &kLastBlock,
+                                                 &kAsync, &kTensor, &kBulk,    &kCluster, &kEqualRuns};
   return kSteps;
 }
 

@@ -2,15 +2,15 @@
 /// @file
 /// @brief The ladder of kernels, one step a file, and what all of them share on the host (sections 5 and 6).
 ///
-/// Every step computes the same thing, attention of a few queries over many keys, from the definition down to the kernel that
-/// the library uses. A step says in its first lines what it changed and what that should do to the bytes and the time.
+/// Every step computes the same thing, attention of a few queries over many keys, from the definition down to the kernel
+/// that the library uses. A step says in its first lines what it changed and what that should do to the bytes and the time.
 #pragma once
+
+#include "gpu/parts/plan.hpp"
 
 #include <limits>
 #include <span>
 #include <string>
-
-#include "gpu/parts/plan.hpp"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
@@ -21,7 +21,7 @@ inline constexpr int kAnySplits = std::numeric_limits<int>::max();
 struct LadderStep {
   const char* name;
   const char* brief;
-  int min_capability = 0;    ///< major compute capability that it needs; 0: any that it is compiled for
+  int min_capability = 0;       ///< major compute capability that it needs; 0: any that it is compiled for
   int max_splits = kAnySplits;  ///< most blocks that may share the keys of a kv head; 1: the step has no splits
   /// Whether it adds in the order of the canonical tree: then it can leave states instead of finished rows, its bits do not
   /// depend on splits, and one key gives its value to the bit.
@@ -33,8 +33,8 @@ struct LadderStep {
   /// How it will be launched. @pre refusal() is empty
   Plan (*plan)(const DecodeParams& params, DType dtype, const PlanOptions& options);
   /// Launches. @pre plan() is of the same shapes
-  void (*run)(const DecodeParams& params, DType dtype, const DeviceOutput& output, const Plan& plan, const Workspace& workspace,
-              Stream stream);
+  void (*run)(const DecodeParams& params, DType dtype, const DeviceOutput& output, const Plan& plan,
+              const Workspace& workspace, Stream stream);
 
   /// Why this step cannot take such a problem on this device, in a few words; empty if it can.
   std::string refusal(const DecodeParams& params, DType dtype) const;
@@ -43,8 +43,8 @@ struct LadderStep {
 /// All steps, from the first to the library kernel, which is the last.
 std::span<const LadderStep* const> ladder();
 
-/// Additions of a step that adds key after key; of the canonical tree over single keys; of a leaf on tensor cores, which add the
-/// three parts of each weight one after the other and truncate, and the tree above leaves.
+/// Additions of a step that adds key after key; of the canonical tree over single keys; of a leaf on tensor cores, which add
+/// the three parts of each weight one after the other and truncate, and the tree above leaves.
 double chain_additions(const DecodeParams& params, DType dtype);
 double tree_additions(const DecodeParams& params, DType dtype);
 double tensor_additions(const DecodeParams& params, DType dtype);

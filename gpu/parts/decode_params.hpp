@@ -3,16 +3,16 @@
 /// @brief One decode step as a kernel sees it: pointers, strides and lengths on the device (eq. (7)).
 #pragma once
 
-#include <cstdint>
-
 #include "gpu/platform/bytes16.hpp"
 #include "reference/state/key_range.hpp"
 #include "reference/state/subtree.hpp"
 
+#include <cstdint>
+
 namespace tree_attn {
 
-/// Part `part` of a range cut into `n_parts` at multiples of kLeafKeys, as even as they allow: the first parts are the longer ones,
-/// and parts are empty where there are fewer leaves than parts.
+/// Part `part` of a range cut into `n_parts` at multiples of kLeafKeys, as even as they allow: the first parts are the
+/// longer ones, and parts are empty where there are fewer leaves than parts.
 TREE_ATTN_HOST_DEVICE inline KeyRange split_range(KeyRange whole, int part, int n_parts) {
   if (whole.empty()) return {whole.begin, whole.begin};
   // Leaves are counted in 32 bits, for a division of 64 is a long story on a device.
@@ -47,9 +47,9 @@ struct DecodeParams {
   std::int64_t group = 1;                 ///< rows that share a key/value head: n_h / n_kv * l
   std::int64_t n_queries = 1;             ///< l
   int d_h = 1, d_v = 1;
-  std::int64_t begin = 0, end = 0;        ///< global positions of the shard
-  float query_scale = 1, score_scale = 1; ///< multiply q as it is read, and q.k: log2(e) * scale, see split_scale()
-  float lift = 0;                         ///< added to the shifts of keys, see set_key()
+  std::int64_t begin = 0, end = 0;         ///< global positions of the shard
+  float query_scale = 1, score_scale = 1;  ///< multiply q as it is read, and q.k: log2(e) * scale, see split_scale()
+  float lift = 0;                          ///< added to the shifts of keys, see set_key()
 
   /// Rows of the output: (i * n_h + h) * l + j, and group * n_kv = n_h l.
   TREE_ATTN_HOST_DEVICE std::int64_t n_rows() const { return batch * kv_heads * group; }
@@ -74,8 +74,8 @@ struct DecodeParams {
     const std::int64_t length = lengths[kv_head / kv_heads];
     return {begin, length < begin ? begin : length < end ? length : end};
   }
-  /// The same, rounded up to a multiple of kLeafKeys inside the shard: positions without a key hold the empty set, which changes
-  /// no bit and saves the subtrees of a partial leaf at the end.
+  /// The same, rounded up to a multiple of kLeafKeys inside the shard: positions without a key hold the empty set, which
+  /// changes no bit and saves the subtrees of a partial leaf at the end.
   TREE_ATTN_HOST_DEVICE KeyRange padded(std::int64_t kv_head) const {
     const KeyRange used = in_use(kv_head);
     if (used.empty()) return used;

@@ -5,14 +5,14 @@
 
 #include "gpu/parts/join.cuh"
 #include "gpu/parts/last_block.cuh"
-#include "gpu/parts/work_partition.hpp"
-#include "gpu/parts/splits.hpp"
 #include "gpu/parts/pipelines.hpp"
+#include "gpu/parts/splits.hpp"
+#include "gpu/parts/work_partition.hpp"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
-/// Where the forests of a block lie. A block has at most two work ranges whose query tile it shares with others: one that began
-/// before it, and one that goes on behind it. Their forests stay until the last of the sharing blocks has joined them.
+/// Where the forests of a block lie. A block has at most two work ranges whose query tile it shares with others: one that
+/// began before it, and one that goes on behind it. Their forests stay until the last of the sharing blocks has joined them.
 struct EqualRunsWorkspace {
   float* floats = nullptr;
   std::int64_t n_worker = 0, n_work_range = 0;  ///< floats of one forest, of which there is one a slot
@@ -33,8 +33,8 @@ inline constexpr std::size_t kEqualRunsBytes = 3 * 128;
 
 /// The library kernel.
 ///
-/// Thread 0 finds out what the block does next, and tells the others through shared memory: what is known about a work range would
-/// fill the registers that the pipeline needs.
+/// Thread 0 finds out what the block does next, and tells the others through shared memory: what is known about a work range
+/// would fill the registers that the pipeline needs.
 /// @param counters one a query tile
 /// @paper{alg_3, Alg. 3}
 template <IsPipeline Pipeline>
@@ -48,7 +48,8 @@ __global__ void __launch_bounds__(Pipeline::kThreads, 1)
     const Shared<WorkRange> work_range = arena.take<WorkRange>(1);
     Pipeline pipeline(arena);
 
-    // The next work item stands in the work range, and not in registers, and nothing that a round works out is kept for the next.
+    // The next work item stands in the work range, and not in registers, and nothing that a round works out is kept for the
+    // next.
     if (threadIdx.x == 0) {
       const WorkPartition all(params, Worker::kRows, gridDim.x);
       partition[0] = all;
@@ -79,10 +80,11 @@ __global__ void __launch_bounds__(Pipeline::kThreads, 1)
       __syncthreads();
       const WorkRange work = work_range[0];
       float* const kept = forests.of_work_range(block, work.first > work.tile_begin);
-      join_splits<Worker>(pipeline.scratch(), forests.of_worker(block, 0), forests.n_worker, work.range, Pipeline::kWorkers, self,
-                   [&](int slot, const auto& forest) {
-                     work.is_whole() ? finish(slot, forest) : store_forest<Worker>(forest, kept + slot * forests.n_work_range, self.lane);
-                   });
+      join_splits<Worker>(pipeline.scratch(), forests.of_worker(block, 0), forests.n_worker, work.range, Pipeline::kWorkers,
+                          self, [&](int slot, const auto& forest) {
+                            work.is_whole() ? finish(slot, forest)
+                                            : store_forest<Worker>(forest, kept + slot * forests.n_work_range, self.lane);
+                          });
 
       // A query tile shared with other blocks is joined by the one that comes last.
       if (!work.is_whole()) {
@@ -93,7 +95,8 @@ __global__ void __launch_bounds__(Pipeline::kThreads, 1)
           const auto part = [&all, &work, &forests, first](int i) {
             const std::int64_t from = all.begin_of(first + i), to = all.begin_of(first + i + 1);
             const bool began_before = from > work.tile_begin;
-            return Part{work.positions(began_before ? from : work.tile_begin, to), forests.of_work_range(first + i, began_before)};
+            return Part{work.positions(began_before ? from : work.tile_begin, to),
+                        forests.of_work_range(first + i, began_before)};
           };
           join_parts<Worker>(pipeline.scratch(), forests.n_work_range, work.whole.begin, n_parts, part, self, finish);
         }
@@ -108,11 +111,12 @@ __global__ void __launch_bounds__(Pipeline::kThreads, 1)
 template <IsPipeline Pipeline>
 EqualRunsWorkspace equal_runs_workspace(const DecodeParams& params, std::int64_t n_blocks, float* floats) {
   using Worker = typename Pipeline::Worker;
-  const std::int64_t n_leaves = std::max<std::int64_t>(1, (params.end + kLeafKeys - 1) / kLeafKeys - params.begin / kLeafKeys);
+  const std::int64_t n_leaves =
+      std::max<std::int64_t>(1, (params.end + kLeafKeys - 1) / kLeafKeys - params.begin / kLeafKeys);
   const std::int64_t a_block = std::min(n_leaves, (n_query_tiles<Worker>(params) * n_leaves + n_blocks - 1) / n_blocks);
   using Forest = WorkerForest<Worker>;
-  return {floats, Forest::n_floats((a_block + Pipeline::kWorkers - 1) / Pipeline::kWorkers * kLeafKeys), Forest::n_floats(a_block * kLeafKeys),
-          Pipeline::kWorkers, Worker::kSlots};
+  return {floats, Forest::n_floats((a_block + Pipeline::kWorkers - 1) / Pipeline::kWorkers * kLeafKeys),
+          Forest::n_floats(a_block * kLeafKeys), Pipeline::kWorkers, Worker::kSlots};
 }
 
 /// Plans, or launches, for every shape of one stored type: the three types are compiled in files of their own.

@@ -7,8 +7,8 @@
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
-/// One block a multiprocessor. A batch of one has query tiles of one length: then a few multiprocessors are left idle if that saves
-/// every block a second work range, with a merge of its own.
+/// One block a multiprocessor. A batch of one has query tiles of one length: then a few multiprocessors are left idle if
+/// that saves every block a second work range, with a merge of its own.
 inline std::int64_t choose_blocks(const DecodeParams& params, std::int64_t n_query_tiles) {
   const std::int64_t n = device().n_multiprocessors, even = n_query_tiles == 0 ? 0 : n / n_query_tiles * n_query_tiles;
   return params.batch == 1 && even * 10 >= n * 9 ? even : n;
@@ -25,7 +25,8 @@ Plan plan_equal_runs(const DecodeParams& params, const PlanOptions& options) {
     plan.n_stages = Pipeline::kStages;
     plan.path = multiplies_on_tensor_cores(params, DTypeTraits<T>::kDType) ? "tensor" : "scalar";
     plan.n_blocks = static_cast<int>(options.n_splits > 0 && n > 0 ? options.n_splits * n : choose_blocks(params, n));
-    plan.n_splits = options.n_splits > 0 ? options.n_splits : static_cast<int>((plan.n_blocks + n - 1) / std::max<std::int64_t>(1, n));
+    plan.n_splits =
+        options.n_splits > 0 ? options.n_splits : static_cast<int>((plan.n_blocks + n - 1) / std::max<std::int64_t>(1, n));
     plan.shared_bytes = kEqualRunsBytes + Pipeline::kBytes;
     plan.n_floats = plan.n_blocks * equal_runs_workspace<Pipeline>(params, plan.n_blocks, nullptr).n_floats();
     plan.n_counters = n;
@@ -39,8 +40,8 @@ void run_equal_runs(const DecodeParams& params, const DeviceOutput& output, cons
                     Stream stream) {
   if (params.n_rows() == 0) return;
   const Launch config{.grid = {static_cast<unsigned>(plan.n_blocks)},
-                   .block = {static_cast<unsigned>(plan.n_threads)},
-                   .shared_bytes = plan.shared_bytes};
+                      .block = {static_cast<unsigned>(plan.n_threads)},
+                      .shared_bytes = plan.shared_bytes};
   const bool aligned = starts_aligned(params, DTypeTraits<T>::kDType);
   with_pipeline<T>(params, [&](auto pipeline) {
     using Pipeline = typename decltype(pipeline)::type;

@@ -30,8 +30,8 @@ struct Entry {
   int level;
 };
 
-/// Parts whose subtrees are listed at once, and how many of those; floats of scratch memory in front of the joined forest, which
-/// hold the counts and the list.
+/// Parts whose subtrees are listed at once, and how many of those; floats of scratch memory in front of the joined forest,
+/// which hold the counts and the list.
 inline constexpr int kListedParts = 64, kListedEntries = 256, kCountFloats = 96;
 inline constexpr int kListFloats = kCountFloats + kListedEntries * static_cast<int>(sizeof(Entry) / sizeof(float));
 static_assert(kCountFloats > kListedParts && kCountFloats % 2 == 0);
@@ -39,8 +39,8 @@ static_assert(kCountFloats > kListedParts && kCountFloats % 2 == 0);
 /// Joins the forests of neighbouring parts, left to right. All threads of the block call it, none of them uses the scratch
 /// memory any more, and behind it a barrier is needed before anybody does.
 ///
-/// One read after the other from global memory, and one thread that finds out which, would take longer than all the rest of a
-/// short decode. So threads list the subtrees side by side, a part each; all workers fetch their states side by side, into
+/// One read after the other from global memory, and one thread that finds out which, would take longer than all the rest of
+/// a short decode. So threads list the subtrees side by side, a part each; all workers fetch their states side by side, into
 /// shared memory and as many as fit; and one worker a slot merges them there, in place: what is held is never more than what
 /// has been taken.
 /// @param n_part floats of one forest of a part
@@ -49,8 +49,8 @@ static_assert(kCountFloats > kListedParts && kCountFloats % 2 == 0);
 /// @param self this thread among all workers that the block's threads make
 /// @param use (slot, joined forest) what to do with the result; called by one worker for each slot
 template <IsWorker Worker, class PartOf, class Use>
-__device__ __forceinline__ void join_parts(Scratch scratch, std::int64_t n_part, std::int64_t begin, int n_parts, const PartOf& part,
-                                           WorkerThread self, const Use& use) {
+__device__ __forceinline__ void join_parts(Scratch scratch, std::int64_t n_part, std::int64_t begin, int n_parts,
+                                           const PartOf& part, WorkerThread self, const Use& use) {
   using Forest = WorkerForest<Worker, InShared>;
   // The list, and room for states: of all slots at once, if there is enough for a good number of subtrees of each.
   constexpr int kRoom = 64;
@@ -122,8 +122,8 @@ __device__ __forceinline__ void join_parts(Scratch scratch, std::int64_t n_part,
 
 /// The same for the n parts of a range that split_range() has cut, their forests one behind the other.
 template <IsWorker Worker, class Use>
-__device__ __forceinline__ void join_splits(Scratch scratch, float* parts, std::int64_t n_part, KeyRange whole, int n_parts, WorkerThread self,
-                                     const Use& use) {
+__device__ __forceinline__ void join_splits(Scratch scratch, float* parts, std::int64_t n_part, KeyRange whole, int n_parts,
+                                            WorkerThread self, const Use& use) {
   const auto part = [parts, n_part, whole, n_parts](int i) {
     return Part{split_range(whole, i, n_parts), parts + i * Worker::kSlots * n_part};
   };
@@ -140,14 +140,15 @@ __device__ __forceinline__ void store_forest(const WorkerForest<Worker, InShared
   }
 }
 
-/// Writes what one slot of a worker is about: z = n / D and lse, or if there is more to come one state for every subtree that
-/// covers the shard.
+/// Writes what one slot of a worker is about: z = n / D and lse, or if there is more to come one state for every subtree
+/// that covers the shard.
 /// @param first_row of the worker's rows in the group of the kv head; those behind the group are padding
 /// @param held positions whose subtrees are in the forest, params.padded(kv_head); the rest of the shard is the empty set
 /// @paper{alg_3, Alg. 3}
 template <IsWorker Worker, class Forest>
 __device__ __forceinline__ void write_output(const DecodeParams& params, const DeviceOutput& output, std::int64_t kv_head,
-                                        std::int64_t first_row, int slot, const Forest& forest, KeyRange held, int lane) {
+                                             std::int64_t first_row, int slot, const Forest& forest, KeyRange held,
+                                             int lane) {
   const std::int64_t r = first_row + Worker::row(lane, slot), row = kv_head * params.group + r;
   if (r >= params.group) return;
   LaneState<Worker::kElements> state;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief A sub-warp's pass over a range of positions: scores, states, and the canonical tree above them (eq. (7), section 5).
+/// @brief A sub-warp's pass over a range of positions: scores, states, and the canonical tree above them (eq. (7), section
+/// 5).
 #pragma once
 
 #include "gpu/parts/sub_warp.cuh"
@@ -18,7 +19,7 @@ __device__ __forceinline__ int bytes_of_vector(int d, int lane, int vector) {
 template <IsSubWarp SubWarp>
 struct GlobalRows {
   const typename SubWarp::T* first;  ///< row 0
-  std::int64_t stride;            ///< numbers from row to row
+  std::int64_t stride;               ///< numbers from row to row
   int d, lane;
   unsigned valid;  ///< bit i: row i may be read; the others are taken for zero
 
@@ -75,8 +76,8 @@ class KeySteps {
 
 /// One query and one range of positions of its kv head.
 ///
-/// Whole leaves of kLeafKeys positions climb in registers and reach the forest in memory once a leaf. What a shard has cut off a
-/// leaf goes to the forest key by key, so that the rank that holds the other side finds its siblings.
+/// Whole leaves of kLeafKeys positions climb in registers and reach the forest in memory once a leaf. What a shard has cut
+/// off a leaf goes to the forest key by key, so that the rank that holds the other side finds its siblings.
 template <IsSubWarp SubWarp>
 class KeyAccumulator {
  public:
@@ -84,7 +85,8 @@ class KeyAccumulator {
 
   /// @param range positions to take, a part of params.padded(kv_head)
   /// @param memory of the forest
-  __device__ __forceinline__ KeyAccumulator(const DecodeParams& params, std::int64_t kv_head, std::int64_t r, KeyRange range, float* memory)
+  __device__ __forceinline__ KeyAccumulator(const DecodeParams& params, std::int64_t kv_head, std::int64_t r, KeyRange range,
+                                            float* memory)
       : lane_(static_cast<int>(threadIdx.x) % SubWarp::kLanes),
         score_scale_(params.score_scale),
         is_single_key_(params.lengths[kv_head / params.kv_heads] == 1),
@@ -131,7 +133,8 @@ class KeyAccumulator {
     State state;
     eight_keys<SubWarp>(shift, weight, value, state);
     const int in_leaf = key_steps_.in_leaf(step);
-    if (registers_.push(state, in_leaf)) forest_.push({kLeafLevel, (key_steps_.origin() + step * kKeysPerStep) >> kLeafLevel}, state);
+    if (registers_.push(state, in_leaf))
+      forest_.push({kLeafLevel, (key_steps_.origin() + step * kKeysPerStep) >> kLeafLevel}, state);
   }
 
  private:
@@ -154,8 +157,8 @@ class KeyAccumulator {
 
   int lane_;
   float score_scale_;
-  bool is_single_key_;   ///< whether the sequence is one key
-  float lift_;  ///< of its keys; one key needs none
+  bool is_single_key_;  ///< whether the sequence is one key
+  float lift_;          ///< of its keys; one key needs none
   KeySteps key_steps_;
   bool partial_leaf_;  ///< whether a sub-warp of this warp has keys that it takes one by one
   float q_[SubWarp::kElements];
@@ -166,7 +169,8 @@ class KeyAccumulator {
 /// A sub-warp's pass with plain loads: eight keys, then eight values, then on.
 /// @param memory of the sub-warp's forest
 template <IsSubWarp SubWarp>
-__device__ __forceinline__ void accumulate_keys(const DecodeParams& params, std::int64_t kv_head, std::int64_t r, KeyRange range, float* memory) {
+__device__ __forceinline__ void accumulate_keys(const DecodeParams& params, std::int64_t kv_head, std::int64_t r,
+                                                KeyRange range, float* memory) {
   using T = typename SubWarp::T;
   KeyAccumulator<SubWarp> accumulator(params, kv_head, r, range, memory);
   const int n_steps = accumulator.n_steps();
@@ -175,7 +179,7 @@ __device__ __forceinline__ void accumulate_keys(const DecodeParams& params, std:
   for (int step = 0; step < n_steps; ++step) {
     const unsigned valid = accumulator.key_steps().valid(step);
     accumulator.take(step, GlobalRows<SubWarp>{keys, params.k.stride[2], params.d_h, accumulator.lane(), valid},
-               GlobalRows<SubWarp>{values, params.v.stride[2], params.d_v, accumulator.lane(), valid});
+                     GlobalRows<SubWarp>{values, params.v.stride[2], params.d_v, accumulator.lane(), valid});
     keys += kKeysPerStep * params.k.stride[2];
     values += kKeysPerStep * params.v.stride[2];
   }

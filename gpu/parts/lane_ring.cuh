@@ -2,8 +2,8 @@
 /// @file
 /// @brief A ring of copies in flight that needs no barrier: every lane copies what it will read itself (cp.async).
 ///
-/// Shared memory stands in for registers that arrive late. A lane's vector of a row is of interest to no other lane, so a wait
-/// for the lane's own copies is all the order there is to keep.
+/// Shared memory stands in for registers that arrive late. A lane's vector of a row is of interest to no other lane, so a
+/// wait for the lane's own copies is all the order there is to keep.
 #pragma once
 
 #include "gpu/parts/key_accumulator.cuh"
@@ -27,21 +27,25 @@ class LaneRing {
   /// @param keys, values row 0 of the step in either array
   /// @param valid bit i: row i may be read; the others become zero
   /// @param aligned whether rows start at multiples of 16 bytes; else they are copied number by number, at once
-  __device__ __forceinline__ void start(const DecodeParams& params, const typename SubWarp::T* keys, const typename SubWarp::T* values,
-                                        unsigned valid, int lane, bool aligned, int stage) {
+  __device__ __forceinline__ void start(const DecodeParams& params, const typename SubWarp::T* keys,
+                                        const typename SubWarp::T* values, unsigned valid, int lane, bool aligned,
+                                        int stage) {
     start_rows(keys, params.k.stride[2], params.d_h, valid, lane, aligned, address(stage, 0, 0, 0));
     start_rows(values, params.v.stride[2], params.d_v, valid, lane, aligned, address(stage, 1, 0, 0));
   }
   /// What a stage holds: key, or value, i of the step, and its vector.
   __device__ __forceinline__ Bytes16 key(int stage, int i, int vector) const { return load16(address(stage, 0, i, vector)); }
-  __device__ __forceinline__ Bytes16 value(int stage, int i, int vector) const { return load16(address(stage, 1, i, vector)); }
+  __device__ __forceinline__ Bytes16 value(int stage, int i, int vector) const {
+    return load16(address(stage, 1, i, vector));
+  }
 
  private:
   __device__ __forceinline__ Shared<Bytes16> address(int stage, int which, int i, int vector) const {
-    return memory_ + (((stage * 2 + which) * kKeysPerStep + i) * SubWarp::kVectorsPerLane + vector) * static_cast<int>(blockDim.x);
+    return memory_ +
+           (((stage * 2 + which) * kKeysPerStep + i) * SubWarp::kVectorsPerLane + vector) * static_cast<int>(blockDim.x);
   }
-  __device__ __forceinline__ void start_rows(const typename SubWarp::T* row, std::int64_t stride, int d, unsigned valid, int lane,
-                                             bool aligned, Shared<Bytes16> to) {
+  __device__ __forceinline__ void start_rows(const typename SubWarp::T* row, std::int64_t stride, int d, unsigned valid,
+                                             int lane, bool aligned, Shared<Bytes16> to) {
     using T = typename SubWarp::T;
     row += SubWarp::component(lane, 0);
     TREE_ATTN_UNROLL
@@ -51,8 +55,10 @@ class LaneRing {
         const T* const from = row + vector * SubWarp::kLanes * kPer16<T>;
         const int n_bytes = (valid >> i & 1) != 0 ? bytes_of_vector<SubWarp>(d, lane, vector) : 0;
         const auto target = to + (i * SubWarp::kVectorsPerLane + vector) * static_cast<int>(blockDim.x);
-        if (aligned) copy_async16(target, from, n_bytes);
-        else store16(target, load_unaligned16(from, n_bytes / static_cast<int>(sizeof(T))));
+        if (aligned)
+          copy_async16(target, from, n_bytes);
+        else
+          store16(target, load_unaligned16(from, n_bytes / static_cast<int>(sizeof(T))));
       }
     }
   }
@@ -62,8 +68,8 @@ class LaneRing {
 
 /// A sub-warp's pass with kStages - 1 steps in flight while one is at work.
 template <IsSubWarp SubWarp, int kStages>
-__device__ __forceinline__ void accumulate_keys_async(const DecodeParams& params, std::int64_t kv_head, std::int64_t r, KeyRange range,
-                                                float* memory, bool aligned, LaneRing<SubWarp> ring) {
+__device__ __forceinline__ void accumulate_keys_async(const DecodeParams& params, std::int64_t kv_head, std::int64_t r,
+                                                      KeyRange range, float* memory, bool aligned, LaneRing<SubWarp> ring) {
   using T = typename SubWarp::T;
   KeyAccumulator<SubWarp> accumulator(params, kv_head, r, range, memory);
   const int lane = accumulator.lane(), n_steps = accumulator.n_steps();
@@ -86,8 +92,9 @@ __device__ __forceinline__ void accumulate_keys_async(const DecodeParams& params
   for (int step = 0; step < n_steps; ++step) {
     start_next(stage == 0 ? kStages - 1 : stage - 1);
     copy_async_wait<kStages - 1>();
-    accumulator.take(step, [ring, stage](int i, int vector) { return ring.key(stage, i, vector); },
-               [ring, stage](int i, int vector) { return ring.value(stage, i, vector); });
+    accumulator.take(
+        step, [ring, stage](int i, int vector) { return ring.key(stage, i, vector); },
+        [ring, stage](int i, int vector) { return ring.value(stage, i, vector); });
     stage = stage + 1 == kStages ? 0 : stage + 1;
   }
   copy_async_wait<0>();

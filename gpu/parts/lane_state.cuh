@@ -2,12 +2,12 @@
 /// @file
 /// @brief The part of a state that one lane holds, and the forests that it goes into (section 5).
 ///
-/// A state of 2 + d_v numbers is spread over the lanes of a sub-warp: each has the shift and the sum, and some components of n.
-/// All of them merge in step without a word to each other, for a merge is the same few operations on every component.
+/// A state of 2 + d_v numbers is spread over the lanes of a sub-warp: each has the shift and the sum, and some components of
+/// n. All of them merge in step without a word to each other, for a merge is the same few operations on every component.
 #pragma once
 
-#include "gpu/platform/device.hpp"
 #include "gpu/parts/decode_params.hpp"
+#include "gpu/platform/device.hpp"
 #include "reference/state/state.hpp"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
@@ -80,8 +80,8 @@ struct InShared {
 /// A binary counter in memory: the forest of a range of positions, one lane's part of it.
 ///
 /// The states of the subtrees that cover the range lie one behind the other, left to right. Which subtrees these are follows
-/// from the ends of the range, so nothing but numbers is kept. The lanes of a sub-warp lie side by side and never look at each
-/// other's numbers: no barrier is needed while a forest is filled.
+/// from the ends of the range, so nothing but numbers is kept. The lanes of a sub-warp lie side by side and never look at
+/// each other's numbers: no barrier is needed while a forest is filled.
 /// @paper{thm_1, Thm. 1}
 template <int kElements, int kLanes, class Where = InGlobal>
 class LaneForest {

@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief A warp's pass over a range of positions on tensor cores: scores, weights, values, and the tree above (eq. (7), section 5).
+/// @brief A warp's pass over a range of positions on tensor cores: scores, weights, values, and the tree above (eq. (7),
+/// section 5).
 ///
-/// The smallest subtree that has a state here is the leaf of 64 positions. Its shift is that of its largest score, its sums run
-/// over its keys in an order of their own: a function of its keys alone, so that bits do not depend on splits, batch, grid or
-/// alignment. They are not those of the scalar kernels. A leaf that the edge of a shard cuts has no such state: the subtrees
-/// that cover what is left of it are walked one by one, as leaves with few keys. That is right, with bits of its own: shards
-/// have the bits of the whole if they are cut at multiples of 64.
+/// The smallest subtree that has a state here is the leaf of 64 positions. Its shift is that of its largest score, its sums
+/// run over its keys in an order of their own: a function of its keys alone, so that bits do not depend on splits, batch,
+/// grid or alignment. They are not those of the scalar kernels. A leaf that the edge of a shard cuts has no such state: the
+/// subtrees that cover what is left of it are walked one by one, as leaves with few keys. That is right, with bits of its
+/// own: shards have the bits of the whole if they are cut at multiples of 64.
 ///
 /// Values of +0 and -0 are told apart only in a sequence of one key: sums on tensor cores start from +0.
 #pragma once
 
-#include "gpu/parts/tile_forests.cuh"
 #include "gpu/parts/mma_tile.cuh"
+#include "gpu/parts/tile_forests.cuh"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
@@ -33,7 +34,6 @@ __device__ __forceinline__ float quad_sum(float x) {
   for (int flip = 1; flip < 4; flip *= 2) x += __shfl_xor_sync(kAllLanes, x, flip);
   return x;
 }
-
 
 /// Turns products q.k of a leaf into weights 2^(s - e), with e and their sum for the queries g and g + 8 of a lane.
 /// @param lift see set_key()
@@ -114,8 +114,8 @@ __device__ __forceinline__ void for_each_element(float (&o)[Tile::kSteps][Tile::
 /// @param value row of the first position of the leaf @param begin, end positions of it that have a value
 /// @param is_single_key whether the first value is all there is, and keeps its bits, also those of -0
 template <IsMmaTile Tile>
-__device__ __forceinline__ void add_not_finite(const typename Tile::T* value, std::int64_t stride, int d_v, int begin, int end,
-                                               bool is_single_key, const float (&p)[kLeafTiles][4], int lane,
+__device__ __forceinline__ void add_not_finite(const typename Tile::T* value, std::int64_t stride, int d_v, int begin,
+                                               int end, bool is_single_key, const float (&p)[kLeafTiles][4], int lane,
                                                float (&o)[Tile::kSteps][Tile::kTiles][4]) {
   for (int j = begin; j < end; ++j) {
     // Fetch the weights of key j, each from the lane that has it.
@@ -142,8 +142,8 @@ __device__ __forceinline__ void add_not_finite(const typename Tile::T* value, st
 
 /// 16-byte vectors of shared memory for one warp.
 template <IsMmaTile Tile>
-inline constexpr int kTileVectors =
-    TileRing<Tile>::kVectors + TileForests<Tile>::kVectors + (TileQueries<Tile>::kInShared ? TileQueries<Tile>::kVectors : 0);
+inline constexpr int kTileVectors = TileRing<Tile>::kVectors + TileForests<Tile>::kVectors +
+                                    (TileQueries<Tile>::kInShared ? TileQueries<Tile>::kVectors : 0);
 
 /// The pass of one warp, for the queries first_row to first_row + kRows of the group of a kv head.
 /// @param memory of its forests, one a slot, n_forest floats each
@@ -151,8 +151,9 @@ inline constexpr int kTileVectors =
 /// @param shared [kTileVectors] of the warp
 /// @paper{eq_7, eq. (7)}
 template <IsMmaTile Tile>
-__device__ __forceinline__ void accumulate_tiles(const DecodeParams& params, std::int64_t kv_head, std::int64_t first_row, KeyRange range,
-                                            float* memory, std::int64_t n_forest, bool aligned, Shared<Bytes16> shared) {
+__device__ __forceinline__ void accumulate_tiles(const DecodeParams& params, std::int64_t kv_head, std::int64_t first_row,
+                                                 KeyRange range, float* memory, std::int64_t n_forest, bool aligned,
+                                                 Shared<Bytes16> shared) {
   using T = typename Tile::T;
   const int own_lane = static_cast<int>(threadIdx.x) % kWarp;
   const std::int64_t used_end = params.in_use(kv_head).end;
@@ -169,7 +170,8 @@ __device__ __forceinline__ void accumulate_tiles(const DecodeParams& params, std
     const Subtree subtree = first_leaf_subtree({position, range.end});
     next = subtree.end();
     const int lane = opaque(own_lane);  // No register is left for what only the end of a round needs.
-    const std::int64_t leaf_begin = position / kLeafKeys * kLeafKeys, keys_end = subtree.end() < used_end ? subtree.end() : used_end;
+    const std::int64_t leaf_begin = position / kLeafKeys * kLeafKeys,
+                       keys_end = subtree.end() < used_end ? subtree.end() : used_end;
     const int begin = static_cast<int>(position - leaf_begin), end = static_cast<int>(keys_end - leaf_begin);
     const bool is_single_key = position == 0 && params.lengths[kv_head / params.kv_heads] == 1;
 
@@ -182,23 +184,26 @@ __device__ __forceinline__ void accumulate_tiles(const DecodeParams& params, std
 
     // O^T = V^T P^T.
     //
-    // Where a product is not a number, 0 * Inf of a key that is not seen, or Inf times a part that is 0, do it again with zeros
-    // for what is not finite, and add that by itself: no bit depends on a value that is not looked at.
+    // Where a product is not a number, 0 * Inf of a key that is not seen, or Inf times a part that is 0, do it again with
+    // zeros for what is not finite, and add that by itself: no bit depends on a value that is not looked at.
     float o[Tile::kSteps][Tile::kTiles][4];
     Shared<Bytes16> item = shared;
     for (bool again = false;; again = true) {
       for_each_element<Tile>(o, [](float& n, int, int) { n = 0; });
       TREE_ATTN_UNROLL
       for (int i = 0; i < kLeafItems; ++i) {
-        if (again) ring.fill_finite(item, leaf_begin, i, begin, end);
-        else item = ring.next();
+        if (again)
+          ring.fill_finite(item, leaf_begin, i, begin, end);
+        else
+          item = ring.next();
         multiply_values<Tile>(s[2 * i], s[2 * i + 1], item, lane, o);
       }
       bool broken = is_single_key;
       for_each_element<Tile>(o, [&broken](float& n, int, int) { n *= 1 / kUnit<T>, broken = broken || !is_finite(n); });
       if (again || !__any_sync(kAllLanes, broken)) {
         if (again) {
-          add_not_finite<Tile>(params.value<T>(kv_head, leaf_begin), params.v.stride[2], params.d_v, begin, end, is_single_key, s, lane, o);
+          add_not_finite<Tile>(params.value<T>(kv_head, leaf_begin), params.v.stride[2], params.d_v, begin, end,
+                               is_single_key, s, lane, o);
         }
         break;
       }

@@ -10,9 +10,9 @@
 ///   lost is below 2^-64 of the largest weight, all 24 bits of a weight are kept down to 2^-40 of it.
 ///
 /// The products themselves stay within what memory leaves them. For 16 keys and d = 128, 16 queries take 16 products of
-/// 16 x 8 x 16 for the scores and 3 x 16 for the values: 4 a key. At 8 cycles each that is 512 cycles of one of the four tensor
-/// cores of a multiprocessor, which get 8 KiB from memory in about 1700 cycles (4.4 TB/s, 132 multiprocessors, 1.75 GHz, a
-/// quarter each). Rounding the weights would save 256 of them.
+/// 16 x 8 x 16 for the scores and 3 x 16 for the values: 4 a key. At 8 cycles each that is 512 cycles of one of the four
+/// tensor cores of a multiprocessor, which get 8 KiB from memory in about 1700 cycles (4.4 TB/s, 132 multiprocessors, 1.75
+/// GHz, a quarter each). Rounding the weights would save 256 of them.
 #pragma once
 
 #include "gpu/parts/tile_ring.cuh"
@@ -30,11 +30,12 @@ struct MmaTile {
   using T = Stored;
   static constexpr int kLanes = kWarp;
   static constexpr int kDim = kDim_, kTiles = kTiles_;
-  static constexpr int kElements = kDim / 8;    ///< components of one state that a lane holds
-  static constexpr int kRows = 8 * kTiles;     ///< queries that it serves at once
-  static constexpr int kSlots = 2 * kTiles;    ///< states that a lane holds a part of
-  static constexpr int kWarps = kDim < 256 ? 8 : 4;  ///< of a block, if they fit: two a scheduler, that one waits while one works
-  static constexpr int kSteps = kDim / 16;     ///< 16 x 16 tiles across a row
+  static constexpr int kElements = kDim / 8;  ///< components of one state that a lane holds
+  static constexpr int kRows = 8 * kTiles;    ///< queries that it serves at once
+  static constexpr int kSlots = 2 * kTiles;   ///< states that a lane holds a part of
+  static constexpr int kWarps =
+      kDim < 256 ? 8 : 4;                   ///< of a block, if they fit: two a scheduler, that one waits while one works
+  static constexpr int kSteps = kDim / 16;  ///< 16 x 16 tiles across a row
   /// 16-byte vectors from row to row in shared memory: an odd number, so that 8 neighbouring rows begin in different banks.
   static constexpr int kPitch = kDim / 8 + 1;
 
@@ -44,10 +45,12 @@ struct MmaTile {
   __host__ __device__ static int component(int lane, int c) { return c / 2 * 16 + lane / 4 + c % 2 * 8; }
 };
 
-/// The row of a tile of 16 x 16 that a lane points load_matrix_x4() at: 8 x 8 matrices, the left and the right of the upper 8
-/// rows, then those of the lower 8.
+/// The row of a tile of 16 x 16 that a lane points load_matrix_x4() at: 8 x 8 matrices, the left and the right of the upper
+/// 8 rows, then those of the lower 8.
 template <IsMmaTile Tile>
-__device__ __forceinline__ int matrix_row(int lane) { return (lane / 16 * 8 + lane % 8) * Tile::kPitch + lane / 8 % 2; }
+__device__ __forceinline__ int matrix_row(int lane) {
+  return (lane / 16 * 8 + lane % 8) * Tile::kPitch + lane / 8 % 2;
+}
 
 /// Stored elements times a power of two, which rounds only what falls below the smallest normal number.
 template <class T>
@@ -62,8 +65,8 @@ __device__ __forceinline__ Bytes16 times(const Bytes16& elements, float factor) 
   return bytes;
 }
 
-/// The queries times query_scale as the left operand of Q K^T, [16, kDim]; zero past the group and past d_h. In registers, where
-/// there are enough of them; else they stay in shared memory.
+/// The queries times query_scale as the left operand of Q K^T, [16, kDim]; zero past the group and past d_h. In registers,
+/// where there are enough of them; else they stay in shared memory.
 template <IsMmaTile Tile>
 class TileQueries {
  public:
@@ -103,7 +106,8 @@ class TileQueries {
   __device__ __forceinline__ void load(int step, std::uint32_t (&q)[4]) const {
     std::uint32_t matrices[4];
     load_matrix_x4(matrices, matrix_ + 2 * step);
-    q[0] = matrices[0], q[1] = Tile::kTiles > 1 ? matrices[2] : 0, q[2] = matrices[1], q[3] = Tile::kTiles > 1 ? matrices[3] : 0;
+    q[0] = matrices[0], q[1] = Tile::kTiles > 1 ? matrices[2] : 0, q[2] = matrices[1],
+    q[3] = Tile::kTiles > 1 ? matrices[3] : 0;
   }
 
   Shared<Bytes16> matrix_;
@@ -113,8 +117,8 @@ class TileQueries {
 /// q.k of 16 keys: s[x][c] is that of key 8x + t + c % 2 with query g + c / 2 * 8.
 /// @param item [16][kPitch] vectors of keys
 template <IsMmaTile Tile>
-__device__ __forceinline__ void multiply_keys(const TileQueries<Tile>& queries, Shared<Bytes16> item, int lane, float (&s_upper)[4],
-                                              float (&s_lower)[4]) {
+__device__ __forceinline__ void multiply_keys(const TileQueries<Tile>& queries, Shared<Bytes16> item, int lane,
+                                              float (&s_upper)[4], float (&s_lower)[4]) {
   TREE_ATTN_UNROLL
   for (int c = 0; c < 4; ++c) s_upper[c] = s_lower[c] = 0;
   TREE_ATTN_UNROLL

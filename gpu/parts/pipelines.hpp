@@ -3,32 +3,32 @@
 /// @brief The worker for a shape, a sub-warp of lanes or a warp on tensor cores, and its way to keys and values.
 #pragma once
 
-#include <type_traits>
-
 #include "gpu/parts/join.cuh"
 #include "gpu/parts/lane_ring.cuh"
-#include "gpu/parts/sub_warps.hpp"
 #include "gpu/parts/mma_accumulator.cuh"
+#include "gpu/parts/sub_warps.hpp"
+
+#include <type_traits>
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
-/// What the library kernel is made of: a kind of worker and its way to keys and values. All threads of a block make one, at the
-/// start, and call it for every range of the block.
+/// What the library kernel is made of: a kind of worker and its way to keys and values. All threads of a block make one, at
+/// the start, and call it for every range of the block.
 template <class Pipeline>
-concept IsPipeline = IsWorker<typename Pipeline::Worker> && requires(Pipeline pipeline, const DecodeParams& params, std::int64_t i, KeyRange range,
-                                                                 float* forests, bool aligned) {
-  { Pipeline::kIsCompiled } -> std::convertible_to<bool>;           // for this architecture
-  { Pipeline::kThreads } -> std::convertible_to<int>;               // of a block
-  { Pipeline::kWorkers } -> std::convertible_to<int>;               // of a block, that accumulate
-  { Pipeline::kStages } -> std::convertible_to<int>;                // copies in flight
-  { Pipeline::kBytes } -> std::convertible_to<std::size_t>;         // of shared memory
-  { pipeline.scratch() } -> std::same_as<Scratch>;                  // shared memory that is free between two ranges
+concept IsPipeline = IsWorker<typename Pipeline::Worker> &&
+    requires(Pipeline pipeline, const DecodeParams& params, std::int64_t i, KeyRange range, float* forests, bool aligned) {
+  { Pipeline::kIsCompiled } -> std::convertible_to<bool>;    // for this architecture
+  { Pipeline::kThreads } -> std::convertible_to<int>;        // of a block
+  { Pipeline::kWorkers } -> std::convertible_to<int>;        // of a block, that accumulate
+  { Pipeline::kStages } -> std::convertible_to<int>;         // copies in flight
+  { Pipeline::kBytes } -> std::convertible_to<std::size_t>;  // of shared memory
+  { pipeline.scratch() } -> std::same_as<Scratch>;           // shared memory that is free between two ranges
   pipeline(params, /*line*/ i, /*first_row*/ i, range, forests, /*n_forest*/ i, aligned);
 };
 
-/// Sub-warps that copy for themselves, rows of any length and alignment: a ring of three stages. Bulk copies by a producer (step 8)
-/// were no faster on an H200 once the arithmetic was short, and take aligned rows only. Wider rows take more of it, so
-/// fewer threads.
+/// Sub-warps that copy for themselves, rows of any length and alignment: a ring of three stages. Bulk copies by a producer
+/// (step 8) were no faster on an H200 once the arithmetic was short, and take aligned rows only. Wider rows take more of it,
+/// so fewer threads.
 template <IsSubWarp SubWarp>
 class SubWarpPipeline {
  public:
@@ -37,25 +37,31 @@ class SubWarpPipeline {
   static constexpr int kStages = 3, kThreads = 256 / SubWarp::kVectorsPerLane, kWorkers = kThreads / SubWarp::kLanes;
   static constexpr std::size_t kBytes = LaneRing<SubWarp>::n_bytes(kStages, kThreads);
 
-  __device__ __forceinline__ explicit SubWarpPipeline(Arena& arena) : memory_(arena.take<Bytes16>(kBytes / sizeof(Bytes16))) {}
+  __device__ __forceinline__ explicit SubWarpPipeline(Arena& arena)
+      : memory_(arena.take<Bytes16>(kBytes / sizeof(Bytes16))) {}
   /// Shared memory that is free between two ranges.
-  __device__ __forceinline__ Scratch scratch() const { return {shared_as<float>(memory_), static_cast<int>(kBytes / sizeof(float))}; }
+  __device__ __forceinline__ Scratch scratch() const {
+    return {shared_as<float>(memory_), static_cast<int>(kBytes / sizeof(float))};
+  }
   /// Walks over a range of positions, each worker over its part.
   /// @param forests of the workers, each with one a slot; n_forest floats each
-  __device__ __forceinline__ void operator()(const DecodeParams& params, std::int64_t kv_head, std::int64_t first_row, KeyRange range,
-                                             float* forests, std::int64_t n_forest, bool aligned) {
+  __device__ __forceinline__ void operator()(const DecodeParams& params, std::int64_t kv_head, std::int64_t first_row,
+                                             KeyRange range, float* forests, std::int64_t n_forest, bool aligned) {
     const int worker = static_cast<int>(threadIdx.x) / SubWarp::kLanes;
-    accumulate_keys_async<SubWarp, kStages>(params, kv_head, first_row, split_range(range, worker, kWorkers), forests + worker * n_forest, aligned,
-                                   LaneRing<SubWarp>(memory_));
+    accumulate_keys_async<SubWarp, kStages>(params, kv_head, first_row, split_range(range, worker, kWorkers),
+                                            forests + worker * n_forest, aligned, LaneRing<SubWarp>(memory_));
   }
 
  private:
   Shared<Bytes16> memory_;
 };
 
-/// A number that is the same in all lanes of a warp, and that the compiler knows to be: it may stay in a register of the warp.
+/// A number that is the same in all lanes of a warp, and that the compiler knows to be: it may stay in a register of the
+/// warp.
 template <class T>
-__device__ __forceinline__ T warp_uniform(T x) { return __shfl_sync(kAllLanes, x, 0); }
+__device__ __forceinline__ T warp_uniform(T x) {
+  return __shfl_sync(kAllLanes, x, 0);
+}
 
 /// Warps on tensor cores, each with shared memory of its own: as many as registers and shared memory allow.
 template <IsMmaTile Tile>
@@ -73,13 +79,16 @@ class MmaPipeline {
   static constexpr std::size_t kBytes = kWorkers * kTileVectors<Tile> * sizeof(Bytes16);
 
   __device__ __forceinline__ explicit MmaPipeline(Arena& arena) : memory_(arena.take<Bytes16>(kBytes / sizeof(Bytes16))) {}
-  __device__ __forceinline__ Scratch scratch() const { return {shared_as<float>(memory_), static_cast<int>(kBytes / sizeof(float))}; }
-  __device__ __forceinline__ void operator()(const DecodeParams& params, std::int64_t kv_head, std::int64_t first_row, KeyRange range,
-                                             float* forests, std::int64_t n_forest, bool aligned) {
+  __device__ __forceinline__ Scratch scratch() const {
+    return {shared_as<float>(memory_), static_cast<int>(kBytes / sizeof(float))};
+  }
+  __device__ __forceinline__ void operator()(const DecodeParams& params, std::int64_t kv_head, std::int64_t first_row,
+                                             KeyRange range, float* forests, std::int64_t n_forest, bool aligned) {
     const int worker = warp_uniform(static_cast<int>(threadIdx.x) / kWarp);
     const KeyRange own = split_range(range, worker, kWorkers);
-    accumulate_tiles<Tile>(params, warp_uniform(kv_head), warp_uniform(first_row), {warp_uniform(own.begin), warp_uniform(own.end)},
-                      forests + worker * Tile::kSlots * n_forest, n_forest, aligned, memory_ + worker * kTileVectors<Tile>);
+    accumulate_tiles<Tile>(params, warp_uniform(kv_head), warp_uniform(first_row),
+                           {warp_uniform(own.begin), warp_uniform(own.end)}, forests + worker * Tile::kSlots * n_forest,
+                           n_forest, aligned, memory_ + worker * kTileVectors<Tile>);
   }
 
  private:

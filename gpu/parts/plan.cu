@@ -3,9 +3,9 @@
 /// @brief What shapes kernels take.
 #include "gpu/parts/plan.hpp"
 
-#include <algorithm>
-
 #include "reference/state/score_scale.hpp"
+
+#include <algorithm>
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
@@ -32,7 +32,8 @@ bool multiplies_on_tensor_cores(const DecodeParams& params, DType dtype) {
 std::string accepts_any_grid(const DecodeParams& params, DType dtype) {
   if (kernel_unit_of(dtype) == KernelUnit::None) return std::string(name_of(dtype)) + " storage";
   if (params.d_h > kLongestRow || params.d_v > kLongestRow)
-    return "d_h " + std::to_string(params.d_h) + ", d_v " + std::to_string(params.d_v) + ": more than " + std::to_string(kLongestRow);
+    return "d_h " + std::to_string(params.d_h) + ", d_v " + std::to_string(params.d_v) + ": more than " +
+           std::to_string(kLongestRow);
   for (const DeviceView* view : {&params.q, &params.k, &params.v}) {
     if (reinterpret_cast<std::uintptr_t>(view->data) % bytes_of(dtype) != 0) return "an array that starts inside a number";
   }

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What is settled on the host before a launch: how a step is laid out, and what shapes kernels take (sections 5 and 6).
+/// @brief What is settled on the host before a launch: how a step is laid out, and what shapes kernels take (sections 5 and
+/// 6).
 #pragma once
-
-#include <string>
 
 #include "gpu/parts/decode_params.hpp"
 #include "gpu/platform/launch.hpp"
 #include "reference/tensor/dtype.hpp"
+
+#include <string>
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
@@ -20,14 +21,14 @@ struct PlanOptions {
 
 /// What a step has picked: enough to launch, and to say.
 struct Plan {
-  int n_splits = 1;               ///< blocks that share the keys of a kv head
-  int n_threads = 128;            ///< threads of a block
-  int n_stages = 0;               ///< stages of the ring of copies; 0 where there is none
-  int n_blocks = 0;               ///< blocks of the grid, where that is not splits times rows
-  std::size_t shared_bytes = 0;   ///< dynamic shared memory of a block
-  std::int64_t n_floats = 0;      ///< workspace, in floats
-  std::int64_t n_counters = 0;    ///< workspace, in counters
-  const char* path = "scalar";    ///< "scalar", or "tensor" where tensor cores multiply
+  int n_splits = 1;              ///< blocks that share the keys of a kv head
+  int n_threads = 128;           ///< threads of a block
+  int n_stages = 0;              ///< stages of the ring of copies; 0 where there is none
+  int n_blocks = 0;              ///< blocks of the grid, where that is not splits times rows
+  std::size_t shared_bytes = 0;  ///< dynamic shared memory of a block
+  std::int64_t n_floats = 0;     ///< workspace, in floats
+  std::int64_t n_counters = 0;   ///< workspace, in counters
+  const char* path = "scalar";   ///< "scalar", or "tensor" where tensor cores multiply
 };
 
 /// Memory that a step needs beside its input and output. It may be used again for the next launch on the same stream.
@@ -43,8 +44,10 @@ inline constexpr int kLongestRow = 512;
 template <class F>
 void with_type(DType dtype, const F& f) {
   with_dtype(dtype, [&]<class T>(T element) {
-    if constexpr (DTypeTraits<T>::kUnit != KernelUnit::None) f(element);
-    else throw DeviceError("no kernel takes " + std::string(name_of(dtype)));
+    if constexpr (DTypeTraits<T>::kUnit != KernelUnit::None)
+      f(element);
+    else
+      throw DeviceError("no kernel takes " + std::string(name_of(dtype)));
   });
 }
 
@@ -53,8 +56,8 @@ bool starts_aligned(const DecodeParams& params, DType dtype);
 
 /// Sets query_scale and score_scale to split_scale(scale), and lift.
 ///
-/// F16 keeps to (1, log2(e) * scale) and no lift: elements of at most 65504 make no sum that overflows, and tensor cores, which
-/// take queries and weights in 16 bits, would round what is made smaller.
+/// F16 keeps to (1, log2(e) * scale) and no lift: elements of at most 65504 make no sum that overflows, and tensor cores,
+/// which take queries and weights in 16 bits, would round what is made smaller.
 /// @param lift 0 or kLift
 void set_scale(DecodeParams& params, DType dtype, double scale, int lift = 0);
 
@@ -65,7 +68,8 @@ std::string accepts_any_rows(const DecodeParams& params, DType dtype);
 /// The same, and rows that are not aligned or not a multiple of 16 bytes long.
 std::string accepts_aligned_rows(const DecodeParams& params, DType dtype);
 
-/// Whether the library kernel multiplies on tensor cores: several queries share keys of 16 bits, in rows of at most 256 numbers.
+/// Whether the library kernel multiplies on tensor cores: several queries share keys of 16 bits, in rows of at most 256
+/// numbers.
 ///
 /// A function of type and shape alone. Batch, lengths, alignment and device may not change it, for it changes bits.
 bool multiplies_on_tensor_cores(const DecodeParams& params, DType dtype);

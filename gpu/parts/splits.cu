@@ -15,7 +15,8 @@ Plan plan_splits(const DecodeParams& params, DType dtype, const PlanOptions& opt
   Plan plan{.n_threads = options.n_threads > 0 ? options.n_threads : kSplitThreads, .n_counters = params.n_rows()};
   with_sub_warp(params, dtype, [&](auto sub_warp) {
     using SubWarp = decltype(sub_warp);
-    plan.n_splits = options.n_splits > 0 ? options.n_splits : choose_splits(params, params.n_rows(), n_workers_of<SubWarp>(plan.n_threads));
+    plan.n_splits = options.n_splits > 0 ? options.n_splits
+                                         : choose_splits(params, params.n_rows(), n_workers_of<SubWarp>(plan.n_threads));
     plan.n_floats = params.n_rows() * SplitWorkspace::of<SubWarp>(params, plan, nullptr).n_floats();
   });
   return plan;

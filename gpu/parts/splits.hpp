@@ -13,8 +13,8 @@ inline constexpr int kSplitThreads = 256;
 /// Shared memory in which a block joins, where no ring leaves more.
 inline constexpr std::size_t kScratchBytes = 64 * 1024;
 
-/// Forests in the workspace: of every split of every query tile, and of every worker of every split. A query tile is the rows that one
-/// worker serves, on all keys of their kv head.
+/// Forests in the workspace: of every split of every query tile, and of every worker of every split. A query tile is the
+/// rows that one worker serves, on all keys of their kv head.
 struct SplitWorkspace {
   float* floats = nullptr;
   std::int64_t n_worker = 0, n_split = 0;  ///< floats of one forest, of which there is one a slot
@@ -24,8 +24,12 @@ struct SplitWorkspace {
   template <IsWorker Worker>
   static SplitWorkspace of(const DecodeParams& params, const Plan& plan, float* floats) {
     const int n = n_workers_of<Worker>(plan.n_threads);
-    return {floats, forest_floats<Worker>(params, std::int64_t{plan.n_splits} * n), forest_floats<Worker>(params, plan.n_splits),
-            n, plan.n_splits, Worker::kSlots};
+    return {floats,
+            forest_floats<Worker>(params, std::int64_t{plan.n_splits} * n),
+            forest_floats<Worker>(params, plan.n_splits),
+            n,
+            plan.n_splits,
+            Worker::kSlots};
   }
   /// Floats of one query tile, and where its forests lie: those of the splits, then worker by worker.
   TREE_ATTN_HOST_DEVICE std::int64_t n_floats() const { return n_splits * (n_split + n_workers * n_worker) * n_slots; }

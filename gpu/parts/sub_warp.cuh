@@ -2,8 +2,8 @@
 /// @file
 /// @brief A sub-warp of lanes that reads rows in vectors of 16 bytes: scores and states of eight keys (eq. (7), section 5).
 ///
-/// A row of 256 bytes is 16 lanes wide, so a warp holds two sub-warps, each with keys of its own: a sub-warp is the smallest worker
-/// that takes a range of positions and hands back a forest.
+/// A row of 256 bytes is 16 lanes wide, so a warp holds two sub-warps, each with keys of its own: a sub-warp is the smallest
+/// worker that takes a range of positions and hands back a forest.
 #pragma once
 
 #include "gpu/parts/lane_state.cuh"
@@ -18,8 +18,8 @@ struct SubWarp {
   using T = Stored;
   static constexpr int kLanes = kLanes_, kVectorsPerLane = kVectorsPerLane_;
   static constexpr int kElements = kVectorsPerLane * kPer16<T>;  ///< numbers of a row that one lane holds
-  static constexpr int kRows = 1;                        ///< queries that it serves at once
-  static constexpr int kSlots = 1;                       ///< states that a lane holds a part of
+  static constexpr int kRows = 1;                                ///< queries that it serves at once
+  static constexpr int kSlots = 1;                               ///< states that a lane holds a part of
 
   /// Which of the kRows queries a slot of a lane is about.
   __host__ __device__ static int row(int, int) { return 0; }
@@ -53,14 +53,15 @@ __device__ __forceinline__ int key_of_lane(int lane) { return (lane & 1) << 2 | 
 
 /// The score s_a = score_scale q.k_a of one of eight neighbouring keys: that of key_of_lane().
 ///
-/// Each lane multiplies its own numbers; then lanes that differ in one bit add up, and as long as there are several keys each
-/// of the two keeps half of them: 4 + 2 + 1 exchanges and one for every bit that is left, instead of 8 a bit. The order of the
-/// additions is that of a butterfly, the same for every key.
+/// Each lane multiplies its own numbers; then lanes that differ in one bit add up, and as long as there are several keys
+/// each of the two keeps half of them: 4 + 2 + 1 exchanges and one for every bit that is left, instead of 8 a bit. The order
+/// of the additions is that of a butterfly, the same for every key.
 /// @param q elements of the query times query_scale, zero past d_h
 /// @param key (i, vector) -> Bytes16 of key i
 /// @paper{eq_7, eq. (7)}
 template <IsSubWarp SubWarp, IsRows Key>
-__device__ __forceinline__ float score_of_eight(const float (&q)[SubWarp::kElements], const Key& key, float score_scale, int lane) {
+__device__ __forceinline__ float score_of_eight(const float (&q)[SubWarp::kElements], const Key& key, float score_scale,
+                                                int lane) {
   using T = typename SubWarp::T;
   // Multiply.
   float sum[kKeysPerStep];
@@ -88,7 +89,8 @@ __device__ __forceinline__ float score_of_eight(const float (&q)[SubWarp::kEleme
     }
   }
   TREE_ATTN_UNROLL
-  for (int distance = kKeysPerStep; distance < SubWarp::kLanes; distance *= 2) sum[0] += __shfl_xor_sync(kAllLanes, sum[0], distance);
+  for (int distance = kKeysPerStep; distance < SubWarp::kLanes; distance *= 2)
+    sum[0] += __shfl_xor_sync(kAllLanes, sum[0], distance);
   return score_scale * sum[0];
 }
 
@@ -182,7 +184,8 @@ __device__ __forceinline__ void one_key(float s, bool is_single_key, float lift,
     float v[kPer16<typename SubWarp::T>];
     widen<typename SubWarp::T>(value(i, vector), v);
     TREE_ATTN_UNROLL
-    for (int c = 0; c < kPer16<typename SubWarp::T>; ++c) state.n[vector * kPer16<typename SubWarp::T> + c] = multiply(state.sum, v[c]);
+    for (int c = 0; c < kPer16<typename SubWarp::T>; ++c)
+      state.n[vector * kPer16<typename SubWarp::T> + c] = multiply(state.sum, v[c]);
   }
 }
 

@@ -3,15 +3,15 @@
 /// @brief The sub-warp for a shape: how many lanes share a row.
 #pragma once
 
-#include <algorithm>
-
 #include "gpu/parts/plan.hpp"
 #include "gpu/parts/sub_warp.cuh"
 
+#include <algorithm>
+
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
-/// Calls f with the narrowest sub-warp that holds a row of max(d_h, d_v) numbers: 8, 16 or 32 lanes of 16 bytes, then 32 lanes of
-/// 2 or 4 times 16.
+/// Calls f with the narrowest sub-warp that holds a row of max(d_h, d_v) numbers: 8, 16 or 32 lanes of 16 bytes, then 32
+/// lanes of 2 or 4 times 16.
 template <class T, class F>
 void with_sub_warp(const DecodeParams& params, const F& f) {
   const int n_bytes = std::max(params.d_h, params.d_v) * static_cast<int>(sizeof(T));
@@ -28,7 +28,9 @@ void with_sub_warp(const DecodeParams& params, DType dtype, const F& f) {
 
 /// Workers in a block, each with a range of its own.
 template <IsWorker Worker>
-constexpr int n_workers_of(int n_threads) { return n_threads / Worker::kLanes; }
+constexpr int n_workers_of(int n_threads) {
+  return n_threads / Worker::kLanes;
+}
 
 /// The most positions that one of n parts of the shard gets.
 inline std::int64_t longest_part(const DecodeParams& params, std::int64_t n_parts) {

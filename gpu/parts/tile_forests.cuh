@@ -13,14 +13,15 @@ template <IsMmaTile Tile>
 class TileForests {
  public:
   using State = LaneState<Tile::kElements>;
-  static constexpr int kOfState = (2 + Tile::kElements + 3) / 4;          ///< 16-byte vectors of a lane's part of a state
+  static constexpr int kOfState = (2 + Tile::kElements + 3) / 4;    ///< 16-byte vectors of a lane's part of a state
   static constexpr int kVectors = Tile::kSlots * kOfState * kWarp;  ///< of shared memory, for one warp
 
-  __device__ __forceinline__ TileForests(float* memory, std::int64_t n_forest, KeyRange range, Shared<Bytes16> parked, int lane)
+  __device__ __forceinline__ TileForests(float* memory, std::int64_t n_forest, KeyRange range, Shared<Bytes16> parked,
+                                         int lane)
       : memory_(memory), n_forest_(n_forest), range_(range), parked_(parked), lane_(lane) {}
 
-  /// Appends the state of a subtree in one slot. A leaf whose sibling is still to come in this range waits for it; no lane looks
-  /// at another's numbers.
+  /// Appends the state of a subtree in one slot. A leaf whose sibling is still to come in this range waits for it; no lane
+  /// looks at another's numbers.
   __device__ __forceinline__ void push(Subtree subtree, int slot, State& state) {
     const int lane = opaque(lane_);
     const Shared<Bytes16> parked = parked_ + (slot * kOfState * kWarp + lane);

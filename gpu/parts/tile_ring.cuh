@@ -2,8 +2,8 @@
 /// @file
 /// @brief A ring of copies in flight for one warp, whose lanes read what the others have copied (cp.async, section 6.3).
 ///
-/// Tensor cores want rows spread over the lanes in their own way, so no lane can copy just what it will read. A barrier of the
-/// warp, one an item, is all the order it takes; the block has none.
+/// Tensor cores want rows spread over the lanes in their own way, so no lane can copy just what it will read. A barrier of
+/// the warp, one an item, is all the order it takes; the block has none.
 #pragma once
 
 #include "gpu/parts/sub_warp.cuh"
@@ -13,20 +13,21 @@ namespace tree_attn::TREE_ATTN_PLATFORM {
 /// Rows that are copied together, and the number of such items in a leaf.
 inline constexpr int kItem = 16, kLeafItems = static_cast<int>(kLeafKeys) / kItem;
 
-/// The subtree of a range that starts at its first position: a leaf, or of a leaf that the range's edge cuts the first of the
-/// subtrees that cover what is left of it.
+/// The subtree of a range that starts at its first position: a leaf, or of a leaf that the range's edge cuts the first of
+/// the subtrees that cover what is left of it.
 __device__ __forceinline__ Subtree first_leaf_subtree(KeyRange range) {
   const std::int64_t leaf_end = (range.begin / kLeafKeys + 1) * kLeafKeys;
   return first_subtree(range.begin, leaf_end < range.end ? leaf_end : range.end);
 }
 
-/// Rows of a subtree, subtree after subtree: four items of keys, then four of values. Rows without a key are zero, and never read.
+/// Rows of a subtree, subtree after subtree: four items of keys, then four of values. Rows without a key are zero, and never
+/// read.
 template <IsMmaTile Tile>
 class TileRing {
  public:
   using T = typename Tile::T;
   static constexpr int kStages = Tile::kDim < 256 ? 512 / Tile::kDim : 4;  ///< 16 KiB a warp, or 32 for fewer warps
-  static constexpr int kVectors = kStages * kItem * Tile::kPitch;  ///< 16-byte vectors of the ring of one warp
+  static constexpr int kVectors = kStages * kItem * Tile::kPitch;          ///< 16-byte vectors of the ring of one warp
 
   /// Starts to fill all stages but one. @param range what will be walked over @param memory [kVectors]
   __device__ __forceinline__ TileRing(const DecodeParams& params, std::int64_t kv_head, KeyRange range, bool aligned,
@@ -43,15 +44,16 @@ class TileRing {
         memory_(memory),
         begin_(static_cast<int>(range.begin - origin_)),
         end_(range.empty() ? begin_ : static_cast<int>(range.end - origin_)),
-        used_end_(static_cast<int>((params.in_use(kv_head).end < range.end ? params.in_use(kv_head).end : range.end) - origin_)),
+        used_end_(
+            static_cast<int>((params.in_use(kv_head).end < range.end ? params.in_use(kv_head).end : range.end) - origin_)),
         subtree_end_(subtree_end()) {
     for (int stage = 0; stage < kStages - 1; ++stage) start_next(stage);
   }
 
   /// The next item, [16][kPitch] vectors. It may be read until the next call.
   ///
-  /// The barrier tells every lane that all copies of the item are here, and that all lanes have read the item before it, whose
-  /// stage is filled again.
+  /// The barrier tells every lane that all copies of the item are here, and that all lanes have read the item before it,
+  /// whose stage is filled again.
   __device__ __forceinline__ Shared<Bytes16> next() {
     copy_async_wait<kStages - 2>();
     __syncwarp();
@@ -61,15 +63,18 @@ class TileRing {
     return item;
   }
 
-  /// Fills the last item that next() has returned once more: with item i of the values of a leaf, zeros for what is not finite.
+  /// Fills the last item that next() has returned once more: with item i of the values of a leaf, zeros for what is not
+  /// finite.
   /// @param begin, end positions of the leaf that have a value
-  __device__ __forceinline__ void fill_finite(Shared<Bytes16> item, std::int64_t leaf_begin, int i, int begin, int end) const {
+  __device__ __forceinline__ void fill_finite(Shared<Bytes16> item, std::int64_t leaf_begin, int i, int begin,
+                                              int end) const {
     __syncwarp();
     const int n = n_in_row(d_v_);
     for (int row = lane_ / kVectorsPerRow; row < kItem; row += kRowsPerCopy) {
       const int index = kItem * i + row;
       const T* const from = values_ + (leaf_begin + index - origin_) * value_stride_ + lane_ % kVectorsPerRow * kPer16<T>;
-      store16(item + (row * Tile::kPitch + lane_ % kVectorsPerRow), load_unaligned16(from, index >= begin && index < end ? n : 0, true));
+      store16(item + (row * Tile::kPitch + lane_ % kVectorsPerRow),
+              load_unaligned16(from, index >= begin && index < end ? n : 0, true));
     }
     __syncwarp();
   }
@@ -107,7 +112,8 @@ class TileRing {
   }
 
   /// Starts to copy the rows [begin, end) of an item of 16, and makes zeros of the others and of what is behind d.
-  __device__ __forceinline__ void start_rows(const T* first, std::int64_t stride, int d, int begin, int end, Shared<Bytes16> to) {
+  __device__ __forceinline__ void start_rows(const T* first, std::int64_t stride, int d, int begin, int end,
+                                             Shared<Bytes16> to) {
     const int column = lane_ % kVectorsPerRow * kPer16<T>, in_row = n_in_row(d);
     int row = lane_ / kVectorsPerRow;
     const T* from = first + row * stride + column;
@@ -133,9 +139,9 @@ class TileRing {
   int lane_;
   Shared<Bytes16> memory_;
   int begin_, end_, used_end_;  ///< of the range, from the subtree on that is being copied; behind the last key
-  int subtree_end_;               ///< of that subtree
-  int item_ = 0;            ///< of that subtree, the next to start
-  int stage_ = 0;           ///< of the item that next() returns next
+  int subtree_end_;             ///< of that subtree
+  int item_ = 0;                ///< of that subtree, the next to start
+  int stage_ = 0;               ///< of the item that next() returns next
 };
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

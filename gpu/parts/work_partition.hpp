@@ -2,9 +2,10 @@
 /// @file
 /// @brief Equal runs of work over all blocks, whatever the lengths in a batch (section 5.3: shards of equal size).
 ///
-/// The work is one long sequence of work items: query tile after query tile, and in each the leaves of kLeafKeys positions of its keys. Each block
-/// takes an equal run of them, up to one work item: it begins in the middle of one query tile, may do some whole ones, and ends in the
-/// middle of another. Who takes what follows from the lengths alone, so every block works it out for itself.
+/// The work is one long sequence of work items: query tile after query tile, and in each the leaves of kLeafKeys positions
+/// of its keys. Each block takes an equal run of them, up to one work item: it begins in the middle of one query tile, may
+/// do some whole ones, and ends in the middle of another. Who takes what follows from the lengths alone, so every block
+/// works it out for itself.
 #pragma once
 
 #include "gpu/parts/decode_params.hpp"
@@ -13,20 +14,22 @@ namespace tree_attn {
 
 /// What one block does on one query tile.
 struct WorkRange {
-  std::int64_t query_tile = 0;              ///< number of the query tile
-  std::int64_t kv_head = 0;               ///< its kv head: batch entry and key/value head
-  std::int64_t first_row = 0;          ///< its first row in the group of the kv head
-  std::int64_t tile_begin = 0, n_tile_items = 0;  ///< where the query tile begins in the sequence of all work items, and its work items
-  std::int64_t first = 0, last = 0;    ///< work items [first, last) of all that are this work range
-  KeyRange whole;                           ///< positions of the query tile
-  KeyRange range;                             ///< those of this work range
+  std::int64_t query_tile = 0;  ///< number of the query tile
+  std::int64_t kv_head = 0;     ///< its kv head: batch entry and key/value head
+  std::int64_t first_row = 0;   ///< its first row in the group of the kv head
+  std::int64_t tile_begin = 0,
+               n_tile_items = 0;     ///< where the query tile begins in the sequence of all work items, and its work items
+  std::int64_t first = 0, last = 0;  ///< work items [first, last) of all that are this work range
+  KeyRange whole;                    ///< positions of the query tile
+  KeyRange range;                    ///< those of this work range
 
   /// Whether nobody else has a part of the query tile.
   TREE_ATTN_HOST_DEVICE bool is_whole() const { return first == tile_begin && last == tile_begin + n_tile_items; }
   /// Positions of the work items [from, to) of all, as far as they lie in the query tile.
   TREE_ATTN_HOST_DEVICE KeyRange positions(std::int64_t from, std::int64_t to) const {
     if (whole.empty()) return whole;
-    const std::int64_t leaf = whole.begin / kLeafKeys - tile_begin, begin = (leaf + from) * kLeafKeys, end = (leaf + to) * kLeafKeys;
+    const std::int64_t leaf = whole.begin / kLeafKeys - tile_begin, begin = (leaf + from) * kLeafKeys,
+                       end = (leaf + to) * kLeafKeys;
     return {begin > whole.begin ? begin : whole.begin, end < whole.end ? end : whole.end};
   }
 };
@@ -38,7 +41,9 @@ class WorkPartition {
   /// @param n_rows rows of a query tile
   /// @param n_blocks of the grid; those that are more than there are work items stay idle
   TREE_ATTN_HOST_DEVICE WorkPartition(const DecodeParams& params, int n_rows, std::int64_t n_blocks)
-      : n_rows_(n_rows), tiles_per_kv_head_((params.group + n_rows - 1) / n_rows), tiles_per_entry_(params.kv_heads * tiles_per_kv_head_) {
+      : n_rows_(n_rows),
+        tiles_per_kv_head_((params.group + n_rows - 1) / n_rows),
+        tiles_per_entry_(params.kv_heads * tiles_per_kv_head_) {
     for (std::int64_t i = 0; i < params.batch; ++i) n_work_items_ += tiles_per_entry_ * work_items_of(params, i);
     n_blocks_ = n_blocks < n_work_items_ ? n_blocks : n_work_items_;
     each_ = n_blocks_ == 0 ? 0 : divide(n_work_items_, n_blocks_);
@@ -46,7 +51,8 @@ class WorkPartition {
   }
 
   TREE_ATTN_HOST_DEVICE std::int64_t n_work_items() const { return n_work_items_; }
-  /// First work item of a block, and of those that have nothing to do the end. The first blocks are the ones with a work item more.
+  /// First work item of a block, and of those that have nothing to do the end. The first blocks are the ones with a work
+  /// item more.
   TREE_ATTN_HOST_DEVICE std::int64_t begin_of(std::int64_t block) const {
     return block < n_blocks_ ? each_ * block + (block < rest_ ? block : rest_) : n_work_items_;
   }
@@ -59,7 +65,8 @@ class WorkPartition {
   TREE_ATTN_HOST_DEVICE WorkRange work_range_at(const DecodeParams& params, std::int64_t work_item, std::int64_t end) const {
     // The batch entry.
     std::int64_t i = 0, first = 0;
-    while (work_item >= first + tiles_per_entry_ * work_items_of(params, i)) first += tiles_per_entry_ * work_items_of(params, i++);
+    while (work_item >= first + tiles_per_entry_ * work_items_of(params, i))
+      first += tiles_per_entry_ * work_items_of(params, i++);
     // The query tile in it.
     WorkRange work_range;
     work_range.n_tile_items = work_items_of(params, i);
@@ -72,7 +79,8 @@ class WorkPartition {
     work_range.whole = params.padded(work_range.kv_head);
     // What of it is asked for.
     work_range.first = work_item;
-    work_range.last = work_range.tile_begin + work_range.n_tile_items < end ? work_range.tile_begin + work_range.n_tile_items : end;
+    work_range.last =
+        work_range.tile_begin + work_range.n_tile_items < end ? work_range.tile_begin + work_range.n_tile_items : end;
     work_range.range = work_range.positions(work_range.first, work_range.last);
     return work_range;
   }
@@ -90,7 +98,8 @@ class WorkPartition {
     return static_cast<std::uint32_t>(a) / static_cast<std::uint32_t>(b);
   }
 
-  std::int64_t n_rows_ = 1, tiles_per_kv_head_ = 1, tiles_per_entry_ = 1, n_work_items_ = 0, n_blocks_ = 0, each_ = 0, rest_ = 0;
+  std::int64_t n_rows_ = 1, tiles_per_kv_head_ = 1, tiles_per_entry_ = 1, n_work_items_ = 0, n_blocks_ = 0, each_ = 0,
+               rest_ = 0;
 };
 
 }  // namespace tree_attn

@@ -3,11 +3,11 @@
 /// @brief What kernels are templates over, as concepts: workers, and where a thread stands among those of its block.
 #pragma once
 
-#include <concepts>
-
 #include "gpu/parts/decode_params.hpp"
 #include "gpu/platform/bytes16.hpp"
 #include "gpu/platform/device.hpp"
+
+#include <concepts>
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
@@ -24,19 +24,22 @@ concept IsWorker = requires(int lane, int slot, int c) {
   { Worker::kRows } -> std::convertible_to<int>;
   { Worker::kSlots } -> std::convertible_to<int>;
   { Worker::kElements } -> std::convertible_to<int>;
-  { Worker::row(lane, slot) } -> std::same_as<int>;      // which of the kRows queries a slot is about
-  { Worker::component(lane, c) } -> std::same_as<int>;   // which element of a row component c is
+  { Worker::row(lane, slot) } -> std::same_as<int>;     // which of the kRows queries a slot is about
+  { Worker::component(lane, c) } -> std::same_as<int>;  // which element of a row component c is
 };
 
 /// A worker that is a part of a warp, serves one query, and reads kVectorsPerLane times 16 bytes of a row per lane.
 template <class SubWarp>
-concept IsSubWarp = IsWorker<SubWarp> && SubWarp::kRows == 1 && SubWarp::kSlots == 1 && kWarp % SubWarp::kLanes == 0 && SubWarp::kVectorsPerLane >= 1;
+concept IsSubWarp = IsWorker<SubWarp> && SubWarp::kRows == 1 && SubWarp::kSlots == 1 && kWarp % SubWarp::kLanes == 0 &&
+                    SubWarp::kVectorsPerLane >= 1;
 
-/// A worker that is a warp on tensor cores: rows of kDim elements of 16 bits in kSteps steps of 16, queries in kTiles tiles of 8, at most
-/// kWarps of them in a block, kPitch times 16 bytes from row to row in shared memory.
+/// A worker that is a warp on tensor cores: rows of kDim elements of 16 bits in kSteps steps of 16, queries in kTiles tiles
+/// of 8, at most kWarps of them in a block, kPitch times 16 bytes from row to row in shared memory.
 template <class Tile>
-concept IsMmaTile = IsWorker<Tile> && sizeof(typename Tile::T) == 2 && Tile::kLanes == kWarp && Tile::kRows == 8 * Tile::kTiles && Tile::kDim == 16 * Tile::kSteps &&
-                    Tile::kWarps >= 1 && Tile::kPitch > Tile::kDim / kPer16<typename Tile::T>;
+concept IsMmaTile = IsWorker<Tile> && sizeof(typename Tile::T) == 2 &&
+                    Tile::kLanes == kWarp&& Tile::kRows == 8 * Tile::kTiles&& Tile::kDim ==
+                        16 * Tile::kSteps&& Tile::kWarps >= 1 &&
+                    Tile::kPitch > Tile::kDim / kPer16<typename Tile::T>;
 
 /// Rows of keys or values: (i, vector) -> 16 bytes of row i for this lane.
 template <class Rows>

@@ -3,10 +3,10 @@
 /// @brief 16 bytes of stored elements, what one thread moves at once, on either platform.
 #pragma once
 
+#include "reference/tensor/dtype.hpp"
+
 #include <cstdint>
 #include <cstring>
-
-#include "reference/tensor/dtype.hpp"
 
 namespace tree_attn {
 

@@ -3,6 +3,8 @@
 /// @brief Mapping files, and the handler of SIGBUS.
 #include "reference/data/mapped_file.hpp"
 
+#include "reference/data/input_error.hpp"
+
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -16,8 +18,6 @@
 #include <ctime>
 #include <mutex>
 #include <system_error>
-
-#include "reference/data/input_error.hpp"
 
 namespace tree_attn {
 namespace {

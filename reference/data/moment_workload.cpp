@@ -21,7 +21,9 @@ class MomentWorkload : public Workload {
       : Workload(enlarged_shape(inner.shape()), inner.steps()), inner_(inner), layout_(moment_layout(inner.shape())) {}
 
   TensorView query(int step) override { return inner_.query(step); }
-  Shard keys_and_values(std::int64_t entry, KeyRange positions) override { return enlarge(inner_.keys_and_values(entry, positions), part_); }
+  Shard keys_and_values(std::int64_t entry, KeyRange positions) override {
+    return enlarge(inner_.keys_and_values(entry, positions), part_);
+  }
   Shard whole() override { return enlarge(inner_.whole(), all_); }
 
  private:

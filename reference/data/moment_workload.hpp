@@ -2,16 +2,16 @@
 /// @file
 /// @brief Covariance and entropy beside the output of any decoder: `decode --moments 2` (section C.1).
 ///
-/// The reduction is not touched: values are made longer (reference/oracle/moment_state.hpp), so every algorithm carries the second
-/// moments, and z and lse keep their bits on the CPU. Kernels take keys and values of one type, so 16-bit keys
-/// become F32 with them: z and lse are then as exact, with the bits of F32 storage.
+/// The reduction is not touched: values are made longer (reference/oracle/moment_state.hpp), so every algorithm carries the
+/// second moments, and z and lse keep their bits on the CPU. Kernels take keys and values of one type, so 16-bit keys become
+/// F32 with them: z and lse are then as exact, with the bits of F32 storage.
 #pragma once
-
-#include <memory>
-#include <vector>
 
 #include "reference/data/workload.hpp"
 #include "reference/oracle/moment_state.hpp"
+
+#include <memory>
+#include <vector>
 
 namespace tree_attn {
 

@@ -3,6 +3,8 @@
 /// @brief Temporary files, and the renames that put them in place.
 #include "reference/data/output_file.hpp"
 
+#include "reference/data/input_error.hpp"
+
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -17,8 +19,6 @@
 #include <memory>
 #include <system_error>
 #include <utility>
-
-#include "reference/data/input_error.hpp"
 
 namespace tree_attn {
 namespace {

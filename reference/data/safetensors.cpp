@@ -102,7 +102,8 @@ SafetensorsFile SafetensorsFile::open(const std::string& path) {
   result.by_name_ = std::move(header.by_name);
 
   // The size too: files of different lengths are different.
-  result.header_hash_ = fnv1a(std::as_bytes(std::span(&size, 1)), fnv1a(std::as_bytes(std::span(bytes.substr(0, result.data_begin_)))));
+  result.header_hash_ =
+      fnv1a(std::as_bytes(std::span(&size, 1)), fnv1a(std::as_bytes(std::span(bytes.substr(0, result.data_begin_)))));
   return result;
 }
 
@@ -138,8 +139,7 @@ TensorView view4(const SafetensorsFile& file, std::string_view name, std::string
     fail(file.path(), subject + std::to_string(tensor.shape.size()) + (tensor.shape.size() == 1 ? " axis" : " axes") +
                           ", expected 4 (" + std::string(axes) + ")");
   }
-  return TensorView::dense(file.data(tensor), *dtype,
-                           {tensor.shape[0], tensor.shape[1], tensor.shape[2], tensor.shape[3]});
+  return TensorView::dense(file.data(tensor), *dtype, {tensor.shape[0], tensor.shape[1], tensor.shape[2], tensor.shape[3]});
 }
 
 }  // namespace tree_attn

@@ -8,17 +8,17 @@
 /// anything is used.
 #pragma once
 
+#include "reference/data/input_error.hpp"
+#include "reference/data/mapped_file.hpp"
+#include "reference/data/output_file.hpp"
+#include "reference/tensor/convert.hpp"
+
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
-
-#include "reference/data/input_error.hpp"
-#include "reference/data/mapped_file.hpp"
-#include "reference/data/output_file.hpp"
-#include "reference/tensor/convert.hpp"
 
 namespace tree_attn {
 

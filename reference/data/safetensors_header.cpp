@@ -114,7 +114,8 @@ class HeaderReader final : public Json::json_sax_t {
     const bool is_whole = text.find_first_not_of("-0123456789") == std::string::npos;
     if (context_ == Context::kShape && is_whole) fail_size(readable(text));
     if (context_ == Context::kShape) fail_tensor("shape has a size that is not a whole number: " + readable(text));
-    if (context_ == Context::kOffsets) fail_tensor("data_offsets is not a pair of whole numbers below 2^64: " + readable(text));
+    if (context_ == Context::kOffsets)
+      fail_tensor("data_offsets is not a pair of whole numbers below 2^64: " + readable(text));
     refuse();
   }
   bool null() override { refuse(); }
@@ -134,7 +135,7 @@ class HeaderReader final : public Json::json_sax_t {
     const bool after_zero =
         begin > 0 && begin <= json_.size() && json_[begin - 1] == '0' && token.find_first_of("0123456789") == 0;
     const bool at_nul = position > 0 && position <= json_.size() && json_[position - 1] == '\0';
-    const std::string cause = context_ == Context::kEnd             ? " (bytes after the object)"
+    const std::string cause = context_ == Context::kEnd         ? " (bytes after the object)"
                               : at_nul                          ? " (NUL)"
                               : says("unexpected end of input") ? " (ends early)"
                               : says("missing closing quote")   ? " (ends early)"

@@ -3,14 +3,14 @@
 /// @brief The header of a safetensors file: read once, front to back, and believed only after all checks.
 #pragma once
 
+#include "reference/data/safetensors.hpp"
+
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
-
-#include "reference/data/safetensors.hpp"
 
 namespace tree_attn {
 

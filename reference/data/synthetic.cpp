@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Made-up problems: every number is a function of the seed and of its place.
+#include "reference/data/workload.hpp"
+
 #include <algorithm>
 #include <array>
 #include <cmath>
-
-#include "reference/data/workload.hpp"
 
 namespace tree_attn {
 namespace {
@@ -22,11 +22,13 @@ std::uint64_t mix(std::uint64_t x) {
 void fill_row(std::uint64_t seed, std::uint64_t tensor, std::int64_t head, std::int64_t position, std::vector<float>& row) {
   constexpr std::uint64_t kStep = 0x9E3779B97F4A7C15u;
   const float to_unit_variance = std::sqrt(3.0f) / 65536.0f;
-  std::uint64_t counter = mix(mix(mix(seed + kStep) + tensor) + static_cast<std::uint64_t>(head)) + static_cast<std::uint64_t>(position);
+  std::uint64_t counter =
+      mix(mix(mix(seed + kStep) + tensor) + static_cast<std::uint64_t>(head)) + static_cast<std::uint64_t>(position);
   counter = mix(counter);
   for (float& number : row) {
     const std::uint64_t bits = mix(counter += kStep);
-    const std::int64_t sum = static_cast<std::int64_t>((bits & 0xFFFF) + (bits >> 16 & 0xFFFF) + (bits >> 32 & 0xFFFF) + (bits >> 48));
+    const std::int64_t sum =
+        static_cast<std::int64_t>((bits & 0xFFFF) + (bits >> 16 & 0xFFFF) + (bits >> 32 & 0xFFFF) + (bits >> 48));
     number = static_cast<float>(sum - 2 * 65535) * to_unit_variance;
   }
 }
@@ -59,7 +61,8 @@ class SyntheticWorkload : public Workload {
   }
 
   /// Writes all rows of an array; head 0 of it is head `first_head` of all batch entries, row 0 position `first`.
-  TensorView fill(std::vector<std::byte>& buffer, Tensor tensor, std::array<std::int64_t, 4> axes, std::int64_t first_head, std::int64_t first) {
+  TensorView fill(std::vector<std::byte>& buffer, Tensor tensor, std::array<std::int64_t, 4> axes, std::int64_t first_head,
+                  std::int64_t first) {
     const DType dtype = tensor == kValue ? shape_.value_dtype : shape_.dtype;
     const std::int64_t row_bytes = axes[3] * static_cast<std::int64_t>(bytes_of(dtype));
     buffer.resize(static_cast<std::size_t>(axes[0] * axes[1] * axes[2] * row_bytes));

@@ -3,11 +3,11 @@
 /// @brief Problems from files.
 #include "reference/data/workload.hpp"
 
-#include <algorithm>
-#include <cstring>
-
 #include "reference/data/input_error.hpp"
 #include "reference/oracle/attention.hpp"
+
+#include <algorithm>
+#include <cstring>
 
 namespace tree_attn {
 
@@ -50,7 +50,8 @@ void fill_at_start(KvCache& cache, Workload& workload, std::span<const std::int6
 }
 
 FileTensors read_tensors(const SafetensorsFile& file) {
-  FileTensors tensors{view4(file, "q", "b, n_h, l, d_h"), view4(file, "k", "b, n_kv, N, d_h"), view4(file, "v", "b, n_kv, N, d_v"), {}};
+  FileTensors tensors{
+      view4(file, "q", "b, n_h, l, d_h"), view4(file, "k", "b, n_kv, N, d_h"), view4(file, "v", "b, n_kv, N, d_v"), {}};
   const auto refuse = [&](const std::string& why) { throw InputError(readable(file.path(), 200) + ": " + why); };
   if (tensors.q.dtype != tensors.k.dtype || tensors.q.dtype != tensors.v.dtype) {
     refuse("q is " + std::string(name_of(tensors.q.dtype)) + ", k " + std::string(name_of(tensors.k.dtype)) + ", v " +
@@ -63,7 +64,8 @@ FileTensors read_tensors(const SafetensorsFile& file) {
       refuse("tensor \"lengths\" must be I64 of shape [" + std::to_string(tensors.q.shape[0]) + "]");
     }
     tensors.lengths.resize(static_cast<std::size_t>(tensors.q.shape[0]));
-    if (!tensors.lengths.empty()) std::memcpy(tensors.lengths.data(), file.data(*info), tensors.lengths.size() * sizeof(std::int64_t));
+    if (!tensors.lengths.empty())
+      std::memcpy(tensors.lengths.data(), file.data(*info), tensors.lengths.size() * sizeof(std::int64_t));
   }
   AttentionOptions options;
   options.lengths = tensors.lengths;
@@ -84,16 +86,18 @@ namespace {
 
 class FileWorkload : public Workload {
  public:
-  FileWorkload(FileTensors tensors, WorkloadShape shape, int steps) : Workload(std::move(shape), steps), tensors_(std::move(tensors)) {}
+  FileWorkload(FileTensors tensors, WorkloadShape shape, int steps)
+      : Workload(std::move(shape), steps), tensors_(std::move(tensors)) {}
 
   TensorView query(int step) override { return steps_ == 1 ? tensors_.q : tensors_.q.positions(step, step + 1); }
 
   Shard keys_and_values(std::int64_t entry, KeyRange positions) override {
-    return {tensors_.k.entry(entry).positions(positions.begin, positions.end), tensors_.v.entry(entry).positions(positions.begin, positions.end),
-            positions.begin};
+    return {tensors_.k.entry(entry).positions(positions.begin, positions.end),
+            tensors_.v.entry(entry).positions(positions.begin, positions.end), positions.begin};
   }
   std::optional<Shard> in_place(KeyRange positions) override {
-    return Shard{tensors_.k.positions(positions.begin, positions.end), tensors_.v.positions(positions.begin, positions.end), positions.begin};
+    return Shard{tensors_.k.positions(positions.begin, positions.end), tensors_.v.positions(positions.begin, positions.end),
+                 positions.begin};
   }
 
   Shard whole() override { return {tensors_.k, tensors_.v, 0}; }
@@ -108,8 +112,8 @@ std::unique_ptr<Workload> open_workload(const SafetensorsFile& file, int steps) 
   FileTensors tensors = read_tensors(file);
   const auto& q = tensors.q.shape;
   if (steps > 1 && q[2] != steps) {
-    throw InputError(readable(file.path(), 200) + ": --steps " + std::to_string(steps) + " needs as many query positions, q has l = " +
-                     std::to_string(q[2]));
+    throw InputError(readable(file.path(), 200) + ": --steps " + std::to_string(steps) +
+                     " needs as many query positions, q has l = " + std::to_string(q[2]));
   }
   WorkloadShape shape = shape_of(tensors);
   if (steps > 1) shape.n_queries = 1;

@@ -3,16 +3,16 @@
 /// @brief What `decode` works on: queries, keys and values, from a file or made up, for a cache to be filled with.
 #pragma once
 
+#include "reference/data/safetensors.hpp"
+#include "reference/decode/decode.hpp"
+#include "reference/state/key_range.hpp"
+
 #include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
-
-#include "reference/data/safetensors.hpp"
-#include "reference/decode/decode.hpp"
-#include "reference/state/key_range.hpp"
 
 namespace tree_attn {
 
@@ -25,11 +25,11 @@ struct WorkloadShape : AttentionShape {
   std::int64_t longest() const { return lengths.empty() ? n_keys : *std::max_element(lengths.begin(), lengths.end()); }
 };
 
-/// A source of queries, keys and values. Every rank has one, and asks it for its own positions only; whoever decodes appends them to a
-/// cache, see fill().
+/// A source of queries, keys and values. Every rank has one, and asks it for its own positions only; whoever decodes appends
+/// them to a cache, see fill().
 ///
-/// Tokens are decoded in `steps` steps: in step t of steps there are all keys but the last steps - t - 1 of every batch entry, and a new
-/// query. So the last step is the same whatever `steps` is.
+/// Tokens are decoded in `steps` steps: in step t of steps there are all keys but the last steps - t - 1 of every batch
+/// entry, and a new query. So the last step is the same whatever `steps` is.
 class Workload {
  public:
   virtual ~Workload() = default;
@@ -46,8 +46,8 @@ class Workload {
   virtual TensorView query(int step) = 0;
   /// Keys [1, n_kv, n, d_h] and values [1, n_kv, n, d_v] of some positions of one batch entry. Valid until the next call.
   virtual Shard keys_and_values(std::int64_t entry, KeyRange positions) = 0;
-  /// Keys and values of some positions of all batch entries where they lie in host memory, to be borrowed for as long as the workload
-  /// lives; none where they are made on demand.
+  /// Keys and values of some positions of all batch entries where they lie in host memory, to be borrowed for as long as the
+  /// workload lives; none where they are made on demand.
   virtual std::optional<Shard> in_place(KeyRange) { return std::nullopt; }
   /// All keys and values [b, n_kv, N, d], for the oracle.
   virtual Shard whole() = 0;
@@ -58,8 +58,8 @@ class Workload {
   int steps_;
 };
 
-/// Appends keys and values to a cache until every batch entry holds those of its capacity below `lengths`, [b] over the whole sequence.
-/// Appends nothing else.
+/// Appends keys and values to a cache until every batch entry holds those of its capacity below `lengths`, [b] over the
+/// whole sequence. Appends nothing else.
 void fill(KvCache& cache, Workload& workload, std::span<const std::int64_t> lengths);
 /// The same for an empty cache, which borrows what lies in host memory.
 void fill_at_start(KvCache& cache, Workload& workload, std::span<const std::int64_t> lengths);

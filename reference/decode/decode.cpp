@@ -3,14 +3,15 @@
 /// @brief Streaming decode of a shard: the CPU backend.
 #include "reference/decode/decode.hpp"
 
-#include <Eigen/Core>
-#include <algorithm>
-#include <bit>
-#include <limits>
-
 #include "reference/decode/backend.hpp"
 #include "reference/state/merge_eight.hpp"
 #include "reference/state/score_scale.hpp"
+
+#include <Eigen/Core>
+
+#include <algorithm>
+#include <bit>
+#include <limits>
 
 namespace tree_attn {
 namespace {
@@ -42,13 +43,14 @@ float sum_by_halves(const Floats<kWidth>& x) {
 float dot(const float* a, const float* b, std::int64_t d_padded) {
   using Lanes = Floats<kLanes>;
   Lanes sums = Lanes::Zero();
-  for (std::int64_t i = 0; i < d_padded; i += kLanes) sums += Eigen::Map<const Lanes>(a + i) * Eigen::Map<const Lanes>(b + i);
+  for (std::int64_t i = 0; i < d_padded; i += kLanes)
+    sums += Eigen::Map<const Lanes>(a + i) * Eigen::Map<const Lanes>(b + i);
   return sum_by_halves<kLanes>(sums);
 }
 
-/// The state of eight neighbouring keys, the first at a multiple of eight: the same merges in the same order as key by key, but
-/// the numbers on the way stay in registers. This file is compiled without contraction to fused multiply-add, which would
-/// skip the rounding of weight * v.
+/// The state of eight neighbouring keys, the first at a multiple of eight: the same merges in the same order as key by key,
+/// but the numbers on the way stay in registers. This file is compiled without contraction to fused multiply-add, which
+/// would skip the rounding of weight * v.
 /// @pre no score is -inf: such a key's value must not be looked at
 void set_eight_keys(float* __restrict state, const float* s, const float* __restrict v, std::int64_t d_v, float lift) {
   float shift[kKeysPerStep], weight[kKeysPerStep];
@@ -61,13 +63,14 @@ void set_eight_keys(float* __restrict state, const float* s, const float* __rest
   using Elements = Floats<16>;
   std::int64_t j = 0;
   for (; j + Elements::SizeAtCompileTime <= d_v; j += Elements::SizeAtCompileTime) {
-    Eigen::Map<Elements>(state + kValues + j) = merges.value([&](int i) { return Elements(weight[i] * Eigen::Map<const Elements>(v + i * d_v + j)); });
+    Eigen::Map<Elements>(state + kValues + j) =
+        merges.value([&](int i) { return Elements(weight[i] * Eigen::Map<const Elements>(v + i * d_v + j)); });
   }
   for (; j < d_v; ++j) state[kValues + j] = merges.value([&](int i) { return weight[i] * v[i * d_v + j]; });
 }
 
-/// A cache in host memory. The first positions of a batch entry may be borrowed; the others are in memory of its own, [b, n_kv, N, d] for
-/// the longest capacity N, of which the operating system gives out what is written.
+/// A cache in host memory. The first positions of a batch entry may be borrowed; the others are in memory of its own, [b,
+/// n_kv, N, d] for the longest capacity N, of which the operating system gives out what is written.
 class CpuCache final : public KvCache {
  public:
   CpuCache(const AttentionShape& shape, KeyRange capacity)
@@ -76,11 +79,13 @@ class CpuCache final : public KvCache {
   /// The key, and the value, of one head at a global position. Only these two functions know where it is.
   const std::byte* key(std::int64_t i, std::int64_t h, std::int64_t position) const {
     const std::int64_t a = position - capacity().begin;
-    return a < borrowed_[static_cast<std::size_t>(i)] ? shard_.k.row(i, h, a) : own_k_.get() + own_row(i, h, a) * key_bytes();
+    return a < borrowed_[static_cast<std::size_t>(i)] ? shard_.k.row(i, h, a)
+                                                      : own_k_.get() + own_row(i, h, a) * key_bytes();
   }
   const std::byte* value(std::int64_t i, std::int64_t h, std::int64_t position) const {
     const std::int64_t a = position - capacity().begin;
-    return a < borrowed_[static_cast<std::size_t>(i)] ? shard_.v.row(i, h, a) : own_v_.get() + own_row(i, h, a) * value_bytes();
+    return a < borrowed_[static_cast<std::size_t>(i)] ? shard_.v.row(i, h, a)
+                                                      : own_v_.get() + own_row(i, h, a) * value_bytes();
   }
 
   void reserve() override {
@@ -100,7 +105,8 @@ class CpuCache final : public KvCache {
     };
     // As it is, if it is dense there.
     const bool used_is_borrowed = std::equal(borrowed_.begin(), borrowed_.end(), lengths().begin());
-    if (used_is_borrowed && shard_.k.stride == dense.k.stride && shard_.v.stride == dense.v.stride) return in_place(shard_.k.data, shard_.v.data);
+    if (used_is_borrowed && shard_.k.stride == dense.k.stride && shard_.v.stride == dense.v.stride)
+      return in_place(shard_.k.data, shard_.v.data);
     const bool none_is_borrowed = std::all_of(borrowed_.begin(), borrowed_.end(), [](std::int64_t b) { return b == 0; });
     if (none_is_borrowed && n == most_ && own_k_ != nullptr) return in_place(own_k_.get(), own_v_.get());
 
@@ -142,7 +148,9 @@ class CpuCache final : public KvCache {
  private:
   std::int64_t key_bytes() const { return shape().head_dim * static_cast<std::int64_t>(bytes_of(shape().dtype)); }
   std::int64_t value_bytes() const { return shape().value_dim * static_cast<std::int64_t>(bytes_of(shape().value_dtype)); }
-  std::int64_t own_row(std::int64_t i, std::int64_t h, std::int64_t a) const { return (i * shape().kv_heads + h) * most_ + a; }
+  std::int64_t own_row(std::int64_t i, std::int64_t h, std::int64_t a) const {
+    return (i * shape().kv_heads + h) * most_ + a;
+  }
 
   std::int64_t most_;                   ///< positions of an entry that there is memory for
   std::vector<std::int64_t> borrowed_;  ///< positions of each entry that are in shard_
@@ -166,7 +174,9 @@ class HeadStream {
   }
 
   /// Trees that a counter of n keys holds at once: one a level, and one more before it merges.
-  static std::size_t n_levels(std::int64_t n_keys) { return static_cast<std::size_t>(std::bit_width(static_cast<std::uint64_t>(n_keys))) + 2; }
+  static std::size_t n_levels(std::int64_t n_keys) {
+    return static_cast<std::size_t>(std::bit_width(static_cast<std::uint64_t>(n_keys))) + 2;
+  }
 
   /// See set_key().
   void set_lift(int lift) { lift_ = static_cast<float>(lift); }
@@ -243,7 +253,8 @@ class CpuSession final : public DecodeSession, public States {
       : DecodeSession(cache),
         cache_(cache),
         forest_(cache.shape().n_rows(), cache.shape().value_dim),
-        stream_(cache.shape().rows_per_kv_head(), cache.shape().head_dim, cache.shape().value_dim, cache.capacity().size(), scale) {
+        stream_(cache.shape().rows_per_kv_head(), cache.shape().head_dim, cache.shape().value_dim, cache.capacity().size(),
+                scale) {
     forest_.reserve(cover(cache.capacity().begin, cache.capacity().end).size());
   }
 
@@ -253,7 +264,8 @@ class CpuSession final : public DecodeSession, public States {
   std::string describe() const override { return ""; }
 
  protected:
-  States& run(const TensorView& q, std::span<const std::int64_t> lengths, int lift, const std::function<void()>& progress) override {
+  States& run(const TensorView& q, std::span<const std::int64_t> lengths, int lift,
+              const std::function<void()>& progress) override {
     const AttentionShape& shape = cache_.shape();
     const KeyRange capacity = cache_.capacity();
     const std::int64_t b = shape.batch, n_h = shape.heads, n_kv = shape.kv_heads, l = shape.n_queries, d_v = shape.value_dim;
@@ -314,9 +326,13 @@ class CpuBackend final : public Backend {
   MemoryNeed memory(const AttentionShape& shape, KeyRange capacity) const override {
     // The session, as its constructor takes it; axes are multiplied in double.
     constexpr double kFloat = sizeof(float), kSubtree = sizeof(Subtree);
-    const double d_h = static_cast<double>(padded(shape.head_dim)), d_v = static_cast<double>(shape.value_dim), state = (d_v + 2) * kFloat;
-    const double group = shape.kv_heads == 0 || shape.batch == 0 ? 0 : static_cast<double>(shape.heads / shape.kv_heads) * static_cast<double>(shape.n_queries);
-    const double n_rows = static_cast<double>(shape.batch) * static_cast<double>(shape.heads) * static_cast<double>(shape.n_queries);
+    const double d_h = static_cast<double>(padded(shape.head_dim)), d_v = static_cast<double>(shape.value_dim),
+                 state = (d_v + 2) * kFloat;
+    const double group = shape.kv_heads == 0 || shape.batch == 0
+                             ? 0
+                             : static_cast<double>(shape.heads / shape.kv_heads) * static_cast<double>(shape.n_queries);
+    const double n_rows =
+        static_cast<double>(shape.batch) * static_cast<double>(shape.heads) * static_cast<double>(shape.n_queries);
     const double n_subtrees = static_cast<double>(cover(capacity.begin, capacity.end).size());
     const double n_levels = static_cast<double>(HeadStream::n_levels(capacity.size()));
     MemoryNeed need;
@@ -325,7 +341,9 @@ class CpuBackend final : public Backend {
     need.cache = static_cast<double>(capacity.size()) * static_cast<double>(shape.bytes_per_position());
     return need;
   }
-  std::unique_ptr<KvCache> make_cache(const AttentionShape& shape, KeyRange capacity) const override { return std::make_unique<CpuCache>(shape, capacity); }
+  std::unique_ptr<KvCache> make_cache(const AttentionShape& shape, KeyRange capacity) const override {
+    return std::make_unique<CpuCache>(shape, capacity);
+  }
 };
 
 }  // namespace
@@ -344,7 +362,8 @@ Forest<float> decode_shard(const TensorView& q, const Shard& shard, std::span<co
 }
 
 DecodeOutput finish_rows(std::span<const float> states, std::int64_t n_rows, std::int64_t d_v) {
-  DecodeOutput output{std::vector<float>(static_cast<std::size_t>(n_rows * d_v)), std::vector<float>(static_cast<std::size_t>(n_rows))};
+  DecodeOutput output{std::vector<float>(static_cast<std::size_t>(n_rows * d_v)),
+                      std::vector<float>(static_cast<std::size_t>(n_rows))};
   for (std::int64_t r = 0; r < n_rows; ++r) {
     output.lse[static_cast<std::size_t>(r)] = finish(states.data() + r * state_size(d_v), output.out.data() + r * d_v, d_v);
   }

@@ -3,14 +3,14 @@
 /// @brief Streaming decode of a shard: one pass over its keys and values, states out (sections 3 and 5; the CPU backend).
 #pragma once
 
+#include "reference/decode/kv_cache.hpp"
+#include "reference/state/forest.hpp"
+#include "reference/tensor/convert.hpp"
+
 #include <cstdint>
 #include <functional>
 #include <span>
 #include <vector>
-
-#include "reference/decode/kv_cache.hpp"
-#include "reference/state/forest.hpp"
-#include "reference/tensor/convert.hpp"
 
 namespace tree_attn {
 
@@ -20,10 +20,10 @@ namespace tree_attn {
 /// s_a = log2(e) * scale * q.k_a, and the states of single keys climb the canonical tree as a binary counter carries.
 /// F32 accumulation; F64 storage is rounded to F32 as it is read.
 ///
-/// What is finite by the formula is finite here, with three exceptions: a score, or a partial sum of one, beyond 2^128 in base
-/// two; an element of F64 beyond F32; and without a lift a sum n of values above 3e38 / N. The last one is an Inf or NaN in z
-/// that no rounding hides: needs_lift() sees it, and a second decode with a lift has the value. A score of +inf is NaN, one
-/// of -inf a key not seen.
+/// What is finite by the formula is finite here, with three exceptions: a score, or a partial sum of one, beyond 2^128 in
+/// base two; an element of F64 beyond F32; and without a lift a sum n of values above 3e38 / N. The last one is an Inf or
+/// NaN in z that no rounding hides: needs_lift() sees it, and a second decode with a lift has the value. A score of +inf is
+/// NaN, one of -inf a key not seen.
 ///
 /// Edges: positions from lengths[i] on are not read and count as the empty set. A batch entry with one key in all gives
 /// z = v to the bit (its softmax weight is 1 whatever the score), and needs no lift. NaN and Inf follow the formula, see

@@ -3,11 +3,12 @@
 /// @brief The plane that the values span, with coordinates of its own: where the Legendre transform works (appendix C.2).
 #pragma once
 
+#include "reference/energy/energy.hpp"
+
 #include <Eigen/SVD>
+
 #include <algorithm>
 #include <cmath>
-
-#include "reference/energy/energy.hpp"
 
 namespace tree_attn {
 

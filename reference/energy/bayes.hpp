@@ -18,14 +18,15 @@
 /// Shapes: Q [l, d_h], K [N, d_h], V [N, d_v], Zeta and Z [l, d_v]; causal as in energy.hpp; one query is l = 1.
 #pragma once
 
-#include <Eigen/Eigenvalues>
-#include <cmath>
-#include <stdexcept>
-#include <string>
-
 #include "reference/energy/energy.hpp"
 #include "reference/energy/legendre.hpp"
 #include "reference/energy/moments.hpp"
+
+#include <Eigen/Eigenvalues>
+
+#include <cmath>
+#include <stdexcept>
+#include <string>
 
 namespace tree_attn {
 

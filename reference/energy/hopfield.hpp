@@ -19,16 +19,17 @@
 /// hetero-associative: settle among the keys, read out among the values. A layer of a transformer makes one step, and reads.
 #pragma once
 
+#include "reference/energy/energy.hpp"
+#include "reference/energy/moments.hpp"
+
 #include <Eigen/Core>
+
 #include <cmath>
 #include <cstdint>
 #include <random>
 #include <stdexcept>
 #include <string>
 #include <vector>
-
-#include "reference/energy/energy.hpp"
-#include "reference/energy/moments.hpp"
 
 namespace tree_attn {
 

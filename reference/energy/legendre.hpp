@@ -13,17 +13,18 @@
 /// double. With several causal queries F_tot is a sum of functions of one source each, and F* is the sum of theirs.
 #pragma once
 
+#include "reference/energy/affine_hull.hpp"
+#include "reference/energy/energy.hpp"
+#include "reference/energy/moments.hpp"
+
 #include <Eigen/Cholesky>
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <sstream>
 #include <stdexcept>
 #include <string>
-
-#include "reference/energy/affine_hull.hpp"
-#include "reference/energy/energy.hpp"
-#include "reference/energy/moments.hpp"
 
 namespace tree_attn {
 

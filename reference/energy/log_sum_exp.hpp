@@ -4,11 +4,12 @@
 ///
 /// log-sum-exp is the seed of the whole derivation: its gradient is the softmax. Attention is that one fact, read twice.
 ///
-/// Every function is in double, and on demand in any other number: log_sum_exp(z) or log_sum_exp<Scalar>(z), with a Scalar that
-/// carries derivatives along, or counts operations.
+/// Every function is in double, and on demand in any other number: log_sum_exp(z) or log_sum_exp<Scalar>(z), with a Scalar
+/// that carries derivatives along, or counts operations.
 #pragma once
 
 #include <Eigen/Core>
+
 #include <cmath>
 #include <limits>
 #include <type_traits>

@@ -2,21 +2,26 @@
 /// @file
 /// @brief Moments and cumulants of the values under the attention probabilities, and their generating functions (C.1).
 ///
-/// Under P_a = softmax(q.k + zeta.v)_a a value is a random vector v, and every derivative in zeta brings down one more factor:
+/// Under P_a = softmax(q.k + zeta.v)_a a value is a random vector v, and every derivative in zeta brings down one more
+/// factor:
 ///
 ///     (1/Z) d^n Z / dzeta_A1 ... dzeta_An  =  <v_A1 ... v_An>        Z generates the moments
 ///     d^2 F / dzeta_A dzeta_B              =  <dv_A dv_B>            F = log Z generates cumulants; dv = v - <v>
 ///     d^3 F / dzeta_A dzeta_B dzeta_C      =  <dv_A dv_B dv_C>       from the fourth on they are no central moments
 ///
-/// The mean is energy_gradient(). All of it at any zeta; the paper has zeta = 0. Shapes as in reference/energy/energy.hpp: q [d_h] with
-/// the scale folded in, K [N, d_h], V [N, d_v], zeta [d_v] or [0]. For causal queries and several heads hand it the keys that
-/// the query sees, as causal_energy() does.
+/// The mean is energy_gradient(). All of it at any zeta; the paper has zeta = 0. Shapes as in reference/energy/energy.hpp: q
+/// [d_h] with the scale folded in, K [N, d_h], V [N, d_v], zeta [d_v] or [0]. For causal queries and several heads hand it
+/// the keys that the query sees, as causal_energy() does.
 ///
-/// Edges, everywhere: a key with exponent -inf is not seen and its value is not looked at; no key seen gives 0, for the moment
-/// of order 0 as well, and entropy 0; an exponent of +inf or NaN gives NaN; an Inf value gives Inf or NaN in what it enters.
+/// Edges, everywhere: a key with exponent -inf is not seen and its value is not looked at; no key seen gives 0, for the
+/// moment of order 0 as well, and entropy 0; an exponent of +inf or NaN gives NaN; an Inf value gives Inf or NaN in what it
+/// enters.
 #pragma once
 
+#include "reference/energy/energy.hpp"
+
 #include <Eigen/Core>
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -24,8 +29,6 @@
 #include <stdexcept>
 #include <string>
 #include <vector>
-
-#include "reference/energy/energy.hpp"
 
 namespace tree_attn {
 
@@ -115,7 +118,8 @@ inline Matrix covariance(const VectorRef& q, const MatrixRef& K, const MatrixRef
 /// @param[in] V values [N, d_v]
 /// @param[in] zeta source [d_v] or [0]
 /// @returns [d_v] matrices [d_v, d_v]: entry A holds the derivative of the covariance in zeta_A
-inline std::vector<Matrix> third_cumulant(const VectorRef& q, const MatrixRef& K, const MatrixRef& V, const VectorRef& zeta) {
+inline std::vector<Matrix> third_cumulant(const VectorRef& q, const MatrixRef& K, const MatrixRef& V,
+                                          const VectorRef& zeta) {
   const SeenValues seen = seen_values(q, K, V, zeta);
   const Vector mean = seen.V.transpose() * seen.P;
   const Matrix dV = seen.V.rowwise() - mean.transpose();
@@ -135,7 +139,8 @@ struct TaylorSum {
 
 /// The Taylor series of the moment generating function Z(zeta) / Z(0), up to a given order.
 ///
-///     Z(zeta) / Z(0)  =  sum_n 1/n! sum_{A1 ... An} zeta_A1 ... zeta_An <v_A1 ... v_An>  =  sum_n <x^n> / n!,     x = zeta.v
+///     Z(zeta) / Z(0)  =  sum_n 1/n! sum_{A1 ... An} zeta_A1 ... zeta_An <v_A1 ... v_An>  =  sum_n <x^n> / n!,     x =
+///     zeta.v
 ///
 /// with the moments at zeta = 0. The sum over all tuples A is the moment of one number, x. What is left out after order n is
 /// Lagrange's remainder, for each key exp(theta x_a) x_a^(n+1) / (n+1)! with a theta in [0, 1], hence
@@ -150,7 +155,8 @@ struct TaylorSum {
 /// @param order n >= 0, last power of zeta that is kept
 /// @throws std::invalid_argument if the order is negative
 /// @paper{eq_21, eq. (21)}
-inline TaylorSum moment_series(const VectorRef& q, const MatrixRef& K, const MatrixRef& V, const VectorRef& zeta, int order) {
+inline TaylorSum moment_series(const VectorRef& q, const MatrixRef& K, const MatrixRef& V, const VectorRef& zeta,
+                               int order) {
   if (order < 0) throw std::invalid_argument("moment_series: order " + std::to_string(order));
   const SeenValues seen = seen_values(q, K, V, Vector());
   const Vector x = zeta.size() == 0 ? Vector(Vector::Zero(seen.P.size())) : Vector(seen.V * zeta);

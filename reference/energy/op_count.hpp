@@ -8,6 +8,7 @@
 #pragma once
 
 #include <Eigen/Core>
+
 #include <cmath>
 #include <cstdint>
 

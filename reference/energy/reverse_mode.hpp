@@ -9,13 +9,15 @@
 ///
 /// One sweep gives the slopes in all variables at once. It does at most two multiplications and two additions a step, so the
 /// gradient costs a small multiple of the program itself, however many variables there are: the paper's reason for computing
-/// attention as the gradient of an energy. Forward mode carries the slopes in all d_v variables along through every step, and
-/// costs d_v times as much.
+/// attention as the gradient of an energy. Forward mode carries the slopes in all d_v variables along through every step,
+/// and costs d_v times as much.
 ///
-/// The energy of a `Reverse<double>` is the code of energy(), taped; that of a `Reverse<Counted>` says what tape and sweep cost.
+/// The energy of a `Reverse<double>` is the code of energy(), taped; that of a `Reverse<Counted>` says what tape and sweep
+/// cost.
 #pragma once
 
 #include <Eigen/Core>
+
 #include <array>
 #include <cmath>
 #include <cstddef>
@@ -32,8 +34,8 @@ class Reverse {
  public:
   Reverse(Real value = Real(0)) : value_(value) {}  ///< a constant
   template <class Number>
-    requires std::is_arithmetic_v<Number>
-  Reverse(Number value) : value_(static_cast<double>(value)) {}  ///< a constant: Eigen writes 0 and 1
+  requires std::is_arithmetic_v<Number> Reverse(Number value)
+      : value_(static_cast<double>(value)) {}  ///< a constant: Eigen writes 0 and 1
 
   Real value() const { return value_; }  ///< the number
 

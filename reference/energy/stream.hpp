@@ -7,6 +7,7 @@
 #pragma once
 
 #include <Eigen/Core>
+
 #include <cmath>
 
 namespace tree_attn {

@@ -10,7 +10,11 @@
 /// reduction, the max included; a score of -inf is a key not seen.
 #pragma once
 
+#include "reference/energy/energy.hpp"
+#include "reference/state/tree_reduce.hpp"
+
 #include <Eigen/Core>
+
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -19,9 +23,6 @@
 #include <stdexcept>
 #include <string>
 #include <vector>
-
-#include "reference/energy/energy.hpp"
-#include "reference/state/tree_reduce.hpp"
 
 namespace tree_attn {
 

@@ -3,13 +3,13 @@
 /// @brief The oracle over stored tensors (sections 3, 4 and eq. (7)), and the checks of shapes that every decoder shares.
 #include "reference/oracle/attention.hpp"
 
+#include "reference/energy/log_sum_exp.hpp"
+#include "reference/oracle/scores.hpp"
+
 #include <algorithm>
 #include <cmath>
 #include <stdexcept>
 #include <string>
-
-#include "reference/energy/log_sum_exp.hpp"
-#include "reference/oracle/scores.hpp"
 
 namespace tree_attn {
 namespace {

@@ -6,11 +6,11 @@
 /// for the scores, one for the weighted sum against the largest score of all, no rescaling on the way.
 #pragma once
 
+#include "reference/tensor/convert.hpp"
+
 #include <cstdint>
 #include <optional>
 #include <vector>
-
-#include "reference/tensor/convert.hpp"
 
 namespace tree_attn {
 

@@ -3,11 +3,11 @@
 /// @brief The bound of the rounding errors of a decoder, computed next to the oracle.
 #include "reference/oracle/error_bound.hpp"
 
-#include <cmath>
-
 #include "reference/energy/log_sum_exp.hpp"
 #include "reference/oracle/scores.hpp"
 #include "reference/state/subtree.hpp"
+
+#include <cmath>
 
 namespace tree_attn {
 

@@ -16,10 +16,10 @@
 /// problems with few digits at stake (standard normal q, k, v) tests can ask for more: 16 u sum_a w_a |v_aj|.
 #pragma once
 
+#include "reference/oracle/attention.hpp"
+
 #include <cstdint>
 #include <vector>
-
-#include "reference/oracle/attention.hpp"
 
 namespace tree_attn {
 

@@ -2,8 +2,8 @@
 /// @file
 /// @brief Covariance and entropy of the attention from the same tree reduction, over longer values (section C.1, Alg. 3).
 ///
-/// The state carries sum_a w_a v_a for whatever v_a is. A value that is followed by the products of its components brings home
-/// its second moments, and with them the covariance:
+/// The state carries sum_a w_a v_a for whatever v_a is. A value that is followed by the products of its components brings
+/// home its second moments, and with them the covariance:
 ///
 ///     v  ->  (v, v_1^2 ... v_d^2)   or   (v, v_1 v_1, v_1 v_2, ... v_d v_d),        covariance = <v v^T> - <v> <v>^T
 ///
@@ -15,13 +15,17 @@
 ///
 ///     v  ->  (v, u) with u = k,        s_a = w.u_a with w = scale q,        <s> = w.<u>
 ///
-/// Then decode_shard(), and every decoder above it, gives covariance and entropy over enlarged values as it is. And as a merge
-/// looks at each component by itself, z and lse keep their bits.
+/// Then decode_shard(), and every decoder above it, gives covariance and entropy over enlarged values as it is. And as a
+/// merge looks at each component by itself, z and lse keep their bits.
 ///
 /// merge(), Forest and finish() are those of reference/state/state.hpp, over layout.size() components instead of d_v.
 #pragma once
 
+#include "reference/state/state.hpp"
+#include "reference/tensor/convert.hpp"
+
 #include <Eigen/Core>
+
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -31,9 +35,6 @@
 #include <stdexcept>
 #include <string>
 #include <vector>
-
-#include "reference/state/state.hpp"
-#include "reference/tensor/convert.hpp"
 
 namespace tree_attn {
 
@@ -46,9 +47,9 @@ enum class Products {
 
 /// The components of an enlarged value: v [d_v], then products, then u [n_score].
 struct MomentLayout {
-  std::int64_t d_v = 0;                    ///< length of a value
-  Products products = Products::Squares;   ///< what follows it
-  std::int64_t n_score = 0;                ///< length of u: 0 for no entropy, d_h for the key, 1 for the score itself
+  std::int64_t d_v = 0;                   ///< length of a value
+  Products products = Products::Squares;  ///< what follows it
+  std::int64_t n_score = 0;               ///< length of u: 0 for no entropy, d_h for the key, 1 for the score itself
 
   /// How many products there are.
   std::int64_t n_products() const {
@@ -60,9 +61,9 @@ struct MomentLayout {
 
 /// Writes the enlarged value of one key.
 ///
-/// Where the mean is much larger than the deviation, the covariance is a small difference of large numbers. A `center` c near
-/// the values, the same for all keys, helps: the products are then those of v - c, whose covariance is that of v. The value
-/// itself is not moved.
+/// Where the mean is much larger than the deviation, the covariance is a small difference of large numbers. A `center` c
+/// near the values, the same for all keys, helps: the products are then those of v - c, whose covariance is that of v. The
+/// value itself is not moved.
 ///
 /// Edges: Inf and NaN follow the formula and reach the products that they enter; a square may overflow where v does not.
 /// @param[in] layout the components
@@ -95,8 +96,8 @@ inline std::vector<float> enlarge_values(const MomentLayout& layout, const Tenso
   const auto [b, n_kv, n, d_h] = k.shape;
   if (layout.d_v != v.shape[3] || (layout.n_score != 0 && layout.n_score != d_h)) {
     throw std::invalid_argument("enlarge_values: layout of values of " + std::to_string(layout.d_v) + " and keys of " +
-                                std::to_string(layout.n_score) + ", the tensors have " + std::to_string(v.shape[3]) + " and " +
-                                std::to_string(d_h));
+                                std::to_string(layout.n_score) + ", the tensors have " + std::to_string(v.shape[3]) +
+                                " and " + std::to_string(d_h));
   }
   std::vector<float> enlarged(static_cast<std::size_t>(b * n_kv * n * layout.size()));
   std::vector<float> k_row(static_cast<std::size_t>(d_h)), v_row(static_cast<std::size_t>(layout.d_v));
@@ -119,8 +120,8 @@ double read_mean(const Real* state, std::int64_t i) {
 ///
 ///     <dv_i dv_j>  =  <(v - c)_i (v - c)_j>  -  (<v> - c)_i (<v> - c)_j
 ///
-/// with dv = v - `<v>`. The two terms are rounded apart, so a variance of 0 may come out as a small number of either sign, of
-/// the order n_a u `<(v - c)^2>`, with n_a the longest chain of additions and u the roundoff of Real; it is not clamped.
+/// with dv = v - `<v>`. The two terms are rounded apart, so a variance of 0 may come out as a small number of either sign,
+/// of the order n_a u `<(v - c)^2>`, with n_a the longest chain of additions and u the roundoff of Real; it is not clamped.
 ///
 /// Edges: 0 for the empty set; NaN where D is NaN or a value was, the one canonical NaN as in finish().
 /// @param[in] layout the components, products not None
@@ -143,9 +144,12 @@ Eigen::MatrixXd read_covariance(const MomentLayout& layout, const Real* state, s
   std::int64_t at = layout.d_v;
   for (std::int64_t i = 0; i < layout.d_v; ++i) {
     for (std::int64_t j = i; j < (all ? layout.d_v : i + 1); ++j) {
-      const double c_ij = canonical(std::fma(-mean(i), mean(j), read_mean(state, at++)));  // fused here or nowhere: same bits
-      if (all) covariance(i, j) = covariance(j, i) = c_ij;
-      else covariance(i, 0) = c_ij;
+      const double c_ij =
+          canonical(std::fma(-mean(i), mean(j), read_mean(state, at++)));  // fused here or nowhere: same bits
+      if (all)
+        covariance(i, j) = covariance(j, i) = c_ij;
+      else
+        covariance(i, 0) = c_ij;
     }
   }
   return covariance;
@@ -155,8 +159,8 @@ Eigen::MatrixXd read_covariance(const MomentLayout& layout, const Real* state, s
 ///
 ///     H  =  lse - <s>  =  ln 2 (e + log2 D) - w.<u>
 ///
-/// lse and mean score are rounded apart: the error is of the order n_a u max |s|, and an entropy of 0 may come out as a small
-/// number of either sign; it is not clamped.
+/// lse and mean score are rounded apart: the error is of the order n_a u max |s|, and an entropy of 0 may come out as a
+/// small number of either sign; it is not clamped.
 ///
 /// Edges: 0 for the empty set; a key not seen has no part in it; NaN where D is NaN, the one canonical NaN.
 /// @param[in] layout the components, n_score not 0

@@ -2,19 +2,20 @@
 /// @file
 /// @brief The state in the paper's own form: a max m, and sums under exp(s - m) (section 5, Alg. 3, appendix F).
 ///
-/// To be read beside reference/state/state.hpp, which everything else uses. There the shift is a whole number of powers of two;
-/// here it is the largest score, and bringing two states to one shift costs an exp and its rounding:
+/// To be read beside reference/state/state.hpp, which everything else uses. There the shift is a whole number of powers of
+/// two; here it is the largest score, and bringing two states to one shift costs an exp and its rounding:
 ///
 ///     sum_{a in S} exp(s_a) = exp(m) D,      sum_{a in S} exp(s_a) v_a = exp(m) n,      s_a = scale * q.k_a.
 #pragma once
 
+#include "reference/energy/log_sum_exp.hpp"
+#include "reference/state/state.hpp"
+
 #include <Eigen/Core>
+
 #include <cmath>
 #include <cstdint>
 #include <limits>
-
-#include "reference/energy/log_sum_exp.hpp"
-#include "reference/state/state.hpp"
 
 namespace tree_attn {
 
@@ -70,8 +71,8 @@ inline NaturalResult finish(const NaturalState& x) {
 
 /// The same sums, read from a state with an integer shift: 2^e D = exp(e ln 2) D, so m = e ln 2 while D and n stay.
 ///
-/// This m is not the largest score but the first power of two above its exp; any shift will do, as eq. (shift) says. Its D is
-/// therefore between 1/2 and N, where the paper's is between 1 and N.
+/// This m is not the largest score but the first power of two above its exp; any shift will do, as eq. (shift) says. Its D
+/// is therefore between 1/2 and N, where the paper's is between 1 and N.
 /// @param[in] state [2 + d_v], e = -inf gives m = -inf
 /// @param d_v length of a value vector
 template <class Real>

@@ -6,12 +6,13 @@
 /// of one matrix, and so are their results.
 #pragma once
 
+#include "reference/oracle/attention.hpp"
+
 #include <Eigen/Core>
+
 #include <algorithm>
 #include <limits>
 #include <vector>
-
-#include "reference/oracle/attention.hpp"
 
 namespace tree_attn {
 

@@ -8,14 +8,14 @@
 /// neighbouring ranges join by merging the subtrees that have become siblings, as a binary counter carries.
 #pragma once
 
+#include "reference/state/state.hpp"
+#include "reference/state/subtree.hpp"
+
 #include <algorithm>
 #include <cassert>
 #include <cstdint>
 #include <span>
 #include <vector>
-
-#include "reference/state/state.hpp"
-#include "reference/state/subtree.hpp"
 
 namespace tree_attn {
 
@@ -45,20 +45,29 @@ class Forest {
   /// The subtrees held, left to right.
   const std::vector<Subtree>& subtrees() const { return subtrees_; }
   /// Their states, [subtrees][n_rows][2 + d_v], in the same order: what travels between ranks.
-  std::span<const Real> states() const { return {states_.data(), subtrees_.size() * static_cast<std::size_t>(block_size())}; }
+  std::span<const Real> states() const {
+    return {states_.data(), subtrees_.size() * static_cast<std::size_t>(block_size())};
+  }
   /// Bytes held.
-  std::int64_t bytes() const { return static_cast<std::int64_t>(states_.size() * sizeof(Real) + subtrees_.capacity() * sizeof(Subtree)); }
+  std::int64_t bytes() const {
+    return static_cast<std::int64_t>(states_.size() * sizeof(Real) + subtrees_.capacity() * sizeof(Subtree));
+  }
   /// Merges done so far, counted once for all rows.
   std::int64_t n_merges() const { return n_merges_; }
   /// Forgets every subtree, keeps the memory.
-  void clear() { subtrees_.clear(); n_merges_ = 0; }
+  void clear() {
+    subtrees_.clear();
+    n_merges_ = 0;
+  }
 
   /// Takes the memory for n subtrees, so that no push() of so many allocates.
   void reserve(std::size_t n) {
     subtrees_.reserve(n);
-    if (states_.size() < n * static_cast<std::size_t>(block_size())) states_.resize(n * static_cast<std::size_t>(block_size()));
+    if (states_.size() < n * static_cast<std::size_t>(block_size()))
+      states_.resize(n * static_cast<std::size_t>(block_size()));
   }
-  /// Holds other subtrees, neighbours of which none are siblings, and shows where their states go, [subtrees][n_rows][2 + d_v].
+  /// Holds other subtrees, neighbours of which none are siblings, and shows where their states go, [subtrees][n_rows][2 +
+  /// d_v].
   std::span<Real> assign(std::span<const Subtree> subtrees) {
     clear();
     reserve(subtrees.size());

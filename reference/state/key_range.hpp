@@ -3,12 +3,12 @@
 /// @brief Ranges of positions, and how a sequence is cut into them (section 5.3).
 #pragma once
 
+#include "reference/state/host_device.hpp"
+
 #include <algorithm>
 #include <cstdint>
 #include <span>
 #include <vector>
-
-#include "reference/state/host_device.hpp"
 
 namespace tree_attn {
 

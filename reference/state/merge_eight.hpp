@@ -48,7 +48,9 @@ class MergeEight {
 
  private:
   /// Index of a merge: four of width 2, two of width 4, one of width 8.
-  TREE_ATTN_HOST_DEVICE static constexpr int index(int first, int width) { return kKeysPerStep - 2 * kKeysPerStep / width + first / width; }
+  TREE_ATTN_HOST_DEVICE static constexpr int index(int first, int width) {
+    return kKeysPerStep - 2 * kKeysPerStep / width + first / width;
+  }
 
   Real left_[kKeysPerStep - 1], right_[kKeysPerStep - 1];
 };

@@ -3,10 +3,10 @@
 /// @brief The factor of a score, half of it given to the query, so that q.k overflows only where the score does (eq. (7)).
 #pragma once
 
+#include "reference/state/state.hpp"
+
 #include <algorithm>
 #include <cmath>
-
-#include "reference/state/state.hpp"
 
 namespace tree_attn {
 

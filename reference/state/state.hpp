@@ -15,13 +15,13 @@
 /// -infinity, which no score can reach.
 #pragma once
 
+#include "reference/state/host_device.hpp"
+
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <limits>
 #include <type_traits>
-
-#include "reference/state/host_device.hpp"
 
 namespace tree_attn {
 
@@ -78,9 +78,9 @@ TREE_ATTN_HOST_DEVICE inline Real key_weight(Real s) {
 /// How two states are brought to one shift: the one with the larger shift keeps its numbers, the other is scaled down.
 template <class Real>
 struct Rescale {
-  Real shift;           ///< e = max(e_left, e_right)
-  Real factor;          ///< 2^(e_low - e_high): a power of two or 0, so multiplying by it is exact
-  bool right_is_high;   ///< which side keeps its numbers
+  Real shift;          ///< e = max(e_left, e_right)
+  Real factor;         ///< 2^(e_low - e_high): a power of two or 0, so multiplying by it is exact
+  bool right_is_high;  ///< which side keeps its numbers
 };
 
 /// The rescaling of merge(left, right); costs no exp.
@@ -152,8 +152,9 @@ struct WeighedKey {
   Real shift, weight;
 };
 
-/// What becomes of the shift and the weight of the only key of a sequence: (s, 1), whose softmax weight is 1 whatever the score,
-/// so that z = v to the bit and lse = ln 2 * s. A key that is not seen (weight 0) or has a weight of NaN stays as it is.
+/// What becomes of the shift and the weight of the only key of a sequence: (s, 1), whose softmax weight is 1 whatever the
+/// score, so that z = v to the bit and lse = ln 2 * s. A key that is not seen (weight 0) or has a weight of NaN stays as it
+/// is.
 /// @param s score in base two
 /// @param key as any other key is weighed, with or without a lift: one key needs none
 template <class Real>
@@ -182,15 +183,16 @@ TREE_ATTN_HOST_DEVICE inline void set_key(Real* __restrict state, Real s, const 
   for (std::int64_t j = 0; j < d_v; ++j) state[kValues + j] = weight * v[j];
 }
 
-/// The state of the only key of a sequence: (s, 1, v), see single_key(). Its shift is no whole number: it merges with the empty
-/// set alone.
+/// The state of the only key of a sequence: (s, 1, v), see single_key(). Its shift is no whole number: it merges with the
+/// empty set alone.
 ///
 /// Edges as in set_key(): a score of -inf is the empty state, one of +inf or NaN has a weight of NaN.
 /// @param[out] state [2 + d_v]
 /// @param s score in base two
 /// @param[in] v value [d_v]
 template <class Real>
-TREE_ATTN_HOST_DEVICE inline void set_single_key(Real* __restrict state, Real s, const Real* __restrict v, std::int64_t d_v) {
+TREE_ATTN_HOST_DEVICE inline void set_single_key(Real* __restrict state, Real s, const Real* __restrict v,
+                                                 std::int64_t d_v) {
   set_key(state, s, v, d_v);
   const WeighedKey<Real> key = single_key(s, WeighedKey<Real>{state[kShift], state[kSum]});
   if (key.weight != Real(1)) return;
@@ -208,8 +210,8 @@ TREE_ATTN_HOST_DEVICE inline Real finish_lse(const Real* state) {
 
 /// One component of z = n / D, 0 for the empty set.
 ///
-/// Where n is finite and the quotient is not, z is the largest finite number of its sign: z is an average of finite values, so
-/// only rounding can have carried it past them, and no number is nearer to it. So the average of many FLT_MAX is FLT_MAX.
+/// Where n is finite and the quotient is not, z is the largest finite number of its sign: z is an average of finite values,
+/// so only rounding can have carried it past them, and no number is nearer to it. So the average of many FLT_MAX is FLT_MAX.
 ///
 /// NaN leaves as the one canonical quiet NaN: the sign and payload of a NaN depend on the order of operands, and all ranks
 /// must end with the same bits.

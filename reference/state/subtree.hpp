@@ -2,14 +2,14 @@
 /// @file
 /// @brief A node of the canonical merge tree, and the nodes that cover a range of positions (section 5, Thm. 1).
 ///
-/// The keys stand at the leaves 0, 1, 2, ... of one perfect binary tree. Nothing about a range of positions has to be stored or
-/// sent: who knows its two ends knows the subtrees that cover it. CPU and CUDA code include this file.
+/// The keys stand at the leaves 0, 1, 2, ... of one perfect binary tree. Nothing about a range of positions has to be stored
+/// or sent: who knows its two ends knows the subtrees that cover it. CPU and CUDA code include this file.
 #pragma once
+
+#include "reference/state/host_device.hpp"
 
 #include <bit>
 #include <cstdint>
-
-#include "reference/state/host_device.hpp"
 
 namespace tree_attn {
 
@@ -25,9 +25,9 @@ struct Subtree {
   int level = 0;           ///< height above the keys; 0 is a single key
   std::int64_t index = 0;  ///< index among the nodes of its level
 
-  TREE_ATTN_HOST_DEVICE std::int64_t begin() const { return index << level; }        ///< first position covered
-  TREE_ATTN_HOST_DEVICE std::int64_t end() const { return (index + 1) << level; }    ///< one behind the last position covered
-  TREE_ATTN_HOST_DEVICE Subtree parent() const { return {level + 1, index >> 1}; }   ///< the node above
+  TREE_ATTN_HOST_DEVICE std::int64_t begin() const { return index << level; }       ///< first position covered
+  TREE_ATTN_HOST_DEVICE std::int64_t end() const { return (index + 1) << level; }   ///< one behind the last position covered
+  TREE_ATTN_HOST_DEVICE Subtree parent() const { return {level + 1, index >> 1}; }  ///< the node above
   /// Whether `right` is the sibling on the right of this node.
   bool is_left_sibling_of(const Subtree& right) const {
     return level == right.level && (index & 1) == 0 && index + 1 == right.index;
@@ -35,7 +35,8 @@ struct Subtree {
   bool operator==(const Subtree&) const = default;
 };
 
-/// The leftmost of the maximal subtrees that cover [begin, end): the largest that starts at begin and does not reach past end.
+/// The leftmost of the maximal subtrees that cover [begin, end): the largest that starts at begin and does not reach past
+/// end.
 /// @pre begin < end
 TREE_ATTN_HOST_DEVICE inline Subtree first_subtree(std::int64_t begin, std::int64_t end) {
   // As large as the range, and as large as the multiple of two that begin is; 0 is a multiple of all.
@@ -49,8 +50,8 @@ TREE_ATTN_HOST_DEVICE inline Subtree first_subtree(std::int64_t begin, std::int6
   return {level, begin >> level};
 }
 
-/// Longest chain of additions that an element of a balanced tree passes through: one per level, and two for the sums inside a
-/// fused multiply-add. n_a = ceil(log2 n) + 2.
+/// Longest chain of additions that an element of a balanced tree passes through: one per level, and two for the sums inside
+/// a fused multiply-add. n_a = ceil(log2 n) + 2.
 inline double n_tree_additions(std::int64_t n) { return std::bit_width(static_cast<std::uint64_t>(n > 1 ? n - 1 : 0)) + 2; }
 
 /// How many maximal subtrees cover [begin, end): at most 2 log2 of its length.

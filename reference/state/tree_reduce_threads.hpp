@@ -3,6 +3,8 @@
 /// @brief The reduction of Thm. 1 on threads: one a worker, who wait for each other only where the tree says so (proof E).
 #pragma once
 
+#include "reference/state/tree_reduce.hpp"
+
 #include <algorithm>
 #include <cstdint>
 #include <future>
@@ -11,16 +13,14 @@
 #include <string>
 #include <vector>
 
-#include "reference/state/tree_reduce.hpp"
-
 namespace tree_attn {
 
 /// x_0 op x_1 op ... op x_{N-1} on p workers at once: the chunks, the tree and so the bits of tree_reduce().
 ///
 ///     n_steps = ceil(N/p) - 1  +  ceil(log2 p')       steps of the slowest worker, the first
 ///
-/// Worker i reduces its chunk, then takes over its neighbours at distance 1, 2, 4, ... as long as i is a multiple of twice the
-/// distance: what a binary counter does. The others hand on what they have and are done.
+/// Worker i reduces its chunk, then takes over its neighbours at distance 1, 2, 4, ... as long as i is a multiple of twice
+/// the distance: what a binary counter does. The others hand on what they have and are done.
 ///
 /// Edges: as in tree_reduce(). An exception of op, on whatever thread, leaves from here, after all threads have ended.
 /// @param[in] x elements [N], N >= 1

@@ -3,10 +3,10 @@
 /// @brief Conversions between stored and computed elements.
 #pragma once
 
+#include "reference/tensor/view.hpp"
+
 #include <cstddef>
 #include <cstdint>
-
-#include "reference/tensor/view.hpp"
 
 namespace tree_attn {
 

@@ -7,6 +7,8 @@
 /// tensor cores multiply it, the product (mma_16x8x16) with its emulation and the way its weights are split (split_weights).
 #pragma once
 
+#include "reference/state/host_device.hpp"
+
 #include <array>
 #include <concepts>
 #include <cstddef>
@@ -15,8 +17,6 @@
 #include <stdexcept>
 #include <string_view>
 #include <utility>
-
-#include "reference/state/host_device.hpp"
 
 namespace tree_attn {
 

@@ -14,12 +14,12 @@ namespace tree_attn {
 struct AttentionShape {
   DType dtype = DType::F32;        ///< type of queries and keys
   DType value_dtype = DType::F32;  ///< type of values
-  std::int64_t batch = 1;              ///< b
-  std::int64_t heads = 16;             ///< n_h, a multiple of n_kv
-  std::int64_t kv_heads = 16;          ///< n_kv
-  std::int64_t n_queries = 1;          ///< l
-  std::int64_t head_dim = 128;         ///< d_h
-  std::int64_t value_dim = 128;        ///< d_v
+  std::int64_t batch = 1;          ///< b
+  std::int64_t heads = 16;         ///< n_h, a multiple of n_kv
+  std::int64_t kv_heads = 16;      ///< n_kv
+  std::int64_t n_queries = 1;      ///< l
+  std::int64_t head_dim = 128;     ///< d_h
+  std::int64_t value_dim = 128;    ///< d_v
 
   bool operator==(const AttentionShape&) const = default;
   /// Rows of the output: row (i, h, j) is (i n_h + h) l + j.

@@ -6,6 +6,8 @@
 /// positions, N keys. A view never owns, never copies, and may start at any byte: files are mapped as they are.
 #pragma once
 
+#include "reference/tensor/dtype.hpp"
+
 #include <array>
 #include <cassert>
 #include <cstddef>
@@ -13,23 +15,19 @@
 #include <stdexcept>
 #include <string>
 
-#include "reference/tensor/dtype.hpp"
-
 namespace tree_attn {
 
 /// A strided view of a 4-axis array of stored elements; the last axis is contiguous.
 struct TensorView {
   const std::byte* data = nullptr;       ///< first byte, at any alignment
-  DType dtype = DType::F32;        ///< type of one element
+  DType dtype = DType::F32;              ///< type of one element
   std::array<std::int64_t, 4> shape{};   ///< lengths of the four axes
   std::array<std::int64_t, 3> stride{};  ///< elements from one entry to the next, of the first three axes
 
   /// A view of a dense array, last axis fastest.
   static TensorView dense(const void* data, DType dtype, std::array<std::int64_t, 4> shape) {
-    return {static_cast<const std::byte*>(data),
-            dtype,
-            shape,
-            {shape[1] * shape[2] * shape[3], shape[2] * shape[3], shape[3]}};
+    return {
+        static_cast<const std::byte*>(data), dtype, shape, {shape[1] * shape[2] * shape[3], shape[2] * shape[3], shape[3]}};
   }
   /// First byte of the row [i, j, n, :].
   const std::byte* row(std::int64_t i, std::int64_t j, std::int64_t n) const {

@@ -6,6 +6,11 @@
 ///
 /// Prints JSON: the median over rounds of (time of ours) / (time of MPI_Allreduce), the two taking turns, and the same for
 /// the three AllReduces of Alg. 3 over one.
+#include "distributed/program/mpi_session.hpp"
+#include "distributed/transport/host_fabric.hpp"
+#include "distributed/transport/mpi_transport.hpp"
+#include "distributed/transport/plan_builder.hpp"
+
 #include <mpi.h>
 
 #include <algorithm>
@@ -14,11 +19,6 @@
 #include <cstdlib>
 #include <functional>
 #include <vector>
-
-#include "distributed/program/mpi_session.hpp"
-#include "distributed/transport/host_fabric.hpp"
-#include "distributed/transport/mpi_transport.hpp"
-#include "distributed/transport/plan_builder.hpp"
 
 namespace {
 
@@ -67,14 +67,14 @@ int main(int argc, char** argv) {
     const double library = time_of(ranks, [&] {
       MPI_Allreduce(elements.data(), result.data(), static_cast<int>(elements.size()), MPI_FLOAT, MPI_SUM, ranks.comm());
     });
-    const double three = time_of(ranks, [&] {
-      all_reduce(transport, heads), all_reduce(transport, state), all_reduce(transport, heads);
-    });
+    const double three =
+        time_of(ranks, [&] { all_reduce(transport, heads), all_reduce(transport, state), all_reduce(transport, heads); });
     over_library.push_back(ours / library);
     three_over_one.push_back(three / ours);
   }
   if (ranks.rank() == 0) {
-    std::printf("{\"ranks\": %d, \"ours_over_library\": %.3f, \"three_over_one\": %.3f}\n", ranks.size(), median(over_library), median(three_over_one));
+    std::printf("{\"ranks\": %d, \"ours_over_library\": %.3f, \"three_over_one\": %.3f}\n", ranks.size(),
+                median(over_library), median(three_over_one));
   }
   return 0;
 }

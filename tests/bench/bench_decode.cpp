@@ -6,15 +6,15 @@
 ///
 /// Every figure is meant as a ratio inside one run: `read` walks the same number of bytes and adds them up, which is the
 /// least that any decode can do.
+#include "reference/decode/decode.hpp"
+#include "reference/state/tree_reduce_threads.hpp"
+
 #include <benchmark/benchmark.h>
 
 #include <array>
 #include <cmath>
 #include <numeric>
 #include <vector>
-
-#include "reference/decode/decode.hpp"
-#include "reference/state/tree_reduce_threads.hpp"
 
 namespace {
 
@@ -32,7 +32,8 @@ struct Cache {
       store(&number, dtype, 1, bytes.data() + i * bytes_of(dtype));
     }
     const std::array<std::int64_t, 4> shape{1, kKvHeads, kKeys, kHeadDim};
-    shard = {TensorView::dense(bytes.data(), dtype, shape), TensorView::dense(bytes.data() + bytes.size() / 2, dtype, shape), 0};
+    shard = {TensorView::dense(bytes.data(), dtype, shape), TensorView::dense(bytes.data() + bytes.size() / 2, dtype, shape),
+             0};
   }
   std::vector<std::byte> bytes;
   Shard shard;
@@ -83,7 +84,8 @@ void tree_on_threads(benchmark::State& state) {
   std::vector<double> x(std::size_t{1} << 20);
   std::iota(x.begin(), x.end(), 1.0);
   const auto log_add = [](double a, double b) { return std::max(a, b) + std::log1p(std::exp(-std::abs(a - b))); };
-  for (auto _ : state) benchmark::DoNotOptimize(tree_reduce_threads(std::span<const double>(x), state.range(0), log_add).value);
+  for (auto _ : state)
+    benchmark::DoNotOptimize(tree_reduce_threads(std::span<const double>(x), state.range(0), log_add).value);
 }
 
 }  // namespace

@@ -9,6 +9,11 @@
 /// and on the same shards, and must end with the same bits. Prints JSON: medians over rounds of (time of ours) / (time of
 /// the plain ring), where the time runs until the last rank is done, or is processor time of all ranks together; and both
 /// times.
+#include "distributed/decoders/decoder.hpp"
+#include "distributed/program/mpi_session.hpp"
+#include "distributed/transport/mpi_transport.hpp"
+#include "reference/data/workload.hpp"
+
 #include <mpi.h>
 
 #include <algorithm>
@@ -18,11 +23,6 @@
 #include <functional>
 #include <string>
 #include <vector>
-
-#include "distributed/decoders/decoder.hpp"
-#include "distributed/program/mpi_session.hpp"
-#include "distributed/transport/mpi_transport.hpp"
-#include "reference/data/workload.hpp"
 
 namespace {
 
@@ -45,7 +45,8 @@ class PlainRing {
  public:
   DecodeOutput decode(const DecodeStep& step, int p, int me) {
     std::vector<Forest<float>> forests(static_cast<std::size_t>(p), Forest<float>(step.n_rows(), step.d_v()));
-    Shard here = step.shard.cache().shard(step.shard.cache().longest(), [](std::size_t) -> std::byte* { throw std::logic_error("a full cache is dense"); });
+    Shard here = step.shard.cache().shard(
+        step.shard.cache().longest(), [](std::size_t) -> std::byte* { throw std::logic_error("a full cache is dense"); });
     for (int hop = 0; hop < p; ++hop) {
       const std::size_t place = static_cast<std::size_t>((me - hop + p) % p);
       here.begin = step.ranges[place].begin;

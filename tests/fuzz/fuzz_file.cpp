@@ -4,7 +4,6 @@
 ///
 /// Input: the file.
 #include "reference/data/workload.hpp"
-
 #include "tests/fuzz/check.hpp"
 
 #include <sys/mman.h>

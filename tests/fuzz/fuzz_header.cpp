@@ -5,7 +5,6 @@
 ///
 /// Input: two bytes, the size of the data (little-endian); then the header.
 #include "reference/data/safetensors_header.hpp"
-
 #include "tests/fuzz/check.hpp"
 
 #include <cstdint>

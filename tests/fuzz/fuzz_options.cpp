@@ -4,7 +4,6 @@
 ///
 /// Input: one byte, the number of ranks; then the arguments, one per line.
 #include "distributed/program/decode_options.hpp"
-
 #include "tests/fuzz/check.hpp"
 
 #include <cstdint>

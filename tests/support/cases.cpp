@@ -3,13 +3,14 @@
 /// @brief The inputs of the cases, kind by kind.
 #include "tests/support/cases.hpp"
 
+#include "reference/state/key_range.hpp"
+
+#include <nlohmann/json.hpp>
+
 #include <fstream>
 #include <functional>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <stdexcept>
-
-#include "reference/state/key_range.hpp"
 
 namespace tree_attn::test {
 namespace {
@@ -59,7 +60,8 @@ struct Draft {
   }
   /// The place that holds a position.
   std::int64_t index_of(std::int64_t a) const {
-    return std::find_if(ranges.begin(), ranges.end(), [a](KeyRange range) { return a >= range.begin && a < range.end; }) - ranges.begin();
+    return std::find_if(ranges.begin(), ranges.end(), [a](KeyRange range) { return a >= range.begin && a < range.end; }) -
+           ranges.begin();
   }
 };
 
@@ -93,7 +95,7 @@ const std::map<std::string, Make>& makers() {
          d.set_scores(
              [&d](std::int64_t a) {
                return a == d.ranges[static_cast<std::size_t>(d.index_of(a))].begin ? 3.0
-                                                                                 : -1.0 - 0.01 * static_cast<double>(a);
+                                                                                   : -1.0 - 0.01 * static_cast<double>(a);
              },
              0);
        }},

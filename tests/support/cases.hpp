@@ -3,11 +3,11 @@
 /// @brief Cases from the test suites of other projects (tests/data/cases.json): what they ask for, and their inputs.
 #pragma once
 
+#include "tests/support/tensor_workload.hpp"
+
 #include <memory>
 #include <string>
 #include <vector>
-
-#include "tests/support/tensor_workload.hpp"
 
 namespace tree_attn::test {
 

@@ -3,6 +3,10 @@
 /// @brief How the tests run the decoders: a problem, a layout, an algorithm, and what every result is held against.
 #pragma once
 
+#include "distributed/measure/measure.hpp"
+#include "tests/support/rank_group.hpp"
+#include "tests/support/tensor_workload.hpp"
+
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -10,10 +14,6 @@
 #include <sstream>
 #include <string>
 #include <vector>
-
-#include "distributed/measure/measure.hpp"
-#include "tests/support/tensor_workload.hpp"
-#include "tests/support/rank_group.hpp"
 
 namespace tree_attn::test {
 
@@ -79,7 +79,8 @@ inline bool same_bits(const DecodeOutput& a, const DecodeOutput& b) {
 /// Decodes the keys [0, n_keys) on one rank, without any of distributed/: the bits that canonical algorithms must have.
 inline DecodeOutput decode_alone(TensorWorkload& workload, std::int64_t n_keys) {
   const auto pass = [&](int lift) {
-    Forest<float> forest = decode_shard(workload.query(0), workload.shard({0, n_keys}), workload.lengths(), workload.scale, {}, lift);
+    Forest<float> forest =
+        decode_shard(workload.query(0), workload.shard({0, n_keys}), workload.lengths(), workload.scale, {}, lift);
     return finish_rows(forest.fold(), workload.shape().n_rows(), workload.shape().value_dim);
   };
   DecodeOutput output = pass(0);
@@ -89,8 +90,8 @@ inline DecodeOutput decode_alone(TensorWorkload& workload, std::int64_t n_keys) 
 inline DecodeOutput decode_alone(TensorWorkload& workload) { return decode_alone(workload, workload.n_keys()); }
 
 /// Runs one algorithm once, with a lift or without; what every rank saw.
-inline std::vector<RankResult> decode_once(RankGroup& rank_group, const Algorithm& algorithm, TensorWorkload& workload, const Layout& layout,
-                                     const Backend& backend, int lift) {
+inline std::vector<RankResult> decode_once(RankGroup& rank_group, const Algorithm& algorithm, TensorWorkload& workload,
+                                           const Layout& layout, const Backend& backend, int lift) {
   return rank_group.run(layout.topology, [&](Transport& transport) {
     const KeyRange mine = layout.ranges[static_cast<std::size_t>(transport.topology().index_of(transport.rank()))];
     Shard shard = workload.shard(mine);
@@ -102,10 +103,10 @@ inline std::vector<RankResult> decode_once(RankGroup& rank_group, const Algorith
   });
 }
 
-/// Runs one algorithm on a backend, and where a sum overflowed once more, as measure() does; what every rank saw, with the traffic of the
-/// first range.
-inline std::vector<RankResult> decode(RankGroup& rank_group, const Algorithm& algorithm, TensorWorkload& workload, const Layout& layout,
-                                const Backend& backend = cpu_backend()) {
+/// Runs one algorithm on a backend, and where a sum overflowed once more, as measure() does; what every rank saw, with the
+/// traffic of the first range.
+inline std::vector<RankResult> decode(RankGroup& rank_group, const Algorithm& algorithm, TensorWorkload& workload,
+                                      const Layout& layout, const Backend& backend = cpu_backend()) {
   std::vector<RankResult> results = decode_once(rank_group, algorithm, workload, layout, backend, 0);
   if (!needs_lift(results[0].output)) return results;
   const std::vector<RankResult> lifted = decode_once(rank_group, algorithm, workload, layout, backend, kLift);

@@ -3,6 +3,14 @@
 /// @brief A problem of the tests on the device: uploaded as it lies, run by a step of the ladder, brought back.
 #pragma once
 
+#include "gpu/backend/cache.hpp"
+#include "gpu/ladder/ladder.hpp"
+#include "reference/decode/decode.hpp"
+#include "reference/oracle/attention.hpp"
+#include "reference/oracle/error_bound.hpp"
+#include "tests/support/compare.hpp"
+#include "tests/support/tensor_workload.hpp"
+
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -10,20 +18,12 @@
 #include <string>
 #include <vector>
 
-#include "gpu/backend/cache.hpp"
-#include "gpu/ladder/ladder.hpp"
-#include "reference/oracle/attention.hpp"
-#include "reference/decode/decode.hpp"
-#include "reference/oracle/error_bound.hpp"
-#include "tests/support/tensor_workload.hpp"
-#include "tests/support/compare.hpp"
-
 namespace tree_attn::test {
 
 namespace device = TREE_ATTN_PLATFORM;
 
-/// A shard of a problem on the device as the test laid it out, with its strides, its alignment and what is behind the lengths: a
-/// DeviceCache keeps none of these. Each array is in a buffer of just the size that its view spans.
+/// A shard of a problem on the device as the test laid it out, with its strides, its alignment and what is behind the
+/// lengths: a DeviceCache keeps none of these. Each array is in a buffer of just the size that its view spans.
 class DeviceShard {
  public:
   DeviceShard(const TensorView& q, const Shard& shard, std::span<const std::int64_t> lengths, double scale, int lift = 0)
@@ -46,7 +46,8 @@ class DeviceShard {
     if (std::any_of(view.shape.begin(), view.shape.end(), [](std::int64_t n) { return n == 0; })) return {};
     std::int64_t last = view.shape[3];
     for (std::size_t i = 0; i < 3; ++i) last += (view.shape[i] - 1) * view.stride[i];
-    const std::int64_t n_bytes = last * size, offset = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(view.data) % 16);
+    const std::int64_t n_bytes = last * size,
+                       offset = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(view.data) % 16);
     memory = device::DeviceBuffer<unsigned char>(offset + n_bytes, MemoryUse::Input);
     memory.upload({reinterpret_cast<const unsigned char*>(view.data), static_cast<std::size_t>(n_bytes)}, offset);
     return {memory.data() + offset, {view.stride[0], view.stride[1], view.stride[2]}};
@@ -65,7 +66,8 @@ inline bool is_ready(const DeviceWorkspace& workspace) {
 }
 
 /// Finished rows of a shard that is the whole sequence. Outputs are poisoned before: every number must be written.
-inline DecodeOutput run_step(const device::LadderStep& step, const DeviceShard& shard, const device::PlanOptions& options = {}) {
+inline DecodeOutput run_step(const device::LadderStep& step, const DeviceShard& shard,
+                             const device::PlanOptions& options = {}) {
   const DecodeParams& params = shard.params;
   REQUIRE_MESSAGE(step.refusal(params, shard.dtype) == "", step.name);
   const device::Plan plan = step.plan(params, shard.dtype, options);
@@ -78,9 +80,11 @@ inline DecodeOutput run_step(const device::LadderStep& step, const DeviceShard& 
 }
 
 /// The same for a problem of the tests, and once more with a lift where a sum overflows, as measure() does.
-inline DecodeOutput run_step(const device::LadderStep& step, TensorWorkload& workload, const device::PlanOptions& options = {}) {
+inline DecodeOutput run_step(const device::LadderStep& step, TensorWorkload& workload,
+                             const device::PlanOptions& options = {}) {
   const auto pass = [&](int lift) {
-    return run_step(step, DeviceShard(workload.query(0), workload.whole(), workload.lengths(), workload.scale, lift), options);
+    return run_step(step, DeviceShard(workload.query(0), workload.whole(), workload.lengths(), workload.scale, lift),
+                    options);
   };
   DecodeOutput output = pass(0);
   if (needs_lift(output)) take_lifted(output, pass(kLift));
@@ -103,7 +107,8 @@ inline Forest<float> forest_of(const device::LadderStep& step, TensorWorkload& w
   return forest;
 }
 
-/// What a forest of all positions is about. On the host, as between ranks: its logarithm may differ from the device's in the last bit.
+/// What a forest of all positions is about. On the host, as between ranks: its logarithm may differ from the device's in the
+/// last bit.
 inline DecodeOutput finish(Forest<float>& forest) { return finish_rows(forest.fold(), forest.n_rows(), forest.d_v()); }
 
 /// Entry i of the n that an output has.

@@ -2,17 +2,17 @@
 /// @file
 /// @brief Where the tests of the decoders run: over threads with any number of ranks, or under mpirun with those at hand.
 ///
-/// test_decoders_*.cpp are written once against this and compiled twice, into test_distributed (thread_transport.hpp) and into
-/// mpi_decoders (mpi_decoders.cpp). Every process sees what all ranks saw, so all ranks make the same checks and agree.
+/// test_decoders_*.cpp are written once against this and compiled twice, into test_distributed (thread_transport.hpp) and
+/// into mpi_decoders (mpi_decoders.cpp). Every process sees what all ranks saw, so all ranks make the same checks and agree.
 #pragma once
+
+#include "distributed/transport/transport.hpp"
+#include "reference/decode/decode.hpp"
 
 #include <functional>
 #include <initializer_list>
 #include <span>
 #include <vector>
-
-#include "distributed/transport/transport.hpp"
-#include "reference/decode/decode.hpp"
 
 namespace tree_attn::test {
 

@@ -6,7 +6,6 @@
 #include "reference/data/safetensors.hpp"
 
 #include <doctest/doctest.h>
-
 #include <unistd.h>
 
 #include <cstdint>

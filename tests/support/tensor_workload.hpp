@@ -3,14 +3,14 @@
 /// @brief Problems made of tensors in memory: whatever numbers, and however they lie there.
 #pragma once
 
+#include "reference/data/workload.hpp"
+#include "tests/support/tensors.hpp"
+
 #include <cmath>
 #include <cstring>
 #include <memory>
 #include <optional>
 #include <utility>
-
-#include "reference/data/workload.hpp"
-#include "tests/support/tensors.hpp"
 
 namespace tree_attn::test {
 
@@ -19,7 +19,7 @@ class TensorWorkload : public Workload {
  public:
   /// @param memory what the views look at
   TensorWorkload(std::vector<std::vector<std::byte>> memory, TensorView q, TensorView k, TensorView v,
-                std::vector<std::int64_t> lengths, double scale_of_scores)
+                 std::vector<std::int64_t> lengths, double scale_of_scores)
       : Workload({shape_of(q, k, v), k.shape[2], std::move(lengths)}, 1),
         scale(scale_of_scores),
         memory_(std::move(memory)),
@@ -52,8 +52,8 @@ class TensorWorkload : public Workload {
 /// @param lengths keys in use per batch entry; all if not given
 /// @param scale 1/sqrt(d_h) if not given
 inline std::unique_ptr<TensorWorkload> workload_of(Tensor q, Tensor k, Tensor v,
-                                                 std::optional<std::vector<std::int64_t>> lengths = {},
-                                                 std::optional<double> scale = {}) {
+                                                   std::optional<std::vector<std::int64_t>> lengths = {},
+                                                   std::optional<double> scale = {}) {
   const std::int64_t n_keys = k.shape[2];
   const std::vector<std::int64_t> in_use =
       lengths ? *lengths : std::vector<std::int64_t>(static_cast<std::size_t>(q.shape[0]), n_keys);
@@ -72,7 +72,7 @@ inline std::unique_ptr<TensorWorkload> workload_of(Tensor q, Tensor k, Tensor v,
                               TensorView::dense(memory[1].data(), k.dtype, k.shape),
                               TensorView::dense(memory[2].data(), v.dtype, v.shape)};
   return std::make_unique<TensorWorkload>(std::move(memory), views[0], views[1], views[2], in_use,
-                                         scale.value_or(1 / std::sqrt(static_cast<double>(q.shape[3]))));
+                                          scale.value_or(1 / std::sqrt(static_cast<double>(q.shape[3]))));
 }
 
 /// Axes of a drawn problem.
@@ -87,7 +87,7 @@ struct Axes {
 
 /// Standard normal q, k and v.
 inline std::unique_ptr<TensorWorkload> normal_workload(unsigned seed, const Axes& axes,
-                                                     std::optional<std::vector<std::int64_t>> lengths = {}) {
+                                                       std::optional<std::vector<std::int64_t>> lengths = {}) {
   std::mt19937 random(seed);
   Tensor q = normal_tensor(random, axes.q(), axes.dtype);
   Tensor k = normal_tensor(random, axes.k(), axes.dtype);
@@ -126,8 +126,7 @@ inline std::unique_ptr<TensorWorkload> entry_of(TensorWorkload& workload, std::i
 inline std::unique_ptr<TensorWorkload> packed(TensorWorkload& workload) {
   const WorkloadShape& shape = workload.shape();
   const std::int64_t N = shape.n_keys, d = shape.head_dim, width = (shape.heads + 2 * shape.kv_heads) * d;
-  std::vector<std::byte> memory(static_cast<std::size_t>(shape.batch * N * width) * bytes_of(shape.dtype),
-                                std::byte{0xFF});
+  std::vector<std::byte> memory(static_cast<std::size_t>(shape.batch * N * width) * bytes_of(shape.dtype), std::byte{0xFF});
   const auto view_at = [&](std::int64_t position, std::int64_t head, std::int64_t n_heads, std::int64_t n) {
     const std::int64_t offset = (position * width + head * d) * static_cast<std::int64_t>(bytes_of(shape.dtype));
     return TensorView{memory.data() + offset, shape.dtype, {shape.batch, n_heads, n, d}, {N * width, d, width}};
@@ -163,7 +162,8 @@ inline std::unique_ptr<TensorWorkload> misaligned(TensorWorkload& workload, std:
     std::copy(dense.bytes.begin(), dense.bytes.end(), memory.begin() + static_cast<std::ptrdiff_t>(start));
     views.push_back(TensorView::dense(memory.data() + start, view.dtype, view.shape));
   }
-  return std::make_unique<TensorWorkload>(std::move(owned), views[0], views[1], views[2], workload.lengths(), workload.scale);
+  return std::make_unique<TensorWorkload>(std::move(owned), views[0], views[1], views[2], workload.lengths(),
+                                          workload.scale);
 }
 
 }  // namespace tree_attn::test

@@ -3,13 +3,13 @@
 /// @brief Tensors for tests: drawn from a seed, stored as asked, owned.
 #pragma once
 
+#include "reference/tensor/convert.hpp"
+
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <random>
 #include <vector>
-
-#include "reference/tensor/convert.hpp"
 
 namespace tree_attn::test {
 

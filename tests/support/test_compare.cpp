@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The comparison that all other tests lean on: it must fail when it should.
+#include "tests/support/compare.hpp"
+
 #include <doctest/doctest.h>
 
 #include <limits>
 #include <vector>
-
-#include "tests/support/compare.hpp"
 
 namespace {
 

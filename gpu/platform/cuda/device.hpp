@@ -3,11 +3,11 @@
 /// @brief The device side of gpu/platform/device.hpp: one instruction a wrapper (PTX ISA 9.0).
 #pragma once
 
-#include <cstdint>
-#include <type_traits>
-
 #include "gpu/platform/bytes16.hpp"
 #include "gpu/platform/platform.hpp"
+
+#include <cstdint>
+#include <type_traits>
 
 namespace tree_attn::cuda {
 
@@ -17,7 +17,9 @@ using Shared = T*;
 
 /// The same memory as numbers of another type.
 template <class U, class T>
-__device__ inline Shared<U> shared_as(T* shared) { return reinterpret_cast<U*>(shared); }
+__device__ inline Shared<U> shared_as(T* shared) {
+  return reinterpret_cast<U*>(shared);
+}
 
 /// Hands out the dynamic shared memory of the block, piece by piece; every thread makes the same calls.
 class Arena {
@@ -40,7 +42,9 @@ class Arena {
 
 /// The address of shared memory as instructions take it.
 template <class T>
-__device__ inline std::uint32_t address_of(T* shared) { return static_cast<std::uint32_t>(__cvta_generic_to_shared(shared)); }
+__device__ inline std::uint32_t address_of(T* shared) {
+  return static_cast<std::uint32_t>(__cvta_generic_to_shared(shared));
+}
 
 // ---- Arithmetic that is rounded as written
 
@@ -58,20 +62,27 @@ __device__ inline int opaque(int x) {
 
 /// 16 bytes of shared memory, at a multiple of 16.
 template <class T>
-__device__ inline Bytes16 load16(const T* from) { return *reinterpret_cast<const Bytes16*>(from); }
+__device__ inline Bytes16 load16(const T* from) {
+  return *reinterpret_cast<const Bytes16*>(from);
+}
 template <class T>
-__device__ inline void store16(T* to, const Bytes16& bytes) { *reinterpret_cast<Bytes16*>(to) = bytes; }
+__device__ inline void store16(T* to, const Bytes16& bytes) {
+  *reinterpret_cast<Bytes16*>(to) = bytes;
+}
 
 /// 16 bytes of global memory that no kernel writes, read once: past L1.
 __device__ inline Bytes16 load16_global(const void* from) {
   Bytes16 bytes;
   asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-      : "=r"(bytes.word[0]), "=r"(bytes.word[1]), "=r"(bytes.word[2]), "=r"(bytes.word[3]) : "l"(from));
+      : "=r"(bytes.word[0]), "=r"(bytes.word[1]), "=r"(bytes.word[2]), "=r"(bytes.word[3])
+      : "l"(from));
   return bytes;
 }
 /// One number of global memory that no kernel writes.
 template <class T>
-__device__ inline T load_once(const T* from) { return *from; }
+__device__ inline T load_once(const T* from) {
+  return *from;
+}
 /// One number that another block may have written in this launch: from L2, where all blocks meet.
 __device__ inline float load_fresh(const float* from) { return __ldcg(from); }
 /// One number for load_fresh(), in this launch.
@@ -79,16 +90,20 @@ __device__ inline void store_fresh(float* to, float x) { *to = x; }
 
 // ---- Asynchronous copies, sm_80
 
-/// Starts to copy `n_bytes` (0 to 16) from global memory; the rest of the 16 bytes becomes zero. Both addresses are multiples of 16.
+/// Starts to copy `n_bytes` (0 to 16) from global memory; the rest of the 16 bytes becomes zero. Both addresses are
+/// multiples of 16.
 template <class T>
 __device__ inline void copy_async16(T* to, const void* from, int n_bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address_of(to)), "l"(from), "r"(n_bytes) : "memory");
 }
 /// Ends the group of the copies that this thread has started.
 __device__ inline void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-/// Waits until all but the last kPending groups of this thread have arrived: for this thread, others need a barrier behind it.
+/// Waits until all but the last kPending groups of this thread have arrived: for this thread, others need a barrier behind
+/// it.
 template <int kPending>
-__device__ inline void copy_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory"); }
+__device__ inline void copy_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
 
 // ---- Bulk copies completing on an mbarrier, sm_90
 
@@ -98,7 +113,8 @@ struct Barrier {
 };
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-/// Readies a barrier whose phases end with `count` arrivals. One thread; then barrier_fence_init() and a barrier of the block.
+/// Readies a barrier whose phases end with `count` arrivals. One thread; then barrier_fence_init() and a barrier of the
+/// block.
 __device__ inline void barrier_init(Barrier* barrier, int count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address_of(barrier)), "r"(count) : "memory");
 }
@@ -119,14 +135,17 @@ __device__ inline void barrier_wait(Barrier* barrier, int parity) {
   asm volatile(
       "{\n.reg .pred done;\n"
       "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-      "@done bra ready;\nbra again;\nready:\n}" ::"r"(address_of(barrier)), "r"(parity) : "memory");
+      "@done bra ready;\nbra again;\nready:\n}" ::"r"(address_of(barrier)),
+      "r"(parity)
+      : "memory");
 }
 /// Starts to copy `n_bytes`, a multiple of 16, between addresses that are multiples of 16; they count towards `barrier`.
 template <class T>
 __device__ inline void bulk_copy(T* to, const void* from, int n_bytes, Barrier* barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(address_of(to)),
-               "l"(from), "r"(n_bytes), "r"(address_of(barrier))
-               : "memory");
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(address_of(to)),
+      "l"(from), "r"(n_bytes), "r"(address_of(barrier))
+      : "memory");
 }
 
 // ---- Clusters, sm_90
@@ -162,27 +181,35 @@ __device__ inline T* remote(T* shared, int rank) {
 template <class T>
 __device__ inline void load_matrix_x4(std::uint32_t (&out)[4], const T* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3]) : "r"(address_of(row)) : "memory");
+               : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+               : "r"(address_of(row))
+               : "memory");
 }
 /// The same with every matrix transposed: lane i receives rows 2 (i % 4) and the next of column i / 4.
 template <class T>
 __device__ inline void load_matrix_x4_transposed(std::uint32_t (&out)[4], const T* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3]) : "r"(address_of(row)) : "memory");
+               : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+               : "r"(address_of(row))
+               : "memory");
 }
 
 /// c <- c + a b with a [16, 16], b [16, 8], c [16, 8]; a and b of type T, c and the products of F32, summed in no order that
-/// anybody promises. With g = lane / 4 and t = 2 (lane % 4): c holds (g, t), (g, t + 1), (g + 8, t), (g + 8, t + 1); the pairs
-/// of a start at (g, t), (g + 8, t), (g, t + 8), (g + 8, t + 8); the pairs of b at rows t and t + 8 of column g.
+/// anybody promises. With g = lane / 4 and t = 2 (lane % 4): c holds (g, t), (g, t + 1), (g + 8, t), (g + 8, t + 1); the
+/// pairs of a start at (g, t), (g + 8, t), (g, t + 8), (g + 8, t + 8); the pairs of b at rows t and t + 8 of column g.
 template <class T>
 __device__ inline void mma_16x8x16(float (&c)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2]) {
   if constexpr (std::is_same_v<T, Half>) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
   } else {
     static_assert(std::is_same_v<T, BFloat16>);
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
   }
 }
 

@@ -3,6 +3,10 @@
 /// @brief The CUDA side of gpu/platform/launch.hpp.
 #pragma once
 
+#include "gpu/platform/device_error.hpp"
+#include "gpu/platform/device_traffic.hpp"
+#include "gpu/platform/memory_use.hpp"
+
 #include <cuda_runtime.h>
 
 #include <cstddef>
@@ -13,10 +17,6 @@
 #include <string>
 #include <utility>
 #include <vector>
-
-#include "gpu/platform/device_error.hpp"
-#include "gpu/platform/device_traffic.hpp"
-#include "gpu/platform/memory_use.hpp"
 
 namespace tree_attn::cuda {
 
@@ -101,17 +101,22 @@ class DeviceBuffer {
     check(cudaMemcpy(data_ + at, from.data(), from.size_bytes(), cudaMemcpyHostToDevice), "cudaMemcpy to the device");
     traffic().bytes_uploaded += static_cast<std::int64_t>(from.size_bytes());
   }
-  /// Copies n_rows rows of `width` elements from the host, each `pitch` elements after the one before it here, `from_pitch` there.
-  void upload_rows(const T* from, std::int64_t from_pitch, std::int64_t at, std::int64_t pitch, std::int64_t width, std::int64_t n_rows) {
+  /// Copies n_rows rows of `width` elements from the host, each `pitch` elements after the one before it here, `from_pitch`
+  /// there.
+  void upload_rows(const T* from, std::int64_t from_pitch, std::int64_t at, std::int64_t pitch, std::int64_t width,
+                   std::int64_t n_rows) {
     constexpr std::int64_t kMostPitch = 0x7FFFFFFF;  // bytes, of cudaMemcpy2D
     if (width <= 0 || n_rows <= 0) return;
     const auto bytes = [](std::int64_t n) { return static_cast<std::size_t>(n) * sizeof(T); };
-    if (n_rows > 1 && bytes(pitch) <= kMostPitch && bytes(from_pitch) <= kMostPitch && width <= pitch && width <= from_pitch) {
-      check(cudaMemcpy2D(data_ + at, bytes(pitch), from, bytes(from_pitch), bytes(width), static_cast<std::size_t>(n_rows), cudaMemcpyHostToDevice),
+    if (n_rows > 1 && bytes(pitch) <= kMostPitch && bytes(from_pitch) <= kMostPitch && width <= pitch &&
+        width <= from_pitch) {
+      check(cudaMemcpy2D(data_ + at, bytes(pitch), from, bytes(from_pitch), bytes(width), static_cast<std::size_t>(n_rows),
+                         cudaMemcpyHostToDevice),
             "cudaMemcpy2D to the device");
     } else {
       for (std::int64_t row = 0; row < n_rows; ++row) {
-        check(cudaMemcpy(data_ + at + row * pitch, from + row * from_pitch, bytes(width), cudaMemcpyHostToDevice), "cudaMemcpy to the device");
+        check(cudaMemcpy(data_ + at + row * pitch, from + row * from_pitch, bytes(width), cudaMemcpyHostToDevice),
+              "cudaMemcpy to the device");
       }
     }
     traffic().bytes_uploaded += static_cast<std::int64_t>(bytes(width * n_rows));

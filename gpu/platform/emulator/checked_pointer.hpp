@@ -6,13 +6,13 @@
 /// when it is read; write `const float x = tile[i]`, for `auto` would keep the reference.
 #pragma once
 
+#include "gpu/platform/emulator/runtime.hpp"
+
 #include <compare>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
-
-#include "gpu/platform/emulator/runtime.hpp"
 
 namespace tree_attn::emulated {
 namespace runtime {
@@ -45,7 +45,8 @@ class CheckedPointer;
 template <class T>
 class CheckedReference {
  public:
-  CheckedReference(T* at, const runtime::Allocation& allocation, const Line& line) : at_(at), allocation_(allocation), line_(line) {}
+  CheckedReference(T* at, const runtime::Allocation& allocation, const Line& line)
+      : at_(at), allocation_(allocation), line_(line) {}
   CheckedReference(const CheckedReference&) = default;
 
   operator T() const {
@@ -79,7 +80,8 @@ template <class T>
 class CheckedPointer {
  public:
   CheckedPointer() = default;
-  CheckedPointer(T* at, const runtime::Allocation& allocation, const Line& line) : at_(at), allocation_(allocation), line_(line) {}
+  CheckedPointer(T* at, const runtime::Allocation& allocation, const Line& line)
+      : at_(at), allocation_(allocation), line_(line) {}
   operator CheckedPointer<const T>() const requires(!std::is_const_v<T>) { return {at_, allocation_, line_}; }
 
   /// A number that may be written gives a reference, a const one its value.
@@ -107,7 +109,9 @@ class CheckedPointer {
   }
   /// The same place, as numbers of another type.
   template <class U>
-  CheckedPointer<U> as() const { return {reinterpret_cast<U*>(at_), allocation_, line_}; }
+  CheckedPointer<U> as() const {
+    return {reinterpret_cast<U*>(at_), allocation_, line_};
+  }
   /// The same place in another block of the cluster.
   CheckedPointer in_block(int rank, const Line& line) const {
     const auto move = [&](const void* own) {

@@ -1,22 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The emulated side of gpu/platform/device.hpp: CUDA's words and the wrappers of gpu/platform/cuda/device.hpp, run by fibers.
+/// @brief The emulated side of gpu/platform/device.hpp: CUDA's words and the wrappers of gpu/platform/cuda/device.hpp, run
+/// by fibers.
 ///
 /// Every word that can go wrong takes its own line as a last argument that nobody writes, for the report.
 #pragma once
+
+#include "gpu/platform/bytes16.hpp"
+#include "gpu/platform/emulator/coordinates.hpp"
+#include "gpu/platform/emulator/global_memory.hpp"
+#include "gpu/platform/emulator/runtime.hpp"
+#include "gpu/platform/emulator/shared.hpp"
+#include "gpu/platform/platform.hpp"
 
 #include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
-
-#include "gpu/platform/emulator/global_memory.hpp"
-#include "gpu/platform/emulator/coordinates.hpp"
-#include "gpu/platform/emulator/runtime.hpp"
-#include "gpu/platform/emulator/shared.hpp"
-#include "gpu/platform/bytes16.hpp"
-#include "gpu/platform/platform.hpp"
 
 #define __global__
 #define __device__

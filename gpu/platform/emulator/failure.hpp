@@ -3,9 +3,9 @@
 /// @brief How the emulator says that a kernel broke a rule: which, on which line, which block and thread.
 #pragma once
 
-#include <string>
-
 #include "gpu/platform/emulator/coordinates.hpp"
+
+#include <string>
 
 namespace tree_attn::emulated::runtime {
 

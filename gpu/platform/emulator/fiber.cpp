@@ -6,7 +6,6 @@
 #include "gpu/platform/emulator/sanitizer.hpp"
 
 #include <boost/context/detail/fcontext.hpp>
-
 #include <sys/mman.h>
 
 #include <mutex>

@@ -3,12 +3,12 @@
 /// @brief Memory of the emulated device: buffers that know their ends, with gaps between them.
 #pragma once
 
+#include "gpu/platform/emulator/coordinates.hpp"
+#include "gpu/platform/memory_use.hpp"
+
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-
-#include "gpu/platform/emulator/coordinates.hpp"
-#include "gpu/platform/memory_use.hpp"
 
 namespace tree_attn::emulated::runtime {
 

@@ -35,7 +35,8 @@ std::string name_of(const dim3& d) {
 void check(const Launch& config) {
   const std::uint64_t n_threads = std::uint64_t{config.block.x} * config.block.y * config.block.z;
   const std::uint64_t n_blocks = std::uint64_t{config.grid.x} * config.grid.y * config.grid.z;
-  if (n_threads == 0 || n_threads > 1024) throw DeviceError("launch: block " + name_of(config.block) + ": 1 to 1024 threads");
+  if (n_threads == 0 || n_threads > 1024)
+    throw DeviceError("launch: block " + name_of(config.block) + ": 1 to 1024 threads");
   if (n_blocks == 0 || n_blocks > 1u << 30 || config.grid.y > 65535 || config.grid.z > 65535) {
     throw DeviceError("launch: grid " + name_of(config.grid) + " cannot be launched");
   }
@@ -44,8 +45,8 @@ void check(const Launch& config) {
                       std::to_string(kMaxSharedBytes));
   }
   if (config.cluster < 1 || config.cluster > 8 || config.grid.x % static_cast<unsigned>(config.cluster) != 0) {
-    throw DeviceError("launch: clusters of " + std::to_string(config.cluster) + " blocks in a grid of " + name_of(config.grid) +
-                      ": 1 to 8, and a divisor of the first extent");
+    throw DeviceError("launch: clusters of " + std::to_string(config.cluster) + " blocks in a grid of " +
+                      name_of(config.grid) + ": 1 to 8, and a divisor of the first extent");
   }
 }
 
@@ -58,7 +59,9 @@ std::string to_string(const Line& line) {
   return std::string(name) + ":" + std::to_string(line.line());
 }
 
-std::string to_string(const Coordinates& coordinates) { return "block " + name_of(coordinates.block) + ", thread " + name_of(coordinates.thread); }
+std::string to_string(const Coordinates& coordinates) {
+  return "block " + name_of(coordinates.block) + ", thread " + name_of(coordinates.thread);
+}
 
 void fail(const Line& line, const std::string& text) {
   throw DeviceError(to_string(line) + ": " + text + (running_coordinates ? "; " + to_string(*running_coordinates) : ""));

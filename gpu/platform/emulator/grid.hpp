@@ -3,6 +3,9 @@
 /// @brief One launch: what every thread runs, over how many blocks.
 #pragma once
 
+#include "gpu/platform/emulator/coordinates.hpp"
+#include "gpu/platform/emulator/settings.hpp"
+
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -10,9 +13,6 @@
 #include <exception>
 #include <mutex>
 #include <vector>
-
-#include "gpu/platform/emulator/coordinates.hpp"
-#include "gpu/platform/emulator/settings.hpp"
 
 namespace tree_attn::emulated {
 
@@ -35,7 +35,7 @@ struct Grid {
   void (*run_thread)(void* kernel_and_arguments);
   void* kernel_and_arguments;
   Settings settings{};
-  std::uint64_t scratch = 0;      ///< the same in launches that share what scratch memory holds
+  std::uint64_t scratch = 0;  ///< the same in launches that share what scratch memory holds
   std::chrono::steady_clock::time_point ends_at{};
   std::vector<int> order{};       ///< of the clusters
   std::atomic<int> n_started{0};  ///< clusters

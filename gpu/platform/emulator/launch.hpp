@@ -3,6 +3,13 @@
 /// @brief The emulated side of gpu/platform/launch.hpp.
 #pragma once
 
+#include "gpu/platform/device_error.hpp"
+#include "gpu/platform/device_traffic.hpp"
+#include "gpu/platform/emulator/global_memory.hpp"
+#include "gpu/platform/emulator/grid.hpp"
+#include "gpu/platform/emulator/settings.hpp"
+#include "gpu/platform/memory_use.hpp"
+
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -11,13 +18,6 @@
 #include <tuple>
 #include <utility>
 #include <vector>
-
-#include "gpu/platform/device_error.hpp"
-#include "gpu/platform/device_traffic.hpp"
-#include "gpu/platform/emulator/global_memory.hpp"
-#include "gpu/platform/emulator/grid.hpp"
-#include "gpu/platform/emulator/settings.hpp"
-#include "gpu/platform/memory_use.hpp"
 
 namespace tree_attn::emulated {
 
@@ -70,9 +70,11 @@ class DeviceBuffer {
   void upload(std::span<const T> from, std::int64_t at = 0) {
     upload_rows(from.data(), 0, at, 0, static_cast<std::int64_t>(from.size()), 1);
   }
-  /// Copies n_rows rows of `width` elements from the host, each `pitch` elements after the one before it here, `from_pitch` there.
+  /// Copies n_rows rows of `width` elements from the host, each `pitch` elements after the one before it here, `from_pitch`
+  /// there.
   /// @throws DeviceError if they do not fit
-  void upload_rows(const T* from, std::int64_t from_pitch, std::int64_t at, std::int64_t pitch, std::int64_t width, std::int64_t n_rows) {
+  void upload_rows(const T* from, std::int64_t from_pitch, std::int64_t at, std::int64_t pitch, std::int64_t width,
+                   std::int64_t n_rows) {
     if (n_rows <= 0) return;
     if (at < 0 || at + (n_rows - 1) * pitch + width > n_) throw DeviceError("upload: past the end of the buffer");
     for (std::int64_t row = 0; row < n_rows && width > 0; ++row) {

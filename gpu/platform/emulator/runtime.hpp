@@ -3,10 +3,10 @@
 /// @brief What the words of device.hpp ask of the emulator. The running thread is always the one that asks.
 #pragma once
 
+#include "gpu/platform/emulator/coordinates.hpp"
+
 #include <cstddef>
 #include <cstdint>
-
-#include "gpu/platform/emulator/coordinates.hpp"
 
 namespace tree_attn::emulated::runtime {
 

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Who runs next: fibers of one cluster, switched to one another without a way back through anybody.
+#include "gpu/platform/device_error.hpp"
 #include "gpu/platform/emulator/global_memory.hpp"
 #include "gpu/platform/emulator/sanitizer.hpp"
 #include "gpu/platform/emulator/shadow.hpp"
 #include "gpu/platform/emulator/thread.hpp"
-
-#include "gpu/platform/device_error.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -104,7 +103,10 @@ void begin_cluster(Cluster& cluster, int number) {
       Thread& thread = block.threads[i];
       const auto at = static_cast<unsigned>(i);
       thread.coordinates = {
-          {at % config.block.x, at / config.block.x % config.block.y, at / config.block.x / config.block.y}, index, config.block, config.grid};
+          {at % config.block.x, at / config.block.x % config.block.y, at / config.block.x / config.block.y},
+          index,
+          config.block,
+          config.grid};
       thread.block = &block;
       thread.warp = &block.warps[at / 32];
       thread.lane = at % 32;
@@ -187,8 +189,8 @@ std::string who_waits_where(const Cluster& cluster) {
   std::string text;
   for (const auto& [where, who] : waits) {
     const auto& [line, word] = where;
-    text +=
-        "\n  " + line + ": " + std::to_string(who.first) + " wait at " + word + ", first " + to_string(who.second->coordinates);
+    text += "\n  " + line + ": " + std::to_string(who.first) + " wait at " + word + ", first " +
+            to_string(who.second->coordinates);
   }
   return text;
 }
@@ -199,7 +201,8 @@ void run_clusters(Grid& grid) {
   Cluster cluster(grid);
   adopt_host_thread(cluster.host);
   const Launch& config = grid.config;
-  cluster.threads.resize(std::size_t{config.block.x} * config.block.y * config.block.z * static_cast<std::size_t>(config.cluster));
+  cluster.threads.resize(std::size_t{config.block.x} * config.block.y * config.block.z *
+                         static_cast<std::size_t>(config.cluster));
   cluster.blocks.resize(static_cast<std::size_t>(config.cluster));
   const int n_clusters = static_cast<int>(grid.order.size());
   for (int i = grid.n_started++; i < n_clusters && !grid.failed; i = grid.n_started++) {

@@ -55,7 +55,8 @@ void join(Clock& clock, const Clock& other) {
 bool known(const Entry& entry, const Clock& clock) { return entry.who == kNobody || entry.time <= clock[entry.who]; }
 
 std::string name_of(const Entry& entry, const Cluster& cluster) {
-  const std::string who = entry.who < cluster.threads.size() ? to_string(cluster.threads[entry.who].coordinates) : "a bulk copy";
+  const std::string who =
+      entry.who < cluster.threads.size() ? to_string(cluster.threads[entry.who].coordinates) : "a bulk copy";
   return to_string(entry.line) + " (" + who + ")";
 }
 

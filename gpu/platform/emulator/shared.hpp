@@ -3,10 +3,10 @@
 /// @brief Pointers into shared memory: plain ones, or in shadow mode ones that check every access.
 #pragma once
 
+#include "gpu/platform/emulator/runtime.hpp"
+
 #include <cstddef>
 #include <cstdint>
-
-#include "gpu/platform/emulator/runtime.hpp"
 
 #if defined(TREE_ATTN_EMULATOR_SHADOW)
 #include "gpu/platform/emulator/checked_pointer.hpp"
@@ -22,7 +22,9 @@ using Shared = CheckedPointer<T>;
 
 /// The same memory as numbers of another type.
 template <class U, class T>
-Shared<U> shared_as(Shared<T> shared) { return shared.template as<U>(); }
+Shared<U> shared_as(Shared<T> shared) {
+  return shared.template as<U>();
+}
 
 #else
 
@@ -32,7 +34,9 @@ using Shared = T*;
 
 /// The same memory as numbers of another type.
 template <class U, class T>
-Shared<U> shared_as(T* shared) { return reinterpret_cast<U*>(shared); }
+Shared<U> shared_as(T* shared) {
+  return reinterpret_cast<U*>(shared);
+}
 
 namespace runtime {
 

@@ -4,9 +4,9 @@
 ///
 /// Products of two 16-bit numbers are exact in float. The sums run over k in ascending order and are rounded at every step:
 /// the hardware keeps more bits inside one instruction and promises no order, so results agree closely, not in bits.
+#include "gpu/platform/bytes16.hpp"
 #include "gpu/platform/emulator/meeting.hpp"
 #include "gpu/platform/emulator/sanitizer.hpp"
-#include "gpu/platform/bytes16.hpp"
 
 #include <cstring>
 #include <string>

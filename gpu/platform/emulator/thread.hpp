@@ -6,20 +6,20 @@
 /// end of each part; device.hpp gives them CUDA's names.
 #pragma once
 
+#include "gpu/platform/emulator/coordinates.hpp"
+#include "gpu/platform/emulator/failure.hpp"
+#include "gpu/platform/emulator/fiber.hpp"
+#include "gpu/platform/emulator/grid.hpp"
+#include "gpu/platform/emulator/random.hpp"
+#include "gpu/platform/emulator/runtime.hpp"
+#include "gpu/platform/emulator/settings.hpp"
+
 #include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <memory>
 #include <string>
 #include <vector>
-
-#include "gpu/platform/emulator/failure.hpp"
-#include "gpu/platform/emulator/fiber.hpp"
-#include "gpu/platform/emulator/grid.hpp"
-#include "gpu/platform/emulator/coordinates.hpp"
-#include "gpu/platform/emulator/random.hpp"
-#include "gpu/platform/emulator/runtime.hpp"
-#include "gpu/platform/emulator/settings.hpp"
 
 namespace tree_attn::emulated::runtime {
 

@@ -5,15 +5,15 @@
 /// All ranks agree at the end of every test case, so one failed check on one rank fails the run on all of them. A rank that
 /// leaves a test case by an exception ends the others at once: they might be waiting for it.
 #define DOCTEST_CONFIG_IMPLEMENT
+#include "distributed/transport/mpi_transport.hpp"
+#include "tests/support/mpi_test_session.hpp"
+#include "tests/support/rank_group.hpp"
+
 #include <doctest/doctest.h>
 
 #include <cstring>
 #include <iostream>
 #include <sstream>
-
-#include "distributed/transport/mpi_transport.hpp"
-#include "tests/support/mpi_test_session.hpp"
-#include "tests/support/rank_group.hpp"
 
 namespace tree_attn::test {
 namespace {
@@ -39,7 +39,8 @@ class MpiRankGroup : public RankGroup {
     for (std::size_t rank = 0; rank < all_traffic.size(); ++rank) {
       const auto begin = all_elements.begin() + static_cast<std::ptrdiff_t>(rank * elements.size());
       const auto middle = begin + static_cast<std::ptrdiff_t>(mine.out.size());
-      results.push_back({{{begin, middle}, {middle, begin + static_cast<std::ptrdiff_t>(elements.size())}}, all_traffic[rank]});
+      results.push_back(
+          {{{begin, middle}, {middle, begin + static_cast<std::ptrdiff_t>(elements.size())}}, all_traffic[rank]});
     }
     return results;
   }
@@ -63,7 +64,8 @@ class Agreement : public doctest::IReporter {
 
   void test_case_start(const doctest::TestCaseData& data) override { name_ = data.m_name; }
   void test_case_exception(const doctest::TestCaseException& exception) override {
-    the_session->abandon("rank " + std::to_string(the_session->ranks().rank()) + " left \"" + name_ + "\": " + exception.error_string.c_str());
+    the_session->abandon("rank " + std::to_string(the_session->ranks().rank()) + " left \"" + name_ +
+                         "\": " + exception.error_string.c_str());
   }
   void test_case_end(const doctest::CurrentTestCaseStats& stats) override {
     const std::int64_t n_ranks = the_session->ranks().all_sum(stats.failure_flags != 0);
@@ -110,7 +112,8 @@ int main(int argc, char** argv) {
   int status = 1;
   try {
     status = context.run();
-    if (status != 0 && session.ranks().rank() != 0) std::cout << "rank " << session.ranks().rank() << ":\n" << kept.str() << std::flush;
+    if (status != 0 && session.ranks().rank() != 0)
+      std::cout << "rank " << session.ranks().rank() << ":\n" << kept.str() << std::flush;
     if (session.ranks().all_sum(status) != 0 || n_failed_cases > 0) status = 1;
   } catch (const std::exception& error) {
     session.abandon("rank " + std::to_string(session.ranks().rank()) + ": " + error.what());

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Bits: the same on every rank, and for canonical algorithms the same for every layout, batch and number of steps.
+#include "tests/support/decoding.hpp"
+
 #include <limits>
 #include <random>
-
-#include "tests/support/decoding.hpp"
 
 namespace tree_attn::test {
 namespace {
@@ -43,13 +43,14 @@ TEST_CASE("decoders: canonical bits for every layout and every grouping into nod
 
 TEST_CASE("decoders: an entry of a batch has the bits that it has alone") {
   const auto workload = normal_workload(700, {.batch = 3, .head_dim = 12, .value_dim = 9, .n_queries = 2, .n_keys = 140},
-                                      std::vector<std::int64_t>{140, 33, 71});
+                                        std::vector<std::int64_t>{140, 33, 71});
   for (RankGroup* rank_group : rank_groups({2, 3, 4, 8})) {
     const int p = rank_group->size();
     for (const Algorithm& algorithm : algorithms()) {
       if (!algorithm.keeps_bits) continue;
       CAPTURE(algorithm.name);
-      const DecodeOutput together = decode(*rank_group, algorithm, *workload, {mixed_grouping(p), even_ranges(140, p, 1)})[0].output;
+      const DecodeOutput together =
+          decode(*rank_group, algorithm, *workload, {mixed_grouping(p), even_ranges(140, p, 1)})[0].output;
       for (std::int64_t i = 0; i < 3; ++i) {
         const auto entry = entry_of(*workload, i);
         const DecodeOutput alone =
@@ -64,7 +65,13 @@ TEST_CASE("decoders: an entry of a batch has the bits that it has alone") {
 
 TEST_CASE("decoders: keys appended step by step give the bits of a cache that was there from the start") {
   constexpr int kSteps = 5;
-  const WorkloadShape shape{{.dtype = DType::BF16, .value_dtype = DType::BF16, .batch = 2, .heads = 4, .kv_heads = 2, .head_dim = 12, .value_dim = 9},
+  const WorkloadShape shape{{.dtype = DType::BF16,
+                             .value_dtype = DType::BF16,
+                             .batch = 2,
+                             .heads = 4,
+                             .kv_heads = 2,
+                             .head_dim = 12,
+                             .value_dim = 9},
                             70,
                             {70, 68}};
   for (RankGroup* rank_group : rank_groups({1, 2, 3, 5})) {
@@ -78,7 +85,8 @@ TEST_CASE("decoders: keys appended step by step give the bits of a cache that wa
         const auto run_steps = [&](int first) {
           return rank_group->run(topology, [&, first](Transport& transport) {
             const auto workload = make_workload(shape, 77, kSteps);
-            ShardDecoder shard(cpu_backend(), shape, ranges[static_cast<std::size_t>(topology.index_of(transport.rank()))], 0.3);
+            ShardDecoder shard(cpu_backend(), shape, ranges[static_cast<std::size_t>(topology.index_of(transport.rank()))],
+                               0.3);
             DecodeOutput output;
             for (int t = first; t <= step; ++t) {
               const std::vector<std::int64_t> lengths = workload->lengths(t);
@@ -94,8 +102,8 @@ TEST_CASE("decoders: keys appended step by step give the bits of a cache that wa
         const auto workload = make_workload(shape, 77, kSteps);
         const Shard all = workload->whole();
         const std::int64_t n = 70 - (kSteps - 1 - step);
-        Forest<float> forest =
-            decode_shard(workload->query(step), {all.k.positions(0, n), all.v.positions(0, n), 0}, workload->lengths(step), 0.3);
+        Forest<float> forest = decode_shard(workload->query(step), {all.k.positions(0, n), all.v.positions(0, n), 0},
+                                            workload->lengths(step), 0.3);
         CHECK(same_bits(grown[0].output, finish_rows(forest.fold(), shape.n_rows(), shape.value_dim)));
       }
     }

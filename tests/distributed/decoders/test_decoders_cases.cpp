@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Every smoke case of tests/data/cases.json that is a decode, on every algorithm (Alg. 3).
-#include <map>
-
 #include "tests/support/cases.hpp"
 #include "tests/support/decoding.hpp"
+
+#include <map>
 
 namespace tree_attn::test {
 namespace {

@@ -2,8 +2,8 @@
 /// @file
 /// @brief NaN and Inf in q, k and v reach the outputs that the formula says, on every algorithm, and no others (eq. (7)).
 #include "reference/oracle/attention.hpp"
-#include "tests/support/decoding.hpp"
 #include "tests/support/compare.hpp"
+#include "tests/support/decoding.hpp"
 
 namespace tree_attn::test {
 namespace {
@@ -122,7 +122,7 @@ TEST_CASE("decoders: a rank whose scores are all -inf is neutral, bit for bit") 
       for (const Algorithm& algorithm : algorithms()) {
         CAPTURE(algorithm.name);
         const std::vector<RankResult> results = decode(*rank_group, algorithm, *workload, layout),
-                                nan = decode(*rank_group, algorithm, *not_looked_at, layout);
+                                      nan = decode(*rank_group, algorithm, *not_looked_at, layout);
         CHECK(same_bits(results[0].output, nan[0].output));
         if (index + 1 < p || !algorithm.keeps_bits) continue;
         // Behind the last keys, not seen is the same as not there.
@@ -169,12 +169,13 @@ TEST_CASE("decoders: NaN in the query or the key of a sequence of one key is NaN
       const auto workload = workload_of(std::move(q), std::move(k), std::move(v), std::vector<std::int64_t>{n_keys, 1});
       for (RankGroup* rank_group : rank_groups({1, 2, 3, 8})) {
         const int p = rank_group->size();
-        check_all(*rank_group, *workload, {{mixed_grouping(p), even_ranges(n_keys, p, 1)}}, [](const Algorithm&, const DecodeOutput& output) {
-          for (std::size_t r = 0; r < output.lse.size(); ++r) {
-            CHECK(std::isnan(output.lse[r]) == (r >= 6));
-            for (std::size_t j = 0; j < 5; ++j) CHECK(std::isnan(output.out[r * 5 + j]) == (r >= 6));
-          }
-        });
+        check_all(*rank_group, *workload, {{mixed_grouping(p), even_ranges(n_keys, p, 1)}},
+                  [](const Algorithm&, const DecodeOutput& output) {
+                    for (std::size_t r = 0; r < output.lse.size(); ++r) {
+                      CHECK(std::isnan(output.lse[r]) == (r >= 6));
+                      for (std::size_t j = 0; j < 5; ++j) CHECK(std::isnan(output.out[r * 5 + j]) == (r >= 6));
+                    }
+                  });
       }
     }
   }

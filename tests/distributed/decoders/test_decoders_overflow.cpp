@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief What is finite by the formula is finite in every algorithm, though a sum on the way is beyond F32 (section 5).
+#include "tests/support/compare.hpp"
+#include "tests/support/decoding.hpp"
+
 #include <functional>
 #include <limits>
-
-#include "tests/support/decoding.hpp"
-#include "tests/support/compare.hpp"
 
 namespace tree_attn::test {
 namespace {
@@ -52,10 +52,11 @@ std::vector<Layout> layouts(int p, std::int64_t n_keys) {
 /// Checks that all is finite, within the bound and of the same bits everywhere.
 void check_finite(TensorWorkload& workload) {
   for (RankGroup* rank_group : rank_groups({1, 2, 3, 5, 8})) {
-    check_all(*rank_group, workload, layouts(rank_group->size(), workload.n_keys()), [](const Algorithm&, const DecodeOutput& output) {
-      CHECK(std::all_of(output.out.begin(), output.out.end(), [](float z) { return std::isfinite(z); }));
-      CHECK(std::all_of(output.lse.begin(), output.lse.end(), [](float lse) { return std::isfinite(lse); }));
-    });
+    check_all(*rank_group, workload, layouts(rank_group->size(), workload.n_keys()),
+              [](const Algorithm&, const DecodeOutput& output) {
+                CHECK(std::all_of(output.out.begin(), output.out.end(), [](float z) { return std::isfinite(z); }));
+                CHECK(std::all_of(output.lse.begin(), output.lse.end(), [](float lse) { return std::isfinite(lse); }));
+              });
   }
 }
 

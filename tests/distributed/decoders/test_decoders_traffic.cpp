@@ -65,7 +65,7 @@ TEST_CASE("decoders: keys and values do not move in tree decoding") {
       if (algorithm.name == "ring") continue;
       CAPTURE(algorithm.name);
       const std::vector<RankResult> results = decode(*rank_group, algorithm, *workload, shorter),
-                              more = decode(*rank_group, algorithm, *long_workload, longer);
+                                    more = decode(*rank_group, algorithm, *long_workload, longer);
       for (std::size_t rank = 0; rank < results.size(); ++rank) {
         CHECK(results[rank].traffic.bytes == more[rank].traffic.bytes);
         CHECK(results[rank].traffic.buffer_kv_bytes == 0);
@@ -122,7 +122,8 @@ TEST_CASE("decoders: counters add up over steps until they are cleared") {
       const std::vector<RankResult> once = decode(*rank_group, algorithm, *workload, layout);
       const std::vector<RankResult> thrice = rank_group->run(layout.topology, [&](Transport& transport) {
         const KeyRange mine = layout.ranges[static_cast<std::size_t>(transport.topology().index_of(transport.rank()))];
-        ShardDecoder shard = open_shard(cpu_backend(), workload->query(0), workload->shard(mine), workload->lengths(), workload->scale);
+        ShardDecoder shard =
+            open_shard(cpu_backend(), workload->query(0), workload->shard(mine), workload->lengths(), workload->scale);
         const DecodeStep step{workload->query(0), shard, workload->lengths(), layout.ranges};
         DecodeOutput output;
         for (int t = 0; t < 3; ++t) output = algorithm.run(transport, step);

@@ -2,11 +2,11 @@
 /// @file
 /// @brief Random layouts on the CPU and on the emulated kernels: ranks, cuts and nodes at random change no bit
 /// (section 5.3).
-#include <random>
-
 #include "gpu/backend/backends.hpp"
 #include "gpu/platform/emulator/settings.hpp"
 #include "tests/support/decoding.hpp"
+
+#include <random>
 
 namespace tree_attn::test {
 namespace {
@@ -57,13 +57,12 @@ std::unique_ptr<TensorWorkload> wild_workload() {
 std::vector<std::unique_ptr<TensorWorkload>> workloads() {
   std::vector<std::unique_ptr<TensorWorkload>> all;
   all.push_back(normal_workload(kSeed + 1,
-                               {.batch = 3, .heads = 2, .kv_heads = 2, .head_dim = 16, .value_dim = 12, .n_keys = 300},
-                               std::vector<std::int64_t>{300, 1, 129}));
-  all.push_back(
-      normal_workload(kSeed + 2, {.heads = 4, .kv_heads = 1, .n_queries = 2, .n_keys = 400, .dtype = DType::F16}));
-  all.push_back(normal_workload(
-      kSeed + 3, {.batch = 2, .heads = 2, .kv_heads = 1, .head_dim = 40, .n_keys = 90, .dtype = DType::BF16},
-      std::vector<std::int64_t>{0, 65}));
+                                {.batch = 3, .heads = 2, .kv_heads = 2, .head_dim = 16, .value_dim = 12, .n_keys = 300},
+                                std::vector<std::int64_t>{300, 1, 129}));
+  all.push_back(normal_workload(kSeed + 2, {.heads = 4, .kv_heads = 1, .n_queries = 2, .n_keys = 400, .dtype = DType::F16}));
+  all.push_back(normal_workload(kSeed + 3,
+                                {.batch = 2, .heads = 2, .kv_heads = 1, .head_dim = 40, .n_keys = 90, .dtype = DType::BF16},
+                                std::vector<std::int64_t>{0, 65}));
   all.push_back(wild_workload());
   return all;
 }
@@ -93,7 +92,8 @@ void check_layouts(const Backend& backend) {
       for (const Algorithm& algorithm : algorithms()) {
         if (!algorithm.keeps_bits) continue;
         INFO(backend.name() << ", " << algorithm.name << ", " << N << " keys, " << layout.text());
-        for (const RankResult& result : decode(rank_group, algorithm, *workload, layout, backend)) CHECK(same_bits(result.output, expected));
+        for (const RankResult& result : decode(rank_group, algorithm, *workload, layout, backend))
+          CHECK(same_bits(result.output, expected));
       }
     }
   }
@@ -107,9 +107,7 @@ void check_layouts(const Backend& backend) {
 
 /// @tested{alg_3, Alg. 3}
 /// @tested{thm_1, Thm. 1}
-TEST_CASE("layouts: random ones have the bits of one rank alone, on the CPU") {
-  check_layouts(find_backend("cpu"));
-}
+TEST_CASE("layouts: random ones have the bits of one rank alone, on the CPU") { check_layouts(find_backend("cpu")); }
 
 /// @tested{alg_3, Alg. 3}
 /// @tested{thm_1, Thm. 1}

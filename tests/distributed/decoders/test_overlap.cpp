@@ -2,14 +2,14 @@
 /// @file
 /// @brief The ring computes while the next shard is in flight, and keeps its memory; needs a transport that can be looked
 /// into, so threads only.
+#include "distributed/transport/thread_transport.hpp"
+#include "tests/support/decoding.hpp"
+
 #include <algorithm>
 #include <atomic>
 #include <map>
 #include <set>
 #include <vector>
-
-#include "tests/support/decoding.hpp"
-#include "distributed/transport/thread_transport.hpp"
 
 namespace tree_attn::test {
 
@@ -26,8 +26,8 @@ class WatchedTransport : public Transport {
   }
   void progress() override { ++n_calls[inner_.in_flight()]; }
 
-  std::map<std::size_t, int> n_calls;     ///< of progress(), by messages in flight
-  std::set<const std::byte*> places;      ///< where the first message between two waits was received
+  std::map<std::size_t, int> n_calls;  ///< of progress(), by messages in flight
+  std::set<const std::byte*> places;   ///< where the first message between two waits was received
 
  protected:
   void start_send(std::span<const std::byte> bytes, int to) override { inner_.send(bytes, to); }
@@ -44,7 +44,8 @@ class WatchedTransport : public Transport {
 /// One step of the ring over a shard of its own.
 void decode_ring_once(Transport& transport, TensorWorkload& workload, std::span<const KeyRange> ranges) {
   const KeyRange mine = ranges[static_cast<std::size_t>(transport.rank())];
-  ShardDecoder shard = open_shard(cpu_backend(), workload.query(0), workload.shard(mine), workload.lengths(), workload.scale);
+  ShardDecoder shard =
+      open_shard(cpu_backend(), workload.query(0), workload.shard(mine), workload.lengths(), workload.scale);
   find_algorithm("ring").run(transport, {workload.query(0), shard, workload.lengths(), ranges});
 }
 
@@ -61,7 +62,8 @@ TEST_CASE("ring: the next shard is in flight while this one is computed, at ever
       WatchedTransport transport(inner);
       decode_ring_once(transport, *workload, ranges);
       // Keys and values, to the right and from the left.
-      for (const auto& [in_flight, n] : transport.n_calls) (in_flight == 4 ? n_overlapped : in_flight == 0 ? n_alone : n_others) += n;
+      for (const auto& [in_flight, n] : transport.n_calls)
+        (in_flight == 4 ? n_overlapped : in_flight == 0 ? n_alone : n_others) += n;
     });
     CHECK(n_overlapped == kLeavesOfShard * kKvHeads * p * (p - 1));
     CHECK(n_alone == kLeavesOfShard * kKvHeads * p);

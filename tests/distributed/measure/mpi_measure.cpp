@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief What measure() says of ranks that end with different bits: the negative control of same_bits_on_all_ranks.
-#include <doctest/doctest.h>
-
-#include <bit>
-
 #include "distributed/measure/measure.hpp"
 #include "distributed/transport/mpi_transport.hpp"
 #include "tests/support/mpi_test_session.hpp"
+
+#include <doctest/doctest.h>
+
+#include <bit>
 
 namespace tree_attn::test {
 namespace {
@@ -37,7 +37,8 @@ TEST_CASE("measure: one rank that ends with one other bit is seen by all, whiche
   const Topology topology = Topology::pretend(p, p);
   MpiTransport transport(session().ranks(), topology);
   const Bench bench{session().ranks(), transport, cpu_backend(), *workload, even_ranges(8, p, 1), 1.0, 0, 1};
-  ShardDecoder shard(bench.backend, workload->shape(), bench.ranges[static_cast<std::size_t>(session().ranks().rank())], bench.scale);
+  ShardDecoder shard(bench.backend, workload->shape(), bench.ranges[static_cast<std::size_t>(session().ranks().rank())],
+                     bench.scale);
   const auto same_bits = [&](int rank) {
     odd_rank = rank;
     const Algorithm oddly{.name = "oddly", .brief = "", .exchange = OwnLoop{decode_oddly, no_cost}};

@@ -2,7 +2,6 @@
 /// @file
 /// @brief The program's comparison with the oracle: it must fail where it should (section 6, appendix F).
 #include "distributed/measure/measure.hpp"
-
 #include "tests/support/decoding.hpp"
 
 namespace tree_attn::test {
@@ -17,7 +16,8 @@ struct Right {
   const Algorithm* algorithm = &find_algorithm("gather");
   DecodeOutput output;
 
-  explicit Right(std::unique_ptr<TensorWorkload> given) : workload(std::move(given)), verify(*workload, workload->scale, 4, cpu_backend()) {
+  explicit Right(std::unique_ptr<TensorWorkload> given)
+      : workload(std::move(given)), verify(*workload, workload->scale, 4, cpu_backend()) {
     output = decode_alone(*workload);
   }
   bool passes() const { return verify(*algorithm, output).passed; }

@@ -17,8 +17,7 @@ namespace {
 
 /// Keys on every rank: one aligned subtree.
 constexpr std::int64_t kPerRank = 16;
-const Axes kAxes{
-    .batch = 2, .heads = 4, .kv_heads = 2, .head_dim = 6, .value_dim = 5, .n_queries = 3, .dtype = DType::BF16};
+const Axes kAxes{.batch = 2, .heads = 4, .kv_heads = 2, .head_dim = 6, .value_dim = 5, .n_queries = 3, .dtype = DType::BF16};
 
 /// Sums over ranks; the busiest rank's collectives and merge steps.
 Traffic totals(const std::vector<RankResult>& results) {
@@ -163,7 +162,8 @@ TEST_CASE("predict: two-level crosses the network once in each direction between
   const auto workload = workload_for(8);
   const Topology topology = Topology::pretend(8, 4);
   const std::int64_t state = 4 * workload->shape().n_rows() * (2 + workload->shape().value_dim);
-  CHECK(predict(find_algorithm("two-level"), workload->shape(), topology, aligned_ranges(8)).bytes_between_nodes == 2 * state);
+  CHECK(predict(find_algorithm("two-level"), workload->shape(), topology, aligned_ranges(8)).bytes_between_nodes ==
+        2 * state);
   CHECK(predict(find_algorithm("fused"), workload->shape(), topology, aligned_ranges(8)).bytes_between_nodes == 8 * state);
 }
 
@@ -237,8 +237,8 @@ TEST_CASE("predict: the ring sends 2btd x p in each of p - 1 steps") {
     const CostShape cost{.b = axes.batch, .t = kPerRank, .d = axes.heads * axes.head_dim, .n_h = axes.heads, .p = p};
     const double paper = to_bytes(static_cast<double>(ring_volume(cost)), 2) * (p - 1);
     const Prediction predicted = predict(find_algorithm("ring"), workload->shape(), topology, aligned_ranges(p));
-    CHECK(static_cast<double>(totals(decode(*rank_group, find_algorithm("ring"), *workload, {topology, aligned_ranges(p)})).bytes) ==
-          paper);
+    CHECK(static_cast<double>(
+              totals(decode(*rank_group, find_algorithm("ring"), *workload, {topology, aligned_ranges(p)})).bytes) == paper);
     CHECK(predicted.paper_bytes == paper);
     // Eq. (8): 4btd for the keys and values here and those that come in, and 2bd for query and output.
     CHECK(predicted.paper_peak_elements ==

@@ -6,7 +6,6 @@
 #include "tests/support/tensor_files.hpp"
 
 #include <doctest/doctest.h>
-
 #include <fcntl.h>
 #include <linux/capability.h>
 #include <signal.h>

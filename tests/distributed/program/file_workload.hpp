@@ -4,8 +4,8 @@
 #pragma once
 
 #include "reference/data/safetensors.hpp"
-#include "tests/support/tensor_files.hpp"
 #include "tests/support/compare.hpp"
+#include "tests/support/tensor_files.hpp"
 
 #include <bit>
 #include <cmath>
@@ -58,7 +58,7 @@ struct FileWorkload {
 
   /// Draws one with b batch entries, n_h over n_kv heads, l queries, n keys of d_h numbers and values of d_v.
   static FileWorkload draw(std::int64_t b, std::int64_t n_h, std::int64_t n_kv, std::int64_t l, std::int64_t n,
-                          std::int64_t d_h, std::int64_t d_v, bool with_zeta = false) {
+                           std::int64_t d_h, std::int64_t d_v, bool with_zeta = false) {
     constexpr unsigned kSeed = 20240807;
     std::mt19937 random(kSeed);
     const auto elements = [&](std::vector<std::int64_t> shape) {
@@ -67,7 +67,8 @@ struct FileWorkload {
       for (double& value : drawn.values) value = (static_cast<int>(random() % 33) - 16) / 8.0;
       return drawn;
     };
-    FileWorkload workload{elements({b, n_h, l, d_h}), elements({b, n_kv, n, d_h}), elements({b, n_kv, n, d_v}), std::nullopt, {}};
+    FileWorkload workload{
+        elements({b, n_h, l, d_h}), elements({b, n_kv, n, d_h}), elements({b, n_kv, n, d_v}), std::nullopt, {}};
     if (with_zeta) workload.zeta = elements({b, n_h, l, d_v});
     return workload;
   }

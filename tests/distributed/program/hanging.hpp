@@ -76,8 +76,8 @@ struct Signal {
   }
 };
 
-/// Runs a command on longer and longer sequences, until it takes `seconds` more than on a short one: until a rank has computed
-/// for about that long, on a machine of any speed. All runs must end well. @returns whether one took that long
+/// Runs a command on longer and longer sequences, until it takes `seconds` more than on a short one: until a rank has
+/// computed for about that long, on a machine of any speed. All runs must end well. @returns whether one took that long
 inline bool takes_longer(double seconds, const std::function<Words(const std::string& n_keys)>& command) {
   const auto seconds_of = [&](int n_keys) {
     const auto start = std::chrono::steady_clock::now();
@@ -94,8 +94,8 @@ inline bool takes_longer(double seconds, const std::function<Words(const std::st
 /// A decode that would take hours.
 inline const Words kHours{"decode", "--seq-len", "4096", "--heads", "4", "--repeat", "1000000", "--timeout", "3"};
 
-/// The result without what MPICH's mpiexec does to it. It kills the ranks that are left when it sees the first one end; if it
-/// is faster than the last rank, that signal is its status. It writes about it to standard output.
+/// The result without what MPICH's mpiexec does to it. It kills the ranks that are left when it sees the first one end; if
+/// it is faster than the last rank, that signal is its status. It writes about it to standard output.
 inline Result without_mpiexec(Result result) {
   const std::size_t banner = result.out.find("\n==========");
   if (result.status != SIGKILL || banner == std::string::npos) return result;
@@ -130,5 +130,6 @@ inline void check_no_memory_left() {
 /// Three ranks of which one, or its main thread alone, stops for ever as it calls a function of MPI.
 inline Words stopping(const std::string& call, int rank, const std::string& how, const Words& arguments) {
   return ranks(3, arguments,
-               {"env", "LD_PRELOAD=" TREE_ATTN_STOP_IN_MPI, "STOP_IN=" + call, "STOP_RANK=" + std::to_string(rank), "STOP_HOW=" + how, kProgram});
+               {"env", "LD_PRELOAD=" TREE_ATTN_STOP_IN_MPI, "STOP_IN=" + call, "STOP_RANK=" + std::to_string(rank),
+                "STOP_HOW=" + how, kProgram});
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief A library to preload: stops the rank STOP_RANK in the MPI call STOP_IN, or lets its main thread alone wait for ever.
+/// @brief A library to preload: stops the rank STOP_RANK in the MPI call STOP_IN, or lets its main thread alone wait for
+/// ever.
 ///
 /// STOP_HOW=stop (SIGSTOP: all threads of the process) or wait (the calling thread). With MPI_LEVEL=funneled, MPI grants no
 /// more than MPI_THREAD_FUNNELED.
@@ -23,8 +24,10 @@ void stop_in(const std::string& call) {
   // Before MPI_Init only the launcher knows the rank.
   const std::string open_mpi = variable("OMPI_COMM_WORLD_RANK"), rank = open_mpi.empty() ? variable("PMI_RANK") : open_mpi;
   if (variable("STOP_IN") != call || variable("STOP_RANK") != rank) return;
-  if (variable("STOP_HOW") != "wait") raise(SIGSTOP);
-  else for (;;) pause();
+  if (variable("STOP_HOW") != "wait")
+    raise(SIGSTOP);
+  else
+    for (;;) pause();
 }
 
 }  // namespace
@@ -33,7 +36,8 @@ extern "C" {
 
 int MPI_Init_thread(int* argc, char*** argv, int required, int* provided) {
   stop_in("MPI_Init_thread");
-  return PMPI_Init_thread(argc, argv, variable("MPI_LEVEL") == "funneled" ? std::min<int>(required, MPI_THREAD_FUNNELED) : required, provided);
+  return PMPI_Init_thread(
+      argc, argv, variable("MPI_LEVEL") == "funneled" ? std::min<int>(required, MPI_THREAD_FUNNELED) : required, provided);
 }
 
 int MPI_Comm_split_type(MPI_Comm comm, int type, int key, MPI_Info info, MPI_Comm* split) {

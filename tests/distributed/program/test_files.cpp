@@ -5,7 +5,6 @@
 #include "tests/distributed/program/file_workload.hpp"
 
 #include <nlohmann/json.hpp>
-
 #include <sys/stat.h>
 
 #include <map>
@@ -152,7 +151,8 @@ TEST_CASE("files: q, k, v, zeta and lengths that do not fit are refused with the
               [&](FileWorkload& bad) { bad.k = draw(3, 4, 2, 8, 16).k; });
   add_problem("batch_v", "attention: batch of k (2) and v (1) differ",
               [&](FileWorkload& bad) { bad.v = draw(1, 4, 2, 8, 16).v; });
-  add_problem("kv_heads", "attention: k has 2 KV heads, v has 4", [&](FileWorkload& bad) { bad.v = draw(2, 4, 4, 8, 16).v; });
+  add_problem("kv_heads", "attention: k has 2 KV heads, v has 4",
+              [&](FileWorkload& bad) { bad.v = draw(2, 4, 4, 8, 16).v; });
   add_problem("d_0", "attention: head_dim of q and k is 0", [&](FileWorkload& bad) { bad = draw(2, 4, 2, 8, 0); });
   add_problem("too_long", "attention: length 9 of batch entry 1 is not in [0, 8]", [](FileWorkload& bad) {
     bad.lengths = {8, 9};

@@ -274,6 +274,7 @@ TEST_CASE("decode: --expect fails for what is not finite, in the tensor, in the 
   for (std::size_t i = 1; i < results.size(); ++i) {
     CAPTURE(i);
     CHECK(results[i].status == 1);
-    CHECK(lines_of_ours(results[i].err) == Words{"tree_attn: check failed: two-level is not within --tolerance of \"zeta\""});
+    CHECK(lines_of_ours(results[i].err) ==
+          Words{"tree_attn: check failed: two-level is not within --tolerance of \"zeta\""});
   }
 }

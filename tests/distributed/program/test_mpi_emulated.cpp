@@ -63,7 +63,8 @@ std::set<std::string> canonical(const std::map<std::string, std::string>& digest
 
 /// OUT of a file, by the kernels.
 std::string out_of(const Scratch& scratch, const std::string& in, int n_ranks, const Words& options = {}) {
-  const Words command = Words{"decode", scratch.path(in), scratch.path("out"), "--backend", "emulated", "--verify"} + options;
+  const Words command =
+      Words{"decode", scratch.path(in), scratch.path("out"), "--backend", "emulated", "--verify"} + options;
   check_silent_success(run(n_ranks == 1 ? alone(command) : ranks(n_ranks, command)));
   return Scratch::read(scratch.path("out"));
 }
@@ -95,8 +96,8 @@ TEST_CASE("emulated: all seven algorithms are within the bound, and four keep th
 
 TEST_CASE("emulated: the program says which kernel was picked, and for how many keys") {
   for (const auto& [kv_heads, cores] : std::vector<std::pair<std::string, std::string>>{{"4", "scalar"}, {"1", "tensor"}}) {
-    const Result result = run(ranks(2, {"decode", "--seq-len", "700", "--heads", "4", "--kv-heads", kv_heads, "--head-dim", "64",
-                                        "--dtype", "bf16", "--backend", "emulated", "--shards", "384,316"}));
+    const Result result = run(ranks(2, {"decode", "--seq-len", "700", "--heads", "4", "--kv-heads", kv_heads, "--head-dim",
+                                        "64", "--dtype", "bf16", "--backend", "emulated", "--shards", "384,316"}));
     CHECK(result.status == 0);
     CHECK(result.out.find("kernel: equal-runs of BF16 on " + cores + " cores: 4 blocks of ") != std::string::npos);
     CHECK(result.out.find("(384 keys of rank 0)") != std::string::npos);
@@ -105,8 +106,8 @@ TEST_CASE("emulated: the program says which kernel was picked, and for how many 
 
 /// @tested{thm_1, Thm. 1}
 TEST_CASE("emulated: a cut inside a leaf keeps the bits where no tensor core adds one up") {
-  for (const auto& [dtype, kv_heads] : std::vector<std::pair<std::string, std::string>>{
-           {"f32", "4"}, {"f16", "4"}, {"bf16", "4"}, {"f32", "1"}}) {
+  for (const auto& [dtype, kv_heads] :
+       std::vector<std::pair<std::string, std::string>>{{"f32", "4"}, {"f16", "4"}, {"bf16", "4"}, {"f32", "1"}}) {
     std::set<std::string> found;
     const std::string canonical_four = "gather,ring,ring-state";
     for (const auto& digests : digests_of({{dtype, kv_heads, 1, {"--compare", canonical_four}},
@@ -127,7 +128,8 @@ TEST_CASE("emulated: a cut inside a leaf of tensor cores is refused where bits a
   for (const std::string dtype : {"f16", "bf16"}) {
     for (const std::string algorithm : {"two-level", "gather", "ring", "ring-state"})
       refused.push_back(ranks(3, small(dtype, "1") + Words{"--shards", cut, "--algorithm", algorithm}));
-    refused.push_back(ranks(3, small(dtype, "1") + Words{"--shards", cut, "--algorithm", "paper", "--compare", "packed,gather"}));
+    refused.push_back(
+        ranks(3, small(dtype, "1") + Words{"--shards", cut, "--algorithm", "paper", "--compare", "packed,gather"}));
     // Two queries share keys here, not four.
     refused.push_back(ranks(2, small(dtype, "2") + Words{"--shards", "700,77"}));
   }
@@ -136,7 +138,8 @@ TEST_CASE("emulated: a cut inside a leaf of tensor cores is refused where bits a
     check_one_line(results[i], i % 6 == 5 ? "--shards: a cut at key 700 is inside a leaf of 64 keys" : why);
 
   const Words any_order{"--algorithm", "paper", "--compare", "packed,fused", "--shards", cut};
-  for (const auto& digests : digests_of({{"f16", "1", 3, any_order}, {"bf16", "1", 3, any_order}})) CHECK(digests.size() == 3);
+  for (const auto& digests : digests_of({{"f16", "1", 3, any_order}, {"bf16", "1", 3, any_order}}))
+    CHECK(digests.size() == 3);
 }
 
 TEST_CASE("emulated: a file of every type, with lengths of its own and nothing in use among them") {
@@ -178,7 +181,8 @@ TEST_CASE("emulated: no keys, no batch entries, and NaN behind lengths") {
   no_keys.write(scratch.path("in"), "F16");
   out_of(scratch, "in", 3, {"--compare", kAll});
   CHECK(tensor<float>(scratch.path("out"), "out", {2, 2, 1, 4}) == std::vector<float>(2 * 2 * 4));
-  CHECK(tensor<float>(scratch.path("out"), "lse", {2, 2, 1}) == std::vector<float>(2 * 2, -std::numeric_limits<float>::infinity()));
+  CHECK(tensor<float>(scratch.path("out"), "lse", {2, 2, 1}) ==
+        std::vector<float>(2 * 2, -std::numeric_limits<float>::infinity()));
 
   FileWorkload::draw(0, 2, 1, 1, 100, 8, 4).write(scratch.path("in"), "F32");
   out_of(scratch, "in", 2, {"--compare", kAll});
@@ -206,7 +210,8 @@ TEST_CASE("emulated: moments ride along, in F32") {
   workload.write(scratch.path("in"), "BF16");
   const Truth truth = work_out(workload);
   const auto named = [&](const std::string& name) {
-    return tensor<float>(scratch.path("out"), name, name == "entropy" ? std::vector<std::int64_t>{2, 4, 2} : std::vector<std::int64_t>{2, 4, 2, 8});
+    return tensor<float>(scratch.path("out"), name,
+                         name == "entropy" ? std::vector<std::int64_t>{2, 4, 2} : std::vector<std::int64_t>{2, 4, 2, 8});
   };
   check_silent_success(run(alone({"decode", scratch.path("in"), scratch.path("out"), "--moments", "2"})));
   const std::vector<float> variance = named("variance"), entropy = named("entropy");
@@ -228,7 +233,8 @@ TEST_CASE("emulated: shapes that no kernel takes are refused with their numbers,
   const std::vector<std::pair<Words, std::string>> all{
       {{"--seq-len", "777", "--head-dim", "600"}, "--backend emulated: no kernel takes d_h 600, d_v 600: more than 512"},
       // Moments make a value d_v + d_v + d_h long.
-      {{"--seq-len", "777", "--head-dim", "171", "--moments", "2"}, "--backend emulated: no kernel takes d_h 171, d_v 513: more than 512"},
+      {{"--seq-len", "777", "--head-dim", "171", "--moments", "2"},
+       "--backend emulated: no kernel takes d_h 171, d_v 513: more than 512"},
       {{"in", "out"}, "--backend emulated: no kernel takes d_h 8, d_v 513: more than 512"}};
   std::vector<Words> commands;
   for (const auto& [options, why] : all) {
@@ -248,7 +254,10 @@ TEST_CASE("emulated: the last of many steps has the bits of a single one, for ev
       for (const Words& options : {Words{}, Words{"--steps", "4"}, Words{"--steps", "80", "--repeat", "2"}})
         jobs.push_back({dtype, kv_heads, 1, options + Words{"--batch", "2", "--compare", kAll}});
       jobs.push_back({dtype, kv_heads, 3, {"--batch", "2", "--compare", kAll, "--steps", "3", "--ranks-per-node", "2"}});
-      jobs.push_back({dtype, kv_heads, 3, {"--batch", "2", "--compare", "ring,gather,ring-state", "--steps", "3", "--shards", "704,0,73"}});
+      jobs.push_back({dtype,
+                      kv_heads,
+                      3,
+                      {"--batch", "2", "--compare", "ring,gather,ring-state", "--steps", "3", "--shards", "704,0,73"}});
       std::set<std::string> found;
       for (const auto& digests : digests_of(jobs)) found.merge(canonical(digests));
       CHECK(found.size() == 1);

@@ -28,7 +28,8 @@ struct Stop {
 /// Runs a long decode, stops ranks of it, and returns how it ended.
 Result run_and_stop(int n_per_machine, const std::vector<int>& which) {
   Stop stop(which);
-  const Result result = run(on_machines(n_per_machine, kHours), {.deadline = 45, .meanwhile = [&](pid_t mpirun) { stop(mpirun); }});
+  const Result result =
+      run(on_machines(n_per_machine, kHours), {.deadline = 45, .meanwhile = [&](pid_t mpirun) { stop(mpirun); }});
   CHECK(!any_left(stop.first.processes));
   return without_mpiexec(result);
 }
@@ -42,7 +43,8 @@ TEST_CASE("machines: a rank that computes for long is waited for by the ranks of
     CAPTURE(level);
     // The oracle, on rank 0.
     CHECK(takes_longer(kPatience, [&](const std::string& n_keys) {
-      return on_machines(2, {"decode", "--seq-len", n_keys, "--heads", "16", "--dtype", "f32", "--timeout", "0.5", "--verify"}, level);
+      return on_machines(
+          2, {"decode", "--seq-len", n_keys, "--heads", "16", "--dtype", "f32", "--timeout", "0.5", "--verify"}, level);
     }));
   }
 }
@@ -67,7 +69,8 @@ TEST_CASE("machines: ranks whose whole machine is stopped are named by another, 
 TEST_CASE("machines: ranks that all wait, on all machines, end, and say for what") {
   const auto waiting_in = [](const std::string& call, const std::string& level) {
     const Words waits{"STOP_IN=" + call, "STOP_RANK=3", "STOP_HOW=wait"};
-    return without_mpiexec(run(on_machines(2, {"decode", "--seq-len", "256", "--timeout", "1"}, level, waits), {.deadline = 45}));
+    return without_mpiexec(
+        run(on_machines(2, {"decode", "--seq-len", "256", "--timeout", "1"}, level, waits), {.deadline = 45}));
   };
   for (const std::string level : {"multiple", "funneled"}) {
     CAPTURE(level);
@@ -83,7 +86,8 @@ TEST_CASE("machines: ranks that all wait, on all machines, end, and say for what
 
 TEST_CASE("machines: a rank that is stopped at the end of MPI is named by its own machine") {
   const Words stops{"STOP_IN=MPI_Finalize", "STOP_RANK=3", "STOP_HOW=stop"};
-  Result result = without_mpiexec(run(on_machines(2, {"decode", "--seq-len", "256", "--timeout", "1"}, "multiple", stops), {.deadline = 45}));
+  Result result = without_mpiexec(
+      run(on_machines(2, {"decode", "--seq-len", "256", "--timeout", "1"}, "multiple", stops), {.deadline = 45}));
   CHECK(result.out.find("256 keys") != std::string::npos);
   result.out.clear();
   check_one_line(result, "rank 3 has not answered for 1 s after all output was written, waiting in MPI_Finalize");

@@ -14,7 +14,8 @@ using tree_attn::Vector;
 
 /// Rows [0, n) of one head of a tensor.
 Matrix rows(const Elements& elements, std::int64_t b, std::int64_t head, std::int64_t n) {
-  return Matrix::NullaryExpr(n, elements.shape[3], [&](Eigen::Index a, Eigen::Index c) { return elements.at(b, head, a, c); });
+  return Matrix::NullaryExpr(n, elements.shape[3],
+                             [&](Eigen::Index a, Eigen::Index c) { return elements.at(b, head, a, c); });
 }
 
 }  // namespace
@@ -31,8 +32,8 @@ TEST_CASE("moments: variance and entropy are those of the definition, over ranks
 
   for (const std::string algorithm : {"two-level", "gather", "ring", "ring-state", "fused", "packed", "paper"}) {
     const bool keeps_bits = algorithm != "fused" && algorithm != "packed" && algorithm != "paper";
-    check_silent_success(run(ranks(3, {"decode", scratch.path("in"), scratch.path("out"), "--algorithm", algorithm, "--moments", "2",
-                                       "--shards", "100,0,200", "--verify"})));
+    check_silent_success(run(ranks(3, {"decode", scratch.path("in"), scratch.path("out"), "--algorithm", algorithm,
+                                       "--moments", "2", "--shards", "100,0,200", "--verify"})));
     const std::vector<float> out = tensor<float>(scratch.path("out"), "out", {2, n_h, l, d_v});
     const std::vector<float> variance = tensor<float>(scratch.path("out"), "variance", {2, n_h, l, d_v});
     const std::vector<float> entropy = tensor<float>(scratch.path("out"), "entropy", {2, n_h, l});

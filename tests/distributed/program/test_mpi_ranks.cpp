@@ -16,7 +16,8 @@ Words in_own_folder(const std::string& folder) {
 /// The program with arguments of its own for every rank.
 Words each_its_own(const std::vector<Words>& arguments) {
   Words command = ranks(1, arguments[0]);
-  for (std::size_t rank = 1; rank < arguments.size(); ++rank) command = command + Words{":", "-n", "1", kProgram} + arguments[rank];
+  for (std::size_t rank = 1; rank < arguments.size(); ++rank)
+    command = command + Words{":", "-n", "1", kProgram} + arguments[rank];
   return command;
 }
 
@@ -130,8 +131,9 @@ TEST_CASE("ranks: made-up input of other options than rank 0's is refused") {
   const Words decode{"decode", "--seq-len", "64", "--seed"};
   check_one_line(run(each_its_own({decode + Words{"1"}, decode + Words{"2"}})),
                  "rank 1: made-up input differs from rank 0's in q: every rank must get the same options");
-  check_one_line(run(each_its_own({{"decode", "--seq-len", "64"}, {"decode", "--seq-len", "64"}, {"decode", "--seq-len", "63"}})),
-                 "rank 2: made-up input differs from rank 0's in lengths: every rank must get the same options");
+  check_one_line(
+      run(each_its_own({{"decode", "--seq-len", "64"}, {"decode", "--seq-len", "64"}, {"decode", "--seq-len", "63"}})),
+      "rank 2: made-up input differs from rank 0's in lengths: every rank must get the same options");
 }
 
 /// The ring computes every shard on every rank: with another scale a rank ends with other bits.

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief What `decode` reports: the table for people, the JSON for programs, and counts that are as predicted.
-#include "tests/distributed/program/command.hpp"
-
 #include "gpu/backend/backends.hpp"
+#include "tests/distributed/program/command.hpp"
 
 #include <nlohmann/json.hpp>
 

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Ranks that hang: stopped by a signal at any time, stopped inside MPI; and ranks that only take long.
-#include "tests/distributed/program/hanging.hpp"
 #include "tests/distributed/program/file_workload.hpp"
+#include "tests/distributed/program/hanging.hpp"
 
 TEST_CASE("watchdog: a rank that is stopped while it decodes ends the job, in one line that names it") {
   for (const int rank : {0, 1, 2}) {
     CAPTURE(rank);
     Signal stop{rank, SIGSTOP};
     const Result result = run(ranks(3, kHours), {.deadline = 45, .meanwhile = [&](pid_t mpirun) { stop(mpirun); }});
-    check_one_line(without_mpiexec(result), "rank " + std::to_string(rank) + " has not answered for 3 s in two-level, step 1");
+    check_one_line(without_mpiexec(result),
+                   "rank " + std::to_string(rank) + " has not answered for 3 s in two-level, step 1");
     CHECK(result.err.find("; --timeout 3\n") != std::string::npos);
     CHECK(!any_left(stop.processes));
   }
@@ -23,7 +24,8 @@ TEST_CASE("watchdog: a rank that is stopped as it starts ends the job, in one li
     Result result = run(ranks(3, kHours), {.deadline = 45, .meanwhile = [&](pid_t mpirun) { stop(mpirun); }});
     // It has not answered, or not even started: that depends on where it was stopped. What has not started only the launcher
     // can end, and MPICH's has the signal that it took for its status, and writes to standard output.
-    if (result.status == SIGKILL && result.err.find(" has not started for ") != std::string::npos) result.status = 2, result.out = "";
+    if (result.status == SIGKILL && result.err.find(" has not started for ") != std::string::npos)
+      result.status = 2, result.out = "";
     check_one_line(result, "rank " + std::to_string(rank) + " has not ");
     CHECK(!any_left(stop.processes));
   }
@@ -32,7 +34,8 @@ TEST_CASE("watchdog: a rank that is stopped as it starts ends the job, in one li
 
 TEST_CASE("watchdog: a rank that is stopped in a call of MPI ends the job, in one line that names both") {
   const Words decode{"decode", "--seq-len", "256", "--timeout", "2"};
-  for (const std::string call : {"MPI_Init_thread", "MPI_Comm_split_type", "MPI_Comm_dup", "MPI_Comm_free", "MPI_Finalize"}) {
+  for (const std::string call :
+       {"MPI_Init_thread", "MPI_Comm_split_type", "MPI_Comm_dup", "MPI_Comm_free", "MPI_Finalize"}) {
     CAPTURE(call);
     std::vector<Words> commands;
     for (int rank = 0; rank < 3; ++rank) commands.push_back(stopping(call, rank, "stop", decode));
@@ -53,7 +56,8 @@ TEST_CASE("watchdog: a rank that is stopped in a call of MPI ends the job, in on
 }
 
 TEST_CASE("watchdog: ranks that all wait for something that never comes end, and say for what") {
-  const Result result = run(stopping("MPI_Comm_free", 1, "wait", {"decode", "--seq-len", "256", "--timeout", "2"}), {.deadline = 45});
+  const Result result =
+      run(stopping("MPI_Comm_free", 1, "wait", {"decode", "--seq-len", "256", "--timeout", "2"}), {.deadline = 45});
   check_one_line(result, "no rank has moved for 2");
   CHECK(result.err.find("ranks 0, 2 wait for the nodes of all ranks in reading the input") != std::string::npos);
   CHECK(result.err.find("rank 1 waits in MPI_Comm_free in reading the input") != std::string::npos);
@@ -64,7 +68,8 @@ TEST_CASE("watchdog: a rank that computes for longer than --timeout does not han
     CAPTURE(how);
     // The oracle, on rank 0; a shard of all keys, on rank 1, where the emulator takes long.
     CHECK(takes_longer(1.5, [&](const std::string& n_keys) {
-      return ranks(2, {"decode", "--seq-len", n_keys, "--heads", "8", "--dtype", "f32", "--shards", "0," + n_keys, "--timeout", "1", how});
+      return ranks(2, {"decode", "--seq-len", n_keys, "--heads", "8", "--dtype", "f32", "--shards", "0," + n_keys,
+                       "--timeout", "1", how});
     }));
   }
 }
@@ -83,9 +88,9 @@ TEST_CASE("watchdog: when a rank is killed, all end, the status tells, and nothi
     FileWorkload::draw(1, 4, 4, 1, 4096, 128, 128).write(scratch.path("in"), "BF16");
     const Words long_decode{"decode", "in", "out", "--report", "report", "--repeat", "1000000"};
     Signal kill{rank, SIGKILL};
-    const Result result = run(ranks(3, long_decode), {.folder = scratch.folder().string(), .deadline = 45, .meanwhile = [&](pid_t mpirun) {
-                                                        kill(mpirun);
-                                                      }});
+    const Result result =
+        run(ranks(3, long_decode),
+            {.folder = scratch.folder().string(), .deadline = 45, .meanwhile = [&](pid_t mpirun) { kill(mpirun); }});
     CAPTURE(result.err);
     // mpirun's status is that of the rank that was killed: as a shell gives it, or, MPICH's, the signal itself.
     CHECK((result.status == 128 + SIGKILL || result.status == SIGKILL));

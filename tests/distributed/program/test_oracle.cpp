@@ -11,7 +11,8 @@ namespace {
 constexpr double kAllowed = 1e-12;
 
 /// Runs the oracle on a problem; the file that it wrote.
-std::string oracle(const Scratch& scratch, const FileWorkload& workload, const std::string& dtype, const Words& options = {}) {
+std::string oracle(const Scratch& scratch, const FileWorkload& workload, const std::string& dtype,
+                   const Words& options = {}) {
   workload.write(scratch.path("in"), dtype);
   const Result result = run(alone(Words{"oracle", scratch.path("in"), scratch.path("out")} + options));
   check_silent_success(result);
@@ -39,7 +40,8 @@ TEST_CASE("comparison: a NaN or an Inf in any place is an error that no later el
   const double inf = std::numeric_limits<double>::infinity(), nan = std::numeric_limits<double>::quiet_NaN();
   const std::vector<double> truth{1, 2, -inf};
   CHECK(largest_error(std::vector<double>{1, 2.5, -inf}, truth) == 0.5);
-  for (const std::vector<double>& bad : std::vector<std::vector<double>>{{nan, 2, -inf}, {1, inf, -inf}, {1, 2, inf}, {1, 2, nan}, {1, 2, 3}})
+  for (const std::vector<double>& bad :
+       std::vector<std::vector<double>>{{nan, 2, -inf}, {1, inf, -inf}, {1, 2, inf}, {1, 2, nan}, {1, 2, 3}})
     CHECK(largest_error(bad, truth) == inf);
   CHECK(largest_error(truth, {nan, 2, -inf}) == inf);
 }

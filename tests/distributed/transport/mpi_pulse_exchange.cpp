@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Pulses that ranks with boards of their own, as on machines of their own, send each other.
+#include "distributed/transport/pulse_exchange.hpp"
+#include "tests/support/mpi_test_session.hpp"
+
 #include <doctest/doctest.h>
 
 #include <functional>
 #include <numeric>
 #include <optional>
 #include <thread>
-
-#include "distributed/transport/pulse_exchange.hpp"
-#include "tests/support/mpi_test_session.hpp"
 
 namespace tree_attn::test {
 namespace {

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The schedules, walked without a transport: who ends with what, in what order, after how many rounds (section 5.3).
+#include "distributed/transport/exchange.hpp"
+
 #include <doctest/doctest.h>
 
 #include <numeric>
 #include <vector>
-
-#include "distributed/transport/exchange.hpp"
 
 namespace tree_attn {
 namespace {

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What a rank concludes from the heartbeats of others: which rank hangs, which ranks wait for which, and which rank reports it.
-#include <doctest/doctest.h>
-
+/// @brief What a rank concludes from the heartbeats of others: which rank hangs, which ranks wait for which, and which rank
+/// reports it.
 #include "distributed/transport/heartbeat.hpp"
+
+#include <doctest/doctest.h>
 
 namespace tree_attn {
 namespace {
@@ -140,7 +141,8 @@ TEST_CASE("heartbeat: ranks that all wait on several machines have 2 s more") {
     for (int rank = 0; rank < 3; ++rank) job.wait(rank, "for a message");
     CHECK(job.watch(0, 11.5, {0, 1, 2}, true, hears_computing) == "");
     CHECK(job.watch(2, 30, {0, 1, 2}, true, hears_computing) == "");
-    CHECK(job.watch(0, 13, {0, 1, 2}, true, hears_computing) == "no rank has moved for 12 s: ranks 0, 1, 2 wait for a message; --timeout 10");
+    CHECK(job.watch(0, 13, {0, 1, 2}, true, hears_computing) ==
+          "no rank has moved for 12 s: ranks 0, 1, 2 wait for a message; --timeout 10");
     // The last that was heard of it is that it waits: that may be long ago.
     CHECK(job.watch(0, 1000, {0, 1}, true, false) == "");
   }
@@ -150,7 +152,8 @@ TEST_CASE("heartbeat: in MPI's start a rank that never came is named, and a libr
   ThreeRanks job;  // one process has mapped the memory, three are expected
   job.pulse(1).beats = 0;
   job.wait(0, "in MPI_Init_thread");
-  CHECK(job.watch(0, 11, {0, 2}, false) == "rank 1 has not started for 10 s (rank 0 waits in MPI_Init_thread); --timeout 10");
+  CHECK(job.watch(0, 11, {0, 2}, false) ==
+        "rank 1 has not started for 10 s (rank 0 waits in MPI_Init_thread); --timeout 10");
 
   Launch two{"", 0, 3, false, 1, ""};
   PulseBoard board(two);

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief How a sequence is cut, and how algorithms and backends are found by name.
+#include "distributed/decoders/decoder.hpp"
+#include "gpu/backend/backends.hpp"
+#include "reference/data/input_error.hpp"
+
 #include <doctest/doctest.h>
 
 #include <algorithm>
 #include <set>
-
-#include "distributed/decoders/decoder.hpp"
-#include "gpu/backend/backends.hpp"
-#include "reference/data/input_error.hpp"
 
 namespace tree_attn {
 

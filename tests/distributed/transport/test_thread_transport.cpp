@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Ranks as threads: what this transport promises to the tests that stand on it, and its world.
+#include "distributed/transport/thread_transport.hpp"
+#include "tests/support/rank_group.hpp"
+
 #include <doctest/doctest.h>
 
 #include <cmath>
 #include <map>
 #include <memory>
 #include <stdexcept>
-
-#include "distributed/transport/thread_transport.hpp"
-#include "tests/support/rank_group.hpp"
 
 namespace tree_attn::test {
 namespace {

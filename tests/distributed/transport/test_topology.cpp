@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Nodes, leaders, and the order in which ranks hold the sequence (section 5.3).
+#include "distributed/transport/topology.hpp"
+
 #include <doctest/doctest.h>
 
 #include <algorithm>
 #include <random>
-
-#include "distributed/transport/topology.hpp"
 
 namespace tree_attn {
 

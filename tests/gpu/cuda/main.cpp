@@ -2,9 +2,8 @@
 /// @file
 /// @brief main() of the tests on a GPU: without one they are skipped, and say so.
 #define DOCTEST_CONFIG_IMPLEMENT
-#include <doctest/doctest.h>
-
 #include <cuda_runtime.h>
+#include <doctest/doctest.h>
 
 #include <cstdio>
 #include <cstdlib>

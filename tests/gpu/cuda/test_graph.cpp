@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief A launch can be captured in a CUDA graph, and replayed with the same bits.
-#include <cuda_runtime.h>
-
 #include "tests/support/device_params.hpp"
+
+#include <cuda_runtime.h>
 
 namespace tree_attn::test {
 
 TEST_CASE("graph: every step can be captured, and every replay has the bits of a launch") {
-  const Axes axes{.batch = 2, .heads = 8, .kv_heads = 2, .head_dim = 128, .value_dim = 128, .n_keys = 3000, .dtype = DType::BF16};
+  const Axes axes{
+      .batch = 2, .heads = 8, .kv_heads = 2, .head_dim = 128, .value_dim = 128, .n_keys = 3000, .dtype = DType::BF16};
   const auto workload = normal_workload(4400, axes, {{3000, 777}});
   const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
   for (const device::LadderStep* step : device::ladder()) {

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Bits of the kernels do not depend on splits, blocks, batch, alignment or shards (design: what always holds, rule 2).
-#include <map>
-
+/// @brief Bits of the kernels do not depend on splits, blocks, batch, alignment or shards (design: what always holds, rule
+/// 2).
 #include "tests/support/device_params.hpp"
+
+#include <map>
 
 namespace tree_attn::test {
 namespace {
@@ -17,7 +18,8 @@ std::vector<Axes> shapes() {
     for (const std::int64_t heads : {2, 6}) {
       shapes.push_back({.heads = heads, .kv_heads = 2, .head_dim = 64, .value_dim = 64, .n_keys = 600, .dtype = dtype});
     }
-    shapes.push_back({.heads = 2, .kv_heads = 2, .head_dim = 128, .value_dim = 128, .n_queries = 2, .n_keys = 320, .dtype = dtype});
+    shapes.push_back(
+        {.heads = 2, .kv_heads = 2, .head_dim = 128, .value_dim = 128, .n_queries = 2, .n_keys = 320, .dtype = dtype});
   }
   shapes.push_back({.heads = 20, .kv_heads = 2, .head_dim = 64, .value_dim = 64, .n_keys = 300, .dtype = DType::BF16});
   return shapes;
@@ -72,7 +74,8 @@ TEST_CASE("bits: parts of many subtrees are joined in rounds") {
 /// @tested{thm_1, Thm. 1}
 TEST_CASE("bits: parts of large states are joined in rounds") {
   constexpr int kSplits = 70;
-  const auto workload = normal_workload(5060, {.heads = 1, .kv_heads = 1, .head_dim = 512, .value_dim = 512, .n_keys = kSplits * kLeafKeys});
+  const auto workload =
+      normal_workload(5060, {.heads = 1, .kv_heads = 1, .head_dim = 512, .value_dim = 512, .n_keys = kSplits * kLeafKeys});
   const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
   const device::LadderStep& step = *tree_steps(shard, kSplits).at(0);
   CHECK(same_output(run_step(step, shard, {.n_splits = kSplits}), run_step(step, shard, {.n_splits = 1})));
@@ -84,7 +87,8 @@ TEST_CASE("bits: all steps of sub-warps agree") {
   unsigned seed = 5100;
   for (const DType dtype : {DType::F32, DType::F16, DType::BF16}) {
     for (const std::int64_t d : {64, 128, 256, 512}) {
-      const auto workload = normal_workload(seed++, {.heads = 2, .kv_heads = 2, .head_dim = d, .value_dim = d, .n_keys = 700, .dtype = dtype});
+      const auto workload =
+          normal_workload(seed++, {.heads = 2, .kv_heads = 2, .head_dim = d, .value_dim = d, .n_keys = 700, .dtype = dtype});
       const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
       const std::vector<const device::LadderStep*> steps = tree_steps(shard);
       REQUIRE(steps.size() >= 5);
@@ -150,10 +154,12 @@ TEST_CASE("bits: up to 8 shards, each with any number of splits, join to the who
 /// @tested{thm_1, Thm. 1}
 TEST_CASE("bits: shards cut anywhere keep them where sub-warps are at work") {
   for (const DType dtype : {DType::F32, DType::BF16}) {
-    const auto workload = normal_workload(5500, {.heads = 2, .kv_heads = 2, .head_dim = 64, .value_dim = 32, .n_keys = 333, .dtype = dtype});
+    const auto workload =
+        normal_workload(5500, {.heads = 2, .kv_heads = 2, .head_dim = 64, .value_dim = 32, .n_keys = 333, .dtype = dtype});
     Forest<float> all = forest_of(device::kEqualRuns, *workload, {0, 333}, 1);
     const DecodeOutput whole = finish(all);
-    for (const std::vector<std::int64_t>& lengths : std::vector<std::vector<std::int64_t>>{{1, 332}, {5, 0, 100, 228}, {63, 65, 205}, {332, 1}}) {
+    for (const std::vector<std::int64_t>& lengths :
+         std::vector<std::vector<std::int64_t>>{{1, 332}, {5, 0, 100, 228}, {63, 65, 205}, {332, 1}}) {
       Forest<float> forest(2, 32);
       for (const KeyRange& range : ranges_of_lengths(lengths)) {
         const Forest<float> part = forest_of(device::kEqualRuns, *workload, range, 2);

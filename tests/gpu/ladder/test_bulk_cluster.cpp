@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Steps 8 and 9 of the ladder: the bits of step 6, by copies that a warp of its own starts and by merges in a cluster.
+/// @brief Steps 8 and 9 of the ladder: the bits of step 6, by copies that a warp of its own starts and by merges in a
+/// cluster.
 #include "tests/support/device_params.hpp"
 
 namespace tree_attn::test {
@@ -16,7 +17,8 @@ std::unique_ptr<TensorWorkload> with_gaps(TensorWorkload& workload, std::int64_t
     const auto size = static_cast<std::int64_t>(bytes_of(view.dtype));
     const std::int64_t row = view.shape[3] + gap, head = view.shape[2] * row + gap, entry = view.shape[1] * head + gap;
     // All ones are a NaN in every type.
-    std::vector<std::byte>& memory = owned.emplace_back(static_cast<std::size_t>(view.shape[0] * entry * size), std::byte{0xFF});
+    std::vector<std::byte>& memory =
+        owned.emplace_back(static_cast<std::size_t>(view.shape[0] * entry * size), std::byte{0xFF});
     const TensorView strided{memory.data(), view.dtype, view.shape, {entry, head, row}};
     for (std::int64_t i = 0; i < view.shape[0]; ++i) {
       for (std::int64_t h = 0; h < view.shape[1]; ++h) {
@@ -28,7 +30,8 @@ std::unique_ptr<TensorWorkload> with_gaps(TensorWorkload& workload, std::int64_t
     }
     views.push_back(strided);
   }
-  return std::make_unique<TensorWorkload>(std::move(owned), views[0], views[1], views[2], workload.lengths(), workload.scale);
+  return std::make_unique<TensorWorkload>(std::move(owned), views[0], views[1], views[2], workload.lengths(),
+                                          workload.scale);
 }
 
 /// Holds both steps against the oracle, and at every number of splits against the bits of step 6.
@@ -73,7 +76,13 @@ TEST_CASE("bulk, cluster: the bits do not depend on the number of splits, with m
 
 TEST_CASE("bulk, cluster: a batch with its own lengths, no key and one key among them, and groups of queries") {
   for (const DType dtype : {DType::F32, DType::BF16}) {
-    const Axes axes{.batch = 5, .heads = 6, .kv_heads = 2, .head_dim = 64, .value_dim = 64, .n_queries = 2, .n_keys = 200,
+    const Axes axes{.batch = 5,
+                    .heads = 6,
+                    .kv_heads = 2,
+                    .head_dim = 64,
+                    .value_dim = 64,
+                    .n_queries = 2,
+                    .n_keys = 200,
                     .dtype = dtype};
     check_steps(*normal_workload(5200, axes, std::vector<std::int64_t>{200, 0, 1, 65, 131}), {1, 3, 8});
   }
@@ -83,21 +92,21 @@ TEST_CASE("bulk, cluster: stages are used many times over, and tails are ragged"
   // Eight sub-warps and 5000 keys, or 32 and 8201: up to 80 steps of eight a sub-warp, through a ring of three stages.
   for (const std::int64_t n_keys : {4993, 5000, 5003}) {
     INFO("keys " << n_keys);
-    check_steps(*normal_workload(5300, {.heads = 1, .kv_heads = 1, .head_dim = 128, .value_dim = 128, .n_keys = n_keys}), {1, 2});
+    check_steps(*normal_workload(5300, {.heads = 1, .kv_heads = 1, .head_dim = 128, .value_dim = 128, .n_keys = n_keys}),
+                {1, 2});
   }
   const Axes narrow{.heads = 1, .kv_heads = 1, .head_dim = 64, .value_dim = 64, .n_keys = 8201, .dtype = DType::F16};
   check_steps(*normal_workload(5301, narrow), {1});
 }
 
 TEST_CASE("bulk, cluster: rows that are narrower than their sub-warp, of unlike width, or wider than 512 bytes") {
-  const Axes shapes[] = {
-      {.heads = 1, .kv_heads = 1, .head_dim = 72, .value_dim = 40, .n_keys = 210, .dtype = DType::BF16},
-      {.heads = 1, .kv_heads = 1, .head_dim = 64, .value_dim = 128, .n_keys = 210, .dtype = DType::F16},
-      {.heads = 1, .kv_heads = 1, .head_dim = 192, .value_dim = 128, .n_keys = 210, .dtype = DType::F32},
-      {.heads = 1, .kv_heads = 1, .head_dim = 8, .value_dim = 8, .n_keys = 210, .dtype = DType::F16},
-      {.heads = 1, .kv_heads = 1, .head_dim = 512, .value_dim = 512, .n_keys = 330, .dtype = DType::BF16},
-      {.heads = 1, .kv_heads = 1, .head_dim = 512, .value_dim = 512, .n_keys = 330, .dtype = DType::F32},
-      {.heads = 1, .kv_heads = 1, .head_dim = 260, .value_dim = 300, .n_keys = 210, .dtype = DType::F32}};
+  const Axes shapes[] = {{.heads = 1, .kv_heads = 1, .head_dim = 72, .value_dim = 40, .n_keys = 210, .dtype = DType::BF16},
+                         {.heads = 1, .kv_heads = 1, .head_dim = 64, .value_dim = 128, .n_keys = 210, .dtype = DType::F16},
+                         {.heads = 1, .kv_heads = 1, .head_dim = 192, .value_dim = 128, .n_keys = 210, .dtype = DType::F32},
+                         {.heads = 1, .kv_heads = 1, .head_dim = 8, .value_dim = 8, .n_keys = 210, .dtype = DType::F16},
+                         {.heads = 1, .kv_heads = 1, .head_dim = 512, .value_dim = 512, .n_keys = 330, .dtype = DType::BF16},
+                         {.heads = 1, .kv_heads = 1, .head_dim = 512, .value_dim = 512, .n_keys = 330, .dtype = DType::F32},
+                         {.heads = 1, .kv_heads = 1, .head_dim = 260, .value_dim = 300, .n_keys = 210, .dtype = DType::F32}};
   for (const Axes& axes : shapes) {
     INFO("d_h " << axes.head_dim << ", d_v " << axes.value_dim << ", " << name_of(axes.dtype));
     check_steps(*normal_workload(5400, axes), {1, 3});
@@ -120,11 +129,13 @@ TEST_CASE("bulk, cluster: what lies between rows is never read into a result") {
 TEST_CASE("bulk, cluster: a shard hands on the same forest as step 6, wherever it begins and ends") {
   const Axes axes{.heads = 2, .kv_heads = 1, .head_dim = 64, .value_dim = 64, .n_keys = 700, .dtype = DType::BF16};
   const auto workload = normal_workload(5600, axes, std::vector<std::int64_t>{650});
-  for (const KeyRange range : {KeyRange{0, 700}, KeyRange{3, 430}, KeyRange{64, 128}, KeyRange{77, 80}, KeyRange{500, 700}, KeyRange{651, 700}}) {
+  for (const KeyRange range :
+       {KeyRange{0, 700}, KeyRange{3, 430}, KeyRange{64, 128}, KeyRange{77, 80}, KeyRange{500, 700}, KeyRange{651, 700}}) {
     INFO("positions " << range.begin << ".." << range.end);
     const DeviceShard shard(workload->query(0), workload->shard(range), workload->lengths(), workload->scale);
     std::int64_t n_subtrees = 0;
-    for (KeyRange rest{range.begin, range.end}; !rest.empty(); ++n_subtrees) rest.begin = first_subtree(rest.begin, rest.end).end();
+    for (KeyRange rest{range.begin, range.end}; !rest.empty(); ++n_subtrees)
+      rest.begin = first_subtree(rest.begin, rest.end).end();
     const auto states_of = [&](const device::LadderStep& step, int n_splits) {
       const device::Plan plan = step.plan(shard.params, shard.dtype, {.n_splits = n_splits});
       const DeviceWorkspace workspace(plan);

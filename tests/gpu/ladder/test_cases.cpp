@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Every decode case of tests/data/cases.json, by the library kernel (Alg. 3).
-#include <cstdlib>
-
 #include "tests/support/cases.hpp"
 #include "tests/support/device_params.hpp"
+
+#include <cstdlib>
 
 namespace tree_attn::test {
 namespace {

@@ -10,9 +10,13 @@ namespace {
 std::vector<std::pair<Axes, std::vector<std::int64_t>>> shapes() {
   std::vector<std::pair<Axes, std::vector<std::int64_t>>> shapes;
   for (const DType dtype : {DType::F32, DType::F16, DType::BF16}) {
-    for (const std::int64_t d : {64, 128, 256}) shapes.push_back({{.heads = 2, .kv_heads = 1, .head_dim = d, .value_dim = d, .n_keys = 200, .dtype = dtype}, {200}});
-    shapes.push_back({{.batch = 4, .heads = 6, .kv_heads = 2, .head_dim = 128, .value_dim = 64, .n_keys = 150, .dtype = dtype}, {150, 0, 1, 65}});
-    for (const std::int64_t d : {1, 46, 59, 111, 192, 512}) shapes.push_back({{.heads = 1, .kv_heads = 1, .head_dim = d, .value_dim = d, .n_keys = 77, .dtype = dtype}, {77}});
+    for (const std::int64_t d : {64, 128, 256})
+      shapes.push_back({{.heads = 2, .kv_heads = 1, .head_dim = d, .value_dim = d, .n_keys = 200, .dtype = dtype}, {200}});
+    shapes.push_back(
+        {{.batch = 4, .heads = 6, .kv_heads = 2, .head_dim = 128, .value_dim = 64, .n_keys = 150, .dtype = dtype},
+         {150, 0, 1, 65}});
+    for (const std::int64_t d : {1, 46, 59, 111, 192, 512})
+      shapes.push_back({{.heads = 1, .kv_heads = 1, .head_dim = d, .value_dim = d, .n_keys = 77, .dtype = dtype}, {77}});
   }
   return shapes;
 }

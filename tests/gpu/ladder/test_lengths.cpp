@@ -2,12 +2,12 @@
 /// @file
 /// @brief Every length in a shard of every size: a batch of the lengths 0 to N, for each N up to two leaves and a key (eq.
 /// (7)).
+#include "tests/support/device_params.hpp"
+
 #include <array>
 #include <bit>
 #include <numeric>
 #include <random>
-
-#include "tests/support/device_params.hpp"
 
 namespace tree_attn::test {
 namespace {
@@ -59,8 +59,8 @@ class Entries {
     std::vector<std::int64_t> lengths(static_cast<std::size_t>(last - first));
     std::iota(lengths.begin(), lengths.end(), first);
     return std::make_unique<TensorWorkload>(std::vector<std::vector<std::byte>>{}, cut(q_.view()),
-                                           cut(k_.view().positions(0, n_keys)), cut(v_.view().positions(0, n_keys)),
-                                           std::move(lengths), 1 / std::sqrt(double{kDim}));
+                                            cut(k_.view().positions(0, n_keys)), cut(v_.view().positions(0, n_keys)),
+                                            std::move(lengths), 1 / std::sqrt(double{kDim}));
   }
   /// All lengths that fit into a shard.
   std::unique_ptr<TensorWorkload> all(std::int64_t n_keys) const { return workload(0, n_keys + 1, n_keys); }

@@ -13,9 +13,11 @@ constexpr std::int64_t kKeys = 90, kDim = 16, kHeads = 4, kBatch = 2;
 enum class Where { Query, Key, Value };
 
 std::unique_ptr<TensorWorkload> workload_with(DType dtype, Where where, std::int64_t position, float number) {
-  const Axes axes{.batch = kBatch, .heads = kHeads, .kv_heads = 2, .head_dim = kDim, .value_dim = kDim, .n_keys = kKeys, .dtype = dtype};
+  const Axes axes{
+      .batch = kBatch, .heads = kHeads, .kv_heads = 2, .head_dim = kDim, .value_dim = kDim, .n_keys = kKeys, .dtype = dtype};
   std::mt19937 random(6000);
-  Tensor q = normal_tensor(random, axes.q(), dtype), k = normal_tensor(random, axes.k(), dtype), v = normal_tensor(random, axes.v(), dtype);
+  Tensor q = normal_tensor(random, axes.q(), dtype), k = normal_tensor(random, axes.k(), dtype),
+         v = normal_tensor(random, axes.v(), dtype);
   // A component of k of -Inf is a key not seen where q is positive.
   if (where == Where::Key) q.set(1, 2, 0, 2, 1.0f), q.set(1, 3, 0, 2, 1.0f);
   if (where == Where::Query) q.set(1, 1, 0, 2, number);
@@ -53,12 +55,13 @@ TEST_CASE("nonfinite: NaN and Inf reach their own outputs and no other, in every
     for (const Where where : {Where::Query, Where::Key, Where::Value}) {
       for (const std::int64_t position : {std::int64_t{0}, kKeys / 2, kKeys - 1}) {
         for (const float number : {kNaN, kInf, -kInf}) {
-          const auto workload = workload_with(dtype, where, position, number), clean = workload_with(dtype, where, position, 0.25f);
+          const auto workload = workload_with(dtype, where, position, number),
+                     clean = workload_with(dtype, where, position, 0.25f);
           const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
           for (const device::LadderStep* step : device::ladder()) {
             if (step->refusal(shard.params, shard.dtype) != "") continue;
-            INFO(std::string(step->name) << ", " << name_of(dtype) << ", tensor " << static_cast<int>(where) << ", position " << position
-                            << ", number " << number);
+            INFO(std::string(step->name) << ", " << name_of(dtype) << ", tensor " << static_cast<int>(where) << ", position "
+                                         << position << ", number " << number);
             const DecodeOutput output = run_step(*step, shard, {.n_splits = 2});
             CHECK(against_oracle(*workload, output, longest_chain(*step, shard)) == "");
             CHECK(untouched(where, run_step(*step, *clean, {.n_splits = 2}), output));
@@ -75,9 +78,12 @@ TEST_CASE("nonfinite: a score of NaN in a sequence of one key is NaN in every nu
       for (const std::int64_t n_keys : {1, 3, 70}) {
         for (const Where where : {Where::Query, Where::Key}) {
           std::mt19937 random(6050);
-          Tensor q = normal_tensor(random, {1, heads, 1, kDim}, dtype), k = normal_tensor(random, {1, 1, n_keys, kDim}, dtype);
-          for (std::int64_t h = 0; h < heads; ++h) (where == Where::Query ? q : k).set(0, where == Where::Query ? h : 0, 0, 2, kNaN);
-          const auto workload = workload_of(q, k, normal_tensor(random, {1, 1, n_keys, kDim}, dtype), std::vector<std::int64_t>{1});
+          Tensor q = normal_tensor(random, {1, heads, 1, kDim}, dtype),
+                 k = normal_tensor(random, {1, 1, n_keys, kDim}, dtype);
+          for (std::int64_t h = 0; h < heads; ++h)
+            (where == Where::Query ? q : k).set(0, where == Where::Query ? h : 0, 0, 2, kNaN);
+          const auto workload =
+              workload_of(q, k, normal_tensor(random, {1, 1, n_keys, kDim}, dtype), std::vector<std::int64_t>{1});
           const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
           for (const device::LadderStep* step : device::ladder()) {
             if (step->refusal(shard.params, shard.dtype) != "") continue;
@@ -96,7 +102,8 @@ TEST_CASE("nonfinite: the value of a key that is not seen is not looked at") {
   for (const DType dtype : {DType::F32, DType::BF16, DType::F16}) {
     const Axes axes{.heads = 4, .kv_heads = 2, .head_dim = 16, .value_dim = 16, .n_keys = 100, .dtype = dtype};
     std::mt19937 random(6100);
-    Tensor q = normal_tensor(random, axes.q(), dtype), k = normal_tensor(random, axes.k(), dtype), v = normal_tensor(random, axes.v(), dtype);
+    Tensor q = normal_tensor(random, axes.q(), dtype), k = normal_tensor(random, axes.k(), dtype),
+           v = normal_tensor(random, axes.v(), dtype);
     for (std::int64_t h = 0; h < axes.heads; ++h) q.set(0, h, 0, 3, 1);
     for (const std::int64_t a : {0, 7, 63, 64, 99}) {
       for (std::int64_t h = 0; h < axes.kv_heads; ++h) k.set(0, h, a, 3, -kInf);
@@ -120,7 +127,8 @@ TEST_CASE("nonfinite: all scores -inf is the empty set, in every step") {
   for (const DType dtype : {DType::F32, DType::BF16}) {
     const Axes axes{.heads = 2, .kv_heads = 1, .head_dim = 16, .value_dim = 16, .n_keys = 70, .dtype = dtype};
     std::mt19937 random(6200);
-    Tensor q = normal_tensor(random, axes.q(), dtype), k = normal_tensor(random, axes.k(), dtype), v = normal_tensor(random, axes.v(), dtype);
+    Tensor q = normal_tensor(random, axes.q(), dtype), k = normal_tensor(random, axes.k(), dtype),
+           v = normal_tensor(random, axes.v(), dtype);
     q.set(0, 0, 0, 3, 1), q.set(0, 1, 0, 3, 2);
     for (std::int64_t a = 0; a < axes.n_keys; ++a) k.set(0, 0, a, 3, -kInf);
     const auto workload = workload_of(q, k, v);

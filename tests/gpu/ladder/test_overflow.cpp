@@ -8,15 +8,11 @@ namespace {
 
 constexpr std::int64_t kHeads = 4;
 
-/// Four query heads over `kv_heads`: one is a group, which tensor cores take in 16 bits; four leave every query to a sub-warp.
+/// Four query heads over `kv_heads`: one is a group, which tensor cores take in 16 bits; four leave every query to a
+/// sub-warp.
 Axes axes_of(DType dtype, std::int64_t kv_heads, std::int64_t n_keys) {
-  return {.batch = 2,
-          .heads = kHeads,
-          .kv_heads = kv_heads,
-          .head_dim = 16,
-          .value_dim = 16,
-          .n_keys = n_keys,
-          .dtype = dtype};
+  return {
+      .batch = 2, .heads = kHeads, .kv_heads = kv_heads, .head_dim = 16, .value_dim = 16, .n_keys = n_keys, .dtype = dtype};
 }
 
 /// Runs every step that takes the problem: all finite, and within the bound.

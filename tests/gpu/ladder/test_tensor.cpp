@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Grouped heads on tensor cores (eq. (7)): as exact as the scalar kernels, in numbers, in bits, and at the edges.
-#include <bit>
-
 #include "tests/support/device_params.hpp"
+
+#include <bit>
 
 namespace tree_attn::test {
 namespace {
@@ -11,13 +11,17 @@ namespace {
 constexpr float kInf = std::numeric_limits<float>::infinity(), kNaN = std::numeric_limits<float>::quiet_NaN();
 
 /// The longest chain of additions: the keys of a leaf in three parts each, then the tree.
-double n_additions(const TensorWorkload& workload) { return 3 * 64 + 8 + tree_decode_model(std::max<std::int64_t>(1, workload.n_keys())).n_additions; }
+double n_additions(const TensorWorkload& workload) {
+  return 3 * 64 + 8 + tree_decode_model(std::max<std::int64_t>(1, workload.n_keys())).n_additions;
+}
 
 std::string error_of(TensorWorkload& workload, const DecodeOutput& output) {
   return against_oracle(workload, output, n_additions(workload));
 }
 
-DecodeOutput run(TensorWorkload& workload, int n_splits = 0) { return run_step(device::kTensor, workload, {.n_splits = n_splits}); }
+DecodeOutput run(TensorWorkload& workload, int n_splits = 0) {
+  return run_step(device::kTensor, workload, {.n_splits = n_splits});
+}
 
 const DType kDTypes[] = {DType::F16, DType::BF16};
 
@@ -28,31 +32,46 @@ TEST_CASE("tensor: within the bound of the oracle, for head sizes, groups and le
   unsigned seed = 7000;
   for (const DType dtype : kDTypes) {
     std::vector<std::pair<Axes, std::vector<std::int64_t>>> shapes;
-    for (const std::int64_t d : {64, 128, 256}) shapes.push_back({{.heads = 4, .kv_heads = 1, .head_dim = d, .value_dim = d, .n_keys = 300, .dtype = dtype}, {300}});
-    for (const std::int64_t d : {1, 46, 59, 111, 192}) shapes.push_back({{.heads = 2, .kv_heads = 1, .head_dim = d, .value_dim = d, .n_keys = 130, .dtype = dtype}, {130}});
+    for (const std::int64_t d : {64, 128, 256})
+      shapes.push_back({{.heads = 4, .kv_heads = 1, .head_dim = d, .value_dim = d, .n_keys = 300, .dtype = dtype}, {300}});
+    for (const std::int64_t d : {1, 46, 59, 111, 192})
+      shapes.push_back({{.heads = 2, .kv_heads = 1, .head_dim = d, .value_dim = d, .n_keys = 130, .dtype = dtype}, {130}});
     shapes.push_back({{.heads = 3, .kv_heads = 1, .head_dim = 32, .value_dim = 100, .n_keys = 90, .dtype = dtype}, {90}});
     shapes.push_back({{.heads = 3, .kv_heads = 1, .head_dim = 100, .value_dim = 7, .n_keys = 90, .dtype = dtype}, {90}});
-    for (const std::int64_t group : {1, 2, 3, 8, 9, 16, 20}) shapes.push_back({{.heads = 2 * group, .kv_heads = 2, .head_dim = 64, .value_dim = 64, .n_keys = 100, .dtype = dtype}, {100}});
-    shapes.push_back({{.heads = 12, .kv_heads = 1, .head_dim = 256, .value_dim = 256, .n_keys = 200, .dtype = dtype}, {200}});
-    shapes.push_back({{.batch = 4, .heads = 4, .kv_heads = 2, .head_dim = 128, .value_dim = 64, .n_queries = 3, .n_keys = 150, .dtype = dtype}, {150, 0, 1, 65}});
+    for (const std::int64_t group : {1, 2, 3, 8, 9, 16, 20})
+      shapes.push_back(
+          {{.heads = 2 * group, .kv_heads = 2, .head_dim = 64, .value_dim = 64, .n_keys = 100, .dtype = dtype}, {100}});
+    shapes.push_back(
+        {{.heads = 12, .kv_heads = 1, .head_dim = 256, .value_dim = 256, .n_keys = 200, .dtype = dtype}, {200}});
+    shapes.push_back({{.batch = 4,
+                       .heads = 4,
+                       .kv_heads = 2,
+                       .head_dim = 128,
+                       .value_dim = 64,
+                       .n_queries = 3,
+                       .n_keys = 150,
+                       .dtype = dtype},
+                      {150, 0, 1, 65}});
     for (const auto& [axes, lengths] : shapes) {
       const auto workload = normal_workload(seed++, axes, lengths);
-      INFO(name_of(dtype) << ", group " << axes.heads / axes.kv_heads * axes.n_queries << ", d_h " << axes.head_dim << ", d_v "
-                            << axes.value_dim << ", seed " << seed - 1);
+      INFO(name_of(dtype) << ", group " << axes.heads / axes.kv_heads * axes.n_queries << ", d_h " << axes.head_dim
+                          << ", d_v " << axes.value_dim << ", seed " << seed - 1);
       CHECK(error_of(*workload, run(*workload)) == "");
     }
   }
 }
 
 TEST_CASE("tensor: small weights keep all their bits") {
-  // Keys in falling order of their scores, and values that only one of them has: what it contributes is not lost among others.
+  // Keys in falling order of their scores, and values that only one of them has: what it contributes is not lost among
+  // others.
   for (const DType dtype : kDTypes) {
     for (const float scale_of_value : {1.0f, 6e4f, 1e-3f}) {
       const Axes axes{.heads = 2, .kv_heads = 1, .head_dim = 8, .value_dim = 40, .n_keys = 40, .dtype = dtype};
       Tensor q = Tensor(std::vector<float>(16, 0), axes.q(), dtype), k = Tensor(std::vector<float>(320, 0), axes.k(), dtype),
              v = Tensor(std::vector<float>(1600, 0), axes.v(), dtype);
       q.set(0, 0, 0, 0, 1), q.set(0, 1, 0, 0, 0.8125f);
-      for (std::int64_t a = 0; a < 40; ++a) k.set(0, 0, a, 0, -0.703125f * static_cast<float>(a)), v.set(0, 0, a, a, scale_of_value);
+      for (std::int64_t a = 0; a < 40; ++a)
+        k.set(0, 0, a, 0, -0.703125f * static_cast<float>(a)), v.set(0, 0, a, a, scale_of_value);
       const auto workload = workload_of(std::move(q), std::move(k), std::move(v), {}, 1.0);
       CAPTURE(scale_of_value);
       CHECK(against_oracle(*workload, run(*workload)) == "");
@@ -67,7 +86,8 @@ TEST_CASE("tensor: a weight has the 24 bits that it has without tensor cores") {
       const Axes axes{.heads = 2, .kv_heads = 1, .head_dim = 8, .value_dim = 8, .n_keys = 2, .dtype = dtype};
       Tensor q = Tensor(std::vector<float>(16, 0), axes.q(), dtype), k = Tensor(std::vector<float>(16, 0), axes.k(), dtype),
              v = Tensor(std::vector<float>(16, 0), axes.v(), dtype);
-      q.set(0, 0, 0, 0, 1), q.set(0, 1, 0, 0, 0.75f), k.set(0, 0, 1, 0, -0.3125f * static_cast<float>(i)), v.set(0, 0, 1, 0, 1);
+      q.set(0, 0, 0, 0, 1), q.set(0, 1, 0, 0, 0.75f), k.set(0, 0, 1, 0, -0.3125f * static_cast<float>(i)),
+          v.set(0, 0, 1, 0, 1);
       const auto workload = workload_of(std::move(q), std::move(k), std::move(v), {}, 1.0);
       CAPTURE(i);
       CHECK(same_output(run(*workload), run_step(device::kVectors, *workload)));
@@ -81,8 +101,9 @@ TEST_CASE("tensor: sums of small whole numbers are exact") {
     std::mt19937 random(7100);
     std::vector<float> values(200 * 64);
     for (float& x : values) x = static_cast<float>(static_cast<int>(random() % 101) - 50);
-    const auto workload = workload_of(normal_tensor(random, axes.q(), dtype), Tensor(std::vector<float>(200 * 64, 0), axes.k(), dtype),
-                                    Tensor(values, axes.v(), dtype));
+    const auto workload =
+        workload_of(normal_tensor(random, axes.q(), dtype), Tensor(std::vector<float>(200 * 64, 0), axes.k(), dtype),
+                    Tensor(values, axes.v(), dtype));
     const DecodeOutput output = run(*workload);
     for (std::size_t j = 0; j < 64; ++j) {
       float sum = 0;
@@ -97,7 +118,8 @@ TEST_CASE("tensor: bits do not depend on splits, batch, alignment or strides") {
   unsigned seed = 7200;
   for (const DType dtype : kDTypes) {
     for (const std::int64_t group : {3, 11}) {
-      const Axes axes{.batch = 2, .heads = 2 * group, .kv_heads = 2, .head_dim = 64, .value_dim = 64, .n_keys = 900, .dtype = dtype};
+      const Axes axes{
+          .batch = 2, .heads = 2 * group, .kv_heads = 2, .head_dim = 64, .value_dim = 64, .n_keys = 900, .dtype = dtype};
       const auto workload = normal_workload(seed++, axes, std::vector<std::int64_t>{900, 389});
       INFO(name_of(dtype) << ", group " << group << ", seed " << seed - 1);
       const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
@@ -125,10 +147,12 @@ TEST_CASE("tensor: shards cut at leaves have the bits of the whole, others are w
     const Axes axes{.heads = 4, .kv_heads = 1, .head_dim = 46, .value_dim = 33, .n_keys = 400, .dtype = dtype};
     const auto workload = normal_workload(7300, axes, std::vector<std::int64_t>{365});
     const DecodeOutput whole = run(*workload);
-    for (const std::vector<std::int64_t>& cuts : {std::vector<std::int64_t>{0, 64, 320, 400}, {0, 3, 77, 200, 201, 390, 400}}) {
+    for (const std::vector<std::int64_t>& cuts :
+         {std::vector<std::int64_t>{0, 64, 320, 400}, {0, 3, 77, 200, 201, 390, 400}}) {
       Forest<float> forest(4, 33);
       for (std::size_t i = 0; i + 1 < cuts.size(); ++i) {
-        const DeviceShard shard(workload->query(0), workload->shard({cuts[i], cuts[i + 1]}), workload->lengths(), workload->scale);
+        const DeviceShard shard(workload->query(0), workload->shard({cuts[i], cuts[i + 1]}), workload->lengths(),
+                                workload->scale);
         const std::vector<Subtree> subtrees = cover(cuts[i], cuts[i + 1]);
         device::DeviceBuffer<float> states(static_cast<std::int64_t>(subtrees.size()) * forest.block_size());
         states.fill(0xFF);
@@ -153,13 +177,17 @@ TEST_CASE("tensor: one key gives its value to the bit") {
       Tensor v = normal_tensor(random, axes.v(), dtype);
       const float special[] = {-0.0f, 65504, 0x1p-24f, kInf, kNaN};
       for (std::int64_t c = 0; c < 5; ++c) v.set(0, 0, 0, c, special[c]);
-      const auto workload = workload_of(normal_tensor(random, axes.q(), dtype), normal_tensor(random, axes.k(), dtype), v, std::vector<std::int64_t>{1});
+      const auto workload = workload_of(normal_tensor(random, axes.q(), dtype), normal_tensor(random, axes.k(), dtype), v,
+                                        std::vector<std::int64_t>{1});
       const std::vector<double> want = row_of(v.view(), 0, 0, 0);
       const DecodeOutput output = run(*workload);
       for (std::size_t r = 0; r < 2; ++r) {
         for (std::size_t c = 0; c < 6; ++c) {
-          if (c == 4) CHECK(std::isnan(output.out[r * 6 + c]));
-          else CHECK(std::bit_cast<std::uint32_t>(output.out[r * 6 + c]) == std::bit_cast<std::uint32_t>(static_cast<float>(want[c])));
+          if (c == 4)
+            CHECK(std::isnan(output.out[r * 6 + c]));
+          else
+            CHECK(std::bit_cast<std::uint32_t>(output.out[r * 6 + c]) ==
+                  std::bit_cast<std::uint32_t>(static_cast<float>(want[c])));
         }
       }
       CHECK(error_of(*workload, output) == "");
@@ -172,7 +200,8 @@ TEST_CASE("tensor: NaN and Inf reach the outputs that the formula says, and chan
   for (const DType dtype : kDTypes) {
     const auto workload_with = [&](int where, std::int64_t position, float number) {
       std::mt19937 random(7500);
-      Tensor q = normal_tensor(random, axes.q(), dtype), k = normal_tensor(random, axes.k(), dtype), v = normal_tensor(random, axes.v(), dtype);
+      Tensor q = normal_tensor(random, axes.q(), dtype), k = normal_tensor(random, axes.k(), dtype),
+             v = normal_tensor(random, axes.v(), dtype);
       if (where == 0) q.set(0, 1, 0, 2, number);
       if (where == 1) k.set(0, 1, position, 2, number);
       if (where == 2) v.set(0, 1, position, 2, number);
@@ -203,7 +232,8 @@ TEST_CASE("tensor: values of keys that are not seen are not looked at") {
   for (const DType dtype : kDTypes) {
     const Axes axes{.heads = 4, .kv_heads = 1, .head_dim = 20, .value_dim = 9, .n_keys = 150, .dtype = dtype};
     std::mt19937 random(7600);
-    Tensor q = normal_tensor(random, axes.q(), dtype), k = normal_tensor(random, axes.k(), dtype), v = normal_tensor(random, axes.v(), dtype);
+    Tensor q = normal_tensor(random, axes.q(), dtype), k = normal_tensor(random, axes.k(), dtype),
+           v = normal_tensor(random, axes.v(), dtype);
     // Heads 0 and 1 see nothing of a whole leaf and of single keys, heads 2 and 3 all of it.
     for (std::int64_t h = 0; h < 4; ++h) q.set(0, h, 0, 2, h < 2 ? 1.0f : 0.0f), q.set(0, h, 0, 3, 0.5f);
     for (const std::int64_t a : {3, 17, 140}) k.set(0, 0, a, 3, -kInf);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The device functions of gpu/parts/lane_state.cuh and gpu/parts/sub_warp.cuh, each in a kernel that does nothing else.
+/// @brief The device functions of gpu/parts/lane_state.cuh and gpu/parts/sub_warp.cuh, each in a kernel that does nothing
+/// else.
 #include "tests/gpu/parts/state_kernels.hpp"
 
 #include "gpu/parts/join.cuh"
@@ -36,13 +37,16 @@ __global__ void merge_kernel(const float* left, const float* right, float* out) 
 struct Values {
   const float* first;
   int lane;
-  __device__ Bytes16 operator()(int i, int) const { return load16_global(first + i * kStateDim + SubWarp8::component(lane, 0)); }
+  __device__ Bytes16 operator()(int i, int) const {
+    return load16_global(first + i * kStateDim + SubWarp8::component(lane, 0));
+  }
 };
 
 __global__ void key_kernel(const float* scores, const float* values, float* out) {
   const int lane = static_cast<int>(threadIdx.x);
   State state;
-  one_key<SubWarp8>(scores[blockIdx.x], false, 0, 0, Values{values + static_cast<std::int64_t>(blockIdx.x) * kStateDim, lane}, state);
+  one_key<SubWarp8>(scores[blockIdx.x], false, 0, 0,
+                    Values{values + static_cast<std::int64_t>(blockIdx.x) * kStateDim, lane}, state);
   store_state(out + blockIdx.x * state_size(kStateDim), lane, state);
 }
 
@@ -52,11 +56,13 @@ __global__ void eight_kernel(const float* scores, const float* values, float* ou
   weigh_eight<SubWarp8>(scores[blockIdx.x * kKeysPerStep + key_of_lane(lane)], false, 0, lane, shift, weight);
   if (threadIdx.x >= SubWarp8::kLanes) return;
   State state;
-  eight_keys<SubWarp8>(shift, weight, Values{values + static_cast<std::int64_t>(blockIdx.x) * kKeysPerStep * kStateDim, lane}, state);
+  eight_keys<SubWarp8>(shift, weight,
+                       Values{values + static_cast<std::int64_t>(blockIdx.x) * kKeysPerStep * kStateDim, lane}, state);
   store_state(out + blockIdx.x * state_size(kStateDim), lane, state);
 }
 
-__global__ void join_kernel(const float* states, const KeyRange* ranges, int n_ranges, float* forests, std::int64_t n_floats, float* out) {
+__global__ void join_kernel(const float* states, const KeyRange* ranges, int n_ranges, float* forests, std::int64_t n_floats,
+                            float* out) {
   const int lane = static_cast<int>(threadIdx.x);
   WorkerForest<SubWarp8> joined(forests + n_ranges * n_floats, lane, ranges[0].begin);
   std::int64_t i = 0;
@@ -99,9 +105,11 @@ std::vector<float> keys_on_device(const std::vector<float>& scores, const std::v
 }
 
 std::vector<float> eights_on_device(const std::vector<float>& scores, const std::vector<float>& values) {
-  const DeviceBuffer<float> s = on_device(scores), v = on_device(values), out(s.size() / kKeysPerStep * state_size(kStateDim));
+  const DeviceBuffer<float> s = on_device(scores), v = on_device(values),
+                            out(s.size() / kKeysPerStep * state_size(kStateDim));
   // A warp each, for its lanes shuffle; the first sub-warp writes.
-  launch(eight_kernel, {.grid = {static_cast<unsigned>(s.size() / kKeysPerStep)}, .block = {kWarp}}, Stream{}, s.data(), v.data(), out.data());
+  launch(eight_kernel, {.grid = {static_cast<unsigned>(s.size() / kKeysPerStep)}, .block = {kWarp}}, Stream{}, s.data(),
+         v.data(), out.data());
   return out.download();
 }
 
@@ -109,9 +117,11 @@ std::vector<float> join_on_device(const std::vector<float>& states, const std::v
   std::int64_t longest = 1, n = 0;
   for (const KeyRange& range : ranges) n += range.size(), longest = n;
   const std::int64_t n_floats = WorkerForest<SubWarp8>::n_floats(longest);
-  const DeviceBuffer<float> in = on_device(states), out(state_size(kStateDim)), forests(n_floats * (static_cast<std::int64_t>(ranges.size()) + 1));
+  const DeviceBuffer<float> in = on_device(states), out(state_size(kStateDim)),
+                            forests(n_floats * (static_cast<std::int64_t>(ranges.size()) + 1));
   const DeviceBuffer<KeyRange> cuts = on_device(ranges);
-  launch(join_kernel, sub_warps(1), Stream{}, in.data(), cuts.data(), static_cast<int>(ranges.size()), forests.data(), n_floats, out.data());
+  launch(join_kernel, sub_warps(1), Stream{}, in.data(), cuts.data(), static_cast<int>(ranges.size()), forests.data(),
+         n_floats, out.data());
   return out.download();
 }
 

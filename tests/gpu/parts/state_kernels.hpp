@@ -3,10 +3,10 @@
 /// @brief The state on the device, for the tests of its laws: what state_kernels.cu launches.
 #pragma once
 
-#include <vector>
-
-#include "gpu/platform/launch.hpp"
 #include "gpu/parts/decode_params.hpp"
+#include "gpu/platform/launch.hpp"
+
+#include <vector>
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
@@ -22,8 +22,8 @@ std::vector<float> keys_on_device(const std::vector<float>& scores, const std::v
 /// One state of eight neighbouring keys for each eight of them.
 std::vector<float> eights_on_device(const std::vector<float>& scores, const std::vector<float>& values);
 
-/// Pushes the states of the positions of each range in `ranges`, one behind the other from `states[0]` on, into a forest of its
-/// own, joins the forests, folds. @returns one state
+/// Pushes the states of the positions of each range in `ranges`, one behind the other from `states[0]` on, into a forest of
+/// its own, joins the forests, folds. @returns one state
 std::vector<float> join_on_device(const std::vector<float>& states, const std::vector<KeyRange>& ranges);
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The laws of the state, in bits, on device code; and its merge against that of the CPU (section 5).
+#include "reference/decode/decode.hpp"
+#include "tests/gpu/parts/state_kernels.hpp"
+#include "tests/support/device_params.hpp"
+
 #include <cstring>
 #include <random>
-
-#include "reference/decode/decode.hpp"
-#include "tests/support/device_params.hpp"
-#include "tests/gpu/parts/state_kernels.hpp"
 
 namespace tree_attn::test {
 namespace {
@@ -65,7 +65,8 @@ TEST_CASE("state on the device: merge rounds products that are subnormal") {
   std::uniform_real_distribution<float> between(1, 2);
   const std::int64_t n = 64;
   std::vector<float> left(static_cast<std::size_t>(n * state_size(kDim))), right(left.size());
-  for (std::size_t i = 0; i < left.size(); ++i) left[i] = between(random) * 0x1p-126f, right[i] = between(random) * 0x1p-126f;
+  for (std::size_t i = 0; i < left.size(); ++i)
+    left[i] = between(random) * 0x1p-126f, right[i] = between(random) * 0x1p-126f;
   for (std::int64_t i = 0; i < n; ++i) {
     const auto at = static_cast<std::size_t>(i * state_size(kDim) + kShift);
     left[at] = 0, right[at] = static_cast<float>(-1 - i % 20);
@@ -89,11 +90,13 @@ TEST_CASE("state on the device: merge is associative in bits where the additions
   const auto exact_states = [&] {
     std::vector<float> states(static_cast<std::size_t>(n * state_size(kDim)));
     for (float& x : states) x = static_cast<float>(small(random) / 8);
-    for (std::int64_t i = 0; i < n; ++i) states[static_cast<std::size_t>(i * state_size(kDim) + kSum)] = static_cast<float>(1 + i % 7);
+    for (std::int64_t i = 0; i < n; ++i)
+      states[static_cast<std::size_t>(i * state_size(kDim) + kSum)] = static_cast<float>(1 + i % 7);
     return states;
   };
   const std::vector<float> a = exact_states(), b = exact_states(), c = exact_states();
-  CHECK(same(device::merge_on_device(device::merge_on_device(a, b), c), device::merge_on_device(a, device::merge_on_device(b, c))));
+  CHECK(same(device::merge_on_device(device::merge_on_device(a, b), c),
+             device::merge_on_device(a, device::merge_on_device(b, c))));
 }
 
 TEST_CASE("state on the device: a key has the state of set_key(), up to the device's own exp2, and its edges") {
@@ -109,7 +112,8 @@ TEST_CASE("state on the device: a key has the state of set_key(), up to the devi
     const float* const got = states.data() + i * want.size();
     bool right = std::memcmp(got, want.data(), sizeof(float)) == 0;  // the shift, in bits
     for (std::size_t j = 1; j < want.size(); ++j)
-      right = right && ((std::isnan(want[j]) && std::isnan(got[j])) || std::abs(got[j] - want[j]) <= 4 * 0x1p-23f * std::abs(want[j]));
+      right = right && ((std::isnan(want[j]) && std::isnan(got[j])) ||
+                        std::abs(got[j] - want[j]) <= 4 * 0x1p-23f * std::abs(want[j]));
     CHECK(right);
   }
 }
@@ -123,7 +127,8 @@ TEST_CASE("state on the device: eight keys at once have the bits of eight keys t
     for (std::size_t i = 0; i < scores.size(); i += 13) scores[i] = -kInf;
     for (std::size_t i = 160; i < 168; ++i) scores[i] = -kInf;
     const std::vector<float> values = normal_values(random, 8 * n);
-    const std::vector<float> states = device::keys_on_device(scores, values), eights = device::eights_on_device(scores, values);
+    const std::vector<float> states = device::keys_on_device(scores, values),
+                             eights = device::eights_on_device(scores, values);
     Forest<float> forest(1, kDim);
     bool right = true;
     for (std::int64_t i = 0; i < n; ++i) {

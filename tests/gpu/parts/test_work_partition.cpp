@@ -1,17 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The partition of equal runs: every position of every query tile once, and no block with more than its share (section 5.3).
+/// @brief The partition of equal runs: every position of every query tile once, and no block with more than its share
+/// (section 5.3).
+#include "gpu/parts/work_partition.hpp"
+
 #include <doctest/doctest.h>
 
 #include <map>
 #include <vector>
 
-#include "gpu/parts/work_partition.hpp"
-
 namespace tree_attn::test {
 namespace {
 
-DecodeParams params_over(const std::vector<std::int64_t>& lengths, std::int64_t kv_heads, std::int64_t group, KeyRange shard) {
+DecodeParams params_over(const std::vector<std::int64_t>& lengths, std::int64_t kv_heads, std::int64_t group,
+                         KeyRange shard) {
   DecodeParams params;
   params.lengths = lengths.data();
   params.batch = static_cast<std::int64_t>(lengths.size());
@@ -27,9 +29,11 @@ constexpr std::int64_t kLong = std::int64_t{1} << 40;
 
 /// @tested{thm_1, Thm. 1}
 TEST_CASE("work partition: blocks cover every query tile, in order, with runs that differ by one leaf at most") {
-  const std::vector<std::vector<std::int64_t>> batches{{1000}, {0}, {0, 1, 64, 65, 1000, 5}, {100000, 3, 3}, {kLong, 3, kLong + 65}};
+  const std::vector<std::vector<std::int64_t>> batches{
+      {1000}, {0}, {0, 1, 64, 65, 1000, 5}, {100000, 3, 3}, {kLong, 3, kLong + 65}};
   for (const std::vector<std::int64_t>& lengths : batches) {
-    for (const KeyRange shard : {KeyRange{0, 100000}, KeyRange{0, 2 * kLong}, KeyRange{37, 900}, KeyRange{64, 128}, KeyRange{50, 60}, KeyRange{500, 500}}) {
+    for (const KeyRange shard : {KeyRange{0, 100000}, KeyRange{0, 2 * kLong}, KeyRange{37, 900}, KeyRange{64, 128},
+                                 KeyRange{50, 60}, KeyRange{500, 500}}) {
       for (const int n_rows : {1, 8}) {
         for (const std::int64_t n_blocks : {1, 2, 7, 64, 132, 5000}) {
           const DecodeParams params = params_over(lengths, 2, 12, shard);
@@ -48,7 +52,8 @@ TEST_CASE("work partition: blocks cover every query tile, in order, with runs th
               const WorkRange work_range = partition.work_range_at(params, work_item, end);
               right = right && partition.block_of(work_item) == block;
               if (!reached.contains(work_range.query_tile)) reached[work_range.query_tile] = work_range.whole.begin;
-              right = right && work_range.range.begin == reached[work_range.query_tile] && work_range.range.begin <= work_range.range.end;
+              right = right && work_range.range.begin == reached[work_range.query_tile] &&
+                      work_range.range.begin <= work_range.range.end;
               right = right && work_range.kv_head == work_range.query_tile / ((12 + n_rows - 1) / n_rows);
               reached[work_range.query_tile] = work_range.range.end;
               ++n_parts[work_range.query_tile];

@@ -3,12 +3,12 @@
 /// @brief Seconds that a launch takes: alone between two events, and in a CUDA graph.
 #pragma once
 
+#include "gpu/platform/launch.hpp"
+
 #include <cuda_runtime.h>
 
 #include <algorithm>
 #include <vector>
-
-#include "gpu/platform/launch.hpp"
 
 namespace tree_attn::cuda {
 
@@ -95,7 +95,8 @@ Times time_of(Stream stream, int n_sets, const Run& run) {
     ends[static_cast<std::size_t>(i)].record(stream);
   }
   std::vector<double> each;
-  for (int i = 0; i < n_times; ++i) each.push_back(ends[static_cast<std::size_t>(i)].since(begins[static_cast<std::size_t>(i)]));
+  for (int i = 0; i < n_times; ++i)
+    each.push_back(ends[static_cast<std::size_t>(i)].since(begins[static_cast<std::size_t>(i)]));
   times.event = median(each);
 
   // In a graph launches follow each other without the host; the start of the graph is spread over them.

@@ -3,6 +3,8 @@
 /// @brief What is decoded while it is timed, and what must come out: numbers that host and device can both make.
 #pragma once
 
+#include "gpu/ladder/ladder.hpp"
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -10,8 +12,6 @@
 #include <type_traits>
 #include <utility>
 #include <vector>
-
-#include "gpu/ladder/ladder.hpp"
 
 namespace tree_attn::cuda {
 
@@ -50,8 +50,10 @@ __global__ void fill_elements(T* to, std::int64_t n_eighths, std::uint64_t seed)
   for (std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; at < n_eighths; at += step) {
     const std::uint64_t eight = eight_elements(seed, at);
     for (int i = 0; i < 8; ++i) {
-      if constexpr (std::is_same_v<T, float>) to[8 * at + i] = number_of(eight, i);
-      else to[8 * at + i] = narrow<T>(number_of(eight, i));
+      if constexpr (std::is_same_v<T, float>)
+        to[8 * at + i] = number_of(eight, i);
+      else
+        to[8 * at + i] = narrow<T>(number_of(eight, i));
     }
   }
 }
@@ -63,7 +65,7 @@ struct Row {
 };
 
 inline Row reference_row(const Shape& shape, std::int64_t head) {
-  const auto elements = [](std::uint64_t seed, std::int64_t row, double (&to)[kDim]) {
+  const auto elements = [](std::uint64_t seed, std::int64_t row, double(&to)[kDim]) {
     for (std::int64_t j = 0; j < kDim; j += 8) {
       const std::uint64_t eight = eight_elements(seed, (row * kDim + j) / 8);
       for (int i = 0; i < 8; ++i) to[j + i] = number_of(eight, i);
@@ -112,16 +114,16 @@ class Input {
         fill(k, n, kSeedK), fill(k + n, n, kSeedV);
         const std::int64_t of_head = shape.n_keys * kDim, of_all = shape.kv_heads * of_head;
         params.push_back({.q = {q, {shape.heads * kDim, kDim, kDim}},
-                            .k = {k, {of_all, of_head, kDim}},
-                            .v = {k + n, {of_all, of_head, kDim}},
-                            .lengths = lengths_.data(),
-                            .kv_heads = shape.kv_heads,
-                            .group = shape.heads / shape.kv_heads,
-                            .d_h = kDim,
-                            .d_v = kDim,
-                            .begin = 0,
-                            .end = shape.n_keys,
-                            .score_scale = score_scale()});
+                          .k = {k, {of_all, of_head, kDim}},
+                          .v = {k + n, {of_all, of_head, kDim}},
+                          .lengths = lengths_.data(),
+                          .kv_heads = shape.kv_heads,
+                          .group = shape.heads / shape.kv_heads,
+                          .d_h = kDim,
+                          .d_v = kDim,
+                          .begin = 0,
+                          .end = shape.n_keys,
+                          .score_scale = score_scale()});
       }
     });
     check(cudaDeviceSynchronize(), "filling the input");
@@ -141,7 +143,8 @@ inline std::string against(const Row& row, std::int64_t head, const std::vector<
   // F32 sums of a million terms, and weights of 16 bits on tensor cores: far below, a key that is lost: far above.
   constexpr double kTolerance = 2e-3;
   const auto finite = [](float x) { return std::isfinite(x); };
-  if (!std::all_of(out.begin(), out.end(), finite) || !std::all_of(lse.begin(), lse.end(), finite)) return "WRONG: not finite";
+  if (!std::all_of(out.begin(), out.end(), finite) || !std::all_of(lse.begin(), lse.end(), finite))
+    return "WRONG: not finite";
   double worst = std::abs(static_cast<double>(lse[static_cast<std::size_t>(head)]) - row.lse);
   const float* const z = out.data() + head * kDim;
   for (std::size_t j = 0; j < row.z.size(); ++j) worst = std::max(worst, std::abs(static_cast<double>(z[j]) - row.z[j]));

@@ -3,9 +3,13 @@
 /// @brief Times of all steps of the ladder on a GPU, beside those of a kernel that only reads the same bytes (section 6).
 ///
 /// Run: time_ladder [--quick] [--steps NAME,NAME] [--json FILE]
-/// A decode step of batch 1 reads every key and value once, so a kernel can be no faster than one that does nothing else; that
-/// one is timed here, in the same run, on the same bytes. Inputs that the L2 cache could hold take turns with copies of
+/// A decode step of batch 1 reads every key and value once, so a kernel can be no faster than one that does nothing else;
+/// that one is timed here, in the same run, on the same bytes. Inputs that the L2 cache could hold take turns with copies of
 /// themselves. Before a step is timed its output is held against a sum in double on the host; the output is poisoned before.
+#include "gpu/platform/device.hpp"
+#include "tests/gpu/time_ladder/clocks.cuh"
+#include "tests/gpu/time_ladder/input.cuh"
+
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -17,10 +21,6 @@
 #include <string>
 #include <utility>
 #include <vector>
-
-#include "gpu/platform/device.hpp"
-#include "tests/gpu/time_ladder/clocks.cuh"
-#include "tests/gpu/time_ladder/input.cuh"
 
 namespace tree_attn::cuda {
 namespace {
@@ -83,7 +83,8 @@ struct Line {
 /// @param want some heads and what must come out
 Line time_step(const LadderStep& step, const Shape& shape, const Input& input,
                const std::vector<std::pair<std::int64_t, Row>>& want, Stream stream) {
-  Line line{.shape = shape.name, .step = step.name, .path = "", .note = "", .plan = {}, .n_bytes = shape.n_bytes(), .times = {}};
+  Line line{
+      .shape = shape.name, .step = step.name, .path = "", .note = "", .plan = {}, .n_bytes = shape.n_bytes(), .times = {}};
   const DecodeParams& first = input.params.front();
   if (line.note = step.refusal(first, shape.dtype); !line.note.empty()) return line;
   line.plan = step.plan(first, shape.dtype, {});
@@ -93,7 +94,8 @@ Line time_step(const LadderStep& step, const Shape& shape, const Input& input,
   counters.fill(0);
   const auto run = [&](int i) {
     const DecodeParams& params = input.params[static_cast<std::size_t>(i)];
-    step.run(params, shape.dtype, {.out = out.data(), .lse = lse.data()}, line.plan, {floats.data(), counters.data()}, stream);
+    step.run(params, shape.dtype, {.out = out.data(), .lse = lse.data()}, line.plan, {floats.data(), counters.data()},
+             stream);
   };
   const auto poison = [&] {
     out.fill(0xFF), lse.fill(0xFF);
@@ -141,7 +143,8 @@ void write_json(const std::string& file, const std::string& device_name, double 
   char date[16];
   const std::time_t now = std::time(nullptr);
   std::strftime(date, sizeof date, "%Y-%m-%d", std::localtime(&now));
-  out << "{\n  \"device\": \"" << device_name << "\",\n  \"date\": \"" << date << "\",\n  \"read_bytes_per_second\": " << ceiling;
+  out << "{\n  \"device\": \"" << device_name << "\",\n  \"date\": \"" << date
+      << "\",\n  \"read_bytes_per_second\": " << ceiling;
   out << ",\n  \"lines\": [";
   const char* separator = "\n";
   for (const Line& line : lines) {
@@ -150,8 +153,8 @@ void write_json(const std::string& file, const std::string& device_name, double 
     if (line.note.empty()) {
       out << ", \"path\": \"" << line.path << "\", \"n_splits\": " << line.plan.n_splits
           << ", \"n_blocks\": " << line.plan.n_blocks << ", \"n_threads\": " << line.plan.n_threads
-          << ", \"event_seconds\": " << line.times.event
-          << ", \"graph_seconds\": " << line.times.graph << ", \"read_seconds\": " << line.read << "}";
+          << ", \"event_seconds\": " << line.times.event << ", \"graph_seconds\": " << line.times.graph
+          << ", \"read_seconds\": " << line.read << "}";
     } else {
       out << ", \"note\": \"" << line.note << "\"}";
     }
@@ -187,10 +190,11 @@ int time_all(const Options& options) {
   const Shape large{"", DType::F32, 1, 1, n_large / (8 * kDim)};
   const double read_of_large = time_of_read(large, Input(large, 1, stream), here.n_multiprocessors, stream);
   const double ceiling = static_cast<double>(large.n_bytes()) / read_of_large;
-  std::printf("%s, %d multiprocessors, L2 %.0f MB; reading %.1f GB: %.0f GB/s\n\n", here.name.c_str(), here.n_multiprocessors,
-              1e-6 * l2_bytes, 1e-9 * static_cast<double>(large.n_bytes()), 1e-9 * ceiling);
-  std::printf("| shape | step | path | blocks or splits x threads | us, alone | us, in a graph | GB/s | of a read of the same bytes "
-              "| of a long read |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n");
+  std::printf("%s, %d multiprocessors, L2 %.0f MB; reading %.1f GB: %.0f GB/s\n\n", here.name.c_str(),
+              here.n_multiprocessors, 1e-6 * l2_bytes, 1e-9 * static_cast<double>(large.n_bytes()), 1e-9 * ceiling);
+  std::printf(
+      "| shape | step | path | blocks or splits x threads | us, alone | us, in a graph | GB/s | of a read of the same bytes "
+      "| of a long read |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n");
 
   std::vector<Line> lines;
   for (const Shape& shape : options.quick ? std::span<const Shape>(kQuickShapes) : std::span<const Shape>(kShapes)) {

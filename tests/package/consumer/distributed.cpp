@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The algorithms, each with its brief.
-#include <cstdio>
-
 #include "distributed/decoders/decoder.hpp"
+
+#include <cstdio>
 
 int main() {
   for (const tree_attn::Algorithm& algorithm : tree_attn::algorithms())

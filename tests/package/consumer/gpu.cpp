@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Memory of the emulated device: what goes up comes down.
+#include "gpu/platform/launch.hpp"
+
 #include <cstdio>
 #include <vector>
-
-#include "gpu/platform/launch.hpp"
 
 int main() {
   const std::vector<float> up = {1, 2, 3};

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention of one query over two keys with equal scores: the mean of the values.
-#include <cstdio>
-
 #include "reference/oracle/attention.hpp"
+
+#include <cstdio>
 
 int main() {
   const float q[] = {0, 0}, k[] = {1, 2, 3, 4}, v[] = {1, 3, 5, 7};

@@ -2,9 +2,8 @@
 /// @file
 /// @brief What the heads of a trained transformer layer (tests/data/minilm) retrieve: each read as a Hopfield memory of its
 /// keys.
-#include "reference/energy/hopfield.hpp"
-
 #include "reference/data/safetensors.hpp"
+#include "reference/energy/hopfield.hpp"
 #include "tests/support/compare.hpp"
 
 #include <doctest/doctest.h>

@@ -2,11 +2,9 @@
 /// @file
 /// @brief A file cut short while it is mapped: one line and status 2; any other SIGBUS stays what it was.
 #include "reference/data/mapped_file.hpp"
-
 #include "tests/support/tensor_files.hpp"
 
 #include <doctest/doctest.h>
-
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/wait.h>

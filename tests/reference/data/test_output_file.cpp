@@ -2,11 +2,9 @@
 /// @file
 /// @brief Files that are written: where links lead, what is planted, what is replaced, and all or none.
 #include "reference/data/output_file.hpp"
-
 #include "tests/support/tensor_files.hpp"
 
 #include <doctest/doctest.h>
-
 #include <fcntl.h>
 #include <sys/stat.h>
 

@@ -2,12 +2,10 @@
 /// @file
 /// @brief Reading tensor files: names, order, alignment, the hash; limits; damaged files do no harm.
 #include "reference/data/safetensors.hpp"
-
 #include "reference/data/safetensors_header.hpp"
 #include "tests/support/tensor_files.hpp"
 
 #include <doctest/doctest.h>
-
 #include <sys/resource.h>
 #include <sys/wait.h>
 

@@ -4,12 +4,10 @@
 ///
 /// The files are those of tests/data/safetensors_bad.json; what is too large or no file at all is made here.
 #include "reference/data/safetensors.hpp"
-
 #include "tests/support/tensor_files.hpp"
 
 #include <doctest/doctest.h>
 #include <nlohmann/json.hpp>
-
 #include <sys/stat.h>
 #include <unistd.h>
 

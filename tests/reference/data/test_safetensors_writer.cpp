@@ -2,11 +2,9 @@
 /// @file
 /// @brief Writing tensor files: what is written is read back, and a failed write leaves nothing.
 #include "reference/data/safetensors.hpp"
-
 #include "tests/support/tensor_files.hpp"
 
 #include <doctest/doctest.h>
-
 #include <sys/resource.h>
 #include <sys/stat.h>
 
@@ -89,7 +87,9 @@ TEST_CASE("writer: every dtype, empty tensors, scalars and odd names come back a
   const SafetensorsFile file = SafetensorsFile::open(path);
   // Wide numbers come first, so each lies at a multiple of its size.
   for (const TensorInfo& tensor : file.tensors()) {
-    CHECK(reinterpret_cast<std::uintptr_t>(file.data(tensor)) % std::max(1u, static_cast<unsigned>(bits_of_dtype(tensor.dtype)) / 8) == 0);
+    CHECK(reinterpret_cast<std::uintptr_t>(file.data(tensor)) %
+              std::max(1u, static_cast<unsigned>(bits_of_dtype(tensor.dtype)) / 8) ==
+          0);
   }
   CHECK(file.tensors().size() == wanted.size());
   for (const TensorInfo& tensor : file.tensors()) {

@@ -2,17 +2,17 @@
 /// @file
 /// @brief Problems: made-up numbers do not depend on who asks for them, caches grow by a key a step, files say what is
 /// wrong.
+#include "reference/data/workload.hpp"
+#include "reference/decode/backend.hpp"
+#include "tests/support/tensor_files.hpp"
+#include "tests/support/tensor_workload.hpp"
+
 #include <doctest/doctest.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <optional>
-
-#include "reference/data/workload.hpp"
-#include "reference/decode/backend.hpp"
-#include "tests/support/tensor_files.hpp"
-#include "tests/support/tensor_workload.hpp"
 
 namespace tree_attn::test {
 namespace {
@@ -78,7 +78,8 @@ TEST_CASE("made-up problem: the same numbers for every cut, storage row by stora
 }
 
 TEST_CASE("made-up problem: the seed decides, and heads, positions and tensors differ") {
-  const auto workload = make_workload(kShape, 5, 1), again = make_workload(kShape, 5, 1), other = make_workload(kShape, 6, 1);
+  const auto workload = make_workload(kShape, 5, 1), again = make_workload(kShape, 5, 1),
+             other = make_workload(kShape, 6, 1);
   const Tensor k = copy_of(workload->whole().k), v = copy_of(workload->whole().v), q = copy_of(workload->query(0));
   CHECK(k.bytes == copy_of(again->whole().k).bytes);
   CHECK(q.bytes == copy_of(again->query(0)).bytes);
@@ -157,14 +158,16 @@ TEST_CASE("fill: a cache gets the positions of its capacity below the lengths, a
   std::vector<std::byte> memory;
   for (const KeyRange capacity : {KeyRange{0, 20}, KeyRange{20, 37}, KeyRange{7, 7}}) {
     const auto cache = cpu_backend().make_cache(kShape, capacity);
-    for (const std::vector<std::int64_t>& lengths : {std::vector<std::int64_t>{3, 21}, {21, 21}, {37, 21}, {37, 37}, {37, 37}}) {
+    for (const std::vector<std::int64_t>& lengths :
+         {std::vector<std::int64_t>{3, 21}, {21, 21}, {37, 21}, {37, 37}, {37, 37}}) {
       fill(*cache, *workload, lengths);
       for (std::size_t i = 0; i < 2; ++i) {
         const std::int64_t n = std::clamp<std::int64_t>(lengths[i] - capacity.begin, 0, capacity.size());
         CHECK(cache->lengths()[i] == n);
         const Shard held = held_by(*cache, memory);
         const auto entry = static_cast<std::int64_t>(i);
-        CHECK(is_part_of({held.k.entry(entry).positions(0, n), held.v.entry(entry).positions(0, n), capacity.begin}, whole, entry));
+        CHECK(is_part_of({held.k.entry(entry).positions(0, n), held.v.entry(entry).positions(0, n), capacity.begin}, whole,
+                         entry));
       }
     }
   }

@@ -34,15 +34,15 @@ TEST_CASE("cache: keys appended in portions of any size have the states of a sha
   for (const DType dtype : {DType::F32, DType::BF16}) {
     const std::vector<std::int64_t> lengths{300, 0, 71, 133};
     const auto workload = normal_workload(5100,
-                                        {.batch = 4,
-                                         .heads = 4,
-                                         .kv_heads = 2,
-                                         .head_dim = 12,
-                                         .value_dim = 9,
-                                         .n_queries = 2,
-                                         .n_keys = 300,
-                                         .dtype = dtype},
-                                        lengths);
+                                          {.batch = 4,
+                                           .heads = 4,
+                                           .kv_heads = 2,
+                                           .head_dim = 12,
+                                           .value_dim = 9,
+                                           .n_queries = 2,
+                                           .n_keys = 300,
+                                           .dtype = dtype},
+                                          lengths);
     const Forest<float> want = decode_shard(workload->query(0), workload->shard(kCapacity), lengths, workload->scale);
     for (const std::int64_t portion : {1, 7, 64, 1000}) {
       CAPTURE(portion);
@@ -184,7 +184,8 @@ TEST_CASE("cache: another range of positions takes the same memory, empty ranges
     // What was borrowed for one range is not there in the next.
     cache->reset(capacity);
     for (std::int64_t i = 0; i < 2; ++i)
-      cache->append(i, part(*workload, i, capacity.begin, capacity.end).k, part(*workload, i, capacity.begin, capacity.end).v);
+      cache->append(i, part(*workload, i, capacity.begin, capacity.end).k,
+                    part(*workload, i, capacity.begin, capacity.end).v);
     CHECK(same_states(session->decode(workload->query(0), workload->lengths()).host(),
                       decode_shard(workload->query(0), workload->shard(capacity), workload->lengths(), workload->scale)));
   }

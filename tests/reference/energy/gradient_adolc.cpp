@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The gradient of the energy by ADOL-C: a reverse mode that this project did not write, through the same code.
-#include <doctest/doctest.h>
-
-#include <adolc/adolc.h>
+#include "reference/energy/energy.hpp"
 
 #include <Eigen/Core>
+#include <adolc/adolc.h>
+#include <doctest/doctest.h>
+
 #include <cstddef>
 #include <random>
 #include <vector>
-
-#include "reference/energy/energy.hpp"
 
 namespace Eigen {
 
@@ -71,7 +70,8 @@ TEST_CASE("gradient: ADOL-C's reverse mode through the code of the energy gives 
       CHECK(tape_energy(head) == doctest::Approx(causal_energy(head.Q, head.K, head.V, head.Zeta)).epsilon(1e-14));
       Matrix slope(3, 5);
       gradient(kTape, 15, head.Zeta.data(), slope.data());
-      CHECK((slope - causal_energy_gradient(head.Q, head.K, head.V, head.Zeta)).cwiseAbs().maxCoeff<Eigen::PropagateNaN>() < 1e-14);
+      CHECK((slope - causal_energy_gradient(head.Q, head.K, head.V, head.Zeta)).cwiseAbs().maxCoeff<Eigen::PropagateNaN>() <
+            1e-14);
     }
   }
 }

@@ -3,11 +3,11 @@
 /// @brief One query over random keys and a source, for tests of moments.
 #pragma once
 
+#include "reference/energy/energy.hpp"
+
 #include <cmath>
 #include <random>
 #include <vector>
-
-#include "reference/energy/energy.hpp"
 
 namespace tree_attn::test {
 

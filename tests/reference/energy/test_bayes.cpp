@@ -168,7 +168,7 @@ TEST_CASE("log-likelihood: nearby it rises and falls, is flat in the activation 
   CHECK(moved(1e-3, 1e-1) > 1e-5);
   CHECK(moved(-1e-3, 1e-1) < -1e-5);
   CHECK(moved(0, 1e-1) == doctest::Approx(0).epsilon(1e-14));  // flat in z at zero source
-  CHECK(moved(1e-1, 0) < 0);                    // concave in the source
+  CHECK(moved(1e-1, 0) < 0);                                   // concave in the source
 }
 
 /// @tested{eq_34, eq. (34)}

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Attention is the gradient of an energy: held against finite differences of the energy.
+#include "reference/energy/energy.hpp"
+
 #include <doctest/doctest.h>
 
 #include <random>
 #include <vector>
-
-#include "reference/energy/energy.hpp"
 
 namespace {
 

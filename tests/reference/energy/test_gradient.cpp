@@ -2,18 +2,18 @@
 /// @file
 /// @brief The gradient of the energy in ways that agree: closed form, forward and reverse mode through the very code of the
 /// energy, Alg. 2 by hand over a tree, and differences. ADOL-C, a reverse mode of others, is in gradient_adolc.cpp.
-#include <doctest/doctest.h>
+#include "reference/energy/energy.hpp"
+#include "reference/energy/reverse_mode.hpp"
+#include "reference/oracle/algorithms.hpp"
 
 #include <Eigen/Core>
+#include <doctest/doctest.h>
+#include <unsupported/Eigen/AutoDiff>
+
 #include <cmath>
 #include <limits>
 #include <random>
-#include <unsupported/Eigen/AutoDiff>
 #include <vector>
-
-#include "reference/oracle/algorithms.hpp"
-#include "reference/energy/energy.hpp"
-#include "reference/energy/reverse_mode.hpp"
 
 namespace {
 

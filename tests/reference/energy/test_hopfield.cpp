@@ -2,7 +2,6 @@
 /// @file
 /// @brief Hopfield retrieval: the energy falls at every step, patterns come back, and how many of them can be stored.
 #include "reference/energy/hopfield.hpp"
-
 #include "tests/support/compare.hpp"
 
 #include <doctest/doctest.h>

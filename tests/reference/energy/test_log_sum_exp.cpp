@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief log-sum-exp, softmax, and what is safe about them.
+#include "reference/energy/log_sum_exp.hpp"
+
 #include <doctest/doctest.h>
 
 #include <random>
-
-#include "reference/energy/log_sum_exp.hpp"
 
 namespace {
 

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The Taylor series of Z with its remainder, and the entropy of the attention.
+#include "reference/energy/moments.hpp"
+#include "tests/reference/energy/one_query.hpp"
+
 #include <doctest/doctest.h>
 
 #include <cmath>
 #include <vector>
-
-#include "reference/energy/moments.hpp"
-#include "tests/reference/energy/one_query.hpp"
 
 namespace {
 

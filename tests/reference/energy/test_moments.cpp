@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Moments and cumulants: held against loops, against each other, and against differences of Z and F.
-#include <doctest/doctest.h>
+#include "reference/energy/moments.hpp"
+#include "tests/reference/energy/one_query.hpp"
 
 #include <Eigen/Eigenvalues>
+#include <doctest/doctest.h>
+
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <limits>
 #include <random>
 #include <vector>
-
-#include "reference/energy/moments.hpp"
-#include "tests/reference/energy/one_query.hpp"
 
 namespace {
 
@@ -75,7 +75,8 @@ TEST_CASE("moments: mean and second moment are those of the definition, in loops
   CHECK((second_moment(p.q, p.K, p.V, p.zeta) - second).norm() < 1e-14);
   const auto got = [&p](const std::vector<Index>& A) { return moment(p.q, p.K, p.V, p.zeta, A); };
   for (const std::vector<Index>& A : tuples(1, kValueDim)) CHECK(got(A) == doctest::Approx(mean(A[0])).epsilon(1e-14));
-  for (const std::vector<Index>& A : tuples(2, kValueDim)) CHECK(got(A) == doctest::Approx(second(A[0], A[1])).epsilon(1e-14));
+  for (const std::vector<Index>& A : tuples(2, kValueDim))
+    CHECK(got(A) == doctest::Approx(second(A[0], A[1])).epsilon(1e-14));
   CHECK(moment(p.q, p.K, p.V, p.zeta, {}) == doctest::Approx(1).epsilon(1e-14));
 }
 
@@ -94,7 +95,8 @@ TEST_CASE("cumulants: the derivatives of F are covariance and third cumulant, at
         return (f(p.q, p.K, p.V, p.zeta + step) - f(p.q, p.K, p.V, p.zeta - step)) / (2 * h);
       };
       CHECK((C.col(A) - slope([](auto&&... x) -> Matrix { return energy_gradient(x...); })).norm() < 1e-8);
-      CHECK((kappa[static_cast<std::size_t>(A)] - slope([](auto&&... x) -> Matrix { return covariance(x...); })).norm() < 1e-8);
+      CHECK((kappa[static_cast<std::size_t>(A)] - slope([](auto&&... x) -> Matrix { return covariance(x...); })).norm() <
+            1e-8);
     }
     for (const std::vector<Index>& A : tuples(2, kValueDim)) {
       CHECK(std::abs(C(A[0], A[1]) - difference([&](const Vector& at) { return p.F(at); }, p.zeta, A, 1e-3)) < 1e-5);

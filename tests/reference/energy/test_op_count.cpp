@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief What the gradient costs in operations, against the energy: in reverse mode a small constant, in forward mode d_v.
-#include <doctest/doctest.h>
-
-#include <Eigen/Core>
-#include <cmath>
-#include <random>
-#include <unsupported/Eigen/AutoDiff>
-
 #include "reference/energy/energy.hpp"
 #include "reference/energy/op_count.hpp"
 #include "reference/energy/reverse_mode.hpp"
+
+#include <Eigen/Core>
+#include <doctest/doctest.h>
+#include <unsupported/Eigen/AutoDiff>
+
+#include <cmath>
+#include <random>
 
 namespace {
 

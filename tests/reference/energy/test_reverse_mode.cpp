@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The tape: every operation against differences.
-#include <doctest/doctest.h>
-
-#include <Eigen/Core>
-#include <cmath>
-
 #include "reference/energy/energy.hpp"
 #include "reference/energy/reverse_mode.hpp"
+
+#include <Eigen/Core>
+#include <doctest/doctest.h>
+
+#include <cmath>
 
 using namespace tree_attn;
 

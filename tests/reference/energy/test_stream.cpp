@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Attention as a stream of keys, and where the plain form ends.
+#include "reference/energy/energy.hpp"
+#include "reference/energy/stream.hpp"
+
 #include <doctest/doctest.h>
 
 #include <random>
-
-#include "reference/energy/energy.hpp"
-#include "reference/energy/stream.hpp"
 
 namespace {
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Algorithms 1, 2 and 3 over virtual devices with any shards.
+#include "reference/oracle/algorithms.hpp"
+
 #include <doctest/doctest.h>
 
 #include <random>
-
-#include "reference/oracle/algorithms.hpp"
 
 namespace {
 

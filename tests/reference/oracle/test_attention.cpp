@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The oracle against loops over its definition, against the energy of one query, and at every edge.
+#include "reference/energy/energy.hpp"
+#include "reference/oracle/attention.hpp"
+#include "reference/oracle/error_bound.hpp"
+#include "tests/support/compare.hpp"
+#include "tests/support/tensors.hpp"
+
 #include <doctest/doctest.h>
 
 #include <cmath>
 #include <limits>
 #include <stdexcept>
-
-#include "reference/oracle/attention.hpp"
-#include "reference/energy/energy.hpp"
-#include "reference/oracle/error_bound.hpp"
-#include "tests/support/compare.hpp"
-#include "tests/support/tensors.hpp"
 
 namespace {
 
@@ -146,7 +146,8 @@ TEST_CASE("attention: strided views") {
       }
     }
   }
-  CHECK(attention(q, k, v).out == attention(q, Tensor(k_elements, {b, n_kv, N, d}), Tensor(v_elements, {b, n_kv, N, d})).out);
+  CHECK(attention(q, k, v).out ==
+        attention(q, Tensor(k_elements, {b, n_kv, N, d}), Tensor(v_elements, {b, n_kv, N, d})).out);
 }
 
 TEST_CASE("attention: causal, with fewer keys than queries too") {
@@ -193,7 +194,8 @@ TEST_CASE("attention: a source does not look at the value of a key that is not s
   // Two causal queries: the first sees one key, the second both.
   const Tensor q({1, 1}, {1, 1, 2, 1}), k({3, 4}, {1, 1, 2, 1}), zeta({0.5f, 0.5f}, {1, 1, 2, 1});
   for (const float value : {kInfF, kNaNF}) {
-    const AttentionResult got = attention(q, k, Tensor({2, value}, {1, 1, 2, 1}), {.scale = 1.0, .causal = true, .zeta = zeta});
+    const AttentionResult got =
+        attention(q, k, Tensor({2, value}, {1, 1, 2, 1}), {.scale = 1.0, .causal = true, .zeta = zeta});
     CHECK(got.energy[0] == 4);
     CHECK(got.gradient[0] == 2);
     CHECK(std::isnan(got.gradient[1]));

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The paper's counts of memory and traffic, against its own numbers and against counting.
+#include "reference/oracle/cost_model.hpp"
+
 #include <doctest/doctest.h>
 
 #include <vector>
-
-#include "reference/oracle/cost_model.hpp"
 
 using namespace tree_attn;
 

@@ -2,15 +2,15 @@
 /// @file
 /// @brief The error bound: single-precision decoders stay below it, broken ones do not, and it is not so wide as to be
 /// useless.
-#include <doctest/doctest.h>
-
-#include <cmath>
-#include <limits>
-
 #include "reference/oracle/error_bound.hpp"
 #include "reference/state/forest.hpp"
 #include "tests/support/compare.hpp"
 #include "tests/support/tensors.hpp"
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <limits>
 
 namespace {
 
@@ -63,8 +63,7 @@ TEST_CASE("error_bound: a tree over single keys in float stays below it") {
     for (const std::int64_t d : {1, 16, 128}) {
       for (const float sigma : {1.0f, 30.0f, 1000.0f}) {
         for (const DType dtype : {DType::F32, DType::BF16}) {
-          const Tensor q = normal_tensor(random, {1, 1, 1, d}, dtype, sigma),
-                       k = normal_tensor(random, {1, 1, N, d}, dtype);
+          const Tensor q = normal_tensor(random, {1, 1, 1, d}, dtype, sigma), k = normal_tensor(random, {1, 1, N, d}, dtype);
           const Tensor v = normal_tensor(random, {1, 1, N, d}, dtype);
           const double scale = 1 / std::sqrt(static_cast<double>(d));
           const AttentionResult want = attention(q, k, v);

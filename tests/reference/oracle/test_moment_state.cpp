@@ -1,6 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Covariance and entropy out of the tree: held against moments.hpp, with the same bits for all cuts, and over tensors.
+/// @brief Covariance and entropy out of the tree: held against moments.hpp, with the same bits for all cuts, and over
+/// tensors.
+#include "reference/decode/decode.hpp"
+#include "reference/energy/moments.hpp"
+#include "reference/oracle/moment_state.hpp"
+#include "reference/state/forest.hpp"
+#include "tests/reference/energy/one_query.hpp"
+#include "tests/support/tensors.hpp"
+
 #include <doctest/doctest.h>
 
 #include <bit>
@@ -9,13 +17,6 @@
 #include <random>
 #include <string>
 #include <vector>
-
-#include "reference/decode/decode.hpp"
-#include "reference/state/forest.hpp"
-#include "reference/oracle/moment_state.hpp"
-#include "reference/energy/moments.hpp"
-#include "tests/reference/energy/one_query.hpp"
-#include "tests/support/tensors.hpp"
 
 namespace {
 
@@ -90,7 +91,8 @@ TEST_CASE_TEMPLATE("moment state: covariance and entropy are those of the closed
       const std::vector<Real> state = root(forest_of<Real>(p, layout, 0, N));
       const Matrix got = read_covariance(layout, state.data());
       const Matrix want = layout.products == Products::Triangle ? C : Matrix(C.diagonal());
-      CHECK((got - want).cwiseAbs().maxCoeff<Eigen::PropagateNaN>() < 60 * u * second_moment(p.q, p.K, p.V, Vector()).cwiseAbs().maxCoeff());
+      CHECK((got - want).cwiseAbs().maxCoeff<Eigen::PropagateNaN>() <
+            60 * u * second_moment(p.q, p.K, p.V, Vector()).cwiseAbs().maxCoeff());
       const double H = read_entropy(layout, state.data(), p.w(layout));
       CHECK(std::abs(H - entropy(p.q, p.K, p.V, Vector())) < 60 * u * (p.K * p.q).cwiseAbs().maxCoeff());
     }
@@ -164,7 +166,8 @@ TEST_CASE("moment state: edges") {
     bad.K.row(4) = -kInf * p.q.cwiseSign().transpose();
     bad.V.row(4).setConstant(kNaN);
     const std::vector<double> unseen = root(forest_of<double>(bad, layout, 0, 9));
-    CHECK(read_entropy(layout, unseen.data(), p.w(layout)) == doctest::Approx(entropy(p.q, bad.K, bad.V, Vector())).epsilon(1e-13));
+    CHECK(read_entropy(layout, unseen.data(), p.w(layout)) ==
+          doctest::Approx(entropy(p.q, bad.K, bad.V, Vector())).epsilon(1e-13));
     CHECK(read_covariance(layout, unseen.data())(1, 0) ==
           doctest::Approx(covariance(p.q, bad.K, bad.V, Vector())(1, all ? 0 : 1)).epsilon(1e-13));
     for (const double score : {kInf, kNaN}) {
@@ -247,5 +250,6 @@ TEST_CASE("moment state: decode_shard over enlarged values gives variance and en
 
   const Tensor k = normal_tensor(random, {1, 1, 2, 3}), v = normal_tensor(random, {1, 1, 2, 4});
   CHECK_THROWS_WITH_AS(enlarge_values({4, Products::Squares, 2}, k, v),
-                       "enlarge_values: layout of values of 4 and keys of 2, the tensors have 4 and 3", std::invalid_argument);
+                       "enlarge_values: layout of values of 4 and keys of 2, the tensors have 4 and 3",
+                       std::invalid_argument);
 }

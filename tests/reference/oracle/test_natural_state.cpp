@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The paper's max and exp, and the integer shift: two forms of one state.
+#include "reference/energy/energy.hpp"
+#include "reference/oracle/natural_state.hpp"
+
 #include <doctest/doctest.h>
 
 #include <random>
 #include <vector>
-
-#include "reference/energy/energy.hpp"
-#include "reference/oracle/natural_state.hpp"
 
 namespace {
 

@@ -2,17 +2,17 @@
 /// @file
 /// @brief Bits of a merge do not depend on the compiler: no product is fused into the addition after it (section 5).
 ///
-/// Where a product is below the smallest normal number its rounding shows, and a fused multiply-add leaves that out. Compiled
-/// twice: with what tree_attn::state asks of all that merges, and, as a control, with contraction (TREE_ATTN_CONTRACTED), where
-/// the same comparison must find differences.
+/// Where a product is below the smallest normal number its rounding shows, and a fused multiply-add leaves that out.
+/// Compiled twice: with what tree_attn::state asks of all that merges, and, as a control, with contraction
+/// (TREE_ATTN_CONTRACTED), where the same comparison must find differences.
+#include "reference/state/merge_eight.hpp"
+#include "reference/state/state.hpp"
+
 #include <doctest/doctest.h>
 
 #include <cmath>
 #include <random>
 #include <vector>
-
-#include "reference/state/merge_eight.hpp"
-#include "reference/state/state.hpp"
 
 namespace {
 
@@ -48,7 +48,8 @@ TEST_CASE_TEMPLATE("contraction: a merge rounds its products", Real, float, doub
   constexpr std::int64_t kValueDim = 512;
   int n_fused = 0;
   for (int shift = 1; shift < 20; ++shift) {
-    std::vector<Real> left = small_numbers<Real>(2 * shift, kValueDim + 2), right = small_numbers<Real>(2 * shift + 1, kValueDim + 2);
+    std::vector<Real> left = small_numbers<Real>(2 * shift, kValueDim + 2),
+                      right = small_numbers<Real>(2 * shift + 1, kValueDim + 2);
     left[kShift] = 0, right[kShift] = static_cast<Real>(-shift);
     std::vector<Real> want = left;
     for (std::size_t i = kSum; i < left.size(); ++i) want[i] = left[i] + product(pow2(right[kShift]), right[i]);
@@ -64,7 +65,8 @@ TEST_CASE_TEMPLATE("contraction: eight keys at once round what each of their mer
     std::mt19937 random(seed);
     const std::vector<Real> v = small_numbers<Real>(seed, kKeysPerStep);
     Real shift[kKeysPerStep], n[kKeysPerStep], e[kKeysPerStep];
-    for (int i = 0; i < kKeysPerStep; ++i) shift[i] = e[i] = static_cast<Real>(random() % 8), n[i] = v[static_cast<std::size_t>(i)];
+    for (int i = 0; i < kKeysPerStep; ++i)
+      shift[i] = e[i] = static_cast<Real>(random() % 8), n[i] = v[static_cast<std::size_t>(i)];
     for (int width = 1; width < kKeysPerStep; width *= 2) {
       for (int i = 0; i < kKeysPerStep; i += 2 * width) {
         const Rescale<Real> r = rescale(e[i], e[i + width]);

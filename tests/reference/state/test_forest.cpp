@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The canonical tree: covers, carries, and bits that do not depend on who holds what.
+#include "reference/state/forest.hpp"
+
 #include <doctest/doctest.h>
 
 #include <bit>
 #include <random>
-
-#include "reference/state/forest.hpp"
 
 namespace {
 

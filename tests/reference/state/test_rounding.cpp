@@ -2,8 +2,15 @@
 /// @file
 /// @brief Associativity in floating point: which trees give which bits, and how far each is from the truth.
 ///
-/// Every tree here is a tree over single keys, reduced by the one merge: the chain (one worker), the canonical tree (Forest),
-/// the pairwise tree of tree_reduce() with chunks cut elsewhere, and any of them over keys in another order.
+/// Every tree here is a tree over single keys, reduced by the one merge: the chain (one worker), the canonical tree
+/// (Forest), the pairwise tree of tree_reduce() with chunks cut elsewhere, and any of them over keys in another order.
+#include "reference/energy/log_sum_exp.hpp"
+#include "reference/oracle/error_bound.hpp"
+#include "reference/state/forest.hpp"
+#include "reference/state/tree_reduce.hpp"
+#include "tests/support/compare.hpp"
+#include "tests/support/tensors.hpp"
+
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -15,13 +22,6 @@
 #include <numeric>
 #include <random>
 #include <vector>
-
-#include "reference/oracle/error_bound.hpp"
-#include "reference/state/forest.hpp"
-#include "reference/energy/log_sum_exp.hpp"
-#include "reference/state/tree_reduce.hpp"
-#include "tests/support/compare.hpp"
-#include "tests/support/tensors.hpp"
 
 namespace {
 
@@ -139,7 +139,8 @@ TEST_CASE("rounding: merge commutes, so the tree's own symmetries change no bit,
   const std::vector<State> keys = random_keys(128);
   const State root = canonical(keys);
   // a -> a xor c swaps siblings at every level that c has a bit in: what the ranks of a butterfly see of each other.
-  for (std::size_t c = 0; c < 128; ++c) CHECK(same_bits(canonical(permuted(keys, [c](std::size_t a) { return a ^ c; })), root));
+  for (std::size_t c = 0; c < 128; ++c)
+    CHECK(same_bits(canonical(permuted(keys, [c](std::size_t a) { return a ^ c; })), root));
   CHECK(same_bits(canonical(permuted(keys, [](std::size_t a) { return 127 - a; })), root));
   // Neighbours that are not siblings, a rotation, the chain backwards, a random order.
   const auto swap_cousins = [](std::size_t a) { return a % 4 == 1 ? a + 1 : a % 4 == 2 ? a - 1 : a; };
@@ -179,7 +180,9 @@ TEST_CASE("rounding: a sum of N is off by n_a u in a tree with chains of n_a add
 TEST_CASE("rounding: a chain of equal terms stops growing, the tree does not") {
   // 2^24 + 1 is not a float: one more is lost, however many follow.
   const std::vector<float> ones((1 << 24) + (1 << 22), 1.0f);
-  const auto sum = [&ones](std::int64_t p) { return tree_reduce(std::span<const float>(ones), p, std::plus<float>()).value; };
+  const auto sum = [&ones](std::int64_t p) {
+    return tree_reduce(std::span<const float>(ones), p, std::plus<float>()).value;
+  };
   CHECK(sum(1) == 0x1p24f);
   CHECK(sum(64) == 0x1p24f + 0x1p22f);
 }

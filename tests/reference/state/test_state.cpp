@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The laws of the merge, in bits. CMake builds this file three times: as is, with fused multiply-add, and without.
+#include "reference/state/state.hpp"
+
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -10,8 +12,6 @@
 #include <limits>
 #include <random>
 #include <vector>
-
-#include "reference/state/state.hpp"
 
 namespace {
 
@@ -260,7 +260,12 @@ TEST_CASE_TEMPLATE("state: one key finishes as its value and its score", Real, f
 }
 
 TEST_CASE_TEMPLATE("state: the only key of a sequence finishes as its value, to the bit", Real, float, double) {
-  const std::vector<Real> v{Real(1) / 3, Real(-0.0), -kInf<Real>, kNaN<Real>, std::numeric_limits<Real>::max(), std::numeric_limits<Real>::denorm_min()};
+  const std::vector<Real> v{Real(1) / 3,
+                            Real(-0.0),
+                            -kInf<Real>,
+                            kNaN<Real>,
+                            std::numeric_limits<Real>::max(),
+                            std::numeric_limits<Real>::denorm_min()};
   State<Real> state(static_cast<std::size_t>(state_size(kValueDim)));
   std::vector<Real> z(kValueDim);
   for (const Real s : {Real(-0.3), Real(0), Real(1) / 3, Real(1e18), Real(-1e30)}) {
@@ -278,7 +283,8 @@ TEST_CASE_TEMPLATE("state: the only key of a sequence finishes as its value, to 
   }
 }
 
-TEST_CASE_TEMPLATE("state: a lifted key is the same key, merges with any other, and keeps large values clear of overflow", Real, float, double) {
+TEST_CASE_TEMPLATE("state: a lifted key is the same key, merges with any other, and keeps large values clear of overflow",
+                   Real, float, double) {
   constexpr Real kLargest = std::numeric_limits<Real>::max();
   const std::vector<Real> v{1, 0, Real(-0.5), 3, kLargest, -kLargest};
   const auto lifted_key = [&](Real s) {

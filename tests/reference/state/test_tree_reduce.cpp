@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Thm. 1: the value of a reduction, and its dependent steps, exactly.
+#include "reference/oracle/natural_state.hpp"
+#include "reference/state/tree_reduce.hpp"
+
 #include <doctest/doctest.h>
 
 #include <cmath>
 #include <numeric>
 #include <string>
-
-#include "reference/oracle/natural_state.hpp"
-#include "reference/state/tree_reduce.hpp"
 
 using namespace tree_attn;
 

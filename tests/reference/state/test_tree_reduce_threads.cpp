@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Thm. 1 on threads: the value, the bits and the steps of the reduction in one thread.
+#include "reference/state/tree_reduce_threads.hpp"
+
 #include <doctest/doctest.h>
 
 #include <atomic>
@@ -14,8 +16,6 @@
 #include <string>
 #include <thread>
 #include <vector>
-
-#include "reference/state/tree_reduce_threads.hpp"
 
 using namespace tree_attn;
 

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Stored numbers: every 16-bit pattern, every rounding, any address.
-#include <doctest/doctest.h>
+#include "tests/support/tensors.hpp"
 
 #include <Eigen/Core>
+#include <doctest/doctest.h>
+
 #include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <stdexcept>
-
-#include "tests/support/tensors.hpp"
 
 namespace {
 
@@ -72,15 +72,17 @@ TEST_CASE_TEMPLATE("storage: every 16-bit pattern is read as the format defines 
   }
 }
 
-TEST_CASE_TEMPLATE("storage: every 16-bit pattern and every rounding has the bits that Eigen gives", Theirs, Eigen::half, Eigen::bfloat16) {
+TEST_CASE_TEMPLATE("storage: every 16-bit pattern and every rounding has the bits that Eigen gives", Theirs, Eigen::half,
+                   Eigen::bfloat16) {
   using Ours = std::conditional_t<std::is_same_v<Theirs, Eigen::half>, Half, BFloat16>;
   constexpr std::uint32_t kQuiet = 0x00400000;
   const auto read = [](std::uint32_t pattern) {
     const auto bits = static_cast<std::uint16_t>(pattern);
     const float ours = widen(Ours{bits}), theirs = static_cast<float>(std::bit_cast<Theirs>(bits));
     // Whether a signalling NaN becomes a quiet one depends on the instruction set that Eigen is compiled for.
-    return std::isnan(ours) ? (std::bit_cast<std::uint32_t>(ours) | kQuiet) == (std::bit_cast<std::uint32_t>(theirs) | kQuiet)
-                            : std::bit_cast<std::uint32_t>(ours) == std::bit_cast<std::uint32_t>(theirs);
+    return std::isnan(ours)
+               ? (std::bit_cast<std::uint32_t>(ours) | kQuiet) == (std::bit_cast<std::uint32_t>(theirs) | kQuiet)
+               : std::bit_cast<std::uint32_t>(ours) == std::bit_cast<std::uint32_t>(theirs);
   };
   int n_wrong = 0;
   for (std::uint32_t pattern = 0; pattern < 65536; ++pattern) n_wrong += !read(pattern);
@@ -93,11 +95,13 @@ TEST_CASE_TEMPLATE("storage: every 16-bit pattern and every rounding has the bit
   };
   n_wrong = 0;
   for (std::uint32_t upper = 0; upper < 65536; ++upper) {
-    for (const std::uint32_t lower : {0x0000u, 0x0001u, 0x0FFFu, 0x1000u, 0x1001u, 0x2000u, 0x3000u, 0x7FFFu, 0x8000u, 0x8001u, 0xFFFFu})
+    for (const std::uint32_t lower :
+         {0x0000u, 0x0001u, 0x0FFFu, 0x1000u, 0x1001u, 0x2000u, 0x3000u, 0x7FFFu, 0x8000u, 0x8001u, 0xFFFFu})
       n_wrong += !round(upper << 16 | lower);
     const auto middle = std::bit_cast<std::uint32_t>(widen(Ours{static_cast<std::uint16_t>(upper)}));
     for (const int shift : {12, 15}) {
-      for (const std::uint32_t step : {0u, 1u, ~0u}) n_wrong += !round(middle + (1u << shift) + step) + !round(middle - (1u << shift) + step);
+      for (const std::uint32_t step : {0u, 1u, ~0u})
+        n_wrong += !round(middle + (1u << shift) + step) + !round(middle - (1u << shift) + step);
     }
   }
   CHECK(n_wrong == 0);
@@ -170,7 +174,8 @@ TEST_CASE("storage: F32 and F64 keep every bit, F64 to float rounds") {
 }
 
 TEST_CASE("storage: all types, in order") {
-  CHECK(std::vector<DType>(kDTypes.begin(), kDTypes.end()) == std::vector<DType>{DType::F64, DType::F32, DType::F16, DType::BF16});
+  CHECK(std::vector<DType>(kDTypes.begin(), kDTypes.end()) ==
+        std::vector<DType>{DType::F64, DType::F32, DType::F16, DType::BF16});
   CHECK_FALSE(try_dtype(static_cast<DType>(kDTypes.size()), [](auto) {}));
   CHECK_THROWS_AS(bytes_of(static_cast<DType>(kDTypes.size())), std::invalid_argument);
   for (const DType dtype : kDTypes) {
@@ -178,7 +183,8 @@ TEST_CASE("storage: all types, in order") {
     // The largest element is finite, and what is halfway to the next is not.
     const auto largest = static_cast<float>(largest_of(dtype));
     if (dtype == DType::F64 || dtype == DType::F32) {
-      CHECK(largest_of(dtype) == (dtype == DType::F64 ? std::numeric_limits<double>::max() : std::numeric_limits<float>::max()));
+      CHECK(largest_of(dtype) ==
+            (dtype == DType::F64 ? std::numeric_limits<double>::max() : std::numeric_limits<float>::max()));
       continue;
     }
     with_dtype(dtype, [largest]<class T>(T) {

@@ -3,7 +3,6 @@
 /// @brief mbarriers, bulk copies, clusters and each other's shared memory.
 #include "tests/gpu/platform/emulator/emulator_test.hpp"
 
-
 namespace tree_attn::emulated {
 namespace {
 

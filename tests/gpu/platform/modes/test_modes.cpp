@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The ladder in the modes of the emulator that watch it: races in shared memory, races in global memory, stray accesses.
+/// @brief The ladder in the modes of the emulator that watch it: races in shared memory, races in global memory, stray
+/// accesses.
 ///
-/// Compiled once a mode, over few shapes: what a mode sees is seen on every run, whatever order threads really ran in. Results are
-/// held against the oracle on the way, and against each other over the orders that the emulator draws.
-#include <map>
-
+/// Compiled once a mode, over few shapes: what a mode sees is seen on every run, whatever order threads really ran in.
+/// Results are held against the oracle on the way, and against each other over the orders that the emulator draws.
 #include "gpu/platform/emulator/settings.hpp"
 #include "tests/support/device_params.hpp"
+
+#include <map>
 
 namespace tree_attn::test {
 namespace {
@@ -49,7 +50,8 @@ const Kind kKinds[] = {
 };
 constexpr std::uint64_t kSeeds[] = {0, 1, 2};
 #elif defined(TREE_ATTN_EMULATOR_THREAD)
-/// A fiber costs TSan nearly half a millisecond: few blocks. What global memory orders is the merge by the block that comes last.
+/// A fiber costs TSan nearly half a millisecond: few blocks. What global memory orders is the merge by the block that comes
+/// last.
 const Kind kKinds[] = {{"sub-warp of 8", 8, false, 0, of_sub_warps(DType::BF16, 64, 300)},
                        {"sub-warp of 32, four chunks", 32, false, 0, of_sub_warps(DType::F32, 512, 160)},
                        {"tile of 64", 32, true, 0, of_tiles(DType::BF16, 64, 4, 160)}};
@@ -132,8 +134,10 @@ TEST_CASE("modes: every step, with every kind of worker, two splits and ragged e
 TEST_CASE("modes: the library kernel over a batch with lengths of all kinds") {
   const std::vector<std::pair<std::int64_t, std::int64_t>> shapes{{2, 150}, {6, 150}, {2, 40}, {6, 40}};
   for (const auto& [heads, n_keys] : shapes) {
-    const Axes axes{.batch = 4, .heads = heads, .kv_heads = 2, .head_dim = 64, .value_dim = 64, .n_keys = n_keys, .dtype = DType::BF16};
-    const auto workload = normal_workload(9100, axes, std::vector<std::int64_t>{n_keys, 0, 1, std::min<std::int64_t>(n_keys, 65)});
+    const Axes axes{
+        .batch = 4, .heads = heads, .kv_heads = 2, .head_dim = 64, .value_dim = 64, .n_keys = n_keys, .dtype = DType::BF16};
+    const auto workload =
+        normal_workload(9100, axes, std::vector<std::int64_t>{n_keys, 0, 1, std::min<std::int64_t>(n_keys, 65)});
     const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
     DecodeOutput first;
     for (const std::uint64_t seed : kSeeds) {
@@ -152,7 +156,8 @@ TEST_CASE("modes: the library kernel over a batch with lengths of all kinds") {
 /// @tested{thm_1, Thm. 1}
 TEST_CASE("modes: so many splits that their states are joined in rounds") {
   constexpr int kSplits = 70;
-  for (const Axes& axes : {of_sub_warps(DType::F32, 512, kSplits * kLeafKeys), of_tiles(DType::BF16, 256, 4, kSplits * kLeafKeys)}) {
+  for (const Axes& axes :
+       {of_sub_warps(DType::F32, 512, kSplits * kLeafKeys), of_tiles(DType::BF16, 256, 4, kSplits * kLeafKeys)}) {
     const auto workload = normal_workload(9150, axes);
     const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
     for (const device::LadderStep* step : device::ladder()) {
@@ -176,9 +181,11 @@ TEST_CASE("modes: a shard that begins and ends anywhere hands on its states") {
     const auto workload = normal_workload(9200, axes);
     const KeyRange range{67, 290};
     const Shard part = workload->shard(range);
-    const auto of_shard = workload_of(copy_of(workload->query(0)), copy_of(part.k), copy_of(part.v), std::nullopt, workload->scale);
+    const auto of_shard =
+        workload_of(copy_of(workload->query(0)), copy_of(part.k), copy_of(part.v), std::nullopt, workload->scale);
     const DeviceShard shard(workload->query(0), part, workload->lengths(), workload->scale);
-    const std::int64_t n_floats = static_cast<std::int64_t>(cover(range.begin, range.end).size()) * shard.params.n_rows() * state_size(64);
+    const std::int64_t n_floats =
+        static_cast<std::int64_t>(cover(range.begin, range.end).size()) * shard.params.n_rows() * state_size(64);
     for (const device::LadderStep* step : device::ladder()) {
       if (!step->keeps_states || step->refusal(shard.params, shard.dtype) != "") continue;
       const device::Plan plan = step->plan(shard.params, shard.dtype, {.n_splits = 2});

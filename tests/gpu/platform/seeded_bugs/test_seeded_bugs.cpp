@@ -6,7 +6,6 @@
 #include "tests/gpu/platform/seeded_bugs/seeded_bugs.hpp"
 
 #include <doctest/doctest.h>
-
 #include <sys/wait.h>
 
 #include <array>

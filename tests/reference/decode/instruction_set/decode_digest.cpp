@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Prints a digest of the bits of some decodes, one per line. Compiled for several instruction sets.
-#include <cstdio>
-#include <random>
-#include <string>
-#include <vector>
-
 #include "reference/data/fnv1a.hpp"
 #include "reference/decode/decode.hpp"
 #include "reference/state/key_range.hpp"
 #include "tests/support/tensors.hpp"
+
+#include <cstdio>
+#include <random>
+#include <string>
+#include <vector>
 
 namespace {
 

@@ -34,6 +34,7 @@ TEST_CASE("instruction set: decodes compiled for x86-64, x86-64-v3, x86-64-v4 an
   CHECK(digests("as_configured") == want);
   if (has_v3()) CHECK(digests("x86-64-v3") == want);
   if (has_v4()) CHECK(digests("x86-64-v4") == want);
-  MESSAGE("compared with x86-64: as configured" << (has_v3() ? ", x86-64-v3" : "")
-                                                << (has_v4() ? ", x86-64-v4" : "; not x86-64-v4, this processor has no AVX-512"));
+  MESSAGE("compared with x86-64: as configured"
+          << (has_v3() ? ", x86-64-v3" : "")
+          << (has_v4() ? ", x86-64-v4" : "; not x86-64-v4, this processor has no AVX-512"));
 }
