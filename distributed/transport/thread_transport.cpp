@@ -34,7 +34,7 @@ std::vector<std::byte> ThreadNetwork::take(Channel channel, int from, int to, st
   const auto ready = [&] { return !queue.empty() || mailbox.closed; };
   const std::string rank = "rank " + std::to_string(to);
   if (!mailbox.changed.wait_for(lock, timeout, ready)) {
-    throw TransportError(rank + " waited for " + std::string(what) + " from rank " + std::to_string(from) +
+    throw TransportError(rank + " waited for " + std::string(what) + " of rank " + std::to_string(from) +
                          (mailbox.doing.empty() ? "" : " " + mailbox.doing) + " and gave up");
   }
   if (queue.empty()) throw TransportError(rank + " gave up: another rank failed");
@@ -63,7 +63,7 @@ bool ThreadNetwork::empty() const {
   });
 }
 
-void ThreadRanks::barrier() const { all_gather({}, {}, "its arrival"); }
+void ThreadRanks::barrier() const { all_gather({}, {}, "the arrival"); }
 
 void ThreadRanks::all_gather(std::span<const std::byte> mine, std::span<std::byte> all, std::string_view what) const {
   for (int to = 0; to < size(); ++to) network_.put(ThreadNetwork::Channel::kRanks, rank(), to, mine);

@@ -65,9 +65,11 @@ std::int64_t doubling_messages(std::int64_t p) {
   const auto m = static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(p)));
   return m * ceil_log2(m) + 2 * (p - m);
 }
+/// Of the r = p - m ranks more than m, each is folded into a neighbour first. Their contributions reach all others one round
+/// later; the result reaches another folded rank yet one later, if two of them are log2 m exchanges apart: if r > m / 2.
 std::int64_t doubling_rounds(std::int64_t p) {
   const auto m = static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(p)));
-  return ceil_log2(m) + (p > m ? 2 : 0);
+  return ceil_log2(m) + (p > m ? 1 : 0) + (2 * (p - m) > m ? 1 : 0);
 }
 
 std::map<std::string_view, ClosedForm> closed_forms(const WorkloadShape& shape, const Topology& topology) {

@@ -41,7 +41,7 @@ TEST_CASE("thread ranks: a rank that never answers ends the others within the ti
     if (ranks.rank() == 1) ranks.barrier();
   };
   CHECK_THROWS_WITH_AS(run_threads(Topology::pretend(2, 2), 0.2, silent),
-                       "rank 1 waited for its arrival from rank 0 in a test and gave up", TransportError);
+                       "rank 1 waited for the arrival of rank 0 in a test and gave up", TransportError);
 }
 
 }  // namespace tree_attn::test
