@@ -53,7 +53,7 @@ inline std::vector<ExchangeStep> butterfly(int size, int me) {
   }
   if (me < 2 * extra) steps.push_back({.peer = me - 1, .receives = true, .theirs = {me - 1, me}});
 
-  // Double: player j stands for member(j) and the members folded into it; blocks of 2^i players hold the same run.
+  // Double: player j stands for member(j) and the members folded into it; blocks of 2^i players hold the same range.
   const auto member = [extra](int j) { return j < extra ? 2 * j + 1 : j + extra; };
   const auto first = [extra](int j) { return j < extra ? 2 * j : j + extra; };
   const int player = me < 2 * extra ? me / 2 : me - extra;

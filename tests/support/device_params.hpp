@@ -27,13 +27,13 @@ namespace device = TREE_ATTN_PLATFORM;
 class DeviceShard {
  public:
   DeviceShard(const TensorView& q, const Shard& shard, std::span<const std::int64_t> lengths, double scale, int lift = 0)
-      : workload(device::params_of(shape_of(q, shard.k, shard.v), {shard.begin, shard.end()})),
+      : params(device::params_of(shape_of(q, shard.k, shard.v), {shard.begin, shard.end()})),
         dtype(shard.k.dtype),
         lengths_(static_cast<std::int64_t>(lengths.size()), MemoryUse::Input) {
     lengths_.upload(lengths);
-    workload.q = upload(q, memory_[0]), workload.k = upload(shard.k, memory_[1]), workload.v = upload(shard.v, memory_[2]);
-    workload.lengths = lengths_.data();
-    device::set_scale(workload, dtype, scale, lift);
+    params.q = upload(q, memory_[0]), params.k = upload(shard.k, memory_[1]), params.v = upload(shard.v, memory_[2]);
+    params.lengths = lengths_.data();
+    device::set_scale(params, dtype, scale, lift);
   }
 
   DecodeParams params;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The schedules, walked without a transport: who ends with what, in what order, after how many rounds (section 5.3).
+/// @brief The exchanges, walked without a transport: who ends with what, in what order, after how many rounds (section 5.3).
 #include "distributed/transport/exchange.hpp"
 
 #include <doctest/doctest.h>
@@ -11,20 +11,20 @@
 namespace tree_attn {
 namespace {
 
-using Schedule = std::vector<ExchangeStep> (*)(int size, int me);
+using Exchange = std::vector<ExchangeStep> (*)(int size, int me);
 /// Whose contributions a member holds, in the order in which they were merged.
 using Held = std::vector<int>;
 
-/// The schedules of all members, and the members' hands while they are walked.
+/// The exchanges of all members, and the members' hands while they are walked.
 struct Walk {
   std::vector<std::vector<ExchangeStep>> steps;
   std::vector<std::size_t> next;  // the step at which each member stands
   std::vector<Held> held;
   int n_messages = 0;
 
-  Walk(Schedule schedule, int size) : next(static_cast<std::size_t>(size), 0) {
+  Walk(Exchange exchange, int size) : next(static_cast<std::size_t>(size), 0) {
     for (int me = 0; me < size; ++me) {
-      steps.push_back(schedule(size, me));
+      steps.push_back(exchange(size, me));
       held.push_back({me});
     }
   }

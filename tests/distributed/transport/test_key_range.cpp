@@ -12,7 +12,8 @@
 
 namespace tree_attn {
 
-TEST_CASE("even runs: neighbours touch, cuts fall between leaves, lengths differ by a leaf at most, the first are longer") {
+TEST_CASE(
+    "even ranges: neighbours touch, cuts fall between leaves, lengths differ by a leaf at most, the first are longer") {
   for (const std::int64_t leaf : {1, 3, 64}) {
     for (const std::int64_t n_keys : {0, 1, 2, 63, 64, 65, 128, 1000}) {
       for (int p = 1; p <= 17; ++p) {
@@ -39,7 +40,7 @@ TEST_CASE("even runs: neighbours touch, cuts fall between leaves, lengths differ
   }
 }
 
-TEST_CASE("runs of lengths: one behind the other, zeros allowed") {
+TEST_CASE("ranges of lengths: one behind the other, zeros allowed") {
   const std::int64_t lengths[] = {0, 3, 0, 5};
   const std::vector<KeyRange> ranges = ranges_of_lengths(lengths);
   REQUIRE(ranges.size() == 4);

@@ -10,7 +10,7 @@
 
 namespace tree_attn {
 
-TEST_CASE("topology: pretended nodes are runs of ranks, the last one may be smaller") {
+TEST_CASE("topology: pretended nodes are ranges of ranks, the last one may be smaller") {
   const Topology topology = Topology::pretend(7, 3);
   CHECK(topology.size() == 7);
   CHECK(topology.n_nodes() == 3);
@@ -33,7 +33,7 @@ TEST_CASE("topology: nodes are numbered by their smallest rank, whatever their l
   CHECK(topology.leaders() == std::vector{0, 1, 3});
 }
 
-TEST_CASE("topology: the row is a permutation in which every node is a run, led by its first rank") {
+TEST_CASE("topology: the order is a permutation in which every node is a range, led by its first rank") {
   std::mt19937 random(11);
   for (int trial = 0; trial < 200; ++trial) {
     const int size = 1 + static_cast<int>(random() % 20);

@@ -60,9 +60,10 @@ double time_of_read(const Shape& shape, const Input& input, int n_multiprocessor
   for (const unsigned n_threads : {256u, 512u, 1024u}) {
     for (const unsigned n_blocks : {1u, 2u, 4u}) {
       if (n_threads * n_blocks > 2048) continue;
-      const Launch how{.grid = {n_blocks * static_cast<unsigned>(n_multiprocessors)}, .block = {n_threads}};
+      const Launch config{.grid = {n_blocks * static_cast<unsigned>(n_multiprocessors)}, .block = {n_threads}};
       const auto run = [&](int i) {
-        launch(read_all, how, stream, reinterpret_cast<const Bytes16*>(input.cache(i)), shape.n_bytes() / 16, sink.data());
+        launch(read_all, config, stream, reinterpret_cast<const Bytes16*>(input.cache(i)), shape.n_bytes() / 16,
+               sink.data());
       };
       best = std::min(best, time_of(stream, input.n_sets, run).graph);
     }

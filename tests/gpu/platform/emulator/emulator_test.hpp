@@ -16,9 +16,9 @@ namespace tree_attn::emulated {
 
 /// What a launch is refused with; empty if nothing.
 template <class... Parameters, class... Arguments>
-std::string error_of(void (*kernel)(Parameters...), const Launch& how, Arguments&&... arguments) {
+std::string error_of(void (*kernel)(Parameters...), const Launch& config, Arguments&&... arguments) {
   try {
-    launch(kernel, how, Stream{}, std::forward<Arguments>(arguments)...);
+    launch(kernel, config, Stream{}, std::forward<Arguments>(arguments)...);
   } catch (const DeviceError& error) {
     return error.what();
   }

@@ -39,18 +39,18 @@ void stream(const float* in, float* out, int n_bytes, int shift) {
 
 TEST_CASE("emulator: bulk copies arrive in the order that their mbarriers ask for, whatever the seed") {
   const DeviceBuffer<float> in = ascending(kTiles * kTile), out(kThreads);
-  const Launch how{.block = {kThreads}, .shared_bytes = kStages * kTile * 4 + 256};
+  const Launch config{.block = {kThreads}, .shared_bytes = kStages * kTile * 4 + 256};
   for (std::uint64_t seed = 0; seed < 6; ++seed) {
     const SettingsScope scope({.seed = seed});
-    launch(stream, how, {}, in.data(), out.data(), kTile * 4, 0);
+    launch(stream, config, {}, in.data(), out.data(), kTile * 4, 0);
     const auto sums = out.download();
     for (int i = 0; i < kThreads; ++i)
       CHECK(sums[static_cast<std::size_t>(i)] == kTiles * i + kTile * kTiles * (kTiles - 1) / 2);
   }
-  CHECK(has(error_of(stream, how, in.data(), out.data(), 24, 0), "no multiple of 16"));
-  CHECK(has(error_of(stream, how, in.data(), out.data(), 16, 1), "multiple of 16"));
-  CHECK(has(error_of(stream, how, in.data() + 1, out.data(), 16, 0), "multiple of 16"));
-  CHECK(has(error_of(stream, how, in.data() + 64, out.data(), kTile * 4, 0), "bulk_copy reads bytes 1792 to 2048"));
+  CHECK(has(error_of(stream, config, in.data(), out.data(), 24, 0), "no multiple of 16"));
+  CHECK(has(error_of(stream, config, in.data(), out.data(), 16, 1), "multiple of 16"));
+  CHECK(has(error_of(stream, config, in.data() + 1, out.data(), 16, 0), "multiple of 16"));
+  CHECK(has(error_of(stream, config, in.data() + 64, out.data(), kTile * 4, 0), "bulk_copy reads bytes 1792 to 2048"));
 }
 
 void phases(int* out) {
@@ -140,17 +140,17 @@ TEST_CASE("emulator: blocks of a cluster read and write each other's shared memo
 
 void last_block_adds(unsigned* counter, float* partial, float* out) {
   Arena arena;
-  const Shared<int> told = arena.take<int>(1);
+  const Shared<int> is_last = arena.take<int>(1);
   if (threadIdx.x < 2) partial[2 * blockIdx.x + threadIdx.x] = static_cast<float>(blockIdx.x + 1);
   __syncthreads();
   if (threadIdx.x == 0) {
     __threadfence();
     const bool last = atomicAdd(counter, 1u) == gridDim.x - 1;
     __threadfence();
-    told[0] = last ? 1 : 0;
+    is_last[0] = last ? 1 : 0;
   }
   __syncthreads();
-  if (told[0] == 0 || threadIdx.x != 0) return;
+  if (is_last[0] == 0 || threadIdx.x != 0) return;
   float sum = 0;
   for (unsigned i = 0; i < 2 * gridDim.x; ++i) sum += load_fresh(partial + i);
   *out = sum;

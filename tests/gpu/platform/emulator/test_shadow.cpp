@@ -35,13 +35,13 @@ void write_and_read(Order order, int reader, bool backwards) {
 }
 
 TEST_CASE("emulator shadow: barriers order memory, shuffles and votes do not") {
-  const Launch how{.block = {64}, .shared_bytes = 136};
+  const Launch config{.block = {64}, .shared_bytes = 136};
   for (std::uint64_t seed = 0; seed < 4; ++seed) {
     for (const bool backwards : {false, true}) {
       CAPTURE(seed);
       CAPTURE(backwards);
       const SettingsScope scope({.seed = seed});
-      const auto error = [&](Order order, int reader) { return error_of(write_and_read, how, order, reader, backwards); };
+      const auto error = [&](Order order, int reader) { return error_of(write_and_read, config, order, reader, backwards); };
       CHECK(has(error(Order::kNone, 1), "race"));
       CHECK(has(error(Order::kShuffle, 1), "race"));
       CHECK(has(error(Order::kVote, 1), "race"));

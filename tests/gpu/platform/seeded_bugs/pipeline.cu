@@ -20,7 +20,7 @@ __global__ void pipeline(Bug bug, const float* in, int n, float* partial, unsign
   Arena arena;
   const Shared<float> ring = arena.take<float>(kStages * kTile);
   const Shared<float> scratch = arena.take<float>(kThreads);
-  const Shared<int> told = arena.take<int>(1);
+  const Shared<int> is_last = arena.take<int>(1);
   const int first = static_cast<int>(blockIdx.x) * kTilesOfBlock, end = first + kTilesOfBlock;
 
   const auto start = [&](int tile) {
@@ -84,10 +84,10 @@ __global__ void pipeline(Bug bug, const float* in, int n, float* partial, unsign
     if (bug != Bug::kNoFenceBehind) __threadfence();
     const bool last = before == gridDim.x - 1;
     if (last) *counter = 0;
-    if (last || bug != Bug::kUnsetFlag) *told = last ? 1 : 0;
+    if (last || bug != Bug::kUnsetFlag) *is_last = last ? 1 : 0;
   }
   __syncthreads();
-  if (*told == 1 && thread == 0) {
+  if (*is_last == 1 && thread == 0) {
     float total = 0;
     for (unsigned i = 0; i < 2 * gridDim.x; ++i)
       total += bug == Bug::kReadOnlyLoad ? load_once(partial + i) : load_fresh(partial + i);
