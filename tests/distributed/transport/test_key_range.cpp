@@ -12,8 +12,7 @@
 
 namespace tree_attn {
 
-TEST_CASE(
-    "even ranges: neighbours touch, cuts fall between leaves, lengths differ by a leaf at most, the first are longer") {
+TEST_CASE("even ranges: neighbours touch, cuts fall between leaves, lengths differ by a leaf at most, longer ones first") {
   for (const std::int64_t leaf : {1, 3, 64}) {
     for (const std::int64_t n_keys : {0, 1, 2, 63, 64, 65, 128, 1000}) {
       for (int p = 1; p <= 17; ++p) {
@@ -40,7 +39,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("ranges of lengths: one behind the other, zeros allowed") {
+TEST_CASE("ranges of lengths: one after the other, zeros allowed") {
   const std::int64_t lengths[] = {0, 3, 0, 5};
   const std::vector<KeyRange> ranges = ranges_of_lengths(lengths);
   REQUIRE(ranges.size() == 4);
