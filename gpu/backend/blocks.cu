@@ -10,7 +10,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <vector>
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 namespace {
@@ -99,10 +98,7 @@ class Blocks : public DeviceBlocks {
   Blocks(std::int64_t n_elements, std::int64_t n_rows, std::int64_t d_v) : memory_(n_elements), n_rows_(n_rows), d_v_(d_v) {}
 
   void upload(std::int64_t at, std::span<const float> elements) override { memory_.upload(elements, at); }
-  void download(std::int64_t at, std::span<float> elements) const override {
-    const std::vector<float> all = memory_.download();
-    std::copy_n(all.begin() + at, elements.size(), elements.begin());
-  }
+  void download(std::int64_t at, std::span<float> elements) const override { memory_.download(elements, at); }
 
   void merge(std::span<const Pair> pairs) override {
     for_each_batch(pairs,
