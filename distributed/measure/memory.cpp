@@ -68,9 +68,10 @@ double oracle_bytes(const WorkloadShape& shape, int n_results) {
 void check_memory(const std::string& subject, const Bench& bench, const Topology& machines, const MemoryUse& use) {
   const WorkloadShape& shape = bench.workload.shape();
   const double bytes_of_keys = static_cast<double>(shape.n_keys) * static_cast<double>(shape.bytes_per_position());
-  // Queries and outputs are held as well, by whoever made them.
+  // Queries and outputs, and lengths: of the workload, of the step, of the cache, and what the step uses of it.
   const double outside =
-      rows_of(shape) * static_cast<double>(sizeof(float)) * static_cast<double>(shape.head_dim + shape.value_dim + 1);
+      rows_of(shape) * static_cast<double>(sizeof(float)) * static_cast<double>(shape.head_dim + shape.value_dim + 1) +
+      4 * static_cast<double>(shape.batch) * sizeof(std::int64_t);
   double needed = 0;
   for (const int rank : machines.node(machines.node_of(bench.ranks.rank()))) {
     const KeyRange range = bench.ranges[static_cast<std::size_t>(bench.transport.topology().index_of(rank))];

@@ -117,8 +117,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE(
-    "device cache: F64, and values of another type than the keys, are stored as F32, and strides and alignment change no bit") {
+TEST_CASE("device cache: F64, and values of another type, are stored as F32, and strides and alignment change no bit") {
   const Axes axes{.batch = 2, .heads = 4, .kv_heads = 2, .head_dim = 24, .value_dim = 24, .n_keys = 140};
   const std::vector<std::int64_t> lengths{140, 33};
   const auto exact = normal_workload(6300, axes, lengths);
