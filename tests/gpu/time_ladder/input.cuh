@@ -4,6 +4,7 @@
 #pragma once
 
 #include "gpu/ladder/ladder.hpp"
+#include "reference/state/state.hpp"
 
 #include <algorithm>
 #include <cmath>
