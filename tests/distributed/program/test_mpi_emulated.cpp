@@ -251,8 +251,10 @@ TEST_CASE("emulated: the last of many steps has the bits of a single one, for ev
   for (const std::string dtype : {"f32", "bf16"}) {
     for (const std::string kv_heads : {"4", "1"}) {
       std::vector<Job> jobs;
-      for (const Words& options : {Words{}, Words{"--steps", "4"}, Words{"--steps", "80", "--repeat", "2"}})
-        jobs.push_back({dtype, kv_heads, 1, options + Words{"--batch", "2", "--compare", kAll}});
+      jobs.push_back({dtype, kv_heads, 1, {"--batch", "2", "--compare", kAll}});
+      jobs.push_back({dtype, kv_heads, 1, {"--batch", "2", "--compare", kAll, "--steps", "3", "--repeat", "2"}});
+      // More steps than a leaf has keys.
+      jobs.push_back({dtype, kv_heads, 1, {"--batch", "2", "--algorithm", "gather", "--steps", "70"}});
       jobs.push_back({dtype, kv_heads, 3, {"--batch", "2", "--compare", kAll, "--steps", "3", "--ranks-per-node", "2"}});
       jobs.push_back({dtype,
                       kv_heads,
