@@ -232,8 +232,7 @@ plot $level using 1:2:3 with lines lw 1.2 lc palette notitle, \
          600, 560);
 
   // %% [markdown]
-  // ![Contours of the energy F over the source, with its gradient; at the origin the gradient is
-  // attention](notebook_landscape.svg)
+  // ![Contours of the energy F over the source, with its gradient; at the origin the gradient is attention](notebook_landscape.svg)
   //
   // ## The Taylor series and what it leaves out
   //

@@ -256,8 +256,7 @@ plot $share using 1:3 with lines lw 2 lc rgb '#bbbbbb' title 'ties that go the o
      $share using 1:2 with points pt 7 ps 0.7 lc rgb '#1982d2' title 'counted in D')");
 
   // %% [markdown]
-  // ![Share of merges in the paper's form whose denominator depends on the order, against the difference of the two largest
-  // scores](notebook_commute.svg)
+  // ![Share of merges in the paper's form whose denominator depends on the order, against the difference of the two largest scores](notebook_commute.svg)
   //
   // ## What it does to a butterfly
   //
@@ -470,8 +469,7 @@ unset multiplot)",
          640, 520);
 
   // %% [markdown]
-  // ![The life of a state: keys arrive, the shift follows the largest score in whole steps, D starts afresh with each of
-  // them](notebook_life.svg)
+  // ![The life of a state: keys arrive, the shift follows the largest score in whole steps, D starts afresh with each of them](notebook_life.svg)
   //
   // Between two steps of the shift nothing is scaled, and $D$ only grows. At a step everything so
   // far is multiplied by a power of two, exactly. $D$ never leaves $[\frac12, N]$: that is why no

@@ -430,8 +430,7 @@ unset multiplot)",
 }
 
 // %% [markdown]
-// ![Bytes that all ranks together send in one decode step over a million keys, in all and between nodes of eight
-// ranks](notebook_bytes.svg)
+// ![Bytes that all ranks together send in one decode step over a million keys, in all and between nodes of eight ranks](notebook_bytes.svg)
 //
 // ## Questions
 //

@@ -234,8 +234,7 @@ plot $errors using 1:3 with lines dt 2 lw 2 lc rgb '#d9730d' title 'chain, bound
      $errors using 1:4 with linespoints pt 7 ps 0.6 lw 2 lc rgb '#1982d2' title 'canonical tree')");
 
   // %% [markdown]
-  // ![Error of attention in float against the number of keys, in a chain and in the canonical tree, with their
-  // bounds](notebook_errors.svg)
+  // ![Error of attention in float against the number of keys, in a chain and in the canonical tree, with their bounds](notebook_errors.svg)
   //
   // The chain's error grows with $N$, somewhat faster than $\sqrt N$: roundings point either way,
   // and many cancel. Its bound grows as $N$, because nothing forbids them to agree, as those of the

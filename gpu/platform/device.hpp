@@ -9,8 +9,7 @@
 ///
 /// | word | meaning |
 /// | --- | --- |
-/// | `threadIdx blockIdx blockDim gridDim`, `__syncthreads __syncwarp __shfl_sync __shfl_xor_sync __any_sync __threadfence
-/// atomicAdd` | CUDA's own | | `Shared<T>` | pointer into the shared memory of this block; a plain `T*` on the device | |
+/// | `threadIdx blockIdx blockDim gridDim`, `__syncthreads __syncwarp __shfl_sync __shfl_xor_sync __any_sync __threadfence atomicAdd` | CUDA's own | | `Shared<T>` | pointer into the shared memory of this block; a plain `T*` on the device | |
 /// `Arena` | hands out the dynamic shared memory: `Shared<float> tile = arena.take<float>(n)` | | `shared_as<U>` | the same
 /// shared memory as numbers of another type | | `load16 store16` | 16 bytes of shared memory at once; the address is a
 /// multiple of 16 | | `load16_global load_once` | 16 bytes of read-only global memory; one number of it | | `load_fresh
