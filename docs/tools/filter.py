@@ -164,14 +164,15 @@ def source(lines, where, known):
     names, anchors = {}, block_anchors(lines, where)
     for i, line in enumerate(lines):
         if case := TEST_CASE.match(line):
-            # A function named after the test case, and the whole name as its description.
+            # A function named after the test case, and the whole name as its description; its body may be on the same line.
+            body = line[case.end():].partition("{")[2]
             words, name = re.findall(r"[A-Za-z0-9]+", case[1]), "test"
             while words and len(name) + len(words[0]) < 44:
                 name += "_" + words.pop(0)
             names[name] = names.get(name, 0) + 1
             if names[name] > 1:
                 name += f"_{names[name]}"
-            yield f"/** @brief {plain(case[1])} @details @anchor {anchor_of(where, case[1])} */ void {name}() {{"
+            yield f"/** @brief {plain(case[1])} @details @anchor {anchor_of(where, case[1])} */ void {name}() {{{body}"
         elif comment := re.match(r"(\s*///<? ?)(.*)", line):
             prefix, text = comment[1], comment[2]
             if text.startswith("@tested"):
