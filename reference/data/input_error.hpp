@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The error of bad input or usage: one line that is shown to the user as it is, and the end of the run.
+/// @brief The error for bad input or usage: one line, shown to the user verbatim, which ends the run.
 #pragma once
 
 #include <cstddef>
@@ -10,14 +10,14 @@
 
 namespace tree_attn {
 
-/// Bad input or usage. what() is the one line that the user sees: it names the file, tensor or argument, and the values.
+/// Bad input or usage. The user sees what(): one line that names the file, tensor or argument, and the values.
 class InputError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-/// Bytes of the UTF-8 character that starts at text[at], 1 to 4; 0 where none does: a stray or missing continuation byte,
-/// an overlong form, a surrogate, a code point above U+10FFFF.
+/// Bytes of the UTF-8 character that starts at text[at], 1 to 4; 0 if there is none: a stray or missing continuation byte,
+/// an overlong form, a surrogate, or a code point above U+10FFFF.
 /// @param at below text.size()
 inline std::size_t utf8_length(std::string_view text, std::size_t at) {
   const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
@@ -26,7 +26,8 @@ inline std::size_t utf8_length(std::string_view text, std::size_t at) {
   if (first < 0xC2 || first > 0xF4) return 0;
   const std::size_t length = first < 0xE0 ? 2 : first < 0xF0 ? 3 : 4;
   if (text.size() - at < length) return 0;
-  // Only the second byte has bounds of its own: they shut out overlong forms, surrogates and what lies above U+10FFFF.
+  // The bounds of the second byte depend on the first: they exclude overlong forms, surrogates and code points above
+  // U+10FFFF.
   const unsigned char low = first == 0xE0 ? 0xA0 : first == 0xF0 ? 0x90 : 0x80;
   const unsigned char high = first == 0xED ? 0x9F : first == 0xF4 ? 0x8F : 0xBF;
   if (byte(at + 1) < low || byte(at + 1) > high) return 0;
@@ -36,7 +37,7 @@ inline std::size_t utf8_length(std::string_view text, std::size_t at) {
   return length;
 }
 
-/// Place of the first byte that is not UTF-8, or npos.
+/// Index of the first byte that is not UTF-8, or npos.
 inline std::size_t find_not_utf8(std::string_view text) {
   for (std::size_t at = 0, length = 0; at < text.size(); at += length) {
     length = utf8_length(text, at);
@@ -45,16 +46,16 @@ inline std::size_t find_not_utf8(std::string_view text) {
   return std::string_view::npos;
 }
 
-/// Text of unknown origin, made fit for a line on a terminal: whatever could end the line, move the cursor or turn the
-/// direction of writing becomes `\xNN`, and what is longer than `limit` is cut, with "..." in its place.
-/// @param limit bytes of the result, not counting the dots
+/// Escapes untrusted text for one line on a terminal. Bytes that could end the line, move the cursor or reverse the writing
+/// direction become `\xNN`. Text beyond `limit` is replaced by "...".
+/// @param limit bytes of the result, without the dots
 inline std::string readable(std::string_view text, std::size_t limit = 60) {
   constexpr char kHex[] = "0123456789abcdef";
   std::string shown;
   for (std::size_t at = 0; at < text.size();) {
     const std::size_t length = utf8_length(text, at);
     const std::string_view character = text.substr(at, length == 0 ? 1 : length);
-    // U+0080..U+009F hold a second set of control characters, U+2028..U+202E and U+2066..U+2069 break lines and turn text.
+    // U+0080..U+009F is a second set of control characters; U+2028..U+202E and U+2066..U+2069 break lines and reverse text.
     const bool is_control = length == 1 && (static_cast<unsigned char>(text[at]) < 0x20 || text[at] == 0x7F);
     const bool is_second_control = length == 2 && character < "\xC2\xA0";
     const bool is_format = length == 3 && ((character >= "\xE2\x80\xA8" && character <= "\xE2\x80\xAE") ||

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Mapping files, and the handler of SIGBUS.
+/// @brief Mapping files, and the SIGBUS handler.
 #include "reference/data/mapped_file.hpp"
 
 #include "reference/data/input_error.hpp"
@@ -36,7 +36,7 @@ struct Descriptor {
   }
 };
 
-/// A mapping and the line for its file, made in advance: a signal handler may not allocate.
+/// A mapping and the message for its file, built in advance because a signal handler may not allocate.
 struct Watched {
   std::atomic<const std::byte*> begin = nullptr;  // null: the entry is free
   std::size_t size = 0;
@@ -45,13 +45,14 @@ struct Watched {
 };
 
 std::array<Watched, 16> watched;  // mappings beyond these are not watched
-std::mutex watching;              // held to change an entry; the handler reads without it
+std::mutex watching;              // held to change an entry; the handler reads without locking
 
 void watch(const std::byte* begin, std::size_t size, const std::string& path) {
   const std::lock_guard lock(watching);
   const auto entry = std::find_if(watched.begin(), watched.end(), [](const Watched& w) { return w.begin == nullptr; });
   if (entry == watched.end()) return;
-  const std::string line = "tree_attn: " + readable(path, 200) + ": cut short, or its disk failed, while it was read\n";
+  const std::string line =
+      "tree_attn: " + readable(path, 200) + ": truncated, or its disk failed, while it was being read\n";
   entry->size = size;
   entry->length = line.copy(entry->line.data(), entry->line.size());
   entry->begin = begin;
@@ -68,20 +69,20 @@ struct sigaction action_before;
 bool (*may_write)(const void*);
 const void* may_write_context;
 
-/// Only calls that are safe in a signal handler.
+/// Calls async-signal-safe functions only.
 void on_bus_error(int signal, siginfo_t* info, void*) {
   const auto* address = static_cast<const std::byte*>(info->si_addr);
   for (const Watched& w : watched) {
     const std::byte* begin = w.begin;
     if (info->si_code != BUS_ADRERR || begin == nullptr || address < begin || address >= begin + w.size) continue;
-    // The first thread of all ranks to get here writes. The others wait: its end ends them.
+    // The first thread of all ranks to get here writes. The others wait until its exit ends them.
     const bool writes = may_write(may_write_context);
     if (writes) (void)!::write(STDERR_FILENO, w.line.data(), w.length);
     const timespec wait = writes ? timespec{0, 500'000'000} : timespec{5, 0};
     ::nanosleep(&wait, nullptr);
     ::_exit(2);
   }
-  // Not ours: as if this handler had never been there.
+  // Not one of our mappings: restore the previous handler and raise the signal again.
   ::sigaction(SIGBUS, &action_before, nullptr);
   ::raise(signal);
 }
@@ -89,14 +90,14 @@ void on_bus_error(int signal, siginfo_t* info, void*) {
 }  // namespace
 
 MappedFile::MappedFile(const std::string& path) {
-  // Without O_NONBLOCK, opening a pipe would wait for a writer that never comes.
+  // Without O_NONBLOCK, opening a pipe would wait for a writer.
   const Descriptor file{::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC)};
   struct stat status {};
   if (file.number < 0 || ::fstat(file.number, &status) != 0) fail(path, "cannot open: " + reason(errno));
   if (S_ISDIR(status.st_mode)) fail(path, "is a directory");
   if (!S_ISREG(status.st_mode)) fail(path, "is not a regular file");
   const auto size = static_cast<std::size_t>(status.st_size);
-  if (size == 0) return;  // cannot be mapped
+  if (size == 0) return;  // mmap rejects empty files
 
   // The mapping outlives the descriptor.
   void* const mapped = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.number, 0);
@@ -118,7 +119,7 @@ void end_on_cut_file(bool (*claim)(const void*), const void* context) {
   may_write = claim;
   may_write_context = context;
 
-  // A stack of its own: that of a fiber of the emulator may be too small for the frame of a signal.
+  // A separate stack, because the stack of an emulator fiber may be too small for a signal frame.
   alignas(16) static std::array<std::byte, 1 << 16> stack;
   stack_t signal_stack{};
   signal_stack.ss_sp = stack.data();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief A file mapped read-only, and the end of the program if another process cuts it short meanwhile.
+/// @brief A file mapped read-only, and a clean exit if another process truncates it.
 #pragma once
 
 #include <cstddef>
@@ -10,17 +10,17 @@
 
 namespace tree_attn {
 
-/// A regular file, mapped: pages are read when they are touched. The mapping outlives a rename or removal of the file.
+/// A mapped regular file. Pages are read on first access. The mapping survives renaming or removing the file.
 ///
-/// A page past the end of a file that was cut short cannot be read; touching it raises SIGBUS, see end_on_cut_file().
+/// If the file is truncated, accessing a page past its new end raises SIGBUS; see end_on_cut_file().
 class MappedFile {
  public:
   /// Maps a whole file. @throws InputError "PATH: cannot open: Permission denied", "PATH: is a directory"
   explicit MappedFile(const std::string& path);
 
-  /// The file, of the length that it had when it was opened; empty for an empty file.
+  /// The bytes of the file, with its size when it was opened; empty for an empty file.
   std::span<const std::byte> bytes() const { return {bytes_.get(), bytes_.get_deleter().size}; }
-  /// Gives up the pages that were read; one that is touched again is read again.
+  /// Releases the resident pages; a later access reads them again.
   void release_pages() const;
 
  private:
@@ -31,10 +31,10 @@ class MappedFile {
   std::unique_ptr<const std::byte[], Unmap> bytes_{nullptr, {0}};
 };
 
-/// From here on, touching a page that a mapped file no longer has ends the process with status 2 and one line that names the
-/// file, instead of SIGBUS. Any other SIGBUS does what it did before.
-/// @param claim safe in a signal handler; true for the first caller of all ranks, which alone writes the line. The others
-///   wait for its end to end them, at most 5 s.
+/// Installs a SIGBUS handler: accessing a page that a mapped file no longer has ends the process with status 2 and one line
+/// that names the file. Any other SIGBUS is handled as before.
+/// @param claim must be async-signal-safe; returns true to the first caller of all ranks, which alone writes the line. The
+///   others wait until its exit ends them, at most 5 s.
 void end_on_cut_file(bool (*claim)(const void*), const void* context);
 
 }  // namespace tree_attn

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Longer values in, covariance and entropy out.
+/// @brief Extends the values, and reads covariance and entropy from the output.
 #include "reference/data/moment_workload.hpp"
 
 #include <algorithm>
@@ -51,14 +51,14 @@ Moments take_moments(const MomentLayout& layout, DecodeOutput& output, const Ten
   std::vector<float> z;
   std::vector<double> state(static_cast<std::size_t>(state_size(size))), w(static_cast<std::size_t>(d_h));
   for (std::int64_t r = 0; r < n_rows; ++r) {
-    // The mean is a state whose weights add up to 1, with lse as its shift: any shift will do.
+    // The mean is a state whose weights sum to 1. Any shift is correct; use lse.
     const float lse = output.lse[static_cast<std::size_t>(r)];
     const float* means = output.out.data() + r * size;
     state[kShift] = kLog2E * lse;
     state[kSum] = lse == -std::numeric_limits<float>::infinity() ? 0 : 1;
     std::copy_n(means, size, state.begin() + kValues);
 
-    // Read it: the score is scale q.k.
+    // Read the state; the score is scale q.k.
     load_row(q, r / (q.shape[1] * q.shape[2]), r / q.shape[2] % q.shape[1], r % q.shape[2], w.data());
     for (double& factor : w) factor *= scale;
     const Eigen::MatrixXd variance = read_covariance<double>(layout, state.data());

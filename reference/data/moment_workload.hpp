@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Covariance and entropy beside the output of any decoder: `decode --moments 2` (section C.1).
+/// @brief Covariance and entropy from any decoder, in addition to its output: `decode --moments 2` (section C.1).
 ///
-/// The reduction is not touched: values are made longer (reference/oracle/moment_state.hpp), so every algorithm carries the
-/// second moments, and z and lse keep their bits on the CPU. Kernels take keys and values of one type, so 16-bit keys become
-/// F32 with them: z and lse are then as exact, with the bits of F32 storage.
+/// The reduction is unchanged. Values are extended (reference/oracle/moment_state.hpp), so every algorithm carries the
+/// second moments, and z and lse keep their bits on the CPU. The kernels require keys and values of one type, so there
+/// 16-bit keys are converted to F32: z and lse are as accurate, and have the bits of F32 storage.
 #pragma once
 
 #include "reference/data/workload.hpp"
@@ -15,21 +15,21 @@
 
 namespace tree_attn {
 
-/// The components of an enlarged value: v, the squares of its components, and the key, which brings home the mean score.
+/// The components of an extended value: v, the squares of its components, and the key, whose mean gives the mean score.
 MomentLayout moment_layout(const AttentionShape& shape);
 
-/// The same problem with every value followed by its squares and its key, in F32; `inner` must outlive it.
+/// The same workload with every value followed by its squares and its key, in F32. `inner` must outlive it.
 std::unique_ptr<Workload> with_moments(Workload& inner);
 
-/// What the second moments say.
+/// Statistics of the attention distribution of every query row.
 struct Moments {
-  std::vector<float> variance;  ///< diagonal of the covariance of the values [b, n_h, l, d_v]; 0 where there was no key
-  std::vector<float> entropy;   ///< of the attention, in nats [b, n_h, l]; 0 where there was no key
+  std::vector<float> variance;  ///< diagonal of the covariance of the values [b, n_h, l, d_v]; 0 for rows without keys
+  std::vector<float> entropy;   ///< in nats [b, n_h, l]; 0 for rows without keys
 };
 
-/// Takes the moments out of an output over enlarged values, and leaves z [b, n_h, l, d_v] in it.
-/// @param[in] layout the components
-/// @param[in,out] output means of the enlarged values [b, n_h, l, layout.size()], and lse
+/// Extracts the moments from an output over extended values, and leaves z [b, n_h, l, d_v] in it.
+/// @param[in] layout components of an extended value
+/// @param[in,out] output means of the extended values [b, n_h, l, layout.size()], and lse
 /// @param[in] q the queries [b, n_h, l, d_h]
 /// @param scale multiplies q.k
 Moments take_moments(const MomentLayout& layout, DecodeOutput& output, const TensorView& q, double scale);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Temporary files, and the renames that put them in place.
+/// @brief Temporary files, and their renames onto the targets.
 #include "reference/data/output_file.hpp"
 
 #include "reference/data/input_error.hpp"
@@ -25,7 +25,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Bytes of a path that a line shows.
+/// Bytes of a path shown in a message.
 constexpr std::size_t kShown = 320;
 
 std::string reason(int error) { return std::generic_category().message(error); }
@@ -36,15 +36,15 @@ std::string folder_of(const std::string& path) {
   return folder.empty() ? "." : folder.string();
 }
 
-/// Follows the links of a path that leads to no file yet, to the name where that file would be made. Sets errno, and returns
-/// nothing, if there is none.
+/// Follows the links of a path whose file does not exist yet, up to the name under which it would be created. On failure
+/// returns nothing and sets errno.
 std::optional<std::string> end_of_links(std::string path) {
   constexpr int kMostLinks = 40;  // as in the kernel
   for (int i = 0; i < kMostLinks; ++i) {
     std::array<char, PATH_MAX> link;
     const ssize_t length = ::readlink(path.c_str(), link.data(), link.size());
     if (length < 0) {
-      // Not a link, or nothing at all: the end.
+      // Not a link, or no such file: the end.
       if (errno == EINVAL || errno == ENOENT) return path;
       return std::nullopt;
     }
@@ -55,18 +55,18 @@ std::optional<std::string> end_of_links(std::string path) {
   return std::nullopt;
 }
 
-/// A path without links to a file that exists. Sets errno, and returns nothing, if it cannot be found.
+/// The path of an existing file with all links resolved. On failure returns nothing and sets errno.
 std::optional<std::string> without_links(const std::string& path) {
   const std::unique_ptr<char, decltype(&std::free)> resolved(::realpath(path.c_str(), nullptr), &std::free);
   return resolved ? std::optional<std::string>(resolved.get()) : std::nullopt;
 }
 
-/// Exchanges two names in one step. Sets errno, and returns false, if the file system cannot or one of them does not exist.
+/// Exchanges two names atomically. Returns false and sets errno if the file system cannot, or if one does not exist.
 bool exchange_names(const std::string& a, const std::string& b) {
   return ::renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) == 0;
 }
 
-/// Writes the entries of a folder to the disk. The files are in their places whether it succeeds or not.
+/// Writes the entries of a folder to the disk. The renames hold whether it succeeds or not.
 void sync_folder(const std::string& folder) {
   const int descriptor = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (descriptor < 0) return;
@@ -87,7 +87,7 @@ void check_different(const std::vector<NamedFile>& files) {
     for (std::size_t j = 0; j < i; ++j) {
       if (!files[i].identity || files[i].identity != files[j].identity) continue;
       throw InputError(files[i].role + " " + readable(files[i].path, kShown / 3) + " is the same file as " + files[j].role +
-                       " " + readable(files[j].path, kShown / 3) + "; give each a file of its own");
+                       " " + readable(files[j].path, kShown / 3) + "; use different files");
     }
   }
 }
@@ -101,7 +101,7 @@ OutputFile::OutputFile(const std::string& path, Streams streams) : path_(path) {
     is_standard_output_ = ::fstat(STDOUT_FILENO, &standard_output) == 0 && standard_output.st_dev == status.st_dev &&
                           standard_output.st_ino == status.st_ino;
 
-    // Renaming would replace a device or pipe by a file, and take away the file that standard output goes to.
+    // Renaming would replace a device or pipe by a file, and would unlink the file that standard output writes to.
     if (!S_ISREG(status.st_mode) || is_standard_output_) {
       if (streams == Streams::kRefused) {
         throw InputError(readable(path, kShown) +
@@ -123,7 +123,7 @@ OutputFile::OutputFile(const std::string& path, Streams streams) : path_(path) {
     if (!folder) fail(errno);
     identity_ = {folder->device, folder->inode, fs::path(target_).filename().string()};
   }
-  // What is replaced is an entry of the folder.
+  // A rename needs write permission on the folder, not on the file.
   if (::faccessat(AT_FDCWD, folder_of(target_).c_str(), W_OK | X_OK, AT_EACCESS) != 0) fail(errno);
 }
 
@@ -140,14 +140,15 @@ void OutputFile::open() {
   } else if (target_.empty()) {
     descriptor_ = ::open(path_.c_str(), O_WRONLY | O_CLOEXEC | O_NOCTTY);
   } else {
-    // The name does not build on the target's: with a suffix, a long one would no longer fit.
+    // The name is independent of the target's: a long name plus a suffix might exceed the limit.
     static std::atomic<unsigned> counter{0};
     for (int attempt = 0; descriptor_ < 0; ++attempt) {
       const std::string name = ".tree_attn-" + std::to_string(::getpid()) + "-" + std::to_string(counter++) + ".tmp";
       const std::string candidate = (fs::path(folder_of(target_)) / name).string();
       descriptor_ = ::open(candidate.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode_.value_or(0666));
       if (descriptor_ >= 0) temporary_ = candidate;
-      // Left behind by a run that was killed, planted, or taken by another machine on a shared disk: try the next number.
+      // The name exists: left by a killed run, created by another user, or by another machine on a shared disk. Try the
+      // next.
       if (descriptor_ < 0 && (errno != EEXIST || attempt == 1000)) fail(errno);
     }
     if (mode_ && ::fchmod(descriptor_, *mode_) != 0) fail(errno);
@@ -157,7 +158,7 @@ void OutputFile::open() {
 
 void OutputFile::write(std::span<const std::byte> bytes) {
   if (descriptor_ < 0) open();
-  // A call moves at most 2 GiB, and may move less.
+  // One call writes at most 2 GiB, and may write less.
   while (!bytes.empty()) {
     const ssize_t written = ::write(descriptor_, bytes.data(), bytes.size());
     if (written < 0 && errno == EINTR) continue;
@@ -169,9 +170,9 @@ void OutputFile::write(std::span<const std::byte> bytes) {
 void OutputFile::finish() {
   if (std::exchange(finished_, true)) return;
   if (descriptor_ < 0) open();
-  // Before the rename: after a power cut the name must not lead to an empty file.
+  // Before the rename, so that the target is not an empty file after a power failure.
   if (!target_.empty() && ::fsync(descriptor_) != 0) fail(errno);
-  // Some network disks report that they are full only here.
+  // Some network file systems report a full disk only in close().
   if (::close(std::exchange(descriptor_, -1)) != 0) fail(errno);
 }
 
@@ -200,7 +201,7 @@ void OutputFile::put_in_place(const std::vector<OutputFile*>& files) {
   for (OutputFile* file : files) file->finish();
   std::size_t n_placed = 0;
   try {
-    // After the last rename nothing can fail any more: it needs no way back.
+    // The last rename need not be reversible: nothing can fail after it.
     for (; n_placed < files.size(); ++n_placed) files[n_placed]->take_place(n_placed + 1 < files.size());
   } catch (const InputError&) {
     while (n_placed > 0) files[--n_placed]->step_back();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Files that are written: each is complete before it takes its place, and several take their places together.
+/// @brief Output files: each is complete before it replaces its target, and several replace their targets together.
 #pragma once
 
 #include <sys/types.h>
@@ -13,7 +13,8 @@
 
 namespace tree_attn {
 
-/// One file, however it is named: device and inode. For a file that does not exist yet: those of its folder, and its name.
+/// Identifies a file independently of its path: device and inode. For a file that does not exist yet: those of its folder,
+/// and its name.
 struct FileIdentity {
   dev_t device = 0;
   ino_t inode = 0;
@@ -21,22 +22,22 @@ struct FileIdentity {
   bool operator==(const FileIdentity&) const = default;
 };
 
-/// What besides a file a path may lead to.
+/// Whether a path may name a stream instead of a file.
 enum class Streams {
   kRefused,
-  kAllowed  ///< a device, a pipe, the standard output of this program: written as it is, never renamed
+  kAllowed  ///< a device, a pipe or the standard output of this program: written directly, never renamed
 };
 
-/// A file to write, from the check of its path to the rename that puts it in its place.
+/// A file to write, from the check of its path to the rename onto its target.
 ///
 /// The bytes go to a temporary file `.tree_attn-PID-N.tmp` in the folder of the target. It is opened exclusively, so a file
-/// or link of that name that another user planted is neither followed nor overwritten. No reader sees a part of the file,
-/// and a process that has mapped the old one keeps it. Links are followed, also to a target that does not exist yet. The
-/// file keeps the access mode of the file that it replaces, but not its owner, access control list or hard links. A process
-/// that is killed leaves the temporary file behind.
+/// or link of that name created by another user is neither followed nor overwritten. Readers never see a partial file, and a
+/// process that has mapped the old file keeps it. Links are followed, also to a target that does not exist yet. A replaced
+/// file keeps its access mode, but not its owner, access control list or hard links. A killed process leaves its temporary
+/// file.
 class OutputFile {
  public:
-  /// Checks where the path leads and that a file can be made there; writes nothing.
+  /// Resolves the path and checks that a file can be created there. Writes nothing.
   /// @throws InputError "PATH: cannot write: Not a directory", "PATH: is not a regular file"
   OutputFile(const std::string& path, Streams streams);
   /// Removes the temporary file, unless put_in_place() succeeded.
@@ -46,16 +47,16 @@ class OutputFile {
 
   const FileIdentity& identity() const { return identity_; }
 
-  /// Appends. @throws InputError with the reason of the system: "PATH: cannot write: No space left on device"
+  /// Appends. @throws InputError with the system's reason: "PATH: cannot write: No space left on device"
   void write(std::span<const std::byte> bytes);
   void write(const std::string& text) { write(std::as_bytes(std::span(text))); }
 
-  /// Makes sure that all bytes are on the disk: behind this, only the rename can fail. @throws InputError
+  /// Flushes all bytes to the disk; after this only the rename can fail. @throws InputError
   void finish();
 
-  /// Finishes files and renames them to their targets, all of them or none: if a rename fails, those before it are undone.
+  /// Finishes the files and renames them to their targets, all or none: if a rename fails, the earlier ones are undone.
   ///
-  /// Undoing takes a file system that can exchange two names (Linux: ext4, XFS, Btrfs, tmpfs); elsewhere a file that was
+  /// Undoing requires a file system that can exchange two names (Linux: ext4, XFS, Btrfs, tmpfs). Elsewhere a file that was
   /// already replaced stays replaced.
   /// @throws InputError
   static void put_in_place(const std::vector<OutputFile*>& files);
@@ -68,31 +69,31 @@ class OutputFile {
   void settle();
 
   std::string path_;       // as given, for messages
-  std::string target_;     // without links; empty for a stream
-  std::string temporary_;  // empty: none
+  std::string target_;     // links resolved; empty for a stream
+  std::string temporary_;  // empty if there is none
   FileIdentity identity_;
-  std::optional<mode_t> mode_;  // of the file that is replaced
+  std::optional<mode_t> mode_;  // of the replaced file
   bool is_standard_output_ = false;
   bool finished_ = false;
-  bool holds_old_ = false;  // in place, and the temporary name holds the file that was replaced
-  bool is_new_ = false;     // in place, where no file was before
+  bool holds_old_ = false;  // renamed, and the temporary name holds the replaced file
+  bool is_new_ = false;     // renamed, and the target did not exist before
   int descriptor_ = -1;
 };
 
-/// A file of the command line: "IN", "OUT" or "--report", its path, and what that leads to.
+/// A file of the command line: its role ("IN", "OUT" or "--report"), its path and its identity.
 struct NamedFile {
   std::string role, path;
-  std::optional<FileIdentity> identity;  ///< nothing for a file that is not there
+  std::optional<FileIdentity> identity;  ///< empty if the file does not exist
 };
 
-/// Refuses two names of one file, also by links, hard links and other folders: writing one would destroy the other.
-/// @throws InputError "--report b is the same file as OUT a; give each a file of its own"
+/// Refuses two paths to one file, also through links, hard links and other folders: writing one would destroy the other.
+/// @throws InputError "--report b is the same file as OUT a; use different files"
 void check_different(const std::vector<NamedFile>& files);
 
-/// The identity of an existing file, links followed; nothing if there is none.
+/// The identity of an existing file, following links; empty if there is none.
 std::optional<FileIdentity> find_identity(const std::string& path);
 
-/// Hands over everything that was printed. @throws InputError "cannot write to standard output"
+/// Flushes standard output. @throws InputError "cannot write to standard output"
 void flush_standard_output();
 
 }  // namespace tree_attn

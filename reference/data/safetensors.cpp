@@ -15,7 +15,8 @@
 namespace tree_attn {
 namespace {
 
-static_assert(std::endian::native == std::endian::little, "safetensors are little-endian and are used as they lie");
+static_assert(std::endian::native == std::endian::little,
+              "safetensors data is little-endian and is used without conversion");
 
 constexpr std::uint64_t kMaxHeader = 100'000'000;
 
@@ -23,8 +24,7 @@ constexpr std::uint64_t kMaxHeader = 100'000'000;
   throw InputError(readable(path, 4096) + ": " + message);
 }
 
-/// What a file is that starts like another well-known kind: the length word of such a file makes no sense, and saying so
-/// is not enough.
+/// A hint for a file that starts like another well-known format, whose first 8 bytes are no sensible header length.
 std::string look_alike(std::string_view bytes) {
   using namespace std::string_view_literals;
   constexpr std::pair<std::string_view, std::string_view> kStarts[] = {
@@ -43,7 +43,7 @@ std::string look_alike(std::string_view bytes) {
   return "";
 }
 
-/// The length of the header, from the first 8 bytes, once it is known to be possible.
+/// Reads the length of the header from the first 8 bytes, and checks it against the size of the file.
 std::uint64_t header_length(const std::string& path, std::string_view bytes) {
   if (bytes.size() < 8) fail(path, "file too short: " + std::to_string(bytes.size()) + " bytes, needs 8");
   std::uint64_t length = 0;
@@ -101,7 +101,7 @@ SafetensorsFile SafetensorsFile::open(const std::string& path) {
   result.tensors_ = std::move(header.tensors);
   result.by_name_ = std::move(header.by_name);
 
-  // The size too: files of different lengths are different.
+  // Include the size: files of different sizes differ.
   result.header_hash_ =
       fnv1a(std::as_bytes(std::span(&size, 1)), fnv1a(std::as_bytes(std::span(bytes.substr(0, result.data_begin_)))));
   return result;
@@ -115,7 +115,7 @@ const TensorInfo* SafetensorsFile::find(std::string_view name) const {
 
 const TensorInfo& SafetensorsFile::at(std::string_view name) const {
   if (const TensorInfo* tensor = find(name)) return *tensor;
-  // The names that are there, as far as a line carries them: a misspelt one is found at a glance.
+  // List the first names of the file, so that the user can spot a misspelling.
   constexpr std::size_t kShown = 8;
   std::string names;
   for (std::size_t i = 0; i < std::min(kShown, by_name_.size()); ++i) {

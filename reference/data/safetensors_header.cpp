@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The header of a safetensors file, as events of a JSON parser.
+/// @brief Parses the header of a safetensors file with an event-driven (SAX) JSON parser.
 ///
-/// Events, not a document: keys that come twice are seen (a document keeps one of them, and readers disagree which), a
-/// wrong value ends the reading at once, and a header of 100 MB costs no tree of nodes.
+/// Unlike a document, events show duplicate keys (a document keeps one of them, and readers disagree which), let parsing
+/// stop at the first wrong value, and need no tree of nodes for a header of 100 MB.
 #include "reference/data/safetensors_header.hpp"
 
 #include <nlohmann/json.hpp>
@@ -20,7 +20,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-/// "[2, 2]", cut to a readable length.
+/// "[2, 2]", truncated to a readable length.
 std::string shape_text(const std::vector<std::int64_t>& shape) {
   std::string text;
   for (const std::int64_t n : shape) text += (text.empty() ? "" : ", ") + std::to_string(n);
@@ -31,7 +31,7 @@ std::string range_text(const TensorInfo& t) { return "[" + std::to_string(t.begi
 
 std::string in_quotes(std::string_view name) { return "\"" + readable(name) + "\""; }
 
-/// Takes the events of the parser. Where the header goes wrong, it throws out of the middle of them.
+/// Receives the parser's events. Throws at the first error.
 class HeaderReader final : public Json::json_sax_t {
  public:
   HeaderReader(const std::string& path, std::string_view json) : path_(path), json_(json) {}
@@ -40,7 +40,7 @@ class HeaderReader final : public Json::json_sax_t {
 
   [[noreturn]] void fail(const std::string& message) const { throw InputError(readable(path_, 4096) + ": " + message); }
 
-  // Containers move between the places of a header; a container anywhere else is an error of that place.
+  // Objects and arrays change the context; anywhere else they are an error of that context.
   bool start_object(std::size_t) override {
     if (context_ == Context::kTop) return go(Context::kHeader);
     if (context_ != Context::kHeader) refuse();
@@ -67,7 +67,7 @@ class HeaderReader final : public Json::json_sax_t {
     return go(Context::kTensor);
   }
 
-  // A key that comes twice is an error at every level. Names of tensors are compared after the last, by sorting.
+  // Duplicate keys are an error at every level. Tensor names are compared after the last one, by sorting.
   bool key(std::string& name) override {
     key_ = std::move(name);
     if (context_ == Context::kHeader && key_ == "__metadata__" && std::exchange(has_metadata_, true)) {
@@ -101,21 +101,20 @@ class HeaderReader final : public Json::json_sax_t {
     ++n_offsets_;
     return true;
   }
-  // What has a sign: -0 is a float to the reference reader, so nothing with a sign is a length.
+  // Signed numbers. The reference reader parses -0 as a float, so no signed number is a length.
   bool number_integer(std::int64_t value) override {
     const std::string text = value == 0 ? "-0" : std::to_string(value);
-    if (context_ == Context::kShape && value == 0) fail_tensor("shape has a size that is not a plain whole number: -0");
+    if (context_ == Context::kShape && value == 0) fail_tensor("shape has a size that is not an unsigned integer: -0");
     if (context_ == Context::kShape) fail_tensor("shape has a negative size: " + text);
     if (context_ == Context::kOffsets) fail_tensor("negative offset in data_offsets: " + text);
     refuse();
   }
-  // What has a point or an exponent, and whole numbers from 2^64 on.
+  // Numbers with a point or an exponent, and integers from 2^64 on.
   bool number_float(double, const std::string& text) override {
     const bool is_whole = text.find_first_not_of("-0123456789") == std::string::npos;
     if (context_ == Context::kShape && is_whole) fail_size(readable(text));
-    if (context_ == Context::kShape) fail_tensor("shape has a size that is not a whole number: " + readable(text));
-    if (context_ == Context::kOffsets)
-      fail_tensor("data_offsets is not a pair of whole numbers below 2^64: " + readable(text));
+    if (context_ == Context::kShape) fail_tensor("shape has a size that is not an integer: " + readable(text));
+    if (context_ == Context::kOffsets) fail_tensor("data_offsets is not a pair of integers below 2^64: " + readable(text));
     refuse();
   }
   bool null() override { refuse(); }
@@ -123,13 +122,13 @@ class HeaderReader final : public Json::json_sax_t {
   bool binary(Json::binary_t&) override { refuse(); }
 
   bool parse_error(std::size_t position, const std::string& token, const Json::exception& error) override {
-    // The parser's words, without its code and its line and column: a header is one line.
+    // The parser's message without its code, line and column: a header is one line.
     std::string_view words = error.what();
     for (const std::string_view mark : {"] ", "parse error at ", ": "}) {
       const std::size_t at = words.find(mark);
       if (at != std::string_view::npos) words.remove_prefix(at + mark.size());
     }
-    // A few causes are worth a word of their own.
+    // Name the common causes.
     const auto says = [&](std::string_view text) { return words.find(text) != std::string_view::npos; };
     const std::size_t begin = position >= token.size() ? position - token.size() : 0;
     const bool after_zero =
@@ -146,7 +145,7 @@ class HeaderReader final : public Json::json_sax_t {
   }
 
  private:
-  /// Where in the header the reader is. Kept by hand: no place nests in itself.
+  /// The current position in the header. No context nests in itself, so no stack is needed.
   enum class Context { kTop, kHeader, kMetadata, kTensor, kShape, kOffsets, kEnd };
   static constexpr std::string_view kFields[] = {"dtype", "shape", "data_offsets"};
 
@@ -161,7 +160,7 @@ class HeaderReader final : public Json::json_sax_t {
   [[noreturn]] void fail_size(const std::string& size) {
     fail_tensor("size out of range: shape has " + size + ", sizes must be below 2^48");
   }
-  /// A value of the wrong kind, in the words of its place.
+  /// Fails for a value of the wrong type, with a message for the current context.
   [[noreturn]] void refuse() {
     switch (context_) {
       case Context::kHeader: fail((key_ == "__metadata__" ? key_ : "tensor " + in_quotes(key_)) + " is not an object");
@@ -170,13 +169,13 @@ class HeaderReader final : public Json::json_sax_t {
         fail_tensor(key_ + (key_ == "dtype"   ? " is not a string"
                             : key_ == "shape" ? " is not a list"
                                               : " is not a pair of numbers"));
-      case Context::kShape: fail_tensor("shape has a size that is not a whole number");
+      case Context::kShape: fail_tensor("shape has a size that is not an integer");
       case Context::kOffsets: fail_tensor("data_offsets is not a pair of numbers");
       default: fail("header is not an object");
     }
   }
 
-  /// The fields are there and agree with each other.
+  /// Checks that all fields are present and consistent.
   void check_tensor() {
     const TensorInfo& t = tensor();
     for (std::size_t i = 0; i < std::size(kFields); ++i) {
@@ -192,11 +191,12 @@ class HeaderReader final : public Json::json_sax_t {
     }
   }
 
-  /// No key of "__metadata__" comes twice. Among nine million keys, two different ones have one hash with probability 2e-6.
+  /// Checks that "__metadata__" has no duplicate key. Nine million different keys have a hash collision with probability
+  /// 2e-6.
   void check_metadata() {
     std::sort(metadata_keys_.begin(), metadata_keys_.end());
     if (std::adjacent_find(metadata_keys_.begin(), metadata_keys_.end()) != metadata_keys_.end()) {
-      fail("__metadata__: a key comes twice");
+      fail("__metadata__: duplicate key");
     }
     metadata_keys_ = {};
   }
@@ -206,15 +206,15 @@ class HeaderReader final : public Json::json_sax_t {
   Context context_ = Context::kTop;
   std::string key_;
   bool has_metadata_ = false;
-  std::vector<std::size_t> metadata_keys_;  // as hashes of 64 bits: nothing reads these strings, so none is kept
+  std::vector<std::size_t> metadata_keys_;  // 64-bit hashes; the strings are not kept
   std::array<bool, std::size(kFields)> seen_{};
   std::size_t n_offsets_ = 0;
 };
 
-/// The ranges cover the data once. Sorted, neighbours are enough.
+/// Checks that the ranges cover the data exactly once. They are sorted, so comparing neighbours is enough.
 void check_cover(const HeaderReader& reader, std::uint64_t data_size) {
   const std::vector<TensorInfo>& tensors = reader.header.tensors;
-  // A file cut short is the likeliest of these, and explains the others.
+  // Check for a truncated file first: it is the most likely fault, and it causes the others.
   const auto last =
       std::max_element(tensors.begin(), tensors.end(), [](const auto& a, const auto& b) { return a.end < b.end; });
   if (last != tensors.end() && last->end > data_size) {
@@ -230,12 +230,12 @@ void check_cover(const HeaderReader& reader, std::uint64_t data_size) {
     }
     if (t.begin > covered) {
       reader.fail("data has bytes " + std::to_string(covered) + ".." + std::to_string(t.begin) +
-                  " that no tensor covers, in front of tensor " + in_quotes(t.name));
+                  " that no tensor covers, before tensor " + in_quotes(t.name));
     }
     covered = t.end;
   }
   if (covered != data_size) {
-    reader.fail("file has " + std::to_string(data_size - covered) + " bytes that no tensor covers, behind the last tensor");
+    reader.fail("file has " + std::to_string(data_size - covered) + " bytes that no tensor covers, after the last tensor");
   }
 }
 
@@ -244,15 +244,15 @@ void check_cover(const HeaderReader& reader, std::uint64_t data_size) {
 SafetensorsHeader parse_header(const std::string& path, std::string_view json, std::uint64_t data_size) {
   HeaderReader reader(path, json);
 
-  // What the parser would let pass or explain badly.
+  // Check what the parser would accept or explain badly.
   const std::size_t not_utf8 = find_not_utf8(json);
   if (not_utf8 != std::string_view::npos) reader.fail("header is not UTF-8: byte " + std::to_string(not_utf8 + 1));
   if (json.find_first_not_of(" \t\n\r") == std::string_view::npos) reader.fail("header is empty");
-  if (json.starts_with("\xEF\xBB\xBF")) reader.fail("header does not start with { but with a byte order mark");
+  if (json.starts_with("\xEF\xBB\xBF")) reader.fail("header starts with a byte order mark instead of {");
 
-  // Read, and put in order: by range for the data, by name for the lookup.
+  // Parse, then sort: by range for the check of the data, by name for the lookup.
   Json::sax_parse(json.begin(), json.end(), &reader);
-  // The parser takes a NUL for the end, and would let pass whatever hides behind it.
+  // The parser treats NUL as the end of the input and would ignore any bytes after it.
   const std::size_t nul = json.find('\0');
   if (nul != std::string_view::npos)
     reader.fail("header is not JSON (bytes after the object), byte " + std::to_string(nul + 1) + ": NUL");

@@ -16,7 +16,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::size_t kAlignment = 8;  // of the data; safetensors' own writer has the same
+constexpr std::size_t kAlignment = 8;  // of the data, as in the reference writer
 
 bool is_utf8(std::string_view text) { return find_not_utf8(text) == std::string_view::npos; }
 
@@ -28,7 +28,7 @@ void SafetensorsWriter::add(std::string_view name, std::string_view dtype, std::
     if (!condition) throw std::invalid_argument("SafetensorsWriter::add: tensor \"" + readable(name) + "\": " + message);
   };
   require(is_utf8(name), "name is not UTF-8");
-  require(name != "__metadata__", "name is reserved, for strings");
+  require(name != "__metadata__", "name is reserved for metadata");
   for (const Entry& entry : entries_) require(entry.info.name != name, "name is taken");
   require(bits_of_dtype(dtype) != 0, "unknown dtype \"" + readable(dtype) + "\"");
   TensorInfo info{std::string(name), std::string(dtype), {shape.begin(), shape.end()}};
@@ -39,7 +39,7 @@ void SafetensorsWriter::add(std::string_view name, std::string_view dtype, std::
 }
 
 void SafetensorsWriter::write(OutputFile& file) const {
-  // Place the data: wide numbers first, then the order of add().
+  // Lay out the data: the widest dtypes first, otherwise in the order of add().
   std::vector<Entry> entries = entries_;
   std::stable_sort(entries.begin(), entries.end(),
                    [](const Entry& a, const Entry& b) { return bits_of_dtype(a.info.dtype) > bits_of_dtype(b.info.dtype); });
@@ -49,7 +49,7 @@ void SafetensorsWriter::write(OutputFile& file) const {
     info.end = at += bytes.size();
   }
 
-  // The header, key by key, in the order of the data; Json escapes the strings.
+  // Build the header in the order of the data; Json escapes the strings.
   std::string text = "{";
   for (const auto& [info, bytes] : entries) {
     const Json fields = {{"dtype", info.dtype}, {"shape", info.shape}, {"data_offsets", {info.begin, info.end}}};
@@ -59,7 +59,7 @@ void SafetensorsWriter::write(OutputFile& file) const {
   text.resize((text.size() + kAlignment - 1) / kAlignment * kAlignment, ' ');
   const std::uint64_t length = text.size();
 
-  // Length, header, data.
+  // Write length, header and data.
   file.write(std::as_bytes(std::span(&length, 1)));
   file.write(text);
   for (const Entry& entry : entries) file.write(entry.bytes);

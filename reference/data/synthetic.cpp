@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Made-up problems: every number is a function of the seed and of its place.
+/// @brief Synthetic workloads: every element is a function of the seed and of its indices.
 #include "reference/data/workload.hpp"
 
 #include <algorithm>
@@ -10,26 +10,26 @@
 namespace tree_attn {
 namespace {
 
-/// The finaliser of SplitMix64 (Steele, Lea, Flood 2014): 64 well-mixed bits of a counter.
+/// The finaliser of SplitMix64 (Steele, Lea, Flood 2014): hashes a counter to 64 bits.
 std::uint64_t mix(std::uint64_t x) {
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
   x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
   return x ^ (x >> 31);
 }
 
-/// Fills a row of one tensor: sums of four uniform 16-bit numbers, scaled to variance 1. Close to normal out to 3.4 sigma,
-/// and a multiplication and a few shifts a number, so that gigabytes are made in seconds.
+/// Fills a row of one tensor with sums of four uniform 16-bit integers, scaled to variance 1. The distribution is close to
+/// normal up to 3.4 sigma. An element costs a few multiplications and shifts, so gigabytes take seconds.
 void fill_row(std::uint64_t seed, std::uint64_t tensor, std::int64_t head, std::int64_t position, std::vector<float>& row) {
   constexpr std::uint64_t kStep = 0x9E3779B97F4A7C15u;
   const float to_unit_variance = std::sqrt(3.0f) / 65536.0f;
   std::uint64_t counter =
       mix(mix(mix(seed + kStep) + tensor) + static_cast<std::uint64_t>(head)) + static_cast<std::uint64_t>(position);
   counter = mix(counter);
-  for (float& number : row) {
+  for (float& element : row) {
     const std::uint64_t bits = mix(counter += kStep);
     const std::int64_t sum =
         static_cast<std::int64_t>((bits & 0xFFFF) + (bits >> 16 & 0xFFFF) + (bits >> 32 & 0xFFFF) + (bits >> 48));
-    number = static_cast<float>(sum - 2 * 65535) * to_unit_variance;
+    element = static_cast<float>(sum - 2 * 65535) * to_unit_variance;
   }
 }
 
@@ -38,7 +38,7 @@ class SyntheticWorkload : public Workload {
   SyntheticWorkload(const WorkloadShape& shape, std::uint64_t seed, int steps) : Workload(shape, steps), seed_(seed) {}
 
   TensorView query(int step) override {
-    // Steps are counted back from the last, whose query is the same whatever their number.
+    // Count steps back from the last, so that its query is independent of the number of steps.
     const std::array<std::int64_t, 4> axes{shape_.batch, shape_.heads, shape_.n_queries, shape_.head_dim};
     return fill(q_, kQuery, axes, 0, (steps_ - 1 - step) * shape_.n_queries);
   }
@@ -52,7 +52,7 @@ class SyntheticWorkload : public Workload {
     std::vector<std::byte> k, v;
   };
 
-  /// Keys and values of some positions of n_entries batch entries.
+  /// Keys and values of a range of positions of n_entries batch entries.
   Shard make(Memory& memory, std::int64_t entry, std::int64_t n_entries, KeyRange positions) {
     const std::array<std::int64_t, 4> k_axes{n_entries, shape_.kv_heads, positions.size(), shape_.head_dim};
     const std::array<std::int64_t, 4> v_axes{n_entries, shape_.kv_heads, positions.size(), shape_.value_dim};
@@ -60,7 +60,8 @@ class SyntheticWorkload : public Workload {
             fill(memory.v, kValue, v_axes, entry * shape_.kv_heads, positions.begin), positions.begin};
   }
 
-  /// Writes all rows of an array; head 0 of it is head `first_head` of all batch entries, row 0 position `first`.
+  /// Writes all rows of an array whose head 0 is head `first_head`, counted over all batch entries, and whose row 0 is
+  /// position `first`.
   TensorView fill(std::vector<std::byte>& buffer, Tensor tensor, std::array<std::int64_t, 4> axes, std::int64_t first_head,
                   std::int64_t first) {
     const DType dtype = tensor == kValue ? shape_.value_dtype : shape_.dtype;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Problems from files.
+/// @brief Workloads from files, and filling a cache from a workload.
 #include "reference/data/workload.hpp"
 
 #include "reference/data/input_error.hpp"
@@ -27,7 +27,7 @@ std::vector<std::int64_t> Workload::lengths_at_start() const {
 std::int64_t Workload::n_keys(int step) const { return std::max<std::int64_t>(0, shape_.n_keys - (steps_ - 1 - step)); }
 
 void fill(KvCache& cache, Workload& workload, std::span<const std::int64_t> lengths) {
-  constexpr std::int64_t kAtOnce = 256;  // positions that are made at once
+  constexpr std::int64_t kAtOnce = 256;  // positions generated per call
   const KeyRange capacity = cache.capacity();
   for (std::int64_t i = 0; i < cache.shape().batch; ++i) {
     const std::int64_t end = std::min(capacity.end, lengths[static_cast<std::size_t>(i)]);
@@ -45,7 +45,7 @@ void fill_at_start(KvCache& cache, Workload& workload, std::span<const std::int6
   } else {
     fill(cache, workload, lengths);
   }
-  // What the steps append is not to wait for memory.
+  // Allocate memory for the keys of all steps now, not in a step.
   if (workload.steps() > 1) cache.reserve();
 }
 
@@ -55,10 +55,10 @@ FileTensors read_tensors(const SafetensorsFile& file) {
   const auto refuse = [&](const std::string& why) { throw InputError(readable(file.path(), 200) + ": " + why); };
   if (tensors.q.dtype != tensors.k.dtype || tensors.q.dtype != tensors.v.dtype) {
     refuse("q is " + std::string(name_of(tensors.q.dtype)) + ", k " + std::string(name_of(tensors.k.dtype)) + ", v " +
-           std::string(name_of(tensors.v.dtype)) + ": they must have one type");
+           std::string(name_of(tensors.v.dtype)) + ": they must have the same type");
   }
 
-  // lengths [b]: whole numbers, I64.
+  // Read lengths [b], I64.
   if (const TensorInfo* info = file.find("lengths")) {
     if (info->dtype != "I64" || info->shape != std::vector<std::int64_t>{tensors.q.shape[0]}) {
       refuse("tensor \"lengths\" must be I64 of shape [" + std::to_string(tensors.q.shape[0]) + "]");
@@ -113,7 +113,7 @@ std::unique_ptr<Workload> open_workload(const SafetensorsFile& file, int steps) 
   const auto& q = tensors.q.shape;
   if (steps > 1 && q[2] != steps) {
     throw InputError(readable(file.path(), 200) + ": --steps " + std::to_string(steps) +
-                     " needs as many query positions, q has l = " + std::to_string(q[2]));
+                     " needs as many query positions in q, which has l = " + std::to_string(q[2]));
   }
   WorkloadShape shape = shape_of(tensors);
   if (steps > 1) shape.n_queries = 1;

@@ -52,7 +52,7 @@ TEST_CASE("cut file: ranks that read a file cut short end with one line that nam
       const Words arguments{"decode", "in", "out", "--repeat", "1000000", "--timeout", "30"};
       const Result result = run(n_ranks == 1 ? alone(arguments) : ranks(n_ranks, arguments),
                                 {.folder = scratch.folder().string(), .deadline = 60, .meanwhile = cut});
-      check_one_line(result, "in: cut short, or its disk failed, while it was read");
+      check_one_line(result, "in: truncated, or its disk failed, while it was being read");
       CHECK(n_mapping(in) == 0);
       CHECK(scratch.names() == std::vector<std::string>{"in"});
     }

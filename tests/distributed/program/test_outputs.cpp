@@ -36,7 +36,7 @@ TEST_CASE("outputs: input, OUT and report are different files, by whatever name"
   const std::vector<std::pair<Words, std::string>> all{
       {{"decode", "in", "--report", "in"}, "--report in is the same file as IN in"},
       {{"decode", "in", "--report", "hard"}, "--report hard is the same file as IN in"},
-      {{"decode", "in", "in"}, "OUT in is the same file as IN in; give each a file of its own"},
+      {{"decode", "in", "in"}, "OUT in is the same file as IN in; use different files"},
       {{"decode", "link", "./in"}, "OUT ./in is the same file as IN link"},
       {{"decode", "in", "new", "--report", "new"}, "--report new is the same file as OUT new"},
       {{"decode", "in", "new", "--report", "link_to_new"}, "--report link_to_new is the same file as OUT new"},

@@ -73,7 +73,7 @@ TEST_CASE("mapped file: one that is cut short ends the process with one line and
     touch(file.bytes());
   });
   CHECK(ending.status == 2);
-  CHECK(ending.err == "tree_attn: " + path + ": cut short, or its disk failed, while it was read\n");
+  CHECK(ending.err == "tree_attn: " + path + ": truncated, or its disk failed, while it was being read\n");
 }
 
 TEST_CASE("mapped file: a SIGBUS that is not about a mapped file does what it did before") {

@@ -208,7 +208,7 @@ TEST_CASE("output file: one file under two names is found, existing or not") {
     const std::string line = refusal_of([&] {
       check_different({{"OUT", a, one.identity()}, {"--report", b, two.identity()}});
     });
-    if (!line.empty()) CHECK(line == "--report " + b + " is the same file as OUT " + a + "; give each a file of its own");
+    if (!line.empty()) CHECK(line == "--report " + b + " is the same file as OUT " + a + "; use different files");
     return !line.empty();
   };
   for (const std::string name : {"in", "./in", "link", "hard", "folder/../in"}) {

@@ -36,14 +36,13 @@ TEST_CASE("safetensors: limits, odd values and what hides behind a NUL are refus
   constexpr std::int64_t kTooLong = std::int64_t{1} << 48;
   CHECK(bytes_of_tensor(8, {0, kTooLong - 1}) == 0);
   CHECK(!bytes_of_tensor(8, {0, kTooLong}));
-  CHECK(message_for(shape("[1]")).find("not a whole number") != std::string::npos);
+  CHECK(message_for(shape("[1]")).find("not an integer") != std::string::npos);
   CHECK(message_for(R"({"w":{"dtype":"F4","shape":[3],"data_offsets":[0,1]}})").find("not a whole number of bytes") !=
         std::string::npos);
   CHECK(message_for(R"({"w":{"dtype":"F32","shape":[0],"data_offsets":[0,0],"x":1}})").find("unknown field \"x\"") !=
         std::string::npos);
   CHECK(message_for(R"({"__metadata__":{"a":1}})").find("the value of \"a\" is not a string") != std::string::npos);
-  CHECK(message_for(R"({"__metadata__":{"a":"","\u0061":""}})").find("__metadata__: a key comes twice") !=
-        std::string::npos);
+  CHECK(message_for(R"({"__metadata__":{"a":"","\u0061":""}})").find("__metadata__: duplicate key") != std::string::npos);
   CHECK(message_for(R"({"w":{"dtype":"F32","shape":[1e999]}})").find("header is not JSON") != std::string::npos);
   CHECK(message_for(std::string(5000, '[')).find("header is not an object") != std::string::npos);
   // nlohmann-json takes a NUL for the end of its input.

@@ -225,11 +225,11 @@ TEST_CASE("file problem: what does not belong together is refused") {
   const auto check = [&](const std::string& path, int steps, const std::string& reason) {
     check_refused(path, refusal_of(path, steps), reason);
   };
-  check(write_file(scratch, 4), 3, "--steps 3 needs as many query positions, q has l = 4");
+  check(write_file(scratch, 4), 3, "--steps 3 needs as many query positions in q, which has l = 4");
   check(write_file(scratch, 1, {7}), 1, "length 7 of batch entry 0 is not in [0, 6]");
   check(write_file(scratch, 1, {-1}), 1, "length -1 of batch entry 0 is not in [0, 6]");
   check(write_file(scratch, 1, {6, 6}), 1, "tensor \"lengths\" must be I64 of shape [1]");
-  check(write_file(scratch, 1, {}, DType::F16), 1, "they must have one type");
+  check(write_file(scratch, 1, {}, DType::F16), 1, "they must have the same type");
   CHECK(refusal_of(write_file(scratch, 1, {0}), 1) == "");
 }
 
