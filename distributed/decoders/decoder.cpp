@@ -24,7 +24,7 @@ const Algorithm& find_algorithm(std::string_view name) {
     if (algorithm.name == name) return algorithm;
     known += (known.empty() ? "" : ", ") + std::string(algorithm.name);
   }
-  throw InputError("--algorithm " + std::string(name) + ": unknown; there are " + known);
+  throw InputError("--algorithm " + std::string(name) + ": unknown; use one of " + known);
 }
 
 Forest<float>& local_forest(Transport& transport, const DecodeStep& step) {

@@ -42,6 +42,6 @@ Plan gather_plan(const Topology& topology, int rank, std::span<const KeyRange> r
 
 extern const Algorithm kGather;
 constinit const Algorithm kGather{
-    .name = "gather", .brief = "one AllGather, merge in canonical order", .exchange = &gather_plan};
+    .name = "gather", .brief = "one AllGather, then a merge in canonical order", .exchange = &gather_plan};
 
 }  // namespace tree_attn

@@ -26,7 +26,7 @@ Plan packed_plan(const Topology& topology, int rank, std::span<const KeyRange> r
 
 extern const Algorithm kPacked;
 constinit const Algorithm kPacked{.name = "packed",
-                                  .brief = "two AllReduces, numerator and denominator together",
+                                  .brief = "two AllReduces: the maximum, then numerator and denominator together",
                                   .keeps_bits = false,
                                   .rounding = {.additions_per_lse = 8, .additions_per_rank = 1, .rescalings = 1},
                                   .exchange = &packed_plan};

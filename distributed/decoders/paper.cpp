@@ -38,7 +38,7 @@ double bytes_of_formula(const WorkloadShape& shape, int p) {
 
 extern const Algorithm kPaper;
 constinit const Algorithm kPaper{.name = "paper",
-                                 .brief = "three AllReduces, Alg. 3 to the letter",
+                                 .brief = "three AllReduces, exactly as in Alg. 3",
                                  .keeps_bits = false,
                                  .rounding = {.additions_per_lse = 8, .additions_per_rank = 1, .rescalings = 1},
                                  .exchange = &paper_plan,

@@ -136,7 +136,7 @@ double bytes_of_formula(const WorkloadShape& shape, int p) {
 
 extern const Algorithm kRing;
 constinit const Algorithm kRing{.name = "ring",
-                                .brief = "the baseline: keys and values travel",
+                                .brief = "baseline: keys and values circulate around the ring",
                                 .kv_shards_in_flight = 2,
                                 .exchange = OwnLoop{run_ring, ring_cost},
                                 .paper_bytes = bytes_of_formula};

@@ -30,6 +30,6 @@ Plan ring_state_plan(const Topology& topology, int rank, std::span<const KeyRang
 
 extern const Algorithm kRingState;
 constinit const Algorithm kRingState{
-    .name = "ring-state", .brief = "the second baseline: states hop around the ring", .exchange = &ring_state_plan};
+    .name = "ring-state", .brief = "second baseline: states circulate around the ring", .exchange = &ring_state_plan};
 
 }  // namespace tree_attn

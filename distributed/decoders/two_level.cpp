@@ -41,7 +41,8 @@ Plan two_level_plan(const Topology& topology, int rank, std::span<const KeyRange
 }  // namespace
 
 extern const Algorithm kTwoLevel;
-constinit const Algorithm kTwoLevel{
-    .name = "two-level", .brief = "node, then network, in canonical order", .exchange = &two_level_plan};
+constinit const Algorithm kTwoLevel{.name = "two-level",
+                                    .brief = "reduction within nodes, then between them, in canonical order",
+                                    .exchange = &two_level_plan};
 
 }  // namespace tree_attn

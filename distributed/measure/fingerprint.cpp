@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The hashes of an input, and their comparison.
+/// @brief Hashes of the input, and their comparison between ranks.
 #include "distributed/measure/fingerprint.hpp"
 
 #include "reference/data/fnv1a.hpp"
@@ -11,15 +11,15 @@
 namespace tree_attn {
 namespace {
 
-/// Something that all ranks must have in common.
+/// A part of the input that must be equal on all ranks.
 struct Part {
   std::string name;
   std::uint64_t hash;
 };
 
-/// Compares parts with those of rank 0. @throws InputError on every rank, about the first rank that differs
+/// Compares parts with those of rank 0. @throws InputError on every rank, naming the first rank that differs
 void agree_on(const Ranks& ranks, const SafetensorsFile* file, const std::vector<Part>& parts) {
-  // Ask once for all parts, and for each only where ranks differ.
+  // Compare one hash of all parts, and each part only if that differs.
   std::uint64_t all = kFnvStart;
   for (const Part& part : parts) all = fnv1a(std::as_bytes(std::span(&part.hash, 1)), all);
   const std::uint64_t same = all == ranks.broadcast_from_root(all) ? 1 : 0;
@@ -27,8 +27,8 @@ void agree_on(const Ranks& ranks, const SafetensorsFile* file, const std::vector
   std::optional<std::string> error;
   for (const Part& part : parts) {
     if (part.hash == ranks.broadcast_from_root(part.hash) || error) continue;
-    error = (file ? readable(file->path(), 200) : "made-up input") + " differs from rank 0's in " + part.name +
-            ": every rank must " + (file ? "read the same file" : "get the same options");
+    error = (file ? readable(file->path(), 200) : "synthetic input") + " differs from that of rank 0 in " + part.name +
+            ": all ranks need the same " + (file ? "file" : "options");
   }
   ranks.throw_if_any_failed(error);
 }
@@ -76,7 +76,7 @@ std::vector<CacheRow> sampled_rows(std::span<const KeyRange> ranges, std::span<c
 void agree_on_input(const Ranks& ranks, Workload& workload, const SafetensorsFile* file, std::span<const KeyRange> ranges) {
   if (ranks.size() == 1) return;
 
-  // In this order: ranks with the same header have the same tensors, and with the same lengths the same sampled rows.
+  // The order matters: equal headers imply the same tensors, and equal lengths then imply the same sampled rows.
   if (file != nullptr) agree_on(ranks, file, {{"the header", file->header_hash()}});
   const std::vector<std::int64_t> lengths = workload.lengths(workload.steps() - 1);
   agree_on(ranks, file, {{"lengths", fnv1a(std::as_bytes(std::span(lengths)))}, {"q", hash_of_queries(workload)}});
@@ -87,7 +87,7 @@ void agree_on_input(const Ranks& ranks, Workload& workload, const SafetensorsFil
     const std::string row = "row [" + std::to_string(i) + ", " + std::to_string(h) + ", " + std::to_string(n) + "] of ";
     parts.push_back({row + "k", hash_of_row(cache.k, i, h, n)});
     parts.push_back({row + "v", hash_of_row(cache.v, i, h, n)});
-    file->release_pages();  // most are of other shards
+    file->release_pages();  // most belong to other shards
   }
   agree_on(ranks, file, parts);
 }

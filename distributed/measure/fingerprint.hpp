@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Whether all ranks decode the same input (section 5): hashes that they compare before the first step.
+/// @brief Checks that all ranks decode the same input (section 5): they compare hashes before the first step.
 #pragma once
 
 #include "distributed/transport/ranks.hpp"
@@ -19,26 +19,26 @@ struct CacheRow {
   auto operator<=>(const CacheRow&) const = default;
 };
 
-/// The rows of the cache that all ranks compare, a function of the shapes and lengths alone.
+/// The rows of the cache that all ranks compare: a function of the shapes and lengths alone.
 ///
-/// Shards, batch entries and heads make p b n_kv blocks of the cache. Of up to 64 blocks, evenly spread from the first to
-/// the last, these are max(3, 192 / blocks) rows, evenly spread from the first to the last one in use. So with up to 64
-/// ranks each shard contributes its first and last row of at least one head of one entry. 192 rows at most; rows past the
-/// lengths never; empty where no key is in use.
+/// Shards, batch entries and heads divide the cache into p b n_kv blocks. The sample takes n = min(64, p b n_kv) blocks,
+/// evenly spaced from the first to the last, and from each max(3, 192 / n) rows, evenly spaced from the first to the last
+/// one in use. With up to 64 ranks, every shard contributes the first and last row of at least one head of one entry. At
+/// most 192 rows, none beyond the lengths; empty if no key is in use.
 /// @param ranges positions of every shard
 /// @param lengths keys in use per batch entry [b]
 std::vector<CacheRow> sampled_rows(std::span<const KeyRange> ranges, std::span<const std::int64_t> lengths,
                                    std::int64_t kv_heads);
 
-/// Compares every rank's input with that of rank 0: the header of the file, q and lengths in full, k and v in their
-/// sampled_rows(). Of made-up input q and lengths: k and v come from the same seed.
+/// Compares the input of every rank with that of rank 0: the header of the file, all of q and lengths, and the
+/// sampled_rows() of k and v. For synthetic input only q and lengths, because k and v follow from the same seed.
 ///
-/// Bytes are compared, not values, so NaN equals NaN with the same payload. Not covered: rows of k and v outside the sample
-/// (--verify holds the output against the oracle over rank 0's whole file), and the options of the command line.
-/// Every rank reads the sampled rows of all shards, a page each.
-/// @param file what the problem was read from; null for made-up input
+/// The comparison is of bytes, so NaN equals NaN with the same payload. It does not cover the other rows of k and v
+/// (--verify compares the output with the oracle over the whole file of rank 0), nor the options of the command line. Every
+/// rank reads the sampled rows of all shards, one page per row.
+/// @param file the source of the workload; null for synthetic input
 /// @param ranges positions of every shard, the same on all ranks that have the same header
-/// @throws InputError on every rank, naming the first rank that differs and the first thing in which it does
+/// @throws InputError on every rank, naming the first rank that differs and the first part that differs
 void agree_on_input(const Ranks& ranks, Workload& workload, const SafetensorsFile* file, std::span<const KeyRange> ranges);
 
 }  // namespace tree_attn

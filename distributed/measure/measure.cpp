@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Counting, timing, and the comparison with the oracle.
+/// @brief Counts and times decode steps, and compares outputs with the oracle.
 #include "distributed/measure/measure.hpp"
 
 #include "reference/data/fnv1a.hpp"
@@ -20,7 +20,7 @@ std::uint64_t digest_of(const DecodeOutput& output) {
   return fnv1a(std::as_bytes(std::span(output.lse)), fnv1a(std::as_bytes(std::span(output.out))));
 }
 
-/// The q-quantile of sorted samples, linear between neighbours.
+/// The q-quantile of sorted samples, interpolated linearly.
 double quantile(const std::vector<double>& sorted, double q) {
   const double at = q * static_cast<double>(sorted.size() - 1);
   const std::size_t i = static_cast<std::size_t>(at);
@@ -37,7 +37,7 @@ Measurement measure(const Bench& bench, ShardDecoder& shard, const Algorithm& al
   Measurement result;
   result.algorithm = algorithm.name;
 
-  // Decode; what a step takes is what its slowest rank takes.
+  // Decode. The time of a step is that of its slowest rank.
   std::vector<double> latencies;
   const std::vector<std::int64_t> at_start = workload.lengths_at_start();
   for (int repetition = 0; repetition < bench.warmup + bench.repeat; ++repetition) {
@@ -61,7 +61,7 @@ Measurement measure(const Bench& bench, ShardDecoder& shard, const Algorithm& al
       };
       result.output = decode();
 
-      // Decode once more where a sum overflowed. All ranks do as rank 0 does, also if one of them should differ.
+      // Decode again if a sum overflowed. All ranks follow rank 0, even if their outputs differ.
       if (ranks.broadcast_from_root(std::uint64_t{needs_lift(result.output)}) != 0) {
         step.lift = kLift;
         take_lifted(result.output, decode());
@@ -73,7 +73,7 @@ Measurement measure(const Bench& bench, ShardDecoder& shard, const Algorithm& al
   std::sort(latencies.begin(), latencies.end());
   result.latency = {quantile(latencies, 0.5), quantile(latencies, 0.1), quantile(latencies, 0.9)};
 
-  // Add up what the ranks counted in the last step.
+  // Combine the counters of the ranks for the last step.
   const Traffic& traffic = transport.traffic();
   const auto most = [&](std::int64_t number) {
     return static_cast<std::int64_t>(ranks.all_max(static_cast<std::uint64_t>(number)));
@@ -84,7 +84,7 @@ Measurement measure(const Bench& bench, ShardDecoder& shard, const Algorithm& al
   result.peak_kv_bytes_per_rank = most(cache.bytes() + traffic.buffer_kv_bytes);
   shard.drop_hops();
 
-  // What travels has the types in which the backend stores it.
+  // Predict with the types that the backend stores: these are the types that are sent.
   WorkloadShape stored = workload.shape();
   static_cast<AttentionShape&>(stored) = cache.shape();
   result.predicted = predict(algorithm, stored, transport.topology(), bench.ranges);
@@ -94,7 +94,7 @@ Measurement measure(const Bench& bench, ShardDecoder& shard, const Algorithm& al
   return result;
 }
 
-/// The input of the last step, what the oracle says of it, and the bounds asked for so far.
+/// The input of the last step, the oracle's result, and the bounds computed so far.
 struct Verifier::Truth {
   TensorView q, k, v;
   AttentionOptions options;
@@ -126,14 +126,14 @@ Verifier::Verifier(Workload& workload, double scale, int n_ranks, const Backend&
   truth.options.lengths = workload.lengths(last);
   truth.oracle = attention(truth.q, truth.k, truth.v, truth.options);
 
-  // F64 inputs are rounded to F32 as they are read: that is as if the dot product had a few more terms.
+  // F64 inputs are rounded to F32 when they are read. Count this as additional terms of the dot product.
   truth.model = tree_decode_model(workload.n_keys(last));
   if (workload.shape().dtype == DType::F64) truth.model.n_additions += 4;
   const ErrorTerms terms = backend.error_terms(workload.shape());
   truth.model.exp_error = terms.exp_error;
   truth.model.n_additions += terms.n_additions;
 
-  // A weight exp(lse - m) passes on the rounding of lse, 8 u max(1, |lse|).
+  // A weight exp(lse - m) inherits the rounding error of lse, 8 u max(1, |lse|).
   for (const double lse : truth.oracle.lse) {
     if (std::isfinite(lse)) truth.largest_lse = std::max(truth.largest_lse, std::abs(lse));
   }
@@ -145,7 +145,8 @@ Errors Verifier::operator()(const Algorithm& algorithm, const DecodeOutput& outp
   Errors errors;
   errors.passed = true;
 
-  // One number against the oracle's: where that is not finite ours must not be, and NaN must be NaN.
+  // Compare one element with the oracle's. Where the oracle is not finite, ours must not be; where it is NaN, ours must be
+  // NaN.
   const auto compare = [&](double ours, double truth, double allowed, double& largest) {
     if (!std::isfinite(truth) || !std::isfinite(ours)) {
       const bool as_it_should =
@@ -156,7 +157,7 @@ Errors Verifier::operator()(const Algorithm& algorithm, const DecodeOutput& outp
     }
     const double error = std::abs(ours - truth);
     largest = std::max(largest, error);
-    // Denormal outputs are rounded to a step of their own.
+    // Denormal outputs have a fixed absolute rounding error.
     const double over = error <= 0x1p-126 ? 0 : error / (allowed + 0x1p-24 * std::abs(truth));
     errors.max_over_bound = std::max(errors.max_over_bound, over);
     errors.passed = errors.passed && over <= 1;

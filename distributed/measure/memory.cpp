@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Estimates of memory, in double: sizes of empty tensors may be beyond what 64 bits hold.
+/// @brief Memory estimates, in double: the nominal sizes of empty tensors may exceed 64 bits.
 #include "distributed/measure/memory.hpp"
 
 #include "reference/data/input_error.hpp"
@@ -16,7 +16,7 @@
 namespace tree_attn {
 namespace {
 
-/// Query rows that read the same key/value head of one batch entry.
+/// Query rows that share one key/value head of one batch entry.
 double group_of(const WorkloadShape& shape) {
   if (shape.batch == 0 || shape.kv_heads == 0) return 0;
   return static_cast<double>(shape.heads / shape.kv_heads) * static_cast<double>(shape.n_queries);
@@ -68,7 +68,7 @@ double oracle_bytes(const WorkloadShape& shape, int n_results) {
 void check_memory(const std::string& subject, const Bench& bench, const Topology& machines, const MemoryUse& use) {
   const WorkloadShape& shape = bench.workload.shape();
   const double bytes_of_keys = static_cast<double>(shape.n_keys) * static_cast<double>(shape.bytes_per_position());
-  // Queries and outputs, and lengths: of the workload, of the step, of the cache, and what the step uses of it.
+  // Queries, outputs and four arrays of lengths: of the workload, the step and the cache, and those in use in the step.
   const double outside =
       rows_of(shape) * static_cast<double>(sizeof(float)) * static_cast<double>(shape.head_dim + shape.value_dim + 1) +
       4 * static_cast<double>(shape.batch) * sizeof(std::int64_t);
@@ -80,7 +80,7 @@ void check_memory(const std::string& subject, const Bench& bench, const Topology
     needed += use.kv_shards_in_flight * static_cast<double>(range.size()) * static_cast<double>(shape.bytes_per_position());
     if (rank == 0 && use.oracle) needed += oracle_bytes(shape, 3) + (use.keys_in_memory ? bytes_of_keys : 0);
   }
-  // What is appended to borrowed keys and values.
+  // Positions appended to borrowed keys and values.
   if (!use.keys_in_memory && bench.workload.steps() > 1)
     needed += static_cast<double>(bench.workload.steps()) * static_cast<double>(shape.bytes_per_position());
   require_memory(subject, needed);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Where finite input has no finite output, and why.
+/// @brief Finds finite input whose output is not finite, and the cause.
 #include "distributed/measure/overflow.hpp"
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 namespace tree_attn {
 namespace {
 
-/// Whether the rows [begin, end) of one head are finite as they are stored.
+/// Whether the stored elements of rows [begin, end) of one head are all finite.
 bool is_finite(const TensorView& view, std::int64_t i, std::int64_t h, std::int64_t begin, std::int64_t end) {
   std::vector<double> row(static_cast<std::size_t>(view.shape[3]));
   for (std::int64_t a = begin; a < end; ++a) {
@@ -25,7 +25,7 @@ bool is_finite(const TensorView& view, std::int64_t i, std::int64_t h, std::int6
 std::string overflow_of(const TensorView& q, const std::optional<Shard>& all, std::span<const std::int64_t> lengths,
                         const DecodeOutput& output) {
   const auto [b, n_h, l, d_h] = q.shape;
-  std::int64_t known_head = -1;  // keys and values are read once for the rows that share them, which are neighbours
+  std::int64_t known_head = -1;  // adjacent rows share keys and values, which are read once
   bool head_finite = true;
   const std::int64_t n_rows = b * n_h * l, d_v = n_rows == 0 ? 0 : static_cast<std::int64_t>(output.out.size()) / n_rows;
   for (std::int64_t r = 0; r < n_rows; ++r) {
@@ -35,7 +35,7 @@ std::string overflow_of(const TensorView& q, const std::optional<Shard>& all, st
     const bool lse_finite = std::isfinite(output.lse[static_cast<std::size_t>(r)]);
     if (length == 0 || (z_finite && lse_finite)) continue;
 
-    // Of this row alone: an Inf in another one is no excuse.
+    // Check the input of this row alone.
     if (!is_finite(q, i, h, j, j + 1)) continue;
     if (all) {
       const std::int64_t n_kv = all->k.shape[1], kv_head = h / (n_h / n_kv);
@@ -46,9 +46,9 @@ std::string overflow_of(const TensorView& q, const std::optional<Shard>& all, st
       if (!head_finite) continue;
     }
     return "batch entry " + std::to_string(i) + ", head " + std::to_string(h) + ", query " + std::to_string(j) +
-           ": the output is not finite, the input is: " +
+           ": the output is not finite, although the input is: " +
            (lse_finite ? "an element of v" : "a score, or an element of q or k,") +
-           " is beyond F32; tree_attn oracle computes in F64";
+           " exceeds F32; tree_attn oracle computes in F64";
   }
   return "";
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What a user is told where finite input has no finite output in F32 (section 5).
+/// @brief The warning for finite input whose output is not finite in F32 (section 5).
 #pragma once
 
 #include "reference/decode/decode.hpp"
@@ -11,15 +11,15 @@
 
 namespace tree_attn {
 
-/// One line that names the first row with an output that is not finite although its query, keys and values are, and what
-/// overflowed: a score or an element of F64 beyond F32. A sum of values is not among these, see needs_lift(). Empty if there
-/// is no such row.
+/// One line that names the first row whose output is not finite although its query, keys and values are, and the cause: a
+/// score, or an F64 element, that exceeds F32. Overflowing sums of values do not occur here: such a step is decoded again,
+/// see needs_lift(). Empty if there is no such row.
 ///
-/// Reads the inputs of rows whose output is not finite, and nothing else.
+/// Reads only the inputs of rows whose output is not finite.
 /// @param[in] q queries [b, n_h, l, d_h]
-/// @param[in] all all keys and values; without them, they are taken to be finite
+/// @param[in] all all keys and values; if empty, they are assumed to be finite
 /// @param[in] lengths keys in use per batch entry [b]
-/// @param[in] output of the decode over all of them
+/// @param[in] output output of the decode over all keys
 std::string overflow_of(const TensorView& q, const std::optional<Shard>& all, std::span<const std::int64_t> lengths,
                         const DecodeOutput& output);
 

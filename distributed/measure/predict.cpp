@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Sums over plans, and the longest chain of messages.
+/// @brief Sums over the plans, and the longest chain of messages.
 #include "distributed/measure/predict.hpp"
 
 #include "reference/oracle/cost_model.hpp"
@@ -15,12 +15,12 @@
 namespace tree_attn {
 namespace {
 
-/// A message that was sent: how long, and after how many others in a row.
+/// A message in flight: its size, and its position in its chain of messages.
 struct Sent {
   std::int64_t bytes, depth;
 };
 
-/// Carries out the rounds of all ranks without their bytes. @returns messages in the longest chain
+/// Simulates the rounds of all ranks without data. @returns messages in the longest chain
 std::int64_t longest_chain(std::span<const RankCost> costs) {
   std::map<std::pair<int, int>, std::deque<Sent>> under_way;  // by sender and receiver
   std::vector<std::size_t> next(costs.size(), 0);             // round of every rank
@@ -98,7 +98,7 @@ Prediction predict(const Algorithm& algorithm, const WorkloadShape& shape, const
   }
   result.rounds = longest_chain(costs);
 
-  // The paper's own formulas; its keys and values have as many heads as the queries, ours may have fewer.
+  // Evaluate the paper's formulas. There, keys and values have as many heads as the queries; here, they may have fewer.
   const CostShape cost{shape.batch, 0, shape.heads * shape.value_dim * shape.n_queries, shape.heads * shape.n_queries, p};
   const std::int64_t kv_elements = largest_shard * per_position;
   result.paper_peak_elements = static_cast<double>(

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What each algorithm sends and holds in a step: sums over the plans of all ranks (eq. (8)-(14)).
+/// @brief Predicts what each algorithm sends and holds in a step: sums over the plans of all ranks (eq. (8)-(14)).
 #pragma once
 
 #include "distributed/decoders/decoder.hpp"
@@ -12,23 +12,23 @@
 
 namespace tree_attn {
 
-/// One decode step.
+/// The cost of one decode step.
 struct Prediction {
   std::int64_t messages = 0;             ///< sent by all ranks together
   std::int64_t bytes = 0;                ///< sent by all ranks together
-  std::int64_t bytes_between_nodes = 0;  ///< of these, the bytes that leave a node
+  std::int64_t bytes_between_nodes = 0;  ///< of these, the bytes sent to another node
   std::int64_t collectives = 0;          ///< of the busiest rank
   std::int64_t merge_steps = 0;          ///< of the busiest rank
-  std::int64_t rounds = 0;               ///< the longest chain of messages each of which waits for the one before
-  std::int64_t peak_elements = 0;        ///< held by the rank that holds most: keys, values, queries, states and outputs
-  double paper_bytes = 0;                ///< the paper's volume, eq. (10) or (14), over all ranks; 0 where it has no formula
+  std::int64_t rounds = 0;               ///< length of the longest chain of messages that wait for each other
+  std::int64_t peak_elements = 0;        ///< keys, values, queries, states and outputs; largest over the ranks
+  double paper_bytes = 0;                ///< the paper's volume, eq. (10) or (14), over all ranks; 0 if it has no formula
   double paper_peak_elements = 0;        ///< the paper's peak, eq. (8) or (9), over the largest shard
 };
 
-/// Predicts a step exactly: the counters of the transports end with these numbers, except that of a step that has to be
-/// decoded twice (needs_lift()).
+/// Predicts a step exactly: the counters of the transports equal these values, unless a step is decoded twice
+/// (needs_lift()).
 /// @param ranges positions of every rank, in the order of the topology
-/// @throws std::logic_error if what one rank sends is not what another receives
+/// @throws std::logic_error if the messages that ranks send and receive do not match
 /// @paper{eq_8, eq. (8)} @paper{eq_10, eq. (10)}
 Prediction predict(const Algorithm& algorithm, const WorkloadShape& shape, const Topology& topology,
                    std::span<const KeyRange> ranges);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Table and JSON.
+/// @brief Formats measurements as a table and as JSON.
 #include "distributed/measure/report.hpp"
 
 #include <nlohmann/json.hpp>
@@ -21,7 +21,7 @@ std::string format(const char* pattern, Args... args) {
   return text.data();
 }
 
-/// Bytes with a binary unit, three digits.
+/// Bytes with a binary unit and three digits.
 std::string bytes(double n) {
   const char* unit = "B";
   for (const char* larger : {"KiB", "MiB", "GiB", "TiB"}) {
@@ -32,7 +32,7 @@ std::string bytes(double n) {
   return format(n < 10 && *unit != 'B' ? "%.2f %s" : n < 100 && *unit != 'B' ? "%.1f %s" : "%.0f %s", n, unit);
 }
 
-/// Microseconds, as ms or s where that reads better, three digits.
+/// A time in microseconds, formatted in us, ms or s with three digits.
 std::string time(double us) {
   const auto digits = [](double n, const char* unit) {
     return format(n < 9.995 ? "%.2f %s" : n < 99.95 ? "%.1f %s" : "%.0f %s", n, unit);
@@ -60,14 +60,14 @@ std::string table(const ReportHeader& header, std::span<const Measurement> measu
       format("%d rank%s on %d node%s, backend %s, transport %s\n\n", header.ranks, header.ranks == 1 ? "" : "s",
              header.nodes, header.nodes == 1 ? "" : "s", header.backend.c_str(), header.transport.c_str());
 
-  // Two lines of headings, so that seven algorithms fit in 140 columns.
+  // The headings take two lines, so that the table fits in 140 columns.
   std::vector<std::vector<std::string>> rows{{"", "", "", "", "", "", "between", "", "peak", "max", "of", "same", ""},
                                              {"algorithm", "latency", "p10 .. p90", "collectives", "messages", "bytes",
                                               "nodes", "merges", "k, v", "error", "bound", "bits", "digest"}};
   for (const Measurement& m : measurements) {
     std::string from = time(m.latency.p10);
     const std::string to = time(m.latency.p90);
-    // One unit is enough where both have the same.
+    // Print the unit once if both times have the same.
     const std::string unit = to.substr(to.find(' '));
     if (from.ends_with(unit)) from.resize(from.size() - unit.size());
     rows.push_back({m.algorithm, time(m.latency.median), from + " .. " + to, std::to_string(m.per_step.collectives),
@@ -78,7 +78,7 @@ std::string table(const ReportHeader& header, std::span<const Measurement> measu
                     m.same_bits_on_all_ranks ? "yes" : "NO", hex(m.digest)});
   }
 
-  // Columns as wide as their widest cell.
+  // Make every column as wide as its widest cell.
   std::vector<std::size_t> width(rows[0].size());
   for (const auto& row : rows) {
     for (std::size_t i = 0; i < row.size(); ++i) width[i] = std::max(width[i], row[i].size());
@@ -147,7 +147,7 @@ std::string json(const ReportHeader& header, std::span<const Measurement> measur
                        {"compiler", machine.compiler},
                        {"build_type", machine.build_type}};
   report["command"] = header.command;
-  // What was typed may hold any bytes; JSON holds UTF-8.
+  // The command line may contain any bytes, but JSON must be UTF-8.
   return report.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
 }
 

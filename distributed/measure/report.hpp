@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What was measured, as a table for people and as JSON for programs.
+/// @brief Measurements as a table for people and as JSON for programs.
 #pragma once
 
 #include "distributed/measure/measure.hpp"
@@ -11,26 +11,26 @@
 
 namespace tree_attn {
 
-/// The machine, one property per line: what `info` prints and a report holds.
+/// Properties of the machine, for `info` and for reports.
 struct Machine {
   std::string cpu, mpi, nccl, compiler, build_type;
   int cores = 0;
-  std::vector<std::string> gpus;  ///< by name, of all backends that are built in
+  std::vector<std::string> gpus;  ///< names of the GPUs of all backends in this build
 };
 
-/// What a report says beside its runs.
+/// The part of a report that all its runs share.
 struct ReportHeader {
-  std::string command;  ///< as it was typed
+  std::string command;  ///< as typed
   std::string backend, transport;
   WorkloadShape shape;
   int steps = 1, ranks = 1, nodes = 1;
   Machine machine;
 };
 
-/// The table: one line an algorithm, with a line above it that says what was decoded where.
+/// The table: one line per algorithm, below a line that names the workload, the ranks and the backend.
 std::string table(const ReportHeader& header, std::span<const Measurement> measurements);
 
-/// The machine-readable report; numbers that were not measured are null.
+/// The machine-readable report. Values that were not measured are null.
 std::string json(const ReportHeader& header, std::span<const Measurement> measurements);
 
 }  // namespace tree_attn

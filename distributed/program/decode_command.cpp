@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief `tree_attn decode`: one problem, one or more algorithms, side by side.
+/// @brief `tree_attn decode`: runs one or more algorithms on the same input and compares them.
 #include "distributed/measure/fingerprint.hpp"
 #include "distributed/measure/measure.hpp"
 #include "distributed/measure/memory.hpp"
@@ -21,32 +21,34 @@
 #include <array>
 #include <cmath>
 #include <cstdio>
+#include <iterator>
 #include <memory>
 
 namespace tree_attn {
 namespace {
 
-/// Refuses shapes that the backend does not take, and shards that cut a leaf whose sum no shard can share. @throws
-/// InputError
+/// Refuses shapes that the backend does not support. Refuses cuts inside a leaf that the backend sums at once, if an
+/// algorithm promises bits. @throws InputError
 void check_backend(const Backend& backend, const WorkloadShape& shape, std::span<const KeyRange> ranges,
                    std::span<const Algorithm* const> chosen) {
   const std::string name(backend.name());
   if (const std::string why = backend.refusal(shape); !why.empty())
-    throw InputError("--backend " + name + ": no kernel takes " + why);
+    throw InputError("--backend " + name + ": no kernel supports " + why);
   const std::int64_t leaf = backend.leaf_keys(shape);
   for (const auto& [begin, position] : ranges) {
     if (position % leaf == 0 || position == shape.n_keys) continue;
     for (const Algorithm* algorithm : chosen) {
       if (!algorithm->keeps_bits) continue;
-      throw InputError("--shards: a cut at key " + std::to_string(position) + " is inside a leaf of " +
+      throw InputError("--shards: the cut at key " + std::to_string(position) + " is inside a leaf of " +
                        std::to_string(leaf) + " keys, which the tensor cores of --backend " + name +
-                       " add up at once: " + std::string(algorithm->name) +
-                       " would not keep its bits; cut at multiples of " + std::to_string(leaf));
+                       " sum at once, so the bits of " + std::string(algorithm->name) +
+                       " would change; cut at multiples of " + std::to_string(leaf));
     }
   }
 }
 
-/// The cache of a rank with all that it holds before the first step. @throws InputError if there is no memory for it
+/// The cache of this rank with all keys and values that it holds before the first step.
+/// @throws InputError if the device has no memory for it
 std::unique_ptr<ShardDecoder> fill_shard(const Backend& backend, Workload& workload, KeyRange capacity, double scale) {
   try {
     auto shard = std::make_unique<ShardDecoder>(backend, workload.shape(), capacity, scale);
@@ -57,7 +59,7 @@ std::unique_ptr<ShardDecoder> fill_shard(const Backend& backend, Workload& workl
   }
 }
 
-/// The tensor that the output is to be compared with. @throws InputError
+/// The tensor of --expect, with the shape of the output. @throws InputError
 TensorView expected_tensor(const SafetensorsFile& file, const std::string& name, const WorkloadShape& shape) {
   const TensorView expected = view4(file, name, "b, n_h, l, d_v");
   const std::array<std::int64_t, 4> axes{shape.batch, shape.heads, shape.n_queries, shape.value_dim};
@@ -67,22 +69,22 @@ TensorView expected_tensor(const SafetensorsFile& file, const std::string& name,
              std::to_string(n[3]) + "]";
     };
     throw InputError(readable(file.path(), 200) + ": tensor \"" + readable(name) + "\" has shape " + text(expected.shape) +
-                     ", the output has " + text(axes));
+                     ", but the output has " + text(axes));
   }
   return expected;
 }
 
-/// Largest distance of the output from the tensor that the input file brought along; NaN where there is none, because either
-/// is NaN or both are the same Inf.
+/// Largest absolute difference between the output and the expected tensor; NaN if any difference is NaN, because one of the
+/// elements is NaN or both are the same Inf.
 double distance_from(const TensorView& expected, const DecodeOutput& output) {
   double largest = 0;
-  const auto& axes = expected.shape;
-  std::vector<double> row(static_cast<std::size_t>(axes[3]));
-  for (std::int64_t r = 0; r < axes[0] * axes[1] * axes[2]; ++r) {
-    load_row(expected, r / (axes[1] * axes[2]), r / axes[2] % axes[1], r % axes[2], row.data());
-    for (std::int64_t j = 0; j < axes[3]; ++j) {
-      const double error = std::abs(row[static_cast<std::size_t>(j)] -
-                                    static_cast<double>(output.out[static_cast<std::size_t>(r * axes[3] + j)]));
+  const auto [b, n_h, l, d_v] = expected.shape;
+  std::vector<double> row(static_cast<std::size_t>(d_v));
+  auto element = output.out.begin();
+  for (std::int64_t r = 0; r < b * n_h * l; ++r) {
+    load_row(expected, r / (n_h * l), r / l % n_h, r % l, row.data());
+    for (const double wanted : row) {
+      const double error = std::abs(wanted - double{*element++});
       if (std::isnan(error)) return error;
       largest = std::max(largest, error);
     }
@@ -90,11 +92,11 @@ double distance_from(const TensorView& expected, const DecodeOutput& output) {
   return largest;
 }
 
-/// OUT and the report, as far as they are asked for.
+/// The files to write: OUT and the report, if requested.
 struct Outputs {
   std::optional<OutputFile> out, report;
 
-  /// Checks their paths, and that no two files of the command line are one. @throws InputError
+  /// Checks the paths, and that all files of the command line differ. @throws InputError
   explicit Outputs(const DecodeOptions& options) {
     std::vector<NamedFile> files;
     if (!options.in.empty()) files.push_back({"IN", options.in, find_identity(options.in)});
@@ -104,14 +106,28 @@ struct Outputs {
     check_different(files);
   }
   std::vector<OutputFile*> files() {
-    std::vector<OutputFile*> asked_for;
-    if (out) asked_for.push_back(&*out);
-    if (report) asked_for.push_back(&*report);
-    return asked_for;
+    std::vector<OutputFile*> requested;
+    if (out) requested.push_back(&*out);
+    if (report) requested.push_back(&*report);
+    return requested;
   }
 };
 
-/// A bar on a terminal, nothing elsewhere.
+/// Writes out and lse and, with moments, variance and entropy.
+void write_tensors(OutputFile& file, const WorkloadShape& shape, const DecodeOutput& output, const Moments* moments) {
+  const std::vector<std::int64_t> rows{shape.batch, shape.heads, shape.n_queries};
+  const std::vector<std::int64_t> vectors{shape.batch, shape.heads, shape.n_queries, shape.value_dim};
+  SafetensorsWriter writer;
+  writer.add("out", "F32", vectors, std::as_bytes(std::span(output.out)));
+  writer.add("lse", "F32", rows, std::as_bytes(std::span(output.lse)));
+  if (moments) {
+    writer.add("variance", "F32", vectors, std::as_bytes(std::span(moments->variance)));
+    writer.add("entropy", "F32", rows, std::as_bytes(std::span(moments->entropy)));
+  }
+  writer.write(file);
+}
+
+/// Shows a progress bar on a terminal.
 void show_progress(bool shown, std::size_t done, std::size_t all, std::string_view what) {
   if (!shown) return;
   constexpr std::size_t kWidth = 30;
@@ -122,155 +138,145 @@ void show_progress(bool shown, std::size_t done, std::size_t all, std::string_vi
   std::fflush(stderr);
 }
 
-int run_decode(const DecodeOptions& options, const MpiRanks& ranks) {
-  const bool is_root = ranks.rank() == 0;
-
-  ranks.doing("in reading the input");
-  // Gather everything that can be wrong before any rank waits for another.
+/// What the command line requests, checked: the input, how it is decoded and where the results are written.
+struct Setup {
   std::optional<SafetensorsFile> file;
-  std::optional<Outputs> outputs;
-  std::unique_ptr<Workload> workload;
+  std::unique_ptr<Workload> workload, enlarged;  ///< enlarged: the same over extended values, with --moments 2
   std::vector<const Algorithm*> chosen;
   const Backend* backend = nullptr;
-  std::optional<std::string> error;
-  try {
+  std::optional<Outputs> outputs;  ///< on rank 0
+
+  /// @throws InputError
+  Setup(const DecodeOptions& options, const Ranks& ranks) {
     backend = &find_backend(options.backend);
-    if (options.transport == "nccl") throw InputError("--transport nccl: not built in: this version has none; there is mpi");
+    if (options.transport == "nccl") throw InputError("--transport nccl: not supported by this version; use mpi");
     chosen.push_back(&find_algorithm(options.algorithm));
     for (const std::string& name : options.compare) chosen.push_back(&find_algorithm(name));
     if (!options.in.empty()) file = SafetensorsFile::open(options.in);
     if (!file && !options.expect.empty())
-      throw InputError("--expect " + readable(options.expect) + ": needs IN, the file that holds the tensor");
+      throw InputError("--expect " + readable(options.expect) + ": needs IN, the file that contains the tensor");
     const WorkloadShape synthetic = file ? WorkloadShape{} : synthetic_shape(options);
     workload = file ? open_workload(*file, options.steps) : make_workload(synthetic, options.seed, options.steps);
     if (file && !options.expect.empty()) expected_tensor(*file, options.expect, workload->shape());
     check(options, ranks.size(), workload->shape());
-    if (is_root) outputs.emplace(options);
-  } catch (const InputError& exception) {
-    error = exception.what();
+    if (ranks.rank() == 0) outputs.emplace(options);
+    if (options.moments > 1) enlarged = with_moments(*workload);
   }
-  ranks.throw_if_any_failed(error);
+  /// The workload to decode.
+  Workload& reduced() { return enlarged ? *enlarged : *workload; }
+};
 
-  // With moments, the same problem over longer values.
-  const WorkloadShape& shape = workload->shape();
-  const std::unique_ptr<Workload> enlarged = options.moments > 1 ? with_moments(*workload) : nullptr;
-  Workload& reduced = enlarged ? *enlarged : *workload;
+/// The positions of every rank, in the order of the topology.
+std::vector<KeyRange> cut_sequence(const DecodeOptions& options, const Topology& topology, std::int64_t n_keys) {
+  if (options.shards.empty()) return even_ranges(n_keys, topology.size(), kLeafKeys);
+  std::vector<std::int64_t> lengths;
+  for (const int rank : topology.order()) lengths.push_back(options.shards[static_cast<std::size_t>(rank)]);
+  return ranges_of_lengths(lengths);
+}
 
-  // Cut the sequence.
+int run_decode(const DecodeOptions& options, const MpiRanks& ranks) {
+  const bool is_root = ranks.rank() == 0;
+
+  // Check everything that can be wrong before any rank waits for another.
+  ranks.doing("while reading the input");
+  std::optional<Setup> setup;
+  run_on_all(ranks, [&] { setup.emplace(options, ranks); });
+  const WorkloadShape& shape = setup->workload->shape();
+  Workload& reduced = setup->reduced();
+
+  // Cut the sequence, check the memory, and fill the cache.
   const Topology topology = ranks.topology(options.ranks_per_node);
-  std::vector<std::int64_t> ordered_shards;
-  for (const int rank : topology.order()) {
-    if (!options.shards.empty()) ordered_shards.push_back(options.shards[static_cast<std::size_t>(rank)]);
-  }
-  const std::vector<KeyRange> ranges =
-      options.shards.empty() ? even_ranges(shape.n_keys, ranks.size(), kLeafKeys) : ranges_of_lengths(ordered_shards);
+  const std::vector<KeyRange> ranges = cut_sequence(options, topology, shape.n_keys);
   const double scale = options.scale ? *options.scale : 1 / std::sqrt(static_cast<double>(shape.head_dim));
   MpiTransport transport(ranks, topology);
-  Bench bench{ranks, transport, *backend, reduced, ranges, scale, options.warmup, options.repeat};
+  Bench bench{ranks, transport, *setup->backend, reduced, ranges, scale, options.warmup, options.repeat};
   const Topology machines = options.ranks_per_node == 0 ? topology : ranks.topology(0);
-  int kv_shards_in_flight = 0;
-  for (const Algorithm* algorithm : chosen)
-    kv_shards_in_flight = std::max(kv_shards_in_flight, algorithm->kv_shards_in_flight);
-  const std::string subject =
-      file ? readable(options.in, 200) + ": decoding " + axes_text(shape)
-           : "--seq-len " + std::to_string(shape.n_keys) + " with --batch " + std::to_string(shape.batch);
-  try {
-    check_memory(
-        subject, bench, machines,
-        {.keys_in_memory = !file || enlarged, .kv_shards_in_flight = kv_shards_in_flight, .oracle = options.verify});
-  } catch (const InputError& exception) {
-    error = exception.what();
-  }
-  ranks.throw_if_any_failed(error);
-  agree_on_input(ranks, *workload, file ? &*file : nullptr, ranges);
+  run_on_all(ranks, [&] {
+    int kv_shards_in_flight = 0;
+    for (const Algorithm* algorithm : setup->chosen)
+      kv_shards_in_flight = std::max(kv_shards_in_flight, algorithm->kv_shards_in_flight);
+    const std::string subject =
+        setup->file ? readable(options.in, 200) + ": decoding " + axes_text(shape)
+                    : "--seq-len " + std::to_string(shape.n_keys) + " with --batch " + std::to_string(shape.batch);
+    check_memory(subject, bench, machines,
+                 {.keys_in_memory = !setup->file || setup->enlarged,
+                  .kv_shards_in_flight = kv_shards_in_flight,
+                  .oracle = options.verify});
+  });
+  agree_on_input(ranks, *setup->workload, setup->file ? &*setup->file : nullptr, ranges);
   std::unique_ptr<ShardDecoder> shard;
-  try {
-    check_backend(*backend, reduced.shape(), ranges, chosen);
-    shard = fill_shard(*backend, reduced, ranges[static_cast<std::size_t>(topology.index_of(ranks.rank()))], scale);
-  } catch (const InputError& exception) {
-    error = exception.what();
-  }
-  ranks.throw_if_any_failed(error);
+  run_on_all(ranks, [&] {
+    check_backend(*setup->backend, reduced.shape(), ranges, setup->chosen);
+    const int index = topology.index_of(ranks.rank());
+    shard = fill_shard(*setup->backend, reduced, ranges[static_cast<std::size_t>(index)], scale);
+  });
 
   // Run one algorithm after the other on the same input.
   const bool bar = is_root && isatty(STDERR_FILENO) != 0;
-  const std::size_t n_stages = chosen.size() + (options.verify ? 1 : 0);
+  const std::size_t n_stages = setup->chosen.size() + (options.verify ? 1 : 0);
   std::vector<Measurement> measurements;
-  for (const Algorithm* algorithm : chosen) {
+  for (const Algorithm* algorithm : setup->chosen) {
     show_progress(bar, measurements.size(), n_stages, algorithm->name);
     measurements.push_back(measure(bench, *shard, *algorithm));
   }
 
-  // Hold them against the oracle, on rank 0, and against what the file expects.
+  // Compare the outputs with the oracle on rank 0, and between ranks.
   std::vector<std::string> failed;
   if (is_root && options.verify) {
     show_progress(bar, measurements.size(), n_stages, "oracle");
     ranks.doing("in the oracle");
-    const Verifier verify(reduced, scale, ranks.size(), *backend);
-    for (std::size_t i = 0; i < chosen.size(); ++i) {
+    const Verifier verify(reduced, scale, ranks.size(), *setup->backend);
+    for (std::size_t i = 0; i < measurements.size(); ++i) {
       Measurement& m = measurements[i];
-      m.errors = verify(*chosen[i], m.output);
-      if (!m.errors->passed) failed.push_back(m.algorithm + " is not within the bound of the oracle");
+      m.errors = verify(*setup->chosen[i], m.output);
+      if (!m.errors->passed) failed.push_back(m.algorithm + " exceeds the error bound of the oracle");
     }
   }
   for (const Measurement& m : measurements) {
-    if (!m.same_bits_on_all_ranks) failed.push_back(m.algorithm + " ended with different bits on different ranks");
+    if (!m.same_bits_on_all_ranks) failed.push_back(m.algorithm + " has different bits on different ranks");
   }
   show_progress(bar, n_stages, n_stages, "");
 
   std::vector<Moments> moments;
   for (Measurement& m : measurements) {
-    if (enlarged) moments.push_back(take_moments(moment_layout(shape), m.output, workload->query(options.steps - 1), scale));
+    if (!setup->enlarged) break;
+    moments.push_back(take_moments(moment_layout(shape), m.output, setup->workload->query(options.steps - 1), scale));
   }
 
-  ranks.doing("in writing the results");
-  // Write what was found, say it, and only then put the files in place: on any trouble before, nothing is there.
-  if (is_root) {
-    try {
-      const ReportHeader report{options.command_line, options.backend, options.transport,  shape,
-                                options.steps,        ranks.size(),    topology.n_nodes(), this_machine()};
-      if (outputs->out) {
-        const std::vector<std::int64_t> rows{shape.batch, shape.heads, shape.n_queries};
-        const std::vector<std::int64_t> vectors{shape.batch, shape.heads, shape.n_queries, shape.value_dim};
-        SafetensorsWriter writer;
-        writer.add("out", "F32", vectors, std::as_bytes(std::span(measurements[0].output.out)));
-        writer.add("lse", "F32", rows, std::as_bytes(std::span(measurements[0].output.lse)));
-        if (enlarged) {
-          writer.add("variance", "F32", vectors, std::as_bytes(std::span(moments[0].variance)));
-          writer.add("entropy", "F32", rows, std::as_bytes(std::span(moments[0].entropy)));
-        }
-        writer.write(*outputs->out);
-      }
-      if (outputs->report) outputs->report->write(json(report, measurements));
-      for (OutputFile* each : outputs->files()) each->finish();
-      std::fputs(table(report, measurements).c_str(), stdout);
-      if (const std::string picked = shard->session().describe(); !picked.empty())
-        std::printf("kernel: %s (%lld keys of rank 0)\n", picked.c_str(),
-                    static_cast<long long>(shard->cache().capacity().size()));
-      for (const Measurement& m : measurements) {
-        if (!file || options.expect.empty()) break;
-        const double distance = distance_from(expected_tensor(*file, options.expect, shape), m.output);
-        std::printf("%s: at most %.2e from the tensor \"%s\" of the file\n", m.algorithm.c_str(), distance,
-                    readable(options.expect).c_str());
-        if (!(distance <= options.tolerance))
-          failed.push_back(m.algorithm + " is not within --tolerance of \"" + readable(options.expect) + "\"");
-      }
-      flush_standard_output();  // the table first, then what is wrong with it
-      OutputFile::put_in_place(outputs->files());
-    } catch (const InputError& exception) {
-      error = exception.what();
+  // Write the temporary files, print, and only then rename: an error before that leaves no output file.
+  ranks.doing("while writing the results");
+  run_on_all(ranks, [&] {
+    if (!is_root) return;
+    Outputs& outputs = *setup->outputs;
+    const ReportHeader report{options.command_line, options.backend, options.transport,  shape,
+                              options.steps,        ranks.size(),    topology.n_nodes(), this_machine()};
+    if (outputs.out) write_tensors(*outputs.out, shape, measurements[0].output, moments.empty() ? nullptr : moments.data());
+    if (outputs.report) outputs.report->write(json(report, measurements));
+    for (OutputFile* each : outputs.files()) each->finish();
+    std::fputs(table(report, measurements).c_str(), stdout);
+    if (const std::string picked = shard->session().describe(); !picked.empty())
+      std::printf("kernel: %s (%lld keys of rank 0)\n", picked.c_str(),
+                  static_cast<long long>(shard->cache().capacity().size()));
+    for (const Measurement& m : measurements) {
+      if (options.expect.empty()) break;
+      const double distance = distance_from(expected_tensor(*setup->file, options.expect, shape), m.output);
+      const std::string name = "\"" + readable(options.expect) + "\"";
+      std::printf("%s: differs from %s by at most %.2e\n", m.algorithm.c_str(), name.c_str(), distance);
+      if (!(distance <= options.tolerance))
+        failed.push_back(m.algorithm + " differs from " + name + " by more than --tolerance");
     }
-    if (error) failed.clear();  // one line is enough
-    for (const std::string& line : failed) std::fprintf(stderr, "tree_attn: check failed: %s\n", line.c_str());
+    flush_standard_output();  // the table comes before the messages on standard error
+    OutputFile::put_in_place(outputs.files());
 
-    // Made-up input is finite, and may be too large for one rank.
+    for (const std::string& line : failed) std::fprintf(stderr, "tree_attn: check failed: %s\n", line.c_str());
+    // Synthetic input is finite, and may be too large for one rank to check.
     const int last = options.steps - 1;
-    const std::string overflow = overflow_of(workload->query(last), file ? std::optional(workload->whole()) : std::nullopt,
-                                             workload->lengths(last), measurements[0].output);
-    if (!error && !overflow.empty()) std::fprintf(stderr, "tree_attn: warning: %s\n", overflow.c_str());
-  }
-  ranks.throw_if_any_failed(error);
-  return ranks.all_sum(static_cast<std::int64_t>(failed.size())) > 0 ? 1 : 0;
+    const auto all = setup->file ? std::optional(setup->workload->whole()) : std::nullopt;
+    const std::string overflow =
+        overflow_of(setup->workload->query(last), all, setup->workload->lengths(last), measurements[0].output);
+    if (!overflow.empty()) std::fprintf(stderr, "tree_attn: warning: %s\n", overflow.c_str());
+  });
+  return ranks.all_sum(std::ssize(failed)) > 0 ? 1 : 0;
 }
 
 }  // namespace
@@ -279,13 +285,14 @@ Command add_decode(CLI::App& program, std::string command_line) {
   auto options = std::make_shared<DecodeOptions>();
   options->command_line = std::move(command_line);
   CLI::App* command = program.add_subcommand(
-      "decode", "Decode with keys and values sharded over ranks: mpirun -n P tree_attn decode [IN [OUT]] ...");
+      "decode", "Decode over keys and values that are sharded over ranks: mpirun -n P tree_attn decode [IN [OUT]] ...");
   const std::vector<const CLI::Option*> without_in = add_decode_options(*command, *options);
   return [options, without_in](const MpiRanks& ranks) {
-    // Not CLI's excludes(), which fills the help with itself. Ignored in silence, they would be taken for what was measured.
+    // CLI's excludes() would repeat this in the help of every option. Ignoring the options would misreport what was
+    // measured.
     for (const CLI::Option* option : without_in) {
       if (!options->in.empty() && option->count() > 0) {
-        throw InputError(option->get_name() + " is for made-up input, here it comes from " + readable(options->in, 200));
+        throw InputError(option->get_name() + " is for synthetic input, but the input is " + readable(options->in, 200));
       }
     }
     return run_decode(*options, ranks);

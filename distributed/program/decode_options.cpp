@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The options of `tree_attn decode`: how they are named, grouped and checked.
+/// @brief The options of `tree_attn decode`: names, groups and checks.
 #include "distributed/program/decode_options.hpp"
 
 #include "distributed/decoders/decoder.hpp"
@@ -14,12 +14,13 @@
 namespace tree_attn {
 namespace {
 
-/// Types of made-up tensors: those that kernels take, in lower case.
+/// The value of --dtype for a storage type: its name in lower case.
 std::string option_of(DType dtype) {
   std::string name(name_of(dtype));
   std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
   return name;
 }
+/// The types of synthetic tensors: those that the kernels support.
 std::vector<std::string> dtype_options() {
   std::vector<std::string> options;
   for (const DType dtype : kDTypes) {
@@ -28,7 +29,7 @@ std::vector<std::string> dtype_options() {
   return options;
 }
 std::string dtype_help() {
-  std::string help = "Stored as one of";
+  std::string help = "Storage type, one of";
   for (const std::string& option : dtype_options()) help += " " + option;
   return help;
 }
@@ -41,14 +42,14 @@ void check(const DecodeOptions& options, int n_ranks, const WorkloadShape& shape
     refuse("--scale " + std::to_string(*options.scale) + " is not a finite number");
   const std::string ranks = std::to_string(n_ranks) + (n_ranks == 1 ? " rank" : " ranks");
   if (options.ranks_per_node > n_ranks)
-    refuse("--ranks-per-node " + std::to_string(options.ranks_per_node) + " is more than the job has: " + ranks);
+    refuse("--ranks-per-node " + std::to_string(options.ranks_per_node) + " is larger than the job, which has " + ranks);
   if (options.steps > 1 && options.steps > shape.n_keys) {
-    refuse("--steps " + std::to_string(options.steps) + ": every step appends a key, and there are only " +
+    refuse("--steps " + std::to_string(options.steps) + ": every step appends one key, but the sequence has only " +
            std::to_string(shape.n_keys));
   }
   if (options.shards.empty()) return;
   if (static_cast<int>(options.shards.size()) != n_ranks) {
-    refuse("--shards names " + std::to_string(options.shards.size()) +
+    refuse("--shards lists " + std::to_string(options.shards.size()) +
            (options.shards.size() == 1 ? " shard for " : " shards for ") + ranks);
   }
   std::int64_t sum = 0;
@@ -59,7 +60,7 @@ void check(const DecodeOptions& options, int n_ranks, const WorkloadShape& shape
     sum += shard;
   }
   if (sum != shape.n_keys)
-    refuse("--shards add up to " + std::to_string(sum) + " keys, there are " + std::to_string(shape.n_keys));
+    refuse("--shards add up to " + std::to_string(sum) + " keys, but the sequence has " + std::to_string(shape.n_keys));
 }
 
 WorkloadShape synthetic_shape(const DecodeOptions& options) {
@@ -83,20 +84,20 @@ WorkloadShape synthetic_shape(const DecodeOptions& options) {
   const double bytes = static_cast<double>(shape.bytes_per_position()) * static_cast<double>(options.seq_len);
   if (bytes > 0x1p46)
     throw InputError("--seq-len " + std::to_string(options.seq_len) + ": a cache of " + std::to_string(bytes / 0x1p40) +
-                     " TiB is over the limit of 64 TiB");
+                     " TiB exceeds the limit of 64 TiB");
   return shape;
 }
 
 std::vector<const CLI::Option*> add_decode_options(CLI::App& command, DecodeOptions& options) {
-  // Checks that keep out of the help: the limits are far away.
+  // The help does not show these limits: they are far from practical values.
   const auto within = [](std::int64_t least, std::int64_t most) { return CLI::Range(least, most).description(""); };
   const auto is_number = [](const std::string& text) {
     double number = 0;
-    return CLI::detail::lexical_cast(text, number) && number >= 0 ? "" : text + " is not a number from 0 up";
+    return CLI::detail::lexical_cast(text, number) && number >= 0 ? "" : text + " is not a number >= 0";
   };
   const auto is_whole = [](const std::string& text) {
     const bool digits = !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
-    return digits ? "" : text + " is not a whole number from 0 up";
+    return digits ? "" : text + " is not an integer >= 0";
   };
   std::string names, lines;
   for (const Algorithm& algorithm : algorithms()) {
@@ -107,22 +108,22 @@ std::vector<const CLI::Option*> add_decode_options(CLI::App& command, DecodeOpti
     const auto all = algorithms();
     const bool known =
         std::any_of(all.begin(), all.end(), [&](const Algorithm& algorithm) { return algorithm.name == name; });
-    return known ? "" : readable(name) + " is unknown; there are " + names;
+    return known ? "" : readable(name) + " is unknown; use one of " + names;
   };
 
   command
-      .add_option("IN", options.in, "safetensors file with q, k, v, optional lengths; each rank reads only its own shard")
+      .add_option("IN", options.in, "safetensors file with q, k, v and optional lengths; each rank reads only its own shard")
       ->check(not_empty);
   command
       .add_option("OUT", options.out,
                   "safetensors file to write: F32 out and lse of the last step; with --moments 2 also variance and entropy")
       ->check(not_empty);
 
-  // One argument a list: IN and OUT may follow it.
+  // A list is one argument, so that IN and OUT may follow it.
   command.add_option("--algorithm", options.algorithm, "How shards are combined:" + lines)
       ->check(is_algorithm)
       ->capture_default_str();
-  command.add_option("--compare", options.compare, "Further algorithms, A,B,..., on the same input")
+  command.add_option("--compare", options.compare, "Further algorithms A,B,... to run on the same input")
       ->delimiter(',')
       ->allow_extra_args(false)
       ->check(is_algorithm);
@@ -133,21 +134,22 @@ std::vector<const CLI::Option*> add_decode_options(CLI::App& command, DecodeOpti
       ->capture_default_str();
   command
       .add_option("--ranks-per-node", options.ranks_per_node,
-                  "Pretend that every R consecutive ranks are a node (default: found by shared memory)")
+                  "Treat every R consecutive ranks as a node (default: ranks that share memory)")
       ->check(within(1, 1 << 20));
   command
       .add_option("--shards", options.shards,
-                  "Keys per rank, n0,n1,..., zeros allowed (default: as even as leaves of 64 keys allow)")
+                  "Keys per rank, n0,n1,..., zeros allowed (default: whole leaves of 64 keys, as even as possible)")
       ->delimiter(',')
       ->allow_extra_args(false);
-  command.add_option("--steps", options.steps, "Decode T tokens: the last T keys arrive one a step, each with a new query")
+  command
+      .add_option("--steps", options.steps, "Decode T tokens: each step appends one of the last T keys and has a new query")
       ->check(within(1, 1 << 30))
       ->capture_default_str();
   command.add_option("--scale", options.scale, "Factor of q.k (default 1/sqrt(d_h))");
   command
       .add_option(
           "--moments", options.moments,
-          "1: the output; 2: also the variance of the values and the entropy of the attention, from the same reduction")
+          "1: the output only; 2: also the variance of the values and the entropy of the attention, in the same reduction")
       ->check(within(1, 2))
       ->capture_default_str();
 
@@ -156,17 +158,17 @@ std::vector<const CLI::Option*> add_decode_options(CLI::App& command, DecodeOpti
       ->check(within(1, 1 << 20))
       ->capture_default_str()
       ->group(measuring);
-  command.add_option("--warmup", options.warmup, "Repetitions before them that are not timed")
+  command.add_option("--warmup", options.warmup, "Untimed repetitions before the timed ones")
       ->check(within(0, 1 << 20))
       ->capture_default_str()
       ->group(measuring);
   command
       .add_flag("--verify", options.verify,
-                "Also compute the oracle (rank 0); status 1 if the error is over the bound for the type")
+                "Also compute the oracle (rank 0); status 1 if the error exceeds the bound for the type")
       ->group(measuring);
   command
       .add_option("--expect", options.expect,
-                  "Also compare the output with this tensor of IN; status 1 if it is off by more than --tolerance")
+                  "Also compare the output with this tensor of IN; status 1 if they differ by more than --tolerance")
       ->check(not_empty)
       ->group(measuring);
   command.add_option("--tolerance", options.tolerance, "Largest difference that --expect allows")
@@ -177,25 +179,23 @@ std::vector<const CLI::Option*> add_decode_options(CLI::App& command, DecodeOpti
       ->check(not_empty)
       ->group(measuring);
 
-  const std::string made_up = "Made-up input, where there is no IN";
+  const std::string synthetic = "Synthetic input (without IN)";
   std::vector<const CLI::Option*> without_in;
-  const auto add_made_up = [&](const std::string& name, auto& value, const std::string& what, auto check) {
-    CLI::Option* option = command.add_option(name, value, what)->check(check)->group(made_up);
+  const auto add = [&](const std::string& name, auto& value, const std::string& what, auto check) {
+    CLI::Option* option = command.add_option(name, value, what)->check(check)->group(synthetic);
     without_in.push_back(option);
     return option;
   };
-  add_made_up("--seq-len", options.seq_len, "Keys", within(0, std::int64_t{1} << 40))->capture_default_str();
-  add_made_up("--heads", options.heads, "Query heads", within(1, 65536))->capture_default_str();
-  add_made_up("--kv-heads", options.kv_heads, "Key/value heads, of which --heads is a multiple (default: as many)",
-              within(1, 65536));
-  add_made_up("--head-dim", options.head_dim, "Numbers in a key, and in a value", within(1, 65536))->capture_default_str();
-  add_made_up("--batch", options.batch, "Batch entries", within(0, 1 << 20))->capture_default_str();
-  add_made_up("--dtype", options.dtype, dtype_help(), CLI::IsMember(dtype_options()).description(""))->capture_default_str();
-  add_made_up("--seed", options.seed, "The same seed gives the same input, for every number of ranks", is_whole)
-      ->capture_default_str();
+  add("--seq-len", options.seq_len, "Keys", within(0, std::int64_t{1} << 40))->capture_default_str();
+  add("--heads", options.heads, "Query heads", within(1, 65536))->capture_default_str();
+  add("--kv-heads", options.kv_heads, "Key/value heads, a divisor of --heads (default: --heads)", within(1, 65536));
+  add("--head-dim", options.head_dim, "Elements per key and per value", within(1, 65536))->capture_default_str();
+  add("--batch", options.batch, "Batch entries", within(0, 1 << 20))->capture_default_str();
+  add("--dtype", options.dtype, dtype_help(), CLI::IsMember(dtype_options()).description(""))->capture_default_str();
+  add("--seed", options.seed, "Equal seeds give equal input, for every number of ranks", is_whole)->capture_default_str();
 
   command.footer(
-      "\n--timeout of tree_attn --help may stand here too. Some ways to use it:\n"
+      "\n--timeout (see tree_attn --help) is accepted here too. Examples:\n"
       "  mpirun -n 4 tree_attn decode cache.safetensors out.safetensors --verify\n"
       "  mpirun -n 8 tree_attn decode --seq-len 65536 --ranks-per-node 4 --compare ring,paper --repeat 10 --report "
       "report.json");

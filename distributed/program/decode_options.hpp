@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The options of `tree_attn decode`, and what no parser can check about them.
+/// @brief The options of `tree_attn decode`, and the checks that the parser cannot make.
 #pragma once
 
 #include "reference/data/workload.hpp"
@@ -14,7 +14,7 @@
 
 namespace tree_attn {
 
-/// What `decode` was asked for; see its help.
+/// The options of `decode`; see its help.
 struct DecodeOptions {
   std::string command_line, in, out, report, expect;
   std::string algorithm = "two-level", backend = "cpu", transport = "mpi", dtype = "bf16";
@@ -28,14 +28,14 @@ struct DecodeOptions {
   bool verify = false;
 };
 
-/// Adds the options to the subcommand. They must outlive the parsing.
-/// @returns those that are for made-up input alone
+/// Adds the options to the subcommand. `options` must live until the command line is parsed.
+/// @returns the options that apply to synthetic input only
 std::vector<const CLI::Option*> add_decode_options(CLI::App& command, DecodeOptions& options);
 
-/// Checks what takes more than one number to see. @throws InputError
+/// Checks the options against each other, the number of ranks and the shape. @throws InputError
 void check(const DecodeOptions& options, int n_ranks, const WorkloadShape& shape);
 
-/// The shape of a made-up problem. @throws InputError
+/// The shape of a synthetic workload. @throws InputError
 WorkloadShape synthetic_shape(const DecodeOptions& options);
 
 }  // namespace tree_attn

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief `tree_attn info`: what was built in, what was found, and how to get what is missing.
+/// @brief `tree_attn info`: the features of this build, the hardware found, and how to add what is missing.
 #include "distributed/program/machine.hpp"
 #include "distributed/program/program.hpp"
 #include "gpu/backend/backends.hpp"
@@ -11,7 +11,7 @@
 namespace tree_attn {
 
 Command add_info(CLI::App& program) {
-  program.add_subcommand("info", "What was built in and found, and how to get what is missing");
+  program.add_subcommand("info", "Show what this build supports and what it found, and how to add what is missing");
   return [](const MpiRanks& ranks) {
     const Topology topology = ranks.topology(0);
     if (ranks.rank() != 0) return 0;
@@ -20,9 +20,9 @@ Command add_info(CLI::App& program) {
     for (int i = 0; i < topology.n_nodes(); ++i) nodes += (i ? ", " : "") + std::to_string(topology.node(i).size());
     std::printf("tree_attn      %s, %s, %s\n", TREE_ATTN_VERSION, machine.build_type.c_str(), machine.compiler.c_str());
     std::printf("processor      %s, %d cores\n", machine.cpu.c_str(), machine.cores);
-    std::printf("ranks          %d on %d node%s (%s a node)\n", topology.size(), topology.n_nodes(),
+    std::printf("ranks          %d on %d node%s (%s per node)\n", topology.size(), topology.n_nodes(),
                 topology.n_nodes() == 1 ? "" : "s", nodes.c_str());
-    // A backend is asked for by its name, so that info and decode cannot tell two stories.
+    // Look up the backends as decode does, so that both commands agree.
     std::string backends, missing, gpus;
     for (const std::string_view name : backend_names()) {
       try {
@@ -34,7 +34,7 @@ Command add_info(CLI::App& program) {
     for (const std::string& gpu : machine.gpus) gpus += (gpus.empty() ? "" : ", ") + gpu;
     std::printf("backends       %s\n%s", backends.c_str(), missing.c_str());
     std::printf("transports     mpi (%s)\n", machine.mpi.c_str());
-    std::printf("  missing      --transport nccl: not written yet\n");
+    std::printf("  missing      --transport nccl: not supported by this version\n");
     std::printf("GPUs           %s\n", gpus.empty() ? "none" : gpus.c_str());
     return 0;
   };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What the operating system, MPI and the compiler say of themselves.
+/// @brief Properties of this machine, from the operating system, MPI and the compiler.
 #include "distributed/program/machine.hpp"
 
 #include "gpu/backend/backends.hpp"

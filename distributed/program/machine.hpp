@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The machine at hand.
+/// @brief Properties of this machine.
 #pragma once
 
 #include "distributed/measure/report.hpp"
@@ -9,7 +9,7 @@
 
 namespace tree_attn {
 
-/// The machine that this process runs on.
+/// The machine on which this process runs.
 Machine this_machine();
 /// Name and version of the MPI in use: "Open MPI v4.1.4", "MPICH 4.0.2".
 std::string mpi_library();

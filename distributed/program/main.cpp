@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The program `tree_attn`: one line for whatever goes wrong, on one rank or on all.
+/// @brief The program `tree_attn`. Every error, on one rank or on all, is reported in one line.
 ///
 /// Run: tree_attn --help
 /// Run: tree_attn decode --seq-len 4096 --verify
@@ -27,13 +27,14 @@ using namespace tree_attn;
 constexpr int kBadInput = 2;
 constexpr double kTimeout = 60;
 
-/// Reads a number of seconds. Not CLI::PositiveNumber, which lets NaN pass (a deadline that never comes) and prints the
+/// Parses a positive number of seconds. CLI::PositiveNumber would accept NaN, a deadline that never expires, and print the
 /// largest double.
 bool read_timeout(const std::string& text, double& seconds) {
   return CLI::detail::lexical_cast(text, seconds) && seconds > 0;
 }
 
-/// --timeout, which counts from before MPI_Init, and so before the command line is read. What is wrong with it is said then.
+/// Finds --timeout, which already applies to MPI_Init and is needed before the command line is parsed. The parser reports
+/// invalid values later.
 double find_timeout(int argc, char** argv) {
   constexpr std::string_view kName = "--timeout";
   double timeout = kTimeout, seconds = 0;
@@ -48,8 +49,8 @@ double find_timeout(int argc, char** argv) {
   return timeout;
 }
 
-/// Leads the standard descriptors that the parent closed to /dev/null, the wrong way round: to read or to print fails there.
-/// Left closed, their numbers would go to the next file or socket that is opened, and what is printed would end in it.
+/// Opens /dev/null on the standard descriptors that the parent closed, in the wrong direction so that reads and writes fail.
+/// Otherwise the next file or socket opened would get their numbers and receive the output.
 void open_standard_descriptors() {
   for (int descriptor = 0; descriptor <= 2; ++descriptor) {
     if (::fcntl(descriptor, F_GETFD) < 0) ::open("/dev/null", descriptor == 0 ? O_WRONLY : O_RDONLY);
@@ -59,20 +60,20 @@ void open_standard_descriptors() {
 /// One line on standard error.
 void complain(const std::string& line) { std::fprintf(stderr, "tree_attn: %s\n", readable(line, 900).c_str()); }
 
-/// A usage error in one line, and where to read more.
+/// A usage error in one line, with a reference to the help.
 std::string usage_error(const CLI::App& program, const CLI::ParseError& error) {
   const auto commands = program.get_subcommands();
   const std::vector<std::string> left = program.remaining();
   std::string line = error.what();
-  if (commands.empty() && !left.empty()) line = "unknown command \"" + left[0] + "\"; there are oracle, decode, info";
-  return line + " (tree_attn " + (commands.empty() ? "" : commands[0]->get_name() + " ") + "--help tells more)";
+  if (commands.empty() && !left.empty()) line = "unknown command \"" + left[0] + "\"; use one of oracle, decode, info";
+  return line + " (see tree_attn " + (commands.empty() ? "" : commands[0]->get_name() + " ") + "--help)";
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
   open_standard_descriptors();
-  std::signal(SIGPIPE, SIG_IGN);  // a reader that leaves is an error of the write, with a line and a clean end
+  std::signal(SIGPIPE, SIG_IGN);  // a closed pipe is then a write error, reported in one line
   std::string command_line;
   for (int i = 0; i < argc; ++i) command_line += (i ? " " : "") + std::string(argv[i]);
   MpiSession session(&argc, &argv, find_timeout(argc, argv));
@@ -83,7 +84,7 @@ int main(int argc, char** argv) {
   }
   end_on_cut_file([](const void* ranks) { return static_cast<const MpiSession*>(ranks)->claim_last_word(); }, &session);
 
-  // Read the command line: every rank has the same one, and all come to the same end.
+  // Parse the command line. It is the same on every rank, so all ranks get the same result.
   CLI::App program("Tree Attention: exact attention decoding over sharded keys and values (arXiv:2408.04093).", "tree_attn");
   program.set_version_flag("--version", "tree_attn " TREE_ATTN_VERSION);
   program.require_subcommand(1);
@@ -94,7 +95,7 @@ int main(int argc, char** argv) {
   };
   program
       .add_option("--timeout", timeout,
-                  "Seconds after which a rank that does not answer ends the job; computing is answering; inf: never")
+                  "End the job if a rank does not answer for this many seconds; computing counts as answering; inf: never")
       ->check(is_positive)
       ->capture_default_str();
   program.fallthrough();
@@ -108,12 +109,12 @@ int main(int argc, char** argv) {
     return kBadInput;
   }
 
-  // Run it. What goes wrong on every rank has been agreed on; what goes wrong on one ends all.
+  // Run the command. All ranks have agreed on an InputError; any other exception on one rank ends the job.
   try {
     const int status = (program.got_subcommand("oracle")   ? oracle
                         : program.got_subcommand("decode") ? decode
                                                            : info)(session.ranks());
-    // A full disk behind "> FILE" shows here at the latest.
+    // If standard output is a file on a full disk, this reports the error.
     flush_standard_output();
     session.ranks().doing("after all output was written");
     return status;

@@ -38,7 +38,7 @@ MpiSession::~MpiSession() {
 
 void MpiSession::join_machines(int thread_level) {
   if (ranks_->size() == 1) return;
-  // A machine is known by its lowest rank, the first on its board.
+  // Identify a machine by its lowest rank, the first on its board.
   const std::span<Pulse> pulses = watchdog_.board().pulses();
   const auto first = std::find_if(pulses.begin(), pulses.end(), [](const Pulse& pulse) { return pulse.beats != 0; });
   const int machine = watchdog_.watches() ? static_cast<int>(first - pulses.begin()) : 0;
@@ -56,7 +56,8 @@ void MpiSession::join_machines(int thread_level) {
 
 void MpiSession::leave_machines() {
   if (!exchange_) return;
-  // Ranks that still compute must hear from the others. After this none does, and the main thread alone calls MPI.
+  // Ranks that still compute must receive pulses from the others. After the barrier none computes, and only the main thread
+  // calls MPI.
   ranks_->barrier();
   watchdog_.exchange_by({}, exchange_->any_thread());
   {
@@ -68,7 +69,7 @@ void MpiSession::leave_machines() {
 }
 
 void MpiSession::abandon(const std::string& line) const {
-  // Alone, no launcher cleans up.
+  // With a single rank there may be no launcher that cleans up.
   if (ranks_->size() == 1) MPI_Finalize();
   watchdog_.end_job(line);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief MPI from its start to its end, as a program runs it that owns the whole job.
+/// @brief MPI_Init to MPI_Finalize under a watchdog, for a program that owns the whole job.
 #pragma once
 
 #include "distributed/transport/mpi_ranks.hpp"
@@ -14,14 +14,14 @@
 
 namespace tree_attn {
 
-/// Starts and ends MPI, under a watchdog that ends the job when a rank does not answer for `timeout` seconds.
+/// Starts and ends MPI, under a watchdog that ends the job if a rank does not answer for `timeout` seconds.
 ///
-/// The library itself takes any communicator (MpiRanks); this class is for programs that leave MPI to us. Whatever can wait
-/// for another rank is announced to the watchdog, MPI_Init and MPI_Finalize included.
+/// The library itself accepts any communicator (MpiRanks); this class is for programs that let it manage MPI. Every wait for
+/// another rank is announced to the watchdog, including MPI_Init and MPI_Finalize.
 ///
-/// Unless the launcher says that all ranks are on one machine, the session asks for MPI_THREAD_MULTIPLE, so that the
-/// watchdog's thread can exchange pulses with other machines. Where MPI does not grant it, the main thread does so while it
-/// waits or makes progress; PulseObserver says what is then not noticed.
+/// Unless the launcher reports that all ranks are on one machine, the session requests MPI_THREAD_MULTIPLE, so that the
+/// thread of the watchdog can exchange pulses with other machines. If MPI does not provide it, the main thread exchanges
+/// them while it waits or makes progress; PulseObserver documents what then goes undetected.
 class MpiSession {
  public:
   /// Starts MPI. @param timeout seconds, may be infinite @throws TransportError
@@ -33,12 +33,12 @@ class MpiSession {
 
   /// All ranks of the job.
   const MpiRanks& ranks() const { return *ranks_; }
-  /// What the launcher said of the job.
+  /// The job as the launcher describes it.
   const Launch& launch() const { return launch_; }
 
-  /// Ends every rank with one line and status 2, from a rank that cannot reach the others any more.
+  /// Ends all ranks with one line and status 2. Called by a rank that can no longer reach the others.
   [[noreturn]] void abandon(const std::string& line) const;
-  /// True for the first rank of this machine that asks: it writes the line that ends the job. Safe in a signal handler.
+  /// True for the first rank of this machine that calls it, which then writes the last line of the job. Async-signal-safe.
   bool claim_last_word() const { return watchdog_.board().claim_last_word(); }
 
  private:
@@ -49,7 +49,7 @@ class MpiSession {
   Launch launch_;
   Watchdog watchdog_;
   std::optional<MpiRanks> ranks_;
-  std::unique_ptr<PulseExchange> exchange_;  ///< nothing if all ranks share one board, or there is no deadline
+  std::unique_ptr<PulseExchange> exchange_;  ///< null if all ranks share one board, or without a deadline
 };
 
 }  // namespace tree_attn

@@ -36,7 +36,7 @@ int run_oracle(const OracleOptions& options) {
     throw InputError(readable(options.in, 200) + ": " + error.what());
   }
 
-  // Write out [b, n_h, l, d_v], lse [b, n_h, l] and, with zeta, energy and gradient.
+  // Write out [b, n_h, l, d_v], lse [b, n_h, l] and, given zeta, energy and gradient.
   const std::vector<std::int64_t> rows{tensors.q.shape[0], tensors.q.shape[1], tensors.q.shape[2]};
   std::vector<std::int64_t> vectors = rows;
   vectors.push_back(tensors.v.shape[3]);
@@ -57,7 +57,7 @@ int run_oracle(const OracleOptions& options) {
 Command add_oracle(CLI::App& program) {
   auto options = std::make_shared<OracleOptions>();
   CLI::App* command = program.add_subcommand(
-      "oracle", "Attention in double precision: out and lse; with a tensor zeta also energy and gradient");
+      "oracle", "Attention in double precision: out and lse; given a tensor zeta, also energy and gradient");
   command
       ->add_option(
           "IN", options->in,
@@ -70,17 +70,13 @@ Command add_oracle(CLI::App& program) {
   command->add_option("--scale", options->scale, "Factor of q.k (default 1/sqrt(d_h))");
   command->add_flag("--causal", options->causal, "Query i of l sees the keys 0 .. N - l + i");
   return [options](const MpiRanks& ranks) {
-    // One rank is enough; the others hear how it ended.
-    std::optional<std::string> error;
-    try {
+    // Rank 0 computes; the other ranks learn whether it succeeded.
+    run_on_all(ranks, [&] {
       if (options->scale && !std::isfinite(*options->scale))
         throw InputError("--scale " + std::to_string(*options->scale) + " is not a finite number");
       ranks.doing("in the oracle");
       if (ranks.rank() == 0) run_oracle(*options);
-    } catch (const InputError& exception) {
-      error = exception.what();
-    }
-    ranks.throw_if_any_failed(error);
+    });
     return 0;
   };
 }

@@ -2,24 +2,39 @@
 /// @file
 /// @brief The subcommands of the program `tree_attn`.
 ///
-/// Each adds itself to the command line, and returns what to run: a function that gives the exit status (0 done, 1 a check
-/// failed) or throws InputError (status 2, one line). Rank 0 alone prints.
+/// Each function adds a subcommand to the command line, and returns a function that runs it: this returns the exit status (0
+/// done, 1 a check failed) or throws InputError (status 2, one line). Rank 0 alone prints.
 #pragma once
 
 #include "distributed/transport/mpi_ranks.hpp"
+#include "reference/data/input_error.hpp"
 
 #include <CLI/CLI.hpp>
 
 #include <functional>
+#include <optional>
 #include <string>
+#include <utility>
 
 namespace tree_attn {
 
-/// A subcommand, once the command line is read.
+/// Runs a subcommand after the command line is parsed.
 using Command = std::function<int(const MpiRanks&)>;
 
-/// A check for options that name something: in a script, an empty name is a variable that was never set.
-inline std::string not_empty(const std::string& name) { return name.empty() ? "the empty string names nothing" : ""; }
+/// A check for options whose value is a name. In a script, an empty name usually comes from an unset variable.
+inline std::string not_empty(const std::string& name) { return name.empty() ? "must not be empty" : ""; }
+
+/// Runs work on every rank. If it throws InputError on any of them, all ranks throw; see Ranks::throw_if_any_failed().
+template <class Work>
+void run_on_all(const Ranks& ranks, Work&& work) {
+  std::optional<std::string> error;
+  try {
+    std::forward<Work>(work)();
+  } catch (const InputError& exception) {
+    error = exception.what();
+  }
+  ranks.throw_if_any_failed(error);
+}
 
 /// `tree_attn oracle IN OUT [--scale S] [--causal]`
 Command add_oracle(CLI::App& program);

@@ -170,11 +170,9 @@ std::optional<std::string> PulseObserver::look(double elapsed) {
   if (rank_ != (silent_here.empty() ? lowest : lowest_here)) return std::nullopt;
   const Pulse& own = board_.pulses()[static_cast<std::size_t>(rank_)];
   const std::string doing = own.doing.get();
-  const std::string seen_from = " (rank " + std::to_string(rank_) +
-                                (own.waits()     ? " waits " + own.waiting.get()
-                                 : doing.empty() ? " computes"
-                                                 : " is " + doing) +
-                                ")";
+  const std::string seen_from =
+      " (rank " + std::to_string(rank_) +
+      (own.waits() ? " waits " + own.waiting.get() : " computes" + (doing.empty() ? "" : " " + doing)) + ")";
   if (!silent.empty()) {
     const Pulse& pulse = board_.pulses()[static_cast<std::size_t>(silent[0])];
     const std::string where = pulse.doing.get();
@@ -207,7 +205,7 @@ std::optional<std::string> PulseObserver::look(double elapsed) {
   for (const auto& [place, ranks] : groups) {
     all += (all.empty() ? "" : "; ") + names_of(ranks) + (ranks.size() == 1 ? " waits " : " wait ") + place;
   }
-  return line("no rank has moved for " + seconds(still_) + " s: " + all);
+  return line("no rank has made progress for " + seconds(still_) + " s: " + all);
 }
 
 }  // namespace tree_attn

@@ -33,11 +33,11 @@ const Backend& find_backend(std::string_view name) {
 #if !defined(TREE_ATTN_HAS_CUDA)
     if (other == name)
       throw InputError("--backend " + std::string(name) +
-                       ": not built in (" TREE_ATTN_NO_CUDA "); it takes a build with nvcc 12 or later");
+                       ": not built in (" TREE_ATTN_NO_CUDA "); build with nvcc 12 or later");
 #endif
     known += (known.empty() ? "" : ", ") + std::string(other);
   }
-  throw InputError("--backend " + std::string(name) + ": unknown; there are " + known);
+  throw InputError("--backend " + std::string(name) + ": unknown; use one of " + known);
 }
 
 }  // namespace tree_attn

@@ -34,10 +34,10 @@ void KvCache::check_axes(const char* function, const TensorView& view, const cha
                          std::int64_t dim) const {
   const auto fail = [&](const std::string& why) { throw std::invalid_argument(std::string(function) + ": " + name + why); };
   if (view.dtype != given && view.dtype != stored)
-    fail(" is " + std::string(name_of(view.dtype)) + ", the cache takes " + std::string(name_of(given)));
+    fail(" is " + std::string(name_of(view.dtype)) + ", but the cache takes " + std::string(name_of(given)));
   if (view.shape[1] != stored_.kv_heads || view.shape[3] != dim) {
-    fail(" has " + std::to_string(view.shape[1]) + " heads of " + std::to_string(view.shape[3]) + " elements, the cache " +
-         std::to_string(stored_.kv_heads) + " of " + std::to_string(dim));
+    fail(" has " + std::to_string(view.shape[1]) + " heads of " + std::to_string(view.shape[3]) +
+         " elements, but the cache has " + std::to_string(stored_.kv_heads) + " of " + std::to_string(dim));
   }
 }
 
@@ -47,9 +47,9 @@ void KvCache::append(std::int64_t entry, const TensorView& k, const TensorView& 
   check_axes(kHere, k, "k", given_.dtype, stored_.dtype, stored_.head_dim);
   check_axes(kHere, v, "v", given_.value_dtype, stored_.value_dtype, stored_.value_dim);
   if (k.shape[0] != 1 || v.shape[0] != 1 || k.shape[2] != v.shape[2]) {
-    throw std::invalid_argument(std::string(kHere) + ": k is of " + std::to_string(k.shape[0]) + " batch entries and " +
-                                std::to_string(k.shape[2]) + " positions, v of " + std::to_string(v.shape[0]) + " and " +
-                                std::to_string(v.shape[2]) + ": it takes one entry");
+    throw std::invalid_argument(std::string(kHere) + ": k has " + std::to_string(k.shape[0]) + " batch entries and " +
+                                std::to_string(k.shape[2]) + " positions, v has " + std::to_string(v.shape[0]) + " and " +
+                                std::to_string(v.shape[2]) + "; expected one entry and equal positions");
   }
   std::int64_t& length = lengths_[static_cast<std::size_t>(entry)];
   if (k.shape[2] > capacity_.size() - length) {
@@ -74,8 +74,8 @@ void KvCache::truncate(std::int64_t entry, std::int64_t n) {
 
 void KvCache::reset(KeyRange capacity) {
   if (capacity.size() > most_) {
-    throw std::out_of_range("KvCache::reset: " + std::to_string(capacity.size()) + " positions, the cache has memory for " +
-                            std::to_string(most_));
+    throw std::out_of_range("KvCache::reset: " + std::to_string(capacity.size()) +
+                            " positions, but the cache has memory for " + std::to_string(most_));
   }
   capacity_ = capacity;
   std::fill(lengths_.begin(), lengths_.end(), 0);
@@ -88,19 +88,19 @@ void KvCache::borrow(const Shard& shard, std::span<const std::int64_t> lengths) 
   const std::int64_t n = std::min(shard.k.shape[2], shard.v.shape[2]);
   if (shard.k.shape[0] != stored_.batch || shard.v.shape[0] != stored_.batch ||
       static_cast<std::int64_t>(lengths.size()) != stored_.batch) {
-    throw std::invalid_argument(std::string(kHere) + ": k of " + std::to_string(shard.k.shape[0]) + " batch entries, v of " +
-                                std::to_string(shard.v.shape[0]) + ", " + std::to_string(lengths.size()) +
-                                " lengths, in a cache of " + std::to_string(stored_.batch));
+    throw std::invalid_argument(std::string(kHere) + ": k has " + std::to_string(shard.k.shape[0]) +
+                                " batch entries, v has " + std::to_string(shard.v.shape[0]) + ", lengths has " +
+                                std::to_string(lengths.size()) + ", but the cache has " + std::to_string(stored_.batch));
   }
   if (shard.begin != capacity_.begin) {
     throw std::out_of_range(std::string(kHere) + ": row 0 is position " + std::to_string(shard.begin) +
-                            ", the cache begins at " + std::to_string(capacity_.begin));
+                            ", but the cache begins at " + std::to_string(capacity_.begin));
   }
   for (std::size_t i = 0; i < lengths.size(); ++i) {
     if (lengths[i] >= 0 && lengths[i] <= std::min(n, capacity_.size())) continue;
     throw std::out_of_range(std::string(kHere) + ": length " + std::to_string(lengths[i]) + " of batch entry " +
-                            std::to_string(i) + ", with " + std::to_string(n) + " rows and room for " +
-                            std::to_string(capacity_.size()));
+                            std::to_string(i) + " is not in 0 .. " + std::to_string(std::min(n, capacity_.size())) + " (" +
+                            std::to_string(n) + " rows, capacity " + std::to_string(capacity_.size()) + ")");
   }
   std::fill(lengths_.begin(), lengths_.end(), 0);
   write_all(shard, lengths);

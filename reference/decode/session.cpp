@@ -15,8 +15,8 @@ States& DecodeSession::decode(const TensorView& q, std::span<const std::int64_t>
       static_cast<std::int64_t>(lengths.size()) != shape.batch) {
     std::string axes;
     for (const std::int64_t n : q.shape) axes += (axes.empty() ? "" : ", ") + std::to_string(n);
-    throw std::invalid_argument("DecodeSession::decode: q [" + axes + "] with " + std::to_string(lengths.size()) +
-                                " lengths, the cache has [" + std::to_string(shape.batch) + ", " +
+    throw std::invalid_argument("DecodeSession::decode: q is [" + axes + "] with " + std::to_string(lengths.size()) +
+                                " lengths, but the cache has [" + std::to_string(shape.batch) + ", " +
                                 std::to_string(shape.heads) + ", " + std::to_string(shape.n_queries) + ", " +
                                 std::to_string(shape.head_dim) + "]");
   }
@@ -25,9 +25,9 @@ States& DecodeSession::decode(const TensorView& q, std::span<const std::int64_t>
     const std::int64_t needed = std::clamp<std::int64_t>(lengths[i] - capacity.begin, 0, capacity.size());
     if (needed <= cache_.lengths()[i]) continue;
     throw std::out_of_range("DecodeSession::decode: batch entry " + std::to_string(i) + " has " +
-                            std::to_string(lengths[i]) + " keys, the cache holds those at [" +
+                            std::to_string(lengths[i]) + " keys, but the cache holds positions [" +
                             std::to_string(capacity.begin) + ", " + std::to_string(capacity.begin + cache_.lengths()[i]) +
-                            ") of its " + std::to_string(capacity.size()));
+                            ") of a capacity of " + std::to_string(capacity.size()));
   }
   return run(q, lengths, lift, progress);
 }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# Installs the build folder BUILD into FOLDER, then configures, builds and runs the consumer against it, for its COMPONENTS.
+# Installs the build folder BUILD into FOLDER, then configures, builds and runs the consumer of its COMPONENTS.
 file(REMOVE_RECURSE ${FOLDER})
 file(COPY ${CMAKE_CURRENT_LIST_DIR}/consumer DESTINATION ${FOLDER})
 
@@ -18,5 +18,5 @@ run_or_fail(${CMAKE_COMMAND} --build ${FOLDER}/build)
 string(REPLACE "," ";" components ${COMPONENTS})
 foreach(component IN LISTS components)
   run_or_fail(${FOLDER}/build/bin/consumer_${component})
-  message(STATUS "component ${component}: found, built against and run")
+  message(STATUS "component ${component}: found, linked and run")
 endforeach()

@@ -229,7 +229,7 @@ TEST_CASE("decode: --verify fails where F32 is not enough") {
     CHECK(result.status == 1);
     CHECK(result.out.find("FAILED") != std::string::npos);
     CHECK(result.out.find("inf") != std::string::npos);
-    CHECK(lines_of_ours(result.err).at(0) == "tree_attn: check failed: two-level is not within the bound of the oracle");
+    CHECK(lines_of_ours(result.err).at(0) == "tree_attn: check failed: two-level exceeds the error bound of the oracle");
   }
 }
 
@@ -237,7 +237,7 @@ TEST_CASE("decode: --expect holds the output against a trained transformer's own
   const Result good = run(ranks(3, {"decode", kLayer, "--expect", "expected", "--compare", "paper"}));
   check_silent_success(good);
   for (const char* algorithm : {"two-level", "paper"}) {
-    CHECK(good.out.find(std::string(algorithm) + ": at most ") != std::string::npos);
+    CHECK(good.out.find(std::string(algorithm) + ": differs from \"expected\" by at most ") != std::string::npos);
   }
   for (const Words& command : {alone({"decode", kLayer, "--expect", "expected", "--tolerance", "1e-9"}),
                                ranks(2, {"decode", kLayer, "--expect", "expected", "--tolerance", "1e-9"})}) {
@@ -246,7 +246,7 @@ TEST_CASE("decode: --expect holds the output against a trained transformer's own
     CHECK(bad.status == 1);
     const std::vector<std::string> lines = lines_of_ours(bad.err);
     CHECK(lines.size() == 1);
-    CHECK(lines.at(0) == "tree_attn: check failed: two-level is not within --tolerance of \"expected\"");
+    CHECK(lines.at(0) == "tree_attn: check failed: two-level differs from \"expected\" by more than --tolerance");
   }
 }
 
@@ -275,6 +275,6 @@ TEST_CASE("decode: --expect fails for what is not finite, in the tensor, in the 
     CAPTURE(i);
     CHECK(results[i].status == 1);
     CHECK(lines_of_ours(results[i].err) ==
-          Words{"tree_attn: check failed: two-level is not within --tolerance of \"zeta\""});
+          Words{"tree_attn: check failed: two-level differs from \"zeta\" by more than --tolerance"});
   }
 }

@@ -123,7 +123,7 @@ TEST_CASE("emulated: a cut inside a leaf keeps the bits where no tensor core add
 }
 
 TEST_CASE("emulated: a cut inside a leaf of tensor cores is refused where bits are promised, and taken where they are not") {
-  const std::string cut = "100,0,677", why = "--shards: a cut at key 100 is inside a leaf of 64 keys";
+  const std::string cut = "100,0,677", why = "--shards: the cut at key 100 is inside a leaf of 64 keys";
   std::vector<Words> refused;
   for (const std::string dtype : {"f16", "bf16"}) {
     for (const std::string algorithm : {"two-level", "gather", "ring", "ring-state"})
@@ -135,7 +135,7 @@ TEST_CASE("emulated: a cut inside a leaf of tensor cores is refused where bits a
   }
   const std::vector<Result> results = run_all(refused);
   for (std::size_t i = 0; i < results.size(); ++i)
-    check_one_line(results[i], i % 6 == 5 ? "--shards: a cut at key 700 is inside a leaf of 64 keys" : why);
+    check_one_line(results[i], i % 6 == 5 ? "--shards: the cut at key 700 is inside a leaf of 64 keys" : why);
 
   const Words any_order{"--algorithm", "paper", "--compare", "packed,fused", "--shards", cut};
   for (const auto& digests : digests_of({{"f16", "1", 3, any_order}, {"bf16", "1", 3, any_order}}))
@@ -231,11 +231,11 @@ TEST_CASE("emulated: shapes that no kernel takes are refused with their numbers,
   const Scratch scratch;
   FileWorkload::draw(1, 1, 1, 1, 10, 8, 513).write(scratch.path("in"), "F32");
   const std::vector<std::pair<Words, std::string>> all{
-      {{"--seq-len", "777", "--head-dim", "600"}, "--backend emulated: no kernel takes d_h 600, d_v 600: more than 512"},
+      {{"--seq-len", "777", "--head-dim", "600"}, "--backend emulated: no kernel supports d_h 600, d_v 600: more than 512"},
       // Moments make a value d_v + d_v + d_h long.
       {{"--seq-len", "777", "--head-dim", "171", "--moments", "2"},
-       "--backend emulated: no kernel takes d_h 171, d_v 513: more than 512"},
-      {{"in", "out"}, "--backend emulated: no kernel takes d_h 8, d_v 513: more than 512"}};
+       "--backend emulated: no kernel supports d_h 171, d_v 513: more than 512"},
+      {{"in", "out"}, "--backend emulated: no kernel supports d_h 8, d_v 513: more than 512"}};
   std::vector<Words> commands;
   for (const auto& [options, why] : all) {
     commands.push_back(alone(Words{"decode"} + options + Words{"--backend", "emulated"}));

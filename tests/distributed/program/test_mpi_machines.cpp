@@ -75,13 +75,13 @@ TEST_CASE("machines: ranks that all wait, on all machines, end, and say for what
   for (const std::string level : {"multiple", "funneled"}) {
     CAPTURE(level);
     const Result result = waiting_in("MPI_Comm_free", level);
-    check_one_line(result, "no rank has moved for 3");
-    CHECK(result.err.find("ranks 0, 1, 2 wait for the nodes of all ranks in reading the input") != std::string::npos);
-    CHECK(result.err.find("rank 3 waits in MPI_Comm_free in reading the input") != std::string::npos);
+    check_one_line(result, "no rank has made progress for 3");
+    CHECK(result.err.find("ranks 0, 1, 2 wait for the nodes of all ranks while reading the input") != std::string::npos);
+    CHECK(result.err.find("rank 3 waits in MPI_Comm_free while reading the input") != std::string::npos);
   }
   // Only the watchdog's thread is free to send pulses.
   check_one_line(waiting_in("MPI_Comm_split_type", "multiple"),
-                 ": ranks 0, 1, 2, 3 wait in MPI_Comm_split_type in reading the input");
+                 ": ranks 0, 1, 2, 3 wait in MPI_Comm_split_type while reading the input");
 }
 
 TEST_CASE("machines: a rank that is stopped at the end of MPI is named by its own machine") {

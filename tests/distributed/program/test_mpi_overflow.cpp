@@ -57,17 +57,18 @@ TEST_CASE("overflow: a score or an element beyond F32 is one line of warning tha
   for (const Words& command : {alone(decode), ranks(3, decode + Words{"--compare", kAll})}) {
     check_warning(
         run(command), scratch,
-        "batch entry 1, head 1, query 0: the output is not finite, the input is: a score, or an element of q or k, "
-        "is beyond F32; tree_attn oracle computes in F64");
+        "batch entry 1, head 1, query 0: the output is not finite, although the input is: a score, or an element of q or k, "
+        "exceeds F32; tree_attn oracle computes in F64");
   }
 
   // A value of 1e200, which F64 has and F32 has not; heads 2 and 3 read it.
   FileWorkload values = draw();
   enlarge(values.v, 1, 1e200);
   values.write(scratch.path("in"), "F64");
-  check_warning(run(alone(decode)), scratch,
-                "batch entry 1, head 2, query 0: the output is not finite, the input is: an element of v is beyond F32; "
-                "tree_attn oracle computes in F64");
+  check_warning(
+      run(alone(decode)), scratch,
+      "batch entry 1, head 2, query 0: the output is not finite, although the input is: an element of v exceeds F32; "
+      "tree_attn oracle computes in F64");
 }
 
 TEST_CASE("overflow: Inf and NaN of the input are no reason for a warning") {

@@ -47,7 +47,7 @@ TEST_CASE("ranks: what is wrong is said once, and all end with status 2") {
       {{"attend"}, "unknown command"},
       {{"decode", "--no-such-option"}, "--no-such-option"},
       {{"decode", "--backend", "tpu"}, "--backend tpu: unknown"},
-      {{"decode", "--shards", "4096"}, "--shards names 1 shard for 3 ranks"},
+      {{"decode", "--shards", "4096"}, "--shards lists 1 shard for 3 ranks"},
       {{"decode", "--shards", "4096,1,-1"}, "--shards: -1 is not in 0 .. 4096"},
       {{"decode", "--seq-len", "4000000000"}, "--seq-len 4000000000 with --batch 1 needs about"},
       {{"decode", "bad", "out"}, "bad: "},
@@ -76,7 +76,7 @@ TEST_CASE("ranks: a file that is not the same on every rank is found before any 
   const Words command = ranks(2, {"decode", "in"}, in_own_folder(scratch.folder().string()));
   check_one_line(run(command), "rank 1: in: cannot open: No such file or directory");
   FileWorkload::draw(1, 2, 1, 1, 51, 8, 8).write(scratch.path("1/in"), "F32");
-  check_one_line(run(command), "rank 1: in differs from rank 0's in the header: every rank must read the same file");
+  check_one_line(run(command), "rank 1: in differs from that of rank 0 in the header: all ranks need the same file");
 }
 
 TEST_CASE("ranks: input that differs from rank 0's is refused, and the line says where it differs") {
@@ -110,8 +110,8 @@ TEST_CASE("ranks: input that differs from rank 0's is refused, and the line says
   }
   const std::vector<Result> results = run_all(commands);
   for (std::size_t i = 0; i < all.size(); ++i) {
-    check_one_line(results[i], "rank " + std::to_string(all[i].rank) + ": in differs from rank 0's in " + all[i].where +
-                                   ": every rank must read the same file");
+    check_one_line(results[i], "rank " + std::to_string(all[i].rank) + ": in differs from that of rank 0 in " +
+                                   all[i].where + ": all ranks need the same file");
     for (const auto& entry : fs::recursive_directory_iterator(folder(i)))
       CHECK_MESSAGE((entry.is_directory() || entry.path().filename() == "in"), entry.path().string());
   }
@@ -130,10 +130,10 @@ TEST_CASE("ranks: input that differs from rank 0's is refused, and the line says
 TEST_CASE("ranks: made-up input of other options than rank 0's is refused") {
   const Words decode{"decode", "--seq-len", "64", "--seed"};
   check_one_line(run(each_its_own({decode + Words{"1"}, decode + Words{"2"}})),
-                 "rank 1: made-up input differs from rank 0's in q: every rank must get the same options");
+                 "rank 1: synthetic input differs from that of rank 0 in q: all ranks need the same options");
   check_one_line(
       run(each_its_own({{"decode", "--seq-len", "64"}, {"decode", "--seq-len", "64"}, {"decode", "--seq-len", "63"}})),
-      "rank 2: made-up input differs from rank 0's in lengths: every rank must get the same options");
+      "rank 2: synthetic input differs from that of rank 0 in lengths: all ranks need the same options");
 }
 
 /// The ring computes every shard on every rank: with another scale a rank ends with other bits.
@@ -143,7 +143,7 @@ TEST_CASE("ranks: outputs that differ between ranks fail, in the table, the repo
   const Result result = run(each_its_own({decode + Words{"0.1"}, decode + Words{"0.1"}, decode + Words{"0.2"}}));
   CAPTURE(result.err);
   CHECK(result.status == 1);
-  CHECK(lines_of_ours(result.err) == Words{"tree_attn: check failed: ring ended with different bits on different ranks"});
+  CHECK(lines_of_ours(result.err) == Words{"tree_attn: check failed: ring has different bits on different ranks"});
   CHECK(result.out.find("  NO  ") != std::string::npos);
   CHECK(Scratch::read(scratch.path("report")).find("\"same_bits_on_all_ranks\": false") != std::string::npos);
 }

@@ -58,9 +58,9 @@ TEST_CASE("watchdog: a rank that is stopped in a call of MPI ends the job, in on
 TEST_CASE("watchdog: ranks that all wait for something that never comes end, and say for what") {
   const Result result =
       run(stopping("MPI_Comm_free", 1, "wait", {"decode", "--seq-len", "256", "--timeout", "2"}), {.deadline = 45});
-  check_one_line(result, "no rank has moved for 2");
-  CHECK(result.err.find("ranks 0, 2 wait for the nodes of all ranks in reading the input") != std::string::npos);
-  CHECK(result.err.find("rank 1 waits in MPI_Comm_free in reading the input") != std::string::npos);
+  check_one_line(result, "no rank has made progress for 2");
+  CHECK(result.err.find("ranks 0, 2 wait for the nodes of all ranks while reading the input") != std::string::npos);
+  CHECK(result.err.find("rank 1 waits in MPI_Comm_free while reading the input") != std::string::npos);
 }
 
 TEST_CASE("watchdog: a rank that computes for longer than --timeout does not hang") {

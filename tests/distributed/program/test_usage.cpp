@@ -63,7 +63,7 @@ TEST_CASE("usage: help and version are there for the program and every command")
 TEST_CASE("usage: what is wrong with the command line is said in one line") {
   const Scratch scratch;
   check_refused({{{}, "command"},
-                 {{"attend"}, "unknown command \"attend\"; there are oracle, decode, info"},
+                 {{"attend"}, "unknown command \"attend\"; use one of oracle, decode, info"},
                  {{"two\nlines\x1b[31m"}, "two\\x0alines\\x1b[31m"},
                  {{"decode", "--no-such-option"}, "--no-such-option"},
                  {{"--no-such-option", "info"}, "--no-such-option"},
@@ -76,10 +76,10 @@ TEST_CASE("usage: what is wrong with the command line is said in one line") {
                  {{"decode", "in", "out", "more"}, "more"},
                  {{"decode", ""}, "IN"},
                  {{"decode", "--algorithm", "star"},
-                  "--algorithm: star is unknown; there are paper, packed, fused, gather, two-level, ring, ring-state"},
-                 {{"decode", "--compare", "ring,star"}, "--compare: star is unknown; there are paper"},
+                  "--algorithm: star is unknown; use one of paper, packed, fused, gather, two-level, ring, ring-state"},
+                 {{"decode", "--compare", "ring,star"}, "--compare: star is unknown; use one of paper"},
                  {{"decode", "--compare", ""}, "--compare"},
-                 {{"decode", "--backend", "tpu"}, "--backend tpu: unknown; there are cpu, emulated, cuda"},
+                 {{"decode", "--backend", "tpu"}, "--backend tpu: unknown; use one of cpu, emulated, cuda"},
                  {{"decode", "--transport", "tcp"}, "--transport: tcp"},
                  {{"decode", "--dtype", "f64"}, "--dtype: f64"},
                  {{"decode", "--scale", "nan"}, "--scale nan is not a finite number"},
@@ -92,16 +92,16 @@ TEST_CASE("usage: what is wrong with the command line is said in one line") {
                  {{"decode", "--warmup", "-1"}, "--warmup"},
                  {{"decode", "--expect", "out"}, "--expect out: needs IN"},
                  {{"decode", "--ranks-per-node", "0"}, "--ranks-per-node: Value 0"},
-                 {{"decode", "--ranks-per-node", "2"}, "--ranks-per-node 2 is more than the job has: 1 rank"},
-                 {{"decode", kLayer, "--seq-len", "64"}, "--seq-len is for made-up input"},
-                 {{"decode", kLayer, "--dtype", "f32"}, "--dtype is for made-up input"}},
+                 {{"decode", "--ranks-per-node", "2"}, "--ranks-per-node 2 is larger than the job, which has 1 rank"},
+                 {{"decode", kLayer, "--seq-len", "64"}, "--seq-len is for synthetic input"},
+                 {{"decode", kLayer, "--dtype", "f32"}, "--dtype is for synthetic input"}},
                 scratch);
 }
 
 TEST_CASE("usage: sizes that cannot be are refused with their numbers") {
   const Scratch scratch;
-  check_refused({{{"decode", "--shards", "4000,96"}, "--shards names 2 shards for 1 rank"},
-                 {{"decode", "--shards", "4095"}, "--shards add up to 4095 keys, there are 4096"},
+  check_refused({{{"decode", "--shards", "4000,96"}, "--shards lists 2 shards for 1 rank"},
+                 {{"decode", "--shards", "4095"}, "--shards add up to 4095 keys, but the sequence has 4096"},
                  {{"decode", "--shards", "-1"}, "--shards: -1 is not in 0 .. 4096"},
                  {{"decode", "--shards", "99999999999999999999"}, "--shards"},
                  {{"decode", "--shards", "many"}, "--shards"},
@@ -109,7 +109,7 @@ TEST_CASE("usage: sizes that cannot be are refused with their numbers") {
                  {{"decode", "--shards", ","}, "--shards"},
                  {{"decode", "--shards"}, "--shards"},
                  {{"decode", "--steps", "0"}, "--steps: Value 0"},
-                 {{"decode", "--steps", "5000"}, "--steps 5000: every step appends a key, and there are only 4096"},
+                 {{"decode", "--steps", "5000"}, "--steps 5000: every step appends one key, but the sequence has only 4096"},
                  {{"decode", "--heads", "6", "--kv-heads", "4"}, "--heads 6 is not a multiple of --kv-heads 4"},
                  {{"decode", "--heads", "0"}, "--heads: Value 0"},
                  {{"decode", "--kv-heads", "0"}, "--kv-heads: Value 0"},
@@ -150,7 +150,7 @@ TEST_CASE("usage: a backend or transport that is not there is refused by what is
   }
 
   const Result nccl = run(alone({"decode", "--seq-len", "64", "--transport", "nccl"}));
-  check_one_line(nccl, "--transport nccl: not built in");
+  check_one_line(nccl, "--transport nccl: not supported by this version");
 }
 
 TEST_CASE("usage: the launcher of another MPI is found out, and one of its processes says so") {

@@ -78,7 +78,7 @@ TEST_CASE("heartbeat: a rank that computes answers, however long the others wait
   CHECK(job.watch(0, 9, {0, 1, 2}) == "");
   CHECK(job.watch(1, 20, {0, 1, 2}) == "");
   CHECK(job.watch(0, 20, {0, 1, 2}) ==
-        "no rank has moved for 10 s: ranks 0, 1 wait for a message; rank 2 waits for rank 0; --timeout 10");
+        "no rank has made progress for 10 s: ranks 0, 1 wait for a message; rank 2 waits for rank 0; --timeout 10");
 }
 
 TEST_CASE("heartbeat: pieces that arrive are progress") {
@@ -142,7 +142,7 @@ TEST_CASE("heartbeat: ranks that all wait on several machines have 2 s more") {
     CHECK(job.watch(0, 11.5, {0, 1, 2}, true, hears_computing) == "");
     CHECK(job.watch(2, 30, {0, 1, 2}, true, hears_computing) == "");
     CHECK(job.watch(0, 13, {0, 1, 2}, true, hears_computing) ==
-          "no rank has moved for 12 s: ranks 0, 1, 2 wait for a message; --timeout 10");
+          "no rank has made progress for 12 s: ranks 0, 1, 2 wait for a message; --timeout 10");
     // The last that was heard of it is that it waits: that may be long ago.
     CHECK(job.watch(0, 1000, {0, 1}, true, false) == "");
   }

@@ -61,7 +61,7 @@ TEST_CASE("names: every algorithm is found by its own, others are refused in a l
   for (const std::string_view name : {"gather", "two-level", "ring", "ring-state"}) CHECK(find_algorithm(name).keeps_bits);
   for (const std::string_view name : {"paper", "packed", "fused"}) CHECK_FALSE(find_algorithm(name).keeps_bits);
   CHECK_THROWS_WITH_AS(find_algorithm("tree"),
-                       "--algorithm tree: unknown; there are paper, packed, fused, gather, two-level, ring, ring-state",
+                       "--algorithm tree: unknown; use one of paper, packed, fused, gather, two-level, ring, ring-state",
                        InputError);
   CHECK(&find_backend("cpu") == &cpu_backend());
   CHECK(&find_backend("emulated") == &emulated::backend());
@@ -69,7 +69,7 @@ TEST_CASE("names: every algorithm is found by its own, others are refused in a l
     CHECK(std::count(backend_names().begin(), backend_names().end(), backend->name()) == 1);
     if (backend->missing().empty()) CHECK(&find_backend(backend->name()) == backend);
   }
-  CHECK_THROWS_WITH_AS(find_backend("tpu"), "--backend tpu: unknown; there are cpu, emulated, cuda", InputError);
+  CHECK_THROWS_WITH_AS(find_backend("tpu"), "--backend tpu: unknown; use one of cpu, emulated, cuda", InputError);
 }
 
 }  // namespace tree_attn

@@ -134,38 +134,44 @@ TEST_CASE("cache: what does not fit is refused in a line with the values, and no
                        std::out_of_range);
   CHECK_THROWS_WITH_AS(cache->append(-1, three.k, three.v), "KvCache::append: batch entry -1 of a batch of 2",
                        std::out_of_range);
-  CHECK_THROWS_WITH_AS(cache->append(0, part(*workload, 1, 0, 2).k, three.v),
-                       "KvCache::append: k is of 1 batch entries and 2 positions, v of 1 and 3: it takes one entry",
-                       std::invalid_argument);
-  CHECK_THROWS_WITH_AS(cache->append(0, workload->shard({0, 3}).k, workload->shard({0, 3}).v),
-                       "KvCache::append: k is of 2 batch entries and 3 positions, v of 2 and 3: it takes one entry",
-                       std::invalid_argument);
+  CHECK_THROWS_WITH_AS(
+      cache->append(0, part(*workload, 1, 0, 2).k, three.v),
+      "KvCache::append: k has 1 batch entries and 2 positions, v has 1 and 3; expected one entry and equal positions",
+      std::invalid_argument);
+  CHECK_THROWS_WITH_AS(
+      cache->append(0, workload->shard({0, 3}).k, workload->shard({0, 3}).v),
+      "KvCache::append: k has 2 batch entries and 3 positions, v has 2 and 3; expected one entry and equal positions",
+      std::invalid_argument);
   TensorView other = three.k;
   other.dtype = DType::F16;
-  CHECK_THROWS_WITH_AS(cache->append(0, other, three.v), "KvCache::append: k is F16, the cache takes F32",
+  CHECK_THROWS_WITH_AS(cache->append(0, other, three.v), "KvCache::append: k is F16, but the cache takes F32",
                        std::invalid_argument);
   other = three.v;
   other.shape[3] = 15;
-  CHECK_THROWS_WITH_AS(cache->append(0, three.k, other), "KvCache::append: v has 2 heads of 15 elements, the cache 2 of 16",
-                       std::invalid_argument);
+  CHECK_THROWS_WITH_AS(cache->append(0, three.k, other),
+                       "KvCache::append: v has 2 heads of 15 elements, but the cache has 2 of 16", std::invalid_argument);
   CHECK_THROWS_WITH_AS(cache->truncate(1, 4), "KvCache::truncate: batch entry 1 holds 3 positions, not 4",
                        std::out_of_range);
-  CHECK_THROWS_WITH_AS(cache->reset({1, 7}), "KvCache::reset: 6 positions, the cache has memory for 5", std::out_of_range);
+  CHECK_THROWS_WITH_AS(cache->reset({1, 7}), "KvCache::reset: 6 positions, but the cache has memory for 5",
+                       std::out_of_range);
   CHECK_THROWS_WITH_AS(cache->borrow(workload->shard({1, 6}), std::vector<std::int64_t>{1, 1}),
-                       "KvCache::borrow: row 0 is position 1, the cache begins at 0", std::out_of_range);
+                       "KvCache::borrow: row 0 is position 1, but the cache begins at 0", std::out_of_range);
   CHECK_THROWS_WITH_AS(cache->borrow(workload->shard({0, 5}), std::vector<std::int64_t>{1, 6}),
-                       "KvCache::borrow: length 6 of batch entry 1, with 5 rows and room for 5", std::out_of_range);
+                       "KvCache::borrow: length 6 of batch entry 1 is not in 0 .. 5 (5 rows, capacity 5)",
+                       std::out_of_range);
   CHECK_THROWS_WITH_AS(cache->borrow(workload->shard({0, 5}), std::vector<std::int64_t>{1}),
-                       "KvCache::borrow: k of 2 batch entries, v of 2, 1 lengths, in a cache of 2", std::invalid_argument);
+                       "KvCache::borrow: k has 2 batch entries, v has 2, lengths has 1, but the cache has 2",
+                       std::invalid_argument);
   CHECK(std::vector(cache->lengths().begin(), cache->lengths().end()) == std::vector<std::int64_t>{0, 3});
 
   // A step that asks for more than is held, and one with other queries.
   const auto session = cache->open(1);
-  CHECK_THROWS_WITH_AS(session->decode(workload->query(0), std::vector<std::int64_t>{0, 4}),
-                       "DecodeSession::decode: batch entry 1 has 4 keys, the cache holds those at [0, 3) of its 5",
-                       std::out_of_range);
+  CHECK_THROWS_WITH_AS(
+      session->decode(workload->query(0), std::vector<std::int64_t>{0, 4}),
+      "DecodeSession::decode: batch entry 1 has 4 keys, but the cache holds positions [0, 3) of a capacity of 5",
+      std::out_of_range);
   CHECK_THROWS_WITH_AS(session->decode(workload->query(0).entry(0), std::vector<std::int64_t>{0}),
-                       "DecodeSession::decode: q [1, 4, 1, 16] with 1 lengths, the cache has [2, 4, 1, 16]",
+                       "DecodeSession::decode: q is [1, 4, 1, 16] with 1 lengths, but the cache has [2, 4, 1, 16]",
                        std::invalid_argument);
   CHECK_NOTHROW(session->decode(workload->query(0), std::vector<std::int64_t>{0, 3}));
 }
