@@ -12,7 +12,7 @@ namespace {
 
 Plan fused_plan(const Topology& topology, int rank, std::span<const KeyRange> ranges) {
   PlanBuilder builder;
-  const Block state = builder.fold(builder.own(ranges[static_cast<std::size_t>(topology.index_of(rank))]));
+  const Block state = builder.fold(builder.own(topology.range_of(rank, ranges)));
   builder.finish(builder.all_reduce(topology, rank, {state, 1}, Combine::Operator::kMerge).first);
   return builder.take();
 }

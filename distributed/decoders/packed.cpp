@@ -10,7 +10,7 @@ namespace {
 Plan packed_plan(const Topology& topology, int rank, std::span<const KeyRange> ranges) {
   using enum Combine::Operator;
   PlanBuilder builder;
-  const Block state = builder.fold(builder.own(ranges[static_cast<std::size_t>(topology.index_of(rank))]));
+  const Block state = builder.fold(builder.own(topology.range_of(rank, ranges)));
   const Blocks o = builder.allocate(kVectorBlock), lse = builder.allocate(kScalarBlock),
                own_m = builder.allocate(kScalarBlock);
   builder.add(Finish{state, o.first, lse.first});

@@ -15,7 +15,7 @@ Plan two_level_plan(const Topology& topology, int rank, std::span<const KeyRange
   const std::vector<int>& ranks = topology.node(node);
   const int n_ranks = static_cast<int>(ranks.size());
   const int me = static_cast<int>(std::find(ranks.begin(), ranks.end(), rank) - ranks.begin());
-  BlockForest forest = builder.own(ranges[static_cast<std::size_t>(topology.index_of(rank))]);
+  BlockForest forest = builder.own(topology.range_of(rank, ranges));
 
   // Level one: the subtrees of a node go up a binomial tree to its leader.
   if (n_ranks > 1) {

@@ -7,6 +7,7 @@
 #include "reference/data/input_error.hpp"
 
 #include <algorithm>
+#include <iterator>
 
 namespace tree_attn {
 namespace {
@@ -57,9 +58,8 @@ std::uint64_t hash_of_queries(Workload& workload) {
 std::vector<CacheRow> sampled_rows(std::span<const KeyRange> ranges, std::span<const std::int64_t> lengths,
                                    std::int64_t kv_heads) {
   constexpr std::int64_t kMostBlocks = 64, kMostRows = 192, kLeastRowsOfBlock = 3;
-  const auto b = static_cast<std::int64_t>(lengths.size());
-  const std::int64_t n_blocks = static_cast<std::int64_t>(ranges.size()) * b * kv_heads,
-                     n_sampled = std::min(n_blocks, kMostBlocks);
+  const std::int64_t b = std::ssize(lengths);
+  const std::int64_t n_blocks = std::ssize(ranges) * b * kv_heads, n_sampled = std::min(n_blocks, kMostBlocks);
   std::vector<CacheRow> rows;
   for (std::int64_t s = 0; s < n_sampled; ++s) {
     const std::int64_t block = n_sampled == 1 ? 0 : s * (n_blocks - 1) / (n_sampled - 1);

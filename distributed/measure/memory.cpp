@@ -16,15 +16,16 @@
 namespace tree_attn {
 namespace {
 
+/// A product in double.
+double product(auto... factors) { return (static_cast<double>(factors) * ...); }
+
 /// Query rows that share one key/value head of one batch entry.
 double group_of(const WorkloadShape& shape) {
   if (shape.batch == 0 || shape.kv_heads == 0) return 0;
-  return static_cast<double>(shape.heads / shape.kv_heads) * static_cast<double>(shape.n_queries);
+  return product(shape.heads / shape.kv_heads, shape.n_queries);
 }
 
-double rows_of(const WorkloadShape& shape) {
-  return static_cast<double>(shape.batch) * static_cast<double>(shape.heads) * static_cast<double>(shape.n_queries);
-}
+double rows_of(const WorkloadShape& shape) { return product(shape.batch, shape.heads, shape.n_queries); }
 
 }  // namespace
 
@@ -61,28 +62,26 @@ double oracle_bytes(const WorkloadShape& shape, int n_results) {
   const double n_keys = static_cast<double>(shape.n_keys);
   const double block = std::min(group_of(shape), std::max(1.0, kScores / std::max(1.0, n_keys)));
   return rows_of(shape) * (d_v + 1) * n_results * kDouble + block * (2 * n_keys + d_h + d_v + 4) * kDouble +
-         std::min(n_keys, kBlock) * std::max(d_h, d_v) * kDouble +
-         2 * static_cast<double>(shape.batch) * sizeof(std::int64_t);
+         std::min(n_keys, kBlock) * std::max(d_h, d_v) * kDouble + product(2, shape.batch, sizeof(std::int64_t));
 }
 
 void check_memory(const std::string& subject, const Bench& bench, const Topology& machines, const MemoryUse& use) {
   const WorkloadShape& shape = bench.workload.shape();
-  const double bytes_of_keys = static_cast<double>(shape.n_keys) * static_cast<double>(shape.bytes_per_position());
+  const double bytes_of_keys = product(shape.n_keys, shape.bytes_per_position());
   // Queries, outputs and four arrays of lengths: of the workload, the step and the cache, and those in use in the step.
-  const double outside =
-      rows_of(shape) * static_cast<double>(sizeof(float)) * static_cast<double>(shape.head_dim + shape.value_dim + 1) +
-      4 * static_cast<double>(shape.batch) * sizeof(std::int64_t);
+  const double outside = product(rows_of(shape), sizeof(float), shape.head_dim + shape.value_dim + 1) +
+                         product(4, shape.batch, sizeof(std::int64_t));
   double needed = 0;
   for (const int rank : machines.node(machines.node_of(bench.ranks.rank()))) {
-    const KeyRange range = bench.ranges[static_cast<std::size_t>(bench.transport.topology().index_of(rank))];
+    const KeyRange range = bench.transport.topology().range_of(rank, bench.ranges);
     const MemoryNeed need = bench.backend.memory(shape, range);
     needed += outside + need.session + (use.keys_in_memory ? need.cache : need.borrowed_cache);
-    needed += use.kv_shards_in_flight * static_cast<double>(range.size()) * static_cast<double>(shape.bytes_per_position());
+    needed += product(use.kv_shards_in_flight, range.size(), shape.bytes_per_position());
     if (rank == 0 && use.oracle) needed += oracle_bytes(shape, 3) + (use.keys_in_memory ? bytes_of_keys : 0);
   }
   // Positions appended to borrowed keys and values.
   if (!use.keys_in_memory && bench.workload.steps() > 1)
-    needed += static_cast<double>(bench.workload.steps()) * static_cast<double>(shape.bytes_per_position());
+    needed += product(bench.workload.steps(), shape.bytes_per_position());
   require_memory(subject, needed);
 }
 

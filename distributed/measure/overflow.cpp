@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <vector>
 
 namespace tree_attn {
@@ -27,7 +28,7 @@ std::string overflow_of(const TensorView& q, const std::optional<Shard>& all, st
   const auto [b, n_h, l, d_h] = q.shape;
   std::int64_t known_head = -1;  // adjacent rows share keys and values, which are read once
   bool head_finite = true;
-  const std::int64_t n_rows = b * n_h * l, d_v = n_rows == 0 ? 0 : static_cast<std::int64_t>(output.out.size()) / n_rows;
+  const std::int64_t n_rows = b * n_h * l, d_v = n_rows == 0 ? 0 : std::ssize(output.out) / n_rows;
   for (std::int64_t r = 0; r < n_rows; ++r) {
     const std::int64_t i = r / (n_h * l), h = r / l % n_h, j = r % l, length = lengths[static_cast<std::size_t>(i)];
     const auto z = output.out.begin() + r * d_v;

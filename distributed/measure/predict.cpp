@@ -89,7 +89,7 @@ Prediction predict(const Algorithm& algorithm, const WorkloadShape& shape, const
         if (topology.node_of(rank) != topology.node_of(peer)) result.bytes_between_nodes += bytes;
       }
     }
-    const std::int64_t shard = ranges[static_cast<std::size_t>(topology.index_of(rank))].size();
+    const std::int64_t shard = topology.range_of(rank, ranges).size();
     result.collectives = std::max(result.collectives, cost.collectives);
     result.merge_steps = std::max(result.merge_steps, cost.merge_steps);
     result.peak_elements =

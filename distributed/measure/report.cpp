@@ -22,7 +22,8 @@ std::string format(const char* pattern, Args... args) {
 }
 
 /// Bytes with a binary unit and three digits.
-std::string bytes(double n) {
+std::string bytes(std::int64_t n_bytes) {
+  auto n = static_cast<double>(n_bytes);
   const char* unit = "B";
   for (const char* larger : {"KiB", "MiB", "GiB", "TiB"}) {
     if (n < 1024) break;
@@ -53,10 +54,9 @@ std::string hex(std::uint64_t n) { return format("%016llx", static_cast<unsigned
 std::string table(const ReportHeader& header, std::span<const Measurement> measurements) {
   const WorkloadShape& shape = header.shape;
   std::string text =
-      format("%lld keys, %lld x %lld heads (%lld kv) of %lld, %s; ", static_cast<long long>(shape.n_keys),
-             static_cast<long long>(shape.batch), static_cast<long long>(shape.heads),
-             static_cast<long long>(shape.kv_heads), static_cast<long long>(shape.head_dim),
-             std::string(name_of(shape.dtype)).c_str()) +
+      std::to_string(shape.n_keys) + " keys, " + std::to_string(shape.batch) + " x " + std::to_string(shape.heads) +
+      " heads (" + std::to_string(shape.kv_heads) + " kv) of " + std::to_string(shape.head_dim) + ", " +
+      std::string(name_of(shape.dtype)) + "; " +
       format("%d rank%s on %d node%s, backend %s, transport %s\n\n", header.ranks, header.ranks == 1 ? "" : "s",
              header.nodes, header.nodes == 1 ? "" : "s", header.backend.c_str(), header.transport.c_str());
 
@@ -71,9 +71,9 @@ std::string table(const ReportHeader& header, std::span<const Measurement> measu
     const std::string unit = to.substr(to.find(' '));
     if (from.ends_with(unit)) from.resize(from.size() - unit.size());
     rows.push_back({m.algorithm, time(m.latency.median), from + " .. " + to, std::to_string(m.per_step.collectives),
-                    std::to_string(m.per_step.messages), bytes(static_cast<double>(m.per_step.bytes)),
-                    bytes(static_cast<double>(m.per_step.bytes_between_nodes)), std::to_string(m.per_step.merge_steps),
-                    bytes(static_cast<double>(m.peak_kv_bytes_per_rank)), m.errors ? format("%.1e", m.errors->max_abs) : "-",
+                    std::to_string(m.per_step.messages), bytes(m.per_step.bytes), bytes(m.per_step.bytes_between_nodes),
+                    std::to_string(m.per_step.merge_steps), bytes(m.peak_kv_bytes_per_rank),
+                    m.errors ? format("%.1e", m.errors->max_abs) : "-",
                     m.errors ? m.errors->passed ? format("%.3f", m.errors->max_over_bound) : "FAILED" : "-",
                     m.same_bits_on_all_ranks ? "yes" : "NO", hex(m.digest)});
   }

@@ -141,7 +141,7 @@ void show_progress(bool shown, std::size_t done, std::size_t all, std::string_vi
 /// What the command line requests, checked: the input, how it is decoded and where the results are written.
 struct Setup {
   std::optional<SafetensorsFile> file;
-  std::unique_ptr<Workload> workload, enlarged;  ///< enlarged: the same over extended values, with --moments 2
+  std::unique_ptr<Workload> workload, enlarged;  ///< enlarged: the same over enlarged values, with --moments 2
   std::vector<const Algorithm*> chosen;
   const Backend* backend = nullptr;
   std::optional<Outputs> outputs;  ///< on rank 0
@@ -207,8 +207,7 @@ int run_decode(const DecodeOptions& options, const MpiRanks& ranks) {
   std::unique_ptr<ShardDecoder> shard;
   run_on_all(ranks, [&] {
     check_backend(*setup->backend, reduced.shape(), ranges, setup->chosen);
-    const int index = topology.index_of(ranks.rank());
-    shard = fill_shard(*setup->backend, reduced, ranges[static_cast<std::size_t>(index)], scale);
+    shard = fill_shard(*setup->backend, reduced, topology.range_of(ranks.rank(), ranges), scale);
   });
 
   // Run one algorithm after the other on the same input.

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cctype>
 #include <cmath>
+#include <iterator>
 #include <vector>
 
 namespace tree_attn {
@@ -48,7 +49,7 @@ void check(const DecodeOptions& options, int n_ranks, const WorkloadShape& shape
            std::to_string(shape.n_keys));
   }
   if (options.shards.empty()) return;
-  if (static_cast<int>(options.shards.size()) != n_ranks) {
+  if (std::ssize(options.shards) != n_ranks) {
     refuse("--shards lists " + std::to_string(options.shards.size()) +
            (options.shards.size() == 1 ? " shard for " : " shards for ") + ranks);
   }

@@ -189,7 +189,7 @@ Plan PlanBuilder::take() {
 std::vector<KeyRange> ranges_of_ranks(const Topology& topology, std::span<const int> ranks,
                                       std::span<const KeyRange> ranges) {
   std::vector<KeyRange> result;
-  for (const int rank : ranks) result.push_back(ranges[static_cast<std::size_t>(topology.index_of(rank))]);
+  for (const int rank : ranks) result.push_back(topology.range_of(rank, ranges));
   return result;
 }
 

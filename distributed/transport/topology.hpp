@@ -3,6 +3,10 @@
 /// @brief Two levels of machine: ranks that share memory form a node, nodes are joined by the network (section 5.3).
 #pragma once
 
+#include "reference/state/key_range.hpp"
+
+#include <cstddef>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -31,6 +35,10 @@ class Topology {
   const std::vector<int>& order() const { return order_; }
   /// Index of a rank in that order.
   int index_of(int rank) const { return index_of_[static_cast<std::size_t>(rank)]; }
+  /// The element of a rank in ranges that are given in that order.
+  KeyRange range_of(int rank, std::span<const KeyRange> ranges) const {
+    return ranges[static_cast<std::size_t>(index_of(rank))];
+  }
 
  private:
   std::vector<int> node_of_, order_, index_of_;

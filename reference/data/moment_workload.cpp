@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Extends the values, and reads covariance and entropy from the output.
+/// @brief Enlarges the values, and reads covariance and entropy from the output.
 #include "reference/data/moment_workload.hpp"
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
 
 namespace tree_attn {
@@ -46,7 +47,7 @@ MomentLayout moment_layout(const AttentionShape& shape) { return {shape.value_di
 std::unique_ptr<Workload> with_moments(Workload& inner) { return std::make_unique<MomentWorkload>(inner); }
 
 Moments take_moments(const MomentLayout& layout, DecodeOutput& output, const TensorView& q, double scale) {
-  const std::int64_t n_rows = static_cast<std::int64_t>(output.lse.size()), size = layout.size(), d_h = q.shape[3];
+  const std::int64_t n_rows = std::ssize(output.lse), size = layout.size(), d_h = q.shape[3];
   Moments moments;
   std::vector<float> z;
   std::vector<double> state(static_cast<std::size_t>(state_size(size))), w(static_cast<std::size_t>(d_h));

@@ -2,7 +2,7 @@
 /// @file
 /// @brief Covariance and entropy from any decoder, in addition to its output: `decode --moments 2` (section C.1).
 ///
-/// The reduction is unchanged. Values are extended (reference/oracle/moment_state.hpp), so every algorithm carries the
+/// The reduction is unchanged. Values are enlarged (reference/oracle/moment_state.hpp), so every algorithm carries the
 /// second moments, and z and lse keep their bits on the CPU. The kernels require keys and values of one type, so there
 /// 16-bit keys are converted to F32: z and lse are as accurate, and have the bits of F32 storage.
 #pragma once
@@ -15,7 +15,7 @@
 
 namespace tree_attn {
 
-/// The components of an extended value: v, the squares of its components, and the key, whose mean gives the mean score.
+/// The components of an enlarged value: v, the squares of its components, and the key, whose mean gives the mean score.
 MomentLayout moment_layout(const AttentionShape& shape);
 
 /// The same workload with every value followed by its squares and its key, in F32. `inner` must outlive it.
@@ -27,9 +27,9 @@ struct Moments {
   std::vector<float> entropy;   ///< in nats [b, n_h, l]; 0 for rows without keys
 };
 
-/// Extracts the moments from an output over extended values, and leaves z [b, n_h, l, d_v] in it.
-/// @param[in] layout components of an extended value
-/// @param[in,out] output means of the extended values [b, n_h, l, layout.size()], and lse
+/// Extracts the moments from an output over enlarged values, and leaves z [b, n_h, l, d_v] in it.
+/// @param[in] layout components of an enlarged value
+/// @param[in,out] output means of the enlarged values [b, n_h, l, layout.size()], and lse
 /// @param[in] q the queries [b, n_h, l, d_h]
 /// @param scale multiplies q.k
 Moments take_moments(const MomentLayout& layout, DecodeOutput& output, const TensorView& q, double scale);

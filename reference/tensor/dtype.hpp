@@ -192,7 +192,7 @@ constexpr bool try_dtype(DType dtype, F&& f) {
 /// Calls f with an element of the type, T{}. @throws std::invalid_argument if `dtype` is no enumerator
 template <class F>
 constexpr void with_dtype(DType dtype, F&& f) {
-  if (!try_dtype(dtype, std::forward<F>(f))) throw std::invalid_argument("with_dtype: unknown type");
+  if (!try_dtype(dtype, std::forward<F>(f))) throw std::invalid_argument("with_dtype: no such type");
 }
 
 /// All types, in the order of their enumerators.

@@ -93,7 +93,7 @@ inline DecodeOutput decode_alone(TensorWorkload& workload) { return decode_alone
 inline std::vector<RankResult> decode_once(RankGroup& rank_group, const Algorithm& algorithm, TensorWorkload& workload,
                                            const Layout& layout, const Backend& backend, int lift) {
   return rank_group.run(layout.topology, [&](Transport& transport) {
-    const KeyRange mine = layout.ranges[static_cast<std::size_t>(transport.topology().index_of(transport.rank()))];
+    const KeyRange mine = transport.topology().range_of(transport.rank(), layout.ranges);
     Shard shard = workload.shard(mine);
     const Tensor k = copy_of(layout.copied ? shard.k : TensorView{}), v = copy_of(layout.copied ? shard.v : TensorView{});
     if (layout.copied) shard = {k.view(), v.view(), mine.begin};

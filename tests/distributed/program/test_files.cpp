@@ -190,7 +190,7 @@ TEST_CASE("files: q, k, v, zeta and lengths that do not fit are refused with the
   // Options that only the file shows to be wrong.
   for (const auto& [options, part] : std::vector<std::pair<Words, std::string>>{
            {{"--expect", "expected"}, "good: tensor \"expected\" not found; file has: k, q, v"},
-           {{"--expect", "k"}, "good: tensor \"k\" has shape [2, 2, 8, 16], the output has [2, 4, 1, 16]"},
+           {{"--expect", "k"}, "good: tensor \"k\" has shape [2, 2, 8, 16], but the output has [2, 4, 1, 16]"},
            {{"--steps", "2"}, "good: --steps 2 needs as many query positions in q, which has l = 1"},
            {{"--shards", "9"}, "--shards: 9 is not in 0 .. 8"}}) {
     commands.push_back(alone(Words{"decode", "good", "out"} + options));
