@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of the chapters on kernels, made when the pages are: what the code says is read from the code.
+"""Tables of the chapters on kernels and on cost, made when the pages are: what the code says is read from the code.
 
 Run: docs/tools/kernel_tables.py     prints all of them
 """
@@ -9,6 +9,8 @@ import os
 import pathlib
 import re
 import sys
+
+import decode_speed
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 MEASURED = ROOT / "docs" / "time_ladder.json"
@@ -185,7 +187,7 @@ def measured():
     return [f"Measured on {report['device']}, {report['date']}, where a kernel that only reads reached {ceiling:.3g} TB/s in the same run:", "", *table(*rows)]
 
 
-TABLES = {f.__name__: f for f in (shapes, step_bytes, plans, seeded_bugs, resources, measured)}
+TABLES = {f.__name__: f for f in (shapes, step_bytes, plans, seeded_bugs, resources, measured)} | {"decode_speed": decode_speed.table}
 
 
 def main():

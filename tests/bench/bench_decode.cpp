@@ -1,103 +1,254 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Speed of the streaming decode against reading its bytes, and of the merge against the paper's (sections 3 and 5).
+/// @brief Times one decode step, or one of its baselines, on request (sections 3 and 5).
 ///
-/// Run: ./run bench
+/// Run: echo 'case F32 4096 4 4 64 1
+///      time decode 0.02' | build-bench/bench_decode
 ///
-/// Every figure is meant as a ratio inside one run: `read` walks the same number of bytes and adds them up, which is the
-/// least that any decode can do.
+/// tests/bench/decode_rounds.py lets this program and baseline_torch.py take turns. Both speak one protocol, a line of
+/// answer per line of request:
+///
+///     versions                              JSON: what was measured with what
+///     case TYPE KEYS HEADS KV_HEADS DIM THREADS   "ok"
+///     time NAME SECONDS                     seconds of CPU time of all threads, and of wall time, of one run of NAME
+///     result NAME                           z [n_h, d_h] of one run
+///
+/// NAME is read, decode, plain or Eigen. A run that is not timed comes first; then as many as fit into SECONDS, at least
+/// one; the answer is their mean.
+#include "reference/decode/backend.hpp"
 #include "reference/decode/decode.hpp"
-#include "reference/state/tree_reduce_threads.hpp"
+#include "tests/bench/baselines.hpp"
 
-#include <benchmark/benchmark.h>
+#include <sys/mman.h>
 
+#include <algorithm>
 #include <array>
+#include <atomic>
 #include <cmath>
-#include <numeric>
+#include <cstdio>
+#include <cstdlib>
+#include <ctime>
+#include <functional>
+#include <iostream>
+#include <map>
+#include <memory>
+#include <new>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <thread>
 #include <vector>
 
 namespace {
 
 using namespace tree_attn;
 
-constexpr std::int64_t kKeys = 32768, kKvHeads = 4, kHeadDim = 128;
+/// Element i of every array before it is rounded to its type: about uniform with variance 1. baseline_torch.py has the same.
+float element(std::size_t i) {
+  std::uint32_t hash = static_cast<std::uint32_t>(i) * 2654435761u;
+  hash = (hash ^ hash >> 15) * 2246822519u;
+  hash ^= hash >> 13;
+  return (static_cast<float>(hash >> 8) * 0x1p-23f - 1) * 1.732f;
+}
 
-/// A cache of about normal numbers in the given type, larger than the caches of the processor; the same for every benchmark.
-struct Cache {
-  explicit Cache(DType dtype) : bytes(static_cast<std::size_t>(2 * kKvHeads * kKeys * kHeadDim) * bytes_of(dtype)) {
-    std::uint32_t state = 1;
-    for (std::size_t i = 0; i < bytes.size() / bytes_of(dtype); ++i) {
-      state = state * 1664525u + 1013904223u;
-      const float number = (static_cast<float>(state >> 8) / 0x1p23f - 1) * 1.7f;
-      store(&number, dtype, 1, bytes.data() + i * bytes_of(dtype));
+/// Memory in pages of 2 MiB where the kernel has them; it grows, and its elements are then computed anew.
+class Elements {
+ public:
+  Elements() = default;
+  Elements(const Elements&) = delete;
+  Elements& operator=(const Elements&) = delete;
+  ~Elements() { std::free(data_); }
+
+  /// At least n elements of the type.
+  const std::byte* get(DType dtype, std::size_t n) {
+    const std::size_t wanted = (n * bytes_of(dtype) + kPage - 1) / kPage * kPage;
+    if (wanted > n_bytes_) {
+      std::free(data_);
+      data_ = static_cast<std::byte*>(std::aligned_alloc(kPage, wanted));
+      if (data_ == nullptr) throw std::bad_alloc();
+      madvise(data_, wanted, MADV_HUGEPAGE);
+      n_bytes_ = wanted;
+      n_filled_ = 0;
     }
-    const std::array<std::int64_t, 4> shape{1, kKvHeads, kKeys, kHeadDim};
-    shard = {TensorView::dense(bytes.data(), dtype, shape), TensorView::dense(bytes.data() + bytes.size() / 2, dtype, shape),
-             0};
+    if (dtype != dtype_ || n > n_filled_) fill(dtype, n);
+    return data_;
   }
-  std::vector<std::byte> bytes;
-  Shard shard;
+
+ private:
+  static constexpr std::size_t kPage = std::size_t{2} << 20;
+
+  void fill(DType dtype, std::size_t n) {
+    constexpr std::size_t kAtOnce = 4096;
+    std::vector<float> some(kAtOnce);
+    for (std::size_t begin = 0; begin < n; begin += kAtOnce) {
+      const std::size_t count = std::min(kAtOnce, n - begin);
+      for (std::size_t i = 0; i < count; ++i) some[i] = element(begin + i);
+      store(some.data(), dtype, static_cast<std::int64_t>(count), data_ + begin * bytes_of(dtype));
+    }
+    dtype_ = dtype;
+    n_filled_ = n;
+  }
+
+  std::byte* data_ = nullptr;
+  std::size_t n_bytes_ = 0, n_filled_ = 0;
+  DType dtype_ = DType::F32;
 };
 
-/// Adds up the bytes of a cache, eight at a time.
-void read(benchmark::State& state, DType dtype) {
-  const Cache cache(dtype);
-  const auto* words = reinterpret_cast<const std::uint64_t*>(cache.bytes.data());
-  for (auto _ : state) benchmark::DoNotOptimize(std::accumulate(words, words + cache.bytes.size() / 8, std::uint64_t{0}));
-  state.SetBytesProcessed(static_cast<std::int64_t>(state.iterations() * cache.bytes.size()));
-}
-
-/// Decodes one query with `group` query heads a key/value head over the same cache.
-void decode(benchmark::State& state, DType dtype, std::int64_t group) {
-  const Cache cache(dtype);
-  const std::vector<float> q(static_cast<std::size_t>(kKvHeads * group * kHeadDim), 0.3f);
-  const TensorView queries = TensorView::dense(q.data(), DType::F32, {1, kKvHeads * group, 1, kHeadDim});
-  const std::array<std::int64_t, 1> lengths{kKeys};
-  for (auto _ : state) benchmark::DoNotOptimize(decode_shard(queries, cache.shard, lengths, 0.1).states().data());
-  state.SetBytesProcessed(static_cast<std::int64_t>(state.iterations() * cache.bytes.size()));
-}
-
-/// A merge of states in the paper's form, with a natural exponent: two calls of exp.
-void merge_natural_exponent(float* left, const float* right, std::int64_t d_v) {
-  const float m = std::max(left[kShift], right[kShift]);
-  const float of_left = std::exp(left[kShift] - m), of_right = std::exp(right[kShift] - m);
-  left[kShift] = m;
-  for (std::int64_t i = kSum; i < state_size(d_v); ++i) left[i] = of_left * left[i] + of_right * right[i];
-}
-
-template <class Merge>
-void merge_states(benchmark::State& state, Merge merge_two) {
-  constexpr std::int64_t kStates = 64;
-  const std::int64_t size = state_size(kHeadDim);
-  std::vector<float> states(static_cast<std::size_t>(kStates * size), 0.5f), sum(static_cast<std::size_t>(size));
-  for (std::int64_t i = 0; i < kStates; ++i) states[static_cast<std::size_t>(i * size)] = static_cast<float>(i * 7 % 5);
-  for (auto _ : state) {
-    set_empty(sum.data(), kHeadDim);
-    for (std::int64_t i = 0; i < kStates; ++i) merge_two(sum.data(), states.data() + i * size, kHeadDim);
-    benchmark::DoNotOptimize(sum.data());
-    benchmark::ClobberMemory();
+/// The decode of the library: a session over a cache that borrows keys and values.
+class Decode {
+ public:
+  /// @param q queries in the type of the keys
+  Decode(const bench::Step& step, const std::byte* q, int n_threads)
+      : q_(TensorView::dense(q, step.dtype, {1, step.heads, 1, step.head_dim})),
+        lengths_{step.n_keys},
+        n_rows_(step.heads),
+        d_(step.head_dim) {
+    if (n_threads != 1) throw std::invalid_argument("the decode runs on one thread");
+    const AttentionShape shape{.dtype = step.dtype,
+                               .value_dtype = step.dtype,
+                               .heads = step.heads,
+                               .kv_heads = step.kv_heads,
+                               .head_dim = d_,
+                               .value_dim = d_};
+    const std::array<std::int64_t, 4> axes{1, step.kv_heads, step.n_keys, d_};
+    cache_ = cpu_backend().make_cache(shape, {0, step.n_keys});
+    cache_->borrow({TensorView::dense(step.k, step.dtype, axes), TensorView::dense(step.v, step.dtype, axes), 0}, lengths_);
+    session_ = cache_->open(step.scale);
   }
+  void run(float* z) {
+    const DecodeOutput output = finish_rows(session_->decode(q_, lengths_).host().fold(), n_rows_, d_);
+    std::copy(output.out.begin(), output.out.end(), z);
+  }
+
+ private:
+  TensorView q_;
+  std::vector<std::int64_t> lengths_;
+  std::int64_t n_rows_, d_;
+  std::unique_ptr<KvCache> cache_;
+  std::unique_ptr<DecodeSession> session_;
+};
+
+/// Calls f(begin, end) with an equal part of the key/value heads on every thread.
+template <class F>
+void on_threads(int n_threads, std::int64_t kv_heads, const F& f) {
+  const auto bound = [&](int i) { return kv_heads * i / n_threads; };
+  std::vector<std::jthread> threads;
+  for (int i = 1; i < n_threads; ++i) threads.emplace_back([&f, begin = bound(i), end = bound(i + 1)] { f(begin, end); });
+  f(0, bound(1));
 }
 
-/// Thm. 1 on threads: an associative operator over 2^20 numbers on p workers.
-void tree_on_threads(benchmark::State& state) {
-  std::vector<double> x(std::size_t{1} << 20);
-  std::iota(x.begin(), x.end(), 1.0);
-  const auto log_add = [](double a, double b) { return std::max(a, b) + std::log1p(std::exp(-std::abs(a - b))); };
-  for (auto _ : state)
-    benchmark::DoNotOptimize(tree_reduce_threads(std::span<const double>(x), state.range(0), log_add).value);
+double seconds(clockid_t clock) {
+  timespec now;
+  clock_gettime(clock, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
+
+/// One case, and everything that may be timed in it.
+class Bench {
+ public:
+  void open(std::istream& request) {
+    std::string type;
+    int n_threads = 0;
+    bench::Step step;
+    if (!(request >> type >> step.n_keys >> step.heads >> step.kv_heads >> step.head_dim >> n_threads))
+      throw std::invalid_argument("case TYPE KEYS HEADS KV_HEADS DIM THREADS");
+    const auto dtype = std::find_if(kDTypes.begin(), kDTypes.end(), [&](DType t) { return name_of(t) == type; });
+    if (dtype == kDTypes.end()) throw std::invalid_argument("no type " + type);
+    step.dtype = *dtype;
+    step.scale = 1 / std::sqrt(static_cast<float>(step.head_dim));
+
+    // Keys, values and queries lie one after the other.
+    const std::size_t n_cache = static_cast<std::size_t>(step.kv_heads * step.n_keys * step.head_dim);
+    const std::size_t n_z = static_cast<std::size_t>(step.heads * step.head_dim);
+    const std::size_t cache_bytes = 2 * n_cache * bytes_of(step.dtype);
+    decode_.reset();
+    step.k = elements_.get(step.dtype, 2 * n_cache + n_z);
+    step.v = step.k + cache_bytes / 2;
+    const std::byte* q = step.k + cache_bytes;
+    q_.resize(n_z);
+    z_.resize(n_z);
+    load(q, step.dtype, static_cast<std::int64_t>(n_z), q_.data());
+    step.q = q_.data();
+    decode_ = std::make_unique<Decode>(step, q, n_threads);
+
+    float* z = z_.data();
+    runs_["decode"] = [this, z] { decode_->run(z); };
+    runs_["read"] = [this, step, cache_bytes, n_threads] {
+      const std::size_t bytes_of_head = cache_bytes / static_cast<std::size_t>(step.kv_heads);
+      on_threads(n_threads, step.kv_heads, [&](std::int64_t begin, std::int64_t end) {
+        const std::size_t first = static_cast<std::size_t>(begin) * bytes_of_head;
+        sum_ = bench::read_bytes(step.k + first, static_cast<std::size_t>(end) * bytes_of_head - first);
+      });
+    };
+    runs_["plain"] = [step, z, n_threads] {
+      on_threads(n_threads, step.kv_heads, [&](auto begin, auto end) { bench::plain_decode(step, begin, end, z); });
+    };
+    runs_["Eigen"] = [step, z, n_threads] {
+      on_threads(n_threads, step.kv_heads, [&](auto begin, auto end) { bench::eigen_decode(step, begin, end, z); });
+    };
+  }
+
+  void time(std::istream& request) const {
+    double least = 0;
+    const std::function<void()>& run = named(request);
+    request >> least;
+    run();
+    int n_runs = 0;
+    const double cpu = seconds(CLOCK_PROCESS_CPUTIME_ID), wall = seconds(CLOCK_MONOTONIC);
+    double elapsed = 0;
+    while (n_runs == 0 || elapsed < least) {
+      run();
+      ++n_runs;
+      elapsed = seconds(CLOCK_MONOTONIC) - wall;
+    }
+    std::printf("%.9g %.9g\n", (seconds(CLOCK_PROCESS_CPUTIME_ID) - cpu) / n_runs, elapsed / n_runs);
+  }
+
+  void result(std::istream& request) {
+    std::fill(z_.begin(), z_.end(), NAN);
+    named(request)();
+    for (const float z : z_) std::printf("%.9g ", static_cast<double>(z));
+    std::printf("\n");
+  }
+
+ private:
+  const std::function<void()>& named(std::istream& request) const {
+    std::string name;
+    request >> name;
+    if (const auto run = runs_.find(name); run != runs_.end()) return run->second;
+    throw std::invalid_argument("there is no '" + name + "' to run");
+  }
+
+  Elements elements_;
+  std::vector<float> q_, z_;
+  std::unique_ptr<Decode> decode_;
+  std::map<std::string, std::function<void()>> runs_;
+  std::atomic<std::uint64_t> sum_ = 0;  ///< of what was read: the compiler has to read it
+};
 
 }  // namespace
 
-BENCHMARK(tree_on_threads)->Arg(1)->Arg(2)->UseRealTime();
-BENCHMARK_CAPTURE(read, F32, DType::F32);
-BENCHMARK_CAPTURE(read, BF16, DType::BF16);
-BENCHMARK_CAPTURE(decode, F32_group1, DType::F32, 1);
-BENCHMARK_CAPTURE(decode, BF16_group1, DType::BF16, 1);
-BENCHMARK_CAPTURE(decode, F16_group1, DType::F16, 1);
-BENCHMARK_CAPTURE(decode, BF16_group4, DType::BF16, 4);
-BENCHMARK_CAPTURE(merge_states, power_of_two, merge<float>);
-BENCHMARK_CAPTURE(merge_states, natural_exponent, merge_natural_exponent);
-
-BENCHMARK_MAIN();
+int main() try {
+  Bench bench;
+  for (std::string line; std::getline(std::cin, line); std::fflush(stdout)) {
+    std::istringstream request(line);
+    std::string command;
+    request >> command;
+    if (command == "versions") {
+      std::printf("{\"compiler\": \"%s\", \"Eigen\": \"%s\"}\n", TREE_ATTN_COMPILER,
+                  tree_attn::bench::eigen_version().c_str());
+    } else if (command == "case") {
+      bench.open(request);
+      std::printf("ok\n");
+    } else if (command == "time") {
+      bench.time(request);
+    } else if (command == "result") {
+      bench.result(request);
+    } else {
+      throw std::invalid_argument("no command '" + command + "'");
+    }
+  }
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "bench_decode: %s\n", error.what());
+  return 2;
+}

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief What the decode is measured against: a read of its bytes, a plain program and Eigen's products (section 3).
+///
+/// All of them are compiled for the processor of this machine, whatever the rest of the build is compiled for. They live in
+/// a shared library that exports the functions below and nothing else: templates compiled for two processors never meet.
+#pragma once
+
+#include "reference/tensor/dtype.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace tree_attn::bench {
+
+/// One decode step of batch 1 and one query position; all arrays are dense.
+struct Step {
+  DType dtype = DType::F32;      ///< type of k and v
+  std::int64_t n_keys = 0;       ///< N
+  std::int64_t heads = 0;        ///< n_h, a multiple of n_kv
+  std::int64_t kv_heads = 0;     ///< n_kv
+  std::int64_t head_dim = 0;     ///< d_h = d_v: 64 or 128
+  float scale = 1;               ///< multiplies q.k
+  const float* q = nullptr;      ///< [n_h, d_h]
+  const std::byte* k = nullptr;  ///< [n_kv, N, d_h]
+  const std::byte* v = nullptr;  ///< [n_kv, N, d_h]
+};
+
+/// Sum of all 8-byte words of `n_bytes` bytes.
+/// @pre `data` is aligned to 64 bytes, `n_bytes` a multiple of 512
+[[gnu::visibility("default")]] std::uint64_t read_bytes(const std::byte* data, std::size_t n_bytes);
+
+/// z = sum_a softmax(scale q.k_a) v_a, written as two loops over the keys of one head after the other.
+/// @param begin, end key/value heads to compute
+/// @param[out] z [n_h, d_h]
+[[gnu::visibility("default")]] void plain_decode(const Step& step, std::int64_t begin, std::int64_t end, float* z);
+
+/// The same as two products of Eigen's, K q and V^T p, for F32.
+/// @param begin, end key/value heads to compute
+/// @param[out] z [n_h, d_h]
+[[gnu::visibility("default")]] void eigen_decode(const Step& step, std::int64_t begin, std::int64_t end, float* z);
+
+/// As in "3.4.0".
+[[gnu::visibility("default")]] std::string eigen_version();
+
+}  // namespace tree_attn::bench

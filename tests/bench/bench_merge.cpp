@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Speed of the merge against the paper's form, and of Thm. 1 on threads (section 5).
+///
+/// Run: ./run bench
+///
+/// Every result is meant as a ratio inside one run.
+#include "reference/state/state.hpp"
+#include "reference/state/tree_reduce_threads.hpp"
+
+#include <benchmark/benchmark.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <vector>
+
+namespace {
+
+using namespace tree_attn;
+
+constexpr std::int64_t kHeadDim = 128;
+
+/// A merge of states in the paper's form, with a natural exponent: two calls of exp.
+void merge_natural_exponent(float* left, const float* right, std::int64_t d_v) {
+  const float m = std::max(left[kShift], right[kShift]);
+  const float of_left = std::exp(left[kShift] - m), of_right = std::exp(right[kShift] - m);
+  left[kShift] = m;
+  for (std::int64_t i = kSum; i < state_size(d_v); ++i) left[i] = of_left * left[i] + of_right * right[i];
+}
+
+template <class Merge>
+void merge_states(benchmark::State& state, Merge merge_two) {
+  constexpr std::int64_t kStates = 64;
+  const std::int64_t size = state_size(kHeadDim);
+  std::vector<float> states(static_cast<std::size_t>(kStates * size), 0.5f), sum(static_cast<std::size_t>(size));
+  for (std::int64_t i = 0; i < kStates; ++i) states[static_cast<std::size_t>(i * size)] = static_cast<float>(i * 7 % 5);
+  for (auto _ : state) {
+    set_empty(sum.data(), kHeadDim);
+    for (std::int64_t i = 0; i < kStates; ++i) merge_two(sum.data(), states.data() + i * size, kHeadDim);
+    benchmark::DoNotOptimize(sum.data());
+    benchmark::ClobberMemory();
+  }
+}
+
+/// Thm. 1 on threads: an associative operator over 2^20 numbers on p workers.
+void tree_on_threads(benchmark::State& state) {
+  std::vector<double> x(std::size_t{1} << 20);
+  std::iota(x.begin(), x.end(), 1.0);
+  const auto log_add = [](double a, double b) { return std::max(a, b) + std::log1p(std::exp(-std::abs(a - b))); };
+  for (auto _ : state)
+    benchmark::DoNotOptimize(tree_reduce_threads(std::span<const double>(x), state.range(0), log_add).value);
+}
+
+}  // namespace
+
+BENCHMARK(tree_on_threads)->Arg(1)->Arg(2)->UseRealTime();
+BENCHMARK_CAPTURE(merge_states, power_of_two, merge<float>);
+BENCHMARK_CAPTURE(merge_states, natural_exponent, merge_natural_exponent);
+
+BENCHMARK_MAIN();
