@@ -8,10 +8,10 @@
 /// tests/bench/decode_rounds.py lets this program and baseline_torch.py take turns. Both speak one protocol, a line of
 /// answer per line of request:
 ///
-///     versions                              JSON: what was measured with what
+///     versions                                    JSON: compiler and libraries
 ///     case TYPE KEYS HEADS KV_HEADS DIM THREADS   "ok"
-///     time NAME SECONDS                     seconds of CPU time of all threads, and of wall time, of one run of NAME
-///     result NAME                           z [n_h, d_h] of one run
+///     time NAME SECONDS                           seconds of one run of NAME: CPU time of all threads, wall time
+///     result NAME                                 z [n_h, d_h]
 ///
 /// NAME is read, decode, plain or Eigen. A run that is not timed comes first; then as many as fit into SECONDS, at least
 /// one; the answer is their mean.
