@@ -59,7 +59,7 @@ def read(path=MEASURED):
 
 
 def name_of(case):
-    groups = "" if case["heads"] == case["kv_heads"] else f" over {case['kv_heads']} key/value heads"
+    groups = "" if case["heads"] == case["kv_heads"] else f" over {case['kv_heads']} kv heads"
     threads = "" if case["threads"] == 1 else f", {case['threads']} threads"
     return f"{case['dtype']}, {case['heads']} heads of {case['head_dim']}{groups}, {case['keys']} keys{threads}"
 

@@ -12,6 +12,8 @@
 #include <cstdint>
 #include <string>
 
+#pragma GCC visibility push(default)
+
 namespace tree_attn::bench {
 
 /// One decode step of batch 1 and one query position; all arrays are dense.
@@ -29,19 +31,25 @@ struct Step {
 
 /// Sum of all 8-byte words of `n_bytes` bytes.
 /// @pre `data` is aligned to 64 bytes, `n_bytes` a multiple of 512
-[[gnu::visibility("default")]] std::uint64_t read_bytes(const std::byte* data, std::size_t n_bytes);
+std::uint64_t read_bytes(const std::byte* data, std::size_t n_bytes);
 
 /// z = sum_a softmax(scale q.k_a) v_a, written as two loops over the keys of one head after the other.
-/// @param begin, end key/value heads to compute
+/// @param step arrays in F32, F16 or BF16
+/// @param begin first key/value head to compute
+/// @param end one past the last
 /// @param[out] z [n_h, d_h]
-[[gnu::visibility("default")]] void plain_decode(const Step& step, std::int64_t begin, std::int64_t end, float* z);
+void plain_decode(const Step& step, std::int64_t begin, std::int64_t end, float* z);
 
-/// The same as two products of Eigen's, K q and V^T p, for F32.
-/// @param begin, end key/value heads to compute
+/// The same as two products of Eigen's, K q and V^T p.
+/// @param step arrays in F32
+/// @param begin first key/value head to compute
+/// @param end one past the last
 /// @param[out] z [n_h, d_h]
-[[gnu::visibility("default")]] void eigen_decode(const Step& step, std::int64_t begin, std::int64_t end, float* z);
+void eigen_decode(const Step& step, std::int64_t begin, std::int64_t end, float* z);
 
 /// As in "3.4.0".
-[[gnu::visibility("default")]] std::string eigen_version();
+std::string eigen_version();
 
 }  // namespace tree_attn::bench
+
+#pragma GCC visibility pop

@@ -32,7 +32,7 @@ class Measured(unittest.TestCase):
             "| batch 1, one query | of read, CPU time | of read, wall time | relative to two loops | relative to Eigen |",
             "| --- | ---: | ---: | ---: | ---: |",
             "| F32, 16 heads of 128, 512 keys | 0.90 | 0.80 | 2.00 | 3.00 |",
-            "| BF16, 16 heads of 128 over 4 key/value heads, 65536 keys, 2 threads | 0.50 | 0.60 | 4.00 |  |",
+            "| BF16, 16 heads of 128 over 4 kv heads, 65536 keys, 2 threads | 0.50 | 0.60 | 4.00 |  |",
         ])
 
     def test_small_pages_are_said(self):
