@@ -11,7 +11,7 @@ ENVIRONMENT = ROOT / "build-peers"
 # CPUs only; the second, the default registry, brings the libraries of CUDA too.
 SOURCES = [
     ("download.pytorch.org", ["--index-url", "https://download.pytorch.org/whl/cpu", "--timeout", "15", "--retries", "1"], 3),
-    ("the default registry", [], 12),
+    ("the default registry", [], 10),
 ]
 
 

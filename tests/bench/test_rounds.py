@@ -86,10 +86,10 @@ class Peers(unittest.TestCase):
         text, installed = self.said(2e9, ["cpu", "default"])
         self.assertEqual(installed, [])
         self.assertEqual(text, "bench: no PyTorch for --peers: from download.pytorch.org it takes 3 GB in build-peers/, 2 GB are free; "
-                               "from the default registry it takes 12 GB in build-peers/, 2 GB are free")
+                               "from the default registry it takes 10 GB in build-peers/, 2 GB are free")
         text, installed = self.said(4e9, ["default"])
         self.assertEqual(installed, [])
-        self.assertIn("download.pytorch.org: no route to cpu; from the default registry it takes 12 GB", text)
+        self.assertIn("download.pytorch.org: no route to cpu; from the default registry it takes 10 GB", text)
         self.assertNotIn("\n", text)
 
 
