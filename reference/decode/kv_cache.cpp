@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What all caches check.
+/// @brief The checks that all caches share.
 #include "reference/decode/kv_cache.hpp"
 
 #include <algorithm>
+#include <iterator>
 #include <stdexcept>
 #include <string>
 
@@ -19,7 +20,7 @@ KvCache::KvCache(const AttentionShape& shape, const AttentionShape& stored, KeyR
     : given_(shape),
       stored_(stored),
       capacity_(capacity),
-      most_(capacity.size()),
+      max_size_(capacity.size()),
       lengths_(static_cast<std::size_t>(shape.batch), 0) {}
 
 std::int64_t KvCache::longest() const { return lengths_.empty() ? 0 : *std::max_element(lengths_.begin(), lengths_.end()); }
@@ -73,9 +74,9 @@ void KvCache::truncate(std::int64_t entry, std::int64_t n) {
 }
 
 void KvCache::reset(KeyRange capacity) {
-  if (capacity.size() > most_) {
+  if (capacity.size() > max_size_) {
     throw std::out_of_range("KvCache::reset: " + std::to_string(capacity.size()) +
-                            " positions, but the cache has memory for " + std::to_string(most_));
+                            " positions, but the cache has memory for " + std::to_string(max_size_));
   }
   capacity_ = capacity;
   std::fill(lengths_.begin(), lengths_.end(), 0);
@@ -86,8 +87,7 @@ void KvCache::borrow(const Shard& shard, std::span<const std::int64_t> lengths) 
   check_axes(kHere, shard.k, "k", given_.dtype, stored_.dtype, stored_.head_dim);
   check_axes(kHere, shard.v, "v", given_.value_dtype, stored_.value_dtype, stored_.value_dim);
   const std::int64_t n = std::min(shard.k.shape[2], shard.v.shape[2]);
-  if (shard.k.shape[0] != stored_.batch || shard.v.shape[0] != stored_.batch ||
-      static_cast<std::int64_t>(lengths.size()) != stored_.batch) {
+  if (shard.k.shape[0] != stored_.batch || shard.v.shape[0] != stored_.batch || std::ssize(lengths) != stored_.batch) {
     throw std::invalid_argument(std::string(kHere) + ": k has " + std::to_string(shard.k.shape[0]) +
                                 " batch entries, v has " + std::to_string(shard.v.shape[0]) + ", lengths has " +
                                 std::to_string(lengths.size()) + ", but the cache has " + std::to_string(stored_.batch));

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Keys and values of one shard, where the kernels are (sections 5 and 6): a cache that grows at its end.
+/// @brief The keys and values of one shard, in the memory that the kernels read: a cache that grows at its end (sections 5
+/// and 6).
 ///
-/// No Eigen and no CUDA is included here, so that any compiler may include it.
+/// This header includes neither Eigen nor CUDA.
 #pragma once
 
 #include "reference/state/key_range.hpp"
@@ -19,76 +20,79 @@ namespace tree_attn {
 
 class DecodeSession;
 
-/// Keys and values of a range of positions in host memory: row 0 of k and v is the key at position `begin`.
+/// Keys and values of a range of positions in host memory. Row 0 of k and v is the key at position `begin`.
 struct Shard {
   TensorView k;                                            ///< [b, n_kv, n, d_h]
   TensorView v;                                            ///< [b, n_kv, n, d_v]
   std::int64_t begin = 0;                                  ///< global position of row 0
-  std::int64_t end() const { return begin + k.shape[2]; }  ///< one behind the last position held
+  std::int64_t end() const { return begin + k.shape[2]; }  ///< one past the last position
 };
 
-/// Positions of a range that are in use: lengths [b] count keys over the whole sequence, the result from range.begin.
+/// Number of positions of a range that are in use, per batch entry [b]. The given lengths [b] count keys from the start of
+/// the sequence; the result counts from range.begin.
 std::vector<std::int64_t> positions_in_use(std::span<const std::int64_t> lengths, KeyRange range);
 
-/// Keys and values of the positions capacity(), of which every batch entry uses the first few.
+/// Keys and values of the positions in capacity(). Each batch entry uses a prefix of them.
 ///
-/// Batch entry i holds the positions [capacity().begin, capacity().begin + lengths()[i]). append() adds the next ones and
-/// copies nothing that is already held. A session (open()) computes states over the whole capacity; positions that are not
-/// in use count as the empty set, so the states have one shape from the first step to the last.
+/// Batch entry i holds the positions [capacity().begin, capacity().begin + lengths()[i]). append() adds the next positions
+/// and does not copy those already held. A session (open()) computes states over the whole capacity. Positions not in use
+/// count as the empty set, so the states have the same shape in every step.
 class KvCache {
  public:
   virtual ~KvCache() = default;
   KvCache(const KvCache&) = delete;
   KvCache& operator=(const KvCache&) = delete;
 
-  /// The axes, and the types in which keys and values are stored here.
+  /// The axes, and the types in which the cache stores keys and values.
   const AttentionShape& shape() const { return stored_; }
-  /// Positions that the cache may hold.
+  /// The positions that the cache may hold.
   KeyRange capacity() const { return capacity_; }
   /// Positions in use per batch entry [b], counted from capacity().begin.
   std::span<const std::int64_t> lengths() const { return lengths_; }
-  /// Positions that the longest batch entry uses.
+  /// Number of positions in use by the longest batch entry.
   std::int64_t longest() const;
-  /// Bytes of keys and values for all positions of the capacity, own or borrowed.
+  /// Bytes of keys and values for all positions of the capacity, owned or borrowed.
   std::int64_t bytes() const { return capacity_.size() * stored_.bytes_per_position(); }
 
-  /// Adds the next positions of one batch entry.
+  /// Appends the next positions of one batch entry.
+  /// @param entry batch entry
   /// @param k [1, n_kv, n, d_h]
   /// @param v [1, n_kv, n, d_v]
-  /// @throws std::invalid_argument if axes or types are not those of the cache
-  /// @throws std::out_of_range if the entry does not exist, or n positions do not fit
+  /// @throws std::invalid_argument if the axes or types differ from those of the cache
+  /// @throws std::out_of_range if the entry does not exist or n positions do not fit
   void append(std::int64_t entry, const TensorView& k, const TensorView& v);
-  /// Drops all positions of a batch entry but the first n.
-  /// @throws std::out_of_range if the entry does not exist, or holds fewer
+  /// Removes all positions of a batch entry except the first n.
+  /// @throws std::out_of_range if the entry does not exist or holds fewer than n positions
   void truncate(std::int64_t entry, std::int64_t n);
-  /// Drops everything, and takes another range of positions. The memory is kept.
-  /// @throws std::out_of_range if the range is longer than the capacity that the cache was made for
+  /// Removes all positions and sets another range of positions. The memory is kept.
+  /// @throws std::out_of_range if the range is longer than the capacity at construction
   void reset(KeyRange capacity);
-  /// Holds the first lengths[i] positions of a shard, in place of all it held before. In host memory they are read where
-  /// they are, so that memory must outlive the cache or the next reset(); a device copies them.
+  /// Replaces the contents by the first lengths[i] positions of a shard. A cache in host memory reads them in place, so the
+  /// memory of the shard must remain valid until the next reset() or the end of the cache. A cache on a device copies them.
   /// @param shard row 0 is the position capacity().begin
   /// @param lengths positions in use per batch entry [b]
   /// @throws as append()
   void borrow(const Shard& shard, std::span<const std::int64_t> lengths);
-  /// Takes the memory for all positions of the capacity that are not borrowed. append() does so itself, once.
+  /// Allocates the memory for all positions of the capacity that are not borrowed. The first append() calls it.
   virtual void reserve() = 0;
 
-  /// The first n positions of all batch entries in host memory, dense: where they are if they are so, else a copy. What a
-  /// batch entry does not use is unspecified.
-  /// @param memory called with a number of bytes if a copy is needed: memory that holds it
+  /// The first n positions of all batch entries in host memory, dense. They are not copied if they already are. Positions
+  /// that a batch entry does not use are unspecified.
+  /// @param memory called with a number of bytes if a copy is needed; returns memory of that size
   /// @pre n <= longest()
   virtual Shard shard(std::int64_t n, const std::function<std::byte*(std::size_t)>& memory) const = 0;
-  /// Prepares decode steps: takes workspace and memory for states once. The cache must outlive the session.
+  /// Prepares decode steps: allocates the workspace and the memory for states. The cache must outlive the session.
   /// @param scale multiplies q.k
   virtual std::unique_ptr<DecodeSession> open(double scale) const = 0;
 
  protected:
-  /// @param shape as keys and values are given
-  /// @param stored as they are stored
+  /// @param shape axes, and the types in which keys and values are appended
+  /// @param stored axes, and the types in which they are stored
   KvCache(const AttentionShape& shape, const AttentionShape& stored, KeyRange capacity);
-  /// Stores n positions of an entry behind the `first` that it holds; all checks are done.
+  /// Stores positions of an entry after the `first` ones that it holds. All checks have passed.
   virtual void write(std::int64_t entry, std::int64_t first, const TensorView& k, const TensorView& v) = 0;
-  /// Borrows; all checks are done. Unless a cache reads host memory, it appends entry by entry.
+  /// Implements borrow(); all checks have passed. This default appends entry by entry, for a cache that does not read host
+  /// memory.
   virtual void write_all(const Shard& shard, std::span<const std::int64_t> lengths);
 
  private:
@@ -98,7 +102,7 @@ class KvCache {
 
   AttentionShape given_, stored_;
   KeyRange capacity_;
-  std::int64_t most_;  ///< positions that there is memory for
+  std::int64_t max_size_;  ///< size of the capacity at construction
   std::vector<std::int64_t> lengths_;
 };
 

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What all sessions check.
+/// @brief The checks that all sessions share.
 #include "reference/decode/session.hpp"
 
 #include <algorithm>
+#include <iterator>
 #include <stdexcept>
 
 namespace tree_attn {
@@ -12,7 +13,7 @@ States& DecodeSession::decode(const TensorView& q, std::span<const std::int64_t>
                               const std::function<void()>& progress) {
   const AttentionShape& shape = cache_.shape();
   if (q.shape != std::array{shape.batch, shape.heads, shape.n_queries, shape.head_dim} ||
-      static_cast<std::int64_t>(lengths.size()) != shape.batch) {
+      std::ssize(lengths) != shape.batch) {
     std::string axes;
     for (const std::int64_t n : q.shape) axes += (axes.empty() ? "" : ", ") + std::to_string(n);
     throw std::invalid_argument("DecodeSession::decode: q is [" + axes + "] with " + std::to_string(lengths.size()) +

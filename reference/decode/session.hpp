@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief A decode session: what is fixed from step to step apart from what every step brings, and the states of a step
+/// @brief A decode session, which holds everything that does not change from step to step, and the states of one step
 /// (sections 5 and 6).
 #pragma once
 
@@ -14,45 +14,44 @@
 
 namespace tree_attn {
 
-/// States of the maximal subtrees of a cache's capacity, [subtrees][n_rows][2 + d_v], wherever they were computed.
+/// States of the maximal subtrees of a cache's capacity, [subtrees][n_rows][2 + d_v], in host or device memory.
 class States {
  public:
   virtual ~States() = default;
-  /// The states on the host, downloaded at the first call after a step. The forest may be used up: the next step fills it
-  /// again.
+  /// The states on the host. The first call after a step downloads them if they were computed on a device. The caller may
+  /// consume the forest; the next step fills it again.
   virtual Forest<float>& host() = 0;
-  /// Where they are on the device, in the order of cover(capacity); null if they were computed on the host. Valid until the
-  /// next step.
+  /// The states on the device, in the order of cover(capacity); null if they were computed on the host. Valid until the next
+  /// step.
   virtual const float* device() const = 0;
 };
 
-/// Decode steps over one cache. It holds workspace, a plan and memory for queries and states: a step allocates nothing and
-/// copies no key.
+/// Decode steps on one cache. The session holds the workspace, the plan and the memory for queries and states, so a step
+/// allocates nothing and copies no key.
 class DecodeSession {
  public:
   virtual ~DecodeSession() = default;
   DecodeSession(const DecodeSession&) = delete;
   DecodeSession& operator=(const DecodeSession&) = delete;
 
-  /// The states of the positions that the cache holds, for every query: one read of keys and values serves all query heads
+  /// The states of the positions that the cache holds, for every query. One read of keys and values serves all query heads
   /// of a group.
   ///
-  /// Row (i, h, j) of the states is (i n_h + h) l + j; positions from lengths[i] on are not read and count as the empty set.
+  /// Row (i, h, j) of the states is (i n_h + h) l + j. Positions from lengths[i] on are not read and count as the empty set.
   /// @param q queries [b, n_h, l, d_h]
-  /// @param lengths keys in use per batch entry [b], over the whole sequence and not over the cache alone
-  /// @param lift 0, or kLift where needs_lift() asks for it, see set_key(). F16 on a device takes none: values of at most
-  /// 65504 do not
-  ///   overflow, and lifted weights would underflow
-  /// @param progress called now and then, so that messages advance meanwhile; may be empty
-  /// @throws std::invalid_argument if the axes of q are not those of the cache
-  /// @throws std::out_of_range if the cache does not hold all positions below a length that lie in its capacity
+  /// @param lengths keys in use per batch entry [b], over the whole sequence rather than the cache
+  /// @param lift 0, or kLift where needs_lift() asks for it, see set_key(). F16 on a device uses none: values of at most
+  ///   65504 do not overflow, and lifted weights would underflow
+  /// @param progress called from time to time to advance messages; may be empty
+  /// @throws std::invalid_argument if the axes of q differ from those of the cache
+  /// @throws std::out_of_range if the cache does not hold all positions of its capacity below a length
   /// @paper{eq_7, eq. (7)}
   States& decode(const TensorView& q, std::span<const std::int64_t> lengths, int lift = 0,
                  const std::function<void()>& progress = {});
 
   /// Bytes of host memory that the session holds.
   virtual std::int64_t bytes() const = 0;
-  /// What the launch layer picked, in one line; empty where nothing is to be said.
+  /// The launch configuration in one line; empty if there is none.
   virtual std::string describe() const = 0;
 
  protected:

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The plane that the values span, with coordinates of its own: where the Legendre transform works (appendix C.2).
+/// @brief The affine hull of the values, with coordinates of its own, in which the Legendre transform is computed (appendix
+/// C.2).
 #pragma once
 
 #include "reference/energy/energy.hpp"
@@ -12,17 +13,18 @@
 
 namespace tree_attn {
 
-/// The plane that the values span, with coordinates in which they have mean 0 and covariance 1 (every key counted alike).
+/// The affine hull of the values, with coordinates in which they have mean 0 and covariance 1 under equal weights.
 ///
-/// Values rarely span all of R^d_v: N of them span at most N - 1 dimensions. F is flat, up to a linear term, across the
-/// plane, and everything about F* happens in it.
+/// The values rarely span all of R^d_v: N values span at most N - 1 dimensions. Perpendicular to the hull F is linear, so F*
+/// is determined within it.
 struct AffineHull {
   Vector centre;  ///< mean of the values [d_v]
   Matrix axes;    ///< v_a = centre + axes y_a [d_v, r]
   Matrix dual;    ///< y_a = dual^T (v_a - centre) [d_v, r]; the transposed pseudo-inverse of axes
 };
 
-/// Finds the plane by the singular values of V - centre; one below 1e-13 of the largest number in V is rounding, and 0.
+/// Computes the hull from the singular values of (V - centre) / sqrt(N). A singular value below 1e-13 times the largest
+/// magnitude in V counts as 0.
 /// @param[in] V values [N, d_v], not empty, finite
 inline AffineHull affine_hull(const MatrixRef& V) {
   AffineHull hull{V.colwise().mean().transpose(), {}, {}};

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The Bayesian view of attention: the log-likelihood Gamma, its stationary point, which is a saddle, and what is
-/// true of it (appendix C.2).
+/// @brief The Bayesian view of attention: the log-likelihood Gamma and its stationary point, which is a saddle (appendix
+/// C.2).
 ///
 ///     Gamma(zeta, z) = sum_i ( z_i.zeta_i - F_i(zeta_i) )
 ///
-/// F_i stands outside the sum over components that makes z_i.zeta_i: inside it, as printed, it would be subtracted d_v
+/// F_i is outside the sum over components in z_i.zeta_i. Inside it, as printed in the paper, F_i would be subtracted d_v
 /// times, and z* would be d_v times attention.
 ///
-/// Gamma is stationary at zeta* = 0, z* = attention, and nowhere else. The paper reads that point as a maximum a
-/// posteriori. It is none: Gamma is linear in z and concave in zeta, so its Hessian has as many positive as negative
-/// eigenvalues. The maximum is there once the source is eliminated: exp(-F*(z)), with F* = sup over zeta of Gamma, is
-/// largest exactly at attention (legendre.hpp). The saddle has a meaning too: along *imaginary* zeta it is a maximum of
-/// |exp(-Gamma)|, and exp(-n (F* + F(0))) is what the method of steepest descent leaves of the density of the mean of n
-/// values drawn from softmax(q.k).
+/// Gamma is stationary only at zeta* = 0, z* = attention. The paper reads that point as a maximum a posteriori, which it is
+/// not: Gamma is linear in z and concave in zeta, so its Hessian has as many positive as negative eigenvalues. A maximum
+/// appears when the source is eliminated: exp(-F*(z)), with F* = sup over zeta of Gamma, is largest at attention and nowhere
+/// else (legendre.hpp). The saddle has a meaning too. Along *imaginary* zeta it is a maximum of |exp(-Gamma)|, and exp(-n
+/// (F* + F(0))) is the leading term of the method of steepest descent for the density of the mean of n values drawn from
+/// softmax(q.k).
 ///
 /// Shapes: Q [l, d_h], K [N, d_h], V [N, d_v], Zeta and Z [l, d_v]; causal as in energy.hpp; one query is l = 1.
 #pragma once
@@ -30,7 +30,7 @@
 
 namespace tree_attn {
 
-/// A source and an activation for each query, or the slopes of Gamma in both.
+/// A source and an activation for each query, or the derivatives of Gamma with respect to both.
 struct SourceAndActivation {
   Matrix Zeta;  ///< sources [l, d_v]
   Matrix Z;     ///< activations [l, d_v]
@@ -38,7 +38,7 @@ struct SourceAndActivation {
 
 /// Gamma(zeta, z) = sum_i ( z_i.zeta_i - F_i(zeta_i) ), F_i = log sum_{a <= i} exp(q_i.k_a + zeta_i.v_a).
 ///
-/// Edges: +inf as soon as one query sees no key; NaN where F is.
+/// Edges: +inf if any query sees no key; NaN where F is NaN.
 /// @param[in] Q queries [l, d_h]
 /// @param[in] K keys [N, d_h]
 /// @param[in] V values [N, d_v]
@@ -55,9 +55,9 @@ inline double log_likelihood(const MatrixRef& Q, const MatrixRef& K, const Matri
   return at.Zeta.cwiseProduct(at.Z).sum() - causal_energy(Q, K, V, at.Zeta);
 }
 
-/// The slopes of Gamma: dGamma/dz_i = zeta_i and dGamma/dzeta_i = z_i - dF_i/dzeta_i.
+/// The derivatives of Gamma: dGamma/dz_i = zeta_i and dGamma/dzeta_i = z_i - dF_i/dzeta_i.
 ///
-/// The first vanishes at zeta_i = 0 only; there the second is z_i - attention, and vanishes at z_i = attention only.
+/// The first is 0 only at zeta_i = 0. There the second is z_i - attention, which is 0 only at z_i = attention.
 /// @param[in] Q queries [l, d_h]
 /// @param[in] K keys [N, d_h]
 /// @param[in] V values [N, d_v]
@@ -69,7 +69,7 @@ inline SourceAndActivation log_likelihood_gradient(const MatrixRef& Q, const Mat
   return {at.Z - causal_energy_gradient(Q, K, V, at.Zeta), at.Zeta};
 }
 
-/// The one point where Gamma is stationary: zeta* = 0, z* = dF/dzeta at 0, which is causal attention.
+/// The only stationary point of Gamma: zeta* = 0, z* = dF/dzeta at 0, which is causal attention.
 /// @param[in] Q queries [l, d_h]
 /// @param[in] K keys [N, d_h]
 /// @param[in] V values [N, d_v]
@@ -80,13 +80,14 @@ inline SourceAndActivation stationary_point(const MatrixRef& Q, const MatrixRef&
   return {zero, causal_energy_gradient(Q, K, V, zero)};
 }
 
-/// The Hessian of one query's Gamma, at any z, in the order (zeta, z):
+/// The Hessian of Gamma for one query, at any z, in the order (zeta, z):
 ///
 ///     ( -C  1 )      C = covariance of the values under softmax(q.k + zeta.v)
 ///     (  1  0 )
 ///
-/// On an eigenvector of C with eigenvalue c it is the 2 x 2 matrix ((-c, 1), (1, 0)) with determinant -1: one positive and
-/// one negative eigenvalue, (-c +- sqrt(c^2 + 4)) / 2. So d_v of each, whatever the values are: never an extremum.
+/// On an eigenvector of C with eigenvalue c it is the 2 x 2 matrix ((-c, 1), (1, 0)) of determinant -1, with one positive
+/// and one negative eigenvalue, (-c +- sqrt(c^2 + 4)) / 2. The Hessian thus has d_v positive and d_v negative eigenvalues
+/// for any values, and no stationary point is an extremum.
 /// @param[in] q query [d_h]
 /// @param[in] K keys [N, d_h]
 /// @param[in] V values [N, d_v]
@@ -101,10 +102,10 @@ inline Matrix log_likelihood_hessian(const VectorRef& q, const MatrixRef& K, con
   return H;
 }
 
-/// How many eigenvalues of a symmetric matrix are positive and how many negative.
+/// Numbers of positive and negative eigenvalues of a symmetric matrix.
 struct Signature {
-  Eigen::Index n_positive;  ///< eigenvalues above 1e-12 of the largest in size
-  Eigen::Index n_negative;  ///< below minus that
+  Eigen::Index n_positive;  ///< eigenvalues above 1e-12 of the largest magnitude
+  Eigen::Index n_negative;  ///< eigenvalues below minus that
 };
 
 /// Counts the signs of the eigenvalues of a symmetric matrix.
@@ -115,16 +116,16 @@ inline Signature signature(const Matrix& H) {
   return {(lambda.array() > zero).count(), (lambda.array() < -zero).count()};
 }
 
-/// What takes the place of eq. (34): log of exp(-F*(z)), the likelihood of z with the source eliminated.
+/// The log-likelihood of z with the source eliminated, log of exp(-F*(z)), in place of eq. (34).
 ///
-/// Largest exactly at attention, where it is F(0). With F(0) taken off it is the rate at which the mean of n values drawn
-/// from softmax(q.k) avoids z: Prob(mean near z) = exp(-n (F*(z) + F(0))), up to powers of n (Cramer).
-/// Not normalised over z, and for n = 1 no density of anything: a single value is one of the v_a, and nothing else.
+/// It is largest only at attention, where it is F(0). F*(z) + F(0) is the rate function of the mean of n values drawn from
+/// softmax(q.k): Prob(mean near z) = exp(-n (F*(z) + F(0))), up to powers of n (Cramer). The likelihood is not normalised
+/// over z. For n = 1 it is not a density, because a single value is one of the v_a.
 /// @param[in] q query [d_h]
 /// @param[in] K keys [N, d_h]
 /// @param[in] V values [N, d_v]
 /// @param[in] z activation [d_v]
-/// @throws std::domain_error outside the convex hull of the values, and whatever else legendre_transform() throws
+/// @throws std::domain_error outside the convex hull of the values, and as legendre_transform() does
 /// @paper{eq_34, eq. (34)}
 /// @paper{eq_maxmin, eq. (maxmin)}
 inline double profile_log_likelihood(const VectorRef& q, const MatrixRef& K, const MatrixRef& V, const VectorRef& z) {
@@ -134,19 +135,19 @@ inline double profile_log_likelihood(const VectorRef& q, const MatrixRef& K, con
 /// A Gaussian in the space of the values.
 struct Gaussian {
   Vector mean;        ///< [d_v]
-  Matrix covariance;  ///< [d_v, d_v], singular across the plane of the values
+  Matrix covariance;  ///< [d_v, d_v], singular perpendicular to the affine hull of the values
 };
 
 /// Laplace's approximation of exp(-n F*(z)) around its peak: mean attention, covariance C / n.
 ///
-/// The Hessian of F* at attention is the inverse of C, the covariance of the values under softmax(q.k), so the peak is as
-/// wide as the values are spread: n = 1 gives the Gaussian with the first two moments of v, and it is wrong wherever v is
-/// not Gaussian. It is the central limit theorem for the mean of n values, and right up to O(1/n) as n grows. It is *not* an
-/// uncertainty of the attention output, which is a number and known exactly.
+/// The Hessian of F* at attention is the inverse of C, the covariance of the values under softmax(q.k), so the width of the
+/// peak is the spread of the values. n = 1 gives the Gaussian with the first two moments of v, which is wrong unless v is
+/// Gaussian. For the mean of n values it is the central limit theorem, correct up to O(1/n) as n grows. It is *not* an
+/// uncertainty of the attention output, which is known exactly.
 /// @param[in] q query [d_h]
 /// @param[in] K keys [N, d_h]
 /// @param[in] V values [N, d_v]
-/// @param n number of values whose mean is meant; 1 for the posterior spread of v itself
+/// @param n number of values in the mean; 1 for the posterior spread of v itself
 /// @throws std::invalid_argument if n < 1
 inline Gaussian laplace_approximation(const VectorRef& q, const MatrixRef& K, const MatrixRef& V, double n = 1) {
   if (!(n >= 1)) throw std::invalid_argument("laplace_approximation: mean of " + std::to_string(n) + " values");

@@ -1,22 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Hopfield retrieval: attention with keys that are their own values, iterated (after C.1; the paper names it only).
+/// @brief Hopfield retrieval: attention, iterated, with the keys as values (after C.1; the paper only names it).
 ///
-/// Store N patterns x_a, and let a state xi attend to them with inverse temperature beta. One step is attention with
-/// q = beta xi and K = V = X, which is the gradient of the energy of energy.hpp,
+/// The memory stores N patterns x_a. A state xi attends to them with inverse temperature beta. One step is attention with q
+/// = beta xi and K = V = X, which is the gradient of the energy of energy.hpp,
 ///
 ///     xi <- X^T softmax(beta X xi)  =  dF/dzeta at zeta = 0,      F(zeta) = log sum_a exp(beta xi.x_a + zeta.x_a).
 ///
-/// In this tied case a source is a query: beta xi and zeta enter only as a sum. The steps go down an energy of the state,
+/// Since keys and values are equal here, a source acts as a query: beta xi and zeta enter only as a sum. The steps descend
+/// on an energy of the state,
 ///
-///     E(xi) = -1/beta log sum_a exp(beta xi.x_a) + 1/2 |xi|^2,      dE/dxi = xi - X^T softmax(beta X xi),
+///     E(xi) = -1/beta log sum_a exp(beta xi.x_a) + 1/2 |xi|^2,      dE/dxi = xi - X^T softmax(beta X xi).
 ///
-/// by at least half the squared length of each: log-sum-exp is convex and lies above its tangent at xi, so with xi' the next
-/// state E(xi') <= E(xi) - xi'.(xi' - xi) + (|xi'|^2 - |xi|^2) / 2 = E(xi) - |xi' - xi|^2 / 2. Fixed points are where E is
-/// stationary: single patterns at large beta, averages of a few (metastable states) or of all at small beta.
+/// Each step lowers E by at least half its squared length. Proof: log-sum-exp is convex and lies above its tangent at xi, so
+/// with xi' the next state E(xi') <= E(xi) - xi'.(xi' - xi) + (|xi'|^2 - |xi|^2) / 2 = E(xi) - |xi' - xi|^2 / 2. The fixed
+/// points are the stationary points of E: single patterns at large beta, averages of a few (metastable states) or of all
+/// patterns at small beta.
 ///
-/// Shapes: X [N, d], one pattern a row; xi [d]; everything in double. With values Y [N, d_v] of their own, the memory is
-/// hetero-associative: settle among the keys, read out among the values. A layer of a transformer makes one step, and reads.
+/// Shapes: X [N, d], one pattern per row; xi [d]; all elements double. With separate values Y [N, d_v] the memory is
+/// hetero-associative: iterate on the keys, then read the values. A transformer layer makes one such step and reads the
+/// values.
 #pragma once
 
 #include "reference/energy/energy.hpp"
@@ -33,39 +36,39 @@
 
 namespace tree_attn {
 
-/// E(xi) = -1/beta log sum_a exp(beta xi.x_a) + 1/2 |xi|^2. +inf without patterns.
+/// E(xi) = -1/beta log sum_a exp(beta xi.x_a) + 1/2 |xi|^2; +inf without patterns.
 /// @param[in] X patterns [N, d]
 /// @param[in] xi state [d]
 /// @param beta inverse temperature, > 0
-/// @throws std::invalid_argument if beta is not above 0 or shapes do not fit
+/// @throws std::invalid_argument if beta is not positive or the shapes do not match
 inline double hopfield_energy(const MatrixRef& X, const VectorRef& xi, double beta) {
   if (!(beta > 0)) throw std::invalid_argument("hopfield_energy: beta is " + std::to_string(beta));
   return -energy(beta * xi, X, X, Vector()) / beta + 0.5 * xi.squaredNorm();
 }
 
-/// One step, xi' = X^T softmax(beta X xi): attention of the query beta xi over keys that are their own values.
+/// One step, xi' = X^T softmax(beta X xi): attention of the query beta xi with the patterns as keys and values.
 /// @param[in] X patterns [N, d]
 /// @param[in] xi state [d]
 /// @param beta inverse temperature, > 0
 /// @returns xi' [d], in the convex hull of the patterns; 0 without patterns
 inline Vector hopfield_step(const MatrixRef& X, const VectorRef& xi, double beta) { return attention_mean(beta * xi, X, X); }
 
-/// The course of one retrieval.
+/// The result and history of one retrieval.
 struct Retrieval {
   Vector xi;                   ///< last state [d]
-  Vector P;                    ///< weights of the patterns in it, softmax(beta X xi) [N]
-  std::vector<double> energy;  ///< E at the cue and after every step [n_steps + 1]: never rises
-  int n_steps;                 ///< steps made
-  bool settled;                ///< the last step was no longer than the tolerance; otherwise the steps ran out
+  Vector P;                    ///< weights of the patterns in xi, softmax(beta X xi) [N]
+  std::vector<double> energy;  ///< E at the cue and after every step [n_steps + 1], non-increasing
+  int n_steps;                 ///< number of steps
+  bool settled;                ///< whether the last step was within the tolerance; if not, max_steps was reached
 };
 
-/// Iterates hopfield_step() from a cue until a step is no longer than `tolerance` times the longest pattern.
+/// Iterates hopfield_step() from a cue until the length of a step is at most `tolerance` times that of the longest pattern.
 /// @param[in] X patterns [N, d]
 /// @param[in] cue first state [d]
 /// @param beta inverse temperature, > 0
-/// @param tolerance of the length of the last step
-/// @param max_steps give up after so many; between two basins the steps can be as small as you like
-/// @throws std::invalid_argument if there are no patterns, beta is not above 0 or shapes do not fit
+/// @param tolerance relative length of the last step
+/// @param max_steps maximum number of steps; between two basins the steps can be arbitrarily small
+/// @throws std::invalid_argument if there are no patterns, beta is not positive or the shapes do not match
 inline Retrieval hopfield_retrieve(const MatrixRef& X, const VectorRef& cue, double beta, double tolerance = 1e-8,
                                    int max_steps = 10000) {
   if (X.rows() == 0) throw std::invalid_argument("hopfield_retrieve: no patterns");
@@ -82,21 +85,22 @@ inline Retrieval hopfield_retrieve(const MatrixRef& X, const VectorRef& cue, dou
   return course;
 }
 
-/// Hetero-associative recall: settle among the keys, then read out the values, Y^T softmax(beta X xi*).
+/// Hetero-associative recall: iterates on the keys to a state xi*, then reads the values, Y^T softmax(beta X xi*).
 ///
-/// With max_steps = 0 nothing settles: Y^T softmax(beta X cue) is attention.
+/// With max_steps = 0 there is no iteration, and Y^T softmax(beta X cue) is attention.
 /// @param[in] X keys [N, d]
 /// @param[in] Y values [N, d_v]
 /// @param[in] cue first state [d]
 /// @param beta inverse temperature, > 0
-/// @param max_steps at most so many steps among the keys
+/// @param max_steps maximum number of steps on the keys
 /// @returns [d_v]
 inline Vector hopfield_recall(const MatrixRef& X, const MatrixRef& Y, const VectorRef& cue, double beta,
                               int max_steps = 10000) {
   return attention_mean(beta * hopfield_retrieve(X, cue, beta, 1e-8, max_steps).xi, X, Y);
 }
 
-/// How many patterns share a state: exp of the entropy of the weights softmax(beta X xi). 1 for a single one, N for all.
+/// Effective number of patterns in a state: exp of the entropy of the weights softmax(beta X xi). 1 for a single pattern, N
+/// if all have equal weight.
 /// @param[in] X patterns [N, d]
 /// @param[in] xi state [d]
 /// @param beta inverse temperature
@@ -115,24 +119,25 @@ inline Matrix random_patterns(Eigen::Index N, Eigen::Index d, std::mt19937& rand
   return X;
 }
 
-/// How capacity is measured.
+/// Parameters of a measurement of the capacity.
 struct CapacityTrial {
   double beta;                ///< inverse temperature for patterns of length 1
-  double noise = 0.3;         ///< length of the random vector added to the pattern that is asked for
-  double accuracy = 0.1;      ///< the pattern has come back if the state ends within this distance of it
-  Eigen::Index n_max = 8192;  ///< no more patterns than this are tried
+  double noise = 0.3;         ///< length of the random vector added to the pattern to form the cue
+  double accuracy = 0.1;      ///< the pattern is recalled if the last state is within this distance of it
+  Eigen::Index n_max = 8192;  ///< maximum number of patterns
   int n_trials = 20;          ///< independent sets of patterns
 };
 
-/// Capacity for random patterns of length 1: how many, on average over trials, can be stored before one of them, given a
-/// noisy cue, no longer comes back.
+/// Capacity for random patterns of length 1: the number of patterns, averaged over trials, that can be stored before a noisy
+/// cue no longer recalls its pattern.
 ///
-/// A trial starts with 2 patterns and adds more, a quarter of those there are at a time, until pattern 0 is lost.
+/// Each trial starts with 2 patterns and adds a quarter of the present number at a time, until pattern 0 is no longer
+/// recalled.
 /// @param d dimension
-/// @param trial what counts as coming back
+/// @param trial the parameters, including the criterion for recall
 /// @param[in,out] random source of patterns and noise
-/// @returns geometric mean over the trials of the largest N at which it came back: 1 if not even with 2; a trial in which it
-///   always came back counts with the last N that was tried, at most n_max
+/// @returns geometric mean over the trials of the largest N at which pattern 0 was recalled; 1 for a trial that failed with
+///   2 patterns; the last N tried, at most n_max, for a trial that never failed
 inline double hopfield_capacity(Eigen::Index d, const CapacityTrial& trial, std::mt19937& random) {
   double sum_log = 0;
   for (int i = 0; i < trial.n_trials; ++i) {

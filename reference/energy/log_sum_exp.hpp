@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief log-sum-exp and softmax of a vector, in the safe form (eq. (4) of section 4, eq. (35)-(38) of appendix F).
+/// @brief log-sum-exp and softmax of a vector in the safe form (eq. (4) of section 4, eq. (35)-(38) of appendix F).
 ///
-/// log-sum-exp is the seed of the whole derivation: its gradient is the softmax. Attention is that one fact, read twice.
+/// The derivation starts from one fact: the gradient of log-sum-exp is softmax.
 ///
-/// Every function is in double, and on demand in any other number: log_sum_exp(z) or log_sum_exp<Scalar>(z), with a Scalar
-/// that carries derivatives along, or counts operations.
+/// Every function computes in double by default. With an explicit template argument, as in log_sum_exp<Scalar>(z), it
+/// computes in another scalar type, for example one that carries derivatives or counts operations.
 #pragma once
 
 #include <Eigen/Core>
@@ -16,16 +16,16 @@
 
 namespace tree_attn {
 
-/// A column of numbers.
+/// A column of scalars.
 template <class Scalar>
 using VectorOf = Eigen::Matrix<Scalar, Eigen::Dynamic, 1>;
-/// Any column of numbers, not copied. The Scalar is never deduced: it is double, or it is named.
+/// A reference to any column of scalars, without a copy. Scalar is never deduced: it is double or given explicitly.
 template <class Scalar>
 using VectorRefOf = std::type_identity_t<Eigen::Ref<const VectorOf<Scalar>>>;
 
-/// Largest entry of z, a NaN before any number; -inf for an empty vector.
+/// Largest entry of z: NaN if any entry is NaN, -inf for an empty vector.
 ///
-/// A plain max compares, every comparison with NaN is false, and so the NaN is dropped or kept by luck of its place.
+/// A plain max would keep or drop a NaN depending on its position, because every comparison with NaN is false.
 /// @param[in] z [N]
 template <class Scalar = double>
 Scalar max_keeping_nan(const VectorRefOf<Scalar>& z) {
@@ -33,13 +33,14 @@ Scalar max_keeping_nan(const VectorRefOf<Scalar>& z) {
   return z.template maxCoeff<Eigen::PropagateNaN>();
 }
 
-/// Weight of one key against the largest score m: exp(z - m), in [0, 1].
+/// Weight of one key relative to the largest exponent m: exp(z - m), in [0, 1].
 ///
-/// Subtracting m inside every exponent lets none overflow, and moves the energy by a constant, -m, which no gradient sees.
+/// Subtracting m inside every exponential prevents overflow. It changes the energy by the constant -m and leaves the
+/// gradient unchanged.
 ///
-/// Edges: z = -inf is a key not seen and weighs 0, whatever m is (-inf - -inf would be NaN); z = +inf has m = +inf and
-/// weighs NaN; a NaN in z or m is kept. Eigen's own vectorised exp is not used: it clamps its argument, and a weight that
-/// should be 0 comes out as 5.6e-309.
+/// Edges: a masked key, z = -inf, has weight 0 for every m that is not NaN (-inf - -inf would be NaN). With z = m = +inf the
+/// weight is NaN. A NaN in z or m gives NaN. Eigen's vectorised exp is not used: it clamps its argument, and a weight that
+/// should be 0 becomes 5.6e-309.
 /// @param z natural exponent of the key
 /// @param m largest exponent, or any other shift
 /// @paper{eq_36, eq. (36)}
@@ -59,9 +60,9 @@ VectorOf<Scalar> safe_weights(const VectorRefOf<Scalar>& z) {
   return z.unaryExpr([&m](const Scalar& z_a) { return safe_weight<Scalar>(z_a, m); });
 }
 
-/// log sum_a exp(z_a), natural, as m + log sum_a exp(z_a - m).
+/// log sum_a exp(z_a), natural, computed as m + log sum_a exp(z_a - m).
 ///
-/// Edges: no entry, or only -inf, gives -inf; a +inf or a NaN gives NaN. Entries of 1e300 do not overflow.
+/// Edges: an empty vector and a vector of -inf give -inf; a +inf or NaN entry gives NaN. Entries of 1e300 do not overflow.
 /// @param[in] z [N]
 /// @paper{eq_4, eq. (4)}
 /// @paper{eq_shift, eq. (shift)}
@@ -77,8 +78,8 @@ Scalar log_sum_exp(const VectorRefOf<Scalar>& z) {
 ///
 ///     d/dz_j log sum_a exp(z_a) = softmax(z)_j
 ///
-/// Edges: no entry gives an empty vector; only -inf gives all 0, the gradient of a constant; a +inf or a NaN gives NaN
-/// everywhere, as its sum is NaN.
+/// Edges: an empty vector gives an empty vector. If all entries are -inf, all results are 0, the gradient of a constant. A
+/// +inf or NaN entry makes every result NaN, because the sum is NaN.
 /// @param[in] z [N]
 /// @returns [N], entries in [0, 1] with sum 1
 /// @paper{eq_4, eq. (4)}

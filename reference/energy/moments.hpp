@@ -2,20 +2,20 @@
 /// @file
 /// @brief Moments and cumulants of the values under the attention probabilities, and their generating functions (C.1).
 ///
-/// Under P_a = softmax(q.k + zeta.v)_a a value is a random vector v, and every derivative in zeta brings down one more
+/// Under P_a = softmax(q.k + zeta.v)_a a value is a random vector v, and each derivative with respect to zeta adds one
 /// factor:
 ///
 ///     (1/Z) d^n Z / dzeta_A1 ... dzeta_An  =  <v_A1 ... v_An>        Z generates the moments
 ///     d^2 F / dzeta_A dzeta_B              =  <dv_A dv_B>            F = log Z generates cumulants; dv = v - <v>
-///     d^3 F / dzeta_A dzeta_B dzeta_C      =  <dv_A dv_B dv_C>       from the fourth on they are no central moments
+///     d^3 F / dzeta_A dzeta_B dzeta_C      =  <dv_A dv_B dv_C>       from the fourth on they are not central moments
 ///
-/// The mean is energy_gradient(). All of it at any zeta; the paper has zeta = 0. Shapes as in reference/energy/energy.hpp: q
-/// [d_h] with the scale folded in, K [N, d_h], V [N, d_v], zeta [d_v] or [0]. For causal queries and several heads hand it
-/// the keys that the query sees, as causal_energy() does.
+/// The mean is energy_gradient(). All functions take any zeta; the paper has zeta = 0. Shapes as in
+/// reference/energy/energy.hpp: q [d_h] including the scale, K [N, d_h], V [N, d_v], zeta [d_v] or [0]. For causal queries
+/// and several heads pass the keys that the query sees, as causal_energy() does.
 ///
-/// Edges, everywhere: a key with exponent -inf is not seen and its value is not looked at; no key seen gives 0, for the
-/// moment of order 0 as well, and entropy 0; an exponent of +inf or NaN gives NaN; an Inf value gives Inf or NaN in what it
-/// enters.
+/// Edges for all functions: a key with exponent -inf is masked and its value is not read; if all keys are masked, every
+/// moment (including order 0) and the entropy are 0; an exponent of +inf or NaN gives NaN; an Inf value makes each result
+/// that it enters Inf or NaN.
 #pragma once
 
 #include "reference/energy/energy.hpp"
@@ -32,14 +32,14 @@
 
 namespace tree_attn {
 
-/// The keys that are seen: their probabilities and their values.
+/// Probabilities, exponents and values of the keys that are not masked.
 struct SeenValues {
   Vector P;  ///< softmax of the exponents [n]
   Vector r;  ///< exponents [n]
   Matrix V;  ///< values [n, d_v]
 };
 
-/// Leaves out the keys with exponent -inf, so that everything below is a plain sum over the rest.
+/// Removes the masked keys (exponent -inf), so that the functions below sum over all remaining keys.
 /// @param[in] q query [d_h]
 /// @param[in] K keys [N, d_h]
 /// @param[in] V values [N, d_v]
@@ -58,13 +58,13 @@ inline SeenValues seen_values(const VectorRef& q, const MatrixRef& K, const Matr
 ///
 ///     <v_A1 ... v_An>  =  (1/Z) d^n Z / dzeta_A1 ... dzeta_An
 ///
-/// Order 0 is 1, the sum of the probabilities.
+/// Order 0 gives 1, the sum of the probabilities.
 /// @param[in] q query [d_h]
 /// @param[in] K keys [N, d_h]
 /// @param[in] V values [N, d_v]
 /// @param[in] zeta source [d_v] or [0]
-/// @param[in] A components [n], each in [0, d_v), in any order, repeated at will
-/// @throws std::invalid_argument if a component is not there
+/// @param[in] A components [n], each in [0, d_v), in any order, with repetitions
+/// @throws std::invalid_argument if a component is not in [0, d_v)
 /// @paper{eq_20, eq. (20)}
 inline double moment(const VectorRef& q, const MatrixRef& K, const MatrixRef& V, const VectorRef& zeta,
                      std::span<const Eigen::Index> A) {
@@ -91,11 +91,11 @@ inline Matrix second_moment(const VectorRef& q, const MatrixRef& K, const Matrix
   return seen.V.transpose() * seen.P.asDiagonal() * seen.V;
 }
 
-/// The covariance, which is the Hessian of the energy: positive semidefinite, so F is convex in zeta.
+/// The covariance, which is the Hessian of the energy. It is positive semidefinite, so F is convex in zeta.
 ///
 ///     d^2 F / dzeta dzeta^T  =  <dv dv^T>  =  <v v^T> - <v> <v>^T
 ///
-/// Summed about the mean: the difference on the right loses the digits that its two terms share.
+/// The sum is taken about the mean, because the difference on the right cancels.
 /// @param[in] q query [d_h]
 /// @param[in] K keys [N, d_h]
 /// @param[in] V values [N, d_v]
@@ -109,6 +109,7 @@ inline Matrix covariance(const VectorRef& q, const MatrixRef& K, const MatrixRef
   return dV.transpose() * seen.P.asDiagonal() * dV;
 }
 
+/// The third cumulant, the third derivative of the energy. It measures the skewness of the values.
 /// The third cumulant, the third derivative of the energy: how lopsided the values are about their mean.
 ///
 ///     d^3 F / dzeta_A dzeta_B dzeta_C  =  <dv_A dv_B dv_C>
@@ -131,28 +132,27 @@ inline std::vector<Matrix> third_cumulant(const VectorRef& q, const MatrixRef& K
   return kappa;
 }
 
-/// A partial sum of a series, and how much may be missing.
+/// A partial sum of a series, with a bound of the remainder.
 struct TaylorSum {
   double value;      ///< the terms up to the order asked for
-  double remainder;  ///< bound of |all the others|, exact arithmetic granted
+  double remainder;  ///< bound of the absolute remainder, in exact arithmetic
 };
 
-/// The Taylor series of the moment generating function Z(zeta) / Z(0), up to a given order.
+/// The Taylor series of the moment generating function Z(zeta) / Z(0), up to a given order. With x = zeta.v,
 ///
-///     Z(zeta) / Z(0)  =  sum_n 1/n! sum_{A1 ... An} zeta_A1 ... zeta_An <v_A1 ... v_An>  =  sum_n <x^n> / n!,     x =
-///     zeta.v
+///     Z(zeta) / Z(0)  =  sum_n 1/n! sum_{A1 ... An} zeta_A1 ... zeta_An <v_A1 ... v_An>  =  sum_n <x^n> / n!
 ///
-/// with the moments at zeta = 0. The sum over all tuples A is the moment of one number, x. What is left out after order n is
-/// Lagrange's remainder, for each key exp(theta x_a) x_a^(n+1) / (n+1)! with a theta in [0, 1], hence
+/// and the moments are taken at zeta = 0. The sum over all tuples A is a moment of the scalar x. The remainder after order n
+/// has Lagrange's form: for key a it is exp(theta x_a) x_a^(n+1) / (n+1)! with some theta in [0, 1], hence
 ///
 ///     |remainder|  <=  < |x|^(n+1) max(1, exp(x)) > / (n+1)!
 ///
-/// which tends to 0 for every zeta: the series converges everywhere.
+/// The bound tends to 0 for every zeta, so the series converges everywhere.
 /// @param[in] q query [d_h]
 /// @param[in] K keys [N, d_h]
 /// @param[in] V values [N, d_v]
-/// @param[in] zeta source [d_v]; of length 0 it gives {1, 0}
-/// @param order n >= 0, last power of zeta that is kept
+/// @param[in] zeta source [d_v]; a zeta of length 0 gives {1, 0}
+/// @param order n >= 0, the highest power of zeta that is kept
 /// @throws std::invalid_argument if the order is negative
 /// @paper{eq_21, eq. (21)}
 inline TaylorSum moment_series(const VectorRef& q, const MatrixRef& K, const MatrixRef& V, const VectorRef& zeta,
@@ -161,7 +161,7 @@ inline TaylorSum moment_series(const VectorRef& q, const MatrixRef& K, const Mat
   const SeenValues seen = seen_values(q, K, V, Vector());
   const Vector x = zeta.size() == 0 ? Vector(Vector::Zero(seen.P.size())) : Vector(seen.V * zeta);
 
-  // term_a = P_a x_a^n / n!, from one order to the next.
+  // Update term_a = P_a x_a^n / n! from order to order.
   double value = 0;
   Vector term = seen.P;
   for (int n = 0; n <= order; ++n) {
@@ -171,11 +171,12 @@ inline TaylorSum moment_series(const VectorRef& q, const MatrixRef& K, const Mat
   return {value, term.cwiseAbs().dot(x.unaryExpr([](double x_a) { return std::max(1.0, std::exp(x_a)); }))};
 }
 
-/// The entropy of the attention, -sum_a P_a log P_a, in nats: 0 when one key takes all, log N when all weigh the same.
+/// The entropy of the attention probabilities, -sum_a P_a log P_a, in nats: 0 if one key has all the weight, log N if all
+/// keys weigh the same.
 ///
 ///     H  =  -<log P>  =  F - <r>,        since log P_a = r_a - F
 ///
-/// F and the mean exponent may both be huge; here they are taken against the largest exponent first.
+/// F and the mean exponent may both be huge, so the largest exponent is subtracted from both first.
 /// @param[in] q query [d_h]
 /// @param[in] K keys [N, d_h]
 /// @param[in] V values [N, d_v]
@@ -186,7 +187,7 @@ inline double entropy(const VectorRef& q, const MatrixRef& K, const MatrixRef& V
   const Vector log_weight = seen.r.array() - max_keeping_nan(seen.r);
   double H = log_sum_exp(log_weight);
   for (Eigen::Index a = 0; a < log_weight.size(); ++a) {
-    if (seen.P(a) != 0) H -= seen.P(a) * log_weight(a);  // P log P is 0 at 0, and the logarithm may be -inf there
+    if (seen.P(a) != 0) H -= seen.P(a) * log_weight(a);  // P log P is 0 at P = 0, where the logarithm may be -inf
   }
   return H;
 }

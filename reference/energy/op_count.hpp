@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief A number that counts the operations done with it: what an energy costs, and what its gradient (section 5.2).
+/// @brief A scalar type that counts its operations: the cost of an energy and of its gradient (section 5.2).
 ///
-/// Time depends on the machine, the number of operations on the formula alone. energy<Counted>() is the code of energy() and
-/// leaves its cost in operation_count(). An operation is an addition or subtraction, a multiplication, a division, an exp or
-/// a log, and each counts as one. Comparisons, copies and changes of sign are free.
+/// Time depends on the machine; the number of operations depends only on the formula. energy<Counted>() runs the code of
+/// energy() and leaves its cost in operation_count(). Additions, subtractions, multiplications, divisions, exp and log each
+/// count as one operation. Comparisons, copies and changes of sign are free.
 #pragma once
 
 #include <Eigen/Core>
@@ -14,7 +14,7 @@
 
 namespace tree_attn {
 
-/// Operations done so far, by kind.
+/// Operations so far, by kind.
 struct OperationCount {
   std::int64_t n_add = 0;  ///< additions and subtractions
   std::int64_t n_mul = 0;  ///< multiplications
@@ -24,17 +24,17 @@ struct OperationCount {
   std::int64_t total() const { return n_add + n_mul + n_div + n_exp + n_log; }
 };
 
-/// The counter of this thread. Set it to {} to start afresh.
+/// The counter of this thread. Assign {} to reset it.
 inline OperationCount& operation_count() {
   thread_local OperationCount count;
   return count;
 }
 
-/// A double whose operations are counted. Values and edges are those of double.
+/// A double that counts its operations. Values and edges are those of double.
 class Counted {
  public:
-  Counted(double value = 0) : value_(value) {}  ///< a number, for free
-  double value() const { return value_; }       ///< the number
+  Counted(double value = 0) : value_(value) {}  ///< a constant; not counted
+  double value() const { return value_; }       ///< its value
 
   friend Counted operator+(Counted a, Counted b) { return ++operation_count().n_add, a.value_ + b.value_; }
   friend Counted operator-(Counted a, Counted b) { return ++operation_count().n_add, a.value_ - b.value_; }
@@ -56,7 +56,7 @@ class Counted {
   double value_;
 };
 
-/// Runs f and returns how many operations on Counted numbers it did in this thread.
+/// Runs f and returns the number of operations on Counted values in this thread.
 template <class Function>
 OperationCount count_operations(Function f) {
   operation_count() = {};
@@ -68,11 +68,11 @@ OperationCount count_operations(Function f) {
 
 namespace Eigen {
 
-/// Tells Eigen that a Counted number stands wherever a double does.
+/// Tells Eigen that a Counted may be used wherever a double is.
 template <>
 struct NumTraits<tree_attn::Counted> : NumTraits<double> {
   using Real = tree_attn::Counted;        ///< itself: not complex
-  using NonInteger = tree_attn::Counted;  ///< itself: not whole
+  using NonInteger = tree_attn::Counted;  ///< itself: not an integer type
   using Nested = tree_attn::Counted;      ///< held by value
   enum { RequireInitialization = 1 };     ///< has a constructor
 };

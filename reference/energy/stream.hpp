@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Attention of one query computed as a stream, one key at a time (eq. (1)-(3) of section 3).
+/// @brief Attention of one query as a stream, one key at a time (eq. (1)-(3) of section 3).
 ///
-/// This is the paper's starting point in its plain form, which nothing but small scores survive. What replaces it is the
-/// shift of reference/oracle/natural_state.hpp, and what replaces the chain is the tree of reference/state/tree_reduce.hpp.
+/// This is the paper's starting point in its plain form, which overflows unless the scores are small. The shift in
+/// reference/oracle/natural_state.hpp prevents the overflow. The tree of reference/state/tree_reduce.hpp replaces the
+/// sequential sum.
 #pragma once
 
 #include <Eigen/Core>
@@ -12,19 +13,19 @@
 
 namespace tree_attn {
 
-/// Numerator and denominator of the keys that have passed.
+/// Numerator and denominator over the keys added so far.
 ///
 ///     s_i = exp(q.k_i),    n_i = n_{i-1} + s_i v_i,    D_i = D_{i-1} + s_i,    z = n_N / D_N
 ///
-/// Edges: the form is plain on purpose. A score beyond 709.8 makes s_i Inf and z NaN; when all scores are below -745, or no
-/// key has passed, z is 0/0 = NaN. A NaN stays NaN.
+/// Edges: this form does not guard against overflow. A score above 709.8 makes s_i Inf and z NaN. If all scores are below
+/// -745, or no key was added, z is 0/0 = NaN. A NaN stays NaN.
 class AttentionStream {
  public:
-  /// n_0 = 0 [d_v], D_0 = 0.
+  /// Starts with n_0 = 0 [d_v] and D_0 = 0.
   /// @param d_v length of a value vector
   explicit AttentionStream(Eigen::Index d_v) : n_(Eigen::VectorXd::Zero(d_v)) {}
 
-  /// Lets one key pass.
+  /// Adds one key.
   /// @param[in] q query [d_h], with the scale folded in
   /// @param[in] k key [d_h]
   /// @param[in] v value [d_v]
@@ -41,7 +42,7 @@ class AttentionStream {
   const Eigen::VectorXd& n() const { return n_; }  ///< numerator [d_v]
   double D() const { return D_; }                  ///< denominator
 
-  /// z = n / D, the attention of the query over the keys so far [d_v].
+  /// z = n / D, the attention of the query over the keys added so far [d_v].
   /// @paper{eq_quotient, eq. (quotient)}
   Eigen::VectorXd z() const { return n_ / D_; }
 

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Algorithms 1, 2 and 3 of the paper, line by line, over virtual devices in one process (section 5).
+/// @brief Algorithms 1, 2 and 3 of the paper, line by line, on virtual devices in one process (section 5).
 ///
-/// One query, one head; q carries the scale, as in the paper. Device i holds lengths[i] consecutive keys: the lengths may
-/// differ and may be 0. These are the paper's algorithms with the paper's max and exp; the decoder that runs on real
-/// devices is in distributed/, merges with reference/state/state.hpp, and needs fewer collectives.
+/// One query, one head; q includes the scale, as in the paper. Device i holds lengths[i] consecutive keys. The lengths may
+/// differ and may be 0. These are the paper's algorithms with the paper's max and exp. The decoders for real devices are in
+/// distributed/; they merge with reference/state/state.hpp and need fewer collectives.
 ///
-/// Edges, everywhere: an empty shard is neutral; if no key is seen, z = 0 and lse = energy = -inf; a NaN is kept by every
-/// reduction, the max included; a score of -inf is a key not seen.
+/// Edges for all functions: an empty shard is neutral; if all keys are masked, z = 0 and lse = energy = -inf; every
+/// reduction, including the max, keeps NaN; a score of -inf masks the key.
 #pragma once
 
 #include "reference/energy/energy.hpp"
@@ -17,6 +17,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <iterator>
 #include <limits>
 #include <numeric>
 #include <span>
@@ -32,7 +33,7 @@ struct VirtualDevice {
   Matrix V;  ///< [t, d_v]
 };
 
-/// Chunks k and v over p devices: line 1 of all three algorithms.
+/// Distributes k and v over p devices: line 1 of all three algorithms.
 /// @param[in] K keys [N, d_h]
 /// @param[in] V values [N, d_v]
 /// @param[in] lengths keys of each device [p], with sum N
@@ -56,22 +57,22 @@ inline std::vector<VirtualDevice> scatter(const MatrixRef& K, const MatrixRef& V
   return devices;
 }
 
-/// Reduces one number or vector per device in a tree of pairs; in an AllReduce every device gets the result.
+/// Reduces one scalar or vector per device, pairwise in a tree. In an AllReduce every device receives the result.
 template <class T, class Op>
 T tree_reduce_devices(const std::vector<T>& x, Op op) {
-  return tree_reduce(std::span<const T>(x), static_cast<std::int64_t>(x.size()), op).value;
+  return tree_reduce(std::span<const T>(x), std::ssize(x), op).value;
 }
 
-/// The first of the two associative operators of Alg. 1: max, of two numbers.
+/// The first of the two associative operators of Alg. 1: the maximum of two scalars.
 inline double max_of(double a, double b) { return max_keeping_nan(Eigen::Vector2d(a, b)); }
-/// The second: log-sum-exp, of two numbers.
+/// The second: the log-sum-exp of two scalars.
 inline double log_sum_exp_of(double a, double b) { return log_sum_exp(Eigen::Vector2d(a, b)); }
 
-/// What Alg. 1 keeps for the gradient, and the energy.
+/// The result of Alg. 1: m and lse, which Alg. 2 needs, and the energy.
 struct EnergyForward {
   double m;       ///< largest exponent
   double lse;     ///< log sum_a exp(r_a - m): relative to m
-  double energy;  ///< F(zeta) = m + lse. The paper returns lse and calls it the energy: it is short of m.
+  double energy;  ///< F(zeta) = m + lse. The paper returns lse as the energy, without m.
 };
 
 /// Algorithm 1, energy forward.
@@ -89,7 +90,7 @@ inline EnergyForward tree_energy(const VectorRef& q, const VectorRef& zeta, cons
   for (const Vector& r_local : r) m_local.push_back(max_keeping_nan(r_local));
   const double m = tree_reduce_devices(m_local, max_of);
 
-  // Line 5: r <- r - m on each device. With m = -inf no key is seen, and there is nothing to bring into range.
+  // Line 5: r <- r - m on each device. If m = -inf, all keys are masked and r stays as it is.
   if (m != -std::numeric_limits<double>::infinity()) {
     for (Vector& r_local : r) r_local.array() -= m;
   }
@@ -103,7 +104,7 @@ inline EnergyForward tree_energy(const VectorRef& q, const VectorRef& zeta, cons
   return {m, lse, m + lse};
 }
 
-/// Algorithm 2, the gradient of the energy at zeta = 0 by hand: zeta is never materialised.
+/// Algorithm 2, the gradient of the energy at zeta = 0 in closed form, without a zeta in memory.
 /// @param[in] q query [d_h]
 /// @param[in] devices keys and values of p devices
 /// @param[in] forward m and lse of Alg. 1 at zeta = 0
@@ -117,7 +118,7 @@ inline Vector tree_energy_gradient(const VectorRef& q, const std::vector<Virtual
     const Vector s = exponents(q, device.K, device.V, Vector());
     const Vector r = s.array() - forward.m;
 
-    // Line 5: R = exp(r - lse) v, summed over the keys of the device that are seen.
+    // Line 5: R = exp(r - lse) v, summed over the keys of the device that are not masked.
     R.push_back(Vector::Zero(device.V.cols()));
     for (Eigen::Index a = 0; a < r.size(); ++a) {
       if (s(a) == -std::numeric_limits<double>::infinity()) continue;
@@ -129,14 +130,15 @@ inline Vector tree_energy_gradient(const VectorRef& q, const std::vector<Virtual
   return tree_reduce_devices(R, [](const Vector& a, const Vector& b) -> Vector { return a + b; });
 }
 
-/// What Alg. 3 leaves on every device.
+/// The result of Alg. 3 on every device.
 struct TreeDecode {
   Vector z;           ///< attention output [d_v]
   double lse;         ///< natural log-sum-exp of the scores
-  int n_all_reduces;  ///< collectives used
+  int n_all_reduces;  ///< number of collectives
 };
 
-/// Algorithm 3, tree decoding: three AllReduces, and only they depend on p. The time is O(N/p + 3 log p), with N/p once.
+/// Algorithm 3, tree decoding, with three AllReduces. It takes time O(N/p + 3 log p): the local attention does not
+/// communicate.
 /// @param[in] q query [d_h]
 /// @param[in] devices keys and values of p devices
 /// @paper{alg_3, Alg. 3}
@@ -148,7 +150,7 @@ inline TreeDecode tree_decode_paper(const VectorRef& q, const std::vector<Virtua
     return tree_reduce_devices(x, op);
   };
 
-  // Line 2: o, lse = attention(q, k, v) on each device. FlashAttention-2 in the paper, the definition here.
+  // Line 2: o, lse = attention(q, k, v) on each device. The paper uses FlashAttention-2; this code uses the definition.
   std::vector<Vector> o;
   std::vector<double> lse;
   for (const VirtualDevice& device : devices) {
@@ -159,7 +161,7 @@ inline TreeDecode tree_decode_paper(const VectorRef& q, const std::vector<Virtua
   // Line 3: m = AllReduce(max, lse).
   const double m = all_reduce(lse, max_of);
 
-  // Line 4: n = o exp(lse - m), D = exp(lse - m). An empty shard has lse = -inf and weighs 0, also when all are empty.
+  // Line 4: n = o exp(lse - m), D = exp(lse - m). An empty shard has lse = -inf and weight 0, even if all shards are empty.
   std::vector<Vector> n;
   std::vector<double> D;
   for (std::size_t i = 0; i < devices.size(); ++i) {
@@ -171,7 +173,7 @@ inline TreeDecode tree_decode_paper(const VectorRef& q, const std::vector<Virtua
   const Vector n_sum = all_reduce(n, [](const Vector& a, const Vector& b) -> Vector { return a + b; });
   const double D_sum = all_reduce(D, [](double a, double b) { return a + b; });
 
-  // Line 6: z = n / D; nothing seen leaves 0 / 0, which is reported as 0.
+  // Line 6: z = n / D. If all keys are masked, 0 / 0 is replaced by 0.
   if (D_sum == 0) return {n_sum, -std::numeric_limits<double>::infinity(), n_all_reduces};
   return {n_sum / D_sum, m + std::log(D_sum), n_all_reduces};
 }

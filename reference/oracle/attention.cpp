@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The oracle over stored tensors (sections 3, 4 and eq. (7)), and the checks of shapes that every decoder shares.
+/// @brief The oracle on stored tensors (sections 3, 4 and eq. (7)), and the shape checks that all decoders share.
 #include "reference/oracle/attention.hpp"
 
 #include "reference/energy/log_sum_exp.hpp"
@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <stdexcept>
 #include <string>
 
@@ -16,7 +17,7 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-/// Throws one line, made of its parts.
+/// Throws std::invalid_argument with one line composed of `parts`.
 template <class... Parts>
 [[noreturn]] void fail(const Parts&... parts) {
   const auto text = [](const auto& part) {
@@ -42,14 +43,14 @@ void check_view(const TensorView& view, const char* name) {
 /// @param[out] mean [rows, d_v]
 /// @param[out] lse [rows]
 void reduce(const RowMatrix& s, const TensorView& v, const QueryRows& rows, double* mean, double* lse) {
-  // Find the largest score of every row, NaN before any number.
+  // Find the largest score of every row, or NaN if the row has one.
   Eigen::VectorXd m(s.rows()), D = Eigen::VectorXd::Zero(s.rows());
   for (std::int64_t r = 0; r < s.rows(); ++r) m(r) = max_keeping_nan(s.row(r).transpose());
 
-  // Sum weights and weighted values. A key not seen is skipped: 0 times its value could be NaN.
+  // Sum weights and weighted values. A masked key is skipped, because 0 times its value could be NaN.
   Eigen::Map<RowMatrix> n(mean, s.rows(), v.shape[3]);
   n.setZero();
-  for_each_piece(v, rows, s.cols(), [&](std::int64_t begin, const RowMatrix& V) {
+  for_each_block(v, rows, s.cols(), [&](std::int64_t begin, const RowMatrix& V) {
     for (std::int64_t r = 0; r < s.rows(); ++r) {
       for (std::int64_t a = 0; a < V.rows(); ++a) {
         if (s(r, begin + a) == -kInfinity) continue;
@@ -60,19 +61,19 @@ void reduce(const RowMatrix& s, const TensorView& v, const QueryRows& rows, doub
     }
   });
 
-  // Divide once. No key seen leaves n = 0 and D = 0.
+  // Divide once. If all keys are masked, n = 0 and D = 0.
   for (std::int64_t r = 0; r < s.rows(); ++r) {
     if (D(r) != 0) n.row(r) /= D(r);
     lse[r] = D(r) != 0 ? m(r) + std::log(D(r)) : -kInfinity;
   }
 }
 
-/// Adds zeta_r.v_a to the scores of the keys that are seen.
+/// Adds zeta_r.v_a to the scores of the keys that are not masked.
 void add_source(const RowMatrix& zeta, const TensorView& v, const QueryRows& rows, RowMatrix& s) {
-  for_each_piece(v, rows, s.cols(), [&](std::int64_t begin, const RowMatrix& V) {
+  for_each_block(v, rows, s.cols(), [&](std::int64_t begin, const RowMatrix& V) {
     const RowMatrix zeta_v = zeta * V.transpose();
-    auto s_piece = s.middleCols(begin, V.rows());
-    s_piece = (s_piece.array() == -kInfinity).select(s_piece, s_piece + zeta_v);
+    auto s_block = s.middleCols(begin, V.rows());
+    s_block = (s_block.array() == -kInfinity).select(s_block, s_block + zeta_v);
   });
 }
 
@@ -82,7 +83,7 @@ AttentionResult attention(const TensorView& q, const TensorView& k, const Tensor
   check_shapes(q, k, v);
   check_options(q, k, v, options);
 
-  // Make room for one row of results per query row.
+  // Allocate one row of results per query row.
   const std::int64_t d_v = v.shape[3];
   const auto n_rows = static_cast<std::size_t>(q.shape[0] * q.shape[1] * q.shape[2]);
   AttentionResult result;
@@ -93,7 +94,7 @@ AttentionResult attention(const TensorView& q, const TensorView& k, const Tensor
     result.energy.resize(n_rows);
   }
 
-  // Reduce block by block: at zeta = 0, then with the source switched on.
+  // Reduce each block of query rows at zeta = 0, then with the source.
   for_each_query_rows(q, k, [&](const QueryRows& rows) {
     RowMatrix s = scores(q, k, rows, options);
     reduce(s, v, rows, result.out.data() + rows.begin * d_v, result.lse.data() + rows.begin);
@@ -120,10 +121,10 @@ void check_shapes(const TensorView& q, const TensorView& k, const TensorView& v)
 
 void check_options(const TensorView& q, const TensorView& k, const TensorView& v, const AttentionOptions& options) {
   const std::int64_t b = q.shape[0], n_keys = k.shape[2];
-  const auto n_lengths = static_cast<std::int64_t>(options.lengths.size());
+  const std::int64_t n_lengths = std::ssize(options.lengths);
   if (n_lengths != 0 && n_lengths != b) fail(n_lengths, " lengths for a batch of ", b);
-  for (std::int64_t i = 0; i < n_lengths; ++i) {
-    const std::int64_t length = options.lengths[static_cast<std::size_t>(i)];
+  for (std::size_t i = 0; i < options.lengths.size(); ++i) {
+    const std::int64_t length = options.lengths[i];
     if (length < 0 || length > n_keys) fail("length ", length, " of batch entry ", i, " is not in [0, ", n_keys, "]");
   }
   if (!options.zeta) return;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The bound of the rounding errors of a decoder, computed next to the oracle.
+/// @brief The bound of the rounding errors of a decoder.
 #include "reference/oracle/error_bound.hpp"
 
 #include "reference/energy/log_sum_exp.hpp"
@@ -31,14 +31,15 @@ ErrorBound error_bound(const TensorView& q, const TensorView& k, const TensorVie
     // Bound the error of every score: (d_h + 1) u scale sum_k |q_k k_ak|.
     const RowMatrix Q = load_query_rows(q, rows);
     RowMatrix delta(rows.count, N);
-    for_each_piece(k, rows, N, [&](std::int64_t begin, const RowMatrix& K) {
+    for_each_block(k, rows, N, [&](std::int64_t begin, const RowMatrix& K) {
       delta.middleCols(begin, K.rows()).noalias() = Q.cwiseAbs() * K.cwiseAbs().transpose();
     });
     delta *= static_cast<double>(d_h + 1) * u * std::abs(scale_of(q, options));
 
-    // Take the maxima over the near keys, and note which keys are near.
+    // Take the maxima over the near keys.
     const double far = std::log(static_cast<double>(N) / u);
     Eigen::VectorXd m(rows.count), lse(rows.count), factor(rows.count);
+    double* const lse_bound = bound.lse.data() + rows.begin;
     for (std::int64_t r = 0; r < rows.count; ++r) {
       m(r) = max_keeping_nan(s.row(r).transpose());
       lse(r) = log_sum_exp(s.row(r).transpose());
@@ -50,13 +51,12 @@ ErrorBound error_bound(const TensorView& q, const TensorView& k, const TensorVie
       }
       factor(r) = 2 * Delta + 2 * W * u + (2 * n_a + 2 * (c_e + 2) * (R + 1) + 3) * u + u_out;
       const bool empty = m(r) == -std::numeric_limits<double>::infinity();
-      bound.lse[static_cast<std::size_t>(rows.begin + r)] =
-          empty ? 0 : 8 * u * std::max(1.0, std::abs(lse(r))) + Delta + n_a * u;
+      lse_bound[r] = empty ? 0 : 8 * u * std::max(1.0, std::abs(lse(r))) + Delta + n_a * u;
     }
 
-    // Sum the magnitudes, each key with the factor of the near ones or, if far, with 1.
+    // Sum the magnitudes: near keys with the factor of the row, far keys with 1.
     Eigen::Map<RowMatrix> out(bound.out.data() + rows.begin * d_v, rows.count, d_v);
-    for_each_piece(v, rows, N, [&](std::int64_t begin, const RowMatrix& V) {
+    for_each_block(v, rows, N, [&](std::int64_t begin, const RowMatrix& V) {
       for (std::int64_t r = 0; r < rows.count; ++r) {
         for (std::int64_t a = 0; a < V.rows(); ++a) {
           const double s_a = s(r, begin + a);

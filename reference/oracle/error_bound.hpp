@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief How far a decoder may be from the oracle: the a-priori bound of its rounding errors (appendix F, for Alg. 3).
+/// @brief The a-priori bound of the rounding errors of a decoder (appendix F, for Alg. 3).
 ///
-/// With u the unit roundoff of the accumulator, w the exact softmax weights and s the exact scores,
+/// Let u be the unit roundoff of the accumulator, w the exact softmax weights and s the exact scores. Then
 ///
 ///     |o_j - z_j| <= [ 2 Delta + 2 W u + (2 n_a + 2 (c_e + 2)(R + 1) + 3) u + u_out ] sum_a w_a |v_aj|  +  far_j
 ///
-///     Delta = max_a (d_h + 1) u scale sum_k |q_k k_ak|      the score: a dot product of d_h numbers
+///     Delta = max_a (d_h + 1) u scale sum_k |q_k k_ak|      the score: a dot product of d_h elements
 ///     W     = max_a (max s - s_a)                           the argument of exp, rounded
-///     n_a   = longest chain of additions,  R = most rescalings that a state sees,  c_e u = error of exp
-///     far_j = sum of w_a |v_aj| over the far keys, max s - s_a >= ln(N / u); the maxima above are over the others
+///     n_a   = longest chain of additions,  R = most rescalings of one state,  c_e u = error of exp
+///     far_j = sum of w_a |v_aj| over the far keys, max s - s_a >= ln(N / u); the maxima above are over the near keys
 ///
-/// A far key weighs less than u / N: it may underflow and be lost, so its whole share is allowed, and it has no say in
-/// Delta and W. On random problems the errors stay below a tenth of the bound, which is what a rigorous bound is like; on
-/// problems with few digits at stake (standard normal q, k, v) tests can ask for more: 16 u sum_a w_a |v_aj|.
+/// A far key weighs less than u / N and may be lost to underflow. The bound therefore includes its whole contribution and
+/// excludes it from Delta and W. On random problems the errors are below a tenth of this rigorous bound. For
+/// well-conditioned problems (standard normal q, k, v) tests can require more: 16 u sum_a w_a |v_aj|.
 #pragma once
 
 #include "reference/oracle/attention.hpp"
@@ -23,22 +23,22 @@
 
 namespace tree_attn {
 
-/// The arithmetic whose error is bounded.
+/// The parameters of the arithmetic.
 struct ErrorModel {
   double roundoff = 0x1p-24;   ///< u, of the accumulator; 2^-24 for F32
   double n_additions = 0;      ///< n_a, longest chain of additions that a weight passes through
   double n_rescalings = 0;     ///< R; 0 where rescaling is by powers of two, which is exact
   double exp_error = 2;        ///< c_e, error of exp in units of u: 2 for glibc, 4 for expf on a GPU
-  double output_roundoff = 0;  ///< u_out, of the type that the output is rounded to; 0 if it is that of the accumulator
+  double output_roundoff = 0;  ///< u_out, of the output type; 0 if that is the accumulator's
 };
 
-/// The model of tree decoding over n_keys keys: a balanced tree over single keys, n_a = ceil(log2 N) + 2, rescaled by powers
-/// of two, R = 0.
-/// @param n_keys N, the most keys that a query sees
+/// The model of tree decoding over n_keys keys. It is a balanced tree over single keys, n_a = ceil(log2 N) + 2, with
+/// rescaling by powers of two, R = 0.
+/// @param n_keys N, the largest number of keys that a query sees
 /// @param roundoff u of the accumulator
 ErrorModel tree_decode_model(std::int64_t n_keys, double roundoff = 0x1p-24);
 
-/// Bounds of the errors of a decoder.
+/// Bounds of the absolute errors of a decoder.
 struct ErrorBound {
   std::vector<double> out;  ///< [b, n_h, l, d_v]
   std::vector<double> lse;  ///< [b, n_h, l], of the natural lse: 8 u max(1, |lse|) + Delta + n_a u
@@ -46,9 +46,9 @@ struct ErrorBound {
 
 /// The bound for every query and every component of its output, computed in double from the stored tensors.
 ///
-/// Edges: no keys seen gives 0 for both, for the result is exact. Where the output itself is not finite the bound is NaN or
-/// Inf: compare the pattern there, not the numbers.
-/// @param[in] q, k, v, options as in attention(); zeta is not looked at
+/// Edges: without visible keys both bounds are 0, because the result is exact. Where the output is not finite, the bound is
+/// NaN or Inf; compare the positions of NaN and Inf there, not the errors.
+/// @param[in] q, k, v, options as in attention(); zeta is not read
 /// @param[in] model the arithmetic
 /// @throws std::invalid_argument as check_shapes() and check_options() do
 ErrorBound error_bound(const TensorView& q, const TensorView& k, const TensorView& v, const AttentionOptions& options,

@@ -1,24 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Covariance and entropy of the attention from the same tree reduction, over longer values (section C.1, Alg. 3).
+/// @brief Covariance and entropy of the attention probabilities, computed by the same tree reduction over longer values
+/// (section C.1, Alg. 3).
 ///
-/// The state carries sum_a w_a v_a for whatever v_a is. A value that is followed by the products of its components brings
-/// home its second moments, and with them the covariance:
+/// The state accumulates sum_a w_a v_a for any v_a. If each value is followed by the products of its components, the
+/// reduction also returns the second moments, and from them the covariance:
 ///
 ///     v  ->  (v, v_1^2 ... v_d^2)   or   (v, v_1 v_1, v_1 v_2, ... v_d v_d),        covariance = <v v^T> - <v> <v>^T
 ///
-/// One that is followed by its own score, natural, brings home the mean score, and with it the entropy:
+/// If each value is followed by its natural score, the reduction also returns the mean score, and from it the entropy:
 ///
 ///     v  ->  (v, s),        H = -<log P> = lse - <s>,        since log P_a = s_a - lse
 ///
-/// A score belongs to a query, and a stored value must not. But it is linear in the key, so let the *key* follow the value:
+/// A score depends on the query, but a stored value must not. Since the score is linear in the key, the *key* can follow the
+/// value instead:
 ///
 ///     v  ->  (v, u) with u = k,        s_a = w.u_a with w = scale q,        <s> = w.<u>
 ///
-/// Then decode_shard(), and every decoder above it, gives covariance and entropy over enlarged values as it is. And as a
-/// merge looks at each component by itself, z and lse keep their bits.
+/// decode_shard() and all decoders thus compute covariance and entropy without a change, if they are given enlarged values.
+/// A merge is element-wise, so z and lse keep their bits.
 ///
-/// merge(), Forest and finish() are those of reference/state/state.hpp, over layout.size() components instead of d_v.
+/// merge(), Forest and finish() are those of reference/state/, with layout.size() in place of d_v.
 #pragma once
 
 #include "reference/state/state.hpp"
@@ -30,6 +32,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <limits>
 #include <span>
 #include <stdexcept>
@@ -38,42 +41,48 @@
 
 namespace tree_attn {
 
-/// Which products of components follow a value.
+/// The products of components that follow a value.
 enum class Products {
   None,     ///< none
   Squares,  ///< v_j v_j, d_v of them: the diagonal of the covariance
-  Triangle  ///< v_i v_j with i <= j, row by row, d_v (d_v + 1) / 2 of them: all of it
+  Triangle  ///< v_i v_j with i <= j, row by row, d_v (d_v + 1) / 2 of them: the whole covariance
 };
 
 /// The components of an enlarged value: v [d_v], then products, then u [n_score].
 struct MomentLayout {
   std::int64_t d_v = 0;                   ///< length of a value
-  Products products = Products::Squares;  ///< what follows it
-  std::int64_t n_score = 0;               ///< length of u: 0 for no entropy, d_h for the key, 1 for the score itself
+  Products products = Products::Squares;  ///< products that follow it
+  std::int64_t n_score = 0;               ///< length of u: 0 for no entropy, d_h if u is the key, 1 if it is the score
 
-  /// How many products there are.
+  /// Number of products.
   std::int64_t n_products() const {
     return products == Products::None ? 0 : products == Products::Squares ? d_v : d_v * (d_v + 1) / 2;
   }
-  /// Length of an enlarged value: what the reduction takes for d_v.
+  /// Length of an enlarged value, which replaces d_v in the reduction.
   std::int64_t size() const { return d_v + n_products() + n_score; }
 };
 
+/// Component j of a center [d_v], which is 0 if it is empty.
+template <class Real>
+Real center_at(std::span<const Real> center, std::int64_t j) {
+  return center.empty() ? Real(0) : center[static_cast<std::size_t>(j)];
+}
+
 /// Writes the enlarged value of one key.
 ///
-/// Where the mean is much larger than the deviation, the covariance is a small difference of large numbers. A `center` c
-/// near the values, the same for all keys, helps: the products are then those of v - c, whose covariance is that of v. The
-/// value itself is not moved.
+/// If the mean is much larger than the deviation, the covariance is a small difference of large terms. A `center` c near the
+/// values, the same for all keys, reduces the cancellation: the products are then those of v - c, which has the same
+/// covariance. The value itself is not shifted.
 ///
-/// Edges: Inf and NaN follow the formula and reach the products that they enter; a square may overflow where v does not.
+/// Edges: Inf and NaN propagate to the products that they enter, as in the formula; a square may overflow where v does not.
 /// @param[in] layout the components
 /// @param[in] v value [d_v]
-/// @param[in] u what the score is linear in [n_score]
+/// @param[in] u vector in which the score is linear [n_score]
 /// @param[in] center c [d_v], or empty for 0
 /// @param[out] enlarged [layout.size()]
 template <class Real>
 void enlarge(const MomentLayout& layout, const Real* v, const Real* u, std::span<const Real> center, Real* enlarged) {
-  const auto dv = [&](std::int64_t j) { return center.empty() ? v[j] : v[j] - center[static_cast<std::size_t>(j)]; };
+  const auto dv = [&](std::int64_t j) { return v[j] - center_at(center, j); };
   Real* to = std::copy_n(v, layout.d_v, enlarged);
   for (std::int64_t i = 0; i < layout.d_v && layout.products != Products::None; ++i) {
     const std::int64_t end = layout.products == Products::Squares ? i + 1 : layout.d_v;
@@ -82,15 +91,16 @@ void enlarge(const MomentLayout& layout, const Real* v, const Real* u, std::span
   std::copy_n(u, layout.n_score, to);
 }
 
-/// The enlarged values of a shard, for decode_shard(): the key follows if layout.n_score is d_h.
+/// The enlarged values of a shard, for decode_shard(). The key follows each value if layout.n_score is d_h.
 ///
-/// In F32 whatever the storage: a square needs twice the digits, and of F16 and BF16 it is then exact.
+/// They are F32 for every storage type: a square needs twice the digits, and squares of F16 and BF16 elements are exact in
+/// F32.
 /// @param[in] layout the components, n_score 0 or d_h
 /// @param[in] k keys [b, n_kv, n, d_h]
 /// @param[in] v values [b, n_kv, n, d_v]
 /// @param[in] center c [d_v], or empty for 0
 /// @returns [b, n_kv, n, layout.size()], last axis fastest
-/// @throws std::invalid_argument if the layout is not one of these tensors
+/// @throws std::invalid_argument if the layout does not match the tensors
 inline std::vector<float> enlarge_values(const MomentLayout& layout, const TensorView& k, const TensorView& v,
                                          std::span<const float> center = {}) {
   const auto [b, n_kv, n, d_h] = k.shape;
@@ -110,20 +120,22 @@ inline std::vector<float> enlarge_values(const MomentLayout& layout, const Tenso
   return enlarged;
 }
 
-/// Component i of the mean enlarged value, in double. Not for the empty state: 0/0.
+/// Component i of the mean enlarged value, in double. The empty state gives 0/0 = NaN.
 template <class Real>
 double read_mean(const Real* state, std::int64_t i) {
-  return static_cast<double>(state[kValues + i]) / static_cast<double>(state[kSum]);
+  const double n = state[kValues + i], D = state[kSum];
+  return n / D;
 }
 
 /// The covariance of the values, from a finished reduction.
 ///
 ///     <dv_i dv_j>  =  <(v - c)_i (v - c)_j>  -  (<v> - c)_i (<v> - c)_j
 ///
-/// with dv = v - `<v>`. The two terms are rounded apart, so a variance of 0 may come out as a small number of either sign,
-/// of the order n_a u `<(v - c)^2>`, with n_a the longest chain of additions and u the roundoff of Real; it is not clamped.
+/// with dv = v - `<v>`. The two terms are rounded separately, so a variance of 0 may be computed as a small value of either
+/// sign, of the order n_a u `<(v - c)^2>`, with n_a the longest chain of additions and u the roundoff of Real. It is not
+/// clamped.
 ///
-/// Edges: 0 for the empty set; NaN where D is NaN or a value was, the one canonical NaN as in finish().
+/// Edges: 0 for the empty set; NaN where D is NaN or a value was, always the same quiet NaN, as in finish().
 /// @param[in] layout the components, products not None
 /// @param[in] state [2 + layout.size()]
 /// @param[in] center c [d_v] as in enlarge()
@@ -137,15 +149,13 @@ Eigen::MatrixXd read_covariance(const MomentLayout& layout, const Real* state, s
   Eigen::MatrixXd covariance = Eigen::MatrixXd::Zero(layout.d_v, all ? layout.d_v : 1);
   if (is_empty(state)) return covariance;
 
-  const auto mean = [&](std::int64_t j) {
-    return read_mean(state, j) - (center.empty() ? 0.0 : static_cast<double>(center[static_cast<std::size_t>(j)]));
-  };
+  const auto mean = [&](std::int64_t j) { return read_mean(state, j) - double{center_at(center, j)}; };
   const auto canonical = [](double x) { return x == x ? x : std::numeric_limits<double>::quiet_NaN(); };
   std::int64_t at = layout.d_v;
   for (std::int64_t i = 0; i < layout.d_v; ++i) {
     for (std::int64_t j = i; j < (all ? layout.d_v : i + 1); ++j) {
-      const double c_ij =
-          canonical(std::fma(-mean(i), mean(j), read_mean(state, at++)));  // fused here or nowhere: same bits
+      // An explicit fma gives the same bits whether or not the compiler contracts.
+      const double c_ij = canonical(std::fma(-mean(i), mean(j), read_mean(state, at++)));
       if (all)
         covariance(i, j) = covariance(j, i) = c_ij;
       else
@@ -155,29 +165,29 @@ Eigen::MatrixXd read_covariance(const MomentLayout& layout, const Real* state, s
   return covariance;
 }
 
-/// The entropy of the attention, -sum_a P_a log P_a, in nats.
+/// The entropy of the attention probabilities, -sum_a P_a log P_a, in nats.
 ///
 ///     H  =  lse - <s>  =  ln 2 (e + log2 D) - w.<u>
 ///
-/// lse and mean score are rounded apart: the error is of the order n_a u max |s|, and an entropy of 0 may come out as a
-/// small number of either sign; it is not clamped.
+/// lse and the mean score are rounded separately. The error is of the order n_a u max |s|, so an entropy of 0 may be
+/// computed as a small value of either sign. It is not clamped.
 ///
-/// Edges: 0 for the empty set; a key not seen has no part in it; NaN where D is NaN, the one canonical NaN.
+/// Edges: 0 for the empty set; a masked key does not contribute; NaN where D is NaN, always the same quiet NaN.
 /// @param[in] layout the components, n_score not 0
 /// @param[in] state [2 + layout.size()]
-/// @param[in] w the score is w.u, natural: scale q where u is the key, 1 where u is the score [n_score]
-/// @throws std::invalid_argument if w is not as long as u, or there is no u
+/// @param[in] w factor of u in the natural score w.u: scale q if u is the key, 1 if u is the score [n_score]
+/// @throws std::invalid_argument if the lengths of w and u differ, or n_score is 0
 template <class Real>
 double read_entropy(const MomentLayout& layout, const Real* state, std::span<const double> w) {
-  if (layout.n_score == 0 || static_cast<std::int64_t>(w.size()) != layout.n_score) {
+  if (layout.n_score == 0 || std::ssize(w) != layout.n_score) {
     throw std::invalid_argument("read_entropy: " + std::to_string(w.size()) + " factors for " +
-                                std::to_string(layout.n_score) + " numbers");
+                                std::to_string(layout.n_score) + " elements");
   }
   if (is_empty(state)) return 0;
-  double H = kLn2 * (static_cast<double>(state[kShift]) + std::log2(static_cast<double>(state[kSum])));
-  for (std::int64_t i = 0; i < layout.n_score; ++i) {
-    H = std::fma(-w[static_cast<std::size_t>(i)], read_mean(state, layout.d_v + layout.n_products() + i), H);
-  }
+  const double e = state[kShift], D = state[kSum];
+  double H = kLn2 * (e + std::log2(D));
+  std::int64_t i = layout.d_v + layout.n_products();
+  for (const double w_j : w) H = std::fma(-w_j, read_mean(state, i++), H);
   return H == H ? H : std::numeric_limits<double>::quiet_NaN();
 }
 

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The state in the paper's own form: a max m, and sums under exp(s - m) (section 5, Alg. 3, appendix F).
+/// @brief The state in the paper's form: a max m, and sums weighted by exp(s - m) (section 5, Alg. 3, appendix F).
 ///
-/// To be read beside reference/state/state.hpp, which everything else uses. There the shift is a whole number of powers of
-/// two; here it is the largest score, and bringing two states to one shift costs an exp and its rounding:
+/// This is the counterpart of reference/state/state.hpp for reading; all other code uses that file. There the shift is an
+/// integer power of two. Here it is the largest score, so bringing two states to a common shift takes an exp and its
+/// rounding:
 ///
 ///     sum_{a in S} exp(s_a) = exp(m) D,      sum_{a in S} exp(s_a) v_a = exp(m) n,      s_a = scale * q.k_a.
 #pragma once
@@ -33,7 +34,7 @@ inline NaturalState natural_empty(Eigen::Index d_v) {
 
 /// The state of one key: m = s, D = 1, n = v.
 ///
-/// Edges: s = -inf is a key not seen, and v is not looked at; s = +inf or NaN makes D and n NaN.
+/// Edges: s = -inf masks the key, and v is not read; s = +inf or NaN makes D and n NaN.
 /// @param s natural score
 /// @param[in] v value [d_v]
 inline NaturalState natural_key(double s, const Eigen::Ref<const Eigen::VectorXd>& v) {
@@ -52,27 +53,27 @@ inline NaturalState natural_key(double s, const Eigen::Ref<const Eigen::VectorXd
 /// @paper{eq_shift, eq. (shift)}
 inline NaturalState merge(const NaturalState& x, const NaturalState& y) {
   const double m = max_keeping_nan(Eigen::Vector2d(x.m, y.m));
-  // The higher side is not scaled; asked first, because inf - inf is NaN.
+  // The side with the larger m is not scaled. This also covers two infinite m, whose difference is NaN.
   const auto factor = [m](double m_x) { return m_x == m ? 1.0 : std::exp(m_x - m); };
   return {m, factor(x.m) * x.D + factor(y.m) * y.D, factor(x.m) * x.n + factor(y.m) * y.n};
 }
 
-/// Attention output and log-sum-exp of a state.
+/// The attention output and log-sum-exp of a state.
 struct NaturalResult {
   Eigen::VectorXd z;  ///< n / D [d_v]; 0 for the empty set
   double lse;         ///< m + log D, natural; -inf for the empty set
 };
 
-/// z = n / D and lse = m + log D; 0 and -inf for the empty set, NaN where D is NaN.
+/// z = n / D and lse = m + log D. The empty set gives 0 and -inf; a NaN in D gives NaN.
 inline NaturalResult finish(const NaturalState& x) {
   if (x.D == 0) return {Eigen::VectorXd::Zero(x.n.size()), -std::numeric_limits<double>::infinity()};
   return {x.n / x.D, x.m + std::log(x.D)};
 }
 
-/// The same sums, read from a state with an integer shift: 2^e D = exp(e ln 2) D, so m = e ln 2 while D and n stay.
+/// Converts a state with an integer shift: 2^e D = exp(e ln 2) D, so m = e ln 2, and D and n are unchanged.
 ///
-/// This m is not the largest score but the first power of two above its exp; any shift will do, as eq. (shift) says. Its D
-/// is therefore between 1/2 and N, where the paper's is between 1 and N.
+/// Without a lift, this m is not the largest score, but ln 2 times the least integer not below any base-two score. By eq.
+/// (shift) any shift is valid. D is then between 1/2 and N, and between 1 and N in the paper's form.
 /// @param[in] state [2 + d_v], e = -inf gives m = -inf
 /// @param d_v length of a value vector
 template <class Real>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Scores of query rows against stored keys, read in pieces (eq. (7)): what attention() and error_bound() share.
+/// @brief Scores of query rows against stored keys, computed in blocks (eq. (7)), for attention() and error_bound().
 ///
-/// The query heads of a group lie next to each other in q, so the group_size * l queries of one key/value head are rows
-/// of one matrix, and so are their results.
+/// The query heads of a group are adjacent in q. The group_size * l queries of one key/value head are therefore consecutive
+/// rows of one matrix, and so are their results.
 #pragma once
 
 #include "reference/oracle/attention.hpp"
@@ -11,23 +11,23 @@
 #include <Eigen/Core>
 
 #include <algorithm>
+#include <cstdint>
 #include <limits>
-#include <vector>
 
 namespace tree_attn {
 
-/// Row-major, as the tensors are.
+/// A matrix in row-major order, like the tensors.
 using RowMatrix = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 
-/// Some query rows of one batch entry that read the same key/value head.
+/// Consecutive query rows of one batch entry that read the same key/value head.
 struct QueryRows {
   std::int64_t batch;    ///< batch entry
-  std::int64_t kv_head;  ///< the head they read
+  std::int64_t kv_head;  ///< the head that they read
   std::int64_t begin;    ///< first row, counted over [b, n_h, l]: row = (batch * n_h + h) * l + i
   std::int64_t count;    ///< number of rows
 };
 
-/// Calls body(rows) for blocks of query rows that cover q, each small enough that its scores fill at most 64 MiB.
+/// Calls body(rows) for blocks of query rows that cover q. The scores of one block take at most 64 MiB, or one row.
 template <class Body>
 void for_each_query_rows(const TensorView& q, const TensorView& k, Body body) {
   constexpr std::int64_t kScores = std::int64_t{1} << 23;
@@ -41,9 +41,10 @@ void for_each_query_rows(const TensorView& q, const TensorView& k, Body body) {
   }
 }
 
-/// Calls body(begin, piece [n, d]) for the positions [0, count) of one head of k or v, some hundred at a time, in order.
+/// Calls body(begin, block [n, d]) for consecutive blocks of at most 256 positions that cover [0, count) of one head of k or
+/// v.
 template <class Body>
-void for_each_piece(const TensorView& x, const QueryRows& rows, std::int64_t count, Body body) {
+void for_each_block(const TensorView& x, const QueryRows& rows, std::int64_t count, Body body) {
   constexpr std::int64_t kBlock = 256;
   RowMatrix block;
   for (std::int64_t begin = 0; begin < count; begin += kBlock) {
@@ -53,7 +54,7 @@ void for_each_piece(const TensorView& x, const QueryRows& rows, std::int64_t cou
   }
 }
 
-/// Rows of q, or of another tensor [b, n_h, l, d], as a matrix [rows, d].
+/// The given rows of q, or of another tensor [b, n_h, l, d], as a matrix [rows, d].
 inline RowMatrix load_query_rows(const TensorView& x, const QueryRows& rows) {
   RowMatrix matrix(rows.count, x.shape[3]);
   for (std::int64_t r = 0; r < rows.count; ++r) {
@@ -66,28 +67,28 @@ inline RowMatrix load_query_rows(const TensorView& x, const QueryRows& rows) {
 /// s_ra = scale q_r.k_a for the keys that any of the rows sees; -inf where row r does not see key a.
 /// @param[in] q queries [b, n_h, l, d_h]
 /// @param[in] k keys [b, n_kv, N, d_h]
-/// @param[in] rows which queries
+/// @param[in] rows the query rows
 /// @param[in] options scale, causal mask, lengths
-/// @returns [rows, N]; N is the longest row, so a key behind options.lengths is not read
+/// @returns [rows, N]; N is the largest number of keys that a row sees, so keys from options.lengths on are not read
 inline RowMatrix scores(const TensorView& q, const TensorView& k, const QueryRows& rows, const AttentionOptions& options) {
-  // Count what each row sees.
-  std::vector<std::int64_t> n_seen(static_cast<std::size_t>(rows.count));
+  // Count the keys that each row sees.
+  Eigen::Matrix<std::int64_t, Eigen::Dynamic, 1> n_seen(rows.count);
   for (std::int64_t r = 0; r < rows.count; ++r) {
-    n_seen[static_cast<std::size_t>(r)] = n_visible(q, k, options, rows.batch, (rows.begin + r) % q.shape[2]);
+    n_seen(r) = n_visible(q, k, options, rows.batch, (rows.begin + r) % q.shape[2]);
   }
-  const std::int64_t n_keys = n_seen.empty() ? 0 : *std::max_element(n_seen.begin(), n_seen.end());
+  const std::int64_t n_keys = rows.count == 0 ? 0 : n_seen.maxCoeff();
 
   // Multiply queries and keys.
   const RowMatrix Q = load_query_rows(q, rows);
   RowMatrix s(rows.count, n_keys);
-  for_each_piece(k, rows, n_keys, [&](std::int64_t begin, const RowMatrix& K) {
+  for_each_block(k, rows, n_keys, [&](std::int64_t begin, const RowMatrix& K) {
     s.middleCols(begin, K.rows()).noalias() = Q * K.transpose();
   });
   s *= scale_of(q, options);
 
-  // Hide the keys behind the end of each row.
+  // Mask the keys that a row does not see.
   for (std::int64_t r = 0; r < rows.count; ++r) {
-    s.row(r).tail(n_keys - n_seen[static_cast<std::size_t>(r)]).setConstant(-std::numeric_limits<double>::infinity());
+    s.row(r).tail(n_keys - n_seen(r)).setConstant(-std::numeric_limits<double>::infinity());
   }
   return s;
 }

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The canonical merge tree: positions, subtrees, and ranges of positions as forests of subtrees (section 5, Thm. 1).
+/// @brief The canonical merge tree: ranges of positions as forests of subtrees (section 5, Thm. 1).
 ///
-/// The keys stand at the leaves 0, 1, 2, ... of one perfect binary tree. Positions without a key hold the empty set, which
-/// merges without changing a bit, so the value at every node is a function of the keys below it alone: not of N, not of who
-/// computes it, not of what else is in the batch. A range of positions [begin, end) is covered by a few maximal subtrees;
-/// neighbouring ranges join by merging the subtrees that have become siblings, as a binary counter carries.
+/// The keys are the leaves 0, 1, 2, ... of one perfect binary tree. A position without a key holds the empty set, which is
+/// neutral bit for bit. The value at a node is therefore a function of the keys below it alone. It does not depend on N, on
+/// the rank that computes it, or on the other sequences of the batch. A range of positions [begin, end) is covered by its
+/// maximal subtrees. Neighbouring ranges are joined by merging subtrees that become siblings, as carries propagate in a
+/// binary counter.
 #pragma once
 
 #include "reference/state/state.hpp"
@@ -19,18 +20,18 @@
 
 namespace tree_attn {
 
-/// The maximal subtrees that cover the positions [begin, end), left to right: at most 2 log2(N) of them, and just one when
-/// the range is an aligned power of two.
+/// The maximal subtrees that cover the positions [begin, end), from left to right: at most 2 log2(end - begin) of them for
+/// two or more positions, and exactly one if the range is an aligned power of two.
 inline std::vector<Subtree> cover(std::int64_t begin, std::int64_t end) {
   std::vector<Subtree> subtrees;
   for (; begin < end; begin = subtrees.back().end()) subtrees.push_back(first_subtree(begin, end));
   return subtrees;
 }
 
-/// States of a range of consecutive positions, as its maximal subtrees, for n_rows queries at once.
+/// States of a range of consecutive positions, stored as its maximal subtrees, for n_rows queries at once.
 ///
-/// push() appends on the right and carries. Pushing the keys of a range one by one, or its leaves, or the forests of
-/// neighbouring ranks in order, always ends with the same subtrees and the same bits in them.
+/// push() appends a subtree on the right and carries. The final subtrees and their bits are the same whether the keys of a
+/// range are pushed one by one, as leaves, or as the forests of consecutive ranks.
 template <class Real>
 class Forest {
  public:
@@ -40,49 +41,47 @@ class Forest {
 
   std::int64_t n_rows() const { return n_rows_; }
   std::int64_t d_v() const { return d_v_; }
-  /// Numbers in one subtree: n_rows states.
+  /// Elements per subtree: n_rows states.
   std::int64_t block_size() const { return n_rows_ * state_size(d_v_); }
   /// The subtrees held, left to right.
   const std::vector<Subtree>& subtrees() const { return subtrees_; }
-  /// Their states, [subtrees][n_rows][2 + d_v], in the same order: what travels between ranks.
-  std::span<const Real> states() const {
-    return {states_.data(), subtrees_.size() * static_cast<std::size_t>(block_size())};
-  }
+  /// Their states, [subtrees][n_rows][2 + d_v], in the same order. Ranks exchange these.
+  std::span<const Real> states() const { return {states_.data(), n_elements(subtrees_.size())}; }
   /// Bytes held.
   std::int64_t bytes() const {
     return static_cast<std::int64_t>(states_.size() * sizeof(Real) + subtrees_.capacity() * sizeof(Subtree));
   }
-  /// Merges done so far, counted once for all rows.
+  /// Merges so far, each counted once for all rows.
   std::int64_t n_merges() const { return n_merges_; }
-  /// Forgets every subtree, keeps the memory.
+  /// Removes all subtrees and keeps the memory.
   void clear() {
     subtrees_.clear();
     n_merges_ = 0;
   }
 
-  /// Takes the memory for n subtrees, so that no push() of so many allocates.
+  /// Allocates memory for n subtrees, so that push() does not allocate until there are more.
   void reserve(std::size_t n) {
     subtrees_.reserve(n);
-    if (states_.size() < n * static_cast<std::size_t>(block_size()))
-      states_.resize(n * static_cast<std::size_t>(block_size()));
+    if (states_.size() < n_elements(n)) states_.resize(n_elements(n));
   }
-  /// Holds other subtrees, neighbours of which none are siblings, and shows where their states go, [subtrees][n_rows][2 +
-  /// d_v].
+  /// Replaces the contents by consecutive subtrees, no two of them siblings. Returns the memory for their states,
+  /// [subtrees][n_rows][2 + d_v], which the caller fills.
   std::span<Real> assign(std::span<const Subtree> subtrees) {
     clear();
     reserve(subtrees.size());
     subtrees_.assign(subtrees.begin(), subtrees.end());
-    return {states_.data(), subtrees.size() * static_cast<std::size_t>(block_size())};
+    return {states_.data(), n_elements(subtrees.size())};
   }
 
-  /// Room for the states of one more subtree, [n_rows][2 + d_v]; push() takes it from there.
+  /// Memory for the states of one more subtree, [n_rows][2 + d_v], which the next push() appends.
   Real* slot() {
-    const std::size_t needed = (subtrees_.size() + 1) * static_cast<std::size_t>(block_size());
+    const std::size_t needed = n_elements(subtrees_.size() + 1);
     if (states_.size() < needed) states_.resize(needed);
     return block(subtrees_.size());
   }
 
-  /// Appends the subtree whose states were written to slot(), then merges while the last two are siblings.
+  /// Appends the subtree whose states the caller has written to slot(), then merges the last two subtrees while they are
+  /// siblings.
   void push(Subtree next) {
     assert(subtrees_.empty() || subtrees_.back().end() == next.begin());
     subtrees_.push_back(next);
@@ -93,7 +92,7 @@ class Forest {
     }
   }
 
-  /// Appends subtrees with their states, [subtrees][n_rows][2 + d_v]: the forest of the neighbour on the right.
+  /// Appends subtrees and their states, [subtrees][n_rows][2 + d_v], such as the forest of the next rank.
   void append(std::span<const Subtree> subtrees, const Real* states) {
     for (const Subtree& subtree : subtrees) {
       std::copy(states, states + block_size(), slot());
@@ -102,22 +101,24 @@ class Forest {
     }
   }
 
-  /// Merges all that is held into one state per row, [n_rows][2 + d_v], right to left; the empty state if there is nothing.
+  /// Merges all subtrees into one state per row, [n_rows][2 + d_v], from right to left. Gives the empty state if there are
+  /// none.
   ///
-  /// Right to left is what the perfect tree does once its missing positions are filled with the empty set, so the result
-  /// of a forest that starts at position 0 is the value at the root. The forest is used up.
+  /// The perfect tree, filled up with empty positions, merges in the same order. The result for a forest that starts at
+  /// position 0 is therefore the value at the root. The forest is consumed.
   std::span<const Real> fold() {
     if (subtrees_.empty()) {
       Real* states = slot();
       for (std::int64_t r = 0; r < n_rows_; ++r) set_empty(states + r * state_size(d_v_), d_v_);
-      return {states, static_cast<std::size_t>(block_size())};
+      return {states, n_elements(1)};
     }
     while (subtrees_.size() >= 2) merge_last_two();
     return states();
   }
 
  private:
-  Real* block(std::size_t i) { return states_.data() + i * static_cast<std::size_t>(block_size()); }
+  std::size_t n_elements(std::size_t n_subtrees) const { return n_subtrees * static_cast<std::size_t>(block_size()); }
+  Real* block(std::size_t i) { return states_.data() + n_elements(i); }
 
   void merge_last_two() {
     const std::size_t last = subtrees_.size() - 1;

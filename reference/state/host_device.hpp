@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Marks functions that CPU and GPU share, and loops that must be unrolled.
+/// @brief Macros for functions compiled for CPU and GPU, and for loops that must be unrolled.
 ///
-/// nvcc compiles a TREE_ATTN_HOST_DEVICE function for both sides; for any other compiler the word is empty.
+/// nvcc compiles a TREE_ATTN_HOST_DEVICE function for host and device. For other compilers the macro is empty.
 #pragma once
 
 #if defined(__CUDACC__)

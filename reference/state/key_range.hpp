@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Ranges of positions, and how a sequence is cut into them (section 5.3).
+/// @brief Ranges of positions, and the division of a sequence into ranges (section 5.3).
 #pragma once
 
 #include "reference/state/host_device.hpp"
@@ -12,15 +12,15 @@
 
 namespace tree_attn {
 
-/// A range of positions [begin, end): what one rank holds, or one block, or one warp.
+/// A range of positions [begin, end), such as the keys held by one rank, block or warp.
 struct KeyRange {
   std::int64_t begin = 0, end = 0;
   TREE_ATTN_HOST_DEVICE std::int64_t size() const { return end - begin; }
   TREE_ATTN_HOST_DEVICE bool empty() const { return begin >= end; }
 };
 
-/// Cuts N positions into p runs as even as leaves of `leaf` positions allow; the first ones are the longer ones, and runs
-/// are empty where there are fewer leaves than ranks.
+/// Cuts N positions at multiples of `leaf` into p ranges of nearly equal length. Earlier ranges are at most one leaf longer
+/// than later ones. Some ranges are empty if there are fewer leaves than ranges.
 inline std::vector<KeyRange> even_ranges(std::int64_t n_keys, int p, std::int64_t leaf) {
   const std::int64_t n_leaves = (n_keys + leaf - 1) / leaf;
   std::vector<KeyRange> ranges;
@@ -33,7 +33,7 @@ inline std::vector<KeyRange> even_ranges(std::int64_t n_keys, int p, std::int64_
   return ranges;
 }
 
-/// Ranges of the given lengths, one behind the other.
+/// Consecutive ranges of the given lengths, starting at position 0.
 inline std::vector<KeyRange> ranges_of_lengths(std::span<const std::int64_t> lengths) {
   std::vector<KeyRange> ranges;
   std::int64_t begin = 0;

@@ -1,24 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The seven merges above eight neighbouring keys, with the numbers on the way in registers (section 5).
+/// @brief The seven merges above eight consecutive keys, with all intermediate elements in registers (section 5).
 #pragma once
 
 #include "reference/state/state.hpp"
 
 namespace tree_attn {
 
-/// Keys that climb together, and the level of the subtree that they fill.
+/// Keys merged together, and the level of the subtree that they fill.
 inline constexpr int kKeysPerStep = 8, kKeyStepLevel = 3;
 
-/// The merges of eight keys whose first stands at a multiple of eight: the same merges in the same order as key by key.
+/// The merges of eight keys, the first at a multiple of eight: the same merges in the same order as for single keys.
 ///
-/// One of the two factors of a merge is 1, the other that of Rescale: the choice of merge_element() turned into a
-/// multiplication that changes nothing. Compile without contraction to fused multiply-add, which would skip the rounding of
-/// weight * v.
+/// Of the two factors of a merge, one is 1 and the other is that of Rescale. This replaces the selection in merge_element()
+/// by a multiplication by 1, which is exact. Compile without contraction to fused multiply-add, which would skip the
+/// rounding of weight * v.
 template <class Real>
 class MergeEight {
  public:
-  /// Plans the merges. @param[in,out] shift those of the keys; ends with that of their subtree in shift[0]
+  /// Computes the factors of all merges. @param[in,out] shift shifts of the keys; on return shift[0] is that of their
+  /// subtree
   TREE_ATTN_HOST_DEVICE explicit MergeEight(Real (&shift)[kKeysPerStep]) {
     TREE_ATTN_UNROLL
     for (int level = 1; level <= kKeyStepLevel; ++level) {
@@ -33,15 +34,16 @@ class MergeEight {
     }
   }
 
-  /// The merged number of the subtree of `kWidth` keys from `kFirst` on, or a few such numbers side by side.
-  /// @param number gives that of a single key
-  template <int kWidth = kKeysPerStep, int kFirst = 0, class Number>
-  TREE_ATTN_HOST_DEVICE auto value(const Number& number) const {
+  /// One merged element of the subtree of `kWidth` keys that starts at key `kFirst`; a vector type merges several elements
+  /// at once.
+  /// @param element element(i) is the element of the single key i
+  template <int kWidth = kKeysPerStep, int kFirst = 0, class Element>
+  TREE_ATTN_HOST_DEVICE auto value(const Element& element) const {
     if constexpr (kWidth == 1) {
-      return number(kFirst);
+      return element(kFirst);
     } else {
       constexpr int kIndex = index(kFirst, kWidth);
-      const auto left = value<kWidth / 2, kFirst>(number), right = value<kWidth / 2, kFirst + kWidth / 2>(number);
+      const auto left = value<kWidth / 2, kFirst>(element), right = value<kWidth / 2, kFirst + kWidth / 2>(element);
       return decltype(left)(left_[kIndex] * left + right_[kIndex] * right);
     }
   }

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The state of a set of keys, its merge, its identity and its finish (section 5 of the paper).
+/// @brief The state of a set of keys: merge, identity and finish (section 5 of the paper).
 ///
-/// Attention of one query over a set S of keys is carried by three things: an integer shift e, a weight sum D and a
-/// weighted value sum n, with
+/// A state represents the attention of one query over a set S of keys. It consists of an integer shift e, a weight sum D and
+/// a weighted value sum n, with
 ///
 ///     sum_{a in S} 2^(s_a) = 2^e D,      sum_{a in S} 2^(s_a) v_a = 2^e n,      s_a = log2(exp(1)) * scale * q.k_a.
 ///
-/// Every level of the machine runs this one merge: keys, lanes, warps, blocks, devices, nodes. CPU, CUDA and MPI code
-/// include this file, and nothing else in the tree rescales anything.
+/// Every level of the machine uses this one merge: keys, lanes, warps, blocks, devices, nodes. CPU, CUDA and MPI code
+/// include this file and share its rescale().
 ///
-/// In memory a state is 2 + d_v numbers in a row: e, D, n_0 .. n_{d_v - 1}. The shift is stored as a whole number of the
-/// same floating-point type, so a state is one plain array that can travel, and the empty set has a shift of its own,
-/// -infinity, which no score can reach.
+/// In memory a state is an array of 2 + d_v elements: e, D, n_0 .. n_{d_v - 1}. The integer shift is stored in the
+/// floating-point type of the other elements, so a state is sent as one plain array. The empty set has shift -infinity. A
+/// finite score always has a finite shift.
 #pragma once
 
 #include "reference/state/host_device.hpp"
@@ -30,24 +30,24 @@ inline constexpr double kLog2E = 1.4426950408889634074;
 /// ln 2: turns a binary logarithm into a natural one.
 inline constexpr double kLn2 = 0.69314718055994530942;
 
-/// Places of the shift e, the weight sum D and the first component of n in a state of 2 + d_v numbers.
+/// Indices of the shift e, the weight sum D and the first component of n in a state of 2 + d_v elements.
 inline constexpr int kShift = 0, kSum = 1, kValues = 2;
 
-/// Numbers in a state: e, D and d_v components of n.
+/// Elements of a state: e, D and the d_v components of n.
 /// @param d_v length of a value vector
 TREE_ATTN_HOST_DEVICE constexpr std::int64_t state_size(std::int64_t d_v) { return kValues + d_v; }
 
-/// 2^x for a whole number x <= 0, exactly, or 0 where 2^x is no longer a normal number.
+/// 2^x for an integer x <= 0, exactly; 0 where 2^x is below the normal range.
 ///
-/// Built from the bits, so it costs a shift and no exp, and gives the same bits on every machine.
-/// @param x whole number <= 0, or -infinity (gives 0), or NaN (gives 0: a NaN shift cannot arise, see key_shift())
+/// The result is assembled from its bits. That takes a shift instead of an exp, and gives the same bits on every machine.
+/// @param x integer <= 0, or -infinity (gives 0), or NaN (gives 0; no shift is NaN, see key_shift())
 template <class Real>
 TREE_ATTN_HOST_DEVICE inline Real pow2(Real x) {
   static_assert(std::is_same_v<Real, float> || std::is_same_v<Real, double>);
   using Bits = std::conditional_t<std::is_same_v<Real, float>, std::uint32_t, std::uint64_t>;
   constexpr int kMantissa = std::is_same_v<Real, float> ? 23 : 52;
   constexpr int kBias = std::is_same_v<Real, float> ? 127 : 1023;
-  // Written so that NaN and -infinity fail the comparison: neither may reach the cast.
+  // NaN and -infinity must fail this comparison: casting either to int is undefined.
   if (!(x >= Real(1 - kBias))) return Real(0);
   const Bits bits = static_cast<Bits>(static_cast<int>(x) + kBias) << kMantissa;
   Real result;
@@ -55,52 +55,52 @@ TREE_ATTN_HOST_DEVICE inline Real pow2(Real x) {
   return result;
 }
 
-/// Shift of a single key: ceil(s), the least whole number with weight 2^(s - e) <= 1.
+/// Shift of a single key: ceil(s), the least integer e with weight 2^(s - e) <= 1.
 ///
-/// Edges: s = -inf gives -inf (the key is not seen); s = +inf gives +inf; s = NaN gives -inf, because NaN is carried by
-/// the weight, and a shift must stay comparable or a max would drop it. A shift of zero is +0, never the -0 that ceil(-0.3)
-/// is: of two equal shifts merge() keeps the left one, and its sign would tell which side was left.
+/// Edges: s = -inf gives -inf (the key is masked); s = +inf gives +inf; s = NaN gives -inf. The weight carries the NaN; a
+/// NaN shift would not compare, and a max could drop it. A zero shift is always +0, although ceil(-0.3) is -0: merge() keeps
+/// the left one of two equal shifts, so the sign of a zero would depend on the order of the operands.
 /// @param s score in base two, log2(e) * scale * q.k
 template <class Real>
 TREE_ATTN_HOST_DEVICE inline Real key_shift(Real s) {
   return s == s ? std::ceil(s) + Real(0) : -std::numeric_limits<Real>::infinity();
 }
 
-/// Weight of a single key: 2^(s - e) in [1/2, 1], with e = key_shift(s). This is the only exponential there is.
+/// Weight of a single key: 2^(s - e) in [1/2, 1], with e = key_shift(s). This is the only exponential in the computation.
 ///
-/// Edges: s = -inf gives 0; s = +inf gives NaN (inf - inf, as the formula has it); s = NaN gives NaN.
+/// Edges: s = -inf gives 0; s = +inf gives NaN (inf - inf, as in the formula); s = NaN gives NaN.
 template <class Real>
 TREE_ATTN_HOST_DEVICE inline Real key_weight(Real s) {
   if (s == -std::numeric_limits<Real>::infinity()) return Real(0);
   return std::exp2(s - std::ceil(s));
 }
 
-/// How two states are brought to one shift: the one with the larger shift keeps its numbers, the other is scaled down.
+/// The rescaling of two states to a common shift: the side with the larger shift is unchanged, the other is scaled down.
 template <class Real>
 struct Rescale {
   Real shift;          ///< e = max(e_left, e_right)
   Real factor;         ///< 2^(e_low - e_high): a power of two or 0, so multiplying by it is exact
-  bool right_is_high;  ///< which side keeps its numbers
+  bool right_is_high;  ///< whether the right side is the one not scaled
 };
 
-/// The rescaling of merge(left, right); costs no exp.
+/// The rescaling of merge(left, right), without an exp.
 ///
-/// @param e_left, e_right whole numbers, or -inf for an empty side
+/// @param e_left, e_right integers, or -inf for an empty side
 template <class Real>
 TREE_ATTN_HOST_DEVICE inline Rescale<Real> rescale(Real e_left, Real e_right) {
   const bool right_is_high = e_right > e_left;
   const Real high = right_is_high ? e_right : e_left;
   const Real low = right_is_high ? e_left : e_right;
-  // Equal shifts need no scaling; asked first, because inf - inf is NaN.
+  // Equal shifts need no scaling. This also covers two infinite shifts, whose difference is NaN.
   return {high, low == high ? Real(1) : pow2(low - high), right_is_high};
 }
 
-/// One number of the merged state: high + 2^(e_low - e_high) * low.
+/// One element of the merged state: high + 2^(e_low - e_high) * low.
 ///
-/// The product is exact (or underflows) and the high side is never multiplied, so the one rounding is that of the
-/// addition: swapping left and right changes no bit, and fusing multiply and add none unless the product is subnormal. Hence
-/// tree_attn::state asks every compiler for no contraction. A factor of 0 still multiplies: a NaN on
-/// the low side stays NaN, an Inf becomes NaN, nothing turns into a number.
+/// The product is exact unless it underflows, and the high side is never multiplied, so the addition is the only rounding.
+/// Swapping left and right therefore changes no bit. Fusing the multiply and the add changes a bit only if the product is
+/// subnormal; to exclude that case too, tree_attn::state disables contraction in every compiler. A factor of 0 still
+/// multiplies, so a NaN on the low side stays NaN and an Inf becomes NaN.
 template <class Real>
 TREE_ATTN_HOST_DEVICE inline Real merge_element(const Rescale<Real>& r, Real left, Real right) {
   const Real high = r.right_is_high ? right : left, low = r.right_is_high ? left : right;
@@ -111,9 +111,9 @@ TREE_ATTN_HOST_DEVICE inline Real merge_element(const Rescale<Real>& r, Real lef
 ///
 ///     e = max(e_l, e_r),   D = 2^(e_l - e) D_l + 2^(e_r - e) D_r,   n = 2^(e_l - e) n_l + 2^(e_r - e) n_r
 ///
-/// Associative up to the rounding of the additions, commutative in bits; the empty state is neutral bit for bit.
+/// Associative up to the rounding of the additions, and commutative bit for bit. The empty state is neutral bit for bit.
 /// @param[in,out] left state [2 + d_v]
-/// @param[in] right state [2 + d_v], may not overlap left
+/// @param[in] right state [2 + d_v]; must not overlap left
 /// @param d_v length of a value vector
 /// @paper{alg_3, Alg. 3}
 template <class Real>
@@ -123,9 +123,9 @@ TREE_ATTN_HOST_DEVICE inline void merge(Real* __restrict left, const Real* __res
   for (std::int64_t i = kSum; i < state_size(d_v); ++i) left[i] = merge_element(r, left[i], right[i]);
 }
 
-/// The identity: the empty set. e = -inf, D = 0, n = -0.
+/// The identity, which is the state of the empty set: e = -inf, D = 0, n = -0.
 ///
-/// n is *negative* zero, the one number that changes no other when added: +0 would turn a -0 of the other side into +0.
+/// n is *negative* zero because x + -0 has the bits of x for every x. Adding +0 would turn -0 into +0.
 /// @param[out] state [2 + d_v]
 template <class Real>
 TREE_ATTN_HOST_DEVICE inline void set_empty(Real* state, std::int64_t d_v) {
@@ -134,16 +134,17 @@ TREE_ATTN_HOST_DEVICE inline void set_empty(Real* state, std::int64_t d_v) {
   for (std::int64_t j = 0; j < d_v; ++j) state[kValues + j] = Real(-0.0);
 }
 
-/// Whether a state is that of the empty set: no key, or only keys with a score of -inf.
+/// Whether a state is empty: it has no key, or only keys with a score of -inf.
 ///
-/// A NaN in D is not empty: the shift of a NaN key is -inf too (key_shift()), and only D tells them apart.
+/// A state with D = NaN is not empty. A key with a NaN score also has shift -inf (key_shift()); only D distinguishes the
+/// two.
 template <class Real>
 TREE_ATTN_HOST_DEVICE inline bool is_empty(const Real* state) {
   return state[kSum] == Real(0) && state[kShift] == -std::numeric_limits<Real>::infinity();
 }
 
-/// What a lift adds to the shift of every key, see set_key(). A sum of 2^48 values, the most that any input holds, stays 16
-/// bits clear of overflow, whatever the values.
+/// The lift, which set_key() can add to the shift of every key. With it, sums of up to 2^48 values of any finite size stay a
+/// factor of 2^16 below overflow. No input has more keys.
 inline constexpr int kLift = 64;
 
 /// Shift and weight of one key.
@@ -152,11 +153,10 @@ struct WeighedKey {
   Real shift, weight;
 };
 
-/// What becomes of the shift and the weight of the only key of a sequence: (s, 1), whose softmax weight is 1 whatever the
-/// score, so that z = v to the bit and lse = ln 2 * s. A key that is not seen (weight 0) or has a weight of NaN stays as it
-/// is.
+/// Shift and weight of the only key of a sequence: (s, 1). Its softmax weight is 1 whatever the score, so z = v bit for bit
+/// and lse = ln 2 * s. A masked key (weight 0) and a NaN weight are returned unchanged.
 /// @param s score in base two
-/// @param key as any other key is weighed, with or without a lift: one key needs none
+/// @param key shift and weight as for any other key, with or without a lift; a single key needs no lift
 template <class Real>
 TREE_ATTN_HOST_DEVICE inline WeighedKey<Real> single_key(Real s, WeighedKey<Real> key) {
   return key.weight > 0 ? WeighedKey<Real>{s, Real(1)} : key;
@@ -164,11 +164,11 @@ TREE_ATTN_HOST_DEVICE inline WeighedKey<Real> single_key(Real s, WeighedKey<Real
 
 /// The state of one key: e = ceil(s) + lift, D = 2^(s - e), n = D v.
 ///
-/// Without a lift D is in [1/2, 1], and a sum of many n may overflow where z = n / D, an average of the v, does not. A lift
-/// makes D and n smaller by a power of two, exactly; the state keeps its meaning and merges as any other, also with states
-/// that are not lifted.
+/// Without a lift D is in [1/2, 1]. The sum n over many keys may then overflow although z = n / D, an average of the v, is
+/// finite. A lift reduces D and n by an exact power of two. The state represents the same sums, and lifted and unlifted
+/// states may be merged.
 ///
-/// A score of -inf is a key not seen: the empty state, and v is not read (0 * Inf would be NaN).
+/// A score of -inf masks the key: the state is empty, and v is not read (0 * Inf would be NaN).
 /// @param[out] state [2 + d_v]
 /// @param s score in base two
 /// @param[in] v value [d_v]
@@ -183,10 +183,10 @@ TREE_ATTN_HOST_DEVICE inline void set_key(Real* __restrict state, Real s, const 
   for (std::int64_t j = 0; j < d_v; ++j) state[kValues + j] = weight * v[j];
 }
 
-/// The state of the only key of a sequence: (s, 1, v), see single_key(). Its shift is no whole number: it merges with the
-/// empty set alone.
+/// The state of the only key of a sequence: (s, 1, v), see single_key(). Its shift need not be an integer, so it may be
+/// merged only with the empty state.
 ///
-/// Edges as in set_key(): a score of -inf is the empty state, one of +inf or NaN has a weight of NaN.
+/// Edges as in set_key(): a score of -inf gives the empty state; a score of +inf or NaN gives a NaN weight.
 /// @param[out] state [2 + d_v]
 /// @param s score in base two
 /// @param[in] v value [d_v]
@@ -208,14 +208,15 @@ TREE_ATTN_HOST_DEVICE inline Real finish_lse(const Real* state) {
   return lse == lse ? lse : std::numeric_limits<Real>::quiet_NaN();
 }
 
-/// One component of z = n / D, 0 for the empty set.
+/// One component of z = n / D; 0 for the empty set.
 ///
-/// Where n is finite and the quotient is not, z is the largest finite number of its sign: z is an average of finite values,
-/// so only rounding can have carried it past them, and no number is nearer to it. So the average of many FLT_MAX is FLT_MAX.
+/// If n_j is finite but the quotient is not, the result is the largest finite number of its sign. z is an average of finite
+/// values, so only rounding can have exceeded that number, and it is the nearest one. The average of many FLT_MAX is thus
+/// FLT_MAX.
 ///
-/// NaN leaves as the one canonical quiet NaN: the sign and payload of a NaN depend on the order of operands, and all ranks
-/// must end with the same bits.
-/// @param[in] state its first two numbers, e and D, are read
+/// Every NaN is replaced by the same quiet NaN. The sign and payload of a computed NaN depend on the order of the operands,
+/// but all ranks must return the same bits.
+/// @param[in] state only e and D are read
 /// @param n_j component j of n
 template <class Real>
 TREE_ATTN_HOST_DEVICE inline Real finish_value(const Real* state, Real n_j) {
@@ -225,6 +226,7 @@ TREE_ATTN_HOST_DEVICE inline Real finish_value(const Real* state, Real n_j) {
   return z_j == z_j ? z_j : std::numeric_limits<Real>::quiet_NaN();
 }
 
+/// z = n / D and lse = ln 2 * (e + log2 D): the last step of every reduction.
 /// z = n / D and lse = ln 2 * (e + log2 D): the end of every reduction.
 ///
 /// The empty set gives z = 0 and lse = -inf.

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief A node of the canonical merge tree, and the nodes that cover a range of positions (section 5, Thm. 1).
+/// @brief Nodes of the canonical merge tree, and the nodes that cover a range of positions (section 5, Thm. 1).
 ///
-/// The keys stand at the leaves 0, 1, 2, ... of one perfect binary tree. Nothing about a range of positions has to be stored
-/// or sent: who knows its two ends knows the subtrees that cover it. CPU and CUDA code include this file.
+/// The keys are the leaves 0, 1, 2, ... of one perfect binary tree. The subtrees that cover a range of positions follow from
+/// its two endpoints, so they are never stored or sent. CPU and CUDA code include this file.
 #pragma once
 
 #include "reference/state/host_device.hpp"
@@ -13,10 +13,10 @@
 
 namespace tree_attn {
 
-/// Keys in a leaf: the unit of work, and what ranges are cut at unless a caller says otherwise, so that a cut costs no extra
-/// subtrees. The merge tree goes on below it, down to single keys.
+/// Keys per leaf, the unit of work. Ranges are cut at multiples of it by default, so that a cut adds no subtrees. The merge
+/// tree continues below a leaf, down to single keys.
 inline constexpr std::int64_t kLeafKeys = 64;
-/// Level of a leaf among the subtrees.
+/// Level of a leaf in the tree.
 inline constexpr int kLeafLevel = std::bit_width(static_cast<std::uint64_t>(kLeafKeys)) - 1;
 static_assert(kLeafKeys == std::int64_t{1} << kLeafLevel);
 
@@ -26,20 +26,21 @@ struct Subtree {
   std::int64_t index = 0;  ///< index among the nodes of its level
 
   TREE_ATTN_HOST_DEVICE std::int64_t begin() const { return index << level; }       ///< first position covered
-  TREE_ATTN_HOST_DEVICE std::int64_t end() const { return (index + 1) << level; }   ///< one behind the last position covered
+  TREE_ATTN_HOST_DEVICE std::int64_t end() const { return (index + 1) << level; }   ///< one past the last position covered
   TREE_ATTN_HOST_DEVICE Subtree parent() const { return {level + 1, index >> 1}; }  ///< the node above
-  /// Whether `right` is the sibling on the right of this node.
+  /// Whether `right` is the right sibling of this node.
   bool is_left_sibling_of(const Subtree& right) const {
     return level == right.level && (index & 1) == 0 && index + 1 == right.index;
   }
   bool operator==(const Subtree&) const = default;
 };
 
-/// The leftmost of the maximal subtrees that cover [begin, end): the largest that starts at begin and does not reach past
-/// end.
+/// The leftmost of the maximal subtrees that cover [begin, end): the largest one that starts at `begin` and ends at or
+/// before `end`.
 /// @pre begin < end
 TREE_ATTN_HOST_DEVICE inline Subtree first_subtree(std::int64_t begin, std::int64_t end) {
-  // As large as the range, and as large as the multiple of two that begin is; 0 is a multiple of all.
+  // The size is bounded by the length of the range and by the largest power of two that divides begin; 0 is divisible by
+  // all.
   const auto length = static_cast<std::uint64_t>(end - begin), lowest = static_cast<std::uint64_t>(begin & -begin);
 #if defined(__CUDA_ARCH__)
   const int fits = 63 - __clzll(static_cast<long long>(length)), starts = __ffsll(static_cast<long long>(lowest)) - 1;
@@ -50,11 +51,11 @@ TREE_ATTN_HOST_DEVICE inline Subtree first_subtree(std::int64_t begin, std::int6
   return {level, begin >> level};
 }
 
-/// Longest chain of additions that an element of a balanced tree passes through: one per level, and two for the sums inside
-/// a fused multiply-add. n_a = ceil(log2 n) + 2.
+/// Longest chain of additions that an element of a balanced tree passes through, n_a = ceil(log2 n) + 2: one per level, and
+/// two for the sums inside a fused multiply-add.
 inline double n_tree_additions(std::int64_t n) { return std::bit_width(static_cast<std::uint64_t>(n > 1 ? n - 1 : 0)) + 2; }
 
-/// How many maximal subtrees cover [begin, end): at most 2 log2 of its length.
+/// Number of maximal subtrees that cover [begin, end): at most 2 log2 of its length, and 1 for a length of 1.
 TREE_ATTN_HOST_DEVICE inline int n_subtrees(std::int64_t begin, std::int64_t end) {
   int n = 0;
   for (; begin < end; ++n) begin = first_subtree(begin, end).end();

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Reducing N elements with an associative operator on p workers, with its dependent steps counted (Thm. 1, proof E).
+/// @brief Reduction of N elements with an associative operator on p workers, counting dependent steps (Thm. 1, proof E).
 ///
-/// Each worker reduces its chunk in a chain, then the partial results meet in a tree of pairs. What is counted is the
-/// longest chain of operations of which each needs the result of the one before: the time, if operations take one unit
-/// and workers never wait for a message.
+/// Each worker reduces its chunk sequentially; the partial results are then merged pairwise in a tree. n_steps is the length
+/// of the longest chain of operations in which each needs the result of the one before. It is the running time if an
+/// operation takes unit time and messages take none.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -16,12 +17,12 @@
 
 namespace tree_attn {
 
-/// The result of a reduction and what it took.
+/// The result of a reduction and its cost.
 template <class T>
 struct Reduction {
   T value;                 ///< x_0 op x_1 op ... op x_{N-1}
   std::int64_t n_steps;    ///< longest chain of dependent operations
-  std::int64_t n_workers;  ///< p', workers that had any element
+  std::int64_t n_workers;  ///< p', workers with at least one element
 };
 
 /// x_0 op x_1 op ... op x_{N-1} on p workers.
@@ -30,46 +31,44 @@ struct Reduction {
 ///
 /// which is O(N/p + log p). The order of the elements is kept, so op need not commute.
 ///
-/// Edges: with N < p some workers have nothing to do and p' = N; with p = 1 it is the chain of N - 1 steps; N = 1 takes
-/// none. No chunk is longer than ceil(N/p), the last may be shorter, and some at the end empty: 9 elements on 6 workers
-/// are 2, 2, 2, 2, 1, 0.
-/// @param[in] x elements [N], N >= 1: an operator alone knows no identity
+/// Edges: with N < p some workers are idle and p' = N; with p = 1 the reduction is a chain of N - 1 steps; N = 1 takes no
+/// step. Every chunk has at most ceil(N/p) elements; the last nonempty one may be shorter, and chunks after it are empty.
+/// Example: 9 elements on 6 workers give chunks of 2, 2, 2, 2, 1 and 0.
+/// @param[in] x elements [N], N >= 1; there is no result for N = 0, because op has no known identity
 /// @param p workers, >= 1
 /// @param op associative operator, (T, T) -> T
 /// @throws std::invalid_argument if x is empty or p < 1
 /// @paper{thm_1, Thm. 1}
 template <class T, class Op>
 Reduction<T> tree_reduce(std::span<const T> x, std::int64_t p, Op op) {
-  const auto N = static_cast<std::int64_t>(x.size());
+  const std::size_t N = x.size();
   if (N < 1) throw std::invalid_argument("tree_reduce: no elements");
   if (p < 1) throw std::invalid_argument("tree_reduce: " + std::to_string(p) + " workers");
 
-  // Carry with every value how many operations had to come before it.
+  // Store with each value the length of the chain of operations that produced it.
   struct Partial {
     T value;
     std::int64_t n_steps;
   };
-  const auto join = [&op](const Partial& a, const Partial& b) {
+  const auto merge_pair = [&op](const Partial& a, const Partial& b) {
     return Partial{op(a.value, b.value), std::max(a.n_steps, b.n_steps) + 1};
   };
 
-  // Reduce each chunk in a chain: ceil(N/p) - 1 steps, all workers at once.
-  const std::int64_t chunk = (N + p - 1) / p;
+  // Reduce each chunk sequentially: ceil(N/p) - 1 steps, all workers in parallel.
+  const std::size_t chunk = (N - 1) / static_cast<std::size_t>(p) + 1;
   std::vector<Partial> partials;
-  for (std::int64_t begin = 0; begin < N; begin += chunk) {
-    Partial partial{x[static_cast<std::size_t>(begin)], 0};
-    for (std::int64_t a = begin + 1; a < std::min(begin + chunk, N); ++a) {
-      partial = join(partial, {x[static_cast<std::size_t>(a)], 0});
-    }
+  for (std::size_t begin = 0; begin < N; begin += chunk) {
+    Partial partial{x[begin], 0};
+    for (std::size_t a = begin + 1; a < std::min(begin + chunk, N); ++a) partial = merge_pair(partial, {x[a], 0});
     partials.push_back(std::move(partial));
   }
 
-  // Halve the number of partial results until one is left: ceil(log2 p') steps.
+  // Merge the partial results pairwise until one is left: ceil(log2 p') steps.
   for (std::size_t stride = 1; stride < partials.size(); stride *= 2) {
     for (std::size_t i = 0; i + stride < partials.size(); i += 2 * stride)
-      partials[i] = join(partials[i], partials[i + stride]);
+      partials[i] = merge_pair(partials[i], partials[i + stride]);
   }
-  return {partials[0].value, partials[0].n_steps, static_cast<std::int64_t>(partials.size())};
+  return {partials[0].value, partials[0].n_steps, std::ssize(partials)};
 }
 
 }  // namespace tree_attn

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The reduction of Thm. 1 on threads: one a worker, who wait for each other only where the tree says so (proof E).
+/// @brief The reduction of Thm. 1 on threads, one per worker, synchronised only along the edges of the tree (proof E).
 #pragma once
 
 #include "reference/state/tree_reduce.hpp"
@@ -15,17 +15,18 @@
 
 namespace tree_attn {
 
-/// x_0 op x_1 op ... op x_{N-1} on p workers at once: the chunks, the tree and so the bits of tree_reduce().
+/// x_0 op x_1 op ... op x_{N-1} on p parallel workers, with the chunks, the tree and therefore the bits of tree_reduce().
 ///
-///     n_steps = ceil(N/p) - 1  +  ceil(log2 p')       steps of the slowest worker, the first
+///     n_steps = ceil(N/p) - 1  +  ceil(log2 p')       steps of worker 0, the longest chain
 ///
-/// Worker i reduces its chunk, then takes over its neighbours at distance 1, 2, 4, ... as long as i is a multiple of twice
-/// the distance: what a binary counter does. The others hand on what they have and are done.
+/// Worker i reduces its chunk, then merges the results of the workers at distance 1, 2, 4, ... while i is a multiple of
+/// twice the distance. A worker ends when its result is complete.
 ///
-/// Edges: as in tree_reduce(). An exception of op, on whatever thread, leaves from here, after all threads have ended.
+/// Edges: as in tree_reduce(). If op throws in any thread, this function rethrows the exception after all threads have
+/// ended.
 /// @param[in] x elements [N], N >= 1
-/// @param p workers, >= 1; p' of them get a thread
-/// @param op associative operator, (T, T) -> T, that may be called by several threads at once
+/// @param p workers, >= 1; p' threads are started
+/// @param op associative operator, (T, T) -> T; may be called by several threads at once
 /// @throws std::invalid_argument if x is empty or p < 1
 /// @throws std::system_error if a thread cannot be started
 /// @paper{thm_1, Thm. 1}
@@ -34,10 +35,10 @@ Reduction<T> tree_reduce_threads(std::span<const T> x, std::int64_t p, const Op&
   const std::size_t N = x.size();
   if (N < 1) throw std::invalid_argument("tree_reduce_threads: no elements");
   if (p < 1) throw std::invalid_argument("tree_reduce_threads: " + std::to_string(p) + " workers");
-  const std::size_t chunk = (N + static_cast<std::size_t>(p) - 1) / static_cast<std::size_t>(p);
+  const std::size_t chunk = (N - 1) / static_cast<std::size_t>(p) + 1;
   const std::size_t n_workers = (N + chunk - 1) / chunk;
 
-  // Start from the right, so that all whom a worker may wait for have been started before it.
+  // Start the workers from right to left: a worker waits only for workers to its right.
   std::vector<std::future<Reduction<T>>> workers(n_workers);
   for (std::size_t i = n_workers; i-- > 0;) {
     workers[i] = std::async(std::launch::async, [=, &workers, &op] {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The types that tensors are stored in: one struct per type says all that the rest of the code asks about it.
+/// @brief The element types of stored tensors. One traits struct per type holds all its properties.
 ///
-/// To add a type: an enumerator of DType, a case in with_dtype(), an element type with its DTypeTraits. Nothing compiles
-/// until all three are there. Kernels for it need one word more, in the list of types in gpu/CMakeLists.txt, and where
-/// tensor cores multiply it, the product (mma_16x8x16) with its emulation and the way its weights are split (split_weights).
+/// To add a type: add an enumerator of DType, a case in with_dtype(), and an element type with its DTypeTraits. The code
+/// does not compile until all three exist. Kernels also need the type in the list in gpu/CMakeLists.txt. A type multiplied
+/// on tensor cores needs the product (mma_16x8x16), its emulation, and a way to split the weights (split_weights).
 #pragma once
 
 #include "reference/state/host_device.hpp"
@@ -20,7 +20,7 @@
 
 namespace tree_attn {
 
-/// How elements are stored. Arithmetic is always in F32 or better.
+/// The storage types. Arithmetic is always in F32 or better.
 enum class DType { F64, F32, F16, BF16 };
 
 /// IEEE binary16: 1 sign, 5 exponent, 10 mantissa bits.
@@ -33,7 +33,7 @@ struct BFloat16 {
   std::uint16_t bits;
 };
 
-/// The bits of a float, and back.
+/// The bits of a float, and the float with given bits.
 TREE_ATTN_HOST_DEVICE inline std::uint32_t bits_of(float x) {
   std::uint32_t bits;
   std::memcpy(&bits, &x, sizeof bits);
@@ -45,23 +45,23 @@ TREE_ATTN_HOST_DEVICE inline float float_of(std::uint32_t bits) {
   return x;
 }
 
-/// What multiplies elements of a type in a kernel.
+/// The unit that multiplies elements of a type in a kernel.
 enum class KernelUnit {
-  None,         ///< no kernel takes the type
+  None,         ///< kernels do not accept the type
   Scalar,       ///< fused multiply-add units, after widening to F32
-  TensorCores,  ///< those, and tensor cores where several queries share a key: 16-bit operands, sums in F32
+  TensorCores,  ///< the same, and tensor cores where several queries share a key: 16-bit operands, sums in F32
 };
 
-/// All there is to know about the element type T; defined for each DType below.
+/// The properties of the element type T, defined for each DType below.
 ///
 ///     kDType          its enumerator
-///     kName           as safetensors spells it
+///     kName           as in safetensors
 ///     kUnitRoundoff   u: rounding changes x by at most u |x| where x is normal
 ///     kLargest        largest finite element
-///     kUnit           what multiplies it in a kernel
-///     Wide            float, or double for F64: holds every element exactly
+///     kUnit           the unit that multiplies it in a kernel
+///     Wide            float, or double for F64: represents every element exactly
 ///     widen(T)        the element as Wide, exactly; a signalling NaN may become a quiet one
-///     narrow(float)   the nearest element, ties to even; beyond kLargest Inf; NaN becomes the quiet NaN of its sign
+///     narrow(float)   the nearest element, ties to even; Inf beyond kLargest; a NaN becomes the quiet NaN of its sign
 template <class T>
 struct DTypeTraits;
 
@@ -98,8 +98,8 @@ struct DTypeTraits<Half> {
   static constexpr KernelUnit kUnit = KernelUnit::TensorCores;
   using Wide = float;
 
-  /// On the host from the bits, so that compilers vectorise a loop over elements: exponent and mantissa are moved to their
-  /// places in a float, and one exact product corrects the bias, also for subnormal elements.
+  /// On the host the result is computed from the bits, so that compilers vectorise a loop over elements. Exponent and
+  /// mantissa are shifted to their position in a float, and one exact product corrects the bias, for subnormal elements too.
   TREE_ATTN_HOST_DEVICE static float widen(Half x) {
 #if defined(__CUDA_ARCH__)
     float wide;
@@ -120,9 +120,9 @@ struct DTypeTraits<Half> {
     return half;
 #else
     const std::uint32_t bits = bits_of(x), sign = bits >> 16 & 0x8000, size = bits & 0x7FFFFFFF;
-    // Another bias, and half of the last place added, or just below that where the last place is even.
+    // Change the bias and add half of the last place, or just below half if the last place is even.
     const std::uint32_t normal = (size - (112u << 23) + 0xFFF + (size >> 13 & 1)) >> 13;
-    // Below 2^-14 elements are multiples of 2^-24, and so are floats in [1/2, 1): the addition rounds.
+    // Below 2^-14 elements are multiples of 2^-24, as floats in [1/2, 1) are, so the addition rounds.
     const std::uint32_t subnormal = bits_of(float_of(size) + 0.5f) - bits_of(0.5f);
     std::uint32_t rounded = size < 0x38800000 ? subnormal : normal;
     rounded = size >= 0x47800000 ? 0x7C00 : rounded;  // 2^16 and more: Inf
@@ -171,9 +171,9 @@ TREE_ATTN_HOST_DEVICE constexpr T narrow(float x) {
   return DTypeTraits<T>::narrow(x);
 }
 
-/// Whether `dtype` is an enumerator; if so, calls f with an element of its type, T{}.
+/// If `dtype` is an enumerator, calls f with an element of its type, T{}, and returns true. Returns false otherwise.
 ///
-/// The one switch over types: without a default, and an enumerator that is missing here is an error (-Werror=switch).
+/// This is the only switch over types. It has no default, so a missing enumerator is an error (-Werror=switch).
 template <class F>
 constexpr bool try_dtype(DType dtype, F&& f) {
   const auto call = [&f]<StoredType T>(T element) {
@@ -189,7 +189,7 @@ constexpr bool try_dtype(DType dtype, F&& f) {
   return false;
 }
 
-/// Calls f with an element of the type, T{}. @throws std::invalid_argument if `dtype` is no enumerator
+/// Calls f with an element of the type, T{}. @throws std::invalid_argument if `dtype` is not an enumerator
 template <class F>
 constexpr void with_dtype(DType dtype, F&& f) {
   if (!try_dtype(dtype, std::forward<F>(f))) throw std::invalid_argument("with_dtype: no such type");
@@ -214,7 +214,7 @@ constexpr std::size_t bytes_of(DType dtype) {
   with_dtype(dtype, [&bytes](auto element) { bytes = sizeof element; });
   return bytes;
 }
-/// "F64", "F32", "F16" or "BF16", as safetensors spells them.
+/// "F64", "F32", "F16" or "BF16", as in safetensors.
 constexpr std::string_view name_of(DType dtype) {
   std::string_view name;
   with_dtype(dtype, [&name]<class T>(T) { name = DTypeTraits<T>::kName; });
@@ -232,14 +232,14 @@ constexpr double largest_of(DType dtype) {
   with_dtype(dtype, [&largest]<class T>(T) { largest = DTypeTraits<T>::kLargest; });
   return largest;
 }
-/// What multiplies elements of the type in a kernel.
+/// The unit that multiplies elements of the type in a kernel.
 constexpr KernelUnit kernel_unit_of(DType dtype) {
   KernelUnit unit{};
   with_dtype(dtype, [&unit]<class T>(T) { unit = DTypeTraits<T>::kUnit; });
   return unit;
 }
 
-/// Each type has the enumerator that leads to it.
+/// Each enumerator leads to the type that names it.
 static_assert([] {
   bool all = true;
   for (const DType dtype : kDTypes) with_dtype(dtype, [&]<class T>(T) { all = all && DTypeTraits<T>::kDType == dtype; });

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The axes and types of one attention step (the arrays of eq. (7)): all that a plan or a cache needs to know of
-/// them.
+/// @brief The axes and types of one attention step (the arrays of eq. (7)), as plans and caches need them.
 #pragma once
 
 #include "reference/tensor/view.hpp"
@@ -10,7 +9,7 @@
 
 namespace tree_attn {
 
-/// q [b, n_h, l, d_h], k [b, n_kv, N, d_h] and v [b, n_kv, N, d_v], without N: a cache grows.
+/// The axes of q [b, n_h, l, d_h], k [b, n_kv, N, d_h] and v [b, n_kv, N, d_v] except N, which grows in a cache.
 struct AttentionShape {
   DType dtype = DType::F32;        ///< type of queries and keys
   DType value_dtype = DType::F32;  ///< type of values
@@ -24,9 +23,9 @@ struct AttentionShape {
   bool operator==(const AttentionShape&) const = default;
   /// Rows of the output: row (i, h, j) is (i n_h + h) l + j.
   std::int64_t n_rows() const { return batch * heads * n_queries; }
-  /// Query rows that share a key/value head of one batch entry: n_h / n_kv * l; 0 where there is no such head.
+  /// Query rows per key/value head of one batch entry: n_h / n_kv * l; 0 if the batch or n_kv is 0.
   std::int64_t rows_per_kv_head() const { return batch == 0 || kv_heads == 0 ? 0 : heads / kv_heads * n_queries; }
-  /// Bytes of one position: a key and a value for every key/value head of every batch entry.
+  /// Bytes per position: one key and one value for every key/value head of every batch entry.
   std::int64_t bytes_per_position() const {
     return batch * kv_heads *
            (head_dim * static_cast<std::int64_t>(bytes_of(dtype)) +
@@ -34,7 +33,7 @@ struct AttentionShape {
   }
 };
 
-/// The shape of given tensors.
+/// The shape of the given tensors.
 /// @param q [b, n_h, l, d_h]
 /// @param k [b, n_kv, N, d_h]
 /// @param v [b, n_kv, N, d_v]

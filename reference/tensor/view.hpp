@@ -3,7 +3,7 @@
 /// @brief Strided views of q, k and v (the arrays of eq. (7)).
 ///
 /// q [b, n_h, l, d_h], k [b, n_kv, N, d_h], v [b, n_kv, N, d_v]: b batch, n_h query heads, n_kv key/value heads, l query
-/// positions, N keys. A view never owns, never copies, and may start at any byte: files are mapped as they are.
+/// positions, N keys. A view does not own or copy its elements and may start at any byte, so that mapped files need no copy.
 #pragma once
 
 #include "reference/tensor/dtype.hpp"
@@ -22,28 +22,30 @@ struct TensorView {
   const std::byte* data = nullptr;       ///< first byte, at any alignment
   DType dtype = DType::F32;              ///< type of one element
   std::array<std::int64_t, 4> shape{};   ///< lengths of the four axes
-  std::array<std::int64_t, 3> stride{};  ///< elements from one entry to the next, of the first three axes
+  std::array<std::int64_t, 3> stride{};  ///< distances in elements along the first three axes
 
   /// A view of a dense array, last axis fastest.
   static TensorView dense(const void* data, DType dtype, std::array<std::int64_t, 4> shape) {
     return {
         static_cast<const std::byte*>(data), dtype, shape, {shape[1] * shape[2] * shape[3], shape[2] * shape[3], shape[3]}};
   }
+  /// First byte of the element at an offset in elements, as the strides count.
+  const std::byte* element(std::int64_t offset) const { return data + offset * static_cast<std::int64_t>(bytes_of(dtype)); }
   /// First byte of the row [i, j, n, :].
   const std::byte* row(std::int64_t i, std::int64_t j, std::int64_t n) const {
     assert(i >= 0 && i < shape[0] && j >= 0 && j < shape[1] && n >= 0 && n < shape[2]);
-    return data + (i * stride[0] + j * stride[1] + n * stride[2]) * static_cast<std::int64_t>(bytes_of(dtype));
+    return element(i * stride[0] + j * stride[1] + n * stride[2]);
   }
   /// Entry i of the first axis, as a view [1, ...] of the same memory.
   TensorView entry(std::int64_t i) const {
     TensorView view = *this;
     view.shape[0] = 1;
-    // No pointer is formed into an array that is not there.
-    if (i > 0) view.data += i * stride[0] * static_cast<std::int64_t>(bytes_of(dtype));
+    // An empty tensor may have no data to point into.
+    if (i > 0) view.data = element(i * stride[0]);
     return view;
   }
   /// The positions [begin, end) of the third axis, as a view of the same memory.
-  /// @throws std::out_of_range if they are not all there
+  /// @throws std::out_of_range unless 0 <= begin <= end <= shape[2]
   TensorView positions(std::int64_t begin, std::int64_t end) const {
     if (begin < 0 || begin > end || end > shape[2]) {
       throw std::out_of_range("TensorView::positions: [" + std::to_string(begin) + ", " + std::to_string(end) + ") of " +
@@ -51,8 +53,8 @@ struct TensorView {
     }
     TensorView view = *this;
     view.shape[2] = end - begin;
-    // No pointer is formed into an array that is not there.
-    if (end > begin) view.data += begin * stride[2] * static_cast<std::int64_t>(bytes_of(dtype));
+    // An empty tensor may have no data to point into.
+    if (end > begin) view.data = element(begin * stride[2]);
     return view;
   }
 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The inputs of the cases, kind by kind.
+/// @brief Builds the inputs of the cases, one maker per kind.
 #include "tests/support/cases.hpp"
 
 #include "reference/state/key_range.hpp"
@@ -16,17 +16,17 @@ namespace tree_attn::test {
 namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity(), kNaN = std::numeric_limits<float>::quiet_NaN();
-/// Positions behind the last key that a rank is given as well, where the case asks for poison.
+/// Positions after the last key that a rank also receives, if the case asks for poison.
 constexpr std::int64_t kPoison = 19;
 
-/// The three tensors while they are being made.
+/// The three tensors under construction.
 struct Draft {
   const Case& c;
   Tensor q, k, v;
   std::vector<KeyRange> ranges;
 
   std::int64_t n_keys() const { return k.shape[2]; }
-  /// Sets the numbers of all heads and entries: k[.., a, j] = f(a, j), or v, or q with a = 0.
+  /// Sets the elements of all heads and entries: k[.., a, j] = f(a, j), or v, or q with a = 0.
   static void set_all(Tensor& tensor, const std::function<float(std::int64_t a, std::int64_t j)>& f) {
     for (std::int64_t i = 0; i < tensor.shape[0]; ++i) {
       for (std::int64_t h = 0; h < tensor.shape[1]; ++h) {
@@ -37,10 +37,10 @@ struct Draft {
     }
   }
 
-  /// Makes the score of key a level(a) + spread * N(0, 1), for every query up to its own small factor.
+  /// Sets k and q so that the score of key a is level(a) + spread * N(0, 1) for every query.
   ///
-  /// With q = 4 in size and signs that alternate, and k = m in size with the same signs, s = sqrt(d) 4 m; noise of size t in
-  /// every component of k gives s a deviation of 4 t.
+  /// q has elements of magnitude 4 with alternating signs, and k has elements of magnitude m with the same signs, so s =
+  /// sqrt(d) 4 m. Noise of size t in every component of k gives s a deviation of 4 t.
   void set_scores(const std::function<double(std::int64_t a)>& level, double spread) {
     std::mt19937 random(c.seed + 1);
     std::normal_distribution<double> normal(0, 1);
@@ -51,14 +51,14 @@ struct Draft {
       return static_cast<float>(sign(j) * (level(a) / (4 * root) + spread / 4 * normal(random)));
     });
   }
-  /// First position of the first place that holds keys, and of the last one.
+  /// First positions of the first and the last rank that hold keys.
   std::int64_t on_first_rank() const {
     return std::find_if(ranges.begin(), ranges.end(), [](KeyRange range) { return range.size() > 0; })->begin;
   }
   std::int64_t on_last_rank() const {
     return std::find_if(ranges.rbegin(), ranges.rend(), [](KeyRange range) { return range.size() > 0; })->begin;
   }
-  /// The place that holds a position.
+  /// The rank that holds a position.
   std::int64_t index_of(std::int64_t a) const {
     return std::find_if(ranges.begin(), ranges.end(), [a](KeyRange range) { return a >= range.begin && a < range.end; }) -
            ranges.begin();
@@ -67,11 +67,11 @@ struct Draft {
 
 using Make = std::function<void(Draft&)>;
 
-/// What every kind of input changes in standard normal q, k and v.
+/// The change that each kind of input makes to standard normal q, k and v.
 const std::map<std::string, Make>& makers() {
   static const std::map<std::string, Make> kMakers{
       {"normal", [](Draft&) {}},
-      // How the numbers lie in memory: done by input_of(). Poison: lengths end before the positions do.
+      // The memory layout is set by input_of(). Poison: lengths end before the positions do.
       {"q, k, v are strided views of one packed tensor", [](Draft&) {}},
       {"base pointers 1 bytes off 16-byte alignment (fp32: refuse)", [](Draft&) {}},
       {"base pointers 2 bytes off 16-byte alignment (fp32: refuse)", [](Draft&) {}},
@@ -118,7 +118,7 @@ const std::map<std::string, Make>& makers() {
          Draft::set_all(
              d.k, [](std::int64_t a, std::int64_t j) { return 1e19f * (1 + 0.01f * static_cast<float>((a + j) % 5)); });
        }},
-      // Numbers that are none.
+      // NaN and Inf.
       {"one NaN key on rank 0", [](Draft& d) { d.k.set(0, 0, d.on_first_rank(), 1, kNaN); }},
       {"one NaN key on the last rank", [](Draft& d) { d.k.set(0, 0, d.on_last_rank(), 1, kNaN); }},
       {"one +inf value with weight > 0", [](Draft& d) { d.v.set(0, 0, d.on_last_rank(), 1, kInf); }},
@@ -208,7 +208,7 @@ std::unique_ptr<TensorWorkload> partials_of(const Case& c) {
   Tensor q(std::vector<float>(static_cast<std::size_t>(c.batch * c.heads), 1.0f), axes.q());
   Tensor lse = normal_tensor(random, axes.k()), o = normal_tensor(random, axes.v());
   if (c.dtype != DType::F32) {
-    // Partial outputs come in the type of the case; states are made of F32.
+    // Partial outputs have the type of the case; states are built in F32.
     std::vector<float> elements(static_cast<std::size_t>(n_elements(axes.v())));
     load(Tensor(normal_elements(random, n_elements(axes.v())), axes.v(), c.dtype).bytes.data(), c.dtype,
          n_elements(axes.v()), elements.data());
@@ -222,8 +222,8 @@ std::unique_ptr<TensorWorkload> partials_of(const Case& c) {
                 "partials randn fp32; lse of splits >= num_splits//2 set to -inf for the first batch//3 rows")) {
           if (a >= n / 2 && i < c.batch / 3) lse.set(i, h, a, 0, -kInf);
         } else if (c.input.starts_with("lse randn; 10% of each side +inf")) {
-          // One draw for both sides, so never both. +inf says "no keys" in that convention: it becomes -inf here, at the
-          // border.
+          // One draw decides for both sides, so never both are empty. In that convention +inf means "no keys"; it is
+          // converted to -inf here.
           if (a == 0) {
             const double draw = uniform(random);
             if (draw < 0.2) lse.set(i, h, draw < 0.1 ? 0 : 1, 0, -kInf);

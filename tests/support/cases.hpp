@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Cases from the test suites of other projects (tests/data/cases.json): what they ask for, and their inputs.
+/// @brief Cases from the test suites of other projects (tests/data/cases.json): their parameters and inputs.
 #pragma once
 
 #include "tests/support/tensor_workload.hpp"
@@ -11,9 +11,9 @@
 
 namespace tree_attn::test {
 
-/// One case, as the file has it. The fields are explained in its `meta`.
+/// One case of the file. The fields are explained in its `meta`.
 struct Case {
-  unsigned seed = 0;  ///< of the numbers, which are drawn and not stored: the place in the file
+  unsigned seed = 0;  ///< seed of the elements, which are not stored: the index of the case in the file
   std::string name, kind, shard, input, tolerance, tier;
   DType dtype = DType::F32;
   std::int64_t batch = 0, heads = 0, kv_heads = 0, head_dim = 0;
@@ -23,16 +23,16 @@ struct Case {
 
 /// All cases of the file.
 const std::vector<Case>& all_cases();
-/// Those of a kind and a tier.
+/// The cases of one kind and tier.
 std::vector<Case> cases_of(const std::string& kind, const std::string& tier);
 
-/// The input of a decode case over p ranks that hold neighbouring, even ranges of positions.
+/// The input of a decode case over p ranks that hold consecutive ranges of nearly equal length.
 ///
-/// Numbers are standard normal where `input` says nothing else. Positions behind a row's length are NaN.
-/// @throws std::invalid_argument if the kind of input is unknown: no case may be left out because nobody knew it
+/// Elements are standard normal unless `input` says otherwise. Positions from the length of a batch entry on are NaN.
+/// @throws std::invalid_argument if the kind of input is unknown, so that no case is skipped silently
 std::unique_ptr<TensorWorkload> input_of(const Case& c, int p);
 
-/// The input of a merge case: a partial result (o, lse) stands at the merge as a key with score lse and value o.
+/// The input of a merge case. A partial result (o, lse) enters the merge as a key with score lse and value o.
 std::unique_ptr<TensorWorkload> partials_of(const Case& c);
 
 /// The ranges of a case's keys over p ranks.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What every implementation of Ranks promises, checked on one of its ranks.
+/// @brief The checks that every implementation of Ranks must pass, run on one of its ranks.
 #pragma once
 
 #include "distributed/transport/ranks.hpp"
@@ -12,7 +12,7 @@
 
 namespace tree_attn::test {
 
-/// Reductions of numbers, broadcast and gathering.
+/// Reductions of scalars, broadcast and gather.
 inline void check_reductions(const Ranks& ranks) {
   const int rank = ranks.rank(), p = ranks.size();
   CHECK(ranks.all_max(std::uint64_t{10} + static_cast<std::uint64_t>(rank)) == 10 + static_cast<std::uint64_t>(p) - 1);
@@ -30,7 +30,7 @@ inline void check_reductions(const Ranks& ranks) {
   ranks.barrier();
 }
 
-/// An error on one rank is an error on all, in the same words.
+/// An error on one rank is raised on all ranks with the same message.
 inline void check_agreement(const Ranks& ranks) {
   const auto agreed = [&](const std::optional<std::string>& error) -> std::string {
     try {
@@ -47,7 +47,7 @@ inline void check_agreement(const Ranks& ranks) {
     const std::string line = agreed(ranks.rank() == failed ? std::optional<std::string>("bad file") : std::nullopt);
     CHECK(line == (p == 1 ? "bad file" : "rank " + std::to_string(failed) + ": bad file"));
   }
-  // The line is that of the first rank that failed; one that is too long is cut, not lost.
+  // The message is that of the first rank that failed. A message that is too long is truncated.
   CHECK(agreed("I am " + std::to_string(ranks.rank())) == (p == 1 ? "I am 0" : "rank 0: I am 0"));
   CHECK(agreed(std::string(5000, 'x')).size() == 1023);
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Comparison of results with an oracle, under a bound for every element.
+/// @brief Comparison of results with an oracle, with a bound per element.
 ///
-/// A comparison of |got - want| <= bound is false for NaN, and its negation is false too: suites that count the elements
-/// with |got - want| > bound accept a result that is NaN all over. Here NaN and Inf are looked for first.
+/// |got - want| <= bound is false for NaN, and so is |got - want| > bound. A suite that counts the elements with |got -
+/// want| > bound therefore accepts a result of all NaN. This comparison checks for NaN and Inf first.
 #pragma once
 
 #include <algorithm>
@@ -22,23 +22,23 @@ inline double larger_error(double largest, double error) {
   return std::isnan(error) ? std::numeric_limits<double>::infinity() : std::max(largest, error);
 }
 
-/// What to do about NaN and Inf.
+/// The treatment of NaN and Inf.
 enum class NonFinite {
-  Reject,  ///< any, on either side, is a failure
-  Match,   ///< NaN where NaN is wanted, Inf where the same Inf is wanted; the rest is compared as numbers
+  Reject,  ///< any NaN or Inf, on either side, is a failure
+  Match,   ///< NaN must match NaN, Inf the same Inf; finite elements are compared
 };
 
-/// The outcome: CHECK_MESSAGE(comparison.ok, comparison.message).
+/// The result, for CHECK_MESSAGE(comparison.ok, comparison.message).
 struct Comparison {
   bool ok = true;
-  std::string message;          ///< worst element, with its index; or what was wrong
+  std::string message;          ///< the worst element with its index, or the reason of the failure
   double worst = 0;             ///< largest error / bound
-  std::size_t worst_index = 0;  ///< where
+  std::size_t worst_index = 0;  ///< index of that error
 };
 
-/// Compares got with want, element by element, under |got - want| <= bound. A bound of 0 asks for equality.
+/// Compares got with want, element by element: |got - want| <= bound. A bound of 0 requires equality.
 /// @param[in] got, want, bound [n]
-/// @param non_finite what to do about NaN and Inf
+/// @param non_finite treatment of NaN and Inf
 template <class Got, class Want>
 Comparison compare(const Got& got, const Want& want, const std::vector<double>& bound,
                    NonFinite non_finite = NonFinite::Reject) {
@@ -52,7 +52,7 @@ Comparison compare(const Got& got, const Want& want, const std::vector<double>& 
     return result;
   };
 
-  // Ask for the sizes, then for NaN and Inf, then for numbers.
+  // Check the sizes, then NaN and Inf, then the values.
   if (got.size() != want.size()) return fail("size ", got.size(), " instead of ", want.size());
   if (bound.size() != static_cast<std::size_t>(want.size()))
     return fail(bound.size(), " bounds for ", want.size(), " elements");
@@ -80,7 +80,7 @@ Comparison compare(const Got& got, const Want& want, const std::vector<double>& 
   return result;
 }
 
-/// The same bound for all elements.
+/// The same, with one bound for all elements.
 template <class Got, class Want>
 Comparison compare(const Got& got, const Want& want, double bound, NonFinite non_finite = NonFinite::Reject) {
   return compare(got, want, std::vector<double>(static_cast<std::size_t>(want.size()), bound), non_finite);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief How the tests run the decoders: a problem, a layout, an algorithm, and what every result is held against.
+/// @brief Runs the decoders in tests: a workload, a layout, an algorithm, and the checks of every result.
 #pragma once
 
 #include "distributed/measure/measure.hpp"
@@ -17,35 +17,36 @@
 
 namespace tree_attn::test {
 
-/// Who stands where, and who holds what.
+/// The node of every rank, and the range of keys that it holds.
 struct Layout {
   Topology topology;
   std::vector<KeyRange> ranges;
-  bool copied = true;  ///< every rank has its shard in dense memory of its own, of exactly its size; or a view of the whole
+  bool copied = true;  ///< whether shards are dense copies of exactly their size, or views of the whole
 
   std::string text() const {
     std::ostringstream text;
     text << topology.size() << " ranks, nodes:";
     for (int rank = 0; rank < topology.size(); ++rank) text << ' ' << topology.node_of(rank);
-    text << ", runs:";
+    text << ", ranges:";
     for (const KeyRange& range : ranges) text << ' ' << range.begin << ".." << range.end;
     return text.str();
   }
 };
 
-/// Ranks that hold keys.
+/// Number of ranks that hold keys.
 inline std::int64_t n_holders(std::span<const KeyRange> ranges) {
   return std::count_if(ranges.begin(), ranges.end(), [](const KeyRange& range) { return range.size() > 0; });
 }
 
-/// Ranks dealt out to nodes in turn, so that no node is a range of ranks.
+/// Ranks assigned to nodes round-robin, so that no node is a range of ranks.
 inline Topology round_robin(int size, int n_nodes) {
   std::vector<int> node_of_rank;
   for (int rank = 0; rank < size; ++rank) node_of_rank.push_back(rank % n_nodes);
   return Topology(node_of_rank);
 }
 
-/// Groupings of p ranks: one node, a node a rank, pairs, threes with a smaller last node, in turn, and a very uneven one.
+/// Groupings of p ranks: one node, one node per rank, pairs, threes with a smaller last node, round-robin, and a very uneven
+/// one.
 inline std::vector<Topology> groupings(int p) {
   std::vector<Topology> topologies{Topology::pretend(p, p)};
   if (p > 1) topologies.push_back(Topology::pretend(p, 1));
@@ -61,7 +62,7 @@ inline std::vector<Topology> groupings(int p) {
   return topologies;
 }
 
-/// The one that mixes most: nodes that are no ranges of ranks, where there are enough of them.
+/// The most mixed grouping: nodes that are not ranges of ranks, if there are enough ranks.
 inline Topology mixed_grouping(int p) {
   return p > 4 ? round_robin(p, 3) : p > 2 ? round_robin(p, 2) : Topology::pretend(p, 1);
 }
@@ -76,7 +77,7 @@ inline bool same_bits(const DecodeOutput& a, const DecodeOutput& b) {
   return same_bits(a.out, b.out) && same_bits(a.lse, b.lse);
 }
 
-/// Decodes the keys [0, n_keys) on one rank, without any of distributed/: the bits that canonical algorithms must have.
+/// Decodes the keys [0, n_keys) on one rank, without code of distributed/. Canonical algorithms must return these bits.
 inline DecodeOutput decode_alone(TensorWorkload& workload, std::int64_t n_keys) {
   const auto pass = [&](int lift) {
     Forest<float> forest =
@@ -89,7 +90,7 @@ inline DecodeOutput decode_alone(TensorWorkload& workload, std::int64_t n_keys) 
 }
 inline DecodeOutput decode_alone(TensorWorkload& workload) { return decode_alone(workload, workload.n_keys()); }
 
-/// Runs one algorithm once, with a lift or without; what every rank saw.
+/// Runs one algorithm once, with or without a lift, and returns the result of every rank.
 inline std::vector<RankResult> decode_once(RankGroup& rank_group, const Algorithm& algorithm, TensorWorkload& workload,
                                            const Layout& layout, const Backend& backend, int lift) {
   return rank_group.run(layout.topology, [&](Transport& transport) {
@@ -103,8 +104,8 @@ inline std::vector<RankResult> decode_once(RankGroup& rank_group, const Algorith
   });
 }
 
-/// Runs one algorithm on a backend, and where a sum overflowed once more, as measure() does; what every rank saw, with the
-/// traffic of the first range.
+/// Runs one algorithm on a backend, and again with a lift if a sum overflowed, as measure() does. Returns the result of
+/// every rank, with the traffic of the first run.
 inline std::vector<RankResult> decode(RankGroup& rank_group, const Algorithm& algorithm, TensorWorkload& workload,
                                       const Layout& layout, const Backend& backend = cpu_backend()) {
   std::vector<RankResult> results = decode_once(rank_group, algorithm, workload, layout, backend, 0);
@@ -114,7 +115,7 @@ inline std::vector<RankResult> decode(RankGroup& rank_group, const Algorithm& al
   return results;
 }
 
-/// What a problem's results are held against, on the process that has it: the oracle, and the bits of one rank alone.
+/// The expected results of a workload, on the process that has them: the oracle, and the bits of a single rank.
 class Truth {
  public:
   Truth(RankGroup& rank_group, TensorWorkload& workload) {
@@ -123,7 +124,8 @@ class Truth {
     verify_.emplace(workload, workload.scale, rank_group.size(), cpu_backend());
   }
 
-  /// All ranks have the same bits, canonical algorithms those of one rank alone, and all are within the bound of the oracle.
+  /// Checks that all ranks have the same bits, that canonical algorithms have the bits of a single rank, and that all
+  /// results are within the bound of the oracle.
   void check(const Algorithm& algorithm, const std::vector<RankResult>& results) const {
     for (const RankResult& rank : results) CHECK(same_bits(rank.output, results[0].output));
     if (!verify_) return;
@@ -137,7 +139,7 @@ class Truth {
   std::optional<Verifier> verify_;
 };
 
-/// Runs all algorithms on all layouts and checks every result; `also(algorithm, output)` checks what is special to a test.
+/// Runs all algorithms on all layouts and checks every result. `also(algorithm, output)` adds the checks of one test.
 template <class Also>
 void check_all(RankGroup& rank_group, TensorWorkload& workload, const std::vector<Layout>& layouts, const Also& also) {
   const Truth truth(rank_group, workload);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief A problem of the tests on the device: uploaded as it lies, run by a step of the ladder, brought back.
+/// @brief Test workloads on the device: upload as laid out, run by a step of the ladder, download.
 #pragma once
 
 #include "gpu/backend/cache.hpp"
@@ -22,8 +22,8 @@ namespace tree_attn::test {
 
 namespace device = TREE_ATTN_PLATFORM;
 
-/// A shard of a problem on the device as the test laid it out, with its strides, its alignment and what is behind the
-/// lengths: a DeviceCache keeps none of these. Each array is in a buffer of just the size that its view spans.
+/// A shard of a workload on the device, as the test laid it out: with its strides, its alignment and the elements past the
+/// lengths. A DeviceCache preserves none of these. Each array is in a buffer of exactly the size that its view spans.
 class DeviceShard {
  public:
   DeviceShard(const TensorView& q, const Shard& shard, std::span<const std::int64_t> lengths, double scale, int lift = 0)
@@ -59,13 +59,14 @@ class DeviceShard {
 
 using device::DeviceWorkspace;
 
-/// Whether the counters of a workspace are zero again, as every launch must leave them.
+/// Whether the counters of a workspace are zero, as every launch must leave them.
 inline bool is_ready(const DeviceWorkspace& workspace) {
   const std::vector<unsigned> counters = workspace.counters().download();
   return std::all_of(counters.begin(), counters.end(), [](unsigned n) { return n == 0; });
 }
 
-/// Finished rows of a shard that is the whole sequence. Outputs are poisoned before: every number must be written.
+/// Finished rows of a shard that is the whole sequence. The outputs are poisoned before the launch: every element must be
+/// written.
 inline DecodeOutput run_step(const device::LadderStep& step, const DeviceShard& shard,
                              const device::PlanOptions& options = {}) {
   const DecodeParams& params = shard.params;
@@ -79,7 +80,7 @@ inline DecodeOutput run_step(const device::LadderStep& step, const DeviceShard& 
   return {out.download(), lse.download()};
 }
 
-/// The same for a problem of the tests, and once more with a lift where a sum overflows, as measure() does.
+/// The same for a workload, and again with a lift if a sum overflows, as measure() does.
 inline DecodeOutput run_step(const device::LadderStep& step, TensorWorkload& workload,
                              const device::PlanOptions& options = {}) {
   const auto pass = [&](int lift) {
@@ -91,7 +92,7 @@ inline DecodeOutput run_step(const device::LadderStep& step, TensorWorkload& wor
   return output;
 }
 
-/// The states of a shard, as Forest has them.
+/// The states of a shard, as a Forest.
 inline Forest<float> forest_of(const device::LadderStep& step, TensorWorkload& workload, KeyRange range, int n_splits) {
   const Shard part = workload.shard(range);
   const DeviceShard shard(workload.query(0), part, workload.lengths(), workload.scale);
@@ -107,11 +108,11 @@ inline Forest<float> forest_of(const device::LadderStep& step, TensorWorkload& w
   return forest;
 }
 
-/// What a forest of all positions is about. On the host, as between ranks: its logarithm may differ from the device's in the
-/// last bit.
+/// The output for a forest of all positions, finished on the host, as between ranks. Its logarithm may differ from the
+/// device's in the last bit.
 inline DecodeOutput finish(Forest<float>& forest) { return finish_rows(forest.fold(), forest.n_rows(), forest.d_v()); }
 
-/// Entry i of the n that an output has.
+/// Entry i of the n batch entries of an output.
 inline DecodeOutput entry_of(const DecodeOutput& output, std::int64_t i, std::int64_t n) {
   const auto part = [i, n](const std::vector<float>& x) {
     const std::int64_t each = static_cast<std::int64_t>(x.size()) / n;
@@ -128,14 +129,14 @@ inline bool same_output(const DecodeOutput& a, const DecodeOutput& b) {
   return same(a.out, b.out) && same(a.lse, b.lse);
 }
 
-/// The longest chain of additions of a step.
+/// Longest chain of additions of a step.
 inline double longest_chain(const device::LadderStep& step, const DeviceShard& shard) {
   return step.n_additions(shard.params, shard.dtype);
 }
-/// Whether scalar units multiply: such steps have bits in common, and tensor cores have others.
+/// Whether scalar units multiply. Steps on scalar units agree in bits; steps on tensor cores have other bits.
 inline bool is_scalar(const device::Plan& plan) { return plan.path == std::string("scalar"); }
 
-/// Steps that add in the order of the canonical tree, have so many splits, and take a shard on scalar units.
+/// The steps that add in the order of the canonical tree, support n_splits splits, and accept the shard on scalar units.
 inline std::vector<const device::LadderStep*> tree_steps(const DeviceShard& shard, int n_splits = 1) {
   std::vector<const device::LadderStep*> steps;
   for (const device::LadderStep* step : device::ladder()) {
@@ -145,7 +146,8 @@ inline std::vector<const device::LadderStep*> tree_steps(const DeviceShard& shar
   return steps;
 }
 
-/// What is wrong with an output: the oracle's pattern of NaN and Inf, and the bound on the numbers; "" if nothing is.
+/// Compares an output with the oracle: positions of NaN and Inf, and the error bound of the elements. Returns the first
+/// fault, or "".
 ///
 /// @param n_additions longest chain of additions that a weight passes through; 0: that of the canonical tree over keys
 inline std::string against_oracle(TensorWorkload& workload, const DecodeOutput& output, double n_additions = 0) {
@@ -158,13 +160,13 @@ inline std::string against_oracle(TensorWorkload& workload, const DecodeOutput& 
   model.exp_error = 4;
   if (n_additions > 0) model.n_additions = n_additions;
   AttentionResult want = attention(q, whole.k, whole.v, options);
-  // A weight may underflow in F32 where it does not in double: then 0 * Inf is right, which is NaN.
+  // A weight may underflow in F32 but not in double. Then 0 * Inf = NaN is the correct result.
   for (std::size_t i = 0; i < std::min(want.out.size(), output.out.size()); ++i) {
     if (std::isinf(want.out[i]) && std::isnan(output.out[i])) want.out[i] = output.out[i];
   }
   const ErrorBound bound = error_bound(q, whole.k, whole.v, options, model);
   const auto finite = [](std::vector<double> bounds, const std::vector<double>& elements) {
-    // Where the oracle is not finite only the pattern is compared.
+    // Where the oracle is not finite, only NaN and Inf are compared.
     for (std::size_t i = 0; i < bounds.size(); ++i) bounds[i] = std::isfinite(elements[i]) ? bounds[i] : 0;
     return bounds;
   };

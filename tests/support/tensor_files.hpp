@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What tests of tensor files share: a folder of their own, and how a file is refused.
+/// @brief Helpers for tests of tensor files: a temporary folder, and the message of a refused file.
 #pragma once
 
 #include "reference/data/safetensors.hpp"
@@ -17,7 +17,7 @@
 #include <string_view>
 #include <vector>
 
-/// A fresh folder under the system's temporary one.
+/// A new folder in the system's temporary folder, removed at the end.
 class Scratch {
  public:
   Scratch() {
@@ -56,7 +56,7 @@ class Scratch {
   std::filesystem::path folder_;
 };
 
-/// Takes away root's right to open anything, for its lifetime.
+/// Drops root's permission to open every file, for the lifetime of the object.
 class AsNobody {
  public:
   AsNobody() : was_root_(::geteuid() == 0) {
@@ -72,13 +72,13 @@ class AsNobody {
   bool changed_ = false;
 };
 
-/// A file: the length of the header, the header, the data.
+/// The contents of a file: the length of the header, the header, the data.
 inline std::string with_length(const std::string& header, const std::string& data = "") {
   const std::uint64_t n = header.size();
   return std::string(reinterpret_cast<const char*>(&n), sizeof n) + header + data;
 }
 
-/// The message of the refusal, or "" where the file is taken.
+/// The message with which the file is refused, or "" if it is accepted.
 template <class Use>
 std::string refusal(const std::string& path, const Use& use) {
   try {
@@ -92,7 +92,7 @@ inline std::string refusal(const std::string& path) {
   return refusal(path, [](const tree_attn::SafetensorsFile&) {});
 }
 
-/// Refused in one line that names the file, for this reason.
+/// Checks that the file is refused in one line that names it and this reason.
 inline void check_refused(const std::string& path, const std::string& message, const std::string& reason) {
   CAPTURE(message);
   CHECK(message.starts_with(path + ": "));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Problems made of tensors in memory: whatever numbers, and however they lie there.
+/// @brief Workloads over tensors in memory, with any elements and any layout.
 #pragma once
 
 #include "reference/data/workload.hpp"
@@ -14,10 +14,10 @@
 
 namespace tree_attn::test {
 
-/// One decode step over given queries, keys and values.
+/// One decode step over the given queries, keys and values.
 class TensorWorkload : public Workload {
  public:
-  /// @param memory what the views look at
+  /// @param memory the memory of the views
   TensorWorkload(std::vector<std::vector<std::byte>> memory, TensorView q, TensorView k, TensorView v,
                  std::vector<std::int64_t> lengths, double scale_of_scores)
       : Workload({shape_of(q, k, v), k.shape[2], std::move(lengths)}, 1),
@@ -48,9 +48,9 @@ class TensorWorkload : public Workload {
   TensorView q_, k_, v_;
 };
 
-/// A problem that owns dense q, k, v; keys and values behind the lengths become NaN, which nobody may read.
-/// @param lengths keys in use per batch entry; all if not given
-/// @param scale 1/sqrt(d_h) if not given
+/// A workload that owns dense q, k, v. Keys and values past the lengths become NaN and must not be read.
+/// @param lengths keys in use per batch entry; all by default
+/// @param scale 1/sqrt(d_h) by default
 inline std::unique_ptr<TensorWorkload> workload_of(Tensor q, Tensor k, Tensor v,
                                                    std::optional<std::vector<std::int64_t>> lengths = {},
                                                    std::optional<double> scale = {}) {
@@ -75,7 +75,7 @@ inline std::unique_ptr<TensorWorkload> workload_of(Tensor q, Tensor k, Tensor v,
                                           scale.value_or(1 / std::sqrt(static_cast<double>(q.shape[3]))));
 }
 
-/// Axes of a drawn problem.
+/// The axes of a random workload.
 struct Axes {
   std::int64_t batch = 1, heads = 4, kv_heads = 2, head_dim = 16, value_dim = 16, n_queries = 1, n_keys = 64;
   DType dtype = DType::F32;
@@ -95,7 +95,7 @@ inline std::unique_ptr<TensorWorkload> normal_workload(unsigned seed, const Axes
   return workload_of(std::move(q), std::move(k), std::move(v), std::move(lengths));
 }
 
-/// A dense copy of the positions that are there, in memory of exactly their size: one byte too far is an error under ASan.
+/// A dense copy of a view, in memory of exactly its size, so that AddressSanitizer reports any read past the end.
 inline Tensor copy_of(const TensorView& view) {
   Tensor copy({}, view.shape, view.dtype);
   const std::size_t row_bytes = static_cast<std::size_t>(view.shape[3]) * bytes_of(view.dtype);
@@ -110,7 +110,7 @@ inline Tensor copy_of(const TensorView& view) {
   return copy;
 }
 
-/// The same problem for one entry of its batch alone.
+/// The same workload reduced to one batch entry.
 inline std::unique_ptr<TensorWorkload> entry_of(TensorWorkload& workload, std::int64_t entry) {
   const auto cut = [entry](TensorView view) {
     view.data += entry * view.stride[0] * static_cast<std::int64_t>(bytes_of(view.dtype));
@@ -121,8 +121,8 @@ inline std::unique_ptr<TensorWorkload> entry_of(TensorWorkload& workload, std::i
   return workload_of(cut(workload.query(0)), cut(workload.k()), cut(workload.v()), std::vector{length}, workload.scale);
 }
 
-/// The same numbers as strided views of one packed tensor: token after token, its query, key and value heads side by side.
-/// Needs d_v = d_h and one query position, which is that of the last token; queries of other tokens are NaN.
+/// The same elements as strided views of one packed tensor. Each token has its query, key and value heads side by side.
+/// Requires d_v = d_h and one query position, that of the last token; the queries of the other tokens are NaN.
 inline std::unique_ptr<TensorWorkload> packed(TensorWorkload& workload) {
   const WorkloadShape& shape = workload.shape();
   const std::int64_t N = shape.n_keys, d = shape.head_dim, width = (shape.heads + 2 * shape.kv_heads) * d;
@@ -151,7 +151,7 @@ inline std::unique_ptr<TensorWorkload> packed(TensorWorkload& workload) {
   return std::make_unique<TensorWorkload>(std::move(owned), q, k, v, shape.lengths, workload.scale);
 }
 
-/// The same numbers, every tensor starting `offset` bytes behind an address that is a multiple of 16.
+/// The same elements, every tensor starting `offset` bytes after a multiple of 16.
 inline std::unique_ptr<TensorWorkload> misaligned(TensorWorkload& workload, std::size_t offset) {
   std::vector<std::vector<std::byte>> owned;
   std::vector<TensorView> views;

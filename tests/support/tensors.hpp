@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Tensors for tests: drawn from a seed, stored as asked, owned.
+/// @brief Owning tensors for tests, filled from a seed and stored in any type.
 #pragma once
 
 #include "reference/tensor/convert.hpp"
@@ -15,7 +15,7 @@ namespace tree_attn::test {
 
 using Shape = std::array<std::int64_t, 4>;
 
-/// Stored numbers and a dense view of them.
+/// Stored elements with a dense view of them.
 struct Tensor {
   std::vector<std::byte> bytes;
   DType dtype = DType::F32;
@@ -27,7 +27,7 @@ struct Tensor {
   }
   TensorView view() const { return TensorView::dense(bytes.data(), dtype, shape); }
   operator TensorView() const { return view(); }
-  /// Overwrites the number [i, j, n, c].
+  /// Overwrites the element [i, j, n, c].
   void set(std::int64_t i, std::int64_t j, std::int64_t n, std::int64_t c, float x) {
     const std::int64_t at = ((i * shape[1] + j) * shape[2] + n) * shape[3] + c;
     store(&x, dtype, 1, bytes.data() + at * static_cast<std::int64_t>(bytes_of(dtype)));
@@ -36,7 +36,7 @@ struct Tensor {
 
 inline std::int64_t n_elements(const Shape& shape) { return shape[0] * shape[1] * shape[2] * shape[3]; }
 
-/// Normal numbers with mean 0 and deviation sigma.
+/// Normally distributed elements with mean 0 and deviation sigma.
 inline std::vector<float> normal_elements(std::mt19937& random, std::int64_t count, float sigma = 1) {
   std::normal_distribution<float> normal(0, sigma);
   std::vector<float> elements(static_cast<std::size_t>(count));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The comparison that all other tests lean on: it must fail when it should.
+/// @brief The comparison that all other tests use must fail when it should.
 #include "tests/support/compare.hpp"
 
 #include <doctest/doctest.h>
@@ -18,14 +18,14 @@ const std::vector<double> kWant{1, -2, 3};
 
 }  // namespace
 
-TEST_CASE("larger error: a NaN is larger than any number, and no later error hides it") {
+TEST_CASE("larger error: NaN counts as +inf, and no later error hides it") {
   CHECK(larger_error(1, 2) == 2);
   CHECK(larger_error(2, 1) == 2);
   CHECK(larger_error(1, kNaN) == kInf);
   CHECK(larger_error(larger_error(0, -kNaN), 1) == kInf);
 }
 
-TEST_CASE("compare: accepts what is within the bound, and says how near it came") {
+TEST_CASE("compare: accepts elements within the bound, and reports the largest ratio of error to bound") {
   const Comparison comparison = compare(std::vector<double>{1, -2.05, 3}, kWant, 0.1);
   CHECK(comparison.ok);
   CHECK(comparison.worst == doctest::Approx(0.5).epsilon(1e-14));
@@ -35,7 +35,7 @@ TEST_CASE("compare: accepts what is within the bound, and says how near it came"
   CHECK(compare(std::vector<double>{}, std::vector<double>{}, 0).ok);
 }
 
-TEST_CASE("compare: one bad element fails") {
+TEST_CASE("compare: fails for a single wrong element") {
   const Comparison comparison = compare(std::vector<double>{1, -2, 3.2}, kWant, 0.1);
   CHECK_FALSE(comparison.ok);
   CHECK(comparison.worst_index == 2);
@@ -45,7 +45,7 @@ TEST_CASE("compare: one bad element fails") {
   CHECK_FALSE(compare(std::vector<double>{1, -2, 3 + 1e-15}, kWant, 0).ok);
 }
 
-TEST_CASE("compare: NaN and Inf fail, one or all, on either side or on both") {
+TEST_CASE("compare: fails for NaN and Inf, one or all, on either side or on both") {
   for (const double bad : {kNaN, kInf, -kInf}) {
     const std::vector<double> one{1, bad, 3}, all(3, bad);
     CHECK_FALSE(compare(one, kWant, 1e300).ok);
@@ -55,7 +55,7 @@ TEST_CASE("compare: NaN and Inf fail, one or all, on either side or on both") {
   }
 }
 
-TEST_CASE("compare: wrong sizes and useless bounds fail") {
+TEST_CASE("compare: fails for wrong sizes and useless bounds") {
   CHECK_FALSE(compare(std::vector<double>{1, -2}, kWant, 1).ok);
   CHECK_FALSE(compare(std::vector<double>{}, kWant, 1).ok);
   CHECK_FALSE(compare(kWant, kWant, std::vector<double>{1, 1}).ok);
@@ -63,7 +63,7 @@ TEST_CASE("compare: wrong sizes and useless bounds fail") {
   CHECK_FALSE(compare(kWant, kWant, -1).ok);
 }
 
-TEST_CASE("compare: a pattern of NaN and Inf is matched place by place") {
+TEST_CASE("compare: matches NaN and Inf element by element") {
   const std::vector<double> want{kNaN, kInf, -kInf, 1};
   CHECK(compare(want, want, 0, NonFinite::Match).ok);
   CHECK_FALSE(compare(std::vector<double>{0, kInf, -kInf, 1}, want, 1, NonFinite::Match).ok);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What the heads of a trained transformer layer (tests/data/minilm) retrieve: each read as a Hopfield memory of its
+/// @brief Retrieval in the heads of a trained transformer layer (tests/data/minilm), each taken as a Hopfield memory of its
 /// keys.
 #include "reference/data/safetensors.hpp"
 #include "reference/energy/hopfield.hpp"
@@ -35,16 +35,16 @@ double median_of(std::vector<double> x) {
   return x[x.size() / 2];
 }
 
-/// What one head does with its 512 queries.
+/// Statistics of one head over its 512 queries.
 struct HeadReport {
-  std::vector<double> entropy;    // of the attention, nats
-  std::vector<double> n_keys;     // exp of it: keys that share one read
+  std::vector<double> entropy;    // entropy of the attention probabilities, in nats
+  std::vector<double> n_keys;     // exp(entropy): effective number of keys after one step
   double largest_weight = 0;      // over all queries
-  std::vector<double> n_settled;  // keys that share the fixed point reached from a query
-  std::vector<double> n_steps;    // to get there
-  int n_fixed_points = 0;         // different ones, over all queries
-  double worst_rise = 0;          // of the energy in a step; at most rounding
-  double worst_output = 0;        // |attention - what the model computed|
+  std::vector<double> n_settled;  // effective number of keys at the fixed point
+  std::vector<double> n_steps;    // steps to the fixed point
+  int n_fixed_points = 0;         // distinct fixed points over all queries
+  double worst_rise = 0;          // largest increase of the energy in a step; at most rounding
+  double worst_output = 0;        // |attention - output of the model|
 };
 
 HeadReport report_of(const Matrix& Q, const Matrix& K, const Matrix& V, const Matrix& expected) {
@@ -55,7 +55,7 @@ HeadReport report_of(const Matrix& Q, const Matrix& K, const Matrix& V, const Ma
   for (Eigen::Index i = 0; i < Q.rows(); ++i) {
     const Vector q = Q.row(i).transpose();
 
-    // One step and a read-out is what the layer does.
+    // The layer makes one step and reads the values.
     const Vector out = hopfield_recall(K, V, q, beta, 0);
     report.worst_output = test::larger_error(report.worst_output,
                                              (out - expected.row(i).transpose()).cwiseAbs().maxCoeff<Eigen::PropagateNaN>());
@@ -63,7 +63,7 @@ HeadReport report_of(const Matrix& Q, const Matrix& K, const Matrix& V, const Ma
     report.n_keys.push_back(n_effective_patterns(K, q, beta));
     report.largest_weight = std::max(report.largest_weight, attention_probabilities(beta * q, K).maxCoeff());
 
-    // Going on would end in a fixed point among the keys; for every fourth query.
+    // For every fourth query, iterate on the keys to a fixed point.
     if (i % 4 != 0) continue;
     const Retrieval course = hopfield_retrieve(K, q, beta, 1e-6);
     CHECK(course.settled);
@@ -81,7 +81,7 @@ HeadReport report_of(const Matrix& Q, const Matrix& K, const Matrix& V, const Ma
 
 }  // namespace
 
-TEST_CASE("hopfield: what the heads of a trained layer retrieve, in one step and at rest") {
+TEST_CASE("hopfield: retrieval in the heads of a trained layer, in one step and at the fixed point") {
   const SafetensorsFile file = SafetensorsFile::open(std::string(TREE_ATTN_TEST_DATA) + "/minilm/attention.safetensors");
   const TensorView q = view4(file, "q", "b, n_h, l, d_h"), k = view4(file, "k", "b, n_h, N, d_h"),
                    v = view4(file, "v", "b, n_h, N, d_v"), expected = view4(file, "expected", "b, n_h, l, d_v");
@@ -91,9 +91,9 @@ TEST_CASE("hopfield: what the heads of a trained layer retrieve, in one step and
   for (std::int64_t h = 0; h < q.shape[1]; ++h) {
     heads.push_back(report_of(head(q, h), head(k, h), head(v, h), head(expected, h)));
     const HeadReport& r = heads.back();
-    MESSAGE("head ", h, ": entropy ", mean_of(r.entropy), ", keys that share a read ", median_of(r.n_keys), " (",
+    MESSAGE("head ", h, ": entropy ", mean_of(r.entropy), ", effective keys ", median_of(r.n_keys), " (",
             *std::min_element(r.n_keys.begin(), r.n_keys.end()), " to ", *std::max_element(r.n_keys.begin(), r.n_keys.end()),
-            "), largest weight ", r.largest_weight, "; at rest ", median_of(r.n_settled), " (",
+            "), largest weight ", r.largest_weight, "; at the fixed point ", median_of(r.n_settled), " (",
             *std::min_element(r.n_settled.begin(), r.n_settled.end()), " to ",
             *std::max_element(r.n_settled.begin(), r.n_settled.end()), ") in ", median_of(r.n_steps), " steps (at most ",
             *std::max_element(r.n_steps.begin(), r.n_steps.end()), "), ", r.n_fixed_points, " fixed points");
@@ -102,13 +102,14 @@ TEST_CASE("hopfield: what the heads of a trained layer retrieve, in one step and
     most_entropy = std::max(most_entropy, mean_of(r.entropy));
     least_entropy = std::min(least_entropy, mean_of(r.entropy));
 
-    // At rest a head is one of two kinds: a memory of many single keys or small groups, or one average of hundreds.
+    // At the fixed point a head is one of two kinds: a memory of many single keys or small groups, or one average of
+    // hundreds.
     const double at_rest = median_of(r.n_settled);
     if (at_rest < 3) {
       ++n_memories;
       CHECK(r.n_fixed_points > 1);
       CHECK(*std::max_element(r.n_settled.begin(), r.n_settled.end()) < 10);
-      CHECK(at_rest < median_of(r.n_keys) / 10);  // going on sharpens what one step reads
+      CHECK(at_rest < median_of(r.n_keys) / 10);  // iteration concentrates the weights
     } else {
       CHECK(r.n_fixed_points == 1);
       CHECK(at_rest > 150);

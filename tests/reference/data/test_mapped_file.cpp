@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief A file cut short while it is mapped: one line and status 2; any other SIGBUS stays what it was.
+/// @brief A file truncated while it is mapped ends the process with one line and status 2. Any other SIGBUS keeps its
+/// effect.
 #include "reference/data/mapped_file.hpp"
 #include "tests/support/tensor_files.hpp"
 
@@ -22,22 +23,23 @@ struct Ending {
   std::string err;  ///< standard error
 };
 
-/// Runs a piece of code in a process of its own.
+/// Runs a function in a child process.
 Ending ending_of(const std::function<void()>& code) {
   int err[2];
   REQUIRE(::pipe(err) == 0);
   const pid_t child = ::fork();
   if (child == 0) {
     ::dup2(err[1], STDERR_FILENO);
-    // Neither doctest nor a sanitizer has a say in what SIGBUS does.
+    // Remove the SIGBUS handlers of doctest and the sanitizers.
     std::signal(SIGBUS, SIG_DFL);
     code();
     ::_exit(0);
   }
   ::close(err[1]);
   Ending ending{-1, ""};
-  char piece[512];
-  for (ssize_t n = 0; (n = ::read(err[0], piece, sizeof piece)) > 0;) ending.err.append(piece, static_cast<std::size_t>(n));
+  char buffer[512];
+  for (ssize_t n = 0; (n = ::read(err[0], buffer, sizeof buffer)) > 0;)
+    ending.err.append(buffer, static_cast<std::size_t>(n));
   ::close(err[0]);
   int status = 0;
   ::waitpid(child, &status, 0);
@@ -60,7 +62,7 @@ bool claim_once(const void* flag) { return !static_cast<std::atomic_flag*>(const
 
 }  // namespace
 
-TEST_CASE("mapped file: one that is cut short ends the process with one line and status 2") {
+TEST_CASE("mapped file: truncation ends the process with one line and status 2") {
   const Scratch scratch;
   const std::string path = scratch.write("cut", std::string(1 << 20, 'x')),
                     other = scratch.write("other", std::string(1 << 16, 'x'));
@@ -69,14 +71,14 @@ TEST_CASE("mapped file: one that is cut short ends the process with one line and
     const MappedFile first(other), file(path);
     touch(file.bytes());
     std::filesystem::resize_file(path, 5000);
-    touch(first.bytes());  // as long as it was
+    touch(first.bytes());  // not truncated
     touch(file.bytes());
   });
   CHECK(ending.status == 2);
   CHECK(ending.err == "tree_attn: " + path + ": truncated, or its disk failed, while it was being read\n");
 }
 
-TEST_CASE("mapped file: a SIGBUS that is not about a mapped file does what it did before") {
+TEST_CASE("mapped file: a SIGBUS outside mapped files has its previous effect") {
   const Scratch scratch;
   const std::string path = scratch.write("ours", std::string(1 << 16, 'x')),
                     foreign = scratch.write("foreign", std::string(1 << 16, 'x'));
@@ -88,17 +90,17 @@ TEST_CASE("mapped file: a SIGBUS that is not about a mapped file does what it di
   CHECK(sent.status == 128 + SIGBUS);
   CHECK(sent.err == "");
 
-  // A foreign mapping that is cut short, at the very place where a mapped file was.
+  // A foreign mapping that is truncated, at the address of a former mapped file.
   const Ending elsewhere = ending_of([&] {
     end_on_cut_file(claim_once, &claimed);
-    const std::byte* place = nullptr;
+    const std::byte* address = nullptr;
     {
       const MappedFile gone(foreign);
-      place = gone.bytes().data();
+      address = gone.bytes().data();
     }
     const int descriptor = ::open(foreign.c_str(), O_RDONLY | O_CLOEXEC);
-    const void* bytes = ::mmap(const_cast<std::byte*>(place), 1 << 16, PROT_READ, MAP_PRIVATE, descriptor, 0);
-    if (bytes != place) ::_exit(3);
+    const void* bytes = ::mmap(const_cast<std::byte*>(address), 1 << 16, PROT_READ, MAP_PRIVATE, descriptor, 0);
+    if (bytes != address) ::_exit(3);
     const MappedFile file(path);
     std::filesystem::resize_file(foreign, 0);
     touch({static_cast<const std::byte*>(bytes), 1 << 16});

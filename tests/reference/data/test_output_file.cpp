@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Files that are written: where links lead, what is planted, what is replaced, and all or none.
+/// @brief Output files: links, planted temporary files, replaced files, and several files written together or not at all.
 #include "reference/data/output_file.hpp"
 #include "tests/support/tensor_files.hpp"
 
@@ -27,7 +27,7 @@ void write_one(const std::string& path, const std::string& text, Streams streams
   OutputFile::put_in_place({&file});
 }
 
-/// The line of the refusal, or "".
+/// The message of the error, or "".
 template <class Use>
 std::string refusal_of(const Use& use) {
   try {
@@ -52,7 +52,7 @@ std::vector<std::string> temporaries(const Scratch& scratch) {
 TEST_CASE("output file: links planted under the names of temporary files are not followed") {
   const Scratch scratch;
   const std::string victim = scratch.write("victim", "as it was"), prefix = ".tree_attn-" + std::to_string(::getpid()) + "-";
-  // The numbers go up by one: that of this file says what the next ones will be called.
+  // The numbers in the names are consecutive, so that of this file predicts the next ones.
   unsigned number = 0;
   {
     OutputFile first(scratch.path("first"), Streams::kRefused);
@@ -80,7 +80,7 @@ TEST_CASE("output file: a replaced file keeps its mode, a new one has that of th
     REQUIRE(::chmod(path.c_str(), mode) == 0);
     OutputFile file(path, Streams::kRefused);
     file.write("new");
-    // Other users cannot read it while it is written either.
+    // Other users cannot read it while it is being written either.
     CHECK(mode_of(scratch.path(temporaries(scratch).at(0))) == mode);
     OutputFile::put_in_place({&file});
     CHECK(mode_of(path) == mode);
@@ -90,7 +90,7 @@ TEST_CASE("output file: a replaced file keeps its mode, a new one has that of th
   CHECK(mode_of(scratch.path("new")) == 0640);
 }
 
-TEST_CASE("output file: links are followed, also where nothing is yet") {
+TEST_CASE("output file: links are followed, also to a file that does not exist yet") {
   const Scratch scratch;
   fs::create_directory(scratch.path("folder"));
   fs::create_symlink("folder/target", scratch.path("relative"));
@@ -103,7 +103,7 @@ TEST_CASE("output file: links are followed, also where nothing is yet") {
   CHECK(Scratch::read(scratch.path("folder/target")) == "second");
   CHECK(fs::is_symlink(scratch.path("relative")));
 
-  // A link in the folder that a link leads to is relative to that folder.
+  // A link in the target folder of another link is relative to that folder.
   fs::create_symlink("end", scratch.path("folder/middle"));
   fs::create_symlink("folder/middle", scratch.path("start"));
   write_one(scratch.path("start"), "third");
@@ -111,7 +111,7 @@ TEST_CASE("output file: links are followed, also where nothing is yet") {
   CHECK(scratch.names().size() == 4);
 }
 
-TEST_CASE("output file: a path that leads nowhere is refused in a line with the reason") {
+TEST_CASE("output file: an invalid path is refused in one line with the reason") {
   const Scratch scratch;
   const auto check_refused = [&](const std::string& path, const std::string& reason) {
     CHECK(refusal_of([&] { OutputFile(path, Streams::kAllowed); }) == path + ": cannot write: " + reason);
@@ -139,12 +139,12 @@ TEST_CASE("output file: a path that leads nowhere is refused in a line with the 
   REQUIRE(::chmod(scratch.path("folder").c_str(), 0555) == 0);
   const AsNobody nobody;
   if (nobody.is_root())
-    MESSAGE("skipped a folder without permission: this is root, who may write anywhere");
+    MESSAGE("skipped a folder without permission: root may write everywhere");
   else
     check_refused(scratch.path("folder/out"), "Permission denied");
 }
 
-TEST_CASE("output file: all take their places, or none") {
+TEST_CASE("output file: all files are renamed, or none") {
   for (const bool replaces : {true, false}) {
     CAPTURE(replaces);
     const Scratch scratch;
@@ -155,7 +155,7 @@ TEST_CASE("output file: all take their places, or none") {
       OutputFile a(first, Streams::kRefused), b(second, Streams::kRefused);
       a.write("new a");
       b.write("new b");
-      // Now the last rename cannot succeed.
+      // The last rename fails now.
       fs::create_directory(second);
       CHECK(refusal_of([&] { OutputFile::put_in_place({&a, &b}); }) == second + ": cannot write: Is a directory");
     }
@@ -175,7 +175,7 @@ TEST_CASE("output file: all take their places, or none") {
   }
 }
 
-TEST_CASE("output file: devices and pipes are written as they are, where they are allowed") {
+TEST_CASE("output file: devices and pipes are written directly, if allowed") {
   const Scratch scratch;
   write_one("/dev/null", "x", Streams::kAllowed);
   CHECK(fs::is_character_file("/dev/null"));
@@ -195,7 +195,7 @@ TEST_CASE("output file: devices and pipes are written as they are, where they ar
   CHECK(scratch.names().size() == 1);
 }
 
-TEST_CASE("output file: one file under two names is found, existing or not") {
+TEST_CASE("output file: one file under two names is detected, existing or not") {
   const Scratch scratch;
   const std::string in = scratch.write("in", "x");
   fs::create_directory(scratch.path("folder"));
@@ -221,7 +221,7 @@ TEST_CASE("output file: one file under two names is found, existing or not") {
   CHECK(!refused("in", "new"));
   CHECK(!refused("new", "newer"));
   CHECK(!refused("new", "folder/new"));
-  // A file that is not there is the same as no other.
+  // A file that does not exist is not equal to any other.
   check_different(
       {{"IN", "none", find_identity(scratch.path("none"))}, {"OUT", "none", find_identity(scratch.path("none"))}});
 }

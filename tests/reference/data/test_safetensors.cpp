@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Reading tensor files: names, order, alignment, the hash; limits; damaged files do no harm.
+/// @brief Reading tensor files: names, order, alignment, hash and limits; damaged files are harmless.
 #include "reference/data/safetensors.hpp"
 #include "reference/data/safetensors_header.hpp"
 #include "tests/support/tensor_files.hpp"
@@ -14,7 +14,7 @@
 
 using namespace tree_attn;
 
-TEST_CASE("safetensors: limits, odd values and what hides behind a NUL are refused") {
+TEST_CASE("safetensors: values beyond limits, odd values and text after a NUL are refused") {
   const Scratch scratch;
   const auto message_for = [&](const std::string& header) {
     const std::string path = scratch.write("odd", with_length(header));
@@ -28,7 +28,7 @@ TEST_CASE("safetensors: limits, odd values and what hides behind a NUL are refus
   std::string zeros = "0";
   for (int i = 0; i < 64; ++i) zeros += ",0";
   CHECK(message_for(shape(zeros)).find("more than 64 axes") != std::string::npos);
-  // Strides of an empty tensor must not overflow, wherever the 0 stands.
+  // Strides of an empty tensor must not overflow, whichever axis is 0.
   const std::string long_axis = std::to_string((std::int64_t{1} << 48) - 1);
   CHECK(message_for(shape("0," + long_axis + "," + long_axis)).find("size overflows") != std::string::npos);
   CHECK(message_for(shape(long_axis + "," + long_axis + ",0")).find("size overflows") != std::string::npos);
@@ -45,7 +45,7 @@ TEST_CASE("safetensors: limits, odd values and what hides behind a NUL are refus
   CHECK(message_for(R"({"__metadata__":{"a":"","\u0061":""}})").find("__metadata__: duplicate key") != std::string::npos);
   CHECK(message_for(R"({"w":{"dtype":"F32","shape":[1e999]}})").find("header is not JSON") != std::string::npos);
   CHECK(message_for(std::string(5000, '[')).find("header is not an object") != std::string::npos);
-  // nlohmann-json takes a NUL for the end of its input.
+  // nlohmann-json treats a NUL as the end of its input.
   CHECK(message_for(std::string("{}\0junk", 7)).find("(bytes after the object), byte 3: NUL") != std::string::npos);
   CHECK(message_for(std::string("{\0}", 3)).find("header is not JSON (NUL), byte 2") != std::string::npos);
   CHECK(message_for("    ").find("header is empty") != std::string::npos);
@@ -59,7 +59,7 @@ TEST_CASE("safetensors: names are compared at full length, tensors come in the o
     return "\"" + name + R"(":{"dtype":"F32","shape":[1,1,1,2],"data_offsets":[)" + std::to_string(begin) + "," +
            std::to_string(begin + 8) + "]}";
   };
-  // One blank in front: the data starts at an odd address.
+  // One leading blank: the data starts at an odd address.
   std::string header =
       " {" + entry("b", 8) + "," + entry("a\\u0000b", 16) + "," + entry("a", 0) + R"(,"__metadata__":{"k":"v"}})";
   header.resize(header.size() / 2 * 2 + 1, ' ');
@@ -87,7 +87,7 @@ TEST_CASE("safetensors: names are compared at full length, tensors come in the o
   CHECK(row[1] == 4);
 }
 
-TEST_CASE("safetensors: a header full of metadata costs a few times its size in memory") {
+TEST_CASE("safetensors: a header full of metadata takes a small multiple of its size in memory") {
   const Scratch scratch;
   constexpr int kKeys = 1'000'000;
   std::ostringstream header;
@@ -97,7 +97,7 @@ TEST_CASE("safetensors: a header full of metadata costs a few times its size in 
   const std::string path = scratch.write("metadata", with_length(header.str()));
   const long header_kib = static_cast<long>(header.str().size() / 1024);
 
-  // In a process of its own: the peak is that of all its life.
+  // In a child process, because the peak is that of the whole lifetime.
   const auto peak_kib = [] {
     rusage used{};
     ::getrusage(RUSAGE_SELF, &used);
@@ -122,7 +122,7 @@ TEST_CASE("safetensors: a header full of metadata costs a few times its size in 
   CHECK(grown < 5 * header_kib);
 }
 
-TEST_CASE("safetensors: the hash tells files apart by header and by size") {
+TEST_CASE("safetensors: the hash distinguishes files by header and by size") {
   const Scratch scratch;
   const auto hash_of = [&](const std::string& bytes) {
     return SafetensorsFile::open(scratch.write("hash", bytes)).header_hash();
@@ -135,14 +135,14 @@ TEST_CASE("safetensors: the hash tells files apart by header and by size") {
   CHECK(hash_of(file_of("q", 4)) == hash_of(file_of("q", 4)));
   CHECK(hash_of(file_of("q", 4)) != hash_of(file_of("k", 4)));
   CHECK(hash_of(file_of("q", 4)) != hash_of(file_of("q", 5)));
-  // FNV-1a of 18 bytes, worked out apart: ranks with different builds must agree too.
+  // FNV-1a of 18 bytes, computed independently: ranks with different builds must agree.
   std::uint64_t hash = 0xcbf29ce484222325u;
   for (const char c : with_length("{}") + std::string("\x0a\0\0\0\0\0\0\0", 8))
     hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211u;
   CHECK(hash_of(with_length("{}")) == hash);
 }
 
-TEST_CASE("safetensors: no prefix of a file is taken for a file, no changed byte of a header does harm") {
+TEST_CASE("safetensors: no prefix of a file is accepted, and changed header bytes are harmless") {
   const Scratch scratch;
   const std::string header = R"({"__metadata__":{"é":"\ud83d\ude00"},)"
                              R"("q":{"dtype":"F32","shape":[1,2,1,2],"data_offsets":[0,16]},)"
@@ -154,7 +154,7 @@ TEST_CASE("safetensors: no prefix of a file is taken for a file, no changed byte
     check_refused(path, refusal(path), "");
   }
 
-  // In place: a byte is changed, looked at, and put back.
+  // Change each byte in place, read the file, and restore the byte.
   const std::string path = scratch.write("changed", whole);
   std::fstream changed(path, std::ios::in | std::ios::out | std::ios::binary);
   int n_taken = 0, n_refused = 0;
@@ -175,7 +175,7 @@ TEST_CASE("safetensors: no prefix of a file is taken for a file, no changed byte
     put(whole[at]);
   }
   CHECK(Scratch::read(path) == whole);
-  MESSAGE(n_taken << " taken, " << n_refused << " refused, sum " << sum);
+  MESSAGE(n_taken << " accepted, " << n_refused << " refused, sum " << sum);
   CHECK(n_taken > 0);
   CHECK(n_refused > n_taken);
 }

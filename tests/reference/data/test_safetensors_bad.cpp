@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Reading tensor files: every bad file is refused for its own reason, every odd but legal one is read.
+/// @brief Reading tensor files: every bad file is refused for its own reason, every unusual but legal one is read.
 ///
-/// The files are those of tests/data/safetensors_bad.json; what is too large or no file at all is made here.
+/// The files are those of tests/data/safetensors_bad.json. Files that are too large, and paths that are not files, are made
+/// here.
 #include "reference/data/safetensors.hpp"
 #include "tests/support/tensor_files.hpp"
 
@@ -20,7 +21,7 @@ namespace {
 
 using namespace tree_attn;
 
-/// The reason that must be named, for each case that must be refused.
+/// The expected reason for each case that must be refused.
 const std::map<std::string, std::string> kReasons = {
     {"empty_file", "file too short: 0 bytes, needs 8"},
     {"seven_bytes", "file too short: 7 bytes, needs 8"},
@@ -89,7 +90,7 @@ const std::map<std::string, std::string> kReasons = {
     {"tool_dtype_unsupported", "tensor \"k\": dtype I64 not supported (F64, F32, F16, BF16)"},
 };
 
-/// Cases about several tensors or ranks, which the program's tests hold.
+/// Cases with several tensors or ranks, which are tested with the program.
 const std::set<std::string> kElsewhere = {"tool_head_dim_differs", "tool_lengths_differ", "tool_heads_do_not_divide",
                                           "differs_between_ranks"};
 
@@ -135,7 +136,7 @@ TEST_CASE("safetensors: every bad file is refused for its own reason, every lega
   CHECK(n_refused >= 57);
   CHECK(n_read >= 11);
 
-  // What is left has a test below, or in the program's tests.
+  // The remaining cases have a test below, or are tested with the program.
   std::set<std::string> expected = kElsewhere;
   expected.insert({"overlap_many", "name_long", "directory", "no_permission", "fifo", "ok_over_2gib"});
   CHECK(made_here == expected);
@@ -150,11 +151,11 @@ TEST_CASE("safetensors: a million overlapping tensors are refused without compar
   const std::string path = scratch.write("overlap_many", with_length(header + "}", std::string(16, '\0')));
   const auto start = std::chrono::steady_clock::now();
   check_refused(path, refusal(path), kReasons.at("overlap_many"));
-  // A second or two, half a minute under sanitizers; all pairs would take the better part of an hour.
+  // This takes one or two seconds, and half a minute under sanitizers. Comparing all pairs would take most of an hour.
   CHECK(std::chrono::steady_clock::now() - start < std::chrono::minutes(5));
 }
 
-TEST_CASE("safetensors: what a message shows is cut and escaped") {
+TEST_CASE("safetensors: names in messages are truncated and escaped") {
   const Scratch scratch;
   const auto message_for = [&](const std::string& name) {
     const std::string path = scratch.write(
@@ -166,17 +167,17 @@ TEST_CASE("safetensors: what a message shows is cut and escaped") {
   CHECK(message_for(std::string(1'000'000, 'a')).find(kReasons.at("name_long")) != std::string::npos);
   CHECK(message_for("a\\nb\\u001b[31m\\u0000").find("tensor \"a\\x0ab\\x1b[31m\\x00\":") != std::string::npos);
   CHECK(message_for("\\u202e\\u009b").find("tensor \"\\xe2\\x80\\xae\\xc2\\x9b\":") != std::string::npos);
-  // A cut never halves a character.
+  // Truncation never splits a character.
   CHECK(message_for(std::string(59, 'a') + "\xC3\xA9").find(std::string(59, 'a') + "...\"") != std::string::npos);
   CHECK(readable("\xff\xC3", 8) == "\\xff\\xc3");
   CHECK(readable("") == "");
   // A surrogate and an overlong form are not characters.
   CHECK(readable("\xED\xA0\x80\xE0\x80\x80") == "\\xed\\xa0\\x80\\xe0\\x80\\x80");
 
-  // The path is shown in full, but it too stays on its line.
+  // The path is shown in full, but escaped too, so that the message stays on one line.
   const std::string path = scratch.write("two\nlines", "");
   CHECK(refusal(path).find("two\\x0alines: file too short") != std::string::npos);
-  // Many names, long ones: still one readable line.
+  // Many long names still give one readable line.
   std::string header = "{";
   for (int i = 10; i < 99; ++i) {
     header += (i == 10 ? "\"" : ",\"") + std::to_string(i) + std::string(50, 'n') +
@@ -186,7 +187,7 @@ TEST_CASE("safetensors: what a message shows is cut and escaped") {
   check_refused(many, refusal(many, [](const SafetensorsFile& file) { file.at("k"); }), "(89 in all)");
 }
 
-TEST_CASE("safetensors: what is not a file that can be read is refused, and never waited for") {
+TEST_CASE("safetensors: a path that is not a readable file is refused without waiting") {
   const Scratch scratch;
   const std::string folder = scratch.path("folder"), pipe = scratch.path("pipe"), closed = scratch.write("closed", "x");
   REQUIRE(::mkdir(folder.c_str(), 0755) == 0);
@@ -199,7 +200,7 @@ TEST_CASE("safetensors: what is not a file that can be read is refused, and neve
   check_refused(scratch.path("none"), refusal(scratch.path("none")), "cannot open: No such file or directory");
   const AsNobody nobody;
   if (nobody.is_root()) {
-    MESSAGE("skipped no_permission: this is root, who may open anything");
+    MESSAGE("skipped no_permission: root may open every file");
   } else {
     check_refused(closed, refusal(closed), kReasons.at("no_permission"));
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Writing tensor files: what is written is read back, and a failed write leaves nothing.
+/// @brief Writing tensor files: written tensors are read back unchanged, and a failed write leaves no file.
 #include "reference/data/safetensors.hpp"
 #include "tests/support/tensor_files.hpp"
 
@@ -22,7 +22,7 @@ namespace {
 
 using namespace tree_attn;
 
-/// Files of this process may hold at most so many bytes while it lives: a disk that fills up, without one.
+/// Limits the size of files of this process during its lifetime, to simulate a full disk.
 class DiskOf {
  public:
   explicit DiskOf(rlim_t bytes) : old_handler_(std::signal(SIGXFSZ, SIG_IGN)) {
@@ -53,7 +53,7 @@ std::span<const std::byte> bytes_of(const std::string& text) { return std::as_by
 
 }  // namespace
 
-TEST_CASE("writer: every dtype, empty tensors, scalars and odd names come back as they were") {
+TEST_CASE("writer: every dtype, empty tensors, scalars and odd names are read back unchanged") {
   const std::vector<std::string> dtypes = {
       "BOOL", "F4",  "F6_E2M3", "F6_E3M2", "U8",  "I8",  "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ",
       "I16",  "U16", "F16",     "BF16",    "I32", "U32", "F32",     "C64",     "F64",     "I64",         "U64"};
@@ -61,7 +61,7 @@ TEST_CASE("writer: every dtype, empty tensors, scalars and odd names come back a
   const std::vector<std::string> names = {"", "q", "naïve \"\\ / ключ 😀", std::string("a\0b", 3), "../../etc/passwd\n\x7f"};
 
   SafetensorsWriter writer;
-  std::deque<std::string> stored;  // keeps its strings where they are
+  std::deque<std::string> stored;  // a deque does not move its strings
   std::map<std::string, std::pair<std::string, std::vector<std::int64_t>>> wanted;
   std::map<std::string, std::string> wanted_bytes;
   const auto add = [&](const std::string& name, const std::string& dtype, const std::vector<std::int64_t>& shape) {
@@ -85,7 +85,7 @@ TEST_CASE("writer: every dtype, empty tensors, scalars and odd names come back a
   writer.write(path);
   CHECK(scratch.names() == std::vector<std::string>{"out.safetensors"});
   const SafetensorsFile file = SafetensorsFile::open(path);
-  // Wide numbers come first, so each lies at a multiple of its size.
+  // Wide elements come first, so each tensor starts at a multiple of its element size.
   for (const TensorInfo& tensor : file.tensors()) {
     CHECK(reinterpret_cast<std::uintptr_t>(file.data(tensor)) %
               std::max(1u, static_cast<unsigned>(bits_of_dtype(tensor.dtype)) / 8) ==
@@ -103,19 +103,19 @@ TEST_CASE("writer: every dtype, empty tensors, scalars and odd names come back a
             0);
     }
   }
-  // The same tensors, the same bytes; no name of a file or a process in them.
+  // Equal tensors give equal bytes, without names of files or processes.
   writer.write(scratch.path("again"));
   CHECK(Scratch::read(path) == Scratch::read(scratch.path("again")));
 }
 
-TEST_CASE("writer: no tensors at all is a file too") {
+TEST_CASE("writer: a file without tensors") {
   const Scratch scratch;
   SafetensorsWriter().write(scratch.path("none"));
   CHECK(Scratch::read(scratch.path("none")) == std::string("\x08\0\0\0\0\0\0\0{}      ", 16));
   CHECK(SafetensorsFile::open(scratch.path("none")).tensors().empty());
 }
 
-TEST_CASE("writer: a file may be replaced while it is mapped, through a link, and in the folder one stands in") {
+TEST_CASE("writer: a file may be replaced while it is mapped, through a link, and in the current folder") {
   const Scratch scratch;
   const std::string old_bytes = "old!", new_bytes = "new!";
   const std::string path = scratch.path("x"), link = scratch.path("link");
@@ -131,7 +131,7 @@ TEST_CASE("writer: a file may be replaced while it is mapped, through a link, an
   const SafetensorsFile file = SafetensorsFile::open(path);
   CHECK(std::memcmp(file.data(file.at("w")), "new!", 4) == 0);
 
-  // A name as long as names may be, and a path without a folder.
+  // A name of the maximum length, and a path without a folder.
   new_writer.write(scratch.path(std::string(255, 'n')));
   const std::filesystem::path before = std::filesystem::current_path();
   std::filesystem::current_path(scratch.folder());
@@ -141,7 +141,7 @@ TEST_CASE("writer: a file may be replaced while it is mapped, through a link, an
   CHECK(scratch.names().size() == 4);
 }
 
-TEST_CASE("writer: a write that fails says why and leaves nothing behind") {
+TEST_CASE("writer: a failed write reports the reason and leaves no file") {
   const Scratch scratch;
   const std::string bytes(1 << 16, 'x');
   SafetensorsWriter writer;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Problems: made-up numbers do not depend on who asks for them, caches grow by a key a step, files say what is
-/// wrong.
+/// @brief Workloads: synthetic elements do not depend on the cut, caches grow by one key per step, and errors in files are
+/// reported.
 #include "reference/data/workload.hpp"
 #include "reference/decode/backend.hpp"
 #include "tests/support/tensor_files.hpp"
@@ -19,7 +19,7 @@ namespace {
 
 const WorkloadShape kShape{{.batch = 2, .heads = 4, .kv_heads = 2, .head_dim = 5, .value_dim = 3}, 37, {37, 30}};
 
-/// Whether a part, of one batch entry or of all, holds what the whole holds at its positions.
+/// Whether a part, of one batch entry or of all, equals the whole at its positions.
 bool is_part_of(const Shard& part, const Shard& whole, std::optional<std::int64_t> entry = {}) {
   const auto same = [&](const TensorView& some, const TensorView& all) {
     const TensorView at = all.positions(part.begin, part.end());
@@ -28,7 +28,7 @@ bool is_part_of(const Shard& part, const Shard& whole, std::optional<std::int64_
   return same(part.k, whole.k) && same(part.v, whole.v);
 }
 
-/// All positions of a cache that some entry uses, in host memory; valid as long as `memory`.
+/// The positions of a cache up to its longest entry, in host memory; valid as long as `memory`.
 Shard held_by(const KvCache& cache, std::vector<std::byte>& memory) {
   return cache.shard(cache.longest(), [&memory](std::size_t n) {
     memory.assign(n, std::byte{0});
@@ -36,7 +36,7 @@ Shard held_by(const KvCache& cache, std::vector<std::byte>& memory) {
   });
 }
 
-/// A file with q [1, 2, l, 3], k [1, 1, 6, 3], v [1, 1, 6, 2] whose numbers count up, and lengths if given.
+/// A file with q [1, 2, l, 3], k [1, 1, 6, 3], v [1, 1, 6, 2] with consecutive elements, and lengths if given.
 std::string write_file(const Scratch& scratch, std::int64_t l, const std::vector<std::int64_t>& lengths = {},
                        DType v_dtype = DType::F32) {
   const auto counting = [](Shape shape, DType dtype = DType::F32) {
@@ -62,13 +62,13 @@ std::string refusal_of(const std::string& path, int steps) {
 
 }  // namespace
 
-TEST_CASE("made-up problem: the same numbers for every cut, storage row by storage row") {
+TEST_CASE("synthetic workload: the same elements for every cut") {
   const auto workload = make_workload(kShape, 5, 1);
   const Shard whole = workload->whole();
   CHECK(whole.end() == 37);
   for (int p = 1; p <= 8; ++p) {
     for (const KeyRange& range : even_ranges(37, p, 4)) {
-      // One that has made other rows before, and a fresh one.
+      // A workload that has produced other rows before, and a new one.
       for (const std::int64_t entry : {0, 1}) {
         CHECK(is_part_of(workload->keys_and_values(entry, range), whole, entry));
         CHECK(is_part_of(make_workload(kShape, 5, 1)->keys_and_values(entry, range), whole, entry));
@@ -77,7 +77,7 @@ TEST_CASE("made-up problem: the same numbers for every cut, storage row by stora
   }
 }
 
-TEST_CASE("made-up problem: the seed decides, and heads, positions and tensors differ") {
+TEST_CASE("synthetic workload: seeds, heads, positions and tensors differ") {
   const auto workload = make_workload(kShape, 5, 1), again = make_workload(kShape, 5, 1),
              other = make_workload(kShape, 6, 1);
   const Tensor k = copy_of(workload->whole().k), v = copy_of(workload->whole().v), q = copy_of(workload->query(0));
@@ -85,7 +85,7 @@ TEST_CASE("made-up problem: the seed decides, and heads, positions and tensors d
   CHECK(q.bytes == copy_of(again->query(0)).bytes);
   CHECK(k.bytes != copy_of(other->whole().k).bytes);
   CHECK(q.bytes != copy_of(other->query(0)).bytes);
-  // Any two rows differ in their first number: 2 * 2 * 37 of k, as many of v, 8 of q.
+  // Any two rows differ in their first element: 2 * 2 * 37 of k, as many of v, 8 of q.
   std::vector<double> first;
   for (const Tensor* tensor : {&q, &k, &v}) {
     for (std::int64_t i = 0; i < 2; ++i) {
@@ -95,11 +95,11 @@ TEST_CASE("made-up problem: the seed decides, and heads, positions and tensors d
     }
   }
   std::sort(first.begin(), first.end());
-  // 304 numbers of 18 bits: equal ones by chance are rare, equal ones by mistake come in dozens.
+  // 304 elements of 18 bits: few are equal by chance, and a mistake would make dozens equal.
   CHECK(std::unique(first.begin(), first.end()) - first.begin() > 300);
 }
 
-TEST_CASE("made-up problem: numbers have mean 0, variance 1, no correlation from row to row, and end at 3.5") {
+TEST_CASE("synthetic workload: elements have mean 0, variance 1, no correlation between rows, and magnitudes up to 3.5") {
   const auto workload = make_workload({{.heads = 1, .kv_heads = 1, .head_dim = 128, .value_dim = 1}, 2000, {2000}}, 3, 1);
   const Tensor k = copy_of(workload->whole().k);
   std::vector<float> elements(2000 * 128);
@@ -111,7 +111,7 @@ TEST_CASE("made-up problem: numbers have mean 0, variance 1, no correlation from
     if (i >= 128) products += elements[i] * elements[i - 128];
     largest = std::max(largest, std::abs(static_cast<double>(elements[i])));
   }
-  // A few standard errors of 256000 numbers, 1/506 each.
+  // A few standard errors of 256000 elements, 1/506 each.
   const double n = static_cast<double>(elements.size());
   CHECK(std::abs(sum / n) < 0.01);
   CHECK(std::abs(squares / n - 1) < 0.01);
@@ -120,7 +120,7 @@ TEST_CASE("made-up problem: numbers have mean 0, variance 1, no correlation from
   CHECK(largest > 3);
 }
 
-TEST_CASE("made-up problem: stored types hold the same numbers, rounded") {
+TEST_CASE("synthetic workload: all storage types hold the same elements, rounded") {
   WorkloadShape shape = kShape;
   const auto exact = make_workload(shape, 5, 1);
   for (const DType dtype : {DType::F16, DType::BF16}) {
@@ -134,7 +134,7 @@ TEST_CASE("made-up problem: stored types hold the same numbers, rounded") {
   }
 }
 
-TEST_CASE("made-up problem: a key more in every step, and the last step is the same whatever their number") {
+TEST_CASE("synthetic workload: one more key in every step, and the last step does not depend on their number") {
   const auto one = make_workload(kShape, 5, 1);
   for (const int steps : {1, 2, 7, 36}) {
     CAPTURE(steps);
@@ -144,7 +144,7 @@ TEST_CASE("made-up problem: a key more in every step, and the last step is the s
       CHECK(workload->n_keys(t) == 37 - to_come);
       CHECK(workload->lengths(t) == std::vector<std::int64_t>{37 - to_come, std::max<std::int64_t>(0, 30 - to_come)});
     }
-    // What there is before the first step: everything, or all that is not appended later.
+    // The lengths before the first step: all positions, or all that are not appended later.
     const std::int64_t n = steps == 1 ? 0 : steps;
     CHECK(workload->lengths_at_start() == std::vector<std::int64_t>{37 - n, std::max<std::int64_t>(0, 30 - n)});
     CHECK(copy_of(workload->query(steps - 1)).bytes == copy_of(one->query(0)).bytes);
@@ -152,7 +152,7 @@ TEST_CASE("made-up problem: a key more in every step, and the last step is the s
   }
 }
 
-TEST_CASE("fill: a cache gets the positions of its capacity below the lengths, and nothing twice") {
+TEST_CASE("fill: a cache receives the positions of its capacity below the lengths, each once") {
   const auto workload = make_workload(kShape, 5, 1);
   const Shard whole = workload->whole();
   std::vector<std::byte> memory;
@@ -173,7 +173,7 @@ TEST_CASE("fill: a cache gets the positions of its capacity below the lengths, a
   }
 }
 
-TEST_CASE("file problem: without steps every query position is one query of the same step") {
+TEST_CASE("file workload: without steps all query positions belong to one step") {
   const Scratch scratch;
   const auto file = SafetensorsFile::open(write_file(scratch, 4));
   const auto workload = open_workload(file, 1);
@@ -194,7 +194,7 @@ TEST_CASE("file problem: without steps every query position is one query of the 
   CHECK(cache->shard(6, [](std::size_t) { return nullptr; }).k.data == workload->whole().k.data);
 }
 
-TEST_CASE("file problem: with steps, step t has query position t and all keys but those still to come") {
+TEST_CASE("file workload: with steps, step t has query position t and all keys but those of later steps") {
   const Scratch scratch;
   const auto file = SafetensorsFile::open(write_file(scratch, 4, {5}));
   const auto workload = open_workload(file, 4);
@@ -206,7 +206,7 @@ TEST_CASE("file problem: with steps, step t has query position t and all keys bu
     CHECK(q.shape == Shape{1, 2, 1, 3});
     CHECK(row_of(q, 0, 1, 0)[0] == 3 * (4 + t));
   }
-  // Borrowed up to the first step, appended from there on.
+  // Positions before the first step are borrowed, the others appended.
   const auto cache = cpu_backend().make_cache(workload->shape(), {2, 6});
   fill_at_start(*cache, *workload, workload->lengths_at_start());
   CHECK(cache->longest() == 0);
@@ -220,7 +220,7 @@ TEST_CASE("file problem: with steps, step t has query position t and all keys bu
   }
 }
 
-TEST_CASE("file problem: what does not belong together is refused") {
+TEST_CASE("file workload: inconsistent tensors and lengths are refused") {
   const Scratch scratch;
   const auto check = [&](const std::string& path, int steps, const std::string& reason) {
     check_refused(path, refusal_of(path, steps), reason);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief A decode step allocates nothing on the CPU: operator new, which this program replaces, counts.
+/// @brief A decode step on the CPU allocates nothing, as counted by a replaced operator new.
 #include "reference/decode/backend.hpp"
 #include "tests/support/tensor_workload.hpp"
 
@@ -21,7 +21,7 @@ void* counted(std::size_t n, std::size_t alignment = alignof(std::max_align_t)) 
   throw std::bad_alloc();
 }
 
-/// Not inlined: compilers know that what operator new returns is not for free().
+/// Not inlined: compilers warn when memory from operator new is passed to free().
 [[gnu::noinline]] void release(void* memory) { std::free(memory); }
 
 }  // namespace
@@ -41,7 +41,7 @@ void operator delete[](void* memory, std::size_t, std::align_val_t) noexcept { r
 
 namespace tree_attn::test {
 
-TEST_CASE("step: appending a position and decoding allocate nothing, from the first step on") {
+TEST_CASE("step: appending a position and decoding allocate nothing, including the first step") {
   for (const DType dtype : {DType::F32, DType::BF16}) {
     const auto workload =
         normal_workload(5500, {.batch = 2, .heads = 4, .kv_heads = 2, .n_queries = 2, .n_keys = 300, .dtype = dtype});
@@ -71,7 +71,7 @@ TEST_CASE("step: appending a position and decoding allocate nothing, from the fi
       }
     }
   }
-  // The counter counts.
+  // The counter works.
   const int before = n_allocations;
   const std::vector<float> some(1000);
   CHECK(n_allocations == before + 1);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The KV cache of the CPU and its sessions: growth changes no bit, and what does not fit is refused.
+/// @brief The KV cache of the CPU and its sessions: growth changes no bit, and invalid input is refused.
 #include "reference/decode/backend.hpp"
 #include "reference/decode/decode.hpp"
 #include "tests/support/tensor_workload.hpp"
@@ -30,7 +30,7 @@ std::vector<std::int64_t> used(const std::vector<std::int64_t>& lengths) { retur
 }  // namespace
 
 /// @tested{eq_7, eq. (7)}
-TEST_CASE("cache: keys appended in portions of any size have the states of a shard that was there from the start") {
+TEST_CASE("cache: keys appended in portions of any size have the same states as a whole shard") {
   for (const DType dtype : {DType::F32, DType::BF16}) {
     const std::vector<std::int64_t> lengths{300, 0, 71, 133};
     const auto workload = normal_workload(5100,
@@ -48,7 +48,7 @@ TEST_CASE("cache: keys appended in portions of any size have the states of a sha
       CAPTURE(portion);
       const auto cache = cpu_backend().make_cache(workload->shape(), kCapacity);
       const auto session = cache->open(workload->scale);
-      // The positions of all entries, a portion at a time; a decode in between leaves no trace.
+      // Append the positions of all entries in portions. A decode in between has no effect on later ones.
       for (std::int64_t begin = kCapacity.begin; begin < kCapacity.end; begin += portion) {
         for (std::int64_t i = 0; i < 4; ++i) {
           const std::int64_t end = std::min({begin + portion, kCapacity.end, lengths[static_cast<std::size_t>(i)]});
@@ -69,7 +69,7 @@ TEST_CASE("cache: keys appended in portions of any size have the states of a sha
   }
 }
 
-TEST_CASE("cache: borrowed positions are read where they are, and appended ones follow them") {
+TEST_CASE("cache: borrowed positions are read in place, and appended ones follow them") {
   const std::vector<std::int64_t> lengths{300, 90};
   const auto workload = normal_workload(5200, {.batch = 2, .n_keys = 300}, lengths);
   const Forest<float> want = decode_shard(workload->query(0), workload->shard(kCapacity), lengths, workload->scale);
@@ -77,7 +77,7 @@ TEST_CASE("cache: borrowed positions are read where they are, and appended ones 
   const auto cache = cpu_backend().make_cache(workload->shape(), kCapacity);
   const auto session = cache->open(workload->scale);
 
-  // All of it: nothing is copied, but the view is of a longer array and not dense.
+  // Borrow all positions. Nothing is copied, but the view is of a longer array and not dense.
   cache->borrow(workload->shard(kCapacity), used(lengths));
   CHECK(same_states(session->decode(workload->query(0), lengths).host(), want));
   CHECK_THROWS_AS(cache->shard(230, no_memory), std::logic_error);
@@ -85,7 +85,7 @@ TEST_CASE("cache: borrowed positions are read where they are, and appended ones 
   cache->borrow({k.view(), v.view(), kCapacity.begin}, used(lengths));
   CHECK(cache->shard(230, no_memory).k.data == k.bytes.data());
 
-  // A part of it; then the rest, also after some was dropped again.
+  // Borrow a part, then append the rest, also after some positions were truncated.
   for (int repetition = 0; repetition < 2; ++repetition) {
     if (repetition == 0) cache->borrow(workload->shard(kCapacity), std::vector<std::int64_t>{100, 20});
     if (repetition == 1) cache->truncate(0, 40), cache->truncate(1, 0);
@@ -97,7 +97,7 @@ TEST_CASE("cache: borrowed positions are read where they are, and appended ones 
     CHECK(same_states(session->decode(workload->query(0), lengths).host(), want));
   }
 
-  // What is appended in place of borrowed positions counts, and the borrowed memory is as it was.
+  // Positions appended in place of borrowed ones take effect, and the borrowed memory is unchanged.
   cache->borrow(workload->shard(kCapacity), used(lengths));
   const auto other = cpu_backend().make_cache(workload->shape(), kCapacity);
   for (std::int64_t i = 0; i < 2; ++i) {
@@ -112,7 +112,7 @@ TEST_CASE("cache: borrowed positions are read where they are, and appended ones 
   cache->borrow(workload->shard(kCapacity), used(lengths));
   CHECK(same_states(session->decode(workload->query(0), lengths).host(), want));
 
-  // On host memory it is what it was, where it is used.
+  // shard() copies the positions in use unchanged.
   std::vector<std::byte> memory;
   const Shard copy = cache->shard(230, [&memory](std::size_t n) {
     memory.resize(n);
@@ -123,7 +123,7 @@ TEST_CASE("cache: borrowed positions are read where they are, and appended ones 
   CHECK(copy_of(copy.v.entry(1).positions(0, 20)).bytes == copy_of(v.view().entry(1).positions(0, 20)).bytes);
 }
 
-TEST_CASE("cache: what does not fit is refused in a line with the values, and nothing is changed") {
+TEST_CASE("cache: what does not fit is refused in one line with the values, and changes nothing") {
   const auto workload = normal_workload(5300, {.batch = 2, .n_keys = 300});
   const auto cache = cpu_backend().make_cache(workload->shape(), {0, 5});
   const Shard three = part(*workload, 1, 0, 3);
@@ -164,7 +164,7 @@ TEST_CASE("cache: what does not fit is refused in a line with the values, and no
                        std::invalid_argument);
   CHECK(std::vector(cache->lengths().begin(), cache->lengths().end()) == std::vector<std::int64_t>{0, 3});
 
-  // A step that asks for more than is held, and one with other queries.
+  // A step with a length beyond the positions held, and one with another shape of queries.
   const auto session = cache->open(1);
   CHECK_THROWS_WITH_AS(
       session->decode(workload->query(0), std::vector<std::int64_t>{0, 4}),
@@ -176,7 +176,7 @@ TEST_CASE("cache: what does not fit is refused in a line with the values, and no
   CHECK_NOTHROW(session->decode(workload->query(0), std::vector<std::int64_t>{0, 3}));
 }
 
-TEST_CASE("cache: another range of positions takes the same memory, empty ranges and empty batches have no states") {
+TEST_CASE("cache: reset reuses the memory for another range; empty ranges and empty batches have no states") {
   const auto workload = normal_workload(5400, {.batch = 2, .n_keys = 300});
   const auto cache = cpu_backend().make_cache(workload->shape(), {0, 200});
   const auto session = cache->open(workload->scale);
@@ -187,7 +187,7 @@ TEST_CASE("cache: another range of positions takes the same memory, empty ranges
     cache->borrow(workload->shard(capacity), std::vector<std::int64_t>{capacity.size(), capacity.size()});
     CHECK(same_states(session->decode(workload->query(0), workload->lengths()).host(),
                       decode_shard(workload->query(0), workload->shard(capacity), workload->lengths(), workload->scale)));
-    // What was borrowed for one range is not there in the next.
+    // Positions borrowed for one range are not kept for the next.
     cache->reset(capacity);
     for (std::int64_t i = 0; i < 2; ++i)
       cache->append(i, part(*workload, i, capacity.begin, capacity.end).k,
@@ -205,7 +205,7 @@ TEST_CASE("cache: another range of positions takes the same memory, empty ranges
   CHECK(empty->longest() == 0);
 }
 
-TEST_CASE("cache: what a backend says that a session will take is what it takes") {
+TEST_CASE("cache: the memory that a backend predicts for a session is what the session holds") {
   for (const KeyRange capacity : {KeyRange{0, 0}, {0, 64}, {0, 1000}, {77, 5000}}) {
     for (const std::int64_t n_queries : {1, 3}) {
       const AttentionShape shape{

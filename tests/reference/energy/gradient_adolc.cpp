@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The gradient of the energy by ADOL-C: a reverse mode that this project did not write, through the same code.
+/// @brief The gradient of the energy by ADOL-C, an independent reverse mode applied to the same code.
 #include "reference/energy/energy.hpp"
 
 #include <Eigen/Core>
@@ -13,7 +13,7 @@
 
 namespace Eigen {
 
-/// Tells Eigen that an adouble stands wherever a double does.
+/// Tells Eigen that an adouble may be used wherever a double is.
 template <>
 struct NumTraits<adouble> : NumTraits<double> {
   using Real = adouble;
@@ -37,7 +37,7 @@ Matrix matrix(std::mt19937& random, Index rows, Index cols) {
   return Matrix::NullaryExpr(rows, cols, [&] { return normal(random); });
 }
 
-/// Tapes the energy of causal queries; returns its value.
+/// Records the energy of causal queries on a tape and returns its value.
 double tape_energy(const Head& head) {
   trace_on(kTape);
   MatrixOf<adouble> Zeta(head.Zeta.rows(), head.Zeta.cols());
@@ -49,7 +49,7 @@ double tape_energy(const Head& head) {
   return value;
 }
 
-/// Operations on the tape.
+/// Number of operations on the tape.
 std::size_t n_taped() {
   std::size_t stats[STAT_SIZE];
   tapestats(kTape, stats);
@@ -61,7 +61,7 @@ std::size_t n_taped() {
 /// @tested{obs_1, Obs. 1}
 /// @tested{eq_5, eq. (5)}
 /// @tested{eq_26, eq. (26)}
-TEST_CASE("gradient: ADOL-C's reverse mode through the code of the energy gives attention, for causal heads, at any zeta") {
+TEST_CASE("gradient: ADOL-C's reverse mode applied to the energy gives attention, for causal heads, at any zeta") {
   CAPTURE(kSeed);
   std::mt19937 random(kSeed);
   for (const double size : {0.0, 0.5, 3.0}) {
@@ -89,13 +89,13 @@ TEST_CASE("gradient: ADOL-C's Hessian of the energy is the covariance of the val
   const Vector P = softmax(exponents(head.Q.row(0).transpose(), head.K, head.V, head.Zeta.row(0).transpose()));
   const Vector mean = head.V.transpose() * P;
   const Matrix want = head.V.transpose() * P.asDiagonal() * head.V - mean * mean.transpose();
-  // ADOL-C fills the lower triangle: row i up to i.
+  // ADOL-C fills the lower triangle: row i up to column i.
   for (Index i = 0; i < 4; ++i) {
     for (Index j = 0; j <= i; ++j) CHECK(std::abs(H(j, i) - want(i, j)) < 1e-13);
   }
 }
 
-TEST_CASE("gradient: ADOL-C's tape, and so its sweep back, grows with the energy and not with its square") {
+TEST_CASE("gradient: the length of ADOL-C's tape, and of its sweep, is linear in the cost of the energy") {
   CAPTURE(kSeed);
   std::mt19937 random(kSeed);
   const auto n_operations = [&random](Index d_v) {
@@ -104,6 +104,6 @@ TEST_CASE("gradient: ADOL-C's tape, and so its sweep back, grows with the energy
   };
   const double each = (n_operations(256) - n_operations(128)) / 128;
   CHECK((n_operations(64) - n_operations(32)) / 32 == doctest::Approx(each).epsilon(1e-14));
-  // The tape notes constants and copies too; per multiplication or addition of the energy it stays at a few steps.
+  // The tape also records constants and copies, a few steps per multiplication or addition of the energy.
   CHECK(n_operations(256) / (32 * (2 * 16 + 2 * 256)) < 5);
 }

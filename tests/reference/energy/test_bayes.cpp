@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The log-likelihood of appendix C.2: its saddle, and the maximum that is there once the source is eliminated.
+/// @brief The log-likelihood of appendix C.2: its saddle, and the maximum after the source is eliminated.
 #include "reference/energy/bayes.hpp"
 
 #include <doctest/doctest.h>
@@ -14,7 +14,7 @@ using namespace tree_attn;
 constexpr unsigned kSeed = 30;
 constexpr double kStep = 1e-5;
 
-/// l queries over N random keys; the scale is folded into the queries.
+/// l queries over N random keys; the queries include the scale.
 struct Workload {
   Matrix Q, K, V;
   std::mt19937 random;
@@ -47,7 +47,7 @@ Matrix slopes(Function function, const Matrix& at) {
 }  // namespace
 
 /// @tested{eq_30, eq. (30)}
-TEST_CASE("log-likelihood: F stands outside the sum over components, once for each query") {
+TEST_CASE("log-likelihood: F is outside the sum over components, once per query") {
   CAPTURE(kSeed);
   Workload p(9, 4, 3);
   const Matrix Zeta = p.matrix(3, 4), Z = p.matrix(3, 4);
@@ -64,7 +64,7 @@ TEST_CASE("log-likelihood: F stands outside the sum over components, once for ea
 }
 
 /// @tested{eq_31, eq. (31)}
-TEST_CASE("log-likelihood: its slopes in the source and in the activation (central differences)") {
+TEST_CASE("log-likelihood: its derivatives in the source and in the activation (central differences)") {
   CAPTURE(kSeed);
   Workload p(9, 4, 3);
   for (int repeat = 0; repeat < 3; ++repeat) {
@@ -92,13 +92,14 @@ TEST_CASE("log-likelihood: stationary at zero source and causal attention, and n
     CHECK((at.Z.row(i).transpose() - attention_mean(p.Q.row(i).transpose(), p.K.topRows(n), p.V.topRows(n))).norm() < 1e-14);
   }
 
-  // F subtracted once for each of d_v components would be stationary at d_v times attention.
+  // F subtracted once per component would be stationary at d_v times attention.
   const auto misprinted = [&](const Matrix& Zeta) {
     return at.Z.cwiseProduct(Zeta).sum() - 4 * causal_energy(p.Q, p.K, p.V, Zeta);
   };
   CHECK((slopes(misprinted, at.Zeta) + 3 * at.Z).cwiseAbs().maxCoeff<Eigen::PropagateNaN>() < 1e-7);
 
-  // Away from it one of the two slopes is as large as the distance in zeta, or the distance in z less what F bends.
+  // Elsewhere one of the two derivatives is bounded below: by the distance in zeta, or by the distance in z minus the
+  // curvature of F.
   for (int repeat = 0; repeat < 20; ++repeat) {
     const SourceAndActivation off{repeat % 2 * p.matrix(3, 4), at.Z + p.matrix(3, 4)};
     const SourceAndActivation s = log_likelihood_gradient(p.Q, p.K, p.V, off);
@@ -108,7 +109,7 @@ TEST_CASE("log-likelihood: stationary at zero source and causal attention, and n
 
 /// @tested{eq_34, eq. (34)}
 /// @tested{slip_3, slip 3}
-TEST_CASE("log-likelihood: the stationary point is a saddle, with d_v directions up and d_v down") {
+TEST_CASE("log-likelihood: the stationary point is a saddle, with d_v ascending and d_v descending directions") {
   CAPTURE(kSeed);
   for (const Eigen::Index N : {1, 2, 4, 40}) {  // the covariance is singular for N <= 3
     CAPTURE(N);
@@ -120,7 +121,7 @@ TEST_CASE("log-likelihood: the stationary point is a saddle, with d_v directions
       CHECK(signature(H).n_negative == 3);
       CHECK(H.determinant() == doctest::Approx(-1).epsilon(1e-13));  // (-1)^d_v
 
-      // Against differences of the slopes, column by column.
+      // Compare with differences of the gradient, column by column.
       const Vector z = p.matrix(3, 1);
       for (Eigen::Index j = 0; j < 6; ++j) {
         const auto slope_at = [&](double h) {
@@ -139,11 +140,11 @@ TEST_CASE("log-likelihood: the stationary point is a saddle, with d_v directions
   }
 }
 
-TEST_CASE("signature: an eigenvalue of rounding size has no sign, in any unit") {
+TEST_CASE("signature: an eigenvalue of the size of rounding counts as 0, at any scale") {
   CAPTURE(kSeed);
   Workload p(1);
   for (int repeat = 0; repeat < 10; ++repeat) {
-    // Rank 2 of 6: one positive eigenvalue, one negative, and four that are 0 but for rounding.
+    // Rank 2 of 6: one positive and one negative eigenvalue, and four that are 0 up to rounding.
     const Vector up = p.matrix(6, 1), down = p.matrix(6, 1);
     const Matrix H = up * up.transpose() - down * down.transpose();
     for (const double unit : {1e-100, 1.0, 1e100}) {
@@ -155,7 +156,7 @@ TEST_CASE("signature: an eigenvalue of rounding size has no sign, in any unit") 
   CHECK(signature(Matrix::Zero(3, 3)).n_negative == 0);
 }
 
-TEST_CASE("log-likelihood: nearby it rises and falls, is flat in the activation alone and falls in the source alone") {
+TEST_CASE("log-likelihood: constant in the activation alone, concave in the source alone, and both signs near the saddle") {
   CAPTURE(kSeed);
   Workload p(20);
   const SourceAndActivation saddle = stationary_point(p.Q, p.K, p.V);
@@ -167,7 +168,7 @@ TEST_CASE("log-likelihood: nearby it rises and falls, is flat in the activation 
   };
   CHECK(moved(1e-3, 1e-1) > 1e-5);
   CHECK(moved(-1e-3, 1e-1) < -1e-5);
-  CHECK(moved(0, 1e-1) == doctest::Approx(0).epsilon(1e-14));  // flat in z at zero source
+  CHECK(moved(0, 1e-1) == doctest::Approx(0).epsilon(1e-14));  // constant in z at zero source
   CHECK(moved(1e-1, 0) < 0);                                   // concave in the source
 }
 
@@ -181,7 +182,7 @@ TEST_CASE("profile likelihood: with the source eliminated, attention is the maxi
   const double top = profile_log_likelihood(p.q(), p.K, p.V, z_star);
   CHECK(top == doctest::Approx(energy(p.q(), p.K, p.V, Vector())).epsilon(1e-14));
 
-  // Every other mean of the values is less likely; nearer ones by what the covariance says.
+  // Every other mean of the values is less likely, nearby by the amount that the covariance predicts.
   for (int repeat = 0; repeat < 50; ++repeat) {
     const Vector P = softmax(2 * p.matrix(12, 1));
     const Vector z = p.V.transpose() * P;
@@ -190,7 +191,7 @@ TEST_CASE("profile likelihood: with the source eliminated, attention is the maxi
   }
 }
 
-TEST_CASE("Laplace: the peak at attention is as wide as the values are spread") {
+TEST_CASE("Laplace: the width of the peak at attention is the spread of the values") {
   CAPTURE(kSeed);
   Workload p(12);
   const Gaussian peak = laplace_approximation(p.q(), p.K, p.V);
@@ -199,7 +200,7 @@ TEST_CASE("Laplace: the peak at attention is as wide as the values are spread") 
   CHECK((laplace_approximation(p.q(), p.K, p.V, 7).covariance * 7 - peak.covariance).norm() < 1e-14);
   CHECK_THROWS_AS(laplace_approximation(p.q(), p.K, p.V, 0), std::invalid_argument);
 
-  // F* is the quadratic of the covariance up to third order: half the distance leaves an eighth of the error.
+  // F* equals the quadratic form of the covariance up to third order: half the distance gives an eighth of the error.
   const Vector u = p.matrix(3, 1).normalized();
   const auto error = [&](double h) {
     const double rise = legendre_transform(p.q(), p.K, p.V, peak.mean + h * u).value - top.value;
@@ -209,8 +210,9 @@ TEST_CASE("Laplace: the peak at attention is as wide as the values are spread") 
   CHECK(std::abs(error(0.02)) > 1e-8);
 }
 
-TEST_CASE("profile likelihood: the rate at which the mean of n drawn values avoids z, and Laplace its central limit") {
-  // Values 0 and 1, the second with probability p: the mean of n draws is a binomial count over n, known exactly.
+TEST_CASE("profile likelihood: the rate function of the mean of n values, and Laplace's approximation as its limit") {
+  // Values 0 and 1, the second with probability p. The mean of n draws is a binomial count divided by n, which is known
+  // exactly.
   const Vector q = Vector::Constant(1, 1.0);
   const Matrix K = (Matrix(2, 1) << 0.3, -0.5).finished(), V = (Matrix(2, 1) << 0, 1).finished();
   const double p = attention_probabilities(q, K)(1), top = energy(q, K, V, Vector());
@@ -226,7 +228,7 @@ TEST_CASE("profile likelihood: the rate at which the mean of n drawn values avoi
       const double rate = point.value + top;
       CHECK(rate == doctest::Approx(x * std::log(x / p) + (1 - x) * std::log((1 - x) / (1 - p))).epsilon(1e-12));
 
-      // Chernoff: the tail from k on is never above exp(-n rate).
+      // Chernoff: the tail from k on is at most exp(-n rate).
       tail += std::exp(exact);
       CHECK(std::log(tail) < -n * rate);
 

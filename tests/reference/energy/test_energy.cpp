@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Attention is the gradient of an energy: held against finite differences of the energy.
+/// @brief Attention is the gradient of an energy, compared with finite differences of the energy.
 #include "reference/energy/energy.hpp"
 
 #include <doctest/doctest.h>
@@ -56,7 +56,7 @@ Matrix slopes(Function function, const Matrix& at) {
 /// @tested{eq_6, eq. (6)}
 /// @tested{eq_15, eq. (15)}
 /// @tested{eq_23, eq. (23)}
-TEST_CASE("energy: its gradient is attention at zeta = 0, and the closed form everywhere else (central differences)") {
+TEST_CASE("energy: its gradient is attention at zeta = 0, and the closed form at any zeta (central differences)") {
   CAPTURE(kSeed);
   for (const Eigen::Index N : {1, 2, 33}) {
     Workload p(N);
@@ -85,7 +85,7 @@ TEST_CASE("energy: attention is the mean of the values under the attention proba
 
 /// @tested{eq_19, eq. (19)}
 /// @tested{eq_24, eq. (24)}
-TEST_CASE("energy: it is the logarithm of the partition function") {
+TEST_CASE("energy: is the logarithm of the partition function") {
   CAPTURE(kSeed);
   Workload p(20);
   for (int i = 0; i < 5; ++i) {
@@ -131,7 +131,7 @@ TEST_CASE("causal energy: one source per query, and its gradient is causal atten
   }
 }
 
-TEST_CASE("causal energy: a query before the first key sees nothing") {
+TEST_CASE("causal energy: a query before the first key sees no key") {
   Workload p(2);
   const Matrix Q = p.matrix(3, 7), Zeta = Matrix::Zero(3, 5);
   CHECK(causal_energy(Q, p.K, p.V, Zeta) == -kInf);
@@ -141,7 +141,7 @@ TEST_CASE("causal energy: a query before the first key sees nothing") {
 
 /// @tested{eq_27, eq. (27)}
 /// @tested{eq_28, eq. (28)}
-TEST_CASE("multi-head energy: heads add up, and each keeps its own gradient") {
+TEST_CASE("multi-head energy: the energies of the heads add up, and each head has its own gradient") {
   CAPTURE(kSeed);
   Workload p(6);
   std::vector<Head> heads;
@@ -161,7 +161,7 @@ TEST_CASE("multi-head energy: heads add up, and each keeps its own gradient") {
 }
 
 /// @tested{eq_29, eq. (29)}
-TEST_CASE("output projection: folded into the values it commutes with the gradient") {
+TEST_CASE("output projection: applied to the values, it commutes with the gradient") {
   CAPTURE(kSeed);
   Workload p(10);
   const Matrix W_O = p.matrix(11, 5);
@@ -178,7 +178,7 @@ TEST_CASE("energy: edges") {
   CHECK(energy_gradient(p.q, p.K.topRows(0), p.V.topRows(0), zeta).norm() == 0);
   CHECK(partition_function(p.q, p.K.topRows(0), p.V.topRows(0), zeta) == 0);
 
-  // A key with score -inf is not seen: its value may be anything.
+  // A key with score -inf is masked: its value may be anything.
   Matrix K = p.K, V = p.V;
   K.row(1) = -kInf * p.q.cwiseSign().transpose();
   V.row(1).setConstant(kNaN);
@@ -196,19 +196,19 @@ TEST_CASE("energy: edges") {
     CHECK(energy_gradient(p.q, K, p.V, zeta).array().isNaN().all());
   }
 
-  // Without a source, an Inf value reaches its own component only.
+  // Without a source, an Inf value affects only its own component.
   V = p.V;
   V(0, 3) = kInf;
   const Vector z = attention_mean(p.q, p.K, V);
   CHECK(z(3) == kInf);
   CHECK((z.head(3) - attention_mean(p.q, p.K, p.V).head(3)).norm() < 1e-14);
 
-  // Huge logits: Z is gone, F and its gradient are not.
+  // Huge logits: Z overflows, F and its gradient do not.
   CHECK(partition_function(1e6 * p.q, p.K, p.V, zeta) == kInf);
   CHECK(std::isfinite(energy(1e6 * p.q, p.K, p.V, zeta)));
   CHECK(energy_gradient(1e6 * p.q, p.K, p.V, zeta).norm() > 0.1);
 
-  // Shapes that do not fit.
+  // Shapes that do not match.
   CHECK_THROWS_WITH_AS(energy(p.q.head(3), p.K, p.V, zeta), "exponents: length of q and of a key differ: 3 and 7",
                        std::invalid_argument);
   CHECK_THROWS_AS(energy(p.q, p.K, p.V.topRows(3), zeta), std::invalid_argument);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The gradient of the energy in ways that agree: closed form, forward and reverse mode through the very code of the
-/// energy, Alg. 2 by hand over a tree, and differences. ADOL-C, a reverse mode of others, is in gradient_adolc.cpp.
+/// @brief The gradient of the energy by several methods: closed form, forward and reverse mode applied to the code of the
+/// energy, Alg. 2 on a tree, and differences. ADOL-C, an independent reverse mode, is in gradient_adolc.cpp.
 #include "reference/energy/energy.hpp"
 #include "reference/energy/reverse_mode.hpp"
 #include "reference/oracle/algorithms.hpp"
@@ -24,7 +24,7 @@ constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr unsigned kSeed = 5;
 constexpr Index kQueryDim = 7, kValueDim = 5;
 
-/// Causal queries of several heads, of which two and two read the same keys and values.
+/// Causal queries of several heads. Heads read the same keys and values in pairs.
 struct Workload {
   std::vector<Head> heads;
 
@@ -41,7 +41,7 @@ struct Workload {
   }
 };
 
-/// Forward mode: every number carries its slopes in all of zeta along.
+/// Forward mode: every scalar carries its derivatives with respect to all of zeta.
 Matrix forward_gradient(const Head& head) {
   using Slopes = Eigen::VectorXd;
   using Forward = Eigen::AutoDiffScalar<Slopes>;
@@ -54,7 +54,7 @@ Matrix forward_gradient(const Head& head) {
   return F.derivatives().reshaped(head.Zeta.rows(), head.Zeta.cols());
 }
 
-/// Reverse mode: one sweep back along the tape.
+/// Reverse mode: one backward sweep along the tape.
 Matrix reverse_gradient(const Head& head) {
   using Taped = Reverse<double>;
   const VectorOf<Taped> zeta = Taped::variables(head.Zeta.reshaped());
@@ -79,7 +79,7 @@ Matrix difference_gradient(std::vector<Head> heads, std::size_t h) {
   return slope;
 }
 
-/// Alg. 1 and Alg. 2 over a tree of four devices of unequal lengths, one of them empty; at zeta = 0.
+/// Alg. 1 and Alg. 2 over a tree of four devices of unequal lengths, one of them empty, at zeta = 0.
 Matrix tree_gradient(const Head& head) {
   Matrix gradient(head.Q.rows(), head.V.cols());
   for (Index i = 0; i < head.Q.rows(); ++i) {
@@ -119,7 +119,7 @@ TEST_CASE("gradient: closed form, forward mode, reverse mode, tree and differenc
 }
 
 /// @tested{eq_4, eq. (4)}
-TEST_CASE("gradient: the softmax comes out of the code of log-sum-exp, also where a shift is at work") {
+TEST_CASE("gradient: differentiating the code of log-sum-exp gives the softmax, also with a shift") {
   using Taped = Reverse<double>;
   for (const double shift : {0.0, 1e6, -1e6}) {
     const Vector z = Eigen::Vector4d(shift + 1, shift - 2, shift, -kInf);
@@ -130,7 +130,7 @@ TEST_CASE("gradient: the softmax comes out of the code of log-sum-exp, also wher
   }
 }
 
-TEST_CASE("gradient: without a key that is seen it is 0, in closed form and in reverse mode") {
+TEST_CASE("gradient: with all keys masked it is 0, in closed form and in reverse mode") {
   Workload p(1.0);
   Head& head = p.heads[0];
   head.Q.setOnes();
@@ -138,6 +138,6 @@ TEST_CASE("gradient: without a key that is seen it is 0, in closed form and in r
   CHECK(causal_energy(head.Q, head.K, head.V, head.Zeta) == -kInf);
   CHECK(causal_energy_gradient(head.Q, head.K, head.V, head.Zeta).norm() == 0);
   CHECK(reverse_gradient(head).norm() == 0);
-  // Forward mode carries the slope 0 of constants along and multiplies it by the key: 0 times -inf.
+  // Forward mode carries the derivative 0 of constants and multiplies it by the key: 0 times -inf.
   CHECK(std::isnan(forward_gradient(head).norm()));
 }

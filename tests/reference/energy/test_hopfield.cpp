@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Hopfield retrieval: the energy falls at every step, patterns come back, and how many of them can be stored.
+/// @brief Hopfield retrieval: the energy decreases at every step, patterns are recalled, and the capacity grows
+/// exponentially.
 #include "reference/energy/hopfield.hpp"
 #include "tests/support/compare.hpp"
 
@@ -30,7 +31,7 @@ double log_mean_weight(Eigen::Index d, double beta) {
 
 }  // namespace
 
-TEST_CASE("hopfield: a step is attention with tied keys and values, and the slope of the energy (central differences)") {
+TEST_CASE("hopfield: a step is attention with keys as values, and minus the gradient of E (central differences)") {
   CAPTURE(kSeed);
   std::mt19937 random(kSeed);
   const Matrix X = random_patterns(9, 5, random);
@@ -43,7 +44,7 @@ TEST_CASE("hopfield: a step is attention with tied keys and values, and the slop
       const double slope = (hopfield_energy(X, xi + h, beta) - hopfield_energy(X, xi - h, beta)) / 2e-5;
       CHECK(slope == doctest::Approx(xi(j) - next(j)).epsilon(1e-7));
     }
-    // Tied, a source is a query: F depends on beta xi + zeta alone.
+    // With equal keys and values a source acts as a query: F depends on beta xi + zeta alone.
     const Vector zeta = random_patterns(1, 5, random).transpose();
     CHECK(energy(beta * xi, X, X, zeta) == doctest::Approx(energy(beta * xi + zeta, X, X, Vector())).epsilon(1e-14));
     CHECK((energy_gradient(beta * xi, X, X, zeta) - hopfield_step(X, xi + zeta / beta, beta)).norm() < 1e-13);
@@ -67,14 +68,14 @@ TEST_CASE("hopfield: every step lowers the energy by at least half of its square
               course.energy[i] - 0.5 * (next - xi).squaredNorm() + 1e-14 * std::abs(course.energy[i]));
         xi = next;
       }
-      // A fixed point: one more step leads nowhere.
+      // A fixed point: one more step does not move the state.
       CHECK((hopfield_step(X, course.xi, beta) - course.xi).norm() < 1e-7);
       CHECK(course.P.sum() == doctest::Approx(1).epsilon(1e-14));
     }
   }
 }
 
-TEST_CASE("hopfield: stored patterns come back from noisy cues, all in a few steps") {
+TEST_CASE("hopfield: noisy cues recall the stored patterns in a few steps") {
   CAPTURE(kSeed);
   std::mt19937 random(kSeed);
   const Matrix X = random_patterns(200, 32, random);
@@ -86,11 +87,11 @@ TEST_CASE("hopfield: stored patterns come back from noisy cues, all in a few ste
     CHECK(course.P(a) > 0.99);
     most_steps = std::max(most_steps, course.n_steps);
   }
-  MESSAGE("steps to rest: at most ", most_steps);
+  MESSAGE("steps to convergence: at most ", most_steps);
   CHECK(most_steps <= 20);
 }
 
-TEST_CASE("hopfield: cold it finds one pattern, warm the mean of a cluster, hot the mean of all") {
+TEST_CASE("hopfield: large beta finds one pattern, moderate beta the mean of a cluster, small beta the mean of all") {
   CAPTURE(kSeed);
   std::mt19937 random(kSeed);
   // Four clusters of five patterns, each within 0.2 of a centre.
@@ -108,7 +109,7 @@ TEST_CASE("hopfield: cold it finds one pattern, warm the mean of a cluster, hot 
   CHECK((settle(0.1).xi - X.colwise().mean().transpose()).norm() < 0.05);
 }
 
-TEST_CASE("hopfield: with values of their own, keys recall them, and without settling that is attention") {
+TEST_CASE("hopfield: keys recall separate values, and without iteration the recall is attention") {
   CAPTURE(kSeed);
   std::mt19937 random(kSeed);
   const Matrix X = random_patterns(100, 24, random), Y = random_patterns(100, 3, random);
@@ -119,14 +120,15 @@ TEST_CASE("hopfield: with values of their own, keys recall them, and without set
     attention_error = test::larger_error(attention_error, (hopfield_recall(X, Y, cue, 24, 0) - Y.row(a).transpose()).norm());
     settled_error = test::larger_error(settled_error, (hopfield_recall(X, Y, cue, 24) - Y.row(a).transpose()).norm());
   }
-  MESSAGE("largest error of a recalled value: attention ", attention_error, ", settled ", settled_error);
+  MESSAGE("largest error of a recalled value: attention ", attention_error, ", converged ", settled_error);
   CHECK(settled_error < 0.02);
   CHECK(attention_error > 3 * settled_error);
 }
 
-TEST_CASE("hopfield: capacity grows exponentially with dimension, at the rate of the noise of the other patterns") {
-  // The asked pattern weighs exp(beta), the N others together N <exp(beta u)>: it is lost where the second is a fixed part
-  // of the first, log N = beta - log <exp(beta u)> + constant. With beta = d / 2 that grows by 0.387 for each dimension.
+TEST_CASE("hopfield: capacity grows exponentially with the dimension, at the rate predicted from the other patterns") {
+  // The cued pattern has weight exp(beta), the N others together N <exp(beta u)>. Recall fails when the second is a fixed
+  // fraction of the first: log N = beta - log <exp(beta u)> + constant. With beta = d / 2, log N grows by 0.387 per
+  // dimension.
   CAPTURE(kSeed);
   std::mt19937 random(kSeed);
   double first = 0, last = 0, before = 0;
@@ -137,13 +139,13 @@ TEST_CASE("hopfield: capacity grows exponentially with dimension, at the rate of
     const double N = hopfield_capacity(d, trial, random);
     MESSAGE("d = ", d, ", beta = d / 2: ", N, " patterns");
     CHECK(N > before);
-    CHECK(N < 0.5 * trial.n_max);  // not cut off
+    CHECK(N < 0.5 * trial.n_max);  // not limited by n_max
     before = N;
     last = std::log(N);
     if (d == 12) first = last;
   }
   const double predicted = (24 * 0.5 - log_mean_weight(24, 12)) - (12 * 0.5 - log_mean_weight(12, 6));
-  MESSAGE("log N grows by ", (last - first) / 12, " a dimension, predicted ", predicted / 12);
+  MESSAGE("log N grows by ", (last - first) / 12, " per dimension, predicted ", predicted / 12);
   CHECK(last - first == doctest::Approx(predicted).epsilon(0.12));
 }
 
@@ -159,7 +161,7 @@ TEST_CASE("hopfield: edges") {
   CHECK_FALSE(hopfield_retrieve(X, xi, 1, 0, 3).settled);
   CHECK(hopfield_retrieve(X, xi, 1, 0, 3).n_steps == 3);
 
-  // A capacity that is cut off says the last number tried (2, 3, 4, 5, 7, 9, 12, 15, 19), one that is nothing says 1.
+  // A capacity limited by n_max is the last N tried (2, 3, 4, 5, 7, 9, 12, 15, 19). A capacity of no patterns is 1.
   CapacityTrial trial;
   trial.beta = 50;
   trial.n_max = 20;

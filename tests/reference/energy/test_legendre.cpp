@@ -38,7 +38,7 @@ struct Workload {
   LegendrePoint at(const Vector& z) const { return legendre_transform(q, K, V, z); }
 };
 
-/// The corners of a square with side 2 around 0, beside a key in its middle; scores 0.3, -1, 0.7, 2 and 0.1.
+/// The corners of a square with side 2 around 0, and a key at its centre; scores 0.3, -1, 0.7, 2 and 0.1.
 Workload square() {
   Workload p(5, 2);
   p.q = Vector::Ones(1);
@@ -107,7 +107,7 @@ TEST_CASE("legendre: F* + F(0) is the least KL divergence from attention among d
     const LegendrePoint point = p.at(z);
     CHECK(point.divergence == doctest::Approx(point.value + p.F()).epsilon(1e-12));
 
-    // The other distributions with this mean differ by the null space of (V, 1)^T: 12 - 4 dimensions.
+    // The other distributions with this mean differ by vectors in the null space of (V, 1)^T: 12 - 4 dimensions.
     Matrix constraints(4, 12);
     constraints << p.V.transpose(), Matrix::Ones(1, 12);
     const Matrix null_space = Eigen::JacobiSVD<Matrix>(constraints, Eigen::ComputeFullV).matrixV().rightCols(8);
@@ -127,7 +127,7 @@ TEST_CASE("legendre: F* + F(0) is the least KL divergence from attention among d
   }
 }
 
-TEST_CASE("legendre: the slope of F* is the source, the slope of that its curvature (central differences)") {
+TEST_CASE("legendre: the gradient of F* is the source, and its Hessian is the curvature (central differences)") {
   CAPTURE(kSeed);
   Workload p(20, 4);
   for (int repeat = 0; repeat < 3; ++repeat) {
@@ -143,18 +143,18 @@ TEST_CASE("legendre: the slope of F* is the source, the slope of that its curvat
   }
 }
 
-TEST_CASE("legendre: transformed twice it is the energy again") {
+TEST_CASE("legendre: the transform of the transform is the energy") {
   CAPTURE(kSeed);
   Workload p(15, 3);
   for (int repeat = 0; repeat < 5; ++repeat) {
     const Vector zeta = p.matrix(3, 1);
     const double F = p.F(zeta);
-    // sup_z ( z.zeta - F*(z) ) is attained at z = dF(zeta), whose source is zeta again ...
+    // sup_z ( z.zeta - F*(z) ) is attained at z = dF(zeta), whose source is zeta,
     const Vector z = energy_gradient(p.q, p.K, p.V, zeta);
     const LegendrePoint point = p.at(z);
     CHECK(z.dot(zeta) - point.value == doctest::Approx(F).epsilon(1e-12));
     CHECK((point.zeta - zeta).norm() < 1e-8);
-    // ... and at any other z it is less (Fenchel and Young).
+    // and is less at any other z (Fenchel and Young).
     for (int other = 0; other < 10; ++other) {
       const Vector elsewhere = p.inside();
       CHECK(elsewhere.dot(zeta) - p.at(elsewhere).value < F - 1e-4 * (elsewhere - z).squaredNorm());
@@ -162,14 +162,14 @@ TEST_CASE("legendre: transformed twice it is the energy again") {
   }
 }
 
-TEST_CASE("legendre: outside the convex hull F* is +inf, an error that says how far outside at least") {
+TEST_CASE("legendre: outside the convex hull F* is +inf, an error with a lower bound of the distance") {
   CAPTURE(kSeed);
   const Workload p = square();
   CHECK_THROWS_WITH_AS(
       p.at(Eigen::Vector2d(1.5, 0)),
       doctest::Contains("legendre_transform: z = (1.5, 0) is outside the convex hull of 5 values, at least "),
       std::domain_error);
-  // The distance that is named is that of a plane: never more than the distance from the hull.
+  // The distance in the message is that of a separating plane, which is at most the distance from the hull.
   for (const double off : {1e-6, 1e-3, 1.0, 1e3}) {
     try {
       p.at(Eigen::Vector2d(0.2, 1 + off));
@@ -199,25 +199,25 @@ TEST_CASE("legendre: outside the convex hull F* is +inf, an error that says how 
   }
 }
 
-TEST_CASE("legendre: on the boundary F* is finite, and its supremum is only approached") {
+TEST_CASE("legendre: on the boundary F* is finite, and its supremum is not attained") {
   CAPTURE(kSeed);
   const Workload p = square();
   const Vector s = p.scores();
 
-  // At a corner one key is left: F* = -s_c. The energy falls short of that for every finite source.
+  // At a corner only one key has weight and F* = -s_c. Every finite zeta gives less.
   for (const Eigen::Index corner : {0, 1, 2, 3}) {
     const LegendrePoint point = p.at(p.V.row(corner).transpose());
     CHECK(point.value == doctest::Approx(-s(corner)).epsilon(1e-9));
     CHECK(point.P(corner) > 1 - 1e-7);
     CHECK(point.zeta.norm() > 5);
   }
-  // On an edge its two keys are left.
+  // On an edge only its two keys have weight.
   for (const double x : {0.25, 0.5, 0.9}) {
     const LegendrePoint point = p.at(Eigen::Vector2d(2 * x - 1, -1));
     CHECK(point.value == doctest::Approx((1 - x) * (std::log(1 - x) - s(0)) + x * (std::log(x) - s(1))).epsilon(1e-9));
     CHECK(point.P(0) + point.P(1) > 1 - 1e-7);
   }
-  // F* comes to its value at the boundary continuously, while its slope grows without bound: log of the distance.
+  // F* is continuous at the boundary, while its gradient grows without bound, as the log of the distance.
   double value_before = 0, slope_before = 0;
   for (const double distance : {1e-2, 1e-3, 1e-4, 1e-5, 1e-6}) {
     const LegendrePoint point = p.at(Eigen::Vector2d(0, -1 + distance));
@@ -239,7 +239,7 @@ TEST_CASE("legendre: on the boundary F* is finite, and its supremum is only appr
   }
 }
 
-TEST_CASE("legendre: values in a plane are transformed within it, and z off the plane is an error") {
+TEST_CASE("legendre: the transform works within the affine hull of the values, and z off the hull is an error") {
   CAPTURE(kSeed);
   // Four keys in six dimensions span three.
   Workload p(4, 6);
@@ -253,11 +253,11 @@ TEST_CASE("legendre: values in a plane are transformed within it, and z off the 
   CHECK((point.zeta - hull.axes * (hull.axes.transpose() * hull.axes).ldlt().solve(hull.axes.transpose() * point.zeta))
             .norm() < 1e-10);
 
-  // With as many keys as a simplex has corners there is one P for each z: its weights, whatever the scores are.
+  // If the values are the corners of a simplex, each z has exactly one P, its barycentric weights, whatever the scores are.
   const Vector P = (Vector(4) << 0.1, 0.2, 0.3, 0.4).finished();
   CHECK((p.at(p.V.transpose() * P).P - P).norm() < 1e-10);
 
-  // A step off the plane; the same step within it is none.
+  // A step off the affine hull is an error. The same step within it is not.
   const Vector w = p.matrix(6, 1);
   const Vector in_plane = hull.axes * (hull.dual.transpose() * w);
   CHECK_THROWS_WITH_AS(p.at(z + 1e-6 * (w - in_plane)), doctest::Contains("off the plane that they span"),
@@ -275,7 +275,7 @@ TEST_CASE("legendre: values in a plane are transformed within it, and z off the 
   CHECK((lift.transpose() * high.zeta - low.zeta).norm() < 1e-8);
 }
 
-TEST_CASE("legendre: one key, equal values, a value seen twice") {
+TEST_CASE("legendre: one key, equal values, a repeated value") {
   CAPTURE(kSeed);
   const Workload one(1, 3);
   const LegendrePoint point = one.at(one.V.row(0).transpose());
@@ -290,18 +290,18 @@ TEST_CASE("legendre: one key, equal values, a value seen twice") {
   CHECK(equal.at(equal.V.row(0).transpose()).value == doctest::Approx(-equal.F()).epsilon(1e-14));
   CHECK_THROWS_AS(equal.at(Vector::Zero(3)), std::domain_error);
 
-  // The corner of a square, held by two keys.
+  // The corner of a square, shared by two keys.
   Workload p = square();
   p.V.row(4) = p.V.row(2);
   CHECK(p.at(p.V.row(2).transpose()).value == doctest::Approx(-log_sum_exp(Eigen::Vector2d(0.7, 0.1))).epsilon(1e-8));
 }
 
-TEST_CASE("legendre: keys that are not seen, values and scores that are no numbers, shapes") {
+TEST_CASE("legendre: masked keys, values and scores that are not finite, shapes") {
   CAPTURE(kSeed);
   Workload p(10, 3);
   const Vector z = p.inside();
 
-  // A key with score -inf takes no part, whatever its value is.
+  // A key with score -inf is masked, whatever its value is.
   Workload more = p;
   more.K = Matrix(11, 6);
   more.K << p.K.topRows(4), -kInf * p.q.cwiseSign().transpose(), p.K.bottomRows(6);
@@ -313,7 +313,7 @@ TEST_CASE("legendre: keys that are not seen, values and scores that are no numbe
   CHECK((point.P.tail(6) - p.at(z).P.tail(6)).norm() < 1e-14);
 
   CHECK_THROWS_WITH_AS(legendre_transform(p.q, p.K.topRows(0), p.V.topRows(0), z),
-                       "legendre_transform: no key is seen, F = -inf and F* = +inf everywhere", std::domain_error);
+                       "legendre_transform: all keys are masked, F = -inf and F* = +inf everywhere", std::domain_error);
   for (const double bad : {kNaN, kInf}) {
     Workload q = p;
     q.V(3, 1) = bad;
@@ -328,7 +328,7 @@ TEST_CASE("legendre: keys that are not seen, values and scores that are no numbe
   CHECK_THROWS_AS(legendre_transform(p.q, p.K, p.V.leftCols(0), Vector()), std::invalid_argument);
 }
 
-TEST_CASE("kl divergence: 0 for the softmax itself, positive otherwise, +inf on a key that is not seen") {
+TEST_CASE("kl divergence: 0 for the softmax itself, positive otherwise, +inf on a masked key") {
   const Vector s = (Vector(4) << 1e4, 1e4 - 2, -kInf, 0).finished();
   const Vector P = softmax(s);
   CHECK(kl_divergence(P, s) == doctest::Approx(0).epsilon(1e-11));  // scores of 1e4, rounded

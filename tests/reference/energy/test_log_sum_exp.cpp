@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief log-sum-exp, softmax, and what is safe about them.
+/// @brief log-sum-exp and softmax in the safe form.
 #include "reference/energy/log_sum_exp.hpp"
 
 #include <doctest/doctest.h>
@@ -45,7 +45,7 @@ TEST_CASE("log_sum_exp: its gradient is the softmax (central differences)") {
 /// @tested{eq_shift, eq. (shift)}
 /// @tested{eq_37, eq. (37)}
 /// @tested{eq_38, eq. (38)}
-TEST_CASE("log_sum_exp: a shift moves it by a constant and leaves the softmax alone") {
+TEST_CASE("log_sum_exp: a shift adds a constant and leaves the softmax unchanged") {
   CAPTURE(kSeed);
   const VectorXd z = random_vector(40, 3);
   for (const double m : {z.maxCoeff(), -7.5, 1e4, -1e4, 1e6, -1e6}) {
@@ -69,7 +69,7 @@ TEST_CASE("log_sum_exp: huge logits neither overflow nor lose the gradient") {
   CHECK(log_sum_exp(Vector3d(1.7e308, -1.7e308, 0)) == 1.7e308);
 }
 
-TEST_CASE("log_sum_exp: an entry of -inf is not there") {
+TEST_CASE("log_sum_exp: an entry of -inf has no effect") {
   CHECK(log_sum_exp(Vector3d(1, -kInf, 2)) == log_sum_exp(Eigen::Vector2d(1, 2)));
   CHECK(softmax(Vector3d(1, -kInf, 2))(1) == 0);
   CHECK(log_sum_exp(VectorXd()) == -kInf);
@@ -78,11 +78,11 @@ TEST_CASE("log_sum_exp: an entry of -inf is not there") {
   CHECK(softmax(Vector3d::Constant(-kInf)) == Vector3d(0, 0, 0));
 }
 
-TEST_CASE("log_sum_exp: +inf and NaN give NaN, wherever they stand") {
+TEST_CASE("log_sum_exp: +inf and NaN give NaN, at any index") {
   for (const double bad : {kInf, kNaN, -kNaN}) {
-    for (int place = 0; place < 21; ++place) {
+    for (int index = 0; index < 21; ++index) {
       VectorXd z = random_vector(21, 1);
-      z(place) = bad;
+      z(index) = bad;
       CHECK(std::isnan(log_sum_exp(z)));
       CHECK(std::isnan(softmax(z).sum()));
       CHECK(std::isnan(log_sum_exp(Vector3d(bad, -kInf, -kInf))));
@@ -91,7 +91,7 @@ TEST_CASE("log_sum_exp: +inf and NaN give NaN, wherever they stand") {
   }
 }
 
-TEST_CASE("safe_weight: 0 is exactly 0") {
+TEST_CASE("safe_weight: a weight of 0 is exactly 0") {
   CHECK(safe_weight(-1000, 0) == 0);
   CHECK(safe_weight(-kInf, 0) == 0);
   CHECK(safe_weight(-kInf, -kInf) == 0);

@@ -26,7 +26,7 @@ struct Workload : test::OneQuery {
 }  // namespace
 
 /// @tested{eq_21, eq. (21)}
-TEST_CASE("series: its terms are the moments with all tuples of components, and its sum is Z(zeta) / Z(0)") {
+TEST_CASE("series: its terms are the moments over all tuples of components, and its sum is Z(zeta) / Z(0)") {
   CAPTURE(kSeed);
   const Workload p(15, 0.7);
   double sum = 0, factorial = 1;
@@ -43,7 +43,7 @@ TEST_CASE("series: its terms are the moments with all tuples of components, and 
 }
 
 /// @tested{eq_21, eq. (21)}
-TEST_CASE("series: what is left out stays below its bound, and the bound is of use") {
+TEST_CASE("series: the remainder is within its bound, and the bound is useful") {
   CAPTURE(kSeed);
   for (unsigned seed = kSeed; seed < kSeed + 10; ++seed) {
     for (const double size : {0.01, 0.3, 2.0}) {
@@ -54,17 +54,17 @@ TEST_CASE("series: what is left out stays below its bound, and the bound is of u
         const TaylorSum sum = moment_series(p.q, p.K, p.V, p.zeta, order);
         const double rounding = 1e-14 * p.Z(p.zeta.cwiseAbs()) / p.Z(Vector()) + 1e-13 * exact;
         CHECK(std::abs(exact - sum.value) <= sum.remainder + rounding);
-        // A bound that never shrank would be right as well.
+        // A bound that never decreases would also pass.
         if (order == 60) CHECK(sum.remainder < 1e-12 * exact);
       }
-      // In first order it is the mean: Z(zeta) / Z(0) = 1 + zeta.z, less a square.
+      // To first order the series is the mean: Z(zeta) / Z(0) = 1 + zeta.z, up to a square.
       const TaylorSum line = moment_series(p.q, p.K, p.V, p.zeta, 1);
       CHECK(line.value == doctest::Approx(1 + p.zeta.dot(attention_mean(p.q, p.K, p.V))).epsilon(1e-14));
     }
   }
 }
 
-TEST_CASE("entropy: -sum P log P, the energy less the mean exponent, and the slope of the energy in the temperature") {
+TEST_CASE("entropy: -sum P log P, the energy minus the mean exponent, and the derivative of the energy in the temperature") {
   CAPTURE(kSeed);
   for (const double size : {0.0, 1.0}) {
     const Workload p(15, size);
@@ -72,22 +72,22 @@ TEST_CASE("entropy: -sum P log P, the energy less the mean exponent, and the slo
     const double H = entropy(p.q, p.K, p.V, p.zeta);
     CHECK(H == doctest::Approx(-(P.array() * P.array().log()).sum()).epsilon(1e-13));
     CHECK(H == doctest::Approx(p.F(p.zeta) - P.dot(r)).epsilon(1e-13));
-    // All exponents times beta: the slope of the energy in it at 1 is <r>.
+    // Multiply all exponents by beta. The derivative of the energy in beta at 1 is <r>.
     constexpr double h = 1e-5;
     const double slope = (log_sum_exp((1 + h) * r) - log_sum_exp((1 - h) * r)) / (2 * h);
     CHECK(H == doctest::Approx(p.F(p.zeta) - slope).epsilon(1e-8));
   }
 }
 
-TEST_CASE("entropy: between 0, one key takes all, and log N, all weigh the same") {
+TEST_CASE("entropy: 0 if one key has all the weight, log N if all weigh the same") {
   const Workload p(16);
   CHECK(entropy(0 * p.q, p.K, p.V, Vector()) == doctest::Approx(std::log(16)).epsilon(1e-14));
   CHECK(entropy(1e6 * p.q, p.K, p.V, Vector()) == 0);
   CHECK(entropy(p.q, p.K.topRows(1), p.V.topRows(1), Vector()) == 0);
-  // A key as far below as numbers go weighs 0, and 0 log 0 is 0.
+  // A key with the lowest finite score has weight 0, and 0 log 0 is 0.
   const Vector one = Vector::Ones(1), ends = Eigen::Vector2d(1.7e308, -1.7e308);
   CHECK(entropy(one, ends, ends, Vector()) == 0);
-  // Two keys share what a thousandfold score leaves: log 2, without the digits of the score.
+  // Two keys with equal huge scores give log 2, without the rounding of the score.
   Matrix K = p.K;
   K.row(1) = K.row(0);
   const double sign = p.q.dot(K.row(0)) > 0 ? 1 : -1;

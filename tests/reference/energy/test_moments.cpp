@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Moments and cumulants: held against loops, against each other, and against differences of Z and F.
+/// @brief Moments and cumulants, compared with loops, with each other, and with differences of Z and F.
 #include "reference/energy/moments.hpp"
 #include "tests/reference/energy/one_query.hpp"
 
@@ -30,7 +30,7 @@ struct Workload : test::OneQuery {
       : OneQuery(N, kQueryDim, kValueDim, size_of_zeta, seed) {}
 };
 
-/// d^n f / dx_A1 ... dx_An at x by central differences, one inside the other.
+/// d^n f / dx_A1 ... dx_An at x by nested central differences.
 template <class Function>
 double difference(const Function& f, const Vector& x, std::span<const Index> A, double h) {
   if (A.empty()) return f(x);
@@ -105,7 +105,7 @@ TEST_CASE("cumulants: the derivatives of F are covariance and third cumulant, at
 }
 
 /// @tested{eq_cov, eq. (cov)}
-TEST_CASE("cumulants: they are the moments, combined") {
+TEST_CASE("cumulants: are polynomials of the moments") {
   CAPTURE(kSeed);
   const Workload p(15, 0.7);
   const auto m = [&p](std::initializer_list<Index> A) { return moment(p.q, p.K, p.V, p.zeta, {A.begin(), A.size()}); };
@@ -132,7 +132,7 @@ TEST_CASE("covariance: positive semidefinite, so the energy is convex") {
   }
 }
 
-TEST_CASE("covariance: a mean of 1e6 costs it no digits") {
+TEST_CASE("covariance: keeps its digits with a mean of 1e6") {
   CAPTURE(kSeed);
   Workload p(15);
   const Matrix C = covariance(p.q, p.K, p.V, Vector());
@@ -156,7 +156,7 @@ TEST_CASE("moments: edges") {
   CHECK(moment_series(p.q, no_K, no_V, p.zeta, 3).value == 0);
   CHECK(entropy(p.q, no_K, no_V, p.zeta) == 0);
 
-  // A key with score -inf is not seen, its value may be anything.
+  // A key with score -inf is masked: its value may be anything.
   Matrix K = p.K, V = p.V;
   K.row(3) = -kInf * p.q.cwiseSign().transpose();
   V.row(3).setConstant(kNaN);
@@ -183,7 +183,7 @@ TEST_CASE("moments: edges") {
     CHECK(std::isnan(moment_series(p.q, K, p.V, p.zeta, 2).remainder));
   }
 
-  // Without a source, an Inf value reaches what it enters, and only that.
+  // Without a source, an Inf value affects only the results that it enters.
   V = p.V;
   V(0, 2) = kInf;
   CHECK(std::abs(moment(p.q, p.K, V, Vector(), A)) == kInf);
@@ -191,7 +191,7 @@ TEST_CASE("moments: edges") {
   CHECK(std::isnan(covariance(p.q, p.K, V, Vector())(2, 2)));
   CHECK((covariance(p.q, p.K, V, Vector()) - covariance(p.q, p.K, p.V, Vector())).topLeftCorner(2, 2).norm() < 1e-15);
 
-  // A component that is not there, an order that is none, shapes that do not fit.
+  // Components out of range, a negative order, shapes that do not match.
   const std::array<Index, 1> high{3}, low{-1};
   CHECK_THROWS_WITH_AS(moment(p.q, p.K, p.V, p.zeta, high), "moment: component 3 of 3", std::invalid_argument);
   CHECK_THROWS_AS(moment(p.q, p.K, p.V, p.zeta, low), std::invalid_argument);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What the gradient costs in operations, against the energy: in reverse mode a small constant, in forward mode d_v.
+/// @brief The cost of the gradient in operations, relative to the energy: a small constant in reverse mode, d_v in forward
+/// mode.
 #include "reference/energy/energy.hpp"
 #include "reference/energy/op_count.hpp"
 #include "reference/energy/reverse_mode.hpp"
@@ -19,7 +20,7 @@ using Eigen::Index;
 
 constexpr unsigned kSeed = 5;
 
-/// What the energy of one query costs, and its gradient by three ways, in operations.
+/// Operations of the energy of one query, and of its gradient by three methods.
 struct GradientCost {
   OperationCount energy, by_hand, reverse, forward;
 
@@ -82,16 +83,16 @@ TEST_CASE("gradient: in reverse mode it costs a small constant times the energy,
          ", reverse ", cost.ratio(cost.reverse), ", forward ", cost.ratio(cost.forward), " times as many");
     CHECK(cost.energy.n_exp == 32);
     CHECK(cost.energy.n_log == 1);
-    // A step of the energy, which never divides, and its share of the sweep back are five operations at most: one, two
-    // multiplications, two additions.
+    // A step of the energy, which has no division, and its part of the sweep take at most five operations: the step itself,
+    // two multiplications, two additions.
     CHECK(cost.ratio(cost.reverse) > 1);
     CHECK(cost.ratio(cost.reverse) < 5);
-    // By hand: the weights are there already, and each value is looked at once more.
+    // In closed form: the weights are known, and each value is read once more.
     CHECK(cost.ratio(cost.by_hand) > 1);
     CHECK(cost.ratio(cost.by_hand) < 2);
     CHECK(cost.by_hand.n_exp == 32);
     CHECK(cost.reverse.n_exp == 32);
-    // Forward: no less than one operation for each slope.
+    // Forward mode: at least one operation per derivative.
     CHECK(cost.ratio(cost.forward) > static_cast<double>(d_v));
     CHECK(cost.ratio(cost.forward) > last);
     last = cost.ratio(cost.forward);

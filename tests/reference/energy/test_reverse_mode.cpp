@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The tape: every operation against differences.
+/// @brief The tape: the derivative of every operation, compared with differences.
 #include "reference/energy/energy.hpp"
 #include "reference/energy/reverse_mode.hpp"
 
@@ -11,7 +11,7 @@
 
 using namespace tree_attn;
 
-TEST_CASE("reverse mode: every operation has the slope that it should, by differences") {
+TEST_CASE("reverse mode: the derivative of every operation agrees with differences") {
   using Taped = Reverse<double>;
   const auto f = [](auto x, auto y) {
     using std::exp, std::log;
@@ -28,7 +28,7 @@ TEST_CASE("reverse mode: every operation has the slope that it should, by differ
   CHECK(slope(0) == doctest::Approx((f(at(0) + h, at(1)) - f(at(0) - h, at(1))) / (2 * h)).epsilon(1e-8));
   CHECK(slope(1) == doctest::Approx((f(at(0), at(1) + h) - f(at(0), at(1) - h)) / (2 * h)).epsilon(1e-8));
 
-  // A constant has no slope, a variable its own; a number that is used twice adds up.
+  // A constant has derivative 0, a variable 1. The contributions of repeated uses add up.
   const VectorOf<Taped> y = Taped::variables(at);
   CHECK(Taped::gradient(Taped(3.0) * Taped(2), 2) == Vector(Eigen::Vector2d(0, 0)));
   CHECK(Taped::gradient(y(1), 2) == Vector(Eigen::Vector2d(0, 1)));

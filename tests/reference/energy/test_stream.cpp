@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Attention as a stream of keys, and where the plain form ends.
+/// @brief Attention as a stream of keys, and the limits of the plain form.
 #include "reference/energy/energy.hpp"
 #include "reference/energy/stream.hpp"
 
@@ -25,7 +25,7 @@ Matrix random_matrix(std::mt19937& random, Eigen::Index rows, Eigen::Index cols)
 /// @tested{eq_2, eq. (2)}
 /// @tested{eq_3, eq. (3)}
 /// @tested{eq_quotient, eq. (quotient)}
-TEST_CASE("stream: after every key it holds the attention over the keys so far") {
+TEST_CASE("stream: after every key it gives the attention over the keys so far") {
   CAPTURE(kSeed);
   std::mt19937 random(kSeed);
   const Matrix K = random_matrix(random, 30, 8), V = random_matrix(random, 30, 5);
@@ -43,7 +43,7 @@ TEST_CASE("stream: after every key it holds the attention over the keys so far")
   CHECK(std::log(stream.D()) == doctest::Approx(energy(q, K, V, Vector())).epsilon(1e-14));
 }
 
-TEST_CASE("stream: the plain form is lost at logits that the safe form takes in its stride") {
+TEST_CASE("stream: the plain form fails at logits at which the safe form is accurate") {
   const Vector one = Vector::Ones(1);
   for (const double logit : {1e4, -1e4}) {
     AttentionStream stream(1);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Algorithms 1, 2 and 3 over virtual devices with any shards.
+/// @brief Algorithms 1, 2 and 3 on virtual devices with shards of any length.
 #include "reference/oracle/algorithms.hpp"
 
 #include <doctest/doctest.h>
@@ -48,7 +48,7 @@ const std::vector<std::vector<std::int64_t>> kCuts{
 
 /// @tested{alg_1, Alg. 1}
 /// @tested{slip_5, slip 5}
-TEST_CASE("Alg. 1: m + lse is the energy, for every cut, and lse alone is short of m") {
+TEST_CASE("Alg. 1: m + lse is the energy, for every cut, and lse alone lacks m") {
   CAPTURE(kSeed);
   for (const double sigma : {1.0, 100.0}) {
     const Problem p = random_problem(24, sigma);
@@ -64,7 +64,7 @@ TEST_CASE("Alg. 1: m + lse is the energy, for every cut, and lse alone is short 
 }
 
 /// @tested{alg_2, Alg. 2}
-TEST_CASE("Alg. 2: the gradient by hand is the gradient of Alg. 1 (central differences), and attention") {
+TEST_CASE("Alg. 2: the gradient in closed form is the gradient of Alg. 1 (central differences), and attention") {
   CAPTURE(kSeed);
   constexpr double h = 1e-5;
   for (const double sigma : {1.0, 1e4}) {
@@ -100,7 +100,7 @@ TEST_CASE("Alg. 3: three AllReduces give attention, for every cut") {
 /// @tested{alg_1, Alg. 1}
 /// @tested{alg_2, Alg. 2}
 /// @tested{alg_3, Alg. 3}
-TEST_CASE("Alg. 1-3: no keys at all, or none that is seen") {
+TEST_CASE("Alg. 1-3: no keys, or all keys masked") {
   Problem p = random_problem(3);
   const Matrix unseen = -kInf * p.q.cwiseSign().transpose().replicate(3, 1);
   Matrix nan(3, 4);
@@ -134,7 +134,7 @@ TEST_CASE("Alg. 1-3: NaN and Inf reach the result from every device") {
         CHECK(tree_decode_paper(p.q, devices).z.array().isNaN().all());
         CHECK(std::isnan(tree_decode_paper(p.q, devices).lse));
       }
-      // A bad value stays in its component, and an unseen key has none.
+      // A NaN or Inf value affects only its own component, and the value of a masked key none.
       Problem p = random_problem(24);
       p.V(bad_key, 1) = kInf, p.V(bad_key, 2) = kNaN;
       p.K.row((bad_key + 1) % 24) = -kInf * p.q.cwiseSign().transpose();
@@ -150,7 +150,7 @@ TEST_CASE("Alg. 1-3: NaN and Inf reach the result from every device") {
   }
 }
 
-TEST_CASE("scatter: lengths that do not fit") {
+TEST_CASE("scatter: invalid lengths are refused") {
   const Problem p = random_problem(5);
   CHECK_THROWS_WITH_AS(scatter(p.K, p.V, std::vector<std::int64_t>{}), "scatter: no devices", std::invalid_argument);
   CHECK_THROWS_WITH_AS(scatter(p.K, p.V, std::vector<std::int64_t>{6, -1}), "scatter: shard of length -1",

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The oracle against loops over its definition, against the energy of one query, and at every edge.
+/// @brief The oracle compared with loops over its definition and with the energy of one query, and all its edges.
 #include "reference/energy/energy.hpp"
 #include "reference/oracle/attention.hpp"
 #include "reference/oracle/error_bound.hpp"
@@ -33,7 +33,7 @@ AttentionResult naive(const TensorView& q, const TensorView& k, const TensorView
       for (std::int64_t i = 0; i < q.shape[2]; ++i) {
         const std::int64_t N = options.lengths.empty() ? k.shape[2] : options.lengths[static_cast<std::size_t>(b)];
         const std::vector<double> query = row_of(q, b, h, i);
-        // Scores of the keys that are seen, and their max.
+        // Scores of the visible keys, and their max.
         std::vector<double> s;
         std::vector<std::vector<double>> values;
         double m = -kInf;
@@ -62,7 +62,7 @@ AttentionResult naive(const TensorView& q, const TensorView& k, const TensorView
   return result;
 }
 
-/// Holds attention() against naive(), under the error bound of double arithmetic.
+/// Compares attention() with naive(), within the error bound of double arithmetic.
 void check_against_naive(const TensorView& q, const TensorView& k, const TensorView& v,
                          const AttentionOptions& options = {}) {
   CAPTURE(kSeed);
@@ -95,13 +95,13 @@ TEST_CASE("attention: equals the loops of its definition for head sizes, groups 
   }
 }
 
-TEST_CASE("attention: more keys than one piece, more scores than one block of rows") {
+TEST_CASE("attention: more keys than one block of keys, more scores than one block of rows") {
   std::mt19937 random(kSeed + 1);
   for (const std::int64_t N : {255, 256, 257, 1000}) {
     check_against_naive(normal_tensor(random, {1, 2, 2, 8}), normal_tensor(random, {1, 1, N, 8}),
                         normal_tensor(random, {1, 1, N, 3}), {.causal = true});
   }
-  // 2^23 scores are a block: 40 rows of 2^18 keys need two. Keys and values do not grow, with strides of 0.
+  // A block has 2^23 scores, so 40 rows of 2^18 keys need two. With strides of 0, keys and values take no more memory.
   const std::int64_t N = std::int64_t{1} << 18;
   const Tensor q = normal_tensor(random, {1, 2, 20, 1}), k = normal_tensor(random, {1, 1, 1, 1}),
                v = normal_tensor(random, {1, 1, 1, 1});
@@ -117,8 +117,8 @@ TEST_CASE("attention: more keys than one piece, more scores than one block of ro
   }
 }
 
-TEST_CASE("attention: a query head reads the head of its group") {
-  // Every key/value head holds one value everywhere: head number + 1.
+TEST_CASE("attention: a query head reads the key/value head of its group") {
+  // All values of a key/value head are equal to its index + 1.
   const Tensor q(std::vector<float>(6, 1), {1, 6, 1, 1}), k(std::vector<float>(9, 1), {1, 3, 3, 1});
   const Tensor v({1, 1, 1, 2, 2, 2, 3, 3, 3}, {1, 3, 3, 1});
   CHECK(attention(q, k, v).out == std::vector<double>{1, 1, 2, 2, 3, 3});
@@ -126,7 +126,7 @@ TEST_CASE("attention: a query head reads the head of its group") {
 
 TEST_CASE("attention: strided views") {
   std::mt19937 random(kSeed + 2);
-  // k and v lie interleaved as [b, N, 2, n_kv, d], as many caches do; they start at an odd byte.
+  // k and v are interleaved as [b, N, 2, n_kv, d], as in many caches, and start at an odd byte.
   const std::int64_t b = 2, N = 13, n_kv = 2, d = 7;
   const std::vector<float> elements = normal_elements(random, b * N * 2 * n_kv * d);
   std::vector<std::byte> bytes(elements.size() * 2 + 1);
@@ -136,7 +136,7 @@ TEST_CASE("attention: strided views") {
   v.data += 2 * n_kv * d;
   const Tensor q = normal_tensor(random, {b, 4, 2, d});
   check_against_naive(q, k, v);
-  // The same numbers, dense.
+  // The same elements, dense.
   std::vector<float> k_elements, v_elements;
   for (std::int64_t i = 0; i < b; ++i) {
     for (std::int64_t g = 0; g < n_kv; ++g) {
@@ -166,7 +166,7 @@ TEST_CASE("attention: causal, with fewer keys than queries too") {
   CHECK(got.lse == std::vector<double>{-kInf, -kInf, 0, std::log(2.0), std::log(3.0)});
 }
 
-TEST_CASE("attention: what lies behind the last key of a row is not read") {
+TEST_CASE("attention: keys after the last visible one are not read") {
   std::mt19937 random(kSeed + 4);
   for (const bool causal : {false, true}) {
     const Tensor q = normal_tensor(random, {3, 4, 2, 8});
@@ -183,14 +183,14 @@ TEST_CASE("attention: what lies behind the last key of a row is not read") {
     CHECK(dirty.out == clean.out);
     CHECK(dirty.lse == clean.lse);
   }
-  // Memory that is not there, for the address sanitizer: the view says 1000 keys, the array holds 5.
+  // For AddressSanitizer: the view has 1000 keys, the array holds 5.
   const Tensor q = normal_tensor(random, {1, 1, 1, 8}), k = normal_tensor(random, {1, 1, 5, 8});
   TensorView view = k;
   view.shape[2] = 1000;
   CHECK(attention(q, view, view, {.lengths = {5}}).out == attention(q, k, k).out);
 }
 
-TEST_CASE("attention: a source does not look at the value of a key that is not seen") {
+TEST_CASE("attention: a source does not read the value of a masked key") {
   // Two causal queries: the first sees one key, the second both.
   const Tensor q({1, 1}, {1, 1, 2, 1}), k({3, 4}, {1, 1, 2, 1}), zeta({0.5f, 0.5f}, {1, 1, 2, 1});
   for (const float value : {kInfF, kNaNF}) {
@@ -205,7 +205,7 @@ TEST_CASE("attention: a source does not look at the value of a key that is not s
 TEST_CASE("attention: huge logits") {
   std::mt19937 random(kSeed + 5);
   for (const float logit : {1e4f, -1e4f, -5.2e5f, 5.2e5f, 1e30f}) {
-    // All scores lie near the logit, a few units apart.
+    // All scores are within a few units of the logit.
     Tensor q = normal_tensor(random, {1, 1, 1, 2}), k = normal_tensor(random, {1, 1, 30, 2});
     q.set(0, 0, 0, 0, logit);
     for (std::int64_t a = 0; a < 30; ++a) k.set(0, 0, a, 0, 1);
@@ -214,14 +214,14 @@ TEST_CASE("attention: huge logits") {
     const double lse = attention(q, k, v, {.scale = 1.0}).lse[0];
     CHECK(lse == doctest::Approx(static_cast<double>(logit)).epsilon(1e-2));
   }
-  // Scores far apart: the largest wins alone.
+  // Scores far apart: only the largest has weight.
   const Tensor q({1}, {1, 1, 1, 1}), k({-5.2e5f, 1e4f, -1e4f}, {1, 1, 3, 1}), v({1, 2, 3}, {1, 1, 3, 1});
   CHECK(attention(q, k, v).out == std::vector<double>{2});
   CHECK(attention(q, k, v).lse == std::vector<double>{1e4});
 }
 
 TEST_CASE("attention: NaN and Inf follow the formula") {
-  // One query of 1, scores are the keys, two components of value.
+  // One query equal to 1, so the scores are the keys; two components of value.
   const auto run = [](std::vector<float> keys, std::vector<float> values) {
     const auto N = static_cast<std::int64_t>(keys.size());
     const Tensor q({1}, {1, 1, 1, 1}), k(keys, {1, 1, N, 1}), v(values, {1, 1, N, 2});
@@ -247,7 +247,7 @@ TEST_CASE("attention: NaN and Inf follow the formula") {
   CHECK(std::isfinite(got.lse[0]));
   got = run({0, 1, 2}, {1, 2, kInfF, kNaNF, -kInfF, 6});
   CHECK((std::isnan(got.out[0]) && std::isnan(got.out[1])));
-  // exp(-700) is a number, exp(-800) is 0, and 0 times Inf is NaN.
+  // exp(-700) is positive, exp(-800) is 0, and 0 times Inf is NaN.
   CHECK(run({0, -700}, {1, 2, kInfF, 4}).out[0] == kInf);
   CHECK(std::isnan(run({0, -800}, {1, 2, kInfF, 4}).out[0]));
 }
@@ -269,7 +269,7 @@ TEST_CASE("attention: NaN and Inf anywhere in q, k and v, as in the loops") {
 }
 
 /// @tested{obs_1, Obs. 1}
-TEST_CASE("attention: energy and gradient at zeta are those of the single query") {
+TEST_CASE("attention: energy and gradient at zeta are those of energy.hpp for one query") {
   CAPTURE(kSeed);
   std::mt19937 random(kSeed + 7);
   const Tensor q = normal_tensor(random, {2, 4, 3, 8}), k = normal_tensor(random, {2, 2, 10, 8}),
@@ -320,7 +320,7 @@ TEST_CASE("attention: axes of length 0") {
   CHECK(sizes(0, 2, 1, 8, 4).lse.empty());
   CHECK(sizes(3, 0, 1, 8, 4).out.empty());
   CHECK(sizes(0, 0, 0, 0, 0).lse.empty());
-  // No keys: every query is answered.
+  // No keys: every query has a result.
   const Tensor q(std::vector<float>(2 * 2 * 3 * 4, 1), {2, 2, 3, 4});
   const TensorView none = TensorView::dense(nullptr, DType::F32, {2, 1, 0, 4});
   const AttentionResult got = attention(q, none, none, {.zeta = q});

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Slips of the paper, version 4, each with a counter-example (docs/errata.md); other tests have those of C.2 and
-/// Alg. 1.
+/// @brief Errors in version 4 of the paper, each with a counter-example (docs/errata.md). Those of C.2 and Alg. 1 are in
+/// other tests.
 #include "reference/energy/moments.hpp"
 #include "reference/oracle/algorithms.hpp"
 #include "reference/oracle/cost_model.hpp"
@@ -26,7 +26,7 @@ Matrix random_matrix(std::mt19937& random, Eigen::Index rows, Eigen::Index cols)
   return Matrix::NullaryExpr(rows, cols, [&] { return normal(random); });
 }
 
-/// Dependent steps of a reduction of N elements on p processors, as counted.
+/// Counted dependent steps of a reduction of N elements on p processors.
 std::int64_t n_steps(std::int64_t N, std::int64_t p) {
   const std::vector<int> x(static_cast<std::size_t>(N), 1);
   return tree_reduce(std::span<const int>(x), p, std::plus<int>()).n_steps;
@@ -52,7 +52,7 @@ TEST_CASE("errata 1: two values mu - 1 and mu + 1 have second moment 1 + mu^2, a
 }
 
 /// @tested{slip_4, slip 4}
-TEST_CASE("errata 4: with one source for each key, the derivative in one of them is one term of attention") {
+TEST_CASE("errata 4: with one source per key, the derivative in one source is one term of attention") {
   CAPTURE(kSeed);
   std::mt19937 random(kSeed);
   const Vector q = random_matrix(random, 4, 1);
@@ -90,7 +90,7 @@ TEST_CASE("errata 6: Alg. 3 takes N/p steps once and log p steps three times") {
 }
 
 /// @tested{slip_8, slip 8}
-TEST_CASE("errata 8: twice the devices are one more step, not twice as many") {
+TEST_CASE("errata 8: doubling the devices adds one step and does not double the steps") {
   for (std::int64_t p = 2; p <= 4096; p *= 2) {
     CAPTURE(p);
     CHECK(n_steps(2 * p, 2 * p) == n_steps(p, p) + 1);
@@ -98,7 +98,7 @@ TEST_CASE("errata 8: twice the devices are one more step, not twice as many") {
 }
 
 /// @tested{slip_9, slip 9}
-TEST_CASE("errata 9: in the example of 6.3 attention takes 196 us, and moving its keys and values 7 times as long") {
+TEST_CASE("errata 9: in the example of 6.3 attention takes 196 us, and sending its keys and values 7 times as long") {
   const CostShape s{.b = 1, .t = 640000 / 8, .d = 2048, .n_h = 16, .p = 8};
   const double bytes = to_bytes(static_cast<double>(ring_hop_volume(s)), 2);
   CHECK(bytes == doctest::Approx(655e6).epsilon(1e-3));
@@ -110,10 +110,10 @@ TEST_CASE("errata 9: in the example of 6.3 attention takes 196 us, and moving it
 }
 
 /// @tested{slip_10, slip 10}
-TEST_CASE("errata 10: what one device sends in a whole step, for both, and the quotient of the two formulas as they stand") {
+TEST_CASE("errata 10: volume sent per device and step by ring and tree, and the quotient of the two formulas as printed") {
   for (const std::int64_t p : {2, 4, 8, 128}) {
     const CostShape s{.b = 1, .t = 1000, .d = 2048, .n_h = 16, .p = p};
-    // Ring: one shard in each of p - 1 hops. Tree: an AllReduce of numel elements, in p pieces around a ring, twice.
+    // Ring: one shard in each of p - 1 hops. Tree: a ring AllReduce of numel elements in p chunks, with two passes.
     double ring = 0, tree = 0;
     for (std::int64_t hop = 1; hop < p; ++hop) {
       ring += static_cast<double>(ring_hop_volume(s));
@@ -129,7 +129,7 @@ TEST_CASE("errata 10: what one device sends in a whole step, for both, and the q
 }
 
 /// @tested{slip_11, slip 11}
-TEST_CASE("errata 11: in every row of Tables 1 and 2 tree attention is the faster one") {
+TEST_CASE("errata 11: tree attention is faster in every row of Tables 1 and 2") {
   struct Row {
     const char* where;
     double tree, ring;  // seconds, as printed in the paper
@@ -158,7 +158,7 @@ TEST_CASE("errata 11: in every row of Tables 1 and 2 tree attention is the faste
 }
 
 /// @tested{slip_12, slip 12}
-TEST_CASE("errata 12: the m of Alg. 3 is the largest lse, above that of Alg. 1 by up to log of the keys on a device") {
+TEST_CASE("errata 12: the m of Alg. 3 is the largest lse, above that of Alg. 1 by at most log of the keys per device") {
   CAPTURE(kSeed);
   std::mt19937 random(kSeed);
   const Vector q = random_matrix(random, 4, 1);
@@ -169,10 +169,10 @@ TEST_CASE("errata 12: the m of Alg. 3 is the largest lse, above that of Alg. 1 b
     for (const VirtualDevice& device : devices) m = max_of(m, energy(q, device.K, device.V, Vector()));
     return m;
   };
-  // Equal keys: exactly log 6 above.
+  // Equal keys: the difference is exactly log 6.
   const std::vector<VirtualDevice> equal = scatter(Matrix::Ones(24, 4), V, lengths);
   CHECK(largest_lse(equal) - tree_energy(q, Vector(), equal).m == doctest::Approx(std::log(6)).epsilon(1e-13));
-  // Random ones: between 0 and log 6. The output of Alg. 3 is that of Alg. 2, which has the other m.
+  // Random keys: it is between 0 and log 6. The outputs of Alg. 3 and of Alg. 2, which has the other m, are equal.
   const std::vector<VirtualDevice> devices = scatter(random_matrix(random, 24, 4), V, lengths);
   const EnergyForward forward = tree_energy(q, Vector(), devices);
   CHECK(largest_lse(devices) > forward.m + 1e-3);
@@ -189,7 +189,7 @@ TEST_CASE("errata 13: the n-th moment is n! times the n-th Taylor coefficient of
   double factorial = 1;
   for (int n = 1; n <= 6; ++n) {
     factorial *= n;
-    // At zeta = 1 the last term of the series is the coefficient.
+    // At zeta = 1 the last term of the series is the Taylor coefficient.
     const double coefficient = moment_series(q, K, V, one, n).value - moment_series(q, K, V, one, n - 1).value;
     const std::vector<Eigen::Index> A(static_cast<std::size_t>(n), 0);
     const double moment_n = moment(q, K, V, Vector(), A);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The error bound: single-precision decoders stay below it, broken ones do not, and it is not so wide as to be
-/// useless.
+/// @brief The error bound: single-precision decoders stay within it, broken ones do not, and it is tight enough to be
+/// useful.
 #include "reference/oracle/error_bound.hpp"
 #include "reference/state/forest.hpp"
 #include "tests/support/compare.hpp"
@@ -25,7 +25,7 @@ struct Result {
   std::vector<double> out, lse;
 };
 
-/// One query, one head: states of single keys in float climb the canonical tree. `skip` leaves out one key.
+/// One query, one head: a decode in float that merges single keys in the canonical tree. `skip` omits one key.
 Result decode_in_float(const TensorView& q, const TensorView& k, const TensorView& v, double scale, std::int64_t skip = -1) {
   const std::int64_t d_h = q.shape[3], d_v = v.shape[3];
   std::vector<float> query(static_cast<std::size_t>(d_h)), key = query, value(static_cast<std::size_t>(d_v)), z = value;
@@ -44,7 +44,7 @@ Result decode_in_float(const TensorView& q, const TensorView& k, const TensorVie
   return {{z.begin(), z.end()}, {lse}};
 }
 
-/// sum_a w_a |v_aj|: attention over the magnitudes of the values.
+/// sum_a w_a |v_aj|: the attention over the magnitudes of the values.
 std::vector<double> mean_magnitude(const TensorView& q, const TensorView& k, const TensorView& v, double scale) {
   std::vector<float> magnitudes;
   for (std::int64_t a = 0; a < v.shape[2]; ++a) {
@@ -55,7 +55,7 @@ std::vector<double> mean_magnitude(const TensorView& q, const TensorView& k, con
 
 }  // namespace
 
-TEST_CASE("error_bound: a tree over single keys in float stays below it") {
+TEST_CASE("error_bound: the errors of a tree over single keys in float are within it") {
   CAPTURE(kSeed);
   std::mt19937 random(kSeed);
   double worst_out = 0, worst_lse = 0;
@@ -82,7 +82,7 @@ TEST_CASE("error_bound: a tree over single keys in float stays below it") {
   CHECK(worst_out > 1e-3);
 }
 
-TEST_CASE("error_bound: for standard normal data it is within reach of the quick gate of 16 u") {
+TEST_CASE("error_bound: for standard normal data the errors are also within the simple bound of 16 u") {
   CAPTURE(kSeed);
   std::mt19937 random(kSeed + 1);
   for (const std::int64_t N : {64, 1024}) {
@@ -98,7 +98,7 @@ TEST_CASE("error_bound: for standard normal data it is within reach of the quick
   }
 }
 
-TEST_CASE("error_bound: a decoder that loses a key does not pass") {
+TEST_CASE("error_bound: a decoder that loses a key fails") {
   CAPTURE(kSeed);
   std::mt19937 random(kSeed + 2);
   const std::int64_t N = 1000;
@@ -112,7 +112,7 @@ TEST_CASE("error_bound: a decoder that loses a key does not pass") {
   }
 }
 
-TEST_CASE("error_bound: the formula by hand") {
+TEST_CASE("error_bound: hand-computed values") {
   // One key: w = 1, W = 0, no additions. Delta = (2 + 1) u scale (|1 * 2| + |-3 * 4|).
   const Tensor q({1, -3}, {1, 1, 1, 2}), k({2, 4}, {1, 1, 1, 2}), v({-5, 0, 0.5f}, {1, 1, 1, 3});
   const ErrorModel model{.roundoff = kU, .n_additions = 7, .n_rescalings = 2, .exp_error = 4, .output_roundoff = 0x1p-8};
@@ -123,7 +123,7 @@ TEST_CASE("error_bound: the formula by hand") {
   CHECK(bound.out[2] == doctest::Approx(0.5 * factor).epsilon(1e-14).scale(0));
   CHECK(bound.lse[0] == doctest::Approx(8 * kU * 5 + Delta + 7 * kU).epsilon(1e-14).scale(0));
 
-  // Two keys 10 apart: W = 10. Two keys 100 apart: the far one counts whole, and has no say in W.
+  // Two keys 10 apart: W = 10. Two keys 100 apart: the far one contributes in full and does not enter W.
   const Tensor one({1}, {1, 1, 1, 1}), near({0, -10}, {1, 1, 2, 1}), far({0, -100}, {1, 1, 2, 1}),
       values({1, 8}, {1, 1, 2, 1});
   bound = error_bound(one, near, values, {.scale = 1.0}, {.roundoff = kU});
@@ -141,7 +141,7 @@ TEST_CASE("error_bound: the formula by hand") {
 
 TEST_CASE("error_bound: edges") {
   const Tensor q({1, 1}, {1, 2, 1, 1}), k({0, -kInfF, 1}, {1, 1, 3, 1}), v({1, kInfF, 2}, {1, 1, 3, 1});
-  // An unseen key has no say; nothing seen is exact; what is not finite has no bound.
+  // A masked key has no effect; with all keys masked the bound is 0; a result that is not finite has no bound.
   CHECK(std::isfinite(error_bound(q, k, v, {}, {}).out[0]));
   CHECK(error_bound(q, k, v, {.lengths = {0}}, {}).out == std::vector<double>{0, 0});
   CHECK(error_bound(q, k, v, {.lengths = {0}}, {}).lse == std::vector<double>{0, 0});

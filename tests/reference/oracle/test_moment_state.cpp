@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Covariance and entropy out of the tree: held against moments.hpp, with the same bits for all cuts, and over
+/// @brief Covariance and entropy from the tree reduction: compared with moments.hpp, equal in bits for all cuts, and over
 /// tensors.
 #include "reference/decode/decode.hpp"
 #include "reference/energy/moments.hpp"
@@ -28,10 +28,10 @@ constexpr std::int64_t kQueryDim = 6, kValueDim = 4;
 constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
-/// One query over N random keys, whose values have a mean.
+/// One query over N random keys; the values have a nonzero mean.
 struct Workload : OneQuery {
   explicit Workload(Eigen::Index N) : OneQuery(N, kQueryDim, kValueDim, 0, kSeed) { V.array() += 1; }
-  /// What u is in a layout: nothing, the score, or the key. And w.
+  /// The u of a layout: none, the score, or the key; and w.
   Vector u(const MomentLayout& layout, Eigen::Index a) const {
     if (layout.n_score == 1) return Vector::Constant(1, K.row(a).dot(q));
     return K.row(a).head(layout.n_score).transpose();
@@ -117,7 +117,7 @@ TEST_CASE_TEMPLATE("moment state: any cut gives the same bits", Real, float, dou
   }
 }
 
-TEST_CASE_TEMPLATE("moment state: what follows a value changes no bit of the mean and of lse", Real, float, double) {
+TEST_CASE_TEMPLATE("moment state: the additional components change no bit of the mean and of lse", Real, float, double) {
   CAPTURE(kSeed);
   const Workload p(45);
   const std::vector<Real> plain = root(forest_of<Real>(p, {kValueDim, Products::None, 0}, 0, 45));
@@ -127,7 +127,7 @@ TEST_CASE_TEMPLATE("moment state: what follows a value changes no bit of the mea
   }
 }
 
-TEST_CASE("moment state: a center near the values saves the digits of the variance, and moves no mean") {
+TEST_CASE("moment state: a center near the values keeps the digits of the variance and does not change the mean") {
   CAPTURE(kSeed);
   Workload p(64);
   p.V = 1000 + (p.V.cast<float>().array() * 64).round().cast<double>() / 64;
@@ -148,12 +148,12 @@ TEST_CASE("moment state: edges") {
   for (const MomentLayout& layout : kLayouts) {
     const bool all = layout.products == Products::Triangle;
 
-    // Nothing seen.
+    // All keys masked.
     const std::vector<double> empty = root(forest_of<double>(p, layout, 0, 0));
     CHECK(read_covariance(layout, empty.data()).norm() == 0);
     CHECK(read_entropy(layout, empty.data(), p.w(layout)) == 0);
 
-    // One key in its plain form, as decode_shard() has it: only its squares are rounded.
+    // The state of a single key, as decode_shard() has it: only its squares are rounded.
     std::vector<double> one(static_cast<std::size_t>(state_size(layout.size())));
     const Vector v = p.V.row(0).transpose(), u = p.u(layout, 0);
     one[kShift] = kLog2E * p.K.row(0).dot(p.q), one[kSum] = 1;
@@ -161,7 +161,7 @@ TEST_CASE("moment state: edges") {
     CHECK(read_covariance(layout, one.data()).norm() < 4e-16 * v.squaredNorm());
     CHECK(std::abs(read_entropy(layout, one.data(), p.w(layout))) < 1e-14);
 
-    // A key that is not seen may have any value, and a score of +inf or NaN is NaN everywhere.
+    // A masked key may have any value. A score of +inf or NaN makes every result NaN.
     Workload bad = p;
     bad.K.row(4) = -kInf * p.q.cwiseSign().transpose();
     bad.V.row(4).setConstant(kNaN);
@@ -177,7 +177,7 @@ TEST_CASE("moment state: edges") {
       CHECK(std::isnan(read_entropy(layout, spoilt.data(), p.w(layout))));
     }
 
-    // An Inf value spoils what it enters, and neither the rest nor the entropy.
+    // An Inf value affects only the results that it enters, and not the entropy.
     bad = p;
     bad.V(4, 2) = kInf;
     const std::vector<double> inf = root(forest_of<double>(bad, layout, 0, 9));
@@ -186,7 +186,7 @@ TEST_CASE("moment state: edges") {
     CHECK(got(1, all ? 1 : 0) == doctest::Approx(covariance(p.q, p.K, p.V, Vector())(1, 1)).epsilon(1e-13));
     CHECK(read_entropy(layout, inf.data(), p.w(layout)) == doctest::Approx(entropy(p.q, p.K, p.V, Vector())).epsilon(1e-13));
 
-    // Every NaN has the same bits, whatever those of the state.
+    // Every NaN has the same bits, whatever NaN the state holds.
     std::vector<double> negative = unseen;
     negative[kSum] = -kNaN;
     for (const double nan : {got(2, all ? 2 : 0), read_covariance(layout, negative.data())(0, 0),
@@ -199,11 +199,12 @@ TEST_CASE("moment state: edges") {
   const std::vector<double> state = root(forest_of<double>(p, bare, 0, 9));
   CHECK_THROWS_WITH_AS(read_covariance(bare, state.data()), "read_covariance: the layout has no products",
                        std::invalid_argument);
-  CHECK_THROWS_WITH_AS(read_entropy(bare, state.data(), {}), "read_entropy: 0 factors for 0 numbers", std::invalid_argument);
+  CHECK_THROWS_WITH_AS(read_entropy(bare, state.data(), {}), "read_entropy: 0 factors for 0 elements",
+                       std::invalid_argument);
 }
 
 /// @tested{eq_cov, eq. (cov)}
-TEST_CASE("moment state: decode_shard over enlarged values gives variance and entropy, and z and lse to the bit") {
+TEST_CASE("moment state: decode_shard over enlarged values gives variance and entropy, and the same bits of z and lse") {
   CAPTURE(kSeed);
   constexpr std::int64_t b = 2, n_h = 4, n_kv = 2, N = 150, d_h = 16, d_v = 5;
   std::mt19937 random(kSeed);
@@ -215,7 +216,7 @@ TEST_CASE("moment state: decode_shard over enlarged values gives variance and en
     const MomentLayout layout{d_v, Products::Squares, d_h};
     const Tensor enlarged(enlarge_values(layout, k, v), {b, n_kv, N, layout.size()});
 
-    // Two ranks, a cut that is no multiple of anything.
+    // Two ranks, cut at a position that is not aligned to anything.
     const auto rank = [&](std::int64_t begin, std::int64_t end) {
       return decode_shard(q, {k.view().positions(begin, end), enlarged.view().positions(begin, end), begin}, lengths, scale);
     };
@@ -226,14 +227,14 @@ TEST_CASE("moment state: decode_shard over enlarged values gives variance and en
     Forest<float> one_rank = rank(0, N);
     CHECK(same_bits<float>(joined, one_rank.fold()));
 
-    // The plain decode is a part of it.
+    // It contains the result of the decode without products.
     Forest<float> plain = decode_shard(q, {k, v, 0}, lengths, scale);
     const std::span<const float> plain_states = plain.fold();
     for (std::int64_t row = 0; row < b * n_h; ++row) {
       const float* state = joined.data() + row * state_size(layout.size());
       CHECK(same_bits<float>({state, 2 + d_v}, plain_states.subspan(static_cast<std::size_t>(row * (2 + d_v)), 2 + d_v)));
 
-      // The oracle, from the stored numbers.
+      // The oracle, from the stored elements.
       const std::int64_t i = row / n_h, h = row % n_h, n = lengths[static_cast<std::size_t>(i)];
       Vector query = Eigen::Map<const Vector>(row_of(q, i, h, 0).data(), d_h) * scale;
       Matrix K(n, d_h), V(n, d_v);

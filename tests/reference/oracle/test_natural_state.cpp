@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The paper's max and exp, and the integer shift: two forms of one state.
+/// @brief The state with the paper's max and exp, compared with the state with an integer shift.
 #include "reference/energy/energy.hpp"
 #include "reference/oracle/natural_state.hpp"
 
@@ -58,7 +58,7 @@ bool same(const NaturalResult& a, const NaturalResult& b) {
 
 }  // namespace
 
-TEST_CASE("natural state: a chain of merges is attention") {
+TEST_CASE("natural state: a chain of merges gives attention") {
   CAPTURE(kSeed);
   for (const double sigma : {1.0, 30.0, 1e4}) {
     const Keys keys = random_keys(kSeed, 50, sigma);
@@ -71,7 +71,7 @@ TEST_CASE("natural state: a chain of merges is attention") {
 
 /// @tested{eq_shift, eq. (shift)}
 /// @tested{alg_3, Alg. 3}
-TEST_CASE("natural state: the integer shift says the same in powers of two") {
+TEST_CASE("natural state: the integer shift represents the same sums") {
   CAPTURE(kSeed);
   for (const Eigen::Index N : {0, 1, 2, 100}) {
     for (const double sigma : {1.0, 30.0}) {
@@ -79,7 +79,7 @@ TEST_CASE("natural state: the integer shift says the same in powers of two") {
       const std::vector<double> state = integer_chain(keys);
       const NaturalState natural = natural_chain(keys), converted = to_natural(state.data(), kValueDim);
 
-      // Both finish as the same numbers, from the state and from its conversion.
+      // Both give the same results, from the state and from its conversion.
       std::vector<double> z(kValueDim);
       const double lse = finish(state.data(), z.data(), kValueDim);
       const NaturalResult want = finish(natural), got = finish(converted);
@@ -88,7 +88,7 @@ TEST_CASE("natural state: the integer shift says the same in powers of two") {
       CHECK((got.z - want.z).norm() < 1e-12 * (1 + sigma));
       CHECK((Eigen::Map<Vector>(z.data(), kValueDim) - want.z).norm() < 1e-12 * (1 + sigma));
 
-      // The shift is the max in whole powers of two, and D is short of the paper's by less than one of them.
+      // The shift is the base-two max rounded up, so D is smaller than the paper's by less than a factor of two.
       if (N == 0) continue;
       CHECK(state[kShift] == std::ceil(kLog2E * natural.m));
       CHECK(natural.D / converted.D == doctest::Approx(std::exp(converted.m - natural.m)).epsilon(1e-9));
@@ -97,7 +97,7 @@ TEST_CASE("natural state: the integer shift says the same in powers of two") {
   }
 }
 
-TEST_CASE("natural state: conversion before and after a merge comes to the same") {
+TEST_CASE("natural state: conversion before and after a merge gives the same result") {
   CAPTURE(kSeed);
   const Keys left = random_keys(kSeed + 2, 9, 5), right = random_keys(kSeed + 3, 14, 5);
   std::vector<double> x = integer_chain(left);

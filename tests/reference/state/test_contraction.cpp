@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Bits of a merge do not depend on the compiler: no product is fused into the addition after it (section 5).
+/// @brief The bits of a merge do not depend on compiler contraction: no product is fused into the following addition
+/// (section 5).
 ///
-/// Where a product is below the smallest normal number its rounding shows, and a fused multiply-add leaves that out.
-/// Compiled twice: with what tree_attn::state asks of all that merges, and, as a control, with contraction
-/// (TREE_ATTN_CONTRACTED), where the same comparison must find differences.
+/// A product below the normal range is rounded, and a fused multiply-add omits that rounding. This file is compiled twice:
+/// with the options of tree_attn::state, and, as a control, with contraction (TREE_ATTN_CONTRACTED), where the same
+/// comparison must find differences.
 #include "reference/state/merge_eight.hpp"
 #include "reference/state/state.hpp"
 
@@ -24,14 +25,14 @@ constexpr bool kRounded = false;
 constexpr bool kRounded = true;
 #endif
 
-/// a * b, rounded before anything else is done with it.
+/// a * b, rounded before any further operation.
 template <class Real>
 Real product(Real a, Real b) {
   volatile Real rounded = a * b;
   return rounded;
 }
 
-/// Numbers whose halves, quarters, ... are subnormal.
+/// Values whose halves, quarters, ... are subnormal.
 template <class Real>
 std::vector<Real> small_numbers(unsigned seed, std::size_t n) {
   std::mt19937 random(seed);
@@ -59,7 +60,7 @@ TEST_CASE_TEMPLATE("contraction: a merge rounds its products", Real, float, doub
   CHECK((n_fused == 0) == kRounded);
 }
 
-TEST_CASE_TEMPLATE("contraction: eight keys at once round what each of their merges rounds", Real, float, double) {
+TEST_CASE_TEMPLATE("contraction: the merges of eight keys round the same products", Real, float, double) {
   int n_fused = 0;
   for (unsigned seed = 100; seed < 1100; ++seed) {
     std::mt19937 random(seed);

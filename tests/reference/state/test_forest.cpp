@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The canonical tree: covers, carries, and bits that do not depend on who holds what.
+/// @brief The canonical tree: covers, carries, and bits that are independent of the cut.
 #include "reference/state/forest.hpp"
 
 #include <doctest/doctest.h>
@@ -56,13 +56,13 @@ TEST_CASE("cover: subtrees are aligned, adjacent, and as few as the binary digit
   CHECK(cover(5, 5).empty());
 }
 
-TEST_CASE("forest: pushing keys one by one ends with the cover of the run") {
+TEST_CASE("forest: pushing keys one by one gives the cover of the range") {
   for (std::int64_t begin : {0, 1, 5, 8}) {
     for (std::int64_t end : {8, 13, 31, 32, 33}) CHECK(forest_of(begin, end).subtrees() == cover(begin, end));
   }
 }
 
-TEST_CASE("forest: any cut of the run gives the same bits at the root") {
+TEST_CASE("forest: any cut of the range gives the same bits at the root") {
   for (std::int64_t n : {1, 2, 7, 32, 33, 61}) {
     Forest<float> whole = forest_of(0, n);
     const std::vector<float> root(whole.fold().begin(), whole.fold().end());
@@ -89,7 +89,7 @@ TEST_CASE("forest: positions without a key change no bit") {
   CHECK(same_bits(padded.fold(), short_run.fold()));
 }
 
-TEST_CASE("forest: nothing pushed folds to the empty state") {
+TEST_CASE("forest: an empty forest folds to the empty state") {
   Forest<float> forest(2, kValueDim);
   const std::span<const float> states = forest.fold();
   CHECK(is_empty(states.data()));

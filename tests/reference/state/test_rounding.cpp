@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Associativity in floating point: which trees give which bits, and how far each is from the truth.
+/// @brief Associativity in floating point: the bits of different trees, and the error of each.
 ///
-/// Every tree here is a tree over single keys, reduced by the one merge: the chain (one worker), the canonical tree
-/// (Forest), the pairwise tree of tree_reduce() with chunks cut elsewhere, and any of them over keys in another order.
+/// Every tree here reduces single keys by the one merge. The trees are the chain (one worker), the canonical tree (Forest),
+/// the pairwise tree of tree_reduce() with other chunks, and any of these over permuted keys.
 #include "reference/energy/log_sum_exp.hpp"
 #include "reference/oracle/error_bound.hpp"
 #include "reference/state/forest.hpp"
@@ -29,7 +29,7 @@ using namespace tree_attn;
 using namespace tree_attn::test;
 
 constexpr unsigned kSeed = 1;
-constexpr std::int64_t kValueDim = 16;  // enough that two trees with the same bits are no accident
+constexpr std::int64_t kValueDim = 16;  // large enough that two trees do not agree in all bits by chance
 
 using State = std::vector<float>;
 
@@ -38,7 +38,8 @@ State merged(State left, const State& right) {
   return left;
 }
 
-/// States of N keys with random scores and values; whole numbers, if asked for, so small that no sum of them is rounded.
+/// States of N keys with random scores and values. On request the values are integers, so small that no sum of them is
+/// rounded.
 std::vector<State> random_keys(std::int64_t N, bool whole = false, unsigned seed = kSeed) {
   std::mt19937 random(seed);
   std::normal_distribution<float> normal;
@@ -54,13 +55,13 @@ std::vector<State> random_keys(std::int64_t N, bool whole = false, unsigned seed
   return keys;
 }
 
-/// Chunks in a chain on p workers, then pairs: p = 1 is the chain, p = N the tree of pairs over all keys.
+/// Sequential chunks on p workers, then pairs: p = 1 is the chain, p = N the pairwise tree over all keys.
 State pairwise(const std::vector<State>& keys, std::int64_t p) {
   return tree_reduce(std::span<const State>(keys), p, merged).value;
 }
 State chain(const std::vector<State>& keys) { return pairwise(keys, 1); }
 
-/// The canonical tree, its keys on ranks that hold the runs between the cuts.
+/// The canonical tree, with the keys between two cuts on one rank.
 State canonical(const std::vector<State>& keys, std::vector<std::int64_t> cuts = {}) {
   const auto d_v = static_cast<std::int64_t>(keys[0].size()) - kValues;
   const auto N = static_cast<std::int64_t>(keys.size());
@@ -101,7 +102,7 @@ std::vector<T> shuffled(std::vector<T> x, unsigned seed) {
 
 }  // namespace
 
-TEST_CASE("rounding: the canonical tree has the same bits wherever it is cut, chunks cut elsewhere have others") {
+TEST_CASE("rounding: the canonical tree has the same bits for every cut, other chunks have other bits") {
   CAPTURE(kSeed);
   const std::vector<State> keys = random_keys(100);
   const State root = canonical(keys);
@@ -111,7 +112,7 @@ TEST_CASE("rounding: the canonical tree has the same bits wherever it is cut, ch
     for (std::int64_t& cut : cuts) cut = static_cast<std::int64_t>(random() % 101);
     CHECK(same_bits(canonical(keys, cuts), root));
   }
-  // Pairs over single keys are this very tree, also where N is no power of two.
+  // Pairs over single keys are the same tree, even if N is not a power of two.
   CHECK(same_bits(pairwise(keys, 100), root));
   // Any other number of workers is another tree.
   int n_other = 0;
@@ -122,7 +123,7 @@ TEST_CASE("rounding: the canonical tree has the same bits wherever it is cut, ch
   CHECK(n_pairs == 0);
 }
 
-TEST_CASE("rounding: where nothing is rounded, every tree over every order has the same bits") {
+TEST_CASE("rounding: if no sum is rounded, every tree over every order has the same bits") {
   CAPTURE(kSeed);
   const std::vector<State> keys = random_keys(100, true);
   const State want = chain(keys);
@@ -134,15 +135,16 @@ TEST_CASE("rounding: where nothing is rounded, every tree over every order has t
   }
 }
 
-TEST_CASE("rounding: merge commutes, so the tree's own symmetries change no bit, and other permutations do") {
+TEST_CASE("rounding: merge commutes, so the symmetries of the tree change no bit, and other permutations do") {
   CAPTURE(kSeed);
   const std::vector<State> keys = random_keys(128);
   const State root = canonical(keys);
-  // a -> a xor c swaps siblings at every level that c has a bit in: what the ranks of a butterfly see of each other.
+  // a -> a xor c swaps siblings at every level at which c has a set bit. These are the orders that the ranks of a butterfly
+  // use.
   for (std::size_t c = 0; c < 128; ++c)
     CHECK(same_bits(canonical(permuted(keys, [c](std::size_t a) { return a ^ c; })), root));
   CHECK(same_bits(canonical(permuted(keys, [](std::size_t a) { return 127 - a; })), root));
-  // Neighbours that are not siblings, a rotation, the chain backwards, a random order.
+  // Swapped neighbours that are not siblings, a rotation, the reversed chain, a random order.
   const auto swap_cousins = [](std::size_t a) { return a % 4 == 1 ? a + 1 : a % 4 == 2 ? a - 1 : a; };
   CHECK_FALSE(same_bits(canonical(permuted(keys, swap_cousins)), root));
   CHECK_FALSE(same_bits(canonical(permuted(keys, [](std::size_t a) { return (a + 1) % 128; })), root));
@@ -152,8 +154,8 @@ TEST_CASE("rounding: merge commutes, so the tree's own symmetries change no bit,
   CHECK(n_same == 0);
 }
 
-TEST_CASE("rounding: a sum of N is off by n_a u in a tree with chains of n_a additions, and a long chain uses that up") {
-  // Ones and a little: exact in double, rounded in float at every addition that carries.
+TEST_CASE("rounding: the error of a sum is at most n_a u for chains of n_a additions, and large for a long chain") {
+  // Terms in [1, 2): their sum is exact in double, and rounded in float at every addition that carries.
   CAPTURE(kSeed);
   const double u = 0x1p-24;
   for (const std::int64_t N : {1 << 10, 1 << 14, 1 << 18, 1 << 20}) {
@@ -166,7 +168,7 @@ TEST_CASE("rounding: a sum of N is off by n_a u in a tree with chains of n_a add
       const double relative = std::abs(static_cast<double>(got.value) - sum) / sum;
       CAPTURE(N);
       CAPTURE(p);
-      // n_steps is the longest chain, for the first order; (1 + u)^n - 1 for all of it.
+      // n_steps is the longest chain. n u is the bound to first order, (1 + u)^n - 1 to all orders.
       CHECK(relative <= std::expm1(static_cast<double>(got.n_steps) * std::log1p(u)));
       return relative;
     };
@@ -177,8 +179,8 @@ TEST_CASE("rounding: a sum of N is off by n_a u in a tree with chains of n_a add
   }
 }
 
-TEST_CASE("rounding: a chain of equal terms stops growing, the tree does not") {
-  // 2^24 + 1 is not a float: one more is lost, however many follow.
+TEST_CASE("rounding: a chain of equal terms stagnates, the tree does not") {
+  // 2^24 + 1 is not a float, so every further 1 is lost.
   const std::vector<float> ones((1 << 24) + (1 << 22), 1.0f);
   const auto sum = [&ones](std::int64_t p) {
     return tree_reduce(std::span<const float>(ones), p, std::plus<float>()).value;

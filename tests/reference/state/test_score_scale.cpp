@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The factor of a score as two: the same score to the bit, and no product that is larger than it must be.
+/// @brief The scale of the scores as two factors: the same score bit for bit, with smaller products.
 #include "reference/state/score_scale.hpp"
 
 #include <doctest/doctest.h>
@@ -12,7 +12,7 @@
 using namespace tree_attn;
 
 /// @tested{eq_7, eq. (7)}
-TEST_CASE("score scale: a power of two and a factor from 1 to 2, whose product is the whole factor") {
+TEST_CASE("score scale: a power of two times a factor from 1 to 2 is the whole factor") {
   std::mt19937 random(1400);
   std::uniform_real_distribution<double> exponent(-37.5, 30), sign(-1, 1);
   for (int i = 0; i < 10000; ++i) {
@@ -25,13 +25,13 @@ TEST_CASE("score scale: a power of two and a factor from 1 to 2, whose product i
     CHECK(std::abs(parts.score) >= 1);
     if (parts.query < 1) CHECK(std::abs(parts.score) <= 2);
     CHECK(parts.query * parts.score == static_cast<float>(kLog2E * scale));
-    // With any product, as long as that is a normal number.
+    // The score has the same bits for any product in the normal range.
     const float dot = std::ldexp(static_cast<float>(sign(random)), 60);
     CHECK(parts.score * (parts.query * dot) == static_cast<float>(kLog2E * scale) * dot);
   }
 }
 
-TEST_CASE("score scale: zero, numbers too small to split, too large, and none") {
+TEST_CASE("score scale: zero, scales too small to split, scales of 1 and more, Inf and NaN") {
   CHECK(split_scale(0).query == 1);
   CHECK(split_scale(0).score == 0);
   CHECK(split_scale(1e-40).query == 0x1p-126f);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The laws of the merge, in bits. CMake builds this file three times: as is, with fused multiply-add, and without.
+/// @brief The laws of the merge, bit for bit. CMake builds this file three times: as configured, with fused multiply-add,
+/// and without.
 #include "reference/state/state.hpp"
 
 #include <doctest/doctest.h>
@@ -53,14 +54,15 @@ auto bits_of(Real x) {
   return std::bit_cast<Bits>(x);
 }
 
-/// Equal bits; any NaN equals any other, as which of two is passed on is up to the processor, and finish() makes them one.
+/// Equal bits, where any NaN equals any other: which of two NaN operands propagates depends on the processor, and finish()
+/// makes them one.
 template <class Real>
 bool same_bits(const State<Real>& a, const State<Real>& b) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end(),
                     [](Real x, Real y) { return (x != x && y != y) || bits_of(x) == bits_of(y); });
 }
 
-/// A uniform number in [-1, 1), the same on every machine, which std::normal_distribution is not.
+/// A uniform value in [-1, 1), the same on every machine, unlike std::normal_distribution.
 template <class Real>
 Real uniform(std::mt19937& random) {
   return std::ldexp(static_cast<Real>(static_cast<std::int32_t>(random()) >> 8), -23);
@@ -71,7 +73,7 @@ Real any_of(std::mt19937& random, std::initializer_list<Real> choices) {
   return choices.begin()[random() % choices.size()];
 }
 
-/// Scores near 0, far away, in places where a shift of zero has a sign, out of range, and not numbers at all.
+/// Scores near 0, large scores, scores with a shift of 0, which must have no sign, scores out of range, Inf and NaN.
 template <class Real>
 Real nasty_score(std::mt19937& random) {
   const Real x = uniform<Real>(random);
@@ -104,7 +106,7 @@ State<Real> nasty_state(std::mt19937& random) {
   return state;
 }
 
-/// States of one key with harmless numbers: nothing underflows.
+/// States of one key with moderate values: nothing underflows.
 template <class Real>
 State<Real> tame_state(std::mt19937& random) {
   const Real s = 20 * uniform<Real>(random);
@@ -115,7 +117,7 @@ State<Real> tame_state(std::mt19937& random) {
 
 }  // namespace
 
-TEST_CASE_TEMPLATE("state: pow2 is exact, and 0 below the normal numbers", Real, float, double) {
+TEST_CASE_TEMPLATE("state: pow2 is exact, and 0 below the normal range", Real, float, double) {
   const int lowest = std::numeric_limits<Real>::min_exponent - 1;
   for (int x = 0; x >= lowest; --x) CHECK(pow2(Real(x)) == std::ldexp(Real(1), x));
   for (const Real x :
@@ -124,7 +126,8 @@ TEST_CASE_TEMPLATE("state: pow2 is exact, and 0 below the normal numbers", Real,
   }
 }
 
-TEST_CASE_TEMPLATE("state: a key has a whole shift, a weight in [1/2, 1], and both say 2^s", Real, float, double) {
+TEST_CASE_TEMPLATE("state: a key has an integer shift and a weight in [1/2, 1], which together give 2^s", Real, float,
+                   double) {
   CAPTURE(kSeed);
   std::mt19937 random(kSeed);
   for (int i = 0; i < 2000; ++i) {
@@ -146,7 +149,8 @@ TEST_CASE_TEMPLATE("state: a shift of zero has no sign", Real, float, double) {
   for (const Real s : {Real(-0.3), Real(-0.0), Real(0)}) CHECK(bits_of(key_shift(s)) == bits_of(Real(0)));
 }
 
-TEST_CASE_TEMPLATE("state: the empty set is neutral on both sides, in bits, for -0, NaN and Inf too", Real, float, double) {
+TEST_CASE_TEMPLATE("state: the empty set is neutral on both sides, bit for bit, for -0, NaN and Inf too", Real, float,
+                   double) {
   CAPTURE(kSeed);
   std::mt19937 random(kSeed);
   const State<Real> empty = empty_state<Real>();
@@ -161,7 +165,7 @@ TEST_CASE_TEMPLATE("state: the empty set is neutral on both sides, in bits, for 
   CHECK(std::signbit(merged(empty, minus_zero)[kValues]));
 }
 
-TEST_CASE_TEMPLATE("state: merge commutes in bits, whatever the states", Real, float, double) {
+TEST_CASE_TEMPLATE("state: merge commutes bit for bit, for all states", Real, float, double) {
   CAPTURE(kSeed);
   std::mt19937 random(kSeed + 1);
   for (int i = 0; i < 50000; ++i) {
@@ -174,7 +178,7 @@ TEST_CASE_TEMPLATE("state: merge commutes in bits, whatever the states", Real, f
 
 TEST_CASE_TEMPLATE("state: merging gives the same bits with and without fused multiply-add", Real, float, double) {
   CAPTURE(kSeed);
-  // Build the states without a call of exp2, whose last bit is the library's, then hash a chain of merges (FNV-1a).
+  // Build the states without exp2, whose last bit depends on the library, then hash a chain of merges (FNV-1a).
   std::mt19937 random(kSeed + 2);
   State<Real> state = empty_state<Real>();
   std::uint64_t hash = 0xcbf29ce484222325u;
@@ -186,7 +190,7 @@ TEST_CASE_TEMPLATE("state: merging gives the same bits with and without fused mu
     state = i % 100 == 0 ? x : merged(state, x);
     for (const Real number : state) hash = (hash ^ static_cast<std::uint64_t>(bits_of(number))) * 0x100000001b3u;
   }
-  // The one number on all machines and under all flags.
+  // The hash is the same on all machines and under all flags.
   CHECK(hash == (sizeof(Real) == 4 ? 12200567522563207952u : 6922265957960747054u));
 }
 
@@ -198,12 +202,12 @@ TEST_CASE_TEMPLATE("state: merge is associative up to the rounding of its additi
     const State<Real> x = tame_state<Real>(random), y = tame_state<Real>(random), z = tame_state<Real>(random);
     const State<Real> a = merged(merged(x, y), z), b = merged(x, merged(y, z));
     CHECK(a[kShift] == b[kShift]);
-    // Two additions on each side; |v| <= 1, so D bounds the magnitudes that are added.
+    // Two additions on each side. |v| <= 1, so D bounds the magnitudes of the terms.
     for (std::size_t j = kSum; j < a.size(); ++j) REQUIRE(std::abs(a[j] - b[j]) <= 4 * u * a[kSum]);
   }
 }
 
-TEST_CASE_TEMPLATE("state: merge is associative in bits where every sum is exact", Real, float, double) {
+TEST_CASE_TEMPLATE("state: merge is associative bit for bit where every sum is exact", Real, float, double) {
   CAPTURE(kSeed);
   std::mt19937 random(kSeed + 4);
   const auto integer_state = [&random] {
@@ -224,7 +228,7 @@ TEST_CASE_TEMPLATE("state: scores beyond 2^31 neither overflow nor lose the larg
   for (const Real s : {Real(3e9), Real(-3e9), Real(1e18), Real(-1e18), std::numeric_limits<Real>::max(),
                        std::numeric_limits<Real>::lowest()}) {
     CAPTURE(s);
-    // Against itself it counts twice; against 0 the larger one wins outright.
+    // Merged with itself it counts twice. Merged with a score of 0 only the larger key remains.
     CHECK(finish(merged(key_state(s, one), key_state(s, two)).data(), z.data(), kValueDim) == Real(kLn2) * (s + 1));
     CHECK(z[0] == Real(1.5));
     finish(merged(key_state(s, one), key_state(Real(0), two)).data(), z.data(), kValueDim);
@@ -237,9 +241,9 @@ TEST_CASE_TEMPLATE("state: the empty set finishes as 0 and -inf", Real, float, d
   CHECK(is_empty(empty_state<Real>().data()));
   CHECK(finish(empty_state<Real>().data(), z.data(), kValueDim) == -kInf<Real>);
   for (const Real z_j : z) CHECK(bits_of(z_j) == bits_of(Real(0)));
-  // A key that is not seen is the empty set; its value is not looked at.
+  // A masked key gives the empty state, and its value is not read.
   CHECK(same_bits(key_state(-kInf<Real>, std::vector<Real>(kValueDim, kNaN<Real>)), empty_state<Real>()));
-  // A NaN key has the same shift, and is not empty.
+  // A key with a NaN score has the same shift, but its state is not empty.
   const State<Real> nan = key_state(kNaN<Real>, std::vector<Real>(kValueDim, Real(1)));
   CHECK_FALSE(is_empty(nan.data()));
   CHECK_FALSE(is_empty(merged(empty_state<Real>(), nan).data()));
@@ -259,7 +263,7 @@ TEST_CASE_TEMPLATE("state: one key finishes as its value and its score", Real, f
   }
 }
 
-TEST_CASE_TEMPLATE("state: the only key of a sequence finishes as its value, to the bit", Real, float, double) {
+TEST_CASE_TEMPLATE("state: the only key of a sequence finishes as its value, bit for bit", Real, float, double) {
   const std::vector<Real> v{Real(1) / 3,
                             Real(-0.0),
                             -kInf<Real>,
@@ -273,18 +277,18 @@ TEST_CASE_TEMPLATE("state: the only key of a sequence finishes as its value, to 
     set_single_key(state.data(), s, v.data(), kValueDim);
     CHECK(finish(state.data(), z.data(), kValueDim) == Real(kLn2) * s);
     CHECK(same_bits(z, v));
-    // With or without a lift, what it was weighed as before does not count.
+    // The result does not depend on a lift in the shift and weight given.
     CHECK(single_key(s, WeighedKey<Real>{key_shift(s) + kLift, key_weight(s) * pow2(Real(-kLift))}).shift == s);
   }
-  // One that is not seen, or has no weight, is what any other such key is.
+  // A masked key and a key with a NaN weight are those of set_key().
   for (const Real s : {-kInf<Real>, kInf<Real>, kNaN<Real>}) {
     set_single_key(state.data(), s, v.data(), kValueDim);
     CHECK(same_bits(state, key_state(s, v)));
   }
 }
 
-TEST_CASE_TEMPLATE("state: a lifted key is the same key, merges with any other, and keeps large values clear of overflow",
-                   Real, float, double) {
+TEST_CASE_TEMPLATE("state: a lifted key is equivalent, merges with any other, and keeps large values from overflowing", Real,
+                   float, double) {
   constexpr Real kLargest = std::numeric_limits<Real>::max();
   const std::vector<Real> v{1, 0, Real(-0.5), 3, kLargest, -kLargest};
   const auto lifted_key = [&](Real s) {
@@ -292,14 +296,14 @@ TEST_CASE_TEMPLATE("state: a lifted key is the same key, merges with any other, 
     set_key(state.data(), s, v.data(), kValueDim, Real(kLift));
     return state;
   };
-  // The same set under another shift.
+  // The same sums with another shift.
   const State<Real> plain = key_state(Real(-3.7), v), lifted = lifted_key(Real(-3.7));
   CHECK(lifted[kShift] == plain[kShift] + kLift);
   for (std::size_t i = kSum; i < plain.size(); ++i) CHECK(std::ldexp(lifted[i], kLift) == plain[i]);
   CHECK(same_bits(lifted_key(-kInf<Real>), empty_state<Real>()));
   CHECK(std::isnan(lifted_key(kNaN<Real>)[kSum]));
 
-  // Two plain keys overflow; lifted ones do not, nor does a plain one beside a lifted one.
+  // Two keys without a lift overflow. Two lifted keys do not, nor does a lifted key with one that is not.
   CHECK(std::isinf(merged(key_state(Real(2), v), key_state(Real(2), v)).back()));
   for (const State<Real>& right : {lifted_key(Real(2)), key_state(Real(2), v)}) {
     const State<Real> both = merged(lifted_key(Real(2)), right);
@@ -308,7 +312,8 @@ TEST_CASE_TEMPLATE("state: a lifted key is the same key, merges with any other, 
   }
 }
 
-/// z is an average of finite values: where the quotient is rounded past the largest number, that is the nearest one.
+/// z is an average of finite values. If the quotient is rounded past the largest finite number, that number is the nearest
+/// result.
 TEST_CASE_TEMPLATE("state: a quotient past the largest number is the largest number", Real, float, double) {
   constexpr Real kLargest = std::numeric_limits<Real>::max();
   const Real below_one[] = {0, Real(1) - std::numeric_limits<Real>::epsilon()};
@@ -319,12 +324,12 @@ TEST_CASE_TEMPLATE("state: a quotient past the largest number is the largest num
   CHECK(std::isnan(finish_value(below_one, kNaN<Real>)));
 }
 
-TEST_CASE_TEMPLATE("state: NaN and Inf come out as the formula has them", Real, float, double) {
+TEST_CASE_TEMPLATE("state: NaN and Inf follow the formula", Real, float, double) {
   const std::vector<Real> one(kValueDim, Real(1));
   std::vector<Real> z(kValueDim), v = one;
   const State<Real> other = key_state(Real(2), one);
 
-  // A score of NaN or +inf spoils everything, against any other key and on either side.
+  // A score of NaN or +inf makes every result NaN, merged with any other key and on either side.
   for (const Real s : {kNaN<Real>, -kNaN<Real>, kInf<Real>}) {
     for (const State<Real>& state :
          {key_state(s, one), merged(key_state(s, one), other), merged(other, key_state(s, one))}) {
@@ -333,14 +338,14 @@ TEST_CASE_TEMPLATE("state: NaN and Inf come out as the formula has them", Real, 
     }
   }
 
-  // A bad value spoils its own component, and only that.
+  // A NaN or Inf value affects only its own component.
   v[1] = kInf<Real>, v[2] = kNaN<Real>;
   finish(merged(other, key_state(Real(-3), v)).data(), z.data(), kValueDim);
   CHECK(z[0] == Real(1));
   CHECK(z[1] == kInf<Real>);
   CHECK(std::isnan(z[2]));
 
-  // Inf meets -Inf, and Inf meets a weight that is exactly 0.
+  // Inf plus -Inf, and Inf times a weight of exactly 0.
   std::vector<Real> w = one;
   w[1] = -kInf<Real>;
   finish(merged(key_state(Real(2), w), key_state(Real(-3), v)).data(), z.data(), kValueDim);
@@ -349,7 +354,7 @@ TEST_CASE_TEMPLATE("state: NaN and Inf come out as the formula has them", Real, 
   CHECK(std::isnan(z[1]));
 }
 
-TEST_CASE_TEMPLATE("state: every NaN leaves with the same bits", Real, float, double) {
+TEST_CASE_TEMPLATE("state: every NaN is returned with the same bits", Real, float, double) {
   std::vector<Real> z(kValueDim);
   const auto canonical = bits_of(kNaN<Real>);
   using Bits = std::remove_const_t<decltype(canonical)>;

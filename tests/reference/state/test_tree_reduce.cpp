@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Thm. 1: the value of a reduction, and its dependent steps, exactly.
+/// @brief Thm. 1: the value of a reduction and the exact number of its dependent steps.
 #include "reference/oracle/natural_state.hpp"
 #include "reference/state/tree_reduce.hpp"
 
@@ -46,7 +46,7 @@ TEST_CASE("tree_reduce: the steps grow as N/p + log p") {
   CHECK(n_steps(1 << 20) == 16);
 }
 
-TEST_CASE("tree_reduce: keeps the order, so that the operator need not commute") {
+TEST_CASE("tree_reduce: the order is kept, so the operator need not commute") {
   for (std::size_t N = 1; N <= 26; ++N) {
     std::vector<std::string> letters;
     for (std::size_t a = 0; a < N; ++a) letters.push_back(std::string(1, static_cast<char>('a' + a)));
@@ -57,7 +57,7 @@ TEST_CASE("tree_reduce: keeps the order, so that the operator need not commute")
   }
 }
 
-TEST_CASE("tree_reduce: states are reduced like numbers") {
+TEST_CASE("tree_reduce: reduces states as it does scalars") {
   std::vector<NaturalState> states;
   for (int a = 0; a < 37; ++a) states.push_back(natural_key(std::sin(a), Eigen::Vector2d(a, -a)));
   const auto op = [](const NaturalState& x, const NaturalState& y) { return merge(x, y); };
@@ -69,7 +69,7 @@ TEST_CASE("tree_reduce: states are reduced like numbers") {
   }
 }
 
-TEST_CASE("tree_reduce: nothing to reduce, or nobody to do it") {
+TEST_CASE("tree_reduce: no elements or no workers is an error") {
   const std::vector<int> one{1};
   CHECK_THROWS_WITH_AS(tree_reduce(std::span<const int>(), 2, std::plus<int>()), "tree_reduce: no elements",
                        std::invalid_argument);

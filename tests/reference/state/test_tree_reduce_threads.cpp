@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Thm. 1 on threads: the value, the bits and the steps of the reduction in one thread.
+/// @brief Thm. 1 on threads: the value, bits and steps of the reduction in one thread.
 #include "reference/state/tree_reduce_threads.hpp"
 
 #include <doctest/doctest.h>
@@ -37,7 +37,7 @@ TEST_CASE("tree_reduce_threads: value, steps and workers are those of tree_reduc
 }
 
 /// @tested{thm_1, Thm. 1}
-TEST_CASE("tree_reduce_threads: the same tree, so the same bits, run after run") {
+TEST_CASE("tree_reduce_threads: the same tree, so the same bits in every run") {
   constexpr unsigned kSeed = 1;
   CAPTURE(kSeed);
   std::mt19937 random(kSeed);
@@ -53,11 +53,12 @@ TEST_CASE("tree_reduce_threads: the same tree, so the same bits, run after run")
   }
 }
 
-TEST_CASE("tree_reduce_threads: every chunk is reduced on a thread of its own") {
+TEST_CASE("tree_reduce_threads: every chunk is reduced on its own thread") {
   const std::vector<int> x(64, 1);
   std::mutex mutex;
   std::set<std::thread::id> threads;
-  // Wait in the first operation until all workers are in theirs: with fewer threads than workers this would not end.
+  // Wait in the first operation until all workers have reached theirs. With fewer threads than workers this would not
+  // return.
   std::atomic<int> n_waiting = 0;
   const auto op = [&](int a, int b) {
     {
@@ -72,7 +73,7 @@ TEST_CASE("tree_reduce_threads: every chunk is reduced on a thread of its own") 
   CHECK(threads.count(std::this_thread::get_id()) == 0);
 }
 
-TEST_CASE("tree_reduce_threads: an exception of the operator on any worker comes out, and nobody waits for ever") {
+TEST_CASE("tree_reduce_threads: an exception of the operator on any worker is rethrown, and no thread waits forever") {
   std::vector<int> x(64);
   std::iota(x.begin(), x.end(), 0);
   for (const int bad : {1, 9, 33, 63}) {
@@ -85,7 +86,7 @@ TEST_CASE("tree_reduce_threads: an exception of the operator on any worker comes
   }
 }
 
-TEST_CASE("tree_reduce_threads: nothing to reduce, or nobody to do it") {
+TEST_CASE("tree_reduce_threads: no elements or no workers is an error") {
   const std::vector<int> one{1};
   CHECK_THROWS_WITH_AS(tree_reduce_threads(std::span<const int>(), 2, std::plus<int>()), "tree_reduce_threads: no elements",
                        std::invalid_argument);

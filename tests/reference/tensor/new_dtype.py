@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A type that is not complete does not compile: adds F8_E4M3 to a copy of dtype.hpp, one part after the other.
+"""An incomplete type must not compile. Adds F8_E4M3 to a copy of dtype.hpp, part by part.
 
 new_dtype.py SOURCE_DIR BUILD_DIR: compiles with the commands of compile_commands.json
 """
@@ -30,9 +30,9 @@ PARTS = {
     "an element type": ("/// bfloat16: the upper", "struct Float8 {\n  std::uint8_t bits;\n};\n\n/// bfloat16: the upper"),
     "traits": ("/// An element type whose traits", TRAITS + "\n/// An element type whose traits"),
 }
-# What reads the table. With a complete type all of it compiles as it is.
+# Sources that read the traits. They compile unchanged once the type is complete.
 READERS = ["reference/tensor/convert.cpp", "reference/data/safetensors.cpp", "reference/data/synthetic.cpp", "plain/plan.cu.cpp"]
-# A step on scalar units takes any type that kernels take; one on tensor cores needs a product for it.
+# A step on scalar units accepts every kernel type. A step on tensor cores needs a product for it.
 SCALAR_STEP, TENSOR_STEP = "plain/03_vectors.cu.cpp", "plain/07_tensor.cu.cpp"
 
 
@@ -55,7 +55,7 @@ def main():
         copy.parent.mkdir(parents=True)
 
         def compiles(text, like, source=None):
-            """Whether a source does, with the options of `like`, if the header reads so: the copy is found first."""
+            """Whether a source compiles with the options of `like` and this text as dtype.hpp, whose copy is found first."""
             copy.write_text(text)
             words, file = command_for(build, like)
             if words is None:
@@ -76,7 +76,7 @@ def main():
 
         def replaced(text, old, new):
             if text.count(old) != 1:
-                sys.exit(f"dtype.hpp: '{old}' is there {text.count(old)} times")
+                sys.exit(f"dtype.hpp: '{old}' occurs {text.count(old)} times")
             return text.replace(old, new)
 
         # The enumerator alone, then with all parts but one.
@@ -101,7 +101,7 @@ def main():
                     expect(replaced(complete, TRAITS, partial), False, f"traits without {member}")
         expect(replaced(complete, "kDType = DType::F8_E4M3", "kDType = DType::F16"), False, "the enumerator of another type")
 
-        # A complete type is all that these need.
+        # These need no more than a complete type.
         expect(complete, True, "a complete type")
         unit = "kUnit = KernelUnit::{};\n  using Wide = float;\n  TREE_ATTN_HOST_DEVICE static float widen(Float8"
         scalar, tensor = (replaced(complete, unit.format("None"), unit.format(name)) for name in ("Scalar", "TensorCores"))

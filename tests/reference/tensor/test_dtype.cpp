@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Stored numbers: every 16-bit pattern, every rounding, any address.
+/// @brief Stored elements: every 16-bit pattern, every rounding, any address.
 #include "tests/support/tensors.hpp"
 
 #include <Eigen/Core>
@@ -19,7 +19,7 @@ using namespace tree_attn::test;
 
 constexpr unsigned kSeed = 16;
 
-/// Fields of a 16-bit type, from which everything is computed without looking at how the library does it.
+/// The fields of a 16-bit format. The tests compute all expected values from them, independently of the library.
 struct Format {
   DType dtype;
   int n_mantissa;  ///< stored bits of the mantissa
@@ -27,7 +27,7 @@ struct Format {
 };
 constexpr Format kFormats[] = {{DType::F16, 10, 15}, {DType::BF16, 7, 127}};
 
-/// The number that a pattern stands for, by the definition of the format.
+/// The value of a bit pattern, by the definition of the format.
 double decode(const Format& format, std::uint16_t pattern) {
   const int exponent_mask = (1 << (15 - format.n_mantissa)) - 1;
   const int mantissa = pattern & ((1 << format.n_mantissa) - 1), exponent = (pattern >> format.n_mantissa) & exponent_mask;
@@ -57,7 +57,7 @@ bool same(Real a, Real b) {
 TEST_CASE_TEMPLATE("storage: every 16-bit pattern is read as the format defines it, at an odd address too", Real, float,
                    double) {
   for (const Format& format : kFormats) {
-    // All patterns in one array that starts one byte late.
+    // All patterns in one array that starts at an odd address.
     std::vector<std::byte> bytes(2 * 65536 + 1);
     for (unsigned i = 0; i < 65536; ++i) {
       const auto pattern = static_cast<std::uint16_t>(i);
@@ -72,14 +72,14 @@ TEST_CASE_TEMPLATE("storage: every 16-bit pattern is read as the format defines 
   }
 }
 
-TEST_CASE_TEMPLATE("storage: every 16-bit pattern and every rounding has the bits that Eigen gives", Theirs, Eigen::half,
+TEST_CASE_TEMPLATE("storage: every 16-bit pattern and every rounding has the same bits as in Eigen", Theirs, Eigen::half,
                    Eigen::bfloat16) {
   using Ours = std::conditional_t<std::is_same_v<Theirs, Eigen::half>, Half, BFloat16>;
   constexpr std::uint32_t kQuiet = 0x00400000;
   const auto read = [](std::uint32_t pattern) {
     const auto bits = static_cast<std::uint16_t>(pattern);
     const float ours = widen(Ours{bits}), theirs = static_cast<float>(std::bit_cast<Theirs>(bits));
-    // Whether a signalling NaN becomes a quiet one depends on the instruction set that Eigen is compiled for.
+    // Whether a signalling NaN becomes a quiet one depends on the instruction set for which Eigen is compiled.
     return std::isnan(ours)
                ? (std::bit_cast<std::uint32_t>(ours) | kQuiet) == (std::bit_cast<std::uint32_t>(theirs) | kQuiet)
                : std::bit_cast<std::uint32_t>(ours) == std::bit_cast<std::uint32_t>(theirs);
@@ -88,7 +88,7 @@ TEST_CASE_TEMPLATE("storage: every 16-bit pattern and every rounding has the bit
   for (std::uint32_t pattern = 0; pattern < 65536; ++pattern) n_wrong += !read(pattern);
   CHECK(n_wrong == 0);
 
-  // Floats around every pattern: its own, the ties on both sides and what lies next to them, all exponents with it.
+  // Floats around every pattern: its value, the ties on both sides and their neighbours, over all exponents.
   const auto round = [](std::uint32_t bits) {
     const auto x = std::bit_cast<float>(bits);
     return narrow<Ours>(x).bits == std::bit_cast<std::uint16_t>(static_cast<Theirs>(x));
@@ -107,7 +107,7 @@ TEST_CASE_TEMPLATE("storage: every 16-bit pattern and every rounding has the bit
   CHECK(n_wrong == 0);
 }
 
-TEST_CASE("storage: a stored 16-bit number that is read and stored again keeps its bits") {
+TEST_CASE("storage: a 16-bit element that is loaded and stored again keeps its bits") {
   for (const Format& format : kFormats) {
     for (unsigned i = 0; i < 65536; ++i) {
       const auto pattern = static_cast<std::uint16_t>(i);
@@ -124,7 +124,7 @@ TEST_CASE("storage: a stored 16-bit number that is read and stored again keeps i
   }
 }
 
-TEST_CASE("storage: storing rounds to nearest, ties to even, over to Inf and down to 0") {
+TEST_CASE("storage: storing rounds to nearest, ties to even, up to Inf and down to 0") {
   CAPTURE(kSeed);
   std::mt19937 random(kSeed);
   for (const Format& format : kFormats) {
@@ -134,7 +134,7 @@ TEST_CASE("storage: storing rounds to nearest, ties to even, over to Inf and dow
       store(&x, format.dtype, 1, reinterpret_cast<std::byte*>(&pattern));
       REQUIRE(same(decode(format, pattern), round_to(format, x)));
     };
-    // Any float there is, and the ties between two neighbours with what lies next to them.
+    // Random floats, and the ties between two adjacent elements with their neighbours.
     for (int i = 0; i < 200000; ++i) check(std::bit_cast<float>(static_cast<std::uint32_t>(random())));
     for (unsigned i = 0; i + 1 < 65536; ++i) {
       const double a = decode(format, static_cast<std::uint16_t>(i)), b = decode(format, static_cast<std::uint16_t>(i + 1));
@@ -153,7 +153,7 @@ TEST_CASE("storage: F32 and F64 keep every bit, F64 to float rounds") {
   elements[0] = -0.0f, elements[1] = std::numeric_limits<float>::denorm_min(),
   elements[2] = -std::numeric_limits<float>::infinity();
   for (const DType dtype : {DType::F32, DType::F64}) {
-    // More numbers than one internal buffer holds, from an odd address.
+    // More elements than one internal buffer holds, from an odd address.
     std::vector<std::byte> bytes(elements.size() * bytes_of(dtype) + 1);
     store(elements.data(), dtype, 1300, bytes.data() + 1);
     std::vector<float> floats(1300);
@@ -180,7 +180,7 @@ TEST_CASE("storage: all types, in order") {
   CHECK_THROWS_AS(bytes_of(static_cast<DType>(kDTypes.size())), std::invalid_argument);
   for (const DType dtype : kDTypes) {
     CAPTURE(name_of(dtype));
-    // The largest element is finite, and what is halfway to the next is not.
+    // The largest element is finite. Half a step above it rounds to Inf.
     const auto largest = static_cast<float>(largest_of(dtype));
     if (dtype == DType::F64 || dtype == DType::F32) {
       CHECK(largest_of(dtype) ==

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Prints a digest of the bits of some decodes, one per line. Compiled for several instruction sets.
+/// @brief Prints one digest per line of the bits of several decodes. Compiled for several instruction sets.
 #include "reference/data/fnv1a.hpp"
 #include "reference/decode/decode.hpp"
 #include "reference/state/key_range.hpp"
@@ -16,15 +16,15 @@ namespace {
 using namespace tree_attn;
 using namespace tree_attn::test;
 
-/// Uniform numbers in [-unit, unit), unit a power of two. Every number is exact, so the input is the same in every build.
+/// Uniform values in [-unit, unit), with unit a power of two. Every value is exact, so the input is the same in every build.
 Tensor draw(std::mt19937& random, Shape shape, DType dtype, float unit) {
   std::vector<float> elements(static_cast<std::size_t>(n_elements(shape)));
   for (float& x : elements) x = (static_cast<float>(random() >> 8) - 0x1p23f) * 0x1p-23f * unit;
   return Tensor(elements, shape, dtype);
 }
 
-/// Decodes 200 and 77 keys in two shards that cut a leaf, and prints what comes out.
-/// @param unit of the values
+/// Decodes 200 and 77 keys in two shards whose boundary is inside a leaf, and prints the digest.
+/// @param unit magnitude of the values
 void print(const char* name, std::int64_t d_h, std::int64_t d_v, DType dtype, float unit) {
   constexpr std::int64_t kKeys = 200, kSecond = 83;
   std::mt19937 random(1200);
@@ -49,6 +49,6 @@ int main() {
   for (const DType dtype : {DType::F64, DType::F32, DType::F16, DType::BF16}) {
     for (const std::int64_t d : {8, 64, 100}) print("plain", d, d == 100 ? 17 : d, dtype, 4);
   }
-  // Products and sums below the smallest normal number, where a fused multiply-add is not what its two operations are.
+  // Products and sums below the normal range, where a fused multiply-add differs from its two operations.
   print("tiny values", 64, 64, DType::F32, 0x1p-122f);
 }

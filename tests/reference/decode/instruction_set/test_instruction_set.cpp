@@ -8,13 +8,13 @@
 
 namespace {
 
-/// What decode_digest prints, compiled for an instruction set.
+/// The output of decode_digest, compiled for an instruction set.
 std::string digests(const std::string& instruction_set) {
   std::FILE* const pipe = ::popen(("\"" TREE_ATTN_DECODE_DIGEST + instruction_set + "\"").c_str(), "r");
   REQUIRE(pipe != nullptr);
   std::string text;
-  char piece[4096];
-  for (std::size_t n = 0; (n = std::fread(piece, 1, sizeof piece, pipe)) > 0;) text.append(piece, n);
+  char buffer[4096];
+  for (std::size_t n = 0; (n = std::fread(buffer, 1, sizeof buffer, pipe)) > 0;) text.append(buffer, n);
   CHECK(::pclose(pipe) == 0);
   return text;
 }
@@ -27,7 +27,7 @@ bool has_v4() {
 
 }  // namespace
 
-/// "as_configured" is the library as it is: for this machine, or with TREE_ATTN_NATIVE=OFF for any.
+/// "as_configured" is the library as built: for this machine, or for any x86-64 with TREE_ATTN_NATIVE=OFF.
 TEST_CASE("instruction set: decodes compiled for x86-64, x86-64-v3, x86-64-v4 and as configured have the same bits") {
   const std::string want = digests("x86-64");
   REQUIRE(want.find("tiny values") != std::string::npos);
