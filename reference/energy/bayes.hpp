@@ -11,9 +11,9 @@
 /// Gamma is stationary only at zeta* = 0, z* = attention. The paper reads that point as a maximum a posteriori, which it is
 /// not: Gamma is linear in z and concave in zeta, so its Hessian has as many positive as negative eigenvalues. A maximum
 /// appears when the source is eliminated: exp(-F*(z)), with F* = sup over zeta of Gamma, is largest at attention and nowhere
-/// else (legendre.hpp). The saddle has a meaning too. Along *imaginary* zeta it is a maximum of |exp(-Gamma)|, and exp(-n
-/// (F* + F(0))) is the leading term of the method of steepest descent for the density of the mean of n values drawn from
-/// softmax(q.k).
+/// else (legendre.hpp). The saddle has a meaning too. Along *imaginary* zeta it is a maximum of |exp(-Gamma)|, and
+/// exp(-n (F* + F(0))) is the leading term of the method of steepest descent for the density of the mean of n values drawn
+/// from softmax(q.k).
 ///
 /// Shapes: Q [l, d_h], K [N, d_h], V [N, d_v], Zeta and Z [l, d_v]; causal as in energy.hpp; one query is l = 1.
 #pragma once

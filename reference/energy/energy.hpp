@@ -15,8 +15,9 @@
 /// and all elements double. energy<Scalar>() is the same code for a scalar type that carries derivatives or counts
 /// operations.
 ///
-/// Edges for all functions: a key with exponent -inf is masked and its value is not multiplied; if all keys are masked, Z =
-/// 0, F = -inf and the gradient is 0; an exponent of +inf or NaN makes F and the gradient NaN. Only Z itself can overflow.
+/// Edges for all functions: a key with exponent -inf is masked and its value is not multiplied; if all keys are masked,
+/// Z = 0, F = -inf and the gradient is 0; an exponent of +inf or NaN makes F and the gradient NaN. Only Z itself can
+/// overflow.
 #pragma once
 
 #include "reference/energy/log_sum_exp.hpp"

@@ -2,8 +2,8 @@
 /// @file
 /// @brief Hopfield retrieval: attention, iterated, with the keys as values (after C.1; the paper only names it).
 ///
-/// The memory stores N patterns x_a. A state xi attends to them with inverse temperature beta. One step is attention with q
-/// = beta xi and K = V = X, which is the gradient of the energy of energy.hpp,
+/// The memory stores N patterns x_a. A state xi attends to them with inverse temperature beta. One step is attention with
+/// q = beta xi and K = V = X, which is the gradient of the energy of energy.hpp,
 ///
 ///     xi <- X^T softmax(beta X xi)  =  dF/dzeta at zeta = 0,      F(zeta) = log sum_a exp(beta xi.x_a + zeta.x_a).
 ///

@@ -89,8 +89,7 @@ inline void require_finite(const VectorRef& s, const MatrixRef& V, const VectorR
 ///
 /// Let phi(t) = F(zeta + t d) and s = max De - min De. The third derivative of phi is a third central moment of d.v, so
 ///
-///     phi''' <= s phi'',    phi''(t) <= phi''(0) exp(s t),    g grows by at least decrement (t - (exp(s t) - 1 - s t) /
-///     s^2)
+///     phi''' <= s phi'',    phi''(t) <= phi''(0) exp(s t),    g(t) - g(0) >= decrement (t - (exp(s t) - 1 - s t) / s^2)
 ///
 /// with g = z.zeta - F. The last bound is largest, and positive, at t = log(1 + s) / s, so no line search is needed, and
 /// t -> 1 as s -> 0. Far from the maximum the bound is pessimistic: while s is large, t is doubled as long as g grows.

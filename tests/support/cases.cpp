@@ -39,8 +39,8 @@ struct Draft {
 
   /// Sets k and q so that the score of key a is level(a) + spread * N(0, 1) for every query.
   ///
-  /// q has elements of magnitude 4 with alternating signs, and k has elements of magnitude m with the same signs, so s =
-  /// sqrt(d) 4 m. Noise of size t in every component of k gives s a deviation of 4 t.
+  /// q has elements of magnitude 4 with alternating signs, and k has elements of magnitude m with the same signs, so
+  /// s = sqrt(d) 4 m. Noise of size t in every component of k gives s a deviation of 4 t.
   void set_scores(const std::function<double(std::int64_t a)>& level, double spread) {
     std::mt19937 random(c.seed + 1);
     std::normal_distribution<double> normal(0, 1);

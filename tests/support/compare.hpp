@@ -2,8 +2,8 @@
 /// @file
 /// @brief Comparison of results with an oracle, with a bound per element.
 ///
-/// |got - want| <= bound is false for NaN, and so is |got - want| > bound. A suite that counts the elements with |got -
-/// want| > bound therefore accepts a result of all NaN. This comparison checks for NaN and Inf first.
+/// |got - want| <= bound is false for NaN, and so is |got - want| > bound. A suite that counts the elements with
+/// |got - want| > bound therefore accepts a result of all NaN. This comparison checks for NaN and Inf first.
 #pragma once
 
 #include <algorithm>
