@@ -64,7 +64,7 @@ int main() {
       const auto [begin, end] = ranges[rank];
       const Shard shard{k.positions(begin, end), v.positions(begin, end), begin};
       ShardDecoder decoder = open_shard(cpu_backend(), q, shard, lengths, scale);
-      outputs[rank] = algorithm.run(transport, {q, decoder, lengths, ranges});
+      outputs[rank] = algorithm.open(transport, decoder, ranges)->step(q, lengths).copy();
     });
     for (const DecodeOutput& each : outputs) expect(each.out == outputs[0].out, "ranks agree");
     return outputs[0];

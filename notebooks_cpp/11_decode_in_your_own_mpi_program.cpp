@@ -42,7 +42,7 @@ DecodeOutput attend(MPI_Comm comm, const TensorView& q, const TensorView& k, con
   const std::vector<std::int64_t> lengths = {ranges.back().end};
   const double scale = 1 / std::sqrt(double(q.shape[3]));
   ShardDecoder shard = open_shard(cpu_backend(), q, {k, v, own.begin}, lengths, scale);
-  return find_algorithm("two-level").run(transport, {q, shard, lengths, ranges});
+  return find_algorithm("two-level").open(transport, shard, ranges)->step(q, lengths).copy();
 }
 
 /// n standard normal numbers.

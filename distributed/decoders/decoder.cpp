@@ -1,15 +1,43 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The list of algorithms, and how one is run.
+/// @brief The list of algorithms, and the decoder of those that have a plan.
 #include "distributed/decoders/decoder.hpp"
 
-#include "distributed/transport/host_fabric.hpp"
 #include "reference/data/input_error.hpp"
 
 #include <algorithm>
 #include <stdexcept>
 
 namespace tree_attn {
+
+namespace {
+
+/// Decodes the own shard, then carries out the plan.
+class PlanDecoder : public Decoder {
+ public:
+  PlanDecoder(Transport& transport, ShardDecoder& shard, Plan plan)
+      : Decoder(transport, shard),
+        plan_(std::move(plan)),
+        fabric_(transport, plan_, shard.cache().shape().n_rows(), shard.cache().shape().value_dim) {}
+  OutputView step(const TensorView& q, std::span<const std::int64_t> lengths, int lift) override {
+    return run_plan(plan_, fabric_, decode_own_shard(q, lengths, lift), lift);
+  }
+
+ private:
+  const Plan plan_;
+  HostFabric fabric_;
+};
+
+}  // namespace
+
+Decoder::Decoder(Transport& transport, ShardDecoder& shard)
+    : transport_(transport), shard_(shard), progress_([&transport] { transport.progress(); }) {}
+
+Forest<float>& Decoder::decode_own_shard(const TensorView& q, std::span<const std::int64_t> lengths, int lift) {
+  Forest<float>& states = shard_.session().decode(q, lengths, lift, progress_).host();
+  states_ready_ = std::chrono::steady_clock::now();
+  return states;
+}
 
 extern const Algorithm kPaper, kPacked, kFused, kGather, kTwoLevel, kRing, kRingState;
 
@@ -27,29 +55,23 @@ const Algorithm& find_algorithm(std::string_view name) {
   throw InputError("--algorithm " + std::string(name) + ": unknown; use one of " + known);
 }
 
-Forest<float>& local_forest(Transport& transport, const DecodeStep& step) {
-  return step.shard.session().decode(step.q, step.lengths, step.lift, [&] { transport.progress(); }).host();
-}
-
-DecodeOutput run_plan(const Plan& plan, Transport& transport, const Forest<float>& own, int lift) {
+OutputView run_plan(const Plan& plan, HostFabric& fabric, const Forest<float>& own, int lift) {
   if (own.subtrees().size() != static_cast<std::size_t>(plan.n_own))
     throw std::logic_error("run_plan: the plan is for another range of positions");
-  HostFabric fabric(transport, plan, own.n_rows(), own.d_v(), lift);
   std::ranges::copy(own.states(), fabric.elements({0, plan.n_own}).begin());
-  execute(plan, fabric);
-  const std::span<const float> z = fabric.elements({plan.z, 1}), lse = fabric.elements({plan.lse, 1});
-  return {{z.begin(), z.end()}, {lse.begin(), lse.end()}};
+  execute(plan, fabric, lift);
+  return {fabric.elements({plan.z, 1}), fabric.elements({plan.lse, 1})};
 }
 
-DecodeOutput Algorithm::run(Transport& transport, const DecodeStep& step) const {
-  if (const auto* loop = std::get_if<OwnLoop>(&exchange)) return loop->run(transport, step);
-  const Plan plan = std::get<PlanOf>(exchange)(transport.topology(), transport.rank(), step.ranges);
-  return run_plan(plan, transport, local_forest(transport, step), step.lift);
+std::unique_ptr<Decoder> Algorithm::open(Transport& transport, ShardDecoder& shard, std::span<const KeyRange> ranges) const {
+  if (const auto* own = std::get_if<OwnDecoder>(&exchange)) return own->open(transport, shard, ranges);
+  return std::make_unique<PlanDecoder>(transport, shard,
+                                       std::get<PlanOf>(exchange)(transport.topology(), transport.rank(), ranges));
 }
 
 RankCost Algorithm::cost(const Topology& topology, int rank, std::span<const KeyRange> ranges,
                          const WorkloadShape& shape) const {
-  if (const auto* loop = std::get_if<OwnLoop>(&exchange)) return loop->cost(topology, rank, ranges, shape);
+  if (const auto* own = std::get_if<OwnDecoder>(&exchange)) return own->cost(topology, rank, ranges, shape);
   return cost_of(std::get<PlanOf>(exchange)(topology, rank, ranges), shape.n_rows(), shape.value_dim);
 }
 

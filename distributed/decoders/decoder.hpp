@@ -1,35 +1,66 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief One step of decoding with sharded keys and values: what every algorithm is given and returns (sections 5 and 6).
+/// @brief Algorithms that decode with sharded keys and values, and the decoder that each of them opens (sections 5 and 6).
 ///
-/// An algorithm is one file of this folder: its plan, or a loop of its own, and what is known about it. decoder.cpp has the
-/// list of all.
+/// An algorithm is one file of this folder: its plan, or a decoder of its own, and what is known about it. decoder.cpp lists
+/// all algorithms.
 #pragma once
 
 #include "distributed/decoders/shard_decoder.hpp"
+#include "distributed/transport/host_fabric.hpp"
 #include "distributed/transport/plan.hpp"
 #include "distributed/transport/transport.hpp"
 #include "reference/data/workload.hpp"
 #include "reference/decode/decode.hpp"
 
+#include <chrono>
+#include <functional>
+#include <memory>
 #include <span>
 #include <string_view>
 #include <variant>
-#include <vector>
 
 namespace tree_attn {
 
-/// The input of one step, as one rank sees it.
-struct DecodeStep {
-  TensorView q;                           ///< queries [b, n_h, l, d_h], the same on every rank
-  ShardDecoder& shard;                    ///< keys and values of this rank, and how they are decoded
-  std::span<const std::int64_t> lengths;  ///< keys in use per batch entry [b]
-  std::span<const KeyRange>
-      ranges;    ///< capacity of every place of the row, this rank's among them; neighbours touch, some may be empty
-  int lift = 0;  ///< the same on every rank: kLift to decode once more where needs_lift() says so
+/// The output of a step, in memory of the decoder.
+struct OutputView {
+  std::span<const float> out;  ///< z, [b, n_h, l, d_v]
+  std::span<const float> lse;  ///< natural log-sum-exp, [b, n_h, l]; -inf where there was no key
 
-  std::int64_t n_rows() const { return q.shape[0] * q.shape[1] * q.shape[2]; }
-  std::int64_t d_v() const { return shard.cache().shape().value_dim; }
+  DecodeOutput copy() const { return {{out.begin(), out.end()}, {lse.begin(), lse.end()}}; }
+};
+
+/// Decode steps of one rank over one shard, by one algorithm. Algorithm::open() makes one.
+///
+/// The plan, the blocks of states, the buffers of messages and the output live as long as the decoder. From the second step
+/// on, step() allocates nothing in the algorithms that have a plan.
+class Decoder {
+ public:
+  virtual ~Decoder() = default;
+  Decoder(const Decoder&) = delete;
+  Decoder& operator=(const Decoder&) = delete;
+
+  /// Decodes one step; collective over the ranks of the transport.
+  /// @param q queries [b, n_h, l, d_h], the same on every rank
+  /// @param lengths keys in use per batch entry [b], over the whole sequence
+  /// @param lift the same on every rank: kLift to decode once more where needs_lift() asks for it, else 0
+  /// @returns the output, valid until the next step @throws as DecodeSession::decode(); TransportError
+  virtual OutputView step(const TensorView& q, std::span<const std::int64_t> lengths, int lift = 0) = 0;
+  /// When the last step had the states of this rank's own shard on the host.
+  std::chrono::steady_clock::time_point states_ready() const { return states_ready_; }
+
+ protected:
+  /// Both outlive the decoder.
+  Decoder(Transport& transport, ShardDecoder& shard);
+  /// The states of this rank's own shard on the host; messages in flight advance meanwhile. They may be used up.
+  Forest<float>& decode_own_shard(const TensorView& q, std::span<const std::int64_t> lengths, int lift);
+
+  Transport& transport_;
+  ShardDecoder& shard_;
+  std::function<void()> progress_;  ///< lets messages advance
+
+ private:
+  std::chrono::steady_clock::time_point states_ready_;
 };
 
 /// What an algorithm adds to the error model of the backend (error_bound.hpp).
@@ -41,42 +72,45 @@ struct ExchangeRounding {
   bool operator==(const ExchangeRounding&) const = default;
 };
 
-/// A plan of one rank, from the positions that every rank holds, in the order of the topology.
+/// Writes the plan of one rank. @param ranges positions of every rank, in the order of the topology
 using PlanOf = Plan (*)(const Topology& topology, int rank, std::span<const KeyRange> ranges);
 
-/// An algorithm that moves more than states, and so is no plan.
-struct OwnLoop {
-  DecodeOutput (*run)(Transport&, const DecodeStep&);
+/// An algorithm that moves more than states, and therefore has a decoder of its own instead of a plan.
+struct OwnDecoder {
+  std::unique_ptr<Decoder> (*open)(Transport&, ShardDecoder&, std::span<const KeyRange> ranges);
   RankCost (*cost)(const Topology& topology, int rank, std::span<const KeyRange> ranges, const WorkloadShape& shape);
 };
 
 /// Bytes that the paper's own formula gives for all of p ranks together.
 using PaperBytes = double (*)(const WorkloadShape& shape, int p);
 
-/// A way of combining shards; every rank ends with the same output, so all agree on needs_lift().
+/// A way of combining shards. Every rank ends with the same output, so all ranks agree on needs_lift().
 struct Algorithm {
   std::string_view name;
   std::string_view brief;
   bool keeps_bits = true;  ///< whether the output bits are the same for every number of ranks, shards, nodes and batch
   ExchangeRounding rounding = {};
   int kv_shards_in_flight = 0;  ///< shards of other ranks that a rank holds at once
-  std::variant<PlanOf, OwnLoop> exchange;
+  std::variant<PlanOf, OwnDecoder> exchange;
   PaperBytes paper_bytes = [](const WorkloadShape&, int) { return 0.0; };  ///< 0: the paper has no formula
 
-  /// Decodes one step: collective over the ranks of the transport.
-  DecodeOutput run(Transport& transport, const DecodeStep& step) const;
+  /// Prepares decode steps: writes the plan of this rank and takes the memory for it.
+  /// @param transport, shard outlive the decoder
+  /// @param ranges capacity of every rank, in the order of the topology; neighbours touch, some may be empty
+  std::unique_ptr<Decoder> open(Transport& transport, ShardDecoder& shard, std::span<const KeyRange> ranges) const;
   /// What one rank sends and holds in a step.
   RankCost cost(const Topology& topology, int rank, std::span<const KeyRange> ranges, const WorkloadShape& shape) const;
 };
 
 /// All algorithms, in the order of the docs.
 std::span<const Algorithm> algorithms();
-/// The algorithm of that name. @throws InputError if it is unknown, naming those there are
+/// The algorithm of that name. @throws InputError if the name is unknown; the message lists the known ones
 const Algorithm& find_algorithm(std::string_view name);
 
-/// The states of this rank's own shard on the host, messages in flight advancing meanwhile. They may be used up.
-Forest<float>& local_forest(Transport& transport, const DecodeStep& step);
-/// Carries out the plan of this rank on its own states.
-DecodeOutput run_plan(const Plan& plan, Transport& transport, const Forest<float>& own, int lift);
+/// Combines the states of all ranks: carries out the plan of this rank.
+/// @param fabric memory for that plan
+/// @param own states of this rank's own shard @param lift that they were decoded with
+/// @returns the output, valid until the next call @throws std::logic_error if the plan is for another range of positions
+OutputView run_plan(const Plan& plan, HostFabric& fabric, const Forest<float>& own, int lift = 0);
 
 }  // namespace tree_attn

@@ -2,8 +2,10 @@
 /// @file
 /// @brief Ring attention, the baseline: keys and values travel (section 6, eq. (10)).
 #include "distributed/decoders/decoder.hpp"
+#include "distributed/transport/buffer.hpp"
 
 #include <algorithm>
+#include <array>
 #include <vector>
 
 namespace tree_attn {
@@ -38,56 +40,88 @@ void pack_shard(KvBlock& block, const KvCache& cache, std::int64_t n) {
   });
 }
 
-/// States of a shard that has arrived.
-const Forest<float>& decode_hop(Transport& transport, const DecodeStep& step, OpenCache& hop, const Shard& shard,
-                                KeyRange capacity) {
-  hop.cache->reset(capacity);
-  hop.cache->borrow(shard, positions_in_use(step.lengths, capacity));
-  return hop.session->decode(step.q, step.lengths, step.lift, [&] { transport.progress(); }).host();
-}
-
 /// What travels of a run: positions in use, all batch entries side by side.
 KeyRange in_use(KeyRange range, std::int64_t longest) {
   return {std::min(range.begin, longest), std::min(range.end, longest)};
 }
 
 /// Keys and values travel p - 1 hops, the next shard in flight while this one is computed; states are kept by source and
-/// merged in rank order.
-DecodeOutput run_ring(Transport& transport, const DecodeStep& step) {
-  const std::vector<int>& order = transport.topology().order();
-  const int p = transport.size(), me = transport.topology().index_of(transport.rank());
-  const int right = order[static_cast<std::size_t>((me + 1) % p)], left = order[static_cast<std::size_t>((me - 1 + p) % p)];
-  std::vector<Forest<float>> forests(static_cast<std::size_t>(p), Forest<float>(step.n_rows(), step.d_v()));
-  const std::int64_t longest = step.lengths.empty() ? 0 : *std::max_element(step.lengths.begin(), step.lengths.end());
-  const auto capacity_of = [&](int hop) { return step.ranges[static_cast<std::size_t>((me - hop + p) % p)]; };
-  std::int64_t most = 0;
-  for (const KeyRange& range : step.ranges) most = std::max(most, range.size());
-
-  // Hop i: compute on the block of index me - i while it goes on to the right and the next one comes in from the left.
-  KvBlock here{&transport.buffers[0]}, next{&transport.buffers[1]};
-  pack_shard(here, step.shard.cache(), in_use(capacity_of(0), longest).size());
-  for (int hop = 0; hop < p; ++hop) {
-    if (hop + 1 < p) {
-      prepare_receive(next, step.shard.cache().shape(), in_use(capacity_of(hop + 1), longest));
-      transport.receive(next.held.first(n_bytes(next.shard.k)), left);
-      transport.receive(next.held.subspan(n_bytes(next.shard.k)), left);
-      transport.send({here.shard.k.data, n_bytes(here.shard.k)}, right);
-      transport.send({here.shard.v.data, n_bytes(here.shard.v)}, right);
-      transport.count_held_kv_bytes(static_cast<std::int64_t>(here.held.size() + next.held.size()));
-    }
-    here.shard.begin = capacity_of(hop).begin;
-    forests[static_cast<std::size_t>((me - hop + p) % p)] =
-        hop == 0 ? local_forest(transport, step)
-                 : decode_hop(transport, step, step.shard.hop(hop % 2, most), here.shard, capacity_of(hop));
-    transport.wait();
-    std::swap(here, next);
+/// merged in the order of the ranks.
+class RingDecoder : public Decoder {
+ public:
+  RingDecoder(Transport& transport, ShardDecoder& shard, std::span<const KeyRange> ranges)
+      : Decoder(transport, shard),
+        ranges_(ranges.begin(), ranges.end()),
+        n_rows_(shard.cache().shape().n_rows()),
+        d_v_(shard.cache().shape().value_dim),
+        forests_(ranges.size(), Forest<float>(n_rows_, d_v_)),
+        joined_(n_rows_, d_v_),
+        out_(static_cast<std::size_t>(n_rows_ * d_v_)),
+        lse_(static_cast<std::size_t>(n_rows_)) {
+    for (const KeyRange& range : ranges) longest_range_ = std::max(longest_range_, range.size());
   }
 
-  Forest<float> joined(step.n_rows(), step.d_v());
-  for (const Forest<float>& forest : forests) joined.append(forest.subtrees(), forest.states().data());
-  const std::span<const float> root = joined.fold();
-  transport.count_merge_steps(joined.n_merges());
-  return finish_rows(root, step.n_rows(), step.d_v());
+  OutputView step(const TensorView& q, std::span<const std::int64_t> lengths, int lift) override {
+    const std::vector<int>& order = transport_.topology().order();
+    const int p = transport_.size(), me = transport_.topology().index_of(transport_.rank());
+    const int right = order[static_cast<std::size_t>((me + 1) % p)],
+              left = order[static_cast<std::size_t>((me - 1 + p) % p)];
+    const std::int64_t longest = lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end());
+    const auto capacity_of = [&](int hop) { return ranges_[static_cast<std::size_t>((me - hop + p) % p)]; };
+
+    // Hop i: compute on the block of index me - i while it goes on to the right and the next one comes in from the left.
+    KvBlock here{&buffers_[0]}, next{&buffers_[1]};
+    pack_shard(here, shard_.cache(), in_use(capacity_of(0), longest).size());
+    for (int hop = 0; hop < p; ++hop) {
+      if (hop + 1 < p) {
+        prepare_receive(next, shard_.cache().shape(), in_use(capacity_of(hop + 1), longest));
+        transport_.receive(next.held.first(n_bytes(next.shard.k)), left);
+        transport_.receive(next.held.subspan(n_bytes(next.shard.k)), left);
+        transport_.send({here.shard.k.data, n_bytes(here.shard.k)}, right);
+        transport_.send({here.shard.v.data, n_bytes(here.shard.v)}, right);
+        transport_.count_held_kv_bytes(static_cast<std::int64_t>(here.held.size() + next.held.size()));
+      }
+      here.shard.begin = capacity_of(hop).begin;
+      Forest<float>& states = forests_[static_cast<std::size_t>((me - hop + p) % p)];
+      if (hop == 0)
+        states = decode_own_shard(q, lengths, lift);
+      else
+        states = decode_hop(hop, here.shard, capacity_of(hop), q, lengths, lift);
+      transport_.wait();
+      std::swap(here, next);
+    }
+
+    joined_.clear();
+    for (const Forest<float>& forest : forests_) joined_.append(forest.subtrees(), forest.states().data());
+    const float* root = joined_.fold().data();
+    transport_.count_merge_steps(joined_.n_merges());
+    for (std::int64_t r = 0; r < n_rows_; ++r)
+      lse_[static_cast<std::size_t>(r)] = finish(root + r * state_size(d_v_), out_.data() + r * d_v_, d_v_);
+    return {out_, lse_};
+  }
+
+ private:
+  /// States of a shard that has arrived.
+  const Forest<float>& decode_hop(int hop, const Shard& arrived, KeyRange capacity, const TensorView& q,
+                                  std::span<const std::int64_t> lengths, int lift) {
+    OpenCache& opened = hops_[static_cast<std::size_t>(hop % 2)];
+    if (!opened.cache) opened = shard_.open_cache(longest_range_);
+    opened.cache->reset(capacity);
+    opened.cache->borrow(arrived, positions_in_use(lengths, capacity));
+    return opened.session->decode(q, lengths, lift, progress_).host();
+  }
+
+  std::vector<KeyRange> ranges_;
+  std::int64_t n_rows_, d_v_, longest_range_ = 0;
+  std::array<Buffer, 2> buffers_;       ///< one receives while the other is sent
+  std::array<OpenCache, 2> hops_;       ///< over those buffers, opened at the first use
+  std::vector<Forest<float>> forests_;  ///< by source
+  Forest<float> joined_;
+  std::vector<float> out_, lse_;
+};
+
+std::unique_ptr<Decoder> open_ring(Transport& transport, ShardDecoder& shard, std::span<const KeyRange> ranges) {
+  return std::make_unique<RingDecoder>(transport, shard, ranges);
 }
 
 /// Of dense shards, which are sent from where they are.
@@ -138,7 +172,7 @@ extern const Algorithm kRing;
 constinit const Algorithm kRing{.name = "ring",
                                 .brief = "baseline: keys and values circulate around the ring",
                                 .kv_shards_in_flight = 2,
-                                .exchange = OwnLoop{run_ring, ring_cost},
+                                .exchange = OwnDecoder{open_ring, ring_cost},
                                 .paper_bytes = bytes_of_formula};
 
 }  // namespace tree_attn

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Caches that are opened once.
+/// @brief Caches with a session over them.
 #include "distributed/decoders/shard_decoder.hpp"
 
 namespace tree_attn {
@@ -17,13 +17,7 @@ OpenCache open(const Backend& backend, const AttentionShape& shape, KeyRange cap
 ShardDecoder::ShardDecoder(const Backend& backend, const AttentionShape& shape, KeyRange capacity, double scale)
     : backend_(backend), scale_(scale), own_(open(backend, shape, capacity, scale)) {}
 
-OpenCache& ShardDecoder::hop(int number, std::int64_t longest) {
-  OpenCache& hop = hops_[static_cast<std::size_t>(number)];
-  if (!hop.cache) hop = open(backend_, cache().shape(), {0, longest}, scale_);
-  return hop;
-}
-
-void ShardDecoder::drop_hops() { hops_ = {}; }
+OpenCache ShardDecoder::open_cache(std::int64_t n) const { return open(backend_, cache().shape(), {0, n}, scale_); }
 
 ShardDecoder open_shard(const Backend& backend, const TensorView& q, const Shard& shard,
                         std::span<const std::int64_t> lengths, double scale) {

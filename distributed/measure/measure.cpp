@@ -27,6 +27,11 @@ double quantile(const std::vector<double>& sorted, double q) {
   return i + 1 < sorted.size() ? sorted[i] + (at - static_cast<double>(i)) * (sorted[i + 1] - sorted[i]) : sorted[i];
 }
 
+Latency latency_of(std::vector<double> samples) {
+  std::sort(samples.begin(), samples.end());
+  return {quantile(samples, 0.5), quantile(samples, 0.1), quantile(samples, 0.9)};
+}
+
 }  // namespace
 
 Measurement measure(const Bench& bench, ShardDecoder& shard, const Algorithm& algorithm) {
@@ -36,9 +41,10 @@ Measurement measure(const Bench& bench, ShardDecoder& shard, const Algorithm& al
   KvCache& cache = shard.cache();
   Measurement result;
   result.algorithm = algorithm.name;
+  const std::unique_ptr<Decoder> decoder = algorithm.open(transport, shard, bench.ranges);
 
   // Decode. The time of a step is that of its slowest rank.
-  std::vector<double> latencies;
+  std::vector<double> latencies, combines;
   const std::vector<std::int64_t> at_start = workload.lengths_at_start();
   for (int repetition = 0; repetition < bench.warmup + bench.repeat; ++repetition) {
     for (std::int64_t i = 0; i < cache.shape().batch; ++i) {
@@ -48,30 +54,33 @@ Measurement measure(const Bench& bench, ShardDecoder& shard, const Algorithm& al
     for (int t = 0; t < workload.steps(); ++t) {
       const std::vector<std::int64_t> lengths = workload.lengths(t);
       fill(cache, workload, lengths);
-      DecodeStep step{workload.query(t), shard, lengths, bench.ranges};
+      const TensorView q = workload.query(t);
       transport.clear_traffic();
       ranks.doing("in " + std::string(algorithm.name) + ", step " + std::to_string(t + 1));
-      double microseconds = 0;
-      const auto decode = [&] {
+      double until_output = 0, until_states = 0;
+      const auto decode = [&](int lift) {
+        using Clock = std::chrono::steady_clock;
+        using Microseconds = std::chrono::duration<double, std::micro>;
         ranks.barrier();
-        const auto start = std::chrono::steady_clock::now();
-        DecodeOutput output = algorithm.run(transport, step);
-        microseconds += std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
-        return output;
+        const Clock::time_point start = Clock::now();
+        const OutputView output = decoder->step(q, lengths, lift);
+        until_output += Microseconds(Clock::now() - start).count();
+        until_states += Microseconds(decoder->states_ready() - start).count();
+        return output.copy();
       };
-      result.output = decode();
+      result.output = decode(0);
 
       // Decode again if a sum overflowed. All ranks follow rank 0, even if their outputs differ.
-      if (ranks.broadcast_from_root(std::uint64_t{needs_lift(result.output)}) != 0) {
-        step.lift = kLift;
-        take_lifted(result.output, decode());
-      }
-      const double slowest = ranks.all_max(microseconds);
-      if (repetition >= bench.warmup) latencies.push_back(slowest);
+      if (ranks.broadcast_from_root(std::uint64_t{needs_lift(result.output)}) != 0)
+        take_lifted(result.output, decode(kLift));
+      const double latency = ranks.all_max(until_output), slowest_shard = ranks.all_max(until_states);
+      if (repetition < bench.warmup) continue;
+      latencies.push_back(latency);
+      combines.push_back(latency - slowest_shard);
     }
   }
-  std::sort(latencies.begin(), latencies.end());
-  result.latency = {quantile(latencies, 0.5), quantile(latencies, 0.1), quantile(latencies, 0.9)};
+  result.latency = latency_of(std::move(latencies));
+  result.combine = latency_of(std::move(combines));
 
   // Combine the counters of the ranks for the last step.
   const Traffic& traffic = transport.traffic();
@@ -82,7 +91,6 @@ Measurement measure(const Bench& bench, ShardDecoder& shard, const Algorithm& al
                      ranks.all_sum(traffic.bytes), ranks.all_sum(traffic.bytes_between_nodes),
                      most(traffic.merge_steps),    most(traffic.buffer_kv_bytes)};
   result.peak_kv_bytes_per_rank = most(cache.bytes() + traffic.buffer_kv_bytes);
-  shard.drop_hops();
 
   // Predict with the types that the backend stores: these are the types that are sent.
   WorkloadShape stored = workload.shape();

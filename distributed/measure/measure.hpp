@@ -16,8 +16,7 @@
 
 namespace tree_attn {
 
-/// Median, 10th and 90th percentile of the step latencies in microseconds. The latency of a step is that of its slowest
-/// rank.
+/// Median, 10th and 90th percentile of a time of each step in microseconds.
 struct Latency {
   double median = 0, p10 = 0, p90 = 0;
 };
@@ -34,7 +33,10 @@ struct Errors {
 /// The results of one algorithm.
 struct Measurement {
   std::string algorithm;
-  Latency latency;
+  Latency latency;  ///< of the slowest rank of each step
+  /// From the time when the last rank has the states of its shard to the time when the last rank has the output. For the ring,
+  /// which decodes the shards of all ranks, that includes every shard but the first.
+  Latency combine;
   Traffic per_step;  ///< sums over ranks of messages and bytes; collectives and merge steps of the busiest rank
   std::int64_t peak_kv_bytes_per_rank = 0;  ///< largest over the ranks
   Prediction predicted;

@@ -47,6 +47,10 @@ std::string name_of_dtype(DType dtype) {
   return name;
 }
 
+nlohmann::ordered_json quantiles(const Latency& time) {
+  return {{"median", time.median}, {"p10", time.p10}, {"p90", time.p90}};
+}
+
 std::string hex(std::uint64_t n) { return format("%016llx", static_cast<unsigned long long>(n)); }
 
 }  // namespace
@@ -112,7 +116,8 @@ std::string json(const ReportHeader& header, std::span<const Measurement> measur
         {"head_dim", shape.head_dim},
         {"seq_len", shape.n_keys},
         {"steps", header.steps},
-        {"latency_us", {{"median", m.latency.median}, {"p10", m.latency.p10}, {"p90", m.latency.p90}}},
+        {"latency_us", quantiles(m.latency)},
+        {"combine_us", quantiles(m.combine)},
         {"collectives_per_step", m.per_step.collectives},
         {"messages_per_step", m.per_step.messages},
         {"bytes_per_step", m.per_step.bytes},

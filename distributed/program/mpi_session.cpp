@@ -10,7 +10,7 @@
 
 namespace tree_attn {
 
-MpiSession::MpiSession(int* argc, char*** argv, double timeout) : launch_(find_launch()), watchdog_(launch_, timeout) {
+MpiSession::MpiSession(int* argc, char*** argv, double timeout) : launch_(find_launched_job()), watchdog_(launch_, timeout) {
   int level = MPI_THREAD_SINGLE;
   {
     const Waiting waiting(watchdog_, "in MPI_Init_thread");

@@ -34,7 +34,7 @@ class MpiSession {
   /// All ranks of the job.
   const MpiRanks& ranks() const { return *ranks_; }
   /// The job as the launcher describes it.
-  const Launch& launch() const { return launch_; }
+  const LaunchedJob& launch() const { return launch_; }
 
   /// Ends all ranks with one line and status 2. Called by a rank that can no longer reach the others.
   [[noreturn]] void abandon(const std::string& line) const;
@@ -46,7 +46,7 @@ class MpiSession {
   void join_machines(int thread_level);
   void leave_machines();
 
-  Launch launch_;
+  LaunchedJob launch_;
   Watchdog watchdog_;
   std::optional<MpiRanks> ranks_;
   std::unique_ptr<PulseExchange> exchange_;  ///< null if all ranks share one board, or without a deadline

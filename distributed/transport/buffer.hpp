@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Memory for what arrives from other ranks, kept from step to step (section 6, eq. (8)).
+/// @brief Memory for received keys and values, kept from step to step (section 6, eq. (8)).
 #pragma once
 
 #include <algorithm>
@@ -10,16 +10,16 @@
 
 namespace tree_attn {
 
-/// Memory that is written before it is read. It is never cleared, and it is kept for the next request.
+/// Uninitialized memory that is kept for the next request.
 ///
-/// The operating system clears each fresh page when it is first written. For a shard of keys and values this takes longer
-/// than the copy that fills it, so memory is kept once it has been written.
+/// The operating system clears each fresh page at the first write. For a shard of keys and values this takes longer than the
+/// copy that fills it, so memory that has been written once is kept.
 class Buffer {
  public:
-  /// The first n elements, their values unspecified. Valid until a longer request, which drops what the buffer holds.
+  /// The first n elements, with unspecified values. Valid until a longer request, which drops the contents.
   ///
-  /// A buffer that is too short grows by at least a half: a cache that gains one key per step would otherwise need fresh
-  /// memory at every step. Pages past the n elements are not written, so they take no physical memory.
+  /// A buffer that is too short grows by at least a half; otherwise a cache that gains one key per step would need fresh
+  /// memory in every step. Pages beyond the n elements are never written, so they take no physical memory.
   /// @tparam T trivial type with an alignment of at most 16
   template <class T>
   std::span<T> first(std::size_t n) {
@@ -33,7 +33,7 @@ class Buffer {
     return {reinterpret_cast<T*>(bytes_.get()), n};
   }
 
-  /// Bytes of address space held.
+  /// Bytes held.
   std::size_t capacity() const { return capacity_; }
 
  private:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The deadline of everything that waits for another rank.
+/// @brief Deadlines of waits for other ranks.
 #pragma once
 
 #include "distributed/transport/transport.hpp"
@@ -13,22 +13,22 @@
 
 namespace tree_attn {
 
-/// Is told of every wait of this rank, and ends those that take too long. One wait at a time.
+/// Observes every wait of one rank, and ends waits that take too long. One wait at a time.
 class Deadline {
  public:
   virtual ~Deadline() = default;
-  /// What this rank does from now on, for the line that reports a missed deadline: "in two-level, step 3".
+  /// Sets what this rank is doing, for the message of a missed deadline: "in two-level, step 3".
   virtual void doing(std::string_view phrase) = 0;
-  /// This rank waits from now on: "for all ranks to agree", "in MPI_Comm_dup".
+  /// Begins a wait: "for all ranks to agree", "in MPI_Comm_dup".
   virtual void begin_wait(std::string_view phrase) = 0;
-  /// Part of what it waits for has arrived.
+  /// The wait has made progress, for instance a part of a message has arrived.
   virtual void progress() = 0;
   virtual void end_wait() = 0;
-  /// Called again and again by a wait that polls, and now and then by a long computation. @throws TransportError
+  /// Called repeatedly by waits that poll, and from time to time by long computations. @throws TransportError
   virtual void poll() = 0;
 };
 
-/// A wait, for as long as this object lives.
+/// A wait that lasts as long as this object.
 class Waiting {
  public:
   Waiting(Deadline& deadline, std::string_view phrase) : deadline_(deadline) { deadline_.begin_wait(phrase); }
@@ -41,11 +41,11 @@ class Waiting {
   Deadline& deadline_;
 };
 
-/// Limits each wait that polls to some seconds without progress. It cannot interrupt a blocking call of MPI: a program that
-/// needs that runs a Watchdog.
+/// Limits the time without progress of each wait that polls. It cannot interrupt a blocking call of MPI; a program that
+/// needs that uses a Watchdog.
 class TimeLimit : public Deadline {
  public:
-  /// @param rank named in the error @param seconds may be infinite
+  /// @param rank this rank, named in the error @param seconds may be infinite
   TimeLimit(int rank, double seconds) : rank_(rank), seconds_(seconds) {}
   void doing(std::string_view phrase) override { doing_ = phrase; }
   void begin_wait(std::string_view phrase) override { waiting_ = phrase, since_ = Clock::now(); }

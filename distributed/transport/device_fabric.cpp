@@ -12,18 +12,20 @@ DeviceBlocks::Operator elementwise(Combine::Operator op) {
 
 }  // namespace
 
-DeviceFabric::DeviceFabric(Transport& transport, const Plan& plan, std::int64_t n_rows, std::int64_t d_v, int lift,
+DeviceFabric::DeviceFabric(Transport& transport, const Plan& plan, std::int64_t n_rows, std::int64_t d_v,
                            MakeBlocks make_blocks)
     : transport_(transport),
-      lift_(lift),
       offsets_(plan.offsets(n_rows, d_v)),
       blocks_(make_blocks(offsets_.back(), n_rows, d_v)),
-      staging_(transport.buffers[0].first<float>(static_cast<std::size_t>(offsets_.back()))) {
-  transport.count_collectives(plan.n_collectives);
+      staging_(std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(offsets_.back()))) {}
+
+void DeviceFabric::begin(const Plan& plan, int lift) {
+  lift_ = lift;
+  transport_.count_collectives(plan.n_collectives);
 }
 
 std::span<float> DeviceFabric::staged(Blocks blocks) const {
-  return staging_.subspan(static_cast<std::size_t>(at(blocks.first)), static_cast<std::size_t>(size(blocks)));
+  return {staging_.get() + at(blocks.first), static_cast<std::size_t>(size(blocks))};
 }
 
 void DeviceFabric::upload(Blocks blocks, std::span<const float> elements) { blocks_->upload(at(blocks.first), elements); }
@@ -45,16 +47,16 @@ void DeviceFabric::run(const Exchange& exchange) {
 }
 
 void DeviceFabric::run(const Combine& combine) {
-  std::vector<DeviceBlocks::Pair> pairs;
+  pairs_.clear();
   for (const auto& [left, right] : combine.pairs) {
-    // Adjacent blocks of states are merged one by one: each has all rows.
+    // Adjacent blocks of states are merged one by one, since each has all rows.
     const std::int32_t n = combine.op == Combine::Operator::kMerge ? combine.n : 1;
-    for (std::int32_t i = 0; i < n; ++i) pairs.push_back({at(left + i), at(right + i)});
+    for (std::int32_t i = 0; i < n; ++i) pairs_.push_back({at(left + i), at(right + i)});
   }
   if (combine.op == Combine::Operator::kMerge) {
-    blocks_->merge(pairs);
-  } else if (!pairs.empty()) {
-    blocks_->combine(elementwise(combine.op), pairs, size({combine.pairs[0].left, combine.n}));
+    blocks_->merge(pairs_);
+  } else if (!pairs_.empty()) {
+    blocks_->combine(elementwise(combine.op), pairs_, size({combine.pairs[0].left, combine.n}));
   }
   transport_.count_merge_steps(static_cast<std::int64_t>(combine.pairs.size()));
 }
@@ -68,10 +70,10 @@ void DeviceFabric::run(const Copy& copy) {
 
 void DeviceFabric::run(const Fold& fold) {
   if (fold.states.n == 0) return blocks_->set_empty(at(fold.states.first));
-  std::vector<DeviceBlocks::Pair> pairs;
+  pairs_.clear();
   for (Block last = fold.states.first + fold.states.n - 1; last > fold.states.first; --last)
-    pairs.push_back({at(last - 1), at(last)});
-  blocks_->merge(pairs);
+    pairs_.push_back({at(last - 1), at(last)});
+  blocks_->merge(pairs_);
 }
 
 void DeviceFabric::run(const Finish& finish) { blocks_->finish(at(finish.state), at(finish.z), at(finish.lse)); }

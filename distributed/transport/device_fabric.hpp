@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief A plan on the memory of a device: kernels combine, messages are staged through host memory.
+/// @brief Plans on the memory of a device: kernels combine blocks, messages are staged through host memory.
 #pragma once
 
 #include "distributed/transport/plan.hpp"
@@ -13,20 +13,20 @@
 
 namespace tree_attn {
 
-/// Makes the blocks of a device: emulated::make_blocks() or cuda::make_blocks().
+/// Allocates blocks on a device: emulated::make_blocks() or cuda::make_blocks().
 using MakeBlocks = std::unique_ptr<DeviceBlocks> (*)(std::int64_t n_elements, std::int64_t n_rows, std::int64_t d_v);
 
-/// The blocks of one plan on a device. Only messages and the output pass through the host.
+/// The blocks of one plan on a device, taken once. Only messages and the output pass through host memory.
 class DeviceFabric : public Fabric {
  public:
-  /// @param lift of the decode, for Weigh and Divide: 0 or kLift
-  DeviceFabric(Transport& transport, const Plan& plan, std::int64_t n_rows, std::int64_t d_v, int lift,
-               MakeBlocks make_blocks);
+  /// @param transport outlives the fabric
+  DeviceFabric(Transport& transport, const Plan& plan, std::int64_t n_rows, std::int64_t d_v, MakeBlocks make_blocks);
 
-  /// Copies adjacent blocks from and to the host.
+  /// Copies adjacent blocks from host memory, and to it.
   void upload(Blocks blocks, std::span<const float> elements);
   std::vector<float> download(Blocks blocks) const;
 
+  void begin(const Plan& plan, int lift) override;
   void run(const Exchange& exchange) override;
   void run(const Combine& combine) override;
   void run(const Copy& copy) override;
@@ -41,10 +41,11 @@ class DeviceFabric : public Fabric {
   std::span<float> staged(Blocks blocks) const;
 
   Transport& transport_;
-  int lift_;
+  int lift_ = 0;
   std::vector<std::int64_t> offsets_;
   std::unique_ptr<DeviceBlocks> blocks_;
-  std::span<float> staging_;
+  std::unique_ptr<float[]> staging_;
+  std::vector<DeviceBlocks::Pair> pairs_;  ///< of the operation that is launched
 };
 
 }  // namespace tree_attn

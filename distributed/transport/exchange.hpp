@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Who talks to whom, and when: the reduction trees of section 5.3 as plain lists of steps.
+/// @brief Communication schedules: the reduction trees of section 5.3 as lists of steps.
 ///
-/// An exchange is written for `size` members in an order, and gives the steps of one of them. It knows
-/// nothing of messages or of what is reduced: transports execute it, tests walk it. Merging keeps that order (the
-/// member on the left is always the left operand) and joins neighbouring ranges only, so a forest of states can be reduced
-/// by any of them without changing a bit of the result.
+/// A schedule is a function of the number of members and of the index of one of them, and returns the steps of that member.
+/// It does not depend on what is sent or reduced; plans are built from it, tests simulate it. Operands keep the order of the
+/// members (the lower index is the left operand), and only adjacent ranges are merged, so every schedule reduces a forest of
+/// states to the same bits.
 #pragma once
 
 #include <algorithm>
@@ -24,12 +24,12 @@ struct MemberRange {
 /// One step of one member: at most one message each way, with the same peer.
 struct ExchangeStep {
   int peer = 0;           ///< the other member
-  bool sends = false;     ///< what this member holds goes to the peer
-  bool receives = false;  ///< what the peer holds comes here
-  bool finished = false;  ///< what is received is the result, not a part to be merged
-  MemberRange theirs{};   ///< whose contributions the received part covers
+  bool sends = false;     ///< this member sends what it holds
+  bool receives = false;  ///< the peer sends what it holds
+  bool finished = false;  ///< the received message is the result, not an operand
+  MemberRange theirs{};   ///< members whose contributions the received operand covers
 
-  /// Whether the peer's part is the left operand of the merge.
+  /// Whether the operand of the peer is the left one.
   bool peer_is_left(int me) const { return peer < me; }
 };
 
@@ -38,14 +38,14 @@ inline int floor_power_of_two(int n) { return 1 << (std::bit_width(static_cast<u
 
 /// AllReduce by recursive doubling: floor(log2 size) exchanges after which every member holds the result.
 ///
-/// With r members more than a power of two m, the first 2r pair up, even hands to odd, before the doubling and gets the
-/// result back behind it.
+/// With m + r members, m the largest power of two, the first 2r members pair up: before the doubling the even member of a
+/// pair sends its operand to the odd one, and after the doubling it receives the result.
 /// @paper{thm_1, Thm. 1}
 inline std::vector<ExchangeStep> butterfly(int size, int me) {
   const int m = floor_power_of_two(size), extra = size - m;
   std::vector<ExchangeStep> steps;
 
-  // Fold the members that are too many into their right neighbours.
+  // Fold the r extra members into their right neighbours.
   if (me < 2 * extra && me % 2 == 0) {
     steps.push_back({.peer = me + 1, .sends = true});
     steps.push_back({.peer = me + 1, .receives = true, .finished = true, .theirs = {0, size}});
@@ -53,7 +53,8 @@ inline std::vector<ExchangeStep> butterfly(int size, int me) {
   }
   if (me < 2 * extra) steps.push_back({.peer = me - 1, .receives = true, .theirs = {me - 1, me}});
 
-  // Double: player j stands for member(j) and the members folded into it; blocks of 2^i players hold the same range.
+  // Double: player j represents member(j) and the member folded into it; aligned blocks of 2^i players hold the same
+  // operand.
   const auto member = [extra](int j) { return j < extra ? 2 * j + 1 : j + extra; };
   const auto first = [extra](int j) { return j < extra ? 2 * j : j + extra; };
   const int player = me < 2 * extra ? me / 2 : me - extra;
@@ -64,7 +65,7 @@ inline std::vector<ExchangeStep> butterfly(int size, int me) {
         {.peer = member(other), .sends = true, .receives = true, .theirs = {first(start), first(start + block)}});
   }
 
-  // Hand the result back to the folded member.
+  // Send the result back to the folded member.
   if (me < 2 * extra) steps.push_back({.peer = me - 1, .sends = true});
   return steps;
 }
@@ -85,12 +86,12 @@ inline std::vector<ExchangeStep> reduce_to_first(int size, int me) {
   return steps;
 }
 
-/// Broadcast from member 0 along the same binomial tree, backwards.
+/// Broadcast from member 0: the steps of reduce_to_first() in reverse order and direction.
 inline std::vector<ExchangeStep> broadcast_from_first(int size, int me) {
   std::vector<ExchangeStep> steps = reduce_to_first(size, me);
   std::vector<ExchangeStep> reversed(steps.rbegin(), steps.rend());
   for (ExchangeStep& step : reversed) {
-    step.finished = step.sends;  // what was sent up as a part comes down as the result
+    step.finished = step.sends;  // it sent an operand up, and receives the result
     std::swap(step.sends, step.receives);
     step.theirs = step.receives ? MemberRange{0, size} : MemberRange{};
   }

@@ -13,25 +13,27 @@
 namespace tree_attn {
 namespace {
 
-/// The larger, and NaN if either is NaN: MPI_MAX and fmaxf drop it.
+/// The larger element, or NaN if either is NaN. MPI_MAX and fmaxf would drop a NaN.
 float larger_or_nan(float left, float right) { return left > right || left != left ? left : right; }
 
 }  // namespace
 
-HostFabric::HostFabric(Transport& transport, const Plan& plan, std::int64_t n_rows, std::int64_t d_v, int lift)
+HostFabric::HostFabric(Transport& transport, const Plan& plan, std::int64_t n_rows, std::int64_t d_v)
     : transport_(transport),
       n_rows_(n_rows),
       d_v_(d_v),
-      lift_(lift),
       offsets_(plan.offsets(n_rows, d_v)),
-      memory_(transport.buffers[0].first<float>(static_cast<std::size_t>(offsets_.back()))) {
-  transport.count_collectives(plan.n_collectives);
-}
+      memory_(std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(offsets_.back()))) {}
 
 std::span<float> HostFabric::elements(Blocks blocks) const {
   const std::int64_t begin = offsets_[static_cast<std::size_t>(blocks.first)],
                      end = offsets_[static_cast<std::size_t>(blocks.first + blocks.n)];
-  return memory_.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(end - begin));
+  return {memory_.get() + begin, static_cast<std::size_t>(end - begin)};
+}
+
+void HostFabric::begin(const Plan& plan, int lift) {
+  lift_ = lift;
+  transport_.count_collectives(plan.n_collectives);
 }
 
 void HostFabric::run(const Exchange& exchange) {
@@ -84,7 +86,7 @@ void HostFabric::run(const Weigh& weigh) {
   const float* m = at(weigh.m);
   const float unit = pow2(static_cast<float>(-lift_));
   for (std::int64_t r = 0; r < n_rows_; ++r) {
-    // An empty shard weighs nothing.
+    // safe_weight() gives an empty shard weight 0, also where all shards are empty.
     const float weight = unit * static_cast<float>(safe_weight(lse[r], m[r]));
     lse[r] = weight;
     for (std::int64_t j = 0; j < d_v_; ++j) z[r * d_v_ + j] *= weight;
@@ -96,7 +98,7 @@ void HostFabric::run(const Divide& divide) {
   float *n = at(divide.n), *D = at(divide.D);
   const float* m = at(divide.m);
   for (std::int64_t r = 0; r < n_rows_; ++r) {
-    const float m_and_sum[] = {m[r], D[r]};  // the beginning of a state, but for the base of the exponent
+    const float m_and_sum[] = {m[r], D[r]};  // laid out as a state; the base of the exponent does not matter here
     for (std::int64_t j = 0; j < d_v_; ++j) n[r * d_v_ + j] = finish_value(m_and_sum, n[r * d_v_ + j]);
     D[r] = m[r] + std::log(std::ldexp(D[r], lift_));
     if (D[r] != D[r]) D[r] = m[r] == -kInf ? m[r] : kNaN;

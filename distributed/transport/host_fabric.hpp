@@ -1,25 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief A plan on host memory, with messages over any transport.
+/// @brief Plans on host memory, with messages over any transport.
 #pragma once
 
 #include "distributed/transport/plan.hpp"
 #include "distributed/transport/transport.hpp"
 
+#include <memory>
 #include <span>
 #include <vector>
 
 namespace tree_attn {
 
-/// The blocks of one plan in the buffer of a transport, which keeps that memory from step to step.
+/// The blocks of one plan in host memory, taken once. Messages are sent from these blocks and received into them, and a
+/// received state is merged in place; a step allocates nothing.
 class HostFabric : public Fabric {
  public:
-  /// @param lift of the decode, for Weigh and Divide: 0 or kLift
-  HostFabric(Transport& transport, const Plan& plan, std::int64_t n_rows, std::int64_t d_v, int lift = 0);
+  /// @param transport outlives the fabric
+  HostFabric(Transport& transport, const Plan& plan, std::int64_t n_rows, std::int64_t d_v);
 
   /// Elements of adjacent blocks.
   std::span<float> elements(Blocks blocks) const;
 
+  void begin(const Plan& plan, int lift) override;
   void run(const Exchange& exchange) override;
   void run(const Combine& combine) override;
   void run(const Copy& copy) override;
@@ -33,9 +36,9 @@ class HostFabric : public Fabric {
 
   Transport& transport_;
   std::int64_t n_rows_, d_v_;
-  int lift_;
+  int lift_ = 0;
   std::vector<std::int64_t> offsets_;
-  std::span<float> memory_;
+  std::unique_ptr<float[]> memory_;
 };
 
 }  // namespace tree_attn

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The variables of the launchers, and the launcher's process.
+/// @brief The environment variables of the launchers, and the process of the launcher.
 #include "distributed/transport/launcher.hpp"
 
 #include <unistd.h>
@@ -16,7 +16,7 @@
 namespace tree_attn {
 namespace {
 
-/// A variable that holds a number of at least `least`.
+/// The value of an environment variable, if it is a number of at least `least`.
 std::optional<int> number(const char* variable, int least) {
   const char* text = variable[0] == '\0' ? nullptr : std::getenv(variable);
   int value = 0;
@@ -30,7 +30,7 @@ std::string content_of(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-/// Field of /proc/PID/stat, counted from 1: 4 is the parent, 22 the time of the start. "" if there is no such process.
+/// A field of /proc/PID/stat, counted from 1: 4 is the parent, 22 the start time. "" if the process does not exist.
 std::string stat_field(const std::string& process, int field) {
   const std::string text = content_of("/proc/" + process + "/stat");
   // The second field is a name in parentheses, which may hold spaces.
@@ -42,8 +42,8 @@ std::string stat_field(const std::string& process, int field) {
   return word;
 }
 
-/// The process that started this rank on this machine: the nearest ancestor that is not itself part of a rank, as a shell
-/// around the program is. With the time of its start the name is unique.
+/// The process that started this rank on this machine: the nearest ancestor without the variables of a rank, which a shell
+/// around the program has. The start time makes the name unique.
 std::string launcher_process(const std::string& rank_variable) {
   std::string process = std::to_string(getppid());
   while (content_of("/proc/" + process + "/environ").find(rank_variable + "=") != std::string::npos) {
@@ -57,7 +57,7 @@ std::string launcher_process(const std::string& rank_variable) {
 
 }  // namespace
 
-Launch find_launch() {
+LaunchedJob find_launched_job() {
   struct Variables {
     const char *launcher, *rank, *size, *n_here;
     bool one_exit_ends_job;
@@ -79,9 +79,9 @@ Launch find_launch() {
   return {};
 }
 
-std::optional<std::string> foreign_launcher(const Launch& launch, int n_ranks, const std::string& library) {
-  if (n_ranks > 1 || launch.size == 1) return std::nullopt;
-  return launch.launcher + " started " + std::to_string(launch.size) + " processes, but " + library +
+std::optional<std::string> foreign_launcher(const LaunchedJob& job, int n_ranks, const std::string& library) {
+  if (n_ranks > 1 || job.size == 1) return std::nullopt;
+  return job.launcher + " started " + std::to_string(job.size) + " processes, but " + library +
          ", which this program was built with, sees one rank in each; start it with that MPI's own mpirun, or with srun " +
          "--mpi=pmix or --mpi=pmi2, or build it with the MPI of the launcher";
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The status of a call of MPI as an exception.
+/// @brief Turns error codes of MPI into exceptions.
 #pragma once
 
 #include "distributed/transport/transport.hpp"
@@ -11,7 +11,7 @@
 
 namespace tree_attn {
 
-/// Turns a status of MPI into an exception that names the call. @throws TransportError unless the status is MPI_SUCCESS
+/// @throws TransportError, which names the call, unless the status is MPI_SUCCESS
 inline void check_mpi(int status, const char* call) {
   if (status == MPI_SUCCESS) return;
   char text[MPI_MAX_ERROR_STRING];

@@ -42,7 +42,7 @@ MpiRanks::~MpiRanks() {
 
 void MpiRanks::await(std::span<MPI_Request> requests, std::string_view what) const {
   constexpr int kPolls = 32;
-  constexpr std::chrono::milliseconds kBetweenSigns{100};
+  constexpr std::chrono::milliseconds kBetweenChecks{100};
   const int n = static_cast<int>(requests.size());
   const auto are_done = [&] {
     int done = 0;
@@ -54,11 +54,11 @@ void MpiRanks::await(std::span<MPI_Request> requests, std::string_view what) con
   if (are_done()) return;
   const Waiting waiting(deadline_, "for " + std::string(what));
   for (auto last = std::chrono::steady_clock::now(); !are_done();) {
-    // Ranks often outnumber cores: give the processor to the one we are waiting for.
+    // Ranks may outnumber cores: yield to the rank that this one waits for.
     std::this_thread::yield();
     deadline_.poll();
-    // In a long wait, pieces that arrive are a sign that it goes on.
-    if (const auto now = std::chrono::steady_clock::now(); now - last > kBetweenSigns) {
+    // In a long wait, every completed request counts as progress.
+    if (const auto now = std::chrono::steady_clock::now(); now - last > kBetweenChecks) {
       last = now;
       int n_arrived = 0;
       std::vector<int> which(requests.size());

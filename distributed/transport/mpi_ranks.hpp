@@ -16,24 +16,25 @@
 
 namespace tree_attn {
 
-/// The ranks of a communicator, in a program that has initialized MPI and finalizes it after this object is gone.
+/// The ranks of a communicator. The program initializes MPI before it creates this object, and finalizes MPI after it has
+/// destroyed it.
 ///
-/// Every wait polls, so that it can have a deadline and so that ranks that outnumber the cores give way to each other. After
-/// a TransportError messages may still be on their way: end the job, with MPI_Abort for instance.
+/// Every wait polls, so that it can have a deadline, and yields, so that more ranks than cores share the cores. After a
+/// TransportError messages may still be in flight: end the job, for instance with MPI_Abort.
 class MpiRanks : public Ranks {
  public:
   /// Duplicates the communicator: collective over it.
   /// @param timeout seconds that one wait may take without progress, may be infinite @throws TransportError
   MpiRanks(MPI_Comm comm, double timeout);
-  /// The same with a deadline of the caller's, which outlives this object.
+  /// The same with the caller's deadline, which outlives this object.
   MpiRanks(MPI_Comm comm, Deadline& deadline);
   /// Frees the duplicate: collective.
   ~MpiRanks() override;
 
-  /// The duplicate. Errors on it are returned.
+  /// The duplicate. Its error handler is MPI_ERRORS_RETURN.
   MPI_Comm comm() const { return comm_; }
   Deadline& deadline() const { return deadline_; }
-  /// Waits for `what` until the requests are complete, polling. @throws TransportError
+  /// Polls until the requests are complete. @param what for the message of a missed deadline @throws TransportError
   void await(std::span<MPI_Request> requests, std::string_view what) const;
 
   using Ranks::all_gather;
@@ -43,7 +44,7 @@ class MpiRanks : public Ranks {
   void broadcast(std::span<std::byte> bytes, int root, std::string_view what) const override;
 
  protected:
-  /// A node is known by its lowest rank.
+  /// Labels a node by its lowest rank.
   std::vector<int> find_nodes() const override;
 
  private:

@@ -10,11 +10,12 @@
 
 namespace tree_attn {
 
-/// Messages as MPI_Isend and MPI_Irecv; long ones go in parts of 64 MiB, since counts are int and each part that arrives is
-/// progress.
+/// Messages by MPI_Isend and MPI_Irecv. Long messages are sent in parts of 64 MiB, since counts are int and since each part
+/// that arrives counts as progress.
 class MpiTransport : public Transport {
  public:
-  /// Uses the communicator of `ranks`, which outlives this object. All ranks use their transports in the same order.
+  /// Uses the communicator of `ranks`, which outlives this object. If there are several transports, all ranks use them in
+  /// the same order.
   MpiTransport(const MpiRanks& ranks, Topology topology);
   void wait() override;
   void progress() override;

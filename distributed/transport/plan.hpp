@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What a rank does to combine a decode step, written down before it starts (section 5.3).
+/// @brief The plan of a rank: how it combines its states with those of the other ranks (section 5.3).
 ///
-/// Who sends, receives and merges follows from the ranges of positions alone, never from a value. So an algorithm is data:
-/// blocks of states, messages of blocks, pairs of blocks to combine, a finish. execute() carries it out on a Fabric: host
-/// memory with messages over MPI or threads, or the memory of a device. Predictions are sums over the same lists.
+/// The ranges of positions alone determine who sends, receives and merges; no value does. So an algorithm is data: blocks of
+/// states, messages of blocks, pairs of blocks to combine, a finish. execute() carries a plan out on a Fabric: host memory
+/// with messages over MPI or threads, or the memory of a device. Predictions are sums over the same lists.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace tree_attn {
 
-/// Elements of a block per query row: `vectors` times d_v, and `scalars` more.
+/// Elements of a block per query row: `vectors` times d_v, plus `scalars`.
 struct BlockWidth {
   int vectors = 0, scalars = 0;
   std::int64_t elements(std::int64_t n_rows, std::int64_t d_v) const { return n_rows * (vectors * d_v + scalars); }
@@ -25,7 +25,7 @@ inline constexpr BlockWidth kVectorBlock{1, 0};
 /// [n_rows]: lse, denominators D, or maxima m.
 inline constexpr BlockWidth kScalarBlock{0, 1};
 
-/// A block of a plan. Blocks with consecutive numbers are adjacent in memory.
+/// Index of a block in its plan. Blocks with consecutive indices are adjacent in memory.
 using Block = std::int32_t;
 
 /// n adjacent blocks.
@@ -34,7 +34,7 @@ struct Blocks {
   std::int32_t n = 1;
 };
 
-/// Adjacent blocks on their way to or from a rank. No blocks, or blocks without elements, are no message.
+/// Adjacent blocks sent to or received from a rank. No message is sent for zero blocks or for blocks without elements.
 struct BlockMessage {
   int peer = 0;
   Blocks blocks;
@@ -45,12 +45,12 @@ struct BlockPair {
   Block left = 0, right = 0;
 };
 
-/// Messages that are under way at the same time. What is received is there before the next operation.
+/// Messages that are in flight at the same time. All have arrived before the next operation.
 struct Exchange {
   std::vector<BlockMessage> sends, receives;
 };
 
-/// left <- op(left, right), pair after pair. The left operand comes first in the order of the ranks.
+/// left <- op(left, right) for each pair, in order. The left operand comes first in the order of the ranks.
 struct Combine {
   enum class Operator {
     kMerge,  ///< merge() of states, row by row
@@ -67,8 +67,8 @@ struct Copy {
   std::vector<BlockPair> pairs;
 };
 
-/// Merges adjacent states right to left into the first, which becomes the empty state if there are none. Part of the local
-/// decode: no merge step is counted.
+/// Merges adjacent states right to left into the first one; with no states, the first block becomes the empty state. This is
+/// part of the local decode: no merge step is counted.
 struct Fold {
   Blocks states;
 };
@@ -78,7 +78,8 @@ struct Finish {
   Block state = 0, z = 0, lse = 0;
 };
 
-/// Line 3 of Alg. 3: z <- z exp(lse - m), lse <- exp(lse - m); with a lift both times 2^-lift, so that no sum overflows.
+/// Line 3 of Alg. 3: z <- z exp(lse - m), lse <- exp(lse - m). With a lift both are also multiplied by 2^-lift, so that no
+/// sum overflows.
 struct Weigh {
   Block z = 0, lse = 0, m = 0;
 };
@@ -96,18 +97,20 @@ struct Plan {
   std::vector<BlockWidth> widths;  ///< of every block
   std::int32_t n_own = 0;          ///< blocks 0 .. n_own - 1 start with the states of this rank's subtrees, left to right
   std::vector<Operation> operations;
-  Block z = 0, lse = 0;   ///< where the output is at the end
-  int n_collectives = 0;  ///< collective operations among them
+  Block z = 0, lse = 0;   ///< blocks of the output
+  int n_collectives = 0;  ///< collective operations among the operations
 
-  /// Where every block begins in memory, and where the last one ends, in elements.
+  /// Offset of every block in memory, in elements, and the number of elements of all blocks.
   std::vector<std::int64_t> offsets(std::int64_t n_rows, std::int64_t d_v) const;
 };
 
-/// Memory of the blocks of a plan, and who moves and combines them. Operations are ordered, but need not have ended when a
-/// call returns.
+/// Memory for the blocks of one plan, and the operations on them. Operations are ordered; they may still be running when a
+/// call returns. One fabric serves any number of steps.
 class Fabric {
  public:
   virtual ~Fabric() = default;
+  /// Begins a step. @param lift of the decode, for Weigh and Divide: 0 or kLift
+  virtual void begin(const Plan& plan, int lift) = 0;
   virtual void run(const Exchange& exchange) = 0;
   virtual void run(const Combine& combine) = 0;
   virtual void run(const Copy& copy) = 0;
@@ -117,8 +120,9 @@ class Fabric {
   virtual void run(const Divide& divide) = 0;
 };
 
-/// Carries out a plan.
-inline void execute(const Plan& plan, Fabric& fabric) {
+/// Carries out one step of a plan. @param lift as Fabric::begin()
+inline void execute(const Plan& plan, Fabric& fabric, int lift = 0) {
+  fabric.begin(plan, lift);
   for (const Operation& operation : plan.operations) std::visit([&](const auto& each) { fabric.run(each); }, operation);
 }
 
@@ -128,13 +132,13 @@ struct RankCost {
     int peer = 0;
     std::int64_t bytes = 0;
   };
-  /// Messages that are under way at the same time.
+  /// Messages that are in flight at the same time.
   struct Round {
     std::vector<Message> sends, receives;
   };
   std::vector<Round> rounds;
   std::int64_t collectives = 0;  ///< collective operations
-  std::int64_t merge_steps = 0;  ///< merges one after another to combine shards, per query row
+  std::int64_t merge_steps = 0;  ///< sequential merges that combine shards, per query row
   std::int64_t elements = 0;     ///< held beside this rank's own keys, values and queries
 };
 

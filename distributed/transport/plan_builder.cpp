@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Forests in blocks, and exchanges along schedules.
+/// @brief Joins forests of blocks, and appends exchanges along schedules.
 #include "distributed/transport/plan_builder.hpp"
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 namespace tree_attn {
 namespace {
 
-/// All blocks of a forest in adjacent blocks.
+/// The blocks of a forest. @pre they are adjacent
 Blocks blocks_of(const BlockForest& forest) {
   return {forest.blocks.front(), static_cast<std::int32_t>(forest.blocks.size())};
 }
@@ -54,7 +54,7 @@ BlockForest PlanBuilder::receive(int peer, KeyRange range) {
 }
 
 void PlanBuilder::pair(Combine::Operator op, BlockPair pair, std::int32_t n) {
-  // Pairs that follow each other are one operation.
+  // Append to the last operation if it is of the same kind.
   Combine* last = plan_.operations.empty() ? nullptr : std::get_if<Combine>(&plan_.operations.back());
   if (last == nullptr || last->op != op || last->n != n)
     last = &std::get<Combine>(plan_.operations.emplace_back(Combine{op, {}, n}));
@@ -142,7 +142,7 @@ Blocks PlanBuilder::all_reduce(const Topology& topology, int rank, Blocks mine, 
     }
     if (step.sends) send(peer, mine);
     if (!step.receives) continue;
-    // Lower side first: the peer evaluates the same expression. A finished result replaces what is here.
+    // The lower index is the left operand, on both sides of the exchange. A finished result replaces the own operand.
     if (step.finished || step.peer_is_left(me)) std::swap(mine, theirs);
     if (!step.finished) pair(op, {mine.first, theirs.first}, mine.n);
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Writes plans: forests whose states are not there yet, and the exchanges that algorithms share (section 5.3).
+/// @brief Builds plans: forests of blocks, and the exchanges that several algorithms use (section 5.3).
 #pragma once
 
 #include "distributed/transport/exchange.hpp"
@@ -14,23 +14,23 @@
 
 namespace tree_attn {
 
-/// A forest in blocks: Forest, without the values.
+/// The structure of a Forest, with block indices in place of states.
 struct BlockForest {
   std::vector<Subtree> subtrees;
-  std::vector<Block> blocks;  ///< where the states of each subtree are
+  std::vector<Block> blocks;  ///< with the states of each subtree
 };
 
 /// Ranks that exchange forests, in the order of their positions.
 struct Members {
   std::span<const int> ranks;
-  std::span<const KeyRange> ranges;  ///< positions of each; neighbours touch
+  std::span<const KeyRange> ranges;  ///< positions of each member; consecutive
   int me = 0;                        ///< index of this rank among them
 };
 
-/// Writes the plan of one rank, operation after operation.
+/// Builds the plan of one rank, operation after operation.
 class PlanBuilder {
  public:
-  /// The forest of this rank's own range, in blocks 0, 1, ... Comes first.
+  /// The forest of this rank's own range, in blocks 0, 1, ... Must be the first allocation.
   BlockForest own(KeyRange range);
   /// Adjacent blocks of one width.
   Blocks allocate(BlockWidth width, std::int32_t n = 1);
@@ -39,22 +39,22 @@ class PlanBuilder {
   /// Two adjacent blocks for z and lse.
   Blocks allocate_output();
 
-  /// Begins an exchange; sends and receives join it until the next operation.
+  /// Begins an exchange. The sends and receives that follow belong to it, up to the next operation.
   void exchange() { plan_.operations.emplace_back(Exchange{}); }
   void send(int peer, Blocks blocks);
   void receive(int peer, Blocks blocks);
   void send(int peer, const BlockForest& forest);
   BlockForest receive(int peer, KeyRange range);
 
-  /// Two neighbours become one: Forest::append().
+  /// Joins the forests of two adjacent ranges, as Forest::append() does.
   BlockForest join(BlockForest left, const BlockForest& right);
-  /// Neighbours become one, left to right.
+  /// Joins the forests of consecutive ranges, left to right.
   BlockForest join(std::span<const BlockForest> forests);
-  /// The same forest in adjacent blocks, so that it is one message.
+  /// Copies a forest to adjacent blocks unless its blocks are adjacent, so that it can be sent as one message.
   BlockForest packed(BlockForest forest);
-  /// Merges a forest that covers the whole sequence into the state at the root, right to left: Forest::fold().
+  /// Merges a forest of the whole sequence into the state at the root, right to left, as Forest::fold() does.
   Block root(BlockForest forest);
-  /// The own forest as one state, before any exchange. See Fold.
+  /// Merges the own forest into one state, before any exchange: Fold.
   Block fold(const BlockForest& own);
 
   /// z and lse of a state are the output.
@@ -65,18 +65,19 @@ class PlanBuilder {
   void add(AnyOperation operation) {
     plan_.operations.emplace_back(std::move(operation));
   }
-  /// Counts a collective operation.
+  /// Counts one collective operation.
   void collective() { ++plan_.n_collectives; }
 
-  /// AllReduce over all ranks by recursive doubling: every rank ends with the same bits, because both sides of an exchange
+  /// AllReduce over all ranks by recursive doubling. Every rank ends with the same bits, because both sides of an exchange
   /// evaluate op(left, right) on the same two operands in the same order.
-  /// @param mine this rank's contribution: adjacent blocks @returns where the result is
+  /// @param mine this rank's contribution: adjacent blocks @returns the blocks of the result
   Blocks all_reduce(const Topology& topology, int rank, Blocks mine, Combine::Operator op);
-  /// Reduces forests along the steps of exchange.hpp. @returns what the steps leave this rank with
+  /// Reduces forests along a schedule of exchange.hpp. @returns the forest of this rank after the last step
   BlockForest reduce(const Members& members, std::span<const ExchangeStep> steps, BlockForest mine);
-  /// Copies blocks of the first member to all along a binomial tree.
+  /// Broadcasts blocks of the first member along a binomial tree.
   void broadcast(std::span<const int> ranks, int me, Blocks blocks);
 
+  /// The finished plan. Exchanges without messages are dropped.
   Plan take();
 
  private:

@@ -31,7 +31,7 @@ PulseExchange::PulseExchange(const PulseBoard& board, MPI_Comm comm, const std::
   const int machine = machine_of_rank[static_cast<std::size_t>(self)];
   if (machine != self) return;
 
-  // The lowest rank of a machine comes before its others.
+  // Ranks are visited in ascending order, so the lowest rank of a machine comes first.
   for (int rank = 0; rank < static_cast<int>(machine_of_rank.size()); ++rank) {
     const int lowest = machine_of_rank[static_cast<std::size_t>(rank)];
     if (lowest == machine) {
@@ -40,7 +40,7 @@ PulseExchange::PulseExchange(const PulseBoard& board, MPI_Comm comm, const std::
     }
     if (lowest == rank) peers_.push_back({.rank = rank});
     std::find_if(peers_.begin(), peers_.end(), [&](const Peer& peer) { return peer.rank == lowest; })->ranks.push_back(rank);
-    // It has started: from now on it may be missed.
+    // Mark the rank as started, so that its silence is noticed.
     board_.pulses()[static_cast<std::size_t>(rank)].beats = 1;
   }
   for (Peer& peer : peers_) {
@@ -102,7 +102,7 @@ void PulseExchange::take(Peer& peer) {
     pulse.left = news == kLeaves;
   }
   peer.has_left = news == kLeaves;
-  // That machine has written why.
+  // The other machine has already written why the job ends.
   if (news == kEnds) board_.claim_last_word();
 }
 

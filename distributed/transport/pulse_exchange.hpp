@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Pulses between machines: the lowest rank of each sends those of its machine to the lowest ranks of the others.
+/// @brief Exchange of pulses between machines: the lowest rank of each machine sends the pulses of its ranks to the lowest
+/// ranks of the other machines.
 #pragma once
 
-#include "distributed/transport/heartbeat.hpp"
+#include "distributed/transport/pulse_board.hpp"
 
 #include <mpi.h>
 
@@ -15,10 +16,11 @@
 
 namespace tree_attn {
 
-/// Copies the pulses of every machine to the boards of all others, at most one message in flight per pair and direction.
+/// Copies the pulses of every machine to the boards of all others, with at most one message in flight per pair and
+/// direction.
 ///
-/// No call waits for another rank, except the constructor and the destructor. One thread at a time may call step(): any
-/// thread if MPI grants MPI_THREAD_MULTIPLE, otherwise the thread that called the constructor; calls from others do nothing.
+/// Only the constructor and the destructor wait for other ranks. One thread at a time may call step(): any thread if MPI
+/// provides MPI_THREAD_MULTIPLE, otherwise the thread that called the constructor; calls from other threads do nothing.
 class PulseExchange {
  public:
   /// Duplicates the communicator; collective over it. @param comm the ranks of the board
@@ -30,14 +32,14 @@ class PulseExchange {
   PulseExchange(const PulseExchange&) = delete;
   PulseExchange& operator=(const PulseExchange&) = delete;
 
-  /// Receives and sends once every 50 ms. A machine whose job ends lets the others know. @throws TransportError
+  /// Receives and sends pulses every 50 ms, also the news that the job ends. @throws TransportError
   void step();
 
   bool any_thread() const { return any_thread_; }
 
-  /// The messages from now on are the last ones: the ranks of this machine leave, and no other machine misses them.
+  /// Announces that the ranks of this machine leave, so that no other machine reports them as silent.
   void finish() { finishing_ = true; }
-  /// Whether the last messages of and to all other machines have arrived and gone.
+  /// Whether the last messages from and to all other machines are complete.
   bool finished();
 
  private:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Reductions of one number and agreement on errors, by gathering.
+/// @brief Reductions of one value and agreement on errors, by gathering.
 #include "distributed/transport/ranks.hpp"
 
 #include "reference/data/input_error.hpp"
@@ -11,7 +11,7 @@
 namespace tree_attn {
 namespace {
 
-/// Bytes of a line that a rank can report to the others, its terminating 0 included.
+/// Bytes of an error that a rank can report to the others, including the terminating 0.
 constexpr std::size_t kLineBytes = 1024;
 
 template <class Number>
@@ -39,14 +39,14 @@ void Ranks::throw_if_any_failed(const std::optional<std::string>& error) const {
   const auto found = std::find(failed.begin(), failed.end(), 1);
   if (found == failed.end()) return;
 
-  // All hear the line of the first rank that failed.
+  // Broadcast the error of the first rank that failed.
   const auto first = static_cast<int>(found - failed.begin());
   std::string line(kLineBytes, '\0');
   if (rank_ == first) error->copy(line.data(), kLineBytes - 1);
   broadcast(std::as_writable_bytes(std::span(line)), first, "the line of rank " + std::to_string(first));
   line.resize(line.find('\0'));
 
-  // Name that rank unless all have the same line.
+  // Name that rank unless all ranks have the same error.
   const bool same = error && error->substr(0, kLineBytes - 1) == line;
   const bool all_the_same = all_min(std::uint64_t{same}) != 0;
   throw InputError(all_the_same ? line : "rank " + std::to_string(first) + ": " + line);

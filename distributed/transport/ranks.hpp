@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What ranks ask each other outside a decode step: do all agree, who was slowest, who shares a node.
+/// @brief Collective operations outside decode steps: agreement on errors, reductions, the nodes of the ranks.
 #pragma once
 
 #include "distributed/transport/topology.hpp"
@@ -15,10 +15,10 @@
 
 namespace tree_attn {
 
-/// A fixed set of ranks that call the functions below together, in the same order. Every wait has a deadline.
+/// A fixed set of ranks. All ranks call the functions below together, in the same order. Every wait has a deadline.
 ///
-/// MpiRanks implements it over a communicator, ThreadRanks over threads of one process. What a decode step sends goes
-/// through a Transport instead, where it is counted.
+/// MpiRanks implements this over a communicator, ThreadRanks over threads of one process. The messages of a decode step go
+/// through a Transport instead, which counts them.
 class Ranks {
  public:
   Ranks(int rank, int size) : rank_(rank), size_(size) {}
@@ -29,16 +29,16 @@ class Ranks {
   int rank() const { return rank_; }
   int size() const { return size_; }
 
-  /// Says what this rank does from now on, for the line that reports a missed deadline: "in two-level, step 3".
+  /// Sets what this rank is doing, for the message of a missed deadline: "in two-level, step 3".
   virtual void doing(std::string_view phrase) const = 0;
   /// Waits for all ranks.
   virtual void barrier() const = 0;
   /// Concatenates the bytes of all ranks, by rank.
   /// @param[in] mine the same number of bytes on every rank
   /// @param[out] all size() times as many
-  /// @param what for the line that reports a missed deadline: "all ranks to agree"
+  /// @param what the rank waits for, for the message of a missed deadline: "all ranks to agree"
   virtual void all_gather(std::span<const std::byte> mine, std::span<std::byte> all, std::string_view what) const = 0;
-  /// Copies the bytes of one rank to all. @param[in,out] bytes the same number on every rank
+  /// Copies the bytes of one rank to all ranks. @param[in,out] bytes the same number on every rank
   virtual void broadcast(std::span<std::byte> bytes, int root, std::string_view what) const = 0;
 
   /// The same number of elements of a trivial type from every rank, by rank.
@@ -49,20 +49,20 @@ class Ranks {
     return all;
   }
 
-  /// Largest and smallest of a number over all ranks; no NaN.
+  /// Maximum and minimum over all ranks. @pre x is not NaN
   double all_max(double x) const;
   std::uint64_t all_max(std::uint64_t x) const;
   std::uint64_t all_min(std::uint64_t x) const;
-  /// Sum of a number over all ranks.
+  /// Sum over all ranks.
   std::int64_t all_sum(std::int64_t x) const;
-  /// The number that rank 0 has.
+  /// The value on rank 0.
   std::uint64_t broadcast_from_root(std::uint64_t x) const;
 
-  /// Unless `error` is empty on every rank, every rank throws InputError with the same line: that of the first rank that has
-  /// one, preceded by its rank unless all ranks have that line. Lines are cut after 1023 bytes.
+  /// If any rank passes an error, every rank throws InputError with the error of the lowest such rank. The message starts
+  /// with that rank, unless all ranks passed the same error. Errors are cut after 1023 bytes.
   void throw_if_any_failed(const std::optional<std::string>& error) const;
 
-  /// Nodes found by shared memory, or pretended: every `ranks_per_node` consecutive ranks, 0 for found ones.
+  /// Nodes of `ranks_per_node` consecutive ranks each; with 0, ranks that share memory form a node.
   Topology topology(int ranks_per_node) const;
 
  protected:

@@ -11,56 +11,115 @@
 #include <thread>
 
 namespace tree_attn {
+namespace {
+
+constexpr const char* kNotReceived = "messages were sent that no rank received";
+
+}  // namespace
 
 ThreadNetwork::ThreadNetwork(int size, double timeout) : timeout_(timeout), mailboxes_(static_cast<std::size_t>(size)) {
-  constexpr std::size_t kChannels = 2;
-  for (Mailbox& mailbox : mailboxes_) mailbox.queues.resize(kChannels * mailboxes_.size());
+  constexpr std::size_t kChannels = 2, kMessages = 4;  // from one sender at a time: the ring has two
+  for (Mailbox& mailbox : mailboxes_) {
+    mailbox.queues.resize(kChannels * mailboxes_.size());
+    for (auto& queue : mailbox.queues) queue.reserve(kMessages);
+  }
 }
 
 void ThreadNetwork::put(Channel channel, int from, int to, std::span<const std::byte> message) {
-  Mailbox& mailbox = mailboxes_[static_cast<std::size_t>(to)];
-  const std::lock_guard lock(mailbox.mutex);
-  mailbox.queues[queue_of(channel, from)].emplace_back(message.begin(), message.end());
-  mailbox.changed.notify_one();
+  Mailbox& sender = mailbox(from);
+  {
+    const std::lock_guard lock(sender.mutex);
+    ++sender.n_offered;
+  }
+  Mailbox& receiver = mailbox(to);
+  std::unique_lock lock(receiver.mutex);
+  queue(receiver, channel, from).push_back(message);
+  receiver.changed.notify_one();
+  if (!receiver.left || channel == Channel::kRanks) return;
+  lock.unlock();
+  withdraw(from);
+  throw std::logic_error(kNotReceived);
 }
 
-std::vector<std::byte> ThreadNetwork::take(Channel channel, int from, int to, std::string_view what) {
-  Mailbox& mailbox = mailboxes_[static_cast<std::size_t>(to)];
-  std::deque<std::vector<std::byte>>& queue = mailbox.queues[queue_of(channel, from)];
-  std::unique_lock lock(mailbox.mutex);
+void ThreadNetwork::take(Channel channel, int from, int to, std::span<std::byte> message, std::string_view what) {
+  Mailbox& receiver = mailbox(to);
+  std::unique_lock lock(receiver.mutex);
+  std::vector<std::span<const std::byte>>& messages = queue(receiver, channel, from);
+  std::string error = wait(
+      to, lock, [&] { return !messages.empty(); }, [&] { return std::string(what) + " of rank " + std::to_string(from); });
+  if (error.empty() && messages.front().size() != message.size()) {
+    error = "rank " + std::to_string(to) + " expected " + std::to_string(message.size()) + " bytes from rank " +
+            std::to_string(from) + " and got " + std::to_string(messages.front().size());
+  }
+  if (!error.empty()) {
+    lock.unlock();
+    withdraw(to);
+    throw TransportError(error);
+  }
+  std::ranges::copy(messages.front(), message.begin());
+  messages.erase(messages.begin());
+  lock.unlock();
+
+  Mailbox& sender = mailbox(from);
+  const std::lock_guard sender_lock(sender.mutex);
+  if (--sender.n_offered == 0) sender.changed.notify_one();
+}
+
+void ThreadNetwork::flush(int from) {
+  Mailbox& sender = mailbox(from);
+  std::unique_lock lock(sender.mutex);
+  const std::string error = wait(
+      from, lock, [&] { return sender.n_offered == 0; }, [] { return "its messages to be received"; });
+  if (error.empty()) return;
+  lock.unlock();
+  withdraw(from);
+  throw TransportError(error);
+}
+
+template <class Condition, class What>
+std::string ThreadNetwork::wait(int rank, std::unique_lock<std::mutex>& lock, const Condition& condition, const What& what) {
   // wait_for() overflows with an infinite timeout.
   constexpr double kLongest = 1e9;
   const auto timeout = std::chrono::duration<double>(std::min(timeout_, kLongest));
-  const auto ready = [&] { return !queue.empty() || mailbox.closed; };
-  const std::string rank = "rank " + std::to_string(to);
-  if (!mailbox.changed.wait_for(lock, timeout, ready)) {
-    throw TransportError(rank + " waited for " + std::string(what) + " of rank " + std::to_string(from) +
-                         (mailbox.doing.empty() ? "" : " " + mailbox.doing) + " and gave up");
+  Mailbox& own = mailbox(rank);
+  const bool woken = own.changed.wait_for(lock, timeout, [&] { return condition() || own.closed; });
+  if (condition()) return {};
+  const std::string name = "rank " + std::to_string(rank);
+  if (woken) return name + " gave up: another rank failed";
+  return name + " waited for " + what() + (own.doing.empty() ? "" : " " + own.doing) + " and gave up";
+}
+
+void ThreadNetwork::withdraw(int rank) {
+  for (Mailbox& receiver : mailboxes_) {
+    const std::lock_guard lock(receiver.mutex);
+    for (const Channel channel : {Channel::kTransport, Channel::kRanks}) queue(receiver, channel, rank).clear();
   }
-  if (queue.empty()) throw TransportError(rank + " gave up: another rank failed");
-  std::vector<std::byte> message = std::move(queue.front());
-  queue.pop_front();
-  return message;
+  Mailbox& sender = mailbox(rank);
+  const std::lock_guard lock(sender.mutex);
+  sender.n_offered = 0;
 }
 
 void ThreadNetwork::doing(int rank, std::string_view phrase) {
-  Mailbox& mailbox = mailboxes_[static_cast<std::size_t>(rank)];
-  const std::lock_guard lock(mailbox.mutex);
-  mailbox.doing = phrase;
+  Mailbox& own = mailbox(rank);
+  const std::lock_guard lock(own.mutex);
+  own.doing = phrase;
 }
 
-void ThreadNetwork::close() {
-  for (Mailbox& mailbox : mailboxes_) {
-    const std::lock_guard lock(mailbox.mutex);
-    mailbox.closed = true;
-    mailbox.changed.notify_one();
+void ThreadNetwork::leave(int rank) {
+  Mailbox& own = mailbox(rank);
+  const std::lock_guard lock(own.mutex);
+  own.left = true;
+  for (int from = 0; from < static_cast<int>(mailboxes_.size()); ++from) {
+    if (!queue(own, Channel::kTransport, from).empty()) throw std::logic_error(kNotReceived);
   }
 }
 
-bool ThreadNetwork::empty() const {
-  return std::all_of(mailboxes_.begin(), mailboxes_.end(), [](const Mailbox& mailbox) {
-    return std::all_of(mailbox.queues.begin(), mailbox.queues.end(), [](const auto& queue) { return queue.empty(); });
-  });
+void ThreadNetwork::close() {
+  for (Mailbox& each : mailboxes_) {
+    const std::lock_guard lock(each.mutex);
+    each.closed = true;
+    each.changed.notify_one();
+  }
 }
 
 void ThreadRanks::barrier() const { all_gather({}, {}, "the arrival"); }
@@ -68,23 +127,18 @@ void ThreadRanks::barrier() const { all_gather({}, {}, "the arrival"); }
 void ThreadRanks::all_gather(std::span<const std::byte> mine, std::span<std::byte> all, std::string_view what) const {
   for (int to = 0; to < size(); ++to) network_.put(ThreadNetwork::Channel::kRanks, rank(), to, mine);
   for (int from = 0; from < size(); ++from) {
-    const std::vector<std::byte> theirs = network_.take(ThreadNetwork::Channel::kRanks, from, rank(), what);
-    if (theirs.size() != mine.size()) throw std::logic_error("all_gather: ranks differ in their number of bytes");
-    std::copy(theirs.begin(), theirs.end(),
-              all.begin() + static_cast<std::ptrdiff_t>(static_cast<std::size_t>(from) * mine.size()));
+    const std::span<std::byte> theirs = all.subspan(static_cast<std::size_t>(from) * mine.size(), mine.size());
+    network_.take(ThreadNetwork::Channel::kRanks, from, rank(), theirs, what);
   }
+  network_.flush(rank());
 }
 
 void ThreadRanks::broadcast(std::span<std::byte> bytes, int root, std::string_view what) const {
-  if (rank() == root) {
-    for (int to = 0; to < size(); ++to) {
-      if (to != root) network_.put(ThreadNetwork::Channel::kRanks, root, to, bytes);
-    }
-    return;
+  if (rank() != root) return network_.take(ThreadNetwork::Channel::kRanks, root, rank(), bytes, what);
+  for (int to = 0; to < size(); ++to) {
+    if (to != root) network_.put(ThreadNetwork::Channel::kRanks, root, to, bytes);
   }
-  const std::vector<std::byte> received = network_.take(ThreadNetwork::Channel::kRanks, root, rank(), what);
-  if (received.size() != bytes.size()) throw std::logic_error("broadcast: ranks differ in their number of bytes");
-  std::copy(received.begin(), received.end(), bytes.begin());
+  network_.flush(root);
 }
 
 std::vector<int> ThreadRanks::find_nodes() const {
@@ -95,22 +149,15 @@ std::vector<int> ThreadRanks::find_nodes() const {
 
 void ThreadTransport::wait() {
   for (const Send& send : sends_) network_.put(ThreadNetwork::Channel::kTransport, rank(), send.to, send.bytes);
+  for (const Receive& receive : receives_)
+    network_.take(ThreadNetwork::Channel::kTransport, receive.from, rank(), receive.bytes, "a message");
+  network_.flush(rank());
   sends_.clear();
-  for (const Receive& receive : receives_) {
-    const std::vector<std::byte> message =
-        network_.take(ThreadNetwork::Channel::kTransport, receive.from, rank(), "a message");
-    if (message.size() != receive.bytes.size()) {
-      throw TransportError("rank " + std::to_string(rank()) + " expected " + std::to_string(receive.bytes.size()) +
-                           " bytes from rank " + std::to_string(receive.from) + " and got " +
-                           std::to_string(message.size()));
-    }
-    std::copy(message.begin(), message.end(), receive.bytes.begin());
-  }
   receives_.clear();
 }
 
 void ThreadTransport::start_receive(std::span<std::byte> bytes, int from) {
-  // All ones are NaN in every type of elements.
+  // All ones are a NaN in every element type.
   std::memset(bytes.data(), 0xFF, bytes.size());
   receives_.push_back({bytes, from});
 }
@@ -129,6 +176,7 @@ void run_threads(const Topology& topology, double timeout, const ThreadBody& bod
           body(ranks, transport);
           if (transport.in_flight() > 0)
             throw std::logic_error("rank " + std::to_string(rank) + " ended with messages in flight");
+          network.leave(rank);
         } catch (...) {
           const std::lock_guard lock(mutex);
           if (!first) first = std::current_exception();
@@ -138,7 +186,6 @@ void run_threads(const Topology& topology, double timeout, const ThreadBody& bod
     }
   }
   if (first) std::rethrow_exception(first);
-  if (!network.empty()) throw std::logic_error("messages were sent that no rank received");
 }
 
 }  // namespace tree_attn

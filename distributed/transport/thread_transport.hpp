@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Ranks as threads of one process: any number of them, any grouping into nodes, no MPI.
+/// @brief Ranks as threads of one process: any number of ranks, any grouping into nodes, no MPI.
 ///
-/// As late and as strict as the contract of Transport allows: bytes leave when the sender waits and arrive when the receiver
-/// waits; a buffer that is being received into holds NaN until then; lengths must agree; what is sent must be received. A
-/// decoder that touches a buffer too early, or relies on a message that MPI would not have delivered yet, computes garbage.
+/// The transport is as late and as strict as the contract of Transport allows. Bytes leave when the sender waits and arrive
+/// when the receiver waits; a sender waits until its messages are received; a buffer that is being received into holds NaN;
+/// lengths must agree; every message must be received. A decoder that reads or writes a buffer too early, or relies on a
+/// message that MPI would not have delivered yet, computes garbage or fails.
 #pragma once
 
 #include "distributed/transport/ranks.hpp"
 #include "distributed/transport/transport.hpp"
 
 #include <condition_variable>
-#include <deque>
 #include <functional>
 #include <mutex>
 #include <string>
@@ -20,7 +20,8 @@
 
 namespace tree_attn {
 
-/// The mailboxes between threads: one queue for every pair of ranks, and for each of the two kinds of messages.
+/// The mailboxes of all ranks: one queue per sender and channel. A message is copied once, from the memory of the sender to
+/// that of the receiver. Messages allocate nothing.
 class ThreadNetwork {
  public:
   enum class Channel { kTransport, kRanks };
@@ -28,28 +29,42 @@ class ThreadNetwork {
   /// @param timeout seconds that one wait may take
   ThreadNetwork(int size, double timeout);
 
+  /// Offers a message. Its bytes must not change until flush() returns.
   void put(Channel channel, int from, int to, std::span<const std::byte> message);
-  /// The next message on its way `from` -> `to`.
-  /// @param what for the error @throws TransportError after the deadline, or when another rank has failed
-  std::vector<std::byte> take(Channel channel, int from, int to, std::string_view what);
-  /// What a rank does from now on, for that error.
+  /// Copies the next message from rank `from` to rank `to`.
+  /// @param what names the message in the error
+  /// @throws TransportError after the deadline, when another rank has failed, or if the lengths differ: put(), take() and
+  /// flush() withdraw all messages of a rank before they throw
+  void take(Channel channel, int from, int to, std::span<std::byte> message, std::string_view what);
+  /// Waits until all messages of a rank have been taken. @throws TransportError as take()
+  void flush(int from);
+  /// Names what a rank does from now on, for these errors.
   void doing(int rank, std::string_view phrase);
-  /// Wakes every rank that waits, because one rank has failed.
+  /// Ends a rank. @throws std::logic_error if it was sent a message that it has not received; from then on, put() throws
+  /// that
+  void leave(int rank);
+  /// Wakes every waiting rank, because one rank has failed.
   void close();
-  /// Whether everything sent was received. Only once all ranks have ended.
-  bool empty() const;
 
  private:
   struct Mailbox {
     std::mutex mutex;
     std::condition_variable changed;
-    std::vector<std::deque<std::vector<std::byte>>> queues;  // by channel and sender, first sent first
+    std::vector<std::vector<std::span<const std::byte>>> queues;  ///< by channel and sender, first sent first
+    int n_offered = 0;                                            ///< own messages that are not taken yet
     std::string doing;
-    bool closed = false;
+    bool left = false, closed = false;
   };
-  std::size_t queue_of(Channel channel, int from) const {
-    return static_cast<std::size_t>(channel) * mailboxes_.size() + static_cast<std::size_t>(from);
+  std::vector<std::span<const std::byte>>& queue(Mailbox& mailbox, Channel channel, int from) const {
+    return mailbox.queues[static_cast<std::size_t>(channel) * mailboxes_.size() + static_cast<std::size_t>(from)];
   }
+  Mailbox& mailbox(int rank) { return mailboxes_[static_cast<std::size_t>(rank)]; }
+  /// Waits in the mailbox of a rank until the condition holds. @returns why it does not, "" if it does
+  /// @param what the rank waits for: a function, called after the deadline
+  template <class Condition, class What>
+  std::string wait(int rank, std::unique_lock<std::mutex>& lock, const Condition& condition, const What& what);
+  /// Takes back the messages of a rank, whose memory is about to go.
+  void withdraw(int rank);
 
   double timeout_;
   std::vector<Mailbox> mailboxes_;
@@ -74,7 +89,7 @@ class ThreadRanks : public Ranks {
   const Topology& topology_;
 };
 
-/// Messages between them.
+/// Messages between ranks that are threads.
 class ThreadTransport : public Transport {
  public:
   ThreadTransport(ThreadNetwork& network, const Topology& topology, int rank)
@@ -109,9 +124,9 @@ class ThreadTransport : public Transport {
 /// What run_threads() calls on every rank.
 using ThreadBody = std::function<void(const ThreadRanks&, ThreadTransport&)>;
 
-/// Runs `body` on every rank of a topology, one thread per rank, and joins them.
+/// Runs `body` on every rank of a topology, one thread per rank, and joins the threads.
 /// @param timeout seconds that one wait may take
-/// @throws what the first rank to fail threw; std::logic_error if messages are left over
+/// @throws what the first rank to fail threw; std::logic_error if a message was not received
 void run_threads(const Topology& topology, double timeout, const ThreadBody& body);
 
 /// The same for a body that needs the transport alone.

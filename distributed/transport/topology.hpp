@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Two levels of machine: ranks that share memory form a node, nodes are joined by the network (section 5.3).
+/// @brief The two levels of a cluster: ranks that share memory form a node, and a network connects the nodes (section 5.3).
 #pragma once
 
 #include "reference/state/key_range.hpp"
@@ -12,15 +12,15 @@
 
 namespace tree_attn {
 
-/// Which rank sits on which node, and the order in which ranks hold the sequence.
+/// The node of every rank, and the order in which the ranks hold the sequence.
 ///
-/// Ranks are ordered by node, then by rank, and the shards of the sequence follow that order: so a node always
-/// holds a range of positions, however the launcher dealt out its ranks.
+/// Ranks are ordered by node, then by rank, and the shards of the sequence follow this order. So the ranks of a node hold
+/// consecutive positions, however the launcher assigned ranks to nodes.
 class Topology {
  public:
-  /// @param node_of_rank any label of the node of each rank; nodes are numbered by their smallest rank
+  /// @param node_of_rank a label of the node of each rank; nodes are numbered in the order of their lowest ranks
   explicit Topology(const std::vector<int>& node_of_rank);
-  /// Pretends that every `ranks_per_node` consecutive ranks are a node; the last may have fewer.
+  /// A topology in which every `ranks_per_node` consecutive ranks form a node; the last node may have fewer.
   static Topology pretend(int size, int ranks_per_node);
 
   int size() const { return static_cast<int>(node_of_.size()); }
@@ -29,11 +29,11 @@ class Topology {
   int node_of(int rank) const { return node_of_[static_cast<std::size_t>(rank)]; }
   /// Ranks of a node, ascending; the first is its leader.
   const std::vector<int>& node(int i) const { return nodes_[static_cast<std::size_t>(i)]; }
-  /// The first rank of every node.
+  /// The lowest rank of every node.
   std::vector<int> leaders() const;
-  /// All ranks in the order in which they hold the sequence.
+  /// All ranks, in the order in which they hold the sequence.
   const std::vector<int>& order() const { return order_; }
-  /// Index of a rank in that order.
+  /// Index of a rank in order().
   int index_of(int rank) const { return index_of_[static_cast<std::size_t>(rank)]; }
   /// The element of a rank in ranges that are given in that order.
   KeyRange range_of(int rank, std::span<const KeyRange> ranges) const {

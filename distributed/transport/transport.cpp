@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The counting of messages.
+/// @brief Counts messages.
 #include "distributed/transport/transport.hpp"
 
 namespace tree_attn {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The watchdog's thread.
+/// @brief The thread of the watchdog.
 #include "distributed/transport/watchdog.hpp"
 
 #include <signal.h>
@@ -19,16 +19,16 @@ constexpr int kStatus = 2;
 
 }  // namespace
 
-Watchdog::Watchdog(const Launch& launch, double timeout)
-    : board_(launch),
-      own_(board_.pulses()[static_cast<std::size_t>(launch.rank)]),
-      observer_(board_, launch.rank, timeout),
-      one_exit_ends_job_(launch.one_exit_ends_job),
+Watchdog::Watchdog(const LaunchedJob& job, double timeout)
+    : board_(job),
+      own_(board_.pulses()[static_cast<std::size_t>(job.rank)]),
+      observer_(board_, job.rank, timeout),
+      one_exit_ends_job_(job.one_exit_ends_job),
       tick_(std::clamp(timeout / 20, 1e-3, 0.1)) {
   own_.process = getpid();
   own_.beats = 1;
   if (std::isinf(timeout)) return;
-  // Signals are for the main thread.
+  // Signals are handled by the main thread.
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -86,19 +86,20 @@ void Watchdog::end_job(const std::string& line) const {
     const std::string text = "tree_attn: " + line + "\n";
     [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, text.data(), text.size());
     board_.remove_name();
-    // Wake up those that are stopped: their watchdogs end them.
+    // Continue stopped processes, so that their own watchdogs end them.
     for (const Pulse& pulse : board_.pulses()) {
       if (!one_exit_ends_job_ && pulse.process != 0) kill(pulse.process, SIGCONT);
     }
   }
-  // All at the same moment: MPICH's mpiexec kills those that are left, and then that is its status. Until then other
-  // machines are told.
+  // All ranks exit at the same time: MPICH's mpiexec kills the ranks that remain after the first exit, and returns that as
+  // its status. Until then, notify the other machines.
   constexpr std::chrono::milliseconds kPause{10};
   for (auto now = Clock::now(); now < *board_.end(); now = Clock::now()) {
     exchange();
     std::this_thread::sleep_until(std::min(now + kPause, *board_.end()));
   }
-  // Open MPI's mpirun has the status of the first, ends the others itself, and may hang if several exit in MPI_Finalize.
+  // Open MPI's mpirun returns the status of the first exit and ends the other ranks itself; it may hang if several exit in
+  // MPI_Finalize.
   if (one_exit_ends_job_ && !has_last_word) std::this_thread::sleep_for(std::chrono::seconds(3));
   _exit(kStatus);
 }
@@ -110,7 +111,7 @@ void Watchdog::watch(const std::stop_token& stop) {
     ++own_.beats;
     exchange();
     if (board_.end()) end_job("");
-    // After a pause of its own (a stopped job, a machine that slept) a rank is no judge of the others.
+    // Do not count a pause of this process itself (stopped job, suspended machine) as silence of the others.
     const auto now = Clock::now();
     const double elapsed = std::min(std::chrono::duration<double>(now - last).count(), 5 * tick_);
     last = now;

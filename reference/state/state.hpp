@@ -231,12 +231,14 @@ TREE_ATTN_HOST_DEVICE inline Real finish_value(const Real* state, Real n_j) {
 ///
 /// The empty set gives z = 0 and lse = -inf.
 /// @param[in] state [2 + d_v]
-/// @param[out] z [d_v]
+/// @param[out] z [d_v], may not overlap state
 /// @returns lse, natural
 template <class Real>
-TREE_ATTN_HOST_DEVICE inline Real finish(const Real* state, Real* z, std::int64_t d_v) {
-  for (std::int64_t j = 0; j < d_v; ++j) z[j] = finish_value(state, state[kValues + j]);
-  return finish_lse(state);
+TREE_ATTN_HOST_DEVICE inline Real finish(const Real* __restrict state, Real* __restrict z, std::int64_t d_v) {
+  // A copy, which no store to z can change: only then does the compiler vectorize the divisions.
+  const Real shift_and_sum[] = {state[kShift], state[kSum]};
+  for (std::int64_t j = 0; j < d_v; ++j) z[j] = finish_value(shift_and_sum, state[kValues + j]);
+  return finish_lse(shift_and_sum);
 }
 
 }  // namespace tree_attn

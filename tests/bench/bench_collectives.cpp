@@ -39,16 +39,27 @@ double time_of(const Ranks& ranks, const std::function<void()>& call) {
   return ranks.all_max(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
 }
 
-/// The sum of n ones over all ranks, by the plan of a decode step.
-void all_reduce(Transport& transport, std::size_t n) {
-  PlanBuilder builder;
-  const Blocks mine = builder.allocate(kScalarBlock);
-  builder.all_reduce(transport.topology(), transport.rank(), mine, Combine::Operator::kAdd);
-  const Plan plan = builder.take();
-  HostFabric fabric(transport, plan, static_cast<std::int64_t>(n), 1);
-  std::ranges::fill(fabric.elements(mine), 1.0f);
-  execute(plan, fabric);
-}
+/// The sum of n elements over all ranks, by the plan of a decode step.
+class AllReduce {
+ public:
+  AllReduce(Transport& transport, std::size_t n)
+      : plan_(plan_of(transport)), fabric_(transport, plan_, static_cast<std::int64_t>(n), 1) {}
+  void operator()() {
+    std::ranges::fill(fabric_.elements({0, 1}), 1.0f);
+    execute(plan_, fabric_);
+  }
+
+ private:
+  static Plan plan_of(const Transport& transport) {
+    PlanBuilder builder;
+    const Blocks mine = builder.allocate(kScalarBlock);
+    builder.all_reduce(transport.topology(), transport.rank(), mine, Combine::Operator::kAdd);
+    return builder.take();
+  }
+
+  Plan plan_;
+  HostFabric fabric_;
+};
 
 }  // namespace
 
@@ -61,14 +72,14 @@ int main(int argc, char** argv) {
   // 16 heads of 128: the numerators, and with a shift and a sum each the states.
   const std::size_t heads = 16, state = heads * 130;
   std::vector<float> elements(state, 1.0f), result(state);
+  AllReduce of_states(transport, state), of_scalars(transport, heads);
   std::vector<double> over_library, three_over_one;
   for (int round = 0; round < kRounds; ++round) {
-    const double ours = time_of(ranks, [&] { all_reduce(transport, state); });
+    const double ours = time_of(ranks, [&] { of_states(); });
     const double library = time_of(ranks, [&] {
       MPI_Allreduce(elements.data(), result.data(), static_cast<int>(elements.size()), MPI_FLOAT, MPI_SUM, ranks.comm());
     });
-    const double three =
-        time_of(ranks, [&] { all_reduce(transport, heads), all_reduce(transport, state), all_reduce(transport, heads); });
+    const double three = time_of(ranks, [&] { of_scalars(), of_states(), of_scalars(); });
     over_library.push_back(ours / library);
     three_over_one.push_back(three / ours);
   }

@@ -43,22 +43,24 @@ double median(std::vector<double> samples) {
 /// Its buffers are allocated once, in the first step. Every shard has the same length, and its bytes fit into an int.
 class PlainRing {
  public:
-  DecodeOutput decode(const DecodeStep& step, int p, int me) {
-    std::vector<Forest<float>> forests(static_cast<std::size_t>(p), Forest<float>(step.n_rows(), step.d_v()));
-    Shard here = step.shard.cache().shard(
-        step.shard.cache().longest(), [](std::size_t) -> std::byte* { throw std::logic_error("a full cache is dense"); });
+  DecodeOutput decode(const TensorView& q, const KvCache& cache, const WorkloadShape& shape,
+                      std::span<const KeyRange> ranges, int p, int me) {
+    const std::int64_t n_rows = shape.n_rows(), d_v = shape.value_dim;
+    std::vector<Forest<float>> forests(static_cast<std::size_t>(p), Forest<float>(n_rows, d_v));
+    Shard here =
+        cache.shard(cache.longest(), [](std::size_t) -> std::byte* { throw std::logic_error("a full cache is dense"); });
     for (int hop = 0; hop < p; ++hop) {
-      const std::size_t place = static_cast<std::size_t>((me - hop + p) % p);
-      here.begin = step.ranges[place].begin;
-      forests[place] = decode_shard(step.q, here, step.lengths, kScale);
+      const std::size_t source = static_cast<std::size_t>((me - hop + p) % p);
+      here.begin = ranges[source].begin;
+      forests[source] = decode_shard(q, here, shape.lengths, kScale);
       if (hop + 1 < p) {
         pass_on(here.k, 0, hop, p, me);
         pass_on(here.v, 1, hop, p, me);
       }
     }
-    Forest<float> joined(step.n_rows(), step.d_v());
+    Forest<float> joined(n_rows, d_v);
     for (const Forest<float>& forest : forests) joined.append(forest.subtrees(), forest.states().data());
-    return finish_rows(joined.fold(), step.n_rows(), step.d_v());
+    return finish_rows(joined.fold(), n_rows, d_v);
   }
 
  private:
@@ -122,7 +124,8 @@ int main(int argc, char** argv) {
   const std::vector<KeyRange> ranges = even_ranges(shape.n_keys, p, shape.n_keys / p);
   ShardDecoder shard(cpu_backend(), shape, ranges[static_cast<std::size_t>(ranks.rank())], kScale);
   fill(shard.cache(), *workload, shape.lengths);
-  const DecodeStep step{workload->query(0), shard, shape.lengths, ranges};
+  const TensorView q = workload->query(0);
+  const std::unique_ptr<Decoder> ring = find_algorithm("ring").open(transport, shard, ranges);
   PlainRing plain_ring;
 
   // Take turns; the first round is a warm-up.
@@ -131,9 +134,9 @@ int main(int argc, char** argv) {
   double elapsed = 0;
   for (int round = 0; round <= kMinRounds || elapsed < kSeconds; ++round) {
     const Seconds of_plain = time_of(
-        ranks, [&] { return plain_ring.decode(step, p, ranks.rank()); }, plain);
+        ranks, [&] { return plain_ring.decode(q, shard.cache(), shape, ranges, p, ranks.rank()); }, plain);
     const Seconds of_ours = time_of(
-        ranks, [&] { return find_algorithm("ring").run(transport, step); }, ours);
+        ranks, [&] { return ring->step(q, shape.lengths).copy(); }, ours);
     elapsed += of_plain.wall + of_ours.wall;
     if (round == 0) continue;
     wall_ratios.push_back(of_ours.wall / of_plain.wall);

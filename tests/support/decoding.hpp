@@ -99,8 +99,7 @@ inline std::vector<RankResult> decode_once(RankGroup& rank_group, const Algorith
     const Tensor k = copy_of(layout.copied ? shard.k : TensorView{}), v = copy_of(layout.copied ? shard.v : TensorView{});
     if (layout.copied) shard = {k.view(), v.view(), mine.begin};
     ShardDecoder decoder = open_shard(backend, workload.query(0), shard, workload.lengths(), workload.scale);
-    const DecodeStep step{workload.query(0), decoder, workload.lengths(), layout.ranges, lift};
-    return algorithm.run(transport, step);
+    return algorithm.open(transport, decoder, layout.ranges)->step(workload.query(0), workload.lengths(), lift).copy();
   });
 }
 

@@ -87,11 +87,12 @@ TEST_CASE("decoders: keys appended step by step give the bits of a cache that wa
             const auto workload = make_workload(shape, 77, kSteps);
             ShardDecoder shard(cpu_backend(), shape, ranges[static_cast<std::size_t>(topology.index_of(transport.rank()))],
                                0.3);
+            const std::unique_ptr<Decoder> decoder = algorithm.open(transport, shard, ranges);
             DecodeOutput output;
             for (int t = first; t <= step; ++t) {
               const std::vector<std::int64_t> lengths = workload->lengths(t);
               fill(shard.cache(), *workload, lengths);
-              output = algorithm.run(transport, {workload->query(t), shard, lengths, ranges});
+              output = decoder->step(workload->query(t), lengths).copy();
             }
             return output;
           });

@@ -124,9 +124,9 @@ TEST_CASE("decoders: counters add up over steps until they are cleared") {
         const KeyRange mine = layout.ranges[static_cast<std::size_t>(transport.topology().index_of(transport.rank()))];
         ShardDecoder shard =
             open_shard(cpu_backend(), workload->query(0), workload->shard(mine), workload->lengths(), workload->scale);
-        const DecodeStep step{workload->query(0), shard, workload->lengths(), layout.ranges};
+        const std::unique_ptr<Decoder> decoder = algorithm.open(transport, shard, layout.ranges);
         DecodeOutput output;
-        for (int t = 0; t < 3; ++t) output = algorithm.run(transport, step);
+        for (int t = 0; t < 3; ++t) output = decoder->step(workload->query(0), workload->lengths()).copy();
         return output;
       });
       for (std::size_t rank = 0; rank < once.size(); ++rank) {

@@ -41,12 +41,10 @@ class WatchedTransport : public Transport {
   int n_received_ = 0;
 };
 
-/// One step of the ring over a shard of its own.
-void decode_ring_once(Transport& transport, TensorWorkload& workload, std::span<const KeyRange> ranges) {
+/// The shard of one rank.
+ShardDecoder shard_of(const Transport& transport, TensorWorkload& workload, std::span<const KeyRange> ranges) {
   const KeyRange mine = ranges[static_cast<std::size_t>(transport.rank())];
-  ShardDecoder shard =
-      open_shard(cpu_backend(), workload.query(0), workload.shard(mine), workload.lengths(), workload.scale);
-  find_algorithm("ring").run(transport, {workload.query(0), shard, workload.lengths(), ranges});
+  return open_shard(cpu_backend(), workload.query(0), workload.shard(mine), workload.lengths(), workload.scale);
 }
 
 }  // namespace
@@ -60,7 +58,8 @@ TEST_CASE("ring: the next shard is in flight while this one is computed, at ever
     std::atomic<int> n_overlapped = 0, n_alone = 0, n_others = 0;
     run_threads(Topology::pretend(p, p), 60, [&](ThreadTransport& inner) {
       WatchedTransport transport(inner);
-      decode_ring_once(transport, *workload, ranges);
+      ShardDecoder shard = shard_of(transport, *workload, ranges);
+      find_algorithm("ring").open(transport, shard, ranges)->step(workload->query(0), workload->lengths());
       // Keys and values, to the right and from the left.
       for (const auto& [in_flight, n] : transport.n_calls)
         (in_flight == 4 ? n_overlapped : in_flight == 0 ? n_alone : n_others) += n;
@@ -80,10 +79,12 @@ TEST_CASE("ring: from the second step on, shards arrive in the two places of the
     std::atomic<int> n_places = 0, n_fresh = 0;
     run_threads(Topology::pretend(p, p), 60, [&](ThreadTransport& inner) {
       WatchedTransport transport(inner);
+      ShardDecoder shard = shard_of(transport, *workload, ranges);
+      const std::unique_ptr<Decoder> decoder = find_algorithm("ring").open(transport, shard, ranges);
       std::size_t before = 0;
       std::vector<std::vector<std::byte>> squatters;
       for (int t = 0; t < 4; ++t) {
-        decode_ring_once(transport, *workload, ranges);
+        decoder->step(workload->query(0), workload->lengths());
         if (t == 0) before = transport.places.size();
         // Whatever the ring gave back is taken by others before the next step.
         for (const std::int64_t n_bytes :

@@ -16,15 +16,28 @@ int odd_rank = -1;        ///< ends with another bit than the others; none if it
 bool odd_in_lse = false;  ///< the last bit of lse, or else of out
 float common = 0;         ///< the value that the others have
 
-/// An algorithm that computes nothing: every rank ends with the common value, one with the next float.
-DecodeOutput decode_oddly(Transport& transport, const DecodeStep& step) {
-  DecodeOutput output{std::vector<float>(static_cast<std::size_t>(step.n_rows() * step.d_v()), common),
-                      std::vector<float>(static_cast<std::size_t>(step.n_rows()), common)};
-  if (transport.rank() == odd_rank) {
-    float& number = (odd_in_lse ? output.lse : output.out).back();
-    number = std::bit_cast<float>(std::bit_cast<std::uint32_t>(number) + 1);
+/// An algorithm that ignores its states: every rank ends with the common value, one rank with the next float.
+class OddDecoder : public Decoder {
+ public:
+  using Decoder::Decoder;
+  OutputView step(const TensorView& q, std::span<const std::int64_t> lengths, int lift) override {
+    decode_own_shard(q, lengths, lift);
+    const auto n_rows = static_cast<std::size_t>(shard_.cache().shape().n_rows());
+    output_ = {std::vector<float>(n_rows * static_cast<std::size_t>(shard_.cache().shape().value_dim), common),
+               std::vector<float>(n_rows, common)};
+    if (transport_.rank() == odd_rank) {
+      float& element = (odd_in_lse ? output_.lse : output_.out).back();
+      element = std::bit_cast<float>(std::bit_cast<std::uint32_t>(element) + 1);
+    }
+    return {output_.out, output_.lse};
   }
-  return output;
+
+ private:
+  DecodeOutput output_;
+};
+
+std::unique_ptr<Decoder> open_odd(Transport& transport, ShardDecoder& shard, std::span<const KeyRange>) {
+  return std::make_unique<OddDecoder>(transport, shard);
 }
 
 RankCost no_cost(const Topology&, int, std::span<const KeyRange>, const WorkloadShape&) { return {}; }
@@ -41,7 +54,7 @@ TEST_CASE("measure: one rank that ends with one other bit is seen by all, whiche
                      bench.scale);
   const auto same_bits = [&](int rank) {
     odd_rank = rank;
-    const Algorithm oddly{.name = "oddly", .brief = "", .exchange = OwnLoop{decode_oddly, no_cost}};
+    const Algorithm oddly{.name = "oddly", .brief = "", .exchange = OwnDecoder{open_odd, no_cost}};
     return measure(bench, shard, oddly).same_bits_on_all_ranks;
   };
   // The last bit of a number, the one that makes -inf a NaN, the payload of a NaN.

@@ -40,9 +40,9 @@ struct Machine {
     CHECK(comes([&] { return exchange->finished(); }));
   }
 
-  Launch launch{"", session().ranks().rank(), session().ranks().size(), false, 1, ""};
-  PulseBoard board{launch};
-  Pulse& own = board.pulses()[static_cast<std::size_t>(launch.rank)];
+  LaunchedJob job{"", session().ranks().rank(), session().ranks().size(), false, 1, ""};
+  PulseBoard board{job};
+  Pulse& own = board.pulses()[static_cast<std::size_t>(job.rank)];
   std::optional<PulseExchange> exchange;
 };
 
@@ -54,10 +54,10 @@ TEST_CASE("pulse exchange: what ranks say arrives on the boards of other machine
   CHECK(machine.all_others([](int, const Pulse& pulse) { return pulse.beats == 1; }));
   for (int round = 1; round <= 3; ++round) {
     machine.own.doing.set("in step " + std::to_string(round));
-    machine.own.waiting.set("for rank " + std::to_string(machine.launch.rank));
+    machine.own.waiting.set("for rank " + std::to_string(machine.job.rank));
     machine.own.moves = static_cast<std::uint64_t>(round);
     machine.own.process = 4711;
-    machine.own.beats = beats(machine.launch.rank, round);
+    machine.own.beats = beats(machine.job.rank, round);
     CHECK(machine.comes([&] {
       return machine.all_others([&](int rank, const Pulse& pulse) { return pulse.beats == beats(rank, round); });
     }));

@@ -58,13 +58,14 @@ TEST_CASE("device fabric: every plan has the bits and the counts of host memory"
             const KeyRange range = ranges[static_cast<std::size_t>(topology.index_of(transport.rank()))];
             const Forest<float> own = forest_of(range.begin, range.end, lift);
             const Plan plan = (*plan_of)(topology, transport.rank(), ranges);
-            on_host[rank] = run_plan(plan, transport, own, lift);
+            HostFabric host(transport, plan, kRows, kValueDim);
+            on_host[rank] = run_plan(plan, host, own, lift).copy();
             host_traffic[rank] = transport.traffic();
             transport.clear_traffic();
 
-            DeviceFabric fabric(transport, plan, kRows, kValueDim, lift, emulated::make_blocks);
+            DeviceFabric fabric(transport, plan, kRows, kValueDim, emulated::make_blocks);
             fabric.upload({0, plan.n_own}, own.states());
-            execute(plan, fabric);
+            execute(plan, fabric, lift);
             on_device[rank] = {fabric.download({plan.z, 1}), fabric.download({plan.lse, 1})};
             device_traffic[rank] = transport.traffic();
           });

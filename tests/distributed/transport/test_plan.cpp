@@ -99,8 +99,10 @@ TEST_CASE("plans: forests of any cut, empty ranges included, end as the output o
         std::vector<DecodeOutput> ended(static_cast<std::size_t>(p));
         run_threads(topology, kTimeout, [&](ThreadTransport& transport) {
           const KeyRange range = ranges[static_cast<std::size_t>(topology.index_of(transport.rank()))];
+          const Plan plan = (*plan_of)(topology, transport.rank(), ranges);
+          HostFabric fabric(transport, plan, 2, 1);
           ended[static_cast<std::size_t>(transport.rank())] =
-              run_plan((*plan_of)(topology, transport.rank(), ranges), transport, forest_of(range.begin, range.end), 0);
+              run_plan(plan, fabric, forest_of(range.begin, range.end)).copy();
         });
         INFO(algorithm.name << " on " << p << " ranks");
         for (const DecodeOutput& output : ended) CHECK(same_bits(output, expected));
@@ -157,7 +159,8 @@ TEST_CASE("plans: states of another range are refused") {
   const KeyRange range{0, 3};
   const Plan plan = std::get<PlanOf>(find_algorithm("gather").exchange)(topology, 0, {&range, 1});
   run_threads(topology, kTimeout, [&](ThreadTransport& transport) {
-    CHECK_THROWS_AS(run_plan(plan, transport, forest_of(0, 4), 0), std::logic_error);
+    HostFabric fabric(transport, plan, 2, 1);
+    CHECK_THROWS_AS(run_plan(plan, fabric, forest_of(0, 4)), std::logic_error);
   });
 }
 

@@ -1,43 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief A decode step on the CPU allocates nothing, as counted by a replaced operator new.
+/// @brief A decode step of a session on the CPU allocates nothing.
 #include "reference/decode/backend.hpp"
+#include "tests/support/count_allocations.hpp"
 #include "tests/support/tensor_workload.hpp"
 
 #include <doctest/doctest.h>
-
-#include <atomic>
-#include <cstdlib>
-#include <new>
-
-namespace {
-
-std::atomic<int> n_allocations = 0;
-
-void* counted(std::size_t n, std::size_t alignment = alignof(std::max_align_t)) {
-  ++n_allocations;
-  if (void* memory = std::aligned_alloc(alignment, (n + alignment - 1) / alignment * alignment + (n == 0 ? alignment : 0)))
-    return memory;
-  throw std::bad_alloc();
-}
-
-/// Not inlined: compilers warn when memory from operator new is passed to free().
-[[gnu::noinline]] void release(void* memory) { std::free(memory); }
-
-}  // namespace
-
-void* operator new(std::size_t n) { return counted(n); }
-void* operator new[](std::size_t n) { return counted(n); }
-void* operator new(std::size_t n, std::align_val_t alignment) { return counted(n, static_cast<std::size_t>(alignment)); }
-void* operator new[](std::size_t n, std::align_val_t alignment) { return counted(n, static_cast<std::size_t>(alignment)); }
-void operator delete(void* memory) noexcept { release(memory); }
-void operator delete[](void* memory) noexcept { release(memory); }
-void operator delete(void* memory, std::size_t) noexcept { release(memory); }
-void operator delete[](void* memory, std::size_t) noexcept { release(memory); }
-void operator delete(void* memory, std::align_val_t) noexcept { release(memory); }
-void operator delete[](void* memory, std::align_val_t) noexcept { release(memory); }
-void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { release(memory); }
-void operator delete[](void* memory, std::size_t, std::align_val_t) noexcept { release(memory); }
 
 namespace tree_attn::test {
 

@@ -1,107 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The shared memory, and the two reasons to end a job.
-#include "distributed/transport/heartbeat.hpp"
-
-#include <fcntl.h>
-#include <signal.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
+/// @brief The two conditions that end a job.
+#include "distributed/transport/pulse_observer.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
-#include <cstring>
 #include <limits>
-#include <new>
+#include <utility>
 
 namespace tree_attn {
-
-static_assert(std::atomic<std::uint64_t>::is_always_lock_free, "other processes see the words of atomics only");
-
-void SharedText::set(std::string_view text) {
-  std::array<std::uint64_t, 8> words{};
-  std::memcpy(words.data(), text.data(), std::min(text.size(), sizeof words - 1));
-  for (std::size_t i = 0; i < words.size(); ++i) words_[i].store(words[i], std::memory_order_relaxed);
-}
-
-std::string SharedText::get() const {
-  std::array<char, 64> text{};
-  for (std::size_t i = 0; i < words_.size(); ++i) {
-    const std::uint64_t word = words_[i].load(std::memory_order_relaxed);
-    std::memcpy(text.data() + 8 * i, &word, sizeof word);
-  }
-  text.back() = '\0';
-  return text.data();
-}
-
-/// What belongs to no rank alone.
-struct alignas(64) PulseBoard::Common {
-  std::atomic<int> n_joined;
-  std::atomic<std::int64_t> end;  ///< ticks of the steady clock, which the processes of a machine share; 0: the job runs
-};
-
-namespace {
-
-constexpr std::array<int, 3> kEndings{SIGINT, SIGTERM, SIGHUP};
-std::array<char, 128> path_to_remove{};
-
-/// A rank that is told to end while the name exists removes it first.
-void remove_and_end(int signal_number) {
-  unlink(path_to_remove.data());
-  signal(signal_number, SIG_DFL);
-  raise(signal_number);
-}
-
-}  // namespace
-
-PulseBoard::PulseBoard(const Launch& launch)
-    : n_expected_(launch.n_here), n_bytes_(sizeof(Common) + sizeof(Pulse) * static_cast<std::size_t>(launch.size)) {
-  // The ranks that come first make it, all at once if need be: the memory begins as zeros, which is a valid state.
-  void* memory = MAP_FAILED;
-  if (!launch.key.empty()) {
-    name_ = "/tree_attn-" + std::to_string(getuid()) + "-" + launch.key;
-    ("/dev/shm" + name_).copy(path_to_remove.data(), path_to_remove.size() - 1);
-    for (const int ending : kEndings) signal(ending, remove_and_end);
-    const int file = shm_open(name_.c_str(), O_RDWR | O_CREAT, S_IRUSR | S_IWUSR);
-    struct stat status {};
-    // Not another user's, and with its pages allocated now: a full disk would end the process when it writes to them.
-    if (file >= 0 && fstat(file, &status) == 0 && status.st_uid == getuid() &&
-        posix_fallocate(file, 0, static_cast<off_t>(n_bytes_)) == 0) {
-      memory = mmap(nullptr, n_bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-    }
-    if (file >= 0) close(file);
-  }
-  if (memory == MAP_FAILED) memory = mmap(nullptr, n_bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  if (memory == MAP_FAILED) throw std::bad_alloc();
-  common_ = static_cast<Common*>(memory);
-  pulses_ = {reinterpret_cast<Pulse*>(static_cast<std::byte*>(memory) + sizeof(Common)),
-             static_cast<std::size_t>(launch.size)};
-  if (++common_->n_joined == n_expected_) remove_name();
-}
-
-PulseBoard::~PulseBoard() { munmap(common_, n_bytes_); }
-
-int PulseBoard::n_joined() const { return common_->n_joined; }
-
-void PulseBoard::remove_name() const {
-  if (name_.empty()) return;
-  shm_unlink(name_.c_str());
-  for (const int ending : kEndings) signal(ending, SIG_DFL);
-}
-
-bool PulseBoard::claim_last_word() const {
-  constexpr std::chrono::milliseconds kMoment{300};
-  std::int64_t runs = 0;
-  return common_->end.compare_exchange_strong(runs, (std::chrono::steady_clock::now() + kMoment).time_since_epoch().count());
-}
-
-std::optional<std::chrono::steady_clock::time_point> PulseBoard::end() const {
-  using Clock = std::chrono::steady_clock;
-  const std::int64_t end = common_->end;
-  return end == 0 ? std::nullopt : std::optional(Clock::time_point(Clock::duration(end)));
-}
-
 namespace {
 
 /// "rank 3", "ranks 1, 2", "ranks 0, 1, 2, 3 and 60 more".
@@ -113,7 +21,7 @@ std::string names_of(const std::vector<int>& ranks) {
   return names;
 }
 
-/// A number of seconds, short.
+/// Seconds with up to six digits.
 std::string seconds(double number) {
   std::array<char, 32> text{};
   std::snprintf(text.data(), text.size(), "%g", number);
@@ -139,7 +47,7 @@ std::optional<std::string> PulseObserver::look(double elapsed) {
   std::uint64_t moves = 0;
   bool all_wait = true, all_beat = true, all_here = true, overdue = false;
   std::vector<int> silent_here, silent_elsewhere;
-  int lowest = -1, lowest_here = -1;  // that answers
+  int lowest = -1, lowest_here = -1;  // of the ranks that answer
   for (std::size_t r = 0; r < ages_.size(); ++r) {
     const Pulse& pulse = board_.pulses()[r];
     const std::uint64_t beats = pulse.beats;
@@ -152,7 +60,7 @@ std::optional<std::string> PulseObserver::look(double elapsed) {
     if (answers && lowest < 0) lowest = static_cast<int>(r);
     if (answers && here && lowest_here < 0) lowest_here = static_cast<int>(r);
     all_here = all_here && here;
-    // Ranks that have left stay, and beat, until all of their machine have.
+    // A rank that has left goes on beating until all ranks of its machine have left.
     if (pulse.left) continue;
     if (age.silent >= timeout_) (here ? silent_here : silent_elsewhere).push_back(static_cast<int>(r));
     overdue = overdue || !answers;
@@ -163,8 +71,8 @@ std::optional<std::string> PulseObserver::look(double elapsed) {
   moves_ = moves;
   incomplete_ = !started && board_.n_joined() < board_.n_expected() ? incomplete_ + elapsed : 0;
 
-  // A rank that stands still, or never came. The machine where it should be says so, if any of its ranks answers.
-  // Pulses of another machine arrive together, but ranks that stopped together may have beaten last at different moments.
+  // A rank is silent, or has never started. Its own machine reports it, if any rank of that machine answers. Ranks of
+  // another machine that stopped together may have beaten last at different times: report them once one of them is overdue.
   if (!overdue) silent_elsewhere.clear();
   const std::vector<int>& silent = silent_here.empty() ? silent_elsewhere : silent_here;
   if (rank_ != (silent_here.empty() ? lowest : lowest_here)) return std::nullopt;
@@ -187,7 +95,7 @@ std::optional<std::string> PulseObserver::look(double elapsed) {
                 " has not started for " + seconds(timeout_) + " s" + seen_from);
   }
 
-  // All ranks wait, and nothing moves.
+  // All ranks wait, and none makes progress.
   const double patience = (started ? timeout_ : std::max(timeout_, kStart)) + (all_here ? 0 : kLate);
   if (!all_wait || !all_beat || still_ < patience) return std::nullopt;
   std::vector<std::pair<std::string, std::vector<int>>> groups;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What a rank concludes from the heartbeats of others: which rank hangs, which ranks wait for which, and which rank
+/// @brief What a rank concludes from the pulses of others: which rank hangs, which ranks wait for which, and which rank
 /// reports it.
-#include "distributed/transport/heartbeat.hpp"
+#include "distributed/transport/pulse_observer.hpp"
 
 #include <doctest/doctest.h>
 
@@ -32,24 +32,12 @@ struct ThreeRanks {
     return "";
   }
 
-  Launch launch{"", 0, 3, false, 3, ""};
-  PulseBoard board{launch};
+  PulseBoard board{LaunchedJob{"", 0, 3, false, 3, ""}};
 };
 
 }  // namespace
 
-TEST_CASE("heartbeat: a text is cut at 63 bytes") {
-  SharedText text;
-  CHECK(text.get() == "");
-  text.set("for all ranks to agree");
-  CHECK(text.get() == "for all ranks to agree");
-  text.set(std::string(100, 'x'));
-  CHECK(text.get() == std::string(63, 'x'));
-  text.set("");
-  CHECK(text.get() == "");
-}
-
-TEST_CASE("heartbeat: a rank whose heart stands still is named, with its place and that of the rank that says so") {
+TEST_CASE("pulse observer: a silent rank is named, with what it does and what the reporting rank does") {
   ThreeRanks job;
   job.pulse(1).doing.set("in two-level, step 3");
   job.wait(0, "for all ranks to agree");
@@ -60,7 +48,7 @@ TEST_CASE("heartbeat: a rank whose heart stands still is named, with its place a
   CHECK(job.watch(0, 11, {0, 2}).find("in two-level, step 3, waiting in MPI_Comm_dup (") != std::string::npos);
 }
 
-TEST_CASE("heartbeat: the lowest rank that answers says so, and no other") {
+TEST_CASE("pulse observer: the lowest rank that answers reports, and no other") {
   ThreeRanks job;
   CHECK(job.watch(2, 20, {0, 2}) == "");
   CHECK(job.watch(2, 20, {1, 2}) == "");
@@ -68,7 +56,7 @@ TEST_CASE("heartbeat: the lowest rank that answers says so, and no other") {
   CHECK(job.watch(2, 20, {2}).starts_with("ranks 0, 1 have not answered"));
 }
 
-TEST_CASE("heartbeat: a rank that computes answers, however long the others wait") {
+TEST_CASE("pulse observer: a rank that computes answers, however long the others wait") {
   ThreeRanks job;
   job.wait(0, "for a message");
   job.wait(1, "for a message");
@@ -81,7 +69,7 @@ TEST_CASE("heartbeat: a rank that computes answers, however long the others wait
         "no rank has made progress for 10 s: ranks 0, 1 wait for a message; rank 2 waits for rank 0; --timeout 10");
 }
 
-TEST_CASE("heartbeat: pieces that arrive are progress") {
+TEST_CASE("pulse observer: parts of a message that arrive are progress") {
   ThreeRanks job;
   for (int rank = 0; rank < 3; ++rank) job.wait(rank, "for a message");
   PulseObserver observer(job.board, 0, 10);
@@ -93,13 +81,13 @@ TEST_CASE("heartbeat: pieces that arrive are progress") {
   }
 }
 
-TEST_CASE("heartbeat: a rank that has left is missed by no other") {
+TEST_CASE("pulse observer: a rank that has left is not reported") {
   ThreeRanks job;
   job.pulse(1).left = true;
   CHECK(job.watch(0, 100, {0, 2}) == "");
 }
 
-TEST_CASE("heartbeat: a rank of another machine is named 2 s later, where pulses arrive while it computes") {
+TEST_CASE("pulse observer: a rank of another machine is named 2 s later, where pulses arrive while it computes") {
   ThreeRanks job;
   job.pulse(2).process = 0;
   CHECK(job.watch(0, 11, {0, 1}) == "");
@@ -126,7 +114,7 @@ TEST_CASE("heartbeat: a rank of another machine is named 2 s later, where pulses
   CHECK(job.watch(0, 1000, {0, 1}) == "");
 }
 
-TEST_CASE("heartbeat: the machine of a rank that stands still says so, though a lower rank answers elsewhere") {
+TEST_CASE("pulse observer: the machine of a silent rank reports it, though a lower rank answers elsewhere") {
   ThreeRanks job;
   job.pulse(0).process = 0;
   CHECK(job.watch(1, 11, {0, 1}).starts_with("rank 2 has not answered for 10 s"));
@@ -134,7 +122,7 @@ TEST_CASE("heartbeat: the machine of a rank that stands still says so, though a 
   CHECK(job.watch(2, 11, {2}).starts_with("rank 1 has not answered for 10 s"));
 }
 
-TEST_CASE("heartbeat: ranks that all wait on several machines have 2 s more") {
+TEST_CASE("pulse observer: ranks that all wait on several machines have 2 s more") {
   for (const bool hears_computing : {true, false}) {
     ThreeRanks job;
     job.pulse(2).process = 0;
@@ -148,15 +136,14 @@ TEST_CASE("heartbeat: ranks that all wait on several machines have 2 s more") {
   }
 }
 
-TEST_CASE("heartbeat: in MPI's start a rank that never came is named, and a library that takes its time may") {
+TEST_CASE("pulse observer: during MPI_Init a rank that never started is named, and a slow library is tolerated") {
   ThreeRanks job;  // one process has mapped the memory, three are expected
   job.pulse(1).beats = 0;
   job.wait(0, "in MPI_Init_thread");
   CHECK(job.watch(0, 11, {0, 2}, false) ==
         "rank 1 has not started for 10 s (rank 0 waits in MPI_Init_thread); --timeout 10");
 
-  Launch two{"", 0, 3, false, 1, ""};
-  PulseBoard board(two);
+  PulseBoard board(LaunchedJob{"", 0, 3, false, 1, ""});
   PulseObserver observer(board, 0, 10);
   Pulse& own = board.pulses()[0];
   own.process = 1;
