@@ -49,6 +49,11 @@ TEST_CASE("report: every field is there with its type, one object an algorithm, 
     CHECK(latency["p10"] > 0.0);
     CHECK(latency["p10"] <= latency["median"]);
     CHECK(latency["median"] <= latency["p90"]);
+    const Json& combine = each["combine_us"];
+    CHECK(combine["p10"] > 0.0);
+    CHECK(combine["p10"] <= combine["median"]);
+    CHECK(combine["median"] <= combine["p90"]);
+    for (const char* key : {"median", "p10", "p90"}) CHECK_MESSAGE(combine[key] < latency[key], key);
     const std::string digest = each["output_digest"];
     CHECK(digest.size() == 16);
     CHECK(digest.find_first_not_of("0123456789abcdef") == std::string::npos);
@@ -111,6 +116,19 @@ TEST_CASE("report: what was counted is what was predicted where shards are whole
       const std::int64_t shard = std::stoll(layout.n_keys) / layout.n_ranks * 2 * (32 + 32) * 2;
       CHECK(each["peak_kv_bytes_per_rank"] == (each["algorithm"] == "ring" ? std::min(layout.n_ranks, 3) : 1) * shard);
     }
+  }
+}
+
+TEST_CASE("report: the combine leaves out the decode of the shard") {
+  const Scratch scratch;
+  const std::string path = scratch.path("report");
+  check_silent_success(run(alone({"decode", "--seq-len", "65536", "--heads", "4", "--head-dim", "64", "--repeat", "5",
+                                  "--compare", "gather,paper", "--report", path})));
+  const Json report = read_report(path);
+  REQUIRE(report["runs"].size() == 3);
+  for (const Json& each : report["runs"]) {
+    CAPTURE(each.dump());
+    CHECK(each["combine_us"]["median"] < 0.2 * each["latency_us"]["median"].get<double>());
   }
 }
 
