@@ -19,7 +19,7 @@ float common = 0;         ///< the value that the others have
 /// An algorithm that ignores its states: every rank ends with the common value, one rank with the next float.
 class OddDecoder : public Decoder {
  public:
-  using Decoder::Decoder;
+  OddDecoder(Transport& transport, ShardDecoder& shard) : Decoder(transport, shard) {}
   OutputView step(const TensorView& q, std::span<const std::int64_t> lengths, int lift) override {
     decode_own_shard(q, lengths, lift);
     const auto n_rows = static_cast<std::size_t>(shard_.cache().shape().n_rows());
