@@ -251,7 +251,7 @@ int main() {
   // Now a larger problem, in float: 512 keys, four query heads that share two key/value heads.
   // Every rank fills a cache with its own run of keys, and one of the decoders of `algorithms()`
   // does the rest, over whatever transport it is given. Over a network it is MPI; here ranks are
-  // threads of this process, and a message is a copy into a mailbox.
+  // threads of this process, and a message is one copy in memory.
 
   // %%
   const WorkloadShape shape{{.heads = 4, .kv_heads = 2, .head_dim = 16, .value_dim = 16}, 512, {512}};

@@ -160,6 +160,20 @@ RankCost ring_cost(const Topology& topology, int rank, std::span<const KeyRange>
   return cost;
 }
 
+/// Two buffers for the longest shard, the states of every source, as received and joined, and the output.
+double ring_bytes(std::span<const KeyRange> ranges, const AttentionShape& shape) {
+  double longest = 0, n_subtrees = 0;
+  for (const KeyRange& range : ranges) {
+    longest = std::max(longest, static_cast<double>(range.size()));
+    n_subtrees += tree_attn::n_subtrees(range.begin, range.end);
+  }
+  const double n_rows =
+      static_cast<double>(shape.batch) * static_cast<double>(shape.heads) * static_cast<double>(shape.n_queries);
+  const double d_v = static_cast<double>(shape.value_dim);
+  return (ranges.size() > 1 ? 2 : 0) * longest * static_cast<double>(shape.bytes_per_position()) +
+         n_rows * (2 * n_subtrees * (d_v + 2) + d_v + 1) * sizeof(float);
+}
+
 /// Eq. (10), p - 1 times.
 /// @paper{eq_10, eq. (10)}
 double bytes_of_formula(const WorkloadShape& shape, int p) {
@@ -172,7 +186,7 @@ extern const Algorithm kRing;
 constinit const Algorithm kRing{.name = "ring",
                                 .brief = "baseline: keys and values circulate around the ring",
                                 .kv_shards_in_flight = 2,
-                                .exchange = OwnDecoder{open_ring, ring_cost},
+                                .exchange = OwnDecoder{open_ring, ring_cost, ring_bytes},
                                 .paper_bytes = bytes_of_formula};
 
 }  // namespace tree_attn

@@ -76,7 +76,10 @@ void check_memory(const std::string& subject, const Bench& bench, const Topology
     const KeyRange range = bench.transport.topology().range_of(rank, bench.ranges);
     const MemoryNeed need = bench.backend.memory(shape, range);
     needed += outside + need.session + (use.keys_in_memory ? need.cache : need.borrowed_cache);
-    needed += product(use.kv_shards_in_flight, range.size(), shape.bytes_per_position());
+    double decoder = 0;
+    for (const Algorithm* algorithm : use.algorithms)
+      decoder = std::max(decoder, algorithm->decoder_bytes(bench.transport.topology(), rank, bench.ranges, shape));
+    needed += decoder;
     if (rank == 0 && use.oracle) needed += oracle_bytes(shape, 3) + (use.keys_in_memory ? bytes_of_keys : 0);
   }
   // Positions appended to borrowed keys and values.

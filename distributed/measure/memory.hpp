@@ -28,9 +28,9 @@ double oracle_bytes(const WorkloadShape& shape, int n_results);
 
 /// Further memory that a decode needs.
 struct MemoryUse {
-  bool keys_in_memory;      ///< keys and values are synthetic or enlarged; those of a file are pages that can be evicted
-  int kv_shards_in_flight;  ///< additional shards in flight: the largest number over the algorithms
-  bool oracle;              ///< rank 0 computes the oracle and its error bounds, over all keys
+  bool keys_in_memory;  ///< keys and values are synthetic or enlarged; those of a file are pages that can be evicted
+  std::span<const Algorithm* const> algorithms;  ///< run one after the other
+  bool oracle;                                   ///< rank 0 computes the oracle and its error bounds, over all keys
 };
 /// Refuses a decode that exceeds the memory of the machine of this rank.
 /// @param machines which ranks share a machine, and therefore its memory

@@ -192,16 +192,11 @@ int run_decode(const DecodeOptions& options, const MpiRanks& ranks) {
   Bench bench{ranks, transport, *setup->backend, reduced, ranges, scale, options.warmup, options.repeat};
   const Topology machines = options.ranks_per_node == 0 ? topology : ranks.topology(0);
   run_on_all(ranks, [&] {
-    int kv_shards_in_flight = 0;
-    for (const Algorithm* algorithm : setup->chosen)
-      kv_shards_in_flight = std::max(kv_shards_in_flight, algorithm->kv_shards_in_flight);
     const std::string subject =
         setup->file ? readable(options.in, 200) + ": decoding " + axes_text(shape)
                     : "--seq-len " + std::to_string(shape.n_keys) + " with --batch " + std::to_string(shape.batch);
     check_memory(subject, bench, machines,
-                 {.keys_in_memory = !setup->file || setup->enlarged,
-                  .kv_shards_in_flight = kv_shards_in_flight,
-                  .oracle = options.verify});
+                 {.keys_in_memory = !setup->file || setup->enlarged, .algorithms = setup->chosen, .oracle = options.verify});
   });
   agree_on_input(ranks, *setup->workload, setup->file ? &*setup->file : nullptr, ranges);
   std::unique_ptr<ShardDecoder> shard;
