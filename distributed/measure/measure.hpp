@@ -34,8 +34,8 @@ struct Errors {
 struct Measurement {
   std::string algorithm;
   Latency latency;  ///< of the slowest rank of each step
-  /// From the time when the last rank has the states of its shard to the time when the last rank has the output. For the ring,
-  /// which decodes the shards of all ranks, that includes every shard but the first.
+  /// From the time when the last rank has the states of its shard to the time when the last rank has the output. For the
+  /// ring, which decodes the shards of all ranks, that includes every shard but the first.
   Latency combine;
   Traffic per_step;  ///< sums over ranks of messages and bytes; collectives and merge steps of the busiest rank
   std::int64_t peak_kv_bytes_per_rank = 0;  ///< largest over the ranks

@@ -227,7 +227,6 @@ TREE_ATTN_HOST_DEVICE inline Real finish_value(const Real* state, Real n_j) {
 }
 
 /// z = n / D and lse = ln 2 * (e + log2 D): the last step of every reduction.
-/// z = n / D and lse = ln 2 * (e + log2 D): the end of every reduction.
 ///
 /// The empty set gives z = 0 and lse = -inf.
 /// @param[in] state [2 + d_v]
