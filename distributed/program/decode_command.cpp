@@ -34,15 +34,13 @@ void check_backend(const Backend& backend, const WorkloadShape& shape, std::span
   const std::string name(backend.name());
   if (const std::string why = backend.refusal(shape); !why.empty())
     throw InputError("--backend " + name + ": no kernel supports " + why);
-  const std::int64_t leaf = backend.leaf_keys(shape);
   for (const auto& [begin, position] : ranges) {
-    if (position % leaf == 0 || position == shape.n_keys) continue;
+    if (position % kLeafKeys == 0 || position == shape.n_keys) continue;
     for (const Algorithm* algorithm : chosen) {
       if (!algorithm->keeps_bits) continue;
-      throw InputError("--shards: the cut at key " + std::to_string(position) + " is inside a leaf of " +
-                       std::to_string(leaf) + " keys, which the tensor cores of --backend " + name +
-                       " sum at once, so the bits of " + std::string(algorithm->name) +
-                       " would change; cut at multiples of " + std::to_string(leaf));
+      throw InputError("--shards: key " + std::to_string(position) + " is inside a leaf of " + std::to_string(kLeafKeys) +
+                       " keys; " + std::string(algorithm->name) + " keeps its bits where shards are cut at multiples of " +
+                       std::to_string(kLeafKeys));
     }
   }
 }

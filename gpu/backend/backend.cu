@@ -23,7 +23,6 @@ class KernelBackend final : public Backend {
     const AttentionShape stored = stored_on_device(shape);
     return kEqualRuns.refusal(params_of(stored, {}), stored.dtype);
   }
-  std::int64_t leaf_keys(const AttentionShape& shape) const override { return on_tensor_cores(shape) ? kLeafKeys : 1; }
   ErrorTerms error_terms(const AttentionShape& shape) const override {
     const AttentionShape stored = stored_on_device(shape);
     const DecodeParams leaf = params_of(stored, {0, kLeafKeys});
@@ -48,12 +47,6 @@ class KernelBackend final : public Backend {
   }
   std::unique_ptr<KvCache> make_cache(const AttentionShape& shape, KeyRange capacity) const override {
     return std::make_unique<DeviceCache>(shape, capacity);
-  }
-
- private:
-  static bool on_tensor_cores(const AttentionShape& shape) {
-    const AttentionShape stored = stored_on_device(shape);
-    return multiplies_on_tensor_cores(params_of(stored, {}), stored.dtype);
   }
 };
 

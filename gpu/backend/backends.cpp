@@ -21,12 +21,12 @@ std::span<const Backend* const> backends() {
   return kAll;
 }
 
-const Backend& find_backend(std::string_view name) {
+const Backend& find_backend(std::string_view name, int n_threads) {
   for (const Backend* backend : backends()) {
     if (backend->name() != name) continue;
     if (const std::string why = backend->missing(); !why.empty())
       throw InputError("--backend " + std::string(name) + ": " + why);
-    return *backend;
+    return backend == &cpu_backend() ? cpu_backend(n_threads) : *backend;
   }
   std::string known;
   for (const std::string_view other : backend_names()) {

@@ -27,6 +27,7 @@ std::span<const Backend* const> backends();
 std::span<const std::string_view> backend_names();
 /// The backend of that name. @throws InputError if it is unknown, not built in, or cannot be used on this machine: with what
 /// is missing
-const Backend& find_backend(std::string_view name);
+/// @param n_threads of each session on the CPU
+const Backend& find_backend(std::string_view name, int n_threads = 1);
 
 }  // namespace tree_attn

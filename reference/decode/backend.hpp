@@ -41,9 +41,6 @@ class Backend {
   virtual std::vector<std::string> gpus() const = 0;
   /// The reason why the backend does not accept the shape, in a few words; empty if it does.
   virtual std::string refusal(const AttentionShape& shape) const = 0;
-  /// Shards may be cut at multiples of this many positions without changing a bit: 1 where the tree goes down to single
-  /// keys, 64 on tensor cores, which sum a leaf in an order of their own.
-  virtual std::int64_t leaf_keys(const AttentionShape& shape) const = 0;
   virtual ErrorTerms error_terms(const AttentionShape& shape) const = 0;
   /// The shape, with the types in which keys and values are stored.
   virtual AttentionShape stored(const AttentionShape& shape) const = 0;
@@ -53,7 +50,10 @@ class Backend {
   virtual std::unique_ptr<KvCache> make_cache(const AttentionShape& shape, KeyRange capacity) const = 0;
 };
 
-/// The CPU: streaming decode in one pass, merges down to single keys, F32 accumulation. F64 is rounded to F32 when loaded.
-const Backend& cpu_backend();
+/// The CPU: streaming decode in one pass, leaves of 64 keys, F32 accumulation. F64 is rounded to F32 as it is read.
+/// @param n_threads of each session, which share its leaves; no bit depends on it
+/// @throws std::invalid_argument if n_threads < 1
+/// @returns one object per number of threads, for the life of the program
+const Backend& cpu_backend(int n_threads = 1);
 
 }  // namespace tree_attn

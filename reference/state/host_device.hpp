@@ -9,6 +9,8 @@
 #define TREE_ATTN_HOST_DEVICE __host__ __device__
 #define TREE_ATTN_UNROLL _Pragma("unroll")  // an array indexed by such a loop stays in registers
 #else
+#ifndef TREE_ATTN_HOST_DEVICE
 #define TREE_ATTN_HOST_DEVICE
+#endif
 #define TREE_ATTN_UNROLL
 #endif

@@ -15,14 +15,13 @@ constexpr unsigned kSeed = 5300;
 constexpr int kLayouts = 36;
 constexpr float kInf = std::numeric_limits<float>::infinity(), kNaN = std::numeric_limits<float>::quiet_NaN();
 
-/// p ranks on random nodes with random cuts at multiples of `leaf`: anywhere, among the first 64 keys, or twice at one
-/// place.
-Layout random_layout(std::mt19937& random, std::int64_t n_keys, int p, std::int64_t leaf) {
+/// p ranks on random nodes with random cuts at multiples of 64: anywhere, among the first 128 keys, or twice at one position.
+Layout random_layout(std::mt19937& random, std::int64_t n_keys, int p) {
   const auto below = [&](std::int64_t n) { return std::uniform_int_distribution<std::int64_t>(0, n - 1)(random); };
   std::vector<std::int64_t> cuts{0, n_keys};
   while (cuts.size() < static_cast<std::size_t>(p) + 1) {
     const std::int64_t kind = below(4);
-    const std::int64_t anywhere = below(kind == 0 ? std::min<std::int64_t>(64, n_keys) : n_keys) / leaf * leaf;
+    const std::int64_t anywhere = below(kind == 0 ? std::min<std::int64_t>(129, n_keys) : n_keys) / kLeafKeys * kLeafKeys;
     cuts.push_back(kind == 1 ? cuts[static_cast<std::size_t>(below(static_cast<std::int64_t>(cuts.size())))] : anywhere);
   }
   std::sort(cuts.begin(), cuts.end());
@@ -77,18 +76,17 @@ DecodeOutput alone(const Backend& backend, TensorWorkload& workload) {
 void check_layouts(const Backend& backend) {
   CAPTURE(kSeed);
   std::mt19937 random(kSeed);
-  int n_split = 0, n_with_gaps = 0, n_in_leaf = 0;
+  int n_split = 0, n_with_gaps = 0, n_odd = 0;
   for (const auto& workload : workloads()) {
     const std::int64_t N = workload->n_keys();
-    const std::int64_t leaf = backend.leaf_keys(workload->shape());
     const DecodeOutput expected = alone(backend, *workload);
     for (int i = 0; i < kLayouts; ++i) {
       const int p = 1 + i % 9;
       RankGroup& rank_group = *rank_groups({p})[0];
-      const Layout layout = random_layout(random, N, p, leaf);
+      const Layout layout = random_layout(random, N, p);
       n_split += n_holders(layout.ranges) > p / 2;
       n_with_gaps += n_holders(layout.ranges) < p;
-      n_in_leaf += layout.ranges[0].size() > 0 && layout.ranges[0].size() < 64;
+      n_odd += layout.ranges[0].size() % 128 != 0;
       for (const Algorithm& algorithm : algorithms()) {
         if (!algorithm.keeps_bits) continue;
         INFO(backend.name() << ", " << algorithm.name << ", " << N << " keys, " << layout.text());
@@ -97,10 +95,10 @@ void check_layouts(const Backend& backend) {
       }
     }
   }
-  // They do what they are for: most split, some ranks hold nothing, some first shards end inside the first leaf.
+  // They do what they are for: most split, some ranks hold nothing, some first shards end at an odd leaf.
   CHECK(n_split > 2 * kLayouts);
   CHECK(n_with_gaps > kLayouts / 2);
-  CHECK(n_in_leaf > kLayouts / 2);
+  CHECK(n_odd > kLayouts / 2);
 }
 
 }  // namespace

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Prints one digest per line of the bits of several decodes. Compiled for several instruction sets.
+/// @brief Prints the instruction set in use, then a digest of the bits of some decodes per line.
 #include "reference/data/fnv1a.hpp"
 #include "reference/decode/decode.hpp"
+#include "reference/decode/leaf_kernel.hpp"
 #include "reference/state/key_range.hpp"
 #include "tests/support/tensors.hpp"
 
@@ -45,10 +46,14 @@ void print(const char* name, std::int64_t d_h, std::int64_t d_v, DType dtype, fl
 
 }  // namespace
 
-int main() {
+int main() try {
+  std::printf("instruction set %s\n", std::string(leaf_kernel().name).c_str());
   for (const DType dtype : {DType::F64, DType::F32, DType::F16, DType::BF16}) {
     for (const std::int64_t d : {8, 64, 100}) print("plain", d, d == 100 ? 17 : d, dtype, 4);
   }
   // Products and sums below the normal range, where a fused multiply-add differs from its two operations.
   print("tiny values", 64, 64, DType::F32, 0x1p-122f);
+} catch (const std::exception& error) {
+  std::printf("%s\n", error.what());
+  return 2;
 }

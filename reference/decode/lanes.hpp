@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Sixteen F32 lanes on every processor: loads that widen, sums over lanes, and 2^x (the inner loops of eq. (7)).
+///
+/// A Lanes is one register of AVX-512, two of AVX2, four of SSE or NEON. The order of every addition is written here and no
+/// multiply-add is fused, so the bits of a decode do not depend on the instruction set. The vector types are those of GCC
+/// and Clang. Eigen and std::experimental::simd would read as well, but leaf_kernel.cpp is compiled once per instruction
+/// set: of a template that several of its builds instantiate the linker keeps one, perhaps one that this processor cannot
+/// run. For the same reason nothing here calls the standard library, and every function is inlined.
+#pragma once
+
+#include "reference/tensor/dtype.hpp"
+
+#include <cstddef>
+#include <cstdint>
+
+#if defined(__F16C__)
+#include <immintrin.h>
+#endif
+
+#define TREE_ATTN_INLINE inline __attribute__((always_inline))
+#define TREE_ATTN_LAMBDA __attribute__((always_inline))
+
+namespace tree_attn::lanes {
+
+inline constexpr int kLanes = 16;
+#if defined(__AVX512F__)
+inline constexpr int kPartLanes = 16;
+#elif defined(__AVX__)
+inline constexpr int kPartLanes = 8;
+#else
+inline constexpr int kPartLanes = 4;
+#endif
+inline constexpr int kParts = kLanes / kPartLanes;
+
+using Part = float __attribute__((vector_size(4 * kPartLanes)));            ///< one register
+using PartBits = std::int32_t __attribute__((vector_size(4 * kPartLanes)));  ///< its bits, or a mask
+using Quad = float __attribute__((vector_size(16)));
+
+/// f<0>(), f<1>(), .., f<kCount - 1>(): a loop whose counter is a constant, so that arrays indexed by it stay in registers.
+template <int kCount, int kFirst = 0, class F>
+TREE_ATTN_INLINE void each(const F& f) {
+  if constexpr (kFirst < kCount) {
+    f.template operator()<kFirst>();
+    each<kCount, kFirst + 1>(f);
+  }
+}
+
+/// A vector from memory, at any alignment.
+template <class Vector>
+TREE_ATTN_INLINE Vector load_vector(const void* p) {
+  Vector x;
+  __builtin_memcpy(&x, p, sizeof x);
+  return x;
+}
+/// The same element in all lanes of a part.
+TREE_ATTN_INLINE Part all(float x) { return x - Part{}; }
+TREE_ATTN_INLINE Part select(PartBits mask, Part x, Part y) { return mask ? x : y; }
+
+/// Sixteen elements.
+struct Lanes {
+  Part part[kParts];
+};
+
+/// f(x), f(x, y), ..: part by part.
+template <class F, class... X>
+TREE_ATTN_INLINE Lanes map(const F& f, const X&... x) {
+  Lanes result;
+  each<kParts>([&]<int i>() TREE_ATTN_LAMBDA { result.part[i] = f(x.part[i]...); });
+  return result;
+}
+TREE_ATTN_INLINE Lanes operator+(const Lanes& x, const Lanes& y) {
+  return map([](Part a, Part b) TREE_ATTN_LAMBDA { return a + b; }, x, y);
+}
+TREE_ATTN_INLINE Lanes operator*(const Lanes& x, const Lanes& y) {
+  return map([](Part a, Part b) TREE_ATTN_LAMBDA { return a * b; }, x, y);
+}
+TREE_ATTN_INLINE Lanes operator*(float x, const Lanes& y) {
+  return map([x](Part a) TREE_ATTN_LAMBDA { return x * a; }, y);
+}
+TREE_ATTN_INLINE Lanes load(const float* p) {
+  Lanes x;
+  each<kParts>([&]<int i>() TREE_ATTN_LAMBDA { x.part[i] = load_vector<Part>(p + i * kPartLanes); });
+  return x;
+}
+TREE_ATTN_INLINE void store(float* p, const Lanes& x) {
+  each<kParts>([&]<int i>() TREE_ATTN_LAMBDA { __builtin_memcpy(p + i * kPartLanes, &x.part[i], sizeof(Part)); });
+}
+
+/// Keeps the compiler from moving reads of memory across this line.
+///
+/// A core reads at the speed of the memory only in the order of addresses. Compilers interleave the loads of several rows
+/// for the sake of their registers, and such rows are read at a third of that speed.
+TREE_ATTN_INLINE void in_order() { asm volatile("" ::: "memory"); }
+/// The same, with x computed before it.
+TREE_ATTN_INLINE void in_order([[maybe_unused]] Lanes& x) {
+#if defined(__AVX512F__)
+  asm volatile("" : "+v"(x.part[0])::"memory");
+#elif defined(__SSE__)
+  each<kParts>([&]<int i>() TREE_ATTN_LAMBDA { asm volatile("" : "+x"(x.part[i])::"memory"); });
+#else
+  in_order();
+#endif
+}
+/// Asks for the bytes from p on to be brought to the second level of the cache.
+template <int kBytes>
+TREE_ATTN_INLINE void fetch_ahead(const std::byte* p) {
+  for (int i = 0; i < kBytes; i += 64) __builtin_prefetch(p + i, 0, 2);
+}
+
+/// Elements that are loaded together; rows count as padded with zeros to a multiple of it.
+inline constexpr int kPairElements = 2 * kLanes;
+/// Their bytes in memory.
+template <class T>
+inline constexpr int kPairBytes = kPairElements * static_cast<int>(sizeof(T));
+
+/// 32 neighbouring elements of a row. F64, F32 and F16: the first sixteen, then the others; BF16: the even ones, then the
+/// odd ones, which takes a shift and a mask where another order would take shuffles.
+struct Pair {
+  Lanes x, y;
+};
+
+/// Where element i of a pair of type T is: lane i % 16 of x if less than 16, else of y.
+template <class T>
+constexpr int lane_of(int i) {
+  return DTypeTraits<T>::kDType == DType::BF16 ? i / 2 + i % 2 * kLanes : i;
+}
+
+/// kPartLanes elements of type T, widened as DTypeTraits<T>::widen() does; F64 rounded.
+template <class T>
+TREE_ATTN_INLINE Part load_part(const std::byte* p) {
+  if constexpr (DTypeTraits<T>::kDType == DType::F32) {
+    return load_vector<Part>(p);
+  } else if constexpr (DTypeTraits<T>::kDType == DType::F64) {
+    Part x;
+    for (int i = 0; i < kPartLanes; ++i) x[i] = static_cast<float>(load_vector<double>(p + i * sizeof(double)));
+    return x;
+  } else {
+    static_assert(DTypeTraits<T>::kDType == DType::F16);
+#if defined(__AVX512F__)
+    return (Part)_mm512_maskz_cvtph_ps(0xFFFF, load_vector<__m256i>(p));
+#elif defined(__F16C__)
+    return (Part)_mm256_cvtph_ps(load_vector<__m128i>(p));
+#else
+    using Words = std::uint64_t __attribute__((vector_size(16)));
+    using Halves = std::uint16_t __attribute__((vector_size(16)));
+    const Halves four = (Halves)Words{load_vector<std::uint64_t>(p), 0};
+    const PartBits bits = (PartBits)__builtin_shufflevector(four, Halves{}, 0, 8, 1, 9, 2, 10, 3, 11);  // zero-extended
+    const Part size = (Part)((bits & 0x7FFF) << 13) * 0x1p112f;
+    PartBits wide = (PartBits)size;
+    wide |= (size >= 0x1p16f) & 0x7F800000;    // Inf and NaN have the largest exponent
+    wide |= (wide > 0x7F800000) & 0x00400000;  // a NaN is quiet
+    return (Part)(wide | (bits & 0x8000) << 16);
+#endif
+  }
+}
+
+/// A pair at any alignment.
+template <class T>
+TREE_ATTN_INLINE Pair load_pair(const std::byte* p) {
+  Pair pair;
+  each<kParts>([&]<int i>() TREE_ATTN_LAMBDA {
+    if constexpr (DTypeTraits<T>::kDType == DType::BF16) {
+      const PartBits bits = load_vector<PartBits>(p + i * sizeof(Part));  // in a word, an even element below an odd one
+      pair.x.part[i] = (Part)(bits << 16), pair.y.part[i] = (Part)(bits & static_cast<std::int32_t>(0xFFFF0000));
+    } else {
+      pair.x.part[i] = load_part<T>(p + i * kPartLanes * sizeof(T));
+      pair.y.part[i] = load_part<T>(p + (kLanes + i * kPartLanes) * sizeof(T));
+    }
+  });
+  return pair;
+}
+/// The first n elements of a pair, then zeros; nothing past them is read.
+template <class T>
+TREE_ATTN_INLINE Pair load_pair(const std::byte* p, std::int64_t n) {
+  std::byte elements[kPairBytes<T>] = {};
+  __builtin_memcpy(elements, p, static_cast<std::size_t>(n) * sizeof(T));
+  return load_pair<T>(elements);
+}
+
+/// Sums of neighbours: x0 + x1, x2 + x3, y0 + y1, y2 + y3.
+TREE_ATTN_INLINE Quad add_neighbours(Quad x, Quad y) {
+  return __builtin_shufflevector(x, y, 0, 2, 4, 6) + __builtin_shufflevector(x, y, 1, 3, 5, 7);
+}
+
+/// 8 + 8 lanes of x, then 4 + 4. Halves are registers or parts of them, so little is shuffled.
+TREE_ATTN_INLINE Quad sum_to_quad(const Lanes& x) {
+#if defined(__AVX__)
+  using Octet = float __attribute__((vector_size(32)));
+#if defined(__AVX512F__)
+  const Part p = x.part[0];
+  const Octet eight = __builtin_shufflevector(p, p, 0, 1, 2, 3, 4, 5, 6, 7) +
+                      __builtin_shufflevector(p, p, 8, 9, 10, 11, 12, 13, 14, 15);
+#else
+  const Octet eight = x.part[0] + x.part[1];
+#endif
+  return __builtin_shufflevector(eight, eight, 0, 1, 2, 3) + __builtin_shufflevector(eight, eight, 4, 5, 6, 7);
+#else
+  return (x.part[0] + x.part[2]) + (x.part[1] + x.part[3]);
+#endif
+}
+
+/// Per row of sixteen, the sum over its lanes: 8 + 8 lanes, 4 + 4, then neighbours.
+/// @param[out] sums [16]
+TREE_ATTN_INLINE void sum_each(const Lanes (&x)[16], float scale, float* sums) {
+  each<4>([&]<int i>() TREE_ATTN_LAMBDA {
+    const Quad four = add_neighbours(add_neighbours(sum_to_quad(x[4 * i]), sum_to_quad(x[4 * i + 1])),
+                                     add_neighbours(sum_to_quad(x[4 * i + 2]), sum_to_quad(x[4 * i + 3])));
+    const Quad scaled = scale * four;
+    __builtin_memcpy(sums + 4 * i, &scaled, sizeof scaled);
+  });
+}
+
+/// ceil(x), +0 where it is zero. From 2^23 on every element is whole; NaN and Inf stay.
+TREE_ATTN_INLINE Part ceil(Part x) {
+  const PartBits small = (x < 0x1p23f) & (x > -0x1p23f);
+  const Part whole = __builtin_convertvector(__builtin_convertvector(select(small, x, Part{}), PartBits), Part);
+  return select(small, whole + select(whole < x, all(1), Part{}), x);
+}
+
+/// 2^f for -1 < f <= 0. 2^0 = 1 exactly; NaN stays NaN.
+///
+/// A polynomial around 0, minimax of degree 6 on [-1/2, 1/2] with a constant term of 1: off by 2^-28.3 before rounding. The
+/// result is within 1.1 units in the last place of 2^f.
+TREE_ATTN_INLINE Part exp2_fraction(Part f) {
+  const PartBits low = f < -0.5f;
+  const Part g = f + select(low, all(1), Part{});  // exact
+  Part p = all(0x1.416b5ep-13f);
+  p = p * g + 0x1.5f0830p-10f;
+  p = p * g + 0x1.3b2de0p-7f;
+  p = p * g + 0x1.c6af7cp-5f;
+  p = p * g + 0x1.ebfbdcp-3f;
+  p = p * g + 0x1.62e430p-1f;
+  p = p * g + 1.0f;
+  return p * select(low, all(0.5f), all(1));
+}
+
+/// 2^x for whole x <= 0; 0 below -126, and for -inf and NaN: pow2() of state.hpp.
+TREE_ATTN_INLINE Part pow2(Part x) {
+  const PartBits normal = x >= -126.0f;
+  const PartBits exponent = __builtin_convertvector(select(normal, x, Part{}), PartBits);
+  return (Part)(((exponent + 127) << 23) & normal);
+}
+
+}  // namespace tree_attn::lanes

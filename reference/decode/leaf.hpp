@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief A leaf of 64 keys: scores, weights of one shift, and their sums over a balanced tree (eq. (7), section 5).
+///
+/// All keys of a leaf are brought to one shift, the largest, before anything is added:
+///
+///     e = max_a ceil(s_a),   w_a = 2^(s_a - e),   D = sum_a w_a,   n = sum_a w_a v_a,
+///
+/// with both sums over the tree ((0 + 1) + (2 + 3)) + ... of the key's positions. These are the bits of merging key by key,
+/// because multiplying by a power of two commutes with rounding; docs/5-tree.md has the proof and its one exception, products
+/// below the smallest normal number.
+#pragma once
+
+#include "reference/decode/lanes.hpp"
+#include "reference/state/subtree.hpp"
+
+namespace tree_attn::lanes {
+
+inline constexpr int kKeys = static_cast<int>(kLeafKeys);
+
+/// The rows of a leaf. Positions past the last key read the last row again, and have a weight of none().
+struct Rows {
+  const std::byte* first;
+  std::int64_t stride, last;
+  TREE_ATTN_INLINE const std::byte* operator[](std::int64_t a) const { return first + (a < last ? a : last) * stride; }
+};
+
+/// Length of a row in pairs: kPairs if it is that many, known to the compiler; 0 if it is any number, the last in part.
+template <int kPairs>
+struct Axis {
+  std::int64_t size;  ///< elements
+  TREE_ATTN_INLINE std::int64_t pairs() const { return kPairs > 0 ? kPairs : (size + kPairElements - 1) / kPairElements; }
+  template <class T>
+  TREE_ATTN_INLINE Pair load(const std::byte* row, std::int64_t p) const {
+    const std::byte* const from = row + p * kPairBytes<T>;
+    const std::int64_t rest = size - p * kPairElements;
+    return kPairs > 0 || rest >= kPairElements ? load_pair<T>(from) : load_pair<T>(from, rest);
+  }
+};
+
+/// Sixteen -0, the element that changes no sum.
+TREE_ATTN_INLINE Lanes none() {
+  Lanes x;
+  each<kParts>([&]<int i>() TREE_ATTN_LAMBDA { x.part[i] = all(-0.0f); });
+  return x;
+}
+/// The weight of a key that is not seen, -0: its value is not looked at, and counts as -0, which changes no sum.
+TREE_ATTN_INLINE bool is_none(float weight) { return __builtin_bit_cast(std::uint32_t, weight) == 0x80000000; }
+
+/// Pair p of a packed query.
+TREE_ATTN_INLINE Pair load_packed(const float* q, std::int64_t p) {
+  return {load(q + p * kPairElements), load(q + p * kPairElements + kLanes)};
+}
+
+/// sum += k q, lane by lane; with kFirst sum = k q.
+template <bool kFirst>
+TREE_ATTN_INLINE void add_product(Lanes& sum, Pair k, Pair q) {
+  sum = kFirst ? k.x * q.x : sum + k.x * q.x;
+  sum = sum + k.y * q.y;
+}
+
+/// s_a = scale q.k_a of one query, sixteen keys at a time, rows in the order of memory.
+/// @param[in] q packed query
+/// @param[out] s [64]
+template <class T, int kPairs>
+TREE_ATTN_INLINE void scores_of_one(Rows keys, Axis<kPairs> d_h, const float* q, float scale, float* s) {
+  Pair held[kPairs + 1];  // the query, in registers where they suffice
+  each<kPairs>([&]<int p>() TREE_ATTN_LAMBDA { held[p] = load_packed(q, p); });
+  for (int a = 0; a < kKeys; a += 16) {
+    Lanes products[16];
+    each<16>([&]<int r>() TREE_ATTN_LAMBDA {
+      const std::byte* const key = keys[a + r];
+      Lanes& product = products[r];
+      if constexpr (kPairs > 0) {
+        each<kPairs>([&]<int p>() TREE_ATTN_LAMBDA { add_product<p == 0>(product, d_h.template load<T>(key, p), held[p]); });
+      } else {
+        add_product<true>(product, d_h.template load<T>(key, 0), load_packed(q, 0));
+        for (std::int64_t p = 1; p < d_h.pairs(); ++p) add_product<false>(product, d_h.template load<T>(key, p), load_packed(q, p));
+      }
+      in_order(product);
+    });
+    sum_each(products, scale, s + a);
+  }
+}
+
+/// The same for kQueries queries that share the keys: each element of a key is loaded and widened once for all of them.
+/// @param s_stride floats from the scores of one query to those of the next
+/// @param ahead rows that will be read next, of the same shape
+template <class T, int kPairs, int kQueries>
+TREE_ATTN_INLINE void scores_of_several(Rows keys, Rows ahead, Axis<kPairs> d_h, const float* q, std::int64_t q_stride, float scale, float* s,
+                                        std::int64_t s_stride) {
+  constexpr int kAtOnce = 16 / kQueries;
+  for (int a = 0; a < kKeys; a += kAtOnce) {
+    Lanes products[16];
+    const auto add_pair = [&]<bool kFirst>(std::int64_t p) TREE_ATTN_LAMBDA {
+      Pair k[kAtOnce];
+      each<kAtOnce>([&]<int r>() TREE_ATTN_LAMBDA { k[r] = d_h.template load<T>(keys[a + r], p); });
+      each<kQueries>([&]<int j>() TREE_ATTN_LAMBDA {
+        const Pair query = load_packed(q + j * q_stride, p);
+        each<kAtOnce>([&]<int r>() TREE_ATTN_LAMBDA { add_product<kFirst>(products[j * kAtOnce + r], k[r], query); });
+      });
+      each<kAtOnce>([&]<int r>() TREE_ATTN_LAMBDA { fetch_ahead<kPairBytes<T>>(ahead[a + r] + p * kPairBytes<T>); });
+      in_order();
+    };
+    add_pair.template operator()<true>(0);
+    for (std::int64_t p = 1; p < d_h.pairs(); ++p) add_pair.template operator()<false>(p);
+    float sums[16];
+    sum_each(products, scale, sums);
+    for (int j = 0; j < kQueries; ++j) __builtin_memcpy(s + j * s_stride + a, sums + j * kAtOnce, kAtOnce * sizeof(float));
+  }
+}
+
+/// Weights of a leaf.
+struct LeafShift {
+  float shift;  ///< e
+  bool all_seen;
+};
+
+/// Turns the scores of a leaf into weights 2^(s_a - e), and none() where s_a = -inf; a NaN stays NaN.
+TREE_ATTN_INLINE LeafShift weigh(float* s) {
+  const Part unseen = all(-__builtin_inff());
+  Part shifts = unseen;
+  PartBits any_unseen{};
+  for (int a = 0; a < kKeys; a += kPartLanes) {
+    const Part x = load_vector<Part>(s + a), shift = ceil(x);
+    shifts = select(shift > shifts, shift, shifts);  // no NaN wins
+    any_unseen |= x == unseen;
+  }
+  float e = shifts[0];
+  std::int32_t is_unseen = any_unseen[0];
+  for (int i = 1; i < kPartLanes; ++i) e = shifts[i] > e ? shifts[i] : e, is_unseen |= any_unseen[i];
+  for (int a = 0; a < kKeys; a += kPartLanes) {
+    const Part x = load_vector<Part>(s + a), shift = ceil(x);
+    const Part weight = select(x == unseen, all(-0.0f), exp2_fraction(x - shift) * pow2(shift - e));
+    __builtin_memcpy(s + a, &weight, sizeof weight);
+  }
+  return {e, is_unseen == 0};
+}
+
+/// D: the sum of the weights over the tree; +0 if no key is seen.
+TREE_ATTN_INLINE float sum_of_weights(const float* w) {
+  Quad sums[kKeys / 4];
+  __builtin_memcpy(sums, w, sizeof sums);
+  for (int n = kKeys / 8; n > 0; n /= 2) {
+    for (int i = 0; i < n; ++i) sums[i] = add_neighbours(sums[2 * i], sums[2 * i + 1]);
+  }
+  return ((sums[0][0] + sums[0][1]) + (sums[0][2] + sums[0][3])) + 0.0f;
+}
+
+/// kPairs pairs of n = sum_a w_a v_a for one query. Rows are read in the order of memory; three levels of the tree stay in
+/// registers, three in the first level of the cache.
+/// @pre all keys are seen
+/// @param[in] v rows, from the first of the pairs on
+/// @param[out] n [kPairs] pairs
+template <class T, int kPairs>
+TREE_ATTN_INLINE void weighted_sum_of_one(Rows v, const float* w, float* n) {
+  struct Row {
+    Lanes x[2 * kPairs];
+  };
+  const Axis<kPairs> axis{kPairs * kPairElements};
+  const auto add_row = [&]<bool kFirst>(int a, Row& sum) TREE_ATTN_LAMBDA {
+    const std::byte* const row = v[a];
+    const float weight = w[a];
+    each<kPairs>([&]<int p>() TREE_ATTN_LAMBDA {
+      const Pair pair = axis.template load<T>(row, p);
+      Lanes &x = sum.x[2 * p], &y = sum.x[2 * p + 1];
+      x = kFirst ? weight * pair.x : x + weight * pair.x;
+      y = kFirst ? weight * pair.y : y + weight * pair.y;
+    });
+    each<2 * kPairs>([&]<int c>() TREE_ATTN_LAMBDA { in_order(sum.x[c]); });
+  };
+  const auto two_rows = [&](int a, Row& sum) TREE_ATTN_LAMBDA {
+    add_row.template operator()<true>(a, sum);
+    add_row.template operator()<false>(a + 1, sum);
+  };
+  const auto add = [](Row& sum, const Row& other) TREE_ATTN_LAMBDA {
+    each<2 * kPairs>([&]<int c>() TREE_ATTN_LAMBDA { sum.x[c] = sum.x[c] + other.x[c]; });
+  };
+  alignas(64) float waiting[3][kPairs * kPairElements];
+  for (int block = 0; block < kKeys / 8; ++block) {
+    Row sum, right, third;
+    two_rows(8 * block, sum), two_rows(8 * block + 2, right), add(sum, right);
+    two_rows(8 * block + 4, right), two_rows(8 * block + 6, third), add(right, third), add(sum, right);
+    int level = 0;
+    for (int i = block; i & 1; i >>= 1, ++level) {
+      each<2 * kPairs>([&]<int c>() TREE_ATTN_LAMBDA { sum.x[c] = load(waiting[level] + c * kLanes) + sum.x[c]; });
+    }
+    float* const to = level == 3 ? n : waiting[level];
+    each<2 * kPairs>([&]<int c>() TREE_ATTN_LAMBDA { store(to + c * kLanes, sum.x[c]); });
+  }
+}
+
+/// The pairs from `begin` on of n, for any number of queries, weights, and lengths of rows: each element is loaded and
+/// widened once.
+/// @param[in] v rows, from their first element on
+/// @param kPlain all keys of all queries are seen, and lift = 1
+/// @param lift multiplies v: 1, or 2^-kLift
+template <class T, bool kPlain, int kPairs>
+TREE_ATTN_INLINE void weighted_sums(Rows v, Rows ahead, Axis<kPairs> d_v, std::int64_t begin, std::int64_t n_queries, const float* w, std::int64_t w_stride,
+                                    float lift, float* n, std::int64_t n_stride, float* waiting) {
+  // w_a v_a, one per row of eight.
+  const auto tree = [&](const Lanes (&x)[8], const float* w8) TREE_ATTN_LAMBDA {
+    const auto product = [&](int i) TREE_ATTN_LAMBDA {
+      if constexpr (kPlain) return w8[i] * x[i];
+      else return is_none(w8[i]) ? none() : w8[i] * (lift * x[i]);
+    };
+    return ((product(0) + product(1)) + (product(2) + product(3))) + ((product(4) + product(5)) + (product(6) + product(7)));
+  };
+  const std::int64_t n_pairs = d_v.pairs() - begin;
+  const std::int64_t floats = n_pairs * kPairElements;  // of one query on one level
+  for (int block = 0; block < kKeys / 8; ++block) {
+    for (std::int64_t p = 0; p < n_pairs; ++p) {
+      Lanes x[8], y[8];
+      each<8>([&]<int r>() TREE_ATTN_LAMBDA {
+        const Pair pair = d_v.template load<T>(v[8 * block + r], begin + p);
+        x[r] = pair.x, y[r] = pair.y;
+        fetch_ahead<kPairBytes<T>>(ahead[8 * block + r] + (begin + p) * kPairBytes<T>);
+      });
+      for (std::int64_t j = 0; j < n_queries; ++j) {
+        const float* const w8 = w + j * w_stride + 8 * block;
+        Lanes sum_x = tree(x, w8), sum_y = tree(y, w8);
+        float* wait = waiting + j * floats + p * kPairElements;
+        int level = 0;
+        for (int i = block; i & 1; i >>= 1, ++level, wait += n_queries * floats) {
+          sum_x = load(wait) + sum_x;
+          sum_y = load(wait + kLanes) + sum_y;
+        }
+        float* const to = level == 3 ? n + j * n_stride + (begin + p) * kPairElements : wait;
+        store(to, sum_x);
+        store(to + kLanes, sum_y);
+      }
+    }
+  }
+}
+
+}  // namespace tree_attn::lanes

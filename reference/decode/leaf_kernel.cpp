@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The loops of the CPU decode. CMake compiles this file once per instruction set, each time with another
+/// TREE_ATTN_INSTRUCTION_SET, so that nothing in it may leave a symbol that another build of it has too.
+#define TREE_ATTN_HOST_DEVICE __attribute__((always_inline))
+#include "reference/decode/leaf.hpp"
+#include "reference/decode/leaf_kernel.hpp"
+#include "reference/state/state.hpp"
+
+namespace tree_attn {
+namespace {
+
+using namespace lanes;
+
+/// Calls f(Axis<kPairs>), with a length that the compiler knows where rows are of 64 or 128 elements; not for F64, which is
+/// there for tests.
+template <class T, class F>
+TREE_ATTN_INLINE void with_axis(std::int64_t size, const F& f) {
+  if constexpr (DTypeTraits<T>::kDType == DType::F64) return f(Axis<0>{size});
+  switch (size) {
+    case 2 * kPairElements: return f(Axis<2>{size});
+    case 4 * kPairElements: return f(Axis<4>{size});
+    default: return f(Axis<0>{size});
+  }
+}
+
+/// The loops over one chunk.
+class ChunkLoop {
+ public:
+  ChunkLoop(const Chunk& chunk, float* workspace)
+      : chunk_(chunk),
+        d_v_(packed_size(chunk.d_v)),
+        q_stride_(packed_size(chunk.d_h)),
+        n_leaves_(static_cast<std::int64_t>(chunk.leaves.size())),
+        s_stride_(n_leaves_ * kLeafKeys),
+        scores_(workspace),
+        waiting_(scores_ + chunk.n_queries * s_stride_),
+        counter_(waiting_ + 3 * chunk.n_queries * d_v_) {}
+
+  /// Scores of all keys: the rows of k are read without a pause for those of v.
+  template <class T>
+  __attribute__((noinline)) void score() {
+    with_axis<T>(chunk_.d_h, [this]<int kPairs>(Axis<kPairs> d_h) TREE_ATTN_LAMBDA {
+      for (std::int64_t leaf = 0; leaf < n_leaves_; ++leaf) {
+        const Rows keys = rows(leaf, chunk_.leaves[leaf].k, chunk_.leaves[leaf].k_stride);
+        const Rows ahead = leaf + 1 < n_leaves_ ? rows(leaf + 1, chunk_.leaves[leaf + 1].k, chunk_.leaves[leaf + 1].k_stride) : rows(0, chunk_.leaves[0].v, chunk_.leaves[0].v_stride);
+        float* const s = scores_ + leaf * kLeafKeys;
+        std::int64_t j = 0;
+        const auto several = [&]<int kQueries>() TREE_ATTN_LAMBDA {
+          for (; j + kQueries <= chunk_.n_queries; j += kQueries) {
+            scores_of_several<T, kPairs, kQueries>(keys, ahead, d_h, chunk_.queries + j * q_stride_, q_stride_, chunk_.score_scale,
+                                                   s + j * s_stride_, s_stride_);
+          }
+        };
+        if constexpr (kPartLanes == kLanes) {
+          several.template operator()<4>();
+          several.template operator()<2>();
+        }
+        for (; j < chunk_.n_queries; ++j) {
+          scores_of_one<T, kPairs>(keys, d_h, chunk_.queries + j * q_stride_, chunk_.score_scale, s + j * s_stride_);
+        }
+      }
+    });
+  }
+
+  /// The states of the leaves, merged as their subtrees fill.
+  template <class T>
+  __attribute__((noinline)) void sum() {
+    for (std::int64_t leaf = 0; leaf < n_leaves_; ++leaf) {
+      float* const w = scores_ + leaf * kLeafKeys;
+      const std::int64_t n = keys_of(leaf);
+      bool plain = chunk_.lift == 0;
+      for (std::int64_t j = 0; j < chunk_.n_queries; ++j) {
+        float *const s = w + j * s_stride_, *const state = slot(n_held_) + j * state_floats(), first = s[0];
+        for (std::int64_t a = n; a < kLeafKeys; ++a) s[a] = -__builtin_inff();
+        const LeafShift leaf_shift = weigh(s);
+        plain = plain && leaf_shift.all_seen;
+        if (chunk_.single_key && s[0] > 0) {
+          s[0] = 1, state[kShift] = first, state[kSum] = 1;
+        } else {
+          state[kShift] = leaf_shift.shift + static_cast<float>(chunk_.lift);
+          state[kSum] = sum_of_weights(s) * pow2(-static_cast<float>(chunk_.lift));
+        }
+      }
+      const Rows values = rows(leaf, chunk_.leaves[leaf].v, chunk_.leaves[leaf].v_stride);
+      if (plain) plain_values<T>(values, leaf + 1 < n_leaves_ ? rows(leaf + 1, chunk_.leaves[leaf + 1].v, chunk_.leaves[leaf + 1].v_stride) : values, w);
+      else
+        weighted_sums<T, false>(values, values, Axis<0>{chunk_.d_v}, 0, chunk_.n_queries, w, s_stride_,
+                                tree_attn::pow2(chunk_.single_key ? 0.0f : -static_cast<float>(chunk_.lift)), slot(n_held_) + kValues, state_floats(), waiting_);
+      ++n_held_;
+      for (std::int64_t i = leaf; i & 1; i >>= 1) merge_last_two();
+    }
+    while (n_held_ > 1) merge_last_two();
+  }
+
+  template <class T>
+  void finish(float* states) {
+    for (std::int64_t j = 0; j < chunk_.n_queries; ++j, states += state_size(chunk_.d_v)) {
+      const float* const from = counter_ + j * state_floats();
+      states[kShift] = from[kShift], states[kSum] = from[kSum];
+      for (std::int64_t i = 0; i < chunk_.d_v; ++i) {
+        states[kValues + i] = from[kValues + i / kPairElements * kPairElements + lane_of<T>(static_cast<int>(i % kPairElements))];
+      }
+    }
+  }
+
+ private:
+  std::int64_t keys_of(std::int64_t leaf) const {
+    const std::int64_t rest = chunk_.n_keys - leaf * kLeafKeys;
+    return rest < kLeafKeys ? rest : kLeafKeys;
+  }
+  Rows rows(std::int64_t leaf, const std::byte* first, std::int64_t stride) const { return {first, stride, keys_of(leaf) - 1}; }
+  std::int64_t state_floats() const { return state_size(d_v_); }
+  float* slot(std::int64_t i) const { return counter_ + i * chunk_.n_queries * state_floats(); }
+
+  template <class T>
+  TREE_ATTN_INLINE void plain_values(Rows values, Rows ahead, const float* w) {
+    float* const n = slot(n_held_) + kValues;
+    std::int64_t done = 0;  // pairs
+    if (chunk_.n_queries == 1) {
+      const auto blocks = [&]<int kPairs>() TREE_ATTN_LAMBDA {
+        for (; (done + kPairs) * kPairElements <= chunk_.d_v; done += kPairs) {
+          Rows part = values;
+          part.first += done * kPairElements * static_cast<std::int64_t>(sizeof(T));
+          weighted_sum_of_one<T, kPairs>(part, w, n + done * kPairElements);
+        }
+      };
+      blocks.template operator()<4>();
+      blocks.template operator()<2>();
+    }
+    if (done * kPairElements >= chunk_.d_v) return;
+    with_axis<T>(chunk_.d_v, [&]<int kPairs>(Axis<kPairs> d_v) TREE_ATTN_LAMBDA {
+      weighted_sums<T, true>(values, ahead, d_v, done, chunk_.n_queries, w, s_stride_, 1.0f, n, state_floats(), waiting_);
+    });
+  }
+
+  void merge_last_two() {
+    --n_held_;
+    float *const left = slot(n_held_ - 1), *const right = slot(n_held_);
+    for (std::int64_t j = 0; j < chunk_.n_queries; ++j) merge(left + j * state_floats(), right + j * state_floats(), d_v_);
+  }
+
+  const Chunk& chunk_;
+  std::int64_t d_v_, q_stride_, n_leaves_, s_stride_;
+  float *scores_, *waiting_, *counter_;
+  std::int64_t n_held_ = 0;
+};
+
+void states(const Chunk& chunk, float* workspace, float* states) {
+  ChunkLoop loop(chunk, workspace);
+  with_dtype(chunk.key_type, [&]<class T>(T) { loop.score<T>(); });
+  with_dtype(chunk.value_type, [&]<class T>(T) { loop.sum<T>(), loop.finish<T>(states); });
+}
+
+void pack_query(const float* q, std::int64_t d_h, DType key_type, float scale, float* packed) {
+  with_dtype(key_type, [&]<class T>(T) {
+    for (std::int64_t i = 0; i < packed_size(d_h); ++i) {
+      packed[i / kPairElements * kPairElements + lane_of<T>(static_cast<int>(i % kPairElements))] = i < d_h ? q[i] * scale : 0;
+    }
+  });
+}
+
+}  // namespace
+
+extern const LeafKernel TREE_ATTN_LEAF_KERNEL;
+const LeafKernel TREE_ATTN_LEAF_KERNEL{TREE_ATTN_INSTRUCTION_SET, pack_query, states};
+
+}  // namespace tree_attn

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The states of a few leaves of one key/value head: the loops of the CPU decode, one build per instruction set (eq.
+/// (7)).
+#pragma once
+
+#include "reference/state/state.hpp"
+#include "reference/state/subtree.hpp"
+#include "reference/tensor/dtype.hpp"
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+namespace tree_attn {
+
+/// Where the rows of one leaf are in memory, at any alignment.
+struct LeafRows {
+  const std::byte *k, *v;            ///< the key and the value of its first position
+  std::int64_t k_stride, v_stride;   ///< bytes from one position to the next
+};
+
+/// Consecutive leaves of one key/value head, the first at an even place as far as their number asks, and the queries that
+/// share it.
+struct Chunk {
+  std::span<const LeafRows> leaves;
+  std::int64_t n_keys;            ///< of all leaves; all but the last are full, and position i of the chunk is in leaf i / 64
+  DType key_type, value_type;
+  std::int64_t d_h, d_v;
+  std::int64_t n_queries;
+  const float* queries;           ///< [n_queries][padded d_h], by LeafKernel::pack_query
+  float score_scale;              ///< multiplies q.k: ScoreScale::score
+  int lift;                       ///< 0 or kLift, see set_key()
+  bool single_key;                ///< the sequence has this one key, see set_single_key()
+};
+
+/// The loops, compiled for one instruction set. All of them compute the same bits.
+struct LeafKernel {
+  std::string_view name;  ///< as TREE_ATTN_INSTRUCTION_SET takes it
+  /// Scales a query and lays its elements out as keys of the type are loaded, padded with zeros.
+  /// @param[in] q [d_h]
+  /// @param[out] packed [padded d_h]
+  void (*pack_query)(const float* q, std::int64_t d_h, DType key_type, float scale, float* packed);
+  /// The states of the chunk's keys, one per query, merged over the canonical tree.
+  /// @param[in] workspace of workspace_floats()
+  /// @param[out] states [n_queries][2 + d_v]
+  void (*states)(const Chunk& chunk, float* workspace, float* states);
+};
+
+/// Elements of a packed row: queries, and values inside the loops, are padded to a multiple of 32.
+constexpr std::int64_t packed_size(std::int64_t d) { return (d + 31) / 32 * 32; }
+
+/// Floats of workspace for chunks of up to n_leaves leaves: the scores; three levels of the tree inside a leaf; and the
+/// states of leaves that wait for their siblings, one per level and the one at hand.
+constexpr std::int64_t workspace_floats(std::int64_t n_leaves, std::int64_t n_queries, std::int64_t d_v) {
+  const int n_waiting = std::bit_width(static_cast<std::uint64_t>(n_leaves)) + 1;
+  return n_queries * (n_leaves * kLeafKeys + 3 * packed_size(d_v) + n_waiting * state_size(packed_size(d_v)));
+}
+
+/// The kernels that this processor can run, the widest first.
+std::span<const LeafKernel* const> leaf_kernels();
+/// The widest of them, or the one that the environment variable TREE_ATTN_INSTRUCTION_SET names.
+/// @throws std::invalid_argument if this processor cannot run the one named, or no kernel has the name
+const LeafKernel& leaf_kernel();
+
+}  // namespace tree_attn
