@@ -27,8 +27,8 @@ constexpr std::int64_t kChunksPerThread = 8;
 /// A step that reads fewer bytes of keys and values ends before another thread has woken.
 constexpr double kBytesWorthThreads = 1 << 18;
 
-/// How a session cuts its work, and what memory that takes. In double: the axes of an empty tensor may be beyond what 64 bits
-/// hold.
+/// How a session cuts its work, and what memory that takes. In double: the axes of an empty tensor may be beyond what 64
+/// bits hold.
 struct SessionPlan {
   double n_rows, n_queries, chunk_leaves, n_subtrees, n_chunks, workspace, n_threads, packed, state;
 
@@ -86,9 +86,13 @@ class CpuSession final : public DecodeSession, public States {
     const AttentionShape& shape = cache_.shape();
     const std::int64_t n_items = shape.batch * shape.kv_heads * n_chunks();
     double bytes = 0;
-    for (const std::int64_t length : lengths) bytes += static_cast<double>(std::clamp(length, capacity.begin, capacity.end) - capacity.begin);
+    for (const std::int64_t length : lengths)
+      bytes += static_cast<double>(std::clamp(length, capacity.begin, capacity.end) - capacity.begin);
     bytes *= static_cast<double>(shape.bytes_per_position()) / static_cast<double>(std::max<std::int64_t>(shape.batch, 1));
-    pool_.run(n_items, bytes < kBytesWorthThreads, [](void* self, int thread, std::int64_t item) { static_cast<CpuSession*>(self)->compute(thread, item); }, this, progress);
+    pool_.run(
+        n_items, bytes < kBytesWorthThreads,
+        [](void* self, int thread, std::int64_t item) { static_cast<CpuSession*>(self)->compute(thread, item); }, this,
+        progress);
 
     // Siblings merge as they are appended.
     forest_.clear();
@@ -143,9 +147,11 @@ class CpuSession final : public DecodeSession, public States {
       return;
     }
     LeafRows* const leaves = leaves_.data() + thread * chunk_leaves_;
-    std::size_t n_leaves = 0;
-    for (std::int64_t position = subtree.begin(); position < end; position += kLeafKeys) leaves[n_leaves++] = cache_.leaf(i, h, position);
-    const Chunk chunk{.leaves = {leaves, n_leaves},
+    std::int64_t n_leaves = 0;
+    for (std::int64_t position = subtree.begin(); position < end; position += kLeafKeys)
+      leaves[n_leaves++] = cache_.leaf(i, h, position);
+    const Chunk chunk{.leaves = leaves,
+                      .n_leaves = n_leaves,
                       .n_keys = end - subtree.begin(),
                       .key_type = shape.dtype,
                       .value_type = shape.value_dtype,
@@ -156,7 +162,8 @@ class CpuSession final : public DecodeSession, public States {
                       .score_scale = scale_.score,
                       .lift = lift_,
                       .single_key = length == 1 && subtree.begin() == 0};
-    kernel_.states(chunk, workspace_.data() + thread * (static_cast<std::int64_t>(workspace_.size()) / pool_.size()), states);
+    kernel_.states(chunk, workspace_.data() + thread * (static_cast<std::int64_t>(workspace_.size()) / pool_.size()),
+                   states);
   }
 
   const CpuCache& cache_;
@@ -185,9 +192,11 @@ class CpuBackend final : public Backend {
   MemoryNeed memory(const AttentionShape& shape, KeyRange capacity) const override {
     const SessionPlan plan(shape, capacity, n_threads_);
     MemoryNeed need;
-    need.session = sizeof(float) * (static_cast<double>(shape.head_dim) + plan.n_rows * (plan.packed + (plan.n_chunks + plan.n_subtrees) * plan.state) +
+    need.session = sizeof(float) * (static_cast<double>(shape.head_dim) +
+                                    plan.n_rows * (plan.packed + (plan.n_chunks + plan.n_subtrees) * plan.state) +
                                     plan.n_threads * plan.workspace) +
-                   sizeof(LeafRows) * plan.n_threads * plan.chunk_leaves + sizeof(Subtree) * (plan.n_chunks + plan.n_subtrees);
+                   sizeof(LeafRows) * plan.n_threads * plan.chunk_leaves +
+                   sizeof(Subtree) * (plan.n_chunks + plan.n_subtrees);
     need.cache = static_cast<double>(capacity.size()) * static_cast<double>(shape.bytes_per_position());
     return need;
   }
@@ -201,10 +210,13 @@ class CpuBackend final : public Backend {
 
 }  // namespace
 
-std::unique_ptr<DecodeSession> CpuCache::open(double scale) const { return std::make_unique<CpuSession>(*this, scale, n_threads_); }
+std::unique_ptr<DecodeSession> CpuCache::open(double scale) const {
+  return std::make_unique<CpuSession>(*this, scale, n_threads_);
+}
 
 const Backend& cpu_backend(int n_threads) {
-  if (n_threads < 1) throw std::invalid_argument("cpu_backend: " + std::to_string(n_threads) + " threads, at least 1 is needed");
+  if (n_threads < 1)
+    throw std::invalid_argument("cpu_backend: " + std::to_string(n_threads) + " threads, at least 1 is needed");
   static std::mutex mutex;
   static std::map<int, CpuBackend> backends;
   const std::lock_guard lock(mutex);

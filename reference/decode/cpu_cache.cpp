@@ -18,7 +18,8 @@ CpuCache::CpuCache(const AttentionShape& shape, KeyRange capacity, int n_threads
 LeafRows CpuCache::leaf(std::int64_t i, std::int64_t h, std::int64_t position) const {
   const std::int64_t a = position - capacity().begin;
   if (a < borrowed_[static_cast<std::size_t>(i)]) {
-    return {shard_.k.row(i, h, a), shard_.v.row(i, h, a), shard_.k.stride[2] * static_cast<std::int64_t>(bytes_of(shard_.k.dtype)),
+    return {shard_.k.row(i, h, a), shard_.v.row(i, h, a),
+            shard_.k.stride[2] * static_cast<std::int64_t>(bytes_of(shard_.k.dtype)),
             shard_.v.stride[2] * static_cast<std::int64_t>(bytes_of(shard_.v.dtype))};
   }
   const std::int64_t row = own_row(i, h, a);
@@ -79,7 +80,8 @@ void CpuCache::write(std::int64_t entry, std::int64_t first, const TensorView& k
   std::int64_t& borrowed = borrowed_[static_cast<std::size_t>(entry)];
   const std::int64_t kept = std::min(borrowed, first), begin = capacity().begin;
   borrowed = std::max<std::int64_t>(0, (begin + kept) / kLeafKeys * kLeafKeys - begin);
-  copy_rows(entry, borrowed, shard_.k.entry(entry).positions(borrowed, kept), shard_.v.entry(entry).positions(borrowed, kept));
+  copy_rows(entry, borrowed, shard_.k.entry(entry).positions(borrowed, kept),
+            shard_.v.entry(entry).positions(borrowed, kept));
   copy_rows(entry, first, k, v);
 }
 

@@ -34,7 +34,9 @@ class CpuCache final : public KvCache {
  private:
   std::int64_t key_bytes() const { return shape().head_dim * static_cast<std::int64_t>(bytes_of(shape().dtype)); }
   std::int64_t value_bytes() const { return shape().value_dim * static_cast<std::int64_t>(bytes_of(shape().value_dtype)); }
-  std::int64_t own_row(std::int64_t i, std::int64_t h, std::int64_t a) const { return (i * shape().kv_heads + h) * most_ + a; }
+  std::int64_t own_row(std::int64_t i, std::int64_t h, std::int64_t a) const {
+    return (i * shape().kv_heads + h) * most_ + a;
+  }
   void copy_rows(std::int64_t entry, std::int64_t first, const TensorView& k, const TensorView& v);
 
   int n_threads_;

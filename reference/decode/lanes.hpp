@@ -33,7 +33,7 @@ inline constexpr int kPartLanes = 4;
 #endif
 inline constexpr int kParts = kLanes / kPartLanes;
 
-using Part = float __attribute__((vector_size(4 * kPartLanes)));            ///< one register
+using Part = float __attribute__((vector_size(4 * kPartLanes)));             ///< one register
 using PartBits = std::int32_t __attribute__((vector_size(4 * kPartLanes)));  ///< its bits, or a mask
 using Quad = float __attribute__((vector_size(16)));
 
@@ -112,7 +112,7 @@ TREE_ATTN_INLINE void fetch_ahead(const std::byte* p) {
 inline constexpr int kPairElements = 2 * kLanes;
 /// Their bytes in memory.
 template <class T>
-inline constexpr int kPairBytes = kPairElements * static_cast<int>(sizeof(T));
+inline constexpr int kPairBytes = kPairElements* static_cast<int>(sizeof(T));
 
 /// 32 neighbouring elements of a row. F64, F32 and F16: the first sixteen, then the others; BF16: the even ones, then the
 /// odd ones, which takes a shift and a mask where another order would take shuffles.
@@ -189,8 +189,8 @@ TREE_ATTN_INLINE Quad sum_to_quad(const Lanes& x) {
   using Octet = float __attribute__((vector_size(32)));
 #if defined(__AVX512F__)
   const Part p = x.part[0];
-  const Octet eight = __builtin_shufflevector(p, p, 0, 1, 2, 3, 4, 5, 6, 7) +
-                      __builtin_shufflevector(p, p, 8, 9, 10, 11, 12, 13, 14, 15);
+  const Octet eight =
+      __builtin_shufflevector(p, p, 0, 1, 2, 3, 4, 5, 6, 7) + __builtin_shufflevector(p, p, 8, 9, 10, 11, 12, 13, 14, 15);
 #else
   const Octet eight = x.part[0] + x.part[1];
 #endif

@@ -7,8 +7,8 @@
 ///     e = max_a ceil(s_a),   w_a = 2^(s_a - e),   D = sum_a w_a,   n = sum_a w_a v_a,
 ///
 /// with both sums over the tree ((0 + 1) + (2 + 3)) + ... of the key's positions. These are the bits of merging key by key,
-/// because multiplying by a power of two commutes with rounding; docs/5-tree.md has the proof and its one exception, products
-/// below the smallest normal number.
+/// because multiplying by a power of two commutes with rounding; docs/5-tree.md has the proof and its one exception,
+/// products below the smallest normal number.
 #pragma once
 
 #include "reference/decode/lanes.hpp"
@@ -75,7 +75,8 @@ TREE_ATTN_INLINE void scores_of_one(Rows keys, Axis<kPairs> d_h, const float* q,
         each<kPairs>([&]<int p>() TREE_ATTN_LAMBDA { add_product<p == 0>(product, d_h.template load<T>(key, p), held[p]); });
       } else {
         add_product<true>(product, d_h.template load<T>(key, 0), load_packed(q, 0));
-        for (std::int64_t p = 1; p < d_h.pairs(); ++p) add_product<false>(product, d_h.template load<T>(key, p), load_packed(q, p));
+        for (std::int64_t p = 1; p < d_h.pairs(); ++p)
+          add_product<false>(product, d_h.template load<T>(key, p), load_packed(q, p));
       }
       in_order(product);
     });
@@ -87,8 +88,8 @@ TREE_ATTN_INLINE void scores_of_one(Rows keys, Axis<kPairs> d_h, const float* q,
 /// @param s_stride floats from the scores of one query to those of the next
 /// @param ahead rows that will be read next, of the same shape
 template <class T, int kPairs, int kQueries>
-TREE_ATTN_INLINE void scores_of_several(Rows keys, Rows ahead, Axis<kPairs> d_h, const float* q, std::int64_t q_stride, float scale, float* s,
-                                        std::int64_t s_stride) {
+TREE_ATTN_INLINE void scores_of_several(Rows keys, Rows ahead, Axis<kPairs> d_h, const float* q, std::int64_t q_stride,
+                                        float scale, float* s, std::int64_t s_stride) {
   constexpr int kAtOnce = 16 / kQueries;
   for (int a = 0; a < kKeys; a += kAtOnce) {
     Lanes products[16];
@@ -196,13 +197,16 @@ TREE_ATTN_INLINE void weighted_sum_of_one(Rows v, const float* w, float* n) {
 /// @param kPlain all keys of all queries are seen, and lift = 1
 /// @param lift multiplies v: 1, or 2^-kLift
 template <class T, bool kPlain, int kPairs>
-TREE_ATTN_INLINE void weighted_sums(Rows v, Rows ahead, Axis<kPairs> d_v, std::int64_t begin, std::int64_t n_queries, const float* w, std::int64_t w_stride,
-                                    float lift, float* n, std::int64_t n_stride, float* waiting) {
+TREE_ATTN_INLINE void weighted_sums(Rows v, Rows ahead, Axis<kPairs> d_v, std::int64_t begin, std::int64_t n_queries,
+                                    const float* w, std::int64_t w_stride, float lift, float* n, std::int64_t n_stride,
+                                    float* waiting) {
   // w_a v_a, one per row of eight.
-  const auto tree = [&](const Lanes (&x)[8], const float* w8) TREE_ATTN_LAMBDA {
+  const auto tree = [&](const Lanes(&x)[8], const float* w8) TREE_ATTN_LAMBDA {
     const auto product = [&](int i) TREE_ATTN_LAMBDA {
-      if constexpr (kPlain) return w8[i] * x[i];
-      else return is_none(w8[i]) ? none() : w8[i] * (lift * x[i]);
+      if constexpr (kPlain)
+        return w8[i] * x[i];
+      else
+        return is_none(w8[i]) ? none() : w8[i] * (lift * x[i]);
     };
     return ((product(0) + product(1)) + (product(2) + product(3))) + ((product(4) + product(5)) + (product(6) + product(7)));
   };

@@ -3,8 +3,9 @@
 /// @brief The loops of the CPU decode. CMake compiles this file once per instruction set, each time with another
 /// TREE_ATTN_INSTRUCTION_SET, so that nothing in it may leave a symbol that another build of it has too.
 #define TREE_ATTN_HOST_DEVICE __attribute__((always_inline))
-#include "reference/decode/leaf.hpp"
 #include "reference/decode/leaf_kernel.hpp"
+
+#include "reference/decode/leaf.hpp"
 #include "reference/state/state.hpp"
 
 namespace tree_attn {
@@ -31,7 +32,7 @@ class ChunkLoop {
       : chunk_(chunk),
         d_v_(packed_size(chunk.d_v)),
         q_stride_(packed_size(chunk.d_h)),
-        n_leaves_(static_cast<std::int64_t>(chunk.leaves.size())),
+        n_leaves_(chunk.n_leaves),
         s_stride_(n_leaves_ * kLeafKeys),
         scores_(workspace),
         waiting_(scores_ + chunk.n_queries * s_stride_),
@@ -43,13 +44,14 @@ class ChunkLoop {
     with_axis<T>(chunk_.d_h, [this]<int kPairs>(Axis<kPairs> d_h) TREE_ATTN_LAMBDA {
       for (std::int64_t leaf = 0; leaf < n_leaves_; ++leaf) {
         const Rows keys = rows(leaf, chunk_.leaves[leaf].k, chunk_.leaves[leaf].k_stride);
-        const Rows ahead = leaf + 1 < n_leaves_ ? rows(leaf + 1, chunk_.leaves[leaf + 1].k, chunk_.leaves[leaf + 1].k_stride) : rows(0, chunk_.leaves[0].v, chunk_.leaves[0].v_stride);
+        const Rows ahead = leaf + 1 < n_leaves_ ? rows(leaf + 1, chunk_.leaves[leaf + 1].k, chunk_.leaves[leaf + 1].k_stride)
+                                                : rows(0, chunk_.leaves[0].v, chunk_.leaves[0].v_stride);
         float* const s = scores_ + leaf * kLeafKeys;
         std::int64_t j = 0;
         const auto several = [&]<int kQueries>() TREE_ATTN_LAMBDA {
           for (; j + kQueries <= chunk_.n_queries; j += kQueries) {
-            scores_of_several<T, kPairs, kQueries>(keys, ahead, d_h, chunk_.queries + j * q_stride_, q_stride_, chunk_.score_scale,
-                                                   s + j * s_stride_, s_stride_);
+            scores_of_several<T, kPairs, kQueries>(keys, ahead, d_h, chunk_.queries + j * q_stride_, q_stride_,
+                                                   chunk_.score_scale, s + j * s_stride_, s_stride_);
           }
         };
         if constexpr (kPartLanes == kLanes) {
@@ -83,10 +85,14 @@ class ChunkLoop {
         }
       }
       const Rows values = rows(leaf, chunk_.leaves[leaf].v, chunk_.leaves[leaf].v_stride);
-      if (plain) plain_values<T>(values, leaf + 1 < n_leaves_ ? rows(leaf + 1, chunk_.leaves[leaf + 1].v, chunk_.leaves[leaf + 1].v_stride) : values, w);
+      if (plain)
+        plain_values<T>(
+            values,
+            leaf + 1 < n_leaves_ ? rows(leaf + 1, chunk_.leaves[leaf + 1].v, chunk_.leaves[leaf + 1].v_stride) : values, w);
       else
         weighted_sums<T, false>(values, values, Axis<0>{chunk_.d_v}, 0, chunk_.n_queries, w, s_stride_,
-                                tree_attn::pow2(chunk_.single_key ? 0.0f : -static_cast<float>(chunk_.lift)), slot(n_held_) + kValues, state_floats(), waiting_);
+                                tree_attn::pow2(chunk_.single_key ? 0.0f : -static_cast<float>(chunk_.lift)),
+                                slot(n_held_) + kValues, state_floats(), waiting_);
       ++n_held_;
       for (std::int64_t i = leaf; i & 1; i >>= 1) merge_last_two();
     }
@@ -99,7 +105,8 @@ class ChunkLoop {
       const float* const from = counter_ + j * state_floats();
       states[kShift] = from[kShift], states[kSum] = from[kSum];
       for (std::int64_t i = 0; i < chunk_.d_v; ++i) {
-        states[kValues + i] = from[kValues + i / kPairElements * kPairElements + lane_of<T>(static_cast<int>(i % kPairElements))];
+        states[kValues + i] =
+            from[kValues + i / kPairElements * kPairElements + lane_of<T>(static_cast<int>(i % kPairElements))];
       }
     }
   }
@@ -109,7 +116,9 @@ class ChunkLoop {
     const std::int64_t rest = chunk_.n_keys - leaf * kLeafKeys;
     return rest < kLeafKeys ? rest : kLeafKeys;
   }
-  Rows rows(std::int64_t leaf, const std::byte* first, std::int64_t stride) const { return {first, stride, keys_of(leaf) - 1}; }
+  Rows rows(std::int64_t leaf, const std::byte* first, std::int64_t stride) const {
+    return {first, stride, keys_of(leaf) - 1};
+  }
   std::int64_t state_floats() const { return state_size(d_v_); }
   float* slot(std::int64_t i) const { return counter_ + i * chunk_.n_queries * state_floats(); }
 
@@ -155,7 +164,8 @@ void states(const Chunk& chunk, float* workspace, float* states) {
 void pack_query(const float* q, std::int64_t d_h, DType key_type, float scale, float* packed) {
   with_dtype(key_type, [&]<class T>(T) {
     for (std::int64_t i = 0; i < packed_size(d_h); ++i) {
-      packed[i / kPairElements * kPairElements + lane_of<T>(static_cast<int>(i % kPairElements))] = i < d_h ? q[i] * scale : 0;
+      packed[i / kPairElements * kPairElements + lane_of<T>(static_cast<int>(i % kPairElements))] =
+          i < d_h ? q[i] * scale : 0;
     }
   });
 }

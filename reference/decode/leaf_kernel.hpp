@@ -18,22 +18,23 @@ namespace tree_attn {
 
 /// Where the rows of one leaf are in memory, at any alignment.
 struct LeafRows {
-  const std::byte *k, *v;            ///< the key and the value of its first position
-  std::int64_t k_stride, v_stride;   ///< bytes from one position to the next
+  const std::byte *k, *v;           ///< the key and the value of its first position
+  std::int64_t k_stride, v_stride;  ///< bytes from one position to the next
 };
 
 /// Consecutive leaves of one key/value head, the first at an even place as far as their number asks, and the queries that
 /// share it.
 struct Chunk {
-  std::span<const LeafRows> leaves;
-  std::int64_t n_keys;            ///< of all leaves; all but the last are full, and position i of the chunk is in leaf i / 64
+  const LeafRows* leaves;
+  std::int64_t n_leaves;
+  std::int64_t n_keys;  ///< of all leaves; all but the last are full, and position i of the chunk is in leaf i / 64
   DType key_type, value_type;
   std::int64_t d_h, d_v;
   std::int64_t n_queries;
-  const float* queries;           ///< [n_queries][padded d_h], by LeafKernel::pack_query
-  float score_scale;              ///< multiplies q.k: ScoreScale::score
-  int lift;                       ///< 0 or kLift, see set_key()
-  bool single_key;                ///< the sequence has this one key, see set_single_key()
+  const float* queries;  ///< [n_queries][padded d_h], by LeafKernel::pack_query
+  float score_scale;     ///< multiplies q.k: ScoreScale::score
+  int lift;              ///< 0 or kLift, see set_key()
+  bool single_key;       ///< the sequence has this one key, see set_single_key()
 };
 
 /// The loops, compiled for one instruction set. All of them compute the same bits.

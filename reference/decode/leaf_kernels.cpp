@@ -34,7 +34,8 @@ bool can_run(const LeafKernel& kernel) {
   const bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
                   __builtin_cpu_supports("bmi2") && (basic & bit_F16C) != 0 && (extended & bit_LZCNT) != 0;
   const bool v4 = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                  __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+                  __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
+                  __builtin_cpu_supports("avx512vl");
   return &kernel == &leaf_kernel_x86_64_v4 ? v4 : &kernel == &leaf_kernel_x86_64_v3 ? v3 : true;
 }
 #else

@@ -21,7 +21,8 @@ void pause() {
 }  // namespace
 
 ThreadPool::ThreadPool(int n_threads) {
-  if (n_threads < 1) throw std::invalid_argument("ThreadPool: " + std::to_string(n_threads) + " threads, at least 1 is needed");
+  if (n_threads < 1)
+    throw std::invalid_argument("ThreadPool: " + std::to_string(n_threads) + " threads, at least 1 is needed");
   for (int thread = 1; thread < n_threads; ++thread) threads_.emplace_back([this, thread] { serve(thread); });
 }
 
@@ -83,8 +84,10 @@ void ThreadPool::run(std::int64_t n_items, bool alone, Work work, void* context,
   }
   // The last items of the other threads.
   for (int spin = 0; n_done_.load(std::memory_order_acquire) < n_items; ++spin) {
-    if (spin < kSpins) pause();
-    else std::this_thread::yield();
+    if (spin < kSpins)
+      pause();
+    else
+      std::this_thread::yield();
   }
 }
 

@@ -42,8 +42,8 @@ class ThreadPool {
   void* context_ = nullptr;
   std::int64_t n_items_ = 0;
 
-  /// Number of the step in the upper half, items of it that nobody has taken yet in the lower: a thread that wakes late finds
-  /// another step or no item, and touches neither.
+  /// Number of the step in the upper half, items of it that nobody has taken yet in the lower: a thread that wakes late
+  /// finds another step or no item, and touches neither.
   std::atomic<std::uint64_t> step_{0};
   std::atomic<std::int64_t> n_done_{0};
   std::atomic<bool> stops_{false};

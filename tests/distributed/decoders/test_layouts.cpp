@@ -15,7 +15,8 @@ constexpr unsigned kSeed = 5300;
 constexpr int kLayouts = 36;
 constexpr float kInf = std::numeric_limits<float>::infinity(), kNaN = std::numeric_limits<float>::quiet_NaN();
 
-/// p ranks on random nodes with random cuts at multiples of 64: anywhere, among the first 128 keys, or twice at one position.
+/// p ranks on random nodes with random cuts at multiples of 64: anywhere, among the first 128 keys, or twice at one
+/// position.
 Layout random_layout(std::mt19937& random, std::int64_t n_keys, int p) {
   const auto below = [&](std::int64_t n) { return std::uniform_int_distribution<std::int64_t>(0, n - 1)(random); };
   std::vector<std::int64_t> cuts{0, n_keys};

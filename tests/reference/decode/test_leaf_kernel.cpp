@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The loops over leaves, in every build that this processor runs: bits of the tree down to single keys, scores in
+/// the order that is written down, conversions.
+#include "reference/decode/leaf_kernel.hpp"
+#include "reference/state/forest.hpp"
+#include "tests/support/compare.hpp"
+
+#include <doctest/doctest.h>
+
+#include <array>
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+namespace tree_attn::test {
+namespace {
+
+constexpr float kInf = std::numeric_limits<float>::infinity(), kNaN = std::numeric_limits<float>::quiet_NaN();
+constexpr std::uint32_t kSeed = 7100;
+
+/// Rows of one type, each at an odd address and with a gap behind it.
+class Rows {
+ public:
+  Rows(DType dtype, std::int64_t n, std::int64_t d)
+      : dtype_(dtype), n_(n), d_(d), bytes_(static_cast<std::size_t>(n * stride() + 1)) {}
+  std::int64_t stride() const { return d_ * static_cast<std::int64_t>(bytes_of(dtype_)) + 3; }
+  const std::byte* row(std::int64_t a) const { return bytes_.data() + 1 + a * stride(); }
+  void set(std::int64_t a, std::int64_t i, float x) {
+    with_dtype(dtype_, [&]<class T>(T) {
+      const T stored = narrow<T>(x);
+      std::memcpy(bytes_.data() + 1 + a * stride() + i * static_cast<std::int64_t>(sizeof(T)), &stored, sizeof stored);
+    });
+  }
+  /// As F32.
+  float get(std::int64_t a, std::int64_t i) const {
+    float x = 0;
+    with_dtype(dtype_, [&]<class T>(T) {
+      T stored;
+      std::memcpy(&stored, row(a) + i * static_cast<std::int64_t>(sizeof(T)), sizeof stored);
+      x = static_cast<float>(widen(stored));
+    });
+    return x;
+  }
+  std::int64_t size() const { return n_; }
+  std::int64_t length() const { return d_; }
+  DType dtype() const { return dtype_; }
+
+ private:
+  DType dtype_;
+  std::int64_t n_, d_;
+  std::vector<std::byte> bytes_;
+};
+
+/// States of the keys [begin, begin + n) for packed queries, [n_queries][2 + d_v].
+std::vector<float> states_of(const LeafKernel& kernel, const Rows& k, const Rows& v, std::int64_t begin, std::int64_t n,
+                             const std::vector<float>& q, std::int64_t n_queries, int lift = 0) {
+  std::vector<float> packed(static_cast<std::size_t>(n_queries * packed_size(k.length())), kNaN);
+  for (std::int64_t j = 0; j < n_queries; ++j)
+    kernel.pack_query(q.data() + j * k.length(), k.length(), k.dtype(), 1, packed.data() + j * packed_size(k.length()));
+  std::vector<LeafRows> leaves;
+  for (std::int64_t a = begin; a < begin + n; a += kLeafKeys) leaves.push_back({k.row(a), v.row(a), k.stride(), v.stride()});
+  const std::int64_t n_leaves = std::ssize(leaves);
+  std::vector<float> workspace(static_cast<std::size_t>(workspace_floats(n_leaves, n_queries, v.length())), kNaN);
+  std::vector<float> states(static_cast<std::size_t>(n_queries * state_size(v.length())), kNaN);
+  kernel.states({leaves.data(), n_leaves, n, k.dtype(), v.dtype(), k.length(), v.length(), n_queries, packed.data(), 1.0f,
+                 lift, false},
+                workspace.data(), states.data());
+  return states;
+}
+
+/// Equal in bits; any NaN equals any other, and the sign of a zero counts.
+bool same(float a, float b) { return std::isnan(a) ? std::isnan(b) : bits_of(a) == bits_of(b); }
+
+struct Draw {
+  const char* name;
+  float score_scale, value_scale;
+  bool special;  ///< values of Inf and NaN, keys of -inf: scores that are not seen
+};
+constexpr std::array<Draw, 5> kDraws{{{"normal", 1, 1, false},
+                                      {"scores x 30", 30, 1, false},
+                                      {"scores x 300", 300, 1, false},
+                                      {"values of 3e37", 1, 3e37f, false},
+                                      {"special", 3, 1, true}}};
+
+}  // namespace
+
+/// @tested{thm_1, Thm. 1}
+TEST_CASE("leaf: one shift per leaf has the bits of merging key by key") {
+  CAPTURE(kSeed);
+  std::int64_t n_compared = 0, n_unseen = 0;
+  for (const LeafKernel* kernel : leaf_kernels()) {
+    for (const DType dtype : {DType::F32, DType::F16, DType::BF16, DType::F64}) {
+      for (const Draw& draw : kDraws) {
+        if (dtype == DType::F16 && draw.value_scale > 1) continue;  // beyond its range
+        std::mt19937 random(kSeed);
+        std::normal_distribution<float> normal;
+        for (const auto& [d_h, d_v] : {std::pair{5, 1}, {16, 17}, {32, 33}, {64, 64}, {100, 80}, {128, 128}, {40, 200}}) {
+          for (const std::int64_t n_queries : {1, 2, 3, 4, 7}) {
+            for (const std::int64_t n : {1, 2, 63, 64, 65, 200, 256}) {
+              Rows k(dtype, n, d_h), v(dtype, n, d_v);
+              for (std::int64_t a = 0; a < n; ++a) {
+                for (std::int64_t i = 0; i < d_h; ++i) k.set(a, i, normal(random));
+                for (std::int64_t i = 0; i < d_v; ++i) v.set(a, i, normal(random) * draw.value_scale);
+                if (draw.special && random() % 3 == 0) k.set(a, 0, -kInf);
+                if (draw.special && random() % 40 == 0) v.set(a, d_v - 1, random() % 2 == 0 ? kInf : kNaN);
+              }
+              std::vector<float> q(static_cast<std::size_t>(n_queries * d_h));
+              for (float& x : q) x = normal(random) * draw.score_scale / std::sqrt(static_cast<float>(d_h));
+              if (draw.special) {
+                for (std::int64_t j = 0; j < n_queries; ++j) q[static_cast<std::size_t>(j * d_h)] = 1;  // -inf k_0: not seen
+              }
+              INFO(kernel->name << ", " << name_of(dtype) << ", " << draw.name << ", d_h " << d_h << ", d_v " << d_v << ", "
+                                << n_queries << " queries, " << n << " keys");
+              const std::vector<float> together = states_of(*kernel, k, v, 0, n, q, n_queries);
+              Forest<float> forest(n_queries, d_v);
+              for (std::int64_t a = 0; a < n; ++a) {
+                const std::vector<float> key = states_of(*kernel, k, v, a, 1, q, n_queries);
+                for (std::int64_t j = 0; j < n_queries; ++j) n_unseen += is_empty(key.data() + j * state_size(d_v));
+                std::copy(key.begin(), key.end(), forest.slot());
+                forest.push({0, a});
+              }
+              const std::span<const float> by_key = forest.fold();
+              std::int64_t n_different = 0;
+              for (std::size_t i = 0; i < together.size(); ++i) n_different += !same(together[i], by_key[i]);
+              REQUIRE(n_different == 0);
+              n_compared += std::ssize(together);
+            }
+          }
+        }
+      }
+    }
+  }
+  CHECK(n_unseen > 1000);
+  MESSAGE(n_compared << " elements compared");
+}
+
+/// The score of a key in the order that docs/5-tree.md states: sixteen partial sums, then halves, quarters and neighbours.
+float score_as_written(const Rows& k, std::int64_t a, const float* q) {
+  std::array<float, 16> sums{};
+  const bool by_parity = k.dtype() == DType::BF16;
+  for (std::int64_t pair = 0; pair < k.length(); pair += 32) {
+    for (std::int64_t half = 0; half < 2; ++half) {
+      for (std::int64_t lane = 0; lane < 16; ++lane) {
+        const std::int64_t i = pair + (by_parity ? 2 * lane + half : 16 * half + lane);
+        volatile float product = i < k.length() ? k.get(a, i) * q[i] : 0;  // rounded by itself
+        float& sum = sums[static_cast<std::size_t>(lane)];
+        sum = pair + half == 0 ? product : sum + product;
+      }
+    }
+  }
+  for (std::size_t i = 0; i < 8; ++i) sums[i] += sums[i + 8];
+  for (std::size_t i = 0; i < 4; ++i) sums[i] += sums[i + 4];
+  return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
+
+/// @tested{eq_7, eq. (7)}
+TEST_CASE(
+    "leaf: the state of a key is (ceil s, 2^(s - e), 2^(s - e) v) with s in the order of additions that is written down") {
+  CAPTURE(kSeed);
+  std::mt19937 random(kSeed);
+  std::normal_distribution<float> normal;
+  double largest = 0;
+  for (const LeafKernel* kernel : leaf_kernels()) {
+    for (const DType dtype : {DType::F32, DType::F16, DType::BF16, DType::F64}) {
+      for (std::int64_t d = 1; d <= 140; ++d) {
+        INFO(kernel->name << ", " << name_of(dtype) << ", d " << d);
+        Rows k(dtype, 20, d), v(dtype, 20, d);
+        for (std::int64_t a = 0; a < 20; ++a) {
+          for (std::int64_t i = 0; i < d; ++i) k.set(a, i, normal(random)), v.set(a, i, normal(random));
+        }
+        for (const std::int64_t n_queries : {1, 3}) {
+          std::vector<float> q(static_cast<std::size_t>(n_queries * d));
+          for (float& x : q) x = normal(random);
+          for (std::int64_t a = 0; a < 20; ++a) {
+            const std::vector<float> states = states_of(*kernel, k, v, a, 1, q, n_queries);
+            for (std::int64_t j = 0; j < n_queries; ++j) {
+              const float* const state = states.data() + j * state_size(d);
+              const float s = score_as_written(k, a, q.data() + j * d);
+              REQUIRE(state[kShift] == key_shift(s));
+              const double weight = std::exp2(static_cast<double>(s) - std::ceil(s));
+              largest = std::max(largest, std::abs(state[kSum] - weight) / weight * 0x1p24);
+              for (std::int64_t i = 0; i < d; ++i)
+                REQUIRE(bits_of(state[kValues + i]) == bits_of(state[kSum] * v.get(a, i)));
+            }
+          }
+        }
+      }
+    }
+  }
+  CHECK(largest < 2);  // ErrorTerms::exp_error
+  MESSAGE("largest relative error of a weight: " << largest << " u");
+}
+
+TEST_CASE("leaf: every F16 and every BF16 is widened as widen() does, by every build") {
+  for (const LeafKernel* kernel : leaf_kernels()) {
+    for (const DType dtype : {DType::F16, DType::BF16}) {
+      constexpr std::int64_t kPerRow = 96;
+      Rows k(DType::F32, 1, 1);
+      k.set(0, 0, 0);  // s = 0: a weight of 1
+      for (std::int64_t first = 0; first < 65536; first += kPerRow) {
+        std::vector<std::uint16_t> row(kPerRow);
+        for (std::int64_t i = 0; i < kPerRow; ++i) row[static_cast<std::size_t>(i)] = static_cast<std::uint16_t>(first + i);
+        const LeafRows leaf{k.row(0), reinterpret_cast<const std::byte*>(row.data()), k.stride(), 0};
+        for (const std::int64_t n_queries : {1, 2}) {
+          std::vector<float> packed(64, 0), workspace(static_cast<std::size_t>(workspace_floats(1, 2, kPerRow))),
+              states(2 * (2 + kPerRow));
+          kernel->states({&leaf, 1, 1, DType::F32, dtype, 1, kPerRow, n_queries, packed.data(), 1.0f, 0, false},
+                         workspace.data(), states.data());
+          for (std::int64_t i = 0; i < kPerRow; ++i) {
+            const std::uint16_t bits = row[static_cast<std::size_t>(i)];
+            const float want = dtype == DType::F16 ? widen(Half{bits}) : widen(BFloat16{bits});
+            INFO(kernel->name << ", " << name_of(dtype) << ", bits " << bits);
+            REQUIRE(same(states[static_cast<std::size_t>(kValues + i)], want));
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("leaf: a lift scales D and n by 2^-64 exactly, and keeps sums finite that overflow without") {
+  for (const LeafKernel* kernel : leaf_kernels()) {
+    for (const float value : {1.5f, 3e38f}) {
+      Rows k(DType::F32, 130, 3), v(DType::F32, 130, 40);
+      for (std::int64_t a = 0; a < 130; ++a) {
+        for (std::int64_t i = 0; i < 3; ++i) k.set(a, i, 0.25f * static_cast<float>(a % 5));
+        for (std::int64_t i = 0; i < 40; ++i) v.set(a, i, value);
+      }
+      const std::vector<float> q{1, -1, 2}, plain = states_of(*kernel, k, v, 0, 130, q, 1),
+                                            lifted = states_of(*kernel, k, v, 0, 130, q, 1, kLift);
+      CHECK(lifted[kShift] == plain[kShift] + kLift);
+      CHECK(lifted[kSum] == plain[kSum] * 0x1p-64f);
+      for (std::size_t i = kValues; i < plain.size(); ++i) {
+        if (value < 2)
+          CHECK(lifted[i] == plain[i] * 0x1p-64f);
+        else
+          CHECK((std::isinf(plain[i]) && std::isfinite(lifted[i])));
+      }
+    }
+  }
+}
+
+}  // namespace tree_attn::test
