@@ -102,12 +102,6 @@ TREE_ATTN_INLINE void in_order([[maybe_unused]] Lanes& x) {
   in_order();
 #endif
 }
-/// Asks for the bytes from p on to be brought to the second level of the cache.
-template <int kBytes>
-TREE_ATTN_INLINE void fetch_ahead(const std::byte* p) {
-  for (int i = 0; i < kBytes; i += 64) __builtin_prefetch(p + i, 0, 2);
-}
-
 /// Elements that are loaded together; rows count as padded with zeros to a multiple of it.
 inline constexpr int kPairElements = 2 * kLanes;
 /// Their bytes in memory.
@@ -155,9 +149,14 @@ TREE_ATTN_INLINE Part load_part(const std::byte* p) {
   }
 }
 
+/// How far ahead of a load the second level of the cache is filled. The hardware alone keeps too few lines on their way to
+/// a loop that converts or multiplies what it reads; past the end of a tensor the request does nothing.
+inline constexpr int kAheadBytes = 8192;
+
 /// A pair at any alignment.
 template <class T>
 TREE_ATTN_INLINE Pair load_pair(const std::byte* p) {
+  for (int i = 0; i < kPairBytes<T>; i += 64) __builtin_prefetch(p + kAheadBytes + i, 0, 2);
   Pair pair;
   each<kParts>([&]<int i>() TREE_ATTN_LAMBDA {
     if constexpr (DTypeTraits<T>::kDType == DType::BF16) {

@@ -86,10 +86,9 @@ TREE_ATTN_INLINE void scores_of_one(Rows keys, Axis<kPairs> d_h, const float* q,
 
 /// The same for kQueries queries that share the keys: each element of a key is loaded and widened once for all of them.
 /// @param s_stride floats from the scores of one query to those of the next
-/// @param ahead rows that will be read next, of the same shape
 template <class T, int kPairs, int kQueries>
-TREE_ATTN_INLINE void scores_of_several(Rows keys, Rows ahead, Axis<kPairs> d_h, const float* q, std::int64_t q_stride,
-                                        float scale, float* s, std::int64_t s_stride) {
+TREE_ATTN_INLINE void scores_of_several(Rows keys, Axis<kPairs> d_h, const float* q, std::int64_t q_stride, float scale,
+                                        float* s, std::int64_t s_stride) {
   constexpr int kAtOnce = 16 / kQueries;
   for (int a = 0; a < kKeys; a += kAtOnce) {
     Lanes products[16];
@@ -100,7 +99,6 @@ TREE_ATTN_INLINE void scores_of_several(Rows keys, Rows ahead, Axis<kPairs> d_h,
         const Pair query = load_packed(q + j * q_stride, p);
         each<kAtOnce>([&]<int r>() TREE_ATTN_LAMBDA { add_product<kFirst>(products[j * kAtOnce + r], k[r], query); });
       });
-      each<kAtOnce>([&]<int r>() TREE_ATTN_LAMBDA { fetch_ahead<kPairBytes<T>>(ahead[a + r] + p * kPairBytes<T>); });
       in_order();
     };
     add_pair.template operator()<true>(0);
@@ -197,9 +195,8 @@ TREE_ATTN_INLINE void weighted_sum_of_one(Rows v, const float* w, float* n) {
 /// @param kPlain all keys of all queries are seen, and lift = 1
 /// @param lift multiplies v: 1, or 2^-kLift
 template <class T, bool kPlain, int kPairs>
-TREE_ATTN_INLINE void weighted_sums(Rows v, Rows ahead, Axis<kPairs> d_v, std::int64_t begin, std::int64_t n_queries,
-                                    const float* w, std::int64_t w_stride, float lift, float* n, std::int64_t n_stride,
-                                    float* waiting) {
+TREE_ATTN_INLINE void weighted_sums(Rows v, Axis<kPairs> d_v, std::int64_t begin, std::int64_t n_queries, const float* w,
+                                    std::int64_t w_stride, float lift, float* n, std::int64_t n_stride, float* waiting) {
   // w_a v_a, one per row of eight.
   const auto tree = [&](const Lanes(&x)[8], const float* w8) TREE_ATTN_LAMBDA {
     const auto product = [&](int i) TREE_ATTN_LAMBDA {
@@ -218,7 +215,6 @@ TREE_ATTN_INLINE void weighted_sums(Rows v, Rows ahead, Axis<kPairs> d_v, std::i
       each<8>([&]<int r>() TREE_ATTN_LAMBDA {
         const Pair pair = d_v.template load<T>(v[8 * block + r], begin + p);
         x[r] = pair.x, y[r] = pair.y;
-        fetch_ahead<kPairBytes<T>>(ahead[8 * block + r] + (begin + p) * kPairBytes<T>);
       });
       for (std::int64_t j = 0; j < n_queries; ++j) {
         const float* const w8 = w + j * w_stride + 8 * block;

@@ -44,14 +44,12 @@ class ChunkLoop {
     with_axis<T>(chunk_.d_h, [this]<int kPairs>(Axis<kPairs> d_h) TREE_ATTN_LAMBDA {
       for (std::int64_t leaf = 0; leaf < n_leaves_; ++leaf) {
         const Rows keys = rows(leaf, chunk_.leaves[leaf].k, chunk_.leaves[leaf].k_stride);
-        const Rows ahead = leaf + 1 < n_leaves_ ? rows(leaf + 1, chunk_.leaves[leaf + 1].k, chunk_.leaves[leaf + 1].k_stride)
-                                                : rows(0, chunk_.leaves[0].v, chunk_.leaves[0].v_stride);
         float* const s = scores_ + leaf * kLeafKeys;
         std::int64_t j = 0;
         const auto several = [&]<int kQueries>() TREE_ATTN_LAMBDA {
           for (; j + kQueries <= chunk_.n_queries; j += kQueries) {
-            scores_of_several<T, kPairs, kQueries>(keys, ahead, d_h, chunk_.queries + j * q_stride_, q_stride_,
-                                                   chunk_.score_scale, s + j * s_stride_, s_stride_);
+            scores_of_several<T, kPairs, kQueries>(keys, d_h, chunk_.queries + j * q_stride_, q_stride_, chunk_.score_scale,
+                                                   s + j * s_stride_, s_stride_);
           }
         };
         if constexpr (kPartLanes == kLanes) {
@@ -86,11 +84,9 @@ class ChunkLoop {
       }
       const Rows values = rows(leaf, chunk_.leaves[leaf].v, chunk_.leaves[leaf].v_stride);
       if (plain)
-        plain_values<T>(
-            values,
-            leaf + 1 < n_leaves_ ? rows(leaf + 1, chunk_.leaves[leaf + 1].v, chunk_.leaves[leaf + 1].v_stride) : values, w);
+        plain_values<T>(values, w);
       else
-        weighted_sums<T, false>(values, values, Axis<0>{chunk_.d_v}, 0, chunk_.n_queries, w, s_stride_,
+        weighted_sums<T, false>(values, Axis<0>{chunk_.d_v}, 0, chunk_.n_queries, w, s_stride_,
                                 tree_attn::pow2(chunk_.single_key ? 0.0f : -static_cast<float>(chunk_.lift)),
                                 slot(n_held_) + kValues, state_floats(), waiting_);
       ++n_held_;
@@ -123,7 +119,7 @@ class ChunkLoop {
   float* slot(std::int64_t i) const { return counter_ + i * chunk_.n_queries * state_floats(); }
 
   template <class T>
-  TREE_ATTN_INLINE void plain_values(Rows values, Rows ahead, const float* w) {
+  TREE_ATTN_INLINE void plain_values(Rows values, const float* w) {
     float* const n = slot(n_held_) + kValues;
     std::int64_t done = 0;  // pairs
     if (chunk_.n_queries == 1) {
@@ -139,7 +135,7 @@ class ChunkLoop {
     }
     if (done * kPairElements >= chunk_.d_v) return;
     with_axis<T>(chunk_.d_v, [&]<int kPairs>(Axis<kPairs> d_v) TREE_ATTN_LAMBDA {
-      weighted_sums<T, true>(values, ahead, d_v, done, chunk_.n_queries, w, s_stride_, 1.0f, n, state_floats(), waiting_);
+      weighted_sums<T, true>(values, d_v, done, chunk_.n_queries, w, s_stride_, 1.0f, n, state_floats(), waiting_);
     });
   }
 
