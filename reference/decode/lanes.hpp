@@ -149,14 +149,19 @@ TREE_ATTN_INLINE Part load_part(const std::byte* p) {
   }
 }
 
-/// How far ahead of a load the second level of the cache is filled. The hardware alone keeps too few lines on their way to
-/// a loop that converts or multiplies what it reads; past the end of a tensor the request does nothing.
-inline constexpr int kAheadBytes = 8192;
+/// Requests the pair 8 KiB after p for the second level of the cache. Left to itself the hardware keeps too few lines on
+/// their way for a loop that converts or multiplies what it reads. Past the end of a tensor the request has no effect.
+template <class T>
+TREE_ATTN_INLINE void fetch_ahead(const std::byte* p) {
+  constexpr std::uintptr_t kAheadBytes = 8192, kLineBytes = 64;
+  const auto address = reinterpret_cast<std::uintptr_t>(p) + kAheadBytes;  // no pointer: it may be outside of the tensor
+  for (std::uintptr_t i = 0; i < kPairBytes<T>; i += kLineBytes)
+    __builtin_prefetch(reinterpret_cast<const void*>(address + i), 0, 2);
+}
 
 /// A pair at any alignment.
 template <class T>
 TREE_ATTN_INLINE Pair load_pair(const std::byte* p) {
-  for (int i = 0; i < kPairBytes<T>; i += 64) __builtin_prefetch(p + kAheadBytes + i, 0, 2);
   Pair pair;
   each<kParts>([&]<int i>() TREE_ATTN_LAMBDA {
     if constexpr (DTypeTraits<T>::kDType == DType::BF16) {

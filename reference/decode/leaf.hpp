@@ -34,6 +34,7 @@ struct Axis {
   TREE_ATTN_INLINE Pair load(const std::byte* row, std::int64_t p) const {
     const std::byte* const from = row + p * kPairBytes<T>;
     const std::int64_t rest = size - p * kPairElements;
+    fetch_ahead<T>(from);
     return kPairs > 0 || rest >= kPairElements ? load_pair<T>(from) : load_pair<T>(from, rest);
   }
 };
