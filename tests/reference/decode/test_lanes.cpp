@@ -36,7 +36,7 @@ void add(Largest& largest, const float (&f)[kPartLanes]) {
 
 }  // namespace
 
-TEST_CASE("exp2: within 1.1 units in the last place over all of (-1, 0], and 2^0 = 1") {
+TEST_CASE("exp2: within 1.1 units in the last place from -1 to 0, and 2^0 = 1") {
   Largest largest;
   // A score of 1 and more has a fraction that is a multiple of 2^-23: all of them, and twice as fine.
   for (int n = 0; n < 1 << 24; n += kPartLanes) {
