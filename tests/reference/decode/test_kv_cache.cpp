@@ -176,7 +176,7 @@ TEST_CASE("cache: what does not fit is refused in one line with the values, and 
   CHECK_NOTHROW(session->decode(workload->query(0), std::vector<std::int64_t>{0, 3}));
 }
 
-TEST_CASE("cache: reset reuses the memory for another range; empty ranges and empty batches have no states") {
+TEST_CASE("cache: reset reuses the memory for another range, and empty ranges and empty batches have no states") {
   const auto workload = normal_workload(5400, {.batch = 2, .n_keys = 300});
   const auto cache = cpu_backend().make_cache(workload->shape(), {0, 200});
   const auto session = cache->open(workload->scale);
