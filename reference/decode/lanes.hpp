@@ -18,8 +18,14 @@
 #include <immintrin.h>
 #endif
 
+// Sanitizers make a program of one function too large to compile: there the loops are built once, and nothing is forced.
+#if defined(TREE_ATTN_ONE_INSTRUCTION_SET)
+#define TREE_ATTN_INLINE inline
+#define TREE_ATTN_LAMBDA
+#else
 #define TREE_ATTN_INLINE inline __attribute__((always_inline))
 #define TREE_ATTN_LAMBDA __attribute__((always_inline))
+#endif
 
 namespace tree_attn::lanes {
 
@@ -97,7 +103,10 @@ TREE_ATTN_INLINE void in_order([[maybe_unused]] Lanes& x) {
 #if defined(__AVX512F__)
   asm volatile("" : "+v"(x.part[0])::"memory");
 #elif defined(__SSE__)
-  each<kParts>([&]<int i>() TREE_ATTN_LAMBDA { asm volatile("" : "+x"(x.part[i])::"memory"); });
+  each<kParts>([&]<int i>() TREE_ATTN_LAMBDA {
+    Part& part = x.part[i];
+    asm volatile("" : "+x"(part)::"memory");
+  });
 #else
   in_order();
 #endif
