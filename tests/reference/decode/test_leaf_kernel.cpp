@@ -7,6 +7,8 @@
 #include "tests/support/compare.hpp"
 
 #include <doctest/doctest.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <array>
 #include <bit>
@@ -55,19 +57,27 @@ class Rows {
   std::vector<std::byte> bytes_;
 };
 
-/// States of the keys [begin, begin + n) for packed queries, [n_queries][2 + d_v].
+/// How a chunk is computed; by default as is.
+struct Options {
+  float query_scale = 1, score_scale = 1;
+  int lift = 0;
+  bool single_key = false;
+};
+
+/// States of the keys [begin, begin + n) for the queries q [n_queries][d_h], [n_queries][2 + d_v].
 std::vector<float> states_of(const LeafKernel& kernel, const Rows& k, const Rows& v, std::int64_t begin, std::int64_t n,
-                             const std::vector<float>& q, std::int64_t n_queries, int lift = 0) {
+                             const std::vector<float>& q, std::int64_t n_queries, const Options& options = {}) {
   std::vector<float> packed(static_cast<std::size_t>(n_queries * packed_size(k.length())), kNaN);
   for (std::int64_t j = 0; j < n_queries; ++j)
-    kernel.pack_query(q.data() + j * k.length(), k.length(), k.dtype(), 1, packed.data() + j * packed_size(k.length()));
+    kernel.pack_query(q.data() + j * k.length(), k.length(), k.dtype(), options.query_scale,
+                      packed.data() + j * packed_size(k.length()));
   std::vector<LeafRows> leaves;
   for (std::int64_t a = begin; a < begin + n; a += kLeafKeys) leaves.push_back({k.row(a), v.row(a), k.stride(), v.stride()});
   const std::int64_t n_leaves = std::ssize(leaves);
   std::vector<float> workspace(static_cast<std::size_t>(workspace_floats(n_leaves, n_queries, v.length())), kNaN);
   std::vector<float> states(static_cast<std::size_t>(n_queries * state_size(v.length())), kNaN);
-  kernel.states({leaves.data(), n_leaves, n, k.dtype(), v.dtype(), k.length(), v.length(), n_queries, packed.data(), 1.0f,
-                 lift, false},
+  kernel.states({leaves.data(), n_leaves, n, k.dtype(), v.dtype(), k.length(), v.length(), n_queries, packed.data(),
+                 options.score_scale, options.lift, options.single_key},
                 workspace.data(), states.data());
   return states;
 }
@@ -78,7 +88,7 @@ bool same(float a, float b) { return std::isnan(a) ? std::isnan(b) : bits_of(a) 
 struct Draw {
   const char* name;
   float score_scale, value_scale;
-  bool special;  ///< values of Inf and NaN, keys of -inf: scores that are not seen
+  bool special;  ///< values of Inf and NaN; keys that no query sees, or only every other one
 };
 constexpr std::array<Draw, 5> kDraws{{{"normal", 1, 1, false},
                                       {"scores x 30", 30, 1, false},
@@ -96,22 +106,27 @@ TEST_CASE("leaf: one shift per leaf has the bits of merging key by key") {
     for (const DType dtype : {DType::F32, DType::F16, DType::BF16, DType::F64}) {
       for (const Draw& draw : kDraws) {
         if (dtype == DType::F16 && draw.value_scale > 1) continue;  // beyond its range
+        const bool some_see = draw.special && dtype != DType::F16;
         std::mt19937 random(kSeed);
         std::normal_distribution<float> normal;
         for (const auto& [d_h, d_v] : {std::pair{5, 1}, {16, 17}, {32, 33}, {64, 64}, {100, 80}, {128, 128}, {40, 200}}) {
           for (const std::int64_t n_queries : {1, 2, 3, 4, 7}) {
-            for (const std::int64_t n : {1, 2, 63, 64, 65, 200, 256}) {
+            for (const std::int64_t n : {1, 2, 63, 64, 65, 150, 256}) {
               Rows k(dtype, n, d_h), v(dtype, n, d_v);
               for (std::int64_t a = 0; a < n; ++a) {
                 for (std::int64_t i = 0; i < d_h; ++i) k.set(a, i, normal(random));
                 for (std::int64_t i = 0; i < d_v; ++i) v.set(a, i, normal(random) * draw.value_scale);
-                if (draw.special && random() % 3 == 0) k.set(a, 0, -kInf);
+                if (draw.special && random() % 3 == 0) k.set(a, 0, some_see ? -3e38f : -kInf);
                 if (draw.special && random() % 40 == 0) v.set(a, d_v - 1, random() % 2 == 0 ? kInf : kNaN);
               }
               std::vector<float> q(static_cast<std::size_t>(n_queries * d_h));
               for (float& x : q) x = normal(random) * draw.score_scale / std::sqrt(static_cast<float>(d_h));
               if (draw.special) {
-                for (std::int64_t j = 0; j < n_queries; ++j) q[static_cast<std::size_t>(j * d_h)] = 1;  // -inf k_0: not seen
+                for (std::int64_t j = 0; j < n_queries; ++j) {
+                  q[static_cast<std::size_t>(j * d_h)] = !some_see    ? 1
+                                                         : j % 2 == 0 ? 4
+                                                                      : 2e-38f;  // -inf k_0, or 4 k_0: not seen
+                }
               }
               INFO(kernel->name << ", " << name_of(dtype) << ", " << draw.name << ", d_h " << d_h << ", d_v " << d_v << ", "
                                 << n_queries << " queries, " << n << " keys");
@@ -119,7 +134,14 @@ TEST_CASE("leaf: one shift per leaf has the bits of merging key by key") {
               Forest<float> forest(n_queries, d_v);
               for (std::int64_t a = 0; a < n; ++a) {
                 const std::vector<float> key = states_of(*kernel, k, v, a, 1, q, n_queries);
-                for (std::int64_t j = 0; j < n_queries; ++j) n_unseen += is_empty(key.data() + j * state_size(d_v));
+                for (std::int64_t j = 0; j < n_queries; ++j) {
+                  const std::span state(key.data() + j * state_size(d_v), static_cast<std::size_t>(state_size(d_v)));
+                  if (!is_empty(state.data())) continue;
+                  std::vector<float> empty(state.size());
+                  set_empty(empty.data(), d_v);
+                  REQUIRE(std::equal(state.begin(), state.end(), empty.begin(), same));
+                  ++n_unseen;
+                }
                 std::copy(key.begin(), key.end(), forest.slot());
                 forest.push({0, a});
               }
@@ -139,14 +161,15 @@ TEST_CASE("leaf: one shift per leaf has the bits of merging key by key") {
 }
 
 /// The score of a key in the order that docs/5-tree.md states: sixteen partial sums, then halves, quarters and neighbours.
-float score_as_written(const Rows& k, std::int64_t a, const float* q) {
+float score_as_written(const Rows& k, std::int64_t a, const float* q, const Options& options) {
   std::array<float, 16> sums{};
   const bool by_parity = k.dtype() == DType::BF16;
   for (std::int64_t pair = 0; pair < k.length(); pair += 32) {
     for (std::int64_t half = 0; half < 2; ++half) {
       for (std::int64_t lane = 0; lane < 16; ++lane) {
         const std::int64_t i = pair + (by_parity ? 2 * lane + half : 16 * half + lane);
-        volatile float product = i < k.length() ? k.get(a, i) * q[i] : 0;  // rounded by itself
+        const float scaled = i < k.length() ? q[i] * options.query_scale : 0;
+        volatile float product = i < k.length() ? k.get(a, i) * scaled : 0;  // rounded by itself
         float& sum = sums[static_cast<std::size_t>(lane)];
         sum = pair + half == 0 ? product : sum + product;
       }
@@ -154,15 +177,15 @@ float score_as_written(const Rows& k, std::int64_t a, const float* q) {
   }
   for (std::size_t i = 0; i < 8; ++i) sums[i] += sums[i + 8];
   for (std::size_t i = 0; i < 4; ++i) sums[i] += sums[i + 4];
-  return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+  return options.score_scale * ((sums[0] + sums[1]) + (sums[2] + sums[3]));
 }
 
 /// @tested{eq_7, eq. (7)}
-TEST_CASE(
-    "leaf: the state of a key is (ceil s, 2^(s - e), 2^(s - e) v) with s in the order of additions that is written down") {
+TEST_CASE("leaf: the state of a key is (ceil s, w, w v), with s summed in the order that is written down") {
   CAPTURE(kSeed);
   std::mt19937 random(kSeed);
   std::normal_distribution<float> normal;
+  const Options options{.query_scale = 0.7f, .score_scale = 1.3f};
   double largest = 0;
   for (const LeafKernel* kernel : leaf_kernels()) {
     for (const DType dtype : {DType::F32, DType::F16, DType::BF16, DType::F64}) {
@@ -176,10 +199,10 @@ TEST_CASE(
           std::vector<float> q(static_cast<std::size_t>(n_queries * d));
           for (float& x : q) x = normal(random);
           for (std::int64_t a = 0; a < 20; ++a) {
-            const std::vector<float> states = states_of(*kernel, k, v, a, 1, q, n_queries);
+            const std::vector<float> states = states_of(*kernel, k, v, a, 1, q, n_queries, options);
             for (std::int64_t j = 0; j < n_queries; ++j) {
               const float* const state = states.data() + j * state_size(d);
-              const float s = score_as_written(k, a, q.data() + j * d);
+              const float s = score_as_written(k, a, q.data() + j * d, options);
               REQUIRE(state[kShift] == key_shift(s));
               const double weight = std::exp2(static_cast<double>(s) - std::ceil(s));
               largest = std::max(largest, std::abs(state[kSum] - weight) / weight * 0x1p24);
@@ -234,7 +257,7 @@ TEST_CASE("leaf: a lift scales D and n by 2^-64 exactly, and keeps sums finite t
         for (std::int64_t i = 0; i < 40; ++i) v.set(a, i, value);
       }
       const std::vector<float> q{1, -1, 2}, plain = states_of(*kernel, k, v, 0, 130, q, 1),
-                                            lifted = states_of(*kernel, k, v, 0, 130, q, 1, kLift);
+                                            lifted = states_of(*kernel, k, v, 0, 130, q, 1, {.lift = kLift});
       CHECK(lifted[kShift] == plain[kShift] + kLift);
       CHECK(lifted[kSum] == plain[kSum] * 0x1p-64f);
       for (std::size_t i = kValues; i < plain.size(); ++i) {
@@ -245,6 +268,54 @@ TEST_CASE("leaf: a lift scales D and n by 2^-64 exactly, and keeps sums finite t
       }
     }
   }
+}
+
+TEST_CASE("leaf: the only key of a sequence has the state (s, 1, v), with and without a lift") {
+  for (const LeafKernel* kernel : leaf_kernels()) {
+    Rows k(DType::F32, 1, 1), v(DType::F32, 1, 40);
+    for (std::int64_t i = 0; i < 40; ++i) v.set(0, i, i == 7 ? kInf : 0.1f * static_cast<float>(i) - 2);
+    for (const float s : {0.3f, -2.5f, 1e30f, kInf, -kInf, kNaN}) {
+      k.set(0, 0, s);
+      for (const int lift : {0, kLift}) {
+        CAPTURE(s);
+        const std::vector<float> state = states_of(*kernel, k, v, 0, 1, {1}, 1, {.lift = lift, .single_key = true});
+        std::vector<float> values(40), want(42);
+        for (std::int64_t i = 0; i < 40; ++i) values[static_cast<std::size_t>(i)] = v.get(0, i);
+        set_single_key(want.data(), s, values.data(), 40);
+        if (std::abs(s) < kInf || s == -kInf)
+          CHECK(std::equal(state.begin(), state.end(), want.begin(), same));
+        else
+          CHECK(std::isnan(state[kSum]));
+      }
+    }
+  }
+}
+
+TEST_CASE("leaf: no element after the last row is read") {
+  const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  constexpr std::int64_t kLength = 70, kRow = 4 * kLength;
+  // Rows that end where memory ends.
+  void* const memory = ::mmap(nullptr, 9 * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  REQUIRE(memory != MAP_FAILED);
+  REQUIRE(::mprotect(memory, 8 * page, PROT_READ | PROT_WRITE) == 0);
+  const std::byte* const end = static_cast<std::byte*>(memory) + 8 * page;
+  for (const LeafKernel* kernel : leaf_kernels()) {
+    for (const std::int64_t n : {1, 20, 64, 100}) {
+      for (const std::int64_t n_queries : {1, 4}) {
+        std::vector<LeafRows> leaves;
+        for (std::int64_t a = 0; a < n; a += kLeafKeys)
+          leaves.push_back({end - (n - a) * kRow, end - (n - a) * kRow, kRow, kRow});
+        std::vector<float> packed(static_cast<std::size_t>(n_queries * packed_size(kLength)), 0),
+            workspace(static_cast<std::size_t>(workspace_floats(std::ssize(leaves), n_queries, kLength))),
+            states(static_cast<std::size_t>(n_queries * state_size(kLength)));
+        kernel->states({leaves.data(), std::ssize(leaves), n, DType::F32, DType::F32, kLength, kLength, n_queries,
+                        packed.data(), 1.0f, 0, false},
+                       workspace.data(), states.data());
+        CHECK(states[kSum] == static_cast<float>(n));  // keys and values of 0, which weigh 1 each
+      }
+    }
+  }
+  ::munmap(memory, 9 * page);
 }
 
 }  // namespace tree_attn::test

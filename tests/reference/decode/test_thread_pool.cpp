@@ -8,6 +8,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -20,10 +21,14 @@ namespace {
 struct Tally {
   std::vector<std::atomic<int>> times;
   std::vector<std::int64_t> of_thread;  ///< items done by each
-  explicit Tally(std::size_t n_items, int n_threads) : times(n_items), of_thread(static_cast<std::size_t>(n_threads)) {}
+  std::chrono::microseconds pause;      ///< before an item counts as done
+  explicit Tally(std::size_t n_items, int n_threads, std::chrono::microseconds duration)
+      : times(n_items), of_thread(static_cast<std::size_t>(n_threads)), pause(duration) {}
   static void count(void* self, int thread, std::int64_t item) {
-    ++static_cast<Tally*>(self)->times[static_cast<std::size_t>(item)];
-    ++static_cast<Tally*>(self)->of_thread[static_cast<std::size_t>(thread)];
+    auto& tally = *static_cast<Tally*>(self);
+    if (tally.pause.count() > 0) std::this_thread::sleep_for(tally.pause);
+    ++tally.times[static_cast<std::size_t>(item)];
+    ++tally.of_thread[static_cast<std::size_t>(thread)];
   }
 };
 
@@ -33,21 +38,23 @@ TEST_CASE("thread pool: each item of each step is done once, when run() returns"
   for (const int n_threads : {1, 2, 3, 8}) {
     ThreadPool pool(n_threads);
     REQUIRE(pool.size() == n_threads);
-    int n_progress = 0;
+    std::int64_t n_progress = 0, n_of_caller = 0;
     const std::function<void()> progress = [&n_progress] { ++n_progress; };
     for (int step = 0; step < 400; ++step) {
       const auto n_items = static_cast<std::size_t>(step % 23);
-      Tally tally(n_items, n_threads);
+      // Some items take so long that other threads take part, and are not done when the caller has no more to do.
+      Tally tally(n_items, n_threads, std::chrono::microseconds(step % 7 < 2 ? 50 : 0));
       pool.run(static_cast<std::int64_t>(n_items), step % 7 == 0, Tally::count, &tally, progress);
+      n_of_caller += tally.of_thread[0];
       std::int64_t n_done = 0;
       for (const std::int64_t n : tally.of_thread) n_done += n;
       REQUIRE(n_done == static_cast<std::int64_t>(n_items));
-      for (const std::atomic<int>& times : tally.times) REQUIRE(times == 1);
+      REQUIRE(std::all_of(tally.times.begin(), tally.times.end(), [](const std::atomic<int>& n) { return n == 1; }));
       if (step % 7 == 0) REQUIRE(tally.of_thread[0] == static_cast<std::int64_t>(n_items));
       // Now and then long enough that threads sleep.
       if (step % 50 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(2));
     }
-    CHECK(n_progress > 0);
+    CHECK(n_progress == n_of_caller);
   }
   CHECK_THROWS_WITH(ThreadPool(0), "ThreadPool: 0 threads, at least 1 is needed");
 }
@@ -58,15 +65,18 @@ TEST_CASE("thread pool: other threads take items while the caller is busy with o
     std::atomic<int> n_arrived{0};
     std::array<std::atomic<bool>, 3> present{};
   } meeting;
+  int n_progress = 0;
   // Three items that all wait for each other: one thread alone would never end.
-  pool.run(3, false,
-           [](void* context, int thread, std::int64_t) {
-             auto& m = *static_cast<Meeting*>(context);
-             m.present[static_cast<std::size_t>(thread)] = true;
-             ++m.n_arrived;
-             while (m.n_arrived < 3) std::this_thread::yield();
-           },
-           &meeting, {});
+  pool.run(
+      3, false,
+      [](void* context, int thread, std::int64_t) {
+        auto& m = *static_cast<Meeting*>(context);
+        m.present[static_cast<std::size_t>(thread)] = true;
+        ++m.n_arrived;
+        while (m.n_arrived < 3) std::this_thread::yield();
+      },
+      &meeting, [&n_progress] { ++n_progress; });
+  CHECK(n_progress == 1);  // the caller had one item
   for (const std::atomic<bool>& present : meeting.present) CHECK(present);
 }
 
