@@ -64,20 +64,25 @@ TEST_CASE("thread pool: other threads take items while the caller is busy with o
   struct Meeting {
     std::atomic<int> n_arrived{0};
     std::array<std::atomic<bool>, 3> present{};
-  } meeting;
-  int n_progress = 0;
-  // Three items that all wait for each other: one thread alone would never end.
-  pool.run(
-      3, false,
-      [](void* context, int thread, std::int64_t) {
-        auto& m = *static_cast<Meeting*>(context);
-        m.present[static_cast<std::size_t>(thread)] = true;
-        ++m.n_arrived;
-        while (m.n_arrived < 3) std::this_thread::yield();
-      },
-      &meeting, [&n_progress] { ++n_progress; });
-  CHECK(n_progress == 1);  // the caller had one item
-  for (const std::atomic<bool>& present : meeting.present) CHECK(present);
+  };
+  for (int step = 0; step < 3; ++step) {
+    // Threads that have just begun, that spin, and that sleep.
+    if (step == 2) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    Meeting meeting;
+    int n_progress = 0;
+    // Three items that all wait for each other: one thread alone would never end.
+    pool.run(
+        3, false,
+        [](void* context, int thread, std::int64_t) {
+          auto& m = *static_cast<Meeting*>(context);
+          m.present[static_cast<std::size_t>(thread)] = true;
+          ++m.n_arrived;
+          while (m.n_arrived < 3) std::this_thread::yield();
+        },
+        &meeting, [&n_progress] { ++n_progress; });
+    CHECK(n_progress == 1);  // the caller had one item
+    for (const std::atomic<bool>& present : meeting.present) CHECK(present);
+  }
 }
 
 TEST_CASE("threads: the states of a decode have the same bits for every number of threads") {
