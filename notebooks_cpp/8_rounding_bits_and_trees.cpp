@@ -118,6 +118,72 @@ int main() {
   // they cut depends on $N$, so one key more moves every bracket. In the canonical tree a key more
   // changes the nodes above it, and no other.
   //
+  // ## One shift per leaf
+  //
+  // The CPU decode does not merge single keys. It brings the 64 weights of a leaf to the largest
+  // shift at once, and adds up weights and products as pairs of pairs. The chapter on the tree,
+  // @ref tree_leaf, proves that this changes no bit as long as products stay normal. Both ways, on a
+  // thousand leaves of each kind:
+
+  // %%
+  const auto pairs_of_pairs = [](std::vector<float> x) {
+    for (std::size_t n = x.size() / 2; n > 0; n /= 2) {
+      for (std::size_t i = 0; i < n; ++i) x[i] = x[2 * i] + x[2 * i + 1];
+    }
+    return x[0];
+  };
+  const auto one_shift = [&](const std::vector<float>& s, const std::vector<float>& v) {
+    float e = key_shift(s[0]);
+    for (const float s_a : s) e = std::max(e, key_shift(s_a));
+    std::vector<float> w(s.size()), product(s.size());
+    for (std::size_t a = 0; a < s.size(); ++a) w[a] = key_weight(s[a]) * pow2(key_shift(s[a]) - e);
+    State leaf{e, pairs_of_pairs(w)};
+    for (std::size_t j = 0; j < 4; ++j) {
+      for (std::size_t a = 0; a < s.size(); ++a) product[a] = w[a] * v[4 * a + j];
+      leaf.push_back(pairs_of_pairs(product));
+    }
+    return leaf;
+  };
+  const auto key_by_key = [](const std::vector<float>& s, const std::vector<float>& v) {
+    Forest<float> forest(1, 4);
+    for (std::size_t a = 0; a < s.size(); ++a) {
+      set_key(forest.slot(), s[a], &v[4 * a], 4);
+      forest.push({0, std::int64_t(a)});
+    }
+    const std::span<const float> root = forest.fold();
+    return State(root.begin(), root.end());
+  };
+
+  std::mt19937 of_leaves(64);
+  const auto n_differ = [&](float score_scale, float value_scale) {
+    int n = 0;
+    for (int i = 0; i < 1000; ++i) {
+      std::vector<float> s = normal(of_leaves, 64), v = normal(of_leaves, 4 * 64);
+      for (float& s_a : s) s_a *= score_scale;
+      for (float& v_aj : v) v_aj *= value_scale;
+      n += one_shift(s, v) != key_by_key(s, v);
+    }
+    std::printf("scores x %-3g  values x %-12g  %4d leaves differ\n", score_scale, value_scale, n);
+    return n;
+  };
+  for (const float score_scale : {1.0f, 10.0f, 100.0f}) {
+    expect(n_differ(score_scale, 1) == 0, "one shift per leaf has the bits of the tree of single keys");
+  }
+  expect(n_differ(10, 0x1p-124f) > 900, "a subnormal product is rounded at one shift or at another");
+
+  // %% [markdown]
+  // With values near the end of the normal numbers most leaves differ: key by key a product is
+  // rounded first at its own shift, where it is still normal. The other exception is a key more than
+  // 126 binary orders below the largest. One shift gives it the weight 0. Key by key it may arrive
+  // in two steps of 70, and shows if its value is huge and the others are 0:
+
+  // %%
+  std::vector<float> far(64, -200), huge(4 * 64, 0);
+  far[0] = -140, far[1] = -70, far[2] = 0, huge[0] = 0x1p100f;
+  std::printf("key by key n_0 = %g, one shift n_0 = %g\n", key_by_key(far, huge)[kValues], one_shift(far, huge)[kValues]);
+  expect(key_by_key(far, huge)[kValues] == 0x1p-40f && one_shift(far, huge)[kValues] == 0, "2^100 2^-70 2^-70");
+
+  // %% [markdown]
   // ## A chain that stands still
   //
   // Rounding need not be small. $2^{25}$ keys of equal score; the first half has the value 1, the

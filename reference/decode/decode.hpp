@@ -16,9 +16,10 @@ namespace tree_attn {
 
 /// States of the maximal subtrees of a shard, for every query.
 ///
-/// One read of k and v serves all query heads of a group: per leaf, rows are converted once, every query scores them with
-/// s_a = log2(e) * scale * q.k_a, and the states of single keys climb the canonical tree as a binary counter carries.
-/// F32 accumulation; F64 storage is rounded to F32 as it is read.
+/// One read of k and v serves all query heads of a group. Per leaf of 64 keys, every query computes its scores s_a = log2(e) *
+/// scale * q.k_a, brings the weights of the leaf to one shift, and sums them over a balanced tree, see leaf.hpp. The states of
+/// the leaves climb the canonical tree as a binary counter carries. F32 accumulation; F64 storage is rounded to F32 as it is
+/// read.
 ///
 /// What is finite by the formula is finite here, with three exceptions: a score, or a partial sum of one, beyond 2^128 in
 /// base two; an element of F64 beyond F32; and without a lift a sum n of values above 3e38 / N. The last one is an Inf or
@@ -33,7 +34,7 @@ namespace tree_attn {
 /// @param shard keys and values of some positions
 /// @param lengths keys in use per batch entry, [b], over the whole sequence and not over the shard
 /// @param scale multiplies q.k, often 1/sqrt(d_h); see split_scale()
-/// @param progress called after every leaf: lets messages advance meanwhile; may be empty
+/// @param progress called after every chunk of up to 1024 keys: lets messages advance meanwhile; may be empty
 /// @param lift 0, or kLift where needs_lift() asks for it, see set_key()
 /// @note one step of a session over a cache that borrows the shard, see backend.hpp; many steps take the session itself
 /// @returns forest with n_rows = b * n_h * l over the positions of the shard

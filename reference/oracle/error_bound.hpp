@@ -28,7 +28,7 @@ struct ErrorModel {
   double roundoff = 0x1p-24;   ///< u, of the accumulator; 2^-24 for F32
   double n_additions = 0;      ///< n_a, longest chain of additions that a weight passes through
   double n_rescalings = 0;     ///< R; 0 where rescaling is by powers of two, which is exact
-  double exp_error = 2;        ///< c_e, error of exp in units of u: 2 for glibc, 4 for expf on a GPU
+  double exp_error = 2;        ///< c_e, error of exp in units of u: 2 for the CPU decode and for glibc, 4 on a GPU
   double output_roundoff = 0;  ///< u_out, of the output type; 0 if that is the accumulator's
 };
 

@@ -2,7 +2,7 @@
 /// @file
 /// @brief Nodes of the canonical merge tree, and the nodes that cover a range of positions (section 5, Thm. 1).
 ///
-/// The keys are the leaves 0, 1, 2, ... of one perfect binary tree. The subtrees that cover a range of positions follow from
+/// The keys are the lowest nodes 0, 1, 2, ... of one perfect binary tree. The subtrees that cover a range of positions follow from
 /// its two endpoints, so they are never stored or sent. CPU and CUDA code include this file.
 #pragma once
 
@@ -13,8 +13,8 @@
 
 namespace tree_attn {
 
-/// Keys per leaf, the unit of work. Ranges are cut at multiples of it by default, so that a cut adds no subtrees. The merge
-/// tree continues below a leaf, down to single keys.
+/// Keys per leaf, the node that is computed as a whole. Inside it every backend has one order of sums for a type and shape,
+/// so bits are independent of the cuts between ranges if ranges are cut at multiples of 64.
 inline constexpr std::int64_t kLeafKeys = 64;
 /// Level of a leaf in the tree.
 inline constexpr int kLeafLevel = std::bit_width(static_cast<std::uint64_t>(kLeafKeys)) - 1;
