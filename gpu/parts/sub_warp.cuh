@@ -8,9 +8,12 @@
 
 #include "gpu/parts/lane_state.cuh"
 #include "gpu/parts/worker.cuh"
-#include "reference/state/merge_eight.hpp"
+#include "reference/state/state.hpp"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
+
+/// Neighbouring keys that a sub-warp computes together, the first at a multiple of eight, and the level of their subtree.
+inline constexpr int kKeysPerStep = 8, kKeyStepLevel = 3;
 
 /// How a row is spread: lane i holds the vectors i, i + kLanes, ... of 16 bytes, kVectorsPerLane of them.
 template <class Stored, int kLanes_, int kVectorsPerLane_>

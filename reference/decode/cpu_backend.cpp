@@ -17,18 +17,18 @@
 namespace tree_attn {
 namespace {
 
-/// Most keys of a chunk: enough that switching between the rows of k and those of v costs nothing, few enough that threads
-/// end together.
+/// Most keys of a chunk: enough that alternating between rows of k and rows of v costs nothing, few enough that threads end
+/// at the same time.
 constexpr std::int64_t kChunkKeys = 1024;
-/// Most scores of a chunk, keys times queries: they stay in the first level of the cache.
+/// Most scores of a chunk, keys times queries, so that they stay in the first level of the cache.
 constexpr std::int64_t kChunkScores = 8192;
-/// Chunks that each thread should have, if there are leaves enough.
+/// Chunks per thread, if there are enough leaves.
 constexpr std::int64_t kChunksPerThread = 8;
-/// A step that reads fewer bytes of keys and values ends before another thread has woken.
+/// Bytes of keys and values of the smallest step that is shared: a shorter one ends before another thread has woken.
 constexpr double kBytesWorthThreads = 1 << 18;
 
-/// How a session cuts its work, and what memory that takes. In double: the axes of an empty tensor may be beyond what 64
-/// bits hold.
+/// How a session cuts its work, and the memory that it needs. In double, because the axes of an empty tensor may have a
+/// product beyond 64 bits.
 struct SessionPlan {
   double n_rows, n_queries, chunk_leaves, n_subtrees, n_chunks, workspace, n_threads, packed, state;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Where rows of a cache in host memory are.
+/// @brief The addresses of rows in a cache in host memory, and what is copied when.
 #include "reference/decode/cpu_cache.hpp"
 
 #include "reference/state/subtree.hpp"
@@ -41,14 +41,14 @@ Shard CpuCache::shard(std::int64_t n, const std::function<std::byte*(std::size_t
     dense.k.data = k, dense.v.data = v;
     return dense;
   };
-  // As it is, if it is dense there.
+  // In place, if the positions in use are dense there.
   const bool used_is_borrowed = std::equal(borrowed_.begin(), borrowed_.end(), lengths().begin());
   if (used_is_borrowed && shard_.k.stride == dense.k.stride && shard_.v.stride == dense.v.stride)
     return in_place(shard_.k.data, shard_.v.data);
   const bool none_is_borrowed = std::all_of(borrowed_.begin(), borrowed_.end(), [](std::int64_t b) { return b == 0; });
   if (none_is_borrowed && n == most_ && own_k_ != nullptr) return in_place(own_k_.get(), own_v_.get());
 
-  // Else row by row; what an entry does not use need not exist.
+  // Else copied row by row; positions that an entry does not use are not written.
   const std::int64_t n_rows = s.batch * s.kv_heads * n;
   std::byte *k = memory(static_cast<std::size_t>(n_rows * (key_bytes() + value_bytes()))), *v = k + n_rows * key_bytes();
   in_place(k, v);
@@ -76,7 +76,8 @@ void CpuCache::copy_rows(std::int64_t entry, std::int64_t first, const TensorVie
 }
 
 void CpuCache::write(std::int64_t entry, std::int64_t first, const TensorView& k, const TensorView& v) {
-  // A truncated entry goes on in memory of its own, and so does a leaf that is borrowed in part: its rows have one stride.
+  // Positions from `first` on are no longer borrowed. A leaf has one stride, so if it was borrowed in part, all of its rows
+  // move to memory of the cache.
   std::int64_t& borrowed = borrowed_[static_cast<std::size_t>(entry)];
   const std::int64_t kept = std::min(borrowed, first), begin = capacity().begin;
   borrowed = std::max<std::int64_t>(0, (begin + kept) / kLeafKeys * kLeafKeys - begin);

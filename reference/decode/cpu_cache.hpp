@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief A cache in host memory: borrowed rows where they are, appended ones in memory of its own (sections 5 and 6).
+/// @brief A cache in host memory: borrowed rows stay in place, appended rows are copied (sections 5 and 6).
 #pragma once
 
 #include "reference/decode/kv_cache.hpp"
@@ -13,8 +13,8 @@
 
 namespace tree_attn {
 
-/// The first positions of a batch entry may be borrowed; the others are in memory of its own, [b, n_kv, N, d] for the
-/// longest capacity N, of which the operating system gives out what is written.
+/// The first positions of a batch entry may be borrowed; the others are in memory of the cache, [b, n_kv, N, d] for the
+/// longest capacity N. The operating system provides a page of it when it is first written.
 class CpuCache final : public KvCache {
  public:
   /// @param n_threads of each session
@@ -41,7 +41,7 @@ class CpuCache final : public KvCache {
 
   int n_threads_;
   std::int64_t most_;                   ///< positions of an entry that there is memory for
-  std::vector<std::int64_t> borrowed_;  ///< positions of each entry that are in shard_; no leaf is partly so
+  std::vector<std::int64_t> borrowed_;  ///< positions of each entry that are in shard_; whole leaves if others follow
   Shard shard_;
   std::unique_ptr<std::byte[]> own_k_, own_v_;
 };

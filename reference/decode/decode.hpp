@@ -16,10 +16,12 @@ namespace tree_attn {
 
 /// States of the maximal subtrees of a shard, for every query.
 ///
-/// One read of k and v serves all query heads of a group. Per leaf of 64 keys, every query computes its scores s_a = log2(e) *
-/// scale * q.k_a, brings the weights of the leaf to one shift, and sums them over a balanced tree, see leaf.hpp. The states of
-/// the leaves climb the canonical tree as a binary counter carries. F32 accumulation; F64 storage is rounded to F32 as it is
-/// read.
+/// One read of k and v serves all query heads of a group. Per leaf of 64 keys, every query computes its scores
+///
+///     s_a = log2(e) scale q.k_a,
+///
+/// brings the weights of the leaf to one shift, and sums them over a balanced tree, see leaf.hpp. The states of the leaves
+/// climb the canonical tree as a binary counter carries. F32 accumulation; F64 storage is rounded to F32 as it is read.
 ///
 /// What is finite by the formula is finite here, with three exceptions: a score, or a partial sum of one, beyond 2^128 in
 /// base two; an element of F64 beyond F32; and without a lift a sum n of values above 3e38 / N. The last one is an Inf or

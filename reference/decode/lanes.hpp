@@ -3,10 +3,12 @@
 /// @brief Sixteen F32 lanes on every processor: loads that widen, sums over lanes, and 2^x (the inner loops of eq. (7)).
 ///
 /// A Lanes is one register of AVX-512, two of AVX2, four of SSE or NEON. The order of every addition is written here and no
-/// multiply-add is fused, so the bits of a decode do not depend on the instruction set. The vector types are those of GCC
-/// and Clang. Eigen and std::experimental::simd would read as well, but leaf_kernel.cpp is compiled once per instruction
-/// set: of a template that several of its builds instantiate the linker keeps one, perhaps one that this processor cannot
-/// run. For the same reason nothing here calls the standard library, and every function is inlined.
+/// multiply-add is fused, so the bits of a decode do not depend on the instruction set.
+///
+/// leaf_kernel.cpp, which includes this file, is compiled once per instruction set. Of a function that several builds emit
+/// under one name the linker keeps one copy, which may be one that this processor cannot run. Therefore every function here
+/// is inlined and none calls the standard library, and the vector types are those of GCC and Clang rather than templates of
+/// Eigen or std::experimental::simd. The test decode/leaf_symbols checks the object files.
 #pragma once
 
 #include "reference/tensor/dtype.hpp"
@@ -29,7 +31,10 @@
 
 namespace tree_attn::lanes {
 
+/// Lanes that a row is spread over, on every processor.
 inline constexpr int kLanes = 16;
+
+/// Lanes of one register.
 #if defined(__AVX512F__)
 inline constexpr int kPartLanes = 16;
 #elif defined(__AVX__)
@@ -37,11 +42,12 @@ inline constexpr int kPartLanes = 8;
 #else
 inline constexpr int kPartLanes = 4;
 #endif
+/// Registers that hold all lanes.
 inline constexpr int kParts = kLanes / kPartLanes;
 
 using Part = float __attribute__((vector_size(4 * kPartLanes)));             ///< one register
 using PartBits = std::int32_t __attribute__((vector_size(4 * kPartLanes)));  ///< its bits, or a mask
-using Quad = float __attribute__((vector_size(16)));
+using Quad = float __attribute__((vector_size(16)));                         ///< four lanes
 
 /// f<0>(), f<1>(), .., f<kCount - 1>(): a loop whose counter is a constant, so that arrays indexed by it stay in registers.
 template <int kCount, int kFirst = 0, class F>
@@ -111,19 +117,20 @@ TREE_ATTN_INLINE void in_order([[maybe_unused]] Lanes& x) {
   in_order();
 #endif
 }
-/// Elements that are loaded together; rows count as padded with zeros to a multiple of it.
+
+/// Elements that are loaded together. Rows are padded with zeros to a multiple of it.
 inline constexpr int kPairElements = 2 * kLanes;
 /// Their bytes in memory.
 template <class T>
 inline constexpr int kPairBytes = kPairElements* static_cast<int>(sizeof(T));
 
-/// 32 neighbouring elements of a row. F64, F32 and F16: the first sixteen, then the others; BF16: the even ones, then the
-/// odd ones, which takes a shift and a mask where another order would take shuffles.
+/// 32 neighbouring elements of a row. F64, F32 and F16: x has the first sixteen, y the others. BF16: x has the even ones, y
+/// the odd ones; two of them share a word, and a shift and a mask separate them without shuffles.
 struct Pair {
   Lanes x, y;
 };
 
-/// Where element i of a pair of type T is: lane i % 16 of x if less than 16, else of y.
+/// Where element i of a pair of type T is: in lane result % 16 of x if the result is less than 16, else of y.
 template <class T>
 constexpr int lane_of(int i) {
   return DTypeTraits<T>::kDType == DType::BF16 ? i / 2 + i % 2 * kLanes : i;
@@ -233,8 +240,8 @@ TREE_ATTN_INLINE Part ceil(Part x) {
 
 /// 2^f for -1 < f <= 0. 2^0 = 1 exactly; NaN stays NaN.
 ///
-/// A polynomial around 0, minimax of degree 6 on [-1/2, 1/2] with a constant term of 1: off by 2^-28.3 before rounding. The
-/// result is within 1.1 units in the last place of 2^f.
+/// A minimax polynomial of degree 6 on [-1/2, 1/2] with a constant term of 1, which is within 2^-28.3 of 2^g before
+/// rounding. With roundings the result is within 1.1 units in the last place of 2^f.
 TREE_ATTN_INLINE Part exp2_fraction(Part f) {
   const PartBits low = f < -0.5f;
   const Part g = f + select(low, all(1), Part{});  // exact

@@ -7,8 +7,8 @@
 ///     e = max_a ceil(s_a),   w_a = 2^(s_a - e),   D = sum_a w_a,   n = sum_a w_a v_a,
 ///
 /// with both sums over the tree ((0 + 1) + (2 + 3)) + ... of the key's positions. These are the bits of merging key by key,
-/// because multiplying by a power of two commutes with rounding; docs/5-tree.md has the proof and its one exception,
-/// products below the smallest normal number.
+/// because multiplying by a power of two commutes with rounding. docs/5-tree.md has the proof and the exceptions: products
+/// and weights below the smallest normal number, and sums that overflow.
 #pragma once
 
 #include "reference/decode/lanes.hpp"
@@ -16,6 +16,7 @@
 
 namespace tree_attn::lanes {
 
+/// Keys of a leaf, as the bound of loops.
 inline constexpr int kKeys = static_cast<int>(kLeafKeys);
 
 /// The rows of a leaf. Positions past the last key read the last row again, and have a weight of none().
@@ -45,7 +46,7 @@ TREE_ATTN_INLINE Lanes none() {
   each<kParts>([&]<int i>() TREE_ATTN_LAMBDA { x.part[i] = all(-0.0f); });
   return x;
 }
-/// The weight of a key that is not seen, -0: its value is not looked at, and counts as -0, which changes no sum.
+/// Whether a weight is -0, that of a key that is not seen. Its value is ignored and counts as -0, which changes no sum.
 TREE_ATTN_INLINE bool is_none(float weight) { return __builtin_bit_cast(std::uint32_t, weight) == 0x80000000; }
 
 /// Pair p of a packed query.
@@ -147,8 +148,8 @@ TREE_ATTN_INLINE float sum_of_weights(const float* w) {
   return ((sums[0][0] + sums[0][1]) + (sums[0][2] + sums[0][3])) + 0.0f;
 }
 
-/// kPairs pairs of n = sum_a w_a v_a for one query. Rows are read in the order of memory; three levels of the tree stay in
-/// registers, three in the first level of the cache.
+/// kPairs pairs of n = sum_a w_a v_a for one query. Rows are read in the order of memory. The three lower levels of the tree
+/// stay in registers, the three upper ones in the first level of the cache.
 /// @pre all keys are seen
 /// @param[in] v rows, from the first of the pairs on
 /// @param[out] n [kPairs] pairs
@@ -190,15 +191,17 @@ TREE_ATTN_INLINE void weighted_sum_of_one(Rows v, const float* w, float* n) {
   }
 }
 
-/// The pairs from `begin` on of n, for any number of queries, weights, and lengths of rows: each element is loaded and
-/// widened once.
+/// The pairs begin, begin + 1, .. of n = sum_a w_a v_a for several queries, each element loaded and widened once.
+/// @tparam kPlain whether all queries see all keys, and lift = 1
 /// @param[in] v rows, from their first element on
-/// @param kPlain all keys of all queries are seen, and lift = 1
+/// @param[in] w weights [n_queries][64], w_stride floats from one query to the next
 /// @param lift multiplies v: 1, or 2^-kLift
+/// @param[out] n [n_queries][padded d_v], n_stride floats from one query to the next
+/// @param waiting workspace, [3][n_queries] rows of the pairs: the levels of the tree above eight keys
 template <class T, bool kPlain, int kPairs>
 TREE_ATTN_INLINE void weighted_sums(Rows v, Axis<kPairs> d_v, std::int64_t begin, std::int64_t n_queries, const float* w,
                                     std::int64_t w_stride, float lift, float* n, std::int64_t n_stride, float* waiting) {
-  // w_a v_a, one per row of eight.
+  // The sum over eight rows.
   const auto tree = [&](const Lanes(&x)[8], const float* w8) TREE_ATTN_LAMBDA {
     const auto product = [&](int i) TREE_ATTN_LAMBDA {
       if constexpr (kPlain)

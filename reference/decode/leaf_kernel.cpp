@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The loops of the CPU decode. CMake compiles this file once per instruction set, each time with another
-/// TREE_ATTN_INSTRUCTION_SET, so that nothing in it may leave a symbol that another build of it has too.
+/// @brief The loops of the CPU decode. CMake compiles this file once per instruction set, with that set in
+/// TREE_ATTN_INSTRUCTION_SET. No symbol but TREE_ATTN_LEAF_KERNEL may leave the object file, see lanes.hpp.
 #define TREE_ATTN_HOST_DEVICE __attribute__((always_inline))
 #include "reference/decode/leaf_kernel.hpp"
 
@@ -13,8 +13,8 @@ namespace {
 
 using namespace lanes;
 
-/// Calls f(Axis<kPairs>), with a length that the compiler knows where rows are of 64 or 128 elements; not for F64, which is
-/// there for tests.
+/// Calls f(Axis<kPairs>). Rows of 64 and 128 elements have a length that the compiler knows, except those of F64, which only
+/// tests use.
 template <class T, class F>
 TREE_ATTN_INLINE void with_axis(std::int64_t size, const F& f) {
   if constexpr (DTypeTraits<T>::kDType == DType::F64) return f(Axis<0>{size});
@@ -38,7 +38,7 @@ class ChunkLoop {
         waiting_(scores_ + chunk.n_queries * s_stride_),
         counter_(waiting_ + 3 * chunk.n_queries * d_v_) {}
 
-  /// Scores of all keys: the rows of k are read without a pause for those of v.
+  /// Scores of all keys. All rows of k are read before the first row of v.
   template <class T>
   __attribute__((noinline)) void score() {
     with_axis<T>(chunk_.d_h, [this]<int kPairs>(Axis<kPairs> d_h) TREE_ATTN_LAMBDA {

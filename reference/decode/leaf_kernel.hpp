@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The states of a few leaves of one key/value head: the loops of the CPU decode, one build per instruction set (eq.
-/// (7)).
+/// @brief The states of some leaves of one key/value head: the loops of the CPU decode, one build per instruction set
+/// (eq. (7)).
 #pragma once
 
 #include "reference/state/state.hpp"
@@ -22,8 +22,8 @@ struct LeafRows {
   std::int64_t k_stride, v_stride;  ///< bytes from one position to the next
 };
 
-/// Consecutive leaves of one key/value head, the first at an even place as far as their number asks, and the queries that
-/// share it.
+/// Consecutive leaves of one key/value head, and the queries that share the head. They fill an aligned subtree from the
+/// left: the index of the first leaf is a multiple of the number of leaves, rounded up to a power of two.
 struct Chunk {
   const LeafRows* leaves;
   std::int64_t n_leaves;

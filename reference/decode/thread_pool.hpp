@@ -11,8 +11,8 @@
 
 namespace tree_attn {
 
-/// n threads, of which the caller of run() is one. Between steps the others spin for a few tens of microseconds, since the
-/// next step may follow at once, and then sleep.
+/// n threads, including the caller of run(). Between steps the others spin for a few tens of microseconds, since the next
+/// step may follow at once, and then sleep.
 class ThreadPool {
  public:
   /// Computes item i; thread is 0 for the caller, else less than size().
@@ -37,13 +37,13 @@ class ThreadPool {
   bool take(std::uint64_t& seen, std::int64_t& item);
   void serve(int thread);
 
-  // What a step is, written before it is announced and read only by threads that hold one of its items.
+  // The step, written before it is announced and read only by threads that hold one of its items.
   Work work_ = nullptr;
   void* context_ = nullptr;
   std::int64_t n_items_ = 0;
 
-  /// Number of the step in the upper half, items of it that nobody has taken yet in the lower: a thread that wakes late
-  /// finds another step or no item, and touches neither.
+  /// The number of the step in the upper half, the number of its items not yet taken in the lower. A thread that wakes after
+  /// the step finds no item, or those of a later step.
   std::atomic<std::uint64_t> step_{0};
   std::atomic<std::int64_t> n_done_{0};
   std::atomic<bool> stops_{false};

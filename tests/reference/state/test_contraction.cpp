@@ -6,7 +6,6 @@
 /// A product below the normal range is rounded, and a fused multiply-add omits that rounding. This file is compiled twice:
 /// with the options of tree_attn::state, and, as a control, with contraction (TREE_ATTN_CONTRACTED), where the same
 /// comparison must find differences.
-#include "reference/state/merge_eight.hpp"
 #include "reference/state/state.hpp"
 
 #include <doctest/doctest.h>
@@ -56,27 +55,6 @@ TEST_CASE_TEMPLATE("contraction: a merge rounds its products", Real, float, doub
     for (std::size_t i = kSum; i < left.size(); ++i) want[i] = left[i] + product(pow2(right[kShift]), right[i]);
     merge(left.data(), right.data(), kValueDim);
     for (std::size_t i = kSum; i < left.size(); ++i) n_fused += left[i] != want[i];
-  }
-  CHECK((n_fused == 0) == kRounded);
-}
-
-TEST_CASE_TEMPLATE("contraction: the merges of eight keys round the same products", Real, float, double) {
-  int n_fused = 0;
-  for (unsigned seed = 100; seed < 1100; ++seed) {
-    std::mt19937 random(seed);
-    const std::vector<Real> v = small_numbers<Real>(seed, kKeysPerStep);
-    Real shift[kKeysPerStep], n[kKeysPerStep], e[kKeysPerStep];
-    for (int i = 0; i < kKeysPerStep; ++i)
-      shift[i] = e[i] = static_cast<Real>(random() % 8), n[i] = v[static_cast<std::size_t>(i)];
-    for (int width = 1; width < kKeysPerStep; width *= 2) {
-      for (int i = 0; i < kKeysPerStep; i += 2 * width) {
-        const Rescale<Real> r = rescale(e[i], e[i + width]);
-        const Real high = r.right_is_high ? n[i + width] : n[i], low = r.right_is_high ? n[i] : n[i + width];
-        e[i] = r.shift, n[i] = high + product(r.factor, low);
-      }
-    }
-    const MergeEight<Real> merges(shift);
-    n_fused += merges.value([&](int i) { return v[static_cast<std::size_t>(i)]; }) != n[0];
   }
   CHECK((n_fused == 0) == kRounded);
 }
