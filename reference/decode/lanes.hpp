@@ -8,7 +8,7 @@
 /// leaf_kernel.cpp, which includes this file, is compiled once per instruction set. Of a function that several builds emit
 /// under one name the linker keeps one copy, which may be one that this processor cannot run. Therefore every function here
 /// is inlined and none calls the standard library, and the vector types are those of GCC and Clang rather than templates of
-/// Eigen or std::experimental::simd. The test decode/leaf_symbols checks the object files.
+/// Eigen or std::experimental::simd. The test reference/leaf_symbols checks the object files.
 #pragma once
 
 #include "reference/tensor/dtype.hpp"
