@@ -76,6 +76,10 @@ TEST_CASE("cpu backend: the only key of a sequence gives its value, and progress
       decode_shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale, [&n_calls] { ++n_calls; });
   CHECK(n_calls >= 2 * 2 * 3);  // entries, key/value heads, chunks of at most 1024 keys
   CHECK(std::ssize(states.subtrees()) == n_subtrees(0, 3000));
+  const Forest<float> lifted =
+      decode_shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale, {}, kLift);
+  const std::size_t of_entry_1 = 4 * static_cast<std::size_t>(state_size(16)) + kShift;
+  CHECK(lifted.states()[of_entry_1] == states.states()[of_entry_1] + kLift);
   for (const int lift : {0, kLift}) {
     const DecodeOutput output = decode_cut(*workload, {0, 64, 3000}, lift);
     for (std::int64_t h = 0; h < 4; ++h) {

@@ -97,18 +97,19 @@ TEST_CASE("cache: borrowed positions are read in place, and appended ones follow
     CHECK(same_states(session->decode(workload->query(0), lengths).host(), want));
   }
 
-  // Positions appended in place of borrowed ones take effect, and the borrowed memory is unchanged.
+  // Positions appended in place of borrowed ones, in the middle of a subtree, take effect, and the borrowed memory is
+  // unchanged.
   cache->borrow(workload->shard(kCapacity), used(lengths));
   const auto other = cpu_backend().make_cache(workload->shape(), kCapacity);
   for (std::int64_t i = 0; i < 2; ++i) {
-    cache->truncate(i, 10);
-    other->append(i, part(*workload, i, 70, 80).k, part(*workload, i, 70, 80).v);
+    cache->truncate(i, 13);
+    other->append(i, part(*workload, i, 70, 83).k, part(*workload, i, 70, 83).v);
     for (KvCache* each : {cache.get(), other.get()})
       each->append(i, part(*workload, 1 - i, 0, 10).k, part(*workload, 1 - i, 0, 10).v);
   }
-  const std::vector<std::int64_t> twenty{90, 90};
-  CHECK(same_states(session->decode(workload->query(0), twenty).host(),
-                    other->open(workload->scale)->decode(workload->query(0), twenty).host()));
+  const std::vector<std::int64_t> now{93, 93};
+  CHECK(same_states(session->decode(workload->query(0), now).host(),
+                    other->open(workload->scale)->decode(workload->query(0), now).host()));
   cache->borrow(workload->shard(kCapacity), used(lengths));
   CHECK(same_states(session->decode(workload->query(0), lengths).host(), want));
 
