@@ -2,8 +2,8 @@
 /// @file
 /// @brief Nodes of the canonical merge tree, and the nodes that cover a range of positions (section 5, Thm. 1).
 ///
-/// The keys are the lowest nodes 0, 1, 2, ... of one perfect binary tree. The subtrees that cover a range of positions follow from
-/// its two endpoints, so they are never stored or sent. CPU and CUDA code include this file.
+/// The keys are the lowest nodes 0, 1, 2, ... of one perfect binary tree. The subtrees that cover a range of positions
+/// follow from its two endpoints, so they are never stored or sent. CPU and CUDA code include this file.
 #pragma once
 
 #include "reference/state/host_device.hpp"
