@@ -116,6 +116,7 @@ std::string json(const ReportHeader& header, std::span<const Measurement> measur
         {"head_dim", shape.head_dim},
         {"seq_len", shape.n_keys},
         {"steps", header.steps},
+        {"threads", header.threads},
         {"latency_us", quantiles(m.latency)},
         {"combine_us", quantiles(m.combine)},
         {"collectives_per_step", m.per_step.collectives},
@@ -146,6 +147,7 @@ std::string json(const ReportHeader& header, std::span<const Measurement> measur
   const Machine& machine = header.machine;
   report["machine"] = {{"cpu", machine.cpu},
                        {"cores", machine.cores},
+                       {"instruction_set", machine.instruction_set},
                        {"gpus", machine.gpus},
                        {"mpi", machine.mpi},
                        {"nccl", nullptr},

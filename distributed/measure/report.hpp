@@ -14,6 +14,7 @@ namespace tree_attn {
 /// Properties of the machine, for `info` and for reports.
 struct Machine {
   std::string cpu, mpi, nccl, compiler, build_type;
+  std::string instruction_set;  ///< of the loops of the CPU backend
   int cores = 0;
   std::vector<std::string> gpus;  ///< names of the GPUs of all backends in this build
 };
@@ -23,7 +24,7 @@ struct ReportHeader {
   std::string command;  ///< as typed
   std::string backend, transport;
   WorkloadShape shape;
-  int steps = 1, ranks = 1, nodes = 1;
+  int steps = 1, threads = 1, ranks = 1, nodes = 1;
   Machine machine;
 };
 

@@ -27,8 +27,8 @@
 namespace tree_attn {
 namespace {
 
-/// Refuses shapes that the backend does not support. Refuses cuts inside a leaf that the backend sums at once, if an
-/// algorithm promises bits. @throws InputError
+/// Refuses shapes that the backend does not support, and cuts inside a leaf if an algorithm promises bits.
+/// @throws InputError
 void check_backend(const Backend& backend, const WorkloadShape& shape, std::span<const KeyRange> ranges,
                    std::span<const Algorithm* const> chosen) {
   const std::string name(backend.name());
@@ -145,8 +145,8 @@ struct Setup {
   std::optional<Outputs> outputs;  ///< on rank 0
 
   /// @throws InputError
-  Setup(const DecodeOptions& options, const Ranks& ranks) {
-    backend = &find_backend(options.backend);
+  Setup(const DecodeOptions& options, int n_threads, const Ranks& ranks) {
+    backend = &find_backend(options.backend, n_threads);
     if (options.transport == "nccl") throw InputError("--transport nccl: not supported by this version; use mpi");
     chosen.push_back(&find_algorithm(options.algorithm));
     for (const std::string& name : options.compare) chosen.push_back(&find_algorithm(name));
@@ -177,18 +177,20 @@ int run_decode(const DecodeOptions& options, const MpiRanks& ranks) {
 
   // Check everything that can be wrong before any rank waits for another.
   ranks.doing("while reading the input");
+  const Topology machines = ranks.topology(0);
+  const bool on_cpu = options.backend == "cpu";
+  const int n_threads = !on_cpu ? 1 : options.threads ? *options.threads : threads_per_rank(ranks, machines);
   std::optional<Setup> setup;
-  run_on_all(ranks, [&] { setup.emplace(options, ranks); });
+  run_on_all(ranks, [&] { setup.emplace(options, n_threads, ranks); });
   const WorkloadShape& shape = setup->workload->shape();
   Workload& reduced = setup->reduced();
 
   // Cut the sequence, check the memory, and fill the cache.
-  const Topology topology = ranks.topology(options.ranks_per_node);
+  const Topology topology = options.ranks_per_node == 0 ? machines : ranks.topology(options.ranks_per_node);
   const std::vector<KeyRange> ranges = cut_sequence(options, topology, shape.n_keys);
   const double scale = options.scale ? *options.scale : 1 / std::sqrt(static_cast<double>(shape.head_dim));
   MpiTransport transport(ranks, topology);
   Bench bench{ranks, transport, *setup->backend, reduced, ranges, scale, options.warmup, options.repeat};
-  const Topology machines = options.ranks_per_node == 0 ? topology : ranks.topology(0);
   run_on_all(ranks, [&] {
     const std::string subject =
         setup->file ? readable(options.in, 200) + ": decoding " + axes_text(shape)
@@ -240,8 +242,8 @@ int run_decode(const DecodeOptions& options, const MpiRanks& ranks) {
   run_on_all(ranks, [&] {
     if (!is_root) return;
     Outputs& outputs = *setup->outputs;
-    const ReportHeader report{options.command_line, options.backend, options.transport,  shape,
-                              options.steps,        ranks.size(),    topology.n_nodes(), this_machine()};
+    const ReportHeader report{options.command_line, options.backend,    options.transport, shape, options.steps, n_threads,
+                              ranks.size(),         topology.n_nodes(), this_machine()};
     if (outputs.out) write_tensors(*outputs.out, shape, measurements[0].output, moments.empty() ? nullptr : moments.data());
     if (outputs.report) outputs.report->write(json(report, measurements));
     for (OutputFile* each : outputs.files()) each->finish();

@@ -41,6 +41,8 @@ void check(const DecodeOptions& options, int n_ranks, const WorkloadShape& shape
   const auto refuse = [](const std::string& why) { throw InputError(why); };
   if (options.scale && !std::isfinite(*options.scale))
     refuse("--scale " + std::to_string(*options.scale) + " is not a finite number");
+  if (options.threads && options.backend != "cpu")
+    refuse("--threads is for --backend cpu, but the backend is " + options.backend);
   const std::string ranks = std::to_string(n_ranks) + (n_ranks == 1 ? " rank" : " ranks");
   if (options.ranks_per_node > n_ranks)
     refuse("--ranks-per-node " + std::to_string(options.ranks_per_node) + " is larger than the job, which has " + ranks);
@@ -130,6 +132,10 @@ std::vector<const CLI::Option*> add_decode_options(CLI::App& command, DecodeOpti
       ->check(is_algorithm);
   command.add_option("--backend", options.backend, "cpu, emulated (the CUDA kernels on the CPU) or cuda")
       ->capture_default_str();
+  command
+      .add_option("--threads", options.threads,
+                  "Threads per rank on the CPU; changes no bit (default: the cores of the node divided by its ranks)")
+      ->check(within(1, 4096));
   command.add_option("--transport", options.transport, "mpi, or nccl (cuda only)")
       ->check(CLI::IsMember({"mpi", "nccl"}).description(""))
       ->capture_default_str();
@@ -138,8 +144,10 @@ std::vector<const CLI::Option*> add_decode_options(CLI::App& command, DecodeOpti
                   "Treat every R consecutive ranks as a node (default: ranks that share memory)")
       ->check(within(1, 1 << 20));
   command
-      .add_option("--shards", options.shards,
-                  "Keys per rank, n0,n1,..., zeros allowed (default: whole leaves of 64 keys, as even as possible)")
+      .add_option(
+          "--shards", options.shards,
+          "Keys per rank, n0,n1,..., zeros allowed (default: whole leaves of 64 keys, as even as possible); algorithms "
+          "that promise bits take cuts at multiples of 64")
       ->delimiter(',')
       ->allow_extra_args(false);
   command

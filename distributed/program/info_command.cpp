@@ -19,7 +19,8 @@ Command add_info(CLI::App& program) {
     std::string nodes;
     for (int i = 0; i < topology.n_nodes(); ++i) nodes += (i ? ", " : "") + std::to_string(topology.node(i).size());
     std::printf("tree_attn      %s, %s, %s\n", TREE_ATTN_VERSION, machine.build_type.c_str(), machine.compiler.c_str());
-    std::printf("processor      %s, %d cores\n", machine.cpu.c_str(), machine.cores);
+    std::printf("processor      %s, %d cores%s%s\n", machine.cpu.c_str(), machine.cores,
+                machine.instruction_set.empty() ? "" : ", decodes with ", machine.instruction_set.c_str());
     std::printf("ranks          %d on %d node%s (%s per node)\n", topology.size(), topology.n_nodes(),
                 topology.n_nodes() == 1 ? "" : "s", nodes.c_str());
     // Look up the backends as decode does, so that both commands agree.

@@ -5,14 +5,39 @@
 
 #include "gpu/backend/backends.hpp"
 #include "reference/data/input_error.hpp"
+#include "reference/decode/leaf_kernel.hpp"
 
 #include <mpi.h>
+#include <sched.h>
 
+#include <algorithm>
 #include <fstream>
+#include <limits>
+#include <span>
 #include <string_view>
 #include <thread>
 
 namespace tree_attn {
+namespace {
+
+/// Cores that the container of this process may use at a time; infinity without a limit.
+double container_cores() {
+  std::ifstream file("/sys/fs/cgroup/cpu.max");
+  double quota = 0, period = 0;  // "max 100000" is no limit
+  return file >> quota >> period && period > 0 ? quota / period : std::numeric_limits<double>::infinity();
+}
+
+/// The cores that the launcher lets this process use.
+cpu_set_t cores_of_process() {
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  if (sched_getaffinity(0, sizeof cores, &cores) == 0) return cores;
+  // The kernel knows more cores than the set has room for.
+  for (unsigned core = 0; core < std::thread::hardware_concurrency() && core < CPU_SETSIZE; ++core) CPU_SET(core, &cores);
+  return cores;
+}
+
+}  // namespace
 
 std::string mpi_library() {
   char version[MPI_MAX_LIBRARY_VERSION_STRING];
@@ -32,6 +57,7 @@ Machine this_machine() {
     if (line.starts_with("model name")) machine.cpu = line.substr(line.find(':') + 2);
   }
   machine.cores = static_cast<int>(std::thread::hardware_concurrency());
+  if (cpu_backend().missing().empty()) machine.instruction_set = leaf_kernel().name;
   machine.mpi = mpi_library();
   machine.compiler = "g++ " __VERSION__;
   machine.build_type = TREE_ATTN_BUILD_TYPE;
@@ -39,6 +65,18 @@ Machine this_machine() {
     for (std::string& gpu : backend->gpus()) machine.gpus.push_back(std::move(gpu));
   }
   return machine;
+}
+
+int threads_per_rank(const Ranks& ranks, const Topology& machines) {
+  const cpu_set_t mine = cores_of_process();
+  const std::vector<cpu_set_t> cores = ranks.all_gather(std::span<const cpu_set_t>(&mine, 1), "the cores of all ranks");
+  // Launchers bind ranks to cores of their own, or to cores that they share.
+  const std::vector<int>& neighbours = machines.node(machines.node_of(ranks.rank()));
+  cpu_set_t of_node = mine;
+  for (const int rank : neighbours) CPU_OR(&of_node, &of_node, &cores[static_cast<std::size_t>(rank)]);
+  const double n_cores = std::min(static_cast<double>(CPU_COUNT(&of_node)), container_cores());
+  const int share = std::min(static_cast<int>(n_cores / static_cast<double>(neighbours.size())), CPU_COUNT(&mine));
+  return static_cast<int>(ranks.all_min(static_cast<std::uint64_t>(std::max(share, 1))));
 }
 
 }  // namespace tree_attn

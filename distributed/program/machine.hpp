@@ -4,6 +4,7 @@
 #pragma once
 
 #include "distributed/measure/report.hpp"
+#include "distributed/transport/ranks.hpp"
 
 #include <string>
 
@@ -13,5 +14,10 @@ namespace tree_attn {
 Machine this_machine();
 /// Name and version of the MPI in use: "Open MPI v4.1.4", "MPICH 4.0.2".
 std::string mpi_library();
+
+/// Threads per rank that leave no core of a node to two of them: the cores that the ranks of the node may use, within the
+/// limit of the container, divided by these ranks; at least 1. The smallest over all nodes, equal on all ranks. Collective.
+/// @param machines which ranks share a machine
+int threads_per_rank(const Ranks& ranks, const Topology& machines);
 
 }  // namespace tree_attn

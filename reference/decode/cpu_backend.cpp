@@ -183,7 +183,14 @@ class CpuBackend final : public Backend {
  public:
   explicit CpuBackend(int n_threads) : n_threads_(n_threads) {}
   std::string_view name() const override { return "cpu"; }
-  std::string missing() const override { return ""; }
+  std::string missing() const override {
+    try {
+      leaf_kernel();
+      return "";
+    } catch (const std::invalid_argument& error) {
+      return error.what();
+    }
+  }
   std::vector<std::string> gpus() const override { return {}; }
   std::string refusal(const AttentionShape&) const override { return ""; }
   ErrorTerms error_terms(const AttentionShape&) const override { return {}; }

@@ -23,10 +23,17 @@ void pause() {
 ThreadPool::ThreadPool(int n_threads) {
   if (n_threads < 1)
     throw std::invalid_argument("ThreadPool: " + std::to_string(n_threads) + " threads, at least 1 is needed");
-  for (int thread = 1; thread < n_threads; ++thread) threads_.emplace_back([this, thread] { serve(thread); });
+  try {
+    for (int thread = 1; thread < n_threads; ++thread) threads_.emplace_back([this, thread] { serve(thread); });
+  } catch (...) {
+    stop();  // the threads that did start are joined
+    throw;
+  }
 }
 
-ThreadPool::~ThreadPool() {
+ThreadPool::~ThreadPool() { stop(); }
+
+void ThreadPool::stop() {
   stops_ = true;
   step_.fetch_add(kStep);
   step_.notify_all();

@@ -18,7 +18,7 @@ class ThreadPool {
   /// Computes item i; thread is 0 for the caller, else less than size().
   using Work = void (*)(void* context, int thread, std::int64_t item);
 
-  /// @throws std::invalid_argument if n_threads < 1
+  /// @throws std::invalid_argument if n_threads < 1; std::system_error if the system starts no more threads
   explicit ThreadPool(int n_threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -36,6 +36,7 @@ class ThreadPool {
  private:
   bool take(std::uint64_t& seen, std::int64_t& item);
   void serve(int thread);
+  void stop();
 
   // The step, written before it is announced and read only by threads that hold one of its items.
   Work work_ = nullptr;
