@@ -103,7 +103,6 @@ class Decode {
         lengths_{step.n_keys},
         n_rows_(step.heads),
         d_(step.head_dim) {
-    if (n_threads != 1) throw std::invalid_argument("the decode runs on one thread");
     const AttentionShape shape{.dtype = step.dtype,
                                .value_dtype = step.dtype,
                                .heads = step.heads,
@@ -111,7 +110,7 @@ class Decode {
                                .head_dim = d_,
                                .value_dim = d_};
     const std::array<std::int64_t, 4> axes{1, step.kv_heads, step.n_keys, d_};
-    cache_ = cpu_backend().make_cache(shape, {0, step.n_keys});
+    cache_ = cpu_backend(n_threads).make_cache(shape, {0, step.n_keys});
     cache_->borrow({TensorView::dense(step.k, step.dtype, axes), TensorView::dense(step.v, step.dtype, axes), 0}, lengths_);
     session_ = cache_->open(step.scale);
   }
@@ -130,11 +129,12 @@ class Decode {
 
 /// Calls f(begin, end) with an equal part of the key/value heads on every thread.
 template <class F>
-void on_threads(int n_threads, std::int64_t kv_heads, const F& f) {
-  const auto bound = [&](int i) { return kv_heads * i / n_threads; };
-  std::vector<std::jthread> threads;
-  for (int i = 1; i < n_threads; ++i) threads.emplace_back([&f, begin = bound(i), end = bound(i + 1)] { f(begin, end); });
-  f(0, bound(1));
+void on_threads(ThreadPool& pool, std::int64_t kv_heads, const F& f) {
+  const auto part = [&](std::int64_t i) { f(kv_heads * i / pool.size(), kv_heads * (i + 1) / pool.size()); };
+  using Part = decltype(part);
+  pool.run(
+      pool.size(), false, [](void* context, int, std::int64_t i) { (*static_cast<const Part*>(context))(i); },
+      const_cast<Part*>(&part), {});
 }
 
 double seconds(clockid_t clock) {
@@ -170,21 +170,22 @@ class Bench {
     load(q, step.dtype, static_cast<std::int64_t>(n_z), q_.data());
     step.q = q_.data();
     decode_ = std::make_unique<Decode>(step, q, n_threads);
+    pool_ = std::make_unique<ThreadPool>(n_threads);
 
     float* z = z_.data();
     runs_["decode"] = [this, z] { decode_->run(z); };
-    runs_["read"] = [this, step, cache_bytes, n_threads] {
+    runs_["read"] = [this, step, cache_bytes] {
       const std::size_t bytes_of_head = cache_bytes / static_cast<std::size_t>(step.kv_heads);
-      on_threads(n_threads, step.kv_heads, [&](std::int64_t begin, std::int64_t end) {
+      on_threads(*pool_, step.kv_heads, [&](std::int64_t begin, std::int64_t end) {
         const std::size_t first = static_cast<std::size_t>(begin) * bytes_of_head;
         sum_ = bench::read_bytes(step.k + first, static_cast<std::size_t>(end) * bytes_of_head - first);
       });
     };
-    runs_["plain"] = [step, z, n_threads] {
-      on_threads(n_threads, step.kv_heads, [&](auto begin, auto end) { bench::plain_decode(step, begin, end, z); });
+    runs_["plain"] = [this, step, z] {
+      on_threads(*pool_, step.kv_heads, [&](auto begin, auto end) { bench::plain_decode(step, begin, end, z); });
     };
-    runs_["Eigen"] = [step, z, n_threads] {
-      on_threads(n_threads, step.kv_heads, [&](auto begin, auto end) { bench::eigen_decode(step, begin, end, z); });
+    runs_["Eigen"] = [this, step, z] {
+      on_threads(*pool_, step.kv_heads, [&](auto begin, auto end) { bench::eigen_decode(step, begin, end, z); });
     };
   }
 
@@ -222,6 +223,7 @@ class Bench {
   Elements elements_;
   std::vector<float> q_, z_;
   std::unique_ptr<Decode> decode_;
+  std::unique_ptr<ThreadPool> pool_;  ///< of the baselines, which start no threads in a run either
   std::map<std::string, std::function<void()>> runs_;
   std::atomic<std::uint64_t> sum_ = 0;  ///< of what was read: the compiler has to read it
 };

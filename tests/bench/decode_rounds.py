@@ -23,12 +23,15 @@ NAMES = ["dtype", "keys", "heads", "kv_heads", "head_dim", "threads"]
 # The first case of each type is its largest: the others use the first part of its elements.
 CASES = [dict(zip(NAMES, values)) for values in [
     ("F32", 65536, 16, 16, 128, 1),
+    ("F32", 65536, 16, 16, 128, 2),
     ("F32", 65536, 16, 4, 128, 1),
     ("F32", 65536, 16, 16, 64, 1),
     ("F32", 4096, 16, 4, 64, 1),
     ("F32", 4096, 4, 4, 64, 1),
     ("F32", 512, 16, 16, 128, 1),
+    ("F32", 512, 16, 16, 128, 2),
     ("BF16", 65536, 16, 16, 128, 1),
+    ("BF16", 65536, 16, 16, 128, 2),
     ("BF16", 65536, 16, 4, 128, 1),
     ("BF16", 65536, 16, 16, 64, 1),
     ("BF16", 4096, 16, 4, 64, 1),

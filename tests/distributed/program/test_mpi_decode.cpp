@@ -6,6 +6,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include <map>
 #include <set>
 
 namespace {
@@ -76,12 +77,12 @@ TEST_CASE("decode: OUT has the same bytes for every number of ranks, cut, preten
   check_near(out_of(scratch, workload, "lse"), truth.lse, 1e-5);
 
   for (const Cut& cut :
-       {Cut{2, "", ""}, Cut{2, "63,937", ""}, Cut{2, "1000,0", "1"}, Cut{3, "", ""}, Cut{3, "1,998,1", "2"},
-        Cut{3, "0,0,1000", "1"}, Cut{5, "", "2"}, Cut{5, "0,7,500,0,493", "3"}, Cut{5, "200,200,200,200,200", ""}}) {
+       {Cut{2, "", ""}, Cut{2, "64,936", ""}, Cut{2, "1000,0", "1"}, Cut{3, "", ""}, Cut{3, "64,896,40", "2"},
+        Cut{3, "0,0,1000", "1"}, Cut{5, "", "2"}, Cut{5, "0,64,512,0,424", "3"}, Cut{5, "192,192,192,192,232", ""}}) {
     CHECK((decode(scratch, scratch.path("in"), cut) == bytes));
   }
   // OUT is that of --algorithm, not of --compare.
-  CHECK((decode(scratch, scratch.path("in"), {3, "300,300,400", "2"}, "gather") == bytes));
+  CHECK((decode(scratch, scratch.path("in"), {3, "320,320,360", "2"}, "gather") == bytes));
 
   // Every type that holds the input exactly gives the same bytes too.
   for (const std::string dtype : {"F64", "F32", "F16"}) {
@@ -89,6 +90,75 @@ TEST_CASE("decode: OUT has the same bytes for every number of ranks, cut, preten
     workload.write(scratch.path("in"), dtype);
     CHECK((decode(scratch, scratch.path("in"), {1, "", ""}) == bytes));
   }
+}
+
+TEST_CASE("decode: --threads changes no bit of any algorithm, with and without mpirun") {
+  const Scratch scratch;
+  // Large enough that threads share a step.
+  const auto digests_of = [&](int n_ranks, const std::string& threads) {
+    const Words arguments{"decode",
+                          "--seq-len",
+                          "5000",
+                          "--heads",
+                          "4",
+                          "--kv-heads",
+                          "2",
+                          "--head-dim",
+                          "64",
+                          "--threads",
+                          threads,
+                          "--compare",
+                          "paper,packed,fused," + kFourCanonical,
+                          "--report",
+                          scratch.path("report"),
+                          "--verify"};
+    check_silent_success(run(n_ranks == 1 ? alone(arguments) : ranks(n_ranks, arguments)));
+    std::map<std::string, std::string> found;
+    for (const auto& each : nlohmann::json::parse(Scratch::read(scratch.path("report")))["runs"]) {
+      CHECK(each["threads"] == std::stoi(threads));
+      found[each["algorithm"]] = each["output_digest"];
+    }
+    return found;
+  };
+  std::string of_gather;
+  for (const int n_ranks : {1, 2}) {
+    CAPTURE(n_ranks);
+    std::map<std::string, std::string> of_one = digests_of(n_ranks, "1");
+    CHECK(of_one.size() == 7);
+    CHECK((of_gather.empty() || of_one["gather"] == of_gather));
+    of_gather = of_one["gather"];
+    for (const char* threads : {"2", "3"}) CHECK(digests_of(n_ranks, threads) == of_one);
+  }
+}
+
+TEST_CASE("decode: a cut inside a leaf is refused where bits are promised, and taken where they are not") {
+  const auto cut = [](int n_ranks, const std::string& backend, const std::string& shards, const Words& options) {
+    return ranks(n_ranks, Words{"decode", "--seq-len", "777", "--heads", "4", "--head-dim", "64", "--backend", backend,
+                                "--shards", shards, "--verify"} +
+                              options);
+  };
+  std::vector<Words> refused, taken;
+  for (const std::string backend : {"cpu", "emulated"}) {
+    for (const std::string algorithm : {"two-level", "gather", "ring", "ring-state"})
+      refused.push_back(cut(3, backend, "100,0,677", {"--algorithm", algorithm}));
+    refused.push_back(cut(3, backend, "100,0,677", {"--algorithm", "paper", "--compare", "packed,gather"}));
+    refused.push_back(cut(2, backend, "700,77", {"--dtype", "f32"}));
+    for (const std::string dtype : {"f32", "bf16"}) {
+      taken.push_back(cut(3, backend, "100,0,677", {"--algorithm", "paper", "--compare", "packed,fused", "--dtype", dtype}));
+      // The last key may be anywhere, and ranks without keys at either end of the sequence.
+      taken.push_back(cut(4, backend, "0,640,137,0", {"--compare", kFourCanonical, "--dtype", dtype}));
+    }
+  }
+  const std::vector<Result> results = run_all(refused);
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    check_one_line(results[i], "--shards: key " + std::string(i % 6 == 5 ? "700" : "100") +
+                                   " is inside a leaf of 64 keys; " +
+                                   (i % 6 == 4   ? "gather"
+                                    : i % 6 == 5 ? "two-level"
+                                                 : ""));
+    CHECK(results[i].err.find(" keeps its bits where shards are cut at multiples of 64") != std::string::npos);
+  }
+  for (const Result& result : run_all(taken)) check_silent_success(result);
 }
 
 TEST_CASE("decode: a batch entry has the same bytes in company, alone, and in a shorter file") {

@@ -85,7 +85,7 @@ TEST_CASE("ranks: input that differs from rank 0's is refused, and the line says
   FileWorkload good = FileWorkload::draw(2, 2, 1, 2, 200, 8, 4);
   good.lengths = {200, 150};
   good.k.at(0, 0, 3, 1) = std::numeric_limits<double>::quiet_NaN();  // the same bytes on all ranks: no difference
-  const Words shards{"--shards", "70,90,40"};
+  const Words shards{"--shards", "64,64,72"};
   struct Spoilt {
     int rank;
     std::string where;
@@ -93,8 +93,8 @@ TEST_CASE("ranks: input that differs from rank 0's is refused, and the line says
   };
   const std::vector<Spoilt> all{{1, "q", [](FileWorkload& bad) { bad.q.at(1, 1, 1, 7) += 1; }},
                                 {2, "lengths", [](FileWorkload& bad) { bad.lengths[1] = 10; }},
-                                {1, "row [0, 0, 70] of k", [](FileWorkload& bad) { bad.k.at(0, 0, 70, 0) += 1; }},
-                                {2, "row [0, 0, 69] of v", [](FileWorkload& bad) { bad.v.at(0, 0, 69, 3) += 1; }},
+                                {1, "row [0, 0, 64] of k", [](FileWorkload& bad) { bad.k.at(0, 0, 64, 0) += 1; }},
+                                {2, "row [0, 0, 63] of v", [](FileWorkload& bad) { bad.v.at(0, 0, 63, 3) += 1; }},
                                 {1, "row [1, 0, 149] of v", [](FileWorkload& bad) { bad.v.at(1, 0, 149, 0) += 1; }},
                                 {2, "row [0, 0, 11] of k", [](FileWorkload& bad) { bad.k.at(0, 0, 11, 5) += 1; }}};
   const auto folder = [&](std::size_t i) { return scratch.folder().string() + "/" + std::to_string(i); };

@@ -2,9 +2,11 @@
 /// @file
 /// @brief What `decode` reports: the table for people, the JSON for programs, and counts that are as predicted.
 #include "gpu/backend/backends.hpp"
+#include "reference/decode/leaf_kernel.hpp"
 #include "tests/distributed/program/command.hpp"
 
 #include <nlohmann/json.hpp>
+#include <sched.h>
 
 namespace {
 
@@ -20,10 +22,12 @@ Json read_report(const std::string& path) { return Json::parse(Scratch::read(pat
 TEST_CASE("report: every field is there with its type, one object an algorithm, in the order asked for") {
   const Scratch scratch;
   const std::string path = scratch.path("report");
-  const Result result = run(ranks(
-      3, {"decode", "--seq-len", "1000",  "--heads",  "4",        "--kv-heads", "2", "--head-dim", "32", "--batch",
-          "2",      "--dtype",   "f16",   "--steps",  "3",        "--repeat",   "4", "--warmup",   "1",  "--ranks-per-node",
-          "2",      "--compare", kOthers, "--verify", "--report", path}));
+  const Result result = run(ranks(3, {"decode",     "--seq-len", "1000",       "--heads",  "4",
+                                      "--kv-heads", "2",         "--head-dim", "32",       "--batch",
+                                      "2",          "--dtype",   "f16",        "--steps",  "3",
+                                      "--repeat",   "4",         "--warmup",   "1",        "--ranks-per-node",
+                                      "2",          "--compare", kOthers,      "--verify", "--report",
+                                      path,         "--threads", "2"}));
   check_silent_success(result);
   const Json report = read_report(path);
   REQUIRE(report["runs"].size() == kAlgorithms.size());
@@ -31,9 +35,19 @@ TEST_CASE("report: every field is there with its type, one object an algorithm, 
     const Json& each = report["runs"][i];
     CAPTURE(each.dump());
     CHECK(each["algorithm"] == kAlgorithms[i]);
-    const Json given{{"backend", "cpu"}, {"transport", "mpi"}, {"dtype", "f16"}, {"ranks", 3},
-                     {"nodes", 2},       {"batch", 2},         {"heads", 4},     {"kv_heads", 2},
-                     {"head_dim", 32},   {"seq_len", 1000},    {"steps", 3},     {"same_bits_on_all_ranks", true}};
+    const Json given{{"backend", "cpu"},
+                     {"transport", "mpi"},
+                     {"dtype", "f16"},
+                     {"ranks", 3},
+                     {"nodes", 2},
+                     {"batch", 2},
+                     {"heads", 4},
+                     {"kv_heads", 2},
+                     {"head_dim", 32},
+                     {"seq_len", 1000},
+                     {"steps", 3},
+                     {"threads", 2},
+                     {"same_bits_on_all_ranks", true}};
     for (const auto& [key, value] : given.items()) CHECK_MESSAGE(each[key] == value, key);
     for (const char* key : {"collectives_per_step", "messages_per_step", "bytes_per_step", "bytes_between_nodes_per_step",
                             "merge_steps", "peak_kv_bytes_per_rank"}) {
@@ -63,6 +77,7 @@ TEST_CASE("report: every field is there with its type, one object an algorithm, 
   const Json& machine = report["machine"];
   for (const char* key : {"cpu", "mpi", "compiler", "build_type"}) CHECK_MESSAGE(machine[key].is_string(), key);
   CHECK(machine["cores"] > 0);
+  CHECK(machine["instruction_set"] == tree_attn::leaf_kernel().name);
   std::vector<std::string> gpus;
   for (const tree_attn::Backend* backend : tree_attn::backends()) {
     for (const std::string& gpu : backend->gpus()) gpus.push_back(gpu);
@@ -117,6 +132,35 @@ TEST_CASE("report: what was counted is what was predicted where shards are whole
       CHECK(each["peak_kv_bytes_per_rank"] == (each["algorithm"] == "ring" ? std::min(layout.n_ranks, 3) : 1) * shard);
     }
   }
+}
+
+TEST_CASE("report: without --threads a rank has its part of the cores that it may use, and other backends one thread") {
+  const Scratch scratch;
+  const std::string path = scratch.path("report");
+  const auto threads_of = [&](const Words& command) -> int {
+    check_silent_success(run(command));
+    return read_report(path)["runs"][0]["threads"];
+  };
+  const Words decode{"decode", "--seq-len", "64", "--report", path};
+  cpu_set_t all, one;
+  REQUIRE(::sched_getaffinity(0, sizeof all, &all) == 0);
+  const int n_cores = CPU_COUNT(&all);
+  // A limit of the container may leave fewer.
+  CHECK(threads_of(alone(decode)) >= 1);
+  CHECK(threads_of(alone(decode)) <= n_cores);
+  if (n_cores < 8) CHECK(threads_of(ranks(n_cores + 1, decode)) == 1);
+  CHECK(threads_of(ranks(2, decode)) <= std::max(1, n_cores / 2));
+  CHECK(threads_of(alone(decode + Words{"--backend", "emulated"})) == 1);
+
+  int core = 0;
+  while (!CPU_ISSET(core, &all)) ++core;
+  CPU_ZERO(&one);
+  CPU_SET(core, &one);
+  REQUIRE(::sched_setaffinity(0, sizeof one, &one) == 0);
+  const int bound = threads_of(alone(decode)), asked = threads_of(alone(decode + Words{"--threads", "3"}));
+  REQUIRE(::sched_setaffinity(0, sizeof all, &all) == 0);
+  CHECK(bound == 1);
+  CHECK(asked == 3);
 }
 
 TEST_CASE("report: the combine leaves out the decode of the shard") {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The command line without mpirun: help, and one line for everything that is wrong with it.
+#include "reference/decode/leaf_kernel.hpp"
 #include "tests/distributed/program/command.hpp"
 
 namespace {
@@ -43,10 +44,10 @@ TEST_CASE("usage: help and version are there for the program and every command")
   CHECK(results[1].out == "tree_attn " TREE_ATTN_VERSION "\n");
   for (const char* option : {"IN", "OUT", "--scale", "--causal"}) CHECK(results[2].out.find(option) != std::string::npos);
   for (const char* option :
-       {"IN",      "OUT",       "--seq-len",   "--heads",    "--kv-heads",  "--head-dim",       "--batch",
-        "--dtype", "--seed",    "--algorithm", "--backend",  "--transport", "--ranks-per-node", "--shards",
-        "--steps", "--compare", "--repeat",    "--warmup",   "--verify",    "--report",         "paper:",
-        "packed:", "fused:",    "gather:",     "two-level:", "ring:",       "ring-state:"}) {
+       {"IN",        "OUT",         "--seq-len", "--heads",     "--kv-heads",       "--head-dim", "--batch",   "--dtype",
+        "--seed",    "--algorithm", "--backend", "--transport", "--ranks-per-node", "--shards",   "--threads", "--steps",
+        "--compare", "--repeat",    "--warmup",  "--verify",    "--report",         "paper:",     "packed:",   "fused:",
+        "gather:",   "two-level:",  "ring:",     "ring-state:"}) {
     CHECK_MESSAGE(results[3].out.find(option) != std::string::npos, option);
   }
   CHECK(results[3].out == results[5].out);
@@ -80,6 +81,14 @@ TEST_CASE("usage: what is wrong with the command line is said in one line") {
                  {{"decode", "--compare", "ring,star"}, "--compare: star is unknown; use one of paper"},
                  {{"decode", "--compare", ""}, "--compare"},
                  {{"decode", "--backend", "tpu"}, "--backend tpu: unknown; use one of cpu, emulated, cuda"},
+                 {{"decode", "--threads", "0"}, "--threads: Value 0 not in range 1 to"},
+                 {{"decode", "--threads", "-1"}, "--threads: Value -1"},
+                 {{"decode", "--threads", "two"}, "--threads: Value two"},
+                 {{"decode", "--threads", "1.5"}, "--threads: Value 1.5"},
+                 {{"decode", "--threads", "5000"}, "--threads: Value 5000"},
+                 {{"decode", "--threads", ""}, "--threads"},
+                 {{"decode", "--backend", "emulated", "--threads", "1"},
+                  "--threads is for --backend cpu, but the backend is emulated"},
                  {{"decode", "--transport", "tcp"}, "--transport: tcp"},
                  {{"decode", "--dtype", "f64"}, "--dtype: f64"},
                  {{"decode", "--scale", "nan"}, "--scale nan is not a finite number"},
@@ -151,6 +160,25 @@ TEST_CASE("usage: a backend or transport that is not there is refused by what is
 
   const Result nccl = run(alone({"decode", "--seq-len", "64", "--transport", "nccl"}));
   check_one_line(nccl, "--transport nccl: not supported by this version");
+}
+
+TEST_CASE("usage: an instruction set that the processor does not have is refused, by decode and by info in the same words") {
+  const auto with = [](const std::string& name, const Words& arguments) {
+    return run(Words{"env", "TREE_ATTN_INSTRUCTION_SET=" + name} + alone(arguments));
+  };
+  const std::string why = "--backend cpu: TREE_ATTN_INSTRUCTION_SET is 'x86-64-v9'; this processor runs ";
+  check_one_line(with("x86-64-v9", {"decode", "--seq-len", "64"}), why);
+  const Result info = with("x86-64-v9", {"info"});
+  check_silent_success(info);
+  CHECK(info.out.find("  missing      " + why) != std::string::npos);
+  CHECK(info.out.find("decodes with") == std::string::npos);
+  // The kernels under the emulator do not depend on it.
+  check_silent_success(with("x86-64-v9", {"decode", "--seq-len", "64", "--backend", "emulated"}));
+  for (const tree_attn::LeafKernel* kernel : tree_attn::leaf_kernels()) {
+    const Result named = with(std::string(kernel->name), {"info"});
+    check_silent_success(named);
+    CHECK(named.out.find(" cores, decodes with " + std::string(kernel->name) + "\n") != std::string::npos);
+  }
 }
 
 TEST_CASE("usage: the launcher of another MPI is found out, and one of its processes says so") {

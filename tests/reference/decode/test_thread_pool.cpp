@@ -7,11 +7,15 @@
 #include "tests/support/tensor_workload.hpp"
 
 #include <doctest/doctest.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <fstream>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -84,6 +88,26 @@ TEST_CASE("thread pool: other threads take items while the caller is busy with o
     for (const std::atomic<bool>& present : meeting.present) CHECK(present);
   }
 }
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // their shadow memory is over any limit
+TEST_CASE("thread pool: where the system starts too few threads, those that did start end") {
+  rlimit before{};
+  REQUIRE(::getrlimit(RLIMIT_AS, &before) == 0);
+  std::int64_t n_pages = 0;
+  REQUIRE(std::ifstream("/proc/self/statm") >> n_pages);
+  // Memory for the stacks of a few threads more.
+  const rlimit few{static_cast<rlim_t>(n_pages * ::sysconf(_SC_PAGESIZE) + (std::int64_t{64} << 20)), before.rlim_max};
+  REQUIRE(::setrlimit(RLIMIT_AS, &few) == 0);
+  bool refused = false;
+  try {
+    ThreadPool pool(1000);
+  } catch (const std::system_error&) {
+    refused = true;
+  }
+  REQUIRE(::setrlimit(RLIMIT_AS, &before) == 0);
+  CHECK(refused);
+}
+#endif
 
 TEST_CASE("threads: the states of a decode have the same bits for every number of threads") {
   for (const DType dtype : {DType::F32, DType::BF16}) {
