@@ -147,6 +147,8 @@ struct Setup {
   /// @throws InputError
   Setup(const DecodeOptions& options, int n_threads, const Ranks& ranks) {
     backend = &find_backend(options.backend, n_threads);
+    if (options.threads && !backend->has_threads())
+      throw InputError("--threads is for --backend cpu, but the backend is " + options.backend);
     if (options.transport == "nccl") throw InputError("--transport nccl: not supported by this version; use mpi");
     chosen.push_back(&find_algorithm(options.algorithm));
     for (const std::string& name : options.compare) chosen.push_back(&find_algorithm(name));
@@ -178,8 +180,7 @@ int run_decode(const DecodeOptions& options, const MpiRanks& ranks) {
   // Check everything that can be wrong before any rank waits for another.
   ranks.doing("while reading the input");
   const Topology machines = ranks.topology(0);
-  const bool on_cpu = options.backend == "cpu";
-  const int n_threads = !on_cpu ? 1 : options.threads ? *options.threads : threads_per_rank(ranks, machines);
+  const int n_threads = options.threads ? *options.threads : threads_per_rank(ranks, machines);
   std::optional<Setup> setup;
   run_on_all(ranks, [&] { setup.emplace(options, n_threads, ranks); });
   const WorkloadShape& shape = setup->workload->shape();
@@ -242,8 +243,11 @@ int run_decode(const DecodeOptions& options, const MpiRanks& ranks) {
   run_on_all(ranks, [&] {
     if (!is_root) return;
     Outputs& outputs = *setup->outputs;
-    const ReportHeader report{options.command_line, options.backend,    options.transport, shape, options.steps, n_threads,
-                              ranks.size(),         topology.n_nodes(), this_machine()};
+    const ReportHeader report{options.command_line, options.backend,
+                              options.transport,    shape,
+                              options.steps,        setup->backend->has_threads() ? n_threads : 1,
+                              ranks.size(),         topology.n_nodes(),
+                              this_machine()};
     if (outputs.out) write_tensors(*outputs.out, shape, measurements[0].output, moments.empty() ? nullptr : moments.data());
     if (outputs.report) outputs.report->write(json(report, measurements));
     for (OutputFile* each : outputs.files()) each->finish();

@@ -41,8 +41,6 @@ void check(const DecodeOptions& options, int n_ranks, const WorkloadShape& shape
   const auto refuse = [](const std::string& why) { throw InputError(why); };
   if (options.scale && !std::isfinite(*options.scale))
     refuse("--scale " + std::to_string(*options.scale) + " is not a finite number");
-  if (options.threads && options.backend != "cpu")
-    refuse("--threads is for --backend cpu, but the backend is " + options.backend);
   const std::string ranks = std::to_string(n_ranks) + (n_ranks == 1 ? " rank" : " ranks");
   if (options.ranks_per_node > n_ranks)
     refuse("--ranks-per-node " + std::to_string(options.ranks_per_node) + " is larger than the job, which has " + ranks);
@@ -146,8 +144,7 @@ std::vector<const CLI::Option*> add_decode_options(CLI::App& command, DecodeOpti
   command
       .add_option(
           "--shards", options.shards,
-          "Keys per rank, n0,n1,..., zeros allowed (default: whole leaves of 64 keys, as even as possible); algorithms "
-          "that promise bits take cuts at multiples of 64")
+          "Keys per rank, n0,n1,..., zeros allowed; cuts at multiples of 64 if bits are promised (default: whole leaves)")
       ->delimiter(',')
       ->allow_extra_args(false);
   command

@@ -39,6 +39,8 @@ class Backend {
   virtual std::string missing() const = 0;
   /// The names of the GPUs that it finds.
   virtual std::vector<std::string> gpus() const = 0;
+  /// Whether a session computes a step on several threads of the host, as many as the caller chooses.
+  virtual bool has_threads() const { return false; }
   /// The reason why the backend does not accept the shape, in a few words; empty if it does.
   virtual std::string refusal(const AttentionShape& shape) const = 0;
   virtual ErrorTerms error_terms(const AttentionShape& shape) const = 0;

@@ -192,6 +192,7 @@ class CpuBackend final : public Backend {
     }
   }
   std::vector<std::string> gpus() const override { return {}; }
+  bool has_threads() const override { return true; }
   std::string refusal(const AttentionShape&) const override { return ""; }
   ErrorTerms error_terms(const AttentionShape&) const override { return {}; }
   AttentionShape stored(const AttentionShape& shape) const override { return shape; }

@@ -114,7 +114,8 @@ TEST_CASE("decode: --threads changes no bit of any algorithm, with and without m
                           "--verify"};
     check_silent_success(run(n_ranks == 1 ? alone(arguments) : ranks(n_ranks, arguments)));
     std::map<std::string, std::string> found;
-    for (const auto& each : nlohmann::json::parse(Scratch::read(scratch.path("report")))["runs"]) {
+    const nlohmann::json report = nlohmann::json::parse(Scratch::read(scratch.path("report")));
+    for (const auto& each : report["runs"]) {
       CHECK(each["threads"] == std::stoi(threads));
       found[each["algorithm"]] = each["output_digest"];
     }

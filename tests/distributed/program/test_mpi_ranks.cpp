@@ -96,7 +96,7 @@ TEST_CASE("ranks: input that differs from rank 0's is refused, and the line says
                                 {1, "row [0, 0, 64] of k", [](FileWorkload& bad) { bad.k.at(0, 0, 64, 0) += 1; }},
                                 {2, "row [0, 0, 63] of v", [](FileWorkload& bad) { bad.v.at(0, 0, 63, 3) += 1; }},
                                 {1, "row [1, 0, 149] of v", [](FileWorkload& bad) { bad.v.at(1, 0, 149, 0) += 1; }},
-                                {2, "row [0, 0, 11] of k", [](FileWorkload& bad) { bad.k.at(0, 0, 11, 5) += 1; }}};
+                                {2, "row [0, 0, 12] of k", [](FileWorkload& bad) { bad.k.at(0, 0, 12, 5) += 1; }}};
   const auto folder = [&](std::size_t i) { return scratch.folder().string() + "/" + std::to_string(i); };
   std::vector<Words> commands;
   for (std::size_t i = 0; i < all.size(); ++i) {
