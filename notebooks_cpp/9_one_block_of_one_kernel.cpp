@@ -376,7 +376,7 @@ int main() {
     std::printf("%-11s", step->name);
     bool all_same = true;
     for (const int n_splits : {1, 2, 3, 5}) {
-      const Plan plan = step->plan(on.params, DType::F32, {.n_splits = n_splits});
+      const LaunchPlan plan = step->plan(on.params, DType::F32, {.n_splits = n_splits});
       const DeviceBuffer<float> floats(plan.n_floats);
       DeviceBuffer<unsigned> counters(plan.n_counters);
       counters.fill(0);

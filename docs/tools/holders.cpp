@@ -172,7 +172,8 @@ void print_schedules() {
     for (std::int64_t work_item = begin; work_item < end;) {
       const WorkRange work_range = partition.work_range_at(params, work_item, end);
       std::printf("%s[%ld, %ld, %ld, %ld]", work_item == begin ? "" : ", ", long(work_range.kv_head),
-                  long(work_range.range.begin), long(work_range.range.end), long(work_range.last - work_range.first));
+                  long(work_range.positions.begin), long(work_range.positions.end),
+                  long(work_range.last - work_range.first));
       work_item = work_range.last;
     }
     std::printf("]");
@@ -192,7 +193,7 @@ void print_plans() {
     params.kv_heads = group == 1 ? 16 : 8, params.group = group, params.end = 65536;
     params.d_h = params.d_v = 128;
     for (const LadderStep* step : ladder()) {
-      const Plan plan = step->plan(params, DType::BF16, {});
+      const LaunchPlan plan = step->plan(params, DType::BF16, {});
       const std::string name = step->name, path = plan.path;
       const bool first = group == 1 && step == ladder()[0];
       // Stages that are not being read; without a ring what the lanes load at once: a row, or eight rows.

@@ -51,11 +51,11 @@ class DeviceCache final : public KvCache {
 class DeviceWorkspace {
  public:
   DeviceWorkspace() = default;
-  explicit DeviceWorkspace(const Plan& plan) : floats_(plan.n_floats, MemoryUse::Scratch), counters_(plan.n_counters) {
+  explicit DeviceWorkspace(const LaunchPlan& plan) : floats_(plan.n_floats, MemoryUse::Scratch), counters_(plan.n_counters) {
     counters_.fill(0);
   }
   Workspace get() const { return {floats_.data(), counters_.data()}; }
-  bool is_enough_for(const Plan& plan) const {
+  bool is_enough_for(const LaunchPlan& plan) const {
     return plan.n_floats <= floats_.size() && plan.n_counters <= counters_.size();
   }
   const DeviceBuffer<unsigned>& counters() const { return counters_; }
@@ -86,7 +86,7 @@ class DeviceSession final : public DecodeSession, public States {
   const DeviceCache& cache_;
   double scale_;
   DecodeParams params_;
-  Plan plan_;
+  LaunchPlan plan_;
   KeyRange planned_{0, -1};  ///< the capacity that plan_ and subtrees_ are for
   std::vector<Subtree> subtrees_;
   DeviceWorkspace workspace_;

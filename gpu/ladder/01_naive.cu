@@ -72,11 +72,11 @@ __global__ void naive_output(DecodeParams params, DeviceOutput output, const flo
 
 constexpr int kThreads = 128;
 
-Plan plan(const DecodeParams& params, DType, const PlanOptions&) {
+LaunchPlan plan(const DecodeParams& params, DType, const LaunchOptions&) {
   return {.n_splits = 1, .n_threads = kThreads, .n_floats = params.n_rows() * (params.end - params.begin)};
 }
 
-void run(const DecodeParams& params, DType dtype, const DeviceOutput& output, const Plan&, const Workspace& workspace,
+void run(const DecodeParams& params, DType dtype, const DeviceOutput& output, const LaunchPlan&, const Workspace& workspace,
          Stream stream) {
   if (output.out == nullptr) throw DeviceError("naive: keeps no states, only finished rows");
   const auto n_rows = static_cast<unsigned>(params.n_rows());

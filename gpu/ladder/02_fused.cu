@@ -69,9 +69,10 @@ __global__ void __launch_bounds__(kWarp) fused(DecodeParams params, DeviceOutput
   }
 }
 
-Plan plan(const DecodeParams&, DType, const PlanOptions&) { return {.n_threads = kWarp}; }
+LaunchPlan plan(const DecodeParams&, DType, const LaunchOptions&) { return {.n_threads = kWarp}; }
 
-void run(const DecodeParams& params, DType dtype, const DeviceOutput& output, const Plan&, const Workspace&, Stream stream) {
+void run(const DecodeParams& params, DType dtype, const DeviceOutput& output, const LaunchPlan&, const Workspace&,
+         Stream stream) {
   if (output.out == nullptr) throw DeviceError("fused: keeps no states, only finished rows");
   const Launch config{.grid = {static_cast<unsigned>(params.n_rows())}, .block = {kWarp}};
   const int d = std::max(params.d_h, params.d_v);

@@ -38,8 +38,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   });
 }
 
-Plan plan(const DecodeParams& params, DType dtype, const PlanOptions&) {
-  Plan plan{.n_threads = kThreads, .shared_bytes = kScratchBytes};
+LaunchPlan plan(const DecodeParams& params, DType dtype, const LaunchOptions&) {
+  LaunchPlan plan{.n_threads = kThreads, .shared_bytes = kScratchBytes};
   with_sub_warp(params, dtype, [&](auto sub_warp) {
     using SubWarp = decltype(sub_warp);
     const int n = n_workers_of<SubWarp>(kThreads);
@@ -48,8 +48,8 @@ Plan plan(const DecodeParams& params, DType dtype, const PlanOptions&) {
   return plan;
 }
 
-void run(const DecodeParams& params, DType dtype, const DeviceOutput& output, const Plan& plan, const Workspace& workspace,
-         Stream stream) {
+void run(const DecodeParams& params, DType dtype, const DeviceOutput& output, const LaunchPlan& plan,
+         const Workspace& workspace, Stream stream) {
   const Launch config{.grid = {static_cast<unsigned>(params.n_rows())},
                       .block = {static_cast<unsigned>(plan.n_threads)},
                       .shared_bytes = plan.shared_bytes};

@@ -48,14 +48,14 @@ __global__ void __launch_bounds__(kSplitThreads)
                        });
 }
 
-Plan plan(const DecodeParams& params, DType dtype, const PlanOptions& options) {
-  Plan plan = plan_splits(params, dtype, options);
+LaunchPlan plan(const DecodeParams& params, DType dtype, const LaunchOptions& options) {
+  LaunchPlan plan = plan_splits(params, dtype, options);
   plan.shared_bytes = kScratchBytes;
   return plan;
 }
 
-void run(const DecodeParams& params, DType dtype, const DeviceOutput& output, const Plan& plan, const Workspace& workspace,
-         Stream stream) {
+void run(const DecodeParams& params, DType dtype, const DeviceOutput& output, const LaunchPlan& plan,
+         const Workspace& workspace, Stream stream) {
   const auto n_rows = static_cast<unsigned>(params.n_rows()), n_threads = static_cast<unsigned>(plan.n_threads);
   const Launch splits{
       .grid = {static_cast<unsigned>(plan.n_splits), n_rows}, .block = {n_threads}, .shared_bytes = plan.shared_bytes};

@@ -54,8 +54,8 @@ __global__ void __launch_bounds__(kThreads<SubWarp>, 1)
                        });
 }
 
-Plan plan(const DecodeParams& params, DType dtype, const PlanOptions& options) {
-  Plan plan;
+LaunchPlan plan(const DecodeParams& params, DType dtype, const LaunchOptions& options) {
+  LaunchPlan plan;
   with_sub_warp(params, dtype, [&](auto sub_warp) {
     using SubWarp = decltype(sub_warp);
     plan = plan_splits(params, dtype, {options.n_splits, kThreads<SubWarp>});
@@ -65,8 +65,8 @@ Plan plan(const DecodeParams& params, DType dtype, const PlanOptions& options) {
   return plan;
 }
 
-void run(const DecodeParams& params, DType dtype, const DeviceOutput& output, const Plan& plan, const Workspace& workspace,
-         Stream stream) {
+void run(const DecodeParams& params, DType dtype, const DeviceOutput& output, const LaunchPlan& plan,
+         const Workspace& workspace, Stream stream) {
   const Launch config{.grid = {static_cast<unsigned>(plan.n_splits), static_cast<unsigned>(params.n_rows())},
                       .block = {static_cast<unsigned>(plan.n_threads)},
                       .shared_bytes = plan.shared_bytes};

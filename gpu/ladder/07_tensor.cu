@@ -71,8 +71,8 @@ std::string accepts(const DecodeParams& params, DType dtype) {
   return accepts_any_rows(params, dtype);
 }
 
-Plan plan(const DecodeParams& params, DType dtype, const PlanOptions& options) {
-  Plan plan{.path = "tensor"};
+LaunchPlan plan(const DecodeParams& params, DType dtype, const LaunchOptions& options) {
+  LaunchPlan plan{.path = "tensor"};
   with_tile_of(params, dtype, [&](auto tile) {
     using Tile = decltype(tile);
     const std::int64_t query_tiles = n_query_tiles<Tile>(params);
@@ -88,8 +88,8 @@ Plan plan(const DecodeParams& params, DType dtype, const PlanOptions& options) {
   return plan;
 }
 
-void run(const DecodeParams& params, DType dtype, const DeviceOutput& output, const Plan& plan, const Workspace& workspace,
-         Stream stream) {
+void run(const DecodeParams& params, DType dtype, const DeviceOutput& output, const LaunchPlan& plan,
+         const Workspace& workspace, Stream stream) {
   with_tile_of(params, dtype, [&](auto tile) {
     using Tile = decltype(tile);
     const Launch config{.grid = {static_cast<unsigned>(plan.n_splits), static_cast<unsigned>(n_query_tiles<Tile>(params))},

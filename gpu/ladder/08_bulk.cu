@@ -53,8 +53,8 @@ __global__ void __launch_bounds__(BulkShape<SubWarp>::kThreads, 1)
 #endif
 }
 
-Plan plan(const DecodeParams& params, DType dtype, const PlanOptions& options) {
-  Plan plan;
+LaunchPlan plan(const DecodeParams& params, DType dtype, const LaunchOptions& options) {
+  LaunchPlan plan;
   with_sub_warp(params, dtype, [&](auto sub_warp) {
     using Shape = BulkShape<decltype(sub_warp)>;
     plan = plan_splits(params, dtype, {options.n_splits, Shape::kSubWarpThreads});
@@ -65,14 +65,14 @@ Plan plan(const DecodeParams& params, DType dtype, const PlanOptions& options) {
   return plan;
 }
 
-void run(const DecodeParams& params, DType dtype, const DeviceOutput& output, const Plan& plan, const Workspace& workspace,
-         Stream stream) {
+void run(const DecodeParams& params, DType dtype, const DeviceOutput& output, const LaunchPlan& plan,
+         const Workspace& workspace, Stream stream) {
   const Launch config{.grid = {static_cast<unsigned>(plan.n_splits), static_cast<unsigned>(params.n_rows())},
                       .block = {static_cast<unsigned>(plan.n_threads)},
                       .shared_bytes = plan.shared_bytes};
   with_sub_warp(params, dtype, [&](auto sub_warp) {
     using SubWarp = decltype(sub_warp);
-    Plan of_sub_warps = plan;
+    LaunchPlan of_sub_warps = plan;
     of_sub_warps.n_threads = BulkShape<SubWarp>::kSubWarpThreads;  // The producer has no forest.
     launch(bulk<SubWarp>, config, stream, params, output,
            SplitWorkspace::of<SubWarp>(params, of_sub_warps, workspace.floats), workspace.counters);

@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(BulkShape<SubWarp>::kThreads, 1)
 }
 
 template <IsSubWarp SubWarp>
-SplitWorkspace forests_of(const DecodeParams& params, Plan plan, float* floats) {
+SplitWorkspace forests_of(const DecodeParams& params, LaunchPlan plan, float* floats) {
   plan.n_threads = BulkShape<SubWarp>::kSubWarpThreads;  // The producer has no forest.
   SplitWorkspace forests = SplitWorkspace::of<SubWarp>(params, plan, floats);
   forests.n_split = 0;  // Those are in shared memory.
@@ -76,12 +76,12 @@ SplitWorkspace forests_of(const DecodeParams& params, Plan plan, float* floats) 
 }
 
 /// @throws DeviceError if more splits are asked for than a cluster has blocks
-Plan plan(const DecodeParams& params, DType dtype, const PlanOptions& options) {
+LaunchPlan plan(const DecodeParams& params, DType dtype, const LaunchOptions& options) {
   if (options.n_splits > kLargestCluster) {
     throw DeviceError("cluster: " + std::to_string(options.n_splits) + " splits; a cluster has at most " +
                       std::to_string(kLargestCluster) + " blocks");
   }
-  Plan plan;
+  LaunchPlan plan;
   with_sub_warp(params, dtype, [&](auto sub_warp) {
     using SubWarp = decltype(sub_warp);
     using Shape = BulkShape<SubWarp>;
@@ -96,8 +96,8 @@ Plan plan(const DecodeParams& params, DType dtype, const PlanOptions& options) {
   return plan;
 }
 
-void run(const DecodeParams& params, DType dtype, const DeviceOutput& output, const Plan& plan, const Workspace& workspace,
-         Stream stream) {
+void run(const DecodeParams& params, DType dtype, const DeviceOutput& output, const LaunchPlan& plan,
+         const Workspace& workspace, Stream stream) {
   const Launch config{.grid = {static_cast<unsigned>(plan.n_splits), static_cast<unsigned>(params.n_rows())},
                       .block = {static_cast<unsigned>(plan.n_threads)},
                       .shared_bytes = plan.shared_bytes,

@@ -21,14 +21,14 @@ double n_additions(const DecodeParams& params, DType dtype) {
   return multiplies_on_tensor_cores(params, dtype) ? tensor_additions(params, dtype) : tree_additions(params, dtype);
 }
 
-Plan plan(const DecodeParams& params, DType dtype, const PlanOptions& options) {
-  Plan plan;
+LaunchPlan plan(const DecodeParams& params, DType dtype, const LaunchOptions& options) {
+  LaunchPlan plan;
   with_type(dtype, [&](auto type) { plan = plan_equal_runs<decltype(type)>(params, options); });
   return plan;
 }
 
-void run(const DecodeParams& params, DType dtype, const DeviceOutput& output, const Plan& plan, const Workspace& workspace,
-         Stream stream) {
+void run(const DecodeParams& params, DType dtype, const DeviceOutput& output, const LaunchPlan& plan,
+         const Workspace& workspace, Stream stream) {
   with_type(dtype, [&](auto type) { run_equal_runs<decltype(type)>(params, output, plan, workspace, stream); });
 }
 

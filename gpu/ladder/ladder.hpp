@@ -6,7 +6,7 @@
 /// that the library uses. A step says in its first lines what it changed and what that should do to the bytes and the time.
 #pragma once
 
-#include "gpu/parts/plan.hpp"
+#include "gpu/parts/launch_plan.hpp"
 
 #include <limits>
 #include <span>
@@ -31,9 +31,9 @@ struct LadderStep {
   /// Why no device can take such a problem by this step, in a few words; empty if one can.
   std::string (*accepts)(const DecodeParams& params, DType dtype);
   /// How it will be launched. @pre refusal() is empty
-  Plan (*plan)(const DecodeParams& params, DType dtype, const PlanOptions& options);
+  LaunchPlan (*plan)(const DecodeParams& params, DType dtype, const LaunchOptions& options);
   /// Launches. @pre plan() is of the same shapes
-  void (*run)(const DecodeParams& params, DType dtype, const DeviceOutput& output, const Plan& plan,
+  void (*run)(const DecodeParams& params, DType dtype, const DeviceOutput& output, const LaunchPlan& plan,
               const Workspace& workspace, Stream stream);
 
   /// Why this step cannot take such a problem on this device, in a few words; empty if it can.

@@ -75,13 +75,14 @@ __global__ void __launch_bounds__(Pipeline::kThreads, 1)
       // Every worker walks over its part of the work range; the block joins them.
       {
         const WorkRange work = work_range[0];
-        pipeline(params, work.kv_head, work.first_row, work.range, forests.of_worker(block, 0), forests.n_worker, aligned);
+        pipeline(params, work.kv_head, work.first_row, work.positions, forests.of_worker(block, 0), forests.n_worker,
+                 aligned);
       }
       __syncthreads();
       const WorkRange work = work_range[0];
       float* const kept = forests.of_work_range(block, work.first > work.tile_begin);
-      join_splits<Worker>(pipeline.scratch(), forests.of_worker(block, 0), forests.n_worker, work.range, Pipeline::kWorkers,
-                          self, [&](int slot, const auto& forest) {
+      join_splits<Worker>(pipeline.scratch(), forests.of_worker(block, 0), forests.n_worker, work.positions,
+                          Pipeline::kWorkers, self, [&](int slot, const auto& forest) {
                             work.is_whole() ? finish(slot, forest)
                                             : store_forest<Worker>(forest, kept + slot * forests.n_work_range, self.lane);
                           });
@@ -95,7 +96,7 @@ __global__ void __launch_bounds__(Pipeline::kThreads, 1)
           const auto part = [&all, &work, &forests, first](int i) {
             const std::int64_t from = all.begin_of(first + i), to = all.begin_of(first + i + 1);
             const bool began_before = from > work.tile_begin;
-            return Part{work.positions(began_before ? from : work.tile_begin, to),
+            return Part{work.positions_of(began_before ? from : work.tile_begin, to),
                         forests.of_work_range(first + i, began_before)};
           };
           join_parts<Worker>(pipeline.scratch(), forests.n_work_range, work.whole.begin, n_parts, part, self, finish);
@@ -121,9 +122,9 @@ EqualRunsWorkspace equal_runs_workspace(const DecodeParams& params, std::int64_t
 
 /// Plans, or launches, for every shape of one stored type: the three types are compiled in files of their own.
 template <class T>
-Plan plan_equal_runs(const DecodeParams& params, const PlanOptions& options);
+LaunchPlan plan_equal_runs(const DecodeParams& params, const LaunchOptions& options);
 template <class T>
-void run_equal_runs(const DecodeParams& params, const DeviceOutput& output, const Plan& plan, const Workspace& workspace,
-                    Stream stream);
+void run_equal_runs(const DecodeParams& params, const DeviceOutput& output, const LaunchPlan& plan,
+                    const Workspace& workspace, Stream stream);
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

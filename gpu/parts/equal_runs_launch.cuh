@@ -16,8 +16,8 @@ inline std::int64_t choose_blocks(const DecodeParams& params, std::int64_t n_que
 
 /// How many blocks of what kind.
 template <class T>
-Plan plan_equal_runs(const DecodeParams& params, const PlanOptions& options) {
-  Plan plan;
+LaunchPlan plan_equal_runs(const DecodeParams& params, const LaunchOptions& options) {
+  LaunchPlan plan;
   with_pipeline<T>(params, [&](auto pipeline) {
     using Pipeline = typename decltype(pipeline)::type;
     const std::int64_t n = n_query_tiles<typename Pipeline::Worker>(params);
@@ -36,8 +36,8 @@ Plan plan_equal_runs(const DecodeParams& params, const PlanOptions& options) {
 
 /// Launches what was planned.
 template <class T>
-void run_equal_runs(const DecodeParams& params, const DeviceOutput& output, const Plan& plan, const Workspace& workspace,
-                    Stream stream) {
+void run_equal_runs(const DecodeParams& params, const DeviceOutput& output, const LaunchPlan& plan,
+                    const Workspace& workspace, Stream stream) {
   if (params.n_rows() == 0) return;
   const Launch config{.grid = {static_cast<unsigned>(plan.n_blocks)},
                       .block = {static_cast<unsigned>(plan.n_threads)},

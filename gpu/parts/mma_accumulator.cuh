@@ -20,7 +20,15 @@ namespace tree_attn::TREE_ATTN_PLATFORM {
 /// Tiles of 8 keys in a leaf.
 inline constexpr int kLeafTiles = static_cast<int>(kLeafKeys) / 8;
 
-/// The number that all four lanes of a quad agree on.
+/// Which positions of a leaf have a key.
+struct LeafKeys {
+  int begin, end;      ///< positions in the leaf
+  bool is_single_key;  ///< whether key 0 of the sequence is its only one, see single_key()
+
+  __device__ __forceinline__ bool contains(int index) const { return index >= begin && index < end; }
+};
+
+/// The largest element, or the sum, over the four lanes of a quad.
 __device__ __forceinline__ float quad_max(float x) {
   TREE_ATTN_UNROLL
   for (int flip = 1; flip < 4; flip *= 2) {
@@ -37,10 +45,8 @@ __device__ __forceinline__ float quad_sum(float x) {
 
 /// Turns products q.k of a leaf into weights 2^(s - e), with e and their sum for the queries g and g + 8 of a lane.
 /// @param lift see set_key()
-/// @param begin, end positions of the leaf that have a key
-/// @param is_single_key whether its first key is all there is, see single_key()
 template <IsMmaTile Tile>
-__device__ __forceinline__ void weigh(float score_scale, float lift, int begin, int end, bool is_single_key, int lane,
+__device__ __forceinline__ void weigh(float score_scale, float lift, const LeafKeys& keys, int lane,
                                       float (&s)[kLeafTiles][4], float (&shift)[Tile::kTiles], float (&sum)[Tile::kTiles]) {
   constexpr float kNotSeen = -std::numeric_limits<float>::infinity();
   TREE_ATTN_UNROLL
@@ -51,12 +57,12 @@ __device__ __forceinline__ void weigh(float score_scale, float lift, int begin, 
     for (int i = 0; i < 2 * kLeafTiles; ++i) {
       float& score = s[i / 2][2 * h + i % 2];
       const int index = i / 2 * 8 + lane % 4 * 2 + i % 2;
-      score = index >= begin && index < end ? score_scale * score : kNotSeen;
+      score = keys.contains(index) ? score_scale * score : kNotSeen;
       const float e = key_shift(score);
       shift[h] = e > shift[h] ? e : shift[h];
     }
     shift[h] = quad_max(shift[h]) + lift;
-    const float only = is_single_key ? __shfl_sync(kAllLanes, s[0][2 * h], lane / 4 * 4) : kNotSeen;
+    const float only = keys.is_single_key ? __shfl_sync(kAllLanes, s[0][2 * h], lane / 4 * 4) : kNotSeen;
 
     // Weights, and their sum.
     sum[h] = 0;
@@ -68,7 +74,7 @@ __device__ __forceinline__ void weigh(float score_scale, float lift, int begin, 
       sum[h] += score;
     }
     sum[h] = quad_sum(sum[h]);
-    if (is_single_key && sum[h] > 0) {
+    if (keys.is_single_key && sum[h] > 0) {
       const WeighedKey<float> key = single_key(only, {shift[h], sum[h]});
       shift[h] = key.shift, sum[h] = key.weight;
       if (lane % 4 == 0) s[0][2 * h] = key.weight;
@@ -111,13 +117,13 @@ __device__ __forceinline__ void for_each_element(float (&o)[Tile::kSteps][Tile::
 }
 
 /// Adds the values that are not finite, one by one, where they are seen.
-/// @param value row of the first position of the leaf @param begin, end positions of it that have a value
-/// @param is_single_key whether the first value is all there is, and keeps its bits, also those of -0
+/// @param value row of the first position of the leaf @param keys those that have a value; a single one keeps its bits, also
+/// those of -0
 template <IsMmaTile Tile>
-__device__ __forceinline__ void add_not_finite(const typename Tile::T* value, std::int64_t stride, int d_v, int begin,
-                                               int end, bool is_single_key, const float (&p)[kLeafTiles][4], int lane,
+__device__ __forceinline__ void add_not_finite(const typename Tile::T* value, std::int64_t stride, int d_v,
+                                               const LeafKeys& keys, const float (&p)[kLeafTiles][4], int lane,
                                                float (&o)[Tile::kSteps][Tile::kTiles][4]) {
-  for (int j = begin; j < end; ++j) {
+  for (int j = keys.begin; j < keys.end; ++j) {
     // Fetch the weights of key j, each from the lane that has it.
     float weight[Tile::kSlots];
     TREE_ATTN_UNROLL
@@ -135,7 +141,7 @@ __device__ __forceinline__ void add_not_finite(const typename Tile::T* value, st
       if (component >= d_v || !is_seen(weight[slot])) return;
       const float x = widen(load_once(value + j * stride + component));
       if (!is_finite(x)) n += multiply(weight[slot], x);
-      if (is_single_key) n = multiply(weight[slot], x);
+      if (keys.is_single_key) n = multiply(weight[slot], x);
     });
   }
 }
@@ -172,15 +178,15 @@ __device__ __forceinline__ void accumulate_tiles(const DecodeParams& params, std
     const int lane = opaque(own_lane);  // No register is left for what only the end of a round needs.
     const std::int64_t leaf_begin = position / kLeafKeys * kLeafKeys,
                        keys_end = subtree.end() < used_end ? subtree.end() : used_end;
-    const int begin = static_cast<int>(position - leaf_begin), end = static_cast<int>(keys_end - leaf_begin);
-    const bool is_single_key = position == 0 && params.lengths[kv_head / params.kv_heads] == 1;
+    const LeafKeys keys{static_cast<int>(position - leaf_begin), static_cast<int>(keys_end - leaf_begin),
+                        position == 0 && params.lengths[kv_head / params.kv_heads] == 1};
 
     // S = Q K^T, then P.
     float s[kLeafTiles][4];
     TREE_ATTN_UNROLL
     for (int i = 0; i < kLeafItems; ++i) multiply_keys<Tile>(queries, ring.next(), lane, s[2 * i], s[2 * i + 1]);
     float shift[Tile::kTiles], sum[Tile::kTiles];
-    weigh<Tile>(params.score_scale, params.lift, begin, end, is_single_key, lane, s, shift, sum);
+    weigh<Tile>(params.score_scale, params.lift, keys, lane, s, shift, sum);
 
     // O^T = V^T P^T.
     //
@@ -193,17 +199,16 @@ __device__ __forceinline__ void accumulate_tiles(const DecodeParams& params, std
       TREE_ATTN_UNROLL
       for (int i = 0; i < kLeafItems; ++i) {
         if (again)
-          ring.fill_finite(item, leaf_begin, i, begin, end);
+          ring.fill_finite(item, leaf_begin, i, keys.begin, keys.end);
         else
           item = ring.next();
         multiply_values<Tile>(s[2 * i], s[2 * i + 1], item, lane, o);
       }
-      bool broken = is_single_key;
+      bool broken = keys.is_single_key;
       for_each_element<Tile>(o, [&broken](float& n, int, int) { n *= 1 / kUnit<T>, broken = broken || !is_finite(n); });
       if (again || !__any_sync(kAllLanes, broken)) {
         if (again) {
-          add_not_finite<Tile>(params.value<T>(kv_head, leaf_begin), params.v.stride[2], params.d_v, begin, end,
-                               is_single_key, s, lane, o);
+          add_not_finite<Tile>(params.value<T>(kv_head, leaf_begin), params.v.stride[2], params.d_v, keys, s, lane, o);
         }
         break;
       }

@@ -11,8 +11,8 @@ int choose_splits(const DecodeParams& params, std::int64_t n_query_tiles, int n_
   return static_cast<int>(std::max<std::int64_t>(1, std::min(fill, (n_leaves + n_workers - 1) / n_workers)));
 }
 
-Plan plan_splits(const DecodeParams& params, DType dtype, const PlanOptions& options) {
-  Plan plan{.n_threads = options.n_threads > 0 ? options.n_threads : kSplitThreads, .n_counters = params.n_rows()};
+LaunchPlan plan_splits(const DecodeParams& params, DType dtype, const LaunchOptions& options) {
+  LaunchPlan plan{.n_threads = options.n_threads > 0 ? options.n_threads : kSplitThreads, .n_counters = params.n_rows()};
   with_sub_warp(params, dtype, [&](auto sub_warp) {
     using SubWarp = decltype(sub_warp);
     plan.n_splits = options.n_splits > 0 ? options.n_splits

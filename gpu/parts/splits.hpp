@@ -22,7 +22,7 @@ struct SplitWorkspace {
 
   /// That of a plan; without memory, for its size.
   template <IsWorker Worker>
-  static SplitWorkspace of(const DecodeParams& params, const Plan& plan, float* floats) {
+  static SplitWorkspace of(const DecodeParams& params, const LaunchPlan& plan, float* floats) {
     const int n = n_workers_of<Worker>(plan.n_threads);
     return {floats,
             forest_floats<Worker>(params, std::int64_t{plan.n_splits} * n),
@@ -51,6 +51,6 @@ std::int64_t n_query_tiles(const DecodeParams& params) {
 int choose_splits(const DecodeParams& params, std::int64_t n_query_tiles, int n_workers);
 
 /// The plan of a step with splits: what was asked for, else what fills the device.
-Plan plan_splits(const DecodeParams& params, DType dtype, const PlanOptions& options);
+LaunchPlan plan_splits(const DecodeParams& params, DType dtype, const LaunchOptions& options);
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

@@ -3,7 +3,7 @@
 /// @brief The sub-warp for a shape: how many lanes share a row.
 #pragma once
 
-#include "gpu/parts/plan.hpp"
+#include "gpu/parts/launch_plan.hpp"
 #include "gpu/parts/sub_warp.cuh"
 
 #include <algorithm>

@@ -21,12 +21,12 @@ struct WorkRange {
                n_tile_items = 0;     ///< where the query tile begins in the sequence of all work items, and its work items
   std::int64_t first = 0, last = 0;  ///< work items [first, last) of all that are this work range
   KeyRange whole;                    ///< positions of the query tile
-  KeyRange range;                    ///< those of this work range
+  KeyRange positions;                ///< those of this work range
 
   /// Whether nobody else has a part of the query tile.
   TREE_ATTN_HOST_DEVICE bool is_whole() const { return first == tile_begin && last == tile_begin + n_tile_items; }
   /// Positions of the work items [from, to) of all, as far as they lie in the query tile.
-  TREE_ATTN_HOST_DEVICE KeyRange positions(std::int64_t from, std::int64_t to) const {
+  TREE_ATTN_HOST_DEVICE KeyRange positions_of(std::int64_t from, std::int64_t to) const {
     if (whole.empty()) return whole;
     const std::int64_t leaf = whole.begin / kLeafKeys - tile_begin, begin = (leaf + from) * kLeafKeys,
                        end = (leaf + to) * kLeafKeys;
@@ -81,7 +81,7 @@ class WorkPartition {
     work_range.first = work_item;
     work_range.last =
         work_range.tile_begin + work_range.n_tile_items < end ? work_range.tile_begin + work_range.n_tile_items : end;
-    work_range.range = work_range.positions(work_range.first, work_range.last);
+    work_range.positions = work_range.positions_of(work_range.first, work_range.last);
     return work_range;
   }
 

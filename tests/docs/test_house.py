@@ -37,7 +37,7 @@ class House(unittest.TestCase):
 
     def test_an_arrow_up(self):
         text = '#include "gpu/ladder/ladder.hpp"\n'
-        self.assertEqual(self.faults({"gpu/parts/plan.hpp": text}), ["gpu/parts/plan.hpp:1: gpu/parts may not include gpu/ladder/ladder.hpp"])
+        self.assertEqual(self.faults({"gpu/parts/launch_plan.hpp": text}), ["gpu/parts/launch_plan.hpp:1: gpu/parts may not include gpu/ladder/ladder.hpp"])
         self.assertEqual(self.faults({"gpu/backend/cache.hpp": text}), [])
         self.assertEqual(len(self.faults({"tests/reference/test_state.cpp": text})), 1)
 
@@ -80,8 +80,8 @@ class House(unittest.TestCase):
         self.assertIn("does not know the registry any more", self.faults({"distributed/decoders/decoder.cpp": ""})[0])
 
     def test_known_exceptions(self):
-        known = {("arrow", "gpu/parts/plan.hpp", "gpu/ladder/ladder.hpp"): "reason"}
-        self.assertEqual(self.faults({"gpu/parts/plan.hpp": '#include "gpu/ladder/ladder.hpp"\n'}, known), [])
+        known = {("arrow", "gpu/parts/launch_plan.hpp", "gpu/ladder/ladder.hpp"): "reason"}
+        self.assertEqual(self.faults({"gpu/parts/launch_plan.hpp": '#include "gpu/ladder/ladder.hpp"\n'}, known), [])
         self.assertIn("no longer so", self.faults({}, known)[0])
 
 

@@ -68,10 +68,10 @@ inline bool is_ready(const DeviceWorkspace& workspace) {
 /// Finished rows of a shard that is the whole sequence. The outputs are poisoned before the launch: every element must be
 /// written.
 inline DecodeOutput run_step(const device::LadderStep& step, const DeviceShard& shard,
-                             const device::PlanOptions& options = {}) {
+                             const device::LaunchOptions& options = {}) {
   const DecodeParams& params = shard.params;
   REQUIRE_MESSAGE(step.refusal(params, shard.dtype) == "", step.name);
-  const device::Plan plan = step.plan(params, shard.dtype, options);
+  const device::LaunchPlan plan = step.plan(params, shard.dtype, options);
   const DeviceWorkspace workspace(plan);
   device::DeviceBuffer<float> out(params.n_rows() * params.d_v), lse(params.n_rows());
   out.fill(0xFF), lse.fill(0xFF);
@@ -82,7 +82,7 @@ inline DecodeOutput run_step(const device::LadderStep& step, const DeviceShard& 
 
 /// The same for a workload, and again with a lift if a sum overflows, as measure() does.
 inline DecodeOutput run_step(const device::LadderStep& step, TensorWorkload& workload,
-                             const device::PlanOptions& options = {}) {
+                             const device::LaunchOptions& options = {}) {
   const auto pass = [&](int lift) {
     return run_step(step, DeviceShard(workload.query(0), workload.whole(), workload.lengths(), workload.scale, lift),
                     options);
@@ -100,7 +100,7 @@ inline Forest<float> forest_of(const device::LadderStep& step, TensorWorkload& w
   Forest<float> forest(shard.params.n_rows(), shard.params.d_v);
   device::DeviceBuffer<float> states(static_cast<std::int64_t>(subtrees.size()) * forest.block_size());
   states.fill(0xFF);
-  const device::Plan plan = step.plan(shard.params, shard.dtype, {.n_splits = n_splits});
+  const device::LaunchPlan plan = step.plan(shard.params, shard.dtype, {.n_splits = n_splits});
   const DeviceWorkspace workspace(plan);
   step.run(shard.params, shard.dtype, {.states = states.data()}, plan, workspace.get(), device::Stream{});
   const std::vector<float> elements = states.download();
@@ -134,7 +134,7 @@ inline double longest_chain(const device::LadderStep& step, const DeviceShard& s
   return step.n_additions(shard.params, shard.dtype);
 }
 /// Whether scalar units multiply. Steps on scalar units agree in bits; steps on tensor cores have other bits.
-inline bool is_scalar(const device::Plan& plan) { return plan.path == std::string("scalar"); }
+inline bool is_scalar(const device::LaunchPlan& plan) { return plan.path == std::string("scalar"); }
 
 /// The steps that add in the order of the canonical tree, support n_splits splits, and accept the shard on scalar units.
 inline std::vector<const device::LadderStep*> tree_steps(const DeviceShard& shard, int n_splits = 1) {

@@ -18,7 +18,7 @@ TEST_CASE("graph: every step can be captured, and every replay has the bits of a
     // A launch by itself; it also loads the kernel, which a capture may not.
     const DecodeOutput want = run_step(*step, shard);
 
-    const device::Plan plan = step->plan(shard.params, shard.dtype, {});
+    const device::LaunchPlan plan = step->plan(shard.params, shard.dtype, {});
     const DeviceWorkspace workspace(plan);
     device::DeviceBuffer<float> out(shard.params.n_rows() * shard.params.d_v), lse(shard.params.n_rows());
     device::Stream stream;

@@ -137,7 +137,7 @@ TEST_CASE("bulk, cluster: a shard hands on the same forest as step 6, wherever i
     for (KeyRange rest{range.begin, range.end}; !rest.empty(); ++n_subtrees)
       rest.begin = first_subtree(rest.begin, rest.end).end();
     const auto states_of = [&](const device::LadderStep& step, int n_splits) {
-      const device::Plan plan = step.plan(shard.params, shard.dtype, {.n_splits = n_splits});
+      const device::LaunchPlan plan = step.plan(shard.params, shard.dtype, {.n_splits = n_splits});
       const DeviceWorkspace workspace(plan);
       device::DeviceBuffer<float> states(n_subtrees * shard.params.n_rows() * state_size(64));
       states.fill(0xFF);
@@ -172,7 +172,7 @@ TEST_CASE("cluster: more splits than a cluster has blocks are refused, and never
   const auto workload = normal_workload(5800, axes);
   const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
   CHECK_THROWS_AS(device::kCluster.plan(shard.params, shard.dtype, {.n_splits = 9}), DeviceError);
-  const device::Plan chosen = device::kCluster.plan(shard.params, shard.dtype, {});
+  const device::LaunchPlan chosen = device::kCluster.plan(shard.params, shard.dtype, {});
   CHECK(chosen.n_splits > 1);
   CHECK(chosen.n_splits <= 8);
   CHECK(chosen.n_counters == 0);
@@ -183,7 +183,7 @@ TEST_CASE("bulk, cluster: two launches in a row on one workspace agree") {
   const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
   const DecodeOutput want = run_step(device::kAsync, *workload);
   for (const device::LadderStep* step : kSteps) {
-    const device::Plan plan = step->plan(shard.params, shard.dtype, {.n_splits = 4});
+    const device::LaunchPlan plan = step->plan(shard.params, shard.dtype, {.n_splits = 4});
     const DeviceWorkspace workspace(plan);
     for (int launch = 0; launch < 2; ++launch) {
       device::DeviceBuffer<float> out(shard.params.n_rows() * 64), lse(shard.params.n_rows());

@@ -151,7 +151,7 @@ TEST_CASE("lengths: sub-warps without positions leave no forest, although they s
   const Entries entries(kKinds[0], Tail::Elements);
   const auto workload = entries.workload(kLeafKeys, kLeafKeys + 1, kLeafKeys);
   const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
-  const device::Plan plan = device::kVectors.plan(shard.params, shard.dtype, {});
+  const device::LaunchPlan plan = device::kVectors.plan(shard.params, shard.dtype, {});
   device::DeviceBuffer<float> floats(plan.n_floats), out(kDim), lse(1);
   floats.fill(0xFF);
   device::kVectors.run(shard.params, shard.dtype, {.out = out.data(), .lse = lse.data()}, plan, {floats.data(), nullptr},

@@ -156,7 +156,7 @@ TEST_CASE("tensor: shards cut at leaves have the bits of the whole, others are w
         const std::vector<Subtree> subtrees = cover(cuts[i], cuts[i + 1]);
         device::DeviceBuffer<float> states(static_cast<std::int64_t>(subtrees.size()) * forest.block_size());
         states.fill(0xFF);
-        const device::Plan plan = device::kTensor.plan(shard.params, dtype, {.n_splits = 2});
+        const device::LaunchPlan plan = device::kTensor.plan(shard.params, dtype, {.n_splits = 2});
         const DeviceWorkspace workspace(plan);
         device::kTensor.run(shard.params, dtype, {.states = states.data()}, plan, workspace.get(), device::Stream{});
         forest.append(subtrees, states.download().data());

@@ -52,10 +52,10 @@ TEST_CASE("work partition: blocks cover every query tile, in order, with runs th
               const WorkRange work_range = partition.work_range_at(params, work_item, end);
               right = right && partition.block_of(work_item) == block;
               if (!reached.contains(work_range.query_tile)) reached[work_range.query_tile] = work_range.whole.begin;
-              right = right && work_range.range.begin == reached[work_range.query_tile] &&
-                      work_range.range.begin <= work_range.range.end;
+              right = right && work_range.positions.begin == reached[work_range.query_tile] &&
+                      work_range.positions.begin <= work_range.positions.end;
               right = right && work_range.kv_head == work_range.query_tile / ((12 + n_rows - 1) / n_rows);
-              reached[work_range.query_tile] = work_range.range.end;
+              reached[work_range.query_tile] = work_range.positions.end;
               ++n_parts[work_range.query_tile];
               right = right && work_range.first == work_item && work_range.last <= end && work_range.last > work_item;
               work_item = work_range.last;

@@ -75,7 +75,7 @@ double time_of_read(const Shape& shape, const Input& input, int n_multiprocessor
 struct Line {
   std::string shape, step, path;
   std::string note;  ///< why there are no times; empty if there are
-  Plan plan;
+  LaunchPlan plan;
   std::int64_t n_bytes = 0;
   Times times;
   double read = 0;  ///< seconds of the read kernel on the same bytes

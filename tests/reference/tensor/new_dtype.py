@@ -31,7 +31,7 @@ PARTS = {
     "traits": ("/// An element type whose traits", TRAITS + "\n/// An element type whose traits"),
 }
 # Sources that read the traits. They compile unchanged once the type is complete.
-READERS = ["reference/tensor/convert.cpp", "reference/data/safetensors.cpp", "reference/data/synthetic.cpp", "plain/plan.cu.cpp"]
+READERS = ["reference/tensor/convert.cpp", "reference/data/safetensors.cpp", "reference/data/synthetic.cpp", "plain/launch_plan.cu.cpp"]
 # A step on scalar units accepts every kernel type. A step on tensor cores needs a product for it.
 SCALAR_STEP, TENSOR_STEP = "plain/03_vectors.cu.cpp", "plain/07_tensor.cu.cpp"
 

@@ -68,7 +68,7 @@ constexpr std::uint64_t kSeeds[] = {0, 1};
 #endif
 
 /// Whether a mode is for such a plan: races in global memory need blocks that count each other.
-bool is_watched(const device::Plan& plan) {
+bool is_watched(const device::LaunchPlan& plan) {
 #if defined(TREE_ATTN_EMULATOR_THREAD)
   return plan.n_counters > 0;
 #else
@@ -110,7 +110,7 @@ TEST_CASE("modes: every step, with every kind of worker, two splits and ragged e
     const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
     for (const device::LadderStep* step : device::ladder()) {
       if (step->refusal(shard.params, shard.dtype) != "") continue;
-      const device::Plan plan = step->plan(shard.params, shard.dtype, {.n_splits = 2});
+      const device::LaunchPlan plan = step->plan(shard.params, shard.dtype, {.n_splits = 2});
       if (is_scalar(plan) == kind.is_tile || !is_watched(plan)) continue;
       INFO(kind.name << ", " << step->name);
       if (step->max_splits > 1) CHECK(plan.n_splits == 2);
@@ -188,7 +188,7 @@ TEST_CASE("modes: a shard that begins and ends anywhere hands on its states") {
         static_cast<std::int64_t>(cover(range.begin, range.end).size()) * shard.params.n_rows() * state_size(64);
     for (const device::LadderStep* step : device::ladder()) {
       if (!step->keeps_states || step->refusal(shard.params, shard.dtype) != "") continue;
-      const device::Plan plan = step->plan(shard.params, shard.dtype, {.n_splits = 2});
+      const device::LaunchPlan plan = step->plan(shard.params, shard.dtype, {.n_splits = 2});
       if (!is_watched(plan)) continue;
       INFO(step->name << ", heads " << heads);
       const emulated::SettingsScope scope({.seed = 1, .n_workers = 2});

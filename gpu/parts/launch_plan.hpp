@@ -12,15 +12,15 @@
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
-/// What a caller may ask of a plan. 0 leaves it to the step, which looks at the shape and the device.
-struct PlanOptions {
+/// What a caller may ask of a launch plan. 0 leaves it to the step, which looks at the shape and the device.
+struct LaunchOptions {
   int n_splits = 0;   ///< parts that the keys of a kv head are cut into, each for a block of its own
   int n_threads = 0;  ///< threads of a block
   int n_stages = 0;   ///< copies in flight
 };
 
 /// What a step has picked: enough to launch, and to say.
-struct Plan {
+struct LaunchPlan {
   int n_splits = 1;              ///< blocks that share the keys of a kv head
   int n_threads = 128;           ///< threads of a block
   int n_stages = 0;              ///< stages of the ring of copies; 0 where there is none

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief What shapes kernels take.
-#include "gpu/parts/plan.hpp"
+#include "gpu/parts/launch_plan.hpp"
 
 #include "reference/state/score_scale.hpp"
 
