@@ -55,13 +55,6 @@ LIBRARIES = {
 KNOWN = {
     # What a descriptor does not say yet.
     ("by name", "docs/tools/holders.cpp", ""): "who holds what",
-    ("by name", "tests/distributed/decoders/test_decoders_cases.cpp", ""): "the sign of zero",
-    ("by name", "tests/distributed/decoders/test_decoders_oracle.cpp", ""): "error terms",
-    ("by name", "tests/distributed/decoders/test_decoders_overflow.cpp", ""): "error terms",
-    ("by name", "tests/distributed/decoders/test_decoders_traffic.cpp", ""): "what a ring sends",
-    ("by name", "tests/distributed/measure/test_predict.cpp", ""): "closed formulas",
-    ("by name", "tests/distributed/program/test_mpi_emulated.cpp", ""): "which algorithms keep bits",
-    ("by name", "tests/distributed/program/test_mpi_moments.cpp", ""): "which algorithms keep bits",
 }
 
 # A comment may name what the project does not hold: files of the user, of other projects, or of a build.

@@ -67,7 +67,7 @@ int main(int argc, char** argv) {
   const MpiRanks& ranks = session.ranks();
   MpiTransport transport(ranks, ranks.topology(argc > 1 ? std::atoi(argv[1]) : 0));
   const std::vector<KeyRange> ranges = even_ranges(kKeysPerRank * ranks.size(), ranks.size(), kLeafKeys);
-  const auto [begin, end] = ranges[static_cast<std::size_t>(transport.topology().index_of(ranks.rank()))];
+  const auto [begin, end] = transport.topology().range_of(ranks.rank(), ranges);
 
   for (const std::int64_t n_rows : kRows) {
     Forest<float> states(n_rows, kValueDim);

@@ -22,7 +22,7 @@ TEST_CASE("decoder: steps after the first allocate nothing, for all algorithms t
       CAPTURE(p);
       std::atomic<int> in_steps = -1, of_opening = -1;
       run_threads(mixed_grouping(p), kTimeout, [&](const ThreadRanks& ranks, ThreadTransport& transport) {
-        const KeyRange own = ranges[static_cast<std::size_t>(transport.topology().index_of(transport.rank()))];
+        const KeyRange own = transport.topology().range_of(transport.rank(), ranges);
         ShardDecoder shard = open_shard(cpu_backend(), q, workload->shard(own), workload->lengths(), workload->scale);
         ranks.barrier();
         const int before = n_allocations;

@@ -100,8 +100,7 @@ TEST_CASE("decoders: keys appended step by step give the bits of a cache that wa
         const auto run_steps = [&](int first) {
           return rank_group->run(topology, [&, first](Transport& transport) {
             const auto workload = make_workload(shape, 77, kSteps);
-            ShardDecoder shard(cpu_backend(), shape, ranges[static_cast<std::size_t>(topology.index_of(transport.rank()))],
-                               0.3);
+            ShardDecoder shard(cpu_backend(), shape, topology.range_of(transport.rank(), ranges), 0.3);
             const std::unique_ptr<Decoder> decoder = algorithm.open(transport, shard, ranges);
             DecodeOutput output;
             for (int t = first; t <= step; ++t) {

@@ -62,7 +62,7 @@ TEST_CASE("decoders: keys and values do not move in tree decoding") {
     const Layout longer{mixed_grouping(p), even_ranges(4 * kPerRank * p, p, 4 * kPerRank)};
     const auto workload = workload_for(p), long_workload = workload_for(4 * p);
     for (const Algorithm& algorithm : algorithms()) {
-      if (algorithm.name == "ring") continue;
+      if (algorithm.kv_shards_in_flight > 0) continue;
       CAPTURE(algorithm.name);
       const std::vector<RankResult> results = decode(*rank_group, algorithm, *workload, shorter),
                                     more = decode(*rank_group, algorithm, *long_workload, longer);
@@ -121,7 +121,7 @@ TEST_CASE("decoders: counters add up over steps until they are cleared") {
       CAPTURE(algorithm.name);
       const std::vector<RankResult> once = decode(*rank_group, algorithm, *workload, layout);
       const std::vector<RankResult> thrice = rank_group->run(layout.topology, [&](Transport& transport) {
-        const KeyRange mine = layout.ranges[static_cast<std::size_t>(transport.topology().index_of(transport.rank()))];
+        const KeyRange mine = transport.topology().range_of(transport.rank(), layout.ranges);
         ShardDecoder shard =
             open_shard(cpu_backend(), workload->query(0), workload->shard(mine), workload->lengths(), workload->scale);
         const std::unique_ptr<Decoder> decoder = algorithm.open(transport, shard, layout.ranges);

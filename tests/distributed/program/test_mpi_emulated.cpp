@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief `tree_attn decode --backend emulated`: the kernels behind the same command line, with the same promises.
+#include "distributed/decoders/decoder.hpp"
 #include "tests/distributed/program/command.hpp"
 #include "tests/distributed/program/file_workload.hpp"
 
@@ -56,7 +57,7 @@ std::vector<std::map<std::string, std::string>> digests_of(const std::vector<Job
 std::set<std::string> canonical(const std::map<std::string, std::string>& digests) {
   std::set<std::string> found;
   for (const auto& [algorithm, digest] : digests) {
-    if (algorithm != "paper" && algorithm != "packed" && algorithm != "fused") found.insert(digest);
+    if (tree_attn::find_algorithm(algorithm).keeps_bits) found.insert(digest);
   }
   return found;
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief `tree_attn decode --moments 2`: variance and entropy ride along with the output and leave its bits alone.
+#include "distributed/decoders/decoder.hpp"
 #include "reference/energy/moments.hpp"
 #include "tests/distributed/program/command.hpp"
 #include "tests/distributed/program/file_workload.hpp"
@@ -30,14 +31,14 @@ TEST_CASE("moments: variance and entropy are those of the definition, over ranks
   check_silent_success(run(alone({"decode", scratch.path("in"), scratch.path("plain")})));
   const std::vector<float> plain = tensor<float>(scratch.path("plain"), "out", {2, n_h, l, d_v});
 
-  for (const std::string algorithm : {"two-level", "gather", "ring", "ring-state", "fused", "packed", "paper"}) {
-    const bool keeps_bits = algorithm != "fused" && algorithm != "packed" && algorithm != "paper";
-    check_silent_success(run(ranks(3, {"decode", scratch.path("in"), scratch.path("out"), "--algorithm", algorithm,
-                                       "--moments", "2", "--shards", "128,0,172", "--verify"})));
+  for (const tree_attn::Algorithm& algorithm : tree_attn::algorithms()) {
+    check_silent_success(
+        run(ranks(3, {"decode", scratch.path("in"), scratch.path("out"), "--algorithm", std::string(algorithm.name),
+                      "--moments", "2", "--shards", "128,0,172", "--verify"})));
     const std::vector<float> out = tensor<float>(scratch.path("out"), "out", {2, n_h, l, d_v});
     const std::vector<float> variance = tensor<float>(scratch.path("out"), "variance", {2, n_h, l, d_v});
     const std::vector<float> entropy = tensor<float>(scratch.path("out"), "entropy", {2, n_h, l});
-    if (keeps_bits) CHECK(out == plain);
+    if (algorithm.keeps_bits) CHECK(out == plain);
 
     // Each query by itself, in double.
     std::vector<double> variances, entropies;

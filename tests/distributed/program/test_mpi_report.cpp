@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief What `decode` reports: the table for people, the JSON for programs, and counts that are as predicted.
+#include "distributed/decoders/decoder.hpp"
 #include "gpu/backend/backends.hpp"
 #include "reference/decode/leaf_kernel.hpp"
 #include "tests/distributed/program/command.hpp"
@@ -12,8 +13,19 @@ namespace {
 
 using Json = nlohmann::json;
 
-const Words kAlgorithms{"two-level", "paper", "packed", "fused", "gather", "ring", "ring-state"};
-const std::string kOthers = "paper,packed,fused,gather,ring,ring-state";
+/// All algorithms, the default one first, and the others as --compare takes them.
+const Words kAlgorithms = [] {
+  Words names{"two-level"};
+  for (const tree_attn::Algorithm& algorithm : tree_attn::algorithms()) {
+    if (algorithm.name != names[0]) names.emplace_back(algorithm.name);
+  }
+  return names;
+}();
+const std::string kOthers = [] {
+  std::string names;
+  for (std::size_t i = 1; i < kAlgorithms.size(); ++i) names += (i > 1 ? "," : "") + kAlgorithms[i];
+  return names;
+}();
 
 Json read_report(const std::string& path) { return Json::parse(Scratch::read(path)); }
 

@@ -55,7 +55,7 @@ TEST_CASE("device fabric: every plan has the bits and the counts of host memory"
           std::vector<Traffic> host_traffic(static_cast<std::size_t>(p)), device_traffic(host_traffic);
           run_threads(topology, kTimeout, [&](ThreadTransport& transport) {
             const auto rank = static_cast<std::size_t>(transport.rank());
-            const KeyRange range = ranges[static_cast<std::size_t>(topology.index_of(transport.rank()))];
+            const KeyRange range = topology.range_of(transport.rank(), ranges);
             const Forest<float> own = forest_of(range.begin, range.end, lift);
             const Plan plan = (*plan_of)(topology, transport.rank(), ranges);
             HostFabric host(transport, plan, kRows, kValueDim);

@@ -98,7 +98,7 @@ TEST_CASE("plans: forests of any cut, empty ranges included, end as the output o
         ++n_plans;
         std::vector<DecodeOutput> ended(static_cast<std::size_t>(p));
         run_threads(topology, kTimeout, [&](ThreadTransport& transport) {
-          const KeyRange range = ranges[static_cast<std::size_t>(topology.index_of(transport.rank()))];
+          const KeyRange range = topology.range_of(transport.rank(), ranges);
           const Plan plan = (*plan_of)(topology, transport.rank(), ranges);
           HostFabric fabric(transport, plan, 2, 1);
           ended[static_cast<std::size_t>(transport.rank())] =
