@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cctype>
 #include <cstdio>
 #include <vector>
 
@@ -39,12 +38,6 @@ std::string time(double us) {
     return format(n < 9.995 ? "%.2f %s" : n < 99.95 ? "%.1f %s" : "%.0f %s", n, unit);
   };
   return us < 999.5 ? digits(us, "us") : us < 999.5e3 ? digits(us / 1e3, "ms") : digits(us / 1e6, "s");
-}
-
-std::string name_of_dtype(DType dtype) {
-  std::string name(name_of(dtype));
-  for (char& c : name) c = static_cast<char>(std::tolower(c));
-  return name;
 }
 
 nlohmann::ordered_json quantiles(const Latency& time) {
@@ -107,7 +100,7 @@ std::string json(const ReportHeader& header, std::span<const Measurement> measur
         {"algorithm", m.algorithm},
         {"backend", header.backend},
         {"transport", header.transport},
-        {"dtype", name_of_dtype(shape.dtype)},
+        {"dtype", lower_name_of(shape.dtype)},
         {"ranks", header.ranks},
         {"nodes", header.nodes},
         {"batch", shape.batch},

@@ -7,7 +7,6 @@
 #include "distributed/program/program.hpp"
 
 #include <algorithm>
-#include <cctype>
 #include <cmath>
 #include <iterator>
 #include <vector>
@@ -15,17 +14,11 @@
 namespace tree_attn {
 namespace {
 
-/// The value of --dtype for a storage type: its name in lower case.
-std::string option_of(DType dtype) {
-  std::string name(name_of(dtype));
-  std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  return name;
-}
 /// The types of synthetic tensors: those that the kernels support.
 std::vector<std::string> dtype_options() {
   std::vector<std::string> options;
   for (const DType dtype : kDTypes) {
-    if (kernel_unit_of(dtype) != KernelUnit::None) options.push_back(option_of(dtype));
+    if (kernel_unit_of(dtype) != KernelUnit::None) options.push_back(lower_name_of(dtype));
   }
   return options;
 }
@@ -70,8 +63,8 @@ WorkloadShape synthetic_shape(const DecodeOptions& options) {
     throw InputError("--heads " + std::to_string(options.heads) + " is not a multiple of --kv-heads " +
                      std::to_string(kv_heads));
   }
-  const DType dtype =
-      *std::find_if(kDTypes.begin(), kDTypes.end(), [&](DType candidate) { return option_of(candidate) == options.dtype; });
+  const DType dtype = *std::find_if(kDTypes.begin(), kDTypes.end(),
+                                    [&](DType candidate) { return lower_name_of(candidate) == options.dtype; });
   const WorkloadShape shape{{.dtype = dtype,
                              .value_dtype = dtype,
                              .batch = options.batch,

@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <cstring>
 #include <stdexcept>
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -218,6 +219,12 @@ constexpr std::size_t bytes_of(DType dtype) {
 constexpr std::string_view name_of(DType dtype) {
   std::string_view name;
   with_dtype(dtype, [&name]<class T>(T) { name = DTypeTraits<T>::kName; });
+  return name;
+}
+/// The same in lower case, as in options and reports: "bf16".
+inline std::string lower_name_of(DType dtype) {
+  std::string name(name_of(dtype));
+  for (char& c : name) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
   return name;
 }
 /// Unit roundoff of the type: 2^-53, 2^-24, 2^-11, 2^-8.

@@ -203,6 +203,8 @@ TEST_CASE("storage: names, sizes, roundoffs") {
   CHECK(name_of(DType::F32) == "F32");
   CHECK(name_of(DType::F16) == "F16");
   CHECK(name_of(DType::BF16) == "BF16");
+  CHECK(lower_name_of(DType::F64) == "f64");
+  CHECK(lower_name_of(DType::BF16) == "bf16");
   for (const Format& format : kFormats) CHECK(unit_roundoff(format.dtype) == std::ldexp(1.0, -1 - format.n_mantissa));
   CHECK(unit_roundoff(DType::F64) == std::numeric_limits<double>::epsilon() / 2);
   CHECK(unit_roundoff(DType::F32) == std::numeric_limits<float>::epsilon() / 2);
