@@ -69,7 +69,7 @@ struct DecodeParams {
   TREE_ATTN_HOST_DEVICE const T* value(std::int64_t kv_head, std::int64_t position) const {
     return v.row<T>(kv_head / kv_heads, kv_head % kv_heads, position - begin);
   }
-  /// Positions of the shard that are in use by a line.
+  /// Positions of the shard that are in use by a kv head.
   TREE_ATTN_HOST_DEVICE KeyRange in_use(std::int64_t kv_head) const {
     const std::int64_t length = lengths[kv_head / kv_heads];
     return {begin, length < begin ? begin : length < end ? length : end};

@@ -23,7 +23,7 @@ concept IsPipeline = IsWorker<typename Pipeline::Worker> &&
   { Pipeline::kStages } -> std::convertible_to<int>;         // copies in flight
   { Pipeline::kBytes } -> std::convertible_to<std::size_t>;  // of shared memory
   { pipeline.scratch() } -> std::same_as<Scratch>;           // shared memory that is free between two ranges
-  pipeline(params, /*line*/ i, /*first_row*/ i, range, forests, /*n_forest*/ i, aligned);
+  pipeline(params, /*kv_head*/ i, /*first_row*/ i, range, forests, /*n_forest*/ i, aligned);
 };
 
 /// Sub-warps that copy for themselves, rows of any length and alignment: a ring of three stages. Bulk copies by a producer

@@ -9,16 +9,21 @@
 ///
 /// | word | meaning |
 /// | --- | --- |
-/// | `threadIdx blockIdx blockDim gridDim`, `__syncthreads __syncwarp __shfl_sync __shfl_xor_sync __any_sync __threadfence atomicAdd` | CUDA's own | | `Shared<T>` | pointer into the shared memory of this block; a plain `T*` on the device | |
-/// `Arena` | hands out the dynamic shared memory: `Shared<float> tile = arena.take<float>(n)` | | `shared_as<U>` | the same
-/// shared memory as numbers of another type | | `load16 store16` | 16 bytes of shared memory at once; the address is a
-/// multiple of 16 | | `load16_global load_once` | 16 bytes of read-only global memory; one number of it | | `load_fresh
-/// store_fresh` | one number of global memory that threads of this launch hand to each other | | `copy_async16
-/// copy_async_commit copy_async_wait` | copies from global to shared memory in the background, in groups | | `Barrier
-/// barrier_init barrier_arrive barrier_arrive_expect barrier_wait bulk_copy` | bulk copies that complete on an mbarrier | |
-/// `cluster_rank cluster_size cluster_sync remote` | blocks of a cluster and each other's shared memory | | `load_matrix_x4
-/// load_matrix_x4_transposed mma_16x8x16` | tensor cores | | `multiply fused_multiply_add` | rounded as written: no compiler
-/// may contract or split them |
+/// | `threadIdx blockIdx blockDim gridDim` | CUDA's own |
+/// | `__syncthreads __syncwarp __threadfence atomicAdd` | CUDA's own |
+/// | `__shfl_sync __shfl_xor_sync __any_sync` | CUDA's own |
+/// | `Shared<T>` | pointer into the shared memory of this block; a plain `T*` on the device |
+/// | `Arena` | hands out dynamic shared memory: `Shared<float> tile = arena.take<float>(n)` |
+/// | `shared_as<U>` | the same shared memory as elements of another type |
+/// | `load16 store16` | 16 bytes of shared memory at once; the address is a multiple of 16 |
+/// | `load16_global load_once` | 16 bytes of read-only global memory; one element of it |
+/// | `load_fresh store_fresh` | one element of global memory that threads of this launch hand to each other |
+/// | `copy_async16 copy_async_commit copy_async_wait` | asynchronous copies from global to shared memory, in groups |
+/// | `Barrier barrier_init barrier_arrive barrier_arrive_expect` | an mbarrier in shared memory |
+/// | `barrier_wait bulk_copy` | bulk copies that complete on an mbarrier |
+/// | `cluster_rank cluster_size cluster_sync remote` | blocks of a cluster, and each other's shared memory |
+/// | `load_matrix_x4 load_matrix_x4_transposed mma_16x8x16` | tensor cores |
+/// | `multiply fused_multiply_add` | rounded as written: no compiler may contract or split them |
 #pragma once
 
 #if defined(__CUDACC__)
