@@ -1,10 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What notebooks use beside the library: checks that can fail, random matrices, and figures.
+/// @brief What notebooks use beside the library: checks that can fail, random matrices and tensors, and figures.
 #pragma once
+
+#include "reference/tensor/view.hpp"
 
 #include <Eigen/Core>
 
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
@@ -26,6 +32,28 @@ inline void expect(bool holds, const std::string& claim) {
 inline Eigen::MatrixXd normal(std::mt19937& random, Eigen::Index rows, Eigen::Index columns) {
   std::normal_distribution<double> draw;
   return Eigen::MatrixXd::NullaryExpr(rows, columns, [&] { return draw(random); });
+}
+
+/// A dense tensor of four axes in F32.
+struct Tensor {
+  std::vector<float> elements;
+  std::array<std::int64_t, 4> shape;
+  TensorView view() const { return TensorView::dense(elements.data(), DType::F32, shape); }
+};
+/// A tensor of standard normal elements.
+inline Tensor normal(unsigned seed, const std::array<std::int64_t, 4>& shape) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> draw;
+  Tensor tensor{std::vector<float>(std::size_t(shape[0] * shape[1] * shape[2] * shape[3])), shape};
+  std::generate(tensor.elements.begin(), tensor.elements.end(), [&] { return draw(random); });
+  return tensor;
+}
+
+/// The largest difference between an output and the exact one. @pre as many elements
+inline double largest_error(const std::vector<float>& output, const std::vector<double>& exact) {
+  double largest = 0;
+  for (std::size_t i = 0; i < exact.size(); ++i) largest = std::max(largest, std::abs(double(output[i]) - exact[i]));
+  return largest;
 }
 
 /// Numbers as a line of a plot's data.
