@@ -25,9 +25,10 @@ ThreadPool::ThreadPool(int n_threads) {
     throw std::invalid_argument("ThreadPool: " + std::to_string(n_threads) + " threads, at least 1 is needed");
   try {
     for (int thread = 1; thread < n_threads; ++thread) threads_.emplace_back([this, thread] { serve(thread); });
-  } catch (...) {
-    stop();  // the threads that did start are joined
-    throw;
+  } catch (const std::exception& error) {
+    stop();  // so that the threads that did start can be joined
+    throw std::runtime_error("the system started " + std::to_string(size()) + " of " + std::to_string(n_threads) +
+                             " threads: " + error.what());
   }
 }
 

@@ -18,7 +18,7 @@ class ThreadPool {
   /// Computes item i; thread is 0 for the caller, else less than size().
   using Work = void (*)(void* context, int thread, std::int64_t item);
 
-  /// @throws std::invalid_argument if n_threads < 1; std::system_error if the system starts no more threads
+  /// @throws std::invalid_argument if n_threads < 1; std::runtime_error if the system starts fewer
   explicit ThreadPool(int n_threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
