@@ -95,7 +95,7 @@ TEST_CASE("thread pool: where the system starts too few threads, those that did 
   rlimit before{};
   REQUIRE(::getrlimit(RLIMIT_AS, &before) == 0);
   std::int64_t n_pages = 0;
-  REQUIRE(std::ifstream("/proc/self/statm") >> n_pages);
+  REQUIRE(static_cast<bool>(std::ifstream("/proc/self/statm") >> n_pages));
   // Memory for the stacks of a few threads more.
   const rlimit few{static_cast<rlim_t>(n_pages * ::sysconf(_SC_PAGESIZE) + (std::int64_t{64} << 20)), before.rlim_max};
   REQUIRE(::setrlimit(RLIMIT_AS, &few) == 0);
