@@ -59,7 +59,11 @@ Machine this_machine() {
   machine.cores = static_cast<int>(std::thread::hardware_concurrency());
   if (cpu_backend().missing().empty()) machine.instruction_set = leaf_kernel().name;
   machine.mpi = mpi_library();
+#if defined(__clang__)
+  machine.compiler = __VERSION__;  // begins with the compiler's name
+#else
   machine.compiler = "g++ " __VERSION__;
+#endif
   machine.build_type = TREE_ATTN_BUILD_TYPE;
   for (const Backend* backend : backends()) {
     for (std::string& gpu : backend->gpus()) machine.gpus.push_back(std::move(gpu));
