@@ -17,6 +17,7 @@
 /// one; the answer is their mean.
 #include "reference/decode/backend.hpp"
 #include "reference/decode/decode.hpp"
+#include "reference/decode/thread_pool.hpp"
 #include "tests/bench/baselines.hpp"
 
 #include <sys/mman.h>
@@ -36,7 +37,6 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
-#include <thread>
 #include <vector>
 
 namespace {
@@ -130,11 +130,9 @@ class Decode {
 /// Calls f(begin, end) with an equal part of the key/value heads on every thread.
 template <class F>
 void on_threads(ThreadPool& pool, std::int64_t kv_heads, const F& f) {
-  const auto part = [&](std::int64_t i) { f(kv_heads * i / pool.size(), kv_heads * (i + 1) / pool.size()); };
+  auto part = [&](std::int64_t i) { f(kv_heads * i / pool.size(), kv_heads * (i + 1) / pool.size()); };
   using Part = decltype(part);
-  pool.run(
-      pool.size(), false, [](void* context, int, std::int64_t i) { (*static_cast<const Part*>(context))(i); },
-      const_cast<Part*>(&part), {});
+  pool.run(pool.size(), false, [](void* context, int, std::int64_t i) { (*static_cast<Part*>(context))(i); }, &part, {});
 }
 
 double seconds(clockid_t clock) {
