@@ -84,7 +84,7 @@ int main(int argc, char** argv) {
   }
   end_on_cut_file([](const void* ranks) { return static_cast<const MpiSession*>(ranks)->claim_last_word(); }, &session);
 
-  // Parse the command line. It is the same on every rank, so all ranks get the same result.
+  // Parse the command line. All ranks have the same one, so all get the same result.
   CLI::App program("Tree Attention: exact attention decoding over sharded keys and values (arXiv:2408.04093).", "tree_attn");
   program.set_version_flag("--version", "tree_attn " TREE_ATTN_VERSION);
   program.require_subcommand(1);
