@@ -165,14 +165,15 @@ TREE_ATTN_INLINE Part load_part(const std::byte* p) {
   }
 }
 
-/// Requests the pair 8 KiB after p for the second level of the cache. Left to itself the hardware keeps too few lines on
-/// their way for a loop that converts or multiplies what it reads. Past the end of a tensor the request has no effect.
+/// Requests the pair at p + ahead, in bytes, for the first level of the cache. Left to itself the hardware keeps too few
+/// lines on their way for a loop that converts or multiplies what it reads. Outside of a tensor a request has no effect.
 template <class T>
-TREE_ATTN_INLINE void fetch_ahead(const std::byte* p) {
-  constexpr std::uintptr_t kAheadBytes = 8192, kLineBytes = 64;
-  const auto address = reinterpret_cast<std::uintptr_t>(p) + kAheadBytes;  // no pointer: it may be outside of the tensor
+TREE_ATTN_INLINE void request(const std::byte* p, std::int64_t ahead) {
+  constexpr std::uintptr_t kLineBytes = 64;
+  const auto address =
+      reinterpret_cast<std::uintptr_t>(p) + static_cast<std::uintptr_t>(ahead);  // need not be in the tensor
   for (std::uintptr_t i = 0; i < kPairBytes<T>; i += kLineBytes)
-    __builtin_prefetch(reinterpret_cast<const void*>(address + i), 0, 2);
+    __builtin_prefetch(reinterpret_cast<const void*>(address + i), 0, 3);
 }
 
 /// A pair at any alignment.
@@ -203,17 +204,37 @@ TREE_ATTN_INLINE Quad add_neighbours(Quad x, Quad y) {
   return __builtin_shufflevector(x, y, 0, 2, 4, 6) + __builtin_shufflevector(x, y, 1, 3, 5, 7);
 }
 
-/// 8 + 8 lanes of x, then 4 + 4. Halves are registers or parts of them, so little is shuffled.
+#if defined(__AVX512F__)
+/// Per row of sixteen, the sum over its lanes: 8 + 8 lanes, 4 + 4, then neighbours. The sums of two rows share a register
+/// after the first addition, those of four after the second, and so on: half the instructions of summing each row by itself.
+/// @param[out] sums [16]
+TREE_ATTN_INLINE void sum_each(const Lanes (&x)[16], float scale, float* sums) {
+  const auto add_eights = [](Part a, Part b) TREE_ATTN_LAMBDA {
+    return __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
+           __builtin_shufflevector(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+  };
+  const auto add_fours = [](Part a, Part b) TREE_ATTN_LAMBDA {
+    return __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
+           __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
+  };
+  const auto add_neighbours_of_fours = [](Part a, Part b) TREE_ATTN_LAMBDA {
+    return __builtin_shufflevector(a, b, 0, 2, 16, 18, 4, 6, 20, 22, 8, 10, 24, 26, 12, 14, 28, 30) +
+           __builtin_shufflevector(a, b, 1, 3, 17, 19, 5, 7, 21, 23, 9, 11, 25, 27, 13, 15, 29, 31);
+  };
+  // Four sums each of the rows i, i + 4, i + 8, i + 12; in this order the last addition leaves the rows sorted.
+  const auto fours = [&](int i) TREE_ATTN_LAMBDA {
+    return add_fours(add_eights(x[i].part[0], x[i + 4].part[0]), add_eights(x[i + 8].part[0], x[i + 12].part[0]));
+  };
+  const Part scaled = scale * add_neighbours_of_fours(add_neighbours_of_fours(fours(0), fours(1)),
+                                                      add_neighbours_of_fours(fours(2), fours(3)));
+  __builtin_memcpy(sums, &scaled, sizeof scaled);
+}
+#else
+/// 8 + 8 lanes of x, then 4 + 4. Halves are registers, so nothing is shuffled.
 TREE_ATTN_INLINE Quad sum_to_quad(const Lanes& x) {
 #if defined(__AVX__)
   using Octet = float __attribute__((vector_size(32)));
-#if defined(__AVX512F__)
-  const Part p = x.part[0];
-  const Octet eight =
-      __builtin_shufflevector(p, p, 0, 1, 2, 3, 4, 5, 6, 7) + __builtin_shufflevector(p, p, 8, 9, 10, 11, 12, 13, 14, 15);
-#else
   const Octet eight = x.part[0] + x.part[1];
-#endif
   return __builtin_shufflevector(eight, eight, 0, 1, 2, 3) + __builtin_shufflevector(eight, eight, 4, 5, 6, 7);
 #else
   return (x.part[0] + x.part[2]) + (x.part[1] + x.part[3]);
@@ -230,6 +251,7 @@ TREE_ATTN_INLINE void sum_each(const Lanes (&x)[16], float scale, float* sums) {
     __builtin_memcpy(sums + 4 * i, &scaled, sizeof scaled);
   });
 }
+#endif
 
 /// ceil(x), +0 where it is zero. From 2^23 on every element is whole; NaN and Inf stay.
 TREE_ATTN_INLINE Part ceil(Part x) {

@@ -23,6 +23,7 @@ inline constexpr int kKeys = static_cast<int>(kLeafKeys);
 struct Rows {
   const std::byte* first;
   std::int64_t stride, last;
+  std::int64_t ahead;  ///< bytes from an element to the one that is requested when it is read
   TREE_ATTN_INLINE const std::byte* operator[](std::int64_t a) const { return first + (a < last ? a : last) * stride; }
 };
 
@@ -32,10 +33,10 @@ struct Axis {
   std::int64_t size;  ///< elements
   TREE_ATTN_INLINE std::int64_t pairs() const { return kPairs > 0 ? kPairs : (size + kPairElements - 1) / kPairElements; }
   template <class T>
-  TREE_ATTN_INLINE Pair load(const std::byte* row, std::int64_t p) const {
+  TREE_ATTN_INLINE Pair load(const std::byte* row, std::int64_t p, std::int64_t ahead) const {
     const std::byte* const from = row + p * kPairBytes<T>;
     const std::int64_t rest = size - p * kPairElements;
-    fetch_ahead<T>(from);
+    request<T>(from, ahead);
     return kPairs > 0 || rest >= kPairElements ? load_pair<T>(from) : load_pair<T>(from, rest);
   }
 };
@@ -74,11 +75,13 @@ TREE_ATTN_INLINE void scores_of_one(Rows keys, Axis<kPairs> d_h, const float* q,
       const std::byte* const key = keys[a + r];
       Lanes& product = products[r];
       if constexpr (kPairs > 0) {
-        each<kPairs>([&]<int p>() TREE_ATTN_LAMBDA { add_product<p == 0>(product, d_h.template load<T>(key, p), held[p]); });
+        each<kPairs>([&]<int p>() TREE_ATTN_LAMBDA {
+          add_product<p == 0>(product, d_h.template load<T>(key, p, keys.ahead), held[p]);
+        });
       } else {
-        add_product<true>(product, d_h.template load<T>(key, 0), load_packed(q, 0));
+        add_product<true>(product, d_h.template load<T>(key, 0, keys.ahead), load_packed(q, 0));
         for (std::int64_t p = 1; p < d_h.pairs(); ++p)
-          add_product<false>(product, d_h.template load<T>(key, p), load_packed(q, p));
+          add_product<false>(product, d_h.template load<T>(key, p, keys.ahead), load_packed(q, p));
       }
       in_order(product);
     });
@@ -96,7 +99,7 @@ TREE_ATTN_INLINE void scores_of_several(Rows keys, Axis<kPairs> d_h, const float
     Lanes products[16];
     const auto add_pair = [&]<bool kFirst>(std::int64_t p) TREE_ATTN_LAMBDA {
       Pair k[kAtOnce];
-      each<kAtOnce>([&]<int r>() TREE_ATTN_LAMBDA { k[r] = d_h.template load<T>(keys[a + r], p); });
+      each<kAtOnce>([&]<int r>() TREE_ATTN_LAMBDA { k[r] = d_h.template load<T>(keys[a + r], p, keys.ahead); });
       each<kQueries>([&]<int j>() TREE_ATTN_LAMBDA {
         const Pair query = load_packed(q + j * q_stride, p);
         each<kAtOnce>([&]<int r>() TREE_ATTN_LAMBDA { add_product<kFirst>(products[j * kAtOnce + r], k[r], query); });
@@ -163,7 +166,7 @@ TREE_ATTN_INLINE void weighted_sum_of_one(Rows v, const float* w, float* n) {
     const std::byte* const row = v[a];
     const float weight = w[a];
     each<kPairs>([&]<int p>() TREE_ATTN_LAMBDA {
-      const Pair pair = axis.template load<T>(row, p);
+      const Pair pair = axis.template load<T>(row, p, v.ahead);
       Lanes &x = sum.x[2 * p], &y = sum.x[2 * p + 1];
       x = kFirst ? weight * pair.x : x + weight * pair.x;
       y = kFirst ? weight * pair.y : y + weight * pair.y;
@@ -217,7 +220,7 @@ TREE_ATTN_INLINE void weighted_sums(Rows v, Axis<kPairs> d_v, std::int64_t begin
     for (std::int64_t p = 0; p < n_pairs; ++p) {
       Lanes x[8], y[8];
       each<8>([&]<int r>() TREE_ATTN_LAMBDA {
-        const Pair pair = d_v.template load<T>(v[8 * block + r], begin + p);
+        const Pair pair = d_v.template load<T>(v[8 * block + r], begin + p, v.ahead);
         x[r] = pair.x, y[r] = pair.y;
       });
       for (std::int64_t j = 0; j < n_queries; ++j) {
