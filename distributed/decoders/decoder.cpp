@@ -75,9 +75,9 @@ RankCost Algorithm::cost(const Topology& topology, int rank, std::span<const Key
   return cost_of(std::get<PlanOf>(exchange)(topology, rank, ranges), shape.n_rows(), shape.value_dim);
 }
 
-double Algorithm::decoder_bytes(const Topology& topology, int rank, std::span<const KeyRange> ranges,
+double Algorithm::decoder_bytes(const Backend& backend, const Topology& topology, int rank, std::span<const KeyRange> ranges,
                                 const AttentionShape& shape) const {
-  if (const auto* own = std::get_if<OwnDecoder>(&exchange)) return own->bytes(ranges, shape);
+  if (const auto* own = std::get_if<OwnDecoder>(&exchange)) return own->bytes(backend, ranges, shape);
   double per_row = 0;
   for (const auto& [vectors, scalars] : std::get<PlanOf>(exchange)(topology, rank, ranges).widths)
     per_row += vectors * static_cast<double>(shape.value_dim) + scalars;

@@ -32,8 +32,8 @@ struct OutputView {
 
 /// Decode steps of one rank over one shard, by one algorithm. Algorithm::open() makes one.
 ///
-/// The plan, the blocks of states, the buffers of messages and the output live as long as the decoder. If the algorithm has
-/// a plan and the backend is the CPU, step() allocates nothing from the second step on.
+/// The plan, the blocks of states, the buffers of messages and the output live as long as the decoder. On the CPU backend
+/// step() allocates nothing from the second step on.
 class Decoder {
  public:
   virtual ~Decoder() = default;
@@ -79,7 +79,7 @@ using PlanOf = Plan (*)(const Topology& topology, int rank, std::span<const KeyR
 struct OwnDecoder {
   std::unique_ptr<Decoder> (*open)(Transport&, ShardDecoder&, std::span<const KeyRange> ranges);
   RankCost (*cost)(const Topology& topology, int rank, std::span<const KeyRange> ranges, const WorkloadShape& shape);
-  double (*bytes)(std::span<const KeyRange> ranges, const AttentionShape& shape);
+  double (*bytes)(const Backend& backend, std::span<const KeyRange> ranges, const AttentionShape& shape);
 };
 
 /// Bytes that the paper's own formula gives for all of p ranks together.
@@ -101,9 +101,9 @@ struct Algorithm {
   std::unique_ptr<Decoder> open(Transport& transport, ShardDecoder& shard, std::span<const KeyRange> ranges) const;
   /// What one rank sends and holds in a step.
   RankCost cost(const Topology& topology, int rank, std::span<const KeyRange> ranges, const WorkloadShape& shape) const;
-  /// Bytes of host memory that a decoder takes, beside caches and sessions. In double, since axes may exceed 64 bits where
-  /// another axis is 0.
-  double decoder_bytes(const Topology& topology, int rank, std::span<const KeyRange> ranges,
+  /// Bytes of host memory that a decoder takes, beside the cache and the session of the rank's own shard. In double, since
+  /// axes may exceed 64 bits where another axis is 0.
+  double decoder_bytes(const Backend& backend, const Topology& topology, int rank, std::span<const KeyRange> ranges,
                        const AttentionShape& shape) const;
 };
 

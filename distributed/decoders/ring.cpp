@@ -57,8 +57,21 @@ class RingDecoder : public Decoder {
         forests_(ranges.size(), Forest<float>(n_rows_, d_v_)),
         joined_(n_rows_, d_v_),
         out_(static_cast<std::size_t>(n_rows_ * d_v_)),
-        lse_(static_cast<std::size_t>(n_rows_)) {
-    for (const KeyRange& range : ranges) longest_range_ = std::max(longest_range_, range.size());
+        lse_(static_cast<std::size_t>(n_rows_)),
+        hop_lengths_(static_cast<std::size_t>(shard.cache().shape().batch)) {
+    std::int64_t longest = 0;
+    std::size_t n_joined = 0;
+    for (std::size_t source = 0; source < ranges_.size(); ++source) {
+      const auto n = static_cast<std::size_t>(n_subtrees(ranges_[source].begin, ranges_[source].end));
+      forests_[source].reserve(n);
+      n_joined += n;
+      longest = std::max(longest, ranges_[source].size());
+    }
+    joined_.reserve(std::max<std::size_t>(n_joined, 1));
+    if (ranges_.size() == 1) return;
+    hop_ = shard.open_cache(longest);
+    for (Buffer& buffer : buffers_)
+      buffer.first<std::byte>(static_cast<std::size_t>(longest * shard.cache().shape().bytes_per_position()));
   }
 
   OutputView step(const TensorView& q, std::span<const std::int64_t> lengths, int lift) override {
@@ -71,7 +84,7 @@ class RingDecoder : public Decoder {
 
     // Hop i: compute on the block of index me - i while it goes on to the right and the next one comes in from the left.
     KvBlock here{&buffers_[0]}, next{&buffers_[1]};
-    pack_shard(here, shard_.cache(), in_use(capacity_of(0), longest).size());
+    if (p > 1) pack_shard(here, shard_.cache(), in_use(capacity_of(0), longest).size());
     for (int hop = 0; hop < p; ++hop) {
       if (hop + 1 < p) {
         prepare_receive(next, shard_.cache().shape(), in_use(capacity_of(hop + 1), longest));
@@ -82,11 +95,10 @@ class RingDecoder : public Decoder {
         transport_.count_held_kv_bytes(static_cast<std::int64_t>(here.held.size() + next.held.size()));
       }
       here.shard.begin = capacity_of(hop).begin;
-      Forest<float>& states = forests_[static_cast<std::size_t>((me - hop + p) % p)];
-      if (hop == 0)
-        states = decode_own_shard(q, lengths, lift);
-      else
-        states = decode_hop(hop, here.shard, capacity_of(hop), q, lengths, lift);
+      const Forest<float>& states =
+          hop == 0 ? decode_own_shard(q, lengths, lift) : decode_hop(here.shard, capacity_of(hop), q, lengths, lift);
+      Forest<float>& kept = forests_[static_cast<std::size_t>((me - hop + p) % p)];
+      std::ranges::copy(states.states(), kept.assign(states.subtrees()).begin());
       transport_.wait();
       std::swap(here, next);
     }
@@ -102,22 +114,23 @@ class RingDecoder : public Decoder {
 
  private:
   /// States of a shard that has arrived.
-  const Forest<float>& decode_hop(int hop, const Shard& arrived, KeyRange capacity, const TensorView& q,
+  const Forest<float>& decode_hop(const Shard& arrived, KeyRange capacity, const TensorView& q,
                                   std::span<const std::int64_t> lengths, int lift) {
-    OpenCache& opened = hops_[static_cast<std::size_t>(hop % 2)];
-    if (!opened.cache) opened = shard_.open_cache(longest_range_);
-    opened.cache->reset(capacity);
-    opened.cache->borrow(arrived, positions_in_use(lengths, capacity));
-    return opened.session->decode(q, lengths, lift, progress_).host();
+    std::ranges::transform(lengths, hop_lengths_.begin(),
+                           [capacity](std::int64_t length) { return positions_in_use(length, capacity); });
+    hop_.cache->reset(capacity);
+    hop_.cache->borrow(arrived, hop_lengths_);
+    return hop_.session->decode(q, lengths, lift, progress_).host();
   }
 
   std::vector<KeyRange> ranges_;
-  std::int64_t n_rows_, d_v_, longest_range_ = 0;
+  std::int64_t n_rows_, d_v_;
   std::array<Buffer, 2> buffers_;       ///< one receives while the other is sent
-  std::array<OpenCache, 2> hops_;       ///< over those buffers, opened at the first use
+  OpenCache hop_;                       ///< over the block that has arrived; empty with one rank
   std::vector<Forest<float>> forests_;  ///< by source
   Forest<float> joined_;
   std::vector<float> out_, lse_;
+  std::vector<std::int64_t> hop_lengths_;  ///< positions of that block, per batch entry
 };
 
 std::unique_ptr<Decoder> open_ring(Transport& transport, ShardDecoder& shard, std::span<const KeyRange> ranges) {
@@ -160,18 +173,22 @@ RankCost ring_cost(const Topology& topology, int rank, std::span<const KeyRange>
   return cost;
 }
 
-/// Two buffers for the longest shard, the states of every source, as received and joined, and the output.
-double ring_bytes(std::span<const KeyRange> ranges, const AttentionShape& shape) {
-  double longest = 0, n_subtrees = 0;
+/// Two buffers and a session for the longest shard, the states of every source, as decoded and joined, and the output.
+double ring_bytes(const Backend& backend, std::span<const KeyRange> ranges, const AttentionShape& shape) {
+  std::int64_t longest = 0;
+  double n_subtrees = 0;
   for (const KeyRange& range : ranges) {
-    longest = std::max(longest, static_cast<double>(range.size()));
+    longest = std::max(longest, range.size());
     n_subtrees += tree_attn::n_subtrees(range.begin, range.end);
   }
   const double n_rows =
       static_cast<double>(shape.batch) * static_cast<double>(shape.heads) * static_cast<double>(shape.n_queries);
   const double d_v = static_cast<double>(shape.value_dim);
-  return (ranges.size() > 1 ? 2 : 0) * longest * static_cast<double>(shape.bytes_per_position()) +
-         n_rows * (2 * n_subtrees * (d_v + 2) + d_v + 1) * sizeof(float);
+  const double states_and_output = n_rows * (2 * n_subtrees * (d_v + 2) + d_v + 1) * sizeof(float);
+  if (ranges.size() == 1) return states_and_output;
+  const MemoryNeed hop = backend.memory(shape, {0, longest});
+  const double buffer = static_cast<double>(longest) * static_cast<double>(backend.stored(shape).bytes_per_position());
+  return states_and_output + 2 * buffer + hop.borrowed_cache + hop.session;
 }
 
 /// Eq. (10), p - 1 times.

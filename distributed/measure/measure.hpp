@@ -39,8 +39,8 @@ struct Measurement {
   Latency combine;
   Traffic per_step;  ///< sums over ranks of messages and bytes; collectives and merge steps of the busiest rank
   std::int64_t peak_kv_bytes_per_rank = 0;  ///< largest over the ranks
-  Prediction predicted;
-  std::optional<Errors> errors;  ///< on rank 0, if requested
+  Prediction predicted;                     ///< on rank 0: it is a sum over the plans of all ranks
+  std::optional<Errors> errors;             ///< on rank 0, if requested
   bool same_bits_on_all_ranks = false;
   std::uint64_t digest = 0;  ///< FNV-1a of out and lse of the last step
   DecodeOutput output;       ///< of the last step

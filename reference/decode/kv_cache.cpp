@@ -10,9 +10,13 @@
 
 namespace tree_attn {
 
+std::int64_t positions_in_use(std::int64_t length, KeyRange range) {
+  return std::clamp<std::int64_t>(length - range.begin, 0, range.size());
+}
+
 std::vector<std::int64_t> positions_in_use(std::span<const std::int64_t> lengths, KeyRange range) {
-  std::vector<std::int64_t> n(lengths.begin(), lengths.end());
-  for (std::int64_t& length : n) length = std::clamp<std::int64_t>(length - range.begin, 0, range.size());
+  std::vector<std::int64_t> n;
+  for (const std::int64_t length : lengths) n.push_back(positions_in_use(length, range));
   return n;
 }
 

@@ -28,8 +28,9 @@ struct Shard {
   std::int64_t end() const { return begin + k.shape[2]; }  ///< one past the last position
 };
 
-/// Number of positions of a range that are in use, per batch entry [b]. The given lengths [b] count keys from the start of
-/// the sequence; the result counts from range.begin.
+/// Number of positions of a range that are in use, where the sequence has `length` keys.
+std::int64_t positions_in_use(std::int64_t length, KeyRange range);
+/// The same for every batch entry. @param lengths [b], from the start of the sequence @returns [b], from range.begin
 std::vector<std::int64_t> positions_in_use(std::span<const std::int64_t> lengths, KeyRange range);
 
 /// Keys and values of the positions in capacity(). Each batch entry uses a prefix of them.

@@ -265,7 +265,9 @@ TEST_CASE("predict: a rank of the tree holds its own keys and values, and states
   CHECK(ring.peak_elements == 3 * 2 * 2 * kPerRank * 24 + 2 * 24 + 2 * 4 * state + output);
 }
 
-TEST_CASE("predict: the bytes of a decoder are those of its blocks, for the ring those of two shards, states and output") {
+TEST_CASE(
+    "predict: the bytes of a decoder are those of its blocks, for the ring those of two shards, a session, states and "
+    "output") {
   const auto workload = workload_for(4, {.batch = 2, .heads = 4, .kv_heads = 4, .head_dim = 6, .value_dim = 6});
   const WorkloadShape& shape = workload->shape();
   const std::vector<KeyRange> ranges = aligned_ranges(4);
@@ -280,7 +282,8 @@ TEST_CASE("predict: the bytes of a decoder are those of its blocks, for the ring
           algorithm.kv_shards_in_flight > 0
               ? kv_elements * static_cast<std::int64_t>(bytes_of(shape.dtype)) * 2 + 4 * (2 * 4 * state + output)
               : 4 * elements;
-      CHECK(algorithm.decoder_bytes(topology, rank, ranges, shape) == static_cast<double>(bytes));
+      const double session = algorithm.kv_shards_in_flight > 0 ? cpu_backend().memory(shape, {0, kPerRank}).session : 0;
+      CHECK(algorithm.decoder_bytes(cpu_backend(), topology, rank, ranges, shape) == static_cast<double>(bytes) + session);
     }
   }
 }
