@@ -76,6 +76,10 @@ PulseBoard::PulseBoard(const LaunchedJob& job)
   if (memory == MAP_FAILED) throw std::bad_alloc();
   common_ = static_cast<Common*>(memory);
   pulses_ = {reinterpret_cast<Pulse*>(static_cast<std::byte*>(memory) + sizeof(Common)), static_cast<std::size_t>(job.size)};
+  // Announce this rank before it is counted: a rank that is stopped in between would be neither silent nor missing.
+  Pulse& own = pulses_[static_cast<std::size_t>(job.rank)];
+  own.process = getpid();
+  own.beats = 1;
   if (++common_->n_joined == n_expected_) remove_name();
 }
 

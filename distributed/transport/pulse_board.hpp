@@ -58,7 +58,7 @@ class PulseBoard {
   std::span<Pulse> pulses() const { return pulses_; }
   /// Ranks expected on this machine, 0 if the launcher does not say.
   int n_expected() const { return n_expected_; }
-  /// Ranks that have mapped the memory.
+  /// Ranks that have mapped the memory. All of them have beaten once.
   int n_joined() const;
   /// Removes the name. Also called after MPI_Init, when all ranks have mapped the memory.
   void remove_name() const;

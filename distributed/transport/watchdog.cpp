@@ -25,8 +25,6 @@ Watchdog::Watchdog(const LaunchedJob& job, double timeout)
       observer_(board_, job.rank, timeout),
       one_exit_ends_job_(job.one_exit_ends_job),
       tick_(std::clamp(timeout / 20, 1e-3, 0.1)) {
-  own_.process = getpid();
-  own_.beats = 1;
   if (std::isinf(timeout)) return;
   // Signals are handled by the main thread.
   sigset_t all, before;
