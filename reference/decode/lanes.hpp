@@ -142,7 +142,7 @@ TREE_ATTN_INLINE Part load_part(const std::byte* p) {
   if constexpr (DTypeTraits<T>::kDType == DType::F32) {
     return load_vector<Part>(p);
   } else if constexpr (DTypeTraits<T>::kDType == DType::F64) {
-    Part x;
+    Part x{};
     for (int i = 0; i < kPartLanes; ++i) x[i] = static_cast<float>(load_vector<double>(p + i * sizeof(double)));
     return x;
   } else {
