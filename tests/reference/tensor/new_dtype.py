@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""An incomplete type must not compile. Adds F8_E4M3 to a copy of dtype.hpp, part by part.
+"""An incomplete type must not compile. Adds F8_E8M0 to a copy of dtype.hpp, part by part.
 
 new_dtype.py SOURCE_DIR BUILD_DIR: compiles with the commands of compile_commands.json
 """
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -14,22 +15,30 @@ from pathlib import Path
 
 TRAITS = """
 template <>
-struct DTypeTraits<Float8> {
-  static constexpr DType kDType = DType::F8_E4M3;
-  static constexpr std::string_view kName = "F8_E4M3";
+struct DTypeTraits<NewType> {
+  static constexpr DType kDType = DType::F8_E8M0;
+  static constexpr std::string_view kName = "F8_E8M0";
   static constexpr double kUnitRoundoff = 0x1p-4, kLargest = 448;
   static constexpr KernelUnit kUnit = KernelUnit::None;
   using Wide = float;
-  TREE_ATTN_HOST_DEVICE static float widen(Float8 x) { return float(x.bits); }
-  TREE_ATTN_HOST_DEVICE static Float8 narrow(float) { return {}; }
+  TREE_ATTN_HOST_DEVICE static float widen(NewType x) { return float(x.bits); }
+  TREE_ATTN_HOST_DEVICE static NewType narrow(float) { return {}; }
 };
 """
-PARTS = {
-    "an enumerator": ("F16, BF16 };", "F16, BF16, F8_E4M3 };"),
-    "a case": ("case DType::BF16: return call(BFloat16{});", "case DType::BF16: return call(BFloat16{});\n    case DType::F8_E4M3: return call(Float8{});"),
-    "an element type": ("/// bfloat16: the upper", "struct Float8 {\n  std::uint8_t bits;\n};\n\n/// bfloat16: the upper"),
-    "traits": ("/// An element type whose traits", TRAITS + "\n/// An element type whose traits"),
-}
+
+
+def parts(header):
+    """The parts of a type: what stands in the header, and what it is replaced by."""
+    enumerators = re.search(r"enum class DType \{.*\};", header)[0]
+    last_case = re.findall(r" *case DType::\w+: return call\(.*\);\n", header)[-1]
+    return {
+        "an enumerator": (enumerators, enumerators.replace(" };", ", F8_E8M0 };")),
+        "a case": (last_case, last_case + "    case DType::F8_E8M0: return call(NewType{});\n"),
+        "an element type": ("/// bfloat16: the upper", "struct NewType {\n  std::uint8_t bits;\n};\n\n/// bfloat16: the upper"),
+        "traits": ("/// An element type whose traits", TRAITS + "\n/// An element type whose traits"),
+    }
+
+
 # Sources that read the traits. They compile unchanged once the type is complete.
 READERS = ["reference/tensor/convert.cpp", "reference/data/safetensors.cpp", "reference/data/synthetic.cpp", "plain/launch_plan.cu.cpp"]
 # A step on scalar units accepts every kernel type. A step on tensor cores needs a product for it.
@@ -50,6 +59,7 @@ def command_for(build, source):
 def main():
     root, build = Path(sys.argv[1]), Path(sys.argv[2])
     header = (root / "reference/tensor/dtype.hpp").read_text()
+    new_parts = parts(header)
     with tempfile.TemporaryDirectory() as scratch:
         copy = Path(scratch) / "reference/tensor/dtype.hpp"
         copy.parent.mkdir(parents=True)
@@ -81,14 +91,14 @@ def main():
 
         # The enumerator alone, then with all parts but one.
         expect(header, True, "the header as it is")
-        text = replaced(header, *PARTS["an enumerator"])
-        expect(text, False, "an enumerator alone", "F8_E4M3")
+        text = replaced(header, *new_parts["an enumerator"])
+        expect(text, False, "an enumerator alone", "F8_E8M0")
         complete = header
-        for part in PARTS.values():
+        for part in new_parts.values():
             complete = replaced(complete, *part)
-        for missing in PARTS:
+        for missing in new_parts:
             text = header
-            for name, part in PARTS.items():
+            for name, part in new_parts.items():
                 if name != missing:
                     text = replaced(text, *part)
             expect(text, False, f"all but {missing}")
@@ -99,11 +109,11 @@ def main():
                 if member in line:
                     partial = TRAITS.replace(line + "\n", "")
                     expect(replaced(complete, TRAITS, partial), False, f"traits without {member}")
-        expect(replaced(complete, "kDType = DType::F8_E4M3", "kDType = DType::F16"), False, "the enumerator of another type")
+        expect(replaced(complete, "kDType = DType::F8_E8M0", "kDType = DType::F16"), False, "the enumerator of another type")
 
         # These need no more than a complete type.
         expect(complete, True, "a complete type")
-        unit = "kUnit = KernelUnit::{};\n  using Wide = float;\n  TREE_ATTN_HOST_DEVICE static float widen(Float8"
+        unit = "kUnit = KernelUnit::{};\n  using Wide = float;\n  TREE_ATTN_HOST_DEVICE static float widen(NewType"
         scalar, tensor = (replaced(complete, unit.format("None"), unit.format(name)) for name in ("Scalar", "TensorCores"))
         for text, wanted, reader in [*((complete, True, reader) for reader in READERS),
                                      (scalar, True, SCALAR_STEP), (scalar, True, TENSOR_STEP), (tensor, False, TENSOR_STEP)]:
