@@ -43,7 +43,7 @@ std::string stat_field(const std::string& process, int field) {
 }
 
 /// The process that started this rank on this machine: the nearest ancestor without the variables of a rank, which a shell
-/// around the program has. The start time makes the name unique.
+/// around the program has.
 std::string launcher_process(const std::string& rank_variable) {
   std::string process = std::to_string(getppid());
   while (content_of("/proc/" + process + "/environ").find(rank_variable + "=") != std::string::npos) {
@@ -51,8 +51,7 @@ std::string launcher_process(const std::string& rank_variable) {
     if (parent.empty() || parent == "0") break;
     process = parent;
   }
-  const std::string start = stat_field(process, 22);
-  return start.empty() ? "" : process + "-" + start;
+  return process;
 }
 
 }  // namespace
@@ -69,12 +68,15 @@ LaunchedJob find_launched_job() {
   for (const Variables& names : kLaunchers) {
     const std::optional<int> rank = number(names.rank, 0), size = number(names.size, 1);
     if (!rank || !size || *rank >= *size) continue;
+    // The start time makes the key unique.
+    const std::string process = launcher_process(names.rank), start = stat_field(process, 22);
     return {names.launcher,
             *rank,
             *size,
             names.one_exit_ends_job,
             number(names.n_here, 1).value_or(0),
-            launcher_process(names.rank)};
+            start.empty() ? "" : process + "-" + start,
+            start.empty() ? 0 : std::stoi(process)};
   }
   return {};
 }

@@ -16,6 +16,7 @@ struct LaunchedJob {
   int n_here = 0;                  ///< ranks on this machine, 0 if the launcher does not say
   std::string
       key;  ///< identifies the launcher process: equal for the ranks that it started, different in other jobs; may be ""
+  int process = 0;  ///< of the launcher on this machine; 0 if it is not known
 };
 
 /// Reads the variables of Open MPI, of MPICH and its relatives (PMI) and of Slurm, in this order.

@@ -3,6 +3,8 @@
 /// @brief The thread of the watchdog.
 #include "distributed/transport/watchdog.hpp"
 
+#include "distributed/transport/launcher_guard.hpp"
+
 #include <signal.h>
 #include <unistd.h>
 
@@ -16,6 +18,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr int kStatus = 2;
+/// Time in which the launcher ends the other ranks and itself. It takes a few seconds.
+constexpr double kLauncherSeconds = 20;
 
 }  // namespace
 
@@ -24,6 +28,7 @@ Watchdog::Watchdog(const LaunchedJob& job, double timeout)
       own_(board_.pulses()[static_cast<std::size_t>(job.rank)]),
       observer_(board_, job.rank, timeout),
       one_exit_ends_job_(job.one_exit_ends_job),
+      launcher_(job.process),
       tick_(std::clamp(timeout / 20, 1e-3, 0.1)) {
   if (std::isinf(timeout)) return;
   // Signals are handled by the main thread.
@@ -88,6 +93,7 @@ void Watchdog::end_job(const std::string& line) const {
     for (const Pulse& pulse : board_.pulses()) {
       if (!one_exit_ends_job_ && pulse.process != 0) kill(pulse.process, SIGCONT);
     }
+    if (one_exit_ends_job_ && launcher_ != 0) guard_launcher(launcher_, kLauncherSeconds);
   }
   // All ranks exit at the same time: MPICH's mpiexec kills the ranks that remain after the first exit, and returns that as
   // its status. Until then, notify the other machines.

@@ -19,7 +19,8 @@ namespace tree_attn {
 ///
 /// Its thread increments the beats of this rank and observes the other ranks (pulse_observer.hpp): ranks of the same machine
 /// at all times, ranks of other machines while their pulses arrive (pulse_exchange.hpp). The job ends with one line on
-/// standard error and status 2 on every rank; mpirun ends processes that are stopped on other machines.
+/// standard error and status 2 on every rank; mpirun ends processes that are stopped, and is killed if it then hangs itself
+/// (launcher_guard.hpp).
 class Watchdog : public Deadline {
  public:
   /// @param timeout seconds; with infinity there is neither a thread nor a deadline
@@ -57,6 +58,7 @@ class Watchdog : public Deadline {
   Pulse& own_;
   PulseObserver observer_;
   bool one_exit_ends_job_;
+  int launcher_;
   double tick_;  ///< seconds between two calls of PulseObserver::look()
   mutable std::mutex exchange_mutex_;
   mutable std::function<void()> exchange_;
