@@ -11,19 +11,24 @@
 /// | --- | --- |
 /// | `threadIdx blockIdx blockDim gridDim` | CUDA's own |
 /// | `__syncthreads __syncwarp __threadfence atomicAdd` | CUDA's own |
-/// | `__shfl_sync __shfl_xor_sync __any_sync` | CUDA's own |
+/// | `__shfl_sync __shfl_xor_sync __any_sync __all_sync` | CUDA's own |
 /// | `Shared<T>` | pointer into the shared memory of this block; a plain `T*` on the device |
-/// | `Arena` | hands out dynamic shared memory: `Shared<float> tile = arena.take<float>(n)` |
+/// | `Arena` | hands out dynamic shared memory: `arena.take<float>(n)`, or `arena.take<float>(n, alignment)` |
 /// | `shared_as<U>` | the same shared memory as elements of another type |
 /// | `load16 store16` | 16 bytes of shared memory at once; the address is a multiple of 16 |
 /// | `load16_global load_once` | 16 bytes of read-only global memory; one element of it |
 /// | `load_fresh store_fresh` | one element of global memory that threads of this launch hand to each other |
-/// | `copy_async16 copy_async_commit copy_async_wait` | asynchronous copies from global to shared memory, in groups |
+/// | `atomic_inc_acq_rel` | a counter in global memory that wraps to zero, with acquire and release |
+/// | `copy_async16 copy_async4 copy_async_commit copy_async_wait` | asynchronous copies from global to shared memory, in groups |
 /// | `Barrier barrier_init barrier_arrive barrier_arrive_expect` | an mbarrier in shared memory |
 /// | `barrier_wait bulk_copy` | bulk copies that complete on an mbarrier |
+/// | `TensorMap bulk_copy_tensor swizzled_unit` | boxes of a strided array, swizzled, completing on an mbarrier |
+/// | `launch_dependents wait_for_previous_launch` | launches on a stream that overlap |
 /// | `cluster_rank cluster_size cluster_sync remote` | blocks of a cluster, and each other's shared memory |
-/// | `load_matrix_x4 load_matrix_x4_transposed mma_16x8x16` | tensor cores |
+/// | `load_matrix_x4 load_matrix_x4_transposed transpose_matrix mma_16x8x16` | tensor cores |
+/// | `elect_one async_proxy_fence` | one lane of a warp; writes to shared memory before bulk copies to it |
 /// | `multiply fused_multiply_add` | rounded as written: no compiler may contract or split them |
+/// | `exp2_flushed upper_halves` | 2^x without subnormal results; the upper 16 bits of two words in one |
 #pragma once
 
 #if defined(__CUDACC__)

@@ -6,8 +6,9 @@
 /// | --- | --- |
 /// | `DeviceBuffer<T>` | n numbers of device memory for a MemoryUse, freed at the end; `upload`, `upload_rows`, `download` |
 /// | `Stream` | where launches queue; a default one ranges them in order |
-/// | `Launch` | grid, block, bytes of dynamic shared memory, blocks a cluster, whether it continues the launch before it |
+/// | `Launch` | grid, block, bytes of dynamic shared memory, blocks per cluster, whether it continues or overlaps the last |
 /// | `launch(kernel, Launch, stream, args...)` | starts a kernel; a status that is not well is a DeviceError |
+/// | `make_tensor_map(TensorArray)` | the TensorMap that a kernel passes to bulk_copy_tensor() |
 /// | `DeviceTraffic& traffic()` | allocations and bytes copied so far |
 /// | `kName`, `kIsHostMemory` | the platform's name as a backend, and where its memory is |
 /// | `gpu_names()` | GPUs that were found |

@@ -4,6 +4,8 @@
 #pragma once
 
 #include "gpu/platform/bytes16.hpp"
+#include "gpu/platform/cache_hint.hpp"
+#include "gpu/platform/cuda/tensor_map.hpp"
 #include "gpu/platform/platform.hpp"
 
 #include <cstdint>
@@ -25,19 +27,26 @@ __device__ inline Shared<U> shared_as(T* shared) {
 class Arena {
  public:
   __device__ Arena() {
-    extern __shared__ __align__(128) unsigned char tree_attn_shared_memory[];
-    next_ = tree_attn_shared_memory;
+    extern __shared__ __align__(1024) unsigned char tree_attn_shared_memory[];
+    // Its address in a register: else the compiler works it out anew, from the block's place in its cluster, in every
+    // branch.
+    auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(tree_attn_shared_memory));
+    asm("" : "+r"(address));
+    memory_ = static_cast<unsigned char*>(__cvta_shared_to_generic(address));
   }
-  /// The next n numbers, at a multiple of 128 bytes.
+  /// The next n elements.
+  /// @param alignment of their address in bytes: 128, or a larger power of two up to 1024
   template <class T>
-  __device__ Shared<T> take(std::int64_t n) {
-    T* const taken = reinterpret_cast<T*>(next_);
+  __device__ Shared<T> take(std::int64_t n, int alignment = 128) {
+    next_ = (next_ + alignment - 1) / alignment * alignment;
+    T* const taken = reinterpret_cast<T*>(memory_ + next_);
     next_ += (n * static_cast<std::int64_t>(sizeof(T)) + 127) / 128 * 128;
     return taken;
   }
 
  private:
-  unsigned char* next_;
+  unsigned char* memory_;
+  std::int64_t next_ = 0;
 };
 
 /// The address of shared memory as instructions take it.
@@ -51,10 +60,28 @@ __device__ inline std::uint32_t address_of(T* shared) {
 __device__ inline float multiply(float a, float b) { return __fmul_rn(a, b); }
 __device__ inline float fused_multiply_add(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 
+/// 2^x, and 0 where that is below 2^-126. At most 2 units in the last place from 2^x. -inf gives 0, +inf gives +inf, NaN
+/// gives NaN.
+__device__ inline float exp2_flushed(float x) {
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
+  return power;
+}
+/// The upper 16 bits of two words, those of `low` in the lower half: two floats as BF16, rounded towards zero.
+__device__ inline std::uint32_t upper_halves(std::uint32_t low, std::uint32_t high) {
+  return __byte_perm(low, high, 0x7632);
+}
+
 /// The same number, of which the compiler does not know that it is: what follows from it is worked out where it is needed,
 /// and not kept in registers from round to round of a loop.
 __device__ inline int opaque(int x) {
   asm volatile("" : "+r"(x));
+  return x;
+}
+
+template <class T>
+__device__ inline T* opaque(T* x) {
+  asm volatile("" : "+l"(x));
   return x;
 }
 
@@ -86,7 +113,17 @@ __device__ inline T load_once(const T* from) {
 /// One number that another block may have written in this launch: from L2, where all blocks meet.
 __device__ inline float load_fresh(const float* from) { return __ldcg(from); }
 /// One number for load_fresh(), in this launch.
-__device__ inline void store_fresh(float* to, float x) { *to = x; }
+__device__ inline void store_fresh(float* to, float x) { __stcg(to, x); }
+
+/// A counter in global memory, incremented by one thread: 0, 1, ..., last, 0, ... @returns its value before
+///
+/// It releases and acquires for the whole device: what the thread wrote, or saw after a barrier, before an increment is seen
+/// by every thread that a later increment, and a barrier after it, precede.
+__device__ inline unsigned atomic_inc_acq_rel(unsigned* counter, unsigned last) {
+  unsigned before;
+  asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(last) : "memory");
+  return before;
+}
 
 // ---- Asynchronous copies, sm_80
 
@@ -95,6 +132,11 @@ __device__ inline void store_fresh(float* to, float x) { *to = x; }
 template <class T>
 __device__ inline void copy_async16(T* to, const void* from, int n_bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address_of(to)), "l"(from), "r"(n_bytes) : "memory");
+}
+/// Starts to copy 4 bytes from global memory, where a state of other threads of this launch may lie. Both addresses are
+/// multiples of 4.
+__device__ inline void copy_async4(float* to, const float* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(address_of(to)), "l"(from) : "memory");
 }
 /// Ends the group of the copies that this thread has started.
 __device__ inline void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
@@ -122,6 +164,16 @@ __device__ inline void barrier_init(Barrier* barrier, int count) {
 __device__ inline void barrier_fence_init() {
   asm volatile("fence.mbarrier_init.release.cluster; fence.proxy.async.shared::cta;" ::: "memory");
 }
+/// True for one lane of a warp. All of its lanes call it; the compiler knows that it is one.
+__device__ inline bool elect_one() {
+  std::uint32_t is_elected;
+  asm volatile("{\n.reg .pred elected;\nelect.sync _|elected, 0xFFFFFFFF;\nselp.u32 %0, 1, 0, elected;\n}"
+               : "=r"(is_elected));
+  return is_elected != 0;
+}
+/// Orders what this thread has written to shared memory, or sees there after a barrier, before bulk copies to the same
+/// memory that are started after it.
+__device__ inline void async_proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 /// One arrival.
 __device__ inline void barrier_arrive(Barrier* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address_of(barrier)) : "memory");
@@ -139,13 +191,54 @@ __device__ inline void barrier_wait(Barrier* barrier, int parity) {
       "r"(parity)
       : "memory");
 }
+/// The policy of lines that leave L2 first.
+__device__ inline std::uint64_t evict_first_policy() {
+  std::uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
 /// Starts to copy `n_bytes`, a multiple of 16, between addresses that are multiples of 16; they count towards `barrier`.
 template <class T>
-__device__ inline void bulk_copy(T* to, const void* from, int n_bytes, Barrier* barrier) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(address_of(to)),
-      "l"(from), "r"(n_bytes), "r"(address_of(barrier))
-      : "memory");
+__device__ inline void bulk_copy(T* to, const void* from, int n_bytes, Barrier* barrier,
+                                 CacheHint hint = CacheHint::Normal) {
+  if (hint == CacheHint::EvictFirst) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
+            address_of(to)),
+        "l"(from), "r"(n_bytes), "r"(address_of(barrier)), "l"(evict_first_policy())
+        : "memory");
+  } else {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(address_of(to)),
+        "l"(from), "r"(n_bytes), "r"(address_of(barrier))
+        : "memory");
+  }
+}
+/// Starts to copy a box of the array that a tensor map describes: map's `rows` positions from `row` on, kBoxColumns elements
+/// of each from `column` on, of one head of one entry. They arrive as rows of 128 bytes with the units of a row swizzled,
+/// see swizzled_unit(). One thread; the barrier is told of all bytes of the box beforehand, by barrier_arrive_expect().
+///
+/// What lies outside the array arrives as zeros. What lies inside is read whatever it is: positions past the length of a
+/// sequence, up to the capacity of the cache, arrive with the contents of the memory.
+/// @tparam T element type of the map @param to a multiple of kBoxAlignment
+template <class T, class U>
+__device__ inline void bulk_copy_tensor(U* to, const TensorMap& map, int column, int row, int head, int entry,
+                                        Barrier* barrier, CacheHint hint = CacheHint::Normal) {
+  static_assert(sizeof(T) == 2);
+  if (hint == CacheHint::EvictFirst) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, "
+        "%3, "
+        "%4, %5}], [%6], %7;" ::"r"(address_of(to)),
+        "l"(&map), "r"(column), "r"(row), "r"(head), "r"(entry), "r"(address_of(barrier)), "l"(evict_first_policy())
+        : "memory");
+  } else {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], "
+        "[%6];" ::"r"(address_of(to)),
+        "l"(&map), "r"(column), "r"(row), "r"(head), "r"(entry), "r"(address_of(barrier))
+        : "memory");
+  }
 }
 
 // ---- Clusters, sm_90
@@ -172,7 +265,38 @@ __device__ inline T* remote(T* shared, int rank) {
   asm volatile("mapa.u64 %0, %1, %2;" : "=l"(mapped) : "l"(shared), "r"(rank));
   return mapped;
 }
+#else
+// Templates for either capability name these, and use them for sm_90 alone.
+__device__ void barrier_init(Barrier* barrier, int count);
+__device__ void barrier_fence_init();
+__device__ bool elect_one();
+__device__ void async_proxy_fence();
+__device__ void barrier_arrive(Barrier* barrier);
+__device__ void barrier_arrive_expect(Barrier* barrier, int n_bytes);
+__device__ void barrier_wait(Barrier* barrier, int parity);
 #endif
+
+// ---- Launches that overlap, sm_90; before it no launch overlaps, and both words do nothing
+
+/// Lets the next launch on the stream begin once every block of this one has called it or has ended, if that launch asks for
+/// it (Launch::overlaps). It says nothing about what this launch has written: see wait_for_previous_launch().
+__device__ inline void launch_dependents() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+/// Waits until the launch before this one on the stream has ended, and all that it wrote is visible. Returns at once in a
+/// launch that does not overlap.
+///
+/// Before the wait a thread may read what neither the previous launch nor one still running before it writes: its
+/// parameters, and input. It may write shared memory, and no global memory that an earlier launch reads or writes, which
+/// includes a workspace and counters that they share. Every thread that does either after the wait calls it, and in a chain
+/// of overlapping launches every block of each calls it before it ends.
+__device__ inline void wait_for_previous_launch() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
 
 // ---- Tensor cores, sm_80
 
@@ -192,6 +316,14 @@ __device__ inline void load_matrix_x4_transposed(std::uint32_t (&out)[4], const 
                : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
                : "r"(address_of(row))
                : "memory");
+}
+
+/// An 8 x 8 matrix of 16-bit elements, transposed: lane i brings the elements 2 (i % 4) and the next of row i / 4, and
+/// receives those of column i / 4.
+__device__ inline std::uint32_t transpose_matrix(std::uint32_t pair) {
+  std::uint32_t transposed;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(pair));
+  return transposed;
 }
 
 /// c <- c + a b with a [16, 16], b [16, 8], c [16, 8]; a and b of type T, c and the products of F32, summed in no order that

@@ -3,6 +3,7 @@
 /// @brief The CUDA side of gpu/platform/launch.hpp.
 #pragma once
 
+#include "gpu/platform/cuda/tensor_map.hpp"
 #include "gpu/platform/device_error.hpp"
 #include "gpu/platform/device_traffic.hpp"
 #include "gpu/platform/memory_use.hpp"
@@ -150,23 +151,61 @@ struct Launch {
   std::size_t shared_bytes = 0;  ///< dynamic shared memory of a block
   int cluster = 1;               ///< blocks of a cluster, along x
   bool continues = false;        ///< whether it reads scratch memory that the launch before it wrote
+  bool overlaps = false;         ///< whether it may begin before the launch before it ends: see wait_for_previous_launch()
 };
+
+/// Describes an array, and the box that bulk_copy_tensor() fetches of it.
+/// @throws DeviceError for an array that no map can describe, see refusal(), or a driver or device without tensor maps
+inline TensorMap make_tensor_map(const TensorArray& array) {
+  if (const std::string why = refusal(array); !why.empty()) throw DeviceError("make_tensor_map: " + why);
+  // From the driver that is loaded: a program that links libcuda itself does not start where there is none.
+  using Encode = decltype(&cuTensorMapEncodeTiled);
+  static const Encode encode = [] {
+    void* entry = nullptr;
+    cudaDriverEntryPointQueryResult found{};
+    const cudaError_t status =
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &found);
+    return status == cudaSuccess && found == cudaDriverEntryPointSuccess ? reinterpret_cast<Encode>(entry) : nullptr;
+  }();
+  if (encode == nullptr)
+    throw DeviceError("make_tensor_map: this driver has no cuTensorMapEncodeTiled; it takes one of CUDA 12 or later");
+
+  // The driver counts axes from the innermost one, and strides in bytes.
+  cuuint64_t extent[4], stride[3];
+  for (int i = 0; i < 4; ++i) extent[i] = static_cast<cuuint64_t>(array.extent[3 - i]);
+  for (int i = 0; i < 3; ++i) stride[i] = array.extent[2 - i] > 1 ? static_cast<cuuint64_t>(array.stride[2 - i]) * 2 : 16;
+  const cuuint32_t box[] = {kBoxColumns, static_cast<cuuint32_t>(array.rows), 1, 1}, step[] = {1, 1, 1, 1};
+  TensorMap map;
+  const CUresult status =
+      encode(&map, array.dtype == DType::F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4,
+             const_cast<void*>(array.data), extent, stride, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
+             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (status != CUDA_SUCCESS) throw DeviceError("make_tensor_map: cuTensorMapEncodeTiled: error " + std::to_string(status));
+  return map;
+}
 
 /// Starts a kernel on a stream. @throws DeviceError if it could not be started
 template <class... Parameters, class... Arguments>
 void launch(void (*kernel)(Parameters...), const Launch& config, Stream stream, Arguments&&... arguments) {
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(config.shared_bytes)),
         "cudaFuncSetAttribute");
-  cudaLaunchAttribute cluster{};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {static_cast<unsigned>(config.cluster), 1, 1};
+  cudaLaunchAttribute set[2]{};
+  unsigned n_set = 0;
+  if (config.cluster > 1) {
+    set[n_set].id = cudaLaunchAttributeClusterDimension;
+    set[n_set++].val.clusterDim = {static_cast<unsigned>(config.cluster), 1, 1};
+  }
+  if (config.overlaps) {
+    set[n_set].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    set[n_set++].val.programmaticStreamSerializationAllowed = 1;
+  }
   cudaLaunchConfig_t attributes{};
   attributes.gridDim = config.grid;
   attributes.blockDim = config.block;
   attributes.dynamicSmemBytes = config.shared_bytes;
   attributes.stream = stream;
-  attributes.attrs = &cluster;
-  attributes.numAttrs = config.cluster > 1 ? 1 : 0;
+  attributes.attrs = set;
+  attributes.numAttrs = n_set;
   check(cudaLaunchKernelEx(&attributes, kernel, Parameters(std::forward<Arguments>(arguments))...), "cudaLaunchKernelEx");
 }
 

@@ -7,16 +7,19 @@
 #pragma once
 
 #include "gpu/platform/bytes16.hpp"
+#include "gpu/platform/cache_hint.hpp"
 #include "gpu/platform/emulator/coordinates.hpp"
 #include "gpu/platform/emulator/global_memory.hpp"
 #include "gpu/platform/emulator/runtime.hpp"
 #include "gpu/platform/emulator/shared.hpp"
+#include "gpu/platform/emulator/tensor_map.hpp"
 #include "gpu/platform/platform.hpp"
 
 #include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <type_traits>
 
 #define __global__
@@ -24,6 +27,7 @@
 #define __host__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
+#define __grid_constant__
 
 #define threadIdx (::tree_attn::emulated::runtime::running_coordinates->thread)
 #define blockIdx (::tree_attn::emulated::runtime::running_coordinates->block)
@@ -92,9 +96,29 @@ T atomicAdd(T* to, std::type_identity_t<T> add) {
   return before;
 }
 
+/// A counter in global memory: 0, 1, ..., last, 0, ... TSan knows the two orders of the C++ atomic.
+inline unsigned atomic_inc_acq_rel(unsigned* counter, unsigned last, const Line& line = Line::current()) {
+  runtime::check_global(counter, sizeof *counter, runtime::Reach::kWrite, "atomic_inc_acq_rel", line);
+  unsigned before = __atomic_load_n(counter, __ATOMIC_RELAXED);
+  while (!__atomic_compare_exchange_n(counter, &before, before >= last ? 0 : before + 1, false, __ATOMIC_ACQ_REL,
+                                      __ATOMIC_RELAXED)) {
+  }
+  return before;
+}
+
 // ---- Arithmetic that is rounded as written: this file is compiled with -ffp-contract=off
 
 inline int opaque(int x) { return x; }
+template <class T>
+T* opaque(T* x) {
+  return x;
+}
+/// 2^x by the host's library, which is closer than the device's; what is below 2^-126 is 0 on both.
+inline float exp2_flushed(float x) {
+  const float power = std::exp2(x);
+  return power < std::numeric_limits<float>::min() ? 0.0f : power;
+}
+inline std::uint32_t upper_halves(std::uint32_t low, std::uint32_t high) { return low >> 16 | (high & 0xFFFF0000u); }
 inline float multiply(float a, float b) { return a * b; }
 inline float fused_multiply_add(float a, float b, float c) { return std::fma(a, b, c); }
 
@@ -145,7 +169,11 @@ inline void store_fresh(float* to, float x, const Line& line = Line::current()) 
 
 template <class T>
 void copy_async16(Shared<T> to, const void* from, int n_bytes, const Line& line = Line::current()) {
-  runtime::copy_async16(reinterpret_cast<std::byte*>(runtime::for_later(to, 16, line)), from, n_bytes, line);
+  runtime::copy_async(reinterpret_cast<std::byte*>(runtime::for_later(to, 16, line)), 16, from, n_bytes, "copy_async16",
+                      line);
+}
+inline void copy_async4(Shared<float> to, const float* from, const Line& line = Line::current()) {
+  runtime::copy_async(reinterpret_cast<std::byte*>(runtime::for_later(to, 4, line)), 4, from, 4, "copy_async4", line);
 }
 inline void copy_async_commit() { runtime::copy_async_commit(); }
 template <int kPending>
@@ -167,6 +195,13 @@ inline void barrier_init(Shared<Barrier> barrier, int count, const Line& line = 
   runtime::barrier_init(word_of(barrier, line), count, line);
 }
 inline void barrier_fence_init() { runtime::barrier_fence_init(); }
+/// Lane 0.
+inline bool elect_one(const Line& line = Line::current()) {
+  runtime::meet_warp(0xFFFFFFFF, line);
+  return runtime::lane() == 0;
+}
+/// Copies of the emulator see all that was written: a missing fence is not found.
+inline void async_proxy_fence() {}
 inline void barrier_arrive(Shared<Barrier> barrier, const Line& line = Line::current()) {
   runtime::barrier_arrive(word_of(barrier, line), 0, line);
 }
@@ -177,10 +212,25 @@ inline void barrier_wait(Shared<Barrier> barrier, int parity, const Line& line =
   runtime::barrier_wait(word_of(barrier, line), parity, line);
 }
 template <class T>
-void bulk_copy(Shared<T> to, const void* from, int n_bytes, Shared<Barrier> barrier, const Line& line = Line::current()) {
+void bulk_copy(Shared<T> to, const void* from, int n_bytes, Shared<Barrier> barrier, CacheHint = CacheHint::Normal,
+               const Line& line = Line::current()) {
   runtime::bulk_copy(reinterpret_cast<std::byte*>(runtime::for_later(to, n_bytes, line)), from, n_bytes,
                      word_of(barrier, line), line);
 }
+
+/// A box of an array, see gpu/platform/cuda/device.hpp.
+template <class T, class U>
+void bulk_copy_tensor(Shared<U> to, const TensorMap& map, int column, int row, int head, int entry, Shared<Barrier> barrier,
+                      CacheHint = CacheHint::Normal, const Line& line = Line::current()) {
+  static_assert(sizeof(T) == 2);
+  runtime::bulk_copy_tensor(reinterpret_cast<std::byte*>(runtime::for_later(to, map.array.rows * kBoxRowBytes, line)),
+                            {map.array, {entry, head, row, column}}, DTypeTraits<T>::kDType, word_of(barrier, line), line);
+}
+
+// ---- Launches that overlap
+
+inline void launch_dependents() {}
+inline void wait_for_previous_launch() { runtime::wait_for_previous_launch(); }
 
 // ---- Clusters
 
@@ -207,6 +257,16 @@ void load_matrix_x4(std::uint32_t (&out)[4], Shared<T> row, const Line& line = L
 template <class T>
 void load_matrix_x4_transposed(std::uint32_t (&out)[4], Shared<T> row, const Line& line = Line::current()) {
   runtime::load_matrix(out, runtime::for_reading(row, 16, line), true, line);
+}
+inline std::uint32_t transpose_matrix(std::uint32_t pair, const Line& line = Line::current()) {
+  const unsigned row = runtime::lane() / 4, column = runtime::lane() % 4 * 2;
+  std::uint32_t transposed = 0;
+  for (unsigned c = 0; c < 2; ++c) {
+    const std::uint32_t from =
+        runtime::shuffle_value(0xFFFFFFFF, pair, (column + c) * 4 + row / 2, "transpose_matrix", line);
+    transposed |= (from >> 16 * (row % 2) & 0xFFFF) << 16 * c;
+  }
+  return transposed;
 }
 template <class T>
 void mma_16x8x16(float (&c)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2],

@@ -31,6 +31,7 @@ struct Buffer {
   MemoryUse use = MemoryUse::Persistent;
   std::uint64_t scratch = 0;                     ///< Grid::scratch of the launch that touched it last
   std::unique_ptr<std::atomic<bool>[]> written;  ///< see SeenBuffers
+  LaunchMark reader{}, writer{};
 };
 
 std::mutex registry_mutex;
@@ -49,6 +50,32 @@ void freshen(std::uintptr_t first, Buffer& buffer, const Grid& grid) {
 #if defined(TREE_ATTN_EMULATOR_SHADOW)
   buffer.written = std::make_unique<std::atomic<bool>[]>(buffer.n_bytes);
 #endif
+}
+
+void mark(LaunchMark& mark, const Grid& grid) {
+  if (mark.last.load(std::memory_order_relaxed) == grid.number) return;
+  const Unwatched unwatched;
+  const std::lock_guard lock(registry_mutex);
+  if (mark.last == grid.number) return;
+  mark.before = mark.last.load();
+  mark.last = grid.number;
+}
+/// Whether a launch that may still run when this one begins has left the mark.
+bool is_from_running(const LaunchMark& mark, const Grid& grid) {
+  const std::uint64_t last = mark.last, other = last == grid.number ? mark.before.load() : last;
+  return other >= grid.running && other < grid.number;
+}
+
+/// Marks the access, and holds a thread that has not waited to what launches that may still run leave it.
+void check_overlap(const SeenBuffers::Range& range, Reach reach, const char* word, const Line& line) {
+  const Grid& grid = running->block->cluster->grid;
+  const bool writes = reach == Reach::kWrite;
+  if (grid.running < grid.number && !running->waited &&
+      (is_from_running(*range.writer, grid) || (writes && is_from_running(*range.reader, grid)))) {
+    fail(line, std::string(word) + (writes ? " writes" : " reads") + " a buffer that the launch before this one may still " +
+                   (is_from_running(*range.writer, grid) ? "write" : "read") + ": no wait_for_previous_launch()");
+  }
+  mark(writes ? *range.writer : *range.reader, grid);
 }
 
 }  // namespace
@@ -91,7 +118,7 @@ const SeenBuffers::Range& find_global(std::uintptr_t at, std::size_t n_bytes, Re
     if (at >= low && at + n_bytes <= high) {
       freshen(low, found->second, running->block->cluster->grid);
       SeenBuffers::Range& range = seen_buffers.range[seen_buffers.next];
-      range = {low, high, found->second.use, found->second.written.get()};
+      range = {low, high, found->second.use, found->second.written.get(), &found->second.reader, &found->second.writer};
       seen_buffers.next = (seen_buffers.next + 1) % SeenBuffers::kCount;
       return range;
     }
@@ -109,6 +136,8 @@ void check_use(const SeenBuffers::Range& range, std::uintptr_t at, std::size_t n
     if (reach == Reach::kWrite) fail(line, std::string(word) + " writes a buffer of input");
     return;
   }
+  check_overlap(range, reach, word, line);
+  if (range.use == MemoryUse::Persistent) return;
   if (reach == Reach::kReadOnly) fail(line, std::string(word) + " is for memory that no kernel writes, and this is scratch");
   if (range.written == nullptr) return;
   std::atomic<bool>* const written = range.written + (at - range.low);
@@ -119,5 +148,7 @@ void check_use(const SeenBuffers::Range& range, std::uintptr_t at, std::size_t n
     fail(line, std::string(word) + " reads scratch memory that this launch has not written");
   }
 }
+
+void wait_for_previous_launch() { running->waited = true; }
 
 }  // namespace tree_attn::emulated::runtime

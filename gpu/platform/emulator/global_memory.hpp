@@ -16,6 +16,11 @@ namespace tree_attn::emulated::runtime {
 void* allocate_global(std::size_t n_bytes, MemoryUse use);
 void free_global(void* buffer);
 
+/// The last launch that read, or wrote, a buffer by a word of device.hpp, and the one before it that did.
+struct LaunchMark {
+  std::atomic<std::uint64_t> last = 0, before = 0;
+};
+
 /// The buffers that a host thread has seen last: a kernel reads few.
 struct SeenBuffers {
   static constexpr int kCount = 4;
@@ -23,6 +28,7 @@ struct SeenBuffers {
     std::uintptr_t low = 1, high = 0;
     MemoryUse use = MemoryUse::Persistent;
     std::atomic<bool>* written = nullptr;  ///< [high - low] in scratch, in shadow mode: bytes that this launch has written
+    LaunchMark *reader = nullptr, *writer = nullptr;
   };
   Range range[kCount];
   int next = 0;
@@ -38,7 +44,7 @@ enum class Reach { kReadOnly, kRead, kWrite };
 /// The buffer that the bytes lie in, among all. @throws DeviceError if they lie wholly in none
 const SeenBuffers::Range& find_global(std::uintptr_t at, std::size_t n_bytes, Reach reach, const char* word,
                                       const Line& line);
-/// @throws DeviceError if the use of the buffer forbids this
+/// @throws DeviceError if the use of the buffer, or a launch before this one that may still run, forbids this
 void check_use(const SeenBuffers::Range& range, std::uintptr_t at, std::size_t n_bytes, Reach reach, const char* word,
                const Line& line);
 
@@ -51,7 +57,8 @@ inline void check_global(const void* address, std::size_t n_bytes, Reach reach, 
     if (range.low <= at && at + n_bytes <= range.high) found = &range;
   }
   if (found == nullptr && n_bytes > 0) found = &find_global(at, n_bytes, reach, word, line);
-  if (found != nullptr && found->use != MemoryUse::Persistent) check_use(*found, at, n_bytes, reach, word, line);
+  if (found != nullptr && (found->use != MemoryUse::Input || reach == Reach::kWrite))
+    check_use(*found, at, n_bytes, reach, word, line);
 }
 
 }  // namespace tree_attn::emulated::runtime

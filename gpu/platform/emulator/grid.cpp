@@ -20,6 +20,9 @@ namespace {
 /// Launches that begin with fresh scratch memory, and the last of them that this host thread has made.
 std::atomic<std::uint64_t> n_scratches{0};
 constinit thread_local std::uint64_t last_scratch = 0;
+/// Launches, and the first that may still run after the last that this host thread has made.
+std::atomic<std::uint64_t> n_launches{0};
+constinit thread_local std::uint64_t last_running = 0;
 
 std::string name_of(const dim3& d) {
   std::string text = "(";
@@ -73,6 +76,9 @@ void run(Grid& grid) {
   grid.settings = settings();
   if (!grid.config.continues) last_scratch = ++n_scratches;
   grid.scratch = last_scratch;
+  grid.number = ++n_launches;
+  if (!grid.config.overlaps || last_running == 0) last_running = grid.number;
+  grid.running = last_running;
   grid.ends_at = std::chrono::steady_clock::now() + grid.settings.deadline;
   const std::uint64_t n_blocks = std::uint64_t{grid.config.grid.x} * grid.config.grid.y * grid.config.grid.z;
   grid.order.resize(n_blocks / static_cast<unsigned>(grid.config.cluster));

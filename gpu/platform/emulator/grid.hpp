@@ -25,6 +25,7 @@ struct Launch {
   std::size_t shared_bytes = 0;  ///< dynamic shared memory of a block
   int cluster = 1;               ///< blocks of a cluster, along x
   bool continues = false;        ///< whether it reads scratch memory that the launch before it wrote
+  bool overlaps = false;         ///< whether it may begin before the launch before it ends: see wait_for_previous_launch()
 };
 
 namespace runtime {
@@ -36,6 +37,8 @@ struct Grid {
   void* kernel_and_arguments;
   Settings settings{};
   std::uint64_t scratch = 0;  ///< the same in launches that share what scratch memory holds
+  std::uint64_t number = 0;   ///< of all launches, from 1
+  std::uint64_t running = 0;  ///< the first launch that may still run when this one begins: its own number without overlaps
   std::chrono::steady_clock::time_point ends_at{};
   std::vector<int> order{};       ///< of the clusters
   std::atomic<int> n_started{0};  ///< clusters

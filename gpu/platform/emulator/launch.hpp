@@ -8,6 +8,7 @@
 #include "gpu/platform/emulator/global_memory.hpp"
 #include "gpu/platform/emulator/grid.hpp"
 #include "gpu/platform/emulator/settings.hpp"
+#include "gpu/platform/emulator/tensor_map.hpp"
 #include "gpu/platform/memory_use.hpp"
 
 #include <cstddef>
@@ -32,7 +33,7 @@ struct Device {
   int major = 0;                 ///< compute capability, 8 or 9
 };
 
-inline Device device() { return {"emulator", settings().n_multiprocessors, kMaxSharedBytes, 9}; }
+inline Device device() { return {"emulator", settings().n_multiprocessors, kMaxSharedBytes, settings().major}; }
 
 /// As --backend takes it; whether device memory is memory of the host.
 inline constexpr const char* kName = "emulated";

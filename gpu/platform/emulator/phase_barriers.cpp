@@ -9,6 +9,7 @@
 #include "gpu/platform/emulator/shadow.hpp"
 #include "gpu/platform/emulator/thread.hpp"
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 
@@ -41,6 +42,50 @@ void try_complete(Cluster& cluster, PhaseBarrier& barrier) {
   resume(cluster, free.data(), static_cast<int>(free.size()));
 }
 
+/// Calls act(byte of the box, address, bytes) for the part of every 16-byte unit of a box that lies inside the array.
+template <class Act>
+void for_units(const TensorBox& box, const Act& act) {
+  const auto& [array, first] = box;
+  const auto inside = [&](int axis, std::int64_t i) { return i >= 0 && i < array.extent[axis]; };
+  if (!inside(0, first[0]) || !inside(1, first[1])) return;
+  constexpr int kUnit = 8;  // elements
+  for (int r = 0; r < array.rows; ++r) {
+    const std::int64_t row = std::int64_t{first[2]} + r;
+    if (!inside(2, row)) continue;
+    const auto* const from = static_cast<const std::byte*>(array.data) +
+                             2 * (first[0] * array.stride[0] + first[1] * array.stride[1] + row * array.stride[2]);
+    for (int unit = 0; unit < kBoxColumns / kUnit; ++unit) {
+      const std::int64_t column = std::int64_t{first[3]} + kUnit * unit;
+      const std::int64_t begin = std::max<std::int64_t>(column, 0), end = std::min(column + kUnit, array.extent[3]);
+      if (begin >= end) continue;
+      const std::int64_t at = r * kBoxRowBytes + swizzled_unit(r, unit) * 16 + 2 * (begin - column);
+      act(static_cast<std::size_t>(at), from + 2 * begin, static_cast<std::size_t>(2 * (end - begin)));
+    }
+  }
+}
+
+/// What every bulk copy must keep to; then it is on its way.
+void issue(const BulkCopy& copy, const char* what) {
+  PhaseBarrier& barrier = *copy.barrier;
+  const Line& line = copy.line;
+  if (!barrier.fenced)
+    fail(line, std::string(what) + ": no barrier_fence_init() since the barrier was initialised, by the thread that did it");
+  if (barrier.n_bytes_missing < barrier.n_bytes_coming + copy.n_bytes) {
+    fail(line, std::string(what) + ": " + std::to_string(copy.n_bytes) + " bytes, of which the barrier expects " +
+                   std::to_string(barrier.n_bytes_missing - barrier.n_bytes_coming));
+  }
+  const auto n_bytes = static_cast<std::size_t>(copy.n_bytes);
+  check_taken(copy.to, n_bytes, what, line);
+  shadow::issue(copy.to, n_bytes, line);
+  // Reads and writes count as those of the thread that asks, which is where a race with them begins.
+  note_write(copy.to, n_bytes);
+  release(barrier.at);
+  fill_with_poison(*running->block->cluster, copy.to, n_bytes);
+  forbid(copy.to, n_bytes);
+  barrier.n_bytes_coming += copy.n_bytes;
+  running->block->cluster->bulk_copies.push_back(copy);
+}
+
 }  // namespace
 
 void deliver_bulk_copy(Cluster& cluster) {
@@ -50,9 +95,15 @@ void deliver_bulk_copy(Cluster& cluster) {
   cluster.bulk_copies.erase(cluster.bulk_copies.begin() + which);
   const auto n_bytes = static_cast<std::size_t>(copy.n_bytes);
   allow(copy.to, n_bytes);
-  std::memcpy(copy.to, copy.from, n_bytes);
+  if (copy.from != nullptr) {
+    std::memcpy(copy.to, copy.from, n_bytes);
+  } else {
+    std::memset(copy.to, 0, n_bytes);
+    for_units(copy.box, [&](std::size_t at, const std::byte* from, std::size_t n) { std::memcpy(copy.to + at, from, n); });
+  }
   shadow::deliver(copy);
   copy.barrier->n_bytes_missing -= copy.n_bytes;
+  copy.barrier->n_bytes_coming -= copy.n_bytes;
   try_complete(cluster, *copy.barrier);
 }
 
@@ -66,12 +117,15 @@ void barrier_init(std::uint64_t* word, int count, const Line& line) {
   barrier.at = reinterpret_cast<std::byte*>(word);
   barrier.number = static_cast<int>(block.barriers.size()) - 1;
   barrier.count = barrier.pending = count;
+  barrier.initialised_by = running;
   *word = kMark << 32 | static_cast<std::uint64_t>(barrier.number);
 }
 
 void barrier_fence_init() {
   const Unwatched unwatched;
-  for (PhaseBarrier& barrier : running->block->barriers) barrier.fenced = true;
+  for (PhaseBarrier& barrier : running->block->barriers) {
+    if (barrier.initialised_by == running) barrier.fenced = true;
+  }
 }
 
 void barrier_arrive(std::uint64_t* word, int n_bytes, const Line& line) {
@@ -107,7 +161,6 @@ void barrier_wait(std::uint64_t* word, int parity, const Line& line) {
 void bulk_copy(std::byte* to, const void* from, int n_bytes, std::uint64_t* word, const Line& line) {
   const Unwatched unwatched;
   PhaseBarrier& barrier = find(word, "bulk_copy", line);
-  if (!barrier.fenced) fail(line, "bulk_copy: no barrier_fence_init() since the barrier was initialised");
   if (n_bytes <= 0 || n_bytes % 16 != 0)
     fail(line, "bulk_copy: " + std::to_string(n_bytes) + " bytes are no multiple of 16");
   if (reinterpret_cast<std::uintptr_t>(to) % 16 != 0 || reinterpret_cast<std::uintptr_t>(from) % 16 != 0) {
@@ -115,15 +168,25 @@ void bulk_copy(std::byte* to, const void* from, int n_bytes, std::uint64_t* word
   }
   const auto n = static_cast<std::size_t>(n_bytes);
   check_global(from, n, Reach::kRead, "bulk_copy", line);
-  check_taken(to, n, "bulk_copy", line);
-  shadow::issue(to, n, line);
-  // Reads and writes count as those of the thread that asks, which is where a race with them begins.
   note_read(from, n);
-  note_write(to, n);
-  release(barrier.at);
-  fill_with_poison(*running->block->cluster, to, n);
-  forbid(to, n);
-  running->block->cluster->bulk_copies.push_back({running->block, to, from, n_bytes, &barrier, line});
+  issue({running->block, to, from, n_bytes, &barrier, line}, "bulk_copy");
+}
+
+void bulk_copy_tensor(std::byte* to, const TensorBox& box, DType dtype, std::uint64_t* word, const Line& line) {
+  const Unwatched unwatched;
+  PhaseBarrier& barrier = find(word, "bulk_copy_tensor", line);
+  if (const std::string why = refusal(box.array); !why.empty()) fail(line, "bulk_copy_tensor: not a tensor map: " + why);
+  if (box.array.dtype != dtype) {
+    fail(line, "bulk_copy_tensor: the map is of " + std::string(name_of(box.array.dtype)) + ", the kernel asks for " +
+                   std::string(name_of(dtype)));
+  }
+  if (reinterpret_cast<std::uintptr_t>(to) % kBoxAlignment != 0)
+    fail(line, "bulk_copy_tensor: the address is not a multiple of " + std::to_string(kBoxAlignment));
+  for_units(box, [&](std::size_t, const std::byte* from, std::size_t n) {
+    check_global(from, n, Reach::kRead, "bulk_copy_tensor", line);
+    note_read(from, n);
+  });
+  issue({running->block, to, nullptr, box.array.rows * kBoxRowBytes, &barrier, line, box}, "bulk_copy_tensor");
 }
 
 }  // namespace tree_attn::emulated::runtime

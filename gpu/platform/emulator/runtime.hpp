@@ -4,6 +4,7 @@
 #pragma once
 
 #include "gpu/platform/emulator/coordinates.hpp"
+#include "gpu/platform/tensor_array.hpp"
 
 #include <cstddef>
 #include <cstdint>
@@ -31,14 +32,14 @@ template <class T>
 void multiply_matrices(float (&c)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2], const Line& line);
 
 /// The n-th piece of shared memory of this block, the same for every thread.
-std::byte* take(int n, std::size_t n_bytes, const Line& line);
+std::byte* take(int n, std::size_t n_bytes, std::size_t alignment, const Line& line);
 /// The same place in another block of the cluster.
 std::byte* remote(std::byte* own, int rank, const Line& line);
 int cluster_rank();
 int cluster_size();
 
-/// Asynchronous copies.
-void copy_async16(std::byte* to, const void* from, int n_bytes, const Line& line);
+/// Asynchronous copies of `size` bytes, of which n_bytes come from global memory and the others are zero.
+void copy_async(std::byte* to, int size, const void* from, int n_bytes, const char* word, const Line& line);
 void copy_async_commit();
 void copy_async_wait(int n_pending);
 
@@ -48,6 +49,17 @@ void barrier_fence_init();
 void barrier_arrive(std::uint64_t* word, int n_bytes, const Line& line);
 void barrier_wait(std::uint64_t* word, int parity, const Line& line);
 void bulk_copy(std::byte* to, const void* from, int n_bytes, std::uint64_t* word, const Line& line);
+
+/// A box of an array, and its first entry, head, position and element, anywhere.
+struct TensorBox {
+  TensorArray array;
+  int first[4];
+};
+/// @param dtype that the kernel takes the array for
+void bulk_copy_tensor(std::byte* to, const TensorBox& box, DType dtype, std::uint64_t* word, const Line& line);
+
+/// From here on the running thread may touch what the launch before this one used.
+void wait_for_previous_launch();
 
 /// Around an atomic on global memory, and a fence: what makes them one synchronisation.
 void before_atomic(const void* address);

@@ -111,7 +111,7 @@ void begin_cluster(Cluster& cluster, int number) {
       thread.warp = &block.warps[at / 32];
       thread.lane = at % 32;
       thread.number = rank * n_threads + i;
-      thread.exited = thread.fenced = false;
+      thread.exited = thread.fenced = thread.waited = false;
       thread.call = {};
       thread.copies.clear();
       thread.touched.clear();

@@ -16,6 +16,7 @@ struct Settings {
   int n_workers = 0;                            ///< host threads that run blocks; 0: one a core
   std::chrono::milliseconds deadline{300'000};  ///< of one launch, by the clock on the wall
   int n_multiprocessors = 4;                    ///< what device() reports
+  int major = 9;                                ///< major compute capability that device() reports
 };
 
 /// The settings of the process. Starts from the environment: TREE_ATTN_EMULATOR_SEED, TREE_ATTN_EMULATOR_WORKERS.

@@ -67,10 +67,13 @@ T* pointer_to(std::byte* at, std::int64_t, const Line&) {
 /// Hands out the dynamic shared memory of the block, piece by piece; every thread makes the same calls.
 class Arena {
  public:
-  /// The next n numbers, at a multiple of 128 bytes.
+  /// The next n elements.
+  /// @param alignment of their address in bytes: 128, or a larger power of two up to 1024
   template <class T>
-  Shared<T> take(std::int64_t n, const Line& line = Line::current()) {
-    return runtime::pointer_to<T>(runtime::take(n_takes_++, static_cast<std::size_t>(n) * sizeof(T), line), n, line);
+  Shared<T> take(std::int64_t n, int alignment = 128, const Line& line = Line::current()) {
+    return runtime::pointer_to<T>(
+        runtime::take(n_takes_++, static_cast<std::size_t>(n) * sizeof(T), static_cast<std::size_t>(alignment), line), n,
+        line);
   }
 
  private:

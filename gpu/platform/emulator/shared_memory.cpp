@@ -5,18 +5,21 @@
 #include "gpu/platform/emulator/shadow.hpp"
 #include "gpu/platform/emulator/thread.hpp"
 
+#include <bit>
 #include <cstring>
 #include <string>
 
 namespace tree_attn::emulated::runtime {
 namespace {
 
-constexpr std::size_t kAlignment = 128;
-/// Before, between and behind the pieces.
+constexpr std::size_t kAlignment = 128, kMaxAlignment = 1024;
+/// Before, between and after the pieces.
 constexpr std::size_t kRedZone = 128;
 constexpr std::size_t kMaxTakes = 64;
 
-std::size_t round_up(std::size_t n_bytes) { return (n_bytes + kAlignment - 1) / kAlignment * kAlignment; }
+std::size_t round_up(std::size_t n_bytes, std::size_t alignment = kAlignment) {
+  return (n_bytes + alignment - 1) / alignment * alignment;
+}
 
 /// Whether somebody has written where nobody may.
 bool is_poison(const Cluster& cluster, const std::byte* from, std::size_t n_bytes) {
@@ -34,7 +37,8 @@ void fill_with_poison(const Cluster& cluster, std::byte* from, std::size_t n_byt
 }
 
 void begin_shared_memory(Cluster& cluster) {
-  const std::size_t whole = round_up(cluster.grid.config.shared_bytes) + (kMaxTakes + 1) * (kRedZone + kAlignment);
+  const std::size_t whole =
+      round_up(round_up(cluster.grid.config.shared_bytes) + (kMaxTakes + 1) * (kRedZone + kAlignment), kMaxAlignment);
 #if defined(TREE_ATTN_EMULATOR_THREAD)
   // Fresh memory, that TSan takes for such, and no memory of the meetings of other blocks.
   std::vector<std::byte>().swap(cluster.memory);
@@ -42,9 +46,9 @@ void begin_shared_memory(Cluster& cluster) {
 #endif
   if (cluster.memory.empty()) {
     cluster.marks.resize(1024);
-    cluster.memory.resize(whole * cluster.blocks.size() + kAlignment);
+    cluster.memory.resize(whole * cluster.blocks.size() + kMaxAlignment);
     const auto address = reinterpret_cast<std::uintptr_t>(cluster.memory.data());
-    cluster.memory_begin = cluster.memory.data() + (round_up(address) - address);
+    cluster.memory_begin = cluster.memory.data() + (round_up(address, kMaxAlignment) - address);
     cluster.memory_stride = whole;
   }
   const std::size_t all = whole * cluster.blocks.size();
@@ -90,7 +94,7 @@ void check_taken(const std::byte* at, std::size_t n_bytes, const char* word, con
   fail(line, std::string(word) + " writes what is not, or not wholly, in one piece of this block's shared memory");
 }
 
-std::byte* take(int n, std::size_t n_bytes, const Line& line) {
+std::byte* take(int n, std::size_t n_bytes, std::size_t alignment, const Line& line) {
   const Unwatched unwatched;
   Block& block = *running->block;
   const auto number = static_cast<std::size_t>(n);
@@ -102,14 +106,19 @@ std::byte* take(int n, std::size_t n_bytes, const Line& line) {
     }
     return taken.first;
   }
-  const std::size_t limit = block.cluster->grid.config.shared_bytes;
-  if (block.plain_bytes + n_bytes > limit || n_bytes > limit) {
-    fail(line, "take: " + std::to_string(n_bytes) + " bytes behind " + std::to_string(block.plain_bytes) +
-                   "; the launch gives a block " + std::to_string(limit));
+  if (!std::has_single_bit(alignment) || alignment < kAlignment || alignment > kMaxAlignment)
+    fail(line, "take: an alignment of " + std::to_string(alignment) + "; 128, 256, 512 or 1024 can be had");
+  // Where the piece lies on a device, without red zones.
+  const std::size_t limit = block.cluster->grid.config.shared_bytes, at = round_up(block.plain_bytes, alignment);
+  if (at + n_bytes > limit || n_bytes > limit) {
+    fail(line, "take: " + std::to_string(n_bytes) + " bytes behind " + std::to_string(at) + "; the launch gives a block " +
+                   std::to_string(limit));
   }
-  if (number >= kMaxTakes) fail(line, "take: more pieces than the emulator has red zones for");
-  std::byte* const first = block.shared + block.plain_bytes + (number + 1) * kRedZone;
-  block.plain_bytes += round_up(n_bytes);
+  const std::byte* const end = number == 0 ? block.shared : block.takes.back().first + block.takes.back().n_bytes;
+  std::byte* const first = block.shared + round_up(static_cast<std::size_t>(end - block.shared) + kRedZone, alignment);
+  if (number >= kMaxTakes || first + n_bytes + kRedZone > block.shared + block.cluster->memory_stride)
+    fail(line, "take: more pieces than the emulator has red zones for");
+  block.plain_bytes = at + round_up(n_bytes);
   block.takes.push_back({first, n_bytes, line});
   allow(first, n_bytes);
   return first;

@@ -36,8 +36,9 @@ struct Call {
 /// A copy that has been issued and not yet been waited for.
 struct AsyncCopy {
   std::byte* to;
+  std::size_t size;
   const void* from;
-  int n_bytes;
+  int n_bytes;  ///< of `size` that come from there
   int group;
   Line line;
 };
@@ -62,6 +63,7 @@ struct Thread {
   int group = 0;                     ///< of the next asynchronous copy
   std::vector<const void*> touched;  ///< by atomics since the last fence
   bool fenced = false;
+  bool waited = false;  ///< for the launch before this one
   Clock clock;
 };
 
@@ -92,8 +94,10 @@ struct Take {
 struct PhaseBarrier {
   std::byte* at = nullptr;
   int count = 0, pending = 0;
-  std::int64_t n_bytes_missing = 0;
+  std::int64_t n_bytes_missing = 0;  ///< announced in this phase, and not arrived
+  std::int64_t n_bytes_coming = 0;   ///< of copies on their way
   unsigned phase = 0;
+  const Thread* initialised_by = nullptr;
   bool fenced = false;
   int number = 0;
   std::vector<Thread*> waiting;
@@ -104,10 +108,11 @@ struct PhaseBarrier {
 struct BulkCopy {
   Block* block;
   std::byte* to;
-  const void* from;
+  const void* from;  ///< null for a box
   int n_bytes;
   PhaseBarrier* barrier;
   Line line;
+  TensorBox box{};
 };
 
 /// The threads that meet at __syncthreads(), and their shared memory.

@@ -53,6 +53,46 @@ TEST_CASE("emulator: bulk copies arrive in the order that their mbarriers ask fo
   CHECK(has(error_of(stream, config, in.data() + 64, out.data(), kTile * 4, 0), "bulk_copy reads bytes 1792 to 2048"));
 }
 
+/// Every warp has a ring of its own: lane 0 readies the barriers and copies, no barrier of the block.
+void stream_per_warp(const float* in, float* out) {
+  Arena arena;
+  const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
+  const Shared<float> ring = arena.take<float>(2 * kStages * 32) + warp * kStages * 32;
+  const Shared<Barrier> full = arena.take<Barrier>(2 * kStages) + warp * kStages;
+  const auto start = [&](int tile) {
+    barrier_arrive_expect(full + tile % kStages, 128);
+    bulk_copy(ring + tile % kStages * 32, in + (warp * kTiles + tile) * 32, 128, full + tile % kStages,
+              CacheHint::EvictFirst);
+  };
+  if (lane == 0) {
+    for (int stage = 0; stage < kStages; ++stage) barrier_init(full + stage, 1);
+    barrier_fence_init();
+    for (int stage = 0; stage < kStages; ++stage) start(stage);
+  }
+  __syncwarp();
+  float sum = 0;
+  for (int tile = 0; tile < kTiles; ++tile) {
+    barrier_wait(full + tile % kStages, tile / kStages & 1);
+    sum += ring[tile % kStages * 32 + lane];
+    __syncwarp();
+    if (lane == 0 && tile + kStages < kTiles) start(tile + kStages);
+  }
+  out[threadIdx.x] = sum;
+}
+
+TEST_CASE("emulator: warps copy for themselves, each with barriers of its own") {
+  const DeviceBuffer<float> in = ascending(2 * kTiles * 32), out(64);
+  for (std::uint64_t seed = 0; seed < 6; ++seed) {
+    const SettingsScope scope({.seed = seed});
+    launch(stream_per_warp, {.block = {64}, .shared_bytes = 2 * kStages * 128 + 128}, {}, in.data(), out.data());
+    const auto sums = out.download();
+    for (int i = 0; i < 64; ++i) {
+      const int first = i / 32 * kTiles * 32 + i % 32;
+      CHECK(sums[static_cast<std::size_t>(i)] == static_cast<float>(kTiles * first + 32 * kTiles * (kTiles - 1) / 2));
+    }
+  }
+}
+
 void phases(int* out) {
   Arena arena;
   const Shared<Barrier> barrier = arena.take<Barrier>(1);
@@ -86,6 +126,27 @@ void never_initialised() {
   const Shared<Barrier> barrier = arena.take<Barrier>(1);
   barrier_wait(barrier, 0);
 }
+void fence_of_another(const float* in) {
+  Arena arena;
+  const Shared<float> piece = arena.take<float>(4);
+  const Shared<Barrier> barrier = arena.take<Barrier>(1);
+  if (threadIdx.x == 0) barrier_init(barrier, 1);
+  __syncwarp(3);
+  if (threadIdx.x == 1) barrier_fence_init();
+  __syncwarp(3);
+  if (threadIdx.x == 0) barrier_arrive_expect(barrier, 16), bulk_copy(piece, in, 16, barrier);
+  barrier_wait(barrier, 0);
+}
+void expects_too_little(const float* in, int n_copies) {
+  Arena arena;
+  const Shared<float> piece = arena.take<float>(8);
+  const Shared<Barrier> barrier = arena.take<Barrier>(1);
+  barrier_init(barrier, 1);
+  barrier_fence_init();
+  barrier_arrive_expect(barrier, 16);
+  for (int i = 0; i < n_copies; ++i) bulk_copy(piece + 4 * i, in, 16, barrier);
+  barrier_wait(barrier, 0);
+}
 void no_fence(const float* in) {
   Arena arena;
   const Shared<float> piece = arena.take<float>(4);
@@ -104,6 +165,9 @@ TEST_CASE("emulator: an mbarrier counts arrivals, phase by phase") {
   CHECK((has(error, "never initialised") || has(error, "nobody has written")));
   const DeviceBuffer<float> in = ascending(4);
   CHECK(has(error_of(no_fence, {.shared_bytes = 136}, in.data()), "no barrier_fence_init()"));
+  CHECK(has(error_of(fence_of_another, {.block = {2}, .shared_bytes = 136}, in.data()), "by the thread that did it"));
+  CHECK(error_of(expects_too_little, {.shared_bytes = 136}, in.data(), 1) == "");
+  CHECK(has(error_of(expects_too_little, {.shared_bytes = 136}, in.data(), 2), "16 bytes, of which the barrier expects 0"));
 }
 
 void rotate(int* out) {

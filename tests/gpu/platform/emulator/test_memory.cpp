@@ -63,6 +63,30 @@ TEST_CASE("emulator: pieces of shared memory fit the launch, and are the same fo
   CHECK(has(error_of(take_differently, {.block = {2}, .shared_bytes = 256}), "threads take different pieces"));
 }
 
+void take_aligned(int alignment, std::uint64_t* out) {
+  Arena arena;
+  arena.take<float>(1);
+  const auto piece = arena.take<float>(256, alignment);
+  const auto next = arena.take<float>(1);
+  out[0] = static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(runtime::for_later(piece, 4, Line::current())));
+  out[1] = static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(runtime::for_later(next, 4, Line::current())));
+}
+
+TEST_CASE("emulator: pieces of shared memory lie at the multiples that are asked for, and count as on a device") {
+  const DeviceBuffer<std::uint64_t> out(2);
+  for (const int alignment : {128, 256, 1024}) {
+    CAPTURE(alignment);
+    // One element, up to the alignment, 1 KiB, one element.
+    const auto bytes = static_cast<std::size_t>(alignment) + 1024 + 4;
+    launch(take_aligned, {.shared_bytes = bytes}, {}, alignment, out.data());
+    CHECK(out.download()[0] % static_cast<std::uint64_t>(alignment) == 0);
+    CHECK(out.download()[1] % 128 == 0);
+    CHECK(has(error_of(take_aligned, {.shared_bytes = bytes - 4}, alignment, out.data()), "the launch gives a block"));
+  }
+  CHECK(has(error_of(take_aligned, {.shared_bytes = 4096}, 192, out.data()), "an alignment of 192"));
+  CHECK(has(error_of(take_aligned, {.shared_bytes = 8192}, 2048, out.data()), "an alignment of 2048"));
+}
+
 void load(const float* from, int what) {
   if (what == 0) load16_global(from);
   if (what == 1) load_once(from);
@@ -158,6 +182,24 @@ TEST_CASE("emulator: an asynchronous copy is late, and fills up with zeros") {
   CHECK(has(error_of(copy, {.shared_bytes = 32}, in.data(), 16, 1, out.data()), "multiple of 16"));
   CHECK(!error_of(copy, {.shared_bytes = 32}, in.data(), 16, 8, out.data()).empty());
   CHECK(has(error_of(copy, {.shared_bytes = 32}, in.data() + 64, 4, 0, out.data()), "copy_async16 reads bytes 256 to 260"));
+}
+
+void copy4(const float* from, int shift, float* out) {
+  Arena arena;
+  const Shared<float> piece = arena.take<float>(2);
+  piece[0] = piece[1] = 7;
+  copy_async4(piece + shift, from);
+  copy_async_commit();
+  copy_async_wait<0>();
+  for (int i = 0; i < 2; ++i) out[i] = piece[i];
+}
+
+TEST_CASE("emulator: an asynchronous copy of 4 bytes takes those and no others") {
+  const DeviceBuffer<float> in = ascending(64), out(2);
+  launch(copy4, {.shared_bytes = 8}, {}, in.data() + 63, 1, out.data());
+  CHECK(out.download() == std::vector<float>{7, 63});
+  CHECK(has(error_of(copy4, {.shared_bytes = 8}, in.data() + 64, 0, out.data()), "copy_async4 reads bytes 256 to 260"));
+  CHECK(!error_of(copy4, {.shared_bytes = 8}, in.data(), 2, out.data()).empty());
 }
 
 void groups(const float* in, float* out) {

@@ -42,6 +42,27 @@ TEST_CASE("emulator: ldmatrix hands out 8 x 8 matrices, and transposed ones") {
   }
 }
 
+void transpose(const std::uint32_t* pairs, std::uint32_t* out) { out[threadIdx.x] = transpose_matrix(pairs[threadIdx.x]); }
+
+TEST_CASE("emulator: movmatrix gives every lane its part of the transposed matrix") {
+  const auto pair_of = [](int row, int column, int next_row, int next_column) {
+    return static_cast<std::uint32_t>(8 * row + column) | static_cast<std::uint32_t>(8 * next_row + next_column) << 16;
+  };
+  std::vector<std::uint32_t> pairs(32);
+  for (int lane = 0; lane < 32; ++lane) {
+    const int r = lane / 4, c = lane % 4 * 2;
+    pairs[static_cast<std::size_t>(lane)] = pair_of(r, c, r, c + 1);
+  }
+  DeviceBuffer<std::uint32_t> in(32), out(32);
+  in.upload(pairs);
+  launch(transpose, {.block = {32}}, {}, in.data(), out.data());
+  const auto transposed = out.download();
+  for (int lane = 0; lane < 32; ++lane) {
+    const int r = lane / 4, c = lane % 4 * 2;
+    CHECK(transposed[static_cast<std::size_t>(lane)] == pair_of(c, r, c + 1, r));
+  }
+}
+
 template <class T>
 void multiply_add(const float* a, const float* b, float* c) {
   const int lane = static_cast<int>(threadIdx.x), group = lane / 4, in_group = lane % 4;

@@ -87,6 +87,4 @@ bool cluster_is_right(Bug bug) {
   return out.download() == expected;
 }
 
-bool is_right(Bug bug, bool in_cluster) { return in_cluster ? cluster_is_right(bug) : pipeline_is_right(bug); }
-
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

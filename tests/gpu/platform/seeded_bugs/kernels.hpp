@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The two kernels of the seeded bugs, launched.
+/// @brief The kernels of the seeded bugs, launched.
 #pragma once
 
 #include "tests/gpu/platform/seeded_bugs/seeded_bugs.hpp"
@@ -9,5 +9,6 @@ namespace tree_attn::emulated {
 
 bool pipeline_is_right(Bug bug);
 bool cluster_is_right(Bug bug);
+bool warp_ring_is_right(Bug bug);
 
 }  // namespace tree_attn::emulated

@@ -69,21 +69,25 @@ __global__ void pipeline(Bug bug, const float* in, int n, float* partial, unsign
     } else {
       __syncthreads();
     }
-  } else {
+  } else if (bug != Bug::kCountBeforeBarrier) {
     __syncthreads();
   }
   if (thread == 0) {
-    if (bug != Bug::kNoFenceBefore) __threadfence();
     unsigned before = 0;
+    bool wraps = false;
     if (bug == Bug::kPlainCounter) {
       before = *counter;
       *counter = before + 1;
-    } else {
+    } else if (bug == Bug::kNoFenceBefore || bug == Bug::kNoFenceBehind || bug == Bug::kRelaxedCounter) {
+      if (bug == Bug::kNoFenceBehind) __threadfence();
       before = atomicAdd(counter, 1u);
+      if (bug == Bug::kNoFenceBefore) __threadfence();
+    } else {
+      before = atomic_inc_acq_rel(counter, bug == Bug::kCounterTooLong ? gridDim.x : gridDim.x - 1);
+      wraps = true;
     }
-    if (bug != Bug::kNoFenceBehind) __threadfence();
     const bool last = before == gridDim.x - 1;
-    if (last) *counter = 0;
+    if (last && !wraps) *counter = 0;
     if (last || bug != Bug::kUnsetFlag) *is_last = last ? 1 : 0;
   }
   __syncthreads();
@@ -107,7 +111,9 @@ bool pipeline_is_right(Bug bug) {
   in.upload(elements);
   counter.fill(0);
   // Once without it: what a right launch leaves behind must not make a wrong one right.
-  for (const Bug now : {Bug::kNone, bug}) {
+  // And once more after it: it must leave the counter as it found it.
+  for (const Bug now : {Bug::kNone, bug, bug}) {
+    out.fill(0);
     launch(pipeline, {.grid = {kBlocks}, .block = {kThreads}, .shared_bytes = (kStages * kTile + kThreads) * 4 + 128},
            Stream{}, now, in.data(), kElements, partial.data(), counter.data(), out.data());
   }

@@ -2,9 +2,9 @@
 /// @file
 /// @brief Bugs that kernels really have, each put into a kernel that is otherwise right; and which mode must see it.
 ///
-/// An emulator that never complains is worth nothing until it has been shown bugs. Two small kernels with the shape of the
-/// real ones hold them, switched by a parameter: pipeline (asynchronous copies, shuffles, last-block merge) and cluster
-/// (bulk copies, mbarriers, distributed shared memory).
+/// An emulator that never complains is worth nothing until it has been shown bugs. Small kernels with the shape of the
+/// real ones hold them, switched by a parameter: pipeline (asynchronous copies, shuffles, last-block merge), cluster (bulk
+/// copies, mbarriers, distributed shared memory) and warp_ring (tensor maps, copies per warp, launches that overlap).
 #pragma once
 
 namespace tree_attn::emulated {
@@ -28,6 +28,9 @@ enum class Bug {
   kNoFenceBefore,
   kNoFenceBehind,
   kPlainCounter,
+  kRelaxedCounter,
+  kCountBeforeBarrier,
+  kCounterTooLong,
   kEntryNotWritten,
   kEntryTooMany,
   kReadOnlyLoad,
@@ -44,7 +47,21 @@ enum class Bug {
   kBulkPastEnd,
   kNoClusterBarrierBeforeRead,
   kNoClusterBarrierBeforeExit,
+  // warp_ring
+  kNoSyncwarpAfterInit,
+  kNoSyncwarpBeforeRefill,
+  kBoxMisaligned,
+  kBoxTooFewBytes,
+  kBoxOfAnotherType,
+  kMapPastEnd,
+  kNotSwizzled,
+  kRowsPastLength,
+  kNoWaitForLaunch,
+  kWriteBeforeWait,
 };
+
+/// The kernels that have them.
+enum Kernel { kPipeline, kCluster, kWarpRing };
 
 /// Modes of the emulator, as bits.
 enum Mode : unsigned { kPlain = 1, kShadow = 2, kAddress = 4, kThread = 8, kAll = 15 };
@@ -52,49 +69,62 @@ enum Mode : unsigned { kPlain = 1, kShadow = 2, kAddress = 4, kThread = 8, kAll 
 struct SeededBug {
   Bug bug;
   const char* name;
-  bool in_cluster;   ///< which of the two kernels
+  Kernel kernel;     ///< that has it
   unsigned seen_by;  ///< modes that must catch it: an error, a report or a wrong result
 };
 
 /// A catch is certain, given the seeds. What a mode may also see by luck is not listed.
 inline constexpr SeededBug kSeededBugs[] = {
-    {Bug::kMissingBarrier, "no __syncthreads behind the wait for a copy", false, kAll},
-    {Bug::kWeakWait, "a wait that lets the wanted group be pending", false, kAll},
-    {Bug::kMissingWait, "no wait for a copy at all", false, kAll},
-    {Bug::kStageTooEarly, "a stage refilled before everybody has read it", false, kAll},
-    {Bug::kMisalignedCopy, "a copy to an address that is no multiple of 16", false, kAll},
-    {Bug::kCopyPastEnd, "a copy that starts 16 bytes too far", false, kAll},
-    {Bug::kLoadPastEnd, "a plain load one number past the end", false, kAddress},
-    {Bug::kSharedPastEnd, "a store one number past the end of a piece of shared memory", false, kAll},
-    {Bug::kMissingSyncwarp, "no __syncwarp between a lane's store and its neighbour's load", false, kAll},
-    {Bug::kAbsentLane, "a shuffle that asks a lane outside its mask", false, kAll},
-    {Bug::kDivergentBarrier, "two __syncthreads, one for each branch", false, kAll},
-    {Bug::kEarlyReturn, "a thread that returns before a barrier", false, kAll},
-    {Bug::kUnsetFlag, "a flag in shared memory that only the last block sets", false, kShadow},
-    {Bug::kNoFenceBefore, "no fence between the results of a block and its count", false, kThread},
-    {Bug::kNoFenceBehind, "no fence between the last count and the results of the others", false, kThread},
-    {Bug::kPlainCounter, "a counter of blocks that is not atomic", false, kThread},
+    {Bug::kMissingBarrier, "no __syncthreads behind the wait for a copy", kPipeline, kAll},
+    {Bug::kWeakWait, "a wait that lets the wanted group be pending", kPipeline, kAll},
+    {Bug::kMissingWait, "no wait for a copy at all", kPipeline, kAll},
+    {Bug::kStageTooEarly, "a stage refilled before everybody has read it", kPipeline, kAll},
+    {Bug::kMisalignedCopy, "a copy to an address that is no multiple of 16", kPipeline, kAll},
+    {Bug::kCopyPastEnd, "a copy that starts 16 bytes too far", kPipeline, kAll},
+    {Bug::kLoadPastEnd, "a plain load one number past the end", kPipeline, kAddress},
+    {Bug::kSharedPastEnd, "a store one number past the end of a piece of shared memory", kPipeline, kAll},
+    {Bug::kMissingSyncwarp, "no __syncwarp between a lane's store and its neighbour's load", kPipeline, kAll},
+    {Bug::kAbsentLane, "a shuffle that asks a lane outside its mask", kPipeline, kAll},
+    {Bug::kDivergentBarrier, "two __syncthreads, one for each branch", kPipeline, kAll},
+    {Bug::kEarlyReturn, "a thread that returns before a barrier", kPipeline, kAll},
+    {Bug::kUnsetFlag, "a flag in shared memory that only the last block sets", kPipeline, kShadow},
+    {Bug::kNoFenceBefore, "no fence between the results of a block and its count", kPipeline, kThread},
+    {Bug::kNoFenceBehind, "no fence between the last count and the results of the others", kPipeline, kThread},
+    {Bug::kPlainCounter, "a counter of blocks that is not atomic", kPipeline, kThread},
+    {Bug::kRelaxedCounter, "a counter of blocks that is atomic, without release and acquire", kPipeline, kThread},
+    {Bug::kCountBeforeBarrier, "a block that is counted before all of its threads have written", kPipeline, kThread},
+    {Bug::kCounterTooLong, "a counter that wraps one block too late", kPipeline, kAll},
     {Bug::kEntryNotWritten, "a sum that the last block reads and this launch has not written, where the launch before did",
-     false, kAll},
-    {Bug::kEntryTooMany, "a sum more than there are, looked at and by luck not used", false, kShadow},
-    {Bug::kReadOnlyLoad, "a load for memory that no kernel writes, of what another block has written", false, kAll},
-    {Bug::kNoWait, "no wait for a bulk copy", true, kAll},
-    {Bug::kNoWaitForEmpty, "a producer that does not wait until a stage is free", true, kAll},
-    {Bug::kWrongParity, "a wait for the other phase", true, kAll},
-    {Bug::kCountTooLarge, "an mbarrier that awaits one arrival too many", true, kAll},
-    {Bug::kCountTooSmall, "an mbarrier that awaits one arrival too few", true, kAll},
-    {Bug::kTooFewBytes, "an mbarrier that awaits fewer bytes than are copied", true, kAll},
-    {Bug::kNoFenceInit, "no fence between barrier_init and the first bulk copy", true, kAll},
-    {Bug::kNoBarrierAfterInit, "no __syncthreads behind barrier_init", true, kAll},
-    {Bug::kMisalignedBulk, "a bulk copy from an address that is no multiple of 16", true, kAll},
-    {Bug::kBulkPastEnd, "a bulk copy that starts 16 bytes too far", true, kAll},
-    {Bug::kNoClusterBarrierBeforeRead, "no cluster barrier before another block's memory is read", true, kAll},
-    {Bug::kNoClusterBarrierBeforeExit, "no cluster barrier before a block whose memory is read ends", true,
+     kPipeline, kAll},
+    {Bug::kEntryTooMany, "a sum more than there are, looked at and by luck not used", kPipeline, kShadow},
+    {Bug::kReadOnlyLoad, "a load for memory that no kernel writes, of what another block has written", kPipeline, kAll},
+    {Bug::kNoWait, "no wait for a bulk copy", kCluster, kAll},
+    {Bug::kNoWaitForEmpty, "a producer that does not wait until a stage is free", kCluster, kAll},
+    {Bug::kWrongParity, "a wait for the other phase", kCluster, kAll},
+    {Bug::kCountTooLarge, "an mbarrier that awaits one arrival too many", kCluster, kAll},
+    {Bug::kCountTooSmall, "an mbarrier that awaits one arrival too few", kCluster, kAll},
+    {Bug::kTooFewBytes, "an mbarrier that awaits fewer bytes than are copied", kCluster, kAll},
+    {Bug::kNoFenceInit, "no fence between barrier_init and the first bulk copy", kCluster, kAll},
+    {Bug::kNoBarrierAfterInit, "no __syncthreads behind barrier_init", kCluster, kAll},
+    {Bug::kMisalignedBulk, "a bulk copy from an address that is no multiple of 16", kCluster, kAll},
+    {Bug::kBulkPastEnd, "a bulk copy that starts 16 bytes too far", kCluster, kAll},
+    {Bug::kNoClusterBarrierBeforeRead, "no cluster barrier before another block's memory is read", kCluster, kAll},
+    {Bug::kNoClusterBarrierBeforeExit, "no cluster barrier before a block whose memory is read ends", kCluster,
      kShadow | kThread},
+    {Bug::kNoSyncwarpAfterInit, "no __syncwarp after the barrier_init of a warp", kWarpRing, kAll},
+    {Bug::kNoSyncwarpBeforeRefill, "a stage of a warp refilled without a __syncwarp", kWarpRing, kAll},
+    {Bug::kBoxMisaligned, "a box at an address that is no multiple of 1024", kWarpRing, kAll},
+    {Bug::kBoxTooFewBytes, "an mbarrier that expects the rows inside the array and not the box", kWarpRing, kAll},
+    {Bug::kBoxOfAnotherType, "a box of an array that holds another type", kWarpRing, kAll},
+    {Bug::kMapPastEnd, "a tensor map of one position more than the buffer has", kWarpRing, kAll},
+    {Bug::kNotSwizzled, "a box that is read as if it were not swizzled", kWarpRing, kAll},
+    {Bug::kRowsPastLength, "rows of a box past the length of the sequence, summed as the others", kWarpRing, kAll},
+    {Bug::kNoWaitForLaunch, "a launch that overlaps and reads what the one before it writes", kWarpRing, kAll},
+    {Bug::kWriteBeforeWait, "a launch that overlaps and writes the workspace of the one before it", kWarpRing, kAll},
 };
 
 /// Runs the kernel that has this bug. @returns whether the result is right
 /// @throws DeviceError
-bool is_right(Bug bug, bool in_cluster);
+bool is_right(Bug bug, Kernel kernel);
 
 }  // namespace tree_attn::emulated

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief What a tensor map describes: an array in device memory, and the box of it that one copy fetches.
+#pragma once
+
+#include "reference/state/host_device.hpp"
+#include "reference/tensor/dtype.hpp"
+
+#include <cstdint>
+#include <string>
+
+namespace tree_attn {
+
+/// Elements of a row that one box holds, and the bytes of such a row: the width of the swizzle.
+inline constexpr int kBoxColumns = 64, kBoxRowBytes = 128;
+/// The address of a box in shared memory is a multiple of this: eight rows, after which the swizzle repeats.
+inline constexpr int kBoxAlignment = 1024;
+
+/// Where 16-byte unit `unit` (0 to 7) of row `row` of a box lies in that row: the 128-byte swizzle.
+///
+/// The same unit of eight consecutive rows lies in eight different groups of banks, so that ldmatrix reads them without
+/// conflicts.
+TREE_ATTN_HOST_DEVICE constexpr int swizzled_unit(int row, int unit) { return unit ^ (row % 8); }
+
+/// A strided array [entries, heads, positions, d] of 16-bit elements, the last axis contiguous, and a box of it.
+struct TensorArray {
+  const void* data = nullptr;             ///< a multiple of 16 bytes
+  DType dtype = DType::F16;               ///< F16 or BF16
+  std::int64_t extent[4] = {0, 0, 0, 0};  ///< entries, heads, positions, d
+  std::int64_t stride[3] = {0, 0, 0};     ///< elements from one entry, head, position to the next; multiples of 8
+  int rows = 0;                           ///< consecutive positions in a box, 1 to 256
+};
+
+/// Why no tensor map can describe the array; empty if one can. An axis of extent 1 may have any stride.
+inline std::string refusal(const TensorArray& array) {
+  const char* const axis[] = {"entries", "heads", "positions", "elements of a row"};
+  if (array.dtype != DType::F16 && array.dtype != DType::BF16)
+    return "elements of " + std::string(name_of(array.dtype)) + "; a tensor map takes F16 and BF16";
+  if (reinterpret_cast<std::uintptr_t>(array.data) % 16 != 0) return "the array does not start at a multiple of 16 bytes";
+  for (int i = 0; i < 4; ++i) {
+    if (array.extent[i] < 1 || array.extent[i] > std::int64_t{1} << 31)
+      return std::to_string(array.extent[i]) + " " + axis[i] + "; a tensor map takes 1 to 2^31";
+  }
+  for (int i = 0; i < 3; ++i) {
+    const std::int64_t n = array.stride[i];
+    if (array.extent[i] > 1 && (n < 1 || n % 8 != 0 || n >= std::int64_t{1} << 39))
+      return "a stride of " + std::to_string(n) + " elements between " + axis[i] +
+             "; a tensor map takes multiples of 8 below 2^39";
+  }
+  if (array.rows < 1 || array.rows > 256) return std::to_string(array.rows) + " rows in a box; a tensor map takes 1 to 256";
+  return "";
+}
+
+}  // namespace tree_attn
