@@ -5,10 +5,10 @@
 // # One block of one kernel {#notebook_kernel}
 //
 // What do the threads of a decoding kernel hold while it runs? Under the emulator a kernel is an
-// ordinary function (@ref emulator), so we can ask. We take one query, 300 keys, eq. (7), and one
+// ordinary function (@ref emulator), so we can ask. We take one query, 600 keys, eq. (7), and one
 // block of 32 threads that runs the functions of step 3 of the ladder (@ref kernels): scores by
-// halving exchanges, eight keys that climb together, a counter in registers, one in memory, and at
-// last the forests of four sub-warps, joined. Each stop prints what the threads hold.
+// halving exchanges, eight keys that join a leaf under a rising shift, a forest of leaves, and the
+// forests of four sub-warps, joined. Each stop prints what the threads hold.
 
 // %%
 #include "gpu/platform/device.hpp"
@@ -17,22 +17,20 @@
 #include "reference/state/forest.hpp"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
-#include <limits>
 #include <random>
 #include <string>
 #include <vector>
 
 // %% [markdown]
-// ## Looking over the shoulder of a word
+// ## Instrumenting two primitives
 //
-// Kernels talk to each other and to memory through few words, and under the emulator these are
-// functions. We put our own in front of two of them, *before* the kernels' headers are read: the
-// exchange of two lanes notes what came, the load of 16 bytes counts.
+// Kernels exchange data and read memory through a few functions. Under the emulator these are
+// ordinary functions. We replace two of them *before* the kernels' headers are read: the exchange
+// between two lanes records what was received, and the load of 16 bytes counts.
 
 // %%
 namespace tree_attn::emulated {
@@ -47,7 +45,7 @@ float noted_exchange(unsigned mask, float value, int flip) {
   return other;
 }
 template <class T>
-T noted_exchange(unsigned mask, T value, int flip) {  // of anything but sums
+T noted_exchange(unsigned mask, T value, int flip) {  // of other types
   return __shfl_xor_sync(mask, value, flip);
 }
 
@@ -65,20 +63,21 @@ Bytes16 counted_load(const void* from) {
 #undef __shfl_xor_sync
 #undef load16_global
 #include "gpu/ladder/ladder.hpp"
-#include "gpu/parts/sub_warps.hpp"
+#include "gpu/parts/splits.hpp"
 
 // %% [markdown]
-// A stored number of our own, a float by another name, makes sure that what we watch is not what
-// the library has compiled. Rows of 32 such numbers are eight lanes wide: a warp is four sub-warps.
+// A stored type of our own, a float by another name, makes sure that the functions we watch are
+// compiled here and not taken from the library. Rows of 32 such elements are eight lanes wide, so a
+// warp is four sub-warps.
 
 // %%
 namespace tree_attn {
 namespace {
 
-struct Number {
+struct Element {
   float x;
 };
-float widen(Number number) { return number.x; }
+float widen(Element element) { return element.x; }
 
 }  // namespace
 }  // namespace tree_attn
@@ -89,7 +88,7 @@ using notebook::expect;
 
 namespace {
 
-using Eight = SubWarp<Number, 8, 1>;  // eight lanes, one vector of 16 bytes each
+using Eight = SubWarp<Element, 8, 1>;  // eight lanes, one vector of 16 bytes each
 using State = LaneState<Eight::kElements>;
 constexpr int kDim = 32, kSubWarps = kWarp / Eight::kLanes;
 
@@ -121,72 +120,77 @@ struct OnDevice {
   }
 };
 
-/// The rows of eight keys, or values, that begin at `position`.
-GlobalRows<Eight> eight_rows(const Number* first, int lane) { return {first, kDim, kDim, lane, 0xFF}; }
+/// Eight rows of keys, or of values, from `first` on.
+GlobalRows<Eight> eight_rows(const Element* first, int lane) { return {first, kDim, kDim, lane, 0xFF}; }
 
 // %% [markdown]
-// The first kernel is what a sub-warp does with eight keys, here the keys 0 to 7:
-// `platform::score_of_eight()`, after which every lane has the score of one key,
-// `platform::weigh_eight()`, and `platform::eight_keys()`. It writes down what the lanes of the
-// first sub-warp have after each of the three.
+// The first kernel is what a sub-warp does with a leaf, here the keys 0 to 63 in eight steps:
+// `platform::score_of_eight()`, after which every lane has the score of one key, and
+// `platform::add_eight_keys()`, which adds the eight to the sums of the leaf. It records the scores
+// of the first step, and what the lanes of the first sub-warp hold after every step.
 
 // %%
-/// @param[out] scores [8 lanes] @param[out] weights [8 lanes][8]
-/// @param[out] states [8 lanes][2 + kElements]
-__global__ void watch_eight_keys(DecodeParams params, float* scores, float* weights, float* states) {
+constexpr int kHeld = 2 + Eight::kElements;  // shift, sum, components of n
+
+/// @param[out] scores [8 lanes][8 steps] @param[out] states [8 steps][8 lanes][kHeld]
+__global__ void watch_leaf(DecodeParams params, float* scores, float* states) {
   const int lane = static_cast<int>(threadIdx.x) % Eight::kLanes;
-  float q[Eight::kElements], shift, weight[kKeysPerStep];
-  for (int c = 0; c < Eight::kElements; ++c) q[c] = widen(load_once(params.query<Number>(0, 0) + Eight::component(lane, c)));
-  const auto keys = eight_rows(params.key<Number>(0, 0), lane);
-  const auto values = eight_rows(params.value<Number>(0, 0), lane);
+  float q[Eight::kElements];
+  for (int c = 0; c < Eight::kElements; ++c)
+    q[c] = widen(load_once(params.query<Element>(0, 0) + Eight::component(lane, c)));
 
-  const float s = score_of_eight<Eight>(q, keys, params.score_scale, lane);
-  weigh_eight<Eight>(s, false, 0, lane, shift, weight);
-  State state;
-  eight_keys<Eight>(shift, weight, values, state);
+  State leaf;
+  set_empty(leaf);
+  for (int step = 0; step < kStepsPerLeaf; ++step) {
+    const auto keys = eight_rows(params.key<Element>(0, kKeysPerStep * step), lane);
+    const auto values = eight_rows(params.value<Element>(0, kKeysPerStep * step), lane);
+    const float s = score_of_eight<Eight>(q, keys, params.score_scale, lane);
+    add_eight_keys<Eight>(s, false, 0, lane, values, leaf);
 
-  if (threadIdx.x >= Eight::kLanes) return;
-  scores[lane] = s;
-  for (int i = 0; i < kKeysPerStep; ++i) weights[lane * kKeysPerStep + i] = weight[i];
-  float* const to = states + lane * (2 + Eight::kElements);
-  to[0] = state.shift, to[1] = state.sum;
-  for (int c = 0; c < Eight::kElements; ++c) to[2 + c] = state.n[c];
-}
-
-// %% [markdown]
-// The second one follows the counter in registers: 16 states go in, of which two come out.
-
-// %%
-/// @param[in] shifts [n] @param[out] values_out [n][3]: whether a subtree came out, and the shift and
-/// sum of what is now parked, or out
-__global__ void watch_counter(int n, const float* shifts, float* values_out) {
-  RegisterForest<1, 3> counter;
-  for (int i = 0; i < n; ++i) {
-    LaneState<1> state{shifts[i], 1.0f, {0.0f}};
-    values_out[3 * i] = counter.push(state, i) ? 1.0f : 0.0f;
-    values_out[3 * i + 1] = state.shift, values_out[3 * i + 2] = state.sum;
+    if (threadIdx.x >= Eight::kLanes) continue;
+    scores[lane * kStepsPerLeaf + step] = s;
+    float* const to = states + (step * Eight::kLanes + lane) * kHeld;
+    to[0] = leaf.shift, to[1] = leaf.sum;
+    for (int c = 0; c < Eight::kElements; ++c) to[2 + c] = leaf.n[c];
   }
 }
 
 // %% [markdown]
-// The third one is a whole block: every sub-warp accumulates its part of the range, then the forests are
-// joined in shared memory and the row is delivered. These are the lines of `gpu/ladder/03_vectors.cu`, and
-// one more that keeps the joined forest for us.
+// The second one pushes leaves into a `platform::LeafForest` and copies what is in memory after
+// each of them. The sum of every leaf is 1, so a sum counts the leaves of a subtree.
 
 // %%
-constexpr int kScratch = 4096;  // floats
+/// @param memory of the forest, n_entries @param[out] sums [leaves of the range][n_entries]
+__global__ void watch_forest(KeyRange range, float* memory, float* sums, int n_entries) {
+  LeafForest<1, 1> forest(memory, 0, range);
+  for (int i = 0; i < static_cast<int>(range.size() / kLeafKeys); ++i) {
+    LaneState<1> leaf{0, 1, {0}};
+    forest.push(range.begin / kLeafKeys + i, leaf);
+    for (int entry = 0; entry < n_entries; ++entry) sums[i * n_entries + entry] = memory[3 * entry + 1];
+  }
+}
 
+// %% [markdown]
+// The third one is a whole block: every sub-warp accumulates its part of the range, then the
+// forests are joined in shared memory and the row is written. These are the lines of
+// `gpu/ladder/03_vectors.cu`, and one more that keeps the joined forest for us.
+
+// %%
 __global__ void one_block(DecodeParams params, DeviceOutput output, float* of_sub_warps, std::int64_t n_sub_warp,
                           float* of_block) {
-  const auto self = WorkerThread::of<Eight>(static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x));
-  const KeyRange whole = params.padded(0);
+  const int worker = static_cast<int>(threadIdx.x) / Eight::kLanes;
+  const KeyRange whole = params.leaves(0);
   Arena arena;
-  const Scratch scratch{arena.take<float>(kScratch), kScratch};
-  accumulate_keys<Eight>(params, 0, 0, split_range(whole, self.worker, kSubWarps), of_sub_warps + self.worker * n_sub_warp);
+  const Scratch scratch{arena.take<float>(kScratchBytes / sizeof(float)), kScratchBytes / sizeof(float)};
+
+  const KeyRange own = split_range(whole, worker, kSubWarps);
+  const KeySteps steps(own, params.in_use(0));
+  GlobalSource<Eight> rows(params, 0, steps);
+  accumulate_keys<Eight>(params, 0, 0, own, steps, of_sub_warps + worker * n_sub_warp, rows);
   __syncthreads();
-  join_splits<Eight>(scratch, of_sub_warps, n_sub_warp, whole, kSubWarps, self, [&](int slot, const auto& forest) {
-    store_forest<Eight>(forest, of_block, self.lane);
-    write_output<Eight>(params, output, 0, 0, slot, forest, whole, self.lane);
+  join_splits<Eight>(scratch, of_sub_warps, n_sub_warp, whole, kSubWarps, [&](const auto& column, const auto& roots) {
+    store_forest<Eight>(column, roots, of_block, 0);
+    write_output<Eight>(params, output, 0, 0, column, roots, whole);
   });
 }
 
@@ -208,7 +212,7 @@ void print_forest(const char* whose, KeyRange range, float* forest) {
   const std::vector<float> elements = values_out.download();
   std::printf("%s %3ld to %3ld:", whose, long(range.begin), long(range.end));
   for (std::size_t i = 0; i < subtrees.size(); ++i) {
-    std::printf("  %ld keys 2^%g x %.3f", long(subtrees[i].end() - subtrees[i].begin()), elements[2 * i],
+    std::printf("  %ld positions 2^%g x %.3f", long(subtrees[i].end() - subtrees[i].begin()), elements[2 * i],
                 elements[2 * i + 1]);
   }
   std::printf("\n");
@@ -220,112 +224,147 @@ int main() {
   // %% [markdown]
   // ## Eight scores
   //
-  // Every lane multiplies its four numbers of eight keys. In the first round lanes that differ in
-  // their lowest bit exchange four sums; in the second round, two; in the third, one. What came is
-  // printed lane by lane, and then the key whose sum the lane ended with: the bits of the lane,
-  // mirrored.
+  // Every lane multiplies its four elements of eight keys. In the first round, lanes that differ in
+  // their lowest bit exchange four sums; in the second round, two; in the third, one. What each lane
+  // received is printed, and then the key whose sum it ends with: the bits of the lane, mirrored.
 
   // %%
   std::mt19937 random(11);
-  OnDevice on(random, 300);
-  DeviceBuffer<float> scores(8), weights(8 * kKeysPerStep), states(8 * (2 + Eight::kElements));
-  launch(watch_eight_keys, {.grid = {1}, .block = {kWarp}}, Stream{}, on.params, scores.data(), weights.data(),
-         states.data());
+  constexpr std::int64_t kKeys = 600;
+  OnDevice on(random, kKeys);
+  DeviceBuffer<float> scores(8 * kStepsPerLeaf), states(8 * kStepsPerLeaf * kHeld);
+  launch(watch_leaf, {.grid = {1}, .block = {kWarp}}, Stream{}, on.params, scores.data(), states.data());
 
   std::printf("lane | round 1: four sums of 1 lane        | round 2: of 2    | 3: of 4 | key\n");
   for (std::size_t lane = 0; lane < 8; ++lane) {
     std::printf("   %zu |", lane);
     for (std::size_t i = 0; i < 7; ++i) std::printf(" %8.4f%s", came[lane][i], i == 3 || i == 5 || i == 6 ? " |" : "");
     std::printf("  %d\n", key_of_lane(static_cast<int>(lane)));
-    expect(came[lane].size() == 10, "4 + 2 + 1 exchanges for the sums, 3 for the largest shift");
+    expect(came[lane].size() == 10 * kStepsPerLeaf, "per step 4 + 2 + 1 exchanges for the sums, 3 for the largest shift");
   }
 
   // %% [markdown]
-  // Seven exchanges, where eight keys one by one would have cost $3 \cdot 8 = 24$. Now every lane
-  // has one key and weighs it: one exponential a key and not one a lane. Three more exchanges find
-  // the largest shift, to which all eight weights are brought, by powers of two; and eight shuffles
-  // tell every lane all of them.
+  // Seven exchanges, where eight keys one by one would have cost $3 \cdot 8 = 24$. Now every lane has
+  // the score of one key. Three more exchanges find the largest shift of the eight, $e = \max \lceil
+  // s_a \rceil$. Each lane takes one exponential, the weight $2^{s_a - e}$ of its key, and eight
+  // shuffles tell every lane all weights. These are the first eight keys:
 
   // %%
   const std::vector<float> q = on.q.download(), k = on.k.download(), v = on.v.download();
-  const std::vector<float> scores_of_lanes = scores.download(), w = weights.download();
-  std::vector<float> s(kKeysPerStep);
-  for (int lane = 0; lane < 8; ++lane)
-    s[static_cast<std::size_t>(key_of_lane(lane))] = scores_of_lanes[static_cast<std::size_t>(lane)];
-  std::printf("key      s         exact       ceil(s)   2^(s - ceil(s))   2^(s - e)\n");
-  for (std::size_t a = 0; a < kKeysPerStep; ++a) {
+  const std::vector<float> scores_of_lanes = scores.download(), held = states.download();
+  std::vector<float> s(kLeafKeys);
+  for (int lane = 0; lane < 8; ++lane) {
+    for (int step = 0; step < kStepsPerLeaf; ++step)
+      s[static_cast<std::size_t>(kKeysPerStep * step + key_of_lane(lane))] =
+          scores_of_lanes[static_cast<std::size_t>(lane * kStepsPerLeaf + step)];
+  }
+  std::printf("key      s         exact       ceil(s)   2^(s - e)\n");
+  for (std::size_t a = 0; a < kLeafKeys; ++a) {
     double exact = 0;
     for (std::size_t j = 0; j < kDim; ++j) exact += double(q[j]) * double(k[a * kDim + j]);
     exact *= double(on.params.score_scale);
-    std::printf(" %zu   %9.6f   %9.6f   %5g      %.6f          %.6f\n", a, s[a], exact, key_shift(s[a]), key_weight(s[a]),
-                w[a]);
     expect(std::abs(double(s[a]) - exact) < 1e-5, "a score is q.k");
-    for (std::size_t lane = 1; lane < 8; ++lane)
-      expect(w[lane * kKeysPerStep + a] == w[a], "all lanes have the same weights");
+    if (a < kKeysPerStep)
+      std::printf(" %zu   %9.6f   %9.6f   %5g      %.6f\n", a, s[a], exact, key_shift(s[a]), std::exp2(s[a] - held[0]));
   }
 
   // %% [markdown]
-  // ## Eight keys, seven merges
+  // ## Sixty-four keys, one chain
   //
-  // `platform::eight_keys()` adds up weights, and weights times values, neighbour with neighbour.
-  // Every lane has shift and sum, and four components of its own. Had the keys climbed one by one,
-  // through seven calls of `merge()` of `reference/state/state.hpp`, each with a shift of its own, the
-  // bits would be the same: a power of two passes through an addition and its rounding.
+  // A leaf takes eight such steps. Where the shift of eight keys is above that of the leaf, the shift
+  // of the leaf rises, and the sums so far are multiplied by $f = 2^{e - e'}$, a power of two. Then $D$
+  // adds the eight weights, neighbour with neighbour, and each component of $n$ takes one fused
+  // multiply-add per key. The chain, written for one thread, gives the same bits:
 
   // %%
-  const std::vector<float> e_D_n = states.download();
+  State chain;
+  set_empty(chain);
+  std::vector<float> n(kDim, -0.0f);
+  std::printf("step   keys       e     f       D          n_0        n_1        n_2        n_3    of lane 0\n");
+  for (std::size_t step = 0; step < kStepsPerLeaf; ++step) {
+    const float before = chain.shift;
+    std::vector<float> w(kKeysPerStep);
+    for (std::size_t i = 0; i < kKeysPerStep; ++i)
+      chain.shift = std::max(chain.shift, key_shift(s[kKeysPerStep * step + i]));
+    for (std::size_t i = 0; i < kKeysPerStep; ++i) w[i] = std::exp2(s[kKeysPerStep * step + i] - chain.shift);
+    const float f = step == 0 ? 0.0f : std::exp2(before - chain.shift);
+    chain.sum = std::fma(f, chain.sum, ((w[0] + w[1]) + (w[2] + w[3])) + ((w[4] + w[5]) + (w[6] + w[7])));
+    for (std::size_t j = 0; j < kDim; ++j) {
+      n[j] *= f;
+      for (std::size_t i = 0; i < kKeysPerStep; ++i) n[j] = std::fma(w[i], v[(kKeysPerStep * step + i) * kDim + j], n[j]);
+    }
+
+    const float* const of_lanes = &held[step * 8 * kHeld];
+    for (int lane = 0; lane < 8; ++lane) {
+      const float* const of_lane = of_lanes + lane * kHeld;
+      expect(of_lane[0] == chain.shift && of_lane[1] == chain.sum, "shift and sum, in every lane");
+      for (int c = 0; c < Eight::kElements; ++c)
+        expect(of_lane[2 + c] == n[static_cast<std::size_t>(Eight::component(lane, c))], "and its components of n");
+    }
+    std::printf("  %zu   %2zu to %2zu  %4g  %4g  %8.5f", step, kKeysPerStep * step, kKeysPerStep * step + 7, of_lanes[0], f,
+                of_lanes[1]);
+    for (int c = 0; c < Eight::kElements; ++c) std::printf("  %9.6f", of_lanes[2 + c]);
+    std::printf("\n");
+  }
+
+  // %% [markdown]
+  // Merging the keys one by one over the tree, by `merge()` of `reference/state/state.hpp`, is another
+  // order of the same sums. The shift is the same. The sums agree to their last bits, not in them.
+
+  // %%
   std::vector<std::vector<float>> tree;
-  for (std::size_t a = 0; a < kKeysPerStep; ++a) {
+  for (std::size_t a = 0; a < kLeafKeys; ++a) {
     tree.emplace_back(kValues + kDim);
     set_key(tree.back().data(), s[a], &v[a * kDim], kDim);
   }
-  for (std::size_t width = 1; width < kKeysPerStep; width *= 2) {
-    for (std::size_t a = 0; a < kKeysPerStep; a += 2 * width) merge(tree[a].data(), tree[a + width].data(), kDim);
+  for (std::size_t width = 1; width < kLeafKeys; width *= 2) {
+    for (std::size_t a = 0; a < kLeafKeys; a += 2 * width) merge(tree[a].data(), tree[a + width].data(), kDim);
   }
-  std::printf("lane    e      D       its components of n\n");
-  for (int lane = 0; lane < 8; ++lane) {
-    const float* const of_lane = &e_D_n[static_cast<std::size_t>(lane * (2 + Eight::kElements))];
-    std::printf("  %d  %4g  %.5f", lane, of_lane[0], of_lane[1]);
-    for (int c = 0; c < Eight::kElements; ++c) {
-      const auto j = static_cast<std::size_t>(Eight::component(lane, c));
-      std::printf("  n_%-2zu %8.5f", j, of_lane[2 + c]);
-      expect(of_lane[2 + c] == tree[0][kValues + j], "as if the keys had climbed one by one");
-    }
-    std::printf("\n");
-    expect(of_lane[0] == tree[0][kShift] && of_lane[1] == tree[0][kSum], "in every lane");
-  }
+  double most = 0;
+  for (std::size_t j = 0; j < kDim; ++j) most = std::max(most, std::abs(double(n[j]) - double(tree[0][kValues + j])));
+  std::printf("chain:  e = %g   D = %.8f\ntree:   e = %g   D = %.8f\n", chain.shift, chain.sum, tree[0][kShift],
+              tree[0][kSum]);
+  std::printf("largest difference of a component of n: %.1e\n", most);
+  expect(chain.shift == tree[0][kShift] && most < 1e-5, "two orders of one sum");
 
   // %% [markdown]
-  // ## The counter in registers
+  // What matters is that a leaf has *one* order, whichever sub-warp, block or device computes it.
   //
-  // States of eight keys go into a binary counter of three levels. To see the merges we push
-  // states of weight $D = 1$ under the shifts 0, 1, 0, 2, ... A left child is parked; a right one
-  // merges with it and goes on. How far it gets is the number of ones at the end of its index, and
-  // a state that passes three levels is that of a leaf: it leaves for the counter in memory.
+  // ## A forest of leaves
+  //
+  // We push the leaves 1 to 10 of a range. A left child waits in registers for its sibling. Its
+  // sibling merges with it, and the pair goes to memory, where it merges with the pair before it if
+  // the two are siblings, and so on. Two leaves have no sibling in the range: the first, since leaf 0 is
+  // outside, and the last. They go to memory alone.
 
   // %%
-  const std::vector<float> shifts = {0, 1, 0, 2, 0, 0, 1, 0, 3, 0, 0, 0, 0, 0, 0, 0};
-  DeviceBuffer<float> shifts_on_device(16), values_out(48);
-  shifts_on_device.upload(shifts);
-  launch(watch_counter, {.grid = {1}, .block = {1}}, Stream{}, 16, shifts_on_device.data(), values_out.data());
-  const std::vector<float> t = values_out.download();
-  std::printf("index       in     merges   then\n");
-  for (unsigned i = 0; i < 16; ++i) {
-    const int n_merges = std::min(3, std::countr_one(i));
-    const std::string then = t[3 * i] != 0 ? "out, the state of a leaf" : "parked at level " + std::to_string(n_merges);
-    std::printf("%2u  %u%u%u%u    2^%g x 1     %d     2^%g x %-8g %s\n", i, i >> 3 & 1, i >> 2 & 1, i >> 1 & 1, i & 1,
-                shifts[i], n_merges, t[3 * i + 1], t[3 * i + 2], then.c_str());
-    expect((t[3 * i] != 0) == (n_merges == 3), "one state in eight leaves the registers");
+  const KeyRange leaves{1 * kLeafKeys, 11 * kLeafKeys};
+  constexpr int kEntries = 8;
+  DeviceBuffer<float> memory(3 * kEntries), sums(10 * kEntries);
+  memory.fill(0xFF);
+  launch(watch_forest, {.grid = {1}, .block = {1}}, Stream{}, leaves, memory.data(), sums.data(), kEntries);
+  const std::vector<float> in_memory = sums.download();
+  int n_waiting = 0;
+  for (std::size_t i = 0; i < 10; ++i) {
+    std::printf("leaf %2zu:  ", i + 1);
+    bool has_stored = false;
+    for (std::size_t entry = 0; entry < kEntries; ++entry) {
+      const float now = in_memory[i * kEntries + entry], last = i == 0 ? -1 : in_memory[(i - 1) * kEntries + entry];
+      if (now != now || now == last) continue;
+      std::printf("stored, as a subtree of %g, at place %zu", now, entry);
+      has_stored = true;
+    }
+    std::printf("%s\n", has_stored ? "" : "waits in registers");
+    n_waiting += !has_stored;
   }
+  expect(n_waiting == 4, "the left children whose siblings are in the range");
 
   // %% [markdown]
-  // $2^3 \cdot 1.875$ at the end is $8 + 7$: all is exact here, since every weight is a power of
-  // two.
-  //
   // ## Four sub-warps, four forests, one
   //
-  // Now the whole block. `split_range()` cuts 300 positions at multiples of 64, so the sub-warps have one
-  // or two leaves, the last of them with a ragged end. Each subtree is printed as $2^e \cdot D$.
+  // Now the whole block. `split_range()` cuts the range between leaves, so the sub-warps have two or
+  // three of them. The last leaf has 24 keys; its other positions have none and add nothing. Each
+  // subtree is printed as $2^e \cdot D$.
 
   // %%
   const std::int64_t n_sub_warp = forest_floats<Eight>(on.params, kSubWarps);
@@ -334,7 +373,7 @@ int main() {
   const DeviceOutput output{.out = z.data(), .lse = lse.data()};
   const auto run_block = [&] {
     n_bytes_asked = 0;
-    launch(one_block, {.grid = {1}, .block = {kWarp}, .shared_bytes = kScratch * sizeof(float)}, Stream{}, on.params, output,
+    launch(one_block, {.grid = {1}, .block = {kWarp}, .shared_bytes = kScratchBytes}, Stream{}, on.params, output,
            of_sub_warps.data(), n_sub_warp, of_block.data());
     std::vector<float> result = z.download();
     result.push_back(lse.download()[0]);
@@ -343,7 +382,7 @@ int main() {
   const std::vector<float> result = run_block();
   const std::int64_t n_bytes = n_bytes_asked;
 
-  const KeyRange whole = on.params.padded(0);
+  const KeyRange whole = on.params.leaves(0);
   for (int sub_warp = 0; sub_warp < kSubWarps; ++sub_warp) {
     const std::string whose = "sub-warp " + std::to_string(sub_warp) + ",";
     print_forest(whose.c_str(), split_range(whole, sub_warp, kSubWarps), of_sub_warps.data() + sub_warp * n_sub_warp);
@@ -352,15 +391,15 @@ int main() {
   std::printf("lse = %.6f   z = (%.5f, %.5f, %.5f, ...)\n", result[kDim], result[0], result[1], result[2]);
 
   // %% [markdown]
-  // Find the join in the numbers: two leaves that were neighbours in different sub-warps and are
-  // siblings in the tree are one subtree of 128 keys now, and two of those one of 256. Subtrees
-  // that are no siblings lie side by side until the end.
+  // Find the join in the sums: two leaves that were neighbours in different sub-warps and are
+  // siblings in the tree are one subtree of 128 positions now, and so on up to 512. Subtrees that are
+  // no siblings stay side by side until the end.
   //
   // ## The same bits
   //
-  // The emulator may run threads in any order, and a kernel may cut the keys in any way. Neither
-  // may change a bit. We run the block under ten seeds, and then the steps of the library, which
-  // store the same numbers as F32, with other sub-warps, blocks and splits.
+  // The emulator may run threads in any order, and a kernel may cut the range between any two leaves.
+  // Neither may change a bit. We run the block under ten seeds, and then the steps of the library,
+  // which store the same elements as F32, with other sub-warps, blocks, splits and copies.
 
   // %%
   int n_seeds = 0;
@@ -391,28 +430,28 @@ int main() {
   }
 
   // %% [markdown]
-  // The first two steps have no splits, and add up in a chain: their bits are other ones, and right
-  // as well. All others climb one tree.
+  // The first two steps have no splits, and add up all keys in one chain: their bits differ, and they
+  // are right as well. All other steps have the same leaves and the same tree.
   //
   // ## Bytes
   //
-  // How much has the block asked for? The formula of @ref kernels says each key and each value
-  // once: $N (d_h + d_v)$ numbers.
+  // How many bytes has the block asked for? The formula of @ref kernels says each key and each value
+  // once: $N (d_h + d_v)$ elements.
 
   // %%
-  const std::int64_t formula = 300 * (kDim + kDim) * 4;
+  const std::int64_t formula = kKeys * (kDim + kDim) * 4;
   std::printf("asked for: %ld bytes    formula: %ld bytes\n", long(n_bytes), long(formula));
-  expect(n_bytes == formula, "every key and every value is read once, and nothing behind the end");
+  expect(n_bytes == formula, "every key and every value is read once, and nothing past the end");
 
   // %% [markdown]
   // ## A lane that stays away
   //
-  // At last something that must not be. All lanes of a warp have to take part in an exchange, also
-  // those that have no keys left. What if one returns before?
+  // Finally an error. All lanes of a warp have to take part in an exchange, including those that have
+  // no keys left. What happens if one returns early?
 
   // %%
-  const auto stays_away = [](int who) {
-    if (static_cast<int>(threadIdx.x) == who) return;
+  const auto stays_away = [](int which) {
+    if (static_cast<int>(threadIdx.x) == which) return;
     __shfl_xor_sync(kAllLanes, 1.0f, 1);
   };
   std::string message;
@@ -432,9 +471,9 @@ int main() {
 //    does no round halve the keys again?
 // 2. Look at lane 3 in the second round and at lane 1 in the third: which products, of which
 //    lanes and keys, are in the numbers that came?
-// 3. The counter in registers has three levels. What would a fourth one cost, and what would it
-//    save? (A state is $2 + d_v$ numbers over the lanes of a sub-warp.)
-// 4. Give the sub-warps ranges that are cut at multiples of 8 in place of 64. Which bits of the result
-//    change? Which lines of `gpu/parts/key_accumulator.cuh` run that did not before?
-// 5. The naive step of the ladder has other bits. Make it climb the tree: which of its two kernels
+// 3. A leaf forest keeps one leaf in registers. What would it cost to keep a pair of leaves as well, and
+//    what would it save? (A state is $2 + d_v$ elements over the lanes of a sub-warp.)
+// 4. Add the keys of a leaf in the order 63, 62, ..., 0. Which bits of the result change? Does the shift
+//    still rise as often?
+// 5. The naive step of the ladder has other bits. Give it leaves and the tree: which of its two kernels
 //    has to change, and what happens to its threads?

@@ -8,17 +8,18 @@
 #include "reference/state/forest.hpp"
 
 #include <cstdio>
+#include <random>
 #include <string>
 #include <vector>
 
 namespace tree_attn::emulated {
 namespace {
 
-/// What lanes hand each other in __shfl_xor_sync(), in the order of the calls: [exchange][lane].
+/// What lanes receive in __shfl_xor_sync(), in the order of the calls: [exchange][lane].
 std::vector<std::vector<unsigned>> received;
 std::vector<std::size_t> n_calls;
 
-/// The exchange of the emulator, and a note of what came.
+/// The exchange of the emulator, with a note of what was received.
 float watched_exchange(unsigned mask, float value, int flip) {
   const float other = __shfl_xor_sync(mask, value, flip);
   const std::size_t call = n_calls[threadIdx.x]++;
@@ -39,16 +40,17 @@ T watched_exchange(unsigned mask, T value, int flip) {
 #include "gpu/ladder/ladder.hpp"
 #include "gpu/parts/bulk_ring.cuh"
 #include "gpu/parts/pipelines.hpp"
+#include "gpu/parts/splits.hpp"
 #include "gpu/parts/work_partition.hpp"
 
 namespace tree_attn {
 namespace {
 
-/// A stored number that no kernel of the library knows, so that what is watched here is watched here alone.
+/// A stored element that no kernel of the library knows, so that what is watched here is watched here alone.
 struct Watched {
   float x;
 };
-float widen(Watched number) { return number.x; }
+float widen(Watched element) { return element.x; }
 
 }  // namespace
 
@@ -57,7 +59,7 @@ namespace {
 
 using WatchedSubWarp = SubWarp<Watched, 16, 1>;
 
-/// Scores of eight keys of which all but one are zero; of that one, lane i has the number 2^i to add.
+/// Scores of eight keys of which all but one are zero; of that one, lane i adds 2^i.
 __global__ void watch_scores(int key) {
   const int lane = static_cast<int>(threadIdx.x) % WatchedSubWarp::kLanes;
   const float q[WatchedSubWarp::kElements] = {static_cast<float>(1 << lane)};
@@ -101,7 +103,7 @@ void print_exchanges() {
 /// Who holds which component of a row of 128, in a sub-warp and in a tile.
 void print_rows() {
   using Row = SubWarp<BFloat16, 16, 1>;
-  using Tile = MmaTile<BFloat16, 128, 1>;
+  using Tile = MmaTile<BFloat16, 128, 8>;
   std::printf("  \"sub-warp\": [");
   for (int lane = 0; lane < Row::kLanes; ++lane)
     std::printf("%s[%d, %d]", lane == 0 ? "" : ", ", Row::component(lane, 0), Row::component(lane, Row::kElements - 1));
@@ -116,9 +118,9 @@ void print_rows() {
   std::printf("],\n");
 }
 
-/// A range of 1000 positions over three blocks of four sub-warps.
+/// 15 leaves over three blocks of four sub-warps.
 void print_parts() {
-  const KeyRange whole{0, 1000};
+  const KeyRange whole{0, 960};
   std::printf("  \"parts\": [");
   for (int split = 0; split < 3; ++split) {
     const KeyRange range = split_range(whole, split, 3);
@@ -134,19 +136,75 @@ void print_parts() {
   std::printf("],\n  \"joined\": %s,\n", cover_of(whole).c_str());
 }
 
-/// What a sub-warp holds after every step of eight of the positions 64 to 320.
-void print_lane_forest() {
-  Forest<float> forest(1, 1);
-  std::printf("  \"lane_forest\": [");
-  for (std::int64_t group = 8; group < 40; ++group) {
-    tree_attn::set_empty(forest.slot(), 1);
-    forest.push({kKeyStepLevel, group});
-    std::printf("%s[", group == 8 ? "" : ", ");
-    for (const Subtree& subtree : forest.subtrees())
-      std::printf("%s[%d, %ld]", &subtree == forest.subtrees().data() ? "" : ", ", subtree.level, long(subtree.index));
+/// Pushes the leaves of a range, leaf i with the sum 2^i. @param memory of the forest, n_entries
+/// @param[out] sums in memory after every push [leaves][n_entries]
+__global__ void watch_leaf_forest(KeyRange range, float* memory, float* sums, int n_entries) {
+  LeafForest<1, 1> forest(memory, 0, range);
+  for (int i = 0; i < static_cast<int>(range.size() / kLeafKeys); ++i) {
+    LaneState<1> leaf{0, static_cast<float>(1 << i), {0}};
+    forest.push(range.begin / kLeafKeys + i, leaf);
+    for (int entry = 0; entry < n_entries; ++entry) sums[i * n_entries + entry] = memory[3 * entry + 1];
+  }
+}
+
+/// Which leaves are summed in memory after each of the leaves 1 to 12 of a sub-warp.
+void print_leaf_forest() {
+  const KeyRange range{64, 832};
+  const std::int64_t n_leaves = range.size() / kLeafKeys, n_entries = LaneForest<1, 1>::n_floats(range.size()) / 3;
+  DeviceBuffer<float> memory(3 * n_entries), sums(n_leaves * n_entries);
+  memory.fill(0xFF);
+  launch(watch_leaf_forest, {.grid = {1}, .block = {1}}, Stream{}, range, memory.data(), sums.data(),
+         static_cast<int>(n_entries));
+  const std::vector<float> in_memory = sums.download();
+  std::printf("  \"leaf_forest\": {\"first\": %ld, \"cover\": %s, \"memory\": [", long(range.begin / kLeafKeys),
+              cover_of(range).c_str());
+  for (std::int64_t i = 0; i < n_leaves; ++i) {
+    std::printf("%s[", i == 0 ? "" : ", ");
+    bool is_first = true;
+    for (std::int64_t entry = 0; entry < n_entries; ++entry) {
+      const float sum = in_memory[static_cast<std::size_t>(i * n_entries + entry)];
+      if (sum != sum) continue;
+      std::printf("%s%.0f", is_first ? "" : ", ", sum);
+      is_first = false;
+    }
     std::printf("]");
   }
-  std::printf("],\n");
+  std::printf("]},\n");
+}
+
+/// Adds 64 keys to a leaf, eight at a time. @param[out] states shift and sum after every step [8][2]
+__global__ void watch_leaf(const float* scores, float* states) {
+  const int lane = static_cast<int>(threadIdx.x) % WatchedSubWarp::kLanes;
+  LaneState<WatchedSubWarp::kElements> leaf;
+  set_empty(leaf);
+  for (int step = 0; step < kStepsPerLeaf; ++step) {
+    add_eight_keys<WatchedSubWarp>(
+        scores[step * kKeysPerStep + key_of_lane(lane)], false, 0, lane, [](int, int) { return Bytes16{}; }, leaf);
+    if (threadIdx.x == 0) states[2 * step] = leaf.shift, states[2 * step + 1] = leaf.sum;
+  }
+}
+
+/// The scores of a leaf, and how shift and sum go on.
+void print_leaf() {
+  std::mt19937 random(65);
+  std::normal_distribution<float> normal(0, 1.6f);
+  std::vector<float> scores(kLeafKeys);
+  for (float& s : scores) s = normal(random);
+  DeviceBuffer<float> given(std::ssize(scores)), states(2 * kStepsPerLeaf);
+  given.upload(scores);
+  received.clear();
+  n_calls.assign(32, 0);
+  launch(watch_leaf, {.grid = {1}, .block = {32}}, Stream{}, given.data(), states.data());
+  const auto print = [](const char* name, const std::vector<float>& list) {
+    std::printf("\"%s\": [", name);
+    for (std::size_t i = 0; i < list.size(); ++i) std::printf("%s%.4f", i == 0 ? "" : ", ", list[i]);
+    std::printf("]");
+  };
+  std::printf("  \"leaf\": {");
+  print("scores", scores);
+  std::printf(", ");
+  print("states", states.download());
+  std::printf("},\n");
 }
 
 /// A batch of four lengths, two heads each, on six multiprocessors: a block a split, and equal runs.
@@ -160,7 +218,7 @@ void print_schedules() {
   std::printf("  \"lengths\": [1500, 200, 0, 700],\n  \"splits\": [");
   for (std::int64_t row = 0; row < params.n_rows(); ++row) {
     for (int split = 0; split < n_splits; ++split) {
-      const KeyRange range = split_range(params.padded(row), split, n_splits);
+      const KeyRange range = split_range(params.leaves(row), split, n_splits);
       std::printf("%s[%ld, %ld, %ld]", row + split == 0 ? "" : ", ", long(row), long(range.begin), long(range.end));
     }
   }
@@ -185,7 +243,7 @@ void print_schedules() {
 /// asked for and not yet received.
 void print_plans() {
   using Row = SubWarp<BFloat16, 16, 1>;
-  using Tile = MmaTile<BFloat16, 128, 1>;
+  using Tile = MmaTile<BFloat16, 128, 4>;
   const SettingsScope scope({.n_multiprocessors = 132});
   std::printf("  \"plans\": [");
   for (const std::int64_t group : {1, 4}) {
@@ -196,16 +254,14 @@ void print_plans() {
       const LaunchPlan plan = step->plan(params, DType::BF16, {});
       const std::string name = step->name, path = plan.path;
       const bool first = group == 1 && step == ladder()[0];
-      // Stages that are not being read; without a ring what the lanes load at once: a row, or eight rows.
-      const std::int64_t tile_bytes = kItem * Tile::kDim * sizeof(BFloat16), n_warps = plan.n_threads / kWarp;
+      // Stages that are not being read; without a ring what the lanes load at once: one row, or eight.
+      const std::int64_t tile_bytes = TileRing<Tile, RowCopy::TensorMap>::kStageVectors * sizeof(Bytes16);
+      const std::int64_t n_warps = plan.n_threads / kWarp;
       const std::int64_t n_ahead = plan.n_stages - 1, rows_at_once = name == "fused" ? 1 : kKeysPerStep;
-      const std::int64_t sub_warp_threads =
-          plan.n_threads > BulkShape<Row>::kSubWarpThreads ? BulkShape<Row>::kSubWarpThreads : plan.n_threads;
-      const std::int64_t in_flight =
-          plan.n_stages == 0 ? rows_at_once * 256 * (name == "fused" ? 1 : plan.n_threads / Row::kLanes)
-          : path == "tensor" ? n_warps * n_ahead * tile_bytes
-                             : static_cast<std::int64_t>(
-                                   LaneRing<Row>::n_bytes(static_cast<int>(n_ahead), static_cast<int>(sub_warp_threads)));
+      const auto stage_bytes = static_cast<std::int64_t>(LaneRing<Row>::n_bytes(plan.n_threads)) / LaneRing<Row>::kStages;
+      const std::int64_t in_flight = plan.n_stages == 0
+                                         ? rows_at_once * 256 * (name == "fused" ? 1 : plan.n_threads / Row::kLanes)
+                                         : n_ahead * (path == "tensor" ? n_warps * tile_bytes : stage_bytes);
       const std::int64_t n_rows = path == "tensor" ? n_query_tiles<Tile>(params) : params.n_rows();
       std::printf(
           "%s\n    {\"step\": \"%s\", \"group\": %ld, \"path\": \"%s\", \"blocks\": %ld, \"threads\": %d, \"stages\": %d, "
@@ -232,7 +288,8 @@ int main(int n_arguments, char** arguments) {
   print_exchanges();
   print_rows();
   print_parts();
-  print_lane_forest();
+  print_leaf_forest();
+  print_leaf();
   print_plans();
   print_schedules();
   std::printf("}\n");

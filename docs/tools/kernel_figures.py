@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draws the figures of the chapter on kernels from what the kernels' own functions say (docs/tools/holders.cpp).
 
-Run: docs/tools/kernel_figures.py HOLDERS.json FOLDER
+Run: docs/tools/kernel_figures.py HOLDERS.json TIME_LADDER.json FOLDER
 """
 import json
+import math
 import pathlib
 import sys
 
@@ -42,7 +43,7 @@ def first_steps(_):
     for i in range(4):
         down(drawing, 71 + 96 * i, 184, 212)
     drawing.text(216, 266, "written once, read by every thread that has a component", "small")
-    drawing.text(664, 54, "32 lanes read one row: lane i has the numbers i, i + 32, ...", "small")
+    drawing.text(664, 54, "32 lanes read one row: lane i has the elements i, i + 32, ...", "small")
     cells(drawing, 474, 62, ["0", "1", "2", "3", "4", "...", "30", "31"], "a", 48)
     drawing.text(664, 110, "5 exchanges: every lane has the score", "small")
     drawing.text(664, 160, "merge, key after key: a chain", "small")
@@ -52,7 +53,7 @@ def first_steps(_):
         drawing.text(x, 232, f"k{i}", "small")
         if i:
             drawing.arrow(x - 49, x - 16, 228)
-    drawing.text(664, 276, "the next row is asked for when this one is done with", "small")
+    drawing.text(664, 276, "the next row is requested when this one has been used", "small")
     return drawing.svg()
 
 
@@ -73,8 +74,8 @@ def sub_warp(data):
     y = 54 + 8 * dy + 12
     for i, (first, last) in enumerate(data["sub-warp"]):
         drawing.text(left + dx * i + 12, y + 6 + (i % 2) * 16, f"{first}–{last}", "small")
-    drawing.text(left + dx * 24, y + 14, "components that a lane holds: 16 bytes, eight numbers of BF16", "small")
-    drawing.text(left + dx * 16, y + 52, "eight loads of 16 bytes a lane are under way before the first is used")
+    drawing.text(left + dx * 24, y + 14, "components that a lane holds: 16 bytes, eight elements of BF16", "small")
+    drawing.text(left + dx * 16, y + 52, "eight loads of 16 bytes per lane are in flight before the first is used")
     return drawing.svg()
 
 
@@ -110,49 +111,92 @@ def exchange(data):
                     drawing.text(x + w * key + w / 2 - 1, y + 11, key, "small")
     if any(mask != 0xFFFF for lane in held for mask in lane.values()):
         raise ValueError("holders.json: a score that is not the sum of all lanes")
-    drawing.text(452, h * n_lanes + 74, "now every lane has one key to weigh, and tells the others")
+    drawing.text(452, h * n_lanes + 74, "now every lane has the score of one key, computes its weight and shares it")
     return drawing.svg()
 
 
-def lane_forest(data):
-    """The counter: what waits in registers, what in memory."""
-    steps, first, dx, dy = data["lane_forest"], 8, 26, 46
-    n, top = len(steps), 7
-    drawing = Drawing(dx * n + 60, dy * 5 + 84)
-    waits = {tuple(node) for step in steps for node in step}
-    final = {tuple(node) for node in steps[-1]}
+def leaf(data):
+    """Scores of a leaf, and its shift, which rises as keys join."""
+    scores, states = data["leaf"]["scores"], data["leaf"]["states"]
+    left, dx, top, unit = 96, 94, 34, 26
+    low, high = math.floor(min(scores)), math.ceil(max(scores))
+    bottom = top + unit * (high - low)
+    drawing = Drawing(left + 8 * dx + 16, bottom + 106)
+
+    def y(value):
+        return top + unit * (high - value)
+
+    for value in range(low, high + 1):
+        drawing.text(left - 22, y(value) + 4, value, "small")
+    drawing.text(34, y((low + high) / 2), "scores", "small")
+    shift = None
+    for step in range(8):
+        x = left + dx * step
+        drawing.box(x + 2, top - 8, dx - 4, bottom - top + 16, "frame", 4)
+        for i, score in enumerate(scores[8 * step:8 * step + 8]):
+            drawing.add(f'<circle class="a" cx="{x + 12 + 10 * i:g}" cy="{y(score):g}" r="4"/>')
+        before, (shift, total) = shift, states[2 * step:2 * step + 2]
+        drawing.line(x, y(shift), x + dx, y(shift), "slow")
+        if before is not None and before != shift:
+            drawing.line(x, y(before), x, y(shift), "slow")
+        drawing.text(x + dx / 2, bottom + 28, f"keys {8 * step} to {8 * step + 7}", "small")
+        factor = "" if before is None else "1" if before == shift else f"1/{2 ** (shift - before):g}"
+        drawing.text(x + dx / 2, bottom + 50, factor, "small")
+        drawing.text(x + dx / 2, bottom + 72, f"{total:.3f}", "small")
+    drawing.text(left / 2, bottom + 50, "factor f", "small")
+    drawing.text(left / 2, bottom + 72, "sum D", "small")
+    drawing.text(left + 4 * dx, bottom + 96, "dots: scores; line: the shift of the leaf, an integer no smaller than any score so far", "small")
+    return drawing.svg()
+
+
+def leaf_forest(data):
+    """The counter of leaves: what waits in registers, what in memory."""
+    first, held = data["leaf_forest"]["first"], data["leaf_forest"]["memory"]
+    n, low, dx, dy = len(held), 6, 66, 50
+
+    def node(mask):
+        size = mask.bit_count()
+        level, index = size.bit_length() - 1, (first + (mask & -mask).bit_length() - 1) // size
+        if mask != ((1 << size) - 1) << (index * size - first):
+            raise ValueError(f"holders.json: {mask} is no subtree")
+        return low + level, index
+
+    in_memory = {node(mask) for step in held for mask in step}
+    forest = {(low + int(math.log2((end - begin) // 64)), begin // (end - begin)) for begin, end in data["leaf_forest"]["cover"]}
+    top = max(level for level, _ in forest)
+    drawing = Drawing(dx * n + 90, dy * (top - low) + 132)
 
     def place(level, index):
-        return 40 + dx * (((index + 0.5) * 2 ** (level - 3)) - first), 30 + dy * (top - level)
+        return 70 + dx * ((index + 0.5) * 2 ** (level - low) - first), 30 + dy * (top - level)
 
-    nodes = [(level, i) for level in range(3, top + 1) for i in range((first + n) >> (level - 3)) if i << (level - 3) >= first]
+    nodes = [(level, i) for level in range(low, top + 1) for i in range((first + n) >> (level - low)) if i << (level - low) >= first]
     for level, i in nodes:
-        if level > 3:
+        if level > low:
             for child in (2 * i, 2 * i + 1):
                 drawing.line(*place(level, i), *place(level - 1, child))
     for level, i in nodes:
         x, y = place(level, i)
-        style = ("b" if level >= 6 else "a") if (level, i) in waits else "node"
-        drawing.add(f'<circle class="node" style="stroke:none" cx="{x:g}" cy="{y:g}" r="9"/>')
-        drawing.add(f'<circle class="{style}" cx="{x:g}" cy="{y:g}" r="9" stroke-width="{3.4 if (level, i) in final else 1.4}"/>')
-    for level in range(3, top + 1):
-        drawing.text(14, place(level, 0)[1] + 4, 2**level, "small")
-    y = 30 + dy * (top - 3)
-    for leaf in range(1, 5):
-        drawing.box(40 + dx * (8 * leaf - first) + 2, y + 18, 8 * dx - 4, 24, "frame", 4)
-        drawing.text(40 + dx * (8 * leaf - first + 4), y + 34, f"leaf: positions {64 * leaf} to {64 * leaf + 63}", "small")
+        style = "b" if (level, i) in in_memory else "a" if level == low and i % 2 == 0 else "node"
+        drawing.add(f'<circle class="node" style="stroke:none" cx="{x:g}" cy="{y:g}" r="10"/>')
+        drawing.add(f'<circle class="{style}" cx="{x:g}" cy="{y:g}" r="10" stroke-width="{3.6 if (level, i) in forest else 1.4}"/>')
+    for level in range(low, top + 1):
+        drawing.text(26, place(level, 0)[1] + 4, f"{2**level} keys", "small")
+    y = 30 + dy * (top - low)
+    for i in range(n):
+        begin = 64 * (first + i)
+        drawing.text(70 + dx * (i + 0.5), y + 28, f"{begin}–{begin + 63}", "small")
     y += 66
-    for x, style, words in ((60, "a", "waits in registers"), (250, "b", "waits in memory"), (430, "node", "merged as it comes")):
+    for x, style, words in ((60, "a", "waits in registers"), (230, "b", "stored in memory"), (390, "node", "merged as it comes")):
         drawing.add(f'<circle class="{style}" cx="{x}" cy="{y}" r="8"/>')
         drawing.text(x + 16, y + 4, words, "small left")
-    drawing.text(620, y + 4, "heavy: the forest of the range", "small left")
+    drawing.text(570, y + 4, "heavy outline: the forest of the range", "small left")
     return drawing.svg()
 
 
 def parts(data):
     """A range cut over blocks and sub-warps, and the forests that join."""
-    scale, left = 0.74, 104
-    drawing = Drawing(left + 1000 * scale + 16, 262)
+    scale, left, n = 0.77, 104, data["joined"][-1][1]
+    drawing = Drawing(left + n * scale + 16, 262)
 
     def row(y, forest, style, height=26):
         for begin, end in forest:
@@ -174,14 +218,14 @@ def parts(data):
         row(110, part["forest"], RANKS[split])
         down(drawing, left + (begin + end) / 2 * scale, 152, 186)
     row(190, data["joined"], "node")
-    drawing.text(left + 500 * scale, 246, "every join: append the forests left to right; siblings merge, nothing else does")
+    drawing.text(left + n / 2 * scale, 246, "every join: the forests side by side, left to right; siblings merge")
     return drawing.svg()
 
 
 def ends(_):
-    """How steps 4, 5 and 9 end."""
+    """Three ways to merge splits: a second launch, the last block, a cluster."""
     drawing = Drawing(880, 236)
-    names = ("step 4: a second kernel", "step 5: the last block", "step 9: a cluster")
+    names = ("a second launch", "step 4: the last block", "step 8: a cluster")
     lengths = (128, 150, 112)
     for panel, name in enumerate(names):
         x = 10 + 292 * panel
@@ -205,7 +249,7 @@ def ends(_):
                 drawing.text(x + 62 + length, y + 17, sorted(lengths).index(length) + 1, "small")
             drawing.box(x + 224, 86, 46, 26, "node", 3)
             drawing.text(x + 247, 103, "join", "small")
-            drawing.text(x + 138, 184, "circles: a counter, fence before and behind", "small")
+            drawing.text(x + 138, 184, "circles: the order of arrival at a counter", "small")
             drawing.text(x + 138, 208, "forests: through global memory", "small")
         else:
             drawing.line(x + 206, 40, x + 206, 166, "down")
@@ -217,55 +261,48 @@ def ends(_):
                 drawing.line(x + 237, y + 26, x + 237, y + 2 - 16, "arrow")
             drawing.add(f'<path class="head" d="M{x + 237} 72 l-5 9 h10 z"/>')
             drawing.text(x + 138, 184, "green: barriers of the cluster", "small")
-            drawing.text(x + 138, 208, "forests: where they lie, in shared memory", "small")
+            drawing.text(x + 138, 208, "forests: stay in shared memory", "small")
     return drawing.svg()
 
 
 def rings(data):
-    """What a sub-warp waits for in steps 5, 6 and 8."""
+    """What a sub-warp waits for in step 4 and, with both sources of rows, in step 5."""
     stages = {plan["step"]: plan["stages"] for plan in data["plans"]}
-    if stages["async"] != 3 or stages["bulk"] != 3:
+    if stages["copies"] != 3:
         raise ValueError("this figure is drawn for rings of three stages")
-    unit, left, drawing, n_stages = 62, 116, Drawing(880, 398), 3
+    unit, left, drawing, n_stages = 62, 116, Drawing(880, 372), 3
 
     def bar(y, start, length, words, style, height=22):
         drawing.box(left + unit * start + 1, y, unit * length - 2, height, style, 3)
         drawing.text(left + unit * (start + length / 2), y + height / 2 + 4, words, "small")
 
-    drawing.text(4, 22, "step 5: registers", "left")
+    drawing.text(4, 22, "step 4: registers", "left")
     for i in range(4):
         bar(34, 3 * i, 1, f"k{i}", "empty")
         bar(34, 3 * i + 1, 0.5, f"q·k{i}", "a")
         bar(34, 3 * i + 1.5, 1, f"v{i}", "empty")
         bar(34, 3 * i + 2.5, 0.5, f"p·v{i}", "a")
-    drawing.text(4, 94, f"step 6: a ring of {n_stages} stages; each lane copies what it will read itself", "left")
-    for stage in range(n_stages):
-        y = 106 + 26 * stage
-        drawing.text(4, y + 15, f"stage {stage}", "left")
-        for group in range(stage, 10, n_stages):
-            # Group g is taken from time g + 1 on; its copy starts when group g - n_stages + 1 is about to be taken.
-            start = max(0, group - n_stages + 2) if group >= n_stages - 1 else 0
-            bar(y, start, group + 1.5 - start, f"k{group}, v{group}", "empty")
-            bar(y, group + 1.5, 0.5, group, "a")
-    drawing.text(4, 214, "step 8: the same ring, filled by a lane of a warp of its own", "left")
-    drawing.text(4, 241, "producer", "left")
-    for group in range(10):
-        start = 0.14 * group if group < n_stages else group - n_stages + 2
-        bar(226, start, 0.14 if group < n_stages else 0.4, "", "b")
-    for stage in range(n_stages):
-        y = 252 + 26 * stage
-        drawing.text(4, y + 15, f"stage {stage}", "left")
-        for group in range(stage, 10, n_stages):
-            start = 0.14 * (group + 1) if group < n_stages else group - n_stages + 2.4
-            bar(y, start, group + 1.5 - start, f"k{group}, v{group}", "empty")
-            bar(y, group + 1.5, 0.5, group, "a")
-    drawing.text(4, 356, "Dashed: eight rows on their way. Blue: the sub-warp takes them. Orange: a lane starts two bulk copies, as soon as a stage is empty.", "small left")
-    drawing.text(4, 376, "The order of events, not to scale.", "small left")
+    # Step s is used from time s + 1.5 on. A lane starts step s + 2 before it waits for step s; with bulk copies the stage is
+    # filled again as soon as step s has been used.
+    for y0, title, start_of in (
+        (94, "step 5, any rows: every lane copies what it will read itself", lambda step: max(0, step - n_stages + 2) if step >= n_stages - 1 else 0),
+        (214, "step 5, dense rows: the first lane of the sub-warp starts two bulk copies", lambda step: 0 if step < n_stages else step - n_stages + 2),
+    ):
+        drawing.text(4, y0, title, "left")
+        for stage in range(n_stages):
+            y = y0 + 12 + 26 * stage
+            drawing.text(4, y + 15, f"stage {stage}", "left")
+            for step in range(stage, 10, n_stages):
+                start = start_of(step)
+                bar(y, start, step + 1.5 - start, f"k{step}, v{step}", "empty")
+                bar(y, step + 1.5, 0.5, step, "a")
+    drawing.text(4, 330, "Dashed: eight rows in flight. Blue: the sub-warp computes. k0: keys 0 to 7.", "small left")
+    drawing.text(4, 350, "The order of events, not to scale.", "small left")
     return drawing.svg()
 
 
 def tile(data):
-    """Who holds which number of the output of a tile."""
+    """Which lane holds which element of the output of a tile."""
     dx, dy, left = 46, 22, 150
     drawing = Drawing(880, dy * 16 + 66)
     drawing.text(left + 4 * dx, 18, "queries 0 to 7")
@@ -276,7 +313,7 @@ def tile(data):
     for component in range(16):
         drawing.text(left - 70, 42 + dy * component, f"component {component}", "small")
     x = left + 8 * dx + 24
-    for i, words in enumerate(("The number in a cell is the lane that holds it.",
+    for i, words in enumerate(("A cell names the lane that holds the element.",
                                "A lane has two components of two queries in",
                                "every tile of 16 x 8: of all a row of 128 is",
                                "made of, 16 components of two states.",
@@ -291,7 +328,7 @@ def tile(data):
 
 
 def equal_runs(data):
-    """A batch of unlike lengths on six multiprocessors, by splits and by equal runs."""
+    """A batch of unequal lengths on six multiprocessors, by splits and by equal runs."""
     scale, left, dy = 0.24, 44, 30
     drawing = Drawing(880, 292)
     style = ["a", "b", "node", "c"]
@@ -301,7 +338,7 @@ def equal_runs(data):
         if n_keys * scale > 62:
             drawing.text(x + n_keys * scale / 2, y + 15, words, "small")
 
-    for panel, name in enumerate(("steps 4 to 9: a block a split", "step 10: equal runs")):
+    for panel, name in enumerate(("steps 4 to 6: one block per split", "step 7: equal runs")):
         x0 = 6 + 440 * panel
         drawing.box(x0, 4, 428, 236, "frame", 10)
         drawing.text(x0 + 214, 26, name)
@@ -323,12 +360,66 @@ def equal_runs(data):
     return drawing.svg()
 
 
+def measured(record):
+    """The measured record: the time of every step at 8k keys, and the part of the read rate at 64k keys."""
+    shapes = ("16/16", "32/8")
+    times = {}  # [keys][step][shape]: (seconds, seconds of a kernel that only reads)
+    for line in record["lines"]:
+        dtype, heads, keys = line["shape"].split(", ")
+        if dtype == "BF16" and "graph_seconds" in line:
+            of_step = times.setdefault(keys.removesuffix(" keys"), {}).setdefault(line["step"], {})
+            of_step[heads.removesuffix(" heads")] = (line["graph_seconds"], line["read_seconds"])
+    steps, row, top = list(times["8k"]), 38, 58
+    drawing = Drawing(900, top + row * len(steps) + 44)
+    for i, step in enumerate(steps):
+        drawing.text(4, top + row * i + 21, f"{i + 1} {step}", "left")
+
+    def micro(seconds):
+        return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
+
+    # Time at 8k keys, on a logarithmic scale.
+    left, decade = 104, 84
+    drawing.text(left + 150, 22, "8k keys: time, logarithmic scale")
+    for power, words in ((1e-5, "10 µs"), (1e-4, "100 µs"), (1e-3, "1 ms"), (1e-2, "10 ms")):
+        x = left + decade * math.log10(power / 1e-5)
+        drawing.line(x, top - 8, x, top + row * len(steps), "frame")
+        drawing.text(x, top - 16, words, "small")
+    for i, step in enumerate(steps):
+        for j, shape in enumerate(shapes):
+            seconds = times["8k"][step][shape][0]
+            length, y = decade * math.log10(seconds / 1e-5), top + row * i + 16 * j
+            drawing.box(left, y, length, 14, RANKS[j], 2)
+            drawing.text(left + length + 5, y + 11, micro(seconds), "small left")
+    # Part of the read rate at 64k keys.
+    left, width = 520, 320
+    drawing.text(left + width / 2, 22, "64k keys: part of the rate of a kernel that only reads")
+    for part in (0, 0.25, 0.5, 0.75, 1):
+        drawing.line(left + width * part, top - 8, left + width * part, top + row * len(steps), "frame")
+        drawing.text(left + width * part, top - 16, f"{part:g}", "small")
+    for i, step in enumerate(steps):
+        for j, shape in enumerate(shapes):
+            y = top + row * i + 16 * j
+            if shape not in times["64k"].get(step, {}):
+                if j == 0:
+                    drawing.text(left + 6, y + 19, "not measured at this length", "small left")
+                continue
+            seconds, read = times["64k"][step][shape]
+            drawing.box(left, y, width * read / seconds, 14, RANKS[j], 2)
+            drawing.text(left + width * read / seconds + 5, y + 11, f"{read / seconds:.2f}", "small left")
+    y = top + row * len(steps) + 26
+    for x, style, words in ((240, "a", "16 query and 16 key/value heads"), (500, "b", "32 query and 8 key/value heads")):
+        drawing.box(x, y - 10, 14, 14, style, 2)
+        drawing.text(x + 22, y + 2, words, "small left")
+    return drawing.svg()
+
+
 def main():
-    data = json.loads(pathlib.Path(sys.argv[1]).read_text(encoding="utf-8"))
-    folder = pathlib.Path(sys.argv[2])
+    data, record = (json.loads(pathlib.Path(path).read_text(encoding="utf-8")) for path in sys.argv[1:3])
+    folder = pathlib.Path(sys.argv[3])
     folder.mkdir(parents=True, exist_ok=True)
-    for figure in (first_steps, sub_warp, exchange, lane_forest, parts, ends, rings, tile, equal_runs):
+    for figure in (first_steps, sub_warp, exchange, leaf, leaf_forest, parts, ends, rings, tile, equal_runs):
         (folder / f"kernel_{figure.__name__}.svg").write_text(figure(data), encoding="utf-8")
+    (folder / "kernel_measured.svg").write_text(measured(record), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -15,8 +15,9 @@ import decode_speed
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 MEASURED = ROOT / "docs" / "time_ladder.json"
 
-RATE = json.loads(MEASURED.read_text(encoding="utf-8"))["read_bytes_per_second"]  # of a kernel that only reads, on an H200
-DIM, SIZE = 128, 2  # numbers in a row, and bytes of a number: BF16
+RECORD = json.loads(MEASURED.read_text(encoding="utf-8"))
+RATE = RECORD["read_bytes_per_second"]  # of a kernel that only reads, on an H200
+DIM, SIZE = 128, 2  # elements of a row, and bytes of an element: BF16
 HEADS = [(16, 16), (32, 8)]  # query heads, key/value heads
 LENGTHS = [("8k", 1 << 13), ("64k", 1 << 16), ("1M", 1 << 20), ("5.12M", 5_120_000)]
 
@@ -57,8 +58,8 @@ def shapes():
 
 
 def tensor_rows(group):
-    """Queries that one warp serves on tensor cores: see with_tile() of 07_tensor.cu."""
-    return 16 if group > 8 else 8
+    """Queries that one warp serves on tensor cores: see with_tile() of gpu/parts/mma_pipeline.cuh."""
+    return 8 if group > 4 else 4
 
 
 def steps():
@@ -81,7 +82,8 @@ def steps():
         # Written once; read once for the maximum, and then by every warp of the threads that have a component.
         return 4 * heads * n * (1 + 1 + DIM // 32)
 
-    kinds = {"naive": (by_query, scores), "tensor": (by_tile, no_scores), "equal-runs": (by_library, no_scores)}
+    kinds = {"naive": (by_query, scores), "tensor": (by_tile, no_scores), "equal-runs": (by_library, no_scores),
+             "short-end": (by_library, no_scores)}
     names = {}
     for path in sorted((ROOT / "gpu" / "ladder").glob("[0-9][0-9]_*.cu")):
         names[int(path.name[:2])] = re.search(r'const LadderStep \w+\{\s*\.name = "([\w-]+)"', path.read_text(encoding="utf-8"))[1]
@@ -104,12 +106,12 @@ def step_bytes():
 
 
 def plans():
-    """What the steps pick on 132 multiprocessors, and what one block has under way: asked of the code by docs/tools/holders.cpp."""
+    """What the steps pick on 132 multiprocessors, and what one block has in flight: asked of the code by docs/tools/holders.cpp."""
     holders = os.environ.get("TREE_ATTN_DOCS_HOLDERS", "")
     if not holders:
         return ["*Not asked: this page was made without a build.*"]
     listed = json.loads(pathlib.Path(holders).read_text(encoding="utf-8"))["plans"]
-    rows = [["step", "heads", "blocks", "threads", "stages", "shared memory", "under way in a block"]]
+    rows = [["step", "heads", "blocks", "threads", "stages", "shared memory", "in flight per block"]]
     of_group = {1: {}, 4: {}}
     for plan in listed:
         of_group[plan["group"]][plan["step"]] = plan
@@ -119,9 +121,9 @@ def plans():
             plan = of_group[group].get(name)
             if plan is None:
                 raise ValueError(f"holders.json: no plan of {name}")
-            under_way = f"{plan['in_flight'] / 1024:.3g} KiB" if plan["in_flight"] else ""
+            in_flight = f"{plan['in_flight'] / 1024:.3g} KiB" if plan["in_flight"] else ""
             shared = f"{plan['shared'] / 1024:.3g} KiB" if plan["shared"] else ""
-            cells.append([str(plan["blocks"]), str(plan["threads"]), str(plan["stages"] or ""), shared, under_way])
+            cells.append([str(plan["blocks"]), str(plan["threads"]), str(plan["stages"] or ""), shared, in_flight])
         if cells[0] == cells[1]:
             rows.append([f"{number} {name}", "16/16, 32/8", *cells[0]])
         else:
@@ -132,7 +134,7 @@ def plans():
 def seeded_bugs():
     """Bugs and the modes that must catch them, from the table that the tests run."""
     text = source("tests/gpu/platform/seeded_bugs/seeded_bugs.hpp")
-    bug = re.compile(r'\{Bug::\w+, "([^"]+)",\s+(true|false),\s+([\w |]+)\},')
+    bug = re.compile(r'\{Bug::\w+, "([^"]+)",\s+k(\w+),\s+([\w |]+)\},')
     enum = re.search(r"enum class Bug \{(.*?)\};", text, re.DOTALL)[1]
     n_bugs = len(re.findall(r"\bk\w+", enum)) - 1
     modes = ["plain", "shadow", "address", "thread"]
@@ -140,7 +142,7 @@ def seeded_bugs():
     if len(found) != n_bugs:
         raise ValueError(f"seeded_bugs.hpp: {n_bugs} bugs, of which {len(found)} could be read")
     everything = {mode: 0 for mode in modes}
-    for name, in_cluster, seen_by in found:
+    for name, kernel, seen_by in found:
         seen = set(re.findall(r"k(\w+)", seen_by))
         marks = ["yes" if mode.capitalize() in seen or "All" in seen else "" for mode in modes]
         for mode, mark in zip(modes, marks):
@@ -148,7 +150,7 @@ def seeded_bugs():
         if "yes" not in marks:
             raise ValueError(f"seeded_bugs.hpp: no mode sees '{name}'")
         name = re.sub(r"\b_*[a-z]+_\w+|__\w+", r"`\g<0>`", name)
-        rows.append([name, "cluster" if in_cluster == "true" else "pipeline", *marks])
+        rows.append([name, re.sub(r"(?<=[a-z])(?=[A-Z])", " ", kernel).lower(), *marks])
     # The chapter says so.
     if n_bugs in everything.values():
         raise ValueError("seeded_bugs.hpp: one mode sees all bugs")
@@ -172,22 +174,83 @@ def resources():
     return table(*rows)
 
 
+def micro(seconds):
+    return f"{1e3 * seconds:.3g} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.3g} µs"
+
+
+def recorded(step, keys):
+    """Lines of the record for BF16 and a number of keys: {"16/16": line, "32/8": line}."""
+    lines = {}
+    for line in RECORD["lines"]:
+        dtype, heads, length = line["shape"].split(", ")
+        if dtype == "BF16" and length == f"{keys} keys" and line["step"] == step and "graph_seconds" in line:
+            lines[heads.removesuffix(" heads")] = line
+    return lines
+
+
+# What a step changes, and what that was expected to do.
+LADDER = {
+    "naive": ("nothing: the definition", "a correct result"),
+    "fused": ("a running state instead of scores", "no scores in memory: fewer bytes"),
+    "vectors": ("16 bytes per lane, eight keys at a time, a leaf of 64 keys as one chain", "eight rows in flight per sub-warp"),
+    "split": ("blocks share the keys of a query, the last block merges", "work for all multiprocessors"),
+    "copies": ("copies in the background, in bulk where rows are dense", "enough bytes in flight while it computes, fewer instructions"),
+    "tensor": ("queries that share keys, together on tensor cores", "a quarter of the bytes for 32 heads on 8"),
+    "equal-runs": ("equal parts of all the work", "no idle multiprocessor, whatever the batch"),
+    "short-end": ("up to 16k keys, splits merge through the shared memory of a cluster", "about 1 µs less at the end of a launch"),
+}
+
+
+def ladder():
+    """One line per step: what changes, what is expected, and what was measured if the record is of this kernel."""
+    rows = [["step", "what changes", "expected", "measured, 16/16 heads, 8k keys"]]
+    names = [(number, name) for number, name, *_ in steps()]
+    if [name for _, name in names] != list(LADDER):
+        raise ValueError(f"kernel_tables.py: LADDER lists {list(LADDER)}, gpu/ladder has {[name for _, name in names]}")
+    for number, name in names:
+        line = recorded(name, "8k").get("16/16") if name in RECORD.get("unchanged", LADDER) else None
+        time = f"{micro(line['graph_seconds'])}, {line['graph_seconds'] / line['read_seconds']:.0f} times the read" if line else "not yet measured"
+        rows.append([f"{number} {name}", *LADDER[name], time])
+    return [line if i != 1 else "| --- |" + " --- |" * 3 for i, line in enumerate(table(*rows))]
+
+
+# Instructions per 8 KiB of the kernels before walks of whole leaves, counted by hand in the hot path of the version that
+# docs/time_ladder.json of 2026-11-20 has measured: by worker, as Worker in tests/gpu/instructions.py names it.
+PER_8_KIB_BEFORE = {"SubWarp<BFloat16, 16, 1>": 1152, "SubWarp<float, 32, 1>": 768, "MmaTile": 801}
+
+
+def instructions():
+    """Instructions of the walks with d = 128, from docs/kernel_instructions.json, which tests/gpu/instructions.py has counted."""
+    report = json.loads((ROOT / "docs" / "kernel_instructions.json").read_text(encoding="utf-8"))
+    rows = [["worker", "rows by", "a leaf of 64 keys", "8 KiB", "8 KiB, before", "hot code", "kernel", "registers"]]
+    for walk in report["walks"]:
+        worker = walk["worker"]
+        if walk["kernel"] != "equal_runs" or worker not in PER_8_KIB_BEFORE and not re.fullmatch(r"MmaTile<BFloat16, 128, \d+>", worker):
+            continue
+        before = PER_8_KIB_BEFORE.get(worker, PER_8_KIB_BEFORE["MmaTile"])
+        rows.append([f"`{worker}`", walk["rows"], str(walk["leaf"]), str(walk["per_8_kib"]), str(before), f"{walk['hot_bytes'] / 1024:.1f} KiB",
+                     f"{walk['kernel_bytes'] / 1024:.0f} KiB", str(walk["registers"])])
+    architecture = ", ".join(sorted({walk["architecture"] for walk in report["walks"]}))
+    return [f"Counted in the code of {report['compiler']} for {architecture}, d = 128:", "", *table(*rows)]
+
+
 def measured():
-    """Times on a GPU, from docs/time_ladder.json."""
-    report = json.loads(MEASURED.read_text(encoding="utf-8"))
-    rows = [["shape", "step", "time, in a graph", "rate", "of a kernel that only reads"]]
-    for line in report["lines"]:
-        if "note" in line:
-            rows.append([line["shape"], line["step"], line["note"], "", ""])
-        else:
-            seconds = line["graph_seconds"]
-            rows.append([line["shape"], line["step"], f"{1e6 * seconds:.4g} µs", f"{line['bytes'] / seconds / 1e12:.3g} TB/s",
-                         f"{line['read_seconds'] / seconds:.2f}"])
-    ceiling = report["read_bytes_per_second"] / 1e12
-    return [f"Measured on {report['device']}, {report['date']}, where a kernel that only reads reached {ceiling:.3g} TB/s in the same run:", "", *table(*rows)]
+    """The record of docs/time_ladder.json: one line per step, as a part of the rate of a kernel that only reads."""
+    lengths = ("8k", "64k", "1M")
+    rows = [["step of that version", *(f"{heads}, {keys}" for heads in ("16/16", "32/8") for keys in lengths)]]
+    for step in dict.fromkeys(line["step"] for line in RECORD["lines"]):
+        cells = []
+        for heads in ("16/16", "32/8"):
+            for keys in lengths:
+                line = recorded(step, keys).get(heads)
+                cells.append(f"{line['read_seconds'] / line['graph_seconds']:.2g}" if line else "")
+        rows.append([step, *cells])
+    version = f", by {RECORD['version']}" if "version" in RECORD else ""
+    return [f"Measured on {RECORD['device']}, {RECORD['date']}{version}, where a kernel that only reads reached "
+            f"{RATE / 1e12:.3g} TB/s in the same run:", "", *table(*rows)]
 
 
-TABLES = {f.__name__: f for f in (shapes, step_bytes, plans, seeded_bugs, resources, measured)} | {"decode_speed": decode_speed.table}
+TABLES = {f.__name__: f for f in (shapes, ladder, step_bytes, plans, seeded_bugs, resources, instructions, measured)} | {"decode_speed": decode_speed.table}
 
 
 def main():

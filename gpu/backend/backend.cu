@@ -21,12 +21,12 @@ class KernelBackend final : public Backend {
   std::vector<std::string> gpus() const override { return gpu_names(); }
   std::string refusal(const AttentionShape& shape) const override {
     const AttentionShape stored = stored_on_device(shape);
-    return kEqualRuns.refusal(params_of(stored, {}), stored.dtype);
+    return library_step().refusal(params_of(stored, {}), stored.dtype);
   }
   ErrorTerms error_terms(const AttentionShape& shape) const override {
     const AttentionShape stored = stored_on_device(shape);
     const DecodeParams leaf = params_of(stored, {0, kLeafKeys});
-    return {.exp_error = 4, .n_additions = kEqualRuns.n_additions(leaf, stored.dtype) - tree_additions(leaf, stored.dtype)};
+    return {.exp_error = 4, .n_additions = library_step().n_additions(leaf, stored.dtype) - n_tree_additions(kLeafKeys)};
   }
   AttentionShape stored(const AttentionShape& shape) const override { return stored_on_device(shape); }
 
@@ -40,7 +40,7 @@ class KernelBackend final : public Backend {
     need.session = states + queries;
     if constexpr (kIsHostMemory) {
       need.session *= 2;
-      need.cache = static_cast<double>(capacity.size()) * static_cast<double>(s.bytes_per_position());
+      need.cache = static_cast<double>(allocated_positions(capacity.size())) * static_cast<double>(s.bytes_per_position());
       need.borrowed_cache = need.cache;
     }
     return need;

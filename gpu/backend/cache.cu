@@ -45,13 +45,13 @@ DecodeParams params_of(const AttentionShape& shape, KeyRange capacity) {
   params.batch = shape.batch, params.kv_heads = shape.kv_heads;
   params.group = shape.rows_per_kv_head(), params.n_queries = shape.n_queries;
   params.d_h = static_cast<int>(shape.head_dim), params.d_v = static_cast<int>(shape.value_dim);
-  params.begin = capacity.begin, params.end = capacity.end;
+  params.begin = capacity.begin, params.end = params.readable_end = capacity.end;
   return params;
 }
 
 DeviceCache::DeviceCache(const AttentionShape& shape, KeyRange capacity)
     : KvCache(shape, stored_on_device(shape), capacity),
-      most_(capacity.size()),
+      most_(allocated_positions(capacity.size())),
       k_(shape.batch * shape.kv_heads * most_ * shape.head_dim * size_of(KvCache::shape().dtype), MemoryUse::Input),
       v_(shape.batch * shape.kv_heads * most_ * shape.value_dim * size_of(KvCache::shape().value_dtype), MemoryUse::Input),
       staging_(static_cast<std::size_t>(shape.kv_heads * std::min(kStagedPositions, most_) *
@@ -124,14 +124,15 @@ void DeviceSession::plan_capacity() {
   const AttentionShape& shape = cache_.shape();
   planned_ = cache_.capacity();
   params_ = params_of(shape, planned_);
+  params_.readable_end = planned_.begin + allocated_positions(planned_.size());
   subtrees_ = cover(planned_.begin, planned_.end);
   if (subtrees_.empty() || shape.n_rows() == 0) return;
   params_.k = cache_.keys(), params_.v = cache_.values(), params_.lengths = lengths_.data();
   const AttentionShape& s = shape;
   params_.q = {q_.data(), {s.heads * s.n_queries * s.head_dim, s.n_queries * s.head_dim, s.head_dim}};
-  if (const std::string why = kEqualRuns.refusal(params_, s.dtype); !why.empty())
+  if (const std::string why = library_step().refusal(params_, s.dtype); !why.empty())
     throw DeviceError("the kernels do not take " + why);
-  plan_ = kEqualRuns.plan(params_, s.dtype, {});
+  plan_ = library_step().plan(params_, s.dtype, {});
   if (!workspace_.is_enough_for(plan_)) workspace_ = DeviceWorkspace(plan_);
   const std::int64_t n_states = static_cast<std::int64_t>(subtrees_.size()) * forest_.block_size();
   if (n_states > states_.size()) states_ = DeviceBuffer<float>(n_states);
@@ -162,7 +163,7 @@ States& DeviceSession::run(const TensorView& q, std::span<const std::int64_t> le
   if (progress) progress();
 
   set_scale(params_, dtype, scale_, lift);
-  kEqualRuns.run(params_, dtype, {.states = states_.data()}, plan_, workspace_.get(), Stream{});
+  library_step().run(params_, dtype, {.states = states_.data()}, plan_, workspace_.get(), Stream{});
   if (progress) progress();
   return *this;
 }
@@ -182,9 +183,9 @@ std::int64_t DeviceSession::bytes() const {
 
 std::string DeviceSession::describe() const {
   std::ostringstream line;
-  line << kEqualRuns.name << " of " << name_of(cache_.shape().dtype) << " on " << plan_.path << " cores: " << plan_.n_blocks
-       << " blocks of " << plan_.n_threads << " threads, " << plan_.n_stages << " stages, " << plan_.shared_bytes / 1024
-       << " KiB shared, workspace " << plan_.n_floats * 4 / 1024 << " KiB";
+  line << (plan_.cluster > 0 ? kShortEnd : kEqualRuns).name << " of " << name_of(cache_.shape().dtype) << " on "
+       << plan_.path << " cores: " << plan_.n_blocks << " blocks of " << plan_.n_threads << " threads, " << plan_.n_stages
+       << " stages, " << plan_.shared_bytes / 1024 << " KiB shared, workspace " << plan_.n_floats * 4 / 1024 << " KiB";
   return line.str();
 }
 

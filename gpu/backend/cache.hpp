@@ -12,6 +12,10 @@
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
+/// Positions for which a cache of n positions has memory, per key/value head: whole steps of eight, so that kernels may copy
+/// the last step as one.
+constexpr std::int64_t allocated_positions(std::int64_t n) { return (n + 7) / 8 * 8; }
+
 /// The types in which kernels read a shape: as they are, but a type that no kernel takes, or values of another type than
 /// the keys, become F32.
 AttentionShape stored_on_device(const AttentionShape& shape);
@@ -41,7 +45,7 @@ class DeviceCache final : public KvCache {
   void upload(DeviceBuffer<unsigned char>& to, DType dtype, std::int64_t dim, std::int64_t entry, std::int64_t first,
               const TensorView& view);
 
-  std::int64_t most_;  ///< positions of a key/value head that there is memory for
+  std::int64_t most_;  ///< positions of a key/value head that are allocated
   DeviceBuffer<unsigned char> k_, v_;
   std::vector<unsigned char> staging_;  ///< rows of all heads at a few positions, to be converted or gathered
   std::vector<float> row_;

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Step 3 of the ladder: 16 bytes a lane, eight keys at once, sub-warps of lanes that merge (section 5).
+/// @brief Step 3 of the ladder: lanes share a row, and 64 keys are one leaf (section 5).
 ///
-/// What changed: a sub-warp of 8, 16 or 32 lanes reads a row, 16 bytes a lane, and takes eight keys at a time: their sums
-/// share the exchanges, their states climb the canonical tree in registers. Every sub-warp of a block has a range of
-/// positions of its own; in the end the block joins their forests. Bytes: the same, in a quarter to an eighth of the loads.
-/// Time: eight rows are asked for before the first is used, and a block has 8 to 32 sub-warps where step 2 had one warp.
-/// Still one block a query. Measured, H200, BF16, 16 heads: 0.10 of the rate of a kernel that only reads, at 8k, 64k and 1M
-/// keys; 198 times as fast as step 2.
+/// What changed: a sub-warp of 8, 16 or 32 lanes reads a row, 16 bytes per lane, and takes eight keys at a time, whose sums
+/// share their exchanges. 64 keys make a leaf, one chain of fused multiply-adds under a shift that rises with the scores;
+/// the canonical tree stands above leaves. Every sub-warp of a block has leaves of its own, and at the end the block joins
+/// their forests. Bytes: the same, in a quarter to an eighth of the loads. Expected: eight rows are requested before the
+/// first is used, and a block has 8 to 32 sub-warps where step 2 had one warp. Still one block per query. Measured: not yet
+/// in this form.
 #include "gpu/ladder/ladder.hpp"
 #include "gpu/parts/join.cuh"
 #include "gpu/parts/key_accumulator.cuh"
@@ -18,23 +18,26 @@ namespace {
 
 constexpr int kThreads = 256;
 
-/// One block a query. @param forests those of the sub-warps of every block, n_floats each
+/// One block per query. @param forests those of the sub-warps of every block, n_floats each
 template <IsSubWarp SubWarp>
 __global__ void __launch_bounds__(kThreads, 1)
     vectors(DecodeParams params, DeviceOutput output, float* forests, std::int64_t n_floats) {
   const std::int64_t row = blockIdx.x, kv_head = row / params.group, r = row % params.group;
-  const auto self = WorkerThread::of<SubWarp>(static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x));
-  const KeyRange whole = params.padded(kv_head);
-  float* const of_sub_warps = forests + row * self.n_workers * n_floats;
+  const int worker = static_cast<int>(threadIdx.x) / SubWarp::kLanes,
+            n_workers = static_cast<int>(blockDim.x) / SubWarp::kLanes;
+  const KeyRange whole = params.leaves(kv_head);
+  float* const of_sub_warps = forests + row * n_workers * n_floats;
   Arena arena;
   const Scratch scratch{arena.take<float>(kScratchBytes / sizeof(float)), kScratchBytes / sizeof(float)};
 
   // Every sub-warp accumulates its range; then the forests are joined, left to right.
-  accumulate_keys<SubWarp>(params, kv_head, r, split_range(whole, self.worker, self.n_workers),
-                           of_sub_warps + self.worker * n_floats);
+  const KeyRange own = split_range(whole, worker, n_workers);
+  const KeySteps steps(own, params.in_use(kv_head));
+  GlobalSource<SubWarp> rows(params, kv_head, steps);
+  accumulate_keys<SubWarp>(params, kv_head, r, own, steps, of_sub_warps + worker * n_floats, rows);
   __syncthreads();
-  join_splits<SubWarp>(scratch, of_sub_warps, n_floats, whole, self.n_workers, self, [&](int slot, const auto& forest) {
-    write_output<SubWarp>(params, output, kv_head, r, slot, forest, whole, self.lane);
+  join_splits<SubWarp>(scratch, of_sub_warps, n_floats, whole, n_workers, [&](const auto& column, const auto& roots) {
+    write_output<SubWarp>(params, output, kv_head, r, column, roots, whole);
   });
 }
 
@@ -63,9 +66,9 @@ void run(const DecodeParams& params, DType dtype, const DeviceOutput& output, co
 }  // namespace
 
 const LadderStep kVectors{.name = "vectors",
-                          .brief = "16 bytes a lane, sub-warps of lanes that merge",
+                          .brief = "lanes share a row, 64 keys are a leaf",
                           .max_splits = 1,
-                          .n_additions = tree_additions,
+                          .n_additions = leaf_additions,
                           .accepts = accepts_aligned_rows,
                           .plan = plan,
                           .run = run};

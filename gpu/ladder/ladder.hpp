@@ -42,14 +42,15 @@ struct LadderStep {
 
 /// All steps, from the first to the library kernel, which is the last.
 std::span<const LadderStep* const> ladder();
+inline const LadderStep& library_step() { return *ladder().back(); }
 
-/// Additions of a step that adds key after key; of the canonical tree over single keys; of a leaf on tensor cores, which add
-/// the three parts of each weight one after the other and truncate, and the tree above leaves.
+/// Additions of a step that adds key after key; of a chain of fused multiply-adds inside a leaf and the tree above; of a
+/// leaf on tensor cores, which add the parts of its weights one after the other and truncate, and the tree above.
 double chain_additions(const DecodeParams& params, DType dtype);
-double tree_additions(const DecodeParams& params, DType dtype);
+double leaf_additions(const DecodeParams& params, DType dtype);
 double tensor_additions(const DecodeParams& params, DType dtype);
 
 /// The steps in order, one per file.
-extern const LadderStep kNaive, kFused, kVectors, kSplit, kLastBlock, kAsync, kTensor, kBulk, kCluster, kEqualRuns;
+extern const LadderStep kNaive, kFused, kVectors, kSplit, kCopies, kTensor, kEqualRuns, kShortEnd;
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

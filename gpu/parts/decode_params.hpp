@@ -15,7 +15,7 @@ namespace tree_attn {
 /// longer ones, and parts are empty where there are fewer leaves than parts.
 TREE_ATTN_HOST_DEVICE inline KeyRange split_range(KeyRange whole, int part, int n_parts) {
   if (whole.empty()) return {whole.begin, whole.begin};
-  // Leaves are counted in 32 bits, for a division of 64 is a long story on a device.
+  // Leaves are counted in 32 bits, because a division of 64 bits is slow on a device.
   const std::int64_t first = whole.begin / kLeafKeys;
   const auto n = static_cast<std::uint32_t>((whole.end + kLeafKeys - 1) / kLeafKeys - first);
   const std::uint32_t each = n / static_cast<std::uint32_t>(n_parts), rest = n - each * static_cast<std::uint32_t>(n_parts);
@@ -28,9 +28,9 @@ TREE_ATTN_HOST_DEVICE inline KeyRange split_range(KeyRange whole, int part, int 
 /// A strided array [b, heads, positions, d] in device memory, the last axis contiguous.
 struct DeviceView {
   const void* data = nullptr;
-  std::int64_t stride[3] = {0, 0, 0};  ///< numbers from one entry to the next, of the first three axes
+  std::int64_t stride[3] = {0, 0, 0};  ///< elements from one entry to the next, of the first three axes
 
-  /// First number of the row (i, h, a). Offsets are of 64 bits: a cache may be larger than 2^31 numbers.
+  /// First element of the row (i, h, a). Offsets have 64 bits, because a cache may have more than 2^31 elements.
   template <class T>
   TREE_ATTN_HOST_DEVICE const T* row(std::int64_t i, std::int64_t h, std::int64_t a) const {
     return static_cast<const T*>(data) + i * stride[0] + h * stride[1] + a * stride[2];
@@ -48,6 +48,7 @@ struct DecodeParams {
   std::int64_t n_queries = 1;             ///< l
   int d_h = 1, d_v = 1;
   std::int64_t begin = 0, end = 0;         ///< global positions of the shard
+  std::int64_t readable_end = 0;           ///< end, or behind it where rows past the shard have memory and may be copied
   float query_scale = 1, score_scale = 1;  ///< multiply q as it is read, and q.k: log2(e) * scale, see split_scale()
   float lift = 0;                          ///< added to the shifts of keys, see set_key()
 
@@ -70,17 +71,19 @@ struct DecodeParams {
     return v.row<T>(kv_head / kv_heads, kv_head % kv_heads, position - begin);
   }
   /// Positions of the shard that are in use by a kv head.
-  TREE_ATTN_HOST_DEVICE KeyRange in_use(std::int64_t kv_head) const {
-    const std::int64_t length = lengths[kv_head / kv_heads];
+  TREE_ATTN_HOST_DEVICE KeyRange in_use(std::int64_t kv_head) const { return in_use_by_entry(kv_head / kv_heads); }
+  /// The same by all kv heads of a batch entry: without a division, which takes long in 64 bits on a device.
+  TREE_ATTN_HOST_DEVICE KeyRange in_use_by_entry(std::int64_t entry) const {
+    const std::int64_t length = lengths[entry];
     return {begin, length < begin ? begin : length < end ? length : end};
   }
-  /// The same, rounded up to a multiple of kLeafKeys inside the shard: positions without a key hold the empty set, which
-  /// changes no bit and saves the subtrees of a partial leaf at the end.
-  TREE_ATTN_HOST_DEVICE KeyRange padded(std::int64_t kv_head) const {
-    const KeyRange used = in_use(kv_head);
-    if (used.empty()) return used;
-    const std::int64_t up = (used.end + kLeafKeys - 1) / kLeafKeys * kLeafKeys;
-    return {begin, up < end ? up : end};
+  /// The leaves that hold them, whole: positions without a key hold the empty set, which changes no bit. A leaf that an end
+  /// of the shard cuts is one leaf here, with fewer keys.
+  TREE_ATTN_HOST_DEVICE KeyRange leaves(std::int64_t kv_head) const { return leaves_by_entry(kv_head / kv_heads); }
+  TREE_ATTN_HOST_DEVICE KeyRange leaves_by_entry(std::int64_t entry) const {
+    const KeyRange used = in_use_by_entry(entry);
+    const std::int64_t first = used.begin / kLeafKeys * kLeafKeys;
+    return {first, used.empty() ? first : (used.end + kLeafKeys - 1) / kLeafKeys * kLeafKeys};
   }
 };
 

@@ -33,76 +33,76 @@ inline constexpr std::size_t kEqualRunsBytes = 3 * 128;
 
 /// The library kernel.
 ///
-/// Thread 0 finds out what the block does next, and tells the others through shared memory: what is known about a work range
-/// would fill the registers that the pipeline needs.
-/// @param counters one a query tile
+/// Every thread works out the first work range by itself: no barrier stands before the first copy. What is known about a
+/// work range is kept in shared memory as well, and read from there after the walk: it would fill the registers that the
+/// pipeline needs.
+/// @param counters one per query tile
 /// @paper{alg_3, Alg. 3}
 template <IsPipeline Pipeline>
 __global__ void __launch_bounds__(Pipeline::kThreads, 1)
-    equal_runs(DecodeParams params, DeviceOutput output, bool aligned, EqualRunsWorkspace forests, unsigned* counters) {
+    equal_runs(DecodeParams params, DeviceOutput output, const __grid_constant__ typename Pipeline::Arguments arguments,
+               EqualRunsWorkspace forests, unsigned* counters) {
   using Worker = typename Pipeline::Worker;
   if constexpr (Pipeline::kIsCompiled) {
+    launch_dependents();
+    wait_for_previous_launch();
     Arena arena;
     const Shared<int> is_last = arena.take<int>(1);
     const Shared<WorkPartition> partition = arena.take<WorkPartition>(1);
     const Shared<WorkRange> work_range = arena.take<WorkRange>(1);
-    Pipeline pipeline(arena);
+    WorkPartition all(params, Worker::kRows, gridDim.x);
+    std::int64_t next = all.begin_of(blockIdx.x);
+    if (next == all.begin_of(blockIdx.x + 1)) return;
+    Pipeline pipeline(arena, arguments);
 
-    // The next work item stands in the work range, and not in registers, and nothing that a round works out is kept for the
-    // next.
-    if (threadIdx.x == 0) {
-      const WorkPartition all(params, Worker::kRows, gridDim.x);
-      partition[0] = all;
-      WorkRange none;
-      none.last = all.begin_of(blockIdx.x);
-      work_range[0] = none;
-    }
-    __syncthreads();
-    while (WorkRange(work_range[0]).last < WorkPartition(partition[0]).begin_of(blockIdx.x + 1)) {
-      const int block = opaque(static_cast<int>(blockIdx.x)), thread = opaque(static_cast<int>(threadIdx.x));
-      const auto self = WorkerThread::of<Worker>(thread, Pipeline::kThreads);
-      __syncthreads();
-      if (thread == 0) {
-        const WorkPartition all = partition[0];
-        work_range[0] = all.work_range_at(params, WorkRange(work_range[0]).last, all.begin_of(block + 1));
-      }
-      __syncthreads();
-      const auto finish = [&](int slot, const auto& forest) {
-        const WorkRange work = work_range[0];
-        write_output<Worker>(params, output, work.kv_head, work.first_row, slot, forest, work.whole, self.lane);
-      };
+    while (true) {
+      const int block = opaque(static_cast<int>(blockIdx.x));
 
-      // Every worker walks over its part of the work range; the block joins them.
+      // Every worker walks over its part of the work range.
       {
-        const WorkRange work = work_range[0];
-        pipeline(params, work.kv_head, work.first_row, work.positions, forests.of_worker(block, 0), forests.n_worker,
-                 aligned);
+        const WorkRange work = all.work_range_at(params, next, all.begin_of(block + 1));
+        if (threadIdx.x == 0) partition[0] = all, work_range[0] = work;
+        // Opaque, so that the walk holds none of the sums that have led to them.
+        pipeline(params, opaque(static_cast<int>(work.kv_head)), opaque(static_cast<int>(work.first_row)), work.positions,
+                 forests.of_worker(block, 0), forests.n_worker);
       }
       __syncthreads();
-      const WorkRange work = work_range[0];
-      float* const kept = forests.of_work_range(block, work.first > work.tile_begin);
-      join_splits<Worker>(pipeline.scratch(), forests.of_worker(block, 0), forests.n_worker, work.positions,
-                          Pipeline::kWorkers, self, [&](int slot, const auto& forest) {
-                            work.is_whole() ? finish(slot, forest)
-                                            : store_forest<Worker>(forest, kept + slot * forests.n_work_range, self.lane);
-                          });
 
-      // A query tile shared with other blocks is joined by the one that comes last.
-      if (!work.is_whole()) {
-        const WorkPartition all = partition[0];
-        const std::int64_t first = all.block_of(work.tile_begin);
-        const int n_parts = static_cast<int>(all.block_of(work.tile_begin + work.n_tile_items - 1) - first) + 1;
-        if (arrives_last(counters + work.query_tile, static_cast<unsigned>(n_parts), is_last)) {
-          const auto part = [&all, &work, &forests, first](int i) {
-            const std::int64_t from = all.begin_of(first + i), to = all.begin_of(first + i + 1);
-            const bool began_before = from > work.tile_begin;
-            return Part{work.positions_of(began_before ? from : work.tile_begin, to),
-                        forests.of_work_range(first + i, began_before)};
-          };
-          join_parts<Worker>(pipeline.scratch(), forests.n_work_range, work.whole.begin, n_parts, part, self, finish);
-        }
-      }
+      // The block joins its workers. If it shares the query tile with others and is the last of them, it joins the blocks.
+      const WorkRange work = work_range[0];
+      all = partition[0];
+      const std::int64_t first = all.block_of(work.tile_begin);
+      const int n_sharing = static_cast<int>(all.block_of(work.tile_begin + work.n_tile_items - 1) - first) + 1;
+      bool joins_blocks = false;
+      TREE_ATTN_LOOP
+      do {
+        const auto positions = [&](int i) {
+          if (!joins_blocks) return split_range(work.positions, i, Pipeline::kWorkers);
+          const std::int64_t begin = all.begin_of(first + i);
+          return work.positions_of(begin > work.tile_begin ? begin : work.tile_begin, all.begin_of(first + i + 1));
+        };
+        const auto copy = [&](const auto& column, int i, int j, const auto& states, int place) {
+          const float* const part = joins_blocks ? forests.of_work_range(first + i, i > 0) : forests.of_worker(block, i);
+          states.copy(place, column, part + column.slot * (joins_blocks ? forests.n_work_range : forests.n_worker), j);
+        };
+        const bool is_end = joins_blocks || n_sharing == 1;
+        join_parts<Worker>(
+            pipeline.scratch(), joins_blocks ? work.whole : work.positions, joins_blocks ? n_sharing : Pipeline::kWorkers,
+            positions, copy, [&](const auto& column, const auto& roots) {
+              if (is_end) {
+                write_output<Worker>(params, output, work.kv_head, work.first_row, column, roots, work.whole);
+              } else {
+                store_forest<Worker>(column, roots, forests.of_work_range(block, block > first), forests.n_work_range);
+              }
+            });
+        if (is_end) break;
+        joins_blocks = arrives_last(counters + work.query_tile, static_cast<unsigned>(n_sharing), is_last);
+      } while (joins_blocks);
+
+      next = work.last;
+      if (next == all.begin_of(block + 1)) return;
       // The next work range uses all this memory again.
+      Pipeline::publish_scratch();
       __syncthreads();
     }
   }

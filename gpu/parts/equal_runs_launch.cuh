@@ -41,11 +41,11 @@ void run_equal_runs(const DecodeParams& params, const DeviceOutput& output, cons
   if (params.n_rows() == 0) return;
   const Launch config{.grid = {static_cast<unsigned>(plan.n_blocks)},
                       .block = {static_cast<unsigned>(plan.n_threads)},
-                      .shared_bytes = plan.shared_bytes};
-  const bool aligned = starts_aligned(params, DTypeTraits<T>::kDType);
+                      .shared_bytes = plan.shared_bytes,
+                      .overlaps = device().major >= 9};
   with_pipeline<T>(params, [&](auto pipeline) {
     using Pipeline = typename decltype(pipeline)::type;
-    launch(equal_runs<Pipeline>, config, stream, params, output, aligned,
+    launch(equal_runs<Pipeline>, config, stream, params, output, Pipeline::arguments(params),
            equal_runs_workspace<Pipeline>(params, plan.n_blocks, workspace.floats), workspace.counters);
   });
 }

@@ -3,6 +3,7 @@
 /// @brief The end of every kernel: forests of neighbouring ranges become one, and that becomes the result (Alg. 3).
 #pragma once
 
+#include "gpu/parts/join_steps.cuh"
 #include "gpu/parts/sub_warp.cuh"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
@@ -11,174 +12,294 @@ namespace tree_attn::TREE_ATTN_PLATFORM {
 template <IsWorker Worker, class Where = InGlobal>
 using WorkerForest = LaneForest<Worker::kElements, Worker::kLanes, Where>;
 
-/// A part of a range, and the forests that somebody has left of it in global memory, one a slot.
-struct Part {
-  KeyRange range;
-  float* forests;
-};
-
-/// Where a block joins: shared memory that nobody needs any more.
+/// Where a block joins: shared memory that the block does not use any more.
 struct Scratch {
   Shared<float> memory;
   int n_floats;
 };
 
-/// A subtree that is to be joined: which, and where its states begin.
-struct Entry {
-  std::int64_t index;
-  float* states;  ///< of its slot 0
-  int level;
+/// What one thread merges by itself: two neighbouring elements of a lane in one slot of a worker, together with the shift
+/// and the sum of their row. That is 16 bytes, and so few elements that even one row keeps many threads busy.
+template <IsWorker Worker>
+struct Column {
+  static constexpr int kElements = 2;
+  static constexpr int kOfLane = Worker::kElements / kElements;
+  static constexpr int kColumns = Worker::kSlots * Worker::kLanes * kOfLane;  ///< of a worker
+  static_assert(Worker::kElements % kElements == 0);
+  using State = LaneState<kElements>;
+  static_assert(sizeof(State) == sizeof(Bytes16));
+
+  int slot, lane, first;  ///< first: of the elements of the lane
+
+  /// Column i of the worker. Neighbouring threads have neighbouring lanes.
+  __device__ __forceinline__ static Column of(int i) {
+    return {i / (Worker::kLanes * kOfLane), i % Worker::kLanes, i / Worker::kLanes % kOfLane * kElements};
+  }
+  /// Which of the worker's queries it is about, and which element of the row element c is.
+  __device__ __forceinline__ int row() const { return Worker::row(lane, slot); }
+  __device__ __forceinline__ int component(int c) const { return Worker::component(lane, first + c); }
+
+  /// Where number `plane` of its part of subtree i of a forest lies, as a LaneForest has it: shift, sum, elements.
+  __device__ __forceinline__ int offset(int i, int plane) const {
+    return i * WorkerForest<Worker>::kEntry + (plane < 2 ? plane : plane + first) * Worker::kLanes + lane;
+  }
+  /// Writes its part of subtree i of a forest.
+  template <class Where = InGlobal>
+  __device__ __forceinline__ void store(typename Where::Memory forest, int i, const State& state) const {
+    if (first == 0) Where::store(forest + offset(i, 0), state.shift), Where::store(forest + offset(i, 1), state.sum);
+    TREE_ATTN_UNROLL
+    for (int c = 0; c < kElements; ++c) Where::store(forest + offset(i, 2 + c), state.n[c]);
+  }
 };
 
-/// Parts whose subtrees are listed at once, and how many of those; floats of scratch memory in front of the joined forest,
-/// which hold the counts and the list.
-inline constexpr int kListedParts = 64, kListedEntries = 256, kCountFloats = 96;
-inline constexpr int kListFloats = kCountFloats + kListedEntries * static_cast<int>(sizeof(Entry) / sizeof(float));
-static_assert(kCountFloats > kListedParts && kCountFloats % 2 == 0);
+/// The states of the entries of one column, in shared memory. Once they are there a single thread merges them, and no
+/// barrier orders the merges.
+template <IsWorker Worker>
+class ColumnStates {
+ public:
+  using State = typename Column<Worker>::State;
+  static constexpr int kFloats = sizeof(State) / sizeof(float);  ///< of one state
 
-/// Joins the forests of neighbouring parts, left to right. All threads of the block call it, none of them uses the scratch
-/// memory any more, and behind it a barrier is needed before anybody does.
+  /// @param memory of this column @param stride floats from one entry to the next
+  __device__ __forceinline__ ColumnStates(Shared<float> memory, int stride) : memory_(memory), stride_(stride) {}
+  /// Starts to copy subtree i of a forest in global memory to a place; or copies it from shared memory at once.
+  __device__ __forceinline__ void copy(int place, const Column<Worker>& column, const float* forest, int i) const {
+    TREE_ATTN_UNROLL
+    for (int plane = 0; plane < kFloats; ++plane)
+      copy_async4(memory_ + (place * stride_ + plane), forest + column.offset(i, plane));
+  }
+  __device__ __forceinline__ void copy_shared(int place, const Column<Worker>& column, Shared<float> forest, int i) const {
+    TREE_ATTN_UNROLL
+    for (int plane = 0; plane < kFloats; ++plane) memory_[place * stride_ + plane] = forest[column.offset(i, plane)];
+  }
+  __device__ __forceinline__ void load(int place, State& state) const {
+    const Bytes16 bytes = load16(memory_ + place * stride_);
+    std::memcpy(&state, &bytes, sizeof state);
+  }
+  __device__ __forceinline__ void store(int place, const State& state) const {
+    Bytes16 bytes;
+    std::memcpy(&bytes, &state, sizeof bytes);
+    store16(memory_ + place * stride_, bytes);
+  }
+
+ private:
+  Shared<float> memory_;
+  int stride_;
+};
+
+/// The subtrees that are left of a join, from left to right, one column of them.
+template <IsWorker Worker>
+class JoinedRoots {
+ public:
+  __device__ __forceinline__ JoinedRoots(const ColumnStates<Worker>& states, const JoinSteps& steps, JoinSize size)
+      : states_(states), steps_(steps), size_(size) {}
+  __device__ __forceinline__ int size() const { return size_.n_roots(); }
+  /// The i-th.
+  __device__ __forceinline__ void load(int i, typename Column<Worker>::State& state) const {
+    states_.load(steps_.root(i, size_), state);
+  }
+  /// Merges the roots [from, to) into one state, right to left, as the perfect tree does where positions are missing. The
+  /// identity if there are none.
+  __device__ __forceinline__ void fold(int from, int to, typename Column<Worker>::State& state) const {
+    set_empty(state);
+    TREE_ATTN_LOOP
+    for (int i = to - 1; i >= from; --i) {
+      typename Column<Worker>::State left;
+      load(i, left);
+      merge(left, state);
+      state = left;
+    }
+  }
+
+ private:
+  const ColumnStates<Worker>& states_;
+  const JoinSteps& steps_;
+  JoinSize size_;
+};
+
+/// Joins the forests of neighbouring parts of a range, left to right. All threads of the block call it and none of them uses
+/// the scratch memory any more; after it a barrier is needed before any of them does.
 ///
-/// One read after the other from global memory, and one thread that finds out which, would take longer than all the rest of
-/// a short decode. So threads list the subtrees side by side, a part each; all workers fetch their states side by side, into
-/// shared memory and as many as fit; and one worker a slot merges them there, in place: what is held is never more than what
-/// has been taken.
-/// @param n_part floats of one forest of a part
-/// @param begin first position of the first part
-/// @param part (i) -> Part
-/// @param self this thread among all workers that the block's threads make
-/// @param use (slot, joined forest) what to do with the result; called by one worker for each slot
-template <IsWorker Worker, class PartOf, class Use>
-__device__ __forceinline__ void join_parts(Scratch scratch, std::int64_t n_part, std::int64_t begin, int n_parts,
-                                           const PartOf& part, WorkerThread self, const Use& use) {
-  using Forest = WorkerForest<Worker, InShared>;
-  // The list, and room for states: of all slots at once, if there is enough for a good number of subtrees of each.
-  constexpr int kRoom = 64;
-  const Shared<int> counts = shared_as<int>(scratch.memory);
-  const Shared<Entry> entries = shared_as<Entry>(scratch.memory + kCountFloats);
-  const Shared<float> states = scratch.memory + kListFloats;
-  const int fit = (scratch.n_floats - kListFloats) / Forest::kEntry;
-  int at_once = Worker::kSlots;
-  while (at_once > 1 && fit / at_once < kRoom) at_once /= 2;
-  const int room = fit / at_once, thread = static_cast<int>(threadIdx.x);
+/// Which subtrees merge, and in what order, follows from the ranges alone (JoinSteps). So the threads list the subtrees side
+/// by side; they start to copy the states of all of them; and while the copies are under way the merges are worked
+/// out side by side. Then every thread merges its column alone. Of as many parts at a time as are listed and fit: what is
+/// joined of them is the first part of the next round.
+/// @param range of all parts
+/// @param positions (i) -> KeyRange of part i
+/// @param copy (column, i, j, states, place) starts to copy subtree j of part i to a place of the column's states
+/// @param use (column, roots) what to do with the result; called once per column
+template <IsWorker Worker, class Positions, class Copy, class Use>
+__device__ __forceinline__ void join_parts(Scratch scratch, KeyRange range, int n_parts, const Positions& positions,
+                                           const Copy& copy, const Use& use) {
+  using Columns = Column<Worker>;
+  using State = typename Columns::State;
+  constexpr int kState = ColumnStates<Worker>::kFloats;
+  const int thread = opaque(static_cast<int>(threadIdx.x)), n_threads = static_cast<int>(blockDim.x);
+  const JoinSteps steps(scratch.memory);
+  const Shared<float> states = scratch.memory + kJoinFloats;
 
-  for (int first_slot = 0; first_slot < Worker::kSlots; first_slot += at_once) {
-    const int own_slot = self.worker < at_once ? self.worker : -1;
-    Forest forest(states + (own_slot < 0 ? 0 : own_slot) * room * Forest::kEntry, self.lane, begin);
-    int depth = 0;
+  // Columns at once: all, if there is room for a good number of subtrees of each.
+  const int n_floats = scratch.n_floats - kJoinFloats, wanted = n_parts < 24 ? 2 * n_parts + 16 : 64;
+  int at_once = Columns::kColumns;
+  TREE_ATTN_LOOP
+  while (at_once > kWarp && n_floats < at_once * kState * wanted) at_once /= 2;
+  const int fit = n_floats / (at_once * kState), room = fit < kListedEntries ? fit : kListedEntries;
+
+  const int most = n_threads <= kListedParts ? n_threads - 1 : kListedParts;  // parts at once
+
+  TREE_ATTN_LOOP
+  for (int first_column = 0; first_column < Columns::kColumns; first_column += at_once) {
+    KeyRange done{range.begin, range.begin};
+    TREE_ATTN_LOOP
     for (int first = 0; first < n_parts;) {
-      // Count, a part a thread.
-      const int n_here = n_parts - first < kListedParts ? n_parts - first : kListedParts;
-      Part own{};
-      if (thread < n_here) {
-        own = part(first + thread);
-        counts[thread] = n_subtrees(own.range.begin, own.range.end);
-      }
+      // List what is done, and the parts of this round: thread i part first + i - 1. Counts are written again only here,
+      // where no thread reads those of the round before this one any more.
+      const int n_listed = n_parts - first < most ? n_parts - first + 1 : most + 1;
+      const KeyRange own = thread == 0 ? done : thread < n_listed ? positions(first + thread - 1) : KeyRange{};
+      steps.count(own, thread, n_listed);
       __syncthreads();
-      // As many parts as fit, at least one; and the index of one's own.
-      int n_taken = 0, n = 0, index = 0;
-      for (; n_taken < n_here; ++n_taken) {
-        const int count = counts[n_taken];
-        if (n_taken > 0 && (depth + n + count > room || n + count > kListedEntries)) break;
-        if (n_taken == thread) index = n;
-        n += count;
-      }
-      // List.
-      if (thread < n_taken) {
-        for (int i = 0; !own.range.empty(); ++i) {
-          const Subtree subtree = first_subtree(own.range.begin, own.range.end);
-          entries[index + i] = Entry{subtree.index, own.forests + i * Forest::kEntry, subtree.level};
-          own.range.begin = subtree.end();
+      JoinSize size{};
+      const int own_entry = steps.place(thread, n_listed, size.n_entries), n_done = steps.n_first();
+      const int n_taken = steps.take(n_listed, room, size.n_entries) - 1;
+      const bool is_last = first + n_taken == n_parts;
+      const KeyRange joined{range.begin, is_last ? range.end : positions(first + n_taken - 1).end};
+      if (thread <= n_taken) steps.list(own, first + thread - 1, own_entry, joined);
+      __syncthreads();
+
+      // Copy, several threads per column if there are, a few entries each at a time; meanwhile work out the merges.
+      const int n_copiers = n_threads > at_once ? n_threads / at_once : 1;
+      TREE_ATTN_LOOP
+      for (int i = thread; i < at_once * n_copiers; i += n_threads) {
+        constexpr int kListed = 4;
+        const int copier = i / at_once, column = i - copier * at_once;
+        TREE_ATTN_LOOP
+        for (int place = n_done + copier; place < size.n_entries; place += kListed * n_copiers) {
+          JoinEntry from[kListed];
+          TREE_ATTN_UNROLL
+          for (int j = 0; j < kListed; ++j) {
+            if (place + j * n_copiers < size.n_entries) from[j] = steps.entry(place + j * n_copiers);
+          }
+          TREE_ATTN_UNROLL
+          for (int j = 0; j < kListed; ++j) {
+            if (place + j * n_copiers >= size.n_entries) continue;
+            copy(Columns::of(first_column + column), from[j].part(), from[j].subtree(),
+                 ColumnStates<Worker>(states + column * kState, at_once * kState), place + j * n_copiers);
+          }
         }
       }
+      copy_async_commit();
+      steps.order(thread, n_threads, size.n_entries);
+      copy_async_wait<0>();
       __syncthreads();
-      // Fetch.
-      for (int i = self.worker; i < n; i += self.n_workers) {
-        const float* const from = Entry(entries[i]).states;
-        for (int slot = 0; slot < at_once; ++slot) {
-          LaneState<Worker::kElements> state;
-          WorkerForest<Worker>(const_cast<float*>(from) + (first_slot + slot) * n_part, self.lane, 0).load(0, state);
-          Forest(states + slot * room * Forest::kEntry, self.lane, begin).store(depth + i, state);
+      size.n_merges = steps.n_merges();
+
+      // Merge. Steps of one level do not depend on each other, so several are under way at once.
+      TREE_ATTN_LOOP
+      for (int i = thread; i < at_once; i += n_threads) {
+        constexpr int kMerged = 4;
+        const ColumnStates<Worker> own_states(states + i * kState, at_once * kState);
+        TREE_ATTN_LOOP
+        for (int step = 0; step < size.n_merges;) {
+          // A batch that is not full does its last step again, without a branch: the same state to the same place.
+          const int n_level = steps.step(step).n_level(), n = n_level < kMerged ? n_level : kMerged;
+          State left[kMerged], right[kMerged];
+          int place[kMerged];
+          TREE_ATTN_UNROLL
+          for (int j = 0; j < kMerged; ++j) {
+            const JoinStep now = steps.step(step + (j < n ? j : n - 1));
+            place[j] = now.left();
+            own_states.load(now.left(), left[j]);
+            own_states.load(now.right(), right[j]);
+          }
+          TREE_ATTN_UNROLL
+          for (int j = 0; j < kMerged; ++j) merge(left[j], right[j]);
+          TREE_ATTN_UNROLL
+          for (int j = 0; j < kMerged; ++j) own_states.store(place[j], left[j]);
+          step += n;
+        }
+        if (is_last) {
+          use(Columns::of(first_column + i), JoinedRoots<Worker>(own_states, steps, size));
+          continue;
+        }
+        // Move what is left to the front.
+        TREE_ATTN_LOOP
+        for (int root = 1; root < size.n_roots(); ++root) {
+          State state;
+          own_states.load(steps.root(root, size), state);
+          own_states.store(root, state);
         }
       }
-      __syncthreads();
-      // Merge.
-      if (own_slot >= 0) {
-        for (int i = 0; i < n; ++i) {
-          const Entry entry = entries[i];
-          LaneState<Worker::kElements> state;
-          forest.load(depth + i, state);
-          forest.push({entry.level, entry.index}, state);
-        }
-        if (self.lane == 0 && self.worker == 0) counts[kListedParts] = forest.depth();
-      }
-      __syncthreads();
-      depth = counts[kListedParts];
+      done = joined;
       first += n_taken;
     }
-    if (own_slot >= 0) use(first_slot + own_slot, forest);
   }
 }
 
-/// The same for the n parts of a range that split_range() has cut, their forests one behind the other.
+/// join_parts() for the n parts of a range that split_range() has cut, their forests in global memory one after the other.
+/// @param parts [n_parts][kSlots][n_part]
 template <IsWorker Worker, class Use>
-__device__ __forceinline__ void join_splits(Scratch scratch, float* parts, std::int64_t n_part, KeyRange whole, int n_parts,
-                                            WorkerThread self, const Use& use) {
-  const auto part = [parts, n_part, whole, n_parts](int i) {
-    return Part{split_range(whole, i, n_parts), parts + i * Worker::kSlots * n_part};
-  };
-  join_parts<Worker>(scratch, n_part, whole.begin, n_parts, part, self, use);
+__device__ __forceinline__ void join_splits(Scratch scratch, const float* parts, std::int64_t n_part, KeyRange range,
+                                            int n_parts, const Use& use) {
+  join_parts<Worker>(
+      scratch, range, n_parts, [range, n_parts](int i) { return split_range(range, i, n_parts); },
+      [parts, n_part](const auto& column, int i, int j, const auto& states, int place) {
+        states.copy(place, column, parts + (i * Worker::kSlots + column.slot) * n_part, j);
+      },
+      use);
 }
 
-/// Leaves a joined forest in global memory, for another block to join.
-template <IsWorker Worker>
-__device__ __forceinline__ void store_forest(const WorkerForest<Worker, InShared>& forest, float* to, int lane) {
-  for (int i = 0; i < forest.depth(); ++i) {
-    LaneState<Worker::kElements> state;
-    forest.load(i, state);
-    WorkerForest<Worker>(to, lane, 0).store(i, state);
+/// Leaves a joined forest in memory, for another block to join.
+/// @param to forest of slot 0 @param n_forest floats from there to that of the next slot
+template <IsWorker Worker, class Where = InGlobal>
+__device__ __forceinline__ void store_forest(const Column<Worker>& column, const JoinedRoots<Worker>& roots,
+                                             typename Where::Memory to, std::int64_t n_forest) {
+  TREE_ATTN_LOOP
+  for (int i = 0; i < roots.size(); ++i) {
+    typename Column<Worker>::State state;
+    roots.load(i, state);
+    column.template store<Where>(to + column.slot * n_forest, i, state);
   }
 }
 
-/// Writes what one slot of a worker is about: z = n / D and lse, or if there is more to come one state for every subtree
-/// that covers the shard.
-/// @param first_row of the worker's rows in the group of the kv head; those behind the group are padding
-/// @param held positions whose subtrees are in the forest, params.padded(kv_head); the rest of the shard is the empty set
+/// Writes one column of the result: z = n / D and lse, or if there is more to come one state for every subtree that covers
+/// the shard.
+/// @param first_row of the worker's rows in the group of the kv head; those past the group are padding
+/// @param held positions of the roots; the rest of the shard is the empty set
 /// @paper{alg_3, Alg. 3}
-template <IsWorker Worker, class Forest>
+template <IsWorker Worker>
 __device__ __forceinline__ void write_output(const DecodeParams& params, const DeviceOutput& output, std::int64_t kv_head,
-                                             std::int64_t first_row, int slot, const Forest& forest, KeyRange held,
-                                             int lane) {
-  const std::int64_t r = first_row + Worker::row(lane, slot), row = kv_head * params.group + r;
+                                             std::int64_t first_row, const Column<Worker>& column,
+                                             const JoinedRoots<Worker>& roots, KeyRange held) {
+  const std::int64_t r = first_row + column.row(), row = kv_head * params.group + r;
   if (r >= params.group) return;
-  LaneState<Worker::kElements> state;
+  typename Column<Worker>::State state;
 
   // The finished row.
   if (output.out != nullptr) {
-    forest.fold(0, forest.depth(), state);
+    roots.fold(0, roots.size(), state);
     const float e_and_sum[] = {state.shift, state.sum};
-    if (Worker::component(lane, 0) == 0) output.lse[row] = finish_lse(e_and_sum);
+    if (column.component(0) == 0) output.lse[row] = finish_lse(e_and_sum);
     TREE_ATTN_UNROLL
-    for (int c = 0; c < Worker::kElements; ++c) {
-      const int j = Worker::component(lane, c);
+    for (int c = 0; c < Column<Worker>::kElements; ++c) {
+      const int j = column.component(c);
       if (j < params.d_v) output.out[row * params.d_v + j] = finish_value(e_and_sum, state.n[c]);
     }
     return;
   }
 
-  // Or one state a subtree, in the layout of Forest<float>.
+  // Or one state per subtree, in the layout of Forest<float>.
   float* to = output.states + row * state_size(params.d_v);
   int from = 0;
   for (KeyRange shard{params.begin, params.end}; !shard.empty(); to += params.n_rows() * state_size(params.d_v)) {
     shard.begin = first_subtree(shard.begin, shard.end).end();
     int n = 0;
     for (; !held.empty() && held.begin < shard.begin; ++n) held.begin = first_subtree(held.begin, held.end).end();
-    forest.fold(from, from + n, state);
+    roots.fold(from, from + n, state);
     from += n;
-    if (Worker::component(lane, 0) == 0) to[kShift] = state.shift, to[kSum] = state.sum;
+    if (column.component(0) == 0) to[kShift] = state.shift, to[kSum] = state.sum;
     TREE_ATTN_UNROLL
-    for (int c = 0; c < Worker::kElements; ++c) {
-      const int j = Worker::component(lane, c);
+    for (int c = 0; c < Column<Worker>::kElements; ++c) {
+      const int j = column.component(c);
       if (j < params.d_v) to[kValues + j] = state.n[c];
     }
   }

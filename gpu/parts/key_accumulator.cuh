@@ -1,14 +1,106 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief A sub-warp's pass over a range of positions: scores, states, and the canonical tree above them (eq. (7), section
+/// @brief A sub-warp's pass over a range of leaves: scores, weights, values, and the canonical tree above (eq. (7), section
 /// 5).
+///
+/// The arithmetic is written once; where rows come from is a parameter (IsRowSource). A source changes no bit.
 #pragma once
 
 #include "gpu/parts/sub_warp.cuh"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
-/// Bytes of vector `vector` of a row of d numbers that are there, 0 to 16.
+/// The keys of a range of leaves in steps of eight positions, counted from the first position of the range. 32 bits, because
+/// every step looks at them.
+class KeySteps {
+ public:
+  /// @param range positions of one worker, at multiples of kLeafKeys
+  /// @param used those of the shard that have a key
+  __device__ __forceinline__ KeySteps(KeyRange range, KeyRange used)
+      : origin_(range.begin),
+        begin_(range.begin < used.begin ? static_cast<int>(used.begin - range.begin) : 0),
+        end_(range.empty() ? 0 : static_cast<int>((used.end < range.end ? used.end : range.end) - range.begin)) {}
+
+  /// Position 0 of step 0.
+  __device__ __forceinline__ std::int64_t origin() const { return origin_; }
+  /// Steps up to the last key.
+  __device__ __forceinline__ int size() const { return end_ > begin_ ? (end_ + kKeysPerStep - 1) / kKeysPerStep : 0; }
+  /// Which of the eight positions of a step have a key, bit by bit. Other rows are never read.
+  __device__ __forceinline__ unsigned valid(int step) const {
+    return below(end_ - step * kKeysPerStep) & ~below(begin_ - step * kKeysPerStep);
+  }
+  /// Whether a step holds the last keys of its leaf.
+  __device__ __forceinline__ bool ends_leaf(int step) const {
+    return step + 1 == size() || (step < size() && step % kStepsPerLeaf == kStepsPerLeaf - 1);
+  }
+  /// The leaf of a step.
+  __device__ __forceinline__ std::int64_t leaf(int step) const { return (origin_ >> kLeafLevel) + step / kStepsPerLeaf; }
+  /// The most steps that a worker of this warp has: all its lanes take that many, because they shuffle together.
+  template <IsSubWarp SubWarp>
+  __device__ __forceinline__ int most_of_warp() const {
+    int most = size();
+    TREE_ATTN_UNROLL
+    for (int distance = SubWarp::kLanes; distance < kWarp; distance *= 2) {
+      const int other = __shfl_xor_sync(kAllLanes, most, distance);
+      most = other > most ? other : most;
+    }
+    return most;
+  }
+
+ private:
+  /// The lowest n bits of eight.
+  __device__ __forceinline__ static unsigned below(int n) { return n <= 0 ? 0u : n >= kKeysPerStep ? 0xFFu : (1u << n) - 1; }
+
+  std::int64_t origin_;
+  int begin_, end_;
+};
+
+/// Where a sub-warp finds its rows, step after step. wait() makes the rows of a step readable, keys() and values() return
+/// readers of them, next() says that they have been read. Rows that are not valid may hold anything.
+template <class Source>
+concept IsRowSource = requires(Source& source, int step, unsigned valid) {
+  source.wait(step, valid);
+  { source.keys(step, valid) } -> IsRows;
+  { source.values(step, valid) } -> IsRows;
+  source.next(step);
+};
+
+/// The pass of a sub-warp over a range of leaves, for one query. All lanes of the warp call it.
+/// @param steps of the range
+/// @param memory of the sub-warp's forest
+template <IsSubWarp SubWarp, IsRowSource Source>
+__device__ __forceinline__ void accumulate_keys(const DecodeParams& params, std::int64_t kv_head, std::int64_t r,
+                                                KeyRange range, const KeySteps& steps, float* memory, Source& source) {
+  using T = typename SubWarp::T;
+  const int lane = static_cast<int>(threadIdx.x) % SubWarp::kLanes;
+  const bool is_single_key = params.lengths[kv_head / params.kv_heads] == 1;
+  const float lift = is_single_key ? 0.0f : params.lift;
+  float q[SubWarp::kElements];
+  const T* const query = params.query<T>(kv_head, r);
+  TREE_ATTN_UNROLL
+  for (int c = 0; c < SubWarp::kElements; ++c) {
+    const int component = SubWarp::component(lane, c);
+    q[c] = component < params.d_h ? params.query_scale * widen(load_once(query + component)) : 0.0f;
+  }
+
+  LeafForest<SubWarp::kElements, SubWarp::kLanes> forest(memory, lane, range);
+  LaneState<SubWarp::kElements> leaf;
+  set_empty(leaf);
+  const int n_steps = steps.most_of_warp<SubWarp>();
+  for (int step = 0; step < n_steps; ++step) {
+    const unsigned valid = steps.valid(step);
+    source.wait(step, valid);
+    float s = score_of_eight<SubWarp>(q, source.keys(step, valid), params.score_scale, lane);
+    if ((valid >> key_of_lane(lane) & 1) == 0) s = -std::numeric_limits<float>::infinity();
+    add_eight_keys<SubWarp>(s, is_single_key, lift, lane, source.values(step, valid), leaf);
+    source.next(step);
+    if (!steps.ends_leaf(step)) continue;
+    forest.push(steps.leaf(step), leaf);
+    set_empty(leaf);
+  }
+}
+
+/// Bytes of vector `vector` of a row of d elements that are there, 0 to 16.
 template <IsSubWarp SubWarp>
 __device__ __forceinline__ int bytes_of_vector(int d, int lane, int vector) {
   const int left = d * static_cast<int>(sizeof(typename SubWarp::T)) - 16 * (vector * SubWarp::kLanes + lane);
@@ -19,9 +111,9 @@ __device__ __forceinline__ int bytes_of_vector(int d, int lane, int vector) {
 template <IsSubWarp SubWarp>
 struct GlobalRows {
   const typename SubWarp::T* first;  ///< row 0
-  std::int64_t stride;               ///< numbers from row to row
+  std::int64_t stride;               ///< elements from row to row
   int d, lane;
-  unsigned valid;  ///< bit i: row i may be read; the others are taken for zero
+  unsigned valid;  ///< bit i: row i may be read; the others are zero
 
   __device__ __forceinline__ Bytes16 operator()(int i, int vector) const {
     if ((valid >> i & 1) == 0 || bytes_of_vector<SubWarp>(d, lane, vector) == 0) return Bytes16{};
@@ -29,160 +121,31 @@ struct GlobalRows {
   }
 };
 
-/// A range in steps of eight positions, numbered from the one that its first position lies in. Small numbers, for they are
-/// looked at with every step.
-class KeySteps {
- public:
-  /// @param range of one worker @param used_end behind the last key in use
-  __device__ __forceinline__ KeySteps(KeyRange range, std::int64_t used_end)
-      : origin_(range.begin / kKeysPerStep * kKeysPerStep),
-        first_in_leaf_(static_cast<int>(origin_ % kLeafKeys) / kKeysPerStep),
-        begin_(static_cast<int>(range.begin - origin_)),
-        end_(range.empty() ? begin_ : static_cast<int>(range.end - origin_)),
-        used_end_(static_cast<int>((used_end < range.end ? used_end : range.end) - origin_)) {}
-
-  /// Position 0 of step 0, a multiple of eight.
-  __device__ __forceinline__ std::int64_t origin() const { return origin_; }
-  __device__ __forceinline__ int size() const { return end_ > begin_ ? (end_ + kKeysPerStep - 1) / kKeysPerStep : 0; }
-  /// Which of the eight positions of a step have a key, bit by bit: rows that are not there are never read.
-  __device__ __forceinline__ unsigned valid(int step) const {
-    return below(used_end_ - step * kKeysPerStep) & ~below(begin_ - step * kKeysPerStep);
-  }
-  /// Which of them belong to the range, with a key or without.
-  __device__ __forceinline__ unsigned inside(int step) const {
-    return below(end_ - step * kKeysPerStep) & ~below(begin_ - step * kKeysPerStep);
-  }
-  /// Whether the leaf of kLeafKeys positions that a step belongs to lies in the range as a whole.
-  __device__ __forceinline__ bool in_whole_leaf(int step) const {
-    const int leaf = (step - in_leaf(step)) * kKeysPerStep;
-    return leaf >= begin_ && leaf + static_cast<int>(kLeafKeys) <= end_;
-  }
-  /// Index of a step in its leaf, 0 to 7.
-  __device__ __forceinline__ int in_leaf(int step) const {
-    return (first_in_leaf_ + step) % (static_cast<int>(kLeafKeys) / kKeysPerStep);
-  }
-  /// Whether the range cuts a leaf.
-  __device__ __forceinline__ bool cuts_a_leaf() const {
-    return end_ > begin_ && ((origin_ + begin_) % kLeafKeys != 0 || (origin_ + end_) % kLeafKeys != 0);
-  }
-
- private:
-  /// The lowest n bits of eight.
-  __device__ __forceinline__ static unsigned below(int n) { return n <= 0 ? 0u : n >= kKeysPerStep ? 0xFFu : (1u << n) - 1; }
-
-  std::int64_t origin_;
-  int first_in_leaf_, begin_, end_, used_end_;
-};
-
-/// One query and one range of positions of its kv head.
-///
-/// Whole leaves of kLeafKeys positions climb in registers and reach the forest in memory once a leaf. What a shard has cut
-/// off a leaf goes to the forest key by key, so that the rank that holds the other side finds its siblings.
+/// Rows straight from global memory: eight keys, then eight values, then on.
 template <IsSubWarp SubWarp>
-class KeyAccumulator {
+class GlobalSource {
  public:
-  using State = LaneState<SubWarp::kElements>;
-
-  /// @param range positions to take, a part of params.padded(kv_head)
-  /// @param memory of the forest
-  __device__ __forceinline__ KeyAccumulator(const DecodeParams& params, std::int64_t kv_head, std::int64_t r, KeyRange range,
-                                            float* memory)
-      : lane_(static_cast<int>(threadIdx.x) % SubWarp::kLanes),
-        score_scale_(params.score_scale),
-        is_single_key_(params.lengths[kv_head / params.kv_heads] == 1),
-        lift_(is_single_key_ ? 0.0f : params.lift),
-        key_steps_(range, params.in_use(kv_head).end),
-        partial_leaf_(__any_sync(kAllLanes, key_steps_.cuts_a_leaf()) != 0),
-        forest_(memory, lane_, range.begin) {
-    const auto* const q = params.query<typename SubWarp::T>(kv_head, r);
-    TREE_ATTN_UNROLL
-    for (int c = 0; c < SubWarp::kElements; ++c) {
-      const int component = SubWarp::component(lane_, c);
-      q_[c] = component < params.d_h ? params.query_scale * widen(load_once(q + component)) : 0.0f;
-    }
-  }
-
-  __device__ __forceinline__ int lane() const { return lane_; }
-  __device__ __forceinline__ const KeySteps& key_steps() const { return key_steps_; }
-  /// The most steps that a sub-warp of this warp has: all its lanes take that many steps, for they shuffle together.
-  __device__ __forceinline__ int n_steps() const {
-    int most = key_steps_.size();
-    TREE_ATTN_UNROLL
-    for (int distance = SubWarp::kLanes; distance < kWarp; distance *= 2) {
-      const int other = __shfl_xor_sync(kAllLanes, most, distance);
-      most = other > most ? other : most;
-    }
-    return most;
-  }
-
-  /// Takes a step. Every lane of the warp must call it, also when its sub-warp has no step left.
-  /// @param key, value (i, vector) -> Bytes16 of the row at position i of the step
-  template <IsRows Key, IsRows Value>
-  __device__ __forceinline__ void take(int step, const Key& key, const Value& value) {
-    float s = score_of_eight<SubWarp>(q_, key, score_scale_, lane_);
-    if ((key_steps_.valid(step) >> key_of_lane(lane_) & 1) == 0) s = -std::numeric_limits<float>::infinity();
-    float shift, weight[kKeysPerStep];
-    weigh_eight<SubWarp>(s, is_single_key_, lift_, lane_, shift, weight);
-    if (partial_leaf_) {
-      float all[kKeysPerStep];
-      broadcast_scores<SubWarp>(s, lane_, all);
-      if (take_partial_leaf(step, all, value)) return;
-    }
-    if (step >= key_steps_.size()) return;
-
-    State state;
-    eight_keys<SubWarp>(shift, weight, value, state);
-    const int in_leaf = key_steps_.in_leaf(step);
-    if (registers_.push(state, in_leaf))
-      forest_.push({kLeafLevel, (key_steps_.origin() + step * kKeysPerStep) >> kLeafLevel}, state);
-  }
-
- private:
-  /// Takes the positions of a step one by one, if its leaf is not whole. @returns whether it did
-  template <IsRows Value>
-  __device__ __forceinline__ bool take_partial_leaf(int step, const float (&s)[kKeysPerStep], const Value& value) {
-    if (key_steps_.in_whole_leaf(step)) return false;
-    const unsigned inside = key_steps_.inside(step);
-    for (int i = 0; i < kKeysPerStep; ++i) {
-      if ((inside >> i & 1) == 0) continue;
-      float score = s[0];
-      TREE_ATTN_UNROLL
-      for (int j = 1; j < kKeysPerStep; ++j) score = j == i ? s[j] : score;
-      State state;
-      one_key<SubWarp>(score, is_single_key_, lift_, i, value, state);
-      forest_.push({0, key_steps_.origin() + step * kKeysPerStep + i}, state);
-    }
-    return true;
-  }
-
-  int lane_;
-  float score_scale_;
-  bool is_single_key_;  ///< whether the sequence is one key
-  float lift_;          ///< of its keys; one key needs none
-  KeySteps key_steps_;
-  bool partial_leaf_;  ///< whether a sub-warp of this warp has keys that it takes one by one
-  float q_[SubWarp::kElements];
-  RegisterForest<SubWarp::kElements, kLeafLevel - kKeyStepLevel> registers_;
-  LaneForest<SubWarp::kElements, SubWarp::kLanes> forest_;
-};
-
-/// A sub-warp's pass with plain loads: eight keys, then eight values, then on.
-/// @param memory of the sub-warp's forest
-template <IsSubWarp SubWarp>
-__device__ __forceinline__ void accumulate_keys(const DecodeParams& params, std::int64_t kv_head, std::int64_t r,
-                                                KeyRange range, float* memory) {
   using T = typename SubWarp::T;
-  KeyAccumulator<SubWarp> accumulator(params, kv_head, r, range, memory);
-  const int n_steps = accumulator.n_steps();
-  const T* keys = params.key<T>(kv_head, accumulator.key_steps().origin());
-  const T* values = params.value<T>(kv_head, accumulator.key_steps().origin());
-  for (int step = 0; step < n_steps; ++step) {
-    const unsigned valid = accumulator.key_steps().valid(step);
-    accumulator.take(step, GlobalRows<SubWarp>{keys, params.k.stride[2], params.d_h, accumulator.lane(), valid},
-                     GlobalRows<SubWarp>{values, params.v.stride[2], params.d_v, accumulator.lane(), valid});
-    keys += kKeysPerStep * params.k.stride[2];
-    values += kKeysPerStep * params.v.stride[2];
+  __device__ __forceinline__ GlobalSource(const DecodeParams& params, std::int64_t kv_head, const KeySteps& steps)
+      : keys_{params.key<T>(kv_head, steps.origin()), params.k.stride[2], params.d_h, lane(), 0},
+        values_{params.value<T>(kv_head, steps.origin()), params.v.stride[2], params.d_v, lane(), 0} {}
+
+  __device__ __forceinline__ void wait(int, unsigned) {}
+  __device__ __forceinline__ GlobalRows<SubWarp> keys(int, unsigned valid) const { return with(keys_, valid); }
+  __device__ __forceinline__ GlobalRows<SubWarp> values(int, unsigned valid) const { return with(values_, valid); }
+  __device__ __forceinline__ void next(int) {
+    keys_.first += kKeysPerStep * keys_.stride;
+    values_.first += kKeysPerStep * values_.stride;
   }
-}
+
+ private:
+  __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x) % SubWarp::kLanes; }
+  __device__ __forceinline__ static GlobalRows<SubWarp> with(GlobalRows<SubWarp> rows, unsigned valid) {
+    rows.valid = valid;
+    return rows;
+  }
+
+  GlobalRows<SubWarp> keys_, values_;
+};
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

@@ -2,8 +2,8 @@
 /// @file
 /// @brief The part of a state that one lane holds, and the forests that it goes into (section 5).
 ///
-/// A state of 2 + d_v numbers is spread over the lanes of a sub-warp: each has the shift and the sum, and some components of
-/// n. All of them merge in step without a word to each other, for a merge is the same few operations on every component.
+/// A state of 2 + d_v elements is spread over the lanes of a worker: each holds the shift, the sum and some components of n.
+/// A merge is the same few operations on every component, so all lanes merge at once and exchange nothing.
 #pragma once
 
 #include "gpu/parts/decode_params.hpp"
@@ -38,32 +38,6 @@ __device__ __forceinline__ void merge(LaneState<kElements>& left, const LaneStat
   for (int c = 0; c < kElements; ++c) left.n[c] = merge_element(r, left.n[c], right.n[c]);
 }
 
-/// The lowest levels of a binary counter, in registers: 2^kLevels states go in for one that comes out.
-template <int kElements, int kLevels>
-class RegisterForest {
- public:
-  /// Takes the state at `index` of the lowest level. @returns whether `state` now is that of a subtree kLevels higher
-  ///
-  /// Level by level at compile time: an index that is only known at run time would put the states into memory.
-  template <int kLevel = 0>
-  __device__ __forceinline__ bool push(LaneState<kElements>& state, int index) {
-    if constexpr (kLevel == kLevels) {
-      return true;
-    } else {
-      if ((index >> kLevel & 1) == 0) {
-        parked_[kLevel] = state;
-        return false;
-      }
-      merge(parked_[kLevel], state);
-      state = parked_[kLevel];
-      return push<kLevel + 1>(state, index);
-    }
-  }
-
- private:
-  LaneState<kElements> parked_[kLevels];
-};
-
 /// Where a forest lies: in global memory, where another block may have written it, or in the shared memory of a block of
 /// this cluster.
 struct InGlobal {
@@ -79,9 +53,9 @@ struct InShared {
 
 /// A binary counter in memory: the forest of a range of positions, one lane's part of it.
 ///
-/// The states of the subtrees that cover the range lie one behind the other, left to right. Which subtrees these are follows
-/// from the ends of the range, so nothing but numbers is kept. The lanes of a sub-warp lie side by side and never look at
-/// each other's numbers: no barrier is needed while a forest is filled.
+/// The states of the subtrees that cover the range lie one after the other, left to right. Which subtrees these are follows
+/// from the ends of the range, so only states are stored. The lanes of a worker lie side by side and never read each other's
+/// elements, so no barrier is needed while a forest is filled.
 /// @paper{thm_1, Thm. 1}
 template <int kElements, int kLanes, class Where = InGlobal>
 class LaneForest {
@@ -155,6 +129,36 @@ class LaneForest {
   typename Where::Memory memory_;
   std::int64_t begin_;
   int depth_;
+};
+
+/// The forest of a range of leaves. Of two siblings the left one waits in registers, so that half of the leaves never reach
+/// memory.
+template <int kElements, int kLanes>
+class LeafForest {
+ public:
+  /// @param memory of the forest @param range positions, at multiples of kLeafKeys
+  __device__ __forceinline__ LeafForest(float* memory, int lane, KeyRange range)
+      : forest_(memory, lane, range.begin), first_(range.begin >> kLeafLevel), last_((range.end >> kLeafLevel) - 1) {}
+
+  /// Appends the state of the next leaf. @param[in,out] state overwritten
+  __device__ __forceinline__ void push(std::int64_t leaf, LaneState<kElements>& state) {
+    Subtree subtree{kLeafLevel, leaf};
+    if ((leaf & 1) == 0 && leaf < last_) {
+      left_ = state;
+      return;
+    }
+    if ((leaf & 1) == 1 && leaf > first_) {
+      merge(left_, state);
+      state = left_;
+      subtree = subtree.parent();
+    }
+    forest_.push(subtree, state);
+  }
+
+ private:
+  LaneForest<kElements, kLanes> forest_;
+  std::int64_t first_, last_;
+  LaneState<kElements> left_;
 };
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

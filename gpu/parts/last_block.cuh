@@ -9,9 +9,9 @@ namespace tree_attn::TREE_ATTN_PLATFORM {
 
 /// Says that this block has written its part. All threads of the block call it.
 ///
-/// The barrier orders the block's writes before thread 0; its fence orders them before the count, and the fence behind the
-/// count orders the others' writes before all that the last block reads. It leaves the counter at zero, ready for the next
-/// launch, so that a CUDA graph may replay it.
+/// The barrier orders the block's writes before thread 0, whose count releases them; the last count acquires those of all
+/// blocks, and the barrier after it hands them to the whole block. The counter wraps to zero, ready for the next launch, so
+/// that a CUDA graph may replay it.
 /// @param counter blocks that have arrived
 /// @param n blocks that will
 /// @param[out] is_last one flag in shared memory
@@ -20,11 +20,7 @@ namespace tree_attn::TREE_ATTN_PLATFORM {
 __device__ __forceinline__ bool arrives_last(unsigned* counter, unsigned n, Shared<int> is_last) {
   __syncthreads();
   if (threadIdx.x == 0) {
-    __threadfence();
-    const bool last = atomicAdd(counter, 1u) == n - 1;
-    __threadfence();
-    if (last) atomicAdd(counter, 0u - n);
-    *is_last = last ? 1 : 0;
+    *is_last = atomic_inc_acq_rel(counter, n - 1) == n - 1 ? 1 : 0;
   }
   __syncthreads();
   return *is_last != 0;

@@ -18,6 +18,14 @@ bool starts_aligned(const DecodeParams& params, DType dtype) {
   return aligned(params.k) && aligned(params.v);
 }
 
+bool has_bulk_rows(const DecodeParams& params, DType dtype, int row_bytes) {
+  const auto is_dense = [&](const DeviceView& view, int d) {
+    return view.stride[2] == d && d * static_cast<int>(bytes_of(dtype)) == row_bytes;
+  };
+  return is_dense(params.k, params.d_h) && is_dense(params.v, params.d_v) && starts_aligned(params, dtype) &&
+         params.begin % kLeafKeys == 0 && params.readable_end >= (params.end + 7) / 8 * 8;
+}
+
 void set_scale(DecodeParams& params, DType dtype, double scale, int lift) {
   const bool may_overflow = kLongestRow * largest_of(dtype) * largest_of(dtype) >= largest_of(DType::F32);
   const ScoreScale parts = may_overflow ? split_scale(scale) : ScoreScale{1, static_cast<float>(kLog2E * scale)};

@@ -25,6 +25,7 @@ struct LaunchPlan {
   int n_threads = 128;           ///< threads of a block
   int n_stages = 0;              ///< stages of the ring of copies; 0 where there is none
   int n_blocks = 0;              ///< blocks of the grid, where that is not splits times rows
+  int cluster = 0;               ///< blocks of a cluster, which merge through each other's shared memory; 0: no clusters
   std::size_t shared_bytes = 0;  ///< dynamic shared memory of a block
   std::int64_t n_floats = 0;     ///< workspace, in floats
   std::int64_t n_counters = 0;   ///< workspace, in counters
@@ -38,7 +39,7 @@ struct Workspace {
 };
 
 /// Largest d_h and d_v that any kernel takes.
-inline constexpr int kLongestRow = 512;
+inline constexpr int kLongestRow = 576;
 
 /// Calls f with an element of the stored type, T{}. @throws DeviceError for a type that no kernel takes
 template <class F>
@@ -54,6 +55,10 @@ void with_type(DType dtype, const F& f) {
 /// Whether every row of k and v starts at a multiple of 16 bytes, so that 16 bytes may be copied at once.
 bool starts_aligned(const DecodeParams& params, DType dtype);
 
+/// Whether eight rows of k, and of v, can be copied at once: dense rows of row_bytes, aligned, in a shard that begins with a
+/// leaf, and readable up to the last step of eight positions.
+bool has_bulk_rows(const DecodeParams& params, DType dtype, int row_bytes);
+
 /// Sets query_scale and score_scale to split_scale(scale), and lift.
 ///
 /// F16 keeps to (1, log2(e) * scale) and no lift: elements of at most 65504 make no sum that overflows, and tensor cores,
@@ -61,7 +66,7 @@ bool starts_aligned(const DecodeParams& params, DType dtype);
 /// @param lift 0 or kLift
 void set_scale(DecodeParams& params, DType dtype, double scale, int lift = 0);
 
-/// What the steps refuse, in a few words; empty if nothing. All refuse F64 and d of more than 512.
+/// What the steps refuse, in a few words; empty if nothing. All refuse F64 and d of more than kLongestRow.
 std::string accepts_any_grid(const DecodeParams& params, DType dtype);
 /// The same, and more rows than the second axis of a grid can count.
 std::string accepts_any_rows(const DecodeParams& params, DType dtype);

@@ -3,121 +3,99 @@
 /// @brief The worker for a shape, a sub-warp of lanes or a warp on tensor cores, and its way to keys and values.
 #pragma once
 
-#include "gpu/parts/join.cuh"
+#include "gpu/parts/bulk_ring.cuh"
 #include "gpu/parts/lane_ring.cuh"
-#include "gpu/parts/mma_accumulator.cuh"
+#include "gpu/parts/mma_pipeline.cuh"
+#include "gpu/parts/pipeline.cuh"
 #include "gpu/parts/sub_warps.hpp"
 
 #include <type_traits>
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
-/// What the library kernel is made of: a kind of worker and its way to keys and values. All threads of a block make one, at
-/// the start, and call it for every range of the block.
-template <class Pipeline>
-concept IsPipeline = IsWorker<typename Pipeline::Worker> &&
-    requires(Pipeline pipeline, const DecodeParams& params, std::int64_t i, KeyRange range, float* forests, bool aligned) {
-  { Pipeline::kIsCompiled } -> std::convertible_to<bool>;    // for this architecture
-  { Pipeline::kThreads } -> std::convertible_to<int>;        // of a block
-  { Pipeline::kWorkers } -> std::convertible_to<int>;        // of a block, that accumulate
-  { Pipeline::kStages } -> std::convertible_to<int>;         // copies in flight
-  { Pipeline::kBytes } -> std::convertible_to<std::size_t>;  // of shared memory
-  { pipeline.scratch() } -> std::same_as<Scratch>;           // shared memory that is free between two ranges
-  pipeline(params, /*kv_head*/ i, /*first_row*/ i, range, forests, /*n_forest*/ i, aligned);
+/// How sub-warps reach rows.
+struct RowAccess {
+  bool aligned;  ///< rows start at multiples of 16 bytes
+  bool bulk;     ///< rows of a step are one bulk copy
 };
 
-/// Sub-warps that copy for themselves, rows of any length and alignment: a ring of three stages. Bulk copies by a producer
-/// (step 8) were no faster on an H200 once the arithmetic was short, and take aligned rows only. Wider rows take more of it,
-/// so fewer threads.
+/// Sub-warps that fill their rings themselves: by bulk copies where rows allow it, else by a general ring that takes rows of
+/// any stride, length and alignment. Which one it is changes no bit. Wider rows take more of the memory, so fewer threads.
 template <IsSubWarp SubWarp>
 class SubWarpPipeline {
  public:
   using Worker = SubWarp;
+  using Arguments = RowAccess;
+  using General = LaneRing<SubWarp>;
   static constexpr bool kIsCompiled = true;
-  static constexpr int kStages = 3, kThreads = 256 / SubWarp::kVectorsPerLane, kWorkers = kThreads / SubWarp::kLanes;
-  static constexpr std::size_t kBytes = LaneRing<SubWarp>::n_bytes(kStages, kThreads);
+  static constexpr int kStages = General::kStages;
+  static constexpr int kThreads = kWarp * (SubWarp::kVectorsPerLane < 8 ? 8 / SubWarp::kVectorsPerLane : 1);
+  static constexpr int kWorkers = kThreads / SubWarp::kLanes;
+  static constexpr std::size_t kRingBytes = General::n_bytes(kThreads);
+  static constexpr std::size_t kBytes = kRingBytes + (kWorkers * kStages * sizeof(Barrier) + 127) / 128 * 128;
 
-  __device__ __forceinline__ explicit SubWarpPipeline(Arena& arena)
-      : memory_(arena.take<Bytes16>(kBytes / sizeof(Bytes16))) {}
+  /// Which ways there are to the rows of a shard.
+  static RowAccess arguments(const DecodeParams& params) {
+    constexpr DType kDType = DTypeTraits<typename SubWarp::T>::kDType;
+    return {starts_aligned(params, kDType),
+            device().major >= 9 && has_bulk_rows(params, kDType, SubWarp::kLanes * SubWarp::kVectorsPerLane * 16)};
+  }
+
+  __device__ __forceinline__ SubWarpPipeline(Arena& arena, const RowAccess& access)
+      : access_(access),
+        memory_(arena.take<Bytes16>(kRingBytes / sizeof(Bytes16)))
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+        ,
+        ring_(memory_ + worker() * Bulk::kVectors, arena.take<Barrier>(kWorkers * kStages) + worker() * kStages)
+#endif
+  {
+  }
   /// Shared memory that is free between two ranges.
   __device__ __forceinline__ Scratch scratch() const {
-    return {shared_as<float>(memory_), static_cast<int>(kBytes / sizeof(float))};
+    return {shared_as<float>(memory_), static_cast<int>(kRingBytes / sizeof(float))};
   }
-  /// Walks over a range of positions, each worker over its part.
-  /// @param forests of the workers, each with one a slot; n_forest floats each
-  __device__ __forceinline__ void operator()(const DecodeParams& params, std::int64_t kv_head, std::int64_t first_row,
-                                             KeyRange range, float* forests, std::int64_t n_forest, bool aligned) {
-    const int worker = static_cast<int>(threadIdx.x) / SubWarp::kLanes;
-    accumulate_keys_async<SubWarp, kStages>(params, kv_head, first_row, split_range(range, worker, kWorkers),
-                                            forests + worker * n_forest, aligned, LaneRing<SubWarp>(memory_));
-  }
-
- private:
-  Shared<Bytes16> memory_;
-};
-
-/// A number that is the same in all lanes of a warp, and that the compiler knows to be: it may stay in a register of the
-/// warp.
-template <class T>
-__device__ __forceinline__ T warp_uniform(T x) {
-  return __shfl_sync(kAllLanes, x, 0);
-}
-
-/// Warps on tensor cores, each with shared memory of its own: as many as registers and shared memory allow.
-template <IsMmaTile Tile>
-class MmaPipeline {
- public:
-  using Worker = Tile;
-  static constexpr int kFit = static_cast<int>((227 * 1024 - 3 * 128) / (kTileVectors<Tile> * sizeof(Bytes16)));
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-  static constexpr bool kIsCompiled = Tile::kDim < 128 || Tile::kTiles == 1;
-#else
-  static constexpr bool kIsCompiled = true;
+  /// Makes what this thread has written to the scratch memory known to the copies of the next range.
+  __device__ __forceinline__ static void publish_scratch() {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+    async_proxy_fence();
 #endif
-  static constexpr int kStages = TileRing<Tile>::kStages, kWorkers = kFit < Tile::kWarps ? kFit : Tile::kWarps;
-  static constexpr int kThreads = kWorkers * kWarp;
-  static constexpr std::size_t kBytes = kWorkers * kTileVectors<Tile> * sizeof(Bytes16);
-
-  __device__ __forceinline__ explicit MmaPipeline(Arena& arena) : memory_(arena.take<Bytes16>(kBytes / sizeof(Bytes16))) {}
-  __device__ __forceinline__ Scratch scratch() const {
-    return {shared_as<float>(memory_), static_cast<int>(kBytes / sizeof(float))};
   }
+  /// Walks over a range of leaves, each worker over its part.
+  /// @param forests of the workers, one per slot, n_forest floats each
   __device__ __forceinline__ void operator()(const DecodeParams& params, std::int64_t kv_head, std::int64_t first_row,
-                                             KeyRange range, float* forests, std::int64_t n_forest, bool aligned) {
-    const int worker = warp_uniform(static_cast<int>(threadIdx.x) / kWarp);
-    const KeyRange own = split_range(range, worker, kWorkers);
-    accumulate_tiles<Tile>(params, warp_uniform(kv_head), warp_uniform(first_row),
-                           {warp_uniform(own.begin), warp_uniform(own.end)}, forests + worker * Tile::kSlots * n_forest,
-                           n_forest, aligned, memory_ + worker * kTileVectors<Tile>);
+                                             KeyRange range, float* forests, std::int64_t n_forest) {
+    const KeyRange own = split_range(range, worker(), kWorkers);
+    const KeySteps steps(own, params.in_use(kv_head));
+    float* const forest = forests + worker() * n_forest;
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+    if (access_.bulk) {
+      ring_.begin(params, kv_head, steps);
+      return accumulate_keys<SubWarp>(params, kv_head, first_row, own, steps, forest, ring_);
+    }
+#endif
+    General ring(memory_, params, kv_head, steps, access_.aligned);
+    accumulate_keys<SubWarp>(params, kv_head, first_row, own, steps, forest, ring);
+    copy_async_wait<0>();
   }
 
  private:
-  Shared<Bytes16> memory_;
-};
+  __device__ __forceinline__ static int worker() { return static_cast<int>(threadIdx.x) / SubWarp::kLanes; }
 
-/// Calls f with the smallest tile for a shape. Rows of 256 numbers leave registers for 8 queries only, and so do rows of 128
-/// before compute capability 9. How many queries a tile has changes no bit of any.
-template <class T, class F>
-void with_tile(const DecodeParams& params, const F& f) {
-  const int d = std::max(params.d_h, params.d_v);
-  const auto with_tiles = [&](auto dim) {
-    constexpr int kDim = decltype(dim)::value;
-    if constexpr (kDim < 256) {
-      if (params.group > 8 && (kDim == 64 || device().major >= 9)) return f(MmaTile<T, kDim, 2>{});
-    }
-    f(MmaTile<T, kDim, 1>{});
-  };
-  if (d <= 64) return with_tiles(std::integral_constant<int, 64>{});
-  if (d <= 128) return with_tiles(std::integral_constant<int, 128>{});
-  with_tiles(std::integral_constant<int, 256>{});
-}
+  RowAccess access_;
+  Shared<Bytes16> memory_;
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  using Bulk = BulkRing<SubWarp, kStages>;
+  static_assert(kWorkers * Bulk::kVectors * sizeof(Bytes16) == kRingBytes);
+  Bulk ring_;
+#endif
+};
 
 /// Calls f with the pipeline of the library kernel. Which worker it is depends on type and shape alone, for it changes bits.
 template <class T, class F>
 void with_pipeline(const DecodeParams& params, const F& f) {
   if constexpr (DTypeTraits<T>::kUnit == KernelUnit::TensorCores) {
     if (multiplies_on_tensor_cores(params, DTypeTraits<T>::kDType))
-      return with_tile<T>(params, [&](auto tile) { f(std::type_identity<MmaPipeline<decltype(tile)>>{}); });
+      return with_tile<T>(params, [&](auto tile) { with_mma_pipeline<decltype(tile)>(f); });
   }
   with_sub_warp<T>(params, [&](auto sub_warp) { f(std::type_identity<SubWarpPipeline<decltype(sub_warp)>>{}); });
 }

@@ -1,14 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief How steps 4 to 9 cut the keys over blocks, and where the forests of the splits lie.
+/// @brief How keys are cut over blocks, the same number of splits for every query tile, and where their forests lie.
 #pragma once
 
 #include "gpu/parts/sub_warps.hpp"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
-
-/// Threads of a block of these steps.
-inline constexpr int kSplitThreads = 256;
 
 /// Shared memory in which a block joins, where no ring leaves more.
 inline constexpr std::size_t kScratchBytes = 64 * 1024;
@@ -20,15 +17,14 @@ struct SplitWorkspace {
   std::int64_t n_worker = 0, n_split = 0;  ///< floats of one forest, of which there is one a slot
   int n_workers = 1, n_splits = 1, n_slots = 1;
 
-  /// That of a plan; without memory, for its size.
+  /// That of n_splits blocks of n_workers per query tile; without memory, for its size.
   template <IsWorker Worker>
-  static SplitWorkspace of(const DecodeParams& params, const LaunchPlan& plan, float* floats) {
-    const int n = n_workers_of<Worker>(plan.n_threads);
+  static SplitWorkspace of(const DecodeParams& params, int n_splits, int n_workers, float* floats) {
     return {floats,
-            forest_floats<Worker>(params, std::int64_t{plan.n_splits} * n),
-            forest_floats<Worker>(params, plan.n_splits),
-            n,
-            plan.n_splits,
+            forest_floats<Worker>(params, std::int64_t{n_splits} * n_workers),
+            forest_floats<Worker>(params, n_splits),
+            n_workers,
+            n_splits,
             Worker::kSlots};
   }
   /// Floats of one query tile, and where its forests lie: those of the splits, then worker by worker.
@@ -48,9 +44,10 @@ std::int64_t n_query_tiles(const DecodeParams& params) {
 }
 
 /// As many splits as fill the device once, but no more than leave every worker a leaf.
-int choose_splits(const DecodeParams& params, std::int64_t n_query_tiles, int n_workers);
-
-/// The plan of a step with splits: what was asked for, else what fills the device.
-LaunchPlan plan_splits(const DecodeParams& params, DType dtype, const LaunchOptions& options);
+inline int choose_splits(const DecodeParams& params, std::int64_t n_query_tiles, int n_workers) {
+  const std::int64_t n_leaves = (params.end - params.begin + kLeafKeys - 1) / kLeafKeys;
+  const std::int64_t fill = device().n_multiprocessors / std::max<std::int64_t>(1, n_query_tiles);
+  return static_cast<int>(std::max<std::int64_t>(1, std::min(fill, (n_leaves + n_workers - 1) / n_workers)));
+}
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

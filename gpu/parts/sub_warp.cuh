@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief A sub-warp of lanes that reads rows in vectors of 16 bytes: scores and states of eight keys (eq. (7), section 5).
+/// @brief A sub-warp of lanes that reads rows in vectors of 16 bytes: scores and weights of eight keys at a time (eq. (7),
+/// section 5).
 ///
-/// A row of 256 bytes is 16 lanes wide, so a warp holds two sub-warps, each with keys of its own: a sub-warp is the smallest
-/// worker that takes a range of positions and hands back a forest.
+/// A row of 256 bytes is 16 lanes wide, so a warp holds two sub-warps, each with keys of its own. A sub-warp is the smallest
+/// worker that takes a range of positions and returns a forest.
 #pragma once
 
 #include "gpu/parts/lane_state.cuh"
@@ -12,15 +13,15 @@
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
-/// Neighbouring keys that a sub-warp computes together, the first at a multiple of eight, and the level of their subtree.
-inline constexpr int kKeysPerStep = 8, kKeyStepLevel = 3;
+/// Neighbouring keys that a sub-warp computes together, the first at a multiple of eight, and such steps in a leaf.
+inline constexpr int kKeysPerStep = 8, kStepsPerLeaf = static_cast<int>(kLeafKeys) / kKeysPerStep;
 
 /// How a row is spread: lane i holds the vectors i, i + kLanes, ... of 16 bytes, kVectorsPerLane of them.
 template <class Stored, int kLanes_, int kVectorsPerLane_>
 struct SubWarp {
   using T = Stored;
   static constexpr int kLanes = kLanes_, kVectorsPerLane = kVectorsPerLane_;
-  static constexpr int kElements = kVectorsPerLane * kPer16<T>;  ///< numbers of a row that one lane holds
+  static constexpr int kElements = kVectorsPerLane * kPer16<T>;  ///< elements of a row that one lane holds
   static constexpr int kRows = 1;                                ///< queries that it serves at once
   static constexpr int kSlots = 1;                               ///< states that a lane holds a part of
 
@@ -56,9 +57,9 @@ __device__ __forceinline__ int key_of_lane(int lane) { return (lane & 1) << 2 | 
 
 /// The score s_a = score_scale q.k_a of one of eight neighbouring keys: that of key_of_lane().
 ///
-/// Each lane multiplies its own numbers; then lanes that differ in one bit add up, and as long as there are several keys
-/// each of the two keeps half of them: 4 + 2 + 1 exchanges and one for every bit that is left, instead of 8 a bit. The order
-/// of the additions is that of a butterfly, the same for every key.
+/// Each lane multiplies its own elements. Then lanes whose numbers differ in one bit add their sums; while there are several
+/// keys, each of the two keeps half of them. That takes 4 + 2 + 1 exchanges, and one for each further bit, instead of 8 per
+/// bit. The additions have the order of a butterfly, the same for every key.
 /// @param q elements of the query times query_scale, zero past d_h
 /// @param key (i, vector) -> Bytes16 of key i
 /// @paper{eq_7, eq. (7)}
@@ -82,7 +83,7 @@ __device__ __forceinline__ float score_of_eight(const float (&q)[SubWarp::kEleme
 
   // Add over the lanes, halving the keys.
   TREE_ATTN_UNROLL
-  for (int bit = 0; bit < kKeyStepLevel; ++bit) {
+  for (int bit = 0; kKeysPerStep >> bit > 1; ++bit) {
     const int half = kKeysPerStep >> (bit + 1);
     const bool upper = (lane >> bit & 1) != 0;
     TREE_ATTN_UNROLL
@@ -97,98 +98,83 @@ __device__ __forceinline__ float score_of_eight(const float (&q)[SubWarp::kEleme
   return score_scale * sum[0];
 }
 
-/// Tells all lanes of a sub-warp what each has of its key_of_lane().
+/// Tells all lanes of a sub-warp what each has for its key_of_lane().
 template <IsSubWarp SubWarp>
-__device__ __forceinline__ void broadcast_scores(float own, int lane, float (&all)[kKeysPerStep]) {
+__device__ __forceinline__ void broadcast_of_keys(float own, int lane, float (&all)[kKeysPerStep]) {
   const int first = static_cast<int>(threadIdx.x) % kWarp - lane;
   TREE_ATTN_UNROLL
   for (int i = 0; i < kKeysPerStep; ++i) all[i] = __shfl_sync(kAllLanes, own, first + key_of_lane(i));
 }
 
-/// A weight of -0 marks a key that is not seen, whose value is not looked at.
+/// A weight of -0 marks a key that is not seen. Its value is not read.
 __device__ __forceinline__ bool is_seen(float weight) { return bits_of(weight) != 0x80000000u; }
 
-/// e = ceil(s) and 2^(s - e), or what single_key() makes of them.
-__device__ __forceinline__ WeighedKey<float> weigh_key(float s, bool is_single_key) {
-  const WeighedKey<float> key{key_shift(s), key_weight(s)};
-  return is_single_key ? single_key(s, key) : key;
+/// Sum of the weights of eight keys, neighbour with neighbour.
+__device__ __forceinline__ float sum_of_weights(const float (&w)[kKeysPerStep]) {
+  return ((std::fabs(w[0]) + std::fabs(w[1])) + (std::fabs(w[2]) + std::fabs(w[3]))) +
+         ((std::fabs(w[4]) + std::fabs(w[5])) + (std::fabs(w[6]) + std::fabs(w[7])));
 }
 
-/// The weights of eight neighbouring keys, brought to one shift: e = max e_a + lift, and 2^(s_a - e_a) 2^(e_a - e).
+/// Adds eight neighbouring keys to the state of their leaf: e' = max(e, e_1 .. e_8), and with f = 2^(e - e')
 ///
-/// Each lane weighs one key. Bringing all eight to the largest shift at once is what the seven merges above them do one by
-/// one: a power of two passes through additions without changing a rounding, unless numbers fall below the smallest normal.
-/// @param s score of key_of_lane() @param is_single_key whether the sequence is one key
-/// @param lift see set_key(); 0 for the only key, whose shift is no whole number
-/// @param[out] shift e
-/// @param[out] weight of all eight keys; -0 for one that is not seen
-template <IsSubWarp SubWarp>
-__device__ __forceinline__ void weigh_eight(float s, bool is_single_key, float lift, int lane, float& shift,
-                                            float (&weight)[kKeysPerStep]) {
-  const WeighedKey<float> own = weigh_key(s, is_single_key);
-  shift = own.shift;
+///     D' = f D + sum_a w_a,   n' = w_8 v_8 + ( .. + (w_1 v_1 + f n)),   w_a = 2^(s_a - e'),   e_a = ceil(s_a) + lift,
+///
+/// one fused multiply-add per element and key. e is an integer, so f is a power of two and rescaling rounds nothing above
+/// the smallest normal number. Every leaf of 64 keys is such a chain from the empty state, whoever computes it, so its bits
+/// are a function of its keys alone.
+///
+/// Edges: a key with a score of -inf adds nothing, and its value is not read; a score of +inf or NaN makes D and n NaN. The
+/// only key of a sequence has e = s and w = 1, see single_key(): n = v, bit for bit.
+/// @param s score of key_of_lane()
+/// @param is_single_key whether the sequence is one key
+/// @param lift see set_key(); 0 for a single key
+/// @param value (i, vector) -> Bytes16 of value i
+/// @param[in,out] leaf the sums so far; set_empty() before the first key of a leaf
+/// @paper{eq_7, eq. (7)}
+template <IsSubWarp SubWarp, IsRows Value>
+__device__ __forceinline__ void add_eight_keys(float s, bool is_single_key, float lift, int lane, const Value& value,
+                                               LaneState<SubWarp::kElements>& leaf) {
+  using T = typename SubWarp::T;
+  constexpr float kNotSeen = -std::numeric_limits<float>::infinity();
+  // The shift. Each lane has that of one key. That of NaN is -inf, also for a single key.
+  float shift = is_single_key && s == s ? s : key_shift(s) + lift;
   TREE_ATTN_UNROLL
   for (int distance = 1; distance < kKeysPerStep; distance *= 2) {
     const float other = __shfl_xor_sync(kAllLanes, shift, distance);
     shift = other > shift ? other : shift;
   }
-  shift += lift;
-  // Where own - shift is NaN, the weight is NaN already.
-  const bool seen = s != -std::numeric_limits<float>::infinity();
-  broadcast_scores<SubWarp>(seen ? multiply(own.weight, pow2(own.shift - shift)) : -0.0f, lane, weight);
-}
+  const Rescale<float> r = rescale(leaf.shift, shift);
+  const float factor = r.right_is_high ? r.factor : 1.0f;
+  leaf.shift = r.shift;
 
-/// Sum of eight numbers, neighbour with neighbour.
-__device__ __forceinline__ float sum_of_eight(const float (&x)[kKeysPerStep]) {
-  return ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
-}
+  // The weights. The lift stays out of the difference, which is exact or nearly so where it is small.
+  float weight[kKeysPerStep];
+  const float own = multiply(exp2_flushed(s - (r.shift - lift)), pow2(-lift));
+  broadcast_of_keys<SubWarp>(s == kNotSeen ? -0.0f : own, lane, weight);
 
-/// The state of eight neighbouring keys, the first at a multiple of eight: D and n as sums of their weights and values.
-/// @param value (i, vector) -> Bytes16 of the value of key i
-/// @paper{eq_2, eq. (2)}
-/// @paper{eq_3, eq. (3)}
-template <IsSubWarp SubWarp, IsRows Value>
-__device__ __forceinline__ void eight_keys(float shift, const float (&weight)[kKeysPerStep], const Value& value,
-                                           LaneState<SubWarp::kElements>& state) {
-  using T = typename SubWarp::T;
-  state.shift = shift;
-  float size[kKeysPerStep];
+  // The sums.
+  leaf.sum = fused_multiply_add(factor, leaf.sum, sum_of_weights(weight));
   TREE_ATTN_UNROLL
-  for (int i = 0; i < kKeysPerStep; ++i) size[i] = std::fabs(weight[i]);
-  state.sum = sum_of_eight(size);
-  TREE_ATTN_UNROLL
-  for (int vector = 0; vector < SubWarp::kVectorsPerLane; ++vector) {
-    float v[kKeysPerStep][kPer16<T>];
+  for (int c = 0; c < SubWarp::kElements; ++c) leaf.n[c] = multiply(factor, leaf.n[c]);
+  const auto add_value = [&](int i) {
     TREE_ATTN_UNROLL
-    for (int i = 0; i < kKeysPerStep; ++i) widen<T>(is_seen(weight[i]) ? value(i, vector) : Bytes16{}, v[i]);
-    TREE_ATTN_UNROLL
-    for (int c = 0; c < kPer16<T>; ++c) {
-      float product[kKeysPerStep];
+    for (int vector = 0; vector < SubWarp::kVectorsPerLane; ++vector) {
+      float v[kPer16<T>];
+      widen<T>(value(i, vector), v);
       TREE_ATTN_UNROLL
-      for (int i = 0; i < kKeysPerStep; ++i) product[i] = multiply(weight[i], v[i][c]);
-      state.n[vector * kPer16<T> + c] = sum_of_eight(product);
+      for (int c = 0; c < kPer16<T>; ++c) {
+        float& n = leaf.n[vector * kPer16<T> + c];
+        n = fused_multiply_add(weight[i], v[c], n);
+      }
     }
-  }
-}
-
-/// The state of one key, as set_key() of reference/state/state.hpp has it.
-/// @param is_single_key whether the sequence is one key @param lift see weigh_eight()
-/// @param value (i, vector) -> Bytes16 of the value of key i
-template <IsSubWarp SubWarp, IsRows Value>
-__device__ __forceinline__ void one_key(float s, bool is_single_key, float lift, int i, const Value& value,
-                                        LaneState<SubWarp::kElements>& state) {
-  set_empty(state);
-  if (s == -std::numeric_limits<float>::infinity()) return;
-  const WeighedKey<float> key = weigh_key(s, is_single_key);
-  state.shift = key.shift + lift;
-  state.sum = multiply(key.weight, pow2(-lift));
-  TREE_ATTN_UNROLL
-  for (int vector = 0; vector < SubWarp::kVectorsPerLane; ++vector) {
-    float v[kPer16<typename SubWarp::T>];
-    widen<typename SubWarp::T>(value(i, vector), v);
+  };
+  if (__all_sync(kAllLanes, s != kNotSeen)) {  // nearly always
     TREE_ATTN_UNROLL
-    for (int c = 0; c < kPer16<typename SubWarp::T>; ++c)
-      state.n[vector * kPer16<typename SubWarp::T> + c] = multiply(state.sum, v[c]);
+    for (int i = 0; i < kKeysPerStep; ++i) add_value(i);
+  } else {
+    for (int i = 0; i < kKeysPerStep; ++i) {
+      if (is_seen(weight[i])) add_value(i);
+    }
   }
 }
 

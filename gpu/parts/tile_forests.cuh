@@ -4,11 +4,11 @@
 #pragma once
 
 #include "gpu/parts/lane_state.cuh"
-#include "gpu/parts/sub_warp.cuh"
+#include "gpu/parts/worker.cuh"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
-/// The forests of a warp, one a slot, and one level in shared memory below them: half of the leaves never see L2.
+/// The forests of a warp, one per slot, and one level in shared memory below them: half of the leaves never leave the chip.
 template <IsMmaTile Tile>
 class TileForests {
  public:
@@ -16,15 +16,15 @@ class TileForests {
   static constexpr int kOfState = (2 + Tile::kElements + 3) / 4;    ///< 16-byte vectors of a lane's part of a state
   static constexpr int kVectors = Tile::kSlots * kOfState * kWarp;  ///< of shared memory, for one warp
 
+  /// @param memory of the forests, n_forest floats each @param parked [kVectors]
   __device__ __forceinline__ TileForests(float* memory, std::int64_t n_forest, KeyRange range, Shared<Bytes16> parked,
                                          int lane)
-      : memory_(memory), n_forest_(n_forest), range_(range), parked_(parked), lane_(lane) {}
+      : memory_(opaque(memory)), n_forest_(n_forest), range_(range), parked_(parked + lane), lane_(lane) {}
 
-  /// Appends the state of a subtree in one slot. A leaf whose sibling is still to come in this range waits for it; no lane
-  /// looks at another's numbers.
+  /// Appends the state of a subtree in one slot, the slots in order. A leaf whose sibling is still to come in this range
+  /// waits for it. No lane reads what another has written.
   __device__ __forceinline__ void push(Subtree subtree, int slot, State& state) {
-    const int lane = opaque(lane_);
-    const Shared<Bytes16> parked = parked_ + (slot * kOfState * kWarp + lane);
+    const Shared<Bytes16> parked = parked_ + slot * kOfState * kWarp;
     if (subtree.level == kLeafLevel && subtree.parent().begin() >= range_.begin && subtree.parent().end() <= range_.end) {
       float elements[4 * kOfState] = {state.shift, state.sum};
       if ((subtree.index & 1) == 0) {
@@ -52,18 +52,24 @@ class TileForests {
       subtree = subtree.parent();
     }
     // All slots have the same subtrees, so the same depth.
-    LaneForest<Tile::kElements, kWarp> forest(memory_ + slot * n_forest_, lane, range_.begin, depth_);
+    LaneForest<Tile::kElements, kWarp> forest(memory_ + slot * n_forest_, lane_, range_.begin, depth_);
     forest.push(subtree, state);
     if (slot == Tile::kSlots - 1) depth_ = forest.depth();
+    // 0 * x is NaN if x is not finite. Every state of the range passes here, by itself or merged.
+    TREE_ATTN_UNROLL
+    for (int c = 0; c < Tile::kElements; ++c) zero_ = fused_multiply_add(0.0f, state.n[c], zero_);
   }
+
+  /// Whether this lane has seen a component that is not finite. D is not finite only together with all of n.
+  __device__ __forceinline__ bool is_broken() const { return zero_ != 0; }
 
  private:
   float* memory_;
   std::int64_t n_forest_;
   KeyRange range_;
-  int depth_ = 0;
   Shared<Bytes16> parked_;
-  int lane_;
+  int lane_, depth_ = 0;
+  float zero_ = 0;
 };
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

@@ -1,147 +1,189 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief A ring of copies in flight for one warp, whose lanes read what the others have copied (cp.async, section 6.3).
+/// @brief A ring of boxes in flight for one warp on tensor cores: 64 keys, or values, of 64 elements (section 6.3).
 ///
-/// Tensor cores want rows spread over the lanes in their own way, so no lane can copy just what it will read. A barrier of
-/// the warp, one an item, is all the order it takes; the block has none.
+/// There are three ways to fill a box, and all leave the same bits in the same places:
+/// - one copy through a tensor map, started by one lane and completing on an mbarrier (sm_90, aligned rows);
+/// - copies of 16 bytes, started by all lanes (cp.async, aligned rows);
+/// - plain loads, of rows of any alignment, and with zeros in place of elements that are not finite.
+///
+/// Each warp fills the ring that it reads. So a stage is free as soon as the warp has read it, without a barrier that counts
+/// readers, and no warp waits for another.
 #pragma once
 
+#include "gpu/parts/mma_tile.cuh"
 #include "gpu/parts/sub_warp.cuh"
+
+#include <type_traits>
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
-/// Rows that are copied together, and the number of such items in a leaf.
-inline constexpr int kItem = 16, kLeafItems = static_cast<int>(kLeafKeys) / kItem;
+/// The leaves of a range, their positions counted from its first one.
+struct LeafRange {
+  std::int64_t origin = 0;           ///< that position, a multiple of kLeafKeys
+  int begin = 0, end = 0;            ///< what is left of the range
+  int used_begin = 0, used_end = 0;  ///< positions with a key; used_end may lie before `begin`
 
-/// The subtree of a range that starts at its first position: a leaf, or of a leaf that the range's edge cuts the first of
-/// the subtrees that cover what is left of it.
-__device__ __forceinline__ Subtree first_leaf_subtree(KeyRange range) {
-  const std::int64_t leaf_end = (range.begin / kLeafKeys + 1) * kLeafKeys;
-  return first_subtree(range.begin, leaf_end < range.end ? leaf_end : range.end);
-}
+  LeafRange() = default;
+  __device__ __forceinline__ LeafRange(const DecodeParams& params, std::int64_t kv_head, KeyRange range)
+      : origin(range.begin), end(static_cast<int>(range.end - range.begin)) {
+    const KeyRange used = params.in_use(kv_head);
+    used_begin = origin < used.begin ? static_cast<int>(used.begin - origin) : 0;
+    used_end = static_cast<int>((used.end < range.end ? used.end : range.end) - origin);
+  }
+  __device__ __forceinline__ bool empty() const { return begin >= end; }
+};
 
-/// Rows of a subtree, subtree after subtree: four items of keys, then four of values. Rows without a key are zero, and never
-/// read.
-template <IsMmaTile Tile>
+/// The first leaf of a range, and which of its positions have a key.
+struct LeafKeys {
+  int first;       ///< position of the leaf, counted from the origin of the range
+  int begin, end;  ///< in the leaf; no keys if end is not the larger one
+
+  __device__ __forceinline__ explicit LeafKeys(const LeafRange& range)
+      : first(range.begin),
+        begin(range.used_begin > first ? range.used_begin - first : 0),
+        end(range.used_end - first < static_cast<int>(kLeafKeys) ? range.used_end - first : static_cast<int>(kLeafKeys)) {}
+  __device__ __forceinline__ bool are_all() const { return begin == 0 && end == static_cast<int>(kLeafKeys); }
+  __device__ __forceinline__ bool contain(int index) const { return index >= begin && index < end; }
+};
+
+/// Keys and values as the copy engine knows them.
+struct TileMaps {
+  TensorMap k, v;
+};
+
+/// How rows of 16 bits come into shared memory where they are aligned.
+enum class RowCopy { TensorMap, Async };
+
+/// The tiles of a range, leaf after leaf: those of its keys, then those of its values. A tile is one or two boxes
+/// side by side.
+template <IsMmaTile Tile, RowCopy kCopy>
 class TileRing {
  public:
   using T = typename Tile::T;
-  static constexpr int kStages = Tile::kDim < 256 ? 512 / Tile::kDim : 4;  ///< 16 KiB a warp, or 32 for fewer warps
-  static constexpr int kVectors = kStages * kItem * Tile::kPitch;          ///< 16-byte vectors of the ring of one warp
+  static constexpr bool kHasMaps = kCopy == RowCopy::TensorMap;
+  using Maps = std::conditional_t<kHasMaps, TileMaps, NoMaps>;
+  static constexpr int kTileBoxes = kHasMaps && Tile::kBoxes > 1 ? 2 : 1;  ///< of a tile
+  static constexpr int kTiles = Tile::kBoxes / kTileBoxes;                 ///< of a leaf of keys, and of its values
+  /// Tiles of the ring: 48 KiB per warp, or 32 where parked states leave no more; 24 KiB where devices have less memory.
+  static constexpr int kStages = !kHasMaps ? 3 : kTileBoxes == 1 ? 6 : Tile::kElements * Tile::kSlots < 64 ? 3 : 2;
+  static constexpr int kStageVectors = kTileBoxes * kBoxVectors, kVectors = kStages * kStageVectors;  ///< of 16 bytes
 
-  /// Starts to fill all stages but one. @param range what will be walked over @param memory [kVectors]
-  __device__ __forceinline__ TileRing(const DecodeParams& params, std::int64_t kv_head, KeyRange range, bool aligned,
-                                      Shared<Bytes16> memory, int lane)
-      : origin_(range.begin / kLeafKeys * kLeafKeys),
-        keys_(params.key<T>(kv_head, origin_)),
-        values_(params.value<T>(kv_head, origin_)),
-        key_stride_(params.k.stride[2]),
-        value_stride_(params.v.stride[2]),
-        d_h_(params.d_h),
-        d_v_(params.d_v),
-        aligned_(aligned),
-        lane_(lane),
-        memory_(memory),
-        begin_(static_cast<int>(range.begin - origin_)),
-        end_(range.empty() ? begin_ : static_cast<int>(range.end - origin_)),
-        used_end_(
-            static_cast<int>((params.in_use(kv_head).end < range.end ? params.in_use(kv_head).end : range.end) - origin_)),
-        subtree_end_(subtree_end()) {
-    for (int stage = 0; stage < kStages - 1; ++stage) start_next(stage);
+  /// @param memory [kVectors] @param full [kStages] barriers of count 1, fresh; unused without tensor maps
+  __device__ __forceinline__ TileRing(Shared<Bytes16> memory, Shared<Barrier> full, const Maps& maps, int lane)
+      : memory_(memory), full_(full), maps_(&maps), lane_(lane) {}
+
+  /// Starts to fill all stages with what lies first in a range. All tiles of the range before it have been read.
+  /// @param aligned whether rows may be copied as kCopy says
+  /// @param only_finite whether elements of values that are not finite become zero
+  __device__ __forceinline__ void begin(const DecodeParams& params, std::int64_t kv_head, const LeafRange& range,
+                                        bool aligned, bool only_finite) {
+    entry_ = static_cast<int>(kv_head / params.kv_heads), head_ = static_cast<int>(kv_head - entry_ * params.kv_heads);
+    range_ = range, first_row_ = static_cast<int>(range.origin - params.begin);
+    copies_ = aligned && !only_finite, only_finite_ = only_finite;
+    for (int i = 0; i < kStages; ++i) start_next(params, stage_ + i < kStages ? stage_ + i : stage_ + i - kStages);
   }
 
-  /// The next item, [16][kPitch] vectors. It may be read until the next call.
-  ///
-  /// The barrier tells every lane that all copies of the item are here, and that all lanes have read the item before it,
-  /// whose stage is filled again.
+  /// The next tile, once it is there: box after box; it may be read until release().
   __device__ __forceinline__ Shared<Bytes16> next() {
-    copy_async_wait<kStages - 2>();
+    if constexpr (kHasMaps) {
+      barrier_wait(full_ + stage_, parity_);
+    } else {
+      copy_async_wait<kStages - 1>();
+      __syncwarp();
+    }
+    return memory_ + stage_ * kStageVectors;
+  }
+  /// Says that this lane has read the tile. When all have, the stage is filled again.
+  __device__ __forceinline__ void release(const DecodeParams& params) {
     __syncwarp();
-    start_next(stage_ == 0 ? kStages - 1 : stage_ - 1);
-    const Shared<Bytes16> item = memory_ + stage_ * kItem * Tile::kPitch;
-    stage_ = stage_ + 1 == kStages ? 0 : stage_ + 1;
-    return item;
+    start_next(params, stage_);
+    if (++stage_ == kStages) stage_ = 0, parity_ ^= 1;
   }
 
-  /// Fills the last item that next() has returned once more: with item i of the values of a leaf, zeros for what is not
-  /// finite.
-  /// @param begin, end positions of the leaf that have a value
-  __device__ __forceinline__ void fill_finite(Shared<Bytes16> item, std::int64_t leaf_begin, int i, int begin,
-                                              int end) const {
-    __syncwarp();
-    const int n = n_in_row(d_v_);
-    for (int row = lane_ / kVectorsPerRow; row < kItem; row += kRowsPerCopy) {
-      const int index = kItem * i + row;
-      const T* const from = values_ + (leaf_begin + index - origin_) * value_stride_ + lane_ % kVectorsPerRow * kPer16<T>;
-      store16(item + (row * Tile::kPitch + lane_ % kVectorsPerRow),
-              load_unaligned16(from, index >= begin && index < end ? n : 0, true));
+  /// Makes zeros of the rows of a tile without a key, which a tensor map has copied with the others.
+  __device__ __forceinline__ void clear(Shared<Bytes16> tile, const LeafKeys& keys) const {
+    if constexpr (kHasMaps) {
+      for (int i = lane_; i < kStageVectors; i += kWarp) {
+        if (!keys.contain(i % kBoxVectors / kRowVectors)) store16(tile + i, Bytes16{});
+      }
+      async_proxy_fence();
+      __syncwarp();
     }
-    __syncwarp();
   }
 
  private:
-  /// Starts to copy the item that no call has started yet. Where none is left it counts as an empty one.
-  __device__ __forceinline__ void start_next(int stage) {
-    if (begin_ < end_) {
-      const int first = begin_ / static_cast<int>(kLeafKeys) * static_cast<int>(kLeafKeys) + item_ % kLeafItems * kItem;
-      const int end = subtree_end_ < used_end_ ? subtree_end_ : used_end_;
-      const bool values = item_ >= kLeafItems;
-      const std::int64_t stride = values ? value_stride_ : key_stride_;
-      start_rows((values ? values_ : keys_) + first * stride, stride, values ? d_v_ : d_h_, begin_ - first, end - first,
-                 memory_ + stage * kItem * Tile::kPitch);
-      if (++item_ == 2 * kLeafItems) {
-        item_ = 0;
-        begin_ = subtree_end_;
-        subtree_end_ = subtree_end();
+  /// Starts to fill a stage with the tile that no call has started yet, if there is one.
+  __device__ __forceinline__ void start_next(const DecodeParams& params, int stage) {
+    if (!range_.empty()) {
+      const LeafKeys keys(range_);
+      const bool is_value = tile_ >= kTiles;
+      const int first_column = (is_value ? tile_ - kTiles : tile_) * (kTileBoxes * kBoxColumns);
+      const Shared<Bytes16> to = memory_ + stage * kStageVectors;
+      if (kHasMaps && copies_) {
+        if constexpr (kHasMaps) {
+          if (elect_one()) {
+            barrier_arrive_expect(full_ + stage, kStageVectors * static_cast<int>(sizeof(Bytes16)));
+            TREE_ATTN_UNROLL
+            for (int i = 0; i < kTileBoxes; ++i) {
+              bulk_copy_tensor<T>(to + i * kBoxVectors, is_value ? maps_->v : maps_->k, first_column + i * kBoxColumns,
+                                  first_row_ + keys.first, head_, entry_, full_ + stage, CacheHint::EvictFirst);
+            }
+          }
+        }
+      } else {
+        for (int i = 0; i < kTileBoxes; ++i)
+          fill(params, keys, is_value, first_column + i * kBoxColumns, to + i * kBoxVectors);
+        if constexpr (kHasMaps) {
+          async_proxy_fence();
+          __syncwarp();
+          if (lane_ == 0) barrier_arrive(full_ + stage);
+        }
       }
+      if (++tile_ == 2 * kTiles) tile_ = 0, range_.begin += static_cast<int>(kLeafKeys);
     }
-    copy_async_commit();
+    if constexpr (!kHasMaps) copy_async_commit();
   }
 
-  /// The end of the subtree that starts at begin_.
-  __device__ __forceinline__ int subtree_end() const {
-    return begin_ < end_ ? static_cast<int>(first_leaf_subtree({begin_, end_}).end()) : end_;
-  }
-
-  /// Vectors of a row, each copied by a lane of its own, and rows that a warp copies at once.
-  static constexpr int kVectorsPerRow = Tile::kDim / kPer16<T>, kRowsPerCopy = kWarp / kVectorsPerRow;
-  /// Elements that the vector of this lane has, of rows of d.
-  __device__ __forceinline__ int n_in_row(int d) const {
-    const int left = d - lane_ % kVectorsPerRow * kPer16<T>;
-    return left < 0 ? 0 : left < kPer16<T> ? left : kPer16<T>;
-  }
-
-  /// Starts to copy the rows [begin, end) of an item of 16, and makes zeros of the others and of what is behind d.
-  __device__ __forceinline__ void start_rows(const T* first, std::int64_t stride, int d, int begin, int end,
-                                             Shared<Bytes16> to) {
-    const int column = lane_ % kVectorsPerRow * kPer16<T>, in_row = n_in_row(d);
-    int row = lane_ / kVectorsPerRow;
-    const T* from = first + row * stride + column;
-    to = to + (row * Tile::kPitch + lane_ % kVectorsPerRow);
-    if (aligned_) {
+  /// Fills a box, each lane one vector of every fourth row. Rows without a key are zero, and never read.
+  __device__ __forceinline__ void fill(const DecodeParams& params, const LeafKeys& keys, bool is_value, int first_column,
+                                       Shared<Bytes16> to) const {
+    constexpr int kRowsAtOnce = kWarp / kRowVectors, kRounds = static_cast<int>(kLeafKeys) / kRowsAtOnce;
+    const int first = lane_ / kRowVectors, unit = lane_ % kRowVectors, column = first_column + unit * kPer16<T>;
+    const int left = (is_value ? params.d_v : params.d_h) - column, n = left < 0 ? 0 : left < kPer16<T> ? left : kPer16<T>;
+    // The leaf may begin before the shard; rows that are read do not.
+    const DeviceView& view = is_value ? params.v : params.k;
+    const std::int64_t stride = view.stride[2];
+    const T* from = view.row<T>(entry_, head_, first_row_ + keys.first + first) + column;
+    if (!kHasMaps && copies_ && keys.are_all()) {
       TREE_ATTN_UNROLL
-      for (int i = 0; i < kItem / kRowsPerCopy; ++i) {
-        const int n = row >= begin && row < end ? in_row : 0;
-        copy_async16(to + i * kRowsPerCopy * Tile::kPitch, from, n * static_cast<int>(sizeof(T)));
-        row += kRowsPerCopy, from += kRowsPerCopy * stride;
+      for (int i = 0; i < kRounds; ++i, from += kRowsAtOnce * stride) {
+        const int row = first + i * kRowsAtOnce;
+        copy_async16(to + (row * kRowVectors + swizzled_unit(row, unit)), from, n * static_cast<int>(sizeof(T)));
       }
       return;
     }
-    for (; row < kItem; row += kRowsPerCopy, from += kRowsPerCopy * stride, to = to + kRowsPerCopy * Tile::kPitch)
-      store16(to, load_unaligned16(from, row >= begin && row < end ? in_row : 0));
+    for (int row = first; row < kLeafKeys; row += kRowsAtOnce, from += kRowsAtOnce * stride) {
+      const int n_here = keys.contain(row) ? n : 0;
+      const Shared<Bytes16> vector = to + (row * kRowVectors + swizzled_unit(row, unit));
+      if (!kHasMaps && copies_)
+        copy_async16(vector, from, n_here * static_cast<int>(sizeof(T)));
+      else
+        store16(vector, load_unaligned16(from, n_here, is_value && only_finite_));
+    }
   }
 
-  std::int64_t origin_;      ///< a multiple of kLeafKeys, from which positions are counted here
-  const T *keys_, *values_;  ///< rows there
-  std::int64_t key_stride_, value_stride_;
-  int d_h_, d_v_;
-  bool aligned_;
-  int lane_;
   Shared<Bytes16> memory_;
-  int begin_, end_, used_end_;  ///< of the range, from the subtree on that is being copied; behind the last key
-  int subtree_end_;             ///< of that subtree
-  int item_ = 0;                ///< of that subtree, the next to start
-  int stage_ = 0;               ///< of the item that next() returns next
+  Shared<Barrier> full_;
+  const Maps* maps_;
+  int lane_;
+  int stage_ = 0, parity_ = 0;  ///< of the next tile to be read
+  // Of the range, from the leaf on that is being started.
+  LeafRange range_{};
+  int tile_ = 0;       ///< its next tile
+  int first_row_ = 0;  ///< the origin, as a row of the shard
+  int entry_ = 0, head_ = 0;
+  bool copies_ = false, only_finite_ = false;
 };
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

@@ -65,7 +65,7 @@ class WorkPartition {
   TREE_ATTN_HOST_DEVICE WorkRange work_range_at(const DecodeParams& params, std::int64_t work_item, std::int64_t end) const {
     // The batch entry.
     std::int64_t i = 0, first = 0;
-    while (work_item >= first + tiles_per_entry_ * work_items_of(params, i))
+    while (i + 1 < params.batch && work_item >= first + tiles_per_entry_ * work_items_of(params, i))
       first += tiles_per_entry_ * work_items_of(params, i++);
     // The query tile in it.
     WorkRange work_range;
@@ -76,7 +76,7 @@ class WorkPartition {
     work_range.kv_head = i * params.kv_heads + head;
     work_range.first_row = (s - head * tiles_per_kv_head_) * n_rows_;
     work_range.tile_begin = first + s * work_range.n_tile_items;
-    work_range.whole = params.padded(work_range.kv_head);
+    work_range.whole = params.leaves_by_entry(i);
     // What of it is asked for.
     work_range.first = work_item;
     work_range.last =
@@ -88,7 +88,7 @@ class WorkPartition {
  private:
   /// Work items of one query tile of a batch entry. One without keys has a work item as well: somebody must write its rows.
   TREE_ATTN_HOST_DEVICE static std::int64_t work_items_of(const DecodeParams& params, std::int64_t i) {
-    const KeyRange range = params.padded(i * params.kv_heads);
+    const KeyRange range = params.leaves_by_entry(i);
     return range.empty() ? 1 : (range.end + kLeafKeys - 1) / kLeafKeys - range.begin / kLeafKeys;
   }
 

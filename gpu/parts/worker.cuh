@@ -33,13 +33,15 @@ template <class SubWarp>
 concept IsSubWarp = IsWorker<SubWarp> && SubWarp::kRows == 1 && SubWarp::kSlots == 1 && kWarp % SubWarp::kLanes == 0 &&
                     SubWarp::kVectorsPerLane >= 1;
 
-/// A worker that is a warp on tensor cores: rows of kDim elements of 16 bits in kSteps steps of 16, queries in kTiles tiles
-/// of 8, at most kWarps of them in a block, kPitch times 16 bytes from row to row in shared memory.
+/// A worker that is a warp on tensor cores: rows of kDim elements of 16 bits in kSteps steps of 16 and kBoxes boxes of 64,
+/// kRows queries with kColumns columns of a product each.
 template <class Tile>
-concept IsMmaTile = IsWorker<Tile> && sizeof(typename Tile::T) == 2 &&
-                    Tile::kLanes == kWarp&& Tile::kRows == 8 * Tile::kTiles&& Tile::kDim ==
-                        16 * Tile::kSteps&& Tile::kWarps >= 1 &&
-                    Tile::kPitch > Tile::kDim / kPer16<typename Tile::T>;
+concept IsMmaTile =
+    IsWorker<Tile> && sizeof(typename Tile::T) == 2 && Tile::kLanes == kWarp&& Tile::kRows* Tile::kColumns == 8 &&
+    Tile::kSlots* Tile::kColumns == 2 && Tile::kDim == 16 * Tile::kSteps&& Tile::kDim == 64 * Tile::kBoxes;
+
+/// In place of the tensor maps of a ring that needs none.
+struct NoMaps {};
 
 /// Rows of keys or values: (i, vector) -> 16 bytes of row i for this lane.
 template <class Rows>

@@ -8,9 +8,11 @@
 #if defined(__CUDACC__)
 #define TREE_ATTN_HOST_DEVICE __host__ __device__
 #define TREE_ATTN_UNROLL _Pragma("unroll")  // an array indexed by such a loop stays in registers
+#define TREE_ATTN_LOOP _Pragma("unroll 1")  // short code, for loops of few rounds
 #else
 #ifndef TREE_ATTN_HOST_DEVICE
 #define TREE_ATTN_HOST_DEVICE
 #endif
 #define TREE_ATTN_UNROLL
+#define TREE_ATTN_LOOP
 #endif

@@ -100,7 +100,7 @@ TEST_CASE("emulated: the program says which kernel was picked, and for how many 
     const Result result = run(ranks(2, {"decode", "--seq-len", "700", "--heads", "4", "--kv-heads", kv_heads, "--head-dim",
                                         "64", "--dtype", "bf16", "--backend", "emulated", "--shards", "384,316"}));
     CHECK(result.status == 0);
-    CHECK(result.out.find("kernel: equal-runs of BF16 on " + cores + " cores: 4 blocks of ") != std::string::npos);
+    CHECK(result.out.find("kernel: short-end of BF16 on " + cores + " cores: 4 blocks of ") != std::string::npos);
     CHECK(result.out.find("(384 keys of rank 0)") != std::string::npos);
   }
 }
@@ -191,13 +191,13 @@ TEST_CASE("emulated: moments ride along, in F32") {
 
 TEST_CASE("emulated: shapes that no kernel takes are refused with their numbers, and nothing is written") {
   const Scratch scratch;
-  FileWorkload::draw(1, 1, 1, 1, 10, 8, 513).write(scratch.path("in"), "F32");
+  FileWorkload::draw(1, 1, 1, 1, 10, 8, 577).write(scratch.path("in"), "F32");
   const std::vector<std::pair<Words, std::string>> all{
-      {{"--seq-len", "777", "--head-dim", "600"}, "--backend emulated: no kernel supports d_h 600, d_v 600: more than 512"},
+      {{"--seq-len", "777", "--head-dim", "600"}, "--backend emulated: no kernel supports d_h 600, d_v 600: more than 576"},
       // Moments make a value d_v + d_v + d_h long.
-      {{"--seq-len", "777", "--head-dim", "171", "--moments", "2"},
-       "--backend emulated: no kernel supports d_h 171, d_v 513: more than 512"},
-      {{"in", "out"}, "--backend emulated: no kernel supports d_h 8, d_v 513: more than 512"}};
+      {{"--seq-len", "777", "--head-dim", "193", "--moments", "2"},
+       "--backend emulated: no kernel supports d_h 193, d_v 579: more than 576"},
+      {{"in", "out"}, "--backend emulated: no kernel supports d_h 8, d_v 577: more than 576"}};
   std::vector<Words> commands;
   for (const auto& [options, why] : all) {
     commands.push_back(alone(Words{"decode"} + options + Words{"--backend", "emulated"}));

@@ -176,10 +176,10 @@ TEST_CASE("device cache: what does not fit, and shapes that no kernel takes, are
                        "KvCache::append: batch entry 0 holds 3 of 5 positions, 3 more do not fit", std::out_of_range);
   CHECK(cache->longest() == 3);
   AttentionShape large = workload->shape();
-  large.head_dim = 513;
-  CHECK(kernels().refusal(large) == "d_h 513, d_v 16: more than 512");
+  large.head_dim = 577;
+  CHECK(kernels().refusal(large) == "d_h 577, d_v 16: more than 576");
   const auto refused = kernels().make_cache(large, {0, 5});
-  CHECK_THROWS_WITH_AS(refused->open(1), "the kernels do not take d_h 513, d_v 16: more than 512", DeviceError);
+  CHECK_THROWS_WITH_AS(refused->open(1), "the kernels do not take d_h 577, d_v 16: more than 576", DeviceError);
   CHECK(kernels().refusal(workload->shape()) == "");
 }
 

@@ -7,14 +7,25 @@ namespace tree_attn::test {
 namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity(), kNaN = std::numeric_limits<float>::quiet_NaN();
-constexpr std::int64_t kKeys = 90, kDim = 16, kHeads = 4, kBatch = 2;
+constexpr std::int64_t kDim = 16, kHeads = 4, kBatch = 2;
+
+/// Short rows are copied one by one; rows of 64 elements in whole steps of eight are copied in bulk.
+struct Size {
+  std::int64_t dim, keys;
+};
+constexpr Size kSizes[] = {{16, 90}, {64, 88}};
 
 /// Which tensor gets the number: always in batch entry 1, in head 1 of its kind, at component 2.
 enum class Where { Query, Key, Value };
 
-std::unique_ptr<TensorWorkload> workload_with(DType dtype, Where where, std::int64_t position, float number) {
-  const Axes axes{
-      .batch = kBatch, .heads = kHeads, .kv_heads = 2, .head_dim = kDim, .value_dim = kDim, .n_keys = kKeys, .dtype = dtype};
+std::unique_ptr<TensorWorkload> workload_with(Size size, DType dtype, Where where, std::int64_t position, float number) {
+  const Axes axes{.batch = kBatch,
+                  .heads = kHeads,
+                  .kv_heads = 2,
+                  .head_dim = size.dim,
+                  .value_dim = size.dim,
+                  .n_keys = size.keys,
+                  .dtype = dtype};
   std::mt19937 random(6000);
   Tensor q = normal_tensor(random, axes.q(), dtype), k = normal_tensor(random, axes.k(), dtype),
          v = normal_tensor(random, axes.v(), dtype);
@@ -37,10 +48,12 @@ bool may_show(Where where, std::size_t row, std::int64_t j) {
 /// Whether all that the number may not reach has the bits of the clean run.
 bool untouched(Where where, const DecodeOutput& clean, const DecodeOutput& output) {
   const auto same = [](float a, float b) { return std::memcmp(&a, &b, sizeof a) == 0; };
+  const std::size_t dim = output.out.size() / output.lse.size();
   for (std::size_t r = 0; r < output.lse.size(); ++r) {
     if (!may_show(where, r, -1) && !same(output.lse[r], clean.lse[r])) return false;
-    for (std::int64_t j = 0; j < kDim; ++j) {
-      const std::size_t i = r * kDim + static_cast<std::size_t>(j);
+    for (std::size_t c = 0; c < dim; ++c) {
+      const std::size_t i = r * dim + c;
+      const auto j = static_cast<std::int64_t>(c);
       if (!may_show(where, r, j) && !same(output.out[i], clean.out[i])) return false;
     }
   }
@@ -51,17 +64,21 @@ bool untouched(Where where, const DecodeOutput& clean, const DecodeOutput& outpu
 
 /// @tested{eq_7, eq. (7)}
 TEST_CASE("nonfinite: NaN and Inf reach their own outputs and no other, in every step") {
-  for (const DType dtype : {DType::F32, DType::BF16, DType::F16}) {
+  for (const auto& [size, dtype] : {std::pair{kSizes[0], DType::F32},
+                                    {kSizes[0], DType::BF16},
+                                    {kSizes[0], DType::F16},
+                                    {kSizes[1], DType::F32},
+                                    {kSizes[1], DType::F16}}) {
     for (const Where where : {Where::Query, Where::Key, Where::Value}) {
-      for (const std::int64_t position : {std::int64_t{0}, kKeys / 2, kKeys - 1}) {
+      for (const std::int64_t position : {std::int64_t{0}, size.keys / 2, size.keys - 1}) {
         for (const float number : {kNaN, kInf, -kInf}) {
-          const auto workload = workload_with(dtype, where, position, number),
-                     clean = workload_with(dtype, where, position, 0.25f);
+          const auto workload = workload_with(size, dtype, where, position, number),
+                     clean = workload_with(size, dtype, where, position, 0.25f);
           const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
           for (const device::LadderStep* step : device::ladder()) {
             if (step->refusal(shard.params, shard.dtype) != "") continue;
-            INFO(std::string(step->name) << ", " << name_of(dtype) << ", tensor " << static_cast<int>(where) << ", position "
-                                         << position << ", number " << number);
+            INFO(std::string(step->name) << ", " << name_of(dtype) << ", d " << size.dim << ", tensor "
+                                         << static_cast<int>(where) << ", position " << position << ", number " << number);
             const DecodeOutput output = run_step(*step, shard, {.n_splits = 2});
             CHECK(against_oracle(*workload, output, longest_chain(*step, shard)) == "");
             CHECK(untouched(where, run_step(*step, *clean, {.n_splits = 2}), output));
@@ -99,8 +116,13 @@ TEST_CASE("nonfinite: a score of NaN in a sequence of one key is NaN in every nu
 }
 
 TEST_CASE("nonfinite: the value of a key that is not seen is not looked at") {
-  for (const DType dtype : {DType::F32, DType::BF16, DType::F16}) {
-    const Axes axes{.heads = 4, .kv_heads = 2, .head_dim = 16, .value_dim = 16, .n_keys = 100, .dtype = dtype};
+  for (const auto& [dtype, heads, dim, n_keys] : {std::tuple{DType::F32, 4, 16, 100},
+                                                  {DType::BF16, 4, 16, 100},
+                                                  {DType::F16, 4, 16, 100},
+                                                  {DType::F32, 2, 64, 104},
+                                                  {DType::BF16, 2, 64, 104},
+                                                  {DType::BF16, 4, 64, 104}}) {
+    const Axes axes{.heads = heads, .kv_heads = 2, .head_dim = dim, .value_dim = dim, .n_keys = n_keys, .dtype = dtype};
     std::mt19937 random(6100);
     Tensor q = normal_tensor(random, axes.q(), dtype), k = normal_tensor(random, axes.k(), dtype),
            v = normal_tensor(random, axes.v(), dtype);

@@ -2,6 +2,9 @@
 /// @file
 /// @brief Grouped heads on tensor cores (eq. (7)): as exact as the scalar kernels, in numbers, in bits, and at the edges.
 #include "tests/support/device_params.hpp"
+#if !defined(TREE_ATTN_FOR_CUDA)
+#include "gpu/platform/emulator/settings.hpp"
+#endif
 
 #include <bit>
 
@@ -24,6 +27,12 @@ DecodeOutput run(TensorWorkload& workload, int n_splits = 0) {
 }
 
 const DType kDTypes[] = {DType::F16, DType::BF16};
+/// Queries that share two columns each, and queries that have one.
+const std::int64_t kGroups[] = {2, 6};
+
+Tensor zeros(const Shape& shape, DType dtype) {
+  return Tensor(std::vector<float>(static_cast<std::size_t>(n_elements(shape)), 0), shape, dtype);
+}
 
 }  // namespace
 
@@ -61,36 +70,88 @@ TEST_CASE("tensor: within the bound of the oracle, for head sizes, groups and le
   }
 }
 
-TEST_CASE("tensor: small weights keep all their bits") {
+TEST_CASE("tensor: small weights keep their bits") {
   // Keys in falling order of their scores, and values that only one of them has: what it contributes is not lost among
   // others.
   for (const DType dtype : kDTypes) {
-    for (const float scale_of_value : {1.0f, 6e4f, 1e-3f}) {
-      const Axes axes{.heads = 2, .kv_heads = 1, .head_dim = 8, .value_dim = 40, .n_keys = 40, .dtype = dtype};
-      Tensor q = Tensor(std::vector<float>(16, 0), axes.q(), dtype), k = Tensor(std::vector<float>(320, 0), axes.k(), dtype),
-             v = Tensor(std::vector<float>(1600, 0), axes.v(), dtype);
-      q.set(0, 0, 0, 0, 1), q.set(0, 1, 0, 0, 0.8125f);
-      for (std::int64_t a = 0; a < 40; ++a)
-        k.set(0, 0, a, 0, -0.703125f * static_cast<float>(a)), v.set(0, 0, a, a, scale_of_value);
-      const auto workload = workload_of(std::move(q), std::move(k), std::move(v), {}, 1.0);
-      CAPTURE(scale_of_value);
-      CHECK(against_oracle(*workload, run(*workload)) == "");
+    for (const std::int64_t heads : kGroups) {
+      for (const float scale_of_value : {1.0f, 6e4f, 1e-3f}) {
+        const Axes axes{.heads = heads, .kv_heads = 1, .head_dim = 8, .value_dim = 40, .n_keys = 40, .dtype = dtype};
+        Tensor q = zeros(axes.q(), dtype), k = zeros(axes.k(), dtype), v = zeros(axes.v(), dtype);
+        for (std::int64_t h = 0; h < heads; ++h) q.set(0, h, 0, 0, 1 - 0.1875f * static_cast<float>(h % 2));
+        for (std::int64_t a = 0; a < 40; ++a)
+          k.set(0, 0, a, 0, -0.703125f * static_cast<float>(a)), v.set(0, 0, a, a, scale_of_value);
+        const auto workload = workload_of(std::move(q), std::move(k), std::move(v), {}, 1.0);
+        CAPTURE(scale_of_value);
+        CHECK(against_oracle(*workload, run(*workload)) == "");
+      }
     }
   }
 }
 
-TEST_CASE("tensor: a weight has the 24 bits that it has without tensor cores") {
+TEST_CASE("tensor: a weight has 24 bits") {
   // Two keys: the first weighs 1 and its value is 0, so that z = w / (1 + w) with the weight w of the second.
   for (const DType dtype : kDTypes) {
-    for (int i = 1; i < 40; ++i) {
-      const Axes axes{.heads = 2, .kv_heads = 1, .head_dim = 8, .value_dim = 8, .n_keys = 2, .dtype = dtype};
-      Tensor q = Tensor(std::vector<float>(16, 0), axes.q(), dtype), k = Tensor(std::vector<float>(16, 0), axes.k(), dtype),
-             v = Tensor(std::vector<float>(16, 0), axes.v(), dtype);
-      q.set(0, 0, 0, 0, 1), q.set(0, 1, 0, 0, 0.75f), k.set(0, 0, 1, 0, -0.3125f * static_cast<float>(i)),
-          v.set(0, 0, 1, 0, 1);
-      const auto workload = workload_of(std::move(q), std::move(k), std::move(v), {}, 1.0);
-      CAPTURE(i);
-      CHECK(same_output(run(*workload), run_step(device::kVectors, *workload)));
+    for (const std::int64_t heads : kGroups) {
+      for (int i = 1; i < 40; ++i) {
+        const Axes axes{.heads = heads, .kv_heads = 1, .head_dim = 8, .value_dim = 8, .n_keys = 2, .dtype = dtype};
+        Tensor q = zeros(axes.q(), dtype), k = zeros(axes.k(), dtype), v = zeros(axes.v(), dtype);
+        for (std::int64_t h = 0; h < heads; ++h) q.set(0, h, 0, 0, 1 - 0.25f * static_cast<float>(h % 2));
+        k.set(0, 0, 1, 0, -0.3125f * static_cast<float>(i)), v.set(0, 0, 1, 0, 1);
+        const auto workload = workload_of(std::move(q), std::move(k), std::move(v), {}, 1.0);
+        const DecodeOutput output = run(*workload);
+        for (std::int64_t h = 0; h < heads; ++h) {
+          const float score = (1 - 0.25f * static_cast<float>(h % 2)) * -0.3125f * static_cast<float>(i);
+          const float w = std::exp2(score * static_cast<float>(kLog2E)), z = w / (1 + w);
+          CAPTURE(i);
+          CHECK(std::abs(output.out[static_cast<std::size_t>(h) * 8] - z) <= 6 * 0x1p-24f * z);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("tensor: a negative scale, and a scale of zero") {
+  for (const DType dtype : kDTypes) {
+    for (const double scale : {-0.3, 0.0, -0.0}) {
+      const Axes axes{.heads = 3, .kv_heads = 1, .head_dim = 20, .value_dim = 9, .n_keys = 150, .dtype = dtype};
+      std::mt19937 random(7150);
+      Tensor q = normal_tensor(random, axes.q(), dtype), k = normal_tensor(random, axes.k(), dtype),
+             v = normal_tensor(random, axes.v(), dtype);
+      const auto workload = workload_of(std::move(q), std::move(k), std::move(v), {}, scale);
+      CAPTURE(scale);
+      CHECK(error_of(*workload, run(*workload)) == "");
+    }
+  }
+}
+
+TEST_CASE("tensor: copies by tensor maps, by cp.async and by plain loads leave the same bits") {
+  unsigned seed = 7180;
+  for (const DType dtype : kDTypes) {
+    for (const std::int64_t d : {64, 96, 128, 256}) {
+      for (const std::int64_t group : {3, 7}) {
+        const Axes axes{
+            .batch = 3, .heads = 2 * group, .kv_heads = 2, .head_dim = d, .value_dim = d, .n_keys = 500, .dtype = dtype};
+        const auto workload = normal_workload(seed++, axes, std::vector<std::int64_t>{500, 384, 131});
+        INFO(name_of(dtype) << ", d " << d << ", group " << group << ", seed " << seed - 1);
+        // Rings of six tiles are filled through tensor maps, of three by cp.async.
+        const auto n_stages = [&] {
+          const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
+          return device::kTensor.plan(shard.params, dtype, {}).n_stages;
+        };
+        const DecodeOutput by_async = [&] {
+#if !defined(TREE_ATTN_FOR_CUDA)
+          const emulated::SettingsScope scope({.major = 8});
+          if (d == 64) CHECK(n_stages() == 3);
+#endif
+          return run(*workload, 2);
+        }();
+        if (d == 64 && device::device().major >= 9) CHECK(n_stages() == 6);
+        CHECK(same_output(run(*workload, 2), by_async));
+        CHECK(same_output(run_step(device::kEqualRuns, *workload), by_async));
+        CHECK(same_output(run(*misaligned(*workload, 2), 3), by_async));
+        CHECK(same_output(run_step(device::kEqualRuns, *misaligned(*workload, 2), {.n_splits = 3}), by_async));
+      }
     }
   }
 }
@@ -172,25 +233,27 @@ TEST_CASE("tensor: one key gives its value to the bit") {
   for (const DType dtype : kDTypes) {
     // A leaf and more, and less than a leaf: a few subtrees, of which all but the first hold no key.
     for (const std::int64_t n_keys : {70, 40}) {
-      const Axes axes{.heads = 2, .kv_heads = 1, .head_dim = 64, .value_dim = 6, .n_keys = n_keys, .dtype = dtype};
-      std::mt19937 random(7400);
-      Tensor v = normal_tensor(random, axes.v(), dtype);
-      const float special[] = {-0.0f, 65504, 0x1p-24f, kInf, kNaN};
-      for (std::int64_t c = 0; c < 5; ++c) v.set(0, 0, 0, c, special[c]);
-      const auto workload = workload_of(normal_tensor(random, axes.q(), dtype), normal_tensor(random, axes.k(), dtype), v,
-                                        std::vector<std::int64_t>{1});
-      const std::vector<double> want = row_of(v.view(), 0, 0, 0);
-      const DecodeOutput output = run(*workload);
-      for (std::size_t r = 0; r < 2; ++r) {
-        for (std::size_t c = 0; c < 6; ++c) {
-          if (c == 4)
-            CHECK(std::isnan(output.out[r * 6 + c]));
-          else
-            CHECK(std::bit_cast<std::uint32_t>(output.out[r * 6 + c]) ==
-                  std::bit_cast<std::uint32_t>(static_cast<float>(want[c])));
+      for (const std::int64_t heads : kGroups) {
+        const Axes axes{.heads = heads, .kv_heads = 1, .head_dim = 64, .value_dim = 6, .n_keys = n_keys, .dtype = dtype};
+        std::mt19937 random(7400);
+        Tensor v = normal_tensor(random, axes.v(), dtype);
+        const float special[] = {-0.0f, 65504, 0x1p-24f, kInf, kNaN};
+        for (std::int64_t c = 0; c < 5; ++c) v.set(0, 0, 0, c, special[c]);
+        const auto workload = workload_of(normal_tensor(random, axes.q(), dtype), normal_tensor(random, axes.k(), dtype), v,
+                                          std::vector<std::int64_t>{1});
+        const std::vector<double> want = row_of(v.view(), 0, 0, 0);
+        const DecodeOutput output = run(*workload);
+        for (std::size_t r = 0; r < static_cast<std::size_t>(heads); ++r) {
+          for (std::size_t c = 0; c < 6; ++c) {
+            if (c == 4)
+              CHECK(std::isnan(output.out[r * 6 + c]));
+            else
+              CHECK(std::bit_cast<std::uint32_t>(output.out[r * 6 + c]) ==
+                    std::bit_cast<std::uint32_t>(static_cast<float>(want[c])));
+          }
         }
+        CHECK(error_of(*workload, output) == "");
       }
-      CHECK(error_of(*workload, output) == "");
     }
   }
 }
@@ -228,23 +291,60 @@ TEST_CASE("tensor: NaN and Inf reach the outputs that the formula says, and chan
   }
 }
 
+TEST_CASE("tensor: one Inf in a value changes its component alone, with every number of splits") {
+  unsigned seed = 7550;
+  for (const DType dtype : kDTypes) {
+    for (const std::int64_t group : kGroups) {
+      const Axes axes{.heads = group, .kv_heads = 1, .head_dim = 40, .value_dim = 72, .n_keys = 300, .dtype = dtype};
+      std::mt19937 random(seed++);
+      const Tensor q = normal_tensor(random, axes.q(), dtype), k = normal_tensor(random, axes.k(), dtype),
+                   v = normal_tensor(random, axes.v(), dtype);
+      const DecodeOutput clean = run(*workload_of(q, k, v));
+      for (const std::int64_t position : {0, 63, 64, 200, 299}) {
+        Tensor with_inf = v;
+        with_inf.set(0, 0, position, 67, kInf);
+        const auto workload = workload_of(q, k, with_inf);
+        for (const device::LadderStep* step : {&device::kTensor, &device::kEqualRuns}) {
+          for (int n_splits = 1; n_splits <= 5; ++n_splits) {
+            const DecodeOutput output = run_step(*step, *workload, {.n_splits = n_splits});
+            bool same = true, shows = true;
+            for (std::size_t i = 0; i < output.out.size(); ++i) {
+              if (i % 72 == 67)
+                shows = shows && !std::isfinite(output.out[i]);
+              else
+                same = same && std::memcmp(&output.out[i], &clean.out[i], sizeof(float)) == 0;
+            }
+            INFO(std::string(step->name) << ", " << name_of(dtype) << ", group " << group << ", position " << position
+                                         << ", splits " << n_splits);
+            CHECK(same);
+            CHECK(shows);
+            CHECK(std::memcmp(output.lse.data(), clean.lse.data(), clean.lse.size() * sizeof(float)) == 0);
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("tensor: values of keys that are not seen are not looked at") {
   for (const DType dtype : kDTypes) {
-    const Axes axes{.heads = 4, .kv_heads = 1, .head_dim = 20, .value_dim = 9, .n_keys = 150, .dtype = dtype};
-    std::mt19937 random(7600);
-    Tensor q = normal_tensor(random, axes.q(), dtype), k = normal_tensor(random, axes.k(), dtype),
-           v = normal_tensor(random, axes.v(), dtype);
-    // Heads 0 and 1 see nothing of a whole leaf and of single keys, heads 2 and 3 all of it.
-    for (std::int64_t h = 0; h < 4; ++h) q.set(0, h, 0, 2, h < 2 ? 1.0f : 0.0f), q.set(0, h, 0, 3, 0.5f);
-    for (const std::int64_t a : {3, 17, 140}) k.set(0, 0, a, 3, -kInf);
-    for (std::int64_t a = 64; a < 128; ++a) k.set(0, 0, a, 3, -kInf);
-    Tensor v_nan = v;
-    for (const std::int64_t a : {3, 17, 64, 90, 140}) v_nan.set(0, 0, a, a % 9, a % 2 == 0 ? kNaN : kInf);
-    const auto workload = workload_of(q, k, v), not_looked_at = workload_of(q, k, v_nan);
-    const DecodeOutput output = run(*workload), other = run(*not_looked_at);
-    CHECK(error_of(*workload, output) == "");
-    CHECK(error_of(*not_looked_at, other) == "");
-    CHECK(same_output(output, other));
+    for (const std::int64_t heads : {4, 8}) {
+      const Axes axes{.heads = heads, .kv_heads = 1, .head_dim = 20, .value_dim = 9, .n_keys = 150, .dtype = dtype};
+      std::mt19937 random(7600);
+      Tensor q = normal_tensor(random, axes.q(), dtype), k = normal_tensor(random, axes.k(), dtype),
+             v = normal_tensor(random, axes.v(), dtype);
+      // The first half of the heads sees nothing of a whole leaf and of single keys, the other half all of it.
+      for (std::int64_t h = 0; h < heads; ++h) q.set(0, h, 0, 2, h < heads / 2 ? 1.0f : 0.0f), q.set(0, h, 0, 3, 0.5f);
+      for (const std::int64_t a : {3, 17, 140}) k.set(0, 0, a, 3, -kInf);
+      for (std::int64_t a = 64; a < 128; ++a) k.set(0, 0, a, 3, -kInf);
+      Tensor v_nan = v;
+      for (const std::int64_t a : {3, 17, 64, 90, 140}) v_nan.set(0, 0, a, a % 9, a % 2 == 0 ? kNaN : kInf);
+      const auto workload = workload_of(q, k, v), not_looked_at = workload_of(q, k, v_nan);
+      const DecodeOutput output = run(*workload), other = run(*not_looked_at);
+      CHECK(error_of(*workload, output) == "");
+      CHECK(error_of(*not_looked_at, other) == "");
+      CHECK(same_output(output, other));
+    }
   }
 }
 

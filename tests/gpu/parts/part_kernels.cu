@@ -5,7 +5,7 @@
 
 #include "gpu/parts/join.cuh"
 #include "gpu/parts/lane_ring.cuh"
-#include "gpu/parts/mma_tile.cuh"
+#include "gpu/parts/mma_pipeline.cuh"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 namespace {
@@ -13,13 +13,15 @@ namespace {
 using Joiner = SubWarp<float, 8, 1>;
 static_assert(Joiner::kLanes * Joiner::kElements == kJoinDim);
 
-/// Threads of the block that joins: one for each part that is listed at once.
+/// Threads of the block that joins: one for each part that is listed at once, and four times as many as there are columns.
 constexpr unsigned kJoinThreads = kListedParts;
+static_assert(kJoinThreads == 4 * Column<Joiner>::kColumns);
+constexpr int kJoinEntry = Column<Joiner>::kColumns * ColumnStates<Joiner>::kFloats;
 
 __global__ void join(const float* states, KeyRange range, int n_parts, int n_entries, float* forests, std::int64_t n_floats,
-                     float* out) {
+                     float* out, int* n_roots) {
   Arena arena;
-  const int n_scratch = kListFloats + n_entries * WorkerForest<Joiner>::kEntry;
+  const int n_scratch = kJoinFloats + n_entries * kJoinEntry;
   const Scratch scratch{arena.take<float>(n_scratch), n_scratch};
   const auto self = WorkerThread::of<Joiner>(static_cast<int>(threadIdx.x), kJoinThreads);
   for (int i = self.worker; i < n_parts; i += self.n_workers) {
@@ -34,63 +36,146 @@ __global__ void join(const float* states, KeyRange range, int n_parts, int n_ent
     }
   }
   __syncthreads();
-  join_splits<Joiner>(scratch, forests, n_floats, range, n_parts, self, [&](int, const auto& forest) {
-    LaneState<Joiner::kElements> state;
-    forest.fold(0, forest.depth(), state);
-    if (self.lane == 0) out[kShift] = state.shift, out[kSum] = state.sum;
-    for (int c = 0; c < Joiner::kElements; ++c) out[kValues + Joiner::component(self.lane, c)] = state.n[c];
+  join_splits<Joiner>(scratch, forests, n_floats, range, n_parts, [&](const auto& column, const auto& roots) {
+    if (column.component(0) == 0) *n_roots = roots.size();
+    // Each of them, and their fold.
+    for (int i = 0; i <= roots.size(); ++i) {
+      Column<Joiner>::State state;
+      i < roots.size() ? roots.load(i, state) : roots.fold(0, i, state);
+      float* const to = out + i * state_size(kJoinDim);
+      if (column.component(0) == 0) to[kShift] = state.shift, to[kSum] = state.sum;
+      for (int c = 0; c < Column<Joiner>::kElements; ++c) to[kValues + column.component(c)] = state.n[c];
+    }
   });
 }
 
 using Ringed = SubWarp<float, 8, 1>;
 static_assert(kRingRows == kKeysPerStep && Ringed::kLanes * Ringed::kElements == kRingDim);
 
-__global__ void lane_ring(DecodeParams params, const float* keys, const float* values, int stride, unsigned valid,
-                          bool aligned, float* out) {
+using KeyRing = LaneRing<Ringed>;
+
+/// One warp reads all steps of a range; all sub-warps read the same rows, and each writes a quarter of them.
+__global__ void lane_ring(DecodeParams params, KeyRange range, bool aligned, float* out) {
   Arena arena;
-  LaneRing<Ringed> ring(arena.take<Bytes16>(2 * LaneRing<Ringed>::kVectors * kWarp));
   const int thread = static_cast<int>(threadIdx.x), lane = thread % Ringed::kLanes;
-  for (int stage = 0; stage < 2; ++stage) {
-    const int from = stage * kRingRows * stride;
-    ring.start(params, keys + from, values + from, valid, lane, aligned, stage);
-    copy_async_commit();
+  const KeySteps steps(range, params.in_use(0));
+  KeyRing ring(arena.take<Bytes16>(KeyRing::kStages * KeyRing::kVectors * kWarp), params, 0, steps, aligned);
+  for (int step = 0; step < steps.size(); ++step) {
+    ring.wait(step, steps.valid(step));
+    const auto keys = ring.keys(step, 0), values = ring.values(step, 0);
+    for (int i = 0; i < 2 * kRingRows; ++i) {
+      if (i % (kWarp / Ringed::kLanes) != thread / Ringed::kLanes) continue;
+      float elements[4];
+      widen<float>(i < kRingRows ? keys(i, 0) : values(i - kRingRows, 0), elements);
+      for (int c = 0; c < 4; ++c) out[(step * 2 * kRingRows + i) * kRingDim + Ringed::component(lane, c)] = elements[c];
+    }
+    ring.next(step);
   }
   copy_async_wait<0>();
-  for (int i = 0; i < 2 * 2 * kRingRows; ++i) {
-    const int stage = i / (2 * kRingRows), row = i % kRingRows;
-    float elements[4];
-    widen<float>(i / kRingRows % 2 == 0 ? ring.key(stage, row, 0) : ring.value(stage, row, 0), elements);
-    // All sub-warps read the same rows; each writes a quarter of them.
-    if (i % (kWarp / Ringed::kLanes) != thread / Ringed::kLanes) continue;
-    for (int c = 0; c < 4; ++c) out[i * kRingDim + Ringed::component(lane, c)] = elements[c];
-  }
 }
 
-using Tile = MmaTile<Half, kTileDim, 1>;
-static_assert(kTileRows == kItem);
+/// The element at a row and column of a leaf in shared memory, box after box.
+__device__ float element_of(Shared<Bytes16> leaf, int row, int column) {
+  const Shared<Bytes16> box = leaf + column / kBoxColumns * kBoxVectors;
+  float elements[8];
+  widen<Half>(load16(box + (row * kRowVectors + swizzled_unit(row, column % kBoxColumns / 8))), elements);
+  return elements[column % 8];
+}
 
-__global__ void tile_ring(DecodeParams params, KeyRange range, bool aligned, int n_items, float* out) {
-  Arena arena;
-  const int lane = static_cast<int>(threadIdx.x);
-  TileRing<Tile> ring(params, 0, range, aligned, arena.take<Bytes16>(TileRing<Tile>::kVectors), lane);
-  constexpr int kVectorsPerRow = kTileDim / 8;
-  for (int item = 0; item < n_items; ++item) {
-    const Shared<Bytes16> rows = ring.next();
-    for (int i = lane; i < kTileRows * kVectorsPerRow; i += kWarp) {
-      float elements[8];
-      widen<Half>(load16(rows + (i / kVectorsPerRow * Tile::kPitch + i % kVectorsPerRow)), elements);
-      for (int c = 0; c < 8; ++c) out[(item * kTileRows * kVectorsPerRow + i) * 8 + c] = elements[c];
+struct Ranges {
+  KeyRange range[4];
+  int n;
+};
+
+template <RowCopy kCopy>
+__global__ void tile_ring(DecodeParams params, Ranges ranges, TileRingOptions options,
+                          const __grid_constant__ typename TileRing<MmaTile<Half, kTileDim, 4>, kCopy>::Maps maps,
+                          float* out) {
+  using Ring = TileRing<MmaTile<Half, kTileDim, 4>, kCopy>;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+  if constexpr (!Ring::kHasMaps) {
+#else
+  {
+#endif
+    Arena arena;
+    const Shared<Barrier> full = arena.take<Barrier>(Ring::kStages);
+    const int lane = static_cast<int>(threadIdx.x);
+    if constexpr (Ring::kHasMaps) {
+      if (lane == 0) {
+        for (int i = 0; i < Ring::kStages; ++i) barrier_init(full + i, 1);
+        barrier_fence_init();
+      }
+      __syncthreads();
     }
+    Ring ring(arena.take<Bytes16>(Ring::kVectors, kBoxAlignment), full, maps, lane);
+    for (int i = 0; i < ranges.n; ++i) {
+      LeafRange rest(params, 0, ranges.range[i]);
+      ring.begin(params, 0, rest, options.aligned, options.only_finite);
+      while (!rest.empty()) {
+        const LeafKeys keys(rest);
+        rest.begin += static_cast<int>(kLeafKeys);
+        for (int which = 0; which < 2; ++which) {
+          for (int tile = 0; tile < Ring::kTiles; ++tile) {
+            const Shared<Bytes16> boxes = ring.next();
+            if (which == 1 && !keys.are_all()) ring.clear(boxes, keys);
+            constexpr int kColumns = Ring::kTileBoxes * kBoxColumns;
+            for (int j = lane; j < kTileRows * kColumns; j += kWarp)
+              out[j / kColumns * kTileDim + tile * kColumns + j % kColumns] = element_of(boxes, j / kColumns, j % kColumns);
+            ring.release(params);
+          }
+          out += kTileRows * kTileDim;
+        }
+      }
+    }
+    copy_async_wait<0>();
   }
-  copy_async_wait<0>();
 }
 
 template <class T>
-__global__ void split(const float* weights, std::uint32_t* out) {
+__global__ void split(const float* weights, std::uint16_t* out) {
   const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
-  std::uint32_t parts[kParts];
-  split_weights(T{}, load_once(weights + 2 * i), load_once(weights + 2 * i + 1), parts);
-  for (int part = 0; part < kParts; ++part) out[kParts * i + part] = parts[part];
+  const WeightParts parts = split_weight(T{}, load_once(weights + i));
+  out[3 * i] = parts.upper, out[3 * i + 1] = parts.middle, out[3 * i + 2] = parts.lower;
+}
+
+template <class T, int kRows>
+__global__ void tile_products(DecodeParams params, const float* weights, float* scores, float* n) {
+  using Tile = MmaTile<T, kTileDim, kRows>;
+  Arena arena;
+  const Shared<Bytes16> leaf = arena.take<Bytes16>(Tile::kBoxes * kBoxVectors, kBoxAlignment);
+  const int lane = static_cast<int>(threadIdx.x);
+  const TileQueries<Tile> queries(params, 0, 0, leaf, lane);
+  const auto fill = [&](const T* rows) {
+    __syncwarp();
+    for (int i = lane; i < Tile::kBoxes * kBoxVectors; i += kWarp) {
+      const int row = i % kBoxVectors / kRowVectors, unit = i % kRowVectors;
+      store16(leaf + (i - unit + swizzled_unit(row, unit)),
+              load16_global(rows + row * kTileDim + i / kBoxVectors * kBoxColumns + unit * 8));
+    }
+    __syncwarp();
+  };
+  // Each lane reads the scores, or brings the weights, of its slots.
+  const auto for_each_score = [lane](const auto& f) {
+    for (int i = 0; i < kLeafItems; ++i) {
+      for (int h = 0; h < 2; ++h) {
+        for (int slot = 0; slot < Tile::kSlots; ++slot)
+          f(i, 2 * h + slot, Tile::row(lane, slot) * kTileRows + score_key(lane, i, h));
+      }
+    }
+  };
+  LeafScores s = {};
+  fill(params.key<T>(0, 0));
+  for (int i = 0; i < Tile::kBoxes; ++i) add_scores(queries, leaf + i * kBoxVectors, i, lane, s);
+  for_each_score([&](int i, int c, int index) { scores[index] = s[i][c]; });
+  for_each_score([&](int i, int c, int index) { s[i][c] = load_once(weights + index); });
+  const TileWeights<Tile> parts(s);
+  float o[Tile::kSteps][4] = {};
+  fill(params.value<T>(0, 0));
+  for (int i = 0; i < Tile::kBoxes; ++i) add_values<Tile>(parts, leaf + i * kBoxVectors, lane, o + 4 * i);
+  for (int slot = 0; slot < Tile::kSlots; ++slot) {
+    for (int c = 0; c < Tile::kElements; ++c)
+      n[Tile::row(lane, slot) * kTileDim + Tile::component(lane, c)] = tile_element<Tile>(o, slot, c);
+  }
 }
 
 template <class T>
@@ -103,47 +188,87 @@ DeviceBuffer<T> on_device(const std::vector<T>& elements) {
 }  // namespace
 
 std::vector<float> join_splits_on_device(const std::vector<float>& states, KeyRange range, int n_parts, int n_entries) {
+  constexpr int kMostRoots = 64;
   const std::int64_t n_floats = WorkerForest<Joiner>::n_floats(range.size());
-  const DeviceBuffer<float> in = on_device(states), forests(n_floats * n_parts), out(state_size(kJoinDim));
-  const auto n_scratch = static_cast<std::size_t>(kListFloats + n_entries * WorkerForest<Joiner>::kEntry);
+  const DeviceBuffer<float> in = on_device(states), forests(n_floats * n_parts),
+                            out((kMostRoots + 1) * state_size(kJoinDim));
+  const DeviceBuffer<int> n_roots(1);
+  const auto n_scratch = static_cast<std::size_t>(kJoinFloats + n_entries * kJoinEntry);
   launch(join, {.block = {kJoinThreads}, .shared_bytes = n_scratch * sizeof(float)}, Stream{}, in.data(), range, n_parts,
-         n_entries, forests.data(), n_floats, out.data());
-  return out.download();
+         n_entries, forests.data(), n_floats, out.data(), n_roots.data());
+  std::vector<float> roots = out.download();
+  roots.resize(static_cast<std::size_t>((n_roots.download()[0] + 1) * state_size(kJoinDim)));
+  return roots;
 }
 
-std::vector<float> lane_ring_on_device(const std::vector<float>& keys, const std::vector<float>& values, int stride, int d_h,
-                                       int d_v, unsigned valid, bool aligned) {
-  const DeviceBuffer<float> k = on_device(keys), v = on_device(values), out(2 * 2 * kRingRows * kRingDim);
+std::vector<float> lane_ring_on_device(const std::vector<float>& k, const std::vector<float>& v, int stride, int d_h,
+                                       int d_v, std::int64_t begin, std::int64_t length, KeyRange range, bool aligned) {
+  const DeviceBuffer<float> keys = on_device(k), values = on_device(v);
+  const DeviceBuffer<std::int64_t> lengths = on_device(std::vector<std::int64_t>{length});
+  const DeviceBuffer<float> out(range.size() * 2 * kRingDim);
   DecodeParams params;
-  params.k.stride[2] = params.v.stride[2] = stride;
+  params.k = {keys.data(), {0, 0, stride}}, params.v = {values.data(), {0, 0, stride}};
+  params.lengths = lengths.data();
   params.d_h = d_h, params.d_v = d_v;
-  launch(lane_ring, {.block = {kWarp}, .shared_bytes = LaneRing<Ringed>::n_bytes(2, kWarp)}, Stream{}, params, k.data(),
-         v.data(), stride, valid, aligned, out.data());
+  params.begin = begin, params.end = begin + static_cast<std::int64_t>(k.size()) / stride;
+  launch(lane_ring, {.block = {kWarp}, .shared_bytes = KeyRing::n_bytes(kWarp)}, Stream{}, params, range, aligned,
+         out.data());
   return out.download();
 }
 
 std::vector<float> tile_ring_on_device(const std::vector<std::uint16_t>& k, const std::vector<std::uint16_t>& v, int d_h,
-                                       int d_v, std::int64_t begin, std::int64_t length, KeyRange range, int n_items,
-                                       bool aligned) {
+                                       int d_v, std::int64_t begin, std::int64_t length, const std::vector<KeyRange>& ranges,
+                                       int n_leaves, const TileRingOptions& options) {
   const DeviceBuffer<std::uint16_t> keys = on_device(k), values = on_device(v);
   const DeviceBuffer<std::int64_t> lengths = on_device(std::vector<std::int64_t>{length});
-  const DeviceBuffer<float> out(std::int64_t{n_items} * kTileRows * kTileDim);
+  const DeviceBuffer<float> out(std::int64_t{n_leaves} * 2 * kTileRows * kTileDim);
+  const auto n = static_cast<std::int64_t>(k.size()) / d_h;
   DecodeParams params;
-  params.k = {keys.data(), {0, 0, d_h}}, params.v = {values.data(), {0, 0, d_v}};
+  params.k = {keys.data(), {n * d_h, n * d_h, d_h}}, params.v = {values.data(), {n * d_v, n * d_v, d_v}};
   params.lengths = lengths.data();
   params.d_h = d_h, params.d_v = d_v;
-  params.begin = begin, params.end = begin + keys.size() / d_h;
-  launch(tile_ring, {.block = {kWarp}, .shared_bytes = TileRing<Tile>::kVectors * sizeof(Bytes16)}, Stream{}, params, range,
-         aligned, n_items, out.data());
+  params.begin = begin, params.end = begin + n;
+  Ranges on_stack{};
+  for (const KeyRange& range : ranges) on_stack.range[on_stack.n++] = range;
+  const auto run = [&]<RowCopy kCopy>(std::integral_constant<RowCopy, kCopy>) {
+    using Tile = MmaTile<Half, kTileDim, 4>;
+    using Ring = TileRing<Tile, kCopy>;
+    const auto arguments = MmaPipeline<Tile, kCopy>::arguments(params);
+    if (options.aligned && !arguments.aligned) throw DeviceError("rows cannot be copied");
+    launch(tile_ring<kCopy>, {.block = {kWarp}, .shared_bytes = kBoxAlignment + Ring::kVectors * sizeof(Bytes16)}, Stream{},
+           params, on_stack, options, arguments.maps, out.data());
+  };
+  if (options.by_tensor_maps)
+    run(std::integral_constant<RowCopy, RowCopy::TensorMap>{});
+  else
+    run(std::integral_constant<RowCopy, RowCopy::Async>{});
   return out.download();
 }
 
-std::vector<std::uint32_t> split_weights_on_device(bool is_bf16, const std::vector<float>& weights) {
-  const auto n = static_cast<unsigned>(weights.size() / 2);
+std::vector<std::uint16_t> split_weights_on_device(bool is_bf16, const std::vector<float>& weights) {
+  const auto n = static_cast<unsigned>(weights.size());
   const DeviceBuffer<float> in = on_device(weights);
-  const DeviceBuffer<std::uint32_t> out(std::int64_t{n} * kParts);
+  const DeviceBuffer<std::uint16_t> out(std::int64_t{n} * 3);
   launch(is_bf16 ? split<BFloat16> : split<Half>, {.grid = {n}, .block = {1}}, Stream{}, in.data(), out.data());
   return out.download();
+}
+
+TileProducts tile_products_on_device(bool is_bf16, int n_rows, const std::vector<std::uint16_t>& q,
+                                     const std::vector<std::uint16_t>& k, const std::vector<std::uint16_t>& v,
+                                     const std::vector<float>& weights) {
+  const DeviceBuffer<std::uint16_t> queries = on_device(q), keys = on_device(k), values = on_device(v);
+  const DeviceBuffer<float> w = on_device(weights), scores(std::int64_t{n_rows} * kTileRows),
+                            n(std::int64_t{n_rows} * kTileDim);
+  DecodeParams params;
+  params.q = {queries.data(), {0, kTileDim, 0}}, params.k = {keys.data(), {0, 0, kTileDim}};
+  params.v = {values.data(), {0, 0, kTileDim}};
+  params.group = n_rows, params.d_h = params.d_v = kTileDim, params.end = kTileRows;
+  const auto kernel = n_rows == 4 ? is_bf16 ? tile_products<BFloat16, 4> : tile_products<Half, 4>
+                      : is_bf16 ? tile_products<BFloat16, 8>
+                                  : tile_products<Half, 8>;
+  launch(kernel, {.block = {kWarp}, .shared_bytes = 2 * kBoxVectors * sizeof(Bytes16)}, Stream{}, params, w.data(),
+         scores.data(), n.data());
+  return {scores.download(), n.download()};
 }
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

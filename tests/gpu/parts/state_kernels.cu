@@ -42,23 +42,17 @@ struct Values {
   }
 };
 
-__global__ void key_kernel(const float* scores, const float* values, float* out) {
-  const int lane = static_cast<int>(threadIdx.x);
-  State state;
-  one_key<SubWarp8>(scores[blockIdx.x], false, 0, 0,
-                    Values{values + static_cast<std::int64_t>(blockIdx.x) * kStateDim, lane}, state);
-  store_state(out + blockIdx.x * state_size(kStateDim), lane, state);
-}
-
-__global__ void eight_kernel(const float* scores, const float* values, float* out) {
+/// One leaf per block, in steps of eight keys.
+__global__ void leaf_kernel(const float* scores, const float* values, bool is_single_key, float lift, float* out) {
   const int lane = static_cast<int>(threadIdx.x) % SubWarp8::kLanes;
-  float shift, weight[kKeysPerStep];
-  weigh_eight<SubWarp8>(scores[blockIdx.x * kKeysPerStep + key_of_lane(lane)], false, 0, lane, shift, weight);
-  if (threadIdx.x >= SubWarp8::kLanes) return;
-  State state;
-  eight_keys<SubWarp8>(shift, weight,
-                       Values{values + static_cast<std::int64_t>(blockIdx.x) * kKeysPerStep * kStateDim, lane}, state);
-  store_state(out + blockIdx.x * state_size(kStateDim), lane, state);
+  State leaf;
+  set_empty(leaf);
+  for (int step = 0; step < kStepsPerLeaf; ++step) {
+    const std::int64_t first = blockIdx.x * kLeafKeys + step * kKeysPerStep;
+    add_eight_keys<SubWarp8>(scores[first + key_of_lane(lane)], is_single_key, lift, lane,
+                             Values{values + first * kStateDim, lane}, leaf);
+  }
+  if (threadIdx.x < SubWarp8::kLanes) store_state(out + blockIdx.x * state_size(kStateDim), lane, leaf);
 }
 
 __global__ void join_kernel(const float* states, const KeyRange* ranges, int n_ranges, float* forests, std::int64_t n_floats,
@@ -80,7 +74,7 @@ __global__ void join_kernel(const float* states, const KeyRange* ranges, int n_r
   store_state(out, lane, state);
 }
 
-/// A copy of host numbers on the device.
+/// A copy of host elements on the device.
 template <class T>
 DeviceBuffer<T> on_device(const std::vector<T>& here) {
   DeviceBuffer<T> buffer(static_cast<std::int64_t>(here.size()));
@@ -98,18 +92,13 @@ std::vector<float> merge_on_device(const std::vector<float>& left, const std::ve
   return out.download();
 }
 
-std::vector<float> keys_on_device(const std::vector<float>& scores, const std::vector<float>& values) {
-  const DeviceBuffer<float> s = on_device(scores), v = on_device(values), out(s.size() * state_size(kStateDim));
-  launch(key_kernel, sub_warps(s.size()), Stream{}, s.data(), v.data(), out.data());
-  return out.download();
-}
-
-std::vector<float> eights_on_device(const std::vector<float>& scores, const std::vector<float>& values) {
-  const DeviceBuffer<float> s = on_device(scores), v = on_device(values),
-                            out(s.size() / kKeysPerStep * state_size(kStateDim));
-  // A warp each, for its lanes shuffle; the first sub-warp writes.
-  launch(eight_kernel, {.grid = {static_cast<unsigned>(s.size() / kKeysPerStep)}, .block = {kWarp}}, Stream{}, s.data(),
-         v.data(), out.data());
+std::vector<float> leaves_on_device(const std::vector<float>& scores, const std::vector<float>& values, bool is_single_key,
+                                    float lift) {
+  const std::int64_t n = static_cast<std::int64_t>(scores.size()) / kLeafKeys;
+  const DeviceBuffer<float> s = on_device(scores), v = on_device(values), out(n * state_size(kStateDim));
+  // One warp each, because its lanes shuffle; the first sub-warp writes.
+  launch(leaf_kernel, {.grid = {static_cast<unsigned>(n)}, .block = {kWarp}}, Stream{}, s.data(), v.data(), is_single_key,
+         lift, out.data());
   return out.download();
 }
 

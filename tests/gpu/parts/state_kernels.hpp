@@ -16,11 +16,9 @@ inline constexpr int kStateDim = 32;
 /// merge(left, right) of n pairs of states, [n][2 + kStateDim] each, by lanes that hold four components.
 std::vector<float> merge_on_device(const std::vector<float>& left, const std::vector<float>& right);
 
-/// The states of single keys: scores [n], values [n][kStateDim]; returns [n][2 + kStateDim].
-std::vector<float> keys_on_device(const std::vector<float>& scores, const std::vector<float>& values);
-
-/// One state of eight neighbouring keys for each eight of them.
-std::vector<float> eights_on_device(const std::vector<float>& scores, const std::vector<float>& values);
+/// The states of n leaves, by add_eight_keys(): scores [n][64], values [n][64][kStateDim]; returns [n][2 + kStateDim].
+std::vector<float> leaves_on_device(const std::vector<float>& scores, const std::vector<float>& values,
+                                    bool is_single_key = false, float lift = 0);
 
 /// Pushes the states of the positions of each range in `ranges`, one behind the other from `states[0]` on, into a forest of
 /// its own, joins the forests, folds. @returns one state

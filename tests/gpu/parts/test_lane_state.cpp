@@ -99,48 +99,82 @@ TEST_CASE("state on the device: merge is associative in bits where the additions
              device::merge_on_device(a, device::merge_on_device(b, c))));
 }
 
+/// One key in a leaf of its own, at any of its places.
 TEST_CASE("state on the device: a key has the state of set_key(), up to the device's own exp2, and its edges") {
   std::mt19937 random(8200);
-  std::vector<float> scores = normal_elements(random, 200, 40);
-  scores[3] = -kInf, scores[4] = kInf, scores[5] = kNaN, scores[6] = 0, scores[7] = -0.3f, scores[8] = 17;
-  const std::vector<float> values = normal_values(random, 200);
-  const std::vector<float> states = device::keys_on_device(scores, values);
-  for (std::size_t i = 0; i < scores.size(); ++i) {
-    CAPTURE(scores[i]);
+  std::vector<float> keys = normal_elements(random, 200, 40);
+  keys[3] = -kInf, keys[4] = kInf, keys[5] = kNaN, keys[6] = 0, keys[7] = -0.3f, keys[8] = 17;
+  std::vector<float> scores(keys.size() * kLeafKeys, -kInf);
+  for (std::size_t i = 0; i < keys.size(); ++i) scores[i * kLeafKeys + i * 7 % kLeafKeys] = keys[i];
+  const std::vector<float> values = normal_values(random, static_cast<std::int64_t>(scores.size()));
+  const auto value = [&](std::size_t i) { return values.data() + (i * kLeafKeys + i * 7 % kLeafKeys) * kDim; };
+  for (const float lift : {0.0f, static_cast<float>(kLift)}) {
+    const std::vector<float> states = device::leaves_on_device(scores, values, false, lift);
+    for (std::size_t i = 0; i < keys.size(); ++i) {
+      CAPTURE(keys[i]);
+      std::vector<float> want(static_cast<std::size_t>(state_size(kDim)));
+      set_key(want.data(), keys[i], value(i), kDim, lift);
+      const float* const got = states.data() + i * want.size();
+      bool right = std::memcmp(got, want.data(), sizeof(float)) == 0;  // the shift, in bits
+      for (std::size_t j = 1; j < want.size(); ++j)
+        right = right && ((std::isnan(want[j]) && std::isnan(got[j])) ||
+                          std::abs(got[j] - want[j]) <= 4 * 0x1p-23f * std::abs(want[j]));
+      CHECK(right);
+    }
+  }
+  // The only key of a sequence.
+  const std::vector<float> states = device::leaves_on_device(scores, values, true);
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    if (!std::isfinite(keys[i])) continue;
     std::vector<float> want(static_cast<std::size_t>(state_size(kDim)));
-    set_key(want.data(), scores[i], values.data() + i * kDim, kDim);
-    const float* const got = states.data() + i * want.size();
-    bool right = std::memcmp(got, want.data(), sizeof(float)) == 0;  // the shift, in bits
-    for (std::size_t j = 1; j < want.size(); ++j)
-      right = right && ((std::isnan(want[j]) && std::isnan(got[j])) ||
-                        std::abs(got[j] - want[j]) <= 4 * 0x1p-23f * std::abs(want[j]));
-    CHECK(right);
+    set_single_key(want.data(), keys[i], value(i), kDim);
+    CHECK(std::memcmp(states.data() + i * want.size(), want.data(), want.size() * sizeof(float)) == 0);
   }
 }
 
-/// @tested{thm_1, Thm. 1}
-TEST_CASE("state on the device: eight keys at once have the bits of eight keys that climb one by one") {
+/// The formula of add_eight_keys(), written for one thread.
+/// @tested{eq_7, eq. (7)}
+TEST_CASE("state on the device: a leaf is a chain of fused multiply-adds under a rising shift") {
   std::mt19937 random(8300);
-  const std::int64_t n = 80;
+  const std::int64_t n = 40;
   for (const float spread : {1.0f, 30.0f, 90.0f}) {
-    std::vector<float> scores = normal_elements(random, 8 * n, spread);
+    std::vector<float> scores = normal_elements(random, n * kLeafKeys, spread);
     for (std::size_t i = 0; i < scores.size(); i += 13) scores[i] = -kInf;
-    for (std::size_t i = 160; i < 168; ++i) scores[i] = -kInf;
-    const std::vector<float> values = normal_values(random, 8 * n);
-    const std::vector<float> states = device::keys_on_device(scores, values),
-                             eights = device::eights_on_device(scores, values);
-    Forest<float> forest(1, kDim);
-    bool right = true;
+    std::fill_n(scores.begin() + 2 * kLeafKeys, kLeafKeys, -kInf);
+    const std::vector<float> values = normal_values(random, n * kLeafKeys);
+    const std::vector<float> states = device::leaves_on_device(scores, values);
     for (std::int64_t i = 0; i < n; ++i) {
-      forest.clear();
-      for (std::int64_t a = 0; a < 8; ++a) {
-        std::copy_n(states.data() + (8 * i + a) * state_size(kDim), state_size(kDim), forest.slot());
-        forest.push({0, a});
+      std::vector<float> want(static_cast<std::size_t>(state_size(kDim)));
+      set_empty(want.data(), kDim);
+      for (std::int64_t first = i * kLeafKeys; first < (i + 1) * kLeafKeys; first += 8) {
+        float shift = want[kShift], w[8];
+        for (int a = 0; a < 8; ++a) shift = std::max(shift, key_shift(scores[static_cast<std::size_t>(first + a)]));
+        const float factor = shift == want[kShift] ? 1.0f : pow2(want[kShift] - shift);
+        want[kShift] = shift;
+        for (int a = 0; a < 8; ++a) {
+          const float s = scores[static_cast<std::size_t>(first + a)];
+          w[a] = s == -kInf ? 0 : std::exp2(s - shift);
+          if (w[a] < 0x1p-126f) w[a] = 0;
+        }
+        want[kSum] = std::fma(factor, want[kSum], ((w[0] + w[1]) + (w[2] + w[3])) + ((w[4] + w[5]) + (w[6] + w[7])));
+        for (std::int64_t j = 0; j < kDim; ++j) {
+          float x = factor * want[static_cast<std::size_t>(kValues + j)];
+          for (int a = 0; a < 8; ++a) {
+            if (scores[static_cast<std::size_t>(first + a)] != -kInf)
+              x = std::fma(w[a], values[static_cast<std::size_t>((first + a) * kDim + j)], x);
+          }
+          want[static_cast<std::size_t>(kValues + j)] = x;
+        }
       }
-      const auto root = forest.fold();
-      right = right && std::memcmp(root.data(), eights.data() + i * state_size(kDim), root.size_bytes()) == 0;
+      const float* const got = states.data() + i * state_size(kDim);
+      // On a GPU exp2 differs in its last bits.
+      bool right = std::memcmp(got, want.data(), sizeof(float)) == 0;
+      for (std::size_t j = 1; j < want.size(); ++j) {
+        right = right && (device::kIsHostMemory ? std::memcmp(got + j, &want[j], sizeof(float)) == 0
+                                                : std::abs(got[j] - want[j]) <= 0x1p-18f * (1 + std::abs(want[kSum])));
+      }
+      CHECK(right);
     }
-    CHECK(right);
   }
 }
 

@@ -1,47 +1,98 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The ring of a warp on tensor cores: items of 16 rows, leaf after leaf, first the keys and then the values.
-#include "reference/state/subtree.hpp"
+/// @brief The ring of a warp on tensor cores: leaf after leaf, first the keys and then the values, the same however copied.
 #include "tests/gpu/parts/part_kernels.hpp"
 #include "tests/support/device_params.hpp"
 
 namespace tree_attn::test {
+namespace {
 
-TEST_CASE("tile ring: four items of keys and four of values per leaf, zeros where there is no key") {
-  constexpr int kDim = device::kTileDim, kRows = device::kTileRows;
+constexpr int kDim = device::kTileDim;
+
+/// Elements that F16 holds, different in neighbouring rows and columns.
+float element(std::int64_t position, std::int64_t c, bool is_value) {
+  return static_cast<float>((1 + (7 * position + 3 * c) % 2000) * (is_value ? -1 : 1));
+}
+
+/// Rows of d elements for the positions [begin, begin + n).
+std::vector<std::uint16_t> rows(std::int64_t begin, std::int64_t n, int d, bool is_value) {
+  std::vector<std::uint16_t> bits;
+  for (std::int64_t a = begin; a < begin + n; ++a) {
+    for (int c = 0; c < d; ++c) bits.push_back(narrow<Half>(element(a, c, is_value)).bits);
+  }
+  return bits;
+}
+
+/// First positions of the leaves of ranges, one after the other.
+std::vector<std::int64_t> leaves_of(const std::vector<KeyRange>& ranges) {
+  std::vector<std::int64_t> leaves;
+  for (const KeyRange& range : ranges)
+    for (std::int64_t leaf = range.begin; leaf < range.end; leaf += kLeafKeys) leaves.push_back(leaf);
+  return leaves;
+}
+
+const device::TileRingOptions kWays[] = {{.by_tensor_maps = true},
+                                         {.by_tensor_maps = false},
+                                         {.by_tensor_maps = true, .aligned = false},
+                                         {.by_tensor_maps = false, .aligned = false},
+                                         {.by_tensor_maps = true, .only_finite = true},
+                                         {.by_tensor_maps = false, .only_finite = true}};
+
+}  // namespace
+
+TEST_CASE("tile ring: keys and values of every leaf, zeros where there is no key, copied in every way") {
   const std::int64_t shard_begin = 70, n = 400;
-  for (const auto& [d_h, d_v, aligned] : {std::tuple{64, 64, true}, {8, 56, true}, {33, 7, false}}) {
-    // Elements that F16 holds, different in neighbouring rows and columns.
-    const auto element = [](std::int64_t position, std::int64_t c, bool is_value) {
-      return static_cast<float>((1 + (7 * position + 3 * c) % 2000) * (is_value ? -1 : 1));
-    };
-    std::vector<std::uint16_t> k, v;
-    for (std::int64_t a = 0; a < n; ++a) {
-      for (int c = 0; c < d_h; ++c) k.push_back(narrow<Half>(element(shard_begin + a, c, false)).bits);
-      for (int c = 0; c < d_v; ++c) v.push_back(narrow<Half>(element(shard_begin + a, c, true)).bits);
-    }
-    for (const KeyRange range : {KeyRange{70, 470}, KeyRange{128, 320}, KeyRange{130, 131}, KeyRange{100, 190}}) {
+  for (const auto& [d_h, d_v] : {std::pair{128, 128}, {8, 120}, {33, 7}}) {
+    const std::vector<std::uint16_t> k = rows(shard_begin, n, d_h, false), v = rows(shard_begin, n, d_v, true);
+    // The last of them uses every stage again, in two ranges.
+    for (const std::vector<KeyRange>& ranges :
+         {std::vector<KeyRange>{{64, 512}}, {{128, 320}}, {{64, 128}}, {{448, 512}}, {{128, 192}, {192, 512}, {64, 128}}}) {
+      const std::vector<std::int64_t> leaves = leaves_of(ranges);
       for (const std::int64_t length : {470, 300, 129}) {
-        // What is expected: the subtrees of cut leaves one by one, whole leaves at once.
-        std::vector<float> expected;
-        for (std::int64_t next = range.begin; next < range.end;) {
-          const std::int64_t leaf = next / kLeafKeys * kLeafKeys;
-          const std::int64_t end = first_subtree(next, std::min(leaf + kLeafKeys, range.end)).end();
-          for (const bool is_value : {false, true}) {
-            for (std::int64_t a = leaf; a < leaf + kLeafKeys; ++a) {
-              const bool has_key = a >= next && a < std::min(end, length);
-              for (int c = 0; c < kDim; ++c)
-                expected.push_back(has_key && c < (is_value ? d_v : d_h) ? element(a, c, is_value) : 0.0f);
+        for (const device::TileRingOptions& way : kWays) {
+          if (way.aligned && (d_h % 8 != 0 || d_v % 8 != 0)) continue;
+          const std::vector<float> tiles =
+              device::tile_ring_on_device(k, v, d_h, d_v, shard_begin, length, ranges, static_cast<int>(leaves.size()), way);
+          // Rows of keys without a key may hold anything: their scores are not used.
+          bool same = true;
+          for (std::size_t i = 0; i < leaves.size(); ++i) {
+            for (const bool is_value : {false, true}) {
+              for (std::int64_t row = 0; row < kLeafKeys; ++row) {
+                const std::int64_t a = leaves[i] + row;
+                const bool has_key = a >= shard_begin && a < length;
+                if (!has_key && !is_value) continue;
+                for (int c = 0; c < kDim; ++c) {
+                  const float expected = has_key && c < (is_value ? d_v : d_h) ? element(a, c, is_value) : 0.0f;
+                  const auto index = ((2 * i + (is_value ? 1 : 0)) * kLeafKeys + static_cast<std::size_t>(row)) * kDim;
+                  same = same && tiles[index + static_cast<std::size_t>(c)] == expected;
+                }
+              }
             }
           }
-          next = end;
+          INFO("first position " << ranges[0].begin << ", length " << length << ", d_h " << d_h << ", tensor maps "
+                                 << way.by_tensor_maps << ", aligned " << way.aligned << ", only finite "
+                                 << way.only_finite);
+          CHECK(same);
         }
-        const int n_items = static_cast<int>(expected.size()) / (kRows * kDim);
-        CAPTURE(range.begin);
-        CAPTURE(length);
-        CAPTURE(d_h);
-        CHECK((device::tile_ring_on_device(k, v, d_h, d_v, shard_begin, length, range, n_items, aligned) == expected));
       }
+    }
+  }
+}
+
+TEST_CASE("tile ring: zeros in place of values that are not finite, where they are asked for") {
+  const std::uint16_t inf = 0x7C00, nan = 0x7E00;
+  std::vector<std::uint16_t> k = rows(0, 64, kDim, false), v = rows(0, 64, kDim, true);
+  k[5 * kDim + 3] = nan, v[7 * kDim + 100] = inf, v[7 * kDim + 101] = nan;
+  for (const bool by_tensor_maps : {false, true}) {
+    for (const bool only_finite : {false, true}) {
+      const std::vector<float> tiles =
+          device::tile_ring_on_device(k, v, kDim, kDim, 0, 64, {{0, 64}}, 1,
+                                      {.by_tensor_maps = by_tensor_maps, .aligned = true, .only_finite = only_finite});
+      const float* const values = tiles.data() + 64 * kDim;
+      CHECK(std::isnan(tiles[5 * kDim + 3]));
+      CHECK((only_finite ? values[7 * kDim + 100] == 0 : std::isinf(values[7 * kDim + 100])));
+      CHECK((only_finite ? values[7 * kDim + 101] == 0 : std::isnan(values[7 * kDim + 101])));
+      CHECK(values[7 * kDim + 99] == element(7, 99, true));
     }
   }
 }

@@ -66,7 +66,7 @@ TEST_CASE("work partition: blocks cover every query tile, in order, with runs th
           CHECK(reached.size() == lengths.size() * 2 * static_cast<std::size_t>((12 + n_rows - 1) / n_rows));
           bool complete = true;
           for (const auto& [query_tile, position] : reached)
-            complete = complete && position == params.padded(query_tile / ((12 + n_rows - 1) / n_rows)).end;
+            complete = complete && position == params.leaves(query_tile / ((12 + n_rows - 1) / n_rows)).end;
           CHECK(complete);
         }
       }

@@ -1,15 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Steps 8 and 9 of the ladder: the bits of step 6, by copies that a warp of its own starts and by merges in a
-/// cluster.
+/// @brief Copies in the background and merges in a cluster change no bit: steps 5 and 8 of the ladder against step 4, which
+/// reads rows straight from global memory.
 #include "tests/support/device_params.hpp"
 
 namespace tree_attn::test {
 namespace {
 
-constexpr const device::LadderStep* kSteps[] = {&device::kBulk, &device::kCluster};
+/// A step, and the one whose bits it has: step 8 multiplies on tensor cores where step 7 does.
+struct Pair {
+  const device::LadderStep *step, *same_as;
+};
+constexpr Pair kPairs[] = {{&device::kCopies, &device::kSplit}, {&device::kShortEnd, &device::kEqualRuns}};
 
-/// The same numbers with a poisoned gap behind every row, every head and every entry of keys and values; `gap` in numbers.
+/// The same elements with a poisoned gap behind every row, every head and every entry of keys and values; `gap` in elements.
 std::unique_ptr<TensorWorkload> with_gaps(TensorWorkload& workload, std::int64_t gap) {
   std::vector<std::vector<std::byte>> owned;
   std::vector<TensorView> views;
@@ -34,28 +38,23 @@ std::unique_ptr<TensorWorkload> with_gaps(TensorWorkload& workload, std::int64_t
                                           workload.scale);
 }
 
-/// Holds both steps against the oracle, and at every number of splits against the bits of step 6.
+/// Holds both steps against the oracle, and at every number of splits against the bits of their pair.
 void check_steps(TensorWorkload& workload, const std::vector<int>& splits) {
-  const DecodeOutput async = run_step(device::kAsync, workload);
-  CHECK(against_oracle(workload, async) == "");
-  for (const device::LadderStep* step : kSteps) {
+  const DeviceShard shard(workload.query(0), workload.whole(), workload.lengths(), workload.scale);
+  for (const auto& [step, same_as] : kPairs) {
+    const DecodeOutput want = run_step(*same_as, workload);
+    CHECK(against_oracle(workload, want, longest_chain(*same_as, shard)) == "");
     for (const int n_splits : splits) {
       INFO(std::string(step->name) << ", splits " << n_splits);
-      CHECK(same_output(run_step(*step, workload, {.n_splits = n_splits}), async));
+      CHECK(same_output(run_step(*step, workload, {.n_splits = n_splits}), want));
     }
   }
-}
-
-/// Why a step does not take a problem.
-std::string refusal_of(const device::LadderStep& step, TensorWorkload& workload) {
-  const DeviceShard shard(workload.query(0), workload.whole(), workload.lengths(), workload.scale);
-  return step.refusal(shard.params, shard.dtype);
 }
 
 }  // namespace
 
 /// @tested{eq_7, eq. (7)}
-TEST_CASE("bulk, cluster: attention with the bits of step 6, for every type and head size") {
+TEST_CASE("copies, short end: attention with the bits of plain loads, for every type and head size") {
   unsigned seed = 5000;
   for (const DType dtype : {DType::F32, DType::F16, DType::BF16}) {
     for (const std::int64_t d : {64, 128, 256}) {
@@ -66,7 +65,7 @@ TEST_CASE("bulk, cluster: attention with the bits of step 6, for every type and 
   }
 }
 
-TEST_CASE("bulk, cluster: the bits do not depend on the number of splits, with more splits than leaves too") {
+TEST_CASE("copies, short end: the bits do not depend on the number of splits, with more splits than leaves too") {
   for (const std::int64_t n_keys : {1, 63, 64, 65, 500, 1100}) {
     INFO("keys " << n_keys);
     const Axes axes{.heads = 1, .kv_heads = 1, .head_dim = 64, .value_dim = 64, .n_keys = n_keys, .dtype = DType::BF16};
@@ -74,7 +73,7 @@ TEST_CASE("bulk, cluster: the bits do not depend on the number of splits, with m
   }
 }
 
-TEST_CASE("bulk, cluster: a batch with its own lengths, no key and one key among them, and groups of queries") {
+TEST_CASE("copies, short end: a batch with its own lengths, no key and one key among them, and groups of queries") {
   for (const DType dtype : {DType::F32, DType::BF16}) {
     const Axes axes{.batch = 5,
                     .heads = 6,
@@ -88,7 +87,7 @@ TEST_CASE("bulk, cluster: a batch with its own lengths, no key and one key among
   }
 }
 
-TEST_CASE("bulk, cluster: stages are used many times over, and tails are ragged") {
+TEST_CASE("copies, short end: stages are used many times over, and tails are ragged") {
   // Eight sub-warps and 5000 keys, or 32 and 8201: up to 80 steps of eight a sub-warp, through a ring of three stages.
   for (const std::int64_t n_keys : {4993, 5000, 5003}) {
     INFO("keys " << n_keys);
@@ -99,7 +98,7 @@ TEST_CASE("bulk, cluster: stages are used many times over, and tails are ragged"
   check_steps(*normal_workload(5301, narrow), {1});
 }
 
-TEST_CASE("bulk, cluster: rows that are narrower than their sub-warp, of unlike width, or wider than 512 bytes") {
+TEST_CASE("copies, short end: rows that are narrower than their sub-warp, of unlike width, or wider than 512 bytes") {
   const Axes shapes[] = {{.heads = 1, .kv_heads = 1, .head_dim = 72, .value_dim = 40, .n_keys = 210, .dtype = DType::BF16},
                          {.heads = 1, .kv_heads = 1, .head_dim = 64, .value_dim = 128, .n_keys = 210, .dtype = DType::F16},
                          {.heads = 1, .kv_heads = 1, .head_dim = 192, .value_dim = 128, .n_keys = 210, .dtype = DType::F32},
@@ -113,20 +112,20 @@ TEST_CASE("bulk, cluster: rows that are narrower than their sub-warp, of unlike 
   }
 }
 
-TEST_CASE("bulk, cluster: what lies between rows is never read into a result") {
+TEST_CASE("copies, short end: what lies between rows is never read into a result") {
   for (const DType dtype : {DType::F32, DType::BF16}) {
     const Axes axes{.batch = 2, .heads = 4, .kv_heads = 2, .head_dim = 64, .value_dim = 64, .n_keys = 300, .dtype = dtype};
     const auto dense = normal_workload(5500, axes, std::vector<std::int64_t>{300, 139});
-    const DecodeOutput want = run_step(device::kAsync, *dense);
     const auto apart = with_gaps(*dense, 16), side_by_side = packed(*dense);
-    for (const device::LadderStep* step : kSteps) {
+    for (const auto& [step, same_as] : kPairs) {
+      const DecodeOutput want = run_step(*same_as, *dense);
       CHECK(same_output(run_step(*step, *apart, {.n_splits = 3}), want));
       CHECK(same_output(run_step(*step, *side_by_side, {.n_splits = 2}), want));
     }
   }
 }
 
-TEST_CASE("bulk, cluster: a shard hands on the same forest as step 6, wherever it begins and ends") {
+TEST_CASE("copies, short end: a shard hands on the same forest as plain loads, wherever it begins and ends") {
   const Axes axes{.heads = 2, .kv_heads = 1, .head_dim = 64, .value_dim = 64, .n_keys = 700, .dtype = DType::BF16};
   const auto workload = normal_workload(5600, axes, std::vector<std::int64_t>{650});
   for (const KeyRange range :
@@ -144,45 +143,79 @@ TEST_CASE("bulk, cluster: a shard hands on the same forest as step 6, wherever i
       step.run(shard.params, shard.dtype, {.states = states.data()}, plan, workspace.get(), device::Stream{});
       return states.download();
     };
-    const DecodeOutput async{states_of(device::kAsync, 1), {}};
-    CHECK(std::none_of(async.out.begin(), async.out.end(), [](float x) { return x != x; }));
-    for (const device::LadderStep* step : kSteps) {
+    for (const auto& [step, same_as] : kPairs) {
+      const DecodeOutput want{states_of(*same_as, 1), {}};
+      CHECK(std::none_of(want.out.begin(), want.out.end(), [](float x) { return x != x; }));
       for (const int n_splits : {1, 3, 8}) {
         INFO(std::string(step->name) << ", splits " << n_splits);
-        CHECK(same_output({states_of(*step, n_splits), {}}, async));
+        CHECK(same_output({states_of(*step, n_splits), {}}, want));
       }
     }
   }
 }
 
-TEST_CASE("bulk, cluster: rows that bulk copies cannot take are refused, with the reason") {
-  const auto aligned = normal_workload(5700, {.head_dim = 64, .value_dim = 64, .dtype = DType::BF16});
-  const auto odd = normal_workload(5701, {.head_dim = 60, .value_dim = 64, .dtype = DType::BF16});
-  for (const device::LadderStep* step : kSteps) {
-    CHECK(refusal_of(*step, *aligned) == "");
-    CHECK(refusal_of(*step, *odd) == "rows are not a multiple of 16 bytes");
-    CHECK(refusal_of(*step, *misaligned(*aligned, 2)) == "rows do not start at multiples of 16 bytes");
-    CHECK(refusal_of(*step, *with_gaps(*aligned, 4)) == "rows do not start at multiples of 16 bytes");
-    CHECK(refusal_of(*step, *with_gaps(*aligned, 8)) == "");
+TEST_CASE("copies: rows in bulk, rows one by one and elements one by one have the same bits") {
+  for (const DType dtype : {DType::F32, DType::F16, DType::BF16}) {
+    for (const std::int64_t n_keys : {1, 7, 8, 200, 333}) {
+      const Axes axes{.heads = 2, .kv_heads = 2, .head_dim = 64, .value_dim = 64, .n_keys = n_keys, .dtype = dtype};
+      INFO(name_of(dtype) << ", keys " << n_keys);
+      const auto dense = normal_workload(5700 + static_cast<unsigned>(n_keys), axes);
+      DeviceShard shard(dense->query(0), dense->whole(), dense->lengths(), dense->scale);
+      // Whole steps of eight rows are copied at once; of the last one there must be memory.
+      const int row_bytes = 64 * static_cast<int>(bytes_of(dtype));
+      CHECK(device::has_bulk_rows(shard.params, dtype, row_bytes) == (n_keys % 8 == 0));
+      CHECK_FALSE(device::has_bulk_rows(shard.params, dtype, 2 * row_bytes));
+      const auto odd = misaligned(*dense, static_cast<std::int64_t>(bytes_of(dtype))), apart = with_gaps(*dense, 16);
+      const DecodeOutput want = run_step(device::kCopies, *dense);
+      CHECK(against_oracle(*dense, want) == "");
+      CHECK(same_output(run_step(device::kCopies, *odd), want));
+      CHECK(same_output(run_step(device::kCopies, *apart), want));
+    }
   }
 }
 
-TEST_CASE("cluster: more splits than a cluster has blocks are refused, and never chosen") {
-  const Axes axes{.heads = 1, .kv_heads = 1, .head_dim = 64, .value_dim = 64, .n_keys = 40000, .dtype = DType::BF16};
-  const auto workload = normal_workload(5800, axes);
-  const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
-  CHECK_THROWS_AS(device::kCluster.plan(shard.params, shard.dtype, {.n_splits = 9}), DeviceError);
-  const device::LaunchPlan chosen = device::kCluster.plan(shard.params, shard.dtype, {});
-  CHECK(chosen.n_splits > 1);
-  CHECK(chosen.n_splits <= 8);
-  CHECK(chosen.n_counters == 0);
+TEST_CASE("copies: of rows past the shard that may be copied no bit depends") {
+  // The shard is the first 61 positions of 64 in memory; the others are NaN.
+  const Axes axes{.heads = 2, .kv_heads = 2, .head_dim = 64, .value_dim = 64, .n_keys = 64, .dtype = DType::BF16};
+  const auto workload = normal_workload(5710, axes, std::vector<std::int64_t>{61});
+  DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
+  const DecodeOutput want = run_step(device::kSplit, shard);
+  shard.params.end = 61;
+  CHECK(device::has_bulk_rows(shard.params, shard.dtype, 128));
+  CHECK(same_output(run_step(device::kCopies, shard), want));
 }
 
-TEST_CASE("bulk, cluster: two launches in a row on one workspace agree") {
+TEST_CASE("short end: a cluster where the splits of a query tile fit into one, else equal runs") {
+  const auto plan_of = [](std::int64_t heads, std::int64_t kv_heads, std::int64_t n_keys, int n_splits) {
+    const DecodeParams params = device::params_of({.dtype = DType::BF16,
+                                                   .value_dtype = DType::BF16,
+                                                   .heads = heads,
+                                                   .kv_heads = kv_heads,
+                                                   .head_dim = 64,
+                                                   .value_dim = 64},
+                                                  {0, n_keys});
+    return device::kShortEnd.plan(params, DType::BF16, {.n_splits = n_splits});
+  };
+  CHECK(plan_of(1, 1, 16384, 8).cluster == 8);
+  CHECK(plan_of(1, 1, 16384, 8).n_counters == 0);
+  CHECK(plan_of(1, 1, 16385, 8).cluster == 0);
+  CHECK(plan_of(1, 1, 16384, 7).cluster == 0);
+  CHECK(plan_of(1, 1, 2048, 1).cluster == 1);
+  CHECK(plan_of(1, 1, 2049, 1).cluster == 0);
+  CHECK(plan_of(1, 1, 4096, 9).cluster == 0);
+  CHECK(plan_of(4, 1, 4096, 5).cluster == 5);
+  // Without a wish: one leaf, one block; and no clusters where they leave the device idle or do not fit on it at once.
+  CHECK(plan_of(1, 1, 1, 0).cluster == 1);
+  const std::int64_t n = device::device().n_multiprocessors;
+  CHECK(plan_of(2 * n, 2 * n, 512, 0).cluster == 0);
+  CHECK(plan_of(1, 1, 1 << 20, 0).cluster == 0);
+}
+
+TEST_CASE("copies, short end: two launches in a row on one workspace agree") {
   const auto workload = normal_workload(5900, {.heads = 2, .kv_heads = 2, .head_dim = 64, .value_dim = 64, .n_keys = 900});
   const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
-  const DecodeOutput want = run_step(device::kAsync, *workload);
-  for (const device::LadderStep* step : kSteps) {
+  for (const auto& [step, same_as] : kPairs) {
+    const DecodeOutput want = run_step(*same_as, *workload);
     const device::LaunchPlan plan = step->plan(shard.params, shard.dtype, {.n_splits = 4});
     const DeviceWorkspace workspace(plan);
     for (int launch = 0; launch < 2; ++launch) {

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Step 5 of the ladder: copies in the background, in a ring of stages (section 6.3: decoding waits for memory).
+///
+/// What changed: eight keys and eight values are copied to shared memory two steps before they are used. On compute
+/// capability 9 each sub-warp has one lane start two bulk copies per step, which tell an mbarrier when they have arrived; no
+/// lane computes the address of a row. Elsewhere, and for rows that are strided, short or not aligned, every lane copies
+/// what it will read itself (cp.async), which costs 22 to 27 instructions per copy and 38 % of all instructions of the loop.
+/// Bytes: the same.
+/// Expected: 128 KiB per multiprocessor in flight at all times, where 35 to 45 are needed, and for BF16 less than half of
+/// the instructions. Measured: not yet in this form.
+#include "gpu/ladder/ladder.hpp"
+#include "gpu/parts/split_kernel.cuh"
+
+namespace tree_attn::TREE_ATTN_PLATFORM {
+namespace {
+
+LaunchPlan plan(const DecodeParams& params, DType dtype, const LaunchOptions& options) {
+  LaunchPlan plan;
+  with_sub_warp(params, dtype,
+                [&](auto sub_warp) { plan = plan_splits<SubWarpPipeline<decltype(sub_warp)>>(params, options, "scalar"); });
+  return plan;
+}
+
+void run(const DecodeParams& params, DType dtype, const DeviceOutput& output, const LaunchPlan& plan,
+         const Workspace& workspace, Stream stream) {
+  with_sub_warp(params, dtype, [&](auto sub_warp) {
+    run_splits<SubWarpPipeline<decltype(sub_warp)>>(params, output, plan, workspace, stream);
+  });
+}
+
+}  // namespace
+
+const LadderStep kCopies{.name = "copies",
+                         .brief = "copies in the background, in a ring of stages",
+                         .n_additions = leaf_additions,
+                         .accepts = accepts_any_rows,
+                         .plan = plan,
+                         .run = run};
+
+}  // namespace tree_attn::TREE_ATTN_PLATFORM

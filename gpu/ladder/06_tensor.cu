@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Step 6 of the ladder: queries that share keys, together on tensor cores (section 6.3, grouped heads).
+///
+/// What changed: a warp serves several queries of one key/value head and multiplies on tensor cores, leaf by leaf.
+/// Bytes: every key and value is read once for all queries of a tile, where step 5 read it for each of them; of 32 query and
+/// 8 key/value heads a quarter of the bytes is left. Expected: a quarter of the time, where memory limits it. For queries
+/// that share nothing most rows of a tile are empty: step 5 is for them. Measured: not yet in this form.
+#include "gpu/ladder/ladder.hpp"
+#include "gpu/parts/split_kernel.cuh"
+
+namespace tree_attn::TREE_ATTN_PLATFORM {
+namespace {
+
+/// Calls f with the pipeline for a shape and a type that tensor cores multiply.
+template <class F>
+void with_tensor_pipeline(const DecodeParams& params, DType dtype, const F& f) {
+  with_dtype(dtype, [&]<class T>(T) {
+    if constexpr (DTypeTraits<T>::kUnit == KernelUnit::TensorCores)
+      with_tile<T>(params, [&](auto tile) { with_mma_pipeline<decltype(tile)>(f); });
+  });
+}
+
+std::string accepts(const DecodeParams& params, DType dtype) {
+  if (kernel_unit_of(dtype) == KernelUnit::Scalar)
+    return std::string(name_of(dtype)) + " storage: no tensor core keeps its bits";
+  if (params.d_h > 256 || params.d_v > 256)
+    return "d_h " + std::to_string(params.d_h) + ", d_v " + std::to_string(params.d_v) + ": more than 256";
+  return accepts_any_rows(params, dtype);
+}
+
+LaunchPlan plan(const DecodeParams& params, DType dtype, const LaunchOptions& options) {
+  LaunchPlan plan;
+  with_tensor_pipeline(params, dtype, [&](auto pipeline) {
+    plan = plan_splits<typename decltype(pipeline)::type>(params, options, "tensor");
+  });
+  return plan;
+}
+
+void run(const DecodeParams& params, DType dtype, const DeviceOutput& output, const LaunchPlan& plan,
+         const Workspace& workspace, Stream stream) {
+  with_tensor_pipeline(params, dtype, [&](auto pipeline) {
+    run_splits<typename decltype(pipeline)::type>(params, output, plan, workspace, stream);
+  });
+}
+
+}  // namespace
+
+const LadderStep kTensor{.name = "tensor",
+                         .brief = "grouped heads on tensor cores",
+                         .n_additions = tensor_additions,
+                         .accepts = accepts,
+                         .plan = plan,
+                         .run = run};
+
+}  // namespace tree_attn::TREE_ATTN_PLATFORM

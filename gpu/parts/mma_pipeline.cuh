@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Warps on tensor cores and their way to keys and values: the pipeline of grouped heads (section 6.3).
+#pragma once
+
+#include "gpu/parts/launch_plan.hpp"
+#include "gpu/parts/mma_accumulator.cuh"
+#include "gpu/parts/pipeline.cuh"
+
+#include <algorithm>
+#include <type_traits>
+
+namespace tree_attn::TREE_ATTN_PLATFORM {
+
+/// A number that is the same in all lanes of a warp, and that the compiler knows to be: it may stay in a register of the
+/// warp.
+template <class T>
+__device__ __forceinline__ T warp_uniform(T x) {
+  return __shfl_sync(kAllLanes, x, 0);
+}
+
+/// Warps on tensor cores, each with a ring of its own. Four of them, one per scheduler: so each has all the registers that a
+/// thread may have.
+/// @tparam kCopy how rows come into shared memory where they are aligned; it changes no bit
+template <IsMmaTile Tile, RowCopy kCopy>
+class MmaPipeline {
+ public:
+  using Worker = Tile;
+  using Ring = TileRing<Tile, kCopy>;
+  struct Arguments {
+    bool aligned;              ///< rows may be copied as kCopy says
+    typename Ring::Maps maps;  ///< of keys and values
+  };
+#if defined(__CUDA_ARCH__)
+  static constexpr bool kIsCompiled = Ring::kHasMaps == (__CUDA_ARCH__ >= 900);
+#else
+  static constexpr bool kIsCompiled = true;
+#endif
+  static constexpr int kStages = Ring::kStages, kWorkers = 4, kThreads = kWorkers * kWarp;
+  /// Shared memory: the barriers, and at a multiple of 1024 bytes the rings and what else warps keep there.
+  static constexpr int kVectors = kWorkers * (Ring::kVectors + kTileVectors<Tile>);
+  static constexpr std::size_t kBytes = kBoxAlignment + kVectors * sizeof(Bytes16);
+  static_assert(kBytes + 3 * 128 <= 227 * 1024);
+
+  __device__ __forceinline__ MmaPipeline(Arena& arena, const Arguments& arguments)
+      : aligned_(arguments.aligned),
+        full_(arena.take<Barrier>(kWorkers * kStages)),
+        memory_(arena.take<Bytes16>(kVectors, kBoxAlignment)),
+        ring_(memory_ + worker() * Ring::kVectors, full_ + worker() * kStages, arguments.maps,
+              static_cast<int>(threadIdx.x) % kWarp) {
+    if constexpr (Ring::kHasMaps) {
+      if (threadIdx.x == 0) {
+        for (int i = 0; i < kWorkers * kStages; ++i) barrier_init(full_ + i, 1);
+        barrier_fence_init();
+      }
+      __syncthreads();
+    }
+  }
+  /// Describes keys and values to the copy engine, if it takes them.
+  static Arguments arguments(const DecodeParams& params) {
+    Arguments arguments{starts_aligned(params, DTypeTraits<typename Tile::T>::kDType), {}};
+    if constexpr (Ring::kHasMaps) {
+      const auto array_of = [&params](const DeviceView& view, int d) {
+        return TensorArray{view.data,
+                           DTypeTraits<typename Tile::T>::kDType,
+                           {params.batch, params.kv_heads, params.end - params.begin, d},
+                           {view.stride[0], view.stride[1], view.stride[2]},
+                           kLeafKeys};
+      };
+      const TensorArray k = array_of(params.k, params.d_h), v = array_of(params.v, params.d_v);
+      arguments.aligned = arguments.aligned && refusal(k).empty() && refusal(v).empty();
+      if (arguments.aligned) arguments.maps = {make_tensor_map(k), make_tensor_map(v)};
+    }
+    return arguments;
+  }
+  /// Orders what this thread has written to the scratch memory before the copies of the next range.
+  __device__ __forceinline__ static void publish_scratch() {
+    if constexpr (Ring::kHasMaps) async_proxy_fence();
+  }
+  __device__ __forceinline__ Scratch scratch() const { return {shared_as<float>(memory_), kVectors * 4}; }
+  __device__ __forceinline__ void operator()(const DecodeParams& params, std::int64_t kv_head, std::int64_t first_row,
+                                             KeyRange range, float* forests, std::int64_t n_forest) {
+    const KeyRange own = split_range(range, worker(), kWorkers);
+    accumulate_tiles<Tile>(params, warp_uniform(kv_head), warp_uniform(first_row),
+                           {warp_uniform(own.begin), warp_uniform(own.end)}, forests + worker() * Tile::kSlots * n_forest,
+                           n_forest, aligned_, ring_, memory_ + (kWorkers * Ring::kVectors + worker() * kTileVectors<Tile>));
+  }
+
+ private:
+  __device__ __forceinline__ static int worker() { return warp_uniform(static_cast<int>(threadIdx.x) / kWarp); }
+
+  bool aligned_;
+  Shared<Barrier> full_;
+  Shared<Bytes16> memory_;
+  Ring ring_;
+};
+
+/// Calls f with the tile for a shape: its rows of 64, 128 or 256 elements, for up to 4 queries or up to 8. F16 sums parts of
+/// two units, which leaves registers for 4 queries only where rows have 256 elements. A function of type and shape alone,
+/// for it changes bits.
+template <class T, class F>
+void with_tile(const DecodeParams& params, const F& f) {
+  const int d = std::max(params.d_h, params.d_v);
+  const auto with_rows = [&](auto dim) {
+    constexpr int kDim = decltype(dim)::value;
+    if constexpr (kDim < 256 || kRestUnit<T> == 1) {
+      if (params.group > 4) return f(MmaTile<T, kDim, 8>{});
+    }
+    f(MmaTile<T, kDim, 4>{});
+  };
+  if (d <= 64) return with_rows(std::integral_constant<int, 64>{});
+  if (d <= 128) return with_rows(std::integral_constant<int, 128>{});
+  with_rows(std::integral_constant<int, 256>{});
+}
+
+/// Calls f with the pipeline of a tile that suits the device.
+template <IsMmaTile Tile, class F>
+void with_mma_pipeline(const F& f) {
+  if (device().major >= 9) return f(std::type_identity<MmaPipeline<Tile, RowCopy::TensorMap>>{});
+  f(std::type_identity<MmaPipeline<Tile, RowCopy::Async>>{});
+}
+
+}  // namespace tree_attn::TREE_ATTN_PLATFORM

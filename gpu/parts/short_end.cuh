@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The library kernel for short sequences: the splits of a query tile are one cluster and merge through each other's
+/// shared memory (section 5, Alg. 3; compute capability 9).
+#pragma once
+
+#include "gpu/parts/join.cuh"
+#include "gpu/parts/pipelines.hpp"
+#include "gpu/parts/splits.hpp"
+
+#include <algorithm>
+
+namespace tree_attn::TREE_ATTN_PLATFORM {
+
+/// Blocks of a cluster that every device of compute capability 9 can run, and leaves that one of them takes at most: then
+/// its forest fits into its shared memory. Together 16k keys.
+inline constexpr int kLargestCluster = 8, kShortLeaves = 32;
+
+/// A block of a cluster. Its forest lies in front, in the memory that the pipeline no longer needs; the rest is scratch.
+template <IsPipeline Pipeline>
+struct ShortEnd {
+  using Worker = typename Pipeline::Worker;
+  /// Subtrees that cover kShortLeaves neighbouring leaves, at most; floats of the forest of one slot, and of all.
+  static constexpr int kSubtrees = 2 * 5, kForest = kSubtrees * WorkerForest<Worker>::kEntry,
+                       kForests = Worker::kSlots * kForest;
+  static_assert(kShortLeaves <= 1 << kSubtrees / 2);
+  /// Whether there is room for the forest, and for a join beside it.
+  static constexpr bool kFits =
+      (kForests + kJoinFloats + 2 * kWarp * kSubtrees * ColumnStates<Worker>::kFloats) * sizeof(float) <= Pipeline::kBytes;
+};
+
+/// Grid: splits, query tiles; a cluster is all splits of a query tile. Neither a forest of a split nor a counter is in
+/// global memory. The merges and their order are those of the other kernels, and so are the bits.
+/// @param forests those of the workers
+/// @paper{alg_3, Alg. 3}
+template <IsPipeline Pipeline>
+__global__ void __launch_bounds__(Pipeline::kThreads, 1)
+    short_end(DecodeParams params, DeviceOutput output, const __grid_constant__ typename Pipeline::Arguments arguments,
+              SplitWorkspace forests) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  using Worker = typename Pipeline::Worker;
+  if constexpr (Pipeline::kIsCompiled && ShortEnd<Pipeline>::kFits) {
+    launch_dependents();
+    wait_for_previous_launch();
+    constexpr int kForest = ShortEnd<Pipeline>::kForest, kForests = ShortEnd<Pipeline>::kForests;
+    const std::int64_t query_tile = blockIdx.y, n_query_tiles = (params.group + Worker::kRows - 1) / Worker::kRows;
+    const std::int64_t kv_head = query_tile / n_query_tiles, first_row = query_tile % n_query_tiles * Worker::kRows;
+    const int split = cluster_rank(), n_splits = cluster_size();
+    const KeyRange whole = params.leaves(kv_head), range = split_range(whole, split, n_splits);
+    Arena arena;
+    Pipeline pipeline(arena, arguments);
+
+    // Every worker walks over its part of the split; the block joins them, and keeps the forest in its shared memory.
+    pipeline(params, kv_head, first_row, range, forests.of_worker(query_tile, split, 0), forests.n_worker);
+    __syncthreads();
+    const Shared<float> kept = pipeline.scratch().memory;
+    const Scratch scratch{kept + kForests, pipeline.scratch().n_floats - kForests};
+    join_splits<Worker>(
+        scratch, forests.of_worker(query_tile, split, 0), forests.n_worker, range, Pipeline::kWorkers,
+        [&](const auto& column, const auto& roots) { store_forest<Worker, InShared>(column, roots, kept, kForest); });
+
+    // The first block joins the splits where they lie, and writes the rows.
+    cluster_sync();
+    if (split == 0) {
+      join_parts<Worker>(
+          scratch, whole, n_splits, [whole, n_splits](int i) { return split_range(whole, i, n_splits); },
+          [kept](const auto& column, int i, int j, const auto& states, int place) {
+            states.copy_shared(place, column, remote(kept, i) + column.slot * kForest, j);
+          },
+          [&](const auto& column, const auto& roots) {
+            write_output<Worker>(params, output, kv_head, first_row, column, roots, whole);
+          });
+    }
+
+    // A block that has ended has no shared memory to read.
+    cluster_sync();
+  }
+#endif
+}
+
+/// Blocks of the cluster that a query tile gets, or 0 if it should have none: too many leaves for a cluster, more query
+/// tiles than the device holds at once, or so few that clusters would leave a tenth of it idle where equal runs would not.
+/// @param wanted 0: as many as there are leaves and room on the device, up to kLargestCluster
+inline int choose_cluster(const DecodeParams& params, std::int64_t n_query_tiles, int wanted) {
+  const std::int64_t n_leaves =
+      std::max<std::int64_t>(1, (params.end + kLeafKeys - 1) / kLeafKeys - params.begin / kLeafKeys);
+  const std::int64_t here = device().n_multiprocessors, room = here / std::max<std::int64_t>(1, n_query_tiles);
+  const std::int64_t n = wanted > 0 ? wanted : std::min<std::int64_t>({n_leaves, room, kLargestCluster});
+  if (device().major < 9 || n == 0 || n > kLargestCluster || n_leaves > kShortLeaves * n) return 0;
+  const bool leaves_idle = 10 * n * n_query_tiles < 9 * std::min(here, n_leaves * n_query_tiles);
+  return wanted == 0 && leaves_idle ? 0 : static_cast<int>(n);
+}
+
+/// Plans a launch by clusters, if the shape and the device have use for them. @returns whether they have
+template <class T>
+bool plan_short_end(const DecodeParams& params, const LaunchOptions& options, LaunchPlan& plan);
+template <class T>
+void run_short_end(const DecodeParams& params, const DeviceOutput& output, const LaunchPlan& plan,
+                   const Workspace& workspace, Stream stream);
+
+}  // namespace tree_attn::TREE_ATTN_PLATFORM

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The kernel of steps 4 to 6: a pipeline walks over the splits of a query tile, and the last block merges them
+/// (section 5, Alg. 3).
+///
+/// These steps differ in the pipeline alone, so a step is a pipeline.
+#pragma once
+
+#include "gpu/parts/join.cuh"
+#include "gpu/parts/last_block.cuh"
+#include "gpu/parts/pipelines.hpp"
+#include "gpu/parts/splits.hpp"
+
+namespace tree_attn::TREE_ATTN_PLATFORM {
+
+/// Grid: splits, query tiles. @param forests see SplitWorkspace @param counters one per query tile
+/// @paper{alg_3, Alg. 3}
+template <IsPipeline Pipeline>
+__global__ void __launch_bounds__(Pipeline::kThreads, 1)
+    split(DecodeParams params, DeviceOutput output, const __grid_constant__ typename Pipeline::Arguments arguments,
+          SplitWorkspace forests, unsigned* counters) {
+  using Worker = typename Pipeline::Worker;
+  if constexpr (Pipeline::kIsCompiled) {
+    const std::int64_t query_tile = blockIdx.y, n_query_tiles = (params.group + Worker::kRows - 1) / Worker::kRows;
+    const std::int64_t kv_head = query_tile / n_query_tiles, first_row = query_tile % n_query_tiles * Worker::kRows;
+    const int split = static_cast<int>(blockIdx.x);
+    const KeyRange whole = params.leaves(kv_head), range = split_range(whole, split, forests.n_splits);
+    Arena arena;
+    const Shared<int> is_last = arena.take<int>(1);
+    Pipeline pipeline(arena, arguments);
+
+    // Every worker walks over its part of the split; the block joins them.
+    pipeline(params, kv_head, first_row, range, forests.of_worker(query_tile, split, 0), forests.n_worker);
+    __syncthreads();
+    join_splits<Worker>(pipeline.scratch(), forests.of_worker(query_tile, split, 0), forests.n_worker, range,
+                        Pipeline::kWorkers, [&](const auto& column, const auto& roots) {
+                          store_forest<Worker>(column, roots, forests.of_split(query_tile, split), forests.n_split);
+                        });
+
+    // The last block joins the splits.
+    if (!arrives_last(counters + query_tile, gridDim.x, is_last)) return;
+    join_splits<Worker>(pipeline.scratch(), forests.of_split(query_tile, 0), forests.n_split, whole, forests.n_splits,
+                        [&](const auto& column, const auto& roots) {
+                          write_output<Worker>(params, output, kv_head, first_row, column, roots, whole);
+                        });
+  }
+}
+
+/// The plan of a step with splits: what was asked for, else what fills the device.
+template <IsPipeline Pipeline>
+LaunchPlan plan_splits(const DecodeParams& params, const LaunchOptions& options, const char* path) {
+  using Worker = typename Pipeline::Worker;
+  const std::int64_t query_tiles = n_query_tiles<Worker>(params);
+  LaunchPlan plan{.n_threads = Pipeline::kThreads, .n_stages = Pipeline::kStages, .n_counters = query_tiles, .path = path};
+  plan.n_splits = options.n_splits > 0 ? options.n_splits : choose_splits(params, query_tiles, Pipeline::kWorkers);
+  plan.shared_bytes = 128 + Pipeline::kBytes;
+  plan.n_floats = query_tiles * SplitWorkspace::of<Worker>(params, plan.n_splits, Pipeline::kWorkers, nullptr).n_floats();
+  return plan;
+}
+
+/// Launches what plan_splits() has planned.
+template <IsPipeline Pipeline>
+void run_splits(const DecodeParams& params, const DeviceOutput& output, const LaunchPlan& plan, const Workspace& workspace,
+                Stream stream) {
+  using Worker = typename Pipeline::Worker;
+  const Launch config{.grid = {static_cast<unsigned>(plan.n_splits), static_cast<unsigned>(n_query_tiles<Worker>(params))},
+                      .block = {static_cast<unsigned>(plan.n_threads)},
+                      .shared_bytes = plan.shared_bytes};
+  launch(split<Pipeline>, config, stream, params, output, Pipeline::arguments(params),
+         SplitWorkspace::of<Worker>(params, plan.n_splits, Pipeline::kWorkers, workspace.floats), workspace.counters);
+}
+
+}  // namespace tree_attn::TREE_ATTN_PLATFORM

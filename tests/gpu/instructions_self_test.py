@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs of a few blocks whose counts are known, for instructions.py."""
+import instructions
+
+SUB_WARP = "equal_runs<SubWarpPipeline<SubWarp<BFloat16, 16, 1>>>"  # 128 multiplications per step, two sub-warps per warp
+TILE = "equal_runs<MmaPipeline<MmaTile<Half, 64, 4>>>"  # 48 products per leaf
+
+
+def program(text):
+    """SASS as cuobjdump prints it. One word per line: `name:` is a label, `-> name` stands for its address, `opcode x n` for n of them."""
+    lines, labels = [], {}
+    for line in text.split("\n"):
+        line = line.strip()
+        if line.endswith(":"):
+            labels[line[:-1]] = 16 * len(lines)
+        elif line:
+            opcode, _, n = line.partition(" x ")
+            lines += [opcode] * int(n or 1)
+    printed = ["\tcode for sm_90a", "\t\tFunction : kernel"]
+    for i, line in enumerate(lines):
+        word, arrow, label = line.partition("-> ")
+        printed += [f"        /*{16 * i:04x}*/    {word}{f'{labels[label]:#x}' if arrow else ''} ;    /* 0x000fe20000000800 */",
+                    "                      /* 0x000fca00078e00ff */"]
+    return "\n".join(printed)
+
+
+def walks(text, name=SUB_WARP):
+    (architecture, kernel, code), = instructions.functions_of(program(text))
+    assert (architecture, kernel) == ("sm_90a", "kernel")
+    return instructions.walks_of(name, code)
+
+
+def only(text, name=SUB_WARP):
+    walk, = walks(text, name)
+    return walk
+
+
+ARITHMETIC = "FFMA R1, R2, R3, R1 x 64\nMUFU.EX2 R1, R2\nFFMA R1, R2, R3, R1 x 64\n"  # 129 instructions
+
+
+def main():
+    # A loop of one block; what stands before and after it is not in it.
+    plain = "MOV R1, R2 x 7\nhead:\n" + ARITHMETIC + "@P0 BRA -> head\nEXIT"
+    walk = only(plain)
+    assert (walk["pass"], walk["rows"], walk["worker"]) == (130, "shared", "SubWarp<BFloat16, 16, 1>")
+    assert (walk["leaf"], walk["per_8_kib"]) == (8 * 130 // 2, 130)  # two leaves at once; 8 KiB of two rows of eight keys
+    assert (walk["hot_bytes"], walk["loop_bytes"], walk["kernel_bytes"]) == (16 * 130, 16 * 130, 16 * 138)
+
+    # No exponential, too few multiplications, or no known worker: no walk.
+    assert walks(plain.replace("MUFU.EX2", "MUFU.RCP")) == []
+    assert walks(plain.replace("x 64", "x 63")) == []
+    assert walks(plain, "naive_scores<float>") == []
+
+    # What a pass may skip is not counted, whether it stands in the loop or behind it, where it jumps back from.
+    assert only("head:\n@P1 BRA -> over\nFADD R1, R2, R3 x 30\nover:\n" + ARITHMETIC + "@P0 BRA -> head\nEXIT")["pass"] == 131
+    cold = "head:\nBRA.DIV UR4, -> cold\nback:\n" + ARITHMETIC + "@P0 BRA -> head\nEXIT\ncold:\nSHFL.BFLY PT, R1, R2, 0x1, 0x1f x 30\nBRA -> back"
+    assert only(cold)["pass"] == 131 and only(cold)["loop_bytes"] == 16 * (131 + 31)
+    # An unconditional branch is not passed by; a condition as operand makes it one that may be.
+    both = "head:\n{}\nFADD R1, R2, R3 x 30\nover:\n" + ARITHMETIC + "BRA P0, -> head\nEXIT"
+    assert only(both.format("BRA -> over"))["loop_bytes"] == only(both.format("BRA !P1, -> over"))["loop_bytes"] - 16 * 30
+
+    # Of two ways with the same work the shorter one counts; one without it does not, however short.
+    halves = "head:\nMUFU.EX2 R1, R2\nFFMA R1, R2, R3, R1 x 64\n@P2 BRA -> last\n@P1 BRA -> slow\nFFMA R1, R2, R3, R1 x 64\nBRA -> last\nslow:\nFFMA R1, R2, R3, R1 x 64\nFADD R1, R2, R3 x 40\nlast:\n@P0 BRA -> head\nEXIT"
+    assert only(halves)["pass"] == 1 + 64 + 2 + 64 + 1 + 1
+
+    # One lane copies, so the warp does: a pass without the copy is none. Where lanes take turns, two sub-warps take two.
+    copy = "head:\n" + ARITHMETIC + "BSSY B0, -> on\n@P1 BRA -> join\n{}join:\nBSYNC B0\non:\n@P0 BRA -> head\nEXIT"
+    bulk = only(copy.format("UBLKCP.S.G [UR14], [UR12], UR10\n"))
+    assert (bulk["rows"], bulk["pass"]) == ("bulk", 129 + 5)
+    turns = copy.format("turn:\nELECT P1, URZ, PT x 4\nUBLKCP.S.G [UR14], [UR12], UR10\n@P1 BRA.U.ANY -> turn\n")
+    assert only(turns)["pass"] == 129 + 2 + 2 * 6 + 2
+    assert only(copy.format("LDGSTS.E.BYPASS.128 [R1], desc[UR16][R2.64]\n"))["rows"] == "cp.async"
+    assert only(copy.format("LDG.E.128.CONSTANT R4, desc[UR16][R2.64]\n"))["rows"] == "loads"
+    assert only(copy.format("LDG.E R4, desc[UR16][R2.64]\n"))["rows"] == "shared"
+
+    # A BSYNC far from the end of its region goes there.
+    far = "head:\nBSSY B0, -> on\n@P1 BRA -> aside\n" + ARITHMETIC + "on:\n@P0 BRA -> head\nEXIT\naside:\n" + ARITHMETIC.replace("MUFU.EX2 R1, R2", "MUFU.EX2 R1, R2\nFADD R1, R2, R3") + "BSYNC B0"
+    assert only(far)["loop_bytes"] == 16 * (2 + 129 + 1 + 130 + 1) and only(far)["pass"] == 132
+
+    # The end of a leaf: half of what it adds, for every leaf; its code is hot.
+    leaf = "head:\n" + ARITHMETIC + "@P1 BRA -> on\nFMUL R1, R2, R3 x 12\n@P2 BRA -> store\nFMUL R1, R2, R3 x 9\nstore:\nSTG.E desc[UR4][R2.64], R1 x 10\non:\n@P0 BRA -> head\nEXIT"
+    walk = only(leaf)
+    assert (walk["pass"], walk["leaf"]) == (131, (8 * 131 + 32 // 2) // 2) and walk["hot_bytes"] == 16 * 163
+
+    # Two walks of one kernel; the loop around them is none.
+    two = "outer:\n" + plain.replace("EXIT", "").replace("head", "a") + plain.replace("EXIT", "").replace("head", "b").replace("64\nM", "80\nM") + "@P3 BRA -> outer\nEXIT"
+    assert sorted(walk["pass"] for walk in walks(two)) == [130, 146]
+
+    # Tensor cores: a pass is a leaf.
+    tile = only("head:\nHMMA.16816.F32.BF16 R4, R8, R2, R4 x 16\nMUFU.EX2 R1, R2 x 17\nHMMA.16816.F32 R4, R8, R2, R4 x 32\n@P0 BRA -> head\nEXIT", TILE)
+    assert (tile["pass"], tile["leaf"], tile["per_8_kib"]) == (66, 66, 33)
+
+    # Work that only a loop inside the loop does often enough cannot be counted.
+    try:
+        walks("head:\nMUFU.EX2 R1, R2\n@P1 BRA -> b\nFFMA R1, R2, R3, R1 x 64\nBRA -> on\nb:\nFFMA R1, R2, R3, R1 x 64\non:\n@P0 BRA -> head\nEXIT")
+    except ValueError as error:
+        assert "no way around the loop at 0x0" in str(error)
+    else:
+        raise AssertionError("half of the work was taken for all of it")
+
+    # The check.
+    large = only(plain.replace("MUFU.EX2 R1, R2", "MUFU.EX2 R1, R2\nFADD R1, R2, R3 x 2500")) | {"kernel": "k", "architecture": "sm_90a"}
+    assert len(instructions.problems_of([large], 40, "k")) == 1 and instructions.problems_of([large], 42, "k") == []
+    assert len(instructions.problems_of([], 40, "k")) == 1
+    print("instructions: the self-test is well")
