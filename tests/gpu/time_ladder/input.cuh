@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -18,14 +19,21 @@ namespace tree_attn::cuda {
 
 constexpr std::int64_t kDim = 128;
 
-/// What is decoded: batch 1, one query.
+/// What is decoded: one query per sequence, with a cache that has room for the longest of them.
 struct Shape {
-  const char* name;
+  std::string name;
   DType dtype;
-  std::int64_t heads, kv_heads, n_keys;
+  std::int64_t heads, kv_heads;
+  std::vector<std::int64_t> lengths;  ///< keys of each sequence
 
-  std::int64_t n_elements() const { return kv_heads * n_keys * kDim; }
-  std::int64_t n_bytes() const { return 2 * n_elements() * static_cast<std::int64_t>(bytes_of(dtype)); }
+  std::int64_t batch() const { return static_cast<std::int64_t>(lengths.size()); }
+  std::int64_t capacity() const { return *std::max_element(lengths.begin(), lengths.end()); }
+  std::int64_t n_keys() const { return std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0}); }
+  /// Elements of the keys, with the room behind shorter sequences.
+  std::int64_t n_elements() const { return batch() * kv_heads * capacity() * kDim; }
+  std::int64_t allocated_bytes() const { return 2 * n_elements() * static_cast<std::int64_t>(bytes_of(dtype)); }
+  /// Keys and values: what must be read.
+  std::int64_t n_bytes() const { return 2 * kv_heads * n_keys() * kDim * static_cast<std::int64_t>(bytes_of(dtype)); }
 };
 
 /// Eight numbers in a word: bytes, each for a multiple of 1/64 in [-1, 1), which every stored type holds exactly.
@@ -59,24 +67,27 @@ __global__ void fill_elements(T* to, std::int64_t n_eighths, std::uint64_t seed)
   }
 }
 
-/// z and the natural lse of one head, in double.
+/// z and the natural lse of one row, in double.
 struct Row {
   std::vector<double> z = std::vector<double>(kDim);
   double lse = 0;
 };
 
-inline Row reference_row(const Shape& shape, std::int64_t head) {
+/// @param row sequence times heads + query head
+inline Row reference_row(const Shape& shape, std::int64_t row_index) {
   const auto elements = [](std::uint64_t seed, std::int64_t row, double(&to)[kDim]) {
     for (std::int64_t j = 0; j < kDim; j += 8) {
       const std::uint64_t eight = eight_elements(seed, (row * kDim + j) / 8);
       for (int i = 0; i < 8; ++i) to[j + i] = number_of(eight, i);
     }
   };
-  const std::int64_t first = head / (shape.heads / shape.kv_heads) * shape.n_keys;
+  const std::int64_t entry = row_index / shape.heads, head = row_index % shape.heads / (shape.heads / shape.kv_heads);
+  const std::int64_t first = (entry * shape.kv_heads + head) * shape.capacity(),
+                     n_keys = shape.lengths[static_cast<std::size_t>(entry)];
   double q[kDim], row[kDim], largest = -std::numeric_limits<double>::infinity(), sum = 0;
-  elements(kSeedQ, head, q);
-  std::vector<double> score(static_cast<std::size_t>(shape.n_keys));
-  for (std::int64_t a = 0; a < shape.n_keys; ++a) {
+  elements(kSeedQ, row_index, q);
+  std::vector<double> score(static_cast<std::size_t>(n_keys));
+  for (std::int64_t a = 0; a < n_keys; ++a) {
     elements(kSeedK, first + a, row);
     double dot = 0;
     for (std::int64_t j = 0; j < kDim; ++j) dot += q[j] * row[j];
@@ -84,7 +95,7 @@ inline Row reference_row(const Shape& shape, std::int64_t head) {
     largest = std::max(largest, score[static_cast<std::size_t>(a)]);
   }
   Row result;
-  for (std::int64_t a = 0; a < shape.n_keys; ++a) {
+  for (std::int64_t a = 0; a < n_keys; ++a) {
     elements(kSeedV, first + a, row);
     const double weight = std::exp2(score[static_cast<std::size_t>(a)] - largest);
     sum += weight;
@@ -95,13 +106,16 @@ inline Row reference_row(const Shape& shape, std::int64_t head) {
   return result;
 }
 
-/// Keys and values in one piece of memory, as often as it takes to be four times the L2 cache.
+/// Keys and values in one piece of memory, in as many copies as take turns.
 class Input {
  public:
   Input(const Shape& shape, int n_copies, Stream stream)
-      : n_sets(n_copies), q_(shape.heads * kDim * 4), cache_(n_copies * shape.n_bytes()), lengths_(1) {
-    const std::int64_t n = shape.n_elements(), lengths[] = {shape.n_keys};
-    lengths_.upload(lengths);
+      : n_sets(n_copies),
+        q_(shape.batch() * shape.heads * kDim * 4),
+        cache_(n_copies * shape.allocated_bytes()),
+        lengths_(shape.batch()) {
+    const std::int64_t n = shape.n_elements();
+    lengths_.upload(shape.lengths);
     with_type(shape.dtype, [&](auto type) {
       using T = decltype(type);
       const auto fill = [&](T* to, std::int64_t n_elements, std::uint64_t seed) {
@@ -109,21 +123,23 @@ class Input {
       };
       T* const q = reinterpret_cast<T*>(q_.data());
       T* const cache = reinterpret_cast<T*>(cache_.data());
-      fill(q, shape.heads * kDim, kSeedQ);
+      fill(q, shape.batch() * shape.heads * kDim, kSeedQ);
       for (int i = 0; i < n_sets; ++i) {
         T* const k = cache + 2 * n * i;
         fill(k, n, kSeedK), fill(k + n, n, kSeedV);
-        const std::int64_t of_head = shape.n_keys * kDim, of_all = shape.kv_heads * of_head;
+        const std::int64_t of_head = shape.capacity() * kDim, of_all = shape.kv_heads * of_head;
         params.push_back({.q = {q, {shape.heads * kDim, kDim, kDim}},
                           .k = {k, {of_all, of_head, kDim}},
                           .v = {k + n, {of_all, of_head, kDim}},
                           .lengths = lengths_.data(),
+                          .batch = shape.batch(),
                           .kv_heads = shape.kv_heads,
                           .group = shape.heads / shape.kv_heads,
                           .d_h = kDim,
                           .d_v = kDim,
                           .begin = 0,
-                          .end = shape.n_keys,
+                          .end = shape.capacity(),
+                          .readable_end = shape.capacity(),
                           .score_scale = score_scale()});
       }
     });
@@ -140,14 +156,15 @@ class Input {
 };
 
 /// What is wrong with an output; "" if nothing is.
-inline std::string against(const Row& row, std::int64_t head, const std::vector<float>& out, const std::vector<float>& lse) {
+inline std::string against(const Row& row, std::int64_t row_index, const std::vector<float>& out,
+                           const std::vector<float>& lse) {
   // F32 sums of a million terms, and weights of 16 bits on tensor cores: far below, a key that is lost: far above.
   constexpr double kTolerance = 2e-3;
   const auto finite = [](float x) { return std::isfinite(x); };
   if (!std::all_of(out.begin(), out.end(), finite) || !std::all_of(lse.begin(), lse.end(), finite))
     return "WRONG: not finite";
-  double worst = std::abs(static_cast<double>(lse[static_cast<std::size_t>(head)]) - row.lse);
-  const float* const z = out.data() + head * kDim;
+  double worst = std::abs(static_cast<double>(lse[static_cast<std::size_t>(row_index)]) - row.lse);
+  const float* const z = out.data() + row_index * kDim;
   for (std::size_t j = 0; j < row.z.size(); ++j) worst = std::max(worst, std::abs(static_cast<double>(z[j]) - row.z[j]));
   return worst <= kTolerance ? "" : "WRONG: off by " + std::to_string(worst);
 }

@@ -2,21 +2,17 @@
 /// @file
 /// @brief Times of all steps of the ladder on a GPU, beside those of a kernel that only reads the same bytes (section 6).
 ///
-/// Run: time_ladder [--quick] [--steps NAME,NAME] [--json FILE]
+/// Run: time_ladder [--quick] [--steps NAME,NAME]
 /// A decode step of batch 1 reads every key and value once, so a kernel can be no faster than one that does nothing else;
 /// that one is timed here, in the same run, on the same bytes. Inputs that the L2 cache could hold take turns with copies of
 /// themselves. Before a step is timed its output is held against a sum in double on the host; the output is poisoned before.
-#include "gpu/platform/device.hpp"
-#include "tests/gpu/time_ladder/clocks.cuh"
-#include "tests/gpu/time_ladder/input.cuh"
+/// What it prints is one line of JSON per device, shape and step; `./run bench --backend cuda` makes tables of them.
+#include "tests/gpu/time_ladder/json_line.hpp"
+#include "tests/gpu/time_ladder/read.cuh"
+#include "tests/gpu/time_ladder/shapes.hpp"
 
-#include <algorithm>
 #include <cstdio>
 #include <cstring>
-#include <ctime>
-#include <fstream>
-#include <limits>
-#include <span>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -25,77 +21,33 @@
 namespace tree_attn::cuda {
 namespace {
 
-constexpr Shape kQuickShapes[] = {{"BF16, 16/16 heads, 8k keys", DType::BF16, 16, 16, 1 << 13},
-                                  {"BF16, 32/8 heads, 8k keys", DType::BF16, 32, 8, 1 << 13},
-                                  {"F32, 16/16 heads, 8k keys", DType::F32, 16, 16, 1 << 13}};
-constexpr Shape kShapes[] = {{"BF16, 16/16 heads, 8k keys", DType::BF16, 16, 16, 1 << 13},
-                             {"BF16, 16/16 heads, 64k keys", DType::BF16, 16, 16, 1 << 16},
-                             {"BF16, 16/16 heads, 1M keys", DType::BF16, 16, 16, 1 << 20},
-                             {"BF16, 32/8 heads, 8k keys", DType::BF16, 32, 8, 1 << 13},
-                             {"BF16, 32/8 heads, 64k keys", DType::BF16, 32, 8, 1 << 16},
-                             {"BF16, 32/8 heads, 1M keys", DType::BF16, 32, 8, 1 << 20},
-                             {"F32, 16/16 heads, 64k keys", DType::F32, 16, 16, 1 << 16}};
+/// Steps that take one key after the other are not timed for more: they need seconds.
+constexpr std::int64_t kMostOfChains = 1 << 13;
 
-/// Reads 16 bytes a thread, eight reads in flight, and does nothing with them that could be left out.
-__global__ void __launch_bounds__(1024) read_all(const Bytes16* from, std::int64_t n, std::uint32_t* sink) {
-  constexpr int kInFlight = 8;
-  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
-  std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  std::uint32_t all = 0;
-  for (; at + (kInFlight - 1) * step < n; at += kInFlight * step) {
-    Bytes16 bytes[kInFlight];
-    TREE_ATTN_UNROLL
-    for (int i = 0; i < kInFlight; ++i) bytes[i] = load16_global(from + at + i * step);
-    TREE_ATTN_UNROLL
-    for (int i = 0; i < kInFlight; ++i) all ^= bytes[i].word[0] ^ bytes[i].word[1] ^ bytes[i].word[2] ^ bytes[i].word[3];
-  }
-  for (; at < n; at += step) all ^= load16_global(from + at).word[0];
-  if (all == 0xDEADBEEF) *sink = all;
-}
-
-/// Time of reading keys and values: the best of some shapes of the grid.
-double time_of_read(const Shape& shape, const Input& input, int n_multiprocessors, Stream stream) {
-  DeviceBuffer<std::uint32_t> sink(1);
-  double best = std::numeric_limits<double>::infinity();
-  for (const unsigned n_threads : {256u, 512u, 1024u}) {
-    for (const unsigned n_blocks : {1u, 2u, 4u}) {
-      if (n_threads * n_blocks > 2048) continue;
-      const Launch config{.grid = {n_blocks * static_cast<unsigned>(n_multiprocessors)}, .block = {n_threads}};
-      const auto run = [&](int i) {
-        launch(read_all, config, stream, reinterpret_cast<const Bytes16*>(input.cache(i)), shape.n_bytes() / 16,
-               sink.data());
-      };
-      best = std::min(best, time_of(stream, input.n_sets, run).graph);
-    }
-  }
-  return best;
-}
-
-/// A line of the table.
-struct Line {
-  std::string shape, step, path;
-  std::string note;  ///< why there are no times; empty if there are
+/// What a step took, or why it has no times.
+struct Timed {
+  std::string note;  ///< empty if there are times; "WRONG: ..." if the output is
   LaunchPlan plan;
-  std::int64_t n_bytes = 0;
   Times times;
-  double read = 0;  ///< seconds of the read kernel on the same bytes
 };
 
-/// @param want some heads and what must come out
-Line time_step(const LadderStep& step, const Shape& shape, const Input& input,
-               const std::vector<std::pair<std::int64_t, Row>>& want, Stream stream) {
-  Line line{
-      .shape = shape.name, .step = step.name, .path = "", .note = "", .plan = {}, .n_bytes = shape.n_bytes(), .times = {}};
+/// @param want some rows and what must come out
+Timed time_step(const LadderStep& step, const Shape& shape, const Input& input,
+                const std::vector<std::pair<std::int64_t, Row>>& want, Stream stream) {
+  Timed timed;
   const DecodeParams& first = input.params.front();
-  if (line.note = step.refusal(first, shape.dtype); !line.note.empty()) return line;
-  line.plan = step.plan(first, shape.dtype, {});
-  line.path = line.plan.path;
-  DeviceBuffer<float> floats(line.plan.n_floats), out(first.n_rows() * kDim), lse(first.n_rows());
-  DeviceBuffer<unsigned> counters(line.plan.n_counters);
+  if (timed.note = step.refusal(first, shape.dtype); !timed.note.empty()) return timed;
+  if (!step.keeps_states && shape.n_keys() > kMostOfChains) {
+    timed.note = "not timed: more than " + short_number(kMostOfChains) + " keys";
+    return timed;
+  }
+  timed.plan = step.plan(first, shape.dtype, {});
+  DeviceBuffer<float> floats(timed.plan.n_floats), out(first.n_rows() * kDim), lse(first.n_rows());
+  DeviceBuffer<unsigned> counters(timed.plan.n_counters);
   counters.fill(0);
   const auto run = [&](int i) {
     const DecodeParams& params = input.params[static_cast<std::size_t>(i)];
-    step.run(params, shape.dtype, {.out = out.data(), .lse = lse.data()}, line.plan, {floats.data(), counters.data()},
+    step.run(params, shape.dtype, {.out = out.data(), .lse = lse.data()}, timed.plan, {floats.data(), counters.data()},
              stream);
   };
   const auto poison = [&] {
@@ -107,143 +59,123 @@ Line time_step(const LadderStep& step, const Shape& shape, const Input& input,
   poison();
   run(0);
   const std::vector<float> out_before = out.download(), lse_before = lse.download();
-  for (const auto& [head, row] : want)
-    if (line.note = against(row, head, out_before, lse_before); !line.note.empty()) return line;
+  for (const auto& [index, row] : want)
+    if (timed.note = against(row, index, out_before, lse_before); !timed.note.empty()) return timed;
 
-  line.times = time_of(stream, input.n_sets, run);
+  timed.times = time_of(stream, input.n_sets, run);
 
   // Still the same bits, by a graph, on the last copy of the input.
   Graph graph(stream, [&] { run(input.n_sets - 1); });
   poison();
   graph.replay(stream);
-  const std::vector<float> out_behind = out.download(), lse_behind = lse.download();
+  const std::vector<float> out_after = out.download(), lse_after = lse.download();
   const auto same = [](const std::vector<float>& a, const std::vector<float>& b) {
     return std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
   };
-  if (!same(out_before, out_behind) || !same(lse_before, lse_behind)) line.note = "WRONG: other bits when replayed";
-  return line;
+  if (!same(out_before, out_after) || !same(lse_before, lse_after)) timed.note = "WRONG: other bits when replayed";
+  return timed;
 }
 
-// ---- Reports
-
-void print(const Line& line, double ceiling) {
-  if (!line.note.empty()) {
-    std::printf("| %s | %s | | | %s | | | | |\n", line.shape.c_str(), line.step.c_str(), line.note.c_str());
-  } else {
-    const double rate = static_cast<double>(line.n_bytes) / line.times.graph;
-    const int n_parts = line.plan.n_blocks > 0 ? line.plan.n_blocks : line.plan.n_splits;
-    std::printf("| %s | %s | %s | %d x %d | %.1f | %.1f | %.0f | %.2f | %.2f |\n", line.shape.c_str(), line.step.c_str(),
-                line.path.c_str(), n_parts, line.plan.n_threads, 1e6 * line.times.event, 1e6 * line.times.graph, 1e-9 * rate,
-                line.read / line.times.graph, rate / ceiling);
+void print(const LadderStep& step, const Shape& shape, double read, const Timed& timed) {
+  JsonLine line("step");
+  line.add("shape", shape.name).add("step", step.name).add("bytes", shape.n_bytes());
+  if (!timed.note.empty()) {
+    line.add("note", timed.note);
+    return;
   }
-  std::fflush(stdout);
+  line.add("path", timed.plan.path).add("n_splits", timed.plan.n_splits).add("n_blocks", timed.plan.n_blocks);
+  line.add("cluster", timed.plan.cluster).add("n_threads", timed.plan.n_threads);
+  line.add("event_seconds", timed.times.event).add("graph_seconds", timed.times.graph).add("read_seconds", read);
 }
 
-void write_json(const std::string& file, const std::string& device_name, double ceiling, const std::vector<Line>& lines) {
-  std::ofstream out(file);
-  char date[16];
-  const std::time_t now = std::time(nullptr);
-  std::strftime(date, sizeof date, "%Y-%m-%d", std::localtime(&now));
-  out << "{\n  \"device\": \"" << device_name << "\",\n  \"date\": \"" << date
-      << "\",\n  \"read_bytes_per_second\": " << ceiling;
-  out << ",\n  \"lines\": [";
-  const char* separator = "\n";
-  for (const Line& line : lines) {
-    out << separator << "    {\"shape\": \"" << line.shape << "\", \"step\": \"" << line.step << "\"";
-    out << ", \"bytes\": " << line.n_bytes;
-    if (line.note.empty()) {
-      out << ", \"path\": \"" << line.path << "\", \"n_splits\": " << line.plan.n_splits
-          << ", \"n_blocks\": " << line.plan.n_blocks << ", \"n_threads\": " << line.plan.n_threads
-          << ", \"event_seconds\": " << line.times.event << ", \"graph_seconds\": " << line.times.graph
-          << ", \"read_seconds\": " << line.read << "}";
-    } else {
-      out << ", \"note\": \"" << line.note << "\"}";
-    }
-    separator = ",\n";
-  }
-  out << "\n  ]\n}\n";
-  if (!out.flush()) throw std::runtime_error("cannot write " + file);
+/// Device memory that is free.
+std::int64_t free_bytes() {
+  std::size_t free = 0, all = 0;
+  check(cudaMemGetInfo(&free, &all), "cudaMemGetInfo");
+  return static_cast<std::int64_t>(free);
 }
-
-struct Options {
-  bool quick = false;
-  std::string json, steps;
-};
 
 /// Whether a step was asked for: all are, if none is named.
 bool wanted(const std::string& steps, const std::string& name) {
   return steps.empty() || ("," + steps + ",").find("," + name + ",") != std::string::npos;
 }
 
+/// Times all steps for one shape. @returns how many of them computed something wrong
+int time_shape(const Shape& shape, const std::string& steps, Stream stream) {
+  const int n_sets = n_sets_past_l2(shape.n_bytes());
+  if (n_sets * shape.allocated_bytes() + (std::int64_t{1} << 30) > free_bytes()) {
+    JsonLine("shape").add("shape", shape.name).add("note", "no room on this device");
+    return 0;
+  }
+  const Input input(shape, n_sets, stream);
+  const double read = time_of_read(
+      shape.n_bytes(), n_sets, [&](int i) { return input.cache(i); }, stream);
+  JsonLine("shape")
+      .add("shape", shape.name)
+      .add("dtype", name_of(shape.dtype))
+      .add("heads", shape.heads)
+      .add("kv_heads", shape.kv_heads)
+      .add("dim", kDim)
+      .add("lengths", shape.lengths)
+      .add("n_sets", n_sets)
+      .add("bytes", shape.n_bytes())
+      .add("read_seconds", read);
+  const std::int64_t last = shape.batch() * shape.heads - 1;
+  const std::vector<std::pair<std::int64_t, Row>> want{{0, reference_row(shape, 0)}, {last, reference_row(shape, last)}};
+  int n_wrong = 0;
+  for (const LadderStep* step : ladder()) {
+    if (!wanted(steps, step->name)) continue;
+    const Timed timed = time_step(*step, shape, input, want, stream);
+    print(*step, shape, read, timed);
+    n_wrong += timed.note.starts_with("WRONG");
+  }
+  return n_wrong;
+}
+
 /// @returns the exit status: 1 if a step computes something wrong
-int time_all(const Options& options) {
-  const Device here = device();
-  int id = 0, l2_bytes = 0;
-  check(cudaGetDevice(&id), "cudaGetDevice");
-  check(cudaDeviceGetAttribute(&l2_bytes, cudaDevAttrL2CacheSize, id), "cudaDeviceGetAttribute");
+int time_all(bool quick, const std::string& steps) {
+  const auto is_wanted = [&](const LadderStep* step) { return wanted(steps, step->name); };
+  if (std::none_of(ladder().begin(), ladder().end(), is_wanted)) throw std::runtime_error("no step is named " + steps);
   Stream stream;
   check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
 
   // The ceiling: a read of 4 GiB, or of what there is room for.
-  std::size_t free_bytes = 0, all_bytes = 0;
-  check(cudaMemGetInfo(&free_bytes, &all_bytes), "cudaMemGetInfo");
-  const auto n_large = static_cast<std::int64_t>(std::min<std::size_t>(std::size_t{1} << 32, free_bytes / 2));
-  const Shape large{"", DType::F32, 1, 1, n_large / (8 * kDim)};
-  const double read_of_large = time_of_read(large, Input(large, 1, stream), here.n_multiprocessors, stream);
-  const double ceiling = static_cast<double>(large.n_bytes()) / read_of_large;
-  std::printf("%s, %d multiprocessors, L2 %.0f MB; reading %.1f GB: %.0f GB/s\n\n", here.name.c_str(),
-              here.n_multiprocessors, 1e-6 * l2_bytes, 1e-9 * static_cast<double>(large.n_bytes()), 1e-9 * ceiling);
-  std::printf(
-      "| shape | step | path | blocks or splits x threads | us, alone | us, in a graph | GB/s | of a read of the same bytes "
-      "| of a long read |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n");
-
-  std::vector<Line> lines;
-  for (const Shape& shape : options.quick ? std::span<const Shape>(kQuickShapes) : std::span<const Shape>(kShapes)) {
-    const std::int64_t n_uncached = (4 * std::int64_t{l2_bytes} + shape.n_bytes() - 1) / shape.n_bytes();
-    const int n_sets = static_cast<int>(std::max<std::int64_t>(1, n_uncached));
-    check(cudaMemGetInfo(&free_bytes, &all_bytes), "cudaMemGetInfo");
-    if (static_cast<std::size_t>(n_sets * shape.n_bytes()) + (std::size_t{1} << 30) > free_bytes) {
-      std::printf("| %s | | | | no room on this device | | | | |\n", shape.name);
-      continue;
-    }
-    const Input input(shape, n_sets, stream);
-    const double read = time_of_read(shape, input, here.n_multiprocessors, stream);
-    const std::int64_t last = shape.heads - 1;
-    const std::vector<std::pair<std::int64_t, Row>> want{{0, reference_row(shape, 0)}, {last, reference_row(shape, last)}};
-    for (const LadderStep* step : ladder()) {
-      if (!wanted(options.steps, step->name)) continue;
-      Line line = time_step(*step, shape, input, want, stream);
-      line.read = read;
-      print(line, ceiling);
-      lines.push_back(std::move(line));
-    }
+  {
+    const std::int64_t n_bytes = std::min(std::int64_t{1} << 32, free_bytes() / 2) / 16 * 16;
+    DeviceBuffer<unsigned char> large(n_bytes);
+    const double seconds = time_of_read(
+        n_bytes, 1, [&](int) { return large.data(); }, stream);
+    JsonLine("device")
+        .add("device", device().name)
+        .add("n_multiprocessors", device().n_multiprocessors)
+        .add("library", library_step().name)
+        .add("read_bytes_per_second", static_cast<double>(n_bytes) / seconds);
   }
+  int n_wrong = 0;
+  for (const Shape& shape : shapes(quick)) n_wrong += time_shape(shape, steps, stream);
   check(cudaStreamDestroy(stream), "cudaStreamDestroy");
-
-  if (!options.json.empty()) write_json(options.json, here.name, ceiling, lines);
-  if (lines.empty()) throw std::runtime_error("nothing was timed: no room, or no step of that name");
-  const auto is_wrong = [](const Line& line) { return line.note.starts_with("WRONG"); };
-  return std::any_of(lines.begin(), lines.end(), is_wrong) ? 1 : 0;
+  return n_wrong > 0 ? 1 : 0;
 }
 
 }  // namespace
 }  // namespace tree_attn::cuda
 
 int main(int argc, char** argv) {
-  tree_attn::cuda::Options options;
+  bool quick = false;
+  std::string steps;
   for (int i = 1; i < argc; ++i) {
     const std::string argument = argv[i];
     if (argument == "--quick") {
-      options.quick = true;
-    } else if ((argument == "--json" || argument == "--steps") && i + 1 < argc) {
-      (argument == "--json" ? options.json : options.steps) = argv[++i];
+      quick = true;
+    } else if (argument == "--steps" && i + 1 < argc) {
+      steps = argv[++i];
     } else {
-      std::fprintf(stderr, "Run: time_ladder [--quick] [--steps NAME,NAME] [--json FILE]\n");
+      std::fprintf(stderr, "Run: time_ladder [--quick] [--steps NAME,NAME]\n");
       return 2;
     }
   }
   try {
-    return tree_attn::cuda::time_all(options);
+    return tree_attn::cuda::time_all(quick, steps);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "time_ladder: %s\n", error.what());
     return 1;

@@ -1,0 +1,395 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Instructions of the hot loop of every walk, counted in the compiled code.
+
+count X.o ...   prints the table, and fails where a walk has too much hot code; --json FILE writes it for the documentation
+self-test       checks the counts of small programs
+
+The code is what `cuobjdump -sass` prints. It is found by TREE_ATTN_CUOBJDUMP, beside nvcc, or in the PATH; where it is
+missing, `count` says so and exits with 77. It is part of the CUDA toolkit, and of the registry package nvidia-cuda-cuobjdump.
+
+What is counted
+* A walk is an innermost loop that holds an ex2 instruction (MUFU.EX2) and multiplies: FFMA on CUDA cores, HMMA on tensor
+  cores. A kernel has one per way to its rows, named by the copies in the loop: bulk (UBLKCP), tensor map (UTMALDG), cp.async (LDGSTS), loads (LDG of
+  16 bytes); without any of them, shared: another warp copies.
+* A pass is the cheapest way once around the loop, without its inner back edges, that passes an ex2, does at least the
+  multiplications of one pass (2 x 8 keys x elements per lane for a sub-warp; a leaf of scores and of values in two parts on
+  tensor cores), and starts the most copies. So what a pass of whole, aligned rows with finite values may skip is not in it:
+  waiting for a barrier a second time, shuffles of diverged lanes, rows without a key.
+* A pass of a sub-warp is a step of eight keys, of which a leaf has eight; one of a tile is a leaf. Every second leaf ends
+  with a merge in registers, on average one with a subtree in memory, and a store: the cheapest way around the loop with the
+  most multiplications of states (FMUL) and stores of them. Half of what that adds to a pass is added per leaf.
+* A loop closed by BRA.U.ANY runs once per sub-warp: its lanes take turns where an instruction has one address per warp.
+* Hot code is the instructions on either of the two ways, each 16 bytes.
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import resources
+
+SKIPPED = 77
+BYTES = 16  # of one instruction
+LEAF_KEYS, KEYS_PER_STEP, WARP = 64, 8, 32
+COPIES = {"UBLKCP": "bulk", "UTMALDG": "tensor map", "LDGSTS": "cp.async", "LDG.E.128": "loads"}  # in order of precedence
+FEWEST_STORES, FEWEST_PRODUCTS = 4, 4  # FMULs and stores in a block that is about a state, not about one element
+
+FUNCTION = re.compile(r"\s*Function : (\S+)")
+ARCHITECTURE = re.compile(r"\s*code for (\S+)")
+INSTRUCTION = re.compile(r"\s*/\*([0-9a-f]{4,})\*/\s+(@!?\w+\s+)?([A-Z][\w.]*)\s*([^;]*);")
+TARGET = re.compile(r"0x([0-9a-f]+)\s*$")
+ENDS = {"EXIT", "RET", "BRX", "JMX", "JMP", "KILL", "BPT"}
+
+
+class Instruction:
+    def __init__(self, address, predicate, opcode, operands):
+        self.address, self.predicate, self.opcode = address, (predicate or "").strip(), opcode
+        self.base = opcode.split(".")[0]
+        self.operands = operands.strip()
+        target = TARGET.search(self.operands)
+        self.target = int(target[1], 16) if target else None
+
+    def always(self):
+        """Whether it is carried out, or a branch taken, whatever the predicates are."""
+        conditional = self.base == "BRA" and ("," in self.operands or ".U." in self.opcode + "." or ".DIV" in self.opcode)
+        return self.predicate in ("", "@PT") and not conditional
+
+
+class Block:
+    """Instructions of which all are carried out if the first is."""
+
+    def __init__(self, instructions):
+        self.instructions = instructions
+        self.after = []  # indices of blocks
+        self.times = 1  # per pass
+
+    def count(self, *opcodes):
+        """Instructions with one of these opcodes, whatever follows it after a dot."""
+        return sum((i.opcode + ".").startswith(tuple(opcode + "." for opcode in opcodes)) for i in self.instructions)
+
+    def cost(self):
+        return self.times * len(self.instructions)
+
+
+def functions_of(text):
+    """[(architecture, name, instructions)] of what cuobjdump -sass has printed."""
+    functions, architecture = [], ""
+    for line in text.splitlines():
+        if match := ARCHITECTURE.match(line):
+            architecture = match[1]
+        elif match := FUNCTION.match(line):
+            functions.append((architecture, match[1], []))
+        elif (match := INSTRUCTION.match(line)) and functions:
+            functions[-1][2].append(Instruction(int(match[1], 16), *match.groups()[1:]))
+    return functions
+
+
+def blocks_of(instructions):
+    """The blocks of a function and their edges. BSYNC goes where the BSSY of its register says, by any way that reaches it."""
+    leaders = {instructions[0].address}
+    for here, behind in zip(instructions, [*instructions[1:], None]):
+        if here.base in ("BRA", "BSSY") and here.target is not None:
+            leaders.add(here.target)
+        if behind and here.base in ENDS | {"BRA", "BSYNC"}:
+            leaders.add(behind.address)
+    blocks = []
+    for instruction in instructions:
+        if instruction.address in leaders:
+            blocks.append(Block([]))
+        blocks[-1].instructions.append(instruction)
+    index = {block.instructions[0].address: i for i, block in enumerate(blocks)}
+
+    waiting, known = [(0, ())], {}  # blocks to visit with the targets of their BSSYs
+    while waiting:
+        i, synchronised = waiting.pop()
+        before = known.setdefault(i, set())
+        if before and set(synchronised) <= before:
+            continue
+        before |= set(synchronised) | {None}
+        targets = {pair for pair in before if pair}
+        block = blocks[i]
+        for instruction in block.instructions:
+            if instruction.base == "BSSY":
+                register = instruction.operands.split(",")[0]
+                targets = {t for t in targets if t[0] != register} | {(register, instruction.target)}
+        last, after = block.instructions[-1], []
+        if last.base == "BRA" and last.target in index:
+            after.append(index[last.target])
+        elif last.base == "BSYNC":
+            after += [index[target] for register, target in targets if register == last.operands and target in index]
+        falls_through = not last.always() if last.base in ENDS | {"BRA"} else last.base != "BSYNC" or not after
+        if falls_through and i + 1 < len(blocks):
+            after.append(i + 1)
+        block.after = sorted(set(block.after) | set(after))
+        waiting += [(j, tuple(targets)) for j in block.after]
+    return blocks
+
+
+def order_of(blocks):
+    """Reverse postorder of the blocks that can be reached."""
+    order, seen, stack = [], {0}, [(0, iter(blocks[0].after))]
+    while stack:
+        i, rest = stack[-1]
+        for j in rest:
+            if j not in seen:
+                seen.add(j)
+                stack.append((j, iter(blocks[j].after)))
+                break
+        else:
+            order.append(i)
+            stack.pop()
+    return order[::-1]
+
+
+def loops_of(blocks):
+    """{head: set of blocks} of the natural loops, and the place of every block in an order in which all else goes forward."""
+    order = order_of(blocks)
+    place = {block: i for i, block in enumerate(order)}
+    before = {i: [] for i in order}
+    for i in order:
+        for j in blocks[i].after:
+            before[j].append(i)
+    dominator, changed = {order[0]: order[0]}, True
+    while changed:
+        changed = False
+        for i in order[1:]:
+            new = None
+            for j in before[i]:
+                if j in dominator:
+                    new = j if new is None else common(dominator, place, new, j)
+            if dominator.get(i) != new:
+                dominator[i], changed = new, True
+    loops = {}
+    for i in order:
+        for head in blocks[i].after:
+            if not dominates(dominator, place, head, i):
+                continue
+            body, waiting = loops.setdefault(head, {head}), [i]
+            while waiting:
+                j = waiting.pop()
+                if j not in body:
+                    body.add(j)
+                    waiting += before[j]
+    return loops, place
+
+
+def common(dominator, place, a, b):
+    while a != b:
+        if place[a] > place[b]:
+            a = dominator[a]
+        else:
+            b = dominator[b]
+    return a
+
+
+def dominates(dominator, place, above, i):
+    while place[i] > place[above]:
+        i = dominator[i]
+    return i == above
+
+
+def cheapest(blocks, body, head, place, value, enough):
+    """The cheapest way once around a loop, of those that have at least `enough` of the first of a block's two values and the
+    most of the second; None if there is none.
+    @param value block -> (first, second) @returns (instructions, indices of blocks)"""
+    # Per block: what a way from the head through it has -> (cost, block before, what that had).
+    best = {head: {}}
+    gain = value(blocks[head])
+    best[head][min(gain[0], enough), gain[1]] = (blocks[head].cost(), None, None)
+    end = {}
+    for i in sorted(body, key=place.get):
+        for j in blocks[i].after:
+            for had, (cost, _, _) in best.get(i, {}).items():
+                if j == head:
+                    if had not in end or cost < end[had][0]:
+                        end[had] = (cost, i, had)
+                elif j in body and place[j] > place[i]:
+                    gain = value(blocks[j])
+                    have, cost_there = (min(had[0] + gain[0], enough), had[1] + gain[1]), cost + blocks[j].cost()
+                    there = best.setdefault(j, {})
+                    if have not in there or cost_there < there[have][0]:
+                        there[have] = (cost_there, i, had)
+    ways = [(-have[1], cost, i, had) for have, (cost, i, had) in end.items() if have[0] >= enough]
+    if not ways:
+        return None
+    _, cost, i, had = min(ways)
+    way = []
+    while i is not None:
+        way.append(i)
+        _, i, had = best[i][had]
+    return cost, way[::-1]
+
+
+class Worker:
+    """What a pass of a worker does, by the name of its kernel."""
+
+    SUB_WARP = re.compile(r"SubWarp<(?:\w+::)*(\w+), (\d+), (\d+)>")
+    TILE = re.compile(r"MmaTile<(?:\w+::)*(\w+), (\d+), (\d+)>")
+
+    def __init__(self, name):
+        self.name = ""
+        if match := self.SUB_WARP.search(name):
+            size, lanes, vectors = 4 if match[1] == "float" else 2, int(match[2]), int(match[3])
+            self.name, self.multiplies, self.per_warp = match[0], "FFMA", WARP // lanes
+            self.least = 2 * KEYS_PER_STEP * vectors * 16 // size
+            self.passes = LEAF_KEYS // KEYS_PER_STEP  # per leaf
+            self.leaf_bytes = 2 * LEAF_KEYS * 16 * lanes * vectors
+        elif match := self.TILE.search(name):
+            dim = int(match[2])
+            self.name, self.multiplies, self.per_warp, self.passes = match[0], "HMMA", 1, 1
+            self.least = 3 * dim // 4  # of 16 x 8 x 16: dim / 4 of scores, dim / 2 of values in two parts
+            self.leaf_bytes = 2 * LEAF_KEYS * dim * 2
+
+
+def walks_of(name, instructions):
+    """The walks of a kernel, see the top. @param name as C++ has it"""
+    worker = Worker(name)
+    if not worker.name:
+        return []
+    blocks = blocks_of(instructions)
+    loops, place = loops_of(blocks)
+    for head, body in loops.items():
+        if any(blocks[i].instructions[-1].opcode == "BRA.U.ANY" and head in blocks[i].after for i in body):
+            for i in body:
+                blocks[i].times = worker.per_warp
+
+    def is_walk(body):
+        return (any(blocks[b].count("MUFU.EX2") for b in body)
+                and sum(blocks[b].count(worker.multiplies) for b in body) >= worker.least)
+
+    bodies = {head: body for head, body in loops.items() if is_walk(body)}
+    walks = []
+    for head, body in bodies.items():
+        if any(other < body for other in bodies.values()):
+            continue
+        copies = next((opcode for opcode in COPIES if any(blocks[b].count(opcode) for b in body)), None)
+
+        def n_copies(block):
+            return block.count(copies) if copies else 0
+
+        def products(block):
+            # A stray one, of a division for instance, is none of a walk's.
+            n = block.count(worker.multiplies)
+            return n if n >= 8 or worker.multiplies == "HMMA" else 0
+
+        def of_states(block):
+            n, stores = block.count("FMUL"), block.count("ST", "STG", "STS")
+            return (n if n >= FEWEST_PRODUCTS else 0) + (stores if stores >= FEWEST_STORES else 0)
+
+        def weight(block):
+            # An ex2 outweighs all multiplications, so that enough of the sum has both.
+            return products(block) + (1000 if block.count("MUFU.EX2") else 0)
+
+        enough = 1000 + worker.least
+        one = cheapest(blocks, body, head, place, lambda b: (weight(b), n_copies(b)), enough)
+        end = cheapest(blocks, body, head, place, lambda b: (weight(b), 1000 * n_copies(b) + of_states(b)), enough)
+        if one is None:
+            raise ValueError(f"{name}: no way around the loop at {blocks[head].instructions[0].address:#x} does the work of a pass; is a part of it a loop?")
+        per_leaf = (worker.passes * one[0] + (end[0] - one[0]) / 2) / worker.per_warp
+        walks.append({
+            "worker": worker.name, "rows": COPIES.get(copies, "shared"), "pass": one[0], "leaf": round(per_leaf),
+            "per_8_kib": round(per_leaf * 8192 / worker.leaf_bytes),
+            "hot_bytes": BYTES * sum(len(blocks[b].instructions) for b in {*one[1], *end[1]}),
+            "loop_bytes": BYTES * sum(len(blocks[b].instructions) for b in body),
+            "kernel_bytes": BYTES * len(instructions)})
+    return sorted(walks, key=lambda walk: walk["rows"])
+
+
+def cuobjdump():
+    """The program, or None."""
+    for tool in (os.environ.get("TREE_ATTN_CUOBJDUMP"), shutil.which("cuobjdump")):
+        if tool and shutil.which(tool):
+            return tool
+    beside = Path(shutil.which(nvcc())).resolve().parent / "cuobjdump" if nvcc() else None
+    return str(beside) if beside and beside.exists() else None
+
+
+def nvcc():
+    """The compiler, or None."""
+    return next((tool for tool in (os.environ.get("CUDACXX"), shutil.which("nvcc"), "/usr/local/cuda/bin/nvcc") if tool and shutil.which(tool)), None)
+
+
+def compiler():
+    """nvcc and its version."""
+    printed = subprocess.run([nvcc(), "--version"], capture_output=True, text=True, check=True).stdout if nvcc() else ""
+    version = re.search(r"V([\d.]+)", printed)
+    return f"nvcc {version[1]}" if version else "nvcc"
+
+
+def walks_in(objects, tool, wanted):
+    """The walks of the kernels of object files whose readable name matches `wanted`."""
+    walks = []
+    for file in objects:
+        printed = [subprocess.run([tool, option, file], capture_output=True, text=True, check=True).stdout
+                   for option in ("-sass", "-res-usage")]
+        functions = functions_of(printed[0])
+        used, architecture = {}, ""
+        for line in printed[1].splitlines():
+            if line.startswith("arch = "):
+                architecture = line.split()[-1]
+            elif match := re.match(r"\s*Function (\S+?):?\s*$", line):
+                name = match[1]
+            elif match := re.search(r"REG:(\d+) STACK:(\d+)", line):
+                used[architecture, name] = [int(n) for n in match.groups()]
+        names = resources.readable(sorted({name for _, name, _ in functions}))
+        for architecture, name, instructions in functions:
+            if not re.search(wanted, names[name]):
+                continue
+            for walk in walks_of(names[name], instructions):
+                registers, stack = used[architecture, name]
+                kernel = names[name].split("<")[0]
+                walks.append({"kernel": kernel, "architecture": architecture} | walk | {"registers": registers, "stack": stack})
+    return walks
+
+
+def table(walks):
+    rows = ["| kernel | architecture | worker | rows by | pass | leaf of 64 keys | per 8 KiB | hot code, KiB | loop, KiB | kernel, KiB | registers |",
+            "| --- | --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"]
+    for w in walks:
+        sizes = " | ".join(f"{w[key] / 1024:.1f}" for key in ("hot_bytes", "loop_bytes", "kernel_bytes"))
+        rows.append(f"| {w['kernel']} | {w['architecture']} | {w['worker']} | {w['rows']} | {w['pass']} | {w['leaf']} | {w['per_8_kib']} | {sizes} | {w['registers']} |")
+    return rows
+
+
+def problems_of(walks, most_kib, wanted):
+    problems = [f"{w['kernel']} for {w['architecture']}, {w['worker']}, {w['rows']}: {w['hot_bytes'] / 1024:.1f} KiB of hot code, of at most {most_kib}"
+                for w in walks if w["hot_bytes"] > 1024 * most_kib]
+    return problems or ([] if walks else [f"there is no walk in any kernel named like '{wanted}'"])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    count = commands.add_parser("count")
+    count.add_argument("--kernels", default="", help="pattern of the kernels that are counted; all if it is missing")
+    count.add_argument("--most-kib", type=int, default=40, help="of hot code, per walk")
+    count.add_argument("--json", help="file that the counts are written to")
+    count.add_argument("objects", nargs="+")
+    commands.add_parser("self-test")
+    asked = parser.parse_args()
+    if asked.command == "self-test":
+        import instructions_self_test
+        return instructions_self_test.main()
+    tool = cuobjdump()
+    if tool is None:
+        print("instructions: skipped, no cuobjdump found beside nvcc, in the PATH or by TREE_ATTN_CUOBJDUMP")
+        return SKIPPED
+    walks = walks_in(asked.objects, tool, asked.kernels)
+    print(*table(walks), sep="\n")
+    if asked.json:
+        lines = ",\n".join("  " + json.dumps(walk) for walk in walks)
+        Path(asked.json).write_text(f'{{"compiler": {json.dumps(compiler())}, "walks": [\n{lines}\n]}}\n', encoding="utf-8")
+    problems = problems_of(walks, asked.most_kib, asked.kernels)
+    for problem in problems:
+        print("instructions: " + problem, file=sys.stderr)
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

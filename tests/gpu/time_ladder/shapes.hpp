@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The shapes that are timed.
+#pragma once
+
+#include "tests/gpu/time_ladder/input.cuh"
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+namespace tree_attn::cuda {
+
+/// n as 512, 8k or 1M.
+inline std::string short_number(std::int64_t n) {
+  if (n % (1 << 20) == 0) return std::to_string(n >> 20) + "M";
+  return n % 1024 == 0 ? std::to_string(n >> 10) + "k" : std::to_string(n);
+}
+
+/// One sequence.
+inline Shape one_sequence(DType dtype, std::int64_t heads, std::int64_t kv_heads, std::int64_t n_keys) {
+  return {std::string(name_of(dtype)) + ", " + std::to_string(heads) + "/" + std::to_string(kv_heads) + " heads, " +
+              short_number(n_keys) + " keys",
+          dtype,
+          heads,
+          kv_heads,
+          {n_keys}};
+}
+
+/// 64 sequences of 1k to 32k keys, each by the same factor longer than the one before.
+inline Shape skewed_batch(DType dtype, std::int64_t heads, std::int64_t kv_heads) {
+  constexpr int kBatch = 64;
+  std::vector<std::int64_t> lengths;
+  for (int i = 0; i < kBatch; ++i) lengths.push_back(std::llround(1024 * std::exp2(5.0 * i / (kBatch - 1))));
+  return {std::string(name_of(dtype)) + ", " + std::to_string(heads) + "/" + std::to_string(kv_heads) +
+              " heads, 64 sequences of 1k to 32k keys",
+          dtype, heads, kv_heads, lengths};
+}
+
+/// All of them; with `quick` those that take little time.
+inline std::vector<Shape> shapes(bool quick) {
+  std::vector<Shape> list;
+  const auto add = [&](DType dtype, std::int64_t heads, std::int64_t kv_heads, std::initializer_list<int> log2_keys) {
+    for (const int log2 : log2_keys)
+      if (!quick || log2 <= 13) list.push_back(one_sequence(dtype, heads, kv_heads, std::int64_t{1} << log2));
+  };
+  // 16k and 32k keys are lengths for which the goals against other libraries differ.
+  add(DType::BF16, 16, 16, {9, 13, 14, 15, 16, 20});
+  add(DType::BF16, 32, 8, {9, 13, 14, 15, 16, 20});
+  add(DType::BF16, 8, 8, {9, 13, 16, 20});
+  add(DType::F32, 16, 16, {9, 13, 16, 20});
+  if (!quick) list.push_back(skewed_batch(DType::BF16, 16, 16)), list.push_back(skewed_batch(DType::BF16, 32, 8));
+  return list;
+}
+
+}  // namespace tree_attn::cuda

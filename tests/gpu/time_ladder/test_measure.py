@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The report of `./run bench --backend cuda` on measurements that are made up, and the other libraries without a GPU."""
+import importlib.machinery
+import importlib.util
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parent
+sys.path.insert(0, str(FOLDER))
+import peers
+import report
+
+loader = importlib.machinery.SourceFileLoader("measure", str(FOLDER / "measure"))
+measure = importlib.util.module_from_spec(importlib.util.spec_from_loader("measure", loader))
+loader.exec_module(measure)
+
+LIBRARY = "equal-runs"
+DEVICE = {"part": "device", "device": "a GPU", "n_multiprocessors": 132, "library": LIBRARY, "read_bytes_per_second": 4.66e12}
+READ = {"512": 3e-6, "8k": 17e-6, "64k": 117e-6, "1M": 1844e-6}
+
+
+def step(shape, seconds, read, name=LIBRARY, **more):
+    return {"part": "step", "shape": shape, "step": name, "bytes": 1 << 20, "path": "scalar", "n_splits": 8, "n_blocks": 0, "n_threads": 256,
+            "event_seconds": 2 * seconds, "graph_seconds": seconds, "read_seconds": read} | more
+
+
+def made_up(times_read):
+    """The lines of both programs, where the library kernel takes `times_read` times as long as a read."""
+    lines = [{"part": "clock", "load": "reading", "hertz": 1.7e9}, {"part": "clusters", "n_blocks": 8, "shared_kib": 220, "n_clusters": 14},
+             {"part": "clusters", "n_blocks": 16, "shared_kib": 220, "note": "invalid argument"}]
+    for n_blocks, seconds in ((128, 1.2e-4), (132, 1.1e-4)):
+        lines.append({"part": "copies", "shape": "BF16, 16/16 heads, 64k keys", "way": "bulk", "kib_in_flight": 64, "n_blocks": n_blocks, "bytes": 1 << 29,
+                      "graph_seconds": seconds, "read_seconds": 1e-4})
+    lines.append(DEVICE)
+    for heads in ("BF16, 16/16", "BF16, 32/8", "BF16, 8/8", "F32, 16/16"):
+        for keys, read in READ.items():
+            n = {"512": 512, "8k": 8192, "64k": 65536, "1M": 1 << 20}[keys]
+            shape = f"{heads} heads, {keys} keys"
+            lines.append({"part": "shape", "shape": shape, "dtype": heads.split(",")[0], "heads": 16, "kv_heads": 16, "dim": 128, "lengths": [n], "n_sets": 1,
+                          "bytes": 1 << 20, "read_seconds": read})
+            lines.append({"part": "step", "shape": shape, "step": "naive", "bytes": 1 << 20, "note": "not timed: more than 8k keys"})
+            lines.append(step(shape, times_read * read, read))
+    for heads in ("16/16", "32/8"):
+        shape = f"BF16, {heads} heads, 64 sequences of 1k to 32k keys"
+        lines.append({"part": "shape", "shape": shape, "lengths": [1024, 32768], "read_seconds": 1e-3})
+        lines.append(step(shape, times_read * 1e-3, 1e-3))
+    return lines
+
+
+def goal_of(result, text):
+    found, = [goal for goal in result["goals"] if goal["goal"].startswith(text)]
+    return found
+
+
+def check_goals():
+    # All is reached where the kernel is as fast as a read, but for the libraries, which have no times.
+    result = report.result_of(made_up(1.0), "2026-01-01")
+    marks = [goal["reached"] for goal in result["goals"]]
+    assert marks.count(True) == 15 and marks.count(False) == 0 and marks.count(None) == 16, marks
+    # 512 keys take 1.7 x 3 us, 8k keys 11.9 us more than a read.
+    slow = report.result_of(made_up(1.7), "2026-01-01")
+    assert goal_of(slow, "BF16, 16/16 heads, 512 keys: at most") == {"goal": "BF16, 16/16 heads, 512 keys: at most 5 us", "measured": "5.10 us", "reached": False}
+    assert goal_of(slow, "F32, 16/16 heads, 8k keys: at most 3 us")["measured"] == "11.90 us"
+    assert goal_of(slow, "BF16, 32/8 heads, 64k keys: at most 1.03")["reached"]
+    assert [goal["reached"] for goal in slow["goals"]].count(False) == 12
+
+    # Each limit, from both sides; a step that is not the library's counts for nothing.
+    def one(*lines):
+        return report.result_of([DEVICE, *lines], "2026-01-01")
+
+    for shape, seconds, reached in (("BF16, 16/16 heads, 64k keys", 1 / 0.951, True), ("BF16, 16/16 heads, 64k keys", 1 / 0.949, False),
+                                    ("F32, 16/16 heads, 1M keys", 1 / 0.981, True), ("F32, 16/16 heads, 1M keys", 1 / 0.979, False),
+                                    ("BF16, 32/8 heads, 64 sequences of 1k to 32k keys", 1 / 0.921, True),
+                                    ("BF16, 32/8 heads, 64 sequences of 1k to 32k keys", 1 / 0.919, False)):
+        assert goal_of(one(step(shape, seconds, 1.0)), shape + ": at least")["reached"] is reached
+        assert goal_of(one(step(shape, seconds, 1.0, name="split")), shape + ": at least")["reached"] is None
+    for more, reached in ((2.9e-6, True), (3.1e-6, False)):
+        assert goal_of(one(step("BF16, 32/8 heads, 8k keys", 9e-6 + more, 9e-6)), "BF16, 32/8 heads, 8k keys: at most 3")["reached"] is reached
+    for times, reached in ((1.029, True), (1.031, False)):
+        both = one(step("BF16, 8/8 heads, 8k keys", 1.0, 1.0), step("BF16, 32/8 heads, 8k keys", times, 1.0))
+        assert goal_of(both, "BF16, 32/8 heads, 8k keys: at most 1.03")["reached"] is reached
+
+    # Against other libraries: the fastest counts, and how much faster depends on the length.
+    for keys, n, least in (("8k", 1 << 13, 1.4), ("16k", 1 << 14, 1.2), ("32k", 1 << 15, 1.2), ("64k", 1 << 16, 1.1)):
+        shape = f"BF16, 16/16 heads, {keys} keys"
+        lines = [{"part": "shape", "shape": shape, "lengths": [n], "read_seconds": 1.0}, step(shape, 1.0, 1.0),
+                 {"part": "peer", "shape": shape, "peer": "slow", "graph_seconds": 9.0}, {"part": "peer", "shape": shape, "peer": "none", "note": "does not take it"}]
+        for times, reached in ((least + 0.01, True), (least - 0.01, False)):
+            goal = goal_of(one(*lines, {"part": "peer", "shape": shape, "peer": "fast", "graph_seconds": times}), f"{shape}: at least {least} times")
+            assert goal["reached"] is reached and goal["goal"].endswith("as fast as fast")
+
+
+def check_report():
+    lines = made_up(1.25) + [step("BF16, 16/16 heads, 512 keys", 5e-6, 3e-6, name="short-end", cluster=8), {"part": "versions", "torch": "9.9"}, {"part": "missing", "peer": "flash_attn", "note": "no wheel"},
+                             {"part": "peer", "shape": "BF16, 8/8 heads, 8k keys", "peer": "PyTorch, math", "graph_seconds": 42.5e-6},
+                             {"part": "peer", "shape": "BF16, 8/8 heads, 8k keys", "peer": "PyTorch, flash", "note": "does not take it"}]
+    result = report.result_of(lines, "2026-01-01")
+    assert json.loads(report.text_of(result)) == result
+    text = "\n".join(report.markdown(result))
+    for row in ("# a GPU, 2026-01-01", "Clock, load reading: 1700 MHz.", "| BF16, 16/16 heads, 64k keys | bulk | 64 | 120 us, 0.833 | 110 us, 0.909 |", "| 8 | 220 | 14 |",
+                "| 16 | 220 | invalid argument |", "| BF16, 16/16 heads, 8k keys | naive |  |  |  | not timed: more than 8k keys |  |  |",
+                "| BF16, 16/16 heads, 64k keys | equal-runs | scalar | 8 x 256 | 292.5 | 146.2 | 7 | 0.800 |",
+                "| BF16, 16/16 heads, 512 keys | short-end | scalar, clusters of 8 | 8 x 256 | 10 | 5 | 210 | 0.600 |",
+                "| BF16, 8/8 heads, 8k keys | PyTorch, math | 42.5 | 0.400 | 2.00 |", "| BF16, 8/8 heads, 8k keys | PyTorch, flash | does not take it |  |  |", "torch 9.9",
+                "* flash_attn: no wheel", "| BF16, 16/16 heads, 64k keys: at least 0.95 of a read | 0.800 | no |",
+                "| BF16, 8/8 heads, 8k keys: at least 1.4 times as fast as PyTorch, math | 2.00 | yes |"):
+        assert row in text.split("\n"), row
+    # The chapter's table takes such a file.
+    sys.path.insert(0, str(measure.ROOT / "docs" / "tools"))
+    import kernel_tables
+    kernel_tables.RECORD = json.loads(report.text_of(result))
+    assert any(row.startswith("| equal-runs") and "0.8" in row for row in kernel_tables.measured())
+    assert report.progress(lines[-2]) == "peer: BF16, 8/8 heads, 8k keys, PyTorch, math, 42.5 us"
+
+
+def check_measure():
+    """The command, with programs that print what was made up."""
+    with tempfile.TemporaryDirectory() as folder:
+        measure.ROOT, measure.BUILD = Path(folder), Path(folder) / "build-gpu"
+        measure.BUILD.mkdir()
+        (Path(folder) / "docs").mkdir()
+        for name, part, status in (("time_copies", lambda p: p in ("copies", "clock", "clusters"), 0), ("time_ladder", lambda p: p in ("device", "shape", "step"), 0)):
+            lines = [line for line in made_up(1.0) if part(line["part"])]
+            program = measure.BUILD / name
+            program.write_text("#!/bin/sh\necho Compiling ...\ncat <<'END'\n" + "\n".join(map(json.dumps, lines)) + f"\nEND\nexit ${{STATUS_{name}:-{status}}}\n")
+            program.chmod(0o755)
+        measure.n_gpus, measure.has_nvcc = lambda: 1, lambda: True
+        silent = open(os.devnull, "w", encoding="utf-8")
+        out, err, sys.stdout, sys.stderr = sys.stdout, sys.stderr, silent, silent
+        docs, bench = Path(folder) / "docs" / "time_ladder.json", Path(folder) / "build-bench" / "time_ladder.json"
+        try:
+            sys.argv = ["measure", "--backend", "cuda"]
+            assert measure.main() == 0 and bench.exists() and not docs.exists()
+            sys.argv.append("--update")
+            assert measure.main() == 0 and json.loads(docs.read_text())["device"] == "a GPU"
+            # What failed is not written where the documentation is.
+            docs.unlink()
+            os.environ["STATUS_time_ladder"] = "1"
+            assert measure.main() == 1 and not docs.exists()
+            # Refused, each by what is missing.
+            measure.has_nvcc = lambda: False
+            assert measure.main() == 2 and "nvcc" in measure.refusal()
+            measure.n_gpus = lambda: 0
+            assert measure.main() == 2 and "GPU" in measure.refusal()
+        finally:
+            sys.stdout, sys.stderr = out, err
+
+
+def check_peers():
+    assert peers.pages_of([16, 17, 1], 32) == ([0, 1, 3, 4], [0, 2, 3, 4], [16, 1, 1])
+    found, missing = peers.importable([("a", "json", False, None), ("b", "no_such_module", False, None)])
+    assert [peer[0] for peer in found] == ["a"] and [line["peer"] for line in missing] == ["no_such_module"]
+    try:
+        import torch
+    except ImportError:
+        print("measure: the other libraries are not checked, there is no torch")
+        return
+
+    def of_math(case):
+        return peers.sdpa("MATH")(case)
+
+    def wrong(case):
+        return lambda i: of_math(case)(i) * 1.1
+
+    def not_a_number(case):
+        return lambda i: of_math(case)(i) * float("nan")
+
+    def by_position(case):
+        def run(i):
+            keys, values = (array.transpose(1, 2).repeat_interleave(case.group, dim=1) for array in case.sets[i])
+            return torch.nn.functional.scaled_dot_product_attention(case.q[:, :, None], keys, values).squeeze(2)
+        return run
+
+    def refuses(_):
+        raise RuntimeError("not this one\nat all")
+
+    all_peers = [("math", "torch", False, of_math), ("wrong", "torch", False, wrong), ("nan", "torch", False, not_a_number), ("refuses", "torch", False, refuses),
+                 ("by position", "torch", True, by_position)]
+    for dtype, heads, kv_heads, lengths in (("F32", 4, 4, [48]), ("BF16", 8, 2, [64]), ("F32", 4, 2, [7, 64, 30])):
+        shape = {"shape": "s", "dtype": dtype, "heads": heads, "kv_heads": kv_heads, "dim": 16, "lengths": lengths, "n_sets": 2}
+        lines = {line["peer"]: line for line in peers.lines_of_shape(torch, shape, "cpu", all_peers, lambda _, run, n_sets: float(len(run(n_sets - 1))))}
+        assert lines["math"].get("graph_seconds") == len(lengths), lines["math"]
+        assert lines["wrong"]["note"].startswith("WRONG") and lines["nan"]["note"].startswith("WRONG")
+        assert lines["refuses"]["note"] == "does not take it: not this one"
+        # It reads past shorter sequences, and that is seen.
+        assert ("graph_seconds" in lines["by position"]) == (len(lengths) == 1)
+
+
+check_goals()
+check_report()
+check_measure()
+check_peers()
+print("measure: all is well")
