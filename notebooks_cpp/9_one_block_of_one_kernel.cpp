@@ -245,9 +245,9 @@ int main() {
 
   // %% [markdown]
   // Seven exchanges, where eight keys one by one would have cost $3 \cdot 8 = 24$. Now every lane has
-  // the score of one key. Three more exchanges find the largest shift of the eight, $e = \max \lceil
-  // s_a \rceil$. Each lane takes one exponential, the weight $2^{s_a - e}$ of its key, and eight
-  // shuffles tell every lane all weights. These are the first eight keys:
+  // the score of one key. Three more exchanges find the largest shift of the eight,
+  // $e = \max \lceil s_a \rceil$. Each lane takes one exponential, the weight $2^{s_a - e}$ of its
+  // key, and eight shuffles tell every lane all weights. These are the first eight keys:
 
   // %%
   const std::vector<float> q = on.q.download(), k = on.k.download(), v = on.v.download();

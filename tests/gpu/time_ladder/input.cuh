@@ -73,7 +73,7 @@ struct Row {
   double lse = 0;
 };
 
-/// @param row sequence times heads + query head
+/// @param row_index sequence times heads + query head
 inline Row reference_row(const Shape& shape, std::int64_t row_index) {
   const auto elements = [](std::uint64_t seed, std::int64_t row, double(&to)[kDim]) {
     for (std::int64_t j = 0; j < kDim; j += 8) {
