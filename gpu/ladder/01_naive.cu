@@ -3,17 +3,18 @@
 /// @brief Step 1 of the ladder: the definition, with all scores in global memory (eq. (5), eq. (7)).
 ///
 /// What it is: two kernels. The first writes every score; the second reads them twice, for the largest and for the weights.
-/// Bytes: every query reads keys and values for itself, one number at a time, and scores cost 4 bytes a key to write and
-/// 4 (1 + threads a row) to read. Time: that of the values, which neighbouring threads do read side by side; the keys are
-/// read a row a thread, 32 rows a warp, which is the worst there is. Measured, H200, BF16, 16 heads, 8k keys: below 0.01 of
-/// the rate of a kernel that only reads the same bytes.
+/// Bytes: every query reads keys and values for itself, one element at a time. A score costs 4 bytes to write and
+/// 4 (1 + threads per row) to read.
+/// Expected: neighbouring threads read values side by side, but each thread reads a key of its own, 32 rows per warp, which
+/// is the worst pattern there is. Measured, H200, BF16, 16 heads, 8k keys: below 0.01 of the rate of a kernel that only
+/// reads the same bytes.
 #include "gpu/ladder/ladder.hpp"
 #include "gpu/parts/sub_warp.cuh"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 namespace {
 
-/// s_a = score_scale (query_scale q).k_a, one thread a query and key.
+/// s_a = score_scale (query_scale q).k_a, one thread per query and key.
 /// @param[out] scores [n_rows][end - begin]
 template <StoredType T>
 __global__ void naive_scores(DecodeParams params, float* scores) {
@@ -30,7 +31,8 @@ __global__ void naive_scores(DecodeParams params, float* scores) {
   store_fresh(scores + blockIdx.y * (params.end - params.begin) + position - params.begin, params.score_scale * dot);
 }
 
-/// e = max ceil(s_a) + lift, D = sum 2^(s_a - e), n_j = sum 2^(s_a - e) v_aj: one block a query, one thread a component j.
+/// e = max ceil(s_a) + lift, D = sum 2^(s_a - e), n_j = sum 2^(s_a - e) v_aj: one block per query, one thread per component
+/// j.
 template <StoredType T>
 __global__ void naive_output(DecodeParams params, DeviceOutput output, const float* scores) {
   const std::int64_t row = blockIdx.x, kv_head = row / params.group;
@@ -54,7 +56,7 @@ __global__ void naive_output(DecodeParams params, DeviceOutput output, const flo
   __syncthreads();
   shift = largest[0] + params.lift;
 
-  // The sums, with every key brought to that shift. A key that is not seen is passed over.
+  // The sums, with every key at that shift. A key that is not seen is skipped.
   for (int j = static_cast<int>(threadIdx.x); j < params.d_v; j += static_cast<int>(blockDim.x)) {
     float sum = 0, n = -0.0f;
     for (std::int64_t a = used.begin; a < used.end; ++a) {

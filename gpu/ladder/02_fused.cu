@@ -3,12 +3,13 @@
 /// @brief Step 2 of the ladder: scores stay in registers, keys and values are read once in one kernel (section 3, eq.
 /// (2)-(3)).
 ///
-/// What changed: one warp a query walks over the keys and merges each into its state as it comes: the online softmax. No
-/// score is written, and the largest one need not be known beforehand. Bytes: keys and values once a query, nothing else.
-/// Time: a warp reads a row as 32 neighbouring numbers at a time, and then waits for it, for the five exchanges of the sum
-/// and for the next row: latency, not bandwidth, and only n_rows warps. Measured, H200, BF16, 16 heads, 8k keys: 5.7 times
-/// as long as step 1. 16 warps that wait for one row after the other are a slower machine than 132 multiprocessors with
-/// scores to write: fewer bytes are not enough.
+/// What changed: one warp per query walks over the keys and merges each into its state: the online softmax. No score is
+/// written, and the largest one need not be known beforehand.
+/// Bytes: keys and values once per query, nothing else.
+/// Expected: a warp reads 32 neighbouring elements at a time, then waits for them, for the five exchanges of the sum and for
+/// the next row. Latency is the limit, not bandwidth, and there are only n_rows warps. Measured, H200, BF16, 16 heads, 8k
+/// keys: 5.7 times as long as step 1. 16 warps that wait for one row after the other are slower than 132 multiprocessors
+/// that write scores: fewer bytes are not enough.
 #include "gpu/ladder/ladder.hpp"
 #include "gpu/parts/lane_state.cuh"
 #include "gpu/parts/sub_warp.cuh"
@@ -18,7 +19,7 @@ namespace tree_attn::TREE_ATTN_PLATFORM {
 namespace {
 
 /// state <- merge(state, key) for one key after the other; one warp, one query. Lane i has the components
-/// i, i + 32, ... A chain, not a tree: it has no splits to agree with.
+/// i, i + 32, ... A chain, not a tree: there are no splits that it has to agree with.
 template <StoredType T, int kElements>
 __global__ void __launch_bounds__(kWarp) fused(DecodeParams params, DeviceOutput output) {
   const std::int64_t row = blockIdx.x, kv_head = row / params.group, r = row % params.group;
@@ -35,7 +36,7 @@ __global__ void __launch_bounds__(kWarp) fused(DecodeParams params, DeviceOutput
   LaneState<kElements> state;
   set_empty(state);
   for (std::int64_t a = used.begin; a < used.end; ++a) {
-    // The score: each lane multiplies its numbers, then all add up.
+    // The score: each lane multiplies its elements, then all lanes add their sums.
     float dot = 0;
     TREE_ATTN_UNROLL
     for (int c = 0; c < kElements; ++c) {
@@ -46,7 +47,7 @@ __global__ void __launch_bounds__(kWarp) fused(DecodeParams params, DeviceOutput
     for (int distance = 1; distance < kWarp; distance *= 2) dot += __shfl_xor_sync(kAllLanes, dot, distance);
     const float s = params.score_scale * dot;
 
-    // The state of the key joins. One with a score of -inf is not seen.
+    // The state of the key is merged. A key with a score of -inf is not seen.
     if (s == -std::numeric_limits<float>::infinity()) continue;
     LaneState<kElements> key;
     key.shift = key_shift(s) + params.lift;
