@@ -69,7 +69,10 @@ TEST_CASE("copies, short end: the bits do not depend on the number of splits, wi
   for (const std::int64_t n_keys : {1, 63, 64, 65, 500, 1100}) {
     INFO("keys " << n_keys);
     const Axes axes{.heads = 1, .kv_heads = 1, .head_dim = 64, .value_dim = 64, .n_keys = n_keys, .dtype = DType::BF16};
-    check_steps(*normal_workload(5100, axes), {1, 2, 3, 4, 5, 6, 7, 8});
+    const auto workload = normal_workload(5100, axes);
+    const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
+    for (int n = 1; n <= 8; ++n) CHECK(device::kShortEnd.plan(shard.params, shard.dtype, {.n_splits = n}).cluster == n);
+    check_steps(*workload, {1, 2, 3, 4, 5, 6, 7, 8});
   }
 }
 
@@ -92,7 +95,7 @@ TEST_CASE("copies, short end: stages are used many times over, and tails are rag
   for (const std::int64_t n_keys : {4993, 5000, 5003}) {
     INFO("keys " << n_keys);
     check_steps(*normal_workload(5300, {.heads = 1, .kv_heads = 1, .head_dim = 128, .value_dim = 128, .n_keys = n_keys}),
-                {1, 2});
+                {1, 2, 3});  // three blocks are a cluster
   }
   const Axes narrow{.heads = 1, .kv_heads = 1, .head_dim = 64, .value_dim = 64, .n_keys = 8201, .dtype = DType::F16};
   check_steps(*normal_workload(5301, narrow), {1});
