@@ -22,11 +22,11 @@ class PlainPipeline {
   static constexpr bool kIsCompiled = true;
   static constexpr int kThreads = 256, kWorkers = kThreads / SubWarp::kLanes, kStages = 0;
   static constexpr std::size_t kBytes = kScratchBytes;
+  static constexpr int kScratchFloats = static_cast<int>(kBytes / sizeof(float));
 
   static Arguments arguments(const DecodeParams&) { return {}; }
-  __device__ __forceinline__ PlainPipeline(Arena& arena, const Arguments&)
-      : memory_(arena.take<float>(kBytes / sizeof(float))) {}
-  __device__ __forceinline__ Scratch scratch() const { return {memory_, static_cast<int>(kBytes / sizeof(float))}; }
+  __device__ __forceinline__ PlainPipeline(Arena& arena, const Arguments&) : memory_(arena.take<float>(kScratchFloats)) {}
+  __device__ __forceinline__ Scratch scratch() const { return {memory_, kScratchFloats}; }
   __device__ __forceinline__ static void publish_scratch() {}
   __device__ __forceinline__ void operator()(const DecodeParams& params, std::int64_t kv_head, std::int64_t first_row,
                                              KeyRange range, float* forests, std::int64_t n_forest) {

@@ -9,8 +9,19 @@
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
 /// The forest of one slot of a worker.
-template <IsWorker Worker, class Where = InGlobal>
-using WorkerForest = LaneForest<Worker::kElements, Worker::kLanes, Where>;
+template <IsWorker Worker>
+using WorkerForest = LaneForest<Worker::kElements, Worker::kLanes>;
+
+/// Where a block leaves a joined forest: in global memory for another block, or in its shared memory for those of its
+/// cluster.
+struct InGlobal {
+  using Memory = float*;
+  __device__ static void store(float* to, float x) { store_fresh(to, x); }
+};
+struct InShared {
+  using Memory = Shared<float>;
+  __device__ static void store(Shared<float> to, float x) { to[0] = x; }
+};
 
 /// Where a block joins: shared memory that the block does not use any more.
 struct Scratch {

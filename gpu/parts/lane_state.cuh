@@ -38,31 +38,18 @@ __device__ __forceinline__ void merge(LaneState<kElements>& left, const LaneStat
   for (int c = 0; c < kElements; ++c) left.n[c] = merge_element(r, left.n[c], right.n[c]);
 }
 
-/// Where a forest lies: in global memory, where another block may have written it, or in the shared memory of a block of
-/// this cluster.
-struct InGlobal {
-  using Memory = float*;
-  __device__ static float load(const float* from) { return load_fresh(from); }
-  __device__ static void store(float* to, float x) { store_fresh(to, x); }
-};
-struct InShared {
-  using Memory = Shared<float>;
-  __device__ static float load(Shared<float> from) { return from[0]; }
-  __device__ static void store(Shared<float> to, float x) { to[0] = x; }
-};
-
-/// A binary counter in memory: the forest of a range of positions, one lane's part of it.
+/// A binary counter in global memory: the forest of a range of positions, one lane's part of it.
 ///
 /// The states of the subtrees that cover the range lie one after the other, left to right. Which subtrees these are follows
 /// from the ends of the range, so only states are stored. The lanes of a worker lie side by side and never read each other's
 /// elements, so no barrier is needed while a forest is filled.
 /// @paper{thm_1, Thm. 1}
-template <int kElements, int kLanes, class Where = InGlobal>
+template <int kElements, int kLanes>
 class LaneForest {
  public:
   static constexpr int kEntry = (2 + kElements) * kLanes;  ///< floats of one subtree, for all lanes
 
-  /// Floats of a forest for all lanes of a sub-warp.
+  /// Floats of a forest for all lanes of a worker.
   /// @param longest positions of the longest range it may hold
   __host__ __device__ static std::int64_t n_floats(std::int64_t longest) {
     std::int64_t n = 2;
@@ -70,10 +57,10 @@ class LaneForest {
     return n * kEntry;
   }
 
-  /// @param memory of the sub-warp
+  /// @param memory of the worker
   /// @param begin first position of the range: a subtree on the left of it is not here
   /// @param depth subtrees that are already there
-  __device__ LaneForest(typename Where::Memory memory, int lane, std::int64_t begin, int depth = 0)
+  __device__ LaneForest(float* memory, int lane, std::int64_t begin, int depth = 0)
       : memory_(memory + lane), begin_(begin), depth_(depth) {}
 
   /// Subtrees that are held.
@@ -88,45 +75,24 @@ class LaneForest {
     }
     store(depth_++, state);
   }
-  /// Appends all that the forest of the next range on the right holds, wherever that lies.
-  template <class Right>
-  __device__ __forceinline__ void append(const Right& right, KeyRange range) {
-    for (int i = 0; !range.empty(); ++i) {
-      const Subtree subtree = first_subtree(range.begin, range.end);
-      LaneState<kElements> state;
-      right.load(i, state);
-      push(subtree, state);
-      range.begin = subtree.end();
-    }
-  }
   /// Reads, or writes, the i-th subtree from the left.
   __device__ __forceinline__ void load(int i, LaneState<kElements>& state) const {
-    const auto from = memory_ + i * kEntry;
-    state.shift = Where::load(from);
-    state.sum = Where::load(from + kLanes);
+    const float* const from = memory_ + i * kEntry;
+    state.shift = load_fresh(from);
+    state.sum = load_fresh(from + kLanes);
     TREE_ATTN_UNROLL
-    for (int c = 0; c < kElements; ++c) state.n[c] = Where::load(from + (2 + c) * kLanes);
+    for (int c = 0; c < kElements; ++c) state.n[c] = load_fresh(from + (2 + c) * kLanes);
   }
   __device__ __forceinline__ void store(int i, const LaneState<kElements>& state) const {
-    const auto to = memory_ + i * kEntry;
-    Where::store(to, state.shift);
-    Where::store(to + kLanes, state.sum);
+    float* const to = memory_ + i * kEntry;
+    store_fresh(to, state.shift);
+    store_fresh(to + kLanes, state.sum);
     TREE_ATTN_UNROLL
-    for (int c = 0; c < kElements; ++c) Where::store(to + (2 + c) * kLanes, state.n[c]);
-  }
-  /// Merges the subtrees [from, to) into one state, right to left, as the perfect tree does where positions are missing.
-  __device__ __forceinline__ void fold(int from, int to, LaneState<kElements>& state) const {
-    set_empty(state);
-    for (int i = to - 1; i >= from; --i) {
-      LaneState<kElements> left;
-      load(i, left);
-      merge(left, state);
-      state = left;
-    }
+    for (int c = 0; c < kElements; ++c) store_fresh(to + (2 + c) * kLanes, state.n[c]);
   }
 
  private:
-  typename Where::Memory memory_;
+  float* memory_;
   std::int64_t begin_;
   int depth_;
 };

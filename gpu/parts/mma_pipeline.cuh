@@ -39,6 +39,7 @@ class MmaPipeline {
   static constexpr int kStages = Ring::kStages, kWorkers = 4, kThreads = kWorkers * kWarp;
   /// Shared memory: the barriers, and at a multiple of 1024 bytes the rings and what else warps keep there.
   static constexpr int kVectors = kWorkers * (Ring::kVectors + kTileVectors<Tile>);
+  static constexpr int kScratchFloats = 4 * kVectors;
   static constexpr std::size_t kBytes = kBoxAlignment + kVectors * sizeof(Bytes16);
   static_assert(kBytes + 3 * 128 <= 227 * 1024);
 
@@ -77,7 +78,7 @@ class MmaPipeline {
   __device__ __forceinline__ static void publish_scratch() {
     if constexpr (Ring::kHasMaps) async_proxy_fence();
   }
-  __device__ __forceinline__ Scratch scratch() const { return {shared_as<float>(memory_), kVectors * 4}; }
+  __device__ __forceinline__ Scratch scratch() const { return {shared_as<float>(memory_), kScratchFloats}; }
   __device__ __forceinline__ void operator()(const DecodeParams& params, std::int64_t kv_head, std::int64_t first_row,
                                              KeyRange range, float* forests, std::int64_t n_forest) {
     const KeyRange own = split_range(range, worker(), kWorkers);

@@ -23,6 +23,7 @@ concept IsPipeline = IsWorker<typename Pipeline::Worker> &&
   { Pipeline::kWorkers } -> std::convertible_to<int>;        // of a block, that accumulate
   { Pipeline::kStages } -> std::convertible_to<int>;         // copies in flight
   { Pipeline::kBytes } -> std::convertible_to<std::size_t>;  // of shared memory
+  { Pipeline::kScratchFloats } -> std::convertible_to<int>;  // of scratch()
   { pipeline.scratch() } -> std::same_as<Scratch>;           // shared memory that is free between two ranges
   Pipeline::publish_scratch();                               // by all threads that wrote it, before the next range
   pipeline(params, /*kv_head*/ i, /*first_row*/ i, range, forests, /*n_forest*/ i);

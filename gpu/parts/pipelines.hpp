@@ -32,6 +32,7 @@ class SubWarpPipeline {
   static constexpr int kThreads = kWarp * (SubWarp::kVectorsPerLane < 8 ? 8 / SubWarp::kVectorsPerLane : 1);
   static constexpr int kWorkers = kThreads / SubWarp::kLanes;
   static constexpr std::size_t kRingBytes = General::n_bytes(kThreads);
+  static constexpr int kScratchFloats = static_cast<int>(kRingBytes / sizeof(float));
   static constexpr std::size_t kBytes = kRingBytes + (kWorkers * kStages * sizeof(Barrier) + 127) / 128 * 128;
 
   /// Which ways there are to the rows of a shard.
@@ -51,9 +52,7 @@ class SubWarpPipeline {
   {
   }
   /// Shared memory that is free between two ranges.
-  __device__ __forceinline__ Scratch scratch() const {
-    return {shared_as<float>(memory_), static_cast<int>(kRingBytes / sizeof(float))};
-  }
+  __device__ __forceinline__ Scratch scratch() const { return {shared_as<float>(memory_), kScratchFloats}; }
   /// Makes what this thread has written to the scratch memory known to the copies of the next range.
   __device__ __forceinline__ static void publish_scratch() {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900

@@ -24,9 +24,9 @@ struct ShortEnd {
   static constexpr int kSubtrees = 2 * 5, kForest = kSubtrees * WorkerForest<Worker>::kEntry,
                        kForests = Worker::kSlots * kForest;
   static_assert(kShortLeaves <= 1 << kSubtrees / 2);
-  /// Whether there is room for the forest, and for a join beside it.
+  /// Whether there is room for the forest, and beside it for a join of two parts.
   static constexpr bool kFits =
-      (kForests + kJoinFloats + 2 * kWarp * kSubtrees * ColumnStates<Worker>::kFloats) * sizeof(float) <= Pipeline::kBytes;
+      kForests + kJoinFloats + 2 * kSubtrees * kWarp * ColumnStates<Worker>::kFloats <= Pipeline::kScratchFloats;
 };
 
 /// Grid: splits, query tiles; a cluster is all splits of a query tile. Neither a forest of a split nor a counter is in
@@ -43,15 +43,15 @@ __global__ void __launch_bounds__(Pipeline::kThreads, 1)
     launch_dependents();
     wait_for_previous_launch();
     constexpr int kForest = ShortEnd<Pipeline>::kForest, kForests = ShortEnd<Pipeline>::kForests;
-    const std::int64_t query_tile = blockIdx.y, n_query_tiles = (params.group + Worker::kRows - 1) / Worker::kRows;
-    const std::int64_t kv_head = query_tile / n_query_tiles, first_row = query_tile % n_query_tiles * Worker::kRows;
+    const std::int64_t query_tile = blockIdx.y;
+    const QueryTile tile = QueryTile::of<Worker>(params, query_tile);
     const int split = cluster_rank(), n_splits = cluster_size();
-    const KeyRange whole = params.leaves(kv_head), range = split_range(whole, split, n_splits);
+    const KeyRange whole = params.leaves(tile.kv_head), range = split_range(whole, split, n_splits);
     Arena arena;
     Pipeline pipeline(arena, arguments);
 
     // Every worker walks over its part of the split; the block joins them, and keeps the forest in its shared memory.
-    pipeline(params, kv_head, first_row, range, forests.of_worker(query_tile, split, 0), forests.n_worker);
+    pipeline(params, tile.kv_head, tile.first_row, range, forests.of_worker(query_tile, split, 0), forests.n_worker);
     __syncthreads();
     const Shared<float> kept = pipeline.scratch().memory;
     const Scratch scratch{kept + kForests, pipeline.scratch().n_floats - kForests};
@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(Pipeline::kThreads, 1)
             states.copy_shared(place, column, remote(kept, i) + column.slot * kForest, j);
           },
           [&](const auto& column, const auto& roots) {
-            write_output<Worker>(params, output, kv_head, first_row, column, roots, whole);
+            write_output<Worker>(params, output, tile.kv_head, tile.first_row, column, roots, whole);
           });
     }
 

@@ -21,16 +21,16 @@ __global__ void __launch_bounds__(Pipeline::kThreads, 1)
           SplitWorkspace forests, unsigned* counters) {
   using Worker = typename Pipeline::Worker;
   if constexpr (Pipeline::kIsCompiled) {
-    const std::int64_t query_tile = blockIdx.y, n_query_tiles = (params.group + Worker::kRows - 1) / Worker::kRows;
-    const std::int64_t kv_head = query_tile / n_query_tiles, first_row = query_tile % n_query_tiles * Worker::kRows;
+    const std::int64_t query_tile = blockIdx.y;
+    const QueryTile tile = QueryTile::of<Worker>(params, query_tile);
     const int split = static_cast<int>(blockIdx.x);
-    const KeyRange whole = params.leaves(kv_head), range = split_range(whole, split, forests.n_splits);
+    const KeyRange whole = params.leaves(tile.kv_head), range = split_range(whole, split, forests.n_splits);
     Arena arena;
     const Shared<int> is_last = arena.take<int>(1);
     Pipeline pipeline(arena, arguments);
 
     // Every worker walks over its part of the split; the block joins them.
-    pipeline(params, kv_head, first_row, range, forests.of_worker(query_tile, split, 0), forests.n_worker);
+    pipeline(params, tile.kv_head, tile.first_row, range, forests.of_worker(query_tile, split, 0), forests.n_worker);
     __syncthreads();
     join_splits<Worker>(pipeline.scratch(), forests.of_worker(query_tile, split, 0), forests.n_worker, range,
                         Pipeline::kWorkers, [&](const auto& column, const auto& roots) {
@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(Pipeline::kThreads, 1)
     if (!arrives_last(counters + query_tile, gridDim.x, is_last)) return;
     join_splits<Worker>(pipeline.scratch(), forests.of_split(query_tile, 0), forests.n_split, whole, forests.n_splits,
                         [&](const auto& column, const auto& roots) {
-                          write_output<Worker>(params, output, kv_head, first_row, column, roots, whole);
+                          write_output<Worker>(params, output, tile.kv_head, tile.first_row, column, roots, whole);
                         });
   }
 }

@@ -37,6 +37,17 @@ struct SplitWorkspace {
   }
 };
 
+/// The rows of a query tile: its kv head, and its first row in the group of that.
+struct QueryTile {
+  std::int64_t kv_head, first_row;
+
+  template <IsWorker Worker>
+  __device__ __forceinline__ static QueryTile of(const DecodeParams& params, std::int64_t i) {
+    const std::int64_t n_of_kv_head = (params.group + Worker::kRows - 1) / Worker::kRows;
+    return {i / n_of_kv_head, i % n_of_kv_head * Worker::kRows};
+  }
+};
+
 /// Query tiles of a problem: every kRows queries of a group.
 template <IsWorker Worker>
 std::int64_t n_query_tiles(const DecodeParams& params) {

@@ -120,8 +120,8 @@ __device__ __forceinline__ float sum_of_weights(const float (&w)[kKeysPerStep]) 
 ///     D' = f D + sum_a w_a,   n' = w_8 v_8 + ( .. + (w_1 v_1 + f n)),   w_a = 2^(s_a - e'),   e_a = ceil(s_a) + lift,
 ///
 /// one fused multiply-add per element and key. e is an integer, so f is a power of two and rescaling rounds nothing above
-/// the smallest normal number. Every leaf of 64 keys is such a chain from the empty state, whoever computes it, so its bits
-/// are a function of its keys alone.
+/// the smallest normal number. Every leaf of 64 keys is such a chain, starting from the empty state, so its bits depend
+/// on its keys only.
 ///
 /// Edges: a key with a score of -inf adds nothing, and its value is not read; a score of +inf or NaN makes D and n NaN. The
 /// only key of a sequence has e = s and w = 1, see single_key(): n = v, bit for bit.

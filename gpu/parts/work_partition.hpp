@@ -23,8 +23,6 @@ struct WorkRange {
   KeyRange whole;                    ///< positions of the query tile
   KeyRange positions;                ///< those of this work range
 
-  /// Whether nobody else has a part of the query tile.
-  TREE_ATTN_HOST_DEVICE bool is_whole() const { return first == tile_begin && last == tile_begin + n_tile_items; }
   /// Positions of the work items [from, to) of all, as far as they lie in the query tile.
   TREE_ATTN_HOST_DEVICE KeyRange positions_of(std::int64_t from, std::int64_t to) const {
     if (whole.empty()) return whole;
@@ -86,13 +84,14 @@ class WorkPartition {
   }
 
  private:
-  /// Work items of one query tile of a batch entry. One without keys has a work item as well: somebody must write its rows.
+  /// Work items of one query tile of a batch entry. One without keys has one too, because its rows must be
+  /// written.
   TREE_ATTN_HOST_DEVICE static std::int64_t work_items_of(const DecodeParams& params, std::int64_t i) {
     const KeyRange range = params.leaves_by_entry(i);
     return range.empty() ? 1 : (range.end + kLeafKeys - 1) / kLeafKeys - range.begin / kLeafKeys;
   }
 
-  /// a / b. A division of 64 bits is a long story on a device, and hardly ever needed.
+  /// a / b. A division of 64 bits is slow on a device and rarely needed.
   TREE_ATTN_HOST_DEVICE static std::int64_t divide(std::int64_t a, std::int64_t b) {
     if ((a | b) >> 32 != 0) return a / b;
     return static_cast<std::uint32_t>(a) / static_cast<std::uint32_t>(b);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What kernels are templates over, as concepts: workers, and where a thread stands among those of its block.
+/// @brief What kernels are templates over, as concepts: workers and rows.
 #pragma once
 
 #include "gpu/parts/decode_params.hpp"
@@ -47,18 +47,6 @@ struct NoMaps {};
 template <class Rows>
 concept IsRows = requires(const Rows& rows, int i, int vector) {
   { rows(i, vector) } -> std::same_as<Bytes16>;
-};
-
-/// Where a thread stands among the workers that all threads of its block make.
-struct WorkerThread {
-  int lane;       ///< of its worker
-  int worker;     ///< of the block
-  int n_workers;  ///< of the block
-
-  template <IsWorker Worker>
-  __device__ __forceinline__ static WorkerThread of(int thread, int n_threads) {
-    return {thread % Worker::kLanes, thread / Worker::kLanes, n_threads / Worker::kLanes};
-  }
 };
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

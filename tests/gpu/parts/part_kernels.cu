@@ -23,15 +23,15 @@ __global__ void join(const float* states, KeyRange range, int n_parts, int n_ent
   Arena arena;
   const int n_scratch = kJoinFloats + n_entries * kJoinEntry;
   const Scratch scratch{arena.take<float>(n_scratch), n_scratch};
-  const auto self = WorkerThread::of<Joiner>(static_cast<int>(threadIdx.x), kJoinThreads);
-  for (int i = self.worker; i < n_parts; i += self.n_workers) {
+  const int lane = static_cast<int>(threadIdx.x) % Joiner::kLanes, worker = static_cast<int>(threadIdx.x) / Joiner::kLanes;
+  for (int i = worker; i < n_parts; i += static_cast<int>(kJoinThreads) / Joiner::kLanes) {
     const KeyRange part = split_range(range, i, n_parts);
-    WorkerForest<Joiner> forest(forests + i * n_floats, self.lane, part.begin);
+    WorkerForest<Joiner> forest(forests + i * n_floats, lane, part.begin);
     for (std::int64_t position = part.begin; position < part.end; ++position) {
       const float* const from = states + (position - range.begin) * state_size(kJoinDim);
       LaneState<Joiner::kElements> state;
       state.shift = load_once(from + kShift), state.sum = load_once(from + kSum);
-      for (int c = 0; c < Joiner::kElements; ++c) state.n[c] = load_once(from + kValues + Joiner::component(self.lane, c));
+      for (int c = 0; c < Joiner::kElements; ++c) state.n[c] = load_once(from + kValues + Joiner::component(lane, c));
       forest.push({0, position}, state);
     }
   }

@@ -55,25 +55,6 @@ __global__ void leaf_kernel(const float* scores, const float* values, bool is_si
   if (threadIdx.x < SubWarp8::kLanes) store_state(out + blockIdx.x * state_size(kStateDim), lane, leaf);
 }
 
-__global__ void join_kernel(const float* states, const KeyRange* ranges, int n_ranges, float* forests, std::int64_t n_floats,
-                            float* out) {
-  const int lane = static_cast<int>(threadIdx.x);
-  WorkerForest<SubWarp8> joined(forests + n_ranges * n_floats, lane, ranges[0].begin);
-  std::int64_t i = 0;
-  for (int part = 0; part < n_ranges; ++part) {
-    WorkerForest<SubWarp8> forest(forests + part * n_floats, lane, ranges[part].begin);
-    for (std::int64_t position = ranges[part].begin; position < ranges[part].end; ++position) {
-      State state;
-      load_state(states + i++ * state_size(kStateDim), lane, state);
-      forest.push({0, position}, state);
-    }
-    joined.append(forest, ranges[part]);
-  }
-  State state;
-  joined.fold(0, joined.depth(), state);
-  store_state(out, lane, state);
-}
-
 /// A copy of host elements on the device.
 template <class T>
 DeviceBuffer<T> on_device(const std::vector<T>& here) {
@@ -99,18 +80,6 @@ std::vector<float> leaves_on_device(const std::vector<float>& scores, const std:
   // One warp each, because its lanes shuffle; the first sub-warp writes.
   launch(leaf_kernel, {.grid = {static_cast<unsigned>(n)}, .block = {kWarp}}, Stream{}, s.data(), v.data(), is_single_key,
          lift, out.data());
-  return out.download();
-}
-
-std::vector<float> join_on_device(const std::vector<float>& states, const std::vector<KeyRange>& ranges) {
-  std::int64_t longest = 1, n = 0;
-  for (const KeyRange& range : ranges) n += range.size(), longest = n;
-  const std::int64_t n_floats = WorkerForest<SubWarp8>::n_floats(longest);
-  const DeviceBuffer<float> in = on_device(states), out(state_size(kStateDim)),
-                            forests(n_floats * (static_cast<std::int64_t>(ranges.size()) + 1));
-  const DeviceBuffer<KeyRange> cuts = on_device(ranges);
-  launch(join_kernel, sub_warps(1), Stream{}, in.data(), cuts.data(), static_cast<int>(ranges.size()), forests.data(),
-         n_floats, out.data());
   return out.download();
 }
 

@@ -20,8 +20,4 @@ std::vector<float> merge_on_device(const std::vector<float>& left, const std::ve
 std::vector<float> leaves_on_device(const std::vector<float>& scores, const std::vector<float>& values,
                                     bool is_single_key = false, float lift = 0);
 
-/// Pushes the states of the positions of each range in `ranges`, one behind the other from `states[0]` on, into a forest of
-/// its own, joins the forests, folds. @returns one state
-std::vector<float> join_on_device(const std::vector<float>& states, const std::vector<KeyRange>& ranges);
-
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

@@ -178,23 +178,4 @@ TEST_CASE("state on the device: a leaf is a chain of fused multiply-adds under a
   }
 }
 
-/// @tested{thm_1, Thm. 1}
-TEST_CASE("state on the device: forests of any runs join to the bits of the CPU's forest") {
-  std::mt19937 random(8400);
-  for (const std::vector<std::int64_t>& cuts : std::vector<std::vector<std::int64_t>>{
-           {0, 100}, {0, 1, 2, 3}, {0, 64, 64, 100}, {0, 37, 61, 200}, {5, 9, 77}, {63, 65, 200, 201, 333}}) {
-    std::vector<KeyRange> ranges;
-    for (std::size_t i = 0; i + 1 < cuts.size(); ++i) ranges.push_back({cuts[i], cuts[i + 1]});
-    const std::int64_t n = cuts.back() - cuts.front();
-    const std::vector<float> states = random_states(random, n);
-    Forest<float> forest(1, kDim);
-    for (std::int64_t i = 0; i < n; ++i) {
-      std::copy_n(states.data() + i * state_size(kDim), state_size(kDim), forest.slot());
-      forest.push({0, cuts.front() + i});
-    }
-    const auto root = forest.fold();
-    CHECK(same(device::join_on_device(states, ranges), std::vector<float>(root.begin(), root.end())));
-  }
-}
-
 }  // namespace tree_attn::test
