@@ -6,6 +6,7 @@
 #include "reference/data/input_error.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <stdexcept>
 
 namespace tree_attn {
@@ -39,10 +40,10 @@ Forest<float>& Decoder::decode_own_shard(const TensorView& q, std::span<const st
   return states;
 }
 
-extern const Algorithm kPaper, kPacked, kFused, kGather, kTwoLevel, kRing, kRingState;
+extern const Algorithm kTwoLevel, kLeaders, kPaper, kPacked, kFused, kGather, kRing, kRingState;
 
 std::span<const Algorithm> algorithms() {
-  static const Algorithm all[] = {kPaper, kPacked, kFused, kGather, kTwoLevel, kRing, kRingState};
+  static const Algorithm all[] = {kTwoLevel, kLeaders, kPaper, kPacked, kFused, kGather, kRing, kRingState};
   return all;
 }
 
@@ -56,33 +57,44 @@ const Algorithm& find_algorithm(std::string_view name) {
 }
 
 OutputView run_plan(const Plan& plan, HostFabric& fabric, const Forest<float>& own, int lift) {
-  if (own.subtrees().size() != static_cast<std::size_t>(plan.n_own))
+  if (own.subtrees().size() != static_cast<std::size_t>(plan.n_subtrees()))
     throw std::logic_error("run_plan: the plan is for another range of positions");
-  std::ranges::copy(own.states(), fabric.elements({0, plan.n_own}).begin());
+  for (Block block = 0; block < plan.n_own; ++block) {
+    const std::span<float> elements = fabric.elements({block, 1});
+    std::copy_n(own.states().begin() + plan.offset_of_own(block, own.n_rows(), own.d_v()), elements.size(),
+                elements.begin());
+  }
   execute(plan, fabric, lift);
-  return {fabric.elements({plan.z, 1}), fabric.elements({plan.lse, 1})};
+  return {fabric.elements(plan.z), fabric.elements(plan.lse)};
 }
 
-std::unique_ptr<Decoder> Algorithm::open(Transport& transport, ShardDecoder& shard, std::span<const KeyRange> ranges) const {
+std::unique_ptr<Decoder> Algorithm::open(Transport& transport, ShardDecoder& shard, std::span<const KeyRange> ranges,
+                                         const PlanOptions& options) const {
   if (const auto* own = std::get_if<OwnDecoder>(&exchange)) return own->open(transport, shard, ranges);
-  return std::make_unique<PlanDecoder>(transport, shard,
-                                       std::get<PlanOf>(exchange)(transport.topology(), transport.rank(), ranges));
+  return std::make_unique<PlanDecoder>(
+      transport, shard,
+      std::get<PlanOf>(exchange)(transport.topology(), transport.rank(), ranges, options.for_shape(shard.cache().shape())));
 }
 
-RankCost Algorithm::cost(const Topology& topology, int rank, std::span<const KeyRange> ranges,
-                         const WorkloadShape& shape) const {
+RankCost Algorithm::cost(const Topology& topology, int rank, std::span<const KeyRange> ranges, const WorkloadShape& shape,
+                         const PlanOptions& options) const {
   if (const auto* own = std::get_if<OwnDecoder>(&exchange)) return own->cost(topology, rank, ranges, shape);
-  return cost_of(std::get<PlanOf>(exchange)(topology, rank, ranges), shape.n_rows(), shape.value_dim);
+  return cost_of(std::get<PlanOf>(exchange)(topology, rank, ranges, options.for_shape(shape)), shape.n_rows(),
+                 shape.value_dim);
 }
 
 double Algorithm::decoder_bytes(const Backend& backend, const Topology& topology, int rank, std::span<const KeyRange> ranges,
-                                const AttentionShape& shape) const {
+                                const AttentionShape& shape, const PlanOptions& options) const {
   if (const auto* own = std::get_if<OwnDecoder>(&exchange)) return own->bytes(backend, ranges, shape);
-  double per_row = 0;
-  for (const auto& [vectors, scalars] : std::get<PlanOf>(exchange)(topology, rank, ranges).widths)
-    per_row += vectors * static_cast<double>(shape.value_dim) + scalars;
-  return static_cast<double>(shape.batch) * static_cast<double>(shape.heads) * static_cast<double>(shape.n_queries) *
-         per_row * sizeof(float);
+  const double n_rows =
+      static_cast<double>(shape.batch) * static_cast<double>(shape.heads) * static_cast<double>(shape.n_queries);
+  double elements = 0;
+  for (const auto& [vectors, scalars, rows] :
+       std::get<PlanOf>(exchange)(topology, rank, ranges, options.for_shape(shape)).widths) {
+    const double n = std::floor(n_rows * (rows.index + 1) / rows.of) - std::floor(n_rows * rows.index / rows.of);
+    elements += n * (vectors * static_cast<double>(shape.value_dim) + scalars);
+  }
+  return elements * sizeof(float);
 }
 
 }  // namespace tree_attn

@@ -9,6 +9,7 @@
 #include "distributed/decoders/shard_decoder.hpp"
 #include "distributed/transport/host_fabric.hpp"
 #include "distributed/transport/plan.hpp"
+#include "distributed/transport/plan_options.hpp"
 #include "distributed/transport/transport.hpp"
 #include "reference/data/workload.hpp"
 #include "reference/decode/decode.hpp"
@@ -73,7 +74,11 @@ struct ExchangeRounding {
 };
 
 /// Writes the plan of one rank. @param ranges positions of every rank, in the order of the topology
-using PlanOf = Plan (*)(const Topology& topology, int rank, std::span<const KeyRange> ranges);
+/// @param options the same on every rank, with the shape of the states
+using PlanOf = Plan (*)(const Topology& topology, int rank, std::span<const KeyRange> ranges, const PlanOptions& options);
+
+/// The radix that plans for these options have. @param ranges, options as PlanOf
+using RadixOf = int (*)(const Topology& topology, std::span<const KeyRange> ranges, const PlanOptions& options);
 
 /// An algorithm that moves more than states, and therefore has a decoder of its own instead of a plan.
 struct OwnDecoder {
@@ -94,17 +99,21 @@ struct Algorithm {
   int kv_shards_in_flight = 0;  ///< shards of other ranks that a rank holds at once
   std::variant<PlanOf, OwnDecoder> exchange;
   PaperBytes paper_bytes = [](const WorkloadShape&, int) { return 0.0; };  ///< 0: the paper has no formula
+  RadixOf radix = nullptr;                                                 ///< nullptr: the plan has no radix
 
   /// Prepares decode steps: writes the plan of this rank and takes the memory for it.
   /// @param transport, shard outlive the decoder
   /// @param ranges capacity of every rank, in the order of the topology; neighbours touch, some may be empty
-  std::unique_ptr<Decoder> open(Transport& transport, ShardDecoder& shard, std::span<const KeyRange> ranges) const;
+  /// @param options the same on every rank
+  std::unique_ptr<Decoder> open(Transport& transport, ShardDecoder& shard, std::span<const KeyRange> ranges,
+                                const PlanOptions& options = {}) const;
   /// What one rank sends and holds in a step.
-  RankCost cost(const Topology& topology, int rank, std::span<const KeyRange> ranges, const WorkloadShape& shape) const;
+  RankCost cost(const Topology& topology, int rank, std::span<const KeyRange> ranges, const WorkloadShape& shape,
+                const PlanOptions& options = {}) const;
   /// Bytes of host memory that a decoder takes, beside the cache and the session of the rank's own shard. In double, since
   /// axes may exceed 64 bits where another axis is 0.
   double decoder_bytes(const Backend& backend, const Topology& topology, int rank, std::span<const KeyRange> ranges,
-                       const AttentionShape& shape) const;
+                       const AttentionShape& shape, const PlanOptions& options = {}) const;
 };
 
 /// All algorithms, in the order of the docs.

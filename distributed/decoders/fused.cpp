@@ -10,7 +10,7 @@
 namespace tree_attn {
 namespace {
 
-Plan fused_plan(const Topology& topology, int rank, std::span<const KeyRange> ranges) {
+Plan fused_plan(const Topology& topology, int rank, std::span<const KeyRange> ranges, const PlanOptions&) {
   PlanBuilder builder;
   const Block state = builder.fold(builder.own(topology.range_of(rank, ranges)));
   builder.finish(builder.all_reduce(topology, rank, {state, 1}, Combine::Operator::kMerge).first);

@@ -10,7 +10,7 @@ namespace tree_attn {
 namespace {
 
 /// ceil(log2 p) rounds for any p (Bruck).
-Plan gather_plan(const Topology& topology, int rank, std::span<const KeyRange> ranges) {
+Plan gather_plan(const Topology& topology, int rank, std::span<const KeyRange> ranges, const PlanOptions&) {
   const std::vector<int>& order = topology.order();
   const std::size_t p = order.size(), me = static_cast<std::size_t>(topology.index_of(rank));
   PlanBuilder builder;

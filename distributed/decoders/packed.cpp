@@ -7,7 +7,7 @@
 namespace tree_attn {
 namespace {
 
-Plan packed_plan(const Topology& topology, int rank, std::span<const KeyRange> ranges) {
+Plan packed_plan(const Topology& topology, int rank, std::span<const KeyRange> ranges, const PlanOptions&) {
   using enum Combine::Operator;
   PlanBuilder builder;
   const Block state = builder.fold(builder.own(topology.range_of(rank, ranges)));

@@ -12,7 +12,7 @@ namespace tree_attn {
 namespace {
 
 /// @paper{alg_3, Alg. 3}
-Plan paper_plan(const Topology& topology, int rank, std::span<const KeyRange> ranges) {
+Plan paper_plan(const Topology& topology, int rank, std::span<const KeyRange> ranges, const PlanOptions&) {
   using enum Combine::Operator;
   PlanBuilder builder;
   const Block state = builder.fold(builder.own(topology.range_of(rank, ranges)));

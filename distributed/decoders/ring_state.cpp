@@ -8,7 +8,7 @@ namespace tree_attn {
 namespace {
 
 /// p - 1 hops one after the other: each rank hands on what it last received.
-Plan ring_state_plan(const Topology& topology, int rank, std::span<const KeyRange> ranges) {
+Plan ring_state_plan(const Topology& topology, int rank, std::span<const KeyRange> ranges, const PlanOptions&) {
   const std::vector<int>& order = topology.order();
   const std::size_t p = order.size(), me = static_cast<std::size_t>(topology.index_of(rank));
   PlanBuilder builder;

@@ -41,7 +41,9 @@ Measurement measure(const Bench& bench, ShardDecoder& shard, const Algorithm& al
   KvCache& cache = shard.cache();
   Measurement result;
   result.algorithm = algorithm.name;
-  const std::unique_ptr<Decoder> decoder = algorithm.open(transport, shard, bench.ranges);
+  if (algorithm.radix != nullptr)
+    result.radix = algorithm.radix(transport.topology(), bench.ranges, bench.options.for_shape(cache.shape()));
+  const std::unique_ptr<Decoder> decoder = algorithm.open(transport, shard, bench.ranges, bench.options);
 
   // Decode. The time of a step is that of its slowest rank.
   std::vector<double> latencies, combines;
@@ -95,7 +97,7 @@ Measurement measure(const Bench& bench, ShardDecoder& shard, const Algorithm& al
   // Predict with the types that the backend stores: these are the types that are sent.
   WorkloadShape stored = workload.shape();
   static_cast<AttentionShape&>(stored) = cache.shape();
-  if (ranks.rank() == 0) result.predicted = predict(algorithm, stored, transport.topology(), bench.ranges);
+  if (ranks.rank() == 0) result.predicted = predict(algorithm, stored, transport.topology(), bench.ranges, bench.options);
 
   result.digest = digest_of(result.output);
   result.same_bits_on_all_ranks = ranks.all_max(result.digest) == ranks.all_min(result.digest);

@@ -37,6 +37,7 @@ struct Measurement {
   /// From the time when the last rank has the states of its shard to the time when the last rank has the output. For the
   /// ring, which decodes the shards of all ranks, that includes every shard but the first.
   Latency combine;
+  int radix = 0;     ///< of the plan; 0: it has none
   Traffic per_step;  ///< sums over ranks of messages and bytes; collectives and merge steps of the busiest rank
   std::int64_t peak_kv_bytes_per_rank = 0;  ///< largest over the ranks
   Prediction predicted;                     ///< on rank 0: it is a sum over the plans of all ranks
@@ -55,6 +56,7 @@ struct Bench {
   std::vector<KeyRange> ranges;  ///< positions of every rank, in the order of the topology, at the last step
   double scale = 1;
   int warmup = 0, repeat = 1;
+  PlanOptions options{};
 };
 
 /// Decodes all steps of the workload with one algorithm, warmup + repeat times. Before each step the new keys and values are

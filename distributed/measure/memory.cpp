@@ -78,8 +78,8 @@ void check_memory(const std::string& subject, const Bench& bench, const Topology
     needed += outside + need.session + (use.keys_in_memory ? need.cache : need.borrowed_cache);
     double decoder = 0;
     for (const Algorithm* algorithm : use.algorithms)
-      decoder =
-          std::max(decoder, algorithm->decoder_bytes(bench.backend, bench.transport.topology(), rank, bench.ranges, shape));
+      decoder = std::max(decoder, algorithm->decoder_bytes(bench.backend, bench.transport.topology(), rank, bench.ranges,
+                                                           shape, bench.options));
     needed += decoder;
     if (rank == 0 && use.oracle) needed += oracle_bytes(shape, 3) + (use.keys_in_memory ? bytes_of_keys : 0);
   }

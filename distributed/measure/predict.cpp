@@ -74,14 +74,14 @@ std::int64_t longest_chain(std::span<const RankCost> costs) {
 }  // namespace
 
 Prediction predict(const Algorithm& algorithm, const WorkloadShape& shape, const Topology& topology,
-                   std::span<const KeyRange> ranges) {
+                   std::span<const KeyRange> ranges, const PlanOptions& options) {
   const int p = topology.size();
   const std::int64_t per_position = shape.batch * shape.kv_heads * (shape.head_dim + shape.value_dim);
   std::vector<RankCost> costs;
   Prediction result;
   std::int64_t largest_shard = 0;
   for (int rank = 0; rank < p; ++rank) {
-    const RankCost& cost = costs.emplace_back(algorithm.cost(topology, rank, ranges, shape));
+    const RankCost& cost = costs.emplace_back(algorithm.cost(topology, rank, ranges, shape, options));
     for (const RankCost::Round& round : cost.rounds) {
       for (const auto& [peer, bytes] : round.sends) {
         ++result.messages;

@@ -28,9 +28,10 @@ struct Prediction {
 /// Predicts a step exactly: the counters of the transports equal these values, unless a step is decoded twice
 /// (needs_lift()).
 /// @param ranges positions of every rank, in the order of the topology
+/// @param options of the plans
 /// @throws std::logic_error if the messages that ranks send and receive do not match
 /// @paper{eq_8, eq. (8)} @paper{eq_10, eq. (10)}
 Prediction predict(const Algorithm& algorithm, const WorkloadShape& shape, const Topology& topology,
-                   std::span<const KeyRange> ranges);
+                   std::span<const KeyRange> ranges, const PlanOptions& options = {});
 
 }  // namespace tree_attn

@@ -109,6 +109,7 @@ std::string json(const ReportHeader& header, std::span<const Measurement> measur
         {"head_dim", shape.head_dim},
         {"seq_len", shape.n_keys},
         {"steps", header.steps},
+        {"radix", m.radix > 0 ? nlohmann::ordered_json(m.radix) : nullptr},
         {"threads", header.threads},
         {"latency_us", quantiles(m.latency)},
         {"combine_us", quantiles(m.combine)},

@@ -152,6 +152,9 @@ struct Setup {
     if (options.transport == "nccl") throw InputError("--transport nccl: not supported by this version; use mpi");
     chosen.push_back(&find_algorithm(options.algorithm));
     for (const std::string& name : options.compare) chosen.push_back(&find_algorithm(name));
+    const auto has_radix = [](const Algorithm* algorithm) { return algorithm->radix != nullptr; };
+    if (options.radix && std::none_of(chosen.begin(), chosen.end(), has_radix))
+      throw InputError("--radix is for algorithms that join blocks of ranks, not for " + options.algorithm);
     if (!options.in.empty()) file = SafetensorsFile::open(options.in);
     if (!file && !options.expect.empty())
       throw InputError("--expect " + readable(options.expect) + ": needs IN, the file that contains the tensor");
@@ -168,10 +171,19 @@ struct Setup {
 
 /// The positions of every rank, in the order of the topology.
 std::vector<KeyRange> cut_sequence(const DecodeOptions& options, const Topology& topology, std::int64_t n_keys) {
-  if (options.shards.empty()) return even_ranges(n_keys, topology.size(), kLeafKeys);
+  if (options.shards.empty()) return coarse_ranges(n_keys, topology.size(), kLeafKeys);
   std::vector<std::int64_t> lengths;
   for (const int rank : topology.order()) lengths.push_back(options.shards[static_cast<std::size_t>(rank)]);
   return ranges_of_lengths(lengths);
+}
+
+/// How ranks exchange states. Where ranks outnumber the cores of their node, a message costs the time of a core rather than
+/// latency, so the schedule with the fewest messages is the fastest: two blocks in each round, inside nodes too.
+PlanOptions plan_options(const DecodeOptions& options, const Ranks& ranks, const Topology& machines) {
+  PlanOptions plan;
+  if (ranks_outnumber_cores(ranks, machines)) plan.radix = plan.node_radix = 2;
+  if (options.radix) plan.radix = *options.radix;
+  return plan;
 }
 
 int run_decode(const DecodeOptions& options, const MpiRanks& ranks) {
@@ -191,7 +203,9 @@ int run_decode(const DecodeOptions& options, const MpiRanks& ranks) {
   const std::vector<KeyRange> ranges = cut_sequence(options, topology, shape.n_keys);
   const double scale = options.scale ? *options.scale : 1 / std::sqrt(static_cast<double>(shape.head_dim));
   MpiTransport transport(ranks, topology);
-  Bench bench{ranks, transport, *setup->backend, reduced, ranges, scale, options.warmup, options.repeat};
+  Bench bench{ranks,          transport,      *setup->backend,
+              reduced,        ranges,         scale,
+              options.warmup, options.repeat, plan_options(options, ranks, machines)};
   run_on_all(ranks, [&] {
     const std::string subject =
         setup->file ? readable(options.in, 200) + ": decoding " + axes_text(shape)

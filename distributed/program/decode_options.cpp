@@ -135,9 +135,13 @@ std::vector<const CLI::Option*> add_decode_options(CLI::App& command, DecodeOpti
                   "Treat every R consecutive ranks as a node (default: ranks that share memory)")
       ->check(within(1, 1 << 20));
   command
+      .add_option("--radix", options.radix,
+                  "Blocks of ranks that one round joins, at least 2 (default: by a model of the network)")
+      ->check(within(2, 1 << 20));
+  command
       .add_option(
           "--shards", options.shards,
-          "Keys per rank, n0,n1,..., zeros allowed; cuts at multiples of 64 if bits are promised (default: whole leaves)")
+          "Keys per rank, n0,n1,..., zeros allowed; cuts at multiples of 64 if bits are promised (default: even, aligned)")
       ->delimiter(',')
       ->allow_extra_args(false);
   command

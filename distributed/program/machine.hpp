@@ -19,5 +19,8 @@ std::string mpi_library();
 /// limit of the container, divided by these ranks; at least 1. The smallest over all nodes, equal on all ranks. Collective.
 /// @param machines which ranks share a machine
 int threads_per_rank(const Ranks& ranks, const Topology& machines);
+/// Whether some node has more ranks than cores that they may use, within the limit of the container. Equal on all ranks.
+/// Collective.
+bool ranks_outnumber_cores(const Ranks& ranks, const Topology& machines);
 
 }  // namespace tree_attn

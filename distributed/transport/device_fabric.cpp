@@ -3,6 +3,8 @@
 /// @brief The operations of a plan as launches and staged messages.
 #include "distributed/transport/device_fabric.hpp"
 
+#include "reference/state/state.hpp"
+
 namespace tree_attn {
 namespace {
 
@@ -15,9 +17,12 @@ DeviceBlocks::Operator elementwise(Combine::Operator op) {
 DeviceFabric::DeviceFabric(Transport& transport, const Plan& plan, std::int64_t n_rows, std::int64_t d_v,
                            MakeBlocks make_blocks)
     : transport_(transport),
+      d_v_(d_v),
       offsets_(plan.offsets(n_rows, d_v)),
-      blocks_(make_blocks(offsets_.back(), n_rows, d_v)),
+      blocks_(make_blocks(offsets_.back(), d_v)),
       staging_(std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(offsets_.back()))) {}
+
+std::int64_t DeviceFabric::n_states(Block block) const { return n_scalars(block) / state_size(d_v_); }
 
 void DeviceFabric::begin(const Plan& plan, int lift) {
   lift_ = lift;
@@ -49,13 +54,13 @@ void DeviceFabric::run(const Exchange& exchange) {
 void DeviceFabric::run(const Combine& combine) {
   pairs_.clear();
   for (const auto& [left, right] : combine.pairs) {
-    // Adjacent blocks of states are merged one by one, since each has all rows.
+    // Adjacent blocks of states are merged one by one, since each has rows of its own.
     const std::int32_t n = combine.op == Combine::Operator::kMerge ? combine.n : 1;
     for (std::int32_t i = 0; i < n; ++i) pairs_.push_back({at(left + i), at(right + i)});
   }
   if (combine.op == Combine::Operator::kMerge) {
-    blocks_->merge(pairs_);
-  } else if (!pairs_.empty()) {
+    blocks_->merge(pairs_, n_states(combine.pairs[0].left));
+  } else {
     blocks_->combine(elementwise(combine.op), pairs_, size({combine.pairs[0].left, combine.n}));
   }
   transport_.count_merge_steps(static_cast<std::int64_t>(combine.pairs.size()));
@@ -69,15 +74,21 @@ void DeviceFabric::run(const Copy& copy) {
 }
 
 void DeviceFabric::run(const Fold& fold) {
-  if (fold.states.n == 0) return blocks_->set_empty(at(fold.states.first));
+  if (fold.states.n == 0) return blocks_->set_empty(at(fold.states.first), n_states(fold.states.first));
   pairs_.clear();
   for (Block last = fold.states.first + fold.states.n - 1; last > fold.states.first; --last)
     pairs_.push_back({at(last - 1), at(last)});
-  blocks_->merge(pairs_);
+  blocks_->merge(pairs_, n_states(fold.states.first));
 }
 
-void DeviceFabric::run(const Finish& finish) { blocks_->finish(at(finish.state), at(finish.z), at(finish.lse)); }
-void DeviceFabric::run(const Weigh& weigh) { blocks_->weigh(at(weigh.z), at(weigh.lse), at(weigh.m), lift_); }
-void DeviceFabric::run(const Divide& divide) { blocks_->divide(at(divide.n), at(divide.D), at(divide.m), lift_); }
+void DeviceFabric::run(const Finish& finish) {
+  blocks_->finish(at(finish.state), at(finish.z), at(finish.lse), n_states(finish.state));
+}
+void DeviceFabric::run(const Weigh& weigh) {
+  blocks_->weigh(at(weigh.z), at(weigh.lse), at(weigh.m), n_scalars(weigh.lse), lift_);
+}
+void DeviceFabric::run(const Divide& divide) {
+  blocks_->divide(at(divide.n), at(divide.D), at(divide.m), n_scalars(divide.D), lift_);
+}
 
 }  // namespace tree_attn

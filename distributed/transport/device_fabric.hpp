@@ -14,7 +14,7 @@
 namespace tree_attn {
 
 /// Allocates blocks on a device: emulated::make_blocks() or cuda::make_blocks().
-using MakeBlocks = std::unique_ptr<DeviceBlocks> (*)(std::int64_t n_elements, std::int64_t n_rows, std::int64_t d_v);
+using MakeBlocks = std::unique_ptr<DeviceBlocks> (*)(std::int64_t n_elements, std::int64_t d_v);
 
 /// The blocks of one plan on a device, taken once. Only messages and the output pass through host memory.
 class DeviceFabric : public Fabric {
@@ -38,9 +38,13 @@ class DeviceFabric : public Fabric {
  private:
   std::int64_t at(Block block) const { return offsets_[static_cast<std::size_t>(block)]; }
   std::int64_t size(Blocks blocks) const { return at(blocks.first + blocks.n) - at(blocks.first); }
+  /// Rows of a block of states, and of a block of scalars.
+  std::int64_t n_states(Block block) const;
+  std::int64_t n_scalars(Block block) const { return size({block, 1}); }
   std::span<float> staged(Blocks blocks) const;
 
   Transport& transport_;
+  std::int64_t d_v_;
   int lift_ = 0;
   std::vector<std::int64_t> offsets_;
   std::unique_ptr<DeviceBlocks> blocks_;

@@ -20,7 +20,6 @@ float larger_or_nan(float left, float right) { return left > right || left != le
 
 HostFabric::HostFabric(Transport& transport, const Plan& plan, std::int64_t n_rows, std::int64_t d_v)
     : transport_(transport),
-      n_rows_(n_rows),
       d_v_(d_v),
       offsets_(plan.offsets(n_rows, d_v)),
       memory_(std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(offsets_.back()))) {}
@@ -30,6 +29,8 @@ std::span<float> HostFabric::elements(Blocks blocks) const {
                      end = offsets_[static_cast<std::size_t>(blocks.first + blocks.n)];
   return {memory_.get() + begin, static_cast<std::size_t>(end - begin)};
 }
+
+std::int64_t HostFabric::n_states(Block block) const { return n_scalars(block) / state_size(d_v_); }
 
 void HostFabric::begin(const Plan& plan, int lift) {
   lift_ = lift;
@@ -48,7 +49,7 @@ void HostFabric::run(const Combine& combine) {
     const std::span<const float> right = elements({right_block, combine.n});
     switch (combine.op) {
       case Combine::Operator::kMerge:
-        for (std::int64_t r = 0; r < combine.n * n_rows_; ++r)
+        for (std::int64_t r = 0; r < combine.n * n_states(left_block); ++r)
           merge(left.data() + r * state_size(d_v_), right.data() + r * state_size(d_v_), d_v_);
         break;
       case Combine::Operator::kMax:
@@ -68,9 +69,10 @@ void HostFabric::run(const Copy& copy) {
 
 void HostFabric::run(const Fold& fold) {
   float* first = at(fold.states.first);
-  for (std::int64_t r = 0; fold.states.n == 0 && r < n_rows_; ++r) set_empty(first + r * state_size(d_v_), d_v_);
+  const std::int64_t n_rows = n_states(fold.states.first);
+  for (std::int64_t r = 0; fold.states.n == 0 && r < n_rows; ++r) set_empty(first + r * state_size(d_v_), d_v_);
   for (Block last = fold.states.first + fold.states.n - 1; last > fold.states.first; --last) {
-    for (std::int64_t r = 0; r < n_rows_; ++r)
+    for (std::int64_t r = 0; r < n_rows; ++r)
       merge(at(last - 1) + r * state_size(d_v_), at(last) + r * state_size(d_v_), d_v_);
   }
 }
@@ -78,14 +80,15 @@ void HostFabric::run(const Fold& fold) {
 void HostFabric::run(const Finish& finish) {
   const float* state = at(finish.state);
   float *z = at(finish.z), *lse = at(finish.lse);
-  for (std::int64_t r = 0; r < n_rows_; ++r) lse[r] = tree_attn::finish(state + r * state_size(d_v_), z + r * d_v_, d_v_);
+  const std::int64_t n_rows = n_states(finish.state);
+  for (std::int64_t r = 0; r < n_rows; ++r) lse[r] = tree_attn::finish(state + r * state_size(d_v_), z + r * d_v_, d_v_);
 }
 
 void HostFabric::run(const Weigh& weigh) {
   float *z = at(weigh.z), *lse = at(weigh.lse);
   const float* m = at(weigh.m);
   const float unit = pow2(static_cast<float>(-lift_));
-  for (std::int64_t r = 0; r < n_rows_; ++r) {
+  for (std::int64_t r = 0; r < n_scalars(weigh.lse); ++r) {
     // safe_weight() gives an empty shard weight 0, also where all shards are empty.
     const float weight = unit * static_cast<float>(safe_weight(lse[r], m[r]));
     lse[r] = weight;
@@ -97,7 +100,7 @@ void HostFabric::run(const Divide& divide) {
   constexpr float kNaN = std::numeric_limits<float>::quiet_NaN(), kInf = std::numeric_limits<float>::infinity();
   float *n = at(divide.n), *D = at(divide.D);
   const float* m = at(divide.m);
-  for (std::int64_t r = 0; r < n_rows_; ++r) {
+  for (std::int64_t r = 0; r < n_scalars(divide.D); ++r) {
     const float m_and_sum[] = {m[r], D[r]};  // laid out as a state; the base of the exponent does not matter here
     for (std::int64_t j = 0; j < d_v_; ++j) n[r * d_v_ + j] = finish_value(m_and_sum, n[r * d_v_ + j]);
     D[r] = m[r] + std::log(std::ldexp(D[r], lift_));

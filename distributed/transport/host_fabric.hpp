@@ -33,9 +33,12 @@ class HostFabric : public Fabric {
 
  private:
   float* at(Block block) const { return elements({block, 1}).data(); }
+  /// Rows of a block of states, and of a block of scalars.
+  std::int64_t n_states(Block block) const;
+  std::int64_t n_scalars(Block block) const { return std::ssize(elements({block, 1})); }
 
   Transport& transport_;
-  std::int64_t n_rows_, d_v_;
+  std::int64_t d_v_;
   int lift_ = 0;
   std::vector<std::int64_t> offsets_;
   std::unique_ptr<float[]> memory_;

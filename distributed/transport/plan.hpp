@@ -13,10 +13,23 @@
 
 namespace tree_attn {
 
-/// Elements of a block per query row: `vectors` times d_v, plus `scalars`.
+/// A slice of the query rows: the part with this index of `of` nearly equal parts, in order. All rows by default.
+struct RowSlice {
+  int index = 0, of = 1;
+  std::int64_t begin(std::int64_t n_rows) const { return n_rows * index / of; }
+  std::int64_t size(std::int64_t n_rows) const { return n_rows * (index + 1) / of - begin(n_rows); }
+  bool operator==(const RowSlice&) const = default;
+};
+
+/// Elements of a block per query row, `vectors` times d_v plus `scalars`, and the rows that it has.
 struct BlockWidth {
   int vectors = 0, scalars = 0;
-  std::int64_t elements(std::int64_t n_rows, std::int64_t d_v) const { return n_rows * (vectors * d_v + scalars); }
+  RowSlice rows{};
+  std::int64_t elements(std::int64_t n_rows, std::int64_t d_v) const {
+    return rows.size(n_rows) * (vectors * d_v + scalars);
+  }
+  /// The same for some of the rows.
+  BlockWidth of(RowSlice slice) const { return {vectors, scalars, slice}; }
 };
 /// [n_rows][2 + d_v]: the states of one subtree.
 inline constexpr BlockWidth kStateBlock{1, 2};
@@ -50,7 +63,8 @@ struct Exchange {
   std::vector<BlockMessage> sends, receives;
 };
 
-/// left <- op(left, right) for each pair, in order. The left operand comes first in the order of the ranks.
+/// left <- op(left, right) for each pair, in order. The left operand comes first in the order of the ranks. All blocks have
+/// one width.
 struct Combine {
   enum class Operator {
     kMerge,  ///< merge() of states, row by row
@@ -73,7 +87,7 @@ struct Fold {
   Blocks states;
 };
 
-/// z = n / D and lse of a state.
+/// z = n / D and lse of a state, for the rows that it has.
 struct Finish {
   Block state = 0, z = 0, lse = 0;
 };
@@ -95,13 +109,19 @@ using Operation = std::variant<Exchange, Combine, Copy, Fold, Finish, Weigh, Div
 /// The operations of one rank, in order.
 struct Plan {
   std::vector<BlockWidth> widths;  ///< of every block
-  std::int32_t n_own = 0;          ///< blocks 0 .. n_own - 1 start with the states of this rank's subtrees, left to right
+  /// Blocks 0 .. n_own - 1 start with the states of this rank's subtrees, left to right: all rows, or one slice of the rows
+  /// after the other.
+  std::int32_t n_own = 0;
   std::vector<Operation> operations;
-  Block z = 0, lse = 0;   ///< blocks of the output
+  Blocks z, lse;          ///< the output: one block each, or adjacent slices of the rows in order
   int n_collectives = 0;  ///< collective operations among the operations
 
   /// Offset of every block in memory, in elements, and the number of elements of all blocks.
   std::vector<std::int64_t> offsets(std::int64_t n_rows, std::int64_t d_v) const;
+  /// Number of subtrees of this rank.
+  std::int32_t n_subtrees() const { return n_own == 0 ? 0 : n_own / widths.front().rows.of; }
+  /// Where the elements of an own block are in the states of this rank's subtrees, [subtrees][n_rows][2 + d_v].
+  std::int64_t offset_of_own(Block block, std::int64_t n_rows, std::int64_t d_v) const;
 };
 
 /// Memory for the blocks of one plan, and the operations on them. Operations are ordered; they may still be running when a

@@ -4,6 +4,8 @@
 #include "distributed/transport/plan_builder.hpp"
 
 #include <algorithm>
+#include <stdexcept>
+#include <string>
 #include <utility>
 
 namespace tree_attn {
@@ -28,9 +30,17 @@ BlockForest PlanBuilder::own(KeyRange range) {
   return forest;
 }
 
+std::vector<BlockForest> PlanBuilder::own_slices(KeyRange range, int n) {
+  std::vector<BlockForest> slices;
+  for (rows_ = {0, n}; rows_.index < n; ++rows_.index) slices.push_back(allocate(range));
+  plan_.n_own = static_cast<std::int32_t>(plan_.widths.size());
+  rows_ = {};
+  return slices;
+}
+
 BlockForest PlanBuilder::allocate(KeyRange range) {
   BlockForest forest{cover(range.begin, range.end), {}};
-  const Blocks blocks = allocate(kStateBlock, static_cast<std::int32_t>(forest.subtrees.size()));
+  const Blocks blocks = allocate(state_width(), static_cast<std::int32_t>(forest.subtrees.size()));
   for (std::int32_t i = 0; i < blocks.n; ++i) forest.blocks.push_back(blocks.first + i);
   return forest;
 }
@@ -92,7 +102,7 @@ BlockForest PlanBuilder::packed(BlockForest forest) {
   if (std::adjacent_find(forest.blocks.begin(), forest.blocks.end(), are_apart) == forest.blocks.end()) return forest;
   Copy copy;
   for (Block& block : forest.blocks) {
-    copy.pairs.push_back({allocate(kStateBlock).first, block});
+    copy.pairs.push_back({allocate(state_width()).first, block});
     block = copy.pairs.back().left;
   }
   add(std::move(copy));
@@ -107,21 +117,21 @@ Block PlanBuilder::root(BlockForest forest) {
 
 Block PlanBuilder::fold(const BlockForest& own) {
   const auto n = static_cast<std::int32_t>(own.blocks.size());
-  const Block first = n == 0 ? allocate(kStateBlock).first : own.blocks.front();
+  const Block first = n == 0 ? allocate(state_width()).first : own.blocks.front();
   add(Fold{{first, n}});
   return first;
 }
 
 Blocks PlanBuilder::allocate_output() {
-  plan_.z = allocate(kVectorBlock).first;
-  plan_.lse = allocate(kScalarBlock).first;
-  return {plan_.z, 2};
+  plan_.z = allocate(kVectorBlock);
+  plan_.lse = allocate(kScalarBlock);
+  return {plan_.z.first, 2};
 }
 
 void PlanBuilder::divide(Block n, Block D, Block m) {
   add(Divide{n, D, m});
-  plan_.z = n;
-  plan_.lse = D;
+  plan_.z = {n, 1};
+  plan_.lse = {D, 1};
 }
 
 void PlanBuilder::finish(Block state) {
@@ -147,6 +157,89 @@ Blocks PlanBuilder::all_reduce(const Topology& topology, int rank, Blocks mine, 
     if (!step.finished) pair(op, {mine.first, theirs.first}, mine.n);
   }
   return mine;
+}
+
+BlockForest PlanBuilder::join_blocks(const Members& members, std::span<const int> units, int radix, BlockForest mine) {
+  if (radix < 2) throw std::invalid_argument("join_blocks: radix " + std::to_string(radix) + " is less than 2");
+  const auto n = static_cast<std::int64_t>(units.size()) - 1;
+  const auto own = std::upper_bound(units.begin(), units.end(), members.me) - units.begin() - 1;
+  for (std::int64_t width = 1; width < n; width *= radix) {
+    // Blocks of `width` units; this rank's group of them begins at `first`.
+    const std::int64_t first = own / (width * radix) * (width * radix), end = std::min(first + width * radix, n);
+    std::vector<int> bounds;
+    for (std::int64_t unit = first; unit < end; unit += width) bounds.push_back(units[static_cast<std::size_t>(unit)]);
+    bounds.push_back(units[static_cast<std::size_t>(end)]);
+    mine = join_neighbours(members, bounds, std::move(mine));
+  }
+  return mine;
+}
+
+BlockForest PlanBuilder::join_neighbours(const Members& members, std::span<const int> bounds, BlockForest mine) {
+  const std::size_t n = bounds.size() - 1;
+  if (n == 1) return mine;
+  collective();
+  mine = packed(std::move(mine));
+  exchange();
+  const auto own = static_cast<std::size_t>(std::upper_bound(bounds.begin(), bounds.end(), members.me) - bounds.begin()) - 1;
+  const int me = members.me - bounds[own], own_size = bounds[own + 1] - bounds[own];
+  std::vector<BlockForest> forests(n);
+
+  // Begin with the next block, cyclically, so that no rank is the first peer of all others.
+  for (std::size_t distance = 1; distance < n; ++distance) {
+    const std::size_t from = (own + n - distance) % n;
+    const int begin = bounds[from], end = bounds[from + 1];
+    forests[from] = receive(members.ranks[static_cast<std::size_t>(begin + me % (end - begin))],
+                            KeyRange{members.ranges[static_cast<std::size_t>(begin)].begin,
+                                     members.ranges[static_cast<std::size_t>(end) - 1].end});
+  }
+  for (std::size_t distance = 1; distance < n; ++distance) {
+    const std::size_t to = (own + distance) % n;
+    for (int j = bounds[to] + me; j < bounds[to + 1]; j += own_size) send(members.ranks[static_cast<std::size_t>(j)], mine);
+  }
+  forests[own] = std::move(mine);
+  return join(forests);
+}
+
+BlockForest PlanBuilder::scatter_rows(const Members& members, std::span<const BlockForest> slices) {
+  collective();
+  const std::size_t n = members.ranks.size(), me = static_cast<std::size_t>(members.me);
+  rows_ = {members.me, static_cast<int>(n)};
+  std::vector<BlockForest> forests(n);
+  exchange();
+  for (std::size_t distance = 1; distance < n; ++distance) {
+    const std::size_t from = (me + n - distance) % n, to = (me + distance) % n;
+    forests[from] = receive(members.ranks[from], members.ranges[from]);
+    send(members.ranks[to], slices[to]);
+  }
+  forests[me] = slices[me];
+  return join(forests);
+}
+
+void PlanBuilder::gather_output(const Members& members, Block state) {
+  collective();
+  const std::size_t n = members.ranks.size(), me = static_cast<std::size_t>(members.me);
+
+  // z and lse of a slice are adjacent, one message; those of all slices are adjacent in the output.
+  const auto slice = [n](std::size_t i) { return RowSlice{static_cast<int>(i), static_cast<int>(n)}; };
+  std::vector<Blocks> slices(n);
+  for (std::size_t i = 0; i < n; ++i)
+    slices[i] = {allocate(kVectorBlock.of(slice(i))).first, 2}, allocate(kScalarBlock.of(slice(i)));
+  Copy copy;
+  for (const std::int32_t part : {0, 1}) {
+    const BlockWidth width = part == 0 ? kVectorBlock : kScalarBlock;
+    for (std::size_t i = 0; i < n; ++i) copy.pairs.push_back({allocate(width.of(slice(i))).first, slices[i].first + part});
+  }
+  plan_.z = {copy.pairs.front().left, static_cast<std::int32_t>(n)};
+  plan_.lse = {copy.pairs[n].left, static_cast<std::int32_t>(n)};
+
+  add(Finish{state, slices[me].first, slices[me].first + 1});
+  exchange();
+  for (std::size_t distance = 1; distance < n; ++distance) {
+    const std::size_t from = (me + n - distance) % n, to = (me + distance) % n;
+    receive(members.ranks[from], slices[from]);
+    send(members.ranks[to], slices[me]);
+  }
+  add(std::move(copy));
 }
 
 BlockForest PlanBuilder::reduce(const Members& members, std::span<const ExchangeStep> steps, BlockForest mine) {

@@ -5,6 +5,7 @@
 
 #include "distributed/transport/exchange.hpp"
 #include "distributed/transport/plan.hpp"
+#include "distributed/transport/plan_options.hpp"
 #include "distributed/transport/topology.hpp"
 #include "reference/state/forest.hpp"
 #include "reference/state/key_range.hpp"
@@ -32,9 +33,11 @@ class PlanBuilder {
  public:
   /// The forest of this rank's own range, in blocks 0, 1, ... Must be the first allocation.
   BlockForest own(KeyRange range);
+  /// The forests of n slices of its rows, one after the other. Must be the first allocation.
+  std::vector<BlockForest> own_slices(KeyRange range, int n);
   /// Adjacent blocks of one width.
   Blocks allocate(BlockWidth width, std::int32_t n = 1);
-  /// Adjacent blocks for the forest of a range.
+  /// Adjacent blocks for the forest of a range, with the rows of this rank.
   BlockForest allocate(KeyRange range);
   /// Two adjacent blocks for z and lse.
   Blocks allocate_output();
@@ -57,7 +60,7 @@ class PlanBuilder {
   /// Merges the own forest into one state, before any exchange: Fold.
   Block fold(const BlockForest& own);
 
-  /// z and lse of a state are the output.
+  /// z and lse of a state with all rows are the output.
   void finish(Block state);
   /// n / D and m + ln D are the output.
   void divide(Block n, Block D, Block m);
@@ -72,6 +75,28 @@ class PlanBuilder {
   /// evaluate op(left, right) on the same two operands in the same order.
   /// @param mine this rank's contribution: adjacent blocks @returns the blocks of the result
   Blocks all_reduce(const Topology& topology, int rank, Blocks mine, Combine::Operator op);
+  /// Joins blocks of ranks until all members hold the forest of all members.
+  ///
+  /// A *block* is a range of consecutive members that all hold the forest of their positions together. A round joins up to
+  /// `radix` neighbouring blocks: member i of block A receives from member i mod |B| of every other block B, sends to every
+  /// member j of B with j mod |A| = i, and joins the forests of the blocks from left to right. So each member receives one
+  /// message from every other block: j of B is served by the one i < |A| with i = j mod |A|. The units are the blocks of the
+  /// first round; ceil(log_radix n) rounds join n of them, for any n and any sizes.
+  ///
+  /// The bits are canonical. Every member of a block holds the forest of the block's positions: so it is for the units, and
+  /// a round joins the forests of neighbouring blocks, which is the forest of their union. It is a function of the positions
+  /// and the states below them alone (Forest), and the sizes of units and the radix are not in it.
+  /// @param units unit u is members [units[u], units[u + 1]); each holds the forest of its positions
+  /// @param mine the forest of the unit of this rank
+  /// @returns the forest of all units @throws std::invalid_argument if the radix is less than 2
+  BlockForest join_blocks(const Members& members, std::span<const int> units, int radix, BlockForest mine);
+  /// Scatters slices of the rows over members and joins what arrives: one round, after which member i has the forest of all
+  /// members for slice i of the rows. Blocks that are allocated later for ranges have the rows of that slice.
+  /// @param slices of the own forest, see own_slices()
+  BlockForest scatter_rows(const Members& members, std::span<const BlockForest> slices);
+  /// Finishes the slice of this rank and gathers the others from the members: one round, after which all have the output.
+  /// @param state the slice of member members.me
+  void gather_output(const Members& members, Block state);
   /// Reduces forests along a schedule of exchange.hpp. @returns the forest of this rank after the last step
   BlockForest reduce(const Members& members, std::span<const ExchangeStep> steps, BlockForest mine);
   /// Broadcasts blocks of the first member along a binomial tree.
@@ -83,9 +108,13 @@ class PlanBuilder {
  private:
   void pair(Combine::Operator op, BlockPair pair, std::int32_t n = 1);
   void merge_last_two(BlockForest& forest);
+  /// One round of join_blocks(). @param bounds block b is members [bounds[b], bounds[b + 1])
+  BlockForest join_neighbours(const Members& members, std::span<const int> bounds, BlockForest mine);
+  BlockWidth state_width() const { return kStateBlock.of(rows_); }
   Exchange& current() { return std::get<Exchange>(plan_.operations.back()); }
 
   Plan plan_;
+  RowSlice rows_;  ///< of the states that this rank receives and merges
 };
 
 /// The ranges of some ranks, in their order. @param ranges of all ranks, in the order of the topology

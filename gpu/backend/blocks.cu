@@ -95,14 +95,15 @@ unsigned blocks_for(std::int64_t n) { return static_cast<unsigned>((n + kThreads
 
 class Blocks : public DeviceBlocks {
  public:
-  Blocks(std::int64_t n_elements, std::int64_t n_rows, std::int64_t d_v) : memory_(n_elements), n_rows_(n_rows), d_v_(d_v) {}
+  Blocks(std::int64_t n_elements, std::int64_t d_v) : memory_(n_elements), d_v_(d_v) {}
 
   void upload(std::int64_t at, std::span<const float> elements) override { memory_.upload(elements, at); }
   void download(std::int64_t at, std::span<float> elements) const override { memory_.download(elements, at); }
 
-  void merge(std::span<const Pair> pairs) override {
+  void merge(std::span<const Pair> pairs, std::int64_t n_rows) override {
+    if (n_rows == 0) return;
     for_each_batch(pairs,
-                   [&](const Pairs& batch) { launch(merge_states, per_row(), Stream{}, memory_.data(), batch, d_v_); });
+                   [&](const Pairs& batch) { launch(merge_states, per(n_rows), Stream{}, memory_.data(), batch, d_v_); });
   }
   void combine(Operator op, std::span<const Pair> pairs, std::int64_t n) override {
     if (n == 0) return;
@@ -110,33 +111,33 @@ class Blocks : public DeviceBlocks {
       launch(combine_elements, {.grid = {blocks_for(n)}, .block = {kThreads}}, Stream{}, memory_.data(), batch, op, n);
     });
   }
-  void set_empty(std::int64_t state) override {
-    if (n_rows_ == 0) return;
-    launch(write_empty, {.grid = {blocks_for(n_rows_)}, .block = {kThreads}}, Stream{}, memory_.data() + state, n_rows_,
-           d_v_);
+  void set_empty(std::int64_t state, std::int64_t n_rows) override {
+    if (n_rows == 0) return;
+    launch(write_empty, {.grid = {blocks_for(n_rows)}, .block = {kThreads}}, Stream{}, memory_.data() + state, n_rows, d_v_);
   }
-  void finish(std::int64_t state, std::int64_t z, std::int64_t lse) override {
-    if (n_rows_ == 0) return;
+  void finish(std::int64_t state, std::int64_t z, std::int64_t lse, std::int64_t n_rows) override {
+    if (n_rows == 0) return;
     float* const memory = memory_.data();
-    launch(finish_states, per_row(), Stream{}, memory + state, memory + z, memory + lse, d_v_);
+    launch(finish_states, per(n_rows), Stream{}, memory + state, memory + z, memory + lse, d_v_);
   }
-  void weigh(std::int64_t z, std::int64_t lse, std::int64_t m, int lift) override {
-    if (n_rows_ == 0) return;
+  void weigh(std::int64_t z, std::int64_t lse, std::int64_t m, std::int64_t n_rows, int lift) override {
+    if (n_rows == 0) return;
     float* const memory = memory_.data();
-    launch(weigh_rows, per_row(), Stream{}, memory + z, memory + lse, memory + m, d_v_, pow2(static_cast<float>(-lift)));
+    launch(weigh_rows, per(n_rows), Stream{}, memory + z, memory + lse, memory + m, d_v_, pow2(static_cast<float>(-lift)));
   }
-  void divide(std::int64_t n, std::int64_t D, std::int64_t m, int lift) override {
-    if (n_rows_ == 0) return;
+  void divide(std::int64_t n, std::int64_t D, std::int64_t m, std::int64_t n_rows, int lift) override {
+    if (n_rows == 0) return;
     float* const memory = memory_.data();
-    launch(divide_rows, per_row(), Stream{}, memory + n, memory + D, memory + m, d_v_, lift);
+    launch(divide_rows, per(n_rows), Stream{}, memory + n, memory + D, memory + m, d_v_, lift);
   }
 
  private:
-  Launch per_row() const { return {.grid = {static_cast<unsigned>(n_rows_)}, .block = {kThreads}}; }
+  /// One thread block per row.
+  static Launch per(std::int64_t n_rows) { return {.grid = {static_cast<unsigned>(n_rows)}, .block = {kThreads}}; }
 
   template <class Use>
   void for_each_batch(std::span<const Pair> pairs, const Use& use) const {
-    for (; n_rows_ > 0 && !pairs.empty(); pairs = pairs.subspan(std::min<std::size_t>(pairs.size(), kMaxPairs))) {
+    for (; !pairs.empty(); pairs = pairs.subspan(std::min<std::size_t>(pairs.size(), kMaxPairs))) {
       Pairs batch;
       batch.n = static_cast<int>(std::min<std::size_t>(pairs.size(), kMaxPairs));
       std::copy_n(pairs.begin(), batch.n, batch.of);
@@ -145,13 +146,13 @@ class Blocks : public DeviceBlocks {
   }
 
   DeviceBuffer<float> memory_;
-  std::int64_t n_rows_, d_v_;
+  std::int64_t d_v_;
 };
 
 }  // namespace
 
-std::unique_ptr<DeviceBlocks> make_blocks(std::int64_t n_elements, std::int64_t n_rows, std::int64_t d_v) {
-  return std::make_unique<Blocks>(n_elements, n_rows, d_v);
+std::unique_ptr<DeviceBlocks> make_blocks(std::int64_t n_elements, std::int64_t d_v) {
+  return std::make_unique<Blocks>(n_elements, d_v);
 }
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

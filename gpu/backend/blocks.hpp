@@ -13,7 +13,7 @@
 namespace tree_attn {
 
 /// One array of device memory that holds all blocks of a step. Places in it are offsets in elements. For n_rows query rows,
-/// a block of states is [n_rows][2 + d_v], of vectors [n_rows][d_v], of scalars [n_rows].
+/// all or some of those of a step, a block of states is [n_rows][2 + d_v], of vectors [n_rows][d_v], of scalars [n_rows].
 class DeviceBlocks {
  public:
   /// Two blocks of the same width.
@@ -28,25 +28,25 @@ class DeviceBlocks {
   virtual void download(std::int64_t at, std::span<float> elements) const = 0;
 
   /// left <- merge(left, right) for blocks of states, pair after pair.
-  virtual void merge(std::span<const Pair> pairs) = 0;
+  virtual void merge(std::span<const Pair> pairs, std::int64_t n_rows) = 0;
   /// left <- op(left, right) for n elements each, pair after pair. The maximum is NaN if either is.
   virtual void combine(Operator op, std::span<const Pair> pairs, std::int64_t n) = 0;
   /// The empty state in every row.
-  virtual void set_empty(std::int64_t state) = 0;
+  virtual void set_empty(std::int64_t state, std::int64_t n_rows) = 0;
   /// z = n / D and lse of a block of states.
-  virtual void finish(std::int64_t state, std::int64_t z, std::int64_t lse) = 0;
+  virtual void finish(std::int64_t state, std::int64_t z, std::int64_t lse, std::int64_t n_rows) = 0;
   /// z <- 2^-lift z exp(lse - m), lse <- 2^-lift exp(lse - m); a shard without keys has weight 0.
-  virtual void weigh(std::int64_t z, std::int64_t lse, std::int64_t m, int lift) = 0;
+  virtual void weigh(std::int64_t z, std::int64_t lse, std::int64_t m, std::int64_t n_rows, int lift) = 0;
   /// n <- n / D, D <- m + ln(2^lift D).
-  virtual void divide(std::int64_t n, std::int64_t D, std::int64_t m, int lift) = 0;
+  virtual void divide(std::int64_t n, std::int64_t D, std::int64_t m, std::int64_t n_rows, int lift) = 0;
 };
 
 namespace emulated {
 /// @throws DeviceError
-std::unique_ptr<DeviceBlocks> make_blocks(std::int64_t n_elements, std::int64_t n_rows, std::int64_t d_v);
+std::unique_ptr<DeviceBlocks> make_blocks(std::int64_t n_elements, std::int64_t d_v);
 }  // namespace emulated
 namespace cuda {
-std::unique_ptr<DeviceBlocks> make_blocks(std::int64_t n_elements, std::int64_t n_rows, std::int64_t d_v);
+std::unique_ptr<DeviceBlocks> make_blocks(std::int64_t n_elements, std::int64_t d_v);
 }
 
 }  // namespace tree_attn

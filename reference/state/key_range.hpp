@@ -33,6 +33,16 @@ inline std::vector<KeyRange> even_ranges(std::int64_t n_keys, int p, std::int64_
   return ranges;
 }
 
+/// The default cut between ranks: nearly equal ranges with few maximal subtrees, since a rank sends one state for each.
+///
+/// Cuts are multiples of the largest power of two at or below N / (8 p), and of `leaf`, a power of two, at least. A range
+/// then is at most one eighth longer than N / p; with leaves for all ranks, none is empty.
+inline std::vector<KeyRange> coarse_ranges(std::int64_t n_keys, int p, std::int64_t leaf) {
+  std::int64_t unit = leaf;
+  while (unit <= n_keys / p / 16) unit *= 2;
+  return even_ranges(n_keys, p, unit);
+}
+
 /// Consecutive ranges of the given lengths, starting at position 0.
 inline std::vector<KeyRange> ranges_of_lengths(std::span<const std::int64_t> lengths) {
   std::vector<KeyRange> ranges;

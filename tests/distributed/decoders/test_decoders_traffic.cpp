@@ -96,8 +96,13 @@ TEST_CASE("decoders: three collectives, two, one, and about log2 p merges in a r
       CHECK(busiest("fused").collectives == 1);
       CHECK(busiest("gather").collectives == 1);
       CHECK(busiest("ring-state").collectives == 0);
+      // One round where a node has several ranks, and ceil(log_k M) between nodes.
+      const int radix =
+          find_algorithm("two-level")
+              .radix(topology, even_ranges(kPerRank * p, p, kPerRank), PlanOptions{}.for_shape(workload->shape()));
+      CHECK(busiest("two-level").collectives == (topology.n_nodes() < p ? 1 : 0) + n_rounds(topology.n_nodes(), radix));
       // Reduce and broadcast where a node has several ranks, doubling where there are several nodes.
-      CHECK(busiest("two-level").collectives == (topology.n_nodes() < p ? 2 : 0) + (topology.n_nodes() > 1 ? 1 : 0));
+      CHECK(busiest("leaders").collectives == (topology.n_nodes() < p ? 2 : 0) + (topology.n_nodes() > 1 ? 1 : 0));
       // One merge an exchange; one more where members are folded in first.
       const std::int64_t depth = floor_log2(p) + (std::has_single_bit(static_cast<unsigned>(p)) ? 0 : 1);
       CHECK(busiest("fused").merge_steps == depth);
@@ -106,8 +111,10 @@ TEST_CASE("decoders: three collectives, two, one, and about log2 p merges in a r
       CHECK(busiest("gather").merge_steps == p - 1);
       CHECK(busiest("ring").merge_steps == p - 1);
       CHECK(busiest("two-level").merge_steps <= p - 1);
+      CHECK(busiest("leaders").merge_steps <= p - 1);
+      if (topology.n_nodes() == 1) CHECK(busiest("two-level").merge_steps == p - 1);
       if (topology.n_nodes() == 1 && std::has_single_bit(static_cast<unsigned>(p)))
-        CHECK(busiest("two-level").merge_steps == depth);
+        CHECK(busiest("leaders").merge_steps == depth);
     }
   }
 }

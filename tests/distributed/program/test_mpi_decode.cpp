@@ -11,7 +11,7 @@
 
 namespace {
 
-const std::string kFourCanonical = "gather,ring,ring-state";
+const std::string kOtherCanonical = "leaders,gather,ring,ring-state";
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 /// Digests of the runs of a report.
@@ -47,7 +47,7 @@ std::string decode(const Scratch& scratch, const std::string& in, const Cut& cut
                                 "--algorithm",
                                 algorithm,
                                 "--compare",
-                                kFourCanonical + ",two-level",
+                                kOtherCanonical + ",two-level",
                                 "--report",
                                 scratch.path("report")} +
                           options_of(cut);
@@ -108,7 +108,7 @@ TEST_CASE("decode: --threads changes no bit of any algorithm, with and without m
                           "--threads",
                           threads,
                           "--compare",
-                          "paper,packed,fused," + kFourCanonical,
+                          "paper,packed,fused," + kOtherCanonical,
                           "--report",
                           scratch.path("report"),
                           "--verify"};
@@ -147,7 +147,7 @@ TEST_CASE("decode: a cut inside a leaf is refused where bits are promised, and t
     for (const std::string dtype : {"f32", "bf16"}) {
       taken.push_back(cut(3, backend, "100,0,677", {"--algorithm", "paper", "--compare", "packed,fused", "--dtype", dtype}));
       // The last key may be anywhere, and ranks without keys at either end of the sequence.
-      taken.push_back(cut(4, backend, "0,640,137,0", {"--compare", kFourCanonical, "--dtype", dtype}));
+      taken.push_back(cut(4, backend, "0,640,137,0", {"--compare", kOtherCanonical, "--dtype", dtype}));
     }
   }
   const std::vector<Result> results = run_all(refused);
@@ -199,8 +199,8 @@ TEST_CASE("decode: no keys, no batch entries, and NaN behind lengths") {
   decode(scratch, scratch.path("in"), {2, "", ""});
   CHECK(out_of(scratch, no_batch, "out").empty());
   for (const char* option : {"--batch", "--seq-len"}) {
-    check_silent_success(
-        run(ranks(2, {"decode", option, "0", "--compare", "paper,packed,fused,gather,ring,ring-state", "--verify"})));
+    check_silent_success(run(
+        ranks(2, {"decode", option, "0", "--compare", "leaders,paper,packed,fused,gather,ring,ring-state", "--verify"})));
   }
 
   FileWorkload workload = FileWorkload::draw(2, 2, 1, 2, 200, 8, 8);
@@ -225,8 +225,8 @@ TEST_CASE("decode: the last of many steps is the one step of a single one") {
   workload.lengths = {150, 3};
   workload.write(scratch.path("many"), "F32");
   const std::string report = scratch.path("report"), out = scratch.path("out");
-  check_silent_success(
-      run(ranks(3, {"decode", scratch.path("many"), out, "--steps", "6", "--compare", kFourCanonical, "--report", report})));
+  check_silent_success(run(
+      ranks(3, {"decode", scratch.path("many"), out, "--steps", "6", "--compare", kOtherCanonical, "--report", report})));
   CHECK(digests(report).size() == 1);
   const std::string many = Scratch::read(out);
   FileWorkload last = workload;
@@ -243,7 +243,7 @@ TEST_CASE("decode: the last of many steps is the one step of a single one") {
   // Made-up input has no OUT; its digest tells.
   std::set<std::string> found;
   for (const char* steps : {"1", "2", "70"}) {
-    check_silent_success(run(ranks(2, {"decode", "--seq-len", "300", "--steps", steps, "--compare", kFourCanonical,
+    check_silent_success(run(ranks(2, {"decode", "--seq-len", "300", "--steps", steps, "--compare", kOtherCanonical,
                                        "--verify", "--repeat", "2", "--report", report})));
     found.merge(digests(report));
   }
@@ -264,7 +264,7 @@ TEST_CASE("decode: made-up input depends on the seed, not on the ranks") {
 
 TEST_CASE("decode: the same command gives the same bytes again") {
   const Scratch scratch;
-  for (const std::string algorithm : {"paper", "packed", "fused", "two-level"}) {
+  for (const std::string algorithm : {"paper", "packed", "fused", "leaders", "two-level"}) {
     CAPTURE(algorithm);
     std::set<std::string> found;
     for (int i = 0; i < 2; ++i) {
@@ -280,7 +280,7 @@ TEST_CASE("decode: --verify passes for every algorithm and type") {
     CAPTURE(dtype);
     const Result result = run(ranks(
         3, {"decode", "--seq-len", "1000", "--heads", "6", "--kv-heads", "2", "--head-dim", "48", "--batch", "2", "--dtype",
-            dtype, "--compare", "paper,packed,fused,gather,ring,ring-state", "--verify", "--ranks-per-node", "2"}));
+            dtype, "--compare", "leaders,paper,packed,fused,gather,ring,ring-state", "--verify", "--ranks-per-node", "2"}));
     check_silent_success(result);
     CHECK(result.out.find("FAILED") == std::string::npos);
   }

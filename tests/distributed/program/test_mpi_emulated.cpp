@@ -12,7 +12,7 @@
 
 namespace {
 
-const std::string kAll = "paper,packed,fused,gather,ring,ring-state";
+const std::string kAll = "leaders,paper,packed,fused,gather,ring,ring-state";
 
 /// Four heads of 64 over 777 keys, which are neither a multiple of a leaf nor of anything else.
 Words small(const std::string& dtype, const std::string& kv_heads) {

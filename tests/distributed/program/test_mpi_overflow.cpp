@@ -6,7 +6,7 @@
 
 namespace {
 
-const std::string kAll = "paper,packed,fused,gather,ring,ring-state";
+const std::string kAll = "leaders,paper,packed,fused,gather,ring,ring-state";
 
 /// Two batch entries, four heads over two, 70 keys.
 FileWorkload draw() { return FileWorkload::draw(2, 4, 2, 1, 70, 8, 8); }

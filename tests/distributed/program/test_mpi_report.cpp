@@ -27,6 +27,8 @@ const std::string kOthers = [] {
   return names;
 }();
 
+bool has_radix(const std::string& algorithm) { return tree_attn::find_algorithm(algorithm).radix != nullptr; }
+
 Json read_report(const std::string& path) { return Json::parse(Scratch::read(path)); }
 
 }  // namespace
@@ -59,6 +61,7 @@ TEST_CASE("report: every field is there with its type, one object an algorithm, 
                      {"seq_len", 1000},
                      {"steps", 3},
                      {"threads", 2},
+                     {"radix", has_radix(kAlgorithms[i]) ? Json(2) : Json()},
                      {"same_bits_on_all_ranks", true}};
     for (const auto& [key, value] : given.items()) CHECK_MESSAGE(each[key] == value, key);
     for (const char* key : {"collectives_per_step", "messages_per_step", "bytes_per_step", "bytes_between_nodes_per_step",
@@ -143,6 +146,30 @@ TEST_CASE("report: what was counted is what was predicted where shards are whole
       const std::int64_t shard = std::stoll(layout.n_keys) / layout.n_ranks * 2 * (32 + 32) * 2;
       CHECK(each["peak_kv_bytes_per_rank"] == (each["algorithm"] == "ring" ? std::min(layout.n_ranks, 3) : 1) * shard);
     }
+  }
+}
+
+TEST_CASE(
+    "report: blocks of ranks on uneven nodes have the radix that was asked for, its messages, and the bits of one rank") {
+  const Scratch scratch;
+  const std::string path = scratch.path("report");
+  const Words decode{"decode", "--seq-len", "1000", "--heads", "4", "--head-dim", "32", "--report", path};
+  check_silent_success(run(alone(decode)));
+  const std::string digest = read_report(path)["runs"][0]["output_digest"];
+  // Nodes of 2, 2 and 1 ranks: four messages inside, then three blocks at once, or two and then the third.
+  for (const auto& [radix, messages] : {std::pair{"3", 4 + 5 * 2}, std::pair{"2", 4 + 4 + 5}}) {
+    check_silent_success(
+        run(ranks(5, decode + Words{"--ranks-per-node", "2", "--radix", radix, "--compare", "leaders,ring"})));
+    const Json report = read_report(path);
+    for (const Json& each : report["runs"]) {
+      CAPTURE(each.dump());
+      CHECK(each["output_digest"] == digest);
+      CHECK(each["messages_per_step"] == each["predicted"]["messages_per_step"]);
+      CHECK(each["bytes_per_step"] == each["predicted"]["bytes_per_step"]);
+      CHECK(each["radix"].is_null() != has_radix(each["algorithm"]));
+    }
+    CHECK(report["runs"][0]["radix"] == std::stoi(radix));
+    CHECK(report["runs"][0]["messages_per_step"] == messages);
   }
 }
 

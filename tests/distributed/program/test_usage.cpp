@@ -47,7 +47,7 @@ TEST_CASE("usage: help and version are there for the program and every command")
        {"IN",        "OUT",         "--seq-len", "--heads",     "--kv-heads",       "--head-dim", "--batch",   "--dtype",
         "--seed",    "--algorithm", "--backend", "--transport", "--ranks-per-node", "--shards",   "--threads", "--steps",
         "--compare", "--repeat",    "--warmup",  "--verify",    "--report",         "paper:",     "packed:",   "fused:",
-        "gather:",   "two-level:",  "ring:",     "ring-state:"}) {
+        "gather:",   "two-level:",  "ring:",     "ring-state:", "leaders:",         "--radix"}) {
     CHECK_MESSAGE(results[3].out.find(option) != std::string::npos, option);
   }
   CHECK(results[3].out == results[5].out);
@@ -77,8 +77,8 @@ TEST_CASE("usage: what is wrong with the command line is said in one line") {
                  {{"decode", "in", "out", "more"}, "more"},
                  {{"decode", ""}, "IN"},
                  {{"decode", "--algorithm", "tree"},
-                  "--algorithm: tree is unknown; use one of paper, packed, fused, gather, two-level"},
-                 {{"decode", "--compare", "ring,tree"}, "--compare: tree is unknown; use one of paper"},
+                  "--algorithm: tree is unknown; use one of two-level, leaders, paper, packed, fused"},
+                 {{"decode", "--compare", "ring,tree"}, "--compare: tree is unknown; use one of two-level"},
                  {{"decode", "--compare", ""}, "--compare"},
                  {{"decode", "--backend", "tpu"}, "--backend tpu: unknown; use one of cpu, emulated, cuda"},
                  {{"decode", "--threads", "0"}, "--threads: Value 0 not in range 1 to"},
@@ -89,6 +89,10 @@ TEST_CASE("usage: what is wrong with the command line is said in one line") {
                  {{"decode", "--threads", ""}, "--threads"},
                  {{"decode", "--backend", "emulated", "--threads", "1"},
                   "--threads is for --backend cpu, but the backend is emulated"},
+                 {{"decode", "--radix", "1"}, "--radix: Value 1 not in range 2 to"},
+                 {{"decode", "--radix", "two"}, "--radix: Value two"},
+                 {{"decode", "--radix", "2", "--algorithm", "ring", "--compare", "paper,leaders"},
+                  "--radix is for algorithms that join blocks of ranks, not for ring"},
                  {{"decode", "--transport", "tcp"}, "--transport: tcp"},
                  {{"decode", "--dtype", "f64"}, "--dtype: f64"},
                  {{"decode", "--scale", "nan"}, "--scale nan is not a finite number"},

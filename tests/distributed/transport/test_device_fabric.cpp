@@ -33,6 +33,26 @@ Forest<float> forest_of(std::int64_t begin, std::int64_t end, int lift) {
   return forest;
 }
 
+struct Case {
+  const Algorithm* algorithm;
+  Topology topology;
+  PlanOptions options;
+};
+
+/// All plans on a mixed grouping, and those of blocks of ranks on two nodes, with rows in slices too.
+std::vector<Case> cases(int p) {
+  std::vector<Case> cases;
+  for (const Algorithm& algorithm : algorithms()) {
+    if (std::holds_alternative<PlanOf>(algorithm.exchange)) cases.push_back({&algorithm, mixed_grouping(p), {}});
+    if (algorithm.radix == nullptr) continue;
+    for (const Topology& topology : {mixed_grouping(p), round_robin(p, 2)}) {
+      for (const int radix : {2, 3})
+        cases.push_back({&algorithm, topology, {.radix = radix, .slice_bytes = 0, .n_rows = kRows, .d_v = kValueDim}});
+    }
+  }
+  return cases;
+}
+
 }  // namespace
 
 TEST_CASE("device fabric: every plan has the bits and the counts of host memory") {
@@ -45,28 +65,29 @@ TEST_CASE("device fabric: every plan has the bits and the counts of host memory"
       for (int index = 0; index < p; ++index) lengths.push_back(no_keys ? 0 : static_cast<std::int64_t>(random() % 14));
       n_empty += std::count(lengths.begin(), lengths.end(), 0) > 0;
       const std::vector<KeyRange> ranges = ranges_of_lengths(lengths);
-      const Topology topology = mixed_grouping(p);
-      for (const Algorithm& algorithm : algorithms()) {
-        const auto* plan_of = std::get_if<PlanOf>(&algorithm.exchange);
-        if (plan_of == nullptr) continue;
+      for (const auto& [algorithm, topology, options] : cases(p)) {
+        const PlanOf* const plan_of = std::get_if<PlanOf>(&algorithm->exchange);
         for (const int lift : {0, kLift}) {
-          INFO(algorithm.name << " on " << p << " ranks, lift " << lift);
+          INFO(algorithm->name << " on " << p << " ranks, radix " << options.radix << ", lift " << lift);
           std::vector<DecodeOutput> on_host(static_cast<std::size_t>(p)), on_device(on_host);
           std::vector<Traffic> host_traffic(static_cast<std::size_t>(p)), device_traffic(host_traffic);
           run_threads(topology, kTimeout, [&](ThreadTransport& transport) {
             const auto rank = static_cast<std::size_t>(transport.rank());
             const KeyRange range = topology.range_of(transport.rank(), ranges);
             const Forest<float> own = forest_of(range.begin, range.end, lift);
-            const Plan plan = (*plan_of)(topology, transport.rank(), ranges);
+            const Plan plan = (*plan_of)(topology, transport.rank(), ranges, options);
             HostFabric host(transport, plan, kRows, kValueDim);
             on_host[rank] = run_plan(plan, host, own, lift).copy();
             host_traffic[rank] = transport.traffic();
             transport.clear_traffic();
 
             DeviceFabric fabric(transport, plan, kRows, kValueDim, emulated::make_blocks);
-            fabric.upload({0, plan.n_own}, own.states());
+            for (Block block = 0; block < plan.n_own; ++block) {
+              const auto offset = static_cast<std::size_t>(plan.offset_of_own(block, kRows, kValueDim));
+              fabric.upload({block, 1}, own.states().subspan(offset, host.elements({block, 1}).size()));
+            }
             execute(plan, fabric, lift);
-            on_device[rank] = {fabric.download({plan.z, 1}), fabric.download({plan.lse, 1})};
+            on_device[rank] = {fabric.download(plan.z), fabric.download(plan.lse)};
             device_traffic[rank] = transport.traffic();
           });
           for (std::size_t rank = 0; rank < on_host.size(); ++rank) {
@@ -78,7 +99,7 @@ TEST_CASE("device fabric: every plan has the bits and the counts of host memory"
           }
         }
         for (int rank = 0; rank < p; ++rank) {
-          for (const Operation& operation : (*plan_of)(topology, rank, ranges).operations)
+          for (const Operation& operation : (*plan_of)(topology, rank, ranges, options).operations)
             n_copies += std::holds_alternative<Copy>(operation);
         }
       }

@@ -39,6 +39,44 @@ TEST_CASE("even ranges: neighbours touch, cuts fall between leaves, lengths diff
   }
 }
 
+TEST_CASE("coarse ranges: few subtrees at the paper's lengths, nearly equal, and no rank is empty while there are leaves") {
+  const auto subtrees_per_rank = [](const std::vector<KeyRange>& ranges) {
+    double n = 0;
+    for (const KeyRange& range : ranges) n += n_subtrees(range.begin, range.end);
+    return n / static_cast<double>(ranges.size());
+  };
+  const auto longest = [](const std::vector<KeyRange>& ranges) {
+    std::int64_t n = 0;
+    for (const KeyRange& range : ranges) n = std::max(n, range.size());
+    return static_cast<double>(n);
+  };
+  // 5.12M keys on 128 ranks: cuts at multiples of 4096.
+  const std::vector<KeyRange> fine = even_ranges(5120000, 128, kLeafKeys), coarse = coarse_ranges(5120000, 128, kLeafKeys);
+  CHECK(subtrees_per_rank(fine) == doctest::Approx(9.2).epsilon(0.005));
+  CHECK(subtrees_per_rank(coarse) == doctest::Approx(2.67).epsilon(0.005));
+  CHECK(longest(coarse) <= 1.025 * 40000);
+  for (const KeyRange& range : coarse) CHECK(n_subtrees(range.begin, range.end) <= 4);
+
+  for (const std::int64_t n_keys : {0, 1, 64, 65, 1000, 8191, 65536, 80000, 1000003, 5120000}) {
+    for (int p = 1; p <= 140; ++p) {
+      CAPTURE(n_keys);
+      CAPTURE(p);
+      const std::vector<KeyRange> ranges = coarse_ranges(n_keys, p, kLeafKeys);
+      REQUIRE(ranges.size() == static_cast<std::size_t>(p));
+      CHECK(ranges.front().begin == 0);
+      CHECK(ranges.back().end == n_keys);
+      std::int64_t unit = kLeafKeys;
+      while (16 * unit * p <= n_keys) unit *= 2;
+      for (std::size_t i = 0; i < ranges.size(); ++i) {
+        if (i > 0) CHECK(ranges[i].begin == ranges[i - 1].end);
+        CHECK((ranges[i].end % unit == 0 || ranges[i].end == n_keys));
+        CHECK(ranges[i].empty() == (static_cast<std::int64_t>(i) >= (n_keys + kLeafKeys - 1) / kLeafKeys));
+      }
+      CHECK(longest(ranges) <= static_cast<double>(n_keys) / p + static_cast<double>(unit));
+    }
+  }
+}
+
 TEST_CASE("ranges of lengths: one after the other, zeros allowed") {
   const std::int64_t lengths[] = {0, 3, 0, 5};
   const std::vector<KeyRange> ranges = ranges_of_lengths(lengths);
@@ -57,7 +95,8 @@ TEST_CASE("names: every algorithm is found by its own, others are refused in a l
     names += (names.empty() ? "" : ", ") + std::string(algorithm.name);
     CHECK(&find_algorithm(algorithm.name) == &algorithm);
   }
-  for (const std::string_view name : {"gather", "two-level", "ring", "ring-state"}) CHECK(find_algorithm(name).keeps_bits);
+  for (const std::string_view name : {"two-level", "leaders", "gather", "ring", "ring-state"})
+    CHECK(find_algorithm(name).keeps_bits);
   for (const std::string_view name : {"paper", "packed", "fused"}) CHECK_FALSE(find_algorithm(name).keeps_bits);
   const std::string line = "--algorithm tree: unknown; use one of " + names;
   CHECK_THROWS_WITH_AS(find_algorithm("tree"), line.c_str(), InputError);

@@ -99,7 +99,7 @@ TEST_CASE("plans: forests of any cut, empty ranges included, end as the output o
         std::vector<DecodeOutput> ended(static_cast<std::size_t>(p));
         run_threads(topology, kTimeout, [&](ThreadTransport& transport) {
           const KeyRange range = topology.range_of(transport.rank(), ranges);
-          const Plan plan = (*plan_of)(topology, transport.rank(), ranges);
+          const Plan plan = (*plan_of)(topology, transport.rank(), ranges, {});
           HostFabric fabric(transport, plan, 2, 1);
           ended[static_cast<std::size_t>(transport.rank())] =
               run_plan(plan, fabric, forest_of(range.begin, range.end)).copy();
@@ -157,7 +157,7 @@ TEST_CASE("plans: a forest in blocks that are apart is copied before it is sent,
 TEST_CASE("plans: states of another range are refused") {
   const Topology topology = Topology::pretend(1, 1);
   const KeyRange range{0, 3};
-  const Plan plan = std::get<PlanOf>(find_algorithm("gather").exchange)(topology, 0, {&range, 1});
+  const Plan plan = std::get<PlanOf>(find_algorithm("gather").exchange)(topology, 0, {&range, 1}, {});
   run_threads(topology, kTimeout, [&](ThreadTransport& transport) {
     HostFabric fabric(transport, plan, 2, 1);
     CHECK_THROWS_AS(run_plan(plan, fabric, forest_of(0, 4)), std::logic_error);

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief What a plan is written for, beside nodes and ranges of positions, and how it chooses a radix (section 5.3).
+#pragma once
+
+#include "distributed/transport/network.hpp"
+#include "reference/tensor/shape.hpp"
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+namespace tree_attn {
+
+/// MPI over host memory, or threads: the constants of the default radix. A message inside a node is copied once or twice;
+/// between nodes it takes about 3 us and one link of 400 Gb/s; a processor spends 0.3 us on each message that it sends or
+/// receives. They are assumed, never measured, so that every rank chooses the same schedule.
+inline constexpr Network kHostNetwork{.inside = {.latency_us = 1, .bytes_per_us = 10e3},
+                                      .between = {.latency_us = 3, .bytes_per_us = 50e3},
+                                      .overhead_us = 0.3};
+
+/// Messages above this number of bytes are cut into slices of rows. Below it, the two further rounds take longer than the
+/// bytes that they save.
+inline constexpr std::int64_t kSliceBytes = 32 * 1024;
+
+/// What a plan is written for, beside nodes and ranges. The same on every rank. It decides who sends what to whom, and no
+/// bit of the output of an algorithm that keeps its bits.
+struct PlanOptions {
+  int radix = 0;       ///< nodes, or blocks of nodes, that one round joins, at least 2; 0: default_radix()
+  int node_radix = 0;  ///< ranks of a node that one round joins, at least 2; 0: all of them
+  std::int64_t slice_bytes = kSliceBytes;  ///< messages above it are cut by rows
+  Network network = kHostNetwork;          ///< for default_radix()
+  /// Shape of the states. Algorithm::open() and cost() set it.
+  std::int64_t n_rows = 1, d_v = 1;
+
+  /// These options for the rows of a decode. The number of rows is limited to 2^62: axes may exceed 64 bits where another
+  /// axis is 0.
+  PlanOptions for_shape(const AttentionShape& shape) const {
+    PlanOptions options = *this;
+    const double n =
+        static_cast<double>(shape.batch) * static_cast<double>(shape.heads) * static_cast<double>(shape.n_queries);
+    options.n_rows = static_cast<std::int64_t>(std::fmin(n, 0x1p62));
+    options.d_v = shape.value_dim;
+    return options;
+  }
+};
+
+/// Rounds that join n blocks k at a time: ceil(log_k n).
+inline int n_rounds(int n, int k) {
+  int rounds = 0;
+  for (std::int64_t joined = 1; joined < n; joined *= k) ++rounds;
+  return rounds;
+}
+
+/// The radix with the least time between nodes: the smallest
+///
+///     T(k) = ceil(log_k M) (a + (k - 1) (S / B + 2 o)),  2 <= k <= M
+///
+/// for M nodes, messages of S bytes, latency a and bandwidth B between nodes, and o per message at both ends. The smaller k
+/// among equals; 2 if there are fewer than three nodes.
+/// @param bytes S
+inline int default_radix(const Network& network, int n_nodes, double bytes) {
+  const double per_message = bytes / network.between.bytes_per_us + 2 * network.overhead_us;
+  int best = 2;
+  double least = std::numeric_limits<double>::infinity();
+  for (int k = 2; k <= n_nodes; ++k) {
+    const double time = n_rounds(n_nodes, k) * (network.between.latency_us + (k - 1) * per_message);
+    if (time < least) least = time, best = k;
+  }
+  return best;
+}
+
+}  // namespace tree_attn

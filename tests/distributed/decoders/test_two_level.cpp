@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Blocks of ranks joined k at a time: the bits of `gather` and the messages of the closed formulas, for nodes of any
+/// sizes, every radix, and rows together or in slices (section 5.3).
+#include "distributed/measure/predict.hpp"
+#include "distributed/transport/plan_builder.hpp"
+#include "distributed/transport/thread_transport.hpp"
+#include "tests/support/decoding.hpp"
+
+#include <mutex>
+#include <random>
+#include <stdexcept>
+
+namespace tree_attn::test {
+namespace {
+
+constexpr double kTimeout = 60;
+constexpr std::int64_t kRows = 5, kValueDim = 3;
+constexpr std::int64_t kNeverCut = std::int64_t{1} << 60;
+
+/// The states of the keys [begin, end) of a fixed sequence.
+Forest<float> forest_of(std::int64_t begin, std::int64_t end) {
+  Forest<float> forest(kRows, kValueDim);
+  for (std::int64_t a = begin; a < end; ++a) {
+    float* states = forest.slot();
+    for (std::int64_t row = 0; row < kRows; ++row) {
+      const auto x = static_cast<float>(a + 10 * row);
+      const float v[kValueDim] = {std::cos(x), std::cos(2 * x), std::cos(3 * x)};
+      set_key(states + row * state_size(kValueDim), 20 * std::sin(x), v, kValueDim);
+    }
+    forest.push({0, a});
+  }
+  return forest;
+}
+
+/// Nodes of the given sizes.
+Topology nodes_of(std::initializer_list<int> sizes) {
+  std::vector<int> node_of_rank;
+  int node = 0;
+  for (const int size : sizes) node_of_rank.insert(node_of_rank.end(), static_cast<std::size_t>(size), node++);
+  return Topology(node_of_rank);
+}
+
+/// groupings() of 1 to 16 ranks, and nodes of uneven sizes.
+std::vector<Topology> all_groupings() {
+  std::vector<Topology> topologies{nodes_of({3, 2, 1}), nodes_of({5, 5, 3}), nodes_of({1, 6, 2, 1}), nodes_of({4, 4, 4, 4})};
+  for (int p = 1; p <= 16; ++p) {
+    const std::vector<Topology> of_p = groupings(p);
+    topologies.insert(topologies.end(), of_p.begin(), of_p.end());
+  }
+  return topologies;
+}
+
+/// Ranges of 0 to 8 keys, some of them empty.
+std::vector<KeyRange> some_ranges(std::mt19937& random, int p) {
+  std::vector<std::int64_t> lengths;
+  for (int i = 0; i < p; ++i) lengths.push_back(std::max(0, static_cast<int>(random() % 12) - 3));
+  return ranges_of_lengths(lengths);
+}
+
+const WorkloadShape kShape{
+    {.batch = 1, .heads = kRows, .kv_heads = kRows, .n_queries = 1, .head_dim = 4, .value_dim = kValueDim}, 0, {}};
+
+Prediction predicted(const Topology& topology, std::span<const KeyRange> ranges, const PlanOptions& options,
+                     const WorkloadShape& shape = kShape) {
+  return predict(find_algorithm("two-level"), shape, topology, ranges, options);
+}
+
+/// As many keys on every rank: one aligned subtree.
+std::vector<KeyRange> aligned(int p) { return even_ranges(16 * p, p, 16); }
+
+}  // namespace
+
+/// @tested{thm_1, Thm. 1}
+TEST_CASE("two-level: the bits of gather and the counts of the plan, for every radix, nodes of any sizes, slices or not") {
+  std::mt19937 random(12);
+  const auto plan_of = [](std::string_view name) { return std::get<PlanOf>(find_algorithm(name).exchange); };
+  std::vector<PlanOptions> all_options;
+  for (const std::int64_t slice_bytes : {std::int64_t{0}, kNeverCut}) {
+    for (int radix = 2; radix <= 8; ++radix) {
+      for (const int node_radix : {0, 2, 3}) {
+        if (slice_bytes > 0 || node_radix == 0)
+          all_options.push_back(
+              {.radix = radix, .node_radix = node_radix, .slice_bytes = slice_bytes, .n_rows = kRows, .d_v = kValueDim});
+      }
+    }
+  }
+  int n_empty = 0, n_sliced = 0;
+  for (const Topology& topology : all_groupings()) {
+    const int p = topology.size();
+    const std::vector<KeyRange> ranges = some_ranges(random, p);
+    n_empty += n_holders(ranges) < p;
+    CAPTURE((Layout{topology, ranges}.text()));
+    Forest<float> whole = forest_of(0, ranges.back().end);
+    const DecodeOutput root = finish_rows(whole.fold(), kRows, kValueDim);
+    std::vector<std::vector<DecodeOutput>> outputs(all_options.size() + 1,
+                                                   std::vector<DecodeOutput>(static_cast<std::size_t>(p)));
+    std::vector<Traffic> traffic(all_options.size());
+    std::mutex mutex;
+    run_threads(topology, kTimeout, [&](ThreadTransport& transport) {
+      const auto rank = static_cast<std::size_t>(transport.rank());
+      const KeyRange range = topology.range_of(transport.rank(), ranges);
+      for (std::size_t i = 0; i <= all_options.size(); ++i) {
+        const bool is_gather = i == all_options.size();
+        const Plan plan = plan_of(is_gather ? "gather" : "two-level")(topology, transport.rank(), ranges,
+                                                                      is_gather ? PlanOptions{} : all_options[i]);
+        HostFabric fabric(transport, plan, kRows, kValueDim);
+        transport.clear_traffic();
+        outputs[i][rank] = run_plan(plan, fabric, forest_of(range.begin, range.end)).copy();
+        if (is_gather) continue;
+        const std::scoped_lock lock(mutex);
+        const Traffic& mine = transport.traffic();
+        traffic[i].messages += mine.messages;
+        traffic[i].bytes += mine.bytes;
+        traffic[i].bytes_between_nodes += mine.bytes_between_nodes;
+        traffic[i].collectives = std::max(traffic[i].collectives, mine.collectives);
+        traffic[i].merge_steps = std::max(traffic[i].merge_steps, mine.merge_steps);
+      }
+    });
+    for (std::size_t i = 0; i < outputs.size(); ++i) {
+      INFO("options " << i);
+      for (const DecodeOutput& output : outputs[i]) CHECK(same_bits(output, root));
+    }
+    for (std::size_t i = 0; i < all_options.size(); ++i) {
+      INFO("radix " << all_options[i].radix << " and " << all_options[i].node_radix << ", slices above "
+                    << all_options[i].slice_bytes);
+      const Prediction sum = predicted(topology, ranges, all_options[i]);
+      CHECK(traffic[i].messages == sum.messages);
+      CHECK(traffic[i].bytes == sum.bytes);
+      CHECK(traffic[i].bytes_between_nodes == sum.bytes_between_nodes);
+      CHECK(traffic[i].collectives == sum.collectives);
+      CHECK(traffic[i].merge_steps == sum.merge_steps);
+      PlanOptions whole_rows = all_options[i];
+      whole_rows.slice_bytes = kNeverCut;
+      n_sliced += sum.collectives > predicted(topology, ranges, whole_rows).collectives;
+    }
+  }
+  CHECK(n_empty > 30);
+  CHECK(n_sliced > 100);
+}
+
+TEST_CASE("two-level: every member of a block receives one message from every other block") {
+  for (const Topology& topology : all_groupings()) {
+    const int p = topology.size();
+    for (int radix = 2; radix <= 8; ++radix) {
+      // Within a node every rank hears from all others. In a round between nodes it hears from all blocks of its group.
+      std::int64_t messages = 0;
+      for (int node = 0; node < topology.n_nodes(); ++node) {
+        const auto n = static_cast<std::int64_t>(topology.node(node).size());
+        messages += n * (n - 1);
+        for (int width = 1; width < topology.n_nodes(); width *= radix) {
+          const int first = node / (width * radix) * (width * radix);
+          messages += n * ((std::min(first + width * radix, topology.n_nodes()) - first + width - 1) / width - 1);
+        }
+      }
+      INFO(p << " ranks, " << topology.n_nodes() << " nodes, radix " << radix);
+      CHECK(predicted(topology, aligned(p), {.radix = radix, .slice_bytes = kNeverCut}).messages == messages);
+    }
+  }
+}
+
+TEST_CASE("two-level: messages, bytes and rounds of equal nodes, for rows together and in slices") {
+  constexpr std::int64_t kState = 4 * kRows * (2 + kValueDim), kOutput = 4 * kRows * (1 + kValueDim);
+  for (const int per_node : {2, 4, 8}) {
+    for (const int radix : {2, 4}) {
+      for (int n_nodes = radix; n_nodes <= 16; n_nodes *= radix) {
+        const int p = n_nodes * per_node, full = n_rounds(n_nodes, radix);
+        const Topology topology = Topology::pretend(p, per_node);
+        CAPTURE(p);
+        CAPTURE(radix);
+        const Prediction together = predicted(topology, aligned(p), {.radix = radix, .slice_bytes = kState});
+        CHECK(together.messages == p * (per_node - 1) + full * p * (radix - 1));
+        CHECK(together.bytes == kState * together.messages);
+        CHECK(together.bytes_between_nodes == kState * full * p * (radix - 1));
+        CHECK(together.rounds == 1 + full);
+        CHECK(together.collectives == 1 + full);
+        CHECK(together.merge_steps == per_node - 1 + full * (radix - 1));
+
+        const Prediction cut = predicted(topology, aligned(p), {.radix = radix, .slice_bytes = kState - 1});
+        CHECK(cut.bytes == n_nodes * (per_node - 1) * (kState + kOutput) + full * n_nodes * (radix - 1) * kState);
+        CHECK(cut.bytes_between_nodes == full * n_nodes * (radix - 1) * kState);
+        CHECK(cut.rounds == 2 + full);
+        CHECK(cut.collectives == 2 + full);
+        if (per_node <= kRows)  // no slice is empty
+          CHECK(cut.messages == 2 * p * (per_node - 1) + full * p * (radix - 1));
+      }
+    }
+  }
+}
+
+TEST_CASE("two-level: rows are cut above 32 KiB a message, where all nodes have as many ranks") {
+  // 512 bytes a row.
+  const auto is_cut = [](const Topology& topology, std::int64_t n_rows) {
+    WorkloadShape shape = kShape;
+    shape.heads = shape.kv_heads = n_rows, shape.value_dim = 126;
+    return predicted(topology, aligned(topology.size()), {}, shape).bytes <
+           predicted(topology, aligned(topology.size()), {.slice_bytes = kNeverCut}, shape).bytes;
+  };
+  CHECK(kSliceBytes == 64 * 512);
+  CHECK_FALSE(is_cut(nodes_of({4, 4}), 64));
+  CHECK(is_cut(nodes_of({4, 4}), 65));
+  CHECK(is_cut(nodes_of({4}), 65));
+  CHECK_FALSE(is_cut(nodes_of({4, 3}), 65));
+  CHECK_FALSE(is_cut(nodes_of({1, 1, 1}), 65));
+}
+
+TEST_CASE("two-level: the default radix has the least time of the model, and 2 is the least") {
+  const auto time = [](const Network& network, int n_nodes, int k, double bytes) {
+    int rounds = 0;
+    for (double joined = 1; joined < n_nodes; joined *= k) ++rounds;
+    return rounds *
+           (network.between.latency_us + (k - 1) * (bytes / network.between.bytes_per_us + 2 * network.overhead_us));
+  };
+  const Network latency_only{.inside = {1, 1e9}, .between = {5, 1e9}, .overhead_us = 0};
+  for (const Network& network : {kHostNetwork, latency_only}) {
+    for (const double bytes : {0.0, 8320.0, 66560.0, 532480.0}) {
+      for (int n_nodes = 1; n_nodes <= 130; ++n_nodes) {
+        const int k = default_radix(network, n_nodes, bytes);
+        CHECK(k >= 2);
+        for (int other = 2; other <= n_nodes; ++other)
+          CHECK(time(network, n_nodes, k, bytes) <= time(network, n_nodes, other, bytes));
+      }
+    }
+  }
+  // 16 heads of 128: the paper's cluster of 16 nodes, and larger ones.
+  CHECK(default_radix(kHostNetwork, 16, 8320) == 4);
+  CHECK(default_radix(kHostNetwork, 128, 8320) == 6);
+  CHECK(default_radix(kHostNetwork, 512, 8320) == 5);
+  CHECK(default_radix(kHostNetwork, 16, 532480) == 2);
+  CHECK(default_radix(latency_only, 128, 8320) == 128);
+  CHECK(default_radix(kHostNetwork, 1, 8320) == 2);
+}
+
+TEST_CASE("two-level: the plan has the radix that is reported, from the size of the states and the network") {
+  const Algorithm& two_level = find_algorithm("two-level");
+  REQUIRE((two_level.radix != nullptr));
+  const Topology topology = Topology::pretend(32, 2);
+  const std::vector<KeyRange> ranges = aligned(32);
+  const auto of = [&](PlanOptions options) {
+    const int radix = two_level.radix(topology, ranges, options.for_shape(kShape));
+    CHECK(predicted(topology, ranges, options).messages == 32 + n_rounds(16, radix) * 32 * (radix - 1));
+    return radix;
+  };
+  CHECK(of({}) == default_radix(kHostNetwork, 16, 4 * kRows * (2 + kValueDim)));
+  CHECK(of({.radix = 2}) == 2);
+  CHECK(of({.radix = 16}) == 16);
+  CHECK(of({.network = {.inside = {1, 1}, .between = {1000, 1e6}, .overhead_us = 0}}) == 16);
+  CHECK(of({.network = {.inside = {1, 1}, .between = {0, 1e6}, .overhead_us = 1}}) == 2);
+  // 64 batch entries on 16 nodes of 8: slices of 65 KB, of which more are worth a round than of messages of 520 KB.
+  const WorkloadShape large{{.batch = 64, .heads = 16, .value_dim = 128}, 0, {}};
+  const auto of_large = [&](std::int64_t slice_bytes) {
+    return two_level.radix(Topology::pretend(128, 8), aligned(128),
+                           PlanOptions{.slice_bytes = slice_bytes}.for_shape(large));
+  };
+  CHECK(of_large(kSliceBytes) == default_radix(kHostNetwork, 16, 66560));
+  CHECK(of_large(kNeverCut) == default_radix(kHostNetwork, 16, 532480));
+  CHECK(of_large(kSliceBytes) > of_large(kNeverCut));
+  for (const Algorithm& algorithm : algorithms()) CHECK((algorithm.radix != nullptr) == (&algorithm == &two_level));
+}
+
+TEST_CASE("two-level: a radix below 2 is refused") {
+  for (const int radix : {1, -1}) {
+    PlanBuilder builder;
+    const int ranks[] = {0, 1}, units[] = {0, 1, 2};
+    const KeyRange ranges[] = {{0, 1}, {1, 2}};
+    CHECK_THROWS_AS(builder.join_blocks({ranks, ranges, 0}, units, radix, builder.own({0, 1})), std::invalid_argument);
+  }
+}
+
+}  // namespace tree_attn::test
