@@ -34,7 +34,7 @@ int main() {
 
   // %%
   const auto decode = [&](int p) {
-    const std::vector<KeyRange> ranges = even_ranges(N, p, kLeafKeys);
+    const std::vector<KeyRange> ranges = coarse_ranges(N, p, kLeafKeys);
     std::vector<DecodeOutput> outputs(p);
     run_threads(Topology::pretend(p, 4), 60, [&](ThreadTransport& transport) {
       const auto [begin, end] = transport.topology().range_of(transport.rank(), ranges);

@@ -330,29 +330,36 @@ int main() {
   //
   // Who sends what to whom follows from the positions that ranks hold, so it is written down before
   // anything is computed: an algorithm is a *plan* for every rank. Here is every message of
-  // `two-level`, with its bytes, out of these plans: `->` inside a node, `=>` between nodes.
-  // Four heads have states of 18 numbers, 288 bytes; an output with its lse has 17, 272 bytes.
+  // `leaders` and of `two-level`, with its bytes, out of these plans: `->` inside a node, `=>`
+  // between nodes. Four heads have states of 18 numbers, 288 bytes; an output with its lse has 17,
+  // 272 bytes.
 
   // %%
   const Topology two_nodes = Topology::pretend(8, 4);
   const std::vector<KeyRange> eighths = even_ranges(shape.n_keys, 8, kLeafKeys);
-  const Algorithm& two_level = find_algorithm("two-level");
-  for (int rank = 0; rank < 8; ++rank) {
-    std::printf("rank %d (node %d):", rank, two_nodes.node_of(rank));
-    for (const RankCost::Round& round : two_level.cost(two_nodes, rank, eighths, shape).rounds) {
-      for (const auto& [peer, bytes] : round.sends) {
-        const bool near = two_nodes.node_of(peer) == two_nodes.node_of(rank);
-        std::printf("  %s %d: %td", near ? "->" : "=>", peer, bytes);
+  const Algorithm &leaders = find_algorithm("leaders"), &two_level = find_algorithm("two-level");
+  for (const Algorithm* algorithm : {&leaders, &two_level}) {
+    std::printf("%s\n", algorithm->name.data());
+    for (int rank = 0; rank < 8; ++rank) {
+      std::printf("  rank %d (node %d):", rank, two_nodes.node_of(rank));
+      for (const RankCost::Round& round : algorithm->cost(two_nodes, rank, eighths, shape).rounds) {
+        for (const auto& [peer, bytes] : round.sends) {
+          const bool near = two_nodes.node_of(peer) == two_nodes.node_of(rank);
+          std::printf("  %s %d: %td", near ? "->" : "=>", peer, bytes);
+        }
       }
+      std::printf("\n");
     }
-    std::printf("\n");
   }
-  expect(run(two_level, 8).total.bytes_between_nodes == 2 * 288, "one state each way between the leaders");
+  expect(run(leaders, 8).total.bytes_between_nodes == 2 * 288, "one state each way between the leaders");
+  expect(run(two_level, 8).total.bytes_between_nodes == 8 * 288, "one state from every rank to that of its index");
 
   // %% [markdown]
-  // States climb to the leaders 0 and 4, these two exchange, the output comes down: two messages on
-  // the network, however many ranks a node has. A butterfly over all eight ranks knows nothing of
-  // nodes, and its last round crosses the network eight times.
+  // In `leaders`, the schedule of the paper, states climb to the ranks 0 and 4, these two exchange,
+  // the output comes down: two messages on the network, however many ranks a node has, and five
+  // messages in a row. In `two-level` all ranks of a node exchange their states, then rank $i$ of
+  // one node with rank $i$ of the other: eight messages on the network, at the same time, and two
+  // in a row.
   //
   // ## Bytes against ranks
   //
@@ -367,7 +374,7 @@ int main() {
     const Topology topology = Topology::pretend(n_ranks, 8);
     const std::vector<KeyRange> shards = even_ranges(large.n_keys, n_ranks, kLeafKeys);
     curves += std::to_string(n_ranks);
-    for (const char* name : {"ring", "ring-state", "gather", "paper", "two-level"}) {
+    for (const char* name : {"ring", "ring-state", "gather", "paper", "leaders"}) {
       const Prediction step = predict(find_algorithm(name), large, topology, shards);
       curves += " " + std::to_string(step.bytes) + " " + std::to_string(step.bytes_between_nodes);
     }
@@ -381,7 +388,7 @@ int main() {
               double(ring.bytes) / double(tree.bytes));
   std::printf("between nodes:   %.2e       %.2e: %.0f times less\n", double(ring.bytes_between_nodes),
               double(tree.bytes_between_nodes), double(ring.bytes_between_nodes) / double(tree.bytes_between_nodes));
-  expect(ring.bytes > 100000 * tree.bytes, "states are small, caches are not");
+  expect(ring.bytes > 50000 * tree.bytes, "states are small, caches are not");
 
   // %%
   figure("notebook_bytes", "$bytes << EOD\n" + curves + R"(EOD
@@ -402,7 +409,7 @@ set label 1 'ring' at 140,1e12 left tc rgb '#d9730d'
 set label 2 'gather,' at 140,4e8 left tc rgb '#8a4fbf'
 set label 3 'ring-state' at 140,7e7 left tc rgb '#8a4fbf'
 set label 4 'paper' at 140,1e7 left tc rgb '#1982d2'
-set label 5 'two-level' at 140,1.5e6 left tc rgb '#2d9d5a'
+set label 5 'leaders' at 140,1.5e6 left tc rgb '#2d9d5a'
 set label 6 'eq. (14)' at 140,2e5 left tc rgb '#999999'
 plot $bytes using 1:12 with lines lw 7 lc rgb '#dddddd', \
      $bytes using 1:2 with linespoints pt 7 ps 0.5 lw 2 lc rgb '#d9730d', \
@@ -438,7 +445,7 @@ unset multiplot)",
 //    does `tree_decode_paper()` do there?
 // 2. `paper`, `packed` and `fused` send the same bytes in 72, 48 and 24 messages. When does that
 //    make no difference?
-// 3. Between nodes `two-level` and `paper` differ by a factor of eight in the figure. Where does
+// 3. Between nodes `leaders` and `paper` differ by a factor of eight in the figure. Where does
 //    the factor come from, and what would it be with nodes of 64?
-// 4. In which of the seven algorithms could a rank start to compute on keys before it has all of
+// 4. In which of the eight algorithms could a rank start to compute on keys before it has all of
 //    its own?

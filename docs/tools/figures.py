@@ -139,7 +139,7 @@ def reduce_to_first(n, me):
     return None
 
 
-def two_level():
+def leaders():
     drawing, x, y, right = lifelines(8, 5, [(0, 4), (4, 8)])
     for node in (0, 4):
         for me in range(1, 4):
@@ -148,6 +148,18 @@ def two_level():
             drawing.arrow(x(node + peer), x(node + me), y(4 - step), "down")
     drawing.both(x(0), x(4), y(2), "slow")
     for row, words in ((0.5, "reduce in the node"), (2, "leaders exchange"), (3.5, "broadcast")):
+        drawing.text(right, y(row) + 4, words, "left")
+    return drawing.svg()
+
+
+def two_level():
+    drawing, x, y, right = lifelines(8, 5, [(0, 4), (4, 8)])
+    for node in (0, 4):
+        for row, left, to in ((0, 0, 1), (0, 1, 2), (0, 2, 3), (0.5, 0, 2), (0.9, 1, 3), (1.4, 0, 3)):
+            drawing.both(x(node + left), x(node + to), y(row), "arrow")
+    for rank in range(4):
+        drawing.both(x(rank), x(rank + 4), y(2.3 + 0.6 * rank), "slow")
+    for row, words in ((0.7, "all ranks of a node"), (3.2, "two blocks of four")):
         drawing.text(right, y(row) + 4, words, "left")
     return drawing.svg()
 
@@ -170,7 +182,7 @@ def butterfly():
 def main():
     folder = pathlib.Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
-    for figure in (tree, ring, two_level, butterfly):
+    for figure in (tree, ring, leaders, two_level, butterfly):
         (folder / f"{figure.__name__}.svg").write_text(figure(), encoding="utf-8")
 
 
