@@ -6,6 +6,7 @@
 #include "distributed/transport/network.hpp"
 #include "reference/tensor/shape.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -54,20 +55,22 @@ inline int n_rounds(int n, int k) {
 
 /// The radix with the least time between nodes: the smallest
 ///
-///     T(k) = ceil(log_k M) (a + (k - 1) (S / B + 2 o)),  2 <= k <= M
+///     T(k) = ceil(log_k M) (a + (k - 1) (S / B + 2 o)),  k = 2, 4, 8, ... < M and k = M
 ///
 /// for M nodes, messages of S bytes, latency a and bandwidth B between nodes, and o per message at both ends. The smaller k
-/// among equals; 2 if there are fewer than three nodes.
+/// among equals; 2 if there are fewer than three nodes. Other radices are left out: blocks of six nodes, say, hold a range
+/// that is no aligned subtree, so their messages are several times as long in the next round.
 /// @param bytes S
 inline int default_radix(const Network& network, int n_nodes, double bytes) {
   const double per_message = bytes / network.between.bytes_per_us + 2 * network.overhead_us;
   int best = 2;
   double least = std::numeric_limits<double>::infinity();
-  for (int k = 2; k <= n_nodes; ++k) {
+  for (int k = 2;; k *= 2) {
+    k = std::min(k, std::max(n_nodes, 2));
     const double time = n_rounds(n_nodes, k) * (network.between.latency_us + (k - 1) * per_message);
     if (time < least) least = time, best = k;
+    if (k >= n_nodes) return best;
   }
-  return best;
 }
 
 }  // namespace tree_attn

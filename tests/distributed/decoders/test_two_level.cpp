@@ -216,16 +216,19 @@ TEST_CASE("two-level: the default radix has the least time of the model, and 2 i
     for (const double bytes : {0.0, 8320.0, 66560.0, 532480.0}) {
       for (int n_nodes = 1; n_nodes <= 130; ++n_nodes) {
         const int k = default_radix(network, n_nodes, bytes);
+        CHECK((std::has_single_bit(static_cast<unsigned>(k)) || k == n_nodes));
         CHECK(k >= 2);
-        for (int other = 2; other <= n_nodes; ++other)
+        CHECK(k <= std::max(n_nodes, 2));
+        for (int other = 2; other <= n_nodes; other = other < n_nodes ? std::min(2 * other, n_nodes) : n_nodes + 1)
           CHECK(time(network, n_nodes, k, bytes) <= time(network, n_nodes, other, bytes));
       }
     }
   }
   // 16 heads of 128: the paper's cluster of 16 nodes, and larger ones.
   CHECK(default_radix(kHostNetwork, 16, 8320) == 4);
-  CHECK(default_radix(kHostNetwork, 128, 8320) == 6);
-  CHECK(default_radix(kHostNetwork, 512, 8320) == 5);
+  CHECK(default_radix(kHostNetwork, 128, 8320) == 4);
+  CHECK(default_radix(kHostNetwork, 512, 8320) == 8);
+  CHECK(default_radix(kHostNetwork, 6, 8320) == 6);
   CHECK(default_radix(kHostNetwork, 16, 532480) == 2);
   CHECK(default_radix(latency_only, 128, 8320) == 128);
   CHECK(default_radix(kHostNetwork, 1, 8320) == 2);
