@@ -340,7 +340,7 @@ int main() {
   expect(chain.shift == tree[0][kShift] && most < 1e-5, "two orders of the same sum");
 
   // %% [markdown]
-  // So the order within a leaf matters. It is the same in every sub-warp, block and device, which
+  // So the order within a leaf matters. The same order is used in every sub-warp, block and device, which
   // is why the results agree bit for bit.
   //
   // ## A forest of leaves
