@@ -57,8 +57,8 @@ int main(int argc, char** argv) {
   // check the output, every rank draws the keys and values of its whole group, but it passes only
   // its own part to `attend`: 64 keys on rank 0, 128 on rank 1, and so on.
   //
-  // **Predict:** on four ranks, how many keys has each group, and how large is the error against
-  // the oracle?
+  // With four ranks each group has $64 + 128 = 192$ keys. The output on this page is that of one
+  // rank. **Predict:** how large is the error of the decode in F32 against the oracle?
 
   // %%
   MPI_Init(&argc, &argv);

@@ -105,8 +105,8 @@ int main() {
   // The left column has derivatives of $Z$, by differences, divided by $Z$. The right column has
   // the sums $\sum_a P_a v_{a A_1} \cdots v_{a A_n}$ of eq. (20).
   //
-  // **Predict:** which rows would be zero if the weights and values were symmetric about the
-  // origin?
+  // **Predict:** keys 0, 1 and 6 have 60 % of the weight, and their values lie on the left. Which sign
+  // has the first moment of component 0?
 
   // %%
   const Function Z = [&](const Vector& zeta) { return partition_function(q, K, V, zeta); };

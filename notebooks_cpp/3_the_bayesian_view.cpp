@@ -453,8 +453,8 @@ plot $hull using 1:2 with lines lw 2 lc rgb '#555555' title 'hull of the values'
 //
 //    It uses it to minimise the divergence. Along each of the four directions
 //    $\mathrm{KL}(P \,\|\, P_0)$ has derivative 0 at $P_z$, because $\log P_z - \log P_0$ is affine
-//    in $v_a$ and such directions do not see affine functions. Every change in them increases the
-//    divergence.
+//    in $v_a$, and affine functions sum to 0 along these directions. Every change in them increases
+//    the divergence.
 //
 //    </details>
 //

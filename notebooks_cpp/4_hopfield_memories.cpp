@@ -55,7 +55,7 @@ using notebook::expect, notebook::figure, notebook::row;
 // A letter has seven rows of five pixels, with ink 1 and paper $-1$. That gives eight patterns in
 // dimension 35.
 
-// %%
+// %% The letters, and a function that prints them
 constexpr Index kHeight = 7, kWidth = 5, kPixels = kHeight * kWidth;
 const std::string kWord = "HOPFIELD";
 const std::array<std::string, 8> kGlyphs{"#...##...##...#######...##...##...#", ".###.#...##...##...##...##...#.###.",

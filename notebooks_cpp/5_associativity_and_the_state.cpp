@@ -97,7 +97,7 @@ State fused_merge(const State& x, const State& y) {
 // Both forms start from the same keys, with natural scores $s$ and values $v$ drawn from a normal
 // distribution. A random state is the state of eight keys.
 
-// %%
+// %% Keys and random states
 struct Key {
   float s;               ///< natural score
   std::vector<float> v;  ///< value

@@ -145,7 +145,7 @@ plot $steps index 2 using 1:2 with linespoints ls 1 title 'N = 2^{16}', \
   // three ranks A, B and C. A node is marked with the rank that holds all of its positions, with
   // `.` if several ranks hold them, and with `-` if it has no key.
 
-  // %%
+  // %% Printing the tree
   struct Cut {
     std::int64_t begin, end;
   };
