@@ -11,8 +11,8 @@
 // $$
 //
 // a log-likelihood: eq. (30). Both gradients of $\Gamma$ vanish, eq. (31), at $\zeta = 0$,
-// eq. (32), and $z$ equal to attention, eq. (33). Eq. (34) reads this point as the most likely pair
-// under $\mathrm e^{-\Gamma}$.
+// eq. (32), and $z$ equal to attention, eq. (33). The paper reads this point as the most likely pair
+// under $\mathrm e^{-\Gamma}$, eq. (34).
 //
 // The stationary point is right, but it is a saddle and not a maximum. A maximum appears after one
 // more step, which eliminates the source by a Legendre transform,
