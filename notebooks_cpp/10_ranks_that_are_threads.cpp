@@ -89,7 +89,7 @@ int main() {
 //
 //    <details><summary>Answer</summary>
 //
-//    40. `even_ranges()` cuts at multiples of a leaf of 64 keys: 15 ranks hold 64 keys each, and 40
+//    It holds 40. `even_ranges()` cuts at multiples of a leaf of 64 keys: 15 ranks hold 64 keys each, and 40
 //        are left. The rest of the program takes whatever range `Topology::range_of()` returns, which may
 //        also be empty.
 //

@@ -44,9 +44,7 @@
 #include <unsupported/Eigen/AutoDiff>
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
-#include <cstdint>
 #include <cstdio>
 #include <functional>
 #include <random>
@@ -56,7 +54,7 @@
 
 using namespace tree_attn;
 using Eigen::Index;
-using notebook::expect, notebook::figure, notebook::normal, notebook::row;
+using notebook::expect, notebook::figure, notebook::normal, notebook::row, notebook::same_bits;
 
 /// Components of zeta by which a function is differentiated; they may repeat.
 using Components = std::vector<Index>;
@@ -333,10 +331,6 @@ plot $level using 1:2:3 with lines lw 1.2 lc palette notitle, \
   // of a plain state, because a merge treats every component separately.
 
   // %%
-  const auto same_bits = [](std::span<const double> a, std::span<const double> b) {
-    return std::equal(a.begin(), a.end(), b.begin(), b.end(),
-                      [](double x, double y) { return std::bit_cast<std::uint64_t>(x) == std::bit_cast<std::uint64_t>(y); });
-  };
   Forest<double> one_rank = shard(0, N), plain(1, d_v);
   for (Index a = 0; a < N; ++a) {
     const Vector v = V.row(a).transpose();

@@ -54,8 +54,8 @@ int main() {
   // %% [markdown]
   // ## One query, seven values in the plane
   //
-  // The problem is that of @ref notebook_moments: five values are the corners of a polygon, two lie
-  // inside.
+  // The problem is the one of @ref notebook_moments again: five values are the corners of a polygon,
+  // two lie inside.
 
   // %%
   std::mt19937 random(2);

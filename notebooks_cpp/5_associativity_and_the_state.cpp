@@ -40,7 +40,7 @@
 #include <vector>
 
 using namespace tree_attn;
-using notebook::expect, notebook::figure;
+using notebook::expect, notebook::figure, notebook::same_bits;
 
 constexpr int kValueDim = 8;
 constexpr float kInf = std::numeric_limits<float>::infinity();
@@ -48,11 +48,6 @@ constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
 /// e, D and n of the library, or m, D and n of the paper: one shift and then what is summed.
 using State = std::vector<float>;
-
-bool same_bits(const State& a, const State& b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
-                    [](float x, float y) { return std::bit_cast<std::uint32_t>(x) == std::bit_cast<std::uint32_t>(y); });
-}
 
 // %% [markdown]
 // ## The paper's merge in floating point

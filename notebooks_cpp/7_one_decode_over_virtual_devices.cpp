@@ -252,7 +252,7 @@ int main() {
     }
   }
   std::printf("%d cuts: %zu root, %zu results of an AllReduce of states\n", n_cuts, roots.size(), reduced.size());
-  expect(n_cuts == 455, "15 over 3");
+  expect(n_cuts == 455, "15 choose 3");
   expect(roots.size() == 1 && *roots.begin() == root, "one root, in bits");
   expect(reduced.size() > 1, "an AllReduce of states depends on the cut");
 

@@ -24,7 +24,6 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
-#include <cstring>
 #include <random>
 #include <string>
 #include <vector>
@@ -88,17 +87,13 @@ float widen(Element element) { return element.x; }
 
 using namespace tree_attn;
 using namespace tree_attn::emulated;
-using notebook::expect;
+using notebook::expect, notebook::same_bits;
 
 namespace {
 
 using Eight = SubWarp<Element, 8, 1>;  // eight lanes, one vector of 16 bytes each
 using State = LaneState<Eight::kElements>;
 constexpr int kDim = 32, kSubWarps = kWarp / Eight::kLanes;
-
-bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
-}
 
 /// Keys, values and a query on the emulated device.
 struct OnDevice {
@@ -366,10 +361,10 @@ int main() {
     for (std::size_t entry = 0; entry < kEntries; ++entry) {
       const float now = in_memory[i * kEntries + entry], last = i == 0 ? -1 : in_memory[(i - 1) * kEntries + entry];
       if (now != now || now == last) continue;
-      std::printf("stored, as a subtree of %g, at place %zu", now, entry);
+      std::printf("stored in entry %zu, a subtree of %g %s", entry, now, now == 1 ? "leaf" : "leaves");
       has_stored = true;
     }
-    std::printf("%s\n", has_stored ? "" : "waits in registers");
+    std::printf("%s\n", has_stored ? "" : "stays in registers");
     n_waiting += !has_stored;
   }
   expect(n_waiting == 4, "the left children whose siblings are in the range");

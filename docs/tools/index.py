@@ -212,6 +212,9 @@ def notebooks_are_sound(faults):
         if len(questions) != text.count("<summary>Answer</summary>"):
             faults.append(f"{where}: {len(questions)} questions and {text.count('<summary>Answer</summary>')} answers")
         for line in prose:
+            # Markdown would make a list of it.
+            if re.match(r"\s*// (?: {3,}\d+|\d{2,})\. ", line):
+                faults.append(f"{where}: a line of a paragraph begins with a number and a point: {line.strip()}")
             if re.sub(r"`[^`]*`|\\\$", "", line).count("$") % 2:
                 faults.append(f"{where}: a formula that does not end on its line: {line.strip()}")
 
