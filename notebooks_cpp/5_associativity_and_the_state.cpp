@@ -32,7 +32,6 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
-#include <functional>
 #include <limits>
 #include <random>
 #include <set>
@@ -298,16 +297,15 @@ plot $share using 1:3 with lines lw 2 lc rgb '#bbbbbb' title 'ties that go the o
   // **Predict:** in how many of 2000 decodes do the ranks disagree, in each of the three?
 
   // %%
-  using Merge = std::function<State(const State& mine, const State& theirs, bool theirs_is_left)>;
-  const Merge paper_mine_first = [](const State& mine, const State& theirs, bool) { return paper_merge(mine, theirs); };
-  const Merge paper_in_row_order = [](const State& mine, const State& theirs, bool swap) {
-    return swap ? paper_merge(theirs, mine) : paper_merge(mine, theirs);
+  const auto paper_own_first = [](const State& own, const State& theirs, bool) { return paper_merge(own, theirs); };
+  const auto paper_in_order = [](const State& own, const State& theirs, bool theirs_is_left) {
+    return theirs_is_left ? paper_merge(theirs, own) : paper_merge(own, theirs);
   };
-  const Merge integer_mine_first = [](const State& mine, const State& theirs, bool) { return fused_merge(mine, theirs); };
+  const auto integer_own_first = [](const State& own, const State& theirs, bool) { return fused_merge(own, theirs); };
 
   // %%
   const int n_decodes = 2000;
-  int n_mine_first = 0, n_row_order = 0, n_integer_mine_first = 0;
+  int n_own_first = 0, n_in_order = 0, n_integer_own_first = 0;
   std::size_t most = 0;
   for (int i = 0; i < n_decodes; ++i) {
     std::vector<State> paper, integer;
@@ -315,19 +313,19 @@ plot $share using 1:3 with lines lw 2 lc rgb '#bbbbbb' title 'ties that go the o
       const TwoForms state = random_state(random);
       paper.push_back(state.paper), integer.push_back(state.integer);
     }
-    const std::size_t n = n_results(paper, paper_mine_first);
+    const std::size_t n = n_results(paper, paper_own_first);
     most = std::max(most, n);
-    n_mine_first += n > 1;
-    n_row_order += n_results(paper, paper_in_row_order) > 1;
-    n_integer_mine_first += n_results(integer, integer_mine_first) > 1;
+    n_own_first += n > 1;
+    n_in_order += n_results(paper, paper_in_order) > 1;
+    n_integer_own_first += n_results(integer, integer_own_first) > 1;
   }
   std::printf("decodes whose eight ranks do not agree, of %d:\n\n", n_decodes);
-  std::printf("  paper, own state first          %4d, with up to %zu different results\n", n_mine_first, most);
-  std::printf("  paper, in the order of ranks    %4d\n", n_row_order);
-  std::printf("  integer shift, own state first  %4d\n", n_integer_mine_first);
-  expect(n_mine_first > n_decodes / 2, "the ranks of a butterfly end with different bits");
-  expect(n_row_order == 0, "with a fixed order of the operands ranks agree too");
-  expect(n_integer_mine_first == 0, "with an integer shift ranks agree whatever the order");
+  std::printf("  paper, own state first          %4d, with up to %zu different results\n", n_own_first, most);
+  std::printf("  paper, in the order of ranks    %4d\n", n_in_order);
+  std::printf("  integer shift, own state first  %4d\n", n_integer_own_first);
+  expect(n_own_first > n_decodes / 2, "the ranks of a butterfly end with different bits");
+  expect(n_in_order == 0, "with a fixed order of the operands ranks agree too");
+  expect(n_integer_own_first == 0, "with an integer shift ranks agree whatever the order");
 
   // %% [markdown]
   // The library does both: its schedules keep the order of the ranks, and its merge does not depend

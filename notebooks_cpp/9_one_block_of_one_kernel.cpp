@@ -225,9 +225,9 @@ int main() {
   //
   // Every lane multiplies its four elements of eight keys, which gives eight partial sums per lane.
   // They must be added over eight lanes. In the first round, lanes that differ in their lowest bit
-  // exchange four sums: each keeps four of the keys and sends the other four. The second round
-  // exchanges two sums, the third one. We print what each lane received, and the key whose score it
-  // ends with.
+  // exchange four sums: each keeps four of the keys and sends the other four. In the second round
+  // they exchange two sums, in the third a single one. We print what each lane received, and the key
+  // whose score it ends with.
   //
   // **Predict:** which key does lane 3 end with? (Hint: the lane's bits, mirrored.)
 
@@ -335,8 +335,8 @@ int main() {
   expect(chain.shift == tree[0][kShift] && most < 1e-5, "two orders of the same sum");
 
   // %% [markdown]
-  // So the order within a leaf matters. The same order is used in every sub-warp, block and device, which
-  // is why the results agree bit for bit.
+  // So the order within a leaf matters. The same order is used in every sub-warp, block and device,
+  // which is why the results agree bit for bit.
   //
   // ## A forest of leaves
   //
@@ -444,8 +444,8 @@ int main() {
   }
 
   // %% [markdown]
-  // The first two steps add all keys in one chain, without leaves. Their results are as accurate,
-  // but their bits differ. All other steps share the leaves and the tree.
+  // The first two steps add all keys in one chain, without leaves. Their results are also
+  // correct, but their bits differ. All other steps share the leaves and the tree.
   //
   // ## Bytes
   //
