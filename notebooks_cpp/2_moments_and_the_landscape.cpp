@@ -166,7 +166,7 @@ int main() {
   std::printf("<dv^4>                         %8.4f\n", central_4);
   std::printf("<dv^4> - 3 <dv^2>^2            %8.4f\n", central_4 - 3 * central_2 * central_2);
   expect(std::abs(kappa_4 - (central_4 - 3 * central_2 * central_2)) < 1e-3, "the fourth cumulant");
-  expect(std::abs(kappa_4 - central_4) > 1, "the fourth cumulant is no central moment");
+  expect(std::abs(kappa_4 - central_4) > 1, "the fourth cumulant is not a central moment");
 
   // %% [markdown]
   // ## The landscape
@@ -193,7 +193,7 @@ int main() {
   const Vector far = 100 * Vector{{0.8, 0.6}};
   const double height = (V * far).maxCoeff(&winner), above = F(far) - height;
   expect((energy_gradient(q, K, V, far) - V.row(winner).transpose()).norm() < 1e-6, "one value has all the weight");
-  expect(above > s(winner) - 1e-9 && above < F(zero) + 1e-9, "the funnel");
+  expect(above > s(winner) - 1e-9 && above < F(zero) + 1e-9, "far out F follows one value");
 
   // %% [markdown]
   // The gradient vanishes where the tilted mean is the origin, and there $F$ has its minimum. The

@@ -305,7 +305,7 @@ plot $hull using 1:2 with lines lw 2 lc rgb '#555555' title 'hull of the values'
     std::printf("  %.9f    %.9f + %.9f       %s\n", from_0, from_z, point.divergence,
                 (V.transpose() * other - z).norm() < 1e-9 ? "0" : "not 0");
     expect((V.transpose() * other - z).norm() < 1e-9 && other.minCoeff() >= 0, "the same mean");
-    expect(std::abs(from_0 - from_z - point.divergence) < 1e-9, "Pythagoras");
+    expect(std::abs(from_0 - from_z - point.divergence) < 1e-9, "the divergences add up");
     expect(from_0 > point.divergence, "P_z is nearest");
   }
 
@@ -369,7 +369,7 @@ plot $hull using 1:2 with lines lw 2 lc rgb '#555555' title 'hull of the values'
     const double gaussian = 0.5 * up.dot(precision * up);
     std::printf("%5.1f%% of the way    %.6f  %.6f\n", 100 * share, exact, gaussian);
     expect(share > 0.1 || std::abs(gaussian / exact - 1) < 0.1, "Laplace is right near the peak");
-    expect(share < 0.9 || exact > 1.05 * gaussian, "Laplace does not see the edge");
+    expect(share < 0.9 || exact > 1.05 * gaussian, "Laplace is too small near the edge");
   }
 
   // %% [markdown]

@@ -135,7 +135,7 @@ int main() {
   std::printf("settled after %d steps, %.2f from the letter\n", retrieval.n_steps,
               (retrieval.xi - X.row(0).transpose()).norm());
   expect((X.row(2) - X.row(3)).cwiseAbs().sum() == 6, "P and F share 32 pixels");
-  expect(retrieval.settled && (retrieval.xi - X.row(0).transpose()).norm() < 0.2, "an H again");
+  expect(retrieval.settled && (retrieval.xi - X.row(0).transpose()).norm() < 0.2, "the cue ends at the H");
   const Vector by_gradient = energy_gradient(beta * cue, X, X, Vector::Zero(kPixels));
   expect(hopfield_step(X, cue, beta) == by_gradient, "a step is the gradient of the energy");
 

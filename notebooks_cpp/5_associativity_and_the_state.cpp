@@ -45,7 +45,7 @@ constexpr int kValueDim = 8;
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
-/// e, D and n of the library, or m, D and n of the paper: one shift and then what is summed.
+/// e, D and n of the library, or m, D and n of the paper: one shift, then the sums.
 using State = std::vector<float>;
 
 // %% [markdown]

@@ -191,7 +191,8 @@ int main() {
   std::vector<float> far(64, -200), huge(4 * 64, 0);
   far[0] = -140, far[1] = -70, far[2] = 0, huge[0] = 0x1p100f;
   std::printf("key by key n_0 = %g, one shift n_0 = %g\n", key_by_key(far, huge)[kValues], one_shift(far, huge)[kValues]);
-  expect(key_by_key(far, huge)[kValues] == 0x1p-40f && one_shift(far, huge)[kValues] == 0, "2^100 2^-70 2^-70");
+  expect(key_by_key(far, huge)[kValues] == 0x1p-40f && one_shift(far, huge)[kValues] == 0,
+         "key by key the product is 2^(100 - 70 - 70)");
 
   // %% [markdown]
   // ## A chain that stops growing
@@ -298,7 +299,7 @@ int main() {
     points += "\n";
   }
   expect(chain_error > 50 * tree_error, "at 2^17 keys the tree is far better");
-  expect(tree_error < 16, "and within the simple limit that tests use for normal data");
+  expect(tree_error < 16, "the tree is within the simple limit that tests use");
 
   // %% Drawing
   figure("notebook_errors", "$errors << EOD\n" + points + R"(EOD
@@ -393,7 +394,7 @@ plot $errors using 1:3 with lines dt 2 lw 2 lc rgb '#d9730d' title 'chain, bound
     for (const DType type : types) std::printf("  %7.4f", std::abs(gradient(x, 0, type)));
     std::printf("   %12.4f\n", gradient(x, x, DType::F16));
     for (const DType type : types) {
-      expect(std::abs(gradient(x, x, type) - exact) < 3 * unit_roundoff(type), "the shifted one is right everywhere");
+      expect(std::abs(gradient(x, x, type) - exact) < 3 * unit_roundoff(type), "the shifted gradient is right everywhere");
     }
   }
   for (std::size_t i = 0; i < 4; ++i) {
