@@ -4,9 +4,13 @@
 // %% [markdown]
 // # Decoding over threads {#notebook_threads}
 //
-// The smallest complete program that decodes over several ranks. The ranks are threads of one
-// process, so it needs neither MPI nor `mpirun`. Each rank holds some of the keys and values of one
-// sequence; together they compute eq. (7), the attention of the newest token over all of them.
+// This is the smallest complete program that decodes over several ranks. The ranks are threads of
+// one process, so the program needs neither MPI nor `mpirun`. Each rank holds some of the keys and
+// values of one sequence. Together they compute eq. (7), the attention of the newest token over all
+// keys.
+//
+// **What you need:** the chapter on @ref tree. **What you get:** the four calls that a program of
+// your own needs: `open_shard()`, `find_algorithm()`, `Algorithm::open()` and `Decoder::step()`.
 
 // %%
 #include "distributed/decoders/decoder.hpp"
@@ -19,7 +23,10 @@ using namespace notebook;
 
 int main() {
   // %% [markdown]
-  // Four query heads share two key/value heads of 1000 keys. All ranks read parts of the same arrays.
+  // ## The problem
+  //
+  // Four query heads share two key/value heads of 1000 keys. All ranks read their parts from the
+  // same arrays. The oracle `attention()` computes the exact result.
 
   // %%
   const std::int64_t n_h = 4, n_kv = 2, N = 1000, d = 32;
@@ -29,8 +36,11 @@ int main() {
   const AttentionResult exact = attention(q.view(), k.view(), v.view(), {.scale = scale});
 
   // %% [markdown]
-  // One step on p ranks, in nodes of four. A rank opens a cache over its shard, and a decoder over
-  // that; every rank ends with the output of all heads. A wait of more than a minute is an error.
+  // ## One decode step on p ranks
+  //
+  // Every rank opens a cache over its shard and a decoder over that cache. After the step every
+  // rank has the output of all heads. The ranks form nodes of four. A wait of more than 60 seconds
+  // is an error.
 
   // %%
   const auto decode = [&](int p) {
@@ -47,6 +57,10 @@ int main() {
     return outputs[0];
   };
 
+  // %% [markdown]
+  // **Predict:** the sums over keys are divided differently on 1, 2, 3, 8 and 16 ranks. Do the outputs
+  // differ in their last bits?
+
   // %%
   const DecodeOutput alone = decode(1);
   for (const int p : {1, 2, 3, 8, 16}) {
@@ -54,15 +68,38 @@ int main() {
     const double error = largest_error(output.out, exact.out);
     std::printf("%2d ranks: z = (%.4f, %.4f, ...), largest error %.1e\n", p, output.out[0], output.out[1], error);
     expect(error < 1e-6, "it is attention");
-    expect(output.out == alone.out && output.lse == alone.lse, "in the same bits");
+    expect(output.out == alone.out && output.lse == alone.lse, "the bits are those of one rank");
   }
 }
 
 // %% [markdown]
-// The bits are those of one rank because every rank hands on subtrees of one tree over the
-// positions, see [the tree](@ref tree).
+// The bits are those of one rank because every rank sends the states of subtrees of one tree over
+// the positions (@ref tree), and that tree does not depend on the number of ranks.
+//
+// ## What to take home
+//
+// 1. A rank needs its keys and values, their range of positions, and a transport.
+// 2. After a step every rank holds the same output, to the bit.
+// 3. With `two-level` these bits do not depend on the number of ranks.
 //
 // ## Questions
 //
-// 1. The last of 16 ranks holds fewer keys than the others. Where does the program say so?
-// 2. Which line changes if the ranks are processes? The next notebook answers.
+// 1. (Easy.) The last of 16 ranks holds fewer keys than the others. How many, and which line of the
+//    program decides it?
+//
+//    <details><summary>Answer</summary>
+//
+//    It holds 40. `even_ranges()` cuts at multiples of a leaf of 64 keys: 15 ranks hold 64 keys each, and 40
+//        are left. The rest of the program takes whatever range `Topology::range_of()` returns, which may
+//        also be empty.
+//
+//    </details>
+//
+// 2. (Easy.) Which lines change if the ranks are processes?
+//
+//    <details><summary>Answer</summary>
+//
+//    Only `run_threads()`: each process makes an `MpiTransport` from its communicator and runs the
+//    body of the lambda once. @ref notebook_mpi does this.
+//
+//    </details>

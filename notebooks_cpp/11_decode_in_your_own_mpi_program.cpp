@@ -4,9 +4,16 @@
 // %% [markdown]
 // # Decoding in your own MPI program {#notebook_mpi}
 //
-// A program that has its own communicators, and keys and values spread over the ranks of one of
-// them, needs one function: communicator in, output out. The library never calls `MPI_Init` and
-// never names `MPI_COMM_WORLD`; it duplicates the communicator, so its messages meet no others.
+// Suppose that your program has its own communicators, and that keys and values are spread over the
+// ranks of one of them. Then one function is enough: it takes the communicator and returns the
+// output. The library never calls `MPI_Init` and never uses `MPI_COMM_WORLD`. It duplicates the
+// communicator, so its messages cannot be confused with yours.
+//
+// **What you need:** @ref notebook_threads and a little MPI. **What you get:** `attend`, a
+// function of 20 lines that you can copy.
+
+// %% [markdown]
+// ## The function
 
 // %%
 #include "distributed/decoders/decoder.hpp"
@@ -37,16 +44,21 @@ DecodeOutput attend(MPI_Comm comm, const TensorView& q, const TensorView& k, con
   const auto decoder = find_algorithm("two-level").open(transport, shard, ranges);
   DecodeOutput output = decoder->step(q, lengths).copy();
 
-  // Sums of values near the largest float overflow. All ranks see that, and decode once more.
+  // Sums of values near the largest float may overflow. Every rank sees that in the output and repeats the step.
   if (needs_lift(output)) take_lifted(output, decoder->step(q, lengths, kLift).copy());
   return output;
 }
 
 int main(int argc, char** argv) {
   // %% [markdown]
-  // The program around it splits the ranks of MPI into two groups, each with a sequence of its own.
-  // To check the output, every rank draws the keys and values of its whole group. It hands over its
-  // own part of them: 64 keys on the first rank, 128 on the second, and so on.
+  // ## A program that uses it
+  //
+  // The program splits the ranks of MPI into two groups and decodes one sequence per group. To
+  // check the output, every rank draws the keys and values of its whole group, but it passes only
+  // its own part to `attend`: 64 keys on rank 0, 128 on rank 1, and so on.
+  //
+  // With four ranks each group has $64 + 128 = 192$ keys. The output on this page is that of one
+  // rank. **Predict:** how large is the error of the decode in F32 against the oracle?
 
   // %%
   MPI_Init(&argc, &argv);
@@ -71,8 +83,34 @@ int main(int argc, char** argv) {
 }
 
 // %% [markdown]
+// ## What to take home
+//
+// 1. Pass a communicator, the query, and the keys and values of this rank; every rank gets the
+//    output.
+// 2. The library works on a duplicate of your communicator, and on nothing else.
+// 3. Shards may have different lengths. If they start at multiples of 64, cutting them differently
+//    changes no bit.
+//
 // ## Questions
 //
-// 1. The output has the same bits for any number of ranks if they hold the same keys. Why is that
-//    true although the shards here are unequal?
-// 2. What would have to change to decode on GPUs, one per rank?
+// 1. (Medium.) The output has the same bits for any number of ranks that hold the same keys. Why
+//    does this hold although the shards here have different lengths?
+//
+//    <details><summary>Answer</summary>
+//
+//    The tree is defined over the positions of the sequence, not over ranks. A leaf covers 64
+//    positions, and here every shard starts at a multiple of 64, so each leaf is computed by one
+//    rank. Each inner node merges the same two children in the same way, whichever rank does it
+//    (@ref tree).
+//
+//    </details>
+//
+// 2. (Medium.) What has to change to decode on GPUs, one per rank?
+//
+//    <details><summary>Answer</summary>
+//
+//    `cpu_backend()` becomes `find_backend("cuda")`, and each process selects its GPU first.
+//    `open_shard()` then copies the keys and values of the rank to the device. Exchange and result
+//    stay the same: states are sent by the host.
+//
+//    </details>

@@ -4,16 +4,20 @@
 // %% [markdown]
 // # Attention is a gradient {#notebook_gradient}
 //
-// Section 4 of the paper in one page. Take the exponents of attention and tilt them by a source
-// $\zeta$:
+// Attention is usually introduced as a recipe: score the keys, apply softmax, average the values.
+// Section 4 of the paper obtains the same result from one scalar function, the energy
 //
 // $$
 // F(\zeta) = \log \sum_a \exp(q \cdot k_a + \zeta \cdot v_a) .
 // $$
 //
-// That is one number for any $\zeta$: eq. (6). Obs. 1 says that its slope at $\zeta = 0$, eq. (5),
-// is what a transformer calls attention. Nothing here is approximate: we compute the number, we
-// push it, and watch how it moves.
+// This is eq. (6). The vector $\zeta$ is called the *source*. Obs. 1 of the paper says that the
+// gradient of $F$ with respect to $\zeta$, taken at $\zeta = 0$, is the attention output, eq. (5).
+// This notebook evaluates the energy, differentiates it numerically, and compares the result with
+// attention.
+//
+// **What you need:** the chain rule and the chapter on @ref energy. **What you get:** Obs. 1
+// checked to ten digits, for one query and for all causal queries.
 
 // %%
 #include "notebooks_cpp/notebook.hpp"
@@ -31,7 +35,7 @@ int main() {
   // %% [markdown]
   // ## A small problem
   //
-  // Six keys with values in the plane, so that everything can be printed and drawn.
+  // We take six keys, with values of two components, so that everything can be printed.
 
   // %%
   std::mt19937 random(1);
@@ -47,11 +51,14 @@ int main() {
   }
 
   // %% [markdown]
-  // ## The energy is one number
+  // ## The energy and a small source
   //
-  // With no source, $F(0)$ is the log-sum-exp of the scores. A source raises the weight of the keys
-  // whose values point its way and lowers that of the others. Whether the energy rises is what its
-  // slope says.
+  // Without a source, $F(0)$ is the log-sum-exp of the scores. A source adds $\zeta \cdot v_a$ to
+  // the exponent of key $a$: it raises the weight of keys whose value points along $\zeta$ and
+  // lowers the weight of the others.
+  //
+  // **Predict:** key 1 has the largest weight, and its value is $(1.381, -0.287)$. Does a source
+  // along the first component raise the energy? And a source along the second?
 
   // %%
   const Vector zero = Vector::Zero(d_v);
@@ -60,11 +67,14 @@ int main() {
   std::printf("F(0, 0.1)  = %.6f\n", energy(q, K, V, Vector{{0.0, 0.1}}));
 
   // %% [markdown]
-  // ## Its slope is attention
+  // ## The gradient of the energy is attention
   //
-  // Push $\zeta$ by a little on either side of 0 in every direction, and divide: central
-  // differences know nothing of softmax. Beside them, attention as everybody writes it,
-  // $\sum_a P_a v_a$ of eq. (16), and the closed form of eq. (5).
+  // We approximate the gradient by central differences: shift $\zeta_j$ by $\pm h$ and divide the
+  // change of $F$ by $2h$. The differences use the energy alone; no softmax occurs in them. Beside
+  // them we print attention as the weighted mean $\sum_a P_a v_a$ of eq. (16), and the closed form
+  // of the gradient, eq. (5).
+  //
+  // **Predict:** to how many digits do the three columns agree if $h = 10^{-5}$?
 
   // %%
   const Vector attention = V.transpose() * P;
@@ -80,11 +90,14 @@ int main() {
   }
 
   // %% [markdown]
-  // ## How good are differences?
+  // ## How accurate are the differences?
   //
-  // A central difference is wrong by about $h^2$ from the curvature and by about $u / h$ from
-  // rounding, $u = 2^{-53}$. The figure shows both: the error falls with $h^2$ until rounding takes
-  // over near $h = u^{1/3}$. The closed form has neither.
+  // A central difference has two errors. Truncating the Taylor series costs about $h^2$. Rounding
+  // of $F$ costs about $u / h$, with $u = 2^{-53}$. The first decreases with $h$ and the second
+  // increases, so there is a best step near $h = u^{1/3}$. The closed form has neither error.
+  //
+  // **Predict:** $u^{1/3}$ is $4.8 \cdot 10^{-6}$. What is the smallest error that a difference can
+  // reach?
 
   // %%
   std::string points;
@@ -99,20 +112,24 @@ int main() {
   }
   std::printf("best step h = %.1e, error %.1e\n", best_h, best);
   expect(best < 1e-10, "differences agree to ten digits at their best");
+
+  // %% Drawing
   figure("notebook_differences", "$error << EOD\n" + points + R"(EOD
 set xlabel 'log_{10} h'
-set ylabel 'log_{10} error of dF/dzeta_0'
+set ylabel 'log_{10} error of dF/dζ_0'
 set key left bottom
-plot $error using 1:2 with linespoints pt 7 ps 0.5 title 'central difference')");
+plot $error using 1:2 with linespoints pt 7 ps 0.5 lc rgb '#1982d2' title 'central difference')");
 
   // %% [markdown]
   // ![Error of a central difference of the energy against its step](notebook_differences.svg)
   //
-  // ## Causal attention, all queries at once
+  // ## Causal attention: all queries at once
   //
-  // Every query gets a source of its own, and the energies add up: eq. (25). The gradient with
-  // respect to the source of query $i$, eq. (26), is the attention of query $i$ over the keys that it may
-  // see, and no other query has a say in it.
+  // In causal attention, query $i$ uses the keys 0 to $i$. We give each query a source of its own
+  // and add up the energies: eq. (25). The source of query $i$ occurs in one term of the sum only,
+  // so the gradient with respect to it, eq. (26), is the attention of query $i$ alone.
+  //
+  // **Predict:** what is the output of query 0, before you look?
 
   // %%
   const Matrix Q = normal(random, N, d_h);
@@ -127,10 +144,45 @@ plot $error using 1:2 with linespoints pt 7 ps 0.5 title 'central difference')")
 }
 
 // %% [markdown]
+// ## What to take home
+//
+// 1. The attention output is the gradient of a log-sum-exp with respect to a source, at source
+//    zero.
+// 2. The source is a device of the derivation: it names the variable we differentiate by, and no
+//    program stores it.
+// 3. Adding the energies of several queries gives the attention of each, because each source occurs
+//    in one term.
+//
 // ## Questions
 //
-// 1. Why does the first query return $v_0$ exactly, whatever its score?
-// 2. Add a constant to every score. Which of the numbers above change, and which law of the chapter
-//    on @ref safe_softmax says so?
-// 3. $\zeta$ has as many components as a value, a key has not. What would the gradient with respect
-//    to a source coupled to the *keys* be?
+// 1. (Easy.) Why does query 0 return $v_0$ exactly, whatever its score?
+//
+//    <details><summary>Answer</summary>
+//
+//    It sees one key, and softmax over one score is 1. This also holds in floating point: the score
+//    is subtracted from itself, $\mathrm e^0 = 1$, and both $1 \cdot v_0$ and the division by 1 are
+//    exact.
+//
+//    </details>
+//
+// 2. (Easy.) Add the same constant $c$ to every score. Which of the printed quantities change, and
+//    which formula of the chapter on @ref safe_softmax says so?
+//
+//    <details><summary>Answer</summary>
+//
+//    The scores and every value of $F$ increase by $c$. The weights $P_a$, the gradients and all
+//    outputs stay the same: $F$ and $F'$ differ by a constant, so their gradients are equal,
+//    eq. (37).
+//
+//    </details>
+//
+// 3. (Medium.) Couple a source $\eta$ to the *keys* instead, with the exponent
+//    $q \cdot k_a + \eta \cdot k_a$. What is the gradient at $\eta = 0$?
+//
+//    <details><summary>Answer</summary>
+//
+//    $\sum_a P_a k_a$, the mean key under the attention weights. The exponent depends on $q + \eta$
+//    only, so this is also $\partial F / \partial q$. The chapter on @ref moments_chapter uses it
+//    to compute the entropy of the weights.
+//
+//    </details>

@@ -4,18 +4,20 @@
 // %% [markdown]
 // # Moments and the landscape {#notebook_moments}
 //
-// Attention is the first derivative of the energy at $\zeta = 0$. What are the others? Under
-// $P_a \propto \mathrm e^{q \cdot k_a + \zeta \cdot v_a}$ a value is a random vector $v$, and each
-// derivative of $Z(\zeta) = \sum_a \mathrm e^{q \cdot k_a + \zeta \cdot v_a}$, eq. (19), brings
-// down one more of its components. By eq. (20)
+// Attention is the first derivative of the energy at $\zeta = 0$. This notebook looks at the higher
+// derivatives. Let $v$ be a random vector that equals $v_a$ with probability
+// $P_a \propto \mathrm e^{q \cdot k_a + \zeta \cdot v_a}$. Each derivative of the partition
+// function $Z(\zeta) = \sum_a \mathrm e^{q \cdot k_a + \zeta \cdot v_a}$, eq. (19), brings down one
+// more component of $v$. By eq. (20)
 //
 // $$
 // \frac 1 Z \frac{\partial^n Z}{\partial \zeta_{A_1} \cdots \partial \zeta_{A_n}}
 // = \langle v_{A_1} \cdots v_{A_n} \rangle ,
 // $$
 //
-// so $Z(\zeta) / Z(0)$ generates the moments. The energy $F = \log Z$ of eq. (24) generates the
-// *cumulants*: with $\delta v = v - \langle v \rangle$, the first are eq. (23) and eq. (cov),
+// so $Z(\zeta) / Z(0)$ generates the moments. Its logarithm, the energy $F = \log Z$ of eq. (24),
+// generates the *cumulants*. With $\delta v = v - \langle v \rangle$ the first three are, by
+// eq. (23) and eq. (cov),
 //
 // $$
 // \frac{\partial F}{\partial \zeta_A} = \langle v_A \rangle , \quad
@@ -25,8 +27,9 @@
 // = \langle \delta v_A \, \delta v_B \, \delta v_C \rangle .
 // $$
 //
-// We check these by differences, draw the landscape that they describe, and get them from the very
-// reduction that computes attention.
+// **What you need:** @ref notebook_gradient, and mean and covariance of a random vector. **What you
+// get:** these formulas checked by differences, a picture of $F$, the covariance of the values from
+// the same reduction that computes attention, and the cost of a gradient.
 
 // %%
 #include "notebooks_cpp/notebook.hpp"
@@ -41,9 +44,7 @@
 #include <unsupported/Eigen/AutoDiff>
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
-#include <cstdint>
 #include <cstdio>
 #include <functional>
 #include <random>
@@ -53,18 +54,18 @@
 
 using namespace tree_attn;
 using Eigen::Index;
-using notebook::expect, notebook::figure, notebook::normal, notebook::row;
+using notebook::expect, notebook::figure, notebook::normal, notebook::row, notebook::same_bits;
 
-/// Components of zeta in which a function is differentiated, in any order, repeated at will.
+/// Components of zeta by which a function is differentiated; they may repeat.
 using Components = std::vector<Index>;
 using Function = std::function<double(const Vector&)>;
 
 // %% [markdown]
 // ## Derivatives of any order, by differences
 //
-// A central difference of a central difference, once for every component in the list. The step is
-// a compromise: the curvature spoils $h^2$, rounding $u / h^n$ with $u = 2^{-53}$, so $h$ is about
-// $u^{1/(n+2)}$ and the third derivative is good for six digits or so.
+// We apply a central difference once for every component in the list. The truncation error is about
+// $h^2$, and rounding costs about $u / h^n$ with $u = 2^{-53}$. Their sum is least near
+// $h = u^{1/(n+2)}$, which leaves about six digits for the third derivative.
 
 // %%
 double difference(const Function& f, const Vector& at, Components A, double h) {
@@ -82,8 +83,9 @@ int main() {
   // %% [markdown]
   // ## A small problem
   //
-  // Seven keys with values in the plane. Two of them, 4 and 6, lie inside the polygon that the
-  // others span: the convex hull of the values, where every weighted mean of them lies.
+  // We take seven keys with values of two components. Five of the values are the corners of a
+  // polygon; values 4 and 6 lie inside it. The polygon is the convex hull of the values, so every
+  // weighted mean of them lies in it.
 
   // %%
   std::mt19937 random(2);
@@ -98,8 +100,11 @@ int main() {
   // %% [markdown]
   // ## Z generates the moments
   //
-  // On the left derivatives of $Z$, by differences, over $Z$; on the right the sums
-  // $\sum_a P_a v_{a A_1} \cdots v_{a A_n}$ of eq. (20).
+  // The left column has derivatives of $Z$, by differences, divided by $Z$. The right column has
+  // the sums $\sum_a P_a v_{a A_1} \cdots v_{a A_n}$ of eq. (20).
+  //
+  // **Predict:** keys 0, 1 and 6 have 60 % of the weight, and their values lie on the left. Which sign
+  // has the first moment of component 0?
 
   // %%
   const Function Z = [&](const Vector& zeta) { return partition_function(q, K, V, zeta); };
@@ -116,9 +121,11 @@ int main() {
   // %% [markdown]
   // ## F generates the cumulants
   //
-  // The same differences of $F$ give mean, covariance and third cumulant. Not only at 0: at any
-  // $\zeta$ they are those of the tilted weights,
-  // $\mathrm{softmax}(q \cdot k_a + \zeta \cdot v_a)$.
+  // The same differences, applied to $F$, give mean, covariance and third cumulant. This holds at
+  // any $\zeta$, with the weights $\mathrm{softmax}(q \cdot k_a + \zeta \cdot v_a)$.
+  //
+  // **Predict:** the first moments equal the first cumulants. Which rows of the table below differ
+  // from those above?
 
   // %%
   const Function F = [&](const Vector& zeta) { return energy(q, K, V, zeta); };
@@ -143,11 +150,13 @@ int main() {
   }
 
   // %% [markdown]
-  // ## From the fourth on they part
+  // ## The fourth cumulant is not a central moment
   //
-  // Up to third order a cumulant is a central moment. The fourth is not:
-  // $\partial^4 F = \langle \delta v^4 \rangle - 3 \langle \delta v^2 \rangle^2$, which vanishes
-  // for a Gaussian and is negative where the values sit at two ends. Here along component 0.
+  // Up to third order a cumulant is a central moment. The fourth cumulant is
+  // $\partial^4 F = \langle \delta v^4 \rangle - 3 \langle \delta v^2 \rangle^2$. It is zero for a
+  // Gaussian, and negative if the values sit at two ends. We take component 0.
+  //
+  // **Predict:** the values of component 0 lie between $-2$ and $2.1$. What is the sign?
 
   // %%
   const Vector dv = V.col(0).array() - P.dot(V.col(0));
@@ -157,18 +166,22 @@ int main() {
   std::printf("<dv^4>                         %8.4f\n", central_4);
   std::printf("<dv^4> - 3 <dv^2>^2            %8.4f\n", central_4 - 3 * central_2 * central_2);
   expect(std::abs(kappa_4 - (central_4 - 3 * central_2 * central_2)) < 1e-3, "the fourth cumulant");
-  expect(std::abs(kappa_4 - central_4) > 1, "the fourth cumulant is no central moment");
+  expect(std::abs(kappa_4 - central_4) > 1, "the fourth cumulant is not a central moment");
 
   // %% [markdown]
   // ## The landscape
   //
-  // The Hessian is a covariance, so none of its eigenvalues is negative: $F$ is convex. Its slope
-  // is a weighted mean of values, so it stays in their convex hull. And far out it forgets the
-  // scores: one value wins, $F(\zeta) - \max_a \zeta \cdot v_a$ stays between the winner's score
-  // and $F(0)$, and the bowl turns into a polyhedral funnel, one face for each corner of the hull.
+  // The Hessian of $F$ is a covariance matrix, so its eigenvalues are not negative and $F$ is
+  // convex. The gradient is a weighted mean of values, so it stays in their convex hull. Far from
+  // the origin one value has nearly all the weight, and the scores matter little:
+  // $F(\zeta) - \max_a \zeta \cdot v_a$ stays between the score of that key and $F(0)$. The graph
+  // of $F$ then looks like a polyhedral funnel, with one face for each corner of the hull.
+  //
+  // **Predict:** along $\zeta = t \, (0.8, 0.6)$, which value does the gradient approach? Where do
+  // the eigenvalues go?
 
   // %%
-  std::printf("   zeta            F      slope              eigenvalues of the Hessian\n");
+  std::printf("   zeta            F      gradient           eigenvalues of the Hessian\n");
   for (const double t : {0.0, 1.0, 4.0, 16.0}) {
     const Vector zeta = t * Vector{{0.8, 0.6}}, slope = energy_gradient(q, K, V, zeta);
     const Vector lambda = Eigen::SelfAdjointEigenSolver<Matrix>(covariance(q, K, V, zeta)).eigenvalues();
@@ -179,24 +192,26 @@ int main() {
   Index winner;
   const Vector far = 100 * Vector{{0.8, 0.6}};
   const double height = (V * far).maxCoeff(&winner), above = F(far) - height;
-  expect((energy_gradient(q, K, V, far) - V.row(winner).transpose()).norm() < 1e-6, "one wins");
-  expect(above > s(winner) - 1e-9 && above < F(zero) + 1e-9, "the funnel");
+  expect((energy_gradient(q, K, V, far) - V.row(winner).transpose()).norm() < 1e-6, "one value has all the weight");
+  expect(above > s(winner) - 1e-9 && above < F(zero) + 1e-9, "far out F follows one value");
 
   // %% [markdown]
-  // Where the slope vanishes, the tilt has brought the mean to the origin: there the landscape is
-  // lowest. That it has such a point at all is because the origin lies inside the hull. Newton's
-  // method finds it, with the covariance for a Hessian.
+  // The gradient vanishes where the tilted mean is the origin, and there $F$ has its minimum. The
+  // minimum exists because the origin lies inside the hull. We find it by Newton's method, with the
+  // covariance as the Hessian.
 
   // %%
   Vector lowest = zero;
   for (int i = 0; i < 20; ++i) lowest -= covariance(q, K, V, lowest).ldlt().solve(energy_gradient(q, K, V, lowest));
   const Vector attention = energy_gradient(q, K, V, zero);
-  std::printf("attention, the slope at 0:  (%.4f, %.4f)\n", attention(0), attention(1));
-  std::printf("lowest at zeta =            (%.4f, %.4f), F = %.4f; F(0) = %.4f\n", lowest(0), lowest(1), F(lowest), F(zero));
-  expect(energy_gradient(q, K, V, lowest).norm() < 1e-12, "the slope vanishes at the bottom");
-  expect(F(lowest) <= F(zero), "no point is lower than the bottom");
+  std::printf("attention, the gradient at 0:  (%.4f, %.4f)\n", attention(0), attention(1));
+  std::printf("minimum at zeta =              (%.4f, %.4f), F = %.4f; F(0) = %.4f\n", lowest(0), lowest(1), F(lowest),
+              F(zero));
+  expect(energy_gradient(q, K, V, lowest).norm() < 1e-12, "the gradient vanishes at the minimum");
+  expect(F(lowest) <= F(zero), "no point is lower than the minimum");
 
-  // Heights on a grid, and arrows along the slope.
+  // %% Drawing
+  // Heights on a grid, and arrows along the gradient.
   std::string grid, arrows;
   for (double x = -3; x < 3.01; x += 0.1, grid += "\n") {
     for (double y = -3; y < 3.01; y += 0.1) grid += row({x, y, F(Vector{{x, y}})});
@@ -225,25 +240,29 @@ set ylabel 'ζ_1'
 set cblabel 'F(ζ)'
 set key outside top center horizontal
 plot $level using 1:2:3 with lines lw 1.2 lc palette notitle, \
-     $slope using 1:2:3:4 with vectors filled size 0.1,20 lc rgb '#888888' title 'slope / 5', \
+     $slope using 1:2:3:4 with vectors filled size 0.1,20 lc rgb '#888888' title 'gradient / 5', \
      $marks using (0):(0):1:2 with vectors filled size 0.12,20 lw 3 lc rgb '#c2185b' \
        title 'attention', \
-     $marks using 3:4 with points pt 2 ps 1.2 lw 2 lc rgb '#000000' title 'lowest')",
+     $marks using 3:4 with points pt 2 ps 1.2 lw 2 lc rgb '#000000' title 'minimum')",
          600, 560);
 
   // %% [markdown]
   // ![Contours of the energy F over the source, with its gradient; at the origin the gradient is attention](notebook_landscape.svg)
   //
-  // ## The Taylor series and what it leaves out
+  // ## The Taylor series and its remainder
   //
-  // Eq. (21) rebuilds $Z(\zeta) / Z(0)$ from the moments at 0. With $x = \zeta \cdot v$ its terms
-  // are $\langle x^n \rangle / n!$, and Lagrange bounds what is left out after order $n$ by
+  // Eq. (21) reconstructs $Z(\zeta) / Z(0)$ from the moments at 0. With $x = \zeta \cdot v$ its
+  // terms are $\langle x^n \rangle / n!$. Lagrange's form of the remainder after order $n$ gives
+  // the bound
   //
   // $$
   // \frac{1}{(n+1)!} \left\langle |x|^{n+1} \max(1, \mathrm e^x) \right\rangle ,
   // $$
   //
-  // which tends to 0 for every $\zeta$: the series converges everywhere, if slowly far out.
+  // which tends to 0 for every $\zeta$: the series converges everywhere.
+  //
+  // **Predict:** the second $\zeta$ is six times as long as the first. How many more terms does it
+  // need?
 
   // %%
   std::printf("           zeta = (0.7, -0.4)          zeta = (4.2, -2.4)\n");
@@ -255,7 +274,7 @@ plot $level using 1:2:3 with lines lw 1.2 lc palette notitle, \
       const double exact = std::exp(F(zeta) - F(zero));
       const TaylorSum sum = moment_series(q, K, V, zeta, order);
       const double error = std::abs(sum.value - exact), rounding = 1e-14 * exact;
-      // Below the rounding of the sum itself an error says nothing.
+      // An error below the rounding of the sum itself has no meaning.
       if (error < rounding)
         std::printf("  rounding   %.2e", sum.remainder);
       else
@@ -269,11 +288,13 @@ plot $level using 1:2:3 with lines lw 1.2 lc palette notitle, \
   // %% [markdown]
   // ## The same moments from one reduction
   //
-  // Tree decoding carries $\sum_a w_a v_a$ for whatever $v_a$ is. Let the products of its
-  // components follow a value, $v \to (v,\, v_0^2,\, v_0 v_1,\, v_1^2)$, and its key: then the
-  // same merge, the same tree and the same collective bring home the covariance too, and the
-  // entropy $H = -\langle \log P \rangle = \mathrm{lse} - q \cdot \langle k \rangle$
+  // Tree decoding computes $\sum_a w_a v_a$ whatever the vectors $v_a$ are. We append the products
+  // of components to each value, $v \to (v,\, v_0^2,\, v_0 v_1,\, v_1^2)$, and the key as well. The
+  // same merge and the same tree then also return the covariance, and the entropy
+  // $H = -\langle \log P \rangle = \mathrm{lse} - q \cdot \langle k \rangle$
   // (`reference/oracle/moment_state.hpp`). Below, the seven keys lie on three ranks.
+  //
+  // **Predict:** how many elements has the enlarged state?
 
   // %%
   const MomentLayout layout{d_v, Products::Triangle, d_h};
@@ -291,7 +312,7 @@ plot $level using 1:2:3 with lines lw 1.2 lc palette notitle, \
   Forest<double> ranks = shard(0, 3);
   for (const Forest<double>& right : {shard(3, 4), shard(4, N)}) ranks.append(right.subtrees(), right.states().data());
   const std::span<const double> state = ranks.fold();
-  std::printf("numbers in a state: %td, for attention alone: %td\n", static_cast<std::ptrdiff_t>(state.size()), 2 + d_v);
+  std::printf("elements of a state: %td, for attention alone: %td\n", static_cast<std::ptrdiff_t>(state.size()), 2 + d_v);
 
   // %%
   const Matrix C = read_covariance(layout, state.data()), exact = covariance(q, K, V, zero);
@@ -306,14 +327,10 @@ plot $level using 1:2:3 with lines lw 1.2 lc palette notitle, \
   expect(std::abs(H - entropy(q, K, V, zero)) < 1e-14, "entropy from one reduction");
 
   // %% [markdown]
-  // One rank alone gives the same bits, and attention has the bits that it has without company: a
-  // merge looks at each component by itself.
+  // One rank alone gives the same bits. The attention part of the enlarged state also has the bits
+  // of a plain state, because a merge treats every component separately.
 
   // %%
-  const auto same_bits = [](std::span<const double> a, std::span<const double> b) {
-    return std::equal(a.begin(), a.end(), b.begin(), b.end(),
-                      [](double x, double y) { return std::bit_cast<std::uint64_t>(x) == std::bit_cast<std::uint64_t>(y); });
-  };
   Forest<double> one_rank = shard(0, N), plain(1, d_v);
   for (Index a = 0; a < N; ++a) {
     const Vector v = V.row(a).transpose();
@@ -322,17 +339,17 @@ plot $level using 1:2:3 with lines lw 1.2 lc palette notitle, \
   }
   const bool ranks_agree = same_bits(one_rank.fold(), state);
   const bool untouched = same_bits(plain.fold(), state.first(2 + d_v));
-  std::printf("three ranks and one: %s bits; with and without products: %s bits\n", ranks_agree ? "same" : "other",
-              untouched ? "same" : "other");
+  std::printf("three ranks and one: %s bits; with and without products: %s bits\n", ranks_agree ? "same" : "different",
+              untouched ? "same" : "different");
   expect(ranks_agree && untouched, "the enlarged state keeps its bits");
 
   // %% [markdown]
   // ## What a gradient costs
   //
-  // Section 5.2 of the paper has attention computed as the gradient of an energy because reverse
-  // mode gives a gradient for a small multiple of the energy, however long $\zeta$ is. Forward
-  // mode carries $d_v$ slopes along. No clock is needed to see it: we count operations, by running
-  // the code of `energy()` on numbers that count.
+  // Section 5.2 of the paper computes attention as the gradient of an energy because reverse mode
+  // returns a gradient for a small multiple of the cost of the energy, whatever the length of
+  // $\zeta$. Forward mode propagates $d_v$ derivatives instead. We count operations rather than
+  // time: `energy()` runs with a number type that counts its operations.
 
   // %%
   struct Cost {
@@ -365,7 +382,9 @@ plot $level using 1:2:3 with lines lw 1.2 lc palette notitle, \
   };
 
   // %% [markdown]
-  // 32 keys of 16 components. "By hand" is the closed form of eq. (5), which is what Alg. 2 does.
+  // We use 32 keys of 16 components. "By hand" is the closed form of eq. (5), which Alg. 2 uses.
+  //
+  // **Predict:** for $d_v = 128$, how many energies does each of the three methods cost?
 
   // %%
   std::string points;
@@ -377,6 +396,8 @@ plot $level using 1:2:3 with lines lw 1.2 lc palette notitle, \
     expect(cost.reverse < 5 && cost.by_hand < 2, "reverse mode costs a small constant");
     expect(cost.forward > 0.5 * static_cast<double>(n), "forward mode costs about d_v");
   }
+
+  // %% Drawing
   figure("notebook_gradient_cost", "$cost << EOD\n" + points + R"(EOD
 set logscale x 2
 set logscale y 2
@@ -395,12 +416,54 @@ plot $cost using 1:4 with linespoints ls 1 title 'forward mode', \
 // %% [markdown]
 // ![Operations of the gradient against those of the energy, as the values grow longer](notebook_gradient_cost.svg)
 //
+// ## What to take home
+//
+// 1. $Z(\zeta) / Z(0)$ generates moments, and $F = \log Z$ generates cumulants: mean, covariance,
+//    third cumulant.
+// 2. $F$ is convex, and its gradient stays in the convex hull of the values.
+// 3. Covariance and entropy of the attention weights come from the same reduction as attention,
+//    with a longer state.
+//
 // ## Questions
 //
-// 1. The series of $Z$ converges for every $\zeta$. That of $F$ does not: for two keys of equal
-//    score with values $\pm 1$ it is $F = \log 2 \cosh \zeta$. Where in the complex plane does it
-//    end, and how far does its Taylor series reach?
-// 2. Move all values by the same vector. Which cumulants change?
-// 3. The covariance from the reduction is a difference of two sums. For which values does it lose
-//    its digits, and what does the `center` of `reference/oracle/moment_state.hpp` do about it?
-// 4. Where would the landscape be lowest if the origin lay outside the hull?
+// 1. (Hard.) The series of $Z$ converges for every $\zeta$. The series of $F$ does not: two keys of
+//    equal score with values $\pm 1$ have $F = \log (2 \cosh \zeta)$. Where in the complex plane is
+//    $F$ singular, and what is the radius of convergence?
+//
+//    <details><summary>Answer</summary>
+//
+//    At the zeros of $\cosh$; the nearest are $\zeta = \pm \mathrm i \pi / 2$. The radius is
+//    $\pi / 2$.
+//
+//    </details>
+//
+// 2. (Easy.) Add the same vector $c$ to all values. Which cumulants change?
+//
+//    <details><summary>Answer</summary>
+//
+//    The mean changes by $c$, and no other. $F$ gains the term $\zeta \cdot c$, which is linear, so
+//    only the first derivative sees it. The moments above the first do change.
+//
+//    </details>
+//
+// 3. (Medium.) The covariance from the reduction is the difference
+//    $\langle v_A v_B \rangle - \langle v_A \rangle \langle v_B \rangle$. For which values does it
+//    lose digits, and how does the `center` of `reference/oracle/moment_state.hpp` help?
+//
+//    <details><summary>Answer</summary>
+//
+//    It loses digits if the mean is much larger than the deviation: the relative error is about
+//    $u \, (\mathrm{mean} / \mathrm{deviation})^2$. With a center $c$ near the values, the products
+//    are those of $v - c$, whose mean is small. The covariance does not depend on $c$, see
+//    question 2.
+//
+//    </details>
+//
+// 4. (Medium.) What happens to the minimum of $F$ if the origin lies outside the hull?
+//
+//    <details><summary>Answer</summary>
+//
+//    There is none. Some direction has $\zeta \cdot v_a < 0$ for all keys, and along it
+//    $F \to -\infty$.
+//
+//    </details>

@@ -10,17 +10,23 @@
 // \Gamma(\zeta, z) = \sum_i \bigl( z_i \cdot \zeta_i - F_i(\zeta_i) \bigr)
 // $$
 //
-// a log-likelihood: eq. (30). Its slopes vanish together, eq. (31), where $\zeta = 0$, eq. (32),
-// and $z$ is attention, eq. (33), which eq. (34) then reads as the most likely pair under
-// $\mathrm e^{-\Gamma}$. The stationary point is right; the reading is not, as we shall see at
-// once. What is true needs one more step: eliminate the source by its Legendre transform
+// a log-likelihood: eq. (30). Both gradients of $\Gamma$ vanish, eq. (31), at $\zeta = 0$,
+// eq. (32), and $z$ equal to attention, eq. (33). The paper reads this point as the most likely pair
+// under $\mathrm e^{-\Gamma}$, eq. (34).
+//
+// The stationary point is right, but it is a saddle and not a maximum. A maximum appears after one
+// more step, which eliminates the source by a Legendre transform,
 //
 // $$
-// F^*(z) = \sup_\zeta \, \bigl( z \cdot \zeta - F(\zeta) \bigr) ,
+// F^*(z) = \sup_\zeta \, \bigl( z \cdot \zeta - F(\zeta) \bigr) .
 // $$
 //
-// and $\mathrm e^{-F^*(z)}$ is largest exactly at attention. It says what it costs to move the
-// output elsewhere, and where no weights could ever move it.
+// The function $\mathrm e^{-F^*(z)}$ has its only maximum at attention. Its value elsewhere says
+// how far the weights must move from softmax to produce the output $z$.
+//
+// **What you need:** @ref notebook_moments and eigenvalues. **What you get:** the saddle, the
+// Legendre transform computed by Newton's method, a map of $\mathrm e^{-F^*}$ over the hull of the
+// values, and the use of the saddle in statistics.
 
 // %%
 #include "notebooks_cpp/notebook.hpp"
@@ -48,7 +54,8 @@ int main() {
   // %% [markdown]
   // ## One query, seven values in the plane
   //
-  // The values are those of @ref notebook_moments again: five corners of a polygon, two inside.
+  // The problem is the one of @ref notebook_moments again: five values are the corners of a polygon,
+  // two lie inside.
 
   // %%
   std::mt19937 random(2);
@@ -63,11 +70,12 @@ int main() {
   std::printf("F(0)      = %.6f\n", energy(q, K, V, zero));
 
   // %% [markdown]
-  // ## Stationary at attention
+  // ## The stationary point is attention
   //
-  // $\partial \Gamma / \partial z_i = \zeta_i$ vanishes at $\zeta_i = 0$ only, and there
-  // $\partial \Gamma / \partial \zeta_i = z_i - \partial F_i$ vanishes at attention only. Three
-  // causal queries at once, each with a source and an activation of its own: eq. (31) to eq. (33).
+  // The gradient $\partial \Gamma / \partial z_i = \zeta_i$ vanishes only at $\zeta_i = 0$. There
+  // $\partial \Gamma / \partial \zeta_i = z_i - \partial F_i$ vanishes only if $z_i$ is attention.
+  // We check eq. (31) to eq. (33) for three causal queries, each with its own source and
+  // activation.
 
   // %%
   const Matrix Q = normal(random, 3, d_h), none = Matrix::Zero(3, d_v);
@@ -77,16 +85,19 @@ int main() {
   for (Index i = 0; i < 3; ++i)
     std::printf("query %td: zeta* = (%g, %g)  z* = (%7.4f, %7.4f)\n", i, best.Zeta(i, 0), best.Zeta(i, 1), best.Z(i, 0),
                 best.Z(i, 1));
-  std::printf("largest slope of Gamma there: %g\n", std::max(flat.Zeta.cwiseAbs().maxCoeff(), flat.Z.cwiseAbs().maxCoeff()));
+  std::printf("largest derivative of Gamma there: %g\n",
+              std::max(flat.Zeta.cwiseAbs().maxCoeff(), flat.Z.cwiseAbs().maxCoeff()));
   expect(flat.Zeta.isZero(0) && flat.Z.isZero(0), "Gamma is stationary");
   expect(best.Z == causal && best.Zeta.isZero(0), "zeta* = 0 and z* is attention");
 
   // %% [markdown]
   // ## The misprint of eq. (30)
   //
-  // As printed, $F$ stands inside the sum over the components of $z \cdot \zeta$ and is subtracted
-  // $d_v$ times. The slope in $\zeta$ is then $z - d_v \, \partial F$. We take the printed formula
-  // at its word, and ask by differences at which $z$ it is stationary.
+  // As printed in the paper, $F$ stands inside the sum over the components of $z \cdot \zeta$, so
+  // it is subtracted $d_v$ times, and the gradient in $\zeta$ is $z - d_v \, \partial F$. We take
+  // the printed formula literally and find its stationary point by differences.
+  //
+  // **Predict:** which $z$ comes out for $d_v = 2$?
 
   // %%
   const auto printed = [&](const Vector& zeta, const Vector& z) {
@@ -94,7 +105,7 @@ int main() {
     for (Index A = 0; A < d_v; ++A) sum += z(A) * zeta(A) - energy(q, K, V, zeta);
     return sum;
   };
-  // The slope is z minus something that does not depend on z: read that off at z = 0.
+  // The gradient is z minus a term that does not depend on z; at z = 0 only that term is left.
   Vector z_printed(d_v);
   for (Index j = 0; j < d_v; ++j) {
     const Vector push = 1e-5 * Vector::Unit(d_v, j);
@@ -105,14 +116,16 @@ int main() {
   expect((z_printed - 2 * attention).norm() < 1e-8, "the misprint gives d_v times attention");
 
   // %% [markdown]
-  // ## It is a saddle
+  // ## The stationary point is a saddle
   //
   // $\Gamma$ is linear in $z$ and concave in $\zeta$. Its Hessian in $(\zeta, z)$ is
-  // $\begin{pmatrix} -C & 1 \\ 1 & 0 \end{pmatrix}$ with $C$ the covariance of the values. On an
-  // eigenvector of $C$ with eigenvalue $c$ that leaves
-  // $\begin{pmatrix} -c & 1 \\ 1 & 0 \end{pmatrix}$, of determinant $-1$: eigenvalues
-  // $(-c \pm \sqrt{c^2 + 4}) / 2$, one of each sign, whatever the values are. Nothing is largest
-  // there, and nothing is smallest.
+  // $\begin{pmatrix} -C & 1 \\ 1 & 0 \end{pmatrix}$, where $C$ is the covariance of the values. On
+  // an eigenvector of $C$ with eigenvalue $c$ it becomes
+  // $\begin{pmatrix} -c & 1 \\ 1 & 0 \end{pmatrix}$. The determinant is $-1$, and the eigenvalues
+  // $(-c \pm \sqrt{c^2 + 4}) / 2$ have opposite signs for every $c$. So $\Gamma$ has neither a
+  // maximum nor a minimum there.
+  //
+  // **Predict:** $d_v = 2$. How many of the four eigenvalues are positive?
 
   // %%
   const Matrix hessian = log_likelihood_hessian(q, K, V, zero);
@@ -126,7 +139,7 @@ int main() {
   }
   expect(signature(hessian).n_positive == 2 && signature(hessian).n_negative == 2, "a saddle");
 
-  // Walk away from it, both along (e_0, e_0) and along (e_0, -e_0).
+  // Two steps away from the stationary point: along (e_0, e_0) and along (e_0, -e_0).
   const double top = -energy(q, K, V, zero);
   for (const double sign : {1.0, -1.0}) {
     const Vector step = 0.3 * Vector::Unit(d_v, 0);
@@ -139,13 +152,18 @@ int main() {
   // %% [markdown]
   // ## The Legendre transform, by Newton's method
   //
-  // For a given $z$, $g(\zeta) = z \cdot \zeta - F(\zeta)$ is concave with slope
-  // $z - \langle v \rangle$ and Hessian $-C(\zeta)$. Newton's step is
-  // $d = C^{-1}(z - \langle v \rangle)$. How far to go along it? With $s$ the spread of
-  // $d \cdot v_a$ over the keys, the third derivative along $d$ is at most $s$ times the second,
-  // which bounds from below what a step of length $t$ gains, and that bound is greatest at
-  // $t = \log(1 + s) / s$. Every step climbs, without a search, and as $s \to 0$ it becomes the
-  // full step: the last lines show the quadratic end.
+  // For a given $z$ the function $g(\zeta) = z \cdot \zeta - F(\zeta)$ is concave. Its gradient is
+  // $z - \langle v \rangle$ and its Hessian is $-C(\zeta)$, so Newton's direction is
+  // $d = C^{-1}(z - \langle v \rangle)$.
+  //
+  // The full step may be too long. Let $s$ be the spread of $d \cdot v_a$ over the keys. The third
+  // derivative along $d$ is at most $s$ times the second, which bounds from below what a step of
+  // length $t$ gains. This bound is greatest at $t = \log(1 + s) / s$. With this $t$ every step
+  // increases $g$ and no line search is needed. As $s \to 0$ it becomes the full step, so the last
+  // steps converge quadratically.
+  //
+  // **Predict:** in the last lines of the table, what happens to the number of correct digits per
+  // step?
 
   // %%
   const Vector z{{1.7, 0.4}};  // near the edge between the values 2 and 3
@@ -166,8 +184,8 @@ int main() {
   }
 
   // %% [markdown]
-  // The library does the same in the plane that the values span, and doubles a timid step as long
-  // as it pays.
+  // The library uses the same method in the plane that the values span. It also doubles a step as
+  // long as that increases $g$ further.
 
   // %%
   const LegendrePoint point = legendre_transform(q, K, V, z);
@@ -180,11 +198,11 @@ int main() {
   expect(n_steps < 40 && point.n_steps <= n_steps, "few steps");
 
   // %% [markdown]
-  // ## Largest at attention
+  // ## The maximum is at attention
   //
-  // With $\zeta = 0$ in the supremum, $F^*(z) \ge -F(0)$ everywhere. Equality means that
-  // $\zeta = 0$ is where the supremum is, so the slope $z - \partial F(0)$ vanishes there: $z$ is
-  // attention. So $\mathrm e^{-F^*}$ has one peak, and attention is on it.
+  // Setting $\zeta = 0$ in the supremum gives $F^*(z) \ge -F(0)$ for every $z$. Equality means that
+  // the supremum is attained at $\zeta = 0$, so the gradient $z - \partial F(0)$ vanishes there,
+  // and $z$ is attention. Therefore $\mathrm e^{-F^*}$ has one maximum, at attention.
 
   // %%
   const LegendrePoint peak = legendre_transform(q, K, V, attention);
@@ -193,7 +211,8 @@ int main() {
   std::printf("-F(0)         = %.15f\n", -F_0);
   expect(std::abs(peak.value + F_0) < 1e-14 && peak.zeta.norm() < 1e-14, "F*(z*) = -F(0)");
 
-  // The map below: rays from attention to the edge of the hull, whose corners go anticlockwise.
+  // %% The map
+  // Rays from attention to the edge of the hull, whose corners are listed anticlockwise.
   const std::vector<Index> corners{0, 5, 3, 2, 1};
   const auto to_edge = [&](const Vector& direction) {
     double length = HUGE_VAL;
@@ -206,7 +225,6 @@ int main() {
     return length;
   };
 
-  // %%
   std::string map, values, hull;
   double highest = 0;
   for (int i = 0; i <= 144; ++i, map += "\n") {
@@ -245,29 +263,32 @@ set key outside top center horizontal
 plot $hull using 1:2 with lines lw 2 lc rgb '#555555' title 'hull of the values', \
      $level using 1:2:3 with lines lw 1.4 lc palette notitle, \
      $value using 1:2:(0.4+3*$3) with points pt 7 ps variable lc rgb '#2d9d5a' \
-       title 'values, size P', \
+       title 'values; size grows with P', \
      $value using 1:2:(sprintf('%d', $4)) with labels offset 1.2,0.5 notitle, \
      $attention using 1:2 with points pt 2 ps 1.3 lw 3 lc rgb '#c2185b' title 'attention')",
          640, 560);
 
   // %% [markdown]
-  // ![exp(-F*) over the convex hull of the values: one peak, at attention; nothing outside](notebook_hull.svg)
+  // ![exp(-F*) over the convex hull of the values: one peak, at attention; zero outside](notebook_hull.svg)
   //
-  // ## What F* costs: a divergence
+  // ## F* is a divergence
   //
-  // Of all weights with mean value $z$, which are nearest to those of attention? Write $P_0$ for
-  // $\mathrm{softmax}(s)$ and $P_z$ for $\mathrm{softmax}(s + \zeta \cdot v)$ with the $\zeta$
-  // found above. For any $P$ with mean $z$ the number
-  // $\log (P_z / P_0)_a = \zeta \cdot v_a - F(\zeta) + F(0)$ is affine in $v_a$, so that its mean
-  // under $P$ is the same for all of them, and
+  // Among all weights with mean value $z$, which are nearest to the attention weights? Write
+  // $P_0 = \mathrm{softmax}(s)$ and $P_z = \mathrm{softmax}(s + \zeta \cdot v)$ with the $\zeta$
+  // found above. The difference $\log P_z - \log P_0$ at key $a$ is
+  // $\zeta \cdot v_a - F(\zeta) + F(0)$. It is affine in $v_a$, so its mean is the same under all
+  // weights $P$ with mean $z$, and
   //
   // $$
   // \mathrm{KL}(P \,\|\, P_0) = \mathrm{KL}(P \,\|\, P_z) + \mathrm{KL}(P_z \,\|\, P_0) , \qquad
   // \mathrm{KL}(P_z \,\|\, P_0) = F^*(z) + F(0) .
   // $$
   //
-  // The first term is never negative: $P_z$ is nearest, and $F^*(z) + F(0)$ is the distance. We
-  // try other weights with the same mean, $P_z$ plus what changes neither sum nor mean.
+  // The first term is not negative. Hence $P_z$ is nearest, and $F^*(z) + F(0)$ is its divergence.
+  // We compare with other weights of the same mean: $P_z$ plus random changes that preserve the sum
+  // and the mean.
+  //
+  // **Predict:** can any of them have a smaller divergence from $P_0$?
 
   // %%
   Matrix conditions(d_v + 1, N);
@@ -276,7 +297,7 @@ plot $hull using 1:2 with lines lw 2 lc rgb '#555555' title 'hull of the values'
   std::printf("F*(z) + F(0) = %.9f = KL(P_z || P_0) = %.9f\n", point.value + F_0, point.divergence);
   std::printf("  KL(P || P_0)   KL(P || P_z) + KL(P_z || P_0)   |mean - z|\n");
   for (int trial = 0; trial < 5; ++trial) {
-    // Half as far as the first weight that would become negative allows.
+    // Half of the step at which the first weight would become zero.
     const Vector change = unseen * normal(random, unseen.cols(), 1);
     const Vector other = point.P - 0.5 / (change.array() / point.P.array()).maxCoeff() * change;
     const double from_0 = kl_divergence(other, s);
@@ -284,16 +305,18 @@ plot $hull using 1:2 with lines lw 2 lc rgb '#555555' title 'hull of the values'
     std::printf("  %.9f    %.9f + %.9f       %s\n", from_0, from_z, point.divergence,
                 (V.transpose() * other - z).norm() < 1e-9 ? "0" : "not 0");
     expect((V.transpose() * other - z).norm() < 1e-9 && other.minCoeff() >= 0, "the same mean");
-    expect(std::abs(from_0 - from_z - point.divergence) < 1e-9, "Pythagoras");
+    expect(std::abs(from_0 - from_z - point.divergence) < 1e-9, "the divergences add up");
     expect(from_0 > point.divergence, "P_z is nearest");
   }
 
   // %% [markdown]
-  // ## The corners, and outside
+  // ## Corners of the hull, and points outside
   //
-  // At a corner of the hull only one distribution has that mean: all weight on its key. The
-  // distance is $-\log P_a$, so the map above takes the value $P_a$ there, as $\zeta \to \infty$.
-  // A value *inside* the hull can be reached in many ways, and is nearer than its own weight says.
+  // At a corner of the hull only one distribution has that mean: all weight on the key of the
+  // corner. Its divergence from $P_0$ is $-\log P_a$, so the map above takes the value $P_a$ there,
+  // in the limit $\zeta \to \infty$. A value *inside* the hull is the mean of many distributions.
+  //
+  // **Predict:** is the map at such a value above or below $P_a$?
 
   // %%
   std::printf("  a      P_a   exp(-F*(v_a)) / exp(F(0))\n");
@@ -305,9 +328,9 @@ plot $hull using 1:2 with lines lw 2 lc rgb '#555555' title 'hull of the values'
   }
 
   // %% [markdown]
-  // Outside there is nothing: no weights have such a mean, $F^* = +\infty$. The climb finds the
-  // proof by itself, a $\zeta$ with $\zeta \cdot (v_a - z) < 0$ for every key, and the function
-  // says so.
+  // No weights have a mean outside the hull, so $F^* = +\infty$ there. The iteration then finds a
+  // proof, a $\zeta$ with $\zeta \cdot (v_a - z) < 0$ for every key, and the function throws an
+  // error.
 
   // %%
   for (const Vector& beyond : {Vector{{2.5, 1.0}}, Vector{{0.0, 1.8}}, Vector{{1.763, 0.4}}}) {
@@ -322,13 +345,16 @@ plot $hull using 1:2 with lines lw 2 lc rgb '#555555' title 'hull of the values'
   }
 
   // %% [markdown]
-  // ## How wide the peak is
+  // ## The width of the peak
   //
-  // The Hessian of $F^*$ is the inverse of that of $F$, so at attention it is $C^{-1}$ and
-  // Laplace's method sees a Gaussian of covariance $C$: the peak is as wide as the values are
-  // spread under the attention weights. This *posterior spread* describes a value $v$ drawn with
-  // those weights. It is no uncertainty of the attention output, which is known exactly. And it is
-  // an approximation: the Gaussian knows no hull.
+  // The Hessian of $F^*$ is the inverse of the Hessian of $F$. At attention it is $C^{-1}$, so
+  // Laplace's method approximates the peak by a Gaussian with covariance $C$: the peak is as wide
+  // as the values are spread under the attention weights. This *posterior spread* describes a value
+  // drawn with those weights. It is not an uncertainty of the attention output, which is known
+  // exactly. The approximation also ignores the hull.
+  //
+  // **Predict:** we move from attention straight up to the edge of the hull. Is the Gaussian too
+  // high or too low near the edge?
 
   // %%
   const Gaussian laplace = laplace_approximation(q, K, V);
@@ -343,23 +369,26 @@ plot $hull using 1:2 with lines lw 2 lc rgb '#555555' title 'hull of the values'
     const double gaussian = 0.5 * up.dot(precision * up);
     std::printf("%5.1f%% of the way    %.6f  %.6f\n", 100 * share, exact, gaussian);
     expect(share > 0.1 || std::abs(gaussian / exact - 1) < 0.1, "Laplace is right near the peak");
-    expect(share < 0.9 || exact > 1.05 * gaussian, "Laplace does not see the edge");
+    expect(share < 0.9 || exact > 1.05 * gaussian, "Laplace is too small near the edge");
   }
 
   // %% [markdown]
   // ## What the saddle is good for
   //
-  // $\mathrm e^{F(\zeta)}$ is the Laplace transform of weights $\mathrm e^{s_a}$ at the points
-  // $v_a$. To invert it one integrates $\mathrm e^{-\Gamma}$ along *imaginary* $\zeta$, where its
-  // modulus does peak at the saddle; steepest descent then gives the density of the mean of $n$
-  // values drawn from $\mathrm{softmax}(q \cdot k)$,
+  // $\mathrm e^{F(\zeta)}$ is the Laplace transform of the weights $\mathrm e^{s_a}$ at the points
+  // $v_a$. To invert it one integrates $\mathrm e^{-\Gamma}$ along *imaginary* $\zeta$. Along that
+  // direction the modulus does have its maximum at the saddle. The method of steepest descent then
+  // gives the density of the mean of $n$ values drawn from $\mathrm{softmax}(q \cdot k)$:
   //
   // $$
   // \sqrt{\det (n \, \partial^2 F^* / 2 \pi)} \; \mathrm e^{-n (F^*(z) + F(0))} .
   // $$
   //
-  // Two keys with values 0 and 1 make it a coin, and the exact answer is the binomial
+  // We test it on a coin: two keys with values 0 and 1, for which the exact answer is the binomial
   // distribution.
+  //
+  // **Predict:** the coin shows 1 with probability $0.3$. At a mean of $0.7$, which approximation
+  // fails, saddle or Gaussian?
 
   // %%
   const Matrix one = Matrix::Ones(1, 1), coin{{std::log(0.7)}, {std::log(0.3)}};
@@ -383,15 +412,60 @@ plot $hull using 1:2 with lines lw 2 lc rgb '#555555' title 'hull of the values'
 }
 
 // %% [markdown]
-// The rate $F^* + F(0)$ is Cramér's: far from attention, where the Gaussian is wrong by a power of
-// $\mathrm e^n$, the saddle is right to a fraction of $1/n$.
+// The exponent $F^* + F(0)$ is Cramér's rate function. Far from attention the Gaussian is wrong by
+// a factor that grows exponentially with $n$. The saddle's relative error is a fraction of $1/n$.
+//
+// ## What to take home
+//
+// 1. The stationary point of $\Gamma$ is attention, and it is a saddle for all keys and values.
+// 2. After the source is eliminated, $\mathrm e^{-F^*}$ has its maximum at attention, and
+//    $F^*(z) + F(0)$ is the least divergence of weights with mean $z$.
+// 3. No weights produce an output outside the convex hull of the values; there $F^* = +\infty$.
 //
 // ## Questions
 //
-// 1. Give one key a score that is larger than all others by 20. What becomes of the map?
-// 2. The first causal query sees one key only. What is its hull, what is $F^*$ there, and what the
+// 1. (Medium.) Give one key $a$ a score that is larger than all others by 20. How does the map
+//    change?
+//
+//    <details><summary>Answer</summary>
+//
+//    It becomes a needle at $v_a$. A mean $z$ that needs a weight $t$ on other keys has a
+//    divergence of about $20 t$ less the entropy of $(t, 1 - t)$, so the map falls to one half
+//    where about 5 % of the weight has to move. The posterior spread is about $\mathrm e^{-10}$
+//    times the distance to the other values.
+//
+//    </details>
+//
+// 2. (Easy.) The first causal query sees one key. What is its hull, what is $F^*$, and what is the
 //    posterior spread?
-// 3. With two components, seven keys and a given mean there are four directions left in which
-//    weights can change without moving it. What does $P_z$ do with them?
-// 4. Prove from $F^{**} = F$ that the covariance at $\zeta$ is the inverse of the curvature at
+//
+//    <details><summary>Answer</summary>
+//
+//    The hull is the point $v_0$. $F(\zeta) = s_0 + \zeta \cdot v_0$ is linear, so
+//    $F^*(v_0) = -s_0$ and $F^* = +\infty$ elsewhere. The covariance and the spread are 0.
+//
+//    </details>
+//
+// 3. (Medium.) With two components, seven keys and a given mean, weights can change in four
+//    directions that preserve sum and mean. What does $P_z$ do with this freedom?
+//
+//    <details><summary>Answer</summary>
+//
+//    It uses it to minimise the divergence. Along each of the four directions
+//    $\mathrm{KL}(P \,\|\, P_0)$ has derivative 0 at $P_z$, because $\log P_z - \log P_0$ is affine
+//    in $v_a$, and affine functions sum to 0 along these directions. Every change in them increases
+//    the divergence.
+//
+//    </details>
+//
+// 4. (Hard.) Prove that the covariance at $\zeta$ is the inverse of the curvature of $F^*$ at
 //    $z = \partial F(\zeta)$.
+//
+//    <details><summary>Answer</summary>
+//
+//    The supremum in $F^*(z)$ is attained where $\partial F(\zeta) = z$. By the envelope theorem
+//    $\partial F^*(z)$ is that $\zeta$, so $\partial F^*(\partial F(\zeta)) = \zeta$. Differentiate
+//    both sides: $\partial^2 F^* \cdot \partial^2 F = 1$. (If the values do not span the space,
+//    this holds in the plane that they span.)
+//
+//    </details>

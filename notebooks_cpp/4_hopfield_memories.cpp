@@ -11,17 +11,22 @@
 // \xi' = \sum_a \mathrm{softmax}(\beta X \xi)_a \, x_a ,
 // $$
 //
-// and the result can be fed back. In this *tied* case a source is a query: the exponent
-// $\beta \xi \cdot x_a + \zeta \cdot x_a$ of eq. (6) knows only the sum $\beta \xi + \zeta$. What
-// one step of attention reads, many steps retrieve. They go down an energy of the state,
+// and this mean can be the next state. Because keys and values are equal (the *tied* case), a
+// source acts like a query: the exponent $\beta \xi \cdot x_a + \zeta \cdot x_a$ of eq. (6) depends
+// on $\beta \xi + \zeta$ only. One step is attention; repeated steps retrieve a stored pattern.
+// They decrease an energy of the state,
 //
 // $$
 // E(\xi) = - \frac 1 \beta \log \sum_a \mathrm e^{\beta \xi \cdot x_a} + \frac 1 2 |\xi|^2 ,
 // \qquad \frac{\partial E}{\partial \xi} = \xi - \xi' .
 // $$
 //
-// The paper names this neighbour of its own energy and leaves it there. We store letters,
-// damage one, count how many memories fit, and ask the heads of a trained transformer.
+// The paper mentions Hopfield networks and does not pursue them. We store letters, restore damaged
+// ones, measure how many patterns fit, and apply the same iteration to the heads of a trained
+// transformer.
+//
+// **What you need:** @ref notebook_gradient. **What you get:** attention as a memory, the proof
+// that its energy decreases, its capacity, and what this says about real heads.
 
 // %%
 #include "notebooks_cpp/notebook.hpp"
@@ -47,9 +52,10 @@ using notebook::expect, notebook::figure, notebook::row;
 // %% [markdown]
 // ## Eight letters
 //
-// Seven rows of five pixels, ink is 1 and paper is $-1$: patterns in dimension 35, eight of them.
+// A letter has seven rows of five pixels, with ink 1 and paper $-1$. That gives eight patterns in
+// dimension 35.
 
-// %%
+// %% The letters, and a function that prints them
 constexpr Index kHeight = 7, kWidth = 5, kPixels = kHeight * kWidth;
 const std::string kWord = "HOPFIELD";
 const std::array<std::string, 8> kGlyphs{"#...##...##...#######...##...##...#", ".###.#...##...##...##...##...#.###.",
@@ -63,7 +69,7 @@ Matrix letters() {
   });
 }
 
-/// Pictures side by side: full ink, some, hardly any, none.
+/// Prints pictures side by side, with four shades of ink: '#', '+', '-', '.'.
 void show(const std::vector<Vector>& pictures) {
   for (Index y = 0; y < kHeight; ++y) {
     std::string line;
@@ -97,15 +103,18 @@ int main() {
   for (Index a = 0; a < 8; ++a) all.push_back(X.row(a));
   show(all);
   for (Index a = 0; a < 8; ++a) {
-    for (Index b = 0; b < a; ++b) expect((X.row(a) - X.row(b)).cwiseAbs().sum() >= 2 * 3, "letters differ in three pixels");
+    for (Index b = 0; b < a; ++b)
+      expect((X.row(a) - X.row(b)).cwiseAbs().sum() >= 2 * 3, "letters differ in three pixels or more");
   }
 
   // %% [markdown]
   // ## Retrieval
   //
-  // Take an H, flip ten of its 35 pixels, and iterate. From left to right: the letter, the cue,
-  // and the state after 1, 2, 4, 8 and all steps. The letters are far from orthogonal (P and F
-  // share 32 pixels), so the first step reads a blur of several; the following ones sharpen it.
+  // We take an H, flip ten of its 35 pixels, and iterate. The printed row shows the letter, the
+  // cue, and the state after 1, 2, 4, 8 and all steps. The letters are far from orthogonal (P and F
+  // share 32 pixels), so the first step gives a mixture of several letters.
+  //
+  // **Predict:** after how many steps is the letter readable again?
 
   // %%
   std::mt19937 random(4);
@@ -126,21 +135,25 @@ int main() {
   std::printf("settled after %d steps, %.2f from the letter\n", retrieval.n_steps,
               (retrieval.xi - X.row(0).transpose()).norm());
   expect((X.row(2) - X.row(3)).cwiseAbs().sum() == 6, "P and F share 32 pixels");
-  expect(retrieval.settled && (retrieval.xi - X.row(0).transpose()).norm() < 0.2, "an H again");
+  expect(retrieval.settled && (retrieval.xi - X.row(0).transpose()).norm() < 0.2, "the cue ends at the H");
   const Vector by_gradient = energy_gradient(beta * cue, X, X, Vector::Zero(kPixels));
   expect(hopfield_step(X, cue, beta) == by_gradient, "a step is the gradient of the energy");
 
   // %% [markdown]
-  // ## The energy falls at every step
+  // ## The energy decreases at every step
   //
-  // Log-sum-exp is convex, so it lies above its tangent at $\xi$, whose slope is $\beta \xi'$:
+  // Log-sum-exp is convex, so it lies above its tangent at $\xi$. The slope of the first term of
+  // $E$ there is $-\xi'$, hence
   //
   // $$
   // E(\xi') \le E(\xi) - \xi' \cdot (\xi' - \xi) + \tfrac 1 2 \bigl( |\xi'|^2 - |\xi|^2 \bigr)
   // = E(\xi) - \tfrac 1 2 |\xi' - \xi|^2 .
   // $$
   //
-  // Each step gains at least half its squared length. The same cue at five temperatures:
+  // Each step decreases the energy by at least half its squared length. We start from the same cue
+  // at five values of the inverse temperature $\beta$.
+  //
+  // **Predict:** at which of the five does the state become a single letter?
 
   // %%
   std::string falls;
@@ -153,28 +166,34 @@ int main() {
     for (int i = 0; i < r.n_steps; ++i) {
       const Vector next = hopfield_step(X, xi, b);
       const double* E = &r.energy[static_cast<std::size_t>(i)];
-      expect(E[0] - E[1] >= 0.5 * (next - xi).squaredNorm() - 1e-12, "half its square");
+      expect(E[0] - E[1] >= 0.5 * (next - xi).squaredNorm() - 1e-12, "a step gains half its squared length");
       const double above = E[0] - r.energy.back();
       if (above > 1e-11) falls += row({static_cast<double>(i), std::log10(above)});
       xi = next;
     }
     falls += "\n\n";
   }
+
+  // %% Drawing
   figure("notebook_hopfield_energy", "$fall << EOD\n" + falls + R"(EOD
 set xlabel 'step'
 set ylabel 'log_{10} ( E - E(end) )'
 set key right top
-plot for [i=0:4] $fall index i using 1:2 with linespoints pt 7 ps 0.5 lw 1.6 \
+colours = '#d9730d #8a4fbf #1982d2 #2d9d5a #777777'
+plot for [i=0:4] $fall index i using 1:2 with linespoints pt 7 ps 0.5 lw 1.6 lc rgb word(colours, i + 1) \
   title 'β = '.word('0.05 0.15 0.2 0.3 1', i + 1))");
 
   // %% [markdown]
   // ![The energy above its last value, step by step, from the same cue at five temperatures](notebook_hopfield_energy.svg)
   //
-  // ## Stored patterns come back
+  // ## Stored patterns are fixed points at low temperature
   //
-  // At low temperature every letter is a fixed point, nearly. At high temperature none is: the
-  // only one left is an average of all, and in between lie states shared by a few similar letters.
-  // $\exp H$, with $H$ the entropy of the weights, says how many share a state.
+  // At low temperature (large $\beta$) every letter is nearly a fixed point. At high temperature
+  // the only fixed point is an average of all letters. In between, similar letters share a fixed
+  // point. We start from each letter and print $\exp H$ of the final weights, with $H$ their
+  // entropy: the number of letters that share the final state.
+  //
+  // **Predict:** which letters still share a state at $\beta = 0.3$?
 
   // %%
   std::printf("  beta    letters in the state that is reached from\n      ");
@@ -194,9 +213,11 @@ plot for [i=0:4] $fall index i using 1:2 with linespoints pt 7 ps 0.5 lw 1.6 \
   }
 
   // %% [markdown]
-  // And damaged ones? Of 400 cues for each number of flipped pixels, this many end at their
-  // letter. One flip can always be mended: no two letters are closer than three pixels. More can
-  // make an F of a P.
+  // How many damaged letters are restored? For each number of flipped pixels we take 400 cues and
+  // count those that end at their letter. One flipped pixel is always corrected, because no two
+  // letters are closer than three pixels. With more flips a P may end as an F.
+  //
+  // **Predict:** how many of the cues with ten flips come back?
 
   // %%
   std::printf("flipped    came back\n");
@@ -207,17 +228,18 @@ plot for [i=0:4] $fall index i using 1:2 with linespoints pt 7 ps 0.5 lw 1.6 \
       n_back += (end - X.row(trial % 8).transpose()).norm() < 0.1;
     }
     std::printf("%4d       %5.1f%%\n", n_flips, n_back / 4.0);
-    expect(n_flips > 1 || n_back == 400, "one flip can always be mended");
+    expect(n_flips > 1 || n_back == 400, "one flip is always corrected");
     expect(n_flips > 8 || n_back > 200, "most cues with up to eight flips come back");
   }
 
   // %% [markdown]
-  // ## Untied: what comes after H?
+  // ## Values that differ from the keys
   //
-  // Let the values differ from the keys, and the memory is hetero-associative: settle among the
-  // keys, read the values. That is one layer of attention behind a few steps of cleaning. Here the
-  // value of each letter is the letter that follows it, and of the last the first. From the
-  // damaged H above it recites:
+  // If the values differ from the keys, the memory is hetero-associative: first iterate among the
+  // keys, then read the values. Here the value of each letter is the next letter of the word, and
+  // the value of the last is the first.
+  //
+  // **Predict:** we start from the damaged H and feed each answer back as a cue. What is printed?
 
   // %%
   Matrix Y(8, kPixels);
@@ -232,18 +254,20 @@ plot for [i=0:4] $fall index i using 1:2 with linespoints pt 7 ps 0.5 lw 1.6 \
   // %% [markdown]
   // ## Capacity
   //
-  // How many random patterns of length 1 fit into dimension $d$? The one that is asked for weighs
-  // $\mathrm e^\beta$; $N$ others together weigh $N \langle \mathrm e^{\beta u} \rangle$, $u$ the
-  // cosine of a random direction. The pattern is lost where the second is a fixed part of the
-  // first,
+  // How many random patterns of length 1 can be stored in dimension $d$? The stored pattern has
+  // weight $\mathrm e^\beta$. The $N$ others together have weight
+  // $N \langle \mathrm e^{\beta u} \rangle$, where $u$ is the cosine between two random directions.
+  // The pattern is lost where the second is a fixed fraction of the first,
   //
   // $$
-  // \log N = \beta - \log \langle \mathrm e^{\beta u} \rangle + \mathrm{const} ,
+  // \log N = \beta - \log \langle \mathrm e^{\beta u} \rangle + \mathrm{const} .
   // $$
   //
-  // which with $\beta = d / 2$ grows in proportion to $d$: capacity is *exponential* in the
-  // dimension. Measured with cues at a distance of 0.3, as the geometric mean over 20 sets, and
-  // against the formula, its constant fitted.
+  // With $\beta = d / 2$ the right-hand side grows in proportion to $d$: the capacity is
+  // *exponential* in the dimension. We measure it with cues at a distance of 0.3, as the geometric
+  // mean over 20 sets of patterns, and fit the constant of the formula.
+  //
+  // **Predict:** from $d = 12$ to $d = 24$, by which factor does the capacity grow?
 
   // %%
   std::vector<std::array<double, 3>> capacity;  // d, measured log N, formula
@@ -265,6 +289,8 @@ plot for [i=0:4] $fall index i using 1:2 with linespoints pt 7 ps 0.5 lw 1.6 \
   const double expected = (capacity[4][2] - capacity[1][2]) / 12;
   std::printf("log N grows by %.3f for each dimension, formula %.3f\n", growth, expected);
   expect(std::abs(growth - expected) < 0.05, "capacity grows exponentially");
+
+  // %% Drawing
   figure("notebook_capacity", "$n << EOD\n" + measured + "EOD\n$f << EOD\n" + formula + R"(EOD
 set logscale y 10
 set xlabel 'dimension d'
@@ -280,9 +306,9 @@ plot $f using 1:2 with lines lw 2 lc rgb '#bbbbbb' title 'formula, constant fitt
   // ## What the heads of a transformer retrieve
   //
   // `tests/data/minilm` holds $q$, $k$ and $v$ of one layer of a trained sentence encoder: twelve
-  // heads over 512 word pieces. A layer makes one step among its keys, with
-  // $\beta = 1 / \sqrt{32}$, and reads values: it is hetero-associative. First that our attention
-  // is the model's.
+  // heads over 512 word pieces. A layer makes one step with $\beta = 1 / \sqrt{32}$ and reads
+  // values that differ from the keys. We first check that our attention equals the output of the
+  // model.
 
   // %%
   const SafetensorsFile file = SafetensorsFile::open(TREE_ATTN_TEST_DATA "/minilm/attention.safetensors");
@@ -307,11 +333,13 @@ plot $f using 1:2 with lines lw 2 lc rgb '#bbbbbb' title 'formula, constant fitt
   expect(largest_error < 2e-6, "our attention is the model's");
 
   // %% [markdown]
-  // For each head: how many keys one step spreads over ($\exp$ of the mean entropy), and the mean
-  // weight on the piece itself, on its two neighbours and on the first one, [CLS]. Then the
-  // question of this page: if the keys were values and the step were repeated, where would every
-  // 16th query end? In how many different states, and of how many keys are they made, at the
-  // median?
+  // For each head we print how many keys one step uses ($\exp$ of the mean entropy), and the mean
+  // weight on the piece itself, on its two neighbours and on the first piece, [CLS]. Then we
+  // iterate among the keys, from every 16th query, and print the number of different final states,
+  // the number of keys in such a state (the median), and its weight on [CLS].
+  //
+  // **Predict:** [CLS] has up to a quarter of the weight in the first step. How much in the final
+  // states?
 
   // %%
   std::printf("              one step of attention          iterated among the keys\n");
@@ -344,23 +372,71 @@ plot $f using 1:2 with lines lw 2 lc rgb '#bbbbbb' title 'formula, constant fitt
     n_single += n_keys[16] < 2;
     n_average += states.size() == 1 && n_keys[16] > 100;
   }
-  std::printf("%d heads remember single keys, %d know but one average\n", n_single, n_average);
+  std::printf("%d heads end at single keys, %d at one average of more than 100 keys\n", n_single, n_average);
   expect(n_single == 5 && n_average == 5, "two kinds of heads");
 }
 
 // %% [markdown]
-// [CLS] takes a tenth to a quarter of the first step in eleven of the heads, and nothing of the
-// end: what a query looks at first need not be what it would settle on. Some heads are memories:
-// iterated, they end at single keys, and at different ones for different queries. Others are
-// averages: their keys lie so close together, at this temperature, that all queries flow into one
-// state shared by hundreds. What a layer reads in its one step is the start of that road.
+// [CLS] has a tenth to a quarter of the weight of the first step in eleven of the heads, and none
+// in the final states: the keys with the largest weight in one step are not those at which
+// iteration ends. Five heads act as memories: different queries end at different single keys. Five
+// others act as averages: at this temperature all queries end in one state that hundreds of keys
+// share. A layer makes only the first step of this iteration.
+//
+// ## What to take home
+//
+// 1. With keys equal to values, one step of attention decreases an energy of the state, by at least
+//    half the squared length of the step.
+// 2. At low temperature stored patterns are fixed points, and their number grows exponentially with
+//    the dimension; at high temperature only an average is left.
+// 3. An attention head is one step of such a memory. Iterated, some heads retrieve single keys, and
+//    others compute one average for all queries.
 //
 // ## Questions
 //
-// 1. In the tied case a source is a query. What does Obs. 1 say about a Hopfield memory, and what
-//    is the covariance of @ref notebook_moments at a stored pattern?
-// 2. At which $\beta$ do the letters melt into one? Linearise the step at the average of all.
-// 3. The fixed points are where $E$ is stationary. Why does iteration never end on a saddle in
-//    practice?
-// 4. A key and a query of a transformer are different projections of the same word. What would
-//    have to hold between the two for a layer to be a *tied* memory?
+// 1. (Easy.) In the tied case a source acts like a query. What does Obs. 1 say about a Hopfield
+//    memory? What is the covariance of @ref notebook_moments at a stored pattern?
+//
+//    <details><summary>Answer</summary>
+//
+//    One retrieval step is the gradient of a log-sum-exp. The covariance $C$ of the patterns under
+//    the weights gives the derivative of the step, $\partial \xi' / \partial \xi = \beta C$. At a
+//    stored pattern and low temperature one weight is nearly 1, so $C$ is nearly 0 and the
+//    iteration converges in a few steps.
+//
+//    </details>
+//
+// 2. (Hard.) Below which $\beta$ do all letters end in one state? Linearise the step at the average
+//    of all patterns.
+//
+//    <details><summary>Answer</summary>
+//
+//    At the average the derivative of a step is $\beta C$, with $C$ the covariance of the eight
+//    letters. Its largest eigenvalue is 7.27, so the estimate is $\beta = 1 / 7.27 = 0.138$.
+//    Iteration gives one final state for all letters at $\beta = 0.135$, and two at $0.14$. The
+//    estimate ignores that the common state moves away from the average as $\beta$ grows: at
+//    $\beta = 0.135$ it uses 5.7 letters and is still stable, and the second state appears beside
+//    it.
+//
+//    </details>
+//
+// 3. (Medium.) Every fixed point is a stationary point of $E$. Why does iteration not end at a
+//    saddle in practice?
+//
+//    <details><summary>Answer</summary>
+//
+//    The Hessian of $E$ is $1 - \beta C$. At a saddle it has a negative eigenvalue, so $\beta C$
+//    has an eigenvalue above 1, and a step enlarges every deviation in that direction. Only
+//    starting points of measure zero lead to the saddle, and rounding moves the state away from it.
+//
+//    </details>
+//
+// 4. (Medium.) In a transformer, keys and queries are different projections of the same words. What
+//    must hold for a layer to be a *tied* memory?
+//
+//    <details><summary>Answer</summary>
+//
+//    The output must be usable as the next query. That needs values equal to keys, $W_V = W_K$, and
+//    queries proportional to keys, $W_Q = \beta W_K$.
+//
+//    </details>

@@ -4,18 +4,23 @@
 // %% [markdown]
 // # Associativity and the state {#notebook_state}
 //
-// Thm. 1 asks one thing of an operator: it shall be associative. The operator of tree decoding
-// merges the states of two sets of keys. In the paper's form a state is a largest score $m$, a sum
-// of weights $D$ and a weighted sum of values $n$,
+// Thm. 1 requires an associative operator. The operator of tree decoding merges the states of two
+// sets of keys. In the paper's form a state has a largest score $m$, a sum of weights $D$ and a
+// weighted sum of values $n$, with
 //
 // $$
 // m = \max(m_S, m_T), \quad D = \mathrm e^{m_S - m} D_S + \mathrm e^{m_T - m} D_T, \quad
-// n = \mathrm e^{m_S - m} n_S + \mathrm e^{m_T - m} n_T ,
+// n = \mathrm e^{m_S - m} n_S + \mathrm e^{m_T - m} n_T .
 // $$
 //
-// and on paper this is associative and commutative, with the empty set as its neutral element
-// (@ref state). A processor rounds. Which of the three laws survive in *bits*? We try them, on the
-// paper's form and on that of `reference/state/state.hpp`, whose shift is an integer.
+// In exact arithmetic this merge is associative and commutative, and the empty set is its neutral
+// element (@ref state). In floating point every operation rounds. We test which of the three laws
+// still hold *bit for bit*, for the paper's form and for that of `reference/state/state.hpp`, whose
+// shift is an integer.
+//
+// **What you need:** the chapter on @ref state, and how a float is rounded. **What you get:** a
+// merge whose operands can be exchanged without changing a bit, and the reason why the paper's form
+// is not one.
 
 // %%
 #include "distributed/transport/exchange.hpp"
@@ -27,7 +32,6 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
-#include <functional>
 #include <limits>
 #include <random>
 #include <set>
@@ -35,27 +39,22 @@
 #include <vector>
 
 using namespace tree_attn;
-using notebook::expect, notebook::figure;
+using notebook::expect, notebook::figure, notebook::same_bits;
 
 constexpr int kValueDim = 8;
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
-/// e, D and n of the library, or m, D and n of the paper: one shift and then what is summed.
+/// e, D and n of the library, or m, D and n of the paper: one shift, then the sums.
 using State = std::vector<float>;
 
-bool same_bits(const State& a, const State& b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
-                    [](float x, float y) { return std::bit_cast<std::uint32_t>(x) == std::bit_cast<std::uint32_t>(y); });
-}
-
 // %% [markdown]
-// ## The paper's merge, as a processor does it
+// ## The paper's merge in floating point
 //
-// $\alpha x + \beta y$ is two products and a sum. A processor with fused multiply-add computes
-// $\alpha x + c$ with one rounding, and compilers use it where they may: the right product is
-// rounded, the left one is not. `std::fma` says so explicitly, so that this page does not depend on
-// what a compiler felt like.
+// The expression $\alpha x + \beta y$ is two products and a sum. With fused multiply-add (FMA), a
+// processor computes $\alpha x + c$ with one rounding, and compilers use it where they may. Then
+// the right product is rounded and the left one is not. We write `std::fma` explicitly, so that the
+// result does not depend on compiler options.
 
 // %%
 /// The paper's merge in float: with fused multiply-add, or with every product rounded.
@@ -89,10 +88,10 @@ State fused_merge(const State& x, const State& y) {
 }
 
 // %% [markdown]
-// Both kinds of state start from the same keys: natural scores $s$ and values $v$, all normal. A
-// random state is that of eight keys.
+// Both forms start from the same keys, with natural scores $s$ and values $v$ drawn from a normal
+// distribution. A random state is the state of eight keys.
 
-// %%
+// %% Keys and random states
 struct Key {
   float s;               ///< natural score
   std::vector<float> v;  ///< value
@@ -137,9 +136,8 @@ int main() {
   // %% [markdown]
   // ## One merge that does not commute
   //
-  // We merge random pairs until the two orders differ, and look at that pair. The numbers are
-  // printed in hexadecimal: every digit is four bits of the float, and nothing is hidden by a
-  // conversion.
+  // We merge random pairs until the two orders differ, and print that pair in hexadecimal, where
+  // each digit is four bits of the float.
 
   // %%
   std::mt19937 random(5);
@@ -159,17 +157,19 @@ int main() {
   std::printf("D_S                  %a\n", x.paper[kSum]);
   std::printf("D of merge(S, T)     %a\n", paper_merge(x.paper, y.paper)[kSum]);
   std::printf("D of merge(T, S)     %a\n", paper_merge(y.paper, x.paper)[kSum]);
-  expect(exact != static_cast<float>(exact), "a product that is exact could not make a difference");
+  expect(exact != static_cast<float>(exact), "the product is not exact");
 
   // %% [markdown]
-  // Since $m$ is one of the two maxima, one factor is 1 and its product is exact. Everything hangs
-  // on the other product: with $S$ on the left it is rounded before the addition, with $T$ on the
-  // left it is fused and enters exactly.
+  // One of the two factors is 1, because $m$ is one of the two maxima, and its product is exact.
+  // The other product makes the difference: with $S$ on the left it is rounded before the addition,
+  // with $T$ on the left it is fused and enters exactly.
   //
-  // ## How often?
+  // ## How often does the order matter?
   //
-  // Twenty thousand pairs, in each of four arithmetics. A state counts if any of its numbers
-  // differs.
+  // We count 20000 pairs in each of four arithmetics. A state counts as different if any of its
+  // elements differs.
+  //
+  // **Predict:** for which of the four is the count zero?
 
   // %%
   const int n_pairs = 20000;
@@ -204,25 +204,27 @@ int main() {
   expect(n_fusing_matters == 0, "with an integer shift fusing changes no bit");
 
   // %% [markdown]
-  // Turning fused multiply-add off is a cure as well, if one can be sure of every compiler and
-  // every kernel. An integer shift needs no such promise: multiplying by a power of two is exact,
-  // so fused and rounded products are the same number.
+  // Without FMA the paper's form commutes too, but then every compiler and every kernel must avoid
+  // FMA. With an integer shift nothing has to be avoided: multiplying by a power of two is exact,
+  // so the fused and the rounded product are equal.
   //
-  // ## Why so often
+  // ## Why the order matters so often
   //
-  // Call $g$ the distance of neighbouring floats near the rounded product. If $D_S$ is the larger
-  // part, the sum of the two is a multiple of $g$; it is then rounded to a multiple of
-  // $\mathrm{ulp}(D)$, the distance of floats near $D$. The exact product differs from the rounded
-  // one by less than $g$. That can only matter where the sum falls *exactly halfway* between two
-  // floats: the rounded product is a tie and goes to the even side, while the fused one sees which
-  // way it was. One multiple of $g$ in $\mathrm{ulp}(D) / g$ is halfway, and half of these go the
-  // other way: the chance is $\frac12 g / \mathrm{ulp}(D)$, and 0 if the two distances are the
-  // same. Where $D_S$ is the smaller part its own floats are the finer grid, and $\delta$ may step
-  // over a few of its points, which adds $\lfloor |\delta| / g \rfloor$ chances.
+  // Let $g$ be the spacing of floats near the rounded product, and $\mathrm{ulp}(D)$ the spacing
+  // near $D$. If $D_S$ is the larger part, the sum of $D_S$ and the rounded product is a multiple
+  // of $g$, which is then rounded to a multiple of $\mathrm{ulp}(D)$. The exact product differs
+  // from the rounded one by $\delta$, less than $g$. This changes the result only if the sum is
+  // *exactly halfway* between two floats: the rounded product gives a tie, which rounds to even,
+  // and the exact product breaks the tie. One multiple of $g$ in $\mathrm{ulp}(D) / g$ is halfway,
+  // and half of the ties break the other way, so the probability is $\frac12 g / \mathrm{ulp}(D)$,
+  // or 0 if the two spacings are equal. If $D_S$ is the smaller part, its own spacing is the finer
+  // one, and $\delta$ may cross several multiples, which adds $\lfloor |\delta| / g \rfloor$ to the
+  // $\frac12$.
   //
-  // Now let the largest scores of the two sides be further and further apart. The scaled side
-  // shrinks, $g$ shrinks with it, and merges commute more and more often. At a difference of 0 both
-  // factors are 1 and nothing is rounded at all.
+  // We now increase the difference of the two largest scores.
+  //
+  // **Predict:** does the order matter more often or less often as the difference grows? What
+  // happens at a difference of 0?
 
   // %%
   const auto ulp = [](float D) { return double(std::nextafter(D, kInf)) - double(D); };
@@ -246,7 +248,7 @@ int main() {
     expect(gap > 0 || n_differ == 0, "equal maxima commute");
   }
 
-  // %%
+  // %% Drawing
   figure("notebook_commute", "$share << EOD\n" + points + R"(EOD
 set xlabel 'm_S - m_T'
 set ylabel 'merges that do not commute, %'
@@ -258,12 +260,15 @@ plot $share using 1:3 with lines lw 2 lc rgb '#bbbbbb' title 'ties that go the o
   // %% [markdown]
   // ![Share of merges in the paper's form whose denominator depends on the order, against the difference of the two largest scores](notebook_commute.svg)
   //
-  // ## What it does to a butterfly
+  // The scaled side shrinks with the difference, and $g$ with it, so ties become rare. At a
+  // difference of 0 both factors are 1 and no product is rounded.
   //
-  // In an AllReduce by doubling two ranks compute the same merge at the same time. If each puts
-  // what it has on the left, they compute `merge(mine, theirs)` with sides swapped, and part ways.
-  // Here ranks run the exchange of `distributed/transport/exchange.hpp`, and we count how many different
-  // states they end with.
+  // ## The consequence for an AllReduce
+  //
+  // In an AllReduce by recursive doubling (a butterfly), two ranks compute the same merge at the
+  // same time. If each puts its own state on the left, one computes `merge(S, T)` and the other
+  // `merge(T, S)`, and their results may differ. Here eight ranks follow the schedule of
+  // `distributed/transport/exchange.hpp`, and we count how many different states they end with.
 
   // %%
   const auto n_results = [](std::vector<State> ranks, auto merge_two) {
@@ -286,21 +291,21 @@ plot $share using 1:3 with lines lw 2 lc rgb '#bbbbbb' title 'ties that go the o
   };
 
   // %% [markdown]
-  // Eight ranks, three times: with the paper's merge and mine first, with the paper's merge in the
-  // order of the row, and with the integer shift and mine first. In how many of 2000 decodes do the
-  // ranks end with more than one result?
+  // We compare three ways: the paper's merge with the own state first, the paper's merge in the
+  // order of the ranks, and the integer shift with the own state first.
+  //
+  // **Predict:** in how many of 2000 decodes do the ranks disagree, in each of the three?
 
   // %%
-  using Merge = std::function<State(const State& mine, const State& theirs, bool theirs_is_left)>;
-  const Merge paper_mine_first = [](const State& mine, const State& theirs, bool) { return paper_merge(mine, theirs); };
-  const Merge paper_in_row_order = [](const State& mine, const State& theirs, bool swap) {
-    return swap ? paper_merge(theirs, mine) : paper_merge(mine, theirs);
+  const auto paper_own_first = [](const State& own, const State& theirs, bool) { return paper_merge(own, theirs); };
+  const auto paper_in_order = [](const State& own, const State& theirs, bool theirs_is_left) {
+    return theirs_is_left ? paper_merge(theirs, own) : paper_merge(own, theirs);
   };
-  const Merge integer_mine_first = [](const State& mine, const State& theirs, bool) { return fused_merge(mine, theirs); };
+  const auto integer_own_first = [](const State& own, const State& theirs, bool) { return fused_merge(own, theirs); };
 
   // %%
   const int n_decodes = 2000;
-  int n_mine_first = 0, n_row_order = 0, n_integer_mine_first = 0;
+  int n_own_first = 0, n_in_order = 0, n_integer_own_first = 0;
   std::size_t most = 0;
   for (int i = 0; i < n_decodes; ++i) {
     std::vector<State> paper, integer;
@@ -308,30 +313,30 @@ plot $share using 1:3 with lines lw 2 lc rgb '#bbbbbb' title 'ties that go the o
       const TwoForms state = random_state(random);
       paper.push_back(state.paper), integer.push_back(state.integer);
     }
-    const std::size_t n = n_results(paper, paper_mine_first);
+    const std::size_t n = n_results(paper, paper_own_first);
     most = std::max(most, n);
-    n_mine_first += n > 1;
-    n_row_order += n_results(paper, paper_in_row_order) > 1;
-    n_integer_mine_first += n_results(integer, integer_mine_first) > 1;
+    n_own_first += n > 1;
+    n_in_order += n_results(paper, paper_in_order) > 1;
+    n_integer_own_first += n_results(integer, integer_own_first) > 1;
   }
   std::printf("decodes whose eight ranks do not agree, of %d:\n\n", n_decodes);
-  std::printf("  paper, mine first          %4d, with up to %zu different results\n", n_mine_first, most);
-  std::printf("  paper, in the row's order  %4d\n", n_row_order);
-  std::printf("  integer shift, mine first  %4d\n", n_integer_mine_first);
-  expect(n_mine_first > n_decodes / 2, "ranks of a butterfly end with different bits");
-  expect(n_row_order == 0, "fixing the order of the operands is a cure too");
-  expect(n_integer_mine_first == 0, "with an integer shift ranks agree whatever the order");
+  std::printf("  paper, own state first          %4d, with up to %zu different results\n", n_own_first, most);
+  std::printf("  paper, in the order of ranks    %4d\n", n_in_order);
+  std::printf("  integer shift, own state first  %4d\n", n_integer_own_first);
+  expect(n_own_first > n_decodes / 2, "the ranks of a butterfly end with different bits");
+  expect(n_in_order == 0, "with a fixed order of the operands ranks agree too");
+  expect(n_integer_own_first == 0, "with an integer shift ranks agree whatever the order");
 
   // %% [markdown]
-  // The library wears belt and braces: its schedules put the left member of the row on the left, and its
-  // merge would not mind if they did not.
+  // The library does both: its schedules keep the order of the ranks, and its merge does not depend
+  // on it.
   //
-  // ## The empty set, to the bit
+  // ## The empty state is neutral
   //
-  // Ranks without keys, padded trees, short sequences of a batch: all of these merge an empty state
-  // into a full one, and it must not be noticed. The neutral number of addition is $-0$ and not
-  // $+0$, because $-0 + 0 = +0$. Here is a state with a $-0$ in it, merged with the empty state of
-  // `set_empty()` and with one that has $+0$ in its place.
+  // Ranks without keys, padding of the tree and short sequences of a batch all lead to merges with
+  // the empty state, which must not change a bit. The neutral element of floating-point addition is
+  // $-0$ and not $+0$, because $-0 + 0 = +0$. We merge a state that contains $-0$ with the empty
+  // state of `set_empty()`, and with one that has $+0$ instead.
 
   // %%
   const Key key{-0.2f, {-0.0f, 3.5f}};
@@ -357,16 +362,18 @@ plot $share using 1:3 with lines lw 2 lc rgb '#bbbbbb' title 'ties that go the o
   expect(!same_bits(merged(state, wrong), state), "+0 is not neutral");
 
   // %% [markdown]
-  // The shift of this key is another zero to watch: $\lceil -0.29 \rceil = -0$, and of two equal
-  // shifts the merge keeps the left one, so its sign would tell left from right. `key_shift()`
-  // makes it $+0$.
+  // The shift of this key is another zero to watch: $\lceil -0.29 \rceil = -0$, and merge keeps the
+  // left of two equal shifts, so the sign of the zero would depend on the order. `key_shift()`
+  // therefore returns $+0$.
   //
   // ## Associative up to rounding
   //
-  // No choice of shift makes float addition associative: $(R + S) + T$ and $R + (S + T)$ round in
-  // different places. What can be said is how far apart they are: some units $u = 2^{-24}$,
-  // relative to $D$, which is a sum of positive numbers. The third row has scores that are whole
-  // numbers in base two, so that no sum needs more digits than there are.
+  // No shift makes floating-point addition associative: $(R + S) + T$ and $R + (S + T)$ round at
+  // different places. They can differ by a few units $u = 2^{-24}$ relative to $D$, which is a sum
+  // of positive terms. The third row of the table has integer scores in base two, so that every sum
+  // is exact.
+  //
+  // **Predict:** is the integer shift better than the paper's form here?
 
   // %%
   struct Apart {
@@ -386,7 +393,7 @@ plot $share using 1:3 with lines lw 2 lc rgb '#bbbbbb' title 'ties that go the o
     paper.add(a[kSum], b[kSum]);
     integer.add(c[kSum], d[kSum]);
 
-    // Whole scores in base two: all weights are 1, factors powers of two, sums short.
+    // Integer scores in base two: every weight is 1, every factor a power of two, every sum exact.
     const auto whole_key = [&random] {
       State born(3);
       const float v = float(random() % 64);
@@ -403,22 +410,25 @@ plot $share using 1:3 with lines lw 2 lc rgb '#bbbbbb' title 'ties that go the o
   };
   row("paper, fused", paper);
   row("integer shift", integer);
-  row("whole scores", whole);
+  row("integer scores", whole);
   expect(paper.n_differ > n_pairs / 10 && integer.n_differ > n_pairs / 10, "neither form is associative in bits");
   expect(integer.largest <= 4, "two additions on each side cost at most 4 u together");
   expect(whole.n_differ == 0, "where no sum is rounded, every bracketing gives the same bits");
 
   // %% [markdown]
-  // The integer shift is no better here than the paper's: what is left is the rounding of the
-  // additions, and that belongs to both. Keep the last line in mind, though. Sums of small whole
-  // numbers are the tests that no order can change; everything else needs a bound, or one fixed
-  // bracketing for all: @ref notebook_tree.
+  // Both forms are equal in this respect: what remains is the rounding of the additions, which is
+  // the same in both. The last row is useful for tests: sums of small integers are exact in every
+  // order. Everything else needs an error bound, or one fixed bracketing for all ranks
+  // (@ref notebook_tree).
   //
-  // ## The life of a state
+  // ## A state while keys arrive
   //
-  // It is born from a key, as $e = \lceil s \rceil$, $D = 2^{s - e}$, $n = D v$ with the score $s$
-  // in base two. It meets others. It ends as $z = n / D$ and
-  // $\mathrm{lse} = \ln 2\, (e + \log_2 D)$. Here is one that takes in a key at a time.
+  // A key has the state $e = \lceil s \rceil$, $D = 2^{s - e}$, $n = D v$, with the score $s$ in
+  // base two. After all merges the result is $z = n / D$ and
+  // $\mathrm{lse} = \ln 2\, (e + \log_2 D)$. Here a state merges one key at a time, while the
+  // scores slowly increase.
+  //
+  // **Predict:** what happens to $D$ when $e$ rises?
 
   // %%
   State life(kValues + 1), newborn(kValues + 1);
@@ -445,7 +455,7 @@ plot $share using 1:3 with lines lw 2 lc rgb '#bbbbbb' title 'ties that go the o
               std::to_string(life[kSum]) + "\n";
   }
 
-  // %%
+  // %% Drawing
   figure("notebook_life", "$keys << EOD\n" + keys + "EOD\n$state << EOD\n" + shifts + R"(EOD
 set multiplot
 set lmargin 8
@@ -461,7 +471,7 @@ plot $keys using 1:2 with points pt 7 ps 0.5 lc rgb '#999999' title 'score s of 
 set size 1,0.42
 set origin 0,0
 set format x '%g'
-set xlabel 'keys taken in'
+set xlabel 'keys merged'
 set ylabel 'D'
 set yrange [0:*]
 plot $state using 1:4 with steps lw 2 lc rgb '#2d9d5a' notitle
@@ -469,18 +479,17 @@ unset multiplot)",
          640, 520);
 
   // %% [markdown]
-  // ![The life of a state: keys arrive, the shift follows the largest score in whole steps, D starts afresh with each of them](notebook_life.svg)
+  // ![A state while keys arrive: the shift follows the largest score in integer steps, and D is scaled down at each step](notebook_life.svg)
   //
-  // Between two steps of the shift nothing is scaled, and $D$ only grows. At a step everything so
-  // far is multiplied by a power of two, exactly. $D$ never leaves $[\frac12, N]$: that is why no
-  // exponential of it is ever out of range.
+  // While the shift stays the same, nothing is scaled and $D$ grows. When the shift rises, $D$ and
+  // $n$ are multiplied by a power of two, exactly. $D$ stays in $[\frac12, N]$, so it neither
+  // overflows nor vanishes.
   //
-  // ## Nothing turns into a number by accident
+  // ## Infinities and NaN
   //
-  // A score of $-\infty$ is a key that is not seen, a score that is NaN or $+\infty$ makes the
-  // whole output NaN, an infinite value stays in its component. We put one such key among seven
-  // others, at every place, and merge in a tree and in a chain: place and bracketing must not
-  // matter.
+  // A score of $-\infty$ masks the key. A score of NaN or $+\infty$ makes the whole output NaN. An
+  // infinite value affects its own component only. We put one such key among seven others, at each
+  // of eight places, and merge in a tree and in a chain. Place and bracketing must not matter.
 
   // %%
   const auto finished = [](State s, std::vector<float>& z) {
@@ -514,21 +523,66 @@ unset multiplot)",
         expect(std::isnan(z[0]) == !(odd.s < kInf), "a NaN weight reaches every component");
         expect(std::isinf(z[0]) == (odd.s == 0 && std::isinf(odd.v[0])), "an Inf stays an Inf");
         expect(std::isfinite(z[1]) == (odd.s < kInf && odd.v[1] == 1) || odd.s == -kInf,
-               "another component does not notice");
+               "the other component is not affected");
       }
     }
   }
 }
 
 // %% [markdown]
+// ## What to take home
+//
+// 1. With an integer shift the merge commutes bit for bit, with or without FMA; the paper's form
+//    does not.
+// 2. No form is associative bit for bit. Equal bits need one fixed bracketing.
+// 3. The empty state has $D = 0$ and $n = -0$; $\frac12 \le D \le N$ for every other state of
+//    finite scores.
+//
 // ## Questions
 //
-// 1. The first table counts 0 for products that are both rounded. Why is
-//    $\operatorname{fl}(\operatorname{fl}(\alpha x) + \operatorname{fl}(\beta y))$ symmetric in
-//    bits, and which freedom of a compiler takes that away?
-// 2. Whole scores made every bracketing agree. With weights of 1 and values up to 63, how many keys
-//    could be summed before the first rounding?
-// 3. A shift could also be a multiple of 8, or of 64. What would be gained, and what becomes of
-//    $\frac12 \le D \le N$?
-// 4. An empty state and a NaN key have the same shift. What would go wrong in `merge()` if the NaN
-//    were in the shift?
+// 1. (Medium.) The first table counts 0 if both products are rounded. Why is
+//    $\operatorname{fl}(\operatorname{fl}(\alpha x) + \operatorname{fl}(\beta y))$ symmetric bit
+//    for bit, and which freedom of a compiler breaks the symmetry?
+//
+//    <details><summary>Answer</summary>
+//
+//    Floating-point addition is commutative, and each product is rounded on its own, wherever it
+//    stands. Contraction breaks the symmetry: the compiler may turn one of the products and the sum
+//    into an FMA, and which one depends on its place.
+//
+//    </details>
+//
+// 2. (Medium.) Integer scores made all bracketings agree. With equal scores, weights of 1 and
+//    integer values up to 63, how many keys can be summed before the first rounding?
+//
+//    <details><summary>Answer</summary>
+//
+//    At least 266305: sums up to $2^{24}$ are exact, and $\lfloor 2^{24} / 63 \rfloor = 266305$. If
+//    the scores are integers from 0 to 15, the smallest weight is $2^{-15}$, and only
+//    $\lfloor 2^9 / 63 \rfloor = 8$ keys are safe.
+//
+//    </details>
+//
+// 3. (Medium.) The shift could be a multiple of 8 or of 64 instead. What is gained, and what
+//    becomes of $\frac12 \le D \le N$?
+//
+//    <details><summary>Answer</summary>
+//
+//    The shift rises less often, so sums are scaled less often, and scaling stays exact. With
+//    multiples of $k$ the bound becomes $2^{-k} \le D \le N$. For $k = 64$ weights and products
+//    come close to the smallest normal number $2^{-126}$, and keys with smaller scores are lost
+//    earlier.
+//
+//    </details>
+//
+// 4. (Hard.) An empty state and a key with a NaN score have the same shift. What would go wrong in
+//    `merge()` if the NaN were in the shift?
+//
+//    <details><summary>Answer</summary>
+//
+//    Comparisons with NaN are false, so `rescale()` takes the left side as the high one, with the
+//    factor 0. A NaN shift on the right disappears together with its key. A NaN shift on the left
+//    stays, but the right side is multiplied by 0, so $z$ is a finite and wrong result. In both
+//    cases the outcome depends on the order. A NaN in $D$ and $n$ survives every addition.
+//
+//    </details>

@@ -4,16 +4,20 @@
 // %% [markdown]
 // # The tree and its steps {#notebook_tree}
 //
-// Thm. 1: an associative operator reduces $N$ elements on $p$ processors in
+// Thm. 1 of the paper: an associative operator reduces $N$ elements on $p$ processors in
 //
 // $$
 // \left\lceil \frac N p \right\rceil - 1 + \lceil \log_2 p' \rceil , \qquad
 // p' = \left\lceil \frac{N}{\lceil N/p \rceil} \right\rceil \le \min(N, p)
 // $$
 //
-// steps, which is $O(N/p + \log p)$. This page counts the steps, looks at the brackets, and then
-// asks for more: one tree for every $p$, so that the bits of the result do not tell how many
-// machines there were.
+// steps, which is $O(N/p + \log p)$. This notebook counts the steps and prints the brackets of the
+// reduction. It then introduces the canonical tree, which is the same for every $p$, so that the
+// bits of the result do not depend on the number of ranks.
+//
+// **What you need:** binary trees, and @ref notebook_state for the second half. **What you get:**
+// the theorem counted for every $p$, the canonical tree and its subtrees, and the schedule by which
+// ranks exchange them.
 
 // %%
 #include "distributed/transport/exchange.hpp"
@@ -39,7 +43,7 @@ using notebook::expect, notebook::figure;
 /// ceil(log2 n) for n >= 1.
 std::int64_t ceil_log2(std::int64_t n) { return std::bit_width(static_cast<std::uint64_t>(n - 1)); }
 
-/// What Thm. 1 promises.
+/// The steps of Thm. 1.
 std::int64_t steps_of_theorem(std::int64_t N, std::int64_t p) {
   const std::int64_t chunk = (N + p - 1) / p, n_workers = (N + chunk - 1) / chunk;
   return chunk - 1 + ceil_log2(n_workers);
@@ -47,10 +51,12 @@ std::int64_t steps_of_theorem(std::int64_t N, std::int64_t p) {
 
 int main() {
   // %% [markdown]
-  // ## The brackets themselves
+  // ## The brackets of a reduction
   //
-  // `tree_reduce()` takes any operator. Here is one that does nothing but write down what it was
-  // asked to do: it puts its two operands into brackets. Eleven letters, on one worker and on more.
+  // `tree_reduce()` accepts any operator. We give it one that writes its two operands in brackets,
+  // and reduce eleven letters on 1, 2, 3, 4 and 11 workers.
+  //
+  // **Predict:** how many brackets has each row, and how deep are they nested?
 
   // %%
   std::vector<std::string> letters;
@@ -62,19 +68,21 @@ int main() {
     std::printf("  %2td   %5td   %s\n", p, reduced.n_steps, reduced.value.c_str());
     std::string order = reduced.value;
     std::erase_if(order, [](char c) { return c == '(' || c == ')'; });
-    expect(order == "abcdefghijk", "no worker changes the order: the operator need not commute");
+    expect(order == "abcdefghijk", "the order of the elements is kept: the operator need not commute");
   }
 
   // %% [markdown]
-  // Every row says the same if the operator is associative, and in floating point every row rounds
-  // in its own way. The number of brackets is always ten: more workers do not save work, they save
-  // *time*, because brackets that do not contain each other can be computed at once. The steps are
-  // the depth of the deepest nesting.
+  // If the operator is associative, all rows are equal. In floating point each row rounds
+  // differently. There are always ten operations: more workers save time, not work, because
+  // operations that do not depend on each other run at once. The number of steps is the depth of
+  // the nesting.
   //
-  // ## Counted for every number of workers
+  // ## The steps for every number of workers
   //
-  // Each value carries with it how many operations had to come before it. For all $p$ up to $N$ the
-  // count is what the theorem says; the table shows some of them.
+  // Each value carries the number of operations on the longest path to it. For every $p$ up to $N$
+  // the count equals the formula of the theorem. The table shows some of them.
+  //
+  // **Predict:** do 700 workers need fewer steps than 683 for 4096 elements?
 
   // %%
   const std::int64_t N = 4096;
@@ -92,10 +100,10 @@ int main() {
   }
 
   // %% [markdown]
-  // On $700$ workers the chunks are of six, as on $683$, and 17 workers get nothing: $p'$ counts
-  // those that do. The figure shows the steps for three lengths. On the left a worker more is a
-  // chunk shorter, $N/p$; on the right every doubling costs one more round, $\log_2 p$, and the
-  // chunks have nothing left to give.
+  // Both 683 and 700 workers have chunks of six elements, and of the 700 workers 17 get nothing:
+  // $p'$ counts those that do. The figure shows the steps for three lengths. On the left the chunks
+  // dominate, and the steps fall as $N/p$. On the right the rounds dominate, and each doubling of
+  // $p$ adds one.
 
   // %%
   std::string curves;
@@ -108,7 +116,7 @@ int main() {
     curves += "\n\n";
   }
 
-  // %%
+  // %% Drawing
   figure("notebook_steps", "$steps << EOD\n" + curves + R"(EOD
 set style line 1 pt 7 ps 0.6 lw 2 lc rgb '#1982d2'
 set style line 2 pt 7 ps 0.6 lw 2 lc rgb '#d9730d'
@@ -129,15 +137,15 @@ plot $steps index 2 using 1:2 with linespoints ls 1 title 'N = 2^{16}', \
   // %% [markdown]
   // ![Dependent steps of a reduction against the number of workers, for three lengths](notebook_steps.svg)
   //
-  // ## One tree for all
+  // ## The canonical tree
   //
-  // The brackets of the first table change with $p$. The *canonical tree* does not: its leaves are
-  // the positions 0, 1, 2, ..., its nodes are the aligned powers of two, and positions without a
-  // key hold the empty state (@ref tree). Here it is for eleven keys on three ranks. A node belongs
-  // to the rank that holds all of its positions; `.` marks one that lies in no single run, and `-`
-  // one without a key.
+  // The brackets of the first table change with $p$. The *canonical tree* does not. Its leaves are
+  // the positions 0, 1, 2, ..., its nodes are aligned ranges whose length is a power of two, and
+  // positions without a key hold the empty state (@ref tree). Here is the tree for eleven keys on
+  // three ranks A, B and C. A node is marked with the rank that holds all of its positions, with
+  // `.` if several ranks hold them, and with `-` if it has no key.
 
-  // %%
+  // %% Printing the tree
   struct Cut {
     std::int64_t begin, end;
   };
@@ -153,7 +161,7 @@ plot $steps index 2 using 1:2 with linespoints ls 1 title 'N = 2^{16}', \
   for (int level = 4; level >= 0; --level) {
     std::printf("level %d ", level);
     for (std::int64_t i = 0; i < 16 >> level; ++i) {
-      const int width = 3 << level;  // three characters a position
+      const int width = 3 << level;  // three characters per position
       std::printf("[%s%c%s]", std::string(std::size_t(width - 3) / 2, ' ').c_str(), owner({level, i}),
                   std::string(std::size_t(width - 2) / 2, ' ').c_str());
     }
@@ -164,8 +172,10 @@ plot $steps index 2 using 1:2 with linespoints ls 1 title 'N = 2^{16}', \
   std::printf("\n");
 
   // %% [markdown]
-  // What a rank hands on is its maximal subtrees: `cover()`. The nodes marked `.` are merged by
-  // whoever meets both children, and they come out the same whoever that is.
+  // Each rank sends the states of its maximal subtrees, which `cover()` lists. A node marked `.` is
+  // merged on a rank that has received both children. The result has the same bits on every rank.
+  //
+  // **Predict:** rank B holds the positions 3 to 7. Into which subtrees does this range decompose?
 
   // %%
   for (std::size_t r = 0; r < ranks.size(); ++r) {
@@ -176,13 +186,16 @@ plot $steps index 2 using 1:2 with linespoints ls 1 title 'N = 2^{16}', \
     std::printf("\n");
   }
   expect(cover(3, 8).size() == 2 && cover(8, 11).size() == 2 && cover(8, 16).size() == 1,
-         "a cut at an odd place costs a few subtrees, an aligned one does not");
+         "a cut at an odd position costs a few subtrees, an aligned cut does not");
 
   // %% [markdown]
-  // ## Pushing is counting
+  // ## A forest counts in binary
   //
-  // `Forest::push()` takes the next key and merges siblings while there are any. The sizes of the
-  // subtrees it holds are the binary digits of the number of keys, and a merge is a carry.
+  // `Forest::push()` appends one key and merges siblings as long as there are any. The sizes of the
+  // subtrees in the forest are the binary digits of the number of keys. A merge corresponds to a
+  // carry.
+  //
+  // **Predict:** which sizes does the forest hold after 11 keys, and how many merges did it take?
 
   // %%
   Forest<float> counter(1, 1);
@@ -199,16 +212,18 @@ plot $steps index 2 using 1:2 with linespoints ls 1 title 'N = 2^{16}', \
       sizes += (sizes.empty() ? "" : " + ") + std::to_string(subtree.end() - subtree.begin());
     }
     std::printf("%4td  %6s  %-16s  %6td\n", a + 1, digits.c_str(), sizes.c_str(), counter.n_merges());
-    expect(std::popcount(std::uint64_t(a + 1)) == std::ssize(counter.subtrees()), "one a digit");
+    expect(std::popcount(std::uint64_t(a + 1)) == std::ssize(counter.subtrees()), "one subtree per binary digit");
     expect(counter.n_merges() == a + 1 - std::ssize(counter.subtrees()), "a merge is a carry");
   }
 
   // %% [markdown]
-  // ## Cuts that change nothing
+  // ## Cuts that change no bit
   //
-  // Five hundred keys are cut into runs at random places, one to twelve of them, some of them
-  // empty. Every rank computes its forest alone, the forests are appended in order, and what is
-  // left is folded. The bits of the root are printed in hexadecimal, for a thousand cuts: one line.
+  // We cut 500 keys at random places into up to twelve ranges, some of them empty. Each range
+  // computes its forest on its own. Then the forests are appended in order and folded into the
+  // root. We repeat this a thousand times and print every different root in hexadecimal.
+  //
+  // **Predict:** how many lines are printed?
 
   // %%
   std::mt19937 random(6);
@@ -242,7 +257,7 @@ plot $steps index 2 using 1:2 with linespoints ls 1 title 'N = 2^{16}', \
   expect(canonical.size() == 1, "no cut changes a bit");
 
   // %% [markdown]
-  // Beside it the brackets of `tree_reduce()`, which follow $p$, on 1 to 12 workers.
+  // For comparison: `tree_reduce()` on 1 to 12 workers, whose brackets depend on $p$.
 
   // %%
   std::vector<Root> states(500, Root(3));
@@ -261,10 +276,12 @@ plot $steps index 2 using 1:2 with linespoints ls 1 title 'N = 2^{16}', \
   // %% [markdown]
   // ## What a cut costs
   //
-  // The brackets nest $\lceil \log_2 N \rceil$ deep, wherever the tree is cut. What a bad cut costs
-  // is the size of messages: a rank hands on up to $2 \log_2 N$ subtrees in place of one state. How
-  // many are they in fact? For $p$ equal runs of a million keys, and for the same runs with their
-  // ends moved to multiples of a leaf of 64 keys:
+  // Cutting the tree does not change its depth, $\lceil \log_2 N \rceil$. It changes the size of
+  // messages: a rank sends up to $2 \log_2 N$ states instead of one. We divide a million keys
+  // evenly among $p$ ranks, first at any position, then at multiples of a leaf of 64 keys, and
+  // print the largest number of subtrees of a rank.
+  //
+  // **Predict:** the bound is $2 \log_2 10^6 \approx 40$. How close do even cuts come to it?
 
   // %%
   std::printf("      most subtrees of a rank, N = 10^6\n   p    cut anywhere   cut at leaves\n");
@@ -283,10 +300,10 @@ plot $steps index 2 using 1:2 with linespoints ls 1 title 'N = 2^{16}', \
   // %% [markdown]
   // ## The butterfly
   //
-  // Between ranks the tree becomes a schedule: who sends to whom, and when. `butterfly()` gives the
-  // steps of one member. Here are those of five: `<->` is an exchange, `->` and `<-` go one way,
-  // `<=` brings the finished result. Five is one too many for a power of two, so member 0 folds
-  // into member 1 and waits for the end.
+  // Between ranks the tree becomes a schedule that says which rank sends to which, and when.
+  // `butterfly()` returns the steps of one member. First for five members: `<->` is an exchange,
+  // `->` and `<-` are messages in one direction, `<=` returns the finished result. Five is not a
+  // power of two, so member 0 first sends its state to member 1 and receives the result at the end.
 
   // %%
   const auto print_schedule = [](int p) {
@@ -302,15 +319,17 @@ plot $steps index 2 using 1:2 with linespoints ls 1 title 'N = 2^{16}', \
   print_schedule(5);
 
   // %% [markdown]
-  // And of eight, where nobody has to wait.
+  // With eight members no such first and last step is needed.
 
   // %%
   print_schedule(8);
 
   // %% [markdown]
-  // Does it work? We let all members take their steps, a step being done when both sides have come
-  // to it. All that a member keeps is the run of members of which it has the merge, and a merge
-  // must join neighbours.
+  // Does the schedule compute the right thing? We let all members follow it. A step is taken as
+  // soon as both partners have reached it. Each member keeps only the range of members whose states
+  // it has merged, and we check that every merge joins neighbouring ranges.
+  //
+  // **Predict:** how many rounds and messages do five and eight members need?
 
   // %%
   struct Member {
@@ -356,24 +375,66 @@ plot $steps index 2 using 1:2 with linespoints ls 1 title 'N = 2^{16}', \
       n = take_round(members);
     }
     for (const Member& member : members) {
-      expect(member.has == MemberRange{0, p}, "everybody ends with everything");
+      expect(member.has == MemberRange{0, p}, "every member ends with the whole range");
     }
     std::printf("\n%d rounds, %d messages\n\n", n_rounds, n_messages);
     return n_rounds;
   };
-  expect(walk(5) == 4, "fold, two rounds of doubling, hand back");
+  expect(walk(5) == 4, "one round in, two rounds of doubling, one round out");
   expect(walk(8) == 3, "log2 p rounds");
 }
 
 // %% [markdown]
+// ## What to take home
+//
+// 1. A reduction of $N$ elements on $p$ workers takes
+//    $\lceil N/p \rceil - 1 + \lceil \log_2 p' \rceil$ dependent steps, and always $N - 1$
+//    operations.
+// 2. The canonical tree depends on positions only, so neither cuts nor the number of ranks change a
+//    bit.
+// 3. A rank sends at most $2 \log_2 N$ subtrees; cuts at multiples of a leaf need fewer.
+//
 // ## Questions
 //
-// 1. $683$ and $819$ workers reduce $4096$ elements in the same number of steps. Which $p$ would
-//    you order?
-// 2. The theorem's first term wants $p$ large and its second one wants it small. For which $p$ is
-//    the sum least, and why does the answer change if a step between machines costs a thousand
-//    times a step inside one?
-// 3. A rank with the positions $[1, 1024)$ hands on how many subtrees? Which single key more would
-//    make it one?
-// 4. The butterfly for $p = 5$ takes four rounds, and a binomial tree with a broadcast takes
-//    $3 + 3$. When is the second one better all the same?
+// 1. (Easy.) 683 and 819 workers reduce 4096 elements in the same number of steps. Which number
+//    would you order?
+//
+//    <details><summary>Answer</summary>
+//
+//    I would order 683. With 819 workers the chunks still have $\lceil 4096 / 819 \rceil = 6$ elements, so 683 of
+//         them work and 136 are idle. Both need $5 + 10 = 15$ steps; 820 workers have chunks of
+//         five and need 14.
+//
+//    </details>
+//
+// 2. (Medium.) The first term of the theorem decreases with $p$, and the second increases. For
+//    which $p$ is the sum least if $N = 4096$? What changes if a step between machines costs a
+//    thousand times a step inside one?
+//
+//    <details><summary>Answer</summary>
+//
+//    The least is 12 steps, for every $p$ from 2048 to 4096. Without rounding up, the minimum of
+//    $N/p + \log_2 p$ is at $p = N \ln 2$. If a round costs 1000 steps, $p = 4$ is best:
+//    $1023 + 2000 = 3023$, hardly less than the 3047 of two machines, or the 4095 of one.
+//
+//    </details>
+//
+// 3. (Easy.) How many subtrees does a rank with the positions 1 to 1023 send? Which single position
+//    more would make it one?
+//
+//    <details><summary>Answer</summary>
+//
+//    Ten, of the sizes 1, 2, 4, ..., 512. With position 0 they merge into one subtree of 1024.
+//
+//    </details>
+//
+// 4. (Medium.) For five members the butterfly takes four rounds. A binomial tree to one member,
+//    followed by a broadcast, takes $3 + 3$. When is the second better?
+//
+//    <details><summary>Answer</summary>
+//
+//    When bytes or messages cost more than rounds: it sends $4 + 4 = 8$ messages instead of 10, and
+//    for eight members 14 instead of 24. Also if one member alone needs the result, because the
+//    broadcast can then be left out.
+//
+//    </details>

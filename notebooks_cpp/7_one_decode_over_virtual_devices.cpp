@@ -4,11 +4,14 @@
 // %% [markdown]
 // # One decode over virtual devices {#notebook_decode}
 //
-// One query, twelve keys, eq. (7), on four devices of which one is empty. First Alg. 3 of the
-// paper, line by line, with every number printed: three AllReduces. Then the same with states,
-// which need one. Then subtrees, so that the bits do not depend on the devices. At last the
-// decoders of `distributed/decoders/decoder.hpp` themselves, on eight ranks that are threads of this
-// process, with every message counted.
+// We compute eq. (7) for one query and twelve keys on four devices, one of which is empty. First we
+// follow Alg. 3 of the paper line by line, with every intermediate result printed; it needs three
+// AllReduces. Then we use states, which need one. Then we use subtrees, so that the bits do not
+// depend on the devices. Last we run all decoders of `distributed/decoders/decoder.hpp` on eight
+// ranks, which are threads of this process, and count every message.
+//
+// **What you need:** the chapter on @ref algorithms, @ref notebook_state and @ref notebook_tree.
+// **What you get:** Alg. 3 with numbers, and the messages, bytes and memory of every algorithm.
 
 // %%
 #include "distributed/decoders/decoder.hpp"
@@ -33,7 +36,7 @@ using namespace tree_attn;
 using notebook::expect, notebook::figure, notebook::normal;
 
 // %% [markdown]
-// A state in double: shift, denominator, and two components of the numerator.
+// A state in double precision: shift, denominator, and two components of the numerator.
 
 // %%
 using State = std::vector<double>;
@@ -47,8 +50,8 @@ int main() {
   // %% [markdown]
   // ## Twelve keys on four devices
   //
-  // Device 2 holds nothing: in a real system that happens whenever a sequence is shorter than the
-  // machine is large.
+  // Device 2 holds no keys. This happens in practice when a sequence is too short for the number of
+  // devices.
 
   // %%
   std::mt19937 random(7);
@@ -69,8 +72,8 @@ int main() {
   // %% [markdown]
   // ## Alg. 3, line by line
   //
-  // **Lines 1 and 2.** The keys are divided already, and every device has the query. It computes
-  // the attention $o$ of its own keys, and their log-sum-exp. Nothing is sent.
+  // **Lines 1 and 2.** The keys are already divided, and every device has the query. Each device
+  // computes the attention $o$ over its own keys and their log-sum-exp. Nothing is sent.
 
   // %%
   std::vector<Vector> o;
@@ -83,16 +86,19 @@ int main() {
   expect(lse[2] == -std::numeric_limits<double>::infinity(), "an empty device has no weight");
 
   // %% [markdown]
-  // **Line 3, the first AllReduce.** The largest lse: all devices have to hear of it before any of
-  // them can go on, because the sums of the next lines are taken relative to it.
+  // **Line 3: the first AllReduce.** It computes the maximum $m$ of the log-sum-exps. Every device
+  // must receive $m$ before it can continue, because the following sums are relative to it.
 
   // %%
   const double m = tree_reduce_devices(lse, max_of);
   std::printf("m = AllReduce(max, lse) = %.4f\n", m);
 
   // %% [markdown]
-  // **Line 4.** Each device undoes its own division: $n = o\, \mathrm e^{\mathrm{lse} - m}$ and
-  // $D = \mathrm e^{\mathrm{lse} - m}$ are numerator and denominator of its keys, relative to $m$.
+  // **Line 4.** Each device computes $D = \mathrm e^{\mathrm{lse} - m}$ and
+  // $n = o\, \mathrm e^{\mathrm{lse} - m}$. These are the denominator and the numerator of its
+  // keys, relative to $m$.
+  //
+  // **Predict:** what are $n$ and $D$ on the empty device, and on the device with the largest lse?
 
   // %%
   std::vector<Vector> n;
@@ -104,7 +110,7 @@ int main() {
   }
 
   // %% [markdown]
-  // **Line 5, two more AllReduces**, and line 6, the division.
+  // **Line 5: two more AllReduces. Line 6:** the division.
 
   // %%
   const auto add_vectors = [](const Vector& a, const Vector& b) -> Vector { return a + b; };
@@ -116,14 +122,14 @@ int main() {
   std::printf("z = n / D             = (%7.4f, %7.4f)\n", z(0), z(1));
 
   const TreeDecode library = tree_decode_paper(q, devices);
-  expect((z - library.z).norm() < 1e-15 && library.n_all_reduces == 3, "this is tree_decode_paper()");
-  expect((z - attention_mean(q, K, V)).norm() < 1e-15, "and it is attention over all twelve keys");
+  expect((z - library.z).norm() < 1e-15 && library.n_all_reduces == 3, "the output is that of tree_decode_paper()");
+  expect((z - attention_mean(q, K, V)).norm() < 1e-15, "the output is attention over all twelve keys");
 
   // %% [markdown]
-  // ## The same with a state
+  // ## The same with states
   //
-  // A state carries its shift with it, so nobody has to wait for a maximum: two sums are brought to
-  // one shift when they meet. Each device merges its keys, undivided.
+  // A state contains its own shift, so no device has to wait for a maximum: two states are brought
+  // to a common shift when they are merged. Each device merges its keys and does not divide.
 
   // %%
   const auto state_of = [&](Eigen::Index begin, Eigen::Index end) {
@@ -145,8 +151,11 @@ int main() {
   }
 
   // %% [markdown]
-  // **One AllReduce**, whose operator is `merge()`. The butterfly takes two rounds for four
-  // devices; in each, a device and its peer exchange what they have and compute the same merge.
+  // **One AllReduce** is left, and its operator is `merge()`. For four devices the butterfly takes
+  // two rounds. In each round a device exchanges its state with a peer, and both compute the same
+  // merge.
+  //
+  // **Predict:** what happens to the state of device 3 when it meets the empty device 2?
 
   // %%
   for (std::size_t round = 0; round < butterfly(int(p), 0).size(); ++round) {
@@ -169,15 +178,15 @@ int main() {
   expect((z_state - z).norm() < 1e-14, "it is the same attention");
 
   // %% [markdown]
-  // The empty state has negative zeros in $n$, which change nothing when added: in round 1 device 3
-  // meets device 2, and its state stays as it was. Compare $D$ with that of Alg. 3: here the
-  // weights are relative to a power of two, and no exponential was taken after the keys.
+  // The state of device 3 does not change: the empty state has $n = -0$, which is neutral in
+  // addition. $D$ differs from the $D$ of Alg. 3 because the weights here are relative to a power
+  // of two. No exponential was computed after the keys.
   //
   // ## The same with subtrees
   //
-  // All devices agree, and yet another machine would have other bits: the brackets follow the
-  // devices. In the canonical tree they follow the positions. A device hands on its maximal
-  // subtrees, and neighbours merge only siblings.
+  // All devices agree, but another division of the keys gives other bits, because the brackets
+  // follow the devices. In the canonical tree they follow the positions. A device sends its maximal
+  // subtrees, and only siblings are merged.
 
   // %%
   const auto forest_of = [&](Eigen::Index first, Eigen::Index last) {
@@ -213,9 +222,11 @@ int main() {
   std::printf("\n");
 
   // %% [markdown]
-  // Is the root really the same for every machine? There are 455 ways to cut twelve keys into four
-  // runs, empty ones included. For each we take the root of the tree, and the result of the
-  // AllReduce above.
+  // Is the root the same for every division? Twelve keys can be divided into four ranges in 455
+  // ways, if empty ranges are allowed. For each of them we compute the root of the tree, and the
+  // result of the AllReduce of states above.
+  //
+  // **Predict:** how many different results has each of the two?
 
   // %%
   std::set<State> roots, reduced;
@@ -241,17 +252,17 @@ int main() {
     }
   }
   std::printf("%d cuts: %zu root, %zu results of an AllReduce of states\n", n_cuts, roots.size(), reduced.size());
-  expect(n_cuts == 455, "15 over 3");
+  expect(n_cuts == 455, "15 choose 3");
   expect(roots.size() == 1 && *roots.begin() == root, "one root, in bits");
   expect(reduced.size() > 1, "an AllReduce of states depends on the cut");
 
   // %% [markdown]
-  // ## The decoders themselves
+  // ## The decoders
   //
-  // Now a larger problem, in float: 512 keys, four query heads that share two key/value heads.
-  // Every rank fills a cache with its own run of keys, and one of the decoders of `algorithms()`
-  // does the rest, over whatever transport it is given. Over a network it is MPI; here ranks are
-  // threads of this process, and a message is one copy in memory.
+  // Now a larger problem, in float: 512 keys, and four query heads that share two key/value heads.
+  // Every rank fills a cache with its range of keys and runs one of the decoders of `algorithms()`
+  // over a transport. On a cluster the transport is MPI. Here ranks are threads, and a message is
+  // one copy in memory.
 
   // %%
   const WorkloadShape shape{{.heads = 4, .kv_heads = 2, .head_dim = 16, .value_dim = 16}, 512, {512}};
@@ -264,7 +275,7 @@ int main() {
   };
 
   // %% [markdown]
-  // Ranks in nodes of four, one thread each; when they are done, their counters are added up.
+  // The ranks form nodes of four. After the step we add up their counters.
 
   // %%
   struct Counted {
@@ -292,9 +303,11 @@ int main() {
   };
 
   // %% [markdown]
-  // Eight ranks on two nodes of four. What `predict()` says before the step, and what was counted
-  // in it, must agree to the byte. The last columns are the largest error against the oracle in
-  // units of $2^{-24}$, and how many different outputs there are on 1 to 8 ranks.
+  // We run eight ranks on two nodes of four. The counted messages and bytes must equal what
+  // `predict()` computes in advance, to the byte. The last columns show the largest error against
+  // the oracle, in units of $2^{-24}$, and how many different outputs there are on 1 to 8 ranks.
+  //
+  // **Predict:** which algorithm sends the most bytes, and which the fewest messages?
 
   // %%
   const std::unique_ptr<Workload> workload = make_workload(shape, 7, 1);
@@ -323,16 +336,17 @@ int main() {
   }
 
   // %% [markdown]
-  // Whoever keeps to the canonical order has one output. The ring sends the whole cache around, and
-  // holds the keys and values of others while it computes; the others send states and hold nothing.
+  // Algorithms that keep the canonical order have one output for any number of ranks. The ring
+  // sends the whole cache around and holds keys and values of other ranks while it computes. All
+  // others send states and hold no keys of others.
   //
   // ## Two levels
   //
-  // Who sends what to whom follows from the positions that ranks hold, so it is written down before
-  // anything is computed: an algorithm is a *plan* for every rank. Here is every message of
-  // `leaders` and of `two-level`, with its bytes, out of these plans: `->` inside a node, `=>`
-  // between nodes. Four heads have states of 18 numbers, 288 bytes; an output with its lse has 17,
-  // 272 bytes.
+  // The messages of a step follow from the positions that the ranks hold, so they are planned
+  // before anything is computed: an algorithm is a *plan* for every rank. We print every message of
+  // the plans of `leaders` and `two-level` with its bytes, `->` inside a node and `=>` between nodes.
+  // A state of one head has 18 elements, so four heads take 288 bytes. An output with its lse has 17
+  // elements per head, 272 bytes for four.
 
   // %%
   const Topology two_nodes = Topology::pretend(8, 4);
@@ -355,17 +369,20 @@ int main() {
   expect(run(two_level, 8).total.bytes_between_nodes == 8 * 288, "one state from every rank to that of its index");
 
   // %% [markdown]
-  // In `leaders`, the schedule of the paper, states climb to the ranks 0 and 4, these two exchange,
-  // the output comes down: two messages on the network, however many ranks a node has, and five
-  // messages in a row. In `two-level` all ranks of a node exchange their states, then rank $i$ of
-  // one node with rank $i$ of the other: eight messages on the network, at the same time, and two
-  // in a row.
+  // In `leaders`, the schedule of the paper, states are sent up to the leaders 0 and 4. The leaders
+  // exchange their states and send the output down. Two messages cross the network, however many
+  // ranks a node has, and five messages follow each other. In `two-level` all ranks of a node
+  // exchange their states, then rank $i$ of one node exchanges with rank $i$ of the other: eight
+  // messages cross the network at the same time, and two messages follow each other.
   //
   // ## Bytes against ranks
   //
-  // A million keys, 16 heads of 128 in BF16, nodes of eight: what all ranks together send in one
-  // step. `paper` counts our butterfly; the broad grey line is the volume of eq. (14), that of an
-  // AllReduce which saves bytes and not steps.
+  // Now a million keys, 16 heads of 128 components in BF16, and nodes of eight. The figure shows
+  // the bytes that all ranks together send in one step, as computed by `predict()`. The curve
+  // `paper` is our butterfly. The broad grey line is the volume of eq. (14), an AllReduce that
+  // minimises bytes rather than rounds.
+  //
+  // **Predict:** by which factor do the ring and `two-level` differ on 128 ranks?
 
   // %%
   const WorkloadShape large{{.dtype = DType::BF16, .value_dtype = DType::BF16}, 1 << 20, {1 << 20}};
@@ -390,7 +407,7 @@ int main() {
               double(tree.bytes_between_nodes), double(ring.bytes_between_nodes) / double(tree.bytes_between_nodes));
   expect(ring.bytes > 50000 * tree.bytes, "states are small, caches are not");
 
-  // %%
+  // %% Drawing
   figure("notebook_bytes", "$bytes << EOD\n" + curves + R"(EOD
 set multiplot
 set logscale x 2
@@ -404,7 +421,7 @@ set size 1,0.53
 set origin 0,0.47
 set yrange [1e3:1e13]
 set format x ''
-set ylabel 'bytes in all'
+set ylabel 'bytes of all ranks'
 set label 1 'ring' at 140,1e12 left tc rgb '#d9730d'
 set label 2 'gather,' at 140,4e8 left tc rgb '#8a4fbf'
 set label 3 'ring-state' at 140,7e7 left tc rgb '#8a4fbf'
@@ -439,13 +456,57 @@ unset multiplot)",
 // %% [markdown]
 // ![Bytes that all ranks together send in one decode step over a million keys, in all and between nodes of eight ranks](notebook_bytes.svg)
 //
+// ## What to take home
+//
+// 1. Alg. 3 needs three AllReduces because its sums are relative to a common maximum. States
+//    contain their shift and need one.
+// 2. With subtrees of the canonical tree the output has the same bits for every division of the
+//    keys.
+// 3. The ring sends keys and values, and the others send states: on 128 ranks and a million keys
+//    this is a factor of more than $50\,000$ in bytes.
+//
 // ## Questions
 //
-// 1. Device 2 was empty. Which lines of Alg. 3 would produce a NaN if *all* devices were, and what
-//    does `tree_decode_paper()` do there?
-// 2. `paper`, `packed` and `fused` send the same bytes in 72, 48 and 24 messages. When does that
-//    make no difference?
-// 3. Between nodes `leaders` and `paper` differ by a factor of eight in the figure. Where does
-//    the factor come from, and what would it be with nodes of 64?
-// 4. In which of the eight algorithms could a rank start to compute on keys before it has all of
-//    its own?
+// 1. (Medium.) Device 2 was empty. Which lines of Alg. 3 produce a NaN if *all* devices are empty,
+//    and what does `tree_decode_paper()` do there?
+//
+//    <details><summary>Answer</summary>
+//
+//    Line 4: lse and $m$ are both $-\infty$, and $-\infty - (-\infty)$ is NaN. Without it, line 6
+//    would be $0 / 0$. The function takes the weight 0 in line 4 (`safe_weight()`) and returns
+//    $z = 0$ with lse $= -\infty$.
+//
+//    </details>
+//
+// 2. (Easy.) `paper`, `packed` and `fused` send the same bytes in 72, 48 and 24 messages. When does
+//    that make no difference?
+//
+//    <details><summary>Answer</summary>
+//
+//    When the messages are so large that bandwidth and not latency determines their time, for
+//    example with many sequences in a batch, or when computing takes much longer than all messages.
+//
+//    </details>
+//
+// 3. (Medium.) Between nodes the curves of `leaders` and `paper` differ by a factor of eight.
+//    Where does the factor come from, and what is it with nodes of 64?
+//
+//    <details><summary>Answer</summary>
+//
+//    In a round of the butterfly that crosses nodes, each of the eight ranks of a node sends its
+//    partial sums. With `leaders` one rank alone sends, and a state has as many elements as
+//    $n$, $D$ and the maximum together. With nodes of 64 the factor is 64: for 128 ranks
+//    `predict()` gives 1064960 bytes against 16640.
+//
+//    </details>
+//
+// 4. (Medium.) In which of the eight algorithms can a rank compute while keys or states are under
+//    way?
+//
+//    <details><summary>Answer</summary>
+//
+//    In the ring: it can compute on one block of keys and values while the next one arrives. In the
+//    others a rank sends its state when it has finished its own keys, and then only merges are
+//    left.
+//
+//    </details>

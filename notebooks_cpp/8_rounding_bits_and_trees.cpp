@@ -4,10 +4,14 @@
 // %% [markdown]
 // # Rounding, bits and trees {#notebook_rounding}
 //
-// Three questions about one sum. Which bits does it have, if its terms are the same and only the
-// brackets change? How wrong is it? And does it exist at all: exponentials overflow, and
-// eq. (35)-(38) are how attention avoids that. The sum is the one of attention,
-// $D = \sum_a \mathrm e^{s_a}$ and $n = \sum_a \mathrm e^{s_a} v_a$, held as a state.
+// Attention computes the sums $D = \sum_a \mathrm e^{s_a}$ and $n = \sum_a \mathrm e^{s_a} v_a$.
+// This notebook asks three questions about them in floating point. Which bits do they have if only
+// the brackets change? How large is the error? And when do the exponentials overflow? Eq. (35)-(38)
+// answer the last question with a shift.
+//
+// **What you need:** @ref notebook_state and @ref notebook_tree. **What you get:** the trees that
+// share the bits of the canonical tree, the error of a chain against that of a tree, and the range
+// of exponents in which a plain gradient works.
 
 // %%
 #include "notebooks_cpp/notebook.hpp"
@@ -47,8 +51,8 @@ std::vector<float> normal(std::mt19937& random, std::size_t n) {
 }
 
 // %% [markdown]
-// Brackets to choose from, beside those of `tree_reduce()`: cut in the middle, and each half in the
-// middle again.
+// Besides the brackets of `tree_reduce()` we use one more tree: divide in the middle, then divide
+// each half in the middle.
 
 // %%
 State halves(std::span<const State> x) {
@@ -61,9 +65,12 @@ int main() {
   // %% [markdown]
   // ## Which trees give which bits
   //
-  // The same keys, in the same order but for the second row, seven ways to set brackets. States of
-  // the same bits get the same letter; $D$ and the first of four components of $n$ are printed. A
-  // thousand keys first, then 1024.
+  // We reduce the same keys with seven bracketings, all but the second in the same order. Results
+  // with equal bits get the same letter. $D$ and the first of four components of $n$ are printed,
+  // first for 1000 keys, then for 1024.
+  //
+  // **Predict:** which of the seven agree with the canonical tree for 1000 keys, and which for
+  // 1024?
 
   // %%
   std::mt19937 random(8);
@@ -113,17 +120,19 @@ int main() {
   }
 
   // %% [markdown]
-  // Pairs of neighbours, pairs of pairs and so on are the canonical tree, because a partner that is
-  // missing is the empty set. Halves look like the same idea, and are for a power of two; but where
-  // they cut depends on $N$, so one key more moves every bracket. In the canonical tree a key more
-  // changes the nodes above it, and no other.
+  // Pairs of neighbours, pairs of pairs and so on form the canonical tree, because a missing
+  // partner is the empty set. Halves of halves form it only if $N$ is a power of two. Otherwise
+  // their cuts depend on $N$, and one key more moves every bracket. In the canonical tree one key
+  // more changes only the nodes above it.
   //
   // ## One shift per leaf
   //
-  // The CPU decode does not merge single keys. It brings the 64 weights of a leaf to the largest
-  // shift at once, and adds up weights and products as pairs of pairs. The chapter on the tree,
-  // @ref tree_leaf, proves that this changes no bit as long as products stay normal. Both ways, on a
-  // thousand leaves of each kind:
+  // The CPU decode does not merge single keys. It takes all 64 weights of a leaf relative to the
+  // largest shift, and adds weights and products as pairs of pairs. The chapter on the tree,
+  // @ref tree_leaf, proves that this gives the same bits if no weight and no product is subnormal.
+  // We test both ways on 1000 leaves for each of four ranges of scores and values.
+  //
+  // **Predict:** the values of the last row are near $2^{-124}$. Do its leaves agree?
 
   // %%
   const auto pairs_of_pairs = [](std::vector<float> x) {
@@ -169,26 +178,30 @@ int main() {
   for (const float score_scale : {1.0f, 10.0f, 100.0f}) {
     expect(n_differ(score_scale, 1) == 0, "one shift per leaf has the bits of the tree of single keys");
   }
-  expect(n_differ(10, 0x1p-124f) > 900, "a subnormal product is rounded at one shift or at another");
+  expect(n_differ(10, 0x1p-124f) > 900, "subnormal products lose digits with one shift per leaf");
 
   // %% [markdown]
-  // With values near the end of the normal numbers most leaves differ: key by key a product is
-  // rounded first at its own shift, where it is still normal. The other exception is a key more than
-  // 126 binary orders below the largest. One shift gives it the weight 0. Key by key it may arrive
-  // in two steps of 70, and shows if its value is huge and the others are 0:
+  // In the last row most leaves differ. Merging key by key rounds a product at the shift of its own
+  // key, where it is normal; with one shift the product is subnormal and loses digits. The other
+  // exception is a key more than 126 binary orders below the largest. With one shift its weight
+  // is 0. Key by key it may be scaled in two steps of $2^{-70}$, and it shows if its value is huge
+  // and the other values are 0:
 
   // %%
   std::vector<float> far(64, -200), huge(4 * 64, 0);
   far[0] = -140, far[1] = -70, far[2] = 0, huge[0] = 0x1p100f;
   std::printf("key by key n_0 = %g, one shift n_0 = %g\n", key_by_key(far, huge)[kValues], one_shift(far, huge)[kValues]);
-  expect(key_by_key(far, huge)[kValues] == 0x1p-40f && one_shift(far, huge)[kValues] == 0, "2^100 2^-70 2^-70");
+  expect(key_by_key(far, huge)[kValues] == 0x1p-40f && one_shift(far, huge)[kValues] == 0,
+         "key by key the product is 2^(100 - 70 - 70)");
 
   // %% [markdown]
-  // ## A chain that stands still
+  // ## A chain that stops growing
   //
-  // Rounding need not be small. $2^{25}$ keys of equal score; the first half has the value 1, the
-  // second 0; attention is $\frac12$. In a chain the float $D$ grows to $2^{24}$, and there $D + 1$
-  // rounds to $D$: the second half is not seen.
+  // We take $2^{25}$ keys of equal score. The first half has the value 1, the second half the value
+  // 0, so attention is $\frac12$.
+  //
+  // **Predict:** a chain adds 1 to a float $D$ again and again. At which $D$ does it stop growing,
+  // and what is $n / D$ in the end?
 
   // %%
   const std::int64_t n_many = 1 << 25;
@@ -209,10 +222,12 @@ int main() {
   expect(root[kSum] == float(n_many) && root[kValues] / root[kSum] == 0.5f, "the tree has lost none");
 
   // %% [markdown]
+  // At $2^{24}$ the sum $D + 1$ rounds to $D$, so the chain ignores the second half of the keys.
+  //
   // ## Error against length
   //
   // Now the usual case: one query, normal scores, values between 0 and 1 (so that the sums do not
-  // cancel), in float. Here is the chain, and the canonical tree of `decode_shard()`.
+  // cancel), in float. We compare a chain with the canonical tree of `decode_shard()`.
 
   // %%
   const std::int64_t d_v = 16;
@@ -236,9 +251,11 @@ int main() {
 
   // %% [markdown]
   // The oracle computes in double. Errors are in units of $u \sum_a w_a |v_a|$, which is $u z$ for
-  // these values, the largest of sixteen components. Beside them the bound of `error_bound()`: for
-  // the chain with $n_a = N$ additions behind a weight, for the tree with
-  // $\lceil \log_2 N \rceil + 2$.
+  // these values, and we print the largest of sixteen components. Next to them is the bound of
+  // `error_bound()`, with $N$ additions per weight for the chain and $\lceil \log_2 N \rceil + 2$
+  // for the tree.
+  //
+  // **Predict:** how does the error of each grow with $N$?
 
   // %%
   std::string points;
@@ -252,7 +269,7 @@ int main() {
     const Shard shard{TensorView::dense(k.data(), DType::F32, {1, 1, N, 1}),
                       TensorView::dense(v.data(), DType::F32, {1, 1, N, d_v})};
 
-    // What is exact, and the largest of some errors.
+    // The exact output, and the largest error in units of u z.
     const std::vector<double> z = attention(query, shard.k, shard.v, options).out;
     const auto largest = [&z](auto error_of) {
       double worst = 0;
@@ -267,7 +284,7 @@ int main() {
       return largest([&of](std::size_t j) { return of.out[j]; });
     };
 
-    // Both ways to add, and both bounds.
+    // The errors of both orders, and both bounds.
     ErrorModel chain_model = tree_decode_model(N);
     chain_model.n_additions = double(N);
     const double chain_bound = bound(chain_model), tree_bound = bound(tree_decode_model(N));
@@ -282,9 +299,9 @@ int main() {
     points += "\n";
   }
   expect(chain_error > 50 * tree_error, "at 2^17 keys the tree is far better");
-  expect(tree_error < 16, "and within the quick gate that tests use for normal data");
+  expect(tree_error < 16, "the tree is within the simple limit that tests use");
 
-  // %%
+  // %% Drawing
   figure("notebook_errors", "$errors << EOD\n" + points + R"(EOD
 set logscale x 2
 set logscale y 10
@@ -302,16 +319,18 @@ plot $errors using 1:3 with lines dt 2 lw 2 lc rgb '#d9730d' title 'chain, bound
   // %% [markdown]
   // ![Error of attention in float against the number of keys, in a chain and in the canonical tree, with their bounds](notebook_errors.svg)
   //
-  // The chain's error grows with $N$, somewhat faster than $\sqrt N$: roundings point either way,
-  // and many cancel. Its bound grows as $N$, because nothing forbids them to agree, as those of the
-  // ones above did. The tree's error does not grow at all that one could see. A bound is there to
-  // tell rounding from mistakes: @ref errors.
+  // The error of the chain grows somewhat faster than $\sqrt N$: roundings go in both directions
+  // and partly cancel. Its bound grows as $N$, because they need not cancel, as the previous
+  // section shows. The error of the tree does not grow visibly. Tests use the bound to tell
+  // rounding from mistakes: @ref errors.
   //
-  // ## Where numbers end
+  // ## The range of each type
   //
-  // Every type of float has an end on both sides. We look for them by bisection: where
-  // $\mathrm e^x$, rounded to the type, becomes infinite, and where it becomes 0; and up to where
-  // one can count in steps of one.
+  // Every floating-point type has a largest number, a smallest one, and an end of the integers that
+  // it can count. We find them by bisection: where $\mathrm e^x$, rounded to the type, becomes
+  // infinite, where it becomes 0, and where $x + 1$ rounds to $x$.
+  //
+  // **Predict:** is $\mathrm e^{12}$ finite in F16? And in BF16?
 
   // %%
   const auto rounded = [](double x, DType type) {
@@ -349,16 +368,18 @@ plot $errors using 1:3 with lines dt 2 lw 2 lc rgb '#d9730d' title 'chain, bound
          "the limits of the chapter on safe softmax");
 
   // %% [markdown]
-  // A score of 12 is nothing unusual, and in F16 it has no exponential. BF16 reaches as far as F32,
-  // but cannot count beyond 256: that is why sums are accumulated in F32 whatever the keys are
-  // stored in.
+  // A score of 12 is not unusual, and F16 cannot represent its exponential. BF16 has the range of
+  // F32 but counts only to 256, which is why sums are accumulated in F32 whatever type the keys
+  // have.
   //
-  // ## Where the gradient dies
+  // ## Where a plain gradient fails
   //
-  // Two keys with exponents $x$ and $x - 1$, values 1 and 0. The gradient of the energy at
-  // $\zeta = 0$ is $1 / (1 + \mathrm e^{-1}) = 0.731$ wherever $x$ is. We compute it plainly,
-  // $n / D$ with every number rounded to the type, and with the shift of eq. (38), which turns the
-  // exponents into 0 and $-1$.
+  // Take two keys with exponents $x$ and $x - 1$ and values 1 and 0. The gradient of the energy at
+  // $\zeta = 0$ is $1 / (1 + \mathrm e^{-1}) = 0.731$ for every $x$. We compute it as a plain
+  // quotient $n / D$ with every intermediate result rounded to the type, and then with the shift of
+  // eq. (38), which changes the exponents to 0 and $-1$.
+  //
+  // **Predict:** for which $x$ does each of the four types fail without a shift?
 
   // %%
   const auto gradient = [&](double x, double shift, DType type) {
@@ -373,20 +394,20 @@ plot $errors using 1:3 with lines dt 2 lw 2 lc rgb '#d9730d' title 'chain, bound
     for (const DType type : types) std::printf("  %7.4f", std::abs(gradient(x, 0, type)));
     std::printf("   %12.4f\n", gradient(x, x, DType::F16));
     for (const DType type : types) {
-      expect(std::abs(gradient(x, x, type) - exact) < 3 * unit_roundoff(type), "the shifted one is right everywhere");
+      expect(std::abs(gradient(x, x, type) - exact) < 3 * unit_roundoff(type), "the shifted gradient is right everywhere");
     }
   }
   for (std::size_t i = 0; i < 4; ++i) {
     expect(std::isnan(gradient(ends[i] + 1.1, 0, types[i])), "inf / inf");
-    expect(gradient(ends[i] - 0.1, 0, types[i]) == 0, "n / inf: a number, and a wrong one");
-    expect(std::abs(gradient(ends[i] - 1.5, 0, types[i]) - exact) < 0.01, "before it was fine");
+    expect(gradient(ends[i] - 0.1, 0, types[i]) == 0, "n / inf: finite and wrong");
+    expect(std::abs(gradient(ends[i] - 1.5, 0, types[i]) - exact) < 0.01, "right below the overflow");
   }
 
   // %% [markdown]
-  // On the right it dies at once, as $\infty / \infty$; just before, the sum $D$ alone overflows,
-  // and $n / \infty$ is 0: not even a NaN. On the left it fades, because numbers below the normal
-  // ones have fewer and fewer digits, and then it is $0 / 0$. The figure shows the largest error in
-  // every interval of length one; a line ends where there is no number.
+  // For large $x$ the plain gradient fails at once, as $\infty / \infty$. Just below, the sum $D$
+  // alone overflows and $n / \infty = 0$, a finite and wrong result. For small $x$ it loses digits
+  // gradually, because subnormal numbers have fewer digits, and ends as $0 / 0$. The figure shows
+  // the largest error in every interval of length one. A line ends where the result is NaN.
 
   // %%
   std::string errors;
@@ -404,7 +425,7 @@ plot $errors using 1:3 with lines dt 2 lw 2 lc rgb '#d9730d' title 'chain, bound
     errors += "\n";
   }
 
-  // %%
+  // %% Drawing
   figure("notebook_gradient_dies", "$errors << EOD\n" + errors + R"(EOD
 set xlabel 'larger exponent x'
 set ylabel 'log_{10} error of the gradient'
@@ -419,12 +440,14 @@ plot $errors using 1:2 with lines lw 2 lc rgb '#d9730d' title 'F16', \
   // %% [markdown]
   // ![Error of the plain gradient against the larger exponent, in four types](notebook_gradient_dies.svg)
   //
-  // ## A shift that no gradient sees
+  // ## The gradient does not depend on the shift
   //
-  // Eq. (35) to eq. (38) say that *any* shift will do: $F(\zeta) = m + F'(\zeta)$, eq. (shift), and
-  // the slope of $F'$ is that of $F$. Here are exponents near 1000, out of reach of a plain sum, and
-  // several shifts: the largest exponent, a power of two above it as in the state, one that is 300
-  // too large, one that is 300 too small, and one that moves with $\zeta$.
+  // By eq. (35) to eq. (38) *any* shift may be used: $F(\zeta) = m + F'(\zeta)$, eq. (shift), and
+  // $F'$ has the same gradient as $F$. We take exponents near 1000, where the plain sum overflows,
+  // and several shifts: the largest exponent, the next integer in base two as in the state, a shift
+  // that is 300 too large, one that is 300 too small, and one that depends on $\zeta$.
+  //
+  // **Predict:** which columns of the table are the same in all rows?
 
   // %%
   const auto draw = [&random](Eigen::Index rows, Eigen::Index columns) -> Matrix {
@@ -449,15 +472,15 @@ plot $errors using 1:2 with lines lw 2 lc rgb '#d9730d' title 'F16', \
   const double h = 1e-4;
   const auto row = [&](const char* what, double m_0, double F_shifted, double dF) {
     std::printf("%-20s m = %8.3f   F' = %9.4f   m + F' = %.6f   dF = %.6f\n", what, m_0, F_shifted, m_0 + F_shifted, dF);
-    expect(std::abs(m_0 + F_shifted - F) < 1e-9, "the energy is short of the shift, and of nothing else");
-    expect(std::abs(dF - slope) < 1e-6, "the slope does not see the shift");
+    expect(std::abs(m_0 + F_shifted - F) < 1e-9, "the energy is F' plus the shift");
+    expect(std::abs(dF - slope) < 1e-6, "the gradient does not depend on the shift");
   };
   const auto fixed = [&](const char* what, double shift) {
     const double dF = (shifted_energy(h, shift) - shifted_energy(-h, shift)) / (2 * h);
     row(what, shift, shifted_energy(0, shift), dF);
   };
   fixed("the largest", m);
-  fixed("a power of two", kLn2 * std::ceil(kLog2E * m));
+  fixed("integer in base two", kLn2 * std::ceil(kLog2E * m));
   fixed("300 too large", m + 300);
   fixed("300 too small", m - 300);
   const auto moving = [&](double zeta) { return r(zeta).maxCoeff(); };
@@ -467,24 +490,71 @@ plot $errors using 1:2 with lines lw 2 lc rgb '#d9730d' title 'F16', \
   row("the largest, moving", m, shifted_energy(0, m), d_moving + d_rest);
 
   // %% [markdown]
-  // The last shift has a slope of its own, and $F'$ is short of just as much. Is clamping a
-  // cure as well? Two exponents of 200 and 100, in F32, cut off at 80:
+  // The last shift depends on $\zeta$. Its derivative is missing in $F'$ and returns with $m$, so
+  // the sum is right again.
+  //
+  // Clamping the exponents is not a solution. Here are two exponents of 200 and 100, in F32, cut
+  // off at 80:
 
   // %%
   const double clamped = 1 / (1 + std::exp(std::min(100., 80.) - std::min(200., 80.)));
   std::printf("clamped: the larger key weighs %g, exactly 1 - %.1e\n", clamped, std::exp(-100.0));
-  expect(clamped == 0.5, "a number again, and the wrong one");
+  expect(clamped == 0.5, "finite and wrong");
 }
 
 // %% [markdown]
+// ## What to take home
+//
+// 1. Two trees give the same bits if they have the same brackets. The canonical tree equals pairs
+//    of pairs, and halves of halves only for powers of two.
+// 2. The error of a chain grows with $N$, up to losing half of the keys. The error of a tree hardly
+//    grows.
+// 3. Any shift gives the same energy and gradient in exact arithmetic. In floating point a shift
+//    near the largest exponent is needed.
+//
 // ## Questions
 //
-// 1. With values of both signs the errors of the chain come out a hundred times smaller than with
-//    values between 0 and 1. Try it. Which of the two sums, $D$ or $n$, has the larger error, and
-//    what is it multiplied with in $n / D$?
-// 2. A chain in F32 stands still at $2^{24}$ equal keys. A canonical tree over BF16 sums: when
-//    would it?
-// 3. The power of two in the last table is above the largest exponent. By how much at most, and why
-//    does that not matter?
-// 4. In the figure of dying gradients BF16 and F32 die in the same place on the right, and not on
-//    the left. Why?
+// 1. (Medium.) Draw the values from $[-1, 1)$ instead of $[0, 1)$. The error of the chain at
+//    $2^{17}$ keys falls from 173 units to 2. Which of the two sums, $D$ or $n$, has the larger
+//    error, and by what is it multiplied in $n / D$?
+//
+//    <details><summary>Answer</summary>
+//
+//    $D$: in this run it is off by $28 u$, relatively, and $n$ by $1.9 u \sum_a w_a |v_a|$, because
+//    the partial sums of $n$ stay small. The relative error of $D$ is multiplied by $z = n / D$,
+//    and with values of both signs $|z|$ is only 0.002 of the mean of $|v|$.
+//
+//    </details>
+//
+// 2. (Medium.) In F32 a chain of equal keys stops at $2^{24}$. When does a canonical tree with BF16
+//    sums stop?
+//
+//    <details><summary>Answer</summary>
+//
+//    Never. A full subtree of $2^k$ equal keys adds two equal sums, which only changes the
+//    exponent, so $D = 2^k$ is exact. If $N$ is not a power of two, each merge loses at most half a
+//    unit in the last place: with 257 keys the last key is lost, with 258 none is.
+//
+//    </details>
+//
+// 3. (Easy.) In the last table the integer shift in base two lies above the largest exponent. By
+//    how much at most, and why does that not matter?
+//
+//    <details><summary>Answer</summary>
+//
+//    By less than one binary order, $\ln 2 = 0.69$. It multiplies every weight by the same factor
+//    between $\frac12$ and 1, so $D \ge \frac12$ and nothing overflows or vanishes.
+//
+//    </details>
+//
+// 4. (Easy.) In the figure BF16 and F32 fail at the same exponent on the right, but not on the
+//    left. Why?
+//
+//    <details><summary>Answer</summary>
+//
+//    Both have 8 bits of exponent and nearly the same largest number, so both overflow at
+//    $\mathrm e^{88.72}$. On the left the subnormal numbers decide: F32 has 23 fraction bits and
+//    reaches $2^{-149}$, BF16 has 7 and reaches $2^{-133}$. Below half of that, $\mathrm e^x$
+//    rounds to 0, at $x = -103.97$ and $-92.88$.
+//
+//    </details>

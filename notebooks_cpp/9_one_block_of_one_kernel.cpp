@@ -5,10 +5,14 @@
 // # One block of one kernel {#notebook_kernel}
 //
 // What do the threads of a decoding kernel hold while it runs? Under the emulator a kernel is an
-// ordinary function (@ref emulator), so we can ask. We take one query, 600 keys, eq. (7), and one
-// block of 32 threads that runs the functions of step 3 of the ladder (@ref kernels): scores by
-// halving exchanges, eight keys that join a leaf under a rising shift, a forest of leaves, and the
-// forests of four sub-warps, joined. Each stop prints what the threads hold.
+// ordinary function (@ref emulator), so we can print it. We decode one query over 600 keys,
+// eq. (7), with one block of 32 threads. The block runs the functions of step 3 of the ladder
+// (@ref kernels): it computes the scores of eight keys at a time, adds eight keys to a leaf, stores
+// leaves as a forest, and joins the forests of four sub-warps.
+//
+// **What you need:** warps, lanes and shuffles, @ref notebook_tree, and the chapter on
+// @ref kernels. **What you get:** each of these stages in numbers, and the bytes that the block
+// reads.
 
 // %%
 #include "gpu/platform/device.hpp"
@@ -20,7 +24,6 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
-#include <cstring>
 #include <random>
 #include <string>
 #include <vector>
@@ -28,9 +31,9 @@
 // %% [markdown]
 // ## Instrumenting two primitives
 //
-// Kernels exchange data and read memory through a few functions. Under the emulator these are
-// ordinary functions. We replace two of them *before* the kernels' headers are read: the exchange
-// between two lanes records what was received, and the load of 16 bytes counts.
+// Kernels exchange data and read memory through a few functions. We replace two of them *before*
+// the headers of the kernels are included: the exchange between two lanes records what was
+// received, and the load of 16 bytes counts.
 
 // %%
 namespace tree_attn::emulated {
@@ -66,9 +69,9 @@ Bytes16 counted_load(const void* from) {
 #include "gpu/parts/splits.hpp"
 
 // %% [markdown]
-// A stored type of our own, a float by another name, makes sure that the functions we watch are
-// compiled here and not taken from the library. Rows of 32 such elements are eight lanes wide, so a
-// warp is four sub-warps.
+// The functions that we instrument must be compiled here and not taken from the library. A stored
+// type of our own, a float under another name, ensures that. A row of 32 such elements is eight
+// lanes wide, so a warp consists of four sub-warps.
 
 // %%
 namespace tree_attn {
@@ -84,17 +87,13 @@ float widen(Element element) { return element.x; }
 
 using namespace tree_attn;
 using namespace tree_attn::emulated;
-using notebook::expect;
+using notebook::expect, notebook::same_bits;
 
 namespace {
 
 using Eight = SubWarp<Element, 8, 1>;  // eight lanes, one vector of 16 bytes each
 using State = LaneState<Eight::kElements>;
 constexpr int kDim = 32, kSubWarps = kWarp / Eight::kLanes;
-
-bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
-}
 
 /// Keys, values and a query on the emulated device.
 struct OnDevice {
@@ -124,10 +123,10 @@ struct OnDevice {
 GlobalRows<Eight> eight_rows(const Element* first, int lane) { return {first, kDim, kDim, lane, 0xFF}; }
 
 // %% [markdown]
-// The first kernel is what a sub-warp does with a leaf, here the keys 0 to 63 in eight steps:
-// `platform::score_of_eight()`, after which every lane has the score of one key, and
-// `platform::add_eight_keys()`, which adds the eight to the sums of the leaf. It records the scores
-// of the first step, and what the lanes of the first sub-warp hold after every step.
+// The first kernel does the work of a sub-warp on one leaf, the keys 0 to 63, in eight steps. In
+// each step `platform::score_of_eight()` gives every lane the score of one key, and
+// `platform::add_eight_keys()` adds the eight keys to the sums of the leaf. The kernel records the
+// scores, and the state of the lanes of the first sub-warp after every step.
 
 // %%
 constexpr int kHeld = 2 + Eight::kElements;  // shift, sum, components of n
@@ -156,8 +155,8 @@ __global__ void watch_leaf(DecodeParams params, float* scores, float* states) {
 }
 
 // %% [markdown]
-// The second one pushes leaves into a `platform::LeafForest` and copies what is in memory after
-// each of them. The sum of every leaf is 1, so a sum counts the leaves of a subtree.
+// The second kernel pushes leaves into a `platform::LeafForest` and copies the memory of the forest
+// after each of them. The sum of every leaf is 1, so the sum of a subtree is its number of leaves.
 
 // %%
 /// @param memory of the forest, n_entries @param[out] sums [leaves of the range][n_entries]
@@ -171,9 +170,9 @@ __global__ void watch_forest(KeyRange range, float* memory, float* sums, int n_e
 }
 
 // %% [markdown]
-// The third one is a whole block: every sub-warp accumulates its part of the range, then the
-// forests are joined in shared memory and the row is written. These are the lines of
-// `gpu/ladder/03_vectors.cu`, and one more that keeps the joined forest for us.
+// The third kernel is a whole block: every sub-warp accumulates its part of the range, then the
+// forests are joined in shared memory and the row is written. The lines are those of
+// `gpu/ladder/03_vectors.cu`, and one more that stores the joined forest.
 
 // %%
 __global__ void one_block(DecodeParams params, DeviceOutput output, float* of_sub_warps, std::int64_t n_sub_warp,
@@ -224,9 +223,13 @@ int main() {
   // %% [markdown]
   // ## Eight scores
   //
-  // Every lane multiplies its four elements of eight keys. In the first round, lanes that differ in
-  // their lowest bit exchange four sums; in the second round, two; in the third, one. What each lane
-  // received is printed, and then the key whose sum it ends with: the bits of the lane, mirrored.
+  // Every lane multiplies its four elements of eight keys, which gives eight partial sums per lane.
+  // They must be added over eight lanes. In the first round, lanes that differ in their lowest bit
+  // exchange four sums: each keeps four of the keys and sends the other four. In the second round
+  // they exchange two sums, in the third a single one. We print what each lane received, and the key
+  // whose score it ends with.
+  //
+  // **Predict:** which key does lane 3 end with? (Hint: the lane's bits, mirrored.)
 
   // %%
   std::mt19937 random(11);
@@ -244,10 +247,11 @@ int main() {
   }
 
   // %% [markdown]
-  // Seven exchanges, where eight keys one by one would have cost $3 \cdot 8 = 24$. Now every lane has
-  // the score of one key. Three more exchanges find the largest shift of the eight,
-  // $e = \max \lceil s_a \rceil$. Each lane takes one exponential, the weight $2^{s_a - e}$ of its
-  // key, and eight shuffles tell every lane all weights. These are the first eight keys:
+  // A sub-warp makes seven exchanges per step. Eight keys one after another would take
+  // $3 \cdot 8 = 24$. Now every lane has the score of one key. Three more exchanges find the
+  // largest shift of the eight, $e = \max \lceil s_a \rceil$. Each lane computes one exponential,
+  // the weight $2^{s_a - e}$ of its key, and eight shuffles broadcast the weights to all lanes.
+  // These are the first eight keys:
 
   // %%
   const std::vector<float> q = on.q.download(), k = on.k.download(), v = on.v.download();
@@ -271,10 +275,13 @@ int main() {
   // %% [markdown]
   // ## Sixty-four keys, one chain
   //
-  // A leaf takes eight such steps. Where the shift of eight keys is above that of the leaf, the shift
-  // of the leaf rises, and the sums so far are multiplied by $f = 2^{e - e'}$, a power of two. Then $D$
-  // adds the eight weights, neighbour with neighbour, and each component of $n$ takes one fused
-  // multiply-add per key. The chain, written for one thread, gives the same bits:
+  // A leaf takes eight such steps. If the shift of the eight keys is above the shift of the leaf,
+  // the shift of the leaf rises, and its sums are multiplied by $f = 2^{e - e'}$, a power of two.
+  // Then $D$ adds the eight weights in pairs, and each component of $n$ takes one fused
+  // multiply-add per key. We compute the same chain in a plain loop on one thread and compare the
+  // bits.
+  //
+  // **Predict:** $D$ increases from step to step. When can it decrease?
 
   // %%
   State chain;
@@ -308,8 +315,8 @@ int main() {
   }
 
   // %% [markdown]
-  // Merging the keys one by one over the tree, by `merge()` of `reference/state/state.hpp`, is another
-  // order of the same sums. The shift is the same. The sums agree to their last bits, not in them.
+  // Merging the keys one by one over the tree, with `merge()` of `reference/state/state.hpp`, adds
+  // the same terms in another order. The shift is the same. The sums differ in their last bits.
 
   // %%
   std::vector<std::vector<float>> tree;
@@ -325,17 +332,20 @@ int main() {
   std::printf("chain:  e = %g   D = %.8f\ntree:   e = %g   D = %.8f\n", chain.shift, chain.sum, tree[0][kShift],
               tree[0][kSum]);
   std::printf("largest difference of a component of n: %.1e\n", most);
-  expect(chain.shift == tree[0][kShift] && most < 1e-5, "two orders of one sum");
+  expect(chain.shift == tree[0][kShift] && most < 1e-5, "two orders of the same sum");
 
   // %% [markdown]
-  // What matters is that a leaf has *one* order, whichever sub-warp, block or device computes it.
+  // So the order within a leaf matters. The same order is used in every sub-warp, block and device,
+  // which is why the results agree bit for bit.
   //
   // ## A forest of leaves
   //
-  // We push the leaves 1 to 10 of a range. A left child waits in registers for its sibling. Its
-  // sibling merges with it, and the pair goes to memory, where it merges with the pair before it if
-  // the two are siblings, and so on. Two leaves have no sibling in the range: the first, since leaf 0 is
-  // outside, and the last. They go to memory alone.
+  // We push the leaves 1 to 10 of a range. A left child stays in registers until its sibling
+  // arrives. The two are merged, and the pair is stored in memory. If the pair before it is its
+  // sibling, those two are merged as well, and so on. Two leaves have no sibling in the range and
+  // are stored alone: leaf 1, whose sibling 0 is outside, and leaf 10.
+  //
+  // **Predict:** which subtrees are in memory after leaf 10?
 
   // %%
   const KeyRange leaves{1 * kLeafKeys, 11 * kLeafKeys};
@@ -351,20 +361,22 @@ int main() {
     for (std::size_t entry = 0; entry < kEntries; ++entry) {
       const float now = in_memory[i * kEntries + entry], last = i == 0 ? -1 : in_memory[(i - 1) * kEntries + entry];
       if (now != now || now == last) continue;
-      std::printf("stored, as a subtree of %g, at place %zu", now, entry);
+      std::printf("stored in entry %zu, a subtree of %g %s", entry, now, now == 1 ? "leaf" : "leaves");
       has_stored = true;
     }
-    std::printf("%s\n", has_stored ? "" : "waits in registers");
+    std::printf("%s\n", has_stored ? "" : "stays in registers");
     n_waiting += !has_stored;
   }
   expect(n_waiting == 4, "the left children whose siblings are in the range");
 
   // %% [markdown]
-  // ## Four sub-warps, four forests, one
+  // ## Four sub-warps, four forests, one result
   //
-  // Now the whole block. `split_range()` cuts the range between leaves, so the sub-warps have two or
-  // three of them. The last leaf has 24 keys; its other positions have none and add nothing. Each
-  // subtree is printed as $2^e \cdot D$.
+  // Now the whole block. `split_range()` cuts the range between leaves, so each sub-warp gets two
+  // or three of them. The last leaf has 24 keys; its other positions are empty. Each subtree is
+  // printed as $2^e \cdot D$.
+  //
+  // **Predict:** ten leaves are joined. How many subtrees are left?
 
   // %%
   const std::int64_t n_sub_warp = forest_floats<Eight>(on.params, kSubWarps);
@@ -391,15 +403,17 @@ int main() {
   std::printf("lse = %.6f   z = (%.5f, %.5f, %.5f, ...)\n", result[kDim], result[0], result[1], result[2]);
 
   // %% [markdown]
-  // Find the join in the sums: two leaves that were neighbours in different sub-warps and are
-  // siblings in the tree are one subtree of 128 positions now, and so on up to 512. Subtrees that are
-  // no siblings stay side by side until the end.
+  // Two leaves that are siblings in the tree but belong to different sub-warps are now one subtree
+  // of 128 positions, and so on up to 512. Subtrees that are not siblings stay separate until the
+  // output is written.
   //
   // ## The same bits
   //
-  // The emulator may run threads in any order, and a kernel may cut the range between any two leaves.
-  // Neither may change a bit. We run the block under ten seeds, and then the steps of the library,
-  // which store the same elements as F32, with other sub-warps, blocks, splits and copies.
+  // The emulator may run threads in any order, and a kernel may cut the range between any two
+  // leaves. Neither may change a bit. We run the block under ten seeds of the scheduler, and then
+  // all steps of the ladder on the same elements, stored as F32, with different numbers of splits.
+  //
+  // **Predict:** which steps of the ladder give other bits?
 
   // %%
   int n_seeds = 0;
@@ -426,17 +440,17 @@ int main() {
       all_same = all_same && same_bits(other, result);
     }
     std::printf("\n");
-    expect(all_same || !step->keeps_states, "steps of sub-warps have the same bits");
+    expect(all_same || !step->keeps_states, "all steps that keep the canonical states have the same bits");
   }
 
   // %% [markdown]
-  // The first two steps have no splits, and add up all keys in one chain: their bits differ, and they
-  // are right as well. All other steps have the same leaves and the same tree.
+  // The first two steps add all keys in one chain, without leaves. Their results are also
+  // correct, but their bits differ. All other steps share the leaves and the tree.
   //
   // ## Bytes
   //
-  // How many bytes has the block asked for? The formula of @ref kernels says each key and each value
-  // once: $N (d_h + d_v)$ elements.
+  // How many bytes does the block read? By the formula of @ref kernels each key and each value is
+  // read once: $N (d_h + d_v)$ elements.
 
   // %%
   const std::int64_t formula = kKeys * (kDim + kDim) * 4;
@@ -444,10 +458,12 @@ int main() {
   expect(n_bytes == formula, "every key and every value is read once, and nothing past the end");
 
   // %% [markdown]
-  // ## A lane that stays away
+  // ## A lane that returns early
   //
-  // Finally an error. All lanes of a warp have to take part in an exchange, including those that have
-  // no keys left. What happens if one returns early?
+  // Last, an error. All lanes of a warp must take part in an exchange, also those that have no keys
+  // left.
+  //
+  // **Predict:** what does the emulator do if lane 5 returns before the exchange?
 
   // %%
   const auto stays_away = [](int which) {
@@ -465,15 +481,70 @@ int main() {
 }
 
 // %% [markdown]
+// ## What to take home
+//
+// 1. Exchanging halves gives each of eight lanes the score of one key with seven exchanges instead
+//    of 24.
+// 2. A leaf of 64 keys is one chain in a fixed order; leaves are joined over the canonical tree.
+//    This fixes the bits for every cut between leaves.
+// 3. The block reads every key and every value once.
+//
 // ## Questions
 //
-// 1. In a sub-warp of 16 lanes the first three rounds are the same. What happens in the fourth, and why
-//    does no round halve the keys again?
-// 2. Look at lane 3 in the second round and at lane 1 in the third: which products, of which
-//    lanes and keys, are in the numbers that came?
-// 3. A leaf forest keeps one leaf in registers. What would it cost to keep a pair of leaves as well, and
-//    what would it save? (A state is $2 + d_v$ elements over the lanes of a sub-warp.)
-// 4. Add the keys of a leaf in the order 63, 62, ..., 0. Which bits of the result change? Does the shift
-//    still rise as often?
-// 5. The naive step of the ladder has other bits. Give it leaves and the tree: which of its two kernels
-//    has to change, and what happens to its threads?
+// 1. (Medium.) In a sub-warp of 16 lanes the first three rounds are the same. What happens in the
+//    fourth, and why does it not halve the keys again?
+//
+//    <details><summary>Answer</summary>
+//
+//    After three rounds each lane has the sum of one key over eight lanes, and lanes that differ in
+//    the fourth bit have the same key. They exchange this sum, and both add: both get the full
+//    score. One key cannot be halved.
+//
+//    </details>
+//
+// 2. (Medium.) Look at what lane 3 received in the second round, and lane 1 in the third. Of which
+//    keys and lanes are these sums?
+//
+//    <details><summary>Answer</summary>
+//
+//    Lane 3 received the keys 6 and 7 over the lanes 0 and 1, from lane 1: after the first round
+//    the odd lanes have the keys 4 to 7, and lanes with the second bit set keep the upper half.
+//    Lane 1 received key 4 over the lanes 4 to 7, from lane 5.
+//
+//    </details>
+//
+// 3. (Medium.) A leaf forest keeps one leaf in registers. What would it cost to keep a pair of
+//    leaves as well, and what would it save?
+//
+//    <details><summary>Answer</summary>
+//
+//    One more state. Each lane holds the shift, the sum and its components of $n$: here $2 + 4 = 6$
+//    registers. Every left pair would then stay in registers until its sibling pair is complete,
+//    which saves one store and one load per four leaves.
+//
+//    </details>
+//
+// 4. (Hard.) Add the keys of the leaf in the order 63, 62, ..., 0. What changes in the result? How
+//    often does the shift rise?
+//
+//    <details><summary>Answer</summary>
+//
+//    The shift of the result is the same. For these keys $D$ and 28 of the 32 components of $n$
+//    change in their last bits, $n$ by at most $4.8 \cdot 10^{-7}$. The largest score is among the
+//    keys 56 to 63, so the shift has its final value after the first step and never rises. In the
+//    usual order it rises once, in the last step.
+//
+//    </details>
+//
+// 5. (Hard.) The naive step of the ladder (`gpu/ladder/01_naive.cu`) has other bits. Which of its
+//    two kernels must change to give it the bits of the others, and what becomes of its threads?
+//
+//    <details><summary>Answer</summary>
+//
+//    Both. The second kernel has one thread per component of the output, which adds all keys in one
+//    chain. Each thread would compute leaf after leaf in steps of eight and keep a forest of its
+//    component. The first kernel adds the products of a score from the first to the last component
+//    in one thread. It would have to add them in the order of the lanes: four elements per lane,
+//    then the lanes as in the exchange.
+//
+//    </details>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What notebooks use beside the library: checks that can fail, random matrices and tensors, and figures.
+/// @brief Helpers of the notebooks: checks, random matrices and tensors, figures.
 #pragma once
 
 #include "reference/tensor/view.hpp"
@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
 #include <random>
 #include <string>
@@ -20,7 +21,7 @@
 
 namespace tree_attn::notebook {
 
-/// Checks what the text claims, and ends the notebook with status 1 where it does not hold. Prints nothing if it does.
+/// Checks a claim of the text. Prints nothing if it holds; otherwise ends the notebook with status 1.
 inline void expect(bool holds, const std::string& claim) {
   if (holds) return;
   std::fflush(stdout);
@@ -28,7 +29,7 @@ inline void expect(bool holds, const std::string& claim) {
   std::exit(1);
 }
 
-/// A matrix of standard normal numbers.
+/// A matrix of standard normal elements.
 inline Eigen::MatrixXd normal(std::mt19937& random, Eigen::Index rows, Eigen::Index columns) {
   std::normal_distribution<double> draw;
   return Eigen::MatrixXd::NullaryExpr(rows, columns, [&] { return draw(random); });
@@ -49,22 +50,29 @@ inline Tensor normal(unsigned seed, const std::array<std::int64_t, 4>& shape) {
   return tensor;
 }
 
-/// The largest difference between an output and the exact one. @pre as many elements
+/// Whether two arrays have the same bits. Unlike ==, this distinguishes -0 from +0, and a NaN equals itself.
+template <class A, class B>
+bool same_bits(const A& a, const B& b) {
+  static_assert(sizeof a[0] == sizeof b[0]);
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof a[0]) == 0;
+}
+
+/// The largest difference between an output and the exact one. @pre equal numbers of elements
 inline double largest_error(const std::vector<float>& output, const std::vector<double>& exact) {
   double largest = 0;
   for (std::size_t i = 0; i < exact.size(); ++i) largest = std::max(largest, std::abs(double(output[i]) - exact[i]));
   return largest;
 }
 
-/// Numbers as a line of a plot's data.
+/// One line of plot data.
 inline std::string row(const std::vector<double>& elements) {
   std::string line;
   for (const double number : elements) line += std::to_string(number) + " ";
   return line + "\n";
 }
 
-/// Draws NAME.svg in the current folder with gnuplot; the script is kept beside it as NAME.gp. Without gnuplot, says so on
-/// standard error and goes on: the figure belongs to the page, not to the test.
+/// Draws NAME.svg in the current folder with gnuplot and keeps the script as NAME.gp. Without gnuplot it prints a message to
+/// standard error and returns: the figure belongs to the page, not to the test.
 /// @param name file name without an ending, letters, digits and underscores
 /// @param script gnuplot commands, without terminal and output; data in inline blocks, $name << EOD
 /// @param width, height size in pixels

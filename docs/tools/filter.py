@@ -10,7 +10,8 @@ Chapters are plain Markdown with mathematics between dollars, readable as they a
 * the end of a chapter leads to the next one;
 * `merge()` becomes a link to the function, `reference/state/state.hpp` to the file;
 * a fenced block "cpp gpu/parts/sub_warp.cuh" becomes the code itself, from each line of the block on, see excerpt() in index.py;
-* a fenced block "table seeded_bugs" becomes that table of kernel_tables.py.
+* a fenced block "table seeded_bugs" becomes that table of kernel_tables.py;
+* <details><summary>Answer</summary> and </details>, each on a line of its own, fold what is between them.
 Source files: a test case becomes a function named after its subject, so that it has a place of its own; a citation gets an
 anchor for the map of the paper; eq. (6) and the like become links in comments too.
 
@@ -30,6 +31,7 @@ CODE = re.compile(r"(`+)(.+?)\1")
 INLINE = re.compile(r"(?<![\\$\w])\$(?!\s)([^$]+?)(?<![\s\\])\$(?![\w$])")
 FILE = re.compile(r"(?:reference|distributed|gpu|tests|notebooks_cpp)/[\w./-]+\.(?:hpp|cpp|cuh|cu)$")
 FIGURE = re.compile(r"!\[(.*)\]\((\w+\.svg)\)$")
+FOLD = re.compile(r"(\s*)(<details><summary>.*</summary>|</details>)$")
 FUNCTION = re.compile(r"((?:\w+::)*\w+)\(\)$")
 
 
@@ -122,6 +124,9 @@ def chapter(lines, known):
         elif figure := FIGURE.match(line):
             yield (rf'\htmlonly[block]<figure class="drawn">\endhtmlonly \htmlinclude[block] {figure[2]}' + "\n"
                    rf"\htmlonly[block]<figcaption>{figure[1]}</figcaption></figure>\endhtmlonly")
+        elif (fold := FOLD.match(line)) and not fenced:
+            # Doxygen does not know these tags.
+            yield rf"{fold[1]}\htmlonly[block]{fold[2]}\endhtmlonly"
         else:
             fenced ^= line.lstrip().startswith("```")
             yield line if fenced or line.lstrip().startswith("```") else prose(line, known)

@@ -196,6 +196,29 @@ def chapters_are_sound(faults):
                 faults.append(f"{path.relative_to(ROOT)}:{i + 1}: a formula that does not end on its line")
 
 
+def notebooks_are_sound(faults):
+    """A notebook has the parts that docs/contributing.md lists, an answer to every question, and no formula that a line cuts."""
+    import notebook
+
+    for path in sorted((ROOT / "notebooks_cpp").glob("[0-9]*_*.cpp")):
+        where = path.relative_to(ROOT)
+        prose = [line for kind, lines in notebook.cells(path.read_text(encoding="utf-8").splitlines()) if kind == "[markdown]" for line in lines]
+        text = "\n".join(prose)
+        flat = re.sub(r"\s*\n\s*//\s*", " ", text)
+        for part in ("**What you need:**", "**What you get:**", "**Predict:**", "## What to take home", "## Questions"):
+            if part not in flat:
+                faults.append(f"{where}: there is no {part}")
+        questions = re.findall(r"^// (\d+)\. ", text.partition("## Questions")[2], re.MULTILINE)
+        if len(questions) != text.count("<summary>Answer</summary>"):
+            faults.append(f"{where}: {len(questions)} questions and {text.count('<summary>Answer</summary>')} answers")
+        for line in prose:
+            # Markdown would make a list of it.
+            if re.match(r"\s*// (?: {3,}\d+|\d{2,})\. ", line):
+                faults.append(f"{where}: a line of a paragraph begins with a number and a point: {line.strip()}")
+            if re.sub(r"`[^`]*`|\\\$", "", line).count("$") % 2:
+                faults.append(f"{where}: a formula that does not end on its line: {line.strip()}")
+
+
 def undocumented(faults):
     """Whatever stands in a namespace of a header has a comment; members may speak for themselves.
 
@@ -269,6 +292,7 @@ def survey():
     tested = citations("tested", ["tests"], faults)
     admitted = not_yet(faults)
     chapters_are_sound(faults)
+    notebooks_are_sound(faults)
     undocumented(faults)
     comparisons(faults)
     for key, item in ITEMS.items():

@@ -4,6 +4,7 @@
 
     // %% [markdown]     starts prose: comment lines, Markdown with mathematics between dollars
     // %%                starts code
+    // %% Drawing        starts code that the page shows folded, under this title; its output is not folded
 
 Run: docs/tools/notebook.py --mark NOTEBOOK.cpp MARKED.cpp         the same program, printing a mark where a cell of code starts
      docs/tools/notebook.py --run PROGRAM PRINTED.txt              run the marked program and keep what it prints
@@ -19,17 +20,17 @@ import subprocess
 import sys
 from pathlib import Path
 
-CELL = re.compile(r"^\s*// %%( \[markdown\])?$")
+CELL = re.compile(r"^\s*// %%(?: (\[markdown\]|\w.*))?$")
 MARK = "\x1eCELL "
 SECONDS = 120
 
 
 def cells(lines):
-    """(is_prose, lines) of every cell; what stands above the first one is left out."""
+    """(kind, lines) of every cell: "[markdown]", the title of folded code, or None. Lines above the first cell are left out."""
     found = []
     for line in lines:
         if cell := CELL.match(line):
-            found.append((cell[1] is not None, []))
+            found.append((cell[1], []))
         elif found:
             found[-1][1].append(line)
     return found
@@ -65,15 +66,16 @@ def page(notebook, output, target):
         printed[int(number)] = text.rstrip("\n")
 
     out = []
-    for number, (is_prose, lines) in enumerate(cells(notebook.read_text().splitlines())):
-        if is_prose:
+    for number, (kind, lines) in enumerate(cells(notebook.read_text().splitlines())):
+        if kind == "[markdown]":
             out += [re.sub(r"^\s*// ?", "", line) for line in lines]
             continue
-        # Code, less the blank lines around it; then what it printed.
+        # Code, without the blank lines around it; then what it printed.
         code = "\n".join(lines).strip("\n")
         indent = min((len(line) - len(line.lstrip()) for line in code.splitlines() if line.strip()), default=0)
         if code.strip():
-            out += ["", "```cpp", *(line[indent:] for line in code.splitlines()), "```", ""]
+            shown = ["", "```cpp", *(line[indent:] for line in code.splitlines()), "```", ""]
+            out += ["", f"<details><summary>{kind}</summary>", *shown, "</details>", ""] if kind else shown
         if printed.get(number):
             out += ['<div class="printed">', "", "```", printed[number], "```", "", "</div>", ""]
     out += ["", f"*This page is the program* `{notebook.name}` *of* `notebooks_cpp/`, *and what it printed when these pages were built.*"]
