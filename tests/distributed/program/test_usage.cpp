@@ -64,7 +64,7 @@ TEST_CASE("usage: help and version are there for the program and every command")
 TEST_CASE("usage: what is wrong with the command line is said in one line") {
   const Scratch scratch;
   check_refused({{{}, "command"},
-                 {{"attend"}, "unknown command \"attend\"; use one of oracle, decode, info"},
+                 {{"attend"}, "unknown command \"attend\"; use one of oracle, decode, predict, info"},
                  {{"two\nlines\x1b[31m"}, "two\\x0alines\\x1b[31m"},
                  {{"decode", "--no-such-option"}, "--no-such-option"},
                  {{"--no-such-option", "info"}, "--no-such-option"},
