@@ -139,11 +139,12 @@ TEST_CASE("predict: everything counted is what was predicted, for 1 to 16 ranks 
     const std::int64_t per_position = workload->shape().bytes_per_position();
     for (int p = 1; p <= 16; ++p) {
       for (const int per_node : std::set<int>{1, 2, 3, 4, p}) {
-        if (per_node > p) continue;
+        // A long sequence takes long to decode, and its traffic depends on the nodes as that of the others does.
+        if (per_node > p || (n_keys > 100000 && per_node != 1 && per_node != 3)) continue;
         const Layout layout{Topology::pretend(p, per_node), even_ranges(n_keys, p, kLeafKeys)};
         for (const Algorithm& algorithm : algorithms()) {
           // The ring decodes all keys on every rank, and its hops do not depend on the nodes.
-          if (algorithm.kv_shards_in_flight > 0 && n_keys > 100000 && per_node != 2) continue;
+          if (algorithm.kv_shards_in_flight > 0 && n_keys > 100000 && per_node != 3) continue;
           INFO(algorithm.name << ", " << layout.text());
           RankGroup& rank_group = *rank_groups({p}).front();
           const std::vector<RankResult> results = decode(rank_group, algorithm, *workload, layout);
