@@ -79,8 +79,11 @@ std::unique_ptr<Decoder> Algorithm::open(Transport& transport, ShardDecoder& sha
 RankCost Algorithm::cost(const Topology& topology, int rank, std::span<const KeyRange> ranges, const WorkloadShape& shape,
                          const PlanOptions& options) const {
   if (const auto* own = std::get_if<OwnDecoder>(&exchange)) return own->cost(topology, rank, ranges, shape);
-  return cost_of(std::get<PlanOf>(exchange)(topology, rank, ranges, options.for_shape(shape)), shape.n_rows(),
-                 shape.value_dim);
+  RankCost cost =
+      cost_of(std::get<PlanOf>(exchange)(topology, rank, ranges, options.for_shape(shape)), shape.n_rows(), shape.value_dim);
+  cost.rounds.front().decoded_bytes =
+      positions_in_use(shape.longest(), topology.range_of(rank, ranges)) * shape.bytes_per_position();
+  return cost;
 }
 
 double Algorithm::decoder_bytes(const Backend& backend, const Topology& topology, int rank, std::span<const KeyRange> ranges,

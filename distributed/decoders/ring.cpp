@@ -151,11 +151,14 @@ RankCost ring_cost(const Topology& topology, int rank, std::span<const KeyRange>
     return both;
   };
   RankCost cost;
-  std::int64_t largest_hop = 0;
-  for (std::size_t hop = 0; hop + 1 < p; ++hop) {
+  for (std::size_t hop = 0; hop < p; ++hop) {
     const std::size_t here = (me + p - hop) % p, next = (me + 2 * p - hop - 1) % p;
-    cost.rounds.push_back({messages(order[(me + 1) % p], here), messages(order[(me + p - 1) % p], next)});
-    largest_hop = std::max(largest_hop, (hop == 0 ? 0 : n_used(here)) + n_used(next));
+    RankCost::Round& round = cost.rounds.emplace_back();
+    round.decoded_bytes = n_used(here) * shape.bytes_per_position();
+    if (hop + 1 == p) break;
+    round.sends = messages(order[(me + 1) % p], here);
+    round.receives = messages(order[(me + p - 1) % p], next);
+    cost.other_positions = std::max(cost.other_positions, (hop == 0 ? 0 : n_used(here)) + n_used(next));
   }
 
   // The states of every source, then joined.
@@ -167,9 +170,8 @@ RankCost ring_cost(const Topology& topology, int rank, std::span<const KeyRange>
     joined.append(subtrees, nullptr);
   }
   joined.fold();
-  cost.merge_steps = joined.n_merges();
-  cost.elements = largest_hop * shape.batch * shape.kv_heads * (shape.head_dim + shape.value_dim) +
-                  shape.n_rows() * (n_blocks * state_size(shape.value_dim) + shape.value_dim + 1);
+  cost.merge_steps = cost.rounds.back().merge_steps = joined.n_merges();
+  cost.elements = shape.n_rows() * (n_blocks * state_size(shape.value_dim) + shape.value_dim + 1);
   return cost;
 }
 

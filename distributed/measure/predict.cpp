@@ -1,80 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Sums over the plans, and the longest chain of messages.
+/// @brief Sums over the plans.
 #include "distributed/measure/predict.hpp"
 
 #include "reference/oracle/cost_model.hpp"
 
 #include <algorithm>
-#include <deque>
-#include <map>
-#include <stdexcept>
-#include <string>
-#include <utility>
+#include <cmath>
+#include <limits>
+#include <vector>
 
 namespace tree_attn {
 namespace {
 
-/// A message in flight: its size, and its position in its chain of messages.
-struct Sent {
-  std::int64_t bytes, depth;
-};
-
-/// Simulates the rounds of all ranks without data. @returns messages in the longest chain
-std::int64_t longest_chain(std::span<const RankCost> costs) {
-  std::map<std::pair<int, int>, std::deque<Sent>> under_way;  // by sender and receiver
-  std::vector<std::size_t> next(costs.size(), 0);             // round of every rank
-  std::vector<bool> has_sent(costs.size(), false);
-  std::vector<std::int64_t> depth(costs.size(), 0);
-  const auto has_arrived = [&](std::size_t me, const RankCost::Round& round) {
-    std::map<int, std::size_t> n_from;
-    return std::all_of(round.receives.begin(), round.receives.end(), [&](const RankCost::Message& message) {
-      const auto found = under_way.find({message.peer, static_cast<int>(me)});
-      return found != under_way.end() && found->second.size() >= ++n_from[message.peer];
-    });
-  };
-
-  for (bool moved = true; moved;) {
-    moved = false;
-    for (std::size_t me = 0; me < costs.size(); ++me) {
-      if (next[me] == costs[me].rounds.size()) continue;
-      const RankCost::Round& round = costs[me].rounds[next[me]];
-      if (!has_sent[me]) {
-        for (const auto& [peer, bytes] : round.sends)
-          under_way[{static_cast<int>(me), peer}].push_back({bytes, depth[me] + 1});
-        has_sent[me] = true;
-      }
-      if (!has_arrived(me, round)) continue;
-      for (const auto& [peer, bytes] : round.receives) {
-        std::deque<Sent>& queue = under_way[{peer, static_cast<int>(me)}];
-        if (queue.front().bytes != bytes) {
-          throw std::logic_error("rank " + std::to_string(peer) + " sends " + std::to_string(queue.front().bytes) +
-                                 " bytes to rank " + std::to_string(me) + ", which expects " + std::to_string(bytes));
-        }
-        depth[me] = std::max(depth[me], queue.front().depth);
-        queue.pop_front();
-      }
-      ++next[me];
-      has_sent[me] = false;
-      moved = true;
-    }
-  }
-  for (std::size_t me = 0; me < costs.size(); ++me) {
-    if (next[me] != costs[me].rounds.size())
-      throw std::logic_error("rank " + std::to_string(me) + " waits for a message that no rank sends");
-  }
-  for (const auto& [ranks, queue] : under_way) {
-    if (!queue.empty())
-      throw std::logic_error("rank " + std::to_string(ranks.first) + " sends a message that rank " +
-                             std::to_string(ranks.second) + " does not receive");
-  }
-  return *std::max_element(depth.begin(), depth.end());
-}
+/// A cluster on which a step takes as many us as there are messages in its longest chain.
+constexpr double kAtOnce = std::numeric_limits<double>::infinity();
+constexpr Cluster kOneUsPerMessage{{{1, kAtOnce}, {1, kAtOnce}}, kAtOnce, 0, true};
 
 }  // namespace
 
 Prediction predict(const Algorithm& algorithm, const WorkloadShape& shape, const Topology& topology,
-                   std::span<const KeyRange> ranges, const PlanOptions& options) {
+                   std::span<const KeyRange> ranges, const PlanOptions& options, const std::optional<Cluster>& cluster) {
   const int p = topology.size();
   const std::int64_t per_position = shape.batch * shape.kv_heads * (shape.head_dim + shape.value_dim);
   std::vector<RankCost> costs;
@@ -92,11 +38,15 @@ Prediction predict(const Algorithm& algorithm, const WorkloadShape& shape, const
     const std::int64_t shard = topology.range_of(rank, ranges).size();
     result.collectives = std::max(result.collectives, cost.collectives);
     result.merge_steps = std::max(result.merge_steps, cost.merge_steps);
-    result.peak_elements =
-        std::max(result.peak_elements, shard * per_position + shape.n_rows() * shape.head_dim + cost.elements);
+    const std::int64_t positions = shard + cost.other_positions, kv_bytes = positions * shape.bytes_per_position(),
+                       others = shape.n_rows() * shape.head_dim + cost.elements;
+    result.peak_elements = std::max(result.peak_elements, positions * per_position + others);
+    result.peak_kv_bytes = std::max(result.peak_kv_bytes, kv_bytes);
+    result.peak_bytes = std::max(result.peak_bytes, kv_bytes + others * static_cast<std::int64_t>(sizeof(float)));
     largest_shard = std::max(largest_shard, shard);
   }
-  result.rounds = longest_chain(costs);
+  result.rounds = std::llround(step_time(costs, topology, kOneUsPerMessage));
+  if (cluster) result.step_us = step_time(costs, topology, *cluster);
 
   // Evaluate the paper's formulas. There, keys and values have as many heads as the queries; here, they may have fewer.
   const CostShape cost{shape.batch, 0, shape.heads * shape.value_dim * shape.n_queries, shape.heads * shape.n_queries, p};

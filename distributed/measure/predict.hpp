@@ -4,10 +4,12 @@
 #pragma once
 
 #include "distributed/decoders/decoder.hpp"
+#include "distributed/measure/step_time.hpp"
 #include "distributed/transport/topology.hpp"
 #include "reference/data/workload.hpp"
 
 #include <cstdint>
+#include <optional>
 #include <span>
 
 namespace tree_attn {
@@ -21,6 +23,9 @@ struct Prediction {
   std::int64_t merge_steps = 0;          ///< of the busiest rank
   std::int64_t rounds = 0;               ///< length of the longest chain of messages that wait for each other
   std::int64_t peak_elements = 0;        ///< keys, values, queries, states and outputs; largest over the ranks
+  std::int64_t peak_kv_bytes = 0;        ///< of keys and values, where shards are dense; largest over the ranks
+  std::int64_t peak_bytes = 0;           ///< the same elements in bytes: queries, states and outputs in F32
+  std::optional<double> step_us;         ///< step_time() on the given cluster
   double paper_bytes = 0;                ///< the paper's volume, eq. (10) or (14), over all ranks; 0 if it has no formula
   double paper_peak_elements = 0;        ///< the paper's peak, eq. (8) or (9), over the largest shard
 };
@@ -29,9 +34,11 @@ struct Prediction {
 /// (needs_lift()).
 /// @param ranges positions of every rank, in the order of the topology
 /// @param options of the plans
+/// @param cluster where to predict the time of a step
 /// @throws std::logic_error if the messages that ranks send and receive do not match
 /// @paper{eq_8, eq. (8)} @paper{eq_10, eq. (10)}
 Prediction predict(const Algorithm& algorithm, const WorkloadShape& shape, const Topology& topology,
-                   std::span<const KeyRange> ranges, const PlanOptions& options = {});
+                   std::span<const KeyRange> ranges, const PlanOptions& options = {},
+                   const std::optional<Cluster>& cluster = std::nullopt);
 
 }  // namespace tree_attn

@@ -40,6 +40,50 @@ std::string time(double us) {
   return us < 999.5 ? digits(us, "us") : us < 999.5e3 ? digits(us / 1e3, "ms") : digits(us / 1e6, "s");
 }
 
+/// Lines of cells. Every column is as wide as its widest cell, the first one aligned to the left.
+std::string columns(const std::vector<std::vector<std::string>>& rows) {
+  std::vector<std::size_t> width(rows[0].size());
+  for (const auto& row : rows) {
+    for (std::size_t i = 0; i < row.size(); ++i) width[i] = std::max(width[i], row[i].size());
+  }
+  std::string text;
+  for (const auto& row : rows) {
+    std::string line;
+    for (std::size_t i = 0; i < row.size(); ++i) {
+      const std::string space(width[i] - row[i].size(), ' ');
+      line += i == 0 ? row[i] + space : "  " + space + row[i];
+    }
+    line.resize(line.find_last_not_of(' ') + 1);
+    text += line + '\n';
+  }
+  return text;
+}
+
+/// "4096 keys, 1 x 16 heads (16 kv) of 128, BF16; 3 ranks on 2 nodes"
+std::string workload_text(const WorkloadShape& shape, int n_ranks, int n_nodes) {
+  return std::to_string(shape.n_keys) + " keys, " + std::to_string(shape.batch) + " x " + std::to_string(shape.heads) +
+         " heads (" + std::to_string(shape.kv_heads) + " kv) of " + std::to_string(shape.head_dim) + ", " +
+         std::string(name_of(shape.dtype)) + "; " +
+         format("%d rank%s on %d node%s", n_ranks, n_ranks == 1 ? "" : "s", n_nodes, n_nodes == 1 ? "" : "s");
+}
+
+nlohmann::ordered_json fields(const Prediction& predicted) {
+  nlohmann::ordered_json fields{{"bytes_per_step", predicted.bytes},
+                                {"peak_elements", predicted.peak_elements},
+                                {"messages_per_step", predicted.messages},
+                                {"bytes_between_nodes_per_step", predicted.bytes_between_nodes},
+                                {"merge_steps", predicted.merge_steps},
+                                {"rounds", predicted.rounds},
+                                {"paper_peak_elements", predicted.paper_peak_elements}};
+  fields["paper_bytes_per_step"] = predicted.paper_bytes > 0 ? nlohmann::ordered_json(predicted.paper_bytes) : nullptr;
+  return fields;
+}
+
+/// The command line may contain any bytes, but JSON must be UTF-8.
+std::string dump(const nlohmann::ordered_json& report) {
+  return report.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+}
+
 nlohmann::ordered_json quantiles(const Latency& time) {
   return {{"median", time.median}, {"p10", time.p10}, {"p90", time.p90}};
 }
@@ -49,13 +93,8 @@ std::string hex(std::uint64_t n) { return format("%016llx", static_cast<unsigned
 }  // namespace
 
 std::string table(const ReportHeader& header, std::span<const Measurement> measurements) {
-  const WorkloadShape& shape = header.shape;
-  std::string text =
-      std::to_string(shape.n_keys) + " keys, " + std::to_string(shape.batch) + " x " + std::to_string(shape.heads) +
-      " heads (" + std::to_string(shape.kv_heads) + " kv) of " + std::to_string(shape.head_dim) + ", " +
-      std::string(name_of(shape.dtype)) + "; " +
-      format("%d rank%s on %d node%s, backend %s, transport %s\n\n", header.ranks, header.ranks == 1 ? "" : "s",
-             header.nodes, header.nodes == 1 ? "" : "s", header.backend.c_str(), header.transport.c_str());
+  const std::string title = workload_text(header.shape, header.ranks, header.nodes) + ", backend " + header.backend +
+                            ", transport " + header.transport + "\n\n";
 
   // The headings take two lines, so that the table fits in 140 columns.
   std::vector<std::vector<std::string>> rows{{"", "", "", "", "", "", "between", "", "peak", "max", "of", "same", ""},
@@ -74,22 +113,7 @@ std::string table(const ReportHeader& header, std::span<const Measurement> measu
                     m.errors ? m.errors->passed ? format("%.3f", m.errors->max_over_bound) : "FAILED" : "-",
                     m.same_bits_on_all_ranks ? "yes" : "NO", hex(m.digest)});
   }
-
-  // Make every column as wide as its widest cell.
-  std::vector<std::size_t> width(rows[0].size());
-  for (const auto& row : rows) {
-    for (std::size_t i = 0; i < row.size(); ++i) width[i] = std::max(width[i], row[i].size());
-  }
-  for (const auto& row : rows) {
-    std::string line;
-    for (std::size_t i = 0; i < row.size(); ++i) {
-      const std::string space(width[i] - row[i].size(), ' ');
-      line += i == 0 ? row[i] + space : "  " + space + row[i];
-    }
-    line.resize(line.find_last_not_of(' ') + 1);
-    text += line + '\n';
-  }
-  return text;
+  return title + columns(rows);
 }
 
 std::string json(const ReportHeader& header, std::span<const Measurement> measurements) {
@@ -119,17 +143,8 @@ std::string json(const ReportHeader& header, std::span<const Measurement> measur
         {"bytes_between_nodes_per_step", m.per_step.bytes_between_nodes},
         {"merge_steps", m.per_step.merge_steps},
         {"peak_kv_bytes_per_rank", m.peak_kv_bytes_per_rank},
-        {"predicted",
-         {{"bytes_per_step", m.predicted.bytes},
-          {"peak_elements", m.predicted.peak_elements},
-          {"messages_per_step", m.predicted.messages},
-          {"bytes_between_nodes_per_step", m.predicted.bytes_between_nodes},
-          {"merge_steps", m.predicted.merge_steps},
-          {"rounds", m.predicted.rounds},
-          {"paper_peak_elements", m.predicted.paper_peak_elements}}},
+        {"predicted", fields(m.predicted)},
     };
-    run["predicted"]["paper_bytes_per_step"] =
-        m.predicted.paper_bytes > 0 ? nlohmann::ordered_json(m.predicted.paper_bytes) : nullptr;
     run["max_abs_error"] = m.errors ? nlohmann::ordered_json(m.errors->max_abs) : nullptr;
     run["max_rel_error"] = m.errors ? nlohmann::ordered_json(m.errors->max_rel) : nullptr;
     run["lse_max_error"] = m.errors ? nlohmann::ordered_json(m.errors->lse_max) : nullptr;
@@ -148,8 +163,62 @@ std::string json(const ReportHeader& header, std::span<const Measurement> measur
                        {"compiler", machine.compiler},
                        {"build_type", machine.build_type}};
   report["command"] = header.command;
-  // The command line may contain any bytes, but JSON must be UTF-8.
-  return report.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+  return dump(report);
+}
+
+std::string table(const PredictionHeader& header, std::span<const NamedPrediction> predictions) {
+  const Network& network = header.cluster.network;
+  const auto link = [](const Link& each) {
+    return format("%g us and %g GB/s", each.latency_us, each.bytes_per_us / kGigabytePerSecond);
+  };
+  const std::string title = workload_text(header.shape, header.topology.size(), header.topology.n_nodes()) +
+                            "\nlinks inside a node " + link(network.inside) + ", between nodes " + link(network.between) +
+                            format(", %g us per message; memory %g GB/s; %g us per merge\n\n", network.overhead_us,
+                                   header.cluster.memory_bytes_per_us / kGigabytePerSecond, header.cluster.merge_us);
+  std::vector<std::vector<std::string>> rows{
+      {"", "", "", "", "", "", "between", "", "peak", "peak"},
+      {"algorithm", "step", "radix", "rounds", "messages", "bytes", "nodes", "merges", "k, v", "memory"}};
+  for (const auto& [name, radix, predicted] : predictions) {
+    rows.push_back({name, time(*predicted.step_us), radix > 0 ? std::to_string(radix) : "-",
+                    std::to_string(predicted.rounds), std::to_string(predicted.messages), bytes(predicted.bytes),
+                    bytes(predicted.bytes_between_nodes), std::to_string(predicted.merge_steps),
+                    bytes(predicted.peak_kv_bytes), bytes(predicted.peak_bytes)});
+  }
+  return title + columns(rows);
+}
+
+std::string json(const PredictionHeader& header, std::span<const NamedPrediction> predictions) {
+  const WorkloadShape& shape = header.shape;
+  nlohmann::ordered_json report;
+  for (const auto& [name, radix, predicted] : predictions) {
+    nlohmann::ordered_json run{{"algorithm", name},
+                               {"dtype", lower_name_of(shape.dtype)},
+                               {"ranks", header.topology.size()},
+                               {"nodes", header.topology.n_nodes()},
+                               {"batch", shape.batch},
+                               {"heads", shape.heads},
+                               {"kv_heads", shape.kv_heads},
+                               {"head_dim", shape.head_dim},
+                               {"seq_len", shape.n_keys},
+                               {"radix", radix > 0 ? nlohmann::ordered_json(radix) : nullptr},
+                               {"predicted", fields(predicted)}};
+    run["predicted"]["peak_kv_bytes_per_rank"] = predicted.peak_kv_bytes;
+    run["predicted"]["peak_bytes_per_rank"] = predicted.peak_bytes;
+    run["predicted"]["step_us"] = *predicted.step_us;
+    report["runs"].push_back(std::move(run));
+  }
+  const auto& [network, memory_bytes_per_us, merge_us, eager] = header.cluster;
+  const auto link = [](const Link& each) {
+    return nlohmann::ordered_json{{"latency_us", each.latency_us}, {"bytes_per_us", each.bytes_per_us}};
+  };
+  report["cluster"] = {{"inside", link(network.inside)},
+                       {"between", link(network.between)},
+                       {"overhead_us", network.overhead_us},
+                       {"memory_bytes_per_us", memory_bytes_per_us},
+                       {"merge_us", merge_us},
+                       {"eager", eager}};
+  report["command"] = header.command;
+  return dump(report);
 }
 
 }  // namespace tree_attn

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "distributed/measure/measure.hpp"
+#include "distributed/measure/step_time.hpp"
 
 #include <span>
 #include <string>
@@ -33,5 +34,25 @@ std::string table(const ReportHeader& header, std::span<const Measurement> measu
 
 /// The machine-readable report. Values that were not measured are null.
 std::string json(const ReportHeader& header, std::span<const Measurement> measurements);
+
+/// The part of a prediction that all algorithms share.
+struct PredictionHeader {
+  std::string command;  ///< as typed
+  WorkloadShape shape;
+  Topology topology;
+  Cluster cluster;
+};
+/// The prediction for an algorithm, with step_us.
+struct NamedPrediction {
+  std::string algorithm;
+  int radix = 0;  ///< of the plan; 0: it has none
+  Prediction predicted;
+};
+
+/// The table: one line per algorithm, below the workload and the cluster.
+std::string table(const PredictionHeader& header, std::span<const NamedPrediction> predictions);
+
+/// The same for programs.
+std::string json(const PredictionHeader& header, std::span<const NamedPrediction> predictions);
 
 }  // namespace tree_attn

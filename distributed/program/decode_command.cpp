@@ -125,17 +125,6 @@ void write_tensors(OutputFile& file, const WorkloadShape& shape, const DecodeOut
   writer.write(file);
 }
 
-/// Shows a progress bar on a terminal.
-void show_progress(bool shown, std::size_t done, std::size_t all, std::string_view what) {
-  if (!shown) return;
-  constexpr std::size_t kWidth = 30;
-  const std::size_t filled = all == 0 ? kWidth : done * kWidth / all;
-  std::fprintf(stderr, "\r[%s%s] %s\033[K", std::string(filled, '#').c_str(), std::string(kWidth - filled, ' ').c_str(),
-               std::string(what).c_str());
-  if (done == all) std::fprintf(stderr, "\r\033[K");
-  std::fflush(stderr);
-}
-
 /// What the command line requests, checked: the input, how it is decoded and where the results are written.
 struct Setup {
   std::optional<SafetensorsFile> file;

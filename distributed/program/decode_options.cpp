@@ -28,6 +28,9 @@ std::string dtype_help() {
   return help;
 }
 
+/// The help does not show these limits: they are far from practical values.
+CLI::Validator within(std::int64_t least, std::int64_t most) { return CLI::Range(least, most).description(""); }
+
 }  // namespace
 
 void check(const DecodeOptions& options, int n_ranks, const WorkloadShape& shape) {
@@ -57,7 +60,7 @@ void check(const DecodeOptions& options, int n_ranks, const WorkloadShape& shape
     refuse("--shards add up to " + std::to_string(sum) + " keys, but the sequence has " + std::to_string(shape.n_keys));
 }
 
-WorkloadShape synthetic_shape(const DecodeOptions& options) {
+WorkloadShape synthetic_shape(const ShapeOptions& options) {
   const std::int64_t kv_heads = options.kv_heads == 0 ? options.heads : options.kv_heads;
   if (options.heads % kv_heads != 0) {
     throw InputError("--heads " + std::to_string(options.heads) + " is not a multiple of --kv-heads " +
@@ -82,9 +85,23 @@ WorkloadShape synthetic_shape(const DecodeOptions& options) {
   return shape;
 }
 
+std::vector<const CLI::Option*> add_shape_options(CLI::App& command, ShapeOptions& options, const std::string& group) {
+  std::vector<const CLI::Option*> added;
+  const auto add = [&](const std::string& name, auto& value, const std::string& what, auto check) {
+    CLI::Option* option = command.add_option(name, value, what)->check(check)->group(group);
+    added.push_back(option);
+    return option;
+  };
+  add("--seq-len", options.seq_len, "Keys", within(0, std::int64_t{1} << 40))->capture_default_str();
+  add("--heads", options.heads, "Query heads", within(1, 65536))->capture_default_str();
+  add("--kv-heads", options.kv_heads, "Key/value heads, a divisor of --heads (default: --heads)", within(1, 65536));
+  add("--head-dim", options.head_dim, "Elements per key and per value", within(1, 65536))->capture_default_str();
+  add("--batch", options.batch, "Batch entries", within(0, 1 << 20))->capture_default_str();
+  add("--dtype", options.dtype, dtype_help(), CLI::IsMember(dtype_options()).description(""))->capture_default_str();
+  return added;
+}
+
 std::vector<const CLI::Option*> add_decode_options(CLI::App& command, DecodeOptions& options) {
-  // The help does not show these limits: they are far from practical values.
-  const auto within = [](std::int64_t least, std::int64_t most) { return CLI::Range(least, most).description(""); };
   const auto is_number = [](const std::string& text) {
     double number = 0;
     return CLI::detail::lexical_cast(text, number) && number >= 0 ? "" : text + " is not a number >= 0";
@@ -183,19 +200,11 @@ std::vector<const CLI::Option*> add_decode_options(CLI::App& command, DecodeOpti
       ->group(measuring);
 
   const std::string synthetic = "Synthetic input (without IN)";
-  std::vector<const CLI::Option*> without_in;
-  const auto add = [&](const std::string& name, auto& value, const std::string& what, auto check) {
-    CLI::Option* option = command.add_option(name, value, what)->check(check)->group(synthetic);
-    without_in.push_back(option);
-    return option;
-  };
-  add("--seq-len", options.seq_len, "Keys", within(0, std::int64_t{1} << 40))->capture_default_str();
-  add("--heads", options.heads, "Query heads", within(1, 65536))->capture_default_str();
-  add("--kv-heads", options.kv_heads, "Key/value heads, a divisor of --heads (default: --heads)", within(1, 65536));
-  add("--head-dim", options.head_dim, "Elements per key and per value", within(1, 65536))->capture_default_str();
-  add("--batch", options.batch, "Batch entries", within(0, 1 << 20))->capture_default_str();
-  add("--dtype", options.dtype, dtype_help(), CLI::IsMember(dtype_options()).description(""))->capture_default_str();
-  add("--seed", options.seed, "Equal seeds give equal input, for every number of ranks", is_whole)->capture_default_str();
+  std::vector<const CLI::Option*> without_in = add_shape_options(command, options, synthetic);
+  without_in.push_back(command.add_option("--seed", options.seed, "Equal seeds give equal input, for every number of ranks")
+                           ->check(is_whole)
+                           ->capture_default_str()
+                           ->group(synthetic));
 
   command.footer(
       "\n--timeout (see tree_attn --help) is accepted here too. Examples:\n"

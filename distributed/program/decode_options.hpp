@@ -14,13 +14,18 @@
 
 namespace tree_attn {
 
+/// The shape of a synthetic workload, of `decode` and `predict`.
+struct ShapeOptions {
+  std::int64_t seq_len = 4096, heads = 16, kv_heads = 0, head_dim = 128, batch = 1;
+  std::string dtype = "bf16";
+};
+
 /// The options of `decode`; see its help.
-struct DecodeOptions {
+struct DecodeOptions : ShapeOptions {
   std::string command_line, in, out, report, expect;
-  std::string algorithm = "two-level", backend = "cpu", transport = "mpi", dtype = "bf16";
+  std::string algorithm = "two-level", backend = "cpu", transport = "mpi";
   std::vector<std::string> compare;
   std::vector<std::int64_t> shards;
-  std::int64_t seq_len = 4096, heads = 16, kv_heads = 0, head_dim = 128, batch = 1;
   std::uint64_t seed = 1;
   std::optional<double> scale;
   std::optional<int> threads, radix;
@@ -28,6 +33,9 @@ struct DecodeOptions {
   int ranks_per_node = 0, steps = 1, repeat = 1, warmup = 0, moments = 1;
   bool verify = false;
 };
+
+/// Adds the options of the shape to a group of the subcommand. `options` must live until the command line is parsed.
+std::vector<const CLI::Option*> add_shape_options(CLI::App& command, ShapeOptions& options, const std::string& group);
 
 /// Adds the options to the subcommand. `options` must live until the command line is parsed.
 /// @returns the options that apply to synthetic input only
@@ -37,6 +45,6 @@ std::vector<const CLI::Option*> add_decode_options(CLI::App& command, DecodeOpti
 void check(const DecodeOptions& options, int n_ranks, const WorkloadShape& shape);
 
 /// The shape of a synthetic workload. @throws InputError
-WorkloadShape synthetic_shape(const DecodeOptions& options);
+WorkloadShape synthetic_shape(const ShapeOptions& options);
 
 }  // namespace tree_attn

@@ -65,7 +65,8 @@ std::string usage_error(const CLI::App& program, const CLI::ParseError& error) {
   const auto commands = program.get_subcommands();
   const std::vector<std::string> left = program.remaining();
   std::string line = error.what();
-  if (commands.empty() && !left.empty()) line = "unknown command \"" + left[0] + "\"; use one of oracle, decode, info";
+  if (commands.empty() && !left.empty())
+    line = "unknown command \"" + left[0] + "\"; use one of oracle, decode, predict, info";
   return line + " (see tree_attn " + (commands.empty() ? "" : commands[0]->get_name() + " ") + "--help)";
 }
 
@@ -99,7 +100,8 @@ int main(int argc, char** argv) {
       ->check(is_positive)
       ->capture_default_str();
   program.fallthrough();
-  Command oracle = add_oracle(program), decode = add_decode(program, command_line), info = add_info(program);
+  Command oracle = add_oracle(program), decode = add_decode(program, command_line),
+          predict = add_predict(program, command_line), info = add_info(program);
   try {
     program.parse(argc, argv);
   } catch (const CLI::Success& request) {
@@ -111,9 +113,10 @@ int main(int argc, char** argv) {
 
   // Run the command. All ranks have agreed on an InputError; any other exception on one rank ends the job.
   try {
-    const int status = (program.got_subcommand("oracle")   ? oracle
-                        : program.got_subcommand("decode") ? decode
-                                                           : info)(session.ranks());
+    const int status = (program.got_subcommand("oracle")    ? oracle
+                        : program.got_subcommand("decode")  ? decode
+                        : program.got_subcommand("predict") ? predict
+                                                            : info)(session.ranks());
     // If standard output is a file on a full disk, this reports the error.
     flush_standard_output();
     session.ranks().doing("after all output was written");

@@ -11,9 +11,12 @@
 
 #include <CLI/CLI.hpp>
 
+#include <cstddef>
+#include <cstdio>
 #include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 
 namespace tree_attn {
@@ -36,10 +39,23 @@ void run_on_all(const Ranks& ranks, Work&& work) {
   ranks.throw_if_any_failed(error);
 }
 
+/// Shows a progress bar on standard error, and removes it once all is done.
+inline void show_progress(bool shown, std::size_t done, std::size_t all, std::string_view what) {
+  if (!shown) return;
+  constexpr std::size_t kWidth = 30;
+  const std::size_t filled = all == 0 ? kWidth : done * kWidth / all;
+  std::fprintf(stderr, "\r[%s%s] %s\033[K", std::string(filled, '#').c_str(), std::string(kWidth - filled, ' ').c_str(),
+               std::string(what).c_str());
+  if (done == all) std::fprintf(stderr, "\r\033[K");
+  std::fflush(stderr);
+}
+
 /// `tree_attn oracle IN OUT [--scale S] [--causal]`
 Command add_oracle(CLI::App& program);
 /// `tree_attn decode [IN [OUT]] ...`
 Command add_decode(CLI::App& program, std::string command_line);
+/// `tree_attn predict ...`
+Command add_predict(CLI::App& program, std::string command_line);
 /// `tree_attn info`
 Command add_info(CLI::App& program);
 

@@ -22,6 +22,7 @@ RankCost cost_of(const Plan& plan, std::int64_t n_rows, std::int64_t d_v) {
   RankCost cost;
   cost.collectives = plan.n_collectives;
   cost.elements = offsets.back();
+  cost.rounds.emplace_back();
   const auto messages_of = [&](const std::vector<BlockMessage>& list) {
     std::vector<RankCost::Message> messages;
     for (const auto& [peer, blocks] : list) {
@@ -33,9 +34,10 @@ RankCost cost_of(const Plan& plan, std::int64_t n_rows, std::int64_t d_v) {
   };
   for (const Operation& operation : plan.operations) {
     if (const auto* exchange = std::get_if<Exchange>(&operation)) {
-      cost.rounds.push_back({messages_of(exchange->sends), messages_of(exchange->receives)});
+      cost.rounds.push_back({.sends = messages_of(exchange->sends), .receives = messages_of(exchange->receives)});
     } else if (const auto* combine = std::get_if<Combine>(&operation)) {
       cost.merge_steps += static_cast<std::int64_t>(combine->pairs.size());
+      cost.rounds.back().merge_steps += static_cast<std::int64_t>(combine->pairs.size());
     }
   }
   return cost;

@@ -152,17 +152,20 @@ struct RankCost {
     int peer = 0;
     std::int64_t bytes = 0;
   };
-  /// Messages that are in flight at the same time.
+  /// Messages that are in flight at the same time, and the work meanwhile and afterwards.
   struct Round {
-    std::vector<Message> sends, receives;
+    std::vector<Message> sends{}, receives{};
+    std::int64_t decoded_bytes = 0;  ///< bytes of keys and values decoded while the messages are in flight
+    std::int64_t merge_steps = 0;    ///< after the messages have arrived
   };
   std::vector<Round> rounds;
-  std::int64_t collectives = 0;  ///< collective operations
-  std::int64_t merge_steps = 0;  ///< sequential merges that combine shards, per query row
-  std::int64_t elements = 0;     ///< held beside this rank's own keys, values and queries
+  std::int64_t collectives = 0;      ///< collective operations
+  std::int64_t merge_steps = 0;      ///< sequential merges that combine shards, per query row
+  std::int64_t elements = 0;         ///< of states and outputs, F32
+  std::int64_t other_positions = 0;  ///< most positions of other ranks whose keys and values it holds at once
 };
 
-/// Sums over a plan.
+/// Sums over a plan. The first round is the decode of the own shard; its decoded_bytes are left to the caller.
 RankCost cost_of(const Plan& plan, std::int64_t n_rows, std::int64_t d_v);
 
 }  // namespace tree_attn

@@ -10,6 +10,7 @@
 #include <map>
 #include <numeric>
 #include <random>
+#include <set>
 #include <stdexcept>
 
 namespace tree_attn::test {
@@ -141,6 +142,74 @@ TEST_CASE("predict: everything counted is what was predicted, for any ranges and
     }
   }
   CHECK(n_uneven > 50);
+}
+
+// Lengths as users have them: less than a leaf on some ranks, a power of two, the paper's, and one that nothing divides.
+TEST_CASE("predict: everything counted is what was predicted, for 1 to 16 ranks in nodes of 1, 2, 3, 4 or all") {
+  for (const std::int64_t n_keys : {1000, 4096, 80000, 1000003}) {
+    const auto workload = normal_workload(3, {.heads = 1, .kv_heads = 1, .head_dim = 1, .value_dim = 1, .n_keys = n_keys});
+    const std::int64_t per_position = workload->shape().bytes_per_position();
+    for (int p = 1; p <= 16; ++p) {
+      for (const int per_node : std::set<int>{1, 2, 3, 4, p}) {
+        // A long sequence takes long to decode, and its traffic depends on the nodes as that of the others does.
+        if (per_node > p || (n_keys > 100000 && per_node != 1 && per_node != 3)) continue;
+        const Layout layout{Topology::pretend(p, per_node), even_ranges(n_keys, p, kLeafKeys)};
+        for (const Algorithm& algorithm : algorithms()) {
+          // The ring decodes all keys on every rank, and its hops do not depend on the nodes.
+          if (algorithm.kv_shards_in_flight > 0 && n_keys > 100000 && per_node != 3) continue;
+          INFO(algorithm.name << ", " << layout.text());
+          RankGroup& rank_group = *rank_groups({p}).front();
+          const std::vector<RankResult> results = decode(rank_group, algorithm, *workload, layout);
+          const Traffic counted = totals(results);
+          const Prediction predicted = predict(algorithm, workload->shape(), layout.topology, layout.ranges);
+          CHECK(counted.messages == predicted.messages);
+          CHECK(counted.bytes == predicted.bytes);
+          CHECK(counted.bytes_between_nodes == predicted.bytes_between_nodes);
+          CHECK(counted.merge_steps == predicted.merge_steps);
+          std::int64_t peak = 0;
+          for (int rank = 0; rank < p; ++rank) {
+            peak = std::max(peak, layout.topology.range_of(rank, layout.ranges).size() * per_position +
+                                      results[static_cast<std::size_t>(rank)].traffic.buffer_kv_bytes);
+          }
+          CHECK(peak == predicted.peak_kv_bytes);
+        }
+      }
+    }
+  }
+}
+
+/// @tested{eq_8, eq. (8)}
+/// @tested{eq_9, eq. (9)}
+TEST_CASE("predict: keys and values held are counted to be 2btd in the tree, 4btd for two ranks of the ring, then 6btd") {
+  for (RankGroup* rank_group : rank_groups({2, 3, 4, 8})) {
+    const int p = rank_group->size();
+    Axes axes = kAxes;
+    axes.kv_heads = axes.heads;
+    axes.value_dim = axes.head_dim;
+    const auto workload = workload_for(p, axes);
+    const std::int64_t btd = axes.batch * kPerRank * axes.heads * axes.head_dim, bf16 = 2;
+    for (const Algorithm& algorithm : algorithms()) {
+      CAPTURE(algorithm.name);
+      const bool is_ring = algorithm.kv_shards_in_flight > 0;
+      const Layout layout{Topology::pretend(p, 2), aligned_ranges(p)};
+      const std::int64_t counted =
+          2 * btd * bf16 + totals(decode(*rank_group, algorithm, *workload, layout)).buffer_kv_bytes;
+      CHECK(counted == (!is_ring ? 2 : p == 2 ? 4 : 6) * btd * bf16);
+      CHECK(predict(algorithm, workload->shape(), layout.topology, layout.ranges).peak_kv_bytes == counted);
+    }
+  }
+}
+
+TEST_CASE("predict: the peak in bytes is that of the elements, keys and values in their type and the rest in F32") {
+  const auto workload =
+      workload_for(4, {.batch = 2, .heads = 4, .kv_heads = 4, .head_dim = 6, .value_dim = 6, .dtype = DType::BF16});
+  for (const Algorithm& algorithm : algorithms()) {
+    CAPTURE(algorithm.name);
+    const Prediction predicted = predict(algorithm, workload->shape(), Topology::pretend(4, 2), aligned_ranges(4));
+    const std::int64_t kv_elements = predicted.peak_kv_bytes / 2;
+    CHECK(predicted.peak_bytes == 2 * kv_elements + 4 * (predicted.peak_elements - kv_elements));
+    CHECK(!predicted.step_us);
+  }
 }
 
 /// @tested{eq_10, eq. (10)}

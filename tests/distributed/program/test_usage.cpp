@@ -33,13 +33,14 @@ void check_refused(const std::vector<Refused>& all, const Scratch& scratch) {
 
 TEST_CASE("usage: help and version are there for the program and every command") {
   const std::vector<Words> commands{
-      {"--help"}, {"--version"}, {"oracle", "--help"}, {"decode", "--help"}, {"info", "--help"}, {"decode", "-h"}, {"info"}};
+      {"--help"},       {"--version"}, {"oracle", "--help"}, {"decode", "--help"}, {"info", "--help"},
+      {"decode", "-h"}, {"info"},      {"predict", "--help"}};
   std::vector<Words> all;
   for (const Words& command : commands) all.push_back(alone(command));
   const std::vector<Result> results = run_all(all);
   for (const Result& result : results) check_silent_success(result);
 
-  for (const char* command : {"oracle", "decode", "info", "--version", "--timeout"})
+  for (const char* command : {"oracle", "decode", "predict", "info", "--version", "--timeout"})
     CHECK(results[0].out.find(command) != std::string::npos);
   CHECK(results[1].out == "tree_attn " TREE_ATTN_VERSION "\n");
   for (const char* option : {"IN", "OUT", "--scale", "--causal"}) CHECK(results[2].out.find(option) != std::string::npos);
@@ -53,6 +54,11 @@ TEST_CASE("usage: help and version are there for the program and every command")
   CHECK(results[3].out == results[5].out);
   for (const char* subject : {"ranks", "backends", "cpu", "transports", "mpi", "nccl", "cuda", "GPUs"})
     CHECK(results[6].out.find(subject) != std::string::npos);
+  for (const char* option :
+       {"--seq-len", "--heads", "--kv-heads", "--head-dim", "--batch", "--dtype", "--ranks", "--ranks-per-node",
+        "--bandwidth", "--latency", "--overhead", "--memory-bandwidth", "--merge-time", "--report", "H100"}) {
+    CHECK_MESSAGE(results[7].out.find(option) != std::string::npos, option);
+  }
 
   // Made for a terminal of a usual width.
   for (const Result& result : results) {
@@ -64,7 +70,7 @@ TEST_CASE("usage: help and version are there for the program and every command")
 TEST_CASE("usage: what is wrong with the command line is said in one line") {
   const Scratch scratch;
   check_refused({{{}, "command"},
-                 {{"attend"}, "unknown command \"attend\"; use one of oracle, decode, info"},
+                 {{"attend"}, "unknown command \"attend\"; use one of oracle, decode, predict, info"},
                  {{"two\nlines\x1b[31m"}, "two\\x0alines\\x1b[31m"},
                  {{"decode", "--no-such-option"}, "--no-such-option"},
                  {{"--no-such-option", "info"}, "--no-such-option"},

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief `tree_attn predict`: what each algorithm sends, holds and takes on a given cluster, without running it (section
+/// 6).
+///
+/// Run: tree_attn predict --seq-len 5120000 --ranks 128 --ranks-per-node 8
+#include "distributed/measure/report.hpp"
+#include "distributed/program/decode_options.hpp"
+#include "distributed/program/program.hpp"
+#include "reference/data/output_file.hpp"
+#include "reference/state/subtree.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <vector>
+
+namespace tree_attn {
+namespace {
+
+/// The options of `predict`; see its help.
+struct PredictOptions : ShapeOptions {
+  std::string command_line, report;
+  int ranks = 8, ranks_per_node = 0, radix = 0;
+  std::vector<double> bandwidth{kPaperCluster.network.inside.bytes_per_us / kGigabytePerSecond,
+                                kPaperCluster.network.between.bytes_per_us / kGigabytePerSecond},
+      latency{kPaperCluster.network.inside.latency_us, kPaperCluster.network.between.latency_us};
+  double overhead = kPaperCluster.network.overhead_us,
+         memory_bandwidth = kPaperCluster.memory_bytes_per_us / kGigabytePerSecond, merge = kPaperCluster.merge_us;
+};
+
+/// GPUs of a node, if --ranks-per-node does not say otherwise: as in the paper's cluster.
+constexpr int kRanksPerNode = 8;
+
+/// Two values of a list: for links inside a node, and between nodes. @throws InputError
+std::pair<double, double> two_links(const std::string& name, const std::vector<double>& values) {
+  if (values.size() != 2) {
+    throw InputError(name + " lists " + std::to_string(values.size()) + (values.size() == 1 ? " value" : " values") +
+                     "; it takes two, for links inside a node and between nodes");
+  }
+  return {values[0], values[1]};
+}
+
+Cluster cluster_of(const PredictOptions& options) {
+  const auto [inside_bandwidth, between_bandwidth] = two_links("--bandwidth", options.bandwidth);
+  const auto [inside_latency, between_latency] = two_links("--latency", options.latency);
+  return {{{inside_latency, inside_bandwidth * kGigabytePerSecond},
+           {between_latency, between_bandwidth * kGigabytePerSecond},
+           options.overhead},
+          options.memory_bandwidth * kGigabytePerSecond,
+          options.merge};
+}
+
+/// The checked shape, and the ranks. @throws InputError
+PredictionHeader header_of(const PredictOptions& options) {
+  WorkloadShape shape = synthetic_shape(options);
+  // All ranks together may send about p^2 states. Their bytes are counted in 64 bits.
+  const double state = static_cast<double>(shape.batch) * static_cast<double>(shape.heads) *
+                       static_cast<double>(shape.value_dim + 2) * sizeof(float);
+  if (state > 0x1p33) {
+    throw InputError("--batch " + std::to_string(shape.batch) + " with --heads " + std::to_string(shape.heads) +
+                     ": the states of one subtree have " + std::to_string(state / 0x1p30) +
+                     " GiB, which exceeds the limit of 8 GiB");
+  }
+  if (options.ranks_per_node > options.ranks) {
+    throw InputError("--ranks-per-node " + std::to_string(options.ranks_per_node) + " is larger than --ranks " +
+                     std::to_string(options.ranks));
+  }
+  const int per_node = options.ranks_per_node > 0 ? options.ranks_per_node : std::min(kRanksPerNode, options.ranks);
+  return {options.command_line, std::move(shape), Topology::pretend(options.ranks, per_node), cluster_of(options)};
+}
+
+int run_predict(const PredictOptions& options) {
+  const PredictionHeader header = header_of(options);
+  std::optional<OutputFile> report;
+  if (!options.report.empty()) report.emplace(options.report, Streams::kAllowed);
+
+  const std::vector<KeyRange> ranges = coarse_ranges(header.shape.n_keys, header.topology.size(), kLeafKeys);
+  const PlanOptions plan{.radix = options.radix, .network = header.cluster.network};
+  const bool bar = isatty(STDERR_FILENO) != 0;
+  std::vector<NamedPrediction> predictions;
+  for (const Algorithm& algorithm : algorithms()) {
+    show_progress(bar, predictions.size(), algorithms().size(), algorithm.name);
+    const int radix =
+        algorithm.radix == nullptr ? 0 : algorithm.radix(header.topology, ranges, plan.for_shape(header.shape));
+    predictions.push_back({std::string(algorithm.name), radix,
+                           predict(algorithm, header.shape, header.topology, ranges, plan, header.cluster)});
+  }
+  show_progress(bar, predictions.size(), algorithms().size(), "");
+
+  if (report) {
+    report->write(json(header, predictions));
+    report->finish();
+  }
+  std::fputs(table(header, predictions).c_str(), stdout);
+  flush_standard_output();
+  if (report) OutputFile::put_in_place({&*report});
+  return 0;
+}
+
+}  // namespace
+
+Command add_predict(CLI::App& program, std::string command_line) {
+  auto options = std::make_shared<PredictOptions>();
+  options->command_line = std::move(command_line);
+  CLI::App* command = program.add_subcommand(
+      "predict", "Predict messages, bytes, memory and time of a step on a given cluster, without running it");
+  add_shape_options(*command, *options, "Keys and values");
+
+  const auto is_positive = [](const std::string& text) {
+    double value = 0;
+    return CLI::detail::lexical_cast(text, value) && std::isfinite(value) && value > 0
+               ? ""
+               : readable(text) + " is not a positive number";
+  };
+  const auto is_number = [](const std::string& text) {
+    double value = 0;
+    return CLI::detail::lexical_cast(text, value) && std::isfinite(value) && value >= 0
+               ? ""
+               : readable(text) + " is not a number >= 0";
+  };
+  const std::string cluster = "The cluster (default: H100, NVLink 4, InfiniBand NDR)";
+  const auto add = [&](const std::string& name, auto& value, const std::string& what, auto check) {
+    return command->add_option(name, value, what)->check(check)->capture_default_str()->group(cluster);
+  };
+  const auto add_pair = [&](const std::string& name, std::vector<double>& values, const std::string& what, auto check) {
+    const std::string defaults = CLI::detail::join(values, ",");
+    add(name, values, what, check)->delimiter(',')->allow_extra_args(false)->default_str(defaults);
+  };
+  const auto within = [](int most) { return CLI::Range(1, most).description(""); };
+  add("--ranks", options->ranks, "Ranks", within(4096));
+  command
+      ->add_option("--ranks-per-node", options->ranks_per_node,
+                   "Ranks of a node; the last node may have fewer (default: 8, or all if there are fewer)")
+      ->check(within(4096))
+      ->group(cluster);
+  command
+      ->add_option("--radix", options->radix, "Blocks of ranks that one round joins, at least 2 (default: by these links)")
+      ->check(CLI::Range(2, 1 << 20).description(""))
+      ->group(cluster);
+  add_pair("--bandwidth", options->bandwidth, "GB/s of a rank inside its node and between nodes, in each direction",
+           is_positive);
+  add_pair("--latency", options->latency, "us of a message inside a node and between nodes", is_number);
+  add("--overhead", options->overhead, "us that each message costs its sender, and its receiver", is_number);
+  add("--memory-bandwidth", options->memory_bandwidth, "GB/s at which a rank decodes keys and values", is_positive);
+  add("--merge-time", options->merge, "us of a merge step", is_number);
+  command->add_option("--report", options->report, "Machine-readable report to write (JSON)")->check(not_empty);
+  command->footer(
+      "\nNeeds no mpirun and no GPU. Examples:\n"
+      "  tree_attn predict --seq-len 5120000 --ranks 128\n"
+      "  tree_attn predict --seq-len 640000 --ranks 2 --bandwidth 25,3 --latency 5,10 --memory-bandwidth 900 --overhead "
+      "0.3");
+  return [options](const MpiRanks& ranks) {
+    int status = 0;
+    run_on_all(ranks, [&] {
+      if (ranks.rank() == 0) status = run_predict(*options);
+    });
+    return status;
+  };
+}
+
+}  // namespace tree_attn

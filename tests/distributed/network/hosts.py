@@ -1,0 +1,168 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Decodes on hosts made of network namespaces: what leaves their interfaces is what the report says, and nodes are found.
+
+    hosts.py PROGRAM MPIRUN
+
+A host is a network namespace with a name of its own and one interface of 1 Gbit/s (veth, tbf; packets of up to
+9000 bytes) on a bridge; Open MPI starts a
+daemon on each. All of it lives in user, mount and process namespaces, needs no privileges, and disappears with the process
+that made it. Status 77 with a reason where namespaces, ip, tc or Open MPI are missing.
+"""
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+SKIPPED, SECONDS = 77, 200
+NAMESPACES = ["unshare", "--user", "--map-root-user", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+HEADERS, CONTROL = 1.15, 4096  # the link carries at most HEADERS times the report, and CONTROL bytes more
+# States of 33 KB. The measurement synchronizes ranks between steps, which takes about 15 KB on four hosts, also counted at the
+# interfaces.
+SHAPE = ["--seq-len", "512", "--batch", "4", "--heads", "16", "--head-dim", "128"]
+
+
+def missing(mpirun):
+    """What this test needs and this machine does not have, or ""."""
+    for tool in ("unshare", "ip", "tc"):
+        if not shutil.which(tool):
+            return f"{tool} is not installed (apt install util-linux iproute2)"
+    if "Open MPI" not in subprocess.run([mpirun, "--version"], capture_output=True, text=True).stdout:
+        return f"{mpirun} is not Open MPI's: no agent starts its daemons in namespaces"
+    script = "mount -t tmpfs t /run && mkdir /run/netns && ip netns add h && ip link add name a type bridge && " \
+             "ip link add name b type veth peer name c && tc qdisc add dev b root tbf rate 1gbit burst 64k latency 200ms"
+    tried = subprocess.run([*NAMESPACES, "sh", "-ec", script], capture_output=True, text=True, timeout=30)
+    return f"no network namespaces: {tried.stderr.strip().splitlines()[-1:]}" if tried.returncode else ""
+
+
+def run(*words):
+    return subprocess.run(words, check=True, capture_output=True, text=True).stdout
+
+
+class Cluster:
+    """Hosts h1, h2, ... on a bridge, with this many ranks each."""
+
+    def __init__(self, folder, mpirun, program, ranks_of_hosts):
+        self.folder, self.mpirun, self.program, self.ranks_of_hosts = folder, mpirun, program, ranks_of_hosts
+        run("ip", "link", "add", "name", "tree0", "type", "bridge")
+        run("ip", "link", "set", "dev", "tree0", "up")
+        run("ip", "addr", "add", "10.77.0.1/24", "dev", "tree0")
+        for i, _ in enumerate(ranks_of_hosts, 1):
+            run("ip", "netns", "add", f"h{i}")
+            run("ip", "link", "add", "name", f"port{i}", "type", "veth", "peer", "name", "eth0", "netns", f"h{i}")
+            run("ip", "link", "set", "dev", f"port{i}", "mtu", "9000", "master", "tree0", "up")
+            run("ip", "-n", f"h{i}", "link", "set", "dev", "lo", "up")
+            run("ip", "-n", f"h{i}", "link", "set", "dev", "eth0", "mtu", "9000", "up")
+            run("ip", "-n", f"h{i}", "addr", "add", f"10.77.0.{10 + i}/24", "dev", "eth0")
+            limit = "root tbf rate 1gbit burst 64k latency 200ms".split()
+            run("tc", "-n", f"h{i}", "qdisc", "add", "dev", "eth0", *limit)
+            run("tc", "qdisc", "add", "dev", f"port{i}", *limit)
+        self.hostfile = folder / "hosts"
+        self.hostfile.write_text("".join(f"h{i} slots={n}\n" for i, n in enumerate(ranks_of_hosts, 1)))
+        # What Open MPI runs in place of ssh: AGENT HOST COMMAND...
+        self.agent = folder / "agent"
+        self.agent.write_text('#!/bin/sh\nhost=$1\nshift\nexec ip netns exec "$host" unshare --uts sh -c "hostname $host; $*"\n')
+        self.agent.chmod(0o755)
+
+    def close(self):
+        for i, _ in enumerate(self.ranks_of_hosts, 1):
+            run("ip", "netns", "del", f"h{i}")
+            subprocess.run(["ip", "link", "del", f"port{i}"], capture_output=True)  # may be gone with its other end
+        run("ip", "link", "del", "tree0")
+
+    def bytes_sent(self):
+        """By all hosts, counted at the ports of the bridge."""
+        lines = Path("/proc/net/dev").read_text().splitlines()
+        return sum(int(line.split(":")[1].split()[0]) for line in lines if line.strip().startswith("port"))
+
+    def __call__(self, *arguments):
+        """Runs the program on all hosts. Returns what it printed."""
+        network = "10.77.0.0/24"
+        options = {"plm_rsh_agent": self.agent, "orte_tmpdir_base": self.folder, "oob_tcp_if_include": network,
+                   "btl": "self,vader,tcp", "btl_tcp_if_include": network, "mpi_yield_when_idle": 1}
+        words = [self.mpirun, "--allow-run-as-root", "--hostfile", self.hostfile, "--bind-to", "none", "--oversubscribe"]
+        for name, value in options.items():
+            words += ["--mca", name, str(value)]
+        ended = subprocess.run([*words, "-n", str(sum(self.ranks_of_hosts)), self.program, *arguments],
+                               capture_output=True, text=True, timeout=60)
+        if ended.returncode:
+            raise SystemExit(f"{' '.join(arguments)}: status {ended.returncode}\n{ended.stdout}{ended.stderr}")
+        return ended.stdout
+
+    def decode(self, algorithm, repeat=1):
+        report = self.folder / "report.json"
+        self("decode", *SHAPE, "--algorithm", algorithm, "--repeat", str(repeat), "--report", str(report))
+        return json.loads(report.read_text())["runs"][0]
+
+
+def check(holds, line):
+    print(("ok    " if holds else "WRONG ") + line, flush=True)
+    return holds
+
+
+def check_bytes(cluster, algorithm, n_steps):
+    """What a step sends over the interfaces: the difference of two runs, so that their starts and ends cancel."""
+    before = cluster.bytes_sent()
+    cluster.decode(algorithm)
+    between = cluster.bytes_sent()
+    run = cluster.decode(algorithm, 1 + n_steps)
+    link = (cluster.bytes_sent() - between - (between - before)) / n_steps
+    report = run["bytes_between_nodes_per_step"]
+    line = f"{algorithm}: report {report}, interfaces {link:.0f} bytes per step, {link / report:.3f}; {run['nodes']} nodes"
+    return check(report <= link <= HEADERS * report + CONTROL and run["nodes"] == 4, line)
+
+
+def check_uneven(cluster):
+    """Hosts of 3, 2 and 1 ranks are found, and keep the bits of one rank."""
+    printed = cluster("info")
+    alone = cluster.folder / "alone.json"
+    run(cluster.program, "decode", *SHAPE, "--report", str(alone))
+    digests = {json.loads(alone.read_text())["runs"][0]["output_digest"]}
+    nodes = set()
+    for algorithm in ("two-level", "gather"):
+        decoded = cluster.decode(algorithm)
+        digests.add(decoded["output_digest"])
+        nodes.add(decoded["nodes"])
+    found = [line for line in printed.splitlines() if line.startswith("ranks")]
+    good = check(found == ["ranks          6 on 3 nodes (3, 2, 1 per node)"] and nodes == {3}, f"uneven hosts: {found}")
+    return check(len(digests) == 1, f"uneven hosts: digests {sorted(digests)}") and good
+
+
+def inside(folder, program, mpirun):
+    # Private /run for the names of namespaces, /dev/shm for MPI's shared memory.
+    for place in ("/run", "/dev/shm"):
+        run("mount", "-t", "tmpfs", "tmpfs", place)
+    os.mkdir("/run/netns")
+    run("ip", "link", "set", "dev", "lo", "up")
+    os.environ.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", TMPDIR=str(folder))
+    good = True
+    four = Cluster(folder, mpirun, program, [2, 2, 2, 2])
+    for algorithm, n_steps in (("two-level", 40), ("fused", 40), ("gather", 20), ("ring", 3)):
+        good &= check_bytes(four, algorithm, n_steps)
+    four.close()
+    good &= check_uneven(Cluster(folder, mpirun, program, [3, 2, 1]))
+    return 0 if good else 1
+
+
+def main():
+    if sys.argv[1] == "inside":
+        return inside(Path(sys.argv[2]), *sys.argv[3:])
+    program, mpirun = sys.argv[1:]
+    if why := missing(mpirun):
+        print("skipped:", why)
+        return SKIPPED
+    with tempfile.TemporaryDirectory() as folder:
+        words = [*NAMESPACES, sys.executable, __file__, "inside", folder, program, mpirun]
+        # Killing unshare ends every process in its namespaces.
+        try:
+            return subprocess.run(words, timeout=SECONDS).returncode
+        except subprocess.TimeoutExpired:
+            print(f"not done after {SECONDS} s")
+            return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

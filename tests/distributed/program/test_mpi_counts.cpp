@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Counted is predicted: what reaches MPI is what the report says, what it predicts and what `predict` says.
+#include "distributed/decoders/decoder.hpp"
+#include "tests/distributed/program/command.hpp"
+
+#include <nlohmann/json.hpp>
+
+#include <cstdio>
+
+namespace {
+
+using Json = nlohmann::json;
+
+/// Messages, bytes and bytes between nodes.
+using Counts = std::array<std::int64_t, 3>;
+
+Counts counts_in(const Json& fields) {
+  return {fields["messages_per_step"], fields["bytes_per_step"], fields["bytes_between_nodes_per_step"]};
+}
+
+/// From the line of the preloaded library.
+Counts counts_of_pmpi(const std::string& err) {
+  std::array<long long, 3> counts{-1, -1, -1};
+  const std::size_t at = err.find("PMPI ");
+  if (at != std::string::npos) std::sscanf(err.c_str() + at, "PMPI %lld %lld %lld", &counts[0], &counts[1], &counts[2]);
+  return {counts[0], counts[1], counts[2]};
+}
+
+}  // namespace
+
+TEST_CASE("counts: MPI sends as many messages and bytes as were counted and predicted, between nodes too") {
+  const Scratch scratch;
+  struct Layout {
+    int n_ranks;
+    std::string n_keys, per_node;
+  };
+  const std::vector<Layout> layouts{{1, "1000", "1"}, {2, "1000", "1"},  {3, "4096", "2"},
+                                    {4, "1000", "2"}, {5, "80000", "3"}, {7, "1000", "7"}};
+  const auto algorithms = tree_attn::algorithms();
+  const Words shape{"--heads", "4", "--kv-heads", "2", "--head-dim", "4"};
+  // The transport is the same for all algorithms of a run, so each has its own run.
+  std::vector<Words> decodes, predicts;
+  const auto report = [&](const char* command, std::size_t i) { return scratch.path(command + std::to_string(i)); };
+  for (const auto& [n_ranks, n_keys, per_node] : layouts) {
+    const Words size = Words{"--seq-len", n_keys, "--ranks-per-node", per_node} + shape;
+    for (const tree_attn::Algorithm& algorithm : algorithms) {
+      const Words counted{"env", "LD_PRELOAD=" TREE_ATTN_PMPI_COUNTS, "PMPI_COUNTS_PER_NODE=" + per_node, kProgram};
+      decodes.push_back(ranks(
+          n_ranks,
+          Words{"decode", "--algorithm", std::string(algorithm.name), "--report", report("decode", decodes.size())} + size,
+          counted));
+    }
+    predicts.push_back(
+        alone(Words{"predict", "--ranks", std::to_string(n_ranks), "--report", report("predict", predicts.size())} + size));
+  }
+  const std::vector<Result> decoded = run_all(decodes), predicted = run_all(predicts);
+
+  int n_between = 0;
+  for (std::size_t l = 0; l < layouts.size(); ++l) {
+    check_silent_success(predicted[l]);
+    const Json predict_report = Json::parse(Scratch::read(report("predict", l)));
+    REQUIRE(predict_report["runs"].size() == algorithms.size());
+    for (std::size_t a = 0; a < algorithms.size(); ++a) {
+      CAPTURE(layouts[l].n_ranks);
+      CAPTURE(algorithms[a].name);
+      const Result& result = decoded[l * algorithms.size() + a];
+      check_silent_success(result);
+      const Json run = Json::parse(Scratch::read(report("decode", l * algorithms.size() + a)))["runs"][0],
+                 predict_run = predict_report["runs"][a]["predicted"];
+      const Counts sent = counts_of_pmpi(result.err);
+      CHECK(counts_in(run) == sent);
+      CHECK(counts_in(run["predicted"]) == sent);
+      // Where ranks outnumber cores, decode has a radix of its own.
+      if (algorithms[a].radix == nullptr) CHECK(counts_in(predict_run) == sent);
+      CHECK((sent[0] > 0) == (layouts[l].n_ranks > 1));
+      n_between += sent[2] > 0;
+      CHECK(run["merge_steps"] == run["predicted"]["merge_steps"]);
+      CHECK(run["peak_kv_bytes_per_rank"] == predict_run["peak_kv_bytes_per_rank"]);
+    }
+  }
+  CHECK(n_between > 20);
+}

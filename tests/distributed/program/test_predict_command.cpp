@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief `tree_attn predict`: its table, its report, and what it refuses.
+#include "distributed/decoders/decoder.hpp"
+#include "distributed/measure/predict.hpp"
+#include "tests/distributed/program/command.hpp"
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+
+namespace {
+
+using Json = nlohmann::json;
+
+/// The report of a prediction.
+Json predicted(const Scratch& scratch, const Words& arguments) {
+  const std::string path = scratch.path("report");
+  check_silent_success(run(alone(Words{"predict", "--report", path} + arguments)));
+  return Json::parse(Scratch::read(path));
+}
+
+}  // namespace
+
+TEST_CASE("predict: table and report have every algorithm on the paper's cluster, as the library predicts them") {
+  const Scratch scratch;
+  const std::string path = scratch.path("report");
+  const Result result = run(alone({"predict", "--seq-len", "640000", "--ranks", "64", "--report", path}));
+  check_silent_success(result);
+  const Json report = Json::parse(Scratch::read(path));
+  const auto algorithms = tree_attn::algorithms();
+  REQUIRE(report["runs"].size() == algorithms.size());
+  const tree_attn::WorkloadShape shape{{.dtype = tree_attn::DType::BF16, .value_dtype = tree_attn::DType::BF16}, 640000, {}};
+  for (std::size_t i = 0; i < algorithms.size(); ++i) {
+    const tree_attn::Prediction wanted = predict(algorithms[i], shape, tree_attn::Topology::pretend(64, 8),
+                                                 tree_attn::coarse_ranges(640000, 64, tree_attn::kLeafKeys),
+                                                 {.network = tree_attn::kPaperCluster.network}, tree_attn::kPaperCluster);
+    const Json& each = report["runs"][i];
+    CAPTURE(each.dump());
+    CHECK(each["algorithm"] == std::string(algorithms[i].name));
+    const Json given{{"ranks", 64},    {"nodes", 8},      {"batch", 1},        {"heads", 16},
+                     {"kv_heads", 16}, {"head_dim", 128}, {"seq_len", 640000}, {"dtype", "bf16"}};
+    for (const auto& [key, value] : given.items()) CHECK_MESSAGE(each[key] == value, key);
+    const Json& fields = each["predicted"];
+    const Json numbers{{"messages_per_step", wanted.messages},
+                       {"bytes_per_step", wanted.bytes},
+                       {"bytes_between_nodes_per_step", wanted.bytes_between_nodes},
+                       {"merge_steps", wanted.merge_steps},
+                       {"rounds", wanted.rounds},
+                       {"peak_elements", wanted.peak_elements},
+                       {"peak_kv_bytes_per_rank", wanted.peak_kv_bytes},
+                       {"peak_bytes_per_rank", wanted.peak_bytes},
+                       {"step_us", *wanted.step_us}};
+    for (const auto& [key, value] : numbers.items()) CHECK_MESSAGE(fields[key] == value, key);
+  }
+  const Json cluster = report["cluster"];
+  CHECK(cluster["inside"] == Json{{"latency_us", 1.5}, {"bytes_per_us", 450e3}});
+  CHECK(cluster["between"] == Json{{"latency_us", 3.0}, {"bytes_per_us", 50e3}});
+  CHECK(cluster["overhead_us"] == 0.0);
+  CHECK(cluster["memory_bytes_per_us"] == 3e6);
+  CHECK(report["command"].get<std::string>().find("predict --seq-len 640000") != std::string::npos);
+
+  std::istringstream text(result.out);
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(text, line);) {
+    CHECK(line.size() <= 140);
+    lines.push_back(line);
+  }
+  REQUIRE(lines.size() == algorithms.size() + 5);
+  CHECK(lines[0] == "640000 keys, 1 x 16 heads (16 kv) of 128, BF16; 64 ranks on 8 nodes");
+  CHECK(lines[1] ==
+        "links inside a node 1.5 us and 450 GB/s, between nodes 3 us and 50 GB/s, 0 us per message; "
+        "memory 3000 GB/s; 0 us per merge");
+  for (std::size_t i = 0; i < algorithms.size(); ++i) CHECK(lines[i + 5].starts_with(std::string(algorithms[i].name) + " "));
+  const auto fused =
+      std::find_if(lines.begin(), lines.end(), [](const std::string& line) { return line.starts_with("fused"); });
+  REQUIRE(fused != lines.end());
+  // 10240 keys at 3 TB/s and 14.07 us of messages.
+  CHECK(fused->find("42.0 us") != std::string::npos);
+}
+
+TEST_CASE("predict: the cluster of the command line is the one that is predicted") {
+  const Scratch scratch;
+  // 4 ranks on 2 nodes: a shard of 4 MiB takes 40 us at 104.8576 GB/s; two exchanges of states of 8320 bytes.
+  const Words arguments{"--seq-len", "2048", "--ranks",     "4",          "--ranks-per-node",   "2",
+                        "--latency", "7,11", "--bandwidth", "8.32,0.832", "--memory-bandwidth", "104.8576"};
+  const auto index = static_cast<std::size_t>(&tree_attn::find_algorithm("fused") - tree_attn::algorithms().data());
+  const auto fused = [index](const Json& report) -> double { return report["runs"][index]["predicted"]["step_us"]; };
+  CHECK(fused(predicted(scratch, arguments)) == doctest::Approx(40 + (7 + 1) + (11 + 10)).epsilon(1e-12));
+  CHECK(fused(predicted(scratch, arguments + Words{"--overhead", "0.5", "--merge-time", "2"})) ==
+        doctest::Approx(40 + (7 + 1) + (11 + 10) + 2 * (0.5 + 2)).epsilon(1e-12));
+  // Without --ranks-per-node: 8 ranks to a node, or all.
+  CHECK(predicted(scratch, {"--ranks", "5"})["runs"][0]["nodes"] == 1);
+  CHECK(predicted(scratch, {"--ranks", "9"})["runs"][0]["nodes"] == 2);
+  CHECK(predicted(scratch, {"--ranks", "9", "--ranks-per-node", "2"})["runs"][0]["nodes"] == 5);
+  // Under mpirun too, one rank predicts and prints.
+  const Result under_mpirun = run(ranks(2, {"predict", "--ranks", "4"}));
+  check_silent_success(under_mpirun);
+  CHECK(under_mpirun.out == run(alone({"predict", "--ranks", "4"})).out);
+}
+
+TEST_CASE("predict: what is wrong with the command line is said in one line") {
+  const Scratch scratch;
+  struct Refused {
+    Words arguments;
+    std::string part;
+  };
+  const std::vector<Refused> all{
+      {{"--ranks", "0"}, "--ranks: Value 0 not in range 1 to"},
+      {{"--ranks", "4097"}, "--ranks: Value 4097 not in range 1 to 4096"},
+      {{"--ranks", "4", "--ranks-per-node", "5"}, "--ranks-per-node 5 is larger than --ranks 4"},
+      {{"--ranks-per-node", "0"}, "--ranks-per-node: Value 0"},
+      {{"--bandwidth", "450"}, "--bandwidth lists 1 value; it takes two, for links inside a node and between nodes"},
+      {{"--bandwidth", "450,50,5"}, "--bandwidth lists 3 values"},
+      {{"--bandwidth", "450,0"}, "--bandwidth: 0 is not a positive number"},
+      {{"--bandwidth", "450,inf"}, "--bandwidth: inf is not a positive number"},
+      {{"--latency", "1.5,-3"}, "--latency: -3 is not a number >= 0"},
+      {{"--latency", "1.5,nan"}, "--latency: nan is not a number >= 0"},
+      {{"--latency", "1.5"}, "--latency lists 1 value"},
+      {{"--overhead", "much"}, "--overhead: much is not a number >= 0"},
+      {{"--memory-bandwidth", "0"}, "--memory-bandwidth: 0 is not a positive number"},
+      {{"--merge-time", "-1"}, "--merge-time: -1 is not a number >= 0"},
+      {{"--heads", "6", "--kv-heads", "4"}, "--heads 6 is not a multiple of --kv-heads 4"},
+      {{"--seq-len", "1099511627776"}, "--seq-len 1099511627776: a cache of"},
+      {{"--seq-len", "0", "--batch", "1048576", "--heads", "65536"}, "exceeds the limit of 8 GiB"},
+      {{"--report", ""}, "--report"},
+      {{"--report", scratch.path("missing/report")}, "cannot write: No such file or directory"},
+      {{"--steps", "3"}, "--steps"},
+      {{"IN"}, "IN"}};
+  std::vector<Words> commands;
+  for (const Refused& refused : all) commands.push_back(alone(Words{"predict"} + refused.arguments));
+  const std::vector<Result> results = run_all(commands, {.folder = scratch.folder().string()});
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    CAPTURE(all[i].part);
+    check_one_line(results[i], all[i].part);
+  }
+  CHECK(scratch.names().empty());
+}
+
+TEST_CASE("predict: no keys, no batch and more ranks than leaves are predicted too") {
+  const Scratch scratch;
+  for (const Words& arguments :
+       {Words{"--seq-len", "0"}, Words{"--batch", "0"}, Words{"--seq-len", "100", "--ranks", "16"}, Words{"--ranks", "1"}}) {
+    CAPTURE(arguments[0]);
+    const Json report = predicted(scratch, arguments);
+    for (const Json& each : report["runs"]) {
+      CHECK(each["predicted"]["step_us"] >= 0.0);
+      if (arguments[0] == "--batch") CHECK(each["predicted"]["bytes_per_step"] == 0);
+    }
+  }
+}
