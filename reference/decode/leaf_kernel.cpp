@@ -40,8 +40,10 @@ constexpr std::int64_t kAheadBytes = 8192;
 /// the third level of the cache.
 class ChunkLoop {
  public:
-  ChunkLoop(const Chunk& chunk, float* workspace)
+  /// @param[out] states as LeafKernel::states()
+  ChunkLoop(const Chunk& chunk, float* workspace, float* states)
       : chunk_(chunk),
+        states_(states),
         d_v_(packed_size(chunk.d_v)),
         q_stride_(packed_size(chunk.d_h)),
         n_leaves_(chunk.n_leaves),
@@ -82,7 +84,7 @@ class ChunkLoop {
     });
   }
 
-  /// The states of these leaves, merged as their subtrees fill.
+  /// The states of these leaves, merged as their subtrees fill, or written one by one.
   template <class T>
   __attribute__((noinline)) void sum(std::int64_t begin, std::int64_t end) {
     for (std::int64_t leaf = begin; leaf < end; ++leaf) {
@@ -110,21 +112,27 @@ class ChunkLoop {
                                 tree_attn::pow2(chunk_.single_key ? 0.0f : -static_cast<float>(chunk_.lift)),
                                 slot(n_held_) + kValues, state_floats(), waiting_);
       ++n_held_;
-      for (std::int64_t i = leaf; i & 1; i >>= 1) merge_last_two();
+      if (chunk_.apart)
+        finish<T>();
+      else
+        for (std::int64_t i = leaf; i & 1; i >>= 1) merge_last_two();
     }
   }
 
+  /// Merges the states that are held, and writes the one that is left.
   template <class T>
-  void finish(float* states) {
+  void finish() {
+    if (n_held_ == 0) return;
     while (n_held_ > 1) merge_last_two();
-    for (std::int64_t j = 0; j < chunk_.n_queries; ++j, states += state_size(chunk_.d_v)) {
+    for (std::int64_t j = 0; j < chunk_.n_queries; ++j, states_ += state_size(chunk_.d_v)) {
       const float* const from = counter_ + j * state_floats();
-      states[kShift] = from[kShift], states[kSum] = from[kSum];
+      states_[kShift] = from[kShift], states_[kSum] = from[kSum];
       for (std::int64_t i = 0; i < chunk_.d_v; ++i) {
-        states[kValues + i] =
+        states_[kValues + i] =
             from[kValues + i / kPairElements * kPairElements + lane_of<T>(static_cast<int>(i % kPairElements))];
       }
     }
+    n_held_ = 0;
   }
 
  private:
@@ -168,6 +176,7 @@ class ChunkLoop {
   }
 
   const Chunk& chunk_;
+  float* states_;  ///< where the next states are written
   std::int64_t d_v_, q_stride_, n_leaves_, s_stride_;
   bool alternates_;
   float *scores_, *waiting_, *counter_;
@@ -175,14 +184,18 @@ class ChunkLoop {
 };
 
 void states(const Chunk& chunk, float* workspace, float* states) {
-  ChunkLoop loop(chunk, workspace);
+  ChunkLoop loop(chunk, workspace, states);
   for (std::int64_t begin = 0; begin < chunk.n_leaves;) {
     const std::int64_t end = begin + loop.leaves_of_strip();
     with_dtype(chunk.key_type, [&]<class T>(T) { loop.score<T>(begin, end); });
     with_dtype(chunk.value_type, [&]<class T>(T) { loop.sum<T>(begin, end); });
     begin = end;
   }
-  with_dtype(chunk.value_type, [&]<class T>(T) { loop.finish<T>(states); });
+  with_dtype(chunk.value_type, [&]<class T>(T) { loop.finish<T>(); });
+}
+
+void merge_states(float* left, const float* right, std::int64_t n, std::int64_t d_v) {
+  for (; n > 0; --n, left += state_size(d_v), right += state_size(d_v)) tree_attn::merge(left, right, d_v);
 }
 
 void pack_query(const float* q, std::int64_t d_h, DType key_type, float scale, float* packed) {
@@ -197,6 +210,6 @@ void pack_query(const float* q, std::int64_t d_h, DType key_type, float scale, f
 }  // namespace
 
 extern const LeafKernel TREE_ATTN_LEAF_KERNEL;
-const LeafKernel TREE_ATTN_LEAF_KERNEL{TREE_ATTN_INSTRUCTION_SET, pack_query, states};
+const LeafKernel TREE_ATTN_LEAF_KERNEL{TREE_ATTN_INSTRUCTION_SET, pack_query, states, merge_states};
 
 }  // namespace tree_attn

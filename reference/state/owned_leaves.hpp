@@ -23,6 +23,8 @@ struct DealtNode {
   int depth = 0;           ///< t
   std::int64_t first = 0;  ///< r < 2^t, the lowest of its leaves
 
+  /// Whether it holds a leaf.
+  bool has(std::int64_t leaf) const { return (leaf & ((std::int64_t{1} << depth) - 1)) == first; }
   /// Number of its leaves among the first n of a sequence.
   std::int64_t n_leaves(std::int64_t n) const { return n > first ? ((n - first - 1) >> depth) + 1 : 0; }
 };

@@ -16,10 +16,10 @@ TEST_CASE("step: appending a position and decoding allocate nothing, including t
     const KeyRange capacity{37, 300};
     for (const bool borrows : {false, true}) {
       const auto cache = cpu_backend().make_cache(workload->shape(), capacity);
+      cache->reserve();
       const auto session = cache->open(workload->scale);
       std::vector<std::int64_t> lengths{100, 90};
       if (borrows) cache->borrow(workload->shard(capacity), std::vector<std::int64_t>{100 - 37, 90 - 37});
-      cache->reserve();
       for (std::int64_t i = 0; i < 2 && !borrows; ++i) {
         const Shard start = workload->keys_and_values(i, {37, lengths[static_cast<std::size_t>(i)]});
         cache->append(i, start.k, start.v);
