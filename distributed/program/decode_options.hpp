@@ -22,6 +22,7 @@ struct DecodeOptions {
   std::vector<std::int64_t> shards;
   std::int64_t seq_len = 4096, heads = 16, kv_heads = 0, head_dim = 128, batch = 1;
   std::uint64_t seed = 1;
+  std::optional<std::string> order;
   std::optional<double> scale;
   std::optional<int> threads, radix;
   double tolerance = 1e-5;
@@ -35,6 +36,9 @@ std::vector<const CLI::Option*> add_decode_options(CLI::App& command, DecodeOpti
 
 /// Checks the options against each other, the number of ranks and the shape. @throws InputError
 void check(const DecodeOptions& options, int n_ranks, const WorkloadShape& shape);
+
+/// The order of leaves: that of --order, else dealt for synthetic input that grows and contiguous otherwise.
+LeafOrder order_of(const DecodeOptions& options);
 
 /// The shape of a synthetic workload. @throws InputError
 WorkloadShape synthetic_shape(const DecodeOptions& options);

@@ -48,7 +48,7 @@ struct DecodeParams {
   std::int64_t n_queries = 1;             ///< l
   int d_h = 1, d_v = 1;
   std::int64_t begin = 0, end = 0;         ///< global positions of the shard
-  std::int64_t readable_end = 0;           ///< end, or behind it where rows past the shard have memory and may be copied
+  std::int64_t readable_end = 0;           ///< rows before it have memory and may be copied; all keys in use lie before it
   float query_scale = 1, score_scale = 1;  ///< multiply q as it is read, and q.k: log2(e) * scale, see split_scale()
   float lift = 0;                          ///< added to the shifts of keys, see set_key()
 

@@ -114,7 +114,7 @@ class FileWorkload : public Workload {
 
 }  // namespace
 
-std::unique_ptr<Workload> open_workload(const SafetensorsFile& file, int steps) {
+std::unique_ptr<Workload> open_workload(const SafetensorsFile& file, int steps, LeafOrder order) {
   FileTensors tensors = read_tensors(file);
   const auto& q = tensors.q.shape;
   if (steps > 1 && q[2] != steps) {
@@ -122,6 +122,7 @@ std::unique_ptr<Workload> open_workload(const SafetensorsFile& file, int steps) 
                      " needs as many query positions in q, which has l = " + std::to_string(q[2]));
   }
   WorkloadShape shape = shape_of(tensors);
+  shape.order = order;
   if (steps > 1) shape.n_queries = 1;
   return std::make_unique<FileWorkload>(std::move(tensors), std::move(shape), steps);
 }

@@ -48,9 +48,13 @@ class Backend {
   virtual AttentionShape stored(const AttentionShape& shape) const = 0;
   /// Whether its caches take an order of leaves.
   virtual bool takes(LeafOrder order) const { return order == LeafOrder::kContiguous; }
-  /// Memory that a cache for `capacity` rows and a session will need.
-  virtual MemoryNeed memory(const AttentionShape& shape, const OwnedLeaves& leaves, std::int64_t capacity) const = 0;
-  MemoryNeed memory(const AttentionShape& shape, KeyRange range) const { return memory(shape, range, range.size()); }
+  /// Memory that a cache and a session will need.
+  /// @param n rows in use at the end @param capacity rows that there is room for then
+  virtual MemoryNeed memory(const AttentionShape& shape, const OwnedLeaves& leaves, std::int64_t n,
+                            std::int64_t capacity) const = 0;
+  MemoryNeed memory(const AttentionShape& shape, KeyRange range) const {
+    return memory(shape, range, range.size(), range.size());
+  }
   /// An empty cache for a range of the tree. @param capacity rows that there is room for before it grows
   virtual std::unique_ptr<KvCache> make_cache(const AttentionShape& shape, const OwnedLeaves& leaves,
                                               std::int64_t capacity) const = 0;

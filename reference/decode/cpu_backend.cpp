@@ -224,7 +224,7 @@ class CpuSession final : public DecodeSession, public States {
     for (std::int64_t i = first; i < end; ++i) {
       std::size_t node = 0;
       if (const float* states = merges_->complete(place, leaves, i, n_leaves, &node))
-        std::copy_n(states, n_queries_ * state_size(shape.value_dim), states_of_node(node));
+        kernel_.unpack(states, shape.value_dtype, n_queries_, shape.value_dim, states_of_node(node));
     }
   }
 
@@ -293,7 +293,8 @@ class CpuBackend final : public Backend {
 
   bool takes(LeafOrder) const override { return true; }
   using Backend::memory;
-  MemoryNeed memory(const AttentionShape& shape, const OwnedLeaves& leaves, std::int64_t capacity) const override {
+  MemoryNeed memory(const AttentionShape& shape, const OwnedLeaves& leaves, std::int64_t n,
+                    std::int64_t capacity) const override {
     const SessionPlan plan(shape, leaves, capacity, n_threads_);
     MemoryNeed need;
     need.session = sizeof(float) * (static_cast<double>(shape.head_dim) +
@@ -301,8 +302,8 @@ class CpuBackend final : public Backend {
                                     plan.n_threads * plan.workspace) +
                    sizeof(LeafRows) * plan.n_threads * plan.chunk_leaves +
                    sizeof(Subtree) * (plan.n_chunks + plan.n_subtrees) +
-                   DealtMerges::bytes(plan.n_dealt_heads, plan.n_dealt_leaves, plan.n_queries, plan.state);
-    need.cache = static_cast<double>(capacity) * static_cast<double>(shape.bytes_per_position());
+                   DealtMerges::bytes(plan.n_dealt_heads, plan.n_dealt_leaves, plan.n_queries, shape.value_dim);
+    need.cache = static_cast<double>(n) * static_cast<double>(shape.bytes_per_position());
     return need;
   }
   using Backend::make_cache;

@@ -35,12 +35,13 @@ class DealtMerges {
         n_leaves_(n_leaves),
         n_queries_(n_queries),
         d_v_(d_v),
-        states_(static_cast<std::size_t>(n_heads * n_leaves * n_queries * state_size(d_v))),
+        states_(static_cast<std::size_t>(n_heads * n_leaves * n_queries * state_size(packed_size(d_v)))),
         met_(static_cast<std::size_t>(n_heads * n_leaves)) {}
 
   /// Bytes that a constructor with these arguments takes, in double.
-  static double bytes(double n_heads, double n_leaves, double n_queries, double state_floats) {
-    return n_heads * n_leaves * (n_queries * state_floats * sizeof(float) + sizeof(std::atomic<bool>));
+  static double bytes(double n_heads, double n_leaves, double n_queries, std::int64_t d_v) {
+    return n_heads * n_leaves *
+           (n_queries * static_cast<double>(state_size(packed_size(d_v))) * sizeof(float) + sizeof(std::atomic<bool>));
   }
   std::int64_t bytes() const {
     return static_cast<std::int64_t>(states_.size() * sizeof(float) + met_.size() * sizeof(std::atomic<bool>));
@@ -50,15 +51,15 @@ class DealtMerges {
   void clear() {
     for (std::atomic<bool>& met : met_) met.store(false, std::memory_order_relaxed);
   }
-  /// Memory for the states of leaf i of the range, [n_queries][2 + d_v]; those of the next leaves follow.
+  /// Memory for the packed states of leaf i of the range, [n_queries][2 + padded d_v]; those of the next leaves follow.
   float* states(std::int64_t head, std::int64_t i) {
-    return states_.data() + (head * n_leaves_ + i) * n_queries_ * state_size(d_v_);
+    return states_.data() + (head * n_leaves_ + i) * n_queries_ * state_size(packed_size(d_v_));
   }
 
   /// Merges the states of leaf i, which are complete, with those of its sibling, if they are complete, and so on upwards.
   /// @param n_leaves leaves of the whole sequence
-  /// @returns the states of the node of the range, the node itself being leaves.nodes()[*node]; null if other leaves are
-  /// missing
+  /// @returns the packed states of the node of the range, the node itself being leaves.nodes()[*node]; null if other leaves
+  /// are missing
   const float* complete(std::int64_t head, const OwnedLeaves& leaves, std::int64_t i, std::int64_t n_leaves,
                         std::size_t* node) {
     const std::int64_t leaf = leaves.leaf(i);
@@ -92,7 +93,7 @@ class DealtMerges {
  private:
   const LeafKernel& kernel_;
   std::int64_t n_leaves_, n_queries_, d_v_;
-  std::vector<float> states_;  ///< [n_heads][n_leaves][n_queries][2 + d_v]
+  std::vector<float> states_;  ///< [n_heads][n_leaves][n_queries][2 + padded d_v]
   std::vector<std::atomic<bool>>
       met_;  ///< [n_heads][n_leaves]: whether one side of the merge with this right operand is complete
 };

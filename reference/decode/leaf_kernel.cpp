@@ -30,6 +30,18 @@ constexpr std::int64_t kAlternateBytes = 256;
 /// How far ahead rows are requested otherwise.
 constexpr std::int64_t kAheadBytes = 8192;
 
+void unpack(const float* packed, DType value_type, std::int64_t n, std::int64_t d_v, float* states) {
+  with_dtype(value_type, [&]<class T>(T) {
+    for (; n > 0; --n, packed += state_size(packed_size(d_v)), states += state_size(d_v)) {
+      states[kShift] = packed[kShift], states[kSum] = packed[kSum];
+      for (std::int64_t i = 0; i < d_v; ++i) {
+        states[kValues + i] =
+            packed[kValues + i / kPairElements * kPairElements + lane_of<T>(static_cast<int>(i % kPairElements))];
+      }
+    }
+  });
+}
+
 /// The loops over one chunk.
 ///
 /// All scores are computed before the first value is read, so that memory is read in two long streams, and each row requests
@@ -40,10 +52,9 @@ constexpr std::int64_t kAheadBytes = 8192;
 /// the third level of the cache.
 class ChunkLoop {
  public:
-  /// @param[out] states as LeafKernel::states()
+  /// @param states as LeafKernel::states(): those that are kept apart are written there at once
   ChunkLoop(const Chunk& chunk, float* workspace, float* states)
       : chunk_(chunk),
-        states_(states),
         d_v_(packed_size(chunk.d_v)),
         q_stride_(packed_size(chunk.d_h)),
         n_leaves_(chunk.n_leaves),
@@ -53,7 +64,7 @@ class ChunkLoop {
                     chunk.d_v * bytes_of(chunk.value_type) == kAlternateBytes),
         scores_(workspace),
         waiting_(scores_ + chunk.n_queries * s_stride_),
-        counter_(waiting_ + 3 * chunk.n_queries * d_v_) {}
+        counter_(chunk.apart ? states : waiting_ + 3 * chunk.n_queries * d_v_) {}
 
   /// Leaves whose scores are computed before the first of their sums.
   std::int64_t leaves_of_strip() const { return alternates_ ? 1 : n_leaves_; }
@@ -112,27 +123,14 @@ class ChunkLoop {
                                 tree_attn::pow2(chunk_.single_key ? 0.0f : -static_cast<float>(chunk_.lift)),
                                 slot(n_held_) + kValues, state_floats(), waiting_);
       ++n_held_;
-      if (chunk_.apart)
-        finish<T>();
-      else
-        for (std::int64_t i = leaf; i & 1; i >>= 1) merge_last_two();
+      for (std::int64_t i = leaf; !chunk_.apart && (i & 1) != 0; i >>= 1) merge_last_two();
     }
   }
 
-  /// Merges the states that are held, and writes the one that is left.
-  template <class T>
-  void finish() {
-    if (n_held_ == 0) return;
+  /// The packed states of all leaves, merged.
+  const float* merged() {
     while (n_held_ > 1) merge_last_two();
-    for (std::int64_t j = 0; j < chunk_.n_queries; ++j, states_ += state_size(chunk_.d_v)) {
-      const float* const from = counter_ + j * state_floats();
-      states_[kShift] = from[kShift], states_[kSum] = from[kSum];
-      for (std::int64_t i = 0; i < chunk_.d_v; ++i) {
-        states_[kValues + i] =
-            from[kValues + i / kPairElements * kPairElements + lane_of<T>(static_cast<int>(i % kPairElements))];
-      }
-    }
-    n_held_ = 0;
+    return counter_;
   }
 
  private:
@@ -176,7 +174,6 @@ class ChunkLoop {
   }
 
   const Chunk& chunk_;
-  float* states_;  ///< where the next states are written
   std::int64_t d_v_, q_stride_, n_leaves_, s_stride_;
   bool alternates_;
   float *scores_, *waiting_, *counter_;
@@ -191,11 +188,12 @@ void states(const Chunk& chunk, float* workspace, float* states) {
     with_dtype(chunk.value_type, [&]<class T>(T) { loop.sum<T>(begin, end); });
     begin = end;
   }
-  with_dtype(chunk.value_type, [&]<class T>(T) { loop.finish<T>(); });
+  if (!chunk.apart) unpack(loop.merged(), chunk.value_type, chunk.n_queries, chunk.d_v, states);
 }
 
 void merge_states(float* left, const float* right, std::int64_t n, std::int64_t d_v) {
-  for (; n > 0; --n, left += state_size(d_v), right += state_size(d_v)) tree_attn::merge(left, right, d_v);
+  const std::int64_t d = packed_size(d_v);
+  for (; n > 0; --n, left += state_size(d), right += state_size(d)) tree_attn::merge(left, right, d);
 }
 
 void pack_query(const float* q, std::int64_t d_h, DType key_type, float scale, float* packed) {
@@ -210,6 +208,6 @@ void pack_query(const float* q, std::int64_t d_h, DType key_type, float scale, f
 }  // namespace
 
 extern const LeafKernel TREE_ATTN_LEAF_KERNEL;
-const LeafKernel TREE_ATTN_LEAF_KERNEL{TREE_ATTN_INSTRUCTION_SET, pack_query, states, merge_states};
+const LeafKernel TREE_ATTN_LEAF_KERNEL{TREE_ATTN_INSTRUCTION_SET, pack_query, states, merge_states, unpack};
 
 }  // namespace tree_attn

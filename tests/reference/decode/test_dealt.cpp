@@ -220,7 +220,7 @@ TEST_CASE("dealt: the memory that is predicted for a session is what it holds") 
         const AttentionShape shape{.batch = 2, .heads = 6, .kv_heads = 2, .n_queries = 2, .head_dim = 40, .value_dim = 24};
         const OwnedLeaves leaves(dealt_ranges(p)[0], LeafOrder::kDealt);
         const auto cache = cpu_backend(n_threads).make_cache(shape, leaves, capacity);
-        const MemoryNeed need = cpu_backend(n_threads).memory(shape, leaves, capacity);
+        const MemoryNeed need = cpu_backend(n_threads).memory(shape, leaves, capacity, capacity);
         CHECK(need.session == static_cast<double>(cache->open(1)->bytes()));
         CHECK(need.cache == static_cast<double>(cache->bytes()));
       }
