@@ -177,7 +177,7 @@ struct Setup {
   Workload& reduced() { return enlarged ? *enlarged : *workload; }
 };
 
-/// The positions of every rank, in the order of the topology. @param n_keys before the first step
+/// The positions of every rank, in the order of the topology. @param n_keys to cut evenly
 std::vector<KeyRange> cut_sequence(const DecodeOptions& options, const Topology& topology, std::int64_t n_keys) {
   if (options.shards.empty()) return coarse_ranges(n_keys, topology.size(), kLeafKeys);
   std::vector<std::int64_t> lengths;
@@ -185,12 +185,13 @@ std::vector<KeyRange> cut_sequence(const DecodeOptions& options, const Topology&
   return ranges_of_lengths(lengths);
 }
 
-/// The range of every rank in the tree, in the order of the topology. In the contiguous order all keys of later steps belong
-/// to the last rank.
+/// The range of every rank in the tree, in the order of the topology. In the contiguous order the last rank holds all keys
+/// that are appended: its range is open, and begins between two leaves.
 std::vector<KeyRange> ranges_in_tree(const DecodeOptions& options, const Topology& topology, const Workload& workload) {
   if (workload.shape().order == LeafOrder::kDealt) return dealt_ranges(topology.size());
-  std::vector<KeyRange> ranges = cut_sequence(options, topology, workload.n_keys_at_start());
-  if (workload.steps() > 1) ranges.back().end = kOpenEnd;
+  if (workload.steps() == 1) return cut_sequence(options, topology, workload.shape().n_keys);
+  std::vector<KeyRange> ranges = cut_sequence(options, topology, workload.n_keys_at_start() / kLeafKeys * kLeafKeys);
+  ranges.back().end = kOpenEnd;
   return ranges;
 }
 

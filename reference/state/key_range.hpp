@@ -24,12 +24,13 @@ struct KeyRange {
 inline constexpr std::int64_t kOpenEnd = std::int64_t{1} << 62;
 
 /// The part of a range that the states of a step cover. An open range ends at the first power of two that no sequence
-/// exceeds. So its subtrees, and the plans for them, change only when the longest sequence doubles, on all ranks alike.
+/// exceeds, and is empty if none reaches it. So its subtrees, and the plans for them, change only when the longest sequence
+/// doubles, on all ranks alike.
 /// @param longest keys of the longest sequence
 inline KeyRange closed(KeyRange range, std::int64_t longest) {
   if (range.end != kOpenEnd) return range;
-  const auto length = static_cast<std::uint64_t>(longest > 0 ? longest : 0);
-  return {range.begin, std::max(range.begin, longest > 0 ? static_cast<std::int64_t>(std::bit_ceil(length)) : 0)};
+  if (longest <= range.begin) return {range.begin, range.begin};
+  return {range.begin, static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(longest)))};
 }
 /// The same for every range.
 inline std::vector<KeyRange> closed(std::span<const KeyRange> ranges, std::int64_t longest) {

@@ -21,10 +21,11 @@ WorkloadShape shape_in(LeafOrder order) {
 /// Keys of the entries of the batch when the longest has n: different leaves are open, and one entry begins late.
 std::vector<std::int64_t> lengths_of(std::int64_t n) { return {n, n / 3, std::max<std::int64_t>(0, n - 2900)}; }
 
-/// The ranges of p ranks: dealt, or even chunks of the first `n_cut` keys with all later keys on the last rank.
+/// The ranges of p ranks: dealt, or even chunks of the first `n_cut` keys, whole leaves, with all later keys on the last
+/// rank.
 std::vector<KeyRange> ranges_in(LeafOrder order, int p, std::int64_t n_cut) {
   if (order == LeafOrder::kDealt) return dealt_ranges(p);
-  std::vector<KeyRange> ranges = even_ranges(n_cut, p, kLeafKeys);
+  std::vector<KeyRange> ranges = even_ranges(n_cut / kLeafKeys * kLeafKeys, p, kLeafKeys);
   ranges.back().end = kOpenEnd;
   return ranges;
 }

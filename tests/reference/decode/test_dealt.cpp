@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The dealt order on the CPU: the states of every range of slots are those of the canonical tree, whoever holds
-/// which leaves, and caches that grow have the bits of fresh ones.
+/// @brief The dealt order on the CPU: the states of every range of slots are those of the canonical tree, and caches that
+/// grow have the bits of fresh ones.
 #include "reference/decode/backend.hpp"
 #include "reference/decode/cpu_cache.hpp"
 #include "reference/decode/decode.hpp"
@@ -208,6 +208,7 @@ TEST_CASE("growth: an open range has the bits of a closed one, and few subtrees"
     }
   }
   CHECK(closed({64, kOpenEnd}, 0).end == 64);
+  CHECK(closed({192, kOpenEnd}, 190).end == 192);
   CHECK(closed({64, kOpenEnd}, 65).end == 128);
   CHECK(closed({64, kOpenEnd}, 128).end == 128);
   CHECK(closed({64, 70}, 1000).end == 70);
