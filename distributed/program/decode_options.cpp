@@ -162,9 +162,9 @@ std::vector<const CLI::Option*> add_decode_options(CLI::App& command, DecodeOpti
       ->check(within(1, 1 << 30))
       ->capture_default_str();
   command
-      .add_option("--order", options.order,
-                  "Which leaf of 64 keys stands in which slot of the tree: contiguous chunks, or dealt round robin; changes "
-                  "bits (default: dealt for --steps above 1 without IN)")
+      .add_option(
+          "--order", options.order,
+          "contiguous, or dealt: leaves go round the ranks; changes bits (default: dealt for --steps above 1 without IN)")
       ->check(CLI::IsMember({"contiguous", "dealt"}).description(""));
   command.add_option("--scale", options.scale, "Factor of q.k (default 1/sqrt(d_h))");
   command
