@@ -7,26 +7,47 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <optional>
 #include <stdexcept>
 
 namespace tree_attn {
 
 namespace {
 
+/// Writes the plan of this rank for closed ranges.
+using PlanFor = std::function<Plan(std::span<const KeyRange> ranges)>;
+
 /// Decodes the own shard, then carries out the plan.
 class PlanDecoder : public Decoder {
  public:
-  PlanDecoder(Transport& transport, ShardDecoder& shard, Plan plan)
-      : Decoder(transport, shard),
-        plan_(std::move(plan)),
-        fabric_(transport, plan_, shard.cache().shape().n_rows(), shard.cache().shape().value_dim) {}
+  PlanDecoder(Transport& transport, ShardDecoder& shard, std::span<const KeyRange> ranges, PlanFor plan_for)
+      : Decoder(transport, shard), ranges_(ranges.begin(), ranges.end()), plan_for_(std::move(plan_for)) {
+    if (!is_open()) plan(ranges_);
+  }
   OutputView step(const TensorView& q, std::span<const std::int64_t> lengths, int lift) override {
-    return run_plan(plan_, fabric_, decode_own_shard(q, lengths, lift), lift);
+    // The lengths are the same on every rank, so all ranks write new plans in the same step.
+    if (is_open()) {
+      const std::int64_t longest = lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end());
+      if (!fabric_ || closed(ranges_.back(), longest).end != planned_end_) plan(closed(ranges_, longest));
+    }
+    return run_plan(plan_, *fabric_, decode_own_shard(q, lengths, lift), lift);
   }
 
  private:
-  const Plan plan_;
-  HostFabric fabric_;
+  bool is_open() const { return !ranges_.empty() && ranges_.back().end == kOpenEnd; }
+  void plan(std::span<const KeyRange> ranges) {
+    planned_end_ = ranges.empty() ? 0 : ranges.back().end;
+    plan_ = plan_for_(ranges);
+    const AttentionShape& shape = shard_.cache().shape();
+    fabric_.emplace(transport_, plan_, shape.n_rows(), shape.value_dim);
+  }
+
+  std::vector<KeyRange> ranges_;
+  PlanFor plan_for_;
+  std::int64_t planned_end_ = 0;  ///< of the last range in the plan
+  Plan plan_;
+  std::optional<HostFabric> fabric_;
 };
 
 }  // namespace
@@ -72,28 +93,30 @@ std::unique_ptr<Decoder> Algorithm::open(Transport& transport, ShardDecoder& sha
                                          const PlanOptions& options) const {
   if (const auto* own = std::get_if<OwnDecoder>(&exchange)) return own->open(transport, shard, ranges);
   return std::make_unique<PlanDecoder>(
-      transport, shard,
-      std::get<PlanOf>(exchange)(transport.topology(), transport.rank(), ranges, options.for_shape(shard.cache().shape())));
+      transport, shard, ranges,
+      [plan_of = std::get<PlanOf>(exchange), &transport, options = options.for_shape(shard.cache().shape())](
+          std::span<const KeyRange> all) { return plan_of(transport.topology(), transport.rank(), all, options); });
 }
 
 RankCost Algorithm::cost(const Topology& topology, int rank, std::span<const KeyRange> ranges, const WorkloadShape& shape,
                          const PlanOptions& options) const {
   if (const auto* own = std::get_if<OwnDecoder>(&exchange)) return own->cost(topology, rank, ranges, shape);
   RankCost cost =
-      cost_of(std::get<PlanOf>(exchange)(topology, rank, ranges, options.for_shape(shape)), shape.n_rows(), shape.value_dim);
-  cost.rounds.front().decoded_bytes =
-      positions_in_use(shape.longest(), topology.range_of(rank, ranges)) * shape.bytes_per_position();
+      cost_of(std::get<PlanOf>(exchange)(topology, rank, closed(ranges, shape.longest()), options.for_shape(shape)),
+              shape.n_rows(), shape.value_dim);
+  const OwnedLeaves leaves(topology.range_of(rank, ranges), shape.order);
+  cost.rounds.front().decoded_bytes = leaves.n_keys(shape.longest()) * shape.bytes_per_position();
   return cost;
 }
 
 double Algorithm::decoder_bytes(const Backend& backend, const Topology& topology, int rank, std::span<const KeyRange> ranges,
-                                const AttentionShape& shape, const PlanOptions& options) const {
+                                const WorkloadShape& shape, const PlanOptions& options) const {
   if (const auto* own = std::get_if<OwnDecoder>(&exchange)) return own->bytes(backend, ranges, shape);
   const double n_rows =
       static_cast<double>(shape.batch) * static_cast<double>(shape.heads) * static_cast<double>(shape.n_queries);
   double elements = 0;
   for (const auto& [vectors, scalars, rows] :
-       std::get<PlanOf>(exchange)(topology, rank, ranges, options.for_shape(shape)).widths) {
+       std::get<PlanOf>(exchange)(topology, rank, closed(ranges, shape.longest()), options.for_shape(shape)).widths) {
     const double n = std::floor(n_rows * (rows.index + 1) / rows.of) - std::floor(n_rows * rows.index / rows.of);
     elements += n * (vectors * static_cast<double>(shape.value_dim) + scalars);
   }

@@ -84,7 +84,7 @@ using RadixOf = int (*)(const Topology& topology, std::span<const KeyRange> rang
 struct OwnDecoder {
   std::unique_ptr<Decoder> (*open)(Transport&, ShardDecoder&, std::span<const KeyRange> ranges);
   RankCost (*cost)(const Topology& topology, int rank, std::span<const KeyRange> ranges, const WorkloadShape& shape);
-  double (*bytes)(const Backend& backend, std::span<const KeyRange> ranges, const AttentionShape& shape);
+  double (*bytes)(const Backend& backend, std::span<const KeyRange> ranges, const WorkloadShape& shape);
 };
 
 /// Bytes that the paper's own formula gives for all of p ranks together.
@@ -103,7 +103,8 @@ struct Algorithm {
 
   /// Prepares decode steps: writes the plan of this rank and takes the memory for it.
   /// @param transport, shard outlive the decoder
-  /// @param ranges capacity of every rank, in the order of the topology; neighbours touch, some may be empty
+  /// @param ranges range of every rank in the tree, in the order of the topology; neighbours touch, some may be empty, and
+  /// the last may be open: then the plan is written anew when the longest sequence has doubled, see closed()
   /// @param options the same on every rank
   std::unique_ptr<Decoder> open(Transport& transport, ShardDecoder& shard, std::span<const KeyRange> ranges,
                                 const PlanOptions& options = {}) const;
@@ -113,7 +114,7 @@ struct Algorithm {
   /// Bytes of host memory that a decoder takes, beside the cache and the session of the rank's own shard. In double, since
   /// axes may exceed 64 bits where another axis is 0.
   double decoder_bytes(const Backend& backend, const Topology& topology, int rank, std::span<const KeyRange> ranges,
-                       const AttentionShape& shape, const PlanOptions& options = {}) const;
+                       const WorkloadShape& shape, const PlanOptions& options = {}) const;
 };
 
 /// All algorithms, in the order of the docs.

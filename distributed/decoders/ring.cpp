@@ -22,17 +22,16 @@ std::size_t n_bytes(const TensorView& view) {
   return static_cast<std::size_t>(view.shape[0] * view.shape[1] * view.shape[2] * view.shape[3]) * bytes_of(view.dtype);
 }
 
-/// Makes room for the keys and values of a run.
-void prepare_receive(KvBlock& block, const AttentionShape& shape, KeyRange range) {
-  block.shard = {TensorView::dense(nullptr, shape.dtype, {shape.batch, shape.kv_heads, range.size(), shape.head_dim}),
-                 TensorView::dense(nullptr, shape.value_dtype, {shape.batch, shape.kv_heads, range.size(), shape.value_dim}),
-                 range.begin};
+/// Makes room for the first n rows of keys and values of a rank.
+void prepare_receive(KvBlock& block, const AttentionShape& shape, std::int64_t n) {
+  block.shard = {TensorView::dense(nullptr, shape.dtype, {shape.batch, shape.kv_heads, n, shape.head_dim}),
+                 TensorView::dense(nullptr, shape.value_dtype, {shape.batch, shape.kv_heads, n, shape.value_dim})};
   block.held = block.buffer->first<std::byte>(n_bytes(block.shard.k) + n_bytes(block.shard.v));
   block.shard.k.data = block.held.data();
   block.shard.v.data = block.held.data() + n_bytes(block.shard.k);
 }
 
-/// The block of the rank's own shard: in place if its first n positions are dense in host memory, else copied there.
+/// The block of the rank's own shard: in place if its first n rows are dense in host memory, else copied there.
 void pack_shard(KvBlock& block, const KvCache& cache, std::int64_t n) {
   block.shard = cache.shard(n, [&block](std::size_t n_bytes) {
     block.held = block.buffer->first<std::byte>(n_bytes);
@@ -40,18 +39,21 @@ void pack_shard(KvBlock& block, const KvCache& cache, std::int64_t n) {
   });
 }
 
-/// What travels of a run: positions in use, all batch entries side by side.
-KeyRange in_use(KeyRange range, std::int64_t longest) {
-  return {std::min(range.begin, longest), std::min(range.end, longest)};
+/// The leaves of every rank.
+std::vector<OwnedLeaves> owned_leaves(std::span<const KeyRange> ranges, LeafOrder order) {
+  std::vector<OwnedLeaves> leaves;
+  for (const KeyRange& range : ranges) leaves.emplace_back(range, order);
+  return leaves;
 }
 
 /// Keys and values travel p - 1 hops, the next shard in flight while this one is computed; states are kept by source and
-/// merged in the order of the ranks.
+/// merged in the order of the ranks. What travels of a shard are the rows in use by the longest sequence, all batch entries
+/// side by side.
 class RingDecoder : public Decoder {
  public:
   RingDecoder(Transport& transport, ShardDecoder& shard, std::span<const KeyRange> ranges)
       : Decoder(transport, shard),
-        ranges_(ranges.begin(), ranges.end()),
+        leaves_(owned_leaves(ranges, shard.cache().leaves().order())),
         n_rows_(shard.cache().shape().n_rows()),
         d_v_(shard.cache().shape().value_dim),
         forests_(ranges.size(), Forest<float>(n_rows_, d_v_)),
@@ -59,16 +61,19 @@ class RingDecoder : public Decoder {
         out_(static_cast<std::size_t>(n_rows_ * d_v_)),
         lse_(static_cast<std::size_t>(n_rows_)),
         hop_lengths_(static_cast<std::size_t>(shard.cache().shape().batch)) {
-    std::int64_t longest = 0;
+    // Memory for the longest shard. Where shards grow it is that of this rank, and grows too.
+    std::int64_t longest = shard.cache().capacity();
     std::size_t n_joined = 0;
-    for (std::size_t source = 0; source < ranges_.size(); ++source) {
-      const auto n = static_cast<std::size_t>(n_subtrees(ranges_[source].begin, ranges_[source].end));
+    for (std::size_t source = 0; source < ranges.size(); ++source) {
+      const KeyRange range = closed(ranges[source], ranges[source].begin + longest);
+      const auto n = static_cast<std::size_t>(n_subtrees(range.begin, range.end));
       forests_[source].reserve(n);
       n_joined += n;
-      longest = std::max(longest, ranges_[source].size());
+      if (ranges[source].end != kOpenEnd && leaves_[source].order() == LeafOrder::kContiguous)
+        longest = std::max(longest, ranges[source].size());
     }
     joined_.reserve(std::max<std::size_t>(n_joined, 1));
-    if (ranges_.size() == 1) return;
+    if (ranges.size() == 1) return;
     hop_ = shard.open_cache(longest);
     for (Buffer& buffer : buffers_)
       buffer.first<std::byte>(static_cast<std::size_t>(longest * shard.cache().shape().bytes_per_position()));
@@ -80,23 +85,25 @@ class RingDecoder : public Decoder {
     const int right = order[static_cast<std::size_t>((me + 1) % p)],
               left = order[static_cast<std::size_t>((me - 1 + p) % p)];
     const std::int64_t longest = lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end());
-    const auto capacity_of = [&](int hop) { return ranges_[static_cast<std::size_t>((me - hop + p) % p)]; };
+    const auto leaves_of = [&](int hop) -> const OwnedLeaves& {
+      return leaves_[static_cast<std::size_t>((me - hop + p) % p)];
+    };
 
     // Hop i: compute on the block of index me - i while it goes on to the right and the next one comes in from the left.
     KvBlock here{&buffers_[0]}, next{&buffers_[1]};
-    if (p > 1) pack_shard(here, shard_.cache(), in_use(capacity_of(0), longest).size());
+    if (p > 1) pack_shard(here, shard_.cache(), leaves_of(0).n_keys(longest));
     for (int hop = 0; hop < p; ++hop) {
       if (hop + 1 < p) {
-        prepare_receive(next, shard_.cache().shape(), in_use(capacity_of(hop + 1), longest));
+        prepare_receive(next, shard_.cache().shape(), leaves_of(hop + 1).n_keys(longest));
         transport_.receive(next.held.first(n_bytes(next.shard.k)), left);
         transport_.receive(next.held.subspan(n_bytes(next.shard.k)), left);
         transport_.send({here.shard.k.data, n_bytes(here.shard.k)}, right);
         transport_.send({here.shard.v.data, n_bytes(here.shard.v)}, right);
         transport_.count_held_kv_bytes(static_cast<std::int64_t>(here.held.size() + next.held.size()));
       }
-      here.shard.begin = capacity_of(hop).begin;
+      here.shard.begin = leaves_of(hop).range().begin;
       const Forest<float>& states =
-          hop == 0 ? decode_own_shard(q, lengths, lift) : decode_hop(here.shard, capacity_of(hop), q, lengths, lift);
+          hop == 0 ? decode_own_shard(q, lengths, lift) : decode_hop(here.shard, leaves_of(hop), q, lengths, lift);
       Forest<float>& kept = forests_[static_cast<std::size_t>((me - hop + p) % p)];
       std::ranges::copy(states.states(), kept.assign(states.subtrees()).begin());
       transport_.wait();
@@ -114,16 +121,15 @@ class RingDecoder : public Decoder {
 
  private:
   /// States of a shard that has arrived.
-  const Forest<float>& decode_hop(const Shard& arrived, KeyRange capacity, const TensorView& q,
+  const Forest<float>& decode_hop(const Shard& arrived, const OwnedLeaves& leaves, const TensorView& q,
                                   std::span<const std::int64_t> lengths, int lift) {
-    std::ranges::transform(lengths, hop_lengths_.begin(),
-                           [capacity](std::int64_t length) { return positions_in_use(length, capacity); });
-    hop_.cache->reset(capacity);
+    std::ranges::transform(lengths, hop_lengths_.begin(), [&leaves](std::int64_t length) { return leaves.n_keys(length); });
+    hop_.cache->reset(leaves);
     hop_.cache->borrow(arrived, hop_lengths_);
     return hop_.session->decode(q, lengths, lift, progress_).host();
   }
 
-  std::vector<KeyRange> ranges_;
+  std::vector<OwnedLeaves> leaves_;  ///< of every rank
   std::int64_t n_rows_, d_v_;
   std::array<Buffer, 2> buffers_;       ///< one receives while the other is sent
   OpenCache hop_;                       ///< over the block that has arrived; empty with one rank
@@ -144,7 +150,8 @@ RankCost ring_cost(const Topology& topology, int rank, std::span<const KeyRange>
   const std::int64_t key_bytes =
                          shape.batch * shape.kv_heads * shape.head_dim * static_cast<std::int64_t>(bytes_of(shape.dtype)),
                      value_bytes = shape.bytes_per_position() - key_bytes;
-  const auto n_used = [&](std::size_t index) { return in_use(ranges[index], shape.longest()).size(); };
+  const std::vector<OwnedLeaves> leaves = owned_leaves(ranges, shape.order);
+  const auto n_used = [&](std::size_t index) { return leaves[index].n_keys(shape.longest()); };
   const auto messages = [&](int peer, std::size_t index) {
     std::vector<RankCost::Message> both{{peer, n_used(index) * key_bytes}, {peer, n_used(index) * value_bytes}};
     std::erase_if(both, [](const RankCost::Message& message) { return message.bytes == 0; });
@@ -164,7 +171,7 @@ RankCost ring_cost(const Topology& topology, int rank, std::span<const KeyRange>
   // The states of every source, then joined.
   std::int64_t n_blocks = 0;
   Forest<float> joined(0, 0);
-  for (const KeyRange& range : ranges) {
+  for (const KeyRange& range : closed(ranges, shape.longest())) {
     const std::vector<Subtree> subtrees = cover(range.begin, range.end);
     n_blocks += 2 * static_cast<std::int64_t>(subtrees.size());
     joined.append(subtrees, nullptr);
@@ -176,11 +183,12 @@ RankCost ring_cost(const Topology& topology, int rank, std::span<const KeyRange>
 }
 
 /// Two buffers and a session for the longest shard, the states of every source, as decoded and joined, and the output.
-double ring_bytes(const Backend& backend, std::span<const KeyRange> ranges, const AttentionShape& shape) {
+double ring_bytes(const Backend& backend, std::span<const KeyRange> ranges, const WorkloadShape& shape) {
   std::int64_t longest = 0;
   double n_subtrees = 0;
-  for (const KeyRange& range : ranges) {
-    longest = std::max(longest, range.size());
+  for (const KeyRange& open : ranges) {
+    const KeyRange range = closed(open, shape.longest());
+    longest = std::max(longest, OwnedLeaves(open, shape.order).n_keys(shape.longest()));
     n_subtrees += tree_attn::n_subtrees(range.begin, range.end);
   }
   const double n_rows =
@@ -188,7 +196,9 @@ double ring_bytes(const Backend& backend, std::span<const KeyRange> ranges, cons
   const double d_v = static_cast<double>(shape.value_dim);
   const double states_and_output = n_rows * (2 * n_subtrees * (d_v + 2) + d_v + 1) * sizeof(float);
   if (ranges.size() == 1) return states_and_output;
-  const MemoryNeed hop = backend.memory(shape, {0, longest});
+  const OwnedLeaves hop_leaves =
+      shape.order == LeafOrder::kContiguous ? OwnedLeaves({0, longest}) : OwnedLeaves(ranges[0], shape.order);
+  const MemoryNeed hop = backend.memory(shape, hop_leaves, longest, longest);
   const double buffer = static_cast<double>(longest) * static_cast<double>(backend.stored(shape).bytes_per_position());
   return states_and_output + 2 * buffer + hop.borrowed_cache + hop.session;
 }

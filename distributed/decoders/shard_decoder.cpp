@@ -6,23 +6,28 @@
 namespace tree_attn {
 namespace {
 
-OpenCache open(const Backend& backend, const AttentionShape& shape, KeyRange capacity, double scale) {
-  OpenCache opened{backend.make_cache(shape, capacity), nullptr};
+OpenCache open(const Backend& backend, const AttentionShape& shape, const OwnedLeaves& leaves, std::int64_t capacity,
+               double scale) {
+  OpenCache opened{backend.make_cache(shape, leaves, capacity), nullptr};
   opened.session = opened.cache->open(scale);
   return opened;
 }
 
 }  // namespace
 
-ShardDecoder::ShardDecoder(const Backend& backend, const AttentionShape& shape, KeyRange capacity, double scale)
-    : backend_(backend), scale_(scale), own_(open(backend, shape, capacity, scale)) {}
+ShardDecoder::ShardDecoder(const Backend& backend, const AttentionShape& shape, const OwnedLeaves& leaves,
+                           std::int64_t capacity, double scale)
+    : backend_(backend), scale_(scale), own_(open(backend, shape, leaves, capacity, scale)) {}
 
-OpenCache ShardDecoder::open_cache(std::int64_t n) const { return open(backend_, cache().shape(), {0, n}, scale_); }
+OpenCache ShardDecoder::open_cache(std::int64_t n) const {
+  const OwnedLeaves& own = cache().leaves();
+  return open(backend_, cache().shape(), own.order() == LeafOrder::kContiguous ? OwnedLeaves({0, n}) : own, n, scale_);
+}
 
 ShardDecoder open_shard(const Backend& backend, const TensorView& q, const Shard& shard,
                         std::span<const std::int64_t> lengths, double scale) {
   ShardDecoder decoder(backend, shape_of(q, shard.k, shard.v), {shard.begin, shard.end()}, scale);
-  decoder.cache().borrow(shard, positions_in_use(lengths, decoder.cache().capacity()));
+  decoder.cache().borrow(shard, rows_in_use(lengths, decoder.cache().leaves()));
   return decoder;
 }
 

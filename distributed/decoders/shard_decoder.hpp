@@ -20,13 +20,18 @@ struct OpenCache {
 class ShardDecoder {
  public:
   /// @param shape of the queries, keys and values
-  /// @param capacity positions of this rank
+  /// @param leaves of this rank
+  /// @param capacity rows that there is room for before the cache grows
   /// @param scale multiplies q.k
-  ShardDecoder(const Backend& backend, const AttentionShape& shape, KeyRange capacity, double scale);
+  ShardDecoder(const Backend& backend, const AttentionShape& shape, const OwnedLeaves& leaves, std::int64_t capacity,
+               double scale);
+  /// A shard with room for all positions of a range, in the contiguous order.
+  ShardDecoder(const Backend& backend, const AttentionShape& shape, KeyRange range, double scale)
+      : ShardDecoder(backend, shape, range, range.size(), scale) {}
 
   KvCache& cache() const { return *own_.cache; }
   DecodeSession& session() const { return *own_.session; }
-  /// A second cache on the same backend, in the types that cache() stores, for up to n positions of other ranks.
+  /// A second cache on the same backend, in the types and the order of cache(), with room for n keys of other ranks.
   OpenCache open_cache(std::int64_t n) const;
 
  private:

@@ -56,7 +56,7 @@ std::uint64_t hash_of_queries(Workload& workload) {
 }  // namespace
 
 std::vector<CacheRow> sampled_rows(std::span<const KeyRange> ranges, std::span<const std::int64_t> lengths,
-                                   std::int64_t kv_heads) {
+                                   std::int64_t kv_heads, LeafOrder order) {
   constexpr std::int64_t kMostBlocks = 64, kMostRows = 192, kLeastRowsOfBlock = 3;
   const std::int64_t b = std::ssize(lengths);
   const std::int64_t n_blocks = std::ssize(ranges) * b * kv_heads, n_sampled = std::min(n_blocks, kMostBlocks);
@@ -64,11 +64,11 @@ std::vector<CacheRow> sampled_rows(std::span<const KeyRange> ranges, std::span<c
   for (std::int64_t s = 0; s < n_sampled; ++s) {
     const std::int64_t block = n_sampled == 1 ? 0 : s * (n_blocks - 1) / (n_sampled - 1);
     const std::int64_t entry = block / kv_heads % b, head = block % kv_heads;
-    const KeyRange range = ranges[static_cast<std::size_t>(block / kv_heads / b)];
-    const std::int64_t n_keys = std::min(range.end, lengths[static_cast<std::size_t>(entry)]) - range.begin;
+    const OwnedLeaves leaves(ranges[static_cast<std::size_t>(block / kv_heads / b)], order);
+    const std::int64_t n_keys = leaves.n_keys(lengths[static_cast<std::size_t>(entry)]);
     const std::int64_t n_rows = std::min(n_keys, std::max(kLeastRowsOfBlock, kMostRows / n_sampled));
     for (std::int64_t r = 0; r < n_rows; ++r)
-      rows.push_back({entry, head, range.begin + (n_rows == 1 ? 0 : r * (n_keys - 1) / (n_rows - 1))});
+      rows.push_back({entry, head, leaves.position(n_rows == 1 ? 0 : r * (n_keys - 1) / (n_rows - 1))});
   }
   return rows;
 }
@@ -83,7 +83,7 @@ void agree_on_input(const Ranks& ranks, Workload& workload, const SafetensorsFil
   if (file == nullptr) return;
   const Shard cache = workload.whole();
   std::vector<Part> parts;
-  for (const auto& [i, h, n] : sampled_rows(ranges, lengths, workload.shape().kv_heads)) {
+  for (const auto& [i, h, n] : sampled_rows(ranges, lengths, workload.shape().kv_heads, workload.shape().order)) {
     const std::string row = "row [" + std::to_string(i) + ", " + std::to_string(h) + ", " + std::to_string(n) + "] of ";
     parts.push_back({row + "k", hash_of_row(cache.k, i, h, n)});
     parts.push_back({row + "v", hash_of_row(cache.v, i, h, n)});

@@ -50,8 +50,8 @@ Measurement measure(const Bench& bench, ShardDecoder& shard, const Algorithm& al
   const std::vector<std::int64_t> at_start = workload.lengths_at_start();
   for (int repetition = 0; repetition < bench.warmup + bench.repeat; ++repetition) {
     for (std::int64_t i = 0; i < cache.shape().batch; ++i) {
-      const std::int64_t before = at_start[static_cast<std::size_t>(i)] - cache.capacity().begin;
-      cache.truncate(i, std::clamp<std::int64_t>(before, 0, cache.lengths()[static_cast<std::size_t>(i)]));
+      const std::int64_t before = cache.leaves().n_keys(at_start[static_cast<std::size_t>(i)]);
+      cache.truncate(i, std::min(before, cache.lengths()[static_cast<std::size_t>(i)]));
     }
     for (int t = 0; t < workload.steps(); ++t) {
       const std::vector<std::int64_t> lengths = workload.lengths(t);

@@ -53,7 +53,7 @@ struct Bench {
   Transport& transport;
   const Backend& backend;
   Workload& workload;
-  std::vector<KeyRange> ranges;  ///< positions of every rank, in the order of the topology, at the last step
+  std::vector<KeyRange> ranges;  ///< of every rank in the tree, in the order of the topology; the last may be open
   double scale = 1;
   int warmup = 0, repeat = 1;
   PlanOptions options{};

@@ -73,8 +73,11 @@ void check_memory(const std::string& subject, const Bench& bench, const Topology
                          product(4, shape.batch, sizeof(std::int64_t));
   double needed = 0;
   for (const int rank : machines.node(machines.node_of(bench.ranks.rank()))) {
-    const KeyRange range = bench.transport.topology().range_of(rank, bench.ranges);
-    const MemoryNeed need = bench.backend.memory(shape, range);
+    const OwnedLeaves leaves(bench.transport.topology().range_of(rank, bench.ranges), shape.order);
+    const std::int64_t n = leaves.n_keys(shape.n_keys), n_at_start = leaves.n_keys(bench.workload.n_keys_at_start());
+    // A cache that grows has room for up to twice its rows.
+    const MemoryNeed need =
+        bench.backend.memory(shape, leaves, n, n > n_at_start ? std::min(leaves.most_keys(), 2 * n + kLeafKeys) : n);
     needed += outside + need.session + (use.keys_in_memory ? need.cache : need.borrowed_cache);
     double decoder = 0;
     for (const Algorithm* algorithm : use.algorithms)

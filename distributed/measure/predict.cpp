@@ -35,7 +35,7 @@ Prediction predict(const Algorithm& algorithm, const WorkloadShape& shape, const
         if (topology.node_of(rank) != topology.node_of(peer)) result.bytes_between_nodes += bytes;
       }
     }
-    const std::int64_t shard = topology.range_of(rank, ranges).size();
+    const std::int64_t shard = OwnedLeaves(topology.range_of(rank, ranges), shape.order).n_keys(shape.n_keys);
     result.collectives = std::max(result.collectives, cost.collectives);
     result.merge_steps = std::max(result.merge_steps, cost.merge_steps);
     const std::int64_t positions = shard + cost.other_positions, kv_bytes = positions * shape.bytes_per_position(),

@@ -133,6 +133,7 @@ std::string json(const ReportHeader& header, std::span<const Measurement> measur
         {"head_dim", shape.head_dim},
         {"seq_len", shape.n_keys},
         {"steps", header.steps},
+        {"order", name_of(shape.order)},
         {"radix", m.radix > 0 ? nlohmann::ordered_json(m.radix) : nullptr},
         {"threads", header.threads},
         {"latency_us", quantiles(m.latency)},

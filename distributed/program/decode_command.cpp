@@ -27,15 +27,20 @@
 namespace tree_attn {
 namespace {
 
-/// Refuses shapes that the backend does not support, and cuts inside a leaf if an algorithm promises bits.
+/// Refuses shapes and orders that the backend does not support, and cuts inside a leaf if an algorithm promises bits.
 /// @throws InputError
 void check_backend(const Backend& backend, const WorkloadShape& shape, std::span<const KeyRange> ranges,
                    std::span<const Algorithm* const> chosen) {
   const std::string name(backend.name());
   if (const std::string why = backend.refusal(shape); !why.empty())
     throw InputError("--backend " + name + ": no kernel supports " + why);
+  if (!backend.takes(shape.order)) {
+    throw InputError("--order " + std::string(name_of(shape.order)) + ": the kernels of --backend " + name +
+                     " read leaves in contiguous order only; use --order contiguous or --backend cpu");
+  }
+  if (shape.order != LeafOrder::kContiguous) return;
   for (const auto& [begin, position] : ranges) {
-    if (position % kLeafKeys == 0 || position == shape.n_keys) continue;
+    if (position % kLeafKeys == 0 || position == shape.n_keys || position == kOpenEnd) continue;
     for (const Algorithm* algorithm : chosen) {
       if (!algorithm->keeps_bits) continue;
       throw InputError("--shards: key " + std::to_string(position) + " is inside a leaf of " + std::to_string(kLeafKeys) +
@@ -47,9 +52,11 @@ void check_backend(const Backend& backend, const WorkloadShape& shape, std::span
 
 /// The cache of this rank with all keys and values that it holds before the first step.
 /// @throws InputError if the device has no memory for it
-std::unique_ptr<ShardDecoder> fill_shard(const Backend& backend, Workload& workload, KeyRange capacity, double scale) {
+std::unique_ptr<ShardDecoder> fill_shard(const Backend& backend, Workload& workload, KeyRange range, double scale) {
   try {
-    auto shard = std::make_unique<ShardDecoder>(backend, workload.shape(), capacity, scale);
+    const OwnedLeaves leaves(range, workload.shape().order);
+    auto shard =
+        std::make_unique<ShardDecoder>(backend, workload.shape(), leaves, leaves.n_keys(workload.n_keys_at_start()), scale);
     fill_at_start(shard->cache(), workload, workload.lengths_at_start());
     return shard;
   } catch (const std::runtime_error& error) {  // of the device
@@ -148,7 +155,8 @@ struct Setup {
     if (!file && !options.expect.empty())
       throw InputError("--expect " + readable(options.expect) + ": needs IN, the file that contains the tensor");
     const WorkloadShape synthetic = file ? WorkloadShape{} : synthetic_shape(options);
-    workload = file ? open_workload(*file, options.steps) : make_workload(synthetic, options.seed, options.steps);
+    workload = file ? open_workload(*file, options.steps, order_of(options))
+                    : make_workload(synthetic, options.seed, options.steps);
     if (file && !options.expect.empty()) expected_tensor(*file, options.expect, workload->shape());
     check(options, ranks.size(), workload->shape());
     if (ranks.rank() == 0) outputs.emplace(options);
@@ -158,12 +166,22 @@ struct Setup {
   Workload& reduced() { return enlarged ? *enlarged : *workload; }
 };
 
-/// The positions of every rank, in the order of the topology.
+/// The positions of every rank, in the order of the topology. @param n_keys to cut evenly
 std::vector<KeyRange> cut_sequence(const DecodeOptions& options, const Topology& topology, std::int64_t n_keys) {
   if (options.shards.empty()) return coarse_ranges(n_keys, topology.size(), kLeafKeys);
   std::vector<std::int64_t> lengths;
   for (const int rank : topology.order()) lengths.push_back(options.shards[static_cast<std::size_t>(rank)]);
   return ranges_of_lengths(lengths);
+}
+
+/// The range of every rank in the tree, in the order of the topology. In the contiguous order the last rank holds all keys
+/// that are appended: its range is open, and begins between two leaves.
+std::vector<KeyRange> ranges_in_tree(const DecodeOptions& options, const Topology& topology, const Workload& workload) {
+  if (workload.shape().order == LeafOrder::kDealt) return dealt_ranges(topology.size());
+  if (workload.steps() == 1) return cut_sequence(options, topology, workload.shape().n_keys);
+  std::vector<KeyRange> ranges = cut_sequence(options, topology, workload.n_keys_at_start() / kLeafKeys * kLeafKeys);
+  ranges.back().end = kOpenEnd;
+  return ranges;
 }
 
 /// How ranks exchange states. Where ranks outnumber the cores of their node, a message costs the time of a core rather than
@@ -189,7 +207,7 @@ int run_decode(const DecodeOptions& options, const MpiRanks& ranks) {
 
   // Cut the sequence, check the memory, and fill the cache.
   const Topology topology = options.ranks_per_node == 0 ? machines : ranks.topology(options.ranks_per_node);
-  const std::vector<KeyRange> ranges = cut_sequence(options, topology, shape.n_keys);
+  const std::vector<KeyRange> ranges = ranges_in_tree(options, topology, reduced);
   const double scale = options.scale ? *options.scale : 1 / std::sqrt(static_cast<double>(shape.head_dim));
   MpiTransport transport(ranks, topology);
   Bench bench{ranks,          transport,      *setup->backend,
@@ -200,7 +218,9 @@ int run_decode(const DecodeOptions& options, const MpiRanks& ranks) {
         setup->file ? readable(options.in, 200) + ": decoding " + axes_text(shape)
                     : "--seq-len " + std::to_string(shape.n_keys) + " with --batch " + std::to_string(shape.batch);
     check_memory(subject, bench, machines,
-                 {.keys_in_memory = !setup->file || setup->enlarged, .algorithms = setup->chosen, .oracle = options.verify});
+                 {.keys_in_memory = !setup->file || setup->enlarged || shape.order == LeafOrder::kDealt,
+                  .algorithms = setup->chosen,
+                  .oracle = options.verify});
   });
   agree_on_input(ranks, *setup->workload, setup->file ? &*setup->file : nullptr, ranges);
   std::unique_ptr<ShardDecoder> shard;
@@ -256,8 +276,7 @@ int run_decode(const DecodeOptions& options, const MpiRanks& ranks) {
     for (OutputFile* each : outputs.files()) each->finish();
     std::fputs(table(report, measurements).c_str(), stdout);
     if (const std::string picked = shard->session().describe(); !picked.empty())
-      std::printf("kernel: %s (%lld keys of rank 0)\n", picked.c_str(),
-                  static_cast<long long>(shard->cache().capacity().size()));
+      std::printf("kernel: %s (%lld keys of rank 0)\n", picked.c_str(), static_cast<long long>(shard->cache().capacity()));
     for (const Measurement& m : measurements) {
       if (options.expect.empty()) break;
       const double distance = distance_from(expected_tensor(*setup->file, options.expect, shape), m.output);

@@ -44,7 +44,13 @@ void check(const DecodeOptions& options, int n_ranks, const WorkloadShape& shape
     refuse("--steps " + std::to_string(options.steps) + ": every step appends one key, but the sequence has only " +
            std::to_string(shape.n_keys));
   }
+  const LeafOrder order = order_of(options);
+  if (order == LeafOrder::kDealt && n_ranks > kMostDealtRanks)
+    refuse("--order dealt: at most " + std::to_string(kMostDealtRanks) + " ranks can share a sequence, but the job has " +
+           ranks);
   if (options.shards.empty()) return;
+  if (order == LeafOrder::kDealt)
+    refuse("--shards is for --order contiguous: in the dealt order the number of ranks decides who holds which keys");
   if (std::ssize(options.shards) != n_ranks) {
     refuse("--shards lists " + std::to_string(options.shards.size()) +
            (options.shards.size() == 1 ? " shard for " : " shards for ") + ranks);
@@ -58,6 +64,11 @@ void check(const DecodeOptions& options, int n_ranks, const WorkloadShape& shape
   }
   if (sum != shape.n_keys)
     refuse("--shards add up to " + std::to_string(sum) + " keys, but the sequence has " + std::to_string(shape.n_keys));
+}
+
+LeafOrder order_of(const DecodeOptions& options) {
+  if (options.order) return *options.order == name_of(LeafOrder::kDealt) ? LeafOrder::kDealt : LeafOrder::kContiguous;
+  return options.steps > 1 && options.in.empty() ? LeafOrder::kDealt : LeafOrder::kContiguous;
 }
 
 WorkloadShape synthetic_shape(const ShapeOptions& options) {
@@ -77,7 +88,8 @@ WorkloadShape synthetic_shape(const ShapeOptions& options) {
                              .head_dim = options.head_dim,
                              .value_dim = options.head_dim},
                             options.seq_len,
-                            {}};
+                            {},
+                            order_of(options)};
   const double bytes = static_cast<double>(shape.bytes_per_position()) * static_cast<double>(options.seq_len);
   if (bytes > 0x1p46)
     throw InputError("--seq-len " + std::to_string(options.seq_len) + ": a cache of " + std::to_string(bytes / 0x1p40) +
@@ -162,9 +174,15 @@ std::vector<const CLI::Option*> add_decode_options(CLI::App& command, DecodeOpti
       ->delimiter(',')
       ->allow_extra_args(false);
   command
-      .add_option("--steps", options.steps, "Decode T tokens: each step appends one of the last T keys and has a new query")
+      .add_option("--steps", options.steps,
+                  "Decode T tokens: the cache starts with N - T keys; each step appends one and has a new query")
       ->check(within(1, 1 << 30))
       ->capture_default_str();
+  command
+      .add_option(
+          "--order", options.order,
+          "contiguous, or dealt: leaves go round the ranks; changes bits (default: dealt for --steps above 1 without IN)")
+      ->check(CLI::IsMember({"contiguous", "dealt"}).description(""));
   command.add_option("--scale", options.scale, "Factor of q.k (default 1/sqrt(d_h))");
   command
       .add_option(

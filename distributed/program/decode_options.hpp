@@ -27,6 +27,7 @@ struct DecodeOptions : ShapeOptions {
   std::vector<std::string> compare;
   std::vector<std::int64_t> shards;
   std::uint64_t seed = 1;
+  std::optional<std::string> order;
   std::optional<double> scale;
   std::optional<int> threads, radix;
   double tolerance = 1e-5;
@@ -43,6 +44,9 @@ std::vector<const CLI::Option*> add_decode_options(CLI::App& command, DecodeOpti
 
 /// Checks the options against each other, the number of ranks and the shape. @throws InputError
 void check(const DecodeOptions& options, int n_ranks, const WorkloadShape& shape);
+
+/// The order of leaves: that of --order, else dealt for synthetic input that grows and contiguous otherwise.
+LeafOrder order_of(const DecodeOptions& options);
 
 /// The shape of a synthetic workload. @throws InputError
 WorkloadShape synthetic_shape(const ShapeOptions& options);

@@ -30,23 +30,31 @@ class KernelBackend final : public Backend {
   }
   AttentionShape stored(const AttentionShape& shape) const override { return stored_on_device(shape); }
 
-  MemoryNeed memory(const AttentionShape& shape, KeyRange capacity) const override {
+  using Backend::memory;
+  MemoryNeed memory(const AttentionShape& shape, const OwnedLeaves& leaves, std::int64_t n,
+                    std::int64_t capacity) const override {
+    const KeyRange range = closed(leaves.range(), leaves.range().begin + capacity);
     const AttentionShape s = stored_on_device(shape);
     const double n_rows = static_cast<double>(s.batch) * static_cast<double>(s.heads) * static_cast<double>(s.n_queries);
-    const double states = static_cast<double>(cover(capacity.begin, capacity.end).size()) * n_rows *
+    const double states = static_cast<double>(cover(range.begin, range.end).size()) * n_rows *
                           (static_cast<double>(s.value_dim) + 2) * sizeof(float);
     const double queries = n_rows * static_cast<double>(s.head_dim) * static_cast<double>(bytes_of(s.dtype));
     MemoryNeed need;
     need.session = states + queries;
     if constexpr (kIsHostMemory) {
       need.session *= 2;
-      need.cache = static_cast<double>(allocated_positions(capacity.size())) * static_cast<double>(s.bytes_per_position());
+      need.cache = static_cast<double>(allocated_positions(capacity)) * static_cast<double>(s.bytes_per_position());
+      if (capacity > n) need.cache *= 1.5;  // half of the keys and values, while they move to larger memory
       need.borrowed_cache = need.cache;
     }
     return need;
   }
-  std::unique_ptr<KvCache> make_cache(const AttentionShape& shape, KeyRange capacity) const override {
-    return std::make_unique<DeviceCache>(shape, capacity);
+  using Backend::make_cache;
+  std::unique_ptr<KvCache> make_cache(const AttentionShape& shape, const OwnedLeaves& leaves,
+                                      std::int64_t capacity) const override {
+    if (!takes(leaves.order()))
+      throw std::invalid_argument("make_cache: the kernels read leaves in the contiguous order only");
+    return std::make_unique<DeviceCache>(shape, leaves, capacity);
   }
 };
 

@@ -49,9 +49,9 @@ DecodeParams params_of(const AttentionShape& shape, KeyRange capacity) {
   return params;
 }
 
-DeviceCache::DeviceCache(const AttentionShape& shape, KeyRange capacity)
-    : KvCache(shape, stored_on_device(shape), capacity),
-      most_(allocated_positions(capacity.size())),
+DeviceCache::DeviceCache(const AttentionShape& shape, const OwnedLeaves& leaves, std::int64_t capacity)
+    : KvCache(shape, stored_on_device(shape), leaves, capacity),
+      most_(allocated_positions(capacity)),
       k_(shape.batch * shape.kv_heads * most_ * shape.head_dim * size_of(KvCache::shape().dtype), MemoryUse::Input),
       v_(shape.batch * shape.kv_heads * most_ * shape.value_dim * size_of(KvCache::shape().value_dtype), MemoryUse::Input),
       staging_(static_cast<std::size_t>(shape.kv_heads * std::min(kStagedPositions, most_) *
@@ -81,6 +81,28 @@ void DeviceCache::upload(DeviceBuffer<unsigned char>& to, DType dtype, std::int6
   }
 }
 
+void DeviceCache::allocate() {
+  const std::int64_t before = most_, needed = allocated_positions(capacity());
+  if (needed <= before) return;
+  most_ = needed;
+  staging_.resize(static_cast<std::size_t>(shape().kv_heads * std::min(kStagedPositions, most_) *
+                                           std::max(shape().head_dim, shape().value_dim) * size_of(shape().dtype)));
+  const auto move = [&](DeviceBuffer<unsigned char>& from, std::int64_t row) {
+    DeviceBuffer<unsigned char> to(shape().batch * shape().kv_heads * most_ * row, MemoryUse::Input);
+    std::vector<unsigned char> rows;
+    for (std::int64_t i = 0; i < shape().batch; ++i) {
+      rows.resize(static_cast<std::size_t>(lengths()[static_cast<std::size_t>(i)] * row));
+      for (std::int64_t head = i * shape().kv_heads; head < (i + 1) * shape().kv_heads && !rows.empty(); ++head) {
+        from.download(rows, head * before * row);
+        to.upload(rows, head * most_ * row);
+      }
+    }
+    from = std::move(to);
+  };
+  move(k_, shape().head_dim * size_of(shape().dtype));
+  move(v_, shape().value_dim * size_of(shape().value_dtype));
+}
+
 void DeviceCache::write(std::int64_t entry, std::int64_t first, const TensorView& k, const TensorView& v) {
   upload(k_, shape().dtype, shape().head_dim, entry, first, k);
   upload(v_, shape().value_dtype, shape().value_dim, entry, first, v);
@@ -100,7 +122,7 @@ Shard DeviceCache::shard(std::int64_t n, const std::function<std::byte*(std::siz
   download(k_, k, key);
   download(v_, v, value);
   return {TensorView::dense(k, s.dtype, {s.batch, s.kv_heads, n, s.head_dim}),
-          TensorView::dense(v, s.value_dtype, {s.batch, s.kv_heads, n, s.value_dim}), capacity().begin};
+          TensorView::dense(v, s.value_dtype, {s.batch, s.kv_heads, n, s.value_dim}), leaves().range().begin};
 }
 
 std::unique_ptr<DecodeSession> DeviceCache::open(double scale) const {
@@ -116,15 +138,17 @@ DeviceSession::DeviceSession(const DeviceCache& cache, double scale)
       staging_(static_cast<std::size_t>(q_.size())),
       row_(static_cast<std::size_t>(cache.shape().head_dim)),
       forest_(cache.shape().n_rows(), cache.shape().value_dim) {
-  plan_capacity();
+  plan_range(closed(cache.leaves().range(), cache.leaves().range().begin + cache.capacity()));
 }
 
-/// Plans for the capacity of the cache. Another capacity than the first is a shard of the ring: memory grows where it must.
-void DeviceSession::plan_capacity() {
+/// Plans for a range. Another range than the first is that of a shard of the ring, or of a cache that has grown: memory
+/// grows where it must.
+void DeviceSession::plan_range(KeyRange range) {
   const AttentionShape& shape = cache_.shape();
-  planned_ = cache_.capacity();
+  planned_ = range;
+  planned_rows_ = cache_.n_allocated();
   params_ = params_of(shape, planned_);
-  params_.readable_end = planned_.begin + allocated_positions(planned_.size());
+  params_.readable_end = planned_.begin + std::min(allocated_positions(planned_.size()), planned_rows_);
   subtrees_ = cover(planned_.begin, planned_.end);
   if (subtrees_.empty() || shape.n_rows() == 0) return;
   params_.k = cache_.keys(), params_.v = cache_.values(), params_.lengths = lengths_.data();
@@ -141,7 +165,9 @@ void DeviceSession::plan_capacity() {
 
 States& DeviceSession::run(const TensorView& q, std::span<const std::int64_t> lengths, int lift,
                            const std::function<void()>& progress) {
-  if (planned_.begin != cache_.capacity().begin || planned_.end != cache_.capacity().end) plan_capacity();
+  const KeyRange range =
+      closed(cache_.leaves().range(), lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end()));
+  if (planned_.begin != range.begin || planned_.end != range.end || planned_rows_ != cache_.n_allocated()) plan_range(range);
   is_on_host_ = false;
   if (subtrees_.empty() || cache_.shape().n_rows() == 0) return *this;
 

@@ -22,10 +22,12 @@ AttentionShape stored_on_device(const AttentionShape& shape);
 /// The axes of a shape and the positions of a cache as a kernel sees them; no pointers yet.
 DecodeParams params_of(const AttentionShape& shape, KeyRange capacity);
 
-/// Keys [b, n_kv, N, d_h] and values [b, n_kv, N, d_v] in device memory, dense, N the longest capacity.
+/// Keys [b, n_kv, N, d_h] and values [b, n_kv, N, d_v] in device memory, dense. A capacity that grows takes new memory, to
+/// which the rows in use are copied.
 class DeviceCache final : public KvCache {
  public:
-  DeviceCache(const AttentionShape& shape, KeyRange capacity);
+  /// @pre the contiguous order
+  DeviceCache(const AttentionShape& shape, const OwnedLeaves& leaves, std::int64_t capacity);
 
   DeviceView keys() const {
     return {k_.data(), {shape().kv_heads * most_ * shape().head_dim, most_ * shape().head_dim, shape().head_dim}};
@@ -34,11 +36,14 @@ class DeviceCache final : public KvCache {
     return {v_.data(), {shape().kv_heads * most_ * shape().value_dim, most_ * shape().value_dim, shape().value_dim}};
   }
 
-  void reserve() override {}
+  /// Rows of a key/value head that are allocated.
+  std::int64_t n_allocated() const { return most_; }
+
   Shard shard(std::int64_t n, const std::function<std::byte*(std::size_t)>& memory) const override;
   std::unique_ptr<DecodeSession> open(double scale) const override;
 
  protected:
+  void allocate() override;
   void write(std::int64_t entry, std::int64_t first, const TensorView& k, const TensorView& v) override;
 
  private:
@@ -85,13 +90,14 @@ class DeviceSession final : public DecodeSession, public States {
               const std::function<void()>& progress) override;
 
  private:
-  void plan_capacity();
+  void plan_range(KeyRange range);
 
   const DeviceCache& cache_;
   double scale_;
   DecodeParams params_;
   LaunchPlan plan_;
-  KeyRange planned_{0, -1};  ///< the capacity that plan_ and subtrees_ are for
+  KeyRange planned_{0, -1};        ///< the range that plan_ and subtrees_ are for
+  std::int64_t planned_rows_ = 0;  ///< allocated rows of the cache then
   std::vector<Subtree> subtrees_;
   DeviceWorkspace workspace_;
   DeviceBuffer<unsigned char> q_;

@@ -48,7 +48,7 @@ struct DecodeParams {
   std::int64_t n_queries = 1;             ///< l
   int d_h = 1, d_v = 1;
   std::int64_t begin = 0, end = 0;         ///< global positions of the shard
-  std::int64_t readable_end = 0;           ///< end, or behind it where rows past the shard have memory and may be copied
+  std::int64_t readable_end = 0;           ///< rows before it have memory and may be copied, see rows_end()
   float query_scale = 1, score_scale = 1;  ///< multiply q as it is read, and q.k: log2(e) * scale, see split_scale()
   float lift = 0;                          ///< added to the shifts of keys, see set_key()
 
@@ -69,6 +69,10 @@ struct DecodeParams {
   template <class T>
   TREE_ATTN_HOST_DEVICE const T* value(std::int64_t kv_head, std::int64_t position) const {
     return v.row<T>(kv_head / kv_heads, kv_head % kv_heads, position - begin);
+  }
+  /// The end of the rows: that of the shard, or readable_end if a shard that grows has fewer rows than positions.
+  TREE_ATTN_HOST_DEVICE std::int64_t rows_end() const {
+    return begin < readable_end && readable_end < end ? readable_end : end;
   }
   /// Positions of the shard that are in use by a kv head.
   TREE_ATTN_HOST_DEVICE KeyRange in_use(std::int64_t kv_head) const { return in_use_by_entry(kv_head / kv_heads); }

@@ -64,7 +64,7 @@ class MmaPipeline {
       const auto array_of = [&params](const DeviceView& view, int d) {
         return TensorArray{view.data,
                            DTypeTraits<typename Tile::T>::kDType,
-                           {params.batch, params.kv_heads, params.end - params.begin, d},
+                           {params.batch, params.kv_heads, params.rows_end() - params.begin, d},
                            {view.stride[0], view.stride[1], view.stride[2]},
                            kLeafKeys};
       };

@@ -28,25 +28,31 @@ std::int64_t Workload::n_keys(int step) const { return std::max<std::int64_t>(0,
 
 void fill(KvCache& cache, Workload& workload, std::span<const std::int64_t> lengths) {
   constexpr std::int64_t kAtOnce = 256;  // positions generated per call
-  const KeyRange capacity = cache.capacity();
+  const OwnedLeaves& leaves = cache.leaves();
   for (std::int64_t i = 0; i < cache.shape().batch; ++i) {
-    const std::int64_t end = std::min(capacity.end, lengths[static_cast<std::size_t>(i)]);
-    for (std::int64_t begin = capacity.begin + cache.lengths()[static_cast<std::size_t>(i)]; begin < end; begin += kAtOnce) {
-      const Shard next = workload.keys_and_values(i, {begin, std::min(begin + kAtOnce, end)});
+    const std::int64_t end = leaves.n_keys(lengths[static_cast<std::size_t>(i)]);
+    for (std::int64_t a = cache.lengths()[static_cast<std::size_t>(i)]; a < end;) {
+      // In the dealt order the next leaf of the range may be anywhere.
+      const std::int64_t n =
+          std::min(end, leaves.order() == LeafOrder::kContiguous ? a + kAtOnce : leaves.end_of_leaf(a)) - a;
+      const std::int64_t begin = leaves.position(a);
+      const Shard next = workload.keys_and_values(i, {begin, begin + n});
       cache.append(i, next.k, next.v);
+      a += n;
     }
   }
 }
 
 void fill_at_start(KvCache& cache, Workload& workload, std::span<const std::int64_t> lengths) {
-  const KeyRange capacity = cache.capacity();
-  if (const std::optional<Shard> shard = workload.in_place(capacity)) {
-    cache.borrow(*shard, positions_in_use(lengths, capacity));
-  } else {
+  const KeyRange range = cache.leaves().range();
+  const std::int64_t longest = lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end());
+  const std::optional<Shard> shard = cache.leaves().order() == LeafOrder::kContiguous
+                                         ? workload.in_place({range.begin, std::clamp(longest, range.begin, range.end)})
+                                         : std::nullopt;
+  if (shard)
+    cache.borrow(*shard, rows_in_use(lengths, cache.leaves()));
+  else
     fill(cache, workload, lengths);
-  }
-  // Allocate memory for the keys of all steps now, not in a step.
-  if (workload.steps() > 1) cache.reserve();
 }
 
 FileTensors read_tensors(const SafetensorsFile& file) {
@@ -108,7 +114,7 @@ class FileWorkload : public Workload {
 
 }  // namespace
 
-std::unique_ptr<Workload> open_workload(const SafetensorsFile& file, int steps) {
+std::unique_ptr<Workload> open_workload(const SafetensorsFile& file, int steps, LeafOrder order) {
   FileTensors tensors = read_tensors(file);
   const auto& q = tensors.q.shape;
   if (steps > 1 && q[2] != steps) {
@@ -116,6 +122,7 @@ std::unique_ptr<Workload> open_workload(const SafetensorsFile& file, int steps) 
                      " needs as many query positions in q, which has l = " + std::to_string(q[2]));
   }
   WorkloadShape shape = shape_of(tensors);
+  shape.order = order;
   if (steps > 1) shape.n_queries = 1;
   return std::make_unique<FileWorkload>(std::move(tensors), std::move(shape), steps);
 }

@@ -20,6 +20,7 @@ namespace tree_attn {
 struct WorkloadShape : AttentionShape {
   std::int64_t n_keys = 0;            ///< N, after the last step
   std::vector<std::int64_t> lengths;  ///< keys in use per batch entry [b]; empty: n_keys in every entry
+  LeafOrder order = LeafOrder::kContiguous;
 
   /// Keys of the longest batch entry.
   std::int64_t longest() const { return lengths.empty() ? n_keys : *std::max_element(lengths.begin(), lengths.end()); }
@@ -42,6 +43,8 @@ class Workload {
   std::vector<std::int64_t> lengths_at_start() const;
   /// Upper bound for the keys of a batch entry in step t.
   std::int64_t n_keys(int step) const;
+  /// The same before the first step.
+  std::int64_t n_keys_at_start() const { return steps_ > 1 ? std::max<std::int64_t>(0, n_keys(0) - 1) : n_keys(0); }
   /// The queries of step t, [b, n_h, l, d_h]. Valid until the next call.
   virtual TensorView query(int step) = 0;
   /// Keys [1, n_kv, n, d_h] and values [1, n_kv, n, d_v] of a range of positions of one batch entry. Valid until the next
@@ -62,14 +65,14 @@ class Workload {
 /// Appends keys and values to a cache until every batch entry i holds the positions of its capacity below lengths[i].
 /// @param lengths keys in use per batch entry [b], counted over the whole sequence
 void fill(KvCache& cache, Workload& workload, std::span<const std::int64_t> lengths);
-/// The same for an empty cache, which borrows keys and values that are in host memory.
+/// The same for an empty cache, which borrows keys and values that are in host memory in the order of its rows.
 void fill_at_start(KvCache& cache, Workload& workload, std::span<const std::int64_t> lengths);
 
 /// Queries, keys and values of a safetensors file, mapped and read in place.
 ///
 /// With steps > 1 the file must have l = steps query positions: step t uses position t alone.
 /// @throws InputError in one line that names the file, the tensor and the values
-std::unique_ptr<Workload> open_workload(const SafetensorsFile& file, int steps);
+std::unique_ptr<Workload> open_workload(const SafetensorsFile& file, int steps, LeafOrder order = LeafOrder::kContiguous);
 
 /// The checked q, k, v and lengths of a file, for `oracle` and `decode`.
 struct FileTensors {

@@ -46,10 +46,22 @@ class Backend {
   virtual ErrorTerms error_terms(const AttentionShape& shape) const = 0;
   /// The shape, with the types in which keys and values are stored.
   virtual AttentionShape stored(const AttentionShape& shape) const = 0;
+  /// Whether its caches take an order of leaves.
+  virtual bool takes(LeafOrder order) const { return order == LeafOrder::kContiguous; }
   /// Memory that a cache and a session will need.
-  virtual MemoryNeed memory(const AttentionShape& shape, KeyRange capacity) const = 0;
-  /// An empty cache for the positions of `capacity`.
-  virtual std::unique_ptr<KvCache> make_cache(const AttentionShape& shape, KeyRange capacity) const = 0;
+  /// @param n rows in use at the end @param capacity rows that there is room for then
+  virtual MemoryNeed memory(const AttentionShape& shape, const OwnedLeaves& leaves, std::int64_t n,
+                            std::int64_t capacity) const = 0;
+  MemoryNeed memory(const AttentionShape& shape, KeyRange range) const {
+    return memory(shape, range, range.size(), range.size());
+  }
+  /// An empty cache for a range of the tree. @param capacity rows that there is room for before it grows
+  virtual std::unique_ptr<KvCache> make_cache(const AttentionShape& shape, const OwnedLeaves& leaves,
+                                              std::int64_t capacity) const = 0;
+  /// A cache with room for all positions of a range, in the contiguous order.
+  std::unique_ptr<KvCache> make_cache(const AttentionShape& shape, KeyRange range) const {
+    return make_cache(shape, range, range.size());
+  }
 };
 
 /// The CPU: streaming decode in one pass, leaves of 64 keys, F32 accumulation. F64 is rounded to F32 as it is read.

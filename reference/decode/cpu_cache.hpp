@@ -13,37 +13,52 @@
 
 namespace tree_attn {
 
-/// The first positions of a batch entry may be borrowed; the others are in memory of the cache, [b, n_kv, N, d] for the
-/// longest capacity N. The operating system provides a page of it when it is first written.
+/// The first rows of a batch entry may be borrowed; the others are in memory of the cache, in segments [b, n_kv, n, d]. A
+/// capacity that doubles adds a segment and moves no row but those of a leaf that a segment would cut. The operating system
+/// provides a page of a segment when it is first written.
 class CpuCache final : public KvCache {
  public:
   /// @param n_threads of each session
-  CpuCache(const AttentionShape& shape, KeyRange capacity, int n_threads);
+  CpuCache(const AttentionShape& shape, const OwnedLeaves& leaves, std::int64_t capacity, int n_threads);
 
-  /// Rows of one head from a global position on, up to the next multiple of 64 or the end of the capacity.
-  LeafRows leaf(std::int64_t entry, std::int64_t head, std::int64_t position) const;
+  /// Rows of one head from row a on, up to the end of its leaf.
+  LeafRows leaf(std::int64_t entry, std::int64_t head, std::int64_t a) const;
 
-  void reserve() override;
   Shard shard(std::int64_t n, const std::function<std::byte*(std::size_t)>& memory) const override;
   std::unique_ptr<DecodeSession> open(double scale) const override;
 
  protected:
+  void allocate() override;
+  /// Segments end where leaves of the old range do.
+  void cleared() override {
+    if (segments_.size() > 1) segments_.clear();
+  }
   void write(std::int64_t entry, std::int64_t first, const TensorView& k, const TensorView& v) override;
   void write_all(const Shard& shard, std::span<const std::int64_t> lengths) override;
 
  private:
   std::int64_t key_bytes() const { return shape().head_dim * static_cast<std::int64_t>(bytes_of(shape().dtype)); }
   std::int64_t value_bytes() const { return shape().value_dim * static_cast<std::int64_t>(bytes_of(shape().value_dtype)); }
-  std::int64_t own_row(std::int64_t i, std::int64_t h, std::int64_t a) const {
-    return (i * shape().kv_heads + h) * most_ + a;
+  /// Rows [begin, begin + size) of every head.
+  struct Segment {
+    std::int64_t begin, size;
+    std::unique_ptr<std::byte[]> k, v;
+  };
+  /// The segment with row a: the last one that begins at or before it.
+  const Segment& segment_of(std::int64_t a) const {
+    std::size_t i = segments_.size() - 1;
+    while (segments_[i].begin > a) --i;
+    return segments_[i];
+  }
+  std::int64_t row_in(const Segment& segment, std::int64_t i, std::int64_t h, std::int64_t a) const {
+    return (i * shape().kv_heads + h) * segment.size + a - segment.begin;
   }
   void copy_rows(std::int64_t entry, std::int64_t first, const TensorView& k, const TensorView& v);
 
   int n_threads_;
-  std::int64_t most_;                   ///< positions of an entry that there is memory for
-  std::vector<std::int64_t> borrowed_;  ///< positions of each entry that are in shard_; whole leaves if others follow
+  std::vector<std::int64_t> borrowed_;  ///< rows of each entry that are in shard_; whole leaves if others follow
   Shard shard_;
-  std::unique_ptr<std::byte[]> own_k_, own_v_;
+  std::vector<Segment> segments_;  ///< ascending; none before the first row is written
 };
 
 }  // namespace tree_attn

@@ -13,7 +13,7 @@ namespace tree_attn {
 Forest<float> decode_shard(const TensorView& q, const Shard& shard, std::span<const std::int64_t> lengths, double scale,
                            const std::function<void()>& progress, int lift) {
   const auto cache = cpu_backend().make_cache(shape_of(q, shard.k, shard.v), {shard.begin, shard.end()});
-  cache->borrow(shard, positions_in_use(lengths, cache->capacity()));
+  cache->borrow(shard, rows_in_use(lengths, cache->leaves()));
   return std::move(cache->open(scale)->decode(q, lengths, lift, progress).host());
 }
 

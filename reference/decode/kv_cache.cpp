@@ -10,21 +10,17 @@
 
 namespace tree_attn {
 
-std::int64_t positions_in_use(std::int64_t length, KeyRange range) {
-  return std::clamp<std::int64_t>(length - range.begin, 0, range.size());
-}
-
-std::vector<std::int64_t> positions_in_use(std::span<const std::int64_t> lengths, KeyRange range) {
+std::vector<std::int64_t> rows_in_use(std::span<const std::int64_t> lengths, const OwnedLeaves& leaves) {
   std::vector<std::int64_t> n;
-  for (const std::int64_t length : lengths) n.push_back(positions_in_use(length, range));
+  for (const std::int64_t length : lengths) n.push_back(leaves.n_keys(length));
   return n;
 }
 
-KvCache::KvCache(const AttentionShape& shape, const AttentionShape& stored, KeyRange capacity)
+KvCache::KvCache(const AttentionShape& shape, const AttentionShape& stored, const OwnedLeaves& leaves, std::int64_t capacity)
     : given_(shape),
       stored_(stored),
+      leaves_(leaves),
       capacity_(capacity),
-      max_size_(capacity.size()),
       lengths_(static_cast<std::size_t>(shape.batch), 0) {}
 
 std::int64_t KvCache::longest() const { return lengths_.empty() ? 0 : *std::max_element(lengths_.begin(), lengths_.end()); }
@@ -57,12 +53,13 @@ void KvCache::append(std::int64_t entry, const TensorView& k, const TensorView& 
                                 std::to_string(v.shape[2]) + "; expected one entry and equal positions");
   }
   std::int64_t& length = lengths_[static_cast<std::size_t>(entry)];
-  if (k.shape[2] > capacity_.size() - length) {
+  if (k.shape[2] > leaves_.most_keys() - length) {
     throw std::out_of_range(std::string(kHere) + ": batch entry " + std::to_string(entry) + " holds " +
-                            std::to_string(length) + " of " + std::to_string(capacity_.size()) + " positions, " +
+                            std::to_string(length) + " of " + std::to_string(leaves_.most_keys()) + " positions, " +
                             std::to_string(k.shape[2]) + " more do not fit");
   }
-  reserve();
+  const std::int64_t needed = length + k.shape[2];
+  reserve(needed <= capacity_ ? 0 : leaves_.end_of_leaf(std::max(needed, 2 * capacity_) - 1));
   write(entry, length, k, v);
   length += k.shape[2];
 }
@@ -77,13 +74,15 @@ void KvCache::truncate(std::int64_t entry, std::int64_t n) {
   length = n;
 }
 
-void KvCache::reset(KeyRange capacity) {
-  if (capacity.size() > max_size_) {
-    throw std::out_of_range("KvCache::reset: " + std::to_string(capacity.size()) +
-                            " positions, but the cache has memory for " + std::to_string(max_size_));
-  }
-  capacity_ = capacity;
+void KvCache::reset(const OwnedLeaves& leaves) {
+  leaves_ = leaves;
   std::fill(lengths_.begin(), lengths_.end(), 0);
+  cleared();
+}
+
+void KvCache::reserve(std::int64_t n) {
+  capacity_ = std::max(capacity_, n);
+  allocate();
 }
 
 void KvCache::borrow(const Shard& shard, std::span<const std::int64_t> lengths) {
@@ -96,16 +95,18 @@ void KvCache::borrow(const Shard& shard, std::span<const std::int64_t> lengths) 
                                 " batch entries, v has " + std::to_string(shard.v.shape[0]) + ", lengths has " +
                                 std::to_string(lengths.size()) + ", but the cache has " + std::to_string(stored_.batch));
   }
-  if (shard.begin != capacity_.begin) {
+  if (shard.begin != leaves_.range().begin) {
     throw std::out_of_range(std::string(kHere) + ": row 0 is position " + std::to_string(shard.begin) +
-                            ", but the cache begins at " + std::to_string(capacity_.begin));
+                            ", but the cache begins at " + std::to_string(leaves_.range().begin));
   }
+  const std::int64_t most = std::min(n, leaves_.most_keys());
   for (std::size_t i = 0; i < lengths.size(); ++i) {
-    if (lengths[i] >= 0 && lengths[i] <= std::min(n, capacity_.size())) continue;
+    if (lengths[i] >= 0 && lengths[i] <= most) continue;
     throw std::out_of_range(std::string(kHere) + ": length " + std::to_string(lengths[i]) + " of batch entry " +
-                            std::to_string(i) + " is not in 0 .. " + std::to_string(std::min(n, capacity_.size())) + " (" +
-                            std::to_string(n) + " rows, capacity " + std::to_string(capacity_.size()) + ")");
+                            std::to_string(i) + " is not in 0 .. " + std::to_string(most) + " (" + std::to_string(n) +
+                            " rows, capacity " + std::to_string(leaves_.most_keys()) + ")");
   }
+  for (const std::int64_t length : lengths) capacity_ = std::max(capacity_, length);
   std::fill(lengths_.begin(), lengths_.end(), 0);
   write_all(shard, lengths);
   std::copy(lengths.begin(), lengths.end(), lengths_.begin());

@@ -6,7 +6,7 @@
 /// This header includes neither Eigen nor CUDA.
 #pragma once
 
-#include "reference/state/key_range.hpp"
+#include "reference/state/owned_leaves.hpp"
 #include "reference/tensor/shape.hpp"
 
 #include <cstddef>
@@ -20,24 +20,24 @@ namespace tree_attn {
 
 class DecodeSession;
 
-/// Keys and values of a range of positions in host memory. Row 0 of k and v is the key at position `begin`.
+/// Keys and values of a range in host memory, in the rows of OwnedLeaves. In the contiguous order row 0 is the key at
+/// position `begin`.
 struct Shard {
   TensorView k;                                            ///< [b, n_kv, n, d_h]
   TensorView v;                                            ///< [b, n_kv, n, d_v]
-  std::int64_t begin = 0;                                  ///< global position of row 0
+  std::int64_t begin = 0;                                  ///< where the range begins
   std::int64_t end() const { return begin + k.shape[2]; }  ///< one past the last position
 };
 
-/// Number of positions of a range that are in use, where the sequence has `length` keys.
-std::int64_t positions_in_use(std::int64_t length, KeyRange range);
-/// The same for every batch entry. @param lengths [b], from the start of the sequence @returns [b], from range.begin
-std::vector<std::int64_t> positions_in_use(std::span<const std::int64_t> lengths, KeyRange range);
+/// Rows in use per batch entry. @param lengths keys of the sequences [b] @returns OwnedLeaves::n_keys() of each
+std::vector<std::int64_t> rows_in_use(std::span<const std::int64_t> lengths, const OwnedLeaves& leaves);
 
-/// Keys and values of the positions in capacity(). Each batch entry uses a prefix of them.
+/// Keys and values of a range of the tree. Each batch entry uses a prefix of its rows.
 ///
-/// Batch entry i holds the positions [capacity().begin, capacity().begin + lengths()[i]). append() adds the next positions
-/// and does not copy those already held. A session (open()) computes states over the whole capacity. Positions not in use
-/// count as the empty set, so the states have the same shape in every step.
+/// Batch entry i holds the rows [0, lengths()[i]): row a is the key at position leaves().position(a). append() adds the next
+/// rows. Rows that are held are never copied by a cache in host memory; a cache on a device copies them when its capacity
+/// doubles. A session (open()) computes states over the whole range. Positions not in use count as the empty set, so the
+/// states have the same shape in every step.
 class KvCache {
  public:
   virtual ~KvCache() = default;
@@ -46,16 +46,18 @@ class KvCache {
 
   /// The axes, and the types in which the cache stores keys and values.
   const AttentionShape& shape() const { return stored_; }
-  /// The positions that the cache may hold.
-  KeyRange capacity() const { return capacity_; }
-  /// Positions in use per batch entry [b], counted from capacity().begin.
+  /// The range of the tree whose keys the cache holds, and their rows.
+  const OwnedLeaves& leaves() const { return leaves_; }
+  /// Rows per batch entry that there is room for.
+  std::int64_t capacity() const { return capacity_; }
+  /// Rows in use per batch entry [b].
   std::span<const std::int64_t> lengths() const { return lengths_; }
-  /// Number of positions in use by the longest batch entry.
+  /// Number of rows in use by the longest batch entry.
   std::int64_t longest() const;
-  /// Bytes of keys and values for all positions of the capacity, owned or borrowed.
-  std::int64_t bytes() const { return capacity_.size() * stored_.bytes_per_position(); }
+  /// Bytes of keys and values for all rows of the capacity, owned or borrowed.
+  std::int64_t bytes() const { return capacity_ * stored_.bytes_per_position(); }
 
-  /// Appends the next positions of one batch entry.
+  /// Appends the next rows of one batch entry. Where they exceed the capacity, it doubles, up to the size of the range.
   /// @param entry batch entry
   /// @param k [1, n_kv, n, d_h]
   /// @param v [1, n_kv, n, d_v]
@@ -65,20 +67,19 @@ class KvCache {
   /// Removes all positions of a batch entry except the first n.
   /// @throws std::out_of_range if the entry does not exist or holds fewer than n positions
   void truncate(std::int64_t entry, std::int64_t n);
-  /// Removes all positions and sets another range of positions. The memory is kept.
-  /// @throws std::out_of_range if the range is longer than the capacity at construction
-  void reset(KeyRange capacity);
-  /// Replaces the contents by the first lengths[i] positions of a shard. A cache in host memory reads them in place, so the
+  /// Removes all rows and sets another range. The memory is kept.
+  void reset(const OwnedLeaves& leaves);
+  /// Replaces the contents by the first lengths[i] rows of a shard. A cache in host memory reads them in place, so the
   /// memory of the shard must remain valid until the next reset() or the end of the cache. A cache on a device copies them.
-  /// @param shard row 0 is the position capacity().begin
-  /// @param lengths positions in use per batch entry [b]
+  /// @param shard begins where the range of the cache does
+  /// @param lengths rows in use per batch entry [b]
   /// @throws as append()
   void borrow(const Shard& shard, std::span<const std::int64_t> lengths);
-  /// Allocates the memory for all positions of the capacity that are not borrowed. The first append() calls it.
-  virtual void reserve() = 0;
+  /// Allocates the memory for n rows, or for the capacity if that is more. The first append() calls it.
+  void reserve(std::int64_t n = 0);
 
-  /// The first n positions of all batch entries in host memory, dense. They are not copied if they already are. Positions
-  /// that a batch entry does not use are unspecified.
+  /// The first n rows of all batch entries in host memory, dense. They are not copied if they already are. Rows that a batch
+  /// entry does not use are unspecified.
   /// @param memory called with a number of bytes if a copy is needed; returns memory of that size
   /// @pre n <= longest()
   virtual Shard shard(std::int64_t n, const std::function<std::byte*(std::size_t)>& memory) const = 0;
@@ -89,8 +90,13 @@ class KvCache {
  protected:
   /// @param shape axes, and the types in which keys and values are appended
   /// @param stored axes, and the types in which they are stored
-  KvCache(const AttentionShape& shape, const AttentionShape& stored, KeyRange capacity);
-  /// Stores positions of an entry after the `first` ones that it holds. All checks have passed.
+  /// @param capacity rows that there will be room for at first
+  KvCache(const AttentionShape& shape, const AttentionShape& stored, const OwnedLeaves& leaves, std::int64_t capacity);
+  /// Takes the memory for capacity() rows, where it has not been taken, and keeps the rows in use.
+  virtual void allocate() = 0;
+  /// Called by reset(), when no row is in use.
+  virtual void cleared() {}
+  /// Stores rows of an entry after the `first` ones that it holds. All checks have passed.
   virtual void write(std::int64_t entry, std::int64_t first, const TensorView& k, const TensorView& v) = 0;
   /// Implements borrow(); all checks have passed. This default appends entry by entry, for a cache that does not read host
   /// memory.
@@ -102,8 +108,8 @@ class KvCache {
                   std::int64_t dim) const;
 
   AttentionShape given_, stored_;
-  KeyRange capacity_;
-  std::int64_t max_size_;  ///< size of the capacity at construction
+  OwnedLeaves leaves_;
+  std::int64_t capacity_;
   std::vector<std::int64_t> lengths_;
 };
 

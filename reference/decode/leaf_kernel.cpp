@@ -30,6 +30,18 @@ constexpr std::int64_t kAlternateBytes = 256;
 /// How far ahead rows are requested otherwise.
 constexpr std::int64_t kAheadBytes = 8192;
 
+void unpack(const float* packed, DType value_type, std::int64_t n, std::int64_t d_v, float* states) {
+  with_dtype(value_type, [&]<class T>(T) {
+    for (; n > 0; --n, packed += state_size(packed_size(d_v)), states += state_size(d_v)) {
+      states[kShift] = packed[kShift], states[kSum] = packed[kSum];
+      for (std::int64_t i = 0; i < d_v; ++i) {
+        states[kValues + i] =
+            packed[kValues + i / kPairElements * kPairElements + lane_of<T>(static_cast<int>(i % kPairElements))];
+      }
+    }
+  });
+}
+
 /// The loops over one chunk.
 ///
 /// All scores are computed before the first value is read, so that memory is read in two long streams, and each row requests
@@ -40,7 +52,8 @@ constexpr std::int64_t kAheadBytes = 8192;
 /// the third level of the cache.
 class ChunkLoop {
  public:
-  ChunkLoop(const Chunk& chunk, float* workspace)
+  /// @param states as LeafKernel::states(): those that are kept apart are written there at once
+  ChunkLoop(const Chunk& chunk, float* workspace, float* states)
       : chunk_(chunk),
         d_v_(packed_size(chunk.d_v)),
         q_stride_(packed_size(chunk.d_h)),
@@ -51,7 +64,7 @@ class ChunkLoop {
                     chunk.d_v * bytes_of(chunk.value_type) == kAlternateBytes),
         scores_(workspace),
         waiting_(scores_ + chunk.n_queries * s_stride_),
-        counter_(waiting_ + 3 * chunk.n_queries * d_v_) {}
+        counter_(chunk.apart ? states : waiting_ + 3 * chunk.n_queries * d_v_) {}
 
   /// Leaves whose scores are computed before the first of their sums.
   std::int64_t leaves_of_strip() const { return alternates_ ? 1 : n_leaves_; }
@@ -82,7 +95,7 @@ class ChunkLoop {
     });
   }
 
-  /// The states of these leaves, merged as their subtrees fill.
+  /// The states of these leaves, merged as their subtrees fill, or written one by one.
   template <class T>
   __attribute__((noinline)) void sum(std::int64_t begin, std::int64_t end) {
     for (std::int64_t leaf = begin; leaf < end; ++leaf) {
@@ -110,21 +123,14 @@ class ChunkLoop {
                                 tree_attn::pow2(chunk_.single_key ? 0.0f : -static_cast<float>(chunk_.lift)),
                                 slot(n_held_) + kValues, state_floats(), waiting_);
       ++n_held_;
-      for (std::int64_t i = leaf; i & 1; i >>= 1) merge_last_two();
+      for (std::int64_t i = leaf; !chunk_.apart && (i & 1) != 0; i >>= 1) merge_last_two();
     }
   }
 
-  template <class T>
-  void finish(float* states) {
+  /// The packed states of all leaves, merged.
+  const float* merged() {
     while (n_held_ > 1) merge_last_two();
-    for (std::int64_t j = 0; j < chunk_.n_queries; ++j, states += state_size(chunk_.d_v)) {
-      const float* const from = counter_ + j * state_floats();
-      states[kShift] = from[kShift], states[kSum] = from[kSum];
-      for (std::int64_t i = 0; i < chunk_.d_v; ++i) {
-        states[kValues + i] =
-            from[kValues + i / kPairElements * kPairElements + lane_of<T>(static_cast<int>(i % kPairElements))];
-      }
-    }
+    return counter_;
   }
 
  private:
@@ -175,14 +181,19 @@ class ChunkLoop {
 };
 
 void states(const Chunk& chunk, float* workspace, float* states) {
-  ChunkLoop loop(chunk, workspace);
+  ChunkLoop loop(chunk, workspace, states);
   for (std::int64_t begin = 0; begin < chunk.n_leaves;) {
     const std::int64_t end = begin + loop.leaves_of_strip();
     with_dtype(chunk.key_type, [&]<class T>(T) { loop.score<T>(begin, end); });
     with_dtype(chunk.value_type, [&]<class T>(T) { loop.sum<T>(begin, end); });
     begin = end;
   }
-  with_dtype(chunk.value_type, [&]<class T>(T) { loop.finish<T>(states); });
+  if (!chunk.apart) unpack(loop.merged(), chunk.value_type, chunk.n_queries, chunk.d_v, states);
+}
+
+void merge_states(float* left, const float* right, std::int64_t n, std::int64_t d_v) {
+  const std::int64_t d = packed_size(d_v);
+  for (; n > 0; --n, left += state_size(d), right += state_size(d)) tree_attn::merge(left, right, d);
 }
 
 void pack_query(const float* q, std::int64_t d_h, DType key_type, float scale, float* packed) {
@@ -197,6 +208,6 @@ void pack_query(const float* q, std::int64_t d_h, DType key_type, float scale, f
 }  // namespace
 
 extern const LeafKernel TREE_ATTN_LEAF_KERNEL;
-const LeafKernel TREE_ATTN_LEAF_KERNEL{TREE_ATTN_INSTRUCTION_SET, pack_query, states};
+const LeafKernel TREE_ATTN_LEAF_KERNEL{TREE_ATTN_INSTRUCTION_SET, pack_query, states, merge_states, unpack};
 
 }  // namespace tree_attn

@@ -22,8 +22,9 @@ struct LeafRows {
   std::int64_t k_stride, v_stride;  ///< bytes from one position to the next
 };
 
-/// Consecutive leaves of one key/value head, and the queries that share the head. They fill an aligned subtree from the
-/// left: the index of the first leaf is a multiple of the number of leaves, rounded up to a power of two.
+/// Leaves of one key/value head, and the queries that share the head. Unless their states are kept apart, the leaves fill an
+/// aligned subtree from the left: the index of the first leaf is a multiple of the number of leaves, rounded up to a power
+/// of two.
 struct Chunk {
   const LeafRows* leaves;
   std::int64_t n_leaves;
@@ -35,6 +36,7 @@ struct Chunk {
   float score_scale;     ///< multiplies q.k: ScoreScale::score
   int lift;              ///< 0 or kLift, see set_key()
   bool single_key;       ///< the sequence has this one key, see set_single_key()
+  bool apart = false;    ///< whether each leaf has states of its own, packed
 };
 
 /// The loops, compiled for one instruction set. All of them compute the same bits.
@@ -46,8 +48,14 @@ struct LeafKernel {
   void (*pack_query)(const float* q, std::int64_t d_h, DType key_type, float scale, float* packed);
   /// The states of the chunk's keys, one per query, merged over the canonical tree.
   /// @param[in] workspace of workspace_floats()
-  /// @param[out] states [n_queries][2 + d_v]
+  /// @param[out] states [n_queries][2 + d_v]; [n_leaves][n_queries][2 + padded d_v] if they are kept apart
   void (*states)(const Chunk& chunk, float* workspace, float* states);
+  /// left <- merge(left, right) for n packed states.
+  void (*merge)(float* left, const float* right, std::int64_t n, std::int64_t d_v);
+  /// n packed states in the order of the value's elements, without padding.
+  /// @param[in] packed [n][2 + padded d_v]
+  /// @param[out] states [n][2 + d_v]
+  void (*unpack)(const float* packed, DType value_type, std::int64_t n, std::int64_t d_v, float* states);
 };
 
 /// Elements of a packed row: queries, and values inside the loops, are padded to a multiple of 32.

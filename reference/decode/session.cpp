@@ -3,7 +3,6 @@
 /// @brief The checks that all sessions share.
 #include "reference/decode/session.hpp"
 
-#include <algorithm>
 #include <iterator>
 #include <stdexcept>
 
@@ -21,14 +20,12 @@ States& DecodeSession::decode(const TensorView& q, std::span<const std::int64_t>
                                 std::to_string(shape.heads) + ", " + std::to_string(shape.n_queries) + ", " +
                                 std::to_string(shape.head_dim) + "]");
   }
-  const KeyRange capacity = cache_.capacity();
   for (std::size_t i = 0; i < lengths.size(); ++i) {
-    const std::int64_t needed = std::clamp<std::int64_t>(lengths[i] - capacity.begin, 0, capacity.size());
+    const std::int64_t needed = cache_.leaves().n_keys(lengths[i]);
     if (needed <= cache_.lengths()[i]) continue;
     throw std::out_of_range("DecodeSession::decode: batch entry " + std::to_string(i) + " has " +
-                            std::to_string(lengths[i]) + " keys, but the cache holds positions [" +
-                            std::to_string(capacity.begin) + ", " + std::to_string(capacity.begin + cache_.lengths()[i]) +
-                            ") of a capacity of " + std::to_string(capacity.size()));
+                            std::to_string(lengths[i]) + " keys, " + std::to_string(needed) +
+                            " of them in the range of the cache, which holds " + std::to_string(cache_.lengths()[i]));
   }
   return run(q, lengths, lift, progress);
 }

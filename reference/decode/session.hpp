@@ -14,20 +14,20 @@
 
 namespace tree_attn {
 
-/// States of the maximal subtrees of a cache's capacity, [subtrees][n_rows][2 + d_v], in host or device memory.
+/// States of the maximal subtrees of a cache's range, [subtrees][n_rows][2 + d_v], in host or device memory.
 class States {
  public:
   virtual ~States() = default;
   /// The states on the host. The first call after a step downloads them if they were computed on a device. The caller may
   /// consume the forest; the next step fills it again.
   virtual Forest<float>& host() = 0;
-  /// The states on the device, in the order of cover(capacity); null if they were computed on the host. Valid until the next
-  /// step.
+  /// The states on the device, in the order of the subtrees, left to right; null if they were computed on the host. Valid
+  /// until the next step.
   virtual const float* device() const = 0;
 };
 
 /// Decode steps on one cache. The session holds the workspace, the plan and the memory for queries and states, so a step
-/// allocates nothing and copies no key.
+/// copies no key, and allocates nothing unless the cache has grown.
 class DecodeSession {
  public:
   virtual ~DecodeSession() = default;
@@ -38,13 +38,14 @@ class DecodeSession {
   /// of a group.
   ///
   /// Row (i, h, j) of the states is (i n_h + h) l + j. Positions from lengths[i] on are not read and count as the empty set.
+  /// The subtrees are those of the range of the cache, which is closed() if it is open.
   /// @param q queries [b, n_h, l, d_h]
   /// @param lengths keys in use per batch entry [b], over the whole sequence rather than the cache
   /// @param lift 0, or kLift where needs_lift() asks for it, see set_key(). F16 on a device uses none: values of at most
   ///   65504 do not overflow, and lifted weights would underflow
   /// @param progress called from time to time to advance messages; may be empty
   /// @throws std::invalid_argument if the axes of q differ from those of the cache
-  /// @throws std::out_of_range if the cache does not hold all positions of its capacity below a length
+  /// @throws std::out_of_range if the cache does not hold all positions of its range below a length
   /// @paper{eq_7, eq. (7)}
   States& decode(const TensorView& q, std::span<const std::int64_t> lengths, int lift = 0,
                  const std::function<void()>& progress = {});

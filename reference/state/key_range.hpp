@@ -6,6 +6,7 @@
 #include "reference/state/host_device.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -18,6 +19,25 @@ struct KeyRange {
   TREE_ATTN_HOST_DEVICE std::int64_t size() const { return end - begin; }
   TREE_ATTN_HOST_DEVICE bool empty() const { return begin >= end; }
 };
+
+/// The end of an open range: that of the shard to which keys are appended.
+inline constexpr std::int64_t kOpenEnd = std::int64_t{1} << 62;
+
+/// The part of a range that the states of a step cover. An open range ends at the first power of two that no sequence
+/// exceeds, and is empty if none reaches it. So its subtrees, and the plans for them, change only when the longest sequence
+/// doubles, on all ranks alike.
+/// @param longest keys of the longest sequence
+inline KeyRange closed(KeyRange range, std::int64_t longest) {
+  if (range.end != kOpenEnd) return range;
+  if (longest <= range.begin) return {range.begin, range.begin};
+  return {range.begin, static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(longest)))};
+}
+/// The same for every range.
+inline std::vector<KeyRange> closed(std::span<const KeyRange> ranges, std::int64_t longest) {
+  std::vector<KeyRange> result;
+  for (const KeyRange& range : ranges) result.push_back(closed(range, longest));
+  return result;
+}
 
 /// Cuts N positions at multiples of `leaf` into p ranges of nearly equal length. Earlier ranges are at most one leaf longer
 /// than later ones. Some ranges are empty if there are fewer leaves than ranges.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief `tree_attn decode` under mpirun: the same bytes however the keys are cut, checks that pass and checks that fail.
+#include "distributed/decoders/decoder.hpp"
 #include "tests/distributed/program/command.hpp"
 #include "tests/distributed/program/file_workload.hpp"
 
@@ -240,14 +241,90 @@ TEST_CASE("decode: the last of many steps is the one step of a single one") {
   CHECK((decode(scratch, scratch.path("one"), {1, "", ""}) == many));
   check_near(out_of(scratch, last, "out"), work_out(last).out, 1e-5);
 
-  // Made-up input has no OUT; its digest tells.
-  std::set<std::string> found;
-  for (const char* steps : {"1", "2", "70"}) {
-    check_silent_success(run(ranks(2, {"decode", "--seq-len", "300", "--steps", steps, "--compare", kOtherCanonical,
-                                       "--verify", "--repeat", "2", "--report", report})));
-    found.merge(digests(report));
+  // Made-up input has no OUT; its digest tells. Bits depend on the order of leaves.
+  std::set<std::string> of_both;
+  for (const char* order : {"contiguous", "dealt"}) {
+    std::set<std::string> found;
+    for (const char* steps : {"1", "2", "70"}) {
+      check_silent_success(run(ranks(2, {"decode", "--seq-len", "300", "--steps", steps, "--compare", kOtherCanonical,
+                                         "--verify", "--repeat", "2", "--report", report, "--order", order})));
+      found.merge(digests(report));
+    }
+    CHECK(found.size() == 1);
+    of_both.merge(found);
   }
+  CHECK(of_both.size() == 2);
+}
+
+/// @tested{thm_1, Thm. 1}
+TEST_CASE("decode: the dealt order has the same bits for every number of ranks, nodes and steps, and is verified") {
+  const Scratch scratch;
+  const std::string report = scratch.path("report");
+  const Words shape{"decode",
+                    "--seq-len",
+                    "3001",
+                    "--heads",
+                    "4",
+                    "--kv-heads",
+                    "2",
+                    "--head-dim",
+                    "16",
+                    "--batch",
+                    "2",
+                    "--compare",
+                    "paper,packed,fused," + kOtherCanonical,
+                    "--verify",
+                    "--report",
+                    report};
+  std::set<std::string> found;
+  const auto decode = [&](int n_ranks, const Words& options) {
+    check_silent_success(run(n_ranks == 1 ? alone(shape + options) : ranks(n_ranks, shape + options)));
+    const nlohmann::json runs = nlohmann::json::parse(Scratch::read(report))["runs"];
+    for (const auto& each : runs) {
+      const std::string algorithm = each["algorithm"];
+      CAPTURE(algorithm);
+      CHECK(each["order"] == "dealt");
+      CHECK(each["same_bits_on_all_ranks"] == true);
+      CHECK(each["bytes_per_step"] == each["predicted"]["bytes_per_step"]);
+      CHECK(each["messages_per_step"] == each["predicted"]["messages_per_step"]);
+      if (tree_attn::find_algorithm(algorithm).keeps_bits) found.insert(each["output_digest"].get<std::string>());
+    }
+  };
+  decode(1, {"--order", "dealt"});
+  decode(1, {"--steps", "5"});  // dealt by default
+  decode(3, {"--steps", "5", "--order", "dealt", "--ranks-per-node", "2"});
+  decode(4, {"--steps", "5", "--order", "dealt"});
+  decode(4, {"--order", "dealt", "--ranks-per-node", "1", "--threads", "2"});
   CHECK(found.size() == 1);
+}
+
+TEST_CASE("decode: a file in the dealt order, read leaf by leaf") {
+  const Scratch scratch;
+  FileWorkload workload = FileWorkload::draw(2, 2, 1, 3, 400, 16, 16);
+  workload.lengths = {400, 70};
+  workload.write(scratch.path("in"), "F32");
+  std::set<std::string> outputs;
+  for (const Cut& cut : {Cut{1, "", ""}, Cut{3, "", ""}, Cut{4, "", "2"}}) {
+    for (const char* steps : {"1", "3"}) {
+      const Words arguments = Words{"decode",
+                                    scratch.path("in"),
+                                    scratch.path("out"),
+                                    "--compare",
+                                    kOtherCanonical,
+                                    "--verify",
+                                    "--order",
+                                    "dealt",
+                                    "--steps",
+                                    steps,
+                                    "--report",
+                                    scratch.path("report")} +
+                              options_of(cut);
+      check_silent_success(run(cut.n_ranks == 1 ? alone(arguments) : ranks(cut.n_ranks, arguments)));
+      CHECK(digests(scratch.path("report")).size() == 1);
+      outputs.insert(steps + Scratch::read(scratch.path("out")));
+    }
+  }
+  CHECK(outputs.size() == 2);  // one for three queries in one step, one for the last of three steps
 }
 
 TEST_CASE("decode: made-up input depends on the seed, not on the ranks") {

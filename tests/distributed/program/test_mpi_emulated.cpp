@@ -82,7 +82,7 @@ TEST_CASE("emulated: all seven algorithms are within the bound, and four keep th
       jobs.push_back({dtype, kv_heads, 3, {"--compare", kAll, "--ranks-per-node", "2"}});
       jobs.push_back({dtype, kv_heads, 3, {"--compare", kAll, "--shards", "128,0,649"}});
       // The last of three steps is the one step of a single one.
-      jobs.push_back({dtype, kv_heads, 2, {"--compare", kAll, "--steps", "3"}});
+      jobs.push_back({dtype, kv_heads, 2, {"--compare", kAll, "--steps", "3", "--order", "contiguous"}});
       std::set<std::string> found;
       for (const auto& digests : digests_of(jobs)) {
         CHECK(digests.size() == 7);
@@ -197,7 +197,10 @@ TEST_CASE("emulated: shapes that no kernel takes are refused with their numbers,
       // Moments make a value d_v + d_v + d_h long.
       {{"--seq-len", "777", "--head-dim", "193", "--moments", "2"},
        "--backend emulated: no kernel supports d_h 193, d_v 579: more than 576"},
-      {{"in", "out"}, "--backend emulated: no kernel supports d_h 8, d_v 577: more than 576"}};
+      {{"in", "out"}, "--backend emulated: no kernel supports d_h 8, d_v 577: more than 576"},
+      {{"--steps", "2"},
+       "--order dealt: the kernels of --backend emulated read leaves in contiguous order only; use --order contiguous or "
+       "--backend cpu"}};
   std::vector<Words> commands;
   for (const auto& [options, why] : all) {
     commands.push_back(alone(Words{"decode"} + options + Words{"--backend", "emulated"}));
@@ -214,14 +217,23 @@ TEST_CASE("emulated: the last of many steps has the bits of a single one, for ev
     for (const std::string kv_heads : {"4", "1"}) {
       std::vector<Job> jobs;
       jobs.push_back({dtype, kv_heads, 1, {"--batch", "2", "--compare", kAll}});
-      jobs.push_back({dtype, kv_heads, 1, {"--batch", "2", "--compare", kAll, "--steps", "3", "--repeat", "2"}});
+      jobs.push_back({dtype,
+                      kv_heads,
+                      1,
+                      {"--batch", "2", "--compare", kAll, "--steps", "3", "--repeat", "2", "--order", "contiguous"}});
       // More steps than a leaf has keys.
-      jobs.push_back({dtype, kv_heads, 1, {"--batch", "2", "--algorithm", "gather", "--steps", "70"}});
-      jobs.push_back({dtype, kv_heads, 3, {"--batch", "2", "--compare", kAll, "--steps", "3", "--ranks-per-node", "2"}});
+      jobs.push_back(
+          {dtype, kv_heads, 1, {"--batch", "2", "--algorithm", "gather", "--steps", "70", "--order", "contiguous"}});
+      jobs.push_back(
+          {dtype,
+           kv_heads,
+           3,
+           {"--batch", "2", "--compare", kAll, "--steps", "3", "--ranks-per-node", "2", "--order", "contiguous"}});
       jobs.push_back({dtype,
                       kv_heads,
                       3,
-                      {"--batch", "2", "--compare", "ring,gather,ring-state", "--steps", "3", "--shards", "704,0,73"}});
+                      {"--batch", "2", "--compare", "ring,gather,ring-state", "--steps", "3", "--shards", "704,0,73",
+                       "--order", "contiguous"}});
       std::set<std::string> found;
       for (const auto& digests : digests_of(jobs)) found.merge(canonical(digests));
       CHECK(found.size() == 1);

@@ -60,6 +60,7 @@ TEST_CASE("report: every field is there with its type, one object an algorithm, 
                      {"head_dim", 32},
                      {"seq_len", 1000},
                      {"steps", 3},
+                     {"order", "dealt"},
                      {"threads", 2},
                      {"radix", has_radix(kAlgorithms[i]) ? Json(2) : Json()},
                      {"same_bits_on_all_ranks", true}};

@@ -48,7 +48,7 @@ TEST_CASE("usage: help and version are there for the program and every command")
        {"IN",        "OUT",         "--seq-len", "--heads",     "--kv-heads",       "--head-dim", "--batch",   "--dtype",
         "--seed",    "--algorithm", "--backend", "--transport", "--ranks-per-node", "--shards",   "--threads", "--steps",
         "--compare", "--repeat",    "--warmup",  "--verify",    "--report",         "paper:",     "packed:",   "fused:",
-        "gather:",   "two-level:",  "ring:",     "ring-state:", "leaders:",         "--radix"}) {
+        "gather:",   "two-level:",  "ring:",     "ring-state:", "leaders:",         "--radix",    "--order"}) {
     CHECK_MESSAGE(results[3].out.find(option) != std::string::npos, option);
   }
   CHECK(results[3].out == results[5].out);
@@ -128,6 +128,10 @@ TEST_CASE("usage: sizes that cannot be are refused with their numbers") {
                  {{"decode", "--shards", ","}, "--shards"},
                  {{"decode", "--shards"}, "--shards"},
                  {{"decode", "--steps", "0"}, "--steps: Value 0"},
+                 {{"decode", "--order", "sorted"}, "--order: sorted not in {contiguous,dealt}"},
+                 {{"decode", "--order", "dealt", "--shards", "4096"},
+                  "--shards is for --order contiguous: in the dealt order the number of ranks decides"},
+                 {{"decode", "--steps", "2", "--shards", "4096"}, "--shards is for --order contiguous"},
                  {{"decode", "--steps", "5000"}, "--steps 5000: every step appends one key, but the sequence has only 4096"},
                  {{"decode", "--heads", "6", "--kv-heads", "4"}, "--heads 6 is not a multiple of --kv-heads 4"},
                  {{"decode", "--heads", "0"}, "--heads: Value 0"},

@@ -25,7 +25,7 @@ bool same_states(const Forest<float>& a, const Forest<float>& b) {
          std::memcmp(a.states().data(), b.states().data(), a.states().size_bytes()) == 0;
 }
 
-std::vector<std::int64_t> used(const std::vector<std::int64_t>& lengths) { return positions_in_use(lengths, kCapacity); }
+std::vector<std::int64_t> used(const std::vector<std::int64_t>& lengths) { return rows_in_use(lengths, kCapacity); }
 
 }  // namespace
 
@@ -153,8 +153,6 @@ TEST_CASE("cache: what does not fit is refused in one line with the values, and 
                        "KvCache::append: v has 2 heads of 15 elements, but the cache has 2 of 16", std::invalid_argument);
   CHECK_THROWS_WITH_AS(cache->truncate(1, 4), "KvCache::truncate: batch entry 1 holds 3 positions, not 4",
                        std::out_of_range);
-  CHECK_THROWS_WITH_AS(cache->reset({1, 7}), "KvCache::reset: 6 positions, but the cache has memory for 5",
-                       std::out_of_range);
   CHECK_THROWS_WITH_AS(cache->borrow(workload->shard({1, 6}), std::vector<std::int64_t>{1, 1}),
                        "KvCache::borrow: row 0 is position 1, but the cache begins at 0", std::out_of_range);
   CHECK_THROWS_WITH_AS(cache->borrow(workload->shard({0, 5}), std::vector<std::int64_t>{1, 6}),
@@ -169,7 +167,7 @@ TEST_CASE("cache: what does not fit is refused in one line with the values, and 
   const auto session = cache->open(1);
   CHECK_THROWS_WITH_AS(
       session->decode(workload->query(0), std::vector<std::int64_t>{0, 4}),
-      "DecodeSession::decode: batch entry 1 has 4 keys, but the cache holds positions [0, 3) of a capacity of 5",
+      "DecodeSession::decode: batch entry 1 has 4 keys, 4 of them in the range of the cache, which holds 3",
       std::out_of_range);
   CHECK_THROWS_WITH_AS(session->decode(workload->query(0).entry(0), std::vector<std::int64_t>{0}),
                        "DecodeSession::decode: q is [1, 4, 1, 16] with 1 lengths, but the cache has [2, 4, 1, 16]",

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The leaves in a range of slots, in the order in which their owner stores them (section 5.3).
+///
+/// A rank stores keys in the order in which they are appended: its leaves by ascending number, without gaps. Row a of a
+/// cache is the a-th key of the sequence that lies in the range, in either order of leaves.
+#pragma once
+
+#include "reference/state/slots.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace tree_attn {
+
+/// A node of the tree in the dealt order, at depth t <= kDealtBits: it holds the leaves r + 2^t u, u = 0, 1, ...
+struct DealtNode {
+  Subtree subtree;
+  int depth = 0;           ///< t
+  std::int64_t first = 0;  ///< r < 2^t, the lowest of its leaves
+
+  /// Whether it holds a leaf.
+  bool has(std::int64_t leaf) const { return (leaf & ((std::int64_t{1} << depth) - 1)) == first; }
+  /// Number of its leaves among the first n of a sequence.
+  std::int64_t n_leaves(std::int64_t n) const { return n > first ? ((n - first - 1) >> depth) + 1 : 0; }
+};
+
+/// A range of positions of the tree, an order, and the rows in which the keys of the range are stored.
+class OwnedLeaves {
+ public:
+  /// @param range in the contiguous order any positions; in the dealt order multiples of 2^28 slots, as dealt_ranges() has
+  /// @throws std::invalid_argument for another range in the dealt order
+  OwnedLeaves(KeyRange range, LeafOrder order = LeafOrder::kContiguous) : range_(range), order_(order) {  // NOLINT: implicit
+    if (order == LeafOrder::kContiguous) return;
+    constexpr int kUnit = kPositionBits - kDealtBits;
+    if (range.begin < 0 || range.end > std::int64_t{1} << kPositionBits ||
+        ((range.begin | range.end) & ((std::int64_t{1} << kUnit) - 1)) != 0) {
+      throw std::invalid_argument("OwnedLeaves: [" + std::to_string(range.begin) + ", " + std::to_string(range.end) +
+                                  ") is not a range of the dealt order");
+    }
+    // The residues of the leaves modulo 2^b, with as few bits as the ends of the range have.
+    const std::int64_t begin = range.begin >> kUnit, end = range.end >> kUnit;
+    const int zeros = std::countr_zero(static_cast<std::uint64_t>(begin | end | 1 << kDealtBits));
+    bits_ = kDealtBits - zeros;
+    for (std::int64_t top = begin >> zeros; top < end >> zeros; ++top) residues_.push_back(reverse_bits(top, bits_));
+    std::sort(residues_.begin(), residues_.end());
+    for (std::int64_t at = range.begin; at < range.end; at = nodes_.back().subtree.end()) {
+      const Subtree subtree = first_subtree(at, range.end);
+      const int depth = kPositionBits - subtree.level;
+      nodes_.push_back({subtree, depth, reverse_bits(subtree.index, depth)});
+    }
+  }
+
+  KeyRange range() const { return range_; }
+  LeafOrder order() const { return order_; }
+  bool operator==(const OwnedLeaves& other) const {
+    return order_ == other.order_ && range_.begin == other.range_.begin && range_.end == other.range_.end;
+  }
+
+  /// Most keys that the range has room for.
+  std::int64_t most_keys() const {
+    return order_ == LeafOrder::kContiguous ? range_.size()
+                                            : static_cast<std::int64_t>(residues_.size()) << (kPositionBits - bits_);
+  }
+  /// Number of keys of the range among the first n of a sequence: the rows that a cache of the range holds of it.
+  std::int64_t n_keys(std::int64_t n) const {
+    if (order_ == LeafOrder::kContiguous) return std::clamp<std::int64_t>(n - range_.begin, 0, range_.size());
+    const std::int64_t n_full = n / kLeafKeys, in_period = n_full & period_mask();
+    const auto next = std::lower_bound(residues_.begin(), residues_.end(), in_period);
+    const bool owns_last = next != residues_.end() && *next == in_period;
+    return ((n_full >> bits_) * n_residues() + (next - residues_.begin())) * kLeafKeys + (owns_last ? n % kLeafKeys : 0);
+  }
+  /// Position in the sequence of the key in row a. @pre 0 <= a < most_keys()
+  std::int64_t position(std::int64_t a) const {
+    return order_ == LeafOrder::kContiguous ? range_.begin + a : leaf(a / kLeafKeys) * kLeafKeys + a % kLeafKeys;
+  }
+  /// One past the last row of the leaf of row a.
+  std::int64_t end_of_leaf(std::int64_t a) const {
+    const std::int64_t cut_off = order_ == LeafOrder::kContiguous ? range_.begin % kLeafKeys : 0;
+    return std::min(most_keys(), (a + cut_off) / kLeafKeys * kLeafKeys + kLeafKeys - cut_off);
+  }
+  /// The first row of the leaf of row a.
+  std::int64_t begin_of_leaf(std::int64_t a) const {
+    const std::int64_t cut_off = order_ == LeafOrder::kContiguous ? range_.begin % kLeafKeys : 0;
+    return std::max<std::int64_t>(0, (a + cut_off) / kLeafKeys * kLeafKeys - cut_off);
+  }
+
+  /// @name The dealt order
+  /// @{
+  /// The maximal subtrees of the range, from left to right.
+  const std::vector<DealtNode>& nodes() const { return nodes_; }
+  /// Number of the leaf that is stored as leaf i.
+  std::int64_t leaf(std::int64_t i) const {
+    return i / n_residues() << bits_ | residues_[static_cast<std::size_t>(i % n_residues())];
+  }
+  /// Where a leaf of the range is stored: the inverse of leaf().
+  std::int64_t index_of(std::int64_t leaf) const {
+    const auto found = std::lower_bound(residues_.begin(), residues_.end(), leaf & period_mask());
+    return (leaf >> bits_) * n_residues() + (found - residues_.begin());
+  }
+  /// @}
+
+ private:
+  std::int64_t n_residues() const { return static_cast<std::int64_t>(residues_.size()); }
+  std::int64_t period_mask() const { return (std::int64_t{1} << bits_) - 1; }
+
+  KeyRange range_;
+  LeafOrder order_;
+  int bits_ = 0;                        ///< b: the leaves of the range repeat with period 2^b
+  std::vector<std::int64_t> residues_;  ///< of its leaves modulo 2^b, ascending
+  std::vector<DealtNode> nodes_;
+};
+
+}  // namespace tree_attn

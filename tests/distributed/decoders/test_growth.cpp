@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Growth: a cache that grows key by key over any number of ranks has the bits of one that was there from the start,
+/// in both orders of leaves (section 5.3).
+#include "distributed/transport/thread_transport.hpp"
+#include "tests/support/decoding.hpp"
+
+#include <memory>
+#include <random>
+
+namespace tree_attn::test {
+namespace {
+
+constexpr double kTimeout = 120, kScale = 0.4;
+constexpr std::int64_t kKeys = 3000;
+
+WorkloadShape shape_in(LeafOrder order) {
+  return {{.dtype = DType::F32, .batch = 3, .heads = 2, .kv_heads = 1, .head_dim = 4, .value_dim = 3}, kKeys, {}, order};
+}
+
+/// Keys of the entries of the batch when the longest has n: different leaves are open, and one entry begins late.
+std::vector<std::int64_t> lengths_of(std::int64_t n) { return {n, n / 3, std::max<std::int64_t>(0, n - 2900)}; }
+
+/// The ranges of p ranks: dealt, or even chunks of the first `n_cut` keys, whole leaves, with all later keys on the last
+/// rank.
+std::vector<KeyRange> ranges_in(LeafOrder order, int p, std::int64_t n_cut) {
+  if (order == LeafOrder::kDealt) return dealt_ranges(p);
+  std::vector<KeyRange> ranges = even_ranges(n_cut / kLeafKeys * kLeafKeys, p, kLeafKeys);
+  ranges.back().end = kOpenEnd;
+  return ranges;
+}
+
+/// One decode of one rank that holds everything, from a cache that was filled at once.
+DecodeOutput fresh(const WorkloadShape& shape, Workload& workload, std::int64_t n) {
+  const OwnedLeaves leaves(shape.order == LeafOrder::kDealt ? dealt_ranges(1)[0] : KeyRange{0, kKeys}, shape.order);
+  const auto cache = cpu_backend().make_cache(shape, leaves, n);
+  fill(*cache, workload, lengths_of(n));
+  const auto session = cache->open(kScale);
+  return finish_rows(session->decode(workload.query(0), lengths_of(n)).host().fold(), shape.n_rows(), shape.value_dim);
+}
+
+std::vector<const Algorithm*> canonical() {
+  std::vector<const Algorithm*> all;
+  for (const Algorithm& algorithm : algorithms()) {
+    if (algorithm.keeps_bits) all.push_back(&algorithm);
+  }
+  return all;
+}
+
+}  // namespace
+
+/// All ranks decode after every append near the ends of leaves; of the other appends each number of ranks takes every
+/// eighth. The algorithms take turns on one growing cache.
+/// @tested{thm_1, Thm. 1}
+/// @tested{alg_3, Alg. 3}
+TEST_CASE("growth: a decode after every append from 0 to 3000 keys has the bits of a fresh one, on 1 to 8 ranks") {
+  for (const LeafOrder order : {LeafOrder::kContiguous, LeafOrder::kDealt}) {
+    const WorkloadShape shape = shape_in(order);
+    std::vector<DecodeOutput> want;
+    const auto workload = make_workload(shape, 31, 1);
+    for (std::int64_t n = 0; n <= kKeys; ++n) want.push_back(fresh(shape, *workload, n));
+    for (int p = 1; p <= 8; ++p) {
+      const Topology topology = mixed_grouping(p);
+      const std::vector<KeyRange> ranges = ranges_in(order, p, p % 2 == 0 ? 700 : 0);
+      std::atomic<int> n_wrong = 0, n_decoded = 0;
+      run_threads(topology, kTimeout, [&](ThreadTransport& transport) {
+        const auto mine = make_workload(shape, 31, 1);
+        ShardDecoder shard(cpu_backend(), shape, OwnedLeaves(topology.range_of(transport.rank(), ranges), order), 0, kScale);
+        std::vector<std::unique_ptr<Decoder>> decoders;
+        for (const Algorithm* algorithm : canonical()) decoders.push_back(algorithm->open(transport, shard, ranges));
+        for (std::int64_t n = 0; n <= kKeys; ++n) {
+          const std::vector<std::int64_t> lengths = lengths_of(n);
+          fill(shard.cache(), *mine, lengths);
+          if ((n + 1) % kLeafKeys > 3 && n % 8 != p - 1) continue;
+          Decoder& decoder = *decoders[static_cast<std::size_t>((n / 3 + p) % std::ssize(decoders))];
+          const DecodeOutput output = decoder.step(mine->query(0), lengths).copy();
+          if (!same_bits(output, want[static_cast<std::size_t>(n)])) ++n_wrong;
+          if (transport.rank() == 0) ++n_decoded;
+        }
+      });
+      INFO(name_of(order) << ", " << p << " ranks");
+      CHECK(n_wrong == 0);
+      CHECK(n_decoded > 500);
+    }
+  }
+}
+
+TEST_CASE("growth: small sizes, every algorithm on every number of ranks, with empty shards") {
+  for (const LeafOrder order : {LeafOrder::kContiguous, LeafOrder::kDealt}) {
+    const WorkloadShape shape = shape_in(order);
+    const auto workload = make_workload(shape, 32, 1);
+    for (const int p : {2, 3, 5, 8}) {
+      const Topology topology = Topology::pretend(p, 2);
+      for (const std::int64_t n_cut : {0, 64, 130}) {
+        const std::vector<KeyRange> ranges = ranges_in(order, p, n_cut);
+        for (const std::int64_t n : {0, 1, 2, 63, 64, 65, 128, 129, 200, 513}) {
+          const DecodeOutput want = fresh(shape, *workload, n);
+          for (const Algorithm* algorithm : canonical()) {
+            INFO(name_of(order) << ", " << algorithm->name << ", " << p << " ranks, cut for " << n_cut << ", " << n
+                                << " keys");
+            std::atomic<int> n_wrong = 0;
+            run_threads(topology, kTimeout, [&](ThreadTransport& transport) {
+              const auto mine = make_workload(shape, 32, 1);
+              const OwnedLeaves leaves(topology.range_of(transport.rank(), ranges), order);
+              ShardDecoder shard(cpu_backend(1 + p % 2), shape, leaves, leaves.n_keys(n), kScale);
+              fill(shard.cache(), *mine, lengths_of(n));
+              const auto decoder = algorithm->open(transport, shard, ranges);
+              if (!same_bits(decoder->step(mine->query(0), lengths_of(n)).copy(), want)) ++n_wrong;
+            });
+            CHECK(n_wrong == 0);
+          }
+          if (order == LeafOrder::kDealt && n_cut > 0) break;  // dealt ranges have no cut
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("growth: what is predicted is what is counted, in the dealt order and with an open range") {
+  for (const LeafOrder order : {LeafOrder::kContiguous, LeafOrder::kDealt}) {
+    for (const std::int64_t n : {100, 1000, 2999}) {
+      WorkloadShape shape = shape_in(order);
+      shape.n_keys = n, shape.lengths = lengths_of(n);
+      for (const int p : {1, 2, 3, 5, 8}) {
+        const Topology topology = mixed_grouping(p);
+        const std::vector<KeyRange> ranges = ranges_in(order, p, n / 2);
+        for (const Algorithm& algorithm : algorithms()) {
+          INFO(name_of(order) << ", " << algorithm.name << ", " << p << " ranks, " << n << " keys");
+          std::mutex mutex;
+          Prediction counted;
+          run_threads(topology, kTimeout, [&](ThreadTransport& transport) {
+            const auto mine = make_workload(shape, 33, 1);
+            const OwnedLeaves leaves(topology.range_of(transport.rank(), ranges), order);
+            ShardDecoder shard(cpu_backend(), shape, leaves, leaves.n_keys(n), kScale);
+            fill(shard.cache(), *mine, shape.lengths);
+            algorithm.open(transport, shard, ranges)->step(mine->query(0), shape.lengths);
+            const std::lock_guard lock(mutex);
+            counted.messages += transport.traffic().messages;
+            counted.bytes += transport.traffic().bytes;
+            counted.bytes_between_nodes += transport.traffic().bytes_between_nodes;
+            counted.merge_steps = std::max(counted.merge_steps, transport.traffic().merge_steps);
+          });
+          const Prediction predicted = predict(algorithm, shape, topology, ranges);
+          CHECK(counted.messages == predicted.messages);
+          CHECK(counted.bytes == predicted.bytes);
+          CHECK(counted.bytes_between_nodes == predicted.bytes_between_nodes);
+          CHECK(counted.merge_steps == predicted.merge_steps);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("dealt: a step sends one subtree per rank for p = 2^a, whatever the number of keys, and plans never change") {
+  for (const int p : {2, 4, 8, 16}) {
+    const Topology topology = Topology::pretend(p, 4);
+    for (const Algorithm* algorithm : canonical()) {
+      if (algorithm->kv_shards_in_flight > 0) continue;
+      std::vector<std::int64_t> bytes;
+      for (const std::int64_t n : {64, 1000, 80000, 1000003}) {
+        WorkloadShape shape = shape_in(LeafOrder::kDealt);
+        shape.n_keys = n;
+        bytes.push_back(predict(*algorithm, shape, topology, dealt_ranges(p)).bytes);
+      }
+      CHECK(std::all_of(bytes.begin(), bytes.end(), [&](std::int64_t each) { return each == bytes[0]; }));
+      // As even chunks of a power of two of keys, the best that the contiguous order can do.
+      WorkloadShape even = shape_in(LeafOrder::kContiguous);
+      even.n_keys = 1 << 20;
+      CHECK(bytes[0] == predict(*algorithm, even, topology, even_ranges(1 << 20, p, kLeafKeys)).bytes);
+    }
+  }
+}
+
+}  // namespace tree_attn::test
