@@ -201,6 +201,7 @@ std::string json(const PredictionHeader& header, std::span<const NamedPrediction
                                {"kv_heads", shape.kv_heads},
                                {"head_dim", shape.head_dim},
                                {"seq_len", shape.n_keys},
+                               {"order", name_of(shape.order)},
                                {"radix", radix > 0 ? nlohmann::ordered_json(radix) : nullptr},
                                {"predicted", fields(predicted)}};
     run["predicted"]["peak_kv_bytes_per_rank"] = predicted.peak_kv_bytes;

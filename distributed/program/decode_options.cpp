@@ -66,12 +66,16 @@ void check(const DecodeOptions& options, int n_ranks, const WorkloadShape& shape
     refuse("--shards add up to " + std::to_string(sum) + " keys, but the sequence has " + std::to_string(shape.n_keys));
 }
 
+LeafOrder order_named(std::string_view name) {
+  return name == name_of(LeafOrder::kDealt) ? LeafOrder::kDealt : LeafOrder::kContiguous;
+}
+
 LeafOrder order_of(const DecodeOptions& options) {
-  if (options.order) return *options.order == name_of(LeafOrder::kDealt) ? LeafOrder::kDealt : LeafOrder::kContiguous;
+  if (options.order) return order_named(*options.order);
   return options.steps > 1 && options.in.empty() ? LeafOrder::kDealt : LeafOrder::kContiguous;
 }
 
-WorkloadShape synthetic_shape(const ShapeOptions& options) {
+WorkloadShape synthetic_shape(const ShapeOptions& options, LeafOrder order) {
   const std::int64_t kv_heads = options.kv_heads == 0 ? options.heads : options.kv_heads;
   if (options.heads % kv_heads != 0) {
     throw InputError("--heads " + std::to_string(options.heads) + " is not a multiple of --kv-heads " +
@@ -89,7 +93,7 @@ WorkloadShape synthetic_shape(const ShapeOptions& options) {
                              .value_dim = options.head_dim},
                             options.seq_len,
                             {},
-                            order_of(options)};
+                            order};
   const double bytes = static_cast<double>(shape.bytes_per_position()) * static_cast<double>(options.seq_len);
   if (bytes > 0x1p46)
     throw InputError("--seq-len " + std::to_string(options.seq_len) + ": a cache of " + std::to_string(bytes / 0x1p40) +

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace tree_attn {
@@ -45,10 +46,12 @@ std::vector<const CLI::Option*> add_decode_options(CLI::App& command, DecodeOpti
 /// Checks the options against each other, the number of ranks and the shape. @throws InputError
 void check(const DecodeOptions& options, int n_ranks, const WorkloadShape& shape);
 
+/// The order of leaves of that name, "contiguous" or "dealt".
+LeafOrder order_named(std::string_view name);
 /// The order of leaves: that of --order, else dealt for synthetic input that grows and contiguous otherwise.
 LeafOrder order_of(const DecodeOptions& options);
 
 /// The shape of a synthetic workload. @throws InputError
-WorkloadShape synthetic_shape(const ShapeOptions& options);
+WorkloadShape synthetic_shape(const ShapeOptions& options, LeafOrder order = LeafOrder::kContiguous);
 
 }  // namespace tree_attn

@@ -22,7 +22,7 @@ namespace {
 
 /// The options of `predict`; see its help.
 struct PredictOptions : ShapeOptions {
-  std::string command_line, report;
+  std::string command_line, report, order{name_of(LeafOrder::kContiguous)};
   int ranks = 8, ranks_per_node = 0, radix = 0;
   std::vector<double> bandwidth{kPaperCluster.network.inside.bytes_per_us / kGigabytePerSecond,
                                 kPaperCluster.network.between.bytes_per_us / kGigabytePerSecond},
@@ -55,7 +55,7 @@ Cluster cluster_of(const PredictOptions& options) {
 
 /// The checked shape, and the ranks. @throws InputError
 PredictionHeader header_of(const PredictOptions& options) {
-  WorkloadShape shape = synthetic_shape(options);
+  WorkloadShape shape = synthetic_shape(options, order_named(options.order));
   // All ranks together may send about p^2 states. Their bytes are counted in 64 bits.
   const double state = static_cast<double>(shape.batch) * static_cast<double>(shape.heads) *
                        static_cast<double>(shape.value_dim + 2) * sizeof(float);
@@ -77,7 +77,9 @@ int run_predict(const PredictOptions& options) {
   std::optional<OutputFile> report;
   if (!options.report.empty()) report.emplace(options.report, Streams::kAllowed);
 
-  const std::vector<KeyRange> ranges = coarse_ranges(header.shape.n_keys, header.topology.size(), kLeafKeys);
+  const int p = header.topology.size();
+  const std::vector<KeyRange> ranges =
+      header.shape.order == LeafOrder::kDealt ? dealt_ranges(p) : coarse_ranges(header.shape.n_keys, p, kLeafKeys);
   const PlanOptions plan{.radix = options.radix, .network = header.cluster.network};
   const bool bar = isatty(STDERR_FILENO) != 0;
   std::vector<NamedPrediction> predictions;
@@ -108,6 +110,12 @@ Command add_predict(CLI::App& program, std::string command_line) {
   CLI::App* command = program.add_subcommand(
       "predict", "Predict messages, bytes, memory and time of a step on a given cluster, without running it");
   add_shape_options(*command, *options, "Keys and values");
+
+  command
+      ->add_option("--order", options->order,
+                   "contiguous: ranks hold chunks of the sequence; dealt: leaves go round the ranks")
+      ->check(CLI::IsMember({"contiguous", "dealt"}).description(""))
+      ->capture_default_str();
 
   const auto is_positive = [](const std::string& text) {
     double value = 0;
