@@ -26,9 +26,10 @@ double largest_message(const Topology& topology, std::span<const KeyRange> range
 }
 
 /// Number of slices that the rows are cut into: one for each rank of a node, or 1. Nodes of different sizes have no ranks of
-/// equal slices to talk to, so there the rows stay together.
+/// equal slices to talk to, so there the rows stay together. Two ranks alone would send as many bytes in slices.
 int n_slices(const Topology& topology, double message_bytes, const PlanOptions& options) {
   const std::size_t n = topology.node(0).size();
+  if (topology.size() <= 2) return 1;
   for (int node = 1; node < topology.n_nodes(); ++node) {
     if (topology.node(node).size() != n) return 1;
   }

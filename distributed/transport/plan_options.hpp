@@ -20,8 +20,8 @@ inline constexpr Network kHostNetwork{.inside = {.latency_us = 1, .bytes_per_us 
                                       .between = {.latency_us = 3, .bytes_per_us = 50e3},
                                       .overhead_us = 0.3};
 
-/// Messages above this number of bytes are cut into slices of rows. Below it, the two further rounds take longer than the
-/// bytes that they save.
+/// Messages above this number of bytes are cut into slices of rows. Below it, the further round takes longer than the bytes
+/// that it saves.
 inline constexpr std::int64_t kSliceBytes = 32 * 1024;
 
 /// What a plan is written for, beside nodes and ranges. The same on every rank. It decides who sends what to whom, and no

@@ -200,8 +200,11 @@ TEST_CASE("two-level: rows are cut above 32 KiB a message, where all nodes have 
   CHECK_FALSE(is_cut(nodes_of({4, 4}), 64));
   CHECK(is_cut(nodes_of({4, 4}), 65));
   CHECK(is_cut(nodes_of({4}), 65));
+  CHECK(is_cut(nodes_of({2, 2}), 65));
   CHECK_FALSE(is_cut(nodes_of({4, 3}), 65));
   CHECK_FALSE(is_cut(nodes_of({1, 1, 1}), 65));
+  const std::vector<KeyRange> halves = aligned(2);
+  CHECK(predicted(nodes_of({2}), halves, {.slice_bytes = 0}).rounds == 1);
 }
 
 TEST_CASE("two-level: the default radix has the least time of the model, and 2 is the least") {
