@@ -26,9 +26,10 @@ double largest_message(const Topology& topology, std::span<const KeyRange> range
 }
 
 /// Number of slices that the rows are cut into: one for each rank of a node, or 1. Nodes of different sizes have no ranks of
-/// equal slices to talk to, so there the rows stay together.
+/// equal slices to talk to, so there the rows stay together. Two ranks alone would send as many bytes in slices.
 int n_slices(const Topology& topology, double message_bytes, const PlanOptions& options) {
   const std::size_t n = topology.node(0).size();
+  if (topology.size() <= 2) return 1;
   for (int node = 1; node < topology.n_nodes(); ++node) {
     if (topology.node(node).size() != n) return 1;
   }
@@ -62,13 +63,12 @@ Plan two_level_plan(const Topology& topology, int rank, std::span<const KeyRange
     return builder.take();
   }
 
-  // Level one: the ranks of a node.
+  // Level one: the ranks of a node, in one round.
   const Members all{topology.order(), ranges, me};
   std::vector<int> units(ranks.size() + 1);
   std::iota(units.begin(), units.end(), first);
   BlockForest forest = builder.own(topology.range_of(rank, ranges));
-  const int node_radix = options.node_radix > 0 ? options.node_radix : std::max(n_ranks, 2);
-  forest = builder.join_blocks(all, units, node_radix, std::move(forest));
+  forest = builder.join_blocks(all, units, std::max(n_ranks, 2), std::move(forest));
 
   // Level two: the nodes, `radix` of them at a time.
   units = {0};

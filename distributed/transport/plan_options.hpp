@@ -20,15 +20,14 @@ inline constexpr Network kHostNetwork{.inside = {.latency_us = 1, .bytes_per_us 
                                       .between = {.latency_us = 3, .bytes_per_us = 50e3},
                                       .overhead_us = 0.3};
 
-/// Messages above this number of bytes are cut into slices of rows. Below it, the two further rounds take longer than the
-/// bytes that they save.
+/// Messages above this number of bytes are cut into slices of rows. Below it, the further round takes longer than the bytes
+/// that it saves.
 inline constexpr std::int64_t kSliceBytes = 32 * 1024;
 
 /// What a plan is written for, beside nodes and ranges. The same on every rank. It decides who sends what to whom, and no
 /// bit of the output of an algorithm that keeps its bits.
 struct PlanOptions {
-  int radix = 0;       ///< nodes, or blocks of nodes, that one round joins, at least 2; 0: default_radix()
-  int node_radix = 0;  ///< ranks of a node that one round joins, at least 2; 0: all of them
+  int radix = 0;  ///< nodes, or blocks of nodes, that one round joins, at least 2; 0: default_radix()
   std::int64_t slice_bytes = kSliceBytes;  ///< messages above it are cut by rows
   Network network = kHostNetwork;          ///< for default_radix()
   /// Shape of the states. Algorithm::open() and cost() set it.
