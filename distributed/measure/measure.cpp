@@ -42,7 +42,8 @@ Measurement measure(const Bench& bench, ShardDecoder& shard, const Algorithm& al
   Measurement result;
   result.algorithm = algorithm.name;
   if (algorithm.radix != nullptr)
-    result.radix = algorithm.radix(transport.topology(), bench.ranges, bench.options.for_shape(cache.shape()));
+    result.radix = algorithm.radix(transport.topology(), closed(bench.ranges, workload.shape().longest()),
+                                   bench.options.for_shape(cache.shape()));
   const std::unique_ptr<Decoder> decoder = algorithm.open(transport, shard, bench.ranges, bench.options);
 
   // Decode. The time of a step is that of its slowest rank.

@@ -35,7 +35,7 @@ std::vector<std::int64_t> rows_in_use(std::span<const std::int64_t> lengths, con
 /// Keys and values of a range of the tree. Each batch entry uses a prefix of its rows.
 ///
 /// Batch entry i holds the rows [0, lengths()[i]): row a is the key at position leaves().position(a). append() adds the next
-/// rows. Rows that are held are never copied by a cache in host memory; a cache on a device copies them when its capacity
+/// rows. Rows that are held stay where they are in a cache in host memory; a cache on a device copies them when its capacity
 /// doubles. A session (open()) computes states over the whole range. Positions not in use count as the empty set, so the
 /// states have the same shape in every step.
 class KvCache {
@@ -67,7 +67,7 @@ class KvCache {
   /// Removes all positions of a batch entry except the first n.
   /// @throws std::out_of_range if the entry does not exist or holds fewer than n positions
   void truncate(std::int64_t entry, std::int64_t n);
-  /// Removes all rows and sets another range. The memory is kept.
+  /// Removes all rows and sets another range. The capacity stays.
   void reset(const OwnedLeaves& leaves);
   /// Replaces the contents by the first lengths[i] rows of a shard. A cache in host memory reads them in place, so the
   /// memory of the shard must remain valid until the next reset() or the end of the cache. A cache on a device copies them.

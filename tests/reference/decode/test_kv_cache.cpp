@@ -165,10 +165,9 @@ TEST_CASE("cache: what does not fit is refused in one line with the values, and 
 
   // A step with a length beyond the positions held, and one with another shape of queries.
   const auto session = cache->open(1);
-  CHECK_THROWS_WITH_AS(
-      session->decode(workload->query(0), std::vector<std::int64_t>{0, 4}),
-      "DecodeSession::decode: batch entry 1 has 4 keys, 4 of them in the range of the cache, which holds 3",
-      std::out_of_range);
+  CHECK_THROWS_WITH_AS(session->decode(workload->query(0), std::vector<std::int64_t>{0, 4}),
+                       "DecodeSession::decode: batch entry 1 has 4 keys, 4 of them in the range of the cache, which holds 3",
+                       std::out_of_range);
   CHECK_THROWS_WITH_AS(session->decode(workload->query(0).entry(0), std::vector<std::int64_t>{0}),
                        "DecodeSession::decode: q is [1, 4, 1, 16] with 1 lengths, but the cache has [2, 4, 1, 16]",
                        std::invalid_argument);
