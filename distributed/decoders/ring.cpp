@@ -54,6 +54,7 @@ class RingDecoder : public Decoder {
         ranges_(ranges.begin(), ranges.end()),
         n_rows_(shard.cache().shape().n_rows()),
         d_v_(shard.cache().shape().value_dim),
+        buffers_{Buffer(transport.allocate()), Buffer(transport.allocate())},
         forests_(ranges.size(), Forest<float>(n_rows_, d_v_)),
         joined_(n_rows_, d_v_),
         out_(static_cast<std::size_t>(n_rows_ * d_v_)),

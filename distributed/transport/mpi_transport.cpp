@@ -39,9 +39,23 @@ void MpiTransport::wait() {
 }
 
 void MpiTransport::progress() {
+  if (requests_.empty()) return ranks_.deadline().poll();
   int done = 0;
   check_mpi(MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &done, MPI_STATUSES_IGNORE), "MPI_Testall");
   ranks_.deadline().poll();
 }
+
+double MpiTransport::seconds() const { return MPI_Wtime(); }
+
+#if defined(TREE_ATTN_SIMULATED)
+Allocate MpiTransport::allocate() const {
+  // All buffers of all ranks are the same few pages, and the simulator copies no message between two of them.
+  return [](std::size_t n_bytes) -> Memory {
+    return {static_cast<std::byte*>(SMPI_SHARED_MALLOC(n_bytes)), [](std::byte* bytes) { SMPI_SHARED_FREE(bytes); }};
+  };
+}
+#else
+Allocate MpiTransport::allocate() const { return Transport::allocate(); }
+#endif
 
 }  // namespace tree_attn

@@ -19,6 +19,8 @@ class MpiTransport : public Transport {
   MpiTransport(const MpiRanks& ranks, Topology topology);
   void wait() override;
   void progress() override;
+  double seconds() const override;
+  Allocate allocate() const override;
 
  protected:
   void start_send(std::span<const std::byte> bytes, int to) override;
