@@ -39,7 +39,7 @@ Latency latency_of(std::vector<double> samples) {
 double start_together(const Bench& bench) {
   bench.ranks.barrier();
   if constexpr (!kSimulated) return bench.transport.seconds();
-  constexpr double kUntilStart = 1e-3;  // longer than the agreement takes
+  constexpr double kUntilStart = 0.1;  // longer than the agreement takes
   const double start = bench.ranks.all_max(bench.transport.seconds()) + kUntilStart;
   pass_time(start - bench.transport.seconds());
   return start;
