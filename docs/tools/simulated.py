@@ -100,6 +100,11 @@ def tables(report=None):
         across, cells = by_algorithm(memory, "heads", lambda row: f"{row['peak_kv_bytes'] / 1e6:.0f}")
         lines += ["Fig. 4: most keys and values that a GPU holds in MB, two RTX 4090, 128 000 keys:", ""]
         lines += table(["algorithm", *(f"d = {128 * n}" for n in across)], cells)
+    if ring := rows_of("example", algorithm="ring"):
+        decode = min(row["latency_us"] - row["combine_us"] for row in rows_of("example") if row["algorithm"] != "ring")
+        hop = (ring[0]["latency_us"] - decode) / (ring[0]["ranks"] - 1)
+        lines += [f"The example of section 6.3, {keys_text(ring[0]['keys'])} keys on {ring[0]['ranks']} H100: a GPU reads its keys and values in "
+                  f"{decode:.0f} us, and the ring moves them to a neighbour in {hop:.0f} us.", ""]
     return lines[:-1]
 
 

@@ -17,7 +17,8 @@ def row(experiment, algorithm, **values):
 
 REPORT = {"model": simulated.MODEL, "rows": [row("schedules", "fused"), row("schedules", "two-level", combine_us=4.5), row("schedules", "fused", ranks=64),
                                              row("fig_3", "ring", latency_us=833_000.4), row("fig_3", "ring", keys=5_120_000), row("fig_4", "ring"),
-                                             row("large", "fused", keys=1 << 30)]}
+                                             row("large", "fused", keys=1 << 30), row("example", "ring", keys=640_000, latency_us=730.0),
+                                             row("example", "fused", keys=640_000, latency_us=35.0, combine_us=5.0)]}
 
 
 class Simulated(unittest.TestCase):
@@ -28,6 +29,8 @@ class Simulated(unittest.TestCase):
         self.assertIn("| `ring` | 833.0 ms | 36.5 |", lines)
         self.assertIn("| `ring` | 524 |", lines)
         self.assertEqual(simulated.keys_text(1 << 30), "2^30")
+        # 30 us of reading, then 7 hops in 700 us.
+        self.assertIn("640k keys on 8 H100: a GPU reads its keys and values in 30 us, and the ring moves them to a neighbour in 100 us.", lines[-1])
 
     def test_broken_rows(self):
         for change in ({"latency_us": float("nan")}, {"latency_us": -1.0}, {"ranks": "8"}, {"algorithm": "tree"}, {"combine_us": None}):

@@ -106,11 +106,11 @@ TIMES = {
 }
 
 
-def run(p, algorithms, *options, keys=None):
+def run(p, algorithms, *options, keys=None, cluster="h100"):
     """The report of the simulated program: {algorithm: run}."""
     with tempfile.TemporaryDirectory() as folder:
         report = pathlib.Path(folder, "report.json")
-        words = [MPIRUN, "h100", str(p), "decode", "--backend", "model", "--ranks-per-node", str(min(p, GPUS)), "--seq-len",
+        words = [MPIRUN, cluster, str(p), "decode", "--backend", "model", "--ranks-per-node", str(min(p, GPUS)), "--seq-len",
                  str(keys or p * KEYS), "--algorithm", algorithms[0], *options, "--report", str(report)]
         if "leaders" in known():
             words += ["--radix", "4"]
@@ -143,6 +143,15 @@ class Times(unittest.TestCase):
 
     def test_sixteen_nodes(self):
         self.check(128, [name for name in known() if name != "ring"])
+
+    def test_the_other_clusters(self):
+        # A pair on PCIe; nodes below one leaf switch of the fat tree; and nodes of two leaf switches, two cables further apart.
+        message = STATE + ENVELOPE
+        for cluster, p, us in (("rtx4090", 2, 10 + message / 25e3),
+                               ("fat-tree", 64, 3 * inside(STATE) + 3 * (2.5 + message / 50e3)),
+                               ("fat-tree", 256, 3 * inside(STATE) + 4 * (2.5 + message / 50e3) + 3 + message / 50e3)):
+            with self.subTest(cluster=cluster, ranks=p):
+                self.assertAlmostEqual(run(p, ["fused"], cluster=cluster)["fused"]["combine_us"]["median"], us, delta=0.01)
 
     def test_merges_take_time(self):
         p, us = 64, 0.25
