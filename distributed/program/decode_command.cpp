@@ -24,6 +24,7 @@
 #include <cstdio>
 #include <iterator>
 #include <memory>
+#include <utility>
 
 namespace tree_attn {
 namespace {
@@ -51,9 +52,12 @@ void check_backend(const Backend& backend, const WorkloadShape& shape, std::span
 void check_elements(const DecodeOptions& options, const Backend& backend) {
   const std::string name = "--backend " + std::string(backend.name());
   if (backend.has_elements()) {
-    if (options.model_bandwidth || options.model_merge_us)
-      throw InputError("--model-bandwidth and --model-merge-us are for --backend model, but the backend is " +
-                       options.backend);
+    const std::pair<const char*, bool> given[] = {{"--model-bandwidth", options.model_bandwidth.has_value()},
+                                                  {"--model-merge-us", options.model_merge_us.has_value()},
+                                                  {"--model-message-us", options.model_message_us.has_value()}};
+    for (const auto& [option, is_given] : given) {
+      if (is_given) throw InputError(std::string(option) + " is for --backend model, but the backend is " + options.backend);
+    }
     return;
   }
   const std::string why = name + " has no keys and values: ";
@@ -226,6 +230,7 @@ int run_decode(const DecodeOptions& options, const MpiRanks& ranks) {
   const double scale = options.scale ? *options.scale : 1 / std::sqrt(static_cast<double>(shape.head_dim));
   MpiTransport transport(ranks, topology);
   transport.set_merge_seconds(1e-6 * options.model_merge_us.value_or(0));
+  transport.set_message_seconds(1e-6 * options.model_message_us.value_or(0));
   Bench bench{ranks,          transport,      *setup->backend,
               reduced,        ranges,         scale,
               options.warmup, options.repeat, plan_options(options, ranks, machines)};

@@ -174,6 +174,12 @@ std::vector<const CLI::Option*> add_decode_options(CLI::App& command, DecodeOpti
       ->check(is_number)
       ->group(model);
 
+  command
+      .add_option("--model-message-us", options.model_message_us,
+                  "Microseconds that each message takes at its sender and again at its receiver (default 0)")
+      ->check(is_number)
+      ->group(model);
+
   const std::string measuring = "Measuring and checking";
   command.add_option("--repeat", options.repeat, "Timed repetitions")
       ->check(within(1, 1 << 20))

@@ -22,7 +22,7 @@ struct DecodeOptions {
   std::vector<std::int64_t> shards;
   std::int64_t seq_len = 4096, heads = 16, kv_heads = 0, head_dim = 128, batch = 1;
   std::uint64_t seed = 1;
-  std::optional<double> scale, model_bandwidth, model_merge_us;
+  std::optional<double> scale, model_bandwidth, model_merge_us, model_message_us;
   std::optional<int> threads, radix;
   double tolerance = 1e-5;
   int ranks_per_node = 0, steps = 1, repeat = 1, warmup = 0, moments = 1;

@@ -120,8 +120,8 @@ TEST_CASE("usage: the model backend has options of its own, and refuses what nee
        {{"decode", kLayer, "--backend", "model"}, none + "it reads no IN"},
        {{"decode", "--backend", "model", "--model-bandwidth", "0"}, "--model-bandwidth: 0 is not a positive number"},
        {{"decode", "--backend", "model", "--model-merge-us", "-1"}, "--model-merge-us: -1 is not a number >= 0"},
-       {{"decode", "--model-merge-us", "1"}, " for --backend model, but the backend is cpu"},
-       {{"decode", "--model-bandwidth", "1e12"}, " for --backend model, but the backend is cpu"}},
+       {{"decode", "--model-merge-us", "1"}, "--model-merge-us is for --backend model, but the backend is cpu"},
+       {{"decode", "--model-bandwidth", "1e12"}, "--model-bandwidth is for --backend model, but the backend is cpu"}},
       scratch);
 }
 

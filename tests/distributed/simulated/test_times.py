@@ -112,7 +112,7 @@ def run(p, algorithms, *options, keys=None, cluster="h100"):
         report = pathlib.Path(folder, "report.json")
         words = [MPIRUN, cluster, str(p), "decode", "--backend", "model", "--ranks-per-node", str(min(p, GPUS)), "--seq-len",
                  str(keys or p * KEYS), "--algorithm", algorithms[0], *options, "--report", str(report)]
-        if "leaders" in known():
+        if "leaders" in known() and "two-level" in algorithms:
             words += ["--radix", "4"]
         if algorithms[1:]:
             words += ["--compare", ",".join(algorithms[1:])]
@@ -158,6 +158,12 @@ class Times(unittest.TestCase):
         for name, n_merges in (("fused", 6), ("leaders" if "leaders" in known() else "two-level", 6)):
             plain, slow = (run(p, [name], "--model-merge-us", str(each))[name]["latency_us"]["median"] for each in (0, us))
             self.assertAlmostEqual(slow - plain, n_merges * us, delta=0.01)
+
+    def test_messages_take_time(self):
+        # Doubling: one message each way per round. The time of the sender passes while its message is on the way.
+        p, us = 64, 0.3
+        plain, slow = (run(p, ["fused"], "--model-message-us", str(each))["fused"]["combine_us"]["median"] for each in (0, us))
+        self.assertAlmostEqual(slow - plain, 6 * us, delta=0.01)
 
     def test_the_order_of_merges_shows_in_the_bits(self):
         # Unaligned shards: algorithms that keep their bits agree, fused merges in another order.
