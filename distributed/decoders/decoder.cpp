@@ -57,7 +57,7 @@ Decoder::Decoder(Transport& transport, ShardDecoder& shard)
 
 Forest<float>& Decoder::decode_own_shard(const TensorView& q, std::span<const std::int64_t> lengths, int lift) {
   Forest<float>& states = shard_.session().decode(q, lengths, lift, progress_).host();
-  states_ready_ = std::chrono::steady_clock::now();
+  states_ready_ = transport_.seconds();
   return states;
 }
 

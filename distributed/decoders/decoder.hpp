@@ -14,7 +14,6 @@
 #include "reference/data/workload.hpp"
 #include "reference/decode/decode.hpp"
 
-#include <chrono>
 #include <functional>
 #include <memory>
 #include <span>
@@ -47,8 +46,8 @@ class Decoder {
   /// @param lift the same on every rank: kLift to decode once more where needs_lift() asks for it, else 0
   /// @returns the output, valid until the next step @throws as DecodeSession::decode(); TransportError
   virtual OutputView step(const TensorView& q, std::span<const std::int64_t> lengths, int lift = 0) = 0;
-  /// When the last step had the states of this rank's own shard on the host.
-  std::chrono::steady_clock::time_point states_ready() const { return states_ready_; }
+  /// When the last step had the states of this rank's own shard on the host, as Transport::seconds().
+  double states_ready() const { return states_ready_; }
 
  protected:
   /// Both outlive the decoder.
@@ -61,7 +60,7 @@ class Decoder {
   std::function<void()> progress_;  ///< lets messages advance
 
  private:
-  std::chrono::steady_clock::time_point states_ready_;
+  double states_ready_ = 0;
 };
 
 /// What an algorithm adds to the error model of the backend (error_bound.hpp).

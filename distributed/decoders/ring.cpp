@@ -56,6 +56,7 @@ class RingDecoder : public Decoder {
         leaves_(owned_leaves(ranges, shard.cache().leaves().order())),
         n_rows_(shard.cache().shape().n_rows()),
         d_v_(shard.cache().shape().value_dim),
+        buffers_{Buffer(transport.allocate()), Buffer(transport.allocate())},
         forests_(ranges.size(), Forest<float>(n_rows_, d_v_)),
         joined_(n_rows_, d_v_),
         out_(static_cast<std::size_t>(n_rows_ * d_v_)),

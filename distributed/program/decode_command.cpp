@@ -13,6 +13,7 @@
 #include "gpu/backend/backends.hpp"
 #include "reference/data/moment_workload.hpp"
 #include "reference/data/output_file.hpp"
+#include "reference/decode/pass_time.hpp"
 #include "reference/oracle/attention.hpp"
 
 #include <unistd.h>
@@ -23,6 +24,7 @@
 #include <cstdio>
 #include <iterator>
 #include <memory>
+#include <utility>
 
 namespace tree_attn {
 namespace {
@@ -48,6 +50,25 @@ void check_backend(const Backend& backend, const WorkloadShape& shape, std::span
                        std::to_string(kLeafKeys));
     }
   }
+}
+
+/// Refuses options that need elements of keys and values if the backend has none, and options of the model if it has.
+/// @throws InputError
+void check_elements(const DecodeOptions& options, const Backend& backend) {
+  const std::string name = "--backend " + std::string(backend.name());
+  if (backend.has_elements()) {
+    const std::pair<const char*, bool> given[] = {{"--model-bandwidth", options.model_bandwidth.has_value()},
+                                                  {"--model-merge-us", options.model_merge_us.has_value()},
+                                                  {"--model-message-us", options.model_message_us.has_value()}};
+    for (const auto& [option, is_given] : given) {
+      if (is_given) throw InputError(std::string(option) + " is for --backend model, but the backend is " + options.backend);
+    }
+    return;
+  }
+  const std::string why = name + " has no keys and values: ";
+  if (!options.in.empty()) throw InputError(why + "it reads no IN and writes no OUT");
+  if (options.verify) throw InputError(why + "there is nothing to --verify");
+  if (options.moments > 1) throw InputError(why + "there are no --moments");
 }
 
 /// The cache of this rank with all keys and values that it holds before the first step.
@@ -142,7 +163,10 @@ struct Setup {
 
   /// @throws InputError
   Setup(const DecodeOptions& options, int n_threads, const Ranks& ranks) {
-    backend = &find_backend(options.backend, n_threads);
+    backend = &find_backend(
+        options.backend,
+        {.n_threads = n_threads, .model_bytes_per_second = options.model_bandwidth.value_or(kModelBytesPerSecond)});
+    check_elements(options, *backend);
     if (options.threads && !backend->has_threads())
       throw InputError("--threads is for --backend cpu, but the backend is " + options.backend);
     if (options.transport == "nccl") throw InputError("--transport nccl: not supported by this version; use mpi");
@@ -155,8 +179,9 @@ struct Setup {
     if (!file && !options.expect.empty())
       throw InputError("--expect " + readable(options.expect) + ": needs IN, the file that contains the tensor");
     const WorkloadShape synthetic = file ? WorkloadShape{} : synthetic_shape(options, order_of(options));
-    workload = file ? open_workload(*file, options.steps, order_of(options))
-                    : make_workload(synthetic, options.seed, options.steps);
+    workload = file                      ? open_workload(*file, options.steps, order_of(options))
+               : backend->has_elements() ? make_workload(synthetic, options.seed, options.steps)
+                                         : make_axes(synthetic, options.steps);
     if (file && !options.expect.empty()) expected_tensor(*file, options.expect, workload->shape());
     check(options, ranks.size(), workload->shape());
     if (ranks.rank() == 0) outputs.emplace(options);
@@ -210,6 +235,8 @@ int run_decode(const DecodeOptions& options, const MpiRanks& ranks) {
   const std::vector<KeyRange> ranges = ranges_in_tree(options, topology, reduced);
   const double scale = options.scale ? *options.scale : 1 / std::sqrt(static_cast<double>(shape.head_dim));
   MpiTransport transport(ranks, topology);
+  transport.set_merge_seconds(1e-6 * options.model_merge_us.value_or(0));
+  transport.set_message_seconds(1e-6 * options.model_message_us.value_or(0));
   Bench bench{ranks,          transport,      *setup->backend,
               reduced,        ranges,         scale,
               options.warmup, options.repeat, plan_options(options, ranks, machines)};
@@ -217,12 +244,14 @@ int run_decode(const DecodeOptions& options, const MpiRanks& ranks) {
     const std::string subject =
         setup->file ? readable(options.in, 200) + ": decoding " + axes_text(shape)
                     : "--seq-len " + std::to_string(shape.n_keys) + " with --batch " + std::to_string(shape.batch);
+    // Simulated ranks share the pages of their buffers.
+    if constexpr (kSimulated) return;
     check_memory(subject, bench, machines,
                  {.keys_in_memory = !setup->file || setup->enlarged || shape.order == LeafOrder::kDealt,
                   .algorithms = setup->chosen,
                   .oracle = options.verify});
   });
-  agree_on_input(ranks, *setup->workload, setup->file ? &*setup->file : nullptr, ranges);
+  if (setup->backend->has_elements()) agree_on_input(ranks, *setup->workload, setup->file ? &*setup->file : nullptr, ranges);
   std::unique_ptr<ShardDecoder> shard;
   run_on_all(ranks, [&] {
     check_backend(*setup->backend, reduced.shape(), ranges, setup->chosen);

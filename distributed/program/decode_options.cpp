@@ -122,6 +122,12 @@ std::vector<const CLI::Option*> add_decode_options(CLI::App& command, DecodeOpti
     double number = 0;
     return CLI::detail::lexical_cast(text, number) && number >= 0 ? "" : text + " is not a number >= 0";
   };
+  const auto is_positive = [](const std::string& text) {
+    double number = 0;
+    return CLI::detail::lexical_cast(text, number) && number > 0 && std::isfinite(number)
+               ? ""
+               : text + " is not a positive number";
+  };
   const auto is_whole = [](const std::string& text) {
     const bool digits = !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
     return digits ? "" : text + " is not an integer >= 0";
@@ -154,7 +160,9 @@ std::vector<const CLI::Option*> add_decode_options(CLI::App& command, DecodeOpti
       ->delimiter(',')
       ->allow_extra_args(false)
       ->check(is_algorithm);
-  command.add_option("--backend", options.backend, "cpu, emulated (the CUDA kernels on the CPU) or cuda")
+  command
+      .add_option("--backend", options.backend,
+                  "cpu, emulated (the CUDA kernels on the CPU), cuda, or model (synthetic shapes without elements)")
       ->capture_default_str();
   command
       .add_option("--threads", options.threads,
@@ -194,6 +202,22 @@ std::vector<const CLI::Option*> add_decode_options(CLI::App& command, DecodeOpti
           "1: the output only; 2: also the variance of the values and the entropy of the attention, in the same reduction")
       ->check(within(1, 2))
       ->capture_default_str();
+
+  const std::string model = "Model of a GPU (--backend model)";
+  command
+      .add_option("--model-bandwidth", options.model_bandwidth,
+                  "Bytes per second at which keys and values are read (default 3e12)")
+      ->check(is_positive)
+      ->group(model);
+  command.add_option("--model-merge-us", options.model_merge_us, "Microseconds that each merge step takes (default 0)")
+      ->check(is_number)
+      ->group(model);
+
+  command
+      .add_option("--model-message-us", options.model_message_us,
+                  "Microseconds that each message takes at its sender and again at its receiver (default 0)")
+      ->check(is_number)
+      ->group(model);
 
   const std::string measuring = "Measuring and checking";
   command.add_option("--repeat", options.repeat, "Timed repetitions")

@@ -29,7 +29,7 @@ struct DecodeOptions : ShapeOptions {
   std::vector<std::int64_t> shards;
   std::uint64_t seed = 1;
   std::optional<std::string> order;
-  std::optional<double> scale;
+  std::optional<double> scale, model_bandwidth, model_merge_us, model_message_us;
   std::optional<int> threads, radix;
   double tolerance = 1e-5;
   int ranks_per_node = 0, steps = 1, repeat = 1, warmup = 0, moments = 1;

@@ -10,6 +10,7 @@
 #include "reference/data/input_error.hpp"
 #include "reference/data/mapped_file.hpp"
 #include "reference/data/output_file.hpp"
+#include "reference/decode/pass_time.hpp"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -17,6 +18,7 @@
 #include <csignal>
 #include <cstdio>
 #include <exception>
+#include <limits>
 #include <new>
 #include <string_view>
 
@@ -25,7 +27,8 @@ namespace {
 using namespace tree_attn;
 
 constexpr int kBadInput = 2;
-constexpr double kTimeout = 60;
+/// Simulated ranks wait for each other in the time of the simulator, which has no deadline.
+constexpr double kTimeout = kSimulated ? std::numeric_limits<double>::infinity() : 60;
 
 /// Parses a positive number of seconds. CLI::PositiveNumber would accept NaN, a deadline that never expires, and print the
 /// largest double.
@@ -77,7 +80,7 @@ int main(int argc, char** argv) {
   std::signal(SIGPIPE, SIG_IGN);  // a closed pipe is then a write error, reported in one line
   std::string command_line;
   for (int i = 0; i < argc; ++i) command_line += (i ? " " : "") + std::string(argv[i]);
-  MpiSession session(&argc, &argv, find_timeout(argc, argv));
+  MpiSession session(&argc, &argv, kSimulated ? kTimeout : find_timeout(argc, argv));
   const bool is_root = session.ranks().rank() == 0;
   if (const auto line = foreign_launcher(session.launch(), session.ranks().size(), mpi_library())) {
     if (session.launch().rank == 0) complain(*line);
@@ -108,6 +111,11 @@ int main(int argc, char** argv) {
     return is_root ? program.exit(request) : 0;
   } catch (const CLI::ParseError& error) {
     if (is_root) complain(usage_error(program, error));
+    return kBadInput;
+  }
+
+  if (kSimulated && std::isfinite(timeout)) {
+    if (is_root) complain("--timeout: simulated ranks have no deadline");
     return kBadInput;
   }
 

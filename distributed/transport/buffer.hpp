@@ -10,12 +10,22 @@
 
 namespace tree_attn {
 
+/// Uninitialized memory, with an alignment of at least 16.
+using Memory = std::unique_ptr<std::byte[], void (*)(std::byte*)>;
+/// Allocates a number of bytes. @throws std::bad_alloc
+using Allocate = Memory (*)(std::size_t n_bytes);
+inline Memory allocate_on_heap(std::size_t n_bytes) {
+  return {std::make_unique_for_overwrite<std::byte[]>(n_bytes).release(), [](std::byte* bytes) { delete[] bytes; }};
+}
+
 /// Uninitialized memory that is kept for the next request.
 ///
 /// The operating system clears each fresh page at the first write. For a shard of keys and values this takes longer than the
 /// copy that fills it, so memory that has been written once is kept.
 class Buffer {
  public:
+  explicit Buffer(Allocate allocate = allocate_on_heap) : allocate_(allocate) {}
+
   /// The first n elements, with unspecified values. Valid until a longer request, which drops the contents.
   ///
   /// A buffer that is too short grows by at least a half; otherwise a cache that gains one key per step would need fresh
@@ -27,7 +37,7 @@ class Buffer {
       const std::size_t larger = std::max(n * sizeof(T), capacity_ + capacity_ / 2);
       bytes_.reset();  // before the allocation: never hold both
       capacity_ = 0;
-      bytes_ = std::make_unique_for_overwrite<std::byte[]>(larger);
+      bytes_ = allocate_(larger);
       capacity_ = larger;
     }
     return {reinterpret_cast<T*>(bytes_.get()), n};
@@ -37,7 +47,8 @@ class Buffer {
   std::size_t capacity() const { return capacity_; }
 
  private:
-  std::unique_ptr<std::byte[]> bytes_;
+  Allocate allocate_;
+  Memory bytes_{nullptr, nullptr};
   std::size_t capacity_ = 0;
 };
 

@@ -17,6 +17,8 @@ namespace tree_attn {
 class Deadline {
  public:
   virtual ~Deadline() = default;
+  /// Whether waits can end early. If not, they block in MPI instead of polling.
+  virtual bool is_limited() const = 0;
   /// Sets what this rank is doing, for the message of a missed deadline: "in two-level, step 3".
   virtual void doing(std::string_view phrase) = 0;
   /// Begins a wait: "for all ranks to agree", "in MPI_Comm_dup".
@@ -47,6 +49,7 @@ class TimeLimit : public Deadline {
  public:
   /// @param rank this rank, named in the error @param seconds may be infinite
   TimeLimit(int rank, double seconds) : rank_(rank), seconds_(seconds) {}
+  bool is_limited() const override { return std::isfinite(seconds_); }
   void doing(std::string_view phrase) override { doing_ = phrase; }
   void begin_wait(std::string_view phrase) override { waiting_ = phrase, since_ = Clock::now(); }
   void progress() override { since_ = Clock::now(); }

@@ -19,7 +19,8 @@ namespace tree_attn {
 /// The ranks of a communicator. The program initializes MPI before it creates this object, and finalizes MPI after it has
 /// destroyed it.
 ///
-/// Every wait polls, so that it can have a deadline, and yields, so that more ranks than cores share the cores. After a
+/// Every wait polls, so that it can have a deadline, and yields, so that more ranks than cores share the cores. Without a
+/// deadline, waits and collectives block in MPI: a simulator of MPI needs this, since polling takes time there. After a
 /// TransportError messages may still be in flight: end the job, for instance with MPI_Abort.
 class MpiRanks : public Ranks {
  public:
@@ -34,7 +35,8 @@ class MpiRanks : public Ranks {
   /// The duplicate. Its error handler is MPI_ERRORS_RETURN.
   MPI_Comm comm() const { return comm_; }
   Deadline& deadline() const { return deadline_; }
-  /// Polls until the requests are complete. @param what for the message of a missed deadline @throws TransportError
+  /// Polls until the requests are complete, or blocks if there is no deadline. @param what for the message of a missed
+  /// deadline @throws TransportError
   void await(std::span<MPI_Request> requests, std::string_view what) const;
 
   using Ranks::all_gather;

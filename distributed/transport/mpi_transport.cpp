@@ -4,8 +4,10 @@
 #include "distributed/transport/mpi_transport.hpp"
 
 #include "distributed/transport/mpi_check.hpp"
+#include "reference/decode/pass_time.hpp"
 
 #include <algorithm>
+#include <utility>
 
 namespace tree_attn {
 namespace {
@@ -24,6 +26,7 @@ void MpiTransport::start_send(std::span<const std::byte> bytes, int to) {
     const int count = static_cast<int>(std::min(bytes.size(), kMaxMessageBytes));
     check_mpi(MPI_Isend(bytes.data(), count, MPI_BYTE, to, kTag, ranks_.comm(), &requests_.emplace_back()), "MPI_Isend");
   }
+  pass_time(message_seconds_);
 }
 
 void MpiTransport::start_receive(std::span<std::byte> bytes, int from) {
@@ -31,17 +34,33 @@ void MpiTransport::start_receive(std::span<std::byte> bytes, int from) {
     const int count = static_cast<int>(std::min(bytes.size(), kMaxMessageBytes));
     check_mpi(MPI_Irecv(bytes.data(), count, MPI_BYTE, from, kTag, ranks_.comm(), &requests_.emplace_back()), "MPI_Irecv");
   }
+  ++n_receives_;
 }
 
 void MpiTransport::wait() {
   ranks_.await(requests_, "a message");
   requests_.clear();
+  pass_time(std::exchange(n_receives_, 0) * message_seconds_);
 }
 
 void MpiTransport::progress() {
+  if (requests_.empty()) return ranks_.deadline().poll();
   int done = 0;
   check_mpi(MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &done, MPI_STATUSES_IGNORE), "MPI_Testall");
   ranks_.deadline().poll();
 }
+
+double MpiTransport::seconds() const { return MPI_Wtime(); }
+
+#if defined(TREE_ATTN_SIMULATED)
+Allocate MpiTransport::allocate() const {
+  // All buffers of all ranks are the same few pages, and the simulator copies no message between two of them.
+  return [](std::size_t n_bytes) -> Memory {
+    return {static_cast<std::byte*>(SMPI_SHARED_MALLOC(n_bytes)), [](std::byte* bytes) { SMPI_SHARED_FREE(bytes); }};
+  };
+}
+#else
+Allocate MpiTransport::allocate() const { return Transport::allocate(); }
+#endif
 
 }  // namespace tree_attn

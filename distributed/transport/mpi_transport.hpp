@@ -19,6 +19,10 @@ class MpiTransport : public Transport {
   MpiTransport(const MpiRanks& ranks, Topology topology);
   void wait() override;
   void progress() override;
+  double seconds() const override;
+  Allocate allocate() const override;
+  /// Lets every message take this long at its sender, and again at its receiver: a model of a processor that drives MPI.
+  void set_message_seconds(double seconds) { message_seconds_ = seconds; }
 
  protected:
   void start_send(std::span<const std::byte> bytes, int to) override;
@@ -27,6 +31,8 @@ class MpiTransport : public Transport {
  private:
   const MpiRanks& ranks_;
   std::vector<MPI_Request> requests_;
+  double message_seconds_ = 0;
+  int n_receives_ = 0;  ///< messages that wait() receives
 };
 
 }  // namespace tree_attn

@@ -3,7 +3,20 @@
 /// @brief Counts messages.
 #include "distributed/transport/transport.hpp"
 
+#include "reference/decode/pass_time.hpp"
+
+#include <chrono>
+
 namespace tree_attn {
+
+double Transport::seconds() const {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+void Transport::count_merge_steps(std::int64_t n) {
+  traffic_.merge_steps += n;
+  pass_time(static_cast<double>(n) * merge_seconds_);
+}
 
 void Transport::send(std::span<const std::byte> bytes, int to) {
   if (bytes.empty()) return;

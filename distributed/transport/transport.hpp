@@ -8,6 +8,7 @@
 /// and its order of additions depends on the number of ranks.
 #pragma once
 
+#include "distributed/transport/buffer.hpp"
 #include "distributed/transport/topology.hpp"
 
 #include <algorithm>
@@ -49,14 +50,22 @@ class Transport {
   void receive(std::span<std::byte> bytes, int from);
   /// Waits for all messages that were started. @throws TransportError after the deadline
   virtual void wait() = 0;
-  /// Lets messages in flight advance without waiting.
+  /// Lets messages in flight advance without waiting. Returns at once if there are none.
   virtual void progress() = 0;
+
+  /// Time since some fixed moment in seconds: every latency is a difference of two such times. Of the simulator if there is
+  /// one.
+  virtual double seconds() const;
+  /// Where buffers for received messages are allocated.
+  virtual Allocate allocate() const { return allocate_on_heap; }
 
   /// The counters of this rank. The transport counts messages and bytes; fabrics and decoders count the rest.
   const Traffic& traffic() const { return traffic_; }
   void clear_traffic() { traffic_ = {}; }
   void count_collectives(std::int64_t n) { traffic_.collectives += n; }
-  void count_merge_steps(std::int64_t n) { traffic_.merge_steps += n; }
+  void count_merge_steps(std::int64_t n);
+  /// Lets every merge step that is counted take this long: a model of the time that a GPU needs for it.
+  void set_merge_seconds(double seconds) { merge_seconds_ = seconds; }
   /// Notes how many bytes of keys and values this rank holds now beside its own shard.
   void count_held_kv_bytes(std::int64_t n) { traffic_.buffer_kv_bytes = std::max(traffic_.buffer_kv_bytes, n); }
 
@@ -68,6 +77,7 @@ class Transport {
   Topology topology_;
   int rank_;
   Traffic traffic_;
+  double merge_seconds_ = 0;
 };
 
 }  // namespace tree_attn

@@ -30,6 +30,7 @@ class Watchdog : public Deadline {
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
 
+  bool is_limited() const override { return watches(); }
   void doing(std::string_view phrase) override { own_.doing.set(phrase); }
   void begin_wait(std::string_view phrase) override;
   void progress() override { own_.moves += 2; }

@@ -37,6 +37,7 @@ ARROWS = {
     "distributed/decoders": REFERENCE + ["gpu/backend", "distributed/transport"],
     "distributed/measure": REFERENCE + ["gpu/backend", "distributed/transport", "distributed/decoders"],
     "distributed/program": REFERENCE + ["gpu/backend", "distributed/"],
+    "distributed/simulated": [],
     "tests/reference": REFERENCE + ["tests/support"],
     "tests/gpu": REFERENCE + ["gpu/", "tests/support"],
 }
@@ -48,6 +49,7 @@ LIBRARIES = {
     r"CLI/": ["distributed/program", "tests"],
     r"boost/": ["gpu/platform/emulator"],
     r"cuda": ["gpu/platform/cuda", "tests/gpu/cuda", "tests/gpu/time_ladder"],
+    r"simgrid/": ["distributed/simulated"],
     r"mpi\.h": ["distributed", "tests/distributed", "tests/bench", "notebooks_cpp"],
 }
 
@@ -207,7 +209,7 @@ def check_comments(files, names):
 
 def registered():
     """The names of algorithms, steps and backends, and the files that may compare them: their registries."""
-    names = {"cpu", "emulated", "cuda"}
+    names = {"cpu", "emulated", "cuda", "model"}
     for folder, ending, least in (("distributed/decoders", "*.cpp", 7), ("gpu/ladder", "*.cu", 8)):
         found = set()
         for path in sorted((ROOT / folder).glob(ending)):

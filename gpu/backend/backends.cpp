@@ -8,29 +8,38 @@
 namespace tree_attn {
 
 std::span<const std::string_view> backend_names() {
-  static constexpr std::string_view kNames[] = {"cpu", "emulated", "cuda"};
+  static constexpr std::string_view kNames[] = {"cpu", "emulated", "cuda", "model"};
   return kNames;
 }
 
 std::span<const Backend* const> backends() {
-#if defined(TREE_ATTN_HAS_CUDA)
-  static const Backend* const kAll[] = {&cpu_backend(), &emulated::backend(), &cuda::backend()};
-#else
-  static const Backend* const kAll[] = {&cpu_backend(), &emulated::backend()};
+  static const Backend* const kAll[] = {
+    &cpu_backend(),
+#if !defined(TREE_ATTN_NO_EMULATOR)
+    &emulated::backend(),
 #endif
+#if defined(TREE_ATTN_HAS_CUDA)
+    &cuda::backend(),
+#endif
+    &model_backend()
+  };
   return kAll;
 }
 
-const Backend& find_backend(std::string_view name, int n_threads) {
+const Backend& find_backend(std::string_view name, const BackendOptions& options) {
   for (const Backend* backend : backends()) {
     if (backend->name() != name) continue;
     if (const std::string why = backend->missing(); !why.empty())
       throw InputError("--backend " + std::string(name) + ": " + why);
-    return backend == &cpu_backend() ? cpu_backend(n_threads) : *backend;
+    if (backend == &cpu_backend()) return cpu_backend(options.n_threads);
+    if (backend == &model_backend()) return model_backend(options.model_bytes_per_second);
+    return *backend;
   }
   std::string known;
   for (const std::string_view other : backend_names()) {
-#if !defined(TREE_ATTN_HAS_CUDA)
+#if defined(TREE_ATTN_NO_EMULATOR)
+    if (other == name) throw InputError("--backend " + std::string(name) + ": not part of the simulated program");
+#elif !defined(TREE_ATTN_HAS_CUDA)
     if (other == name)
       throw InputError("--backend " + std::string(name) +
                        ": not built in (" TREE_ATTN_NO_CUDA "); build with nvcc 12 or later");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief All backends by name: the CPU, the kernels on a GPU, and the kernels under the emulator.
+/// @brief All backends by name: the CPU, the kernels on a GPU, the kernels under the emulator, and a model of a GPU.
 ///
 /// No CUDA header is included here, so that any compiler may; what was not built in is not there to link.
 #pragma once
@@ -21,13 +21,18 @@ namespace cuda {
 const Backend& backend();
 }  // namespace cuda
 
+/// Options of single backends.
+struct BackendOptions {
+  int n_threads = 1;                                     ///< of each session on the CPU
+  double model_bytes_per_second = kModelBytesPerSecond;  ///< of the model
+};
+
 /// All backends that were built in.
 std::span<const Backend* const> backends();
 /// Names that find_backend() knows, also of those that were not built in.
 std::span<const std::string_view> backend_names();
 /// The backend of that name. @throws InputError if it is unknown, not built in, or cannot be used on this machine: with what
 /// is missing
-/// @param n_threads of each session on the CPU
-const Backend& find_backend(std::string_view name, int n_threads = 1);
+const Backend& find_backend(std::string_view name, const BackendOptions& options = {});
 
 }  // namespace tree_attn

@@ -89,4 +89,8 @@ WorkloadShape shape_of(const FileTensors& tensors);
 /// seed and of its indices, and so is the same for every number of ranks.
 std::unique_ptr<Workload> make_workload(const WorkloadShape& shape, std::uint64_t seed, int steps);
 
+/// A workload of axes alone, for a backend without elements: queries are zeros, and the views of keys and values point to no
+/// memory. whole() throws std::logic_error.
+std::unique_ptr<Workload> make_axes(const WorkloadShape& shape, int steps);
+
 }  // namespace tree_attn

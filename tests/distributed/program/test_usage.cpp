@@ -86,7 +86,7 @@ TEST_CASE("usage: what is wrong with the command line is said in one line") {
                   "--algorithm: tree is unknown; use one of two-level, leaders, paper, packed, fused"},
                  {{"decode", "--compare", "ring,tree"}, "--compare: tree is unknown; use one of two-level"},
                  {{"decode", "--compare", ""}, "--compare"},
-                 {{"decode", "--backend", "tpu"}, "--backend tpu: unknown; use one of cpu, emulated, cuda"},
+                 {{"decode", "--backend", "tpu"}, "--backend tpu: unknown; use one of cpu, emulated, cuda, model"},
                  {{"decode", "--threads", "0"}, "--threads: Value 0 not in range 1 to"},
                  {{"decode", "--threads", "-1"}, "--threads: Value -1"},
                  {{"decode", "--threads", "two"}, "--threads: Value two"},
@@ -115,6 +115,20 @@ TEST_CASE("usage: what is wrong with the command line is said in one line") {
                  {{"decode", kLayer, "--seq-len", "64"}, "--seq-len is for synthetic input"},
                  {{"decode", kLayer, "--dtype", "f32"}, "--dtype is for synthetic input"}},
                 scratch);
+}
+
+TEST_CASE("usage: the model backend has options of its own, and refuses what needs elements of keys and values") {
+  const Scratch scratch;
+  const std::string none = "--backend model has no keys and values: ";
+  check_refused(
+      {{{"decode", "--backend", "model", "--verify"}, none + "there is nothing to --verify"},
+       {{"decode", "--backend", "model", "--moments", "2"}, none + "there are no --moments"},
+       {{"decode", kLayer, "--backend", "model"}, none + "it reads no IN"},
+       {{"decode", "--backend", "model", "--model-bandwidth", "0"}, "--model-bandwidth: 0 is not a positive number"},
+       {{"decode", "--backend", "model", "--model-merge-us", "-1"}, "--model-merge-us: -1 is not a number >= 0"},
+       {{"decode", "--model-merge-us", "1"}, "--model-merge-us is for --backend model, but the backend is cpu"},
+       {{"decode", "--model-bandwidth", "1e12"}, "--model-bandwidth is for --backend model, but the backend is cpu"}},
+      scratch);
 }
 
 TEST_CASE("usage: sizes that cannot be are refused with their numbers") {
@@ -161,7 +175,7 @@ TEST_CASE("usage: a backend or transport that is not there is refused by what is
   CHECK(info.find("backends       cpu, emulated") != std::string::npos);
   if (cuda.status == 0) {
     CHECK(cuda.out.find("backend cuda,") != std::string::npos);
-    CHECK(info.find("backends       cpu, emulated, cuda\n") != std::string::npos);
+    CHECK(info.find("backends       cpu, emulated, cuda, model\n") != std::string::npos);
   } else {
     check_one_line(cuda, "--backend cuda: ");
     const std::string why = lines_of_ours(cuda.err).at(0).substr(std::string("tree_attn: ").size());

@@ -7,6 +7,7 @@
 
 #include <doctest/doctest.h>
 
+#include <limits>
 #include <numeric>
 
 namespace tree_attn::test {
@@ -68,6 +69,17 @@ TEST_CASE("mpi ranks: any communicator will do, with ranks of its own") {
   check_reductions(ranks);
   check_agreement(ranks);
   CHECK(ranks.topology(0).n_nodes() == 1);
+  check_ring(ranks);
+}
+
+TEST_CASE("mpi ranks: without a deadline, waits and collectives block in MPI, with the same results") {
+  const MpiRanks ranks(session().ranks().comm(), std::numeric_limits<double>::infinity());
+  CHECK_FALSE(ranks.deadline().is_limited());
+  CHECK(session().ranks().deadline().is_limited());
+  check_reductions(ranks);
+  check_agreement(ranks);
+  CHECK(ranks.topology(0).n_nodes() == 1);
+  ranks.barrier();
   check_ring(ranks);
 }
 

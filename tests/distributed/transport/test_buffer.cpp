@@ -38,6 +38,28 @@ TEST_CASE("Buffer: requests that grow by one element allocate a few times, not e
   CHECK(buffer.capacity() <= (1 << 20) * 3 / 2);
 }
 
+TEST_CASE("Buffer: memory comes from the function that it is given, once per growth, and goes back") {
+  static int n_allocated, n_freed;
+  n_allocated = n_freed = 0;
+  {
+    Buffer buffer([](std::size_t n_bytes) -> Memory {
+      ++n_allocated;
+      return {new std::byte[n_bytes], [](std::byte* bytes) {
+                ++n_freed;
+                delete[] bytes;
+              }};
+    });
+    buffer.first<float>(10);
+    buffer.first<float>(5);
+    CHECK(n_allocated == 1);
+    CHECK(n_freed == 0);
+    buffer.first<float>(100);
+    CHECK(n_allocated == 2);
+    CHECK(n_freed == 1);
+  }
+  CHECK(n_freed == 2);
+}
+
 TEST_CASE("Buffer: nothing asked for, nothing held") {
   Buffer buffer;
   CHECK(buffer.first<float>(0).empty());

@@ -124,4 +124,18 @@ TEST_CASE("thread transport: a message of no bytes is no message") {
   });
 }
 
+TEST_CASE("thread transport: merge steps take the time that is set, as its clock measures") {
+  run_threads(Topology::pretend(1, 1), kTimeout, [&](ThreadTransport& transport) {
+    const auto seconds_of = [&](std::int64_t n_merges) {
+      const double start = transport.seconds();
+      transport.count_merge_steps(n_merges);
+      return transport.seconds() - start;
+    };
+    CHECK(seconds_of(1000) < 1);
+    transport.set_merge_seconds(0.01);
+    CHECK(seconds_of(5) >= 0.05);
+    CHECK(transport.traffic().merge_steps == 1005);
+  });
+}
+
 }  // namespace tree_attn::test

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The model backend: the time of a decode without its keys and values (section 6).
+#include "reference/decode/backend.hpp"
+#include "reference/decode/pass_time.hpp"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <new>
+#include <stdexcept>
+#include <string>
+
+namespace tree_attn {
+namespace {
+
+/// Zeros to read. The operating system maps all of it to one page, so it takes no memory.
+class ZeroPages {
+ public:
+  ZeroPages() = default;
+  ~ZeroPages() { release(); }
+  ZeroPages(const ZeroPages&) = delete;
+  ZeroPages& operator=(const ZeroPages&) = delete;
+
+  /// At least n bytes, valid until a longer request.
+  const std::byte* first(std::size_t n) {
+    if (n > size_) {
+      release();
+      void* const pages = ::mmap(nullptr, n, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+      if (pages == MAP_FAILED) throw std::bad_alloc();
+      pages_ = pages, size_ = n;
+    }
+    return static_cast<const std::byte*>(pages_);
+  }
+
+ private:
+  void release() {
+    if (size_ > 0) ::munmap(pages_, size_);
+    size_ = 0;
+  }
+
+  void* pages_ = nullptr;
+  std::size_t size_ = 0;
+};
+
+/// Counts positions and holds no element.
+class ModelCache final : public KvCache {
+ public:
+  ModelCache(const AttentionShape& shape, const OwnedLeaves& leaves, std::int64_t capacity, double bytes_per_second)
+      : KvCache(shape, shape, leaves, capacity), bytes_per_second_(bytes_per_second) {}
+
+  /// Zeros, which other ranks can be sent.
+  Shard shard(std::int64_t n, const std::function<std::byte*(std::size_t)>&) const override {
+    const std::byte* const zeros = zeros_.first(static_cast<std::size_t>(n * shape().bytes_per_position()));
+    const auto dense = [&](DType dtype, std::int64_t dim) {
+      return TensorView::dense(zeros, dtype, {shape().batch, shape().kv_heads, n, dim});
+    };
+    return {dense(shape().dtype, shape().head_dim), dense(shape().value_dtype, shape().value_dim), leaves().range().begin};
+  }
+  std::unique_ptr<DecodeSession> open(double scale) const override;
+
+  double bytes_per_second() const { return bytes_per_second_; }
+
+ protected:
+  void allocate() override {}
+  void write(std::int64_t, std::int64_t, const TensorView&, const TensorView&) override {}
+  void write_all(const Shard&, std::span<const std::int64_t>) override {}
+
+ private:
+  double bytes_per_second_;
+  mutable ZeroPages zeros_;
+};
+
+/// A value of a subtree, a row and a column (the finaliser of SplitMix64). Magnitudes differ by up to 2^7, so that sums
+/// round.
+float value_of(const Subtree& subtree, std::int64_t row, std::int64_t column) {
+  std::uint64_t x = static_cast<std::uint64_t>(subtree.begin()) * 0x9E3779B97F4A7C15u +
+                    static_cast<std::uint64_t>(row) * 0xBF58476D1CE4E5B9u + static_cast<std::uint64_t>(column);
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+  const float unit = static_cast<float>(static_cast<std::int64_t>(x >> 40) - (1 << 23)) * 0x1p-23f;  // in [-1, 1)
+  return unit / static_cast<float>(1 << (x & 7));
+}
+
+/// Lets the time of a step pass, and makes up the states.
+class ModelSession final : public DecodeSession, public States {
+ public:
+  explicit ModelSession(const ModelCache& cache)
+      : DecodeSession(cache), cache_(cache), forest_(cache.shape().n_rows(), cache.shape().value_dim) {
+    const KeyRange range = closed(cache.leaves().range(), cache.leaves().range().begin + cache.capacity());
+    forest_.reserve(static_cast<std::size_t>(n_subtrees(range.begin, range.end)));
+  }
+
+  Forest<float>& host() override { return forest_; }
+  const float* device() const override { return nullptr; }
+  std::int64_t bytes() const override { return forest_.bytes(); }
+  std::string describe() const override { return ""; }
+
+ protected:
+  States& run(const TensorView&, std::span<const std::int64_t> lengths, int,
+              const std::function<void()>& progress) override {
+    const AttentionShape& shape = cache_.shape();
+    const OwnedLeaves& leaves = cache_.leaves();
+    double n_positions = 0;
+    for (const std::int64_t length : lengths) n_positions += static_cast<double>(leaves.n_keys(length));
+    if (shape.batch > 0) {
+      const double per_entry = static_cast<double>(shape.bytes_per_position()) / static_cast<double>(shape.batch);
+      pass_time(n_positions * per_entry / cache_.bytes_per_second(), progress);
+    }
+
+    // The states of a sum of as many equal weights as the subtree has keys.
+    forest_.clear();
+    const std::int64_t rows_per_entry = shape.heads * shape.n_queries, d_v = shape.value_dim;
+    const KeyRange range = closed(leaves.range(), lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end()));
+    for (const Subtree& subtree : cover(range.begin, range.end)) {
+      const OwnedLeaves below({subtree.begin(), subtree.end()}, leaves.order());
+      float* state = forest_.slot();
+      for (std::int64_t r = 0; r < shape.n_rows(); ++r, state += state_size(d_v)) {
+        const std::int64_t length = lengths[static_cast<std::size_t>(r / rows_per_entry)];
+        const std::int64_t n_keys = below.n_keys(length);
+        set_empty(state, d_v);
+        if (n_keys == 0) continue;
+        state[kShift] = 0;
+        state[kSum] = static_cast<float>(n_keys);
+        for (std::int64_t j = 0; j < d_v; ++j) state[kValues + j] = static_cast<float>(n_keys) * value_of(subtree, r, j);
+      }
+      forest_.push(subtree);
+    }
+    return *this;
+  }
+
+ private:
+  const ModelCache& cache_;
+  Forest<float> forest_;
+};
+
+std::unique_ptr<DecodeSession> ModelCache::open(double) const { return std::make_unique<ModelSession>(*this); }
+
+class ModelBackend final : public Backend {
+ public:
+  explicit ModelBackend(double bytes_per_second) : bytes_per_second_(bytes_per_second) {}
+  std::string_view name() const override { return "model"; }
+  std::string missing() const override { return ""; }
+  std::vector<std::string> gpus() const override { return {}; }
+  bool has_elements() const override { return false; }
+  std::string refusal(const AttentionShape&) const override { return ""; }
+  ErrorTerms error_terms(const AttentionShape&) const override { return {}; }
+  AttentionShape stored(const AttentionShape& shape) const override { return shape; }
+  bool takes(LeafOrder) const override { return true; }
+  MemoryNeed memory(const AttentionShape& shape, const OwnedLeaves& leaves, std::int64_t n, std::int64_t) const override {
+    const KeyRange range = closed(leaves.range(), leaves.range().begin + n);
+    const double n_rows =
+        static_cast<double>(shape.batch) * static_cast<double>(shape.heads) * static_cast<double>(shape.n_queries);
+    const double n_blocks = n_subtrees(range.begin, range.end);
+    return {.session =
+                n_blocks * (n_rows * static_cast<double>(state_size(shape.value_dim)) * sizeof(float) + sizeof(Subtree))};
+  }
+  std::unique_ptr<KvCache> make_cache(const AttentionShape& shape, const OwnedLeaves& leaves,
+                                      std::int64_t capacity) const override {
+    return std::make_unique<ModelCache>(shape, leaves, capacity, bytes_per_second_);
+  }
+
+ private:
+  double bytes_per_second_;
+};
+
+}  // namespace
+
+const Backend& model_backend(double bytes_per_second) {
+  if (!(bytes_per_second > 0))
+    throw std::invalid_argument("model_backend: " + std::to_string(bytes_per_second) + " bytes per second");
+  static std::mutex mutex;
+  static std::map<double, ModelBackend> backends;
+  const std::lock_guard lock(mutex);
+  return backends.try_emplace(bytes_per_second, bytes_per_second).first->second;
+}
+
+}  // namespace tree_attn

@@ -1,0 +1,189 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Simulated times of every algorithm, compared with closed formulas on the paper's cluster (distributed/simulated).
+
+Run: ./run simulate --test                         builds the simulated program first
+     tests/distributed/simulated/test_times.py     status 77 and one line if it was never built
+
+Every rank holds one aligned subtree of 32768 keys of 16 heads of 128 elements in BF16. A message of S bytes takes latency +
+S / bandwidth. Messages that leave or enter a GPU at the same time by the same link share it.
+"""
+import functools
+import json
+import math
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+MPIRUN = ROOT / "distributed" / "simulated" / "mpirun"
+BUILD = pathlib.Path(os.environ.get("TREE_ATTN_SIMULATED_BUILD") or ROOT / "build-simulated")
+
+GPUS, KEYS, HEADS, DIM = 8, 32768, 16, 128  # GPUs of a node, keys of a rank
+STATE, VECTOR, SCALAR = 4 * HEADS * (DIM + 2), 4 * HEADS * DIM, 4 * HEADS  # bytes of blocks in F32
+SHARD = 4 * KEYS * HEADS * DIM  # bytes of keys and values in BF16
+ENVELOPE = 16  # bytes that the simulator adds to a message
+DECODE = SHARD / 3e6  # us at 3 TB/s
+
+
+def inside(n_bytes):
+    """Microseconds of a message between two GPUs of a node."""
+    return 1.5 + (n_bytes + ENVELOPE) / 450e3
+
+
+def between(n_bytes):
+    """Microseconds of a message between two nodes."""
+    return 3 + (n_bytes + ENVELOPE) / 50e3
+
+
+def slower(p):
+    """The slower of the links that p ranks use."""
+    return inside if p <= GPUS else between
+
+
+def levels(p):
+    """Rounds of doubling inside a node and between nodes."""
+    return int(math.log2(min(p, GPUS))), int(math.log2(max(p // GPUS, 1)))
+
+
+def doubling(p, n_bytes):
+    """An AllReduce by recursive doubling over all ranks."""
+    up, across = levels(p)
+    return up * inside(n_bytes) + across * between(n_bytes)
+
+
+def leaders(p):
+    """A tree to the leader of each node, doubling between leaders, a tree down with the output.
+
+    Small messages are sent without waiting for the receiver. So a rank that hands the output to n others sends n messages at
+    once, which share its link; on the longest path n falls by one in every round.
+    """
+    up, across = levels(p)
+    down = up * 1.5 + up * (up + 1) / 2 * (VECTOR + SCALAR + ENVELOPE) / 450e3
+    return up * inside(STATE) + across * between(STATE) + down
+
+
+def blocks(p, radix=4):
+    """One round among the ranks of a node, whose messages share each GPU's link, then rounds that join up to `radix` blocks."""
+    time, n_nodes = 1.5 + (min(p, GPUS) - 1) * (STATE + ENVELOPE) / 450e3, max(p // GPUS, 1)
+    while n_nodes > 1:
+        k = min(radix, n_nodes)
+        time += 3 + (k - 1) * (STATE + ENVELOPE) / 50e3
+        n_nodes = math.ceil(n_nodes / k)
+    return time
+
+
+def gather(p):
+    """Bruck: round i moves 2^i states. Some rank receives from another node in every round."""
+    return sum(slower(p)(min(2**i, p - 2**i) * STATE) for i in range(math.ceil(math.log2(p))))
+
+
+@functools.cache
+def known():
+    """The algorithms of the program."""
+    # The simulator takes --help for itself; an unknown algorithm is answered with a list.
+    text = subprocess.run([MPIRUN, "h100", "1", "decode", "--algorithm", "unknown"], capture_output=True, text=True).stderr
+    return re.search(r"use one of ((?:[a-z-]+, )+[a-z-]+)", text)[1].split(", ")
+
+
+# Algorithm -> microseconds after the decode of the rank's own shard.
+TIMES = {
+    "paper": lambda p: doubling(p, SCALAR) + doubling(p, VECTOR) + doubling(p, SCALAR),
+    "packed": lambda p: doubling(p, SCALAR) + doubling(p, VECTOR + SCALAR),
+    "fused": lambda p: doubling(p, STATE),
+    "gather": gather,
+    "leaders": leaders,
+    # Until there is an algorithm of that name, two-level is this schedule.
+    "two-level": lambda p: blocks(p) if "leaders" in known() else leaders(p),
+    "ring-state": lambda p: (p - 1) * slower(p)(STATE),
+    # A shard is decoded while the next one arrives, in 4 messages, which takes longer; the last one is decoded afterwards.
+    "ring": lambda p: (p - 1) * slower(p)(SHARD + 3 * ENVELOPE),
+}
+
+
+def run(p, algorithms, *options, keys=None, cluster="h100"):
+    """The report of the simulated program: {algorithm: run}."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = pathlib.Path(folder, "report.json")
+        words = [MPIRUN, cluster, str(p), "decode", "--backend", "model", "--ranks-per-node", str(min(p, GPUS)), "--seq-len",
+                 str(keys or p * KEYS), "--algorithm", algorithms[0], *options, "--report", str(report)]
+        if "leaders" in known() and "two-level" in algorithms:
+            words += ["--radix", "4"]
+        if algorithms[1:]:
+            words += ["--compare", ",".join(algorithms[1:])]
+        done = subprocess.run(words, capture_output=True, text=True)
+        if done.returncode != 0:
+            raise AssertionError(f"status {done.returncode}: {done.stderr[-2000:]}")
+        return {each["algorithm"]: each for each in json.loads(report.read_text())["runs"]}
+
+
+class Times(unittest.TestCase):
+    def check(self, p, algorithms):
+        for name, measured in run(p, algorithms).items():
+            with self.subTest(ranks=p, algorithm=name):
+                self.assertAlmostEqual(measured["latency_us"]["median"], DECODE + TIMES[name](p), delta=0.01)
+                for key in ("messages_per_step", "bytes_per_step", "bytes_between_nodes_per_step", "merge_steps"):
+                    self.assertEqual(measured[key], measured["predicted"][key], key)
+                self.assertTrue(measured["same_bits_on_all_ranks"])
+
+    def test_every_algorithm_has_a_formula(self):
+        self.assertGreaterEqual(len(known()), 7)
+        self.assertEqual(sorted(set(known()) - TIMES.keys()), [])
+
+    def test_one_node(self):
+        self.check(8, known())
+
+    def test_eight_nodes(self):
+        self.check(64, known())
+
+    def test_sixteen_nodes(self):
+        self.check(128, [name for name in known() if name != "ring"])
+
+    def test_the_other_clusters(self):
+        # A pair on PCIe; nodes below one leaf switch of the fat tree; and nodes of two leaf switches, two cables further apart.
+        message = STATE + ENVELOPE
+        for cluster, p, us in (("rtx4090", 2, 10 + message / 25e3),
+                               ("fat-tree", 64, 3 * inside(STATE) + 3 * (2.5 + message / 50e3)),
+                               ("fat-tree", 256, 3 * inside(STATE) + 4 * (2.5 + message / 50e3) + 3 + message / 50e3)):
+            with self.subTest(cluster=cluster, ranks=p):
+                self.assertAlmostEqual(run(p, ["fused"], cluster=cluster)["fused"]["combine_us"]["median"], us, delta=0.01)
+
+    def test_merges_take_time(self):
+        p, us = 64, 0.25
+        for name, n_merges in (("fused", 6), ("leaders" if "leaders" in known() else "two-level", 6)):
+            plain, slow = (run(p, [name], "--model-merge-us", str(each))[name]["latency_us"]["median"] for each in (0, us))
+            self.assertAlmostEqual(slow - plain, n_merges * us, delta=0.01)
+
+    def test_messages_take_time(self):
+        # Doubling: one message each way per round. The time of the sender passes while its message is on the way.
+        p, us = 64, 0.3
+        plain, slow = (run(p, ["fused"], "--model-message-us", str(each))["fused"]["combine_us"]["median"] for each in (0, us))
+        self.assertAlmostEqual(slow - plain, 6 * us, delta=0.01)
+
+    def test_the_order_of_merges_shows_in_the_bits(self):
+        # Unaligned shards: algorithms that keep their bits agree, fused merges in another order.
+        runs = run(8, ["two-level", "gather", "ring-state", "ring", "fused"], keys=100000)
+        digests = {name: each["output_digest"] for name, each in runs.items()}
+        self.assertEqual(len({digest for name, digest in digests.items() if name != "fused"}), 1)
+        self.assertNotEqual(digests["fused"], digests["gather"])
+
+    def test_time_is_bytes_over_bandwidth(self):
+        fast, slow = (run(8, ["fused"], "--model-bandwidth", str(each))["fused"]["latency_us"]["median"] for each in (3e12, 1e12))
+        self.assertAlmostEqual(slow - fast, 2 * DECODE, delta=0.01)
+
+
+if __name__ == "__main__":
+    if shutil.which("smpirun") is None:
+        print("skipped: no SimGrid (apt-get install libsimgrid-dev)")
+        sys.exit(77)
+    if not (BUILD / "tree_attn_simulated.so").exists():
+        print(f"skipped: {BUILD.name}/ has no simulated program (./run simulate builds it)")
+        sys.exit(77)
+    # Sources may have changed since.
+    subprocess.run(["cmake", "--build", BUILD, "--target", "tree_attn_simulated"], check=True, stdout=subprocess.DEVNULL)
+    unittest.main()

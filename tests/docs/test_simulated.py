@@ -1,0 +1,54 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""docs/tools/simulated.py: tables follow from the rows, broken rows are refused, and the chapter has the tables of the file."""
+import copy
+import pathlib
+import sys
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "docs" / "tools"))
+import simulated
+
+
+def row(experiment, algorithm, **values):
+    return {"experiment": experiment, "cluster": "h100", "ranks": 8, "keys": 80_000, "heads": 16, "algorithm": algorithm, "latency_us": 36.54,
+            "combine_us": 9.166, "messages": 14, "bytes": 1, "bytes_between_nodes": 0, "merge_steps": 3, "peak_kv_bytes": 524_288_000} | values
+
+
+REPORT = {"model": simulated.MODEL, "rows": [row("schedules", "fused"), row("schedules", "two-level", combine_us=4.5), row("schedules", "fused", ranks=64),
+                                             row("fig_3", "ring", latency_us=833_000.4), row("fig_3", "ring", keys=5_120_000), row("fig_4", "ring"),
+                                             row("large", "fused", keys=1 << 30), row("example", "ring", keys=640_000, latency_us=730.0),
+                                             row("example", "fused", keys=640_000, latency_us=35.0, combine_us=5.0)]}
+
+
+class Simulated(unittest.TestCase):
+    def test_tables(self):
+        lines = simulated.tables(simulated.check(REPORT))
+        self.assertEqual(lines[2:6], ["| algorithm | 8 GPUs | 64 GPUs |", "| --- | ---: | ---: |", "| `two-level` | 4.50 |  |", "| `fused` | 9.17 | 9.17 |"])
+        self.assertIn("| algorithm | 80k | 5.12M |", lines)
+        self.assertIn("| `ring` | 833.0 ms | 36.5 |", lines)
+        self.assertIn("| `ring` | 524 |", lines)
+        self.assertEqual(simulated.keys_text(1 << 30), "2^30")
+        # 30 us of reading, then 7 hops in 700 us.
+        self.assertIn("640k keys on 8 H100: a GPU reads its keys and values in 30 us, and the ring moves them to a neighbour in 100 us.", lines[-1])
+
+    def test_broken_rows(self):
+        for change in ({"latency_us": float("nan")}, {"latency_us": -1.0}, {"ranks": "8"}, {"algorithm": "tree"}, {"combine_us": None}):
+            broken = copy.deepcopy(REPORT)
+            broken["rows"][0] |= change
+            with self.assertRaises(ValueError, msg=str(change)):
+                simulated.check(broken)
+        with self.assertRaises(ValueError):
+            simulated.check(REPORT | {"rows": REPORT["rows"] * 2})
+        with self.assertRaises(ValueError):
+            simulated.check(REPORT | {"rows": []})
+
+    def test_the_chapter_has_these_tables(self):
+        text = simulated.CHAPTER.read_text(encoding="utf-8")
+        self.assertEqual(text, simulated.with_tables(text, simulated.tables()))
+        with self.assertRaises(ValueError):
+            simulated.with_tables("no markers", [])
+
+
+if __name__ == "__main__":
+    unittest.main()
