@@ -65,7 +65,7 @@ TEST_CASE("model: a state is a function of its subtree and of its keys in use") 
     for (std::int64_t r = 0; r < all.n_rows(); ++r) {
       const float* state = all.states().data() + static_cast<std::int64_t>(i) * n + r * state_size(all.d_v());
       const std::int64_t length = lengths[static_cast<std::size_t>(r / 4)];
-      const std::int64_t in_use = positions_in_use(length, {subtree.begin(), subtree.end()});
+      const std::int64_t in_use = OwnedLeaves({subtree.begin(), subtree.end()}).n_keys(length);
       CHECK(is_empty(state) == (in_use == 0));
       CHECK(state[kSum] == static_cast<float>(in_use));
     }
@@ -73,6 +73,21 @@ TEST_CASE("model: a state is a function of its subtree and of its keys in use") 
   // Rows and columns differ, so a mistaken row shows.
   CHECK(all.states()[kValues] != all.states()[kValues + 1]);
   CHECK(all.states()[kValues] != all.states()[static_cast<std::size_t>(state_size(6)) + kValues]);
+}
+
+TEST_CASE("model: in the dealt order a subtree has the keys of its leaves") {
+  WorkloadShape shape = shape_with(1000);
+  shape.order = LeafOrder::kDealt;
+  // Of 16 leaves, the last with 40 keys, rank 1 of 2 holds those with odd numbers: the last one too.
+  const OwnedLeaves leaves(dealt_ranges(2)[1], LeafOrder::kDealt);
+  const auto cache = model_backend(1e15).make_cache(shape, leaves, leaves.n_keys(1000));
+  const auto workload = make_axes(shape, 1);
+  fill(*cache, *workload, workload->lengths(0));
+  CHECK(cache->longest() == 7 * 64 + 40);
+  const auto session = cache->open(1);
+  const Forest<float>& states = session->decode(workload->query(0), workload->lengths(0)).host();
+  REQUIRE(states.subtrees().size() == 1);
+  CHECK(states.states()[kSum] == 7 * 64 + 40);
 }
 
 TEST_CASE("model: merging in another order gives other bits") {
