@@ -138,6 +138,12 @@ TEST_CASE("dealt: any number of ranks and threads, and any batch, gives the bits
       CHECK(same_bits(std::span(want.lse).subspan(begin, n_rows), alone.lse));
       CHECK(same_bits(std::span(want.out).subspan(begin * 40, n_rows * 40), alone.out));
     }
+    // Threads on different heads at the same time.
+    const auto short_heads = normal_workload(
+        9250, {.batch = 8, .heads = 8, .kv_heads = 8, .head_dim = 64, .value_dim = 64, .n_keys = 190, .dtype = dtype});
+    const DecodeOutput by_one = decode_ranks(*short_heads, 1);
+    for (int repetition = 0; repetition < 20; ++repetition)
+      CHECK(same_bits(decode_ranks(*short_heads, 1, 3).out, by_one.out));
     // The only key of a sequence gives its value.
     const std::vector<double> v = row_of(workload->v(), 1, 0, 0);
     for (std::size_t j = 0; j < 40; ++j) CHECK(want.out[4 * 40 + j] == static_cast<float>(v[j]));
@@ -163,8 +169,10 @@ TEST_CASE("growth: a cache and a session that grow key by key have the bits of f
     for (const KeyRange& range : dealt_ranges(p)) shards.emplace_back(range, LeafOrder::kDealt);
   }
   for (const std::int64_t begin : {0, 64, 192, 37}) shards.emplace_back(KeyRange{begin, kOpenEnd});
-  for (const OwnedLeaves& leaves : shards) {
-    const auto cache = cpu_backend().make_cache(workload->shape(), leaves, 0);
+  for (std::size_t i = 0; i < shards.size(); ++i) {
+    // Every other cache begins with room that ends inside a leaf.
+    const OwnedLeaves& leaves = shards[i];
+    const auto cache = cpu_backend().make_cache(workload->shape(), leaves, i % 2 == 0 ? 90 : 0);
     const auto session = cache->open(workload->scale);
     std::int64_t n_grown = 0, n_moved = 0;
     for (std::int64_t n = 0; n <= N; ++n) {
