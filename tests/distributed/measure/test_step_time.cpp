@@ -64,12 +64,16 @@ TEST_CASE("step time: a message takes latency + bytes / bandwidth, on the link o
 }
 
 TEST_CASE("step time: the messages of a round share the port of their sender, and that of their receiver") {
-  // One to three, three to one, and each to each.
-  CHECK(time_of({{{.sends = {{1, 100}, {2, 100}, {3, 300}}}},
-                 {{.receives = {{0, 100}}}},
-                 {{.receives = {{0, 100}}}},
-                 {{.receives = {{0, 300}}}}},
-                4) == 1.5);
+  // One to three, also if the sender does not wait; three to one, and each to each.
+  Cluster eager = kSmall;
+  eager.eager = true;
+  for (const Cluster& cluster : {kSmall, eager}) {
+    CHECK(time_of({{{.sends = {{1, 100}, {2, 100}, {3, 300}}}},
+                   {{.receives = {{0, 100}}}},
+                   {{.receives = {{0, 100}}}},
+                   {{.receives = {{0, 300}}}}},
+                  4, cluster) == 1.5);
+  }
   CHECK(time_of({{{.receives = {{1, 100}, {2, 100}, {3, 300}}}},
                  {{.sends = {{0, 100}}}},
                  {{.sends = {{0, 100}}}},
