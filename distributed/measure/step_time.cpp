@@ -17,8 +17,10 @@ namespace {
 
 /// A message on its way.
 struct Sent {
+  int from;
   std::int64_t bytes;
-  bool crosses;               // goes to another node
+  bool crosses;  // goes to another node
+  double leaves_at;
   double begins_at, ends_at;  // first and last byte at the receiver, if its port is free
 };
 
@@ -35,8 +37,13 @@ struct Walker {
 
 class Walk {
  public:
-  Walk(std::span<const RankCost> costs, const Topology& topology, const Cluster& cluster)
-      : costs_(costs), topology_(topology), cluster_(cluster), walkers_(costs.size()), queue_(costs.size()) {
+  Walk(std::span<const RankCost> costs, const Topology& topology, const Cluster& cluster, std::vector<MessageTime>* messages)
+      : costs_(costs),
+        topology_(topology),
+        cluster_(cluster),
+        messages_(messages),
+        walkers_(costs.size()),
+        queue_(costs.size()) {
     std::iota(queue_.begin(), queue_.end(), 0);
   }
 
@@ -91,10 +98,12 @@ class Walk {
     // The ports receive them in the order in which they were sent.
     std::stable_sort(rank.arrived.begin(), rank.arrived.end(),
                      [](const Sent& a, const Sent& b) { return a.begins_at < b.begins_at; });
-    for (const auto& [bytes, crosses, begins_at, ends_at] : rank.arrived) {
+    for (const auto& [from, bytes, crosses, leaves_at, begins_at, ends_at] : rank.arrived) {
       double& port = rank.receiving[crosses];
       port = std::max(port, begins_at) + static_cast<double>(bytes) / link(crosses).bytes_per_us;
-      rank.now = std::max({rank.now, port, ends_at});
+      const double arrives_at = std::max(port, ends_at);
+      rank.now = std::max(rank.now, arrives_at);
+      if (messages_ != nullptr) messages_->push_back({from, me, bytes, leaves_at, arrives_at});
     }
     rank.now += static_cast<double>(round.receives.size()) * cluster_.network.overhead_us +
                 static_cast<double>(round.merge_steps) * cluster_.merge_us;
@@ -119,8 +128,9 @@ class Walk {
       const auto& [peer, bytes] = round.sends[i];
       const bool other_node = crosses(peer);
       const double latency = link(other_node).latency_us;
-      of(peer).inbox.emplace(me, Sent{bytes, other_node, std::max(was_sending[other_node], leaves_at(i)) + latency,
-                                      rank.sending[other_node] + latency});
+      of(peer).inbox.emplace(
+          me, Sent{me, bytes, other_node, leaves_at(i), std::max(was_sending[other_node], leaves_at(i)) + latency,
+                   rank.sending[other_node] + latency});
       if (peer != me && !of(peer).is_queued) {
         of(peer).is_queued = true;
         queue_.push_back(peer);
@@ -138,14 +148,16 @@ class Walk {
   std::span<const RankCost> costs_;
   const Topology& topology_;
   const Cluster& cluster_;
+  std::vector<MessageTime>* messages_;
   std::vector<Walker> walkers_;
   std::vector<int> queue_;  // ranks that may go on
 };
 
 }  // namespace
 
-double step_time(std::span<const RankCost> costs, const Topology& topology, const Cluster& cluster) {
-  return Walk(costs, topology, cluster).run();
+double step_time(std::span<const RankCost> costs, const Topology& topology, const Cluster& cluster,
+                 std::vector<MessageTime>* messages) {
+  return Walk(costs, topology, cluster, messages).run();
 }
 
 }  // namespace tree_attn

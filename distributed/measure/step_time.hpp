@@ -7,7 +7,9 @@
 #include "distributed/transport/plan.hpp"
 #include "distributed/transport/topology.hpp"
 
+#include <cstdint>
 #include <span>
+#include <vector>
 
 namespace tree_attn {
 
@@ -29,25 +31,32 @@ struct Cluster {
 inline constexpr Cluster kPaperCluster{{{1.5, 450 * kGigabytePerSecond}, {3, 50 * kGigabytePerSecond}, 0},
                                        3000 * kGigabytePerSecond};
 
+/// When a message is under way, in us.
+struct MessageTime {
+  int from = 0, to = 0;
+  std::int64_t bytes = 0;
+  double leaves = 0, arrives = 0;  ///< handed to the port of its sender; last byte at the receiver
+};
+
 /// The time at which the last rank has the output, in us, if all ranks start at time 0: Hockney's alpha-beta model, walked
 /// through the rounds of all ranks.
 ///
 /// A rank has two ports, one to the other ranks of its node and one to other nodes. Each sends and receives at the bandwidth
 /// of its link, both at the same time. A round that begins at time t goes like this:
-/// * Message i = 0, 1, ... of the round leaves at t + i o (o: overhead_us). A port sends its messages one after the other,
-/// and
-///   each takes bytes / bandwidth. They share the port, so all have arrived one latency after the port sent the last byte.
+/// * Message i = 0, 1, ... of the round leaves at t + i o (o: overhead_us). A port sends its messages one after
+///   the other, each in bytes / bandwidth. They share it, so all have arrived one latency after it sent the last byte.
 /// * With n messages to send and d bytes to decode, the rank itself is busy until t + n o + d / memory_bytes_per_us.
 /// * A port receives messages in the order in which they were sent, the first byte one latency after it left, and each takes
 ///   bytes / bandwidth again, at the same time as at the sender.
-/// * The round ends when the rank is no longer busy, the messages that it sent have arrived (unless `eager`: it may not
-/// change
-///   them before) and the m messages that it receives are there; and m o + merge_steps merge_us later.
+/// * The round ends m o + merge_steps merge_us after the rank is no longer busy, the m messages that it receives are there,
+///   and those that it sent have arrived, because it may not change them before (unless `eager`).
 ///
 /// So a round of one message of x bytes each way takes latency + x / bandwidth + o, if o < latency. Not in the model:
 /// switches and cables between the ports, and the start of kernels.
 /// @param costs of every rank
+/// @param[out] messages if not null, all messages are appended
 /// @throws std::logic_error if the messages that ranks send and receive do not match
-double step_time(std::span<const RankCost> costs, const Topology& topology, const Cluster& cluster);
+double step_time(std::span<const RankCost> costs, const Topology& topology, const Cluster& cluster,
+                 std::vector<MessageTime>* messages = nullptr);
 
 }  // namespace tree_attn

@@ -6,6 +6,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <map>
@@ -61,6 +62,22 @@ TEST_CASE("step time: a message takes latency + bytes / bandwidth, on the link o
   // Messages both ways do not disturb each other.
   CHECK(time_of({{{.sends = {{1, 500}}, .receives = {{1, 200}}}}, {{.sends = {{0, 200}}, .receives = {{0, 500}}}}}, 2) ==
         1.5);
+}
+
+TEST_CASE("step time: every message is listed with its times") {
+  // Rank 0 sends to its neighbour, then to the other node; both messages start at 0.
+  const std::vector<std::vector<RankCost::Round>> rounds{
+      {{.sends = {{1, 500}, {2, 500}}}}, {{.receives = {{0, 500}}}}, {{.receives = {{0, 500}}}}};
+  std::vector<MessageTime> messages;
+  CHECK(step_time(costs_of(rounds), Topology::pretend(3, 2), kSmall, &messages) == 3 + 5.0);
+  REQUIRE(messages.size() == 2);
+  std::sort(messages.begin(), messages.end(), [](const MessageTime& a, const MessageTime& b) { return a.to < b.to; });
+  for (const MessageTime& each : messages) {
+    CHECK(each.from == 0);
+    CHECK(each.bytes == 500);
+    CHECK(each.leaves == 0);
+    CHECK(each.arrives == (each.to == 1 ? 1 + 0.5 : 3 + 5.0));
+  }
 }
 
 TEST_CASE("step time: the messages of a round share the port of their sender, and that of their receiver") {

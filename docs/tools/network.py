@@ -1,0 +1,179 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Tables and the figure of the chapter on the network, from what docs/tools/schedules.cpp predicts.
+
+Run: docs/tools/network.py SCHEDULES.json FOLDER    draws schedules.svg
+     TREE_ATTN_DOCS_SCHEDULES=SCHEDULES.json docs/tools/network.py    prints the tables
+"""
+import json
+import math
+import os
+import pathlib
+import sys
+
+from figures import Drawing
+
+# NCCL's own model of an AllReduce by a tree in its low-latency protocol, in us: src/graph/tuning.cc of NVIDIA/nccl,
+# commit 5067397 (June 2026): a constant, a step inside a node (NVLink), a step between nodes.
+NCCL_BASE, NCCL_INSIDE, NCCL_BETWEEN = 6.8, 0.6, 5.0
+NCCL_RING_BASE, NCCL_RING_INSIDE, NCCL_RING_BETWEEN = 6.6, 0.6, 2.7
+
+
+def schedules():
+    """@returns what schedules.cpp wrote, or None if there is no such file"""
+    path = os.environ.get("TREE_ATTN_DOCS_SCHEDULES", "")
+    return json.loads(pathlib.Path(path).read_text(encoding="utf-8")) if path else None
+
+
+def table(head, rows):
+    return ["| " + " | ".join(head) + " |", "| --- |" + " ---: |" * (len(head) - 1), *("| " + " | ".join(row) + " |" for row in rows)]
+
+
+def missing():
+    return ["*Predicted when the pages are built.*"]
+
+
+def radix():
+    """Time of two-level by its radix."""
+    data = schedules()
+    if data is None:
+        return missing()
+    rows = []
+    for overhead in (0, 0.3):
+        for ranks in sorted({row["ranks"] for row in data if row["table"] == "radix"}):
+            cells = {row["asked"]: row for row in data if row["table"] == "radix" and row["ranks"] == ranks and row["overhead_us"] == overhead}
+            rows.append([f"{ranks} GPUs, {overhead:g} us", *(f"{cells[k]['us']:.2f}" for k in (2, 4, 8, 16)), f"{cells[0]['radix']}: {cells[0]['us']:.2f}"])
+    return table(["GPUs, time per message", "k = 2", "4", "8", "16", "default"], rows)
+
+
+def payload():
+    """Time of schedules by the size of the batch."""
+    data = schedules()
+    if data is None:
+        return missing()
+    batches = sorted({row["batch"] for row in data if row["table"] == "batch"})
+    rows = []
+    for name in ("two-level", "leaders", "fused"):
+        cells = {row["batch"]: row["us"] for row in data if row["table"] == "batch" and row["algorithm"] == name}
+        rows.append([f"`{name}`", *(f"{cells[batch]:.1f}" for batch in batches)])
+    return table(["128 GPUs, in us", *(f"batch {batch}, {batch * 16 * 130 * 4 / 1000:.1f} kB" for batch in batches)], rows)
+
+
+def one_node():
+    """Time of schedules inside one node by the number of its ranks."""
+    data = schedules()
+    if data is None:
+        return missing()
+    ranks = sorted({row["ranks"] for row in data if row["table"] == "flat"})
+    rows = []
+    for name, words in (("two-level", "one round, `two-level`"), ("fused", "doubling, `fused`"), ("gather", "`gather`"), ("leaders", "up and down, `leaders`")):
+        cells = {row["ranks"]: row["us"] for row in data if row["table"] == "flat" and row["algorithm"] == name}
+        rows.append([words, *(f"{cells[p]:.1f}" for p in ranks)])
+    return table(["0.3 us per message, in us", *(f"{p} ranks" for p in ranks)], rows)
+
+
+def us_text(us):
+    return f"{us:.0f} us" if us < 1000 else f"{us / 1000:.3g} ms"
+
+
+def lengths():
+    """Time of a step at the lengths of Fig. 3."""
+    data = schedules()
+    if data is None:
+        return missing()
+    found = [row for row in data if row["table"] == "lengths"]
+    n_keys = [80_000, 640_000, 5_120_000]
+    rows = []
+    for ranks in sorted({row["ranks"] for row in found}):
+        for name, order, words in [("two-level", "dealt", "`two-level`, dealt"), *((name, "contiguous", f"`{name}`") for name in ("two-level", "leaders", "fused", "paper", "gather", "ring-state", "ring"))]:
+            cells = {row["keys"]: row["us"] for row in found if (row["ranks"], row["algorithm"], row["order"]) == (ranks, name, order)}
+            rows.append([str(ranks), words, *(us_text(cells[n]) for n in n_keys)])
+    head = ["GPUs", "algorithm", *("80k keys", "640k", "5.12M")]
+    return ["| " + " | ".join(head) + " |", "| ---: | --- | ---: | ---: | ---: |", *("| " + " | ".join(row) + " |" for row in rows)]
+
+
+def ring_over_tree():
+    """How many times as long as Alg. 3 and two-level the ring takes, by the model, and what the paper's factor of 8 would need."""
+    data = schedules()
+    if data is None:
+        return missing()
+    times = {(row["ranks"], row["algorithm"]): row["us"] for row in data if row["table"] == "lengths" and row["keys"] == 5_120_000 and row["order"] == "contiguous"}
+    rows = []
+    for ranks in (8, 64, 128):
+        ring, paper, ours = (times[ranks, name] for name in ("ring", "paper", "two-level"))
+        rows.append([str(ranks), us_text(ring), us_text(paper), f"{ring / paper:.0f}", f"{ring / ours:.0f}", us_text(ring / 8 - paper)])
+    return table(["GPUs, 5.12M keys", "`ring`", "`paper`", "ring / paper", "ring / two-level", "needed for a factor of 8"], rows)
+
+
+def nccl_tree(n_nodes, per_node):
+    return NCCL_BASE + 2 * ((per_node - 1) * NCCL_INSIDE + math.log2(n_nodes) * NCCL_BETWEEN)
+
+
+def nccl_ring(n_nodes, per_node):
+    n_between = 0 if n_nodes == 1 else 2 * (n_nodes - 1)
+    return NCCL_RING_BASE + (2 * (n_nodes * per_node - 1) - n_between) * NCCL_RING_INSIDE + n_between * NCCL_RING_BETWEEN
+
+
+def nccl():
+    """Latency of NCCL's AllReduce by its own model, before the time of the bytes."""
+    rows = []
+    for n_nodes in (1, 8, 16, 128):
+        tree, ring = nccl_tree(n_nodes, 8), nccl_ring(n_nodes, 8)
+        rows.append([f"{8 * n_nodes}", f"{tree:.1f}", f"{ring:.1f}", f"{3 * min(tree, ring):.0f}"])
+    return table(["GPUs, 8 per node", "tree, us", "ring, us", "three AllReduces, us"], rows)
+
+
+TABLES = {"radix": radix, "payload": payload, "one_node": one_node, "nccl_latency": nccl, "lengths": lengths, "ring_over_tree": ring_over_tree}
+
+
+def slanted(drawing, x1, y1, x2, y2, style, head):
+    """An arrow between any two points."""
+    length = math.hypot(x2 - x1, y2 - y1)
+    ux, uy = (x2 - x1) / length, (y2 - y1) / length
+    bx, by = x2 - 8 * ux, y2 - 8 * uy
+    drawing.line(x1, y1, bx, by, style)
+    drawing.add(f'<path class="{head}" d="M{x2:.1f} {y2:.1f} L{bx - 3.5 * uy:.1f} {by + 3.5 * ux:.1f} L{bx + 3.5 * uy:.1f} {by - 3.5 * ux:.1f} z"/>')
+
+
+def clock(data):
+    """Space and time: the messages of three schedules, rank by rank, on one scale of time."""
+    shown = [row for row in data if row["table"] == "clock"]
+    dx, unit, top, left, gap = 28, 40, 64, 52, 34
+    n = shown[0]["ranks"]
+    width, last = dx * n, max(row["us"] for row in shown)
+    bottom = top + unit * last
+    drawing = Drawing(left + len(shown) * (width + gap) + 4, bottom + 34)
+    for us in range(0, math.ceil(last) + 1, 2):
+        y = top + unit * us
+        if y <= bottom + 2:
+            drawing.text(18, y + 4, f"{us} us", "small")
+            drawing.line(left - 12, y, left + len(shown) * (width + gap) - gap, y, "empty")
+    for i, row in enumerate(shown):
+        x0 = left + i * (width + gap)
+        name = row["algorithm"] + (f", k = {row['radix']}" if row["radix"] else "")
+        drawing.text(x0 + width / 2, 20, name)
+        drawing.text(x0 + width / 2, 38, f"{row['us']:.2f} us", "small")
+        for node in range(n // row["per_node"]):
+            drawing.box(x0 + dx * row["per_node"] * node + 2, 46, dx * row["per_node"] - 4, unit * row["us"] + 26, "frame", 6)
+        for rank in range(n):
+            x = x0 + dx * (rank + 0.5)
+            drawing.line(x, top, x, top + unit * row["us"])
+        for source, target, leaves, arrives, between in row["messages"]:
+            style = "slow" if between else "arrow"
+            slanted(drawing, x0 + dx * (source + 0.5), top + unit * leaves, x0 + dx * (target + 0.5), top + unit * arrives, style, "slow_head" if between else "head")
+    return drawing.svg()
+
+
+def main():
+    if len(sys.argv) == 3:
+        data = json.loads(pathlib.Path(sys.argv[1]).read_text(encoding="utf-8"))
+        folder = pathlib.Path(sys.argv[2])
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "schedules.svg").write_text(clock(data), encoding="utf-8")
+        return
+    for name, make in TABLES.items():
+        print(f"{name}\n", *make(), "", sep="\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Predicted times of schedules, and of every message of small ones, as JSON for docs/tools/network.py.
+///
+/// Run: schedules schedules.json
+#include "distributed/decoders/decoder.hpp"
+#include "distributed/measure/predict.hpp"
+#include "distributed/measure/step_time.hpp"
+#include "reference/state/key_range.hpp"
+
+#include <cstdio>
+#include <limits>
+#include <string>
+#include <vector>
+
+namespace tree_attn {
+namespace {
+
+/// 16 heads of 128 in BF16 for each sequence of the batch, on the paper's cluster.
+struct Schedule {
+  const Algorithm& algorithm;
+  int n_ranks, per_node;
+  int radix = 0;  ///< 0: the default of this network
+  std::int64_t batch = 1;
+  double overhead_us = 0;
+  std::int64_t n_keys = 0;  ///< 0: communication alone, one aligned subtree per rank
+  LeafOrder order = LeafOrder::kContiguous;
+
+  int radix_used() const {
+    return algorithm.radix == nullptr ? 0 : algorithm.radix(topology(), ranges(), options().for_shape(shape()));
+  }
+  double step_us(std::vector<MessageTime>* messages = nullptr) const {
+    const Topology all = topology();
+    const std::vector<KeyRange> all_ranges = ranges();
+    std::vector<RankCost> costs;
+    for (int rank = 0; rank < n_ranks; ++rank) costs.push_back(algorithm.cost(all, rank, all_ranges, shape(), options()));
+    return step_time(costs, all, cluster(), messages);
+  }
+  Topology topology() const { return Topology::pretend(n_ranks, per_node); }
+
+ private:
+  WorkloadShape shape() const {
+    const AttentionShape heads{.dtype = DType::BF16, .value_dtype = DType::BF16, .batch = batch};
+    return {heads, n_keys > 0 ? n_keys : std::int64_t{32768} * n_ranks, {}, order};
+  }
+  std::vector<KeyRange> ranges() const {
+    return order == LeafOrder::kDealt ? dealt_ranges(n_ranks) : coarse_ranges(shape().n_keys, n_ranks, kLeafKeys);
+  }
+  Cluster cluster() const {
+    Cluster cluster = kPaperCluster;
+    if (n_keys == 0) cluster.memory_bytes_per_us = std::numeric_limits<double>::infinity();
+    cluster.network.overhead_us = overhead_us;
+    return cluster;
+  }
+  PlanOptions options() const { return {.radix = radix, .network = cluster().network}; }
+};
+
+/// One line of JSON per schedule: what it is, its time, and with `with_messages` every message.
+void print(std::FILE* out, const Schedule& schedule, const char* table, bool with_messages, bool is_last) {
+  std::vector<MessageTime> messages;
+  const double time = schedule.step_us(with_messages ? &messages : nullptr);
+  std::fprintf(out,
+               "{\"table\": \"%s\", \"algorithm\": \"%s\", \"ranks\": %d, \"per_node\": %d, \"radix\": %d, \"asked\": %d, "
+               "\"batch\": %td, \"overhead_us\": %g, \"keys\": %td, \"order\": \"%s\", \"us\": %.6g, \"messages\": [",
+               table, std::string(schedule.algorithm.name).c_str(), schedule.n_ranks, schedule.per_node,
+               schedule.radix_used(), schedule.radix, schedule.batch, schedule.overhead_us, schedule.n_keys,
+               std::string(name_of(schedule.order)).c_str(), time);
+  const Topology topology = schedule.topology();
+  for (std::size_t i = 0; i < messages.size(); ++i) {
+    const MessageTime& each = messages[i];
+    std::fprintf(out, "%s[%d, %d, %.6g, %.6g, %d]", i == 0 ? "" : ", ", each.from, each.to, each.leaves, each.arrives,
+                 topology.node_of(each.from) == topology.node_of(each.to) ? 0 : 1);
+  }
+  std::fprintf(out, "]}%s\n", is_last ? "" : ",");
+}
+
+int write(const char* path) {
+  std::FILE* const out = std::fopen(path, "w");
+  if (out == nullptr) return std::perror(path), 1;
+  const Algorithm &two_level = find_algorithm("two-level"), &leaders = find_algorithm("leaders"),
+                  &fused = find_algorithm("fused"), &gather = find_algorithm("gather");
+  std::fprintf(out, "[\n");
+  // Four nodes of two ranks, message by message.
+  for (const Schedule& each : {Schedule{leaders, 8, 2}, Schedule{two_level, 8, 2, 2}, Schedule{two_level, 8, 2, 4}})
+    print(out, each, "clock", true, false);
+  // The radix, for a device that drives the network at no cost, and for a processor that spends 0.3 us on a message.
+  for (const double overhead : {0.0, 0.3}) {
+    for (const int p : {64, 128, 1024, 4096}) {
+      for (const int radix : {2, 4, 8, 16, 0}) print(out, {two_level, p, 8, radix, 1, overhead}, "radix", false, false);
+    }
+  }
+  // Longer messages.
+  for (const std::int64_t batch : {1, 8, 64}) {
+    for (const Algorithm* algorithm : {&two_level, &leaders, &fused})
+      print(out, {*algorithm, 128, 8, 0, batch}, "batch", false, false);
+  }
+  // The lengths of Fig. 3 on 1, 8 and 16 nodes.
+  for (const int p : {8, 64, 128}) {
+    for (std::int64_t n_keys = 80'000; n_keys <= 5'120'000; n_keys *= 2) {
+      for (const Algorithm& algorithm : algorithms())
+        print(out, {algorithm, p, 8, 0, 1, 0, n_keys}, "lengths", false, false);
+      print(out, {two_level, p, 8, 0, 1, 0, n_keys, LeafOrder::kDealt}, "lengths", false, false);
+    }
+  }
+  // A tree, a flat round and a gather inside one node.
+  for (const int p : {2, 4, 8, 16, 32, 64}) {
+    for (const Algorithm* algorithm : {&leaders, &fused, &gather, &two_level})
+      print(out, {*algorithm, p, p, 0, 1, 0.3}, "flat", false, p == 64 && algorithm == &two_level);
+  }
+  std::fprintf(out, "]\n");
+  return std::fclose(out) == 0 ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace tree_attn
+
+int main(int argc, char** argv) {
+  if (argc != 2) return std::fprintf(stderr, "usage: schedules FILE.json\n"), 2;
+  return tree_attn::write(argv[1]);
+}
