@@ -178,8 +178,9 @@ struct Setup {
     if (!options.in.empty()) file = SafetensorsFile::open(options.in);
     if (!file && !options.expect.empty())
       throw InputError("--expect " + readable(options.expect) + ": needs IN, the file that contains the tensor");
-    const WorkloadShape synthetic = file ? WorkloadShape{} : synthetic_shape(options, order_of(options));
-    workload = file                      ? open_workload(*file, options.steps, order_of(options))
+    const LeafOrder order = order_of(options, *backend);
+    const WorkloadShape synthetic = file ? WorkloadShape{} : synthetic_shape(options, order);
+    workload = file                      ? open_workload(*file, options.steps, order)
                : backend->has_elements() ? make_workload(synthetic, options.seed, options.steps)
                                          : make_axes(synthetic, options.steps);
     if (file && !options.expect.empty()) expected_tensor(*file, options.expect, workload->shape());

@@ -44,12 +44,11 @@ void check(const DecodeOptions& options, int n_ranks, const WorkloadShape& shape
     refuse("--steps " + std::to_string(options.steps) + ": every step appends one key, but the sequence has only " +
            std::to_string(shape.n_keys));
   }
-  const LeafOrder order = order_of(options);
-  if (order == LeafOrder::kDealt && n_ranks > kMostDealtRanks)
+  if (shape.order == LeafOrder::kDealt && n_ranks > kMostDealtRanks)
     refuse("--order dealt: at most " + std::to_string(kMostDealtRanks) + " ranks can share a sequence, but the job has " +
            ranks);
   if (options.shards.empty()) return;
-  if (order == LeafOrder::kDealt)
+  if (shape.order == LeafOrder::kDealt)
     refuse("--shards is for --order contiguous: in the dealt order the number of ranks decides who holds which keys");
   if (std::ssize(options.shards) != n_ranks) {
     refuse("--shards lists " + std::to_string(options.shards.size()) +
@@ -70,9 +69,10 @@ LeafOrder order_named(std::string_view name) {
   return name == name_of(LeafOrder::kDealt) ? LeafOrder::kDealt : LeafOrder::kContiguous;
 }
 
-LeafOrder order_of(const DecodeOptions& options) {
+LeafOrder order_of(const DecodeOptions& options, const Backend& backend) {
   if (options.order) return order_named(*options.order);
-  return options.steps > 1 && options.in.empty() ? LeafOrder::kDealt : LeafOrder::kContiguous;
+  const bool grows = options.steps > 1 && options.in.empty();
+  return grows && backend.takes(LeafOrder::kDealt) ? LeafOrder::kDealt : LeafOrder::kContiguous;
 }
 
 WorkloadShape synthetic_shape(const ShapeOptions& options, LeafOrder order) {
@@ -191,9 +191,9 @@ std::vector<const CLI::Option*> add_decode_options(CLI::App& command, DecodeOpti
       ->check(within(1, 1 << 30))
       ->capture_default_str();
   command
-      .add_option(
-          "--order", options.order,
-          "contiguous, or dealt: leaves go round the ranks; changes bits (default: dealt for --steps above 1 without IN)")
+      .add_option("--order", options.order,
+                  "contiguous, or dealt: leaves go round the ranks; changes bits (default: dealt for --steps above 1 "
+                  "without IN, on cpu)")
       ->check(CLI::IsMember({"contiguous", "dealt"}).description(""));
   command.add_option("--scale", options.scale, "Factor of q.k (default 1/sqrt(d_h))");
   command

@@ -83,7 +83,7 @@ TEST_CASE(
       jobs.push_back({dtype, kv_heads, 3, {"--compare", kAll, "--ranks-per-node", "2"}});
       jobs.push_back({dtype, kv_heads, 3, {"--compare", kAll, "--shards", "128,0,649"}});
       // The last of three steps is the one step of a single one.
-      jobs.push_back({dtype, kv_heads, 2, {"--compare", kAll, "--steps", "3", "--order", "contiguous"}});
+      jobs.push_back({dtype, kv_heads, 2, {"--compare", kAll, "--steps", "3"}});
       std::set<std::string> found;
       for (const auto& digests : digests_of(jobs)) {
         CHECK(digests.size() == tree_attn::algorithms().size());
@@ -199,7 +199,7 @@ TEST_CASE("emulated: shapes that no kernel takes are refused with their numbers,
       {{"--seq-len", "777", "--head-dim", "193", "--moments", "2"},
        "--backend emulated: no kernel supports d_h 193, d_v 579: more than 576"},
       {{"in", "out"}, "--backend emulated: no kernel supports d_h 8, d_v 577: more than 576"},
-      {{"--steps", "2"},
+      {{"--order", "dealt"},
        "--order dealt: the kernels of --backend emulated read leaves in contiguous order only; use --order contiguous or "
        "--backend cpu"}};
   std::vector<Words> commands;
@@ -218,23 +218,14 @@ TEST_CASE("emulated: the last of many steps has the bits of a single one, for ev
     for (const std::string kv_heads : {"4", "1"}) {
       std::vector<Job> jobs;
       jobs.push_back({dtype, kv_heads, 1, {"--batch", "2", "--compare", kAll}});
-      jobs.push_back({dtype,
-                      kv_heads,
-                      1,
-                      {"--batch", "2", "--compare", kAll, "--steps", "3", "--repeat", "2", "--order", "contiguous"}});
+      jobs.push_back({dtype, kv_heads, 1, {"--batch", "2", "--compare", kAll, "--steps", "3", "--repeat", "2"}});
       // More steps than a leaf has keys.
-      jobs.push_back(
-          {dtype, kv_heads, 1, {"--batch", "2", "--algorithm", "gather", "--steps", "70", "--order", "contiguous"}});
-      jobs.push_back(
-          {dtype,
-           kv_heads,
-           3,
-           {"--batch", "2", "--compare", kAll, "--steps", "3", "--ranks-per-node", "2", "--order", "contiguous"}});
+      jobs.push_back({dtype, kv_heads, 1, {"--batch", "2", "--algorithm", "gather", "--steps", "70"}});
+      jobs.push_back({dtype, kv_heads, 3, {"--batch", "2", "--compare", kAll, "--steps", "3", "--ranks-per-node", "2"}});
       jobs.push_back({dtype,
                       kv_heads,
                       3,
-                      {"--batch", "2", "--compare", "ring,gather,ring-state", "--steps", "3", "--shards", "704,0,73",
-                       "--order", "contiguous"}});
+                      {"--batch", "2", "--compare", "ring,gather,ring-state", "--steps", "3", "--shards", "704,0,73"}});
       std::set<std::string> found;
       for (const auto& digests : digests_of(jobs)) found.merge(canonical(digests));
       CHECK(found.size() == 1);
