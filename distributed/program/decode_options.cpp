@@ -191,9 +191,9 @@ std::vector<const CLI::Option*> add_decode_options(CLI::App& command, DecodeOpti
       ->check(within(1, 1 << 30))
       ->capture_default_str();
   command
-      .add_option("--order", options.order,
-                  "contiguous, or dealt: leaves go round the ranks; changes bits (default: dealt for --steps above 1 "
-                  "without IN, on cpu)")
+      .add_option(
+          "--order", options.order,
+          "contiguous, or dealt: leaves go round the ranks; changes bits (default for --steps without IN, on cpu: dealt)")
       ->check(CLI::IsMember({"contiguous", "dealt"}).description(""));
   command.add_option("--scale", options.scale, "Factor of q.k (default 1/sqrt(d_h))");
   command
