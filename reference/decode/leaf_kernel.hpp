@@ -51,7 +51,7 @@ struct LeafKernel {
   /// @param[out] states [n_queries][2 + d_v]; [n_leaves][n_queries][2 + padded d_v] if they are kept apart
   void (*states)(const Chunk& chunk, float* workspace, float* states);
   /// left <- merge(left, right) for n packed states.
-  void (*merge)(float* left, const float* right, std::int64_t n, std::int64_t d_v);
+  void (*merge_packed)(float* left, const float* right, std::int64_t n, std::int64_t d_v);
   /// n packed states in the order of the value's elements, without padding.
   /// @param[in] packed [n][2 + padded d_v]
   /// @param[out] states [n][2 + d_v]

@@ -74,8 +74,7 @@ std::string out_of(const Scratch& scratch, const std::string& in, int n_ranks, c
 
 /// @tested{alg_3, Alg. 3}
 /// @tested{thm_1, Thm. 1}
-TEST_CASE(
-    "emulated: all algorithms are within the bound, and those that promise it keep their bits for every number of ranks") {
+TEST_CASE("emulated: all algorithms are within the bound, and those that keep bits do so for every number of ranks") {
   for (const std::string dtype : {"f32", "f16", "bf16"}) {
     for (const std::string kv_heads : {"4", "1"}) {
       std::vector<Job> jobs;

@@ -150,8 +150,7 @@ TEST_CASE("report: what was counted is what was predicted where shards are whole
   }
 }
 
-TEST_CASE(
-    "report: blocks of ranks on uneven nodes have the radix that was asked for, its messages, and the bits of one rank") {
+TEST_CASE("report: blocks of ranks on uneven nodes have the radix asked for, its messages, and the bits of one rank") {
   const Scratch scratch;
   const std::string path = scratch.path("report");
   const Words decode{"decode", "--seq-len", "1000", "--heads", "4", "--head-dim", "32", "--report", path};

@@ -81,8 +81,7 @@ TEST_CASE("device cache: keys appended step by step have the states of a shard t
   }
 }
 
-TEST_CASE(
-    "device cache: a step uploads one position, the queries and the lengths, allocates nothing, and downloads states once") {
+TEST_CASE("device cache: a step uploads one position, queries and lengths, allocates nothing, and downloads states once") {
   for (const Axes& axes : kAxes) {
     INFO(name_of(axes.dtype));
     const auto workload = normal_workload(6200, axes);
