@@ -355,7 +355,7 @@ TEST_CASE("predict: a rank of the tree holds its own keys and values, and states
   CHECK(ring.peak_elements == 3 * 2 * 2 * kPerRank * 24 + 2 * 24 + 2 * 4 * state + output);
 }
 
-TEST_CASE("predict: the bytes of a decoder are those of its blocks, for the ring of two shards, a session, states and output") {
+TEST_CASE("predict: a decoder takes the bytes of its blocks, the ring those of two shards, a session, states and output") {
   const auto workload = workload_for(4, {.batch = 2, .heads = 4, .kv_heads = 4, .head_dim = 6, .value_dim = 6});
   const WorkloadShape& shape = workload->shape();
   const std::vector<KeyRange> ranges = aligned_ranges(4);
