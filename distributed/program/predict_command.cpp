@@ -28,7 +28,7 @@ struct PredictOptions : ShapeOptions {
                                 kPaperCluster.network.between.bytes_per_us / kGigabytePerSecond},
       latency{kPaperCluster.network.inside.latency_us, kPaperCluster.network.between.latency_us};
   double overhead = kPaperCluster.network.overhead_us,
-         memory_bandwidth = kPaperCluster.memory_bytes_per_us / kGigabytePerSecond, merge = kPaperCluster.merge_us;
+         memory_bandwidth = kPaperCluster.memory_bytes_per_us / kGigabytePerSecond, merge_us = kPaperCluster.merge_us;
 };
 
 /// GPUs of a node, if --ranks-per-node does not say otherwise: as in the paper's cluster.
@@ -50,7 +50,7 @@ Cluster cluster_of(const PredictOptions& options) {
            {between_latency, between_bandwidth * kGigabytePerSecond},
            options.overhead},
           options.memory_bandwidth * kGigabytePerSecond,
-          options.merge};
+          options.merge_us};
 }
 
 /// The checked shape, and the ranks. @throws InputError
@@ -153,7 +153,7 @@ Command add_predict(CLI::App& program, std::string command_line) {
   add_pair("--latency", options->latency, "us of a message inside a node and between nodes", is_number);
   add("--overhead", options->overhead, "us that each message costs its sender, and its receiver", is_number);
   add("--memory-bandwidth", options->memory_bandwidth, "GB/s at which a rank decodes keys and values", is_positive);
-  add("--merge-time", options->merge, "us of a merge step", is_number);
+  add("--merge-time", options->merge_us, "us of a merge step", is_number);
   command->add_option("--report", options->report, "Machine-readable report to write (JSON)")->check(not_empty);
   command->footer(
       "\nNeeds no mpirun and no GPU. Examples:\n"
