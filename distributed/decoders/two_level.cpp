@@ -63,12 +63,13 @@ Plan two_level_plan(const Topology& topology, int rank, std::span<const KeyRange
     return builder.take();
   }
 
-  // Level one: the ranks of a node, in one round.
+  // Level one: the ranks of a node.
   const Members all{topology.order(), ranges, me};
   std::vector<int> units(ranks.size() + 1);
   std::iota(units.begin(), units.end(), first);
   BlockForest forest = builder.own(topology.range_of(rank, ranges));
-  forest = builder.join_blocks(all, units, std::max(n_ranks, 2), std::move(forest));
+  const int node_radix = options.node_radix > 0 ? options.node_radix : std::max(n_ranks, 2);
+  forest = builder.join_blocks(all, units, node_radix, std::move(forest));
 
   // Level two: the nodes, `radix` of them at a time.
   units = {0};

@@ -211,10 +211,10 @@ std::vector<KeyRange> ranges_in_tree(const DecodeOptions& options, const Topolog
 }
 
 /// How ranks exchange states. Where ranks outnumber the cores of their node, a message costs the time of a core rather than
-/// latency, so the schedule between nodes has the fewest messages: two blocks in each round.
+/// latency, so the schedule with the fewest messages is the fastest: two blocks in each round, inside nodes too.
 PlanOptions plan_options(const DecodeOptions& options, const Ranks& ranks, const Topology& machines) {
   PlanOptions plan;
-  if (ranks_outnumber_cores(ranks, machines)) plan.radix = 2;
+  if (ranks_outnumber_cores(ranks, machines)) plan.radix = plan.node_radix = 2;
   if (options.radix) plan.radix = *options.radix;
   return plan;
 }

@@ -8,8 +8,8 @@
 /// algorithms and the two collectives of the library take turns. Prints one JSON object per message size: of the time per
 /// call of the slowest rank the tenth percentile over rounds, which other work on the machine disturbs least, and the
 /// median; and the medians of the ratios within a round to MPI_Allgather and to MPI_Allreduce. Optional arguments are the
-/// number of consecutive ranks that count as a node (0: ranks that share memory), and the radix between nodes (0: the
-/// default).
+/// number of consecutive ranks that count as a node (0: ranks that share memory), and the radix, inside nodes too (0: the
+/// default of the library). `tree_attn` takes 2 where ranks outnumber the cores of their node.
 #include "distributed/decoders/decoder.hpp"
 #include "distributed/program/mpi_session.hpp"
 #include "distributed/transport/mpi_transport.hpp"
@@ -72,7 +72,7 @@ int main(int argc, char** argv) {
   const auto [begin, end] = transport.topology().range_of(ranks.rank(), ranges);
 
   PlanOptions options;
-  options.radix = argc > 2 ? std::atoi(argv[2]) : 0;
+  options.radix = options.node_radix = argc > 2 ? std::atoi(argv[2]) : 0;
   options.d_v = kValueDim;
   for (const std::int64_t n_rows : kRows) {
     options.n_rows = n_rows;

@@ -78,7 +78,11 @@ TEST_CASE("two-level: the bits of gather and the counts of the plan, for every r
   std::vector<PlanOptions> all_options;
   for (const std::int64_t slice_bytes : {std::int64_t{0}, kNeverCut}) {
     for (int radix = 2; radix <= 8; ++radix) {
-      all_options.push_back({.radix = radix, .slice_bytes = slice_bytes, .n_rows = kRows, .d_v = kValueDim});
+      for (const int node_radix : {0, 2, 3}) {
+        if (slice_bytes > 0 || node_radix == 0)
+          all_options.push_back(
+              {.radix = radix, .node_radix = node_radix, .slice_bytes = slice_bytes, .n_rows = kRows, .d_v = kValueDim});
+      }
     }
   }
   int n_empty = 0, n_sliced = 0;
@@ -118,7 +122,8 @@ TEST_CASE("two-level: the bits of gather and the counts of the plan, for every r
       for (const DecodeOutput& output : outputs[i]) CHECK(same_bits(output, root));
     }
     for (std::size_t i = 0; i < all_options.size(); ++i) {
-      INFO("radix " << all_options[i].radix << ", slices above " << all_options[i].slice_bytes);
+      INFO("radix " << all_options[i].radix << " and " << all_options[i].node_radix << ", slices above "
+                    << all_options[i].slice_bytes);
       const Prediction sum = predicted(topology, ranges, all_options[i]);
       CHECK(traffic[i].messages == sum.messages);
       CHECK(traffic[i].bytes == sum.bytes);
