@@ -30,7 +30,8 @@ def missing(mpirun):
     for tool in ("unshare", "ip", "tc"):
         if not shutil.which(tool):
             return f"{tool} is not installed (apt install util-linux iproute2)"
-    if "Open MPI" not in subprocess.run([mpirun, "--version"], capture_output=True, text=True).stdout:
+    version = subprocess.run([mpirun, "--version"], capture_output=True, text=True).stdout
+    if "Open MPI" not in version and "OpenRTE" not in version:  # what Open MPI 4 calls its mpiexec
         return f"{mpirun} is not Open MPI's: no agent starts its daemons in namespaces"
     script = "mount -t tmpfs t /run && mkdir /run/netns && ip netns add h && ip link add name a type bridge && " \
              "ip link add name b type veth peer name c && tc qdisc add dev b root tbf rate 1gbit burst 64k latency 200ms"
