@@ -49,8 +49,7 @@ void HostFabric::run(const Combine& combine) {
     const std::span<const float> right = elements({right_block, combine.n});
     switch (combine.op) {
       case Combine::Operator::kMerge:
-        for (std::int64_t r = 0; r < combine.n * n_states(left_block); ++r)
-          merge(left.data() + r * state_size(d_v_), right.data() + r * state_size(d_v_), d_v_);
+        kernel_.merge_states(left.data(), right.data(), combine.n * n_states(left_block), d_v_);
         break;
       case Combine::Operator::kMax:
         std::transform(left.begin(), left.end(), right.begin(), left.begin(), larger_or_nan);
@@ -71,17 +70,12 @@ void HostFabric::run(const Fold& fold) {
   float* first = at(fold.states.first);
   const std::int64_t n_rows = n_states(fold.states.first);
   for (std::int64_t r = 0; fold.states.n == 0 && r < n_rows; ++r) set_empty(first + r * state_size(d_v_), d_v_);
-  for (Block last = fold.states.first + fold.states.n - 1; last > fold.states.first; --last) {
-    for (std::int64_t r = 0; r < n_rows; ++r)
-      merge(at(last - 1) + r * state_size(d_v_), at(last) + r * state_size(d_v_), d_v_);
-  }
+  for (Block last = fold.states.first + fold.states.n - 1; last > fold.states.first; --last)
+    kernel_.merge_states(at(last - 1), at(last), n_rows, d_v_);
 }
 
 void HostFabric::run(const Finish& finish) {
-  const float* state = at(finish.state);
-  float *z = at(finish.z), *lse = at(finish.lse);
-  const std::int64_t n_rows = n_states(finish.state);
-  for (std::int64_t r = 0; r < n_rows; ++r) lse[r] = tree_attn::finish(state + r * state_size(d_v_), z + r * d_v_, d_v_);
+  kernel_.finish_states(at(finish.state), n_states(finish.state), d_v_, at(finish.z), at(finish.lse));
 }
 
 void HostFabric::run(const Weigh& weigh) {

@@ -5,6 +5,7 @@
 
 #include "distributed/transport/plan.hpp"
 #include "distributed/transport/transport.hpp"
+#include "reference/decode/leaf_kernel.hpp"
 
 #include <memory>
 #include <span>
@@ -37,6 +38,7 @@ class HostFabric : public Fabric {
   std::int64_t n_states(Block block) const;
   std::int64_t n_scalars(Block block) const { return std::ssize(elements({block, 1})); }
 
+  const LeafKernel& kernel_ = leaf_kernel();  ///< merges and divides in the widest registers of this processor
   Transport& transport_;
   std::int64_t d_v_;
   int lift_ = 0;

@@ -30,6 +30,10 @@ constexpr std::int64_t kAlternateBytes = 256;
 /// How far ahead rows are requested otherwise.
 constexpr std::int64_t kAheadBytes = 8192;
 
+void merge_states(float* left, const float* right, std::int64_t n, std::int64_t d_v) {
+  for (; n > 0; --n, left += state_size(d_v), right += state_size(d_v)) tree_attn::merge(left, right, d_v);
+}
+
 void unpack(const float* packed, DType value_type, std::int64_t n, std::int64_t d_v, float* states) {
   with_dtype(value_type, [&]<class T>(T) {
     for (; n > 0; --n, packed += state_size(packed_size(d_v)), states += state_size(d_v)) {
@@ -169,8 +173,7 @@ class ChunkLoop {
 
   void merge_last_two() {
     --n_held_;
-    float *const left = slot(n_held_ - 1), *const right = slot(n_held_);
-    for (std::int64_t j = 0; j < chunk_.n_queries; ++j) merge(left + j * state_floats(), right + j * state_floats(), d_v_);
+    merge_states(slot(n_held_ - 1), slot(n_held_), chunk_.n_queries, d_v_);
   }
 
   const Chunk& chunk_;
@@ -191,9 +194,8 @@ void states(const Chunk& chunk, float* workspace, float* states) {
   if (!chunk.apart) unpack(loop.merged(), chunk.value_type, chunk.n_queries, chunk.d_v, states);
 }
 
-void merge_states(float* left, const float* right, std::int64_t n, std::int64_t d_v) {
-  const std::int64_t d = packed_size(d_v);
-  for (; n > 0; --n, left += state_size(d), right += state_size(d)) tree_attn::merge(left, right, d);
+void finish_states(const float* states, std::int64_t n, std::int64_t d_v, float* z, float* lse) {
+  for (; n > 0; --n, states += state_size(d_v), z += d_v) *lse++ = tree_attn::finish(states, z, d_v);
 }
 
 void pack_query(const float* q, std::int64_t d_h, DType key_type, float scale, float* packed) {
@@ -208,6 +210,6 @@ void pack_query(const float* q, std::int64_t d_h, DType key_type, float scale, f
 }  // namespace
 
 extern const LeafKernel TREE_ATTN_LEAF_KERNEL;
-const LeafKernel TREE_ATTN_LEAF_KERNEL{TREE_ATTN_INSTRUCTION_SET, pack_query, states, merge_states, unpack};
+const LeafKernel TREE_ATTN_LEAF_KERNEL{TREE_ATTN_INSTRUCTION_SET, pack_query, states, merge_states, finish_states, unpack};
 
 }  // namespace tree_attn

@@ -50,8 +50,13 @@ struct LeafKernel {
   /// @param[in] workspace of workspace_floats()
   /// @param[out] states [n_queries][2 + d_v]; [n_leaves][n_queries][2 + padded d_v] if they are kept apart
   void (*states)(const Chunk& chunk, float* workspace, float* states);
-  /// left <- merge(left, right) for n packed states.
-  void (*merge_packed)(float* left, const float* right, std::int64_t n, std::int64_t d_v);
+  /// left <- merge(left, right) for n states, [n][2 + d_v] each.
+  void (*merge_states)(float* left, const float* right, std::int64_t n, std::int64_t d_v);
+  /// finish() of n states.
+  /// @param[in] states [n][2 + d_v]
+  /// @param[out] z [n][d_v]
+  /// @param[out] lse [n], natural
+  void (*finish_states)(const float* states, std::int64_t n, std::int64_t d_v, float* z, float* lse);
   /// n packed states in the order of the value's elements, without padding.
   /// @param[in] packed [n][2 + padded d_v]
   /// @param[out] states [n][2 + d_v]

@@ -291,6 +291,47 @@ TEST_CASE("leaf: the only key of a sequence has the state (s, 1, v), with and wi
   }
 }
 
+TEST_CASE("leaf: every build merges and divides states with the bits of merge() and finish()") {
+  std::mt19937 random(kSeed);
+  const auto draw = [&](float scale) {
+    constexpr float kOdd[] = {0, -0.0f, kInf, -kInf, kNaN, 1e-40f, 3e38f, -3e38f};
+    const auto kind = random() % 24;
+    return kind < 8 ? kOdd[kind] : scale * std::uniform_real_distribution<float>(-1, 1)(random);
+  };
+  constexpr std::int64_t kRows = 9;
+  for (const std::int64_t d_v : {0, 1, 15, 16, 33, 128}) {
+    const std::int64_t size = state_size(d_v);
+    std::vector<float> left(static_cast<std::size_t>(kRows * size)), right = left;
+    for (std::vector<float>* states : {&left, &right}) {
+      for (float& element : *states) element = draw(100);
+      for (std::int64_t r = 0; r < kRows; ++r) {
+        float* const state = states->data() + r * size;
+        state[kShift] = static_cast<float>(static_cast<int>(random() % 400) - 200);
+        state[kSum] = r % 3 == 0 ? draw(1) : 1 + static_cast<float>(random() % 1000);
+        if (random() % 4 == 0) set_empty(state, d_v);
+      }
+    }
+    std::vector<float> merged = left, z(static_cast<std::size_t>(kRows * d_v)), lse(kRows);
+    for (std::int64_t r = 0; r < kRows; ++r) {
+      merge(merged.data() + r * size, right.data() + r * size, d_v);
+      lse[static_cast<std::size_t>(r)] = finish(merged.data() + r * size, z.data() + r * d_v, d_v);
+    }
+    for (const LeafKernel* kernel : leaf_kernels()) {
+      CAPTURE(kernel->name);
+      CAPTURE(d_v);
+      // One element more than there are states, to see that it stays.
+      std::vector<float> got = left, got_z(z.size() + 1, 7), got_lse(kRows + 1, 7);
+      got.push_back(7);
+      kernel->merge_states(got.data(), right.data(), kRows, d_v);
+      CHECK(std::equal(merged.begin(), merged.end(), got.begin(), same));
+      kernel->finish_states(merged.data(), kRows, d_v, got_z.data(), got_lse.data());
+      CHECK(std::equal(z.begin(), z.end(), got_z.begin(), same));
+      CHECK(std::equal(lse.begin(), lse.end(), got_lse.begin(), same));
+      CHECK((got.back() == 7 && got_z.back() == 7 && got_lse.back() == 7));
+    }
+  }
+}
+
 TEST_CASE("leaf: no element after the last row is read") {
   const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
   constexpr std::int64_t kLength = 70, kRow = 4 * kLength;
