@@ -9,7 +9,6 @@
 #include "distributed/program/decode_options.hpp"
 #include "distributed/program/machine.hpp"
 #include "distributed/program/program.hpp"
-#include "distributed/transport/mpi_transport.hpp"
 #include "gpu/backend/backends.hpp"
 #include "reference/data/moment_workload.hpp"
 #include "reference/data/output_file.hpp"
@@ -169,6 +168,10 @@ struct Setup {
     check_elements(options, *backend);
     if (options.threads && !backend->has_threads())
       throw InputError("--threads is for --backend cpu, but the backend is " + options.backend);
+    if (kSimulated && !options.devices.empty()) throw InputError("--devices: simulated ranks are started by the simulator");
+    if (!options.devices.empty() && !backend->gpus().empty())
+      throw InputError("--devices with --backend " + options.backend + ": not supported by this version; use mpirun -n " +
+                       std::to_string(ranks.size()));
     if (options.transport == "nccl") throw InputError("--transport nccl: not supported by this version; use mpi");
     chosen.push_back(&find_algorithm(options.algorithm));
     for (const std::string& name : options.compare) chosen.push_back(&find_algorithm(name));
@@ -219,7 +222,7 @@ PlanOptions plan_options(const DecodeOptions& options, const Ranks& ranks, const
   return plan;
 }
 
-int run_decode(const DecodeOptions& options, const MpiRanks& ranks) {
+int run_decode(const DecodeOptions& options, const Ranks& ranks) {
   const bool is_root = ranks.rank() == 0;
 
   // Check everything that can be wrong before any rank waits for another.
@@ -235,10 +238,10 @@ int run_decode(const DecodeOptions& options, const MpiRanks& ranks) {
   const Topology topology = options.ranks_per_node == 0 ? machines : ranks.topology(options.ranks_per_node);
   const std::vector<KeyRange> ranges = ranges_in_tree(options, topology, reduced);
   const double scale = options.scale ? *options.scale : 1 / std::sqrt(static_cast<double>(shape.head_dim));
-  MpiTransport transport(ranks, topology);
-  transport.set_merge_seconds(1e-6 * options.model_merge_us.value_or(0));
-  transport.set_message_seconds(1e-6 * options.model_message_us.value_or(0));
-  Bench bench{ranks,          transport,      *setup->backend,
+  const std::unique_ptr<Transport> transport = ranks.open_transport(topology);
+  transport->set_merge_seconds(1e-6 * options.model_merge_us.value_or(0));
+  transport->set_message_seconds(1e-6 * options.model_message_us.value_or(0));
+  Bench bench{ranks,          *transport,     *setup->backend,
               reduced,        ranges,         scale,
               options.warmup, options.repeat, plan_options(options, ranks, machines)};
   run_on_all(ranks, [&] {
@@ -296,10 +299,14 @@ int run_decode(const DecodeOptions& options, const MpiRanks& ranks) {
   run_on_all(ranks, [&] {
     if (!is_root) return;
     Outputs& outputs = *setup->outputs;
-    const ReportHeader report{options.command_line, options.backend,
-                              options.transport,    shape,
-                              options.steps,        setup->backend->has_threads() ? n_threads : 1,
-                              ranks.size(),         topology.n_nodes(),
+    const ReportHeader report{options.command_line,
+                              options.backend,
+                              std::string(transport->name()),
+                              shape,
+                              options.steps,
+                              setup->backend->has_threads() ? n_threads : 1,
+                              ranks.size(),
+                              topology.n_nodes(),
                               this_machine()};
     if (outputs.out) write_tensors(*outputs.out, shape, measurements[0].output, moments.empty() ? nullptr : moments.data());
     if (outputs.report) outputs.report->write(json(report, measurements));
@@ -337,7 +344,7 @@ Command add_decode(CLI::App& program, std::string command_line) {
   CLI::App* command = program.add_subcommand(
       "decode", "Decode over keys and values that are sharded over ranks: mpirun -n P tree_attn decode [IN [OUT]] ...");
   const std::vector<const CLI::Option*> without_in = add_decode_options(*command, *options);
-  return [options, without_in](const MpiRanks& ranks) {
+  return [options, without_in](const Ranks& ranks) {
     // CLI's excludes() would repeat this in the help of every option. Ignoring the options would misreport what was
     // measured.
     for (const CLI::Option* option : without_in) {

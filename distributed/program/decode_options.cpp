@@ -7,8 +7,10 @@
 #include "distributed/program/program.hpp"
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <iterator>
+#include <sstream>
 #include <vector>
 
 namespace tree_attn {
@@ -63,6 +65,29 @@ void check(const DecodeOptions& options, int n_ranks, const WorkloadShape& shape
   }
   if (sum != shape.n_keys)
     refuse("--shards add up to " + std::to_string(sum) + " keys, but the sequence has " + std::to_string(shape.n_keys));
+}
+
+std::vector<int> devices_of(const std::string& list) {
+  constexpr int kMost = 4096;
+  const auto refuse = [&](const std::string& why) { throw InputError("\"" + readable(list) + "\": " + why); };
+  std::vector<int> devices;
+  std::istringstream text(list);
+  const auto number = [&] {
+    int device = 0;
+    if (!std::isdigit(text.peek()) || !(text >> device) || device >= kMost)
+      refuse("expected devices 0 to " + std::to_string(kMost - 1) + ", such as 0-7 or 0,2,3");
+    return device;
+  };
+  do {
+    const int first = number(), last = text.peek() == '-' ? (text.get(), number()) : first;
+    if (last < first) refuse(std::to_string(first) + "-" + std::to_string(last) + " is empty");
+    for (int device = first; device <= last; ++device) {
+      if (std::ranges::count(devices, device) > 0) refuse("device " + std::to_string(device) + " is listed twice");
+      devices.push_back(device);
+    }
+  } while (text.get() == ',');
+  if (!text.eof()) refuse("expected a comma after device " + std::to_string(devices.back()));
+  return devices;
 }
 
 LeafOrder order_named(std::string_view name) {
@@ -171,6 +196,17 @@ std::vector<const CLI::Option*> add_decode_options(CLI::App& command, DecodeOpti
   command.add_option("--transport", options.transport, "mpi, or nccl (cuda only)")
       ->check(CLI::IsMember({"mpi", "nccl"}).description(""))
       ->capture_default_str();
+  command
+      .add_option("--devices", options.devices,
+                  "0-7, for example: ranks are threads of this process, one per device, instead of processes under mpirun")
+      ->check([](const std::string& list) {
+        try {
+          devices_of(list);
+          return std::string();
+        } catch (const InputError& error) {
+          return std::string(error.what());
+        }
+      });
   command
       .add_option("--ranks-per-node", options.ranks_per_node,
                   "Treat every R consecutive ranks as a node (default: ranks that share memory)")

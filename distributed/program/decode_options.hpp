@@ -24,7 +24,7 @@ struct ShapeOptions {
 
 /// The options of `decode`; see its help.
 struct DecodeOptions : ShapeOptions {
-  std::string command_line, in, out, report, expect;
+  std::string command_line, in, out, report, expect, devices;
   std::string algorithm = "two-level", backend = "cpu", transport = "mpi";
   std::vector<std::string> compare;
   std::vector<std::int64_t> shards;
@@ -43,6 +43,9 @@ std::vector<const CLI::Option*> add_shape_options(CLI::App& command, ShapeOption
 /// Adds the options to the subcommand. `options` must live until the command line is parsed.
 /// @returns the options that apply to synthetic input only
 std::vector<const CLI::Option*> add_decode_options(CLI::App& command, DecodeOptions& options);
+
+/// The devices of a list such as "0-7" or "0,2,4-5", each at most once. @throws InputError
+std::vector<int> devices_of(const std::string& list);
 
 /// Checks the options against each other, the number of ranks and the shape. @throws InputError
 void check(const DecodeOptions& options, int n_ranks, const WorkloadShape& shape);

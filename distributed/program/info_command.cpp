@@ -12,7 +12,7 @@ namespace tree_attn {
 
 Command add_info(CLI::App& program) {
   program.add_subcommand("info", "Show what this build supports and what it found, and how to add what is missing");
-  return [](const MpiRanks& ranks) {
+  return [](const Ranks& ranks) {
     const Topology topology = ranks.topology(0);
     if (ranks.rank() != 0) return 0;
     const Machine machine = this_machine();

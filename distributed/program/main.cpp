@@ -4,9 +4,11 @@
 ///
 /// Run: tree_attn --help
 /// Run: tree_attn decode --seq-len 4096 --verify
+#include "distributed/program/decode_options.hpp"
 #include "distributed/program/machine.hpp"
 #include "distributed/program/mpi_session.hpp"
 #include "distributed/program/program.hpp"
+#include "distributed/transport/thread_transport.hpp"
 #include "reference/data/input_error.hpp"
 #include "reference/data/mapped_file.hpp"
 #include "reference/data/output_file.hpp"
@@ -15,11 +17,16 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <cmath>
 #include <csignal>
 #include <cstdio>
 #include <exception>
 #include <limits>
+#include <map>
 #include <new>
+#include <optional>
+#include <string>
 #include <string_view>
 
 namespace {
@@ -36,20 +43,22 @@ bool read_timeout(const std::string& text, double& seconds) {
   return CLI::detail::lexical_cast(text, seconds) && seconds > 0;
 }
 
-/// Finds --timeout, which already applies to MPI_Init and is needed before the command line is parsed. The parser reports
-/// invalid values later.
-double find_timeout(int argc, char** argv) {
-  constexpr std::string_view kName = "--timeout";
-  double timeout = kTimeout, seconds = 0;
+/// The value of an option that is needed before the command line is parsed. The parser reports invalid values later.
+std::optional<std::string> find_value(int argc, char** argv, std::string_view name) {
+  std::optional<std::string> value;
   for (int i = 1; i < argc; ++i) {
     const std::string_view word = argv[i];
-    if (!word.starts_with(kName)) continue;
-    const bool has_value = word.size() > kName.size() && word[kName.size()] == '=';
-    const bool next = word == kName && i + 1 < argc;
-    if ((has_value || next) && read_timeout(has_value ? std::string(word.substr(kName.size() + 1)) : argv[i + 1], seconds))
-      timeout = seconds;
+    if (word == name && i + 1 < argc) value = argv[i + 1];
+    if (word.starts_with(name) && word.substr(name.size()).starts_with('=')) value = word.substr(name.size() + 1);
   }
-  return timeout;
+  return value;
+}
+
+/// --timeout, which already applies to MPI_Init.
+double find_timeout(int argc, char** argv) {
+  const std::optional<std::string> text = find_value(argc, argv, "--timeout");
+  double seconds = 0;
+  return text && read_timeout(*text, seconds) ? seconds : kTimeout;
 }
 
 /// Opens /dev/null on the standard descriptors that the parent closed, in the wrong direction so that reads and writes fail.
@@ -73,6 +82,123 @@ std::string usage_error(const CLI::App& program, const CLI::ParseError& error) {
   return line + " (see tree_attn " + (commands.empty() ? "" : commands[0]->get_name() + " ") + "--help)";
 }
 
+/// The command line, and the command that it names.
+class Program {
+ public:
+  explicit Program(const std::string& command_line) {
+    app_.set_version_flag("--version", "tree_attn " TREE_ATTN_VERSION);
+    app_.require_subcommand(1);
+    const auto is_positive = [](const std::string& text) {
+      double seconds = 0;
+      return read_timeout(text, seconds) ? "" : text + " is not a positive number";
+    };
+    app_.add_option("--timeout", timeout_,
+                    "End the job if a rank does not answer for this many seconds; computing counts as answering; inf: never")
+        ->check(is_positive)
+        ->capture_default_str();
+    app_.fallthrough();
+    commands_ = {{"oracle", add_oracle(app_)},
+                 {"decode", add_decode(app_, command_line)},
+                 {"predict", add_predict(app_, command_line)},
+                 {"info", add_info(app_)}};
+  }
+
+  /// Parses the command line. @param is_root whether to print
+  /// @returns the exit status if there is nothing to run
+  std::optional<int> parse(int argc, char** argv, bool is_root) {
+    try {
+      app_.parse(argc, argv);
+    } catch (const CLI::Success& request) {
+      return is_root ? app_.exit(request) : 0;
+    } catch (const CLI::ParseError& error) {
+      if (is_root) complain(usage_error(app_, error));
+      return kBadInput;
+    }
+    if (!kSimulated || !std::isfinite(timeout_)) return std::nullopt;
+    if (is_root) complain("--timeout: simulated ranks have no deadline");
+    return kBadInput;
+  }
+
+  /// Runs the command on one rank. @returns the exit status
+  int run(const Ranks& ranks) const {
+    const int status = commands_.at(app_.get_subcommands().front()->get_name())(ranks);
+    // If standard output is a file on a full disk, this reports the error.
+    flush_standard_output();
+    ranks.doing("after all output was written");
+    return status;
+  }
+
+ private:
+  CLI::App app_{"Tree Attention: exact attention decoding over sharded keys and values (arXiv:2408.04093).", "tree_attn"};
+  double timeout_ = kTimeout;
+  std::map<std::string, Command> commands_;
+};
+
+/// Runs work, and reports an error in one line. All ranks have agreed on an InputError, and rank 0 prints it; any other
+/// exception is of one rank, which ends the job.
+/// @param abandon prints a line and ends all ranks
+/// @param who the rank, for errors that do not name it
+/// @returns the exit status
+template <class Work, class Abandon>
+int guard(bool is_root, const std::string& who, const Work& work, const Abandon& abandon) {
+  try {
+    return work();
+  } catch (const InputError& error) {
+    if (is_root) complain(error.what());
+  } catch (const std::bad_alloc&) {
+    abandon(who + ": not enough memory");
+  } catch (const std::exception& error) {
+    abandon(readable(error.what(), 900));
+  }
+  return kBadInput;
+}
+
+/// The ranks are the processes of an MPI job.
+int run_processes(int argc, char** argv, const std::string& command_line) {
+  MpiSession session(&argc, &argv, kSimulated ? kTimeout : find_timeout(argc, argv));
+  const Ranks& ranks = session.ranks();
+  const bool is_root = ranks.rank() == 0;
+  if (const auto line = foreign_launcher(session.launch(), ranks.size(), mpi_library())) {
+    if (session.launch().rank == 0) complain(*line);
+    return kBadInput;
+  }
+  end_on_cut_file([](const void* job) { return static_cast<const MpiSession*>(job)->claim_last_word(); }, &session);
+
+  // All ranks have the same command line, so all get the same result.
+  Program program(command_line);
+  if (const std::optional<int> status = program.parse(argc, argv, is_root)) return *status;
+  return guard(
+      is_root, "rank " + std::to_string(ranks.rank()), [&] { return program.run(ranks); },
+      [&](const std::string& line) { session.abandon(line); });
+}
+
+/// The ranks are threads of this process, one per device of the list; MPI is not started.
+int run_devices(int argc, char** argv, const std::string& command_line, const std::string& list) {
+  if (const LaunchedJob job = find_launched_job(); job.size > 1) {
+    if (job.rank == 0)
+      complain("--devices: the ranks are threads of one process, but " + job.launcher + " has started " +
+               std::to_string(job.size) + "; leave out either");
+    return kBadInput;
+  }
+  static std::atomic_flag claimed;
+  end_on_cut_file([](const void*) { return !claimed.test_and_set(); }, nullptr);
+  Program program(command_line);
+  if (const std::optional<int> status = program.parse(argc, argv, true)) return *status;
+  return guard(
+      true, "--devices " + list,
+      [&] {
+        const int n_ranks = static_cast<int>(devices_of(list).size());
+        int status = 0;
+        run_threads(Topology::pretend(n_ranks, n_ranks), find_timeout(argc, argv),
+                    ThreadBody([&](const ThreadRanks& ranks, ThreadTransport&) {
+                      const int mine = program.run(ranks);
+                      if (ranks.rank() == 0) status = mine;
+                    }));
+        return status;
+      },
+      complain);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -80,61 +206,7 @@ int main(int argc, char** argv) {
   std::signal(SIGPIPE, SIG_IGN);  // a closed pipe is then a write error, reported in one line
   std::string command_line;
   for (int i = 0; i < argc; ++i) command_line += (i ? " " : "") + std::string(argv[i]);
-  MpiSession session(&argc, &argv, kSimulated ? kTimeout : find_timeout(argc, argv));
-  const bool is_root = session.ranks().rank() == 0;
-  if (const auto line = foreign_launcher(session.launch(), session.ranks().size(), mpi_library())) {
-    if (session.launch().rank == 0) complain(*line);
-    return kBadInput;
-  }
-  end_on_cut_file([](const void* ranks) { return static_cast<const MpiSession*>(ranks)->claim_last_word(); }, &session);
-
-  // Parse the command line. All ranks have the same one, so all get the same result.
-  CLI::App program("Tree Attention: exact attention decoding over sharded keys and values (arXiv:2408.04093).", "tree_attn");
-  program.set_version_flag("--version", "tree_attn " TREE_ATTN_VERSION);
-  program.require_subcommand(1);
-  double timeout = kTimeout;
-  const auto is_positive = [](const std::string& text) {
-    double seconds = 0;
-    return read_timeout(text, seconds) ? "" : text + " is not a positive number";
-  };
-  program
-      .add_option("--timeout", timeout,
-                  "End the job if a rank does not answer for this many seconds; computing counts as answering; inf: never")
-      ->check(is_positive)
-      ->capture_default_str();
-  program.fallthrough();
-  Command oracle = add_oracle(program), decode = add_decode(program, command_line),
-          predict = add_predict(program, command_line), info = add_info(program);
-  try {
-    program.parse(argc, argv);
-  } catch (const CLI::Success& request) {
-    return is_root ? program.exit(request) : 0;
-  } catch (const CLI::ParseError& error) {
-    if (is_root) complain(usage_error(program, error));
-    return kBadInput;
-  }
-
-  if (kSimulated && std::isfinite(timeout)) {
-    if (is_root) complain("--timeout: simulated ranks have no deadline");
-    return kBadInput;
-  }
-
-  // Run the command. All ranks have agreed on an InputError; any other exception on one rank ends the job.
-  try {
-    const int status = (program.got_subcommand("oracle")    ? oracle
-                        : program.got_subcommand("decode")  ? decode
-                        : program.got_subcommand("predict") ? predict
-                                                            : info)(session.ranks());
-    // If standard output is a file on a full disk, this reports the error.
-    flush_standard_output();
-    session.ranks().doing("after all output was written");
-    return status;
-  } catch (const InputError& error) {
-    if (is_root) complain(error.what());
-    return kBadInput;
-  } catch (const std::bad_alloc&) {
-    session.abandon("rank " + std::to_string(session.ranks().rank()) + ": not enough memory");
-  } catch (const std::exception& error) {
-    session.abandon(readable(error.what(), 900));
-  }
+  if (const std::optional<std::string> devices = find_value(argc, argv, "--devices"); devices && !kSimulated)
+    return run_devices(argc, argv, command_line, *devices);
+  return run_processes(argc, argv, command_line);
 }

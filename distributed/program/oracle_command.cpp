@@ -69,7 +69,7 @@ Command add_oracle(CLI::App& program) {
       ->check(not_empty);
   command->add_option("--scale", options->scale, "Factor of q.k (default 1/sqrt(d_h))");
   command->add_flag("--causal", options->causal, "Query i of l sees the keys 0 .. N - l + i");
-  return [options](const MpiRanks& ranks) {
+  return [options](const Ranks& ranks) {
     // Rank 0 computes; the other ranks learn whether it succeeded.
     run_on_all(ranks, [&] {
       if (options->scale && !std::isfinite(*options->scale))

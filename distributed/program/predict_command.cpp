@@ -160,7 +160,7 @@ Command add_predict(CLI::App& program, std::string command_line) {
       "  tree_attn predict --seq-len 5120000 --ranks 128\n"
       "  tree_attn predict --seq-len 640000 --ranks 2 --bandwidth 25,3 --latency 5,10 --memory-bandwidth 900 --overhead "
       "0.3");
-  return [options](const MpiRanks& ranks) {
+  return [options](const Ranks& ranks) {
     int status = 0;
     run_on_all(ranks, [&] {
       if (ranks.rank() == 0) status = run_predict(*options);

@@ -6,7 +6,7 @@
 /// done, 1 a check failed) or throws InputError (status 2, one line). Rank 0 alone prints.
 #pragma once
 
-#include "distributed/transport/mpi_ranks.hpp"
+#include "distributed/transport/ranks.hpp"
 #include "reference/data/input_error.hpp"
 
 #include <CLI/CLI.hpp>
@@ -21,8 +21,8 @@
 
 namespace tree_attn {
 
-/// Runs a subcommand after the command line is parsed.
-using Command = std::function<int(const MpiRanks&)>;
+/// Runs a subcommand after the command line is parsed. Ranks that are threads call it at the same time.
+using Command = std::function<int(const Ranks&)>;
 
 /// A check for options whose value is a name. In a script, an empty name usually comes from an unset variable.
 inline std::string not_empty(const std::string& name) { return name.empty() ? "must not be empty" : ""; }

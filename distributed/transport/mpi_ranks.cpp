@@ -4,9 +4,11 @@
 #include "distributed/transport/mpi_ranks.hpp"
 
 #include "distributed/transport/mpi_check.hpp"
+#include "distributed/transport/mpi_transport.hpp"
 
 #include <chrono>
 #include <thread>
+#include <utility>
 
 namespace tree_attn {
 namespace {
@@ -96,6 +98,10 @@ void MpiRanks::broadcast(std::span<std::byte> bytes, int root, std::string_view 
   MPI_Request request = MPI_REQUEST_NULL;
   check_mpi(MPI_Ibcast(bytes.data(), static_cast<int>(bytes.size()), MPI_BYTE, root, comm_, &request), "MPI_Ibcast");
   await({&request, 1}, what);
+}
+
+std::unique_ptr<Transport> MpiRanks::open_transport(Topology topology) const {
+  return std::make_unique<MpiTransport>(*this, std::move(topology));
 }
 
 std::vector<int> MpiRanks::find_nodes() const {

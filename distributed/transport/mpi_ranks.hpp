@@ -44,6 +44,7 @@ class MpiRanks : public Ranks {
   void barrier() const override;
   void all_gather(std::span<const std::byte> mine, std::span<std::byte> all, std::string_view what) const override;
   void broadcast(std::span<std::byte> bytes, int root, std::string_view what) const override;
+  std::unique_ptr<Transport> open_transport(Topology topology) const override;
 
  protected:
   /// Labels a node by its lowest rank.

@@ -4,7 +4,6 @@
 #include "distributed/transport/mpi_transport.hpp"
 
 #include "distributed/transport/mpi_check.hpp"
-#include "reference/decode/pass_time.hpp"
 
 #include <algorithm>
 #include <utility>
@@ -26,7 +25,6 @@ void MpiTransport::start_send(std::span<const std::byte> bytes, int to) {
     const int count = static_cast<int>(std::min(bytes.size(), kMaxMessageBytes));
     check_mpi(MPI_Isend(bytes.data(), count, MPI_BYTE, to, kTag, ranks_.comm(), &requests_.emplace_back()), "MPI_Isend");
   }
-  pass_time(message_seconds_);
 }
 
 void MpiTransport::start_receive(std::span<std::byte> bytes, int from) {
@@ -34,13 +32,11 @@ void MpiTransport::start_receive(std::span<std::byte> bytes, int from) {
     const int count = static_cast<int>(std::min(bytes.size(), kMaxMessageBytes));
     check_mpi(MPI_Irecv(bytes.data(), count, MPI_BYTE, from, kTag, ranks_.comm(), &requests_.emplace_back()), "MPI_Irecv");
   }
-  ++n_receives_;
 }
 
-void MpiTransport::wait() {
+void MpiTransport::finish_messages() {
   ranks_.await(requests_, "a message");
   requests_.clear();
-  pass_time(std::exchange(n_receives_, 0) * message_seconds_);
 }
 
 void MpiTransport::progress() {

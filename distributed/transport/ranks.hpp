@@ -4,9 +4,11 @@
 #pragma once
 
 #include "distributed/transport/topology.hpp"
+#include "distributed/transport/transport.hpp"
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -64,6 +66,9 @@ class Ranks {
 
   /// Nodes of `ranks_per_node` consecutive ranks each; with 0, ranks that share memory form a node.
   Topology topology(int ranks_per_node) const;
+  /// Messages between these ranks, which outlive the transport. If there are several transports, all ranks use them in the
+  /// same order.
+  virtual std::unique_ptr<Transport> open_transport(Topology topology) const = 0;
 
  protected:
   /// A label of the node of every rank. Collective.

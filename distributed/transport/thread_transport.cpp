@@ -17,7 +17,8 @@ constexpr const char* kNotReceived = "messages were sent that no rank received";
 
 }  // namespace
 
-ThreadNetwork::ThreadNetwork(int size, double timeout) : timeout_(timeout), mailboxes_(static_cast<std::size_t>(size)) {
+ThreadNetwork::ThreadNetwork(int size, double timeout)
+    : timeout_(timeout), n_computing_(size), mailboxes_(static_cast<std::size_t>(size)) {
   constexpr std::size_t kChannels = 2, kMessages = 4;  // from one sender at a time: the ring has two
   for (Mailbox& mailbox : mailboxes_) {
     mailbox.queues.resize(kChannels * mailboxes_.size());
@@ -78,11 +79,20 @@ void ThreadNetwork::flush(int from) {
 
 template <class Condition, class What>
 std::string ThreadNetwork::wait(int rank, std::unique_lock<std::mutex>& lock, const Condition& condition, const What& what) {
-  // wait_for() overflows with an infinite timeout.
-  constexpr double kLongest = 1e9;
-  const auto timeout = std::chrono::duration<double>(std::min(timeout_, kLongest));
+  // Computing counts as answering: the time of a wait starts again whenever some rank computes.
+  constexpr double kBetweenChecks = 0.05;
+  const auto check_after = std::chrono::duration<double>(std::min(timeout_, kBetweenChecks));
   Mailbox& own = mailbox(rank);
-  const bool woken = own.changed.wait_for(lock, timeout, [&] { return condition() || own.closed; });
+  --n_computing_;
+  bool woken = false;
+  for (auto since = std::chrono::steady_clock::now();;) {
+    woken = own.changed.wait_for(lock, check_after, [&] { return condition() || own.closed; });
+    const auto now = std::chrono::steady_clock::now();
+    if (woken) break;
+    if (n_computing_ > 0) since = now;
+    if (now - since >= std::chrono::duration<double>(timeout_)) break;
+  }
+  ++n_computing_;
   if (condition()) return {};
   const std::string name = "rank " + std::to_string(rank);
   if (woken) return name + " gave up: another rank failed";
@@ -109,6 +119,7 @@ void ThreadNetwork::leave(int rank) {
   Mailbox& own = mailbox(rank);
   const std::lock_guard lock(own.mutex);
   own.left = true;
+  --n_computing_;
   for (int from = 0; from < static_cast<int>(mailboxes_.size()); ++from) {
     if (!queue(own, Channel::kTransport, from).empty()) throw std::logic_error(kNotReceived);
   }
@@ -141,13 +152,17 @@ void ThreadRanks::broadcast(std::span<std::byte> bytes, int root, std::string_vi
   network_.flush(root);
 }
 
+std::unique_ptr<Transport> ThreadRanks::open_transport(Topology topology) const {
+  return std::make_unique<ThreadTransport>(network_, std::move(topology), rank());
+}
+
 std::vector<int> ThreadRanks::find_nodes() const {
   std::vector<int> nodes;
   for (int each = 0; each < size(); ++each) nodes.push_back(topology_.node_of(each));
   return nodes;
 }
 
-void ThreadTransport::wait() {
+void ThreadTransport::finish_messages() {
   for (const Send& send : sends_) network_.put(ThreadNetwork::Channel::kTransport, rank(), send.to, send.bytes);
   for (const Receive& receive : receives_)
     network_.take(ThreadNetwork::Channel::kTransport, receive.from, rank(), receive.bytes, "a message");

@@ -11,6 +11,7 @@
 #include "distributed/transport/ranks.hpp"
 #include "distributed/transport/transport.hpp"
 
+#include <atomic>
 #include <condition_variable>
 #include <functional>
 #include <mutex>
@@ -26,7 +27,7 @@ class ThreadNetwork {
  public:
   enum class Channel { kTransport, kRanks };
 
-  /// @param timeout seconds that one wait may take
+  /// @param timeout seconds that one wait may take while no rank computes
   ThreadNetwork(int size, double timeout);
 
   /// Offers a message. Its bytes must not change until flush() returns.
@@ -67,6 +68,7 @@ class ThreadNetwork {
   void withdraw(int rank);
 
   double timeout_;
+  std::atomic<int> n_computing_;  ///< ranks that neither wait nor have left
   std::vector<Mailbox> mailboxes_;
 };
 
@@ -80,6 +82,7 @@ class ThreadRanks : public Ranks {
   void barrier() const override;
   void all_gather(std::span<const std::byte> mine, std::span<std::byte> all, std::string_view what) const override;
   void broadcast(std::span<std::byte> bytes, int root, std::string_view what) const override;
+  std::unique_ptr<Transport> open_transport(Topology topology) const override;
 
  protected:
   std::vector<int> find_nodes() const override;
@@ -94,7 +97,7 @@ class ThreadTransport : public Transport {
  public:
   ThreadTransport(ThreadNetwork& network, const Topology& topology, int rank)
       : Transport(topology, rank), network_(network) {}
-  void wait() override;
+  std::string_view name() const override { return "threads"; }
   void progress() override { ++n_progress_; }
 
   /// Messages started and not yet waited for.
@@ -105,6 +108,7 @@ class ThreadTransport : public Transport {
  protected:
   void start_send(std::span<const std::byte> bytes, int to) override { sends_.push_back({bytes, to}); }
   void start_receive(std::span<std::byte> bytes, int from) override;
+  void finish_messages() override;
 
  private:
   struct Send {
@@ -125,7 +129,7 @@ class ThreadTransport : public Transport {
 using ThreadBody = std::function<void(const ThreadRanks&, ThreadTransport&)>;
 
 /// Runs `body` on every rank of a topology, one thread per rank, and joins the threads.
-/// @param timeout seconds that one wait may take
+/// @param timeout seconds that one wait may take while no rank computes; may be infinite
 /// @throws what the first rank to fail threw; std::logic_error if a message was not received
 void run_threads(const Topology& topology, double timeout, const ThreadBody& body);
 

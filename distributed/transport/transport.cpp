@@ -6,6 +6,7 @@
 #include "reference/decode/pass_time.hpp"
 
 #include <chrono>
+#include <utility>
 
 namespace tree_attn {
 
@@ -25,10 +26,18 @@ void Transport::send(std::span<const std::byte> bytes, int to) {
   traffic_.bytes += count;
   if (topology_.node_of(to) != topology_.node_of(rank_)) traffic_.bytes_between_nodes += count;
   start_send(bytes, to);
+  pass_time(message_seconds_);
 }
 
 void Transport::receive(std::span<std::byte> bytes, int from) {
-  if (!bytes.empty()) start_receive(bytes, from);
+  if (bytes.empty()) return;
+  start_receive(bytes, from);
+  ++n_receives_;
+}
+
+void Transport::wait() {
+  finish_messages();
+  pass_time(std::exchange(n_receives_, 0) * message_seconds_);
 }
 
 }  // namespace tree_attn

@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <span>
 #include <stdexcept>
+#include <string_view>
 
 namespace tree_attn {
 
@@ -43,13 +44,15 @@ class Transport {
   const Topology& topology() const { return topology_; }
   int rank() const { return rank_; }
   int size() const { return topology_.size(); }
+  /// "mpi" or "threads", for reports.
+  virtual std::string_view name() const = 0;
 
   /// Starts a send. The bytes must not change until wait() returns. Zero bytes are no message.
   void send(std::span<const std::byte> bytes, int to);
   /// Starts to receive exactly bytes.size() bytes. They have arrived when wait() returns.
   void receive(std::span<std::byte> bytes, int from);
   /// Waits for all messages that were started. @throws TransportError after the deadline
-  virtual void wait() = 0;
+  void wait();
   /// Lets messages in flight advance without waiting. Returns at once if there are none.
   virtual void progress() = 0;
 
@@ -66,18 +69,22 @@ class Transport {
   void count_merge_steps(std::int64_t n);
   /// Lets every merge step that is counted take this long: a model of the time that a GPU needs for it.
   void set_merge_seconds(double seconds) { merge_seconds_ = seconds; }
+  /// Lets every message take this long at its sender, and again at its receiver: a model of a processor that drives MPI.
+  void set_message_seconds(double seconds) { message_seconds_ = seconds; }
   /// Notes how many bytes of keys and values this rank holds now beside its own shard.
   void count_held_kv_bytes(std::int64_t n) { traffic_.buffer_kv_bytes = std::max(traffic_.buffer_kv_bytes, n); }
 
  protected:
   virtual void start_send(std::span<const std::byte> bytes, int to) = 0;
   virtual void start_receive(std::span<std::byte> bytes, int from) = 0;
+  virtual void finish_messages() = 0;
 
  private:
   Topology topology_;
   int rank_;
   Traffic traffic_;
-  double merge_seconds_ = 0;
+  double merge_seconds_ = 0, message_seconds_ = 0;
+  int n_receives_ = 0;  ///< messages that wait() receives
 };
 
 }  // namespace tree_attn

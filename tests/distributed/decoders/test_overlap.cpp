@@ -20,10 +20,7 @@ class WatchedTransport : public Transport {
  public:
   explicit WatchedTransport(ThreadTransport& inner) : Transport(inner.topology(), inner.rank()), inner_(inner) {}
 
-  void wait() override {
-    inner_.wait();
-    n_received_ = 0;
-  }
+  std::string_view name() const override { return inner_.name(); }
   void progress() override { ++n_calls[inner_.in_flight()]; }
 
   std::map<std::size_t, int> n_calls;  ///< of progress(), by messages in flight
@@ -34,6 +31,10 @@ class WatchedTransport : public Transport {
   void start_receive(std::span<std::byte> bytes, int from) override {
     if (n_received_++ == 0) places.insert(bytes.data());
     inner_.receive(bytes, from);
+  }
+  void finish_messages() override {
+    inner_.wait();
+    n_received_ = 0;
   }
 
  private:

@@ -48,7 +48,7 @@ TEST_CASE("usage: help and version are there for the program and every command")
        {"IN",        "OUT",         "--seq-len", "--heads",     "--kv-heads",       "--head-dim", "--batch",   "--dtype",
         "--seed",    "--algorithm", "--backend", "--transport", "--ranks-per-node", "--shards",   "--threads", "--steps",
         "--compare", "--repeat",    "--warmup",  "--verify",    "--report",         "paper:",     "packed:",   "fused:",
-        "gather:",   "two-level:",  "ring:",     "ring-state:", "leaders:",         "--radix",    "--order"}) {
+        "gather:",   "two-level:",  "ring:",     "ring-state:", "leaders:",         "--radix",    "--order",     "--devices"}) {
     CHECK_MESSAGE(results[3].out.find(option) != std::string::npos, option);
   }
   CHECK(results[3].out == results[5].out);
