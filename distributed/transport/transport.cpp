@@ -30,9 +30,10 @@ void Transport::send(std::span<const std::byte> bytes, int to) {
 }
 
 void Transport::receive(std::span<std::byte> bytes, int from) {
-  if (bytes.empty()) return;
-  start_receive(bytes, from);
-  ++n_receives_;
+  if (!bytes.empty()) {
+    start_receive(bytes, from);
+    ++n_receives_;
+  }
 }
 
 void Transport::wait() {

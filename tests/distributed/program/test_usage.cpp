@@ -44,11 +44,13 @@ TEST_CASE("usage: help and version are there for the program and every command")
     CHECK(results[0].out.find(command) != std::string::npos);
   CHECK(results[1].out == "tree_attn " TREE_ATTN_VERSION "\n");
   for (const char* option : {"IN", "OUT", "--scale", "--causal"}) CHECK(results[2].out.find(option) != std::string::npos);
-  for (const char* option :
-       {"IN",        "OUT",         "--seq-len", "--heads",     "--kv-heads",       "--head-dim", "--batch",   "--dtype",
-        "--seed",    "--algorithm", "--backend", "--transport", "--ranks-per-node", "--shards",   "--threads", "--steps",
-        "--compare", "--repeat",    "--warmup",  "--verify",    "--report",         "paper:",     "packed:",   "fused:",
-        "gather:",   "two-level:",  "ring:",     "ring-state:", "leaders:",         "--radix",    "--order",     "--devices"}) {
+  for (const char* option : {"IN",         "OUT",         "--seq-len",        "--heads",  "--kv-heads",
+                             "--head-dim", "--batch",     "--dtype",          "--seed",   "--algorithm",
+                             "--backend",  "--transport", "--ranks-per-node", "--shards", "--threads",
+                             "--steps",    "--compare",   "--repeat",         "--warmup", "--verify",
+                             "--report",   "paper:",      "packed:",          "fused:",   "gather:",
+                             "two-level:", "ring:",       "ring-state:",      "leaders:", "--radix",
+                             "--order",    "--devices"}) {
     CHECK_MESSAGE(results[3].out.find(option) != std::string::npos, option);
   }
   CHECK(results[3].out == results[5].out);

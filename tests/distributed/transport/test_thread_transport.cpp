@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <stdexcept>
+#include <thread>
 
 namespace tree_attn::test {
 namespace {
@@ -81,6 +82,34 @@ TEST_CASE("thread transport: a rank that never sends makes the other give up wit
   const auto waited = std::chrono::steady_clock::now() - start;
   CHECK(waited >= std::chrono::milliseconds(500));
   CHECK(waited < std::chrono::seconds(10));
+}
+
+TEST_CASE("thread transport: a wait has no deadline while another rank computes") {
+  float got = 0;
+  run_threads(Topology::pretend(3, 3), 0.3, [&](ThreadTransport& transport) {
+    float number = 5;
+    if (transport.rank() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1200));  // computes
+    if (transport.rank() < 2) transport.send(bytes_of(number), transport.rank() + 1);
+    if (transport.rank() == 1) transport.wait();
+    if (transport.rank() > 0) transport.receive(bytes_of(number), transport.rank() - 1);
+    transport.wait();
+    if (transport.rank() == 1) got = number;
+  });
+  CHECK(got == 5);
+}
+
+TEST_CASE("thread transport: messages take the time that is set, at the sender and at the receiver") {
+  run_threads(Topology::pretend(2, 2), kTimeout, [&](ThreadTransport& transport) {
+    transport.set_message_seconds(0.05);
+    const double start = transport.seconds();
+    float number = 1;
+    for (int i = 0; i < 2; ++i) {
+      if (transport.rank() == 0) transport.send(bytes_of(number), 1);
+      if (transport.rank() == 1) transport.receive(bytes_of(number), 0);
+    }
+    transport.wait();
+    CHECK(transport.seconds() - start >= 0.1);
+  });
 }
 
 TEST_CASE("thread transport: a rank that fails ends the others at once, and its reason is what is reported") {
