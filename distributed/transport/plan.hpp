@@ -92,7 +92,7 @@ struct Finish {
   Block state = 0, z = 0, lse = 0;
 };
 
-/// Line 3 of Alg. 3: z <- z exp(lse - m), lse <- exp(lse - m). With a lift both are also multiplied by 2^-lift, so that no
+/// Line 4 of Alg. 3: z <- z exp(lse - m), lse <- exp(lse - m). With a lift both are also multiplied by 2^-lift, so that no
 /// sum overflows.
 struct Weigh {
   Block z = 0, lse = 0, m = 0;
