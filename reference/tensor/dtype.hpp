@@ -3,7 +3,7 @@
 /// @brief The element types of stored tensors. One traits struct per type holds all its properties.
 ///
 /// To add a type: add an enumerator of DType, a case in with_dtype(), and an element type with its DTypeTraits. The code
-/// does not compile until all of them exist, and lanes::load_part() widens the type. Kernels also need the type in the list in
+/// does not compile until they exist, and lanes::load_part() widens the type. Kernels also need the type in the list in
 /// gpu/CMakeLists.txt. A type multiplied on tensor cores needs the product (mma_16x8x16), its emulation, and a way to split
 /// the weights (split_weight).
 #pragma once
