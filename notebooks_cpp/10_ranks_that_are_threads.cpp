@@ -2,7 +2,7 @@
 // Run: build/notebooks/10_ranks_that_are_threads
 
 // %% [markdown]
-// # Decoding over threads {#notebook_threads}
+// # Notebook 10: Decoding over threads {#notebook_threads}
 //
 // This is the smallest complete program that decodes over several ranks. The ranks are threads of
 // one process, so the program needs neither MPI nor `mpirun`. Each rank holds some of the keys and

@@ -2,7 +2,7 @@
 // Run: mpirun -n 4 build/notebooks/11_decode_in_your_own_mpi_program
 
 // %% [markdown]
-// # Decoding in your own MPI program {#notebook_mpi}
+// # Notebook 11: Decoding in your own MPI program {#notebook_mpi}
 //
 // Suppose that your program has its own communicators, and that keys and values are spread over the
 // ranks of one of them. Then one function is enough: it takes the communicator and returns the

@@ -2,7 +2,7 @@
 // Run: build/notebooks/1_attention_is_a_gradient
 
 // %% [markdown]
-// # Attention is a gradient {#notebook_gradient}
+// # Notebook 1: Attention is a gradient {#notebook_gradient}
 //
 // Attention is usually introduced as a recipe: score the keys, apply softmax, average the values.
 // Section 4 of the paper obtains the same result from one scalar function, the energy

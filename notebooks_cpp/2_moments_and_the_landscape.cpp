@@ -2,7 +2,7 @@
 // Run: build/notebooks/2_moments_and_the_landscape
 
 // %% [markdown]
-// # Moments and the landscape {#notebook_moments}
+// # Notebook 2: Moments and the landscape {#notebook_moments}
 //
 // Attention is the first derivative of the energy at $\zeta = 0$. This notebook looks at the higher
 // derivatives. Let $v$ be a random vector that equals $v_a$ with probability

@@ -2,7 +2,7 @@
 // Run: build/notebooks/3_the_bayesian_view
 
 // %% [markdown]
-// # The Bayesian view {#notebook_bayes}
+// # Notebook 3: The Bayesian view {#notebook_bayes}
 //
 // Appendix C.2 of the paper couples the source $\zeta$ to an *activation* $z$ and calls
 //

@@ -2,7 +2,7 @@
 // Run: build/notebooks/4_hopfield_memories
 
 // %% [markdown]
-// # Hopfield memories {#notebook_hopfield}
+// # Notebook 4: Hopfield memories {#notebook_hopfield}
 //
 // Store $N$ patterns $x_a$ and let a state $\xi$ attend to them. With $K = V = X$ and
 // $q = \beta \xi$, attention, eq. (16), maps the state to a weighted mean of the patterns,

@@ -2,7 +2,7 @@
 // Run: build/notebooks/5_associativity_and_the_state
 
 // %% [markdown]
-// # Associativity and the state {#notebook_state}
+// # Notebook 5: Associativity and the state {#notebook_state}
 //
 // Thm. 1 requires an associative operator. The operator of tree decoding merges the states of two
 // sets of keys. In the paper's form a state has a largest score $m$, a sum of weights $D$ and a

@@ -2,7 +2,7 @@
 // Run: build/notebooks/6_the_tree_and_its_steps
 
 // %% [markdown]
-// # The tree and its steps {#notebook_tree}
+// # Notebook 6: The tree and its steps {#notebook_tree}
 //
 // Thm. 1 of the paper: an associative operator reduces $N$ elements on $p$ processors in
 //

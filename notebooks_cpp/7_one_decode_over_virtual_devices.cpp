@@ -2,7 +2,7 @@
 // Run: build/notebooks/7_one_decode_over_virtual_devices
 
 // %% [markdown]
-// # One decode over virtual devices {#notebook_decode}
+// # Notebook 7: One decode over virtual devices {#notebook_decode}
 //
 // We compute eq. (7) for one query and twelve keys on four devices, one of which is empty. First we
 // follow Alg. 3 of the paper line by line, with every intermediate result printed; it needs three

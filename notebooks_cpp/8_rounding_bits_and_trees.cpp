@@ -2,7 +2,7 @@
 // Run: build/notebooks/8_rounding_bits_and_trees
 
 // %% [markdown]
-// # Rounding, bits and trees {#notebook_rounding}
+// # Notebook 8: Rounding, bits and trees {#notebook_rounding}
 //
 // Attention computes the sums $D = \sum_a \mathrm e^{s_a}$ and $n = \sum_a \mathrm e^{s_a} v_a$.
 // This notebook asks three questions about them in floating point. Which bits do they have if only

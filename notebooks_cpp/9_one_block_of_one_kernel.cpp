@@ -2,7 +2,7 @@
 // Run: build/notebooks/9_one_block_of_one_kernel
 
 // %% [markdown]
-// # One block of one kernel {#notebook_kernel}
+// # Notebook 9: One block of one kernel {#notebook_kernel}
 //
 // What do the threads of a decoding kernel hold while it runs? Under the emulator a kernel is an
 // ordinary function (@ref emulator), so we can print it. We decode one query over 600 keys,

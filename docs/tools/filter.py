@@ -33,6 +33,7 @@ FILE = re.compile(r"(?:reference|distributed|gpu|tests|notebooks_cpp)/[\w./-]+\.
 FIGURE = re.compile(r"!\[(.*)\]\((\w+\.svg)\)$")
 FOLD = re.compile(r"(\s*)(<details><summary>.*</summary>|</details>)$")
 FUNCTION = re.compile(r"((?:\w+::)*\w+)\(\)$")
+TITLE = re.compile(r"^# .*\{#(\w+)\}", re.MULTILINE)
 
 
 def derived():
@@ -134,9 +135,25 @@ def chapter(lines, known):
                 yield "\n" + cited_by(heading[1], coded, tested)
 
 
+def reading_order():
+    """The pages of the book: the main page names its parts by @subpage, a part its chapters, and a chapter its notebooks."""
+    texts = {}
+    for path in chapters():
+        text = path.read_text(encoding="utf-8")
+        if title := TITLE.search(text):
+            texts[title[1]] = text
+
+    def below(text):
+        for page in re.findall(r"@subpage (\w+)", text):
+            yield page
+            yield from below(texts.get(page, ""))
+
+    return list(below((ROOT / "docs" / "mainpage.md").read_text(encoding="utf-8")))
+
+
 def neighbours(page):
-    """Links to the chapters before and behind this one, in the order of the main page."""
-    book = re.findall(r"@subpage (\w+)", (ROOT / "docs" / "mainpage.md").read_text(encoding="utf-8"))
+    """Links to the pages before and after this one, in the order of the book."""
+    book = reading_order()
     if page not in book:
         return []
     at = book.index(page)
@@ -198,7 +215,7 @@ def main():
     if path.suffix == ".md":
         is_chapter = path.parent == ROOT / "docs" or path.name.startswith("notebook_")
         result = list(chapter(lines, known) if is_chapter else lines)
-        if page := re.search(r"^# .*\{#(\w+)\}", "\n".join(lines), re.MULTILINE):
+        if page := TITLE.search("\n".join(lines)):
             result += neighbours(page[1])
     else:
         result = source(lines, path.relative_to(ROOT), known)
