@@ -1,0 +1,103 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The pages of the book: each has its place, says what it needs and gives, and cites works that the bibliography has."""
+import pathlib
+import re
+import sys
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "docs" / "tools"))
+import filter as pages
+
+TEXTS = {path.name: path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md"))}
+NOTEBOOKS = [re.search(r"^// # .* \{#(\w+)\}$", path.read_text(encoding="utf-8"), re.MULTILINE)[1]
+             for path in sorted((ROOT / "notebooks_cpp").glob("[0-9]*_*.cpp"))]
+# Pages that are for looking things up.
+LISTS = {"mainpage.md", "reading_guide.md", "notation.md", "glossary.md", "cheat_sheet.md", "bibliography.md", "part-5-reference.md"}
+
+
+def place_faults(order, names):
+    """Pages that the book does not lead to, or leads to twice."""
+    for name in sorted(set(order) | set(names)):
+        n = order.count(name)
+        if n != 1 or name not in names:
+            yield f"{name}: {n} times in the book" if name in names else f"{name}: there is no such page"
+
+
+def head_faults(name, text):
+    for part in (r"\*\*What you need:\*\*", r"\*\*After this (?:chapter|page|part) you can\*\*"):
+        if not re.search(part, text):
+            yield f"{name}: there is no {part}"
+
+
+def citation_faults(bibliography, texts):
+    """Works that nobody cites, citations of works that are not there, and numbers that differ from their links."""
+    defined, cited = re.findall(r"@anchor (bib_\w+)", bibliography), {key for text in texts for key in re.findall(r"@ref (bib_\w+)", text)}
+    for key in sorted(set(defined) ^ cited | {key for key in defined if defined.count(key) > 1}):
+        yield f"{key}: {defined.count(key)} times in the bibliography, {'cited' if key in cited else 'not cited'}"
+    for text in [bibliography, *texts]:
+        for shown, linked in re.findall(r"\[arXiv:([\d.]+)\]\(https://arxiv\.org/abs/([\d.]+)\)", text):
+            if shown != linked:
+                yield f"arXiv:{shown} leads to {linked}"
+
+
+def glossary_faults(text):
+    """Words twice, or out of order in their table."""
+    words = []
+    for table in text.split("\n## ")[1:]:
+        part = [row.split("|")[1].strip() for row in table.splitlines() if row.startswith("| ")][2:]
+        words += part
+        for word, after in zip(part, part[1:]):
+            if word.lower() > after.lower():
+                yield f"{after} stands after {word}"
+    yield from (f"{word} stands there {words.count(word)} times" for word in sorted(set(words)) if words.count(word) > 1)
+
+
+def list_faults(name, text):
+    """Lines inside a paragraph that Markdown would take for items of a list."""
+    lines = text.splitlines()
+    for i in range(1, len(lines)):
+        above = lines[i - 1]
+        if re.match(r"\s*(?:\d+\.|[-+]) ", lines[i]) and above.strip() and not re.match(r"\s*(?:\d+\.|[*+-]) |   |\||```", above):
+            yield f"{name}:{i + 1}: {lines[i].strip()[:40]}"
+        if re.match(r"\s+\d+\. ", lines[i]) and re.match(r"\s*\* ", above):
+            yield f"{name}:{i + 1}: {lines[i].strip()[:40]}"
+
+
+class Book(unittest.TestCase):
+    def test_every_page_has_one_place(self):
+        names = [match[1] for text in TEXTS.values() if (match := pages.TITLE.search(text))] + NOTEBOOKS + ["paper_index"]
+        order = pages.reading_order()
+        self.assertEqual(list(place_faults(order, names)), [])
+        self.assertEqual(len(list(place_faults(order[1:] + order[2:3], names))), 2)
+        self.assertEqual(len(list(place_faults([*order, "none"], names))), 1)
+
+    def test_every_chapter_says_what_it_needs_and_gives(self):
+        for name in sorted(set(TEXTS) - LISTS):
+            self.assertEqual(list(head_faults(name, TEXTS[name])), [])
+            self.assertEqual(len(list(head_faults(name, re.sub(r"\*\*(?:What|After) .*", "", TEXTS[name])))), 2)
+
+    def test_works_and_citations(self):
+        bibliography, texts = TEXTS["bibliography.md"], [text for name, text in TEXTS.items() if name != "bibliography.md"]
+        self.assertEqual(list(citation_faults(bibliography, texts)), [])
+        self.assertEqual(len(list(citation_faults(bibliography.replace("@anchor bib_liu23", ""), texts))), 1)
+        self.assertEqual(len(list(citation_faults(bibliography + "* @anchor bib_new\n", texts))), 1)
+        self.assertEqual(len(list(citation_faults(bibliography.replace("abs/2310.01889", "abs/2310.01888"), texts))), 1)
+
+    def test_words(self):
+        glossary = TEXTS["glossary.md"]
+        self.assertEqual(list(glossary_faults(glossary)), [])
+        self.assertEqual(len(list(glossary_faults(glossary.replace("| state |", "| leaf |")))), 2)
+
+    def test_no_line_becomes_an_item_of_a_list(self):
+        for name, text in TEXTS.items():
+            self.assertEqual(list(list_faults(name, text)), [])
+        for wrong in ("Of the year\n2023. A work", "* Of the year\n  2023. A work", "A difference\n- of two"):
+            self.assertEqual(len(list(list_faults("x", wrong))), 1, wrong)
+        for right in ("1. One\n2. Two", "* One\n* Two", "Text.\n\n1. One"):
+            self.assertEqual(list(list_faults("x", right)), [], right)
+
+
+if __name__ == "__main__":
+    unittest.main()
