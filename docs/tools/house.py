@@ -35,6 +35,7 @@ ARROWS = {
     "gpu/backend": REFERENCE + ["gpu/"],
     "distributed/transport": REFERENCE + ["gpu/backend"],
     "distributed/decoders": REFERENCE + ["gpu/backend", "distributed/transport"],
+    "distributed/model": REFERENCE + ["gpu/backend", "distributed/transport", "distributed/decoders"],
     "distributed/measure": REFERENCE + ["gpu/backend", "distributed/transport", "distributed/decoders"],
     "distributed/program": REFERENCE + ["gpu/backend", "distributed/"],
     "distributed/simulated": [],
@@ -44,8 +45,8 @@ ARROWS = {
 
 # Libraries, and the only places that may include them. What needs them, directly or not, is not for the rest.
 LIBRARIES = {
-    r"(unsupported/)?Eigen/": ["reference/energy", "reference/oracle", "reference/decode/*.cpp", "reference/data/*.cpp", "tests", "notebooks_cpp"],
-    r"nlohmann/": ["reference/data", "distributed/measure", "distributed/program", "tests"],
+    r"(unsupported/)?Eigen/": ["reference/energy", "reference/oracle", "reference/decode/*.cpp", "reference/data/*.cpp", "distributed/model", "tests", "notebooks_cpp"],
+    r"nlohmann/": ["reference/data", "distributed/model", "distributed/measure", "distributed/program", "tests"],
     r"CLI/": ["distributed/program", "tests"],
     r"boost/": ["gpu/platform/emulator"],
     r"cuda": ["gpu/platform/cuda", "tests/gpu/cuda", "tests/gpu/time_ladder"],

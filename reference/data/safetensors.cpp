@@ -113,6 +113,11 @@ const TensorInfo* SafetensorsFile::find(std::string_view name) const {
   return at != by_name_.end() && tensors_[*at].name == name ? &tensors_[*at] : nullptr;
 }
 
+std::optional<std::string> SafetensorsFile::metadata(std::string_view key) const {
+  const auto* const bytes = reinterpret_cast<const char*>(file_.bytes().data());
+  return find_metadata({bytes + 8, static_cast<std::size_t>(data_begin_) - 8}, key);
+}
+
 const TensorInfo& SafetensorsFile::at(std::string_view name) const {
   if (const TensorInfo* tensor = find(name)) return *tensor;
   // List the first names of the file, so that the user can spot a misspelling.

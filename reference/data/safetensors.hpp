@@ -3,9 +3,9 @@
 /// @brief Tensor files: reads q, k and v of eq. (7) from a mapped safetensors file, and writes z and lse to one.
 ///
 /// A file consists of a length n (8 bytes, little-endian), a JSON header of n bytes and the data. The header maps each
-/// tensor name to its dtype, shape and range of data bytes, and "__metadata__" to a map of strings, which is checked but not
-/// kept. The ranges cover the data exactly once: no overlap, no gap, no bytes after the last. The whole header is checked
-/// before any of it is used.
+/// tensor name to its dtype, shape and range of data bytes, and "__metadata__" to a map of strings, which is checked and
+/// read on demand. The ranges cover the data exactly once: no overlap, no gap, no bytes after the last. The whole header is
+/// checked before any of it is used.
 #pragma once
 
 #include "reference/data/input_error.hpp"
@@ -15,6 +15,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -56,6 +57,8 @@ class SafetensorsFile {
   const TensorInfo& at(std::string_view name) const;
   /// First byte of a tensor of this file. It may be unaligned: copy from it (load(), std::memcpy), do not cast it.
   const std::byte* data(const TensorInfo& tensor) const { return file_.bytes().data() + data_begin_ + tensor.begin; }
+  /// The entry of "__metadata__" with this key; empty if there is none. Parses the header again.
+  std::optional<std::string> metadata(std::string_view key) const;
   /// FNV-1a (64 bits) of the length word, the header and the file size. Ranks with different hashes see different files.
   std::uint64_t header_hash() const { return header_hash_; }
   /// Removes all pages from the resident memory of this process. They stay in the page cache and are mapped again on access;

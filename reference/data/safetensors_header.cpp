@@ -272,4 +272,15 @@ SafetensorsHeader parse_header(const std::string& path, std::string_view json, s
   return std::move(reader.header);
 }
 
+std::optional<std::string> find_metadata(std::string_view json, std::string_view key) {
+  // Keep the wanted entry alone: the tensors of a large model would make a large document.
+  const auto is_wanted = [&](int depth, Json::parse_event_t event, const Json& parsed) {
+    return event != Json::parse_event_t::key || parsed.get_ref<const std::string&>() == (depth == 1 ? "__metadata__" : key);
+  };
+  const Json header = Json::parse(json.begin(), json.end(), is_wanted);
+  const auto metadata = header.find("__metadata__");
+  if (metadata == header.end() || metadata->empty()) return std::nullopt;
+  return metadata->front().get<std::string>();
+}
+
 }  // namespace tree_attn

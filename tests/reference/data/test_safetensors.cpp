@@ -122,6 +122,23 @@ TEST_CASE("safetensors: a header full of metadata takes a small multiple of its 
   CHECK(grown < 5 * header_kib);
 }
 
+TEST_CASE("safetensors: an entry of the metadata is found by its key, and nothing else is") {
+  const Scratch scratch;
+  const auto open = [&](const std::string& header, const std::string& data = "") {
+    return SafetensorsFile::open(scratch.write("file", with_length(header, data)));
+  };
+  const std::string tensor = R"("config":{"dtype":"U8","shape":[1],"data_offsets":[0,1]})";
+  const auto file = open(R"({"__metadata__":{"a":"1","config":"{\"x\": \"\u0041\"}","config2":""},)" + tensor + "}", "x");
+  CHECK(file.metadata("config") == R"({"x": "A"})");
+  CHECK(file.metadata("config2") == "");
+  CHECK(file.metadata("a") == "1");
+  CHECK_FALSE(file.metadata("conf").has_value());
+  CHECK_FALSE(file.metadata("dtype").has_value());
+  CHECK_FALSE(open("{" + tensor + "}", "x").metadata("config").has_value());
+  CHECK_FALSE(open(R"({"__metadata__":{}})").metadata("config").has_value());
+  CHECK_FALSE(open("{}").metadata("config").has_value());
+}
+
 TEST_CASE("safetensors: the hash distinguishes files by header and by size") {
   const Scratch scratch;
   const auto hash_of = [&](const std::string& bytes) {

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Reads and checks the config of a model.
+#include "distributed/model/config.hpp"
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <cmath>
+
+namespace tree_attn {
+namespace {
+
+using Json = nlohmann::json;
+
+/// The entries of a config, with errors that name the file and the entry.
+class ConfigReader {
+ public:
+  explicit ConfigReader(const SafetensorsFile& file) : path_(file.path()) {
+    const auto text = file.metadata("config");
+    if (!text) fail("no entry \"config\" in __metadata__: this is not a model of tree_attn generate");
+    json_ = Json::parse(*text, nullptr, false);
+    if (!json_.is_object()) fail("config is not a JSON object: " + readable(*text, 80));
+  }
+
+  [[noreturn]] void fail(const std::string& what) const { throw InputError(readable(path_, 200) + ": " + what); }
+  [[noreturn]] void refuse(const char* name, const std::string& why) const {
+    fail("config: " + std::string(name) + " is " +
+         readable(json_[name].dump(-1, ' ', true, Json::error_handler_t::replace), 80) + why);
+  }
+
+  std::int64_t size(const char* name, std::int64_t most) const {
+    if (!json_.contains(name)) fail("config has no \"" + std::string(name) + "\"");
+    const Json& value = json_[name];
+    if (!value.is_number_integer() || value < 1 || value > most)
+      refuse(name, ", not an integer in 1 .. " + std::to_string(most));
+    return value;
+  }
+  double positive(const char* name, double otherwise) const {
+    if (!json_.contains(name)) return otherwise;
+    const Json& value = json_[name];
+    if (!value.is_number() || !(value > 0) || !std::isfinite(value.get<double>())) refuse(name, ", not a positive number");
+    return value;
+  }
+  bool flag(const char* name) const {
+    if (!json_.contains(name)) return false;
+    if (!json_[name].is_boolean()) refuse(name, ", not true or false");
+    return json_[name];
+  }
+  std::vector<LayerKind> layers() const {
+    if (!json_.contains("layers")) fail("config has no \"layers\"");
+    std::vector<LayerKind> kinds;
+    if (!json_["layers"].is_array()) refuse("layers", ", not a list");
+    for (const Json& kind : json_["layers"]) {
+      if (kind != "window" && kind != "global") refuse("layers", ", not a list of \"window\" and \"global\"");
+      kinds.push_back(kind == "window" ? LayerKind::kWindow : LayerKind::kGlobal);
+    }
+    if (std::count(kinds.begin(), kinds.end(), LayerKind::kGlobal) == 0) refuse("layers", ", without a global layer");
+    return kinds;
+  }
+
+ private:
+  std::string path_;
+  Json json_;
+};
+
+}  // namespace
+
+std::int64_t ModelConfig::leading_windows() const {
+  return std::find(layers.begin(), layers.end(), LayerKind::kGlobal) - layers.begin();
+}
+
+ModelConfig read_config(const SafetensorsFile& file) {
+  constexpr std::int64_t kMost = 1 << 20;
+  const ConfigReader reader(file);
+  ModelConfig config;
+  config.vocab = reader.size("vocab", kMost);
+  config.dim = reader.size("dim", kMost);
+  config.heads = reader.size("heads", 65536);
+  config.kv_heads = reader.size("kv_heads", 65536);
+  config.head_dim = reader.size("head_dim", 65536);
+  config.ff = reader.size("ff", kMost);
+  config.layers = reader.layers();
+  if (config.leading_windows() > 0 || std::count(config.layers.begin(), config.layers.end(), LayerKind::kWindow) > 0)
+    config.window = reader.size("window", kMost);
+  config.rope_base = reader.positive("rope_base", config.rope_base);
+  config.eps = reader.positive("eps", config.eps);
+  config.scale_base = reader.positive("scale_base", 0);
+  config.global_rotary = reader.flag("global_rotary");
+  if (config.vocab < 128) reader.refuse("vocab", ", but a token is an ASCII byte: at least 128");
+  if (config.heads % config.kv_heads != 0) reader.refuse("heads", ", not a multiple of kv_heads");
+  if (config.head_dim % 2 != 0) reader.refuse("head_dim", ", not even: rotary positions turn pairs");
+  if (config.scale_base == 1) reader.refuse("scale_base", ", whose logarithm is 0");
+  return config;
+}
+
+}  // namespace tree_attn

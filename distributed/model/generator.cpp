@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Reads a text into sharded caches and appends to it.
+#include "distributed/model/generator.hpp"
+
+#include "reference/data/moment_workload.hpp"
+#include "reference/decode/thread_pool.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <exception>
+#include <limits>
+
+namespace tree_attn {
+namespace {
+
+/// Positions that pass through the layers at once: enough for the products, and few enough for the cache of a core.
+constexpr std::int64_t kBlock = 64;
+/// Positions of an item of work of read(). Each item starts with the halo, so a longer one does less work twice.
+constexpr std::int64_t kItem = 2048;
+
+/// Keys and values of consecutive positions of the text.
+struct Item {
+  KeyRange positions;
+  Rows k = {}, v = {};
+  std::exception_ptr error = {};
+};
+
+/// The positions of a rank below n as items of at most kItem.
+std::vector<Item> items_of(const OwnedLeaves& leaves, std::int64_t n) {
+  std::vector<Item> items;
+  const std::int64_t n_rows = leaves.n_keys(n);
+  for (std::int64_t row = 0, size = 0; row < n_rows; row += size) {
+    const std::int64_t begin = leaves.position(row);
+    size = std::min(kLeafKeys - begin % kLeafKeys, n_rows - row);
+    if (!items.empty() && items.back().positions.end == begin && items.back().positions.size() + size <= kItem)
+      items.back().positions.end += size;
+    else
+      items.push_back({{begin, begin + size}});
+  }
+  return items;
+}
+
+/// The view [1, n_kv, n, d_h] of rows [n, n_kv * d].
+TensorView heads_of(const Rows& rows, std::int64_t kv_heads, std::int64_t head_dim) {
+  return {reinterpret_cast<const std::byte*>(rows.data()),
+          DType::F32,
+          {1, kv_heads, rows.rows(), head_dim},
+          {rows.size(), rows.cols() / kv_heads, rows.cols()}};
+}
+
+/// The same elements in another type, dense. @param[out] bytes their memory
+TensorView rounded(const TensorView& view, DType dtype, std::vector<std::byte>& bytes) {
+  const std::int64_t d = view.shape[3], size = d * static_cast<std::int64_t>(bytes_of(dtype));
+  bytes.resize(static_cast<std::size_t>(view.shape[1] * view.shape[2] * size));
+  std::vector<float> row(static_cast<std::size_t>(d));
+  std::byte* to = bytes.data();
+  for (std::int64_t h = 0; h < view.shape[1]; ++h) {
+    for (std::int64_t a = 0; a < view.shape[2]; ++a, to += size) {
+      load_row(view, 0, h, a, row.data());
+      store(row.data(), dtype, d, to);
+    }
+  }
+  return TensorView::dense(bytes.data(), dtype, view.shape);
+}
+
+}  // namespace
+
+std::vector<KeyRange> growing_ranges(LeafOrder order, std::int64_t n_keys, int n_ranks) {
+  if (order == LeafOrder::kDealt) return dealt_ranges(n_ranks);
+  std::vector<KeyRange> ranges = coarse_ranges(n_keys / kLeafKeys * kLeafKeys, n_ranks, kLeafKeys);
+  ranges.back().end = kOpenEnd;
+  return ranges;
+}
+
+Generator::Generator(const Model& model, const Backend& backend, Transport& transport, std::int64_t n_text,
+                     const Algorithm& algorithm, const GeneratorOptions& options)
+    : model_(model),
+      transport_(transport),
+      options_(options),
+      ranges_(growing_ranges(options.order, n_text, transport.size())),
+      scale_(1 / std::sqrt(static_cast<double>(model.config().head_dim))) {
+  const ModelConfig& config = model.config();
+  AttentionShape shape{.dtype = options.dtype,
+                       .value_dtype = options.dtype,
+                       .batch = 1,
+                       .heads = config.heads,
+                       .kv_heads = config.kv_heads,
+                       .n_queries = 1,
+                       .head_dim = config.head_dim,
+                       .value_dim = config.head_dim};
+  if (options.moments) shape.value_dim = moment_layout(shape).size(), shape.value_dtype = DType::F32;
+  const OwnedLeaves leaves(transport.topology().range_of(transport.rank(), ranges_), options.order);
+  for (std::int64_t layer = 0; layer < std::ssize(config.layers); ++layer) {
+    if (config.layers[static_cast<std::size_t>(layer)] != LayerKind::kGlobal) continue;
+    // Room for a question and its answer, so that the cache need not grow after every text.
+    caches_.push_back(
+        {layer, ShardDecoder(backend, shape, leaves, leaves.n_keys(n_text) + 16 * kLeafKeys, scale_), nullptr});
+  }
+  use(algorithm);
+}
+
+void Generator::use(const Algorithm& algorithm) {
+  for (Cache& cache : caches_) cache.decoder = algorithm.open(transport_, cache.shard, ranges_, options_.plan);
+}
+
+void Generator::rewind(const Place& place) {
+  for (Cache& cache : caches_) cache.shard.cache().truncate(0, leaves().n_keys(place.position));
+  place_ = place;
+}
+
+std::int64_t Generator::kv_bytes() const {
+  std::int64_t bytes = 0;
+  for (const Cache& cache : caches_) bytes += cache.shard.cache().bytes();
+  return bytes;
+}
+
+void Generator::read(std::string_view text, const std::function<void(double)>& progress) {
+  const ModelConfig& config = model_.config();
+  const std::int64_t n = std::ssize(text);
+  if (!config.shards_alone()) {
+    for (std::int64_t begin = 0; begin < n; begin += kBlock) {
+      append(text.substr(static_cast<std::size_t>(begin), static_cast<std::size_t>(kBlock)));
+      if (progress) progress(static_cast<double>(size()) / static_cast<double>(n));
+    }
+    return;
+  }
+  read_shard(text, progress);
+
+  // Every rank continues after the text, so every rank fills the windows with its last characters.
+  place_.position = std::max<std::int64_t>(0, n - config.halo());
+  model_.run(text.substr(static_cast<std::size_t>(place_.position)), place_,
+             [](std::int64_t, const Rows& h, const Rotation&) { return Rows(0, h.cols()); });
+}
+
+void Generator::read_shard(std::string_view text, const std::function<void(double)>& progress) {
+  // The keys and values of an item: from its halo on, block by block.
+  const auto compute = [&](Item& item) {
+    const std::int64_t n = item.positions.size();
+    Place place{std::max<std::int64_t>(0, item.positions.begin - model_.config().halo())};
+    while (place.position < item.positions.end) {
+      const std::int64_t size = std::min(kBlock, item.positions.end - place.position);
+      model_.run(text.substr(static_cast<std::size_t>(place.position), static_cast<std::size_t>(size)), place,
+                 [&](std::int64_t layer, const Rows& h, const Rotation& rotation) {
+                   const Rows k = model_.keys(layer, h, rotation), v = model_.values(layer, h);
+                   if (item.k.rows() == 0) item.k.resize(n, k.cols()), item.v.resize(n, v.cols());
+                   const std::int64_t at = rotation.position - item.positions.begin, skip = std::max<std::int64_t>(0, -at);
+                   const std::int64_t rows = std::max<std::int64_t>(0, size - skip);
+                   item.k.middleRows(std::max<std::int64_t>(0, at), rows) = k.bottomRows(rows);
+                   item.v.middleRows(std::max<std::int64_t>(0, at), rows) = v.bottomRows(rows);
+                   return Rows(0, h.cols());
+                 });
+    }
+  };
+
+  // Compute some items at a time, and append them in order.
+  ThreadPool pool(options_.n_threads);
+  std::vector<Item> items = items_of(leaves(), std::ssize(text));
+  const std::int64_t at_a_time = 4 * pool.size();
+  for (std::int64_t begin = 0; begin < std::ssize(items); begin += at_a_time) {
+    const std::int64_t end = std::min(begin + at_a_time, std::ssize(items));
+    const auto work = [&](std::int64_t i) {
+      Item& item = items[static_cast<std::size_t>(begin + i)];
+      try {
+        compute(item);
+      } catch (...) {
+        item.error = std::current_exception();
+      }
+    };
+    pool.run(end - begin, false, [](void* context, int, std::int64_t i) { (*static_cast<decltype(work)*>(context))(i); },
+             const_cast<void*>(static_cast<const void*>(&work)), {});
+    for (std::int64_t i = begin; i < end; ++i) {
+      Item& item = items[static_cast<std::size_t>(i)];
+      if (item.error) std::rethrow_exception(item.error);
+      hold(caches_.back(), item.k, item.v);
+      item = {};
+    }
+    if (progress) progress(static_cast<double>(end) / static_cast<double>(items.size()));
+  }
+}
+
+std::vector<float> Generator::append(std::string_view text) {
+  const Rows x = model_.run(text, place_, [&](std::int64_t layer, const Rows& h, const Rotation& rotation) {
+    const auto cache = std::find_if(caches_.begin(), caches_.end(), [&](const Cache& each) { return each.layer == layer; });
+    return attend(*cache, h, rotation);
+  });
+  return model_.logits(x);
+}
+
+Rows Generator::attend(Cache& cache, const Rows& h, const Rotation& rotation) {
+  const ModelConfig& config = model_.config();
+  const Rows q = model_.queries(cache.layer, h, rotation), k = model_.keys(cache.layer, h, rotation),
+             v = model_.values(cache.layer, h);
+  // Of the last layer, only the last position is needed.
+  const bool is_last = cache.layer + 1 == std::ssize(config.layers);
+  Rows z = Rows::Zero(is_last ? 1 : h.rows(), q.cols());
+  const std::int64_t d = q.cols() / config.heads;
+  for (std::int64_t i = 0; i < h.rows(); ++i) {
+    // The key and value go to the rank that holds their position.
+    const std::int64_t n_keys = size() - h.rows() + i + 1;
+    if (leaves().n_keys(n_keys) > leaves().n_keys(n_keys - 1)) hold(cache, k.row(i), v.row(i));
+    if (is_last && i + 1 < h.rows()) continue;
+    decode(cache, q.row(i).data(), n_keys);
+    for (std::int64_t head = 0; head < config.heads; ++head) {
+      z.row(is_last ? 0 : i).segment(head * d, config.head_dim) =
+          Eigen::Map<const Eigen::RowVectorXf>(output_.out.data() + head * config.head_dim, config.head_dim);
+    }
+  }
+  return z;
+}
+
+void Generator::decode(Cache& cache, const float* q, std::int64_t n_keys) {
+  const ModelConfig& config = model_.config();
+  const double factor = config.scale_base > 0 ? std::log(static_cast<double>(n_keys)) / std::log(config.scale_base) : 1;
+  const std::int64_t d_h = config.head_dim, d = padded(d_h);
+  q_.resize(static_cast<std::size_t>(config.heads * d_h));
+  for (std::int64_t i = 0; i < config.heads * d_h; ++i)
+    q_[static_cast<std::size_t>(i)] = q[i / d_h * d + i % d_h] * static_cast<float>(factor);
+  const TensorView view = TensorView::dense(q_.data(), DType::F32, {1, config.heads, 1, d_h});
+  const std::array lengths{n_keys};
+  output_ = cache.decoder->step(view, lengths).copy();
+  // All ranks have the same output, so all of them decode again, or none.
+  if (needs_lift(output_)) take_lifted(output_, cache.decoder->step(view, lengths, kLift).copy());
+  if (!options_.moments) return;
+  AttentionShape shape = cache.shard.cache().shape();
+  shape.value_dim = d_h;
+  entropy_ = take_moments(moment_layout(shape), output_, view, scale_).entropy;
+}
+
+void Generator::hold(Cache& cache, const Rows& k, const Rows& v) {
+  const ModelConfig& config = model_.config();
+  TensorView keys = heads_of(k, config.kv_heads, config.head_dim), values = heads_of(v, config.kv_heads, config.head_dim);
+  std::vector<std::byte> k_bytes, v_bytes;
+  if (options_.dtype != DType::F32)
+    keys = rounded(keys, options_.dtype, k_bytes), values = rounded(values, options_.dtype, v_bytes);
+  std::vector<float> enlarged;
+  if (options_.moments) {
+    AttentionShape shape = cache.shard.cache().shape();
+    shape.value_dim = config.head_dim;
+    const MomentLayout layout = moment_layout(shape);
+    enlarged = enlarge_values(layout, keys, values);
+    values = TensorView::dense(enlarged.data(), DType::F32, {1, config.kv_heads, k.rows(), layout.size()});
+  }
+  cache.shard.cache().append(0, keys, values);
+}
+
+LargestWeight Generator::largest_weight(const Ranks& ranks) const {
+  const ModelConfig& config = model_.config();
+  const KvCache& cache = caches_.back().shard.cache();
+  std::vector<std::byte> memory;
+  const Shard shard = cache.shard(cache.longest(), [&](std::size_t n) {
+    memory.resize(n);
+    return memory.data();
+  });
+
+  // The largest weight exp(score - lse) among the keys of this rank.
+  LargestWeight mine{.rank = ranks.rank()};
+  const std::int64_t group = config.heads / config.kv_heads;
+  std::vector<double> largest(static_cast<std::size_t>(config.heads), -std::numeric_limits<double>::infinity());
+  std::vector<std::int64_t> row_of_largest(static_cast<std::size_t>(config.heads));
+  Eigen::VectorXf key(config.head_dim);
+  const Eigen::Map<const Rows> q(q_.data(), config.heads, config.head_dim);
+  for (std::int64_t kv = 0; kv < config.kv_heads; ++kv) {
+    for (std::int64_t row = 0; row < cache.longest(); ++row) {
+      load_row(shard.k, 0, kv, row, key.data());
+      for (std::int64_t head = kv * group; head < (kv + 1) * group; ++head) {
+        const double score = q.row(head).dot(key);
+        if (score > largest[static_cast<std::size_t>(head)])
+          largest[static_cast<std::size_t>(head)] = score, row_of_largest[static_cast<std::size_t>(head)] = row;
+      }
+    }
+  }
+  for (std::int64_t head = 0; head < config.heads; ++head) {
+    const std::size_t h = static_cast<std::size_t>(head);
+    const double weight = std::exp(scale_ * largest[h] - static_cast<double>(output_.lse[h]));
+    if (!(weight > mine.weight)) continue;
+    mine.weight = weight, mine.head = head, mine.position = leaves().position(row_of_largest[h]);
+    if (options_.moments) mine.entropy = entropy_[h];
+  }
+
+  const std::vector<LargestWeight> all =
+      ranks.all_gather(std::span<const LargestWeight>(&mine, 1), "the largest weight of all ranks");
+  return *std::max_element(all.begin(), all.end(),
+                           [](const LargestWeight& a, const LargestWeight& b) { return a.weight < b.weight; });
+}
+
+}  // namespace tree_attn

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief A language model over sharded keys and values: one rank of it (section 6.4, Alg. 3 in a whole model).
+///
+/// Every rank holds all weights and computes every layer of a new character; they differ only in the keys and values of the
+/// global layers, of which a rank holds its shard. Where a character needs a global layer, the ranks decode with one of the
+/// algorithms of decoder.hpp. With an algorithm that keeps its bits, logits and text are the same for every number of ranks.
+#pragma once
+
+#include "distributed/decoders/decoder.hpp"
+#include "distributed/model/model.hpp"
+#include "distributed/transport/ranks.hpp"
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+namespace tree_attn {
+
+/// How keys and values are stored and combined; the same on every rank.
+struct GeneratorOptions {
+  LeafOrder order = LeafOrder::kContiguous;
+  DType dtype = DType::F32;  ///< of keys and values
+  PlanOptions plan = {};
+  int n_threads = 1;     ///< that read a text; no bit depends on it
+  bool moments = false;  ///< whether values are enlarged, so that each step also gives the entropy of the attention
+};
+
+/// The key with the largest weight in the last global layer.
+struct LargestWeight {
+  double weight = 0;          ///< of that key, in the head where it is largest; 0 without keys
+  std::int64_t position = 0;  ///< of the character
+  std::int64_t head = 0;
+  std::int64_t rank = 0;               ///< that holds the key
+  std::optional<double> entropy = {};  ///< of the attention of that head in nats, with GeneratorOptions::moments
+};
+
+/// The range of every rank for a text to which characters are appended. In the contiguous order the last range is open.
+std::vector<KeyRange> growing_ranges(LeafOrder order, std::int64_t n_keys, int n_ranks);
+
+/// One rank of a model that reads a text and continues it.
+class Generator {
+ public:
+  /// @param model, backend, transport outlive the generator
+  /// @param n_text characters that read() will read, by which the contiguous order cuts the shards
+  /// @param algorithm combines the shards, until use() sets another
+  Generator(const Model& model, const Backend& backend, Transport& transport, std::int64_t n_text,
+            const Algorithm& algorithm, const GeneratorOptions& options);
+
+  /// Reads a text into the empty caches: the keys and values of all its characters.
+  ///
+  /// If the only global layer is the last one, each rank computes the keys and values of its own characters, from these and
+  /// the halo before them, and sends nothing. Otherwise a layer needs the attention of the one below it, and the characters
+  /// pass one by one through tree decoding.
+  /// @param text of n_text characters, the same on every rank
+  /// @param progress called with the part that this rank has done, from 0 to 1; may be empty
+  void read(std::string_view text, const std::function<void(double)>& progress = {});
+  /// Appends characters, and returns the scores [vocab] of the next one. Collective.
+  std::vector<float> append(std::string_view text);
+
+  /// Characters read and appended.
+  std::int64_t size() const { return place_.position; }
+  /// The current place, to which rewind() returns.
+  const Place& place() const { return place_; }
+  /// Forgets all characters after a place.
+  void rewind(const Place& place);
+  /// Combines shards by another algorithm from now on.
+  void use(const Algorithm& algorithm);
+
+  /// The key with the largest weight in the last step of the last global layer. Reads all keys once. Collective.
+  LargestWeight largest_weight(const Ranks& ranks) const;
+  /// Keys and values that this rank holds, in bytes, the room for further ones included.
+  std::int64_t kv_bytes() const;
+  const std::vector<KeyRange>& ranges() const { return ranges_; }
+
+ private:
+  /// The cache of a global layer.
+  struct Cache {
+    std::int64_t layer;
+    ShardDecoder shard;
+    std::unique_ptr<Decoder> decoder;
+  };
+  Rows attend(Cache& cache, const Rows& h, const Rotation& rotation);
+  void decode(Cache& cache, const float* q, std::int64_t n_keys);
+  void hold(Cache& cache, const Rows& k, const Rows& v);
+  void read_shard(std::string_view text, const std::function<void(double)>& progress);
+  const OwnedLeaves& leaves() const { return caches_.front().shard.cache().leaves(); }
+
+  const Model& model_;
+  Transport& transport_;
+  GeneratorOptions options_;
+  std::vector<KeyRange> ranges_;
+  double scale_;  ///< 1 / sqrt(d_h)
+  std::vector<Cache> caches_;
+  Place place_;
+
+  // The last decode step.
+  std::vector<float> q_;        ///< [heads][d_h], with the factor ln(n) / ln(scale_base)
+  DecodeOutput output_;         ///< [heads][d_h] and [heads]
+  std::vector<float> entropy_;  ///< [heads], with moments
+};
+
+}  // namespace tree_attn

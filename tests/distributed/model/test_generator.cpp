@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief A model over sharded keys and values: the same text and logits on every layout.
+#include "distributed/model/generator.hpp"
+#include "distributed/model/sampler.hpp"
+#include "distributed/transport/thread_transport.hpp"
+#include "gpu/backend/backends.hpp"
+#include "tests/distributed/model/model_files.hpp"
+
+#include <cstring>
+#include <optional>
+
+namespace {
+
+using namespace tree_attn;
+using namespace tree_attn::test;
+
+/// What one rank says, and the logits from which it says it.
+struct Answer {
+  std::string text;
+  std::vector<float> logits;
+  LargestWeight largest;
+  bool operator==(const Answer& other) const {
+    return text == other.text && logits.size() == other.logits.size() &&
+           std::memcmp(logits.data(), other.logits.data(), logits.size() * sizeof(float)) == 0;
+  }
+};
+
+/// A layout of the ranks, and everything else that must not change an answer.
+struct Setting {
+  int n_ranks = 1, per_node = 1;
+  std::string_view algorithm = "two-level";
+  GeneratorOptions options = {};
+  const Backend* backend = &cpu_backend();
+};
+
+/// Reads a text, and answers questions, each as the first: what every rank says to them.
+std::vector<std::vector<Answer>> ask(const Model& model, const std::string& text, const std::vector<std::string>& questions,
+                                     const Setting& setting, int n_tokens = 12, const Sampling& sampling = {}) {
+  std::vector<std::vector<Answer>> answers(static_cast<std::size_t>(setting.n_ranks));
+  run_threads(Topology::pretend(setting.n_ranks, setting.per_node), 60,
+              [&](const ThreadRanks& ranks, ThreadTransport& transport) {
+                Generator generator(model, *setting.backend, transport, std::ssize(text), find_algorithm(setting.algorithm),
+                                    setting.options);
+                generator.read(text);
+                CHECK(generator.size() == std::ssize(text));
+                const Place after_text = generator.place();
+                for (const std::string& question : questions) {
+                  Answer answer;
+                  std::vector<float> logits = generator.append(question);
+                  answer.largest = generator.largest_weight(ranks);
+                  for (int step = 0; step < n_tokens; ++step) {
+                    answer.logits.insert(answer.logits.end(), logits.begin(), logits.end());
+                    answer.text += sample(logits, sampling, static_cast<std::uint64_t>(step));
+                    if (answer.text.back() == '.') break;
+                    logits = generator.append(answer.text.substr(answer.text.size() - 1));
+                  }
+                  answers[static_cast<std::size_t>(ranks.rank())].push_back(answer);
+                  generator.rewind(after_text);
+                }
+              });
+  return answers;
+}
+
+/// Words around a record, the value of which begins at the given position.
+std::string haystack(std::size_t n, std::size_t at, const std::string& key = "velora", const std::string& value = "402913") {
+  const std::string record = "The code of " + key + " is " + value + ". ",
+                    words = "that among these are life, liberty and the ";
+  std::string text;
+  while (text.size() < n) text += words;
+  text.resize(n);
+  const std::size_t begin = at - (record.size() - 2 - value.size());
+  return text.replace(begin, record.size(), record);
+}
+
+const std::string kQuestion = "\nThe code of velora is ";
+
+}  // namespace
+
+TEST_CASE(
+    "generator: same characters, logits and bits on 1 to 13 ranks, in both orders, with every algorithm that promises it") {
+  const auto file = SafetensorsFile::open(kRecall);
+  const Model model(file);
+  const std::string text = haystack(1500, 700);
+  for (const LeafOrder order : {LeafOrder::kContiguous, LeafOrder::kDealt}) {
+    const Answer alone = ask(model, text, {kQuestion}, {.options = {.order = order}})[0][0];
+    CHECK(alone.text == "402913.");
+    CHECK(alone.largest.position == 700);
+    CHECK(alone.largest.weight > 0.9);
+    for (const int n_ranks : {1, 2, 3, 5, 8, 13}) {
+      for (const Algorithm& algorithm : algorithms()) {
+        CAPTURE(n_ranks);
+        CAPTURE(algorithm.name);
+        const auto answers =
+            ask(model, text, {kQuestion}, {n_ranks, 3, algorithm.name, {.order = order, .n_threads = n_ranks == 2 ? 3 : 1}});
+        for (const std::vector<Answer>& rank : answers) {
+          CHECK(rank == answers[0]);
+          CHECK(rank[0].text == alone.text);
+          CHECK(rank[0].largest.position == 700);
+          if (algorithm.keeps_bits) CHECK(rank[0] == alone);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("generator: a Llama whose layers are all global, and layers in any order, on 1 to 5 ranks") {
+  const Scratch scratch;
+  for (const std::string& config : {kLlamaConfig, kMixedConfig, kWindowConfig}) {
+    CAPTURE(config);
+    const auto file = SafetensorsFile::open(random_model(scratch, config));
+    const Model model(file);
+    const std::string text = random_text(300, 8);
+    for (const LeafOrder order : {LeafOrder::kContiguous, LeafOrder::kDealt}) {
+      const Sampling sampling{.temperature = 0.8, .seed = 3};
+      const Answer alone = ask(model, text, {"ab"}, {.options = {.order = order}}, 30, sampling)[0][0];
+      for (const int n_ranks : {2, 5}) {
+        const auto answers = ask(model, text, {"ab"}, {n_ranks, 2, "two-level", {.order = order}}, 30, sampling);
+        for (const std::vector<Answer>& rank : answers) CHECK(rank[0] == alone);
+      }
+    }
+  }
+}
+
+TEST_CASE("generator: a text that is read and a text that is appended character by character leave the same bits") {
+  const auto file = SafetensorsFile::open(kRecall);
+  const Model model(file);
+  const std::string text = haystack(200, 120);
+  const Answer read = ask(model, text, {kQuestion}, {3, 3})[0][0];
+  for (const std::size_t cut : {0, 1, 63, 64, 150, 199}) {
+    CAPTURE(cut);
+    const Answer appended = ask(model, text.substr(0, cut), {text.substr(cut) + kQuestion}, {3, 3})[0][0];
+    CHECK(appended == read);
+  }
+}
+
+TEST_CASE("generator: a needle at the start, at the end, across the border of two shards, and in a halo") {
+  const auto file = SafetensorsFile::open(kRecall);
+  const Model model(file);
+  // Shards of 256 characters on 4 ranks.
+  for (const std::size_t at : {22, 250, 253, 255, 256, 257, 262, 270, 300, 302, 303, 511, 512, 520, 1000, 1016}) {
+    CAPTURE(at);
+    const std::string text = haystack(1024, at);
+    const auto answers = ask(model, text, {kQuestion}, {4, 2});
+    for (const std::vector<Answer>& rank : answers) {
+      CHECK(rank[0].text == "402913.");
+      CHECK(rank[0].largest.position == static_cast<std::int64_t>(at));
+      CHECK(rank[0].largest.rank == static_cast<std::int64_t>(at / 256));
+    }
+  }
+}
+
+TEST_CASE("generator: near keys, questions one after the other, an empty text, a short one, and bytes that are not ASCII") {
+  const auto file = SafetensorsFile::open(kRecall);
+  const Model model(file);
+  std::string text = haystack(900, 200);
+  text = text.substr(0, 600) + "The code of velara is 771204. " + text.substr(600);
+  const auto answers = ask(model, text, {kQuestion, "\nThe code of velara is ", kQuestion}, {5, 2});
+  CHECK(answers[4][0].text == "402913.");
+  CHECK(answers[4][1].text == "771204.");
+  CHECK(answers[4][2] == answers[4][0]);
+
+  for (const std::string& odd : {std::string(), std::string("a"), std::string(63, '\xC3'), std::string("\0\x7F\xFF", 3)}) {
+    const Answer alone = ask(model, odd, {kQuestion}, {})[0][0];
+    CHECK(alone.text.size() > 0);
+    for (const std::vector<Answer>& rank : ask(model, odd, {kQuestion}, {3, 3})) CHECK(rank[0] == alone);
+  }
+  // A byte that is not ASCII is a question mark.
+  CHECK(ask(model, "caf\xC3\xA9", {kQuestion}, {})[0][0] == ask(model, "caf??", {kQuestion}, {})[0][0]);
+}
+
+TEST_CASE("generator: caches of 16 bits, the emulated kernels, and moments") {
+  const auto file = SafetensorsFile::open(kRecall);
+  const Model model(file);
+  const std::string text = haystack(500, 300);
+  const Answer plain = ask(model, text, {kQuestion}, {2, 1})[0][0];
+  CHECK_FALSE(plain.largest.entropy.has_value());
+  for (const DType dtype : {DType::BF16, DType::F16}) {
+    const auto answers = ask(model, text, {kQuestion}, {3, 3, "two-level", {.dtype = dtype}});
+    CHECK(answers[0][0].text == "402913.");
+    CHECK_FALSE(answers[0][0] == plain);  // it did round
+    CHECK(answers[2] == ask(model, text, {kQuestion}, {.options = {.dtype = dtype}})[0]);
+  }
+
+  // Enlarged values leave the output as it is, and tell how sure the attention is.
+  const Answer moments = ask(model, text, {kQuestion}, {2, 1, "two-level", {.moments = true}})[0][0];
+  CHECK(moments == plain);
+  REQUIRE(moments.largest.entropy.has_value());
+  // H >= -ln of the largest weight, and no more than if the rest of the weight were spread evenly.
+  const double w = moments.largest.weight, n = 500 + static_cast<double>(kQuestion.size());
+  CHECK(*moments.largest.entropy > -std::log(w) - 1e-3);
+  CHECK(*moments.largest.entropy < -w * std::log(w) - (1 - w) * std::log((1 - w) / (n - 1)) + 1e-3);
+
+  const Answer emulated =
+      ask(model, text.substr(250, 100), {kQuestion}, {2, 1, "two-level", {}, &find_backend("emulated")}, 3)[0][0];
+  CHECK(emulated.text == "402");
+}
+
+TEST_CASE("sampler: the likeliest character, and a distribution at a temperature") {
+  std::vector<float> logits(128, -50);
+  logits['a'] = 1, logits['b'] = 2;
+  CHECK(sample(logits, {}, 0) == 'b');
+  logits['c'] = 2;
+  CHECK(sample(logits, {}, 7) == 'b');  // the lowest of equals
+  logits['c'] = std::nanf("");
+  CHECK(sample(logits, {}, 0) == 'b');
+  logits[0] = std::nanf("");
+  CHECK(sample(logits, {}, 0) == 'b');
+
+  // exp(1 / 0.5) times as many of b as of a, within five standard deviations.
+  const int n = 20000;
+  int n_a = 0, n_b = 0;
+  for (int i = 0; i < n; ++i) {
+    const char c = sample(logits, {.temperature = 0.5, .seed = 9}, static_cast<std::uint64_t>(i));
+    n_a += c == 'a', n_b += c == 'b';
+  }
+  CHECK(n_a + n_b == n);
+  const double p = 1 / (1 + std::exp(2.0));
+  CHECK(std::abs(n_a - n * p) < 5 * std::sqrt(n * p * (1 - p)));
+}
