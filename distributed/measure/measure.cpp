@@ -27,11 +27,6 @@ double quantile(const std::vector<double>& sorted, double q) {
   return i + 1 < sorted.size() ? sorted[i] + (at - static_cast<double>(i)) * (sorted[i + 1] - sorted[i]) : sorted[i];
 }
 
-Latency latency_of(std::vector<double> samples) {
-  std::sort(samples.begin(), samples.end());
-  return {quantile(samples, 0.5), quantile(samples, 0.1), quantile(samples, 0.9)};
-}
-
 /// The time at which a step starts, once all ranks have arrived.
 ///
 /// Ranks leave a barrier up to a few microseconds apart, which counts as latency. Simulated ranks share one clock, so they
@@ -46,6 +41,20 @@ double start_together(const Bench& bench) {
 }
 
 }  // namespace
+
+Latency latency_of(std::vector<double> microseconds) {
+  std::sort(microseconds.begin(), microseconds.end());
+  return {quantile(microseconds, 0.5), quantile(microseconds, 0.1), quantile(microseconds, 0.9)};
+}
+
+Traffic over_ranks(const Traffic& traffic, const Ranks& ranks) {
+  const auto most = [&](std::int64_t number) {
+    return static_cast<std::int64_t>(ranks.all_max(static_cast<std::uint64_t>(number)));
+  };
+  return {most(traffic.collectives),    ranks.all_sum(traffic.messages),
+          ranks.all_sum(traffic.bytes), ranks.all_sum(traffic.bytes_between_nodes),
+          most(traffic.merge_steps),    most(traffic.buffer_kv_bytes)};
+}
 
 Measurement measure(const Bench& bench, ShardDecoder& shard, const Algorithm& algorithm) {
   const Ranks& ranks = bench.ranks;
@@ -96,14 +105,9 @@ Measurement measure(const Bench& bench, ShardDecoder& shard, const Algorithm& al
   result.combine = latency_of(std::move(combines));
 
   // Combine the counters of the ranks for the last step.
-  const Traffic& traffic = transport.traffic();
-  const auto most = [&](std::int64_t number) {
-    return static_cast<std::int64_t>(ranks.all_max(static_cast<std::uint64_t>(number)));
-  };
-  result.per_step = {most(traffic.collectives),    ranks.all_sum(traffic.messages),
-                     ranks.all_sum(traffic.bytes), ranks.all_sum(traffic.bytes_between_nodes),
-                     most(traffic.merge_steps),    most(traffic.buffer_kv_bytes)};
-  result.peak_kv_bytes_per_rank = most(cache.bytes() + traffic.buffer_kv_bytes);
+  result.per_step = over_ranks(transport.traffic(), ranks);
+  result.peak_kv_bytes_per_rank = static_cast<std::int64_t>(
+      ranks.all_max(static_cast<std::uint64_t>(cache.bytes() + transport.traffic().buffer_kv_bytes)));
 
   // Predict with the types that the backend stores: these are the types that are sent.
   WorkloadShape stored = workload.shape();

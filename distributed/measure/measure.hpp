@@ -21,6 +21,12 @@ struct Latency {
   double median = 0, p10 = 0, p90 = 0;
 };
 
+/// Of a list of times, at least one.
+Latency latency_of(std::vector<double> microseconds);
+
+/// The counters of all ranks: sums of messages and bytes, the most of everything else. Collective.
+Traffic over_ranks(const Traffic& traffic, const Ranks& ranks);
+
 /// Distance of an output o from the oracle's output z; see error_bound(). Infinite if only one of the two is NaN or Inf.
 struct Errors {
   double max_abs = 0;         ///< largest |o - z|

@@ -79,6 +79,17 @@ nlohmann::ordered_json fields(const Prediction& predicted) {
   return fields;
 }
 
+nlohmann::ordered_json fields(const Machine& machine) {
+  return {{"cpu", machine.cpu},
+          {"cores", machine.cores},
+          {"instruction_set", machine.instruction_set},
+          {"gpus", machine.gpus},
+          {"mpi", machine.mpi},
+          {"nccl", nullptr},
+          {"compiler", machine.compiler},
+          {"build_type", machine.build_type}};
+}
+
 /// The command line may contain any bytes, but JSON must be UTF-8.
 std::string dump(const nlohmann::ordered_json& report) {
   return report.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
@@ -154,15 +165,7 @@ std::string json(const ReportHeader& header, std::span<const Measurement> measur
     run["output_digest"] = hex(m.digest);
     report["runs"].push_back(std::move(run));
   }
-  const Machine& machine = header.machine;
-  report["machine"] = {{"cpu", machine.cpu},
-                       {"cores", machine.cores},
-                       {"instruction_set", machine.instruction_set},
-                       {"gpus", machine.gpus},
-                       {"mpi", machine.mpi},
-                       {"nccl", nullptr},
-                       {"compiler", machine.compiler},
-                       {"build_type", machine.build_type}};
+  report["machine"] = fields(header.machine);
   report["command"] = header.command;
   return dump(report);
 }
@@ -219,6 +222,74 @@ std::string json(const PredictionHeader& header, std::span<const NamedPrediction
                        {"memory_bytes_per_us", memory_bytes_per_us},
                        {"merge_us", merge_us},
                        {"eager", eager}};
+  report["command"] = header.command;
+  return dump(report);
+}
+
+std::string title(const GenerationHeader& header) {
+  return std::to_string(header.n_characters) + " characters" +
+         format(", read in %.1f s; %d rank%s on %d node%s", header.read_seconds, header.ranks, header.ranks == 1 ? "" : "s",
+                header.nodes, header.nodes == 1 ? "" : "s") +
+         ", backend " + header.backend + ", transport " + header.transport + "\n" +
+         format("keys and values of %d of %d layers: ", header.global_layers, header.layers) + bytes(header.kv_bytes) +
+         ", " + header.dtype + ", " + header.order + "; at most " + bytes(header.kv_bytes_per_rank) + " on a rank\n";
+}
+
+std::string where(const Answer& answer, int n_ranks) {
+  std::string line = "largest weight " + format("%.3f", answer.weight) + " at position " + std::to_string(answer.position) +
+                     ", on rank " + std::to_string(answer.rank) + " of " + std::to_string(n_ranks) + " (head " +
+                     std::to_string(answer.head) + ")";
+  if (answer.entropy) line += format(", entropy %.2f nats", *answer.entropy);
+  return line;
+}
+
+std::string table(std::span<const GenerationRun> runs) {
+  std::vector<std::vector<std::string>> rows{
+      {"", "", "per", "", "", "between", "same", ""},
+      {"algorithm", "right", "token", "messages", "bytes", "nodes", "bits", "digest"}};
+  for (const GenerationRun& run : runs) {
+    std::int64_t n_asked = 0, n_right = 0;
+    for (const Answer& answer : run.answers) n_asked += answer.expected.has_value(), n_right += answer.is_right();
+    rows.push_back({run.algorithm, n_asked > 0 ? std::to_string(n_right) + " of " + std::to_string(n_asked) : "-",
+                    time(run.token.median), std::to_string(run.per_token.messages), bytes(run.per_token.bytes),
+                    bytes(run.per_token.bytes_between_nodes), run.same_bits_on_all_ranks ? "yes" : "NO", hex(run.digest)});
+  }
+  return columns(rows);
+}
+
+std::string json(const GenerationHeader& header, std::span<const GenerationRun> runs) {
+  nlohmann::ordered_json report;
+  for (const GenerationRun& run : runs) {
+    nlohmann::ordered_json fields_of_run{{"algorithm", run.algorithm},
+                                         {"backend", header.backend},
+                                         {"transport", header.transport},
+                                         {"dtype", header.dtype},
+                                         {"order", header.order},
+                                         {"ranks", header.ranks},
+                                         {"nodes", header.nodes},
+                                         {"threads", header.threads},
+                                         {"characters", header.n_characters},
+                                         {"read_seconds", header.read_seconds},
+                                         {"kv_bytes", header.kv_bytes},
+                                         {"peak_kv_bytes_per_rank", header.kv_bytes_per_rank},
+                                         {"token_us", quantiles(run.token)},
+                                         {"collectives_per_token", run.per_token.collectives},
+                                         {"messages_per_token", run.per_token.messages},
+                                         {"bytes_per_token", run.per_token.bytes},
+                                         {"bytes_between_nodes_per_token", run.per_token.bytes_between_nodes},
+                                         {"same_bits_on_all_ranks", run.same_bits_on_all_ranks},
+                                         {"logits_digest", hex(run.digest)}};
+    for (const Answer& answer : run.answers) {
+      nlohmann::ordered_json fields_of_answer{{"question", answer.question}, {"answer", answer.text},
+                                              {"position", answer.position}, {"rank", answer.rank},
+                                              {"head", answer.head},         {"weight", answer.weight}};
+      fields_of_answer["entropy"] = answer.entropy ? nlohmann::ordered_json(*answer.entropy) : nullptr;
+      fields_of_answer["expected"] = answer.expected ? nlohmann::ordered_json(*answer.expected) : nullptr;
+      fields_of_run["answers"].push_back(std::move(fields_of_answer));
+    }
+    report["runs"].push_back(std::move(fields_of_run));
+  }
+  report["machine"] = fields(header.machine);
   report["command"] = header.command;
   return dump(report);
 }

@@ -6,6 +6,8 @@
 #include "distributed/measure/measure.hpp"
 #include "distributed/measure/step_time.hpp"
 
+#include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -54,5 +56,46 @@ std::string table(const PredictionHeader& header, std::span<const NamedPredictio
 
 /// The same for programs.
 std::string json(const PredictionHeader& header, std::span<const NamedPrediction> predictions);
+
+/// An answer of a language model.
+struct Answer {
+  std::string question, text;           ///< text without the character that ends it
+  std::optional<std::string> expected;  ///< where the questions come with answers
+  std::int64_t position = 0;            ///< of the key with the largest weight, when the first character is chosen
+  std::int64_t rank = 0, head = 0;      ///< that holds the key; in which the weight is largest
+  double weight = 0;                    ///< of that key
+  std::optional<double> entropy;        ///< of the attention of that head in nats, with --moments 2
+  bool is_right() const { return expected && text == *expected; }
+};
+/// The answers of a language model whose shards one algorithm combines.
+struct GenerationRun {
+  std::string algorithm;
+  std::vector<Answer> answers;
+  Latency token;      ///< time of one further character, on rank 0
+  Traffic per_token;  ///< of the last character, over all ranks as in Measurement::per_step
+  bool same_bits_on_all_ranks = false;
+  std::uint64_t digest = 0;  ///< FNV-1a of the logits of all characters of all answers
+};
+/// The part of these reports that all runs share.
+struct GenerationHeader {
+  std::string command;  ///< as typed
+  std::string backend, transport, dtype, order;
+  std::int64_t n_characters = 0;  ///< of the text
+  int global_layers = 1, layers = 1;
+  int threads = 1, ranks = 1, nodes = 1;
+  double read_seconds = 0;             ///< of the slowest rank
+  std::int64_t kv_bytes = 0;           ///< keys and values of the text, over all ranks
+  std::int64_t kv_bytes_per_rank = 0;  ///< the most that one rank holds
+  Machine machine;
+};
+
+/// Two lines: the text and the ranks, and the keys and values that they hold.
+std::string title(const GenerationHeader& header);
+/// One line: where the largest weight of an answer is.
+std::string where(const Answer& answer, int n_ranks);
+/// The table: one line per algorithm.
+std::string table(std::span<const GenerationRun> runs);
+/// The machine-readable report.
+std::string json(const GenerationHeader& header, std::span<const GenerationRun> runs);
 
 }  // namespace tree_attn

@@ -67,6 +67,19 @@ TensorView rounded(const TensorView& view, DType dtype, std::vector<std::byte>& 
 
 }  // namespace
 
+AttentionShape cache_shape(const ModelConfig& config, const GeneratorOptions& options) {
+  AttentionShape shape{.dtype = options.dtype,
+                       .value_dtype = options.dtype,
+                       .batch = 1,
+                       .heads = config.heads,
+                       .kv_heads = config.kv_heads,
+                       .n_queries = 1,
+                       .head_dim = config.head_dim,
+                       .value_dim = config.head_dim};
+  if (options.moments) shape.value_dim = moment_layout(shape).size(), shape.value_dtype = DType::F32;
+  return shape;
+}
+
 std::vector<KeyRange> growing_ranges(LeafOrder order, std::int64_t n_keys, int n_ranks) {
   if (order == LeafOrder::kDealt) return dealt_ranges(n_ranks);
   std::vector<KeyRange> ranges = coarse_ranges(n_keys / kLeafKeys * kLeafKeys, n_ranks, kLeafKeys);
@@ -82,15 +95,7 @@ Generator::Generator(const Model& model, const Backend& backend, Transport& tran
       ranges_(growing_ranges(options.order, n_text, transport.size())),
       scale_(1 / std::sqrt(static_cast<double>(model.config().head_dim))) {
   const ModelConfig& config = model.config();
-  AttentionShape shape{.dtype = options.dtype,
-                       .value_dtype = options.dtype,
-                       .batch = 1,
-                       .heads = config.heads,
-                       .kv_heads = config.kv_heads,
-                       .n_queries = 1,
-                       .head_dim = config.head_dim,
-                       .value_dim = config.head_dim};
-  if (options.moments) shape.value_dim = moment_layout(shape).size(), shape.value_dtype = DType::F32;
+  const AttentionShape shape = cache_shape(config, options);
   const OwnedLeaves leaves(transport.topology().range_of(transport.rank(), ranges_), options.order);
   for (std::int64_t layer = 0; layer < std::ssize(config.layers); ++layer) {
     if (config.layers[static_cast<std::size_t>(layer)] != LayerKind::kGlobal) continue;
@@ -108,12 +113,6 @@ void Generator::use(const Algorithm& algorithm) {
 void Generator::rewind(const Place& place) {
   for (Cache& cache : caches_) cache.shard.cache().truncate(0, leaves().n_keys(place.position));
   place_ = place;
-}
-
-std::int64_t Generator::kv_bytes() const {
-  std::int64_t bytes = 0;
-  for (const Cache& cache : caches_) bytes += cache.shard.cache().bytes();
-  return bytes;
 }
 
 void Generator::read(std::string_view text, const std::function<void(double)>& progress) {

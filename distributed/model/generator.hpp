@@ -29,6 +29,9 @@ struct GeneratorOptions {
   bool moments = false;  ///< whether values are enlarged, so that each step also gives the entropy of the attention
 };
 
+/// The shape of a decode step of every global layer.
+AttentionShape cache_shape(const ModelConfig& config, const GeneratorOptions& options);
+
 /// The key with the largest weight in the last global layer.
 struct LargestWeight {
   double weight = 0;          ///< of that key, in the head where it is largest; 0 without keys
@@ -72,9 +75,8 @@ class Generator {
 
   /// The key with the largest weight in the last step of the last global layer. Reads all keys once. Collective.
   LargestWeight largest_weight(const Ranks& ranks) const;
-  /// Keys and values that this rank holds, in bytes, the room for further ones included.
-  std::int64_t kv_bytes() const;
-  const std::vector<KeyRange>& ranges() const { return ranges_; }
+  /// Characters whose keys and values this rank holds.
+  std::int64_t rows() const { return leaves().n_keys(size()); }
 
  private:
   /// The cache of a global layer.

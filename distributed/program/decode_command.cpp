@@ -166,18 +166,8 @@ struct Setup {
         options.backend,
         {.n_threads = n_threads, .model_bytes_per_second = options.model_bandwidth.value_or(kModelBytesPerSecond)});
     check_elements(options, *backend);
-    if (options.threads && !backend->has_threads())
-      throw InputError("--threads is for --backend cpu, but the backend is " + options.backend);
-    if (kSimulated && !options.devices.empty()) throw InputError("--devices: simulated ranks are started by the simulator");
-    if (!options.devices.empty() && !backend->gpus().empty())
-      throw InputError("--devices with --backend " + options.backend + ": not supported by this version; use mpirun -n " +
-                       std::to_string(ranks.size()));
-    if (options.transport == "nccl") throw InputError("--transport nccl: not supported by this version; use mpi");
-    chosen.push_back(&find_algorithm(options.algorithm));
-    for (const std::string& name : options.compare) chosen.push_back(&find_algorithm(name));
-    const auto has_radix = [](const Algorithm* algorithm) { return algorithm->radix != nullptr; };
-    if (options.radix && std::none_of(chosen.begin(), chosen.end(), has_radix))
-      throw InputError("--radix is for algorithms that join blocks of ranks, not for " + options.algorithm);
+    check(options, *backend, ranks.size());
+    chosen = chosen_algorithms(options);
     if (!options.in.empty()) file = SafetensorsFile::open(options.in);
     if (!file && !options.expect.empty())
       throw InputError("--expect " + readable(options.expect) + ": needs IN, the file that contains the tensor");
@@ -213,15 +203,6 @@ std::vector<KeyRange> ranges_in_tree(const DecodeOptions& options, const Topolog
   return ranges;
 }
 
-/// How ranks exchange states. Where ranks outnumber the cores of their node, a message costs the time of a core rather than
-/// latency, so the schedule with the fewest messages is the fastest: two blocks in each round, inside nodes too.
-PlanOptions plan_options(const DecodeOptions& options, const Ranks& ranks, const Topology& machines) {
-  PlanOptions plan;
-  if (ranks_outnumber_cores(ranks, machines)) plan.radix = plan.node_radix = 2;
-  if (options.radix) plan.radix = *options.radix;
-  return plan;
-}
-
 int run_decode(const DecodeOptions& options, const Ranks& ranks) {
   const bool is_root = ranks.rank() == 0;
 
@@ -243,7 +224,7 @@ int run_decode(const DecodeOptions& options, const Ranks& ranks) {
   transport->set_message_seconds(1e-6 * options.model_message_us.value_or(0));
   Bench bench{ranks,          *transport,     *setup->backend,
               reduced,        ranges,         scale,
-              options.warmup, options.repeat, plan_options(options, ranks, machines)};
+              options.warmup, options.repeat, plan_options(ranks, machines, options.radix)};
   run_on_all(ranks, [&] {
     const std::string subject =
         setup->file ? readable(options.in, 200) + ": decoding " + axes_text(shape)

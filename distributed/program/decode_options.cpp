@@ -3,8 +3,8 @@
 /// @brief The options of `tree_attn decode`: names, groups and checks.
 #include "distributed/program/decode_options.hpp"
 
-#include "distributed/decoders/decoder.hpp"
 #include "distributed/program/program.hpp"
+#include "reference/decode/pass_time.hpp"
 
 #include <algorithm>
 #include <cctype>
@@ -16,7 +16,11 @@
 namespace tree_attn {
 namespace {
 
-/// The types of synthetic tensors: those that the kernels support.
+/// The help does not show these limits: they are far from practical values.
+CLI::Validator within(std::int64_t least, std::int64_t most) { return CLI::Range(least, most).description(""); }
+
+}  // namespace
+
 std::vector<std::string> dtype_options() {
   std::vector<std::string> options;
   for (const DType dtype : kDTypes) {
@@ -29,19 +33,29 @@ std::string dtype_help() {
   for (const std::string& option : dtype_options()) help += " " + option;
   return help;
 }
+DType dtype_named(std::string_view name) {
+  return *std::find_if(kDTypes.begin(), kDTypes.end(), [&](DType candidate) { return lower_name_of(candidate) == name; });
+}
 
-/// The help does not show these limits: they are far from practical values.
-CLI::Validator within(std::int64_t least, std::int64_t most) { return CLI::Range(least, most).description(""); }
-
-}  // namespace
+void check(const ClusterOptions& options, const Backend& backend, int n_ranks) {
+  const auto refuse = [](const std::string& why) { throw InputError(why); };
+  if (options.threads && !backend.has_threads())
+    refuse("--threads is for --backend cpu, but the backend is " + options.backend);
+  if (options.transport == "nccl") refuse("--transport nccl: not supported by this version; use mpi");
+  if (kSimulated && !options.devices.empty()) refuse("--devices: simulated ranks are started by the simulator");
+  if (!options.devices.empty() && !backend.gpus().empty())
+    refuse("--devices with --backend " + options.backend + ": not supported by this version; use mpirun -n " +
+           std::to_string(n_ranks));
+  if (options.ranks_per_node > n_ranks)
+    refuse("--ranks-per-node " + std::to_string(options.ranks_per_node) + " is larger than the job, which has " +
+           ranks_text(n_ranks));
+}
 
 void check(const DecodeOptions& options, int n_ranks, const WorkloadShape& shape) {
   const auto refuse = [](const std::string& why) { throw InputError(why); };
   if (options.scale && !std::isfinite(*options.scale))
     refuse("--scale " + std::to_string(*options.scale) + " is not a finite number");
-  const std::string ranks = std::to_string(n_ranks) + (n_ranks == 1 ? " rank" : " ranks");
-  if (options.ranks_per_node > n_ranks)
-    refuse("--ranks-per-node " + std::to_string(options.ranks_per_node) + " is larger than the job, which has " + ranks);
+  const std::string ranks = ranks_text(n_ranks);
   if (options.steps > 1 && options.steps > shape.n_keys) {
     refuse("--steps " + std::to_string(options.steps) + ": every step appends one key, but the sequence has only " +
            std::to_string(shape.n_keys));
@@ -90,6 +104,8 @@ std::vector<int> devices_of(const std::string& list) {
   return devices;
 }
 
+std::string ranks_text(int n_ranks) { return std::to_string(n_ranks) + (n_ranks == 1 ? " rank" : " ranks"); }
+
 LeafOrder order_named(std::string_view name) {
   return name == name_of(LeafOrder::kDealt) ? LeafOrder::kDealt : LeafOrder::kContiguous;
 }
@@ -106,8 +122,7 @@ WorkloadShape synthetic_shape(const ShapeOptions& options, LeafOrder order) {
     throw InputError("--heads " + std::to_string(options.heads) + " is not a multiple of --kv-heads " +
                      std::to_string(kv_heads));
   }
-  const DType dtype = *std::find_if(kDTypes.begin(), kDTypes.end(),
-                                    [&](DType candidate) { return lower_name_of(candidate) == options.dtype; });
+  const DType dtype = dtype_named(options.dtype);
   const WorkloadShape shape{{.dtype = dtype,
                              .value_dtype = dtype,
                              .batch = options.batch,
@@ -142,21 +157,16 @@ std::vector<const CLI::Option*> add_shape_options(CLI::App& command, ShapeOption
   return added;
 }
 
-std::vector<const CLI::Option*> add_decode_options(CLI::App& command, DecodeOptions& options) {
-  const auto is_number = [](const std::string& text) {
-    double number = 0;
-    return CLI::detail::lexical_cast(text, number) && number >= 0 ? "" : text + " is not a number >= 0";
-  };
-  const auto is_positive = [](const std::string& text) {
-    double number = 0;
-    return CLI::detail::lexical_cast(text, number) && number > 0 && std::isfinite(number)
-               ? ""
-               : text + " is not a positive number";
-  };
-  const auto is_whole = [](const std::string& text) {
-    const bool digits = !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
-    return digits ? "" : text + " is not an integer >= 0";
-  };
+std::vector<const Algorithm*> chosen_algorithms(const ClusterOptions& options) {
+  std::vector<const Algorithm*> chosen{&find_algorithm(options.algorithm)};
+  for (const std::string& name : options.compare) chosen.push_back(&find_algorithm(name));
+  const auto has_radix = [](const Algorithm* algorithm) { return algorithm->radix != nullptr; };
+  if (options.radix && std::none_of(chosen.begin(), chosen.end(), has_radix))
+    throw InputError("--radix is for algorithms that join blocks of ranks, not for " + options.algorithm);
+  return chosen;
+}
+
+void add_cluster_options(CLI::App& command, ClusterOptions& options) {
   std::string names, lines;
   for (const Algorithm& algorithm : algorithms()) {
     names += (names.empty() ? "" : ", ") + std::string(algorithm.name);
@@ -168,14 +178,6 @@ std::vector<const CLI::Option*> add_decode_options(CLI::App& command, DecodeOpti
         std::any_of(all.begin(), all.end(), [&](const Algorithm& algorithm) { return algorithm.name == name; });
     return known ? "" : readable(name) + " is unknown; use one of " + names;
   };
-
-  command
-      .add_option("IN", options.in, "safetensors file with q, k, v and optional lengths; each rank reads only its own shard")
-      ->check(not_empty);
-  command
-      .add_option("OUT", options.out,
-                  "safetensors file to write: F32 out and lse of the last step; with --moments 2 also variance and entropy")
-      ->check(not_empty);
 
   // A list is one argument, so that IN and OUT may follow it.
   command.add_option("--algorithm", options.algorithm, "How shards are combined:" + lines)
@@ -215,6 +217,32 @@ std::vector<const CLI::Option*> add_decode_options(CLI::App& command, DecodeOpti
       .add_option("--radix", options.radix,
                   "Blocks of ranks that one round joins, at least 2 (default: by a model of the network)")
       ->check(within(2, 1 << 20));
+}
+
+std::vector<const CLI::Option*> add_decode_options(CLI::App& command, DecodeOptions& options) {
+  const auto is_number = [](const std::string& text) {
+    double number = 0;
+    return CLI::detail::lexical_cast(text, number) && number >= 0 ? "" : text + " is not a number >= 0";
+  };
+  const auto is_positive = [](const std::string& text) {
+    double number = 0;
+    return CLI::detail::lexical_cast(text, number) && number > 0 && std::isfinite(number)
+               ? ""
+               : text + " is not a positive number";
+  };
+  const auto is_whole = [](const std::string& text) {
+    const bool digits = !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
+    return digits ? "" : text + " is not an integer >= 0";
+  };
+  command
+      .add_option("IN", options.in, "safetensors file with q, k, v and optional lengths; each rank reads only its own shard")
+      ->check(not_empty);
+  command
+      .add_option("OUT", options.out,
+                  "safetensors file to write: F32 out and lse of the last step; with --moments 2 also variance and entropy")
+      ->check(not_empty);
+
+  add_cluster_options(command, options);
   command
       .add_option(
           "--shards", options.shards,

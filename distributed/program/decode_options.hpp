@@ -3,6 +3,7 @@
 /// @brief The options of `tree_attn decode`, and the checks that the parser cannot make.
 #pragma once
 
+#include "distributed/decoders/decoder.hpp"
 #include "reference/data/workload.hpp"
 #include "reference/decode/backend.hpp"
 
@@ -22,23 +23,40 @@ struct ShapeOptions {
   std::string dtype = "bf16";
 };
 
-/// The options of `decode`; see its help.
-struct DecodeOptions : ShapeOptions {
-  std::string command_line, in, out, report, expect, devices;
-  std::string algorithm = "two-level", backend = "cpu", transport = "mpi";
+/// How shards are decoded and combined: the options that `decode` and `generate` share.
+struct ClusterOptions {
+  std::string algorithm = "two-level", backend = "cpu", transport = "mpi", devices;
   std::vector<std::string> compare;
+  std::optional<int> threads, radix;
+  int ranks_per_node = 0;
+};
+
+/// The options of `decode`; see its help.
+struct DecodeOptions : ShapeOptions, ClusterOptions {
+  std::string command_line, in, out, report, expect;
   std::vector<std::int64_t> shards;
   std::uint64_t seed = 1;
   std::optional<std::string> order;
   std::optional<double> scale, model_bandwidth, model_merge_us, model_message_us;
-  std::optional<int> threads, radix;
   double tolerance = 1e-5;
-  int ranks_per_node = 0, steps = 1, repeat = 1, warmup = 0, moments = 1;
+  int steps = 1, repeat = 1, warmup = 0, moments = 1;
   bool verify = false;
 };
 
 /// Adds the options of the shape to a group of the subcommand. `options` must live until the command line is parsed.
 std::vector<const CLI::Option*> add_shape_options(CLI::App& command, ShapeOptions& options, const std::string& group);
+
+/// The types of synthetic tensors and of caches: those that the kernels support; and the help that lists them.
+std::vector<std::string> dtype_options();
+std::string dtype_help();
+/// The type of that name, "bf16".
+DType dtype_named(std::string_view name);
+
+/// Adds the options of the ranks and the algorithm. `options` must live until the command line is parsed.
+void add_cluster_options(CLI::App& command, ClusterOptions& options);
+
+/// The algorithm, and then those to compare it with. @throws InputError for a radix that none of them has
+std::vector<const Algorithm*> chosen_algorithms(const ClusterOptions& options);
 
 /// Adds the options to the subcommand. `options` must live until the command line is parsed.
 /// @returns the options that apply to synthetic input only
@@ -46,6 +64,11 @@ std::vector<const CLI::Option*> add_decode_options(CLI::App& command, DecodeOpti
 
 /// The devices of a list such as "0-7" or "0,2,4-5", each at most once. @throws InputError
 std::vector<int> devices_of(const std::string& list);
+
+/// Checks the options against the backend and the number of ranks. @throws InputError
+void check(const ClusterOptions& options, const Backend& backend, int n_ranks);
+/// "1 rank", "8 ranks".
+std::string ranks_text(int n_ranks);
 
 /// Checks the options against each other, the number of ranks and the shape. @throws InputError
 void check(const DecodeOptions& options, int n_ranks, const WorkloadShape& shape);

@@ -78,7 +78,7 @@ std::string usage_error(const CLI::App& program, const CLI::ParseError& error) {
   const std::vector<std::string> left = program.remaining();
   std::string line = error.what();
   if (commands.empty() && !left.empty())
-    line = "unknown command \"" + left[0] + "\"; use one of oracle, decode, predict, info";
+    line = "unknown command \"" + left[0] + "\"; use one of oracle, decode, generate, predict, info";
   return line + " (see tree_attn " + (commands.empty() ? "" : commands[0]->get_name() + " ") + "--help)";
 }
 
@@ -99,6 +99,7 @@ class Program {
     app_.fallthrough();
     commands_ = {{"oracle", add_oracle(app_)},
                  {"decode", add_decode(app_, command_line)},
+                 {"generate", add_generate(app_, command_line)},
                  {"predict", add_predict(app_, command_line)},
                  {"info", add_info(app_)}};
   }

@@ -56,6 +56,8 @@ Command add_oracle(CLI::App& program);
 Command add_decode(CLI::App& program, std::string command_line);
 /// `tree_attn predict ...`
 Command add_predict(CLI::App& program, std::string command_line);
+/// `tree_attn generate MODEL [TEXT] ...`
+Command add_generate(CLI::App& program, std::string command_line);
 /// `tree_attn info`
 Command add_info(CLI::App& program);
 

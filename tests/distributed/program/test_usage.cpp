@@ -33,14 +33,14 @@ void check_refused(const std::vector<Refused>& all, const Scratch& scratch) {
 
 TEST_CASE("usage: help and version are there for the program and every command") {
   const std::vector<Words> commands{
-      {"--help"},       {"--version"}, {"oracle", "--help"}, {"decode", "--help"}, {"info", "--help"},
-      {"decode", "-h"}, {"info"},      {"predict", "--help"}};
+      {"--help"},       {"--version"}, {"oracle", "--help"},  {"decode", "--help"},  {"info", "--help"},
+      {"decode", "-h"}, {"info"},      {"predict", "--help"}, {"generate", "--help"}};
   std::vector<Words> all;
   for (const Words& command : commands) all.push_back(alone(command));
   const std::vector<Result> results = run_all(all);
   for (const Result& result : results) check_silent_success(result);
 
-  for (const char* command : {"oracle", "decode", "predict", "info", "--version", "--timeout"})
+  for (const char* command : {"oracle", "decode", "generate", "predict", "info", "--version", "--timeout"})
     CHECK(results[0].out.find(command) != std::string::npos);
   CHECK(results[1].out == "tree_attn " TREE_ATTN_VERSION "\n");
   for (const char* option : {"IN", "OUT", "--scale", "--causal"}) CHECK(results[2].out.find(option) != std::string::npos);
@@ -62,6 +62,11 @@ TEST_CASE("usage: help and version are there for the program and every command")
     CHECK_MESSAGE(results[7].out.find(option) != std::string::npos, option);
   }
 
+  for (const char* option : {"MODEL", "TEXT", "--ask", "--questions", "--tokens", "--stop", "--temperature", "--seed",
+                             "--algorithm", "--compare", "--order", "--dtype", "--moments", "--report"}) {
+    CHECK_MESSAGE(results[8].out.find(option) != std::string::npos, option);
+  }
+
   // Made for a terminal of a usual width.
   for (const Result& result : results) {
     std::istringstream text(result.out);
@@ -72,7 +77,7 @@ TEST_CASE("usage: help and version are there for the program and every command")
 TEST_CASE("usage: what is wrong with the command line is said in one line") {
   const Scratch scratch;
   check_refused({{{}, "command"},
-                 {{"attend"}, "unknown command \"attend\"; use one of oracle, decode, predict, info"},
+                 {{"attend"}, "unknown command \"attend\"; use one of oracle, decode, generate, predict, info"},
                  {{"two\nlines\x1b[31m"}, "two\\x0alines\\x1b[31m"},
                  {{"decode", "--no-such-option"}, "--no-such-option"},
                  {{"--no-such-option", "info"}, "--no-such-option"},

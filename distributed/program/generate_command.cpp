@@ -1,0 +1,390 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief `tree_attn generate`: a language model whose keys and values are sharded over the ranks answers questions about a
+/// text (section 6.4).
+#include "distributed/measure/memory.hpp"
+#include "distributed/measure/report.hpp"
+#include "distributed/model/generator.hpp"
+#include "distributed/model/sampler.hpp"
+#include "distributed/program/decode_options.hpp"
+#include "distributed/program/machine.hpp"
+#include "distributed/program/program.hpp"
+#include "distributed/transport/transport.hpp"
+#include "gpu/backend/backends.hpp"
+#include "reference/data/fnv1a.hpp"
+#include "reference/data/mapped_file.hpp"
+#include "reference/data/output_file.hpp"
+
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdio>
+#include <iostream>
+#include <iterator>
+#include <memory>
+#include <utility>
+
+namespace tree_attn {
+namespace {
+
+/// The options of `generate`; see its help.
+struct GenerateOptions : ClusterOptions {
+  std::string command_line, model, text, questions, report, order = "contiguous", dtype = "f32", stop = ".";
+  std::optional<std::string> ask;
+  int tokens = 32, moments = 1;
+  Sampling sampling;
+};
+
+/// A question, and the answer to it if it is known.
+struct Question {
+  std::string text;
+  std::optional<std::string> expected;
+};
+
+std::string_view text_of(const MappedFile& file) {
+  return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
+}
+
+/// The lines of a file: question, tab, answer; further columns are for others. @throws InputError
+std::vector<Question> read_questions(const std::string& path) {
+  const MappedFile file(path);
+  const std::string_view text = text_of(file);
+  std::vector<Question> questions;
+  std::int64_t number = 0;
+  for (std::size_t begin = 0, end = 0; begin < text.size(); begin = end + 1) {
+    end = std::min(text.find('\n', begin), text.size());
+    std::string_view line = text.substr(begin, end - begin);
+    ++number;
+    if (line.ends_with('\r')) line.remove_suffix(1);
+    if (line.empty()) continue;
+    const std::size_t tab = line.find('\t');
+    if (tab == 0 || tab == std::string_view::npos)
+      throw InputError(readable(path, 200) + ": line " + std::to_string(number) + " is not a question, a tab and an answer");
+    const std::string_view answer = line.substr(tab + 1);
+    questions.push_back({std::string(line.substr(0, tab)), std::string(answer.substr(0, answer.find('\t')))});
+  }
+  if (questions.empty()) throw InputError(readable(path, 200) + ": no questions");
+  return questions;
+}
+
+/// What the command line requests, checked.
+struct Setup {
+  std::unique_ptr<Model> model;
+  std::unique_ptr<MappedFile> text_file;
+  std::vector<Question> questions;
+  std::vector<const Algorithm*> chosen;
+  const Backend* backend = nullptr;
+  GeneratorOptions generator;
+  std::optional<OutputFile> report;  ///< on rank 0
+  std::uint64_t hash = 0;            ///< of all input
+
+  /// @throws InputError
+  Setup(const GenerateOptions& options, int n_threads, const Ranks& ranks) {
+    if (options.ask && !options.questions.empty()) throw InputError("--ask and --questions: give one of them");
+    if (options.ask && options.ask->empty()) throw InputError("--ask must not be empty");
+    backend = &find_backend(options.backend, {.n_threads = n_threads});
+    if (!backend->has_elements())
+      throw InputError("--backend " + options.backend + " has no keys and values: a model needs them");
+    check(options, *backend, ranks.size());
+    chosen = chosen_algorithms(options);
+    generator.order = order_named(options.order);
+    generator.dtype = dtype_named(options.dtype);
+    generator.n_threads = n_threads;
+    generator.moments = options.moments > 1;
+    if (!backend->takes(generator.order))
+      throw InputError("--order " + options.order + ": the kernels of --backend " + options.backend +
+                       " read leaves in contiguous order only");
+    if (generator.order == LeafOrder::kDealt && ranks.size() > kMostDealtRanks)
+      throw InputError("--order dealt: at most " + std::to_string(kMostDealtRanks) +
+                       " ranks can share a sequence, but the job has " + ranks_text(ranks.size()));
+
+    // The files.
+    std::vector<NamedFile> files{{"MODEL", options.model, find_identity(options.model)}};
+    const SafetensorsFile file = SafetensorsFile::open(options.model);
+    model = std::make_unique<Model>(file);
+    const MappedFile bytes(options.model);
+    hash = fnv1a(bytes.bytes());
+    if (!options.text.empty()) {
+      files.push_back({"TEXT", options.text, find_identity(options.text)});
+      text_file = std::make_unique<MappedFile>(options.text);
+      hash = fnv1a(text_file->bytes(), hash);
+    }
+    if (options.ask) questions.push_back({*options.ask, std::nullopt});
+    if (!options.questions.empty()) {
+      files.push_back({"--questions", options.questions, find_identity(options.questions)});
+      questions = read_questions(options.questions);
+      for (const Question& question : questions) hash = fnv1a(std::as_bytes(std::span(question.text)), hash);
+    }
+    if (const std::string why = backend->refusal(cache_shape(model->config(), generator)); !why.empty())
+      throw InputError("--backend " + options.backend + ": no kernel supports " + why);
+    if (ranks.rank() == 0 && !options.report.empty()) {
+      report.emplace(options.report, Streams::kAllowed);
+      files.push_back({"--report", options.report, report->identity()});
+      check_different(files);
+    }
+  }
+  std::string_view text() const { return text_file ? text_of(*text_file) : std::string_view(); }
+  std::int64_t global_layers() const {
+    const std::vector<LayerKind>& layers = model->config().layers;
+    return std::count(layers.begin(), layers.end(), LayerKind::kGlobal);
+  }
+};
+
+/// A line that rank 0 reads from standard input, on every rank; nothing at the end of the input.
+std::optional<std::string> next_line(const Ranks& ranks, bool prompt) {
+  std::string line;
+  std::uint64_t size = 0;
+  if (ranks.rank() == 0) {
+    if (prompt) std::fputs("> ", stdout), std::fflush(stdout);
+    size = std::getline(std::cin, line) ? line.size() + 1 : 0;
+  }
+  size = ranks.broadcast_from_root(size);
+  if (size == 0) return std::nullopt;
+  line.resize(size - 1);
+  if (!line.empty()) ranks.broadcast(std::as_writable_bytes(std::span(line)), 0, "a question");
+  return line;
+}
+
+/// The answers that one algorithm gives, and what they cost.
+class Conversation {
+ public:
+  /// @param generator has read the text
+  Conversation(const GenerateOptions& options, const Algorithm& algorithm, const Ranks& ranks, Transport& transport,
+               Generator& generator)
+      : options_(options), algorithm_(algorithm), ranks_(ranks), transport_(transport), generator_(generator) {
+    run_.algorithm = algorithm.name;
+    run_.digest = kFnvStart;
+  }
+
+  /// Answers a question about the text alone. Collective.
+  /// @param shown whether this rank prints the characters as they are decoded
+  const Answer& ask(const Question& question, bool shown) {
+    ranks_.doing("in " + run_.algorithm + ", question " + std::to_string(run_.answers.size() + 1));
+    generator_.use(algorithm_);
+    const Place after_text = generator_.place();
+    const auto show = [&](const std::string& text) {
+      if (shown) std::fputs(readable(text, 4096).c_str(), stdout), std::fflush(stdout);
+    };
+    show(question.text);
+
+    // The question stands on a line of its own. The first character is chosen where the weight is largest.
+    Answer& answer = run_.answers.emplace_back();
+    answer.question = question.text, answer.expected = question.expected;
+    std::vector<float> logits = append("\n" + question.text, question_us_);
+    const LargestWeight largest = generator_.largest_weight(ranks_);
+    answer.position = largest.position, answer.rank = largest.rank, answer.head = largest.head;
+    answer.weight = largest.weight, answer.entropy = largest.entropy;
+    for (int step = 0; step < options_.tokens; ++step) {
+      if (step > 0) logits = append(answer.text.substr(answer.text.size() - 1), token_us_);
+      run_.digest = fnv1a(std::as_bytes(std::span(logits)), run_.digest);
+      const std::string next(1, sample(logits, options_.sampling, static_cast<std::uint64_t>(step)));
+      show(next);
+      if (next == options_.stop) break;
+      answer.text += next;
+    }
+    if (shown) std::fputc('\n', stdout);
+    generator_.rewind(after_text);
+    return answer;
+  }
+
+  bool has_answers() const { return !run_.answers.empty(); }
+  /// Everything so far. Collective. @pre has_answers()
+  GenerationRun result() const {
+    GenerationRun run = run_;
+    run.token = latency_of(token_us_.empty() ? question_us_ : token_us_);
+    run.per_token = over_ranks(traffic_, ranks_);
+    run.same_bits_on_all_ranks = ranks_.all_max(run.digest) == ranks_.all_min(run.digest);
+    return run;
+  }
+
+ private:
+  std::vector<float> append(const std::string& text, std::vector<double>& times) {
+    transport_.clear_traffic();
+    const double start = transport_.seconds();
+    std::vector<float> logits = generator_.append(text);
+    times.push_back(1e6 * (transport_.seconds() - start));
+    traffic_ = transport_.traffic();
+    return logits;
+  }
+
+  const GenerateOptions& options_;
+  const Algorithm& algorithm_;
+  const Ranks& ranks_;
+  Transport& transport_;
+  Generator& generator_;
+  GenerationRun run_;
+  std::vector<double> question_us_, token_us_;
+  Traffic traffic_;  ///< of the last character
+};
+
+int run_generate(const GenerateOptions& options, const Ranks& ranks) {
+  const bool is_root = ranks.rank() == 0;
+
+  // Check everything that can be wrong before any rank waits for another.
+  ranks.doing("while reading the input");
+  const Topology machines = ranks.topology(0);
+  const int n_threads = options.threads ? *options.threads : threads_per_rank(ranks, machines);
+  std::optional<Setup> setup;
+  run_on_all(ranks, [&] { setup.emplace(options, n_threads, ranks); });
+  if (ranks.all_max(setup->hash) != ranks.all_min(setup->hash))
+    throw InputError("the ranks read different files: MODEL, TEXT or the file of --questions");
+  const std::string_view text = setup->text();
+  const std::int64_t n = std::ssize(text);
+  const Topology topology = options.ranks_per_node == 0 ? machines : ranks.topology(options.ranks_per_node);
+  const std::int64_t bytes_per_character =
+      setup->global_layers() * cache_shape(setup->model->config(), setup->generator).bytes_per_position();
+  run_on_all(ranks, [&] {
+    const double share = static_cast<double>(machines.node(machines.node_of(ranks.rank())).size()) / ranks.size();
+    require_memory((options.text.empty() ? "MODEL" : readable(options.text, 200)) + ": keys and values of " +
+                       std::to_string(n) + " characters",
+                   static_cast<double>(n) * static_cast<double>(bytes_per_character) * share);
+  });
+
+  // Where questions come from a file or a pipe, there is at least one.
+  std::optional<std::string> first_line;
+  if (setup->questions.empty() && ranks.broadcast_from_root(std::uint64_t{isatty(STDIN_FILENO) == 0}) != 0) {
+    first_line = next_line(ranks, false);
+    if (!first_line) throw InputError("no question: give --ask, --questions, or a question on each line of standard input");
+  }
+
+  // Read the text.
+  const std::unique_ptr<Transport> transport = ranks.open_transport(topology);
+  setup->generator.plan = plan_options(ranks, machines, options.radix);
+  ranks.doing("while reading the text");
+  const bool bar = is_root && isatty(STDERR_FILENO) != 0;
+  std::optional<Generator> generator;
+  const double start = transport->seconds();
+  run_on_all(ranks, [&] {
+    try {
+      generator.emplace(*setup->model, *setup->backend, *transport, n, *setup->chosen[0], setup->generator);
+    } catch (const std::runtime_error& error) {  // of a device
+      throw InputError("--backend " + options.backend + ": " + error.what());
+    }
+  });
+  generator->read(text, [&](double part) { show_progress(bar, static_cast<std::size_t>(100 * part), 100, "reading"); });
+  const double read_seconds = ranks.all_max(transport->seconds() - start);
+  const std::int64_t most_rows = static_cast<std::int64_t>(ranks.all_max(static_cast<std::uint64_t>(generator->rows())));
+  const GenerationHeader header{options.command_line,
+                                options.backend,
+                                std::string(transport->name()),
+                                options.dtype,
+                                options.order,
+                                n,
+                                static_cast<int>(setup->global_layers()),
+                                static_cast<int>(std::ssize(setup->model->config().layers)),
+                                setup->backend->has_threads() ? n_threads : 1,
+                                ranks.size(),
+                                topology.n_nodes(),
+                                read_seconds,
+                                n * bytes_per_character,
+                                most_rows * bytes_per_character,
+                                this_machine()};
+  if (is_root) std::fputs((title(header) + "\n").c_str(), stdout), std::fflush(stdout);
+
+  // Answer every question with one algorithm after the other.
+  std::vector<Conversation> conversations;
+  for (const Algorithm* algorithm : setup->chosen)
+    conversations.emplace_back(options, *algorithm, ranks, *transport, *generator);
+  const auto answer = [&](const Question& question) {
+    for (Conversation& conversation : conversations) {
+      const bool shown = is_root && &conversation == conversations.data();
+      const Answer& given = conversation.ask(question, shown);
+      if (!shown) continue;
+      const std::string verdict = !given.expected    ? ""
+                                  : given.is_right() ? "right; "
+                                                     : "wrong, expected " + readable(*given.expected) + "; ";
+      std::printf("  %s%s\n", verdict.c_str(), where(given, ranks.size()).c_str());
+      std::fflush(stdout);
+    }
+  };
+  for (const Question& question : setup->questions) answer(question);
+  while (setup->questions.empty()) {
+    ranks.doing("while waiting for a question");
+    const std::optional<std::string> line =
+        first_line ? std::exchange(first_line, {}) : next_line(ranks, isatty(STDOUT_FILENO) != 0);
+    if (!line) break;
+    if (!line->empty()) answer({*line, std::nullopt});
+  }
+
+  // The table, and the report.
+  ranks.doing("while writing the results");
+  std::vector<GenerationRun> runs;
+  for (const Conversation& conversation : conversations) {
+    if (conversation.has_answers()) runs.push_back(conversation.result());
+  }
+  int n_failed = 0;
+  run_on_all(ranks, [&] {
+    if (!is_root) return;
+    if (setup->report) setup->report->write(json(header, runs)), setup->report->finish();
+    if (!runs.empty()) std::printf("\n%s", table(runs).c_str());
+    flush_standard_output();
+    if (setup->report) OutputFile::put_in_place({&*setup->report});
+    for (const GenerationRun& run : runs) {
+      if (run.same_bits_on_all_ranks) continue;
+      std::fprintf(stderr, "tree_attn: check failed: %s has different bits on different ranks\n", run.algorithm.c_str());
+      ++n_failed;
+    }
+  });
+  return ranks.all_sum(n_failed) > 0 ? 1 : 0;
+}
+
+}  // namespace
+
+Command add_generate(CLI::App& program, std::string command_line) {
+  auto options = std::make_shared<GenerateOptions>();
+  options->command_line = std::move(command_line);
+  CLI::App* command = program.add_subcommand(
+      "generate", "Answer questions about a text with a language model whose keys and values are sharded over ranks");
+  command->add_option("MODEL", options->model, "safetensors file with the weights of a model, and its sizes as metadata")
+      ->required()
+      ->check(not_empty);
+  command->add_option("TEXT", options->text, "The text to read, one token per byte; without it the model knows nothing")
+      ->check(not_empty);
+  command->add_option("--ask", options->ask, "The question, which the model continues: \"The code of velora is \"");
+  command
+      ->add_option("--questions", options->questions,
+                   "File with a question, a tab and the right answer on each line; the answers are counted")
+      ->check(not_empty);
+  command->add_option("--tokens", options->tokens, "Most characters of an answer")
+      ->check(CLI::Range(1, 1 << 20).description(""))
+      ->capture_default_str();
+  command->add_option("--stop", options->stop, "Character that ends an answer; empty: none")
+      ->check([](const std::string& text) { return text.size() < 2 ? "" : readable(text) + " is not one character"; })
+      ->capture_default_str();
+  command
+      ->add_option("--temperature", options->sampling.temperature,
+                   "Draw characters from softmax(logits / temperature); 0: the likeliest character")
+      ->check([](const std::string& text) {
+        double number = 0;
+        const bool is_number = CLI::detail::lexical_cast(text, number) && number >= 0 && std::isfinite(number);
+        return is_number ? "" : text + " is not a finite number >= 0";
+      })
+      ->capture_default_str();
+  command->add_option("--seed", options->sampling.seed, "Equal seeds draw equal characters, for every number of ranks")
+      ->check([](const std::string& text) {
+        const bool digits = !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
+        return digits ? "" : text + " is not an integer >= 0";
+      })
+      ->capture_default_str();
+  add_cluster_options(*command, *options);
+  command
+      ->add_option("--order", options->order,
+                   "contiguous: characters are appended on the last rank; dealt: leaves go round the ranks; changes bits")
+      ->check(CLI::IsMember({"contiguous", "dealt"}).description(""))
+      ->capture_default_str();
+  command->add_option("--dtype", options->dtype, dtype_help() + ", of keys and values")
+      ->check(CLI::IsMember(dtype_options()).description(""))
+      ->capture_default_str();
+  command->add_option("--moments", options->moments, "2: also the entropy of the attention, from the same reduction")
+      ->check(CLI::Range(1, 2).description(""))
+      ->capture_default_str();
+  command->add_option("--report", options->report, "Machine-readable report to write (JSON)")->check(not_empty);
+  command->footer(
+      "\nWithout --ask and --questions, each line of standard input is a question. Every question is asked about TEXT "
+      "alone.\n"
+      "Example:\n"
+      "  mpirun -n 8 tree_attn generate tests/data/recall/model.safetensors haystack.txt --ask \"The code of velora is \"");
+  return [options](const Ranks& ranks) { return run_generate(*options, ranks); };
+}
+
+}  // namespace tree_attn
