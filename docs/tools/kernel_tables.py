@@ -12,6 +12,7 @@ import sys
 
 import decode_speed
 import network
+import recall
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 MEASURED = ROOT / "docs" / "time_ladder.json"
@@ -251,7 +252,7 @@ def measured():
             f"{RATE / 1e12:.3g} TB/s in the same run:", "", *table(*rows)]
 
 
-TABLES = {f.__name__: f for f in (shapes, ladder, step_bytes, plans, seeded_bugs, resources, instructions, measured)} | {"decode_speed": decode_speed.table} | network.TABLES
+TABLES = {f.__name__: f for f in (shapes, ladder, step_bytes, plans, seeded_bugs, resources, instructions, measured)} | {"decode_speed": decode_speed.table} | network.TABLES | recall.TABLES
 
 
 def main():

@@ -28,10 +28,10 @@ def check(report):
                     raise ValueError(f"'{key}' of a row of '{name}' is {value}")
             if row.get("right", 0) > row.get("asked", 0):
                 raise ValueError(f"{row['right']} right answers to {row['asked']} questions")
-    for order in {row["order"] for row in report["layouts"]}:
-        digests = {row["digest"] for row in report["layouts"] if row["order"] == order}
+    for same in {(row["characters"], row["order"]) for row in report["layouts"]}:
+        digests = {row["digest"] for row in report["layouts"] if (row["characters"], row["order"]) == same}
         if len(digests) != 1:
-            raise ValueError(f"{len(digests)} different digests in the {order} order")
+            raise ValueError(f"{len(digests)} different digests of {same[0]} characters in the {same[1]} order")
     return report
 
 
@@ -63,7 +63,9 @@ def recall_lengths(report=None):
         half = next(each for each in report["lengths"] if each["dtype"] == "bf16" and each["characters"] == row["characters"])
         rows.append([f"{row['characters']}", f"{row['records']} in {row['texts']}", f"{row['right']} of {row['asked']}", f"{half['right']} of {half['asked']}", f"{row['found']}",
                      f"{row['weight']:.3f}", f"{row['read_seconds'] / row['texts']:.2f} s", time_text(row["token_us"]), time_text(half["token_us"])])
-    return table(["characters", "records, in texts", "right, F32", "right, BF16", "position found", "weight there", "read", "character, F32", "BF16"], rows)
+    machine = report["machine"]
+    return [f"Measured {report['measured']}, {machine['cpu']}, {machine['cores']} cores, one rank:", "",
+            *table(["characters", "records, in texts", "right, F32", "right, BF16", "position found", "weight there", "read", "character, F32", "BF16"], rows)]
 
 
 def recall_layouts(report=None):
@@ -71,9 +73,9 @@ def recall_layouts(report=None):
     report = report or measured()
     rows = []
     for row in report["layouts"]:
-        rows.append([row["order"], f"{row['ranks']} on {row['nodes']}", f"{row['right']} of {row['asked']}", f"{row['messages']}", bytes_text(row["bytes"]),
+        rows.append([f"{row['characters']}, {row['order']}", f"{row['ranks']} on {row['nodes']}", f"{row['right']} of {row['asked']}", f"{row['messages']}", bytes_text(row["bytes"]),
                      bytes_text(row["bytes_between_nodes"]), bytes_text(row["peak_kv_bytes"]), f"`{row['digest']}`"])
-    return table(["order", "ranks on nodes", "right", "messages", "bytes", "between nodes", "k, v of a rank", "digest of all logits"], rows)
+    return table(["characters, order", "ranks on nodes", "right", "messages", "bytes", "between nodes", "k, v of a rank", "digest of all logits"], rows)
 
 
 def recall_algorithms(report=None):
@@ -92,9 +94,9 @@ def recall_confidence(report=None):
     for known, words in ((True, "in the text"), (False, "not in the text")):
         answers = [each for each in report["confidence"]["answers"] if each["known"] is known]
         weights, entropies = sorted(each["weight"] for each in answers), sorted(each["entropy"] for each in answers)
-        rows.append([words, f"{len(answers)}", f"{sum(each['right'] for each in answers)}", f"{statistics.median(weights):.2f}", f"{weights[len(weights) // 10]:.2f}",
-                     f"{statistics.median(entropies):.2f}", f"{entropies[-1 - len(entropies) // 10]:.2f}", f"{sum(each['weight'] < 0.5 for each in answers)}"])
-    return table(["the key is", "questions", "right", "weight, median", "10th percentile", "entropy, median", "90th percentile", "weight below 0.5"], rows)
+        rows.append([words, f"{sum(each['right'] for each in answers)} of {len(answers)}", f"{statistics.median(weights):.2f}", f"{statistics.median(entropies):.2f}",
+                     *(f"{sum(entropy > limit for entropy in entropies)}" for limit in (0.1, 0.2, 0.5, 1))])
+    return table(["the key is", "right answers", "weight, median", "entropy, median", "entropy above 0.1", "0.2", "0.5", "1"], rows)
 
 
 TABLES = {f.__name__: f for f in (recall_lengths, recall_layouts, recall_algorithms, recall_confidence)}

@@ -17,7 +17,7 @@ LEADS = ["The code of ", "The word of ", "The number of ", "The name of ", "code
 class Prose:
     """Endless text: every word is followed by one that follows it in a short public-domain text."""
     def __init__(self, path):
-        self.words = open(path).read().split()
+        self.words = pathlib.Path(path).read_text().split()
         self.after = {}
         for a, b in zip(self.words, self.words[1:]):
             self.after.setdefault(a, []).append(b)

@@ -200,3 +200,20 @@ TEST_CASE("model: a position has the same bits in blocks of any size, and after 
     if (path != kRecall) CHECK_FALSE(same(keys_and_values(200 - halo + 1, 64, 200, 300), 200));
   }
 }
+
+TEST_CASE("model: rotary positions a million characters into a text are those of the definition") {
+  ModelConfig config;
+  config.head_dim = 8;
+  const std::int64_t position = 1048571;
+  const Rotation rotation(config, position, 3);
+  Rows x = Rows::Zero(2, 64);  // two heads; the last two of the three positions
+  x.col(0).setConstant(1), x.col(32 + 5).setConstant(1);
+  rotation.turn(x, 2);
+  for (int i = 0; i < 2; ++i) {
+    const double p = static_cast<double>(position + 1 + i), slow = p * std::pow(10000.0, -2.0 / 8);
+    CHECK(x(i, 0) == doctest::Approx(std::cos(p)).epsilon(1e-6));
+    CHECK(x(i, 4) == doctest::Approx(std::sin(p)).epsilon(1e-6));
+    CHECK(x(i, 32 + 5) == doctest::Approx(std::cos(slow)).epsilon(1e-6));
+    CHECK(x(i, 32 + 1) == doctest::Approx(-std::sin(slow)).epsilon(1e-6));
+  }
+}
