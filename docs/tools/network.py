@@ -105,6 +105,28 @@ def ring_over_tree():
     return table(["GPUs, 5.12M keys", "`ring`", "`paper`", "ring / paper", "ring / two-level", "needed for a factor of 8"], rows)
 
 
+# Tables 1 and 2 of the paper: seconds for the prefill and ten tokens, by keys: tree, ring. The models: parameters, layers, query heads,
+# elements of a head. The dense BF16 rates of the data sheets, in FLOP/s of all GPUs: 8 H100 SXM, and 2 RTX 4090 with F32 accumulation.
+LLAMAS = {"table_1": ("Llama 3.1 8B, 8 H100", 8.0e9, 32, 32, 128, 8 * 989e12, {32_000: (0.60, 2.57), 64_000: (1.08, 4.42), 128_000: (2.68, 6.38), 256_000: (2.89, 8.19)}),
+          "table_2": ("Llama 3.2 1B, 2 RTX 4090", 1.24e9, 16, 32, 64, 2 * 165e12, {8_000: (0.34, 1.38), 16_000: (0.58, 2.77), 20_000: (0.74, 3.47), 32_000: (1.01, 5.45)})}
+
+
+def whole_models():
+    """The paper's seconds of a prefill and ten tokens, and what the attention of the ten tokens takes by the model; prefill by arithmetic."""
+    data = schedules()
+    if data is None:
+        return missing()
+    rows = []
+    for name, (model, parameters, n_layers, n_heads, head_dim, rate, measured) in LLAMAS.items():
+        times = {(row["algorithm"], row["keys"]): row["us"] for row in data if row["table"] == name}
+        for keys, (tree, ring) in measured.items():
+            # Two operations per parameter and token; in the attention four per pair of positions, of which a causal mask leaves half.
+            prefill = (2 * parameters * keys + 2 * keys**2 * n_layers * n_heads * head_dim) / rate
+            ten = [us_text(10 * n_layers * times[algorithm, keys]) for algorithm in ("paper", "two-level", "ring")]
+            rows.append([f"{model}, {keys // 1000}k", f"{tree:.2f} s", f"{ring:.2f} s", *ten, f"{prefill:.2f} s"])
+    return table(["model, GPUs, keys", "paper: tree", "paper: ring", "ten tokens: `paper`", "`two-level`", "`ring`", "prefill at the peak rate"], rows)
+
+
 def nccl_tree(n_nodes, per_node):
     return NCCL_BASE + 2 * ((per_node - 1) * NCCL_INSIDE + math.log2(n_nodes) * NCCL_BETWEEN)
 
@@ -123,7 +145,7 @@ def nccl():
     return table(["GPUs, 8 per node", "tree, us", "ring, us", "three AllReduces, us"], rows)
 
 
-TABLES = {"radix": radix, "payload": payload, "one_node": one_node, "nccl_latency": nccl, "lengths": lengths, "ring_over_tree": ring_over_tree}
+TABLES = {"radix": radix, "payload": payload, "one_node": one_node, "nccl_latency": nccl, "lengths": lengths, "ring_over_tree": ring_over_tree, "whole_models": whole_models}
 
 
 def slanted(drawing, x1, y1, x2, y2, style, head):

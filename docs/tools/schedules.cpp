@@ -16,7 +16,11 @@
 namespace tree_attn {
 namespace {
 
-/// 16 heads of 128 in BF16 for each sequence of the batch, on the paper's cluster.
+/// Two RTX 4090 without peer access, which exchange through host memory over PCIe 4.0 x16, as in
+/// distributed/simulated/clusters.cpp.
+constexpr Cluster kTwoCards{{{10, 25 * kGigabytePerSecond}, {10, 25 * kGigabytePerSecond}, 0}, 1008 * kGigabytePerSecond};
+
+/// 16 heads of 128 in BF16 for each sequence of the batch, on the paper's cluster; or other heads on another one.
 struct Schedule {
   const Algorithm& algorithm;
   int n_ranks, per_node;
@@ -25,6 +29,8 @@ struct Schedule {
   double overhead_us = 0;
   std::int64_t n_keys = 0;  ///< 0: communication alone, one aligned subtree per rank
   LeafOrder order = LeafOrder::kContiguous;
+  AttentionShape heads{.dtype = DType::BF16, .value_dtype = DType::BF16};
+  Cluster machines = kPaperCluster;
 
   int radix_used() const {
     return algorithm.radix == nullptr ? 0 : algorithm.radix(topology(), ranges(), options().for_shape(shape()));
@@ -40,14 +46,15 @@ struct Schedule {
 
  private:
   WorkloadShape shape() const {
-    const AttentionShape heads{.dtype = DType::BF16, .value_dtype = DType::BF16, .batch = batch};
-    return {heads, n_keys > 0 ? n_keys : std::int64_t{32768} * n_ranks, {}, order};
+    AttentionShape one = heads;
+    one.batch = batch;
+    return {one, n_keys > 0 ? n_keys : std::int64_t{32768} * n_ranks, {}, order};
   }
   std::vector<KeyRange> ranges() const {
     return order == LeafOrder::kDealt ? dealt_ranges(n_ranks) : coarse_ranges(shape().n_keys, n_ranks, kLeafKeys);
   }
   Cluster cluster() const {
-    Cluster cluster = kPaperCluster;
+    Cluster cluster = machines;
     if (n_keys == 0) cluster.memory_bytes_per_us = std::numeric_limits<double>::infinity();
     cluster.network.overhead_us = overhead_us;
     return cluster;
@@ -101,6 +108,17 @@ int write(const char* path) {
         print(out, {algorithm, p, 8, 0, 1, 0, n_keys}, "lengths", false, false);
       print(out, {two_level, p, 8, 0, 1, 0, n_keys, LeafOrder::kDealt}, "lengths", false, false);
     }
+  }
+  // A layer of Llama 3.1 8B on eight H100, and of Llama 3.2 1B on two RTX 4090: the paper's tables of whole models.
+  const AttentionShape layer_8b{.dtype = DType::BF16, .value_dtype = DType::BF16, .heads = 32, .kv_heads = 8};
+  AttentionShape layer_1b = layer_8b;
+  layer_1b.head_dim = layer_1b.value_dim = 64;
+  for (const char* const name : {"paper", "two-level", "ring"}) {
+    const Algorithm& algorithm = find_algorithm(name);
+    for (const std::int64_t n_keys : {32'000, 64'000, 128'000, 256'000})
+      print(out, {algorithm, 8, 8, 0, 1, 0, n_keys, LeafOrder::kContiguous, layer_8b}, "table_1", false, false);
+    for (const std::int64_t n_keys : {8'000, 16'000, 20'000, 32'000})
+      print(out, {algorithm, 2, 2, 0, 1, 0, n_keys, LeafOrder::kContiguous, layer_1b, kTwoCards}, "table_2", false, false);
   }
   // A tree, a flat round and a gather inside one node.
   for (const int p : {2, 4, 8, 16, 32, 64}) {
