@@ -244,15 +244,15 @@ std::string where(const Answer& answer, int n_ranks) {
 }
 
 std::string table(std::span<const GenerationRun> runs) {
-  std::vector<std::vector<std::string>> rows{
-      {"", "", "per", "", "", "between", "same", ""},
-      {"algorithm", "right", "token", "messages", "bytes", "nodes", "bits", "digest"}};
+  std::vector<std::vector<std::string>> rows{{"", "per", "", "", "between", "same", "", ""},
+                                             {"algorithm", "token", "messages", "bytes", "nodes", "bits", "digest", ""}};
   for (const GenerationRun& run : runs) {
     std::int64_t n_asked = 0, n_right = 0;
     for (const Answer& answer : run.answers) n_asked += answer.expected.has_value(), n_right += answer.is_right();
-    rows.push_back({run.algorithm, n_asked > 0 ? std::to_string(n_right) + " of " + std::to_string(n_asked) : "-",
-                    time(run.token.median), std::to_string(run.per_token.messages), bytes(run.per_token.bytes),
-                    bytes(run.per_token.bytes_between_nodes), run.same_bits_on_all_ranks ? "yes" : "NO", hex(run.digest)});
+    rows.push_back({run.algorithm, time(run.token.median), std::to_string(run.per_token.messages),
+                    bytes(run.per_token.bytes), bytes(run.per_token.bytes_between_nodes),
+                    run.same_bits_on_all_ranks ? "yes" : "NO", hex(run.digest),
+                    n_asked > 0 ? std::to_string(n_right) + " of " + std::to_string(n_asked) + " right" : ""});
   }
   return columns(rows);
 }

@@ -63,7 +63,7 @@ TEST_CASE("generate: a file of questions is scored, and lines of standard input 
   const Result scored = run(generate(kRecall, {text, "--questions", questions, "--dtype", "bf16", "--order", "dealt"}));
   check_silent_success(scored);
   CAPTURE(scored.out);
-  CHECK(scored.out.find("2 of 3") != std::string::npos);
+  CHECK(scored.out.find("2 of 3 right") != std::string::npos);
   CHECK(scored.out.find("wrong, expected torch; ") != std::string::npos);
 
   const Result piped = run(
