@@ -2,7 +2,7 @@
 // Run: build/notebooks/12_one_question_through_a_model
 
 // %% [markdown]
-// # One question through a model {#notebook_model}
+// # Notebook 12: One question through a model {#notebook_model}
 //
 // A language model reads a text of 131072 characters and is asked one question. We follow the
 // question: what the layers make of the text, which keys the query finds, how much weight they get,
