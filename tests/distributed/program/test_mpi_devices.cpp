@@ -79,8 +79,7 @@ TEST_CASE("decode --devices: emulated devices of one process compute the bits of
   for (std::size_t i = 0; i < processes.size(); ++i) CHECK(threads.at(i)["output_digest"] == processes[i]["output_digest"]);
 }
 
-TEST_CASE(
-    "decode --devices: an error of any rank ends the process with one line, and processes beside threads are refused") {
+TEST_CASE("decode --devices: an error of any rank ends the process with one line, and processes are refused") {
   const Scratch scratch;
   FileWorkload::draw(1, 2, 2, 1, 64, 8, 8).write(scratch.path("in"), "F32");
   const Words in{"decode", scratch.path("in"), scratch.path("out"), "--devices", "0-3"};
