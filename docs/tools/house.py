@@ -78,11 +78,12 @@ def fault(rule, path, line, what, text):
 
 def tracked():
     """Files of the project: what git has, or would have; without git, what lies in its folders."""
-    listed = subprocess.run(["git", "-C", ROOT, "ls-files", "--cached", "--others", "--exclude-standard"], capture_output=True, text=True)
-    if listed.returncode == 0 and listed.stdout:
-        return sorted({name for name in listed.stdout.splitlines() if (ROOT / name).is_file()})
+    if shutil.which("git"):
+        listed = subprocess.run(["git", "-C", ROOT, "ls-files", "--cached", "--others", "--exclude-standard"], capture_output=True, text=True)
+        if listed.returncode == 0 and listed.stdout:
+            return sorted({name for name in listed.stdout.splitlines() if (ROOT / name).is_file()})
     found = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*")] + list(ROOT.glob("*"))
-    return sorted(str(path.relative_to(ROOT)) for path in found if path.is_file())
+    return sorted(str(path.relative_to(ROOT)) for path in found if path.is_file() and "__pycache__" not in path.parts)
 
 
 def sources(files):

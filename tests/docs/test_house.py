@@ -35,6 +35,11 @@ class House(unittest.TestCase):
     def test_the_ground_stands(self):
         self.assertEqual(self.faults({}), [])
 
+    def test_files_without_git(self):
+        with_git = house.tracked()
+        with mock.patch.object(house.shutil, "which", return_value=None):
+            self.assertEqual(house.sources(house.tracked()), house.sources(with_git))
+
     def test_an_arrow_up(self):
         text = '#include "gpu/ladder/ladder.hpp"\n'
         self.assertEqual(self.faults({"gpu/parts/launch_plan.hpp": text}), ["gpu/parts/launch_plan.hpp:1: gpu/parts may not include gpu/ladder/ladder.hpp"])
