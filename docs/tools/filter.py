@@ -4,7 +4,7 @@
 
 Chapters are plain Markdown with mathematics between dollars, readable as they are. Here
 * $x$ and $$x$$ become formulas, and a display with \\tag{6} gets the anchor eq_6;
-* below it, and below a heading with {#alg_3}, stands what cites it: links to its code and to its tests;
+* below it, and below a heading with {#alg_3}, stand the code that computes it and its tests, see beside.py;
 * eq. (6), Alg. 3, Thm. 1, Obs. 1 and slip 2 become links to where they stand;
 * ![caption](figure.svg) puts the drawing itself into the page, and a plot of a notebook as an image;
 * the end of a chapter leads to the next one;
@@ -13,7 +13,7 @@ Chapters are plain Markdown with mathematics between dollars, readable as they a
 * a fenced block "table seeded_bugs" becomes that table of kernel_tables.py;
 * <details><summary>Answer</summary> and </details>, each on a line of its own, fold what is between them.
 Source files: a test case becomes a function named after its subject, so that it has a place of its own; a citation gets an
-anchor for the map of the paper; eq. (6) and the like become links in comments too.
+anchor for the map of the paper; eq. (6) and the like become links in comments too; the comment of a function ends with its tests.
 
 Run: docs/tools/filter.py FILE
 """
@@ -21,10 +21,11 @@ import pathlib
 import re
 import sys
 
+import beside
 import kernel_tables
 from index import (CITATION, EXCERPT, ITEMS, ROOMS, ROOT, TABLE, TEST_CASE, anchor_of, chapters, citations, excerpt, name_below,
                    plain)
-from paper import HEADING, SLIPS, TAG, anchors, label_of
+from paper import HEADING, SLIPS, TAG, anchors
 
 MENTION = re.compile(r"\b(eqs?\. \((\w+)\)|(Alg|Thm|Obs)\. (\d+)|(slip) (\d+))", re.IGNORECASE)
 CODE = re.compile(r"(`+)(.+?)\1")
@@ -79,20 +80,18 @@ def prose(line, known):
     return line
 
 
-def cited_by(key, coded, tested):
-    """The line below a numbered item: where it is computed and where it is tested."""
+def cited_by(key, coded, tested, seen):
+    """What stands below a numbered item: the code that computes it and its tests; below a slip, the tests that show it."""
     if key in SLIPS:
         tests = "; ".join(citation.link() for citation in tested.get(key, []))
-        return f'<div class="cited">Shown by: {tests or "no test: " + ITEMS[key].get("untested", "not yet")}</div>'
-    code = ", ".join(citation.link() for citation in coded.get(key, []))
-    tests = " ".join(citation.link(str(i)) for i, citation in enumerate(tested.get(key, []), start=1))
-    return f'<div class="cited">{label_of(key)} in code: {code or "not yet"}; tests: {tests or "not yet"}</div>'
+        return [f'<div class="cited">Shown by: {tests or "no test: " + ITEMS[key].get("untested", "not yet")}</div>']
+    return beside.beside(key, coded, tested, seen)
 
 
 def chapter(lines, known):
     fenced, display, tags = False, None, []
     coded, tested = citations("paper", ROOMS, []), citations("tested", ["tests"], [])
-    quoted, file = None, ""
+    quoted, file, seen = None, "", {}
     for line in lines:
         if quoted is not None:
             # What a fenced block names takes its place.
@@ -115,7 +114,8 @@ def chapter(lines, known):
                 yield "".join(f"@anchor eq_{n} " for n in tags) + "\\f["
                 yield from display[1:-1]
                 yield "\\f]"
-                yield "".join(cited_by(f"eq_{n}", coded, tested) for n in tags)
+                for n in tags:
+                    yield from cited_by(f"eq_{n}", coded, tested, seen)
                 display = None
         elif line.strip() == "$$" and not fenced:
             display = [line]
@@ -132,7 +132,7 @@ def chapter(lines, known):
             fenced ^= line.lstrip().startswith("```")
             yield line if fenced or line.lstrip().startswith("```") else prose(line, known)
             if (heading := HEADING.match(line)) and heading[1] in ITEMS:
-                yield "\n" + cited_by(heading[1], coded, tested)
+                yield from ["", *cited_by(heading[1], coded, tested, seen)]
 
 
 def reading_order():
@@ -182,8 +182,30 @@ def block_anchors(lines, where):
     return anchors
 
 
+def tests_of_functions(lines, where):
+    """{line: text}: at the end of the comment of a function, links to the tests that call it, in the file that mirrors this one."""
+    test_file = beside.mirror(where)
+    if where.parts[0] not in ROOMS or not (ROOT / test_file).is_file():
+        return {}
+    test_lines = beside.Source.lines(test_file)
+    cases = [(case[1], "\n".join(beside.block(test_lines, i))) for i, line in enumerate(test_lines) if (case := TEST_CASE.match(line))]
+    found, start = {}, 0
+    while start < len(lines):
+        end = start
+        while end < len(lines) and lines[end].lstrip().startswith("///"):
+            end += 1
+        name = name_below(lines, end) if end > start else ""
+        # The words of a member are too common, and an indented line at the end of a comment is a formula.
+        if name.endswith("()") and not lines[start].startswith(" ") and not re.match(r"///\s{2,}", lines[end - 1]):
+            links = [f'@ref {anchor_of(test_file, title)} "{plain(title)}"' for title, body in cases if beside.names(body, name)]
+            if links:
+                found[end - 1] = " @tests " + "; ".join(links[:6]) + (f"; and {len(links) - 6} more" if len(links) > 6 else "")
+        start = max(end, start + 1)
+    return found
+
+
 def source(lines, where, known):
-    names, anchors = {}, block_anchors(lines, where)
+    names, anchors, tests = {}, block_anchors(lines, where), tests_of_functions(lines, where)
     for i, line in enumerate(lines):
         if case := TEST_CASE.match(line):
             # A function named after the test case, and the whole name as its description; its body may be on the same line.
@@ -201,7 +223,7 @@ def source(lines, where, known):
                 text = f"@details {text}"
             elif not CITATION.search(text) and not text.startswith("    "):
                 text = link_mentions(text, known)
-            yield prefix + (f"@anchor {anchors[i]} " if i in anchors else "") + text
+            yield prefix + (f"@anchor {anchors[i]} " if i in anchors else "") + text + tests.get(i, "")
         elif comment := re.match(r"(.*\S\s+///< )(.*)", line):
             yield comment[1] + link_mentions(comment[2], known)
         else:

@@ -58,19 +58,24 @@ def chapters():
 
 
 class Citation:
-    """One @paper or @tested: where it stands and what it stands above."""
+    """One @paper or @tested: where it stands and what it stands above; `begin` is the first line of that, from 0."""
 
-    def __init__(self, path, name):
-        self.path, self.name = path, name
+    def __init__(self, path, name, begin):
+        self.path, self.name, self.begin = path, name, begin
 
     def link(self, text=None):
         return f'@ref {anchor_of(self.path, self.name)} "{plain(text or self.name)}"'
 
 
+def line_below(lines, start):
+    """The line on which that begins which a comment belongs to."""
+    return next((i for i in range(start, len(lines)) if lines[i].strip() and not lines[i].lstrip().startswith(("//", "#"))), len(lines))
+
+
 def name_below(lines, start):
     """What a comment belongs to: the name of the next test case, function, class or constant."""
     declaration = ""
-    for line in lines[start:]:
+    for line in lines[line_below(lines, start):]:
         text = line.strip()
         if text.startswith(("//", "#")) or not text:
             continue
@@ -79,7 +84,7 @@ def name_below(lines, start):
         declaration += " " + text
         if re.search(r"[({;]", re.sub(r"template\s*<[^{;]*?>(?=\s)", "", declaration)):
             break
-    declaration = re.sub(r"template\s*<[^{;]*?>(?=\s)", "", declaration)
+    declaration = re.sub(r"template\s*<[^{;]*?>(?=\s)|__launch_bounds__\([^()]*\)", "", declaration)
     if found := re.search(r"\b(?:struct|class|enum class)\s+(\w+)", declaration.split("(")[0]):
         return found.group(1)
     if found := re.search(r"([~\w]+|operator\S+)\s*\(", declaration):
@@ -105,7 +110,7 @@ def citations(alias, folders, faults):
                 else:
                     name = name_below(lines, i + 1)
                     if all(c.path != where or c.name != name for c in found[key]):
-                        found[key].append(Citation(where, name))
+                        found[key].append(Citation(where, name, line_below(lines, i + 1)))
     return found
 
 
@@ -295,6 +300,8 @@ def survey():
     notebooks_are_sound(faults)
     undocumented(faults)
     comparisons(faults)
+    import beside
+    faults += beside.faults()
     for key, item in ITEMS.items():
         # A slip is no code, and some slips no program can show.
         needs = {"docs"} | (set() if key in paper.SLIPS else {"code"}) | (set() if item.get("untested") else {"test"})

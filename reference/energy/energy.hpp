@@ -75,6 +75,8 @@ VectorOf<Scalar> exponents(const VectorRefOf<Scalar>& q, const MatrixRefOf<Scala
 /// @param[in] r exponents [N]
 /// @param[in] V values [N, d_v]
 /// @returns [d_v]
+/// @paper{eq_5, eq. (5)}
+/// @paper{eq_16, eq. (16)}
 template <class Scalar = double>
 VectorOf<Scalar> mean_value(const VectorRefOf<Scalar>& r, const MatrixRefOf<Scalar>& V) {
   const VectorOf<Scalar> P = softmax<Scalar>(r);
@@ -103,6 +105,7 @@ inline double partition_function(const VectorRef& q, const MatrixRef& K, const M
 /// @param[in] V values [N, d_v]
 /// @param[in] zeta source [d_v] or [0]
 /// @paper{eq_6, eq. (6)}
+/// @paper{eq_7, eq. (7)}
 /// @paper{eq_24, eq. (24)}
 template <class Scalar = double>
 Scalar energy(const VectorRefOf<Scalar>& q, const MatrixRefOf<Scalar>& K, const MatrixRefOf<Scalar>& V,

@@ -1,0 +1,62 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""docs/tools/finish.py and docs/book.js: the search finds what chapters say, and listings of code lead to derivations."""
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "docs" / "tools"))
+import finish
+
+PAGE = """<html><head><title>Book: The tree</title></head><body><div class="header"><div class="headertitle"><div class="title">The tree</div></div></div>
+<div class="contents"><div class="toc"><ul><li>Depth</li></ul></div><div class="textblock"><p>Bruck's exchange over \\(p\\) ranks.<br></p>
+<h1><a class="anchor" id="depth"></a>Depth of \\( \\operatorname{log} p \\)</h1><p>It has <em>few</em> steps, \\[ \\zeta_{i} \\]</p>
+<div class="beside"><div class="code">int beside;</div></div><p>and <code>merge()</code>.</p><svg><text>drawn</text></svg></div></div></body></html>"""
+
+
+class Text(unittest.TestCase):
+    def test_sections_of_a_page(self):
+        self.assertEqual(finish.text_of({"tree.html": PAGE}), [
+            ["tree.html", "The tree", "", "Bruck's exchange over p ranks."],
+            ["tree.html#depth", "The tree", "Depth of log p", "It has few steps, zeta_ i and merge()."]])
+
+
+class Listings(unittest.TestCase):
+    def test_citations_and_mentions_become_links(self):
+        listing = '<span class="comment">/// @paper{eq_6, eq. (6)} and eq. (99)</span> x <span class="comment">// Line 4 of Alg. 1, eq. (6).</span> eq. (6)'
+        linked = finish.linked_listing(listing, {"eq_6": "energy.html#eq_6", "alg_1": "algorithms.html#alg_1"})
+        self.assertEqual(linked, '<span class="comment">/// @paper <a class="code" href="energy.html#eq_6">eq. (6)</a> and eq. (99)</span> x '
+                         '<span class="comment">// Line 4 of <a class="code" href="algorithms.html#alg_1">Alg. 1</a>, '
+                         '<a class="code" href="energy.html#eq_6">eq. (6)</a>.</span> eq. (6)')
+
+
+@unittest.skipUnless(shutil.which("node"), "there is no node to run docs/book.js with")
+class Search(unittest.TestCase):
+    SECTIONS = [["a.html", "The tree", "", "A tree over keys. Trees have leaves."], ["a.html#x", "The tree", "Bruck", "His AllGather sends blocks."],
+                ["b.html", "Costs", "", "The exchange of Bruck over NVLink and the ring of NCCL."]]
+
+    def found(self, query):
+        script = "const {findInText} = require(process.argv[1]); console.log(JSON.stringify(findInText(JSON.parse(process.argv[2]), process.argv[3])))"
+        result = subprocess.run(["node", "-e", script, str(ROOT / "docs" / "book.js"), json.dumps(self.SECTIONS), query],
+                                capture_output=True, text=True, check=True)
+        return json.loads(result.stdout)
+
+    def test_a_word_in_a_heading_comes_first(self):
+        self.assertEqual([each["link"] for each in self.found("bruck")], ["a.html#x", "b.html"])
+
+    def test_the_hit_stands_in_its_context(self):
+        hit = self.found("nvlink")[0]
+        self.assertEqual((hit["before"], hit["hit"], hit["after"]), ("The exchange of Bruck over ", "NVLink", " and the ring of NCCL."))
+
+    def test_all_words_have_to_be_there_and_begin_a_word(self):
+        self.assertEqual([each["link"] for each in self.found("ring NCCL")], ["b.html"])
+        for nothing in ("ring leaves", "ruck", "x", "", "(", "VLink"):
+            self.assertEqual(self.found(nothing), [], nothing)
+
+
+if __name__ == "__main__":
+    unittest.main()
