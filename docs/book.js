@@ -34,7 +34,7 @@ function findInText(sections, query, limit = 12) {
   return found.sort((a, b) => b.score - a.score).slice(0, limit);
 }
 
-/// A list of what was found, above Doxygen's list of names.
+/// A list of what was found.
 function showFound(list, query) {
   const node = (name, text, kind) => Object.assign(document.createElement(name), {textContent: text, className: kind || ""});
   const found = findInText(bookText, query);
@@ -48,7 +48,6 @@ function showFound(list, query) {
     entry.append(context);
     list.append(entry);
   }
-  list.append(node("div", "Names", "kind"));
 }
 
 if (typeof document !== "undefined") {
@@ -56,7 +55,8 @@ if (typeof document !== "undefined") {
     // Doxygen's search calls Search() whenever the query changes; the text is loaded at the first call.
     if (typeof searchBox !== "undefined") {
       const list = Object.assign(document.createElement("div"), {id: "TextResults"});
-      document.getElementById("MSearchResultsWindow").prepend(list);
+      const names = Object.assign(document.createElement("div"), {id: "NameResults", textContent: "Names"});
+      document.getElementById("MSearchResultsWindow").prepend(list, names);
       const searchNames = searchBox.Search.bind(searchBox);
       let loaded = false;
       searchBox.keyTimeoutLength = 200;

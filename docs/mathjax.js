@@ -1,3 +1,3 @@
 // SPDX-License-Identifier: Apache-2.0
-// On a narrow screen a displayed formula begins at the left, so that as much of it as possible is seen before it has to be scrolled.
-MathJax.Hub.Config({displayAlign: window.innerWidth < 600 ? "left" : "center"});
+// On a narrow screen a displayed formula begins at the left, and its number too, so that nothing but the end of a long one has to be scrolled.
+if (window.innerWidth < 600) MathJax.Hub.Config({displayAlign: "left", TeX: {TagSide: "left"}});

@@ -54,6 +54,7 @@ Matrix slopes(Function function, const Matrix& at) {
 /// @tested{obs_1, Obs. 1}
 /// @tested{eq_5, eq. (5)}
 /// @tested{eq_6, eq. (6)}
+/// @tested{eq_7, eq. (7)}
 /// @tested{eq_15, eq. (15)}
 /// @tested{eq_23, eq. (23)}
 TEST_CASE("energy: its gradient is attention at zeta = 0, and the closed form at any zeta (central differences)") {
