@@ -180,7 +180,7 @@ def clock(data):
         for rank in range(n):
             x = x0 + dx * (rank + 0.5)
             drawing.line(x, top, x, top + unit * row["us"])
-        for source, target, leaves, arrives, between in row["messages"]:
+        for source, target, leaves, arrives, between, _ in row["messages"]:
             style = "slow" if between else "arrow"
             slanted(drawing, x0 + dx * (source + 0.5), top + unit * leaves, x0 + dx * (target + 0.5), top + unit * arrives, style, "slow_head" if between else "head")
     return drawing.svg()

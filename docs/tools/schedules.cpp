@@ -75,8 +75,8 @@ void print(std::FILE* out, const Schedule& schedule, const char* table, bool wit
   const Topology topology = schedule.topology();
   for (std::size_t i = 0; i < messages.size(); ++i) {
     const MessageTime& each = messages[i];
-    std::fprintf(out, "%s[%d, %d, %.6g, %.6g, %d]", i == 0 ? "" : ", ", each.from, each.to, each.leaves, each.arrives,
-                 topology.node_of(each.from) == topology.node_of(each.to) ? 0 : 1);
+    std::fprintf(out, "%s[%d, %d, %.6g, %.6g, %d, %td]", i == 0 ? "" : ", ", each.from, each.to, each.leaves, each.arrives,
+                 topology.node_of(each.from) == topology.node_of(each.to) ? 0 : 1, each.bytes);
   }
   std::fprintf(out, "]}%s\n", is_last ? "" : ",");
 }
@@ -85,11 +85,14 @@ int write(const char* path) {
   std::FILE* const out = std::fopen(path, "w");
   if (out == nullptr) return std::perror(path), 1;
   const Algorithm &two_level = find_algorithm("two-level"), &leaders = find_algorithm("leaders"),
-                  &fused = find_algorithm("fused"), &gather = find_algorithm("gather");
+                  &fused = find_algorithm("fused"), &gather = find_algorithm("gather"), &ring = find_algorithm("ring");
   std::fprintf(out, "[\n");
   // Four nodes of two ranks, message by message.
   for (const Schedule& each : {Schedule{leaders, 8, 2}, Schedule{two_level, 8, 2, 2}, Schedule{two_level, 8, 2, 4}})
     print(out, each, "clock", true, false);
+  // The problem of ./run demo, message by message.
+  for (const Schedule& each : {Schedule{ring, 8, 4, 0, 1, 0, 65536}, Schedule{two_level, 8, 4, 0, 1, 0, 65536}})
+    print(out, each, "race", true, false);
   // The radix, for a device that drives the network at no cost, and for a processor that spends 0.3 us on a message.
   for (const double overhead : {0.0, 0.3}) {
     for (const int p : {64, 128, 1024, 4096}) {

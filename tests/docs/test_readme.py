@@ -1,0 +1,82 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""docs/tools/readme: the table on the first screen is that of the demo, and nothing that programs print is wider than the page."""
+import importlib.machinery
+import importlib.util
+import pathlib
+import re
+import sys
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.dont_write_bytecode = True
+loader = importlib.machinery.SourceFileLoader("readme", str(ROOT / "docs" / "tools" / "readme"))
+readme = importlib.util.module_from_spec(importlib.util.spec_from_loader("readme", loader))
+loader.exec_module(readme)
+
+TEXT = readme.README.read_text(encoding="utf-8")
+DEMO = """1. Attention of a trained transformer: layer 3 of all-MiniLM-L6-v2 over the first 512 word pieces of a real text, in words.
+
+2. One query against a cache of 65536 keys, on 8 ranks posing as 2 nodes.
+
+$ mpirun -n 8 build/tree_attn decode --seq-len 65536 --ranks-per-node 4 --verify --repeat 3 --warmup 1 --compare ring,ring-state,paper
+
+                                                                        between              peak      max     of  same
+algorithm   latency       p10 .. p90  collectives  messages     bytes     nodes  merges      k, v    error  bound  bits            digest
+two-level   16.6 ms  16.5 .. 17.5 ms            3        24   195 KiB  65.0 KiB       3  64.0 MiB  4.2e-09  0.013   yes  bce125c06f3b1f05
+ring         412 ms    386 .. 431 ms            0       112  3.50 GiB   896 MiB       7   192 MiB  4.2e-09  0.013   yes  bce125c06f3b1f05
+ring-state  15.0 ms  14.7 .. 15.3 ms            0        56   455 KiB   114 KiB       7  64.0 MiB  4.2e-09  0.013   yes  bce125c06f3b1f05
+paper       15.4 ms  14.6 .. 15.5 ms            3        72   195 KiB  65.0 KiB       9  64.0 MiB  1.3e-08  0.007   yes  a194004188b846b8
+
+3. Tree and ring""".splitlines()
+
+
+class Parts(unittest.TestCase):
+    def test_the_table_has_the_numbers_of_the_demo(self):
+        rows = readme.table(DEMO).splitlines()
+        self.assertEqual(len(rows), 6)
+        self.assertEqual(rows[3], "| `ring` | keys and values | 112 | 3.50&nbsp;GiB | 896&nbsp;MiB | 412&nbsp;ms | `bce125c06f3b1f05` |")
+
+    def test_an_algorithm_that_is_missing_is_an_error(self):
+        with self.assertRaises(SystemExit):
+            readme.table([line for line in DEMO if not line.startswith("ring ")])
+
+    def test_nothing_is_wider_than_the_page_and_nothing_is_lost(self):
+        narrow = readme.narrowed(DEMO)
+        self.assertLessEqual(max(map(len, narrow)), readme.WIDTH)
+        words = lambda lines: sorted(word for line in lines for word in line.split() if word != "\\")
+        names = ["algorithm", "two-level", "ring", "ring-state", "paper"]
+        self.assertEqual(words(narrow), sorted(words(DEMO) + names))
+        self.assertEqual(sum(line.startswith("algorithm") for line in narrow), 2)
+
+    def test_parts_between_markers(self):
+        text = readme.between(TEXT, "table", "new\n")
+        self.assertEqual(readme.between(text, "table"), "new\n")
+        self.assertEqual(readme.between(text, "output"), readme.between(TEXT, "output"))
+
+
+class Readme(unittest.TestCase):
+    def test_its_table_is_that_of_its_output(self):
+        output = readme.between(TEXT, "output")
+        for name, digest in re.findall(r"^\| `([\w-]+)` .*`(\w{16})` \|$", readme.between(TEXT, "table"), re.MULTILINE):
+            self.assertRegex(output, rf"(?m)^{name} .* {digest}$")
+        self.assertEqual(readme.between(TEXT, "table").count("\n"), 6)
+        self.assertLessEqual(max(map(len, output.splitlines())), readme.WIDTH)
+
+    def test_its_speed_on_a_gpu_is_that_of_the_record(self):
+        self.assertEqual(readme.between(TEXT, "gpu"), readme.gpu())
+
+    def test_files_that_it_names_are_there(self):
+        for name in re.findall(r'(?:\]\(|src="|srcset=")((?!https?:|#)[\w./-]+)', TEXT):
+            self.assertTrue((ROOT / name).exists(), name)
+
+    def test_it_cites_what_the_citation_file_cites(self):
+        citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+        bibtex = TEXT.split("```bibtex")[1].split("```")[0].replace("{GPU}", "GPU")
+        for field in ("title", "family-names"):
+            for value in re.findall(rf'^\s*-?\s*{field}: "?([^"\n]+)"?$', citation, re.MULTILINE):
+                self.assertIn(value, bibtex)
+
+
+if __name__ == "__main__":
+    unittest.main()
