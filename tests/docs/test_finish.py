@@ -11,6 +11,7 @@ import unittest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "docs" / "tools"))
 import finish
+import pdf
 
 PAGE = """<html><head><title>Book: The tree</title></head><body><div class="header"><div class="headertitle"><div class="title">The tree</div></div></div>
 <div class="contents"><div class="toc"><ul><li>Depth</li></ul></div><div class="textblock"><p>Bruck's exchange over \\(p\\) ranks.<br></p>
@@ -32,6 +33,19 @@ class Listings(unittest.TestCase):
         self.assertEqual(linked, '<span class="comment">/// @paper <a class="code" href="energy.html#eq_6">eq. (6)</a> and eq. (99)</span> x '
                          '<span class="comment">// Line 4 of <a class="code" href="algorithms.html#alg_1">Alg. 1</a>, '
                          '<a class="code" href="energy.html#eq_6">eq. (6)</a>.</span> eq. (6)')
+
+
+class Pdf(unittest.TestCase):
+    def test_links_lead_inside_the_book_or_nowhere(self):
+        links = '<a href="energy.html#eq_6">a</a><a href="tree.html">b</a><a href="energy_8hpp.html#x">c</a><a href="https://arxiv.org">d</a><a href="#here">e</a>'
+        self.assertEqual(pdf.relinked(links, ["energy", "tree"]),
+                         '<a href="#eq_6">a</a><a href="#page_tree">b</a><a >c</a><a href="https://arxiv.org">d</a><a href="#here">e</a>')
+
+    def test_its_pages_are_those_of_the_first_page_in_their_order(self):
+        names = pdf.order()
+        self.assertEqual(names[0], "index")
+        self.assertLess(names.index("energy"), names.index("tree"))
+        self.assertEqual(len(set(names)), len(names))
 
 
 @unittest.skipUnless(shutil.which("node"), "there is no node to run docs/book.js with")
