@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 
-MAINPAGE = pathlib.Path(__file__).resolve().parent.parent / "mainpage.md"
+CHAPTERS = pathlib.Path(__file__).resolve().parent.parent
 STYLE = """
 html, body { background: #fff !important; color: #000; height: auto !important; overflow: visible !important; --code-font-size: 8.5px; --fragment-lineheight: 11px; }
 body { font-size: 10.5px; --content-line-height: 15px; --table-line-height: 13px; }
@@ -32,8 +32,18 @@ table { font-size: 9px; }
 
 
 def order():
-    """Names of the pages of the book, the first page in front."""
-    return ["index", *re.findall(r"@subpage (\w+)", MAINPAGE.read_text(encoding="utf-8"))]
+    """Names of the pages of the book: the first page, and below each page those that it names by @subpage."""
+    texts = {}
+    for path in CHAPTERS.glob("*.md"):
+        text = path.read_text(encoding="utf-8")
+        texts |= {name: text for name in re.findall(r"^# .*\{#(\w+)\}", text, re.MULTILINE)}
+
+    def below(text):
+        for name in re.findall(r"@subpage (\w+)", text):
+            yield name
+            yield from below(texts.get(name, ""))
+
+    return ["index", *below((CHAPTERS / "mainpage.md").read_text(encoding="utf-8"))]
 
 
 def contents(text):
