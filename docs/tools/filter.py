@@ -6,7 +6,7 @@ Chapters are plain Markdown with mathematics between dollars, readable as they a
 * $x$ and $$x$$ become formulas, and a display with \\tag{6} gets the anchor eq_6;
 * below it, and below a heading with {#alg_3}, stand the code that computes it and its tests, see beside.py;
 * eq. (6), Alg. 3, Thm. 1, Obs. 1 and slip 2 become links to where they stand;
-* ![caption](figure.svg) puts the drawing itself into the page, and a plot of a notebook as an image;
+* ![caption](figure.svg) puts the drawing itself into the page, a page.html what a script draws, and a plot of a notebook as an image;
 * the end of a chapter leads to the next one;
 * `merge()` becomes a link to the function, `reference/state/state.hpp` to the file;
 * a fenced block "cpp gpu/parts/sub_warp.cuh" becomes the code itself, from each line of the block on, see excerpt() in index.py;
@@ -31,7 +31,7 @@ MENTION = re.compile(r"\b(eqs?\. \((\w+)\)|(Alg|Thm|Obs)\. (\d+)|(slip) (\d+))",
 CODE = re.compile(r"(`+)(.+?)\1")
 INLINE = re.compile(r"(?<![\\$\w])\$(?!\s)([^$]+?)(?<![\s\\])\$(?![\w$])")
 FILE = re.compile(r"(?:reference|distributed|gpu|tests|notebooks_cpp)/[\w./-]+\.(?:hpp|cpp|cuh|cu)$")
-FIGURE = re.compile(r"!\[(.*)\]\((\w+\.svg)\)$")
+FIGURE = re.compile(r"!\[(.*)\]\((\w+\.(?:svg|html))\)$")
 FOLD = re.compile(r"(\s*)(<details><summary>.*</summary>|</details>)$")
 FUNCTION = re.compile(r"((?:\w+::)*\w+)\(\)$")
 TITLE = re.compile(r"^# .*\{#(\w+)\}", re.MULTILINE)
@@ -122,6 +122,8 @@ def chapter(lines, known):
         elif (figure := FIGURE.match(line)) and figure[2].startswith("notebook_"):
             # A plot: an image of its own, on white.
             yield f'@image html {figure[2]} "{plain(figure[1])}"'
+        elif (figure := FIGURE.match(line)) and figure[2].endswith(".html"):
+            yield rf'\htmlinclude[block] {figure[2]}' + "\n" + rf'\htmlonly[block]<p class="drawn_caption">{figure[1]}</p>\endhtmlonly'
         elif figure := FIGURE.match(line):
             yield (rf'\htmlonly[block]<figure class="drawn">\endhtmlonly \htmlinclude[block] {figure[2]}' + "\n"
                    rf"\htmlonly[block]<figcaption>{figure[1]}</figcaption></figure>\endhtmlonly")
