@@ -3,7 +3,7 @@
 /// @brief Sixty-four keys as states, and what the tree and Alg. 3 make of them for some cuts: facts for
 /// docs/cut_the_tree.js, as JSON.
 ///
-/// Run: cut_tree FILE.json
+/// Run: cut_tree FILE
 #include "reference/state/forest.hpp"
 
 #include <algorithm>
