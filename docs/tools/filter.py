@@ -33,6 +33,8 @@ INLINE = re.compile(r"(?<![\\$\w])\$(?!\s)([^$]+?)(?<![\s\\])\$(?![\w$])")
 FILE = re.compile(r"(?:reference|distributed|gpu|tests|notebooks_cpp)/[\w./-]+\.(?:hpp|cpp|cuh|cu)$")
 FIGURE = re.compile(r"!\[(.*)\]\((\w+\.(?:svg|html))\)$")
 FOLD = re.compile(r"(\s*)(<details><summary>.*</summary>|</details>)$")
+# Emphasis with a formula in it; before it, what is left as it is: quoted code, displays, code spans.
+EMPHASIS = re.compile(r"```.*?```|\$\$.*?\$\$|`[^`\n]*`|(?<![\w*\\^$])\*(?![\s*])((?:(?!\n\n)[^*`])*?\$[^$\n]*\$(?:(?!\n\n)[^*`])*?)(?<!\s)\*(?!\*)", re.DOTALL)
 FUNCTION = re.compile(r"((?:\w+::)*\w+)\(\)$")
 TITLE = re.compile(r"^# .*\{#(\w+)\}", re.MULTILINE)
 
@@ -88,11 +90,16 @@ def cited_by(key, coded, tested, seen):
     return beside.beside(key, coded, tested, seen)
 
 
+def emphasised(lines):
+    """Lines in which Doxygen sees all emphasis: where a formula is inside, it misses the end of some."""
+    return EMPHASIS.sub(lambda m: f"<em>{m[1]}</em>" if m[1] else m[0], "\n".join(lines)).splitlines()
+
+
 def chapter(lines, known):
     fenced, display, tags = False, None, []
     coded, tested = citations("paper", ROOMS, []), citations("tested", ["tests"], [])
     quoted, file, seen = None, "", {}
-    for line in lines:
+    for line in emphasised(lines):
         if quoted is not None:
             # What a fenced block names takes its place.
             if line.startswith("```") and file:
@@ -122,8 +129,9 @@ def chapter(lines, known):
         elif (figure := FIGURE.match(line)) and figure[2].startswith("notebook_"):
             # A plot: an image of its own, on white.
             yield f'@image html {figure[2]} "{plain(figure[1])}"'
-        elif (figure := FIGURE.match(line)) and figure[2].endswith(".html"):
-            yield rf'\htmlinclude[block] {figure[2]}' + "\n" + rf'\htmlonly[block]<p class="drawn_caption">{figure[1]}</p>\endhtmlonly'
+        elif (figure := FIGURE.match(line)) and (figure[2].endswith(".html") or (ROOT / "docs" / figure[2]).is_file()):
+            # Not drawn in the colours of the book. One that is in docs/, so that a reader of the repository sees it, has a page too.
+            yield rf'\htmlinclude[block] {pathlib.PurePath(figure[2]).stem}.html' + "\n" + rf'\htmlonly[block]<p class="drawn_caption">{figure[1]}</p>\endhtmlonly'
         elif figure := FIGURE.match(line):
             yield (rf'\htmlonly[block]<figure class="drawn">\endhtmlonly \htmlinclude[block] {figure[2]}' + "\n"
                    rf"\htmlonly[block]<figcaption>{figure[1]}</figcaption></figure>\endhtmlonly")

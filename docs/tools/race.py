@@ -5,6 +5,7 @@
 Run: docs/tools/race.py --measure PROGRAM SCHEDULES.json  run the program tree_attn on 1, 2, 4, 8 and 13 ranks, read the messages that
                                                           docs/tools/schedules.cpp predicts, and write docs/ring_and_tree.json
      docs/tools/race.py --draw                            draw docs/ring_and_tree.svg, and the same for a dark page, from that file
+     docs/tools/race.py --page PAGE.html                  draw it in the colours of the page, for the book
      docs/tools/race.py --check [SCHEDULES.json]          the drawings are those of the file, and its messages those predicted now
 
 Every position, time and number in the drawing follows from the file. tests/docs/test_race.py tests this file.
@@ -25,6 +26,9 @@ COLOURS = {
     "light": {"text": "#1f2328", "weak": "#59636e", "line": "#d1d9e0", "box": "#f6f8fa", "inside": "#1982d2", "between": "#d9730d", "done": "#1a7f37", "page": "#ffffff"},
     "dark": {"text": "#f0f6fc", "weak": "#9198a1", "line": "#3d444d", "box": "#151b23", "inside": "#4aa5ee", "between": "#f0883e", "done": "#3fb950", "page": "#0d1117"},
 }
+# In the book the figure has the colours of the page.
+COLOURS["page"] = COLOURS["light"] | {"text": "var(--page-foreground-color)", "weak": "var(--page-secondary-foreground-color)", "line": "var(--separator-color)",
+                                      "box": "var(--side-nav-background)", "done": "#2d9d5a", "page": "var(--page-background-color)"}
 # Seconds of the animation: until the tree is done, until the ring is done, and the pause after that.
 SLOW, FAST, PAUSE = 4.5, 6.5, 3.0
 WIDTH, HEIGHT, PANEL, RADIUS = 980, 376, 470, 70
@@ -222,6 +226,9 @@ def main():
         facts = json.loads(FACTS.read_text(encoding="utf-8"))
         for name, path in DRAWINGS.items():
             path.write_text(drawing(facts, name), encoding="utf-8")
+    elif len(sys.argv) == 3 and sys.argv[1] == "--page":
+        figure = drawing(json.loads(FACTS.read_text(encoding="utf-8")), "page")
+        pathlib.Path(sys.argv[2]).write_text(f'<div class="race">\n{figure}</div>\n', encoding="utf-8")
     elif len(sys.argv) > 1 and sys.argv[1] == "--check":
         found = list(faults(*sys.argv[2:]))
         for fault in found:

@@ -7,6 +7,7 @@ import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "docs" / "tools"))
 import beside
+import filter as pages
 import index
 import paper
 
@@ -24,6 +25,16 @@ class Block(unittest.TestCase):
     def test_a_declaration(self):
         self.assertTrue(beside.is_declaration(beside.block(["int f(int a,", "      T b = {});", "int g() {", "}"], 0)))
         self.assertFalse(beside.is_declaration(beside.block(["int f() {", "  return 1;", "}"], 0)))
+
+
+class Emphasis(unittest.TestCase):
+    def test_with_a_formula_inside(self):
+        self.assertEqual(pages.emphasised(["* *A $x$", "b* c *d*"]), ["* <em>A $x$", "b</em> c *d*"])
+
+    def test_nothing_else(self):
+        for lines in (["* item $x$"], ["**bold $x$**"], ["`*a $x$ b*`"], ["$F^*$ and $G^*$"], ["*a", "", "$x$ b*"],
+                      ["```", "*a $x$*", "```"], ["$$", "*a $x$*", "$$"]):
+            self.assertEqual(pages.emphasised(lines), lines)
 
 
 class Beside(unittest.TestCase):
