@@ -101,8 +101,12 @@ class Model {
   /// Runs the next characters of a text through the layers, and moves `place` past them.
   /// @returns the output of the last layer for the rows that `attend` returned last
   Rows run(std::string_view text, Place& place, const GlobalAttention& attend) const;
-  /// The steps of run(): rows of the embedding, and one layer. @param rotation of all positions of the run
+  /// The first step of run(): the rows of the embedding. @returns [n, dim]
   Rows embed(std::string_view text) const;
+  /// The further steps of run(): one layer.
+  /// @param i number of the layer @param x what enters it [n, dim]
+  /// @param rotation of all positions of the run
+  /// @returns what leaves it, [m, dim]: as many rows as `attend` returned, the last ones
   Rows layer(std::int64_t i, const Rows& x, Place& place, const Rotation& rotation, const GlobalAttention& attend) const;
   /// Queries, keys and values of a layer; with rotary positions if the layer has them.
   /// @param h normed input of the last positions of the rotation
