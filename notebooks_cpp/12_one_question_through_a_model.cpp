@@ -129,7 +129,8 @@ set ylabel 'log_{10} of the largest weight among 512 positions'
 set format x '%.0f'
 set xtics 32768
 unset key
-plot $w with impulses lc rgb '#1982d2')");
+set yrange [-25:1]
+plot $w with points pt 7 ps 0.5 lc rgb '#1982d2')");
 
   // %% [markdown]
   // ![Head 0 of the global layer: the largest weight among every 512 positions, logarithmic](notebook_model_attention.svg)
