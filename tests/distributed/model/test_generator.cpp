@@ -159,6 +159,8 @@ TEST_CASE("generator: near keys, questions one after the other, an empty text, a
   CHECK(answers[4][0].text == "402913.");
   CHECK(answers[4][1].text == "771204.");
   CHECK(answers[4][2] == answers[4][0]);
+  // Nothing of the question before is left.
+  CHECK(answers[4][1] == ask(model, text, {"\nThe code of velara is "}, {5, 2})[4][0]);
 
   for (const std::string& odd : {std::string(), std::string("a"), std::string(63, '\xC3'), std::string("\0\x7F\xFF", 3)}) {
     const Answer alone = ask(model, odd, {kQuestion}, {})[0][0];
