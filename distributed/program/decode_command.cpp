@@ -28,17 +28,13 @@
 namespace tree_attn {
 namespace {
 
-/// Refuses shapes and orders that the backend does not support, and cuts inside a leaf if an algorithm promises bits.
+/// Refuses shapes that the backend does not support, and cuts inside a leaf if an algorithm promises bits.
 /// @throws InputError
 void check_backend(const Backend& backend, const WorkloadShape& shape, std::span<const KeyRange> ranges,
                    std::span<const Algorithm* const> chosen) {
   const std::string name(backend.name());
   if (const std::string why = backend.refusal(shape); !why.empty())
     throw InputError("--backend " + name + ": no kernel supports " + why);
-  if (!backend.takes(shape.order)) {
-    throw InputError("--order " + std::string(name_of(shape.order)) + ": the kernels of --backend " + name +
-                     " read leaves in contiguous order only; use --order contiguous or --backend cpu");
-  }
   if (shape.order != LeafOrder::kContiguous) return;
   for (const auto& [begin, position] : ranges) {
     if (position % kLeafKeys == 0 || position == shape.n_keys || position == kOpenEnd) continue;
@@ -171,7 +167,7 @@ struct Setup {
     if (!options.in.empty()) file = SafetensorsFile::open(options.in);
     if (!file && !options.expect.empty())
       throw InputError("--expect " + readable(options.expect) + ": needs IN, the file that contains the tensor");
-    const LeafOrder order = order_of(options, *backend);
+    const LeafOrder order = order_of(options);
     const WorkloadShape synthetic = file ? WorkloadShape{} : synthetic_shape(options, order);
     workload = file                      ? open_workload(*file, options.steps, order)
                : backend->has_elements() ? make_workload(synthetic, options.seed, options.steps)

@@ -110,10 +110,9 @@ LeafOrder order_named(std::string_view name) {
   return name == name_of(LeafOrder::kDealt) ? LeafOrder::kDealt : LeafOrder::kContiguous;
 }
 
-LeafOrder order_of(const DecodeOptions& options, const Backend& backend) {
+LeafOrder order_of(const DecodeOptions& options) {
   if (options.order) return order_named(*options.order);
-  const bool grows = options.steps > 1 && options.in.empty();
-  return grows && backend.takes(LeafOrder::kDealt) ? LeafOrder::kDealt : LeafOrder::kContiguous;
+  return options.steps > 1 && options.in.empty() ? LeafOrder::kDealt : LeafOrder::kContiguous;
 }
 
 WorkloadShape synthetic_shape(const ShapeOptions& options, LeafOrder order) {
@@ -255,9 +254,8 @@ std::vector<const CLI::Option*> add_decode_options(CLI::App& command, DecodeOpti
       ->check(within(1, 1 << 30))
       ->capture_default_str();
   command
-      .add_option(
-          "--order", options.order,
-          "contiguous, or dealt: leaves go round the ranks; changes bits (default for --steps without IN, on cpu: dealt)")
+      .add_option("--order", options.order,
+                  "contiguous, or dealt: leaves go round the ranks; changes bits (default for --steps without IN: dealt)")
       ->check(CLI::IsMember({"contiguous", "dealt"}).description(""));
   command.add_option("--scale", options.scale, "Factor of q.k (default 1/sqrt(d_h))");
   command

@@ -75,9 +75,8 @@ void check(const DecodeOptions& options, int n_ranks, const WorkloadShape& shape
 
 /// The order of leaves of that name, "contiguous" or "dealt".
 LeafOrder order_named(std::string_view name);
-/// The order of leaves: that of --order. Without it dealt for synthetic input that grows, if the backend takes that order,
-/// and contiguous otherwise.
-LeafOrder order_of(const DecodeOptions& options, const Backend& backend);
+/// The order of leaves: that of --order. Without it dealt for synthetic input that grows, and contiguous otherwise.
+LeafOrder order_of(const DecodeOptions& options);
 
 /// The shape of a synthetic workload. @throws InputError
 WorkloadShape synthetic_shape(const ShapeOptions& options, LeafOrder order = LeafOrder::kContiguous);

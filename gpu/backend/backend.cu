@@ -40,10 +40,12 @@ class KernelBackend final : public Backend {
                           (static_cast<double>(s.value_dim) + 2) * sizeof(float);
     const double queries = n_rows * static_cast<double>(s.head_dim) * static_cast<double>(bytes_of(s.dtype));
     MemoryNeed need;
+    const std::int64_t n_positions = allocated_positions(capacity, leaves.order());
     need.session = states + queries;
+    if (leaves.order() == LeafOrder::kDealt) need.session += LeafLists::device_bytes(s.batch, n_positions / kLeafKeys);
     if constexpr (kIsHostMemory) {
       need.session *= 2;
-      need.cache = static_cast<double>(allocated_positions(capacity)) * static_cast<double>(s.bytes_per_position());
+      need.cache = static_cast<double>(n_positions) * static_cast<double>(s.bytes_per_position());
       if (capacity > n) need.cache *= 1.5;  // half of the keys and values, while they move to larger memory
       need.borrowed_cache = need.cache;
     }
@@ -52,8 +54,6 @@ class KernelBackend final : public Backend {
   using Backend::make_cache;
   std::unique_ptr<KvCache> make_cache(const AttentionShape& shape, const OwnedLeaves& leaves,
                                       std::int64_t capacity) const override {
-    if (!takes(leaves.order()))
-      throw std::invalid_argument("make_cache: the kernels read leaves in the contiguous order only");
     return std::make_unique<DeviceCache>(shape, leaves, capacity);
   }
 };

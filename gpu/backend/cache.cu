@@ -4,6 +4,7 @@
 /// for.
 #include "gpu/backend/cache.hpp"
 
+#include "gpu/parts/listed_runs.hpp"
 #include "reference/tensor/convert.hpp"
 
 #include <algorithm>
@@ -51,7 +52,7 @@ DecodeParams params_of(const AttentionShape& shape, KeyRange capacity) {
 
 DeviceCache::DeviceCache(const AttentionShape& shape, const OwnedLeaves& leaves, std::int64_t capacity)
     : KvCache(shape, stored_on_device(shape), leaves, capacity),
-      most_(allocated_positions(capacity)),
+      most_(allocated_positions(capacity, leaves.order())),
       k_(shape.batch * shape.kv_heads * most_ * shape.head_dim * size_of(KvCache::shape().dtype), MemoryUse::Input),
       v_(shape.batch * shape.kv_heads * most_ * shape.value_dim * size_of(KvCache::shape().value_dtype), MemoryUse::Input),
       staging_(static_cast<std::size_t>(shape.kv_heads * std::min(kStagedPositions, most_) *
@@ -82,7 +83,7 @@ void DeviceCache::upload(DeviceBuffer<unsigned char>& to, DType dtype, std::int6
 }
 
 void DeviceCache::allocate() {
-  const std::int64_t before = most_, needed = allocated_positions(capacity());
+  const std::int64_t before = most_, needed = allocated_positions(capacity(), leaves().order());
   if (needed <= before) return;
   most_ = needed;
   staging_.resize(static_cast<std::size_t>(shape().kv_heads * std::min(kStagedPositions, most_) *
@@ -146,17 +147,28 @@ DeviceSession::DeviceSession(const DeviceCache& cache, double scale)
 void DeviceSession::plan_range(KeyRange range) {
   const AttentionShape& shape = cache_.shape();
   planned_ = range;
+  planned_order_ = cache_.leaves().order();
   planned_rows_ = cache_.n_allocated();
-  params_ = params_of(shape, planned_);
-  params_.readable_end = planned_.begin + std::min(allocated_positions(planned_.size()), planned_rows_);
   subtrees_ = cover(planned_.begin, planned_.end);
+  if (is_dealt()) {
+    static_cast<DecodeParams&>(params_) = params_of(shape, {0, planned_rows_});
+  } else {
+    static_cast<DecodeParams&>(params_) = params_of(shape, planned_);
+    params_.readable_end = planned_.begin + std::min(allocated_positions(planned_.size()), planned_rows_);
+  }
   if (subtrees_.empty() || shape.n_rows() == 0) return;
+  if (is_dealt()) {
+    const std::int64_t n_leaves = planned_rows_ / kLeafKeys;
+    params_.tree_positions = LeafLists::tree_positions(cache_.leaves(), n_leaves);
+    if (n_leaves > lists_.most_leaves()) lists_ = LeafLists(shape.batch, n_leaves);
+    lists_.set(params_);
+  }
   params_.k = cache_.keys(), params_.v = cache_.values(), params_.lengths = lengths_.data();
   const AttentionShape& s = shape;
   params_.q = {q_.data(), {s.heads * s.n_queries * s.head_dim, s.n_queries * s.head_dim, s.head_dim}};
   if (const std::string why = library_step().refusal(params_, s.dtype); !why.empty())
     throw DeviceError("the kernels do not take " + why);
-  plan_ = library_step().plan(params_, s.dtype, {});
+  plan_ = is_dealt() ? plan_listed_runs(params_, s.dtype) : library_step().plan(params_, s.dtype, {});
   if (!workspace_.is_enough_for(plan_)) workspace_ = DeviceWorkspace(plan_);
   const std::int64_t n_states = static_cast<std::int64_t>(subtrees_.size()) * forest_.block_size();
   if (n_states > states_.size()) states_ = DeviceBuffer<float>(n_states);
@@ -167,7 +179,9 @@ States& DeviceSession::run(const TensorView& q, std::span<const std::int64_t> le
                            const std::function<void()>& progress) {
   const KeyRange range =
       closed(cache_.leaves().range(), lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end()));
-  if (planned_.begin != range.begin || planned_.end != range.end || planned_rows_ != cache_.n_allocated()) plan_range(range);
+  if (planned_.begin != range.begin || planned_.end != range.end || planned_order_ != cache_.leaves().order() ||
+      planned_rows_ != cache_.n_allocated())
+    plan_range(range);
   is_on_host_ = false;
   if (subtrees_.empty() || cache_.shape().n_rows() == 0) return *this;
 
@@ -186,10 +200,15 @@ States& DeviceSession::run(const TensorView& q, std::span<const std::int64_t> le
     q_.upload(staging_);
   }
   lengths_.upload(lengths);
+  if (is_dealt()) lists_.update(cache_.leaves(), lengths);
   if (progress) progress();
 
   set_scale(params_, dtype, scale_, lift);
-  library_step().run(params_, dtype, {.states = states_.data()}, plan_, workspace_.get(), Stream{});
+  const DeviceOutput output{.states = states_.data()};
+  if (is_dealt())
+    run_listed_runs(params_, dtype, output, plan_, workspace_.get(), Stream{});
+  else
+    library_step().run(params_, dtype, output, plan_, workspace_.get(), Stream{});
   if (progress) progress();
   return *this;
 }
@@ -203,15 +222,16 @@ Forest<float>& DeviceSession::host() {
 }
 
 std::int64_t DeviceSession::bytes() const {
-  return forest_.bytes() +
+  return forest_.bytes() + lists_.bytes() +
          static_cast<std::int64_t>(staging_.size() + row_.size() * sizeof(float) + subtrees_.size() * sizeof(Subtree));
 }
 
 std::string DeviceSession::describe() const {
   std::ostringstream line;
-  line << (plan_.cluster > 0 ? kShortEnd : kEqualRuns).name << " of " << name_of(cache_.shape().dtype) << " on "
-       << plan_.path << " cores: " << plan_.n_blocks << " blocks of " << plan_.n_threads << " threads, " << plan_.n_stages
-       << " stages, " << plan_.shared_bytes / 1024 << " KiB shared, workspace " << plan_.n_floats * 4 / 1024 << " KiB";
+  line << (plan_.cluster > 0 ? kShortEnd : kEqualRuns).name << " of " << name_of(cache_.shape().dtype)
+       << (is_dealt() ? ", listed leaves, on " : " on ") << plan_.path << " cores: " << plan_.n_blocks << " blocks of "
+       << plan_.n_threads << " threads, " << plan_.n_stages << " stages, " << plan_.shared_bytes / 1024
+       << " KiB shared, workspace " << plan_.n_floats * 4 / 1024 << " KiB";
   return line.str();
 }
 

@@ -3,6 +3,7 @@
 /// @brief A KV cache in device memory, and decode steps of the library kernel over it (section 5.3, Alg. 3).
 #pragma once
 
+#include "gpu/backend/leaf_lists.hpp"
 #include "gpu/ladder/ladder.hpp"
 #include "reference/decode/session.hpp"
 
@@ -13,8 +14,11 @@
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
 /// Positions for which a cache of n positions has memory, per key/value head: whole steps of eight, so that kernels may copy
-/// the last step as one.
-constexpr std::int64_t allocated_positions(std::int64_t n) { return (n + 7) / 8 * 8; }
+/// the last step as one; in the dealt order, in which the last leaf is not read last, whole leaves.
+constexpr std::int64_t allocated_positions(std::int64_t n, LeafOrder order = LeafOrder::kContiguous) {
+  const std::int64_t unit = order == LeafOrder::kDealt ? kLeafKeys : 8;
+  return (n + unit - 1) / unit * unit;
+}
 
 /// The types in which kernels read a shape: as they are, but a type that no kernel takes, or values of another type than
 /// the keys, become F32.
@@ -26,7 +30,6 @@ DecodeParams params_of(const AttentionShape& shape, KeyRange capacity);
 /// which the rows in use are copied.
 class DeviceCache final : public KvCache {
  public:
-  /// @pre the contiguous order
   DeviceCache(const AttentionShape& shape, const OwnedLeaves& leaves, std::int64_t capacity);
 
   DeviceView keys() const {
@@ -90,12 +93,15 @@ class DeviceSession final : public DecodeSession, public States {
               const std::function<void()>& progress) override;
 
  private:
+  bool is_dealt() const { return planned_order_ == LeafOrder::kDealt; }
   void plan_range(KeyRange range);
 
   const DeviceCache& cache_;
   double scale_;
-  DecodeParams params_;
+  ListedParams params_;  ///< in the contiguous order the part that is DecodeParams
+  LeafLists lists_;      ///< in the dealt order
   LaunchPlan plan_;
+  LeafOrder planned_order_ = LeafOrder::kContiguous;
   KeyRange planned_{0, -1};        ///< the range that plan_ and subtrees_ are for
   std::int64_t planned_rows_ = 0;  ///< allocated rows of the cache then
   std::vector<Subtree> subtrees_;

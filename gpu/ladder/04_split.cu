@@ -18,6 +18,7 @@ template <IsSubWarp SubWarp>
 class PlainPipeline {
  public:
   using Worker = SubWarp;
+  using Params = DecodeParams;
   struct Arguments {};
   static constexpr bool kIsCompiled = true;
   static constexpr int kThreads = 256, kWorkers = kThreads / SubWarp::kLanes, kStages = 0;

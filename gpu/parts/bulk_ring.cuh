@@ -16,7 +16,7 @@ namespace tree_attn::TREE_ATTN_PLATFORM {
 /// kStages stages of eight keys and eight values, for one sub-warp. It lasts as long as the kernel: stages and phases go on
 /// from range to range.
 /// @pre dense rows that fill the lanes, see has_bulk_rows()
-template <IsSubWarp SubWarp, int kStages_ = 3>
+template <IsSubWarp SubWarp, int kStages_ = 3, class Steps = KeySteps>
 class BulkRing {
  public:
   using T = typename SubWarp::T;
@@ -38,10 +38,12 @@ class BulkRing {
 
   /// Starts to copy the first steps of a range. What this warp has written to the ring's memory since the last range must be
   /// ordered before copies, see async_proxy_fence().
-  __device__ __forceinline__ void begin(const DecodeParams& params, std::int64_t kv_head, const KeySteps& steps) {
-    keys_ = params.key<T>(kv_head, steps.origin());
-    values_ = params.value<T>(kv_head, steps.origin());
+  template <class Params>
+  __device__ __forceinline__ void begin(const Params& params, std::int64_t kv_head, const Steps& steps) {
+    keys_ = params.template key<T>(kv_head, steps.origin());
+    values_ = params.template value<T>(kv_head, steps.origin());
     n_steps_ = steps.size();
+    if constexpr (Steps::kIsListed) rows_ = steps.rows();
     for (int step = 0; step < kStages; ++step)
       start(step, stage_ + step < kStages ? stage_ + step : stage_ + step - kStages);
   }
@@ -72,7 +74,8 @@ class BulkRing {
     if (lane_ != 0 || step >= n_steps_) return;
     constexpr int kBytes = kKeysPerStep * kRow * 16;
     const Shared<Bytes16> to = memory_ + stage * kStage;
-    const std::int64_t from = static_cast<std::int64_t>(step) * kKeysPerStep * kRow * kPer16<T>;
+    std::int64_t from = static_cast<std::int64_t>(step) * kKeysPerStep * kRow * kPer16<T>;
+    if constexpr (Steps::kIsListed) from = static_cast<std::int64_t>(rows_.first(step)) * kRow * kPer16<T>;
     barrier_arrive_expect(barriers_ + stage, 2 * kBytes);
     bulk_copy(to, keys_ + from, kBytes, barriers_ + stage);
     bulk_copy(to + kKeysPerStep * kRow, values_ + from, kBytes, barriers_ + stage);
@@ -81,8 +84,9 @@ class BulkRing {
   Shared<Bytes16> memory_;
   Shared<Barrier> barriers_;
   int lane_, stage_ = 0, parity_ = 0;
-  const T *keys_ = nullptr, *values_ = nullptr;  ///< row 0 of the range
-  int n_steps_ = 0;                              ///< of the range
+  const T *keys_ = nullptr, *values_ = nullptr;      ///< the row that rows are counted from
+  int n_steps_ = 0;                                  ///< of the range
+  [[no_unique_address]] typename Steps::Rows rows_;  ///< of listed leaves, of the next step to be copied
 };
 
 #endif

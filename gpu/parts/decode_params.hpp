@@ -39,6 +39,8 @@ struct DeviceView {
 
 /// The input of a kernel: a shard of keys and values, and the queries that attend to it. Passed by value.
 struct DecodeParams {
+  static constexpr bool kIsListed = false;  ///< whether leaves are read in the order of a list: ListedParams
+
   DeviceView q;                           ///< [b, n_h, l, d_h]
   DeviceView k;                           ///< [b, n_kv, n, d_h]; row 0 is the key at position `begin`
   DeviceView v;                           ///< [b, n_kv, n, d_v]
@@ -89,6 +91,12 @@ struct DecodeParams {
     const std::int64_t first = used.begin / kLeafKeys * kLeafKeys;
     return {first, used.empty() ? first : (used.end + kLeafKeys - 1) / kLeafKeys * kLeafKeys};
   }
+  /// The range of the tree that the shard is.
+  TREE_ATTN_HOST_DEVICE KeyRange shard(std::int64_t) const { return {begin, end}; }
+  /// Where some of the leaves stand in the tree: in the contiguous order at their positions.
+  TREE_ATTN_HOST_DEVICE KeyRange in_tree(std::int64_t, KeyRange positions) const { return positions; }
+  /// The longest range of the tree that n positions of the leaves can have.
+  std::int64_t longest_in_tree(std::int64_t n) const { return n; }
 };
 
 /// Where a kernel leaves its result: the finished rows, or if there is more to come the forest of the shard.

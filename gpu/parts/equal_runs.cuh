@@ -40,8 +40,9 @@ inline constexpr std::size_t kEqualRunsBytes = 3 * 128;
 /// @paper{alg_3, Alg. 3}
 template <IsPipeline Pipeline>
 __global__ void __launch_bounds__(Pipeline::kThreads, 1)
-    equal_runs(DecodeParams params, DeviceOutput output, const __grid_constant__ typename Pipeline::Arguments arguments,
-               EqualRunsWorkspace forests, unsigned* counters) {
+    equal_runs(typename Pipeline::Params params, DeviceOutput output,
+               const __grid_constant__ typename Pipeline::Arguments arguments, EqualRunsWorkspace forests,
+               unsigned* counters) {
   using Worker = typename Pipeline::Worker;
   if constexpr (Pipeline::kIsCompiled) {
     launch_dependents();
@@ -77,9 +78,10 @@ __global__ void __launch_bounds__(Pipeline::kThreads, 1)
       TREE_ATTN_LOOP
       do {
         const auto positions = [&](int i) {
-          if (!joins_blocks) return split_range(work.positions, i, Pipeline::kWorkers);
+          if (!joins_blocks) return params.in_tree(work.kv_head, split_range(work.positions, i, Pipeline::kWorkers));
           const std::int64_t begin = all.begin_of(first + i);
-          return work.positions_of(begin > work.tile_begin ? begin : work.tile_begin, all.begin_of(first + i + 1));
+          return params.in_tree(work.kv_head, work.positions_of(begin > work.tile_begin ? begin : work.tile_begin,
+                                                                all.begin_of(first + i + 1)));
         };
         const auto copy = [&](const auto& column, int i, int j, const auto& states, int place) {
           const float* const part = joins_blocks ? forests.of_work_range(first + i, i > 0) : forests.of_worker(block, i);
@@ -87,10 +89,11 @@ __global__ void __launch_bounds__(Pipeline::kThreads, 1)
         };
         const bool is_end = joins_blocks || n_sharing == 1;
         join_parts<Worker>(
-            pipeline.scratch(), joins_blocks ? work.whole : work.positions, joins_blocks ? n_sharing : Pipeline::kWorkers,
-            positions, copy, [&](const auto& column, const auto& roots) {
+            pipeline.scratch(), params.in_tree(work.kv_head, joins_blocks ? work.whole : work.positions),
+            joins_blocks ? n_sharing : Pipeline::kWorkers, positions, copy, [&](const auto& column, const auto& roots) {
               if (is_end) {
-                write_output<Worker>(params, output, work.kv_head, work.first_row, column, roots, work.whole);
+                write_output<Worker>(params, output, work.kv_head, work.first_row, column, roots,
+                                     params.in_tree(work.kv_head, work.whole));
               } else {
                 store_forest<Worker>(column, roots, forests.of_work_range(block, block > first), forests.n_work_range);
               }
@@ -110,21 +113,23 @@ __global__ void __launch_bounds__(Pipeline::kThreads, 1)
 
 /// What a launch needs, on the host.
 template <IsPipeline Pipeline>
-EqualRunsWorkspace equal_runs_workspace(const DecodeParams& params, std::int64_t n_blocks, float* floats) {
+EqualRunsWorkspace equal_runs_workspace(const typename Pipeline::Params& params, std::int64_t n_blocks, float* floats) {
   using Worker = typename Pipeline::Worker;
   const std::int64_t n_leaves =
       std::max<std::int64_t>(1, (params.end + kLeafKeys - 1) / kLeafKeys - params.begin / kLeafKeys);
   const std::int64_t a_block = std::min(n_leaves, (n_query_tiles<Worker>(params) * n_leaves + n_blocks - 1) / n_blocks);
   using Forest = WorkerForest<Worker>;
-  return {floats, Forest::n_floats((a_block + Pipeline::kWorkers - 1) / Pipeline::kWorkers * kLeafKeys),
-          Forest::n_floats(a_block * kLeafKeys), Pipeline::kWorkers, Worker::kSlots};
+  const std::int64_t a_worker = (a_block + Pipeline::kWorkers - 1) / Pipeline::kWorkers;
+  return {floats, Forest::n_floats(params.longest_in_tree(a_worker * kLeafKeys)),
+          Forest::n_floats(params.longest_in_tree(a_block * kLeafKeys)), Pipeline::kWorkers, Worker::kSlots};
 }
 
-/// Plans, or launches, for every shape of one stored type: the three types are compiled in files of their own.
-template <class T>
-LaunchPlan plan_equal_runs(const DecodeParams& params, const LaunchOptions& options);
-template <class T>
-void run_equal_runs(const DecodeParams& params, const DeviceOutput& output, const LaunchPlan& plan,
-                    const Workspace& workspace, Stream stream);
+/// Plans, or launches, for every shape of one stored type, in either order of leaves: DecodeParams or ListedParams. Types
+/// and orders are compiled in files of their own.
+template <class T, class Params>
+LaunchPlan plan_equal_runs(const Params& params, const LaunchOptions& options);
+template <class T, class Params>
+void run_equal_runs(const Params& params, const DeviceOutput& output, const LaunchPlan& plan, const Workspace& workspace,
+                    Stream stream);
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

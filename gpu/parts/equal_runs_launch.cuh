@@ -15,8 +15,8 @@ inline std::int64_t choose_blocks(const DecodeParams& params, std::int64_t n_que
 }
 
 /// How many blocks of what kind.
-template <class T>
-LaunchPlan plan_equal_runs(const DecodeParams& params, const LaunchOptions& options) {
+template <class T, class Params>
+LaunchPlan plan_equal_runs(const Params& params, const LaunchOptions& options) {
   LaunchPlan plan;
   with_pipeline<T>(params, [&](auto pipeline) {
     using Pipeline = typename decltype(pipeline)::type;
@@ -35,9 +35,9 @@ LaunchPlan plan_equal_runs(const DecodeParams& params, const LaunchOptions& opti
 }
 
 /// Launches what was planned.
-template <class T>
-void run_equal_runs(const DecodeParams& params, const DeviceOutput& output, const LaunchPlan& plan,
-                    const Workspace& workspace, Stream stream) {
+template <class T, class Params>
+void run_equal_runs(const Params& params, const DeviceOutput& output, const LaunchPlan& plan, const Workspace& workspace,
+                    Stream stream) {
   if (params.n_rows() == 0) return;
   const Launch config{.grid = {static_cast<unsigned>(plan.n_blocks)},
                       .block = {static_cast<unsigned>(plan.n_threads)},

@@ -275,10 +275,10 @@ __device__ __forceinline__ void store_forest(const Column<Worker>& column, const
 /// Writes one column of the result: z = n / D and lse, or if there is more to come one state for every subtree that covers
 /// the shard.
 /// @param first_row of the worker's rows in the group of the kv head; those past the group are padding
-/// @param held positions of the roots; the rest of the shard is the empty set
+/// @param held range of the tree that the roots cover; the rest of the shard is the empty set
 /// @paper{alg_3, Alg. 3}
-template <IsWorker Worker>
-__device__ __forceinline__ void write_output(const DecodeParams& params, const DeviceOutput& output, std::int64_t kv_head,
+template <IsWorker Worker, class Params>
+__device__ __forceinline__ void write_output(const Params& params, const DeviceOutput& output, std::int64_t kv_head,
                                              std::int64_t first_row, const Column<Worker>& column,
                                              const JoinedRoots<Worker>& roots, KeyRange held) {
   const std::int64_t r = first_row + column.row(), row = kv_head * params.group + r;
@@ -301,7 +301,7 @@ __device__ __forceinline__ void write_output(const DecodeParams& params, const D
   // Or one state per subtree, in the layout of Forest<float>.
   float* to = output.states + row * state_size(params.d_v);
   int from = 0;
-  for (KeyRange shard{params.begin, params.end}; !shard.empty(); to += params.n_rows() * state_size(params.d_v)) {
+  for (KeyRange shard = params.shard(kv_head); !shard.empty(); to += params.n_rows() * state_size(params.d_v)) {
     shard.begin = first_subtree(shard.begin, shard.end).end();
     int n = 0;
     for (; !held.empty() && held.begin < shard.begin; ++n) held.begin = first_subtree(held.begin, held.end).end();

@@ -10,10 +10,29 @@
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
+/// The lowest n bits of eight.
+__device__ __forceinline__ unsigned lowest_of_eight(int n) {
+  return n <= 0 ? 0u : n >= kKeysPerStep ? 0xFFu : (1u << n) - 1;
+}
+
+/// The most of the numbers that the workers of this warp have. All its lanes take that many steps, because they shuffle
+/// together.
+template <IsSubWarp SubWarp>
+__device__ __forceinline__ int most_of_warp(int most) {
+  TREE_ATTN_UNROLL
+  for (int distance = SubWarp::kLanes; distance < kWarp; distance *= 2) {
+    const int other = __shfl_xor_sync(kAllLanes, most, distance);
+    most = other > most ? other : most;
+  }
+  return most;
+}
+
 /// The keys of a range of leaves in steps of eight positions, counted from the first position of the range. 32 bits, because
 /// every step looks at them.
 class KeySteps {
  public:
+  static constexpr bool kIsListed = false;  ///< whether leaves are read in the order of a list: ListedSteps
+
   /// @param range positions of one worker, at multiples of kLeafKeys
   /// @param used those of the shard that have a key
   __device__ __forceinline__ KeySteps(KeyRange range, KeyRange used)
@@ -27,7 +46,7 @@ class KeySteps {
   __device__ __forceinline__ int size() const { return end_ > begin_ ? (end_ + kKeysPerStep - 1) / kKeysPerStep : 0; }
   /// Which of the eight positions of a step have a key, bit by bit. Other rows are never read.
   __device__ __forceinline__ unsigned valid(int step) const {
-    return below(end_ - step * kKeysPerStep) & ~below(begin_ - step * kKeysPerStep);
+    return lowest_of_eight(end_ - step * kKeysPerStep) & ~lowest_of_eight(begin_ - step * kKeysPerStep);
   }
   /// Whether a step holds the last keys of its leaf.
   __device__ __forceinline__ bool ends_leaf(int step) const {
@@ -35,22 +54,15 @@ class KeySteps {
   }
   /// The leaf of a step.
   __device__ __forceinline__ std::int64_t leaf(int step) const { return (origin_ >> kLeafLevel) + step / kStepsPerLeaf; }
-  /// The most steps that a worker of this warp has: all its lanes take that many, because they shuffle together.
+  /// No list to read.
+  struct Rows {};
+  /// The forest of the leaves. @param range that of the constructor
   template <IsSubWarp SubWarp>
-  __device__ __forceinline__ int most_of_warp() const {
-    int most = size();
-    TREE_ATTN_UNROLL
-    for (int distance = SubWarp::kLanes; distance < kWarp; distance *= 2) {
-      const int other = __shfl_xor_sync(kAllLanes, most, distance);
-      most = other > most ? other : most;
-    }
-    return most;
+  __device__ __forceinline__ auto forest(float* memory, int lane, KeyRange range) const {
+    return LeafForest<SubWarp::kElements, SubWarp::kLanes>(memory, lane, range);
   }
 
  private:
-  /// The lowest n bits of eight.
-  __device__ __forceinline__ static unsigned below(int n) { return n <= 0 ? 0u : n >= kKeysPerStep ? 0xFFu : (1u << n) - 1; }
-
   std::int64_t origin_;
   int begin_, end_;
 };
@@ -66,11 +78,11 @@ concept IsRowSource = requires(Source& source, int step, unsigned valid) {
 };
 
 /// The pass of a sub-warp over a range of leaves, for one query. All lanes of the warp call it.
-/// @param steps of the range
+/// @param steps of the range: KeySteps or ListedSteps
 /// @param memory of the sub-warp's forest
-template <IsSubWarp SubWarp, IsRowSource Source>
+template <IsSubWarp SubWarp, class Steps, IsRowSource Source>
 __device__ __forceinline__ void accumulate_keys(const DecodeParams& params, std::int64_t kv_head, std::int64_t r,
-                                                KeyRange range, const KeySteps& steps, float* memory, Source& source) {
+                                                KeyRange range, const Steps& steps, float* memory, Source& source) {
   using T = typename SubWarp::T;
   const int lane = static_cast<int>(threadIdx.x) % SubWarp::kLanes;
   const bool is_single_key = params.lengths[kv_head / params.kv_heads] == 1;
@@ -83,10 +95,10 @@ __device__ __forceinline__ void accumulate_keys(const DecodeParams& params, std:
     q[c] = component < params.d_h ? params.query_scale * widen(load_once(query + component)) : 0.0f;
   }
 
-  LeafForest<SubWarp::kElements, SubWarp::kLanes> forest(memory, lane, range);
+  auto forest = steps.template forest<SubWarp>(memory, lane, range);
   LaneState<SubWarp::kElements> leaf;
   set_empty(leaf);
-  const int n_steps = steps.most_of_warp<SubWarp>();
+  const int n_steps = most_of_warp<SubWarp>(steps.size());
   for (int step = 0; step < n_steps; ++step) {
     const unsigned valid = steps.valid(step);
     source.wait(step, valid);
@@ -98,6 +110,7 @@ __device__ __forceinline__ void accumulate_keys(const DecodeParams& params, std:
     forest.push(steps.leaf(step), leaf);
     set_empty(leaf);
   }
+  forest.finish();
 }
 
 /// Bytes of vector `vector` of a row of d elements that are there, 0 to 16.

@@ -120,6 +120,8 @@ class LeafForest {
     }
     forest_.push(subtree, state);
   }
+  /// No leaf follows, and none waits.
+  __device__ __forceinline__ void finish() {}
 
  private:
   LaneForest<kElements, kLanes> forest_;

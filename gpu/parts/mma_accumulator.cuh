@@ -10,6 +10,7 @@
 /// +0 and -0 of values are told apart only in a sequence of one key: sums on tensor cores start from +0.
 #pragma once
 
+#include "gpu/parts/listed_tiles.cuh"
 #include "gpu/parts/tile_forests.cuh"
 #include "gpu/parts/tile_ring.cuh"
 
@@ -131,11 +132,13 @@ inline constexpr int kTileVectors = TileForests<Tile>::kVectors + TileQueries<Ti
 /// @param aligned whether rows may be copied as the ring copies them
 /// @paper{eq_7, eq. (7)}
 template <IsMmaTile Tile, class Ring>
-__device__ __forceinline__ void accumulate_tiles(const DecodeParams& params, std::int64_t kv_head, std::int64_t first_row,
-                                                 KeyRange range, float* memory, std::int64_t n_forest, bool aligned,
-                                                 Ring& ring, Shared<Bytes16> memory_of_warp) {
+__device__ __forceinline__ void accumulate_tiles(const typename Ring::Params& params, std::int64_t kv_head,
+                                                 std::int64_t first_row, KeyRange range, float* memory,
+                                                 std::int64_t n_forest, bool aligned, Ring& ring,
+                                                 Shared<Bytes16> memory_of_warp) {
   using T = typename Tile::T;
-  const LeafRange whole(params, kv_head, range);
+  using Range = typename Ring::Range;
+  const Range whole(params, kv_head, range);
   ring.begin(params, kv_head, whole, aligned, false);
   const int own_lane = static_cast<int>(threadIdx.x) % kWarp;
   const bool is_single_key = range.begin == 0 && params.lengths[kv_head / params.kv_heads] == 1;
@@ -143,8 +146,8 @@ __device__ __forceinline__ void accumulate_tiles(const DecodeParams& params, std
   const TileQueries<Tile> queries(params, kv_head, first_row, memory_of_warp + TileForests<Tile>::kVectors, own_lane);
 
   for (bool again = false;; again = true) {
-    TileForests<Tile> forests(memory, n_forest, range, memory_of_warp, own_lane);
-    for (LeafRange rest = whole; !rest.empty();) {
+    ForestsOf<Tile, Range> forests(memory, n_forest, whole.of_forest(range), memory_of_warp, own_lane);
+    for (Range rest = whole; !rest.empty();) {
       const LeafKeys keys(rest);
       rest.begin += static_cast<int>(kLeafKeys);
       // The widest states leave no register for what follows from the lane.
@@ -178,8 +181,8 @@ __device__ __forceinline__ void accumulate_tiles(const DecodeParams& params, std
       // O^T = V^T P^T.
       float o[Tile::kSteps][4] = {};
       if (again) {
-        add_not_finite<Tile>(params.value<T>(kv_head, whole.origin + keys.first), params.v.stride[2], params.d_v, keys, s,
-                             not_seen, lane, o);
+        add_not_finite<Tile>(params.template value<T>(kv_head, whole.position(keys.first)), params.v.stride[2], params.d_v,
+                             keys, s, not_seen, lane, o);
       }
       const TileWeights<Tile> weights(s);
       TREE_ATTN_UNROLL
@@ -193,20 +196,21 @@ __device__ __forceinline__ void accumulate_tiles(const DecodeParams& params, std
       }
 
       // The tree above.
-      const Subtree subtree{kLeafLevel, (whole.origin + keys.first) >> kLeafLevel};
+      const auto at = whole.leaf(keys.first);
       TREE_ATTN_UNROLL
       for (int slot = 0; slot < Tile::kSlots; ++slot) {
         LaneState<Tile::kElements>& state = states[slot];
         TREE_ATTN_UNROLL
         for (int c = 0; c < Tile::kElements; ++c) state.n[c] = tile_element<Tile>(o, slot, c);
         if (is_single_key && keys.first == 0)
-          set_single_key<Tile>(params.value<T>(kv_head, 0), params.d_v, __shfl_sync(kAllLanes, score[slot], lane % 4), lane,
-                               state);
+          set_single_key<Tile>(params.template value<T>(kv_head, 0), params.d_v,
+                               __shfl_sync(kAllLanes, score[slot], lane % 4), lane, state);
         const float e_and_sum[] = {state.shift, state.sum};
         if (__any_sync(kAllLanes, state.sum == 0) && is_empty(e_and_sum)) set_empty(state);
-        forests.push(subtree, slot, state);
+        forests.push(at, slot, state);
       }
     }
+    forests.finish();
     if (again || !__any_sync(kAllLanes, forests.is_broken())) break;
     ring.begin(params, kv_head, whole, aligned, true);
   }

@@ -22,11 +22,13 @@ __device__ __forceinline__ T warp_uniform(T x) {
 /// Warps on tensor cores, each with a ring of its own. Four of them, one per scheduler: so each has all the registers that a
 /// thread may have.
 /// @tparam kCopy how rows come into shared memory where they are aligned; it changes no bit
-template <IsMmaTile Tile, RowCopy kCopy>
+/// @tparam Params_ DecodeParams, or ListedParams for leaves in the order of a list
+template <IsMmaTile Tile, RowCopy kCopy, class Params_ = DecodeParams>
 class MmaPipeline {
  public:
   using Worker = Tile;
-  using Ring = TileRing<Tile, kCopy>;
+  using Params = Params_;
+  using Ring = TileRing<Tile, kCopy, LeafRangeOf<Params>>;
   struct Arguments {
     bool aligned;              ///< rows may be copied as kCopy says
     typename Ring::Maps maps;  ///< of keys and values
@@ -58,7 +60,7 @@ class MmaPipeline {
     }
   }
   /// Describes keys and values to the copy engine, if it takes them.
-  static Arguments arguments(const DecodeParams& params) {
+  static Arguments arguments(const Params& params) {
     Arguments arguments{starts_aligned(params, DTypeTraits<typename Tile::T>::kDType), {}};
     if constexpr (Ring::kHasMaps) {
       const auto array_of = [&params](const DeviceView& view, int d) {
@@ -79,7 +81,7 @@ class MmaPipeline {
     if constexpr (Ring::kHasMaps) async_proxy_fence();
   }
   __device__ __forceinline__ Scratch scratch() const { return {shared_as<float>(memory_), kScratchFloats}; }
-  __device__ __forceinline__ void operator()(const DecodeParams& params, std::int64_t kv_head, std::int64_t first_row,
+  __device__ __forceinline__ void operator()(const Params& params, std::int64_t kv_head, std::int64_t first_row,
                                              KeyRange range, float* forests, std::int64_t n_forest) {
     const KeyRange own = split_range(range, worker(), kWorkers);
     accumulate_tiles<Tile>(params, warp_uniform(kv_head), warp_uniform(first_row),
@@ -115,10 +117,10 @@ void with_tile(const DecodeParams& params, const F& f) {
 }
 
 /// Calls f with the pipeline of a tile that suits the device.
-template <IsMmaTile Tile, class F>
+template <IsMmaTile Tile, class Params = DecodeParams, class F>
 void with_mma_pipeline(const F& f) {
-  if (device().major >= 9) return f(std::type_identity<MmaPipeline<Tile, RowCopy::TensorMap>>{});
-  f(std::type_identity<MmaPipeline<Tile, RowCopy::Async>>{});
+  if (device().major >= 9) return f(std::type_identity<MmaPipeline<Tile, RowCopy::TensorMap, Params>>{});
+  f(std::type_identity<MmaPipeline<Tile, RowCopy::Async, Params>>{});
 }
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

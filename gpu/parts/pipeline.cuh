@@ -14,8 +14,8 @@ namespace tree_attn::TREE_ATTN_PLATFORM {
 /// that outlives the pipeline.
 template <class Pipeline>
 concept IsPipeline = IsWorker<typename Pipeline::Worker> &&
-    requires(Pipeline pipeline, Arena& arena, const typename Pipeline::Arguments& arguments, const DecodeParams& params,
-             std::int64_t i, KeyRange range, float* forests) {
+    requires(Pipeline pipeline, Arena& arena, const typename Pipeline::Arguments& arguments,
+             const typename Pipeline::Params& params, std::int64_t i, KeyRange range, float* forests) {
   { Pipeline::arguments(params) } -> std::same_as<typename Pipeline::Arguments>;  // on the host
   Pipeline(arena, arguments);
   { Pipeline::kIsCompiled } -> std::convertible_to<bool>;    // for this architecture

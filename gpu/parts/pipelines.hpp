@@ -5,6 +5,7 @@
 
 #include "gpu/parts/bulk_ring.cuh"
 #include "gpu/parts/lane_ring.cuh"
+#include "gpu/parts/listed_steps.cuh"
 #include "gpu/parts/mma_pipeline.cuh"
 #include "gpu/parts/pipeline.cuh"
 #include "gpu/parts/sub_warps.hpp"
@@ -21,12 +22,15 @@ struct RowAccess {
 
 /// Sub-warps that fill their rings themselves: by bulk copies where rows allow it, else by a general ring that takes rows of
 /// any stride, length and alignment. Which one it is changes no bit. Wider rows take more of the memory, so fewer threads.
-template <IsSubWarp SubWarp>
+/// @tparam Params_ DecodeParams, or ListedParams for leaves in the order of a list
+template <IsSubWarp SubWarp, class Params_ = DecodeParams>
 class SubWarpPipeline {
  public:
   using Worker = SubWarp;
+  using Params = Params_;
+  using Steps = StepsOf<Params>;
   using Arguments = RowAccess;
-  using General = LaneRing<SubWarp>;
+  using General = LaneRing<SubWarp, 3, Steps>;
   static constexpr bool kIsCompiled = true;
   static constexpr int kStages = General::kStages;
   static constexpr int kThreads = kWarp * (SubWarp::kVectorsPerLane < 8 ? 8 / SubWarp::kVectorsPerLane : 1);
@@ -61,10 +65,10 @@ class SubWarpPipeline {
   }
   /// Walks over a range of leaves, each worker over its part.
   /// @param forests of the workers, one per slot, n_forest floats each
-  __device__ __forceinline__ void operator()(const DecodeParams& params, std::int64_t kv_head, std::int64_t first_row,
+  __device__ __forceinline__ void operator()(const Params& params, std::int64_t kv_head, std::int64_t first_row,
                                              KeyRange range, float* forests, std::int64_t n_forest) {
     const KeyRange own = split_range(range, worker(), kWorkers);
-    const KeySteps steps(own, params.in_use(kv_head));
+    const Steps steps(own, params.in_use(kv_head));
     float* const forest = forests + worker() * n_forest;
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
     if (access_.bulk) {
@@ -83,20 +87,20 @@ class SubWarpPipeline {
   RowAccess access_;
   Shared<Bytes16> memory_;
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  using Bulk = BulkRing<SubWarp, kStages>;
+  using Bulk = BulkRing<SubWarp, kStages, Steps>;
   static_assert(kWorkers * Bulk::kVectors * sizeof(Bytes16) == kRingBytes);
   Bulk ring_;
 #endif
 };
 
 /// Calls f with the pipeline of the library kernel. Which worker it is depends on type and shape alone, for it changes bits.
-template <class T, class F>
-void with_pipeline(const DecodeParams& params, const F& f) {
+template <class T, class Params, class F>
+void with_pipeline(const Params& params, const F& f) {
   if constexpr (DTypeTraits<T>::kUnit == KernelUnit::TensorCores) {
     if (multiplies_on_tensor_cores(params, DTypeTraits<T>::kDType))
-      return with_tile<T>(params, [&](auto tile) { with_mma_pipeline<decltype(tile)>(f); });
+      return with_tile<T>(params, [&](auto tile) { with_mma_pipeline<decltype(tile), Params>(f); });
   }
-  with_sub_warp<T>(params, [&](auto sub_warp) { f(std::type_identity<SubWarpPipeline<decltype(sub_warp)>>{}); });
+  with_sub_warp<T>(params, [&](auto sub_warp) { f(std::type_identity<SubWarpPipeline<decltype(sub_warp), Params>>{}); });
 }
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

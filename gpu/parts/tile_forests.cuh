@@ -60,6 +60,9 @@ class TileForests {
     for (int c = 0; c < Tile::kElements; ++c) zero_ = fused_multiply_add(0.0f, state.n[c], zero_);
   }
 
+  /// No leaf follows, and none waits.
+  __device__ __forceinline__ void finish() {}
+
   /// Whether this lane has seen a component that is not finite. D is not finite only together with all of n.
   __device__ __forceinline__ bool is_broken() const { return zero_ != 0; }
 

@@ -20,6 +20,7 @@ namespace tree_attn::TREE_ATTN_PLATFORM {
 
 /// The leaves of a range, their positions counted from its first one.
 struct LeafRange {
+  using Params = DecodeParams;
   std::int64_t origin = 0;           ///< that position, a multiple of kLeafKeys
   int begin = 0, end = 0;            ///< what is left of the range
   int used_begin = 0, used_end = 0;  ///< positions with a key; used_end may lie before `begin`
@@ -32,6 +33,26 @@ struct LeafRange {
     used_end = static_cast<int>((used.end < range.end ? used.end : range.end) - origin);
   }
   __device__ __forceinline__ bool empty() const { return begin >= end; }
+  /// @name The first leaf that is left
+  /// @{
+  /// Its positions with a key, counted from its first one: [first_key(), end_key()), none if that is empty.
+  __device__ __forceinline__ int first_key() const { return used_begin > begin ? used_begin - begin : 0; }
+  __device__ __forceinline__ int end_key() const {
+    return used_end - begin < static_cast<int>(kLeafKeys) ? used_end - begin : static_cast<int>(kLeafKeys);
+  }
+  /// Its first row. @param first_row that of the origin, first_row()
+  __device__ __forceinline__ int row(int first_row) const { return first_row + begin; }
+  /// @}
+
+  /// The row of the origin in a shard.
+  __device__ __forceinline__ int first_row(const DecodeParams& params) const {
+    return static_cast<int>(origin - params.begin);
+  }
+  /// What DecodeParams::value() takes for the leaf that begins `first` positions after the origin.
+  __device__ __forceinline__ std::int64_t position(int first) const { return origin + first; }
+  /// What TileForests::push() takes for that leaf, and its constructor for the range.
+  __device__ __forceinline__ Subtree leaf(int first) const { return {kLeafLevel, (origin + first) >> kLeafLevel}; }
+  __device__ __forceinline__ KeyRange of_forest(KeyRange range) const { return range; }
 };
 
 /// The first leaf of a range, and which of its positions have a key.
@@ -39,10 +60,9 @@ struct LeafKeys {
   int first;       ///< position of the leaf, counted from the origin of the range
   int begin, end;  ///< in the leaf; no keys if end is not the larger one
 
-  __device__ __forceinline__ explicit LeafKeys(const LeafRange& range)
-      : first(range.begin),
-        begin(range.used_begin > first ? range.used_begin - first : 0),
-        end(range.used_end - first < static_cast<int>(kLeafKeys) ? range.used_end - first : static_cast<int>(kLeafKeys)) {}
+  template <class Range>
+  __device__ __forceinline__ explicit LeafKeys(const Range& range)
+      : first(range.begin), begin(range.first_key()), end(range.end_key()) {}
   __device__ __forceinline__ bool are_all() const { return begin == 0 && end == static_cast<int>(kLeafKeys); }
   __device__ __forceinline__ bool contain(int index) const { return index >= begin && index < end; }
 };
@@ -57,10 +77,13 @@ enum class RowCopy { TensorMap, Async };
 
 /// The tiles of a range, leaf after leaf: those of its keys, then those of its values. A tile is one or two boxes
 /// side by side.
-template <IsMmaTile Tile, RowCopy kCopy>
+/// @tparam Range_ LeafRange, or ListedRange for leaves in the order of a list
+template <IsMmaTile Tile, RowCopy kCopy, class Range_ = LeafRange>
 class TileRing {
  public:
   using T = typename Tile::T;
+  using Range = Range_;
+  using Params = typename Range::Params;
   static constexpr bool kHasMaps = kCopy == RowCopy::TensorMap;
   using Maps = std::conditional_t<kHasMaps, TileMaps, NoMaps>;
   static constexpr int kTileBoxes = kHasMaps && Tile::kBoxes > 1 ? 2 : 1;  ///< of a tile
@@ -76,10 +99,10 @@ class TileRing {
   /// Starts to fill all stages with what lies first in a range. All tiles of the range before it have been read.
   /// @param aligned whether rows may be copied as kCopy says
   /// @param only_finite whether elements of values that are not finite become zero
-  __device__ __forceinline__ void begin(const DecodeParams& params, std::int64_t kv_head, const LeafRange& range,
-                                        bool aligned, bool only_finite) {
+  __device__ __forceinline__ void begin(const Params& params, std::int64_t kv_head, const Range& range, bool aligned,
+                                        bool only_finite) {
     entry_ = static_cast<int>(kv_head / params.kv_heads), head_ = static_cast<int>(kv_head - entry_ * params.kv_heads);
-    range_ = range, first_row_ = static_cast<int>(range.origin - params.begin);
+    range_ = range, first_row_ = range.first_row(params);
     copies_ = aligned && !only_finite, only_finite_ = only_finite;
     for (int i = 0; i < kStages; ++i) start_next(params, stage_ + i < kStages ? stage_ + i : stage_ + i - kStages);
   }
@@ -127,7 +150,7 @@ class TileRing {
             TREE_ATTN_UNROLL
             for (int i = 0; i < kTileBoxes; ++i) {
               bulk_copy_tensor<T>(to + i * kBoxVectors, is_value ? maps_->v : maps_->k, first_column + i * kBoxColumns,
-                                  first_row_ + keys.first, head_, entry_, full_ + stage, CacheHint::EvictFirst);
+                                  range_.row(first_row_), head_, entry_, full_ + stage, CacheHint::EvictFirst);
             }
           }
         }
@@ -154,7 +177,7 @@ class TileRing {
     // The leaf may begin before the shard; rows that are read do not.
     const DeviceView& view = is_value ? params.v : params.k;
     const std::int64_t stride = view.stride[2];
-    const T* from = view.row<T>(entry_, head_, first_row_ + keys.first + first) + column;
+    const T* from = view.row<T>(entry_, head_, range_.row(first_row_) + first) + column;
     if (!kHasMaps && copies_ && keys.are_all()) {
       TREE_ATTN_UNROLL
       for (int i = 0; i < kRounds; ++i, from += kRowsAtOnce * stride) {
@@ -179,9 +202,9 @@ class TileRing {
   int lane_;
   int stage_ = 0, parity_ = 0;  ///< of the next tile to be read
   // Of the range, from the leaf on that is being started.
-  LeafRange range_{};
+  Range range_{};
   int tile_ = 0;       ///< its next tile
-  int first_row_ = 0;  ///< the origin, as a row of the shard
+  int first_row_ = 0;  ///< Range::first_row()
   int entry_ = 0, head_ = 0;
   bool copies_ = false, only_finite_ = false;
 };

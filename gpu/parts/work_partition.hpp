@@ -38,7 +38,8 @@ class WorkPartition {
   WorkPartition() = default;
   /// @param n_rows rows of a query tile
   /// @param n_blocks of the grid; those that are more than there are work items stay idle
-  TREE_ATTN_HOST_DEVICE WorkPartition(const DecodeParams& params, int n_rows, std::int64_t n_blocks)
+  template <class Params>
+  TREE_ATTN_HOST_DEVICE WorkPartition(const Params& params, int n_rows, std::int64_t n_blocks)
       : n_rows_(n_rows),
         tiles_per_kv_head_((params.group + n_rows - 1) / n_rows),
         tiles_per_entry_(params.kv_heads * tiles_per_kv_head_) {
@@ -60,7 +61,8 @@ class WorkPartition {
     return work_item < of_longer ? divide(work_item, each_ + 1) : rest_ + divide(work_item - of_longer, each_);
   }
   /// The query tile that a work item lies in, and of it the work items [work_item, end).
-  TREE_ATTN_HOST_DEVICE WorkRange work_range_at(const DecodeParams& params, std::int64_t work_item, std::int64_t end) const {
+  template <class Params>
+  TREE_ATTN_HOST_DEVICE WorkRange work_range_at(const Params& params, std::int64_t work_item, std::int64_t end) const {
     // The batch entry.
     std::int64_t i = 0, first = 0;
     while (i + 1 < params.batch && work_item >= first + tiles_per_entry_ * work_items_of(params, i))
@@ -86,7 +88,8 @@ class WorkPartition {
  private:
   /// Work items of one query tile of a batch entry. One without keys has one too, because its rows must be
   /// written.
-  TREE_ATTN_HOST_DEVICE static std::int64_t work_items_of(const DecodeParams& params, std::int64_t i) {
+  template <class Params>
+  TREE_ATTN_HOST_DEVICE static std::int64_t work_items_of(const Params& params, std::int64_t i) {
     const KeyRange range = params.leaves_by_entry(i);
     return range.empty() ? 1 : (range.end + kLeafKeys - 1) / kLeafKeys - range.begin / kLeafKeys;
   }

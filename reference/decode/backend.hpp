@@ -48,8 +48,6 @@ class Backend {
   virtual ErrorTerms error_terms(const AttentionShape& shape) const = 0;
   /// The shape, with the types in which keys and values are stored.
   virtual AttentionShape stored(const AttentionShape& shape) const = 0;
-  /// Whether its caches take an order of leaves.
-  virtual bool takes(LeafOrder order) const { return order == LeafOrder::kContiguous; }
   /// Memory that a cache and a session will need.
   /// @param n rows in use at the end @param capacity rows that there is room for then
   virtual MemoryNeed memory(const AttentionShape& shape, const OwnedLeaves& leaves, std::int64_t n,

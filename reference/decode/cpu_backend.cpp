@@ -291,7 +291,6 @@ class CpuBackend final : public Backend {
   ErrorTerms error_terms(const AttentionShape&) const override { return {}; }
   AttentionShape stored(const AttentionShape& shape) const override { return shape; }
 
-  bool takes(LeafOrder) const override { return true; }
   using Backend::memory;
   MemoryNeed memory(const AttentionShape& shape, const OwnedLeaves& leaves, std::int64_t n,
                     std::int64_t capacity) const override {

@@ -148,7 +148,6 @@ class ModelBackend final : public Backend {
   std::string refusal(const AttentionShape&) const override { return ""; }
   ErrorTerms error_terms(const AttentionShape&) const override { return {}; }
   AttentionShape stored(const AttentionShape& shape) const override { return shape; }
-  bool takes(LeafOrder) const override { return true; }
   MemoryNeed memory(const AttentionShape& shape, const OwnedLeaves& leaves, std::int64_t n, std::int64_t) const override {
     const KeyRange range = closed(leaves.range(), leaves.range().begin + n);
     const double n_rows =

@@ -102,6 +102,25 @@ class OwnedLeaves {
     const auto found = std::lower_bound(residues_.begin(), residues_.end(), leaf & period_mask());
     return (leaf >> bits_) * n_residues() + (found - residues_.begin());
   }
+  /// Bits of the leaf number that say whether a leaf is in the range.
+  int period_bits() const { return bits_; }
+  /// Calls use(slot, index_of(leaf)) for every leaf of the range among the first n of a sequence, by ascending slot.
+  template <class Use>
+  void for_each_by_slot(std::int64_t n, const Use& use) const {
+    for (const DealtNode& node : nodes_) {
+      // Leaf u of the node is in class u mod C, C = 2^(12 - t). Classes stand in the order of their reversed bits, those
+      // beyond n_u have no leaf; inside a class leaves ascend.
+      const std::int64_t n_u = node.n_leaves(n);
+      const int class_bits = std::min<int>(kDealtBits - node.depth,
+                                           std::bit_width(static_cast<std::uint64_t>(std::max<std::int64_t>(n_u, 1) - 1)));
+      for (std::int64_t i = 0; i < std::int64_t{1} << class_bits; ++i) {
+        for (std::int64_t u = reverse_bits(i, class_bits); u < n_u; u += std::int64_t{1} << (kDealtBits - node.depth)) {
+          const std::int64_t leaf = node.first + (u << node.depth);
+          use(slot_of(LeafOrder::kDealt, leaf), index_of(leaf));
+        }
+      }
+    }
+  }
   /// @}
 
  private:

@@ -343,7 +343,7 @@ def walks_in(objects, tool, wanted):
                 continue
             for walk in walks_of(names[name], instructions):
                 registers, stack = used[architecture, name]
-                kernel = names[name].split("<")[0]
+                kernel = names[name].split("<")[0] + (", listed leaves" if "ListedParams" in names[name] else "")
                 walks.append({"kernel": kernel, "architecture": architecture} | walk | {"registers": registers, "stack": stack})
     return walks
 

@@ -3,6 +3,8 @@
 /// @brief Growth: a cache that grows key by key over any number of ranks has the bits of one that was there from the start,
 /// in both orders of leaves (section 5.3).
 #include "distributed/transport/thread_transport.hpp"
+#include "gpu/backend/backends.hpp"
+#include "gpu/platform/emulator/settings.hpp"
 #include "tests/support/decoding.hpp"
 
 #include <memory>
@@ -111,6 +113,52 @@ TEST_CASE("growth: small sizes, every algorithm on every number of ranks, with e
           }
           if (order == LeafOrder::kDealt && n_cut > 0) break;  // dealt ranges have no cut
         }
+      }
+    }
+  }
+}
+
+/// Twenty appends around the ends of leaves, on the kernels: F32 and BF16, one query for each key/value head and four.
+/// @tested{thm_1, Thm. 1}
+/// @tested{alg_3, Alg. 3}
+TEST_CASE("growth: on the emulated kernels every algorithm has the bits of one rank, in both orders, on 1 to 8 ranks") {
+  const emulated::SettingsScope one_worker_per_rank({.n_workers = 1, .n_multiprocessors = 3});
+  const Backend& kernels = find_backend("emulated");
+  constexpr std::int64_t kFirst = 245, kSteps = 20;
+  for (const LeafOrder order : {LeafOrder::kContiguous, LeafOrder::kDealt}) {
+    for (const auto& [dtype, heads] : {std::pair{DType::F32, 1}, {DType::F32, 4}, {DType::BF16, 1}, {DType::BF16, 4}}) {
+      WorkloadShape shape = shape_in(order);
+      shape.dtype = shape.value_dtype = dtype, shape.heads = heads, shape.head_dim = shape.value_dim = 16;
+      const auto lengths_at = [](std::int64_t step) {
+        return std::vector<std::int64_t>{kFirst + step, (kFirst + step) / 3, std::max<std::int64_t>(0, step - 9)};
+      };
+      std::vector<DecodeOutput> want;
+      const auto workload = make_workload(shape, 34, 1);
+      for (std::int64_t step = 0; step < kSteps; ++step) {
+        const OwnedLeaves leaves(order == LeafOrder::kDealt ? dealt_ranges(1)[0] : KeyRange{0, 512}, order);
+        const auto cache = kernels.make_cache(shape, leaves, 512);
+        fill(*cache, *workload, lengths_at(step));
+        const auto session = cache->open(kScale);
+        want.push_back(finish_rows(session->decode(workload->query(0), lengths_at(step)).host().fold(), shape.n_rows(), 16));
+      }
+      for (int p = 1; p <= 8; ++p) {
+        const Topology topology = mixed_grouping(p);
+        const std::vector<KeyRange> ranges = ranges_in(order, p, p % 2 == 0 ? 200 : 0);
+        std::atomic<int> n_wrong = 0;
+        run_threads(topology, kTimeout, [&](ThreadTransport& transport) {
+          const auto mine = make_workload(shape, 34, 1);
+          ShardDecoder shard(kernels, shape, OwnedLeaves(topology.range_of(transport.rank(), ranges), order), 0, kScale);
+          std::vector<std::unique_ptr<Decoder>> decoders;
+          for (const Algorithm* algorithm : canonical()) decoders.push_back(algorithm->open(transport, shard, ranges));
+          for (std::int64_t step = 0; step < kSteps; ++step) {
+            fill(shard.cache(), *mine, lengths_at(step));
+            Decoder& decoder = *decoders[static_cast<std::size_t>((step + p) % std::ssize(decoders))];
+            const DecodeOutput output = decoder.step(mine->query(0), lengths_at(step)).copy();
+            if (!same_bits(output, want[static_cast<std::size_t>(step)])) ++n_wrong;
+          }
+        });
+        INFO(name_of(order) << ", " << name_of(dtype) << ", " << heads << " heads, " << p << " ranks");
+        CHECK(n_wrong == 0);
       }
     }
   }

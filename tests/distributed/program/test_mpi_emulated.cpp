@@ -82,7 +82,7 @@ TEST_CASE("emulated: all algorithms are within the bound, and those that keep bi
       jobs.push_back({dtype, kv_heads, 3, {"--compare", kAll, "--ranks-per-node", "2"}});
       jobs.push_back({dtype, kv_heads, 3, {"--compare", kAll, "--shards", "128,0,649"}});
       // The last of three steps is the one step of a single one.
-      jobs.push_back({dtype, kv_heads, 2, {"--compare", kAll, "--steps", "3"}});
+      jobs.push_back({dtype, kv_heads, 2, {"--compare", kAll, "--steps", "3", "--order", "contiguous"}});
       std::set<std::string> found;
       for (const auto& digests : digests_of(jobs)) {
         CHECK(digests.size() == tree_attn::algorithms().size());
@@ -197,10 +197,7 @@ TEST_CASE("emulated: shapes that no kernel takes are refused with their numbers,
       // Moments make a value d_v + d_v + d_h long.
       {{"--seq-len", "777", "--head-dim", "193", "--moments", "2"},
        "--backend emulated: no kernel supports d_h 193, d_v 579: more than 576"},
-      {{"in", "out"}, "--backend emulated: no kernel supports d_h 8, d_v 577: more than 576"},
-      {{"--order", "dealt"},
-       "--order dealt: the kernels of --backend emulated read leaves in contiguous order only; use --order contiguous or "
-       "--backend cpu"}};
+      {{"in", "out"}, "--backend emulated: no kernel supports d_h 8, d_v 577: more than 576"}};
   std::vector<Words> commands;
   for (const auto& [options, why] : all) {
     commands.push_back(alone(Words{"decode"} + options + Words{"--backend", "emulated"}));
@@ -216,18 +213,40 @@ TEST_CASE("emulated: the last of many steps has the bits of a single one, for ev
   for (const std::string dtype : {"f32", "bf16"}) {
     for (const std::string kv_heads : {"4", "1"}) {
       std::vector<Job> jobs;
-      jobs.push_back({dtype, kv_heads, 1, {"--batch", "2", "--compare", kAll}});
-      jobs.push_back({dtype, kv_heads, 1, {"--batch", "2", "--compare", kAll, "--steps", "3", "--repeat", "2"}});
+      const auto add = [&](int n_ranks, const Words& options) {
+        jobs.push_back({dtype, kv_heads, n_ranks, Words{"--batch", "2", "--order", "contiguous"} + options});
+      };
+      add(1, {"--compare", kAll});
+      add(1, {"--compare", kAll, "--steps", "3", "--repeat", "2"});
       // More steps than a leaf has keys.
-      jobs.push_back({dtype, kv_heads, 1, {"--batch", "2", "--algorithm", "gather", "--steps", "70"}});
-      jobs.push_back({dtype, kv_heads, 3, {"--batch", "2", "--compare", kAll, "--steps", "3", "--ranks-per-node", "2"}});
-      jobs.push_back({dtype,
-                      kv_heads,
-                      3,
-                      {"--batch", "2", "--compare", "ring,gather,ring-state", "--steps", "3", "--shards", "704,0,73"}});
+      add(1, {"--algorithm", "gather", "--steps", "70"});
+      add(3, {"--compare", kAll, "--steps", "3", "--ranks-per-node", "2"});
+      add(3, {"--compare", "ring,gather,ring-state", "--steps", "3", "--shards", "704,0,73"});
       std::set<std::string> found;
       for (const auto& digests : digests_of(jobs)) found.merge(canonical(digests));
       CHECK(found.size() == 1);
+    }
+  }
+}
+
+/// @tested{thm_1, Thm. 1}
+TEST_CASE("emulated: the dealt order has the same bits for every number of ranks and steps, and other bits than chunks") {
+  for (const std::string dtype : {"f32", "bf16"}) {
+    for (const std::string kv_heads : {"4", "1"}) {
+      std::vector<Job> jobs;
+      const auto add = [&](int n_ranks, const Words& options) {
+        jobs.push_back({dtype, kv_heads, n_ranks, Words{"--batch", "2"} + options});
+      };
+      add(1, {"--order", "dealt", "--compare", kAll});
+      add(1, {"--steps", "70", "--algorithm", "gather"});  // dealt by default
+      add(2, {"--steps", "3", "--compare", kAll});
+      add(3, {"--steps", "3", "--compare", kAll, "--ranks-per-node", "2"});
+      add(5, {"--order", "dealt", "--compare", kAll});
+      std::set<std::string> found;
+      for (const auto& digests : digests_of(jobs)) found.merge(canonical(digests));
+      CHECK(found.size() == 1);
+      for (const auto& digests : digests_of({{dtype, kv_heads, 1, {"--batch", "2"}}})) found.merge(canonical(digests));
+      CHECK(found.size() == 2);
     }
   }
 }

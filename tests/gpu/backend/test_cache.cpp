@@ -197,8 +197,6 @@ TEST_CASE("device cache: one that grows from nothing has the states of a shard t
       CHECK(n_grown <= 3);
     }
   }
-  CHECK_THROWS_AS(kernels().make_cache({}, OwnedLeaves(dealt_ranges(2)[0], LeafOrder::kDealt), 64), std::invalid_argument);
-  CHECK(!kernels().takes(LeafOrder::kDealt));
 }
 
 TEST_CASE("device cache: what does not fit, and shapes that no kernel takes, are refused") {

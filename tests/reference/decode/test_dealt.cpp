@@ -5,54 +5,14 @@
 #include "reference/decode/backend.hpp"
 #include "reference/decode/cpu_cache.hpp"
 #include "reference/decode/decode.hpp"
-#include "tests/support/tensor_workload.hpp"
+#include "tests/support/canonical_tree.hpp"
 
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <map>
 
 namespace tree_attn::test {
 namespace {
-
-using States = std::vector<float>;
-
-/// The canonical tree over slots, written down as it is defined, for one batch entry.
-class Tree {
- public:
-  Tree(TensorWorkload& workload, LeafOrder order, std::int64_t n) : workload_(workload) {
-    for (std::int64_t begin = 0; begin < n; begin += kLeafKeys) {
-      // A leaf alone. One key in all is a sequence of its own.
-      const std::int64_t end = std::min(n, begin + kLeafKeys);
-      const Shard leaf{workload.k().positions(begin, end), workload.v().positions(begin, end), begin};
-      const auto cache = cpu_backend().make_cache(workload.shape(), {begin, begin + kLeafKeys});
-      cache->borrow(leaf, std::vector<std::int64_t>{end - begin});
-      const auto session = cache->open(workload.scale);
-      const auto states = session->decode(workload.query(0), std::vector<std::int64_t>{n}).host().states();
-      leaves_[slot_of(order, begin / kLeafKeys)] = States(states.begin(), states.end());
-    }
-  }
-  /// The value of a node: the merge of its children, left first.
-  States value(const Subtree& node) const {
-    const auto first = leaves_.lower_bound(node.begin() / kLeafKeys);
-    const std::int64_t n_rows = workload_.shape().n_rows(), d_v = workload_.shape().value_dim;
-    if (first == leaves_.end() || first->first >= node.end() / kLeafKeys) {
-      States empty(static_cast<std::size_t>(n_rows * state_size(d_v)));
-      for (std::int64_t r = 0; r < n_rows; ++r) set_empty(empty.data() + r * state_size(d_v), d_v);
-      return empty;
-    }
-    if (node.level == kLeafLevel) return first->second;
-    States left = value({node.level - 1, 2 * node.index});
-    const States right = value({node.level - 1, 2 * node.index + 1});
-    for (std::int64_t r = 0; r < n_rows; ++r)
-      merge(left.data() + r * state_size(d_v), right.data() + r * state_size(d_v), d_v);
-    return left;
-  }
-
- private:
-  TensorWorkload& workload_;
-  std::map<std::int64_t, States> leaves_;
-};
 
 bool same_bits(std::span<const float> a, std::span<const float> b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size_bytes()) == 0;
@@ -85,7 +45,7 @@ TEST_CASE("dealt: the states of a rank are the values of its subtrees in the tre
   for (const std::int64_t n : {0, 1, 63, 64, 65, 130, 1000, 1600}) {
     const auto workload = normal_workload(
         9100, {.heads = 4, .kv_heads = 2, .head_dim = 8, .value_dim = 5, .n_queries = 2, .n_keys = n, .dtype = DType::BF16});
-    const Tree tree(*workload, LeafOrder::kDealt, n);
+    const CanonicalTree tree(cpu_backend(), *workload, LeafOrder::kDealt, n);
     for (const int p : {1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 33}) {
       for (const KeyRange& range : dealt_ranges(p)) {
         INFO(n << " keys, " << p << " ranks, slots from " << range.begin / kLeafKeys);
@@ -106,7 +66,7 @@ TEST_CASE("dealt: more than 4096 leaves, where leaves with the same low bits are
       normal_workload(9150, {.heads = 1, .kv_heads = 1, .head_dim = 2, .value_dim = 1, .n_keys = 20000 * 64});
   for (const std::int64_t n_leaves : {4097, 9000, 12288, 20000}) {
     const std::int64_t n = n_leaves * kLeafKeys - 5;
-    const Tree tree(*workload, LeafOrder::kDealt, n);
+    const CanonicalTree tree(cpu_backend(), *workload, LeafOrder::kDealt, n);
     for (const int p : {1, 3, 4}) {
       for (const KeyRange& range : dealt_ranges(p)) {
         const Forest<float> forest = decode_rank(*workload, workload->query(0), workload->scale,

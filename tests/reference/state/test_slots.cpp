@@ -181,4 +181,21 @@ TEST_CASE("owned leaves: the nodes of a dealt range are its cover, and name thei
   CHECK(OwnedLeaves({0, 0}, kDealt).nodes().empty());
 }
 
+TEST_CASE("owned leaves: by ascending slot, every leaf of the range once") {
+  for (const int p : {1, 3, 8, 100, 512, 4096}) {
+    for (const KeyRange& range : {dealt_ranges(p).front(), dealt_ranges(p).back()}) {
+      const OwnedLeaves leaves(range, kDealt);
+      for (const std::int64_t n : {0, 1, 2, 7, 8, 9, 300, 4095, 4096, 4097, 9001}) {
+        std::vector<std::pair<std::int64_t, std::int64_t>> want, found;
+        for (std::int64_t i = 0; i * kLeafKeys < leaves.n_keys(n * kLeafKeys); ++i)
+          want.emplace_back(slot_of(kDealt, leaves.leaf(i)), i);
+        std::sort(want.begin(), want.end());
+        leaves.for_each_by_slot(n, [&](std::int64_t slot, std::int64_t index) { found.emplace_back(slot, index); });
+        INFO(p << " ranks, " << n << " leaves");
+        CHECK(found == want);
+      }
+    }
+  }
+}
+
 }  // namespace tree_attn::test

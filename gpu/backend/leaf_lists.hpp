@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The lists of leaves by which kernels read the dealt order, on the host and on the device (section 5.3).
+#pragma once
+
+#include "gpu/parts/listed_params.hpp"
+#include "gpu/platform/launch.hpp"
+#include "reference/state/owned_leaves.hpp"
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace tree_attn::TREE_ATTN_PLATFORM {
+
+/// The tree of the dealt order without the levels at which no leaf of a sequence has a right sibling. Leaf numbers below 2^b
+/// leave the low 12 - b of the 12 reversed bits of a slot zero; of the 28 bits below, the number divided by 2^12 takes few.
+class ListedTree {
+ public:
+  /// @param n_leaves of the sequence
+  ListedTree(const OwnedLeaves& leaves, std::int64_t n_leaves);
+  std::int64_t slot(std::int64_t slot) const {
+    return (slot >> (kSlotBits - n_top_)) << n_low_ | (slot & ((std::int64_t{1} << (kSlotBits - kDealtBits)) - 1));
+  }
+  /// A position of the tree that bounds a range of slots.
+  std::int64_t bound(std::int64_t position) const { return (position >> (kPositionBits - n_top_)) << (n_low_ + kLeafLevel); }
+
+ private:
+  int n_top_, n_low_;  ///< bits that remain
+};
+
+/// The lists of a batch. They change when a sequence begins a leaf, and only what has changed is uploaded.
+class LeafLists {
+ public:
+  LeafLists() = default;
+  /// Empty lists, with memory for n_leaves leaves each.
+  LeafLists(std::int64_t batch, std::int64_t n_leaves);
+
+  /// Makes the lists those of sequences of these lengths. @pre none has more leaves in the range than there is memory for
+  void update(const OwnedLeaves& leaves, std::span<const std::int64_t> lengths);
+  /// Lets a kernel read the lists.
+  void set(ListedParams& params) const {
+    params.lists = on_device_.data(), params.leaf = leaves_on_device_.data(), params.most_leaves = most_leaves_;
+  }
+  /// Leaves that a list has memory for; -1 without lists.
+  std::int64_t most_leaves() const { return most_leaves_; }
+
+  /// Most positions that the range has in the tree of a list of at most n_leaves leaves.
+  /// @throws DeviceError if its slots have no room in 32 bits
+  static std::int64_t tree_positions(const OwnedLeaves& leaves, std::int64_t n_leaves);
+  /// Bytes on the device.
+  static double device_bytes(std::int64_t batch, std::int64_t n_leaves) {
+    return static_cast<double>(batch) * (static_cast<double>(n_leaves) * sizeof(ListedLeaf) + sizeof(LeafList));
+  }
+  /// Bytes on the host.
+  std::int64_t bytes() const {
+    return static_cast<std::int64_t>(lists_.size() * sizeof(LeafList) + leaf_.capacity() * sizeof(ListedLeaf));
+  }
+
+ private:
+  std::int64_t most_leaves_ = -1;
+  KeyRange range_{0, -1};  ///< that the lists are of
+  std::vector<LeafList> lists_;
+  std::vector<ListedLeaf> leaf_;  ///< one list, as it is uploaded
+  DeviceBuffer<LeafList> on_device_;
+  DeviceBuffer<ListedLeaf> leaves_on_device_;  ///< [b, most_leaves]
+};
+
+}  // namespace tree_attn::TREE_ATTN_PLATFORM

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief A decode step over leaves that a list names, by ascending slot: the dealt order on a device (section 5.3).
+///
+/// A cache holds the leaves of its range in the order in which they were appended. In the dealt order neighbours in memory
+/// are far apart in the tree, so the kernels read the leaves of a sequence in the order of a list. Work is divided by the
+/// places in that list: position 64 i + o is key o of the i-th leaf of the list. So a block, or a worker of a block, has
+/// neighbouring slots, which are few subtrees. in_tree() says where they stand.
+#pragma once
+
+#include "gpu/parts/decode_params.hpp"
+
+#include <cstdint>
+
+namespace tree_attn {
+
+/// A leaf of a list.
+struct ListedLeaf {
+  std::int32_t slot;   ///< in the tree of this list, see LeafList
+  std::int32_t place;  ///< in the cache: its first row is 64 place
+};
+
+/// The list of a sequence: the leaves of the shard that have a key. Its tree has the slots of the canonical tree without the
+/// levels at which no leaf of the sequence has a right sibling, so the nodes with keys are the same, and their number is
+/// small.
+struct LeafList {
+  std::int64_t begin = 0, end = 0;    ///< positions of the shard in that tree
+  std::int32_t n_leaves = 0;          ///< of the list
+  std::int32_t last = 0, n_last = 0;  ///< index of the leaf with the last key, and its keys; the others have 64
+  bool operator==(const LeafList&) const = default;
+};
+
+/// A list as a kernel walks along it.
+struct LeavesInUse {
+  const ListedLeaf* leaves = nullptr;
+  LeafList list;
+};
+
+/// The input of a kernel that reads listed leaves. `begin` and `end` are the rows of the cache, whole leaves; all have
+/// memory.
+struct ListedParams : DecodeParams {
+  static constexpr bool kIsListed = true;
+
+  const LeafList* lists = nullptr;   ///< [b]
+  const ListedLeaf* leaf = nullptr;  ///< [b, most_leaves]
+  std::int64_t most_leaves = 0;      ///< of a list
+  std::int64_t tree_positions = 0;   ///< the most that the shard has in the tree of a list
+
+  /// The key, or the value, in a row.
+  template <class T>
+  TREE_ATTN_HOST_DEVICE const T* key(std::int64_t kv_head, std::int64_t row) const {
+    return k.row<T>(kv_head / kv_heads, kv_head % kv_heads, row);
+  }
+  template <class T>
+  TREE_ATTN_HOST_DEVICE const T* value(std::int64_t kv_head, std::int64_t row) const {
+    return v.row<T>(kv_head / kv_heads, kv_head % kv_heads, row);
+  }
+  TREE_ATTN_HOST_DEVICE LeavesInUse in_use(std::int64_t kv_head) const {
+    const std::int64_t entry = kv_head / kv_heads;
+    return {leaf + entry * most_leaves, lists[entry]};
+  }
+  TREE_ATTN_HOST_DEVICE KeyRange leaves(std::int64_t kv_head) const { return leaves_by_entry(kv_head / kv_heads); }
+  TREE_ATTN_HOST_DEVICE KeyRange leaves_by_entry(std::int64_t entry) const { return {0, lists[entry].n_leaves * kLeafKeys}; }
+  TREE_ATTN_HOST_DEVICE KeyRange shard(std::int64_t kv_head) const {
+    const LeafList& list = lists[kv_head / kv_heads];
+    return {list.begin, list.end};
+  }
+  /// Where some leaves of the list stand in the tree: from the first one up to the leaf that follows them, or to the end of
+  /// the shard. Slots between two leaves of the list are empty and belong to the range of the left one.
+  TREE_ATTN_HOST_DEVICE KeyRange in_tree(std::int64_t kv_head, KeyRange positions) const {
+    const LeavesInUse used = in_use(kv_head);
+    const auto at = [&used](std::int64_t position) {
+      const std::int64_t i = position / kLeafKeys;
+      return i < used.list.n_leaves ? used.leaves[i].slot * kLeafKeys : used.list.end;
+    };
+    return {at(positions.begin), at(positions.end)};
+  }
+  /// The longest range of the tree that some leaves of a list can have.
+  std::int64_t longest_in_tree(std::int64_t) const { return tree_positions; }
+};
+
+}  // namespace tree_attn

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The dealt order on a device: the states of every range of slots are those of the canonical tree, and caches that
+/// grow have the bits of fresh ones (section 5.3).
+#include "gpu/backend/backends.hpp"
+#include "tests/support/canonical_tree.hpp"
+#include "tests/support/device_params.hpp"
+
+#include <utility>
+
+namespace tree_attn::test {
+namespace {
+
+const Backend& kernels() { return device::backend(); }
+
+bool same_bits(std::span<const float> a, std::span<const float> b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size_bytes()) == 0;
+}
+
+/// The states of a range, in a cache that holds nothing else.
+Forest<float> decode_range(TensorWorkload& workload, const OwnedLeaves& leaves, std::span<const std::int64_t> lengths,
+                           int lift = 0) {
+  const auto cache = kernels().make_cache(workload.shape(), leaves, leaves.n_keys(workload.n_keys()));
+  fill(*cache, workload, lengths);
+  return std::move(cache->open(workload.scale)->decode(workload.query(0), lengths, lift).host());
+}
+
+OwnedLeaves dealt(const KeyRange& range) { return {range, LeafOrder::kDealt}; }
+
+/// Sub-warps with bulk copies and without, tensor cores with maps and without.
+Axes axes_of(DType dtype, std::int64_t heads, std::int64_t d, std::int64_t n) {
+  return {.heads = heads, .kv_heads = 1, .head_dim = d, .value_dim = d, .n_keys = n, .dtype = dtype};
+}
+
+}  // namespace
+
+/// @tested{thm_1, Thm. 1}
+TEST_CASE("dealt on a device: the states of a rank are the values of its subtrees in the tree over slots") {
+  struct Case {
+    DType dtype;
+    std::int64_t heads, d;
+  };
+  for (const auto& [dtype, heads, d] : {Case{DType::F32, 1, 32}, Case{DType::BF16, 1, 128}, Case{DType::BF16, 4, 64},
+                                        Case{DType::F16, 6, 64}, Case{DType::F32, 2, 5}, Case{DType::F16, 2, 33}}) {
+    for (const std::int64_t n : {0, 1, 64, 65, 700, 1090}) {
+      const auto workload = normal_workload(6600, axes_of(dtype, heads, d, n));
+      const CanonicalTree tree(kernels(), *workload, LeafOrder::kDealt, n);
+      for (const int p : {1, 2, 3, 4, 5, 6, 7, 8, 33}) {
+        for (const KeyRange& range : dealt_ranges(p)) {
+          INFO(name_of(dtype) << ", " << heads << " heads, " << n << " keys, " << p << " ranks, slots from "
+                              << range.begin / kLeafKeys);
+          const Forest<float> forest = decode_range(*workload, dealt(range), workload->lengths());
+          REQUIRE(forest.subtrees() == cover(range.begin, range.end));
+          const auto size = static_cast<std::size_t>(forest.block_size());
+          for (std::size_t i = 0; i < forest.subtrees().size(); ++i)
+            REQUIRE(same_bits(forest.states().subspan(i * size, size), tree.value(forest.subtrees()[i])));
+          if (p == 33 && range.begin > 0) break;
+        }
+      }
+    }
+  }
+}
+
+/// Classes of several leaves, some of them one shorter than others, which are natural order inside reversed bits.
+/// @tested{thm_1, Thm. 1}
+TEST_CASE("dealt on a device: more than 4096 leaves, where leaves with the same low bits are siblings") {
+  const auto workload =
+      normal_workload(6700, {.heads = 1, .kv_heads = 1, .head_dim = 4, .value_dim = 4, .n_keys = 20000 * 64});
+  for (const std::int64_t n_leaves : {4097, 9000, 12288, 20000}) {
+    const std::int64_t n = n_leaves * kLeafKeys - 5;
+    for (const int p : {512, 1000}) {
+      const std::vector<KeyRange> ranges = dealt_ranges(p);
+      for (const std::size_t rank : {std::size_t{0}, std::size_t{17}, ranges.size() - 1}) {
+        INFO(n_leaves << " leaves, rank " << rank << " of " << p);
+        const CanonicalTree tree(kernels(), *workload, LeafOrder::kDealt, n, ranges[rank]);
+        const Forest<float> forest = decode_range(*workload, dealt(ranges[rank]), std::vector<std::int64_t>{n});
+        for (std::size_t i = 0; i < forest.subtrees().size(); ++i)
+          REQUIRE(same_bits(forest.states().subspan(i * 6, 6), tree.value(forest.subtrees()[i])));
+      }
+    }
+  }
+}
+
+TEST_CASE("dealt on a device: an entry of a batch has the bits that it has alone, and lists change as sequences do") {
+  for (const auto& [dtype, heads] : {std::pair{DType::F32, 2}, {DType::BF16, 2}, {DType::BF16, 8}}) {
+    const std::vector<std::int64_t> lengths{1500, 0, 1, 320, 64 * 33 - 1};
+    Axes axes{.batch = 5, .heads = heads, .kv_heads = 2, .head_dim = 64, .value_dim = 64, .n_keys = 64 * 33, .dtype = dtype};
+    const auto workload = normal_workload(6800, axes, lengths);
+    for (const int p : {1, 3, 8}) {
+      for (const KeyRange& range : dealt_ranges(p)) {
+        const Forest<float> together = decode_range(*workload, dealt(range), lengths);
+        const std::size_t n_subtrees = together.subtrees().size(), size = together.states().size() / n_subtrees / 5;
+        for (std::size_t i = 0; i < 5; ++i) {
+          const auto entry = entry_of(*workload, static_cast<std::int64_t>(i));
+          const Forest<float> alone = decode_range(*entry, dealt(range), entry->lengths());
+          for (std::size_t subtree = 0; subtree < n_subtrees; ++subtree)
+            REQUIRE(same_bits(together.states().subspan((subtree * 5 + i) * size, size),
+                              alone.states().subspan(subtree * size, size)));
+        }
+      }
+    }
+    // The whole is the attention.
+    Forest<float> all = decode_range(*workload, dealt(dealt_ranges(1)[0]), lengths);
+    CHECK(against_oracle(*workload, finish(all), kernels().error_terms(workload->shape()).n_additions + 64) == "");
+  }
+}
+
+/// Caches begin without room and double; leaves are cut by their ends; one session lasts for all lengths, which also fall.
+/// @tested{alg_3, Alg. 3}
+TEST_CASE("dealt on a device: a cache and a session that grow have the bits of fresh ones") {
+  for (const auto& [dtype, heads] : {std::pair{DType::F32, 1}, {DType::BF16, 1}, {DType::F16, 4}}) {
+    const auto workload = normal_workload(
+        6900, {.batch = 2, .heads = heads, .kv_heads = 1, .head_dim = 64, .value_dim = 64, .n_keys = 900, .dtype = dtype});
+    for (const int p : {1, 2, 3}) {
+      const OwnedLeaves leaves = dealt(dealt_ranges(p)[0]);
+      const auto cache = kernels().make_cache(workload->shape(), leaves, 0);
+      const auto session = cache->open(workload->scale);
+      int n_grown = 0;
+      for (const std::int64_t n : {0, 1, 63, 64, 66, 128, 129, 130, 200, 520, 513, 640, 830, 900}) {
+        const std::vector<std::int64_t> lengths{n, n / 2};
+        const std::int64_t capacity = cache->capacity();
+        fill(*cache, *workload, lengths);
+        n_grown += cache->capacity() != capacity;
+        const Forest<float>& grown = session->decode(workload->query(0), lengths).host();
+        const Forest<float> fresh = decode_range(*workload, leaves, lengths);
+        INFO(name_of(dtype) << ", " << p << " ranks, " << n << " keys");
+        REQUIRE(grown.subtrees() == fresh.subtrees());
+        REQUIRE(same_bits(grown.states(), fresh.states()));
+      }
+      CHECK(n_grown >= 3);
+    }
+  }
+}
+
+TEST_CASE("dealt on a device: a step uploads a list when a leaf begins, and allocates nothing") {
+  const auto workload = normal_workload(7000, {.batch = 2, .heads = 1, .kv_heads = 1, .n_keys = 700});
+  const auto cache = kernels().make_cache(workload->shape(), dealt(dealt_ranges(2)[0]), 400);
+  const auto session = cache->open(workload->scale);
+  const TensorView q = workload->query(0);
+  const std::int64_t q_bytes = workload->shape().n_rows() * 16 * 4,
+                     headers = 2 * static_cast<std::int64_t>(sizeof(LeafList));
+  const auto step = [&](std::int64_t n) {
+    fill(*cache, *workload, std::vector<std::int64_t>{n, 300});
+    const std::int64_t allocated = device::traffic().n_allocations, uploaded = device::traffic().bytes_uploaded;
+    session->decode(q, std::vector<std::int64_t>{n, 300});
+    CHECK(device::traffic().n_allocations == allocated);
+    return device::traffic().bytes_uploaded - uploaded - q_bytes - 2 * 8;
+  };
+  // Leaves 0, 2, 4, ... are in this range. Sequences of 5 leaves have three of them each.
+  CHECK(step(300) == headers + 2 * 3 * static_cast<std::int64_t>(sizeof(ListedLeaf)));
+  CHECK(step(300) == 0);
+  CHECK(step(320) == headers);  // the last leaf has more keys
+  CHECK(step(330) == 0);        // leaf 5 is of another rank
+  CHECK(step(385) == headers + 4 * static_cast<std::int64_t>(sizeof(ListedLeaf)));
+}
+
+/// The cache of the ring takes shards of other ranks.
+TEST_CASE("dealt on a device: a shard comes back as it was appended, and goes into a cache for another range") {
+  const auto workload = normal_workload(
+      7100, {.batch = 2, .heads = 4, .kv_heads = 2, .head_dim = 64, .value_dim = 32, .n_keys = 1000, .dtype = DType::BF16});
+  for (const int p : {2, 3}) {
+    const std::vector<KeyRange> ranges = dealt_ranges(p);
+    const auto hop = kernels().make_cache(workload->shape(), dealt(ranges[0]), 640);
+    const auto session = hop->open(workload->scale);
+    for (int turn = 0; turn < 2 * p; ++turn) {
+      const OwnedLeaves leaves = dealt(ranges[static_cast<std::size_t>(turn % p)]);
+      const auto own = kernels().make_cache(workload->shape(), leaves, 1);
+      fill(*own, *workload, workload->lengths());
+      std::vector<std::byte> memory;
+      const Shard shard = own->shard(own->longest(), [&memory](std::size_t n) {
+        memory.resize(n);
+        return memory.data();
+      });
+      hop->reset(leaves);
+      hop->borrow(shard, rows_in_use(workload->lengths(), leaves));
+      const Forest<float> want = decode_range(*workload, leaves, workload->lengths());
+      const Forest<float>& states = session->decode(workload->query(0), workload->lengths()).host();
+      CHECK(states.subtrees() == want.subtrees());
+      CHECK(same_bits(states.states(), want.states()));
+    }
+  }
+}
+
+}  // namespace tree_attn::test
