@@ -6,6 +6,7 @@
 #include "tests/support/canonical_tree.hpp"
 #include "tests/support/device_params.hpp"
 
+#include <tuple>
 #include <utility>
 
 namespace tree_attn::test {
@@ -56,6 +57,26 @@ TEST_CASE("dealt on a device: the states of a rank are the values of its subtree
             REQUIRE(same_bits(forest.states().subspan(i * size, size), tree.value(forest.subtrees()[i])));
           if (p == 33 && range.begin > 0) break;
         }
+      }
+    }
+  }
+}
+
+/// Fewer workers than leaves, so that every worker merges, and sub-warps of a warp take different numbers of steps.
+/// @tested{thm_1, Thm. 1}
+TEST_CASE("dealt on a device: workers of many leaves leave the values of the tree") {
+  for (const auto& [dtype, heads, d] : {std::tuple{DType::F32, 6, 128}, {DType::F32, 6, 40}, {DType::BF16, 30, 64}}) {
+    Axes axes = axes_of(dtype, heads, d, 64 * 43 + 9);
+    axes.kv_heads = 6;
+    const auto workload = normal_workload(6650, axes);
+    const CanonicalTree tree(kernels(), *workload, LeafOrder::kDealt, axes.n_keys);
+    for (const int p : {1, 3}) {
+      for (const KeyRange& range : dealt_ranges(p)) {
+        INFO(name_of(dtype) << ", " << p << " ranks, slots from " << range.begin / kLeafKeys);
+        const Forest<float> forest = decode_range(*workload, dealt(range), workload->lengths());
+        const auto size = static_cast<std::size_t>(forest.block_size());
+        for (std::size_t i = 0; i < forest.subtrees().size(); ++i)
+          REQUIRE(same_bits(forest.states().subspan(i * size, size), tree.value(forest.subtrees()[i])));
       }
     }
   }
