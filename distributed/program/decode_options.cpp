@@ -3,6 +3,7 @@
 /// @brief The options of `tree_attn decode`: names, groups and checks.
 #include "distributed/program/decode_options.hpp"
 
+#include "distributed/program/number_check.hpp"
 #include "distributed/program/program.hpp"
 #include "reference/decode/pass_time.hpp"
 
@@ -219,16 +220,6 @@ void add_cluster_options(CLI::App& command, ClusterOptions& options) {
 }
 
 std::vector<const CLI::Option*> add_decode_options(CLI::App& command, DecodeOptions& options) {
-  const auto is_number = [](const std::string& text) {
-    double number = 0;
-    return CLI::detail::lexical_cast(text, number) && number >= 0 ? "" : text + " is not a number >= 0";
-  };
-  const auto is_positive = [](const std::string& text) {
-    double number = 0;
-    return CLI::detail::lexical_cast(text, number) && number > 0 && std::isfinite(number)
-               ? ""
-               : text + " is not a positive number";
-  };
   const auto is_whole = [](const std::string& text) {
     const bool digits = !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
     return digits ? "" : text + " is not an integer >= 0";
@@ -272,13 +263,13 @@ std::vector<const CLI::Option*> add_decode_options(CLI::App& command, DecodeOpti
       ->check(is_positive)
       ->group(model);
   command.add_option("--model-merge-us", options.model_merge_us, "Microseconds that each merge step takes (default 0)")
-      ->check(is_number)
+      ->check(is_not_negative)
       ->group(model);
 
   command
       .add_option("--model-message-us", options.model_message_us,
                   "Microseconds that each message takes at its sender and again at its receiver (default 0)")
-      ->check(is_number)
+      ->check(is_not_negative)
       ->group(model);
 
   const std::string measuring = "Measuring and checking";
@@ -300,7 +291,7 @@ std::vector<const CLI::Option*> add_decode_options(CLI::App& command, DecodeOpti
       ->check(not_empty)
       ->group(measuring);
   command.add_option("--tolerance", options.tolerance, "Largest difference that --expect allows")
-      ->check(is_number)
+      ->check(is_not_negative)
       ->capture_default_str()
       ->group(measuring);
   command.add_option("--report", options.report, "Machine-readable report to write (JSON)")

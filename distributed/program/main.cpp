@@ -7,6 +7,7 @@
 #include "distributed/program/decode_options.hpp"
 #include "distributed/program/machine.hpp"
 #include "distributed/program/mpi_session.hpp"
+#include "distributed/program/number_check.hpp"
 #include "distributed/program/program.hpp"
 #include "distributed/transport/thread_transport.hpp"
 #include "reference/data/input_error.hpp"
@@ -37,12 +38,6 @@ constexpr int kBadInput = 2;
 /// Simulated ranks wait for each other in the time of the simulator, which has no deadline.
 constexpr double kTimeout = kSimulated ? std::numeric_limits<double>::infinity() : 60;
 
-/// Parses a positive number of seconds. CLI::PositiveNumber would accept NaN, a deadline that never expires, and print the
-/// largest double.
-bool read_timeout(const std::string& text, double& seconds) {
-  return CLI::detail::lexical_cast(text, seconds) && seconds > 0;
-}
-
 /// The value of an option that is needed before the command line is parsed. The parser reports invalid values later.
 std::optional<std::string> find_value(int argc, char** argv, std::string_view name) {
   std::optional<std::string> value;
@@ -58,7 +53,7 @@ std::optional<std::string> find_value(int argc, char** argv, std::string_view na
 double find_timeout(int argc, char** argv) {
   const std::optional<std::string> text = find_value(argc, argv, "--timeout");
   double seconds = 0;
-  return text && read_timeout(*text, seconds) ? seconds : kTimeout;
+  return text && is_positive_or_inf(*text).empty() && read_number(*text, seconds) ? seconds : kTimeout;
 }
 
 /// Opens /dev/null on the standard descriptors that the parent closed, in the wrong direction so that reads and writes fail.
@@ -88,13 +83,9 @@ class Program {
   explicit Program(const std::string& command_line) {
     app_.set_version_flag("--version", "tree_attn " TREE_ATTN_VERSION);
     app_.require_subcommand(1);
-    const auto is_positive = [](const std::string& text) {
-      double seconds = 0;
-      return read_timeout(text, seconds) ? "" : text + " is not a positive number";
-    };
     app_.add_option("--timeout", timeout_,
                     "End the job if a rank does not answer for this many seconds; computing counts as answering; inf: never")
-        ->check(is_positive)
+        ->check(is_positive_or_inf)
         ->capture_default_str();
     app_.fallthrough();
     commands_ = {{"oracle", add_oracle(app_)},

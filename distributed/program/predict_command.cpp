@@ -6,6 +6,7 @@
 /// Run: tree_attn predict --seq-len 5120000 --ranks 128 --ranks-per-node 8
 #include "distributed/measure/report.hpp"
 #include "distributed/program/decode_options.hpp"
+#include "distributed/program/number_check.hpp"
 #include "distributed/program/program.hpp"
 #include "reference/data/output_file.hpp"
 #include "reference/state/subtree.hpp"
@@ -117,18 +118,6 @@ Command add_predict(CLI::App& program, std::string command_line) {
       ->check(CLI::IsMember({"contiguous", "dealt"}).description(""))
       ->capture_default_str();
 
-  const auto is_positive = [](const std::string& text) {
-    double value = 0;
-    return CLI::detail::lexical_cast(text, value) && std::isfinite(value) && value > 0
-               ? ""
-               : readable(text) + " is not a positive number";
-  };
-  const auto is_number = [](const std::string& text) {
-    double value = 0;
-    return CLI::detail::lexical_cast(text, value) && std::isfinite(value) && value >= 0
-               ? ""
-               : readable(text) + " is not a number >= 0";
-  };
   const std::string cluster = "The cluster (default: H100, NVLink 4, InfiniBand NDR)";
   const auto add = [&](const std::string& name, auto& value, const std::string& what, auto check) {
     return command->add_option(name, value, what)->check(check)->capture_default_str()->group(cluster);
@@ -150,10 +139,10 @@ Command add_predict(CLI::App& program, std::string command_line) {
       ->group(cluster);
   add_pair("--bandwidth", options->bandwidth, "GB/s of a rank inside its node and between nodes, in each direction",
            is_positive);
-  add_pair("--latency", options->latency, "us of a message inside a node and between nodes", is_number);
-  add("--overhead", options->overhead, "us that each message costs its sender, and its receiver", is_number);
+  add_pair("--latency", options->latency, "us of a message inside a node and between nodes", is_not_negative);
+  add("--overhead", options->overhead, "us that each message costs its sender, and its receiver", is_not_negative);
   add("--memory-bandwidth", options->memory_bandwidth, "GB/s at which a rank decodes keys and values", is_positive);
-  add("--merge-time", options->merge_us, "us of a merge step", is_number);
+  add("--merge-time", options->merge_us, "us of a merge step", is_not_negative);
   command->add_option("--report", options->report, "Machine-readable report to write (JSON)")->check(not_empty);
   command->footer(
       "\nNeeds no mpirun and no GPU. Examples:\n"

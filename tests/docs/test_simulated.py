@@ -3,6 +3,7 @@
 """docs/tools/simulated.py: tables follow from the rows, broken rows are refused, and the chapter has the tables of the file."""
 import copy
 import pathlib
+import re
 import sys
 import unittest
 
@@ -42,6 +43,24 @@ class Simulated(unittest.TestCase):
             simulated.check(REPORT | {"rows": REPORT["rows"] * 2})
         with self.assertRaises(ValueError):
             simulated.check(REPORT | {"rows": []})
+
+    def test_the_constants_are_those_of_the_sources(self):
+        """The rows come from clusters.cpp and the model backend, the predictions beside them from kPaperCluster."""
+        def source(name):
+            return re.sub(r"\s+", "", (simulated.DOCS.parent / name).read_text(encoding="utf-8"))
+
+        def numbers(text):
+            return [float(number) for number in re.findall(r"[\d.]+(?:e-?\d+)?", text)]
+
+        h100 = simulated.MODEL["h100"]
+        links = [(h100[f"{where}_bytes_per_second"], h100[f"{where}_us"]) for where in ("inside", "between")]
+        cluster = re.search(r'\{"h100",8,512,\{([^}]*)\},\{([^}]*)\}\}', source("distributed/simulated/clusters.cpp"))
+        self.assertEqual([numbers(link) for link in cluster.groups()], [[rate, us / 1e6] for rate, us in links])
+        paper = re.search(r"kPaperCluster(\{[^;]*);", source("distributed/measure/step_time.hpp"))[1].replace("*kGigabytePerSecond", "")
+        self.assertEqual(numbers(paper), [number for rate, us in links for number in (us, rate / 1e9)] + [0, simulated.MODEL["memory_bytes_per_second"] / 1e9])
+        rate = re.search(r"kModelBytesPerSecond=([^;]*);", source("reference/decode/backend.hpp"))[1]
+        self.assertEqual(numbers(rate), [simulated.MODEL["memory_bytes_per_second"]])
+        self.assertEqual(simulated.read()["model"], simulated.MODEL)
 
     def test_the_chapter_has_these_tables(self):
         text = simulated.CHAPTER.read_text(encoding="utf-8")
