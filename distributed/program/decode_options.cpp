@@ -220,10 +220,6 @@ void add_cluster_options(CLI::App& command, ClusterOptions& options) {
 }
 
 std::vector<const CLI::Option*> add_decode_options(CLI::App& command, DecodeOptions& options) {
-  const auto is_whole = [](const std::string& text) {
-    const bool digits = !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
-    return digits ? "" : text + " is not an integer >= 0";
-  };
   command
       .add_option("IN", options.in, "safetensors file with q, k, v and optional lengths; each rank reads only its own shard")
       ->check(not_empty);

@@ -8,6 +8,7 @@
 #include "distributed/model/sampler.hpp"
 #include "distributed/program/decode_options.hpp"
 #include "distributed/program/machine.hpp"
+#include "distributed/program/number_check.hpp"
 #include "distributed/program/program.hpp"
 #include "distributed/transport/transport.hpp"
 #include "gpu/backend/backends.hpp"
@@ -91,9 +92,6 @@ struct Setup {
     generator.dtype = dtype_named(options.dtype);
     generator.n_threads = n_threads;
     generator.moments = options.moments > 1;
-    if (!backend->takes(generator.order))
-      throw InputError("--order " + options.order + ": the kernels of --backend " + options.backend +
-                       " read leaves in contiguous order only");
     if (generator.order == LeafOrder::kDealt && ranks.size() > kMostDealtRanks)
       throw InputError("--order dealt: at most " + std::to_string(kMostDealtRanks) +
                        " ranks can share a sequence, but the job has " + ranks_text(ranks.size()));
@@ -354,17 +352,10 @@ Command add_generate(CLI::App& program, std::string command_line) {
   command
       ->add_option("--temperature", options->sampling.temperature,
                    "Draw characters from softmax(logits / temperature); 0: the likeliest character")
-      ->check([](const std::string& text) {
-        double number = 0;
-        const bool is_number = CLI::detail::lexical_cast(text, number) && number >= 0 && std::isfinite(number);
-        return is_number ? "" : text + " is not a finite number >= 0";
-      })
+      ->check(is_not_negative)
       ->capture_default_str();
   command->add_option("--seed", options->sampling.seed, "Equal seeds draw equal characters, for every number of ranks")
-      ->check([](const std::string& text) {
-        const bool digits = !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
-        return digits ? "" : text + " is not an integer >= 0";
-      })
+      ->check(is_whole)
       ->capture_default_str();
   add_cluster_options(*command, *options);
   command

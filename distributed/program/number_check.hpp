@@ -34,5 +34,10 @@ inline std::string is_not_negative(const std::string& text) {
   double number = 0;
   return read_number(text, number) && number >= 0 && std::isfinite(number) ? "" : readable(text) + " is not a number >= 0";
 }
+/// Whether the text is an integer of at least 0, in digits alone: empty, or why not.
+inline std::string is_whole(const std::string& text) {
+  const bool digits = !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
+  return digits ? "" : readable(text) + " is not an integer >= 0";
+}
 
 }  // namespace tree_attn
