@@ -4,12 +4,16 @@
 ///
 /// | word | meaning |
 /// | --- | --- |
-/// | `DeviceBuffer<T>` | n numbers of device memory for a MemoryUse, freed at the end; `upload`, `upload_rows`, `download` |
-/// | `Stream` | where launches queue; a default one ranges them in order |
+/// | `DeviceBuffer<T>` | n elements of device memory for a MemoryUse, freed at the end; `upload`, `upload_rows`, `download`, `fill` |
+/// | `queue_upload queue_copy queue_download` | the same copies, and copies on the device, queued on a stream |
+/// | `Stream` | where launches and copies queue; a default one is the default stream |
+/// | `OwnedStream synchronise` | a stream of its own, which the default stream does not wait for; waits for a stream |
+/// | `Event` | `record` marks a place in a stream, and `hold` makes another wait for it |
+/// | `Graph` | records what is queued on a stream and queues it again: `replay` |
 /// | `Launch` | grid, block, bytes of dynamic shared memory, blocks per cluster, whether it continues or overlaps the last |
 /// | `launch(kernel, Launch, stream, args...)` | starts a kernel; a status that is not well is a DeviceError |
 /// | `make_tensor_map(TensorArray)` | the TensorMap that a kernel passes to bulk_copy_tensor() |
-/// | `DeviceTraffic& traffic()` | allocations and bytes copied so far |
+/// | `DeviceTraffic& traffic()` | allocations, bytes copied, launches and replays so far |
 /// | `kName`, `kIsHostMemory` | the platform's name as a backend, and where its memory is |
 /// | `gpu_names()` | GPUs that were found |
 /// | `Device device()` | the current one: name, number of multiprocessors, shared memory a block may have, major version |

@@ -3,9 +3,8 @@
 /// @brief The CUDA side of gpu/platform/launch.hpp.
 #pragma once
 
+#include "gpu/platform/cuda/stream.hpp"
 #include "gpu/platform/cuda/tensor_map.hpp"
-#include "gpu/platform/device_error.hpp"
-#include "gpu/platform/device_traffic.hpp"
 #include "gpu/platform/memory_use.hpp"
 
 #include <cuda_runtime.h>
@@ -21,13 +20,6 @@
 
 namespace tree_attn::cuda {
 
-using Stream = cudaStream_t;
-
-/// @throws DeviceError with the call and what CUDA says of it
-inline void check(cudaError_t status, const char* call) {
-  if (status != cudaSuccess) throw DeviceError(std::string(call) + ": " + cudaGetErrorString(status));
-}
-
 /// What a launch layer asks of the device at hand.
 struct Device {
   std::string name;
@@ -39,12 +31,6 @@ struct Device {
 /// As --backend takes it; whether device memory is memory of the host.
 inline constexpr const char* kName = "cuda";
 inline constexpr bool kIsHostMemory = false;
-
-/// What the host has asked of device memory.
-inline DeviceTraffic& traffic() {
-  static DeviceTraffic counts;
-  return counts;
-}
 
 /// Asks for the properties of a device, which takes as long as a short kernel. @throws DeviceError
 inline Device ask_device(int id) {
@@ -96,10 +82,12 @@ class DeviceBuffer {
 
   T* data() const { return data_; }
   std::int64_t size() const { return n_; }
-  /// Copies from the host, after all that is queued on the default stream.
+  /// Copies from the host, after all that is queued on the default stream; the bytes are there when it returns.
   void upload(std::span<const T> from, std::int64_t at = 0) {
     if (from.empty()) return;
     check(cudaMemcpy(data_ + at, from.data(), from.size_bytes(), cudaMemcpyHostToDevice), "cudaMemcpy to the device");
+    // From memory that is not pinned, cudaMemcpy() may return before the last bytes have arrived.
+    synchronise(Stream{});
     traffic().bytes_uploaded += static_cast<std::int64_t>(from.size_bytes());
   }
   /// Copies n_rows rows of `width` elements from the host, each `pitch` elements after the one before it here, `from_pitch`
@@ -120,7 +108,22 @@ class DeviceBuffer {
               "cudaMemcpy to the device");
       }
     }
+    synchronise(Stream{});
     traffic().bytes_uploaded += static_cast<std::int64_t>(bytes(width * n_rows));
+  }
+  /// The same, queued: the host's memory is read when the stream gets there, at the earliest now.
+  void queue_upload(Stream stream, const T* from, std::int64_t from_pitch, std::int64_t at, std::int64_t pitch,
+                    std::int64_t width, std::int64_t n_rows) {
+    queue_rows(stream, data_ + at, pitch, from, from_pitch, width, n_rows, cudaMemcpyHostToDevice);
+    traffic().bytes_uploaded += width * n_rows * static_cast<std::int64_t>(sizeof(T));
+  }
+  void queue_upload(Stream stream, std::span<const T> from, std::int64_t at = 0) {
+    queue_upload(stream, from.data(), 0, at, 0, static_cast<std::int64_t>(from.size()), 1);
+  }
+  /// Copies rows of another buffer on the device, queued.
+  void queue_copy(Stream stream, const DeviceBuffer& from, std::int64_t from_at, std::int64_t from_pitch, std::int64_t at,
+                  std::int64_t pitch, std::int64_t width, std::int64_t n_rows) {
+    queue_rows(stream, data_ + at, pitch, from.data_ + from_at, from_pitch, width, n_rows, cudaMemcpyDeviceToDevice);
   }
   /// Copies elements from `at` on to the host, once all launches are done.
   void download(std::span<T> to, std::int64_t at = 0) const {
@@ -129,18 +132,39 @@ class DeviceBuffer {
     check(cudaMemcpy(to.data(), data_ + at, to.size_bytes(), cudaMemcpyDeviceToHost), "cudaMemcpy from the device");
     traffic().bytes_downloaded += static_cast<std::int64_t>(to.size_bytes());
   }
+  /// The same, queued: `to` is written when the stream gets there.
+  void queue_download(Stream stream, std::span<T> to, std::int64_t at = 0) const {
+    queue_rows(stream, to.data(), 0, data_ + at, 0, static_cast<std::int64_t>(to.size()), 1, cudaMemcpyDeviceToHost);
+    traffic().bytes_downloaded += static_cast<std::int64_t>(to.size_bytes());
+  }
   /// A copy of all of it on the host, once all launches are done.
   std::vector<T> download() const {
     std::vector<T> to(static_cast<std::size_t>(n_));
     download(to);
     return to;
   }
-  /// Sets every byte.
-  void fill(unsigned char byte) {
-    if (n_ > 0) check(cudaMemset(data_, byte, static_cast<std::size_t>(n_) * sizeof(T)), "cudaMemset");
+  /// Sets every byte, on the default stream or another.
+  void fill(unsigned char byte, Stream stream = {}) {
+    if (n_ > 0) check(cudaMemsetAsync(data_, byte, static_cast<std::size_t>(n_) * sizeof(T), stream), "cudaMemsetAsync");
   }
 
  private:
+  static void queue_rows(Stream stream, T* to, std::int64_t pitch, const T* from, std::int64_t from_pitch,
+                         std::int64_t width, std::int64_t n_rows, cudaMemcpyKind kind) {
+    constexpr std::int64_t kMostPitch = 0x7FFFFFFF;  // bytes, of cudaMemcpy2DAsync
+    if (width <= 0 || n_rows <= 0) return;
+    const auto bytes = [](std::int64_t n) { return static_cast<std::size_t>(n) * sizeof(T); };
+    if (n_rows > 1 && bytes(pitch) <= kMostPitch && bytes(from_pitch) <= kMostPitch && width <= pitch &&
+        width <= from_pitch) {
+      check(cudaMemcpy2DAsync(to, bytes(pitch), from, bytes(from_pitch), bytes(width), static_cast<std::size_t>(n_rows),
+                              kind, stream),
+            "cudaMemcpy2DAsync");
+      return;
+    }
+    for (std::int64_t row = 0; row < n_rows; ++row)
+      check(cudaMemcpyAsync(to + row * pitch, from + row * from_pitch, bytes(width), kind, stream), "cudaMemcpyAsync");
+  }
+
   T* data_ = nullptr;
   std::int64_t n_ = 0;
 };
@@ -207,6 +231,7 @@ void launch(void (*kernel)(Parameters...), const Launch& config, Stream stream, 
   attributes.attrs = set;
   attributes.numAttrs = n_set;
   check(cudaLaunchKernelEx(&attributes, kernel, Parameters(std::forward<Arguments>(arguments))...), "cudaLaunchKernelEx");
+  ++traffic().n_launches;
 }
 
 }  // namespace tree_attn::cuda

@@ -88,8 +88,9 @@ inline int __all_sync(unsigned mask, int yes, const Line& line = Line::current()
 inline void __threadfence() { runtime::fence(); }
 /// On global memory.
 template <class T>
-T atomicAdd(T* to, std::type_identity_t<T> add) {
+T atomicAdd(T* to, std::type_identity_t<T> add, const Line& line = Line::current()) {
   static_assert(std::is_same_v<T, int> || std::is_same_v<T, unsigned>);
+  runtime::check_global(to, sizeof *to, runtime::Reach::kAtomic, "atomicAdd", line);
   runtime::before_atomic(to);
   const T before = __atomic_fetch_add(to, add, __ATOMIC_RELAXED);
   runtime::after_atomic(to);
@@ -98,7 +99,7 @@ T atomicAdd(T* to, std::type_identity_t<T> add) {
 
 /// A counter in global memory: 0, 1, ..., last, 0, ... TSan knows the two orders of the C++ atomic.
 inline unsigned atomic_inc_acq_rel(unsigned* counter, unsigned last, const Line& line = Line::current()) {
-  runtime::check_global(counter, sizeof *counter, runtime::Reach::kWrite, "atomic_inc_acq_rel", line);
+  runtime::check_global(counter, sizeof *counter, runtime::Reach::kAtomic, "atomic_inc_acq_rel", line);
   unsigned before = __atomic_load_n(counter, __ATOMIC_RELAXED);
   while (!__atomic_compare_exchange_n(counter, &before, before >= last ? 0 : before + 1, false, __ATOMIC_ACQ_REL,
                                       __ATOMIC_RELAXED)) {

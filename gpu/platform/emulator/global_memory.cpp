@@ -4,6 +4,7 @@
 #include "gpu/platform/emulator/global_memory.hpp"
 
 #include "gpu/platform/emulator/failure.hpp"
+#include "gpu/platform/emulator/queue.hpp"
 #include "gpu/platform/emulator/random.hpp"
 #include "gpu/platform/emulator/sanitizer.hpp"
 #include "gpu/platform/emulator/settings.hpp"
@@ -69,7 +70,7 @@ bool is_from_running(const LaunchMark& mark, const Grid& grid) {
 /// Marks the access, and holds a thread that has not waited to what launches that may still run leave it.
 void check_overlap(const SeenBuffers::Range& range, Reach reach, const char* word, const Line& line) {
   const Grid& grid = running->block->cluster->grid;
-  const bool writes = reach == Reach::kWrite;
+  const bool writes = reach >= Reach::kWrite;
   if (grid.running < grid.number && !running->waited &&
       (is_from_running(*range.writer, grid) || (writes && is_from_running(*range.reader, grid)))) {
     fail(line, std::string(word) + (writes ? " writes" : " reads") + " a buffer that the launch before this one may still " +
@@ -81,6 +82,7 @@ void check_overlap(const SeenBuffers::Range& range, Reach reach, const char* wor
 }  // namespace
 
 void* allocate_global(std::size_t n_bytes, MemoryUse use) {
+  refuse_in_capture("an allocation");
   const std::size_t whole = kGap + (n_bytes + kAlignment - 1) / kAlignment * kAlignment + kGap;
   auto* const memory = static_cast<std::byte*>(::operator new (whole, std::align_val_t{kAlignment}));
   fill_with_nan(memory, whole, settings().seed);
@@ -94,6 +96,9 @@ void* allocate_global(std::size_t n_bytes, MemoryUse use) {
 
 void free_global(void* buffer) {
   if (buffer == nullptr) return;
+  // The device may still use it.
+  synchronise_all_quietly();
+  forget_footprints(reinterpret_cast<std::uintptr_t>(buffer));
   std::byte* const memory = static_cast<std::byte*>(buffer) - kGap;
   {
     const std::lock_guard lock(registry_mutex);
@@ -109,16 +114,18 @@ void forget_seen_buffers() { seen_buffers = {}; }
 const SeenBuffers::Range& find_global(std::uintptr_t at, std::size_t n_bytes, Reach reach, const char* word,
                                       const Line& line) {
   const Unwatched unwatched;
-  const char* const does = reach == Reach::kWrite ? " writes " : " reads ";
+  const char* const does = reach >= Reach::kWrite ? " writes " : " reads ";
   const std::lock_guard lock(registry_mutex);
   auto found = registry.upper_bound(at);
   if (found != registry.begin()) {
     --found;
     const std::uintptr_t low = found->first, high = low + found->second.n_bytes;
     if (at >= low && at + n_bytes <= high) {
-      freshen(low, found->second, running->block->cluster->grid);
+      const Grid& grid = running->block->cluster->grid;
+      freshen(low, found->second, grid);
       SeenBuffers::Range& range = seen_buffers.range[seen_buffers.next];
       range = {low, high, found->second.use, found->second.written.get(), &found->second.reader, &found->second.writer};
+      if (grid.footprint != nullptr) range.touched = &grid.footprint->of(low, high - low);
       seen_buffers.next = (seen_buffers.next + 1) % SeenBuffers::kCount;
       return range;
     }
@@ -130,10 +137,25 @@ const SeenBuffers::Range& find_global(std::uintptr_t at, std::size_t n_bytes, Re
   fail(line, word + std::string(does) + "memory that lies in no buffer of the device");
 }
 
+void note_copy(Footprint& footprint, const std::byte* first, std::size_t n_bytes, Reach reach, const char* word,
+               const Line& line) {
+  const auto at = reinterpret_cast<std::uintptr_t>(first);
+  std::uintptr_t low = 0;
+  std::size_t size = 0;
+  {
+    const std::lock_guard lock(registry_mutex);
+    auto found = registry.upper_bound(at);
+    if (found != registry.begin()) --found, low = found->first, size = found->second.n_bytes;
+  }
+  if (size == 0 || at < low || at + n_bytes > low + size)
+    fail(line, std::string(word) + ": outside any buffer of the device");
+  footprint.of(low, size).note(at - low, n_bytes, reach, word, line);
+}
+
 void check_use(const SeenBuffers::Range& range, std::uintptr_t at, std::size_t n_bytes, Reach reach, const char* word,
                const Line& line) {
   if (range.use == MemoryUse::Input) {
-    if (reach == Reach::kWrite) fail(line, std::string(word) + " writes a buffer of input");
+    if (reach >= Reach::kWrite) fail(line, std::string(word) + " writes a buffer of input");
     return;
   }
   check_overlap(range, reach, word, line);
@@ -141,7 +163,7 @@ void check_use(const SeenBuffers::Range& range, std::uintptr_t at, std::size_t n
   if (reach == Reach::kReadOnly) fail(line, std::string(word) + " is for memory that no kernel writes, and this is scratch");
   if (range.written == nullptr) return;
   std::atomic<bool>* const written = range.written + (at - range.low);
-  if (reach == Reach::kWrite) {
+  if (reach >= Reach::kWrite) {
     for (std::size_t i = 0; i < n_bytes; ++i) written[i].store(true, std::memory_order_relaxed);
   } else if (std::any_of(written, written + n_bytes,
                          [](const std::atomic<bool>& byte) { return !byte.load(std::memory_order_relaxed); })) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "gpu/platform/emulator/coordinates.hpp"
+#include "gpu/platform/emulator/footprint.hpp"
 #include "gpu/platform/memory_use.hpp"
 
 #include <atomic>
@@ -29,6 +30,7 @@ struct SeenBuffers {
     MemoryUse use = MemoryUse::Persistent;
     std::atomic<bool>* written = nullptr;  ///< [high - low] in scratch, in shadow mode: bytes that this launch has written
     LaunchMark *reader = nullptr, *writer = nullptr;
+    Touched* touched = nullptr;  ///< by this launch, where there are streams to race with
   };
   Range range[kCount];
   int next = 0;
@@ -38,12 +40,12 @@ extern constinit thread_local SeenBuffers seen_buffers;
 /// Forgets them: before a host thread begins with a launch.
 void forget_seen_buffers();
 
-/// What a word does: reads what no kernel writes, reads, writes.
-enum class Reach { kReadOnly, kRead, kWrite };
-
 /// The buffer that the bytes lie in, among all. @throws DeviceError if they lie wholly in none
 const SeenBuffers::Range& find_global(std::uintptr_t at, std::size_t n_bytes, Reach reach, const char* word,
                                       const Line& line);
+/// The footprint of a copy. @throws DeviceError if the bytes lie wholly in no buffer
+void note_copy(Footprint& footprint, const std::byte* at, std::size_t n_bytes, Reach reach, const char* word,
+               const Line& line);
 /// @throws DeviceError if the use of the buffer, or a launch before this one that may still run, forbids this
 void check_use(const SeenBuffers::Range& range, std::uintptr_t at, std::size_t n_bytes, Reach reach, const char* word,
                const Line& line);
@@ -57,8 +59,9 @@ inline void check_global(const void* address, std::size_t n_bytes, Reach reach, 
     if (range.low <= at && at + n_bytes <= range.high) found = &range;
   }
   if (found == nullptr && n_bytes > 0) found = &find_global(at, n_bytes, reach, word, line);
-  if (found != nullptr && (found->use != MemoryUse::Input || reach == Reach::kWrite))
-    check_use(*found, at, n_bytes, reach, word, line);
+  if (found == nullptr) return;
+  if (found->use != MemoryUse::Input || reach >= Reach::kWrite) check_use(*found, at, n_bytes, reach, word, line);
+  if (found->touched != nullptr) found->touched->note(at - found->low, n_bytes, reach, word, line);
 }
 
 }  // namespace tree_attn::emulated::runtime

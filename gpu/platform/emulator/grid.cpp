@@ -6,6 +6,7 @@
 #include "gpu/platform/device_error.hpp"
 #include "gpu/platform/emulator/failure.hpp"
 #include "gpu/platform/emulator/random.hpp"
+#include "gpu/platform/emulator/sanitizer.hpp"
 
 #include <algorithm>
 #include <cstdlib>
@@ -17,12 +18,11 @@
 namespace tree_attn::emulated::runtime {
 namespace {
 
-/// Launches that begin with fresh scratch memory, and the last of them that this host thread has made.
+/// Launches that begin with fresh scratch memory.
 std::atomic<std::uint64_t> n_scratches{0};
-constinit thread_local std::uint64_t last_scratch = 0;
-/// Launches, and the first that may still run after the last that this host thread has made.
-std::atomic<std::uint64_t> n_launches{0};
-constinit thread_local std::uint64_t last_running = 0;
+/// Streams so far, and launches that one of them can count.
+std::atomic<std::uint64_t> n_histories{0};
+constexpr std::uint64_t kMaxLaunches = std::uint64_t{1} << 40;
 
 std::string name_of(const dim3& d) {
   std::string text = "(";
@@ -33,6 +33,10 @@ std::string name_of(const dim3& d) {
       .append(std::to_string(d.z))
       .append(")");
 }
+
+}  // namespace
+
+LaunchHistory::LaunchHistory() : number(++n_histories * kMaxLaunches), running(number) {}
 
 /// The limits of a device of compute capability 9.
 void check(const Launch& config) {
@@ -53,8 +57,6 @@ void check(const Launch& config) {
   }
 }
 
-}  // namespace
-
 std::string to_string(const Line& line) {
   // The part of a path that a reader of the tree knows.
   const char* name = line.file_name();
@@ -70,15 +72,13 @@ void fail(const Line& line, const std::string& text) {
   throw DeviceError(to_string(line) + ": " + text + (running_coordinates ? "; " + to_string(*running_coordinates) : ""));
 }
 
-void run(Grid& grid) {
-  if (running_coordinates != nullptr) throw DeviceError("launch: called from a kernel");
-  check(grid.config);
-  grid.settings = settings();
-  if (!grid.config.continues) last_scratch = ++n_scratches;
-  grid.scratch = last_scratch;
-  grid.number = ++n_launches;
-  if (!grid.config.overlaps || last_running == 0) last_running = grid.number;
-  grid.running = last_running;
+void run(Grid& grid, LaunchHistory& history) {
+  if (!grid.config.continues || history.scratch == 0) history.scratch = ++n_scratches;
+  const bool is_first = history.number % kMaxLaunches == 0;
+  grid.scratch = history.scratch;
+  grid.number = ++history.number;
+  if (!grid.config.overlaps || is_first) history.running = grid.number;
+  grid.running = history.running;
   grid.ends_at = std::chrono::steady_clock::now() + grid.settings.deadline;
   const std::uint64_t n_blocks = std::uint64_t{grid.config.grid.x} * grid.config.grid.y * grid.config.grid.z;
   grid.order.resize(n_blocks / static_cast<unsigned>(grid.config.cluster));
@@ -90,9 +90,21 @@ void run(Grid& grid) {
   const int wanted = grid.settings.n_workers > 0 ? grid.settings.n_workers : std::max(1, n_cores);
   const int n_workers = std::min(wanted, static_cast<int>(grid.order.size()));
   std::vector<std::thread> others;
-  for (int i = 1; i < n_workers; ++i) others.emplace_back(run_clusters, std::ref(grid));
+  {
+    // What the host has done before comes before what the others do.
+    const Watched watched;
+    for (int i = 1; i < n_workers; ++i) {
+      others.emplace_back([&grid] {
+        const Unwatched unwatched;
+        run_clusters(grid);
+      });
+    }
+  }
   run_clusters(grid);
-  for (std::thread& other : others) other.join();
+  {
+    const Watched watched;
+    for (std::thread& other : others) other.join();
+  }
   if (grid.error) std::rethrow_exception(grid.error);
 }
 

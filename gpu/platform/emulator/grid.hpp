@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <mutex>
 #include <vector>
 
@@ -26,18 +27,29 @@ struct Launch {
   int cluster = 1;               ///< blocks of a cluster, along x
   bool continues = false;        ///< whether it reads scratch memory that the launch before it wrote
   bool overlaps = false;         ///< whether it may begin before the launch before it ends: see wait_for_previous_launch()
+  Line line = Line::current();   ///< where this was written, for reports
 };
 
 namespace runtime {
 
+class Footprint;
+
+/// What the next launch of a stream must know of those before it.
+struct LaunchHistory {
+  LaunchHistory();
+  std::uint64_t scratch = 0;  ///< Grid::scratch of the last one
+  std::uint64_t number = 0;   ///< Grid::number of the last one; those of different streams are far apart
+  std::uint64_t running = 0;  ///< Grid::running of the last one
+};
+
 /// A launch under way.
 struct Grid {
   Launch config;
-  void (*run_thread)(void* kernel_and_arguments);
-  void* kernel_and_arguments;
+  std::function<void()> run_thread;
   Settings settings{};
-  std::uint64_t scratch = 0;  ///< the same in launches that share what scratch memory holds
-  std::uint64_t number = 0;   ///< of all launches, from 1
+  Footprint* footprint = nullptr;  ///< where there are streams to race with
+  std::uint64_t scratch = 0;       ///< the same in launches that share what scratch memory holds
+  std::uint64_t number = 0;        ///< larger than that of the launch before it on its stream
   std::uint64_t running = 0;  ///< the first launch that may still run when this one begins: its own number without overlaps
   std::chrono::steady_clock::time_point ends_at{};
   std::vector<int> order{};       ///< of the clusters
@@ -47,8 +59,10 @@ struct Grid {
   std::exception_ptr error{};  ///< the first
 };
 
-/// Runs every thread of every block. @throws what the first thread that failed has thrown
-void run(Grid& grid);
+/// @throws DeviceError for a launch that no device could start
+void check(const Launch& config);
+/// Runs every thread of every block. @pre Unwatched @throws what the first thread that failed has thrown
+void run(Grid& grid, LaunchHistory& history);
 
 /// Runs clusters until none is left: what a worker does.
 void run_clusters(Grid& grid);

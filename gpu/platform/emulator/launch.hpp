@@ -4,10 +4,10 @@
 #pragma once
 
 #include "gpu/platform/device_error.hpp"
-#include "gpu/platform/device_traffic.hpp"
 #include "gpu/platform/emulator/global_memory.hpp"
 #include "gpu/platform/emulator/grid.hpp"
 #include "gpu/platform/emulator/settings.hpp"
+#include "gpu/platform/emulator/stream.hpp"
 #include "gpu/platform/emulator/tensor_map.hpp"
 #include "gpu/platform/memory_use.hpp"
 
@@ -21,9 +21,6 @@
 #include <vector>
 
 namespace tree_attn::emulated {
-
-/// There is nothing to queue: a launch has ended when launch() returns.
-struct Stream {};
 
 /// What a launch layer asks of the device at hand.
 struct Device {
@@ -41,12 +38,6 @@ inline constexpr bool kIsHostMemory = true;
 
 /// No GPU is one of its own.
 inline std::vector<std::string> gpu_names() { return {}; }
-
-/// What the host has asked of device memory.
-inline DeviceTraffic& traffic() {
-  static DeviceTraffic counts;
-  return counts;
-}
 
 /// n numbers of device memory. Contents start as NaNs.
 template <class T>
@@ -68,52 +59,87 @@ class DeviceBuffer {
   T* data() const { return data_; }
   std::int64_t size() const { return n_; }
   /// Copies from the host. @throws DeviceError if it does not fit
-  void upload(std::span<const T> from, std::int64_t at = 0) {
-    upload_rows(from.data(), 0, at, 0, static_cast<std::int64_t>(from.size()), 1);
+  void upload(std::span<const T> from, std::int64_t at = 0, const Line& line = Line::current()) {
+    upload_rows(from.data(), 0, at, 0, static_cast<std::int64_t>(from.size()), 1, line);
   }
   /// Copies n_rows rows of `width` elements from the host, each `pitch` elements after the one before it here, `from_pitch`
   /// there.
   /// @throws DeviceError if they do not fit
   void upload_rows(const T* from, std::int64_t from_pitch, std::int64_t at, std::int64_t pitch, std::int64_t width,
-                   std::int64_t n_rows) {
-    if (n_rows <= 0) return;
-    if (at < 0 || at + (n_rows - 1) * pitch + width > n_) throw DeviceError("upload: past the end of the buffer");
-    for (std::int64_t row = 0; row < n_rows && width > 0; ++row) {
-      std::memcpy(data_ + at + row * pitch, from + row * from_pitch, static_cast<std::size_t>(width) * sizeof(T));
-    }
-    traffic().bytes_uploaded += n_rows * width * static_cast<std::int64_t>(sizeof(T));
+                   std::int64_t n_rows, const Line& line = Line::current()) {
+    runtime::refuse_in_capture("a copy that blocks");
+    queue_upload(Stream{}, from, from_pitch, at, pitch, width, n_rows, line);
+    synchronise(Stream{}, line);
   }
-  /// Copies elements from `at` on to the host. @throws DeviceError if they are not there
-  void download(std::span<T> to, std::int64_t at = 0) const {
-    if (at < 0 || at + static_cast<std::int64_t>(to.size()) > n_) throw DeviceError("download: past the end of the buffer");
-    if (!to.empty()) std::memcpy(static_cast<void*>(to.data()), data_ + at, to.size_bytes());
-    traffic().bytes_downloaded += static_cast<std::int64_t>(to.size_bytes());
+  /// The same, queued: the host's memory is read when the stream gets there.
+  void queue_upload(Stream stream, const T* from, std::int64_t from_pitch, std::int64_t at, std::int64_t pitch,
+                    std::int64_t width, std::int64_t n_rows, const Line& line = Line::current()) {
+    if (n_rows <= 0 || width <= 0) return;
+    check_rows("upload", at, pitch, width, n_rows);
+    const std::size_t n_bytes = bytes(width), n = static_cast<std::size_t>(n_rows);
+    runtime::queue_copy(
+        runtime::queue_of(stream.queue), "upload", {as_bytes(data_ + at), bytes(pitch), true},
+        {as_bytes(const_cast<T*>(from)), bytes(from_pitch)}, n_bytes, n,
+        [=] { traffic().bytes_uploaded += static_cast<std::int64_t>(n * n_bytes); }, line);
+  }
+  void queue_upload(Stream stream, std::span<const T> from, std::int64_t at = 0, const Line& line = Line::current()) {
+    queue_upload(stream, from.data(), 0, at, 0, static_cast<std::int64_t>(from.size()), 1, line);
+  }
+  /// Copies rows of another buffer on the device, queued. @throws DeviceError if they do not fit
+  void queue_copy(Stream stream, const DeviceBuffer& from, std::int64_t from_at, std::int64_t from_pitch, std::int64_t at,
+                  std::int64_t pitch, std::int64_t width, std::int64_t n_rows, const Line& line = Line::current()) {
+    if (n_rows <= 0 || width <= 0) return;
+    check_rows("copy", at, pitch, width, n_rows), from.check_rows("copy", from_at, from_pitch, width, n_rows);
+    runtime::queue_copy(
+        runtime::queue_of(stream.queue), "copy", {as_bytes(data_ + at), bytes(pitch), true},
+        {as_bytes(from.data_ + from_at), bytes(from_pitch), true}, bytes(width), static_cast<std::size_t>(n_rows), [] {},
+        line);
+  }
+  /// Copies elements from `at` on to the host, once all that is queued has run. @throws DeviceError if they are not there
+  void download(std::span<T> to, std::int64_t at = 0, const Line& line = Line::current()) const {
+    runtime::synchronise_all();
+    queue_download(Stream{}, to, at, line);
+  }
+  /// The same, queued: `to` is written when the stream gets there.
+  void queue_download(Stream stream, std::span<T> to, std::int64_t at = 0, const Line& line = Line::current()) const {
+    if (to.empty()) return;
+    check_rows("download", at, 0, static_cast<std::int64_t>(to.size()), 1);
+    const std::size_t n_bytes = to.size_bytes();
+    runtime::queue_copy(
+        runtime::queue_of(stream.queue), "download", {as_bytes(to.data())}, {as_bytes(data_ + at), 0, true}, n_bytes, 1,
+        [=] { traffic().bytes_downloaded += static_cast<std::int64_t>(n_bytes); }, line);
   }
   /// A copy of all of it on the host.
-  std::vector<T> download() const { return std::vector<T>(data_, data_ + n_); }
-  /// Sets every byte.
-  void fill(unsigned char byte) {
-    if (n_ > 0) std::memset(static_cast<void*>(data_), byte, static_cast<std::size_t>(n_) * sizeof(T));
+  std::vector<T> download() const {
+    runtime::synchronise_all();
+    return std::vector<T>(data_, data_ + n_);
+  }
+  /// Sets every byte, on the default stream or another.
+  void fill(unsigned char byte, Stream stream = {}, const Line& line = Line::current()) {
+    if (n_ > 0) runtime::queue_fill(runtime::queue_of(stream.queue), as_bytes(data_), byte, bytes(n_), line);
   }
 
  private:
+  static std::byte* as_bytes(T* at) { return reinterpret_cast<std::byte*>(at); }
+  static std::size_t bytes(std::int64_t n) { return static_cast<std::size_t>(n) * sizeof(T); }
+  void check_rows(const char* word, std::int64_t at, std::int64_t pitch, std::int64_t width, std::int64_t n_rows) const {
+    if (at < 0 || at + (n_rows - 1) * pitch + width > n_)
+      throw DeviceError(std::string(word) + ": past the end of the buffer");
+  }
+
   T* data_ = nullptr;
   std::int64_t n_ = 0;
 };
 
-/// Runs a kernel to its end. @throws DeviceError with the first rule that it breaks
+/// Queues a kernel; on the default stream it has run when this returns.
+/// @throws DeviceError for a launch that no device could start, and with the first rule that a kernel broke that ran
+/// meanwhile
 template <class... Parameters, class... Arguments>
-void launch(void (*kernel)(Parameters...), const Launch& config, Stream, Arguments&&... arguments) {
-  using Call = std::pair<void (*)(Parameters...), std::tuple<Parameters...>>;
-  Call call{kernel, std::tuple<Parameters...>(std::forward<Arguments>(arguments)...)};
-  runtime::Grid grid{.config = config,
-                     .run_thread =
-                         [](void* what) {
-                           const Call& self = *static_cast<const Call*>(what);
-                           std::apply(self.first, self.second);
-                         },
-                     .kernel_and_arguments = &call};
-  runtime::run(grid);
+void launch(void (*kernel)(Parameters...), const Launch& config, Stream stream, Arguments&&... arguments) {
+  const bool is_queued = runtime::queue_launch(
+      runtime::queue_of(stream.queue), config,
+      [kernel, all = std::tuple<Parameters...>(std::forward<Arguments>(arguments)...)] { std::apply(kernel, all); });
+  traffic().n_launches += is_queued ? 1 : 0;
 }
 
 }  // namespace tree_attn::emulated

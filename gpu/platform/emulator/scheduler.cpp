@@ -62,7 +62,7 @@ void run_thread() {
   try {
     {
       const Watched watched;
-      cluster.grid.run_thread(cluster.grid.kernel_and_arguments);
+      cluster.grid.run_thread();
     }
     leave_meetings(self);
     self.exited = true;
@@ -196,7 +196,6 @@ std::string who_waits_where(const Cluster& cluster) {
 }
 
 void run_clusters(Grid& grid) {
-  const Unwatched unwatched;
   forget_seen_buffers();
   Cluster cluster(grid);
   adopt_host_thread(cluster.host);

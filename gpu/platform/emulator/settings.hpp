@@ -11,7 +11,7 @@ namespace tree_attn::emulated {
 /// How kernels are run. A result may depend on none of these; a kernel whose result does has a bug.
 struct Settings {
   /// 0: blocks and threads run in ascending order. Any other number shuffles blocks, the threads of every release, the time
-  /// at which bulk copies arrive, and picks the NaN that memory starts with.
+  /// at which bulk copies arrive and the operations of streams run, and picks the NaN that memory starts with.
   std::uint64_t seed = 0;
   int n_workers = 0;                            ///< host threads that run blocks; 0: one a core
   std::chrono::milliseconds deadline{300'000};  ///< of one launch, by the clock on the wall

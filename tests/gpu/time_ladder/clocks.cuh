@@ -20,16 +20,16 @@ static __global__ void wait_for(long long n_nanoseconds) {
   while (now - begin < n_nanoseconds);
 }
 
-/// A mark on a stream.
-class Event {
+/// A mark on a stream, with its time.
+class TimedEvent {
  public:
-  Event() { check(cudaEventCreate(&event_), "cudaEventCreate"); }
-  Event(const Event&) = delete;
-  Event& operator=(const Event&) = delete;
-  ~Event() { cudaEventDestroy(event_); }
+  TimedEvent() { check(cudaEventCreate(&event_), "cudaEventCreate"); }
+  TimedEvent(const TimedEvent&) = delete;
+  TimedEvent& operator=(const TimedEvent&) = delete;
+  ~TimedEvent() { cudaEventDestroy(event_); }
   void record(Stream stream) { check(cudaEventRecord(event_, stream), "cudaEventRecord"); }
   /// Seconds since another event; waits for both.
-  double since(const Event& begin) const {
+  double since(const TimedEvent& begin) const {
     float milliseconds = 0;
     check(cudaEventSynchronize(event_), "cudaEventSynchronize");
     check(cudaEventElapsedTime(&milliseconds, begin.event_, event_), "cudaEventElapsedTime");
@@ -45,28 +45,6 @@ inline double median(std::vector<double> times) {
   return times[times.size() / 2];
 }
 
-/// Launches of one graph, replayed as often as asked for.
-class Graph {
- public:
-  template <class Launches>
-  Graph(Stream stream, const Launches& launches) {
-    cudaGraph_t graph = nullptr;
-    check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "cudaStreamBeginCapture");
-    launches();
-    check(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
-    const cudaError_t status = cudaGraphInstantiate(&exec_, graph, 0);
-    cudaGraphDestroy(graph);
-    check(status, "cudaGraphInstantiate");
-  }
-  Graph(const Graph&) = delete;
-  Graph& operator=(const Graph&) = delete;
-  ~Graph() { cudaGraphExecDestroy(exec_); }
-  void replay(Stream stream) { check(cudaGraphLaunch(exec_, stream), "cudaGraphLaunch"); }
-
- private:
-  cudaGraphExec_t exec_ = nullptr;
-};
-
 /// Seconds a launch: alone between two events, and one after the other in a graph.
 struct Times {
   double event = 0, graph = 0;
@@ -77,7 +55,7 @@ struct Times {
 template <class Run>
 Times time_of(Stream stream, int n_sets, const Run& run) {
   // Once to load the kernel, once to see how long it takes.
-  Event begin, end;
+  TimedEvent begin, end;
   run(0);
   begin.record(stream), run(n_sets - 1), end.record(stream);
   const double guess = std::max(1e-6, end.since(begin));
@@ -87,7 +65,7 @@ Times time_of(Stream stream, int n_sets, const Run& run) {
   const int n_times = n_in_half_a_second(100, 1);
 
   Times times;
-  std::vector<Event> begins(static_cast<std::size_t>(n_times)), ends(static_cast<std::size_t>(n_times));
+  std::vector<TimedEvent> begins(static_cast<std::size_t>(n_times)), ends(static_cast<std::size_t>(n_times));
   launch(wait_for, {}, stream, 20'000LL * n_times);
   for (int i = 0; i < n_times; ++i) {
     begins[static_cast<std::size_t>(i)].record(stream);

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The CUDA side of streams, events and graphs: see gpu/platform/launch.hpp.
+#pragma once
+
+#include "gpu/platform/device_error.hpp"
+#include "gpu/platform/device_traffic.hpp"
+
+#include <cuda_runtime.h>
+
+#include <string>
+#include <utility>
+
+namespace tree_attn::cuda {
+
+/// Where launches and copies queue. A default one is the default stream.
+using Stream = cudaStream_t;
+
+/// @throws DeviceError with the call and what CUDA says of it
+inline void check(cudaError_t status, const char* call) {
+  if (status != cudaSuccess) throw DeviceError(std::string(call) + ": " + cudaGetErrorString(status));
+}
+
+/// What the host has asked of device memory.
+inline DeviceTraffic& traffic() {
+  static DeviceTraffic counts;
+  return counts;
+}
+
+/// Waits until all that is queued has run. @throws DeviceError of an operation that failed
+inline void synchronise(Stream stream) { check(cudaStreamSynchronize(stream), "cudaStreamSynchronize"); }
+
+/// A stream of its own, which the default stream does not wait for. Its end waits for what is queued.
+class OwnedStream {
+ public:
+  OwnedStream() { check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags"); }
+  OwnedStream(const OwnedStream&) = delete;
+  OwnedStream& operator=(const OwnedStream&) = delete;
+  ~OwnedStream() { cudaStreamSynchronize(stream_), cudaStreamDestroy(stream_); }
+  operator Stream() const { return stream_; }
+
+ private:
+  Stream stream_ = nullptr;
+};
+
+/// A place in a stream that other streams can wait for.
+class Event {
+ public:
+  Event() { check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreateWithFlags"); }
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
+  ~Event() { cudaEventDestroy(event_); }
+  /// All that is queued on the stream so far.
+  void record(Stream stream) { check(cudaEventRecord(event_, stream), "cudaEventRecord"); }
+  /// What is queued on the stream from now on comes after that. An event that was never recorded orders nothing.
+  void hold(Stream stream) const { check(cudaStreamWaitEvent(stream, event_, 0), "cudaStreamWaitEvent"); }
+
+ private:
+  cudaEvent_t event_ = nullptr;
+};
+
+/// Operations that are recorded once and queued again as a whole, with the arguments that they were recorded with.
+class Graph {
+ public:
+  Graph() = default;
+  /// @param queue queues the operations on the stream; none of them runs
+  template <class Queue>
+  Graph(Stream stream, const Queue& queue) {
+    const Counts before = Counts::now();
+    check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+    cudaGraph_t graph = nullptr;
+    try {
+      queue();
+    } catch (...) {
+      cudaStreamEndCapture(stream, &graph), cudaGraphDestroy(graph);
+      throw;
+    }
+    check(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
+    const cudaError_t status = cudaGraphInstantiate(&exec_, graph, 0);
+    cudaGraphDestroy(graph);
+    check(status, "cudaGraphInstantiate");
+    // Nothing has run: what was counted counts in every replay.
+    const Counts after = Counts::now();
+    copied_ = {after.uploaded - before.uploaded, after.downloaded - before.downloaded, after.launches - before.launches};
+    copied_.count(-1), traffic().n_launches -= copied_.launches;
+  }
+  Graph(Graph&& other) noexcept : exec_(std::exchange(other.exec_, nullptr)), copied_(other.copied_) {}
+  Graph& operator=(Graph&& other) noexcept {
+    std::swap(exec_, other.exec_), std::swap(copied_, other.copied_);
+    return *this;
+  }
+  ~Graph() {
+    if (exec_ != nullptr) cudaGraphExecDestroy(exec_);
+  }
+  void replay(Stream stream) {
+    if (exec_ == nullptr) return;
+    check(cudaGraphLaunch(exec_, stream), "cudaGraphLaunch");
+    copied_.count(1), ++traffic().n_replays;
+  }
+
+ private:
+  /// What one replay copies.
+  struct Counts {
+    std::int64_t uploaded = 0, downloaded = 0, launches = 0;
+    static Counts now() { return {traffic().bytes_uploaded, traffic().bytes_downloaded, traffic().n_launches}; }
+    void count(std::int64_t times) const {
+      traffic().bytes_uploaded += times * uploaded, traffic().bytes_downloaded += times * downloaded;
+    }
+  };
+
+  cudaGraphExec_t exec_ = nullptr;
+  Counts copied_;
+};
+
+}  // namespace tree_attn::cuda

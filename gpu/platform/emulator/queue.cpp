@@ -1,0 +1,374 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The host thread that waits for a stream runs it: what it needs, and, as the seed has it, what else may run.
+#include "gpu/platform/emulator/queue.hpp"
+
+#include "gpu/platform/device_error.hpp"
+#include "gpu/platform/emulator/failure.hpp"
+#include "gpu/platform/emulator/global_memory.hpp"
+#include "gpu/platform/emulator/random.hpp"
+#include "gpu/platform/emulator/sanitizer.hpp"
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstring>
+#include <list>
+#include <mutex>
+#include <utility>
+
+namespace tree_attn::emulated::runtime {
+namespace {
+
+/// An operation that has run, as long as one may still run that does not know it.
+struct Trace {
+  std::string name;
+  int stream = 0;
+  StreamClock clock;
+  Footprint footprint;
+};
+
+/// All streams of the process.
+struct Streams {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::vector<Queue*> queues;          ///< those that are not default ones, oldest first
+  std::vector<std::uint32_t> n_of{0};  ///< operations of each number so far
+  std::vector<int> free_numbers;
+  StreamClock host;  ///< what the host has waited for
+  StreamClock default_stream;
+  std::list<Trace> traces;
+  std::uint64_t n_run = 0;
+};
+
+Streams& streams() {
+  static Streams* const all = new Streams;  // never destroyed: buffers of static storage end after it
+  return *all;
+}
+
+/// What a destructor could not throw.
+thread_local std::exception_ptr kept_error;
+thread_local int n_captured = 0;
+
+std::uint32_t at(const StreamClock& clock, int stream) {
+  return static_cast<std::size_t>(stream) < clock.size() ? clock[static_cast<std::size_t>(stream)] : 0;
+}
+
+void join(StreamClock& clock, const StreamClock& other) {
+  if (clock.size() < other.size()) clock.resize(other.size());
+  for (std::size_t i = 0; i < other.size(); ++i) clock[i] = std::max(clock[i], other[i]);
+}
+
+std::string named(const char* word, const Line& line) { return std::string(word) + " at " + to_string(line); }
+
+void throw_kept_error() {
+  if (kept_error) std::rethrow_exception(std::exchange(kept_error, nullptr));
+}
+
+void check_host(const char* word) {
+  if (running_coordinates != nullptr) throw DeviceError(std::string(word) + ": called from a kernel");
+  throw_kept_error();
+}
+
+bool is_ready(const Queue& queue) {
+  if (queue.is_busy || queue.operations.empty()) return false;
+  const Mark* const after = queue.operations.front().operation.after.get();
+  return after == nullptr || after->queue->n_done >= after->n;
+}
+
+/// The queue that has to go on for this one to go on; null if another host thread is at it.
+Queue* needed(Queue& queue) {
+  Queue* next = &queue;
+  while (!is_ready(*next)) {
+    if (next->is_busy) return nullptr;
+    next = next->operations.front().operation.after->queue.get();
+  }
+  return next;
+}
+
+/// Forgets operations that all others know: those that are queued, and through the host those that will be.
+void forget_known(Streams& all) {
+  all.traces.remove_if([&](const Trace& trace) {
+    const std::uint32_t time = at(trace.clock, trace.stream);
+    return at(all.host, trace.stream) >= time && std::all_of(all.queues.begin(), all.queues.end(), [&](const Queue* queue) {
+             return std::all_of(queue->operations.begin(), queue->operations.end(),
+                                [&](const auto& queued) { return at(queued.clock, trace.stream) >= time; });
+           });
+  });
+}
+
+/// @throws DeviceError if the last trace meets another that it does not know, and that does not know it
+void check_races(const Streams& all) {
+  const Trace& own = all.traces.back();
+  for (const Trace& other : all.traces) {
+    if (at(own.clock, other.stream) >= at(other.clock, other.stream)) continue;
+    if (at(other.clock, own.stream) >= at(own.clock, own.stream)) continue;
+    const std::string how = own.footprint.conflict(other.footprint, other.name);
+    if (!how.empty()) throw DeviceError("race between streams: " + own.name + " " + how + ", and no event orders the two");
+  }
+}
+
+/// After an error a device does nothing more: what this host thread has queued is lost.
+void drop_all(Streams& all, Queue& failed) {
+  const auto drop = [](Queue& queue) {
+    queue.operations.clear();
+    queue.n_done = queue.n_queued;
+    queue.is_busy = false;
+  };
+  drop(failed);
+  for (Queue* queue : all.queues) {
+    if (queue->owner == std::this_thread::get_id() && !queue->is_busy) drop(*queue);
+  }
+  all.traces.clear();
+}
+
+/// Runs the first operation of a queue. @pre it is ready, and the lock is held
+void run_first(Streams& all, Queue& queue, std::unique_lock<std::mutex>& lock) {
+  queue.is_busy = true;
+  ++all.n_run;
+  const Queue::Queued& first = queue.operations.front();
+  Trace* trace = nullptr;
+  if (!all.queues.empty() && first.operation.act) {
+    all.traces.emplace_back();
+    trace = &all.traces.back();
+    trace->name = first.operation.name, trace->stream = queue.number, trace->clock = first.clock;
+  }
+  lock.unlock();
+  try {
+    acquire(&queue);
+    if (first.operation.after) acquire(first.operation.after->queue.get());
+    if (first.operation.act) first.operation.act(queue, trace != nullptr ? &trace->footprint : nullptr);
+    release(&queue);
+    lock.lock();
+    if (trace != nullptr) check_races(all);
+  } catch (...) {
+    if (!lock.owns_lock()) lock.lock();
+    drop_all(all, queue);
+    all.changed.notify_all();
+    throw;
+  }
+  queue.operations.pop_front();
+  ++queue.n_done;
+  queue.is_busy = false;
+  all.changed.notify_all();
+}
+
+/// Runs what is needed until a queue has come to a place.
+void run_until(Queue& queue, std::uint64_t place) {
+  Streams& all = streams();
+  std::unique_lock lock(all.mutex);
+  while (queue.n_done < place) {
+    Queue* next = needed(queue);
+    const std::uint64_t seed = settings().seed;
+    Random random(seed + all.n_run);
+    if (seed != 0 && random.below(2) == 0) {
+      // Others may run too.
+      std::vector<Queue*> ready;
+      for (Queue* other : all.queues) {
+        if (other->owner == std::this_thread::get_id() && is_ready(*other)) ready.push_back(other);
+      }
+      if (!ready.empty()) next = ready[random.below(static_cast<std::uint32_t>(ready.size()))];
+    }
+    if (next == nullptr) {
+      all.changed.wait(lock);
+    } else {
+      run_first(all, *next, lock);
+    }
+  }
+  acquire(&queue);
+}
+
+}  // namespace
+
+Queue& queue_of(Queue* queue) {
+  if (queue != nullptr) return *queue;
+  static thread_local const std::shared_ptr<Queue> own = [] {
+    auto made = std::make_shared<Queue>();
+    made->owner = std::this_thread::get_id();
+    return made;
+  }();
+  return *own;
+}
+
+std::shared_ptr<Queue> make_queue() {
+  check_host("a stream");
+  const Unwatched unwatched;
+  auto queue = std::make_shared<Queue>();
+  queue->owner = std::this_thread::get_id();
+  Streams& all = streams();
+  const std::lock_guard lock(all.mutex);
+  if (all.free_numbers.empty()) {
+    all.free_numbers.push_back(static_cast<int>(all.n_of.size()));
+    all.n_of.push_back(0);
+  }
+  queue->number = all.free_numbers.back();
+  all.free_numbers.pop_back();
+  all.queues.push_back(queue.get());
+  return queue;
+}
+
+void end_queue(Queue& queue) noexcept {
+  const Unwatched unwatched;
+  try {
+    run_until(queue, queue.n_queued);
+  } catch (...) {
+    if (!kept_error) kept_error = std::current_exception();
+  }
+  Streams& all = streams();
+  const std::lock_guard lock(all.mutex);
+  std::erase(all.queues, &queue);
+  all.free_numbers.push_back(queue.number);
+}
+
+void enqueue(Queue& queue, Operation operation) {
+  if (queue.is_captured) {
+    queue.captured.push_back(std::move(operation));
+    return;
+  }
+  Streams& all = streams();
+  const bool is_default = queue.number == 0;
+  {
+    const std::lock_guard lock(all.mutex);
+    join(queue.clock, all.host);
+    if (is_default) join(queue.clock, all.default_stream);
+    if (operation.after) join(queue.clock, operation.after->clock);
+    const auto number = static_cast<std::size_t>(queue.number);
+    if (queue.clock.size() <= number) queue.clock.resize(number + 1);
+    queue.clock[number] = ++all.n_of[number];
+    if (is_default) all.default_stream = queue.clock;
+    queue.operations.push_back({std::move(operation), queue.clock});
+    ++queue.n_queued;
+  }
+  if (is_default) run_until(queue, queue.n_queued);
+}
+
+void synchronise(Queue& queue, const Line& line) {
+  check_host("synchronise");
+  if (queue.is_captured) fail(line, "synchronise: the stream is being captured");
+  const Unwatched unwatched;
+  run_until(queue, queue.n_queued);
+  Streams& all = streams();
+  const std::lock_guard lock(all.mutex);
+  join(all.host, queue.clock);
+  forget_known(all);
+}
+
+void synchronise_all() {
+  check_host("a copy to the host");
+  refuse_in_capture("a copy that blocks");
+  const Unwatched unwatched;
+  Streams& all = streams();
+  std::vector<std::shared_ptr<Queue>> own;
+  {
+    const std::lock_guard lock(all.mutex);
+    for (Queue* queue : all.queues) {
+      if (queue->owner == std::this_thread::get_id()) own.push_back(queue->shared_from_this());
+    }
+  }
+  for (const auto& queue : own) run_until(*queue, queue->n_queued);
+  const std::lock_guard lock(all.mutex);
+  for (const auto& queue : own) join(all.host, queue->clock);
+  join(all.host, all.default_stream);
+  forget_known(all);
+}
+
+void synchronise_all_quietly() noexcept {
+  try {
+    if (n_captured == 0 && running_coordinates == nullptr) synchronise_all();
+  } catch (...) {
+    if (!kept_error) kept_error = std::current_exception();
+  }
+}
+
+Mark mark(Queue& queue, const Line& line) {
+  check_host("an event");
+  if (queue.is_captured) fail(line, "an event on a stream that is being captured: the emulator captures one stream");
+  const Unwatched unwatched;
+  const std::lock_guard lock(streams().mutex);
+  return {queue.shared_from_this(), queue.n_queued, queue.clock};
+}
+
+void hold(Queue& queue, const Mark& mark, const Line& line) {
+  check_host("an event");
+  if (queue.is_captured) fail(line, "an event on a stream that is being captured: the emulator captures one stream");
+  if (mark.queue == nullptr) return;
+  const Unwatched unwatched;
+  enqueue(queue, {.name = named("an event", line), .after = std::make_shared<Mark>(mark)});
+}
+
+void begin_capture(Queue& queue, const Line& line) {
+  check_host("a capture");
+  if (queue.number == 0) fail(line, "a capture: the default stream cannot be captured");
+  if (queue.is_captured) fail(line, "a capture: the stream is being captured already");
+  queue.is_captured = true;
+  ++n_captured;
+}
+
+std::vector<Operation> end_capture(Queue& queue) {
+  queue.is_captured = false;
+  --n_captured;
+  return std::exchange(queue.captured, {});
+}
+
+void replay(Queue& queue, const std::vector<Operation>& operations, const Line& line) {
+  check_host("a replay");
+  if (queue.is_captured) fail(line, "a replay: the stream is being captured");
+  const Unwatched unwatched;
+  for (const Operation& operation : operations) {
+    Operation again = operation;
+    again.name += ", replayed at " + to_string(line);
+    enqueue(queue, std::move(again));
+  }
+}
+
+void refuse_in_capture(const char* word) {
+  if (n_captured > 0) throw DeviceError(std::string(word) + " while this host thread captures a stream");
+}
+
+void forget_footprints(std::uintptr_t buffer) noexcept {
+  const Unwatched unwatched;
+  Streams& all = streams();
+  const std::lock_guard lock(all.mutex);
+  for (Trace& trace : all.traces) trace.footprint.forget(buffer);
+}
+
+bool queue_launch(Queue& queue, const Launch& config, std::function<void()> run_thread) {
+  check_host("launch");
+  check(config);
+  const Unwatched unwatched;
+  const bool is_captured = queue.is_captured;
+  enqueue(queue, {.name = named("launch", config.line),
+                  .act = [config, how = settings(), run_thread = std::move(run_thread)](Queue& on, Footprint* seen) {
+                    Grid grid{.config = config, .run_thread = run_thread, .settings = how, .footprint = seen};
+                    run(grid, on.launches);
+                  }});
+  return !is_captured;
+}
+
+void queue_copy(Queue& queue, const char* word, Rows to, Rows from, std::size_t n_bytes, std::size_t n_rows,
+                std::function<void()> count, const Line& line) {
+  check_host(word);
+  const Unwatched unwatched;
+  enqueue(queue, {.name = named(word, line), .act = [=, count = std::move(count)](Queue&, Footprint* seen) {
+                    for (std::size_t i = 0; i < n_rows; ++i) {
+                      std::byte *const target = to.first + i * to.pitch, *const source = from.first + i * from.pitch;
+                      if (seen != nullptr && to.is_device) note_copy(*seen, target, n_bytes, Reach::kWrite, word, line);
+                      if (seen != nullptr && from.is_device) note_copy(*seen, source, n_bytes, Reach::kRead, word, line);
+                      note_read(source, n_bytes);
+                      note_write(target, n_bytes);
+                      std::memcpy(target, source, n_bytes);
+                    }
+                    count();
+                  }});
+}
+
+void queue_fill(Queue& queue, std::byte* to, unsigned char byte, std::size_t n_bytes, const Line& line) {
+  check_host("fill");
+  const Unwatched unwatched;
+  enqueue(queue, {.name = named("fill", line), .act = [=](Queue&, Footprint* seen) {
+                    if (seen != nullptr) note_copy(*seen, to, n_bytes, Reach::kWrite, "fill", line);
+                    note_write(to, n_bytes);
+                    std::memset(to, byte, n_bytes);
+                  }});
+}
+
+}  // namespace tree_attn::emulated::runtime

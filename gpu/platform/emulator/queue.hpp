@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The emulator's inside: queues of operations, run by the host thread that waits for them, and which are ordered.
+///
+/// Each stream has a place in vector clocks. An operation knows what came before it on its stream, what the host had waited
+/// for when it was queued, and what events handed on. Two operations of which neither knows the other may run at the same
+/// time on a device, so their footprints must not meet. All host threads count as one: what one of them has waited for, the
+/// others know. That finds no race between host threads, and invents none.
+#pragma once
+
+#include "gpu/platform/emulator/footprint.hpp"
+#include "gpu/platform/emulator/grid.hpp"
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace tree_attn::emulated::runtime {
+
+struct Queue;
+
+/// For every stream, how many of its operations have come before.
+using StreamClock = std::vector<std::uint32_t>;
+
+/// A place in a queue: all that was queued up to it.
+struct Mark {
+  std::shared_ptr<Queue> queue;
+  std::uint64_t n = 0;
+  StreamClock clock;
+};
+
+/// One thing that a stream is asked to do.
+struct Operation {
+  std::string name;                                    ///< a word of launch.hpp and its line
+  std::function<void(Queue&, Footprint* seen)> act{};  ///< none: it only waits
+  std::shared_ptr<const Mark> after{};                 ///< what it waits for
+};
+
+/// A stream.
+struct Queue : std::enable_shared_from_this<Queue> {
+  struct Queued {
+    Operation operation;
+    StreamClock clock;  ///< with its own place
+  };
+  int number = 0;         ///< in the clocks; 0 is the default stream
+  std::thread::id owner;  ///< the host thread that made it
+  StreamClock clock;      ///< of what is queued last
+  std::deque<Queued> operations;
+  std::uint64_t n_queued = 0, n_done = 0;
+  bool is_busy = false;  ///< a host thread runs the first of them
+  bool is_captured = false;
+  std::vector<Operation> captured;
+  LaunchHistory launches;  ///< of this stream
+};
+
+/// The queue of a stream; null stands for the default one of this host thread.
+Queue& queue_of(Queue* queue);
+std::shared_ptr<Queue> make_queue();
+/// Runs what is queued. An error is thrown by the next word that may throw.
+void end_queue(Queue& queue) noexcept;
+
+/// Queues an operation, or records it. On the default stream it runs at once. @throws DeviceError
+void enqueue(Queue& queue, Operation operation);
+/// Runs what is queued. @throws DeviceError
+void synchronise(Queue& queue, const Line& line);
+/// Runs all queues of this host thread: what a blocking copy to the host, and the end of a buffer, wait for.
+void synchronise_all();
+/// The same, where nothing may be thrown.
+void synchronise_all_quietly() noexcept;
+
+/// Events: all that is queued now; and an operation that waits for it.
+Mark mark(Queue& queue, const Line& line);
+/// See mark(). Does nothing for a mark that was never made.
+void hold(Queue& queue, const Mark& mark, const Line& line);
+
+/// From here on the queue records what it is given.
+void begin_capture(Queue& queue, const Line& line);
+/// Up to here. @returns what was recorded
+std::vector<Operation> end_capture(Queue& queue);
+/// Queues what was recorded.
+void replay(Queue& queue, const std::vector<Operation>& operations, const Line& line);
+/// @throws DeviceError if this host thread captures a stream: the word would be lost, or run once and not in every replay
+void refuse_in_capture(const char* word);
+
+/// A buffer is gone: its address says nothing any more.
+void forget_footprints(std::uintptr_t buffer) noexcept;
+
+/// Queues a kernel. @param run_thread what every thread of the grid runs @returns false if it was recorded only
+bool queue_launch(Queue& queue, const Launch& config, std::function<void()> run_thread);
+/// One side of a copy.
+struct Rows {
+  std::byte* first = nullptr;
+  std::size_t pitch = 0;  ///< bytes from one row to the next
+  bool is_device = false;
+};
+/// Queues a copy of n_rows rows of n_bytes. @param count called whenever it has run
+void queue_copy(Queue& queue, const char* word, Rows to, Rows from, std::size_t n_bytes, std::size_t n_rows,
+                std::function<void()> count, const Line& line);
+/// Queues a fill.
+void queue_fill(Queue& queue, std::byte* to, unsigned char byte, std::size_t n_bytes, const Line& line);
+
+}  // namespace tree_attn::emulated::runtime

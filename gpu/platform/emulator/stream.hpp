@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The emulated side of streams, events and graphs: see gpu/platform/launch.hpp.
+///
+/// A stream is a queue, and nothing in it runs before the host waits: every operation is as late as it may be. Seed 0 runs
+/// what the wait needs and no more; other seeds also run operations of other streams, in any order that events allow. An
+/// operation that reads what another stream has not written yet therefore finds NaN, and the clocks of queue.hpp report it
+/// even if it does not.
+#pragma once
+
+#include "gpu/platform/device_traffic.hpp"
+#include "gpu/platform/emulator/queue.hpp"
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+namespace tree_attn::emulated {
+
+/// What the host has asked of device memory.
+inline DeviceTraffic& traffic() {
+  static DeviceTraffic counts;
+  return counts;
+}
+
+/// Where launches and copies queue. A default one is the default stream: the host waits for each of its operations.
+struct Stream {
+  runtime::Queue* queue = nullptr;
+};
+
+/// Waits until all that is queued has run. @throws DeviceError of an operation that failed; the rest is dropped
+inline void synchronise(Stream stream, const Line& line = Line::current()) {
+  runtime::synchronise(runtime::queue_of(stream.queue), line);
+}
+
+/// A stream of its own, which the default stream does not wait for. Its end waits for what is queued.
+class OwnedStream {
+ public:
+  OwnedStream() : queue_(runtime::make_queue()) {}
+  OwnedStream(const OwnedStream&) = delete;
+  OwnedStream& operator=(const OwnedStream&) = delete;
+  ~OwnedStream() { runtime::end_queue(*queue_); }
+  operator Stream() const { return {queue_.get()}; }
+
+ private:
+  std::shared_ptr<runtime::Queue> queue_;
+};
+
+/// A place in a stream that other streams can wait for.
+class Event {
+ public:
+  Event() = default;
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
+  /// All that is queued on the stream so far.
+  void record(Stream stream, const Line& line = Line::current()) {
+    mark_ = runtime::mark(runtime::queue_of(stream.queue), line);
+  }
+  /// What is queued on the stream from now on comes after that. An event that was never recorded orders nothing.
+  void hold(Stream stream, const Line& line = Line::current()) const {
+    runtime::hold(runtime::queue_of(stream.queue), mark_, line);
+  }
+
+ private:
+  runtime::Mark mark_;
+};
+
+/// Operations that are recorded once and queued again as a whole, with the arguments that they were recorded with.
+class Graph {
+ public:
+  Graph() = default;
+  /// @param queue queues the operations on the stream; none of them runs
+  template <class Queue>
+  Graph(Stream stream, const Queue& queue, const Line& line = Line::current()) {
+    runtime::Queue& of = runtime::queue_of(stream.queue);
+    runtime::begin_capture(of, line);
+    try {
+      queue();
+    } catch (...) {
+      runtime::end_capture(of);
+      throw;
+    }
+    operations_ = runtime::end_capture(of);
+  }
+  void replay(Stream stream, const Line& line = Line::current()) {
+    runtime::replay(runtime::queue_of(stream.queue), operations_, line);
+    ++traffic().n_replays;
+  }
+
+ private:
+  std::vector<runtime::Operation> operations_;
+};
+
+}  // namespace tree_attn::emulated

@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Streams: nothing runs before the host waits, events order, and what nothing orders is a race.
+#include "tests/gpu/platform/emulator/emulator_test.hpp"
+
+#include <cmath>
+
+namespace tree_attn::emulated {
+namespace {
+
+void store(float* to, float x) { store_fresh(to, x); }
+void copy(const float* from, float* to) { store_fresh(to, load_fresh(from)); }
+void add(const float* from, float* to) { store_fresh(to, load_fresh(to) + load_fresh(from)); }
+void count(unsigned* counter) { atomicAdd(counter, 1u); }
+void set(unsigned* counter) {
+  atomicAdd(counter + 1, 1u);
+  runtime::check_global(counter, 4, runtime::Reach::kWrite, "set", Line::current());
+}
+void nothing() {}
+
+/// What an action is refused with; empty if nothing.
+template <class Act>
+std::string error_in(const Act& act) {
+  try {
+    act();
+  } catch (const DeviceError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST_CASE("emulator: a stream runs when the host waits for it, and not before") {
+  for (std::uint64_t seed = 0; seed < 4; ++seed) {
+    const SettingsScope scope({.seed = seed});
+    const DeviceBuffer<float> a(1), b(1);
+    const OwnedStream stream;
+    launch(store, {}, stream, a.data(), 3.0f);
+    launch(copy, {}, stream, a.data(), b.data());
+    CHECK(std::isnan(*a.data()));
+    synchronise(stream);
+    CHECK(*a.data() == 3);
+    CHECK(*b.data() == 3);
+  }
+  // A copy to the host waits for every stream, and so does the end of a buffer or of a stream.
+  const DeviceBuffer<float> a(1);
+  {
+    const OwnedStream first, second;
+    launch(store, {}, first, a.data(), 4.0f);
+    CHECK(a.download()[0] == 4);
+    {
+      const DeviceBuffer<float> gone(1);
+      launch(store, {}, second, gone.data(), 1.0f);
+      launch(store, {}, first, a.data(), 5.0f);
+      CHECK(*a.data() == 4);
+      synchronise(second);
+    }
+    CHECK(*a.data() == 5);
+    launch(store, {}, first, a.data(), 6.0f);
+  }
+  CHECK(*a.data() == 6);
+}
+
+TEST_CASE("emulator: a queued copy takes the memory of the host as it is when the stream gets there") {
+  std::vector<float> in{1}, out{0};
+  DeviceBuffer<float> a(1);
+  const OwnedStream stream;
+  const std::int64_t uploaded = traffic().bytes_uploaded, downloaded = traffic().bytes_downloaded;
+  a.queue_upload(stream, in);
+  a.queue_download(stream, out);
+  in[0] = 2;
+  CHECK(out[0] == 0);
+  CHECK(traffic().bytes_uploaded == uploaded);
+  synchronise(stream);
+  CHECK(out[0] == 2);
+  CHECK(traffic().bytes_uploaded - uploaded == 4);
+  CHECK(traffic().bytes_downloaded - downloaded == 4);
+  CHECK(has(error_in([&] { a.queue_upload(stream, in, 1); }), "upload: past the end"));
+
+  // Rows, on the device.
+  const DeviceBuffer<float> from = ascending(12);
+  DeviceBuffer<float> to(12);
+  to.fill(0, stream);
+  to.queue_copy(stream, from, 1, 4, 2, 3, 2, 3);
+  synchronise(stream);
+  CHECK(to.download() == std::vector<float>{0, 0, 1, 2, 0, 5, 6, 0, 9, 10, 0, 0});
+}
+
+TEST_CASE("emulator: an event makes a stream wait for another, whatever else runs") {
+  for (std::uint64_t seed = 0; seed < 8; ++seed) {
+    CAPTURE(seed);
+    const SettingsScope scope({.seed = seed});
+    const DeviceBuffer<float> a(1), b(1), c(1);
+    const OwnedStream first, second, third;
+    Event event, other;
+    event.hold(second);  // never recorded: orders nothing
+    launch(store, {}, first, a.data(), 3.0f);
+    event.record(first);
+    launch(store, {}, first, c.data(), 1.0f);
+    event.hold(second);
+    launch(copy, {}, second, a.data(), b.data());
+    other.record(second);
+    other.hold(third);
+    launch(add, {}, third, a.data(), b.data());
+    synchronise(third);
+    CHECK(*b.data() == 6);
+    if (seed == 0) CHECK(std::isnan(*c.data()));  // no one waited for it
+    synchronise(first);
+    CHECK(*c.data() == 1);
+  }
+}
+
+/// What a second stream is refused with if it does `second` without waiting for a stream that does `first`.
+template <class First, class Second>
+std::string race(const First& first, const Second& second, bool orders = false) {
+  std::string found;
+  for (std::uint64_t seed = 0; seed < 4; ++seed) {
+    const SettingsScope scope({.seed = seed});
+    const OwnedStream one, two;
+    first(one);
+    Event event;
+    event.record(one);
+    if (orders) event.hold(two);
+    second(two);
+    const std::string error = error_in([&] {
+      synchronise(one);
+      synchronise(two);
+    });
+    if (seed == 0) found = error;
+    CHECK((error == "") == (found == ""));
+  }
+  return found;
+}
+
+TEST_CASE("emulator: two streams that touch the same memory without an event are a race, in any order that they ran in") {
+  DeviceBuffer<float> a(64), b(64);
+  a.fill(0), b.fill(0);
+  DeviceBuffer<unsigned> counters(2);
+  counters.fill(0);
+  const std::vector<float> host(64);
+  const auto writes = [&](Stream stream) { launch(store, {}, stream, a.data(), 3.0f); };
+  const auto reads = [&](Stream stream) { launch(copy, {}, stream, a.data(), b.data()); };
+  const auto also_reads = [&](Stream stream) { launch(copy, {}, stream, a.data(), b.data() + 1); };
+  const auto writes_next = [&](Stream stream) { launch(store, {}, stream, a.data() + 1, 3.0f); };
+  const auto uploads = [&](Stream stream) { a.queue_upload(stream, host); };
+  const auto fills = [&](Stream stream) { a.fill(0, stream); };
+  const auto counts = [&](Stream stream) { launch(count, {}, stream, counters.data()); };
+  const auto sets = [&](Stream stream) { launch(set, {}, stream, counters.data()); };
+
+  const std::string error = race(writes, reads);
+  CAPTURE(error);
+  CHECK(has(error, "race between streams: launch at test_streams.cpp:"));
+  CHECK(has(error, "reads bytes 0 to 4 of a buffer (load_fresh at test_streams.cpp:12) that launch at test_streams.cpp:"));
+  CHECK(has(error, "writes (store_fresh at test_streams.cpp:11), and no event orders the two"));
+  CHECK(has(race(reads, writes), "that launch at"));
+  CHECK(has(race(writes, writes), "writes bytes 0 to 4"));
+  CHECK(has(race(reads, uploads), "upload at test_streams.cpp:"));
+  CHECK(has(race(fills, also_reads), "fill at test_streams.cpp:"));
+  CHECK(has(race(counts, sets), "by an atomic"));
+  CHECK(race(reads, also_reads) == "");
+  CHECK(race(writes, writes_next) == "");
+  CHECK(race(counts, counts) == "");
+  CHECK(race(writes, reads, true) == "");
+  CHECK(race(uploads, also_reads, true) == "");
+}
+
+TEST_CASE("emulator: what the host has waited for comes before what it queues then, and before nothing else") {
+  DeviceBuffer<float> a(1), b(1);
+  const OwnedStream one, two;
+  launch(store, {}, one, a.data(), 3.0f);
+  synchronise(one);
+  launch(copy, {}, two, a.data(), b.data());
+  synchronise(two);
+  CHECK(*b.data() == 3);
+  // Queued before the host waited: the wait says nothing of it.
+  launch(store, {}, one, a.data(), 4.0f);
+  launch(copy, {}, two, a.data(), b.data());
+  synchronise(one);
+  CHECK(has(error_in([&] { synchronise(two); }), "race between streams"));
+  // The default stream does not wait for others, nor they for it.
+  launch(store, {}, Stream{}, a.data(), 5.0f);
+  launch(copy, {}, two, a.data(), b.data());
+  CHECK(has(error_in([&] { synchronise(two); }), "race between streams"));
+  launch(store, {}, Stream{}, a.data(), 6.0f);
+  synchronise(Stream{});
+  launch(copy, {}, two, a.data(), b.data());
+  CHECK(b.download()[0] == 6);
+}
+
+TEST_CASE("emulator: launches of two streams overlap by their own streams alone") {
+  const DeviceBuffer<float> a(1), b(1);
+  const OwnedStream one, two;
+  launch(store, {}, one, a.data(), 1.0f);
+  launch(store, {}, two, b.data(), 1.0f);
+  launch(nothing, {.overlaps = true}, two);
+  launch(copy, {.overlaps = true}, one, a.data(), a.data());
+  synchronise(two);
+  CHECK(has(error_in([&] { synchronise(one); }), "no wait_for_previous_launch()"));
+}
+
+void overwrite_and_read(float* scratch, float* out) {
+  store_fresh(scratch, 1);
+  store_fresh(out, load_fresh(scratch));
+}
+void read_only(const float* scratch, float* out) { store_fresh(out, load_fresh(scratch)); }
+
+TEST_CASE("emulator: a launch continues with the scratch memory of its own stream") {
+  const DeviceBuffer<float> scratch(1, MemoryUse::Scratch), other(1, MemoryUse::Scratch), out(2);
+  const OwnedStream one, two;
+  launch(overwrite_and_read, {}, one, scratch.data(), out.data());
+  synchronise(one);
+  launch(overwrite_and_read, {}, two, other.data(), out.data() + 1);
+  synchronise(two);
+  launch(read_only, {.continues = true}, one, scratch.data(), out.data());
+  synchronise(one);
+  CHECK(*out.data() == 1);
+}
+
+void reads_past_the_end(const float* from) { load_fresh(from + 1); }
+
+TEST_CASE("emulator: an error is thrown by the wait that finds it; what was queued is lost, and the next launch is well") {
+  const DeviceBuffer<float> a(1), b(1);
+  const OwnedStream one, two;
+  launch(reads_past_the_end, {}, one, a.data());
+  launch(store, {}, one, b.data(), 1.0f);
+  Event event;
+  event.record(one);
+  event.hold(two);
+  launch(store, {}, two, a.data(), 1.0f);
+  CHECK(has(error_in([&] { synchronise(two); }), "load_fresh reads bytes 4 to 8 of a buffer of 4"));
+  synchronise(one);
+  CHECK(std::isnan(*b.data()));
+  launch(store, {}, one, b.data(), 2.0f);
+  synchronise(one);
+  CHECK(*b.data() == 2);
+  // A destructor keeps it for the next word.
+  {
+    const OwnedStream ends;
+    launch(reads_past_the_end, {}, ends, a.data());
+  }
+  CHECK(has(error_in([&] { launch(store, {}, one, b.data(), 3.0f); }), "load_fresh reads bytes 4 to 8"));
+  CHECK(error_in([&] { synchronise(one); }) == "");
+  CHECK(has(error_in([&] { launch(nothing, {.block = {1025}}, one); }), "1 to 1024 threads"));
+}
+
+TEST_CASE("emulator: a graph records and does not run; every replay runs, copies and counts") {
+  for (std::uint64_t seed = 0; seed < 3; ++seed) {
+    const SettingsScope scope({.seed = seed});
+    std::vector<float> in{1}, out{0};
+    DeviceBuffer<float> a(1), sum(1);
+    sum.fill(0);
+    const OwnedStream stream, other;
+    synchronise(Stream{});
+    const std::int64_t uploaded = traffic().bytes_uploaded, launches = traffic().n_launches, replays = traffic().n_replays;
+    Graph graph(stream, [&] {
+      a.queue_upload(stream, in);
+      launch(add, {}, stream, a.data(), sum.data());
+      sum.queue_download(stream, out);
+    });
+    synchronise(stream);
+    CHECK(*sum.data() == 0);
+    CHECK(traffic().bytes_uploaded == uploaded);
+    CHECK(traffic().n_launches == launches);
+    for (const float x : {1.0f, 2.0f, 5.0f}) {
+      in[0] = x;
+      graph.replay(stream);
+      CHECK(std::isnan(*a.data()) == (x == 1));
+      synchronise(stream);
+    }
+    CHECK(out[0] == 8);
+    CHECK(traffic().bytes_uploaded - uploaded == 3 * 4);
+    CHECK(traffic().n_launches == launches);
+    CHECK(traffic().n_replays - replays == 3);
+    // On another stream its operations are those of that stream.
+    graph.replay(stream);
+    graph.replay(other);
+    CHECK(has(error_in([&] { synchronise(stream), synchronise(other); }), "replayed at test_streams.cpp:"));
+  }
+}
+
+TEST_CASE("emulator: what a capture cannot record is refused, and the stream is well again") {
+  DeviceBuffer<float> a(1);
+  const std::vector<float> host{1};
+  const OwnedStream stream;
+  Event event;
+  const auto capture = [&](const auto& queue) { return error_in([&] { Graph(stream, [&] { queue(); }); }); };
+  CHECK(has(capture([&] { DeviceBuffer<float>{1}; }), "an allocation while this host thread captures a stream"));
+  CHECK(has(capture([&] { a.upload(host); }), "a copy that blocks while"));
+  CHECK(has(capture([&] { a.download(); }), "a copy that blocks while"));
+  CHECK(has(capture([&] { synchronise(stream); }), "the stream is being captured"));
+  CHECK(has(capture([&] { event.record(stream); }), "captures one stream"));
+  CHECK(has(error_in([&] { Graph(Stream{}, [] {}); }), "the default stream cannot be captured"));
+  CHECK(capture([&] { a.queue_upload(stream, host); }) == "");
+  a.queue_upload(stream, host);
+  synchronise(stream);
+  CHECK(*a.data() == 1);
+}
+
+}  // namespace
+}  // namespace tree_attn::emulated
