@@ -10,7 +10,7 @@
 /// | `OwnedStream synchronise` | a stream of its own, which the default stream does not wait for; waits for a stream |
 /// | `Event` | `record` marks a place in a stream, and `hold` makes another wait for it |
 /// | `Graph` | records what is queued on a stream and queues it again: `replay` |
-/// | `Launch` | grid, block, bytes of dynamic shared memory, blocks per cluster, whether it continues or overlaps the last |
+/// | `Launch` | grid, block, bytes of dynamic shared memory, blocks per cluster, whether it continues or overlaps the last, whether its blocks wait for each other |
 /// | `launch(kernel, Launch, stream, args...)` | starts a kernel; a status that is not well is a DeviceError |
 /// | `make_tensor_map(TensorArray)` | the TensorMap that a kernel passes to bulk_copy_tensor() |
 /// | `DeviceTraffic& traffic()` | allocations, bytes copied, launches and replays so far |

@@ -9,6 +9,7 @@ namespace tree_attn {
 enum class MemoryUse {
   Persistent,  ///< keeps its contents from launch to launch
   Input,       ///< the same, and no kernel writes it
+  Window,      ///< persistent, and launches that run at the same time hand data to each other in it, also of other devices
   Scratch,     ///< undefined when a launch begins: what is read there this launch has written, see Launch::continues
 };
 

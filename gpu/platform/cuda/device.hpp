@@ -125,6 +125,28 @@ __device__ inline unsigned atomic_inc_acq_rel(unsigned* counter, unsigned last) 
   return before;
 }
 
+// ---- Waiting for memory that others write
+
+/// Calls ready() until it is true. Meanwhile other threads, blocks and devices run; this block keeps its place.
+///
+/// Blocks that wait for others of the same grid need Launch::is_cooperative, and blocks that wait for another launch need
+/// one that the device can hold beside them: a block that never gets a place is waited for in vain.
+template <class Ready>
+__device__ inline void wait_until(const Ready& ready) {
+  while (!ready()) {
+  }
+}
+/// A word by which threads that run at the same time, of any device, tell each other something. What was written before the
+/// store, or seen there after a barrier, is seen by a thread that has loaded what it stored.
+__device__ inline void store_release(unsigned* to, unsigned value) {
+  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
+}
+__device__ inline unsigned load_acquire(const unsigned* from) {
+  unsigned value;
+  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+  return value;
+}
+
 // ---- Asynchronous copies, sm_80
 
 /// Starts to copy `n_bytes` (0 to 16) from global memory; the rest of the 16 bytes becomes zero. Both addresses are

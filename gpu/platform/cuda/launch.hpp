@@ -176,6 +176,7 @@ struct Launch {
   int cluster = 1;               ///< blocks of a cluster, along x
   bool continues = false;        ///< whether it reads scratch memory that the launch before it wrote
   bool overlaps = false;         ///< whether it may begin before the launch before it ends: see wait_for_previous_launch()
+  bool is_cooperative = false;   ///< whether its blocks wait for each other: then all have to fit the device at once
 };
 
 /// Describes an array, and the box that bulk_copy_tensor() fetches of it.
@@ -213,7 +214,7 @@ template <class... Parameters, class... Arguments>
 void launch(void (*kernel)(Parameters...), const Launch& config, Stream stream, Arguments&&... arguments) {
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(config.shared_bytes)),
         "cudaFuncSetAttribute");
-  cudaLaunchAttribute set[2]{};
+  cudaLaunchAttribute set[3]{};
   unsigned n_set = 0;
   if (config.cluster > 1) {
     set[n_set].id = cudaLaunchAttributeClusterDimension;
@@ -222,6 +223,10 @@ void launch(void (*kernel)(Parameters...), const Launch& config, Stream stream, 
   if (config.overlaps) {
     set[n_set].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     set[n_set++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (config.is_cooperative) {
+    set[n_set].id = cudaLaunchAttributeCooperative;
+    set[n_set++].val.cooperative = 1;
   }
   cudaLaunchConfig_t attributes{};
   attributes.gridDim = config.grid;

@@ -166,6 +166,26 @@ inline void store_fresh(float* to, float x, const Line& line = Line::current()) 
   *to = x;
 }
 
+// ---- Waiting for memory that others write
+
+/// Calls ready() until it is true. Meanwhile other threads, blocks and devices run; this block keeps its place.
+template <class Ready>
+void wait_until(const Ready& ready, const Line& line = Line::current()) {
+  bool waited = false;
+  for (; !ready(); waited = true) runtime::wait_for_memory(line);
+  if (waited) runtime::pass_wait();
+}
+/// A word by which threads that run at the same time tell each other something. What was written before the store is seen
+/// by a thread that has loaded what it stored.
+inline void store_release(unsigned* to, unsigned value, const Line& line = Line::current()) {
+  runtime::check_global(to, sizeof *to, runtime::Reach::kAtomic, "store_release", line);
+  __atomic_store_n(to, value, __ATOMIC_RELEASE);
+}
+inline unsigned load_acquire(const unsigned* from, const Line& line = Line::current()) {
+  runtime::check_global(from, sizeof *from, runtime::Reach::kAtomic, "load_acquire", line);
+  return __atomic_load_n(from, __ATOMIC_ACQUIRE);
+}
+
 // ---- Asynchronous copies
 
 template <class T>

@@ -125,7 +125,7 @@ const SeenBuffers::Range& find_global(std::uintptr_t at, std::size_t n_bytes, Re
       freshen(low, found->second, grid);
       SeenBuffers::Range& range = seen_buffers.range[seen_buffers.next];
       range = {low, high, found->second.use, found->second.written.get(), &found->second.reader, &found->second.writer};
-      if (grid.footprint != nullptr) range.touched = &grid.footprint->of(low, high - low);
+      if (grid.footprint != nullptr && range.use != MemoryUse::Window) range.touched = &grid.footprint->of(low, high - low);
       seen_buffers.next = (seen_buffers.next + 1) % SeenBuffers::kCount;
       return range;
     }
@@ -159,7 +159,7 @@ void check_use(const SeenBuffers::Range& range, std::uintptr_t at, std::size_t n
     return;
   }
   check_overlap(range, reach, word, line);
-  if (range.use == MemoryUse::Persistent) return;
+  if (range.use != MemoryUse::Scratch) return;
   if (reach == Reach::kReadOnly) fail(line, std::string(word) + " is for memory that no kernel writes, and this is scratch");
   if (range.written == nullptr) return;
   std::atomic<bool>* const written = range.written + (at - range.low);

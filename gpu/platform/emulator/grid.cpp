@@ -6,14 +6,12 @@
 #include "gpu/platform/device_error.hpp"
 #include "gpu/platform/emulator/failure.hpp"
 #include "gpu/platform/emulator/random.hpp"
-#include "gpu/platform/emulator/sanitizer.hpp"
 
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <numeric>
 #include <string>
-#include <thread>
 
 namespace tree_attn::emulated::runtime {
 namespace {
@@ -39,9 +37,9 @@ std::string name_of(const dim3& d) {
 LaunchHistory::LaunchHistory() : number(++n_histories * kMaxLaunches), running(number) {}
 
 /// The limits of a device of compute capability 9.
-void check(const Launch& config) {
+void check(const Launch& config, const Settings& how) {
   const std::uint64_t n_threads = std::uint64_t{config.block.x} * config.block.y * config.block.z;
-  const std::uint64_t n_blocks = std::uint64_t{config.grid.x} * config.grid.y * config.grid.z;
+  const std::uint64_t n_blocks = n_blocks_of(config);
   if (n_threads == 0 || n_threads > 1024)
     throw DeviceError("launch: block " + name_of(config.block) + ": 1 to 1024 threads");
   if (n_blocks == 0 || n_blocks > 1u << 30 || config.grid.y > 65535 || config.grid.z > 65535) {
@@ -54,6 +52,10 @@ void check(const Launch& config) {
   if (config.cluster < 1 || config.cluster > 8 || config.grid.x % static_cast<unsigned>(config.cluster) != 0) {
     throw DeviceError("launch: clusters of " + std::to_string(config.cluster) + " blocks in a grid of " +
                       name_of(config.grid) + ": 1 to 8, and a divisor of the first extent");
+  }
+  if (config.is_cooperative && n_blocks > static_cast<std::uint64_t>(how.n_multiprocessors)) {
+    throw DeviceError("launch: a cooperative grid of " + std::to_string(n_blocks) + " blocks; " +
+                      std::to_string(how.n_multiprocessors) + " fit the device at once");
   }
 }
 
@@ -72,7 +74,7 @@ void fail(const Line& line, const std::string& text) {
   throw DeviceError(to_string(line) + ": " + text + (running_coordinates ? "; " + to_string(*running_coordinates) : ""));
 }
 
-void run(Grid& grid, LaunchHistory& history) {
+void begin(Grid& grid, LaunchHistory& history) {
   if (!grid.config.continues || history.scratch == 0) history.scratch = ++n_scratches;
   const bool is_first = history.number % kMaxLaunches == 0;
   grid.scratch = history.scratch;
@@ -80,32 +82,11 @@ void run(Grid& grid, LaunchHistory& history) {
   if (!grid.config.overlaps || is_first) history.running = grid.number;
   grid.running = history.running;
   grid.ends_at = std::chrono::steady_clock::now() + grid.settings.deadline;
-  const std::uint64_t n_blocks = std::uint64_t{grid.config.grid.x} * grid.config.grid.y * grid.config.grid.z;
-  grid.order.resize(n_blocks / static_cast<unsigned>(grid.config.cluster));
+  grid.order.resize(n_blocks_of(grid.config) / static_cast<unsigned>(grid.config.cluster));
   std::iota(grid.order.begin(), grid.order.end(), 0);
   if (grid.settings.seed != 0) {
     Random(grid.settings.seed).shuffle(grid.order.data(), static_cast<std::uint32_t>(grid.order.size()));
   }
-  const int n_cores = static_cast<int>(std::thread::hardware_concurrency());
-  const int wanted = grid.settings.n_workers > 0 ? grid.settings.n_workers : std::max(1, n_cores);
-  const int n_workers = std::min(wanted, static_cast<int>(grid.order.size()));
-  std::vector<std::thread> others;
-  {
-    // What the host has done before comes before what the others do.
-    const Watched watched;
-    for (int i = 1; i < n_workers; ++i) {
-      others.emplace_back([&grid] {
-        const Unwatched unwatched;
-        run_clusters(grid);
-      });
-    }
-  }
-  run_clusters(grid);
-  {
-    const Watched watched;
-    for (std::thread& other : others) other.join();
-  }
-  if (grid.error) std::rethrow_exception(grid.error);
 }
 
 }  // namespace tree_attn::emulated::runtime

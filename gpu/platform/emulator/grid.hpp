@@ -27,10 +27,16 @@ struct Launch {
   int cluster = 1;               ///< blocks of a cluster, along x
   bool continues = false;        ///< whether it reads scratch memory that the launch before it wrote
   bool overlaps = false;         ///< whether it may begin before the launch before it ends: see wait_for_previous_launch()
+  bool is_cooperative = false;   ///< whether its blocks wait for each other: then all have to fit the device at once
   Line line = Line::current();   ///< where this was written, for reports
 };
 
 namespace runtime {
+
+/// Of all its clusters.
+inline std::uint64_t n_blocks_of(const Launch& config) {
+  return std::uint64_t{config.grid.x} * config.grid.y * config.grid.z;
+}
 
 class Footprint;
 
@@ -40,6 +46,12 @@ struct LaunchHistory {
   std::uint64_t scratch = 0;  ///< Grid::scratch of the last one
   std::uint64_t number = 0;   ///< Grid::number of the last one; those of different streams are far apart
   std::uint64_t running = 0;  ///< Grid::running of the last one
+};
+
+/// The blocks that a device holds.
+struct Residency {
+  std::atomic<int> n_blocks{0};
+  std::atomic<int> n_waiting{0};  ///< clusters that wait for memory
 };
 
 /// A launch under way.
@@ -52,20 +64,20 @@ struct Grid {
   std::uint64_t number = 0;        ///< larger than that of the launch before it on its stream
   std::uint64_t running = 0;  ///< the first launch that may still run when this one begins: its own number without overlaps
   std::chrono::steady_clock::time_point ends_at{};
-  std::vector<int> order{};       ///< of the clusters
+  std::vector<int> order{};  ///< of the clusters
+  Residency* residency = nullptr;
   std::atomic<int> n_started{0};  ///< clusters
+  std::atomic<int> n_ended{0};    ///< clusters
   std::atomic<bool> failed{false};
   std::mutex mutex{};
-  std::exception_ptr error{};  ///< the first
+  std::exception_ptr error{};         ///< the first
+  std::atomic<bool> is_stuck{false};  ///< in a deadlock, or past its deadline
 };
 
 /// @throws DeviceError for a launch that no device could start
-void check(const Launch& config);
-/// Runs every thread of every block. @pre Unwatched @throws what the first thread that failed has thrown
-void run(Grid& grid, LaunchHistory& history);
-
-/// Runs clusters until none is left: what a worker does.
-void run_clusters(Grid& grid);
+void check(const Launch& config, const Settings& how);
+/// Gives a launch its place after those before it on its stream, and its blocks an order.
+void begin(Grid& grid, LaunchHistory& history);
 
 }  // namespace runtime
 }  // namespace tree_attn::emulated

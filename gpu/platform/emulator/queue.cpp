@@ -8,9 +8,10 @@
 #include "gpu/platform/emulator/global_memory.hpp"
 #include "gpu/platform/emulator/random.hpp"
 #include "gpu/platform/emulator/sanitizer.hpp"
+#include "gpu/platform/emulator/under_way.hpp"
 
 #include <algorithm>
-#include <condition_variable>
+#include <chrono>
 #include <cstring>
 #include <list>
 #include <mutex>
@@ -30,15 +31,37 @@ struct Trace {
 /// All streams of the process.
 struct Streams {
   std::mutex mutex;
-  std::condition_variable changed;
   std::vector<Queue*> queues;          ///< those that are not default ones, oldest first
   std::vector<std::uint32_t> n_of{0};  ///< operations of each number so far
   std::vector<int> free_numbers;
   StreamClock host;  ///< what the host has waited for
   StreamClock default_stream;
-  std::list<Trace> traces;
+  std::vector<std::shared_ptr<Trace>> traces;
   std::uint64_t n_run = 0;
 };
+
+/// An operation that has begun, and not ended: a launch, of which this host thread runs a share.
+struct Begun {
+  std::shared_ptr<Queue> queue;
+  std::shared_ptr<Trace> trace;
+  std::unique_ptr<UnderWay> launch;
+};
+
+/// What a host thread has begun. It may go on with it in a later wait.
+struct Host {
+  Host() = default;
+  ~Host() {
+    const Unwatched unwatched;
+    begun.clear();
+  }
+  Runner runner{Runner::kHost};
+  std::list<Begun> begun;
+};
+Host& host() {
+  static thread_local Host own;
+  return own;
+}
+Residency the_device;
 
 Streams& streams() {
   static Streams* const all = new Streams;  // never destroyed: buffers of static storage end after it
@@ -87,93 +110,156 @@ Queue* needed(Queue& queue) {
 
 /// Forgets operations that all others know: those that are queued, and through the host those that will be.
 void forget_known(Streams& all) {
-  all.traces.remove_if([&](const Trace& trace) {
-    const std::uint32_t time = at(trace.clock, trace.stream);
-    return at(all.host, trace.stream) >= time && std::all_of(all.queues.begin(), all.queues.end(), [&](const Queue* queue) {
+  std::erase_if(all.traces, [&](const auto& trace) {
+    const std::uint32_t time = at(trace->clock, trace->stream);
+    return at(all.host, trace->stream) >= time && std::all_of(all.queues.begin(), all.queues.end(), [&](const Queue* queue) {
              return std::all_of(queue->operations.begin(), queue->operations.end(),
-                                [&](const auto& queued) { return at(queued.clock, trace.stream) >= time; });
+                                [&](const auto& queued) { return at(queued.clock, trace->stream) >= time; });
            });
   });
 }
 
-/// @throws DeviceError if the last trace meets another that it does not know, and that does not know it
-void check_races(const Streams& all) {
-  const Trace& own = all.traces.back();
-  for (const Trace& other : all.traces) {
-    if (at(own.clock, other.stream) >= at(other.clock, other.stream)) continue;
-    if (at(other.clock, own.stream) >= at(own.clock, own.stream)) continue;
-    const std::string how = own.footprint.conflict(other.footprint, other.name);
+/// @throws DeviceError if an operation meets another that it does not know, and that does not know it
+void check_races(const Streams& all, const Trace& own) {
+  for (const auto& other : all.traces) {
+    if (at(own.clock, other->stream) >= at(other->clock, other->stream)) continue;
+    if (at(other->clock, own.stream) >= at(own.clock, own.stream)) continue;
+    const std::string how = own.footprint.conflict(other->footprint, other->name);
     if (!how.empty()) throw DeviceError("race between streams: " + own.name + " " + how + ", and no event orders the two");
   }
 }
 
-/// After an error a device does nothing more: what this host thread has queued is lost.
-void drop_all(Streams& all, Queue& failed) {
+/// After an error a device does nothing more: what this host thread has begun and queued is lost.
+void drop_all(Streams& all) {
+  std::list<Begun> begun = std::exchange(host().begun, {});
+  for (Begun& one : begun) one.launch.reset();
+  const std::lock_guard lock(all.mutex);
   const auto drop = [](Queue& queue) {
     queue.operations.clear();
     queue.n_done = queue.n_queued;
     queue.is_busy = false;
   };
-  drop(failed);
+  for (const Begun& one : begun) drop(*one.queue);
   for (Queue* queue : all.queues) {
     if (queue->owner == std::this_thread::get_id() && !queue->is_busy) drop(*queue);
   }
   all.traces.clear();
 }
 
-/// Runs the first operation of a queue. @pre it is ready, and the lock is held
-void run_first(Streams& all, Queue& queue, std::unique_lock<std::mutex>& lock) {
+/// Begins the first operation of a queue; all but launches end here. @pre the lock is held, and the operation is ready
+void begin_first(Streams& all, Queue& queue, std::unique_lock<std::mutex>& lock) {
   queue.is_busy = true;
   ++all.n_run;
   const Queue::Queued& first = queue.operations.front();
-  Trace* trace = nullptr;
-  if (!all.queues.empty() && first.operation.act) {
-    all.traces.emplace_back();
-    trace = &all.traces.back();
-    trace->name = first.operation.name, trace->stream = queue.number, trace->clock = first.clock;
+  Begun& begun = host().begun.emplace_back(Begun{queue.shared_from_this(), nullptr, nullptr});
+  if (!all.queues.empty() && !first.operation.after) {
+    begun.trace = std::make_shared<Trace>();
+    begun.trace->name = first.operation.name, begun.trace->stream = queue.number, begun.trace->clock = first.clock;
   }
   lock.unlock();
-  try {
-    acquire(&queue);
-    if (first.operation.after) acquire(first.operation.after->queue.get());
-    if (first.operation.act) first.operation.act(queue, trace != nullptr ? &trace->footprint : nullptr);
-    release(&queue);
-    lock.lock();
-    if (trace != nullptr) check_races(all);
-  } catch (...) {
-    if (!lock.owns_lock()) lock.lock();
-    drop_all(all, queue);
-    all.changed.notify_all();
-    throw;
-  }
-  queue.operations.pop_front();
-  ++queue.n_done;
-  queue.is_busy = false;
-  all.changed.notify_all();
+  Footprint* const seen = begun.trace ? &begun.trace->footprint : nullptr;
+  acquire(&queue);
+  if (first.operation.after) acquire(first.operation.after->queue.get());
+  if (first.operation.act) first.operation.act(seen);
+  if (const LaunchCall* const call = first.operation.launch.get())
+    begun.launch = std::make_unique<UnderWay>(call->config, call->how, call->run_thread, queue.launches, seen, the_device);
 }
 
-/// Runs what is needed until a queue has come to a place.
+constexpr const char* kDeadlock = "deadlock: all that could run wait for each other:";
+
+/// Ends what this host thread has begun. @throws DeviceError with who waits where
+[[noreturn]] void give_up(const std::string& why) {
+  std::string text = why;
+  for (Begun& one : host().begun) {
+    if (one.launch == nullptr) continue;
+    if (host().begun.size() > 1) text += "\n  " + one.queue->operations.front().operation.name + ":";
+    text += one.launch->give_up();
+  }
+  throw DeviceError(text);
+}
+
+/// Goes on with what has begun. @returns whether anything has changed
+bool advance_all(Streams& all) {
+  bool changed = false;
+  std::list<Begun>& begun = host().begun;
+  for (auto one = begun.begin(); one != begun.end();) {
+    if (one->launch && one->launch->advance()) changed = true;
+    if (one->launch && one->launch->is_stuck()) give_up(kDeadlock);
+    if (one->launch && !one->launch->has_ended()) {
+      ++one;
+      continue;
+    }
+    if (one->launch) one->launch->end();
+    one->launch.reset();
+    release(one->queue.get());
+    const std::lock_guard lock(all.mutex);
+    if (one->trace) check_races(all, *one->trace), all.traces.push_back(one->trace);
+    one->queue->operations.pop_front();
+    ++one->queue->n_done;
+    one->queue->is_busy = false;
+    one = begun.erase(one);
+    changed = true;
+  }
+  return changed;
+}
+
+/// What may begin now: what `queue` needs; if that is not to be had, or if the seed says so, any of this host thread.
+Queue* choose(const Streams& all, Queue& queue) {
+  const auto may_begin = [](const Queue& one) {
+    if (!is_ready(one)) return false;
+    const LaunchCall* const call = one.operations.front().operation.launch.get();
+    if (call == nullptr || the_device.n_waiting == 0) return true;
+    const int n_blocks = call->config.is_cooperative ? static_cast<int>(n_blocks_of(call->config)) : call->config.cluster;
+    return the_device.n_blocks + n_blocks <= call->how.n_multiprocessors;
+  };
+  const std::list<Begun>& begun = host().begun;
+  const bool is_idle = std::all_of(begun.begin(), begun.end(),
+                                   [](const Begun& one) { return one.launch == nullptr || one.launch->helpers_are_idle(); });
+  Queue* const next = needed(queue);
+  const std::uint64_t seed = settings().seed;
+  Random random(seed + all.n_run);
+  const bool any = seed != 0 && random.below(2) == 0;
+  if (next != nullptr && may_begin(*next) && !any) return next;
+  std::vector<Queue*> ready;
+  for (Queue* other : all.queues) {
+    if (other->owner == std::this_thread::get_id() && may_begin(*other)) ready.push_back(other);
+  }
+  if (next != nullptr && may_begin(*next) && ready.empty()) return next;
+  if (ready.empty() || !(any || is_idle)) return nullptr;
+  return seed == 0 ? ready.front() : ready[random.below(static_cast<std::uint32_t>(ready.size()))];
+}
+
+/// Runs until a queue has come to a place: what that needs first, and, where nothing can go on, whatever may run.
 void run_until(Queue& queue, std::uint64_t place) {
   Streams& all = streams();
-  std::unique_lock lock(all.mutex);
-  while (queue.n_done < place) {
-    Queue* next = needed(queue);
-    const std::uint64_t seed = settings().seed;
-    Random random(seed + all.n_run);
-    if (seed != 0 && random.below(2) == 0) {
-      // Others may run too.
-      std::vector<Queue*> ready;
-      for (Queue* other : all.queues) {
-        if (other->owner == std::this_thread::get_id() && is_ready(*other)) ready.push_back(other);
+  Runner& runner = host().runner;
+  const auto ends_at = std::chrono::steady_clock::now() + settings().deadline;
+  try {
+    for (int n_idle = 0;;) {
+      const std::uint64_t looked = runner.look();
+      bool changed = advance_all(all);
+      {
+        std::unique_lock lock(all.mutex);
+        if (queue.n_done >= place) break;
+        if (Queue* const next = changed ? nullptr : choose(all, queue)) {
+          begin_first(all, *next, lock);
+          changed = true;
+        }
       }
-      if (!ready.empty()) next = ready[random.below(static_cast<std::uint32_t>(ready.size()))];
+      if (changed) {
+        Runner::changed(), runner.is_busy(), n_idle = 0;
+        continue;
+      }
+      if (runner.is_stuck(looked)) give_up(kDeadlock);
+      if (std::chrono::steady_clock::now() > ends_at) give_up("the launch has run into its deadline:");
+      pause(n_idle++);
     }
-    if (next == nullptr) {
-      all.changed.wait(lock);
-    } else {
-      run_first(all, *next, lock);
-    }
+  } catch (...) {
+    drop_all(all);
+    Runner::changed(), runner.is_busy();
+    throw;
   }
+  Runner::changed(), runner.is_busy();
   acquire(&queue);
 }
 
@@ -328,19 +414,17 @@ void forget_footprints(std::uintptr_t buffer) noexcept {
   const Unwatched unwatched;
   Streams& all = streams();
   const std::lock_guard lock(all.mutex);
-  for (Trace& trace : all.traces) trace.footprint.forget(buffer);
+  for (const auto& trace : all.traces) trace->footprint.forget(buffer);
 }
 
 bool queue_launch(Queue& queue, const Launch& config, std::function<void()> run_thread) {
   check_host("launch");
-  check(config);
+  const Settings how = settings();
+  check(config, how);
   const Unwatched unwatched;
   const bool is_captured = queue.is_captured;
   enqueue(queue, {.name = named("launch", config.line),
-                  .act = [config, how = settings(), run_thread = std::move(run_thread)](Queue& on, Footprint* seen) {
-                    Grid grid{.config = config, .run_thread = run_thread, .settings = how, .footprint = seen};
-                    run(grid, on.launches);
-                  }});
+                  .launch = std::make_shared<LaunchCall>(LaunchCall{config, how, std::move(run_thread)})});
   return !is_captured;
 }
 
@@ -348,7 +432,7 @@ void queue_copy(Queue& queue, const char* word, Rows to, Rows from, std::size_t 
                 std::function<void()> count, const Line& line) {
   check_host(word);
   const Unwatched unwatched;
-  enqueue(queue, {.name = named(word, line), .act = [=, count = std::move(count)](Queue&, Footprint* seen) {
+  enqueue(queue, {.name = named(word, line), .act = [=, count = std::move(count)](Footprint* seen) {
                     for (std::size_t i = 0; i < n_rows; ++i) {
                       std::byte *const target = to.first + i * to.pitch, *const source = from.first + i * from.pitch;
                       if (seen != nullptr && to.is_device) note_copy(*seen, target, n_bytes, Reach::kWrite, word, line);
@@ -364,7 +448,7 @@ void queue_copy(Queue& queue, const char* word, Rows to, Rows from, std::size_t 
 void queue_fill(Queue& queue, std::byte* to, unsigned char byte, std::size_t n_bytes, const Line& line) {
   check_host("fill");
   const Unwatched unwatched;
-  enqueue(queue, {.name = named("fill", line), .act = [=](Queue&, Footprint* seen) {
+  enqueue(queue, {.name = named("fill", line), .act = [=](Footprint* seen) {
                     if (seen != nullptr) note_copy(*seen, to, n_bytes, Reach::kWrite, "fill", line);
                     note_write(to, n_bytes);
                     std::memset(to, byte, n_bytes);

@@ -33,11 +33,19 @@ struct Mark {
   StreamClock clock;
 };
 
-/// One thing that a stream is asked to do.
+/// A kernel and how it is launched.
+struct LaunchCall {
+  Launch config;
+  Settings how;
+  std::function<void()> run_thread;
+};
+
+/// One thing that a stream is asked to do: a launch, a copy or fill, or a wait for another stream.
 struct Operation {
-  std::string name;                                    ///< a word of launch.hpp and its line
-  std::function<void(Queue&, Footprint* seen)> act{};  ///< none: it only waits
-  std::shared_ptr<const Mark> after{};                 ///< what it waits for
+  std::string name;  ///< a word of launch.hpp and its line
+  std::shared_ptr<const LaunchCall> launch{};
+  std::function<void(Footprint* seen)> act{};
+  std::shared_ptr<const Mark> after{};
 };
 
 /// A stream.

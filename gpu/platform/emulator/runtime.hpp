@@ -58,6 +58,10 @@ struct TensorBox {
 /// @param dtype that the kernel takes the array for
 void bulk_copy_tensor(std::byte* to, const TensorBox& box, DType dtype, std::uint64_t* word, const Line& line);
 
+/// Lets others run until they may have written what the running thread waits for; the end of such a wait.
+void wait_for_memory(const Line& line);
+void pass_wait();
+
 /// From here on the running thread may touch what the launch before this one used.
 void wait_for_previous_launch();
 

@@ -9,9 +9,9 @@
 
 #include <algorithm>
 #include <cstring>
-#include <map>
 #include <string>
-#include <tuple>
+#include <utility>
+#include <vector>
 
 namespace tree_attn::emulated::runtime {
 
@@ -25,6 +25,12 @@ void keep_error(Grid& grid, std::exception_ptr error) {
   const std::lock_guard lock(grid.mutex);
   if (!grid.error) grid.error = std::move(error);
   grid.failed = true;
+}
+
+std::string who_waits_where(const Cluster& cluster) {
+  Waits waits;
+  count_waits(cluster, waits);
+  return to_string(waits);
 }
 
 /// The next thread of the queue; null: back to the host thread, because nobody can run or nobody shall.
@@ -87,6 +93,7 @@ void begin_cluster(Cluster& cluster, int number) {
   cluster.n_exited = 0;
   cluster.ready_first = nullptr;
   cluster.bulk_copies.clear();
+  cluster.waiting.clear();
   for (int rank = 0; rank < config.cluster; ++rank) {
     Block& block = cluster.blocks[static_cast<std::size_t>(rank)];
     block.cluster = &cluster;
@@ -129,20 +136,16 @@ void begin_cluster(Cluster& cluster, int number) {
   shadow::begin_cluster(cluster);
 }
 
-/// Runs the threads of one cluster to their end, or until something fails.
-void run_cluster(Cluster& cluster) {
-  std::vector<Thread*> all;
-  for (Thread& thread : cluster.threads) {
-    start_fiber(thread.fiber, run_thread);
-    all.push_back(&thread);
-  }
-  resume(cluster, all.data(), static_cast<int>(all.size()));
-  switch_to(cluster.host, cluster, next_ready(cluster));
-  if (cluster.n_exited < static_cast<int>(cluster.threads.size()) && !cluster.grid.failed) {
-    keep_error(cluster.grid,
-               std::make_exception_ptr(DeviceError("deadlock: no thread can run:" + who_waits_where(cluster))));
-  }
-  for (Thread& thread : cluster.threads) end_fiber(thread.fiber, cluster.host);
+/// Runs what can run. @returns whether the cluster has ended
+bool run_cluster(Cluster& cluster) {
+  if (Thread* const first = next_ready(cluster)) switch_to(cluster.host, cluster, first);
+  Grid& grid = cluster.grid;
+  if (!cluster.waiting.empty() && !grid.failed) return false;
+  if (cluster.n_exited < static_cast<int>(cluster.threads.size()) && !grid.failed)
+    keep_error(grid, std::make_exception_ptr(DeviceError("deadlock: no thread can run:" + who_waits_where(cluster))));
+  abandon(cluster);
+  ++grid.n_ended;
+  return true;
 }
 
 }  // namespace
@@ -179,44 +182,59 @@ void resume(Cluster& cluster, Thread* const* threads, int n) {
   }
 }
 
-std::string who_waits_where(const Cluster& cluster) {
-  std::map<std::tuple<std::string, std::string>, std::pair<int, const Thread*>> waits;
+void count_waits(const Cluster& cluster, Waits& waits) {
   for (const Thread& thread : cluster.threads) {
     if (thread.exited) continue;
     auto& [n, example] = waits[{to_string(thread.call.line), thread.call.name ? thread.call.name : "nothing"}];
-    if (n++ == 0) example = &thread;
+    if (n++ == 0) example = to_string(thread.coordinates);
   }
+}
+
+std::string to_string(const Waits& waits) {
   std::string text;
   for (const auto& [where, who] : waits) {
     const auto& [line, word] = where;
-    text += "\n  " + line + ": " + std::to_string(who.first) + " wait at " + word + ", first " +
-            to_string(who.second->coordinates);
+    text += "\n  " + line + ": " + std::to_string(who.first) + " wait at " + word + ", first " + who.second;
   }
   return text;
 }
 
-void run_clusters(Grid& grid) {
-  forget_seen_buffers();
-  Cluster cluster(grid);
-  adopt_host_thread(cluster.host);
-  const Launch& config = grid.config;
-  cluster.threads.resize(std::size_t{config.block.x} * config.block.y * config.block.z *
-                         static_cast<std::size_t>(config.cluster));
-  cluster.blocks.resize(static_cast<std::size_t>(config.cluster));
-  const int n_clusters = static_cast<int>(grid.order.size());
-  for (int i = grid.n_started++; i < n_clusters && !grid.failed; i = grid.n_started++) {
-    try {
-      begin_cluster(cluster, grid.order[static_cast<std::size_t>(i)]);
-      run_cluster(cluster);
-    } catch (...) {
-      keep_error(grid, std::current_exception());
+bool begin_and_run(Cluster& cluster, int number) {
+  try {
+    begin_cluster(cluster, number);
+    std::vector<Thread*> all;
+    for (Thread& thread : cluster.threads) {
+      start_fiber(thread.fiber, run_thread);
+      all.push_back(&thread);
     }
-  }
-  // Not before: by way of the host thread one block would know of another.
-  acquire(&cluster.host);
-  for (Thread& thread : cluster.threads) {
-    if (thread.fiber.stack != nullptr) StackPool::give_back(thread.fiber.stack);
+    resume(cluster, all.data(), static_cast<int>(all.size()));
+    return run_cluster(cluster);
+  } catch (...) {
+    keep_error(cluster.grid, std::current_exception());
+    return true;
   }
 }
+
+bool look_again(Cluster& cluster, bool& changed) {
+  const std::uint64_t n_passed = cluster.n_passed;
+  const int n_exited = cluster.n_exited;
+  const std::vector<Thread*> waiting = std::exchange(cluster.waiting, {});
+  resume(cluster, waiting.data(), static_cast<int>(waiting.size()));
+  const bool has_ended = run_cluster(cluster);
+  changed = changed || has_ended || cluster.n_passed != n_passed || cluster.n_exited != n_exited;
+  return has_ended;
+}
+
+void abandon(Cluster& cluster) {
+  for (Thread& thread : cluster.threads) end_fiber(thread.fiber, cluster.host);
+}
+
+void wait_for_memory(const Line& line) {
+  const Unwatched unwatched;
+  running->block->cluster->waiting.push_back(running);
+  park({"wait_until", line});
+}
+
+void pass_wait() { ++running->block->cluster->n_passed; }
 
 }  // namespace tree_attn::emulated::runtime

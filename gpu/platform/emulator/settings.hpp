@@ -15,7 +15,8 @@ struct Settings {
   std::uint64_t seed = 0;
   int n_workers = 0;                            ///< host threads that run blocks; 0: one a core
   std::chrono::milliseconds deadline{300'000};  ///< of one launch, by the clock on the wall
-  int n_multiprocessors = 4;                    ///< what device() reports
+  int n_multiprocessors = 4;                    ///< what device() reports, and how many blocks may wait for memory at once
+  int n_hosts = 1;                              ///< host threads that launch kernels which wait for each other
   int major = 9;                                ///< major compute capability that device() reports
 };
 

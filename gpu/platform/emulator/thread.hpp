@@ -17,8 +17,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace tree_attn::emulated::runtime {
@@ -152,6 +154,8 @@ struct Cluster {
   Thread* ready_last = nullptr;
   std::vector<Thread*> released;
   std::vector<BulkCopy> bulk_copies;
+  std::vector<Thread*> waiting;  ///< for memory that others write
+  std::uint64_t n_passed = 0;    ///< waits for memory that have ended
   std::uint32_t n_switches = 0;
   std::uint64_t n_meetings = 0;
   std::vector<std::uint64_t> marks;  ///< addresses for TSan, one a meeting
@@ -165,8 +169,19 @@ extern constinit thread_local Thread* running;
 void park(const Call& call);
 /// Lets threads run on, in an order that the seed chooses.
 void resume(Cluster& cluster, Thread* const* threads, int n);
-/// Every parked thread of a cluster by line: what a report of a deadlock shows.
-std::string who_waits_where(const Cluster& cluster);
+/// Parked threads by line and word: how many, and the first of them.
+using Waits = std::map<std::pair<std::string, std::string>, std::pair<int, std::string>>;
+/// Adds the parked threads of a cluster.
+void count_waits(const Cluster& cluster, Waits& waits);
+/// What a report of a deadlock shows.
+std::string to_string(const Waits& waits);
+
+/// Runs cluster `number` of the grid until all of its threads have ended, or all wait. @returns whether it has ended
+bool begin_and_run(Cluster& cluster, int number);
+/// Lets the threads that wait for memory look again. @param[out] changed set if any of them has gone on @returns the same
+bool look_again(Cluster& cluster, bool& changed);
+/// Ends a cluster whose launch has failed.
+void abandon(Cluster& cluster);
 /// Delivers one bulk copy, any.
 void deliver_bulk_copy(Cluster& cluster);
 

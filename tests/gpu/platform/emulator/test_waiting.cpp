@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Threads that wait for memory that others write: blocks that stay, launches that run beside each other, deadlocks.
+#include "tests/gpu/platform/emulator/emulator_test.hpp"
+
+#include <chrono>
+#include <thread>
+
+namespace tree_attn::emulated {
+namespace {
+
+/// What an action is refused with; empty if nothing.
+template <class Act>
+std::string error_in(const Act& act) {
+  try {
+    act();
+  } catch (const DeviceError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+/// Blocks go on one after the other, the last one first; each adds its number to what the one before it has left.
+void turns(unsigned* turn, float* sum) {
+  const unsigned own = gridDim.x - 1 - blockIdx.x;
+  if (threadIdx.x == 0) {
+    wait_until([&] { return load_acquire(turn) == own; });
+    store_fresh(sum, 2 * load_fresh(sum) + static_cast<float>(own));
+  }
+  __syncthreads();
+  if (threadIdx.x == 31) store_release(turn, own + 1);
+}
+
+TEST_CASE("emulator: a block that waits keeps its place while the blocks run that it waits for") {
+  for (const int n_workers : {1, 2}) {
+    for (std::uint64_t seed = 0; seed < 6; ++seed) {
+      const SettingsScope scope({.seed = seed, .n_workers = n_workers});
+      DeviceBuffer<unsigned> turn(1, MemoryUse::Window);
+      DeviceBuffer<float> sum(1);
+      turn.fill(0), sum.fill(0);
+      launch(turns, {.grid = {4}, .block = {32}, .is_cooperative = true}, Stream{}, turn.data(), sum.data());
+      CHECK(sum.download()[0] == 11);  // ((0 2 + 1) 2 + 2) 2 + 3
+    }
+  }
+}
+
+TEST_CASE(
+    "emulator: more waiting blocks than the device holds are a deadlock, and the report counts those that never started") {
+  for (const int n_workers : {1, 2}) {
+    for (std::uint64_t seed = 0; seed < 3; ++seed) {
+      const SettingsScope scope({.seed = seed, .n_workers = n_workers, .n_multiprocessors = 3});
+      DeviceBuffer<unsigned> turn(1, MemoryUse::Window);
+      DeviceBuffer<float> sum(1);
+      turn.fill(0), sum.fill(0);
+      const auto run = [&](unsigned n_blocks, bool is_cooperative) {
+        return error_of(turns, {.grid = {n_blocks}, .block = {32}, .is_cooperative = is_cooperative}, turn.data(),
+                        sum.data());
+      };
+      CHECK(run(3, true) == "");
+      turn.fill(0);
+      CHECK(has(run(8, true), "a cooperative grid of 8 blocks; 3 fit the device at once"));
+      if (seed != 0) continue;  // another order of blocks may have no deadlock
+      const std::string error = run(8, false);
+      CAPTURE(error);
+      CHECK(has(error, "deadlock: all that could run wait for each other:"));
+      CHECK(has(error, "test_waiting.cpp:27: 3 wait at wait_until, first block ("));
+      CHECK(has(error, "93 wait at __syncthreads"));
+      CHECK(has(error, "5 blocks have not started: more than fit the device beside those that wait"));
+      // The next launch is well.
+      turn.fill(0);
+      CHECK(run(3, false) == "");
+    }
+  }
+}
+
+void waits_for(const unsigned* flag, unsigned value) {
+  wait_until([&] { return load_acquire(flag) == value; });
+}
+void passes_on(const unsigned* from, unsigned* to, unsigned n) {
+  for (unsigned i = 1; i <= n; ++i) {
+    wait_until([&] { return load_acquire(from) == i; });
+    store_release(to, i);
+  }
+}
+void starts(unsigned* to, const unsigned* back, unsigned n) {
+  for (unsigned i = 1; i <= n; ++i) {
+    store_release(to, i);
+    wait_until([&] { return load_acquire(back) == i; });
+  }
+}
+
+TEST_CASE("emulator: a wait that is never satisfied ends at once, with the lines") {
+  DeviceBuffer<unsigned> flag(1, MemoryUse::Window);
+  flag.fill(0);
+  const auto start = std::chrono::steady_clock::now();
+  const std::string error = error_of(waits_for, {.grid = {2}, .block = {32}}, flag.data(), 1u);
+  CHECK(has(error, "deadlock"));
+  CHECK(has(error, "64 wait at wait_until"));
+  CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(20));
+}
+
+TEST_CASE("emulator: launches of two streams that wait for each other run side by side") {
+  for (std::uint64_t seed = 0; seed < 6; ++seed) {
+    const SettingsScope scope({.seed = seed});
+    DeviceBuffer<unsigned> there(1, MemoryUse::Window), back(1, MemoryUse::Window);
+    there.fill(0), back.fill(0);
+    const OwnedStream one, two;
+    launch(passes_on, {}, two, there.data(), back.data(), 5u);
+    launch(starts, {}, one, there.data(), back.data(), 5u);
+    synchronise(one);
+    CHECK(*back.data() == 5);
+    synchronise(two);
+    // In one stream they cannot.
+    there.fill(0), back.fill(0);
+    launch(passes_on, {}, one, there.data(), back.data(), 2u);
+    launch(starts, {}, one, there.data(), back.data(), 2u);
+    CHECK(has(error_in([&] { synchronise(one); }), "deadlock"));
+  }
+}
+
+void tells(unsigned* to, unsigned value) { store_release(to, value); }
+
+TEST_CASE("emulator: a launch that has begun may wait for what the host queues later, and the host is not held up by it") {
+  for (std::uint64_t seed = 0; seed < 6; ++seed) {
+    const SettingsScope scope({.seed = seed});
+    DeviceBuffer<unsigned> there(1, MemoryUse::Window), back(1, MemoryUse::Window);
+    there.fill(0), back.fill(0);
+    const OwnedStream one, two, three;
+    launch(passes_on, {}, two, there.data(), back.data(), 2u);
+    launch(tells, {}, three, there.data(), 1u);
+    launch(waits_for, {}, one, back.data(), 1u);
+    synchronise(one);
+    CHECK(*back.data() == 1);
+    launch(tells, {}, three, there.data(), 2u);
+    synchronise(two);
+    CHECK(*back.data() == 2);
+  }
+}
+
+TEST_CASE("emulator: host threads whose launches wait for each other; one that never comes ends at the deadline") {
+  for (std::uint64_t seed = 0; seed < 4; ++seed) {
+    const bool comes = seed < 3;
+    const SettingsScope scope({.seed = seed, .deadline = std::chrono::milliseconds(comes ? 100'000 : 300), .n_hosts = 2});
+    DeviceBuffer<unsigned> there(1, MemoryUse::Window), back(1, MemoryUse::Window);
+    there.fill(0), back.fill(0);
+    synchronise(Stream{});
+    std::string errors[2];
+    std::thread other(
+        [&] { errors[0] = error_in([&] { launch(passes_on, {}, Stream{}, there.data(), back.data(), 5u); }); });
+    if (comes) errors[1] = error_in([&] { launch(starts, {}, Stream{}, there.data(), back.data(), 5u); });
+    other.join();
+    if (comes) {
+      CHECK(errors[0] + errors[1] == "");
+      CHECK(*back.data() == 5);
+    } else {
+      CHECK(has(errors[0], "the launch has run into its deadline:"));
+      CHECK(has(errors[0], "1 wait at wait_until"));
+    }
+  }
+}
+
+TEST_CASE("emulator: a deadlock between host threads is told to all of them") {
+  for (std::uint64_t seed = 0; seed < 3; ++seed) {
+    const SettingsScope scope({.seed = seed, .n_hosts = 2});
+    DeviceBuffer<unsigned> there(1, MemoryUse::Window), back(1, MemoryUse::Window);
+    there.fill(0), back.fill(0);
+    std::string errors[2];
+    std::thread other([&] { errors[0] = error_in([&] { launch(waits_for, {}, Stream{}, there.data(), 1u); }); });
+    errors[1] = error_in([&] { launch(waits_for, {}, Stream{}, back.data(), 1u); });
+    other.join();
+    for (const std::string& error : errors) CHECK(has(error, "deadlock"));
+  }
+}
+
+}  // namespace
+}  // namespace tree_attn::emulated
