@@ -16,6 +16,8 @@
 /// | `DeviceTraffic& traffic()` | allocations, bytes copied, launches and replays so far |
 /// | `kName`, `kIsHostMemory` | the platform's name as a backend, and where its memory is |
 /// | `gpu_names()` | GPUs that were found |
+/// | `n_devices set_device current_device` | the devices, and the one that this host thread allocates and launches on |
+/// | `enable_peer_access` | lets kernels of the current device reach windows (MemoryUse::Window) of another |
 /// | `Device device()` | the current one: name, number of multiprocessors, shared memory a block may have, major version |
 #pragma once
 

@@ -6,6 +6,7 @@
 #include "gpu/platform/bytes16.hpp"
 #include "gpu/platform/cache_hint.hpp"
 #include "gpu/platform/cuda/tensor_map.hpp"
+#include "gpu/platform/packet.hpp"
 #include "gpu/platform/platform.hpp"
 
 #include <cstdint>
@@ -146,6 +147,37 @@ __device__ inline unsigned load_acquire(const unsigned* from) {
   asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
   return value;
 }
+
+// ---- Windows: memory that other devices store to, at system scope
+
+/// 4 bytes into a window of any device; they arrive at any time until a store_release() that they precede.
+template <class T>
+__device__ inline void store_far(T* to, std::type_identity_t<T> value) {
+  static_assert(sizeof(T) == 4);
+  std::uint32_t word;
+  memcpy(&word, &value, sizeof word);
+  asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(to), "r"(word) : "memory");
+}
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+/// A packet into a window of any device; it arrives at any time, as a whole: one access of 128 bits.
+__device__ inline void store_packet(Packet* to, const Packet& packet) {
+  std::uint64_t half[2];
+  memcpy(half, &packet, sizeof half);
+  asm volatile("{\n.reg .b128 x;\nmov.b128 x, {%1, %2};\nst.relaxed.sys.global.b128 [%0], x;\n}" ::"l"(to), "l"(half[0]),
+               "l"(half[1])
+               : "memory");
+}
+__device__ inline Packet load_packet(const Packet* from) {
+  std::uint64_t half[2];
+  asm volatile("{\n.reg .b128 x;\nld.relaxed.sys.global.b128 x, [%2];\nmov.b128 {%0, %1}, x;\n}"
+               : "=l"(half[0]), "=l"(half[1])
+               : "l"(from)
+               : "memory");
+  Packet packet;
+  memcpy(&packet, half, sizeof packet);
+  return packet;
+}
+#endif
 
 // ---- Asynchronous copies, sm_80
 

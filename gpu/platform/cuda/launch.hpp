@@ -63,6 +63,24 @@ inline const Device& device() {
   return found != known.end() ? found->second : known.emplace(id, ask_device(id)).first->second;
 }
 
+/// Devices: how many there are, and which one this host thread allocates and launches on. @throws DeviceError
+inline int n_devices() {
+  int n = 0;
+  check(cudaGetDeviceCount(&n), "cudaGetDeviceCount");
+  return n;
+}
+inline void set_device(int device) { check(cudaSetDevice(device), "cudaSetDevice"); }
+inline int current_device() {
+  int device = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  return device;
+}
+/// Kernels of the current device may reach windows of another from now on. @throws DeviceError if they cannot
+inline void enable_peer_access(int other) {
+  if (const cudaError_t status = cudaDeviceEnablePeerAccess(other, 0); status != cudaErrorPeerAccessAlreadyEnabled)
+    check(status, "cudaDeviceEnablePeerAccess");
+}
+
 /// n numbers of device memory. Contents start undefined.
 template <class T>
 class DeviceBuffer {

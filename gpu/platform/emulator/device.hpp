@@ -13,6 +13,7 @@
 #include "gpu/platform/emulator/runtime.hpp"
 #include "gpu/platform/emulator/shared.hpp"
 #include "gpu/platform/emulator/tensor_map.hpp"
+#include "gpu/platform/packet.hpp"
 #include "gpu/platform/platform.hpp"
 
 #include <bit>
@@ -175,15 +176,37 @@ void wait_until(const Ready& ready, const Line& line = Line::current()) {
   for (; !ready(); waited = true) runtime::wait_for_memory(line);
   if (waited) runtime::pass_wait();
 }
-/// A word by which threads that run at the same time tell each other something. What was written before the store is seen
-/// by a thread that has loaded what it stored.
+/// A word by which threads that run at the same time, of any device, tell each other something.
 inline void store_release(unsigned* to, unsigned value, const Line& line = Line::current()) {
   runtime::check_global(to, sizeof *to, runtime::Reach::kAtomic, "store_release", line);
-  __atomic_store_n(to, value, __ATOMIC_RELEASE);
+  runtime::store_word(to, value);
 }
 inline unsigned load_acquire(const unsigned* from, const Line& line = Line::current()) {
-  runtime::check_global(from, sizeof *from, runtime::Reach::kAtomic, "load_acquire", line);
-  return __atomic_load_n(from, __ATOMIC_ACQUIRE);
+  runtime::check_global(from, sizeof *from, runtime::Reach::kRead, "load_acquire", line);
+  return runtime::load_word(from);
+}
+
+// ---- Windows: memory that other devices store to
+
+/// 4 bytes into a window of any device; they arrive at any time until a store_release() that they precede.
+template <class T>
+void store_far(T* to, std::type_identity_t<T> value, const Line& line = Line::current()) {
+  static_assert(sizeof(T) == 4 && std::is_trivially_copyable_v<T>);
+  runtime::check_global(to, sizeof value, runtime::Reach::kWrite, "store_far", line);
+  runtime::store_far(to, &value, sizeof value);
+}
+/// A packet into a window of any device; it arrives at any time, as a whole.
+inline void store_packet(Packet* to, const Packet& packet, const Line& line = Line::current()) {
+  runtime::check_global(to, sizeof packet, runtime::Reach::kWrite, "store_packet", line);
+  runtime::check_aligned16(to, "store_packet", line);
+  runtime::store_far(to, &packet, sizeof packet);
+}
+inline Packet load_packet(const Packet* from, const Line& line = Line::current()) {
+  runtime::check_global(from, sizeof *from, runtime::Reach::kRead, "load_packet", line);
+  runtime::check_aligned16(from, "load_packet", line);
+  Packet packet;
+  runtime::load_far_16(&packet, from);
+  return packet;
 }
 
 // ---- Asynchronous copies

@@ -4,10 +4,10 @@
 #include "gpu/platform/emulator/global_memory.hpp"
 
 #include "gpu/platform/emulator/failure.hpp"
-#include "gpu/platform/emulator/queue.hpp"
 #include "gpu/platform/emulator/random.hpp"
 #include "gpu/platform/emulator/sanitizer.hpp"
 #include "gpu/platform/emulator/settings.hpp"
+#include "gpu/platform/emulator/stream.hpp"
 #include "gpu/platform/emulator/thread.hpp"
 
 #include <algorithm>
@@ -30,6 +30,7 @@ constexpr std::size_t kGap = 1024;
 struct Buffer {
   std::size_t n_bytes = 0;
   MemoryUse use = MemoryUse::Persistent;
+  int device = 0;
   std::uint64_t scratch = 0;                     ///< Grid::scratch of the launch that touched it last
   std::unique_ptr<std::atomic<bool>[]> written;  ///< see SeenBuffers
   LaunchMark reader{}, writer{};
@@ -51,6 +52,14 @@ void freshen(std::uintptr_t first, Buffer& buffer, const Grid& grid) {
 #if defined(TREE_ATTN_EMULATOR_SHADOW)
   buffer.written = std::make_unique<std::atomic<bool>[]>(buffer.n_bytes);
 #endif
+}
+
+/// A kernel reaches other devices through windows alone.
+void check_far(const Buffer& buffer, const Grid& grid, const std::string& what, const Line& line) {
+  const std::string of =
+      what + "memory of device " + std::to_string(buffer.device) + " from device " + std::to_string(grid.device);
+  if (buffer.use != MemoryUse::Window) fail(line, of + ", which is no window");
+  if (!has_peer_access(grid.device, buffer.device)) fail(line, of + ", which has not enabled it: enable_peer_access()");
 }
 
 void mark(LaunchMark& mark, const Grid& grid) {
@@ -90,7 +99,7 @@ void* allocate_global(std::size_t n_bytes, MemoryUse use) {
   forbid(memory + kGap + n_bytes, whole - kGap - n_bytes);
   const std::lock_guard lock(registry_mutex);
   Buffer& buffer = registry[reinterpret_cast<std::uintptr_t>(memory + kGap)];
-  buffer.n_bytes = n_bytes, buffer.use = use;
+  buffer.n_bytes = n_bytes, buffer.use = use, buffer.device = current_device();
   return memory + kGap;
 }
 
@@ -122,9 +131,12 @@ const SeenBuffers::Range& find_global(std::uintptr_t at, std::size_t n_bytes, Re
     const std::uintptr_t low = found->first, high = low + found->second.n_bytes;
     if (at >= low && at + n_bytes <= high) {
       const Grid& grid = running->block->cluster->grid;
+      const bool is_far = found->second.device != grid.device;
+      if (is_far) check_far(found->second, grid, word + std::string(does), line);
       freshen(low, found->second, grid);
       SeenBuffers::Range& range = seen_buffers.range[seen_buffers.next];
       range = {low, high, found->second.use, found->second.written.get(), &found->second.reader, &found->second.writer};
+      range.is_far = is_far;
       if (grid.footprint != nullptr && range.use != MemoryUse::Window) range.touched = &grid.footprint->of(low, high - low);
       seen_buffers.next = (seen_buffers.next + 1) % SeenBuffers::kCount;
       return range;
@@ -158,6 +170,7 @@ void check_use(const SeenBuffers::Range& range, std::uintptr_t at, std::size_t n
     if (reach >= Reach::kWrite) fail(line, std::string(word) + " writes a buffer of input");
     return;
   }
+  if (range.is_far && reach >= Reach::kWrite) traffic().bytes_to_peers += static_cast<std::int64_t>(n_bytes);
   check_overlap(range, reach, word, line);
   if (range.use != MemoryUse::Scratch) return;
   if (reach == Reach::kReadOnly) fail(line, std::string(word) + " is for memory that no kernel writes, and this is scratch");

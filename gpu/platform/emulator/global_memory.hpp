@@ -30,6 +30,7 @@ struct SeenBuffers {
     MemoryUse use = MemoryUse::Persistent;
     std::atomic<bool>* written = nullptr;  ///< [high - low] in scratch, in shadow mode: bytes that this launch has written
     LaunchMark *reader = nullptr, *writer = nullptr;
+    bool is_far = false;         ///< a window of another device
     Touched* touched = nullptr;  ///< by this launch, where there are streams to race with
   };
   Range range[kCount];

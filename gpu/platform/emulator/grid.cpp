@@ -34,6 +34,11 @@ std::string name_of(const dim3& d) {
 
 }  // namespace
 
+Residency& residency_of(int device) {
+  static Residency all[kMaxDevices];
+  return all[device];
+}
+
 LaunchHistory::LaunchHistory() : number(++n_histories * kMaxLaunches), running(number) {}
 
 /// The limits of a device of compute capability 9.

@@ -53,12 +53,14 @@ struct Residency {
   std::atomic<int> n_blocks{0};
   std::atomic<int> n_waiting{0};  ///< clusters that wait for memory
 };
+Residency& residency_of(int device);
 
 /// A launch under way.
 struct Grid {
   Launch config;
   std::function<void()> run_thread;
   Settings settings{};
+  int device = 0;
   Footprint* footprint = nullptr;  ///< where there are streams to race with
   std::uint64_t scratch = 0;       ///< the same in launches that share what scratch memory holds
   std::uint64_t number = 0;        ///< larger than that of the launch before it on its stream

@@ -32,6 +32,13 @@ struct Device {
 
 inline Device device() { return {"emulator", settings().n_multiprocessors, kMaxSharedBytes, settings().major}; }
 
+/// Devices: how many there are, and which one this host thread allocates and launches on. @throws DeviceError
+inline int n_devices() { return settings().n_devices; }
+inline void set_device(int device) { runtime::set_device(device); }
+inline int current_device() { return runtime::current_device(); }
+/// Kernels of the current device may reach windows of another from now on. @throws DeviceError if they cannot
+inline void enable_peer_access(int other) { runtime::enable_peer_access(current_device(), other); }
+
 /// As --backend takes it; whether device memory is memory of the host.
 inline constexpr const char* kName = "emulated";
 inline constexpr bool kIsHostMemory = true;

@@ -54,6 +54,7 @@ void meet_all(Meeting& meeting, const Call& call, Thread* threads, int n, int n_
     std::vector<Thread*> all;
     for (int i = 0; i < n; ++i) all.push_back(threads + i);
     shadow::synchronise(all.data(), n);
+    share_far_stores(all.data(), n);
     resume(*running->block->cluster, all.data(), n);
   }
   park(call);
@@ -138,6 +139,7 @@ void meet_warp(unsigned mask, const Line& line) {
     int n = 0;
     for (unsigned rest = mask; rest != 0; rest &= rest - 1) lanes[n++] = running->warp->lanes + std::countr_zero(rest);
     shadow::synchronise(lanes, n);
+    share_far_stores(lanes, n);
     close_warp(meeting);
   }
   park(call);

@@ -11,6 +11,7 @@
 #include "gpu/platform/emulator/under_way.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <list>
@@ -31,13 +32,12 @@ struct Trace {
 /// All streams of the process.
 struct Streams {
   std::mutex mutex;
-  std::vector<Queue*> queues;          ///< those that are not default ones, oldest first
-  std::vector<std::uint32_t> n_of{0};  ///< operations of each number so far
+  std::vector<Queue*> queues;  ///< those that are not default ones, oldest first
+  std::vector<std::uint32_t> n_of = std::vector<std::uint32_t>(kMaxDevices);  ///< operations of each number so far
   std::vector<int> free_numbers;
   StreamClock host;  ///< what the host has waited for
-  StreamClock default_stream;
+  StreamClock default_streams[kMaxDevices];
   std::vector<std::shared_ptr<Trace>> traces;
-  std::uint64_t n_run = 0;
 };
 
 /// An operation that has begun, and not ended: a launch, of which this host thread runs a share.
@@ -61,7 +61,9 @@ Host& host() {
   static thread_local Host own;
   return own;
 }
-Residency the_device;
+
+thread_local int the_current_device = 0;
+std::atomic<bool> peers[kMaxDevices][kMaxDevices];
 
 Streams& streams() {
   static Streams* const all = new Streams;  // never destroyed: buffers of static storage end after it
@@ -149,7 +151,6 @@ void drop_all(Streams& all) {
 /// Begins the first operation of a queue; all but launches end here. @pre the lock is held, and the operation is ready
 void begin_first(Streams& all, Queue& queue, std::unique_lock<std::mutex>& lock) {
   queue.is_busy = true;
-  ++all.n_run;
   const Queue::Queued& first = queue.operations.front();
   Begun& begun = host().begun.emplace_back(Begun{queue.shared_from_this(), nullptr, nullptr});
   if (!all.queues.empty() && !first.operation.after) {
@@ -162,7 +163,7 @@ void begin_first(Streams& all, Queue& queue, std::unique_lock<std::mutex>& lock)
   if (first.operation.after) acquire(first.operation.after->queue.get());
   if (first.operation.act) first.operation.act(seen);
   if (const LaunchCall* const call = first.operation.launch.get())
-    begun.launch = std::make_unique<UnderWay>(call->config, call->how, call->run_thread, queue.launches, seen, the_device);
+    begun.launch = std::make_unique<UnderWay>(call->config, call->how, call->run_thread, queue.launches, seen, queue.device);
 }
 
 constexpr const char* kDeadlock = "deadlock: all that could run wait for each other:";
@@ -203,21 +204,29 @@ bool advance_all(Streams& all) {
   return changed;
 }
 
-/// What may begin now: what `queue` needs; if that is not to be had, or if the seed says so, any of this host thread.
-Queue* choose(const Streams& all, Queue& queue) {
+/// Whether no helper of what has begun finds anything to do.
+bool helpers_are_idle() {
+  return std::all_of(host().begun.begin(), host().begun.end(),
+                     [](const Begun& one) { return one.launch == nullptr || one.launch->helpers_are_idle(); });
+}
+
+/// What may begin now: what `queue` needs; if that is not to be had, or if the seed says so, any of this
+/// host thread. @param nothing_else can go on
+Queue* choose(const Streams& all, Queue& queue, bool nothing_else) {
   const auto may_begin = [](const Queue& one) {
     if (!is_ready(one)) return false;
     const LaunchCall* const call = one.operations.front().operation.launch.get();
-    if (call == nullptr || the_device.n_waiting == 0) return true;
+    const Residency& device = residency_of(one.device);
+    if (call == nullptr || device.n_waiting == 0) return true;
     const int n_blocks = call->config.is_cooperative ? static_cast<int>(n_blocks_of(call->config)) : call->config.cluster;
-    return the_device.n_blocks + n_blocks <= call->how.n_multiprocessors;
+    return device.n_blocks + n_blocks <= call->how.n_multiprocessors;
   };
-  const std::list<Begun>& begun = host().begun;
-  const bool is_idle = std::all_of(begun.begin(), begun.end(),
-                                   [](const Begun& one) { return one.launch == nullptr || one.launch->helpers_are_idle(); });
   Queue* const next = needed(queue);
   const std::uint64_t seed = settings().seed;
-  Random random(seed + all.n_run);
+  // The dice depend on what these streams have done, and on nothing that came before them.
+  std::uint64_t n_done = host().begun.size();
+  for (const Queue* other : all.queues) n_done = 31 * n_done + other->n_done;
+  Random random(seed + n_done);
   const bool any = seed != 0 && random.below(2) == 0;
   if (next != nullptr && may_begin(*next) && !any) return next;
   std::vector<Queue*> ready;
@@ -225,7 +234,7 @@ Queue* choose(const Streams& all, Queue& queue) {
     if (other->owner == std::this_thread::get_id() && may_begin(*other)) ready.push_back(other);
   }
   if (next != nullptr && may_begin(*next) && ready.empty()) return next;
-  if (ready.empty() || !(any || is_idle)) return nullptr;
+  if (ready.empty() || !(any || nothing_else)) return nullptr;
   return seed == 0 ? ready.front() : ready[random.below(static_cast<std::uint32_t>(ready.size()))];
 }
 
@@ -238,10 +247,12 @@ void run_until(Queue& queue, std::uint64_t place) {
     for (int n_idle = 0;;) {
       const std::uint64_t looked = runner.look();
       bool changed = advance_all(all);
+      // Only then are other streams to begin, and only then may all be stuck.
+      const bool nothing_else = !changed && helpers_are_idle();
       {
         std::unique_lock lock(all.mutex);
         if (queue.n_done >= place) break;
-        if (Queue* const next = changed ? nullptr : choose(all, queue)) {
+        if (Queue* const next = changed ? nullptr : choose(all, queue, nothing_else)) {
           begin_first(all, *next, lock);
           changed = true;
         }
@@ -250,7 +261,7 @@ void run_until(Queue& queue, std::uint64_t place) {
         Runner::changed(), runner.is_busy(), n_idle = 0;
         continue;
       }
-      if (runner.is_stuck(looked)) give_up(kDeadlock);
+      if (nothing_else && runner.is_stuck(looked)) give_up(kDeadlock);
       if (std::chrono::steady_clock::now() > ends_at) give_up("the launch has run into its deadline:");
       pause(n_idle++);
     }
@@ -265,14 +276,28 @@ void run_until(Queue& queue, std::uint64_t place) {
 
 }  // namespace
 
+int current_device() { return the_current_device; }
+void set_device(int device) {
+  check_host("set_device");
+  if (device < 0 || device >= std::min(settings().n_devices, kMaxDevices)) {
+    throw DeviceError("set_device: device " + std::to_string(device) + "; the emulator has " +
+                      std::to_string(settings().n_devices));
+  }
+  the_current_device = device;
+}
+bool has_peer_access(int device, int other) { return peers[device][other]; }
+void enable_peer_access(int device, int other) { peers[device][other] = true; }
+
 Queue& queue_of(Queue* queue) {
   if (queue != nullptr) return *queue;
-  static thread_local const std::shared_ptr<Queue> own = [] {
-    auto made = std::make_shared<Queue>();
-    made->owner = std::this_thread::get_id();
-    return made;
-  }();
-  return *own;
+  static thread_local std::shared_ptr<Queue> own[kMaxDevices];
+  std::shared_ptr<Queue>& of_device = own[current_device()];
+  if (of_device == nullptr) {
+    of_device = std::make_shared<Queue>();
+    of_device->owner = std::this_thread::get_id();
+    of_device->device = of_device->number = current_device();
+  }
+  return *of_device;
 }
 
 std::shared_ptr<Queue> make_queue() {
@@ -280,6 +305,7 @@ std::shared_ptr<Queue> make_queue() {
   const Unwatched unwatched;
   auto queue = std::make_shared<Queue>();
   queue->owner = std::this_thread::get_id();
+  queue->device = current_device();
   Streams& all = streams();
   const std::lock_guard lock(all.mutex);
   if (all.free_numbers.empty()) {
@@ -311,16 +337,16 @@ void enqueue(Queue& queue, Operation operation) {
     return;
   }
   Streams& all = streams();
-  const bool is_default = queue.number == 0;
+  const bool is_default = queue.number < kMaxDevices;
   {
     const std::lock_guard lock(all.mutex);
     join(queue.clock, all.host);
-    if (is_default) join(queue.clock, all.default_stream);
+    if (is_default) join(queue.clock, all.default_streams[queue.number]);
     if (operation.after) join(queue.clock, operation.after->clock);
     const auto number = static_cast<std::size_t>(queue.number);
     if (queue.clock.size() <= number) queue.clock.resize(number + 1);
     queue.clock[number] = ++all.n_of[number];
-    if (is_default) all.default_stream = queue.clock;
+    if (is_default) all.default_streams[queue.number] = queue.clock;
     queue.operations.push_back({std::move(operation), queue.clock});
     ++queue.n_queued;
   }
@@ -353,7 +379,7 @@ void synchronise_all() {
   for (const auto& queue : own) run_until(*queue, queue->n_queued);
   const std::lock_guard lock(all.mutex);
   for (const auto& queue : own) join(all.host, queue->clock);
-  join(all.host, all.default_stream);
+  for (const StreamClock& clock : all.default_streams) join(all.host, clock);
   forget_known(all);
 }
 
@@ -383,7 +409,7 @@ void hold(Queue& queue, const Mark& mark, const Line& line) {
 
 void begin_capture(Queue& queue, const Line& line) {
   check_host("a capture");
-  if (queue.number == 0) fail(line, "a capture: the default stream cannot be captured");
+  if (queue.number < kMaxDevices) fail(line, "a capture: the default stream cannot be captured");
   if (queue.is_captured) fail(line, "a capture: the stream is being captured already");
   queue.is_captured = true;
   ++n_captured;
@@ -421,6 +447,10 @@ bool queue_launch(Queue& queue, const Launch& config, std::function<void()> run_
   check_host("launch");
   const Settings how = settings();
   check(config, how);
+  if (queue.device != current_device()) {
+    throw DeviceError("launch: on a stream of device " + std::to_string(queue.device) + " while device " +
+                      std::to_string(current_device()) + " is current");
+  }
   const Unwatched unwatched;
   const bool is_captured = queue.is_captured;
   enqueue(queue, {.name = named("launch", config.line),

@@ -54,7 +54,8 @@ struct Queue : std::enable_shared_from_this<Queue> {
     Operation operation;
     StreamClock clock;  ///< with its own place
   };
-  int number = 0;         ///< in the clocks; 0 is the default stream
+  int device = 0;
+  int number = 0;         ///< in the clocks; below kMaxDevices: the default stream of that device
   std::thread::id owner;  ///< the host thread that made it
   StreamClock clock;      ///< of what is queued last
   std::deque<Queued> operations;
@@ -65,7 +66,15 @@ struct Queue : std::enable_shared_from_this<Queue> {
   LaunchHistory launches;  ///< of this stream
 };
 
-/// The queue of a stream; null stands for the default one of this host thread.
+/// The device that this host thread allocates on, and whose default stream is the default one.
+int current_device();
+/// @throws DeviceError if there is none
+void set_device(int device);
+/// Whether kernels of a device may reach windows of another, and from now on.
+bool has_peer_access(int device, int other);
+void enable_peer_access(int device, int other);
+
+/// The queue of a stream; null stands for the default one of this host thread and its device.
 Queue& queue_of(Queue* queue);
 std::shared_ptr<Queue> make_queue();
 /// Runs what is queued. An error is thrown by the next word that may throw.

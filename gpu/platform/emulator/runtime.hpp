@@ -62,6 +62,12 @@ void bulk_copy_tensor(std::byte* to, const TensorBox& box, DType dtype, std::uin
 void wait_for_memory(const Line& line);
 void pass_wait();
 
+/// Far stores of 4 or 16 bytes, see far_stores.hpp.
+void store_far(void* to, const void* from, std::size_t n_bytes);
+void store_word(unsigned* to, unsigned value);
+unsigned load_word(const unsigned* from);
+void load_far_16(void* to, const void* from);
+
 /// From here on the running thread may touch what the launch before this one used.
 void wait_for_previous_launch();
 

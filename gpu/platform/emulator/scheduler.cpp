@@ -48,6 +48,8 @@ Thread* next_ready(Cluster& cluster) {
     deliver_bulk_copy(cluster);
     if (cluster.ready_first != nullptr) break;
   }
+  if (!cluster.far_stores.empty() && cluster.grid.settings.seed != 0 && cluster.random.below(8) == 0)
+    deliver_far_store(cluster);
   Thread* const next = cluster.ready_first;
   if (next != nullptr) cluster.ready_first = next->next;
   return next;
@@ -94,6 +96,7 @@ void begin_cluster(Cluster& cluster, int number) {
   cluster.ready_first = nullptr;
   cluster.bulk_copies.clear();
   cluster.waiting.clear();
+  cluster.far_stores.clear();
   for (int rank = 0; rank < config.cluster; ++rank) {
     Block& block = cluster.blocks[static_cast<std::size_t>(rank)];
     block.cluster = &cluster;
@@ -140,7 +143,8 @@ void begin_cluster(Cluster& cluster, int number) {
 bool run_cluster(Cluster& cluster) {
   if (Thread* const first = next_ready(cluster)) switch_to(cluster.host, cluster, first);
   Grid& grid = cluster.grid;
-  if (!cluster.waiting.empty() && !grid.failed) return false;
+  // What it stored far arrives one by one, so that others may look in between.
+  if ((!cluster.waiting.empty() || !cluster.far_stores.empty()) && !grid.failed) return false;
   if (cluster.n_exited < static_cast<int>(cluster.threads.size()) && !grid.failed)
     keep_error(grid, std::make_exception_ptr(DeviceError("deadlock: no thread can run:" + who_waits_where(cluster))));
   abandon(cluster);
@@ -218,8 +222,9 @@ bool begin_and_run(Cluster& cluster, int number) {
 bool look_again(Cluster& cluster, bool& changed) {
   const std::uint64_t n_passed = cluster.n_passed;
   const int n_exited = cluster.n_exited;
+  if (deliver_far_store(cluster)) changed = true;
   const std::vector<Thread*> waiting = std::exchange(cluster.waiting, {});
-  resume(cluster, waiting.data(), static_cast<int>(waiting.size()));
+  if (!waiting.empty()) resume(cluster, waiting.data(), static_cast<int>(waiting.size()));
   const bool has_ended = run_cluster(cluster);
   changed = changed || has_ended || cluster.n_passed != n_passed || cluster.n_exited != n_exited;
   return has_ended;

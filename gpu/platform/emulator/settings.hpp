@@ -8,15 +8,20 @@
 
 namespace tree_attn::emulated {
 
+/// Emulated devices of a process.
+inline constexpr int kMaxDevices = 16;
+
 /// How kernels are run. A result may depend on none of these; a kernel whose result does has a bug.
 struct Settings {
-  /// 0: blocks and threads run in ascending order. Any other number shuffles blocks, the threads of every release, the time
-  /// at which bulk copies arrive and the operations of streams run, and picks the NaN that memory starts with.
+  /// 0: blocks and threads run in ascending order. Any other number shuffles blocks, the threads of every release, the times
+  /// at which bulk copies and far stores arrive and the operations of streams run, and picks the NaN that memory starts
+  /// with.
   std::uint64_t seed = 0;
   int n_workers = 0;                            ///< host threads that run blocks; 0: one a core
   std::chrono::milliseconds deadline{300'000};  ///< of one launch, by the clock on the wall
   int n_multiprocessors = 4;                    ///< what device() reports, and how many blocks may wait for memory at once
   int n_hosts = 1;                              ///< host threads that launch kernels which wait for each other
+  int n_devices = 1;                            ///< what set_device() takes, at most kMaxDevices
   int major = 9;                                ///< major compute capability that device() reports
 };
 

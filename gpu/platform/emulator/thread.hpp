@@ -8,6 +8,7 @@
 
 #include "gpu/platform/emulator/coordinates.hpp"
 #include "gpu/platform/emulator/failure.hpp"
+#include "gpu/platform/emulator/far_stores.hpp"
 #include "gpu/platform/emulator/fiber.hpp"
 #include "gpu/platform/emulator/grid.hpp"
 #include "gpu/platform/emulator/random.hpp"
@@ -154,6 +155,7 @@ struct Cluster {
   Thread* ready_last = nullptr;
   std::vector<Thread*> released;
   std::vector<BulkCopy> bulk_copies;
+  std::vector<FarStore> far_stores;
   std::vector<Thread*> waiting;  ///< for memory that others write
   std::uint64_t n_passed = 0;    ///< waits for memory that have ended
   std::uint32_t n_switches = 0;

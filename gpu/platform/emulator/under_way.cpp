@@ -11,15 +11,16 @@
 namespace tree_attn::emulated::runtime {
 
 UnderWay::UnderWay(const Launch& config, const Settings& how, std::function<void()> run_thread, LaunchHistory& history,
-                   Footprint* footprint, Residency& device)
+                   Footprint* footprint, int device)
     : grid_{.config = config,
             .run_thread = std::move(run_thread),
             .settings = how,
+            .device = device,
             .footprint = footprint,
-            .residency = &device},
+            .residency = &residency_of(device)},
       share_(grid_) {
   begin(grid_, history);
-  if (config.is_cooperative) device.n_blocks += static_cast<int>(grid_.order.size()) * config.cluster;
+  if (config.is_cooperative) grid_.residency->n_blocks += static_cast<int>(grid_.order.size()) * config.cluster;
   const int n_cores = static_cast<int>(std::thread::hardware_concurrency());
   const int wanted = how.n_workers > 0 ? how.n_workers : std::max(1, n_cores);
   const int n_workers = std::min(wanted, static_cast<int>(grid_.order.size()));

@@ -16,7 +16,7 @@ namespace tree_attn::emulated::runtime {
 class UnderWay {
  public:
   UnderWay(const Launch& config, const Settings& how, std::function<void()> run_thread, LaunchHistory& history,
-           Footprint* footprint, Residency& device);
+           Footprint* footprint, int device);
   UnderWay(const UnderWay&) = delete;
   UnderWay& operator=(const UnderWay&) = delete;
   /// Abandons what has not ended.

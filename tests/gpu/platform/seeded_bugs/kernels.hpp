@@ -10,5 +10,6 @@ namespace tree_attn::emulated {
 bool pipeline_is_right(Bug bug);
 bool cluster_is_right(Bug bug);
 bool warp_ring_is_right(Bug bug);
+bool exchange_is_right(Bug bug);
 
 }  // namespace tree_attn::emulated

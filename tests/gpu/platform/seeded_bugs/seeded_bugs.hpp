@@ -4,7 +4,8 @@
 ///
 /// An emulator that never complains is worth nothing until it has been shown bugs. Small kernels with the shape of the
 /// real ones hold them, switched by a parameter: pipeline (asynchronous copies, shuffles, last-block merge), cluster (bulk
-/// copies, mbarriers, distributed shared memory) and warp_ring (tensor maps, copies per warp, launches that overlap).
+/// copies, mbarriers, distributed shared memory), warp_ring (tensor maps, copies per warp, launches that overlap) and
+/// exchange (streams, two devices, windows).
 #pragma once
 
 namespace tree_attn::emulated {
@@ -58,10 +59,18 @@ enum class Bug {
   kRowsPastLength,
   kNoWaitForLaunch,
   kWriteBeforeWait,
+  // exchange
+  kMissingEvent,
+  kNeverSignalled,
+  kMoreBlocksThanFit,
+  kFarStoreOutsideWindow,
+  kRelaxedSignal,
+  kNoSyncwarpBeforeSignal,
+  kNoWaitForPeer,
 };
 
 /// The kernels that have them.
-enum Kernel { kPipeline, kCluster, kWarpRing };
+enum Kernel { kPipeline, kCluster, kWarpRing, kExchange };
 
 /// Modes of the emulator, as bits.
 enum Mode : unsigned { kPlain = 1, kShadow = 2, kAddress = 4, kThread = 8, kAll = 15 };
@@ -121,6 +130,13 @@ inline constexpr SeededBug kSeededBugs[] = {
     {Bug::kRowsPastLength, "rows of a box past the length of the sequence, summed as the others", kWarpRing, kAll},
     {Bug::kNoWaitForLaunch, "an overlapping launch that reads what the one before it writes", kWarpRing, kAll},
     {Bug::kWriteBeforeWait, "an overlapping launch that writes the workspace of the one before it", kWarpRing, kAll},
+    {Bug::kMissingEvent, "a stream that reads what another writes, without an event", kExchange, kAll},
+    {Bug::kNeverSignalled, "a wait for a signal that one block of the other device does not send", kExchange, kAll},
+    {Bug::kMoreBlocksThanFit, "more blocks that wait for each other than the device holds", kExchange, kAll},
+    {Bug::kFarStoreOutsideWindow, "a store into memory of another device that is no window", kExchange, kAll},
+    {Bug::kRelaxedSignal, "a signal to another device that does not release the data before it", kExchange, kAll},
+    {Bug::kNoSyncwarpBeforeSignal, "no __syncwarp between the stores of a warp and the signal of one lane", kExchange, kAll},
+    {Bug::kNoWaitForPeer, "no wait for the signal of the other device", kExchange, kAll},
 };
 
 /// Runs the kernel that has this bug. @returns whether the result is right

@@ -99,6 +99,7 @@ bool is_right(Bug bug, Kernel kernel) {
     case kPipeline: return pipeline_is_right(bug);
     case kCluster: return cluster_is_right(bug);
     case kWarpRing: return warp_ring_is_right(bug);
+    case kExchange: return exchange_is_right(bug);
   }
   return false;
 }
