@@ -165,7 +165,8 @@ TEST_CASE("emulator: two streams that touch the same memory without an event are
 
 TEST_CASE("emulator: what the host has waited for comes before what it queues then, and before nothing else") {
   DeviceBuffer<float> a(1), b(1);
-  const OwnedStream one, two;
+  const OwnedStream one, two, idle;
+  launch(nothing, {}, idle);  // it does not know what follows, so that is remembered
   launch(store, {}, one, a.data(), 3.0f);
   synchronise(one);
   launch(copy, {}, two, a.data(), b.data());

@@ -44,8 +44,7 @@ TEST_CASE("emulator: a block that waits keeps its place while the blocks run tha
   }
 }
 
-TEST_CASE(
-    "emulator: more waiting blocks than the device holds are a deadlock, and the report counts those that never started") {
+TEST_CASE("emulator: more waiting blocks than the device holds are a deadlock that counts those that never started") {
   for (const int n_workers : {1, 2}) {
     for (std::uint64_t seed = 0; seed < 3; ++seed) {
       const SettingsScope scope({.seed = seed, .n_workers = n_workers, .n_multiprocessors = 3});

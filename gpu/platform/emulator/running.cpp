@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The host thread that waits for a stream runs it: what it needs, and, as the seed has it, what else may run.
+#include "gpu/platform/device_error.hpp"
+#include "gpu/platform/emulator/random.hpp"
+#include "gpu/platform/emulator/sanitizer.hpp"
+#include "gpu/platform/emulator/streams.hpp"
+#include "gpu/platform/emulator/under_way.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <list>
+#include <utility>
+
+namespace tree_attn::emulated::runtime {
+namespace {
+
+/// An operation that has begun, and not ended: a launch, of which this host thread runs a share.
+struct Begun {
+  std::shared_ptr<Queue> queue;
+  std::shared_ptr<Trace> trace;
+  std::unique_ptr<UnderWay> launch;
+};
+
+/// What a host thread has begun. It may go on with it in a later wait.
+struct Host {
+  Host() = default;
+  ~Host() {
+    const Unwatched unwatched;
+    begun.clear();
+  }
+  Runner runner{Runner::kHost};
+  std::list<Begun> begun;
+};
+Host& host() {
+  static thread_local Host own;
+  return own;
+}
+
+bool is_ready(const Queue& queue) {
+  if (queue.is_busy || queue.operations.empty()) return false;
+  const Mark* const after = queue.operations.front().operation.after.get();
+  return after == nullptr || after->queue->n_done >= after->n;
+}
+
+/// The queue that has to go on for this one to go on; null if another host thread is at it.
+Queue* needed(Queue& queue) {
+  Queue* next = &queue;
+  while (!is_ready(*next)) {
+    if (next->is_busy) return nullptr;
+    next = next->operations.front().operation.after->queue.get();
+  }
+  return next;
+}
+
+/// After an error a device does nothing more: what this host thread has begun and queued is lost.
+void drop_all(Streams& all) {
+  std::list<Begun> begun = std::exchange(host().begun, {});
+  for (Begun& one : begun) one.launch.reset();
+  const std::lock_guard lock(all.mutex);
+  const auto drop = [](Queue& queue) {
+    queue.operations.clear();
+    queue.n_done = queue.n_queued;
+    queue.is_busy = false;
+  };
+  for (const Begun& one : begun) drop(*one.queue);
+  for (Queue* queue : all.queues) {
+    if (queue->owner == std::this_thread::get_id() && !queue->is_busy) drop(*queue);
+  }
+  all.traces.clear();
+}
+
+/// Begins the first operation of a queue; all but launches end here. @pre the lock is held, and the operation is ready
+void begin_first(Streams& all, Queue& queue, std::unique_lock<std::mutex>& lock) {
+  queue.is_busy = true;
+  const Queue::Queued& first = queue.operations.front();
+  Begun& begun = host().begun.emplace_back(Begun{queue.shared_from_this(), nullptr, nullptr});
+  if (!all.queues.empty() && !first.operation.after) {
+    begun.trace = std::make_shared<Trace>();
+    begun.trace->name = first.operation.name, begun.trace->stream = queue.number, begun.trace->clock = first.clock;
+  }
+  lock.unlock();
+  Footprint* const seen = begun.trace ? &begun.trace->footprint : nullptr;
+  acquire(&queue);
+  if (first.operation.after) acquire(first.operation.after->queue.get());
+  if (first.operation.act) first.operation.act(seen);
+  if (const LaunchCall* const call = first.operation.launch.get())
+    begun.launch = std::make_unique<UnderWay>(call->config, call->how, call->run_thread, queue.launches, seen, queue.device);
+}
+
+constexpr const char* kDeadlock = "deadlock: all that could run wait for each other:";
+
+/// Ends what this host thread has begun. @throws DeviceError with who waits where
+[[noreturn]] void give_up(const std::string& why) {
+  std::string text = why;
+  for (Begun& one : host().begun) {
+    if (one.launch == nullptr) continue;
+    if (host().begun.size() > 1) text += "\n  " + one.queue->operations.front().operation.name + ":";
+    text += one.launch->give_up();
+  }
+  throw DeviceError(text);
+}
+
+/// Goes on with what has begun. @returns whether anything has changed
+bool advance_all(Streams& all) {
+  bool changed = false;
+  std::list<Begun>& begun = host().begun;
+  for (auto one = begun.begin(); one != begun.end();) {
+    if (one->launch && one->launch->advance()) changed = true;
+    if (one->launch && one->launch->is_stuck()) give_up(kDeadlock);
+    if (one->launch && !one->launch->has_ended()) {
+      ++one;
+      continue;
+    }
+    if (one->launch) one->launch->end();
+    one->launch.reset();
+    release(one->queue.get());
+    const std::lock_guard lock(all.mutex);
+    if (one->trace) check_races(all, *one->trace), all.traces.push_back(one->trace);
+    one->queue->operations.pop_front();
+    ++one->queue->n_done;
+    one->queue->is_busy = false;
+    one = begun.erase(one);
+    changed = true;
+  }
+  return changed;
+}
+
+/// Whether no helper of what has begun finds anything to do.
+bool helpers_are_idle() {
+  return std::all_of(host().begun.begin(), host().begun.end(),
+                     [](const Begun& one) { return one.launch == nullptr || one.launch->helpers_are_idle(); });
+}
+
+/// What may begin now: what `queue` needs; if that is not to be had, or if the seed says so, any of this
+/// host thread. @param nothing_else can go on
+Queue* choose(const Streams& all, Queue& queue, bool nothing_else) {
+  const auto may_begin = [](const Queue& one) {
+    if (!is_ready(one)) return false;
+    const LaunchCall* const call = one.operations.front().operation.launch.get();
+    const Residency& device = residency_of(one.device);
+    if (call == nullptr || device.n_waiting == 0) return true;
+    const int n_blocks = call->config.is_cooperative ? static_cast<int>(n_blocks_of(call->config)) : call->config.cluster;
+    return device.n_blocks + n_blocks <= call->how.n_multiprocessors;
+  };
+  Queue* const next = needed(queue);
+  const std::uint64_t seed = settings().seed;
+  // The dice depend on what these streams have done, and on nothing that came before them.
+  std::uint64_t n_done = host().begun.size();
+  for (const Queue* other : all.queues) n_done = 31 * n_done + other->n_done;
+  Random random(seed + n_done);
+  const bool any = seed != 0 && random.below(2) == 0;
+  if (next != nullptr && may_begin(*next) && !any) return next;
+  std::vector<Queue*> ready;
+  for (Queue* other : all.queues) {
+    if (other->owner == std::this_thread::get_id() && may_begin(*other)) ready.push_back(other);
+  }
+  if (next != nullptr && may_begin(*next) && ready.empty()) return next;
+  if (ready.empty() || !(any || nothing_else)) return nullptr;
+  return seed == 0 ? ready.front() : ready[random.below(static_cast<std::uint32_t>(ready.size()))];
+}
+
+}  // namespace
+
+void run_until(Queue& queue, std::uint64_t place) {
+  Streams& all = streams();
+  Runner& runner = host().runner;
+  const auto now = [] { return std::chrono::steady_clock::now(); };
+  auto ends_at = now() + settings().deadline;
+  try {
+    for (int n_idle = 0;;) {
+      const std::uint64_t looked = runner.look();
+      bool changed = advance_all(all);
+      // Only then are other streams to begin, and only then may all be stuck.
+      const bool nothing_else = !changed && helpers_are_idle();
+      {
+        std::unique_lock lock(all.mutex);
+        if (queue.n_done >= place) break;
+        if (Queue* const next = changed ? nullptr : choose(all, queue, nothing_else)) {
+          begin_first(all, *next, lock);
+          changed = true;
+        }
+      }
+      if (changed) {
+        Runner::changed(), runner.is_busy(), n_idle = 0;
+        ends_at = now() + settings().deadline;
+        continue;
+      }
+      if (nothing_else && runner.is_stuck(looked)) give_up(kDeadlock);
+      if (nothing_else && now() > ends_at) give_up("the launch has run into its deadline:");
+      pause(n_idle++);
+    }
+  } catch (...) {
+    drop_all(all);
+    Runner::changed(), runner.is_busy();
+    throw;
+  }
+  Runner::changed(), runner.is_busy();
+  acquire(&queue);
+}
+
+}  // namespace tree_attn::emulated::runtime
