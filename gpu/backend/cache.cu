@@ -88,16 +88,11 @@ void DeviceCache::allocate() {
   most_ = needed;
   staging_.resize(static_cast<std::size_t>(shape().kv_heads * std::min(kStagedPositions, most_) *
                                            std::max(shape().head_dim, shape().value_dim) * size_of(shape().dtype)));
+  // One copy on the device: the rows in use of every head.
   const auto move = [&](DeviceBuffer<unsigned char>& from, std::int64_t row) {
-    DeviceBuffer<unsigned char> to(shape().batch * shape().kv_heads * most_ * row, MemoryUse::Input);
-    std::vector<unsigned char> rows;
-    for (std::int64_t i = 0; i < shape().batch; ++i) {
-      rows.resize(static_cast<std::size_t>(lengths()[static_cast<std::size_t>(i)] * row));
-      for (std::int64_t head = i * shape().kv_heads; head < (i + 1) * shape().kv_heads && !rows.empty(); ++head) {
-        from.download(rows, head * before * row);
-        to.upload(rows, head * most_ * row);
-      }
-    }
+    const std::int64_t n_heads = shape().batch * shape().kv_heads;
+    DeviceBuffer<unsigned char> to(n_heads * most_ * row, MemoryUse::Input);
+    to.queue_copy(Stream{}, from, 0, before * row, 0, most_ * row, longest() * row, n_heads);
     from = std::move(to);
   };
   move(k_, shape().head_dim * size_of(shape().dtype));
@@ -136,7 +131,8 @@ DeviceSession::DeviceSession(const DeviceCache& cache, double scale)
       scale_(scale),
       q_(cache.shape().n_rows() * cache.shape().head_dim * size_of(cache.shape().dtype), MemoryUse::Input),
       lengths_(cache.shape().batch, MemoryUse::Input),
-      staging_(static_cast<std::size_t>(q_.size())),
+      staged_q_(q_.size()),
+      staged_lengths_(lengths_.size()),
       row_(static_cast<std::size_t>(cache.shape().head_dim)),
       forest_(cache.shape().n_rows(), cache.shape().value_dim) {
   plan_range(closed(cache.leaves().range(), cache.leaves().range().begin + cache.capacity()));
@@ -148,6 +144,7 @@ void DeviceSession::plan_range(KeyRange range) {
   const AttentionShape& shape = cache_.shape();
   planned_ = range;
   planned_order_ = cache_.leaves().order();
+  n_same_steps_ = 0;
   planned_rows_ = cache_.n_allocated();
   subtrees_ = cover(planned_.begin, planned_.end);
   if (is_dealt()) {
@@ -185,32 +182,54 @@ States& DeviceSession::run(const TensorView& q, std::span<const std::int64_t> le
   is_on_host_ = false;
   if (subtrees_.empty() || cache_.shape().n_rows() == 0) return *this;
 
-  // Bring what is new: the queries, and how many keys are in use.
+  // The step before has read what it was given, and the graph is free.
+  synchronise(stream_);
+  stage(q, lengths);
+  if (is_dealt()) lists_.update(cache_.leaves(), lengths);
+  if (progress) progress();
+
+  // What does not change is recorded in the second step that is the same: the first also loads the kernel, which a capture
+  // may not.
+  if (lift != lift_) n_same_steps_ = 0;
+  lift_ = lift;
+  set_scale(params_, cache_.shape().dtype, scale_, lift);
+  before_.record(Stream{});
+  before_.hold(stream_);
+  if (n_same_steps_ == 0) queue_step();
+  if (n_same_steps_ == 1) graph_ = Graph(stream_, [&] { queue_step(); });
+  if (n_same_steps_ > 0) graph_.replay(stream_);
+  n_same_steps_ = std::min(n_same_steps_ + 1, 2);
+  after_.record(stream_);
+  after_.hold(Stream{});
+  if (progress) progress();
+  return *this;
+}
+
+void DeviceSession::stage(const TensorView& q, std::span<const std::int64_t> lengths) {
   const DType dtype = cache_.shape().dtype;
+  unsigned char* to = staged_q_.data();
   if (q.dtype == dtype && is_dense(q)) {
-    q_.upload({reinterpret_cast<const unsigned char*>(q.data), static_cast<std::size_t>(q_.size())});
+    if (q_.size() > 0) std::memcpy(to, q.data, static_cast<std::size_t>(q_.size()));
   } else {
-    unsigned char* to = staging_.data();
     for (std::int64_t i = 0; i < q.shape[0]; ++i) {
       for (std::int64_t h = 0; h < q.shape[1]; ++h) {
         for (std::int64_t j = 0; j < q.shape[2]; ++j, to += q.shape[3] * size_of(dtype))
           convert_row(q, i, h, j, dtype, row_, to);
       }
     }
-    q_.upload(staging_);
   }
-  lengths_.upload(lengths);
-  if (is_dealt()) lists_.update(cache_.leaves(), lengths);
-  if (progress) progress();
+  std::copy(lengths.begin(), lengths.end(), staged_lengths_.data());
+}
 
-  set_scale(params_, dtype, scale_, lift);
+void DeviceSession::queue_step() {
+  const DType dtype = cache_.shape().dtype;
   const DeviceOutput output{.states = states_.data()};
+  q_.queue_upload(stream_, staged_q_.elements());
+  lengths_.queue_upload(stream_, staged_lengths_.elements());
   if (is_dealt())
-    run_listed_runs(params_, dtype, output, plan_, workspace_.get(), Stream{});
+    run_listed_runs(params_, dtype, output, plan_, workspace_.get(), stream_);
   else
-    library_step().run(params_, dtype, output, plan_, workspace_.get(), Stream{});
-  if (progress) progress();
-  return *this;
+    library_step().run(params_, dtype, output, plan_, workspace_.get(), stream_);
 }
 
 Forest<float>& DeviceSession::host() {
@@ -222,8 +241,9 @@ Forest<float>& DeviceSession::host() {
 }
 
 std::int64_t DeviceSession::bytes() const {
-  return forest_.bytes() + lists_.bytes() +
-         static_cast<std::int64_t>(staging_.size() + row_.size() * sizeof(float) + subtrees_.size() * sizeof(Subtree));
+  return forest_.bytes() + lists_.bytes() + staged_q_.size() +
+         staged_lengths_.size() * static_cast<std::int64_t>(sizeof(std::int64_t)) +
+         static_cast<std::int64_t>(row_.size() * sizeof(float) + subtrees_.size() * sizeof(Subtree));
 }
 
 std::string DeviceSession::describe() const {

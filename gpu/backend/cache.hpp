@@ -78,6 +78,11 @@ class DeviceWorkspace {
 };
 
 /// Steps over a device cache. Queries and lengths are uploaded, states stay on the device until host() asks for them.
+///
+/// A step is two uploads and the launch of the library kernel, on a stream of its own. The first step of a plan queues them,
+/// the second records them in a graph, and every step from then on is one launch of that graph: what changes from step to
+/// step, the lengths and the queries, is read from device memory. The plan covers the capacity of the cache, so a new one is
+/// made when the cache has grown. The default stream waits for a step, and a step for what the default stream did before it.
 class DeviceSession final : public DecodeSession, public States {
  public:
   /// @throws DeviceError if no kernel takes the shape, or the device has no memory
@@ -95,6 +100,10 @@ class DeviceSession final : public DecodeSession, public States {
  private:
   bool is_dealt() const { return planned_order_ == LeafOrder::kDealt; }
   void plan_range(KeyRange range);
+  /// Puts the queries as they are stored, and the lengths, where the stream reads them.
+  void stage(const TensorView& q, std::span<const std::int64_t> lengths);
+  /// Queues what a step does.
+  void queue_step();
 
   const DeviceCache& cache_;
   double scale_;
@@ -109,10 +118,16 @@ class DeviceSession final : public DecodeSession, public States {
   DeviceBuffer<unsigned char> q_;
   DeviceBuffer<std::int64_t> lengths_;
   DeviceBuffer<float> states_;
-  std::vector<unsigned char> staging_;  ///< queries as they are stored, dense
+  HostBuffer<unsigned char> staged_q_;  ///< queries as they are stored, dense
+  HostBuffer<std::int64_t> staged_lengths_;
   std::vector<float> row_;
   Forest<float> forest_;
   bool is_on_host_ = true;
+  int lift_ = 0;          ///< that the plan was last used with
+  int n_same_steps_ = 0;  ///< steps since the plan or the lift changed
+  OwnedStream stream_;
+  Event before_, after_;  ///< on the default stream, and on stream_
+  Graph graph_;
 };
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

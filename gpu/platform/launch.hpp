@@ -5,6 +5,7 @@
 /// | word | meaning |
 /// | --- | --- |
 /// | `DeviceBuffer<T>` | n elements of device memory for a MemoryUse, freed at the end; `upload`, `upload_rows`, `download`, `fill` |
+/// | `HostBuffer<T>` | n elements of host memory for copies that are queued; pinned on a GPU |
 /// | `queue_upload queue_copy queue_download` | the same copies, and copies on the device, queued on a stream |
 /// | `Stream` | where launches and copies queue; a default one is the default stream |
 /// | `OwnedStream synchronise` | a stream of its own, which the default stream does not wait for; waits for a stream |

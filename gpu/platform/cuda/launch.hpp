@@ -81,6 +81,25 @@ inline void enable_peer_access(int other) {
     check(status, "cudaDeviceEnablePeerAccess");
 }
 
+/// n elements of host memory that copies read and write while the host does something else: pinned.
+template <class T>
+class HostBuffer {
+ public:
+  explicit HostBuffer(std::int64_t n) : n_(n) {
+    if (n > 0) check(cudaMallocHost(&data_, static_cast<std::size_t>(n) * sizeof(T)), "cudaMallocHost");
+  }
+  HostBuffer(const HostBuffer&) = delete;
+  HostBuffer& operator=(const HostBuffer&) = delete;
+  ~HostBuffer() { cudaFreeHost(data_); }
+  T* data() { return data_; }
+  std::int64_t size() const { return n_; }
+  std::span<const T> elements() const { return {data_, static_cast<std::size_t>(n_)}; }
+
+ private:
+  T* data_ = nullptr;
+  std::int64_t n_ = 0;
+};
+
 /// n numbers of device memory. Contents start undefined.
 template <class T>
 class DeviceBuffer {

@@ -46,6 +46,19 @@ inline constexpr bool kIsHostMemory = true;
 /// No GPU is one of its own.
 inline std::vector<std::string> gpu_names() { return {}; }
 
+/// n elements of host memory that copies read and write while the host does something else. Here memory like any other.
+template <class T>
+class HostBuffer {
+ public:
+  explicit HostBuffer(std::int64_t n) : elements_(static_cast<std::size_t>(n)) {}
+  T* data() { return elements_.data(); }
+  std::int64_t size() const { return static_cast<std::int64_t>(elements_.size()); }
+  std::span<const T> elements() const { return elements_; }
+
+ private:
+  std::vector<T> elements_;
+};
+
 /// n numbers of device memory. Contents start as NaNs.
 template <class T>
 class DeviceBuffer {

@@ -81,7 +81,7 @@ TEST_CASE("device cache: keys appended step by step have the states of a shard t
   }
 }
 
-TEST_CASE("device cache: a step uploads one position, queries and lengths, allocates nothing, and downloads states once") {
+TEST_CASE("device cache: a step uploads one position, queries and lengths, allocates nothing, and launches one graph") {
   for (const Axes& axes : kAxes) {
     INFO(name_of(axes.dtype));
     const auto workload = normal_workload(6200, axes);
@@ -91,15 +91,21 @@ TEST_CASE("device cache: a step uploads one position, queries and lengths, alloc
     for (std::int64_t i = 0; i < 3; ++i) append(*cache, *workload, i, 0, 100);
     const TensorView q = workload->query(0);
     const auto q_bytes = shape.n_rows() * shape.head_dim * static_cast<std::int64_t>(bytes_of(shape.dtype));
-    for (std::int64_t step = 100; step < 104; ++step) {
+    for (std::int64_t step = 100; step < 106; ++step) {
+      CAPTURE(step);
       const std::int64_t allocated = device::traffic().n_allocations, uploaded = device::traffic().bytes_uploaded;
       for (std::int64_t i = 0; i < 3; ++i) append(*cache, *workload, i, step, step + 1);
       CHECK(device::traffic().bytes_uploaded - uploaded == shape.bytes_per_position());
 
-      const std::int64_t downloaded = device::traffic().bytes_downloaded;
+      const std::int64_t downloaded = device::traffic().bytes_downloaded, launches = device::traffic().n_launches,
+                         replays = device::traffic().n_replays;
       States& states = session->decode(q, std::vector<std::int64_t>(3, step + 1));
       CHECK(device::traffic().bytes_uploaded - uploaded == shape.bytes_per_position() + q_bytes + 3 * 8);
       CHECK(device::traffic().bytes_downloaded == downloaded);
+      // The first step launches, the second records; a lift is another launch, and then another graph.
+      const bool is_first = step == 100;
+      CHECK(device::traffic().n_launches - launches == (is_first ? 1 : 0));
+      CHECK(device::traffic().n_replays - replays == (is_first ? 0 : 1));
       CHECK(states.device() != nullptr);
 
       const auto state_bytes = static_cast<std::int64_t>(states.host().states().size_bytes());
@@ -108,10 +114,48 @@ TEST_CASE("device cache: a step uploads one position, queries and lengths, alloc
       CHECK(state_bytes > 0);
       CHECK(device::traffic().n_allocations == allocated);
     }
+    const std::int64_t launches = device::traffic().n_launches, replays = device::traffic().n_replays;
+    for (const int lift : {kLift, kLift, 0}) session->decode(q, std::vector<std::int64_t>(3, 106), lift).host();
+    CHECK(device::traffic().n_launches - launches == 2);
+    CHECK(device::traffic().n_replays - replays == 1);
     // The counter counts.
     const std::int64_t allocated = device::traffic().n_allocations;
     const device::DeviceBuffer<float> some(10);
     CHECK(device::traffic().n_allocations == allocated + 1);
+  }
+}
+
+TEST_CASE("device cache: growth is one copy of keys and of values on the device, and one new graph") {
+  for (const Axes& axes : kAxes) {
+    INFO(name_of(axes.dtype));
+    const auto workload = normal_workload(6250, axes);
+    const AttentionShape& shape = workload->shape();
+    const auto cache = kernels().make_cache(shape, KeyRange{0, 150}, 64);
+    const auto session = cache->open(workload->scale);
+    const std::vector<std::int64_t> behind{0, 3, 20};
+    const auto lengths = [&](std::int64_t n) { return std::vector<std::int64_t>{n, n - behind[1], n - behind[2]}; };
+    const auto grow = [&](std::int64_t n) {
+      for (std::int64_t i = 0; i < 3; ++i)
+        append(*cache, *workload, i, lengths(n - 1)[static_cast<std::size_t>(i)], lengths(n)[static_cast<std::size_t>(i)]);
+    };
+    for (std::int64_t i = 0; i < 3; ++i) append(*cache, *workload, i, 0, lengths(60)[static_cast<std::size_t>(i)]);
+    int n_grown = 0;
+    for (std::int64_t n = 61; n < 70; ++n) {
+      CAPTURE(n);
+      const std::int64_t allocated = device::traffic().n_allocations, uploaded = device::traffic().bytes_uploaded,
+                         downloaded = device::traffic().bytes_downloaded, capacity = cache->capacity();
+      grow(n);
+      CHECK(device::traffic().bytes_uploaded - uploaded == shape.bytes_per_position());
+      CHECK(device::traffic().bytes_downloaded == downloaded);
+      const bool has_grown = cache->capacity() != capacity;
+      CHECK(device::traffic().n_allocations - allocated == (has_grown ? 2 : 0));
+      n_grown += has_grown ? 1 : 0;
+      const std::int64_t launches = device::traffic().n_launches;
+      Forest<float>& states = session->decode(workload->query(0), lengths(n)).host();
+      CHECK(device::traffic().n_launches - launches == (n == 61 || has_grown ? 1 : 0));
+      CHECK(same_states(states, at_once(*workload, {0, 150}, lengths(n))));
+    }
+    CHECK(n_grown == 1);
   }
 }
 
