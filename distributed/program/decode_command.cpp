@@ -207,7 +207,10 @@ int run_decode(const DecodeOptions& options, const Ranks& ranks) {
   const Topology machines = ranks.topology(0);
   const int n_threads = options.threads ? *options.threads : threads_per_rank(ranks, machines);
   std::optional<Setup> setup;
-  run_on_all(ranks, [&] { setup.emplace(options, n_threads, ranks); });
+  run_on_all(ranks, [&] {
+    setup.emplace(options, n_threads, ranks);
+    use_gpu(options, *setup->backend, ranks.rank(), machines);
+  });
   const WorkloadShape& shape = setup->workload->shape();
   Workload& reduced = setup->reduced();
 

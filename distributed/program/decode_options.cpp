@@ -44,9 +44,6 @@ void check(const ClusterOptions& options, const Backend& backend, int n_ranks) {
     refuse("--threads is for --backend cpu, but the backend is " + options.backend);
   if (options.transport == "nccl") refuse("--transport nccl: not supported by this version; use mpi");
   if (kSimulated && !options.devices.empty()) refuse("--devices: simulated ranks are started by the simulator");
-  if (!options.devices.empty() && !backend.gpus().empty())
-    refuse("--devices with --backend " + options.backend + ": not supported by this version; use mpirun -n " +
-           std::to_string(n_ranks));
   if (options.ranks_per_node > n_ranks)
     refuse("--ranks-per-node " + std::to_string(options.ranks_per_node) + " is larger than the job, which has " +
            ranks_text(n_ranks));
@@ -106,6 +103,17 @@ std::vector<int> devices_of(const std::string& list) {
 }
 
 std::string ranks_text(int n_ranks) { return std::to_string(n_ranks) + (n_ranks == 1 ? " rank" : " ranks"); }
+
+void use_gpu(const ClusterOptions& options, const Backend& backend, int rank, const Topology& machines) {
+  const int n_gpus = static_cast<int>(backend.gpus().size());
+  if (n_gpus == 0) return;
+  const int gpu = options.devices.empty() ? machines.place_of(rank) % n_gpus
+                                          : devices_of(options.devices)[static_cast<std::size_t>(rank)];
+  if (gpu >= n_gpus)
+    throw InputError("--devices " + options.devices + ": there is no device " + std::to_string(gpu) + ", this machine has " +
+                     std::to_string(n_gpus));
+  backend.use_gpu(gpu);
+}
 
 LeafOrder order_named(std::string_view name) {
   return name == name_of(LeafOrder::kDealt) ? LeafOrder::kDealt : LeafOrder::kContiguous;

@@ -67,6 +67,9 @@ std::vector<int> devices_of(const std::string& list);
 
 /// Checks the options against the backend and the number of ranks. @throws InputError
 void check(const ClusterOptions& options, const Backend& backend, int n_ranks);
+/// Lets this rank decode on a GPU, if the backend has any: that of --devices, or the one at its place among the ranks of its
+/// machine; ranks take turns if they outnumber the GPUs. @throws InputError if --devices names one that is not there
+void use_gpu(const ClusterOptions& options, const Backend& backend, int rank, const Topology& machines);
 /// "1 rank", "8 ranks".
 std::string ranks_text(int n_ranks);
 

@@ -223,7 +223,10 @@ int run_generate(const GenerateOptions& options, const Ranks& ranks) {
   const Topology machines = ranks.topology(0);
   const int n_threads = options.threads ? *options.threads : threads_per_rank(ranks, machines);
   std::optional<Setup> setup;
-  run_on_all(ranks, [&] { setup.emplace(options, n_threads, ranks); });
+  run_on_all(ranks, [&] {
+    setup.emplace(options, n_threads, ranks);
+    use_gpu(options, *setup->backend, ranks.rank(), machines);
+  });
   if (ranks.all_max(setup->hash) != ranks.all_min(setup->hash))
     throw InputError("the ranks read different files: MODEL, TEXT or the file of --questions");
   const std::string_view text = setup->text();

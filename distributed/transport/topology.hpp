@@ -35,6 +35,8 @@ class Topology {
   const std::vector<int>& order() const { return order_; }
   /// Index of a rank in order().
   int index_of(int rank) const { return index_of_[static_cast<std::size_t>(rank)]; }
+  /// Place of a rank among the ranks of its node.
+  int place_of(int rank) const { return index_of(rank) - index_of(node(node_of(rank)).front()); }
   /// The element of a rank in ranges that are given in that order.
   KeyRange range_of(int rank, std::span<const KeyRange> ranges) const {
     return ranges[static_cast<std::size_t>(index_of(rank))];

@@ -19,6 +19,7 @@ class KernelBackend final : public Backend {
     return "";
   }
   std::vector<std::string> gpus() const override { return gpu_names(); }
+  void use_gpu(int index) const override { set_device(index); }
   std::string refusal(const AttentionShape& shape) const override {
     const AttentionShape stored = stored_on_device(shape);
     return library_step().refusal(params_of(stored, {}), stored.dtype);

@@ -39,6 +39,9 @@ class Backend {
   virtual std::string missing() const = 0;
   /// The names of the GPUs that it finds.
   virtual std::vector<std::string> gpus() const = 0;
+  /// Lets the calling thread make its caches, and decode, on the GPU with this index in gpus(). Other threads keep theirs;
+  /// without a call it is the first. @pre the backend has this GPU
+  virtual void use_gpu(int index) const { static_cast<void>(index); }
   /// False if caches hold no elements, and outputs are therefore not attention: the model backend.
   virtual bool has_elements() const { return true; }
   /// Whether a session computes a step on several threads of the host, as many as the caller chooses.
