@@ -34,7 +34,7 @@ Command add_info(CLI::App& program) {
     }
     for (const std::string& gpu : machine.gpus) gpus += (gpus.empty() ? "" : ", ") + gpu;
     std::printf("backends       %s\n%s", backends.c_str(), missing.c_str());
-    std::printf("transports     mpi (%s)\n", machine.mpi.c_str());
+    std::printf("transports     mpi (%s), threads (--devices)\n", machine.mpi.c_str());
     std::printf("  missing      --transport nccl: not supported by this version\n");
     std::printf("GPUs           %s\n", gpus.empty() ? "none" : gpus.c_str());
     return 0;
