@@ -211,8 +211,8 @@ plot $w with points pt 7 ps 0.5 lc rgb '#1982d2')");
 //
 //    <details><summary>Answer</summary>
 //
-//    A window is cut off, not blurred: a position that is 23 or more positions after the start of the
-//    reading has its whole window in the first layer, and one that is 46 or more after it has only such
-//    positions in its window of the second.
+//    Only windows that reach before the start of the reading are cut off. From 23 positions after the start on,
+//    the window of the first layer is complete. From 46 positions on, the window of the second layer is
+//    complete too, and has only positions whose first window was complete.
 //
 //    </details>

@@ -29,7 +29,7 @@ struct ModelConfig {
   double rope_base = 10000;       ///< pair j of a head turns by position * rope_base^(-2 j / d_h)
   double eps = 1e-5;              ///< of RMSNorm
   bool global_rotary = false;     ///< whether global layers have rotary positions too, as those of Llama
-  double scale_base = 0;          ///< if positive, scores of global layers are multiplied by ln(n) / ln(scale_base)
+  double scale_base = 0;          ///< if positive, scores of global layers times ln(n) / ln(scale_base), n keys
 
   /// Windowed layers before the first global one.
   std::int64_t leading_windows() const;

@@ -48,6 +48,7 @@ struct DenseKernel {
   void (*rms_norm)(const float* x, std::int64_t n, std::int64_t size, std::int64_t n_elements, const float* weight,
                    float eps, float* y);
   /// gate_i <- silu(gate_i) up_i for n elements, a multiple of 16; silu(g) = g / (1 + exp(-g)).
+  /// @param[in,out] gate [n] @param[in] up [n]
   void (*gate)(float* gate, const float* up, std::int64_t n);
   /// Attention of one position to the keys of its window: z = sum_j softmax(s)_j v_j of every head.
   /// @param[out] z [heads][d]

@@ -61,19 +61,24 @@ class Generator {
   /// @param text of n_text characters, the same on every rank
   /// @param progress called with the part that this rank has done, from 0 to 1; may be empty
   void read(std::string_view text, const std::function<void(double)>& progress = {});
-  /// Appends characters, and returns the scores [vocab] of the next one. Collective.
+  /// Appends characters, each to the cache of the rank that holds its position, and decodes. Collective.
+  /// @pre text is not empty, and the same on every rank
+  /// @returns the logits [vocab] of the next character, on every rank
+  /// @throws TransportError if a rank does not answer
   std::vector<float> append(std::string_view text);
 
   /// Characters read and appended.
   std::int64_t size() const { return place_.position; }
   /// The current place, to which rewind() returns.
   const Place& place() const { return place_; }
-  /// Forgets all characters after a place.
+  /// Forgets all characters after a place, on every rank; the caches keep their memory.
+  /// @param place that place() returned earlier
   void rewind(const Place& place);
   /// Combines shards by another algorithm from now on.
   void use(const Algorithm& algorithm);
 
-  /// The key with the largest weight in the last step of the last global layer. Reads all keys once. Collective.
+  /// The key with the largest weight exp(score - lse) in the last step of the last global layer: over all heads and ranks.
+  /// Every rank reads the keys of its shard once. Collective. @pre a step has been made
   LargestWeight largest_weight(const Ranks& ranks) const;
   /// Characters whose keys and values this rank holds.
   std::int64_t rows() const { return leaves().n_keys(size()); }

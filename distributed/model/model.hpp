@@ -8,7 +8,8 @@
 ///                      x += down_proj(silu(gate_proj h) * up_proj h),          h = RMSNorm(x) * post_attention_layernorm
 ///     logits = lm_head(RMSNorm(x) * norm)
 ///
-/// The sizes come from the file (config.hpp). Nothing here knows about ranks: generator.hpp does.
+/// with RMSNorm(x) = x / sqrt(mean(x^2) + eps) (Zhang, Sennrich 2019), a gated MLP (Shazeer 2020) and rotary positions (Su
+/// and others 2021). The sizes come from the file (config.hpp). Nothing here knows about ranks: generator.hpp does.
 #pragma once
 
 #include "distributed/model/config.hpp"
@@ -54,7 +55,9 @@ struct Layer {
 /// The keys and values that a windowed layer still needs: those of the last window - 1 positions.
 class Window {
  public:
-  /// Attention of the next positions, each to the window that ends with it. @param q, k, v of these positions
+  /// Attention of the next n positions, each to the window that ends with it; at the start of a text the window is shorter.
+  /// @param q [n, heads * d], with d = padded(head_dim) @param k, v [n, kv_heads * d] of the same positions
+  /// @returns [n, heads * d]
   Rows attend(const ModelConfig& config, const Rows& q, const Rows& k, const Rows& v);
 
  private:
@@ -64,7 +67,7 @@ class Window {
 /// Cosines and sines of the rotary positions of some consecutive positions.
 ///
 /// Pair j of a head, its elements j and j + d_h / 2, turns by the angle p rope_base^(-2 j / d_h) at position p. The angle is
-/// computed in double: in F32 it would be wrong by a twentieth of a radian a million positions into a text.
+/// computed in double: at a position near 10^6 neighbouring numbers of F32 are 1/16 apart, too far for an angle.
 struct Rotation {
   /// @param n positions from `position` on
   Rotation(const ModelConfig& config, std::int64_t position, std::int64_t n);
@@ -83,15 +86,16 @@ struct Place {
 
 /// Attention of a global layer.
 /// @param layer number of the layer
-/// @param h normed input of the last positions of this run
-/// @param rotation of all its positions
-/// @returns the output of every head before o_proj; of the last positions alone if no more are needed; no row to stop there
+/// @param h [n, dim], the input after its RMSNorm, of the last n positions of this run
+/// @param rotation of all positions of the run
+/// @returns [m, heads * d], the output of every head before o_proj, with d = padded(head_dim): of the last m <= n positions
+/// if the layers above need no others; m = 0 ends the run at this layer
 using GlobalAttention = std::function<Rows(std::int64_t layer, const Rows& h, const Rotation& rotation)>;
 
 /// A model whose weights are in memory. Several threads may use it at once.
 class Model {
  public:
-  /// Loads all weights; those of 16 bits are converted to F32.
+  /// Loads all weights; those of another type (F16, BF16, F64) are converted to F32.
   /// @throws InputError in one line that names the file and the tensor: a tensor is missing, has another shape or another
   /// type, or is not part of the model
   explicit Model(const SafetensorsFile& file);
@@ -99,7 +103,7 @@ class Model {
   const ModelConfig& config() const { return config_; }
 
   /// Runs the next characters of a text through the layers, and moves `place` past them.
-  /// @returns the output of the last layer for the rows that `attend` returned last
+  /// @returns [m, dim], the output of the last layer for the m rows that `attend` returned last; no row for an empty text
   Rows run(std::string_view text, Place& place, const GlobalAttention& attend) const;
   /// The first step of run(): the rows of the embedding. @returns [n, dim]
   Rows embed(std::string_view text) const;
@@ -109,12 +113,13 @@ class Model {
   /// @returns what leaves it, [m, dim]: as many rows as `attend` returned, the last ones
   Rows layer(std::int64_t i, const Rows& x, Place& place, const Rotation& rotation, const GlobalAttention& attend) const;
   /// Queries, keys and values of a layer; with rotary positions if the layer has them.
-  /// @param h normed input of the last positions of the rotation
+  /// @param h [n, dim], the input after its RMSNorm, of the last n positions of the rotation
   /// @returns [n, heads * d] and [n, kv_heads * d] with d = padded(head_dim)
   Rows queries(std::int64_t layer, const Rows& h, const Rotation& rotation) const;
   Rows keys(std::int64_t layer, const Rows& h, const Rotation& rotation) const;
   Rows values(std::int64_t layer, const Rows& h) const;
-  /// Scores of the next token. @param x one row of the output of run() @returns [vocab]
+  /// The logits, which are the scores of all tokens that may come next.
+  /// @param x [1, dim], one row of the output of run() @returns [vocab]
   std::vector<float> logits(const Rows& x) const;
 
  private:

@@ -27,10 +27,10 @@ inline double uniform(std::uint64_t seed, std::uint64_t step) {
   return static_cast<double>((x ^ (x >> 31)) >> 11) * 0x1p-53;
 }
 
-/// The ASCII character with probability softmax(logits / temperature), or the lowest one with the largest score. A score of
-/// NaN is never chosen while another exists.
-/// @param logits [vocab], of which the first 128 are the characters
-/// @param step number of the draw
+/// An ASCII character, drawn with probability softmax(logits / temperature); at temperature 0 the one with the largest
+/// score, and of several the lowest code. A score of NaN is not chosen while another exists.
+/// @param logits [vocab], not empty, of which the first 128 are the characters
+/// @param step number of the draw, from 0; with the seed it determines the random number
 inline char sample(std::span<const float> logits, const Sampling& sampling, std::uint64_t step) {
   const std::span<const float> scores = logits.first(std::min<std::size_t>(logits.size(), 128));
   std::size_t best = 0;

@@ -30,7 +30,7 @@ struct LeafList {
   bool operator==(const LeafList&) const = default;
 };
 
-/// A list as a kernel walks along it.
+/// The list of one sequence, and where its leaves are in memory.
 struct LeavesInUse {
   const ListedLeaf* leaves = nullptr;
   LeafList list;

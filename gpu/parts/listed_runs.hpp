@@ -11,9 +11,12 @@
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
-/// Plans a launch. Which lists there will be does not matter. @pre the library kernel takes the shape
+/// Plans a launch for any contents of the lists. @pre the library kernel takes the shape
 LaunchPlan plan_listed_runs(const ListedParams& params, DType dtype, const LaunchOptions& options = {});
-/// Launches what was planned for the same shapes. One state per subtree of the shard, or finished rows.
+/// Launches what was planned for the same shapes.
+/// @param[out] output one state [2 + d_v] per row and subtree of the shard, or finished rows; a row without keys has the
+/// empty state, or z = 0 and lse = -inf
+/// @throws DeviceError if the launch fails
 void run_listed_runs(const ListedParams& params, DType dtype, const DeviceOutput& output, const LaunchPlan& plan,
                      const Workspace& workspace, Stream stream);
 

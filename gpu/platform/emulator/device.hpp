@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The emulated side of gpu/platform/device.hpp: CUDA's words and the wrappers of gpu/platform/cuda/device.hpp, run
-/// by fibers.
+/// @brief The emulated side of gpu/platform/device.hpp: functions of CUDA and the wrappers of gpu/platform/cuda/device.hpp,
+/// run by fibers.
 ///
-/// Every word that can go wrong takes its own line as a last argument that nobody writes, for the report.
+/// Every function that can fail has the line of its call as a last, defaulted argument, for the report.
 #pragma once
 
 #include "gpu/platform/bytes16.hpp"
@@ -57,7 +57,7 @@ void check_aligned16(const T* at, const char* word, const Line& line) {
 
 }  // namespace runtime
 
-// ---- CUDA's own words
+// ---- Functions of CUDA
 
 inline void __syncthreads(const Line& line = Line::current()) { runtime::meet_block(line); }
 inline void __syncwarp(unsigned mask = 0xFFFFFFFF, const Line& line = Line::current()) { runtime::meet_warp(mask, line); }

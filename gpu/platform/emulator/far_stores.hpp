@@ -3,11 +3,11 @@
 /// @brief Stores for other devices and launches that arrive late: after any others of the same cluster, until an order is
 /// asked for.
 ///
-/// A far store is on its way until the scheduler delivers it: by the dice of the seed, counted in switches between fibers
-/// and never by the clock; at the latest when no thread of the cluster can run, and when the cluster ends. store_release()
-/// delivers what its thread did or knows by a barrier, and nothing else, before the word that it stores may arrive. So a
-/// signal that does not release, or that a barrier does not precede, lets old data be read for some seed. Not modelled:
-/// order that an mbarrier gives, and stores of 16 bytes that arrive in pieces.
+/// A far store is on its way until the scheduler delivers it: after a random number of switches between fibers, which the
+/// seed determines and no clock; at the latest when no thread of the cluster can run, or when the cluster ends. Before
+/// store_release() stores its word, it delivers the stores that its thread made or that a barrier put before it, and no
+/// others. So if a signal does not release, or no barrier precedes it, the receiver reads old data for some seed. Not
+/// modelled: order that an mbarrier gives, and stores of 16 bytes that arrive in pieces.
 #pragma once
 
 #include "gpu/platform/emulator/coordinates.hpp"
@@ -26,12 +26,12 @@ struct FarStore {
   void* to;
   alignas(16) std::byte bytes[16];
   std::size_t n_bytes;      ///< 4 or 16
-  std::vector<bool> known;  ///< by threads of the cluster: it precedes whatever they do from now on
+  std::vector<bool> known;  ///< to which threads of the cluster: it precedes whatever they do from now on
 };
 
 /// After a barrier all of its threads know what one of them knew.
 void share_far_stores(Thread* const* threads, int n);
-/// Lets one store arrive: any, but those to one address in their order. @returns false if there is none
+/// Delivers one store at random; those to one address arrive in their order. @returns false if there is none
 bool deliver_far_store(Cluster& cluster);
 
 }  // namespace tree_attn::emulated::runtime

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The bytes that one operation of a stream reads and writes, as far as words of device.hpp and copies of launch.hpp
-/// do it.
+/// @brief The bytes that one operation of a stream reads and writes through functions of device.hpp and copies of
+/// launch.hpp.
 ///
 /// Two operations that nothing orders race if their footprints meet, whatever order the emulator ran them in. Plain loads
 /// and stores of a kernel leave no footprint; a race between two of those is not found here.
@@ -19,10 +19,10 @@
 
 namespace tree_attn::emulated::runtime {
 
-/// What a word does: reads what no kernel writes, reads, writes, or does both at once.
+/// What an access does: reads what no kernel writes, reads, writes, or does both at once.
 enum class Reach { kReadOnly, kRead, kWrite, kAtomic };
 
-/// What an operation did to the bytes of one buffer, one bit for every two of them.
+/// What an operation did to the bytes of one buffer, with one bit for every two bytes.
 class Touched {
  public:
   explicit Touched(std::size_t n_bytes) : n_words_((n_bytes + 127) / 128) {}
@@ -39,7 +39,7 @@ class Touched {
   struct Bits {
     std::once_flag begun;
     std::unique_ptr<std::atomic<std::uint64_t>[]> of;
-    std::string where;  ///< the first access of this kind: a word and its line
+    std::string where;  ///< the first access of this kind: the function and the line of its call
   };
 
   std::size_t n_words_;
@@ -50,7 +50,7 @@ class Touched {
 class Footprint {
  public:
   Touched& of(std::uintptr_t buffer, std::size_t n_bytes);
-  /// The buffer is gone; another may lie at its address.
+  /// The buffer is freed; another may lie at its address.
   void forget(std::uintptr_t buffer);
   /// See Touched::conflict().
   std::string conflict(const Footprint& other, const std::string& other_name) const;

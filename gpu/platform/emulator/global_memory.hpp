@@ -17,7 +17,7 @@ namespace tree_attn::emulated::runtime {
 void* allocate_global(std::size_t n_bytes, MemoryUse use);
 void free_global(void* buffer);
 
-/// The last launch that read, or wrote, a buffer by a word of device.hpp, and the one before it that did.
+/// The last launch that read, or wrote, a buffer by a function of device.hpp, and the one before it that did.
 struct LaunchMark {
   std::atomic<std::uint64_t> last = 0, before = 0;
 };

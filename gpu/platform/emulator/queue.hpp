@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The emulator's inside: queues of operations, run by the host thread that waits for them, and which are ordered.
+/// @brief Internal: streams as queues of operations that the waiting host thread runs, and the order of operations.
 ///
-/// Each stream has a place in vector clocks. An operation knows what came before it on its stream, what the host had waited
-/// for when it was queued, and what events handed on. Two operations of which neither knows the other may run at the same
-/// time on a device, so their footprints must not meet. All host threads count as one: what one of them has waited for, the
-/// others know. That finds no race between host threads, and invents none.
+/// Vector clocks have an entry for each stream. An operation comes after those before it on its stream, those that the host
+/// had waited for when it was queued, and those that an event makes it wait for. Two operations that nothing orders may run
+/// at the same time on a device, so their footprints must not meet. All host threads count as one: what one of them has
+/// waited for comes before what any of them queues. So races between host threads are not found, and none is reported that
+/// a lock prevents.
 #pragma once
 
 #include "gpu/platform/emulator/footprint.hpp"
@@ -23,7 +24,7 @@ namespace tree_attn::emulated::runtime {
 
 struct Queue;
 
-/// For every stream, how many of its operations have come before.
+/// For every stream, how many of its first operations come before.
 using StreamClock = std::vector<std::uint32_t>;
 
 /// A place in a queue: all that was queued up to it.
@@ -42,7 +43,7 @@ struct LaunchCall {
 
 /// One thing that a stream is asked to do: a launch, a copy or fill, or a wait for another stream.
 struct Operation {
-  std::string name;  ///< a word of launch.hpp and its line
+  std::string name;  ///< the function of launch.hpp, and the line of its call
   std::shared_ptr<const LaunchCall> launch{};
   std::function<void(Footprint* seen)> act{};
   std::shared_ptr<const Mark> after{};
@@ -77,7 +78,7 @@ void enable_peer_access(int device, int other);
 /// The queue of a stream; null stands for the default one of this host thread and its device.
 Queue& queue_of(Queue* queue);
 std::shared_ptr<Queue> make_queue();
-/// Runs what is queued. An error is thrown by the next word that may throw.
+/// Runs what is queued. An error is kept, and thrown by the next call that may throw.
 void end_queue(Queue& queue) noexcept;
 
 /// Queues an operation, or records it. On the default stream it runs at once. @throws DeviceError
@@ -100,10 +101,10 @@ void begin_capture(Queue& queue, const Line& line);
 std::vector<Operation> end_capture(Queue& queue);
 /// Queues what was recorded.
 void replay(Queue& queue, const std::vector<Operation>& operations, const Line& line);
-/// @throws DeviceError if this host thread captures a stream: the word would be lost, or run once and not in every replay
+/// @throws DeviceError if this host thread captures a stream: the call would be lost, or run once and not in every replay
 void refuse_in_capture(const char* word);
 
-/// A buffer is gone: its address says nothing any more.
+/// A buffer is freed: its address may be given to another.
 void forget_footprints(std::uintptr_t buffer) noexcept;
 
 /// Queues a kernel. @param run_thread what every thread of the grid runs @returns false if it was recorded only

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The dice of the emulator: the same throws for the same seed, on every machine.
+/// @brief The random numbers of the emulator: the same for the same seed, on every machine.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What the words of device.hpp ask of the emulator. The running thread is always the one that asks.
+/// @brief What the functions of device.hpp call in the emulator. The caller is always the running thread.
 #pragma once
 
 #include "gpu/platform/emulator/coordinates.hpp"

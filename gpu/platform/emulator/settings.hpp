@@ -18,7 +18,7 @@ struct Settings {
   /// with.
   std::uint64_t seed = 0;
   int n_workers = 0;                            ///< host threads that run blocks; 0: one a core
-  std::chrono::milliseconds deadline{300'000};  ///< of one launch, by the clock on the wall
+  std::chrono::milliseconds deadline{300'000};  ///< of one launch, in elapsed time
   int n_multiprocessors = 4;                    ///< what device() reports, and how many blocks may wait for memory at once
   int n_hosts = 1;                              ///< host threads that launch kernels which wait for each other
   int n_devices = 1;                            ///< what set_device() takes, at most kMaxDevices

@@ -28,7 +28,8 @@ class Runner {
   /// To be called before the thread looks for something to do, and when it has done something.
   std::uint64_t look() const;
   static void changed();
-  /// Nothing to do since look(). @returns whether nobody has, and nobody can
+  /// This thread has found nothing to do since look(). @param looked what look() returned
+  /// @returns whether the same holds for all others, so that nothing can change any more
   bool is_stuck(std::uint64_t looked);
   /// Whether it has found nothing since anything last changed.
   bool is_idle() const;
@@ -45,7 +46,7 @@ class Runner {
 /// Lets other host threads run. @param n_idle how often nothing was to do
 void pause(int n_idle);
 
-/// See the file.
+/// The clusters of one launch that one host thread runs: it starts them, sets them aside while they wait, and ends them.
 class Share {
  public:
   explicit Share(Grid& grid) : grid_(grid) {}

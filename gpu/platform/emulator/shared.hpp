@@ -40,7 +40,7 @@ Shared<U> shared_as(T* shared) {
 
 namespace runtime {
 
-/// The plain pointer, for an access of n bytes that a word of device.hpp makes; checked in shadow mode.
+/// The plain pointer, for an access of n bytes that a function of device.hpp makes; checked in shadow mode.
 template <class T>
 T* for_reading(T* at, int, const Line&) {
   return at;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The emulator's inside: threads, warps, blocks, clusters. Kernels never see this file.
+/// @brief Internal: threads, warps, blocks, clusters. Kernels never see this file.
 ///
 /// A cluster is run by one host thread, so nothing in it needs a lock. What a kernel may do to it are the functions at the
 /// end of each part; device.hpp gives them CUDA's names.

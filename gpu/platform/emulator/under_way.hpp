@@ -12,7 +12,7 @@
 
 namespace tree_attn::emulated::runtime {
 
-/// See the file. @pre everything but the helpers runs Unwatched
+/// One launch, from its first cluster to its end. @pre everything but the helpers runs Unwatched
 class UnderWay {
  public:
   UnderWay(const Launch& config, const Settings& how, std::function<void()> run_thread, LaunchHistory& history,
@@ -44,7 +44,7 @@ class UnderWay {
 
   Grid grid_;
   Share share_;
-  Waits waits_;  ///< of the helpers, when all is lost
+  Waits waits_;  ///< of the helpers, when the launch is given up
   std::list<Helper> helpers_;
 };
 
