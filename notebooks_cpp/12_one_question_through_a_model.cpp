@@ -71,8 +71,8 @@ int main() {
               config.leading_windows(), keys.rows(), keys.cols());
 
   // %% [markdown]
-  // **Predict:** a key at position $i$ depends on the characters before it. On how many? If we start reading
-  // 46 characters before a position, or 46 before the last one of a shard, which rows are right?
+  // **Predict:** the key of a position depends on the characters before it. On how many? If we start reading
+  // 46 characters before a shard, which of the rows have the bits of a reading from the start of the text?
 
   // %%
   const Rows whole = keys;
