@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Collectives of a warp: how one is made of what the last lane to arrive does.
+/// @brief Collectives of a warp: the last lane to arrive does the work of all.
 #pragma once
 
 #include "gpu/platform/emulator/thread.hpp"
 
 namespace tree_attn::emulated::runtime {
 
-/// Opens a meeting of some lanes or joins the open one. @throws DeviceError for lanes that are elsewhere, or gone
+/// Opens a meeting of some lanes or joins the open one. @throws DeviceError for lanes that meet elsewhere or have returned
 Meeting& enter_warp(unsigned mask, const Call& call, void* operand, bool& last);
 /// Lets its lanes go on.
 void close_warp(Meeting& meeting);
 
-/// A collective: `operand` is what this lane brings and takes away, work(lanes) is done once, by the last.
+/// A collective: `operand` is the argument and the result of this lane; the last lane calls work(lanes), once.
 template <class Work>
 void meet_lanes(unsigned mask, const Call& call, void* operand, const Work& work) {
   bool last = false;

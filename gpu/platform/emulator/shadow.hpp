@@ -9,7 +9,7 @@ namespace tree_attn::emulated::runtime::shadow {
 
 #if !defined(TREE_ATTN_EMULATOR_SHADOW)
 
-/// The other modes keep no books.
+/// The other modes record nothing.
 inline void begin_cluster(Cluster&) {}
 inline void synchronise(Thread* const*, int) {}
 inline void arrive(PhaseBarrier&) {}
@@ -23,15 +23,15 @@ inline void access(const std::byte*, std::size_t, bool, const Line&) {}
 
 #else
 
-/// Fresh books for a cluster that begins.
+/// Empty records for a cluster that begins.
 void begin_cluster(Cluster& cluster);
-/// What one of them did before, all of them know from here on.
+/// All that any of these threads did so far comes before what all of them do from here on.
 void synchronise(Thread* const* threads, int n);
 /// An arrival at an mbarrier, the end of a phase, the end of a wait.
 void arrive(PhaseBarrier& barrier);
 void complete(PhaseBarrier& barrier);
 void pass(PhaseBarrier& barrier);
-/// A copy to these bytes begins: nobody may touch them until it has arrived.
+/// A copy to these bytes begins: no thread may touch them until it has arrived.
 void issue(const std::byte* to, std::size_t n_bytes, const Line& line);
 /// It has arrived: for the running thread; or for those who wait at an mbarrier.
 void land(const std::byte* to, std::size_t n_bytes, const Line& line);
