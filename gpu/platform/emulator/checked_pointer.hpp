@@ -24,7 +24,7 @@ struct Allocation {
 };
 enum class Access { kRead, kWrite, kBoundsOnly };
 
-/// @throws DeviceError for an access outside the piece, a race, or a read of what nobody has written
+/// @throws DeviceError for an access outside the piece, a race, or a read of what no thread has written
 void access_shared(const void* at, std::size_t n_bytes, Access access, const Allocation& allocation, const Line& line);
 
 /// An index with the line it stands on.

@@ -27,7 +27,7 @@ class StackPool {
 void start_fiber(Fiber& fiber, void (*entry)());
 /// Makes a fiber of the running host thread.
 void adopt_host_thread(Fiber& fiber);
-/// Switches; returns when somebody switches back. `ends`: nobody will.
+/// Switches; returns when another fiber switches back. `ends`: none will.
 void switch_fiber(Fiber& from, Fiber& to, bool ends = false);
 /// Back on the host thread: frees what an ended, or abandoned, fiber holds. Its locals are not destroyed: kernels own
 /// nothing.

@@ -145,7 +145,7 @@ Queue* choose(const Streams& all, Queue& queue, bool nothing_else) {
   };
   Queue* const next = needed(queue);
   const std::uint64_t seed = settings().seed;
-  // The dice depend on what these streams have done, and on nothing that came before them.
+  // The random numbers depend on what these streams have done, and on nothing that came before them.
   std::uint64_t n_done = host().begun.size();
   for (const Queue* other : all.queues) n_done = 31 * n_done + other->n_done;
   Random random(seed + n_done);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Who runs next: fibers of one cluster, switched to one another without a way back through anybody.
+/// @brief Which fiber of a cluster runs next: each switches directly to the next one.
 #include "gpu/platform/device_error.hpp"
 #include "gpu/platform/emulator/global_memory.hpp"
 #include "gpu/platform/emulator/sanitizer.hpp"
@@ -33,7 +33,7 @@ std::string who_waits_where(const Cluster& cluster) {
   return to_string(waits);
 }
 
-/// The next thread of the queue; null: back to the host thread, because nobody can run or nobody shall.
+/// The next thread of the queue; null: back to the host thread, because no thread can run or none shall.
 Thread* next_ready(Cluster& cluster) {
   if ((++cluster.n_switches & 0x3FF) == 0) {
     if (std::chrono::steady_clock::now() > cluster.grid.ends_at) {

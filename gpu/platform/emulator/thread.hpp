@@ -167,7 +167,7 @@ struct Cluster {
 /// The running thread.
 extern constinit thread_local Thread* running;
 
-/// Parks the running thread at a call until somebody releases it.
+/// Parks the running thread at a call until another thread releases it.
 void park(const Call& call);
 /// Lets threads run on, in an order that the seed chooses.
 void resume(Cluster& cluster, Thread* const* threads, int n);
@@ -195,7 +195,7 @@ void end_shared_memory(Block& block);
 /// @throws DeviceError if the bytes do not lie in one piece that the running block has taken
 void check_taken(const std::byte* at, std::size_t n_bytes, const char* word, const Line& line);
 
-/// Throws if somebody waits for a thread that is about to exit.
+/// @throws DeviceError if another thread waits for one that is about to exit
 void leave_meetings(Thread& thread);
 
 }  // namespace tree_attn::emulated::runtime
