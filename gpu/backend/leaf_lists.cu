@@ -27,8 +27,8 @@ LeafLists::LeafLists(std::int64_t batch, std::int64_t n_leaves)
     : most_leaves_(n_leaves),
       lists_(static_cast<std::size_t>(batch)),
       on_device_(batch, MemoryUse::Input),
-      leaves_on_device_(batch * n_leaves, MemoryUse::Input) {
-  leaf_.reserve(static_cast<std::size_t>(n_leaves));
+      leaves_on_device_(batch * (n_leaves + 1), MemoryUse::Input) {
+  leaf_.reserve(static_cast<std::size_t>(n_leaves + 1));
 }
 
 void LeafLists::update(const OwnedLeaves& leaves, std::span<const std::int64_t> lengths) {
@@ -49,7 +49,8 @@ void LeafLists::update(const OwnedLeaves& leaves, std::span<const std::int64_t> 
         if (place == next.n_leaves - 1) next.last = static_cast<std::int32_t>(leaf_.size());
         leaf_.push_back({static_cast<std::int32_t>(tree.slot(slot)), static_cast<std::int32_t>(place)});
       });
-      leaves_on_device_.upload(leaf_, static_cast<std::int64_t>(i) * most_leaves_);
+      leaf_.push_back({static_cast<std::int32_t>(next.end / kLeafKeys), 0});
+      leaves_on_device_.upload(leaf_, static_cast<std::int64_t>(i) * (most_leaves_ + 1));
     }
     has_changed = has_changed || next != before;
     lists_[i] = next;

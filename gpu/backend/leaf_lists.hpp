@@ -50,7 +50,7 @@ class LeafLists {
   static std::int64_t tree_positions(const OwnedLeaves& leaves, std::int64_t n_leaves);
   /// Bytes on the device.
   static double device_bytes(std::int64_t batch, std::int64_t n_leaves) {
-    return static_cast<double>(batch) * (static_cast<double>(n_leaves) * sizeof(ListedLeaf) + sizeof(LeafList));
+    return static_cast<double>(batch) * (static_cast<double>(n_leaves + 1) * sizeof(ListedLeaf) + sizeof(LeafList));
   }
   /// Bytes on the host.
   std::int64_t bytes() const {
@@ -63,7 +63,7 @@ class LeafLists {
   std::vector<LeafList> lists_;
   std::vector<ListedLeaf> leaf_;  ///< one list, as it is uploaded
   DeviceBuffer<LeafList> on_device_;
-  DeviceBuffer<ListedLeaf> leaves_on_device_;  ///< [b, most_leaves]
+  DeviceBuffer<ListedLeaf> leaves_on_device_;  ///< [b, most_leaves + 1]
 };
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

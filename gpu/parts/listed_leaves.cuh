@@ -15,8 +15,7 @@ namespace tree_attn::TREE_ATTN_PLATFORM {
 struct ListedPart {
   const ListedLeaf* leaves = nullptr;
   int n_leaves = 0;
-  int last = 0, n_last = 0;         ///< which of them has the last key of the sequence, if any, and its keys
-  std::int64_t begin = 0, end = 0;  ///< in the tree: from the first leaf up to the leaf that follows, see in_tree()
+  int last = 0, n_last = 0;  ///< which of them has the last key of the sequence, if any, and its keys
 
   ListedPart() = default;
   __device__ __forceinline__ ListedPart(KeyRange range, const LeavesInUse& used) {
@@ -24,16 +23,16 @@ struct ListedPart {
     leaves = used.leaves + first;
     n_leaves = static_cast<int>(range.size() / kLeafKeys);
     last = used.list.last - first, n_last = used.list.n_last;
-    end = first + n_leaves < used.list.n_leaves ? slot_of(n_leaves) * kLeafKeys : used.list.end;
-    begin = n_leaves > 0 ? slot_of(0) * kLeafKeys : end;
   }
 
   __device__ __forceinline__ std::int64_t slot_of(int i) const { return load_once(&leaves[i].slot); }
+  /// Where it begins in the tree: that of its first leaf, or if it has none of the leaf that follows.
+  __device__ __forceinline__ std::int64_t begin() const { return slot_of(0) * kLeafKeys; }
   /// Its first row in the cache.
   __device__ __forceinline__ int row_of(int i) const { return load_once(&leaves[i].place) * static_cast<int>(kLeafKeys); }
   __device__ __forceinline__ int n_keys(int i) const { return i == last ? n_last : static_cast<int>(kLeafKeys); }
-  /// Where the leaf after leaf i begins, or where this part ends.
-  __device__ __forceinline__ std::int64_t next(int i) const { return i + 1 < n_leaves ? slot_of(i + 1) * kLeafKeys : end; }
+  /// Where the leaf after leaf i begins: the next one of the list, or the end of the shard.
+  __device__ __forceinline__ std::int64_t next(int i) const { return slot_of(i + 1) * kLeafKeys; }
 
   /// Appends leaf i to a forest that covers the tree up to it: merges the subtrees on its left that it completes, and goes
   /// up where the right side is empty.
@@ -47,7 +46,7 @@ struct ListedPart {
       if ((subtree.index & 1) == 0) {
         if (subtree.parent().end() > next_leaf) return subtree;
       } else {
-        if (subtree.parent().begin() < begin) return subtree;
+        if (subtree.parent().begin() < begin()) return subtree;
         merge_left();
       }
     }
@@ -59,7 +58,7 @@ template <int kElements, int kLanes>
 class ListedForest {
  public:
   __device__ __forceinline__ ListedForest(float* memory, int lane, const ListedPart& part)
-      : forest_(memory, lane, part.begin), part_(part) {}
+      : forest_(memory, lane, part.begin()), part_(part) {}
 
   /// Appends the state of leaf i, the next one. @param[in,out] state overwritten
   __device__ __forceinline__ void push(int i, LaneState<kElements>& state) {

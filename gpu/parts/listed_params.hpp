@@ -42,7 +42,7 @@ struct ListedParams : DecodeParams {
   static constexpr bool kIsListed = true;
 
   const LeafList* lists = nullptr;   ///< [b]
-  const ListedLeaf* leaf = nullptr;  ///< [b, most_leaves]
+  const ListedLeaf* leaf = nullptr;  ///< [b, most_leaves + 1]; after the leaves of a list the slot at which the shard ends
   std::int64_t most_leaves = 0;      ///< of a list
   std::int64_t tree_positions = 0;   ///< the most that the shard has in the tree of a list
 
@@ -57,7 +57,7 @@ struct ListedParams : DecodeParams {
   }
   TREE_ATTN_HOST_DEVICE LeavesInUse in_use(std::int64_t kv_head) const {
     const std::int64_t entry = kv_head / kv_heads;
-    return {leaf + entry * most_leaves, lists[entry]};
+    return {leaf + entry * (most_leaves + 1), lists[entry]};
   }
   TREE_ATTN_HOST_DEVICE KeyRange leaves(std::int64_t kv_head) const { return leaves_by_entry(kv_head / kv_heads); }
   TREE_ATTN_HOST_DEVICE KeyRange leaves_by_entry(std::int64_t entry) const { return {0, lists[entry].n_leaves * kLeafKeys}; }
@@ -71,7 +71,7 @@ struct ListedParams : DecodeParams {
     const LeavesInUse used = in_use(kv_head);
     const auto at = [&used](std::int64_t position) {
       const std::int64_t i = position / kLeafKeys;
-      return i < used.list.n_leaves ? used.leaves[i].slot * kLeafKeys : used.list.end;
+      return i <= used.list.n_leaves ? used.leaves[i].slot * kLeafKeys : used.list.end;
     };
     return {at(positions.begin), at(positions.end)};
   }

@@ -46,7 +46,7 @@ class ListedTileForests {
 
   /// Appends the state of leaf i, the next one, in one slot, the slots in order. No lane reads what another has written.
   __device__ __forceinline__ void push(int i, int slot, State& state) {
-    const LaneForest<Tile::kElements, kWarp> forest(memory_ + slot * n_forest_, lane_, part_.begin);
+    const LaneForest<Tile::kElements, kWarp> forest(memory_ + slot * n_forest_, lane_, part_.begin());
     // All slots have the same subtrees, so the same depth.
     int depth = depth_;
     bool has_last = has_last_;
@@ -78,7 +78,7 @@ class ListedTileForests {
     for (int slot = 0; slot < Tile::kSlots; ++slot) {
       State state;
       load_parked(slot, state);
-      LaneForest<Tile::kElements, kWarp>(memory_ + slot * n_forest_, lane_, part_.begin).store(depth_, state);
+      LaneForest<Tile::kElements, kWarp>(memory_ + slot * n_forest_, lane_, part_.begin()).store(depth_, state);
     }
     ++depth_, has_last_ = false;
   }

@@ -218,7 +218,7 @@ TEST_CASE("emulator: a launch continues with the scratch memory of its own strea
 
 void reads_past_the_end(const float* from) { load_fresh(from + 1); }
 
-TEST_CASE("emulator: an error is thrown by the wait that finds it; what was queued is lost, and the next launch is well") {
+TEST_CASE("emulator: an error is thrown by the wait that finds it, what was queued is lost, the next launch is well") {
   const DeviceBuffer<float> a(1), b(1);
   const OwnedStream one, two;
   launch(reads_past_the_end, {}, one, a.data());
@@ -243,7 +243,7 @@ TEST_CASE("emulator: an error is thrown by the wait that finds it; what was queu
   CHECK(has(error_in([&] { launch(nothing, {.block = {1025}}, one); }), "1 to 1024 threads"));
 }
 
-TEST_CASE("emulator: a graph records and does not run; every replay runs, copies and counts") {
+TEST_CASE("emulator: a graph records and does not run, every replay runs, copies and counts") {
   for (std::uint64_t seed = 0; seed < 3; ++seed) {
     const SettingsScope scope({.seed = seed});
     std::vector<float> in{1}, out{0};

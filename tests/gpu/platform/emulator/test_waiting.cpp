@@ -136,7 +136,7 @@ TEST_CASE("emulator: a launch that has begun may wait for what the host queues l
   }
 }
 
-TEST_CASE("emulator: host threads whose launches wait for each other; one that never comes ends at the deadline") {
+TEST_CASE("emulator: host threads whose launches wait for each other, and one that never comes ends at the deadline") {
   for (std::uint64_t seed = 0; seed < 4; ++seed) {
     const bool comes = seed < 3;
     const SettingsScope scope({.seed = seed, .deadline = std::chrono::milliseconds(comes ? 100'000 : 300), .n_hosts = 2});
