@@ -236,6 +236,16 @@ def check_names(names):
                 fault("by name", name, number, what, f"{what} is matched by its name; what it is like belongs in its descriptor")
 
 
+def check_test_names(names):
+    """CTest runs every test case by its name: a semicolon would divide it, and a name on a line of its own is not found."""
+    for name in names:
+        for number, line in enumerate(lines_of(name), 1):
+            if re.match(r'TEST_CASE\("[^"]*;', line):
+                fault("test name", name, number, ";", "CMake divides the name of this test case at the semicolon")
+            if re.match(r"TEST_CASE\($", line):
+                fault("test name", name, number, "(", "the name of this test case is too long for the line of TEST_CASE")
+
+
 def clang_format():
     """Version 14 alone: others break lines elsewhere."""
     for program in ("clang-format-14", "clang-format"):
@@ -254,6 +264,7 @@ def check(files):
     check_include_order(names)
     check_comments(files, names)
     check_names(names)
+    check_test_names(names)
     for rule, path, what in sorted(set(KNOWN) - broken):
         faults.append(f"{path}:1: KNOWN in docs/tools/house.py lists ({', '.join(filter(None, (rule, what)))}), which is no longer so: take the line out")
 

@@ -81,6 +81,11 @@ class House(unittest.TestCase):
         self.assertEqual(by_name('CHECK(find("ring").name == "ring");'), 0)
         self.assertEqual(by_name('if (name == "other") return;'), 0)
 
+    def test_names_of_test_cases(self):
+        self.assertIn("semicolon", self.faults({"tests/gpu/a.cpp": 'TEST_CASE("a: b; c") {\n'})[0])
+        self.assertIn("too long", self.faults({"tests/gpu/a.cpp": 'TEST_CASE(\n    "a: b") {\n'})[0])
+        self.assertEqual(self.faults({"tests/gpu/a.cpp": 'TEST_CASE("a: b, c") { CHECK(";" != x); }\n'}), [])
+
     def test_a_registry_that_has_moved(self):
         self.assertIn("does not know the registry any more", self.faults({"distributed/decoders/decoder.cpp": ""})[0])
 
