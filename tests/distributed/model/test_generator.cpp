@@ -77,8 +77,7 @@ const std::string kQuestion = "\nThe code of velora is ";
 
 }  // namespace
 
-TEST_CASE(
-    "generator: same characters, logits and bits on 1 to 13 ranks, in both orders, with every algorithm that promises it") {
+TEST_CASE("generator: same characters and logits in bits on 1 to 13 ranks, in both orders, by algorithms that promise it") {
   const auto file = SafetensorsFile::open(kRecall);
   const Model model(file);
   const std::string text = haystack(1500, 700);
