@@ -32,7 +32,7 @@ def head_faults(name, text):
 
 
 def citation_faults(bibliography, texts):
-    """Works that nobody cites, citations of works that are not there, and numbers that differ from their links."""
+    """Works without a citation, citations of works that are not listed, and numbers that differ from their links."""
     defined, cited = re.findall(r"@anchor (bib_\w+)", bibliography), {key for text in texts for key in re.findall(r"@ref (bib_\w+)", text)}
     for key in sorted(set(defined) ^ cited | {key for key in defined if defined.count(key) > 1}):
         yield f"{key}: {defined.count(key)} times in the bibliography, {'cited' if key in cited else 'not cited'}"

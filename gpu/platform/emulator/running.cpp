@@ -90,7 +90,7 @@ void begin_first(Streams& all, Queue& queue, std::unique_lock<std::mutex>& lock)
 
 constexpr const char* kDeadlock = "deadlock: all that could run wait for each other:";
 
-/// Ends what this host thread has begun. @throws DeviceError with who waits where
+/// Ends the launches of this host thread. @throws DeviceError that names the waiting threads and their lines
 [[noreturn]] void give_up(const std::string& why) {
   std::string text = why;
   for (Begun& one : host().begun) {

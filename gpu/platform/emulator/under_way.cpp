@@ -46,7 +46,7 @@ void UnderWay::help(Runner& runner) {
     if (share.advance()) {
       Runner::changed(), runner.is_busy(), n_idle = 0;
     } else if (!share.is_done()) {
-      if (runner.is_stuck(looked)) grid_.is_stuck = grid_.failed = true;
+      if (runner.is_stuck(looked)) stop_stuck();
       pause(n_idle++);
     }
   }
@@ -75,8 +75,14 @@ void UnderWay::end() {
   if (grid_.error) std::rethrow_exception(grid_.error);
 }
 
+void UnderWay::stop_stuck() {
+  // In this order: a helper that sees the failure must also see why, and count its waits.
+  grid_.is_stuck = true;
+  grid_.failed = true;
+}
+
 std::string UnderWay::give_up() {
-  grid_.is_stuck = grid_.failed = true;
+  stop_stuck();
   join_helpers();
   share_.count_waits(waits_);
   const int n_left = static_cast<int>(grid_.order.size()) - grid_.n_started;

@@ -41,6 +41,8 @@ class UnderWay {
   };
   void help(Runner& runner);
   void join_helpers();
+  /// Ends the launch because nothing in it can go on.
+  void stop_stuck();
 
   Grid grid_;
   Share share_;

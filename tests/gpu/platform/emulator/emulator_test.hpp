@@ -14,15 +14,21 @@
 
 namespace tree_attn::emulated {
 
-/// What a launch is refused with; empty if nothing.
-template <class... Parameters, class... Arguments>
-std::string error_of(void (*kernel)(Parameters...), const Launch& config, Arguments&&... arguments) {
+/// What an action is refused with; empty if nothing.
+template <class Act>
+std::string error_in(const Act& act) {
   try {
-    launch(kernel, config, Stream{}, std::forward<Arguments>(arguments)...);
+    act();
   } catch (const DeviceError& error) {
     return error.what();
   }
   return "";
+}
+
+/// What a launch is refused with; empty if nothing.
+template <class... Parameters, class... Arguments>
+std::string error_of(void (*kernel)(Parameters...), const Launch& config, Arguments&&... arguments) {
+  return error_in([&] { launch(kernel, config, Stream{}, std::forward<Arguments>(arguments)...); });
 }
 
 inline bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }

@@ -8,17 +8,6 @@
 namespace tree_attn::emulated {
 namespace {
 
-/// What an action is refused with; empty if nothing.
-template <class Act>
-std::string error_in(const Act& act) {
-  try {
-    act();
-  } catch (const DeviceError& error) {
-    return error.what();
-  }
-  return "";
-}
-
 /// The current device until the end of a scope.
 struct OnDevice {
   explicit OnDevice(int device) : before(current_device()) { set_device(device); }

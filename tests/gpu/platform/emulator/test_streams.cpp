@@ -18,17 +18,6 @@ void set(unsigned* counter) {
 }
 void nothing() {}
 
-/// What an action is refused with; empty if nothing.
-template <class Act>
-std::string error_in(const Act& act) {
-  try {
-    act();
-  } catch (const DeviceError& error) {
-    return error.what();
-  }
-  return "";
-}
-
 TEST_CASE("emulator: a stream runs when the host waits for it, and not before") {
   for (std::uint64_t seed = 0; seed < 4; ++seed) {
     const SettingsScope scope({.seed = seed});
