@@ -24,9 +24,9 @@ namespace {
 
 /// Most keys of a chunk: enough that alternating between rows of k and rows of v costs nothing, few enough that threads end
 /// at the same time.
-constexpr std::int64_t kChunkKeys = 1024;
-/// Most scores of a chunk, keys times queries, so that they stay in the first level of the cache.
-constexpr std::int64_t kChunkScores = 8192;
+constexpr std::int64_t kChunkKeys = 4096;
+/// Most scores of a chunk, keys times queries, so that they stay in the second level of the cache.
+constexpr std::int64_t kChunkScores = 16384;
 /// Chunks per thread, if there are enough leaves.
 constexpr std::int64_t kChunksPerThread = 8;
 /// Bytes of keys and values of the smallest step that is shared: a shorter one ends before another thread has woken.

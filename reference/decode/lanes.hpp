@@ -199,10 +199,20 @@ TREE_ATTN_INLINE Pair load_pair(const std::byte* p, std::int64_t n) {
   return load_pair<T>(elements);
 }
 
-/// Sums of neighbours: x0 + x1, x2 + x3, y0 + y1, y2 + y3.
+/// Sums of neighbours: x0 + x1, x2 + x3, .., then those of y.
 TREE_ATTN_INLINE Quad add_neighbours(Quad x, Quad y) {
   return __builtin_shufflevector(x, y, 0, 2, 4, 6) + __builtin_shufflevector(x, y, 1, 3, 5, 7);
 }
+#if defined(__AVX512F__)
+TREE_ATTN_INLINE Part add_neighbours(Part x, Part y) {
+  return __builtin_shufflevector(x, y, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30) +
+         __builtin_shufflevector(x, y, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+}
+#elif defined(__AVX__)
+TREE_ATTN_INLINE Part add_neighbours(Part x, Part y) {
+  return __builtin_shufflevector(x, y, 0, 2, 4, 6, 8, 10, 12, 14) + __builtin_shufflevector(x, y, 1, 3, 5, 7, 9, 11, 13, 15);
+}
+#endif
 
 #if defined(__AVX512F__)
 /// Per row of sixteen, the sum over its lanes: 8 + 8 lanes, 4 + 4, then neighbours. The sums of two rows share a register
@@ -252,6 +262,27 @@ TREE_ATTN_INLINE void sum_each(const Lanes (&x)[16], float scale, float* sums) {
   });
 }
 #endif
+
+/// The largest lane, which may not be NaN.
+TREE_ATTN_INLINE float largest(Part x) {
+  const auto larger = [](auto a, auto b) TREE_ATTN_LAMBDA { return a > b ? a : b; };
+#if defined(__AVX512F__)
+  const auto eight = larger(__builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7),
+                            __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15));
+#elif defined(__AVX__)
+  const Part eight = x;
+#endif
+#if defined(__AVX__)
+  const Quad four =
+      larger(__builtin_shufflevector(eight, eight, 0, 1, 2, 3), __builtin_shufflevector(eight, eight, 4, 5, 6, 7));
+#else
+  const Quad four = x;
+#endif
+  const Quad two = larger(four, __builtin_shufflevector(four, four, 2, 3, 0, 1));
+  return larger(two[0], two[1]);
+}
+/// Whether any lane of a mask is set.
+TREE_ATTN_INLINE bool any(PartBits mask) { return largest(select(mask, all(1), Part{})) > 0; }
 
 /// ceil(x), +0 where it is zero. From 2^23 on every element is whole; NaN and Inf stay.
 TREE_ATTN_INLINE Part ceil(Part x) {

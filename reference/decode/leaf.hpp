@@ -130,25 +130,25 @@ TREE_ATTN_INLINE LeafShift weigh(float* s) {
     shifts = select(shift > shifts, shift, shifts);  // no NaN wins
     any_unseen |= x == unseen;
   }
-  float e = shifts[0];
-  std::int32_t is_unseen = any_unseen[0];
-  for (int i = 1; i < kPartLanes; ++i) e = shifts[i] > e ? shifts[i] : e, is_unseen |= any_unseen[i];
+  const float e = largest(shifts);
+  const bool all_seen = !any(any_unseen);
   for (int a = 0; a < kKeys; a += kPartLanes) {
     const Part x = load_vector<Part>(s + a), shift = ceil(x);
     const Part weight = select(x == unseen, all(-0.0f), exp2_fraction(x - shift) * pow2(shift - e));
     __builtin_memcpy(s + a, &weight, sizeof weight);
   }
-  return {e, is_unseen == 0};
+  return {e, all_seen};
 }
 
 /// D: the sum of the weights over the tree; +0 if no key is seen.
 TREE_ATTN_INLINE float sum_of_weights(const float* w) {
-  Quad sums[kKeys / 4];
+  Part sums[kKeys / kPartLanes];
   __builtin_memcpy(sums, w, sizeof sums);
-  for (int n = kKeys / 8; n > 0; n /= 2) {
+  for (int n = kKeys / kPartLanes / 2; n > 0; n /= 2) {
     for (int i = 0; i < n; ++i) sums[i] = add_neighbours(sums[2 * i], sums[2 * i + 1]);
   }
-  return ((sums[0][0] + sums[0][1]) + (sums[0][2] + sums[0][3])) + 0.0f;
+  for (int n = kPartLanes; n > 1; n /= 2) sums[0] = add_neighbours(sums[0], sums[0]);
+  return sums[0][0] + 0.0f;
 }
 
 /// kPairs pairs of n = sum_a w_a v_a for one query. Rows are read in the order of memory. The three lower levels of the tree

@@ -28,7 +28,7 @@ TREE_ATTN_INLINE void with_axis(std::int64_t size, const F& f) {
 /// Bytes of a key, and of a value, for which the loops alternate between keys and values, see ChunkLoop.
 constexpr std::int64_t kAlternateBytes = 256;
 /// How far ahead rows are requested otherwise.
-constexpr std::int64_t kAheadBytes = 8192;
+constexpr std::int64_t kAheadBytes = 6144;
 
 void merge_states(float* left, const float* right, std::int64_t n, std::int64_t d_v) {
   for (; n > 0; --n, left += state_size(d_v), right += state_size(d_v)) tree_attn::merge(left, right, d_v);
@@ -48,12 +48,12 @@ void unpack(const float* packed, DType value_type, std::int64_t n, std::int64_t 
 
 /// The loops over one chunk.
 ///
-/// All scores are computed before the first value is read, so that memory is read in two long streams, and each row requests
-/// the one 8 KiB after it. The exception is one query over rows of 256 bytes: there the loops alternate between the keys of
-/// a leaf and its values, 16 KiB each, and each row requests one of the other stream: a key the value of the same position,
-/// a value the key of the next leaf. Both fit into the first level of the cache. On a Zen 5 this was 4 to 10 % faster for
-/// one query over such rows; over rows of 128 bytes and in groups it was not, and over rows of 512 bytes it was slower from
-/// the third level of the cache.
+/// All scores are computed, and turned into weights, before the first value is read, so that memory is read in two long
+/// streams, and each row requests the one 6 KiB after it. The exception is one query over rows of 256 bytes:
+/// there the loops alternate between the keys of a leaf and its values, 16 KiB each, and each row requests one of the other
+/// stream: a key the value of the same position, a value the key of the next leaf. Both fit into the first level of the
+/// cache. On a Zen 5 this was 4 to 10 % faster for one query over such rows; over rows of 128 bytes and in groups it was
+/// not, and over rows of 512 bytes it was slower from the third level of the cache.
 class ChunkLoop {
  public:
   /// @param states as LeafKernel::states(): those that are kept apart are written there at once
@@ -67,7 +67,8 @@ class ChunkLoop {
                     chunk.d_h * bytes_of(chunk.key_type) == kAlternateBytes &&
                     chunk.d_v * bytes_of(chunk.value_type) == kAlternateBytes),
         scores_(workspace),
-        waiting_(scores_ + chunk.n_queries * s_stride_),
+        weights_(scores_ + chunk.n_queries * s_stride_),
+        waiting_(weights_ + kLeafWeights * chunk.n_queries * n_leaves_),
         counter_(chunk.apart ? states : waiting_ + 3 * chunk.n_queries * d_v_) {}
 
   /// Leaves whose scores are computed before the first of their sums.
@@ -99,25 +100,37 @@ class ChunkLoop {
     });
   }
 
+  /// Turns these scores into weights.
+  __attribute__((noinline)) void weigh(std::int64_t begin, std::int64_t end) {
+    for (std::int64_t leaf = begin; leaf < end; ++leaf) {
+      for (std::int64_t j = 0; j < chunk_.n_queries; ++j) {
+        float *const s = scores_ + leaf * kLeafKeys + j * s_stride_, first = s[0];
+        for (std::int64_t a = keys_of(leaf); a < kLeafKeys; ++a) s[a] = -__builtin_inff();
+        const LeafShift leaf_shift = lanes::weigh(s);
+        float* const of_leaf = weights_of(leaf, j);
+        of_leaf[kAllSeen] = leaf_shift.all_seen ? 1 : 0;
+        if (chunk_.single_key && s[0] > 0) {
+          s[0] = 1, of_leaf[kShift] = first, of_leaf[kSum] = 1;
+        } else {
+          of_leaf[kShift] = leaf_shift.shift + static_cast<float>(chunk_.lift);
+          of_leaf[kSum] = sum_of_weights(s) * pow2(-static_cast<float>(chunk_.lift));
+        }
+      }
+    }
+  }
+
   /// The states of these leaves, merged as their subtrees fill, or written one by one.
   template <class T>
   __attribute__((noinline)) void sum(std::int64_t begin, std::int64_t end) {
     for (std::int64_t leaf = begin; leaf < end; ++leaf) {
-      float* const w = scores_ + leaf * kLeafKeys;
-      const std::int64_t n = keys_of(leaf);
       bool plain = chunk_.lift == 0;
       for (std::int64_t j = 0; j < chunk_.n_queries; ++j) {
-        float *const s = w + j * s_stride_, *const state = slot(n_held_) + j * state_floats(), first = s[0];
-        for (std::int64_t a = n; a < kLeafKeys; ++a) s[a] = -__builtin_inff();
-        const LeafShift leaf_shift = weigh(s);
-        plain = plain && leaf_shift.all_seen;
-        if (chunk_.single_key && s[0] > 0) {
-          s[0] = 1, state[kShift] = first, state[kSum] = 1;
-        } else {
-          state[kShift] = leaf_shift.shift + static_cast<float>(chunk_.lift);
-          state[kSum] = sum_of_weights(s) * pow2(-static_cast<float>(chunk_.lift));
-        }
+        const float* const of_leaf = weights_of(leaf, j);
+        float* const state = slot(n_held_) + j * state_floats();
+        state[kShift] = of_leaf[kShift], state[kSum] = of_leaf[kSum];
+        plain = plain && of_leaf[kAllSeen] > 0;
       }
+      const float* const w = scores_ + leaf * kLeafKeys;
       const LeafRows& at = chunk_.leaves[leaf];
       const Rows values = rows(leaf, at.v, at.v_stride, address(at.k) + kLeafKeys * at.k_stride);
       if (plain)
@@ -138,6 +151,7 @@ class ChunkLoop {
   }
 
  private:
+  static constexpr std::int64_t kAllSeen = kValues;  ///< after the shift and the sum, where a state has its values
   std::int64_t keys_of(std::int64_t leaf) const {
     const std::int64_t rest = chunk_.n_keys - leaf * kLeafKeys;
     return rest < kLeafKeys ? rest : kLeafKeys;
@@ -148,6 +162,10 @@ class ChunkLoop {
     return {first, stride, keys_of(leaf) - 1, alternates_ ? next - address(first) : kAheadBytes};
   }
   std::int64_t state_floats() const { return state_size(d_v_); }
+  /// The shift of a leaf's weights for a query, their sum, and whether all its keys are seen.
+  float* weights_of(std::int64_t leaf, std::int64_t j) const {
+    return weights_ + kLeafWeights * (leaf * chunk_.n_queries + j);
+  }
   float* slot(std::int64_t i) const { return counter_ + i * chunk_.n_queries * state_floats(); }
 
   template <class T>
@@ -179,7 +197,7 @@ class ChunkLoop {
   const Chunk& chunk_;
   std::int64_t d_v_, q_stride_, n_leaves_, s_stride_;
   bool alternates_;
-  float *scores_, *waiting_, *counter_;
+  float *scores_, *weights_, *waiting_, *counter_;
   std::int64_t n_held_ = 0;
 };
 
@@ -188,6 +206,7 @@ void states(const Chunk& chunk, float* workspace, float* states) {
   for (std::int64_t begin = 0; begin < chunk.n_leaves;) {
     const std::int64_t end = begin + loop.leaves_of_strip();
     with_dtype(chunk.key_type, [&]<class T>(T) { loop.score<T>(begin, end); });
+    loop.weigh(begin, end);
     with_dtype(chunk.value_type, [&]<class T>(T) { loop.sum<T>(begin, end); });
     begin = end;
   }
