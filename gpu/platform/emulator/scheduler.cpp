@@ -145,7 +145,10 @@ bool run_cluster(Cluster& cluster) {
   Grid& grid = cluster.grid;
   // What it stored far arrives one by one, so that others may look in between.
   if ((!cluster.waiting.empty() || !cluster.far_stores.empty()) && !grid.failed) return false;
-  if (cluster.n_exited < static_cast<int>(cluster.threads.size()) && !grid.failed)
+  const bool all_exited = cluster.n_exited == static_cast<int>(cluster.threads.size());
+  // A launch that is given up while this cluster looks again: its waits belong into the report.
+  if (grid.is_stuck && !all_exited) return false;
+  if (!all_exited && !grid.failed)
     keep_error(grid, std::make_exception_ptr(DeviceError("deadlock: no thread can run:" + who_waits_where(cluster))));
   abandon(cluster);
   ++grid.n_ended;
