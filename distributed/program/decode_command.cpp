@@ -218,7 +218,7 @@ int run_decode(const DecodeOptions& options, const Ranks& ranks) {
   const Topology topology = options.ranks_per_node == 0 ? machines : ranks.topology(options.ranks_per_node);
   const std::vector<KeyRange> ranges = ranges_in_tree(options, topology, reduced);
   const double scale = options.scale ? *options.scale : 1 / std::sqrt(static_cast<double>(shape.head_dim));
-  const std::unique_ptr<Transport> transport = ranks.open_transport(topology);
+  const std::unique_ptr<Transport> transport = open_transport(options, ranks, topology);
   transport->set_merge_seconds(1e-6 * options.model_merge_us.value_or(0));
   transport->set_message_seconds(1e-6 * options.model_message_us.value_or(0));
   Bench bench{ranks,          *transport,     *setup->backend,

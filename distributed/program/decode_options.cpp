@@ -43,6 +43,7 @@ void check(const ClusterOptions& options, const Backend& backend, int n_ranks) {
   if (options.threads && !backend.has_threads())
     refuse("--threads is for --backend cpu, but the backend is " + options.backend);
   if (options.transport == "nccl") refuse("--transport nccl: not supported by this version; use mpi");
+  if (kSimulated && options.transport == "shared") refuse("--transport shared: simulated ranks share no memory; use mpi");
   if (kSimulated && !options.devices.empty()) refuse("--devices: simulated ranks are started by the simulator");
   if (options.ranks_per_node > n_ranks)
     refuse("--ranks-per-node " + std::to_string(options.ranks_per_node) + " is larger than the job, which has " +
@@ -100,6 +101,11 @@ std::vector<int> devices_of(const std::string& list) {
   } while (text.get() == ',');
   if (!text.eof()) refuse("expected a comma after device " + std::to_string(devices.back()));
   return devices;
+}
+
+std::unique_ptr<Transport> open_transport(const ClusterOptions& options, const Ranks& ranks, Topology topology) {
+  return options.transport == "shared" ? ranks.open_shared_transport(std::move(topology))
+                                       : ranks.open_transport(std::move(topology));
 }
 
 std::string ranks_text(int n_ranks) { return std::to_string(n_ranks) + (n_ranks == 1 ? " rank" : " ranks"); }
@@ -203,8 +209,10 @@ void add_cluster_options(CLI::App& command, ClusterOptions& options) {
       .add_option("--threads", options.threads,
                   "Threads per rank on the CPU; changes no bit (default: the cores of the node divided by its ranks)")
       ->check(within(1, 4096));
-  command.add_option("--transport", options.transport, "mpi, or nccl (cuda only)")
-      ->check(CLI::IsMember({"mpi", "nccl"}).description(""))
+  command
+      .add_option("--transport", options.transport,
+                  "mpi; shared: memory that ranks of a node share, mpi between nodes; nccl (cuda only)")
+      ->check(CLI::IsMember({"mpi", "shared", "nccl"}).description(""))
       ->capture_default_str();
   command
       .add_option("--devices", options.devices,

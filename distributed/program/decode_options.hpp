@@ -4,12 +4,14 @@
 #pragma once
 
 #include "distributed/decoders/decoder.hpp"
+#include "distributed/transport/ranks.hpp"
 #include "reference/data/workload.hpp"
 #include "reference/decode/backend.hpp"
 
 #include <CLI/CLI.hpp>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -70,6 +72,8 @@ void check(const ClusterOptions& options, const Backend& backend, int n_ranks);
 /// Lets this rank decode on a GPU, if the backend has any: that of --devices, or the one at its place among the ranks of its
 /// machine; ranks take turns if they outnumber the GPUs. @throws InputError if --devices names one that is not there
 void use_gpu(const ClusterOptions& options, const Backend& backend, int rank, const Topology& machines);
+/// The transport of --transport. Collective. @pre check() has accepted the options
+std::unique_ptr<Transport> open_transport(const ClusterOptions& options, const Ranks& ranks, Topology topology);
 /// "1 rank", "8 ranks".
 std::string ranks_text(int n_ranks);
 

@@ -249,7 +249,7 @@ int run_generate(const GenerateOptions& options, const Ranks& ranks) {
   }
 
   // Read the text.
-  const std::unique_ptr<Transport> transport = ranks.open_transport(topology);
+  const std::unique_ptr<Transport> transport = open_transport(options, ranks, topology);
   setup->generator.plan = plan_options(ranks, machines, options.radix);
   ranks.doing("while reading the text");
   const bool bar = is_root && isatty(STDERR_FILENO) != 0;

@@ -5,6 +5,7 @@
 
 #include "distributed/transport/mpi_check.hpp"
 #include "distributed/transport/mpi_transport.hpp"
+#include "distributed/transport/shared_transport.hpp"
 
 #include <chrono>
 #include <thread>
@@ -42,17 +43,19 @@ MpiRanks::~MpiRanks() {
   MPI_Comm_free(&comm_);
 }
 
-void MpiRanks::await(std::span<MPI_Request> requests, std::string_view what) const {
+void MpiRanks::await(std::span<MPI_Request> requests, std::string_view what, const std::function<bool()>& advance) const {
   constexpr int kPolls = 32;
   constexpr std::chrono::milliseconds kBetweenChecks{100};
   const int n = static_cast<int>(requests.size());
   if (!deadline_.is_limited()) return check_mpi(MPI_Waitall(n, requests.data(), MPI_STATUSES_IGNORE), "MPI_Waitall");
   const auto are_done = [&] {
-    int done = 0;
+    bool done = false;
     for (int poll = 0; poll < kPolls && !done; ++poll) {
-      check_mpi(MPI_Testall(n, requests.data(), &done, MPI_STATUSES_IGNORE), "MPI_Testall");
+      int requests_are_done = 1;
+      if (n > 0) check_mpi(MPI_Testall(n, requests.data(), &requests_are_done, MPI_STATUSES_IGNORE), "MPI_Testall");
+      done = advance() && requests_are_done != 0;
     }
-    return done != 0;
+    return done;
   };
   if (are_done()) return;
   const Waiting waiting(deadline_, "for " + std::string(what));
@@ -102,6 +105,10 @@ void MpiRanks::broadcast(std::span<std::byte> bytes, int root, std::string_view 
 
 std::unique_ptr<Transport> MpiRanks::open_transport(Topology topology) const {
   return std::make_unique<MpiTransport>(*this, std::move(topology));
+}
+
+std::unique_ptr<Transport> MpiRanks::open_shared_transport(Topology topology) const {
+  return std::make_unique<SharedTransport>(*this, std::move(topology));
 }
 
 std::vector<int> MpiRanks::find_nodes() const {

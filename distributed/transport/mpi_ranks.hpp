@@ -8,6 +8,7 @@
 
 #include <mpi.h>
 
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -36,8 +37,11 @@ class MpiRanks : public Ranks {
   MPI_Comm comm() const { return comm_; }
   Deadline& deadline() const { return deadline_; }
   /// Polls until the requests are complete, or blocks if there is no deadline. @param what for the message of a missed
-  /// deadline @throws TransportError
-  void await(std::span<MPI_Request> requests, std::string_view what) const;
+  /// deadline @param advance moves what else is on its way, and returns whether all of it has arrived
+  /// @throws TransportError
+  void await(
+      std::span<MPI_Request> requests, std::string_view what,
+      const std::function<bool()>& advance = [] { return true; }) const;
 
   using Ranks::all_gather;
   void doing(std::string_view phrase) const override { deadline_.doing(phrase); }
@@ -45,6 +49,7 @@ class MpiRanks : public Ranks {
   void all_gather(std::span<const std::byte> mine, std::span<std::byte> all, std::string_view what) const override;
   void broadcast(std::span<std::byte> bytes, int root, std::string_view what) const override;
   std::unique_ptr<Transport> open_transport(Topology topology) const override;
+  std::unique_ptr<Transport> open_shared_transport(Topology topology) const override;
 
  protected:
   /// Labels a node by its lowest rank.

@@ -35,11 +35,12 @@ void MpiTransport::start_receive(std::span<std::byte> bytes, int from) {
 }
 
 void MpiTransport::finish_messages() {
-  ranks_.await(requests_, "a message");
+  ranks_.await(requests_, "a message", [this] { return advance(); });
   requests_.clear();
 }
 
 void MpiTransport::progress() {
+  advance();
   if (requests_.empty()) return ranks_.deadline().poll();
   int done = 0;
   check_mpi(MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &done, MPI_STATUSES_IGNORE), "MPI_Testall");

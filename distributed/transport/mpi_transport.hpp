@@ -26,6 +26,9 @@ class MpiTransport : public Transport {
   void start_send(std::span<const std::byte> bytes, int to) override;
   void start_receive(std::span<std::byte> bytes, int from) override;
   void finish_messages() override;
+  /// Moves messages that do not go over MPI, if a derived transport has any. @returns whether all of them have arrived
+  virtual bool advance() { return true; }
+  const MpiRanks& ranks() const { return ranks_; }
 
  private:
   const MpiRanks& ranks_;

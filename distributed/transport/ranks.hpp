@@ -69,6 +69,8 @@ class Ranks {
   /// Messages between these ranks, which outlive the transport. If there are several transports, all ranks use them in the
   /// same order.
   virtual std::unique_ptr<Transport> open_transport(Topology topology) const = 0;
+  /// The same through memory that the ranks of a node share. Collective.
+  virtual std::unique_ptr<Transport> open_shared_transport(Topology topology) const = 0;
 
  protected:
   /// A label of the node of every rank. Collective.

@@ -83,6 +83,10 @@ class ThreadRanks : public Ranks {
   void all_gather(std::span<const std::byte> mine, std::span<std::byte> all, std::string_view what) const override;
   void broadcast(std::span<std::byte> bytes, int root, std::string_view what) const override;
   std::unique_ptr<Transport> open_transport(Topology topology) const override;
+  /// The same: threads share all memory.
+  std::unique_ptr<Transport> open_shared_transport(Topology topology) const override {
+    return open_transport(std::move(topology));
+  }
 
  protected:
   std::vector<int> find_nodes() const override;

@@ -5,14 +5,16 @@
 /// Run: mpirun -n 8 build-bench/bench_combine
 ///
 /// Every rank has the states of one subtree, and no keys: what is timed is the exchange, the merges and the finish. The
-/// algorithms and the two collectives of the library take turns. Prints one JSON object per message size: of the time per
-/// call of the slowest rank the tenth percentile over rounds, which other work on the machine disturbs least, and the
-/// median; and the medians of the ratios within a round to MPI_Allgather and to MPI_Allreduce. Optional arguments are the
-/// number of consecutive ranks that count as a node (0: ranks that share memory), and the radix, inside nodes too (0: the
-/// default of the library). `tree_attn` takes 2 where ranks outnumber the cores of their node.
+/// algorithms, over MPI and through shared memory, and the two collectives of the library take turns. Prints one JSON object
+/// per message size: of the time per call of the slowest rank the tenth percentile over rounds, which other work on the
+/// machine disturbs least, and the median; and the medians of the ratios within a round to MPI_Allgather and to
+/// MPI_Allreduce. Optional arguments are the number of consecutive ranks that count as a node (0: ranks that share memory),
+/// and the radix, inside nodes too (0: the default of the library). `tree_attn` takes 2 where ranks outnumber the cores of
+/// their node.
 #include "distributed/decoders/decoder.hpp"
 #include "distributed/program/mpi_session.hpp"
 #include "distributed/transport/mpi_transport.hpp"
+#include "distributed/transport/shared_transport.hpp"
 
 #include <mpi.h>
 
@@ -22,6 +24,7 @@
 #include <cstdlib>
 #include <functional>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -36,11 +39,11 @@ constexpr std::int64_t kRows[] = {16, 32, 128};  // states of 8, 16 and 65 KiB
 /// The plan of an algorithm, and memory for it.
 struct Combiner {
   Combiner(const Algorithm& of, Transport& transport, std::span<const KeyRange> ranges, const PlanOptions& options)
-      : algorithm(of),
+      : name(std::string(of.name) + (transport.name() == "mpi" ? "" : ", " + std::string(transport.name()))),
         plan(std::get<PlanOf>(of.exchange)(transport.topology(), transport.rank(), ranges, options)),
         fabric(transport, plan, options.n_rows, kValueDim) {}
 
-  const Algorithm& algorithm;
+  std::string name;
   Plan plan;
   HostFabric fabric;
   std::vector<double> times, of_allgather, of_allreduce;  ///< per round
@@ -67,9 +70,11 @@ int main(int argc, char** argv) {
   constexpr double kTimeout = 60;
   MpiSession session(&argc, &argv, kTimeout);
   const MpiRanks& ranks = session.ranks();
-  MpiTransport transport(ranks, ranks.topology(argc > 1 ? std::atoi(argv[1]) : 0));
+  const Topology topology = ranks.topology(argc > 1 ? std::atoi(argv[1]) : 0);
+  MpiTransport over_mpi(ranks, topology);
+  SharedTransport through_memory(ranks, topology);
   const std::vector<KeyRange> ranges = even_ranges(kKeysPerRank * ranks.size(), ranks.size(), kLeafKeys);
-  const auto [begin, end] = transport.topology().range_of(ranks.rank(), ranges);
+  const auto [begin, end] = topology.range_of(ranks.rank(), ranges);
 
   PlanOptions options;
   options.radix = options.node_radix = argc > 2 ? std::atoi(argv[2]) : 0;
@@ -80,8 +85,9 @@ int main(int argc, char** argv) {
     std::ranges::fill(states.assign(cover(begin, end)), 1.0f);
     std::vector<std::unique_ptr<Combiner>> combiners;
     for (const Algorithm& algorithm : algorithms()) {
-      if (std::holds_alternative<PlanOf>(algorithm.exchange))
-        combiners.push_back(std::make_unique<Combiner>(algorithm, transport, ranges, options));
+      if (!std::holds_alternative<PlanOf>(algorithm.exchange)) continue;
+      for (Transport* const transport : {static_cast<Transport*>(&over_mpi), static_cast<Transport*>(&through_memory)})
+        combiners.push_back(std::make_unique<Combiner>(algorithm, *transport, ranges, options));
     }
     std::vector<float> elements(states.states().begin(), states.states().end()), sum(elements.size()),
         all(elements.size() * static_cast<std::size_t>(ranks.size()));
@@ -104,7 +110,7 @@ int main(int argc, char** argv) {
       std::printf(", \"%s\": {\"p10_us\": %.1f, \"median_us\": %.1f}", name, quantile(*times, 0.1), quantile(*times, 0.5));
     for (const auto& each : combiners) {
       std::printf(", \"%s\": {\"p10_us\": %.1f, \"median_us\": %.1f, \"of_allgather\": %.3f, \"of_allreduce\": %.3f}",
-                  std::string(each->algorithm.name).c_str(), quantile(each->times, 0.1), quantile(each->times, 0.5),
+                  each->name.c_str(), quantile(each->times, 0.1), quantile(each->times, 0.5),
                   quantile(each->of_allgather, 0.5), quantile(each->of_allreduce, 0.5));
     }
     std::printf("}\n");

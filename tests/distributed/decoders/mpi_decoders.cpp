@@ -5,7 +5,7 @@
 /// All ranks agree at the end of every test case, so one failed check on one rank fails the run on all of them. A rank that
 /// leaves a test case by an exception ends the others at once: they might be waiting for it.
 #define DOCTEST_CONFIG_IMPLEMENT
-#include "distributed/transport/mpi_transport.hpp"
+#include "distributed/transport/shared_transport.hpp"
 #include "tests/support/mpi_test_session.hpp"
 #include "tests/support/rank_group.hpp"
 
@@ -13,7 +13,9 @@
 
 #include <cstring>
 #include <iostream>
+#include <memory>
 #include <sstream>
+#include <vector>
 
 namespace tree_attn::test {
 namespace {
@@ -23,12 +25,15 @@ std::int64_t n_failed_cases = 0;
 
 class MpiRankGroup : public RankGroup {
  public:
-  explicit MpiRankGroup(const MpiRanks& ranks) : RankGroup(ranks.size()), ranks_(ranks) {}
+  /// @param shares_memory whether messages inside nodes go through memory
+  MpiRankGroup(const MpiRanks& ranks, bool shares_memory)
+      : RankGroup(ranks.size()), ranks_(ranks), shares_memory_(shares_memory) {}
 
   std::vector<RankResult> run(const Topology& topology, const std::function<DecodeOutput(Transport&)>& body) override {
-    MpiTransport transport(ranks_, topology);
+    Transport& transport = open(topology);
     DecodeOutput mine = body(transport);
     const Traffic traffic = transport.traffic();
+    transport.clear_traffic();
 
     // Let every rank know what every rank saw: [out | lse] of one length, and the counters.
     std::vector<float> elements = mine.out;
@@ -48,14 +53,25 @@ class MpiRankGroup : public RankGroup {
   bool has_oracle() const override { return ranks_.rank() == 0; }
 
  private:
+  /// A transport for the topology; the next run takes it again if it can.
+  Transport& open(const Topology& topology) {
+    std::vector<int> nodes;
+    for (int rank = 0; rank < size(); ++rank) nodes.push_back(topology.node_of(rank));
+    if (transport_ == nullptr || nodes != nodes_)
+      transport_ = shares_memory_ ? ranks_.open_shared_transport(topology) : ranks_.open_transport(topology);
+    nodes_ = nodes;
+    return *transport_;
+  }
+
   static constexpr std::string_view kWhat = "the results of all ranks";
   const MpiRanks& ranks_;
+  bool shares_memory_;
+  std::unique_ptr<Transport> transport_;
+  std::vector<int> nodes_;  ///< of that transport
 };
 
-MpiRankGroup& the_rank_group() {
-  static MpiRankGroup rank_group(the_session->ranks());
-  return rank_group;
-}
+/// One over MPI, one through shared memory; they end before MPI does.
+std::vector<std::unique_ptr<MpiRankGroup>> the_groups;
 
 /// Lets the ranks agree on every test case.
 class Agreement : public doctest::IReporter {
@@ -95,7 +111,11 @@ REGISTER_LISTENER("agreement", 1, Agreement);
 MpiSession& session() { return *the_session; }
 
 /// There is one size, that of the run, whatever sizes a test would like.
-std::vector<RankGroup*> rank_groups(std::span<const int>) { return {&the_rank_group()}; }
+std::vector<RankGroup*> rank_groups(std::span<const int>) {
+  std::vector<RankGroup*> groups;
+  for (const auto& group : the_groups) groups.push_back(group.get());
+  return groups;
+}
 
 }  // namespace tree_attn::test
 
@@ -104,6 +124,8 @@ int main(int argc, char** argv) {
   constexpr double kTimeout = 60;
   tree_attn::MpiSession session(&argc, &argv, kTimeout);
   the_session = &session;
+  for (const bool shares_memory : {false, true})
+    the_groups.push_back(std::make_unique<MpiRankGroup>(session.ranks(), shares_memory));
 
   // Rank 0 speaks; the others only of what went wrong.
   doctest::Context context(argc, argv);
@@ -118,5 +140,6 @@ int main(int argc, char** argv) {
   } catch (const std::exception& error) {
     session.abandon("rank " + std::to_string(session.ranks().rank()) + ": " + error.what());
   }
+  the_groups.clear();
   return status;
 }

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Mailboxes in a shared window of MPI.
+#include "distributed/transport/shared_transport.hpp"
+
+#include "distributed/transport/mpi_check.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <exception>
+#include <new>
+#include <optional>
+#include <string>
+
+namespace tree_attn {
+
+/// One direction between two ranks. The memory belongs to the receiver.
+struct SharedTransport::Mailbox {
+  static constexpr std::size_t kLineBytes = 64;  // of the cache: each side writes lines of its own
+  struct alignas(kLineBytes) Place {
+    std::uint64_t message_bytes;  ///< of the whole message
+    alignas(kLineBytes) std::byte part[kPartBytes];
+  };
+  alignas(kLineBytes) std::atomic<std::uint64_t> sent{0};   ///< parts, by the sender
+  alignas(kLineBytes) std::atomic<std::uint64_t> taken{0};  ///< parts, by the receiver
+  Place places[kPlaces];
+
+  static_assert(std::atomic<std::uint64_t>::is_always_lock_free, "a lock would be in the memory of one process");
+};
+
+SharedTransport::SharedTransport(const MpiRanks& ranks, Topology topology)
+    : MpiTransport(ranks, std::move(topology)), to_(static_cast<std::size_t>(size())), from_(to_.size()) {
+  std::optional<std::string> error;
+  try {
+    open_window();
+  } catch (const TransportError& failed) {
+    error = std::string("--transport shared: no memory that the ranks of a node share: ") + failed.what();
+  }
+  ranks.throw_if_any_failed(error);
+}
+
+void SharedTransport::open_window() {
+  const Waiting waiting(ranks().deadline(), "in MPI_Win_allocate_shared");
+  check_mpi(MPI_Comm_split_type(ranks().comm(), MPI_COMM_TYPE_SHARED, rank(), MPI_INFO_NULL, &node_), "MPI_Comm_split_type");
+  int n = 0, own = 0;
+  check_mpi(MPI_Comm_size(node_, &n), "MPI_Comm_size");
+  check_mpi(MPI_Comm_rank(node_, &own), "MPI_Comm_rank");
+  std::vector<int> ranks_of_node(static_cast<std::size_t>(n));
+  const int self = rank();
+  check_mpi(MPI_Allgather(&self, 1, MPI_INT, ranks_of_node.data(), 1, MPI_INT, node_), "MPI_Allgather");
+
+  // The mailboxes of a rank, one per sender; room to begin at a line of the cache.
+  const MPI_Aint n_bytes = static_cast<MPI_Aint>(static_cast<std::size_t>(n) * sizeof(Mailbox) + alignof(Mailbox));
+  void* memory = nullptr;
+  check_mpi(MPI_Win_allocate_shared(n_bytes, 1, MPI_INFO_NULL, node_, static_cast<void*>(&memory), &window_),
+            "MPI_Win_allocate_shared");
+  const auto mailboxes_of = [&](int i) {
+    MPI_Aint bytes = 0;
+    int unit = 0;
+    void* first = nullptr;
+    check_mpi(MPI_Win_shared_query(window_, i, &bytes, &unit, static_cast<void*>(&first)), "MPI_Win_shared_query");
+    std::size_t room = static_cast<std::size_t>(bytes);
+    return static_cast<Mailbox*>(std::align(alignof(Mailbox), static_cast<std::size_t>(n) * sizeof(Mailbox), first, room));
+  };
+  Mailbox* const inbox = mailboxes_of(own);
+  for (int i = 0; i < n; ++i) new (inbox + i) Mailbox;
+  for (int i = 0; i < n; ++i) {
+    const int peer = ranks_of_node[static_cast<std::size_t>(i)];
+    if (topology().node_of(peer) != topology().node_of(rank())) continue;
+    to_[static_cast<std::size_t>(peer)] = mailboxes_of(i) + own;
+    from_[static_cast<std::size_t>(peer)] = inbox + i;
+  }
+  check_mpi(MPI_Barrier(node_), "MPI_Barrier");
+}
+
+SharedTransport::~SharedTransport() {
+  // After an error the other ranks may not arrive.
+  if (std::uncaught_exceptions() > 0 || window_ == MPI_WIN_NULL) return;
+  const Waiting waiting(ranks().deadline(), "in MPI_Win_free");
+  MPI_Win_free(&window_);
+  MPI_Comm_free(&node_);
+}
+
+SharedTransport::Mailbox* SharedTransport::mailbox(const std::vector<Mailbox*>& of_ranks, int peer,
+                                                   std::size_t n_bytes) const {
+  return n_bytes <= kMaxBytes ? of_ranks[static_cast<std::size_t>(peer)] : nullptr;
+}
+
+void SharedTransport::start_send(std::span<const std::byte> bytes, int to) {
+  Mailbox* const box = mailbox(to_, to, bytes.size());
+  if (box == nullptr) return MpiTransport::start_send(bytes, to);
+  sends_.push_back({bytes, bytes.size(), to, box});
+  advance();
+}
+
+void SharedTransport::start_receive(std::span<std::byte> bytes, int from) {
+  Mailbox* const box = mailbox(from_, from, bytes.size());
+  if (box == nullptr) return MpiTransport::start_receive(bytes, from);
+  receives_.push_back({bytes, bytes.size(), from, box});
+}
+
+bool SharedTransport::put(Message<const std::byte>& message) const {
+  Mailbox& box = *message.mailbox;
+  const std::uint64_t sent = box.sent.load(std::memory_order_relaxed);
+  if (sent - box.taken.load(std::memory_order_acquire) == kPlaces) return false;
+  Mailbox::Place& place = box.places[sent % kPlaces];
+  const std::size_t n = std::min(message.rest.size(), kPartBytes);
+  place.message_bytes = message.n_bytes;
+  std::memcpy(place.part, message.rest.data(), n);
+  box.sent.store(sent + 1, std::memory_order_release);
+  message.rest = message.rest.subspan(n);
+  return true;
+}
+
+bool SharedTransport::take(Message<std::byte>& message) const {
+  Mailbox& box = *message.mailbox;
+  const std::uint64_t taken = box.taken.load(std::memory_order_relaxed);
+  if (box.sent.load(std::memory_order_acquire) == taken) return false;
+  const Mailbox::Place& place = box.places[taken % kPlaces];
+  if (place.message_bytes != message.n_bytes) {
+    throw TransportError("rank " + std::to_string(rank()) + " expected " + std::to_string(message.n_bytes) +
+                         " bytes from rank " + std::to_string(message.peer) + " and got " +
+                         std::to_string(place.message_bytes));
+  }
+  const std::size_t n = std::min(message.rest.size(), kPartBytes);
+  std::memcpy(message.rest.data(), place.part, n);
+  box.taken.store(taken + 1, std::memory_order_release);
+  message.rest = message.rest.subspan(n);
+  return true;
+}
+
+template <class Byte, class Move>
+void SharedTransport::move_all(std::vector<Message<Byte>>& messages, const Move& move) {
+  std::size_t n_left = 0;
+  for (std::size_t i = 0; i < messages.size(); ++i) {
+    Message<Byte>& message = messages[i];
+    // Messages through one mailbox stay in order.
+    const auto left = std::span(messages).first(n_left);
+    const bool is_next =
+        std::none_of(left.begin(), left.end(), [&](const auto& each) { return each.mailbox == message.mailbox; });
+    while (is_next && !message.rest.empty() && move(message)) {
+    }
+    if (!message.rest.empty()) messages[n_left++] = message;
+  }
+  messages.resize(n_left);
+}
+
+bool SharedTransport::advance() {
+  move_all(receives_, [this](auto& message) { return take(message); });
+  move_all(sends_, [this](auto& message) { return put(message); });
+  return sends_.empty() && receives_.empty();
+}
+
+}  // namespace tree_attn

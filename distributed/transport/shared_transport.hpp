@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Messages through memory that the ranks of a node share, and over MPI between nodes.
+#pragma once
+
+#include "distributed/transport/mpi_transport.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+namespace tree_attn {
+
+/// MPI between nodes; inside a node a mailbox in shared memory for each two ranks and each direction.
+///
+/// A mailbox has kPlaces places of kPartBytes each. A message is copied into it in parts and out of it in parts, so that the
+/// receiver copies one part while the sender copies the next. Two counters, one written by each side, say which places are
+/// full: the sender raises `sent` after it has filled a place, the receiver raises `taken` after it has emptied one. A
+/// library spends most of the time of a message of 8 KiB on matching it; here the receiver knows whose message comes next.
+///
+/// Messages above kMaxBytes go over MPI, which copies them once instead of twice.
+class SharedTransport : public MpiTransport {
+ public:
+  static constexpr std::size_t kPlaces = 2, kPartBytes = std::size_t{1} << 14, kMaxBytes = std::size_t{1} << 20;
+
+  /// Opens the shared memory: collective over the ranks. Ranks of one node of the topology use it where they do share
+  /// memory.
+  /// @throws InputError on all ranks if a node has none
+  SharedTransport(const MpiRanks& ranks, Topology topology);
+  /// Frees it: collective, except after an error.
+  ~SharedTransport() override;
+  std::string_view name() const override { return "shared"; }
+
+ protected:
+  void start_send(std::span<const std::byte> bytes, int to) override;
+  void start_receive(std::span<std::byte> bytes, int from) override;
+  bool advance() override;
+
+ private:
+  struct Mailbox;
+  /// What is left of a message, and the mailbox that it goes through.
+  template <class Byte>
+  struct Message {
+    std::span<Byte> rest;
+    std::size_t n_bytes;
+    int peer;
+    Mailbox* mailbox;
+  };
+  void open_window();
+  Mailbox* mailbox(const std::vector<Mailbox*>& of_ranks, int peer, std::size_t n_bytes) const;
+  bool put(Message<const std::byte>& message) const;
+  bool take(Message<std::byte>& message) const;
+  template <class Byte, class Move>
+  static void move_all(std::vector<Message<Byte>>& messages, const Move& move);
+
+  MPI_Comm node_ = MPI_COMM_NULL;
+  MPI_Win window_ = MPI_WIN_NULL;
+  std::vector<Mailbox*> to_, from_;  ///< by rank; null where there is none
+  std::vector<Message<const std::byte>> sends_;
+  std::vector<Message<std::byte>> receives_;
+};
+
+}  // namespace tree_attn

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Messages through memory that ranks share: every length around a part, in order, from everyone to everyone.
+#include "distributed/transport/shared_transport.hpp"
+#include "tests/support/mpi_test_session.hpp"
+
+#include <doctest/doctest.h>
+
+#include <random>
+
+namespace tree_attn::test {
+namespace {
+
+/// Byte i of message number m from one rank to another.
+std::byte byte_of(int from, int to, std::size_t m, std::size_t i) {
+  return static_cast<std::byte>(i * 2654435761u >> 7 ^ static_cast<std::size_t>(31 * from + 17 * to) ^ m);
+}
+
+/// All ranks exchange messages of these lengths with all others in one wait. @returns wrong bytes
+std::int64_t exchange(SharedTransport& transport, const std::vector<std::size_t>& lengths, std::size_t first_number) {
+  const int me = transport.rank(), p = transport.size();
+  std::vector<std::vector<std::byte>> sent, received;
+  for (int peer = 0; peer < p; ++peer) {
+    for (std::size_t m = 0; m < lengths.size(); ++m) {
+      std::vector<std::byte>& message = sent.emplace_back(lengths[m]);
+      for (std::size_t i = 0; i < lengths[m]; ++i) message[i] = byte_of(me, peer, first_number + m, i);
+      received.emplace_back(lengths[m]);
+    }
+  }
+  const auto at = [&](int peer, std::size_t m) { return static_cast<std::size_t>(peer) * lengths.size() + m; };
+  for (std::size_t m = 0; m < lengths.size(); ++m) {
+    for (int hop = 1; hop < p; ++hop) {
+      const int to = (me + hop) % p, from = (me + p - hop) % p;
+      transport.receive(received[at(from, m)], from);
+      transport.send(sent[at(to, m)], to);
+    }
+  }
+  transport.wait();
+  std::int64_t n_wrong = 0;
+  for (int peer = 0; peer < p; ++peer) {
+    for (std::size_t m = 0; peer != me && m < lengths.size(); ++m) {
+      for (std::size_t i = 0; i < lengths[m]; ++i)
+        n_wrong += received[at(peer, m)][i] != byte_of(peer, me, first_number + m, i);
+    }
+  }
+  return n_wrong;
+}
+
+}  // namespace
+
+TEST_CASE("shared transport: messages of every length around a part and around the longest arrive unchanged") {
+  constexpr std::size_t kPart = SharedTransport::kPartBytes, kMax = SharedTransport::kMaxBytes;
+  const MpiRanks& ranks = session().ranks();
+  SharedTransport transport(ranks, ranks.topology(0));
+  std::size_t number = 0;
+  for (const std::size_t n : {std::size_t{1}, std::size_t{3}, kPart - 1, kPart, kPart + 1, 2 * kPart, 2 * kPart + 1,
+                              3 * kPart - 1, 5 * kPart, kMax - 1, kMax, kMax + 1}) {
+    CAPTURE(n);
+    CHECK(exchange(transport, {n}, number++) == 0);
+  }
+  CHECK(transport.traffic().messages == 12 * (ranks.size() - 1));
+  CHECK(transport.traffic().bytes_between_nodes == 0);
+}
+
+TEST_CASE("shared transport: several messages to one rank stay in order, beside longer ones that go over MPI") {
+  const MpiRanks& ranks = session().ranks();
+  for (const int per_node : {0, 1, 2, 3}) {
+    CAPTURE(per_node);
+    SharedTransport transport(ranks, ranks.topology(per_node));
+    std::mt19937 random(7);
+    for (std::size_t round = 0; round < 30; ++round) {
+      std::vector<std::size_t> lengths(1 + random() % 4);
+      for (std::size_t& length : lengths) length = 1 + random() % (random() % 8 == 0 ? 1'500'000 : 60'000);
+      CHECK(exchange(transport, lengths, 5 * round) == 0);
+    }
+  }
+}
+
+TEST_CASE("shared transport: progress() moves messages before anyone waits") {
+  const MpiRanks& ranks = session().ranks();
+  if (ranks.size() < 2) return;
+  SharedTransport transport(ranks, ranks.topology(0));
+  constexpr std::size_t kLength = 4 * SharedTransport::kPartBytes;  // twice the places of a mailbox
+  std::vector<std::byte> sent(kLength, std::byte{5}), received(kLength);
+  if (ranks.rank() == 0) transport.send(sent, 1);
+  if (ranks.rank() == 1) transport.receive(received, 0);
+  // Nobody waits until the receiver has everything.
+  for (bool is_there = ranks.rank() != 1; ranks.all_sum(is_there) < ranks.size();) {
+    transport.progress();
+    is_there = is_there || received.back() == std::byte{5};
+  }
+  transport.wait();
+  CHECK((ranks.rank() != 1 || received == sent));
+}
+
+TEST_CASE("shared transport: a message of another length is an error that names both") {
+  const MpiRanks& ranks = session().ranks();
+  if (ranks.size() < 2) return;
+  SharedTransport transport(ranks, ranks.topology(0));
+  std::vector<std::byte> bytes(40'000);
+  if (ranks.rank() == 0) {
+    transport.send(std::span(bytes).first(12), 1);
+    transport.wait();
+  }
+  if (ranks.rank() == 1) {
+    transport.receive(bytes, 0);
+    CHECK_THROWS_WITH_AS(transport.wait(), "rank 1 expected 40000 bytes from rank 0 and got 12", TransportError);
+  }
+  ranks.barrier();
+}
+
+TEST_CASE("shared transport: a message that never comes, and one that nobody takes, end at the deadline") {
+  const MpiRanks& all = session().ranks();
+  const MpiRanks ranks(all.comm(), 0.2);
+  if (ranks.size() >= 2) {
+    SharedTransport transport(ranks, ranks.topology(0));
+    ranks.doing("in a test");
+    std::vector<std::byte> bytes(4 * SharedTransport::kPartBytes);
+    const std::string error = "rank " + std::to_string(ranks.rank()) + " waited 0.2 s for a message in a test and gave up";
+    if (ranks.rank() == 0) {
+      transport.receive(bytes, 1);
+      CHECK_THROWS_WITH_AS(transport.wait(), error.c_str(), TransportError);
+    } else if (ranks.rank() == 1 && ranks.size() > 2) {
+      transport.send(bytes, 2);
+      CHECK_THROWS_WITH_AS(transport.wait(), error.c_str(), TransportError);
+    }
+    all.barrier();
+  }
+}
+
+}  // namespace tree_attn::test
