@@ -82,6 +82,12 @@ int main() {
 // 2. After a step every rank holds the same output, to the bit.
 // 3. With `two-level` these bits do not depend on the number of ranks.
 //
+// ## To program
+//
+// Each line is a function to be written, with a test that fails until it is (`--solution` shows one):
+//
+// * `./run exercise 10.1`: who holds a leaf in the dealt order.
+//
 // ## Questions
 //
 // 1. (Easy.) The last of 16 ranks holds fewer keys than the others. How many, and which line of the

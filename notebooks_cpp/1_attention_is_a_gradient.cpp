@@ -153,6 +153,13 @@ plot $error using 1:2 with linespoints pt 7 ps 0.5 lc rgb '#1982d2' title 'centr
 // 3. Adding the energies of several queries gives the attention of each, because each source occurs
 //    in one term.
 //
+// ## To program
+//
+// Each line is a function to be written, with a test that fails until it is (`--solution` shows one):
+//
+// * `./run exercise 1.1`: the logarithm of a sum of exponentials, for any exponents;
+// * `./run exercise 1.2`: attention as the gradient of the energy.
+//
 // ## Questions
 //
 // 1. (Easy.) Why does query 0 return $v_0$ exactly, whatever its score?

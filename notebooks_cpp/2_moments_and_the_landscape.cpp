@@ -424,6 +424,12 @@ plot $cost using 1:4 with linespoints ls 1 title 'forward mode', \
 // 3. Covariance and entropy of the attention weights come from the same reduction as attention,
 //    with a longer state.
 //
+// ## To program
+//
+// Each line is a function to be written, with a test that fails until it is (`--solution` shows one):
+//
+// * `./run exercise 2.1`: the variance of the values in one pass.
+//
 // ## Questions
 //
 // 1. (Hard.) The series of $Z$ converges for every $\zeta$. The series of $F$ does not: two keys of

@@ -422,6 +422,12 @@ plot $hull using 1:2 with lines lw 2 lc rgb '#555555' title 'hull of the values'
 //    $F^*(z) + F(0)$ is the least divergence of weights with mean $z$.
 // 3. No weights produce an output outside the convex hull of the values; there $F^* = +\infty$.
 //
+// ## To program
+//
+// Each line is a function to be written, with a test that fails until it is (`--solution` shows one):
+//
+// * `./run exercise 3.1`: the source that moves the mean.
+//
 // ## Questions
 //
 // 1. (Medium.) Give one key $a$ a score that is larger than all others by 20. How does the map

@@ -392,6 +392,12 @@ plot $f using 1:2 with lines lw 2 lc rgb '#bbbbbb' title 'formula, constant fitt
 // 3. An attention head is one step of such a memory. Iterated, some heads retrieve single keys, and
 //    others compute one average for all queries.
 //
+// ## To program
+//
+// Each line is a function to be written, with a test that fails until it is (`--solution` shows one):
+//
+// * `./run exercise 4.1`: one step of an associative memory.
+//
 // ## Questions
 //
 // 1. (Easy.) In the tied case a source acts like a query. What does Obs. 1 say about a Hopfield

@@ -538,6 +538,13 @@ unset multiplot)",
 // 3. The empty state has $D = 0$ and $n = -0$; $\frac12 \le D \le N$ for every other state of
 //    finite scores.
 //
+// ## To program
+//
+// Each line is a function to be written, with a test that fails until it is (`--solution` shows one):
+//
+// * `./run exercise 5.1`: the state of one key, with an integer shift;
+// * `./run exercise 5.2`: the merge of two states.
+//
 // ## Questions
 //
 // 1. (Medium.) The first table counts 0 if both products are rounded. Why is

@@ -394,6 +394,13 @@ plot $steps index 2 using 1:2 with linespoints ls 1 title 'N = 2^{16}', \
 //    bit.
 // 3. A rank sends at most $2 \log_2 N$ subtrees; cuts at multiples of a leaf need fewer.
 //
+// ## To program
+//
+// Each line is a function to be written, with a test that fails until it is (`--solution` shows one):
+//
+// * `./run exercise 6.1`: the subtrees of a range;
+// * `./run exercise 6.2`: a forest that carries.
+//
 // ## Questions
 //
 // 1. (Easy.) 683 and 819 workers reduce 4096 elements in the same number of steps. Which number

@@ -465,6 +465,12 @@ unset multiplot)",
 // 3. The ring sends keys and values, and the others send states: on 128 ranks and a million keys
 //    this is a factor of more than $50\,000$ in bytes.
 //
+// ## To program
+//
+// Each line is a function to be written, with a test that fails until it is (`--solution` shows one):
+//
+// * `./run exercise 7.1`: lines 3 to 6 of Alg. 3.
+//
 // ## Questions
 //
 // 1. (Medium.) Device 2 was empty. Which lines of Alg. 3 produce a NaN if *all* devices are empty,

@@ -512,6 +512,12 @@ plot $errors using 1:2 with lines lw 2 lc rgb '#d9730d' title 'F16', \
 // 3. Any shift gives the same energy and gradient in exact arithmetic. In floating point a shift
 //    near the largest exponent is needed.
 //
+// ## To program
+//
+// Each line is a function to be written, with a test that fails until it is (`--solution` shows one):
+//
+// * `./run exercise 8.1`: a sum whose bits do not depend on the cut.
+//
 // ## Questions
 //
 // 1. (Medium.) Draw the values from $[-1, 1)$ instead of $[0, 1)$. The error of the chain at

@@ -489,6 +489,12 @@ int main() {
 //    This fixes the bits for every cut between leaves.
 // 3. The block reads every key and every value once.
 //
+// ## To program
+//
+// Each line is a function to be written, with a test that fails until it is (`--solution` shows one):
+//
+// * `./run exercise 9.1`: a sum over the lanes of a warp.
+//
 // ## Questions
 //
 // 1. (Medium.) In a sub-warp of 16 lanes the first three rounds are the same. What happens in the

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief A solution of exercise 9.1: a sum over the lanes of a warp.
+#pragma once
+
+#include <array>
+#include <random>
+
+using Lanes = std::array<float, 32>;
+
+/// What this lane holds after round i = 0 .. 4. @param before what every lane held before it
+inline float after_round(const Lanes& before, int lane, int i) {
+  // Both sides of an exchange add the same two numbers, and an addition commutes in bits: so both get the same sum.
+  return before[std::size_t(lane)] + before[std::size_t(lane ^ 1 << i)];
+}
