@@ -57,6 +57,8 @@ def link_mentions(text, known):
 def link_code(match):
     """A code span of a chapter: a file or a function becomes a link."""
     code = match[2]
+    if code == "errata_note.html":
+        return f'<a href="{code}">{code}</a>'
     if FILE.match(code):
         return f"[{code}](@ref {code})"
     if name := FUNCTION.match(code):

@@ -3,6 +3,7 @@
 """The book as one PDF, from the pages of a built site: chapters and notebooks in their order, printed by headless Chromium.
 
 Run: docs/tools/pdf.py SITE BOOK.pdf
+     docs/tools/pdf.py --note SITE ERRATA.pdf    prints the note of docs/tools/note.py
 
 Links between chapters lead inside the PDF; links to code keep their words alone. tests/docs/test_finish.py tests this file.
 """
@@ -81,25 +82,34 @@ def book(site, names):
     return "\n".join([*out, "</body></html>"])
 
 
-def main():
-    if len(sys.argv) != 3:
-        sys.exit(__doc__)
-    site, target = (pathlib.Path(name).resolve() for name in sys.argv[1:])
+def print_page(page, target):
+    """Prints a page of a site by Chromium."""
     chromium = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
     if chromium is None:
         sys.exit("pdf.py: there is no Chromium. Install with: apt-get install chromium")
+    with tempfile.TemporaryDirectory() as profile:
+        result = subprocess.run([chromium, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}", "--no-pdf-header-footer",
+                                 "--virtual-time-budget=1000000", f"--print-to-pdf={target}", page.as_uri()],
+                                capture_output=True, text=True, timeout=900, check=False)
+    if result.returncode != 0 or not target.is_file():
+        sys.exit(f"pdf.py: Chromium printed nothing:\n{result.stderr[-1000:]}")
+
+
+def main():
+    arguments = [name for name in sys.argv[1:] if name != "--note"]
+    if len(arguments) != 2:
+        sys.exit(__doc__)
+    site, target = (pathlib.Path(name).resolve() for name in arguments)
+    if "--note" in sys.argv:
+        print_page(site / "errata_note.html", target)
+        return
     # Beside the other pages, for their figures and scripts.
     page = site / "whole_book.html"
     page.write_text(book(site, order()), encoding="utf-8")
     try:
-        with tempfile.TemporaryDirectory() as profile:
-            result = subprocess.run([chromium, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}", "--no-pdf-header-footer",
-                                     "--virtual-time-budget=1000000", f"--print-to-pdf={target}", page.as_uri()],
-                                    capture_output=True, text=True, timeout=900, check=False)
+        print_page(page, target)
     finally:
         page.unlink()
-    if result.returncode != 0 or not target.is_file():
-        sys.exit(f"pdf.py: Chromium printed nothing:\n{result.stderr[-1000:]}")
 
 
 if __name__ == "__main__":

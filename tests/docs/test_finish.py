@@ -11,6 +11,7 @@ import unittest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "docs" / "tools"))
 import finish
+import note
 import pdf
 
 PAGE = """<html><head><title>Book: The tree</title></head><body><div class="header"><div class="headertitle"><div class="title">The tree</div></div></div>
@@ -46,6 +47,37 @@ class Pdf(unittest.TestCase):
         self.assertEqual(names[0], "index")
         self.assertLess(names.index("energy"), names.index("tree"))
         self.assertEqual(len(set(names)), len(names))
+
+
+ERRATA = """<html><head><script src="mathjax/MathJax.js"></script><script src="book.js"></script></head><body><div class="title">Errata of the paper</div>
+<div class="contents"><div class="toc"><ul><li>1. One</li></ul></div><div class="textblock"><p ><a class="anchor" id="md"></a> Two slips.</p><p >What you need.</p>
+<h1><a class="anchor" id="slip_1"></a>
+1. One &amp; only</h1><div class="cited">Shown by: <a href="test_x.html#a">x: it is one</a></div><p >Where: <a href="bayes.html#eq_30">eq. (30)</a> of <a href="https://arxiv.org/abs/1">the paper</a>.</p>
+<h1><a class="anchor" id="slip_2"></a>
+2. Two</h1><div class="cited">Shown by: no test: a letter</div><p >Text.</p>
+<div class="neighbours">next</div></div></div><!-- contents --></body></html>"""
+
+
+class Note(unittest.TestCase):
+    def test_it_has_every_item_with_its_tests_and_no_link_into_the_site(self):
+        found = note.note(ERRATA)
+        for part in ("<p> Two slips.", '<h2 id="slip_1">1. One &amp; only</h2>', "Shown by: <a >x: it is one</a>", "eq. (30)</a> of", "Shown by: no test: a letter",
+                     'href="https://arxiv.org/abs/1"', "How to cite", "@misc{tree_attention_errata", "Version 0.1.0", "MathJax.js"):
+            self.assertIn(part, found.replace("<p><a class=\"anchor\" id=\"md\"></a>", "<p>"))
+        for part in ("book.js", "bayes.html", "test_x.html", "What you need", "neighbours", "toc"):
+            self.assertNotIn(part, found)
+        self.assertEqual(found.count("<div"), found.count("</div>"))
+
+    def test_a_missing_item_is_a_fault(self):
+        with self.assertRaisesRegex(ValueError, r"the items are \[1, 3\]"):
+            note.note(ERRATA.replace("slip_2", "slip_3"))
+
+    def test_it_cites_what_the_repository_cites(self):
+        version, title, arxiv = note.citation()
+        readme = (ROOT / "README.md").read_text(encoding="utf-8")
+        self.assertIn(f"version = {{{version}}}", readme)
+        self.assertIn(f"arXiv:{arxiv}", readme)
+        self.assertIn(title.replace("GPU", "{GPU}"), readme)
 
 
 @unittest.skipUnless(shutil.which("node"), "there is no node to run docs/book.js with")
