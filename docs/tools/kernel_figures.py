@@ -9,6 +9,7 @@ import math
 import pathlib
 import sys
 
+import kernel_tables
 from figures import RANKS, Drawing
 
 
@@ -360,6 +361,45 @@ def equal_runs(data):
     return drawing.svg()
 
 
+def steps(record):
+    """Every step of the ladder at 8k keys: the time that its bytes take at the read rate, and the measured time if the record is of this kernel."""
+    rows, row, top, left, decade = kernel_tables.steps(), 40, 58, 120, 150
+    drawing = Drawing(900, top + row * len(rows) + 40)
+
+    def bar(y, seconds, style, height):
+        length = decade * math.log10(seconds / 1e-6)
+        drawing.box(left, y, length, height, style, 2)
+        return left + length + 6
+
+    drawing.text(left + 300, 22, "8k keys: time of a step, logarithmic scale")
+    for power, words in ((1e-6, "1 µs"), (1e-5, "10 µs"), (1e-4, "100 µs"), (1e-3, "1 ms"), (1e-2, "10 ms")):
+        x = left + decade * math.log10(power / 1e-6)
+        drawing.line(x, top - 8, x, top + row * len(rows), "frame")
+        drawing.text(x, top - 16, words, "small")
+    n_keys = dict(kernel_tables.LENGTHS)["8k"]
+    for i, (number, name, keys, scores) in enumerate(rows):
+        drawing.text(4, top + row * i + 20, f"{number} {name}", "left")
+        lines = kernel_tables.recorded(name, "8k", record) if name in record.get("unchanged", kernel_tables.LADDER) else {}
+        for j, (heads, kv_heads) in enumerate(kernel_tables.HEADS):
+            y = top + row * i + 17 * j
+            expected = (keys(heads, kv_heads, n_keys) + scores(heads, n_keys)) / record["read_bytes_per_second"]
+            line = lines.get(f"{heads}/{kv_heads}")
+            if line:
+                # The expected time lies on the measured one.
+                bar(y, line["graph_seconds"], RANKS[j], 15)
+                bar(y + 4, expected, f"{RANKS[j]} full", 7)
+                x = left + decade * math.log10(line["graph_seconds"] / 1e-6) + 6
+                drawing.text(x, y + 12, f"{kernel_tables.micro(line['graph_seconds'])}, {line['graph_seconds'] / expected:.0f} times the expected {kernel_tables.micro(expected)}", "small left")
+            else:
+                x = bar(y + 4, expected, f"{RANKS[j]} full", 7)
+                drawing.text(x, y + 12, f"expected {kernel_tables.micro(expected)}; not yet measured", "small left")
+    y = top + row * len(rows) + 24
+    for x, style, words in ((200, "a", "16 query and 16 key/value heads"), (460, "b", "32 query and 8 key/value heads")):
+        drawing.box(x, y - 10, 14, 14, style, 2)
+        drawing.text(x + 22, y + 2, words, "small left")
+    return drawing.svg()
+
+
 def measured(record):
     """The measured record: the time of every step at 8k keys, and the part of the read rate at 64k keys."""
     shapes = ("16/16", "32/8")
@@ -420,6 +460,7 @@ def main():
     for figure in (first_steps, sub_warp, exchange, leaf, leaf_forest, parts, ends, rings, tile, equal_runs):
         (folder / f"kernel_{figure.__name__}.svg").write_text(figure(data), encoding="utf-8")
     (folder / "kernel_measured.svg").write_text(measured(record), encoding="utf-8")
+    (folder / "kernel_steps.svg").write_text(steps(record), encoding="utf-8")
 
 
 if __name__ == "__main__":

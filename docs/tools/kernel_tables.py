@@ -180,10 +180,10 @@ def micro(seconds):
     return f"{1e3 * seconds:.3g} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.3g} µs"
 
 
-def recorded(step, keys):
+def recorded(step, keys, record=None):
     """Lines of the record for BF16 and a number of keys: {"16/16": line, "32/8": line}."""
     lines = {}
-    for line in RECORD["lines"]:
+    for line in (record or RECORD)["lines"]:
         dtype, heads, length = line["shape"].split(", ")
         if dtype == "BF16" and length == f"{keys} keys" and line["step"] == step and "graph_seconds" in line:
             lines[heads.removesuffix(" heads")] = line

@@ -1,0 +1,56 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""docs/tools/kernel_figures.py: the bars of the ladder are the bytes of its steps, and a time only where this kernel was measured."""
+import copy
+import math
+import pathlib
+import re
+import sys
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "docs" / "tools"))
+import kernel_figures
+import kernel_tables
+
+STEPS = [name for _, name, *_ in kernel_tables.steps()]
+
+
+def bars(svg):
+    """(class, length) of every bar that begins at the axis."""
+    return [(kind, float(width)) for kind, x, width in re.findall(r'<rect class="([^"]+)" x="([\d.]+)" y="[^"]*" width="([\d.]+)"', svg) if x == "120"]
+
+
+def measured_record(unchanged):
+    record = copy.deepcopy(kernel_tables.RECORD)
+    line = next(line for line in record["lines"] if line["shape"] == "BF16, 16/16 heads, 8k keys")
+    record["lines"] = [line | {"step": name, "shape": f"BF16, {heads} heads, 8k keys", "graph_seconds": 1e-4} for name in STEPS for heads in ("16/16", "32/8")]
+    record["unchanged"] = unchanged
+    return record
+
+
+class Steps(unittest.TestCase):
+    def test_every_step_has_the_time_of_its_bytes(self):
+        record = measured_record([])
+        found = bars(kernel_figures.steps(record))
+        wanted = []
+        for _, _, keys, scores in kernel_tables.steps():
+            for kind, (heads, kv_heads) in zip("ab", kernel_tables.HEADS):
+                seconds = (keys(heads, kv_heads, 8192) + scores(heads, 8192)) / record["read_bytes_per_second"]
+                wanted.append((f"{kind} full", 150 * math.log10(seconds / 1e-6)))
+        self.assertEqual([kind for kind, _ in found], [kind for kind, _ in wanted])
+        for (_, length), (_, expected) in zip(found, wanted):
+            self.assertAlmostEqual(length, expected, delta=0.01)
+
+    def test_a_time_is_shown_where_this_kernel_was_measured(self):
+        for unchanged in ([], ["naive"], STEPS):
+            svg = kernel_figures.steps(measured_record(unchanged))
+            light = [length for kind, length in bars(svg) if kind in "ab"]
+            self.assertEqual(len(light), 2 * len(unchanged))
+            self.assertEqual(svg.count("not yet measured"), 2 * (len(STEPS) - len(unchanged)))
+            for length in light:
+                self.assertAlmostEqual(length, 300, delta=0.01)
+
+
+if __name__ == "__main__":
+    unittest.main()
