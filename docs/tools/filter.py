@@ -15,10 +15,13 @@ Chapters are plain Markdown with mathematics between dollars, readable as they a
 Source files: a test case becomes a function named after its subject, so that it has a place of its own; a citation gets an
 anchor for the map of the paper; eq. (6) and the like become links in comments too; the comment of a function ends with its tests.
 
-Run: docs/tools/filter.py FILE
+Run: docs/tools/filter.py FILE                   prints it
+     docs/tools/filter.py --all TARGET FOLDER..  writes every text of the folders to TARGET, below its whole path: Doxygen asks for 500 files,
+                                                 and one process is ten times as fast as 500; docs/tools/filtered then prints them
 """
 import pathlib
 import re
+import shutil
 import sys
 
 import beside
@@ -30,6 +33,7 @@ from paper import HEADING, SLIPS, TAG, anchors
 MENTION = re.compile(r"\b(eqs?\. \((\w+)\)|(Alg|Thm|Obs)\. (\d+)|(slip) (\d+))", re.IGNORECASE)
 CODE = re.compile(r"(`+)(.+?)\1")
 INLINE = re.compile(r"(?<![\\$\w])\$(?!\s)([^$]+?)(?<![\s\\])\$(?![\w$])")
+SUFFIXES = {".md", ".hpp", ".cpp", ".cuh", ".cu"}
 FILE = re.compile(r"(?:reference|distributed|gpu|tests|notebooks_cpp)/[\w./-]+\.(?:hpp|cpp|cuh|cu)$")
 FIGURE = re.compile(r"!\[(.*)\]\((\w+\.(?:svg|html))\)$")
 FOLD = re.compile(r"(\s*)(<details><summary>.*</summary>|</details>)$")
@@ -242,19 +246,35 @@ def source(lines, where, known):
             yield line
 
 
-def main():
-    path = pathlib.Path(sys.argv[1]).resolve()
+def filtered(path, known):
+    """Lines of a file as Doxygen reads it. @param path absolute"""
     lines = path.read_text(encoding="utf-8").splitlines()
+    if path.suffix != ".md":
+        return source(lines, path.relative_to(ROOT), known)
+    is_chapter = path.parent == ROOT / "docs" or path.name.startswith("notebook_")
+    result = list(chapter(lines, known) if is_chapter else lines)
+    if page := TITLE.search("\n".join(lines)):
+        result += neighbours(page[1])
+    return result
+
+
+def write_all(target, folders):
+    """What Doxygen's INPUT and FILE_PATTERNS name, each file filtered."""
     known = derived() & set(ITEMS)
-    if path.suffix == ".md":
-        is_chapter = path.parent == ROOT / "docs" or path.name.startswith("notebook_")
-        result = list(chapter(lines, known) if is_chapter else lines)
-        if page := TITLE.search("\n".join(lines)):
-            result += neighbours(page[1])
-    else:
-        result = source(lines, path.relative_to(ROOT), known)
+    shutil.rmtree(target, ignore_errors=True)
+    for path in sorted({path for folder in folders for path in folder.rglob("*") if path.suffix in SUFFIXES and path.is_file()}):
+        copy = target / path.relative_to("/")
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_text("\n".join(filtered(path, known)) + "\n", encoding="utf-8")
+
+
+def main():
+    if sys.argv[1] == "--all":
+        target, *folders = (pathlib.Path(name).resolve() for name in sys.argv[2:])
+        write_all(target, folders)
+        return
     sys.stdout.reconfigure(encoding="utf-8")
-    print("\n".join(result))
+    print("\n".join(filtered(pathlib.Path(sys.argv[1]).resolve(), derived() & set(ITEMS))))
 
 
 if __name__ == "__main__":
