@@ -363,7 +363,7 @@ def equal_runs(data):
 
 def steps(record):
     """Every step of the ladder at 8k keys: the time that its bytes take at the read rate, and the measured time if the record is of this kernel."""
-    rows, row, top, left, decade = kernel_tables.steps(), 40, 58, 120, 150
+    rows, row, top, left, decade = kernel_tables.steps(), 40, 58, 120, 115
     drawing = Drawing(900, top + row * len(rows) + 40)
 
     def bar(y, seconds, style, height):
@@ -371,7 +371,7 @@ def steps(record):
         drawing.box(left, y, length, height, style, 2)
         return left + length + 6
 
-    drawing.text(left + 300, 22, "8k keys: time of a step, logarithmic scale")
+    drawing.text(left + 240, 22, "8k keys: time of a step, logarithmic scale")
     for power, words in ((1e-6, "1 µs"), (1e-5, "10 µs"), (1e-4, "100 µs"), (1e-3, "1 ms"), (1e-2, "10 ms")):
         x = left + decade * math.log10(power / 1e-6)
         drawing.line(x, top - 8, x, top + row * len(rows), "frame")

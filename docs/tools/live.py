@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The parts of pages that scripts draw and that a reader can change: their facts, inside what docs/NAME.js draws into.
 
-Run: docs/tools/live.py NAME FACTS.json PAGE.html    NAME is cut_the_tree or pays. FACTS.json is what docs/tools/cut_tree.cpp or
-                                                     docs/tools/pays.cpp has written, and must be docs/NAME.json
+Run: docs/tools/live.py NAME FACTS.json PAGE.html    NAME is cut_the_tree or my_cluster. FACTS.json is what docs/tools/cut_tree.cpp or
+                                                     docs/tools/my_cluster.cpp has written, and must be docs/NAME.json
 """
 import json
 import pathlib
@@ -44,12 +44,12 @@ def presets():
     ]
 
 
-def pays(_):
-    return "paysFacts", {"presets": presets()}
+def my_cluster(_):
+    return "myClusterFacts", {"presets": presets()}
 
 
 def snippet(name, facts):
-    variable, shown = {"cut_the_tree": cut_the_tree, "pays": pays}[name](facts)
+    variable, shown = {"cut_the_tree": cut_the_tree, "my_cluster": my_cluster}[name](facts)
     return (f'<div id="{name}">This figure is drawn by a script.</div>\n<script>const {variable} = {json.dumps(shown)};</script>\n'
             f'<script src="{name}.js"></script>\n')
 

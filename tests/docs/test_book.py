@@ -73,6 +73,12 @@ class Book(unittest.TestCase):
         self.assertEqual(len(list(place_faults(order[1:] + order[2:3], names))), 2)
         self.assertEqual(len(list(place_faults([*order, "none"], names))), 1)
 
+    def test_no_script_has_the_name_of_a_page(self):
+        # Doxygen writes the navigation below the page X as X.js.
+        scripts = set(re.findall(r"docs/(\w+)\.js", (ROOT / "docs" / "Doxyfile.in").read_text(encoding="utf-8")))
+        self.assertGreaterEqual(len(scripts), 3)
+        self.assertEqual(scripts & set(pages.reading_order()), set())
+
     def test_every_chapter_says_what_it_needs_and_gives(self):
         for name in sorted(set(TEXTS) - LISTS):
             self.assertEqual(list(head_faults(name, TEXTS[name])), [])

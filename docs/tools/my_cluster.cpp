@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Times of a step by all algorithms for many problems and clusters: facts for docs/pays.js, as JSON.
+/// @brief Times of a step by all algorithms for many problems and clusters: facts for docs/my_cluster.js, as JSON.
 ///
-/// Run: pays FILE
+/// Run: my_cluster FILE
 #include "distributed/decoders/decoder.hpp"
 #include "distributed/measure/step_time.hpp"
 #include "reference/state/key_range.hpp"
@@ -125,6 +125,6 @@ int write(const char* path) {
 }  // namespace tree_attn
 
 int main(int argc, char** argv) {
-  if (argc != 2) return std::fprintf(stderr, "usage: pays FILE.json\n"), 2;
+  if (argc != 2) return std::fprintf(stderr, "usage: my_cluster FILE.json\n"), 2;
   return tree_attn::write(argv[1]);
 }

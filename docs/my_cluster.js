@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // "Does it pay on my cluster": the time of a decode step by every algorithm, as `tree_attn predict` has it. Plans are written and walked
 // through as in the C++: ranges and subtrees (reference/state), schedules (distributed/transport/exchange.hpp, plan_builder.cpp), the
-// algorithms (distributed/decoders), and the model (distributed/measure/step_time.cpp). tests/docs/test_pays.py compares the times.
+// algorithms (distributed/decoders), and the model (distributed/measure/step_time.cpp). tests/docs/test_my_cluster.py compares the times.
 
 const StepTimes = (() => {
   // ---- Ranges of positions and their subtrees: reference/state/subtree.hpp, key_range.hpp, slots.hpp. A subtree is {begin, size}.
@@ -392,8 +392,8 @@ const StepTimes = (() => {
 
 if (typeof module !== "undefined") module.exports = StepTimes;
 
-if (typeof document !== "undefined" && typeof paysFacts !== "undefined") {
-  const place = document.getElementById("pays"), {presets} = paysFacts;
+if (typeof document !== "undefined" && typeof myClusterFacts !== "undefined") {
+  const place = document.getElementById("my_cluster"), {presets} = myClusterFacts;
   const kPowers = [1, 2, 4, 8, 16, 32, 64, 128], kKeys = Array.from({length: 15}, (_, i) => 1250 * 2 ** i), kGpus = [1, 2, 4, 8, 16, 32, 64, 128, 256];
   // name, words, unit, values. Bandwidths are in GB/s, latencies in us.
   const kSliders = [
@@ -428,10 +428,10 @@ if (typeof document !== "undefined" && typeof paysFacts !== "undefined") {
   const clusterOf = at => ({inside: {latency: at.insideUs, bytesPerUs: at.inside * 1e3}, between: {latency: at.betweenUs, bytesPerUs: at.between * 1e3}, overhead: at.overhead, memoryBytesPerUs: at.memory * 1e3, mergeUs: 0});
   const stepUs = (name, at) => StepTimes.stepTime(name, problemOf(at), clusterOf(at));
 
-  const controls = node("div", "", "pays_controls"), presetButtons = node("div", "", "pays_presets"), figure = node("figure", "", "drawn"), words = node("div", "", "pays_words");
-  const table = node("table", ""), command = node("code", "", "pays_command"), drawing = svg("svg", {role: "img", "aria-label": "time of a step by each algorithm"});
+  const controls = node("div", "", "my_cluster_controls"), presetButtons = node("div", "", "my_cluster_presets"), figure = node("figure", "", "drawn"), words = node("div", "", "my_cluster_words");
+  const table = node("table", ""), command = node("code", "", "my_cluster_command"), drawing = svg("svg", {role: "img", "aria-label": "time of a step by each algorithm"});
   figure.append(drawing);
-  const scroll = node("div", "", "pays_table");
+  const scroll = node("div", "", "my_cluster_table");
   scroll.append(table);
   place.replaceChildren(presetButtons, controls, figure, words, scroll, node("div", "The same by the program:"), command);
 

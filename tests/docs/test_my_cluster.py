@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""docs/pays.js: its times are those of the C++ (docs/tools/pays.cpp), and the page shows what the model says."""
+"""docs/my_cluster.js: its times are those of the C++ (docs/tools/my_cluster.cpp), and the page shows what the model says."""
 import html
 import json
 import pathlib
@@ -16,8 +16,8 @@ sys.path += [str(ROOT / "docs" / "tools"), str(ROOT / "tests" / "docs")]
 import browser
 import live
 
-PAGE = ROOT / "docs" / "pays.js"
-FACTS = json.loads((ROOT / "docs" / "pays.json").read_text(encoding="utf-8"))
+PAGE = ROOT / "docs" / "my_cluster.js"
+FACTS = json.loads((ROOT / "docs" / "my_cluster.json").read_text(encoding="utf-8"))
 ALGORITHMS = ["two-level", "leaders", "paper", "packed", "fused", "gather", "ring", "ring-state"]
 TIMES = "cases => cases.map(({problem, cluster}) => Object.fromEntries(StepTimes.names.map(name => [name, StepTimes.stepTime(name, problem, cluster)])))"
 PROGRAM = sys.argv.pop(sys.argv.index("--program") + 1) if "--program" in sys.argv else None
@@ -57,7 +57,7 @@ class Facts(unittest.TestCase):
         self.assertTrue(any(each["batch"] * each["heads"] * (each["headDim"] + 2) * 4 > 32 * 1024 for each in problems))
 
 
-@unittest.skipUnless(shutil.which("node") or browser.CHROMIUM, "there is neither node nor Chromium to run docs/pays.js with")
+@unittest.skipUnless(shutil.which("node") or browser.CHROMIUM, "there is neither node nor Chromium to run docs/my_cluster.js with")
 class Model(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -95,14 +95,14 @@ class Program(unittest.TestCase):
 
 def page_of(script):
     """The part of the chapter, then a script that changes it, and at the end the rows of the table as JSON."""
-    return f"""<!DOCTYPE html><body>{live.snippet('pays', FACTS).replace('src="pays.js"', f'src="{PAGE.as_uri()}"')}
+    return f"""<!DOCTYPE html><body>{live.snippet('my_cluster', FACTS).replace('src="my_cluster.js"', f'src="{PAGE.as_uri()}"')}
 <script>{script}
-const rows = () => Object.fromEntries([...document.querySelectorAll("#pays tr[data-algorithm]")].map(row => [row.dataset.algorithm, Number(row.dataset.us)]));
+const rows = () => Object.fromEntries([...document.querySelectorAll("#my_cluster tr[data-algorithm]")].map(row => [row.dataset.algorithm, Number(row.dataset.us)]));
 const wait = () => {{
-  if (!document.getElementById("pays").dataset.done) return setTimeout(wait, 10);
-  const points = [...document.querySelectorAll("#pays path.curve")].map(each => each.getAttribute("d").match(/[ML]/g).length);
+  if (!document.getElementById("my_cluster").dataset.done) return setTimeout(wait, 10);
+  const points = [...document.querySelectorAll("#my_cluster path.curve")].map(each => each.getAttribute("d").match(/[ML]/g).length);
   document.body.append(Object.assign(document.createElement("pre"), {{id: "seen", textContent: JSON.stringify({{rows: rows(), points,
-    circles: document.querySelectorAll("#pays .paper_point").length, command: document.querySelector("#pays .pays_command").textContent}})}}));
+    circles: document.querySelectorAll("#my_cluster .paper_point").length, command: document.querySelector("#my_cluster .my_cluster_command").textContent}})}}));
 }};
 wait();
 </script></body>"""
@@ -127,7 +127,7 @@ class Page(unittest.TestCase):
 
     def test_sliders_change_it(self):
         page = seen("""
-const move = (name, value) => { const input = document.querySelector(`#pays [name=${name}]`); input.value = value; input.dispatchEvent(new Event(input.tagName === "SELECT" ? "change" : "input")); };
+const move = (name, value) => { const input = document.querySelector(`#my_cluster [name=${name}]`); input.value = value; input.dispatchEvent(new Event(input.tagName === "SELECT" ? "change" : "input")); };
 move("ranks", 5), move("perNode", 2), move("kvHeads", 2), move("headDim", 1), move("dealt", 1), move("axis", "ranks"), move("overhead", 3), move("elementBytes", 4);""")
         problem = {"keys": 5_120_000, "heads": 16, "kvHeads": 4, "headDim": 64, "elementBytes": 4, "batch": 1, "ranks": 8, "perNode": 4, "radix": 0, "dealt": True}
         cluster = FACTS["cases"][0]["cluster"] | {"overhead": 0.3}
