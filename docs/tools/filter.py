@@ -13,7 +13,8 @@ Chapters are plain Markdown with mathematics between dollars, readable as they a
 * a fenced block "table seeded_bugs" becomes that table of kernel_tables.py;
 * <details><summary>Answer</summary> and </details>, each on a line of its own, fold what is between them.
 Source files: a test case becomes a function named after its subject, so that it has a place of its own; a citation gets an
-anchor for the map of the paper; eq. (6) and the like become links in comments too; the comment of a function ends with its tests.
+anchor for the map of the paper; eq. (6) and the like become links in comments too; an indented formula is typeset, if ascii_math.py
+knows all of it; the comment of a function ends with its tests.
 
 Run: docs/tools/filter.py FILE                   prints it
      docs/tools/filter.py --all TARGET FOLDER..  writes every text of the folders to TARGET, below its whole path: Doxygen asks for 500 files,
@@ -24,6 +25,7 @@ import re
 import shutil
 import sys
 
+import ascii_math
 import beside
 import kernel_tables
 from index import (CITATION, EXCERPT, ITEMS, ROOMS, ROOT, TABLE, TEST_CASE, anchor_of, chapters, citations, excerpt, name_below,
@@ -222,8 +224,13 @@ def tests_of_functions(lines, where):
 
 def source(lines, where, known):
     names, anchors, tests = {}, block_anchors(lines, where), tests_of_functions(lines, where)
+    tex = {}
+    for start, end in ascii_math.blocks(lines):
+        tex |= dict(enumerate(ascii_math.formulas(line.strip()[3:] for line in lines[start:end]) or [], start))
     for i, line in enumerate(lines):
-        if case := TEST_CASE.match(line):
+        if i in tex:
+            yield rf"{line.partition('///')[0]}/// \f[ {tex[i]} \f]"
+        elif case := TEST_CASE.match(line):
             # A function named after the test case, and the whole name as its description; its body may be on the same line.
             body = line[case.end():].partition("{")[2]
             words, name = re.findall(r"[A-Za-z0-9]+", case[1]), "test"
