@@ -493,7 +493,7 @@ if (typeof document !== "undefined" && typeof myClusterFacts !== "undefined") {
         `The ring takes ${ratio(now.ring / now[best])} times as long as that.`);
     const head = node("tr", ""), rows = StepTimes.names.map(name => {
       const row = node("tr", "");
-      row.append(node("td", name), node("td", time(now[name])), node("td", ratio(now[name] / now["two-level"])), node("td", ratio(now.ring / now[name])));
+      row.append(node("td", name, `key ${kLooks[name][0]}`), node("td", time(now[name])), node("td", ratio(now[name] / now["two-level"])), node("td", ratio(now.ring / now[name])));
       row.dataset.us = now[name];
       row.dataset.algorithm = name;
       return row;
