@@ -16,8 +16,8 @@ import sys
 
 FOLDER = pathlib.Path(__file__).resolve().parent
 ROOT = FOLDER.parent.parent
-BUILD = ROOT / "build-exercises"
-FLAGS = ["-std=c++20", "-O1", "-g", "-Wall", "-Wextra", "-ffp-contract=off", f"-I{ROOT}"]
+BUILD = pathlib.Path(os.environ.get("TREE_ATTN_EXERCISES", ROOT / "build-exercises"))
+FLAGS = ["-std=c++20", "-Wall", "-Wextra", "-ffp-contract=off", f"-I{ROOT}"]
 
 
 def number_of(path):

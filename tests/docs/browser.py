@@ -15,5 +15,5 @@ def dump(html, budget_ms=60_000):
         page.write_text(html, encoding="utf-8")
         result = subprocess.run([CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files", f"--user-data-dir={folder}/profile",
                                  f"--virtual-time-budget={budget_ms}", "--window-size=1200,900", "--dump-dom", page.as_uri()],
-                                capture_output=True, text=True, timeout=120, check=True)
+                                capture_output=True, text=True, timeout=400, check=True)
     return result.stdout

@@ -74,9 +74,12 @@ class Exercises(unittest.TestCase):
         self.assertEqual(named, {number: exercise.about(path)[0] for number, path in EXERCISES.items()})
 
     def test_command(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+
         def run(*arguments):
-            return subprocess.run([sys.executable, ROOT / "notebooks_cpp" / "exercises" / "exercise.py", *arguments],
-                                  capture_output=True, text=True, check=False)
+            return subprocess.run([sys.executable, ROOT / "notebooks_cpp" / "exercises" / "exercise.py", *arguments], capture_output=True,
+                                  text=True, check=False, env=os.environ | {"TREE_ATTN_EXERCISES": folder.name})
 
         listed = run()
         self.assertEqual((listed.returncode, listed.stderr), (0, ""))
