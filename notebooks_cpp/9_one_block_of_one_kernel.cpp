@@ -95,6 +95,7 @@ using Eight = SubWarp<Element, 8, 1>;  // eight lanes, one vector of 16 bytes ea
 using State = LaneState<Eight::kElements>;
 constexpr int kDim = 32, kSubWarps = kWarp / Eight::kLanes;
 
+// %% Keys, values and a query on the emulated device
 /// Keys, values and a query on the emulated device.
 struct OnDevice {
   DeviceBuffer<float> q{kDim}, k, v;
@@ -119,6 +120,7 @@ struct OnDevice {
   }
 };
 
+// %%
 /// Eight rows of keys, or of values, from `first` on.
 GlobalRows<Eight> eight_rows(const Element* first, int lane) { return {first, kDim, kDim, lane, 0xFF}; }
 
@@ -193,6 +195,7 @@ __global__ void one_block(DecodeParams params, DeviceOutput output, float* of_su
   });
 }
 
+// %% Printing a forest
 /// Shift and sum of the n subtrees of a forest. @param[out] values_out [n][2]
 __global__ void read_forest(int n, float* forest, float* values_out) {
   const LaneForest<Eight::kElements, Eight::kLanes> counter(forest, 0, 0);

@@ -123,13 +123,24 @@ def translated(text):
     return re.sub(r" {2,}", " ", "".join(out)).strip()
 
 
+def formula_of(line):
+    """TeX of one line: a formula, and after some room words about it. @throws Unknown"""
+    try:
+        return translated(line)
+    except Unknown:
+        said = re.fullmatch(r"(.*\S) {3,}([A-Za-z][\w ,;.:()'=-]*)", line)
+        if not said or "_" in said[2] or not re.search(r"=| -> ", said[1]):
+            raise
+        return rf"{translated(said[1])}\qquad \text{{{said[2]}}}"
+
+
 def formulas(lines):
     """Lines of TeX for the lines of one formula, or None if any of them has something unknown."""
-    lines = list(lines)
+    lines = [line.strip() for line in lines]
     if any(line.count(left) != line.count(right) for line in lines for left, right in ("()", "[]", "{}")):
         return None
     try:
-        return [translated(line.strip()) for line in lines]
+        return [formula_of(line) for line in lines]
     except Unknown:
         return None
 

@@ -6,12 +6,12 @@
 /// factor:
 ///
 ///     (1/Z) d^n Z / dzeta_A1 ... dzeta_An  =  <v_A1 ... v_An>        Z generates the moments
-///     d^2 F / dzeta_A dzeta_B              =  <dv_A dv_B>            F = log Z generates cumulants; dv = v - <v>
+///     d^2 F / dzeta_A dzeta_B              =  <dv_A dv_B>            log Z generates the cumulants
 ///     d^3 F / dzeta_A dzeta_B dzeta_C      =  <dv_A dv_B dv_C>       from the fourth on they are not central moments
 ///
-/// The mean is energy_gradient(). All functions take any zeta; the paper has zeta = 0. Shapes as in
-/// reference/energy/energy.hpp: q [d_h] including the scale, K [N, d_h], V [N, d_v], zeta [d_v] or [0]. For causal queries
-/// and several heads pass the keys that the query sees, as causal_energy() does.
+/// with F = log Z and dv = v minus the mean, which is energy_gradient(). All functions take any zeta; the paper has zeta =
+/// 0. Shapes as in reference/energy/energy.hpp: q [d_h] including the scale, K [N, d_h], V [N, d_v], zeta [d_v] or [0]. For
+/// causal queries and several heads pass the keys that the query sees, as causal_energy() does.
 ///
 /// Edges for all functions: a key with exponent -inf is masked and its value is not read; if all keys are masked, every
 /// moment (including order 0) and the entropy are 0; an exponent of +inf or NaN gives NaN; an Inf value makes each result

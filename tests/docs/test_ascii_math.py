@@ -27,8 +27,11 @@ class Formulas(unittest.TestCase):
         for text, tex in PAIRS.items():
             self.assertEqual(ascii_math.translated(text), tex)
 
+    def test_words_about_a_formula(self):
+        self.assertEqual(ascii_math.formulas(["n = 1 + 2    steps of worker 0, the longest chain"]), [r"n = 1 + 2\qquad \text{steps of worker 0, the longest chain}"])
+
     def test_what_is_not_known_stays(self):
-        for text in ("kName           as in safetensors", "x = embed_tokens[token]", "state[u] <- merge(state[u])  # x", "exp(q"):
+        for text in ("kName           as in safetensors", "x = embed_tokens[token]", "state[u] <- merge(state[u])  # x", "exp(q", "W = s     the argument d_h"):
             self.assertIsNone(ascii_math.formulas([text]), text)
         # All lines of a formula, or none.
         self.assertIsNone(ascii_math.formulas(["e = m", "the maximum"]))
