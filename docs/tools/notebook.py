@@ -5,6 +5,7 @@
     // %% [markdown]     starts prose: comment lines, Markdown with mathematics between dollars
     // %%                starts code
     // %% Drawing        starts code that the page shows folded, under this title; its output is not folded
+    A list of headers at the start of a cell is folded too.
 
 Run: docs/tools/notebook.py --mark NOTEBOOK.cpp MARKED.cpp         the same program, printing a mark where a cell of code starts
      docs/tools/notebook.py --run PROGRAM PRINTED.txt              run the marked program and keep what it prints
@@ -23,6 +24,8 @@ from pathlib import Path
 CELL = re.compile(r"^\s*// %%(?: (\[markdown\]|\w.*))?$")
 MARK = "\x1eCELL "
 SECONDS = 120
+# As many headers, or more, at the start of a cell are folded.
+HEADERS_TO_FOLD = 4
 
 
 def cells(lines):
@@ -66,16 +69,25 @@ def page(notebook, output, target):
         printed[int(number)] = text.rstrip("\n")
 
     out = []
+
+    def show(code, title=None):
+        """Code without the blank lines around it; folded below a title."""
+        code = code.strip("\n")
+        indent = min((len(line) - len(line.lstrip()) for line in code.splitlines() if line.strip()), default=0)
+        if code.strip():
+            shown = ["", "```cpp", *(line[indent:] for line in code.splitlines()), "```", ""]
+            out.extend(["", f"<details><summary>{title}</summary>", *shown, "</details>", ""] if title else shown)
+
     for number, (kind, lines) in enumerate(cells(notebook.read_text().splitlines())):
         if kind == "[markdown]":
             out += [re.sub(r"^\s*// ?", "", line) for line in lines]
             continue
-        # Code, without the blank lines around it; then what it printed.
-        code = "\n".join(lines).strip("\n")
-        indent = min((len(line) - len(line.lstrip()) for line in code.splitlines() if line.strip()), default=0)
-        if code.strip():
-            shown = ["", "```cpp", *(line[indent:] for line in code.splitlines()), "```", ""]
-            out += ["", f"<details><summary>{kind}</summary>", *shown, "</details>", ""] if kind else shown
+        # A list of headers is folded; then the code, and what it printed.
+        end = next((i for i, line in enumerate(lines) if line.strip() and not line.startswith("#include ")), len(lines))
+        if kind is None and sum(line.startswith("#include ") for line in lines[:end]) >= HEADERS_TO_FOLD:
+            show("\n".join(lines[:end]), "Headers")
+            lines = lines[end:]
+        show("\n".join(lines), kind)
         if printed.get(number):
             out += ['<div class="printed">', "", "```", printed[number], "```", "", "</div>", ""]
     out += ["", f"*This page is the program* `{notebook.name}` *of* `notebooks_cpp/`, *and what it printed when these pages were built.*"]

@@ -73,6 +73,21 @@ class Notebook(unittest.TestCase):
         fold, end, output = (text.index(part) for part in ("<details><summary>Drawing</summary>", "</details>", '<div class="printed">'))
         self.assertTrue(fold < text.index("std::puts") < end < output < text.index("\ndrawn\n"))
 
+    def test_many_headers_are_folded_and_what_follows_is_not(self):
+        printed, page = self.root / "printed.txt", self.root / "page.md"
+        printed.write_text("")
+        for n, folded in ((3, False), (4, True)):
+            headers = "\n".join(f"#include <header_{i}>" for i in range(n))
+            self.path.write_text(NOTEBOOK.replace("// %%\nint main", f"// %%\n{headers}\n\nint x;\nint main"), encoding="utf-8")
+            notebook.page(self.path, printed, page)
+            text = page.read_text()
+            self.assertEqual("<details><summary>Headers</summary>" in text, folded)
+            if folded:
+                fold = text.partition("<summary>Headers</summary>")[2].partition("</details>")
+                self.assertIn("#include <header_3>\n```", fold[0])
+                self.assertNotIn("int x;", fold[0])
+                self.assertIn("int x;", fold[2])
+
     def test_doxygen_gets_folds_as_html(self):
         lines = list(doxygen_filter.chapter(["   <details><summary>Answer</summary>", "", "   So.", "", "   </details>"], set()))
         self.assertEqual(lines[0], r"   \htmlonly[block]<details><summary>Answer</summary>\endhtmlonly")
