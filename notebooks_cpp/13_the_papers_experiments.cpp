@@ -29,8 +29,9 @@ using namespace tree_attn;
 using notebook::expect, notebook::figure, notebook::normal, notebook::row;
 
 /// A step of one query in BF16.
-WorkloadShape step_of(std::int64_t n_keys, std::int64_t heads = 16, std::int64_t kv_heads = 16, std::int64_t d_h = 128) {
-  AttentionShape one{.dtype = DType::BF16, .value_dtype = DType::BF16, .heads = heads, .kv_heads = kv_heads};
+WorkloadShape step_of(std::int64_t n_keys, int heads = 16, int kv_heads = 16, int d_h = 128) {
+  AttentionShape one{.dtype = DType::BF16, .value_dtype = DType::BF16};
+  one.heads = heads, one.kv_heads = kv_heads;
   one.head_dim = one.value_dim = d_h;
   return {one, n_keys, {}};
 }
@@ -54,9 +55,8 @@ int main() {
   // number of GPUs, with the length, or with both?
 
   // %%
-  std::string curves;
   double smallest = 1e300;
-  std::printf("ring / Alg. 3    80k keys   640k   5.12M\n");
+  std::printf("ring / Alg. 3  %9s%9s%9s\n", "80k keys", "640k", "5.12M");
   for (const int n_ranks : {8, 64, 128}) {
     std::printf("  %3d GPUs     ", n_ranks);
     for (const std::int64_t n_keys : {80'000, 640'000, 5'120'000}) {
@@ -67,6 +67,10 @@ int main() {
     }
     std::printf("\n");
   }
+  expect(smallest > 8, "in the model the tree gains more than the paper's factor everywhere");
+
+  // %% Drawing
+  std::string curves;
   for (std::int64_t n_keys = 80'000; n_keys <= 5'120'000; n_keys *= 2) {
     std::vector<double> line{double(n_keys)};
     for (const int n_ranks : {8, 64, 128}) {
@@ -76,9 +80,6 @@ int main() {
     }
     curves += row(line);
   }
-  expect(smallest > 8, "in the model the tree gains more than the paper's factor everywhere");
-
-  // %% Drawing
   figure("notebook_fig_3a", "$step << EOD\n" + curves + R"(EOD
 set logscale xy
 set xlabel 'keys'
@@ -123,7 +124,7 @@ plot $step using 1:8 with linespoints pt 7 ps 0.5 lw 2 lc rgb '#d9730d' title 'r
   for (const char* name : {"ring", "paper", "two-level"}) {
     std::printf("  %-9s", name);
     for (const int n_nodes : {1, 2, 4, 8, 16}) {
-      std::printf("  %7.3g", *on_cluster(name, step_of(5'120'000), 8 * n_nodes).step_us);
+      std::printf("  %7.0f", *on_cluster(name, step_of(5'120'000), 8 * n_nodes).step_us);
     }
     std::printf("  us\n");
   }
@@ -146,13 +147,13 @@ plot $step using 1:8 with linespoints pt 7 ps 0.5 lw 2 lc rgb '#d9730d' title 'r
   std::printf("             eq. (8) - (9)    paper    our ring - our tree\n");
   const double measured_gap[] = {524, 1040};
   for (const int i : {0, 1}) {
-    const std::int64_t heads = i == 0 ? 16 : 32;
+    const int heads = i == 0 ? 16 : 32;
     const CostShape shape{1, t, 128 * heads, heads, 2};
     const double formula = to_bytes(double(ring_peak_memory(shape) - tree_peak_memory(shape)), 2) / 1e6;
     const Prediction ring = on_cluster("ring", step_of(2 * t, heads, heads), 2, 2);
     const Prediction tree = on_cluster("two-level", step_of(2 * t, heads, heads), 2, 2);
     const double ours = double(ring.peak_kv_bytes - tree.peak_kv_bytes) / 1e6;
-    std::printf("  d = %4td    %8.0f MB  %4.0f MB    %8.0f MB\n", 128 * heads, formula, measured_gap[i], ours);
+    std::printf("  d = %4d    %8.0f MB  %4.0f MB    %8.0f MB\n", 128 * heads, formula, measured_gap[i], ours);
     expect(std::abs(formula / measured_gap[i] - 1) < 0.02, "64 000 keys per GPU give the paper's gap");
     expect(std::abs(ours / formula - 1) < 0.05, "on two GPUs our ring holds one shard more, as the paper's does");
   }
@@ -217,8 +218,7 @@ plot $step using 1:8 with linespoints pt 7 ps 0.5 lw 2 lc rgb '#d9730d' title 'r
     double tree_seconds, ring_seconds;
   };
   struct Table {
-    std::int64_t n_layers, d_h;
-    int n_ranks;
+    int n_layers, d_h, n_ranks;
     Cluster cluster;
     std::vector<Row> rows;
   };
