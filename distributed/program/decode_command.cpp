@@ -6,6 +6,7 @@
 #include "distributed/measure/memory.hpp"
 #include "distributed/measure/overflow.hpp"
 #include "distributed/measure/report.hpp"
+#include "distributed/program/collect.hpp"
 #include "distributed/program/decode_options.hpp"
 #include "distributed/program/machine.hpp"
 #include "distributed/program/program.hpp"
@@ -206,6 +207,7 @@ int run_decode(const DecodeOptions& options, const Ranks& ranks) {
   ranks.doing("while reading the input");
   const Topology machines = ranks.topology(0);
   const int n_threads = options.threads ? *options.threads : threads_per_rank(ranks, machines);
+  require_possible(options, ranks, machines);
   std::optional<Setup> setup;
   run_on_all(ranks, [&] {
     setup.emplace(options, n_threads, ranks);

@@ -110,13 +110,20 @@ std::unique_ptr<Transport> open_transport(const ClusterOptions& options, const R
 
 std::string ranks_text(int n_ranks) { return std::to_string(n_ranks) + (n_ranks == 1 ? " rank" : " ranks"); }
 
+int gpu_of_rank(const std::string& devices, int rank, const Topology& machines, int n_gpus) {
+  if (n_gpus == 0) return -1;
+  if (devices.empty()) return machines.place_of(rank) % n_gpus;
+  const int gpu = devices_of(devices)[static_cast<std::size_t>(rank)];
+  return gpu < n_gpus ? gpu : -1;
+}
+
 void use_gpu(const ClusterOptions& options, const Backend& backend, int rank, const Topology& machines) {
   const int n_gpus = static_cast<int>(backend.gpus().size());
   if (n_gpus == 0) return;
-  const int gpu = options.devices.empty() ? machines.place_of(rank) % n_gpus
-                                          : devices_of(options.devices)[static_cast<std::size_t>(rank)];
-  if (gpu >= n_gpus)
-    throw InputError("--devices " + options.devices + ": there is no device " + std::to_string(gpu) + ", this machine has " +
+  const int gpu = gpu_of_rank(options.devices, rank, machines, n_gpus);
+  if (gpu < 0)
+    throw InputError("--devices " + options.devices + ": there is no device " +
+                     std::to_string(devices_of(options.devices)[static_cast<std::size_t>(rank)]) + ", this machine has " +
                      std::to_string(n_gpus));
   backend.use_gpu(gpu);
 }
@@ -180,6 +187,20 @@ std::vector<const Algorithm*> chosen_algorithms(const ClusterOptions& options) {
   return chosen;
 }
 
+void add_devices_option(CLI::App& command, std::string& devices) {
+  command
+      .add_option("--devices", devices,
+                  "0-7, for example: ranks are threads of this process, one per device, instead of processes under mpirun")
+      ->check([](const std::string& list) {
+        try {
+          devices_of(list);
+          return std::string();
+        } catch (const InputError& error) {
+          return std::string(error.what());
+        }
+      });
+}
+
 void add_cluster_options(CLI::App& command, ClusterOptions& options) {
   std::string names, lines;
   for (const Algorithm& algorithm : algorithms()) {
@@ -214,17 +235,7 @@ void add_cluster_options(CLI::App& command, ClusterOptions& options) {
                   "mpi; shared: memory that ranks of a node share, mpi between nodes; nccl (cuda only)")
       ->check(CLI::IsMember({"mpi", "shared", "nccl"}).description(""))
       ->capture_default_str();
-  command
-      .add_option("--devices", options.devices,
-                  "0-7, for example: ranks are threads of this process, one per device, instead of processes under mpirun")
-      ->check([](const std::string& list) {
-        try {
-          devices_of(list);
-          return std::string();
-        } catch (const InputError& error) {
-          return std::string(error.what());
-        }
-      });
+  add_devices_option(command, options.devices);
   command
       .add_option("--ranks-per-node", options.ranks_per_node,
                   "Treat every R consecutive ranks as a node (default: ranks that share memory)")

@@ -54,6 +54,8 @@ std::string dtype_help();
 /// The type of that name, "bf16".
 DType dtype_named(std::string_view name);
 
+/// Adds --devices. `devices` must live until the command line is parsed.
+void add_devices_option(CLI::App& command, std::string& devices);
 /// Adds the options of the ranks and the algorithm. `options` must live until the command line is parsed.
 void add_cluster_options(CLI::App& command, ClusterOptions& options);
 
@@ -69,8 +71,11 @@ std::vector<int> devices_of(const std::string& list);
 
 /// Checks the options against the backend and the number of ranks. @throws InputError
 void check(const ClusterOptions& options, const Backend& backend, int n_ranks);
-/// Lets this rank decode on a GPU, if the backend has any: that of --devices, or the one at its place among the ranks of its
-/// machine; ranks take turns if they outnumber the GPUs. @throws InputError if --devices names one that is not there
+/// The GPU of a rank among the `n_gpus` that it sees: that of --devices, or the one at its place among the ranks of its
+/// machine; ranks take turns if they outnumber the GPUs. -1: none.
+int gpu_of_rank(const std::string& devices, int rank, const Topology& machines, int n_gpus);
+/// Lets this rank decode on a GPU, if the backend has any: gpu_of_rank(). @throws InputError if --devices names one that is
+/// not there
 void use_gpu(const ClusterOptions& options, const Backend& backend, int rank, const Topology& machines);
 /// The transport of --transport. Collective. @pre check() has accepted the options
 std::unique_ptr<Transport> open_transport(const ClusterOptions& options, const Ranks& ranks, Topology topology);

@@ -6,6 +6,7 @@
 #include "distributed/measure/report.hpp"
 #include "distributed/model/generator.hpp"
 #include "distributed/model/sampler.hpp"
+#include "distributed/program/collect.hpp"
 #include "distributed/program/decode_options.hpp"
 #include "distributed/program/machine.hpp"
 #include "distributed/program/number_check.hpp"
@@ -222,6 +223,7 @@ int run_generate(const GenerateOptions& options, const Ranks& ranks) {
   ranks.doing("while reading the input");
   const Topology machines = ranks.topology(0);
   const int n_threads = options.threads ? *options.threads : threads_per_rank(ranks, machines);
+  require_possible(options, ranks, machines);
   std::optional<Setup> setup;
   run_on_all(ranks, [&] {
     setup.emplace(options, n_threads, ranks);

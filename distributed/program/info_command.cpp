@@ -1,44 +1,68 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief `tree_attn info`: the features of this build, the hardware found, and how to add what is missing.
+/// @brief `tree_attn info`: the features of this build, what every rank found, and verdicts, each with what to do.
+#include "distributed/program/collect.hpp"
+#include "distributed/program/decode_options.hpp"
 #include "distributed/program/machine.hpp"
 #include "distributed/program/program.hpp"
 #include "gpu/backend/backends.hpp"
 #include "reference/data/input_error.hpp"
+#include "reference/decode/pass_time.hpp"
 
+#include <algorithm>
 #include <cstdio>
+#include <memory>
 
 namespace tree_attn {
+namespace {
+
+/// The lines about the program and the machine of rank 0.
+void print_build(const RankFacts& first, const Topology& topology) {
+  const Machine machine = this_machine();
+  std::printf("tree_attn      %s, %s, %s\n", TREE_ATTN_VERSION, machine.build_type.c_str(), machine.compiler.c_str());
+  std::printf("processor      %s, %d cores%s%s\n", machine.cpu.c_str(), machine.cores,
+              machine.instruction_set.empty() ? "" : ", decodes with ", machine.instruction_set.c_str());
+  std::string nodes, backends;
+  for (int i = 0; i < topology.n_nodes(); ++i) nodes += (i ? ", " : "") + std::to_string(topology.node(i).size());
+  std::printf("ranks          %d on %d node%s (%s per node)\n", topology.size(), topology.n_nodes(),
+              topology.n_nodes() == 1 ? "" : "s", nodes.c_str());
+  // Those that decode takes; a backend on GPUs also needs a GPU, which is for the verdicts.
+  for (const std::string_view name : backend_names()) {
+    const auto starts = [&](const std::string& line) { return line.starts_with("--backend " + std::string(name) + ":"); };
+    if (std::ranges::none_of(first.missing, starts)) backends += (backends.empty() ? "" : ", ") + std::string(name);
+  }
+  std::printf("backends       %s\n", backends.c_str());
+  if (first.built_cuda > 0) {
+    std::string kernels;
+    for (const std::string& architecture : first.built_for) kernels += (kernels.empty() ? "sm_" : ", sm_") + architecture;
+    std::printf("kernels        for %s, by CUDA %s\n", kernels.c_str(), cuda_text(first.built_cuda).c_str());
+  }
+  std::printf("transports     mpi (%s), threads (--devices)\n", machine.mpi.c_str());
+  std::printf("  missing      --transport nccl: not supported by this version\n");
+}
+
+int run_info(const std::string& devices, const Ranks& ranks) {
+  if (kSimulated && !devices.empty()) throw InputError("--devices: simulated ranks are started by the simulator");
+  const Topology topology = ranks.topology(0);
+  const std::vector<RankFacts> facts = collect_facts(ranks, topology, devices);
+  if (ranks.rank() != 0) return 0;
+  print_build(facts[0], topology);
+  std::printf("\n%s\n%s", table(facts).c_str(), table(judge(facts)).c_str());
+  return 0;
+}
+
+}  // namespace
 
 Command add_info(CLI::App& program) {
-  program.add_subcommand("info", "Show what this build supports and what it found, and how to add what is missing");
-  return [](const Ranks& ranks) {
-    const Topology topology = ranks.topology(0);
-    if (ranks.rank() != 0) return 0;
-    const Machine machine = this_machine();
-    std::string nodes;
-    for (int i = 0; i < topology.n_nodes(); ++i) nodes += (i ? ", " : "") + std::to_string(topology.node(i).size());
-    std::printf("tree_attn      %s, %s, %s\n", TREE_ATTN_VERSION, machine.build_type.c_str(), machine.compiler.c_str());
-    std::printf("processor      %s, %d cores%s%s\n", machine.cpu.c_str(), machine.cores,
-                machine.instruction_set.empty() ? "" : ", decodes with ", machine.instruction_set.c_str());
-    std::printf("ranks          %d on %d node%s (%s per node)\n", topology.size(), topology.n_nodes(),
-                topology.n_nodes() == 1 ? "" : "s", nodes.c_str());
-    // Look up the backends as decode does, so that both commands agree.
-    std::string backends, missing, gpus;
-    for (const std::string_view name : backend_names()) {
-      try {
-        backends += (backends.empty() ? "" : ", ") + std::string(find_backend(name).name());
-      } catch (const InputError& error) {
-        missing += "  missing      " + std::string(error.what()) + "\n";
-      }
-    }
-    for (const std::string& gpu : machine.gpus) gpus += (gpus.empty() ? "" : ", ") + gpu;
-    std::printf("backends       %s\n%s", backends.c_str(), missing.c_str());
-    std::printf("transports     mpi (%s), threads (--devices)\n", machine.mpi.c_str());
-    std::printf("  missing      --transport nccl: not supported by this version\n");
-    std::printf("GPUs           %s\n", gpus.empty() ? "none" : gpus.c_str());
-    return 0;
-  };
+  CLI::App* const command =
+      program.add_subcommand("info", "Show what this build supports and what the ranks found, and what to do about it");
+  const auto devices = std::make_shared<std::string>();
+  add_devices_option(*command, *devices);
+  command->footer(
+      "\nUnder mpirun it shows the facts of all machines. Each line at the end is ok, a warning, or the error of a decode.\n"
+      "Example:\n"
+      "  mpirun -n 8 tree_attn info");
+  return [devices](const Ranks& ranks) { return run_info(*devices, ranks); };
 }
 
 }  // namespace tree_attn

@@ -20,13 +20,6 @@
 namespace tree_attn {
 namespace {
 
-/// Cores that the container of this process may use at a time; infinity without a limit.
-double container_cores() {
-  std::ifstream file("/sys/fs/cgroup/cpu.max");
-  double quota = 0, period = 0;  // "max 100000" is no limit
-  return file >> quota >> period && period > 0 ? quota / period : std::numeric_limits<double>::infinity();
-}
-
 /// The cores that the launcher lets this process use.
 cpu_set_t cores_of_process() {
   cpu_set_t cores;
@@ -45,7 +38,8 @@ double cores_of_node(const Ranks& ranks, const Topology& machines) {
   cpu_set_t of_node = mine;
   for (const int rank : machines.node(machines.node_of(ranks.rank())))
     CPU_OR(&of_node, &of_node, &cores[static_cast<std::size_t>(rank)]);
-  return std::min(static_cast<double>(CPU_COUNT(&of_node)), container_cores());
+  return std::min(static_cast<double>(CPU_COUNT(&of_node)),
+                  container_cores().value_or(std::numeric_limits<double>::infinity()));
 }
 
 std::size_t ranks_of_node(const Ranks& ranks, const Topology& machines) {
@@ -53,6 +47,22 @@ std::size_t ranks_of_node(const Ranks& ranks, const Topology& machines) {
 }
 
 }  // namespace
+
+std::vector<int> allowed_cores() {
+  const cpu_set_t set = cores_of_process();
+  std::vector<int> cores;
+  for (int core = 0; core < CPU_SETSIZE; ++core) {
+    if (CPU_ISSET(core, &set)) cores.push_back(core);
+  }
+  return cores;
+}
+
+std::optional<double> container_cores() {
+  std::ifstream file("/sys/fs/cgroup/cpu.max");
+  double quota = 0, period = 0;  // "max 100000" is no limit
+  if (file >> quota >> period && period > 0) return quota / period;
+  return std::nullopt;
+}
 
 std::string mpi_library() {
   char version[MPI_MAX_LIBRARY_VERSION_STRING];

@@ -9,6 +9,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace tree_attn {
 
@@ -16,6 +17,11 @@ namespace tree_attn {
 Machine this_machine();
 /// Name and version of the MPI in use: "Open MPI v4.1.4", "MPICH 4.0.2".
 std::string mpi_library();
+
+/// The cores that the launcher lets this process use, ascending.
+std::vector<int> allowed_cores();
+/// Cores that the container of this process may use at a time; nothing without a limit.
+std::optional<double> container_cores();
 
 /// Threads per rank that leave no core of a node to two of them: the cores that the ranks of the node may use, within the
 /// limit of the container, divided by these ranks; at least 1. The smallest over all nodes, equal on all ranks. Collective.

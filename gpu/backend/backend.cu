@@ -18,6 +18,7 @@ class KernelBackend final : public Backend {
     }
     return "";
   }
+  bool needs_gpu() const override { return !kIsHostMemory; }
   std::vector<std::string> gpus() const override { return gpu_names(); }
   void use_gpu(int index) const override { set_device(index); }
   std::string refusal(const AttentionShape& shape) const override {

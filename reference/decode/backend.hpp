@@ -37,6 +37,8 @@ class Backend {
   virtual std::string_view name() const = 0;
   /// The reason why the backend cannot be used on this machine, in a few words; empty if it can.
   virtual std::string missing() const = 0;
+  /// Whether it cannot be used without a GPU.
+  virtual bool needs_gpu() const { return false; }
   /// The names of the GPUs that it finds.
   virtual std::vector<std::string> gpus() const = 0;
   /// Lets the calling thread make its caches, and decode, on the GPU with this index in gpus(). Other threads keep theirs;

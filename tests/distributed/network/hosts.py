@@ -11,6 +11,7 @@ that made it. Status 77 with a reason where namespaces, ip, tc or Open MPI are m
 """
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -129,6 +130,11 @@ def check_uneven(cluster):
         nodes.add(decoded["nodes"])
     found = [line for line in printed.splitlines() if line.startswith("ranks")]
     good = check(found == ["ranks          6 on 3 nodes (3, 2, 1 per node)"] and nodes == {3}, f"uneven hosts: {found}")
+    # Facts come from all hosts: ranks, interfaces, and the one that NCCL's bootstrap would use.
+    rows = [re.split(r"\s{2,}", line) for line in printed.splitlines() if re.match(r"\d", line)]
+    facts = [(row[1], row[2], "eth0" in row[5]) for row in rows]
+    good &= check(facts == [("h1", "0-2", True), ("h2", "3 and 4", True), ("h3", "5", True)], f"uneven hosts: facts {facts}")
+    good &= check("eth0 10.77.0.11 for NCCL's bootstrap" in printed, "uneven hosts: the interface")
     return check(len(digests) == 1, f"uneven hosts: digests {sorted(digests)}") and good
 
 

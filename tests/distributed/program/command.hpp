@@ -187,6 +187,14 @@ inline std::vector<std::string> lines_of_ours(const std::string& err) {
   return lines;
 }
 
+/// A text whose lines are joined by blanks; several blanks are one.
+inline std::string on_one_line(const std::string& text) {
+  std::istringstream words(text);
+  std::string line;
+  for (std::string word; words >> word;) line += " " + word;
+  return line + " ";
+}
+
 /// Ended with status 2, and all that was said is one line, which holds `part`.
 inline void check_one_line(const Result& result, const std::string& part) {
   CAPTURE(result.err);

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Collects the facts of all ranks, and refuses a decode that they make impossible.
+#pragma once
+
+#include "distributed/measure/judge.hpp"
+#include "distributed/program/decode_options.hpp"
+#include "distributed/transport/ranks.hpp"
+
+#include <string>
+#include <vector>
+
+namespace tree_attn {
+
+/// The facts of all ranks, by rank. Collective.
+/// @param machines which ranks share a machine
+/// @param devices as --devices gives them; "" for ranks that are processes
+std::vector<RankFacts> collect_facts(const Ranks& ranks, const Topology& machines, const std::string& devices);
+
+/// Ends a decode on GPUs before it begins if the facts make it impossible, with the line that `info` prints. Collective if
+/// the backend needs a GPU; otherwise nothing is asked.
+/// @throws InputError on all ranks
+void require_possible(const ClusterOptions& options, const Ranks& ranks, const Topology& machines);
+
+}  // namespace tree_attn

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Asks libraries that may not be there, the driver of the GPUs and NCCL, what they are. They are loaded, not linked.
+#pragma once
+
+#include "distributed/measure/facts.hpp"
+
+#include <vector>
+
+namespace tree_attn {
+
+/// The driver of the GPUs, libcuda.so.1, and the GPUs that it shows to this process. Needs no CUDA to build.
+struct FoundGpus {
+  DriverFacts driver;
+  std::vector<GpuFacts> gpus;
+};
+FoundGpus find_gpus();
+
+/// The library libnccl.so.2 that the loader finds.
+NcclFacts find_nccl();
+
+}  // namespace tree_attn

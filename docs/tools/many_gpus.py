@@ -1,0 +1,118 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the commands of docs/7d-many-gpus.md: what a user should see is what the program prints, apart from times.
+
+Run: docs/tools/many_gpus.py PROGRAM MPIRUN            exit status 1 and the difference if the chapter is out of date, 77 without Open MPI
+     docs/tools/many_gpus.py PROGRAM MPIRUN --write    write what the program prints into the chapter
+
+The commands of "Four ways to start" are for GPUs: here they run with --backend emulated, two ranks in the place of eight, and a
+short sequence. srun is not run: mpirun starts its program, on as many ranks.
+"""
+import difflib
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+CHAPTER = ROOT / "docs" / "7d-many-gpus.md"
+COMMAND = "mpirun -n 4 build/tree_attn decode --backend emulated --seq-len 2048 --heads 8 --kv-heads 2 --head-dim 64 " \
+          "--ranks-per-node 2 --compare gather,paper,ring --verify"
+OVERSUBSCRIBED = ["--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]
+TIME = re.compile(r"\d+(?:\.\d+)?(?: (?:us|ms|s)\b|(?= ?(?:us|ms|s)? \.\. ))")
+
+
+def launched(command, program, mpirun):
+    """The words of a command of the chapter, as they can run here."""
+    words = [program if word == "build/tree_attn" else word for word in shlex.split(command)]
+    if words[0] == "srun":
+        given = dict(word[2:].split("=") for word in words[1:words.index(program)])
+        n = int(given["nodes"]) * int(given["ntasks-per-node"])
+        words = ["mpirun", "-n", str(n), *words[words.index(program):]]
+    if words[0] == "mpirun":
+        rest = words[1:]
+        if "--bind-to" in rest:
+            del rest[rest.index("--bind-to"):rest.index("--bind-to") + 2]
+        words = [mpirun, *OVERSUBSCRIBED, *rest]
+    return words
+
+
+def rehearsed(command):
+    """A command for eight GPUs, with two emulated ones and a sequence that they have time for."""
+    for old, new in (("--backend cuda", "--backend emulated --heads 4 --kv-heads 2 --head-dim 64"), ("1048576", "2048"), ("--steps 64", "--steps 2"),
+                     ("-n 8", "-n 2"), ("0-7", "0-1"), ("ppr:8:", "ppr:2:"), ("per-node=8", "per-node=2")):
+        command = command.replace(old, new)
+    return command
+
+
+def output_of(command, program, mpirun):
+    """What a command prints, in a folder with a hostfile."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "hosts").write_text("localhost slots=2\n")
+        environment = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        ended = subprocess.run(launched(command, program, mpirun), cwd=folder, env=environment, capture_output=True, text=True,
+                               stdin=subprocess.DEVNULL, timeout=120, check=False)
+    if ended.returncode != 0:
+        raise SystemExit(f"many_gpus: {command}: status {ended.returncode}\n{ended.stdout}{ended.stderr}")
+    return ended.stdout
+
+
+def without_times(text):
+    """Lines without times, and without the blanks that align them."""
+    return [re.sub(r"\s+", " ", TIME.sub("?", line)).strip() for line in text.splitlines()]
+
+
+def between(text, name, new=None):
+    """What is between the markers of this name; or the text with something else there."""
+    begin, end = re.search(rf"<!-- {name}: begin .*-->\n", text), f"<!-- {name}: end -->"
+    at = text.index(end)
+    return text[begin.end():at] if new is None else text[:begin.end()] + new + text[at:]
+
+
+def commands(text):
+    """The commands for GPUs, one per block."""
+    return re.findall(r"^```sh\n(.*)\n```$", text, re.MULTILINE)
+
+
+def ranks_of(printed):
+    return int(re.search(r"; (\d+) ranks? on ", printed)[1])
+
+
+def main():
+    program, mpirun = str(Path(sys.argv[1]).resolve()), sys.argv[2]
+    version = subprocess.run([mpirun, "--version"], capture_output=True, text=True, check=False).stdout
+    if not re.search("Open MPI|OpenRTE", version):
+        print(f"skipped: {mpirun} is not Open MPI's, and the commands are")
+        return 77
+    text = CHAPTER.read_text(encoding="utf-8")
+    printed = output_of(COMMAND, program, mpirun)
+    block = f"```text\n{COMMAND}\n\n{printed.rstrip()}\n```\n"
+    if "--write" in sys.argv:
+        CHAPTER.write_text(between(text, "run", block), encoding="utf-8")
+        return 0
+    good = True
+    was, is_now = without_times(between(text, "run")), without_times(block)
+    if was != is_now:
+        print("\n".join(difflib.unified_diff(was, is_now, "docs/7d-many-gpus.md", "the program", lineterm="")))
+        good = False
+
+    # The four ways: each starts the ranks that it says, and they agree.
+    found = commands(text)
+    n_ranks = []
+    for command in found:
+        shown = output_of(rehearsed(command), program, mpirun)
+        n_ranks.append(ranks_of(shown))
+        if not re.search(r"^two-level .* yes +[0-9a-f]{16}$", shown, re.MULTILINE):
+            print(f"{command}: no line of two-level\n{shown}")
+            good = False
+    if n_ranks != [2, 2, 2, 4]:
+        print(f"the commands {found} started {n_ranks} ranks, not 2, 2, 2 and 4")
+        good = False
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief A library in the place of libcuda.so.1, for tests of `info`: it shows GPUs that do not exist and runs nothing.
+///
+/// STAND_IN_GPUS is how many it shows, STAND_IN_FIRST the identity of the first, STAND_IN_CUDA the version of CUDA that it
+/// knows, STAND_IN_APART the index of a GPU that no other can reach, STAND_IN_ERROR the status of cuInit().
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+
+namespace {
+
+int number(const char* variable, int otherwise) {
+  const char* const value = std::getenv(variable);
+  return value == nullptr ? otherwise : std::atoi(value);
+}
+
+}  // namespace
+
+extern "C" {
+
+int cuInit(unsigned) { return number("STAND_IN_ERROR", 0); }
+
+int cuDriverGetVersion(int* version) {
+  *version = number("STAND_IN_CUDA", 13000);
+  return 0;
+}
+
+int cuDeviceGetCount(int* n) {
+  *n = number("STAND_IN_GPUS", 0);
+  return 0;
+}
+
+int cuDeviceGet(int* device, int index) {
+  *device = index;
+  return 0;
+}
+
+int cuDeviceGetName(char* name, int n_bytes, int) {
+  std::snprintf(name, static_cast<std::size_t>(n_bytes), "Stand-in GPU");
+  return 0;
+}
+
+int cuDeviceGetUuid_v2(std::array<unsigned char, 16>* uuid, int device) {
+  *uuid = {0x5f, 0x0c};
+  (*uuid)[15] = static_cast<unsigned char>(number("STAND_IN_FIRST", 0) + device);
+  return 0;
+}
+
+int cuDeviceGetAttribute(int* value, int attribute, int) {
+  *value = attribute == 75 ? 9 : 0;
+  return 0;
+}
+
+int cuDeviceCanAccessPeer(int* can, int from, int to) {
+  const int apart = number("STAND_IN_APART", -1);
+  *can = from != apart && to != apart;
+  return 0;
+}
+}

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief `tree_attn info`: facts of all ranks and what follows from them, with libraries in the place of driver and NCCL.
+#include "tests/distributed/program/command.hpp"
+
+namespace {
+
+/// The program with the stand-ins, by a shell that may set variables by $RANK. @param set such as "STAND_IN_GPUS=2"
+Words with_stand_ins(const std::string& set) {
+  return {"sh", "-c",
+          "RANK=${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-0}}; export LD_LIBRARY_PATH='" TREE_ATTN_STAND_IN "' " + set +
+              "; exec \"$0\" \"$@\"",
+          kProgram};
+}
+
+bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+}  // namespace
+
+TEST_CASE("info: ranks with GPUs that reach each other, as processes and as threads") {
+  const std::string set = "STAND_IN_GPUS=2";
+  for (const Words& command :
+       {ranks(2, {"info"}, with_stand_ins(set)), with_stand_ins(set) + Words{"info", "--devices", "0-1"}}) {
+    const Result result = run(command);
+    CAPTURE(result.out);
+    check_silent_success(result);
+    CHECK(has(result.out, "\n0     0    Stand-in GPU  9.0                 GPU-5f0c0000-0000-0000-0000-000000000000  1\n"));
+    CHECK(has(result.out, "\n1     1    Stand-in GPU  9.0                 GPU-5f0c0000-0000-0000-0000-000000000001  0\n"));
+    CHECK(has(result.out, "\nok       GPUs           2 x Stand-in GPU, driver "));
+    CHECK(has(result.out, "(CUDA 13.0), compute capability 9.0"));
+    CHECK(has(result.out, "\nok       peer access    all GPUs of a machine reach each other\n"));
+    CHECK(has(on_one_line(result.out), " ok NCCL 2.30.7 found (" TREE_ATTN_STAND_IN "/libnccl.so.2)"));
+    CHECK(has(result.out, "\nok       one-shot       possible"));
+  }
+}
+
+TEST_CASE("info: what is wrong on one rank is found on all") {
+  struct Wrong {
+    int n_ranks;
+    std::string set, line;
+  };
+  for (const Wrong& wrong :
+       {Wrong{3, "STAND_IN_GPUS=2", "fails GPUs --transport nccl: ranks 0 and 2 on "},
+        Wrong{2, "STAND_IN_GPUS=2 STAND_IN_NCCL=$((23007 - 301 * RANK))",
+              "fails NCCL --transport nccl: rank 1 has NCCL 2.27.6, rank 0 2.30.7; install one version"},
+        Wrong{2, "STAND_IN_GPUS=$((2 - 2 * RANK))", "fails GPUs --backend cuda: no GPU for rank 1 on "},
+        Wrong{2, "STAND_IN_ERROR=999", "fails GPUs --backend cuda: no driver for ranks 0 and 1 on "},
+        Wrong{3, "STAND_IN_GPUS=3 STAND_IN_APART=1",
+              "fails peer access --algorithm one-shot: the GPU of rank 0 cannot reach that of rank 1 on "},
+        Wrong{2, "STAND_IN_GPUS=2 NCCL_SOCKET_IFNAME=none",
+              "fails interface --transport nccl: NCCL_SOCKET_IFNAME is \"none\", but "}}) {
+    CAPTURE(wrong.set);
+    const Result result = run(ranks(wrong.n_ranks, {"info"}, with_stand_ins(wrong.set)));
+    CAPTURE(result.out);
+    check_silent_success(result);
+    CHECK(has(on_one_line(result.out), wrong.line));
+  }
+  // Every rank sees one GPU, which is number 0 for each: the identity tells them apart.
+  const Result own = run(ranks(2, {"info"}, with_stand_ins("STAND_IN_GPUS=1 STAND_IN_FIRST=$RANK")));
+  check_silent_success(own);
+  CHECK(has(own.out, "\nok       GPUs           2 x Stand-in GPU, "));
+  CHECK(has(on_one_line(own.out), " warning peer access ranks 0 and 1 do not see the GPUs of the other ranks"));
+}
+
+TEST_CASE("info --devices: a device that is not there, and a list that is none") {
+  const Result result = run(with_stand_ins("STAND_IN_GPUS=2") + Words{"info", "--devices", "0-3"});
+  check_silent_success(result);
+  CHECK(has(on_one_line(result.out), " fails GPUs --backend cuda: no GPU for ranks 2 and 3 on "));
+  CHECK(has(on_one_line(result.out), ": its machine has 2; list devices that are there, 0-1 "));
+  check_one_line(run(alone({"info", "--devices", "3-1"})), "--devices: \"3-1\"");
+}
