@@ -5,12 +5,12 @@
 
 namespace {
 
-/// The program with the stand-ins, by a shell that may set variables by $RANK. @param set such as "STAND_IN_GPUS=2"
-Words with_stand_ins(const std::string& set) {
+/// A program with the stand-ins, by a shell that may set variables by $RANK. @param set such as "STAND_IN_GPUS=2"
+Words with_stand_ins(const std::string& set, const std::string& program = kProgram) {
   return {"sh", "-c",
           "RANK=${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-0}}; export LD_LIBRARY_PATH='" TREE_ATTN_STAND_IN "' " + set +
               "; exec \"$0\" \"$@\"",
-          kProgram};
+          program};
 }
 
 bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
@@ -69,3 +69,34 @@ TEST_CASE("info --devices: a device that is not there, and a list that is none")
   CHECK(has(on_one_line(result.out), ": its machine has 2; list devices that are there, 0-1 "));
   check_one_line(run(alone({"info", "--devices", "3-1"})), "--devices: \"3-1\"");
 }
+
+#if defined(TREE_ATTN_ON_STAND_INS)
+TEST_CASE("info: a decode on GPUs that cannot be ends with the line of info before it begins") {
+  const Words decode{"decode", "--backend", "cuda", "--seq-len", "256", "--heads", "2", "--head-dim", "64", "--verify"};
+  const Words generate{"generate", TREE_ATTN_TEST_DATA "/recall/model.safetensors", "--ask", "Q", "--backend", "cuda"};
+  for (const std::string set :
+       {"STAND_IN_GPUS=0", "STAND_IN_GPUS=$((2 - 2 * RANK))", "STAND_IN_ERROR=999 STAND_IN_GPUS=2"}) {
+    CAPTURE(set);
+    const Words program = with_stand_ins(set, TREE_ATTN_ON_STAND_INS);
+    const std::string verdicts = on_one_line(run(ranks(2, {"info"}, program)).out);
+    for (const Words& arguments : {decode, generate}) {
+      const Result result = run(ranks(2, arguments, program));
+      check_one_line(result, "--backend cuda: no ");
+      const std::string line = lines_of_ours(result.err).at(0).substr(std::string("tree_attn: ").size());
+      CHECK(has(verdicts, " fails GPUs " + line + " "));
+    }
+  }
+  // Where all have what they need, it runs; what only warns, or concerns another option, does not end it.
+  for (const std::string set :
+       {"STAND_IN_GPUS=2", "STAND_IN_GPUS=1", "STAND_IN_GPUS=2 STAND_IN_APART=0 STAND_IN_NCCL=$RANK"}) {
+    CAPTURE(set);
+    const Result result = run(ranks(2, decode, with_stand_ins(set, TREE_ATTN_ON_STAND_INS)));
+    check_silent_success(result);
+    CHECK(has(result.out, "2 ranks on 1 node, backend cuda, transport mpi"));
+  }
+  // Ranks that are threads.
+  const Words threads = with_stand_ins("STAND_IN_GPUS=2", TREE_ATTN_ON_STAND_INS) + decode;
+  check_silent_success(run(threads + Words{"--devices", "0-1"}));
+  check_one_line(run(threads + Words{"--devices", "0-2"}), "--backend cuda: no GPU for rank 2 on ");
+}
+#endif
