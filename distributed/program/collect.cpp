@@ -118,7 +118,7 @@ RankFacts find_facts(const Ranks& ranks, const Topology& machines, const std::st
   facts.driver = std::move(found.driver);
   facts.gpus = std::move(found.gpus);
   facts.gpu = gpu_of_rank(devices, ranks.rank(), machines, static_cast<int>(facts.gpus.size()));
-  facts.nccl = find_nccl();
+  facts.nccl = ask_nccl();
   facts.gpus_may_be_shared = variable("NCCL_MULTI_RANK_GPU_ENABLE") == "1";
   facts.visible_devices = readable(variable("CUDA_VISIBLE_DEVICES"));
   facts.socket_ifname = readable(variable("NCCL_SOCKET_IFNAME"));
@@ -145,8 +145,9 @@ void require_possible(const ClusterOptions& options, const Ranks& ranks, const T
   const auto backend = std::ranges::find(backends(), options.backend, &Backend::name);
   if (backend == backends().end() || !(*backend)->needs_gpu()) return;
   const std::vector<Verdict> verdicts = judge(collect_facts(ranks, machines, options.devices));
-  constexpr std::array kNeeds{Need::kGpu};
-  if (const std::optional<std::string> failure = first_failure(verdicts, kNeeds)) throw InputError(*failure);
+  std::vector<Need> needs{Need::kGpu};
+  if (options.transport == "nccl") needs.push_back(Need::kNccl);
+  if (const std::optional<std::string> failure = first_failure(verdicts, needs)) throw InputError(*failure);
 }
 
 }  // namespace tree_attn

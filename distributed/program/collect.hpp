@@ -17,8 +17,8 @@ namespace tree_attn {
 /// @param devices as --devices gives them; "" for ranks that are processes
 std::vector<RankFacts> collect_facts(const Ranks& ranks, const Topology& machines, const std::string& devices);
 
-/// Ends a decode on GPUs before it begins if the facts make it impossible, with the line that `info` prints. Collective if
-/// the backend needs a GPU; otherwise nothing is asked.
+/// Ends a decode on GPUs, over NCCL or not, before it begins if the facts make it impossible, with the line that `info`
+/// prints. Collective if the backend needs a GPU; otherwise nothing is asked.
 /// @throws InputError on all ranks
 void require_possible(const ClusterOptions& options, const Ranks& ranks, const Topology& machines);
 

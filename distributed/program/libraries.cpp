@@ -7,6 +7,7 @@
 
 #include <array>
 #include <cstdio>
+#include <cstdlib>
 #include <fstream>
 #include <sstream>
 #include <string>
@@ -118,8 +119,9 @@ FoundGpus find_gpus() {
   return found;
 }
 
-NcclFacts find_nccl() {
-  static Library library("libnccl.so.2");
+NcclFacts ask_nccl() {
+  const char* const name = std::getenv("TREE_ATTN_NCCL_LIBRARY");
+  static Library library(name == nullptr ? "libnccl.so.2" : name);
   NcclFacts found;
   auto* const version = library.get<int(int*)>("ncclGetVersion");
   found.missing = library.missing();

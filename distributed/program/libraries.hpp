@@ -16,7 +16,7 @@ struct FoundGpus {
 };
 FoundGpus find_gpus();
 
-/// The library libnccl.so.2 that the loader finds.
-NcclFacts find_nccl();
+/// The library NCCL: that which TREE_ATTN_NCCL_LIBRARY names, else the libnccl.so.2 that the loader finds.
+NcclFacts ask_nccl();
 
 }  // namespace tree_attn
