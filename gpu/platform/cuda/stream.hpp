@@ -43,6 +43,16 @@ class OwnedStream {
   Stream stream_ = nullptr;
 };
 
+/// A stream as a library such as NCCL takes it.
+class LibraryStream {
+ public:
+  explicit LibraryStream(Stream stream) : stream_(stream) {}
+  void* handle() { return stream_; }
+
+ private:
+  Stream stream_;
+};
+
 /// A place in a stream that other streams can wait for.
 class Event {
  public:
@@ -54,6 +64,12 @@ class Event {
   void record(Stream stream) { check(cudaEventRecord(event_, stream), "cudaEventRecord"); }
   /// What is queued on the stream from now on comes after that. An event that was never recorded orders nothing.
   void hold(Stream stream) const { check(cudaStreamWaitEvent(stream, event_, 0), "cudaStreamWaitEvent"); }
+  /// Whether the stream has come to this place; one that was never recorded is passed.
+  bool has_passed() const {
+    const cudaError_t status = cudaEventQuery(event_);
+    if (status != cudaErrorNotReady) check(status, "cudaEventQuery");
+    return status == cudaSuccess;
+  }
 
  private:
   cudaEvent_t event_ = nullptr;

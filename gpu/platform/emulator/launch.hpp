@@ -119,6 +119,7 @@ class DeviceBuffer {
   void download(std::span<T> to, std::int64_t at = 0, const Line& line = Line::current()) const {
     runtime::synchronise_all();
     queue_download(Stream{}, to, at, line);
+    synchronise(Stream{}, line);
   }
   /// The same, queued: `to` is written when the stream gets there.
   void queue_download(Stream stream, std::span<T> to, std::int64_t at = 0, const Line& line = Line::current()) const {

@@ -120,6 +120,19 @@ void synchronise(Queue& queue, const Line& line) {
   forget_known(all);
 }
 
+bool has_passed(const Mark& mark, const Line& line) {
+  check_host("an event");
+  if (mark.queue == nullptr) return true;
+  if (mark.queue->is_captured) fail(line, "an event on a stream that is being captured: the emulator captures one stream");
+  const Unwatched unwatched;
+  if (!run_towards(*mark.queue, mark.n)) return false;
+  Streams& all = streams();
+  const std::lock_guard lock(all.mutex);
+  join(all.host, mark.clock);
+  forget_known(all);
+  return true;
+}
+
 void synchronise_all() {
   check_host("a copy to the host");
   refuse_in_capture("a copy that blocks");
@@ -229,6 +242,28 @@ void queue_copy(Queue& queue, const char* word, Rows to, Rows from, std::size_t 
                     }
                     count();
                   }});
+}
+
+void enqueue_outside(Queue& queue, const char* word, std::vector<OutsideAccess> accesses, std::function<bool()> advance,
+                     const Line& line) {
+  check_host(word);
+  refuse_in_capture(word);
+  const Unwatched unwatched;
+  enqueue(queue, {.name = named(word, line),
+                  .act =
+                      [=, accesses = std::move(accesses)](Footprint* seen) {
+                        Footprint unseen;
+                        for (const OutsideAccess& access : accesses) {
+                          auto* const at = static_cast<std::byte*>(access.at);
+                          const Reach reach = access.writes ? Reach::kWrite : Reach::kRead;
+                          note_copy(seen != nullptr ? *seen : unseen, at, access.n_bytes, reach, word, line);
+                          if (access.writes)
+                            note_write(at, access.n_bytes);
+                          else
+                            note_read(at, access.n_bytes);
+                        }
+                      },
+                  .until = std::move(advance)});
 }
 
 void queue_fill(Queue& queue, std::byte* to, unsigned char byte, std::size_t n_bytes, const Line& line) {

@@ -11,6 +11,7 @@
 
 #include "gpu/platform/emulator/footprint.hpp"
 #include "gpu/platform/emulator/grid.hpp"
+#include "gpu/platform/emulator/outside.hpp"
 
 #include <cstdint>
 #include <deque>
@@ -41,12 +42,14 @@ struct LaunchCall {
   std::function<void()> run_thread;
 };
 
-/// One thing that a stream is asked to do: a launch, a copy or fill, or a wait for another stream.
+/// One thing that a stream is asked to do: a launch, a copy or fill, a wait for another stream, or what a library outside
+/// the emulator queues.
 struct Operation {
   std::string name;  ///< the function of launch.hpp, and the line of its call
   std::shared_ptr<const LaunchCall> launch{};
   std::function<void(Footprint* seen)> act{};
   std::shared_ptr<const Mark> after{};
+  std::function<bool()> until{};  ///< called again and again from when the operation begins; it ends when this returns true
 };
 
 /// A stream.
@@ -85,6 +88,9 @@ void end_queue(Queue& queue) noexcept;
 void enqueue(Queue& queue, Operation operation);
 /// Runs what is queued. @throws DeviceError
 void synchronise(Queue& queue, const Line& line);
+/// Runs what can run, and waits for nothing that is outside the emulator. @returns whether the queue has come to the mark;
+/// if so, the host has waited for it @throws DeviceError
+bool has_passed(const Mark& mark, const Line& line);
 /// Runs all queues of this host thread: what a blocking copy to the host, and the end of a buffer, wait for.
 void synchronise_all();
 /// The same, where nothing may be thrown.
@@ -118,6 +124,9 @@ struct Rows {
 /// Queues a copy of n_rows rows of n_bytes. @param count called whenever it has run
 void queue_copy(Queue& queue, const char* word, Rows to, Rows from, std::size_t n_bytes, std::size_t n_rows,
                 std::function<void()> count, const Line& line);
+/// Queues what a library outside the emulator does. @param advance see OutsideStream::queue()
+void enqueue_outside(Queue& queue, const char* word, std::vector<OutsideAccess> accesses, std::function<bool()> advance,
+                     const Line& line);
 /// Queues a fill.
 void queue_fill(Queue& queue, std::byte* to, unsigned char byte, std::size_t n_bytes, const Line& line);
 

@@ -15,11 +15,13 @@
 namespace tree_attn::emulated::runtime {
 namespace {
 
-/// An operation that has begun, and not ended: a launch, of which this host thread runs a share.
+/// An operation that has begun, and not ended: a launch, of which this host thread runs a share, or one that waits for
+/// something outside the emulator.
 struct Begun {
   std::shared_ptr<Queue> queue;
-  std::shared_ptr<Trace> trace;
-  std::unique_ptr<UnderWay> launch;
+  std::shared_ptr<Trace> trace{};
+  std::unique_ptr<UnderWay> launch{};
+  std::function<bool()> until{};
 };
 
 /// What a host thread has begun. It may go on with it in a later wait.
@@ -74,7 +76,7 @@ void drop_all(Streams& all) {
 void begin_first(Streams& all, Queue& queue, std::unique_lock<std::mutex>& lock) {
   queue.is_busy = true;
   const Queue::Queued& first = queue.operations.front();
-  Begun& begun = host().begun.emplace_back(Begun{queue.shared_from_this(), nullptr, nullptr});
+  Begun& begun = host().begun.emplace_back(Begun{.queue = queue.shared_from_this()});
   if (!all.queues.empty() && !first.operation.after) {
     begun.trace = std::make_shared<Trace>();
     begun.trace->name = first.operation.name, begun.trace->stream = queue.number, begun.trace->clock = first.clock;
@@ -84,6 +86,7 @@ void begin_first(Streams& all, Queue& queue, std::unique_lock<std::mutex>& lock)
   acquire(&queue);
   if (first.operation.after) acquire(first.operation.after->queue.get());
   if (first.operation.act) first.operation.act(seen);
+  begun.until = first.operation.until;
   if (const LaunchCall* const call = first.operation.launch.get())
     begun.launch = std::make_unique<UnderWay>(call->config, call->how, call->run_thread, queue.launches, seen, queue.device);
 }
@@ -108,7 +111,7 @@ bool advance_all(Streams& all) {
   for (auto one = begun.begin(); one != begun.end();) {
     if (one->launch && one->launch->advance()) changed = true;
     if (one->launch && one->launch->is_stuck()) give_up(kDeadlock);
-    if (one->launch && !one->launch->has_ended()) {
+    if ((one->launch && !one->launch->has_ended()) || (one->until && !one->until())) {
       ++one;
       continue;
     }
@@ -130,6 +133,11 @@ bool advance_all(Streams& all) {
 bool helpers_are_idle() {
   return std::all_of(host().begun.begin(), host().begun.end(),
                      [](const Begun& one) { return one.launch == nullptr || one.launch->helpers_are_idle(); });
+}
+
+/// Whether something waits for what is outside the emulator, so that nobody can say that all is stuck.
+bool waits_outside() {
+  return std::any_of(host().begun.begin(), host().begun.end(), [](const Begun& one) { return one.until != nullptr; });
 }
 
 /// What may begin now: what `queue` needs; if that is not to be had, or if the seed says so, any of this
@@ -160,9 +168,8 @@ Queue* choose(const Streams& all, Queue& queue, bool nothing_else) {
   return seed == 0 ? ready.front() : ready[random.below(static_cast<std::uint32_t>(ready.size()))];
 }
 
-}  // namespace
-
-void run_until(Queue& queue, std::uint64_t place) {
+/// @param waits whether to wait for what is outside the emulator @returns whether the queue has come to the place
+bool run(Queue& queue, std::uint64_t place, bool waits) {
   Streams& all = streams();
   Runner& runner = host().runner;
   const auto now = [] { return std::chrono::steady_clock::now(); };
@@ -186,7 +193,8 @@ void run_until(Queue& queue, std::uint64_t place) {
         ends_at = now() + settings().deadline;
         continue;
       }
-      if (nothing_else && runner.is_stuck(looked)) give_up(kDeadlock);
+      if (nothing_else && !waits && waits_outside()) break;
+      if (nothing_else && !waits_outside() && runner.is_stuck(looked)) give_up(kDeadlock);
       if (nothing_else && now() > ends_at) give_up("the launch has run into its deadline:");
       pause(n_idle++);
     }
@@ -197,6 +205,13 @@ void run_until(Queue& queue, std::uint64_t place) {
   }
   Runner::changed(), runner.is_busy();
   acquire(&queue);
+  const std::lock_guard lock(all.mutex);
+  return queue.n_done >= place;
 }
+
+}  // namespace
+
+void run_until(Queue& queue, std::uint64_t place) { run(queue, place, true); }
+bool run_towards(Queue& queue, std::uint64_t place) { return run(queue, place, false); }
 
 }  // namespace tree_attn::emulated::runtime

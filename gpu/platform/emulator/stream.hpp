@@ -9,8 +9,10 @@
 #pragma once
 
 #include "gpu/platform/device_traffic.hpp"
+#include "gpu/platform/emulator/outside.hpp"
 #include "gpu/platform/emulator/queue.hpp"
 
+#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -46,6 +48,20 @@ class OwnedStream {
   std::shared_ptr<runtime::Queue> queue_;
 };
 
+/// A stream as a library outside the emulator takes it.
+class LibraryStream final : public OutsideStream {
+ public:
+  explicit LibraryStream(Stream stream) : stream_(stream) {}
+  void* handle() { return static_cast<OutsideStream*>(this); }
+  void queue(const char* name, std::vector<OutsideAccess> accesses, std::function<bool()> advance) override {
+    const Line line = Line::current();
+    runtime::enqueue_outside(runtime::queue_of(stream_.queue), name, std::move(accesses), std::move(advance), line);
+  }
+
+ private:
+  Stream stream_;
+};
+
 /// A place in a stream that other streams can wait for.
 class Event {
  public:
@@ -60,6 +76,8 @@ class Event {
   void hold(Stream stream, const Line& line = Line::current()) const {
     runtime::hold(runtime::queue_of(stream.queue), mark_, line);
   }
+  /// Whether the stream has come to this place; one that was never recorded is passed. What can run runs meanwhile.
+  bool has_passed(const Line& line = Line::current()) const { return runtime::has_passed(mark_, line); }
 
  private:
   runtime::Mark mark_;
