@@ -3,6 +3,7 @@
 /// @brief The list of algorithms, and the decoder of those that have a plan.
 #include "distributed/decoders/decoder.hpp"
 
+#include "distributed/transport/device_fabric.hpp"
 #include "reference/data/input_error.hpp"
 
 #include <algorithm>
@@ -29,18 +30,40 @@ class PlanDecoder : public Decoder {
     // The lengths are the same on every rank, so all ranks write new plans in the same step.
     if (is_open()) {
       const std::int64_t longest = lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end());
-      if (!fabric_ || closed(ranges_.back(), longest).end != planned_end_) plan(closed(ranges_, longest));
+      if ((!fabric_ && !on_device_) || closed(ranges_.back(), longest).end != planned_end_) plan(closed(ranges_, longest));
     }
-    return run_plan(plan_, *fabric_, decode_own_shard(q, lengths, lift), lift);
+    return on_device_ ? step_on_device(q, lengths, lift)
+                      : run_plan(plan_, *fabric_, decode_own_shard(q, lengths, lift), lift);
   }
 
  private:
+  /// The same with states that stay in device memory. All is queued; the only wait is the one before the output is copied.
+  OutputView step_on_device(const TensorView& q, std::span<const std::int64_t> lengths, int lift) {
+    DeviceTransport& device = *transport_.device();
+    try {
+      const float* const states = shard_.session().decode(q, lengths, lift, progress_).device();
+      if (states == nullptr && plan_.n_own > 0 && shard_.cache().shape().n_rows() > 0)
+        throw std::logic_error("PlanDecoder: the transport sends from device memory, the backend has states on the host");
+      on_device_->take_states(plan_, states);
+      execute(plan_, *on_device_, lift);
+      device.settle();
+    } catch (...) {
+      device.abandon();
+      throw;
+    }
+    set_states_ready(device.settled_from());
+    return {on_device_->output(plan_.z), on_device_->output(plan_.lse)};
+  }
+
   bool is_open() const { return !ranges_.empty() && ranges_.back().end == kOpenEnd; }
   void plan(std::span<const KeyRange> ranges) {
     planned_end_ = ranges.empty() ? 0 : ranges.back().end;
     plan_ = plan_for_(ranges);
     const AttentionShape& shape = shard_.cache().shape();
-    fabric_.emplace(transport_, plan_, shape.n_rows(), shape.value_dim);
+    if (DeviceTransport* const device = transport_.device())
+      on_device_.emplace(transport_, plan_, shape.n_rows(), shape.value_dim, device->make_blocks());
+    else
+      fabric_.emplace(transport_, plan_, shape.n_rows(), shape.value_dim);
   }
 
   std::vector<KeyRange> ranges_;
@@ -48,6 +71,7 @@ class PlanDecoder : public Decoder {
   std::int64_t planned_end_ = 0;  ///< of the last range in the plan
   Plan plan_;
   std::optional<HostFabric> fabric_;
+  std::optional<DeviceFabric> on_device_;  ///< in its place, if messages are sent from device memory
 };
 
 }  // namespace
@@ -91,7 +115,12 @@ OutputView run_plan(const Plan& plan, HostFabric& fabric, const Forest<float>& o
 
 std::unique_ptr<Decoder> Algorithm::open(Transport& transport, ShardDecoder& shard, std::span<const KeyRange> ranges,
                                          const PlanOptions& options) const {
-  if (const auto* own = std::get_if<OwnDecoder>(&exchange)) return own->open(transport, shard, ranges);
+  if (const auto* own = std::get_if<OwnDecoder>(&exchange)) {
+    if (transport.device() != nullptr)
+      throw InputError("--transport " + std::string(transport.name()) + ": " + std::string(name) +
+                       " sends keys and values from host memory; use --transport mpi or --devices");
+    return own->open(transport, shard, ranges);
+  }
   return std::make_unique<PlanDecoder>(
       transport, shard, ranges,
       [plan_of = std::get<PlanOf>(exchange), &transport, options = options.for_shape(shard.cache().shape())](

@@ -46,14 +46,15 @@ class Decoder {
   /// @param lift the same on every rank: kLift to decode once more where needs_lift() asks for it, else 0
   /// @returns the output, valid until the next step @throws as DecodeSession::decode(); TransportError
   virtual OutputView step(const TensorView& q, std::span<const std::int64_t> lengths, int lift = 0) = 0;
-  /// When the last step had the states of this rank's own shard on the host, as Transport::seconds().
+  /// When the last step had the states of this rank's own shard where they are merged, as Transport::seconds().
   double states_ready() const { return states_ready_; }
 
  protected:
   /// Both outlive the decoder.
   Decoder(Transport& transport, ShardDecoder& shard);
-  /// The states of this rank's own shard on the host; messages in flight advance meanwhile. They may be used up.
+  /// The states of this rank's own shard, on the host; messages in flight advance meanwhile. They may be used up.
   Forest<float>& decode_own_shard(const TensorView& q, std::span<const std::int64_t> lengths, int lift);
+  void set_states_ready(double seconds) { states_ready_ = seconds; }
 
   Transport& transport_;
   ShardDecoder& shard_;

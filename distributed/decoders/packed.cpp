@@ -7,7 +7,7 @@
 namespace tree_attn {
 namespace {
 
-Plan packed_plan(const Topology& topology, int rank, std::span<const KeyRange> ranges, const PlanOptions&) {
+Plan packed_plan(const Topology& topology, int rank, std::span<const KeyRange> ranges, const PlanOptions& options) {
   using enum Combine::Operator;
   PlanBuilder builder;
   const Block state = builder.fold(builder.own(topology.range_of(rank, ranges)));
@@ -15,9 +15,9 @@ Plan packed_plan(const Topology& topology, int rank, std::span<const KeyRange> r
                own_m = builder.allocate(kScalarBlock);
   builder.add(Finish{state, o.first, lse.first});
   builder.add(Copy{{{own_m.first, lse.first}}});
-  const Block m = builder.all_reduce(topology, rank, own_m, kMax).first;
+  const Block m = builder.all_reduce(topology, rank, own_m, kMax, options).first;
   builder.add(Weigh{o.first, lse.first, m});
-  const Block n = builder.all_reduce(topology, rank, {o.first, 2}, kAdd).first;  // n and D are adjacent
+  const Block n = builder.all_reduce(topology, rank, {o.first, 2}, kAdd, options).first;  // n and D are adjacent
   builder.divide(n, n + 1, m);
   return builder.take();
 }

@@ -12,7 +12,7 @@ namespace tree_attn {
 namespace {
 
 /// @paper{alg_3, Alg. 3}
-Plan paper_plan(const Topology& topology, int rank, std::span<const KeyRange> ranges, const PlanOptions&) {
+Plan paper_plan(const Topology& topology, int rank, std::span<const KeyRange> ranges, const PlanOptions& options) {
   using enum Combine::Operator;
   PlanBuilder builder;
   const Block state = builder.fold(builder.own(topology.range_of(rank, ranges)));
@@ -20,11 +20,11 @@ Plan paper_plan(const Topology& topology, int rank, std::span<const KeyRange> ra
                own_m = builder.allocate(kScalarBlock);
   builder.add(Finish{state, o.first, lse.first});  // (o, lse) of this shard
   builder.add(Copy{{{own_m.first, lse.first}}});
-  const Block m = builder.all_reduce(topology, rank, own_m, kMax).first;  // m = AllReduce(max, lse)
-  builder.add(Weigh{o.first, lse.first, m});                              // n = o exp(lse - m), D = exp(lse - m)
-  const Block n = builder.all_reduce(topology, rank, o, kAdd).first;      // n = AllReduce(sum, n)
-  const Block D = builder.all_reduce(topology, rank, lse, kAdd).first;    // D = AllReduce(sum, D)
-  builder.divide(n, D, m);                                                // z = n / D
+  const Block m = builder.all_reduce(topology, rank, own_m, kMax, options).first;  // m = AllReduce(max, lse)
+  builder.add(Weigh{o.first, lse.first, m});                                       // n = o exp(lse - m), D = exp(lse - m)
+  const Block n = builder.all_reduce(topology, rank, o, kAdd, options).first;      // n = AllReduce(sum, n)
+  const Block D = builder.all_reduce(topology, rank, lse, kAdd, options).first;    // D = AllReduce(sum, D)
+  builder.divide(n, D, m);                                                         // z = n / D
   return builder.take();
 }
 

@@ -85,7 +85,7 @@ nlohmann::ordered_json fields(const Machine& machine) {
           {"instruction_set", machine.instruction_set},
           {"gpus", machine.gpus},
           {"mpi", machine.mpi},
-          {"nccl", nullptr},
+          {"nccl", machine.nccl.empty() ? nlohmann::ordered_json(nullptr) : nlohmann::ordered_json(machine.nccl)},
           {"compiler", machine.compiler},
           {"build_type", machine.build_type}};
 }

@@ -220,12 +220,13 @@ int run_decode(const DecodeOptions& options, const Ranks& ranks) {
   const Topology topology = options.ranks_per_node == 0 ? machines : ranks.topology(options.ranks_per_node);
   const std::vector<KeyRange> ranges = ranges_in_tree(options, topology, reduced);
   const double scale = options.scale ? *options.scale : 1 / std::sqrt(static_cast<double>(shape.head_dim));
-  const std::unique_ptr<Transport> transport = open_transport(options, ranks, topology);
+  const std::unique_ptr<Transport> transport = open_transport(options, *setup->backend, ranks, topology);
   transport->set_merge_seconds(1e-6 * options.model_merge_us.value_or(0));
   transport->set_message_seconds(1e-6 * options.model_message_us.value_or(0));
   Bench bench{ranks,          *transport,     *setup->backend,
               reduced,        ranges,         scale,
               options.warmup, options.repeat, plan_options(ranks, machines, options.radix)};
+  bench.options.library_reduces = transport->device() != nullptr;
   run_on_all(ranks, [&] {
     const std::string subject =
         setup->file ? readable(options.in, 200) + ": decoding " + axes_text(shape)
@@ -281,15 +282,16 @@ int run_decode(const DecodeOptions& options, const Ranks& ranks) {
   run_on_all(ranks, [&] {
     if (!is_root) return;
     Outputs& outputs = *setup->outputs;
-    const ReportHeader report{options.command_line,
-                              options.backend,
-                              std::string(transport->name()),
-                              shape,
-                              options.steps,
-                              setup->backend->has_threads() ? n_threads : 1,
-                              ranks.size(),
-                              topology.n_nodes(),
-                              this_machine()};
+    ReportHeader report{options.command_line,
+                        options.backend,
+                        std::string(transport->name()),
+                        shape,
+                        options.steps,
+                        setup->backend->has_threads() ? n_threads : 1,
+                        ranks.size(),
+                        topology.n_nodes(),
+                        this_machine()};
+    report.machine.nccl = transport->library();
     if (outputs.out) write_tensors(*outputs.out, shape, measurements[0].output, moments.empty() ? nullptr : moments.data());
     if (outputs.report) outputs.report->write(json(report, measurements));
     for (OutputFile* each : outputs.files()) each->finish();

@@ -5,6 +5,8 @@
 
 #include "distributed/program/number_check.hpp"
 #include "distributed/program/program.hpp"
+#include "distributed/transport/nccl_transport.hpp"
+#include "gpu/backend/backends.hpp"
 #include "reference/decode/pass_time.hpp"
 
 #include <algorithm>
@@ -42,7 +44,9 @@ void check(const ClusterOptions& options, const Backend& backend, int n_ranks) {
   const auto refuse = [](const std::string& why) { throw InputError(why); };
   if (options.threads && !backend.has_threads())
     refuse("--threads is for --backend cpu, but the backend is " + options.backend);
-  if (options.transport == "nccl") refuse("--transport nccl: not supported by this version; use mpi");
+  if (options.transport == "nccl" && platform_of(backend).make_blocks == nullptr) {
+    refuse("--transport nccl sends from the memory of GPUs, but the backend is " + options.backend + "; use --backend cuda");
+  }
   if (kSimulated && options.transport == "shared") refuse("--transport shared: simulated ranks share no memory; use mpi");
   if (kSimulated && !options.devices.empty()) refuse("--devices: simulated ranks are started by the simulator");
   if (options.ranks_per_node > n_ranks)
@@ -103,9 +107,11 @@ std::vector<int> devices_of(const std::string& list) {
   return devices;
 }
 
-std::unique_ptr<Transport> open_transport(const ClusterOptions& options, const Ranks& ranks, Topology topology) {
-  return options.transport == "shared" ? ranks.open_shared_transport(std::move(topology))
-                                       : ranks.open_transport(std::move(topology));
+std::unique_ptr<Transport> open_transport(const ClusterOptions& options, const Backend& backend, const Ranks& ranks,
+                                          Topology topology) {
+  if (options.transport == "nccl") return std::make_unique<NcclTransport>(ranks, std::move(topology), platform_of(backend));
+  if (options.transport == "shared") return ranks.open_shared_transport(std::move(topology));
+  return ranks.open_transport(std::move(topology));
 }
 
 std::string ranks_text(int n_ranks) { return std::to_string(n_ranks) + (n_ranks == 1 ? " rank" : " ranks"); }
@@ -232,7 +238,7 @@ void add_cluster_options(CLI::App& command, ClusterOptions& options) {
       ->check(within(1, 4096));
   command
       .add_option("--transport", options.transport,
-                  "mpi; shared: memory that ranks of a node share, mpi between nodes; nccl (cuda only)")
+                  "mpi; shared: memory that ranks of a node share, mpi between nodes; nccl: between the memories of GPUs")
       ->check(CLI::IsMember({"mpi", "shared", "nccl"}).description(""))
       ->capture_default_str();
   add_devices_option(command, options.devices);

@@ -77,8 +77,9 @@ int gpu_of_rank(const std::string& devices, int rank, const Topology& machines, 
 /// Lets this rank decode on a GPU, if the backend has any: gpu_of_rank(). @throws InputError if --devices names one that is
 /// not there
 void use_gpu(const ClusterOptions& options, const Backend& backend, int rank, const Topology& machines);
-/// The transport of --transport. Collective. @pre check() has accepted the options
-std::unique_ptr<Transport> open_transport(const ClusterOptions& options, const Ranks& ranks, Topology topology);
+/// The transport of --transport. Collective. @pre check() has accepted the options @throws as NcclTransport
+std::unique_ptr<Transport> open_transport(const ClusterOptions& options, const Backend& backend, const Ranks& ranks,
+                                          Topology topology);
 /// "1 rank", "8 ranks".
 std::string ranks_text(int n_ranks);
 

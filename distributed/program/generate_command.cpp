@@ -251,8 +251,9 @@ int run_generate(const GenerateOptions& options, const Ranks& ranks) {
   }
 
   // Read the text.
-  const std::unique_ptr<Transport> transport = open_transport(options, ranks, topology);
+  const std::unique_ptr<Transport> transport = open_transport(options, *setup->backend, ranks, topology);
   setup->generator.plan = plan_options(ranks, machines, options.radix);
+  setup->generator.plan.library_reduces = transport->device() != nullptr;
   ranks.doing("while reading the text");
   const bool bar = is_root && isatty(STDERR_FILENO) != 0;
   std::optional<Generator> generator;
@@ -267,21 +268,22 @@ int run_generate(const GenerateOptions& options, const Ranks& ranks) {
   generator->read(text, [&](double part) { show_progress(bar, static_cast<std::size_t>(100 * part), 100, "reading"); });
   const double read_seconds = ranks.all_max(transport->seconds() - start);
   const std::int64_t most_rows = static_cast<std::int64_t>(ranks.all_max(static_cast<std::uint64_t>(generator->rows())));
-  const GenerationHeader header{options.command_line,
-                                options.backend,
-                                std::string(transport->name()),
-                                options.dtype,
-                                options.order,
-                                n,
-                                static_cast<int>(setup->global_layers()),
-                                static_cast<int>(std::ssize(setup->model->config().layers)),
-                                setup->backend->has_threads() ? n_threads : 1,
-                                ranks.size(),
-                                topology.n_nodes(),
-                                read_seconds,
-                                n * bytes_per_character,
-                                most_rows * bytes_per_character,
-                                this_machine()};
+  GenerationHeader header{options.command_line,
+                          options.backend,
+                          std::string(transport->name()),
+                          options.dtype,
+                          options.order,
+                          n,
+                          static_cast<int>(setup->global_layers()),
+                          static_cast<int>(std::ssize(setup->model->config().layers)),
+                          setup->backend->has_threads() ? n_threads : 1,
+                          ranks.size(),
+                          topology.n_nodes(),
+                          read_seconds,
+                          n * bytes_per_character,
+                          most_rows * bytes_per_character,
+                          this_machine()};
+  header.machine.nccl = transport->library();
   if (is_root) std::fputs((title(header) + "\n").c_str(), stdout), std::fflush(stdout);
 
   // Answer every question with one algorithm after the other.

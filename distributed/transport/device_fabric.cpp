@@ -5,6 +5,8 @@
 
 #include "reference/state/state.hpp"
 
+#include <stdexcept>
+
 namespace tree_attn {
 namespace {
 
@@ -17,6 +19,8 @@ DeviceBlocks::Operator elementwise(Combine::Operator op) {
 DeviceFabric::DeviceFabric(Transport& transport, const Plan& plan, std::int64_t n_rows, std::int64_t d_v,
                            MakeBlocks make_blocks)
     : transport_(transport),
+      device_(transport.device()),
+      n_rows_(n_rows),
       d_v_(d_v),
       offsets_(plan.offsets(n_rows, d_v)),
       blocks_(make_blocks(offsets_.back(), d_v)),
@@ -41,7 +45,33 @@ std::vector<float> DeviceFabric::download(Blocks blocks) const {
   return elements;
 }
 
+void DeviceFabric::take_states(const Plan& plan, const float* states) {
+  const bool is_sliced = plan.n_own > 0 && plan.widths.front().rows.of > 1;
+  if (is_sliced) {
+    for (Block block = 0; block < plan.n_own; ++block)
+      blocks_->take(at(block), states + plan.offset_of_own(block, n_rows_, d_v_), size({block, 1}));
+  } else {
+    blocks_->take(0, states, at(plan.n_own));
+  }
+  if (device_ != nullptr) device_->queue_on(blocks_->stream());
+}
+
+std::span<const float> DeviceFabric::output(Blocks blocks) {
+  blocks_->download(at(blocks.first), staged(blocks));
+  return staged(blocks);
+}
+
+void DeviceFabric::run(const AllReduce& reduce) {
+  if (device_ == nullptr) throw std::logic_error("DeviceFabric: the transport has no AllReduce of its own");
+  device_->all_reduce(reduce.op, on_device(reduce.blocks));
+}
+
 void DeviceFabric::run(const Exchange& exchange) {
+  if (device_ != nullptr) {
+    for (const auto& [peer, blocks] : exchange.receives) transport_.receive(std::as_writable_bytes(on_device(blocks)), peer);
+    for (const auto& [peer, blocks] : exchange.sends) transport_.send(std::as_bytes(on_device(blocks)), peer);
+    return transport_.wait();
+  }
   for (const auto& [peer, blocks] : exchange.receives) transport_.receive(std::as_writable_bytes(staged(blocks)), peer);
   for (const auto& [peer, blocks] : exchange.sends) {
     blocks_->download(at(blocks.first), staged(blocks));

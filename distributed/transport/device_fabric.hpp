@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Plans on the memory of a device: kernels combine blocks, messages are staged through host memory.
+/// @brief Plans on the memory of a device: kernels combine blocks; messages are sent from device memory, or staged.
 #pragma once
 
+#include "distributed/transport/device_transport.hpp"
 #include "distributed/transport/plan.hpp"
 #include "distributed/transport/transport.hpp"
 #include "gpu/backend/blocks.hpp"
@@ -13,10 +14,8 @@
 
 namespace tree_attn {
 
-/// Allocates blocks on a device: emulated::make_blocks() or cuda::make_blocks().
-using MakeBlocks = std::unique_ptr<DeviceBlocks> (*)(std::int64_t n_elements, std::int64_t d_v);
-
-/// The blocks of one plan on a device, taken once. Only messages and the output pass through host memory.
+/// The blocks of one plan on a device, taken once. Only the output passes through host memory; messages do if the transport
+/// sends them from there.
 class DeviceFabric : public Fabric {
  public:
   /// @param transport outlives the fabric
@@ -25,6 +24,14 @@ class DeviceFabric : public Fabric {
   /// Copies adjacent blocks from host memory, and to it.
   void upload(Blocks blocks, std::span<const float> elements);
   std::vector<float> download(Blocks blocks) const;
+  /// Copies the states of this rank's subtrees to the own blocks of the plan. With a DeviceTransport its messages are queued
+  /// after that.
+  /// @param states [subtrees][n_rows][2 + d_v] in device memory, of a step that the default stream follows; null without
+  /// subtrees
+  void take_states(const Plan& plan, const float* states);
+  /// Copies blocks to memory of the fabric, where they stay until the next step. Waits for all kernels, but not for messages
+  /// that are queued: see DeviceTransport::settle().
+  std::span<const float> output(Blocks blocks);
 
   void begin(const Plan& plan, int lift) override;
   void run(const Exchange& exchange) override;
@@ -34,6 +41,7 @@ class DeviceFabric : public Fabric {
   void run(const Finish& finish) override;
   void run(const Weigh& weigh) override;
   void run(const Divide& divide) override;
+  void run(const AllReduce& reduce) override;
 
  private:
   std::int64_t at(Block block) const { return offsets_[static_cast<std::size_t>(block)]; }
@@ -42,9 +50,13 @@ class DeviceFabric : public Fabric {
   std::int64_t n_states(Block block) const;
   std::int64_t n_scalars(Block block) const { return size({block, 1}); }
   std::span<float> staged(Blocks blocks) const;
+  std::span<float> on_device(Blocks blocks) {
+    return {blocks_->address(at(blocks.first)), static_cast<std::size_t>(size(blocks))};
+  }
 
   Transport& transport_;
-  std::int64_t d_v_;
+  DeviceTransport* device_;  ///< the same, if it sends device memory
+  std::int64_t n_rows_, d_v_;
   int lift_ = 0;
   std::vector<std::int64_t> offsets_;
   std::unique_ptr<DeviceBlocks> blocks_;

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <stdexcept>
 
 namespace tree_attn {
 namespace {
@@ -88,6 +89,10 @@ void HostFabric::run(const Weigh& weigh) {
     lse[r] = weight;
     for (std::int64_t j = 0; j < d_v_; ++j) z[r * d_v_ + j] *= weight;
   }
+}
+
+void HostFabric::run(const AllReduce&) {
+  throw std::logic_error("HostFabric: no transport of host memory has an AllReduce of its own");
 }
 
 void HostFabric::run(const Divide& divide) {

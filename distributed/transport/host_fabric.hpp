@@ -31,6 +31,8 @@ class HostFabric : public Fabric {
   void run(const Finish& finish) override;
   void run(const Weigh& weigh) override;
   void run(const Divide& divide) override;
+  /// @throws std::logic_error: plans for host memory hold none
+  void run(const AllReduce& reduce) override;
 
  private:
   float* at(Block block) const { return elements({block, 1}).data(); }

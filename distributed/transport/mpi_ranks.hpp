@@ -35,7 +35,7 @@ class MpiRanks : public Ranks {
 
   /// The duplicate. Its error handler is MPI_ERRORS_RETURN.
   MPI_Comm comm() const { return comm_; }
-  Deadline& deadline() const { return deadline_; }
+  Deadline& deadline() const override { return deadline_; }
   /// Polls until the requests are complete, or blocks if there is no deadline. @param what for the message of a missed
   /// deadline @param advance moves what else is on its way, and returns whether all of it has arrived
   /// @throws TransportError
@@ -44,7 +44,6 @@ class MpiRanks : public Ranks {
       const std::function<bool()>& advance = [] { return true; }) const;
 
   using Ranks::all_gather;
-  void doing(std::string_view phrase) const override { deadline_.doing(phrase); }
   void barrier() const override;
   void all_gather(std::span<const std::byte> mine, std::span<std::byte> all, std::string_view what) const override;
   void broadcast(std::span<std::byte> bytes, int root, std::string_view what) const override;
@@ -54,6 +53,7 @@ class MpiRanks : public Ranks {
  protected:
   /// Labels a node by its lowest rank.
   std::vector<int> find_nodes() const override;
+  void announce(std::string_view phrase) const override { deadline_.doing(phrase); }
 
  private:
   MpiRanks(MPI_Comm comm, std::unique_ptr<Deadline> own);

@@ -103,8 +103,15 @@ struct Divide {
   Block n = 0, D = 0, m = 0;
 };
 
+/// Replaces the elements of adjacent blocks by their sum or maximum over all ranks, by an AllReduce of the transport's
+/// library (PlanOptions::library_reduces). What the library sends is not known, so nothing is counted for it.
+struct AllReduce {
+  Combine::Operator op = Combine::Operator::kAdd;
+  Blocks blocks;
+};
+
 /// One step of a plan.
-using Operation = std::variant<Exchange, Combine, Copy, Fold, Finish, Weigh, Divide>;
+using Operation = std::variant<Exchange, Combine, Copy, Fold, Finish, Weigh, Divide, AllReduce>;
 
 /// The operations of one rank, in order.
 struct Plan {
@@ -138,6 +145,7 @@ class Fabric {
   virtual void run(const Finish& finish) = 0;
   virtual void run(const Weigh& weigh) = 0;
   virtual void run(const Divide& divide) = 0;
+  virtual void run(const AllReduce& reduce) = 0;
 };
 
 /// Carries out one step of a plan. @param lift as Fabric::begin()

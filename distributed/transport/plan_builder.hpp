@@ -75,6 +75,13 @@ class PlanBuilder {
   /// evaluate op(left, right) on the same two operands in the same order.
   /// @param mine this rank's contribution: adjacent blocks @returns the blocks of the result
   Blocks all_reduce(const Topology& topology, int rank, Blocks mine, Combine::Operator op);
+  /// The same for a sum or a maximum, which the library of the transport may compute in place.
+  Blocks all_reduce(const Topology& topology, int rank, Blocks mine, Combine::Operator op, const PlanOptions& options) {
+    if (!options.library_reduces) return all_reduce(topology, rank, mine, op);
+    collective();
+    add(AllReduce{op, mine});
+    return mine;
+  }
   /// Joins blocks of ranks until all members hold the forest of all members.
   ///
   /// A *block* is a range of consecutive members that all hold the forest of their positions together. A round joins up to

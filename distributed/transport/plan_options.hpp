@@ -31,6 +31,8 @@ struct PlanOptions {
   int node_radix = 0;  ///< ranks of a node that one round joins, at least 2; 0: all of them
   std::int64_t slice_bytes = kSliceBytes;  ///< messages above it are cut by rows
   Network network = kHostNetwork;          ///< for default_radix()
+  /// Whether sums and maxima over all ranks are left to the library of the transport, a DeviceTransport.
+  bool library_reduces = false;
   /// Shape of the states. Algorithm::open() and cost() set it.
   std::int64_t n_rows = 1, d_v = 1;
 

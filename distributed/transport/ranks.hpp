@@ -3,6 +3,7 @@
 /// @brief Collective operations outside decode steps: agreement on errors, reductions, the nodes of the ranks.
 #pragma once
 
+#include "distributed/transport/deadline.hpp"
 #include "distributed/transport/topology.hpp"
 #include "distributed/transport/transport.hpp"
 
@@ -32,7 +33,14 @@ class Ranks {
   int size() const { return size_; }
 
   /// Sets what this rank is doing, for the message of a missed deadline: "in two-level, step 3".
-  virtual void doing(std::string_view phrase) const = 0;
+  void doing(std::string_view phrase) const {
+    doing_ = phrase;
+    announce(phrase);
+  }
+  /// That phrase, for other messages; empty before the first.
+  const std::string& activity() const { return doing_; }
+  /// Observes the waits of this rank for others: those of libraries that poll.
+  virtual Deadline& deadline() const = 0;
   /// Waits for all ranks.
   virtual void barrier() const = 0;
   /// Concatenates the bytes of all ranks, by rank.
@@ -75,9 +83,12 @@ class Ranks {
  protected:
   /// A label of the node of every rank. Collective.
   virtual std::vector<int> find_nodes() const = 0;
+  /// See doing().
+  virtual void announce(std::string_view phrase) const = 0;
 
  private:
   int rank_, size_;
+  mutable std::string doing_;
 };
 
 }  // namespace tree_attn

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstring>
 #include <exception>
 #include <stdexcept>
@@ -131,6 +132,31 @@ void ThreadNetwork::close() {
     each.closed = true;
     each.changed.notify_one();
   }
+}
+
+bool ThreadDeadline::is_limited() const { return std::isfinite(network_.timeout_); }
+
+void ThreadDeadline::begin_wait(std::string_view phrase) {
+  waiting_ = phrase;
+  since_ = Clock::now();
+  --network_.n_computing_;
+}
+
+void ThreadDeadline::end_wait() {
+  ++network_.n_computing_;
+  waiting_.clear();
+}
+
+void ThreadDeadline::poll() {
+  if (waiting_.empty()) return;
+  ThreadNetwork::Mailbox& own = network_.mailbox(rank_);
+  const std::lock_guard lock(own.mutex);
+  const std::string name = "rank " + std::to_string(rank_);
+  if (own.closed) throw TransportError(name + " gave up: another rank failed");
+  // Computing counts as answering.
+  if (network_.n_computing_ > 0) progress();
+  if (Clock::now() - since_ < std::chrono::duration<double>(network_.timeout_)) return;
+  throw TransportError(name + " waited " + waiting_ + (own.doing.empty() ? "" : " " + own.doing) + " and gave up");
 }
 
 void ThreadRanks::barrier() const { all_gather({}, {}, "the arrival"); }

@@ -8,10 +8,12 @@
 /// message that MPI would not have delivered yet, computes garbage or fails.
 #pragma once
 
+#include "distributed/transport/deadline.hpp"
 #include "distributed/transport/ranks.hpp"
 #include "distributed/transport/transport.hpp"
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <functional>
 #include <mutex>
@@ -48,6 +50,7 @@ class ThreadNetwork {
   void close();
 
  private:
+  friend class ThreadDeadline;
   struct Mailbox {
     std::mutex mutex;
     std::condition_variable changed;
@@ -72,13 +75,32 @@ class ThreadNetwork {
   std::vector<Mailbox> mailboxes_;
 };
 
+/// The deadline of waits that poll, with the time and the words of ThreadNetwork.
+class ThreadDeadline : public Deadline {
+ public:
+  ThreadDeadline(ThreadNetwork& network, int rank) : network_(network), rank_(rank) {}
+  bool is_limited() const override;
+  void doing(std::string_view phrase) override { network_.doing(rank_, phrase); }
+  void begin_wait(std::string_view phrase) override;
+  void progress() override { since_ = Clock::now(); }
+  void end_wait() override;
+  void poll() override;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  ThreadNetwork& network_;
+  int rank_;
+  std::string waiting_;
+  Clock::time_point since_{};
+};
+
 /// Ranks that are threads.
 class ThreadRanks : public Ranks {
  public:
   ThreadRanks(ThreadNetwork& network, const Topology& topology, int rank)
-      : Ranks(rank, topology.size()), network_(network), topology_(topology) {}
+      : Ranks(rank, topology.size()), network_(network), topology_(topology), deadline_(network, rank) {}
   using Ranks::all_gather;
-  void doing(std::string_view phrase) const override { network_.doing(rank(), phrase); }
+  Deadline& deadline() const override { return deadline_; }
   void barrier() const override;
   void all_gather(std::span<const std::byte> mine, std::span<std::byte> all, std::string_view what) const override;
   void broadcast(std::span<std::byte> bytes, int root, std::string_view what) const override;
@@ -90,10 +112,12 @@ class ThreadRanks : public Ranks {
 
  protected:
   std::vector<int> find_nodes() const override;
+  void announce(std::string_view phrase) const override { network_.doing(rank(), phrase); }
 
  private:
   ThreadNetwork& network_;
   const Topology& topology_;
+  mutable ThreadDeadline deadline_;
 };
 
 /// Messages between ranks that are threads.

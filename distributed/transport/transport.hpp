@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <span>
 #include <stdexcept>
+#include <string>
 #include <string_view>
 
 namespace tree_attn {
@@ -35,6 +36,8 @@ struct TransportError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+class DeviceTransport;
+
 /// Point-to-point messages between the ranks of a topology.
 class Transport {
  public:
@@ -44,8 +47,12 @@ class Transport {
   const Topology& topology() const { return topology_; }
   int rank() const { return rank_; }
   int size() const { return topology_.size(); }
-  /// "mpi" or "threads", for reports.
+  /// "mpi", "threads" or "nccl", for reports.
   virtual std::string_view name() const = 0;
+  /// The version of the library that carries messages between devices; empty if there is none.
+  virtual std::string library() const { return {}; }
+  /// This transport, if its messages lie in device memory; null if they lie in host memory.
+  virtual DeviceTransport* device() { return nullptr; }
 
   /// Starts a send. The bytes must not change until wait() returns. Zero bytes are no message.
   void send(std::span<const std::byte> bytes, int to);

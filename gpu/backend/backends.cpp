@@ -49,4 +49,14 @@ const Backend& find_backend(std::string_view name, const BackendOptions& options
   throw InputError("--backend " + std::string(name) + ": unknown; use one of " + known);
 }
 
+DevicePlatform platform_of([[maybe_unused]] const Backend& backend) {
+#if !defined(TREE_ATTN_NO_EMULATOR)
+  if (&backend == &emulated::backend()) return {emulated::make_blocks, true};
+#endif
+#if defined(TREE_ATTN_HAS_CUDA)
+  if (&backend == &cuda::backend()) return {cuda::make_blocks, false};
+#endif
+  return {};
+}
+
 }  // namespace tree_attn

@@ -5,6 +5,7 @@
 /// No CUDA header is included here, so that any compiler may; what was not built in is not there to link.
 #pragma once
 
+#include "gpu/backend/blocks.hpp"
 #include "reference/decode/backend.hpp"
 
 #include <span>
@@ -34,5 +35,8 @@ std::span<const std::string_view> backend_names();
 /// The backend of that name. @throws InputError if it is unknown, not built in, or cannot be used on this machine: with what
 /// is missing
 const Backend& find_backend(std::string_view name, const BackendOptions& options = {});
+
+/// The device of a backend.
+DevicePlatform platform_of(const Backend& backend);
 
 }  // namespace tree_attn

@@ -10,6 +10,8 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <memory>
+#include <vector>
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 namespace {
@@ -53,6 +55,11 @@ __global__ void combine_elements(float* memory, Pairs pairs, DeviceBlocks::Opera
   }
 }
 
+__global__ void copy_elements(float* to, const float* from, std::int64_t n) {
+  const std::int64_t element = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (element < n) store_fresh(to + element, load_fresh(from + element));
+}
+
 __global__ void write_empty(float* state, std::int64_t n_rows, std::int64_t d_v) {
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (row < n_rows) set_empty(state + row * state_size(d_v), d_v);
@@ -87,48 +94,84 @@ __global__ void divide_rows(float* n, float* D, const float* m, std::int64_t d_v
   for (std::int64_t j = threadIdx.x; j < d_v; j += blockDim.x) n[row * d_v + j] = finish_value(m_and_sum, n[row * d_v + j]);
   if (threadIdx.x != 0) return;
   float lse = m[row] + std::log(std::ldexp(sum, lift));
-  if (lse != lse) lse = m[row] == -kInf ? m[row] : kNaN;
+  if (lse != lse) lse = m[row] == -kInf && sum == sum ? m[row] : kNaN;
   store_fresh(D + row, lse);
 }
 
 unsigned blocks_for(std::int64_t n) { return static_cast<unsigned>((n + kThreads - 1) / kThreads); }
 
+class OwnDeviceStream final : public DeviceStream {
+ public:
+  Stream get() const { return stream_; }
+  void* handle() override { return for_library_.handle(); }
+  void follow_default() override {
+    before_.record(Stream{});
+    before_.hold(stream_);
+  }
+  std::size_t mark() override {
+    if (n_marks_ == marks_.size()) marks_.push_back(std::make_unique<Event>());
+    marks_[n_marks_]->record(stream_);
+    return n_marks_++;
+  }
+  bool has_passed(std::size_t mark) override { return marks_.at(mark)->has_passed(); }
+  void clear_marks() override { n_marks_ = 0; }
+
+ private:
+  OwnedStream stream_;
+  LibraryStream for_library_{stream_};
+  Event before_;
+  std::vector<std::unique_ptr<Event>> marks_;  ///< kept for later marks
+  std::size_t n_marks_ = 0;
+};
+
 class Blocks : public DeviceBlocks {
  public:
   Blocks(std::int64_t n_elements, std::int64_t d_v) : memory_(n_elements), d_v_(d_v) {}
 
-  void upload(std::int64_t at, std::span<const float> elements) override { memory_.upload(elements, at); }
+  void upload(std::int64_t at, std::span<const float> elements) override {
+    synchronise(stream_.get());
+    memory_.upload(elements, at);
+  }
   void download(std::int64_t at, std::span<float> elements) const override { memory_.download(elements, at); }
+  void take(std::int64_t at, const float* from, std::int64_t n) override {
+    stream_.follow_default();
+    if (n == 0) return;
+    launch(copy_elements, {.grid = {blocks_for(n)}, .block = {kThreads}}, stream_.get(), memory_.data() + at, from, n);
+  }
+  float* address(std::int64_t at) override { return memory_.data() + at; }
+  DeviceStream& stream() override { return stream_; }
 
   void merge(std::span<const Pair> pairs, std::int64_t n_rows) override {
     if (n_rows == 0) return;
-    for_each_batch(pairs,
-                   [&](const Pairs& batch) { launch(merge_states, per(n_rows), Stream{}, memory_.data(), batch, d_v_); });
+    for_each_batch(
+        pairs, [&](const Pairs& batch) { launch(merge_states, per(n_rows), stream_.get(), memory_.data(), batch, d_v_); });
   }
   void combine(Operator op, std::span<const Pair> pairs, std::int64_t n) override {
     if (n == 0) return;
     for_each_batch(pairs, [&](const Pairs& batch) {
-      launch(combine_elements, {.grid = {blocks_for(n)}, .block = {kThreads}}, Stream{}, memory_.data(), batch, op, n);
+      launch(combine_elements, {.grid = {blocks_for(n)}, .block = {kThreads}}, stream_.get(), memory_.data(), batch, op, n);
     });
   }
   void set_empty(std::int64_t state, std::int64_t n_rows) override {
     if (n_rows == 0) return;
-    launch(write_empty, {.grid = {blocks_for(n_rows)}, .block = {kThreads}}, Stream{}, memory_.data() + state, n_rows, d_v_);
+    launch(write_empty, {.grid = {blocks_for(n_rows)}, .block = {kThreads}}, stream_.get(), memory_.data() + state, n_rows,
+           d_v_);
   }
   void finish(std::int64_t state, std::int64_t z, std::int64_t lse, std::int64_t n_rows) override {
     if (n_rows == 0) return;
     float* const memory = memory_.data();
-    launch(finish_states, per(n_rows), Stream{}, memory + state, memory + z, memory + lse, d_v_);
+    launch(finish_states, per(n_rows), stream_.get(), memory + state, memory + z, memory + lse, d_v_);
   }
   void weigh(std::int64_t z, std::int64_t lse, std::int64_t m, std::int64_t n_rows, int lift) override {
     if (n_rows == 0) return;
     float* const memory = memory_.data();
-    launch(weigh_rows, per(n_rows), Stream{}, memory + z, memory + lse, memory + m, d_v_, pow2(static_cast<float>(-lift)));
+    launch(weigh_rows, per(n_rows), stream_.get(), memory + z, memory + lse, memory + m, d_v_,
+           pow2(static_cast<float>(-lift)));
   }
   void divide(std::int64_t n, std::int64_t D, std::int64_t m, std::int64_t n_rows, int lift) override {
     if (n_rows == 0) return;
     float* const memory = memory_.data();
-    launch(divide_rows, per(n_rows), Stream{}, memory + n, memory + D, memory + m, d_v_, lift);
+    launch(divide_rows, per(n_rows), stream_.get(), memory + n, memory + D, memory + m, d_v_, lift);
   }
 
  private:
@@ -147,6 +190,7 @@ class Blocks : public DeviceBlocks {
 
   DeviceBuffer<float> memory_;
   std::int64_t d_v_;
+  OwnDeviceStream stream_;
 };
 
 }  // namespace

@@ -6,6 +6,8 @@
 /// No CUDA header is included here, so that any compiler may; what was not built in is not there to link.
 #pragma once
 
+#include "gpu/backend/device_stream.hpp"
+
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -23,9 +25,16 @@ class DeviceBlocks {
   enum class Operator { kCopy, kMax, kAdd };
 
   virtual ~DeviceBlocks() = default;
+  /// Waits for all kernels before it copies.
   virtual void upload(std::int64_t at, std::span<const float> elements) = 0;
   /// Waits for all kernels before it copies.
   virtual void download(std::int64_t at, std::span<float> elements) const = 0;
+  /// Copies n elements of device memory, after all that the default stream was given before: states of a DecodeSession.
+  virtual void take(std::int64_t at, const float* from, std::int64_t n) = 0;
+  /// Address of an element in device memory.
+  virtual float* address(std::int64_t at) = 0;
+  /// The stream on which the kernels below are queued. What is queued there in between is ordered with them.
+  virtual DeviceStream& stream() = 0;
 
   /// left <- merge(left, right) for blocks of states, pair after pair.
   virtual void merge(std::span<const Pair> pairs, std::int64_t n_rows) = 0;
@@ -39,6 +48,15 @@ class DeviceBlocks {
   virtual void weigh(std::int64_t z, std::int64_t lse, std::int64_t m, std::int64_t n_rows, int lift) = 0;
   /// n <- n / D, D <- m + ln(2^lift D).
   virtual void divide(std::int64_t n, std::int64_t D, std::int64_t m, std::int64_t n_rows, int lift) = 0;
+};
+
+/// Allocates blocks on a device: emulated::make_blocks() or cuda::make_blocks().
+using MakeBlocks = std::unique_ptr<DeviceBlocks> (*)(std::int64_t n_elements, std::int64_t d_v);
+
+/// The device of a backend: where its states lie.
+struct DevicePlatform {
+  MakeBlocks make_blocks = nullptr;  ///< null if states lie in host memory
+  bool is_emulated = false;          ///< whether streams are those of the emulator, which no library but a stand-in takes
 };
 
 namespace emulated {

@@ -196,7 +196,7 @@ TEST_CASE("usage: a backend or transport that is not there is refused by what is
   }
 
   const Result nccl = run(alone({"decode", "--seq-len", "64", "--transport", "nccl"}));
-  check_one_line(nccl, "--transport nccl: not supported by this version");
+  check_one_line(nccl, "--transport nccl sends from the memory of GPUs, but the backend is cpu");
 }
 
 TEST_CASE("usage: an instruction set that the processor does not have is refused, by decode and by info in the same words") {

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Joins ranks, polls, and ends a communicator.
+#include "distributed/transport/nccl_communicator.hpp"
+
+#include "reference/data/input_error.hpp"
+
+#include <algorithm>
+#include <exception>
+#include <optional>
+#include <span>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace tree_attn {
+namespace {
+
+/// Runs work whose errors all ranks must know. @throws InputError on all ranks
+template <class Work>
+void together(const Ranks& ranks, const Work& work) {
+  std::optional<std::string> error;
+  try {
+    work();
+  } catch (const InputError& exception) {
+    error = exception.what();
+  }
+  ranks.throw_if_any_failed(error);
+}
+
+std::string rank_text(const Ranks& ranks) { return "rank " + std::to_string(ranks.rank()); }
+
+}  // namespace
+
+NcclCommunicator::NcclCommunicator(const Ranks& ranks, bool is_emulated)
+    : ranks_(ranks), n_exceptions_(std::uncaught_exceptions()) {
+  together(ranks, [&] {
+    library_ = NcclLibrary::load();
+    // A stream of one kind is no stream of the other.
+    if (library_->is_emulated() && !is_emulated)
+      throw InputError("--transport nccl: " + library_->path() +
+                       " is a stand-in for emulated devices; use --backend emulated");
+    if (is_emulated && !library_->is_emulated())
+      throw InputError("--transport nccl: " + library_->path() + " is NCCL " + library_->version_text() +
+                       ", which needs GPUs; use --backend cuda");
+  });
+  const nccl::Functions& f = library_->functions();
+
+  // Different versions speak different protocols, and may wait for each other forever.
+  const int version = library_->version();
+  const std::vector<int> versions = ranks.all_gather(std::span<const int>(&version, 1), "the NCCL version");
+  const auto other = std::find_if(versions.begin(), versions.end(), [&](int each) { return each != versions[0]; });
+  if (other != versions.end()) {
+    throw InputError("--transport nccl: rank " + std::to_string(other - versions.begin()) + " has NCCL " +
+                     nccl_version_text(*other) + ", but rank 0 has " + nccl_version_text(versions[0]) +
+                     "; all ranks need the same version");
+  }
+
+  nccl::UniqueId id;
+  together(ranks, [&] {
+    if (ranks.rank() != 0) return;
+    const nccl::Status status = f.ncclGetUniqueId(&id);
+    if (status != nccl::Status::kSuccess)
+      throw InputError("--transport nccl: " + library_->describe("ncclGetUniqueId", status, nullptr));
+  });
+  ranks.broadcast(std::as_writable_bytes(std::span(&id, 1)), 0, "the unique id of NCCL");
+  nccl::Config config;
+  check("ncclCommInitRankConfig", f.ncclCommInitRankConfig(&comm_, ranks.size(), id, ranks.rank(), &config));
+  await("all ranks to join NCCL (its interface between machines is that of NCCL_SOCKET_IFNAME)");
+}
+
+NcclCommunicator::~NcclCommunicator() {
+  if (comm_ == nullptr) return;
+  // If this rank has failed, the others need not come here.
+  if (std::uncaught_exceptions() > n_exceptions_) {
+    abort();
+    return;
+  }
+  try {
+    check("ncclCommFinalize", library_->functions().ncclCommFinalize(comm_));
+    await("all ranks to leave NCCL");
+    library_->functions().ncclCommDestroy(std::exchange(comm_, nullptr));
+  } catch (const std::exception&) {
+    abort();
+  }
+}
+
+void NcclCommunicator::send(const void* from, std::size_t n_bytes, int peer, void* stream) {
+  check("ncclSend", library_->functions().ncclSend(from, n_bytes, nccl::Type::kInt8, peer, comm_, stream));
+}
+void NcclCommunicator::receive(void* to, std::size_t n_bytes, int peer, void* stream) {
+  check("ncclRecv", library_->functions().ncclRecv(to, n_bytes, nccl::Type::kInt8, peer, comm_, stream));
+}
+void NcclCommunicator::all_reduce(float* elements, std::size_t n, nccl::Operator op, void* stream) {
+  check("ncclAllReduce",
+        library_->functions().ncclAllReduce(elements, elements, n, nccl::Type::kFloat32, op, comm_, stream));
+}
+
+void NcclCommunicator::await(std::string_view what) {
+  const auto state = [&] {
+    nccl::Status status = nccl::Status::kInProgress;
+    check("ncclCommGetAsyncError", library_->functions().ncclCommGetAsyncError(comm_, &status));
+    if (status != nccl::Status::kSuccess && status != nccl::Status::kInProgress) fail(what, status);
+    return status;
+  };
+  if (state() == nccl::Status::kSuccess) return;
+  Deadline& deadline = ranks_.deadline();
+  const Waiting waiting(deadline, "for " + std::string(what));
+  while (state() == nccl::Status::kInProgress) {
+    poll(deadline);
+    std::this_thread::yield();
+  }
+}
+
+void NcclCommunicator::poll() {
+  nccl::Status status = nccl::Status::kSuccess;
+  check("ncclCommGetAsyncError", library_->functions().ncclCommGetAsyncError(comm_, &status));
+  check("an asynchronous error", status);
+}
+
+void NcclCommunicator::poll(Deadline& deadline) {
+  poll();
+  try {
+    deadline.poll();
+  } catch (...) {
+    abort();
+    throw;
+  }
+}
+
+void NcclCommunicator::check(std::string_view call, nccl::Status status) {
+  if (status != nccl::Status::kSuccess && status != nccl::Status::kInProgress) fail(call, status);
+}
+
+void NcclCommunicator::fail(std::string_view call, nccl::Status status) {
+  const std::string line = rank_text(ranks_) + ": NCCL " + library_->version_text() + ": " +
+                           library_->describe(call, status, comm_) +
+                           (ranks_.activity().empty() ? "" : " (" + ranks_.activity() + ")");
+  abort();
+  throw TransportError(line);
+}
+
+void NcclCommunicator::abort() noexcept {
+  if (comm_ == nullptr) return;
+  if (std::exchange(is_group_open_, false)) library_->functions().ncclGroupEnd();
+  library_->functions().ncclCommAbort(std::exchange(comm_, nullptr));
+}
+
+NcclWindow::NcclWindow(NcclCommunicator& communicator, std::size_t n_bytes) : communicator_(communicator) {
+  const NcclLibrary& library = communicator.library();
+  const nccl::Functions& f = library.functions();
+  together(communicator.ranks(), [&] {
+    if (!library.has_windows())
+      throw InputError("windows need NCCL 2.27 or later, but " + library.path() + " is " + library.version_text());
+  });
+  communicator.check("ncclMemAlloc", f.ncclMemAlloc(&memory_, n_bytes));
+  communicator.check("ncclCommWindowRegister",
+                     f.ncclCommWindowRegister(communicator.get(), memory_, n_bytes, &window_, nccl::kSymmetricWindow));
+  communicator.await("all ranks to register a window");
+  try {
+    together(communicator.ranks(), [&] {
+      if (window_ == nullptr)
+        throw InputError(
+            "the devices of this node do not all reach each other's memory: NCCL registered no window; "
+            "nvidia-smi topo -p2p r says which do");
+    });
+  } catch (...) {
+    release();
+    throw;
+  }
+}
+
+NcclWindow::~NcclWindow() { release(); }
+
+void NcclWindow::release() noexcept {
+  const nccl::Functions& f = communicator_.library().functions();
+  if (window_ != nullptr && communicator_.get() != nullptr) f.ncclCommWindowDeregister(communicator_.get(), window_);
+  window_ = nullptr;
+  if (memory_ != nullptr) f.ncclMemFree(std::exchange(memory_, nullptr));
+}
+
+}  // namespace tree_attn

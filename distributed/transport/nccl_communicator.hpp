@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief A communicator of NCCL whose calls do not block: every wait polls, and has a deadline.
+#pragma once
+
+#include "distributed/transport/deadline.hpp"
+#include "distributed/transport/nccl_library.hpp"
+#include "distributed/transport/ranks.hpp"
+
+#include <cstddef>
+#include <memory>
+#include <string_view>
+
+namespace tree_attn {
+
+/// All ranks, as NCCL knows them. Each has its own device, which is current when the communicator is made.
+///
+/// Where a function below throws, it has called ncclCommAbort() before: from then on no stream waits for messages, and
+/// nothing else can be done with the communicator.
+class NcclCommunicator {
+ public:
+  /// Loads the library and joins all ranks. Collective; `ranks` outlives this object.
+  /// @param is_emulated whether the devices are emulated, which takes another library than GPUs do
+  /// @throws InputError on all ranks if one of them has no usable library, or not the version of rank 0
+  /// @throws TransportError if the ranks do not all join before the deadline
+  NcclCommunicator(const Ranks& ranks, bool is_emulated);
+  /// Ends the communicator: together with the other ranks, and with messages in flight not at all.
+  ~NcclCommunicator();
+  NcclCommunicator(const NcclCommunicator&) = delete;
+  NcclCommunicator& operator=(const NcclCommunicator&) = delete;
+
+  const NcclLibrary& library() const { return *library_; }
+  const Ranks& ranks() const { return ranks_; }
+
+  /// Queues messages and reductions as one group. @param queue calls send(), receive() and all_reduce()
+  /// @throws TransportError
+  template <class Queue>
+  void group(const Queue& queue) {
+    check("ncclGroupStart", library_->functions().ncclGroupStart());
+    // A group that is open when the communicator is aborted would take in the abort as well.
+    is_group_open_ = true;
+    queue();
+    is_group_open_ = false;
+    check("ncclGroupEnd", library_->functions().ncclGroupEnd());
+    await("NCCL to queue messages");
+  }
+  /// In a group: a message of n_bytes of device memory, on a stream.
+  void send(const void* from, std::size_t n_bytes, int peer, void* stream);
+  void receive(void* to, std::size_t n_bytes, int peer, void* stream);
+  /// In a group: n elements of F32, in place.
+  void all_reduce(float* elements, std::size_t n, nccl::Operator op, void* stream);
+
+  /// Waits until what was called last is taken. @throws TransportError with what NCCL reports, or after the deadline
+  void await(std::string_view what);
+  /// @throws TransportError if an asynchronous error has occurred
+  void poll();
+  /// Polls, while a wait is under way. @throws TransportError also after its deadline
+  void poll(Deadline& deadline);
+  /// @throws TransportError if a call has failed
+  void check(std::string_view call, nccl::Status status);
+  /// ncclCommAbort(). The second call does nothing.
+  void abort() noexcept;
+
+  nccl::Comm* get() const { return comm_; }
+
+ private:
+  [[noreturn]] void fail(std::string_view call, nccl::Status status);
+
+  const Ranks& ranks_;
+  std::shared_ptr<const NcclLibrary> library_;
+  nccl::Comm* comm_ = nullptr;
+  bool is_group_open_ = false;
+  int n_exceptions_;  ///< on their way when it was made
+};
+
+/// Memory of this rank's device that is registered with all ranks of a communicator, so that kernels of other devices may
+/// reach it. Only ranks of one node can: for several nodes each has a communicator of its own, since a window over all would
+/// serve as many ranks as the greatest common divisor of the numbers of their GPUs.
+class NcclWindow {
+ public:
+  /// Collective. @throws InputError on all ranks if the library has no windows, or if a rank cannot reach the memory of
+  /// another: NCCL then returns success with a null window
+  NcclWindow(NcclCommunicator& communicator, std::size_t n_bytes);
+  ~NcclWindow();
+  NcclWindow(const NcclWindow&) = delete;
+  NcclWindow& operator=(const NcclWindow&) = delete;
+
+  void* memory() const { return memory_; }
+  nccl::Window* get() const { return window_; }
+
+ private:
+  void release() noexcept;
+
+  NcclCommunicator& communicator_;
+  void* memory_ = nullptr;
+  nccl::Window* window_ = nullptr;
+};
+
+}  // namespace tree_attn

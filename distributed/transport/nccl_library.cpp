@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Finds NCCL and its functions.
+#include "distributed/transport/nccl_library.hpp"
+
+#include "reference/data/input_error.hpp"
+
+#include <dlfcn.h>
+
+#include <cstdlib>
+
+namespace tree_attn {
+namespace {
+
+constexpr const char* kName = "libnccl.so.2";
+/// A library with this symbol takes the streams of emulated devices.
+constexpr const char* kEmulatedMark = "tree_attn_nccl_stand_in";
+
+[[noreturn]] void refuse(const std::string& why) { throw InputError("--transport nccl: " + why); }
+
+/// The name of the library to load, and whether the user has chosen it.
+struct Wanted {
+  std::string name;
+  bool is_chosen;
+};
+Wanted wanted_library() {
+  const char* const chosen = std::getenv(kNcclVariable);
+  return chosen != nullptr && *chosen != '\0' ? Wanted{chosen, true} : Wanted{kName, false};
+}
+
+/// Sets a pointer to the function of that name. @returns whether the library has it
+template <class Function>
+bool find(void* library, const char* name, Function& function) {
+  function = reinterpret_cast<Function>(::dlsym(library, name));
+  return function != nullptr;
+}
+
+}  // namespace
+
+std::string nccl_version_text(int code) {
+  const int major = code >= 10000 ? code / 10000 : code / 1000, minor = code >= 10000 ? code / 100 % 100 : code / 100 % 10;
+  return std::to_string(major) + "." + std::to_string(minor) + "." + std::to_string(code % 100);
+}
+
+std::shared_ptr<const NcclLibrary> NcclLibrary::load() {
+  // Never unloaded: NCCL has threads and exit handlers of its own.
+  const auto [name, is_chosen] = wanted_library();
+  void* const handle = ::dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (handle == nullptr) {
+    if (is_chosen) refuse(std::string(kNcclVariable) + " is " + readable(name) + ": " + readable(::dlerror()));
+    refuse(std::string(kName) + " was not found; pip install nvidia-nccl-cu13 or apt-get install libnccl2, or set " +
+           kNcclVariable + " to its path");
+  }
+  const std::shared_ptr<NcclLibrary> library(new NcclLibrary);
+  nccl::Functions& f = library->functions_;
+  library->path_ = name;
+  if (!find(handle, "ncclGetVersion", f.ncclGetVersion)) refuse(readable(name) + " has no ncclGetVersion: it is not NCCL");
+  if (Dl_info info{}; ::dladdr(reinterpret_cast<void*>(f.ncclGetVersion), &info) != 0 && info.dli_fname != nullptr)
+    library->path_ = info.dli_fname;
+  if (f.ncclGetVersion(&library->version_) != nccl::Status::kSuccess) refuse(readable(name) + ": ncclGetVersion failed");
+  if (library->version_ < nccl::kOldestNccl) {
+    refuse(readable(library->path_) + " is NCCL " + library->version_text() + ", older than " +
+           nccl_version_text(nccl::kOldestNccl) + ", the first with communicators that do not block");
+  }
+
+#define TREE_ATTN_FIND(function) \
+  if (!find(handle, #function, f.function)) refuse(readable(library->path_) + " has no function " #function)
+  TREE_ATTN_FIND(ncclGetUniqueId);
+  TREE_ATTN_FIND(ncclCommInitRankConfig);
+  TREE_ATTN_FIND(ncclCommGetAsyncError);
+  TREE_ATTN_FIND(ncclCommFinalize);
+  TREE_ATTN_FIND(ncclCommDestroy);
+  TREE_ATTN_FIND(ncclCommAbort);
+  TREE_ATTN_FIND(ncclGetErrorString);
+  TREE_ATTN_FIND(ncclGetLastError);
+  TREE_ATTN_FIND(ncclGroupStart);
+  TREE_ATTN_FIND(ncclGroupEnd);
+  TREE_ATTN_FIND(ncclSend);
+  TREE_ATTN_FIND(ncclRecv);
+  TREE_ATTN_FIND(ncclAllReduce);
+#undef TREE_ATTN_FIND
+  find(handle, "ncclMemAlloc", f.ncclMemAlloc), find(handle, "ncclMemFree", f.ncclMemFree);
+  find(handle, "ncclCommWindowRegister", f.ncclCommWindowRegister);
+  find(handle, "ncclCommWindowDeregister", f.ncclCommWindowDeregister);
+  library->is_emulated_ = ::dlsym(handle, kEmulatedMark) != nullptr;
+  return library;
+}
+
+std::string NcclLibrary::describe(std::string_view call, nccl::Status status, nccl::Comm* comm) const {
+  std::string text = std::string(call) + ": " + functions_.ncclGetErrorString(status);
+  const char* const last = comm == nullptr ? nullptr : functions_.ncclGetLastError(comm);
+  if (last != nullptr && *last != '\0') text += std::string(": ") + last;
+  return text;
+}
+
+NcclFound find_nccl() {
+  try {
+    const std::shared_ptr<const NcclLibrary> library = NcclLibrary::load();
+    return {library->version_text(), library->path(), ""};
+  } catch (const InputError& error) {
+    return {"", "", error.what()};
+  }
+}
+
+}  // namespace tree_attn

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief NCCL, loaded at run time: a program that links it does not start on a machine without it.
+#pragma once
+
+#include "distributed/transport/nccl_api.hpp"
+
+#include <memory>
+#include <string>
+#include <string_view>
+
+namespace tree_attn {
+
+/// The environment variable that names the library, for an NCCL in an unusual place: a path, or a name that the loader
+/// finds.
+inline constexpr const char* kNcclVariable = "TREE_ATTN_NCCL_LIBRARY";
+
+/// "2.28.9" for 22809, and "2.8.4" for 2804: up to 2.8 a version had one digit less.
+std::string nccl_version_text(int code);
+
+/// A library that is loaded, for the rest of the program.
+class NcclLibrary {
+ public:
+  /// Loads the library that TREE_ATTN_NCCL_LIBRARY names, else libnccl.so.2.
+  /// @throws InputError if there is none, if a function is missing, or if it is older than kOldestNccl
+  static std::shared_ptr<const NcclLibrary> load();
+
+  const nccl::Functions& functions() const { return functions_; }
+  /// As ncclGetVersion() codes it.
+  int version() const { return version_; }
+  std::string version_text() const { return nccl_version_text(version_); }
+  /// The file.
+  const std::string& path() const { return path_; }
+  /// Whether the streams that it takes are those of emulated devices: the stand-in of the tests.
+  bool is_emulated() const { return is_emulated_; }
+  /// Whether it registers windows.
+  bool has_windows() const { return functions_.ncclCommWindowRegister != nullptr && functions_.ncclMemAlloc != nullptr; }
+
+  /// What a call reports, as "ncclSend: unhandled system error: last words of the library".
+  std::string describe(std::string_view call, nccl::Status status, nccl::Comm* comm) const;
+
+ private:
+  NcclLibrary() = default;
+
+  nccl::Functions functions_{};
+  int version_ = 0;
+  bool is_emulated_ = false;
+  std::string path_;
+};
+
+/// What `info` says of NCCL.
+struct NcclFound {
+  std::string version, path;  ///< empty if it cannot be used
+  std::string missing;        ///< why it cannot, in one line
+};
+/// Loads the library if that is possible. Creates no communicator, needs no GPU.
+NcclFound find_nccl();
+
+}  // namespace tree_attn

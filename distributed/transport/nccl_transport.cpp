@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Groups of messages on a stream, and the wait for them.
+#include "distributed/transport/nccl_transport.hpp"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+
+namespace tree_attn {
+
+NcclTransport::NcclTransport(const Ranks& ranks, Topology topology, const DevicePlatform& platform)
+    : DeviceTransport(std::move(topology), ranks.rank()), communicator_(ranks, platform.is_emulated), platform_(platform) {}
+
+void NcclTransport::queue_on(DeviceStream& stream) {
+  stream_ = &stream;
+  groups_.clear();
+  stream.clear_marks();
+  stream.mark();  // 0: what precedes the messages
+}
+
+void NcclTransport::finish_messages() {
+  if (sends_.empty() && receives_.empty()) return;
+  if (stream_ == nullptr) throw std::logic_error("NcclTransport: messages before queue_on()");
+  communicator_.group([&] {
+    for (const Receive& each : receives_)
+      communicator_.receive(each.bytes.data(), each.bytes.size(), each.from, stream_->handle());
+    for (const Send& each : sends_) communicator_.send(each.bytes.data(), each.bytes.size(), each.to, stream_->handle());
+  });
+  Group group{stream_->mark(), {}};
+  for (const Receive& each : receives_) {
+    if (std::ranges::find(group.senders, each.from) == group.senders.end()) group.senders.push_back(each.from);
+  }
+  groups_.push_back(std::move(group));
+  sends_.clear();
+  receives_.clear();
+}
+
+void NcclTransport::all_reduce(Combine::Operator op, std::span<float> elements) {
+  if (elements.empty() || size() == 1) return;
+  if (op == Combine::Operator::kMerge) throw std::logic_error("NcclTransport: NCCL has no operator that merges states");
+  const nccl::Operator of_library = op == Combine::Operator::kMax ? nccl::Operator::kMax : nccl::Operator::kSum;
+  communicator_.group([&] { communicator_.all_reduce(elements.data(), elements.size(), of_library, stream_->handle()); });
+  Group group{stream_->mark(), {}};
+  for (int other = 0; other < size(); ++other) {
+    if (other != rank()) group.senders.push_back(other);
+  }
+  groups_.push_back(std::move(group));
+}
+
+void NcclTransport::settle() {
+  if (stream_ == nullptr) return;
+  const auto run_until = [&](std::size_t mark) {
+    for (; !stream_->has_passed(mark); std::this_thread::yield()) communicator_.poll();
+  };
+  try {
+    // Own kernels are no wait for other ranks, so they have no deadline.
+    run_until(0);
+    set_settled_from(seconds());
+    for (const Group& group : groups_) await(group.mark, text_of(group));
+    groups_.clear();
+    run_until(stream_->mark());
+  } catch (...) {
+    abandon();
+    throw;
+  }
+}
+
+void NcclTransport::await(std::size_t mark, const std::string& what) {
+  if (stream_->has_passed(mark)) return;
+  Deadline& deadline = communicator_.ranks().deadline();
+  const Waiting waiting(deadline, "for " + what);
+  for (; !stream_->has_passed(mark); std::this_thread::yield()) communicator_.poll(deadline);
+}
+
+std::string NcclTransport::text_of(const Group& group) const {
+  if (group.senders.empty()) return "its messages over NCCL to be received";
+  std::string text = group.senders.size() == 1 ? "the message of rank" : "the messages of ranks";
+  for (std::size_t i = 0; i < group.senders.size(); ++i)
+    text += (i == 0 ? " " : i + 1 == group.senders.size() ? " and " : ", ") + std::to_string(group.senders[i]);
+  return text + " over NCCL";
+}
+
+}  // namespace tree_attn

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Messages between devices over NCCL: grouped ncclSend and ncclRecv on the stream of the kernels (section 5.3).
+#pragma once
+
+#include "distributed/transport/device_transport.hpp"
+#include "distributed/transport/nccl_communicator.hpp"
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace tree_attn {
+
+/// The messages between two calls of wait() are one group. They are queued, and so is all that follows on the stream:
+/// settle() is the only wait of a step.
+class NcclTransport final : public DeviceTransport {
+ public:
+  /// Joins all ranks: collective over them, and they outlive this object. The device of this rank is current.
+  /// @throws as NcclCommunicator
+  NcclTransport(const Ranks& ranks, Topology topology, const DevicePlatform& platform);
+  std::string_view name() const override { return "nccl"; }
+  std::string library() const override { return communicator_.library().version_text(); }
+  void progress() override { communicator_.poll(); }
+
+  MakeBlocks make_blocks() const override { return platform_.make_blocks; }
+  void queue_on(DeviceStream& stream) override;
+  void all_reduce(Combine::Operator op, std::span<float> elements) override;
+  void settle() override;
+  void abandon() noexcept override { communicator_.abort(); }
+
+  NcclCommunicator& communicator() { return communicator_; }
+
+ protected:
+  void start_send(std::span<const std::byte> bytes, int to) override { sends_.push_back({bytes, to}); }
+  void start_receive(std::span<std::byte> bytes, int from) override { receives_.push_back({bytes, from}); }
+  void finish_messages() override;
+
+ private:
+  struct Send {
+    std::span<const std::byte> bytes;
+    int to;
+  };
+  struct Receive {
+    std::span<std::byte> bytes;
+    int from;
+  };
+  /// A group that was queued, and what to say if it does not end.
+  struct Group {
+    std::size_t mark = 0;
+    std::vector<int> senders;  ///< whose messages it receives; all other ranks if it is a reduction
+  };
+  void await(std::size_t mark, const std::string& what);
+  std::string text_of(const Group& group) const;
+
+  NcclCommunicator communicator_;
+  DevicePlatform platform_;
+  DeviceStream* stream_ = nullptr;
+  std::vector<Send> sends_;
+  std::vector<Receive> receives_;
+  std::vector<Group> groups_;  ///< since settle()
+};
+
+}  // namespace tree_attn

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Threads as ranks whose messages go over the stand-in for NCCL, between emulated devices.
+#pragma once
+
+#include "distributed/transport/nccl_transport.hpp"
+#include "distributed/transport/thread_transport.hpp"
+#include "gpu/backend/backends.hpp"
+#include "gpu/platform/emulator/settings.hpp"
+#include "tests/support/decoding.hpp"
+
+#include <cstdlib>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace tree_attn::test {
+
+/// An environment variable, until the end of a scope. An empty value removes it.
+class VariableScope {
+ public:
+  VariableScope(const char* name, const std::string& value) : name_(name) {
+    if (const char* const before = std::getenv(name)) before_ = before;
+    set(value);
+  }
+  VariableScope(const VariableScope&) = delete;
+  VariableScope& operator=(const VariableScope&) = delete;
+  ~VariableScope() { set(before_); }
+
+ private:
+  void set(const std::string& value) const {
+    if (value.empty())
+      ::unsetenv(name_);
+    else
+      ::setenv(name_, value.c_str(), 1);
+  }
+  const char* name_;
+  std::string before_;
+};
+
+/// Runs a function on every rank, with a transport over the stand-in. @param fault as TREE_ATTN_NCCL_FAULT takes it
+inline void run_nccl(const Topology& topology, double timeout, const std::string& fault,
+                     const std::function<void(const ThreadRanks&, NcclTransport&)>& body) {
+  const VariableScope library(kNcclVariable, TREE_ATTN_NCCL_STAND_IN), wanted("TREE_ATTN_NCCL_FAULT", fault);
+  const emulated::SettingsScope one_worker([] {
+    emulated::Settings settings = emulated::settings();
+    settings.n_workers = 1;
+    return settings;
+  }());
+  run_threads(topology, timeout, ThreadBody([&](const ThreadRanks& ranks, ThreadTransport&) {
+                NcclTransport transport(ranks, topology, platform_of(emulated::backend()));
+                body(ranks, transport);
+              }));
+}
+
+/// These ranks as the decoder tests use them.
+class NcclGroup : public RankGroup {
+ public:
+  using RankGroup::RankGroup;
+  std::vector<RankResult> run(const Topology& topology, const std::function<DecodeOutput(Transport&)>& body) override {
+    std::vector<RankResult> results(static_cast<std::size_t>(size()));
+    run_nccl(topology, 60, "", [&](const ThreadRanks& ranks, NcclTransport& transport) {
+      RankResult& mine = results[static_cast<std::size_t>(ranks.rank())];
+      mine.output = body(transport);
+      mine.traffic = transport.traffic();
+    });
+    return results;
+  }
+  bool has_oracle() const override { return true; }
+};
+
+/// The same over host memory.
+class ThreadGroup : public RankGroup {
+ public:
+  using RankGroup::RankGroup;
+  std::vector<RankResult> run(const Topology& topology, const std::function<DecodeOutput(Transport&)>& body) override {
+    const emulated::SettingsScope one_worker({.n_workers = 1});
+    std::vector<RankResult> results(static_cast<std::size_t>(size()));
+    run_threads(topology, 60, [&](ThreadTransport& transport) {
+      RankResult& mine = results[static_cast<std::size_t>(transport.rank())];
+      mine.output = body(transport);
+      mine.traffic = transport.traffic();
+    });
+    return results;
+  }
+  bool has_oracle() const override { return true; }
+};
+
+}  // namespace tree_attn::test

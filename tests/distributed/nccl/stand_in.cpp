@@ -1,0 +1,360 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief A stand-in for NCCL: a library of its names, for emulated devices, with faults on request. For tests alone.
+///
+/// It is as late as NCCL may be. Calls on a communicator are in progress until they are polled a few times; only then are a
+/// group's operations on the stream. A receive buffer holds NaN from when the stream gets to the operation. Operations of a
+/// communicator take place in the order of their groups. The environment variable TREE_ATTN_NCCL_FAULT asks for a fault:
+///
+/// | value | fault |
+/// | --- | --- |
+/// | `call R N` | call N of rank R, of ncclSend, ncclRecv and ncclAllReduce, returns an error |
+/// | `async R N` | from group N of rank R on there is an asynchronous error, and nothing arrives |
+/// | `join R` | rank R never joins |
+/// | `silent R N` | from group N on, rank R sends nothing |
+/// | `window` | the devices reach each other's memory nowhere: windows are null |
+/// | `version V N` | the version is V: in call N of ncclGetVersion() in this process since this was asked for, in every one without N |
+///
+/// Counts start from 1.
+#include "distributed/transport/nccl_api.hpp"
+#include "gpu/platform/emulator/outside.hpp"
+#include "tests/distributed/nccl/mail.hpp"
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <sstream>
+
+namespace {
+
+using namespace tree_attn::nccl;
+using tree_attn::emulated::OutsideAccess;
+using tree_attn::emulated::OutsideStream;
+using tree_attn::test::Mail;
+using tree_attn::test::Message;
+
+constexpr int kVersion = 22809;
+/// How often a call is polled before it is done.
+constexpr int kPolls = 3;
+
+/// What TREE_ATTN_NCCL_FAULT asks for.
+struct Fault {
+  std::string kind;
+  int number = -1, count = -1;  ///< R or V, N
+
+  static Fault wanted() {
+    Fault fault;
+    const char* const text = std::getenv("TREE_ATTN_NCCL_FAULT");
+    std::istringstream(text == nullptr ? "" : text) >> fault.kind >> fault.number >> fault.count;
+    return fault;
+  }
+  bool is(const char* other, int rank) const { return kind == other && number == rank; }
+};
+
+/// What a communicator and the operations that it has queued share.
+struct State {
+  State(const std::string& name, int n_ranks, int own) : mail(name, n_ranks), rank(own) {}
+  Mail mail;
+  int rank;
+  Fault fault = Fault::wanted();
+  Status error = Status::kSuccess;
+  std::string last;
+  bool is_aborted = false;
+  int n_queued = 0, n_done = 0;  ///< groups
+
+  void fail(Status status, const std::string& text) { error = status, last = "stand-in: " + text; }
+};
+
+/// A sum or a maximum of what all ranks send each other.
+struct Reduction {
+  std::vector<std::vector<float>> parts;  ///< by rank
+  float* to = nullptr;
+  Operator op = Operator::kSum;
+
+  void finish() const {
+    for (std::size_t i = 0; i < parts[0].size(); ++i) {
+      float result = parts[0][i];
+      // As in NCCL, the maximum of a NaN and a number is the number.
+      for (std::size_t rank = 1; rank < parts.size(); ++rank)
+        result = op == Operator::kSum ? result + parts[rank][i] : std::fmax(result, parts[rank][i]);
+      to[i] = result;
+    }
+  }
+};
+
+/// The operations of a group on one stream.
+struct Group {
+  std::shared_ptr<State> state;
+  std::vector<Message> messages;
+  std::vector<std::shared_ptr<Reduction>> reductions;
+  int number = 0;
+  bool has_begun = false;
+
+  std::vector<OutsideAccess> accesses() const {
+    std::vector<OutsideAccess> accesses;
+    for (const Message& message : messages) {
+      if (!is_part_of_reduction(message)) accesses.push_back({message.at, message.n_bytes, !message.sends});
+    }
+    for (const auto& reduction : reductions)
+      accesses.push_back({reduction->to, reduction->parts[0].size() * sizeof(float), true});
+    return accesses;
+  }
+
+  /// What the stream calls again and again. @returns whether all is done
+  bool advance() {
+    if (state->is_aborted) return true;
+    if (state->n_done != number) return false;
+    if (!has_begun) begin();
+    if (state->error != Status::kSuccess) return false;
+    std::set<std::pair<bool, int>> waits;  // messages to one rank, and from it, keep their order
+    bool all_done = true;
+    for (Message& message : messages) {
+      if (message.is_done()) continue;
+      if (!waits.contains({message.sends, message.peer}) &&
+          !message.advance(message.sends ? state->mail.channel(state->rank, message.peer)
+                                         : state->mail.channel(message.peer, state->rank))) {
+        state->fail(Status::kInvalidUsage, "rank " + std::to_string(message.peer) + " sends " +
+                                               std::to_string(message.length) + " bytes, rank " +
+                                               std::to_string(state->rank) + " expects " + std::to_string(message.n_bytes));
+        return false;
+      }
+      if (message.is_done()) continue;
+      all_done = false;
+      waits.insert({message.sends, message.peer});
+    }
+    if (!all_done) return false;
+    for (const auto& reduction : reductions) reduction->finish();
+    ++state->n_done;
+    return true;
+  }
+
+ private:
+  bool is_part_of_reduction(const Message& message) const {
+    for (const auto& reduction : reductions) {
+      if (message.sends && message.at == reinterpret_cast<const std::byte*>(reduction->to)) return true;
+      for (const auto& part : reduction->parts) {
+        if (message.at == reinterpret_cast<const std::byte*>(part.data())) return true;
+      }
+    }
+    return false;
+  }
+  void begin() {
+    has_begun = true;
+    for (const auto& reduction : reductions)
+      std::copy_n(reduction->to, reduction->parts[0].size(),
+                  reduction->parts[static_cast<std::size_t>(state->rank)].begin());
+    for (const Message& message : messages) {
+      if (!message.sends) std::memset(message.at, 0xFF, message.n_bytes);  // a NaN in every type
+    }
+    const Fault& fault = state->fault;
+    if (fault.is("silent", state->rank) && number + 1 >= fault.count)
+      std::erase_if(messages, [](const Message& message) { return message.sends; });
+    if (fault.is("async", state->rank) && number + 1 >= fault.count)
+      state->fail(Status::kRemoteError, "the connection to a peer was lost");
+  }
+};
+
+}  // namespace
+
+struct tree_attn::nccl::Comm {
+  std::shared_ptr<State> state;
+  bool has_joined = false, finalizes = false;
+  int n_polls_left = 0, n_calls = 0;
+  std::vector<std::pair<OutsideStream*, std::shared_ptr<Group>>> pending{};  ///< not on their streams yet
+};
+struct tree_attn::nccl::Window {};
+
+namespace {
+
+thread_local int group_depth = 0;
+/// The communicators and streams of the open group.
+thread_local std::vector<std::pair<Comm*, OutsideStream*>> group_of;
+
+/// The part of the open group for a communicator and a stream.
+Group& part(Comm* comm, void* stream) {
+  auto* const to = static_cast<OutsideStream*>(stream);
+  for (auto& [on, group] : comm->pending) {
+    if (on == to) return *group;
+  }
+  group_of.emplace_back(comm, to);
+  auto group = std::make_shared<Group>();
+  group->state = comm->state;
+  return *comm->pending.emplace_back(to, std::move(group)).second;
+}
+
+/// Whether a call may be made, and is not to fail.
+Status check(Comm* comm, const void* memory, const void* stream) {
+  if (comm == nullptr || memory == nullptr || stream == nullptr) return Status::kInvalidArgument;
+  State& state = *comm->state;
+  if (!comm->has_joined || comm->finalizes || group_depth == 0) {
+    state.last = "stand-in: a call before the communicator is ready, after its end, or outside a group";
+    return Status::kInvalidUsage;
+  }
+  if (comm->n_polls_left > 0) {
+    state.last = "stand-in: a call before the last one is done";
+    return Status::kInvalidArgument;
+  }
+  if (state.fault.is("call", state.rank) && ++comm->n_calls == state.fault.count) {
+    state.last = "stand-in: injected";
+    return Status::kSystemError;
+  }
+  return Status::kSuccess;
+}
+
+Status queue_message(Comm* comm, bool sends, const void* at, std::size_t n, Type type, int peer, void* stream) {
+  if (const Status status = check(comm, at, stream); status != Status::kSuccess) return status;
+  if (peer < 0 || peer >= comm->state->mail.n_ranks()) return Status::kInvalidArgument;
+  auto* const bytes = const_cast<std::byte*>(static_cast<const std::byte*>(at));
+  part(comm, stream).messages.push_back({sends, bytes, n * (type == Type::kFloat32 ? 4 : 1), peer});
+  return Status::kSuccess;
+}
+
+}  // namespace
+
+extern "C" {
+
+/// Tells the transport that streams are those of emulated devices.
+extern const int tree_attn_nccl_stand_in = 1;
+
+Status ncclGetVersion(int* version) {
+  static std::mutex mutex;
+  static std::string counted_for;
+  static int n_calls = 0;
+  const std::lock_guard lock(mutex);
+  const Fault fault = Fault::wanted();
+  const std::string wanted = fault.kind + " " + std::to_string(fault.number);
+  n_calls = wanted == counted_for ? n_calls + 1 : 1;
+  counted_for = wanted;
+  const int call = n_calls;
+  *version = fault.kind == "version" && (fault.count < 0 || fault.count == call) ? fault.number : kVersion;
+  return Status::kSuccess;
+}
+
+Status ncclGetUniqueId(UniqueId* id) {
+  static std::atomic<int> n_ids = 0;
+  *id = {};
+  std::snprintf(id->internal, sizeof id->internal, "/tree_attn_nccl_%d_%d", static_cast<int>(::getpid()), ++n_ids);
+  return Status::kSuccess;
+}
+
+Status ncclCommInitRankConfig(Comm** comm, int n_ranks, UniqueId id, int rank, Config* config) {
+  *comm = nullptr;
+  if (config == nullptr || config->magic != 0xcafebeef || config->size < sizeof(Config)) return Status::kInvalidArgument;
+  if (config->version < 21400 || config->blocking != 0) return Status::kInvalidUsage;  // the transport never blocks
+  auto state = std::make_shared<State>(id.internal, n_ranks, rank);
+  if (!state->mail.is_there()) return Status::kSystemError;
+  if (!state->fault.is("join", rank)) ++state->mail.n_joined();
+  *comm = new Comm{.state = std::move(state), .n_polls_left = kPolls};
+  return Status::kInProgress;
+}
+
+Status ncclCommGetAsyncError(Comm* comm, Status* error) {
+  if (comm == nullptr) return Status::kInvalidArgument;
+  State& state = *comm->state;
+  *error = Status::kInProgress;
+  if (!comm->has_joined) {
+    if (state.mail.n_joined() < state.mail.n_ranks()) return Status::kSuccess;
+    comm->has_joined = true;
+    state.mail.remove();
+  }
+  if (comm->finalizes && state.mail.n_left() < state.mail.n_ranks()) return Status::kSuccess;
+  if (comm->n_polls_left > 0 && --comm->n_polls_left > 0) return Status::kSuccess;
+  for (auto& [stream, group] : comm->pending) {
+    group->number = state.n_queued++;
+    stream->queue("ncclGroupEnd", group->accesses(), [group = group] { return group->advance(); });
+  }
+  comm->pending.clear();
+  *error = state.error;
+  return Status::kSuccess;
+}
+
+Status ncclCommFinalize(Comm* comm) {
+  comm->finalizes = true;
+  comm->n_polls_left = kPolls;
+  ++comm->state->mail.n_left();
+  return Status::kInProgress;
+}
+Status ncclCommDestroy(Comm* comm) {
+  delete comm;
+  return Status::kSuccess;
+}
+Status ncclCommAbort(Comm* comm) {
+  comm->state->is_aborted = true;
+  delete comm;
+  return Status::kSuccess;
+}
+
+const char* ncclGetErrorString(Status status) {
+  static const char* const texts[] = {"no error",
+                                      "unhandled cuda error",
+                                      "unhandled system error",
+                                      "internal error",
+                                      "invalid argument",
+                                      "invalid usage",
+                                      "remote process exited or there was a network error",
+                                      "NCCL operation in progress"};
+  return texts[static_cast<int>(status)];
+}
+const char* ncclGetLastError(Comm* comm) { return comm == nullptr ? "" : comm->state->last.c_str(); }
+
+Status ncclGroupStart() {
+  ++group_depth;
+  return Status::kSuccess;
+}
+Status ncclGroupEnd() {
+  if (--group_depth > 0) return Status::kSuccess;
+  for (const auto& [comm, stream] : group_of) comm->n_polls_left = kPolls;
+  const bool is_empty = group_of.empty();
+  group_of.clear();
+  return is_empty ? Status::kSuccess : Status::kInProgress;
+}
+
+Status ncclSend(const void* from, std::size_t n, Type type, int peer, Comm* comm, void* stream) {
+  return queue_message(comm, true, from, n, type, peer, stream);
+}
+Status ncclRecv(void* to, std::size_t n, Type type, int peer, Comm* comm, void* stream) {
+  return queue_message(comm, false, to, n, type, peer, stream);
+}
+Status ncclAllReduce(const void* from, void* to, std::size_t n, Type type, Operator op, Comm* comm, void* stream) {
+  if (const Status status = check(comm, from, stream); status != Status::kSuccess) return status;
+  if (from != to || type != Type::kFloat32) return Status::kInvalidArgument;  // what the transport uses
+  State& state = *comm->state;
+  const int n_ranks = state.mail.n_ranks();
+  auto reduction = std::make_shared<Reduction>();
+  reduction->parts.assign(static_cast<std::size_t>(n_ranks), std::vector<float>(n));
+  reduction->to = static_cast<float*>(to);
+  reduction->op = op;
+  Group& group = part(comm, stream);
+  for (int peer = 0; peer < n_ranks; ++peer) {
+    if (peer == state.rank) continue;
+    auto* const part_of_peer = reinterpret_cast<std::byte*>(reduction->parts[static_cast<std::size_t>(peer)].data());
+    group.messages.push_back({true, static_cast<std::byte*>(to), n * sizeof(float), peer});
+    group.messages.push_back({false, part_of_peer, n * sizeof(float), peer});
+  }
+  group.reductions.push_back(std::move(reduction));
+  return Status::kSuccess;
+}
+
+Status ncclMemAlloc(void** memory, std::size_t n_bytes) {
+  *memory = ::operator new(n_bytes);
+  return Status::kSuccess;
+}
+Status ncclMemFree(void* memory) {
+  ::operator delete(memory);
+  return Status::kSuccess;
+}
+/// As NCCL does, this succeeds with a null window where devices do not reach each other.
+Status ncclCommWindowRegister(Comm* comm, void*, std::size_t, Window** window, int) {
+  *window = comm->state->fault.kind == "window" ? nullptr : new Window;
+  comm->n_polls_left = kPolls;
+  return Status::kInProgress;
+}
+Status ncclCommWindowDeregister(Comm*, Window* window) {
+  delete window;
+  return Status::kSuccess;
+}
+
+}  // extern "C"

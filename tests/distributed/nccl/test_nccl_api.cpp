@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Our declarations of NCCL agree with nccl.h, where that is found: types, values, and how arguments are passed.
+#include "distributed/transport/nccl_api.hpp"
+
+#if __has_include(<nccl.h>)
+#include <nccl.h>
+#define TREE_ATTN_HAS_NCCL_HEADER
+#endif
+
+#include <doctest/doctest.h>
+
+#include <cstddef>
+#include <type_traits>
+
+namespace tree_attn::test {
+namespace {
+
+#if defined(TREE_ATTN_HAS_NCCL_HEADER)
+
+/// Whether arguments of both types are passed alike: pointers; enumerations and integers of one size; structures of one
+/// layout.
+template <class Ours, class Theirs>
+constexpr bool passes_alike() {
+  if constexpr (std::is_pointer_v<Ours> && std::is_pointer_v<Theirs>)
+    return true;
+  else if constexpr (std::is_enum_v<Ours>)
+    return std::is_enum_v<Theirs> && sizeof(Ours) == sizeof(Theirs);
+  else if constexpr (std::is_class_v<Ours>)
+    return std::is_class_v<Theirs> && sizeof(Ours) == sizeof(Theirs) && alignof(Ours) == alignof(Theirs) &&
+           std::is_trivially_copyable_v<Ours> && std::is_trivially_copyable_v<Theirs>;
+  else
+    return std::is_same_v<Ours, Theirs>;
+}
+template <class Ours, class Theirs>
+struct CalledAlike : std::false_type {};
+template <class Result, class... Arguments, class TheirResult, class... TheirArguments>
+requires(sizeof...(Arguments) ==
+         sizeof...(TheirArguments)) struct CalledAlike<Result (*)(Arguments...), TheirResult (*)(TheirArguments...)>
+    : std::bool_constant<passes_alike<Result, TheirResult>() && (passes_alike<Arguments, TheirArguments>() && ...)> {
+};
+
+#define TREE_ATTN_SAME(function) \
+  static_assert(CalledAlike<decltype(nccl::Functions::function), decltype(&::function)>::value, #function)
+TREE_ATTN_SAME(ncclGetVersion);
+TREE_ATTN_SAME(ncclGetUniqueId);
+TREE_ATTN_SAME(ncclCommInitRankConfig);
+TREE_ATTN_SAME(ncclCommGetAsyncError);
+TREE_ATTN_SAME(ncclCommFinalize);
+TREE_ATTN_SAME(ncclCommDestroy);
+TREE_ATTN_SAME(ncclCommAbort);
+TREE_ATTN_SAME(ncclGetErrorString);
+TREE_ATTN_SAME(ncclGetLastError);
+TREE_ATTN_SAME(ncclGroupStart);
+TREE_ATTN_SAME(ncclGroupEnd);
+TREE_ATTN_SAME(ncclSend);
+TREE_ATTN_SAME(ncclRecv);
+TREE_ATTN_SAME(ncclAllReduce);
+TREE_ATTN_SAME(ncclMemAlloc);
+TREE_ATTN_SAME(ncclMemFree);
+TREE_ATTN_SAME(ncclCommWindowRegister);
+TREE_ATTN_SAME(ncclCommWindowDeregister);
+static_assert(!CalledAlike<decltype(nccl::Functions::ncclSend), decltype(&::ncclAllReduce)>::value, "a control");
+
+static_assert(static_cast<int>(nccl::Status::kSuccess) == ncclSuccess);
+static_assert(static_cast<int>(nccl::Status::kUnhandledCudaError) == ncclUnhandledCudaError);
+static_assert(static_cast<int>(nccl::Status::kSystemError) == ncclSystemError);
+static_assert(static_cast<int>(nccl::Status::kInternalError) == ncclInternalError);
+static_assert(static_cast<int>(nccl::Status::kInvalidArgument) == ncclInvalidArgument);
+static_assert(static_cast<int>(nccl::Status::kInvalidUsage) == ncclInvalidUsage);
+static_assert(static_cast<int>(nccl::Status::kRemoteError) == ncclRemoteError);
+static_assert(static_cast<int>(nccl::Status::kInProgress) == ncclInProgress);
+static_assert(static_cast<int>(nccl::Type::kInt8) == ncclInt8);
+static_assert(static_cast<int>(nccl::Type::kFloat32) == ncclFloat32);
+static_assert(static_cast<int>(nccl::Operator::kSum) == ncclSum);
+static_assert(static_cast<int>(nccl::Operator::kMax) == ncclMax);
+static_assert(nccl::kSymmetricWindow == NCCL_WIN_COLL_SYMMETRIC);
+static_assert(nccl::kOldestNccl == NCCL_VERSION(2, 14, 3));
+static_assert(sizeof(nccl::UniqueId) == NCCL_UNIQUE_ID_BYTES);
+
+// Our configuration is the beginning of theirs.
+static_assert(offsetof(nccl::Config, size) == offsetof(ncclConfig_t, size));
+static_assert(offsetof(nccl::Config, magic) == offsetof(ncclConfig_t, magic));
+static_assert(offsetof(nccl::Config, version) == offsetof(ncclConfig_t, version));
+static_assert(offsetof(nccl::Config, blocking) == offsetof(ncclConfig_t, blocking));
+static_assert(sizeof(nccl::Config) <= sizeof(ncclConfig_t));
+static_assert(nccl::Config{}.version <= NCCL_VERSION_CODE);
+
+#endif
+
+}  // namespace
+
+TEST_CASE("nccl: our declarations agree with nccl.h where that is found") {
+#if defined(TREE_ATTN_HAS_NCCL_HEADER)
+  const ncclConfig_t theirs = NCCL_CONFIG_INITIALIZER;
+  CHECK(nccl::Config{}.magic == theirs.magic);
+#else
+  MESSAGE("nccl.h was not found");
+#endif
+  CHECK(nccl::Config{}.blocking == 0);
+}
+
+}  // namespace tree_attn::test

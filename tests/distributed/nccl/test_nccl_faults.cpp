@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief What a fault of NCCL ends with: one line that says what and where, within the deadline.
+#include "reference/data/input_error.hpp"
+#include "tests/distributed/nccl/nccl_ranks.hpp"
+
+#include <chrono>
+#include <mutex>
+
+namespace tree_attn::test {
+namespace {
+
+constexpr double kTimeout = 0.5;
+/// Longest time from a deadline to the end of all ranks.
+constexpr double kMargin = 2;
+
+/// Decodes two steps by an algorithm on p ranks. @returns the error that ended it; all ranks have ended
+std::string error_of(const std::string& fault, int p, const char* algorithm = "two-level") {
+  const auto workload = normal_workload(3, {.head_dim = 64, .value_dim = 64, .n_keys = 64 * p});
+  const Topology topology = Topology::pretend(p, 2);
+  const std::vector<KeyRange> ranges = coarse_ranges(64 * p, p, kLeafKeys);
+  const auto start = std::chrono::steady_clock::now();
+  std::string error;
+  try {
+    run_nccl(topology, kTimeout, fault, [&](const ThreadRanks& ranks, NcclTransport& transport) {
+      const Shard shard = workload->shard(topology.range_of(ranks.rank(), ranges));
+      ShardDecoder own = open_shard(emulated::backend(), workload->query(0), shard, workload->lengths(), workload->scale);
+      const std::unique_ptr<Decoder> decoder = find_algorithm(algorithm).open(transport, own, ranges);
+      for (int step = 1; step <= 2; ++step) {
+        ranks.doing("in " + std::string(algorithm) + ", step " + std::to_string(step));
+        decoder->step(workload->query(0), workload->lengths());
+      }
+    });
+  } catch (const TransportError& exception) {
+    error = exception.what();
+  } catch (const InputError& exception) {
+    error = "bad input: " + std::string(exception.what());
+  }
+  CHECK(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() < kTimeout + kMargin);
+  CHECK(error.find('\n') == std::string::npos);
+  return error;
+}
+
+}  // namespace
+
+TEST_CASE("nccl faults: none, and all steps pass") { CHECK(error_of("", 4) == ""); }
+
+TEST_CASE("nccl faults: a call that fails names the rank, the call, what NCCL says and the step") {
+  CHECK(error_of("call 1 1", 4) ==
+        "rank 1: NCCL 2.28.9: ncclRecv: unhandled system error: stand-in: injected (in two-level, step 1)");
+  CHECK(error_of("call 2 5", 4) ==
+        "rank 2: NCCL 2.28.9: ncclRecv: unhandled system error: stand-in: injected (in two-level, step 2)");
+}
+
+TEST_CASE("nccl faults: an asynchronous error is polled for") {
+  CHECK(error_of("async 2 2", 4) ==
+        "rank 2: NCCL 2.28.9: an asynchronous error: remote process exited or there was a network error: stand-in: the "
+        "connection to a peer was lost (in two-level, step 1)");
+}
+
+TEST_CASE("nccl faults: a rank that never joins ends all ranks at the deadline") {
+  CHECK(error_of("join 3", 4)
+            .ends_with(" waited for all ranks to join NCCL (its interface between machines is that of "
+                       "NCCL_SOCKET_IFNAME) and gave up"));
+}
+
+TEST_CASE("nccl faults: a peer that never sends is named at the deadline, with the step") {
+  CHECK(error_of("silent 1 1", 2) == "rank 0 waited for the message of rank 1 over NCCL in two-level, step 1 and gave up");
+  CHECK(error_of("silent 0 2", 2) == "rank 1 waited for the message of rank 0 over NCCL in two-level, step 2 and gave up");
+  // Who waits for the silent rank, or for one that waits for it, depends on who is first.
+  CHECK(error_of("silent 1 2", 4).find("waited for the message") != std::string::npos);
+}
+
+TEST_CASE("nccl faults: a library that is too old, missing or of another kind is refused on all ranks") {
+  const std::string name = TREE_ATTN_NCCL_STAND_IN;
+  CHECK(error_of("version 21200", 2) == "bad input: --transport nccl: " + name +
+                                            " is NCCL 2.12.0, older than 2.14.3, the first with communicators that do not "
+                                            "block");
+  CHECK(error_of("version 2804", 2).find("is NCCL 2.8.4, older than 2.14.3") != std::string::npos);
+  CHECK(error_of("version 21403", 2) == "");
+
+  const auto load_error = [](const std::string& library) -> std::string {
+    const VariableScope chosen(kNcclVariable, library);
+    const NcclFound found = find_nccl();
+    CHECK(found.version.empty());
+    CHECK(found.path.empty());
+    return found.missing;
+  };
+  CHECK(load_error("/nowhere/libnccl.so.2")
+            .starts_with(
+                "--transport nccl: TREE_ATTN_NCCL_LIBRARY is /nowhere/libnccl.so.2: /nowhere/libnccl.so.2: cannot open"));
+  CHECK(load_error("libm.so.6") == "--transport nccl: libm.so.6 has no ncclGetVersion: it is not NCCL");
+  const VariableScope chosen(kNcclVariable, name);
+  const NcclFound found = find_nccl();
+  CHECK(found.version == "2.28.9");
+  CHECK(found.path == name);
+  CHECK(found.missing == "");
+}
+
+TEST_CASE("nccl faults: ranks with different versions are refused on all ranks") {
+  const std::string error = error_of("version 22707 2", 3);
+  // Threads ask in any order.
+  CHECK(error.starts_with("bad input: --transport nccl: rank "));
+  CHECK(error.find("NCCL 2.27.7") != std::string::npos);
+  CHECK(error.find("2.28.9") != std::string::npos);
+  CHECK(error.ends_with("; all ranks need the same version"));
+}
+
+TEST_CASE("nccl faults: a null window means that devices do not reach each other") {
+  std::mutex mutex;
+  std::vector<std::string> errors;
+  const auto open_window = [&](const std::string& fault) {
+    errors.clear();
+    run_nccl(Topology::pretend(3, 3), kTimeout, fault, [&](const ThreadRanks&, NcclTransport& transport) {
+      std::string error;
+      try {
+        const NcclWindow window(transport.communicator(), 4096);
+        CHECK(window.memory() != nullptr);
+        CHECK(window.get() != nullptr);
+      } catch (const InputError& exception) {
+        error = exception.what();
+      }
+      const std::lock_guard lock(mutex);
+      errors.push_back(error);
+    });
+    return errors;
+  };
+  CHECK(open_window("") == std::vector<std::string>(3));
+  for (const std::string& error : open_window("window")) {
+    CHECK(error ==
+          "the devices of this node do not all reach each other's memory: NCCL registered no window; nvidia-smi "
+          "topo -p2p r says which do");
+  }
+}
+
+TEST_CASE("nccl: versions as NCCL codes them") {
+  CHECK(nccl_version_text(22809) == "2.28.9");
+  CHECK(nccl_version_text(23203) == "2.32.3");
+  CHECK(nccl_version_text(21000) == "2.10.0");
+  CHECK(nccl_version_text(2804) == "2.8.4");
+}
+
+}  // namespace tree_attn::test

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief `tree_attn decode --transport nccl` on emulated devices, with the stand-in for NCCL: ranks as threads and as
+/// processes.
+#include "tests/distributed/program/command.hpp"
+
+#include <nlohmann/json.hpp>
+
+#include <chrono>
+#include <cstdlib>
+
+namespace {
+
+/// Environment of the commands below.
+struct NcclVariables {
+  explicit NcclVariables(const std::string& fault = "", const std::string& library = TREE_ATTN_NCCL_STAND_IN) {
+    ::setenv("TREE_ATTN_NCCL_LIBRARY", library.c_str(), 1);
+    ::setenv("TREE_ATTN_NCCL_FAULT", fault.c_str(), 1);
+  }
+  NcclVariables(const NcclVariables&) = delete;
+  NcclVariables& operator=(const NcclVariables&) = delete;
+  ~NcclVariables() { ::unsetenv("TREE_ATTN_NCCL_LIBRARY"), ::unsetenv("TREE_ATTN_NCCL_FAULT"); }
+};
+
+const Words kDecode{"decode", "--heads", "4", "--kv-heads", "2", "--head-dim", "64", "--backend", "emulated"};
+
+}  // namespace
+
+TEST_CASE("decode --transport nccl: bits, counts and predictions, as threads and as processes") {
+  const NcclVariables variables;
+  const Scratch scratch;
+  const Words plans{"--algorithm",         "gather", "--compare", "two-level,leaders,fused,ring-state", "--report",
+                    scratch.path("report")};
+  const auto runs_of = [&](const Words& words) {
+    check_silent_success(run(words));
+    return nlohmann::json::parse(Scratch::read(scratch.path("report")));
+  };
+  for (const Words& shape : {Words{"--seq-len", "500", "--shards", "128,0,372", "--ranks-per-node", "2", "--verify"},
+                             Words{"--seq-len", "300", "--steps", "5"}, Words{"--seq-len", "0"}}) {
+    const nlohmann::json of_host = runs_of(ranks(3, kDecode + shape + plans));
+    for (const Words& command : {alone(kDecode + shape + plans + Words{"--transport", "nccl", "--devices", "0-2"}),
+                                 ranks(3, kDecode + shape + plans + Words{"--transport", "nccl"})}) {
+      const nlohmann::json over_nccl = runs_of(command);
+      CHECK(of_host["machine"]["nccl"].is_null());
+      CHECK(over_nccl["machine"]["nccl"] == "2.28.9");
+      REQUIRE(over_nccl["runs"].size() == 5);
+      for (std::size_t i = 0; i < over_nccl["runs"].size(); ++i) {
+        const nlohmann::json &ours = over_nccl["runs"][i], &theirs = of_host["runs"][i];
+        CAPTURE(ours["algorithm"]);
+        CHECK(ours["transport"] == "nccl");
+        CHECK(ours["same_bits_on_all_ranks"] == true);
+        for (const char* same : {"output_digest", "messages_per_step", "bytes_per_step", "bytes_between_nodes_per_step",
+                                 "merge_steps", "collectives_per_step", "predicted"}) {
+          CAPTURE(same);
+          CHECK(ours[same] == theirs[same]);
+        }
+        for (const char* counted : {"messages_per_step", "bytes_per_step", "bytes_between_nodes_per_step", "merge_steps"})
+          CHECK(ours[counted] == ours["predicted"][counted]);
+      }
+    }
+  }
+}
+
+TEST_CASE("decode --transport nccl: the AllReduces of paper and packed are those of NCCL, which nobody counts") {
+  const NcclVariables variables;
+  const Scratch scratch;
+  for (const Words& job : {alone(kDecode + Words{"--devices", "0-4"}), ranks(2, kDecode)}) {
+    check_silent_success(run(job + Words{"--seq-len", "400", "--transport", "nccl", "--algorithm", "paper", "--compare",
+                                         "packed", "--verify", "--report", scratch.path("report")}));
+    const nlohmann::json runs = nlohmann::json::parse(Scratch::read(scratch.path("report")))["runs"];
+    for (const nlohmann::json& run : runs) {
+      CHECK(run["collectives_per_step"] == (run["algorithm"] == "paper" ? 3 : 2));
+      CHECK(run["same_bits_on_all_ranks"] == true);
+      for (const char* counted : {"messages_per_step", "bytes_per_step", "merge_steps"}) {
+        CHECK(run[counted] == 0);
+        CHECK(run["predicted"][counted] == 0);
+      }
+    }
+  }
+}
+
+TEST_CASE("decode --transport nccl: what is missing or does not fit is one line") {
+  const Words small = kDecode + Words{"--seq-len", "64", "--transport", "nccl"}, devices{"--devices", "0-1"};
+  {
+    const NcclVariables none("", "/nowhere/libnccl.so.2");
+    check_one_line(run(alone(small + devices)), "--transport nccl: TREE_ATTN_NCCL_LIBRARY is /nowhere/libnccl.so.2");
+    check_one_line(run(ranks(2, small)), "--transport nccl: TREE_ATTN_NCCL_LIBRARY is /nowhere/libnccl.so.2");
+  }
+  const NcclVariables old("version 21200");
+  check_one_line(run(ranks(2, small)), "is NCCL 2.12.0, older than 2.14.3");
+}
+
+TEST_CASE("decode --transport nccl: a fault ends all ranks within the deadline, in one line") {
+  const Words small = kDecode + Words{"--seq-len", "256", "--transport", "nccl", "--timeout", "1"},
+              devices{"--devices", "0-3"};
+  struct Case {
+    const char *fault, *line;
+  };
+  for (const Case& each :
+       {Case{"call 1 1", "rank 1: NCCL 2.28.9: ncclRecv: unhandled system error"},
+        Case{"async 1 1", "rank 1: NCCL 2.28.9: an asynchronous error: remote process exited"},
+        Case{"join 3", "for all ranks to join NCCL"}, Case{"silent 1 1", "over NCCL in two-level, step 1"}}) {
+    CAPTURE(each.fault);
+    const NcclVariables variables(each.fault);
+    const auto start = std::chrono::steady_clock::now();
+    check_one_line(run(alone(small + devices)), each.line);
+    CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(3));
+  }
+}
