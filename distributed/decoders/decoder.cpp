@@ -81,22 +81,29 @@ Decoder::Decoder(Transport& transport, ShardDecoder& shard)
 
 Forest<float>& Decoder::decode_own_shard(const TensorView& q, std::span<const std::int64_t> lengths, int lift) {
   Forest<float>& states = shard_.session().decode(q, lengths, lift, progress_).host();
-  states_ready_ = transport_.seconds();
+  set_states_ready();
   return states;
 }
 
-extern const Algorithm kTwoLevel, kLeaders, kPaper, kPacked, kFused, kGather, kRing, kRingState;
+extern const Algorithm kTwoLevel, kLeaders, kPaper, kPacked, kFused, kGather, kRing, kRingState, kOneShot;
 
 std::span<const Algorithm> algorithms() {
   static const Algorithm all[] = {kTwoLevel, kLeaders, kPaper, kPacked, kFused, kGather, kRing, kRingState};
   return all;
 }
 
+std::span<const Algorithm> kernel_algorithms() {
+  static const Algorithm all[] = {kOneShot};
+  return all;
+}
+
 const Algorithm& find_algorithm(std::string_view name) {
   std::string known;
-  for (const Algorithm& algorithm : algorithms()) {
-    if (algorithm.name == name) return algorithm;
-    known += (known.empty() ? "" : ", ") + std::string(algorithm.name);
+  for (const auto& all : {algorithms(), kernel_algorithms()}) {
+    for (const Algorithm& algorithm : all) {
+      if (algorithm.name == name) return algorithm;
+      known += (known.empty() ? "" : ", ") + std::string(algorithm.name);
+    }
   }
   throw InputError("--algorithm " + std::string(name) + ": unknown; use one of " + known);
 }

@@ -17,6 +17,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 #include <variant>
 
@@ -90,6 +91,11 @@ struct OwnDecoder {
 /// Bytes that the paper's own formula gives for all of p ranks together.
 using PaperBytes = double (*)(const WorkloadShape& shape, int p);
 
+/// Why an algorithm cannot combine these shards, in a few words; empty if it can. The same on every rank.
+/// @param shape as the cache stores it
+using RefusalOf = std::string (*)(const Backend& backend, const Transport& transport, std::span<const KeyRange> ranges,
+                                  const WorkloadShape& shape);
+
 /// A way of combining shards. Every rank ends with the same output, so all ranks agree on needs_lift().
 struct Algorithm {
   std::string_view name;
@@ -100,6 +106,7 @@ struct Algorithm {
   std::variant<PlanOf, OwnDecoder> exchange;
   PaperBytes paper_bytes = [](const WorkloadShape&, int) { return 0.0; };  ///< 0: the paper has no formula
   RadixOf radix = nullptr;                                                 ///< nullptr: the plan has no radix
+  RefusalOf refusal = nullptr;                                             ///< nullptr: it takes all that the backend takes
 
   /// Prepares decode steps: writes the plan of this rank and takes the memory for it.
   /// @param transport, shard outlive the decoder
@@ -117,8 +124,10 @@ struct Algorithm {
                        const WorkloadShape& shape, const PlanOptions& options = {}) const;
 };
 
-/// All algorithms, in the order of the docs.
+/// The algorithms whose ranks exchange messages, in the order of the docs: they take every backend and any nodes.
 std::span<const Algorithm> algorithms();
+/// The algorithms whose kernels exchange states themselves: Algorithm::refusal says what they do not take.
+std::span<const Algorithm> kernel_algorithms();
 /// The algorithm of that name. @throws InputError if the name is unknown; the message lists the known ones
 const Algorithm& find_algorithm(std::string_view name);
 

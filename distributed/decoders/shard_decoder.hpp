@@ -31,6 +31,7 @@ class ShardDecoder {
 
   KvCache& cache() const { return *own_.cache; }
   DecodeSession& session() const { return *own_.session; }
+  double scale() const { return scale_; }
   /// A second cache on the same backend, in the types and the order of cache(), with room for n keys of other ranks.
   OpenCache open_cache(std::int64_t n) const;
 

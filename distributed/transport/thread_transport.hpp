@@ -48,6 +48,7 @@ class ThreadNetwork {
   void leave(int rank);
   /// Wakes every waiting rank, because one rank has failed.
   void close();
+  double timeout() const { return timeout_; }
 
  private:
   friend class ThreadDeadline;
@@ -127,6 +128,8 @@ class ThreadTransport : public Transport {
       : Transport(topology, rank), network_(network) {}
   std::string_view name() const override { return "threads"; }
   void progress() override { ++n_progress_; }
+  bool is_one_process() const override { return true; }
+  double timeout() const override { return network_.timeout(); }
 
   /// Messages started and not yet waited for.
   std::size_t in_flight() const { return sends_.size() + receives_.size(); }

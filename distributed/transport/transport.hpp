@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -54,6 +55,11 @@ class Transport {
   /// This transport, if its messages lie in device memory; null if they lie in host memory.
   virtual DeviceTransport* device() { return nullptr; }
 
+  /// Whether all ranks are threads of one process, so that an address of one is an address of all.
+  virtual bool is_one_process() const { return size() == 1; }
+  /// Seconds that one wait may take; infinity for no limit.
+  virtual double timeout() const { return std::numeric_limits<double>::infinity(); }
+
   /// Starts a send. The bytes must not change until wait() returns. Zero bytes are no message.
   void send(std::span<const std::byte> bytes, int to);
   /// Starts to receive exactly bytes.size() bytes. They have arrived when wait() returns.
@@ -74,6 +80,8 @@ class Transport {
   void clear_traffic() { traffic_ = {}; }
   void count_collectives(std::int64_t n) { traffic_.collectives += n; }
   void count_merge_steps(std::int64_t n);
+  /// Counts what kernels have stored into the windows of n other ranks of the node: a message to each.
+  void count_stored(std::int64_t n, std::int64_t bytes) { traffic_.messages += n, traffic_.bytes += bytes; }
   /// Lets every merge step that is counted take this long: a model of the time that a GPU needs for it.
   void set_merge_seconds(double seconds) { merge_seconds_ = seconds; }
   /// Lets every message take this long at its sender, and again at its receiver: a model of a processor that drives MPI.

@@ -20,7 +20,8 @@ class KernelBackend final : public Backend {
   }
   bool needs_gpu() const override { return !kIsHostMemory; }
   std::vector<std::string> gpus() const override { return gpu_names(); }
-  void use_gpu(int index) const override { set_device(index); }
+  bool has_windows() const override { return true; }
+  void use_gpu(int index) const override { use_device(index); }
   std::string refusal(const AttentionShape& shape) const override {
     const AttentionShape stored = stored_on_device(shape);
     return library_step().refusal(params_of(stored, {}), stored.dtype);

@@ -3,6 +3,8 @@
 /// @brief The list of backends.
 #include "gpu/backend/backends.hpp"
 
+#include "gpu/backend/one_shot.hpp"
+#include "gpu/parts/one_shot.hpp"
 #include "reference/data/input_error.hpp"
 
 namespace tree_attn {
@@ -57,6 +59,21 @@ DevicePlatform platform_of([[maybe_unused]] const Backend& backend) {
   if (&backend == &cuda::backend()) return {cuda::make_blocks, false};
 #endif
   return {};
+}
+
+std::int64_t one_shot_bytes(KeyRange own, std::int64_t n_rows, std::int64_t d_v) {
+  return Peers::of(std::span(&own, 1), 0, n_rows, d_v).n_sent() * static_cast<std::int64_t>(sizeof(Packet));
+}
+
+std::unique_ptr<OneShotSession> open_one_shot([[maybe_unused]] const KvCache& cache, [[maybe_unused]] double scale,
+                                              [[maybe_unused]] double timeout) {
+#if !defined(TREE_ATTN_NO_EMULATOR)
+  if (auto session = emulated::open_one_shot(cache, scale, timeout)) return session;
+#endif
+#if defined(TREE_ATTN_HAS_CUDA)
+  if (auto session = cuda::open_one_shot(cache, scale, timeout)) return session;
+#endif
+  return nullptr;
 }
 
 }  // namespace tree_attn

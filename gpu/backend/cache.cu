@@ -138,8 +138,6 @@ DeviceSession::DeviceSession(const DeviceCache& cache, double scale)
   plan_range(closed(cache.leaves().range(), cache.leaves().range().begin + cache.capacity()));
 }
 
-/// Plans for a range. Another range than the first is that of a shard of the ring, or of a cache that has grown: memory
-/// grows where it must.
 void DeviceSession::plan_range(KeyRange range) {
   const AttentionShape& shape = cache_.shape();
   planned_ = range;
@@ -150,10 +148,12 @@ void DeviceSession::plan_range(KeyRange range) {
   if (is_dealt()) {
     static_cast<DecodeParams&>(params_) = params_of(shape, {0, planned_rows_});
   } else {
-    static_cast<DecodeParams&>(params_) = params_of(shape, planned_);
+    // A range without positions has a leaf without keys, for a kernel that has something to do all the same.
+    const std::int64_t leaf = planned_.begin / kLeafKeys * kLeafKeys;
+    static_cast<DecodeParams&>(params_) = params_of(shape, planned_.empty() ? KeyRange{leaf, leaf + kLeafKeys} : planned_);
     params_.readable_end = planned_.begin + std::min(allocated_positions(planned_.size()), planned_rows_);
   }
-  if (subtrees_.empty() || shape.n_rows() == 0) return;
+  if (!has_work()) return;
   if (is_dealt()) {
     const std::int64_t n_leaves = planned_rows_ / kLeafKeys;
     params_.tree_positions = LeafLists::tree_positions(cache_.leaves(), n_leaves);
@@ -162,12 +162,15 @@ void DeviceSession::plan_range(KeyRange range) {
   }
   params_.k = cache_.keys(), params_.v = cache_.values(), params_.lengths = lengths_.data();
   const AttentionShape& s = shape;
+  // A leaf without keys is described, and never read.
+  const auto leaf_of = [&](std::int64_t d) { return DeviceView{q_.data(), {s.kv_heads * kLeafKeys * d, kLeafKeys * d, d}}; };
+  if (planned_.empty()) params_.k = leaf_of(s.head_dim), params_.v = leaf_of(s.value_dim);
   params_.q = {q_.data(), {s.heads * s.n_queries * s.head_dim, s.n_queries * s.head_dim, s.head_dim}};
   if (const std::string why = library_step().refusal(params_, s.dtype); !why.empty())
     throw DeviceError("the kernels do not take " + why);
-  plan_ = is_dealt() ? plan_listed_runs(params_, s.dtype) : library_step().plan(params_, s.dtype, {});
+  plan_ = plan_kernel();
   if (!workspace_.is_enough_for(plan_)) workspace_ = DeviceWorkspace(plan_);
-  const std::int64_t n_states = static_cast<std::int64_t>(subtrees_.size()) * forest_.block_size();
+  const std::int64_t n_states = std::max<std::int64_t>(1, std::ssize(subtrees_)) * forest_.block_size();
   if (n_states > states_.size()) states_ = DeviceBuffer<float>(n_states);
   forest_.reserve(subtrees_.size());
 }
@@ -180,7 +183,7 @@ States& DeviceSession::run(const TensorView& q, std::span<const std::int64_t> le
       planned_rows_ != cache_.n_allocated())
     plan_range(range);
   is_on_host_ = false;
-  if (subtrees_.empty() || cache_.shape().n_rows() == 0) return *this;
+  if (!has_work()) return *this;
 
   // The step before has read what it was given, and the graph is free.
   synchronise(stream_);
@@ -219,17 +222,27 @@ void DeviceSession::stage(const TensorView& q, std::span<const std::int64_t> len
     }
   }
   std::copy(lengths.begin(), lengths.end(), staged_lengths_.data());
+  if (planned_.empty()) std::fill_n(staged_lengths_.data(), lengths.size(), 0);
 }
 
-void DeviceSession::queue_step() {
+LaunchPlan DeviceSession::plan_kernel() const {
+  const DType dtype = cache_.shape().dtype;
+  return is_dealt() ? plan_listed_runs(params_, dtype) : library_step().plan(params_, dtype, {});
+}
+
+void DeviceSession::queue_kernel() {
   const DType dtype = cache_.shape().dtype;
   const DeviceOutput output{.states = states_.data()};
-  q_.queue_upload(stream_, staged_q_.elements());
-  lengths_.queue_upload(stream_, staged_lengths_.elements());
   if (is_dealt())
     run_listed_runs(params_, dtype, output, plan_, workspace_.get(), stream_);
   else
     library_step().run(params_, dtype, output, plan_, workspace_.get(), stream_);
+}
+
+void DeviceSession::queue_step() {
+  q_.queue_upload(stream_, staged_q_.elements());
+  lengths_.queue_upload(stream_, staged_lengths_.elements());
+  queue_kernel();
 }
 
 Forest<float>& DeviceSession::host() {

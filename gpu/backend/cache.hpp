@@ -83,7 +83,7 @@ class DeviceWorkspace {
 /// the second records them in a graph, and every step from then on is one launch of that graph: what changes from step to
 /// step, the lengths and the queries, is read from device memory. The plan covers the capacity of the cache, so a new one is
 /// made when the cache has grown. The default stream waits for a step, and a step for what the default stream did before it.
-class DeviceSession final : public DecodeSession, public States {
+class DeviceSession : public DecodeSession, public States {
  public:
   /// @throws DeviceError if no kernel takes the shape, or the device has no memory
   DeviceSession(const DeviceCache& cache, double scale);
@@ -96,15 +96,25 @@ class DeviceSession final : public DecodeSession, public States {
  protected:
   States& run(const TensorView& q, std::span<const std::int64_t> lengths, int lift,
               const std::function<void()>& progress) override;
+  /// Plans for a range. Another range than the first is that of a shard of the ring, or of a cache that has grown: memory
+  /// grows where it must.
+  void plan_range(KeyRange range);
+  bool is_dealt() const { return planned_order_ == LeafOrder::kDealt; }
+  /// @name The kernel of a step
+  /// @{
+  /// Whether there is anything to launch.
+  virtual bool has_work() const { return !subtrees_.empty() && cache_.shape().n_rows() > 0; }
+  virtual LaunchPlan plan_kernel() const;
+  virtual void queue_kernel();
+  /// @}
 
  private:
-  bool is_dealt() const { return planned_order_ == LeafOrder::kDealt; }
-  void plan_range(KeyRange range);
   /// Puts the queries as they are stored, and the lengths, where the stream reads them.
   void stage(const TensorView& q, std::span<const std::int64_t> lengths);
   /// Queues what a step does.
   void queue_step();
 
+ protected:
   const DeviceCache& cache_;
   double scale_;
   ListedParams params_;  ///< in the contiguous order the part that is DecodeParams
@@ -113,11 +123,14 @@ class DeviceSession final : public DecodeSession, public States {
   LeafOrder planned_order_ = LeafOrder::kContiguous;
   KeyRange planned_{0, -1};        ///< the range that plan_ and subtrees_ are for
   std::int64_t planned_rows_ = 0;  ///< allocated rows of the cache then
-  std::vector<Subtree> subtrees_;
+  std::vector<Subtree> subtrees_;  ///< that states_ are of
   DeviceWorkspace workspace_;
   DeviceBuffer<unsigned char> q_;
   DeviceBuffer<std::int64_t> lengths_;
   DeviceBuffer<float> states_;
+  OwnedStream stream_;
+
+ private:
   HostBuffer<unsigned char> staged_q_;  ///< queries as they are stored, dense
   HostBuffer<std::int64_t> staged_lengths_;
   std::vector<float> row_;
@@ -125,7 +138,6 @@ class DeviceSession final : public DecodeSession, public States {
   bool is_on_host_ = true;
   int lift_ = 0;          ///< that the plan was last used with
   int n_same_steps_ = 0;  ///< steps since the plan or the lift changed
-  OwnedStream stream_;
   Event before_, after_;  ///< on the default stream, and on stream_
   Graph graph_;
 };

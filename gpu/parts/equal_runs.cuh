@@ -31,18 +31,35 @@ struct EqualRunsWorkspace {
 /// Shared memory of the kernel beside that of its pipeline: three small things, each at a multiple of 128 bytes.
 inline constexpr std::size_t kEqualRunsBytes = 3 * 128;
 
-/// The library kernel.
+/// What becomes of a query tile that a block has joined: finished rows, or the states of the shard, in memory. The other end
+/// is OneShotEnd, which has the same members.
+struct WriteEnd {
+  DeviceOutput result;
+
+  static constexpr std::size_t kSharedBytes = 0;  ///< that take() takes
+  struct Tiles {};                                ///< what the block remembers of its query tiles, in shared memory
+  __device__ __forceinline__ static Tiles take(Arena&) { return {}; }
+  /// Where a joined query tile is written.
+  __device__ __forceinline__ const DeviceOutput& output() const { return result; }
+  /// The block has written a query tile. All of its threads call it.
+  template <IsWorker Worker, class Params>
+  __device__ __forceinline__ void tile_joined(const Params&, const WorkRange&, Tiles) const {}
+  /// The block has done its last work range. All of its threads call it.
+  template <IsWorker Worker, class Params>
+  __device__ __forceinline__ void block_done(const Params&, Scratch, Tiles) const {}
+};
+
+/// A block of the library kernel.
 ///
 /// Every thread works out the first work range by itself: no barrier stands before the first copy. What is known about a
 /// work range is kept in shared memory as well, and read from there after the walk: it would fill the registers that the
 /// pipeline needs.
 /// @param counters one per query tile
 /// @paper{alg_3, Alg. 3}
-template <IsPipeline Pipeline>
-__global__ void __launch_bounds__(Pipeline::kThreads, 1)
-    equal_runs(typename Pipeline::Params params, DeviceOutput output,
-               const __grid_constant__ typename Pipeline::Arguments arguments, EqualRunsWorkspace forests,
-               unsigned* counters) {
+template <IsPipeline Pipeline, class End>
+__device__ __forceinline__ void equal_runs_block(const typename Pipeline::Params& params, const End& end,
+                                                 const typename Pipeline::Arguments& arguments,
+                                                 const EqualRunsWorkspace& forests, unsigned* counters) {
   using Worker = typename Pipeline::Worker;
   if constexpr (Pipeline::kIsCompiled) {
     launch_dependents();
@@ -51,6 +68,7 @@ __global__ void __launch_bounds__(Pipeline::kThreads, 1)
     const Shared<int> is_last = arena.take<int>(1);
     const Shared<WorkPartition> partition = arena.take<WorkPartition>(1);
     const Shared<WorkRange> work_range = arena.take<WorkRange>(1);
+    const typename End::Tiles tiles = end.take(arena);
     WorkPartition all(params, Worker::kRows, gridDim.x);
     std::int64_t next = all.begin_of(blockIdx.x);
     if (next == all.begin_of(blockIdx.x + 1)) return;
@@ -74,7 +92,7 @@ __global__ void __launch_bounds__(Pipeline::kThreads, 1)
       all = partition[0];
       const std::int64_t first = all.block_of(work.tile_begin);
       const int n_sharing = static_cast<int>(all.block_of(work.tile_begin + work.n_tile_items - 1) - first) + 1;
-      bool joins_blocks = false;
+      bool joins_blocks = false, is_end = false;
       TREE_ATTN_LOOP
       do {
         const auto positions = [&](int i) {
@@ -87,12 +105,12 @@ __global__ void __launch_bounds__(Pipeline::kThreads, 1)
           const float* const part = joins_blocks ? forests.of_work_range(first + i, i > 0) : forests.of_worker(block, i);
           states.copy(place, column, part + column.slot * (joins_blocks ? forests.n_work_range : forests.n_worker), j);
         };
-        const bool is_end = joins_blocks || n_sharing == 1;
+        is_end = joins_blocks || n_sharing == 1;
         join_parts<Worker>(
             pipeline.scratch(), params.in_tree(work.kv_head, joins_blocks ? work.whole : work.positions),
             joins_blocks ? n_sharing : Pipeline::kWorkers, positions, copy, [&](const auto& column, const auto& roots) {
               if (is_end) {
-                write_output<Worker>(params, output, work.kv_head, work.first_row, column, roots,
+                write_output<Worker>(params, end.output(), work.kv_head, work.first_row, column, roots,
                                      params.in_tree(work.kv_head, work.whole));
               } else {
                 store_forest<Worker>(column, roots, forests.of_work_range(block, block > first), forests.n_work_range);
@@ -101,14 +119,26 @@ __global__ void __launch_bounds__(Pipeline::kThreads, 1)
         if (is_end) break;
         joins_blocks = arrives_last(counters + work.query_tile, static_cast<unsigned>(n_sharing), is_last);
       } while (joins_blocks);
+      if (is_end) end.template tile_joined<Worker>(params, work, tiles);
 
       next = work.last;
-      if (next == all.begin_of(block + 1)) return;
+      if (next == all.begin_of(block + 1)) return end.template block_done<Worker>(params, pipeline.scratch(), tiles);
       // The next work range uses all this memory again.
       Pipeline::publish_scratch();
       __syncthreads();
     }
   }
+}
+
+/// The library kernel on one device.
+/// @param counters one per query tile
+/// @paper{alg_3, Alg. 3}
+template <IsPipeline Pipeline>
+__global__ void __launch_bounds__(Pipeline::kThreads, 1)
+    equal_runs(typename Pipeline::Params params, DeviceOutput output,
+               const __grid_constant__ typename Pipeline::Arguments arguments, EqualRunsWorkspace forests,
+               unsigned* counters) {
+  equal_runs_block<Pipeline>(params, WriteEnd{output}, arguments, forests, counters);
 }
 
 /// What a launch needs, on the host.

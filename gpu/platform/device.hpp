@@ -21,6 +21,7 @@
 /// | `atomic_inc_acq_rel` | a counter in global memory that wraps to zero, with acquire and release |
 /// | `wait_until store_release load_acquire` | waits for memory that other blocks, launches or devices write; a word that says so |
 /// | `store_far store_packet load_packet` | stores into windows of other devices: 4 bytes; a Packet of 16 that arrives as a whole |
+/// | `nanoseconds` | time, for waits that give up |
 /// | `copy_async16 copy_async4 copy_async_commit copy_async_wait` | asynchronous copies from global to shared memory, in groups |
 /// | `Barrier barrier_init barrier_arrive barrier_arrive_expect` | an mbarrier in shared memory |
 /// | `barrier_wait bulk_copy` | bulk copies that complete on an mbarrier |

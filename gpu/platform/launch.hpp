@@ -16,9 +16,11 @@
 /// | `launch(kernel, Launch, stream, args...)` | starts a kernel; a status that is not well is a DeviceError |
 /// | `make_tensor_map(TensorArray)` | the TensorMap that a kernel passes to bulk_copy_tensor() |
 /// | `DeviceTraffic& traffic()` | allocations, bytes copied, launches and replays so far |
+/// | `bytes_to_peers()` | bytes that kernels of the current device have stored into windows of others, where they are counted |
 /// | `kName`, `kIsHostMemory` | the platform's name as a backend, and where its memory is |
 /// | `gpu_names()` | GPUs that were found |
 /// | `n_devices set_device current_device` | the devices, and the one that this host thread allocates and launches on |
+/// | `use_device` | the same for a host thread that is one rank of several |
 /// | `enable_peer_access` | lets kernels of the current device reach windows (MemoryUse::Window) of another |
 /// | `Device device()` | the current one: name, number of multiprocessors, shared memory a block may have, major version |
 #pragma once

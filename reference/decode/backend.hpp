@@ -42,12 +42,15 @@ class Backend {
   /// The names of the GPUs that it finds.
   virtual std::vector<std::string> gpus() const = 0;
   /// Lets the calling thread make its caches, and decode, on the GPU with this index in gpus(). Other threads keep theirs;
-  /// without a call it is the first. @pre the backend has this GPU
+  /// without a call it is the first. The emulator has as many devices as are asked for, the CPU none. @pre the backend has
+  /// this GPU
   virtual void use_gpu(int index) const { static_cast<void>(index); }
   /// False if caches hold no elements, and outputs are therefore not attention: the model backend.
   virtual bool has_elements() const { return true; }
   /// Whether a session computes a step on several threads of the host, as many as the caller chooses.
   virtual bool has_threads() const { return false; }
+  /// Whether kernels of one rank can store into memory of the device of another.
+  virtual bool has_windows() const { return false; }
   /// The reason why the backend does not accept the shape, in a few words; empty if it does.
   virtual std::string refusal(const AttentionShape& shape) const = 0;
   virtual ErrorTerms error_terms(const AttentionShape& shape) const = 0;

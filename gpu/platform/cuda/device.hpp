@@ -111,10 +111,18 @@ template <class T>
 __device__ inline T load_once(const T* from) {
   return *from;
 }
-/// One number that another block may have written in this launch: from L2, where all blocks meet.
-__device__ inline float load_fresh(const float* from) { return __ldcg(from); }
+/// One number of 4 bytes that another block may have written in this launch: from L2, where all blocks meet.
+template <class T>
+__device__ inline T load_fresh(const T* from) {
+  static_assert(sizeof(T) == 4);
+  return __ldcg(from);
+}
 /// One number for load_fresh(), in this launch.
-__device__ inline void store_fresh(float* to, float x) { __stcg(to, x); }
+template <class T>
+__device__ inline void store_fresh(T* to, std::type_identity_t<T> x) {
+  static_assert(sizeof(T) == 4);
+  __stcg(to, x);
+}
 
 /// A counter in global memory, incremented by one thread: 0, 1, ..., last, 0, ... @returns its value before
 ///
@@ -158,7 +166,6 @@ __device__ inline void store_far(T* to, std::type_identity_t<T> value) {
   memcpy(&word, &value, sizeof word);
   asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(to), "r"(word) : "memory");
 }
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 /// A packet into a window of any device; it arrives at any time, as a whole: one access of 128 bits.
 __device__ inline void store_packet(Packet* to, const Packet& packet) {
   std::uint64_t half[2];
@@ -177,7 +184,13 @@ __device__ inline Packet load_packet(const Packet* from) {
   memcpy(&packet, half, sizeof packet);
   return packet;
 }
-#endif
+
+/// Time of this device, in nanoseconds since some moment.
+__device__ inline std::uint64_t nanoseconds() {
+  std::uint64_t now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  return now;
+}
 
 // ---- Asynchronous copies, sm_80
 

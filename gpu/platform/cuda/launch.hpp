@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -70,6 +71,8 @@ inline int n_devices() {
   return n;
 }
 inline void set_device(int device) { check(cudaSetDevice(device), "cudaSetDevice"); }
+/// The device of a host thread that decodes as one rank of several.
+inline void use_device(int device) { set_device(device); }
 inline int current_device() {
   int device = 0;
   check(cudaGetDevice(&device), "cudaGetDevice");
@@ -80,6 +83,9 @@ inline void enable_peer_access(int other) {
   if (const cudaError_t status = cudaDeviceEnablePeerAccess(other, 0); status != cudaErrorPeerAccessAlreadyEnabled)
     check(status, "cudaDeviceEnablePeerAccess");
 }
+
+/// Bytes that kernels of this device have stored into windows of others: a GPU does not count them.
+inline std::optional<std::int64_t> bytes_to_peers() { return std::nullopt; }
 
 /// n elements of host memory that copies read and write while the host does something else: pinned.
 template <class T>

@@ -17,6 +17,7 @@
 #include "gpu/platform/platform.hpp"
 
 #include <bit>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -156,14 +157,18 @@ T load_once(const T* from, const Line& line = Line::current()) {
   runtime::check_global(from, sizeof(T), runtime::Reach::kReadOnly, "load_once", line);
   return *from;
 }
-/// One number that another block may have written in this launch.
-inline float load_fresh(const float* from, const Line& line = Line::current()) {
-  runtime::check_global(from, sizeof(float), runtime::Reach::kRead, "load_fresh", line);
+/// One number of 4 bytes that another block may have written in this launch.
+template <class T>
+T load_fresh(const T* from, const Line& line = Line::current()) {
+  static_assert(sizeof(T) == 4);
+  runtime::check_global(from, sizeof(T), runtime::Reach::kRead, "load_fresh", line);
   return *from;
 }
 /// One number for load_fresh(), in this launch.
-inline void store_fresh(float* to, float x, const Line& line = Line::current()) {
-  runtime::check_global(to, sizeof(float), runtime::Reach::kWrite, "store_fresh", line);
+template <class T>
+void store_fresh(T* to, std::type_identity_t<T> x, const Line& line = Line::current()) {
+  static_assert(sizeof(T) == 4);
+  runtime::check_global(to, sizeof(T), runtime::Reach::kWrite, "store_fresh", line);
   *to = x;
 }
 
@@ -207,6 +212,12 @@ inline Packet load_packet(const Packet* from, const Line& line = Line::current()
   Packet packet;
   runtime::load_far_16(&packet, from);
   return packet;
+}
+
+/// Time in nanoseconds since some moment: real time, so only what ends a wait in vain may depend on it.
+inline std::uint64_t nanoseconds() {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count());
 }
 
 // ---- Asynchronous copies

@@ -90,6 +90,11 @@ void check_overlap(const SeenBuffers::Range& range, Reach reach, const char* wor
 
 }  // namespace
 
+std::atomic<std::int64_t>& bytes_to_peers(int device) {
+  static std::atomic<std::int64_t> of_device[kMaxDevices];
+  return of_device[device];
+}
+
 void* allocate_global(std::size_t n_bytes, MemoryUse use) {
   refuse_in_capture("an allocation");
   const std::size_t whole = kGap + (n_bytes + kAlignment - 1) / kAlignment * kAlignment + kGap;
@@ -170,7 +175,10 @@ void check_use(const SeenBuffers::Range& range, std::uintptr_t at, std::size_t n
     if (reach >= Reach::kWrite) fail(line, std::string(word) + " writes a buffer of input");
     return;
   }
-  if (range.is_far && reach >= Reach::kWrite) traffic().bytes_to_peers += static_cast<std::int64_t>(n_bytes);
+  if (range.is_far && reach >= Reach::kWrite) {
+    traffic().bytes_to_peers += static_cast<std::int64_t>(n_bytes);
+    bytes_to_peers(running->block->cluster->grid.device) += static_cast<std::int64_t>(n_bytes);
+  }
   check_overlap(range, reach, word, line);
   if (range.use != MemoryUse::Scratch) return;
   if (reach == Reach::kReadOnly) fail(line, std::string(word) + " is for memory that no kernel writes, and this is scratch");

@@ -17,6 +17,9 @@ namespace tree_attn::emulated::runtime {
 void* allocate_global(std::size_t n_bytes, MemoryUse use);
 void free_global(void* buffer);
 
+/// Bytes that kernels of a device have stored into windows of others: its part of DeviceTraffic::bytes_to_peers.
+std::atomic<std::int64_t>& bytes_to_peers(int device);
+
 /// The last launch that read, or wrote, a buffer by a function of device.hpp, and the one before it that did.
 struct LaunchMark {
   std::atomic<std::uint64_t> last = 0, before = 0;

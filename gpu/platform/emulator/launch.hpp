@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <span>
 #include <string>
 #include <tuple>
@@ -38,6 +39,12 @@ inline void set_device(int device) { runtime::set_device(device); }
 inline int current_device() { return runtime::current_device(); }
 /// Kernels of the current device may reach windows of another from now on. @throws DeviceError if they cannot
 inline void enable_peer_access(int other) { runtime::enable_peer_access(current_device(), other); }
+
+/// Bytes that kernels of this device have stored into windows of others; nothing where that is not counted.
+inline std::optional<std::int64_t> bytes_to_peers() { return runtime::bytes_to_peers(current_device()); }
+/// The device of a host thread that decodes as one rank of several. The emulator has as many devices as are asked for, and
+/// expects a host thread on each. @throws DeviceError beyond kMaxDevices
+void use_device(int device);
 
 /// As --backend takes it; whether device memory is memory of the host.
 inline constexpr const char* kName = "emulated";

@@ -6,6 +6,7 @@
 #include "gpu/platform/device_error.hpp"
 #include "gpu/platform/emulator/failure.hpp"
 #include "gpu/platform/emulator/global_memory.hpp"
+#include "gpu/platform/emulator/launch.hpp"
 #include "gpu/platform/emulator/sanitizer.hpp"
 #include "gpu/platform/emulator/streams.hpp"
 
@@ -47,6 +48,20 @@ void set_device(int device) {
   }
   the_current_device = device;
 }
+}  // namespace tree_attn::emulated::runtime
+
+namespace tree_attn::emulated {
+void use_device(int device) {
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  Settings& all = settings();
+  all.n_devices = std::max(all.n_devices, device + 1), all.n_hosts = std::max(all.n_hosts, device + 1);
+  set_device(device);
+}
+}  // namespace tree_attn::emulated
+
+namespace tree_attn::emulated::runtime {
+
 bool has_peer_access(int device, int other) { return peers[device][other]; }
 void enable_peer_access(int device, int other) { peers[device][other] = true; }
 

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief One launch per step: the kernel that decodes exchanges and merges the states of a node (section 5.3, Alg. 3).
+#include "gpu/backend/one_shot.hpp"
+
+#include "distributed/decoders/decoder.hpp"
+#include "gpu/parts/one_shot.hpp"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+namespace tree_attn {
+namespace {
+
+/// The transport carries the addresses of the windows; states are stored by the kernels.
+class OneShotDecoder : public Decoder {
+ public:
+  OneShotDecoder(Transport& transport, ShardDecoder& shard, std::span<const KeyRange> ranges)
+      : Decoder(transport, shard),
+        ranges_(ranges.begin(), ranges.end()),
+        session_(open_one_shot(shard.cache(), shard.scale(), transport.timeout())) {
+    if (session_ == nullptr) throw std::logic_error("one-shot: the cache is on no device");
+    if (ranges_.back().end != kOpenEnd) connect(ranges_);
+  }
+
+  OutputView step(const TensorView& q, std::span<const std::int64_t> lengths, int lift) override {
+    // The lengths are the same on every rank, so all ranks open new windows in the same step.
+    if (ranges_.back().end == kOpenEnd) {
+      const std::int64_t longest = lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end());
+      const std::vector<KeyRange> now = closed(ranges_, longest);
+      if (connected_.empty() || now.back().begin != connected_.back().begin || now.back().end != connected_.back().end)
+        connect(now);
+    }
+    const OneShotSession::Output output = session_->step(q, lengths, lift, progress_);
+    // There is no moment at which the states are there and the output is not.
+    set_states_ready(transport_.seconds());
+    transport_.count_collectives(1);
+    transport_.count_stored(transport_.size() - 1, session_->bytes_sent());
+    transport_.count_merge_steps(n_merges_);
+    return {output.out, output.lse};
+  }
+
+ private:
+  /// Tells the others where the new window of this rank is.
+  void connect(const std::vector<KeyRange>& ranges) {
+    const std::vector<int>& order = transport_.topology().order();
+    const auto me = static_cast<std::size_t>(transport_.topology().index_of(transport_.rank()));
+    std::vector<NodeWindow> windows(order.size());
+    windows[me] = session_->open_window(ranges, static_cast<int>(me), transport_.rank());
+    for (std::size_t i = 0; i < order.size(); ++i) {
+      if (i == me) continue;
+      transport_.receive(std::as_writable_bytes(std::span(&windows[i], 1)), order[i]);
+      transport_.send(std::as_bytes(std::span(&windows[me], 1)), order[i]);
+    }
+    transport_.wait();
+    session_->connect(windows);
+    connected_ = ranges;
+
+    // The states of all subtrees become one.
+    std::int64_t n = 0;
+    for (const KeyRange& range : ranges) n += n_subtrees(range.begin, range.end);
+    n_merges_ = std::max<std::int64_t>(0, n - 1);
+  }
+
+  std::vector<KeyRange> ranges_, connected_;
+  std::unique_ptr<OneShotSession> session_;
+  std::int64_t n_merges_ = 0;
+};
+
+std::unique_ptr<Decoder> open_decoder(Transport& transport, ShardDecoder& shard, std::span<const KeyRange> ranges) {
+  return std::make_unique<OneShotDecoder>(transport, shard, ranges);
+}
+
+/// Bytes of the states of the largest shard.
+double state_bytes(std::span<const KeyRange> ranges, const WorkloadShape& shape) {
+  int n = 0;
+  for (const auto& [begin, end] : closed(ranges, shape.longest())) n = std::max(n, n_subtrees(begin, end));
+  return n * static_cast<double>(shape.batch) * static_cast<double>(shape.heads) * static_cast<double>(shape.n_queries) *
+         static_cast<double>(state_size(shape.value_dim)) * sizeof(float);
+}
+
+std::string refusal(const Backend& backend, const Transport& transport, std::span<const KeyRange> ranges,
+                    const WorkloadShape& shape) {
+  const Topology& topology = transport.topology();
+  if (!backend.has_windows())
+    return "one kernel decodes and exchanges, and --backend " + std::string(backend.name()) +
+           " has none; use emulated or cuda, or another algorithm";
+  if (topology.n_nodes() > 1)
+    return std::to_string(topology.n_nodes()) + " nodes; its kernels reach the devices of one node; use two-level";
+  if (!transport.is_one_process())
+    return "its kernels store into each other's memory, and the ranks are processes; use --devices 0-" +
+           std::to_string(topology.size() - 1) + " without mpirun";
+  if (topology.size() > kMaxPeers) return std::to_string(topology.size()) + " ranks; at most " + std::to_string(kMaxPeers);
+  if (const double bytes = state_bytes(ranges, shape); bytes > kMostOneShotBytes) {
+    return "a rank would send " + std::to_string(static_cast<std::int64_t>(bytes)) +
+           " B of states to every other; at most " + std::to_string(kMostOneShotBytes) + "; use two-level";
+  }
+  return "";
+}
+
+/// Every rank stores its states into the windows of all others.
+RankCost cost(const Topology& topology, int rank, std::span<const KeyRange> open, const WorkloadShape& shape) {
+  const std::vector<KeyRange> ranges = closed(open, shape.longest());
+  const std::vector<int>& order = topology.order();
+  RankCost cost;
+  const OwnedLeaves leaves(topology.range_of(rank, open), shape.order);
+  cost.rounds.push_back({.decoded_bytes = leaves.n_keys(shape.longest()) * shape.bytes_per_position()});
+  RankCost::Round& exchange = cost.rounds.emplace_back();
+  const std::int64_t own = one_shot_bytes(topology.range_of(rank, ranges), shape.n_rows(), shape.value_dim);
+  Forest<float> joined(0, 0);
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    joined.append(cover(ranges[i].begin, ranges[i].end), nullptr);
+    if (order[i] == rank) continue;
+    exchange.sends.push_back({order[i], own});
+    exchange.receives.push_back({order[i], one_shot_bytes(ranges[i], shape.n_rows(), shape.value_dim)});
+  }
+  joined.fold();
+  cost.collectives = 1;
+  cost.merge_steps = exchange.merge_steps = joined.n_merges();
+  const KeyRange range = topology.range_of(rank, ranges);
+  cost.elements = shape.n_rows() * (n_subtrees(range.begin, range.end) * state_size(shape.value_dim) + shape.value_dim + 1);
+  return cost;
+}
+
+/// Both halves of a window; and the output, on the device and on the host. With a GPU less of it is host memory.
+double host_bytes(const Backend&, std::span<const KeyRange> ranges, const WorkloadShape& shape) {
+  const double n_rows =
+      static_cast<double>(shape.batch) * static_cast<double>(shape.heads) * static_cast<double>(shape.n_queries);
+  double n_slots = 0;
+  for (const auto& [begin, end] : closed(ranges, shape.longest())) n_slots += std::max(1, n_subtrees(begin, end));
+  const double packets = 2 * n_slots * static_cast<double>(packets_of_state(shape.value_dim));
+  return n_rows * (packets * sizeof(Packet) + 2 * (static_cast<double>(shape.value_dim) + 1) * sizeof(float));
+}
+
+}  // namespace
+
+extern const Algorithm kOneShot;
+constinit const Algorithm kOneShot{.name = "one-shot",
+                                   .brief = "one kernel decodes, exchanges and merges: emulated and cuda, one node",
+                                   .exchange = OwnDecoder{open_decoder, cost, host_bytes},
+                                   .refusal = refusal};
+
+}  // namespace tree_attn

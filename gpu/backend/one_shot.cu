@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The session of the one-shot kernel: windows, the table of peers, one graph per step.
+#include "gpu/backend/one_shot.hpp"
+
+#include "gpu/backend/cache.hpp"
+#include "gpu/parts/one_shot.cuh"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdio>
+
+namespace tree_attn::TREE_ATTN_PLATFORM {
+namespace {
+
+class DeviceOneShot final : public OneShotSession, private DeviceSession {
+ public:
+  DeviceOneShot(const DeviceCache& cache, double scale, double timeout)
+      : DeviceSession(cache, scale),
+        timeout_(timeout),
+        n_out_(cache.shape().n_rows() * cache.shape().value_dim),
+        result_(n_out_ + cache.shape().n_rows()),
+        steps_(cache.shape().n_rows(), MemoryUse::Window),
+        gave_up_(1, MemoryUse::Window),
+        host_result_(result_.size()),
+        host_gave_up_(1) {}
+
+  NodeWindow open_window(std::span<const KeyRange> ranges, int me, int rank) override {
+    if (ranges.size() > kMaxPeers)
+      throw DeviceError("one-shot: " + std::to_string(ranges.size()) + " ranks; at most " + std::to_string(kMaxPeers));
+    const AttentionShape& shape = cache_.shape();
+    peers_ = Peers::of(ranges, me, shape.n_rows(), shape.value_dim);
+    peers_.steps = steps_.data(), peers_.gave_up = gave_up_.data();
+    if (std::isfinite(timeout_)) peers_.limit_ns = static_cast<std::uint64_t>(std::clamp(1e9 * timeout_, 1.0, 0x1p62));
+    plan_range(ranges[static_cast<std::size_t>(me)]);
+
+    // Nothing of this rank is under way, and no other rank knows the new window.
+    synchronise(stream_);
+    steps_.fill(0), gave_up_.fill(0);
+    next_window_ = DeviceBuffer<Packet>(peers_.n_window(), MemoryUse::Window);
+    next_window_.fill(0);
+    synchronise(Stream{});
+    return {reinterpret_cast<std::uint64_t>(next_window_.data()), getpid(), current_device(), rank};
+  }
+
+  void connect(std::span<const NodeWindow> windows) override {
+    const NodeWindow& own = windows[static_cast<std::size_t>(peers_.me)];
+    for (const NodeWindow& other : windows) {
+      const std::string who = "one-shot: ranks " + std::to_string(own.rank) + " and " + std::to_string(other.rank);
+      if (other.process != own.process)
+        throw DeviceError(who + " are processes of their own, and their windows are not shared");
+      if (other.rank == own.rank) continue;
+      if (other.device == own.device) throw DeviceError(who + " share device " + std::to_string(own.device));
+      enable_peer_access(other.device);
+    }
+    window_ = std::move(next_window_);
+    ranks_.clear();
+    for (std::size_t i = 0; i < windows.size(); ++i) {
+      peers_.window[i] = reinterpret_cast<Packet*>(windows[i].address);
+      ranks_.push_back(windows[i].rank);
+    }
+  }
+
+  Output step(const TensorView& q, std::span<const std::int64_t> lengths, int lift,
+              const std::function<void()>& progress) override {
+    const std::optional<std::int64_t> before = bytes_to_peers();
+    decode(q, lengths, lift, progress);
+    synchronise(stream_);
+    if (const GaveUp& wait = *host_gave_up_.data(); has_work() && wait.n > 0) {
+      char line[160];
+      std::snprintf(line, sizeof line, "rank %d, step %u: no states from rank %d, row %u, for %g s",
+                    ranks_[static_cast<std::size_t>(peers_.me)], wait.step, ranks_[wait.source], wait.row, timeout_);
+      throw DeviceError(line);
+    }
+    bytes_sent_ = before ? *bytes_to_peers() - *before : peers_.n_sent() * (peers_.n - 1) * std::int64_t{sizeof(Packet)};
+    const std::span<const float> all = host_result_.elements();
+    return {all.first(static_cast<std::size_t>(n_out_)), all.subspan(static_cast<std::size_t>(n_out_))};
+  }
+
+  std::int64_t bytes_sent() const override { return bytes_sent_; }
+  std::string describe() const override { return DeviceSession::describe() + ", one launch for all devices"; }
+
+ private:
+  bool has_work() const override { return cache_.shape().n_rows() > 0; }
+  LaunchPlan plan_kernel() const override {
+    LaunchPlan plan;
+    with_type(cache_.shape().dtype, [&](auto type) {
+      using T = decltype(type);
+      plan = is_dealt() ? plan_one_shot<T>(params_) : plan_one_shot<T>(static_cast<const DecodeParams&>(params_));
+    });
+    return plan;
+  }
+  void queue_kernel() override {
+    const OneShotEnd end{peers_, {.states = states_.data()}, {.out = result_.data(), .lse = result_.data() + n_out_}};
+    with_type(cache_.shape().dtype, [&](auto type) {
+      using T = decltype(type);
+      if (is_dealt())
+        run_one_shot<T>(params_, end, plan_, workspace_.get(), stream_);
+      else
+        run_one_shot<T>(static_cast<const DecodeParams&>(params_), end, plan_, workspace_.get(), stream_);
+    });
+    result_.queue_download(stream_, {host_result_.data(), static_cast<std::size_t>(host_result_.size())});
+    gave_up_.queue_download(stream_, {host_gave_up_.data(), 1});
+  }
+
+  double timeout_;
+  std::int64_t n_out_;
+  DeviceBuffer<float> result_;  ///< z [n_rows, d_v], then lse [n_rows]
+  DeviceBuffer<unsigned> steps_;
+  DeviceBuffer<GaveUp> gave_up_;
+  HostBuffer<float> host_result_;
+  HostBuffer<GaveUp> host_gave_up_;
+  DeviceBuffer<Packet> window_, next_window_;
+  Peers peers_;
+  std::vector<int> ranks_;  ///< in the order of the ranges
+  std::int64_t bytes_sent_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<OneShotSession> open_one_shot(const KvCache& cache, double scale, double timeout) {
+  const auto* const own = dynamic_cast<const DeviceCache*>(&cache);
+  return own == nullptr ? nullptr : std::make_unique<DeviceOneShot>(*own, scale, timeout);
+}
+
+}  // namespace tree_attn::TREE_ATTN_PLATFORM

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Decode steps that end with the output of all devices of a node: keys to output in one launch (section 5.3, Alg.
+/// 3).
+///
+/// No CUDA header is included here, so that any compiler may; what was not built in is not there to link.
+#pragma once
+
+#include "reference/decode/kv_cache.hpp"
+#include "reference/tensor/view.hpp"
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+
+namespace tree_attn {
+
+/// What a rank tells the others: where its window is, which they store into. An address is valid in one process.
+struct NodeWindow {
+  std::uint64_t address = 0;
+  std::int64_t process = 0;
+  std::int32_t device = 0, rank = 0;
+};
+
+/// States that a rank sends in a step, in bytes, beyond which rows would need owners: 128 KiB.
+inline constexpr std::int64_t kMostOneShotBytes = 128 * 1024;
+
+/// Decode steps of one rank over its cache, combined by the kernel that decodes; see gpu/parts/one_shot.hpp for the
+/// protocol.
+///
+/// All ranks make the same calls. open_window() and connect() come before the first step, and again whenever the ranges have
+/// changed. A step is one graph: the query and the lengths are uploaded, one kernel runs, the output is downloaded.
+class OneShotSession {
+ public:
+  /// In host memory of the session, until the next step.
+  struct Output {
+    std::span<const float> out;  ///< z, [b, n_h, l, d_v]
+    std::span<const float> lse;  ///< natural, [b, n_h, l]
+  };
+
+  virtual ~OneShotSession() = default;
+  /// Makes an empty window, laid out for these ranges, and counts steps from 1 again. The old window stays until connect().
+  /// @param ranges of all ranks in the tree, closed, neighbours touching @param me the place of this rank among them
+  /// @throws DeviceError if there are more than kMaxPeers ranks, or the device has no memory
+  virtual NodeWindow open_window(std::span<const KeyRange> ranges, int me, int rank) = 0;
+  /// Lets the kernels of this rank reach the windows of all. @param windows of all ranks, in the order of the ranges; each
+  /// of them has opened its window, and stores into no older one any more
+  /// @throws DeviceError if a window cannot be reached: of another process, or on a device that this one shares or has no
+  /// access to
+  virtual void connect(std::span<const NodeWindow> windows) = 0;
+  /// One step; collective. Arguments as DecodeSession::decode().
+  /// @throws DeviceError if another rank has sent nothing for longer than the timeout: "rank 0, step 17: no states from rank
+  /// 5, row 3, for 60 s"
+  virtual Output step(const TensorView& q, std::span<const std::int64_t> lengths, int lift,
+                      const std::function<void()>& progress) = 0;
+  /// Bytes that the last step has stored into windows of other devices: counted by the emulator, worked out on a GPU.
+  virtual std::int64_t bytes_sent() const = 0;
+  /// The launch configuration in one line.
+  virtual std::string describe() const = 0;
+};
+
+/// Bytes that a rank stores into each of the other windows in a step: packets of 16 bytes, of which one has three of the
+/// 2 + d_v floats of a state. A rank without positions stores one packet per row.
+std::int64_t one_shot_bytes(KeyRange own, std::int64_t n_rows, std::int64_t d_v);
+
+namespace emulated {
+/// @param timeout seconds that one wait of a kernel may take; infinity for no limit
+/// @returns null if the cache is of another backend
+std::unique_ptr<OneShotSession> open_one_shot(const KvCache& cache, double scale, double timeout);
+}  // namespace emulated
+namespace cuda {
+std::unique_ptr<OneShotSession> open_one_shot(const KvCache& cache, double scale, double timeout);
+}
+/// On the backend of the cache. @returns null if that has no such kernels: the CPU, the model
+std::unique_ptr<OneShotSession> open_one_shot(const KvCache& cache, double scale, double timeout);
+
+}  // namespace tree_attn

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The end of the library kernel on several devices: it sends the states of a query tile when they are joined, and
+/// after its last work range receives and merges those of all devices (section 5.3, Alg. 3). The protocol is in
+/// one_shot.hpp.
+#pragma once
+
+#include "gpu/parts/equal_runs.cuh"
+#include "gpu/parts/one_shot.hpp"
+
+namespace tree_attn::TREE_ATTN_PLATFORM {
+
+/// Whether a wait is to end in vain: this one has taken too long, or another one of this device had. Looked up once in a few
+/// polls.
+class Patience {
+ public:
+  __device__ __forceinline__ bool is_over(const Peers& peers, unsigned step, int source, std::int64_t row) {
+    if ((++n_polls_ & 0xF) != 0) return false;
+    if (load_acquire(&peers.gave_up->n) != 0) return true;
+    const std::uint64_t now = nanoseconds();
+    if (since_ == 0) since_ = now;
+    if (peers.limit_ns == 0 || now - since_ < peers.limit_ns) return false;
+    if (atomic_inc_acq_rel(&peers.gave_up->n, 0xFFFFFFFF) == 0) {
+      store_fresh(&peers.gave_up->step, step);
+      store_fresh(&peers.gave_up->source, static_cast<unsigned>(source));
+      store_fresh(&peers.gave_up->row, static_cast<unsigned>(row));
+    }
+    return true;
+  }
+
+ private:
+  unsigned n_polls_ = 0;
+  std::uint64_t since_ = 0;
+};
+
+/// Waits for a packet of a step in the own window. If the wait gives up, the packet is any.
+template <class AnyPeers>
+__device__ __forceinline__ Packet receive_packet(const AnyPeers& peers, const Packet* from, unsigned step, int source,
+                                                 std::int64_t row) {
+  Packet packet;
+  Patience patience;
+  wait_until([&] {
+    packet = load_packet(from);
+    return packet.step == step || patience.is_over(peers, step, source, row);
+  });
+  return packet;
+}
+
+/// Stores the states of neighbouring rows into the windows of all devices, the next device first and this one last. All
+/// threads of the block call it, after a barrier behind the writes of `states`.
+/// @param states [subtrees of the own range][peers.n_rows][2 + d_v] @param d_v length of a value vector
+template <class AnyPeers>
+__device__ __forceinline__ void send_states(const AnyPeers& peers, const float* states, int d_v, std::int64_t first_row,
+                                            int n_rows) {
+  const int n_packets = static_cast<int>(peers.n_packets), size = kValues + d_v;
+  const bool is_empty = peers.range[peers.me].empty();
+  const int n_of_row = is_empty ? 1 : peers.n_slots(peers.me) * n_packets;
+  for (int i = static_cast<int>(threadIdx.x); i < n_rows * n_of_row; i += static_cast<int>(blockDim.x)) {
+    const int in_row = i % n_of_row, subtree = in_row / n_packets, first = in_row % n_packets * 3;
+    const std::int64_t row = first_row + i / n_of_row;
+    const float* const from = states + (subtree * peers.n_rows + row) * size;
+    Packet packet{{0, 0, 0}, load_fresh(peers.steps + row) + 1};
+    TREE_ATTN_UNROLL
+    for (int c = 0; c < 3; ++c) {
+      if (!is_empty && first + c < size) packet.element[c] = load_fresh(from + first + c);
+    }
+    const std::int64_t at = peers.offset(packet.step, peers.me, row) + in_row;
+    for (int turn = 1; turn <= peers.n; ++turn) store_packet(peers.window[(peers.me + turn) % peers.n] + at, packet);
+  }
+}
+
+/// One column of a state in the own window, as soon as its packets are there.
+/// @param subtree of the source's range
+template <IsWorker Worker>
+__device__ __forceinline__ typename Column<Worker>::State receive_column(const Peers& peers, const Column<Worker>& column,
+                                                                         unsigned step, int source, int subtree,
+                                                                         std::int64_t row, int d_v) {
+  const Packet* const from = peers.window[peers.me] + peers.offset(step, source, row) + subtree * peers.n_packets;
+  Packet packet = receive_packet(peers, from, step, source, row);
+  typename Column<Worker>::State state{packet.element[kShift], packet.element[kSum], {}};
+  int held = 0;
+  TREE_ATTN_UNROLL
+  for (int c = 0; c < Column<Worker>::kElements; ++c) {
+    const int j = column.component(c), k = kValues + j;
+    if (j >= d_v) continue;
+    if (k / 3 != held) held = k / 3, packet = receive_packet(peers, from + held, step, source, row);
+    state.n[c] = k % 3 == 0 ? packet.element[0] : k % 3 == 1 ? packet.element[1] : packet.element[2];
+  }
+  return state;
+}
+
+/// Receives the states of a query tile from all devices, merges them in the order of their ranges, finishes the rows, and
+/// counts the step. All threads of the block call it; none of them uses the scratch memory any more.
+template <IsWorker Worker, class Params>
+__device__ __forceinline__ void receive_tile(const Peers& peers, const Params& params, const DeviceOutput& output,
+                                             QueryTile tile, Scratch scratch) {
+  const std::int64_t first_row = tile.kv_head * params.group + tile.first_row, n_left = params.group - tile.first_row;
+  const int n_rows = n_left < Worker::kRows ? static_cast<int>(n_left) : Worker::kRows;
+
+  // A device without keys has no states. Its packets say that it has come this far.
+  for (int source = 0; source < peers.n; ++source) {
+    if (!peers.range[source].empty()) continue;
+    for (int r = static_cast<int>(threadIdx.x); r < n_rows; r += static_cast<int>(blockDim.x)) {
+      const std::int64_t row = first_row + r;
+      const unsigned step = load_fresh(peers.steps + row) + 1;
+      receive_packet(peers, peers.window[peers.me] + peers.offset(step, source, row), step, source, row);
+    }
+  }
+
+  // Devices are joined as the splits of one device are.
+  join_parts<Worker>(
+      scratch, {peers.range[0].begin, peers.range[peers.n - 1].end}, peers.n,
+      [&peers](int source) { return peers.range[source]; },
+      [&](const Column<Worker>& column, int source, int subtree, const auto& states, int place) {
+        typename Column<Worker>::State state;
+        set_empty(state);
+        if (column.row() < n_rows) {
+          const std::int64_t row = first_row + column.row();
+          const unsigned step = load_fresh(peers.steps + row) + 1;
+          state = receive_column(peers, column, step, source, subtree, row, params.d_v);
+        }
+        states.store(place, state);
+      },
+      [&](const Column<Worker>& column, const JoinedRoots<Worker>& roots) {
+        write_output<Worker>(params, output, tile.kv_head, tile.first_row, column, roots, {});
+      });
+  __syncthreads();
+  if (static_cast<int>(threadIdx.x) < n_rows) {
+    unsigned* const steps = peers.steps + first_row + threadIdx.x;
+    store_fresh(steps, load_fresh(steps) + 1);
+  }
+}
+
+/// What the library kernel does with query tiles on several devices: see WriteEnd for what it is asked.
+struct OneShotEnd {
+  Peers peers;
+  DeviceOutput own;     ///< states of the own range
+  DeviceOutput result;  ///< finished rows
+
+  static constexpr std::size_t kSharedBytes = 128;
+  /// The query tiles [begin, end) that the block has joined: they are neighbours, since it shares only the first and the
+  /// last of its query tiles with other blocks.
+  using Tiles = Shared<int>;
+  __device__ __forceinline__ static Tiles take(Arena& arena) {
+    const Tiles tiles = arena.take<int>(2);
+    if (threadIdx.x == 0) tiles[0] = 0, tiles[1] = 0;
+    return tiles;
+  }
+  __device__ __forceinline__ const DeviceOutput& output() const { return own; }
+
+  template <IsWorker Worker, class Params>
+  __device__ __forceinline__ void tile_joined(const Params& params, const WorkRange& work, const Tiles& tiles) const {
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      const int begin = tiles[0], end = tiles[1];
+      if (begin == end) tiles[0] = static_cast<int>(work.query_tile);
+      tiles[1] = static_cast<int>(work.query_tile) + 1;
+    }
+    const std::int64_t n_left = params.group - work.first_row;
+    send_states(peers, own.states, params.d_v, work.kv_head * params.group + work.first_row,
+                n_left < Worker::kRows ? static_cast<int>(n_left) : Worker::kRows);
+  }
+  template <IsWorker Worker, class Params>
+  __device__ __forceinline__ void block_done(const Params& params, Scratch scratch, const Tiles& tiles) const {
+    __syncthreads();
+    const int begin = tiles[0], end = tiles[1];
+    TREE_ATTN_LOOP
+    for (int i = begin; i < end; ++i) receive_tile<Worker>(peers, params, result, QueryTile::of<Worker>(params, i), scratch);
+  }
+};
+
+/// The library kernel with the exchange at its end: one launch from keys to the output of all devices. All blocks must fit
+/// the device at once.
+/// @param counters one per query tile
+/// @paper{alg_3, Alg. 3}
+template <IsPipeline Pipeline>
+__global__ void __launch_bounds__(Pipeline::kThreads, 1)
+    one_shot(typename Pipeline::Params params, const __grid_constant__ OneShotEnd end,
+             const __grid_constant__ typename Pipeline::Arguments arguments, EqualRunsWorkspace forests,
+             unsigned* counters) {
+  equal_runs_block<Pipeline>(params, end, arguments, forests, counters);
+}
+
+/// Plans, or launches, for every shape of one stored type, in either order of leaves.
+template <class T, class Params>
+LaunchPlan plan_one_shot(const Params& params);
+template <class T, class Params>
+void run_one_shot(const Params& params, const OneShotEnd& end, const LaunchPlan& plan, const Workspace& workspace,
+                  Stream stream);
+
+}  // namespace tree_attn::TREE_ATTN_PLATFORM

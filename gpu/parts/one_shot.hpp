@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief One exchange between the devices of a node inside the decode kernel: who stores what where, and why two halves of
+/// a window suffice (section 5.3, Alg. 3).
+///
+/// In step t every device stores the states of its range into the windows of all devices, its own among them, and merges
+/// what has come into its own. A state of 2 + d_v floats travels in packets of three floats and the number t, and a packet
+/// arrives as a whole. A receiver that finds t in a packet has its floats: there is no flag, no fence, no barrier between
+/// devices, and nothing to clear.
+///
+/// **Slots.** A window has two halves; step t uses half t mod 2. In a half every subtree of every device's range has a slot
+/// for each row, so no two devices store to the same place. A device whose range is empty has one slot per row too, and
+/// sends one packet to it.
+///
+/// **Why two halves suffice.** Let A store a packet of step t + 2 into a slot of B. Then the kernel of A for step t + 1 has
+/// ended, since kernels of a device run one after the other. That kernel had received a packet of step t + 1 from every
+/// device, B included, for every row. B sent it from its own kernel for step t + 1, so the kernel of B for step t had ended,
+/// and that one had received all packets of step t. The slot is therefore free. The proof needs that
+/// - every device sends at least one packet per row and step, also one without keys;
+/// - a kernel that may begin before the one before it has ended calls wait_for_previous_launch() before it sends;
+/// - a kernel receives all packets of its step before it ends.
+///
+/// **Why no wait lasts for ever.** A thread block sends all that it has to send before it waits for the first time, and all
+/// blocks of a launch are on the device at once (Launch::is_cooperative). So every kernel that begins sends everything, and
+/// by induction over the steps every kernel begins. A device that fails, or is never started, is what the time limit is for.
+///
+/// **Steps** are counted in device memory, one counter per row, so that a graph may be replayed. They count from 1, windows
+/// start with zeros, and after 2^32 steps they wrap: by then every slot holds a step of the last few.
+#pragma once
+
+#include "gpu/platform/packet.hpp"
+#include "reference/state/key_range.hpp"
+#include "reference/state/state.hpp"
+#include "reference/state/subtree.hpp"
+
+#include <cstdint>
+
+namespace tree_attn {
+
+/// Most devices that exchange.
+inline constexpr int kMaxPeers = 16;
+
+/// Packets of one state of 2 + d_v floats.
+TREE_ATTN_HOST_DEVICE inline std::int64_t packets_of_state(std::int64_t d_v) { return (state_size(d_v) + 2) / 3; }
+
+/// The first wait that gave up, in memory of the device that waited.
+struct GaveUp {
+  unsigned n = 0;  ///< waits that gave up; no thread waits on if it is not 0
+  unsigned step = 0, source = 0, row = 0;
+};
+
+/// All devices as one of them sees them, in the order of their ranges. Passed to the kernel by value.
+struct Peers {
+  int n = 1, me = 0;
+  std::int64_t n_rows = 0, n_packets = 0;  ///< of all query rows; of a state, see packets_of_state()
+  Packet* window[kMaxPeers] = {};          ///< [2][slots of all devices][n_rows][n_packets]
+  KeyRange range[kMaxPeers] = {};          ///< of the canonical tree; neighbours touch, and some may be empty
+  int first_slot[kMaxPeers + 1] = {};      ///< slots per row of the devices before each; the last one: of all
+  unsigned* steps = nullptr;               ///< [n_rows], own memory: steps done
+  GaveUp* gave_up = nullptr;               ///< own memory
+  std::uint64_t limit_ns = 0;              ///< how long one wait may take; 0: for ever
+
+  /// Lays out the slots for these ranges. @pre at most kMaxPeers
+  template <class Ranges>
+  static Peers of(const Ranges& ranges, int me, std::int64_t n_rows, std::int64_t d_v) {
+    Peers peers;
+    peers.n = 0, peers.me = me, peers.n_rows = n_rows, peers.n_packets = packets_of_state(d_v);
+    for (const KeyRange& each : ranges) {
+      peers.range[peers.n] = each;
+      const int n = n_subtrees(each.begin, each.end);
+      peers.first_slot[peers.n + 1] = peers.first_slot[peers.n] + (n > 0 ? n : 1);
+      ++peers.n;
+    }
+    return peers;
+  }
+
+  /// Slots per row of a device: its subtrees, at least one.
+  TREE_ATTN_HOST_DEVICE int n_slots(int device) const { return first_slot[device + 1] - first_slot[device]; }
+  /// Packets of a window.
+  TREE_ATTN_HOST_DEVICE std::int64_t n_window() const { return 2 * first_slot[n] * n_rows * n_packets; }
+  /// Where the packets of a row lie in every window: those of the subtrees of a device, one after the other.
+  TREE_ATTN_HOST_DEVICE std::int64_t offset(unsigned step, int device, std::int64_t row) const {
+    const std::int64_t half = static_cast<std::int64_t>(step & 1) * first_slot[n];
+    return ((half + first_slot[device]) * n_rows + row * n_slots(device)) * n_packets;
+  }
+  /// Packets that this device stores into each window in a step: one a row if its range is empty.
+  TREE_ATTN_HOST_DEVICE std::int64_t n_sent() const { return n_rows * (range[me].empty() ? 1 : n_slots(me) * n_packets); }
+};
+
+}  // namespace tree_attn
