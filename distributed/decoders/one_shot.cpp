@@ -4,7 +4,6 @@
 #include "gpu/backend/one_shot.hpp"
 
 #include "distributed/decoders/decoder.hpp"
-#include "gpu/parts/one_shot.hpp"
 
 #include <algorithm>
 #include <stdexcept>
@@ -91,7 +90,8 @@ std::string refusal(const Backend& backend, const Transport& transport, std::spa
   if (!transport.is_one_process())
     return "its kernels store into each other's memory, and the ranks are processes; use --devices 0-" +
            std::to_string(topology.size() - 1) + " without mpirun";
-  if (topology.size() > kMaxPeers) return std::to_string(topology.size()) + " ranks; at most " + std::to_string(kMaxPeers);
+  if (topology.size() > kMostOneShotRanks)
+    return std::to_string(topology.size()) + " ranks; at most " + std::to_string(kMostOneShotRanks) + "; use two-level";
   if (const double bytes = state_bytes(ranges, shape); bytes > kMostOneShotBytes) {
     return "a rank would send " + std::to_string(static_cast<std::int64_t>(bytes)) +
            " B of states to every other; at most " + std::to_string(kMostOneShotBytes) + "; use two-level";
@@ -129,8 +129,8 @@ double host_bytes(const Backend&, std::span<const KeyRange> ranges, const Worklo
       static_cast<double>(shape.batch) * static_cast<double>(shape.heads) * static_cast<double>(shape.n_queries);
   double n_slots = 0;
   for (const auto& [begin, end] : closed(ranges, shape.longest())) n_slots += std::max(1, n_subtrees(begin, end));
-  const double packets = 2 * n_slots * static_cast<double>(packets_of_state(shape.value_dim));
-  return n_rows * (packets * sizeof(Packet) + 2 * (static_cast<double>(shape.value_dim) + 1) * sizeof(float));
+  const double slot = static_cast<double>(one_shot_bytes({0, 1}, 1, shape.value_dim));
+  return n_rows * (2 * n_slots * slot + 2 * (static_cast<double>(shape.value_dim) + 1) * sizeof(float));
 }
 
 }  // namespace

@@ -242,6 +242,7 @@ int run_decode(const DecodeOptions& options, const Ranks& ranks) {
   std::unique_ptr<ShardDecoder> shard;
   run_on_all(ranks, [&] {
     check_backend(*setup->backend, reduced.shape(), ranges, setup->chosen);
+    check(setup->chosen, *setup->backend, *transport, ranges, reduced.shape());
     shard = fill_shard(*setup->backend, reduced, topology.range_of(ranks.rank(), ranges), scale);
   });
 

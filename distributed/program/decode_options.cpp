@@ -114,6 +114,15 @@ std::unique_ptr<Transport> open_transport(const ClusterOptions& options, const B
   return ranks.open_transport(std::move(topology));
 }
 
+void check(std::span<const Algorithm* const> chosen, const Backend& backend, const Transport& transport,
+           std::span<const KeyRange> ranges, const WorkloadShape& shape) {
+  for (const Algorithm* algorithm : chosen) {
+    if (algorithm->refusal == nullptr) continue;
+    if (const std::string why = algorithm->refusal(backend, transport, ranges, shape); !why.empty())
+      throw InputError("--algorithm " + std::string(algorithm->name) + ": " + why);
+  }
+}
+
 std::string ranks_text(int n_ranks) { return std::to_string(n_ranks) + (n_ranks == 1 ? " rank" : " ranks"); }
 
 int gpu_of_rank(const std::string& devices, int rank, const Topology& machines, int n_gpus) {
@@ -125,7 +134,10 @@ int gpu_of_rank(const std::string& devices, int rank, const Topology& machines, 
 
 void use_gpu(const ClusterOptions& options, const Backend& backend, int rank, const Topology& machines) {
   const int n_gpus = static_cast<int>(backend.gpus().size());
-  if (n_gpus == 0) return;
+  if (n_gpus == 0) {
+    if (!options.devices.empty()) backend.use_gpu(rank);
+    return;
+  }
   const int gpu = gpu_of_rank(options.devices, rank, machines, n_gpus);
   if (gpu < 0)
     throw InputError("--devices " + options.devices + ": there is no device " +
@@ -209,15 +221,16 @@ void add_devices_option(CLI::App& command, std::string& devices) {
 
 void add_cluster_options(CLI::App& command, ClusterOptions& options) {
   std::string names, lines;
-  for (const Algorithm& algorithm : algorithms()) {
-    names += (names.empty() ? "" : ", ") + std::string(algorithm.name);
-    lines += "\n  " + std::string(algorithm.name) + ": " + std::string(algorithm.brief);
+  std::vector<std::string_view> known;
+  for (const auto& all : {algorithms(), kernel_algorithms()}) {
+    for (const Algorithm& algorithm : all) {
+      names += (names.empty() ? "" : ", ") + std::string(algorithm.name);
+      lines += "\n  " + std::string(algorithm.name) + ": " + std::string(algorithm.brief);
+      known.push_back(algorithm.name);
+    }
   }
-  const auto is_algorithm = [names](const std::string& name) {
-    const auto all = algorithms();
-    const bool known =
-        std::any_of(all.begin(), all.end(), [&](const Algorithm& algorithm) { return algorithm.name == name; });
-    return known ? "" : readable(name) + " is unknown; use one of " + names;
+  const auto is_algorithm = [names, known](const std::string& name) {
+    return std::ranges::count(known, name) > 0 ? "" : readable(name) + " is unknown; use one of " + names;
   };
 
   // A list is one argument, so that IN and OUT may follow it.

@@ -71,11 +71,15 @@ std::vector<int> devices_of(const std::string& list);
 
 /// Checks the options against the backend and the number of ranks. @throws InputError
 void check(const ClusterOptions& options, const Backend& backend, int n_ranks);
+/// Refuses shards that an algorithm cannot combine, see Algorithm::refusal. @param shape as the cache stores it
+/// @throws InputError
+void check(std::span<const Algorithm* const> chosen, const Backend& backend, const Transport& transport,
+           std::span<const KeyRange> ranges, const WorkloadShape& shape);
 /// The GPU of a rank among the `n_gpus` that it sees: that of --devices, or the one at its place among the ranks of its
 /// machine; ranks take turns if they outnumber the GPUs. -1: none.
 int gpu_of_rank(const std::string& devices, int rank, const Topology& machines, int n_gpus);
-/// Lets this rank decode on a GPU, if the backend has any: gpu_of_rank(). @throws InputError if --devices names one that is
-/// not there
+/// Lets this rank decode on a GPU, if the backend has any: gpu_of_rank(); with --devices otherwise on an emulated device of
+/// its own. @throws InputError if --devices names one that is not there
 void use_gpu(const ClusterOptions& options, const Backend& backend, int rank, const Topology& machines);
 /// The transport of --transport. Collective. @pre check() has accepted the options @throws as NcclTransport
 std::unique_ptr<Transport> open_transport(const ClusterOptions& options, const Backend& backend, const Ranks& ranks,

@@ -259,6 +259,9 @@ int run_generate(const GenerateOptions& options, const Ranks& ranks) {
   std::optional<Generator> generator;
   const double start = transport->seconds();
   run_on_all(ranks, [&] {
+    const AttentionShape cached = cache_shape(setup->model->config(), setup->generator);
+    check(setup->chosen, *setup->backend, *transport, growing_ranges(setup->generator.order, n, ranks.size()),
+          {cached, n, {}, setup->generator.order});
     try {
       generator.emplace(*setup->model, *setup->backend, *transport, n, *setup->chosen[0], setup->generator);
     } catch (const std::runtime_error& error) {  // of a device

@@ -61,6 +61,8 @@ DevicePlatform platform_of([[maybe_unused]] const Backend& backend) {
   return {};
 }
 
+static_assert(kMostOneShotRanks == kMaxPeers);
+
 std::int64_t one_shot_bytes(KeyRange own, std::int64_t n_rows, std::int64_t d_v) {
   return Peers::of(std::span(&own, 1), 0, n_rows, d_v).n_sent() * static_cast<std::int64_t>(sizeof(Packet));
 }

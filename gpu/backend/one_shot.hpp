@@ -23,6 +23,8 @@ struct NodeWindow {
   std::int32_t device = 0, rank = 0;
 };
 
+/// Most ranks that exchange.
+inline constexpr int kMostOneShotRanks = 16;
 /// States that a rank sends in a step, in bytes, beyond which rows would need owners: 128 KiB.
 inline constexpr std::int64_t kMostOneShotBytes = 128 * 1024;
 
@@ -42,7 +44,7 @@ class OneShotSession {
   virtual ~OneShotSession() = default;
   /// Makes an empty window, laid out for these ranges, and counts steps from 1 again. The old window stays until connect().
   /// @param ranges of all ranks in the tree, closed, neighbours touching @param me the place of this rank among them
-  /// @throws DeviceError if there are more than kMaxPeers ranks, or the device has no memory
+  /// @throws DeviceError if there are more than kMostOneShotRanks ranks, or the device has no memory
   virtual NodeWindow open_window(std::span<const KeyRange> ranges, int me, int rank) = 0;
   /// Lets the kernels of this rank reach the windows of all. @param windows of all ranks, in the order of the ranges; each
   /// of them has opened its window, and stores into no older one any more

@@ -5,8 +5,9 @@
 /// one_shot.hpp.
 #pragma once
 
-#include "gpu/parts/equal_runs.cuh"
 #include "gpu/parts/one_shot.hpp"
+
+#include "gpu/parts/equal_runs.cuh"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 

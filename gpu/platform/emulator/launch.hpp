@@ -43,7 +43,7 @@ inline void enable_peer_access(int other) { runtime::enable_peer_access(current_
 /// Bytes that kernels of this device have stored into windows of others; nothing where that is not counted.
 inline std::optional<std::int64_t> bytes_to_peers() { return runtime::bytes_to_peers(current_device()); }
 /// The device of a host thread that decodes as one rank of several. The emulator has as many devices as are asked for, and
-/// expects a host thread on each. @throws DeviceError beyond kMaxDevices
+/// expects a host thread on each; beyond kMaxDevices threads share devices.
 void use_device(int device);
 
 /// As --backend takes it; whether device memory is memory of the host.

@@ -55,8 +55,9 @@ void use_device(int device) {
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
   Settings& all = settings();
-  all.n_devices = std::max(all.n_devices, device + 1), all.n_hosts = std::max(all.n_hosts, device + 1);
-  set_device(device);
+  all.n_devices = std::max(all.n_devices, std::min(device + 1, kMaxDevices));
+  all.n_hosts = std::max(all.n_hosts, device + 1);
+  set_device(device % kMaxDevices);
 }
 }  // namespace tree_attn::emulated
 
