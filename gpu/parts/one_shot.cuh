@@ -5,70 +5,11 @@
 /// one_shot.hpp.
 #pragma once
 
-#include "gpu/parts/one_shot.hpp"
-
 #include "gpu/parts/equal_runs.cuh"
+#include "gpu/parts/one_shot.hpp"
+#include "gpu/parts/peer_packets.cuh"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
-
-/// Whether a wait is to end in vain: this one has taken too long, or another one of this device had. Looked up once in a few
-/// polls.
-class Patience {
- public:
-  __device__ __forceinline__ bool is_over(const Peers& peers, unsigned step, int source, std::int64_t row) {
-    if ((++n_polls_ & 0xF) != 0) return false;
-    if (load_acquire(&peers.gave_up->n) != 0) return true;
-    const std::uint64_t now = nanoseconds();
-    if (since_ == 0) since_ = now;
-    if (peers.limit_ns == 0 || now - since_ < peers.limit_ns) return false;
-    if (atomic_inc_acq_rel(&peers.gave_up->n, 0xFFFFFFFF) == 0) {
-      store_fresh(&peers.gave_up->step, step);
-      store_fresh(&peers.gave_up->source, static_cast<unsigned>(source));
-      store_fresh(&peers.gave_up->row, static_cast<unsigned>(row));
-    }
-    return true;
-  }
-
- private:
-  unsigned n_polls_ = 0;
-  std::uint64_t since_ = 0;
-};
-
-/// Waits for a packet of a step in the own window. If the wait gives up, the packet is any.
-template <class AnyPeers>
-__device__ __forceinline__ Packet receive_packet(const AnyPeers& peers, const Packet* from, unsigned step, int source,
-                                                 std::int64_t row) {
-  Packet packet;
-  Patience patience;
-  wait_until([&] {
-    packet = load_packet(from);
-    return packet.step == step || patience.is_over(peers, step, source, row);
-  });
-  return packet;
-}
-
-/// Stores the states of neighbouring rows into the windows of all devices, the next device first and this one last. All
-/// threads of the block call it, after a barrier behind the writes of `states`.
-/// @param states [subtrees of the own range][peers.n_rows][2 + d_v] @param d_v length of a value vector
-template <class AnyPeers>
-__device__ __forceinline__ void send_states(const AnyPeers& peers, const float* states, int d_v, std::int64_t first_row,
-                                            int n_rows) {
-  const int n_packets = static_cast<int>(peers.n_packets), size = kValues + d_v;
-  const bool is_empty = peers.range[peers.me].empty();
-  const int n_of_row = is_empty ? 1 : peers.n_slots(peers.me) * n_packets;
-  for (int i = static_cast<int>(threadIdx.x); i < n_rows * n_of_row; i += static_cast<int>(blockDim.x)) {
-    const int in_row = i % n_of_row, subtree = in_row / n_packets, first = in_row % n_packets * 3;
-    const std::int64_t row = first_row + i / n_of_row;
-    const float* const from = states + (subtree * peers.n_rows + row) * size;
-    Packet packet{{0, 0, 0}, load_fresh(peers.steps + row) + 1};
-    TREE_ATTN_UNROLL
-    for (int c = 0; c < 3; ++c) {
-      if (!is_empty && first + c < size) packet.element[c] = load_fresh(from + first + c);
-    }
-    const std::int64_t at = peers.offset(packet.step, peers.me, row) + in_row;
-    for (int turn = 1; turn <= peers.n; ++turn) store_packet(peers.window[(peers.me + turn) % peers.n] + at, packet);
-  }
-}
 
 /// One column of a state in the own window, as soon as its packets are there.
 /// @param subtree of the source's range

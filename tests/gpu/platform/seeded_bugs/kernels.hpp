@@ -11,5 +11,6 @@ bool pipeline_is_right(Bug bug);
 bool cluster_is_right(Bug bug);
 bool warp_ring_is_right(Bug bug);
 bool exchange_is_right(Bug bug);
+bool one_shot_is_right(Bug bug);
 
 }  // namespace tree_attn::emulated

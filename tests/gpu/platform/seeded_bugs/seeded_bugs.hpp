@@ -4,8 +4,8 @@
 ///
 /// An emulator that never complains is worth nothing until it has been shown bugs. Small kernels with the shape of the
 /// real ones hold them, switched by a parameter: pipeline (asynchronous copies, shuffles, last-block merge), cluster (bulk
-/// copies, mbarriers, distributed shared memory), warp_ring (tensor maps, copies per warp, launches that overlap) and
-/// exchange (streams, two devices, windows).
+/// copies, mbarriers, distributed shared memory), warp_ring (tensor maps, copies per warp, launches that overlap), exchange
+/// (streams, two devices, windows) and one_shot (the protocol of the one-shot kernel, three devices).
 #pragma once
 
 namespace tree_attn::emulated {
@@ -67,10 +67,19 @@ enum class Bug {
   kRelaxedSignal,
   kNoSyncwarpBeforeSignal,
   kNoWaitForPeer,
+  // one_shot
+  kSendBeforeWait,
+  kOneHalf,
+  kStepNotAdvanced,
+  kPacketInPieces,
+  kNoWaitForPacket,
+  kWaitBeforeLastSend,
+  kSilentEmptyRank,
+  kMoreWaitingBlocksThanFit,
 };
 
 /// The kernels that have them.
-enum Kernel { kPipeline, kCluster, kWarpRing, kExchange };
+enum Kernel { kPipeline, kCluster, kWarpRing, kExchange, kOneShot };
 
 /// Modes of the emulator, as bits.
 enum Mode : unsigned { kPlain = 1, kShadow = 2, kAddress = 4, kThread = 8, kAll = 15 };
@@ -137,6 +146,14 @@ inline constexpr SeededBug kSeededBugs[] = {
     {Bug::kRelaxedSignal, "a signal to another device that does not release the data before it", kExchange, kAll},
     {Bug::kNoSyncwarpBeforeSignal, "no __syncwarp between the stores of a warp and the signal of one lane", kExchange, kAll},
     {Bug::kNoWaitForPeer, "no wait for the signal of the other device", kExchange, kAll},
+    {Bug::kSendBeforeWait, "an overlapping launch that sends before the launch before it has ended", kOneShot, kAll},
+    {Bug::kOneHalf, "a window with one half, which the next step overwrites", kOneShot, kAll},
+    {Bug::kStepNotAdvanced, "a step that is not counted", kOneShot, kAll},
+    {Bug::kPacketInPieces, "a packet whose step is sent before its data", kOneShot, kAll},
+    {Bug::kNoWaitForPacket, "no wait for a packet", kOneShot, kAll},
+    {Bug::kWaitBeforeLastSend, "a block that waits before it has sent everything", kOneShot, kAll},
+    {Bug::kSilentEmptyRank, "a device without keys that sends nothing, and that nobody waits for", kOneShot, kAll},
+    {Bug::kMoreWaitingBlocksThanFit, "more blocks that receive than the device holds", kOneShot, kAll},
 };
 
 /// Runs the kernel that has this bug. @returns whether the result is right

@@ -81,7 +81,7 @@ TEST_CASE("seeded bugs: kernels without a bug pass") {
   for (std::uint64_t seed = 0; seed < 4; ++seed) {
     CAPTURE(seed);
     const SettingsScope scope({.seed = seed, .n_workers = 2 - static_cast<int>(seed % 2)});
-    for (const Kernel kernel : {kPipeline, kCluster, kWarpRing, kExchange}) CHECK(is_right(Bug::kNone, kernel));
+    for (const Kernel kernel : {kPipeline, kCluster, kWarpRing, kExchange, kOneShot}) CHECK(is_right(Bug::kNone, kernel));
   }
 }
 

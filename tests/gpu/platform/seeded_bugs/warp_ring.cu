@@ -100,6 +100,7 @@ bool is_right(Bug bug, Kernel kernel) {
     case kCluster: return cluster_is_right(bug);
     case kWarpRing: return warp_ring_is_right(bug);
     case kExchange: return exchange_is_right(bug);
+    case kOneShot: return one_shot_is_right(bug);
   }
   return false;
 }
