@@ -13,9 +13,11 @@
 
 #include <atomic>
 #include <chrono>
+#include <latch>
 #include <memory>
 #include <mutex>
 #include <set>
+#include <thread>
 
 namespace tree_attn::test {
 namespace {
@@ -32,6 +34,7 @@ struct Run {
   DType dtype = DType::F32;
   std::int64_t group = 1;
   std::uint64_t seed = 0;
+  int slow_rank = -1;  ///< sleeps before every step
 };
 
 WorkloadShape shape_of(const Run& run, std::int64_t n_keys) {
@@ -90,6 +93,7 @@ int differences(const Run& run, std::int64_t n_at_start, std::int64_t* stored = 
       fill(shard.cache(), *workload, lengths);
       const DecodeOutput want = gather->step(workload->query(t), lengths).copy();
       transport.clear_traffic();
+      if (transport.rank() == run.slow_rank) std::this_thread::sleep_for(std::chrono::milliseconds(30));
       if (!same_bits(one_shot->step(workload->query(t), lengths).copy(), want)) ++n_wrong;
       if (t + 1 == run.steps) n_stored += transport.traffic().bytes;
     }
@@ -111,20 +115,129 @@ std::string text(const Run& run) {
 
 }  // namespace
 
+/// Every number of devices, and around it shapes, cuts and seeds in turn.
 /// @tested{alg_3, Alg. 3}
 TEST_CASE("one-shot: no bit differs from gather, on 1 to 8 devices, in both orders of leaves") {
+  int n = 0;
   for (int p = 1; p <= 8; ++p) {
     for (const LeafOrder order : {LeafOrder::kContiguous, LeafOrder::kDealt}) {
-      const Run run{.p = p,
-                    .cut = Cut::kUneven,
-                    .order = order,
-                    .dtype = p % 2 == 0 ? DType::BF16 : DType::F32,
-                    .group = p % 4 < 2 ? 4 : 1,
-                    .seed = static_cast<std::uint64_t>(p % 5)};
-      INFO(text(run));
-      CHECK(differences(run, 900) == 0);
+      for (const auto& [dtype, group] :
+           {std::pair(DType::F32, 1), std::pair(DType::BF16, 4), std::pair(DType::BF16, 1), std::pair(DType::F32, 4)}) {
+        const Run run{.p = p,
+                      .steps = 2,
+                      .cut = static_cast<Cut>(n % 3),
+                      .order = order,
+                      .dtype = dtype,
+                      .group = group,
+                      .seed = static_cast<std::uint64_t>(n % 5)};
+        ++n;
+        INFO(text(run));
+        CHECK(differences(run, 700) == 0);
+      }
     }
   }
+}
+
+/// The last range doubles on the way, so that all ranks open new windows.
+TEST_CASE("one-shot: 20 steps of a growing sequence, under five orders of the emulator") {
+  for (std::uint64_t seed = 0; seed < 5; ++seed) {
+    const LeafOrder order = seed % 2 == 0 ? LeafOrder::kContiguous : LeafOrder::kDealt;
+    const Run run{.p = 3, .steps = 20, .cut = Cut::kUneven, .order = order, .group = 4, .seed = seed};
+    INFO(text(run));
+    CHECK(differences(run, 500) == 0);
+  }
+}
+
+/// Ranks without keys send too: if one did not, the others would overwrite what it has not read.
+TEST_CASE("one-shot: ranks without keys, one of which is slow") {
+  const Run run{.p = 4, .steps = 6, .cut = Cut::kEmpty, .seed = 1, .slow_rank = 2};
+  CHECK(ranges_of(run, 300)[2].empty());
+  CHECK(differences(run, 300) == 0);
+}
+
+TEST_CASE("one-shot: the bytes that kernels store into windows of other devices are those predicted") {
+  for (const Cut cut : {Cut::kEven, Cut::kUneven, Cut::kEmpty}) {
+    for (const int p : {1, 2, 5}) {
+      const Run run{.p = p, .cut = cut};
+      INFO(text(run));
+      std::int64_t stored = -1, predicted = -2;
+      CHECK(differences(run, 1000, &stored, &predicted) == 0);
+      CHECK(stored == predicted);
+      CHECK((stored > 0) == (p > 1));
+    }
+  }
+  // A state of 2 + 16 floats is six packets of 16 bytes; a rank without keys sends one packet for each of 4 rows.
+  CHECK(one_shot_bytes({0, 64}, 4, 16) == 4 * 6 * 16);
+  CHECK(one_shot_bytes({0, 192}, 4, 16) == 2 * 4 * 6 * 16);
+  CHECK(one_shot_bytes({64, 64}, 4, 16) == 4 * 16);
+}
+
+TEST_CASE("one-shot: a rank that never decodes ends the others within the deadline, in one line that names it") {
+  constexpr double kShort = 0.5;
+  const Run run{.p = 3};
+  const emulated::SettingsScope scope({.n_hosts = run.p, .n_devices = run.p});
+  const WorkloadShape shape = shape_of(run, 600);
+  const std::vector<KeyRange> ranges = even_ranges(600, run.p, kLeafKeys);
+  const Topology topology = Topology::pretend(run.p, run.p);
+  const auto start = std::chrono::steady_clock::now();
+  std::mutex mutex;
+  std::set<std::string> errors;
+  std::latch others(run.p - 1);
+  try {
+    run_threads(topology, kShort, [&](ThreadTransport& transport) {
+      emulated::backend().use_gpu(transport.rank());
+      const auto workload = make_workload(shape, 43, 1);
+      const std::vector<std::int64_t> lengths = workload->lengths(0);
+      ShardDecoder shard(emulated::backend(), shape, topology.range_of(transport.rank(), ranges), kScale);
+      fill(shard.cache(), *workload, lengths);
+      const auto decoder = find_algorithm("one-shot").open(transport, shard, ranges);
+      decoder->step(workload->query(0), lengths);
+      // Its window stays, as that of a device which hangs.
+      if (transport.rank() == 1) return others.wait();
+      try {
+        decoder->step(workload->query(0), lengths);
+      } catch (const DeviceError& error) {
+        const std::lock_guard lock(mutex);
+        errors.insert(error.what());
+      }
+      others.count_down();
+    });
+  } catch (const TransportError&) {
+  }
+  // Any row may be the first that has waited too long.
+  CHECK(errors.size() == 2);
+  int rank = 0;
+  for (const std::string& error : errors) {
+    CAPTURE(error);
+    CHECK(error.starts_with("rank " + std::to_string(rank) + ", step 2: no states from rank 1, row "));
+    CHECK(error.ends_with(", for 0.5 s"));
+    rank += 2;
+  }
+  CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(20));
+}
+
+TEST_CASE("one-shot: what its kernels cannot combine is refused in a few words") {
+  const Run run{.p = 2};
+  const WorkloadShape shape = shape_of(run, 600);
+  const std::vector<KeyRange> ranges = even_ranges(600, 2, kLeafKeys);
+  const Algorithm& algorithm = find_algorithm("one-shot");
+  const auto refusal = [&](const Backend& backend, const Topology& topology, const WorkloadShape& of) {
+    ThreadNetwork network(topology.size(), kTimeout);
+    const ThreadTransport transport(network, topology, 0);
+    return algorithm.refusal(backend, transport, ranges, of);
+  };
+  const Topology node = Topology::pretend(2, 2);
+  CHECK(refusal(emulated::backend(), node, shape) == "");
+  CHECK(refusal(cpu_backend(), node, shape).find("--backend cpu has none") != std::string::npos);
+  CHECK(refusal(emulated::backend(), Topology::pretend(2, 1), shape).find("2 nodes") != std::string::npos);
+  CHECK(refusal(emulated::backend(), Topology::pretend(17, 17), shape).find("17 ranks; at most 16") != std::string::npos);
+  // A state has 18 floats.
+  const int n = std::max(n_subtrees(ranges[0].begin, ranges[0].end), n_subtrees(ranges[1].begin, ranges[1].end));
+  WorkloadShape large = shape;
+  large.batch = kMostOneShotBytes / (18 * 4) / n / shape.heads;
+  CHECK(refusal(emulated::backend(), node, large) == "");
+  ++large.batch;
+  CHECK(refusal(emulated::backend(), node, large).find("at most 131072; use two-level") != std::string::npos);
 }
 
 }  // namespace tree_attn::test
