@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief One launch per step: the kernel that decodes exchanges and merges the states of a node (section 5.3, Alg. 3).
-#include "gpu/backend/one_shot.hpp"
-
 #include "distributed/decoders/decoder.hpp"
+#include "gpu/backend/one_shot_session.hpp"
 
 #include <algorithm>
 #include <stdexcept>

@@ -3,8 +3,8 @@
 /// @brief The list of backends.
 #include "gpu/backend/backends.hpp"
 
-#include "gpu/backend/one_shot.hpp"
-#include "gpu/parts/one_shot.hpp"
+#include "gpu/backend/one_shot_session.hpp"
+#include "gpu/parts/peers.hpp"
 #include "reference/data/input_error.hpp"
 
 namespace tree_attn {

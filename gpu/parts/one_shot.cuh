@@ -2,12 +2,12 @@
 /// @file
 /// @brief The end of the library kernel on several devices: it sends the states of a query tile when they are joined, and
 /// after its last work range receives and merges those of all devices (section 5.3, Alg. 3). The protocol is in
-/// one_shot.hpp.
+/// peers.hpp.
 #pragma once
 
 #include "gpu/parts/equal_runs.cuh"
-#include "gpu/parts/one_shot.hpp"
 #include "gpu/parts/peer_packets.cuh"
+#include "gpu/parts/peers.hpp"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 

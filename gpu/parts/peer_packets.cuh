@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Packets of states to the windows of other devices, and from the own one (section 5.3). The protocol is in
-/// one_shot.hpp.
+/// peers.hpp.
 #pragma once
 
-#include "gpu/parts/one_shot.hpp"
+#include "gpu/parts/peers.hpp"
 #include "gpu/platform/device.hpp"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {

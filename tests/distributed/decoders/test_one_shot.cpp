@@ -4,7 +4,7 @@
 /// that is missing, and what is refused.
 #include "distributed/transport/thread_transport.hpp"
 #include "gpu/backend/backends.hpp"
-#include "gpu/backend/one_shot.hpp"
+#include "gpu/backend/one_shot_session.hpp"
 #include "gpu/platform/device_error.hpp"
 #include "gpu/platform/device_traffic.hpp"
 #include "gpu/platform/emulator/settings.hpp"
@@ -84,17 +84,26 @@ int differences(const Run& run, std::int64_t n_at_start, std::int64_t* stored = 
     const auto workload = make_workload(shape, 41, run.steps);
     const OwnedLeaves leaves(topology.range_of(transport.rank(), ranges), run.order);
     ShardDecoder shard(emulated::backend(), shape, leaves, leaves.n_keys(n_at_start), kScale);
-    const auto gather = find_algorithm("gather").open(transport, shard, ranges);
-    const auto one_shot = find_algorithm("one-shot").open(transport, shard, ranges);
-    for (int t = 0; t < run.steps; ++t) {
-      // The second sequence begins late, and its leaves end elsewhere.
+    // One algorithm after the other, so that nothing but the kernels holds a rank back. The second sequence begins late, and
+    // its leaves end elsewhere.
+    const auto lengths_at = [&](int t) {
       std::vector<std::int64_t> lengths = workload->lengths(t);
       lengths[1] = std::max<std::int64_t>(0, lengths[1] - 70);
-      fill(shard.cache(), *workload, lengths);
-      const DecodeOutput want = gather->step(workload->query(t), lengths).copy();
+      return lengths;
+    };
+    std::vector<DecodeOutput> want;
+    const auto gather = find_algorithm("gather").open(transport, shard, ranges);
+    for (int t = 0; t < run.steps; ++t) {
+      fill(shard.cache(), *workload, lengths_at(t));
+      want.push_back(gather->step(workload->query(t), lengths_at(t)).copy());
+    }
+    for (std::int64_t i = 0; i < shape.batch; ++i) shard.cache().truncate(i, 0);
+    const auto one_shot = find_algorithm("one-shot").open(transport, shard, ranges);
+    for (int t = 0; t < run.steps; ++t) {
+      fill(shard.cache(), *workload, lengths_at(t));
       transport.clear_traffic();
       if (transport.rank() == run.slow_rank) std::this_thread::sleep_for(std::chrono::milliseconds(30));
-      if (!same_bits(one_shot->step(workload->query(t), lengths).copy(), want)) ++n_wrong;
+      if (!same_bits(one_shot->step(workload->query(t), lengths_at(t)).copy(), want[static_cast<std::size_t>(t)])) ++n_wrong;
       if (t + 1 == run.steps) n_stored += transport.traffic().bytes;
     }
   });
@@ -122,7 +131,7 @@ TEST_CASE("one-shot: no bit differs from gather, on 1 to 8 devices, in both orde
   for (int p = 1; p <= 8; ++p) {
     for (const LeafOrder order : {LeafOrder::kContiguous, LeafOrder::kDealt}) {
       for (const auto& [dtype, group] :
-           {std::pair(DType::F32, 1), std::pair(DType::BF16, 4), std::pair(DType::BF16, 1), std::pair(DType::F32, 4)}) {
+           {std::pair(DType::F32, 1), std::pair(DType::BF16, 3), std::pair(DType::BF16, 1), std::pair(DType::F32, 4)}) {
         const Run run{.p = p,
                       .steps = 2,
                       .cut = static_cast<Cut>(n % 3),

@@ -79,6 +79,39 @@ TEST_CASE("decode --devices: emulated devices of one process compute the bits of
   for (std::size_t i = 0; i < processes.size(); ++i) CHECK(threads.at(i)["output_digest"] == processes[i]["output_digest"]);
 }
 
+/// @tested{alg_3, Alg. 3}
+TEST_CASE("decode --devices: one-shot has the bits of gather on emulated devices, and counts what was predicted") {
+  const Scratch scratch;
+  const Words common{"decode",     "--backend", "emulated", "--algorithm",          "one-shot", "--compare", "gather",
+                     "--head-dim", "32",        "--report", scratch.path("report"), "--verify"};
+  for (const Words& more :
+       {Words{"--devices", "0-3", "--seq-len", "900", "--heads", "4", "--steps", "3"},
+        Words{"--devices", "0-2", "--seq-len", "900", "--heads", "4", "--steps", "3", "--order", "contiguous"},
+        Words{"--devices", "5,3,9", "--seq-len", "777", "--heads", "4", "--kv-heads", "1", "--shards", "64,0,713"},
+        Words{"--devices", "0-1", "--seq-len", "200", "--heads", "2", "--dtype", "f16", "--batch", "3"},
+        Words{"--heads", "2"}}) {
+    check_silent_success(run(alone(common + more)));
+    const nlohmann::json runs = runs_of(scratch.path("report"));
+    REQUIRE(runs.size() == 2);
+    CHECK(runs[0]["algorithm"] == "one-shot");
+    CHECK(runs[0]["output_digest"] == runs[1]["output_digest"]);
+    for (const char* count : {"messages_per_step", "bytes_per_step", "bytes_between_nodes_per_step", "merge_steps"})
+      CHECK(runs[0][count] == runs[0]["predicted"][count]);
+    CHECK(runs[0]["merge_steps"] == runs[1]["merge_steps"]);
+  }
+}
+
+TEST_CASE("decode --devices: what one-shot cannot do is refused in one line that says what can") {
+  const Words one_shot{"decode", "--algorithm", "one-shot", "--seq-len", "300", "--heads", "4"},
+      emulated{"--backend", "emulated"}, devices{"--devices", "0-3"};
+  check_one_line(run(alone(one_shot + devices)),
+                 "--algorithm one-shot: one kernel decodes and exchanges, and --backend cpu");
+  check_one_line(run(alone(one_shot + devices + emulated + Words{"--ranks-per-node", "2"})), "2 nodes; its kernels reach");
+  check_one_line(run(ranks(2, one_shot + emulated)), "the ranks are processes; use --devices 0-1 without mpirun");
+  check_one_line(run(alone(one_shot + emulated + Words{"--devices", "0-16"})), "17 ranks; at most 16");
+  check_one_line(run(alone(one_shot + devices + emulated + Words{"--batch", "100"})), "at most 131072; use two-level");
+}
+
 TEST_CASE("decode --devices: an error of any rank ends the process with one line, and processes are refused") {
   const Scratch scratch;
   FileWorkload::draw(1, 2, 2, 1, 64, 8, 8).write(scratch.path("in"), "F32");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The session of the one-shot kernel: windows, the table of peers, one graph per step.
-#include "gpu/backend/one_shot.hpp"
+#include "gpu/backend/one_shot_session.hpp"
 
 #include "gpu/backend/cache.hpp"
 #include "gpu/parts/one_shot.cuh"

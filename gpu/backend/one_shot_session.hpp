@@ -28,7 +28,7 @@ inline constexpr int kMostOneShotRanks = 16;
 /// States that a rank sends in a step, in bytes, beyond which rows would need owners: 128 KiB.
 inline constexpr std::int64_t kMostOneShotBytes = 128 * 1024;
 
-/// Decode steps of one rank over its cache, combined by the kernel that decodes; see gpu/parts/one_shot.hpp for the
+/// Decode steps of one rank over its cache, combined by the kernel that decodes; see gpu/parts/peers.hpp for the
 /// protocol.
 ///
 /// All ranks make the same calls. open_window() and connect() come before the first step, and again whenever the ranges have
