@@ -81,7 +81,7 @@ Decoder::Decoder(Transport& transport, ShardDecoder& shard)
 
 Forest<float>& Decoder::decode_own_shard(const TensorView& q, std::span<const std::int64_t> lengths, int lift) {
   Forest<float>& states = shard_.session().decode(q, lengths, lift, progress_).host();
-  set_states_ready();
+  set_states_ready(transport_.seconds());
   return states;
 }
 
