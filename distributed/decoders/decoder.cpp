@@ -122,12 +122,7 @@ OutputView run_plan(const Plan& plan, HostFabric& fabric, const Forest<float>& o
 
 std::unique_ptr<Decoder> Algorithm::open(Transport& transport, ShardDecoder& shard, std::span<const KeyRange> ranges,
                                          const PlanOptions& options) const {
-  if (const auto* own = std::get_if<OwnDecoder>(&exchange)) {
-    if (transport.device() != nullptr)
-      throw InputError("--transport " + std::string(transport.name()) + ": " + std::string(name) +
-                       " sends keys and values from host memory; use --transport mpi or --devices");
-    return own->open(transport, shard, ranges);
-  }
+  if (const auto* own = std::get_if<OwnDecoder>(&exchange)) return own->open(transport, shard, ranges);
   return std::make_unique<PlanDecoder>(
       transport, shard, ranges,
       [plan_of = std::get<PlanOf>(exchange), &transport, options = options.for_shape(shard.cache().shape())](

@@ -3,17 +3,41 @@
 /// @brief Ring attention, the baseline: keys and values travel (section 6, eq. (10)).
 #include "distributed/decoders/decoder.hpp"
 #include "distributed/transport/buffer.hpp"
+#include "distributed/transport/device_transport.hpp"
 
 #include <algorithm>
 #include <array>
+#include <memory>
 #include <vector>
 
 namespace tree_attn {
 namespace {
 
+/// Memory for the keys and values of one rank, kept from step to step: of the host, or of the device that sends and receives
+/// them.
+class KvMemory {
+ public:
+  explicit KvMemory(Transport& transport) : on_host_(transport.allocate()), device_(transport.device()) {}
+  std::span<std::byte> first(std::size_t n_bytes) {
+    if (device_ == nullptr) return on_host_.first<std::byte>(n_bytes);
+    if (n_bytes > n_on_device_) {
+      on_device_.reset();
+      on_device_ = device_->make_blocks()(static_cast<std::int64_t>((n_bytes + 3) / 4), 1);
+      n_on_device_ = n_bytes;
+    }
+    return {n_bytes == 0 ? nullptr : reinterpret_cast<std::byte*>(on_device_->address(0)), n_bytes};
+  }
+
+ private:
+  Buffer on_host_;
+  DeviceTransport* device_;
+  std::unique_ptr<DeviceBlocks> on_device_;
+  std::size_t n_on_device_ = 0;
+};
+
 /// Keys and values of one rank, on their way around the ring.
 struct KvBlock {
-  Buffer* buffer;               // memory for the keys and, after them, the values
+  KvMemory* memory;             // for the keys and, after them, the values
   std::span<std::byte> held{};  // what lies there: nothing if the rank's own shard is dense, which is sent as it lies
   Shard shard{};                // k [b, n_kv, n, d_h] and v [b, n_kv, n, d_v], dense
 };
@@ -26,17 +50,21 @@ std::size_t n_bytes(const TensorView& view) {
 void prepare_receive(KvBlock& block, const AttentionShape& shape, std::int64_t n) {
   block.shard = {TensorView::dense(nullptr, shape.dtype, {shape.batch, shape.kv_heads, n, shape.head_dim}),
                  TensorView::dense(nullptr, shape.value_dtype, {shape.batch, shape.kv_heads, n, shape.value_dim})};
-  block.held = block.buffer->first<std::byte>(n_bytes(block.shard.k) + n_bytes(block.shard.v));
+  block.held = block.memory->first(n_bytes(block.shard.k) + n_bytes(block.shard.v));
   block.shard.k.data = block.held.data();
   block.shard.v.data = block.held.data() + n_bytes(block.shard.k);
 }
 
-/// The block of the rank's own shard: in place if its first n rows are dense in host memory, else copied there.
-void pack_shard(KvBlock& block, const KvCache& cache, std::int64_t n) {
-  block.shard = cache.shard(n, [&block](std::size_t n_bytes) {
-    block.held = block.buffer->first<std::byte>(n_bytes);
+/// The block of the rank's own shard: in place if its first n rows are dense in host memory, else copied there, or to memory
+/// of the device.
+void pack_shard(KvBlock& block, const KvCache& cache, std::int64_t n, bool on_device) {
+  const auto memory = [&block](std::size_t n_bytes) {
+    block.held = block.memory->first(n_bytes);
     return block.held.data();
-  });
+  };
+  const AttentionShape& shape = cache.shape();
+  block.shard = on_device ? cache.shard_on_device(n, memory(static_cast<std::size_t>(n * shape.bytes_per_position())))
+                          : cache.shard(n, memory);
 }
 
 /// The leaves of every rank.
@@ -56,7 +84,8 @@ class RingDecoder : public Decoder {
         leaves_(owned_leaves(ranges, shard.cache().leaves().order())),
         n_rows_(shard.cache().shape().n_rows()),
         d_v_(shard.cache().shape().value_dim),
-        buffers_{Buffer(transport.allocate()), Buffer(transport.allocate())},
+        device_(transport.device()),
+        memory_{KvMemory(transport), KvMemory(transport)},
         forests_(ranges.size(), Forest<float>(n_rows_, d_v_)),
         joined_(n_rows_, d_v_),
         out_(static_cast<std::size_t>(n_rows_ * d_v_)),
@@ -76,11 +105,23 @@ class RingDecoder : public Decoder {
     joined_.reserve(std::max<std::size_t>(n_joined, 1));
     if (ranges.size() == 1) return;
     hop_ = shard.open_cache(longest);
-    for (Buffer& buffer : buffers_)
-      buffer.first<std::byte>(static_cast<std::size_t>(longest * shard.cache().shape().bytes_per_position()));
+    for (KvMemory& memory : memory_)
+      memory.first(static_cast<std::size_t>(longest * shard.cache().shape().bytes_per_position()));
+    // A stream of its own for the messages, so that the next shard travels while kernels compute on this one.
+    if (device_ != nullptr) for_messages_ = device_->make_blocks()(0, 1);
   }
 
   OutputView step(const TensorView& q, std::span<const std::int64_t> lengths, int lift) override {
+    try {
+      return circulate(q, lengths, lift);
+    } catch (...) {
+      if (device_ != nullptr) device_->abandon();
+      throw;
+    }
+  }
+
+ private:
+  OutputView circulate(const TensorView& q, std::span<const std::int64_t> lengths, int lift) {
     const std::vector<int>& order = transport_.topology().order();
     const int p = transport_.size(), me = transport_.topology().index_of(transport_.rank());
     const int right = order[static_cast<std::size_t>((me + 1) % p)],
@@ -91,8 +132,8 @@ class RingDecoder : public Decoder {
     };
 
     // Hop i: compute on the block of index me - i while it goes on to the right and the next one comes in from the left.
-    KvBlock here{&buffers_[0]}, next{&buffers_[1]};
-    if (p > 1) pack_shard(here, shard_.cache(), leaves_of(0).n_keys(longest));
+    KvBlock here{&memory_[0]}, next{&memory_[1]};
+    if (p > 1) pack_shard(here, shard_.cache(), leaves_of(0).n_keys(longest), device_ != nullptr);
     for (int hop = 0; hop < p; ++hop) {
       if (hop + 1 < p) {
         prepare_receive(next, shard_.cache().shape(), leaves_of(hop + 1).n_keys(longest));
@@ -101,13 +142,14 @@ class RingDecoder : public Decoder {
         transport_.send({here.shard.k.data, n_bytes(here.shard.k)}, right);
         transport_.send({here.shard.v.data, n_bytes(here.shard.v)}, right);
         transport_.count_held_kv_bytes(static_cast<std::int64_t>(here.held.size() + next.held.size()));
+        if (device_ != nullptr) queue_messages();
       }
       here.shard.begin = leaves_of(hop).range().begin;
       const Forest<float>& states =
-          hop == 0 ? decode_own_shard(q, lengths, lift) : decode_hop(here.shard, leaves_of(hop), q, lengths, lift);
+          hop == 0 ? decode_first(q, lengths, lift) : decode_hop(here.shard, leaves_of(hop), q, lengths, lift);
       Forest<float>& kept = forests_[static_cast<std::size_t>((me - hop + p) % p)];
       std::ranges::copy(states.states(), kept.assign(states.subtrees()).begin());
-      transport_.wait();
+      if (device_ == nullptr) transport_.wait();
       std::swap(here, next);
     }
 
@@ -120,21 +162,43 @@ class RingDecoder : public Decoder {
     return {out_, lse_};
   }
 
- private:
   /// States of a shard that has arrived.
   const Forest<float>& decode_hop(const Shard& arrived, const OwnedLeaves& leaves, const TensorView& q,
                                   std::span<const std::int64_t> lengths, int lift) {
     std::ranges::transform(lengths, hop_lengths_.begin(), [&leaves](std::int64_t length) { return leaves.n_keys(length); });
     hop_.cache->reset(leaves);
     hop_.cache->borrow(arrived, hop_lengths_);
-    return hop_.session->decode(q, lengths, lift, progress_).host();
+    return on_host(hop_.session->decode(q, lengths, lift, progress_));
+  }
+
+  const Forest<float>& decode_first(const TensorView& q, std::span<const std::int64_t> lengths, int lift) {
+    if (device_ == nullptr) return decode_own_shard(q, lengths, lift);
+    const Forest<float>& states = on_host(shard_.session().decode(q, lengths, lift, progress_));
+    set_states_ready(transport_.seconds());
+    return states;
+  }
+
+  /// The states, once the next shard has arrived if both are on a device: a copy from there waits for all streams, and has
+  /// no deadline.
+  const Forest<float>& on_host(States& states) {
+    if (device_ != nullptr) device_->settle();
+    return states.host();
+  }
+
+  /// Queues messages after what the default stream was given: packing, and the hop before.
+  void queue_messages() {
+    for_messages_->stream().follow_default();
+    device_->queue_on(for_messages_->stream());
+    transport_.wait();
   }
 
   std::vector<OwnedLeaves> leaves_;  ///< of every rank
   std::int64_t n_rows_, d_v_;
-  std::array<Buffer, 2> buffers_;       ///< one receives while the other is sent
-  OpenCache hop_;                       ///< over the block that has arrived; empty with one rank
-  std::vector<Forest<float>> forests_;  ///< by source
+  DeviceTransport* device_;                     ///< the transport, if messages are sent from device memory
+  std::array<KvMemory, 2> memory_;              ///< one receives while the other is sent
+  std::unique_ptr<DeviceBlocks> for_messages_;  ///< no blocks: their stream, if messages are sent from device memory
+  OpenCache hop_;                               ///< over the block that has arrived; empty with one rank
+  std::vector<Forest<float>> forests_;          ///< by source
   Forest<float> joined_;
   std::vector<float> out_, lse_;
   std::vector<std::int64_t> hop_lengths_;  ///< positions of that block, per batch entry

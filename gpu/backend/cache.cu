@@ -121,6 +121,34 @@ Shard DeviceCache::shard(std::int64_t n, const std::function<std::byte*(std::siz
           TensorView::dense(v, s.value_dtype, {s.batch, s.kv_heads, n, s.value_dim}), leaves().range().begin};
 }
 
+Shard DeviceCache::shard_on_device(std::int64_t n, std::byte* memory) const {
+  const AttentionShape& s = shape();
+  const std::int64_t n_heads = s.batch * s.kv_heads, key = s.head_dim * size_of(s.dtype),
+                     value = s.value_dim * size_of(s.value_dtype);
+  std::byte *k = memory, *v = memory + n_heads * n * key;
+  const auto copy = [&](const DeviceBuffer<unsigned char>& from, std::byte* to, std::int64_t row) {
+    from.queue_copy_out(Stream{}, reinterpret_cast<unsigned char*>(to), n * row, 0, most_ * row, n * row, n_heads);
+  };
+  copy(k_, k, key);
+  copy(v_, v, value);
+  return {TensorView::dense(k, s.dtype, {s.batch, s.kv_heads, n, s.head_dim}),
+          TensorView::dense(v, s.value_dtype, {s.batch, s.kv_heads, n, s.value_dim}), leaves().range().begin, true};
+}
+
+void DeviceCache::write_all(const Shard& shard, std::span<const std::int64_t> lengths) {
+  if (!shard.on_device) return KvCache::write_all(shard, lengths);
+  if (lengths.empty()) return;
+  // One copy of the longest entry's rows for all: rows that another does not use are not read.
+  const std::int64_t n = shard.k.shape[2], n_used = *std::max_element(lengths.begin(), lengths.end());
+  reserve(n_used);
+  const auto copy = [&](DeviceBuffer<unsigned char>& to, const TensorView& from, std::int64_t row) {
+    to.queue_copy_in(Stream{}, reinterpret_cast<const unsigned char*>(from.data), n * row, 0, most_ * row, n_used * row,
+                     shape().batch * shape().kv_heads);
+  };
+  copy(k_, shard.k, shape().head_dim * size_of(shape().dtype));
+  copy(v_, shard.v, shape().value_dim * size_of(shape().value_dtype));
+}
+
 std::unique_ptr<DecodeSession> DeviceCache::open(double scale) const {
   return std::make_unique<DeviceSession>(*this, scale);
 }

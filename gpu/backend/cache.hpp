@@ -43,11 +43,13 @@ class DeviceCache final : public KvCache {
   std::int64_t n_allocated() const { return most_; }
 
   Shard shard(std::int64_t n, const std::function<std::byte*(std::size_t)>& memory) const override;
+  Shard shard_on_device(std::int64_t n, std::byte* memory) const override;
   std::unique_ptr<DecodeSession> open(double scale) const override;
 
  protected:
   void allocate() override;
   void write(std::int64_t entry, std::int64_t first, const TensorView& k, const TensorView& v) override;
+  void write_all(const Shard& shard, std::span<const std::int64_t> lengths) override;
 
  private:
   void upload(DeviceBuffer<unsigned char>& to, DType dtype, std::int64_t dim, std::int64_t entry, std::int64_t first,

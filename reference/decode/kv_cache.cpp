@@ -112,6 +112,10 @@ void KvCache::borrow(const Shard& shard, std::span<const std::int64_t> lengths) 
   std::copy(lengths.begin(), lengths.end(), lengths_.begin());
 }
 
+Shard KvCache::shard_on_device(std::int64_t, std::byte*) const {
+  throw std::logic_error("KvCache::shard_on_device: the cache is in host memory");
+}
+
 void KvCache::write_all(const Shard& shard, std::span<const std::int64_t> lengths) {
   reserve();
   for (std::int64_t i = 0; i < stored_.batch; ++i) {

@@ -20,12 +20,13 @@ namespace tree_attn {
 
 class DecodeSession;
 
-/// Keys and values of a range in host memory, in the rows of OwnedLeaves. In the contiguous order row 0 is the key at
+/// Keys and values of a range, in the rows of OwnedLeaves. In the contiguous order row 0 is the key at
 /// position `begin`.
 struct Shard {
   TensorView k;                                            ///< [b, n_kv, n, d_h]
   TensorView v;                                            ///< [b, n_kv, n, d_v]
   std::int64_t begin = 0;                                  ///< where the range begins
+  bool on_device = false;                                  ///< whether k and v lie in device memory
   std::int64_t end() const { return begin + k.shape[2]; }  ///< one past the last position
 };
 
@@ -70,7 +71,8 @@ class KvCache {
   /// Removes all rows and sets another range. The capacity stays.
   void reset(const OwnedLeaves& leaves);
   /// Replaces the contents by the first lengths[i] rows of a shard. A cache in host memory reads them in place, so the
-  /// memory of the shard must remain valid until the next reset() or the end of the cache. A cache on a device copies them.
+  /// memory of the shard must remain valid until the next reset() or the end of the cache. A cache on a device copies them,
+  /// from device memory on the default stream.
   /// @param shard begins where the range of the cache does
   /// @param lengths rows in use per batch entry [b]
   /// @throws as append()
@@ -83,6 +85,10 @@ class KvCache {
   /// @param memory called with a number of bytes if a copy is needed; returns memory of that size
   /// @pre n <= longest()
   virtual Shard shard(std::int64_t n, const std::function<std::byte*(std::size_t)>& memory) const = 0;
+  /// The same copied to device memory, for a cache on a device: there after all that the default stream holds.
+  /// @param memory address of device memory for all keys and, after them, all values
+  /// @throws std::logic_error if the cache is in host memory
+  virtual Shard shard_on_device(std::int64_t n, std::byte* memory) const;
   /// Prepares decode steps: allocates the workspace and the memory for states. The cache must outlive the session.
   /// @param scale multiplies q.k
   virtual std::unique_ptr<DecodeSession> open(double scale) const = 0;

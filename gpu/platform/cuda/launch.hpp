@@ -168,6 +168,15 @@ class DeviceBuffer {
                   std::int64_t pitch, std::int64_t width, std::int64_t n_rows) {
     queue_rows(stream, data_ + at, pitch, from.data_ + from_at, from_pitch, width, n_rows, cudaMemcpyDeviceToDevice);
   }
+  /// Copies rows from device memory of another owner, and to it, queued.
+  void queue_copy_in(Stream stream, const T* from, std::int64_t from_pitch, std::int64_t at, std::int64_t pitch,
+                     std::int64_t width, std::int64_t n_rows) {
+    queue_rows(stream, data_ + at, pitch, from, from_pitch, width, n_rows, cudaMemcpyDeviceToDevice);
+  }
+  void queue_copy_out(Stream stream, T* to, std::int64_t to_pitch, std::int64_t at, std::int64_t pitch, std::int64_t width,
+                      std::int64_t n_rows) const {
+    queue_rows(stream, to, to_pitch, data_ + at, pitch, width, n_rows, cudaMemcpyDeviceToDevice);
+  }
   /// Copies elements from `at` on to the host, once all launches are done.
   void download(std::span<T> to, std::int64_t at = 0) const {
     check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");

@@ -122,6 +122,24 @@ class DeviceBuffer {
         {as_bytes(from.data_ + from_at), bytes(from_pitch), true}, bytes(width), static_cast<std::size_t>(n_rows), [] {},
         line);
   }
+  /// Copies rows from device memory of another owner, and to it, queued. @throws DeviceError if they do not fit
+  void queue_copy_in(Stream stream, const T* from, std::int64_t from_pitch, std::int64_t at, std::int64_t pitch,
+                     std::int64_t width, std::int64_t n_rows, const Line& line = Line::current()) {
+    if (n_rows <= 0 || width <= 0) return;
+    check_rows("copy", at, pitch, width, n_rows);
+    runtime::queue_copy(
+        runtime::queue_of(stream.queue), "copy", {as_bytes(data_ + at), bytes(pitch), true},
+        {as_bytes(const_cast<T*>(from)), bytes(from_pitch), true}, bytes(width), static_cast<std::size_t>(n_rows), [] {},
+        line);
+  }
+  void queue_copy_out(Stream stream, T* to, std::int64_t to_pitch, std::int64_t at, std::int64_t pitch, std::int64_t width,
+                      std::int64_t n_rows, const Line& line = Line::current()) const {
+    if (n_rows <= 0 || width <= 0) return;
+    check_rows("copy", at, pitch, width, n_rows);
+    runtime::queue_copy(
+        runtime::queue_of(stream.queue), "copy", {as_bytes(to), bytes(to_pitch), true},
+        {as_bytes(data_ + at), bytes(pitch), true}, bytes(width), static_cast<std::size_t>(n_rows), [] {}, line);
+  }
   /// Copies elements from `at` on to the host, once all that is queued has run. @throws DeviceError if they are not there
   void download(std::span<T> to, std::int64_t at = 0, const Line& line = Line::current()) const {
     runtime::synchronise_all();

@@ -6,6 +6,8 @@
 
 #include <chrono>
 #include <mutex>
+#include <stdexcept>
+#include <thread>
 
 namespace tree_attn::test {
 namespace {
@@ -67,8 +69,48 @@ TEST_CASE("nccl faults: a rank that never joins ends all ranks at the deadline")
 TEST_CASE("nccl faults: a peer that never sends is named at the deadline, with the step") {
   CHECK(error_of("silent 1 1", 2) == "rank 0 waited for the message of rank 1 over NCCL in two-level, step 1 and gave up");
   CHECK(error_of("silent 0 2", 2) == "rank 1 waited for the message of rank 0 over NCCL in two-level, step 2 and gave up");
+  CHECK(error_of("silent 1 1", 2, "ring") ==
+        "rank 0 waited for the message of rank 1 over NCCL in ring, step 1 and gave up");
   // Who waits for the silent rank, or for one that waits for it, depends on who is first.
   CHECK(error_of("silent 1 2", 4).find("waited for the message") != std::string::npos);
+}
+
+TEST_CASE("nccl faults: a rank that computes for longer than the deadline is waited for") {
+  const auto start = std::chrono::steady_clock::now();
+  run_nccl(Topology::pretend(2, 2), kTimeout, "", [&](const ThreadRanks& ranks, NcclTransport& transport) {
+    const std::unique_ptr<DeviceBlocks> blocks = emulated::make_blocks(4, 1);
+    const std::span<float> elements(blocks->address(0), 4);
+    transport.queue_on(blocks->stream());
+    if (ranks.rank() == 0) {
+      transport.receive(std::as_writable_bytes(elements), 1);
+    } else {
+      blocks->upload(0, std::vector<float>{1, 2, 3, 4});
+      std::this_thread::sleep_for(std::chrono::duration<double>(3 * kTimeout));
+      transport.send(std::as_bytes(elements), 0);
+    }
+    transport.wait();
+    transport.settle();
+    std::vector<float> arrived(4);
+    blocks->download(0, arrived);
+    CHECK(arrived == std::vector<float>{1, 2, 3, 4});
+  });
+  CHECK(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() > 3 * kTimeout);
+}
+
+TEST_CASE("nccl faults: the other ranks end when one fails, long before the deadline") {
+  const auto start = std::chrono::steady_clock::now();
+  const auto run = [] {
+    run_nccl(Topology::pretend(3, 3), 60, "", [&](const ThreadRanks& ranks, NcclTransport& transport) {
+      const std::unique_ptr<DeviceBlocks> blocks = emulated::make_blocks(4, 1);
+      transport.queue_on(blocks->stream());
+      if (ranks.rank() == 1) throw std::runtime_error("the disk is on fire");
+      transport.receive(std::as_writable_bytes(std::span<float>(blocks->address(0), 4)), 1);
+      transport.wait();
+      transport.settle();
+    });
+  };
+  CHECK_THROWS_WITH(run(), "the disk is on fire");
+  CHECK(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() < kMargin);
 }
 
 TEST_CASE("nccl faults: a library that is too old, missing or of another kind is refused on all ranks") {

@@ -6,15 +6,6 @@
 namespace tree_attn::test {
 namespace {
 
-/// Algorithms with a plan.
-std::vector<const Algorithm*> planned_algorithms() {
-  std::vector<const Algorithm*> planned;
-  for (const Algorithm& algorithm : algorithms()) {
-    if (std::holds_alternative<PlanOf>(algorithm.exchange)) planned.push_back(&algorithm);
-  }
-  return planned;
-}
-
 /// Cuts of n keys at multiples of 64: even, and uneven with empty shards.
 std::vector<std::vector<KeyRange>> cuts(int p, std::int64_t n) {
   std::vector<std::int64_t> uneven(static_cast<std::size_t>(p), 0);
@@ -32,12 +23,13 @@ void check_same(const std::vector<RankResult>& over_nccl, const std::vector<Rank
     CHECK(ours.bytes_between_nodes == theirs.bytes_between_nodes);
     CHECK(ours.merge_steps == theirs.merge_steps);
     CHECK(ours.collectives == theirs.collectives);
+    CHECK(ours.buffer_kv_bytes == theirs.buffer_kv_bytes);
   }
 }
 
 }  // namespace
 
-TEST_CASE("nccl: every plan has the bits and counts of host memory, canonical ones the bits of one rank") {
+TEST_CASE("nccl: every algorithm has the bits and counts of host memory, canonical ones the bits of one rank") {
   constexpr std::int64_t kKeys = 500;
   for (const DType dtype : {DType::F32, DType::BF16}) {
     const auto workload = normal_workload(
@@ -52,18 +44,89 @@ TEST_CASE("nccl: every plan has the bits and counts of host memory, canonical on
       ThreadGroup over_threads(p);
       for (const std::vector<KeyRange>& ranges : cuts(p, kKeys)) {
         const Layout layout{mixed_grouping(p), ranges};
-        for (const Algorithm* algorithm : planned_algorithms()) {
-          INFO(algorithm->name << ", " << name_of(dtype) << ", " << layout.text());
-          const std::vector<RankResult> results = decode(over_nccl, *algorithm, *workload, layout, emulated::backend());
-          check_same(results, decode(over_threads, *algorithm, *workload, layout, emulated::backend()));
+        for (const Algorithm& algorithm : algorithms()) {
+          INFO(algorithm.name << ", " << name_of(dtype) << ", " << layout.text());
+          const std::vector<RankResult> results = decode(over_nccl, algorithm, *workload, layout, emulated::backend());
+          check_same(results, decode(over_threads, algorithm, *workload, layout, emulated::backend()));
           for (const RankResult& rank : results) {
             CHECK(same_bits(rank.output, results[0].output));
-            if (algorithm->keeps_bits) CHECK(same_bits(rank.output, one));
+            if (algorithm.keeps_bits) CHECK(same_bits(rank.output, one));
           }
         }
       }
     }
   }
+}
+
+TEST_CASE("nccl: the library's AllReduce drops NaN from a maximum, and no output") {
+  // Key 70 scores NaN with its query heads: in entry 0 among shards with keys, in entry 1 all other shards are empty.
+  constexpr std::int64_t kKeys = 200;
+  std::mt19937 random(11);
+  Tensor q = normal_tensor(random, {2, 4, 1, 64}), k = normal_tensor(random, {2, 2, kKeys, 64}),
+         v = normal_tensor(random, {2, 2, kKeys, 64});
+  for (std::int64_t entry = 0; entry < 2; ++entry) k.set(entry, 1, 70, 3, std::numeric_limits<float>::quiet_NaN());
+  const float minus_infinity = -std::numeric_limits<float>::infinity();
+  for (std::int64_t c = 0; c < 64; ++c) {
+    // Entry 1: scores of -inf outside the shard of key 70, so that all lse but one are -inf.
+    for (std::int64_t a = 0; a < kKeys; ++a) {
+      if (a < 64 || a >= 128) k.set(1, 1, a, c, c == 0 ? minus_infinity : 0.0f);
+    }
+  }
+  for (std::int64_t h = 0; h < 4; ++h) q.set(1, h, 0, 0, 1.0f);
+  const auto workload = workload_of(std::move(q), std::move(k), std::move(v));
+  const std::vector<KeyRange> ranges = ranges_of_lengths(std::vector<std::int64_t>{64, 64, 72});
+  const Layout layout{Topology::pretend(3, 3), ranges};
+  ThreadGroup over_threads(3);
+  const DecodeOutput expected =
+      decode_once(over_threads, find_algorithm("gather"), *workload, layout, emulated::backend(), 0)[0].output;
+  CHECK(std::count_if(expected.lse.begin(), expected.lse.end(), [](float lse) { return lse != lse; }) == 4);
+  for (const char* name : {"paper", "packed"}) {
+    CAPTURE(name);
+    std::vector<DecodeOutput> outputs(3);
+    run_nccl(layout.topology, 60, "", [&](const ThreadRanks& ranks, NcclTransport& transport) {
+      ShardDecoder own =
+          open_shard(emulated::backend(), workload->query(0),
+                     workload->shard(ranges[static_cast<std::size_t>(ranks.rank())]), workload->lengths(), workload->scale);
+      const PlanOptions by_library{.library_reduces = true};
+      outputs[static_cast<std::size_t>(ranks.rank())] = find_algorithm(name)
+                                                            .open(transport, own, ranges, by_library)
+                                                            ->step(workload->query(0), workload->lengths())
+                                                            .copy();
+      CHECK(transport.traffic().messages == 0);
+      CHECK(transport.traffic().collectives == (name == std::string("paper") ? 3 : 2));
+    });
+    for (const DecodeOutput& output : outputs) {
+      CHECK(same_bits(output, outputs[0]));
+      for (std::size_t i = 0; i < expected.lse.size(); ++i) {
+        CAPTURE(i);
+        if (expected.lse[i] != expected.lse[i])
+          CHECK(output.lse[i] != output.lse[i]);
+        else
+          CHECK(output.lse[i] == doctest::Approx(expected.lse[i]).epsilon(1e-5));
+      }
+      for (std::size_t i = 0; i < expected.out.size(); ++i)
+        CHECK((output.out[i] != output.out[i]) == (expected.out[i] != expected.out[i]));
+    }
+  }
+}
+
+TEST_CASE("nccl: messages that are cut into slices of rows have the same bits") {
+  const auto workload = normal_workload(9, {.heads = 6, .kv_heads = 2, .head_dim = 64, .value_dim = 64, .n_keys = 384});
+  const Topology topology = Topology::pretend(4, 2);
+  const std::vector<KeyRange> ranges = ranges_of_lengths(std::vector<std::int64_t>{64, 192, 0, 128});
+  const PlanOptions in_slices{.radix = 2, .slice_bytes = 0};
+  std::vector<DecodeOutput> outputs(4);
+  run_nccl(topology, 60, "", [&](const ThreadRanks& ranks, NcclTransport& transport) {
+    const auto rank = static_cast<std::size_t>(ranks.rank());
+    ShardDecoder own = open_shard(emulated::backend(), workload->query(0), workload->shard(ranges[rank]),
+                                  workload->lengths(), workload->scale);
+    const std::unique_ptr<Decoder> decoder = find_algorithm("two-level").open(transport, own, ranges, in_slices);
+    for (int step = 0; step < 3; ++step) outputs[rank] = decoder->step(workload->query(0), workload->lengths()).copy();
+  });
+  ThreadGroup over_threads(4);
+  const std::vector<RankResult> expected =
+      decode_once(over_threads, find_algorithm("gather"), *workload, {topology, ranges}, emulated::backend(), 0);
+  for (const DecodeOutput& output : outputs) CHECK(same_bits(output, expected[0].output));
 }
 
 }  // namespace tree_attn::test

@@ -29,7 +29,7 @@ const Words kDecode{"decode", "--heads", "4", "--kv-heads", "2", "--head-dim", "
 TEST_CASE("decode --transport nccl: bits, counts and predictions, as threads and as processes") {
   const NcclVariables variables;
   const Scratch scratch;
-  const Words plans{"--algorithm",         "gather", "--compare", "two-level,leaders,fused,ring-state", "--report",
+  const Words plans{"--algorithm",         "gather", "--compare", "two-level,leaders,fused,ring-state,ring", "--report",
                     scratch.path("report")};
   const auto runs_of = [&](const Words& words) {
     check_silent_success(run(words));
@@ -43,7 +43,7 @@ TEST_CASE("decode --transport nccl: bits, counts and predictions, as threads and
       const nlohmann::json over_nccl = runs_of(command);
       CHECK(of_host["machine"]["nccl"].is_null());
       CHECK(over_nccl["machine"]["nccl"] == "2.28.9");
-      REQUIRE(over_nccl["runs"].size() == 5);
+      REQUIRE(over_nccl["runs"].size() == 6);
       for (std::size_t i = 0; i < over_nccl["runs"].size(); ++i) {
         const nlohmann::json &ours = over_nccl["runs"][i], &theirs = of_host["runs"][i];
         CAPTURE(ours["algorithm"]);
@@ -105,5 +105,15 @@ TEST_CASE("decode --transport nccl: a fault ends all ranks within the deadline, 
     const auto start = std::chrono::steady_clock::now();
     check_one_line(run(alone(small + devices)), each.line);
     CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(3));
+  }
+}
+
+TEST_CASE("decode --transport nccl: processes end within the deadline too, in one line") {
+  const Words small = kDecode + Words{"--seq-len", "256", "--transport", "nccl", "--timeout", "1"};
+  for (const auto& [fault, line] : {std::pair{"join 2", "to join NCCL"}, std::pair{"silent 1 1", "over NCCL"},
+                                    std::pair{"call 1 1", "rank 1: NCCL 2.28.9: ncclRecv: unhandled system error"}}) {
+    CAPTURE(fault);
+    const NcclVariables variables(fault);
+    check_one_line(run(ranks(3, small)), line);
   }
 }
