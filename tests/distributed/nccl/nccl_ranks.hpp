@@ -38,16 +38,16 @@ class VariableScope {
   std::string before_;
 };
 
-/// Runs a function on every rank, with a transport over the stand-in. @param fault as TREE_ATTN_NCCL_FAULT takes it
+/// Runs a function on every rank, each with an emulated device of its own and a transport over the stand-in.
+/// @param fault as TREE_ATTN_NCCL_FAULT takes it
 inline void run_nccl(const Topology& topology, double timeout, const std::string& fault,
                      const std::function<void(const ThreadRanks&, NcclTransport&)>& body) {
   const VariableScope library(kNcclVariable, TREE_ATTN_NCCL_STAND_IN), wanted("TREE_ATTN_NCCL_FAULT", fault);
-  const emulated::SettingsScope one_worker([] {
-    emulated::Settings settings = emulated::settings();
-    settings.n_workers = 1;
-    return settings;
-  }());
+  emulated::Settings settings = emulated::settings();
+  settings.n_workers = 1, settings.n_devices = topology.size();
+  const emulated::SettingsScope devices(settings);
   run_threads(topology, timeout, ThreadBody([&](const ThreadRanks& ranks, ThreadTransport&) {
+                emulated::backend().use_gpu(ranks.rank());
                 NcclTransport transport(ranks, topology, platform_of(emulated::backend()));
                 body(ranks, transport);
               }));
