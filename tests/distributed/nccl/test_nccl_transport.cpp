@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Plans over NCCL, with the stand-in and emulated devices: the bits and the counts of host memory (section 5.3).
+#include "gpu/platform/launch.hpp"
 #include "tests/distributed/nccl/nccl_ranks.hpp"
 
 namespace tree_attn::test {
@@ -60,10 +61,11 @@ TEST_CASE("nccl: every algorithm has the bits and counts of host memory, canonic
 
 TEST_CASE("nccl: the library's AllReduce drops NaN from a maximum, and no output") {
   // Key 70 scores NaN with its query heads: in entry 0 among shards with keys, in entry 1 all other shards are empty.
+  // Entry 2 has scores of 128, so that a shift that is not the maximum underflows.
   constexpr std::int64_t kKeys = 200;
   std::mt19937 random(11);
-  Tensor q = normal_tensor(random, {2, 4, 1, 64}), k = normal_tensor(random, {2, 2, kKeys, 64}),
-         v = normal_tensor(random, {2, 2, kKeys, 64});
+  Tensor q = normal_tensor(random, {3, 4, 1, 64}), k = normal_tensor(random, {3, 2, kKeys, 64}),
+         v = normal_tensor(random, {3, 2, kKeys, 64});
   for (std::int64_t entry = 0; entry < 2; ++entry) k.set(entry, 1, 70, 3, std::numeric_limits<float>::quiet_NaN());
   const float minus_infinity = -std::numeric_limits<float>::infinity();
   for (std::int64_t c = 0; c < 64; ++c) {
@@ -73,6 +75,10 @@ TEST_CASE("nccl: the library's AllReduce drops NaN from a maximum, and no output
     }
   }
   for (std::int64_t h = 0; h < 4; ++h) q.set(1, h, 0, 0, 1.0f);
+  for (std::int64_t c = 0; c < 64; ++c) {
+    for (std::int64_t h = 0; h < 4; ++h) q.set(2, h, 0, c, 4.0f);
+    for (std::int64_t a = 0; a < kKeys; ++a) k.set(2, 0, a, c, 4.0f), k.set(2, 1, a, c, 4.0f);
+  }
   const auto workload = workload_of(std::move(q), std::move(k), std::move(v));
   const std::vector<KeyRange> ranges = ranges_of_lengths(std::vector<std::int64_t>{64, 64, 72});
   const Layout layout{Topology::pretend(3, 3), ranges};
@@ -127,6 +133,18 @@ TEST_CASE("nccl: messages that are cut into slices of rows have the same bits") 
   const std::vector<RankResult> expected =
       decode_once(over_threads, find_algorithm("gather"), *workload, {topology, ranges}, emulated::backend(), 0);
   for (const DecodeOutput& output : outputs) CHECK(same_bits(output, expected[0].output));
+}
+
+TEST_CASE("nccl: states are taken from a device after what the default stream has been given") {
+  std::vector<float> states{1, 2, 3, 4, 5, 6};
+  emulated::DeviceBuffer<float> on_device(6);
+  const std::unique_ptr<DeviceBlocks> blocks = emulated::make_blocks(8, 1);
+  blocks->upload(0, std::vector<float>(8, 0));
+  on_device.queue_upload(emulated::Stream{}, std::span<const float>(states));
+  blocks->take(1, on_device.data(), 6);
+  std::vector<float> taken(8);
+  blocks->download(0, taken);
+  CHECK(taken == std::vector<float>{0, 1, 2, 3, 4, 5, 6, 0});
 }
 
 }  // namespace tree_attn::test
