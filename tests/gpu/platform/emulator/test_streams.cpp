@@ -176,6 +176,55 @@ TEST_CASE("emulator: what the host has waited for comes before what it queues th
   CHECK(b.download()[0] == 6);
 }
 
+TEST_CASE("emulator: an event is asked without waiting, and says when a library that queues on the stream is done") {
+  for (std::uint64_t seed = 0; seed < 4; ++seed) {
+    const SettingsScope scope({.seed = seed});
+    const DeviceBuffer<float> a(2);
+    const OwnedStream stream, other;
+    LibraryStream for_library(stream);
+    OutsideStream& queue = *static_cast<OutsideStream*>(for_library.handle());
+    Event never, before, after;
+    CHECK(never.has_passed());
+    launch(store, {}, stream, a.data(), 3.0f);
+    before.record(stream);
+    int n_calls = 0;
+    bool is_done = false;
+    queue.queue("a library", {{a.data(), 4, false}, {a.data() + 1, 4, true}}, [&] {
+      ++n_calls;
+      if (is_done) a.data()[1] = 2 * a.data()[0];
+      return is_done;
+    });
+    launch(add, {}, stream, a.data(), a.data() + 1);
+    after.record(stream);
+    CHECK(n_calls == 0);
+    CHECK(before.has_passed());
+    CHECK_FALSE(after.has_passed());
+    CHECK(n_calls > 0);
+    CHECK(std::isnan(a.data()[1]));
+    // Another stream goes on meanwhile.
+    const DeviceBuffer<float> b(1);
+    launch(store, {}, other, b.data(), 1.0f);
+    synchronise(other);
+    CHECK(*b.data() == 1);
+    is_done = true;
+    CHECK(after.has_passed());
+    CHECK(a.data()[1] == 9);
+  }
+}
+
+TEST_CASE("emulator: what a library reads and writes is checked, and races with other streams") {
+  const DeviceBuffer<float> a(2);
+  const OwnedStream stream, other;
+  LibraryStream for_library(stream);
+  OutsideStream& queue = *static_cast<OutsideStream*>(for_library.handle());
+  launch(store, {}, other, a.data(), 3.0f);
+  queue.queue("a library", {{a.data(), 4, false}}, [] { return true; });
+  synchronise(other);
+  CHECK(has(error_in([&] { synchronise(stream); }), "no event orders the two"));
+  queue.queue("a library", {{a.data(), 4096, true}}, [] { return true; });
+  CHECK(has(error_in([&] { synchronise(stream); }), "a library"));
+}
+
 TEST_CASE("emulator: launches of two streams overlap by their own streams alone") {
   const DeviceBuffer<float> a(1), b(1);
   const OwnedStream one, two;
