@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 CHAPTER = ROOT / "docs" / "7d-many-gpus.md"
 COMMAND = "mpirun -n 4 build/tree_attn decode --backend emulated --seq-len 2048 --heads 8 --kv-heads 2 --head-dim 64 " \
           "--ranks-per-node 2 --compare gather,paper,ring --verify"
+BREAK = " \\\n    "
 OVERSUBSCRIBED = ["--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]
 TIME = re.compile(r"\d+(?:\.\d+)?(?: (?:us|ms|s)\b|(?= ?(?:us|ms|s)? \.\. ))")
 
@@ -74,7 +75,7 @@ def between(text, name, new=None):
 
 def commands(text):
     """The commands for GPUs, one per block."""
-    return re.findall(r"^```sh\n(.*)\n```$", text, re.MULTILINE)
+    return [re.sub(r" \\\n *", " ", block) for block in re.findall(r"^```sh\n((?:.*\n)+?)```$", text, re.MULTILINE)]
 
 
 def ranks_of(printed):
@@ -89,7 +90,7 @@ def main():
         return 77
     text = CHAPTER.read_text(encoding="utf-8")
     printed = output_of(COMMAND, program, mpirun)
-    block = f"```text\n{COMMAND}\n\n{printed.rstrip()}\n```\n"
+    block = f"```text\n{COMMAND.replace(' --seq-len', BREAK + '--seq-len')}\n\n{printed.rstrip()}\n```\n"
     if "--write" in sys.argv:
         CHAPTER.write_text(between(text, "run", block), encoding="utf-8")
         return 0

@@ -80,15 +80,15 @@ class Cluster:
         lines = Path("/proc/net/dev").read_text().splitlines()
         return sum(int(line.split(":")[1].split()[0]) for line in lines if line.strip().startswith("port"))
 
-    def __call__(self, *arguments):
-        """Runs the program on all hosts. Returns what it printed."""
+    def __call__(self, *arguments, start=()):
+        """Runs the program on all hosts, on as many ranks as they have or as options of mpirun say. Returns what it printed."""
         network = "10.77.0.0/24"
         options = {"plm_rsh_agent": self.agent, "orte_tmpdir_base": self.folder, "oob_tcp_if_include": network,
                    "btl": "self,vader,tcp", "btl_tcp_if_include": network, "mpi_yield_when_idle": 1}
         words = [self.mpirun, "--allow-run-as-root", "--hostfile", self.hostfile, "--bind-to", "none", "--oversubscribe"]
         for name, value in options.items():
             words += ["--mca", name, str(value)]
-        ended = subprocess.run([*words, "-n", str(sum(self.ranks_of_hosts)), self.program, *arguments],
+        ended = subprocess.run([*words, *(start or ["-n", str(sum(self.ranks_of_hosts))]), self.program, *arguments],
                                capture_output=True, text=True, timeout=60)
         if ended.returncode:
             raise SystemExit(f"{' '.join(arguments)}: status {ended.returncode}\n{ended.stdout}{ended.stderr}")
@@ -115,6 +115,14 @@ def check_bytes(cluster, algorithm, n_steps):
     report = run["bytes_between_nodes_per_step"]
     line = f"{algorithm}: report {report}, interfaces {link:.0f} bytes per step, {link / report:.3f}; {run['nodes']} nodes"
     return check(report <= link <= HEADERS * report + CONTROL and run["nodes"] == 4, line)
+
+
+def check_chapter(cluster):
+    """The hostfile's command of the chapter on many GPUs, with emulated ones: ranks per host, and no number of ranks."""
+    printed = cluster("decode", "--backend", "emulated", "--seq-len", "1024", "--heads", "2", "--head-dim", "64", "--compare", "gather",
+                      start=["--map-by", "ppr:2:node", "-x", "PATH"])
+    found = printed.splitlines()[0].partition("; ")[2]
+    return check(found == "8 ranks on 4 nodes, backend emulated, transport mpi", f"ppr:2:node: {found}")
 
 
 def check_uneven(cluster):
@@ -149,6 +157,7 @@ def inside(folder, program, mpirun):
     four = Cluster(folder, mpirun, program, [2, 2, 2, 2])
     for algorithm, n_steps in (("two-level", 40), ("fused", 40), ("gather", 20), ("ring", 3)):
         good &= check_bytes(four, algorithm, n_steps)
+    good &= check_chapter(four)
     four.close()
     good &= check_uneven(Cluster(folder, mpirun, program, [3, 2, 1]))
     return 0 if good else 1
