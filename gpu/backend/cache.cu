@@ -4,12 +4,15 @@
 /// for.
 #include "gpu/backend/cache.hpp"
 
+#include "gpu/backend/append_rows.hpp"
 #include "gpu/parts/listed_runs.hpp"
 #include "reference/tensor/convert.hpp"
 
 #include <algorithm>
 #include <cstring>
 #include <sstream>
+#include <tuple>
+#include <utility>
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 namespace {
@@ -53,14 +56,16 @@ DecodeParams params_of(const AttentionShape& shape, KeyRange capacity) {
 DeviceCache::DeviceCache(const AttentionShape& shape, const OwnedLeaves& leaves, std::int64_t capacity)
     : KvCache(shape, stored_on_device(shape), leaves, capacity),
       most_(allocated_positions(capacity, leaves.order())),
-      k_(shape.batch * shape.kv_heads * most_ * shape.head_dim * size_of(KvCache::shape().dtype), MemoryUse::Input),
-      v_(shape.batch * shape.kv_heads * most_ * shape.value_dim * size_of(KvCache::shape().value_dtype), MemoryUse::Input),
+      k_(shape.batch * shape.kv_heads * most_ * shape.head_dim * size_of(KvCache::shape().dtype)),
+      v_(shape.batch * shape.kv_heads * most_ * shape.value_dim * size_of(KvCache::shape().value_dtype)),
+      appended_rows_(static_cast<std::size_t>(shape.batch), -1),
+      appended_(static_cast<std::size_t>(shape.batch * bytes_of_entry())),
       staging_(static_cast<std::size_t>(shape.kv_heads * std::min(kStagedPositions, most_) *
                                         std::max(shape.head_dim, shape.value_dim) * size_of(KvCache::shape().dtype))),
       row_(static_cast<std::size_t>(std::max(shape.head_dim, shape.value_dim))) {}
 
 void DeviceCache::upload(DeviceBuffer<unsigned char>& to, DType dtype, std::int64_t dim, std::int64_t entry,
-                         std::int64_t first, const TensorView& view) {
+                         std::int64_t first, const TensorView& view) const {
   const std::int64_t n_heads = shape().kv_heads, row = dim * size_of(dtype), pitch = most_ * row, n = view.shape[2];
   const std::int64_t at = (entry * n_heads * most_ + first) * row;
   if (n == 0 || row == 0 || n_heads == 0) return;
@@ -91,7 +96,7 @@ void DeviceCache::allocate() {
   // One copy on the device: the rows in use of every head.
   const auto move = [&](DeviceBuffer<unsigned char>& from, std::int64_t row) {
     const std::int64_t n_heads = shape().batch * shape().kv_heads;
-    DeviceBuffer<unsigned char> to(n_heads * most_ * row, MemoryUse::Input);
+    DeviceBuffer<unsigned char> to(n_heads * most_ * row);
     to.queue_copy(Stream{}, from, 0, before * row, 0, most_ * row, longest() * row, n_heads);
     from = std::move(to);
   };
@@ -99,12 +104,52 @@ void DeviceCache::allocate() {
   move(v_, shape().value_dim * size_of(shape().value_dtype));
 }
 
+std::int64_t DeviceCache::bytes_of_entry() const {
+  return shape().kv_heads * (shape().head_dim * size_of(shape().dtype) + shape().value_dim * size_of(shape().value_dtype));
+}
+
 void DeviceCache::write(std::int64_t entry, std::int64_t first, const TensorView& k, const TensorView& v) {
+  // What waits is older, and may be of rows that have been removed since.
+  std::int64_t& row = appended_rows_[static_cast<std::size_t>(entry)];
+  const bool is_one = k.shape[2] == 1;
+  if (!is_one || row >= 0) put_appended();
+  if (!is_one) return write_now(entry, first, k, v);
+  row = first;
+  unsigned char* to = appended_.data() + entry * bytes_of_entry();
+  for (const auto& [view, dtype, dim] :
+       {std::tuple(k, shape().dtype, shape().head_dim), std::tuple(v, shape().value_dtype, shape().value_dim)}) {
+    for (std::int64_t h = 0; h < shape().kv_heads; ++h, to += dim * size_of(dtype))
+      convert_row(view, 0, h, 0, dtype, row_, to);
+  }
+}
+
+void DeviceCache::write_now(std::int64_t entry, std::int64_t first, const TensorView& k, const TensorView& v) const {
   upload(k_, shape().dtype, shape().head_dim, entry, first, k);
   upload(v_, shape().value_dtype, shape().value_dim, entry, first, v);
 }
 
+void DeviceCache::put_appended() const {
+  const AttentionShape& s = shape();
+  for (std::int64_t i = 0; i < s.batch; ++i) {
+    std::int64_t& row = appended_rows_[static_cast<std::size_t>(i)];
+    if (row < 0) continue;
+    const auto* const k = reinterpret_cast<const std::byte*>(appended_.data() + i * bytes_of_entry());
+    write_now(
+        i, row, TensorView::dense(k, s.dtype, {1, s.kv_heads, 1, s.head_dim}),
+        TensorView::dense(k + s.kv_heads * s.head_dim * size_of(s.dtype), s.value_dtype, {1, s.kv_heads, 1, s.value_dim}));
+    row = -1;
+  }
+}
+
+void DeviceCache::take_appended(std::int64_t* rows, unsigned char* data) const {
+  for (std::int64_t i = 0; i < shape().batch; ++i) {
+    rows[i] = std::exchange(appended_rows_[static_cast<std::size_t>(i)], -1);
+    if (rows[i] >= 0) std::copy_n(appended_.data() + i * bytes_of_entry(), bytes_of_entry(), data + i * bytes_of_entry());
+  }
+}
+
 Shard DeviceCache::shard(std::int64_t n, const std::function<std::byte*(std::size_t)>& memory) const {
+  put_appended();
   const AttentionShape& s = shape();
   const std::int64_t n_heads = s.batch * s.kv_heads, key = s.head_dim * size_of(s.dtype),
                      value = s.value_dim * size_of(s.value_dtype);
@@ -161,6 +206,10 @@ DeviceSession::DeviceSession(const DeviceCache& cache, double scale)
       lengths_(cache.shape().batch, MemoryUse::Input),
       staged_q_(q_.size()),
       staged_lengths_(lengths_.size()),
+      staged_rows_(cache.shape().batch),
+      staged_appended_(cache.shape().batch * cache.bytes_of_entry()),
+      rows_(staged_rows_.size(), MemoryUse::Input),
+      appended_(staged_appended_.size(), MemoryUse::Input),
       row_(static_cast<std::size_t>(cache.shape().head_dim)),
       forest_(cache.shape().n_rows(), cache.shape().value_dim) {
   plan_range(closed(cache.leaves().range(), cache.leaves().range().begin + cache.capacity()));
@@ -216,6 +265,7 @@ States& DeviceSession::run(const TensorView& q, std::span<const std::int64_t> le
   // The step before has read what it was given, and the graph is free.
   synchronise(stream_);
   stage(q, lengths);
+  cache_.take_appended(staged_rows_.data(), staged_appended_.data());
   if (is_dealt()) lists_.update(cache_.leaves(), lengths);
   if (progress) progress();
 
@@ -270,6 +320,20 @@ void DeviceSession::queue_kernel() {
 void DeviceSession::queue_step() {
   q_.queue_upload(stream_, staged_q_.elements());
   lengths_.queue_upload(stream_, staged_lengths_.elements());
+  if (is_dealt()) lists_.queue_upload(stream_);
+  rows_.queue_upload(stream_, staged_rows_.elements());
+  appended_.queue_upload(stream_, staged_appended_.elements());
+  const AttentionShape& shape = cache_.shape();
+  append_rows({.rows = rows_.data(),
+               .data = appended_.data(),
+               .k = static_cast<unsigned char*>(const_cast<void*>(cache_.keys().data)),
+               .v = static_cast<unsigned char*>(const_cast<void*>(cache_.values().data)),
+               .batch = shape.batch,
+               .kv_heads = shape.kv_heads,
+               .n_allocated = cache_.n_allocated(),
+               .key_bytes = shape.head_dim * size_of(shape.dtype),
+               .value_bytes = shape.value_dim * size_of(shape.value_dtype)},
+              stream_);
   queue_kernel();
 }
 
@@ -282,7 +346,7 @@ Forest<float>& DeviceSession::host() {
 }
 
 std::int64_t DeviceSession::bytes() const {
-  return forest_.bytes() + lists_.bytes() + staged_q_.size() +
+  return forest_.bytes() + lists_.bytes() + staged_q_.size() + staged_appended_.size() + staged_rows_.size() * 8 +
          staged_lengths_.size() * static_cast<std::int64_t>(sizeof(std::int64_t)) +
          static_cast<std::int64_t>(row_.size() * sizeof(float) + subtrees_.size() * sizeof(Subtree));
 }

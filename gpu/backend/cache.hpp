@@ -28,6 +28,9 @@ DecodeParams params_of(const AttentionShape& shape, KeyRange capacity);
 
 /// Keys [b, n_kv, N, d_h] and values [b, n_kv, N, d_v] in device memory, dense. A capacity that grows takes new memory, to
 /// which the rows in use are copied.
+///
+/// A single position that is appended to an entry is kept on the host, until a session takes it along into its next step, or
+/// until something else needs it on the device.
 class DeviceCache final : public KvCache {
  public:
   DeviceCache(const AttentionShape& shape, const OwnedLeaves& leaves, std::int64_t capacity);
@@ -42,23 +45,36 @@ class DeviceCache final : public KvCache {
   /// Rows of a key/value head that are allocated.
   std::int64_t n_allocated() const { return most_; }
 
+  /// @name Positions that are not on the device yet, at most one per entry
+  /// @{
+  std::int64_t bytes_of_entry() const;  ///< of one position: keys [n_kv, d_h], then values [n_kv, d_v], as stored
+  /// Hands them over. @param[out] rows [b], row of each, or -1 @param[out] data [b][bytes_of_entry()], those that there are
+  void take_appended(std::int64_t* rows, unsigned char* data) const;
+  /// @}
+
   Shard shard(std::int64_t n, const std::function<std::byte*(std::size_t)>& memory) const override;
   Shard shard_on_device(std::int64_t n, std::byte* memory) const override;
   std::unique_ptr<DecodeSession> open(double scale) const override;
 
  protected:
   void allocate() override;
+  void cleared() override { std::fill(appended_rows_.begin(), appended_rows_.end(), -1); }
   void write(std::int64_t entry, std::int64_t first, const TensorView& k, const TensorView& v) override;
   void write_all(const Shard& shard, std::span<const std::int64_t> lengths) override;
 
  private:
   void upload(DeviceBuffer<unsigned char>& to, DType dtype, std::int64_t dim, std::int64_t entry, std::int64_t first,
-              const TensorView& view);
+              const TensorView& view) const;
+  void write_now(std::int64_t entry, std::int64_t first, const TensorView& k, const TensorView& v) const;
+  /// Uploads the positions that are not on the device yet.
+  void put_appended() const;
 
   std::int64_t most_;  ///< positions of a key/value head that are allocated
-  DeviceBuffer<unsigned char> k_, v_;
-  std::vector<unsigned char> staging_;  ///< rows of all heads at a few positions, to be converted or gathered
-  std::vector<float> row_;
+  mutable DeviceBuffer<unsigned char> k_, v_;
+  mutable std::vector<std::int64_t> appended_rows_;  ///< [b], -1: none
+  mutable std::vector<unsigned char> appended_;      ///< [b][bytes_of_entry()]
+  mutable std::vector<unsigned char> staging_;       ///< rows of all heads at a few positions, to be converted or gathered
+  mutable std::vector<float> row_;
 };
 
 /// Memory for a plan; counters start at zero.
@@ -81,10 +97,11 @@ class DeviceWorkspace {
 
 /// Steps over a device cache. Queries and lengths are uploaded, states stay on the device until host() asks for them.
 ///
-/// A step is two uploads and the launch of the library kernel, on a stream of its own. The first step of a plan queues them,
-/// the second records them in a graph, and every step from then on is one launch of that graph: what changes from step to
-/// step, the lengths and the queries, is read from device memory. The plan covers the capacity of the cache, so a new one is
-/// made when the cache has grown. The default stream waits for a step, and a step for what the default stream did before it.
+/// A step uploads the queries, the lengths and the position that was appended to each entry; a kernel stores that position
+/// where it belongs, and the library kernel decodes. All on a stream of its own: the first step of a plan queues it, the
+/// second records it in a graph, and every step from then on is one launch of that graph. What changes from step to step is
+/// read from device memory. The plan covers the capacity of the cache, so a new one is made when the cache has grown. The
+/// default stream waits for a step, and a step for what the default stream did before it.
 class DeviceSession : public DecodeSession, public States {
  public:
   /// @throws DeviceError if no kernel takes the shape, or the device has no memory
@@ -135,6 +152,10 @@ class DeviceSession : public DecodeSession, public States {
  private:
   HostBuffer<unsigned char> staged_q_;  ///< queries as they are stored, dense
   HostBuffer<std::int64_t> staged_lengths_;
+  HostBuffer<std::int64_t> staged_rows_;       ///< of appended positions
+  HostBuffer<unsigned char> staged_appended_;  ///< those positions
+  DeviceBuffer<std::int64_t> rows_;
+  DeviceBuffer<unsigned char> appended_;
   std::vector<float> row_;
   Forest<float> forest_;
   bool is_on_host_ = true;

@@ -25,20 +25,20 @@ std::int64_t LeafLists::tree_positions(const OwnedLeaves& leaves, std::int64_t n
 
 LeafLists::LeafLists(std::int64_t batch, std::int64_t n_leaves)
     : most_leaves_(n_leaves),
-      lists_(static_cast<std::size_t>(batch)),
+      lists_(std::make_unique<HostBuffer<LeafList>>(batch)),
       on_device_(batch, MemoryUse::Input),
       leaves_on_device_(batch * (n_leaves + 1), MemoryUse::Input) {
   leaf_.reserve(static_cast<std::size_t>(n_leaves + 1));
+  std::fill_n(lists_->data(), batch, LeafList{});
 }
 
 void LeafLists::update(const OwnedLeaves& leaves, std::span<const std::int64_t> lengths) {
   const bool is_other_range = range_.begin != leaves.range().begin || range_.end != leaves.range().end;
-  bool has_changed = is_other_range;
   range_ = leaves.range();
-  for (std::size_t i = 0; i < lists_.size(); ++i) {
+  for (std::size_t i = 0; i < lengths.size(); ++i) {
     const std::int64_t n = (lengths[i] + kLeafKeys - 1) / kLeafKeys, n_rows = leaves.n_keys(lengths[i]);
     const ListedTree tree(leaves, n);
-    const LeafList& before = lists_[i];
+    LeafList& before = lists_->data()[i];
     LeafList next = before;
     next.begin = tree.bound(leaves.range().begin), next.end = tree.bound(leaves.range().end);
     next.n_leaves = static_cast<std::int32_t>((n_rows + kLeafKeys - 1) / kLeafKeys);
@@ -52,10 +52,8 @@ void LeafLists::update(const OwnedLeaves& leaves, std::span<const std::int64_t> 
       leaf_.push_back({static_cast<std::int32_t>(next.end / kLeafKeys), 0});
       leaves_on_device_.upload(leaf_, static_cast<std::int64_t>(i) * (most_leaves_ + 1));
     }
-    has_changed = has_changed || next != before;
-    lists_[i] = next;
+    before = next;
   }
-  if (has_changed) on_device_.upload(lists_);
 }
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

@@ -8,6 +8,7 @@
 #include "reference/state/owned_leaves.hpp"
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -29,15 +30,19 @@ class ListedTree {
   int n_top_, n_low_;  ///< bits that remain
 };
 
-/// The lists of a batch. They change when a sequence begins a leaf, and only what has changed is uploaded.
+/// The lists of a batch. Leaves are uploaded when a sequence begins one; what a list says of itself changes with every key,
+/// and is uploaded by every step.
 class LeafLists {
  public:
   LeafLists() = default;
   /// Empty lists, with memory for n_leaves leaves each.
   LeafLists(std::int64_t batch, std::int64_t n_leaves);
 
-  /// Makes the lists those of sequences of these lengths. @pre none has more leaves in the range than there is memory for
+  /// Makes the lists those of sequences of these lengths. @pre none has more leaves in the range than there is memory for,
+  /// and no upload is under way
   void update(const OwnedLeaves& leaves, std::span<const std::int64_t> lengths);
+  /// Queues what every step uploads.
+  void queue_upload(Stream stream) { on_device_.queue_upload(stream, lists_->elements()); }
   /// Lets a kernel read the lists.
   void set(ListedParams& params) const {
     params.lists = on_device_.data(), params.leaf = leaves_on_device_.data(), params.most_leaves = most_leaves_;
@@ -54,13 +59,14 @@ class LeafLists {
   }
   /// Bytes on the host.
   std::int64_t bytes() const {
-    return static_cast<std::int64_t>(lists_.size() * sizeof(LeafList) + leaf_.capacity() * sizeof(ListedLeaf));
+    return on_device_.size() * static_cast<std::int64_t>(sizeof(LeafList)) +
+           static_cast<std::int64_t>(leaf_.capacity() * sizeof(ListedLeaf));
   }
 
  private:
   std::int64_t most_leaves_ = -1;
   KeyRange range_{0, -1};  ///< that the lists are of
-  std::vector<LeafList> lists_;
+  std::unique_ptr<HostBuffer<LeafList>> lists_;
   std::vector<ListedLeaf> leaf_;  ///< one list, as it is uploaded
   DeviceBuffer<LeafList> on_device_;
   DeviceBuffer<ListedLeaf> leaves_on_device_;  ///< [b, most_leaves + 1]

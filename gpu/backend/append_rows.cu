@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The kernel: one thread block per key/value head of a batch entry.
+#include "gpu/backend/append_rows.hpp"
+
+#include "gpu/platform/device.hpp"
+
+namespace tree_attn::TREE_ATTN_PLATFORM {
+namespace {
+
+constexpr unsigned kThreads = 64;
+
+/// Copies a row, four bytes per thread and turn where both are aligned, else two, which the emulator does not watch.
+__device__ void copy_row(unsigned char* to, const unsigned char* from, std::int64_t n_bytes) {
+  const bool by_fours = ((reinterpret_cast<std::uintptr_t>(to) | reinterpret_cast<std::uintptr_t>(from) |
+                          static_cast<std::uintptr_t>(n_bytes)) &
+                         3) == 0;
+  const std::int64_t unit = by_fours ? 4 : 2;
+  for (std::int64_t i = threadIdx.x * unit; i < n_bytes; i += blockDim.x * unit) {
+    if (by_fours) {
+      store_fresh(reinterpret_cast<std::uint32_t*>(to + i), load_once(reinterpret_cast<const std::uint32_t*>(from + i)));
+    } else {
+      *reinterpret_cast<std::uint16_t*>(to + i) = *reinterpret_cast<const std::uint16_t*>(from + i);
+    }
+  }
+}
+
+__global__ void copy_appended(AppendedRows appended) {
+  const std::int64_t entry = blockIdx.x / appended.kv_heads, head = blockIdx.x % appended.kv_heads;
+  const std::int64_t row = load_once(appended.rows + entry);
+  if (row < 0) return;
+  const unsigned char* const keys = appended.data + entry * appended.kv_heads * (appended.key_bytes + appended.value_bytes);
+  const unsigned char* const values = keys + appended.kv_heads * appended.key_bytes;
+  const std::int64_t at = blockIdx.x * appended.n_allocated + row;
+  copy_row(appended.k + at * appended.key_bytes, keys + head * appended.key_bytes, appended.key_bytes);
+  copy_row(appended.v + at * appended.value_bytes, values + head * appended.value_bytes, appended.value_bytes);
+}
+
+}  // namespace
+
+void append_rows(const AppendedRows& appended, Stream stream) {
+  const std::int64_t n_blocks = appended.batch * appended.kv_heads;
+  if (n_blocks == 0) return;
+  launch(copy_appended, {.grid = {static_cast<unsigned>(n_blocks)}, .block = {kThreads}}, stream, appended);
+}
+
+}  // namespace tree_attn::TREE_ATTN_PLATFORM
