@@ -109,11 +109,10 @@ std::int64_t DeviceCache::bytes_of_entry() const {
 }
 
 void DeviceCache::write(std::int64_t entry, std::int64_t first, const TensorView& k, const TensorView& v) {
-  // What waits is older, and may be of rows that have been removed since.
+  // What waits is older, and may be of a row that has been removed since.
   std::int64_t& row = appended_rows_[static_cast<std::size_t>(entry)];
-  const bool is_one = k.shape[2] == 1;
-  if (!is_one || row >= 0) put_appended();
-  if (!is_one) return write_now(entry, first, k, v);
+  if (row >= 0) put_appended();
+  if (k.shape[2] != 1) return write_now(entry, first, k, v);
   row = first;
   unsigned char* to = appended_.data() + entry * bytes_of_entry();
   for (const auto& [view, dtype, dim] :
