@@ -70,16 +70,7 @@ std::unique_ptr<Decoder> open_decoder(Transport& transport, ShardDecoder& shard,
   return std::make_unique<OneShotDecoder>(transport, shard, ranges);
 }
 
-/// Bytes of the states of the largest shard.
-double state_bytes(std::span<const KeyRange> ranges, const WorkloadShape& shape) {
-  int n = 0;
-  for (const auto& [begin, end] : closed(ranges, shape.longest())) n = std::max(n, n_subtrees(begin, end));
-  return n * static_cast<double>(shape.batch) * static_cast<double>(shape.heads) * static_cast<double>(shape.n_queries) *
-         static_cast<double>(state_size(shape.value_dim)) * sizeof(float);
-}
-
-std::string refusal(const Backend& backend, const Transport& transport, std::span<const KeyRange> ranges,
-                    const WorkloadShape& shape) {
+std::string refusal(const Backend& backend, const Transport& transport, std::span<const KeyRange>, const WorkloadShape&) {
   const Topology& topology = transport.topology();
   if (!backend.has_windows())
     return "one kernel decodes and exchanges, and --backend " + std::string(backend.name()) +
@@ -91,14 +82,10 @@ std::string refusal(const Backend& backend, const Transport& transport, std::spa
            std::to_string(topology.size() - 1) + " without mpirun";
   if (topology.size() > kMostOneShotRanks)
     return std::to_string(topology.size()) + " ranks; at most " + std::to_string(kMostOneShotRanks) + "; use two-level";
-  if (const double bytes = state_bytes(ranges, shape); bytes > kMostOneShotBytes) {
-    return "a rank would send " + std::to_string(static_cast<std::int64_t>(bytes)) +
-           " B of states to every other; at most " + std::to_string(kMostOneShotBytes) + "; use two-level";
-  }
   return "";
 }
 
-/// Every rank stores its states into the windows of all others.
+/// Every rank stores into the windows of all others.
 RankCost cost(const Topology& topology, int rank, std::span<const KeyRange> open, const WorkloadShape& shape) {
   const std::vector<KeyRange> ranges = closed(open, shape.longest());
   const std::vector<int>& order = topology.order();
@@ -106,13 +93,14 @@ RankCost cost(const Topology& topology, int rank, std::span<const KeyRange> open
   const OwnedLeaves leaves(topology.range_of(rank, open), shape.order);
   cost.rounds.push_back({.decoded_bytes = leaves.n_keys(shape.longest()) * shape.bytes_per_position()});
   RankCost::Round& exchange = cost.rounds.emplace_back();
-  const std::int64_t own = one_shot_bytes(topology.range_of(rank, ranges), shape.n_rows(), shape.value_dim);
+  const int me = topology.index_of(rank);
   Forest<float> joined(0, 0);
   for (std::size_t i = 0; i < order.size(); ++i) {
     joined.append(cover(ranges[i].begin, ranges[i].end), nullptr);
     if (order[i] == rank) continue;
-    exchange.sends.push_back({order[i], own});
-    exchange.receives.push_back({order[i], one_shot_bytes(ranges[i], shape.n_rows(), shape.value_dim)});
+    const int other = static_cast<int>(i);
+    exchange.sends.push_back({order[i], one_shot_bytes(ranges, me, other, shape.n_rows(), shape.value_dim)});
+    exchange.receives.push_back({order[i], one_shot_bytes(ranges, other, me, shape.n_rows(), shape.value_dim)});
   }
   joined.fold();
   cost.collectives = 1;
@@ -122,13 +110,15 @@ RankCost cost(const Topology& topology, int rank, std::span<const KeyRange> open
   return cost;
 }
 
-/// Both halves of a window; and the output, on the device and on the host. With a GPU less of it is host memory.
+/// At most: both halves of a window, and the output, on the device and on the host. With a GPU less of it is host memory,
+/// and with owners a window has fewer slots.
 double host_bytes(const Backend&, std::span<const KeyRange> ranges, const WorkloadShape& shape) {
   const double n_rows =
       static_cast<double>(shape.batch) * static_cast<double>(shape.heads) * static_cast<double>(shape.n_queries);
   double n_slots = 0;
   for (const auto& [begin, end] : closed(ranges, shape.longest())) n_slots += std::max(1, n_subtrees(begin, end));
-  const double slot = static_cast<double>(one_shot_bytes({0, 1}, 1, shape.value_dim));
+  const KeyRange one{0, 1};
+  const double slot = static_cast<double>(one_shot_bytes({&one, 1}, 0, 0, 1, shape.value_dim));
   return n_rows * (2 * n_slots * slot + 2 * (static_cast<double>(shape.value_dim) + 1) * sizeof(float));
 }
 

@@ -63,8 +63,8 @@ DevicePlatform platform_of([[maybe_unused]] const Backend& backend) {
 
 static_assert(kMostOneShotRanks == kMaxPeers);
 
-std::int64_t one_shot_bytes(KeyRange own, std::int64_t n_rows, std::int64_t d_v) {
-  return Peers::of(std::span(&own, 1), 0, n_rows, d_v).n_sent() * static_cast<std::int64_t>(sizeof(Packet));
+std::int64_t one_shot_bytes(std::span<const KeyRange> ranges, int from, int to, std::int64_t n_rows, std::int64_t d_v) {
+  return Peers::of(ranges, from, n_rows, d_v).n_sent(to) * static_cast<std::int64_t>(sizeof(Packet));
 }
 
 std::unique_ptr<OneShotSession> open_one_shot([[maybe_unused]] const KvCache& cache, [[maybe_unused]] double scale,

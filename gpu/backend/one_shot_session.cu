@@ -75,7 +75,7 @@ class DeviceOneShot final : public OneShotSession, private DeviceSession {
                     ranks_[static_cast<std::size_t>(peers_.me)], wait.step, ranks_[wait.source], wait.row, timeout_);
       throw DeviceError(line);
     }
-    bytes_sent_ = before ? *bytes_to_peers() - *before : peers_.n_sent() * (peers_.n - 1) * std::int64_t{sizeof(Packet)};
+    bytes_sent_ = before ? *bytes_to_peers() - *before : bytes_of_step();
     const std::span<const float> all = host_result_.elements();
     return {all.first(static_cast<std::size_t>(n_out_)), all.subspan(static_cast<std::size_t>(n_out_))};
   }
@@ -84,6 +84,11 @@ class DeviceOneShot final : public OneShotSession, private DeviceSession {
   std::string describe() const override { return DeviceSession::describe() + ", one launch for all devices"; }
 
  private:
+  std::int64_t bytes_of_step() const {
+    std::int64_t n = 0;
+    for (int to = 0; to < peers_.n; ++to) n += to == peers_.me ? 0 : peers_.n_sent(to);
+    return n * static_cast<std::int64_t>(sizeof(Packet));
+  }
   bool has_work() const override { return cache_.shape().n_rows() > 0; }
   LaunchPlan plan_kernel() const override {
     LaunchPlan plan;

@@ -25,9 +25,6 @@ struct NodeWindow {
 
 /// Most ranks that exchange.
 inline constexpr int kMostOneShotRanks = 16;
-/// States that a rank sends in a step, in bytes, beyond which rows would need owners: 128 KiB.
-inline constexpr std::int64_t kMostOneShotBytes = 128 * 1024;
-
 /// Decode steps of one rank over its cache, combined by the kernel that decodes; see gpu/parts/peers.hpp for the
 /// protocol.
 ///
@@ -62,9 +59,11 @@ class OneShotSession {
   virtual std::string describe() const = 0;
 };
 
-/// Bytes that a rank stores into each of the other windows in a step: packets of 16 bytes, of which one has three of the
-/// 2 + d_v floats of a state. A rank without positions stores one packet per row.
-std::int64_t one_shot_bytes(KeyRange own, std::int64_t n_rows, std::int64_t d_v);
+/// Bytes that one rank stores into the window of another in a step: packets of 16 bytes, of which one has three of the 2 +
+/// d_v floats of a state, or of the 1 + d_v of a finished row. A rank without positions stores one packet per row. See Peers
+/// for when rows have owners, and for how many packets that makes.
+/// @param ranges of all ranks, closed, at most kMostOneShotRanks @param from, to places among them
+std::int64_t one_shot_bytes(std::span<const KeyRange> ranges, int from, int to, std::int64_t n_rows, std::int64_t d_v);
 
 namespace emulated {
 /// @param timeout seconds that one wait of a kernel may take; infinity for no limit

@@ -31,19 +31,32 @@ __device__ __forceinline__ typename Column<Worker>::State receive_column(const P
   return state;
 }
 
-/// Receives the states of a query tile from all devices, merges them in the order of their ranges, finishes the rows, and
-/// counts the step. All threads of the block call it; none of them uses the scratch memory any more.
+/// Neighbouring rows of all.
+struct RowRange {
+  std::int64_t first;
+  int n;
+};
+/// The rows of a query tile.
 template <IsWorker Worker, class Params>
-__device__ __forceinline__ void receive_tile(const Peers& peers, const Params& params, const DeviceOutput& output,
-                                             QueryTile tile, Scratch scratch) {
-  const std::int64_t first_row = tile.kv_head * params.group + tile.first_row, n_left = params.group - tile.first_row;
-  const int n_rows = n_left < Worker::kRows ? static_cast<int>(n_left) : Worker::kRows;
+__device__ __forceinline__ RowRange rows_of(const Params& params, std::int64_t kv_head, std::int64_t first_row) {
+  const std::int64_t n_left = params.group - first_row;
+  return {kv_head * params.group + first_row, n_left < Worker::kRows ? static_cast<int>(n_left) : Worker::kRows};
+}
+
+/// Receives the states of a query tile from all devices, merges them in the order of their ranges and finishes the rows;
+/// those that this device owns, if rows have owners. All threads of the block call it; none of them uses the scratch memory
+/// any more.
+template <IsWorker Worker, class Params>
+__device__ __forceinline__ void receive_states(const Peers& peers, const Params& params, const DeviceOutput& output,
+                                               QueryTile tile, Scratch scratch) {
+  const RowRange rows = rows_of<Worker>(params, tile.kv_head, tile.first_row);
 
   // A device without keys has no states. Its packets say that it has come this far.
   for (int source = 0; source < peers.n; ++source) {
     if (!peers.range[source].empty()) continue;
-    for (int r = static_cast<int>(threadIdx.x); r < n_rows; r += static_cast<int>(blockDim.x)) {
-      const std::int64_t row = first_row + r;
+    for (int r = static_cast<int>(threadIdx.x); r < rows.n; r += static_cast<int>(blockDim.x)) {
+      const std::int64_t row = rows.first + r;
+      if (!peers.merges(row)) continue;
       const unsigned step = load_fresh(peers.steps + row) + 1;
       receive_packet(peers, peers.window[peers.me] + peers.offset(step, source, row), step, source, row);
     }
@@ -56,21 +69,18 @@ __device__ __forceinline__ void receive_tile(const Peers& peers, const Params& p
       [&](const Column<Worker>& column, int source, int subtree, const auto& states, int place) {
         typename Column<Worker>::State state;
         set_empty(state);
-        if (column.row() < n_rows) {
-          const std::int64_t row = first_row + column.row();
+        const std::int64_t row = rows.first + column.row();
+        if (column.row() < rows.n && peers.merges(row)) {
           const unsigned step = load_fresh(peers.steps + row) + 1;
           state = receive_column(peers, column, step, source, subtree, row, params.d_v);
         }
         states.store(place, state);
       },
       [&](const Column<Worker>& column, const JoinedRoots<Worker>& roots) {
-        write_output<Worker>(params, output, tile.kv_head, tile.first_row, column, roots, {});
+        if (peers.merges(rows.first + column.row()))
+          write_output<Worker>(params, output, tile.kv_head, tile.first_row, column, roots, {});
       });
   __syncthreads();
-  if (static_cast<int>(threadIdx.x) < n_rows) {
-    unsigned* const steps = peers.steps + first_row + threadIdx.x;
-    store_fresh(steps, load_fresh(steps) + 1);
-  }
 }
 
 /// What the library kernel does with query tiles on several devices: see WriteEnd for what it is asked.
@@ -98,16 +108,33 @@ struct OneShotEnd {
       if (begin == end) tiles[0] = static_cast<int>(work.query_tile);
       tiles[1] = static_cast<int>(work.query_tile) + 1;
     }
-    const std::int64_t n_left = params.group - work.first_row;
-    send_states(peers, own.states, params.d_v, work.kv_head * params.group + work.first_row,
-                n_left < Worker::kRows ? static_cast<int>(n_left) : Worker::kRows);
+    const RowRange rows = rows_of<Worker>(params, work.kv_head, work.first_row);
+    send_states(peers, own.states, params.d_v, rows.first, rows.n);
   }
   template <IsWorker Worker, class Params>
   __device__ __forceinline__ void block_done(const Params& params, Scratch scratch, const Tiles& tiles) const {
     __syncthreads();
     const int begin = tiles[0], end = tiles[1];
     TREE_ATTN_LOOP
-    for (int i = begin; i < end; ++i) receive_tile<Worker>(peers, params, result, QueryTile::of<Worker>(params, i), scratch);
+    for (int i = begin; i < end; ++i) {
+      const QueryTile tile = QueryTile::of<Worker>(params, i);
+      receive_states<Worker>(peers, params, result, tile, scratch);
+      const RowRange rows = rows_of<Worker>(params, tile.kv_head, tile.first_row);
+      if (peers.has_owners) send_rows(peers, result.out, result.lse, params.d_v, rows.first, rows.n);
+    }
+
+    // The rows of other owners, once all of the own ones are sent; then the step is done.
+    TREE_ATTN_LOOP
+    for (int i = begin; i < end; ++i) {
+      const QueryTile tile = QueryTile::of<Worker>(params, i);
+      const RowRange rows = rows_of<Worker>(params, tile.kv_head, tile.first_row);
+      if (peers.has_owners) receive_rows(peers, result.out, result.lse, params.d_v, rows.first, rows.n);
+      __syncthreads();
+      if (static_cast<int>(threadIdx.x) < rows.n) {
+        unsigned* const steps = peers.steps + rows.first + threadIdx.x;
+        store_fresh(steps, load_fresh(steps) + 1);
+      }
+    }
   }
 };
 

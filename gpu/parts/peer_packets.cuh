@@ -45,8 +45,8 @@ __device__ __forceinline__ Packet receive_packet(const AnyPeers& peers, const Pa
   return packet;
 }
 
-/// Stores the states of neighbouring rows into the windows of all devices, the next device first and this one last. All
-/// threads of the block call it, after a barrier behind the writes of `states`.
+/// Stores the states of neighbouring rows into the windows of all devices, the next device first and this one last, or of
+/// their owners. All threads of the block call it, after a barrier behind the writes of `states`.
 /// @param states [subtrees of the own range][peers.n_rows][2 + d_v] @param d_v length of a value vector
 template <class AnyPeers>
 __device__ __forceinline__ void send_states(const AnyPeers& peers, const float* states, int d_v, std::int64_t first_row,
@@ -64,7 +64,53 @@ __device__ __forceinline__ void send_states(const AnyPeers& peers, const float* 
       if (!is_empty && first + c < size) packet.element[c] = load_fresh(from + first + c);
     }
     const std::int64_t at = peers.offset(packet.step, peers.me, row) + in_row;
+    if (peers.has_owners) {
+      store_packet(peers.window[peers.owner(row)] + at, packet);
+      continue;
+    }
     for (int turn = 1; turn <= peers.n; ++turn) store_packet(peers.window[(peers.me + turn) % peers.n] + at, packet);
+  }
+}
+
+/// Stores the finished ones of neighbouring rows that this device owns into the windows of all others. All threads of the
+/// block call it, after a barrier behind the writes of the rows.
+/// @param out [peers.n_rows][d_v] @param lse [peers.n_rows]
+inline __device__ void send_rows(const Peers& peers, const float* out, const float* lse, int d_v, std::int64_t first_row,
+                                 int n_rows) {
+  const int n_packets = static_cast<int>(peers.n_result);
+  for (int i = static_cast<int>(threadIdx.x); i < n_rows * n_packets; i += static_cast<int>(blockDim.x)) {
+    const std::int64_t row = first_row + i / n_packets;
+    const int in_row = i % n_packets;
+    if (!peers.merges(row)) continue;
+    Packet packet{{0, 0, 0}, load_fresh(peers.steps + row) + 1};
+    TREE_ATTN_UNROLL
+    for (int c = 0; c < 3; ++c) {
+      const int j = 3 * in_row + c;
+      if (j <= d_v) packet.element[c] = load_fresh(j < d_v ? out + row * d_v + j : lse + row);
+    }
+    const std::int64_t at = peers.result_offset(packet.step, row) + in_row;
+    for (int turn = 1; turn < peers.n; ++turn) store_packet(peers.window[(peers.me + turn) % peers.n] + at, packet);
+  }
+}
+
+/// Receives those of neighbouring rows that others own.
+/// @param[out] out [peers.n_rows][d_v] @param[out] lse [peers.n_rows]
+inline __device__ void receive_rows(const Peers& peers, float* out, float* lse, int d_v, std::int64_t first_row,
+                                    int n_rows) {
+  const int n_packets = static_cast<int>(peers.n_result);
+  for (int i = static_cast<int>(threadIdx.x); i < n_rows * n_packets; i += static_cast<int>(blockDim.x)) {
+    const std::int64_t row = first_row + i / n_packets;
+    const int in_row = i % n_packets;
+    if (peers.merges(row)) continue;
+    const unsigned step = load_fresh(peers.steps + row) + 1;
+    const Packet* const from = peers.window[peers.me] + peers.result_offset(step, row) + in_row;
+    const Packet packet = receive_packet(peers, from, step, peers.owner(row), row);
+    TREE_ATTN_UNROLL
+    for (int c = 0; c < 3; ++c) {
+      const int j = 3 * in_row + c;
+      if (j < d_v) out[row * d_v + j] = packet.element[c];
+      if (j == d_v) lse[row] = packet.element[c];
+    }
   }
 }
 

@@ -24,6 +24,13 @@
 /// blocks of a launch are on the device at once (Launch::is_cooperative). So every kernel that begins sends everything, and
 /// by induction over the steps every kernel begins. A device that fails, or is never started, is what the time limit is for.
 ///
+/// **Owners.** Every device receives the states of all rows, which is too much if there are many. Beyond kMostSharedBytes
+/// every row has an owner: device r mod n owns row r. States are sent to the owner alone, in the same packets; it merges
+/// them in the same order, so no bit differs, finishes the row, and sends it to all, in a second part of the windows. A
+/// block first does this for all rows that it has joined and that its device owns, and only then waits for those of others,
+/// so still no wait lasts for ever. The two halves suffice as before: the kernel of A for step t + 1 has ended only after it
+/// had every row from its owner, which had a packet of that step from B.
+///
 /// **Steps** are counted in device memory, one counter per row, so that a graph may be replayed. They count from 1, windows
 /// start with zeros, and after 2^32 steps they wrap: by then every slot holds a step of the last few.
 #pragma once
@@ -40,8 +47,14 @@ namespace tree_attn {
 /// Most devices that exchange.
 inline constexpr int kMaxPeers = 16;
 
+/// States of one device, in bytes, beyond which rows have owners.
+inline constexpr std::int64_t kMostSharedBytes = 128 * 1024;
+
 /// Packets of one state of 2 + d_v floats.
 TREE_ATTN_HOST_DEVICE inline std::int64_t packets_of_state(std::int64_t d_v) { return (state_size(d_v) + 2) / 3; }
+
+/// Packets of one finished row: z and lse.
+TREE_ATTN_HOST_DEVICE inline std::int64_t packets_of_row(std::int64_t d_v) { return (d_v + 1 + 2) / 3; }
 
 /// The first wait that gave up, in memory of the device that waited.
 struct GaveUp {
@@ -52,8 +65,10 @@ struct GaveUp {
 /// All devices as one of them sees them, in the order of their ranges. Passed to the kernel by value.
 struct Peers {
   int n = 1, me = 0;
+  bool has_owners = false;                 ///< whether a row is merged by one device instead of all
   std::int64_t n_rows = 0, n_packets = 0;  ///< of all query rows; of a state, see packets_of_state()
-  Packet* window[kMaxPeers] = {};          ///< [2][slots of all devices][n_rows][n_packets]
+  std::int64_t n_result = 0;               ///< of a finished row, see packets_of_row()
+  Packet* window[kMaxPeers] = {};          ///< [2][slots of all devices][rows][n_packets], then [2][n_rows][n_result]
   KeyRange range[kMaxPeers] = {};          ///< of the canonical tree; neighbours touch, and some may be empty
   int first_slot[kMaxPeers + 1] = {};      ///< slots per row of the devices before each; the last one: of all
   unsigned* steps = nullptr;               ///< [n_rows], own memory: steps done
@@ -64,11 +79,13 @@ struct Peers {
   template <class Ranges>
   static Peers of(const Ranges& ranges, int me, std::int64_t n_rows, std::int64_t d_v) {
     Peers peers;
-    peers.n = 0, peers.me = me, peers.n_rows = n_rows, peers.n_packets = packets_of_state(d_v);
+    peers.n = 0, peers.me = me, peers.n_rows = n_rows;
+    peers.n_packets = packets_of_state(d_v), peers.n_result = packets_of_row(d_v);
     for (const KeyRange& each : ranges) {
       peers.range[peers.n] = each;
       const int n = n_subtrees(each.begin, each.end);
       peers.first_slot[peers.n + 1] = peers.first_slot[peers.n] + (n > 0 ? n : 1);
+      peers.has_owners = peers.has_owners || n * n_rows * state_size(d_v) * 4 > kMostSharedBytes;
       ++peers.n;
     }
     return peers;
@@ -76,15 +93,32 @@ struct Peers {
 
   /// Slots per row of a device: its subtrees, at least one.
   TREE_ATTN_HOST_DEVICE int n_slots(int device) const { return first_slot[device + 1] - first_slot[device]; }
+  /// Rows for which a window has slots: all, or those that a device owns at most.
+  TREE_ATTN_HOST_DEVICE std::int64_t n_slot_rows() const { return has_owners ? (n_rows + n - 1) / n : n_rows; }
   /// Packets of a window.
-  TREE_ATTN_HOST_DEVICE std::int64_t n_window() const { return 2 * first_slot[n] * n_rows * n_packets; }
-  /// Where the packets of a row lie in every window: those of the subtrees of a device, one after the other.
+  TREE_ATTN_HOST_DEVICE std::int64_t n_window() const {
+    return 2 * (first_slot[n] * n_slot_rows() * n_packets + (has_owners ? n_rows * n_result : 0));
+  }
+  /// The device that merges a row for all, and whether this device merges it.
+  TREE_ATTN_HOST_DEVICE int owner(std::int64_t row) const { return static_cast<int>(row % n); }
+  TREE_ATTN_HOST_DEVICE bool merges(std::int64_t row) const { return !has_owners || owner(row) == me; }
+  /// Where the packets of a row lie in every window, or in that of its owner: those of the subtrees of a device, one after
+  /// the other.
   TREE_ATTN_HOST_DEVICE std::int64_t offset(unsigned step, int device, std::int64_t row) const {
     const std::int64_t half = static_cast<std::int64_t>(step & 1) * first_slot[n];
-    return ((half + first_slot[device]) * n_rows + row * n_slots(device)) * n_packets;
+    return ((half + first_slot[device]) * n_slot_rows() + (has_owners ? row / n : row) * n_slots(device)) * n_packets;
   }
-  /// Packets that this device stores into each window in a step: one a row if its range is empty.
-  TREE_ATTN_HOST_DEVICE std::int64_t n_sent() const { return n_rows * (range[me].empty() ? 1 : n_slots(me) * n_packets); }
+  /// Where the packets of a finished row lie in every window.
+  TREE_ATTN_HOST_DEVICE std::int64_t result_offset(unsigned step, std::int64_t row) const {
+    return 2 * first_slot[n] * n_slot_rows() * n_packets + (static_cast<std::int64_t>(step & 1) * n_rows + row) * n_result;
+  }
+  /// Rows that a device owns.
+  TREE_ATTN_HOST_DEVICE std::int64_t n_owned(int device) const { return (n_rows + n - 1 - device) / n; }
+  /// Packets that this device stores into the window of another in a step.
+  TREE_ATTN_HOST_DEVICE std::int64_t n_sent(int to) const {
+    const std::int64_t of_row = range[me].empty() ? 1 : n_slots(me) * n_packets;
+    return has_owners ? n_owned(to) * of_row + n_owned(me) * n_result : n_rows * of_row;
+  }
 };
 
 }  // namespace tree_attn

@@ -5,6 +5,7 @@
 #include "distributed/transport/thread_transport.hpp"
 #include "gpu/backend/backends.hpp"
 #include "gpu/backend/one_shot_session.hpp"
+#include "gpu/parts/peers.hpp"
 #include "gpu/platform/device_error.hpp"
 #include "gpu/platform/device_traffic.hpp"
 #include "gpu/platform/emulator/settings.hpp"
@@ -35,6 +36,7 @@ struct Run {
   std::int64_t group = 1;
   std::uint64_t seed = 0;
   int slow_rank = -1;  ///< sleeps before every step
+  std::int64_t head_dim = 16;
 };
 
 WorkloadShape shape_of(const Run& run, std::int64_t n_keys) {
@@ -43,8 +45,8 @@ WorkloadShape shape_of(const Run& run, std::int64_t n_keys) {
            .batch = 2,
            .heads = 2 * run.group,
            .kv_heads = 2,
-           .head_dim = 16,
-           .value_dim = 16},
+           .head_dim = run.head_dim,
+           .value_dim = run.head_dim},
           n_keys,
           {},
           run.order};
@@ -176,9 +178,30 @@ TEST_CASE("one-shot: the bytes that kernels store into windows of other devices 
     }
   }
   // A state of 2 + 16 floats is six packets of 16 bytes; a rank without keys sends one packet for each of 4 rows.
-  CHECK(one_shot_bytes({0, 64}, 4, 16) == 4 * 6 * 16);
-  CHECK(one_shot_bytes({0, 192}, 4, 16) == 2 * 4 * 6 * 16);
-  CHECK(one_shot_bytes({64, 64}, 4, 16) == 4 * 16);
+  const std::vector<KeyRange> few{{0, 64}, {64, 256}, {256, 256}};
+  CHECK(one_shot_bytes(few, 0, 1, 4, 16) == 4 * 6 * 16);
+  CHECK(one_shot_bytes(few, 1, 0, 4, 16) == 2 * 4 * 6 * 16);
+  CHECK(one_shot_bytes(few, 2, 1, 4, 16) == 4 * 16);
+  // Of 1000 rows the three ranks own 334, 333 and 333. A finished row of 16 + 1 floats is six packets too.
+  CHECK(one_shot_bytes(few, 1, 0, 1000, 16) == 16 * (334 * 2 * 6 + 333 * 6));
+  CHECK(one_shot_bytes(few, 2, 1, 1000, 16) == 16 * (333 + 333 * 6));
+}
+
+/// @tested{alg_3, Alg. 3}
+TEST_CASE("one-shot: beyond 128 KiB of states rows have owners, and no bit differs") {
+  const std::vector<Run> runs{
+      {.cut = Cut::kUneven, .dtype = DType::F32},
+      {.cut = Cut::kEmpty, .dtype = DType::BF16},
+      {.cut = Cut::kUneven, .order = LeafOrder::kDealt, .dtype = DType::BF16},
+  };
+  for (Run run : runs) {
+    run.p = 3, run.steps = 2, run.group = 33, run.seed = 2, run.slow_rank = 1, run.head_dim = 256;
+    INFO(text(run));
+    CHECK(Peers::of(closed(ranges_of(run, 250), 252), 0, 2 * 2 * 33, 256).has_owners);
+    std::int64_t stored = -1, predicted = -2;
+    CHECK(differences(run, 250, &stored, &predicted) == 0);
+    CHECK(stored == predicted);
+  }
 }
 
 TEST_CASE("one-shot: a rank that never decodes ends the others within the deadline, in one line that names it") {
@@ -240,13 +263,6 @@ TEST_CASE("one-shot: what its kernels cannot combine is refused in a few words")
   CHECK(refusal(cpu_backend(), node, shape).find("--backend cpu has none") != std::string::npos);
   CHECK(refusal(emulated::backend(), Topology::pretend(2, 1), shape).find("2 nodes") != std::string::npos);
   CHECK(refusal(emulated::backend(), Topology::pretend(17, 17), shape).find("17 ranks; at most 16") != std::string::npos);
-  // A state has 18 floats.
-  const int n = std::max(n_subtrees(ranges[0].begin, ranges[0].end), n_subtrees(ranges[1].begin, ranges[1].end));
-  WorkloadShape large = shape;
-  large.batch = kMostOneShotBytes / (18 * 4) / n / shape.heads;
-  CHECK(refusal(emulated::backend(), node, large) == "");
-  ++large.batch;
-  CHECK(refusal(emulated::backend(), node, large).find("at most 131072; use two-level") != std::string::npos);
 }
 
 }  // namespace tree_attn::test

@@ -89,7 +89,8 @@ TEST_CASE("decode --devices: one-shot has the bits of gather on emulated devices
         Words{"--devices", "0-2", "--seq-len", "900", "--heads", "4", "--steps", "3", "--order", "contiguous"},
         Words{"--devices", "5,3,9", "--seq-len", "777", "--heads", "4", "--kv-heads", "1", "--shards", "64,0,713"},
         Words{"--devices", "0-1", "--seq-len", "200", "--heads", "2", "--dtype", "f16", "--batch", "3"},
-        Words{"--heads", "2"}}) {
+        Words{"--heads", "2"},
+        Words{"--devices", "0-1", "--seq-len", "200", "--heads", "64", "--kv-heads", "1", "--batch", "6"}}) {
     check_silent_success(run(alone(common + more)));
     const nlohmann::json runs = runs_of(scratch.path("report"));
     REQUIRE(runs.size() == 2);
@@ -109,7 +110,6 @@ TEST_CASE("decode --devices: what one-shot cannot do is refused in one line that
   check_one_line(run(alone(one_shot + devices + emulated + Words{"--ranks-per-node", "2"})), "2 nodes; its kernels reach");
   check_one_line(run(ranks(2, one_shot + emulated)), "the ranks are processes; use --devices 0-1 without mpirun");
   check_one_line(run(alone(one_shot + emulated + Words{"--devices", "0-16"})), "17 ranks; at most 16");
-  check_one_line(run(alone(one_shot + devices + emulated + Words{"--batch", "100"})), "at most 131072; use two-level");
 }
 
 TEST_CASE("decode --devices: an error of any rank ends the process with one line, and processes are refused") {
