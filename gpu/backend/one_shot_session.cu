@@ -39,7 +39,7 @@ class DeviceOneShot final : public OneShotSession, private DeviceSession {
 
     // Nothing of this rank is under way, and no other rank knows the new window.
     synchronise(stream_);
-    steps_.fill(0), gave_up_.fill(0);
+    steps_.fill(0), gave_up_.fill(0), n_before_ = n_steps_;
     next_window_ = DeviceBuffer<Packet>(peers_.n_window(), MemoryUse::Window);
     next_window_.fill(0);
     synchronise(Stream{});
@@ -71,10 +71,12 @@ class DeviceOneShot final : public OneShotSession, private DeviceSession {
     synchronise(stream_);
     if (const GaveUp& wait = *host_gave_up_.data(); has_work() && wait.n > 0) {
       char line[160];
-      std::snprintf(line, sizeof line, "rank %d, step %u: no states from rank %d, row %u, for %g s",
-                    ranks_[static_cast<std::size_t>(peers_.me)], wait.step, ranks_[wait.source], wait.row, timeout_);
+      std::snprintf(line, sizeof line, "rank %d, step %lld: no states from rank %d, row %u, for %g s",
+                    ranks_[static_cast<std::size_t>(peers_.me)], static_cast<long long>(n_before_ + wait.step),
+                    ranks_[wait.source], wait.row, timeout_);
       throw DeviceError(line);
     }
+    ++n_steps_;
     bytes_sent_ = before ? *bytes_to_peers() - *before : bytes_of_step();
     const std::span<const float> all = host_result_.elements();
     return {all.first(static_cast<std::size_t>(n_out_)), all.subspan(static_cast<std::size_t>(n_out_))};
@@ -122,6 +124,7 @@ class DeviceOneShot final : public OneShotSession, private DeviceSession {
   Peers peers_;
   std::vector<int> ranks_;  ///< in the order of the ranges
   std::int64_t bytes_sent_ = 0;
+  std::int64_t n_steps_ = 0, n_before_ = 0;  ///< steps done, and those before the window was opened
 };
 
 }  // namespace
