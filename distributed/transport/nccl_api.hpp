@@ -50,7 +50,8 @@ inline constexpr int kSymmetricWindow = 1;
 /// The oldest library that has all functions but the optional ones, as ncclGetVersion() codes 2.14.3.
 inline constexpr int kOldestNccl = 21403;
 
-/// Functions of the library. The last ones are null in libraries older than 2.27.
+/// Functions of the library. Those after ncclAllReduce are null in libraries that do not have them: ncclCommSplit
+/// before 2.18, windows before 2.27.
 struct Functions {
   Status (*ncclGetVersion)(int* version);
   Status (*ncclGetUniqueId)(UniqueId* id);
@@ -66,6 +67,7 @@ struct Functions {
   Status (*ncclSend)(const void* from, std::size_t n, Type type, int peer, Comm* comm, void* stream);
   Status (*ncclRecv)(void* to, std::size_t n, Type type, int peer, Comm* comm, void* stream);
   Status (*ncclAllReduce)(const void* from, void* to, std::size_t n, Type type, Operator op, Comm* comm, void* stream);
+  Status (*ncclCommSplit)(Comm* comm, int color, int key, Comm** part, Config* config);
   Status (*ncclMemAlloc)(void** memory, std::size_t n_bytes);
   Status (*ncclMemFree)(void* memory);
   Status (*ncclCommWindowRegister)(Comm* comm, void* memory, std::size_t n_bytes, Window** window, int flags);

@@ -70,6 +70,18 @@ NcclCommunicator::NcclCommunicator(const Ranks& ranks, bool is_emulated)
   await("all ranks to join NCCL (its interface between machines is that of NCCL_SOCKET_IFNAME)");
 }
 
+NcclCommunicator::NcclCommunicator(NcclCommunicator& whole, const Topology& topology)
+    : ranks_(whole.ranks_), library_(whole.library_), n_exceptions_(std::uncaught_exceptions()) {
+  // All ranks have the same version, so all throw.
+  if (!library_->has_windows())
+    throw InputError("windows need NCCL 2.27 or later, but " + library_->path() + " is " + library_->version_text());
+  const int node = topology.node_of(ranks_.rank()), place = topology.place_of(ranks_.rank());
+  // NCCL sets the pointer when the split is done, which the state of the whole tells.
+  whole.check("ncclCommSplit", library_->functions().ncclCommSplit(whole.comm_, node, place, &comm_, nullptr));
+  whole.await("all ranks to divide NCCL's communicator by nodes");
+  await("the ranks of its node to join NCCL");
+}
+
 NcclCommunicator::~NcclCommunicator() {
   if (comm_ == nullptr) return;
   // If this rank has failed, the others need not come here.
@@ -147,22 +159,17 @@ void NcclCommunicator::abort() noexcept {
   library_->functions().ncclCommAbort(std::exchange(comm_, nullptr));
 }
 
-NcclWindow::NcclWindow(NcclCommunicator& communicator, std::size_t n_bytes) : communicator_(communicator) {
-  const NcclLibrary& library = communicator.library();
-  const nccl::Functions& f = library.functions();
-  together(communicator.ranks(), [&] {
-    if (!library.has_windows())
-      throw InputError("windows need NCCL 2.27 or later, but " + library.path() + " is " + library.version_text());
-  });
-  communicator.check("ncclMemAlloc", f.ncclMemAlloc(&memory_, n_bytes));
-  communicator.check("ncclCommWindowRegister",
-                     f.ncclCommWindowRegister(communicator.get(), memory_, n_bytes, &window_, nccl::kSymmetricWindow));
-  communicator.await("all ranks to register a window");
+NcclWindow::NcclWindow(NcclCommunicator& node, std::size_t n_bytes) : node_(node) {
+  const nccl::Functions& f = node.library().functions();
+  node.check("ncclMemAlloc", f.ncclMemAlloc(&memory_, n_bytes));
+  node.check("ncclCommWindowRegister",
+             f.ncclCommWindowRegister(node.get(), memory_, n_bytes, &window_, nccl::kSymmetricWindow));
+  node.await("the ranks of its node to register a window");
   try {
-    together(communicator.ranks(), [&] {
+    together(node.ranks(), [&] {
       if (window_ == nullptr)
         throw InputError(
-            "the devices of this node do not all reach each other's memory: NCCL registered no window; "
+            "the devices of its node do not all reach each other's memory: NCCL registered no window; "
             "nvidia-smi topo -p2p r says which do");
     });
   } catch (...) {
@@ -174,8 +181,8 @@ NcclWindow::NcclWindow(NcclCommunicator& communicator, std::size_t n_bytes) : co
 NcclWindow::~NcclWindow() { release(); }
 
 void NcclWindow::release() noexcept {
-  const nccl::Functions& f = communicator_.library().functions();
-  if (window_ != nullptr && communicator_.get() != nullptr) f.ncclCommWindowDeregister(communicator_.get(), window_);
+  const nccl::Functions& f = node_.library().functions();
+  if (window_ != nullptr && node_.get() != nullptr) f.ncclCommWindowDeregister(node_.get(), window_);
   window_ = nullptr;
   if (memory_ != nullptr) f.ncclMemFree(std::exchange(memory_, nullptr));
 }

@@ -6,6 +6,7 @@
 #include "distributed/transport/deadline.hpp"
 #include "distributed/transport/nccl_library.hpp"
 #include "distributed/transport/ranks.hpp"
+#include "distributed/transport/topology.hpp"
 
 #include <cstddef>
 #include <memory>
@@ -13,7 +14,8 @@
 
 namespace tree_attn {
 
-/// All ranks, as NCCL knows them. Each has its own device, which is current when the communicator is made.
+/// All ranks, or those of a node, as NCCL knows them. Each has its own device, which is current when the communicator is
+/// made.
 ///
 /// Where a function below throws, it has called ncclCommAbort() before: from then on no stream waits for messages, and
 /// nothing else can be done with the communicator.
@@ -24,6 +26,11 @@ class NcclCommunicator {
   /// @throws InputError on all ranks if one of them has no usable library, or not the version of rank 0
   /// @throws TransportError if the ranks do not all join before the deadline
   NcclCommunicator(const Ranks& ranks, bool is_emulated);
+  /// The ranks of this rank's node. Collective over all ranks; `whole` outlives this object.
+  /// @param whole the communicator of all ranks of the topology
+  /// @throws InputError on all ranks if the library has no windows: they are what this communicator is for
+  /// @throws TransportError
+  NcclCommunicator(NcclCommunicator& whole, const Topology& topology);
   /// Ends the communicator: together with the other ranks, and with messages in flight not at all.
   ~NcclCommunicator();
   NcclCommunicator(const NcclCommunicator&) = delete;
@@ -73,14 +80,15 @@ class NcclCommunicator {
   int n_exceptions_;  ///< on their way when it was made
 };
 
-/// Memory of this rank's device that is registered with all ranks of a communicator, so that kernels of other devices may
-/// reach it. Only ranks of one node can: for several nodes each has a communicator of its own, since a window over all would
-/// serve as many ranks as the greatest common divisor of the numbers of their GPUs.
+/// Memory of this rank's device that is registered with all ranks of a node, so that kernels of their devices may reach it.
+/// It takes the communicator of the node: a window over several nodes would serve as many ranks as the greatest common
+/// divisor of the numbers of their GPUs.
 class NcclWindow {
  public:
-  /// Collective. @throws InputError on all ranks if the library has no windows, or if a rank cannot reach the memory of
-  /// another: NCCL then returns success with a null window
-  NcclWindow(NcclCommunicator& communicator, std::size_t n_bytes);
+  /// Collective over all ranks of all nodes. @param node outlives the window
+  /// @throws InputError on all ranks if a rank cannot reach the memory of another of its node: NCCL then returns success
+  /// with a null window
+  NcclWindow(NcclCommunicator& node, std::size_t n_bytes);
   ~NcclWindow();
   NcclWindow(const NcclWindow&) = delete;
   NcclWindow& operator=(const NcclWindow&) = delete;
@@ -91,7 +99,7 @@ class NcclWindow {
  private:
   void release() noexcept;
 
-  NcclCommunicator& communicator_;
+  NcclCommunicator& node_;
   void* memory_ = nullptr;
   nccl::Window* window_ = nullptr;
 };

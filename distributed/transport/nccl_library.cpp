@@ -79,6 +79,7 @@ std::shared_ptr<const NcclLibrary> NcclLibrary::load() {
   TREE_ATTN_FIND(ncclRecv);
   TREE_ATTN_FIND(ncclAllReduce);
 #undef TREE_ATTN_FIND
+  find(handle, "ncclCommSplit", f.ncclCommSplit);
   find(handle, "ncclMemAlloc", f.ncclMemAlloc), find(handle, "ncclMemFree", f.ncclMemFree);
   find(handle, "ncclCommWindowRegister", f.ncclCommWindowRegister);
   find(handle, "ncclCommWindowDeregister", f.ncclCommWindowDeregister);

@@ -34,7 +34,10 @@ class NcclLibrary {
   /// Whether the streams that it takes are those of emulated devices: the stand-in of the tests.
   bool is_emulated() const { return is_emulated_; }
   /// Whether it registers windows.
-  bool has_windows() const { return functions_.ncclCommWindowRegister != nullptr && functions_.ncclMemAlloc != nullptr; }
+  bool has_windows() const {
+    return functions_.ncclCommSplit != nullptr && functions_.ncclMemAlloc != nullptr &&
+           functions_.ncclCommWindowRegister != nullptr;
+  }
 
   /// What a call reports, as "ncclSend: unhandled system error: last words of the library".
   std::string describe(std::string_view call, nccl::Status status, nccl::Comm* comm) const;

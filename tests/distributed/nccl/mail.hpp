@@ -47,6 +47,7 @@ struct Channel {
 /// The channels of all ranks of a communicator: a file in shared memory.
 class Mail {
  public:
+  static constexpr int kMaxRanks = 64;
   /// @param name of the file @param n_ranks the same for all
   Mail(const std::string& name, int n_ranks) : name_(name), n_ranks_(n_ranks) {
     const int file = ::shm_open(name.c_str(), O_RDWR | O_CREAT, 0600);
@@ -70,13 +71,25 @@ class Mail {
   /// How many ranks have joined, and left.
   std::atomic<int>& n_joined() { return head_->n_joined; }
   std::atomic<int>& n_left() { return head_->n_left; }
+  /// The part that each rank chooses in a split, and its place there; and how many ranks have chosen.
+  struct Choice {
+    int color, key;
+  };
+  void choose(int rank, Choice choice) {
+    head_->choices[rank] = choice;
+    ++head_->n_chosen;
+  }
+  bool have_all_chosen() const { return head_->n_chosen == n_ranks_; }
+  Choice choice_of(int rank) const { return head_->choices[rank]; }
+  const std::string& name() const { return name_; }
   Channel& channel(int from, int to) { return reinterpret_cast<Channel*>(head_ + 1)[from * n_ranks_ + to]; }
   /// No further rank can join.
   void remove() { ::shm_unlink(name_.c_str()); }
 
  private:
   struct alignas(64) Head {
-    std::atomic<int> n_joined, n_left;
+    std::atomic<int> n_joined, n_left, n_chosen;
+    Choice choices[kMaxRanks];
   };
   std::string name_;
   int n_ranks_;

@@ -27,6 +27,9 @@
 #include <mutex>
 #include <set>
 #include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
 
 namespace {
 
@@ -163,6 +166,7 @@ struct tree_attn::nccl::Comm {
   std::shared_ptr<State> state;
   bool has_joined = false, finalizes = false;
   int n_polls_left = 0, n_calls = 0;
+  Comm** part = nullptr;                                                     ///< of a split that is in progress
   std::vector<std::pair<OutsideStream*, std::shared_ptr<Group>>> pending{};  ///< not on their streams yet
 };
 struct tree_attn::nccl::Window {};
@@ -183,6 +187,23 @@ Group& part(Comm* comm, void* stream) {
   auto group = std::make_shared<Group>();
   group->state = comm->state;
   return *comm->pending.emplace_back(to, std::move(group)).second;
+}
+
+/// Makes the part of a split to which a rank belongs, once all have chosen. @returns whether they have
+bool make_part(Comm& whole) {
+  Mail& mail = whole.state->mail;
+  if (!mail.have_all_chosen()) return false;
+  const Mail::Choice own = mail.choice_of(whole.state->rank);
+  int n_ranks = 0, rank = 0;
+  for (int other = 0; other < mail.n_ranks(); ++other) {
+    const Mail::Choice choice = mail.choice_of(other);
+    n_ranks += choice.color == own.color;
+    rank += choice.color == own.color && choice.key < own.key;
+  }
+  auto state = std::make_shared<State>(mail.name() + "_" + std::to_string(own.color), n_ranks, rank);
+  ++state->mail.n_joined();
+  *std::exchange(whole.part, nullptr) = new Comm{.state = std::move(state), .n_polls_left = kPolls};
+  return true;
 }
 
 /// Whether a call may be made, and is not to fail.
@@ -262,6 +283,7 @@ Status ncclCommGetAsyncError(Comm* comm, Status* error) {
     comm->has_joined = true;
     state.mail.remove();
   }
+  if (comm->part != nullptr && !make_part(*comm)) return Status::kSuccess;
   if (comm->finalizes && state.mail.n_left() < state.mail.n_ranks()) return Status::kSuccess;
   if (comm->n_polls_left > 0 && --comm->n_polls_left > 0) return Status::kSuccess;
   for (auto& [stream, group] : comm->pending) {
@@ -340,6 +362,16 @@ Status ncclAllReduce(const void* from, void* to, std::size_t n, Type type, Opera
   return Status::kSuccess;
 }
 
+/// Once for each communicator. The part is there when the whole is no longer in progress.
+Status ncclCommSplit(Comm* comm, int color, int key, Comm** part, Config*) {
+  if (comm == nullptr || part == nullptr || comm->n_polls_left > 0) return Status::kInvalidArgument;
+  *part = nullptr;
+  comm->part = part;
+  comm->n_polls_left = kPolls;
+  comm->state->mail.choose(comm->state->rank, {color, key});
+  return Status::kInProgress;
+}
+
 Status ncclMemAlloc(void** memory, std::size_t n_bytes) {
   *memory = ::operator new(n_bytes);
   return Status::kSuccess;
@@ -349,7 +381,8 @@ Status ncclMemFree(void* memory) {
   return Status::kSuccess;
 }
 /// As NCCL does, this succeeds with a null window where devices do not reach each other.
-Status ncclCommWindowRegister(Comm* comm, void*, std::size_t, Window** window, int) {
+Status ncclCommWindowRegister(Comm* comm, void*, std::size_t, Window** window, int flags) {
+  if (comm == nullptr || flags != kSymmetricWindow || comm->n_polls_left > 0) return Status::kInvalidArgument;
   *window = comm->state->fault.kind == "window" ? nullptr : new Window;
   comm->n_polls_left = kPolls;
   return Status::kInProgress;

@@ -3,7 +3,7 @@
 /// @brief Our declarations of NCCL agree with nccl.h, where that is found: types, values, and how arguments are passed.
 #include "distributed/transport/nccl_api.hpp"
 
-#if __has_include(<nccl.h>)
+#if __has_include(<nccl.h>) && __has_include(<cuda_runtime.h>)
 #include <nccl.h>
 #define TREE_ATTN_HAS_NCCL_HEADER
 #endif
@@ -56,6 +56,7 @@ TREE_ATTN_SAME(ncclGroupEnd);
 TREE_ATTN_SAME(ncclSend);
 TREE_ATTN_SAME(ncclRecv);
 TREE_ATTN_SAME(ncclAllReduce);
+TREE_ATTN_SAME(ncclCommSplit);
 TREE_ATTN_SAME(ncclMemAlloc);
 TREE_ATTN_SAME(ncclMemFree);
 TREE_ATTN_SAME(ncclCommWindowRegister);

@@ -155,10 +155,12 @@ TEST_CASE("nccl faults: a null window means that devices do not reach each other
   std::vector<std::string> errors;
   const auto open_window = [&](const std::string& fault) {
     errors.clear();
-    run_nccl(Topology::pretend(3, 3), kTimeout, fault, [&](const ThreadRanks&, NcclTransport& transport) {
+    const Topology topology = Topology::pretend(3, 2);
+    run_nccl(topology, kTimeout, fault, [&](const ThreadRanks&, NcclTransport& transport) {
       std::string error;
       try {
-        const NcclWindow window(transport.communicator(), 4096);
+        NcclCommunicator node(transport.communicator(), topology);
+        const NcclWindow window(node, 4096);
         CHECK(window.memory() != nullptr);
         CHECK(window.get() != nullptr);
       } catch (const InputError& exception) {
@@ -172,7 +174,7 @@ TEST_CASE("nccl faults: a null window means that devices do not reach each other
   CHECK(open_window("") == std::vector<std::string>(3));
   for (const std::string& error : open_window("window")) {
     CHECK(error ==
-          "the devices of this node do not all reach each other's memory: NCCL registered no window; nvidia-smi "
+          "the devices of its node do not all reach each other's memory: NCCL registered no window; nvidia-smi "
           "topo -p2p r says which do");
   }
 }
