@@ -209,6 +209,10 @@ TEST_CASE("emulator: an event is asked without waiting, and says when a library 
     is_done = true;
     CHECK(after.has_passed());
     CHECK(a.data()[1] == 9);
+    // The host has waited for it, so what it queues now comes after.
+    launch(copy, {}, other, a.data() + 1, b.data());
+    synchronise(other);
+    CHECK(*b.data() == 9);
   }
 }
 
