@@ -3,7 +3,8 @@
 /// @brief A library in the place of libcuda.so.1, for tests of `info`: it shows GPUs that do not exist and runs nothing.
 ///
 /// STAND_IN_GPUS is how many it shows, STAND_IN_FIRST the identity of the first, STAND_IN_CUDA the version of CUDA that it
-/// knows, STAND_IN_APART the index of a GPU that no other can reach, STAND_IN_ERROR the status of cuInit().
+/// knows, STAND_IN_MAJOR their compute capability before the point, STAND_IN_APART the index of a GPU that no other can
+/// reach, STAND_IN_ERROR the status of cuInit().
 #include <array>
 #include <cstdio>
 #include <cstdlib>
@@ -48,7 +49,7 @@ int cuDeviceGetUuid_v2(std::array<unsigned char, 16>* uuid, int device) {
 }
 
 int cuDeviceGetAttribute(int* value, int attribute, int) {
-  *value = attribute == 75 ? 9 : 0;
+  *value = attribute == 75 ? number("STAND_IN_MAJOR", 9) : 0;
   return 0;
 }
 

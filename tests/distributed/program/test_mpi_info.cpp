@@ -94,6 +94,14 @@ TEST_CASE("info: a decode on GPUs that cannot be ends with the line of info befo
     check_silent_success(result);
     CHECK(has(result.out, "2 ranks on 1 node, backend cuda, transport mpi"));
   }
+  // What it was built with has to suit the driver and the GPU.
+  const Words info = with_stand_ins("STAND_IN_GPUS=1", TREE_ATTN_ON_STAND_INS) + Words{"info"};
+  CHECK(has(run(info).out, "\nkernels        for sm_80, sm_90a, by CUDA 13.0\n"));
+  for (const auto& [set, line] :
+       {std::pair{"STAND_IN_GPUS=1 STAND_IN_CUDA=12040", "knows CUDA 12.4, the program was built with 13.0"},
+        {"STAND_IN_GPUS=1 STAND_IN_MAJOR=12", "built for sm_80, sm_90a; the Stand-in GPU of rank 0 on "}}) {
+    check_one_line(run(with_stand_ins(set, TREE_ATTN_ON_STAND_INS) + decode), line);
+  }
   // Over NCCL more has to be right.
   for (const auto& [set, line] :
        {std::pair{"STAND_IN_GPUS=1", "--transport nccl: ranks 0 and 1 on "},
