@@ -88,7 +88,7 @@ inline __device__ void send_rows(const Peers& peers, const float* out, const flo
       const int j = 3 * in_row + c;
       if (j <= d_v) packet.element[c] = load_fresh(j < d_v ? out + row * d_v + j : lse + row);
     }
-    const std::int64_t at = peers.result_offset(packet.step, row) + in_row;
+    const std::int64_t at = peers.result_offset(row) + in_row;
     for (int turn = 1; turn < peers.n; ++turn) store_packet(peers.window[(peers.me + turn) % peers.n] + at, packet);
   }
 }
@@ -103,7 +103,7 @@ inline __device__ void receive_rows(const Peers& peers, float* out, float* lse, 
     const int in_row = i % n_packets;
     if (peers.merges(row)) continue;
     const unsigned step = load_fresh(peers.steps + row) + 1;
-    const Packet* const from = peers.window[peers.me] + peers.result_offset(step, row) + in_row;
+    const Packet* const from = peers.window[peers.me] + peers.result_offset(row) + in_row;
     const Packet packet = receive_packet(peers, from, step, peers.owner(row), row);
     TREE_ATTN_UNROLL
     for (int c = 0; c < 3; ++c) {

@@ -29,7 +29,8 @@
 /// them in the same order, so no bit differs, finishes the row, and sends it to all, in a second part of the windows. A
 /// block first does this for all rows that it has joined and that its device owns, and only then waits for those of others,
 /// so still no wait lasts for ever. The two halves suffice as before: the kernel of A for step t + 1 has ended only after it
-/// had every row from its owner, which had a packet of that step from B.
+/// had every row from its owner, which had a packet of that step from B. Finished rows need one place: none of step t + 1 is
+/// finished before every device has sent states of that step, so every device has ended step t.
 ///
 /// **Steps** are counted in device memory, one counter per row, so that a graph may be replayed. They count from 1, windows
 /// start with zeros, and after 2^32 steps they wrap: by then every slot holds a step of the last few.
@@ -68,7 +69,7 @@ struct Peers {
   bool has_owners = false;                 ///< whether a row is merged by one device instead of all
   std::int64_t n_rows = 0, n_packets = 0;  ///< of all query rows; of a state, see packets_of_state()
   std::int64_t n_result = 0;               ///< of a finished row, see packets_of_row()
-  Packet* window[kMaxPeers] = {};          ///< [2][slots of all devices][rows][n_packets], then [2][n_rows][n_result]
+  Packet* window[kMaxPeers] = {};          ///< [2][slots of all devices][rows][n_packets], then [n_rows][n_result]
   KeyRange range[kMaxPeers] = {};          ///< of the canonical tree; neighbours touch, and some may be empty
   int first_slot[kMaxPeers + 1] = {};      ///< slots per row of the devices before each; the last one: of all
   unsigned* steps = nullptr;               ///< [n_rows], own memory: steps done
@@ -97,7 +98,7 @@ struct Peers {
   TREE_ATTN_HOST_DEVICE std::int64_t n_slot_rows() const { return has_owners ? (n_rows + n - 1) / n : n_rows; }
   /// Packets of a window.
   TREE_ATTN_HOST_DEVICE std::int64_t n_window() const {
-    return 2 * (first_slot[n] * n_slot_rows() * n_packets + (has_owners ? n_rows * n_result : 0));
+    return 2 * first_slot[n] * n_slot_rows() * n_packets + (has_owners ? n_rows * n_result : 0);
   }
   /// The device that merges a row for all, and whether this device merges it.
   TREE_ATTN_HOST_DEVICE int owner(std::int64_t row) const { return static_cast<int>(row % n); }
@@ -109,8 +110,8 @@ struct Peers {
     return ((half + first_slot[device]) * n_slot_rows() + (has_owners ? row / n : row) * n_slots(device)) * n_packets;
   }
   /// Where the packets of a finished row lie in every window.
-  TREE_ATTN_HOST_DEVICE std::int64_t result_offset(unsigned step, std::int64_t row) const {
-    return 2 * first_slot[n] * n_slot_rows() * n_packets + (static_cast<std::int64_t>(step & 1) * n_rows + row) * n_result;
+  TREE_ATTN_HOST_DEVICE std::int64_t result_offset(std::int64_t row) const {
+    return 2 * first_slot[n] * n_slot_rows() * n_packets + row * n_result;
   }
   /// Rows that a device owns.
   TREE_ATTN_HOST_DEVICE std::int64_t n_owned(int device) const { return (n_rows + n - 1 - device) / n; }
