@@ -37,8 +37,7 @@ void print_build(const RankFacts& first, const Topology& topology) {
     for (const std::string& architecture : first.built_for) kernels += (kernels.empty() ? "sm_" : ", sm_") + architecture;
     std::printf("kernels        for %s, by CUDA %s\n", kernels.c_str(), cuda_text(first.built_cuda).c_str());
   }
-  std::printf("transports     mpi (%s), threads (--devices)\n", machine.mpi.c_str());
-  std::printf("  missing      --transport nccl: not supported by this version\n");
+  std::printf("transports     mpi (%s), shared, nccl, threads (--devices)\n", machine.mpi.c_str());
 }
 
 int run_info(const std::string& devices, const Ranks& ranks) {

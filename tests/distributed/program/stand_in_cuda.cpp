@@ -3,6 +3,8 @@
 /// @brief A backend in the place of cuda, for tests of what a decode on GPUs asks before it begins: it has STAND_IN_GPUS
 /// GPUs, and its kernels run under the emulator.
 #include "gpu/backend/backends.hpp"
+#include "gpu/backend/blocks.hpp"
+#include "gpu/backend/one_shot_session.hpp"
 
 #include <cstdlib>
 
@@ -41,6 +43,14 @@ class StandIn final : public Backend {
 const Backend& backend() {
   static const StandIn stand_in;
   return stand_in;
+}
+
+std::unique_ptr<DeviceBlocks> make_blocks(std::int64_t n_elements, std::int64_t d_v) {
+  return emulated::make_blocks(n_elements, d_v);
+}
+
+std::unique_ptr<OneShotSession> open_one_shot(const KvCache& cache, double scale, double timeout) {
+  return emulated::open_one_shot(cache, scale, timeout);
 }
 
 }  // namespace tree_attn::cuda
