@@ -48,7 +48,11 @@ void ThreadNetwork::take(Channel channel, int from, int to, std::span<std::byte>
   std::unique_lock lock(receiver.mutex);
   std::vector<std::span<const std::byte>>& messages = queue(receiver, channel, from);
   std::string error = wait(
-      to, lock, [&] { return !messages.empty(); }, [&] { return std::string(what) + " of rank " + std::to_string(from); });
+      to, lock, [&] { return !messages.empty(); },
+      [&] {
+        const std::string name = "rank " + std::to_string(from);
+        return what.ends_with(name) ? std::string(what) : std::string(what) + " of " + name;
+      });
   if (error.empty() && messages.front().size() != message.size()) {
     error = "rank " + std::to_string(to) + " expected " + std::to_string(message.size()) + " bytes from rank " +
             std::to_string(from) + " and got " + std::to_string(messages.front().size());
