@@ -8,7 +8,6 @@
 #include <doctest/doctest.h>
 #include <sys/wait.h>
 
-#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -34,7 +33,9 @@ constexpr bool kDies = true;
 constexpr bool kDies = false;
 #endif
 
-constexpr std::array<std::uint64_t, 3> kSeeds = {0, 1, 2};
+/// Seeds until a bug is seen; those that this mode need not see have fewer. Which one sees it also depends on when the
+/// threads of the host run.
+constexpr std::uint64_t kSeeds = 32, kSeedsOfUnseen = 3;
 
 /// What is seen of a bug in this process: empty if nothing.
 std::string seen_here(const SeededBug& bug, std::uint64_t seed) {
@@ -87,14 +88,14 @@ TEST_CASE("seeded bugs: kernels without a bug pass") {
 
 TEST_CASE("seeded bugs: each is caught by the modes of the table") {
   for (const SeededBug& bug : kSeededBugs) {
+    const bool is_due = (bug.seen_by & kMode) != 0;
     std::string seen;
-    for (const std::uint64_t seed : kSeeds) {
-      if (seen.empty()) seen = kDies ? seen_by_child(bug, seed) : seen_here(bug, seed);
-    }
+    for (std::uint64_t seed = 0; seen.empty() && seed < (is_due ? kSeeds : kSeedsOfUnseen); ++seed)
+      seen = kDies ? seen_by_child(bug, seed) : seen_here(bug, seed);
     const std::string line = std::string(bug.name) + ": " + (seen.empty() ? "not seen" : seen);
     MESSAGE(line);
     CAPTURE(line);
-    if ((bug.seen_by & kMode) != 0) CHECK_FALSE(seen.empty());
+    if (is_due) CHECK_FALSE(seen.empty());
     CHECK(bug.seen_by != 0);
   }
 }
