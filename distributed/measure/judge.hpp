@@ -35,7 +35,7 @@ struct Verdict {
 /// error of decode.
 std::string line(const Verdict& verdict);
 
-/// Judges the facts of all ranks. A pure function: no file is read and nobody is asked.
+/// Judges the facts of all ranks. A pure function: it reads no file and asks no library.
 ///
 /// | subject | fails with | warns of |
 /// | --- | --- | --- |

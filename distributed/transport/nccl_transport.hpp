@@ -38,14 +38,6 @@ class NcclTransport final : public DeviceTransport {
   void finish_messages() override;
 
  private:
-  struct Send {
-    std::span<const std::byte> bytes;
-    int to;
-  };
-  struct Receive {
-    std::span<std::byte> bytes;
-    int from;
-  };
   /// A group that was queued, and what to say if it does not end.
   struct Group {
     std::size_t mark = 0;

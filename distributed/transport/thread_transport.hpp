@@ -142,14 +142,6 @@ class ThreadTransport : public Transport {
   void finish_messages() override;
 
  private:
-  struct Send {
-    std::span<const std::byte> bytes;
-    int to;
-  };
-  struct Receive {
-    std::span<std::byte> bytes;
-    int from;
-  };
   ThreadNetwork& network_;
   std::vector<Send> sends_;
   std::vector<Receive> receives_;

@@ -90,6 +90,16 @@ class Transport {
   void count_held_kv_bytes(std::int64_t n) { traffic_.buffer_kv_bytes = std::max(traffic_.buffer_kv_bytes, n); }
 
  protected:
+  /// A message that was started.
+  struct Send {
+    std::span<const std::byte> bytes;
+    int to;
+  };
+  struct Receive {
+    std::span<std::byte> bytes;
+    int from;
+  };
+
   virtual void start_send(std::span<const std::byte> bytes, int to) = 0;
   virtual void start_receive(std::span<std::byte> bytes, int from) = 0;
   virtual void finish_messages() = 0;

@@ -135,7 +135,7 @@ bool helpers_are_idle() {
                      [](const Begun& one) { return one.launch == nullptr || one.launch->helpers_are_idle(); });
 }
 
-/// Whether something waits for what is outside the emulator, so that nobody can say that all is stuck.
+/// Whether a launch waits for an event outside the emulator. Then a wait without progress is no proof of a deadlock.
 bool waits_outside() {
   return std::any_of(host().begun.begin(), host().begun.end(), [](const Begun& one) { return one.until != nullptr; });
 }

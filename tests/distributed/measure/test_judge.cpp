@@ -223,7 +223,7 @@ TEST_CASE("judge: cores are those of the machine, within the limit of a containe
   CHECK(!warns());
 }
 
-TEST_CASE("judge: /dev/shm is shared by processes, not by threads, and by one process alone with nobody") {
+TEST_CASE("judge: processes share /dev/shm, threads and a single process need none of it") {
   std::vector<RankFacts> facts = healthy_cluster(1, 4);
   for (RankFacts& one : facts) one.shared_memory = 0;
   CHECK(faults_in(facts).size() == 1);

@@ -114,5 +114,11 @@ TEST_CASE("info: a decode on GPUs that cannot be ends with the line of info befo
   const Words threads = with_stand_ins("STAND_IN_GPUS=2", TREE_ATTN_ON_STAND_INS) + decode;
   check_silent_success(run(threads + Words{"--devices", "0-1"}));
   check_one_line(run(threads + Words{"--devices", "0-2"}), "--backend cuda: no GPU for rank 2 on ");
+  // Kernels that store into each other's memory have to reach it; messages do not need that.
+  const Words apart =
+      with_stand_ins("STAND_IN_GPUS=2 STAND_IN_APART=0", TREE_ATTN_ON_STAND_INS) + decode + Words{"--devices", "0-1"};
+  check_silent_success(run(apart));
+  check_one_line(run(apart + Words{"--compare", "one-shot"}),
+                 "--algorithm one-shot: the GPU of rank 0 cannot reach that of rank 1");
 }
 #endif

@@ -61,7 +61,7 @@ TEST_CASE("decode --transport nccl: bits, counts and predictions, as threads and
   }
 }
 
-TEST_CASE("decode --transport nccl: the AllReduces of paper and packed are those of NCCL, which nobody counts") {
+TEST_CASE("decode --transport nccl: paper and packed call ncclAllReduce, whose messages are not counted") {
   const NcclVariables variables;
   const Scratch scratch;
   for (const Words& job : {alone(kDecode + Words{"--devices", "0-4"}), ranks(2, kDecode)}) {
