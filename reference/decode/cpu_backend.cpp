@@ -32,6 +32,9 @@ constexpr std::int64_t kChunksPerThread = 8;
 /// Bytes of keys and values of the smallest step that is shared: a shorter one ends before another thread has woken.
 constexpr double kBytesWorthThreads = 1 << 18;
 
+/// Bytes of keys and values of a step that may stay in a cache until the next step.
+constexpr double kCacheBytes = 1 << 24;
+
 /// How a session cuts its work, and the memory that it needs. In double, because the axes of an empty tensor may have a
 /// product beyond 64 bits.
 struct SessionPlan {
@@ -125,6 +128,7 @@ class CpuSession final : public DecodeSession, public States {
     // Items in the order of memory: the chunks of a head, one after the other.
     const double bytes =
         keys * static_cast<double>(shape.bytes_per_position()) / static_cast<double>(std::max<std::int64_t>(shape.batch, 1));
+    from_memory_ = bytes > kCacheBytes;
     pool_.run(
         shape.batch * shape.kv_heads * n_chunks_, bytes < kBytesWorthThreads,
         [](void* self, int thread, std::int64_t item) { static_cast<CpuSession*>(self)->compute(thread, item); }, this,
@@ -252,6 +256,7 @@ class CpuSession final : public DecodeSession, public States {
                       .score_scale = scale_.score,
                       .lift = lift_,
                       .single_key = single_key,
+                      .from_memory = from_memory_,
                       .apart = apart};
     kernel_.states(chunk, workspace_.data() + thread * (static_cast<std::int64_t>(workspace_.size()) / pool_.size()),
                    states);
@@ -270,6 +275,7 @@ class CpuSession final : public DecodeSession, public States {
   Forest<float> forest_;
   std::span<const std::int64_t> lengths_;  ///< of the step at hand, and its lift
   int lift_ = 0;
+  bool from_memory_ = false;
   ThreadPool pool_;
 };
 

@@ -165,15 +165,13 @@ TREE_ATTN_INLINE Part load_part(const std::byte* p) {
   }
 }
 
-/// Requests the pair at p + ahead, in bytes, for the first level of the cache. Left to itself the hardware keeps too few
-/// lines on their way for a loop that converts or multiplies what it reads. Outside of a tensor a request has no effect.
-template <class T>
-TREE_ATTN_INLINE void request(const std::byte* p, std::int64_t ahead) {
-  constexpr std::uintptr_t kLineBytes = 64;
-  const auto address =
-      reinterpret_cast<std::uintptr_t>(p) + static_cast<std::uintptr_t>(ahead);  // need not be in the tensor
-  for (std::uintptr_t i = 0; i < kPairBytes<T>; i += kLineBytes)
-    __builtin_prefetch(reinterpret_cast<const void*>(address + i), 0, 3);
+/// Requests the lines of n bytes, from p + ahead on, for the second level of the cache. Outside of a tensor a request has no
+/// effect.
+TREE_ATTN_INLINE void request(const std::byte* p, std::int64_t ahead, std::int64_t n) {
+  constexpr std::int64_t kLineBytes = 64;
+  const auto address = reinterpret_cast<std::uintptr_t>(p);  // an integer, since p + ahead need not be in the tensor
+  for (std::int64_t i = ahead; i < ahead + n; i += kLineBytes)
+    __builtin_prefetch(reinterpret_cast<const void*>(address + static_cast<std::uintptr_t>(i)), 0, 2);
 }
 
 /// A pair at any alignment.

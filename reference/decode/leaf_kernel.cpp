@@ -25,11 +25,6 @@ TREE_ATTN_INLINE void with_axis(std::int64_t size, const F& f) {
   }
 }
 
-/// Bytes of a key, and of a value, for which the loops alternate between keys and values, see ChunkLoop.
-constexpr std::int64_t kAlternateBytes = 256;
-/// How far ahead rows are requested otherwise.
-constexpr std::int64_t kAheadBytes = 6144;
-
 void merge_states(float* left, const float* right, std::int64_t n, std::int64_t d_v) {
   for (; n > 0; --n, left += state_size(d_v), right += state_size(d_v)) tree_attn::merge(left, right, d_v);
 }
@@ -49,11 +44,7 @@ void unpack(const float* packed, DType value_type, std::int64_t n, std::int64_t 
 /// The loops over one chunk.
 ///
 /// All scores are computed, and turned into weights, before the first value is read, so that memory is read in two long
-/// streams, and each row requests the one 6 KiB after it. The exception is one query over rows of 256 bytes:
-/// there the loops alternate between the keys of a leaf and its values, 16 KiB each, and each row requests one of the other
-/// stream: a key the value of the same position, a value the key of the next leaf. Both fit into the first level of the
-/// cache. On a Zen 5 this was 4 to 10 % faster for one query over such rows; over rows of 128 bytes and in groups it was
-/// not, and over rows of 512 bytes it was slower from the third level of the cache.
+/// streams.
 class ChunkLoop {
  public:
   /// @param states as LeafKernel::states(): those that are kept apart are written there at once
@@ -63,24 +54,18 @@ class ChunkLoop {
         q_stride_(packed_size(chunk.d_h)),
         n_leaves_(chunk.n_leaves),
         s_stride_(n_leaves_ * kLeafKeys),
-        alternates_(chunk.n_queries == 1 && chunk.leaves[0].k_stride == chunk.leaves[0].v_stride &&
-                    chunk.d_h * bytes_of(chunk.key_type) == kAlternateBytes &&
-                    chunk.d_v * bytes_of(chunk.value_type) == kAlternateBytes),
         scores_(workspace),
         weights_(scores_ + chunk.n_queries * s_stride_),
         waiting_(weights_ + kLeafWeights * chunk.n_queries * n_leaves_),
         counter_(chunk.apart ? states : waiting_ + 3 * chunk.n_queries * d_v_) {}
 
-  /// Leaves whose scores are computed before the first of their sums.
-  std::int64_t leaves_of_strip() const { return alternates_ ? 1 : n_leaves_; }
-
-  /// Scores of the leaves from begin to end.
+  /// The scores of all leaves.
   template <class T>
-  __attribute__((noinline)) void score(std::int64_t begin, std::int64_t end) {
+  __attribute__((noinline)) void score() {
     with_axis<T>(chunk_.d_h, [&]<int kPairs>(Axis<kPairs> d_h) TREE_ATTN_LAMBDA {
-      for (std::int64_t leaf = begin; leaf < end; ++leaf) {
+      for (std::int64_t leaf = 0; leaf < n_leaves_; ++leaf) {
         const LeafRows& at = chunk_.leaves[leaf];
-        const Rows keys = rows(leaf, at.k, at.k_stride, address(at.v));
+        const Rows keys = rows(leaf, at.k, at.k_stride);
         float* const s = scores_ + leaf * kLeafKeys;
         std::int64_t j = 0;
         const auto several = [&]<int kQueries>() TREE_ATTN_LAMBDA {
@@ -93,16 +78,18 @@ class ChunkLoop {
           several.template operator()<4>();
           several.template operator()<2>();
         }
-        for (; j < chunk_.n_queries; ++j) {
-          scores_of_one<T, kPairs>(keys, d_h, chunk_.queries + j * q_stride_, chunk_.score_scale, s + j * s_stride_);
-        }
+        with_ahead<T>([&]<int kAhead>() TREE_ATTN_LAMBDA {
+          for (; j < chunk_.n_queries; ++j)
+            scores_of_one<T, kPairs, kAhead>(keys, d_h, chunk_.queries + j * q_stride_, chunk_.score_scale,
+                                             s + j * s_stride_);
+        });
       }
     });
   }
 
-  /// Turns these scores into weights.
-  __attribute__((noinline)) void weigh(std::int64_t begin, std::int64_t end) {
-    for (std::int64_t leaf = begin; leaf < end; ++leaf) {
+  /// Turns them into weights.
+  __attribute__((noinline)) void weigh() {
+    for (std::int64_t leaf = 0; leaf < n_leaves_; ++leaf) {
       for (std::int64_t j = 0; j < chunk_.n_queries; ++j) {
         float *const s = scores_ + leaf * kLeafKeys + j * s_stride_, first = s[0];
         for (std::int64_t a = keys_of(leaf); a < kLeafKeys; ++a) s[a] = -__builtin_inff();
@@ -119,10 +106,10 @@ class ChunkLoop {
     }
   }
 
-  /// The states of these leaves, merged as their subtrees fill, or written one by one.
+  /// The states of the leaves, merged as their subtrees fill, or written one by one.
   template <class T>
-  __attribute__((noinline)) void sum(std::int64_t begin, std::int64_t end) {
-    for (std::int64_t leaf = begin; leaf < end; ++leaf) {
+  __attribute__((noinline)) void sum() {
+    for (std::int64_t leaf = 0; leaf < n_leaves_; ++leaf) {
       bool plain = chunk_.lift == 0;
       for (std::int64_t j = 0; j < chunk_.n_queries; ++j) {
         const float* const of_leaf = weights_of(leaf, j);
@@ -132,7 +119,7 @@ class ChunkLoop {
       }
       const float* const w = scores_ + leaf * kLeafKeys;
       const LeafRows& at = chunk_.leaves[leaf];
-      const Rows values = rows(leaf, at.v, at.v_stride, address(at.k) + kLeafKeys * at.k_stride);
+      const Rows values = rows(leaf, at.v, at.v_stride);
       if (plain)
         plain_values<T>(values, w);
       else
@@ -156,10 +143,16 @@ class ChunkLoop {
     const std::int64_t rest = chunk_.n_keys - leaf * kLeafKeys;
     return rest < kLeafKeys ? rest : kLeafKeys;
   }
-  static std::intptr_t address(const std::byte* p) { return reinterpret_cast<std::intptr_t>(p); }
-  /// @param next address of the rows that are read after these if the loops alternate; no pointer, since the tensor may end
-  Rows rows(std::int64_t leaf, const std::byte* first, std::int64_t stride, std::intptr_t next) const {
-    return {first, stride, keys_of(leaf) - 1, alternates_ ? next - address(first) : kAheadBytes};
+  Rows rows(std::int64_t leaf, const std::byte* first, std::int64_t stride) const {
+    return {first, stride, keys_of(leaf) - 1};
+  }
+  /// Calls f with the distance at which rows of one query are requested, or 0.
+  template <class T, class F>
+  TREE_ATTN_INLINE void with_ahead(const F& f) const {
+    if constexpr (DTypeTraits<T>::kDType == DType::F32) {
+      if (chunk_.from_memory) return f.template operator()<kRowAhead>();
+    }
+    f.template operator()<0>();
   }
   std::int64_t state_floats() const { return state_size(d_v_); }
   /// The shift of a leaf's weights for a query, their sum, and whether all its keys are seen.
@@ -177,7 +170,8 @@ class ChunkLoop {
         for (; (done + kPairs) * kPairElements <= chunk_.d_v; done += kPairs) {
           Rows part = values;
           part.first += done * kPairElements * static_cast<std::int64_t>(sizeof(T));
-          weighted_sum_of_one<T, kPairs>(part, w, n + done * kPairElements);
+          with_ahead<T>([&]<int kAhead>()
+                            TREE_ATTN_LAMBDA { weighted_sum_of_one<T, kPairs, kAhead>(part, w, n + done * kPairElements); });
         }
       };
       blocks.template operator()<4>();
@@ -196,20 +190,15 @@ class ChunkLoop {
 
   const Chunk& chunk_;
   std::int64_t d_v_, q_stride_, n_leaves_, s_stride_;
-  bool alternates_;
   float *scores_, *weights_, *waiting_, *counter_;
   std::int64_t n_held_ = 0;
 };
 
 void states(const Chunk& chunk, float* workspace, float* states) {
   ChunkLoop loop(chunk, workspace, states);
-  for (std::int64_t begin = 0; begin < chunk.n_leaves;) {
-    const std::int64_t end = begin + loop.leaves_of_strip();
-    with_dtype(chunk.key_type, [&]<class T>(T) { loop.score<T>(begin, end); });
-    loop.weigh(begin, end);
-    with_dtype(chunk.value_type, [&]<class T>(T) { loop.sum<T>(begin, end); });
-    begin = end;
-  }
+  with_dtype(chunk.key_type, [&]<class T>(T) { loop.score<T>(); });
+  loop.weigh();
+  with_dtype(chunk.value_type, [&]<class T>(T) { loop.sum<T>(); });
   if (!chunk.apart) unpack(loop.merged(), chunk.value_type, chunk.n_queries, chunk.d_v, states);
 }
 

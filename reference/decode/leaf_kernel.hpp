@@ -36,6 +36,7 @@ struct Chunk {
   float score_scale;     ///< multiplies q.k: ScoreScale::score
   int lift;              ///< 0 or kLift, see set_key()
   bool single_key;       ///< the sequence has this one key, see set_single_key()
+  bool from_memory;      ///< whether keys and values come from memory rather than from a cache: for speed alone
   bool apart = false;    ///< whether each leaf has states of its own, packed
 };
 

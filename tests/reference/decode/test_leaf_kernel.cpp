@@ -13,6 +13,7 @@
 #include <array>
 #include <bit>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <random>
 #include <string>
@@ -64,7 +65,8 @@ struct Options {
   bool single_key = false;
 };
 
-/// States of the keys [begin, begin + n) for the queries q [n_queries][d_h], [n_queries][2 + d_v].
+/// States of the keys [begin, begin + n) for the queries q [n_queries][d_h], [n_queries][2 + d_v]. No bit depends on whether
+/// rows are requested ahead.
 std::vector<float> states_of(const LeafKernel& kernel, const Rows& k, const Rows& v, std::int64_t begin, std::int64_t n,
                              const std::vector<float>& q, std::int64_t n_queries, const Options& options = {}) {
   std::vector<float> packed(static_cast<std::size_t>(n_queries * packed_size(k.length())), kNaN);
@@ -76,9 +78,13 @@ std::vector<float> states_of(const LeafKernel& kernel, const Rows& k, const Rows
   const std::int64_t n_leaves = std::ssize(leaves);
   std::vector<float> workspace(static_cast<std::size_t>(workspace_floats(n_leaves, n_queries, v.length())), kNaN);
   std::vector<float> states(static_cast<std::size_t>(n_queries * state_size(v.length())), kNaN);
-  kernel.states({leaves.data(), n_leaves, n, k.dtype(), v.dtype(), k.length(), v.length(), n_queries, packed.data(),
-                 options.score_scale, options.lift, options.single_key},
-                workspace.data(), states.data());
+  std::vector<float> requested = states;
+  for (const bool from_memory : {false, true}) {
+    kernel.states({leaves.data(), n_leaves, n, k.dtype(), v.dtype(), k.length(), v.length(), n_queries, packed.data(),
+                   options.score_scale, options.lift, options.single_key, from_memory},
+                  workspace.data(), (from_memory ? requested : states).data());
+  }
+  CHECK(std::memcmp(states.data(), requested.data(), states.size() * sizeof(float)) == 0);
   return states;
 }
 
