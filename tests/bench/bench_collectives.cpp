@@ -40,9 +40,9 @@ double time_of(const Ranks& ranks, const std::function<void()>& call) {
 }
 
 /// The sum of n elements over all ranks, by the plan of a decode step.
-class AllReduce {
+class SumOverRanks {
  public:
-  AllReduce(Transport& transport, std::size_t n)
+  SumOverRanks(Transport& transport, std::size_t n)
       : plan_(plan_of(transport)), fabric_(transport, plan_, static_cast<std::int64_t>(n), 1) {}
   void operator()() {
     std::ranges::fill(fabric_.elements({0, 1}), 1.0f);
@@ -72,7 +72,7 @@ int main(int argc, char** argv) {
   // 16 heads of 128: the numerators, and with a shift and a sum each the states.
   const std::size_t heads = 16, state = heads * 130;
   std::vector<float> elements(state, 1.0f), result(state);
-  AllReduce of_states(transport, state), of_scalars(transport, heads);
+  SumOverRanks of_states(transport, state), of_scalars(transport, heads);
   std::vector<double> over_library, three_over_one;
   for (int round = 0; round < kRounds; ++round) {
     const double ours = time_of(ranks, [&] { of_states(); });
