@@ -384,7 +384,7 @@ plot $z using 1:2 with lines lw 5 lc rgb '#d9730d' title 'large key early', \
 // %% [markdown]
 // With one key per part all additions are in the tree: 12 dependent steps instead of 4095. With 16
 // parts or more, most errors are below one unit. How the tree is built, and how its bits are made
-// independent of the parts, is the subject of the chapter on the @ref tree.
+// independent of the parts, is the subject of the chapter on @ref tree.
 //
 // ## What to take home
 //
