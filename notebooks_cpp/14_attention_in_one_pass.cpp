@@ -120,6 +120,7 @@ int main() {
 
   const std::size_t places[] = {8, 512, N};
   std::vector<std::vector<double>> running;
+  std::printf("  place of the large key   z before it   with it   after the last key\n");
   for (const std::size_t place : places) {
     Sums<double> sums;
     running.push_back({});
@@ -129,8 +130,7 @@ int main() {
       running.back().push_back(sums.z());
     }
     const std::vector<double>& z = running.back();
-    std::printf("large key at %4zu: z before it %6.3f, with it %6.3f, after the last key %.15f\n", place, z[place - 2],
-                z[place - 1], z.back());
+    std::printf("%24zu   %11.3f   %7.3f   %.15f\n", place, z[place - 2], z[place - 1], z.back());
     expect(std::abs(z.back() - running[0].back()) < 1e-14, "the same output");
   }
 
