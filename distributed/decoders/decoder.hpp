@@ -96,6 +96,9 @@ using PaperBytes = double (*)(const WorkloadShape& shape, int p);
 using RefusalOf = std::string (*)(const Backend& backend, const Transport& transport, std::span<const KeyRange> ranges,
                                   const WorkloadShape& shape);
 
+/// The part of RefusalOf that the ranks alone decide.
+using RanksRefusalOf = std::string (*)(const Topology& topology);
+
 /// A way of combining shards. Every rank ends with the same output, so all ranks agree on needs_lift().
 struct Algorithm {
   std::string_view name;
@@ -107,6 +110,7 @@ struct Algorithm {
   PaperBytes paper_bytes = [](const WorkloadShape&, int) { return 0.0; };  ///< 0: the paper has no formula
   RadixOf radix = nullptr;                                                 ///< nullptr: the plan has no radix
   RefusalOf refusal = nullptr;                                             ///< nullptr: it takes all that the backend takes
+  RanksRefusalOf refuses_ranks = nullptr;                                  ///< nullptr: it takes any nodes
 
   /// Prepares decode steps: writes the plan of this rank and takes the memory for it.
   /// @param transport, shard outlive the decoder

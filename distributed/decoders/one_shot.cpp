@@ -5,11 +5,31 @@
 #include "gpu/backend/one_shot_session.hpp"
 
 #include <algorithm>
+#include <iterator>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 namespace tree_attn {
 namespace {
+
+/// What a rank stores into the windows of the others: states; then finished rows, if rows have owners.
+/// @param order of the ranks @param me place of the rank in it @param ranges closed
+std::vector<RankCost::Round> exchange_of(const std::vector<int>& order, int me, std::span<const KeyRange> ranges,
+                                         std::int64_t n_rows, std::int64_t d_v) {
+  RankCost::Round states{.is_stored = true}, rows{.is_stored = true};
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    const int other = static_cast<int>(i);
+    if (other == me) continue;
+    const StoredBytes sent = one_shot_bytes(ranges, me, other, n_rows, d_v),
+                      received = one_shot_bytes(ranges, other, me, n_rows, d_v);
+    if (sent.states > 0) states.sends.push_back({order[i], sent.states});
+    if (sent.rows > 0) rows.sends.push_back({order[i], sent.rows});
+    if (received.states > 0) states.receives.push_back({order[i], received.states});
+    if (received.rows > 0) rows.receives.push_back({order[i], received.rows});
+  }
+  return {states, rows};
+}
 
 /// The transport carries the addresses of the windows; states are stored by the kernels.
 class OneShotDecoder : public Decoder {
@@ -34,7 +54,7 @@ class OneShotDecoder : public Decoder {
     // There is no moment at which the states are there and the output is not.
     set_states_ready(transport_.seconds());
     transport_.count_collectives(1);
-    transport_.count_stored(transport_.size() - 1, session_->bytes_sent());
+    transport_.count_stored(n_stored_, session_->bytes_sent());
     transport_.count_merge_steps(n_merges_);
     return {output.out, output.lse};
   }
@@ -59,15 +79,28 @@ class OneShotDecoder : public Decoder {
     std::int64_t n = 0;
     for (const KeyRange& range : ranges) n += n_subtrees(range.begin, range.end);
     n_merges_ = std::max<std::int64_t>(0, n - 1);
+
+    const AttentionShape& shape = shard_.cache().shape();
+    n_stored_ = 0;
+    for (const RankCost::Round& round : exchange_of(order, static_cast<int>(me), ranges, shape.n_rows(), shape.value_dim))
+      n_stored_ += static_cast<std::int64_t>(round.sends.size());
   }
 
   std::vector<KeyRange> ranges_, connected_;
   std::unique_ptr<OneShotSession> session_;
-  std::int64_t n_merges_ = 0;
+  std::int64_t n_merges_ = 0, n_stored_ = 0;  ///< in a step: merge steps, and windows stored into
 };
 
 std::unique_ptr<Decoder> open_decoder(Transport& transport, ShardDecoder& shard, std::span<const KeyRange> ranges) {
   return std::make_unique<OneShotDecoder>(transport, shard, ranges);
+}
+
+std::string refuses_ranks(const Topology& topology) {
+  if (topology.n_nodes() > 1)
+    return std::to_string(topology.n_nodes()) + " nodes; its kernels reach the devices of one node; use two-level";
+  if (topology.size() > kMostOneShotRanks)
+    return std::to_string(topology.size()) + " ranks; at most " + std::to_string(kMostOneShotRanks) + "; use two-level";
+  return "";
 }
 
 std::string refusal(const Backend& backend, const Transport& transport, std::span<const KeyRange>, const WorkloadShape&) {
@@ -75,38 +108,33 @@ std::string refusal(const Backend& backend, const Transport& transport, std::spa
   if (!backend.has_windows())
     return "one kernel decodes and exchanges, and --backend " + std::string(backend.name()) +
            " has none; use emulated or cuda, or another algorithm";
-  if (topology.n_nodes() > 1)
-    return std::to_string(topology.n_nodes()) + " nodes; its kernels reach the devices of one node; use two-level";
+  if (const std::string why = refuses_ranks(topology); !why.empty()) return why;
   if (!transport.is_one_process())
     return "its kernels store into each other's memory, and the ranks are processes; use --devices 0-" +
            std::to_string(topology.size() - 1) + " without mpirun";
-  if (topology.size() > kMostOneShotRanks)
-    return std::to_string(topology.size()) + " ranks; at most " + std::to_string(kMostOneShotRanks) + "; use two-level";
   return "";
 }
 
-/// Every rank stores into the windows of all others.
+/// Every rank decodes, then stores into the windows of all others. Where rows have owners, these merge before they store.
 RankCost cost(const Topology& topology, int rank, std::span<const KeyRange> open, const WorkloadShape& shape) {
+  if (const std::string why = refuses_ranks(topology); !why.empty()) throw std::logic_error("one-shot: " + why);
   const std::vector<KeyRange> ranges = closed(open, shape.longest());
-  const std::vector<int>& order = topology.order();
   RankCost cost;
   const OwnedLeaves leaves(topology.range_of(rank, open), shape.order);
   cost.rounds.push_back({.decoded_bytes = leaves.n_keys(shape.longest()) * shape.bytes_per_position()});
-  RankCost::Round& exchange = cost.rounds.emplace_back();
-  const int me = topology.index_of(rank);
+  std::vector<RankCost::Round> exchange =
+      exchange_of(topology.order(), topology.index_of(rank), ranges, shape.n_rows(), shape.value_dim);
   Forest<float> joined(0, 0);
-  for (std::size_t i = 0; i < order.size(); ++i) {
-    joined.append(cover(ranges[i].begin, ranges[i].end), nullptr);
-    if (order[i] == rank) continue;
-    const int other = static_cast<int>(i);
-    exchange.sends.push_back({order[i], one_shot_bytes(ranges, me, other, shape.n_rows(), shape.value_dim)});
-    exchange.receives.push_back({order[i], one_shot_bytes(ranges, other, me, shape.n_rows(), shape.value_dim)});
-  }
+  for (const KeyRange& each : ranges) joined.append(cover(each.begin, each.end), nullptr);
   joined.fold();
   cost.collectives = 1;
-  cost.merge_steps = exchange.merge_steps = joined.n_merges();
+  cost.merge_steps = exchange.front().merge_steps = joined.n_merges();
+  std::ranges::move(exchange, std::back_inserter(cost.rounds));
+
+  // The own states and the output, and the window that the others store into.
   const KeyRange range = topology.range_of(rank, ranges);
-  cost.elements = shape.n_rows() * (n_subtrees(range.begin, range.end) * state_size(shape.value_dim) + shape.value_dim + 1);
+  cost.elements = shape.n_rows() * (n_subtrees(range.begin, range.end) * state_size(shape.value_dim) + shape.value_dim + 1) +
+                  one_shot_window_bytes(ranges, shape.n_rows(), shape.value_dim) / static_cast<std::int64_t>(sizeof(float));
   return cost;
 }
 
@@ -118,7 +146,7 @@ double host_bytes(const Backend&, std::span<const KeyRange> ranges, const Worklo
   double n_slots = 0;
   for (const auto& [begin, end] : closed(ranges, shape.longest())) n_slots += std::max(1, n_subtrees(begin, end));
   const KeyRange one{0, 1};
-  const double slot = static_cast<double>(one_shot_bytes({&one, 1}, 0, 0, 1, shape.value_dim));
+  const double slot = static_cast<double>(one_shot_bytes({&one, 1}, 0, 0, 1, shape.value_dim).states);
   return n_rows * (2 * n_slots * slot + 2 * (static_cast<double>(shape.value_dim) + 1) * sizeof(float));
 }
 
@@ -128,6 +156,7 @@ extern const Algorithm kOneShot;
 constinit const Algorithm kOneShot{.name = "one-shot",
                                    .brief = "one kernel decodes, exchanges and merges: emulated and cuda, one node",
                                    .exchange = OwnDecoder{open_decoder, cost, host_bytes},
-                                   .refusal = refusal};
+                                   .refusal = refusal,
+                                   .refuses_ranks = refuses_ranks};
 
 }  // namespace tree_attn

@@ -13,9 +13,9 @@
 namespace tree_attn {
 namespace {
 
-/// A cluster on which a step takes as many us as there are messages in its longest chain.
+/// A cluster on which a step takes as many us as there are messages, or stores, in its longest chain.
 constexpr double kAtOnce = std::numeric_limits<double>::infinity();
-constexpr Cluster kOneUsPerMessage{{{1, kAtOnce}, {1, kAtOnce}}, kAtOnce, 0, true};
+constexpr Cluster kOneUsPerMessage{{{1, kAtOnce}, {1, kAtOnce}}, kAtOnce, 0, true, 1};
 
 }  // namespace
 

@@ -175,10 +175,11 @@ std::string table(const PredictionHeader& header, std::span<const NamedPredictio
   const auto link = [](const Link& each) {
     return format("%g us and %g GB/s", each.latency_us, each.bytes_per_us / kGigabytePerSecond);
   };
-  const std::string title = workload_text(header.shape, header.topology.size(), header.topology.n_nodes()) +
-                            "\nlinks inside a node " + link(network.inside) + ", between nodes " + link(network.between) +
-                            format(", %g us per message; memory %g GB/s; %g us per merge\n\n", network.overhead_us,
-                                   header.cluster.memory_bytes_per_us / kGigabytePerSecond, header.cluster.merge_us);
+  const std::string title =
+      workload_text(header.shape, header.topology.size(), header.topology.n_nodes()) + "\ninside a node " +
+      link(network.inside) + ", between nodes " + link(network.between) +
+      format(", %g us per message, %g us per store; memory %g GB/s; %g us per merge\n\n", network.overhead_us,
+             header.cluster.store_us, header.cluster.memory_bytes_per_us / kGigabytePerSecond, header.cluster.merge_us);
   std::vector<std::vector<std::string>> rows{
       {"", "", "", "", "", "", "between", "", "peak", "peak"},
       {"algorithm", "step", "radix", "rounds", "messages", "bytes", "nodes", "merges", "k, v", "memory"}};
@@ -188,7 +189,9 @@ std::string table(const PredictionHeader& header, std::span<const NamedPredictio
                     bytes(predicted.bytes_between_nodes), std::to_string(predicted.merge_steps),
                     bytes(predicted.peak_kv_bytes), bytes(predicted.peak_bytes)});
   }
-  return title + columns(rows);
+  std::string left_out;
+  for (const auto& [algorithm, why] : header.left_out) left_out.append("\nwithout " + algorithm + ": " + why + "\n");
+  return title + columns(rows) + left_out;
 }
 
 std::string json(const PredictionHeader& header, std::span<const NamedPrediction> predictions) {
@@ -212,7 +215,9 @@ std::string json(const PredictionHeader& header, std::span<const NamedPrediction
     run["predicted"]["step_us"] = *predicted.step_us;
     report["runs"].push_back(std::move(run));
   }
-  const auto& [network, memory_bytes_per_us, merge_us, eager] = header.cluster;
+  report["left_out"] = nlohmann::ordered_json::object();
+  for (const auto& [algorithm, why] : header.left_out) report["left_out"][algorithm] = why;
+  const auto& [network, memory_bytes_per_us, merge_us, eager, store_us] = header.cluster;
   const auto link = [](const Link& each) {
     return nlohmann::ordered_json{{"latency_us", each.latency_us}, {"bytes_per_us", each.bytes_per_us}};
   };
@@ -221,7 +226,8 @@ std::string json(const PredictionHeader& header, std::span<const NamedPrediction
                        {"overhead_us", network.overhead_us},
                        {"memory_bytes_per_us", memory_bytes_per_us},
                        {"merge_us", merge_us},
-                       {"eager", eager}};
+                       {"eager", eager},
+                       {"store_us", store_us}};
   report["command"] = header.command;
   return dump(report);
 }

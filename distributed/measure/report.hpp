@@ -37,12 +37,17 @@ std::string table(const ReportHeader& header, std::span<const Measurement> measu
 /// The machine-readable report. Values that were not measured are null.
 std::string json(const ReportHeader& header, std::span<const Measurement> measurements);
 
+/// An algorithm that cannot combine these ranks.
+struct LeftOut {
+  std::string algorithm, why;
+};
 /// The part of a prediction that all algorithms share.
 struct PredictionHeader {
   std::string command;  ///< as typed
   WorkloadShape shape;
   Topology topology;
   Cluster cluster;
+  std::vector<LeftOut> left_out{};
 };
 /// The prediction for an algorithm, with step_us.
 struct NamedPrediction {
@@ -51,7 +56,7 @@ struct NamedPrediction {
   Prediction predicted;
 };
 
-/// The table: one line per algorithm, below the workload and the cluster.
+/// The table: one line per algorithm, below the workload and the cluster; then those that are left out.
 std::string table(const PredictionHeader& header, std::span<const NamedPrediction> predictions);
 
 /// The same for programs.

@@ -75,6 +75,10 @@ class Walk {
   Walker& of(int rank) { return walkers_[static_cast<std::size_t>(rank)]; }
   const RankCost& cost_of(int rank) const { return costs_[static_cast<std::size_t>(rank)]; }
   const Link& link(bool crosses) const { return crosses ? cluster_.network.between : cluster_.network.inside; }
+  double latency_us(const RankCost::Round& round, bool crosses) const {
+    return round.is_stored ? cluster_.store_us : link(crosses).latency_us;
+  }
+  double overhead_us(const RankCost::Round& round) const { return round.is_stored ? 0 : cluster_.network.overhead_us; }
 
   /// @returns false if a message is missing
   bool finish_round(int me) {
@@ -105,7 +109,7 @@ class Walk {
       rank.now = std::max(rank.now, arrives_at);
       if (messages_ != nullptr) messages_->push_back({from, me, bytes, leaves_at, arrives_at});
     }
-    rank.now += static_cast<double>(round.receives.size()) * cluster_.network.overhead_us +
+    rank.now += static_cast<double>(round.receives.size()) * overhead_us(round) +
                 static_cast<double>(round.merge_steps) * cluster_.merge_us;
     rank.arrived.clear();
     rank.has_sent = false;
@@ -118,7 +122,7 @@ class Walk {
     Walker& rank = of(me);
     const std::array<double, 2> was_sending = rank.sending;
     const auto crosses = [&](int peer) { return topology_.node_of(me) != topology_.node_of(peer); };
-    const auto leaves_at = [&](std::size_t i) { return rank.now + static_cast<double>(i) * cluster_.network.overhead_us; };
+    const auto leaves_at = [&](std::size_t i) { return rank.now + static_cast<double>(i) * overhead_us(round); };
     for (std::size_t i = 0; i < round.sends.size(); ++i) {
       const auto& [peer, bytes] = round.sends[i];
       double& port = rank.sending[crosses(peer)];
@@ -127,7 +131,7 @@ class Walk {
     for (std::size_t i = 0; i < round.sends.size(); ++i) {
       const auto& [peer, bytes] = round.sends[i];
       const bool other_node = crosses(peer);
-      const double latency = link(other_node).latency_us;
+      const double latency = latency_us(round, other_node);
       of(peer).inbox.emplace(
           me, Sent{me, bytes, other_node, leaves_at(i), std::max(was_sending[other_node], leaves_at(i)) + latency,
                    rank.sending[other_node] + latency});
@@ -138,7 +142,7 @@ class Walk {
     }
     rank.now = leaves_at(round.sends.size()) + static_cast<double>(round.decoded_bytes) / cluster_.memory_bytes_per_us;
     for (const auto& [peer, bytes] : round.sends) {
-      if (cluster_.eager) break;
+      if (cluster_.eager || round.is_stored) break;
       const bool other_node = crosses(peer);
       rank.now = std::max(rank.now, rank.sending[other_node] + link(other_node).latency_us);
     }

@@ -22,6 +22,9 @@ struct Cluster {
   double memory_bytes_per_us = 0;  ///< bytes of keys and values that a rank decodes per us
   double merge_us = 0;             ///< of one merge step
   bool eager = false;              ///< messages are copied first: a rank goes on while those that it sent are on their way
+  /// Until a kernel of another GPU of the node reads what this one has stored. The default is the latency that NCCL's model
+  /// gives to a step over NVLink in its low-latency protocol, whose packets carry their own flag too.
+  double store_us = 0.6;
 };
 
 /// The cluster of section 6: H100 GPUs, NVLink 4 inside a node of 8, one InfiniBand NDR link per GPU between nodes.
@@ -53,6 +56,9 @@ struct MessageTime {
 ///
 /// So a round of one message of x bytes each way takes latency + x / bandwidth + o, if o < latency. Not in the model:
 /// switches and cables between the ports, and the start of kernels.
+///
+/// In a round that the kernel stores (RankCost::Round::is_stored) the latency is store_us, o is 0, and no rank waits until
+/// what it has stored has arrived.
 /// @param costs of every rank
 /// @param[out] messages if not null, all messages are appended
 /// @throws std::logic_error if the messages that ranks send and receive do not match

@@ -29,7 +29,8 @@ struct PredictOptions : ShapeOptions {
                                 kPaperCluster.network.between.bytes_per_us / kGigabytePerSecond},
       latency{kPaperCluster.network.inside.latency_us, kPaperCluster.network.between.latency_us};
   double overhead = kPaperCluster.network.overhead_us,
-         memory_bandwidth = kPaperCluster.memory_bytes_per_us / kGigabytePerSecond, merge_us = kPaperCluster.merge_us;
+         memory_bandwidth = kPaperCluster.memory_bytes_per_us / kGigabytePerSecond, merge_us = kPaperCluster.merge_us,
+         store_us = kPaperCluster.store_us;
 };
 
 /// GPUs of a node, if --ranks-per-node does not say otherwise: as in the paper's cluster.
@@ -51,7 +52,9 @@ Cluster cluster_of(const PredictOptions& options) {
            {between_latency, between_bandwidth * kGigabytePerSecond},
            options.overhead},
           options.memory_bandwidth * kGigabytePerSecond,
-          options.merge_us};
+          options.merge_us,
+          false,
+          options.store_us};
 }
 
 /// The checked shape, and the ranks. @throws InputError
@@ -74,7 +77,7 @@ PredictionHeader header_of(const PredictOptions& options) {
 }
 
 int run_predict(const PredictOptions& options) {
-  const PredictionHeader header = header_of(options);
+  PredictionHeader header = header_of(options);
   std::optional<OutputFile> report;
   if (!options.report.empty()) report.emplace(options.report, Streams::kAllowed);
 
@@ -84,14 +87,22 @@ int run_predict(const PredictOptions& options) {
   const PlanOptions plan{.radix = options.radix, .network = header.cluster.network};
   const bool bar = isatty(STDERR_FILENO) != 0;
   std::vector<NamedPrediction> predictions;
-  for (const Algorithm& algorithm : algorithms()) {
-    show_progress(bar, predictions.size(), algorithms().size(), algorithm.name);
-    const int radix =
-        algorithm.radix == nullptr ? 0 : algorithm.radix(header.topology, ranges, plan.for_shape(header.shape));
-    predictions.push_back({std::string(algorithm.name), radix,
-                           predict(algorithm, header.shape, header.topology, ranges, plan, header.cluster)});
+  const std::size_t n_all = algorithms().size() + kernel_algorithms().size();
+  for (const auto& all : {algorithms(), kernel_algorithms()}) {
+    for (const Algorithm& algorithm : all) {
+      show_progress(bar, predictions.size(), n_all, algorithm.name);
+      std::string name(algorithm.name);
+      if (std::string why = algorithm.refuses_ranks ? algorithm.refuses_ranks(header.topology) : ""; !why.empty()) {
+        header.left_out.push_back({std::move(name), std::move(why)});
+        continue;
+      }
+      const int radix =
+          algorithm.radix == nullptr ? 0 : algorithm.radix(header.topology, ranges, plan.for_shape(header.shape));
+      predictions.push_back(
+          {std::move(name), radix, predict(algorithm, header.shape, header.topology, ranges, plan, header.cluster)});
+    }
   }
-  show_progress(bar, predictions.size(), algorithms().size(), "");
+  show_progress(bar, n_all, n_all, "");
 
   if (report) {
     report->write(json(header, predictions));
@@ -143,6 +154,8 @@ Command add_predict(CLI::App& program, std::string command_line) {
   add("--overhead", options->overhead, "us that each message costs its sender, and its receiver", is_not_negative);
   add("--memory-bandwidth", options->memory_bandwidth, "GB/s at which a rank decodes keys and values", is_positive);
   add("--merge-time", options->merge_us, "us of a merge step", is_not_negative);
+  add("--store-latency", options->store_us, "us until a GPU of the node reads what a kernel has stored; for one-shot",
+      is_not_negative);
   command->add_option("--report", options->report, "Machine-readable report to write (JSON)")->check(not_empty);
   command->footer(
       "\nNeeds no mpirun and no GPU. Examples:\n"

@@ -165,6 +165,7 @@ struct RankCost {
     std::vector<Message> sends{}, receives{};
     std::int64_t decoded_bytes = 0;  ///< bytes of keys and values decoded while the messages are in flight
     std::int64_t merge_steps = 0;    ///< after the messages have arrived
+    bool is_stored = false;          ///< the kernel that decodes stores the messages into the memory of the peers
   };
   std::vector<Round> rounds;
   std::int64_t collectives = 0;      ///< collective operations

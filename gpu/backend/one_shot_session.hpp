@@ -59,11 +59,17 @@ class OneShotSession {
   virtual std::string describe() const = 0;
 };
 
-/// Bytes that one rank stores into the window of another in a step: packets of 16 bytes, of which one has three of the 2 +
-/// d_v floats of a state, or of the 1 + d_v of a finished row. A rank without positions stores one packet per row. See Peers
-/// for when rows have owners, and for how many packets that makes.
+/// Bytes that one rank stores into the window of another in a step.
+struct StoredBytes {
+  std::int64_t states = 0, rows = 0;  ///< first states; then finished rows, if rows have owners
+};
+/// They are packets of 16 bytes, of which one has three of the 2 + d_v floats of a state, or of the 1 + d_v of a finished
+/// row. A rank without positions stores one packet per row. See Peers for when rows have owners, and for how many packets
+/// that makes.
 /// @param ranges of all ranks, closed, at most kMostOneShotRanks @param from, to places among them
-std::int64_t one_shot_bytes(std::span<const KeyRange> ranges, int from, int to, std::int64_t n_rows, std::int64_t d_v);
+StoredBytes one_shot_bytes(std::span<const KeyRange> ranges, int from, int to, std::int64_t n_rows, std::int64_t d_v);
+/// Bytes of the window of every rank. @param ranges as one_shot_bytes()
+std::int64_t one_shot_window_bytes(std::span<const KeyRange> ranges, std::int64_t n_rows, std::int64_t d_v);
 
 namespace emulated {
 /// @param timeout seconds that one wait of a kernel may take; infinity for no limit

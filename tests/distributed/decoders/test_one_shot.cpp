@@ -39,6 +39,12 @@ struct Run {
   std::int64_t head_dim = 16;
 };
 
+/// Of a step: over all ranks; merge steps of the busiest one.
+struct Counts {
+  std::int64_t messages = -1, bytes = -1, merge_steps = -1;
+  bool operator==(const Counts&) const = default;
+};
+
 WorkloadShape shape_of(const Run& run, std::int64_t n_keys) {
   return {{.dtype = run.dtype,
            .value_dtype = run.dtype,
@@ -70,49 +76,66 @@ std::vector<KeyRange> ranges_of(const Run& run, std::int64_t n_keys) {
   return ranges;
 }
 
+/// Decodes the steps of a run by one algorithm on an empty cache that grows.
+/// @param before called before every step @param after called with the output of every step
+template <class Before, class After>
+void decode_steps(ThreadTransport& transport, ShardDecoder& shard, Workload& workload, const Run& run,
+                  std::span<const KeyRange> ranges, std::string_view algorithm, const Before& before, const After& after) {
+  // The second sequence begins late, and its leaves end elsewhere.
+  const auto lengths_at = [&](int t) {
+    std::vector<std::int64_t> lengths = workload.lengths(t);
+    lengths[1] = std::max<std::int64_t>(0, lengths[1] - 70);
+    return lengths;
+  };
+  const auto decoder = find_algorithm(algorithm).open(transport, shard, ranges);
+  for (int t = 0; t < run.steps; ++t) {
+    fill(shard.cache(), workload, lengths_at(t));
+    before();
+    after(t, decoder->step(workload.query(t), lengths_at(t)).copy());
+  }
+  for (std::int64_t i = 0; i < shard.cache().shape().batch; ++i) shard.cache().truncate(i, 0);
+}
+
 /// Decodes some steps by `gather` and by `one-shot` on one growing cache per rank.
-/// @param[out] bytes stored by all ranks in the last step, and predicted
+/// @param[out] stored counted in the last step @param[out] predicted the same
 /// @returns outputs that differ
-int differences(const Run& run, std::int64_t n_at_start, std::int64_t* stored = nullptr, std::int64_t* predicted = nullptr) {
+int differences(const Run& run, std::int64_t n_at_start, Counts* stored = nullptr, Counts* predicted = nullptr) {
   const emulated::SettingsScope scope(
       {.seed = run.seed, .n_workers = 2, .n_multiprocessors = 3, .n_hosts = run.p, .n_devices = run.p});
   const Topology topology = Topology::pretend(run.p, run.p);
   const WorkloadShape shape = shape_of(run, n_at_start + run.steps);
   const std::vector<KeyRange> ranges = ranges_of(run, n_at_start);
   std::atomic<int> n_wrong = 0;
-  std::atomic<std::int64_t> n_stored = 0;
+  std::mutex mutex;
+  Counts counted{0, 0, 0};
   run_threads(topology, kTimeout, [&](ThreadTransport& transport) {
     emulated::backend().use_gpu(transport.rank());
     const auto workload = make_workload(shape, 41, run.steps);
     const OwnedLeaves leaves(topology.range_of(transport.rank(), ranges), run.order);
     ShardDecoder shard(emulated::backend(), shape, leaves, leaves.n_keys(n_at_start), kScale);
-    // One algorithm after the other, so that nothing but the kernels holds a rank back. The second sequence begins late, and
-    // its leaves end elsewhere.
-    const auto lengths_at = [&](int t) {
-      std::vector<std::int64_t> lengths = workload->lengths(t);
-      lengths[1] = std::max<std::int64_t>(0, lengths[1] - 70);
-      return lengths;
-    };
+    // One algorithm after the other, so that nothing but the kernels holds a rank back.
     std::vector<DecodeOutput> want;
-    const auto gather = find_algorithm("gather").open(transport, shard, ranges);
-    for (int t = 0; t < run.steps; ++t) {
-      fill(shard.cache(), *workload, lengths_at(t));
-      want.push_back(gather->step(workload->query(t), lengths_at(t)).copy());
-    }
-    for (std::int64_t i = 0; i < shape.batch; ++i) shard.cache().truncate(i, 0);
-    const auto one_shot = find_algorithm("one-shot").open(transport, shard, ranges);
-    for (int t = 0; t < run.steps; ++t) {
-      fill(shard.cache(), *workload, lengths_at(t));
-      transport.clear_traffic();
-      if (transport.rank() == run.slow_rank) std::this_thread::sleep_for(std::chrono::milliseconds(30));
-      if (!same_bits(one_shot->step(workload->query(t), lengths_at(t)).copy(), want[static_cast<std::size_t>(t)])) ++n_wrong;
-      if (t + 1 == run.steps) n_stored += transport.traffic().bytes;
-    }
+    decode_steps(
+        transport, shard, *workload, run, ranges, "gather", [] {},
+        [&](int, DecodeOutput output) { want.push_back(std::move(output)); });
+    decode_steps(
+        transport, shard, *workload, run, ranges, "one-shot",
+        [&] {
+          transport.clear_traffic();
+          if (transport.rank() == run.slow_rank) std::this_thread::sleep_for(std::chrono::milliseconds(30));
+        },
+        [&](int t, const DecodeOutput& output) {
+          if (!same_bits(output, want[static_cast<std::size_t>(t)])) ++n_wrong;
+        });
+    const std::lock_guard lock(mutex);
+    const Traffic& last = transport.traffic();
+    counted = {counted.messages + last.messages, counted.bytes + last.bytes,
+               std::max(counted.merge_steps, last.merge_steps)};
   });
-  if (stored != nullptr) *stored = n_stored;
+  if (stored != nullptr) *stored = counted;
   if (predicted != nullptr) {
-    WorkloadShape at_end = shape;
-    *predicted = predict(find_algorithm("one-shot"), at_end, topology, ranges).bytes;
+    const Prediction of_step = predict(find_algorithm("one-shot"), shape, topology, ranges);
+    *predicted = {of_step.messages, of_step.bytes, of_step.merge_steps};
   }
   return n_wrong;
 }
@@ -122,6 +145,12 @@ std::string text(const Run& run) {
   text << run.p << " ranks, " << run.steps << " steps, cut " << static_cast<int>(run.cut) << ", " << name_of(run.order)
        << ", " << name_of(run.dtype) << ", " << run.group << " queries, seed " << run.seed;
   return text.str();
+}
+
+void check_equal(const Counts& counted, const Counts& predicted) {
+  CHECK(counted.messages == predicted.messages);
+  CHECK(counted.bytes == predicted.bytes);
+  CHECK(counted.merge_steps == predicted.merge_steps);
 }
 
 }  // namespace
@@ -166,25 +195,60 @@ TEST_CASE("one-shot: ranks without keys, one of which is slow") {
   CHECK(differences(run, 300) == 0);
 }
 
-TEST_CASE("one-shot: the bytes that kernels store into windows of other devices are those predicted") {
+TEST_CASE("one-shot: the bytes that kernels store into windows of other devices are those predicted, and what it counts") {
   for (const Cut cut : {Cut::kEven, Cut::kUneven, Cut::kEmpty}) {
     for (const int p : {1, 2, 5}) {
       const Run run{.p = p, .cut = cut};
       INFO(text(run));
-      std::int64_t stored = -1, predicted = -2;
+      Counts stored, predicted;
       CHECK(differences(run, 1000, &stored, &predicted) == 0);
-      CHECK(stored == predicted);
-      CHECK((stored > 0) == (p > 1));
+      check_equal(stored, predicted);
+      CHECK(stored.messages == p * (p - 1));
+      CHECK((stored.bytes > 0) == (p > 1));
     }
   }
   // A state of 2 + 16 floats is six packets of 16 bytes; a rank without keys sends one packet for each of 4 rows.
   const std::vector<KeyRange> few{{0, 64}, {64, 256}, {256, 256}};
-  CHECK(one_shot_bytes(few, 0, 1, 4, 16) == 4 * 6 * 16);
-  CHECK(one_shot_bytes(few, 1, 0, 4, 16) == 2 * 4 * 6 * 16);
-  CHECK(one_shot_bytes(few, 2, 1, 4, 16) == 4 * 16);
+  const auto check_bytes = [&few](int from, int to, std::int64_t n_rows, std::int64_t states, std::int64_t rows) {
+    const StoredBytes bytes = one_shot_bytes(few, from, to, n_rows, 16);
+    CHECK(bytes.states == states);
+    CHECK(bytes.rows == rows);
+  };
+  check_bytes(0, 1, 4, 4 * 6 * 16, 0);
+  check_bytes(1, 0, 4, 2 * 4 * 6 * 16, 0);
+  check_bytes(2, 1, 4, 4 * 16, 0);
   // Of 1000 rows the three ranks own 334, 333 and 333. A finished row of 16 + 1 floats is six packets too.
-  CHECK(one_shot_bytes(few, 1, 0, 1000, 16) == 16 * (334 * 2 * 6 + 333 * 6));
-  CHECK(one_shot_bytes(few, 2, 1, 1000, 16) == 16 * (333 + 333 * 6));
+  check_bytes(1, 0, 1000, 16 * 334 * 2 * 6, 16 * 333 * 6);
+  check_bytes(2, 1, 1000, 16 * 333, 16 * 333 * 6);
+  // Four slots per row: one, two, and one of the rank without keys. Both halves, of all rows or of those of an owner.
+  CHECK(one_shot_window_bytes(few, 4, 16) == 2 * 4 * 4 * 6 * 16);
+  CHECK(one_shot_window_bytes(few, 1000, 16) == (2 * 4 * 334 * 6 + 1000 * 6) * 16);
+}
+
+/// @tested{alg_3, Alg. 3}
+TEST_CASE("one-shot: predicted are one store per pair of ranks and the windows, and two rounds where rows have owners") {
+  for (const int p : {1, 2, 8, 16}) {
+    for (const std::int64_t group : {1, 500}) {
+      const Run run{.p = p, .order = LeafOrder::kDealt, .group = group};
+      INFO(text(run));
+      const WorkloadShape shape = shape_of(run, 64 * p);
+      const std::int64_t n_rows = 4 * group, owned = (n_rows + p - 1) / p;
+      const Prediction predicted =
+          predict(find_algorithm("one-shot"), shape, Topology::pretend(p, p), dealt_ranges(p), {}, kPaperCluster);
+      // A state of 18 floats is six packets, a finished row of 17 too. One rank has owners as well, and sends nothing.
+      const bool has_owners = n_rows * 18 * 4 > 128 * 1024;
+      CHECK(has_owners == (group == 500));
+      CHECK(predicted.rounds == (p == 1 ? 0 : has_owners ? 2 : 1));
+      CHECK(predicted.messages == p * (p - 1) * (has_owners ? 2 : 1));
+      CHECK(predicted.bytes == (has_owners ? 2 : p) * (p - 1) * n_rows * 6 * 16);
+      CHECK(predicted.bytes_between_nodes == 0);
+      CHECK(predicted.collectives == 1);
+      CHECK(predicted.merge_steps == p - 1);
+      const std::int64_t packets = 2 * p * (has_owners ? owned : n_rows) * 6 + (has_owners ? n_rows * 6 : 0);
+      CHECK(predicted.peak_elements == 64 * 4 * 2 * 16 + n_rows * 16 + n_rows * (18 + 17) + packets * 4);
+      CHECK(predicted.peak_kv_bytes == 64 * 4 * 2 * 16 * 4);
+    }
+  }
 }
 
 /// @tested{alg_3, Alg. 3}
@@ -198,9 +262,10 @@ TEST_CASE("one-shot: beyond 128 KiB of states rows have owners, and no bit diffe
     run.p = 3, run.steps = 2, run.group = 33, run.seed = 2, run.slow_rank = 1, run.head_dim = 256;
     INFO(text(run));
     CHECK(Peers::of(closed(ranges_of(run, 250), 252), 0, 2 * 2 * 33, 256).has_owners);
-    std::int64_t stored = -1, predicted = -2;
+    Counts stored, predicted;
     CHECK(differences(run, 250, &stored, &predicted) == 0);
-    CHECK(stored == predicted);
+    check_equal(stored, predicted);
+    CHECK(stored.messages == 2 * 3 * 2);
   }
 }
 
@@ -263,6 +328,14 @@ TEST_CASE("one-shot: what its kernels cannot combine is refused in a few words")
   CHECK(refusal(cpu_backend(), node, shape).find("--backend cpu has none") != std::string::npos);
   CHECK(refusal(emulated::backend(), Topology::pretend(2, 1), shape).find("2 nodes") != std::string::npos);
   CHECK(refusal(emulated::backend(), Topology::pretend(17, 17), shape).find("17 ranks; at most 16") != std::string::npos);
+  // The ranks alone decide the last two, for predictions too.
+  CHECK(algorithm.refuses_ranks(node) == "");
+  for (const Topology& topology : {Topology::pretend(2, 1), Topology::pretend(17, 17)}) {
+    CHECK(algorithm.refuses_ranks(topology) == refusal(emulated::backend(), topology, shape));
+    const std::string line = "one-shot: " + algorithm.refuses_ranks(topology);
+    CHECK_THROWS_WITH_AS(predict(algorithm, shape, topology, even_ranges(600, topology.size(), kLeafKeys)), line.c_str(),
+                         std::logic_error);
+  }
 }
 
 }  // namespace tree_attn::test

@@ -150,6 +150,18 @@ TEST_CASE("step time: a rank goes on once the messages that it sent have arrived
                 eager) == 1 + 0.5 + 0.5);
 }
 
+TEST_CASE("step time: what kernels store takes the latency of a store, costs no overhead, and no rank waits for it") {
+  Cluster cluster = kSmall;
+  cluster.network.overhead_us = 0.5;
+  cluster.store_us = 0.25;
+  const RankCost::Round to_both{.sends = {{1, 100}, {2, 100}}, .is_stored = true},
+      from_first{.receives = {{0, 100}}, .is_stored = true};
+  CHECK(time_of({{to_both}, {from_first}, {from_first}}, 3, cluster) == doctest::Approx(0.25 + 0.2).epsilon(1e-14));
+  // Rank 0 stores again while the first packets are on their way.
+  CHECK(time_of({{to_both, to_both}, {from_first, from_first}, {from_first, from_first}}, 3, cluster) ==
+        doctest::Approx(0.25 + 0.4).epsilon(1e-14));
+}
+
 TEST_CASE("step time: what every algorithm takes is what its rounds add up to") {
   const auto inside = [](double bytes) { return 1.5 + bytes / 450e3; };
   const auto between = [](double bytes) { return 3 + bytes / 50e3; };
@@ -178,6 +190,9 @@ TEST_CASE("step time: what every algorithm takes is what its rounds add up to") 
   CHECK(combine_us("two-level", 128, 0, 4) == doctest::Approx(node + 2 * (3 + 3 * kState / 50e3)).epsilon(1e-12));
   CHECK(combine_us("two-level", 128, 0, 16) == doctest::Approx(node + 3 + 15 * kState / 50e3).epsilon(1e-12));
   CHECK(combine_us("gather", 8) == doctest::Approx(3 * 1.5 + 7 * kState / 450e3).epsilon(1e-12));
+  // 16 states of 130 floats in packets of three, whatever a message costs its ranks.
+  for (const double overhead_us : {0.0, 0.3})
+    CHECK(combine_us("one-shot", 8, overhead_us) == doctest::Approx(0.6 + 7 * 16 * 44 * 16 / 450e3).epsilon(1e-12));
 }
 
 // Simulated with SimGrid 3.32 (SMPI): a port of 450 GB/s and 1.5 us per GPU inside nodes of 8, and one of 50 GB/s and 3 us

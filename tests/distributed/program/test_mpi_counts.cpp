@@ -60,7 +60,7 @@ TEST_CASE("counts: MPI sends as many messages and bytes as were counted and pred
   for (std::size_t l = 0; l < layouts.size(); ++l) {
     check_silent_success(predicted[l]);
     const Json predict_report = Json::parse(Scratch::read(report("predict", l)));
-    REQUIRE(predict_report["runs"].size() == algorithms.size());
+    REQUIRE(predict_report["runs"].size() >= algorithms.size());
     for (std::size_t a = 0; a < algorithms.size(); ++a) {
       CAPTURE(layouts[l].n_ranks);
       CAPTURE(algorithms[a].name);

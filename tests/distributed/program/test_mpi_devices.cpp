@@ -102,6 +102,27 @@ TEST_CASE("decode --devices: one-shot has the bits of gather on emulated devices
   }
 }
 
+TEST_CASE("decode --devices: one-shot stores on emulated devices what `predict` says, with owners too") {
+  const Scratch scratch;
+  const std::string report = scratch.path("report");
+  for (const auto& [n_ranks, shape] :
+       {std::pair(4, Words{"--seq-len", "900", "--heads", "4", "--order", "contiguous"}),
+        std::pair(3, Words{"--seq-len", "100", "--heads", "4", "--kv-heads", "1", "--order", "dealt"}),
+        std::pair(2, Words{"--seq-len", "200", "--heads", "64", "--kv-heads", "1", "--batch", "6", "--order", "dealt"})}) {
+    const Words common = shape + Words{"--head-dim", "32", "--report", report};
+    check_silent_success(run(alone(Words{"decode", "--backend", "emulated", "--algorithm", "one-shot", "--devices",
+                                         "0-" + std::to_string(n_ranks - 1)} +
+                                   common)));
+    const nlohmann::json counted = runs_of(report).at(0);
+    check_silent_success(run(alone(Words{"predict", "--ranks", std::to_string(n_ranks)} + common)));
+    const nlohmann::json predicted = nlohmann::json::parse(Scratch::read(report))["runs"].back();
+    CHECK(predicted["algorithm"] == "one-shot");
+    for (const char* count : {"messages_per_step", "bytes_per_step", "merge_steps"})
+      CHECK(counted[count] == predicted["predicted"][count]);
+    CHECK(counted["bytes_per_step"] > 0);
+  }
+}
+
 TEST_CASE("decode --devices: what one-shot cannot do is refused in one line that says what can") {
   const Words one_shot{"decode", "--algorithm", "one-shot", "--seq-len", "300", "--heads", "4"},
       emulated{"--backend", "emulated"}, devices{"--devices", "0-3"};

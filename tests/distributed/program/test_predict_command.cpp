@@ -58,6 +58,9 @@ TEST_CASE("predict: table and report have every algorithm on the paper's cluster
   CHECK(cluster["between"] == Json{{"latency_us", 3.0}, {"bytes_per_us", 50e3}});
   CHECK(cluster["overhead_us"] == 0.0);
   CHECK(cluster["memory_bytes_per_us"] == 3e6);
+  CHECK(cluster["store_us"] == 0.6);
+  const std::string why = "8 nodes; its kernels reach the devices of one node; use two-level";
+  CHECK(report["left_out"] == Json{{"one-shot", why}});
   CHECK(report["command"].get<std::string>().find("predict --seq-len 640000") != std::string::npos);
 
   std::istringstream text(result.out);
@@ -66,17 +69,40 @@ TEST_CASE("predict: table and report have every algorithm on the paper's cluster
     CHECK(line.size() <= 140);
     lines.push_back(line);
   }
-  REQUIRE(lines.size() == algorithms.size() + 5);
+  REQUIRE(lines.size() == algorithms.size() + 7);
   CHECK(lines[0] == "640000 keys, 1 x 16 heads (16 kv) of 128, BF16; 64 ranks on 8 nodes");
   CHECK(lines[1] ==
-        "links inside a node 1.5 us and 450 GB/s, between nodes 3 us and 50 GB/s, 0 us per message; "
+        "inside a node 1.5 us and 450 GB/s, between nodes 3 us and 50 GB/s, 0 us per message, 0.6 us per store; "
         "memory 3000 GB/s; 0 us per merge");
+  CHECK(lines.back() == "without one-shot: " + why);
   for (std::size_t i = 0; i < algorithms.size(); ++i) CHECK(lines[i + 5].starts_with(std::string(algorithms[i].name) + " "));
   const auto fused =
       std::find_if(lines.begin(), lines.end(), [](const std::string& line) { return line.starts_with("fused"); });
   REQUIRE(fused != lines.end());
   // 10240 keys at 3 TB/s and 14.07 us of messages.
   CHECK(fused->find("42.0 us") != std::string::npos);
+}
+
+TEST_CASE("predict: inside one node one-shot is predicted too, by the latency of a store, and for up to 16 ranks") {
+  const Scratch scratch;
+  // Shards of 4 MiB take 40 us at 104.8576 GB/s. 16 states of 130 floats are 704 packets of 16 bytes.
+  const Words arguments{"--seq-len", "1024", "--ranks", "2", "--bandwidth", "11.264,1", "--memory-bandwidth", "104.8576"};
+  const auto last = [](const Json& report) -> Json { return report["runs"].back(); };
+  for (const auto& [more, latency] : {std::pair(Words{}, 0.6), std::pair(Words{"--store-latency", "2"}, 2.0)}) {
+    const Json report = predicted(scratch, arguments + more);
+    CHECK(report["left_out"].empty());
+    CHECK(report["runs"].size() == tree_attn::algorithms().size() + tree_attn::kernel_algorithms().size());
+    CHECK(last(report)["algorithm"] == "one-shot");
+    const Json fields = last(report)["predicted"];
+    CHECK(fields["messages_per_step"] == 2);
+    CHECK(fields["bytes_per_step"] == 2 * 704 * 16);
+    CHECK(fields["rounds"] == 1);
+    CHECK(fields["step_us"].get<double>() == doctest::Approx(40 + latency + 1).epsilon(1e-12));
+  }
+  CHECK(last(predicted(scratch, {"--ranks", "16", "--ranks-per-node", "16"}))["algorithm"] == "one-shot");
+  CHECK(predicted(scratch, {"--ranks", "17", "--ranks-per-node", "17"})["left_out"]["one-shot"] ==
+        "17 ranks; at most 16; use two-level");
+  CHECK(run(alone({"predict", "--ranks", "4"})).out.find("without") == std::string::npos);
 }
 
 TEST_CASE("predict: the cluster of the command line is the one that is predicted") {
@@ -120,6 +146,7 @@ TEST_CASE("predict: what is wrong with the command line is said in one line") {
       {{"--overhead", "much"}, "--overhead: much is not a number >= 0"},
       {{"--memory-bandwidth", "0"}, "--memory-bandwidth: 0 is not a positive number"},
       {{"--merge-time", "-1"}, "--merge-time: -1 is not a number >= 0"},
+      {{"--store-latency", "-1"}, "--store-latency: -1 is not a number >= 0"},
       {{"--heads", "6", "--kv-heads", "4"}, "--heads 6 is not a multiple of --kv-heads 4"},
       {{"--seq-len", "1099511627776"}, "--seq-len 1099511627776: a cache of"},
       {{"--seq-len", "0", "--batch", "1048576", "--heads", "65536"}, "exceeds the limit of 8 GiB"},
