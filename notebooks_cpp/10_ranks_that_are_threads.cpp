@@ -95,9 +95,9 @@ int main() {
 //
 //    <details><summary>Answer</summary>
 //
-//    It holds 40. `even_ranges()` cuts at multiples of a leaf of 64 keys: 15 ranks hold 64 keys each, and 40
-//        are left. The rest of the program takes whatever range `Topology::range_of()` returns, which may
-//        also be empty.
+//    It holds 40. `coarse_ranges()` cuts at multiples of a leaf of 64 keys: 15 ranks hold 64 keys
+//    each, and 40 are left. The rest of the program takes whatever range `Topology::range_of()`
+//    returns, which may also be empty.
 //
 //    </details>
 //

@@ -27,10 +27,10 @@ class DeviceTransport : public Transport {
   /// number of ranks. The maximum of a NaN and a number may be either.
   /// @param op kMax or kAdd @param elements in device memory, the same number on every rank
   virtual void all_reduce(Combine::Operator op, std::span<float> elements) = 0;
-  /// Waits until all messages and reductions since the last call are done, and all that the stream was given before them.
+  /// Waits until all messages and reductions since the last call are done, and all that was queued on the stream before.
   /// @throws TransportError after the deadline, or if the library reports an error
   virtual void settle() = 0;
-  /// When, in the last settle(), all that the stream was given before queue_on() was done, as seconds().
+  /// When, in the last settle(), all that was queued on the stream before queue_on() was done, as seconds().
   double settled_from() const { return settled_from_; }
   /// Ends what is queued, after an error of this rank: no stream may wait for other ranks from now on.
   virtual void abandon() noexcept = 0;

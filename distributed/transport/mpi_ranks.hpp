@@ -37,7 +37,7 @@ class MpiRanks : public Ranks {
   MPI_Comm comm() const { return comm_; }
   Deadline& deadline() const override { return deadline_; }
   /// Polls until the requests are complete, or blocks if there is no deadline. @param what for the message of a missed
-  /// deadline @param advance moves what else is on its way, and returns whether all of it has arrived
+  /// deadline @param advance moves other messages, and returns whether all of them have arrived
   /// @throws TransportError
   void await(
       std::span<MPI_Request> requests, std::string_view what,

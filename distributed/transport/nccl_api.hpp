@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The functions of NCCL that the transport calls, declared anew: nccl.h needs the CUDA toolkit, the program does
+/// @brief The functions of NCCL that the transport calls, declared here: nccl.h needs the CUDA toolkit, the program does
 /// not.
 ///
 /// Names, values and layouts are those of nccl.h; tests/distributed/nccl/test_nccl_api.cpp compares them with it wherever it

@@ -31,7 +31,7 @@ class NcclCommunicator {
   /// @throws InputError on all ranks if the library has no windows: they are what this communicator is for
   /// @throws TransportError
   NcclCommunicator(NcclCommunicator& whole, const Topology& topology);
-  /// Ends the communicator: together with the other ranks, and with messages in flight not at all.
+  /// Ends the communicator together with the other ranks; aborts it if an exception is in flight.
   ~NcclCommunicator();
   NcclCommunicator(const NcclCommunicator&) = delete;
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;
@@ -57,7 +57,7 @@ class NcclCommunicator {
   /// In a group: n elements of F32, in place.
   void all_reduce(float* elements, std::size_t n, nccl::Operator op, void* stream);
 
-  /// Waits until what was called last is taken. @throws TransportError with what NCCL reports, or after the deadline
+  /// Waits until the last call has been accepted. @throws TransportError with what NCCL reports, or after the deadline
   void await(std::string_view what);
   /// @throws TransportError if an asynchronous error has occurred
   void poll();
@@ -77,7 +77,7 @@ class NcclCommunicator {
   std::shared_ptr<const NcclLibrary> library_;
   nccl::Comm* comm_ = nullptr;
   bool is_group_open_ = false;
-  int n_exceptions_;  ///< on their way when it was made
+  int n_exceptions_;  ///< in flight when it was made
 };
 
 /// Memory of this rank's device that is registered with all ranks of a node, so that kernels of their devices may reach it.

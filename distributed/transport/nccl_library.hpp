@@ -18,7 +18,7 @@ inline constexpr const char* kNcclVariable = "TREE_ATTN_NCCL_LIBRARY";
 /// "2.28.9" for 22809, and "2.8.4" for 2804: up to 2.8 a version had one digit less.
 std::string nccl_version_text(int code);
 
-/// A library that is loaded, for the rest of the program.
+/// The loaded library. It stays loaded until the program ends.
 class NcclLibrary {
  public:
   /// Loads the library that TREE_ATTN_NCCL_LIBRARY names, else libnccl.so.2.

@@ -8,7 +8,7 @@ namespace tree_attn {
 /// A link. A message takes latency_us + bytes / bytes_per_us.
 struct Link {
   double latency_us = 0;    ///< alpha
-  double bytes_per_us = 0;  ///< 1 / beta, in each direction; 1000 B/us is 1 GB/s
+  double bytes_per_us = 0;  ///< beta, in each direction; 1000 B/us is 1 GB/s
 };
 
 /// The links of every rank, and what a message costs the ranks that handle it.

@@ -2,9 +2,10 @@
 /// @file
 /// @brief The plan of a rank: how it combines its states with those of the other ranks (section 5.3).
 ///
-/// The ranges of positions alone determine who sends, receives and merges; no value does. So an algorithm is data: blocks of
-/// states, messages of blocks, pairs of blocks to combine, a finish. execute() carries a plan out on a Fabric: host memory
-/// with messages over MPI or threads, or the memory of a device. Predictions are sums over the same lists.
+/// The ranges of positions alone determine which rank sends, receives and merges what; no value does. So an algorithm is
+/// data: blocks of states, messages of blocks, pairs of blocks to combine, a finish. execute() carries a plan out on a
+/// Fabric: host memory with messages over MPI or threads, or the memory of a device. Predictions are sums over the same
+/// lists.
 #pragma once
 
 #include <cstdint>

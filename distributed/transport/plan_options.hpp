@@ -24,8 +24,8 @@ inline constexpr Network kHostNetwork{.inside = {.latency_us = 1, .bytes_per_us 
 /// that it saves.
 inline constexpr std::int64_t kSliceBytes = 32 * 1024;
 
-/// What a plan is written for, beside nodes and ranges. The same on every rank. It decides who sends what to whom, and no
-/// bit of the output of an algorithm that keeps its bits.
+/// What a plan is written for, beside nodes and ranges. The same on every rank. It decides which rank sends what to which,
+/// and no bit of the output of an algorithm that keeps its bits.
 struct PlanOptions {
   int radix = 0;       ///< nodes, or blocks of nodes, that one round joins, at least 2; 0: default_radix()
   int node_radix = 0;  ///< ranks of a node that one round joins, at least 2; 0: all of them

@@ -18,7 +18,7 @@ namespace tree_attn {
 /// A mailbox has kPlaces places of kPartBytes each. A message is copied into it in parts and out of it in parts, so that the
 /// receiver copies one part while the sender copies the next. Two counters, one written by each side, say which places are
 /// full: the sender raises `sent` after it has filled a place, the receiver raises `taken` after it has emptied one. A
-/// library spends most of the time of a message of 8 KiB on matching it; here the receiver knows whose message comes next.
+/// library spends much of the time of a message of 8 KiB on matching it; here the receiver knows whose message comes next.
 ///
 /// Messages above kMaxBytes go over MPI, which copies them once instead of twice.
 class SharedTransport : public MpiTransport {

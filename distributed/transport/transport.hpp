@@ -48,7 +48,7 @@ class Transport {
   const Topology& topology() const { return topology_; }
   int rank() const { return rank_; }
   int size() const { return topology_.size(); }
-  /// "mpi", "threads" or "nccl", for reports.
+  /// "mpi", "shared", "threads" or "nccl", for reports.
   virtual std::string_view name() const = 0;
   /// The version of the library that carries messages between devices; empty if there is none.
   virtual std::string library() const { return {}; }

@@ -7,7 +7,7 @@
 /// lane computes the address of a row. Elsewhere, and for rows that are strided, short or not aligned, every lane copies
 /// what it will read itself (cp.async), which costs 22 to 27 instructions per copy and 38 % of all instructions of the loop.
 /// Bytes: the same.
-/// Expected: 128 KiB per multiprocessor in flight at all times, where 35 to 45 are needed, and for BF16 less than half of
+/// Expected: 128 KiB per multiprocessor in flight at all times, where 25 to 35 are needed, and for BF16 less than half of
 /// the instructions. Measured: not yet in this form.
 #include "gpu/ladder/ladder.hpp"
 #include "gpu/parts/split_kernel.cuh"

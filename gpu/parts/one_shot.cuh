@@ -11,7 +11,7 @@
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
-/// One column of a state in the own window, as soon as its packets are there.
+/// One column of a state in the own window, once its packets have arrived.
 /// @param subtree of the source's range
 template <IsWorker Worker>
 __device__ __forceinline__ typename Column<Worker>::State receive_column(const Peers& peers, const Column<Worker>& column,
@@ -31,7 +31,7 @@ __device__ __forceinline__ typename Column<Worker>::State receive_column(const P
   return state;
 }
 
-/// Neighbouring rows of all.
+/// Consecutive rows.
 struct RowRange {
   std::int64_t first;
   int n;
@@ -83,7 +83,7 @@ __device__ __forceinline__ void receive_states(const Peers& peers, const Params&
   __syncthreads();
 }
 
-/// What the library kernel does with query tiles on several devices: see WriteEnd for what it is asked.
+/// The end of the library kernel on several devices. Its members are those of WriteEnd, which describes them.
 struct OneShotEnd {
   Peers peers;
   DeviceOutput own;     ///< states of the own range

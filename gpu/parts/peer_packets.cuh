@@ -9,7 +9,7 @@
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
-/// Whether a wait is to end in vain: this one has taken too long, or another one of this device had. Looked up once in a few
+/// Whether a wait gives up, because it has taken too long or another wait of this device has. Checked in one of sixteen
 /// polls.
 class Patience {
  public:
@@ -32,7 +32,7 @@ class Patience {
   std::uint64_t since_ = 0;
 };
 
-/// Waits for a packet of a step in the own window. If the wait gives up, the packet is any.
+/// Waits for a packet of a step in the own window. If the wait gives up, the packet is unspecified.
 template <class AnyPeers>
 __device__ __forceinline__ Packet receive_packet(const AnyPeers& peers, const Packet* from, unsigned step, int source,
                                                  std::int64_t row) {
@@ -46,7 +46,7 @@ __device__ __forceinline__ Packet receive_packet(const AnyPeers& peers, const Pa
 }
 
 /// Stores the states of neighbouring rows into the windows of all devices, the next device first and this one last, or of
-/// their owners. All threads of the block call it, after a barrier behind the writes of `states`.
+/// their owners. All threads of the block call it, after a barrier after the writes of `states`.
 /// @param states [subtrees of the own range][peers.n_rows][2 + d_v] @param d_v length of a value vector
 template <class AnyPeers>
 __device__ __forceinline__ void send_states(const AnyPeers& peers, const float* states, int d_v, std::int64_t first_row,
@@ -72,8 +72,8 @@ __device__ __forceinline__ void send_states(const AnyPeers& peers, const float* 
   }
 }
 
-/// Stores the finished ones of neighbouring rows that this device owns into the windows of all others. All threads of the
-/// block call it, after a barrier behind the writes of the rows.
+/// Stores those of the finished neighbouring rows that this device owns into the windows of all others. All threads of the
+/// block call it, after a barrier after the writes of the rows.
 /// @param out [peers.n_rows][d_v] @param lse [peers.n_rows]
 inline __device__ void send_rows(const Peers& peers, const float* out, const float* lse, int d_v, std::int64_t first_row,
                                  int n_rows) {
@@ -93,7 +93,7 @@ inline __device__ void send_rows(const Peers& peers, const float* out, const flo
   }
 }
 
-/// Receives those of neighbouring rows that others own.
+/// Receives those of the neighbouring rows that others own.
 /// @param[out] out [peers.n_rows][d_v] @param[out] lse [peers.n_rows]
 inline __device__ void receive_rows(const Peers& peers, float* out, float* lse, int d_v, std::int64_t first_row,
                                     int n_rows) {

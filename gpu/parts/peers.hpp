@@ -20,7 +20,7 @@
 /// - a kernel that may begin before the one before it has ended calls wait_for_previous_launch() before it sends;
 /// - a kernel receives all packets of its step before it ends.
 ///
-/// **Why no wait lasts for ever.** A thread block sends all that it has to send before it waits for the first time, and all
+/// **Why no wait lasts forever.** A thread block sends all that it has to send before it waits for the first time, and all
 /// blocks of a launch are on the device at once (Launch::is_cooperative). So every kernel that begins sends everything, and
 /// by induction over the steps every kernel begins. A device that fails, or is never started, is what the time limit is for.
 ///
@@ -28,7 +28,7 @@
 /// every row has an owner: device r mod n owns row r. States are sent to the owner alone, in the same packets; it merges
 /// them in the same order, so no bit differs, finishes the row, and sends it to all, in a second part of the windows. A
 /// block first does this for all rows that it has joined and that its device owns, and only then waits for those of others,
-/// so still no wait lasts for ever. The two halves suffice as before: the kernel of A for step t + 1 has ended only after it
+/// so still no wait lasts forever. The two halves suffice as before: the kernel of A for step t + 1 has ended only after it
 /// had every row from its owner, which had a packet of that step from B. Finished rows need one place: none of step t + 1 is
 /// finished before every device has sent states of that step, so every device has ended step t.
 ///
@@ -74,7 +74,7 @@ struct Peers {
   int first_slot[kMaxPeers + 1] = {};      ///< slots per row of the devices before each; the last one: of all
   unsigned* steps = nullptr;               ///< [n_rows], own memory: steps done
   GaveUp* gave_up = nullptr;               ///< own memory
-  std::uint64_t limit_ns = 0;              ///< how long one wait may take; 0: for ever
+  std::uint64_t limit_ns = 0;              ///< how long one wait may take; 0: forever
 
   /// Lays out the slots for these ranges. @pre at most kMaxPeers
   template <class Ranges>

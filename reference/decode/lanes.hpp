@@ -20,7 +20,8 @@
 #include <immintrin.h>
 #endif
 
-// Sanitizers make a program of one function too large to compile: there the loops are built once, and nothing is forced.
+// Under sanitizers, loops inlined into one function are too large to compile: they are built once, and inlining is not
+// forced.
 #if defined(TREE_ATTN_ONE_INSTRUCTION_SET)
 #define TREE_ATTN_INLINE inline
 #define TREE_ATTN_LAMBDA
@@ -102,7 +103,7 @@ TREE_ATTN_INLINE void store(float* p, const Lanes& x) {
 /// Keeps the compiler from moving reads of memory across this line.
 ///
 /// A core reads at the speed of the memory only in the order of addresses. Compilers interleave the loads of several rows
-/// for the sake of their registers, and such rows are read at a third of that speed.
+/// to save registers, and such rows are read at a third of that speed.
 TREE_ATTN_INLINE void in_order() { asm volatile("" ::: "memory"); }
 /// The same, with x computed before it.
 TREE_ATTN_INLINE void in_order([[maybe_unused]] Lanes& x) {

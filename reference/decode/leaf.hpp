@@ -48,9 +48,9 @@ struct Axis {
 /// How far ahead of its use an element is requested, in bytes: F32 rows of one query, where they come from memory and not
 /// from a cache, and rows that several queries share.
 ///
-/// The loops over F32 rows use a line so quickly, and those of several queries so slowly and in such an order, that the
-/// hardware does not foresee what they read. Rows of 16 bits for one query are read as fast without requests, and rows in
-/// the third level of the cache faster. The distances were chosen on a Zen 4; requests for the first level made it slower.
+/// The hardware prefetcher does not keep up with the loop over F32 rows, nor recognise the order in which the loop over
+/// several queries reads. Rows of 16 bits for one query are read as fast without requests, and rows in the third level of
+/// the cache faster. The distances were chosen on a Zen 4; requests for the first level made it slower.
 inline constexpr int kRowAhead = 2048, kGroupAhead = 20480;
 
 /// Sixteen -0, the element that changes no sum.
@@ -125,7 +125,7 @@ TREE_ATTN_INLINE void scores_of_several(Rows keys, Axis<kPairs> d_h, const float
   }
 }
 
-/// Weights of a leaf.
+/// What the weights of a leaf have in common.
 struct LeafShift {
   float shift;  ///< e
   bool all_seen;
