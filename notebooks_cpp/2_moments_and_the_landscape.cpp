@@ -16,8 +16,8 @@
 // $$
 //
 // so $Z(\zeta) / Z(0)$ generates the moments. Its logarithm, the energy $F = \log Z$ of eq. (24),
-// generates the *cumulants*. With $\delta v = v - \langle v \rangle$ the first three are, by
-// eq. (23) and eq. (cov),
+// generates the *cumulants*. With $\delta v = v - \langle v \rangle$ the first three are,
+// as @ref moments_chapter derives,
 //
 // $$
 // \frac{\partial F}{\partial \zeta_A} = \langle v_A \rangle , \quad

@@ -57,11 +57,11 @@ inline int n_rounds(int n, int k) {
 
 /// The radix with the least time between nodes: the smallest
 ///
-///     T(k) = ceil(log_k M) (a + (k - 1) (S / B + 2 o)),  k = 2, 4, 8, ... < M and k = M
+///     T(k) = ceil(log_k M) (alpha + (k - 1) (S / beta + 2 o)),  k = 2, 4, 8, ... < M and k = M
 ///
-/// for M nodes, messages of S bytes, latency a and bandwidth B between nodes, and o per message at both ends. The smaller k
-/// among equals; 2 if there are fewer than three nodes. Other radices are left out: blocks of six nodes, say, hold a range
-/// that is no aligned subtree, so their messages are several times as long in the next round.
+/// for M nodes, messages of S bytes, latency alpha and bandwidth beta between nodes, and o per message at both ends. The
+/// smaller k among equals; 2 if there are fewer than three nodes. Other radices are left out: blocks of six nodes, say, hold
+/// a range that is no aligned subtree, so their messages are several times as long in the next round.
 /// @param bytes S
 inline int default_radix(const Network& network, int n_nodes, double bytes) {
   const double per_message = bytes / network.between.bytes_per_us + 2 * network.overhead_us;

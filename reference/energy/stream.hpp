@@ -18,7 +18,7 @@ namespace tree_attn {
 ///     s_i = exp(q.k_i),    n_i = n_{i-1} + s_i v_i,    D_i = D_{i-1} + s_i,    z = n_N / D_N
 ///
 /// Edges: this form does not guard against overflow. A score above 709.8 makes s_i Inf and z NaN. If all scores are below
-/// -745, or no key was added, z is 0/0 = NaN. A NaN stays NaN.
+/// -745.2, or no key was added, z is 0/0 = NaN. A NaN stays NaN.
 class AttentionStream {
  public:
   /// Starts with n_0 = 0 [d_v] and D_0 = 0.

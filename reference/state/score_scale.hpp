@@ -14,8 +14,8 @@ namespace tree_attn {
 /// log2(e) * scale = 2^a c as two factors: s_a = c ((2^a q).k_a).
 ///
 /// Multiplying by a power of two commutes with rounding. The score therefore has the bits of log2(e) * scale * (q.k_a), but
-/// the partial sums of the dot product are smaller by 2^a. Example: q = k = 1e19 with a scale of 1e-38 gives a score of
-/// 1.44, although q.k alone overflows F32. Elements of 2^a q below 2^-126 lose bits. That changes a score by at most 2^-149
+/// the partial sums of the dot product are smaller by 2^a. Example: q = k = 2e19 with a scale of 1e-38 gives a score of
+/// 5.77, although q.k alone overflows F32. Elements of 2^a q below 2^-126 lose bits. That changes a score by at most 2^-149
 /// sum_i |k_i|, or 2^-133 sum_i |k_i| where queries are stored in BF16.
 struct ScoreScale {
   float query = 1;  ///< 2^a, -126 <= a <= 0: multiplies q when it is loaded
