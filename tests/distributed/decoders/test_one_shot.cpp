@@ -237,13 +237,11 @@ void check_20_steps(DType dtype) {
 }
 
 /// @tested{alg_3, Alg. 3}
-TEST_CASE(
-    "one-shot: 20 steps have the bits of gather, on 1 to 8 devices, in both orders, for five seeds, in F32") {
+TEST_CASE("one-shot: 20 steps have the bits of gather, on 1 to 8 devices, in both orders, for five seeds, in F32") {
   check_20_steps(DType::F32);
 }
 /// @tested{alg_3, Alg. 3}
-TEST_CASE(
-    "one-shot: 20 steps have the bits of gather, on 1 to 8 devices, in both orders, for five seeds, in BF16") {
+TEST_CASE("one-shot: 20 steps have the bits of gather, on 1 to 8 devices, in both orders, for five seeds, in BF16") {
   check_20_steps(DType::BF16);
 }
 
