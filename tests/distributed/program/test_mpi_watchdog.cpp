@@ -47,6 +47,8 @@ TEST_CASE("watchdog: a rank that is stopped in a call of MPI ends the job, in on
         CHECK(result.out.find("256 keys") != std::string::npos);
         CHECK(result.err.find("after all output was written") != std::string::npos);
         result.out.clear();
+        // The launcher kills the rank that is stopped. Open MPI's sometimes has the status of that one.
+        if (result.status == 128 + SIGKILL) result.status = 2;
       }
       check_one_line(result, "rank " + std::to_string(rank) + " has not answered for 2 s");
       CHECK(result.err.find(", waiting in " + call + " (rank " + (rank == 0 ? "1" : "0") + " waits ") != std::string::npos);
