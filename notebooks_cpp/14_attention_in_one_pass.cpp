@@ -403,8 +403,8 @@ plot $z using 1:2 with lines lw 5 lc rgb '#d9730d' title 'large key early', \
 //
 // ## Questions
 //
-// 1. (Easy.) In the figure the large key at place 8 lifts $z$ to nearly 1, and the one at place 1024
-//    to a half. It is the same key. Why?
+// 1. (Easy.) In the figure the large key lifts $z$ to nearly 1 at place 8, and to a half at place 1024.
+//    Its score and its value are the same in both orders. Why does its effect differ?
 //
 //    <details><summary>Answer</summary>
 //
