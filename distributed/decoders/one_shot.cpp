@@ -5,6 +5,7 @@
 #include "gpu/backend/one_shot_session.hpp"
 
 #include <algorithm>
+#include <exception>
 #include <iterator>
 #include <stdexcept>
 #include <string>
@@ -41,6 +42,16 @@ class OneShotDecoder : public Decoder {
     if (session_ == nullptr) throw std::logic_error("one-shot: the cache is on no device");
     if (ranges_.back().end != kOpenEnd) connect(ranges_);
   }
+  /// A window is freed after all others have closed it: collective where ranks are processes, except after an error.
+  ~OneShotDecoder() override {
+    session_->disconnect();
+    if (transport_.is_one_process() || connected_.empty() || std::uncaught_exceptions() > 0) return;
+    std::vector<char> closed(connected_.size());
+    try {
+      tell_all(closed);
+    } catch (const TransportError&) {
+    }
+  }
 
   OutputView step(const TensorView& q, std::span<const std::int64_t> lengths, int lift) override {
     // The lengths are the same on every rank, so all ranks open new windows in the same step.
@@ -60,18 +71,25 @@ class OneShotDecoder : public Decoder {
   }
 
  private:
+  /// Every rank tells all others what stands at its place. @param[in,out] told of all ranks, in the order of the ranges
+  template <class T>
+  void tell_all(std::vector<T>& told) {
+    const std::vector<int>& order = transport_.topology().order();
+    const auto me = static_cast<std::size_t>(transport_.topology().index_of(transport_.rank()));
+    for (std::size_t i = 0; i < order.size(); ++i) {
+      if (i == me) continue;
+      transport_.receive(std::as_writable_bytes(std::span(&told[i], 1)), order[i]);
+      transport_.send(std::as_bytes(std::span(&told[me], 1)), order[i]);
+    }
+    transport_.wait();
+  }
   /// Tells the others where the new window of this rank is.
   void connect(const std::vector<KeyRange>& ranges) {
     const std::vector<int>& order = transport_.topology().order();
     const auto me = static_cast<std::size_t>(transport_.topology().index_of(transport_.rank()));
     std::vector<NodeWindow> windows(order.size());
-    windows[me] = session_->open_window(ranges, static_cast<int>(me), transport_.rank());
-    for (std::size_t i = 0; i < order.size(); ++i) {
-      if (i == me) continue;
-      transport_.receive(std::as_writable_bytes(std::span(&windows[i], 1)), order[i]);
-      transport_.send(std::as_bytes(std::span(&windows[me], 1)), order[i]);
-    }
-    transport_.wait();
+    windows[me] = session_->open_window(ranges, static_cast<int>(me), transport_.rank(), !transport_.is_one_process());
+    tell_all(windows);
     session_->connect(windows);
     connected_ = ranges;
 
@@ -108,11 +126,9 @@ std::string refusal(const Backend& backend, const Transport& transport, std::spa
   if (!backend.has_windows())
     return "one kernel decodes and exchanges, and --backend " + std::string(backend.name()) +
            " has none; use emulated or cuda, or another algorithm";
-  if (const std::string why = refuses_ranks(topology); !why.empty()) return why;
-  if (!transport.is_one_process())
-    return "its kernels store into each other's memory, and the ranks are processes; use --devices 0-" +
-           std::to_string(topology.size() - 1) + " without mpirun";
-  return "";
+  if (!transport.library().empty())
+    return "its kernels exchange by themselves, and NCCL carries no addresses of windows; use --transport mpi";
+  return refuses_ranks(topology);
 }
 
 /// Every rank decodes, then stores into the windows of all others. Where rows have owners, these merge before they store.

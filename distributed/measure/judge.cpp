@@ -421,11 +421,9 @@ class Judge {
       return verdict.need == Need::kOneShot && verdict.severity != Severity::kFine;
     };
     if (std::ranges::any_of(verdicts_, fails)) return;
-    const auto is_in_first_process = [&](const RankFacts& rank) { return rank.process == facts_[0].process; };
-    const bool is_one_process = nodes_.size() == 1 && std::ranges::all_of(facts_, is_in_first_process);
     if (have_gpus)
       add(Severity::kFine, Need::kOneShot, "one-shot",
-          std::string("possible") + (is_one_process ? "" : " for threads of one process (--devices)") +
+          std::string("possible") + (nodes_.size() == 1 ? "" : " on one machine") +
               ": every rank has its own GPU and reaches those of its machine");
     else
       add(Severity::kFailure, Need::kOneShot, "one-shot", "not with --backend cuda: it needs a GPU for every rank",

@@ -28,7 +28,7 @@ class DeviceOneShot final : public OneShotSession, private DeviceSession {
         host_result_(result_.size()),
         host_gave_up_(1) {}
 
-  NodeWindow open_window(std::span<const KeyRange> ranges, int me, int rank) override {
+  NodeWindow open_window(std::span<const KeyRange> ranges, int me, int rank, bool is_shared) override {
     if (ranges.size() > kMaxPeers)
       throw DeviceError("one-shot: " + std::to_string(ranges.size()) + " ranks; at most " + std::to_string(kMaxPeers));
     const AttentionShape& shape = cache_.shape();
@@ -43,26 +43,37 @@ class DeviceOneShot final : public OneShotSession, private DeviceSession {
     next_window_ = DeviceBuffer<Packet>(peers_.n_window(), MemoryUse::Window);
     next_window_.fill(0);
     synchronise(Stream{});
-    return {reinterpret_cast<std::uint64_t>(next_window_.data()), getpid(), current_device(), rank};
+    const auto address = reinterpret_cast<std::uint64_t>(next_window_.data());
+    const bool has_handle = is_shared && next_window_.size() > 0;
+    return {address, getpid(), current_device(), rank, has_handle ? handle_of(next_window_.data()) : WindowHandle{}};
   }
 
   void connect(std::span<const NodeWindow> windows) override {
     const NodeWindow& own = windows[static_cast<std::size_t>(peers_.me)];
-    for (const NodeWindow& other : windows) {
-      const std::string who = "one-shot: ranks " + std::to_string(own.rank) + " and " + std::to_string(other.rank);
-      if (other.process != own.process)
-        throw DeviceError(who + " are processes of their own, and their windows are not shared");
-      if (other.rank == own.rank) continue;
-      if (other.device == own.device) throw DeviceError(who + " share device " + std::to_string(own.device));
-      enable_peer_access(other.device);
-    }
-    window_ = std::move(next_window_);
+    std::vector<OpenedWindow> opened;
     ranks_.clear();
     for (std::size_t i = 0; i < windows.size(); ++i) {
-      peers_.window[i] = reinterpret_cast<Packet*>(windows[i].address);
-      ranks_.push_back(windows[i].rank);
+      const NodeWindow& other = windows[i];
+      ranks_.push_back(other.rank);
+      peers_.window[i] = reinterpret_cast<Packet*>(other.address);
+      if (other.rank == own.rank || next_window_.size() == 0) continue;
+      const std::string who = "one-shot: ranks " + std::to_string(own.rank) + " and " + std::to_string(other.rank);
+      try {
+        if (other.process != own.process) {
+          peers_.window[i] = static_cast<Packet*>(opened.emplace_back(other.handle).data());
+        } else if (other.device == own.device) {
+          throw DeviceError("share device " + std::to_string(own.device));
+        } else {
+          enable_peer_access(other.device);
+        }
+      } catch (const DeviceError& error) {
+        throw DeviceError(who + ": " + error.what());
+      }
     }
+    std::swap(window_, next_window_);
+    opened_ = std::move(opened);
   }
+  void disconnect() override { opened_.clear(); }
 
   Output step(const TensorView& q, std::span<const std::int64_t> lengths, int lift,
               const std::function<void()>& progress) override {
@@ -120,7 +131,8 @@ class DeviceOneShot final : public OneShotSession, private DeviceSession {
   DeviceBuffer<GaveUp> gave_up_;
   HostBuffer<float> host_result_;
   HostBuffer<GaveUp> host_gave_up_;
-  DeviceBuffer<Packet> window_, next_window_;
+  DeviceBuffer<Packet> window_, next_window_;  ///< in use; before connect() the next one, afterwards the one before
+  std::vector<OpenedWindow> opened_;           ///< of other processes
   Peers peers_;
   std::vector<int> ranks_;  ///< in the order of the ranges
   std::int64_t bytes_sent_ = 0;

@@ -6,6 +6,7 @@
 /// No CUDA header is included here, so that any compiler may; what was not built in is not there to link.
 #pragma once
 
+#include "gpu/platform/window_handle.hpp"
 #include "reference/decode/kv_cache.hpp"
 #include "reference/tensor/view.hpp"
 
@@ -16,11 +17,13 @@
 
 namespace tree_attn {
 
-/// What a rank tells the others: where its window is, which they store into. An address is valid in one process.
+/// What a rank tells the others: where its window is, which they store into. The address is for threads of its process, the
+/// handle for other processes.
 struct NodeWindow {
   std::uint64_t address = 0;
   std::int64_t process = 0;
   std::int32_t device = 0, rank = 0;
+  WindowHandle handle;
 };
 
 /// Most ranks that exchange.
@@ -39,15 +42,20 @@ class OneShotSession {
   };
 
   virtual ~OneShotSession() = default;
-  /// Makes an empty window, laid out for these ranges, and counts steps from 1 again. The old window stays until connect().
+  /// Makes an empty window, laid out for these ranges, and counts steps from 1 again. The old window stays, since others
+  /// close it in connect(); the one before it goes. A step lies between two calls, so all have closed that one.
   /// @param ranges of all ranks in the tree, closed, neighbours touching @param me the place of this rank among them
-  /// @throws DeviceError if there are more than kMostOneShotRanks ranks, or the device has no memory
-  virtual NodeWindow open_window(std::span<const KeyRange> ranges, int me, int rank) = 0;
+  /// @param is_shared whether other ranks are processes of their own
+  /// @throws DeviceError if there are more than kMostOneShotRanks ranks, the device has no memory, or the machine has no way
+  /// to share it between processes
+  virtual NodeWindow open_window(std::span<const KeyRange> ranges, int me, int rank, bool is_shared) = 0;
   /// Lets the kernels of this rank reach the windows of all. @param windows of all ranks, in the order of the ranges; each
   /// of them has opened its window, and stores into no older one any more
-  /// @throws DeviceError if a window cannot be reached: of another process, or on a device that this one shares or has no
-  /// access to
+  /// @throws DeviceError if a window cannot be reached, or is on the device of this rank and of the same process: their
+  /// kernels would wait for each other
   virtual void connect(std::span<const NodeWindow> windows) = 0;
+  /// Closes the windows of other processes. They may be freed once all ranks have.
+  virtual void disconnect() = 0;
   /// One step; collective. Arguments as DecodeSession::decode().
   /// @throws DeviceError if another rank has sent nothing for longer than the timeout: "rank 0, step 17: no states from rank
   /// 5, row 3, for 60 s"

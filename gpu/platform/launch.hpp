@@ -22,6 +22,7 @@
 /// | `n_devices set_device current_device` | the devices, and the one that this host thread allocates and launches on |
 /// | `use_device` | the same for a host thread that is one rank of several |
 /// | `enable_peer_access` | lets kernels of the current device reach windows (MemoryUse::Window) of another |
+/// | `handle_of OpenedWindow` | lets another process open a window: what it is told, and the window as it sees it |
 /// | `Device device()` | the current one: name, number of multiprocessors, shared memory a block may have, major version |
 #pragma once
 

@@ -6,11 +6,13 @@
 #include "gpu/platform/cuda/stream.hpp"
 #include "gpu/platform/cuda/tensor_map.hpp"
 #include "gpu/platform/memory_use.hpp"
+#include "gpu/platform/window_handle.hpp"
 
 #include <cuda_runtime.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -83,6 +85,38 @@ inline void enable_peer_access(int other) {
   if (const cudaError_t status = cudaDeviceEnablePeerAccess(other, 0); status != cudaErrorPeerAccessAlreadyEnabled)
     check(status, "cudaDeviceEnablePeerAccess");
 }
+
+/// What another process opens a window by. @param window the first element of a DeviceBuffer
+/// @throws DeviceError if the machine has no CUDA IPC
+inline WindowHandle handle_of(void* window) {
+  WindowHandle handle;
+  cudaIpcMemHandle_t ipc;
+  static_assert(sizeof ipc == sizeof handle);
+  check(cudaIpcGetMemHandle(&ipc, window), "cudaIpcGetMemHandle");
+  std::memcpy(&handle, &ipc, sizeof ipc);
+  return handle;
+}
+
+/// A window of another process, for kernels of the device that is current when it is opened. The other process frees the
+/// window after this one has closed it.
+class OpenedWindow {
+ public:
+  /// @throws DeviceError if it cannot be reached
+  explicit OpenedWindow(const WindowHandle& handle) {
+    cudaIpcMemHandle_t ipc;
+    std::memcpy(&ipc, &handle, sizeof ipc);
+    check(cudaIpcOpenMemHandle(&data_, ipc, cudaIpcMemLazyEnablePeerAccess), "cudaIpcOpenMemHandle");
+  }
+  OpenedWindow(OpenedWindow&& other) noexcept : data_(std::exchange(other.data_, nullptr)) {}
+  OpenedWindow& operator=(OpenedWindow&&) = delete;
+  ~OpenedWindow() {
+    if (data_ != nullptr) cudaIpcCloseMemHandle(data_);
+  }
+  void* data() const { return data_; }
+
+ private:
+  void* data_ = nullptr;
+};
 
 /// Bytes that kernels of this device have stored into windows of others: a GPU does not count them.
 inline std::optional<std::int64_t> bytes_to_peers() { return std::nullopt; }

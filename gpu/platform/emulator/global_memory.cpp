@@ -3,6 +3,7 @@
 /// @brief The buffers of the emulated device, with gaps of NaN between them, and what may be done to them.
 #include "gpu/platform/emulator/global_memory.hpp"
 
+#include "gpu/platform/device_error.hpp"
 #include "gpu/platform/emulator/failure.hpp"
 #include "gpu/platform/emulator/random.hpp"
 #include "gpu/platform/emulator/sanitizer.hpp"
@@ -10,7 +11,14 @@
 #include "gpu/platform/emulator/stream.hpp"
 #include "gpu/platform/emulator/thread.hpp"
 
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -27,10 +35,14 @@ constexpr std::size_t kAlignment = 256;
 /// Between buffers lies a gap on either side, never zero-filled: what lies behind an end must not look like numbers.
 constexpr std::size_t kGap = 1024;
 
+/// The device of a window of another process.
+constexpr int kElsewhere = -1;
+
 struct Buffer {
   std::size_t n_bytes = 0;
   MemoryUse use = MemoryUse::Persistent;
   int device = 0;
+  int file = -1;                                 ///< of a window
   std::uint64_t scratch = 0;                     ///< Grid::scratch of the launch that touched it last
   std::unique_ptr<std::atomic<bool>[]> written;  ///< see SeenBuffers
   LaunchMark reader{}, writer{};
@@ -38,6 +50,31 @@ struct Buffer {
 
 std::mutex registry_mutex;
 std::map<std::uintptr_t, Buffer> registry;  // by the first byte
+std::atomic<int> n_opened{0};               // windows of other processes
+
+/// A buffer and the gaps around it.
+std::size_t with_gaps(std::size_t n_bytes) { return kGap + (n_bytes + kAlignment - 1) / kAlignment * kAlignment + kGap; }
+
+/// What a WindowHandle holds: which file of which process.
+struct WindowFile {
+  std::int64_t process, file;
+  std::uint64_t n_bytes;
+};
+constexpr const char* kWindowFile = "tree_attn window";
+
+[[noreturn]] void throw_window_error(const std::string& what) { throw DeviceError(what + ": " + std::strerror(errno)); }
+std::byte* map_window(int file, std::size_t n_bytes) {
+  void* const memory = mmap(nullptr, with_gaps(n_bytes), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  return memory == MAP_FAILED ? nullptr : static_cast<std::byte*>(memory);
+}
+/// Memory that other processes can map as well. @param[out] file without a name; it ends with its last user
+std::byte* allocate_window(std::size_t n_bytes, int& file) {
+  file = memfd_create(kWindowFile, MFD_CLOEXEC);
+  const bool has_size = file >= 0 && ftruncate(file, static_cast<off_t>(with_gaps(n_bytes))) == 0;
+  std::byte* const memory = has_size ? map_window(file, n_bytes) : nullptr;
+  if (memory == nullptr) throw_window_error("a window of " + std::to_string(n_bytes) + " bytes");
+  return memory;
+}
 
 void fill_with_nan(std::byte* from, std::size_t n_bytes, std::uint64_t seed) {
   const std::uint16_t nan = poison(seed);
@@ -56,6 +93,7 @@ void freshen(std::uintptr_t first, Buffer& buffer, const Grid& grid) {
 
 /// A kernel reaches other devices through windows alone.
 void check_far(const Buffer& buffer, const Grid& grid, const std::string& what, const Line& line) {
+  if (buffer.device == kElsewhere) return;
   const std::string of =
       what + "memory of device " + std::to_string(buffer.device) + " from device " + std::to_string(grid.device);
   if (buffer.use != MemoryUse::Window) fail(line, of + ", which is no window");
@@ -97,14 +135,17 @@ std::atomic<std::int64_t>& bytes_to_peers(int device) {
 
 void* allocate_global(std::size_t n_bytes, MemoryUse use) {
   refuse_in_capture("an allocation");
-  const std::size_t whole = kGap + (n_bytes + kAlignment - 1) / kAlignment * kAlignment + kGap;
-  auto* const memory = static_cast<std::byte*>(::operator new (whole, std::align_val_t{kAlignment}));
+  const std::size_t whole = with_gaps(n_bytes);
+  int file = -1;
+  auto* const memory = use == MemoryUse::Window
+                           ? allocate_window(n_bytes, file)
+                           : static_cast<std::byte*>(::operator new (whole, std::align_val_t{kAlignment}));
   fill_with_nan(memory, whole, settings().seed);
   forbid(memory, kGap);
   forbid(memory + kGap + n_bytes, whole - kGap - n_bytes);
   const std::lock_guard lock(registry_mutex);
   Buffer& buffer = registry[reinterpret_cast<std::uintptr_t>(memory + kGap)];
-  buffer.n_bytes = n_bytes, buffer.use = use, buffer.device = current_device();
+  buffer.n_bytes = n_bytes, buffer.use = use, buffer.device = current_device(), buffer.file = file;
   return memory + kGap;
 }
 
@@ -114,14 +155,60 @@ void free_global(void* buffer) {
   synchronise_all_quietly();
   forget_footprints(reinterpret_cast<std::uintptr_t>(buffer));
   std::byte* const memory = static_cast<std::byte*>(buffer) - kGap;
-  {
+  const auto node = [buffer] {
     const std::lock_guard lock(registry_mutex);
-    const auto found = registry.find(reinterpret_cast<std::uintptr_t>(buffer));
-    allow(memory, kGap + (found->second.n_bytes + kAlignment - 1) / kAlignment * kAlignment + kGap);
-    registry.erase(found);
-  }
-  ::operator delete (memory, std::align_val_t{kAlignment});
+    return registry.extract(reinterpret_cast<std::uintptr_t>(buffer));
+  }();
+  const Buffer& freed = node.mapped();
+  allow(memory, with_gaps(freed.n_bytes));
+  if (freed.use != MemoryUse::Window) return ::operator delete (memory, std::align_val_t{kAlignment});
+  munmap(memory, with_gaps(freed.n_bytes));
+  if (freed.file >= 0) close(freed.file);
 }
+
+WindowHandle handle_of(const void* window) {
+  const std::lock_guard lock(registry_mutex);
+  const auto found = registry.find(reinterpret_cast<std::uintptr_t>(window));
+  if (found == registry.end() || found->second.file < 0) throw DeviceError("handle_of: not a window of this process");
+  const WindowFile file{getpid(), found->second.file, found->second.n_bytes};
+  WindowHandle handle;
+  static_assert(sizeof file <= sizeof handle.bytes);
+  std::memcpy(handle.bytes, &file, sizeof file);
+  return handle;
+}
+
+void* open_window(const WindowHandle& handle) {
+  WindowFile window;
+  std::memcpy(&window, handle.bytes, sizeof window);
+  const std::string who = "the window of process " + std::to_string(window.process),
+                    path = "/proc/" + std::to_string(window.process) + "/fd/" + std::to_string(window.file);
+  const int file = open(path.c_str(), O_RDWR | O_CLOEXEC);
+  if (file < 0) throw_window_error(who);
+  // In another namespace the number of the process may be that of a stranger.
+  struct stat status {};
+  if (fstat(file, &status) != 0 || static_cast<std::size_t>(status.st_size) != with_gaps(window.n_bytes)) {
+    close(file);
+    throw DeviceError(who + ": " + path + " is another file");
+  }
+  std::byte* const memory = map_window(file, window.n_bytes);
+  close(file);
+  if (memory == nullptr) throw_window_error(who);
+  forbid(memory, kGap);
+  forbid(memory + kGap + window.n_bytes, with_gaps(window.n_bytes) - kGap - window.n_bytes);
+  const std::lock_guard lock(registry_mutex);
+  Buffer& buffer = registry[reinterpret_cast<std::uintptr_t>(memory + kGap)];
+  buffer.n_bytes = window.n_bytes, buffer.use = MemoryUse::Window, buffer.device = kElsewhere;
+  ++n_opened;
+  return memory + kGap;
+}
+
+void close_window(void* window) {
+  if (window == nullptr) return;
+  free_global(window);
+  --n_opened;
+}
+
+bool others_may_store() { return n_opened > 0; }
 
 void forget_seen_buffers() { seen_buffers = {}; }
 

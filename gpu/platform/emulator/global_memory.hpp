@@ -6,6 +6,7 @@
 #include "gpu/platform/emulator/coordinates.hpp"
 #include "gpu/platform/emulator/footprint.hpp"
 #include "gpu/platform/memory_use.hpp"
+#include "gpu/platform/window_handle.hpp"
 
 #include <atomic>
 #include <cstddef>
@@ -16,6 +17,13 @@ namespace tree_attn::emulated::runtime {
 /// A buffer, filled with NaNs; a multiple of 256 as from cudaMalloc. Scratch is filled again when a launch first touches it.
 void* allocate_global(std::size_t n_bytes, MemoryUse use);
 void free_global(void* buffer);
+
+/// Windows lie in files without a name, which other processes map: see handle_of(), OpenedWindow.
+WindowHandle handle_of(const void* window);
+void* open_window(const WindowHandle& handle);
+void close_window(void* window);
+/// Whether windows of other processes are open: then these may store into windows of this one at any time.
+bool others_may_store();
 
 /// Bytes that kernels of a device have stored into windows of others: its part of DeviceTraffic::bytes_to_peers.
 std::atomic<std::int64_t>& bytes_to_peers(int device);

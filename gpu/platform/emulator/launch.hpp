@@ -40,6 +40,24 @@ inline int current_device() { return runtime::current_device(); }
 /// Kernels of the current device may reach windows of another from now on. @throws DeviceError if they cannot
 inline void enable_peer_access(int other) { runtime::enable_peer_access(current_device(), other); }
 
+/// What another process opens a window by. @param window the first element of a DeviceBuffer
+/// @throws DeviceError if it is no window
+inline WindowHandle handle_of(const void* window) { return runtime::handle_of(window); }
+
+/// A window of another process, as memory of a device that is none of this process.
+class OpenedWindow {
+ public:
+  /// @throws DeviceError if it cannot be reached
+  explicit OpenedWindow(const WindowHandle& handle) : data_(runtime::open_window(handle)) {}
+  OpenedWindow(OpenedWindow&& other) noexcept : data_(std::exchange(other.data_, nullptr)) {}
+  OpenedWindow& operator=(OpenedWindow&&) = delete;
+  ~OpenedWindow() { runtime::close_window(data_); }
+  void* data() const { return data_; }
+
+ private:
+  void* data_ = nullptr;
+};
+
 /// Bytes that kernels of this device have stored into windows of others; nothing where that is not counted.
 inline std::optional<std::int64_t> bytes_to_peers() { return runtime::bytes_to_peers(current_device()); }
 /// The device of a host thread that decodes as one rank of several. The emulator has as many devices as are asked for, and

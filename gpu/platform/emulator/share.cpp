@@ -64,7 +64,7 @@ bool Runner::is_stuck(std::uint64_t looked) {
   const std::uint64_t now = n_changes;
   const std::vector<Runner*>& all = runners().all;
   const auto n_hosts = std::count_if(all.begin(), all.end(), [](const Runner* runner) { return runner->kind_ == kHost; });
-  if (n_hosts >= settings().n_hosts &&
+  if (n_hosts >= settings().n_hosts && !others_may_store() &&
       std::all_of(all.begin(), all.end(), [now](const Runner* runner) { return runner->idle_at_ == now; })) {
     for (Runner* runner : all) runner->deadlocked_ = true;
   }

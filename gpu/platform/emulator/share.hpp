@@ -17,7 +17,8 @@ namespace tree_attn::emulated::runtime {
 
 /// A host thread that runs launches, or helps. A deadlock is certain once every one of them has found nothing to do since
 /// anything last changed, and Settings::n_hosts have come: then all end with a report. A host thread that has run a launch
-/// before, and now does something else, may still change things: then the deadline ends the wait.
+/// before, and now does something else, may still change things, and so may another process: then the deadline ends the
+/// wait.
 class Runner {
  public:
   enum Kind { kHost, kHelper };

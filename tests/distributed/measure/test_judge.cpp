@@ -56,12 +56,9 @@ TEST_CASE("judge: a healthy cluster has one verdict per subject, and all are fin
       "ok       peer access    all GPUs of a machine reach each other\n"
       "ok       NCCL           2.30.7 found (/opt/nccl/libnccl.so.2), compiled for 2.28.9\n"
       "ok       interface      eth0 192.168.1.1 for NCCL's bootstrap (NCCL_SOCKET_IFNAME is not set)\n"
-      "ok       one-shot       possible for threads of one process (--devices): every rank has its own GPU and reaches "
-      "those of its machine\n");
-  std::vector<RankFacts> threads = healthy_cluster(1, 2);
-  CHECK(line(judge(threads).back()).starts_with("possible for threads of one process (--devices): "));
-  threads[1].process = threads[0].process;
-  CHECK(line(judge(threads).back()) == "possible: every rank has its own GPU and reaches those of its machine");
+      "ok       one-shot       possible on one machine: every rank has its own GPU and reaches those of its machine\n");
+  CHECK(line(judge(healthy_cluster(1, 2)).back()) ==
+        "possible: every rank has its own GPU and reaches those of its machine");
 }
 
 TEST_CASE("judge: every fault has its line, which names ranks and values and says what to do") {

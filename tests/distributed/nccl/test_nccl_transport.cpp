@@ -59,6 +59,13 @@ TEST_CASE("nccl: every algorithm has the bits and counts of host memory, canonic
   }
 }
 
+TEST_CASE("nccl: one-shot, whose kernels exchange by themselves, is refused") {
+  run_nccl(Topology::pretend(2, 2), 60, "", [&](const ThreadRanks&, NcclTransport& transport) {
+    const std::string why = find_algorithm("one-shot").refusal(emulated::backend(), transport, {}, {});
+    CHECK(why.find("NCCL carries no addresses of windows") != std::string::npos);
+  });
+}
+
 TEST_CASE("nccl: the library's AllReduce drops NaN from a maximum, and no output") {
   // Key 70 scores NaN with its query heads: in entry 0 among shards with keys, in entry 1 all other shards are empty.
   // Entry 2 has scores of 128, so that a shift that is not the maximum underflows.

@@ -102,6 +102,23 @@ TEST_CASE("decode --devices: one-shot has the bits of gather on emulated devices
   }
 }
 
+/// @tested{alg_3, Alg. 3}
+TEST_CASE("decode under mpirun: one-shot maps the windows of other processes, and has the bits of gather") {
+  const Scratch scratch;
+  const Words common{"decode",     "--backend", "emulated", "--algorithm",          "one-shot", "--compare", "gather",
+                     "--head-dim", "32",        "--report", scratch.path("report"), "--steps",  "3",         "--heads",
+                     "4",          "--seq-len", "900"};
+  for (const auto& [n_ranks, more] : {std::pair(3, Words{}), std::pair(2, Words{"--order", "contiguous"}),
+                                      std::pair(4, Words{"--transport", "shared", "--kv-heads", "1"})}) {
+    check_silent_success(run(ranks(n_ranks, common + more)));
+    const nlohmann::json runs = runs_of(scratch.path("report"));
+    REQUIRE(runs.size() == 2);
+    CHECK(runs[0]["output_digest"] == runs[1]["output_digest"]);
+    for (const char* count : {"messages_per_step", "bytes_per_step", "bytes_between_nodes_per_step", "merge_steps"})
+      CHECK(runs[0][count] == runs[0]["predicted"][count]);
+  }
+}
+
 TEST_CASE("decode --devices: one-shot stores on emulated devices what `predict` says, with owners too") {
   const Scratch scratch;
   const std::string report = scratch.path("report");
@@ -129,7 +146,7 @@ TEST_CASE("decode --devices: what one-shot cannot do is refused in one line that
   check_one_line(run(alone(one_shot + devices)),
                  "--algorithm one-shot: one kernel decodes and exchanges, and --backend cpu");
   check_one_line(run(alone(one_shot + devices + emulated + Words{"--ranks-per-node", "2"})), "2 nodes; its kernels reach");
-  check_one_line(run(ranks(2, one_shot + emulated)), "the ranks are processes; use --devices 0-1 without mpirun");
+  check_one_line(run(ranks(2, one_shot + emulated + Words{"--ranks-per-node", "1"})), "2 nodes; its kernels reach");
   check_one_line(run(alone(one_shot + emulated + Words{"--devices", "0-16"})), "17 ranks; at most 16");
 }
 

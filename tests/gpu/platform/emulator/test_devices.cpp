@@ -60,6 +60,51 @@ TEST_CASE("emulator: a kernel reaches memory of its own device, and windows of o
   CHECK(bytes_of(Touch::kStore, own, 1) == 0);
 }
 
+/// A process may open its own window too: it sees the same memory at two addresses.
+TEST_CASE("emulator: a window that was opened by its handle is the same memory, on a device elsewhere") {
+  DeviceBuffer<float> window(64, MemoryUse::Window);
+  window.fill(0);
+  {
+    const OpenedWindow opened(handle_of(window.data()));
+    auto* const at = static_cast<float*>(opened.data());
+    CHECK(at != window.data());
+    const std::int64_t before = traffic().bytes_to_peers;
+    CHECK(error_of(touch, {}, Touch::kPacket, at + 60) == "");
+    CHECK(traffic().bytes_to_peers - before == 16);
+    CHECK(window.download()[62] == 3);
+    CHECK(has(error_of(touch, {}, Touch::kPacket, at + 64), "store_packet writes bytes 256 to 272 of a buffer of 256"));
+  }
+  const DeviceBuffer<float> other(64);
+  CHECK(has(error_in([&] { handle_of(other.data()); }), "not a window of this process"));
+  CHECK(has(error_in([] { OpenedWindow{WindowHandle{}}; }), "the window of process 0: No such file or directory"));
+  // A handle that outlives its window names a file that is gone, or another one.
+  WindowHandle late;
+  {
+    const DeviceBuffer<float> short_lived(64, MemoryUse::Window);
+    late = handle_of(short_lived.data());
+  }
+  CHECK(has(error_in([&] { OpenedWindow{late}; }), "the window of process "));
+  const DeviceBuffer<float> larger(6400, MemoryUse::Window);
+  CHECK(has(error_in([&] { OpenedWindow{late}; }), " is another file"));
+}
+
+void wait_for_flag(const unsigned* flag) {
+  wait_until([flag] { return load_acquire(flag) != 0; });
+}
+
+TEST_CASE("emulator: while a window of another process is open, a wait is no deadlock and ends at the deadline") {
+  DeviceBuffer<unsigned> flag(1, MemoryUse::Window);
+  flag.fill(0);
+  Settings settings{.n_workers = 1};
+  CHECK(has(error_of(wait_for_flag, {}, flag.data()), "deadlock"));
+  settings.deadline = std::chrono::milliseconds(100);
+  const SettingsScope scope(settings);
+  const OpenedWindow opened(handle_of(flag.data()));
+  const std::string error = error_of(wait_for_flag, {}, flag.data());
+  CHECK(!has(error, "deadlock"));
+  CHECK(has(error, "deadline"));
+}
+
 TEST_CASE("emulator: launches go to a stream of the current device") {
   const SettingsScope scope({.n_devices = 2});
   std::unique_ptr<OwnedStream> stream;

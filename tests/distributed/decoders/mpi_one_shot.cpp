@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief `one-shot` where every rank is a process: each maps the windows of the others.
+#include "gpu/backend/one_shot_session.hpp"
+#include "gpu/platform/device_error.hpp"
+#include "tests/support/mpi_test_session.hpp"
+#include "tests/support/one_shot_runs.hpp"
+
+#include <chrono>
+#include <memory>
+#include <thread>
+
+namespace tree_attn::test::one_shot {
+namespace {
+
+std::unique_ptr<Transport> open_transport() {
+  const MpiRanks& ranks = session().ranks();
+  return ranks.open_transport(Topology::pretend(ranks.size(), ranks.size()));
+}
+
+/// @tested{alg_3, Alg. 3}
+TEST_CASE("one-shot on processes: 20 steps have the bits of gather, in both orders, for five seeds") {
+  const auto transport = open_transport();
+  for (const DType dtype : {DType::F32, DType::BF16}) {
+    check_20_steps(transport->size(), dtype,
+                   [&](const Run& run, std::int64_t n_keys, const std::vector<DecodeOutput>& want) {
+                     const emulated::SettingsScope scope(
+                         {.seed = run.seed, .n_workers = 1, .n_multiprocessors = run.n_multiprocessors});
+                     return differences_on_rank(*transport, run, n_keys, &want);
+                   });
+  }
+}
+
+TEST_CASE("one-shot on processes: one of them is slow, and the bytes stored are those predicted") {
+  const auto transport = open_transport();
+  const Run run{.p = transport->size(), .steps = 4, .cut = Cut::kEmpty, .seed = 1, .slow_rank = transport->size() - 1};
+  const emulated::SettingsScope scope({.seed = run.seed, .n_workers = 1});
+  CHECK(differences_on_rank(*transport, run, 700, nullptr) == 0);
+  const Prediction predicted =
+      predict(find_algorithm("one-shot"), shape_of(run, 700 + run.steps), transport->topology(), ranges_of(run, 700));
+  CHECK(session().ranks().all_sum(transport->traffic().bytes) == predicted.bytes);
+  CHECK(session().ranks().all_sum(transport->traffic().messages) == predicted.messages);
+}
+
+TEST_CASE(
+    "one-shot on processes: a rank that never decodes ends the others within the deadline, in one line that names it") {
+  const MpiRanks& ranks = session().ranks();
+  if (ranks.size() == 1) return;
+  constexpr double kShort = 0.5;
+  const Run run{.p = ranks.size()};
+  const emulated::SettingsScope scope({.n_workers = 1});
+  emulated::backend().use_gpu(ranks.rank());
+  const WorkloadShape shape = shape_of(run, 600);
+  const std::vector<KeyRange> ranges = even_ranges(600, run.p, kLeafKeys);
+  const auto workload = make_workload(shape, 43, 1);
+  const std::vector<std::int64_t> lengths = workload->lengths(0);
+  ShardDecoder shard(emulated::backend(), shape, ranges[static_cast<std::size_t>(ranks.rank())], kScale);
+  fill(shard.cache(), *workload, lengths);
+  const auto decoder = open_one_shot(shard.cache(), kScale, kShort);
+  const NodeWindow own = decoder->open_window(ranges, ranks.rank(), ranks.rank(), true);
+  decoder->connect(ranks.all_gather(std::span<const NodeWindow>(&own, 1), "windows"));
+  const auto step = [&] { decoder->step(workload->query(0), lengths, 0, [] {}); };
+  CHECK_NOTHROW(step());
+
+  const auto start = std::chrono::steady_clock::now();
+  if (ranks.rank() != 1) {
+    std::string line;
+    try {
+      step();
+    } catch (const DeviceError& error) {
+      line = error.what();
+    }
+    CAPTURE(line);
+    CHECK(line.starts_with("rank " + std::to_string(ranks.rank()) + ", step 2: no states from rank 1, row "));
+    CHECK(line.ends_with(", for 0.5 s"));
+  }
+  ranks.barrier();
+  CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(20));
+  decoder->disconnect();
+  ranks.barrier();
+}
+
+TEST_CASE("one-shot on processes: a window that cannot be opened is named with both ranks") {
+  const MpiRanks& ranks = session().ranks();
+  if (ranks.size() == 1) return;
+  emulated::backend().use_gpu(ranks.rank());
+  const Run run{.p = ranks.size()};
+  const WorkloadShape shape = shape_of(run, 600);
+  const std::vector<KeyRange> ranges = even_ranges(600, run.p, kLeafKeys);
+  ShardDecoder shard(emulated::backend(), shape, ranges[static_cast<std::size_t>(ranks.rank())], kScale);
+  const auto decoder = open_one_shot(shard.cache(), kScale, kTimeout);
+  NodeWindow own = decoder->open_window(ranges, ranks.rank(), ranks.rank(), true);
+  if (ranks.rank() == 1) own.handle = {};
+  const std::vector<NodeWindow> all = ranks.all_gather(std::span<const NodeWindow>(&own, 1), "windows");
+  if (ranks.rank() == 0) {
+    std::string line;
+    try {
+      decoder->connect(all);
+    } catch (const DeviceError& error) {
+      line = error.what();
+    }
+    CAPTURE(line);
+    CHECK(line.starts_with("one-shot: ranks 0 and 1: the window of process 0: "));
+  }
+  ranks.barrier();
+}
+
+}  // namespace
+}  // namespace tree_attn::test::one_shot

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Runs of `one-shot` beside `gather`: shapes, cuts and steps, for ranks that are threads and for ranks that are
+/// processes.
+#pragma once
+
+#include "distributed/transport/thread_transport.hpp"
+#include "gpu/backend/backends.hpp"
+#include "gpu/platform/emulator/settings.hpp"
+#include "tests/support/decoding.hpp"
+
+#include <chrono>
+#include <sstream>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+namespace tree_attn::test::one_shot {
+
+inline constexpr double kTimeout = 120, kScale = 0.3;
+
+/// How the ranks share the sequence.
+enum class Cut { kEven, kUneven, kEmpty };
+
+struct Run {
+  int p = 1, steps = 3;
+  Cut cut = Cut::kEven;
+  LeafOrder order = LeafOrder::kContiguous;
+  DType dtype = DType::F32;
+  std::int64_t group = 1;
+  std::uint64_t seed = 0;
+  int slow_rank = -1;  ///< sleeps before every step
+  std::int64_t head_dim = 16;
+  std::int64_t batch = 2, kv_heads = 2;
+  int n_multiprocessors = 3;
+};
+
+inline WorkloadShape shape_of(const Run& run, std::int64_t n_keys) {
+  return {{.dtype = run.dtype,
+           .value_dtype = run.dtype,
+           .batch = run.batch,
+           .heads = run.kv_heads * run.group,
+           .kv_heads = run.kv_heads,
+           .head_dim = run.head_dim,
+           .value_dim = run.head_dim},
+          n_keys,
+          {},
+          run.order};
+}
+
+/// Chunks of whole leaves; the last one is open if the sequence grows.
+inline std::vector<KeyRange> ranges_of(const Run& run, std::int64_t n_keys) {
+  if (run.order == LeafOrder::kDealt) return dealt_ranges(run.p);
+  std::vector<std::int64_t> lengths;
+  std::int64_t left = n_keys / kLeafKeys;
+  for (int i = 0; i < run.p; ++i) {
+    std::int64_t n = left / (run.p - i);
+    if (run.cut == Cut::kUneven) n = i % 2 == 0 ? std::min<std::int64_t>(left, 1 + i) : left / 3;
+    if (run.cut == Cut::kEmpty) n = i % 2 == 0 ? 0 : std::min<std::int64_t>(left, 2);
+    if (i + 1 == run.p) n = left;
+    lengths.push_back(n * kLeafKeys);
+    left -= n;
+  }
+  std::vector<KeyRange> ranges = ranges_of_lengths(lengths);
+  ranges.back().end = kOpenEnd;
+  return ranges;
+}
+
+/// Decodes the steps of a run by one algorithm on an empty cache that grows.
+/// @param before called before every step @param after called with the output of every step
+template <class Before, class After>
+void decode_steps(Transport& transport, ShardDecoder& shard, Workload& workload, const Run& run,
+                  std::span<const KeyRange> ranges, std::string_view algorithm, const Before& before, const After& after) {
+  // The second sequence begins late, and its leaves end elsewhere.
+  const auto lengths_at = [&](int t) {
+    std::vector<std::int64_t> lengths = workload.lengths(t);
+    if (lengths.size() > 1) lengths[1] = std::max<std::int64_t>(0, lengths[1] - 70);
+    return lengths;
+  };
+  const auto decoder = find_algorithm(algorithm).open(transport, shard, ranges);
+  for (int t = 0; t < run.steps; ++t) {
+    fill(shard.cache(), workload, lengths_at(t));
+    before();
+    after(t, decoder->step(workload.query(t), lengths_at(t)).copy());
+  }
+  for (std::int64_t i = 0; i < shard.cache().shape().batch; ++i) shard.cache().truncate(i, 0);
+}
+
+/// The outputs of `gather` on one rank, which has the bits of `gather` on any number of them.
+inline std::vector<DecodeOutput> gather_alone(Run run, std::int64_t n_at_start) {
+  run.p = 1, run.seed = 0;
+  const emulated::SettingsScope scope({.n_workers = 2});
+  const WorkloadShape shape = shape_of(run, n_at_start + run.steps);
+  const std::vector<KeyRange> ranges = ranges_of(run, n_at_start);
+  std::vector<DecodeOutput> outputs;
+  run_threads(Topology::pretend(1, 1), kTimeout, [&](ThreadTransport& transport) {
+    const auto workload = make_workload(shape, 41, run.steps);
+    ShardDecoder shard(emulated::backend(), shape, OwnedLeaves(ranges[0], run.order), n_at_start, kScale);
+    decode_steps(
+        transport, shard, *workload, run, ranges, "gather", [] {},
+        [&](int, DecodeOutput output) { outputs.push_back(std::move(output)); });
+  });
+  return outputs;
+}
+
+inline std::string text(const Run& run) {
+  std::ostringstream text;
+  text << run.p << " ranks, " << run.steps << " steps, cut " << static_cast<int>(run.cut) << ", " << name_of(run.order)
+       << ", " << name_of(run.dtype) << ", " << run.group << " queries, seed " << run.seed;
+  return text.str();
+}
+
+/// Whether the last of these ranges, which is open, grows in a run.
+inline bool opens_new_windows(const Run& run, std::int64_t n_at_start) {
+  const KeyRange last = ranges_of(run, n_at_start).back();
+  return closed(last, n_at_start + 1).end != closed(last, n_at_start + run.steps).end;
+}
+
+/// Decodes the steps of a run on one rank by `one-shot`. The traffic of the transport is that of the last step.
+/// @param given the outputs to expect; null: `gather` decodes them first
+/// @returns outputs that differ
+inline int differences_on_rank(Transport& transport, const Run& run, std::int64_t n_at_start,
+                               const std::vector<DecodeOutput>* given) {
+  emulated::backend().use_gpu(transport.rank());
+  const WorkloadShape shape = shape_of(run, n_at_start + run.steps);
+  const std::vector<KeyRange> ranges = ranges_of(run, n_at_start);
+  const auto workload = make_workload(shape, 41, run.steps);
+  const OwnedLeaves leaves(transport.topology().range_of(transport.rank(), ranges), run.order);
+  ShardDecoder shard(emulated::backend(), shape, leaves, leaves.n_keys(n_at_start), kScale);
+  // One algorithm after the other, so that nothing but the kernels holds a rank back.
+  std::vector<DecodeOutput> want;
+  if (given != nullptr) {
+    want = *given;
+  } else {
+    decode_steps(
+        transport, shard, *workload, run, ranges, "gather", [] {},
+        [&](int, DecodeOutput output) { want.push_back(std::move(output)); });
+  }
+  int n_wrong = 0;
+  decode_steps(
+      transport, shard, *workload, run, ranges, "one-shot",
+      [&] {
+        transport.clear_traffic();
+        if (transport.rank() == run.slow_rank) std::this_thread::sleep_for(std::chrono::milliseconds(30));
+      },
+      [&](int t, const DecodeOutput& output) {
+        if (!same_bits(output, want[static_cast<std::size_t>(t)])) ++n_wrong;
+      });
+  return n_wrong;
+}
+
+/// Runs of 20 steps each on p ranks: every combination of both orders of leaves, one and four queries per key head, and five
+/// seeds. The contiguous shards are even, uneven and partly empty in turn, so that for p = 1 .. 8 each cut occurs with every
+/// p, type and number of queries, under one or two of the seeds. Devices have two multiprocessors under one of the seeds,
+/// otherwise one. The shapes are small: one key head and 64 p + 50 keys. With p = 1, 3 and 7 the last range doubles on the
+/// way. `gather` decodes on one device, which gives its bits on any number of them.
+/// @param differences called with a run, the number of keys at its start and the outputs to expect
+/// @returns runs
+template <class Differences>
+int check_20_steps(int p, DType dtype, const Differences& differences) {
+  constexpr int kRunsOfP = 20;
+  int n = kRunsOfP * (p - 1);
+  const std::int64_t n_keys = 64 * p + 50;
+  for (const LeafOrder order : {LeafOrder::kContiguous, LeafOrder::kDealt}) {
+    for (const int group : {1, 4}) {
+      Run run{.p = p, .steps = 20, .order = order, .dtype = dtype, .group = group, .batch = 1, .kv_heads = 1};
+      const std::vector<DecodeOutput> want = gather_alone(run, n_keys);
+      REQUIRE(want.size() == 20);
+      for (run.seed = 0; run.seed < 5; ++run.seed) {
+        run.cut = static_cast<Cut>(n % 3);
+        run.n_multiprocessors = static_cast<int>(run.seed) == p % 5 ? 2 : 1;
+        ++n;
+        INFO(text(run));
+        if (order == LeafOrder::kContiguous) CHECK(opens_new_windows(run, n_keys) == (p == 1 || p == 3 || p == 7));
+        CHECK(differences(run, n_keys, want) == 0);
+      }
+    }
+  }
+  CHECK(n == kRunsOfP * p);
+  return kRunsOfP;
+}
+
+}  // namespace tree_attn::test::one_shot
