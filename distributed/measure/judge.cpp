@@ -271,7 +271,8 @@ class Judge {
         first.built_cuda == 0 ? "" : "use --backend cuda");
   }
 
-  /// Two ranks with one GPU: NCCL refuses them, and kernels that wait for each other may not run at the same time.
+  /// Two ranks with one GPU: NCCL refuses them, and kernels of one process that wait for each other may not run at the same
+  /// time. Those of several processes take turns.
   void sharing() {
     for (const auto& [uuid, ranks] :
          by([](const RankFacts& rank) { return rank.gpus[static_cast<std::size_t>(rank.gpu)].uuid; })) {
@@ -284,8 +285,14 @@ class Judge {
       if (!nccl_can)
         add(Severity::kFailure, Need::kNccl, "GPUs", text,
             "start one rank per GPU, or use NCCL 2.30.3 or later with NCCL_MULTI_RANK_GPU_ENABLE=1" + found);
-      add(Severity::kFailure, Need::kOneShot, "GPUs", text + ", whose kernels would wait for each other",
-          "start one rank per GPU");
+      std::set<int> processes;
+      for (const int rank : ranks) processes.insert(of(rank).process);
+      if (processes.size() == ranks.size())
+        add(Severity::kWarning, Need::kOneShot, "GPUs", text + ", whose kernels wait for each other and take turns",
+            "start one rank per GPU: the times of one-shot are those of the turns");
+      else
+        add(Severity::kFailure, Need::kOneShot, "GPUs", text + ", whose kernels would wait for each other",
+            "start one rank per GPU");
     }
   }
 

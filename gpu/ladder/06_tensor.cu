@@ -15,7 +15,7 @@ namespace {
 /// Calls f with the pipeline for a shape and a type that tensor cores multiply.
 template <class F>
 void with_tensor_pipeline(const DecodeParams& params, DType dtype, const F& f) {
-  with_dtype(dtype, [&]<class T>(T) {
+  with_type(dtype, [&]<class T>(T) {
     if constexpr (DTypeTraits<T>::kUnit == KernelUnit::TensorCores)
       with_tile<T>(params, [&](auto tile) { with_mma_pipeline<decltype(tile)>(f); });
   });

@@ -41,11 +41,21 @@ struct Workspace {
 /// Largest d_h and d_v that any kernel takes.
 inline constexpr int kLongestRow = 576;
 
+/// Whether this build has kernels for a stored type. TREE_ATTN_NO_F16_KERNELS leaves those for F16 out, where kernels are
+/// compiled to be checked: they are the templates that BF16 uses too.
+#if defined(TREE_ATTN_NO_F16_KERNELS)
+template <class T>
+inline constexpr bool kHasKernels = DTypeTraits<T>::kUnit != KernelUnit::None && DTypeTraits<T>::kDType != DType::F16;
+#else
+template <class T>
+inline constexpr bool kHasKernels = DTypeTraits<T>::kUnit != KernelUnit::None;
+#endif
+
 /// Calls f with an element of the stored type, T{}. @throws DeviceError for a type that no kernel takes
 template <class F>
 void with_type(DType dtype, const F& f) {
   with_dtype(dtype, [&]<class T>(T element) {
-    if constexpr (DTypeTraits<T>::kUnit != KernelUnit::None)
+    if constexpr (kHasKernels<T>)
       f(element);
     else
       throw DeviceError("no kernel takes " + std::string(name_of(dtype)));

@@ -107,7 +107,11 @@ inline std::vector<Fault> faults() {
        "--transport nccl: ranks 0 and 1 on node01 share GPU-5f0c00; start one rank per GPU, or use NCCL 2.30.3 or later "
        "with "
        "NCCL_MULTI_RANK_GPU_ENABLE=1 (found 2.30.7)"},
-      {"two ranks on one GPU, in one kernel", kFailure, Need::kOneShot, 1, [](Facts& facts) { facts[1].gpu = 0; },
+      {"two processes on one GPU, in one kernel", kWarning, Need::kOneShot, 1, [](Facts& facts) { facts[1].gpu = 0; },
+       "ranks 0 and 1 on node01 share GPU-5f0c00, whose kernels wait for each other and take turns; start one rank per GPU: "
+       "the times of one-shot are those of the turns"},
+      {"two threads on one GPU, in one kernel", kFailure, Need::kOneShot, 1,
+       [](Facts& facts) { facts[1].gpu = 0, facts[1].process = facts[0].process; },
        "--algorithm one-shot: ranks 0 and 1 on node01 share GPU-5f0c00, whose kernels would wait for each other; start one "
        "rank per GPU"},
       {"no peer access", kFailure, Need::kOneShot, 1, [](Facts& facts) { facts[0].gpus[0].reaches.clear(); },

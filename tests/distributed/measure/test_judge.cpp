@@ -115,7 +115,8 @@ TEST_CASE("judge: one fault is one line, also on many ranks") {
                                                 {"a device that is not there", 2},
                                                 {"one-shot without GPUs", 2},
                                                 {"two ranks on one GPU", 2},
-                                                {"two ranks on one GPU, in one kernel", 2},
+                                                {"two processes on one GPU, in one kernel", 2},
+                                                {"two threads on one GPU, in one kernel", 2},
                                                 {"/dev/shm too small for MPI", 3}};
   for (const Fault& fault : faults()) {
     CAPTURE(fault.name);
@@ -165,8 +166,10 @@ TEST_CASE("judge: a GPU may be shared where NCCL allows it, on every rank that s
   CHECK(nccl_fails());
   facts[1].gpus_may_be_shared = true;
   CHECK(!nccl_fails());
-  // One kernel of both ranks still needs two GPUs.
-  CHECK(first_failure(judge(facts), std::array{Need::kOneShot}).has_value());
+  // Kernels of both ranks that wait for each other need two GPUs, or two processes.
+  CHECK(!first_failure(judge(facts), std::array{Need::kOneShot}));
+  facts[1].process = facts[0].process;
+  CHECK(first_failure(judge(facts), std::array{Need::kOneShot}));
   for (RankFacts& one : facts) one.nccl.found = 23002;
   CHECK(nccl_fails());
   // Without a library that is the line, and no version.

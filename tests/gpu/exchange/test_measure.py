@@ -77,14 +77,14 @@ class Experiments(unittest.TestCase):
         self.assertEqual([answer.good for answer in self.answers(measure.long_run, WRONG="two-level")], [False])
 
     def test_one_shot_runs_where_it_is_built_in_and_has_gpus(self):
-        self.assertEqual([answer.good for answer in self.answers(measure.bits, MORE="one-shot")], [True] * 6)
-        self.assertEqual([answer.good for answer in self.answers(measure.bits, MORE="one-shot", WRONG="one-shot")], [True, False] * 3)
-        self.assertEqual([answer.good for answer in self.answers(measure.long_run, MORE="one-shot", WRONG="one-shot")], [True, False])
-        program = measure.Program(Path(self.folder.name) / "tree_attn", "cuda")
+        self.assertEqual([answer.good for answer in self.answers(measure.bits, MORE="one-shot")], [True] * 9)
+        self.assertEqual([answer.good for answer in self.answers(measure.bits, MORE="one-shot", WRONG="one-shot")], [True, False, False] * 3)
+        self.assertEqual([answer.good for answer in self.answers(measure.long_run, MORE="one-shot", WRONG="one-shot")], [True, False, False])
+        program = measure.Program(Path(self.folder.name) / "tree_attn", "cuda", str(Path(self.folder.name) / "mpirun"))
         program.help = "  one-shot: one launch"
         os.environ["REFUSED"] = "--backend cuda: no GPU for rank 1 on a: its machine has 1"
         try:
-            self.assertEqual([answer.good for answer in measure.one_shot(program, "bits", "2 ranks", 2, [], "same")], [None])
+            self.assertEqual([answer.good for answer in measure.one_shot(program, "bits", "2 ranks", 2, [], "same")], [None, None])
             os.environ["REFUSED"] = "something else"
             with self.assertRaisesRegex(measure.Wrong, "something else"):
                 list(measure.one_shot(program, "bits", "2 ranks", 2, [], "same"))

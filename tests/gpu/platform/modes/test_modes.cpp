@@ -3,7 +3,7 @@
 /// @brief The ladder in the modes of the emulator that watch it: races in shared memory, races in global memory, stray
 /// accesses.
 ///
-/// Compiled once a mode, over few shapes: what a mode sees is seen on every run, whatever order threads really ran in.
+/// Compiled once a mode, without F16, over few shapes: what a mode sees is seen on every run, whatever order threads really ran in.
 /// Results are held against the oracle on the way, and against each other over the orders that the emulator draws.
 #include "gpu/platform/emulator/settings.hpp"
 #include "tests/support/device_params.hpp"
@@ -39,17 +39,17 @@ const Kind kKinds[] = {
     {"sub-warp of 8", 8, false, 40, of_sub_warps(DType::BF16, 64, 704)},
     {"sub-warp of 16", 16, false, 40, of_sub_warps(DType::F32, 64, 704)},
     {"sub-warp of 16, rows one by one", 16, false, 40, of_sub_warps(DType::F32, 64, 704, kRagged)},
-    {"sub-warp of 32", 32, false, 40, of_sub_warps(DType::F16, 256, 704)},
+    {"sub-warp of 32", 32, false, 40, of_sub_warps(DType::BF16, 256, 704)},
     {"sub-warp of 32, ends inside a chunk", 32, false, 40, of_sub_warps(DType::F32, 100, 300)},
     {"sub-warp of 32, two chunks", 32, false, 40, of_sub_warps(DType::F32, 256, 504)},
     {"sub-warp of 32, four chunks", 32, false, 40, of_sub_warps(DType::F32, 512, 304)},
     {"tile of 64", 32, true, 256, of_tiles(DType::BF16, 64, 4, 2500)},
-    {"tile of 64, eight queries", 32, true, 256, of_tiles(DType::F16, 64, 11, 2500)},
-    {"tile of 128", 32, true, 192, of_tiles(DType::F16, 128, 4, 2000)},
+    {"tile of 64, eight queries", 32, true, 256, of_tiles(DType::BF16, 64, 11, 2500)},
+    {"tile of 128", 32, true, 192, of_tiles(DType::BF16, 128, 4, 2000)},
     {"tile of 128, eight queries", 32, true, 192, of_tiles(DType::BF16, 128, 7, 2000)},
     {"tile of 256", 32, true, 128, of_tiles(DType::BF16, 256, 4, 1500)},
     {"tile of 256, eight queries", 32, true, 128, of_tiles(DType::BF16, 256, 5, 1100)},
-    {"tile of 256, rows that are not aligned", 32, true, 0, of_tiles(DType::F16, 131, 3, 200)},
+    {"tile of 256, rows that are not aligned", 32, true, 0, of_tiles(DType::BF16, 131, 3, 200)},
 };
 constexpr std::uint64_t kSeeds[] = {0, 1, 2};
 #elif defined(TREE_ATTN_EMULATOR_THREAD)
@@ -66,8 +66,8 @@ const Kind kKinds[] = {{"sub-warp of 8", 8, false, 0, of_sub_warps(DType::BF16, 
                        {"sub-warp of 16, ends inside a chunk", 16, false, 0, of_sub_warps(DType::F32, 37, 130)},
                        {"sub-warp of 32, four chunks", 32, false, 0, of_sub_warps(DType::F32, 512, 72)},
                        {"tile of 64", 32, true, 0, of_tiles(DType::BF16, 64, 3, 200)},
-                       {"tile of 64, not aligned", 32, true, 0, of_tiles(DType::F16, 33, 11, 200)},
-                       {"tile of 256", 32, true, 0, of_tiles(DType::F16, 256, 3, 200)}};
+                       {"tile of 64, not aligned", 32, true, 0, of_tiles(DType::BF16, 33, 11, 200)},
+                       {"tile of 256", 32, true, 0, of_tiles(DType::BF16, 256, 3, 200)}};
 constexpr std::uint64_t kSeeds[] = {0, 1};
 #endif
 
@@ -181,7 +181,7 @@ TEST_CASE("modes: so many splits that their states are joined in rounds") {
 /// @tested{thm_1, Thm. 1}
 TEST_CASE("modes: a shard that begins and ends anywhere hands on its states") {
   for (const std::int64_t heads : {1, 4}) {
-    const Axes axes{.heads = heads, .kv_heads = 1, .head_dim = 64, .value_dim = 64, .n_keys = 300, .dtype = DType::F16};
+    const Axes axes{.heads = heads, .kv_heads = 1, .head_dim = 64, .value_dim = 64, .n_keys = 300, .dtype = DType::BF16};
     const auto workload = normal_workload(9200, axes);
     const KeyRange range{67, 290};
     const Shard part = workload->shard(range);
