@@ -81,6 +81,13 @@ class Judge {
                        [](const Verdict& verdict) { return verdict.severity == Severity::kFailure; });
   }
 
+  /// Of one machine: ranks may be threads of one.
+  std::size_t n_processes(std::span<const int> ranks) const {
+    std::set<int> processes;
+    for (const int rank : ranks) processes.insert(of(rank).process);
+    return processes.size();
+  }
+
   /// Ranks by a value, in the order of the lowest ranks. Ranks without a value are left out.
   template <class Value>
   std::vector<std::pair<std::string, std::vector<int>>> by(const Value& value) const {
@@ -154,16 +161,14 @@ class Judge {
   void memory() {
     const std::size_t n_before = verdicts_.size();
     for (const auto& [node, ranks] : nodes_) {
-      std::set<int> processes;
-      for (const int rank : ranks) processes.insert(of(rank).process);
       const RankFacts& first = of(ranks.front());
-      const double n = static_cast<double>(processes.size()), mpi_bytes = n * kMpiBytesPerRank;
+      const double n = static_cast<double>(n_processes(ranks)), mpi_bytes = n * kMpiBytesPerRank;
       const bool uses_nccl = first.gpu >= 0 && first.nccl.found > 0;
       const double needed = uses_nccl ? std::max(mpi_bytes, kNcclBytes) : mpi_bytes;
       if (n > 1 && first.shared_memory < needed)
         add(Severity::kWarning, Need::kNothing, "shared memory",
             "/dev/shm of " + first.host + " has " + bytes_text(first.shared_memory) + " left for " +
-                std::to_string(processes.size()) + " ranks; " +
+                std::to_string(n_processes(ranks)) + " ranks; " +
                 (uses_nccl && needed > mpi_bytes ? "NCCL asks for " : "MPI takes about ") + bytes_text(needed),
             "remove what earlier jobs left there, or enlarge it: mount -o remount,size=2g /dev/shm, docker run "
             "--shm-size=2g");
@@ -285,9 +290,7 @@ class Judge {
       if (!nccl_can)
         add(Severity::kFailure, Need::kNccl, "GPUs", text,
             "start one rank per GPU, or use NCCL 2.30.3 or later with NCCL_MULTI_RANK_GPU_ENABLE=1" + found);
-      std::set<int> processes;
-      for (const int rank : ranks) processes.insert(of(rank).process);
-      if (processes.size() == ranks.size())
+      if (n_processes(ranks) == ranks.size())
         add(Severity::kWarning, Need::kOneShot, "GPUs", text + ", whose kernels wait for each other and take turns",
             "start one rank per GPU: the times of one-shot are those of the turns");
       else
