@@ -45,7 +45,7 @@ inline constexpr int kLongestRow = 576;
 /// compiled to be checked: they are the templates that BF16 uses too.
 #if defined(TREE_ATTN_NO_F16_KERNELS)
 template <class T>
-inline constexpr bool kHasKernels = DTypeTraits<T>::kUnit != KernelUnit::None && DTypeTraits<T>::kDType != DType::F16;
+inline constexpr bool kHasKernels = DTypeTraits<T>::kUnit != KernelUnit::None&& DTypeTraits<T>::kDType != DType::F16;
 #else
 template <class T>
 inline constexpr bool kHasKernels = DTypeTraits<T>::kUnit != KernelUnit::None;

@@ -87,17 +87,17 @@ inline void require_finite(const VectorRef& s, const MatrixRef& V, const VectorR
 
 /// Step length along the Newton direction d, given the change of every exponent along it, De_a = d.v_a.
 ///
-/// Let phi(t) = F(zeta + t d) and s = max De - min De. The third derivative of phi is a third central moment of d.v, so
+/// Let phi(t) = F(zeta + t d) and w = max De - min De. The third derivative of phi is a third central moment of d.v, so
 ///
-///     phi''' <= s phi'',    phi''(t) <= phi''(0) exp(s t),    g(t) - g(0) >= decrement (t - (exp(s t) - 1 - s t) / s^2)
+///     phi''' <= w phi'',    phi''(t) <= phi''(0) exp(w t),    g(t) - g(0) >= decrement (t - (exp(w t) - 1 - w t) / w^2)
 ///
-/// with g = z.zeta - F. The last bound is largest, and positive, at t = log(1 + s) / s, so no line search is needed, and
-/// t -> 1 as s -> 0. Far from the maximum the bound is pessimistic: while s is large, t is doubled as long as g grows.
+/// with g = z.zeta - F. The last bound is largest, and positive, at t = log(1 + w) / w, so no line search is needed, and
+/// t -> 1 as w -> 0. Far from the maximum the bound is pessimistic: while w is large, t is doubled as long as g grows.
 inline double stride(const Vector& r, const Vector& e, const Vector& De) {
-  const double s = De.maxCoeff() - De.minCoeff();
-  double t = s > 0 ? std::log1p(s) / s : 1;
+  const double w = De.maxCoeff() - De.minCoeff();
+  double t = w > 0 ? std::log1p(w) / w : 1;
   double g = -log_sum_exp(r + t * De);
-  while (s > 0.5 && (e + t * De).maxCoeff() >= 0) {
+  while (w > 0.5 && (e + t * De).maxCoeff() >= 0) {
     const double g_double = -log_sum_exp(r + 2 * t * De);
     if (!(g_double > g + 1e-9 * (1 + std::abs(g)))) break;
     g = g_double;

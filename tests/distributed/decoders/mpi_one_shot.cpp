@@ -42,8 +42,7 @@ TEST_CASE("one-shot on processes: one of them is slow, and the bytes stored are 
   CHECK(session().ranks().all_sum(transport->traffic().messages) == predicted.messages);
 }
 
-TEST_CASE(
-    "one-shot on processes: a rank that never decodes ends the others within the deadline, in one line that names it") {
+TEST_CASE("one-shot on processes: a rank that never decodes ends the others within the deadline") {
   const MpiRanks& ranks = session().ranks();
   if (ranks.size() == 1) return;
   constexpr double kShort = 0.5;

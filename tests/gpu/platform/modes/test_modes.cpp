@@ -3,8 +3,8 @@
 /// @brief The ladder in the modes of the emulator that watch it: races in shared memory, races in global memory, stray
 /// accesses.
 ///
-/// Compiled once a mode, without F16, over few shapes: what a mode sees is seen on every run, whatever order threads really ran in.
-/// Results are held against the oracle on the way, and against each other over the orders that the emulator draws.
+/// Compiled once a mode, without F16, over few shapes: what a mode sees is seen on every run, whatever order threads really
+/// ran in. Results are held against the oracle on the way, and against each other over the orders that the emulator draws.
 #include "gpu/platform/emulator/settings.hpp"
 #include "tests/support/device_params.hpp"
 
