@@ -117,11 +117,11 @@ inline bool opens_new_windows(const Run& run, std::int64_t n_at_start) {
   return closed(last, n_at_start + 1).end != closed(last, n_at_start + run.steps).end;
 }
 
-/// Decodes the steps of a run on one rank by `one-shot`. The traffic of the transport is that of the last step.
-/// @param given the outputs to expect; null: `gather` decodes them first
+/// Decodes the steps of a run on one rank by `one-shot`.
+/// @param given the outputs to expect; null: `gather` decodes them first @param[out] last traffic of the last step
 /// @returns outputs that differ
 inline int differences_on_rank(Transport& transport, const Run& run, std::int64_t n_at_start,
-                               const std::vector<DecodeOutput>* given) {
+                               const std::vector<DecodeOutput>* given, Traffic& last) {
   emulated::backend().use_gpu(transport.rank());
   const WorkloadShape shape = shape_of(run, n_at_start + run.steps);
   const std::vector<KeyRange> ranges = ranges_of(run, n_at_start);
@@ -145,6 +145,7 @@ inline int differences_on_rank(Transport& transport, const Run& run, std::int64_
         if (transport.rank() == run.slow_rank) std::this_thread::sleep_for(std::chrono::milliseconds(30));
       },
       [&](int t, const DecodeOutput& output) {
+        last = transport.traffic();
         if (!same_bits(output, want[static_cast<std::size_t>(t)])) ++n_wrong;
       });
   return n_wrong;

@@ -36,10 +36,10 @@ int differences(const Run& run, std::int64_t n_at_start, Counts* stored = nullpt
   Counts counted{0, 0, 0};
   int n_wrong = 0;
   run_threads(topology, kTimeout, [&](ThreadTransport& transport) {
-    const int n = differences_on_rank(transport, run, n_at_start, given);
+    Traffic last;
+    const int n = differences_on_rank(transport, run, n_at_start, given, last);
     const std::lock_guard lock(mutex);
     n_wrong += n;
-    const Traffic& last = transport.traffic();
     counted = {counted.messages + last.messages, counted.bytes + last.bytes,
                std::max(counted.merge_steps, last.merge_steps)};
   });
