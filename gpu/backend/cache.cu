@@ -44,15 +44,6 @@ AttentionShape stored_on_device(const AttentionShape& shape) {
   return stored;
 }
 
-DecodeParams params_of(const AttentionShape& shape, KeyRange capacity) {
-  DecodeParams params;
-  params.batch = shape.batch, params.kv_heads = shape.kv_heads;
-  params.group = shape.rows_per_kv_head(), params.n_queries = shape.n_queries;
-  params.d_h = static_cast<int>(shape.head_dim), params.d_v = static_cast<int>(shape.value_dim);
-  params.begin = capacity.begin, params.end = params.readable_end = capacity.end;
-  return params;
-}
-
 DeviceCache::DeviceCache(const AttentionShape& shape, const OwnedLeaves& leaves, std::int64_t capacity)
     : KvCache(shape, stored_on_device(shape), leaves, capacity),
       most_(allocated_positions(capacity, leaves.order())),

@@ -23,8 +23,6 @@ constexpr std::int64_t allocated_positions(std::int64_t n, LeafOrder order = Lea
 /// The types in which kernels read a shape: as they are, but a type that no kernel takes, or values of another type than
 /// the keys, become F32.
 AttentionShape stored_on_device(const AttentionShape& shape);
-/// The axes of a shape and the positions of a cache as a kernel sees them; no pointers yet.
-DecodeParams params_of(const AttentionShape& shape, KeyRange capacity);
 
 /// Keys [b, n_kv, N, d_h] and values [b, n_kv, N, d_v] in device memory, dense. A capacity that grows takes new memory, to
 /// which the rows in use are copied.

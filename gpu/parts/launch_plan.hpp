@@ -7,6 +7,7 @@
 #include "gpu/parts/decode_params.hpp"
 #include "gpu/platform/launch.hpp"
 #include "reference/tensor/dtype.hpp"
+#include "reference/tensor/shape.hpp"
 
 #include <string>
 
@@ -62,6 +63,8 @@ void with_type(DType dtype, const F& f) {
   });
 }
 
+/// The axes of a shape and the positions of a cache as a kernel sees them; no pointers yet.
+DecodeParams params_of(const AttentionShape& shape, KeyRange capacity);
 /// Whether every row of k and v starts at a multiple of 16 bytes, so that 16 bytes may be copied at once.
 bool starts_aligned(const DecodeParams& params, DType dtype);
 
