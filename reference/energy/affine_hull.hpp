@@ -6,11 +6,6 @@
 
 #include "reference/energy/energy.hpp"
 
-#include <Eigen/SVD>
-
-#include <algorithm>
-#include <cmath>
-
 namespace tree_attn {
 
 /// The affine hull of the values, with coordinates in which they have mean 0 and covariance 1 under equal weights.
@@ -26,16 +21,6 @@ struct AffineHull {
 /// Computes the hull from the singular values of (V - centre) / sqrt(N). A singular value below 1e-13 times the largest
 /// magnitude in V counts as 0.
 /// @param[in] V values [N, d_v], not empty, finite
-inline AffineHull affine_hull(const MatrixRef& V) {
-  AffineHull hull{V.colwise().mean().transpose(), {}, {}};
-  const Matrix X = V.rowwise() - hull.centre.transpose();
-  const Eigen::JacobiSVD<Matrix> svd(X, Eigen::ComputeThinU | Eigen::ComputeThinV);
-  const Vector sigma = svd.singularValues() / std::sqrt(static_cast<double>(V.rows()));
-  const double rounding = 1e-13 * V.cwiseAbs().maxCoeff();
-  const auto r = std::count_if(sigma.begin(), sigma.end(), [rounding](double x) { return x > rounding; });
-  hull.axes = svd.matrixV().leftCols(r) * sigma.head(r).asDiagonal();
-  hull.dual = svd.matrixV().leftCols(r) * sigma.head(r).cwiseInverse().asDiagonal();
-  return hull;
-}
+AffineHull affine_hull(const MatrixRef& V);
 
 }  // namespace tree_attn

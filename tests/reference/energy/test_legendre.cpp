@@ -3,6 +3,7 @@
 /// @brief The Legendre transform of the energy: duality, the nearest distribution, the convex hull and its boundary.
 #include "reference/energy/legendre.hpp"
 
+#include <Eigen/SVD>
 #include <doctest/doctest.h>
 
 #include <random>
