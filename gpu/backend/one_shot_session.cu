@@ -62,7 +62,7 @@ class DeviceOneShot final : public OneShotSession, private DeviceSession {
         if (other.process != own.process) {
           peers_.window[i] = static_cast<Packet*>(opened.emplace_back(other.handle).data());
         } else if (other.device == own.device) {
-          throw DeviceError("share device " + std::to_string(own.device));
+          throw DeviceError("both on device " + std::to_string(own.device));
         } else {
           enable_peer_access(other.device);
         }

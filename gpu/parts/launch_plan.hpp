@@ -45,12 +45,13 @@ inline constexpr int kLongestRow = 576;
 /// Whether this build has kernels for a stored type. TREE_ATTN_NO_F16_KERNELS leaves those for F16 out, where kernels are
 /// compiled to be checked: they are the templates that BF16 uses too.
 #if defined(TREE_ATTN_NO_F16_KERNELS)
-template <class T>
-inline constexpr bool kHasKernels = DTypeTraits<T>::kUnit != KernelUnit::None&& DTypeTraits<T>::kDType != DType::F16;
+inline constexpr bool kHasF16Kernels = false;
 #else
-template <class T>
-inline constexpr bool kHasKernels = DTypeTraits<T>::kUnit != KernelUnit::None;
+inline constexpr bool kHasF16Kernels = true;
 #endif
+template <class T>
+inline constexpr bool kHasKernels = DTypeTraits<T>::kUnit != KernelUnit::None &&
+                                    (kHasF16Kernels || DTypeTraits<T>::kDType != DType::F16);
 
 /// Calls f with an element of the stored type, T{}. @throws DeviceError for a type that no kernel takes
 template <class F>

@@ -91,9 +91,9 @@ inline void enable_peer_access(int other) {
 inline WindowHandle handle_of(void* window) {
   WindowHandle handle;
   cudaIpcMemHandle_t ipc;
-  static_assert(sizeof ipc == sizeof handle);
+  static_assert(sizeof ipc == sizeof handle.bytes);
   check(cudaIpcGetMemHandle(&ipc, window), "cudaIpcGetMemHandle");
-  std::memcpy(&handle, &ipc, sizeof ipc);
+  std::memcpy(handle.bytes, &ipc, sizeof ipc);
   return handle;
 }
 
@@ -104,7 +104,7 @@ class OpenedWindow {
   /// @throws DeviceError if it cannot be reached
   explicit OpenedWindow(const WindowHandle& handle) {
     cudaIpcMemHandle_t ipc;
-    std::memcpy(&ipc, &handle, sizeof ipc);
+    std::memcpy(&ipc, handle.bytes, sizeof ipc);
     check(cudaIpcOpenMemHandle(&data_, ipc, cudaIpcMemLazyEnablePeerAccess), "cudaIpcOpenMemHandle");
   }
   OpenedWindow(OpenedWindow&& other) noexcept : data_(std::exchange(other.data_, nullptr)) {}

@@ -62,7 +62,13 @@ struct WindowFile {
 };
 constexpr const char* kWindowFile = "tree_attn window";
 
-[[noreturn]] void throw_window_error(const std::string& what) { throw DeviceError(what + ": " + std::strerror(errno)); }
+/// Closes a file that is of no use, and throws what the system says.
+[[noreturn]] void throw_window_error(const std::string& what, int file) {
+  const std::string why = std::strerror(errno);
+  if (file >= 0) close(file);
+  throw DeviceError(what + ": " + why);
+}
+/// @returns null if the system refuses
 std::byte* map_window(int file, std::size_t n_bytes) {
   void* const memory = mmap(nullptr, with_gaps(n_bytes), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   return memory == MAP_FAILED ? nullptr : static_cast<std::byte*>(memory);
@@ -72,7 +78,7 @@ std::byte* allocate_window(std::size_t n_bytes, int& file) {
   file = memfd_create(kWindowFile, MFD_CLOEXEC);
   const bool has_size = file >= 0 && ftruncate(file, static_cast<off_t>(with_gaps(n_bytes))) == 0;
   std::byte* const memory = has_size ? map_window(file, n_bytes) : nullptr;
-  if (memory == nullptr) throw_window_error("a window of " + std::to_string(n_bytes) + " bytes");
+  if (memory == nullptr) throw_window_error("a window of " + std::to_string(n_bytes) + " bytes", file);
   return memory;
 }
 
@@ -183,7 +189,7 @@ void* open_window(const WindowHandle& handle) {
   const std::string who = "the window of process " + std::to_string(window.process),
                     path = "/proc/" + std::to_string(window.process) + "/fd/" + std::to_string(window.file);
   const int file = open(path.c_str(), O_RDWR | O_CLOEXEC);
-  if (file < 0) throw_window_error(who);
+  if (file < 0) throw_window_error(who, file);
   // In another namespace the number of the process may be that of a stranger.
   struct stat status {};
   if (fstat(file, &status) != 0 || static_cast<std::size_t>(status.st_size) != with_gaps(window.n_bytes)) {
@@ -191,8 +197,8 @@ void* open_window(const WindowHandle& handle) {
     throw DeviceError(who + ": " + path + " is another file");
   }
   std::byte* const memory = map_window(file, window.n_bytes);
+  if (memory == nullptr) throw_window_error(who, file);
   close(file);
-  if (memory == nullptr) throw_window_error(who);
   forbid(memory, kGap);
   forbid(memory + kGap + window.n_bytes, with_gaps(window.n_bytes) - kGap - window.n_bytes);
   const std::lock_guard lock(registry_mutex);
