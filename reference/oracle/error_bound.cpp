@@ -19,7 +19,8 @@ ErrorBound error_bound(const TensorView& q, const TensorView& k, const TensorVie
                        const ErrorModel& model) {
   check_shapes(q, k, v);
   check_options(q, k, v, options);
-  const auto& [u, n_a, R, c_e, u_out] = model;
+  const double u = model.roundoff, n_a = model.n_additions, R = model.n_rescalings, c_e = model.exp_error,
+               u_out = model.output_roundoff;
   const std::int64_t d_h = q.shape[3], d_v = v.shape[3];
   const auto n_rows = static_cast<std::size_t>(q.shape[0] * q.shape[1] * q.shape[2]);
   ErrorBound bound{std::vector<double>(n_rows * static_cast<std::size_t>(d_v)), std::vector<double>(n_rows)};
