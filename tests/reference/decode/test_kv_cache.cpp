@@ -22,7 +22,7 @@ Shard part(TensorWorkload& workload, std::int64_t entry, std::int64_t begin, std
 
 bool same_states(const Forest<float>& a, const Forest<float>& b) {
   return a.subtrees() == b.subtrees() && a.states().size() == b.states().size() &&
-         std::memcmp(a.states().data(), b.states().data(), a.states().size_bytes()) == 0;
+         (a.states().empty() || std::memcmp(a.states().data(), b.states().data(), a.states().size_bytes()) == 0);
 }
 
 std::vector<std::int64_t> used(const std::vector<std::int64_t>& lengths) { return rows_in_use(lengths, kCapacity); }
