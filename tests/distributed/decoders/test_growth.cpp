@@ -6,6 +6,7 @@
 #include "gpu/backend/backends.hpp"
 #include "gpu/platform/emulator/settings.hpp"
 #include "tests/support/decoding.hpp"
+#include "tests/support/sanitized.hpp"
 
 #include <memory>
 #include <random>
@@ -52,7 +53,7 @@ std::vector<const Algorithm*> canonical() {
 }  // namespace
 
 /// All ranks decode after every append near the ends of leaves; of the other appends each number of ranks takes every
-/// eighth. The algorithms take turns on one growing cache.
+/// eighth. The algorithms take turns on one growing cache. Under a sanitizer, one leaf in eight has its appends decoded.
 /// @tested{thm_1, Thm. 1}
 /// @tested{alg_3, Alg. 3}
 TEST_CASE("growth: a decode after every append from 0 to 3000 keys has the bits of a fresh one, on 1 to 8 ranks") {
@@ -74,6 +75,7 @@ TEST_CASE("growth: a decode after every append from 0 to 3000 keys has the bits 
           const std::vector<std::int64_t> lengths = lengths_of(n);
           fill(shard.cache(), *mine, lengths);
           if ((n + 1) % kLeafKeys > 3 && n % 8 != p - 1) continue;
+          if (kIsSanitized && (n + 1) / kLeafKeys % 8 != p - 1) continue;
           Decoder& decoder = *decoders[static_cast<std::size_t>((n / 3 + p) % std::ssize(decoders))];
           const DecodeOutput output = decoder.step(mine->query(0), lengths).copy();
           if (!same_bits(output, want[static_cast<std::size_t>(n)])) ++n_wrong;
@@ -82,7 +84,7 @@ TEST_CASE("growth: a decode after every append from 0 to 3000 keys has the bits 
       });
       INFO(name_of(order) << ", " << p << " ranks");
       CHECK(n_wrong == 0);
-      CHECK(n_decoded > 500);
+      CHECK(n_decoded > (kIsSanitized ? 50 : 500));
     }
   }
 }
