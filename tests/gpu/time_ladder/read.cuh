@@ -48,12 +48,19 @@ double time_of_read(std::int64_t n_bytes, int n_sets, const From& from, Stream s
   return best;
 }
 
+/// Bytes of the L2 cache of the current device.
+inline std::int64_t l2_bytes() {
+  int id = 0, n_bytes = 0;
+  check(cudaGetDevice(&id), "cudaGetDevice");
+  check(cudaDeviceGetAttribute(&n_bytes, cudaDevAttrL2CacheSize, id), "cudaDeviceGetAttribute");
+  return n_bytes;
+}
+
 /// Inputs that take turns so that the L2 cache holds none of them when its turn comes: four times the cache in all.
 inline int n_sets_past_l2(std::int64_t n_bytes) {
-  int id = 0, l2_bytes = 0;
-  check(cudaGetDevice(&id), "cudaGetDevice");
-  check(cudaDeviceGetAttribute(&l2_bytes, cudaDevAttrL2CacheSize, id), "cudaDeviceGetAttribute");
-  return static_cast<int>(std::max<std::int64_t>(1, (4 * std::int64_t{l2_bytes} + n_bytes - 1) / n_bytes));
+  return static_cast<int>(std::max<std::int64_t>(1, (4 * l2_bytes() + n_bytes - 1) / n_bytes));
 }
+/// Whether the L2 cache is to hold an input that takes no turns. Whether it does shows in the time of a read.
+inline bool fits_in_l2(std::int64_t n_bytes) { return n_bytes <= l2_bytes() / 4 * 3; }
 
 }  // namespace tree_attn::cuda

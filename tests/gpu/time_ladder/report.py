@@ -113,6 +113,14 @@ def step_rows(result):
     return ["shape", "step", "path", "blocks or splits x threads", "us, alone", "us, in a graph", "GB/s", "of a read"], rows
 
 
+def cached_rows(result):
+    """Steps whose input the L2 cache was to hold."""
+    reads = {shape["shape"]: shape["cached_read_seconds"] for shape in result["shapes"] if "cached_read_seconds" in shape}
+    return (["shape", "step", "us from the cache", "of a read from the cache", "us from memory"],
+            [[line["shape"], line["step"], microseconds(line["cached_seconds"]), f"{reads[line['shape']] / line['cached_seconds']:.3f}", microseconds(line["graph_seconds"])]
+             for line in result["lines"] if "cached_seconds" in line])
+
+
 def peer_rows(result):
     reads = {shape["shape"]: shape["read_seconds"] for shape in result["shapes"] if "read_seconds" in shape}
     ours = {line["shape"]: line["graph_seconds"] for line in result["lines"] if line["step"] == result["library"] and "graph_seconds" in line}
@@ -138,6 +146,8 @@ def markdown(result):
         lines += ["", *table(["blocks per cluster", "KiB per block", "clusters at once"], rows)]
     lines += ["", "## Ladder", "", *table(*step_rows(result))]
     lines += [f"\n{shape['shape']}: {shape['note']}." for shape in result["shapes"] if "note" in shape]
+    if any("cached_seconds" in line for line in result["lines"]):
+        lines += ["", "## Without the memory: inputs that stay in the L2 cache", "", *table(*cached_rows(result))]
     if result["peers"] or result["missing"]:
         lines += ["", "## Other libraries", "", ", ".join(f"{name} {version}" for name, version in result.get("versions", {}).items())]
         lines += ["", *table(*peer_rows(result)), "", *(f"* {line['peer']}: {line['note']}" for line in result["missing"])]

@@ -5,8 +5,10 @@
 /// Run: time_ladder [--quick] [--steps NAME,NAME]
 /// A decode step of batch 1 reads every key and value once, so a kernel can be no faster than one that does nothing else;
 /// that one is timed here, in the same run, on the same bytes. Inputs that the L2 cache could hold take turns with copies of
-/// themselves. Before a step is timed its output is held against a sum in double on the host; the output is poisoned before.
-/// What it prints is one line of JSON per device, shape and step; `./run bench --backend cuda` makes tables of them.
+/// themselves; both kernels are then timed on one of them alone, which stays in the cache: that shows what a step takes
+/// without the memory, for its arithmetic, addresses, start and end. Before a step is timed its output is held against a sum
+/// in double on the host; the output is poisoned before. What it prints is one line of JSON per device, shape and step;
+/// `./run bench --backend cuda` makes tables of them.
 #include "tests/gpu/time_ladder/json_line.hpp"
 #include "tests/gpu/time_ladder/read.cuh"
 #include "tests/gpu/time_ladder/shapes.hpp"
@@ -29,6 +31,7 @@ struct Timed {
   std::string note;  ///< empty if there are times; "WRONG: ..." if the output is
   LaunchPlan plan;
   Times times;
+  double cached = 0;  ///< seconds in a graph, with the input in the L2 cache; 0 if it does not fit
 };
 
 /// @param want some rows and what must come out
@@ -63,6 +66,7 @@ Timed time_step(const LadderStep& step, const Shape& shape, const Input& input,
     if (timed.note = against(row, index, out_before, lse_before); !timed.note.empty()) return timed;
 
   timed.times = time_of(stream, input.n_sets, run);
+  if (fits_in_l2(shape.n_bytes())) timed.cached = time_of(stream, 1, run).graph;
 
   // Still the same bits, by a graph, on the last copy of the input.
   Graph graph(stream, [&] { run(input.n_sets - 1); });
@@ -86,6 +90,7 @@ void print(const LadderStep& step, const Shape& shape, double read, const Timed&
   line.add("path", timed.plan.path).add("n_splits", timed.plan.n_splits).add("n_blocks", timed.plan.n_blocks);
   line.add("cluster", timed.plan.cluster).add("n_threads", timed.plan.n_threads);
   line.add("event_seconds", timed.times.event).add("graph_seconds", timed.times.graph).add("read_seconds", read);
+  if (timed.cached > 0) line.add("cached_seconds", timed.cached);
 }
 
 /// Device memory that is free.
@@ -108,18 +113,21 @@ int time_shape(const Shape& shape, const std::string& steps, Stream stream) {
     return 0;
   }
   const Input input(shape, n_sets, stream);
-  const double read = time_of_read(
-      shape.n_bytes(), n_sets, [&](int i) { return input.cache(i); }, stream);
-  JsonLine("shape")
-      .add("shape", shape.name)
-      .add("dtype", name_of(shape.dtype))
-      .add("heads", shape.heads)
-      .add("kv_heads", shape.kv_heads)
-      .add("dim", kDim)
-      .add("lengths", shape.lengths)
-      .add("n_sets", n_sets)
-      .add("bytes", shape.n_bytes())
-      .add("read_seconds", read);
+  const auto read_of = [&](int n) {
+    return time_of_read(
+        shape.n_bytes(), n, [&](int i) { return input.cache(i); }, stream);
+  };
+  const double read = read_of(n_sets);
+  {
+    JsonLine line("shape");
+    line.add("shape", shape.name)
+        .add("dtype", name_of(shape.dtype))
+        .add("heads", shape.heads)
+        .add("kv_heads", shape.kv_heads);
+    line.add("dim", kDim).add("lengths", shape.lengths).add("n_sets", n_sets).add("bytes", shape.n_bytes());
+    line.add("read_seconds", read);
+    if (fits_in_l2(shape.n_bytes())) line.add("cached_read_seconds", read_of(1));
+  }
   const std::int64_t last = shape.batch() * shape.heads - 1;
   const std::vector<std::pair<std::int64_t, Row>> want{{0, reference_row(shape, 0)}, {last, reference_row(shape, last)}};
   int n_wrong = 0;
