@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Sweeps that a sanitizer would make last for hours visit a part of their cases under one.
+/// @brief Whether the tests run under a sanitizer: the longest sweeps then visit a part of their cases.
 #pragma once
 
 namespace tree_attn::test {

@@ -53,7 +53,8 @@ std::vector<const Algorithm*> canonical() {
 }  // namespace
 
 /// All ranks decode after every append near the ends of leaves; of the other appends each number of ranks takes every
-/// eighth. The algorithms take turns on one growing cache. Under a sanitizer, one leaf in eight has its appends decoded.
+/// eighth. The algorithms take turns on one growing cache. Under a sanitizer, only in one leaf of eight, another
+/// one for each number of ranks.
 /// @tested{thm_1, Thm. 1}
 /// @tested{alg_3, Alg. 3}
 TEST_CASE("growth: a decode after every append from 0 to 3000 keys has the bits of a fresh one, on 1 to 8 ranks") {
