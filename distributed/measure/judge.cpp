@@ -251,11 +251,10 @@ class Judge {
       std::string named = text;
       named.replace(named.rfind('?'), 1, where(ranks));
       const GpuFacts& gpu = gpu_of(ranks.front());
-      const bool can_run = gpu.major == 8 || (gpu.major == 9 && gpu.minor == 0);
       const std::string architecture = std::to_string(gpu.major) + std::to_string(gpu.minor);
       add(Severity::kFailure, Need::kGpu, "GPUs", named,
-          can_run ? "build with -DCMAKE_CUDA_ARCHITECTURES=" + architecture + (gpu.major == 9 ? "a-real" : "-real")
-                  : "use GPUs of compute capability 8 or 9.0, for which there are kernels");
+          gpu.major >= 8 ? "build with -DCMAKE_CUDA_ARCHITECTURES=" + architecture + (gpu.major == 9 ? "a-real" : "-real")
+                         : "use GPUs of compute capability 8.0 or later, for which there are kernels");
     }
     same(
         Severity::kWarning, Need::kGpu, "GPUs", "",

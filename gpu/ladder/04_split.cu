@@ -21,18 +21,17 @@ class PlainPipeline {
   using Params = DecodeParams;
   struct Arguments {};
   static constexpr bool kIsCompiled = true;
-  static constexpr int kThreads = 256, kWorkers = kThreads / SubWarp::kLanes, kStages = 0;
-  static constexpr std::size_t kBytes = kScratchBytes;
-  static constexpr int kScratchFloats = static_cast<int>(kBytes / sizeof(float));
+  static constexpr int kThreads = 256, kScratchFloats = static_cast<int>(kScratchBytes / sizeof(float));
 
-  static Arguments arguments(const DecodeParams&) { return {}; }
+  static BlockSize fit(std::size_t) { return {kThreads, 0, kScratchBytes, kScratchFloats}; }
+  static Arguments arguments(const DecodeParams&, int) { return {}; }
   __device__ __forceinline__ PlainPipeline(Arena& arena, const Arguments&) : memory_(arena.take<float>(kScratchFloats)) {}
   __device__ __forceinline__ Scratch scratch() const { return {memory_, kScratchFloats}; }
   __device__ __forceinline__ static void publish_scratch() {}
   __device__ __forceinline__ void operator()(const DecodeParams& params, std::int64_t kv_head, std::int64_t first_row,
                                              KeyRange range, float* forests, std::int64_t n_forest) {
     const int worker = static_cast<int>(threadIdx.x) / SubWarp::kLanes;
-    const KeyRange own = split_range(range, worker, kWorkers);
+    const KeyRange own = split_range(range, worker, n_workers_of<SubWarp>(kThreads));
     const KeySteps steps(own, params.in_use(kv_head));
     GlobalSource<SubWarp> rows(params, kv_head, steps);
     accumulate_keys<SubWarp>(params, kv_head, first_row, own, steps, forests + worker * n_forest, rows);

@@ -28,7 +28,7 @@ struct EqualRunsWorkspace {
   }
 };
 
-/// Shared memory of the kernel beside that of its pipeline: three small things, each at a multiple of 128 bytes.
+/// Shared memory of the kernel beside that of its pipeline and of its end: three small things.
 inline constexpr std::size_t kEqualRunsBytes = 3 * 128;
 
 /// What becomes of a query tile that a block has joined: finished rows, or the states of the shard, in memory. The other end
@@ -96,7 +96,7 @@ __device__ __forceinline__ void equal_runs_block(const typename Pipeline::Params
       TREE_ATTN_LOOP
       do {
         const auto positions = [&](int i) {
-          if (!joins_blocks) return params.in_tree(work.kv_head, split_range(work.positions, i, Pipeline::kWorkers));
+          if (!joins_blocks) return params.in_tree(work.kv_head, split_range(work.positions, i, forests.n_workers));
           const std::int64_t begin = all.begin_of(first + i);
           return params.in_tree(work.kv_head, work.positions_of(begin > work.tile_begin ? begin : work.tile_begin,
                                                                 all.begin_of(first + i + 1)));
@@ -108,7 +108,7 @@ __device__ __forceinline__ void equal_runs_block(const typename Pipeline::Params
         is_end = joins_blocks || n_sharing == 1;
         join_parts<Worker>(
             pipeline.scratch(), params.in_tree(work.kv_head, joins_blocks ? work.whole : work.positions),
-            joins_blocks ? n_sharing : Pipeline::kWorkers, positions, copy, [&](const auto& column, const auto& roots) {
+            joins_blocks ? n_sharing : forests.n_workers, positions, copy, [&](const auto& column, const auto& roots) {
               if (is_end) {
                 write_output<Worker>(params, end.output(), work.kv_head, work.first_row, column, roots,
                                      params.in_tree(work.kv_head, work.whole));
@@ -143,15 +143,17 @@ __global__ void __launch_bounds__(Pipeline::kThreads, 1)
 
 /// What a launch needs, on the host.
 template <IsPipeline Pipeline>
-EqualRunsWorkspace equal_runs_workspace(const typename Pipeline::Params& params, std::int64_t n_blocks, float* floats) {
+EqualRunsWorkspace equal_runs_workspace(const typename Pipeline::Params& params, const LaunchPlan& plan, float* floats) {
   using Worker = typename Pipeline::Worker;
   const std::int64_t n_leaves =
       std::max<std::int64_t>(1, (params.end + kLeafKeys - 1) / kLeafKeys - params.begin / kLeafKeys);
-  const std::int64_t a_block = std::min(n_leaves, (n_query_tiles<Worker>(params) * n_leaves + n_blocks - 1) / n_blocks);
+  const std::int64_t n_blocks = plan.n_blocks,
+                     a_block = std::min(n_leaves, (n_query_tiles<Worker>(params) * n_leaves + n_blocks - 1) / n_blocks);
   using Forest = WorkerForest<Worker>;
-  const std::int64_t a_worker = (a_block + Pipeline::kWorkers - 1) / Pipeline::kWorkers;
+  const int n_workers = n_workers_of<Worker>(plan.n_threads);
+  const std::int64_t a_worker = (a_block + n_workers - 1) / n_workers;
   return {floats, Forest::n_floats(params.longest_in_tree(a_worker * kLeafKeys)),
-          Forest::n_floats(params.longest_in_tree(a_block * kLeafKeys)), Pipeline::kWorkers, Worker::kSlots};
+          Forest::n_floats(params.longest_in_tree(a_block * kLeafKeys)), n_workers, Worker::kSlots};
 }
 
 /// Plans, or launches, for every shape of one stored type, in either order of leaves: DecodeParams or ListedParams. Types

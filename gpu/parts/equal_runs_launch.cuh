@@ -21,14 +21,15 @@ LaunchPlan plan_equal_runs(const Params& params, const LaunchOptions& options) {
   with_pipeline<T>(params, [&](auto pipeline) {
     using Pipeline = typename decltype(pipeline)::type;
     const std::int64_t n = n_query_tiles<typename Pipeline::Worker>(params);
-    plan.n_threads = Pipeline::kThreads;
-    plan.n_stages = Pipeline::kStages;
+    const BlockSize block = fit_block<Pipeline>();
+    plan.n_threads = block.n_threads;
+    plan.n_stages = block.n_stages;
     plan.path = multiplies_on_tensor_cores(params, DTypeTraits<T>::kDType) ? "tensor" : "scalar";
     plan.n_blocks = static_cast<int>(options.n_splits > 0 && n > 0 ? options.n_splits * n : choose_blocks(params, n));
     plan.n_splits =
         options.n_splits > 0 ? options.n_splits : static_cast<int>((plan.n_blocks + n - 1) / std::max<std::int64_t>(1, n));
-    plan.shared_bytes = kEqualRunsBytes + Pipeline::kBytes;
-    plan.n_floats = plan.n_blocks * equal_runs_workspace<Pipeline>(params, plan.n_blocks, nullptr).n_floats();
+    plan.shared_bytes = kEqualRunsBytes + block.n_bytes;
+    plan.n_floats = plan.n_blocks * equal_runs_workspace<Pipeline>(params, plan, nullptr).n_floats();
     plan.n_counters = n;
   });
   return plan;
@@ -45,8 +46,8 @@ void run_equal_runs(const Params& params, const DeviceOutput& output, const Laun
                       .overlaps = device().major >= 9};
   with_pipeline<T>(params, [&](auto pipeline) {
     using Pipeline = typename decltype(pipeline)::type;
-    launch(equal_runs<Pipeline>, config, stream, params, output, Pipeline::arguments(params),
-           equal_runs_workspace<Pipeline>(params, plan.n_blocks, workspace.floats), workspace.counters);
+    launch(equal_runs<Pipeline>, config, stream, params, output, Pipeline::arguments(params, plan.n_stages),
+           equal_runs_workspace<Pipeline>(params, plan, workspace.floats), workspace.counters);
   });
 }
 

@@ -20,7 +20,7 @@ __device__ __forceinline__ T warp_uniform(T x) {
 }
 
 /// Warps on tensor cores, each with a ring of its own. Four of them, one per scheduler: so each has all the registers that a
-/// thread may have.
+/// thread may have. Two, where four have no room for their rings.
 /// @tparam kCopy how rows come into shared memory where they are aligned; it changes no bit
 /// @tparam Params_ DecodeParams, or ListedParams for leaves in the order of a list
 template <IsMmaTile Tile, RowCopy kCopy, class Params_ = DecodeParams>
@@ -38,29 +38,30 @@ class MmaPipeline {
 #else
   static constexpr bool kIsCompiled = true;
 #endif
-  static constexpr int kStages = Ring::kStages, kWorkers = 4, kThreads = kWorkers * kWarp;
-  /// Shared memory: the barriers, and at a multiple of 1024 bytes the rings and what else warps keep there.
-  static constexpr int kVectors = kWorkers * (Ring::kVectors + kTileVectors<Tile>);
-  static constexpr int kScratchFloats = 4 * kVectors;
-  static constexpr std::size_t kBytes = kBoxAlignment + kVectors * sizeof(Bytes16);
-  static_assert(kBytes + 3 * 128 <= 227 * 1024);
+  static constexpr int kMostWarps = 4, kThreads = kMostWarps * kWarp;
 
+  static constexpr BlockSize fit(std::size_t n_bytes) {
+    const int n_warps = bytes_of(kMostWarps, Ring::kStages) <= n_bytes ? kMostWarps : kMostWarps / 2;
+    int n_stages = Ring::kStages;
+    while (n_stages > 2 && bytes_of(n_warps, n_stages) > n_bytes) --n_stages;
+    return {n_warps * kWarp, n_stages, bytes_of(n_warps, n_stages), 4 * n_vectors(n_warps, n_stages)};
+  }
   __device__ __forceinline__ MmaPipeline(Arena& arena, const Arguments& arguments)
       : aligned_(arguments.aligned),
-        full_(arena.take<Barrier>(kWorkers * kStages)),
-        memory_(arena.take<Bytes16>(kVectors, kBoxAlignment)),
-        ring_(memory_ + worker() * Ring::kVectors, full_ + worker() * kStages, arguments.maps,
-              static_cast<int>(threadIdx.x) % kWarp) {
+        full_(arena.take<Barrier>(n_warps() * Ring::kStages)),
+        memory_(arena.take<Bytes16>(n_vectors(n_warps(), Ring::n_stages(arguments.maps)), kBoxAlignment)),
+        ring_(memory_ + first_ring(n_warps()) + worker() * Ring::n_stages(arguments.maps) * Ring::kStageVectors,
+              full_ + worker() * Ring::kStages, arguments.maps, static_cast<int>(threadIdx.x) % kWarp) {
     if constexpr (Ring::kHasMaps) {
       if (threadIdx.x == 0) {
-        for (int i = 0; i < kWorkers * kStages; ++i) barrier_init(full_ + i, 1);
+        for (int i = 0; i < n_warps() * Ring::kStages; ++i) barrier_init(full_ + i, 1);
         barrier_fence_init();
       }
       __syncthreads();
     }
   }
   /// Describes keys and values to the copy engine, if it takes them.
-  static Arguments arguments(const Params& params) {
+  static Arguments arguments(const Params& params, int n_stages) {
     Arguments arguments{starts_aligned(params, DTypeTraits<typename Tile::T>::kDType), {}};
     if constexpr (Ring::kHasMaps) {
       const auto array_of = [&params](const DeviceView& view, int d) {
@@ -73,6 +74,7 @@ class MmaPipeline {
       const TensorArray k = array_of(params.k, params.d_h), v = array_of(params.v, params.d_v);
       arguments.aligned = arguments.aligned && refusal(k).empty() && refusal(v).empty();
       if (arguments.aligned) arguments.maps = {make_tensor_map(k), make_tensor_map(v)};
+      arguments.maps.n_stages = n_stages;
     }
     return arguments;
   }
@@ -80,17 +82,37 @@ class MmaPipeline {
   __device__ __forceinline__ static void publish_scratch() {
     if constexpr (Ring::kHasMaps) async_proxy_fence();
   }
-  __device__ __forceinline__ Scratch scratch() const { return {shared_as<float>(memory_), kScratchFloats}; }
+  __device__ __forceinline__ Scratch scratch() const {
+    return {shared_as<float>(memory_), 4 * n_vectors(n_warps(), ring_.n_stages())};
+  }
   __device__ __forceinline__ void operator()(const Params& params, std::int64_t kv_head, std::int64_t first_row,
                                              KeyRange range, float* forests, std::int64_t n_forest) {
-    const KeyRange own = split_range(range, worker(), kWorkers);
+    const KeyRange own = split_range(range, worker(), n_warps());
     accumulate_tiles<Tile>(params, warp_uniform(kv_head), warp_uniform(first_row),
                            {warp_uniform(own.begin), warp_uniform(own.end)}, forests + worker() * Tile::kSlots * n_forest,
-                           n_forest, aligned_, ring_, memory_ + (kWorkers * Ring::kVectors + worker() * kTileVectors<Tile>));
+                           n_forest, aligned_, ring_, memory_ + worker() * kTileVectors<Tile>);
   }
 
  private:
+  /// 16-byte vectors: what warps keep beside their rings, and at a multiple of 1024 bytes the rings.
+  static constexpr int first_ring(int n_warps) {
+    constexpr int kUnit = kBoxAlignment / static_cast<int>(sizeof(Bytes16));
+    return (n_warps * kTileVectors<Tile> + kUnit - 1) / kUnit * kUnit;
+  }
+  static constexpr int n_vectors(int n_warps, int n_stages) {
+    return first_ring(n_warps) + n_warps * n_stages * Ring::kStageVectors;
+  }
+  /// Shared memory: the barriers, and at a multiple of 1024 bytes the vectors.
+  static constexpr std::size_t bytes_of(int n_warps, int n_stages) {
+    return kBoxAlignment + static_cast<std::size_t>(n_vectors(n_warps, n_stages)) * sizeof(Bytes16);
+  }
+  // Without tensor maps the number of stages is fixed.
+  static_assert(bytes_of(kMostWarps, Ring::kStages) + kKernelBytes <= kMostSharedBytes &&
+                bytes_of(kMostWarps / 2, Ring::kHasMaps ? 2 : Ring::kStages) + kKernelBytes <= kLeastSharedBytes);
   __device__ __forceinline__ static int worker() { return warp_uniform(static_cast<int>(threadIdx.x) / kWarp); }
+  __device__ __forceinline__ static int n_warps() {
+    return kFitsLargestBlock ? kMostWarps : static_cast<int>(blockDim.x) / kWarp;
+  }
 
   bool aligned_;
   Shared<Barrier> full_;

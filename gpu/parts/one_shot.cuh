@@ -90,6 +90,7 @@ struct OneShotEnd {
   DeviceOutput result;  ///< finished rows
 
   static constexpr std::size_t kSharedBytes = 128;
+  static_assert(kEqualRunsBytes + kSharedBytes <= kKernelBytes);
   /// The query tiles [begin, end) that the block has joined: they are neighbours, since it shares only the first and the
   /// last of its query tiles with other blocks.
   using Tiles = Shared<int>;

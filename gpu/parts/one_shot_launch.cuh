@@ -27,8 +27,8 @@ void run_one_shot(const Params& params, const OneShotEnd& end, const LaunchPlan&
                       .is_cooperative = true};
   with_pipeline<T>(params, [&](auto pipeline) {
     using Pipeline = typename decltype(pipeline)::type;
-    launch(one_shot<Pipeline>, config, stream, params, end, Pipeline::arguments(params),
-           equal_runs_workspace<Pipeline>(params, plan.n_blocks, workspace.floats), workspace.counters);
+    launch(one_shot<Pipeline>, config, stream, params, end, Pipeline::arguments(params, plan.n_stages),
+           equal_runs_workspace<Pipeline>(params, plan, workspace.floats), workspace.counters);
   });
 }
 

@@ -9,23 +9,37 @@
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
+/// What a device leaves to the plan: how large a block of a pipeline is there.
+struct BlockSize {
+  int n_threads = 0, n_stages = 0;
+  std::size_t n_bytes = 0;   ///< of shared memory, for the pipeline
+  int n_scratch_floats = 0;  ///< of scratch()
+};
+
+/// Shared memory of a kernel beside that of its pipeline: at most four small things, each at a multiple of 128 bytes.
+inline constexpr std::size_t kKernelBytes = 4 * 128;
+
+/// The largest block of a pipeline that fits into the shared memory of the device at hand. Its size changes no bit, for
+/// leaves have the same sums whichever worker takes them.
+template <class Pipeline>
+BlockSize fit_block() {
+  return Pipeline::fit(device().shared_bytes - kKernelBytes);
+}
+
 /// What a kernel is made of: a kind of worker and its way to keys and values. All threads of a block construct one at the
 /// start and call it for every range of the block. Its arguments are made on the host, and are a parameter of the kernel
 /// that outlives the pipeline.
 template <class Pipeline>
 concept IsPipeline = IsWorker<typename Pipeline::Worker> &&
     requires(Pipeline pipeline, Arena& arena, const typename Pipeline::Arguments& arguments,
-             const typename Pipeline::Params& params, std::int64_t i, KeyRange range, float* forests) {
-  { Pipeline::arguments(params) } -> std::same_as<typename Pipeline::Arguments>;  // on the host
+             const typename Pipeline::Params& params, std::int64_t i, KeyRange range, float* forests, std::size_t n_bytes) {
+  { Pipeline::fit(n_bytes) } -> std::same_as<BlockSize>;  // on the host: the largest block in so much shared memory
+  { Pipeline::arguments(params, /*n_stages*/ 1) } -> std::same_as<typename Pipeline::Arguments>;  // on the host
   Pipeline(arena, arguments);
-  { Pipeline::kIsCompiled } -> std::convertible_to<bool>;    // for this architecture
-  { Pipeline::kThreads } -> std::convertible_to<int>;        // of a block
-  { Pipeline::kWorkers } -> std::convertible_to<int>;        // of a block, that accumulate
-  { Pipeline::kStages } -> std::convertible_to<int>;         // copies in flight
-  { Pipeline::kBytes } -> std::convertible_to<std::size_t>;  // of shared memory
-  { Pipeline::kScratchFloats } -> std::convertible_to<int>;  // of scratch()
-  { pipeline.scratch() } -> std::same_as<Scratch>;           // shared memory that is free between two ranges
-  Pipeline::publish_scratch();                               // by all threads that wrote it, before the next range
+  { Pipeline::kIsCompiled } -> std::convertible_to<bool>;  // for this architecture
+  { Pipeline::kThreads } -> std::convertible_to<int>;      // of a block, at most
+  { pipeline.scratch() } -> std::same_as<Scratch>;         // shared memory that is free between two ranges
+  Pipeline::publish_scratch();                             // by all threads that wrote it, before the next range
   pipeline(params, /*kv_head*/ i, /*first_row*/ i, range, forests, /*n_forest*/ i);
 };
 

@@ -22,6 +22,7 @@ struct RowAccess {
 
 /// Sub-warps that fill their rings themselves: by bulk copies where rows allow it, else by a general ring that takes rows of
 /// any stride, length and alignment. Which one it is changes no bit. Wider rows take more of the memory, so fewer threads.
+/// The widest have two stages: three would not fit the smallest devices.
 /// @tparam Params_ DecodeParams, or ListedParams for leaves in the order of a list
 template <IsSubWarp SubWarp, class Params_ = DecodeParams>
 class SubWarpPipeline {
@@ -30,17 +31,19 @@ class SubWarpPipeline {
   using Params = Params_;
   using Steps = StepsOf<Params>;
   using Arguments = RowAccess;
-  using General = LaneRing<SubWarp, 3, Steps>;
+  using General = LaneRing < SubWarp, SubWarp::kVectorsPerLane<5 ? 3 : 2, Steps>;
   static constexpr bool kIsCompiled = true;
   static constexpr int kStages = General::kStages;
-  static constexpr int kThreads = kWarp * (SubWarp::kVectorsPerLane < 8 ? 8 / SubWarp::kVectorsPerLane : 1);
-  static constexpr int kWorkers = kThreads / SubWarp::kLanes;
-  static constexpr std::size_t kRingBytes = General::n_bytes(kThreads);
-  static constexpr int kScratchFloats = static_cast<int>(kRingBytes / sizeof(float));
-  static constexpr std::size_t kBytes = kRingBytes + (kWorkers * kStages * sizeof(Barrier) + 127) / 128 * 128;
+  static constexpr int kMostWarps = (8 + SubWarp::kVectorsPerLane - 1) / SubWarp::kVectorsPerLane;
+  static constexpr int kThreads = kMostWarps * kWarp;
 
+  static constexpr BlockSize fit(std::size_t n_bytes) {
+    int n_warps = kMostWarps;
+    while (n_warps > 1 && bytes_of(n_warps) > n_bytes) --n_warps;
+    return {n_warps * kWarp, kStages, bytes_of(n_warps), n_scratch_floats(n_warps * kWarp)};
+  }
   /// Which ways there are to the rows of a shard.
-  static RowAccess arguments(const DecodeParams& params) {
+  static RowAccess arguments(const DecodeParams& params, int) {
     constexpr DType kDType = DTypeTraits<typename SubWarp::T>::kDType;
     return {starts_aligned(params, kDType),
             device().major >= 9 && has_bulk_rows(params, kDType, SubWarp::kLanes * SubWarp::kVectorsPerLane * 16)};
@@ -48,15 +51,15 @@ class SubWarpPipeline {
 
   __device__ __forceinline__ SubWarpPipeline(Arena& arena, const RowAccess& access)
       : access_(access),
-        memory_(arena.take<Bytes16>(kRingBytes / sizeof(Bytes16)))
+        memory_(arena.take<Bytes16>(General::n_bytes(n_threads()) / sizeof(Bytes16)))
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
         ,
-        ring_(memory_ + worker() * Bulk::kVectors, arena.take<Barrier>(kWorkers * kStages) + worker() * kStages)
+        ring_(memory_ + worker() * Bulk::kVectors, arena.take<Barrier>(n_workers() * kStages) + worker() * kStages)
 #endif
   {
   }
   /// Shared memory that is free between two ranges.
-  __device__ __forceinline__ Scratch scratch() const { return {shared_as<float>(memory_), kScratchFloats}; }
+  __device__ __forceinline__ Scratch scratch() const { return {shared_as<float>(memory_), n_scratch_floats(n_threads())}; }
   /// Makes what this thread has written to the scratch memory known to the copies of the next range.
   __device__ __forceinline__ static void publish_scratch() {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
@@ -67,7 +70,7 @@ class SubWarpPipeline {
   /// @param forests of the workers, one per slot, n_forest floats each
   __device__ __forceinline__ void operator()(const Params& params, std::int64_t kv_head, std::int64_t first_row,
                                              KeyRange range, float* forests, std::int64_t n_forest) {
-    const KeyRange own = split_range(range, worker(), kWorkers);
+    const KeyRange own = split_range(range, worker(), n_workers());
     const Steps steps(own, params.in_use(kv_head));
     float* const forest = forests + worker() * n_forest;
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
@@ -82,13 +85,24 @@ class SubWarpPipeline {
   }
 
  private:
+  /// Rings and barriers.
+  static constexpr std::size_t bytes_of(int n_warps) {
+    const std::size_t n_barriers = static_cast<std::size_t>(n_workers_of<SubWarp>(n_warps * kWarp) * kStages);
+    return General::n_bytes(n_warps * kWarp) + (n_barriers * sizeof(Barrier) + 127) / 128 * 128;
+  }
+  static constexpr int n_scratch_floats(int n_threads) {
+    return static_cast<int>(General::n_bytes(n_threads) / sizeof(float));
+  }
+  static_assert(bytes_of(1) + kKernelBytes <= kLeastSharedBytes && bytes_of(kMostWarps) + kKernelBytes <= kMostSharedBytes);
   __device__ __forceinline__ static int worker() { return static_cast<int>(threadIdx.x) / SubWarp::kLanes; }
+  __device__ __forceinline__ static int n_threads() { return kFitsLargestBlock ? kThreads : static_cast<int>(blockDim.x); }
+  __device__ __forceinline__ static int n_workers() { return n_workers_of<SubWarp>(n_threads()); }
 
   RowAccess access_;
   Shared<Bytes16> memory_;
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   using Bulk = BulkRing<SubWarp, kStages, Steps>;
-  static_assert(kWorkers * Bulk::kVectors * sizeof(Bytes16) == kRingBytes);
+  static_assert(n_workers_of<SubWarp>(kThreads) * Bulk::kVectors * sizeof(Bytes16) == General::n_bytes(kThreads));
   Bulk ring_;
 #endif
 };

@@ -24,9 +24,9 @@ struct ShortEnd {
   static constexpr int kSubtrees = 2 * 5, kForest = kSubtrees * WorkerForest<Worker>::kEntry,
                        kForests = Worker::kSlots * kForest;
   static_assert(kShortLeaves <= 1 << kSubtrees / 2);
-  /// Whether there is room for the forest, and beside it for a join of two parts.
-  static constexpr bool kFits =
-      kForests + kJoinFloats + 2 * kSubtrees * kWarp * ColumnStates<Worker>::kFloats <= Pipeline::kScratchFloats;
+  /// Scratch memory that it takes, for the forest and beside it a join of two parts; whether any block has as much.
+  static constexpr int kFloats = kForests + kJoinFloats + 2 * kSubtrees * kWarp * ColumnStates<Worker>::kFloats;
+  static constexpr bool kFits = kFloats <= Pipeline::fit(kMostSharedBytes - kKernelBytes).n_scratch_floats;
 };
 
 /// Grid: splits, query tiles; a cluster is all splits of a query tile. Neither a forest of a split nor a counter is in
@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(Pipeline::kThreads, 1)
     const Shared<float> kept = pipeline.scratch().memory;
     const Scratch scratch{kept + kForests, pipeline.scratch().n_floats - kForests};
     join_splits<Worker>(
-        scratch, forests.of_worker(query_tile, split, 0), forests.n_worker, range, Pipeline::kWorkers,
+        scratch, forests.of_worker(query_tile, split, 0), forests.n_worker, range, forests.n_workers,
         [&](const auto& column, const auto& roots) { store_forest<Worker, InShared>(column, roots, kept, kForest); });
 
     // The first block joins the splits where they lie, and writes the rows.

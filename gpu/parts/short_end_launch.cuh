@@ -15,13 +15,16 @@ bool plan_short_end(const DecodeParams& params, const LaunchOptions& options, La
     using Pipeline = typename decltype(pipeline)::type;
     using Worker = typename Pipeline::Worker;
     const std::int64_t query_tiles = n_query_tiles<Worker>(params);
-    const int n = ShortEnd<Pipeline>::kFits ? choose_cluster(params, query_tiles, options.n_splits) : 0;
+    const BlockSize block = fit_block<Pipeline>();
+    const bool fits = ShortEnd<Pipeline>::kFloats <= block.n_scratch_floats;
+    const int n = fits ? choose_cluster(params, query_tiles, options.n_splits) : 0;
     if (n == 0 || query_tiles > 65535) return;
     is_short = true;
-    plan = {.n_splits = n, .n_threads = Pipeline::kThreads, .n_stages = Pipeline::kStages, .cluster = n};
+    plan = {.n_splits = n, .n_threads = block.n_threads, .n_stages = block.n_stages, .cluster = n};
     plan.n_blocks = static_cast<int>(n * query_tiles);
-    plan.shared_bytes = Pipeline::kBytes;
-    plan.n_floats = query_tiles * SplitWorkspace::of<Worker>(params, n, Pipeline::kWorkers, nullptr).n_floats();
+    plan.shared_bytes = block.n_bytes;
+    plan.n_floats =
+        query_tiles * SplitWorkspace::of<Worker>(params, n, n_workers_of<Worker>(block.n_threads), nullptr).n_floats();
     plan.path = multiplies_on_tensor_cores(params, DTypeTraits<T>::kDType) ? "tensor" : "scalar";
   });
   return is_short;
@@ -40,8 +43,8 @@ void run_short_end(const DecodeParams& params, const DeviceOutput& output, const
                         .shared_bytes = plan.shared_bytes,
                         .cluster = plan.cluster,
                         .overlaps = true};
-    launch(short_end<Pipeline>, config, stream, params, output, Pipeline::arguments(params),
-           SplitWorkspace::of<Worker>(params, plan.n_splits, Pipeline::kWorkers, workspace.floats));
+    launch(short_end<Pipeline>, config, stream, params, output, Pipeline::arguments(params, plan.n_stages),
+           SplitWorkspace::of<Worker>(params, plan.n_splits, n_workers_of<Worker>(plan.n_threads), workspace.floats));
   });
 }
 

@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(Pipeline::kThreads, 1)
     pipeline(params, tile.kv_head, tile.first_row, range, forests.of_worker(query_tile, split, 0), forests.n_worker);
     __syncthreads();
     join_splits<Worker>(pipeline.scratch(), forests.of_worker(query_tile, split, 0), forests.n_worker, range,
-                        Pipeline::kWorkers, [&](const auto& column, const auto& roots) {
+                        forests.n_workers, [&](const auto& column, const auto& roots) {
                           store_forest<Worker>(column, roots, forests.of_split(query_tile, split), forests.n_split);
                         });
 
@@ -51,10 +51,12 @@ template <IsPipeline Pipeline>
 LaunchPlan plan_splits(const DecodeParams& params, const LaunchOptions& options, const char* path) {
   using Worker = typename Pipeline::Worker;
   const std::int64_t query_tiles = n_query_tiles<Worker>(params);
-  LaunchPlan plan{.n_threads = Pipeline::kThreads, .n_stages = Pipeline::kStages, .n_counters = query_tiles, .path = path};
-  plan.n_splits = options.n_splits > 0 ? options.n_splits : choose_splits(params, query_tiles, Pipeline::kWorkers);
-  plan.shared_bytes = 128 + Pipeline::kBytes;
-  plan.n_floats = query_tiles * SplitWorkspace::of<Worker>(params, plan.n_splits, Pipeline::kWorkers, nullptr).n_floats();
+  const BlockSize block = fit_block<Pipeline>();
+  const int n_workers = n_workers_of<Worker>(block.n_threads);
+  LaunchPlan plan{.n_threads = block.n_threads, .n_stages = block.n_stages, .n_counters = query_tiles, .path = path};
+  plan.n_splits = options.n_splits > 0 ? options.n_splits : choose_splits(params, query_tiles, n_workers);
+  plan.shared_bytes = 128 + block.n_bytes;
+  plan.n_floats = query_tiles * SplitWorkspace::of<Worker>(params, plan.n_splits, n_workers, nullptr).n_floats();
   return plan;
 }
 
@@ -66,8 +68,9 @@ void run_splits(const DecodeParams& params, const DeviceOutput& output, const La
   const Launch config{.grid = {static_cast<unsigned>(plan.n_splits), static_cast<unsigned>(n_query_tiles<Worker>(params))},
                       .block = {static_cast<unsigned>(plan.n_threads)},
                       .shared_bytes = plan.shared_bytes};
-  launch(split<Pipeline>, config, stream, params, output, Pipeline::arguments(params),
-         SplitWorkspace::of<Worker>(params, plan.n_splits, Pipeline::kWorkers, workspace.floats), workspace.counters);
+  launch(split<Pipeline>, config, stream, params, output, Pipeline::arguments(params, plan.n_stages),
+         SplitWorkspace::of<Worker>(params, plan.n_splits, n_workers_of<Worker>(plan.n_threads), workspace.floats),
+         workspace.counters);
 }
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

@@ -67,9 +67,10 @@ struct LeafKeys {
   __device__ __forceinline__ bool contain(int index) const { return index >= begin && index < end; }
 };
 
-/// Keys and values as the copy engine knows them.
+/// Keys and values as the copy engine knows them, and the stages of a ring, which depend on the device.
 struct TileMaps {
   TensorMap k, v;
+  int n_stages = 0;
 };
 
 /// How rows of 16 bits come into shared memory where they are aligned.
@@ -88,13 +89,21 @@ class TileRing {
   using Maps = std::conditional_t<kHasMaps, TileMaps, NoMaps>;
   static constexpr int kTileBoxes = kHasMaps && Tile::kBoxes > 1 ? 2 : 1;  ///< of a tile
   static constexpr int kTiles = Tile::kBoxes / kTileBoxes;                 ///< of a leaf of keys, and of its values
-  /// Tiles of the ring: 48 KiB per warp, or 32 where parked states leave no more; 24 KiB where devices have less memory.
+  /// Most tiles of the ring: 48 KiB per warp, or 32 where parked states leave no more; without tensor maps 24 KiB, always.
   static constexpr int kStages = !kHasMaps ? 3 : kTileBoxes == 1 ? 6 : Tile::kElements * Tile::kSlots < 64 ? 3 : 2;
-  static constexpr int kStageVectors = kTileBoxes * kBoxVectors, kVectors = kStages * kStageVectors;  ///< of 16 bytes
+  static constexpr int kStageVectors = kTileBoxes * kBoxVectors;  ///< of 16 bytes
+  /// Tiles of the ring.
+  __device__ __forceinline__ static int n_stages(const Maps& maps) {
+    if constexpr (kHasMaps && !kFitsLargestBlock)
+      return maps.n_stages;
+    else
+      return kStages;
+  }
 
-  /// @param memory [kVectors] @param full [kStages] barriers of count 1, fresh; unused without tensor maps
+  /// @param memory n_stages(maps) stages @param full as many barriers of count 1, fresh; unused without tensor maps
   __device__ __forceinline__ TileRing(Shared<Bytes16> memory, Shared<Barrier> full, const Maps& maps, int lane)
       : memory_(memory), full_(full), maps_(&maps), lane_(lane) {}
+  __device__ __forceinline__ int n_stages() const { return n_stages(*maps_); }
 
   /// Starts to fill all stages with what lies first in a range. All tiles of the range before it have been read.
   /// @param aligned whether rows may be copied as kCopy says
@@ -104,7 +113,8 @@ class TileRing {
     entry_ = static_cast<int>(kv_head / params.kv_heads), head_ = static_cast<int>(kv_head - entry_ * params.kv_heads);
     range_ = range, first_row_ = range.first_row(params);
     copies_ = aligned && !only_finite, only_finite_ = only_finite;
-    for (int i = 0; i < kStages; ++i) start_next(params, stage_ + i < kStages ? stage_ + i : stage_ + i - kStages);
+    const int n = n_stages();
+    for (int i = 0; i < n; ++i) start_next(params, stage_ + i < n ? stage_ + i : stage_ + i - n);
   }
 
   /// The next tile, once it is there: box after box; it may be read until release().
@@ -121,7 +131,7 @@ class TileRing {
   __device__ __forceinline__ void release(const DecodeParams& params) {
     __syncwarp();
     start_next(params, stage_);
-    if (++stage_ == kStages) stage_ = 0, parity_ ^= 1;
+    if (++stage_ == n_stages()) stage_ = 0, parity_ ^= 1;
   }
 
   /// Makes zeros of the rows of a tile without a key, which a tensor map has copied with the others.

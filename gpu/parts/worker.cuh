@@ -15,6 +15,18 @@ namespace tree_attn::TREE_ATTN_PLATFORM {
 inline constexpr int kWarp = 32;
 inline constexpr unsigned kAllLanes = 0xFFFFFFFF;
 
+/// Shared memory that a block may have on the smallest and the largest devices: 99 KiB on consumer devices of compute
+/// capability 8 and 12, 227 KiB on 9 and 10.
+inline constexpr std::size_t kLeastSharedBytes = 99 * 1024, kMostSharedBytes = 227 * 1024;
+
+/// Whether all devices of this architecture leave room for the largest block, so that its size is a constant in kernels. It
+/// saves registers.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200
+inline constexpr bool kFitsLargestBlock = true;
+#else
+inline constexpr bool kFitsLargestBlock = false;
+#endif
+
 /// A worker: kLanes lanes that take a range of positions for kRows queries and leave a forest. A lane holds, in each of its
 /// kSlots, kElements components of the state of one of them.
 template <class Worker>

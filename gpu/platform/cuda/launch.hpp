@@ -28,7 +28,7 @@ struct Device {
   std::string name;
   int n_multiprocessors = 0;
   std::size_t shared_bytes = 0;  ///< dynamic shared memory that one block may have
-  int major = 0;                 ///< compute capability, 8 or 9
+  int major = 0;                 ///< of the compute capability
 };
 
 /// As --backend takes it; whether device memory is memory of the host.

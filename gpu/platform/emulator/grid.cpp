@@ -41,7 +41,7 @@ Residency& residency_of(int device) {
 
 LaunchHistory::LaunchHistory() : number(++n_histories * kMaxLaunches), running(number) {}
 
-/// The limits of a device of compute capability 9.
+/// The limits of the device.
 void check(const Launch& config, const Settings& how) {
   const std::uint64_t n_threads = std::uint64_t{config.block.x} * config.block.y * config.block.z;
   const std::uint64_t n_blocks = n_blocks_of(config);
@@ -50,9 +50,9 @@ void check(const Launch& config, const Settings& how) {
   if (n_blocks == 0 || n_blocks > 1u << 30 || config.grid.y > 65535 || config.grid.z > 65535) {
     throw DeviceError("launch: grid " + name_of(config.grid) + " cannot be launched");
   }
-  if (config.shared_bytes > kMaxSharedBytes) {
+  if (config.shared_bytes > shared_bytes_of(how)) {
     throw DeviceError("launch: " + std::to_string(config.shared_bytes) + " bytes of shared memory; a block may have " +
-                      std::to_string(kMaxSharedBytes));
+                      std::to_string(shared_bytes_of(how)));
   }
   if (config.cluster < 1 || config.cluster > 8 || config.grid.x % static_cast<unsigned>(config.cluster) != 0) {
     throw DeviceError("launch: clusters of " + std::to_string(config.cluster) + " blocks in a grid of " +

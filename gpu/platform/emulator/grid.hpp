@@ -17,9 +17,6 @@
 
 namespace tree_attn::emulated {
 
-/// Dynamic shared memory that a block may have on the largest devices, 227 KiB.
-inline constexpr std::size_t kMaxSharedBytes = 232448;
-
 /// How a kernel is launched.
 struct Launch {
   dim3 grid{}, block{};
@@ -32,6 +29,11 @@ struct Launch {
 };
 
 namespace runtime {
+
+/// Dynamic shared memory that a block may have.
+inline std::size_t shared_bytes_of(const Settings& how) {
+  return how.shared_bytes > 0 ? how.shared_bytes : least_shared_bytes(how.major);
+}
 
 /// Of all its clusters.
 inline std::uint64_t n_blocks_of(const Launch& config) {

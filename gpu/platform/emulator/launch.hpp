@@ -28,10 +28,12 @@ struct Device {
   std::string name;
   int n_multiprocessors = 0;
   std::size_t shared_bytes = 0;  ///< dynamic shared memory that one block may have
-  int major = 0;                 ///< compute capability, 8 or 9
+  int major = 0;                 ///< of the compute capability
 };
 
-inline Device device() { return {"emulator", settings().n_multiprocessors, kMaxSharedBytes, settings().major}; }
+inline Device device() {
+  return {"emulator", settings().n_multiprocessors, runtime::shared_bytes_of(settings()), settings().major};
+}
 
 /// Devices: how many there are, and which one this host thread allocates and launches on. @throws DeviceError
 inline int n_devices() { return settings().n_devices; }

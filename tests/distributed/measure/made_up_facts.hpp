@@ -87,10 +87,10 @@ inline std::vector<Fault> faults() {
        "ranks 0 and 1 on node01: driver 580.65.06 knows CUDA 13.0, the program was built with 13.1; update the driver if a "
        "call of CUDA asks for it: kernels run, newer features do not"},
       {"no kernel for the GPU", kFailure, Need::kGpu, 1, all([](RankFacts& one) {
-         for (GpuFacts& gpu : one.gpus) gpu.name = "NVIDIA RTX PRO 6000", gpu.major = 12, gpu.minor = 0;
+         for (GpuFacts& gpu : one.gpus) gpu.name = "Tesla V100", gpu.major = 7, gpu.minor = 0;
        }),
-       "--backend cuda: built for sm_80, sm_90a; the NVIDIA RTX PRO 6000 of ranks 0 and 1 on node01 is sm_120; use GPUs of "
-       "compute capability 8 or 9.0, for which there are kernels"},
+       "--backend cuda: built for sm_80, sm_90a; the Tesla V100 of ranks 0 and 1 on node01 is sm_70; use GPUs of compute "
+       "capability 8.0 or later, for which there are kernels"},
       {"kernels for other GPUs", kFailure, Need::kGpu, 1, all([](RankFacts& one) { one.built_for = {"80"}; }),
        "--backend cuda: built for sm_80; the NVIDIA H200 of ranks 0 and 1 on node01 is sm_90; build with "
        "-DCMAKE_CUDA_ARCHITECTURES=90a-real"},

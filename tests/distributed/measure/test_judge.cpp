@@ -206,6 +206,17 @@ TEST_CASE("judge: which driver and which GPU run a kernel") {
   CHECK(!runs("90a", 9, 1));
   CHECK(!runs("90a", 10, 0));
   CHECK(runs("120", 12, 1));
+
+  // What to build for.
+  const auto advice = [](int major, int minor) {
+    std::vector<RankFacts> facts = healthy_cluster(1, 1);
+    facts[0].gpus[0].major = major, facts[0].gpus[0].minor = minor;
+    const std::string fault = faults_in(facts).at(0);
+    return fault.substr(fault.rfind("; ") + 2);
+  };
+  CHECK(advice(10, 3) == "build with -DCMAKE_CUDA_ARCHITECTURES=103-real");
+  CHECK(advice(12, 0) == "build with -DCMAKE_CUDA_ARCHITECTURES=120-real");
+  CHECK(advice(7, 5) == "use GPUs of compute capability 8.0 or later, for which there are kernels");
 }
 
 TEST_CASE("judge: cores are those of the machine, within the limit of a container, and threads are ranks too") {

@@ -117,14 +117,87 @@ TEST_CASE("bits: an entry of a batch has those that it has alone") {
 }
 
 #if !defined(TREE_ATTN_FOR_CUDA)
-/// Without bulk copies, tensor maps and clusters: rows come by cp.async.
-TEST_CASE("bits: a device of compute capability 8 has those of capability 9") {
+/// Devices of the ends of compute capability 8, of 10 and of 12: without and with bulk copies, tensor maps and clusters,
+/// with little shared memory and with much.
+const emulated::Settings kDevices[] = {{.major = 8}, {.major = 8, .shared_bytes = 163 * 1024}, {.major = 10}, {.major = 12}};
+
+/// A launch that asks for more shared memory than the device has is an error.
+TEST_CASE("bits: no device changes any, in any step, for rows of every length") {
+  std::vector<Axes> all = shapes();
+  for (const DType dtype : {DType::F32, DType::F16, DType::BF16}) {
+    for (const std::int64_t d : {8, 129, 256, 264, 512, 520, 576}) {
+      for (const std::int64_t heads : {1, 5})
+        all.push_back({.heads = heads, .kv_heads = 1, .head_dim = d, .value_dim = d, .n_keys = 200, .dtype = dtype});
+    }
+  }
   unsigned seed = 5250;
-  for (const Axes& axes : shapes()) {
+  int n_decodes = 0;
+  for (const Axes& axes : all) {
     const auto workload = normal_workload(seed++, axes, std::vector<std::int64_t>{axes.n_keys - 3});
-    const DecodeOutput want = run_step(device::library_step(), *workload, {.n_splits = 3});
-    const emulated::SettingsScope scope({.major = 8});
-    CHECK(same_output(run_step(device::library_step(), *workload, {.n_splits = 3}), want));
+    const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
+    for (const device::LadderStep* step : device::ladder()) {
+      if (step->refusal(shard.params, shard.dtype) != "") continue;
+      const DecodeOutput want = run_step(*step, shard, {.n_splits = 3});
+      for (const emulated::Settings& settings : kDevices) {
+        const emulated::SettingsScope scope(settings);
+        if (step->refusal(shard.params, shard.dtype) != "") continue;
+        CAPTURE(std::string(step->name));
+        CAPTURE(settings.major);
+        CAPTURE(settings.shared_bytes);
+        CAPTURE(axes.head_dim);
+        CAPTURE(seed - 1);
+        CHECK(step->plan(shard.params, shard.dtype, {}).shared_bytes <= device::device().shared_bytes);
+        CHECK(same_output(run_step(*step, shard, {.n_splits = 3}), want));
+        ++n_decodes;
+      }
+    }
+  }
+  CHECK(n_decodes > 1000);
+}
+
+TEST_CASE("bits: a block is as large as the shared memory of the device allows") {
+  const auto size_on = [](const emulated::Settings& settings, DType dtype, std::int64_t heads, std::int64_t d) {
+    const auto workload =
+        normal_workload(5290, {.heads = heads, .kv_heads = 1, .head_dim = d, .value_dim = d, .n_keys = 64, .dtype = dtype});
+    const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
+    const emulated::SettingsScope scope(settings);
+    const device::LaunchPlan plan = device::kEqualRuns.plan(shard.params, shard.dtype, {});
+    return std::pair{plan.n_threads / 32, plan.n_stages};
+  };
+  const emulated::Settings consumer{.major = 8}, a100{.major = 8, .shared_bytes = 163 * 1024}, h200{.major = 9},
+      blackwell{.major = 12};
+  // Warps, and tiles or steps in the ring of each.
+  for (const std::int64_t d : {32, 128}) {
+    CHECK(size_on(consumer, DType::F32, 1, d) == std::pair{4, 3});
+    CHECK(size_on(a100, DType::F32, 1, d) == std::pair{6, 3});
+    CHECK(size_on(h200, DType::F32, 1, d) == std::pair{8, 3});
+    CHECK(size_on(blackwell, DType::F32, 1, d) == std::pair{4, 3});
+  }
+  CHECK(size_on(consumer, DType::F32, 1, 576) == std::pair{1, 2});
+  CHECK(size_on(h200, DType::F32, 1, 576) == std::pair{2, 2});
+  CHECK(size_on(consumer, DType::BF16, 4, 64) == std::pair{2, 3});
+  CHECK(size_on(a100, DType::BF16, 4, 64) == std::pair{4, 3});
+  CHECK(size_on(h200, DType::BF16, 4, 64) == std::pair{4, 6});
+  CHECK(size_on(blackwell, DType::BF16, 4, 64) == std::pair{2, 5});
+  CHECK(size_on(a100, DType::BF16, 8, 256) == std::pair{4, 3});
+  CHECK(size_on(h200, DType::BF16, 8, 256) == std::pair{4, 2});
+  CHECK(size_on(blackwell, DType::BF16, 8, 256) == std::pair{2, 2});
+
+  // Every size of memory is kept to, and none is wasted: more of it never makes a block smaller.
+  for (const auto& [dtype, heads] : {std::pair{DType::F32, 1}, {DType::BF16, 4}, {DType::BF16, 8}}) {
+    const auto workload = normal_workload(
+        5291, {.heads = heads, .kv_heads = 1, .head_dim = 128, .value_dim = 128, .n_keys = 64, .dtype = dtype});
+    const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
+    for (const int major : {8, 9}) {
+      std::size_t before = 0;
+      for (std::size_t n_bytes = 99 * 1024; n_bytes <= 227 * 1024; n_bytes += 128) {
+        const emulated::SettingsScope scope({.major = major, .shared_bytes = n_bytes});
+        const std::size_t taken = device::kEqualRuns.plan(shard.params, shard.dtype, {}).shared_bytes;
+        if (taken > n_bytes || taken < before)
+          FAIL(n_bytes << " bytes, of which " << taken << " are taken after " << before);
+        before = taken;
+      }
+    }
   }
 }
 #endif

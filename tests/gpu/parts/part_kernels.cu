@@ -98,16 +98,17 @@ __global__ void tile_ring(DecodeParams params, Ranges ranges, TileRingOptions op
   {
 #endif
     Arena arena;
-    const Shared<Barrier> full = arena.take<Barrier>(Ring::kStages);
+    const int n_stages = Ring::n_stages(maps);
+    const Shared<Barrier> full = arena.take<Barrier>(n_stages);
     const int lane = static_cast<int>(threadIdx.x);
     if constexpr (Ring::kHasMaps) {
       if (lane == 0) {
-        for (int i = 0; i < Ring::kStages; ++i) barrier_init(full + i, 1);
+        for (int i = 0; i < n_stages; ++i) barrier_init(full + i, 1);
         barrier_fence_init();
       }
       __syncthreads();
     }
-    Ring ring(arena.take<Bytes16>(Ring::kVectors, kBoxAlignment), full, maps, lane);
+    Ring ring(arena.take<Bytes16>(n_stages * Ring::kStageVectors, kBoxAlignment), full, maps, lane);
     for (int i = 0; i < ranges.n; ++i) {
       LeafRange rest(params, 0, ranges.range[i]);
       ring.begin(params, 0, rest, options.aligned, options.only_finite);
@@ -233,9 +234,10 @@ std::vector<float> tile_ring_on_device(const std::vector<std::uint16_t>& k, cons
   const auto run = [&]<RowCopy kCopy>(std::integral_constant<RowCopy, kCopy>) {
     using Tile = MmaTile<Half, kTileDim, 4>;
     using Ring = TileRing<Tile, kCopy>;
-    const auto arguments = MmaPipeline<Tile, kCopy>::arguments(params);
+    const auto arguments = MmaPipeline<Tile, kCopy>::arguments(params, options.n_stages);
     if (options.aligned && !arguments.aligned) throw DeviceError("rows cannot be copied");
-    launch(tile_ring<kCopy>, {.block = {kWarp}, .shared_bytes = kBoxAlignment + Ring::kVectors * sizeof(Bytes16)}, Stream{},
+    const auto n_vectors = static_cast<std::size_t>(Ring::kStages * Ring::kStageVectors);
+    launch(tile_ring<kCopy>, {.block = {kWarp}, .shared_bytes = kBoxAlignment + n_vectors * sizeof(Bytes16)}, Stream{},
            params, on_stack, options, arguments.maps, out.data());
   };
   if (options.by_tensor_maps)

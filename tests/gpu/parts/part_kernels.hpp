@@ -36,6 +36,7 @@ struct TileRingOptions {
   bool by_tensor_maps = false;  ///< else cp.async
   bool aligned = true;          ///< else plain loads
   bool only_finite = false;     ///< zeros in place of values that are not finite
+  int n_stages = 3;             ///< of a ring by tensor maps; by cp.async there are three
 };
 
 /// All tiles that a TileRing hands out for ranges of positions of a cache that starts at position `begin`, one range after

@@ -32,6 +32,7 @@ std::vector<std::int64_t> leaves_of(const std::vector<KeyRange>& ranges) {
 }
 
 const device::TileRingOptions kWays[] = {{.by_tensor_maps = true},
+                                         {.by_tensor_maps = true, .n_stages = 2},
                                          {.by_tensor_maps = false},
                                          {.by_tensor_maps = true, .aligned = false},
                                          {.by_tensor_maps = false, .aligned = false},
@@ -70,8 +71,8 @@ TEST_CASE("tile ring: keys and values of every leaf, zeros where there is no key
             }
           }
           INFO("first position " << ranges[0].begin << ", length " << length << ", d_h " << d_h << ", tensor maps "
-                                 << way.by_tensor_maps << ", aligned " << way.aligned << ", only finite "
-                                 << way.only_finite);
+                                 << way.by_tensor_maps << ", aligned " << way.aligned << ", only finite " << way.only_finite
+                                 << ", stages " << way.n_stages);
           CHECK(same);
         }
       }
