@@ -33,7 +33,7 @@ struct Run {
   int slow_rank = -1;  ///< sleeps before every step
   std::int64_t head_dim = 16;
   std::int64_t batch = 2, kv_heads = 2;
-  int n_multiprocessors = 3;
+  int n_multiprocessors = 3, major = 9;  ///< of the devices
 };
 
 inline WorkloadShape shape_of(const Run& run, std::int64_t n_keys) {
@@ -107,7 +107,8 @@ inline std::vector<DecodeOutput> gather_alone(Run run, std::int64_t n_at_start) 
 inline std::string text(const Run& run) {
   std::ostringstream text;
   text << run.p << " ranks, " << run.steps << " steps, cut " << static_cast<int>(run.cut) << ", " << name_of(run.order)
-       << ", " << name_of(run.dtype) << ", " << run.group << " queries, seed " << run.seed;
+       << ", " << name_of(run.dtype) << ", " << run.group << " queries, seed " << run.seed << ", compute capability "
+       << run.major;
   return text.str();
 }
 
