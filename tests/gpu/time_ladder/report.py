@@ -3,7 +3,7 @@
 import json
 
 # Lists of the result, and the parts whose lines they hold.
-LISTS = {"clock": "clock", "clusters": "clusters", "copies": "copies", "shapes": "shape", "lines": "step", "peers": "peer", "missing": "missing"}
+LISTS = {"clock": "clock", "clusters": "clusters", "copies": "copies", "shapes": "shape", "lines": "step", "stamps": "stamps", "peers": "peer", "missing": "missing"}
 MOST_OVER_READ = 3e-6  # seconds, at 8k keys
 MOST_AT_512 = 5e-6  # seconds
 MOST_OF_GROUPED = 1.03  # time of 32/8 heads in times of 8/8
@@ -121,6 +121,11 @@ def cached_rows(result):
              for line in result["lines"] if "cached_seconds" in line])
 
 
+def stamp_rows(result):
+    return (["shape", "blocks", "us until the last has started", "us of the median walk", "us from the last walk to the end", "us in all", "us between events"],
+            [[line["shape"], line["n_blocks"], *(microseconds(line[f"{part}_seconds"]) for part in ("start", "walk", "end", "kernel", "event"))] for line in result["stamps"]])
+
+
 def peer_rows(result):
     reads = {shape["shape"]: shape["read_seconds"] for shape in result["shapes"] if "read_seconds" in shape}
     ours = {line["shape"]: line["graph_seconds"] for line in result["lines"] if line["step"] == result["library"] and "graph_seconds" in line}
@@ -148,6 +153,8 @@ def markdown(result):
     lines += [f"\n{shape['shape']}: {shape['note']}." for shape in result["shapes"] if "note" in shape]
     if any("cached_seconds" in line for line in result["lines"]):
         lines += ["", "## Without the memory: inputs that stay in the L2 cache", "", *table(*cached_rows(result))]
+    if result["stamps"]:
+        lines += ["", "## Inside a launch of equal-runs", "", *table(*stamp_rows(result))]
     if result["peers"] or result["missing"]:
         lines += ["", "## Other libraries", "", ", ".join(f"{name} {version}" for name, version in result.get("versions", {}).items())]
         lines += ["", *table(*peer_rows(result)), "", *(f"* {line['peer']}: {line['note']}" for line in result["missing"])]

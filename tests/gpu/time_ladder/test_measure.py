@@ -99,6 +99,8 @@ def check_report():
                              {"part": "peer", "shape": "BF16, 8/8 heads, 8k keys", "peer": "PyTorch, flash", "note": "does not take it"}]
     small = next(line for line in lines if line["part"] == "shape" and line["shape"] == "BF16, 8/8 heads, 512 keys")
     small["cached_read_seconds"] = 2e-6
+    lines.append({"part": "stamps", "shape": small["shape"], "n_blocks": 128, "start_seconds": 1.25e-6, "walk_seconds": 7e-6, "end_seconds": 2e-6, "kernel_seconds": 11e-6,
+                  "event_seconds": 14e-6})
     next(line for line in lines if line["part"] == "step" and line["shape"] == small["shape"] and "graph_seconds" in line)["cached_seconds"] = 2.5e-6
     result = report.result_of(lines, "2026-01-01")
     assert json.loads(report.text_of(result)) == result
@@ -107,7 +109,7 @@ def check_report():
                 "| 16 | 220 | invalid argument |", "| BF16, 16/16 heads, 8k keys | naive |  |  |  | not timed: more than 8k keys |  |  |",
                 "| BF16, 16/16 heads, 64k keys | equal-runs | scalar | 8 x 256 | 292.5 | 146.2 | 7 | 0.800 |",
                 "| BF16, 16/16 heads, 512 keys | short-end | scalar, clusters of 8 | 8 x 256 | 10 | 5 | 210 | 0.600 |",
-                "| BF16, 8/8 heads, 512 keys | equal-runs | 2.5 | 0.800 | 3.75 |",
+                "| BF16, 8/8 heads, 512 keys | equal-runs | 2.5 | 0.800 | 3.75 |", "| BF16, 8/8 heads, 512 keys | 128 | 1.25 | 7 | 2 | 11 | 14 |",
                 "| BF16, 8/8 heads, 8k keys | PyTorch, math | 42.5 | 0.400 | 2.00 |", "| BF16, 8/8 heads, 8k keys | PyTorch, flash | does not take it |  |  |", "torch 9.9",
                 "* flash_attn: no wheel", "| BF16, 16/16 heads, 64k keys: at least 0.95 of a read | 0.800 | no |",
                 "| BF16, 8/8 heads, 8k keys: at least 1.4 times as fast as PyTorch, math | 2.00 | yes |"):
@@ -117,7 +119,7 @@ def check_report():
     import kernel_tables
     kernel_tables.RECORD = json.loads(report.text_of(result))
     assert any(row.startswith("| equal-runs") and "0.8" in row for row in kernel_tables.measured())
-    assert report.progress(lines[-2]) == "peer: BF16, 8/8 heads, 8k keys, PyTorch, math, 42.5 us"
+    assert report.progress(lines[-3]) == "peer: BF16, 8/8 heads, 8k keys, PyTorch, math, 42.5 us"
 
 
 def check_measure():
@@ -126,7 +128,8 @@ def check_measure():
         measure.ROOT, measure.BUILD = Path(folder), Path(folder) / "build-gpu"
         measure.BUILD.mkdir()
         (Path(folder) / "docs").mkdir()
-        for name, part, status in (("time_copies", lambda p: p in ("copies", "clock", "clusters"), 0), ("time_ladder", lambda p: p in ("device", "shape", "step"), 0)):
+        for name, part, status in (("time_copies", lambda p: p in ("copies", "clock", "clusters"), 0), ("time_ladder", lambda p: p in ("device", "shape", "step"), 0),
+                                   ("time_stamps", lambda p: p == "stamps", 0)):
             lines = [line for line in made_up(1.0) if part(line["part"])]
             program = measure.BUILD / name
             program.write_text("#!/bin/sh\necho Compiling ...\ncat <<'END'\n" + "\n".join(map(json.dumps, lines)) + f"\nEND\nexit ${{STATUS_{name}:-{status}}}\n")

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Equal runs of a pipeline and an end that note the time.
+#include "tests/gpu/time_ladder/stamped_runs.hpp"
+
+#include "gpu/parts/equal_runs.cuh"
+
+#include <type_traits>
+
+namespace tree_attn::TREE_ATTN_PLATFORM {
+namespace {
+
+/// Notes the time of a stage of this block.
+__device__ __forceinline__ void stamp(std::uint64_t* stamps, Stage stage) {
+  if (threadIdx.x == 0) stamps[static_cast<std::int64_t>(blockIdx.x) * kStamps + stage] = nanoseconds();
+}
+
+template <IsPipeline Pipeline>
+class StampedPipeline : public Pipeline {
+ public:
+  struct Arguments {
+    typename Pipeline::Arguments own;
+    std::uint64_t* stamps;
+  };
+  static Arguments arguments(const typename Pipeline::Params& params, int n_stages) {
+    return {Pipeline::arguments(params, n_stages), nullptr};
+  }
+  __device__ __forceinline__ StampedPipeline(Arena& arena, const Arguments& arguments)
+      : Pipeline(arena, arguments.own), stamps_(arguments.stamps) {
+    stamp(stamps_, kStarted);
+  }
+  __device__ __forceinline__ void operator()(const typename Pipeline::Params& params, std::int64_t kv_head,
+                                             std::int64_t first_row, KeyRange range, float* forests, std::int64_t n_forest) {
+    Pipeline::operator()(params, kv_head, first_row, range, forests, n_forest);
+    stamp(stamps_, kWalked);
+  }
+
+ private:
+  std::uint64_t* stamps_;
+};
+
+struct StampedEnd : WriteEnd {
+  std::uint64_t* stamps;
+
+  template <IsWorker Worker, class Params>
+  __device__ __forceinline__ void block_done(const Params&, Scratch, Tiles) const {
+    __syncthreads();
+    stamp(stamps, kDone);
+  }
+};
+
+template <IsPipeline Pipeline>
+__global__ void __launch_bounds__(Pipeline::kThreads, 1)
+    stamped_runs(typename Pipeline::Params params, StampedEnd end,
+                 const __grid_constant__ typename Pipeline::Arguments arguments, EqualRunsWorkspace forests,
+                 unsigned* counters) {
+  equal_runs_block<Pipeline>(params, end, arguments, forests, counters);
+}
+
+/// Calls f with the pipeline that the library kernel has for a shape.
+template <class F>
+void with_timed_pipeline(const DecodeParams& params, DType dtype, const F& f) {
+  if (params.d_h != 128 || params.d_v != 128 || params.group > 4)
+    throw DeviceError("stamps are for rows of 128 elements and groups of up to four");
+  if (dtype == DType::F32) return f(std::type_identity<SubWarpPipeline<SubWarp<float, 32, 1>>>{});
+  if (dtype != DType::BF16) throw DeviceError("stamps are for F32 and BF16");
+  if (!multiplies_on_tensor_cores(params, dtype)) return f(std::type_identity<SubWarpPipeline<SubWarp<BFloat16, 16, 1>>>{});
+  with_mma_pipeline<MmaTile<BFloat16, 128, 4>>(f);
+}
+
+}  // namespace
+
+void run_stamped(const DecodeParams& params, DType dtype, const DeviceOutput& output, const LaunchPlan& plan,
+                 const Workspace& workspace, std::uint64_t* stamps, Stream stream) {
+  with_timed_pipeline(params, dtype, [&](auto pipeline) {
+    using Pipeline = StampedPipeline<typename decltype(pipeline)::type>;
+    const Launch config{.grid = {static_cast<unsigned>(plan.n_blocks)},
+                        .block = {static_cast<unsigned>(plan.n_threads)},
+                        .shared_bytes = plan.shared_bytes,
+                        .overlaps = device().major >= 9};
+    typename Pipeline::Arguments arguments = Pipeline::arguments(params, plan.n_stages);
+    arguments.stamps = stamps;
+    launch(stamped_runs<Pipeline>, config, stream, params, StampedEnd{{output}, stamps}, arguments,
+           equal_runs_workspace<Pipeline>(params, plan, workspace.floats), workspace.counters);
+  });
+}
+
+}  // namespace tree_attn::TREE_ATTN_PLATFORM

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Where the time of a launch of the library kernel goes, by stamps of its blocks (section 6).
+///
+/// Run: time_stamps [--quick]
+/// Launches of the step `equal-runs` alone on the device, each between two events. Prints one line of JSON per shape,
+/// medians over launches of: the time until the last block has started, counted from the first; the walk of the median
+/// block; from the end of the last walk to the end of the last block; from the first start to the last end; and between the
+/// events. What the events see beyond the stamps is the launch itself, the first instructions of a block, and its exit.
+#include "tests/gpu/time_ladder/clocks.cuh"
+#include "tests/gpu/time_ladder/json_line.hpp"
+#include "tests/gpu/time_ladder/read.cuh"
+#include "tests/gpu/time_ladder/shapes.hpp"
+#include "tests/gpu/time_ladder/stamped_runs.hpp"
+
+#include <cstdio>
+#include <string>
+#include <vector>
+
+namespace tree_attn::cuda {
+namespace {
+
+constexpr int kLaunches = 51;
+
+void time_shape(const Shape& shape, Stream stream) {
+  const int n_sets = n_sets_past_l2(shape.n_bytes());
+  const Input input(shape, n_sets, stream);
+  const DecodeParams& first = input.params.front();
+  const LaunchPlan plan = kEqualRuns.plan(first, shape.dtype, {});
+  DeviceBuffer<float> floats(plan.n_floats), out(first.n_rows() * kDim), lse(first.n_rows());
+  DeviceBuffer<unsigned> counters(plan.n_counters);
+  DeviceBuffer<std::uint64_t> stamps(std::int64_t{plan.n_blocks} * kStamps);
+  counters.fill(0);
+
+  std::vector<double> start, walk, end, kernel, event;
+  for (int i = 0; i <= kLaunches; ++i) {
+    stamps.fill(0);
+    check(cudaDeviceSynchronize(), "clearing the stamps");
+    TimedEvent before, after;
+    launch(wait_for, {}, stream, 20'000LL);
+    before.record(stream);
+    run_stamped(input.params[static_cast<std::size_t>(i % n_sets)], shape.dtype, {.out = out.data(), .lse = lse.data()},
+                plan, {floats.data(), counters.data()}, stamps.data(), stream);
+    after.record(stream);
+    const double between = after.since(before);
+    if (i == 0) continue;  // it has loaded the kernel
+    const std::vector<std::uint64_t> times = stamps.download();
+    std::uint64_t first_start = ~std::uint64_t{0}, last_start = 0, last_walk = 0, last_end = 0;
+    std::vector<double> walks;
+    for (std::size_t block = 0; block < times.size(); block += kStamps) {
+      const std::uint64_t* const at = times.data() + block;
+      if (at[kStarted] == 0) continue;
+      first_start = std::min(first_start, at[kStarted]), last_start = std::max(last_start, at[kStarted]);
+      last_walk = std::max(last_walk, at[kWalked]), last_end = std::max(last_end, at[kDone]);
+      walks.push_back(1e-9 * static_cast<double>(at[kWalked] - at[kStarted]));
+    }
+    start.push_back(1e-9 * static_cast<double>(last_start - first_start));
+    walk.push_back(median(walks));
+    end.push_back(1e-9 * static_cast<double>(last_end - last_walk));
+    kernel.push_back(1e-9 * static_cast<double>(last_end - first_start));
+    event.push_back(between);
+  }
+  JsonLine("stamps")
+      .add("shape", shape.name)
+      .add("n_blocks", plan.n_blocks)
+      .add("start_seconds", median(start))
+      .add("walk_seconds", median(walk))
+      .add("end_seconds", median(end))
+      .add("kernel_seconds", median(kernel))
+      .add("event_seconds", median(event));
+}
+
+void time_all(bool quick) {
+  Stream stream;
+  check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
+  for (const Shape& shape : shapes(quick))
+    if (shape.batch() == 1 && shape.n_keys() <= 1 << 16) time_shape(shape, stream);
+  check(cudaStreamDestroy(stream), "cudaStreamDestroy");
+}
+
+}  // namespace
+}  // namespace tree_attn::cuda
+
+int main(int argc, char** argv) {
+  const bool quick = argc == 2 && std::string(argv[1]) == "--quick";
+  if (argc > 1 && !quick) {
+    std::fprintf(stderr, "Run: time_stamps [--quick]\n");
+    return 2;
+  }
+  try {
+    tree_attn::cuda::time_all(quick);
+    return 0;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "time_stamps: %s\n", error.what());
+    return 1;
+  }
+}
