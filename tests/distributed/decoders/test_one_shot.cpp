@@ -235,6 +235,27 @@ TEST_CASE("one-shot: a rank that never decodes ends the others within the deadli
   CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(20));
 }
 
+TEST_CASE("one-shot: two ranks on one device are refused in a line that names both") {
+  const Run run{.p = 2};
+  const emulated::SettingsScope scope({.n_hosts = run.p, .n_devices = run.p});
+  std::string line;
+  try {
+    run_threads(Topology::pretend(run.p, run.p), kTimeout, [&](ThreadTransport& transport) {
+      emulated::backend().use_gpu(1);
+      const std::vector<KeyRange> ranges = even_ranges(600, run.p, kLeafKeys);
+      ShardDecoder shard(emulated::backend(), shape_of(run, 600), transport.topology().range_of(transport.rank(), ranges),
+                         kScale);
+      find_algorithm("one-shot").open(transport, shard, ranges);
+    });
+  } catch (const std::exception& error) {
+    line = error.what();
+  }
+  const std::string both_ways[]{"0 and 1", "1 and 0"};
+  CHECK(std::ranges::any_of(both_ways, [&](const std::string& ranks) {
+    return line.find("one-shot: ranks " + ranks + ": both on device 1") != std::string::npos;
+  }));
+}
+
 TEST_CASE("one-shot: what its kernels cannot combine is refused in a few words") {
   const Run run{.p = 2};
   const WorkloadShape shape = shape_of(run, 600);

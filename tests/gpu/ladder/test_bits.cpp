@@ -155,6 +155,26 @@ TEST_CASE("bits: no device changes any, in any step, for rows of every length") 
   CHECK(n_decodes > 1000);
 }
 
+/// 16 query tiles on 132 multiprocessors: eight blocks for each in a batch of one.
+TEST_CASE("equal runs: blocks for all multiprocessors, or for nearly all where query tiles are of one length") {
+  const auto n_blocks = [](std::int64_t batch, std::int64_t heads) {
+    const emulated::SettingsScope scope({.n_multiprocessors = 132});
+    const AttentionShape shape{.dtype = DType::F32,
+                               .value_dtype = DType::F32,
+                               .batch = batch,
+                               .heads = heads,
+                               .kv_heads = heads,
+                               .head_dim = 64,
+                               .value_dim = 64};
+    return device::kEqualRuns.plan(device::params_of(shape, {0, 1 << 16}), DType::F32, {}).n_blocks;
+  };
+  CHECK(n_blocks(1, 16) == 128);
+  CHECK(n_blocks(2, 8) == 132);
+  CHECK(n_blocks(1, 132) == 132);
+  CHECK(n_blocks(1, 100) == 132);
+  CHECK(n_blocks(1, 1000) == 132);
+}
+
 TEST_CASE("bits: a block is as large as the shared memory of the device allows") {
   const auto size_on = [](const emulated::Settings& settings, DType dtype, std::int64_t heads, std::int64_t d) {
     const auto workload =
