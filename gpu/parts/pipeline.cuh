@@ -4,6 +4,7 @@
 #pragma once
 
 #include "gpu/parts/join.cuh"
+#include "gpu/platform/launch.hpp"
 
 #include <concepts>
 

@@ -147,6 +147,8 @@ void* allocate_global(std::size_t n_bytes, MemoryUse use) {
                            ? allocate_window(n_bytes, file)
                            : static_cast<std::byte*>(::operator new (whole, std::align_val_t{kAlignment}));
   fill_with_nan(memory, whole, settings().seed);
+  // A window may lie where one has lain before, with packets of a first step in it.
+  if (use == MemoryUse::Window) std::fill_n(reinterpret_cast<std::uint32_t*>(memory + kGap), n_bytes / 4, 1u);
   forbid(memory, kGap);
   forbid(memory + kGap + n_bytes, whole - kGap - n_bytes);
   const std::lock_guard lock(registry_mutex);

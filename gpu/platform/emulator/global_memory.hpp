@@ -14,7 +14,8 @@
 
 namespace tree_attn::emulated::runtime {
 
-/// A buffer, filled with NaNs; a multiple of 256 as from cudaMalloc. Scratch is filled again when a launch first touches it.
+/// A buffer, filled with NaNs, or a window with ones; a multiple of 256 as from cudaMalloc. Scratch is filled again when a
+/// launch first touches it.
 void* allocate_global(std::size_t n_bytes, MemoryUse use);
 void free_global(void* buffer);
 

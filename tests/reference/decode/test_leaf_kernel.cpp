@@ -239,7 +239,7 @@ TEST_CASE("leaf: every F16 and every BF16 is widened as widen() does, by every b
         for (const std::int64_t n_queries : {1, 2}) {
           std::vector<float> packed(64, 0), workspace(static_cast<std::size_t>(workspace_floats(1, 2, kPerRow))),
               states(2 * (2 + kPerRow));
-          kernel->states({&leaf, 1, 1, DType::F32, dtype, 1, kPerRow, n_queries, packed.data(), 1.0f, 0, false},
+          kernel->states({&leaf, 1, 1, DType::F32, dtype, 1, kPerRow, n_queries, packed.data(), 1.0f, 0, false, false},
                          workspace.data(), states.data());
           for (std::int64_t i = 0; i < kPerRow; ++i) {
             const std::uint16_t bits = row[static_cast<std::size_t>(i)];
@@ -356,7 +356,7 @@ TEST_CASE("leaf: no element after the last row is read") {
             workspace(static_cast<std::size_t>(workspace_floats(std::ssize(leaves), n_queries, kLength))),
             states(static_cast<std::size_t>(n_queries * state_size(kLength)));
         kernel->states({leaves.data(), std::ssize(leaves), n, DType::F32, DType::F32, kLength, kLength, n_queries,
-                        packed.data(), 1.0f, 0, false},
+                        packed.data(), 1.0f, 0, false, false},
                        workspace.data(), states.data());
         CHECK(states[kSum] == static_cast<float>(n));  // keys and values of 0, which weigh 1 each
       }
