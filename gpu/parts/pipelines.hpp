@@ -31,9 +31,9 @@ class SubWarpPipeline {
   using Params = Params_;
   using Steps = StepsOf<Params>;
   using Arguments = RowAccess;
-  using General = LaneRing < SubWarp, SubWarp::kVectorsPerLane<5 ? 3 : 2, Steps>;
+  static constexpr int kStages = SubWarp::kVectorsPerLane > 4 ? 2 : 3;
+  using General = LaneRing<SubWarp, kStages, Steps>;
   static constexpr bool kIsCompiled = true;
-  static constexpr int kStages = General::kStages;
   static constexpr int kMostWarps = (8 + SubWarp::kVectorsPerLane - 1) / SubWarp::kVectorsPerLane;
   static constexpr int kThreads = kMostWarps * kWarp;
 
