@@ -203,6 +203,21 @@ TEST_CASE("bits: a block is as large as the shared memory of the device allows")
   CHECK(size_on(h200, DType::BF16, 8, 256) == std::pair{4, 2});
   CHECK(size_on(blackwell, DType::BF16, 8, 256) == std::pair{2, 2});
 
+  // A block of a cluster has room for its forest and for a join, or there is no cluster.
+  const auto cluster_on = [](const emulated::Settings& settings) {
+    const emulated::SettingsScope scope(settings);
+    const AttentionShape shape{.dtype = DType::BF16,
+                               .value_dtype = DType::BF16,
+                               .batch = 1,
+                               .heads = 8,
+                               .kv_heads = 1,
+                               .head_dim = 256,
+                               .value_dim = 256};
+    return device::kShortEnd.plan(device::params_of(shape, {0, 512}), DType::BF16, {.n_splits = 2}).cluster;
+  };
+  CHECK(cluster_on(h200) == 2);
+  CHECK(cluster_on(blackwell) == 0);
+
   // Every size of memory is kept to, and none is wasted: more of it never makes a block smaller.
   for (const auto& [dtype, heads] : {std::pair{DType::F32, 1}, {DType::BF16, 4}, {DType::BF16, 8}}) {
     const auto workload = normal_workload(

@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(Pipeline::kThreads, 1)
   equal_runs_block<Pipeline>(params, end, arguments, forests, counters);
 }
 
-/// Calls f with the pipeline that the library kernel has for a shape.
+/// Calls f with the pipeline that the library kernel has for a shape that is timed; others are not compiled again.
 template <class F>
 void with_timed_pipeline(const DecodeParams& params, DType dtype, const F& f) {
   if (params.d_h != 128 || params.d_v != 128 || params.group > 4)
