@@ -17,13 +17,14 @@ namespace tree_attn {
 ///
 /// A mailbox has kPlaces places of kPartBytes each. A message is copied into it in parts and out of it in parts, so that the
 /// receiver copies one part while the sender copies the next. Two counters, one written by each side, say which places are
-/// full: the sender raises `sent` after it has filled a place, the receiver raises `taken` after it has emptied one. A
-/// library spends much of the time of a message of 8 KiB on matching it; here the receiver knows whose message comes next.
+/// full: the sender raises `sent` after it has filled a place, the receiver raises `taken` after it has emptied one. The
+/// states of 128 rows of 128 components fit in the two places, so their sender never waits. A library spends much of the time
+/// of a message of 8 KiB on matching it; here the receiver knows whose message comes next.
 ///
 /// Messages above kMaxBytes go over MPI, which copies them once instead of twice.
 class SharedTransport : public MpiTransport {
  public:
-  static constexpr std::size_t kPlaces = 2, kPartBytes = std::size_t{1} << 14, kMaxBytes = std::size_t{1} << 20;
+  static constexpr std::size_t kPlaces = 2, kPartBytes = std::size_t{34} << 10, kMaxBytes = std::size_t{1} << 20;
 
   /// Opens the shared memory: collective over the ranks. Ranks of one node of the topology use it where they do share
   /// memory.

@@ -236,7 +236,13 @@ template <class Real>
 TREE_ATTN_HOST_DEVICE inline Real finish(const Real* __restrict state, Real* __restrict z, std::int64_t d_v) {
   // A copy, which no store to z can change: only then does the compiler vectorize the divisions.
   const Real shift_and_sum[] = {state[kShift], state[kSum]};
-  for (std::int64_t j = 0; j < d_v; ++j) z[j] = finish_value(shift_and_sum, state[kValues + j]);
+  std::int64_t n_finite = 0;
+  for (std::int64_t j = 0; j < d_v; ++j) {
+    z[j] = state[kValues + j] / shift_and_sum[kSum];
+    n_finite += std::fabs(z[j]) <= std::numeric_limits<Real>::max();
+  }
+  // Only quotients that are not finite differ from finish_value(); those of the empty set are NaN.
+  for (std::int64_t j = 0; n_finite < d_v && j < d_v; ++j) z[j] = finish_value(shift_and_sum, state[kValues + j]);
   return finish_lse(shift_and_sum);
 }
 

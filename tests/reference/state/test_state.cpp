@@ -10,6 +10,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <iterator>
 #include <limits>
 #include <random>
 #include <vector>
@@ -322,6 +323,30 @@ TEST_CASE_TEMPLATE("state: a quotient past the largest number is the largest num
   CHECK(finish_value(below_one, -kLargest) == -kLargest);
   CHECK(finish_value(below_one, kInf<Real>) == kInf<Real>);
   CHECK(std::isnan(finish_value(below_one, kNaN<Real>)));
+}
+
+TEST_CASE_TEMPLATE("state: every component finishes by itself, whatever the others are", Real, float, double) {
+  constexpr Real kLargest = std::numeric_limits<Real>::max();
+  const Real sums[] = {1, 3, Real(1) - std::numeric_limits<Real>::epsilon(), 0, kNaN<Real>, kInf<Real>};
+  std::mt19937 random(kSeed);
+  for (int trial = 0; trial < 4000; ++trial) {
+    const auto d_v = static_cast<std::int64_t>(random() % 40);
+    State<Real> state(static_cast<std::size_t>(state_size(d_v)));
+    state[kShift] = any_of<Real>(random, {0, 7, -kInf<Real>});
+    state[kSum] = sums[random() % std::size(sums)];
+    // Often one component alone is not finite, or all but one.
+    const unsigned n_odd = random() % 3;
+    for (std::int64_t j = 0; j < d_v; ++j) {
+      const bool is_odd = n_odd == 0 ? j == static_cast<std::int64_t>(random() % 40) : random() % 40 >= n_odd;
+      state[static_cast<std::size_t>(kValues + j)] =
+          is_odd ? any_of<Real>(random, {kLargest, -kLargest, kInf<Real>, kNaN<Real>}) : uniform<Real>(random);
+    }
+    State<Real> z(static_cast<std::size_t>(d_v)), want = z;
+    for (std::int64_t j = 0; j < d_v; ++j)
+      want[static_cast<std::size_t>(j)] = finish_value(state.data(), state[static_cast<std::size_t>(kValues + j)]);
+    finish(state.data(), z.data(), d_v);
+    REQUIRE(std::equal(z.begin(), z.end(), want.begin(), [](Real x, Real y) { return bits_of(x) == bits_of(y); }));
+  }
 }
 
 TEST_CASE_TEMPLATE("state: NaN and Inf follow the formula", Real, float, double) {
