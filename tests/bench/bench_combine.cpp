@@ -5,6 +5,7 @@
 /// Run: mpirun -n 8 build-bench/bench_combine
 ///
 /// Every rank has the states of one subtree, and no keys: what is timed is the exchange, the merges and the finish. The
+/// states are written before every call, as a decode does: the library too sends what its peer has not read before. The
 /// algorithms, over MPI and through shared memory, and the two collectives of the library take turns. Prints one JSON object
 /// per message size: of the time per call of the slowest rank the tenth percentile over rounds, which other work on the
 /// machine disturbs least, and the median; and the medians of the ratios within a round to MPI_Allgather and to
@@ -56,7 +57,7 @@ double quantile(std::vector<double> samples, double q) {
 }
 
 /// Microseconds per call in a round of calls, of the slowest rank. Before each call, outside of its time, the states are
-/// written anew, as a decode leaves them: in the caches of this rank's core, and in no other.
+/// written: then they are in the caches of this rank's core, and in no other.
 double time_of(const Ranks& ranks, std::span<float> states, const std::function<void()>& call) {
   using Clock = std::chrono::steady_clock;
   Clock::duration time{};
