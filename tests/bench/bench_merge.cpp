@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Speed of the merge against the paper's form, and of Thm. 1 on threads (section 5).
+/// @brief Speed of the merge against the paper's form, of the finish, and of Thm. 1 on threads (section 5).
 ///
 /// Run: ./run bench
 ///
@@ -43,6 +43,23 @@ void merge_states(benchmark::State& state, Merge merge_two) {
   }
 }
 
+/// Finishing with every quotient looked at, also where none is infinite or NaN.
+float finish_by_component(const float* state, float* z, std::int64_t d_v) {
+  const float shift_and_sum[] = {state[kShift], state[kSum]};
+  for (std::int64_t j = 0; j < d_v; ++j) z[j] = finish_value(shift_and_sum, state[kValues + j]);
+  return finish_lse(shift_and_sum);
+}
+
+template <class Finish>
+void finish_states(benchmark::State& state, Finish finish_one) {
+  std::vector<float> one(static_cast<std::size_t>(state_size(kHeadDim)), 0.5f), z(kHeadDim);
+  for (auto _ : state) {
+    benchmark::DoNotOptimize(finish_one(one.data(), z.data(), kHeadDim));
+    benchmark::DoNotOptimize(z.data());
+    benchmark::ClobberMemory();
+  }
+}
+
 /// Thm. 1 on threads: an associative operator over 2^20 numbers on p workers.
 void tree_on_threads(benchmark::State& state) {
   std::vector<double> x(std::size_t{1} << 20);
@@ -57,5 +74,7 @@ void tree_on_threads(benchmark::State& state) {
 BENCHMARK(tree_on_threads)->Arg(1)->Arg(2)->UseRealTime();
 BENCHMARK_CAPTURE(merge_states, power_of_two, merge<float>);
 BENCHMARK_CAPTURE(merge_states, natural_exponent, merge_natural_exponent);
+BENCHMARK_CAPTURE(finish_states, at_once, finish<float>);
+BENCHMARK_CAPTURE(finish_states, by_component, finish_by_component);
 
 BENCHMARK_MAIN();
