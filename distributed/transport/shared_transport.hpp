@@ -17,10 +17,10 @@ namespace tree_attn {
 ///
 /// A mailbox has kPlaces places of kPartBytes each. A message is copied into it in parts and out of it in parts, so that the
 /// receiver copies one part while the sender copies the next. Two counters, one written by each side, say which places are
-/// full: the sender raises `sent` after it has filled a place, the receiver raises `taken` after it has emptied one. The
-/// states of 128 rows of 128 components fit in the two places, so their sender never waits. A library spends much of the
-/// time of a message of 8 KiB on matching it; here the receiver knows whose message comes next. The n ranks of a node take
-/// n^2 times 68 KiB of shared memory.
+/// full: the sender raises `sent` after it has filled a place, the receiver raises `taken` after it has emptied one. Both
+/// places together hold the states of 128 rows of 128 components: their sender waits only until the message before them has
+/// been taken. A library spends much of the time of a message of 8 KiB on matching it; here the receiver knows whose message
+/// comes next. The n ranks of a node take about n^2 times 68 KiB of shared memory.
 ///
 /// Messages above kMaxBytes go over MPI, which copies them once instead of twice.
 class SharedTransport : public MpiTransport {

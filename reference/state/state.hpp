@@ -241,7 +241,7 @@ TREE_ATTN_HOST_DEVICE inline Real finish(const Real* __restrict state, Real* __r
     z[j] = state[kValues + j] / shift_and_sum[kSum];
     n_finite += std::fabs(z[j]) <= std::numeric_limits<Real>::max();
   }
-  // Only quotients that are not finite differ from finish_value(); those of the empty set are NaN.
+  // Only quotients that are not finite differ from finish_value(). Those of the empty set, n / 0, are not.
   for (std::int64_t j = 0; n_finite < d_v && j < d_v; ++j) z[j] = finish_value(shift_and_sum, state[kValues + j]);
   return finish_lse(shift_and_sum);
 }
