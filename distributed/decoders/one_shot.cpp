@@ -32,7 +32,7 @@ std::vector<RankCost::Round> exchange_of(const std::vector<int>& order, int me, 
   return {states, rows};
 }
 
-/// The transport carries the addresses of the windows; states are stored by the kernels.
+/// The ranks tell each other where their windows are; states are stored by the kernels.
 class OneShotDecoder : public Decoder {
  public:
   OneShotDecoder(Transport& transport, ShardDecoder& shard, std::span<const KeyRange> ranges)
@@ -46,9 +46,8 @@ class OneShotDecoder : public Decoder {
   ~OneShotDecoder() override {
     session_->disconnect();
     if (transport_.is_one_process() || connected_.empty() || std::uncaught_exceptions() > 0) return;
-    std::vector<char> closed(connected_.size());
     try {
-      tell_all(closed);
+      transport_.tell_all(transport_.rank(), "all ranks to close their windows");
     } catch (const TransportError&) {
     }
   }
@@ -71,25 +70,14 @@ class OneShotDecoder : public Decoder {
   }
 
  private:
-  /// Every rank tells all others what stands at its place. @param[in,out] told of all ranks, in the order of the ranges
-  template <class T>
-  void tell_all(std::vector<T>& told) {
-    const std::vector<int>& order = transport_.topology().order();
-    const auto me = static_cast<std::size_t>(transport_.topology().index_of(transport_.rank()));
-    for (std::size_t i = 0; i < order.size(); ++i) {
-      if (i == me) continue;
-      transport_.receive(std::as_writable_bytes(std::span(&told[i], 1)), order[i]);
-      transport_.send(std::as_bytes(std::span(&told[me], 1)), order[i]);
-    }
-    transport_.wait();
-  }
   /// Tells the others where the new window of this rank is.
   void connect(const std::vector<KeyRange>& ranges) {
     const std::vector<int>& order = transport_.topology().order();
-    const auto me = static_cast<std::size_t>(transport_.topology().index_of(transport_.rank()));
-    std::vector<NodeWindow> windows(order.size());
-    windows[me] = session_->open_window(ranges, static_cast<int>(me), transport_.rank(), !transport_.is_one_process());
-    tell_all(windows);
+    const int me = transport_.topology().index_of(transport_.rank());
+    const std::vector<NodeWindow> by_rank = transport_.tell_all(
+        session_->open_window(ranges, me, transport_.rank(), !transport_.is_one_process()), "the windows of all ranks");
+    std::vector<NodeWindow> windows;
+    for (const int rank : order) windows.push_back(by_rank[static_cast<std::size_t>(rank)]);
     session_->connect(windows);
     connected_ = ranges;
 
@@ -100,7 +88,7 @@ class OneShotDecoder : public Decoder {
 
     const AttentionShape& shape = shard_.cache().shape();
     n_stored_ = 0;
-    for (const RankCost::Round& round : exchange_of(order, static_cast<int>(me), ranges, shape.n_rows(), shape.value_dim))
+    for (const RankCost::Round& round : exchange_of(order, me, ranges, shape.n_rows(), shape.value_dim))
       n_stored_ += static_cast<std::int64_t>(round.sends.size());
   }
 
@@ -126,8 +114,6 @@ std::string refusal(const Backend& backend, const Transport& transport, std::spa
   if (!backend.has_windows())
     return "one kernel decodes and exchanges, and --backend " + std::string(backend.name()) +
            " has none; use emulated or cuda, or another algorithm";
-  if (!transport.library().empty())
-    return "its kernels exchange by themselves, and NCCL carries no addresses of windows; use --transport mpi";
   return refuses_ranks(topology);
 }
 

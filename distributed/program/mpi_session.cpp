@@ -41,7 +41,7 @@ void MpiSession::join_machines(int thread_level) {
   // Identify a machine by its lowest rank, the first on its board.
   const std::span<Pulse> pulses = watchdog_.board().pulses();
   const auto first = std::find_if(pulses.begin(), pulses.end(), [](const Pulse& pulse) { return pulse.beats != 0; });
-  const int machine = watchdog_.watches() ? static_cast<int>(first - pulses.begin()) : 0;
+  const int machine = watchdog_.is_limited() ? static_cast<int>(first - pulses.begin()) : 0;
   const std::vector<int> machine_of_rank =
       ranks_->all_gather(std::span<const int>(&machine, 1), "the machines of all ranks");
   if (std::count(machine_of_rank.begin(), machine_of_rank.end(), 0) == ranks_->size()) return;

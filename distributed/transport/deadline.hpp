@@ -17,8 +17,10 @@ namespace tree_attn {
 class Deadline {
  public:
   virtual ~Deadline() = default;
+  /// Seconds that one wait may take without progress; infinity for no limit.
+  virtual double seconds() const = 0;
   /// Whether waits can end early. If not, they block in MPI instead of polling.
-  virtual bool is_limited() const = 0;
+  bool is_limited() const { return std::isfinite(seconds()); }
   /// Sets what this rank is doing, for the message of a missed deadline: "in two-level, step 3".
   virtual void doing(std::string_view phrase) = 0;
   /// Begins a wait: "for all ranks to agree", "in MPI_Comm_dup".
@@ -49,7 +51,7 @@ class TimeLimit : public Deadline {
  public:
   /// @param rank this rank, named in the error @param seconds may be infinite
   TimeLimit(int rank, double seconds) : rank_(rank), seconds_(seconds) {}
-  bool is_limited() const override { return std::isfinite(seconds_); }
+  double seconds() const override { return seconds_; }
   void doing(std::string_view phrase) override { doing_ = phrase; }
   void begin_wait(std::string_view phrase) override { waiting_ = phrase, since_ = Clock::now(); }
   void progress() override { since_ = Clock::now(); }

@@ -19,6 +19,7 @@ class MpiTransport : public Transport {
   MpiTransport(const MpiRanks& ranks, Topology topology);
   std::string_view name() const override { return "mpi"; }
   void progress() override;
+  double timeout() const override { return ranks_.deadline().seconds(); }
   double seconds() const override;
   Allocate allocate() const override;
 
@@ -26,6 +27,9 @@ class MpiTransport : public Transport {
   void start_send(std::span<const std::byte> bytes, int to) override;
   void start_receive(std::span<std::byte> bytes, int from) override;
   void finish_messages() override;
+  void tell_all(std::span<const std::byte> mine, std::span<std::byte> all, std::string_view what) override {
+    ranks_.all_gather(mine, all, what);
+  }
   /// Moves messages that do not go over MPI, if a derived transport has any. @returns whether all of them have arrived
   virtual bool advance() { return true; }
   const MpiRanks& ranks() const { return ranks_; }

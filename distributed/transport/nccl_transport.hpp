@@ -22,6 +22,7 @@ class NcclTransport final : public DeviceTransport {
   NcclTransport(const Ranks& ranks, Topology topology, const DevicePlatform& platform);
   std::string_view name() const override { return "nccl"; }
   std::string library() const override { return communicator_.library().version_text(); }
+  double timeout() const override { return communicator_.ranks().deadline().seconds(); }
   void progress() override { communicator_.poll(); }
 
   MakeBlocks make_blocks() const override { return platform_.make_blocks; }
@@ -36,6 +37,9 @@ class NcclTransport final : public DeviceTransport {
   void start_send(std::span<const std::byte> bytes, int to) override { sends_.push_back({bytes, to}); }
   void start_receive(std::span<std::byte> bytes, int from) override { receives_.push_back({bytes, from}); }
   void finish_messages() override;
+  void tell_all(std::span<const std::byte> mine, std::span<std::byte> all, std::string_view what) override {
+    communicator_.ranks().all_gather(mine, all, what);
+  }
 
  private:
   /// A group that was queued, and what to say if it does not end.

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <cstring>
 #include <exception>
 #include <stdexcept>
@@ -82,6 +81,14 @@ void ThreadNetwork::flush(int from) {
   throw TransportError(error);
 }
 
+void ThreadNetwork::all_gather(int rank, std::span<const std::byte> mine, std::span<std::byte> all, std::string_view what) {
+  const int size = static_cast<int>(mailboxes_.size());
+  for (int to = 0; to < size; ++to) put(Channel::kRanks, rank, to, mine);
+  for (int from = 0; from < size; ++from)
+    take(Channel::kRanks, from, rank, all.subspan(static_cast<std::size_t>(from) * mine.size(), mine.size()), what);
+  flush(rank);
+}
+
 template <class Condition, class What>
 std::string ThreadNetwork::wait(int rank, std::unique_lock<std::mutex>& lock, const Condition& condition, const What& what) {
   // Computing counts as answering: the time of a wait starts again whenever some rank computes.
@@ -138,8 +145,6 @@ void ThreadNetwork::close() {
   }
 }
 
-bool ThreadDeadline::is_limited() const { return std::isfinite(network_.timeout_); }
-
 void ThreadDeadline::begin_wait(std::string_view phrase) {
   waiting_ = phrase;
   since_ = Clock::now();
@@ -164,15 +169,6 @@ void ThreadDeadline::poll() {
 }
 
 void ThreadRanks::barrier() const { all_gather({}, {}, "the arrival"); }
-
-void ThreadRanks::all_gather(std::span<const std::byte> mine, std::span<std::byte> all, std::string_view what) const {
-  for (int to = 0; to < size(); ++to) network_.put(ThreadNetwork::Channel::kRanks, rank(), to, mine);
-  for (int from = 0; from < size(); ++from) {
-    const std::span<std::byte> theirs = all.subspan(static_cast<std::size_t>(from) * mine.size(), mine.size());
-    network_.take(ThreadNetwork::Channel::kRanks, from, rank(), theirs, what);
-  }
-  network_.flush(rank());
-}
 
 void ThreadRanks::broadcast(std::span<std::byte> bytes, int root, std::string_view what) const {
   if (rank() != root) return network_.take(ThreadNetwork::Channel::kRanks, root, rank(), bytes, what);

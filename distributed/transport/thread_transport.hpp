@@ -41,6 +41,8 @@ class ThreadNetwork {
   void take(Channel channel, int from, int to, std::span<std::byte> message, std::string_view what);
   /// Waits until all messages of a rank have been taken. @throws TransportError as take()
   void flush(int from);
+  /// Concatenates the bytes of all ranks, by rank: as Ranks::all_gather().
+  void all_gather(int rank, std::span<const std::byte> mine, std::span<std::byte> all, std::string_view what);
   /// Names what a rank does from now on, for these errors.
   void doing(int rank, std::string_view phrase);
   /// Ends a rank. @throws std::logic_error if it was sent a message that it has not received; from then on, put() throws
@@ -80,7 +82,7 @@ class ThreadNetwork {
 class ThreadDeadline : public Deadline {
  public:
   ThreadDeadline(ThreadNetwork& network, int rank) : network_(network), rank_(rank) {}
-  bool is_limited() const override;
+  double seconds() const override { return network_.timeout(); }
   void doing(std::string_view phrase) override { network_.doing(rank_, phrase); }
   void begin_wait(std::string_view phrase) override;
   void progress() override { since_ = Clock::now(); }
@@ -103,7 +105,9 @@ class ThreadRanks : public Ranks {
   using Ranks::all_gather;
   Deadline& deadline() const override { return deadline_; }
   void barrier() const override;
-  void all_gather(std::span<const std::byte> mine, std::span<std::byte> all, std::string_view what) const override;
+  void all_gather(std::span<const std::byte> mine, std::span<std::byte> all, std::string_view what) const override {
+    network_.all_gather(rank(), mine, all, what);
+  }
   void broadcast(std::span<std::byte> bytes, int root, std::string_view what) const override;
   std::unique_ptr<Transport> open_transport(Topology topology) const override;
   /// The same: threads share all memory.
@@ -140,6 +144,9 @@ class ThreadTransport : public Transport {
   void start_send(std::span<const std::byte> bytes, int to) override { sends_.push_back({bytes, to}); }
   void start_receive(std::span<std::byte> bytes, int from) override;
   void finish_messages() override;
+  void tell_all(std::span<const std::byte> mine, std::span<std::byte> all, std::string_view what) override {
+    network_.all_gather(rank(), mine, all, what);
+  }
 
  private:
   ThreadNetwork& network_;

@@ -19,6 +19,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace tree_attn {
 
@@ -68,6 +69,15 @@ class Transport {
   void wait();
   /// Lets messages in flight advance without waiting. Returns at once if there are none.
   virtual void progress() = 0;
+  /// What every rank tells all others apart from the messages of a step, such as the address of a window; not counted.
+  /// Collective. @param mine of a trivial type @param what the rank waits for, as Ranks::all_gather() @returns by rank
+  /// @throws TransportError after the deadline
+  template <class T>
+  std::vector<T> tell_all(const T& mine, std::string_view what) {
+    std::vector<T> all(static_cast<std::size_t>(size()));
+    tell_all(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)), what);
+    return all;
+  }
 
   /// Time since some fixed moment in seconds: every latency is a difference of two such times. Of the simulator if there is
   /// one.
@@ -103,6 +113,8 @@ class Transport {
   virtual void start_send(std::span<const std::byte> bytes, int to) = 0;
   virtual void start_receive(std::span<std::byte> bytes, int from) = 0;
   virtual void finish_messages() = 0;
+  /// As Ranks::all_gather().
+  virtual void tell_all(std::span<const std::byte> mine, std::span<std::byte> all, std::string_view what) = 0;
 
  private:
   Topology topology_;

@@ -24,7 +24,8 @@ constexpr double kLauncherSeconds = 20;
 }  // namespace
 
 Watchdog::Watchdog(const LaunchedJob& job, double timeout)
-    : board_(job),
+    : timeout_(timeout),
+      board_(job),
       own_(board_.pulses()[static_cast<std::size_t>(job.rank)]),
       observer_(board_, job.rank, timeout),
       one_exit_ends_job_(job.one_exit_ends_job),

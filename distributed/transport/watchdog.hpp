@@ -30,7 +30,7 @@ class Watchdog : public Deadline {
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
 
-  bool is_limited() const override { return watches(); }
+  double seconds() const override { return timeout_; }
   void doing(std::string_view phrase) override { own_.doing.set(phrase); }
   void begin_wait(std::string_view phrase) override;
   void progress() override { own_.moves += 2; }
@@ -41,8 +41,6 @@ class Watchdog : public Deadline {
 
   /// To be called when MPI has started on all ranks.
   void mpi_has_started();
-  /// Whether there is a deadline, and therefore a thread.
-  bool watches() const { return thread_.joinable(); }
   const PulseBoard& board() const { return board_; }
 
   /// Sets the function that exchanges pulses with other machines; an empty function ends the exchange.
@@ -55,6 +53,7 @@ class Watchdog : public Deadline {
   void watch(const std::stop_token& stop);
   void exchange() const;
 
+  double timeout_;  ///< seconds
   PulseBoard board_;
   Pulse& own_;
   PulseObserver observer_;

@@ -3,6 +3,9 @@
 /// @brief Plans over NCCL, with the stand-in and emulated devices: the bits and the counts of host memory (section 5.3).
 #include "gpu/platform/launch.hpp"
 #include "tests/distributed/nccl/nccl_ranks.hpp"
+#include "tests/support/one_shot_runs.hpp"
+
+#include <atomic>
 
 namespace tree_attn::test {
 namespace {
@@ -59,11 +62,25 @@ TEST_CASE("nccl: every algorithm has the bits and counts of host memory, canonic
   }
 }
 
-TEST_CASE("nccl: one-shot, whose kernels exchange by themselves, is refused") {
-  run_nccl(Topology::pretend(2, 2), 60, "", [&](const ThreadRanks&, NcclTransport& transport) {
-    const std::string why = find_algorithm("one-shot").refusal(emulated::backend(), transport, {}, {});
-    CHECK(why.find("NCCL carries no addresses of windows") != std::string::npos);
-  });
+TEST_CASE("nccl: one-shot, whose kernels exchange by themselves, has the bits of gather and the counts of its prediction") {
+  for (const int p : {2, 3}) {
+    const one_shot::Run run{.p = p, .steps = 3, .cut = one_shot::Cut::kUneven};
+    constexpr std::int64_t kKeys = 250;
+    const Topology topology = Topology::pretend(p, p);
+    const Prediction predicted = predict(find_algorithm("one-shot"), one_shot::shape_of(run, kKeys + run.steps), topology,
+                                         one_shot::ranges_of(run, kKeys));
+    const std::vector<DecodeOutput> want = one_shot::gather_alone(run, kKeys);
+    std::atomic<int> n_wrong = 0;
+    std::atomic<std::int64_t> n_messages = 0, n_bytes = 0;
+    run_nccl(topology, 60, "", [&](const ThreadRanks&, NcclTransport& transport) {
+      Traffic last;
+      n_wrong += one_shot::differences_on_rank(transport, run, kKeys, &want, last);
+      n_messages += last.messages, n_bytes += last.bytes;
+    });
+    CHECK(n_wrong == 0);
+    CHECK(n_messages == predicted.messages);
+    CHECK(n_bytes == predicted.bytes);
+  }
 }
 
 TEST_CASE("nccl: the library's AllReduce drops NaN from a maximum, and no output") {
