@@ -122,7 +122,7 @@ OutputView run_plan(const Plan& plan, HostFabric& fabric, const Forest<float>& o
 
 std::unique_ptr<Decoder> Algorithm::open(Transport& transport, ShardDecoder& shard, std::span<const KeyRange> ranges,
                                          const PlanOptions& options) const {
-  if (const auto* own = std::get_if<OwnDecoder>(&exchange)) return own->open(transport, shard, ranges);
+  if (const auto* own = std::get_if<OwnDecoder>(&exchange)) return own->open(transport, shard, ranges, options);
   return std::make_unique<PlanDecoder>(
       transport, shard, ranges,
       [plan_of = std::get<PlanOf>(exchange), &transport, options = options.for_shape(shard.cache().shape())](

@@ -83,7 +83,7 @@ using RadixOf = int (*)(const Topology& topology, std::span<const KeyRange> rang
 
 /// An algorithm that moves more than states, and therefore has a decoder of its own instead of a plan.
 struct OwnDecoder {
-  std::unique_ptr<Decoder> (*open)(Transport&, ShardDecoder&, std::span<const KeyRange> ranges);
+  std::unique_ptr<Decoder> (*open)(Transport&, ShardDecoder&, std::span<const KeyRange> ranges, const PlanOptions& options);
   RankCost (*cost)(const Topology& topology, int rank, std::span<const KeyRange> ranges, const WorkloadShape& shape);
   double (*bytes)(const Backend& backend, std::span<const KeyRange> ranges, const WorkloadShape& shape);
 };

@@ -2,6 +2,7 @@
 /// @file
 /// @brief One launch per step: the kernel that decodes exchanges and merges the states of a node (section 5.3, Alg. 3).
 #include "distributed/decoders/decoder.hpp"
+#include "distributed/transport/device_transport.hpp"
 #include "gpu/backend/one_shot_session.hpp"
 
 #include <algorithm>
@@ -35,10 +36,12 @@ std::vector<RankCost::Round> exchange_of(const std::vector<int>& order, int me, 
 /// The ranks tell each other where their windows are; states are stored by the kernels.
 class OneShotDecoder : public Decoder {
  public:
-  OneShotDecoder(Transport& transport, ShardDecoder& shard, std::span<const KeyRange> ranges)
+  OneShotDecoder(Transport& transport, ShardDecoder& shard, std::span<const KeyRange> ranges, bool windows_on_host)
       : Decoder(transport, shard),
         ranges_(ranges.begin(), ranges.end()),
-        session_(open_one_shot(shard.cache(), shard.scale(), transport.timeout())) {
+        windows_on_host_(windows_on_host),
+        session_(open_one_shot(shard.cache(), shard.scale(),
+                               {.timeout = transport.timeout(), .windows_on_host = windows_on_host})) {
     if (session_ == nullptr) throw std::logic_error("one-shot: the cache is on no device");
     if (ranges_.back().end != kOpenEnd) connect(ranges_);
   }
@@ -74,8 +77,14 @@ class OneShotDecoder : public Decoder {
   void connect(const std::vector<KeyRange>& ranges) {
     const std::vector<int>& order = transport_.topology().order();
     const int me = transport_.topology().index_of(transport_.rank());
+    const AttentionShape& shape = shard_.cache().shape();
+    const std::int64_t n_bytes = one_shot_window_bytes(ranges, shape.n_rows(), shape.value_dim);
+    DeviceTransport* const device = windows_on_host_ || n_bytes == 0 ? nullptr : transport_.device();
+    std::shared_ptr<NodeMemory> memory;
+    if (device != nullptr) memory = device->allocate_on_node(static_cast<std::size_t>(n_bytes));
     const std::vector<NodeWindow> by_rank = transport_.tell_all(
-        session_->open_window(ranges, me, transport_.rank(), !transport_.is_one_process()), "the windows of all ranks");
+        session_->open_window(ranges, me, transport_.rank(), !transport_.is_one_process(), std::move(memory)),
+        "the windows of all ranks");
     std::vector<NodeWindow> windows;
     for (const int rank : order) windows.push_back(by_rank[static_cast<std::size_t>(rank)]);
     session_->connect(windows);
@@ -86,19 +95,20 @@ class OneShotDecoder : public Decoder {
     for (const KeyRange& range : ranges) n += n_subtrees(range.begin, range.end);
     n_merges_ = std::max<std::int64_t>(0, n - 1);
 
-    const AttentionShape& shape = shard_.cache().shape();
     n_stored_ = 0;
     for (const RankCost::Round& round : exchange_of(order, me, ranges, shape.n_rows(), shape.value_dim))
       n_stored_ += static_cast<std::int64_t>(round.sends.size());
   }
 
   std::vector<KeyRange> ranges_, connected_;
+  bool windows_on_host_;
   std::unique_ptr<OneShotSession> session_;
   std::int64_t n_merges_ = 0, n_stored_ = 0;  ///< in a step: merge steps, and windows stored into
 };
 
-std::unique_ptr<Decoder> open_decoder(Transport& transport, ShardDecoder& shard, std::span<const KeyRange> ranges) {
-  return std::make_unique<OneShotDecoder>(transport, shard, ranges);
+std::unique_ptr<Decoder> open_decoder(Transport& transport, ShardDecoder& shard, std::span<const KeyRange> ranges,
+                                      const PlanOptions& options) {
+  return std::make_unique<OneShotDecoder>(transport, shard, ranges, options.windows_on_host);
 }
 
 std::string refuses_ranks(const Topology& topology) {

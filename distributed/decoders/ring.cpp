@@ -204,7 +204,8 @@ class RingDecoder : public Decoder {
   std::vector<std::int64_t> hop_lengths_;  ///< positions of that block, per batch entry
 };
 
-std::unique_ptr<Decoder> open_ring(Transport& transport, ShardDecoder& shard, std::span<const KeyRange> ranges) {
+std::unique_ptr<Decoder> open_ring(Transport& transport, ShardDecoder& shard, std::span<const KeyRange> ranges,
+                                   const PlanOptions&) {
   return std::make_unique<RingDecoder>(transport, shard, ranges);
 }
 

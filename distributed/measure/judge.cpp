@@ -326,12 +326,12 @@ class Judge {
       }
     }
     if (n_apart > 0)
-      add(Severity::kFailure, Need::kOneShot, "peer access",
+      add(Severity::kFailure, Need::kPeerAccess, "peer access",
           apart + (n_apart > 1 ? ", and " + std::to_string(n_apart) + " pairs in all are apart" : ""),
-          "use --algorithm two-level or gather, or GPUs that share NVLink or a PCIe switch");
+          "use --windows host, --algorithm two-level or gather, or GPUs that share NVLink or a PCIe switch");
     if (!alone.empty()) {
       const std::vector<int> ranks(alone.begin(), alone.end());
-      add(Severity::kWarning, Need::kOneShot, "peer access",
+      add(Severity::kWarning, Need::kPeerAccess, "peer access",
           ranks_text(ranks) +
               " do not see the GPUs of the other ranks on their machine, so it is not known whether they "
               "reach each other",
@@ -427,7 +427,7 @@ class Judge {
 
   void one_shot(bool have_gpus) {
     const auto fails = [](const Verdict& verdict) {
-      return verdict.need == Need::kOneShot && verdict.severity != Severity::kFine;
+      return (verdict.need == Need::kOneShot || verdict.need == Need::kPeerAccess) && verdict.severity != Severity::kFine;
     };
     if (std::ranges::any_of(verdicts_, fails)) return;
     if (have_gpus)
@@ -447,7 +447,8 @@ class Judge {
 }  // namespace
 
 std::string line(const Verdict& verdict) {
-  constexpr std::array<std::string_view, 4> kOptions{"", "--backend cuda: ", "--transport nccl: ", "--algorithm one-shot: "};
+  constexpr std::array<std::string_view, 5> kOptions{
+      "", "--backend cuda: ", "--transport nccl: ", "--algorithm one-shot: ", "--algorithm one-shot: "};
   const std::string option(verdict.severity == Severity::kFailure ? kOptions[static_cast<std::size_t>(verdict.need)] : "");
   return option + verdict.text + (verdict.remedy.empty() ? "" : "; " + verdict.remedy);
 }

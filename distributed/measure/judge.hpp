@@ -19,8 +19,8 @@ enum class Severity {
   kFailure   ///< it ends with status 2
 };
 
-/// What fails, or would: a decode with this option.
-enum class Need { kNothing, kGpu, kNccl, kOneShot };
+/// What fails, or would: a decode with this option. Peer access is what one-shot needs unless its windows lie on the host.
+enum class Need { kNothing, kGpu, kNccl, kOneShot, kPeerAccess };
 
 /// One line about all ranks.
 struct Verdict {

@@ -147,8 +147,10 @@ void require_possible(const ClusterOptions& options, const Ranks& ranks, const T
   const std::vector<Verdict> verdicts = judge(collect_facts(ranks, machines, options.devices));
   std::vector<Need> needs{Need::kGpu};
   if (options.transport == "nccl") needs.push_back(Need::kNccl);
-  const auto has_kernels_that_send = [](const Algorithm* algorithm) { return algorithm->refusal != nullptr; };
-  if (std::ranges::any_of(chosen_algorithms(options), has_kernels_that_send)) needs.push_back(Need::kOneShot);
+  if (std::ranges::any_of(chosen_algorithms(options), has_windows)) {
+    needs.push_back(Need::kOneShot);
+    if (options.windows == "device") needs.push_back(Need::kPeerAccess);
+  }
   if (const std::optional<std::string> failure = first_failure(verdicts, needs)) throw InputError(*failure);
 }
 

@@ -225,8 +225,7 @@ int run_decode(const DecodeOptions& options, const Ranks& ranks) {
   transport->set_message_seconds(1e-6 * options.model_message_us.value_or(0));
   Bench bench{ranks,          *transport,     *setup->backend,
               reduced,        ranges,         scale,
-              options.warmup, options.repeat, plan_options(ranks, machines, options.radix)};
-  bench.options.library_reduces = transport->device() != nullptr;
+              options.warmup, options.repeat, plan_options(options, ranks, machines, *transport)};
   run_on_all(ranks, [&] {
     const std::string subject =
         setup->file ? readable(options.in, 200) + ": decoding " + axes_text(shape)

@@ -3,6 +3,7 @@
 /// @brief The options of `tree_attn decode`: names, groups and checks.
 #include "distributed/program/decode_options.hpp"
 
+#include "distributed/program/machine.hpp"
 #include "distributed/program/number_check.hpp"
 #include "distributed/program/program.hpp"
 #include "distributed/transport/nccl_transport.hpp"
@@ -123,6 +124,15 @@ void check(std::span<const Algorithm* const> chosen, const Backend& backend, con
   }
 }
 
+PlanOptions plan_options(const ClusterOptions& options, const Ranks& ranks, const Topology& machines, Transport& transport) {
+  PlanOptions plan;
+  if (ranks_outnumber_cores(ranks, machines)) plan.radix = plan.node_radix = 2;
+  if (options.radix) plan.radix = *options.radix;
+  plan.library_reduces = transport.device() != nullptr;
+  plan.windows_on_host = options.windows == "host";
+  return plan;
+}
+
 std::string ranks_text(int n_ranks) { return std::to_string(n_ranks) + (n_ranks == 1 ? " rank" : " ranks"); }
 
 int gpu_of_rank(const std::string& devices, int rank, const Topology& machines, int n_gpus) {
@@ -196,12 +206,18 @@ std::vector<const CLI::Option*> add_shape_options(CLI::App& command, ShapeOption
   return added;
 }
 
+bool has_windows(const Algorithm* algorithm) {
+  return std::ranges::count(kernel_algorithms(), algorithm->name, &Algorithm::name) > 0;
+}
+
 std::vector<const Algorithm*> chosen_algorithms(const ClusterOptions& options) {
   std::vector<const Algorithm*> chosen{&find_algorithm(options.algorithm)};
   for (const std::string& name : options.compare) chosen.push_back(&find_algorithm(name));
   const auto has_radix = [](const Algorithm* algorithm) { return algorithm->radix != nullptr; };
   if (options.radix && std::none_of(chosen.begin(), chosen.end(), has_radix))
     throw InputError("--radix is for algorithms that join blocks of ranks, not for " + options.algorithm);
+  if (options.windows == "host" && std::ranges::none_of(chosen, has_windows))
+    throw InputError("--windows host is for algorithms whose kernels store into windows, not for " + options.algorithm);
   return chosen;
 }
 
@@ -253,6 +269,11 @@ void add_cluster_options(CLI::App& command, ClusterOptions& options) {
       .add_option("--transport", options.transport,
                   "mpi; shared: memory that ranks of a node share, mpi between nodes; nccl: between the memories of GPUs")
       ->check(CLI::IsMember({"mpi", "shared", "nccl"}).description(""))
+      ->capture_default_str();
+  command
+      .add_option("--windows", options.windows,
+                  "Memory that kernels of one-shot store into: device; host: pinned, for GPUs that do not reach each other")
+      ->check(CLI::IsMember({"device", "host"}).description(""))
       ->capture_default_str();
   add_devices_option(command, options.devices);
   command

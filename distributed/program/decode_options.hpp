@@ -27,7 +27,7 @@ struct ShapeOptions {
 
 /// How shards are decoded and combined: the options that `decode` and `generate` share.
 struct ClusterOptions {
-  std::string algorithm = "two-level", backend = "cpu", transport = "mpi", devices;
+  std::string algorithm = "two-level", backend = "cpu", transport = "mpi", windows = "device", devices;
   std::vector<std::string> compare;
   std::optional<int> threads, radix;
   int ranks_per_node = 0;
@@ -59,7 +59,9 @@ void add_devices_option(CLI::App& command, std::string& devices);
 /// Adds the options of the ranks and the algorithm. `options` must live until the command line is parsed.
 void add_cluster_options(CLI::App& command, ClusterOptions& options);
 
-/// The algorithm, and then those to compare it with. @throws InputError for a radix that none of them has
+/// Whether kernels of the algorithm store into windows of other ranks.
+bool has_windows(const Algorithm* algorithm);
+/// The algorithm, and then those to compare it with. @throws InputError for a radix or windows that none of them has
 std::vector<const Algorithm*> chosen_algorithms(const ClusterOptions& options);
 
 /// Adds the options to the subcommand. `options` must live until the command line is parsed.
@@ -84,6 +86,9 @@ void use_gpu(const ClusterOptions& options, const Backend& backend, int rank, co
 /// The transport of --transport. Collective. @pre check() has accepted the options @throws as NcclTransport
 std::unique_ptr<Transport> open_transport(const ClusterOptions& options, const Backend& backend, const Ranks& ranks,
                                           Topology topology);
+/// How ranks exchange states. Where ranks outnumber the cores of their node, a message costs the time of a core rather than
+/// latency, so the schedule with the fewest messages is the fastest: two blocks in each round, inside nodes too. Collective.
+PlanOptions plan_options(const ClusterOptions& options, const Ranks& ranks, const Topology& machines, Transport& transport);
 /// "1 rank", "8 ranks".
 std::string ranks_text(int n_ranks);
 

@@ -252,8 +252,7 @@ int run_generate(const GenerateOptions& options, const Ranks& ranks) {
 
   // Read the text.
   const std::unique_ptr<Transport> transport = open_transport(options, *setup->backend, ranks, topology);
-  setup->generator.plan = plan_options(ranks, machines, options.radix);
-  setup->generator.plan.library_reduces = transport->device() != nullptr;
+  setup->generator.plan = plan_options(options, ranks, machines, *transport);
   ranks.doing("while reading the text");
   const bool bar = is_root && isatty(STDERR_FILENO) != 0;
   std::optional<Generator> generator;

@@ -108,11 +108,4 @@ bool ranks_outnumber_cores(const Ranks& ranks, const Topology& machines) {
   return ranks.all_max(std::uint64_t{n_ranks > cores_of_node(ranks, machines)}) != 0;
 }
 
-PlanOptions plan_options(const Ranks& ranks, const Topology& machines, std::optional<int> radix) {
-  PlanOptions plan;
-  if (ranks_outnumber_cores(ranks, machines)) plan.radix = plan.node_radix = 2;
-  if (radix) plan.radix = *radix;
-  return plan;
-}
-
 }  // namespace tree_attn

@@ -4,7 +4,6 @@
 #pragma once
 
 #include "distributed/measure/report.hpp"
-#include "distributed/transport/plan_options.hpp"
 #include "distributed/transport/ranks.hpp"
 
 #include <optional>
@@ -30,9 +29,5 @@ int threads_per_rank(const Ranks& ranks, const Topology& machines);
 /// Whether some node has more ranks than cores that they may use, within the limit of the container. Equal on all ranks.
 /// Collective.
 bool ranks_outnumber_cores(const Ranks& ranks, const Topology& machines);
-/// How ranks exchange states. Where ranks outnumber the cores of their node, a message costs the time of a core rather than
-/// latency, so the schedule with the fewest messages is the fastest: two blocks in each round, inside nodes too. Collective.
-/// @param radix as --radix gives it
-PlanOptions plan_options(const Ranks& ranks, const Topology& machines, std::optional<int> radix);
 
 }  // namespace tree_attn

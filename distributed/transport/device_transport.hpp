@@ -6,7 +6,10 @@
 #include "distributed/transport/plan.hpp"
 #include "distributed/transport/transport.hpp"
 #include "gpu/backend/blocks.hpp"
+#include "gpu/backend/node_memory.hpp"
 
+#include <cstddef>
+#include <memory>
 #include <span>
 
 namespace tree_attn {
@@ -23,6 +26,10 @@ class DeviceTransport : public Transport {
   virtual MakeBlocks make_blocks() const = 0;
   /// Messages and reductions are queued on this stream from now on. It outlives them. Forgets its marks.
   virtual void queue_on(DeviceStream& stream) = 0;
+  /// Memory of all devices of a node, for kernels that store into it. Collective over all ranks.
+  /// @param n_bytes the same on every rank, at least 1 @returns null if the library has none
+  /// @throws InputError on all ranks if the devices do not reach each other's memory; TransportError
+  virtual std::unique_ptr<NodeMemory> allocate_on_node(std::size_t n_bytes) = 0;
   /// Queues an AllReduce in place, by the algorithm of the library: its messages are not counted, and its bits depend on the
   /// number of ranks. The maximum of a NaN and a number may be either.
   /// @param op kMax or kAdd @param elements in device memory, the same number on every rank

@@ -49,9 +49,11 @@ inline constexpr int kSymmetricWindow = 1;
 
 /// The oldest library that has all functions but the optional ones, as ncclGetVersion() codes 2.14.3.
 inline constexpr int kOldestNccl = 21403;
+/// The oldest whose host side gives the addresses of windows: 2.29.
+inline constexpr int kWindowAddresses = 22900;
 
 /// Functions of the library. Those after ncclAllReduce are null in libraries that do not have them: ncclCommSplit
-/// before 2.18, windows before 2.27.
+/// before 2.18, windows before 2.27, their addresses before 2.29.
 struct Functions {
   Status (*ncclGetVersion)(int* version);
   Status (*ncclGetUniqueId)(UniqueId* id);
@@ -72,6 +74,7 @@ struct Functions {
   Status (*ncclMemFree)(void* memory);
   Status (*ncclCommWindowRegister)(Comm* comm, void* memory, std::size_t n_bytes, Window** window, int flags);
   Status (*ncclCommWindowDeregister)(Comm* comm, Window* window);
+  Status (*ncclGetPeerDevicePointer)(Window* window, std::size_t offset, int peer, void** at);
 };
 
 }  // namespace tree_attn::nccl

@@ -159,18 +159,22 @@ void NcclCommunicator::abort() noexcept {
   library_->functions().ncclCommAbort(std::exchange(comm_, nullptr));
 }
 
-NcclWindow::NcclWindow(NcclCommunicator& node, std::size_t n_bytes) : node_(node) {
+NcclWindow::NcclWindow(NcclCommunicator& node, const Topology& topology, std::size_t n_bytes)
+    : node_(node), topology_(topology), at_(topology.node(topology.node_of(node.ranks().rank())).size()) {
   const nccl::Functions& f = node.library().functions();
-  node.check("ncclMemAlloc", f.ncclMemAlloc(&memory_, n_bytes));
-  node.check("ncclCommWindowRegister",
-             f.ncclCommWindowRegister(node.get(), memory_, n_bytes, &window_, nccl::kSymmetricWindow));
-  node.await("the ranks of its node to register a window");
   try {
+    node.check("ncclMemAlloc", f.ncclMemAlloc(&memory_, n_bytes));
+    node.check("ncclCommWindowRegister",
+               f.ncclCommWindowRegister(node.get(), memory_, n_bytes, &window_, nccl::kSymmetricWindow));
+    node.await("the ranks of its node to register a window");
+    for (std::size_t place = 0; window_ != nullptr && place < at_.size(); ++place) {
+      node.check("ncclGetPeerDevicePointer", f.ncclGetPeerDevicePointer(window_, 0, static_cast<int>(place), &at_[place]));
+    }
     together(node.ranks(), [&] {
-      if (window_ == nullptr)
+      if (std::ranges::count(at_, nullptr) > 0)
         throw InputError(
             "the devices of its node do not all reach each other's memory: NCCL registered no window; "
-            "nvidia-smi topo -p2p r says which do");
+            "nvidia-smi topo -p2p r says which do; use --windows host");
     });
   } catch (...) {
     release();

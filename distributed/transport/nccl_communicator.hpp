@@ -7,10 +7,12 @@
 #include "distributed/transport/nccl_library.hpp"
 #include "distributed/transport/ranks.hpp"
 #include "distributed/transport/topology.hpp"
+#include "gpu/backend/node_memory.hpp"
 
 #include <cstddef>
 #include <memory>
 #include <string_view>
+#include <vector>
 
 namespace tree_attn {
 
@@ -80,28 +82,28 @@ class NcclCommunicator {
   int n_exceptions_;  ///< in flight when it was made
 };
 
-/// Memory of this rank's device that is registered with all ranks of a node, so that kernels of their devices may reach it.
-/// It takes the communicator of the node: a window over several nodes would serve as many ranks as the greatest common
-/// divisor of the numbers of their GPUs.
-class NcclWindow {
+/// Memory of the devices of a node that is registered with all of its ranks. It takes the communicator of the node: a window
+/// over several nodes would serve as many ranks as the greatest common divisor of the numbers of their GPUs.
+class NcclWindow final : public NodeMemory {
  public:
-  /// Collective over all ranks of all nodes. @param node outlives the window
+  /// Collective over all ranks of all nodes. @param node of a library with window addresses; both outlive the window
   /// @throws InputError on all ranks if a rank cannot reach the memory of another of its node: NCCL then returns success
-  /// with a null window
-  NcclWindow(NcclCommunicator& node, std::size_t n_bytes);
-  ~NcclWindow();
+  /// with a null window, or a null address
+  NcclWindow(NcclCommunicator& node, const Topology& topology, std::size_t n_bytes);
+  ~NcclWindow() override;
   NcclWindow(const NcclWindow&) = delete;
   NcclWindow& operator=(const NcclWindow&) = delete;
 
-  void* memory() const { return memory_; }
-  nccl::Window* get() const { return window_; }
+  void* of(int rank) const override { return at_[static_cast<std::size_t>(topology_.place_of(rank))]; }
 
  private:
   void release() noexcept;
 
   NcclCommunicator& node_;
+  const Topology& topology_;
   void* memory_ = nullptr;
   nccl::Window* window_ = nullptr;
+  std::vector<void*> at_;  ///< of the ranks of the node
 };
 
 }  // namespace tree_attn

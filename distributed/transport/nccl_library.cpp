@@ -83,6 +83,7 @@ std::shared_ptr<const NcclLibrary> NcclLibrary::load() {
   find(handle, "ncclMemAlloc", f.ncclMemAlloc), find(handle, "ncclMemFree", f.ncclMemFree);
   find(handle, "ncclCommWindowRegister", f.ncclCommWindowRegister);
   find(handle, "ncclCommWindowDeregister", f.ncclCommWindowDeregister);
+  find(handle, "ncclGetPeerDevicePointer", f.ncclGetPeerDevicePointer);
   library->is_emulated_ = ::dlsym(handle, kEmulatedMark) != nullptr;
   return library;
 }

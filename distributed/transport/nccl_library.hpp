@@ -38,6 +38,10 @@ class NcclLibrary {
     return functions_.ncclCommSplit != nullptr && functions_.ncclMemAlloc != nullptr &&
            functions_.ncclCommWindowRegister != nullptr;
   }
+  /// Whether the host can ask where a window of another rank is: from 2.29 on.
+  bool has_window_addresses() const {
+    return has_windows() && version_ >= nccl::kWindowAddresses && functions_.ncclGetPeerDevicePointer != nullptr;
+  }
 
   /// What a call reports, as "ncclSend: unhandled system error: last words of the library".
   std::string describe(std::string_view call, nccl::Status status, nccl::Comm* comm) const;

@@ -38,6 +38,12 @@ void NcclTransport::finish_messages() {
   receives_.clear();
 }
 
+std::unique_ptr<NodeMemory> NcclTransport::allocate_on_node(std::size_t n_bytes) {
+  if (!communicator_.library().has_window_addresses()) return nullptr;
+  if (!node_) node_.emplace(communicator_, topology());
+  return std::make_unique<NcclWindow>(*node_, topology(), n_bytes);
+}
+
 void NcclTransport::all_reduce(Combine::Operator op, std::span<float> elements) {
   if (elements.empty() || size() == 1) return;
   if (op == Combine::Operator::kMerge) throw std::logic_error("NcclTransport: NCCL has no operator that merges states");

@@ -7,6 +7,7 @@
 #include "distributed/transport/nccl_communicator.hpp"
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -27,6 +28,8 @@ class NcclTransport final : public DeviceTransport {
 
   MakeBlocks make_blocks() const override { return platform_.make_blocks; }
   void queue_on(DeviceStream& stream) override;
+  /// A window of NCCL, whose kernels take plain addresses: from NCCL 2.29 on.
+  std::unique_ptr<NodeMemory> allocate_on_node(std::size_t n_bytes) override;
   void all_reduce(Combine::Operator op, std::span<float> elements) override;
   void settle() override;
   void abandon() noexcept override { communicator_.abort(); }
@@ -51,6 +54,7 @@ class NcclTransport final : public DeviceTransport {
   std::string text_of(const Group& group) const;
 
   NcclCommunicator communicator_;
+  std::optional<NcclCommunicator> node_;  ///< of the node, once memory was allocated there
   DevicePlatform platform_;
   DeviceStream* stream_ = nullptr;
   std::vector<Send> sends_;

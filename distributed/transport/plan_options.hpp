@@ -33,6 +33,8 @@ struct PlanOptions {
   Network network = kHostNetwork;          ///< for default_radix()
   /// Whether sums and maxima over all ranks are left to the library of the transport, a DeviceTransport.
   bool library_reduces = false;
+  /// Whether windows lie in pinned memory of the host, which GPUs reach that do not reach each other.
+  bool windows_on_host = false;
   /// Shape of the states. Algorithm::open() and cost() set it.
   std::int64_t n_rows = 1, d_v = 1;
 

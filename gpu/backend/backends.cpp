@@ -76,12 +76,12 @@ std::int64_t one_shot_window_bytes(std::span<const KeyRange> ranges, std::int64_
 }
 
 std::unique_ptr<OneShotSession> open_one_shot([[maybe_unused]] const KvCache& cache, [[maybe_unused]] double scale,
-                                              [[maybe_unused]] double timeout) {
+                                              [[maybe_unused]] const OneShotOptions& options) {
 #if !defined(TREE_ATTN_NO_EMULATOR)
-  if (auto session = emulated::open_one_shot(cache, scale, timeout)) return session;
+  if (auto session = emulated::open_one_shot(cache, scale, options)) return session;
 #endif
 #if defined(TREE_ATTN_HAS_CUDA)
-  if (auto session = cuda::open_one_shot(cache, scale, timeout)) return session;
+  if (auto session = cuda::open_one_shot(cache, scale, options)) return session;
 #endif
   return nullptr;
 }

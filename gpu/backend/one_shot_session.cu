@@ -18,9 +18,10 @@ namespace {
 
 class DeviceOneShot final : public OneShotSession, private DeviceSession {
  public:
-  DeviceOneShot(const DeviceCache& cache, double scale, double timeout)
+  DeviceOneShot(const DeviceCache& cache, double scale, const OneShotOptions& options)
       : DeviceSession(cache, scale),
-        timeout_(timeout),
+        timeout_(options.timeout),
+        use_(options.windows_on_host ? MemoryUse::HostWindow : MemoryUse::Window),
         n_out_(cache.shape().n_rows() * cache.shape().value_dim),
         result_(n_out_ + cache.shape().n_rows()),
         steps_(cache.shape().n_rows(), MemoryUse::Window),
@@ -28,7 +29,8 @@ class DeviceOneShot final : public OneShotSession, private DeviceSession {
         host_result_(result_.size()),
         host_gave_up_(1) {}
 
-  NodeWindow open_window(std::span<const KeyRange> ranges, int me, int rank, bool is_shared) override {
+  NodeWindow open_window(std::span<const KeyRange> ranges, int me, int rank, bool is_shared,
+                         std::shared_ptr<NodeMemory> memory) override {
     if (ranges.size() > kMaxPeers)
       throw DeviceError("one-shot: " + std::to_string(ranges.size()) + " ranks; at most " + std::to_string(kMaxPeers));
     const AttentionShape& shape = cache_.shape();
@@ -40,12 +42,16 @@ class DeviceOneShot final : public OneShotSession, private DeviceSession {
     // Nothing of this rank is under way, and no other rank knows the new window.
     synchronise(stream_);
     steps_.fill(0), gave_up_.fill(0), n_before_ = n_steps_;
-    next_window_ = DeviceBuffer<Packet>(peers_.n_window(), MemoryUse::Window);
-    next_window_.fill(0);
+    DeviceBuffer<Packet>& window = next_.packets;
+    window = {};
+    next_.memory = std::move(memory);
+    window = next_.memory != nullptr ? DeviceBuffer<Packet>(next_.memory->of(rank), peers_.n_window())
+                                     : DeviceBuffer<Packet>(peers_.n_window(), use_);
+    window.fill(0);
     synchronise(Stream{});
-    const auto address = reinterpret_cast<std::uint64_t>(next_window_.data());
-    const bool has_handle = is_shared && next_window_.size() > 0;
-    return {address, getpid(), current_device(), rank, has_handle ? handle_of(next_window_.data()) : WindowHandle{}};
+    const auto address = reinterpret_cast<std::uint64_t>(window.data());
+    const bool has_handle = is_shared && next_.memory == nullptr && window.size() > 0;
+    return {address, getpid(), current_device(), rank, has_handle ? window.handle() : WindowHandle{}};
   }
 
   void connect(std::span<const NodeWindow> windows) override {
@@ -56,21 +62,24 @@ class DeviceOneShot final : public OneShotSession, private DeviceSession {
       const NodeWindow& other = windows[i];
       ranks_.push_back(other.rank);
       peers_.window[i] = reinterpret_cast<Packet*>(other.address);
-      if (other.rank == own.rank || next_window_.size() == 0) continue;
+      if (other.rank == own.rank || next_.packets.size() == 0) continue;
+      const std::size_t n_bytes = static_cast<std::size_t>(next_.packets.size()) * sizeof(Packet);
       const std::string who = "one-shot: ranks " + std::to_string(own.rank) + " and " + std::to_string(other.rank);
       try {
-        if (other.process != own.process) {
-          peers_.window[i] = static_cast<Packet*>(opened.emplace_back(other.handle).data());
-        } else if (other.device == own.device) {
+        if (other.process == own.process && other.device == own.device)
           throw DeviceError("both on device " + std::to_string(own.device));
-        } else {
+        if (next_.memory != nullptr) {
+          peers_.window[i] = static_cast<Packet*>(opened.emplace_back(next_.memory->of(other.rank), n_bytes).data());
+        } else if (other.process != own.process) {
+          peers_.window[i] = static_cast<Packet*>(opened.emplace_back(other.handle, n_bytes, use_).data());
+        } else if (use_ == MemoryUse::Window) {
           enable_peer_access(other.device);
         }
       } catch (const DeviceError& error) {
         throw DeviceError(who + ": " + error.what());
       }
     }
-    std::swap(window_, next_window_);
+    std::swap(own_, next_);
     opened_ = std::move(opened);
   }
   void disconnect() override { opened_.clear(); }
@@ -124,15 +133,22 @@ class DeviceOneShot final : public OneShotSession, private DeviceSession {
     gave_up_.queue_download(stream_, {host_gave_up_.data(), 1});
   }
 
+  /// The window of this rank.
+  struct OwnWindow {
+    std::shared_ptr<NodeMemory> memory;  ///< that it lies in; null: its own
+    DeviceBuffer<Packet> packets;
+  };
+
   double timeout_;
+  MemoryUse use_;  ///< of windows that lie in no library's memory
   std::int64_t n_out_;
   DeviceBuffer<float> result_;  ///< z [n_rows, d_v], then lse [n_rows]
   DeviceBuffer<unsigned> steps_;
   DeviceBuffer<GaveUp> gave_up_;
   HostBuffer<float> host_result_;
   HostBuffer<GaveUp> host_gave_up_;
-  DeviceBuffer<Packet> window_, next_window_;  ///< in use; before connect() the next one, afterwards the one before
-  std::vector<OpenedWindow> opened_;           ///< of other processes
+  OwnWindow own_, next_;              ///< in use; before connect() the next one, afterwards the one before
+  std::vector<OpenedWindow> opened_;  ///< of other ranks
   Peers peers_;
   std::vector<int> ranks_;  ///< in the order of the ranges
   std::int64_t bytes_sent_ = 0;
@@ -141,9 +157,9 @@ class DeviceOneShot final : public OneShotSession, private DeviceSession {
 
 }  // namespace
 
-std::unique_ptr<OneShotSession> open_one_shot(const KvCache& cache, double scale, double timeout) {
+std::unique_ptr<OneShotSession> open_one_shot(const KvCache& cache, double scale, const OneShotOptions& options) {
   const auto* const own = dynamic_cast<const DeviceCache*>(&cache);
-  return own == nullptr ? nullptr : std::make_unique<DeviceOneShot>(*own, scale, timeout);
+  return own == nullptr ? nullptr : std::make_unique<DeviceOneShot>(*own, scale, options);
 }
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

@@ -6,6 +6,7 @@
 /// No CUDA header is included here, so that any compiler may; what was not built in is not there to link.
 #pragma once
 
+#include "gpu/backend/node_memory.hpp"
 #include "gpu/platform/window_handle.hpp"
 #include "reference/decode/kv_cache.hpp"
 #include "reference/tensor/view.hpp"
@@ -18,7 +19,7 @@
 namespace tree_attn {
 
 /// What a rank tells the others: where its window is, which they store into. The address is for threads of its process, the
-/// handle for other processes.
+/// handle for other processes; a window that a library has mapped needs neither.
 struct NodeWindow {
   std::uint64_t address = 0;
   std::int64_t process = 0;
@@ -46,9 +47,11 @@ class OneShotSession {
   /// close it in connect(); the one before it goes. A step lies between two calls, so all have closed that one.
   /// @param ranges of all ranks in the tree, closed, neighbours touching @param me the place of this rank among them
   /// @param is_shared whether other ranks are processes of their own
+  /// @param memory in which the windows of all ranks lie, one_shot_window_bytes() each; null: in memory of the session
   /// @throws DeviceError if there are more than kMostOneShotRanks ranks, the device has no memory, or the machine has no way
   /// to share it between processes
-  virtual NodeWindow open_window(std::span<const KeyRange> ranges, int me, int rank, bool is_shared) = 0;
+  virtual NodeWindow open_window(std::span<const KeyRange> ranges, int me, int rank, bool is_shared,
+                                 std::shared_ptr<NodeMemory> memory = nullptr) = 0;
   /// Lets the kernels of this rank reach the windows of all. @param windows of all ranks, in the order of the ranges; each
   /// of them has opened its window, and stores into no older one any more
   /// @throws DeviceError if a window cannot be reached, or is on the device of this rank and of the same process: their
@@ -79,15 +82,20 @@ StoredBytes one_shot_bytes(std::span<const KeyRange> ranges, int from, int to, s
 /// Bytes of the window of every rank. @param ranges as one_shot_bytes()
 std::int64_t one_shot_window_bytes(std::span<const KeyRange> ranges, std::int64_t n_rows, std::int64_t d_v);
 
+/// What a session is opened with.
+struct OneShotOptions {
+  double timeout = 0;            ///< seconds that one wait of a kernel may take; infinity for no limit
+  bool windows_on_host = false;  ///< windows in pinned memory of the host, for devices that do not reach each other's memory
+};
+
 namespace emulated {
-/// @param timeout seconds that one wait of a kernel may take; infinity for no limit
 /// @returns null if the cache is of another backend
-std::unique_ptr<OneShotSession> open_one_shot(const KvCache& cache, double scale, double timeout);
+std::unique_ptr<OneShotSession> open_one_shot(const KvCache& cache, double scale, const OneShotOptions& options);
 }  // namespace emulated
 namespace cuda {
-std::unique_ptr<OneShotSession> open_one_shot(const KvCache& cache, double scale, double timeout);
+std::unique_ptr<OneShotSession> open_one_shot(const KvCache& cache, double scale, const OneShotOptions& options);
 }
 /// On the backend of the cache. @returns null if that has no such kernels: the CPU, the model
-std::unique_ptr<OneShotSession> open_one_shot(const KvCache& cache, double scale, double timeout);
+std::unique_ptr<OneShotSession> open_one_shot(const KvCache& cache, double scale, const OneShotOptions& options);
 
 }  // namespace tree_attn

@@ -4,7 +4,7 @@
 ///
 /// | word | meaning |
 /// | --- | --- |
-/// | `DeviceBuffer<T>` | n elements of device memory for a MemoryUse, freed at the end; `upload`, `upload_rows`, `download`, `fill` |
+/// | `DeviceBuffer<T>` | n elements of device memory for a MemoryUse, freed at the end; `upload`, `upload_rows`, `download`, `fill`, `handle` |
 /// | `HostBuffer<T>` | n elements of host memory for copies that are queued; pinned on a GPU |
 /// | `queue_upload queue_copy queue_download` | the same copies, and copies on the device, queued on a stream |
 /// | `Stream` | where launches and copies queue; a default one is the default stream |
@@ -22,7 +22,7 @@
 /// | `n_devices set_device current_device` | the devices, and the one that this host thread allocates and launches on |
 /// | `use_device` | the same for a host thread that is one rank of several |
 /// | `enable_peer_access` | lets kernels of the current device reach windows (MemoryUse::Window) of another |
-/// | `handle_of OpenedWindow` | lets another process open a window: what it is told, and the window as it sees it |
+/// | `OpenedWindow` | a window of another process, opened by its handle, or of another rank, mapped by a library such as NCCL |
 /// | `Device device()` | the current one: name, number of multiprocessors, shared memory a block may have, major version |
 #pragma once
 

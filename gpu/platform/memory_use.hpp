@@ -5,12 +5,16 @@
 
 namespace tree_attn {
 
-/// The emulator holds a kernel to it; a GPU does not ask.
+/// The emulator holds a kernel to it. A GPU asks only where the memory lies.
 enum class MemoryUse {
   Persistent,  ///< keeps its contents from launch to launch
   Input,       ///< the same, and no kernel writes it
   Window,      ///< persistent, and launches that run at the same time hand data to each other in it, also of other devices
+  HostWindow,  ///< a window in pinned memory of the host, which every device of the machine reaches
   Scratch,     ///< undefined when a launch begins: what is read there this launch has written, see Launch::continues
 };
+
+/// Whether launches that run at the same time may hand data to each other in it.
+constexpr bool is_window(MemoryUse use) { return use == MemoryUse::Window || use == MemoryUse::HostWindow; }
 
 }  // namespace tree_attn

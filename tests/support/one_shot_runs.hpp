@@ -34,6 +34,7 @@ struct Run {
   std::int64_t head_dim = 16;
   std::int64_t batch = 2, kv_heads = 2;
   int n_multiprocessors = 3, major = 9;  ///< of the devices
+  bool windows_on_host = false;          ///< and the devices do not reach each other
 };
 
 inline WorkloadShape shape_of(const Run& run, std::int64_t n_keys) {
@@ -78,7 +79,7 @@ void decode_steps(Transport& transport, ShardDecoder& shard, Workload& workload,
     if (lengths.size() > 1) lengths[1] = std::max<std::int64_t>(0, lengths[1] - 70);
     return lengths;
   };
-  const auto decoder = find_algorithm(algorithm).open(transport, shard, ranges);
+  const auto decoder = find_algorithm(algorithm).open(transport, shard, ranges, {.windows_on_host = run.windows_on_host});
   for (int t = 0; t < run.steps; ++t) {
     fill(shard.cache(), workload, lengths_at(t));
     before();
@@ -108,7 +109,7 @@ inline std::string text(const Run& run) {
   std::ostringstream text;
   text << run.p << " ranks, " << run.steps << " steps, cut " << static_cast<int>(run.cut) << ", " << name_of(run.order)
        << ", " << name_of(run.dtype) << ", " << run.group << " queries, seed " << run.seed << ", compute capability "
-       << run.major;
+       << run.major << (run.windows_on_host ? ", windows on the host" : "");
   return text.str();
 }
 

@@ -6,6 +6,7 @@
 #include "gpu/platform/cuda/stream.hpp"
 #include "gpu/platform/cuda/tensor_map.hpp"
 #include "gpu/platform/memory_use.hpp"
+#include "gpu/platform/shared_pages.hpp"
 #include "gpu/platform/window_handle.hpp"
 
 #include <cuda_runtime.h>
@@ -86,36 +87,64 @@ inline void enable_peer_access(int other) {
     check(status, "cudaDeviceEnablePeerAccess");
 }
 
-/// What another process opens a window by. @param window the first element of a DeviceBuffer
-/// @throws DeviceError if the machine has no CUDA IPC
-inline WindowHandle handle_of(void* window) {
-  WindowHandle handle;
-  cudaIpcMemHandle_t ipc;
-  static_assert(sizeof ipc == sizeof handle.bytes);
-  check(cudaIpcGetMemHandle(&ipc, window), "cudaIpcGetMemHandle");
-  std::memcpy(handle.bytes, &ipc, sizeof ipc);
-  return handle;
-}
+/// Shared pages, pinned, for kernels of every device.
+class PinnedPages {
+ public:
+  PinnedPages() = default;
+  /// @throws DeviceError if they cannot be pinned
+  explicit PinnedPages(SharedPages pages) : pages_(std::move(pages)) {
+    check(cudaHostRegister(pages_.data(), pages_.size(), cudaHostRegisterMapped | cudaHostRegisterPortable),
+          "cudaHostRegister");
+    const cudaError_t status = cudaHostGetDevicePointer(&on_device_, pages_.data(), 0);
+    if (status != cudaSuccess) cudaHostUnregister(pages_.data());
+    check(status, "cudaHostGetDevicePointer");
+  }
+  PinnedPages(PinnedPages&& other) noexcept
+      : pages_(std::move(other.pages_)), on_device_(std::exchange(other.on_device_, nullptr)) {}
+  PinnedPages& operator=(PinnedPages&& other) noexcept {
+    std::swap(pages_, other.pages_), std::swap(on_device_, other.on_device_);
+    return *this;
+  }
+  ~PinnedPages() {
+    if (on_device_ != nullptr) cudaHostUnregister(pages_.data());
+  }
+  /// The address that kernels use; null if there are none.
+  void* on_device() const { return on_device_; }
+  WindowHandle handle() const { return pages_.handle(); }
 
-/// A window of another process, for kernels of the device that is current when it is opened. The other process frees the
-/// window after this one has closed it.
+ private:
+  SharedPages pages_;
+  void* on_device_ = nullptr;
+};
+
+/// A window of another rank, for kernels of the device that is current when it is opened. The other rank frees the window
+/// after this one has closed it.
 class OpenedWindow {
  public:
-  /// @throws DeviceError if it cannot be reached
-  explicit OpenedWindow(const WindowHandle& handle) {
+  /// Of another process. @param n_bytes, use of that window @throws DeviceError if it cannot be reached
+  OpenedWindow(const WindowHandle& handle, std::size_t n_bytes, MemoryUse use) {
+    if (use == MemoryUse::HostWindow) {
+      pages_ = PinnedPages(SharedPages(handle, n_bytes));
+      return;
+    }
     cudaIpcMemHandle_t ipc;
     std::memcpy(&ipc, handle.bytes, sizeof ipc);
     check(cudaIpcOpenMemHandle(&data_, ipc, cudaIpcMemLazyEnablePeerAccess), "cudaIpcOpenMemHandle");
   }
-  OpenedWindow(OpenedWindow&& other) noexcept : data_(std::exchange(other.data_, nullptr)) {}
+  /// Where a library has mapped it.
+  OpenedWindow(void* memory, std::size_t) : mapped_(memory) {}
+  OpenedWindow(OpenedWindow&& other) noexcept
+      : pages_(std::move(other.pages_)), data_(std::exchange(other.data_, nullptr)), mapped_(other.mapped_) {}
   OpenedWindow& operator=(OpenedWindow&&) = delete;
   ~OpenedWindow() {
     if (data_ != nullptr) cudaIpcCloseMemHandle(data_);
   }
-  void* data() const { return data_; }
+  void* data() const { return mapped_ != nullptr ? mapped_ : data_ != nullptr ? data_ : pages_.on_device(); }
 
  private:
-  void* data_ = nullptr;
+  PinnedPages pages_;
+  void* data_ = nullptr;    ///< of CUDA IPC
+  void* mapped_ = nullptr;  ///< by a library
 };
 
 /// Bytes that kernels of this device have stored into windows of others: a GPU does not count them.
@@ -145,20 +174,46 @@ template <class T>
 class DeviceBuffer {
  public:
   DeviceBuffer() = default;
-  explicit DeviceBuffer(std::int64_t n, MemoryUse = MemoryUse::Persistent) : n_(n) {
+  explicit DeviceBuffer(std::int64_t n, MemoryUse use = MemoryUse::Persistent) : n_(n) {
     if (n <= 0) return;
-    check(cudaMalloc(&data_, static_cast<std::size_t>(n) * sizeof(T)), "cudaMalloc");
+    const std::size_t n_bytes = static_cast<std::size_t>(n) * sizeof(T);
+    if (use == MemoryUse::HostWindow) {
+      pages_ = PinnedPages(SharedPages(n_bytes));
+      data_ = static_cast<T*>(pages_.on_device());
+    } else {
+      check(cudaMalloc(&data_, n_bytes), "cudaMalloc");
+      is_own_ = true;
+    }
     ++traffic().n_allocations;
   }
-  DeviceBuffer(DeviceBuffer&& other) noexcept : data_(std::exchange(other.data_, nullptr)), n_(std::exchange(other.n_, 0)) {}
+  /// n elements of a library's memory, as a window: not freed at the end.
+  DeviceBuffer(void* memory, std::int64_t n) : data_(static_cast<T*>(memory)), n_(n) {}
+  DeviceBuffer(DeviceBuffer&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)),
+        n_(std::exchange(other.n_, 0)),
+        is_own_(std::exchange(other.is_own_, false)),
+        pages_(std::move(other.pages_)) {}
   DeviceBuffer& operator=(DeviceBuffer&& other) noexcept {
-    std::swap(data_, other.data_), std::swap(n_, other.n_);
+    std::swap(data_, other.data_), std::swap(n_, other.n_), std::swap(is_own_, other.is_own_);
+    pages_ = std::move(other.pages_);
     return *this;
   }
-  ~DeviceBuffer() { cudaFree(data_); }
+  ~DeviceBuffer() {
+    if (is_own_) cudaFree(data_);
+  }
 
   T* data() const { return data_; }
   std::int64_t size() const { return n_; }
+  /// What another process opens it by. @throws DeviceError if the machine has no CUDA IPC
+  WindowHandle handle() const {
+    if (pages_.on_device() != nullptr) return pages_.handle();
+    WindowHandle handle;
+    cudaIpcMemHandle_t ipc;
+    static_assert(sizeof ipc == sizeof handle.bytes);
+    check(cudaIpcGetMemHandle(&ipc, data_), "cudaIpcGetMemHandle");
+    std::memcpy(handle.bytes, &ipc, sizeof ipc);
+    return handle;
+  }
   /// Copies from the host, after all that is queued on the default stream; the bytes are there when it returns.
   void upload(std::span<const T> from, std::int64_t at = 0) {
     if (from.empty()) return;
@@ -253,6 +308,8 @@ class DeviceBuffer {
 
   T* data_ = nullptr;
   std::int64_t n_ = 0;
+  bool is_own_ = false;  ///< whether cudaMalloc() has made it
+  PinnedPages pages_;    ///< of a window in host memory
 };
 
 /// How a kernel is launched.

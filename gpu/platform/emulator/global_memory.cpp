@@ -10,15 +10,9 @@
 #include "gpu/platform/emulator/settings.hpp"
 #include "gpu/platform/emulator/stream.hpp"
 #include "gpu/platform/emulator/thread.hpp"
-
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
+#include "gpu/platform/shared_pages.hpp"
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -35,14 +29,15 @@ constexpr std::size_t kAlignment = 256;
 /// Between buffers lies a gap on either side, never zero-filled: what lies behind an end must not look like numbers.
 constexpr std::size_t kGap = 1024;
 
-/// The device of a window of another process.
+/// The device of a window of another process, or of another rank of a library.
 constexpr int kElsewhere = -1;
 
 struct Buffer {
   std::size_t n_bytes = 0;
   MemoryUse use = MemoryUse::Persistent;
   int device = 0;
-  int file = -1;                                 ///< of a window
+  SharedPages pages;                             ///< of a window, with its gaps
+  bool is_borrowed = false;                      ///< whether a library owns the memory; then there are no gaps
   std::uint64_t scratch = 0;                     ///< Grid::scratch of the launch that touched it last
   std::unique_ptr<std::atomic<bool>[]> written;  ///< see SeenBuffers
   LaunchMark reader{}, writer{};
@@ -55,31 +50,10 @@ std::atomic<int> n_opened{0};               // windows of other processes
 /// A buffer and the gaps around it.
 std::size_t with_gaps(std::size_t n_bytes) { return kGap + (n_bytes + kAlignment - 1) / kAlignment * kAlignment + kGap; }
 
-/// What a WindowHandle holds: which file of which process.
-struct WindowFile {
-  std::int64_t process, file;
-  std::uint64_t n_bytes;
-};
-constexpr const char* kWindowFile = "tree_attn window";
-
-/// Closes a file that is of no use, and throws what the system says.
-[[noreturn]] void throw_window_error(const std::string& what, int file) {
-  const std::string why = std::strerror(errno);
-  if (file >= 0) close(file);
-  throw DeviceError(what + ": " + why);
-}
-/// @returns null if the system refuses
-std::byte* map_window(int file, std::size_t n_bytes) {
-  void* const memory = mmap(nullptr, with_gaps(n_bytes), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-  return memory == MAP_FAILED ? nullptr : static_cast<std::byte*>(memory);
-}
-/// Memory that other processes can map as well. @param[out] file without a name; it ends with its last user
-std::byte* allocate_window(std::size_t n_bytes, int& file) {
-  file = memfd_create(kWindowFile, MFD_CLOEXEC);
-  const bool has_size = file >= 0 && ftruncate(file, static_cast<off_t>(with_gaps(n_bytes))) == 0;
-  std::byte* const memory = has_size ? map_window(file, n_bytes) : nullptr;
-  if (memory == nullptr) throw_window_error("a window of " + std::to_string(n_bytes) + " bytes", file);
-  return memory;
+/// Where the gaps of a buffer lie, ASan reports every access.
+void forbid_gaps(std::byte* memory, std::size_t n_bytes) {
+  forbid(memory, kGap);
+  forbid(memory + kGap + n_bytes, with_gaps(n_bytes) - kGap - n_bytes);
 }
 
 void fill_with_nan(std::byte* from, std::size_t n_bytes, std::uint64_t seed) {
@@ -102,8 +76,9 @@ void check_far(const Buffer& buffer, const Grid& grid, const std::string& what, 
   if (buffer.device == kElsewhere) return;
   const std::string of =
       what + "memory of device " + std::to_string(buffer.device) + " from device " + std::to_string(grid.device);
-  if (buffer.use != MemoryUse::Window) fail(line, of + ", which is no window");
-  if (!has_peer_access(grid.device, buffer.device)) fail(line, of + ", which has not enabled it: enable_peer_access()");
+  if (!is_window(buffer.use)) fail(line, of + ", which is no window");
+  if (buffer.use == MemoryUse::Window && !has_peer_access(grid.device, buffer.device))
+    fail(line, of + ", which has not enabled it: enable_peer_access()");
 }
 
 void mark(LaunchMark& mark, const Grid& grid) {
@@ -142,18 +117,16 @@ std::atomic<std::int64_t>& bytes_to_peers(int device) {
 void* allocate_global(std::size_t n_bytes, MemoryUse use) {
   refuse_in_capture("an allocation");
   const std::size_t whole = with_gaps(n_bytes);
-  int file = -1;
-  auto* const memory = use == MemoryUse::Window
-                           ? allocate_window(n_bytes, file)
-                           : static_cast<std::byte*>(::operator new (whole, std::align_val_t{kAlignment}));
+  SharedPages pages = is_window(use) ? SharedPages(whole) : SharedPages();
+  auto* const memory =
+      is_window(use) ? pages.data() : static_cast<std::byte*>(::operator new (whole, std::align_val_t{kAlignment}));
   fill_with_nan(memory, whole, settings().seed);
   // A window may lie where one has lain before, with packets of a first step in it.
-  if (use == MemoryUse::Window) std::fill_n(reinterpret_cast<std::uint32_t*>(memory + kGap), n_bytes / 4, 1u);
-  forbid(memory, kGap);
-  forbid(memory + kGap + n_bytes, whole - kGap - n_bytes);
+  if (is_window(use)) std::fill_n(reinterpret_cast<std::uint32_t*>(memory + kGap), n_bytes / 4, 1u);
+  forbid_gaps(memory, n_bytes);
   const std::lock_guard lock(registry_mutex);
   Buffer& buffer = registry[reinterpret_cast<std::uintptr_t>(memory + kGap)];
-  buffer.n_bytes = n_bytes, buffer.use = use, buffer.device = current_device(), buffer.file = file;
+  buffer.n_bytes = n_bytes, buffer.use = use, buffer.device = current_device(), buffer.pages = std::move(pages);
   return memory + kGap;
 }
 
@@ -168,46 +141,36 @@ void free_global(void* buffer) {
     return registry.extract(reinterpret_cast<std::uintptr_t>(buffer));
   }();
   const Buffer& freed = node.mapped();
+  if (freed.is_borrowed) return;
   allow(memory, with_gaps(freed.n_bytes));
-  if (freed.use != MemoryUse::Window) return ::operator delete (memory, std::align_val_t{kAlignment});
-  munmap(memory, with_gaps(freed.n_bytes));
-  if (freed.file >= 0) close(freed.file);
+  if (freed.pages.data() == nullptr) ::operator delete (memory, std::align_val_t{kAlignment});
 }
 
 WindowHandle handle_of(const void* window) {
   const std::lock_guard lock(registry_mutex);
   const auto found = registry.find(reinterpret_cast<std::uintptr_t>(window));
-  if (found == registry.end() || found->second.file < 0) throw DeviceError("handle_of: not a window of this process");
-  const WindowFile file{getpid(), found->second.file, found->second.n_bytes};
-  WindowHandle handle;
-  static_assert(sizeof file <= sizeof handle.bytes);
-  std::memcpy(handle.bytes, &file, sizeof file);
-  return handle;
+  if (found == registry.end() || found->second.pages.data() == nullptr)
+    throw DeviceError("handle(): not a window of this process");
+  return found->second.pages.handle();
 }
 
-void* open_window(const WindowHandle& handle) {
-  WindowFile window;
-  std::memcpy(&window, handle.bytes, sizeof window);
-  const std::string who = "the window of process " + std::to_string(window.process),
-                    path = "/proc/" + std::to_string(window.process) + "/fd/" + std::to_string(window.file);
-  const int file = open(path.c_str(), O_RDWR | O_CLOEXEC);
-  if (file < 0) throw_window_error(who, file);
-  // In another namespace the number of the process may be that of a stranger.
-  struct stat status {};
-  if (fstat(file, &status) != 0 || static_cast<std::size_t>(status.st_size) != with_gaps(window.n_bytes)) {
-    close(file);
-    throw DeviceError(who + ": " + path + " is another file");
-  }
-  std::byte* const memory = map_window(file, window.n_bytes);
-  if (memory == nullptr) throw_window_error(who, file);
-  close(file);
-  forbid(memory, kGap);
-  forbid(memory + kGap + window.n_bytes, with_gaps(window.n_bytes) - kGap - window.n_bytes);
+void* open_window(const WindowHandle& handle, std::size_t n_bytes, MemoryUse use) {
+  SharedPages pages(handle, with_gaps(n_bytes));
+  void* const first = pages.data() + kGap;
+  forbid_gaps(pages.data(), n_bytes);
   const std::lock_guard lock(registry_mutex);
-  Buffer& buffer = registry[reinterpret_cast<std::uintptr_t>(memory + kGap)];
-  buffer.n_bytes = window.n_bytes, buffer.use = MemoryUse::Window, buffer.device = kElsewhere;
+  Buffer& buffer = registry[reinterpret_cast<std::uintptr_t>(first)];
+  buffer.n_bytes = n_bytes, buffer.use = use, buffer.device = kElsewhere, buffer.pages = std::move(pages);
   ++n_opened;
-  return memory + kGap;
+  return first;
+}
+
+void borrow_window(void* memory, std::size_t n_bytes, bool is_own) {
+  const std::lock_guard lock(registry_mutex);
+  Buffer& buffer = registry[reinterpret_cast<std::uintptr_t>(memory)];
+  buffer.n_bytes = n_bytes, buffer.use = MemoryUse::Window, buffer.device = is_own ? current_device() : kElsewhere;
+  buffer.is_borrowed = true;
+  if (!is_own) ++n_opened;
 }
 
 void close_window(void* window) {
@@ -237,7 +200,7 @@ const SeenBuffers::Range& find_global(std::uintptr_t at, std::size_t n_bytes, Re
       SeenBuffers::Range& range = seen_buffers.range[seen_buffers.next];
       range = {low, high, found->second.use, found->second.written.get(), &found->second.reader, &found->second.writer};
       range.is_far = is_far;
-      if (grid.footprint != nullptr && range.use != MemoryUse::Window) range.touched = &grid.footprint->of(low, high - low);
+      if (grid.footprint != nullptr && !is_window(range.use)) range.touched = &grid.footprint->of(low, high - low);
       seen_buffers.next = (seen_buffers.next + 1) % SeenBuffers::kCount;
       return range;
     }

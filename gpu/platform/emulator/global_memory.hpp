@@ -19,9 +19,11 @@ namespace tree_attn::emulated::runtime {
 void* allocate_global(std::size_t n_bytes, MemoryUse use);
 void free_global(void* buffer);
 
-/// Windows lie in files without a name, which other processes map: see handle_of(), OpenedWindow.
+/// Windows lie in pages that other processes map: see DeviceBuffer::handle(), OpenedWindow.
 WindowHandle handle_of(const void* window);
-void* open_window(const WindowHandle& handle);
+void* open_window(const WindowHandle& handle, std::size_t n_bytes, MemoryUse use);
+/// Memory of a library as a window: of the current device, or elsewhere. Ended by free_global() or close_window().
+void borrow_window(void* memory, std::size_t n_bytes, bool is_own);
 void close_window(void* window);
 /// Whether windows of other processes are open: then these may store into windows of this one at any time.
 bool others_may_store();

@@ -40,17 +40,19 @@ inline int n_devices() { return settings().n_devices; }
 inline void set_device(int device) { runtime::set_device(device); }
 inline int current_device() { return runtime::current_device(); }
 /// Kernels of the current device may reach windows of another from now on. @throws DeviceError if they cannot
-inline void enable_peer_access(int other) { runtime::enable_peer_access(current_device(), other); }
+inline void enable_peer_access(int other) {
+  if (!settings().has_peer_access) throw DeviceError("enable_peer_access: the devices do not reach each other");
+  runtime::enable_peer_access(current_device(), other);
+}
 
-/// What another process opens a window by. @param window the first element of a DeviceBuffer
-/// @throws DeviceError if it is no window
-inline WindowHandle handle_of(const void* window) { return runtime::handle_of(window); }
-
-/// A window of another process, as memory of a device that is none of this process.
+/// A window of another rank, as memory of a device that is none of this process.
 class OpenedWindow {
  public:
-  /// @throws DeviceError if it cannot be reached
-  explicit OpenedWindow(const WindowHandle& handle) : data_(runtime::open_window(handle)) {}
+  /// Of another process. @param n_bytes, use of that window @throws DeviceError if it cannot be reached
+  OpenedWindow(const WindowHandle& handle, std::size_t n_bytes, MemoryUse use)
+      : data_(runtime::open_window(handle, n_bytes, use)) {}
+  /// Where a library has mapped it.
+  OpenedWindow(void* memory, std::size_t n_bytes) : data_(memory) { runtime::borrow_window(memory, n_bytes, false); }
   OpenedWindow(OpenedWindow&& other) noexcept : data_(std::exchange(other.data_, nullptr)) {}
   OpenedWindow& operator=(OpenedWindow&&) = delete;
   ~OpenedWindow() { runtime::close_window(data_); }
@@ -96,6 +98,10 @@ class DeviceBuffer {
     data_ = static_cast<T*>(runtime::allocate_global(static_cast<std::size_t>(n) * sizeof(T), use));
     ++traffic().n_allocations;
   }
+  /// n elements of a library's memory, as a window: not freed at the end.
+  DeviceBuffer(void* memory, std::int64_t n) : data_(static_cast<T*>(memory)), n_(n) {
+    runtime::borrow_window(memory, bytes(n), true);
+  }
   DeviceBuffer(DeviceBuffer&& other) noexcept : data_(std::exchange(other.data_, nullptr)), n_(std::exchange(other.n_, 0)) {}
   DeviceBuffer& operator=(DeviceBuffer&& other) noexcept {
     std::swap(data_, other.data_), std::swap(n_, other.n_);
@@ -105,6 +111,8 @@ class DeviceBuffer {
 
   T* data() const { return data_; }
   std::int64_t size() const { return n_; }
+  /// What another process opens it by. @throws DeviceError if it is no window
+  WindowHandle handle() const { return runtime::handle_of(data_); }
   /// Copies from the host. @throws DeviceError if it does not fit
   void upload(std::span<const T> from, std::int64_t at = 0, const Line& line = Line::current()) {
     upload_rows(from.data(), 0, at, 0, static_cast<std::int64_t>(from.size()), 1, line);

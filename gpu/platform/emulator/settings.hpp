@@ -23,6 +23,7 @@ struct Settings {
   int n_multiprocessors = 4;                    ///< what device() reports, and how many blocks may wait for memory at once
   int n_hosts = 1;                              ///< host threads that launch kernels which wait for each other
   int n_devices = 1;                            ///< what set_device() takes, at most kMaxDevices
+  bool has_peer_access = true;                  ///< whether devices reach windows in each other's memory
   int major = 9;                                ///< major compute capability that device() reports
   std::size_t shared_bytes = 0;  ///< dynamic shared memory that a block may have; 0: least_shared_bytes(major)
 };

@@ -44,6 +44,16 @@ TEST_CASE("one-shot on processes: one of them is slow, and the bytes stored are 
   CHECK(session().ranks().all_sum(last.messages) == predicted.messages);
 }
 
+TEST_CASE("one-shot on processes: windows in host memory have the same bits") {
+  const auto transport = open_transport();
+  for (const LeafOrder order : {LeafOrder::kContiguous, LeafOrder::kDealt}) {
+    const Run run{.p = transport->size(), .order = order, .seed = 2, .windows_on_host = true};
+    const emulated::SettingsScope scope({.seed = run.seed, .n_workers = 1, .has_peer_access = false});
+    Traffic last;
+    CHECK(differences_on_rank(*transport, run, 510, nullptr, last) == 0);
+  }
+}
+
 TEST_CASE("one-shot on processes: a rank that never decodes ends the others within the deadline") {
   const MpiRanks& ranks = session().ranks();
   if (ranks.size() == 1) return;
@@ -87,7 +97,7 @@ TEST_CASE("one-shot on processes: a window that cannot be opened is named with b
   const WorkloadShape shape = shape_of(run, 600);
   const std::vector<KeyRange> ranges = even_ranges(600, run.p, kLeafKeys);
   ShardDecoder shard(emulated::backend(), shape, ranges[static_cast<std::size_t>(ranks.rank())], kScale);
-  const auto decoder = open_one_shot(shard.cache(), kScale, kTimeout);
+  const auto decoder = open_one_shot(shard.cache(), kScale, {.timeout = kTimeout});
   NodeWindow own = decoder->open_window(ranges, ranks.rank(), ranks.rank(), true);
   if (ranks.rank() == 1) own.handle = {};
   const std::vector<NodeWindow> all = ranks.all_gather(std::span<const NodeWindow>(&own, 1), "windows");

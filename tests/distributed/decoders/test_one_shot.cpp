@@ -34,6 +34,7 @@ int differences(const Run& run, std::int64_t n_at_start, Counts* stored = nullpt
                                        .n_multiprocessors = run.n_multiprocessors,
                                        .n_hosts = run.p,
                                        .n_devices = run.p,
+                                       .has_peer_access = !run.windows_on_host,
                                        .major = run.major});
   const Topology topology = Topology::pretend(run.p, run.p);
   std::mutex mutex;
@@ -108,6 +109,20 @@ TEST_CASE("one-shot: 20 steps have the bits of gather, on 1 to 8 devices, in bot
 /// @tested{alg_3, Alg. 3}
 TEST_CASE("one-shot: 20 steps have the bits of gather, on 1 to 8 devices, in both orders, for five seeds, in BF16") {
   check_20_steps_on_threads(DType::BF16);
+}
+
+TEST_CASE("one-shot: windows in host memory serve devices that do not reach each other, with the same bits and counts") {
+  for (const int p : {1, 2, 5}) {
+    Run run{.p = p, .cut = Cut::kUneven, .group = 2, .windows_on_host = true};
+    INFO(text(run));
+    Counts stored, predicted;
+    CHECK(differences(run, 700, &stored, &predicted) == 0);
+    check_equal(stored, predicted);
+  }
+  // Rows with owners, in windows that double on the way.
+  const Run large{.p = 3, .group = 32, .head_dim = 64, .batch = 4, .windows_on_host = true};
+  CHECK(opens_new_windows(large, 510));
+  CHECK(differences(large, 510) == 0);
 }
 
 /// Ranks without keys send too: if one did not, the others would overwrite what it has not read.

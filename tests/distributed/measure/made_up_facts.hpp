@@ -114,10 +114,10 @@ inline std::vector<Fault> faults() {
        [](Facts& facts) { facts[1].gpu = 0, facts[1].process = facts[0].process; },
        "--algorithm one-shot: ranks 0 and 1 on node01 share GPU-5f0c00, whose kernels would wait for each other; start one "
        "rank per GPU"},
-      {"no peer access", kFailure, Need::kOneShot, 1, [](Facts& facts) { facts[0].gpus[0].reaches.clear(); },
-       "--algorithm one-shot: the GPU of rank 0 cannot reach that of rank 1 on node01; use --algorithm two-level or gather, "
-       "or GPUs that share NVLink or a PCIe switch"},
-      {"peer access not known", kWarning, Need::kOneShot, 1,
+      {"no peer access", kFailure, Need::kPeerAccess, 1, [](Facts& facts) { facts[0].gpus[0].reaches.clear(); },
+       "--algorithm one-shot: the GPU of rank 0 cannot reach that of rank 1 on node01; use --windows host, --algorithm "
+       "two-level or gather, or GPUs that share NVLink or a PCIe switch"},
+      {"peer access not known", kWarning, Need::kPeerAccess, 1,
        [](Facts& facts) {
          for (RankFacts& one : facts) {
            one.gpus = {one.gpus[static_cast<std::size_t>(one.gpu)]};

@@ -36,7 +36,7 @@ class OddDecoder : public Decoder {
   DecodeOutput output_;
 };
 
-std::unique_ptr<Decoder> open_odd(Transport& transport, ShardDecoder& shard, std::span<const KeyRange>) {
+std::unique_ptr<Decoder> open_odd(Transport& transport, ShardDecoder& shard, std::span<const KeyRange>, const PlanOptions&) {
   return std::make_unique<OddDecoder>(transport, shard);
 }
 

@@ -32,7 +32,7 @@ std::vector<RankFacts> broken(const Fault& fault) {
   return facts;
 }
 
-constexpr std::array kAllNeeds{Need::kNothing, Need::kGpu, Need::kNccl, Need::kOneShot};
+constexpr std::array kAllNeeds{Need::kNothing, Need::kGpu, Need::kNccl, Need::kOneShot, Need::kPeerAccess};
 
 }  // namespace
 
@@ -265,12 +265,14 @@ TEST_CASE("judge: locked memory matters where there is InfiniBand and a limit") 
 
 TEST_CASE("judge: pairs of GPUs that cannot reach each other are counted, in both directions") {
   std::vector<RankFacts> facts = healthy_cluster(1, 4);
-  const auto failure = [&] { return first_failure(judge(facts), std::array{Need::kOneShot}).value_or(""); };
+  const auto failure = [&] { return first_failure(judge(facts), std::array{Need::kPeerAccess}).value_or(""); };
   facts[3].gpus[3].reaches = {0, 1};
   CHECK(failure().starts_with("--algorithm one-shot: the GPU of rank 3 cannot reach that of rank 2 on node01; use"));
   facts[2].gpus[2].reaches = {0, 1};
   CHECK(failure().starts_with(
       "--algorithm one-shot: the GPU of rank 2 cannot reach that of rank 3 on node01, and 2 pairs in all are apart; use"));
+  // Windows on the host need no peer access.
+  CHECK(!first_failure(judge(facts), std::array{Need::kGpu, Need::kOneShot}));
 }
 
 TEST_CASE("judge: the interface of NCCL's bootstrap") {

@@ -6,6 +6,8 @@
 /// of the two ranks looks.
 #pragma once
 
+#include "gpu/platform/window_handle.hpp"
+
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -47,7 +49,7 @@ struct Channel {
 /// The channels of all ranks of a communicator: a file in shared memory.
 class Mail {
  public:
-  static constexpr int kMaxRanks = 64;
+  static constexpr int kMaxRanks = 64, kMaxWindows = 64;
   /// @param name of the file @param n_ranks the same for all
   Mail(const std::string& name, int n_ranks) : name_(name), n_ranks_(n_ranks) {
     const int file = ::shm_open(name.c_str(), O_RDWR | O_CREAT, 0600);
@@ -79,6 +81,15 @@ class Mail {
     head_->choices[rank] = choice;
     ++head_->n_chosen;
   }
+  /// Where the memory lies that a rank registers as its next window; and how many windows all have registered.
+  void register_window(int rank, const WindowHandle& memory) {
+    std::atomic<int>& n = head_->n_windows[rank];
+    head_->windows[n][rank] = memory;
+    ++n;
+  }
+  int n_windows(int rank) const { return head_->n_windows[rank]; }
+  int n_windows_of_all() const { return *std::min_element(head_->n_windows, head_->n_windows + n_ranks_); }
+  const WindowHandle& window(int number, int rank) const { return head_->windows[number][rank]; }
   bool have_all_chosen() const { return head_->n_chosen == n_ranks_; }
   Choice choice_of(int rank) const { return head_->choices[rank]; }
   const std::string& name() const { return name_; }
@@ -90,6 +101,8 @@ class Mail {
   struct alignas(64) Head {
     std::atomic<int> n_joined, n_left, n_chosen;
     Choice choices[kMaxRanks];
+    std::atomic<int> n_windows[kMaxRanks];
+    WindowHandle windows[kMaxWindows][kMaxRanks];
   };
   std::string name_;
   int n_ranks_;

@@ -18,11 +18,13 @@
 /// Counts start from 1.
 #include "distributed/transport/nccl_api.hpp"
 #include "gpu/platform/emulator/outside.hpp"
+#include "gpu/platform/shared_pages.hpp"
 #include "tests/distributed/nccl/mail.hpp"
 
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -34,12 +36,13 @@
 namespace {
 
 using namespace tree_attn::nccl;
+using tree_attn::SharedPages;
 using tree_attn::emulated::OutsideAccess;
 using tree_attn::emulated::OutsideStream;
 using tree_attn::test::Mail;
 using tree_attn::test::Message;
 
-constexpr int kVersion = 22809;
+constexpr int kVersion = 22907;
 /// How often a call is polled before it is done.
 constexpr int kPolls = 3;
 
@@ -169,9 +172,19 @@ struct tree_attn::nccl::Comm {
   Comm** part = nullptr;                                                     ///< of a split that is in progress
   std::vector<std::pair<OutsideStream*, std::shared_ptr<Group>>> pending{};  ///< not on their streams yet
 };
-struct tree_attn::nccl::Window {};
+struct tree_attn::nccl::Window {
+  std::shared_ptr<State> state;
+  int number;
+  void* own;
+  std::size_t n_bytes;
+  std::map<int, SharedPages> of_others{};  ///< mapped so far, by rank
+};
 
 namespace {
+
+/// What ncclMemAlloc() has handed out, by its address.
+std::mutex memory_mutex;
+std::map<void*, SharedPages> allocated;
 
 thread_local int group_depth = 0;
 /// The communicators and streams of the open group.
@@ -284,6 +297,7 @@ Status ncclCommGetAsyncError(Comm* comm, Status* error) {
     state.mail.remove();
   }
   if (comm->part != nullptr && !make_part(*comm)) return Status::kSuccess;
+  if (state.mail.n_windows_of_all() < state.mail.n_windows(state.rank)) return Status::kSuccess;
   if (comm->finalizes && state.mail.n_left() < state.mail.n_ranks()) return Status::kSuccess;
   if (comm->n_polls_left > 0 && --comm->n_polls_left > 0) return Status::kSuccess;
   for (auto& [stream, group] : comm->pending) {
@@ -373,22 +387,46 @@ Status ncclCommSplit(Comm* comm, int color, int key, Comm** part, Config*) {
 }
 
 Status ncclMemAlloc(void** memory, std::size_t n_bytes) {
-  *memory = ::operator new(n_bytes);
+  const std::lock_guard lock(memory_mutex);
+  SharedPages pages(n_bytes);
+  std::memset(pages.data(), 0xFF, n_bytes);
+  *memory = pages.data();
+  allocated[*memory] = std::move(pages);
   return Status::kSuccess;
 }
 Status ncclMemFree(void* memory) {
-  ::operator delete(memory);
-  return Status::kSuccess;
+  const std::lock_guard lock(memory_mutex);
+  return allocated.erase(memory) == 1 ? Status::kSuccess : Status::kInvalidArgument;
 }
-/// As NCCL does, this succeeds with a null window where devices do not reach each other.
-Status ncclCommWindowRegister(Comm* comm, void*, std::size_t, Window** window, int flags) {
+/// Done when all have registered. As NCCL does, this succeeds with a null window where devices do not reach each other.
+Status ncclCommWindowRegister(Comm* comm, void* memory, std::size_t n_bytes, Window** window, int flags) {
   if (comm == nullptr || flags != kSymmetricWindow || comm->n_polls_left > 0) return Status::kInvalidArgument;
-  *window = comm->state->fault.kind == "window" ? nullptr : new Window;
+  Mail& mail = comm->state->mail;
+  const int rank = comm->state->rank, number = mail.n_windows(rank);
+  const std::lock_guard lock(memory_mutex);
+  const auto found = allocated.find(memory);
+  if (found == allocated.end() || found->second.size() != n_bytes || number == Mail::kMaxWindows)
+    return Status::kInvalidArgument;
+  const bool is_null = comm->state->fault.kind == "window";
+  *window = is_null ? nullptr : new Window{comm->state, number, memory, n_bytes};
+  mail.register_window(rank, found->second.handle());
   comm->n_polls_left = kPolls;
   return Status::kInProgress;
 }
 Status ncclCommWindowDeregister(Comm*, Window* window) {
   delete window;
+  return Status::kSuccess;
+}
+Status ncclGetPeerDevicePointer(Window* window, std::size_t offset, int peer, void** at) {
+  const Mail& mail = window->state->mail;
+  if (peer < 0 || peer >= mail.n_ranks() || mail.n_windows_of_all() <= window->number) return Status::kInvalidUsage;
+  auto* memory = static_cast<std::byte*>(window->own);
+  if (peer != window->state->rank) {
+    const auto [of_peer, is_new] = window->of_others.try_emplace(peer);
+    if (is_new) of_peer->second = SharedPages(mail.window(window->number, peer), window->n_bytes);
+    memory = of_peer->second.data();
+  }
+  *at = memory + offset;
   return Status::kSuccess;
 }
 

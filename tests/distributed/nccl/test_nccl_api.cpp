@@ -6,6 +6,12 @@
 #if __has_include(<nccl.h>) && __has_include(<cuda_runtime.h>)
 #include <nccl.h>
 #define TREE_ATTN_HAS_NCCL_HEADER
+#if __has_include(<nccl_device/host.h>) && NCCL_VERSION_CODE >= NCCL_VERSION(2, 29, 0)
+#include <nccl_device/host.h>
+
+#include <cstddef>
+#define TREE_ATTN_HAS_NCCL_WINDOWS_HEADER
+#endif
 #endif
 
 #include <doctest/doctest.h>
@@ -61,6 +67,9 @@ TREE_ATTN_SAME(ncclMemAlloc);
 TREE_ATTN_SAME(ncclMemFree);
 TREE_ATTN_SAME(ncclCommWindowRegister);
 TREE_ATTN_SAME(ncclCommWindowDeregister);
+#if defined(TREE_ATTN_HAS_NCCL_WINDOWS_HEADER)
+TREE_ATTN_SAME(ncclGetPeerDevicePointer);
+#endif
 static_assert(!CalledAlike<decltype(nccl::Functions::ncclSend), decltype(&::ncclAllReduce)>::value, "a control");
 
 static_assert(static_cast<int>(nccl::Status::kSuccess) == ncclSuccess);

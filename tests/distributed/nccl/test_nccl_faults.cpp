@@ -50,14 +50,14 @@ TEST_CASE("nccl faults: none, and all steps pass") { CHECK(error_of("", 4) == ""
 
 TEST_CASE("nccl faults: a call that fails names the rank, the call, what NCCL says and the step") {
   CHECK(error_of("call 1 1", 4) ==
-        "rank 1: NCCL 2.28.9: ncclRecv: unhandled system error: stand-in: injected (in two-level, step 1)");
+        "rank 1: NCCL 2.29.7: ncclRecv: unhandled system error: stand-in: injected (in two-level, step 1)");
   CHECK(error_of("call 2 5", 4) ==
-        "rank 2: NCCL 2.28.9: ncclRecv: unhandled system error: stand-in: injected (in two-level, step 2)");
+        "rank 2: NCCL 2.29.7: ncclRecv: unhandled system error: stand-in: injected (in two-level, step 2)");
 }
 
 TEST_CASE("nccl faults: an asynchronous error is polled for") {
   CHECK(error_of("async 2 2", 4) ==
-        "rank 2: NCCL 2.28.9: an asynchronous error: remote process exited or there was a network error: stand-in: the "
+        "rank 2: NCCL 2.29.7: an asynchronous error: remote process exited or there was a network error: stand-in: the "
         "connection to a peer was lost (in two-level, step 1)");
 }
 
@@ -137,7 +137,7 @@ TEST_CASE("nccl faults: a library that is too old, missing or of another kind is
   CHECK(load_error("libm.so.6") == "--transport nccl: libm.so.6 has no ncclGetVersion: it is not NCCL");
   const VariableScope chosen(kNcclVariable, name);
   const NcclFound found = find_nccl();
-  CHECK(found.version == "2.28.9");
+  CHECK(found.version == "2.29.7");
   CHECK(found.path == name);
   CHECK(found.missing == "");
 }
@@ -146,9 +146,9 @@ TEST_CASE("nccl faults: ranks with different versions are refused on all ranks")
   const std::string error = error_of("version 22707 2", 3);
   // Threads ask in any order: the one that asks second may be any rank.
   const std::string refused = "bad input: --transport nccl: rank ", end = "; all ranks need the same version";
-  const std::set<std::string> expected = {refused + "1 has NCCL 2.28.9, but rank 0 has 2.27.7" + end,
-                                          refused + "1 has NCCL 2.27.7, but rank 0 has 2.28.9" + end,
-                                          refused + "2 has NCCL 2.27.7, but rank 0 has 2.28.9" + end};
+  const std::set<std::string> expected = {refused + "1 has NCCL 2.29.7, but rank 0 has 2.27.7" + end,
+                                          refused + "1 has NCCL 2.27.7, but rank 0 has 2.29.7" + end,
+                                          refused + "2 has NCCL 2.27.7, but rank 0 has 2.29.7" + end};
   CAPTURE(error);
   CHECK(expected.contains(error));
 }
@@ -159,13 +159,13 @@ TEST_CASE("nccl faults: a null window means that devices do not reach each other
   const auto open_window = [&](const std::string& fault) {
     errors.clear();
     const Topology topology = Topology::pretend(3, 2);
-    run_nccl(topology, kTimeout, fault, [&](const ThreadRanks&, NcclTransport& transport) {
+    run_nccl(topology, kTimeout, fault, [&](const ThreadRanks& ranks, NcclTransport& transport) {
       std::string error;
       try {
         NcclCommunicator node(transport.communicator(), topology);
-        const NcclWindow window(node, 4096);
-        CHECK(window.memory() != nullptr);
-        CHECK(window.get() != nullptr);
+        const NcclWindow window(node, topology, 4096);
+        const int own = topology.node_of(ranks.rank());
+        for (const int rank : topology.node(own)) CHECK(window.of(rank) != nullptr);
       } catch (const InputError& exception) {
         error = exception.what();
       }
@@ -178,7 +178,7 @@ TEST_CASE("nccl faults: a null window means that devices do not reach each other
   for (const std::string& error : open_window("window")) {
     CHECK(error ==
           "the devices of its node do not all reach each other's memory: NCCL registered no window; nvidia-smi "
-          "topo -p2p r says which do");
+          "topo -p2p r says which do; use --windows host");
   }
 }
 

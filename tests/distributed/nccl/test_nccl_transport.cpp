@@ -63,16 +63,25 @@ TEST_CASE("nccl: every algorithm has the bits and counts of host memory, canonic
 }
 
 TEST_CASE("nccl: one-shot, whose kernels exchange by themselves, has the bits of gather and the counts of its prediction") {
-  for (const int p : {2, 3}) {
-    const one_shot::Run run{.p = p, .steps = 3, .cut = one_shot::Cut::kUneven};
-    constexpr std::int64_t kKeys = 250;
+  // Windows of NCCL; of the emulator, since that version has no addresses of them; and on the host.
+  struct Case {
+    int p;
+    const char* fault;
+    bool windows_on_host;
+  };
+  for (const auto& [p, fault, windows_on_host] :
+       {Case{2, "", false}, Case{3, "", false}, Case{3, "version 22809", false}, Case{3, "window", true}}) {
+    const one_shot::Run run{.p = p, .cut = one_shot::Cut::kUneven, .windows_on_host = windows_on_host};
+    INFO(one_shot::text(run) << ", fault " << fault);
+    constexpr std::int64_t kKeys = 510;
+    CHECK(one_shot::opens_new_windows(run, kKeys));
     const Topology topology = Topology::pretend(p, p);
     const Prediction predicted = predict(find_algorithm("one-shot"), one_shot::shape_of(run, kKeys + run.steps), topology,
                                          one_shot::ranges_of(run, kKeys));
     const std::vector<DecodeOutput> want = one_shot::gather_alone(run, kKeys);
     std::atomic<int> n_wrong = 0;
     std::atomic<std::int64_t> n_messages = 0, n_bytes = 0;
-    run_nccl(topology, 60, "", [&](const ThreadRanks&, NcclTransport& transport) {
+    run_nccl(topology, 60, fault, [&](const ThreadRanks&, NcclTransport& transport) {
       Traffic last;
       n_wrong += one_shot::differences_on_rank(transport, run, kKeys, &want, last);
       n_messages += last.messages, n_bytes += last.bytes;
@@ -81,6 +90,19 @@ TEST_CASE("nccl: one-shot, whose kernels exchange by themselves, has the bits of
     CHECK(n_messages == predicted.messages);
     CHECK(n_bytes == predicted.bytes);
   }
+}
+
+TEST_CASE("nccl: one-shot without windows is refused on all ranks, and says what can") {
+  std::atomic<int> n_refused = 0;
+  run_nccl(Topology::pretend(3, 3), 60, "window", [&](const ThreadRanks&, NcclTransport& transport) {
+    Traffic last;
+    try {
+      one_shot::differences_on_rank(transport, {.p = 3}, 250, nullptr, last);
+    } catch (const InputError& error) {
+      if (std::string(error.what()).ends_with("; use --windows host")) ++n_refused;
+    }
+  });
+  CHECK(n_refused == 3);
 }
 
 TEST_CASE("nccl: the library's AllReduce drops NaN from a maximum, and no output") {

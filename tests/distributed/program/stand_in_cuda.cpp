@@ -20,6 +20,8 @@ class StandIn final : public Backend {
     const char* const n = std::getenv("STAND_IN_GPUS");
     return std::vector<std::string>(n == nullptr ? 0 : static_cast<std::size_t>(std::atoi(n)), "Stand-in GPU");
   }
+  bool has_windows() const override { return kernels_.has_windows(); }
+  void use_gpu(int index) const override { kernels_.use_gpu(index); }
   std::string refusal(const AttentionShape& shape) const override { return kernels_.refusal(shape); }
   ErrorTerms error_terms(const AttentionShape& shape) const override { return kernels_.error_terms(shape); }
   AttentionShape stored(const AttentionShape& shape) const override { return kernels_.stored(shape); }
@@ -49,8 +51,8 @@ std::unique_ptr<DeviceBlocks> make_blocks(std::int64_t n_elements, std::int64_t 
   return emulated::make_blocks(n_elements, d_v);
 }
 
-std::unique_ptr<OneShotSession> open_one_shot(const KvCache& cache, double scale, double timeout) {
-  return emulated::open_one_shot(cache, scale, timeout);
+std::unique_ptr<OneShotSession> open_one_shot(const KvCache& cache, double scale, const OneShotOptions& options) {
+  return emulated::open_one_shot(cache, scale, options);
 }
 
 }  // namespace tree_attn::cuda

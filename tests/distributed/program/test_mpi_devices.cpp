@@ -108,8 +108,9 @@ TEST_CASE("decode under mpirun: one-shot maps the windows of other processes, an
   const Words common{"decode",     "--backend", "emulated", "--algorithm",          "one-shot", "--compare", "gather",
                      "--head-dim", "32",        "--report", scratch.path("report"), "--steps",  "3",         "--heads",
                      "4",          "--seq-len", "900"};
-  for (const auto& [n_ranks, more] : {std::pair(3, Words{}), std::pair(2, Words{"--order", "contiguous"}),
-                                      std::pair(4, Words{"--transport", "shared", "--kv-heads", "1"})}) {
+  for (const auto& [n_ranks, more] :
+       {std::pair(3, Words{}), std::pair(2, Words{"--order", "contiguous"}),
+        std::pair(4, Words{"--transport", "shared", "--kv-heads", "1"}), std::pair(2, Words{"--windows", "host"})}) {
     check_silent_success(run(ranks(n_ranks, common + more)));
     const nlohmann::json runs = runs_of(scratch.path("report"));
     REQUIRE(runs.size() == 2);
@@ -148,6 +149,9 @@ TEST_CASE("decode --devices: what one-shot cannot do is refused in one line that
   check_one_line(run(alone(one_shot + devices + emulated + Words{"--ranks-per-node", "2"})), "2 nodes; its kernels reach");
   check_one_line(run(ranks(2, one_shot + emulated + Words{"--ranks-per-node", "1"})), "2 nodes; its kernels reach");
   check_one_line(run(alone(one_shot + emulated + Words{"--devices", "0-16"})), "17 ranks; at most 16");
+  check_one_line(run(alone({"decode", "--seq-len", "64", "--windows", "host"})),
+                 "--windows host is for algorithms whose kernels store into windows, not for two-level");
+  check_one_line(run(alone(one_shot + emulated + Words{"--windows", "both"})), "--windows: both not in {device,host}");
 }
 
 TEST_CASE("decode --devices: an error of any rank ends the process with one line, and processes are refused") {

@@ -120,5 +120,6 @@ TEST_CASE("info: a decode on GPUs that cannot be ends with the line of info befo
   check_silent_success(run(apart));
   check_one_line(run(apart + Words{"--compare", "one-shot"}),
                  "--algorithm one-shot: the GPU of rank 0 cannot reach that of rank 1");
+  check_silent_success(run(apart + Words{"--compare", "one-shot", "--windows", "host"}));
 }
 #endif

@@ -42,7 +42,7 @@ TEST_CASE("decode --transport nccl: bits, counts and predictions, as threads and
                                  ranks(3, kDecode + shape + plans + Words{"--transport", "nccl"})}) {
       const nlohmann::json over_nccl = runs_of(command);
       CHECK(of_host["machine"]["nccl"].is_null());
-      CHECK(over_nccl["machine"]["nccl"] == "2.28.9");
+      CHECK(over_nccl["machine"]["nccl"] == "2.29.7");
       REQUIRE(over_nccl["runs"].size() == 6);
       for (std::size_t i = 0; i < over_nccl["runs"].size(); ++i) {
         const nlohmann::json &ours = over_nccl["runs"][i], &theirs = of_host["runs"][i];
@@ -57,6 +57,25 @@ TEST_CASE("decode --transport nccl: bits, counts and predictions, as threads and
         for (const char* counted : {"messages_per_step", "bytes_per_step", "bytes_between_nodes_per_step", "merge_steps"})
           CHECK(ours[counted] == ours["predicted"][counted]);
       }
+    }
+  }
+}
+
+TEST_CASE("decode --transport nccl: the kernels of one-shot store into windows of NCCL, or of the host") {
+  const Scratch scratch;
+  const Words one_shot{"--seq-len",   "500",    "--steps",   "3",        "--transport", "nccl",
+                       "--algorithm", "gather", "--compare", "one-shot", "--report",    scratch.path("report")};
+  for (const char* fault : {"", "version 22809", "window"}) {
+    CAPTURE(fault);
+    const NcclVariables variables(fault);
+    for (const Words& job : {alone(kDecode + Words{"--devices", "0-2"}), ranks(3, kDecode)}) {
+      const bool has_windows = std::string(fault) != "window";
+      if (!has_windows) check_one_line(run(job + one_shot), "do not all reach each other's memory");
+      check_silent_success(run(job + one_shot + (has_windows ? Words{} : Words{"--windows", "host"})));
+      const nlohmann::json runs = nlohmann::json::parse(Scratch::read(scratch.path("report")))["runs"];
+      CHECK(runs[1]["output_digest"] == runs[0]["output_digest"]);
+      for (const char* counted : {"messages_per_step", "bytes_per_step", "merge_steps"})
+        CHECK(runs[1][counted] == runs[1]["predicted"][counted]);
     }
   }
 }
@@ -97,8 +116,8 @@ TEST_CASE("decode --transport nccl: a fault ends all ranks within the deadline, 
     const char *fault, *line;
   };
   for (const Case& each :
-       {Case{"call 1 1", "rank 1: NCCL 2.28.9: ncclRecv: unhandled system error"},
-        Case{"async 1 1", "rank 1: NCCL 2.28.9: an asynchronous error: remote process exited"},
+       {Case{"call 1 1", "rank 1: NCCL 2.29.7: ncclRecv: unhandled system error"},
+        Case{"async 1 1", "rank 1: NCCL 2.29.7: an asynchronous error: remote process exited"},
         // The rank that waits for the message gives up, or at the same time one that waits for the end of the step.
         Case{"join 3", "for all ranks to join NCCL"}, Case{"silent 1 1", "in two-level, step 1 and gave up"}}) {
     CAPTURE(each.fault);
@@ -112,7 +131,7 @@ TEST_CASE("decode --transport nccl: a fault ends all ranks within the deadline, 
 TEST_CASE("decode --transport nccl: processes end within the deadline too, in one line") {
   const Words small = kDecode + Words{"--seq-len", "256", "--transport", "nccl", "--timeout", "1"};
   for (const auto& [fault, line] : {std::pair{"join 2", "to join NCCL"}, std::pair{"silent 1 1", "over NCCL"},
-                                    std::pair{"call 1 1", "rank 1: NCCL 2.28.9: ncclRecv: unhandled system error"}}) {
+                                    std::pair{"call 1 1", "rank 1: NCCL 2.29.7: ncclRecv: unhandled system error"}}) {
     CAPTURE(fault);
     const NcclVariables variables(fault);
     check_one_line(run(ranks(3, small)), line);

@@ -65,7 +65,7 @@ TEST_CASE("emulator: a window that was opened by its handle is the same memory, 
   DeviceBuffer<float> window(64, MemoryUse::Window);
   window.fill(0);
   {
-    const OpenedWindow opened(handle_of(window.data()));
+    const OpenedWindow opened(window.handle(), 256, MemoryUse::Window);
     auto* const at = static_cast<float*>(opened.data());
     CHECK(at != window.data());
     const std::int64_t before = traffic().bytes_to_peers;
@@ -75,17 +75,53 @@ TEST_CASE("emulator: a window that was opened by its handle is the same memory, 
     CHECK(has(error_of(touch, {}, Touch::kPacket, at + 64), "store_packet writes bytes 256 to 272 of a buffer of 256"));
   }
   const DeviceBuffer<float> other(64);
-  CHECK(has(error_in([&] { handle_of(other.data()); }), "not a window of this process"));
-  CHECK(has(error_in([] { OpenedWindow{WindowHandle{}}; }), "the window of process 0: No such file or directory"));
+  CHECK(has(error_in([&] { other.handle(); }), "not a window of this process"));
+  const auto open_it = [](const WindowHandle& handle) { OpenedWindow(handle, 256, MemoryUse::Window); };
+  CHECK(has(error_in([&] { open_it({}); }), "the window of process 0: No such file or directory"));
+  CHECK(has(error_in([&] { OpenedWindow(window.handle(), 4096, MemoryUse::Window); }), " is another file"));
   // A handle that outlives its window names a file that is gone, or another one.
   WindowHandle late;
   {
     const DeviceBuffer<float> short_lived(64, MemoryUse::Window);
-    late = handle_of(short_lived.data());
+    late = short_lived.handle();
   }
-  CHECK(has(error_in([&] { OpenedWindow{late}; }), "the window of process "));
+  CHECK(has(error_in([&] { open_it(late); }), "the window of process "));
   const DeviceBuffer<float> larger(6400, MemoryUse::Window);
-  CHECK(has(error_in([&] { OpenedWindow{late}; }), " is another file"));
+  CHECK(has(error_in([&] { open_it(late); }), " is another file"));
+}
+
+TEST_CASE("emulator: windows in host memory are for all devices, also for those that do not reach each other") {
+  const SettingsScope scope({.n_devices = 2, .has_peer_access = false});
+  CHECK(has(error_in([] { enable_peer_access(1); }), "the devices do not reach each other"));
+  DeviceBuffer<float> window(64, MemoryUse::HostWindow);
+  window.fill(0);
+  const OpenedWindow opened(window.handle(), 256, MemoryUse::HostWindow);
+  const OnDevice on(1);
+  const std::int64_t before = traffic().bytes_to_peers;
+  CHECK(error_of(touch, {}, Touch::kPacket, window.data()) == "");
+  CHECK(error_of(touch, {}, Touch::kPacket, static_cast<float*>(opened.data()) + 60) == "");
+  CHECK(traffic().bytes_to_peers - before == 32);
+  CHECK(window.download()[2] == 3);
+  CHECK(window.download()[62] == 3);
+}
+
+TEST_CASE("emulator: a library's memory is a window while it is in use, and not freed") {
+  alignas(16) float memory[64] = {};
+  CHECK(has(error_of(touch, {}, Touch::kPacket, &memory[0]), "memory that lies in no buffer"));
+  const std::int64_t before = traffic().bytes_to_peers;
+  {
+    const DeviceBuffer<float> own(memory, 32);
+    const OpenedWindow other(memory + 32, 128);
+    CHECK(own.data() == memory);
+    CHECK(error_of(touch, {}, Touch::kPacket, own.data()) == "");
+    CHECK(traffic().bytes_to_peers == before);
+    CHECK(error_of(touch, {}, Touch::kPacket, static_cast<float*>(other.data())) == "");
+    CHECK(traffic().bytes_to_peers - before == 16);
+    CHECK(has(error_in([&] { own.handle(); }), "not a window of this process"));
+  }
+  CHECK(memory[2] == 3);
+  CHECK(memory[34] == 3);
+  CHECK(has(error_of(touch, {}, Touch::kPacket, &memory[0]), "memory that lies in no buffer"));
 }
 
 void wait_for_flag(const unsigned* flag) {
@@ -99,7 +135,7 @@ TEST_CASE("emulator: while a window of another process is open, a wait is no dea
   CHECK(has(error_of(wait_for_flag, {}, flag.data()), "deadlock"));
   settings.deadline = std::chrono::milliseconds(100);
   const SettingsScope scope(settings);
-  const OpenedWindow opened(handle_of(flag.data()));
+  const OpenedWindow opened(flag.handle(), sizeof(unsigned), MemoryUse::Window);
   const std::string error = error_of(wait_for_flag, {}, flag.data());
   CHECK(!has(error, "deadlock"));
   CHECK(has(error, "deadline"));
