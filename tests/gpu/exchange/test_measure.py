@@ -80,6 +80,9 @@ class Experiments(unittest.TestCase):
         self.assertEqual([answer.good for answer in self.answers(measure.bits, MORE="one-shot")], [True] * 9)
         self.assertEqual([answer.good for answer in self.answers(measure.bits, MORE="one-shot", WRONG="one-shot")], [True, False, False] * 3)
         self.assertEqual([answer.good for answer in self.answers(measure.long_run, MORE="one-shot", WRONG="one-shot")], [True, False, False])
+        self.assertEqual(self.answers(measure.host_windows), [])
+        self.assertEqual([answer.good for answer in self.answers(measure.host_windows, MORE="one-shot")], [True, True])
+        self.assertEqual([answer.good for answer in self.answers(measure.host_windows, MORE="one-shot", WRONG="one-shot")], [False, False])
         program = measure.Program(Path(self.folder.name) / "tree_attn", "cuda", str(Path(self.folder.name) / "mpirun"))
         program.help = "  one-shot: one launch"
         os.environ["REFUSED"] = "--backend cuda: no GPU for rank 1 on a: its machine has 1"
