@@ -33,6 +33,8 @@ std::vector<RankCost::Round> exchange_of(const std::vector<int>& order, int me, 
   return {states, rows};
 }
 
+bool same(KeyRange a, KeyRange b) { return a.begin == b.begin && a.end == b.end; }
+
 /// The ranks tell each other where their windows are; states are stored by the kernels.
 class OneShotDecoder : public Decoder {
  public:
@@ -56,13 +58,10 @@ class OneShotDecoder : public Decoder {
   }
 
   OutputView step(const TensorView& q, std::span<const std::int64_t> lengths, int lift) override {
-    // The lengths are the same on every rank, so all ranks open new windows in the same step.
-    if (ranges_.back().end == kOpenEnd) {
-      const std::int64_t longest = lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end());
-      const std::vector<KeyRange> now = closed(ranges_, longest);
-      if (connected_.empty() || now.back().begin != connected_.back().begin || now.back().end != connected_.back().end)
-        connect(now);
-    }
+    // The lengths are the same on every rank, so all ranks come here in the same step.
+    const std::int64_t longest = lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end());
+    const bool is_connected = !connected_.empty() && same(closed(ranges_.back(), longest), connected_.back());
+    if (!is_connected || longest > n_prepared_) prepare(lengths, longest);
     const OneShotSession::Output output = session_->step(q, lengths, lift, progress_);
     // There is no moment at which the states are there and the output is not.
     set_states_ready(transport_.seconds());
@@ -73,6 +72,17 @@ class OneShotDecoder : public Decoder {
   }
 
  private:
+  /// Prepares all ranks for steps up to some length: no rank begins one while another takes memory or connects.
+  void prepare(std::span<const std::int64_t> lengths, std::int64_t longest) {
+    // The first step needs no more than the cache has. Where sequences grow, a quarter more.
+    if (longest > n_prepared_) n_prepared_ = n_prepared_ < 0 ? longest : longest + longest / 4;
+    KvCache& cache = shard_.cache();
+    cache.reserve(std::min(cache.leaves().n_keys(n_prepared_), cache.leaves().most_keys()));
+    const std::vector<KeyRange> now = closed(ranges_, longest);
+    if (connected_.empty() || !same(now.back(), connected_.back())) connect(now);
+    session_->prepare(lengths);
+    transport_.tell_all(transport_.rank(), "all ranks to be ready for a step");
+  }
   /// Tells the others where the new window of this rank is.
   void connect(const std::vector<KeyRange>& ranges) {
     const std::vector<int>& order = transport_.topology().order();
@@ -101,6 +111,7 @@ class OneShotDecoder : public Decoder {
   }
 
   std::vector<KeyRange> ranges_, connected_;
+  std::int64_t n_prepared_ = -1;  ///< longest sequence that all ranks are prepared for
   bool windows_on_host_;
   std::unique_ptr<OneShotSession> session_;
   std::int64_t n_merges_ = 0, n_stored_ = 0;  ///< in a step: merge steps, and windows stored into

@@ -24,7 +24,7 @@ class DeviceTransport : public Transport {
   DeviceTransport* device() final { return this; }
   /// Blocks on the device of this rank.
   virtual MakeBlocks make_blocks() const = 0;
-  /// Messages and reductions are queued on this stream from now on. It outlives them. Forgets its marks.
+  /// Messages and reductions are queued on this stream until settle(), which it outlives. Forgets its marks.
   virtual void queue_on(DeviceStream& stream) = 0;
   /// Memory of all devices of a node, for kernels that store into it. Collective over all ranks.
   /// @param n_bytes the same on every rank, at least 1 @returns null if the library has none

@@ -23,7 +23,9 @@ HostFabric::HostFabric(Transport& transport, const Plan& plan, std::int64_t n_ro
     : transport_(transport),
       d_v_(d_v),
       offsets_(plan.offsets(n_rows, d_v)),
-      memory_(std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(offsets_.back()))) {}
+      memory_(std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(offsets_.back()))) {
+  for (std::size_t block = 0; block + 1 < offsets_.size(); ++block) read_at_.push_back(memory_.get() + offsets_[block]);
+}
 
 std::span<float> HostFabric::elements(Blocks blocks) const {
   const std::int64_t begin = offsets_[static_cast<std::size_t>(blocks.first)],
@@ -39,47 +41,78 @@ void HostFabric::begin(const Plan& plan, int lift) {
 }
 
 void HostFabric::run(const Exchange& exchange) {
-  for (const auto& [peer, blocks] : exchange.receives) transport_.receive(std::as_writable_bytes(elements(blocks)), peer);
+  settle();
+  arrived_at_.resize(exchange.receives.size());
+  for (std::size_t i = 0; i < arrived_at_.size(); ++i) {
+    const auto& [peer, blocks] = exchange.receives[i];
+    transport_.receive_in_place(std::as_writable_bytes(elements(blocks)), peer, arrived_at_[i]);
+  }
   for (const auto& [peer, blocks] : exchange.sends) transport_.send(std::as_bytes(elements(blocks)), peer);
   transport_.wait();
+  for (std::size_t i = 0; i < arrived_at_.size(); ++i) {
+    const Blocks blocks = exchange.receives[i].blocks;
+    const auto* const message = reinterpret_cast<const float*>(arrived_at_[i]);
+    if (message == elements(blocks).data()) continue;
+    for (Block block = blocks.first; block < blocks.first + blocks.n; ++block) {
+      read_at_[static_cast<std::size_t>(block)] = message + (at(block) - at(blocks.first));
+      in_place_.push_back(block);
+    }
+  }
+}
+
+void HostFabric::settle() {
+  for (const Block block : in_place_) {
+    const float*& from = read_at_[static_cast<std::size_t>(block)];
+    if (from != at(block)) std::copy_n(from, elements({block, 1}).size(), at(block));
+    from = at(block);
+  }
+  in_place_.clear();
+  transport_.release();
 }
 
 void HostFabric::run(const Combine& combine) {
+  if (combine.n > 1) settle();
   for (const auto& [left_block, right_block] : combine.pairs) {
-    const std::span<float> left = elements({left_block, combine.n});
-    const std::span<const float> right = elements({right_block, combine.n});
+    const float *&left = read_at_[static_cast<std::size_t>(left_block)],
+                *&right = read_at_[static_cast<std::size_t>(right_block)];
+    const std::span<float> result = elements({left_block, combine.n});
     switch (combine.op) {
       case Combine::Operator::kMerge:
-        kernel_.merge_states(left.data(), right.data(), combine.n * n_states(left_block), d_v_);
+        kernel_.merge_states(left, right, result.data(), combine.n * n_states(left_block), d_v_);
         break;
-      case Combine::Operator::kMax:
-        std::transform(left.begin(), left.end(), right.begin(), left.begin(), larger_or_nan);
-        break;
+      case Combine::Operator::kMax: std::transform(left, left + result.size(), right, result.data(), larger_or_nan); break;
       case Combine::Operator::kAdd:
-        std::transform(left.begin(), left.end(), right.begin(), left.begin(), std::plus<float>());
+        std::transform(left, left + result.size(), right, result.data(), std::plus<float>());
         break;
     }
+    left = result.data();
+    right = at(right_block);  // used up
   }
   transport_.count_merge_steps(static_cast<std::int64_t>(combine.pairs.size()));
+  settle();
 }
 
 void HostFabric::run(const Copy& copy) {
+  settle();
   for (const auto& [left, right] : copy.pairs) std::ranges::copy(elements({right, 1}), at(left));
 }
 
 void HostFabric::run(const Fold& fold) {
+  settle();
   float* first = at(fold.states.first);
   const std::int64_t n_rows = n_states(fold.states.first);
   for (std::int64_t r = 0; fold.states.n == 0 && r < n_rows; ++r) set_empty(first + r * state_size(d_v_), d_v_);
   for (Block last = fold.states.first + fold.states.n - 1; last > fold.states.first; --last)
-    kernel_.merge_states(at(last - 1), at(last), n_rows, d_v_);
+    kernel_.merge_states(at(last - 1), at(last), at(last - 1), n_rows, d_v_);
 }
 
 void HostFabric::run(const Finish& finish) {
+  settle();
   kernel_.finish_states(at(finish.state), n_states(finish.state), d_v_, at(finish.z), at(finish.lse));
 }
 
 void HostFabric::run(const Weigh& weigh) {
+  settle();
   float *z = at(weigh.z), *lse = at(weigh.lse);
   const float* m = at(weigh.m);
   const float unit = pow2(static_cast<float>(-lift_));
@@ -97,6 +130,7 @@ void HostFabric::run(const AllReduce&) {
 
 void HostFabric::run(const Divide& divide) {
   constexpr float kNaN = std::numeric_limits<float>::quiet_NaN(), kInf = std::numeric_limits<float>::infinity();
+  settle();
   float *n = at(divide.n), *D = at(divide.D);
   const float* m = at(divide.m);
   for (std::int64_t r = 0; r < n_scalars(divide.D); ++r) {

@@ -13,14 +13,14 @@
 
 namespace tree_attn {
 
-/// The blocks of one plan in host memory, taken once. Messages are sent from these blocks and received into them, and a
-/// received state is merged in place; a step allocates nothing.
+/// The blocks of one plan in host memory, taken once. Messages are sent from these blocks and received into them, unless the
+/// transport lets the Combine that follows read them where they have arrived; a step allocates nothing.
 class HostFabric : public Fabric {
  public:
   /// @param transport outlives the fabric
   HostFabric(Transport& transport, const Plan& plan, std::int64_t n_rows, std::int64_t d_v);
 
-  /// Elements of adjacent blocks.
+  /// Elements of adjacent blocks, before or after a step.
   std::span<float> elements(Blocks blocks) const;
 
   void begin(const Plan& plan, int lift) override;
@@ -33,6 +33,11 @@ class HostFabric : public Fabric {
   void run(const Divide& divide) override;
   /// @throws std::logic_error: plans for host memory hold none
   void run(const AllReduce& reduce) override;
+  void end() override { settle(); }
+
+ protected:
+  /// Copies what is read where it has arrived, but was not used up, and lets the transport have its memory back.
+  void settle();
 
  private:
   float* at(Block block) const { return elements({block, 1}).data(); }
@@ -46,6 +51,9 @@ class HostFabric : public Fabric {
   int lift_ = 0;
   std::vector<std::int64_t> offsets_;
   std::unique_ptr<float[]> memory_;
+  std::vector<const float*> read_at_;         ///< of every block: its memory, or from an Exchange to settle() the message
+  std::vector<Block> in_place_;               ///< the blocks of which it is the message
+  std::vector<const std::byte*> arrived_at_;  ///< the messages of an Exchange
 };
 
 }  // namespace tree_attn

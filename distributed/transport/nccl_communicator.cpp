@@ -173,8 +173,9 @@ NcclWindow::NcclWindow(NcclCommunicator& node, const Topology& topology, std::si
     together(node.ranks(), [&] {
       if (std::ranges::count(at_, nullptr) > 0)
         throw InputError(
-            "the devices of its node do not all reach each other's memory: NCCL registered no window; "
-            "nvidia-smi topo -p2p r says which do; use --windows host");
+            "NCCL registered no window: the devices of the node do not all reach each other's memory (nvidia-smi topo -p2p "
+            "r "
+            "says which do), or NCCL_CUMEM_ENABLE or NCCL_WIN_ENABLE is 0; use --windows host");
     });
   } catch (...) {
     release();

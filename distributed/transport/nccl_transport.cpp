@@ -68,6 +68,7 @@ void NcclTransport::settle() {
     for (const Group& group : groups_) await(group.mark, text_of(group));
     groups_.clear();
     run_until(stream_->mark());
+    stream_ = nullptr;  // it may end before the next messages
   } catch (...) {
     abandon();
     throw;

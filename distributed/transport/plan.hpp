@@ -64,8 +64,8 @@ struct Exchange {
   std::vector<BlockMessage> sends, receives;
 };
 
-/// left <- op(left, right) for each pair, in order. The left operand comes first in the order of the ranks. All blocks have
-/// one width.
+/// left <- op(left, right) for each pair, in order. The left operand comes first in the order of the ranks. The right block
+/// is used up: nothing reads it before it is written anew. All blocks have one width.
 struct Combine {
   enum class Operator {
     kMerge,  ///< merge() of states, row by row
@@ -147,12 +147,15 @@ class Fabric {
   virtual void run(const Weigh& weigh) = 0;
   virtual void run(const Divide& divide) = 0;
   virtual void run(const AllReduce& reduce) = 0;
+  /// Ends a step: all blocks are in the memory of the fabric.
+  virtual void end() {}
 };
 
 /// Carries out one step of a plan. @param lift as Fabric::begin()
 inline void execute(const Plan& plan, Fabric& fabric, int lift = 0) {
   fabric.begin(plan, lift);
   for (const Operation& operation : plan.operations) std::visit([&](const auto& each) { fabric.run(each); }, operation);
+  fabric.end();
 }
 
 /// What one rank sends and holds in a step.

@@ -11,6 +11,7 @@
 #include <exception>
 #include <new>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #if defined(__SSE2__)
 #include <emmintrin.h>
@@ -42,14 +43,11 @@ void copy_past_caches(std::byte* to, const std::byte* from, std::size_t n) {
 
 /// One direction between two ranks. The memory belongs to the receiver.
 struct SharedTransport::Mailbox {
-  static constexpr std::size_t kLineBytes = 64;  // of the cache: each side writes lines of its own
-  struct alignas(kLineBytes) Place {
-    std::uint64_t message_bytes;  ///< of the whole message
-    alignas(kLineBytes) std::byte part[kPartBytes];
-  };
-  alignas(kLineBytes) std::atomic<std::uint64_t> sent{0};   ///< parts, by the sender
-  alignas(kLineBytes) std::atomic<std::uint64_t> taken{0};  ///< parts, by the receiver
-  Place places[kPlaces];
+  static constexpr std::size_t kLineBytes = 64;              // of the cache: each side writes lines of its own
+  alignas(kLineBytes) std::atomic<std::uint64_t> sent{0};    ///< parts, by the sender
+  alignas(kLineBytes) std::atomic<std::uint64_t> taken{0};   ///< parts, by the receiver
+  alignas(kLineBytes) std::uint64_t message_bytes[kPlaces];  ///< of the whole message
+  alignas(kLineBytes) std::byte places[kPlaces][kPartBytes];
 
   static_assert(std::atomic<std::uint64_t>::is_always_lock_free, "a lock would be in the memory of one process");
 };
@@ -122,38 +120,66 @@ void SharedTransport::start_send(std::span<const std::byte> bytes, int to) {
 void SharedTransport::start_receive(std::span<std::byte> bytes, int from) {
   Mailbox* const box = mailbox(from_, from, bytes.size());
   if (box == nullptr) return MpiTransport::start_receive(bytes, from);
+  const auto is_read = [&](const InPlace& each) { return each.mailbox == box; };
+  if (std::ranges::any_of(in_place_, is_read))
+    throw std::logic_error("SharedTransport: receives from rank " + std::to_string(from) + " before release()");
+  // A message before this one may not stay in its places.
+  for (Message<std::byte>& each : receives_) {
+    if (each.mailbox == box) each.at = nullptr;
+  }
   receives_.push_back({bytes, bytes.size(), from, box});
+}
+
+void SharedTransport::start_receive_in_place(std::span<std::byte> bytes, int from, const std::byte*& at) {
+  const std::size_t n_before = receives_.size();
+  start_receive(bytes, from);
+  if (receives_.size() > n_before) receives_.back().at = &at;
+}
+
+void SharedTransport::release() {
+  for (const auto& [box, n] : in_place_)
+    box->taken.store(box->taken.load(std::memory_order_relaxed) + n, std::memory_order_release);
+  in_place_.clear();
 }
 
 bool SharedTransport::put(Message<const std::byte>& message) const {
   Mailbox& box = *message.mailbox;
   const std::uint64_t sent = box.sent.load(std::memory_order_relaxed);
   if (sent - box.taken.load(std::memory_order_acquire) == kPlaces) return false;
-  Mailbox::Place& place = box.places[sent % kPlaces];
+  std::byte* const place = box.places[sent % kPlaces];
   const std::size_t n = std::min(message.rest.size(), kPartBytes);
-  place.message_bytes = message.n_bytes;
+  box.message_bytes[sent % kPlaces] = message.n_bytes;
   if (n >= kPastCachesBytes)
-    copy_past_caches(place.part, message.rest.data(), n);
+    copy_past_caches(place, message.rest.data(), n);
   else
-    std::memcpy(place.part, message.rest.data(), n);
+    std::memcpy(place, message.rest.data(), n);
   box.sent.store(sent + 1, std::memory_order_release);
   message.rest = message.rest.subspan(n);
   return true;
 }
 
-bool SharedTransport::take(Message<std::byte>& message) const {
+bool SharedTransport::take(Message<std::byte>& message) {
   Mailbox& box = *message.mailbox;
-  const std::uint64_t taken = box.taken.load(std::memory_order_relaxed);
-  if (box.sent.load(std::memory_order_acquire) == taken) return false;
-  const Mailbox::Place& place = box.places[taken % kPlaces];
-  if (place.message_bytes != message.n_bytes) {
+  const std::uint64_t taken = box.taken.load(std::memory_order_relaxed), first = taken % kPlaces,
+                      n_sent = box.sent.load(std::memory_order_acquire) - taken;
+  if (n_sent == 0) return false;
+  if (box.message_bytes[first] != message.n_bytes) {
     throw TransportError("rank " + std::to_string(rank()) + " expected " + std::to_string(message.n_bytes) +
                          " bytes from rank " + std::to_string(message.peer) + " and got " +
-                         std::to_string(place.message_bytes));
+                         std::to_string(box.message_bytes[first]));
+  }
+  const std::uint64_t n_places = (message.n_bytes + kPartBytes - 1) / kPartBytes;
+  if (message.at != nullptr && first + n_places <= kPlaces) {
+    if (n_sent < n_places) return false;
+    *message.at = box.places[first];
+    in_place_.push_back({&box, n_places});
+    message.rest = {};
+    return true;
   }
   const std::size_t n = std::min(message.rest.size(), kPartBytes);
-  std::memcpy(message.rest.data(), place.part, n);
+  std::memcpy(message.rest.data(), box.places[first], n);
   box.taken.store(taken + 1, std::memory_order_release);
+  message.at = nullptr;
   message.rest = message.rest.subspan(n);
   return true;
 }

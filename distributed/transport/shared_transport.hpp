@@ -15,12 +15,14 @@ namespace tree_attn {
 
 /// MPI between nodes; inside a node a mailbox in shared memory for each two ranks and each direction.
 ///
-/// A mailbox has kPlaces places of kPartBytes each. A message is copied into it in parts and out of it in parts, so that the
-/// receiver copies one part while the sender copies the next. Two counters, one written by each side, say which places are
-/// full: the sender raises `sent` after it has filled a place, the receiver raises `taken` after it has emptied one. Both
-/// places together hold the states of 128 rows of 128 components: their sender waits only until the message before them has
-/// been taken. A library spends much of the time of a message of 8 KiB on matching it; here the receiver knows whose message
-/// comes next. The n ranks of a node take about n^2 times 68 KiB of shared memory.
+/// A mailbox has kPlaces adjacent places of kPartBytes each. A message is copied into it in parts and out of it in parts, so
+/// that the receiver copies one part while the sender copies the next. Two counters, one written by each side, say which
+/// places are full: the sender raises `sent` after it has filled a place, the receiver raises `taken` after it has emptied
+/// one. Both places together hold the states of 128 rows of 128 components: their sender waits only until the message before
+/// them has been taken. A library spends much of the time of a message of 8 KiB on matching it; here the receiver knows
+/// whose message comes next. A message that lies in the places as a whole can be read there (receive_in_place()): then it is
+/// copied once, by its sender, and whoever reads it waits for another core's lines only once. The n ranks of a node take
+/// about n^2 times 68 KiB of shared memory.
 ///
 /// Messages above kMaxBytes go over MPI, which copies them once instead of twice.
 class SharedTransport : public MpiTransport {
@@ -34,10 +36,12 @@ class SharedTransport : public MpiTransport {
   /// Frees it: collective, except after an error.
   ~SharedTransport() override;
   std::string_view name() const override { return "shared"; }
+  void release() override;
 
  protected:
   void start_send(std::span<const std::byte> bytes, int to) override;
   void start_receive(std::span<std::byte> bytes, int from) override;
+  void start_receive_in_place(std::span<std::byte> bytes, int from, const std::byte*& at) override;
   bool advance() override;
 
  private:
@@ -49,11 +53,17 @@ class SharedTransport : public MpiTransport {
     std::size_t n_bytes;
     int peer;
     Mailbox* mailbox;
+    const std::byte** at = nullptr;  ///< if it may be read in its places: where to say so
+  };
+  /// Places that are read.
+  struct InPlace {
+    Mailbox* mailbox;
+    std::uint64_t n;
   };
   void open_window();
   Mailbox* mailbox(const std::vector<Mailbox*>& of_ranks, int peer, std::size_t n_bytes) const;
   bool put(Message<const std::byte>& message) const;
-  bool take(Message<std::byte>& message) const;
+  bool take(Message<std::byte>& message);
   template <class Byte, class Move>
   static void move_all(std::vector<Message<Byte>>& messages, const Move& move);
 
@@ -62,6 +72,7 @@ class SharedTransport : public MpiTransport {
   std::vector<Mailbox*> to_, from_;  ///< by rank; null where there is none
   std::vector<Message<const std::byte>> sends_;
   std::vector<Message<std::byte>> receives_;
+  std::vector<InPlace> in_place_;
 };
 
 }  // namespace tree_attn

@@ -203,6 +203,19 @@ void ThreadTransport::start_receive(std::span<std::byte> bytes, int from) {
   receives_.push_back({bytes, from});
 }
 
+void ThreadTransport::start_receive_in_place(std::span<std::byte> bytes, int from, const std::byte*& at) {
+  if (n_in_place_ == in_place_.size()) in_place_.emplace_back();
+  std::vector<std::byte>& memory = in_place_[n_in_place_++];
+  memory.resize(std::max(memory.size(), bytes.size()));
+  std::memset(bytes.data(), 0xFF, bytes.size());
+  at = memory.data();
+  start_receive(std::span(memory).first(bytes.size()), from);
+}
+
+void ThreadTransport::release() {
+  for (; n_in_place_ > 0; --n_in_place_) std::ranges::fill(in_place_[n_in_place_ - 1], std::byte{0xFF});
+}
+
 void run_threads(const Topology& topology, double timeout, const ThreadBody& body) {
   ThreadNetwork network(topology.size(), timeout);
   std::mutex mutex;

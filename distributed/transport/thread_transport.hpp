@@ -4,8 +4,9 @@
 ///
 /// The transport is as late and as strict as the contract of Transport allows. Bytes leave when the sender waits and arrive
 /// when the receiver waits; a sender waits until its messages are received; a buffer that is being received into holds NaN;
-/// lengths must agree; every message must be received. A decoder that reads or writes a buffer too early, or relies on a
-/// message that MPI would not have delivered yet, computes garbage or fails.
+/// lengths must agree; every message must be received; one that may stay where it arrived does, and is NaN after release().
+/// A decoder that reads or writes a buffer too early, or relies on a message that MPI would not have delivered yet, computes
+/// garbage or fails.
 #pragma once
 
 #include "distributed/transport/deadline.hpp"
@@ -132,6 +133,7 @@ class ThreadTransport : public Transport {
       : Transport(topology, rank), network_(network) {}
   std::string_view name() const override { return "threads"; }
   void progress() override { ++n_progress_; }
+  void release() override;
   bool is_one_process() const override { return true; }
   double timeout() const override { return network_.timeout(); }
 
@@ -143,6 +145,7 @@ class ThreadTransport : public Transport {
  protected:
   void start_send(std::span<const std::byte> bytes, int to) override { sends_.push_back({bytes, to}); }
   void start_receive(std::span<std::byte> bytes, int from) override;
+  void start_receive_in_place(std::span<std::byte> bytes, int from, const std::byte*& at) override;
   void finish_messages() override;
   void tell_all(std::span<const std::byte> mine, std::span<std::byte> all, std::string_view what) override {
     network_.all_gather(rank(), mine, all, what);
@@ -152,6 +155,8 @@ class ThreadTransport : public Transport {
   ThreadNetwork& network_;
   std::vector<Send> sends_;
   std::vector<Receive> receives_;
+  std::vector<std::vector<std::byte>> in_place_;  ///< memory of messages that are read where they arrived
+  std::size_t n_in_place_ = 0;                    ///< those in use
   std::int64_t n_progress_ = 0;
 };
 

@@ -65,6 +65,12 @@ class Transport {
   void send(std::span<const std::byte> bytes, int to);
   /// Starts to receive exactly bytes.size() bytes. They have arrived when wait() returns.
   void receive(std::span<std::byte> bytes, int from);
+  /// As receive(), but after wait() the message is at `at`: in `bytes`, or in the transport's memory, where it has arrived.
+  /// It stays there until release(). Until then nothing else is received from that rank.
+  /// @param[out] at written by wait()
+  void receive_in_place(std::span<std::byte> bytes, int from, const std::byte*& at);
+  /// Ends the use of messages that were received in place.
+  virtual void release() {}
   /// Waits for all messages that were started. @throws TransportError after the deadline
   void wait();
   /// Lets messages in flight advance without waiting. Returns at once if there are none.
@@ -112,6 +118,11 @@ class Transport {
 
   virtual void start_send(std::span<const std::byte> bytes, int to) = 0;
   virtual void start_receive(std::span<std::byte> bytes, int from) = 0;
+  /// @param[in,out] at points to `bytes`; is written if the message arrives elsewhere
+  virtual void start_receive_in_place(std::span<std::byte> bytes, int from, const std::byte*& at) {
+    static_cast<void>(at);
+    start_receive(bytes, from);
+  }
   virtual void finish_messages() = 0;
   /// As Ranks::all_gather().
   virtual void tell_all(std::span<const std::byte> mine, std::span<std::byte> all, std::string_view what) = 0;

@@ -44,7 +44,7 @@ const Backend& find_backend(std::string_view name, const BackendOptions& options
 #elif !defined(TREE_ATTN_HAS_CUDA)
     if (other == name)
       throw InputError("--backend " + std::string(name) +
-                       ": not built in (" TREE_ATTN_NO_CUDA "); build with nvcc 12 or later");
+                       ": not built in (" TREE_ATTN_NO_CUDA "); build with nvcc 12.5 or later");
 #endif
     known += (known.empty() ? "" : ", ") + std::string(other);
   }

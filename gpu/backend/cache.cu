@@ -89,6 +89,7 @@ void DeviceCache::allocate() {
     const std::int64_t n_heads = shape().batch * shape().kv_heads;
     DeviceBuffer<unsigned char> to(n_heads * most_ * row);
     to.queue_copy(Stream{}, from, 0, before * row, 0, most_ * row, longest() * row, n_heads);
+    synchronise(Stream{});  // the memory before is freed
     from = std::move(to);
   };
   move(k_, shape().head_dim * size_of(shape().dtype));
@@ -157,6 +158,7 @@ Shard DeviceCache::shard(std::int64_t n, const std::function<std::byte*(std::siz
 }
 
 Shard DeviceCache::shard_on_device(std::int64_t n, std::byte* memory) const {
+  put_appended();
   const AttentionShape& s = shape();
   const std::int64_t n_heads = s.batch * s.kv_heads, key = s.head_dim * size_of(s.dtype),
                      value = s.value_dim * size_of(s.value_dtype);
@@ -206,6 +208,7 @@ DeviceSession::DeviceSession(const DeviceCache& cache, double scale)
 }
 
 void DeviceSession::plan_range(KeyRange range) {
+  synchronise(stream_);  // memory of the plan before may be freed
   const AttentionShape& shape = cache_.shape();
   planned_ = range;
   planned_order_ = cache_.leaves().order();
@@ -242,13 +245,17 @@ void DeviceSession::plan_range(KeyRange range) {
   forest_.reserve(subtrees_.size());
 }
 
-States& DeviceSession::run(const TensorView& q, std::span<const std::int64_t> lengths, int lift,
-                           const std::function<void()>& progress) {
+void DeviceSession::prepare(std::span<const std::int64_t> lengths) {
   const KeyRange range =
       closed(cache_.leaves().range(), lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end()));
   if (planned_.begin != range.begin || planned_.end != range.end || planned_order_ != cache_.leaves().order() ||
       planned_rows_ != cache_.n_allocated())
     plan_range(range);
+}
+
+States& DeviceSession::run(const TensorView& q, std::span<const std::int64_t> lengths, int lift,
+                           const std::function<void()>& progress) {
+  prepare(lengths);
   is_on_host_ = false;
   if (!has_work()) return *this;
 

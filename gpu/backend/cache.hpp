@@ -104,6 +104,7 @@ class DeviceSession : public DecodeSession, public States {
  public:
   /// @throws DeviceError if no kernel takes the shape, or the device has no memory
   DeviceSession(const DeviceCache& cache, double scale);
+  ~DeviceSession() override { stream_.finish(); }
 
   Forest<float>& host() override;
   const float* device() const override { return states_.data(); }
@@ -113,6 +114,8 @@ class DeviceSession : public DecodeSession, public States {
  protected:
   States& run(const TensorView& q, std::span<const std::int64_t> lengths, int lift,
               const std::function<void()>& progress) override;
+  /// Takes the memory for a step of these lengths, if there is not enough.
+  void prepare(std::span<const std::int64_t> lengths);
   /// Plans for a range. Another range than the first is that of a shard of the ring, or of a cache that has grown: memory
   /// grows where it must.
   void plan_range(KeyRange range);

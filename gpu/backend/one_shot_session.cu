@@ -12,9 +12,61 @@
 #include <bit>
 #include <cmath>
 #include <cstdio>
+#include <map>
+#include <mutex>
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 namespace {
+
+/// The window of a rank. One that others of the same process store into lives until the last of them has let go of it, also
+/// if its rank fails.
+class Window {
+ public:
+  /// @param memory that it lies in; null: its own
+  Window(std::shared_ptr<NodeMemory> memory, int rank, std::int64_t n, MemoryUse use)
+      : memory_(std::move(memory)),
+        packets_(memory_ != nullptr ? DeviceBuffer<Packet>(memory_->of(rank), n) : DeviceBuffer<Packet>(n, use)) {
+    packets_.fill(0);
+    synchronise(Stream{});
+  }
+  /// Lets others of this process find it.
+  static std::shared_ptr<Window> open(std::shared_ptr<NodeMemory> memory, int rank, std::int64_t n, MemoryUse use) {
+    auto window = std::make_shared<Window>(std::move(memory), rank, n, use);
+    const std::lock_guard lock(mutex());
+    of_process()[window->address()] = window;
+    return window;
+  }
+  /// Null if it has ended. @param address of another rank of this process
+  static std::shared_ptr<Window> find(std::uint64_t address) {
+    const std::lock_guard lock(mutex());
+    const auto found = of_process().find(address);
+    return found == of_process().end() ? nullptr : found->second.lock();
+  }
+  Window(const Window&) = delete;
+  Window& operator=(const Window&) = delete;
+  ~Window() {
+    const std::lock_guard lock(mutex());
+    of_process().erase(address());
+  }
+
+  std::uint64_t address() const { return reinterpret_cast<std::uint64_t>(packets_.data()); }
+  std::int64_t size() const { return packets_.size(); }
+  NodeMemory* memory() const { return memory_.get(); }
+  WindowHandle handle() const { return packets_.handle(); }
+
+ private:
+  static std::mutex& mutex() {
+    static std::mutex mutex;
+    return mutex;
+  }
+  static std::map<std::uint64_t, std::weak_ptr<Window>>& of_process() {
+    static std::map<std::uint64_t, std::weak_ptr<Window>> windows;
+    return windows;
+  }
+
+  std::shared_ptr<NodeMemory> memory_;
+  DeviceBuffer<Packet> packets_;
+};
 
 class DeviceOneShot final : public OneShotSession, private DeviceSession {
  public:
@@ -28,6 +80,7 @@ class DeviceOneShot final : public OneShotSession, private DeviceSession {
         gave_up_(1, MemoryUse::Window),
         host_result_(result_.size()),
         host_gave_up_(1) {}
+  ~DeviceOneShot() override { stream_.finish(); }
 
   NodeWindow open_window(std::span<const KeyRange> ranges, int me, int rank, bool is_shared,
                          std::shared_ptr<NodeMemory> memory) override {
@@ -42,47 +95,47 @@ class DeviceOneShot final : public OneShotSession, private DeviceSession {
     // Nothing of this rank is under way, and no other rank knows the new window.
     synchronise(stream_);
     steps_.fill(0), gave_up_.fill(0), n_before_ = n_steps_;
-    DeviceBuffer<Packet>& window = next_.packets;
-    window = {};
-    next_.memory = std::move(memory);
-    window = next_.memory != nullptr ? DeviceBuffer<Packet>(next_.memory->of(rank), peers_.n_window())
-                                     : DeviceBuffer<Packet>(peers_.n_window(), use_);
-    window.fill(0);
-    synchronise(Stream{});
-    const auto address = reinterpret_cast<std::uint64_t>(window.data());
-    const bool has_handle = is_shared && next_.memory == nullptr && window.size() > 0;
-    return {address, getpid(), current_device(), rank, has_handle ? window.handle() : WindowHandle{}};
+    next_.reset();
+    next_ = Window::open(std::move(memory), rank, peers_.n_window(), use_);
+    const bool has_handle = is_shared && next_->memory() == nullptr && next_->size() > 0;
+    return {next_->address(), getpid(), current_device(), rank, has_handle ? next_->handle() : WindowHandle{}};
   }
 
   void connect(std::span<const NodeWindow> windows) override {
     const NodeWindow& own = windows[static_cast<std::size_t>(peers_.me)];
     std::vector<OpenedWindow> opened;
+    std::vector<std::shared_ptr<Window>> held;
     ranks_.clear();
     for (std::size_t i = 0; i < windows.size(); ++i) {
       const NodeWindow& other = windows[i];
       ranks_.push_back(other.rank);
       peers_.window[i] = reinterpret_cast<Packet*>(other.address);
-      if (other.rank == own.rank || next_.packets.size() == 0) continue;
-      const std::size_t n_bytes = static_cast<std::size_t>(next_.packets.size()) * sizeof(Packet);
+      if (other.rank == own.rank || next_->size() == 0) continue;
+      const std::size_t n_bytes = static_cast<std::size_t>(next_->size()) * sizeof(Packet);
       const std::string who = "one-shot: ranks " + std::to_string(own.rank) + " and " + std::to_string(other.rank);
       try {
         if (other.process == own.process && other.device == own.device)
           throw DeviceError("both on device " + std::to_string(own.device));
-        if (next_.memory != nullptr) {
-          peers_.window[i] = static_cast<Packet*>(opened.emplace_back(next_.memory->of(other.rank), n_bytes).data());
+        if (next_->memory() != nullptr) {
+          peers_.window[i] = static_cast<Packet*>(opened.emplace_back(next_->memory()->of(other.rank), n_bytes).data());
         } else if (other.process != own.process) {
           peers_.window[i] = static_cast<Packet*>(opened.emplace_back(other.handle, n_bytes, use_).data());
-        } else if (use_ == MemoryUse::Window) {
-          enable_peer_access(other.device);
+        } else {
+          if (held.emplace_back(Window::find(other.address)) == nullptr) throw DeviceError("its window has ended");
+          if (use_ == MemoryUse::Window) enable_peer_access(other.device);
         }
       } catch (const DeviceError& error) {
         throw DeviceError(who + ": " + error.what());
       }
     }
     std::swap(own_, next_);
-    opened_ = std::move(opened);
+    opened_ = std::move(opened), held_ = std::move(held);
   }
-  void disconnect() override { opened_.clear(); }
+  void prepare(std::span<const std::int64_t> lengths) override { DeviceSession::prepare(lengths); }
+  void disconnect() override {
+    stream_.finish();
+    opened_.clear(), held_.clear();
+  }
 
   Output step(const TensorView& q, std::span<const std::int64_t> lengths, int lift,
               const std::function<void()>& progress) override {
@@ -133,12 +186,6 @@ class DeviceOneShot final : public OneShotSession, private DeviceSession {
     gave_up_.queue_download(stream_, {host_gave_up_.data(), 1});
   }
 
-  /// The window of this rank.
-  struct OwnWindow {
-    std::shared_ptr<NodeMemory> memory;  ///< that it lies in; null: its own
-    DeviceBuffer<Packet> packets;
-  };
-
   double timeout_;
   MemoryUse use_;  ///< of windows that lie in no library's memory
   std::int64_t n_out_;
@@ -147,8 +194,9 @@ class DeviceOneShot final : public OneShotSession, private DeviceSession {
   DeviceBuffer<GaveUp> gave_up_;
   HostBuffer<float> host_result_;
   HostBuffer<GaveUp> host_gave_up_;
-  OwnWindow own_, next_;              ///< in use; before connect() the next one, afterwards the one before
-  std::vector<OpenedWindow> opened_;  ///< of other ranks
+  std::shared_ptr<Window> own_, next_;         ///< in use; before connect() the next one, afterwards the one before
+  std::vector<OpenedWindow> opened_;           ///< of other processes
+  std::vector<std::shared_ptr<Window>> held_;  ///< of other ranks of this process
   Peers peers_;
   std::vector<int> ranks_;  ///< in the order of the ranges
   std::int64_t bytes_sent_ = 0;

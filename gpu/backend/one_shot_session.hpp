@@ -33,7 +33,9 @@ inline constexpr int kMostOneShotRanks = 16;
 /// protocol.
 ///
 /// All ranks make the same calls. open_window() and connect() come before the first step, and again whenever the ranges have
-/// changed. A step is one graph: the query and the lengths are uploaded, one kernel runs, the output is downloaded.
+/// changed. Memory is taken and freed, and access to windows enabled, while no rank is in a step: on a GPU that may wait for
+/// its kernels and those of its peers, and these for a rank that has not launched yet. A step is one graph: the query and
+/// the lengths are uploaded, one kernel runs, the output is downloaded.
 class OneShotSession {
  public:
   /// In host memory of the session, until the next step.
@@ -57,6 +59,8 @@ class OneShotSession {
   /// @throws DeviceError if a window cannot be reached, or is on the device of this rank and of the same process: their
   /// kernels would wait for each other
   virtual void connect(std::span<const NodeWindow> windows) = 0;
+  /// Takes the memory for steps of these lengths, over a cache that has room for them.
+  virtual void prepare(std::span<const std::int64_t> lengths) = 0;
   /// Closes the windows of other processes. They may be freed once all ranks have.
   virtual void disconnect() = 0;
   /// One step; collective. Arguments as DecodeSession::decode().

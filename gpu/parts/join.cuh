@@ -79,9 +79,15 @@ class ColumnStates {
     for (int plane = 0; plane < kFloats; ++plane)
       copy_async4(memory_ + (place * stride_ + plane), forest + column.offset(i, plane));
   }
+  /// All elements are read before the first is stored: no compiler can know that the two places are apart, and a remote read
+  /// takes longer than all the rest.
   __device__ __forceinline__ void copy_shared(int place, const Column<Worker>& column, Shared<float> forest, int i) const {
+    State state;
+    state.shift = forest[column.offset(i, 0)];
+    state.sum = forest[column.offset(i, 1)];
     TREE_ATTN_UNROLL
-    for (int plane = 0; plane < kFloats; ++plane) memory_[place * stride_ + plane] = forest[column.offset(i, plane)];
+    for (int c = 0; c < Column<Worker>::kElements; ++c) state.n[c] = forest[column.offset(i, 2 + c)];
+    store(place, state);
   }
   __device__ __forceinline__ void load(int place, State& state) const {
     const Bytes16 bytes = load16(memory_ + place * stride_);

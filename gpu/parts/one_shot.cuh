@@ -11,22 +11,32 @@
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
+/// The element of a state that a component of a column is.
+template <IsWorker Worker>
+__device__ __forceinline__ int element(const Column<Worker>& column, int c) {
+  return kValues + column.component(c);
+}
+
 /// One column of a state in the own window, once its packets have arrived.
 /// @param subtree of the source's range
 template <IsWorker Worker>
 __device__ __forceinline__ typename Column<Worker>::State receive_column(const Peers& peers, const Column<Worker>& column,
                                                                          unsigned step, int source, int subtree,
                                                                          std::int64_t row, int d_v) {
-  const Packet* const from = peers.window[peers.me] + peers.offset(step, source, row) + subtree * peers.n_packets;
-  Packet packet = receive_packet(peers, from, step, source, row);
-  typename Column<Worker>::State state{packet.element[kShift], packet.element[kSum], {}};
-  int held = 0;
+  // The first packet has the shift and the sum; then that of each component.
+  constexpr int kElements = Column<Worker>::kElements;
+  const Packet* from[1 + kElements];
+  from[0] = peers.window[peers.me] + peers.offset(step, source, row) + subtree * peers.n_packets;
   TREE_ATTN_UNROLL
-  for (int c = 0; c < Column<Worker>::kElements; ++c) {
-    const int j = column.component(c), k = kValues + j;
-    if (j >= d_v) continue;
-    if (k / 3 != held) held = k / 3, packet = receive_packet(peers, from + held, step, source, row);
-    state.n[c] = k % 3 == 0 ? packet.element[0] : k % 3 == 1 ? packet.element[1] : packet.element[2];
+  for (int c = 0; c < kElements; ++c) from[1 + c] = from[0] + (column.component(c) < d_v ? element(column, c) / 3 : 0);
+  Packet packets[1 + kElements];
+  receive_packets(peers, from, packets, step, source, row);
+  typename Column<Worker>::State state{packets[0].element[kShift], packets[0].element[kSum], {}};
+  TREE_ATTN_UNROLL
+  for (int c = 0; c < kElements; ++c) {
+    const int k = element(column, c) % 3;
+    const auto& [first, second, third] = packets[1 + c].element;
+    if (column.component(c) < d_v) state.n[c] = k == 0 ? first : k == 1 ? second : third;
   }
   return state;
 }

@@ -32,17 +32,27 @@ class Patience {
   std::uint64_t since_ = 0;
 };
 
-/// Waits for a packet of a step in the own window. If the wait gives up, the packet is unspecified.
+/// Waits for packets of a step in the own window, and asks for all of them at the same time. If the wait gives up, they are
+/// unspecified.
+template <int kPackets, class AnyPeers>
+__device__ __forceinline__ void receive_packets(const AnyPeers& peers, const Packet* const (&from)[kPackets],
+                                                Packet (&packets)[kPackets], unsigned step, int source, std::int64_t row) {
+  Patience patience;
+  wait_until([&] {
+    bool are_there = true;
+    TREE_ATTN_UNROLL
+    for (int i = 0; i < kPackets; ++i) packets[i] = load_packet(from[i]);
+    TREE_ATTN_UNROLL
+    for (int i = 0; i < kPackets; ++i) are_there = are_there && packets[i].step == step;
+    return are_there || patience.is_over(peers, step, source, row);
+  });
+}
 template <class AnyPeers>
 __device__ __forceinline__ Packet receive_packet(const AnyPeers& peers, const Packet* from, unsigned step, int source,
                                                  std::int64_t row) {
-  Packet packet;
-  Patience patience;
-  wait_until([&] {
-    packet = load_packet(from);
-    return packet.step == step || patience.is_over(peers, step, source, row);
-  });
-  return packet;
+  Packet packet[1];
+  receive_packets<1>(peers, {from}, packet, step, source, row);
+  return packet[0];
 }
 
 /// Stores the states of neighbouring rows into the windows of all devices, the next device first and this one last, or of
@@ -72,12 +82,13 @@ __device__ __forceinline__ void send_states(const AnyPeers& peers, const float* 
   }
 }
 
-/// Stores those of the finished neighbouring rows that this device owns into the windows of all others. All threads of the
-/// block call it, after a barrier after the writes of the rows.
+/// Stores those of the finished neighbouring rows that this device owns into the windows of all others, unless it has given
+/// up a wait: then they are not finished. All threads of the block call it, after a barrier after the writes of the rows.
 /// @param out [peers.n_rows][d_v] @param lse [peers.n_rows]
 inline __device__ void send_rows(const Peers& peers, const float* out, const float* lse, int d_v, std::int64_t first_row,
                                  int n_rows) {
   const int n_packets = static_cast<int>(peers.n_result);
+  if (load_acquire(&peers.gave_up->n) != 0) return;
   for (int i = static_cast<int>(threadIdx.x); i < n_rows * n_packets; i += static_cast<int>(blockDim.x)) {
     const std::int64_t row = first_row + i / n_packets;
     const int in_row = i % n_packets;

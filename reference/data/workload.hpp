@@ -22,8 +22,11 @@ struct WorkloadShape : AttentionShape {
   std::vector<std::int64_t> lengths;  ///< keys in use per batch entry [b]; empty: n_keys in every entry
   LeafOrder order = LeafOrder::kContiguous;
 
-  /// Keys of the longest batch entry.
-  std::int64_t longest() const { return lengths.empty() ? n_keys : *std::max_element(lengths.begin(), lengths.end()); }
+  /// Keys of the longest batch entry; 0 without entries.
+  std::int64_t longest() const {
+    if (batch == 0) return 0;
+    return lengths.empty() ? n_keys : *std::max_element(lengths.begin(), lengths.end());
+  }
 };
 
 /// A source of queries, keys and values. Every rank has one and reads only its own positions from it; the decoder appends

@@ -77,7 +77,8 @@ class DealtMerges {
       std::atomic<bool>& met = met_[static_cast<std::size_t>(head * n_leaves_ + right_index)];
       if (!met.exchange(true, std::memory_order_acq_rel)) return false;
       met.store(false, std::memory_order_relaxed);  // the memory may serve another head
-      kernel_.merge_states(states(head, index_of(left)), states(head, right_index), n_queries_, packed_size(d_v_));
+      float* const merged = states(head, index_of(left));
+      kernel_.merge_states(merged, states(head, right_index), merged, n_queries_, packed_size(d_v_));
       u = left;
       return true;
     };

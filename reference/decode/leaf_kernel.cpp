@@ -25,8 +25,15 @@ TREE_ATTN_INLINE void with_axis(std::int64_t size, const F& f) {
   }
 }
 
-void merge_states(float* left, const float* right, std::int64_t n, std::int64_t d_v) {
-  for (; n > 0; --n, left += state_size(d_v), right += state_size(d_v)) tree_attn::merge(left, right, d_v);
+/// As merge(), whose `out` is `left`.
+void merge_states(const float* left, const float* right, float* out, std::int64_t n, std::int64_t d_v) {
+  const std::int64_t size = state_size(d_v);
+  for (; n > 0; --n, left += size, right += size, out += size) {
+    const Rescale<float> r = rescale(left[kShift], right[kShift]);
+    out[kShift] = r.shift;
+#pragma GCC ivdep  // element i of `out` overlaps no other element of the two
+    for (std::int64_t i = kSum; i < size; ++i) out[i] = merge_element(r, left[i], right[i]);
+  }
 }
 
 void unpack(const float* packed, DType value_type, std::int64_t n, std::int64_t d_v, float* states) {
@@ -185,7 +192,7 @@ class ChunkLoop {
 
   void merge_last_two() {
     --n_held_;
-    merge_states(slot(n_held_ - 1), slot(n_held_), chunk_.n_queries, d_v_);
+    merge_states(slot(n_held_ - 1), slot(n_held_), slot(n_held_ - 1), chunk_.n_queries, d_v_);
   }
 
   const Chunk& chunk_;

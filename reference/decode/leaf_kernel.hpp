@@ -51,8 +51,8 @@ struct LeafKernel {
   /// @param[in] workspace of workspace_floats()
   /// @param[out] states [n_queries][2 + d_v]; [n_leaves][n_queries][2 + padded d_v] if they are kept apart
   void (*states)(const Chunk& chunk, float* workspace, float* states);
-  /// left <- merge(left, right) for n states, [n][2 + d_v] each.
-  void (*merge_states)(float* left, const float* right, std::int64_t n, std::int64_t d_v);
+  /// out <- merge(left, right) for n states, [n][2 + d_v] each; `out` may be `left` or `right`.
+  void (*merge_states)(const float* left, const float* right, float* out, std::int64_t n, std::int64_t d_v);
   /// finish() of n states.
   /// @param[in] states [n][2 + d_v]
   /// @param[out] z [n][d_v]

@@ -39,8 +39,8 @@ else()
     else()
       # An old nvcc may not support the architectures, which would be an error in enable_language().
       execute_process(COMMAND ${CMAKE_CUDA_COMPILER} --version OUTPUT_VARIABLE nvcc_version ERROR_QUIET)
-      if(nvcc_version MATCHES "release ([0-9]+)\\." AND CMAKE_MATCH_1 LESS 12)
-        set(TREE_ATTN_NO_CUDA "${CMAKE_CUDA_COMPILER} is of CUDA ${CMAKE_MATCH_1}, which is older than 12")
+      if(nvcc_version MATCHES "release ([0-9]+\\.[0-9]+)" AND CMAKE_MATCH_1 VERSION_LESS 12.5)
+        set(TREE_ATTN_NO_CUDA "${CMAKE_CUDA_COMPILER} is of CUDA ${CMAKE_MATCH_1}, which is older than 12.5")
       else()
         enable_language(CUDA)
         set(TREE_ATTN_CUDA ON)
@@ -51,7 +51,7 @@ endif()
 
 # If CUDA was requested, its absence is an error.
 if(NOT TREE_ATTN_CUDA AND TREE_ATTN_WITH_CUDA AND NOT TREE_ATTN_WITH_CUDA STREQUAL "AUTO")
-  message(FATAL_ERROR "TREE_ATTN_WITH_CUDA=${TREE_ATTN_WITH_CUDA}: ${TREE_ATTN_NO_CUDA}. Install nvcc 12 or later from "
+  message(FATAL_ERROR "TREE_ATTN_WITH_CUDA=${TREE_ATTN_WITH_CUDA}: ${TREE_ATTN_NO_CUDA}. Install nvcc 12.5 or later from "
                       "developer.nvidia.com/cuda-downloads, in the PATH or named by -DCMAKE_CUDA_COMPILER=..., and name a g++ that "
                       "it supports by -DCMAKE_CUDA_HOST_COMPILER=...")
 endif()

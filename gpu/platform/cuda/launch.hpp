@@ -83,7 +83,10 @@ inline int current_device() {
 }
 /// Kernels of the current device may reach windows of another from now on. @throws DeviceError if they cannot
 inline void enable_peer_access(int other) {
-  if (const cudaError_t status = cudaDeviceEnablePeerAccess(other, 0); status != cudaErrorPeerAccessAlreadyEnabled)
+  const cudaError_t status = cudaDeviceEnablePeerAccess(other, 0);
+  if (status == cudaErrorPeerAccessAlreadyEnabled)
+    cudaGetLastError();  // or the next to ask takes it for its own
+  else
     check(status, "cudaDeviceEnablePeerAccess");
 }
 

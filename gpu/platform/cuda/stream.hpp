@@ -36,7 +36,9 @@ class OwnedStream {
   OwnedStream() { check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags"); }
   OwnedStream(const OwnedStream&) = delete;
   OwnedStream& operator=(const OwnedStream&) = delete;
-  ~OwnedStream() { cudaStreamSynchronize(stream_), cudaStreamDestroy(stream_); }
+  ~OwnedStream() { finish(), cudaStreamDestroy(stream_); }
+  /// Waits for what is queued, where nothing may be thrown.
+  void finish() noexcept { cudaStreamSynchronize(stream_); }
   operator Stream() const { return stream_; }
 
  private:

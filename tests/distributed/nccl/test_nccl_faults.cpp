@@ -177,8 +177,9 @@ TEST_CASE("nccl faults: a null window means that devices do not reach each other
   CHECK(open_window("") == std::vector<std::string>(3));
   for (const std::string& error : open_window("window")) {
     CHECK(error ==
-          "the devices of its node do not all reach each other's memory: NCCL registered no window; nvidia-smi "
-          "topo -p2p r says which do; use --windows host");
+          "NCCL registered no window: the devices of the node do not all reach each other's memory (nvidia-smi topo -p2p r "
+          "says "
+          "which do), or NCCL_CUMEM_ENABLE or NCCL_WIN_ENABLE is 0; use --windows host");
   }
 }
 

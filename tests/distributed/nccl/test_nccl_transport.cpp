@@ -31,6 +31,21 @@ void check_same(const std::vector<RankResult>& over_nccl, const std::vector<Rank
   }
 }
 
+/// Steps of an algorithm, over a cache of its own, whose outputs are others than these.
+int differing_steps(NcclTransport& transport, const one_shot::Run& run, std::int64_t n_keys, std::string_view algorithm,
+                    const std::vector<DecodeOutput>& want) {
+  const WorkloadShape shape = one_shot::shape_of(run, n_keys + run.steps);
+  const std::vector<KeyRange> ranges = one_shot::ranges_of(run, n_keys);
+  const auto workload = make_workload(shape, 41, run.steps);
+  const OwnedLeaves leaves(transport.topology().range_of(transport.rank(), ranges), run.order);
+  ShardDecoder shard(emulated::backend(), shape, leaves, leaves.n_keys(n_keys), one_shot::kScale);
+  int n_wrong = 0;
+  one_shot::decode_steps(
+      transport, shard, *workload, run, ranges, algorithm, [] {},
+      [&](int t, const DecodeOutput& output) { n_wrong += !same_bits(output, want[static_cast<std::size_t>(t)]); });
+  return n_wrong;
+}
+
 }  // namespace
 
 TEST_CASE("nccl: every algorithm has the bits and counts of host memory, canonical ones the bits of one rank") {
@@ -89,6 +104,32 @@ TEST_CASE("nccl: one-shot, whose kernels exchange by themselves, has the bits of
     CHECK(n_wrong == 0);
     CHECK(n_messages == predicted.messages);
     CHECK(n_bytes == predicted.bytes);
+  }
+}
+
+TEST_CASE("nccl: on one rank, an algorithm without messages follows one whose stream has ended") {
+  const one_shot::Run run{.p = 1};
+  const std::vector<DecodeOutput> want = one_shot::gather_alone(run, 100);
+  run_nccl(Topology::pretend(1, 1), 60, "", [&](const ThreadRanks&, NcclTransport& transport) {
+    for (const char* algorithm : {"gather", "ring", "two-level", "ring"})
+      CHECK(differing_steps(transport, run, 100, algorithm, want) == 0);
+  });
+}
+
+TEST_CASE("nccl: a sequence that grows has the bits of one rank in every step, whichever algorithm comes first") {
+  constexpr std::int64_t kKeys = 250;
+  for (const LeafOrder order : {LeafOrder::kContiguous, LeafOrder::kDealt}) {
+    const one_shot::Run run{.p = 3, .steps = 4, .order = order, .dtype = DType::BF16, .group = 2};
+    const std::vector<DecodeOutput> want = one_shot::gather_alone(run, kKeys);
+    for (const Algorithm& algorithm : algorithms()) {
+      if (!algorithm.keeps_bits) continue;
+      INFO(algorithm.name << ", " << one_shot::text(run));
+      std::atomic<int> n_wrong = 0;
+      run_nccl(Topology::pretend(run.p, run.p), 60, "", [&](const ThreadRanks&, NcclTransport& transport) {
+        n_wrong += differing_steps(transport, run, kKeys, algorithm.name, want);
+      });
+      CHECK(n_wrong == 0);
+    }
   }
 }
 

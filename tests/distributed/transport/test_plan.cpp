@@ -31,6 +31,7 @@ class ComposingFabric : public HostFabric {
   using HostFabric::HostFabric;
   using HostFabric::run;
   void run(const Combine& combine) override {
+    settle();
     for (const auto& [left, right] : combine.pairs) compose(elements({left, combine.n}), elements({right, combine.n}));
   }
 };

@@ -328,8 +328,15 @@ TEST_CASE("leaf: every build merges and divides states with the bits of merge() 
       // One element more than there are states, to see that it stays.
       std::vector<float> got = left, got_z(z.size() + 1, 7), got_lse(kRows + 1, 7);
       got.push_back(7);
-      kernel->merge_states(got.data(), right.data(), kRows, d_v);
+      kernel->merge_states(left.data(), right.data(), got.data(), kRows, d_v);
       CHECK(std::equal(merged.begin(), merged.end(), got.begin(), same));
+      // Into either operand.
+      std::vector<float> in_place = left;
+      kernel->merge_states(in_place.data(), right.data(), in_place.data(), kRows, d_v);
+      CHECK(std::equal(merged.begin(), merged.end(), in_place.begin(), same));
+      in_place = right;
+      kernel->merge_states(left.data(), in_place.data(), in_place.data(), kRows, d_v);
+      CHECK(std::equal(merged.begin(), merged.end(), in_place.begin(), same));
       kernel->finish_states(merged.data(), kRows, d_v, got_z.data(), got_lse.data());
       CHECK(std::equal(z.begin(), z.end(), got_z.begin(), same));
       CHECK(std::equal(lse.begin(), lse.end(), got_lse.begin(), same));
