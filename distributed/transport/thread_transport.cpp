@@ -3,10 +3,13 @@
 /// @brief Mailboxes, and the threads that use them.
 #include "distributed/transport/thread_transport.hpp"
 
+#include "reference/data/input_error.hpp"
+
 #include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <exception>
+#include <new>
 #include <stdexcept>
 #include <thread>
 
@@ -14,6 +17,23 @@ namespace tree_attn {
 namespace {
 
 constexpr const char* kNotReceived = "messages were sent that no rank received";
+
+/// Throws the error of one rank, with `who` before a text that names no rank. A TransportError, an InputError and a
+/// std::logic_error stay as they are.
+[[noreturn]] void rethrow(const std::exception_ptr& error, const std::string& who) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const TransportError&) {
+    throw;
+  } catch (const InputError&) {
+    throw;
+  } catch (const std::bad_alloc&) {
+    throw std::runtime_error(who + ": not enough memory");
+  } catch (const std::runtime_error& unnamed) {
+    if (std::string_view(unnamed.what()).starts_with("rank ")) throw;
+    throw std::runtime_error(who + ": " + unnamed.what());
+  }
+}
 
 }  // namespace
 
@@ -220,26 +240,37 @@ void run_threads(const Topology& topology, double timeout, const ThreadBody& bod
   ThreadNetwork network(topology.size(), timeout);
   std::mutex mutex;
   std::exception_ptr first;
+  int first_rank = 0;
+  const auto end_all = [&](int rank) {
+    const std::lock_guard lock(mutex);
+    if (!first) first = std::current_exception(), first_rank = rank;
+    network.close();
+  };
+  int n_started = 0;
   {
     std::vector<std::jthread> threads;
-    for (int rank = 0; rank < topology.size(); ++rank) {
-      threads.emplace_back([&, rank] {
-        try {
-          const ThreadRanks ranks(network, topology, rank);
-          ThreadTransport transport(network, topology, rank);
-          body(ranks, transport);
-          if (transport.in_flight() > 0)
-            throw std::logic_error("rank " + std::to_string(rank) + " ended with messages in flight");
-          network.leave(rank);
-        } catch (...) {
-          const std::lock_guard lock(mutex);
-          if (!first) first = std::current_exception();
-          network.close();
-        }
-      });
+    try {
+      for (; n_started < topology.size(); ++n_started) {
+        threads.emplace_back([&, rank = n_started] {
+          try {
+            const ThreadRanks ranks(network, topology, rank);
+            ThreadTransport transport(network, topology, rank);
+            body(ranks, transport);
+            if (transport.in_flight() > 0)
+              throw std::logic_error("rank " + std::to_string(rank) + " ended with messages in flight");
+            network.leave(rank);
+          } catch (...) {
+            end_all(rank);
+          }
+        });
+      }
+    } catch (...) {
+      end_all(n_started);
     }
   }
-  if (first) std::rethrow_exception(first);
+  if (!first) return;
+  const std::string who = "rank " + std::to_string(first_rank);
+  rethrow(first, first_rank < n_started ? who : who + ": the system started no thread for it");
 }
 
 }  // namespace tree_attn

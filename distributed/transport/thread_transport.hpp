@@ -165,7 +165,9 @@ using ThreadBody = std::function<void(const ThreadRanks&, ThreadTransport&)>;
 
 /// Runs `body` on every rank of a topology, one thread per rank, and joins the threads.
 /// @param timeout seconds that one wait may take while no rank computes; may be infinite
-/// @throws what the first rank to fail threw; std::logic_error if a message was not received
+/// @throws what the first rank to fail threw; std::logic_error if a message was not received; std::runtime_error if the
+/// system starts no thread for a rank. A TransportError, an InputError and a std::logic_error are thrown as they are. The
+/// text of any other std::runtime_error begins with the rank, and std::bad_alloc becomes one.
 void run_threads(const Topology& topology, double timeout, const ThreadBody& body);
 
 /// The same for a body that needs the transport alone.

@@ -3,6 +3,7 @@
 /// @brief A step is announced by one atomic word, and its items are taken from it.
 #include "reference/decode/thread_pool.hpp"
 
+#include <exception>
 #include <stdexcept>
 #include <string>
 
@@ -80,15 +81,21 @@ void ThreadPool::run(std::int64_t n_items, bool alone, Work work, void* context,
     }
     return;
   }
+  std::exception_ptr error;
   work_ = work, context_ = context, n_items_ = n_items;
   n_done_.store(0, std::memory_order_relaxed);
   std::uint64_t seen = (step_.load(std::memory_order_relaxed) / kStep + 1) * kStep + static_cast<std::uint64_t>(n_items);
   step_.store(seen, std::memory_order_release);
   step_.notify_all();
   for (std::int64_t item = 0; take(seen, item); seen = step_.load(std::memory_order_relaxed)) {
-    work(context, 0, item);
+    // After an error of progress, the items that are left are taken and not done, so that the other threads end.
+    if (!error) work(context, 0, item);
     n_done_.fetch_add(1, std::memory_order_relaxed);
-    if (progress) progress();
+    try {
+      if (progress && !error) progress();
+    } catch (...) {
+      error = std::current_exception();
+    }
   }
   // The last items of the other threads.
   for (int spin = 0; n_done_.load(std::memory_order_acquire) < n_items; ++spin) {
@@ -97,6 +104,7 @@ void ThreadPool::run(std::int64_t n_items, bool alone, Work work, void* context,
     else
       std::this_thread::yield();
   }
+  if (error) std::rethrow_exception(error);
 }
 
 }  // namespace tree_attn

@@ -73,7 +73,12 @@ std::byte* StackPool::take() {
 
 void StackPool::give_back(std::byte* stack) {
   const std::lock_guard lock(pool_mutex);
-  pool.push_back(stack);
+  // Called by destructors.
+  try {
+    pool.push_back(stack);
+  } catch (const std::bad_alloc&) {
+    munmap(stack - kPage, kPage + kStackBytes);
+  }
 }
 
 #endif

@@ -12,6 +12,7 @@
 #include <cstring>
 #include <numeric>
 #include <string>
+#include <utility>
 
 namespace tree_attn::emulated::runtime {
 namespace {
@@ -92,6 +93,12 @@ void begin(Grid& grid, LaunchHistory& history) {
   if (grid.settings.seed != 0) {
     Random(grid.settings.seed).shuffle(grid.order.data(), static_cast<std::uint32_t>(grid.order.size()));
   }
+}
+
+void keep_error(Grid& grid, std::exception_ptr error) {
+  const std::lock_guard lock(grid.mutex);
+  if (!grid.error) grid.error = std::move(error);
+  grid.failed = true;
 }
 
 }  // namespace tree_attn::emulated::runtime

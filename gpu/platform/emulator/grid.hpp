@@ -82,6 +82,8 @@ struct Grid {
 void check(const Launch& config, const Settings& how);
 /// Gives a launch its place after those before it on its stream, and its blocks an order.
 void begin(Grid& grid, LaunchHistory& history);
+/// Ends a launch: the first error is the one that counts.
+void keep_error(Grid& grid, std::exception_ptr error);
 
 }  // namespace runtime
 }  // namespace tree_attn::emulated

@@ -74,9 +74,9 @@ void drop_all(Streams& all) {
 
 /// Begins the first operation of a queue; all but launches end here. @pre the lock is held, and the operation is ready
 void begin_first(Streams& all, Queue& queue, std::unique_lock<std::mutex>& lock) {
-  queue.is_busy = true;
   const Queue::Queued& first = queue.operations.front();
   Begun& begun = host().begun.emplace_back(Begun{.queue = queue.shared_from_this()});
+  queue.is_busy = true;  // only now: drop_all() resets it for what has begun
   if (!all.queues.empty() && !first.operation.after) {
     begun.trace = std::make_shared<Trace>();
     begun.trace->name = first.operation.name, begun.trace->stream = queue.number, begun.trace->clock = first.clock;

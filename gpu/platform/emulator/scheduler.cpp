@@ -20,13 +20,6 @@ constinit thread_local Thread* running = nullptr;
 
 namespace {
 
-/// Ends the launch: the first error is the one that counts.
-void keep_error(Grid& grid, std::exception_ptr error) {
-  const std::lock_guard lock(grid.mutex);
-  if (!grid.error) grid.error = std::move(error);
-  grid.failed = true;
-}
-
 std::string who_waits_where(const Cluster& cluster) {
   Waits waits;
   count_waits(cluster, waits);

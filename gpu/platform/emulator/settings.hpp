@@ -18,13 +18,15 @@ struct Settings {
   /// at which bulk copies and far stores arrive and the operations of streams run, and picks the NaN that memory starts
   /// with.
   std::uint64_t seed = 0;
-  int n_workers = 0;                            ///< host threads that run blocks; 0: one a core
-  std::chrono::milliseconds deadline{300'000};  ///< of one launch, in elapsed time
-  int n_multiprocessors = 4;                    ///< what device() reports, and how many blocks may wait for memory at once
-  int n_hosts = 1;                              ///< host threads that launch kernels which wait for each other
-  int n_devices = 1;                            ///< what set_device() takes, at most kMaxDevices
-  bool has_peer_access = true;                  ///< whether devices reach windows in each other's memory
-  int major = 9;                                ///< major compute capability that device() reports
+  int n_workers = 0;  ///< host threads that run blocks; 0: one a core
+  /// Of one launch, in elapsed time, and of a wait in which nothing changes. It does not follow the time limit of a
+  /// transport: a kernel that waits for other ranks gives up at the earlier of the two, whatever --timeout says.
+  std::chrono::milliseconds deadline{300'000};
+  int n_multiprocessors = 4;     ///< what device() reports, and how many blocks may wait for memory at once
+  int n_hosts = 1;               ///< host threads that launch kernels which wait for each other
+  int n_devices = 1;             ///< what set_device() takes, at most kMaxDevices
+  bool has_peer_access = true;   ///< whether devices reach windows in each other's memory
+  int major = 9;                 ///< major compute capability that device() reports
   std::size_t shared_bytes = 0;  ///< dynamic shared memory that a block may have; 0: least_shared_bytes(major)
 };
 

@@ -104,12 +104,7 @@ void Share::count_waits(Waits& waits) const {
 
 bool Share::start_one() {
   if (grid_.failed || grid_.n_started >= static_cast<int>(grid_.order.size())) return false;
-  if (!enter_device(grid_)) return false;
-  const int i = grid_.n_started++;
-  if (i >= static_cast<int>(grid_.order.size())) {
-    leave_device(grid_);
-    return false;
-  }
+  // First, because it may throw.
   if (idle_.empty()) {
     const Launch& config = grid_.config;
     Cluster& cluster = clusters_.emplace_back(grid_);
@@ -118,6 +113,12 @@ bool Share::start_one() {
                            static_cast<std::size_t>(config.cluster));
     cluster.blocks.resize(static_cast<std::size_t>(config.cluster));
     idle_.push_back(&cluster);
+  }
+  if (!enter_device(grid_)) return false;
+  const int i = grid_.n_started++;
+  if (i >= static_cast<int>(grid_.order.size())) {
+    leave_device(grid_);
+    return false;
   }
   Cluster* const cluster = idle_.back();
   idle_.pop_back();

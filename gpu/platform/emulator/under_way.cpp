@@ -6,6 +6,7 @@
 #include "gpu/platform/emulator/sanitizer.hpp"
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 namespace tree_attn::emulated::runtime {
@@ -25,10 +26,16 @@ UnderWay::UnderWay(const Launch& config, const Settings& how, std::function<void
   const int wanted = how.n_workers > 0 ? how.n_workers : std::max(1, n_cores);
   const int n_workers = std::min(wanted, static_cast<int>(grid_.order.size()));
   for (int i = 1; i < n_workers; ++i) {
-    Helper& helper = helpers_.emplace_back();
-    // What the host has done before comes before what the helper does.
-    const Watched watched;
-    helper.thread = std::thread([this, &helper] { help(helper.runner); });
+    try {
+      Helper& helper = helpers_.emplace_back();
+      // What the host has done before comes before what the helper does.
+      const Watched watched;
+      helper.thread = std::thread([this, &helper] { help(helper.runner); });
+    } catch (const std::exception&) {
+      // Fewer helpers do: a launch needs none.
+      helpers_.remove_if([](const Helper& helper) { return !helper.thread.joinable(); });
+      break;
+    }
   }
 }
 
@@ -40,6 +47,15 @@ UnderWay::~UnderWay() {
 
 void UnderWay::help(Runner& runner) {
   const Unwatched unwatched;
+  try {
+    run_share(runner);
+  } catch (...) {
+    keep_error(grid_, std::current_exception());
+  }
+  runner.leave();
+}
+
+void UnderWay::run_share(Runner& runner) {
   Share share(grid_);
   for (int n_idle = 0; !share.is_done();) {
     const std::uint64_t looked = runner.look();
@@ -54,7 +70,6 @@ void UnderWay::help(Runner& runner) {
     const std::lock_guard lock(grid_.mutex);
     share.count_waits(waits_);
   }
-  runner.leave();
 }
 
 bool UnderWay::has_ended() const { return grid_.failed || grid_.n_ended == static_cast<int>(grid_.order.size()); }

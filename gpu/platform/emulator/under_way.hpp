@@ -40,6 +40,8 @@ class UnderWay {
     std::thread thread;
   };
   void help(Runner& runner);
+  /// @throws std::bad_alloc; errors of the kernel are kept
+  void run_share(Runner& runner);
   void join_helpers();
   /// Ends the launch because nothing in it can go on.
   void stop_stuck();

@@ -112,7 +112,7 @@ TEST_CASE("nccl faults: the other ranks end when one fails, long before the dead
       transport.settle();
     });
   };
-  CHECK_THROWS_WITH(run(), "the disk is on fire");
+  CHECK_THROWS_WITH(run(), "rank 1: the disk is on fire");
   CHECK(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() < kMargin);
 }
 

@@ -2,14 +2,19 @@
 /// @file
 /// @brief Ranks as threads: what this transport promises to the tests that stand on it, and its world.
 #include "distributed/transport/thread_transport.hpp"
+#include "reference/data/input_error.hpp"
+#include "tests/support/few_threads.hpp"
 #include "tests/support/rank_group.hpp"
 
 #include <doctest/doctest.h>
 
 #include <cmath>
+#include <limits>
 #include <map>
 #include <memory>
+#include <new>
 #include <stdexcept>
+#include <string>
 #include <thread>
 
 namespace tree_attn::test {
@@ -121,6 +126,43 @@ TEST_CASE("thread transport: a rank that fails ends the others at once, and its 
   };
   CHECK_THROWS_AS(run_threads(Topology::pretend(4, 2), kTimeout, failing), std::domain_error);
 }
+
+TEST_CASE("thread transport: an error that names no rank gets the number of its rank") {
+  const auto error_of = [](const auto& error) {
+    std::string text;
+    try {
+      run_threads(Topology::pretend(3, 3), kTimeout, [&](const ThreadRanks& ranks, ThreadTransport&) {
+        if (ranks.rank() == 1) throw error;
+        ranks.barrier();
+      });
+    } catch (const std::exception& thrown) {
+      text = thrown.what();
+    }
+    return text;
+  };
+  CHECK(error_of(std::runtime_error("the disk is full")) == "rank 1: the disk is full");
+  CHECK(error_of(std::runtime_error("rank 1, step 2: no states")) == "rank 1, step 2: no states");
+  CHECK(error_of(std::bad_alloc()) == "rank 1: not enough memory");
+  CHECK(error_of(InputError("--file: no such file")) == "--file: no such file");
+  CHECK(error_of(TransportError("MPI_Send failed")) == "MPI_Send failed");
+}
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // see FewThreads
+TEST_CASE("thread transport: where the system starts too few threads, the ranks that did start end") {
+  constexpr int kRanks = 64;
+  std::string why;
+  try {
+    const FewThreads few;
+    run_threads(Topology::pretend(kRanks, kRanks), std::numeric_limits<double>::infinity(),
+                [](const ThreadRanks& ranks, ThreadTransport&) { ranks.barrier(); });
+  } catch (const std::runtime_error& error) {
+    why = error.what();
+  }
+  CAPTURE(why);
+  CHECK(why.starts_with("rank "));
+  CHECK(why.find(": the system started no thread for it: ") != std::string::npos);
+}
+#endif
 
 TEST_CASE("thread transport: a length that differs, a message too many and one never waited for are errors") {
   float pair[2] = {1, 2};

@@ -4,17 +4,15 @@
 #include "reference/decode/backend.hpp"
 #include "reference/decode/thread_pool.hpp"
 #include "tests/support/compare.hpp"
+#include "tests/support/few_threads.hpp"
 #include "tests/support/tensor_workload.hpp"
 
 #include <doctest/doctest.h>
-#include <sys/resource.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
-#include <fstream>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -90,22 +88,34 @@ TEST_CASE("thread pool: other threads take items while the caller is busy with o
   }
 }
 
+TEST_CASE("thread pool: when progress throws, run() throws once no thread works on an item any more") {
+  ThreadPool pool(3);
+  for (const bool alone : {false, true}) {
+    constexpr std::size_t kItems = 600;
+    Tally tally(kItems, 3, std::chrono::microseconds(500));
+    const auto n_done = [&tally] { return std::count(tally.times.begin(), tally.times.end(), 1); };
+    CHECK_THROWS_WITH(pool.run(kItems, alone, Tally::count, &tally, [] { throw std::runtime_error("another rank failed"); }),
+                      "another rank failed");
+    const auto at_once = n_done();
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    CHECK(n_done() == at_once);
+    CHECK(tally.of_thread[0] == 1);  // the caller begins no other
+    // The pool is as before.
+    Tally next(kItems, 3, {});
+    pool.run(kItems, false, Tally::count, &next, {});
+    CHECK(std::all_of(next.times.begin(), next.times.end(), [](const std::atomic<int>& n) { return n == 1; }));
+  }
+}
+
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // their shadow memory is over any limit
 TEST_CASE("thread pool: where the system starts too few threads, those that did start end") {
-  rlimit before{};
-  REQUIRE(::getrlimit(RLIMIT_AS, &before) == 0);
-  std::int64_t n_pages = 0;
-  REQUIRE(static_cast<bool>(std::ifstream("/proc/self/statm") >> n_pages));
-  // Memory for the stacks of a few threads more.
-  const rlimit few{static_cast<rlim_t>(n_pages * ::sysconf(_SC_PAGESIZE) + (std::int64_t{64} << 20)), before.rlim_max};
-  REQUIRE(::setrlimit(RLIMIT_AS, &few) == 0);
   std::string why;
   try {
+    const FewThreads few;
     ThreadPool pool(1000);
   } catch (const std::runtime_error& error) {
     why = error.what();
   }
-  REQUIRE(::setrlimit(RLIMIT_AS, &before) == 0);
   CHECK(why.starts_with("the system started "));
   CHECK(why.find(" of 1000 threads: ") != std::string::npos);
 }

@@ -2,6 +2,7 @@
 /// @file
 /// @brief Threads that wait for memory that others write: blocks that stay, launches that run beside each other, deadlocks.
 #include "tests/gpu/platform/emulator/emulator_test.hpp"
+#include "tests/support/few_threads.hpp"
 
 #include <chrono>
 #include <thread>
@@ -89,6 +90,17 @@ TEST_CASE("emulator: a wait that is never satisfied ends at once, with the lines
   CHECK(has(error, "64 wait at wait_until, first block ("));
   CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(20));
 }
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // see FewThreads
+TEST_CASE("emulator: where the system starts too few threads, launches and reports of deadlocks need no more") {
+  const SettingsScope scope({.n_workers = 64});
+  DeviceBuffer<unsigned> flag(1, MemoryUse::Window);
+  flag.fill(0);
+  const test::FewThreads few;
+  CHECK(error_of(waits_for, {.grid = {64}}, flag.data(), 0u) == "");
+  CHECK(has(error_of(waits_for, {.grid = {64}}, flag.data(), 1u), "deadlock"));
+}
+#endif
 
 TEST_CASE("emulator: launches of two streams that wait for each other run side by side") {
   for (std::uint64_t seed = 0; seed < 6; ++seed) {
