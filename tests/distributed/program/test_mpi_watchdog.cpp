@@ -101,3 +101,23 @@ TEST_CASE("watchdog: when a rank is killed, all end, the status tells, and nothi
     CHECK(scratch.names() == Words{"in"});
   }
 }
+
+TEST_CASE("watchdog: without its thread the job ends, in one line that names the rank") {
+  const Words without{"env", "LD_PRELOAD=" TREE_ATTN_NO_THREAD, "NO_THREAD_RANK=1", kProgram};
+  check_one_line(without_mpiexec(run(ranks(3, {"decode", "--seq-len", "256"}, without), {.deadline = 45})),
+                 "tree_attn: rank 1: the system started no thread for the watchdog");
+  check_one_line(run(without + Words{"decode", "--seq-len", "256"}),
+                 "tree_attn: the system started no thread for the watchdog");
+  check_no_memory_left();
+}
+
+TEST_CASE("watchdog: a call of MPI that fails on one rank ends the job, in one line that names the rank") {
+  // The first as MPI starts, the second in a command.
+  for (const std::string call : {"MPI_Comm_dup", "MPI_Comm_split_type"}) {
+    CAPTURE(call);
+    check_one_line(
+        without_mpiexec(run(stopping(call, 1, "fail", {"decode", "--seq-len", "256", "--timeout", "5"}), {.deadline = 45})),
+        "tree_attn: rank 1: " + call + " failed: ");
+  }
+  check_no_memory_left();
+}
