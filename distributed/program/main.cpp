@@ -14,6 +14,7 @@
 #include "reference/data/input_error.hpp"
 #include "reference/data/mapped_file.hpp"
 #include "reference/data/output_file.hpp"
+#include "reference/data/temporary_files.hpp"
 #include "reference/decode/pass_time.hpp"
 
 #include <fcntl.h>
@@ -202,6 +203,7 @@ int run_devices(int argc, char** argv, const std::string& list) {
 
 int main(int argc, char** argv) try {
   open_standard_descriptors();
+  remove_temporary_files_on_signals();
   std::signal(SIGPIPE, SIG_IGN);  // a closed pipe is then a write error, reported in one line
   if (const std::optional<std::string> devices = find_value(argc, argv, "--devices"); devices && !kSimulated)
     return run_devices(argc, argv, *devices);

@@ -6,6 +6,7 @@
 #include "distributed/transport/error_line.hpp"
 #include "distributed/transport/launcher_guard.hpp"
 #include "distributed/transport/transport.hpp"
+#include "reference/data/temporary_files.hpp"
 
 #include <signal.h>
 #include <sys/uio.h>
@@ -118,6 +119,7 @@ void Watchdog::end_job(const std::string& line) const {
   }
   // Only now: a rank that starts in the meantime finds the board, and that the job has ended.
   board_.remove_name();
+  remove_temporary_files();
   // Open MPI's mpirun returns the status of the first exit and ends the other ranks itself; it may hang if several exit in
   // MPI_Finalize.
   if (one_exit_ends_job_ && !has_last_word) std::this_thread::sleep_for(std::chrono::seconds(3));

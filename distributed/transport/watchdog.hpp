@@ -50,7 +50,7 @@ class Watchdog : public Deadline {
   /// Sets the function that exchanges pulses with other machines; an empty function ends the exchange.
   /// @param while_computing the thread of the watchdog may call it, so that pulses arrive while the main thread computes
   void exchange_by(std::function<void()> step, bool while_computing);
-  /// Ends the job with status 2. The first rank to do so writes the line.
+  /// Ends the job with status 2 and without the temporary files of this process. The first rank to do so writes the line.
   [[noreturn]] void end_job(const std::string& line) const;
 
  private:

@@ -4,6 +4,8 @@
 #include "tests/distributed/program/file_workload.hpp"
 #include "tests/distributed/program/hanging.hpp"
 
+#include <sys/stat.h>
+
 TEST_CASE("watchdog: a rank that is stopped while it decodes ends the job, in one line that names it") {
   for (const int rank : {0, 1, 2}) {
     CAPTURE(rank);
@@ -120,4 +122,39 @@ TEST_CASE("watchdog: a call of MPI that fails on one rank ends the job, in one l
         "tree_attn: rank 1: " + call + " failed: ");
   }
   check_no_memory_left();
+}
+
+TEST_CASE("watchdog: a job that ends while rank 0 writes its files leaves none of them") {
+  constexpr std::string_view kTemporary = ".tree_attn-";
+  for (const int number : {SIGSTOP, SIGKILL, SIGTERM}) {
+    CAPTURE(number);
+    const Scratch scratch;
+    FileWorkload::draw(1, 4, 4, 1, 64, 128, 128).write(scratch.path("in"), "BF16");
+    // The report waits for the reader of a full pipe, after OUT.
+    const std::string pipe = scratch.path("report");
+    REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
+    const int reader = ::open(pipe.c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC);
+    while (::write(reader, "x", 1) == 1) continue;
+    const auto is_temporary = [&](const std::string& name) { return name.starts_with(kTemporary); };
+    std::map<int, pid_t> processes;
+    // Rank 0 itself is terminated; another rank is killed, or stopped until the watchdogs end the job.
+    const auto end_job = [&](pid_t mpirun) {
+      std::vector<std::string> names;
+      for (int i = 0; i < 1500 && std::none_of(names.begin(), names.end(), is_temporary); ++i) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        names = scratch.names();
+      }
+      CHECK(std::any_of(names.begin(), names.end(), is_temporary));
+      processes = ranks_of(mpirun);
+      REQUIRE(processes.size() == 2);
+      ::kill(processes[number == SIGTERM ? 0 : 1], number);
+    };
+    const Result result = run(ranks(2, {"decode", "in", "out", "--report", "report", "--timeout", "2"}),
+                              {.folder = scratch.folder().string(), .deadline = 45, .meanwhile = end_job});
+    ::close(reader);
+    if (number == SIGSTOP) check_one_line(without_mpiexec(result), "rank 1 has not answered for 2 s");
+    CHECK(result.status != 0);
+    CHECK(!any_left(processes));
+    CHECK(scratch.names().size() == 2);
+  }
 }
