@@ -9,10 +9,12 @@
 #include "distributed/program/mpi_session.hpp"
 #include "distributed/program/number_check.hpp"
 #include "distributed/program/program.hpp"
+#include "distributed/transport/error_line.hpp"
 #include "distributed/transport/thread_transport.hpp"
 #include "reference/data/input_error.hpp"
 #include "reference/data/mapped_file.hpp"
 #include "reference/data/output_file.hpp"
+#include "reference/data/temporary_files.hpp"
 #include "reference/decode/pass_time.hpp"
 
 #include <fcntl.h>
@@ -25,7 +27,6 @@
 #include <exception>
 #include <limits>
 #include <map>
-#include <new>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -127,45 +128,52 @@ class Program {
 };
 
 /// Runs work, and reports an error in one line. All ranks have agreed on an InputError, and rank 0 prints it; any other
-/// exception is of one rank, which ends the job.
-/// @param abandon prints a line and ends all ranks
-/// @param who the rank, for errors that do not name it
+/// exception, also while that is printed, is of one rank, which ends the job.
+/// @param abandon prints the line of an error and ends all ranks
 /// @returns the exit status
 template <class Work, class Abandon>
-int guard(bool is_root, const std::string& who, const Work& work, const Abandon& abandon) {
+int guard(bool is_root, const Work& work, const Abandon& abandon) {
   try {
-    return work();
-  } catch (const InputError& error) {
-    if (is_root) complain(error.what());
-  } catch (const std::bad_alloc&) {
-    abandon(who + ": not enough memory");
+    try {
+      return work();
+    } catch (const InputError& error) {
+      if (is_root) complain(error.what());
+    }
   } catch (const std::exception& error) {
-    abandon(readable(error.what(), 900));
+    abandon(error);
   }
   return kBadInput;
 }
 
+/// The words of the command line, separated by spaces.
+std::string join_words(int argc, char** argv) {
+  std::string line;
+  for (int i = 0; i < argc; ++i) line += (i ? " " : "") + std::string(argv[i]);
+  return line;
+}
+
 /// The ranks are the processes of an MPI job.
-int run_processes(int argc, char** argv, const std::string& command_line) {
+int run_processes(int argc, char** argv) {
   MpiSession session(&argc, &argv, kSimulated ? kTimeout : find_timeout(argc, argv));
   const Ranks& ranks = session.ranks();
   const bool is_root = ranks.rank() == 0;
-  if (const auto line = foreign_launcher(session.launch(), ranks.size(), mpi_library())) {
-    if (session.launch().rank == 0) complain(*line);
-    return kBadInput;
-  }
-  end_on_cut_file([](const void* job) { return static_cast<const MpiSession*>(job)->claim_last_word(); }, &session);
+  const auto work = [&] {
+    if (const auto line = foreign_launcher(session.launch(), ranks.size(), mpi_library())) {
+      if (session.launch().rank == 0) complain(*line);
+      return kBadInput;
+    }
+    end_on_cut_file([](const void* job) { return static_cast<const MpiSession*>(job)->claim_last_word(); }, &session);
 
-  // All ranks have the same command line, so all get the same result.
-  Program program(command_line);
-  if (const std::optional<int> status = program.parse(argc, argv, is_root)) return *status;
-  return guard(
-      is_root, "rank " + std::to_string(ranks.rank()), [&] { return program.run(ranks); },
-      [&](const std::string& line) { session.abandon(line); });
+    // All ranks have the same command line, so all get the same result.
+    Program program(join_words(argc, argv));
+    if (const std::optional<int> status = program.parse(argc, argv, is_root)) return *status;
+    return program.run(ranks);
+  };
+  return guard(is_root, work, [&](const std::exception& error) { session.abandon(error); });
 }
 
 /// The ranks are threads of this process, one per device of the list; MPI is not started.
-int run_devices(int argc, char** argv, const std::string& command_line, const std::string& list) {
+int run_devices(int argc, char** argv, const std::string& list) {
   if (const LaunchedJob job = find_launched_job(); job.size > 1) {
     if (job.rank == 0)
       complain("--devices: the ranks are threads of one process, but " + job.launcher + " has started " +
@@ -174,11 +182,11 @@ int run_devices(int argc, char** argv, const std::string& command_line, const st
   }
   static std::atomic_flag claimed;
   end_on_cut_file([](const void*) { return !claimed.test_and_set(); }, nullptr);
-  Program program(command_line);
-  if (const std::optional<int> status = program.parse(argc, argv, true)) return *status;
   return guard(
-      true, "--devices " + list,
+      true,
       [&] {
+        Program program(join_words(argc, argv));
+        if (const std::optional<int> parsed = program.parse(argc, argv, true)) return *parsed;
         const int n_ranks = static_cast<int>(devices_of(list).size());
         int status = 0;
         run_threads(Topology::pretend(n_ranks, n_ranks), find_timeout(argc, argv),
@@ -188,17 +196,20 @@ int run_devices(int argc, char** argv, const std::string& command_line, const st
                     }));
         return status;
       },
-      complain);
+      [&](const std::exception& error) { complain(error_line(error, "--devices " + list)); });
 }
 
 }  // namespace
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
   open_standard_descriptors();
+  remove_temporary_files_on_signals();
   std::signal(SIGPIPE, SIG_IGN);  // a closed pipe is then a write error, reported in one line
-  std::string command_line;
-  for (int i = 0; i < argc; ++i) command_line += (i ? " " : "") + std::string(argv[i]);
   if (const std::optional<std::string> devices = find_value(argc, argv, "--devices"); devices && !kSimulated)
-    return run_devices(argc, argv, command_line, *devices);
-  return run_processes(argc, argv, command_line);
+    return run_devices(argc, argv, *devices);
+  return run_processes(argc, argv);
+} catch (const std::exception& error) {
+  // Before the first rank has a name.
+  complain(error_line(error, ""));
+  return kBadInput;
 }

@@ -3,6 +3,7 @@
 /// @brief MPI under a watchdog.
 #include "distributed/program/mpi_session.hpp"
 
+#include "distributed/transport/error_line.hpp"
 #include "distributed/transport/mpi_check.hpp"
 
 #include <algorithm>
@@ -11,6 +12,27 @@
 namespace tree_attn {
 
 MpiSession::MpiSession(int* argc, char*** argv, double timeout) : launch_(find_launched_job()), watchdog_(launch_, timeout) {
+  try {
+    start(argc, argv);
+  } catch (const std::exception& error) {
+    // The destructor of the watchdog would wait for ranks that wait for this one.
+    abandon(error);
+  }
+}
+
+MpiSession::~MpiSession() {
+  try {
+    leave_machines();
+  } catch (const std::exception& error) {
+    abandon(error);
+  }
+  ranks_.reset();
+  const Waiting waiting(watchdog_, "in MPI_Finalize");
+  MPI_Finalize();
+}
+
+void MpiSession::start(int* argc, char*** argv) {
+  watchdog_.start();
   int level = MPI_THREAD_SINGLE;
   {
     const Waiting waiting(watchdog_, "in MPI_Init_thread");
@@ -23,17 +45,6 @@ MpiSession::MpiSession(int* argc, char*** argv, double timeout) : launch_(find_l
   ranks_->barrier();
   watchdog_.mpi_has_started();
   join_machines(level);
-}
-
-MpiSession::~MpiSession() {
-  try {
-    leave_machines();
-  } catch (const TransportError& error) {
-    abandon(error.what());
-  }
-  ranks_.reset();
-  const Waiting waiting(watchdog_, "in MPI_Finalize");
-  MPI_Finalize();
 }
 
 void MpiSession::join_machines(int thread_level) {
@@ -68,9 +79,14 @@ void MpiSession::leave_machines() {
   exchange_.reset();
 }
 
+void MpiSession::abandon(const std::exception& error) const {
+  const int size = ranks_ ? ranks_->size() : launch_.size, rank = ranks_ ? ranks_->rank() : launch_.rank;
+  abandon(error_line(error, size > 1 ? "rank " + std::to_string(rank) : ""));
+}
+
 void MpiSession::abandon(const std::string& line) const {
   // With a single rank there may be no launcher that cleans up.
-  if (ranks_->size() == 1) MPI_Finalize();
+  if (ranks_ && ranks_->size() == 1) MPI_Finalize();
   watchdog_.end_job(line);
 }
 

@@ -7,10 +7,10 @@
 #include "distributed/transport/pulse_exchange.hpp"
 #include "distributed/transport/watchdog.hpp"
 
+#include <exception>
 #include <memory>
 #include <optional>
 #include <string>
-#include <string_view>
 
 namespace tree_attn {
 
@@ -24,9 +24,10 @@ namespace tree_attn {
 /// them while it waits or makes progress; PulseObserver documents what then goes undetected.
 class MpiSession {
  public:
-  /// Starts MPI. @param timeout seconds, may be infinite @throws TransportError
+  /// Starts MPI; once the rank is on the board of its machine, an error ends the job as in abandon().
+  /// @param timeout seconds, may be infinite @throws std::bad_alloc
   MpiSession(int* argc, char*** argv, double timeout);
-  /// Ends MPI.
+  /// Ends MPI, or the job if that fails.
   ~MpiSession();
   MpiSession(const MpiSession&) = delete;
   MpiSession& operator=(const MpiSession&) = delete;
@@ -38,10 +39,13 @@ class MpiSession {
 
   /// Ends all ranks with one line and status 2. Called by a rank that can no longer reach the others.
   [[noreturn]] void abandon(const std::string& line) const;
+  /// The same with the line of an error, which names this rank if the job has several.
+  [[noreturn]] void abandon(const std::exception& error) const;
   /// True for the first rank of this machine that calls it, which then writes the last line of the job. Async-signal-safe.
   bool claim_last_word() const { return watchdog_.board().claim_last_word(); }
 
  private:
+  void start(int* argc, char*** argv);
   /// Starts and ends the exchange of pulses between machines.
   void join_machines(int thread_level);
   void leave_machines();

@@ -44,12 +44,28 @@ namespace {
 
 constexpr std::array<int, 3> kEndings{SIGINT, SIGTERM, SIGHUP};
 std::array<char, 128> path_to_remove{};
+std::array<struct sigaction, kEndings.size()> actions_before{};
+
+/// Restores the handlers that the program had before install_handlers().
+void restore_handlers() {
+  for (std::size_t i = 0; i < kEndings.size(); ++i) sigaction(kEndings[i], &actions_before[i], nullptr);
+}
 
 /// Handler of signals that end a rank while the name exists: removes the name first.
 void remove_and_end(int signal_number) {
   unlink(path_to_remove.data());
-  signal(signal_number, SIG_DFL);
+  restore_handlers();
   raise(signal_number);
+}
+
+void install_handlers() {
+  for (std::size_t i = 0; i < kEndings.size(); ++i) {
+    struct sigaction before {};
+    sigaction(kEndings[i], nullptr, &before);
+    if (before.sa_handler == remove_and_end) continue;
+    actions_before[i] = before;
+    signal(kEndings[i], remove_and_end);
+  }
 }
 
 }  // namespace
@@ -61,7 +77,7 @@ PulseBoard::PulseBoard(const LaunchedJob& job)
   if (!job.key.empty()) {
     name_ = "/tree_attn-" + std::to_string(getuid()) + "-" + job.key;
     ("/dev/shm" + name_).copy(path_to_remove.data(), path_to_remove.size() - 1);
-    for (const int ending : kEndings) signal(ending, remove_and_end);
+    install_handlers();
     const int file = shm_open(name_.c_str(), O_RDWR | O_CREAT, S_IRUSR | S_IWUSR);
     struct stat status {};
     // Refuse memory of another user. Allocate the pages now: on a full file system, writing to them later would end the
@@ -90,7 +106,7 @@ int PulseBoard::n_joined() const { return common_->n_joined; }
 void PulseBoard::remove_name() const {
   if (name_.empty()) return;
   shm_unlink(name_.c_str());
-  for (const int ending : kEndings) signal(ending, SIG_DFL);
+  restore_handlers();
 }
 
 bool PulseBoard::claim_last_word() const {

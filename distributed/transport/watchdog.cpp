@@ -3,12 +3,17 @@
 /// @brief The thread of the watchdog.
 #include "distributed/transport/watchdog.hpp"
 
+#include "distributed/transport/error_line.hpp"
 #include "distributed/transport/launcher_guard.hpp"
+#include "distributed/transport/transport.hpp"
+#include "reference/data/temporary_files.hpp"
 
 #include <signal.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 
@@ -30,14 +35,22 @@ Watchdog::Watchdog(const LaunchedJob& job, double timeout)
       observer_(board_, job.rank, timeout),
       one_exit_ends_job_(job.one_exit_ends_job),
       launcher_(job.process),
-      tick_(std::clamp(timeout / 20, 1e-3, 0.1)) {
-  if (std::isinf(timeout)) return;
+      tick_(std::clamp(timeout / 20, 1e-3, 0.1)),
+      name_(job.size > 1 ? "rank " + std::to_string(job.rank) : "") {}
+
+void Watchdog::start() {
+  if (std::isinf(timeout_)) return;
   // Signals are handled by the main thread.
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
-  thread_ = std::jthread([this](const std::stop_token& stop) { watch(stop); });
+  try {
+    thread_ = std::jthread([this](const std::stop_token& stop) { watch_or_end(stop); });
+  } catch (const std::exception&) {
+    // Reported below, when signals are no longer blocked.
+  }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  if (!thread_.joinable()) throw TransportError("the system started no thread for the watchdog");
 }
 
 Watchdog::~Watchdog() {
@@ -78,7 +91,7 @@ void Watchdog::exchange() const {
       return;
     } catch (const std::exception& error) {
       exchange_ = {};
-      failure = error.what();
+      failure = error_line(error, name_);
     }
   }
   if (!failure.empty()) end_job(failure);
@@ -87,9 +100,10 @@ void Watchdog::exchange() const {
 void Watchdog::end_job(const std::string& line) const {
   const bool has_last_word = board_.claim_last_word();
   if (has_last_word) {
-    const std::string text = "tree_attn: " + line + "\n";
-    [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, text.data(), text.size());
-    board_.remove_name();
+    // In one call, and without an allocation, since the line may say that memory is used up.
+    const auto part = [](std::string_view text) { return iovec{const_cast<char*>(text.data()), text.size()}; };
+    const std::array parts{part("tree_attn: "), part(line), part("\n")};
+    [[maybe_unused]] const ssize_t written = ::writev(STDERR_FILENO, parts.data(), static_cast<int>(parts.size()));
     // Continue stopped processes, so that their own watchdogs end them.
     for (const Pulse& pulse : board_.pulses()) {
       if (!one_exit_ends_job_ && pulse.process != 0) kill(pulse.process, SIGCONT);
@@ -103,10 +117,21 @@ void Watchdog::end_job(const std::string& line) const {
     exchange();
     std::this_thread::sleep_until(std::min(now + kPause, *board_.end()));
   }
+  // Only now: a rank that starts in the meantime finds the board, and that the job has ended.
+  board_.remove_name();
+  remove_temporary_files();
   // Open MPI's mpirun returns the status of the first exit and ends the other ranks itself; it may hang if several exit in
   // MPI_Finalize.
   if (one_exit_ends_job_ && !has_last_word) std::this_thread::sleep_for(std::chrono::seconds(3));
   _exit(kStatus);
+}
+
+void Watchdog::watch_or_end(const std::stop_token& stop) {
+  try {
+    watch(stop);
+  } catch (const std::exception& error) {
+    end_job(error_line(error, name_));
+  }
 }
 
 void Watchdog::watch(const std::stop_token& stop) {

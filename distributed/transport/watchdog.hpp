@@ -23,12 +23,16 @@ namespace tree_attn {
 /// (launcher_guard.hpp).
 class Watchdog : public Deadline {
  public:
-  /// @param timeout seconds; with infinity there is neither a thread nor a deadline
+  /// Joins the board; start() starts the thread. @param timeout seconds; with infinity there is neither a thread nor a
+  /// deadline
   Watchdog(const LaunchedJob& job, double timeout);
   /// Waits until all ranks of the machine have left MPI, since only this thread can end a rank that hangs in MPI_Finalize.
   ~Watchdog() override;
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
+
+  /// Starts the thread. @throws TransportError "the system started no thread for the watchdog"
+  void start();
 
   double seconds() const override { return timeout_; }
   void doing(std::string_view phrase) override { own_.doing.set(phrase); }
@@ -46,10 +50,11 @@ class Watchdog : public Deadline {
   /// Sets the function that exchanges pulses with other machines; an empty function ends the exchange.
   /// @param while_computing the thread of the watchdog may call it, so that pulses arrive while the main thread computes
   void exchange_by(std::function<void()> step, bool while_computing);
-  /// Ends the job with status 2. The first rank to do so writes the line.
+  /// Ends the job with status 2 and without the temporary files of this process. The first rank to do so writes the line.
   [[noreturn]] void end_job(const std::string& line) const;
 
  private:
+  void watch_or_end(const std::stop_token& stop);
   void watch(const std::stop_token& stop);
   void exchange() const;
 
@@ -59,7 +64,8 @@ class Watchdog : public Deadline {
   PulseObserver observer_;
   bool one_exit_ends_job_;
   int launcher_;
-  double tick_;  ///< seconds between two calls of PulseObserver::look()
+  double tick_;       ///< seconds between two calls of PulseObserver::look()
+  std::string name_;  ///< "rank 1"; empty if the job has only one
   mutable std::mutex exchange_mutex_;
   mutable std::function<void()> exchange_;
   std::mutex mutex_;

@@ -4,6 +4,7 @@
 #include "reference/data/mapped_file.hpp"
 
 #include "reference/data/input_error.hpp"
+#include "reference/data/temporary_files.hpp"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -78,6 +79,7 @@ void on_bus_error(int signal, siginfo_t* info, void*) {
     // The first thread of all ranks to get here writes. The others wait until its exit ends them.
     const bool writes = may_write(may_write_context);
     if (writes) (void)!::write(STDERR_FILENO, w.line.data(), w.length);
+    remove_temporary_files();
     const timespec wait = writes ? timespec{0, 500'000'000} : timespec{5, 0};
     ::nanosleep(&wait, nullptr);
     ::_exit(2);

@@ -32,7 +32,7 @@ class MappedFile {
 };
 
 /// Installs a SIGBUS handler: accessing a page that a mapped file no longer has ends the process with status 2 and one line
-/// that names the file. Any other SIGBUS is handled as before.
+/// that names the file, and removes the temporary files. Any other SIGBUS is handled as before.
 /// @param claim must be async-signal-safe; returns true to the first caller of all ranks, which alone writes the line. The
 ///   others wait until its exit ends them, at most 5 s.
 void end_on_cut_file(bool (*claim)(const void*), const void* context);

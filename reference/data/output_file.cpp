@@ -4,6 +4,7 @@
 #include "reference/data/output_file.hpp"
 
 #include "reference/data/input_error.hpp"
+#include "reference/data/temporary_files.hpp"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -107,6 +108,7 @@ OutputFile::OutputFile(const std::string& path, Streams streams) : path_(path) {
         throw InputError(readable(path, kShown) +
                          (S_ISREG(status.st_mode) ? ": is standard output" : ": is not a regular file"));
       }
+      is_pipe_ = S_ISFIFO(status.st_mode);
       if (!is_standard_output_ && ::faccessat(AT_FDCWD, path.c_str(), W_OK, AT_EACCESS) != 0) fail(errno);
       return;
     }
@@ -129,7 +131,9 @@ OutputFile::OutputFile(const std::string& path, Streams streams) : path_(path) {
 
 OutputFile::~OutputFile() {
   if (descriptor_ >= 0) ::close(descriptor_);
-  if (!temporary_.empty()) ::unlink(temporary_.c_str());
+  if (temporary_.empty()) return;
+  ::unlink(temporary_.c_str());
+  forget_temporary_file(temporary_);
 }
 
 void OutputFile::fail(int error) const { throw InputError(readable(path_, kShown) + ": cannot write: " + reason(error)); }
@@ -138,19 +142,24 @@ void OutputFile::open() {
   if (is_standard_output_) {
     descriptor_ = ::fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, 0);
   } else if (target_.empty()) {
-    descriptor_ = ::open(path_.c_str(), O_WRONLY | O_CLOEXEC | O_NOCTTY);
+    // Without O_NONBLOCK, opening a pipe would wait for a reader. Writes wait for the reader.
+    descriptor_ = ::open(path_.c_str(), O_WRONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+    if (descriptor_ < 0 && errno == ENXIO && is_pipe_)
+      throw InputError(readable(path_, kShown) + ": cannot write: no process reads it");
+    if (descriptor_ >= 0 && ::fcntl(descriptor_, F_SETFL, ::fcntl(descriptor_, F_GETFL) & ~O_NONBLOCK) != 0) fail(errno);
   } else {
     // The name is independent of the target's: a long name plus a suffix might exceed the limit.
     static std::atomic<unsigned> counter{0};
     for (int attempt = 0; descriptor_ < 0; ++attempt) {
       const std::string name = ".tree_attn-" + std::to_string(::getpid()) + "-" + std::to_string(counter++) + ".tmp";
-      const std::string candidate = (fs::path(folder_of(target_)) / name).string();
+      std::string candidate = (fs::path(folder_of(target_)) / name).string();
       descriptor_ = ::open(candidate.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode_.value_or(0666));
-      if (descriptor_ >= 0) temporary_ = candidate;
+      if (descriptor_ >= 0) temporary_ = std::move(candidate);  // cannot fail, so that the file is removed in any case
       // The name exists: left by a killed run, created by another user, or by another machine on a shared disk. Try the
       // next.
       if (descriptor_ < 0 && (errno != EEXIST || attempt == 1000)) fail(errno);
     }
+    remember_temporary_file(temporary_);
     if (mode_ && ::fchmod(descriptor_, *mode_) != 0) fail(errno);
   }
   if (descriptor_ < 0) fail(errno);
@@ -178,6 +187,8 @@ void OutputFile::finish() {
 
 void OutputFile::take_place(bool reversible) {
   if (target_.empty()) return;
+  // From now on the temporary name may be that of the replaced file.
+  forget_temporary_file(temporary_);
   if (reversible) {
     holds_old_ = exchange_names(temporary_, target_);
     is_new_ = !holds_old_ && errno == ENOENT;

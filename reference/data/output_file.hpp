@@ -33,8 +33,8 @@ enum class Streams {
 /// The bytes go to a temporary file `.tree_attn-PID-N.tmp` in the folder of the target. It is opened exclusively, so a file
 /// or link of that name created by another user is neither followed nor overwritten. Readers never see a partial file, and a
 /// process that has mapped the old file keeps it. Links are followed, also to a target that does not exist yet. A replaced
-/// file keeps its access mode, but not its owner, access control list or hard links. A killed process leaves its temporary
-/// file.
+/// file keeps its access mode, but not its owner, access control list or hard links. A process that SIGKILL ends leaves its
+/// temporary file; for other ends without destructors see remove_temporary_files().
 class OutputFile {
  public:
   /// Resolves the path and checks that a file can be created there. Writes nothing.
@@ -47,7 +47,8 @@ class OutputFile {
 
   const FileIdentity& identity() const { return identity_; }
 
-  /// Appends. @throws InputError with the system's reason: "PATH: cannot write: No space left on device"
+  /// Appends. @throws InputError with the system's reason: "PATH: cannot write: No space left on device"; for a pipe
+  /// "PATH: cannot write: no process reads it"
   void write(std::span<const std::byte> bytes);
   void write(const std::string& text) { write(std::as_bytes(std::span(text))); }
 
@@ -74,6 +75,7 @@ class OutputFile {
   FileIdentity identity_;
   std::optional<mode_t> mode_;  // of the replaced file
   bool is_standard_output_ = false;
+  bool is_pipe_ = false;
   bool finished_ = false;
   bool holds_old_ = false;  // renamed, and the temporary name holds the replaced file
   bool is_new_ = false;     // renamed, and the target did not exist before

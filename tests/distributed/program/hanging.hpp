@@ -136,7 +136,7 @@ inline void check_no_memory_left() {
   }
 }
 
-/// Three ranks of which one, or its main thread alone, stops for ever as it calls a function of MPI.
+/// Three ranks of which one, or its main thread alone, stops for ever as it calls a function of MPI, or for which it fails.
 inline Words stopping(const std::string& call, int rank, const std::string& how, const Words& arguments) {
   return ranks(3, arguments,
                {"env", "LD_PRELOAD=" TREE_ATTN_STOP_IN_MPI, "STOP_IN=" + call, "STOP_RANK=" + std::to_string(rank),

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief A library to preload: stops the rank STOP_RANK in the MPI call STOP_IN, or lets its main thread alone wait for
-/// ever.
+/// @brief A library to preload: stops the rank STOP_RANK in the MPI call STOP_IN, lets its main thread alone wait for ever,
+/// or lets the call fail.
 ///
-/// STOP_HOW=stop (SIGSTOP: all threads of the process) or wait (the calling thread). With MPI_LEVEL=funneled, MPI grants no
-/// more than MPI_THREAD_FUNNELED.
+/// STOP_HOW=stop (SIGSTOP: all threads of the process), wait (the calling thread) or fail. With MPI_LEVEL=funneled, MPI
+/// grants no more than MPI_THREAD_FUNNELED.
 #include <mpi.h>
 #include <signal.h>
 #include <unistd.h>
@@ -20,14 +20,18 @@ std::string variable(const char* name) {
   return text == nullptr ? "" : text;
 }
 
-void stop_in(const std::string& call) {
+/// @returns the status of the call, if it is to fail
+int stop_in(const std::string& call) {
   // Before MPI_Init only the launcher knows the rank.
   const std::string open_mpi = variable("OMPI_COMM_WORLD_RANK"), rank = open_mpi.empty() ? variable("PMI_RANK") : open_mpi;
-  if (variable("STOP_IN") != call || variable("STOP_RANK") != rank) return;
-  if (variable("STOP_HOW") != "wait")
+  if (variable("STOP_IN") != call || variable("STOP_RANK") != rank) return MPI_SUCCESS;
+  const std::string how = variable("STOP_HOW");
+  if (how == "fail") return MPI_ERR_OTHER;
+  if (how != "wait")
     raise(SIGSTOP);
   else
     for (;;) pause();
+  return MPI_SUCCESS;
 }
 
 }  // namespace
@@ -41,12 +45,12 @@ int MPI_Init_thread(int* argc, char*** argv, int required, int* provided) {
 }
 
 int MPI_Comm_split_type(MPI_Comm comm, int type, int key, MPI_Info info, MPI_Comm* split) {
-  stop_in("MPI_Comm_split_type");
+  if (const int status = stop_in("MPI_Comm_split_type"); status != MPI_SUCCESS) return status;
   return PMPI_Comm_split_type(comm, type, key, info, split);
 }
 
 int MPI_Comm_dup(MPI_Comm comm, MPI_Comm* copy) {
-  stop_in("MPI_Comm_dup");
+  if (const int status = stop_in("MPI_Comm_dup"); status != MPI_SUCCESS) return status;
   return PMPI_Comm_dup(comm, copy);
 }
 

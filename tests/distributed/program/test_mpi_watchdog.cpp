@@ -4,6 +4,8 @@
 #include "tests/distributed/program/file_workload.hpp"
 #include "tests/distributed/program/hanging.hpp"
 
+#include <sys/stat.h>
+
 TEST_CASE("watchdog: a rank that is stopped while it decodes ends the job, in one line that names it") {
   for (const int rank : {0, 1, 2}) {
     CAPTURE(rank);
@@ -99,5 +101,60 @@ TEST_CASE("watchdog: when a rank is killed, all end, the status tells, and nothi
     CHECK(result.out.find(" keys") == std::string::npos);
     CHECK(!any_left(kill.processes));
     CHECK(scratch.names() == Words{"in"});
+  }
+}
+
+TEST_CASE("watchdog: without its thread the job ends, in one line that names the rank") {
+  const Words without{"env", "LD_PRELOAD=" TREE_ATTN_NO_THREAD, "NO_THREAD_RANK=1", kProgram};
+  check_one_line(without_mpiexec(run(ranks(3, {"decode", "--seq-len", "256"}, without), {.deadline = 45})),
+                 "tree_attn: rank 1: the system started no thread for the watchdog");
+  check_one_line(run(without + Words{"decode", "--seq-len", "256"}),
+                 "tree_attn: the system started no thread for the watchdog");
+  check_no_memory_left();
+}
+
+TEST_CASE("watchdog: a call of MPI that fails on one rank ends the job, in one line that names the rank") {
+  // The first as MPI starts, the second in a command.
+  for (const std::string call : {"MPI_Comm_dup", "MPI_Comm_split_type"}) {
+    CAPTURE(call);
+    check_one_line(
+        without_mpiexec(run(stopping(call, 1, "fail", {"decode", "--seq-len", "256", "--timeout", "5"}), {.deadline = 45})),
+        "tree_attn: rank 1: " + call + " failed: ");
+  }
+  check_no_memory_left();
+}
+
+TEST_CASE("watchdog: a job that ends while rank 0 writes its files leaves none of them") {
+  constexpr std::string_view kTemporary = ".tree_attn-";
+  for (const int number : {SIGSTOP, SIGKILL, SIGTERM}) {
+    CAPTURE(number);
+    const Scratch scratch;
+    FileWorkload::draw(1, 4, 4, 1, 64, 128, 128).write(scratch.path("in"), "BF16");
+    // The report waits for the reader of a full pipe, after OUT.
+    const std::string pipe = scratch.path("report");
+    REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
+    const int reader = ::open(pipe.c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC);
+    while (::write(reader, "x", 1) == 1) continue;
+    const auto is_temporary = [&](const std::string& name) { return name.starts_with(kTemporary); };
+    std::map<int, pid_t> processes;
+    // Rank 0 itself is terminated; another rank is killed, or stopped until the watchdogs end the job.
+    const auto end_job = [&](pid_t mpirun) {
+      std::vector<std::string> names;
+      for (int i = 0; i < 1500 && std::none_of(names.begin(), names.end(), is_temporary); ++i) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        names = scratch.names();
+      }
+      CHECK(std::any_of(names.begin(), names.end(), is_temporary));
+      processes = ranks_of(mpirun);
+      REQUIRE(processes.size() == 2);
+      ::kill(processes[number == SIGTERM ? 0 : 1], number);
+    };
+    const Result result = run(ranks(2, {"decode", "in", "out", "--report", "report", "--timeout", "2"}),
+                              {.folder = scratch.folder().string(), .deadline = 45, .meanwhile = end_job});
+    ::close(reader);
+    if (number == SIGSTOP) check_one_line(without_mpiexec(result), "rank 1 has not answered for 2 s");
+    CHECK(result.status != 0);
+    CHECK(!any_left(processes));
+    CHECK(scratch.names().size() == 2);
   }
 }

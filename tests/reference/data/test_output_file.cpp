@@ -191,6 +191,8 @@ TEST_CASE("output file: devices and pipes are written directly, if allowed") {
   CHECK(::read(reader, text, sizeof text) == 4);
   CHECK(std::string(text) == "text");
   ::close(reader);
+  // Opening it does not wait for a reader.
+  CHECK(refusal_of([&] { write_one(pipe, "text", Streams::kAllowed); }) == pipe + ": cannot write: no process reads it");
   CHECK(fs::is_fifo(pipe));
   CHECK(scratch.names().size() == 1);
 }

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Temporary files are removed if a signal or _exit() ends their process; a replaced file is not.
+#include "reference/data/output_file.hpp"
+#include "reference/data/temporary_files.hpp"
+#include "tests/support/tensor_files.hpp"
+
+#include <doctest/doctest.h>
+#include <sys/wait.h>
+
+#include <csignal>
+#include <functional>
+
+namespace {
+
+using namespace tree_attn;
+
+/// Runs a function in a child process. @returns its status of exit(), or 128 + the signal
+int status_of(const std::function<void()>& code) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    // Remove the handlers of doctest.
+    for (const int ending : {SIGINT, SIGTERM, SIGHUP}) std::signal(ending, SIG_DFL);
+    code();
+    ::_exit(0);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+}  // namespace
+
+TEST_CASE("temporary files: a signal removes those of open output files, and ends the process") {
+  for (const int ending : {SIGINT, SIGTERM, SIGHUP}) {
+    CAPTURE(ending);
+    const Scratch scratch;
+    const int status = status_of([&] {
+      remove_temporary_files_on_signals();
+      OutputFile first(scratch.path("first"), Streams::kRefused), second(scratch.path("second"), Streams::kRefused);
+      first.write("x");
+      second.write("x");
+      if (scratch.names().size() == 2) std::raise(ending);
+    });
+    CHECK(status == 128 + ending);
+    CHECK(scratch.names().empty());
+  }
+}
+
+TEST_CASE("temporary files: an ignored signal stays ignored") {
+  CHECK(status_of([] {
+          std::signal(SIGHUP, SIG_IGN);
+          remove_temporary_files_on_signals();
+          std::raise(SIGHUP);
+        }) == 0);
+}
+
+TEST_CASE("temporary files: files in place and files that are gone are forgotten, and their entries are used again") {
+  const Scratch scratch;
+  for (int i = 0; i < 20; ++i) {
+    OutputFile unfinished(scratch.path("unfinished"), Streams::kRefused), out(scratch.path("out"), Streams::kRefused);
+    unfinished.write("x");
+    out.write("text");
+    OutputFile::put_in_place({&out});
+  }
+  remember_temporary_file(scratch.write("other", "x"));
+  remove_temporary_files();
+  forget_temporary_file(scratch.path("other"));
+  CHECK(scratch.names() == std::vector<std::string>{"out"});
+  CHECK(Scratch::read(scratch.path("out")) == "text");
+
+  scratch.write("other", "y");
+  remove_temporary_files();
+  CHECK(scratch.names().size() == 2);
+}
