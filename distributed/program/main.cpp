@@ -204,7 +204,8 @@ int run_devices(int argc, char** argv, const std::string& list) {
 int main(int argc, char** argv) try {
   open_standard_descriptors();
   remove_temporary_files_on_signals();
-  std::signal(SIGPIPE, SIG_IGN);  // a closed pipe is then a write error, reported in one line
+  // A closed pipe and a limit of file sizes are then write errors, reported in one line.
+  std::signal(SIGPIPE, SIG_IGN), std::signal(SIGXFSZ, SIG_IGN);
   if (const std::optional<std::string> devices = find_value(argc, argv, "--devices"); devices && !kSimulated)
     return run_devices(argc, argv, *devices);
   return run_processes(argc, argv);

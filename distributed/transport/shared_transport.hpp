@@ -31,7 +31,7 @@ class SharedTransport : public MpiTransport {
 
   /// Opens the shared memory: collective over the ranks. Ranks of one node of the topology use it where they do share
   /// memory.
-  /// @throws InputError on all ranks if a node has none
+  /// @throws TransportError on a rank that gets none
   SharedTransport(const MpiRanks& ranks, Topology topology);
   /// Frees it: collective, except after an error.
   ~SharedTransport() override;
@@ -62,6 +62,8 @@ class SharedTransport : public MpiTransport {
   };
   void open_window();
   Mailbox* mailbox(const std::vector<Mailbox*>& of_ranks, int peer, std::size_t n_bytes) const;
+  template <class Any>
+  static bool leaves_empty(std::uint64_t n_parts_before, const Any& message);
   bool put(Message<const std::byte>& message) const;
   bool take(Message<std::byte>& message);
   template <class Byte, class Move>

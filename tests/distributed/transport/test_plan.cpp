@@ -9,6 +9,7 @@
 
 #include <numeric>
 #include <random>
+#include <set>
 
 namespace tree_attn::test {
 namespace {
@@ -153,6 +154,65 @@ TEST_CASE("plans: a forest in blocks that are apart is copied before it is sent,
   CHECK(std::get<Copy>(plan.operations[2]).pairs.size() == 2);
   CHECK(plan.n_own == 2);
   CHECK(plan.offsets(3, 5).back() == 6 * 3 * 7);
+}
+
+/// Whether an operation reads a block that a Combine has used up.
+bool reads_used_up(const Plan& plan) {
+  std::set<Block> used_up;
+  bool found = false;
+  const auto reads = [&](Blocks blocks) {
+    for (Block block = blocks.first; block < blocks.first + blocks.n; ++block) found |= used_up.contains(block);
+  };
+  const auto writes = [&](Blocks blocks) {
+    for (Block block = blocks.first; block < blocks.first + blocks.n; ++block) used_up.erase(block);
+  };
+  for (const Operation& operation : plan.operations) {
+    if (const auto* exchange = std::get_if<Exchange>(&operation)) {
+      for (const BlockMessage& message : exchange->sends) reads(message.blocks);
+      for (const BlockMessage& message : exchange->receives) writes(message.blocks);
+    } else if (const auto* combine = std::get_if<Combine>(&operation)) {
+      for (const auto& [left, right] : combine->pairs) {
+        reads({left, combine->n}), reads({right, combine->n});
+        for (std::int32_t i = 0; i < combine->n; ++i) used_up.insert(right + i);
+      }
+    } else if (const auto* copy = std::get_if<Copy>(&operation)) {
+      for (const auto& [left, right] : copy->pairs) reads({right, 1}), writes({left, 1});
+    } else if (const auto* fold = std::get_if<Fold>(&operation)) {
+      reads(fold->states);
+    } else if (const auto* finish = std::get_if<Finish>(&operation)) {
+      reads({finish->state, 1}), writes({finish->z, 1}), writes({finish->lse, 1});
+    } else if (const auto* weigh = std::get_if<Weigh>(&operation)) {
+      reads({weigh->z, 1}), reads({weigh->lse, 1}), reads({weigh->m, 1});
+    } else if (const auto* divide = std::get_if<Divide>(&operation)) {
+      reads({divide->n, 1}), reads({divide->D, 1}), reads({divide->m, 1});
+    }
+  }
+  reads(plan.z), reads(plan.lse);
+  return found;
+}
+
+TEST_CASE("plans: no operation reads what a combine has used up") {
+  for (int p = 1; p <= 9; ++p) {
+    for (const Topology& topology : groupings(p)) {
+      for (const std::int64_t n : {std::int64_t{64}, std::int64_t{1000}}) {
+        const std::vector<KeyRange> ranges = even_ranges(n, p, 8);
+        for (const Algorithm& algorithm : algorithms()) {
+          const auto* plan_of = std::get_if<PlanOf>(&algorithm.exchange);
+          for (int rank = 0; plan_of != nullptr && rank < p; ++rank) {
+            for (const std::int64_t slice_bytes : {kSliceBytes, std::int64_t{64}}) {
+              INFO(algorithm.name << ", rank " << rank << " of " << p);
+              CHECK(!reads_used_up((*plan_of)(topology, rank, ranges, {.slice_bytes = slice_bytes, .n_rows = 8, .d_v = 4})));
+            }
+          }
+        }
+      }
+    }
+  }
+  // A control.
+  Plan plan{.widths = {kScalarBlock, kScalarBlock}, .operations = {Combine{.pairs = {{0, 1}}}}, .z = {0, 1}, .lse = {1, 1}};
+  CHECK(reads_used_up(plan));
+  plan.lse = {0, 1};
+  CHECK(!reads_used_up(plan));
 }
 
 TEST_CASE("plans: states of another range are refused") {
