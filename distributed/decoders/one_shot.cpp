@@ -53,7 +53,8 @@ class OneShotDecoder : public Decoder {
     if (transport_.is_one_process() || connected_.empty() || std::uncaught_exceptions() > 0) return;
     try {
       transport_.tell_all(transport_.rank(), "all ranks to close their windows");
-    } catch (const TransportError&) {
+    } catch (const std::exception&) {
+      // The next call that may throw reports it.
     }
   }
 
