@@ -141,6 +141,19 @@ TEST_CASE("decode --devices: one-shot stores on emulated devices what `predict` 
   }
 }
 
+TEST_CASE("decode --devices: a batch of nothing merges nothing, counted and predicted, also where its sequence grows") {
+  const Scratch scratch;
+  const Words shape{"--batch",   "0",  "--heads", "1", "--head-dim", "3",
+                    "--seq-len", "72", "--steps", "8", "--order",    "contiguous"},
+      runs{"--algorithm", "two-level", "--compare", "gather,ring,leaders,one-shot", "--report", scratch.path("report")};
+  check_silent_success(run(alone(Words{"decode", "--devices", "0-4", "--backend", "emulated"} + shape + runs)));
+  for (const nlohmann::json& run : runs_of(scratch.path("report"))) {
+    CAPTURE(run["algorithm"]);
+    CHECK(run["merge_steps"] == 0);
+    CHECK(run["predicted"]["merge_steps"] == 0);
+  }
+}
+
 TEST_CASE("decode --devices: what one-shot cannot do is refused in one line that says what can") {
   const Words one_shot{"decode", "--algorithm", "one-shot", "--seq-len", "300", "--heads", "4"},
       emulated{"--backend", "emulated"}, devices{"--devices", "0-3"};
