@@ -224,6 +224,7 @@ void ThreadTransport::start_receive(std::span<std::byte> bytes, int from) {
 }
 
 void ThreadTransport::start_receive_in_place(std::span<std::byte> bytes, int from, const std::byte*& at) {
+  if (!leaves_in_place_) return start_receive(bytes, from);
   if (n_in_place_ == in_place_.size()) in_place_.emplace_back();
   std::vector<std::byte>& memory = in_place_[n_in_place_++];
   memory.resize(std::max(memory.size(), bytes.size()));

@@ -68,6 +68,7 @@ TEST_CASE("growth: a decode after every append from 0 to 3000 keys has the bits 
       const std::vector<KeyRange> ranges = ranges_in(order, p, p % 2 == 0 ? 700 : 0);
       std::atomic<int> n_wrong = 0, n_decoded = 0;
       run_threads(topology, kTimeout, [&](ThreadTransport& transport) {
+        transport.leave_in_place();
         const auto mine = make_workload(shape, 31, 1);
         ShardDecoder shard(cpu_backend(), shape, OwnedLeaves(topology.range_of(transport.rank(), ranges), order), 0, kScale);
         std::vector<std::unique_ptr<Decoder>> decoders;
@@ -105,6 +106,7 @@ TEST_CASE("growth: small sizes, every algorithm on every number of ranks, with e
                                 << " keys");
             std::atomic<int> n_wrong = 0;
             run_threads(topology, kTimeout, [&](ThreadTransport& transport) {
+              transport.leave_in_place();
               const auto mine = make_workload(shape, 32, 1);
               const OwnedLeaves leaves(topology.range_of(transport.rank(), ranges), order);
               ShardDecoder shard(cpu_backend(1 + p % 2), shape, leaves, leaves.n_keys(n), kScale);
@@ -149,6 +151,7 @@ TEST_CASE("growth: on the emulated kernels every algorithm has the bits of one r
         const std::vector<KeyRange> ranges = ranges_in(order, p, p % 2 == 0 ? 200 : 0);
         std::atomic<int> n_wrong = 0;
         run_threads(topology, kTimeout, [&](ThreadTransport& transport) {
+          transport.leave_in_place();
           const auto mine = make_workload(shape, 34, 1);
           ShardDecoder shard(kernels, shape, OwnedLeaves(topology.range_of(transport.rank(), ranges), order), 0, kScale);
           std::vector<std::unique_ptr<Decoder>> decoders;
@@ -180,6 +183,7 @@ TEST_CASE("growth: what is predicted is what is counted, in the dealt order and 
           std::mutex mutex;
           Prediction counted;
           run_threads(topology, kTimeout, [&](ThreadTransport& transport) {
+            transport.leave_in_place();
             const auto mine = make_workload(shape, 33, 1);
             const OwnedLeaves leaves(topology.range_of(transport.rank(), ranges), order);
             ShardDecoder shard(cpu_backend(), shape, leaves, leaves.n_keys(n), kScale);

@@ -184,9 +184,9 @@ inline std::vector<Fault> faults() {
       {"different MPI libraries", kWarning, Need::kNothing, 2, [](Facts& facts) { facts[3].mpi = "Open MPI v4.1.6"; },
        "rank 3 has Open MPI v4.1.6, ranks 0-2 Open MPI v4.1.4; load the same MPI on all machines"},
       {"a backend that was not built in", kFailure, Need::kNothing, 1, all([](RankFacts& one) {
-         one.missing = {"--backend cuda: not built in (no nvcc found); build with nvcc 12 or later"};
+         one.missing = {"--backend cuda: not built in (no nvcc found); build with nvcc 12.5 or later"};
        }),
-       "--backend cuda: not built in (no nvcc found); build with nvcc 12 or later"}};
+       "--backend cuda: not built in (no nvcc found); build with nvcc 12.5 or later"}};
 }
 
 }  // namespace tree_attn::test

@@ -66,6 +66,7 @@ TEST_CASE("all_reduce: every rank ends with the contributions in rank order, for
       for (int index = 1; index < p; ++index) compose(expected, contribution(index));
       std::vector<std::vector<float>> ended(static_cast<std::size_t>(p));
       run_threads(topology, kTimeout, [&](ThreadTransport& transport) {
+        transport.leave_in_place();
         // Two blocks of two rows each.
         PlanBuilder builder;
         const Blocks mine = builder.allocate(kScalarBlock, 2);
@@ -100,6 +101,7 @@ TEST_CASE("plans: forests of any cut, empty ranges included, end as the output o
         ++n_plans;
         std::vector<DecodeOutput> ended(static_cast<std::size_t>(p));
         run_threads(topology, kTimeout, [&](ThreadTransport& transport) {
+          transport.leave_in_place();
           const KeyRange range = topology.range_of(transport.rank(), ranges);
           const Plan plan = (*plan_of)(topology, transport.rank(), ranges, {});
           HostFabric fabric(transport, plan, 2, 1);
@@ -121,6 +123,7 @@ TEST_CASE("broadcast: the blocks of the first member reach every member, and no 
     for (int rank = p - 1; rank >= 0; rank -= 2) members.push_back(rank);
     std::vector<float> ended(static_cast<std::size_t>(p));
     run_threads(Topology::pretend(p, 2), kTimeout, [&](ThreadTransport& transport) {
+      transport.leave_in_place();
       PlanBuilder builder;
       const Blocks block = builder.allocate(kScalarBlock);
       const auto found = std::find(members.begin(), members.end(), transport.rank());
@@ -220,6 +223,7 @@ TEST_CASE("plans: states of another range are refused") {
   const KeyRange range{0, 3};
   const Plan plan = std::get<PlanOf>(find_algorithm("gather").exchange)(topology, 0, {&range, 1}, {});
   run_threads(topology, kTimeout, [&](ThreadTransport& transport) {
+    transport.leave_in_place();
     HostFabric fabric(transport, plan, 2, 1);
     CHECK_THROWS_AS(run_plan(plan, fabric, forest_of(0, 4)), std::logic_error);
   });
