@@ -54,7 +54,7 @@ class OneShotDecoder : public Decoder {
     try {
       transport_.tell_all(transport_.rank(), "all ranks to close their windows");
     } catch (const std::exception&) {
-      // The next call that may throw reports it.
+      // A destructor cannot report it. Ranks that wait for this one have a deadline.
     }
   }
 

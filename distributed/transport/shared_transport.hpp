@@ -20,9 +20,8 @@ namespace tree_attn {
 /// places are full: the sender raises `sent` after it has filled a place, the receiver raises `taken` after it has emptied
 /// one. Both places together hold the states of 128 rows of 128 components: their sender waits only until the message before
 /// them has been taken. A library spends much of the time of a message of 8 KiB on matching it; here the receiver knows
-/// whose message comes next. A message that lies in the places as a whole can be read there (receive_in_place()): then it is
-/// copied once, by its sender, and whoever reads it waits for another core's lines only once. The n ranks of a node take
-/// about n^2 times 68 KiB of shared memory.
+/// whose message comes next. A message that lies in the places as a whole can be read there (receive_in_place()), which
+/// saves the copy of the receiver. The n ranks of a node take about n^2 times 68 KiB of shared memory.
 ///
 /// Messages above kMaxBytes go over MPI, which copies them once instead of twice.
 class SharedTransport : public MpiTransport {
