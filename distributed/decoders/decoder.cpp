@@ -111,11 +111,7 @@ const Algorithm& find_algorithm(std::string_view name) {
 OutputView run_plan(const Plan& plan, HostFabric& fabric, const Forest<float>& own, int lift) {
   if (own.subtrees().size() != static_cast<std::size_t>(plan.n_subtrees()))
     throw std::logic_error("run_plan: the plan is for another range of positions");
-  for (Block block = 0; block < plan.n_own; ++block) {
-    const std::span<float> elements = fabric.elements({block, 1});
-    std::copy_n(own.states().begin() + plan.offset_of_own(block, own.n_rows(), own.d_v()), elements.size(),
-                elements.begin());
-  }
+  fabric.take_states(plan, own.states());
   execute(plan, fabric, lift);
   return {fabric.elements(plan.z), fabric.elements(plan.lse)};
 }

@@ -137,7 +137,7 @@ const Algorithm& find_algorithm(std::string_view name);
 
 /// Combines the states of all ranks: carries out the plan of this rank.
 /// @param fabric memory for that plan
-/// @param own states of this rank's own shard @param lift that they were decoded with
+/// @param own states of this rank's own shard, read where they are @param lift that they were decoded with
 /// @returns the output, valid until the next call @throws std::logic_error if the plan is for another range of positions
 OutputView run_plan(const Plan& plan, HostFabric& fabric, const Forest<float>& own, int lift = 0);
 

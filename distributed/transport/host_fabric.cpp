@@ -21,6 +21,7 @@ float larger_or_nan(float left, float right) { return left > right || left != le
 
 HostFabric::HostFabric(Transport& transport, const Plan& plan, std::int64_t n_rows, std::int64_t d_v)
     : transport_(transport),
+      n_rows_(n_rows),
       d_v_(d_v),
       offsets_(plan.offsets(n_rows, d_v)),
       memory_(std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(offsets_.back()))) {
@@ -40,23 +41,42 @@ void HostFabric::begin(const Plan& plan, int lift) {
   transport_.count_collectives(plan.n_collectives);
 }
 
+void HostFabric::take_states(const Plan& plan, std::span<const float> states) {
+  for (Block block = 0; block < plan.n_own; ++block)
+    read_in_place(block, states.data() + plan.offset_of_own(block, n_rows_, d_v_));
+}
+
+void HostFabric::read_in_place(Block block, const float* from) {
+  read_at_[static_cast<std::size_t>(block)] = from;
+  in_place_.push_back(block);
+}
+
+bool HostFabric::is_adjacent(Blocks blocks) const {
+  const auto first = static_cast<std::size_t>(blocks.first);
+  for (std::size_t i = first; i < first + static_cast<std::size_t>(blocks.n); ++i) {
+    if (read_at_[i] != read_at_[first] + (offsets_[i] - offsets_[first])) return false;
+  }
+  return true;
+}
+
 void HostFabric::run(const Exchange& exchange) {
-  settle();
+  const auto is_apart = [this](const BlockMessage& message) { return !is_adjacent(message.blocks); };
+  if (!arrived_at_.empty() || std::ranges::any_of(exchange.sends, is_apart)) settle();
   arrived_at_.resize(exchange.receives.size());
   for (std::size_t i = 0; i < arrived_at_.size(); ++i) {
     const auto& [peer, blocks] = exchange.receives[i];
     transport_.receive_in_place(std::as_writable_bytes(elements(blocks)), peer, arrived_at_[i]);
   }
-  for (const auto& [peer, blocks] : exchange.sends) transport_.send(std::as_bytes(elements(blocks)), peer);
+  for (const auto& [peer, blocks] : exchange.sends) {
+    const float* const first = read_at_[static_cast<std::size_t>(blocks.first)];
+    transport_.send(std::as_bytes(std::span(first, elements(blocks).size())), peer);
+  }
   transport_.wait();
   for (std::size_t i = 0; i < arrived_at_.size(); ++i) {
     const Blocks blocks = exchange.receives[i].blocks;
     const auto* const message = reinterpret_cast<const float*>(arrived_at_[i]);
-    if (message == elements(blocks).data()) continue;
-    for (Block block = blocks.first; block < blocks.first + blocks.n; ++block) {
-      read_at_[static_cast<std::size_t>(block)] = message + (at(block) - at(blocks.first));
-      in_place_.push_back(block);
-    }
+    for (Block block = blocks.first; block < blocks.first + blocks.n; ++block)
+      read_in_place(block, message + (at(block) - at(blocks.first)));
   }
 }
 
@@ -67,6 +87,7 @@ void HostFabric::settle() {
     from = at(block);
   }
   in_place_.clear();
+  arrived_at_.clear();
   transport_.release();
 }
 
@@ -98,6 +119,7 @@ void HostFabric::run(const Copy& copy) {
 }
 
 void HostFabric::run(const Fold& fold) {
+  if (fold.states.n == 1) return;
   settle();
   float* first = at(fold.states.first);
   const std::int64_t n_rows = n_states(fold.states.first);
@@ -107,8 +129,9 @@ void HostFabric::run(const Fold& fold) {
 }
 
 void HostFabric::run(const Finish& finish) {
-  settle();
-  kernel_.finish_states(at(finish.state), n_states(finish.state), d_v_, at(finish.z), at(finish.lse));
+  const float*& state = read_at_[static_cast<std::size_t>(finish.state)];
+  kernel_.finish_states(state, n_states(finish.state), d_v_, at(finish.z), at(finish.lse));
+  state = at(finish.state);  // used up
 }
 
 void HostFabric::run(const Weigh& weigh) {

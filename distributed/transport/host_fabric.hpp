@@ -13,13 +13,18 @@
 
 namespace tree_attn {
 
-/// The blocks of one plan in host memory, taken once. Messages are sent from these blocks and received into them, unless the
-/// transport lets the Combine that follows read them where they have arrived; a step allocates nothing.
+/// The blocks of one plan in host memory, taken once. A step allocates nothing, and copies no state that it can read where
+/// it is: the states of this rank are sent and merged where the decode has written them, and a message, if the transport
+/// lets it stay, where it has arrived. Only what is merged or received otherwise is written into the blocks.
 class HostFabric : public Fabric {
  public:
   /// @param transport outlives the fabric
   HostFabric(Transport& transport, const Plan& plan, std::int64_t n_rows, std::int64_t d_v);
 
+  /// The states of this rank's subtrees, for the next step. They are read where they are, and must not change before its
+  /// end.
+  /// @param states [subtrees][n_rows][2 + d_v]
+  void take_states(const Plan& plan, std::span<const float> states);
   /// Elements of adjacent blocks, before or after a step.
   std::span<float> elements(Blocks blocks) const;
 
@@ -36,24 +41,27 @@ class HostFabric : public Fabric {
   void end() override { settle(); }
 
  protected:
-  /// Copies what is read where it has arrived, but was not used up, and lets the transport have its memory back.
+  /// Copies into its block what is read elsewhere and was not used up, and lets the transport have its memory back.
   void settle();
 
  private:
   float* at(Block block) const { return elements({block, 1}).data(); }
+  void read_in_place(Block block, const float* from);
+  /// Whether the blocks are adjacent where they are read.
+  bool is_adjacent(Blocks blocks) const;
   /// Rows of a block of states, and of a block of scalars.
   std::int64_t n_states(Block block) const;
   std::int64_t n_scalars(Block block) const { return std::ssize(elements({block, 1})); }
 
   const LeafKernel& kernel_ = leaf_kernel();  ///< merges and divides in the widest registers of this processor
   Transport& transport_;
-  std::int64_t d_v_;
+  std::int64_t n_rows_, d_v_;
   int lift_ = 0;
   std::vector<std::int64_t> offsets_;
   std::unique_ptr<float[]> memory_;
-  std::vector<const float*> read_at_;         ///< of every block: its memory, or from an Exchange to settle() the message
-  std::vector<Block> in_place_;               ///< the blocks of which it is the message
-  std::vector<const std::byte*> arrived_at_;  ///< the messages of an Exchange
+  std::vector<const float*> read_at_;  ///< of every block: its memory; until settle() the message or the decode's state
+  std::vector<Block> in_place_;        ///< the blocks that may be read outside of their memory
+  std::vector<const std::byte*> arrived_at_;  ///< the messages of an Exchange, until settle()
 };
 
 }  // namespace tree_attn

@@ -88,7 +88,7 @@ struct Fold {
   Blocks states;
 };
 
-/// z = n / D and lse of a state, for the rows that it has.
+/// z = n / D and lse of a state, for the rows that it has. The state is used up.
 struct Finish {
   Block state = 0, z = 0, lse = 0;
 };

@@ -12,33 +12,8 @@
 #include <new>
 #include <stdexcept>
 #include <string>
-#if defined(__SSE2__)
-#include <emmintrin.h>
-#endif
 
 namespace tree_attn {
-namespace {
-
-/// Parts of at least this size are copied past the caches.
-constexpr std::size_t kPastCachesBytes = std::size_t{1} << 12;
-
-/// Copies to memory that another core has read last, and will read next. A store to a line in that core's cache waits until
-/// the line has been taken from it; a store past the caches does not.
-/// @param to a multiple of 16 bytes
-/// @post ordered before later stores
-void copy_past_caches(std::byte* to, const std::byte* from, std::size_t n) {
-  std::size_t i = 0;
-#if defined(__SSE2__)
-  for (; i + sizeof(__m128i) <= n; i += sizeof(__m128i)) {
-    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i));
-    _mm_stream_si128(reinterpret_cast<__m128i*>(to + i), bytes);
-  }
-  _mm_sfence();
-#endif
-  std::memcpy(to + i, from + i, n - i);
-}
-
-}  // namespace
 
 /// One direction between two ranks. The memory belongs to the receiver.
 struct SharedTransport::Mailbox {
@@ -158,10 +133,7 @@ bool SharedTransport::put(Message<const std::byte>& message) const {
   std::byte* const place = box.places[sent % kPlaces];
   const std::size_t n = std::min(message.rest.size(), kPartBytes);
   box.message_bytes[sent % kPlaces] = message.n_bytes;
-  if (n >= kPastCachesBytes)
-    copy_past_caches(place, message.rest.data(), n);
-  else
-    std::memcpy(place, message.rest.data(), n);
+  std::memcpy(place, message.rest.data(), n);
   box.sent.store(sent + 1, std::memory_order_release);
   message.rest = message.rest.subspan(n);
   return true;

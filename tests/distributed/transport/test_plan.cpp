@@ -43,13 +43,13 @@ std::vector<float> contribution(int index) {
   return {x + 2, 3 * x + 1, 2 * x + 3, 7 * x};
 }
 
-/// The states of the keys [begin, end) of a fixed sequence, two rows.
-Forest<float> forest_of(std::int64_t begin, std::int64_t end) {
+/// The states of the keys [begin, end) of a fixed sequence, two rows. @param shift of the scores: another sequence
+Forest<float> forest_of(std::int64_t begin, std::int64_t end, float shift = 0) {
   Forest<float> forest(2, 1);
   for (std::int64_t a = begin; a < end; ++a) {
     const auto x = static_cast<float>(a);
     float* states = forest.slot();
-    for (int row = 0; row < 2; ++row) set_key(states + 3 * row, std::sin(x + static_cast<float>(row)), &x, 1);
+    for (int row = 0; row < 2; ++row) set_key(states + 3 * row, shift + std::sin(x + static_cast<float>(row)), &x, 1);
     forest.push({0, a});
   }
   return forest;
@@ -105,8 +105,12 @@ TEST_CASE("plans: forests of any cut, empty ranges included, end as the output o
           const KeyRange range = topology.range_of(transport.rank(), ranges);
           const Plan plan = (*plan_of)(topology, transport.rank(), ranges, {});
           HostFabric fabric(transport, plan, 2, 1);
-          ended[static_cast<std::size_t>(transport.rank())] =
-              run_plan(plan, fabric, forest_of(range.begin, range.end)).copy();
+          // Nothing of an earlier step is left, and the states that a rank has decoded are read where they are.
+          run_plan(plan, fabric, forest_of(range.begin, range.end, 1));
+          const Forest<float> own = forest_of(range.begin, range.end);
+          ended[static_cast<std::size_t>(transport.rank())] = run_plan(plan, fabric, own).copy();
+          if (!std::ranges::equal(own.states(), forest_of(range.begin, range.end).states()))
+            throw std::logic_error("a plan writes into the states of the decode");
         });
         INFO(algorithm.name << " on " << p << " ranks");
         for (const DecodeOutput& output : ended) CHECK(same_bits(output, expected));
@@ -159,7 +163,7 @@ TEST_CASE("plans: a forest in blocks that are apart is copied before it is sent,
   CHECK(plan.offsets(3, 5).back() == 6 * 3 * 7);
 }
 
-/// Whether an operation reads a block that a Combine has used up.
+/// Whether an operation reads a block that a Combine or a Finish has used up.
 bool reads_used_up(const Plan& plan) {
   std::set<Block> used_up;
   bool found = false;
@@ -184,6 +188,7 @@ bool reads_used_up(const Plan& plan) {
       reads(fold->states);
     } else if (const auto* finish = std::get_if<Finish>(&operation)) {
       reads({finish->state, 1}), writes({finish->z, 1}), writes({finish->lse, 1});
+      used_up.insert(finish->state);
     } else if (const auto* weigh = std::get_if<Weigh>(&operation)) {
       reads({weigh->z, 1}), reads({weigh->lse, 1}), reads({weigh->m, 1});
     } else if (const auto* divide = std::get_if<Divide>(&operation)) {
@@ -194,7 +199,7 @@ bool reads_used_up(const Plan& plan) {
   return found;
 }
 
-TEST_CASE("plans: no operation reads what a combine has used up") {
+TEST_CASE("plans: no operation reads what a combine or a finish has used up") {
   for (int p = 1; p <= 9; ++p) {
     for (const Topology& topology : groupings(p)) {
       for (const std::int64_t n : {std::int64_t{64}, std::int64_t{1000}}) {
