@@ -134,7 +134,7 @@ class ThreadTransport : public Transport {
   void progress() override { ++n_progress_; }
   void release() override;
   /// Leaves messages that may stay where they have arrived in memory of their own, which is NaN after release(): for tests
-  /// of those who read them there.
+  /// of those who read them there. Whoever receives again from their sender before release() gets a std::logic_error.
   void leave_in_place() { leaves_in_place_ = true; }
   bool is_one_process() const override { return true; }
   double timeout() const override { return network_.timeout(); }
@@ -158,8 +158,13 @@ class ThreadTransport : public Transport {
   std::vector<Send> sends_;
   std::vector<Receive> receives_;
   bool leaves_in_place_ = false;
-  std::vector<std::vector<std::byte>> in_place_;  ///< memory of messages that are read where they arrived
-  std::size_t n_in_place_ = 0;                    ///< those in use
+  /// Memory of a message that is read where it arrived.
+  struct InPlace {
+    std::vector<std::byte> memory;
+    int from = 0;
+  };
+  std::vector<InPlace> in_place_;
+  std::size_t n_in_place_ = 0;  ///< those in use
   std::int64_t n_progress_ = 0;
 };
 

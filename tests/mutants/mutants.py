@@ -31,6 +31,15 @@ class Fault(Exception):
     """What is wrong with a list, in one line that names the mutant."""
 
 
+def is_operand(text):
+    """Whether it may be one: not empty, brackets in pairs, no operator of two operands at its ends, no comma of a list."""
+    bare = re.sub(r'"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])\'', "0", text)
+    while bare != (bare := re.sub(r"\([^()]*\)|\[[^][]*\]|\{[^{}]*\}", " 0 ", bare)):
+        pass
+    bare = re.sub(r"<[\w:, ]*>", "", bare)  # arguments of a template
+    return bool(bare.strip()) and not re.search(r"^\s*(?:[<>=/%|^]|!=|&&|if\b)|[-+*/<=&|]\s*$|[][(){},;]", bare)
+
+
 @dataclass
 class Mutant:
     """A line `name` of a list and the lines under it."""
@@ -50,6 +59,9 @@ class Mutant:
         parts = re.split(r"\[-(.*?)-\]\{\+(.*?)\+\}", self.excerpt, flags=re.DOTALL)
         if len(parts) < 4 or not all(old.strip() for old in parts[1::3]):
             raise Fault(f"{self.name}: no [-old-]{{+new+}} in its excerpt")
+        for old, new in zip(parts[1::3], parts[2::3]):
+            if not (is_operand(old) and is_operand(new) if old[-1] not in ";}" else new.strip()[-1:] in ("", ";", "}")):
+                raise Fault(f"{self.name}: [-{old}-]{{+{new}+}} is neither of whole statements nor of operands")
         return parts
 
     def places(self, text):

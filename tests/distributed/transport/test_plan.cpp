@@ -88,9 +88,8 @@ TEST_CASE("all_reduce: every rank ends with the contributions in rank order, for
 TEST_CASE("plans: forests of any cut, empty ranges included, end as the output of the forest of the whole") {
   std::mt19937 random(3);
   int n_plans = 0;
-  for (int p = 1; p <= 17; ++p) {
-    std::vector<std::int64_t> lengths;
-    for (int index = 0; index < p; ++index) lengths.push_back(static_cast<std::int64_t>(random() % 12));
+  const auto check = [&](std::span<const std::int64_t> lengths) {
+    const int p = static_cast<int>(lengths.size());
     const std::vector<KeyRange> ranges = ranges_of_lengths(lengths);
     Forest<float> whole = forest_of(0, ranges.back().end);
     const DecodeOutput expected = finish_rows(whole.fold(), 2, 1);
@@ -98,26 +97,36 @@ TEST_CASE("plans: forests of any cut, empty ranges included, end as the output o
       for (const Algorithm& algorithm : algorithms()) {
         const auto* plan_of = std::get_if<PlanOf>(&algorithm.exchange);
         if (plan_of == nullptr || !algorithm.keeps_bits) continue;
-        ++n_plans;
-        std::vector<DecodeOutput> ended(static_cast<std::size_t>(p));
-        run_threads(topology, kTimeout, [&](ThreadTransport& transport) {
-          transport.leave_in_place();
-          const KeyRange range = topology.range_of(transport.rank(), ranges);
-          const Plan plan = (*plan_of)(topology, transport.rank(), ranges, {});
-          HostFabric fabric(transport, plan, 2, 1);
-          // Nothing of an earlier step is left, and the states that a rank has decoded are read where they are.
-          run_plan(plan, fabric, forest_of(range.begin, range.end, 1));
-          const Forest<float> own = forest_of(range.begin, range.end);
-          ended[static_cast<std::size_t>(transport.rank())] = run_plan(plan, fabric, own).copy();
-          if (!std::ranges::equal(own.states(), forest_of(range.begin, range.end).states()))
-            throw std::logic_error("a plan writes into the states of the decode");
-        });
-        INFO(algorithm.name << " on " << p << " ranks");
-        for (const DecodeOutput& output : ended) CHECK(same_bits(output, expected));
+        // Messages of all rows, and of slices.
+        for (const std::int64_t slice_bytes : {kSliceBytes, std::int64_t{1}}) {
+          ++n_plans;
+          std::vector<DecodeOutput> ended(static_cast<std::size_t>(p));
+          run_threads(topology, kTimeout, [&](ThreadTransport& transport) {
+            transport.leave_in_place();
+            const KeyRange range = topology.range_of(transport.rank(), ranges);
+            const Plan plan =
+                (*plan_of)(topology, transport.rank(), ranges, {.slice_bytes = slice_bytes, .n_rows = 2, .d_v = 1});
+            HostFabric fabric(transport, plan, 2, 1);
+            // Nothing of an earlier step is left, and the states that a rank has decoded are read where they are.
+            run_plan(plan, fabric, forest_of(range.begin, range.end, 1));
+            const Forest<float> own = forest_of(range.begin, range.end);
+            ended[static_cast<std::size_t>(transport.rank())] = run_plan(plan, fabric, own).copy();
+            if (!std::ranges::equal(own.states(), forest_of(range.begin, range.end).states()))
+              throw std::logic_error("a plan writes into the states of the decode");
+          });
+          INFO(algorithm.name << " on " << p << " ranks, slices of " << slice_bytes << " bytes");
+          for (const DecodeOutput& output : ended) CHECK(same_bits(output, expected));
+        }
       }
     }
+  };
+  for (std::int64_t n = 0; n < 12; ++n) check({{n}});
+  for (int p = 2; p <= 17; ++p) {
+    std::vector<std::int64_t> lengths;
+    for (int index = 0; index < p; ++index) lengths.push_back(static_cast<std::int64_t>(random() % 12));
+    check(lengths);
   }
-  CHECK(n_plans > 200);
+  CHECK(n_plans > 400);
 }
 
 TEST_CASE("broadcast: the blocks of the first member reach every member, and no other rank") {
