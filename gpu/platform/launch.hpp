@@ -14,6 +14,7 @@
 /// | `Graph` | records what is queued on a stream and queues it again: `replay` |
 /// | `Launch` | grid, block, bytes of dynamic shared memory, blocks per cluster, whether it continues or overlaps the last, whether its blocks wait for each other |
 /// | `launch(kernel, Launch, stream, args...)` | starts a kernel; a status that is not well is a DeviceError |
+/// | `n_resident_clusters(kernel, Launch)` | clusters of such a launch that the device holds at once; 0 where it has none |
 /// | `make_tensor_map(TensorArray)` | the TensorMap that a kernel passes to bulk_copy_tensor() |
 /// | `DeviceTraffic& traffic()` | allocations, bytes copied, launches and replays so far |
 /// | `bytes_to_peers()` | bytes that kernels of the current device have stored into windows of others, where they are counted |

@@ -355,6 +355,31 @@ inline TensorMap make_tensor_map(const TensorArray& array) {
   return map;
 }
 
+/// Clusters of a launch that the device, or the part of it that this process has, holds at once.
+template <class... Parameters>
+int n_resident_clusters(void (*kernel)(Parameters...), const Launch& config) {
+  if (device().major < 9) return 0;
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(config.shared_bytes)),
+        "cudaFuncSetAttribute");
+  cudaLaunchAttribute cluster{};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {static_cast<unsigned>(config.cluster), 1, 1};
+  cudaLaunchConfig_t attributes{};
+  attributes.gridDim = config.grid;
+  attributes.blockDim = config.block;
+  attributes.dynamicSmemBytes = config.shared_bytes;
+  attributes.attrs = &cluster;
+  attributes.numAttrs = 1;
+  int n = 0;
+  const cudaError_t status = cudaOccupancyMaxActiveClusters(&n, kernel, &attributes);
+  if (status == cudaErrorInvalidClusterSize) {
+    cudaGetLastError();  // or the next to ask takes it for its own
+    return 0;
+  }
+  check(status, "cudaOccupancyMaxActiveClusters");
+  return n;
+}
+
 /// Starts a kernel on a stream. @throws DeviceError if it could not be started
 template <class... Parameters, class... Arguments>
 void launch(void (*kernel)(Parameters...), const Launch& config, Stream stream, Arguments&&... arguments) {

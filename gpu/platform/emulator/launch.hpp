@@ -205,6 +205,12 @@ class DeviceBuffer {
   std::int64_t n_ = 0;
 };
 
+/// Clusters of a launch that the device holds at once, as if each block filled a multiprocessor.
+template <class... Parameters>
+int n_resident_clusters(void (*)(Parameters...), const Launch& config) {
+  return settings().major < 9 ? 0 : settings().n_multiprocessors / config.cluster;
+}
+
 /// Queues a kernel; on the default stream it has run when this returns.
 /// @throws DeviceError for a launch that no device could start, and with the first rule that a kernel broke that ran
 /// meanwhile

@@ -106,6 +106,13 @@ TEST_CASE("emulator: a launch that no device could start is refused") {
   CHECK(has(error_of(nothing, {.shared_bytes = 232449}), "shared memory"));
   CHECK(has(error_of(nothing, {.grid = {3}, .cluster = 2}), "clusters of 2"));
   CHECK(error_of(nothing, {.grid = {4}, .shared_bytes = 232448, .cluster = 2}).empty());
+  const auto cluster_of_2 = [](const Settings& settings) {
+    const SettingsScope scope(settings);
+    return error_of(nothing, {.grid = {2}, .cluster = 2});
+  };
+  CHECK(has(cluster_of_2({.n_multiprocessors = 1}), "the device has 1 multiprocessors"));
+  CHECK(has(cluster_of_2({.major = 8}), "compute capability 8"));
+  CHECK(cluster_of_2({.n_multiprocessors = 2}).empty());
 }
 
 TEST_CASE("emulator: settings last as long as their scope") {
