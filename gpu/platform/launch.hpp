@@ -24,7 +24,7 @@
 /// | `use_device` | the same for a host thread that is one rank of several |
 /// | `enable_peer_access` | lets kernels of the current device reach windows (MemoryUse::Window) of another |
 /// | `OpenedWindow` | a window of another process, opened by its handle, or of another rank, mapped by a library such as NCCL |
-/// | `Device device()` | the current one: name, number of multiprocessors, shared memory a block may have, major version |
+/// | `Device device()` | the current one: name, number of multiprocessors, shared memory a block may have, major version of its kernels |
 #pragma once
 
 #include "gpu/platform/platform.hpp"

@@ -3,6 +3,7 @@
 /// @brief The CUDA side of gpu/platform/launch.hpp.
 #pragma once
 
+#include "gpu/platform/code_version.hpp"
 #include "gpu/platform/cuda/stream.hpp"
 #include "gpu/platform/cuda/tensor_map.hpp"
 #include "gpu/platform/memory_use.hpp"
@@ -29,22 +30,32 @@ struct Device {
   std::string name;
   int n_multiprocessors = 0;
   std::size_t shared_bytes = 0;  ///< dynamic shared memory that one block may have
-  int major = 0;                 ///< of the compute capability
+  int major = 0;                 ///< of the compute capability that its kernels were compiled for: at most its own
 };
 
 /// As --backend takes it; whether device memory is memory of the host.
 inline constexpr const char* kName = "cuda";
 inline constexpr bool kIsHostMemory = false;
 
-/// Asks for the properties of a device, which takes as long as a short kernel. @throws DeviceError
+/// The version, as in code_version.hpp, that the kernels were compiled for which the current device runs: older than that of
+/// the device if the driver compiles them from PTX. 0: the program has none that it could run. @throws DeviceError
+int code_version();
+/// All versions that the program was compiled for.
+std::span<const int> built_for();
+
+/// Asks for the properties of the current device, which takes as long as a short kernel.
+/// @throws DeviceError with one line if the program has no kernels for it
 inline Device ask_device(int id) {
-  int n = 0, shared = 0, major = 0;
+  int n = 0, shared = 0;
   check(cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, id), "cudaDeviceGetAttribute");
   check(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, id), "cudaDeviceGetAttribute");
-  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, id), "cudaDeviceGetAttribute");
   cudaDeviceProp properties;
   check(cudaGetDeviceProperties(&properties, id), "cudaGetDeviceProperties");
-  return {properties.name, n, static_cast<std::size_t>(shared), major};
+  const std::size_t shared_bytes = static_cast<std::size_t>(shared);
+  const int code = code_version(), version = 10 * properties.major + properties.minor;
+  if (const std::string why = why_no_kernels(properties.name, version, code, shared_bytes, built_for()); !why.empty())
+    throw DeviceError(why);
+  return {properties.name, n, shared_bytes, code / 10};
 }
 
 /// The GPUs of this machine, by name; none where the driver does not answer.
@@ -52,11 +63,15 @@ inline std::vector<std::string> gpu_names() {
   int n = 0;
   std::vector<std::string> names;
   if (cudaGetDeviceCount(&n) != cudaSuccess) n = 0;
-  for (int id = 0; id < n; ++id) names.push_back(ask_device(id).name);
+  for (int id = 0; id < n; ++id) {
+    cudaDeviceProp properties;
+    check(cudaGetDeviceProperties(&properties, id), "cudaGetDeviceProperties");
+    names.emplace_back(properties.name);
+  }
   return names;
 }
 
-/// The current device; each is asked once. @throws DeviceError if there is none
+/// The current device; each is asked once. @throws DeviceError if there is none, or the program has no kernels for it
 inline const Device& device() {
   static std::mutex mutex;
   static std::map<int, Device> known;
