@@ -23,6 +23,7 @@
 /// | `n_devices set_device current_device` | the devices, and the one that this host thread allocates and launches on |
 /// | `use_device` | the same for a host thread that is one rank of several |
 /// | `enable_peer_access` | lets kernels of the current device reach windows (MemoryUse::Window) of another |
+/// | `HostWord` | a word of host memory that kernels read while host threads write it |
 /// | `OpenedWindow` | a window of another process, opened by its handle, or of another rank, mapped by a library such as NCCL |
 /// | `Device device()` | the current one: name, number of multiprocessors, shared memory a block may have, major version of its kernels |
 #pragma once

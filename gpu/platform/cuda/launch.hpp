@@ -12,6 +12,7 @@
 
 #include <cuda_runtime.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -126,13 +127,28 @@ class PinnedPages {
   ~PinnedPages() {
     if (on_device_ != nullptr) cudaHostUnregister(pages_.data());
   }
-  /// The address that kernels use; null if there are none.
+  /// The address that the host uses, and the one that kernels use; null if there are none.
+  std::byte* on_host() const { return pages_.data(); }
   void* on_device() const { return on_device_; }
   WindowHandle handle() const { return pages_.handle(); }
 
  private:
   SharedPages pages_;
   void* on_device_ = nullptr;
+};
+
+/// A word of host memory that kernels of every device read while host threads write it. Starts as 0.
+class HostWord {
+ public:
+  /// @throws DeviceError if the memory cannot be pinned
+  HostWord() : pages_(SharedPages(sizeof(unsigned))) {}
+  void store(unsigned value) {
+    std::atomic_ref(*reinterpret_cast<unsigned*>(pages_.on_host())).store(value, std::memory_order_release);
+  }
+  const unsigned* on_device() const { return static_cast<const unsigned*>(pages_.on_device()); }
+
+ private:
+  PinnedPages pages_;
 };
 
 /// A window of another rank, for kernels of the device that is current when it is opened. The other rank frees the window
