@@ -49,6 +49,8 @@ class OneShotDecoder : public Decoder {
   }
   /// A window is freed after all others have closed it: collective where ranks are processes, except after an error.
   ~OneShotDecoder() override {
+    // Kernels of this rank, and of the others, may wait for what this rank will not send any more.
+    if (std::uncaught_exceptions() > 0) session_->give_up();
     session_->disconnect();
     if (transport_.is_one_process() || connected_.empty() || std::uncaught_exceptions() > 0) return;
     try {
@@ -59,6 +61,18 @@ class OneShotDecoder : public Decoder {
   }
 
   OutputView step(const TensorView& q, std::span<const std::int64_t> lengths, int lift) override {
+    try {
+      return decode(q, lengths, lift);
+    } catch (const PeerFailed& error) {
+      throw OtherRankFailed(error.what());
+    } catch (const DeviceError&) {
+      session_->give_up();
+      throw;
+    }
+  }
+
+ private:
+  OutputView decode(const TensorView& q, std::span<const std::int64_t> lengths, int lift) {
     // The lengths are the same on every rank, so all ranks come here in the same step.
     const std::int64_t longest = lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end());
     const bool is_connected = !connected_.empty() && same(closed(ranges_.back(), longest), connected_.back());
@@ -71,8 +85,6 @@ class OneShotDecoder : public Decoder {
     transport_.count_merge_steps(n_merges_);
     return {output.out, output.lse};
   }
-
- private:
   /// Prepares all ranks for steps up to some length: no rank begins one while another takes memory or connects.
   void prepare(std::span<const std::int64_t> lengths, std::int64_t longest) {
     // The first step needs no more than the cache has. Where sequences grow, a quarter more.

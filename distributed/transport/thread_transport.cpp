@@ -66,20 +66,21 @@ void ThreadNetwork::take(Channel channel, int from, int to, std::span<std::byte>
   Mailbox& receiver = mailbox(to);
   std::unique_lock lock(receiver.mutex);
   std::vector<std::span<const std::byte>>& messages = queue(receiver, channel, from);
-  std::string error = wait(
+  std::exception_ptr error = wait(
       to, lock, [&] { return !messages.empty(); },
       [&] {
         const std::string name = "rank " + std::to_string(from);
         return what.ends_with(name) ? std::string(what) : std::string(what) + " of " + name;
       });
-  if (error.empty() && messages.front().size() != message.size()) {
-    error = "rank " + std::to_string(to) + " expected " + std::to_string(message.size()) + " bytes from rank " +
-            std::to_string(from) + " and got " + std::to_string(messages.front().size());
+  if (!error && messages.front().size() != message.size()) {
+    error = std::make_exception_ptr(
+        TransportError("rank " + std::to_string(to) + " expected " + std::to_string(message.size()) + " bytes from rank " +
+                       std::to_string(from) + " and got " + std::to_string(messages.front().size())));
   }
-  if (!error.empty()) {
+  if (error) {
     lock.unlock();
     withdraw(to);
-    throw TransportError(error);
+    std::rethrow_exception(error);
   }
   std::ranges::copy(messages.front(), message.begin());
   messages.erase(messages.begin());
@@ -93,12 +94,12 @@ void ThreadNetwork::take(Channel channel, int from, int to, std::span<std::byte>
 void ThreadNetwork::flush(int from) {
   Mailbox& sender = mailbox(from);
   std::unique_lock lock(sender.mutex);
-  const std::string error = wait(
+  const std::exception_ptr error = wait(
       from, lock, [&] { return sender.n_offered == 0; }, [] { return "its messages to be received"; });
-  if (error.empty()) return;
+  if (!error) return;
   lock.unlock();
   withdraw(from);
-  throw TransportError(error);
+  std::rethrow_exception(error);
 }
 
 void ThreadNetwork::all_gather(int rank, std::span<const std::byte> mine, std::span<std::byte> all, std::string_view what) {
@@ -110,7 +111,8 @@ void ThreadNetwork::all_gather(int rank, std::span<const std::byte> mine, std::s
 }
 
 template <class Condition, class What>
-std::string ThreadNetwork::wait(int rank, std::unique_lock<std::mutex>& lock, const Condition& condition, const What& what) {
+std::exception_ptr ThreadNetwork::wait(int rank, std::unique_lock<std::mutex>& lock, const Condition& condition,
+                                       const What& what) {
   // Computing counts as answering: the time of a wait starts again whenever some rank computes.
   constexpr double kBetweenChecks = 0.05;
   const auto check_after = std::chrono::duration<double>(std::min(timeout_, kBetweenChecks));
@@ -127,8 +129,9 @@ std::string ThreadNetwork::wait(int rank, std::unique_lock<std::mutex>& lock, co
   ++n_computing_;
   if (condition()) return {};
   const std::string name = "rank " + std::to_string(rank);
-  if (woken) return name + " gave up: another rank failed";
-  return name + " waited for " + what() + (own.doing.empty() ? "" : " " + own.doing) + " and gave up";
+  if (woken) return std::make_exception_ptr(OtherRankFailed(name + " gave up: another rank failed"));
+  return std::make_exception_ptr(
+      TransportError(name + " waited for " + what() + (own.doing.empty() ? "" : " " + own.doing) + " and gave up"));
 }
 
 void ThreadNetwork::withdraw(int rank) {
@@ -181,7 +184,7 @@ void ThreadDeadline::poll() {
   ThreadNetwork::Mailbox& own = network_.mailbox(rank_);
   const std::lock_guard lock(own.mutex);
   const std::string name = "rank " + std::to_string(rank_);
-  if (own.closed) throw TransportError(name + " gave up: another rank failed");
+  if (own.closed) throw OtherRankFailed(name + " gave up: another rank failed");
   // Computing counts as answering.
   if (network_.n_computing_ > 0) progress();
   if (Clock::now() - since_ < std::chrono::duration<double>(network_.timeout_)) return;
@@ -246,9 +249,11 @@ void run_threads(const Topology& topology, double timeout, const ThreadBody& bod
   std::mutex mutex;
   std::exception_ptr first;
   int first_rank = 0;
-  const auto end_all = [&](int rank) {
+  bool first_follows = false;
+  // A rank whose kernel waited for the one that failed may come here before it.
+  const auto end_all = [&](int rank, bool follows = false) {
     const std::lock_guard lock(mutex);
-    if (!first) first = std::current_exception(), first_rank = rank;
+    if (!first || (first_follows && !follows)) first = std::current_exception(), first_rank = rank, first_follows = follows;
     network.close();
   };
   int n_started = 0;
@@ -264,6 +269,8 @@ void run_threads(const Topology& topology, double timeout, const ThreadBody& bod
             if (transport.in_flight() > 0)
               throw std::logic_error("rank " + std::to_string(rank) + " ended with messages in flight");
             network.leave(rank);
+          } catch (const OtherRankFailed&) {
+            end_all(rank, true);
           } catch (...) {
             end_all(rank);
           }

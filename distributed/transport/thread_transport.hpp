@@ -15,6 +15,7 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <exception>
 #include <functional>
 #include <mutex>
 #include <string>
@@ -66,10 +67,10 @@ class ThreadNetwork {
     return mailbox.queues[static_cast<std::size_t>(channel) * mailboxes_.size() + static_cast<std::size_t>(from)];
   }
   Mailbox& mailbox(int rank) { return mailboxes_[static_cast<std::size_t>(rank)]; }
-  /// Waits in the mailbox of a rank until the condition holds. @returns why it does not, "" if it does
+  /// Waits in the mailbox of a rank until the condition holds. @returns the error if it does not, else null
   /// @param what the rank waits for: a function, called after the deadline
   template <class Condition, class What>
-  std::string wait(int rank, std::unique_lock<std::mutex>& lock, const Condition& condition, const What& what);
+  std::exception_ptr wait(int rank, std::unique_lock<std::mutex>& lock, const Condition& condition, const What& what);
   /// Takes back the messages of a rank, whose memory is about to go.
   void withdraw(int rank);
 
@@ -173,9 +174,10 @@ using ThreadBody = std::function<void(const ThreadRanks&, ThreadTransport&)>;
 
 /// Runs `body` on every rank of a topology, one thread per rank, and joins the threads.
 /// @param timeout seconds that one wait may take while no rank computes; may be infinite
-/// @throws what the first rank to fail threw; std::logic_error if a message was not received; std::runtime_error if the
-/// system starts no thread for a rank. A TransportError, an InputError and a std::logic_error are thrown as they are. The
-/// text of any other std::runtime_error begins with the rank, and std::bad_alloc becomes one.
+/// @throws what the first rank to fail threw, but no OtherRankFailed if another error is the reason for it; std::logic_error
+/// if a message was not received; std::runtime_error if the system starts no thread for a rank. A TransportError, an
+/// InputError and a std::logic_error are thrown as they are. The text of any other std::runtime_error begins with the rank,
+/// and std::bad_alloc becomes one.
 void run_threads(const Topology& topology, double timeout, const ThreadBody& body);
 
 /// The same for a body that needs the transport alone.

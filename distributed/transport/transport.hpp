@@ -38,6 +38,11 @@ struct TransportError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+/// A wait that has ended because another rank failed: the error of that rank is the one to report.
+struct OtherRankFailed : TransportError {
+  using TransportError::TransportError;
+};
+
 class DeviceTransport;
 
 /// Point-to-point messages between the ranks of a topology.

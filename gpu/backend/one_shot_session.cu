@@ -53,6 +53,9 @@ class Window {
   std::int64_t size() const { return packets_.size(); }
   NodeMemory* memory() const { return memory_.get(); }
   WindowHandle handle() const { return packets_.handle(); }
+  /// Ends the waits of the kernels that receive here. From any host thread.
+  void fail() noexcept { failed_.store(1); }
+  const unsigned* failed() const { return failed_.on_device(); }
 
  private:
   static std::mutex& mutex() {
@@ -66,6 +69,7 @@ class Window {
 
   std::shared_ptr<NodeMemory> memory_;
   DeviceBuffer<Packet> packets_;
+  HostWord failed_;
 };
 
 class DeviceOneShot final : public OneShotSession, private DeviceSession {
@@ -130,11 +134,16 @@ class DeviceOneShot final : public OneShotSession, private DeviceSession {
     }
     std::swap(own_, next_);
     opened_ = std::move(opened), held_ = std::move(held);
+    peers_.failed = own_->failed();
   }
   void prepare(std::span<const std::int64_t> lengths) override { DeviceSession::prepare(lengths); }
   void disconnect() override {
     stream_.finish();
     opened_.clear(), held_.clear();
+  }
+  void give_up() noexcept override {
+    if (own_ != nullptr) own_->fail();
+    for (const std::shared_ptr<Window>& window : held_) window->fail();
   }
 
   Output step(const TensorView& q, std::span<const std::int64_t> lengths, int lift,
@@ -144,6 +153,11 @@ class DeviceOneShot final : public OneShotSession, private DeviceSession {
     synchronise(stream_);
     if (const GaveUp& wait = *host_gave_up_.data(); has_work() && wait.n > 0) {
       char line[160];
+      if (wait.peer_failed != 0) {
+        std::snprintf(line, sizeof line, "rank %d, step %lld, gave up: another rank failed",
+                      ranks_[static_cast<std::size_t>(peers_.me)], static_cast<long long>(n_before_ + wait.step));
+        throw PeerFailed(line);
+      }
       std::snprintf(line, sizeof line, "rank %d, step %lld: no states from rank %d, row %u, for %g s",
                     ranks_[static_cast<std::size_t>(peers_.me)], static_cast<long long>(n_before_ + wait.step),
                     ranks_[wait.source], wait.row, timeout_);

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "gpu/backend/node_memory.hpp"
+#include "gpu/platform/device_error.hpp"
 #include "gpu/platform/window_handle.hpp"
 #include "reference/decode/kv_cache.hpp"
 #include "reference/tensor/view.hpp"
@@ -29,6 +30,13 @@ struct NodeWindow {
 
 /// Most ranks that exchange.
 inline constexpr int kMostOneShotRanks = 16;
+
+/// What a step throws after give_up() of another rank: it says nothing of its own.
+class PeerFailed : public DeviceError {
+ public:
+  using DeviceError::DeviceError;
+};
+
 /// Decode steps of one rank over its cache, combined by the kernel that decodes; see gpu/parts/peers.hpp for the
 /// protocol.
 ///
@@ -65,9 +73,12 @@ class OneShotSession {
   virtual void disconnect() = 0;
   /// One step; collective. Arguments as DecodeSession::decode().
   /// @throws DeviceError if another rank has sent nothing for longer than the timeout: "rank 0, step 17: no states from rank
-  /// 5, row 3, for 60 s"
+  /// 5, row 3, for 60 s"; PeerFailed after give_up() of another rank
   virtual Output step(const TensorView& q, std::span<const std::int64_t> lengths, int lift,
                       const std::function<void()>& progress) = 0;
+  /// Ends the waits of kernels of this rank, and of all ranks of this process that store into its window, within about a
+  /// millisecond: to be called when this rank has failed. No step succeeds from then on before new windows are open.
+  virtual void give_up() noexcept = 0;
   /// Bytes that the last step has stored into windows of other devices: counted by the emulator, worked out on a GPU.
   virtual std::int64_t bytes_sent() const = 0;
   /// The launch configuration in one line.

@@ -9,17 +9,19 @@
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
-/// Whether a wait gives up, because it has taken too long or another wait of this device has. Checked in one of sixteen
-/// polls.
+/// Whether a wait gives up, because it has taken too long, another wait of this device has, or a rank has failed. Checked in
+/// one of sixteen polls; the word of the host, which is far away, in one of 1024, about once in a millisecond.
 class Patience {
  public:
   __device__ __forceinline__ bool is_over(const Peers& peers, unsigned step, int source, std::int64_t row) {
     if ((++n_polls_ & 0xF) != 0) return false;
     if (load_acquire(&peers.gave_up->n) != 0) return true;
+    const bool peer_failed = (n_polls_ & 0x3FF) == 0 && peers.failed != nullptr && load_acquire(peers.failed) != 0;
     const std::uint64_t now = nanoseconds();
     if (since_ == 0) since_ = now;
-    if (peers.limit_ns == 0 || now - since_ < peers.limit_ns) return false;
+    if (!peer_failed && (peers.limit_ns == 0 || now - since_ < peers.limit_ns)) return false;
     if (atomic_inc_acq_rel(&peers.gave_up->n, 0xFFFFFFFF) == 0) {
+      store_fresh(&peers.gave_up->peer_failed, peer_failed ? 1u : 0u);
       store_fresh(&peers.gave_up->step, step);
       store_fresh(&peers.gave_up->source, static_cast<unsigned>(source));
       store_fresh(&peers.gave_up->row, static_cast<unsigned>(row));

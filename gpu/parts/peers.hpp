@@ -22,7 +22,9 @@
 ///
 /// **Why no wait lasts forever.** A thread block sends all that it has to send before it waits for the first time, and all
 /// blocks of a launch are on the device at once (Launch::is_cooperative). So every kernel that begins sends everything, and
-/// by induction over the steps every kernel begins. A device that fails, or is never started, is what the time limit is for.
+/// by induction over the steps every kernel begins. A device that hangs, or is never started, is what the time limit is for.
+/// The host of a rank that fails ends the waits of the other ranks of its process, by a word in host memory
+/// (Peers::failed).
 ///
 /// **Owners.** Every device receives the states of all rows, which is too much if there are many. Beyond kMostSharedBytes
 /// every row has an owner: device r mod n owns row r. States are sent to the owner alone, in the same packets; it merges
@@ -61,6 +63,7 @@ TREE_ATTN_HOST_DEVICE inline std::int64_t packets_of_row(std::int64_t d_v) { ret
 struct GaveUp {
   unsigned n = 0;  ///< waits that gave up; no thread waits on if it is not 0
   unsigned step = 0, source = 0, row = 0;
+  unsigned peer_failed = 0;  ///< 1: a host has ended it, see Peers::failed
 };
 
 /// All devices as one of them sees them, in the order of their ranges. Passed to the kernel by value.
@@ -75,6 +78,7 @@ struct Peers {
   unsigned* steps = nullptr;               ///< [n_rows], own memory: steps done
   GaveUp* gave_up = nullptr;               ///< own memory
   std::uint64_t limit_ns = 0;              ///< how long one wait may take; 0: forever
+  const unsigned* failed = nullptr;        ///< host memory: not 0 once a rank has failed, which ends all waits; may be null
 
   /// Lays out the slots for these ranges. @pre at most kMaxPeers
   template <class Ranges>

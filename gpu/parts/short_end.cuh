@@ -12,8 +12,8 @@
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
-/// Blocks of a cluster that every device of compute capability 9 can run, and leaves that one of them takes at most: then
-/// its forest fits into its shared memory. Together 16k keys.
+/// Most blocks of a cluster, which every whole device of compute capability 9 can run, and leaves that one of them takes at
+/// most: then its forest fits into its shared memory. Together 16k keys.
 inline constexpr int kLargestCluster = 8, kShortLeaves = 32;
 
 /// A block of a cluster. Its forest lies in front, in the memory that the pipeline no longer needs; the rest is scratch.
@@ -79,14 +79,21 @@ __global__ void __launch_bounds__(Pipeline::kThreads, 1)
 }
 
 /// Blocks of the cluster that a query tile gets, or 0 if it should have none: too many leaves for a cluster, more query
-/// tiles than the device holds at once, or so few that clusters would leave a tenth of it idle where equal runs would not.
-/// @param wanted 0: as many as there are leaves and room on the device, up to kLargestCluster
-inline int choose_cluster(const DecodeParams& params, std::int64_t n_query_tiles, int wanted) {
+/// tiles than the device holds clusters at once, or so few that clusters would leave a tenth of it idle where equal runs
+/// would not.
+/// @param wanted 0: as many as there are leaves and the device holds for all query tiles at once, up to kLargestCluster;
+/// clusters of a size that is asked for may take turns
+/// @param n_resident size -> clusters that the device holds at once, see n_resident_clusters()
+template <class Count>
+int choose_cluster(const DecodeParams& params, std::int64_t n_query_tiles, int wanted, const Count& n_resident) {
   const std::int64_t n_leaves =
       std::max<std::int64_t>(1, (params.end + kLeafKeys - 1) / kLeafKeys - params.begin / kLeafKeys);
-  const std::int64_t here = device().n_multiprocessors, room = here / std::max<std::int64_t>(1, n_query_tiles);
-  const std::int64_t n = wanted > 0 ? wanted : std::min<std::int64_t>({n_leaves, room, kLargestCluster});
-  if (device().major < 9 || n == 0 || n > kLargestCluster || n_leaves > kShortLeaves * n) return 0;
+  const std::int64_t at_once = wanted > 0 ? 1 : std::max<std::int64_t>(1, n_query_tiles);
+  const std::int64_t least = std::max<std::int64_t>(wanted, (n_leaves + kShortLeaves - 1) / kShortLeaves);
+  std::int64_t n = std::min<std::int64_t>(wanted > 0 ? wanted : n_leaves, kLargestCluster);
+  while (n >= least && n_resident(static_cast<int>(n)) < at_once) --n;
+  if (n < least) return 0;
+  const std::int64_t here = device().n_multiprocessors;
   const bool leaves_idle = 10 * n * n_query_tiles < 9 * std::min(here, n_leaves * n_query_tiles);
   return wanted == 0 && leaves_idle ? 0 : static_cast<int>(n);
 }

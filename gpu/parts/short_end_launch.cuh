@@ -17,7 +17,13 @@ bool plan_short_end(const DecodeParams& params, const LaunchOptions& options, La
     const std::int64_t query_tiles = n_query_tiles<Worker>(params);
     const BlockSize block = fit_block<Pipeline>();
     const bool fits = ShortEnd<Pipeline>::kFloats <= block.n_scratch_floats;
-    const int n = fits ? choose_cluster(params, query_tiles, options.n_splits) : 0;
+    const auto n_resident = [&block](int size) {
+      return n_resident_clusters(short_end<Pipeline>, {.grid = {static_cast<unsigned>(size)},
+                                                       .block = {static_cast<unsigned>(block.n_threads)},
+                                                       .shared_bytes = block.n_bytes,
+                                                       .cluster = size});
+    };
+    const int n = fits ? choose_cluster(params, query_tiles, options.n_splits, n_resident) : 0;
     if (n == 0 || query_tiles > 65535) return;
     is_short = true;
     plan = {.n_splits = n, .n_threads = block.n_threads, .n_stages = block.n_stages, .cluster = n};

@@ -14,6 +14,7 @@
 /// | `Graph` | records what is queued on a stream and queues it again: `replay` |
 /// | `Launch` | grid, block, bytes of dynamic shared memory, blocks per cluster, whether it continues or overlaps the last, whether its blocks wait for each other |
 /// | `launch(kernel, Launch, stream, args...)` | starts a kernel; a status that is not well is a DeviceError |
+/// | `n_resident_clusters(kernel, Launch)` | clusters of such a launch that the device holds at once; 0 where it has none |
 /// | `make_tensor_map(TensorArray)` | the TensorMap that a kernel passes to bulk_copy_tensor() |
 /// | `DeviceTraffic& traffic()` | allocations, bytes copied, launches and replays so far |
 /// | `bytes_to_peers()` | bytes that kernels of the current device have stored into windows of others, where they are counted |
@@ -22,8 +23,9 @@
 /// | `n_devices set_device current_device` | the devices, and the one that this host thread allocates and launches on |
 /// | `use_device` | the same for a host thread that is one rank of several |
 /// | `enable_peer_access` | lets kernels of the current device reach windows (MemoryUse::Window) of another |
+/// | `HostWord` | a word of host memory that kernels read while host threads write it |
 /// | `OpenedWindow` | a window of another process, opened by its handle, or of another rank, mapped by a library such as NCCL |
-/// | `Device device()` | the current one: name, number of multiprocessors, shared memory a block may have, major version |
+/// | `Device device()` | the current one: name, number of multiprocessors, shared memory a block may have, major version of its kernels |
 #pragma once
 
 #include "gpu/platform/platform.hpp"

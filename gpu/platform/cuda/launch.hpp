@@ -3,6 +3,7 @@
 /// @brief The CUDA side of gpu/platform/launch.hpp.
 #pragma once
 
+#include "gpu/platform/code_version.hpp"
 #include "gpu/platform/cuda/stream.hpp"
 #include "gpu/platform/cuda/tensor_map.hpp"
 #include "gpu/platform/memory_use.hpp"
@@ -11,6 +12,7 @@
 
 #include <cuda_runtime.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -29,22 +31,32 @@ struct Device {
   std::string name;
   int n_multiprocessors = 0;
   std::size_t shared_bytes = 0;  ///< dynamic shared memory that one block may have
-  int major = 0;                 ///< of the compute capability
+  int major = 0;                 ///< of the compute capability that its kernels were compiled for: at most its own
 };
 
 /// As --backend takes it; whether device memory is memory of the host.
 inline constexpr const char* kName = "cuda";
 inline constexpr bool kIsHostMemory = false;
 
-/// Asks for the properties of a device, which takes as long as a short kernel. @throws DeviceError
+/// The version, as in code_version.hpp, that the kernels were compiled for which the current device runs: older than that of
+/// the device if the driver compiles them from PTX. 0: the program has none that it could run. @throws DeviceError
+int code_version();
+/// All versions that the program was compiled for.
+std::span<const int> built_for();
+
+/// Asks for the properties of the current device, which takes as long as a short kernel.
+/// @throws DeviceError with one line if the program has no kernels for it
 inline Device ask_device(int id) {
-  int n = 0, shared = 0, major = 0;
+  int n = 0, shared = 0;
   check(cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, id), "cudaDeviceGetAttribute");
   check(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, id), "cudaDeviceGetAttribute");
-  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, id), "cudaDeviceGetAttribute");
   cudaDeviceProp properties;
   check(cudaGetDeviceProperties(&properties, id), "cudaGetDeviceProperties");
-  return {properties.name, n, static_cast<std::size_t>(shared), major};
+  const std::size_t shared_bytes = static_cast<std::size_t>(shared);
+  const int code = code_version(), version = 10 * properties.major + properties.minor;
+  if (const std::string why = why_no_kernels(properties.name, version, code, shared_bytes, built_for()); !why.empty())
+    throw DeviceError(why);
+  return {properties.name, n, shared_bytes, code / 10};
 }
 
 /// The GPUs of this machine, by name; none where the driver does not answer.
@@ -52,11 +64,15 @@ inline std::vector<std::string> gpu_names() {
   int n = 0;
   std::vector<std::string> names;
   if (cudaGetDeviceCount(&n) != cudaSuccess) n = 0;
-  for (int id = 0; id < n; ++id) names.push_back(ask_device(id).name);
+  for (int id = 0; id < n; ++id) {
+    cudaDeviceProp properties;
+    check(cudaGetDeviceProperties(&properties, id), "cudaGetDeviceProperties");
+    names.emplace_back(properties.name);
+  }
   return names;
 }
 
-/// The current device; each is asked once. @throws DeviceError if there is none
+/// The current device; each is asked once. @throws DeviceError if there is none, or the program has no kernels for it
 inline const Device& device() {
   static std::mutex mutex;
   static std::map<int, Device> known;
@@ -111,13 +127,28 @@ class PinnedPages {
   ~PinnedPages() {
     if (on_device_ != nullptr) cudaHostUnregister(pages_.data());
   }
-  /// The address that kernels use; null if there are none.
+  /// The address that the host uses, and the one that kernels use; null if there are none.
+  std::byte* on_host() const { return pages_.data(); }
   void* on_device() const { return on_device_; }
   WindowHandle handle() const { return pages_.handle(); }
 
  private:
   SharedPages pages_;
   void* on_device_ = nullptr;
+};
+
+/// A word of host memory that kernels of every device read while host threads write it. Starts as 0.
+class HostWord {
+ public:
+  /// @throws DeviceError if the memory cannot be pinned
+  HostWord() : pages_(SharedPages(sizeof(unsigned))) {}
+  void store(unsigned value) {
+    std::atomic_ref(*reinterpret_cast<unsigned*>(pages_.on_host())).store(value, std::memory_order_release);
+  }
+  const unsigned* on_device() const { return static_cast<const unsigned*>(pages_.on_device()); }
+
+ private:
+  PinnedPages pages_;
 };
 
 /// A window of another rank, for kernels of the device that is current when it is opened. The other rank frees the window
@@ -353,6 +384,31 @@ inline TensorMap make_tensor_map(const TensorArray& array) {
              CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (status != CUDA_SUCCESS) throw DeviceError("make_tensor_map: cuTensorMapEncodeTiled: error " + std::to_string(status));
   return map;
+}
+
+/// Clusters of a launch that the device, or the part of it that this process has, holds at once.
+template <class... Parameters>
+int n_resident_clusters(void (*kernel)(Parameters...), const Launch& config) {
+  if (device().major < 9) return 0;
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(config.shared_bytes)),
+        "cudaFuncSetAttribute");
+  cudaLaunchAttribute cluster{};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {static_cast<unsigned>(config.cluster), 1, 1};
+  cudaLaunchConfig_t attributes{};
+  attributes.gridDim = config.grid;
+  attributes.blockDim = config.block;
+  attributes.dynamicSmemBytes = config.shared_bytes;
+  attributes.attrs = &cluster;
+  attributes.numAttrs = 1;
+  int n = 0;
+  const cudaError_t status = cudaOccupancyMaxActiveClusters(&n, kernel, &attributes);
+  if (status == cudaErrorInvalidClusterSize) {
+    cudaGetLastError();  // or the next to ask takes it for its own
+    return 0;
+  }
+  check(status, "cudaOccupancyMaxActiveClusters");
+  return n;
 }
 
 /// Starts a kernel on a stream. @throws DeviceError if it could not be started

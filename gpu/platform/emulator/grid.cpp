@@ -59,6 +59,11 @@ void check(const Launch& config, const Settings& how) {
     throw DeviceError("launch: clusters of " + std::to_string(config.cluster) + " blocks in a grid of " +
                       name_of(config.grid) + ": 1 to 8, and a divisor of the first extent");
   }
+  if (config.cluster > 1 && (how.major < 9 || config.cluster > how.n_multiprocessors)) {
+    throw DeviceError("launch: clusters of " + std::to_string(config.cluster) + " blocks; the device has " +
+                      std::to_string(how.n_multiprocessors) + " multiprocessors and compute capability " +
+                      std::to_string(how.major));
+  }
   if (config.is_cooperative && n_blocks > static_cast<std::uint64_t>(how.n_multiprocessors)) {
     throw DeviceError("launch: a cooperative grid of " + std::to_string(n_blocks) + " blocks; " +
                       std::to_string(how.n_multiprocessors) + " fit the device at once");

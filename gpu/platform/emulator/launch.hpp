@@ -11,6 +11,7 @@
 #include "gpu/platform/emulator/tensor_map.hpp"
 #include "gpu/platform/memory_use.hpp"
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -44,6 +45,20 @@ inline void enable_peer_access(int other) {
   if (!settings().has_peer_access) throw DeviceError("enable_peer_access: the devices do not reach each other");
   runtime::enable_peer_access(current_device(), other);
 }
+
+/// A word of host memory that kernels of every device read while host threads write it. Starts as 0.
+class HostWord {
+ public:
+  HostWord() : word_(static_cast<unsigned*>(runtime::allocate_global(sizeof(unsigned), MemoryUse::HostWindow))) { store(0); }
+  HostWord(const HostWord&) = delete;
+  HostWord& operator=(const HostWord&) = delete;
+  ~HostWord() { runtime::free_global(word_); }
+  void store(unsigned value) { std::atomic_ref(*word_).store(value, std::memory_order_release); }
+  const unsigned* on_device() const { return word_; }
+
+ private:
+  unsigned* word_;
+};
 
 /// A window of another rank, as memory of a device that is none of this process.
 class OpenedWindow {
@@ -204,6 +219,12 @@ class DeviceBuffer {
   T* data_ = nullptr;
   std::int64_t n_ = 0;
 };
+
+/// Clusters of a launch that the device holds at once, as if each block filled a multiprocessor.
+template <class... Parameters>
+int n_resident_clusters(void (*)(Parameters...), const Launch& config) {
+  return settings().major < 9 ? 0 : settings().n_multiprocessors / config.cluster;
+}
 
 /// Queues a kernel; on the default stream it has run when this returns.
 /// @throws DeviceError for a launch that no device could start, and with the first rule that a kernel broke that ran

@@ -3,6 +3,8 @@
 /// @brief What a run of the emulator may vary: the order of everything that a device orders as it likes.
 #pragma once
 
+#include "gpu/platform/code_version.hpp"
+
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -29,10 +31,6 @@ struct Settings {
   int major = 9;                 ///< major compute capability that device() reports
   std::size_t shared_bytes = 0;  ///< dynamic shared memory that a block may have; 0: least_shared_bytes(major)
 };
-
-/// Dynamic shared memory that a block may have on every device of a major compute capability: 227 KiB, or on 8 and 12, to
-/// which consumer devices belong, 99 KiB.
-constexpr std::size_t least_shared_bytes(int major) { return (major == 8 || major == 12 ? 99 : 227) * std::size_t{1024}; }
 
 /// The settings of the process. Starts from the environment: TREE_ATTN_EMULATOR_SEED, TREE_ATTN_EMULATOR_WORKERS.
 Settings& settings();

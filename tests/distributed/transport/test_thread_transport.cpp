@@ -8,7 +8,9 @@
 
 #include <doctest/doctest.h>
 
+#include <chrono>
 #include <cmath>
+#include <latch>
 #include <limits>
 #include <map>
 #include <memory>
@@ -126,6 +128,21 @@ TEST_CASE("thread transport: a rank that fails ends the others at once, and its 
     transport.wait();
   };
   CHECK_THROWS_AS(run_threads(Topology::pretend(4, 2), kTimeout, failing), std::domain_error);
+}
+
+/// As the rank whose kernel waited for the one that fails, which still frees its memory.
+TEST_CASE("thread transport: a rank that ends because of another is not what is reported, though it comes first") {
+  std::latch first(1);
+  const auto body = [&first](ThreadTransport& transport) {
+    if (transport.rank() == 0) {
+      first.count_down();
+      throw OtherRankFailed("rank 0 gave up: another rank failed");
+    }
+    first.wait();
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    throw std::runtime_error("the reason");
+  };
+  CHECK_THROWS_WITH_AS(run_threads(Topology::pretend(2, 1), kTimeout, body), "rank 1: the reason", std::runtime_error);
 }
 
 TEST_CASE("thread transport: an error that names no rank gets the number of its rank") {

@@ -3,6 +3,7 @@
 /// @brief Bits of the kernels do not depend on splits, blocks, batch, alignment or shards (design: what always holds, rule
 /// 2).
 #include "tests/support/device_params.hpp"
+#include "tests/support/room_for_clusters.hpp"
 #if !defined(TREE_ATTN_FOR_CUDA)
 #include "gpu/platform/emulator/settings.hpp"
 #endif
@@ -32,6 +33,7 @@ std::vector<Axes> shapes() {
 
 /// @tested{thm_1, Thm. 1}
 TEST_CASE("bits: every number of splits gives the same, in every step that splits") {
+  const RoomForClusters room;
   unsigned seed = 5000;
   for (const Axes& axes : shapes()) {
     const auto workload = normal_workload(seed++, axes);

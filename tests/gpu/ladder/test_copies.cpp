@@ -3,6 +3,7 @@
 /// @brief Copies in the background and merges in a cluster change no bit: steps 5 and 8 of the ladder against step 4, which
 /// reads rows straight from global memory.
 #include "tests/support/device_params.hpp"
+#include "tests/support/room_for_clusters.hpp"
 
 namespace tree_attn::test {
 namespace {
@@ -40,6 +41,7 @@ std::unique_ptr<TensorWorkload> with_gaps(TensorWorkload& workload, std::int64_t
 
 /// Holds both steps against the oracle, and at every number of splits against the bits of their pair.
 void check_steps(TensorWorkload& workload, const std::vector<int>& splits) {
+  const RoomForClusters room;
   const DeviceShard shard(workload.query(0), workload.whole(), workload.lengths(), workload.scale);
   for (const auto& [step, same_as] : kPairs) {
     const DecodeOutput want = run_step(*same_as, workload);
@@ -66,6 +68,7 @@ TEST_CASE("copies, short end: attention with the bits of plain loads, for every 
 }
 
 TEST_CASE("copies, short end: the bits do not depend on the number of splits, with more splits than leaves too") {
+  const RoomForClusters room;
   for (const std::int64_t n_keys : {1, 63, 64, 65, 500, 1100}) {
     INFO("keys " << n_keys);
     const Axes axes{.heads = 1, .kv_heads = 1, .head_dim = 64, .value_dim = 64, .n_keys = n_keys, .dtype = DType::BF16};
@@ -146,6 +149,7 @@ TEST_CASE("copies, short end: a shard hands on the same forest as plain loads, w
       step.run(shard.params, shard.dtype, {.states = states.data()}, plan, workspace.get(), device::Stream{});
       return states.download();
     };
+    const RoomForClusters room;
     for (const auto& [step, same_as] : kPairs) {
       const DecodeOutput want{states_of(*same_as, 1), {}};
       CHECK(std::none_of(want.out.begin(), want.out.end(), [](float x) { return x != x; }));
@@ -189,6 +193,7 @@ TEST_CASE("copies: of rows past the shard that may be copied no bit depends") {
 }
 
 TEST_CASE("short end: a cluster where the splits of a query tile fit into one, else equal runs") {
+  const RoomForClusters room;
   const auto plan_of = [](std::int64_t heads, std::int64_t kv_heads, std::int64_t n_keys, int n_splits) {
     const DecodeParams params = device::params_of({.dtype = DType::BF16,
                                                    .value_dtype = DType::BF16,
@@ -213,6 +218,49 @@ TEST_CASE("short end: a cluster where the splits of a query tile fit into one, e
   CHECK(plan_of(2 * n, 2 * n, 512, 0).cluster == 0);
   CHECK(plan_of(1, 1, 1 << 20, 0).cluster == 0);
 }
+
+#if !defined(TREE_ATTN_FOR_CUDA)
+/// As on a part of a device, or one of whose parts none has eight multiprocessors.
+TEST_CASE("short end: no cluster of a size of which the device holds none, and no more of them than it holds at once") {
+  const auto cluster_on = [](int major, int n_multiprocessors, std::int64_t kv_heads, std::int64_t n_leaves, int n_splits) {
+    const emulated::SettingsScope scope({.n_multiprocessors = n_multiprocessors, .major = major});
+    const AttentionShape shape{.dtype = DType::BF16,
+                               .value_dtype = DType::BF16,
+                               .heads = kv_heads,
+                               .kv_heads = kv_heads,
+                               .head_dim = 64,
+                               .value_dim = 64};
+    const DecodeParams params = device::params_of(shape, {0, n_leaves * kLeafKeys});
+    const device::LaunchPlan plan = device::kShortEnd.plan(params, DType::BF16, {.n_splits = n_splits});
+    if (plan.cluster == 0) CHECK(plan.n_blocks == (n_splits > 0 ? n_splits * kv_heads : plan.n_blocks));
+    return plan.cluster;
+  };
+  for (const int here : {1, 2, 3, 4, 7, 8, 16, 132}) {
+    CAPTURE(here);
+    for (int n = 1; n <= 8; ++n) {
+      // Clusters that are asked for may take turns.
+      for (const std::int64_t kv_heads : {1, 40}) CHECK(cluster_on(9, here, kv_heads, 8, n) == (n <= here ? n : 0));
+      CHECK(cluster_on(8, here, 1, 8, n) == 0);
+    }
+    CHECK(cluster_on(9, here, 1, 8, 0) == std::min(here, 8));
+    CHECK(cluster_on(8, here, 1, 8, 0) == 0);
+    // One for every query tile at once, or none.
+    CHECK(cluster_on(9, here, 4, 8, 0) == (here == 132 ? 8 : here % 4 == 0 ? here / 4 : 0));
+    // 65 leaves are too many for two blocks.
+    CHECK(cluster_on(9, here, 1, 65, 0) == (here >= 3 && here <= 8 ? here : 0));
+  }
+
+  const auto workload = normal_workload(5950, {.heads = 2, .kv_heads = 2, .head_dim = 64, .value_dim = 64, .n_keys = 900});
+  const DecodeOutput want = run_step(device::kEqualRuns, *workload);
+  for (const int major : {8, 9}) {
+    for (const int here : {1, 2, 5}) {
+      const emulated::SettingsScope scope({.n_multiprocessors = here, .major = major});
+      for (const int n_splits : {0, 1, 2, 5, 8})
+        CHECK(same_output(run_step(device::kShortEnd, *workload, {.n_splits = n_splits}), want));
+    }
+  }
+}
+#endif
 
 TEST_CASE("copies, short end: two launches in a row on one workspace agree") {
   const auto workload = normal_workload(5900, {.heads = 2, .kv_heads = 2, .head_dim = 64, .value_dim = 64, .n_keys = 900});

@@ -106,6 +106,31 @@ TEST_CASE("emulator: a launch that no device could start is refused") {
   CHECK(has(error_of(nothing, {.shared_bytes = 232449}), "shared memory"));
   CHECK(has(error_of(nothing, {.grid = {3}, .cluster = 2}), "clusters of 2"));
   CHECK(error_of(nothing, {.grid = {4}, .shared_bytes = 232448, .cluster = 2}).empty());
+  const auto cluster_of_2 = [](const Settings& settings) {
+    const SettingsScope scope(settings);
+    return error_of(nothing, {.grid = {2}, .cluster = 2});
+  };
+  CHECK(has(cluster_of_2({.n_multiprocessors = 1}), "the device has 1 multiprocessors"));
+  CHECK(has(cluster_of_2({.major = 8}), "compute capability 8"));
+  CHECK(cluster_of_2({.n_multiprocessors = 2}).empty());
+}
+
+/// On a GPU cudaFuncGetAttributes() says what the kernels were compiled for.
+TEST_CASE("code version: a device without kernels, or with less shared memory than they take, is refused in one line") {
+  constexpr int kBuilt[]{80, 90};
+  const auto why = [&kBuilt](int version, int code, std::size_t kib) {
+    return why_no_kernels("a device", version, code, kib * 1024, kBuilt);
+  };
+  CHECK(why(80, 80, 163).empty());
+  CHECK(why(89, 80, 99).empty());
+  CHECK(why(90, 90, 227).empty());
+  // From PTX.
+  CHECK(why(90, 80, 227).empty());
+  CHECK(why(120, 80, 99).empty());
+  CHECK(why(100, 90, 227).empty());
+  CHECK(why(70, 0, 96) == "a device, compute capability 7.0: the program has no kernels for it, it was built for 8.0, 9.0");
+  CHECK(why(120, 90, 99) ==
+        "a device, compute capability 12.0: the program has no kernels for it, it was built for 8.0, 9.0");
 }
 
 TEST_CASE("emulator: settings last as long as their scope") {
