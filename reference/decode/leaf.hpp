@@ -26,32 +26,32 @@ struct Rows {
   TREE_ATTN_INLINE const std::byte* operator[](std::int64_t a) const { return first + (a < last ? a : last) * stride; }
 };
 
+/// What is requested of memory when an element is loaded, so that it is in the second level of the cache when its turn
+/// comes: the element kRowAhead bytes after it, for F32 rows of one query that come from memory and not from a cache; or
+/// those kGroupAhead and kGroupAgain bytes after it, for rows that several queries share.
+///
+/// The hardware prefetcher alone does not keep up with the loops over F32 rows, nor with those over several queries. A core
+/// drops requests while many are open, so the loops over several queries, which compute long enough to afford it, ask twice.
+/// Rows of 16 bits for one query are read as fast without requests, and rows in the third level of the cache faster. The
+/// distances were chosen on a Zen 4; requests for the first level made it slower.
+enum class Ahead { kNone, kRow, kGroup };
+inline constexpr int kRowAhead = 2048, kGroupAhead = 20480, kGroupAgain = 8192;
+
 /// Length of a row in pairs: kPairs if it is that many, known to the compiler; 0 if it is any number, the last in part.
 template <int kPairs>
 struct Axis {
   std::int64_t size;  ///< elements
   TREE_ATTN_INLINE std::int64_t pairs() const { return kPairs > 0 ? kPairs : (size + kPairElements - 1) / kPairElements; }
-  template <class T>
+  template <class T, Ahead kAhead = Ahead::kNone>
   TREE_ATTN_INLINE Pair load(const std::byte* row, std::int64_t p) const {
     const std::byte* const from = row + p * kPairBytes<T>;
+    if constexpr (kAhead == Ahead::kRow) request(from, kRowAhead, kPairBytes<T>);
+    if constexpr (kAhead == Ahead::kGroup)
+      request(from, kGroupAhead, kPairBytes<T>), request(from, kGroupAgain, kPairBytes<T>);
     const std::int64_t rest = size - p * kPairElements;
     return kPairs > 0 || rest >= kPairElements ? load_pair<T>(from) : load_pair<T>(from, rest);
   }
-  /// Loads a pair, and requests the one kAhead bytes after it.
-  template <class T, int kAhead>
-  TREE_ATTN_INLINE Pair load(const std::byte* row, std::int64_t p) const {
-    if constexpr (kAhead > 0) request(row + p * kPairBytes<T>, kAhead, kPairBytes<T>);
-    return load<T>(row, p);
-  }
 };
-
-/// How far ahead of its use an element is requested, in bytes: F32 rows of one query, where they come from memory and not
-/// from a cache, and rows that several queries share.
-///
-/// The hardware prefetcher does not keep up with the loop over F32 rows, nor recognise the order in which the loop over
-/// several queries reads. Rows of 16 bits for one query are read as fast without requests, and rows in the third level of
-/// the cache faster. The distances were chosen on a Zen 4; requests for the first level made it slower.
-inline constexpr int kRowAhead = 2048, kGroupAhead = 20480;
 
 /// Sixteen -0, the element that changes no sum.
 TREE_ATTN_INLINE Lanes none() {
@@ -77,7 +77,7 @@ TREE_ATTN_INLINE void add_product(Lanes& sum, Pair k, Pair q) {
 /// s_a = scale q.k_a of one query, sixteen keys at a time, rows in the order of memory.
 /// @param[in] q packed query
 /// @param[out] s [64]
-template <class T, int kPairs, int kAhead>
+template <class T, Ahead kAhead, int kPairs>
 TREE_ATTN_INLINE void scores_of_one(Rows keys, Axis<kPairs> d_h, const float* q, float scale, float* s) {
   Pair held[kPairs + 1];  // the query, in registers where they suffice
   each<kPairs>([&]<int p>() TREE_ATTN_LAMBDA { held[p] = load_packed(q, p); });
@@ -102,23 +102,24 @@ TREE_ATTN_INLINE void scores_of_one(Rows keys, Axis<kPairs> d_h, const float* q,
 
 /// The same for kQueries queries that share the keys: each element of a key is loaded and widened once for all of them.
 /// @param s_stride floats from the scores of one query to those of the next
-template <class T, int kPairs, int kQueries>
+template <class T, int kQueries, int kPairs>
 TREE_ATTN_INLINE void scores_of_several(Rows keys, Axis<kPairs> d_h, const float* q, std::int64_t q_stride, float scale,
                                         float* s, std::int64_t s_stride) {
   constexpr int kAtOnce = 16 / kQueries;
   for (int a = 0; a < kKeys; a += kAtOnce) {
     Lanes products[16];
-    const auto add_pair = [&]<bool kFirst>(std::int64_t p) TREE_ATTN_LAMBDA {
-      Pair k[kAtOnce];
-      each<kAtOnce>([&]<int r>() TREE_ATTN_LAMBDA { k[r] = d_h.template load<T, kGroupAhead>(keys[a + r], p); });
-      each<kQueries>([&]<int j>() TREE_ATTN_LAMBDA {
-        const Pair query = load_packed(q + j * q_stride, p);
-        each<kAtOnce>([&]<int r>() TREE_ATTN_LAMBDA { add_product<kFirst>(products[j * kAtOnce + r], k[r], query); });
-      });
-      in_order();
-    };
-    add_pair.template operator()<true>(0);
-    for (std::int64_t p = 1; p < d_h.pairs(); ++p) add_pair.template operator()<false>(p);
+    each<kAtOnce>([&]<int r>() TREE_ATTN_LAMBDA {
+      const std::byte* const key = keys[a + r];
+      const auto add_pair = [&]<bool kFirst>(std::int64_t p) TREE_ATTN_LAMBDA {
+        const Pair k = d_h.template load<T, Ahead::kGroup>(key, p);
+        each<kQueries>([&]<int j>() TREE_ATTN_LAMBDA {
+          add_product<kFirst>(products[j * kAtOnce + r], k, load_packed(q + j * q_stride, p));
+        });
+        in_order();
+      };
+      add_pair.template operator()<true>(0);
+      for (std::int64_t p = 1; p < d_h.pairs(); ++p) add_pair.template operator()<false>(p);
+    });
     float sums[16];
     sum_each(products, scale, sums);
     for (int j = 0; j < kQueries; ++j) __builtin_memcpy(s + j * s_stride + a, sums + j * kAtOnce, kAtOnce * sizeof(float));
@@ -167,7 +168,7 @@ TREE_ATTN_INLINE float sum_of_weights(const float* w) {
 /// @pre all keys are seen
 /// @param[in] v rows, from the first of the pairs on
 /// @param[out] n [kPairs] pairs
-template <class T, int kPairs, int kAhead>
+template <class T, Ahead kAhead, int kPairs>
 TREE_ATTN_INLINE void weighted_sum_of_one(Rows v, const float* w, float* n) {
   struct Row {
     Lanes x[2 * kPairs];
@@ -206,48 +207,48 @@ TREE_ATTN_INLINE void weighted_sum_of_one(Rows v, const float* w, float* n) {
   }
 }
 
-/// The pairs begin, begin + 1, .. of n = sum_a w_a v_a for several queries, each element loaded and widened once.
+/// Queries whose sums share a pass over the values.
+inline constexpr std::int64_t kGroup = 4;
+
+/// The first kPairs pairs of n = sum_a w_a v_a for up to kGroup queries, each element loaded and widened once. Rows are read
+/// in the order of memory, two at a time; above their sums, the tree is in the first level of the cache.
 /// @tparam kPlain whether all queries see all keys, and lift = 1
-/// @param[in] v rows, from their first element on
+/// @param[in] v rows, from the first of the pairs on
+/// @param size elements of a row from there on; fewer than kPairs pairs only if that is one
 /// @param[in] w weights [n_queries][64], w_stride floats from one query to the next
 /// @param lift multiplies v: 1, or 2^-kLift
-/// @param[out] n [n_queries][padded d_v], n_stride floats from one query to the next
-/// @param waiting workspace, [3][n_queries] rows of the pairs: the levels of the tree above eight keys
+/// @param[out] n [n_queries] rows of which the pairs are the first, n_stride floats from one query to the next
 template <class T, bool kPlain, int kPairs>
-TREE_ATTN_INLINE void weighted_sums(Rows v, Axis<kPairs> d_v, std::int64_t begin, std::int64_t n_queries, const float* w,
-                                    std::int64_t w_stride, float lift, float* n, std::int64_t n_stride, float* waiting) {
-  // The sum over eight rows.
-  const auto tree = [&](const Lanes(&x)[8], const float* w8) TREE_ATTN_LAMBDA {
-    const auto product = [&](int i) TREE_ATTN_LAMBDA {
-      if constexpr (kPlain)
-        return w8[i] * x[i];
-      else
-        return is_none(w8[i]) ? none() : w8[i] * (lift * x[i]);
-    };
-    return ((product(0) + product(1)) + (product(2) + product(3))) + ((product(4) + product(5)) + (product(6) + product(7)));
+TREE_ATTN_INLINE void weighted_sums(Rows v, std::int64_t size, std::int64_t n_queries, const float* w, std::int64_t w_stride,
+                                    float lift, float* n, std::int64_t n_stride) {
+  constexpr int kLevels = 5, kRow = 2 * kPairs;  // levels of the tree above two keys; lanes of a row
+  static_assert(kKeys == 2 << kLevels);
+  const Axis<(kPairs > 1 ? kPairs : 0)> axis{size};
+  const auto load_row = [&](std::int64_t a, Lanes(&x)[kRow]) TREE_ATTN_LAMBDA {
+    const std::byte* const row = v[a];
+    each<kPairs>([&]<int p>() TREE_ATTN_LAMBDA {
+      const Pair pair = axis.template load<T, Ahead::kGroup>(row, p);
+      x[2 * p] = pair.x, x[2 * p + 1] = pair.y;
+    });
+    if constexpr (sizeof(T) == sizeof(float)) each<kRow>([&]<int c>() TREE_ATTN_LAMBDA { in_order(x[c]); });
   };
-  const std::int64_t n_pairs = d_v.pairs() - begin;
-  const std::int64_t floats = n_pairs * kPairElements;  // of one query on one level
-  for (int block = 0; block < kKeys / 8; ++block) {
-    for (std::int64_t p = 0; p < n_pairs; ++p) {
-      Lanes x[8], y[8];
-      each<8>([&]<int r>() TREE_ATTN_LAMBDA {
-        const Pair pair = d_v.template load<T, kGroupAhead>(v[8 * block + r], begin + p);
-        x[r] = pair.x, y[r] = pair.y;
-      });
-      for (std::int64_t j = 0; j < n_queries; ++j) {
-        const float* const w8 = w + j * w_stride + 8 * block;
-        Lanes sum_x = tree(x, w8), sum_y = tree(y, w8);
-        float* wait = waiting + j * floats + p * kPairElements;
-        int level = 0;
-        for (int i = block; i & 1; i >>= 1, ++level, wait += n_queries * floats) {
-          sum_x = load(wait) + sum_x;
-          sum_y = load(wait + kLanes) + sum_y;
-        }
-        float* const to = level == 3 ? n + j * n_stride + (begin + p) * kPairElements : wait;
-        store(to, sum_x);
-        store(to + kLanes, sum_y);
-      }
+  const auto product = [&](float weight, const Lanes& x) TREE_ATTN_LAMBDA {
+    if constexpr (kPlain) return weight * x;
+    return is_none(weight) ? none() : weight * (lift * x);
+  };
+  alignas(64) float waiting[kLevels][kGroup][kPairs * kPairElements];
+  for (int i = 0; i < kKeys / 2; ++i) {
+    Lanes even[kRow], odd[kRow];
+    load_row(2 * i, even), load_row(2 * i + 1, odd);
+    for (std::int64_t j = 0; j < n_queries; ++j) {
+      const float* const weights = w + j * w_stride + 2 * i;
+      Lanes sum[kRow];
+      each<kRow>([&]<int c>() TREE_ATTN_LAMBDA { sum[c] = product(weights[0], even[c]) + product(weights[1], odd[c]); });
+      int level = 0;
+      for (int k = i; k & 1; k >>= 1, ++level)
+        each<kRow>([&]<int c>() TREE_ATTN_LAMBDA { sum[c] = load(waiting[level][j] + c * kLanes) + sum[c]; });
+      float* const to = level == kLevels ? n + j * n_stride : waiting[level][j];
+      each<kRow>([&]<int c>() TREE_ATTN_LAMBDA { store(to + c * kLanes, sum[c]); });
     }
   }
 }

@@ -63,8 +63,7 @@ class ChunkLoop {
         s_stride_(n_leaves_ * kLeafKeys),
         scores_(workspace),
         weights_(scores_ + chunk.n_queries * s_stride_),
-        waiting_(weights_ + kLeafWeights * chunk.n_queries * n_leaves_),
-        counter_(chunk.apart ? states : waiting_ + 3 * chunk.n_queries * d_v_) {}
+        counter_(chunk.apart ? states : weights_ + kLeafWeights * chunk.n_queries * n_leaves_) {}
 
   /// The scores of all leaves.
   template <class T>
@@ -77,18 +76,17 @@ class ChunkLoop {
         std::int64_t j = 0;
         const auto several = [&]<int kQueries>() TREE_ATTN_LAMBDA {
           for (; j + kQueries <= chunk_.n_queries; j += kQueries) {
-            scores_of_several<T, kPairs, kQueries>(keys, d_h, chunk_.queries + j * q_stride_, q_stride_, chunk_.score_scale,
-                                                   s + j * s_stride_, s_stride_);
+            scores_of_several<T, kQueries>(keys, d_h, chunk_.queries + j * q_stride_, q_stride_, chunk_.score_scale,
+                                           s + j * s_stride_, s_stride_);
           }
         };
         if constexpr (kPartLanes == kLanes) {
           several.template operator()<4>();
           several.template operator()<2>();
         }
-        with_ahead<T>([&]<int kAhead>() TREE_ATTN_LAMBDA {
+        with_ahead<T>([&]<Ahead kAhead>() TREE_ATTN_LAMBDA {
           for (; j < chunk_.n_queries; ++j)
-            scores_of_one<T, kPairs, kAhead>(keys, d_h, chunk_.queries + j * q_stride_, chunk_.score_scale,
-                                             s + j * s_stride_);
+            scores_of_one<T, kAhead>(keys, d_h, chunk_.queries + j * q_stride_, chunk_.score_scale, s + j * s_stride_);
         });
       }
     });
@@ -128,11 +126,9 @@ class ChunkLoop {
       const LeafRows& at = chunk_.leaves[leaf];
       const Rows values = rows(leaf, at.v, at.v_stride);
       if (plain)
-        plain_values<T>(values, w);
+        values_of_leaf<T, true>(values, w);
       else
-        weighted_sums<T, false>(values, Axis<0>{chunk_.d_v}, 0, chunk_.n_queries, w, s_stride_,
-                                tree_attn::pow2(chunk_.single_key ? 0.0f : -static_cast<float>(chunk_.lift)),
-                                slot(n_held_) + kValues, state_floats(), waiting_);
+        values_of_leaf<T, false>(values, w);
       ++n_held_;
       for (std::int64_t i = leaf; !chunk_.apart && (i & 1) != 0; i >>= 1) merge_last_two();
     }
@@ -153,13 +149,13 @@ class ChunkLoop {
   Rows rows(std::int64_t leaf, const std::byte* first, std::int64_t stride) const {
     return {first, stride, keys_of(leaf) - 1};
   }
-  /// Calls f with the distance at which rows of one query are requested, or 0.
+  /// Calls f with what is requested ahead of rows of one query.
   template <class T, class F>
   TREE_ATTN_INLINE void with_ahead(const F& f) const {
     if constexpr (DTypeTraits<T>::kDType == DType::F32) {
-      if (chunk_.from_memory) return f.template operator()<kRowAhead>();
+      if (chunk_.from_memory) return f.template operator()<Ahead::kRow>();
     }
-    f.template operator()<0>();
+    f.template operator()<Ahead::kNone>();
   }
   std::int64_t state_floats() const { return state_size(d_v_); }
   /// The shift of a leaf's weights for a query, their sum, and whether all its keys are seen.
@@ -168,26 +164,31 @@ class ChunkLoop {
   }
   float* slot(std::int64_t i) const { return counter_ + i * chunk_.n_queries * state_floats(); }
 
-  template <class T>
-  TREE_ATTN_INLINE void plain_values(Rows values, const float* w) {
-    float* const n = slot(n_held_) + kValues;
-    std::int64_t done = 0;  // pairs
-    if (chunk_.n_queries == 1) {
+  /// n of one leaf for all queries, block by block of the elements.
+  /// @tparam kPlain whether all queries see all keys, and values are not lifted
+  template <class T, bool kPlain>
+  TREE_ATTN_INLINE void values_of_leaf(Rows values, const float* w) {
+    const float lift = kPlain || chunk_.single_key ? 1.0f : tree_attn::pow2(-static_cast<float>(chunk_.lift));
+    for (std::int64_t j = 0; j < chunk_.n_queries; j += kGroup) {
+      const std::int64_t n_queries = chunk_.n_queries - j < kGroup ? chunk_.n_queries - j : kGroup;
+      std::int64_t done = 0;
       const auto blocks = [&]<int kPairs>() TREE_ATTN_LAMBDA {
-        for (; (done + kPairs) * kPairElements <= chunk_.d_v; done += kPairs) {
-          Rows part = values;
-          part.first += done * kPairElements * static_cast<std::int64_t>(sizeof(T));
-          with_ahead<T>([&]<int kAhead>()
-                            TREE_ATTN_LAMBDA { weighted_sum_of_one<T, kPairs, kAhead>(part, w, n + done * kPairElements); });
+        for (; done + (kPairs > 1 ? kPairs * kPairElements : 1) <= chunk_.d_v; done += kPairs * kPairElements) {
+          Rows block = values;
+          block.first += done * static_cast<std::int64_t>(sizeof(T));
+          const float* const weights = w + j * s_stride_;
+          float* const n = slot(n_held_) + j * state_floats() + kValues + done;
+          if (kPlain && kPairs > 1 && n_queries == 1)
+            with_ahead<T>([&]<Ahead kAhead>()
+                              TREE_ATTN_LAMBDA { weighted_sum_of_one<T, kAhead, kPairs>(block, weights, n); });
+          else
+            weighted_sums<T, kPlain, kPairs>(block, chunk_.d_v - done, n_queries, weights, s_stride_, lift, n,
+                                             state_floats());
         }
       };
-      blocks.template operator()<4>();
-      blocks.template operator()<2>();
+      if constexpr (kPlain) blocks.template operator()<4>(), blocks.template operator()<2>();
+      blocks.template operator()<1>();
     }
-    if (done * kPairElements >= chunk_.d_v) return;
-    with_axis<T>(chunk_.d_v, [&]<int kPairs>(Axis<kPairs> d_v) TREE_ATTN_LAMBDA {
-      weighted_sums<T, true>(values, d_v, done, chunk_.n_queries, w, s_stride_, 1.0f, n, state_floats(), waiting_);
-    });
   }
 
   void merge_last_two() {
@@ -197,7 +198,7 @@ class ChunkLoop {
 
   const Chunk& chunk_;
   std::int64_t d_v_, q_stride_, n_leaves_, s_stride_;
-  float *scores_, *weights_, *waiting_, *counter_;
+  float *scores_, *weights_, *counter_;
   std::int64_t n_held_ = 0;
 };
 

@@ -69,12 +69,11 @@ constexpr std::int64_t packed_size(std::int64_t d) { return (d + 31) / 32 * 32; 
 
 /// Floats that are kept of a leaf's weights for each query until its values are read.
 inline constexpr std::int64_t kLeafWeights = 3;
-/// Floats of workspace for chunks of up to n_leaves leaves: the scores and what is kept of each leaf; three levels of the
-/// tree inside a leaf; and the states of leaves that wait for their siblings, one per level and the one at hand.
+/// Floats of workspace for chunks of up to n_leaves leaves: the scores and what is kept of each leaf, and the states
+/// of leaves that wait for their siblings, one per level and the one at hand.
 constexpr std::int64_t workspace_floats(std::int64_t n_leaves, std::int64_t n_queries, std::int64_t d_v) {
   const int n_waiting = std::bit_width(static_cast<std::uint64_t>(n_leaves)) + 1;
-  return n_queries *
-         (n_leaves * (kLeafKeys + kLeafWeights) + 3 * packed_size(d_v) + n_waiting * state_size(packed_size(d_v)));
+  return n_queries * (n_leaves * (kLeafKeys + kLeafWeights) + n_waiting * state_size(packed_size(d_v)));
 }
 
 /// The kernels that this processor can run, the widest first.
