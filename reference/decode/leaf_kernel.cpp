@@ -40,9 +40,11 @@ void unpack(const float* packed, DType value_type, std::int64_t n, std::int64_t 
   with_dtype(value_type, [&]<class T>(T) {
     for (; n > 0; --n, packed += state_size(packed_size(d_v)), states += state_size(d_v)) {
       states[kShift] = packed[kShift], states[kSum] = packed[kSum];
-      for (std::int64_t i = 0; i < d_v; ++i) {
-        states[kValues + i] =
-            packed[kValues + i / kPairElements * kPairElements + lane_of<T>(static_cast<int>(i % kPairElements))];
+      for (std::int64_t i = 0; i < d_v; i += kPairElements) {
+        float pair[kPairElements];
+        for (int j = 0; j < kPairElements; ++j) pair[j] = packed[kValues + i + lane_of<T>(j)];
+        const std::int64_t rest = d_v - i < kPairElements ? d_v - i : kPairElements;
+        __builtin_memcpy(states + kValues + i, pair, static_cast<std::size_t>(rest) * sizeof(float));
       }
     }
   });
@@ -50,8 +52,9 @@ void unpack(const float* packed, DType value_type, std::int64_t n, std::int64_t 
 
 /// The loops over one chunk.
 ///
-/// All scores are computed, and turned into weights, before the first value is read, so that memory is read in two long
-/// streams.
+/// All weights are computed before the first value is read, so that memory is read in two long streams. Those of a leaf
+/// follow its scores: the processor computes them while the keys of the next leaf are on their way. In a pass of their own
+/// they would take 5 % of the time for BF16, in which nothing is read.
 class ChunkLoop {
  public:
   /// @param states as LeafKernel::states(): those that are kept apart are written there at once
@@ -65,7 +68,7 @@ class ChunkLoop {
         weights_(scores_ + chunk.n_queries * s_stride_),
         counter_(chunk.apart ? states : weights_ + kLeafWeights * chunk.n_queries * n_leaves_) {}
 
-  /// The scores of all leaves.
+  /// The scores of all leaves, turned into weights.
   template <class T>
   __attribute__((noinline)) void score() {
     with_axis<T>(chunk_.d_h, [&]<int kPairs>(Axis<kPairs> d_h) TREE_ATTN_LAMBDA {
@@ -88,27 +91,9 @@ class ChunkLoop {
           for (; j < chunk_.n_queries; ++j)
             scores_of_one<T, kAhead>(keys, d_h, chunk_.queries + j * q_stride_, chunk_.score_scale, s + j * s_stride_);
         });
+        weigh(leaf);
       }
     });
-  }
-
-  /// Turns them into weights.
-  __attribute__((noinline)) void weigh() {
-    for (std::int64_t leaf = 0; leaf < n_leaves_; ++leaf) {
-      for (std::int64_t j = 0; j < chunk_.n_queries; ++j) {
-        float *const s = scores_ + leaf * kLeafKeys + j * s_stride_, first = s[0];
-        for (std::int64_t a = keys_of(leaf); a < kLeafKeys; ++a) s[a] = -__builtin_inff();
-        const LeafShift leaf_shift = lanes::weigh(s);
-        float* const of_leaf = weights_of(leaf, j);
-        of_leaf[kAllSeen] = leaf_shift.all_seen ? 1 : 0;
-        if (chunk_.single_key && s[0] > 0) {
-          s[0] = 1, of_leaf[kShift] = first, of_leaf[kSum] = 1;
-        } else {
-          of_leaf[kShift] = leaf_shift.shift + static_cast<float>(chunk_.lift);
-          of_leaf[kSum] = sum_of_weights(s) * pow2(-static_cast<float>(chunk_.lift));
-        }
-      }
-    }
   }
 
   /// The states of the leaves, merged as their subtrees fill, or written one by one.
@@ -149,6 +134,23 @@ class ChunkLoop {
   Rows rows(std::int64_t leaf, const std::byte* first, std::int64_t stride) const {
     return {first, stride, keys_of(leaf) - 1};
   }
+  /// Turns the scores of a leaf into weights.
+  __attribute__((noinline)) void weigh(std::int64_t leaf) {
+    for (std::int64_t j = 0; j < chunk_.n_queries; ++j) {
+      float *const s = scores_ + leaf * kLeafKeys + j * s_stride_, first = s[0];
+      for (std::int64_t a = keys_of(leaf); a < kLeafKeys; ++a) s[a] = -__builtin_inff();
+      const LeafShift leaf_shift = lanes::weigh(s);
+      float* const of_leaf = weights_of(leaf, j);
+      of_leaf[kAllSeen] = leaf_shift.all_seen ? 1 : 0;
+      if (chunk_.single_key && s[0] > 0) {
+        s[0] = 1, of_leaf[kShift] = first, of_leaf[kSum] = 1;
+      } else {
+        of_leaf[kShift] = leaf_shift.shift + static_cast<float>(chunk_.lift);
+        of_leaf[kSum] = sum_of_weights(s) * pow2(-static_cast<float>(chunk_.lift));
+      }
+    }
+  }
+
   /// Calls f with what is requested ahead of rows of one query.
   template <class T, class F>
   TREE_ATTN_INLINE void with_ahead(const F& f) const {
@@ -205,7 +207,6 @@ class ChunkLoop {
 void states(const Chunk& chunk, float* workspace, float* states) {
   ChunkLoop loop(chunk, workspace, states);
   with_dtype(chunk.key_type, [&]<class T>(T) { loop.score<T>(); });
-  loop.weigh();
   with_dtype(chunk.value_type, [&]<class T>(T) { loop.sum<T>(); });
   if (!chunk.apart) unpack(loop.merged(), chunk.value_type, chunk.n_queries, chunk.d_v, states);
 }
