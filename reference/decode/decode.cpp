@@ -4,6 +4,7 @@
 #include "reference/decode/decode.hpp"
 
 #include "reference/decode/backend.hpp"
+#include "reference/decode/leaf_kernel.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -20,9 +21,7 @@ Forest<float> decode_shard(const TensorView& q, const Shard& shard, std::span<co
 DecodeOutput finish_rows(std::span<const float> states, std::int64_t n_rows, std::int64_t d_v) {
   DecodeOutput output{std::vector<float>(static_cast<std::size_t>(n_rows * d_v)),
                       std::vector<float>(static_cast<std::size_t>(n_rows))};
-  for (std::int64_t r = 0; r < n_rows; ++r) {
-    output.lse[static_cast<std::size_t>(r)] = finish(states.data() + r * state_size(d_v), output.out.data() + r * d_v, d_v);
-  }
+  leaf_kernel().finish_states(states.data(), n_rows, d_v, output.out.data(), output.lse.data());
   return output;
 }
 

@@ -178,8 +178,8 @@ TREE_ATTN_INLINE void weighted_sum_of_one(Rows v, const float* w, float* n) {
     const std::byte* const row = v[a];
     const float weight = w[a];
     each<kPairs>([&]<int p>() TREE_ATTN_LAMBDA {
-      const Pair pair = axis.template load<T, kAhead>(row, p);
-      if constexpr (p == 0 && sizeof(T) == sizeof(float)) in_order();  // or GCC loads it last
+      Pair pair = axis.template load<T, kAhead>(row, p);
+      if constexpr (p == 0 && sizeof(T) == sizeof(float)) in_order(pair.x);  // or GCC loads it last
       Lanes &x = sum.x[2 * p], &y = sum.x[2 * p + 1];
       x = kFirst ? weight * pair.x : x + weight * pair.x;
       y = kFirst ? weight * pair.y : y + weight * pair.y;

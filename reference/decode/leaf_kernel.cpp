@@ -53,8 +53,8 @@ void unpack(const float* packed, DType value_type, std::int64_t n, std::int64_t 
 /// The loops over one chunk.
 ///
 /// All weights are computed before the first value is read, so that memory is read in two long streams. Those of a leaf
-/// follow its scores: the processor computes them while the keys of the next leaf are on their way. In a pass of their own
-/// they would take 5 % of the time for BF16, in which nothing is read.
+/// follow its scores: the processor computes them while the keys of the next leaf are on their way. With a pass of their
+/// own, in which nothing is read, the decode of BF16 was 3 % slower.
 class ChunkLoop {
  public:
   /// @param states as LeafKernel::states(): those that are kept apart are written there at once
@@ -217,9 +217,11 @@ void finish_states(const float* states, std::int64_t n, std::int64_t d_v, float*
 
 void pack_query(const float* q, std::int64_t d_h, DType key_type, float scale, float* packed) {
   with_dtype(key_type, [&]<class T>(T) {
-    for (std::int64_t i = 0; i < packed_size(d_h); ++i) {
-      packed[i / kPairElements * kPairElements + lane_of<T>(static_cast<int>(i % kPairElements))] =
-          i < d_h ? q[i] * scale : 0;
+    for (std::int64_t i = 0; i < d_h; i += kPairElements) {
+      float pair[kPairElements] = {};
+      const std::int64_t rest = d_h - i < kPairElements ? d_h - i : kPairElements;
+      __builtin_memcpy(pair, q + i, static_cast<std::size_t>(rest) * sizeof(float));
+      for (int j = 0; j < kPairElements; ++j) packed[i + lane_of<T>(j)] = j < rest ? pair[j] * scale : 0;
     }
   });
 }

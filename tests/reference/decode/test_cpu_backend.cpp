@@ -73,7 +73,7 @@ TEST_CASE("cpu backend: outputs are within the error bound, and have the same bi
 }
 
 TEST_CASE("cpu backend: 4096 Gaussian keys err by less than half of u sum w |v|") {
-  // The error bound allows about twenty times as much. Largest errors of five draws, in u sum_a w_a |v_a|.
+  // Largest errors of five draws, in u sum_a w_a |v_a|.
   constexpr std::int64_t kHeads = 4, kKeys = 4096, kDim = 128;
   const std::vector<std::int64_t> lengths{kKeys};
   for (const DType dtype : {DType::F32, DType::F16, DType::BF16}) {
