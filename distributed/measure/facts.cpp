@@ -134,13 +134,14 @@ std::string table(std::span<const RankFacts> facts) {
   }
   Rows rows{{"node", "host", "ranks", "cores", "/dev/shm", "interfaces", "driver", "NCCL"}};
   for (const auto& [node, ranks] : nodes) {
-    rows.push_back(
-        {std::to_string(node), values_of(ranks, [](const RankFacts& rank) { return rank.host; }),
-         numbers_text(numbers[node]),
-         values_of(ranks, [](const RankFacts& rank) { return std::to_string(rank.cores.size()); }),
-         bytes_text(ranks[0]->shared_memory), values_of(ranks, interfaces_text),
-         values_of(ranks, [](const RankFacts& rank) { return driver_text(rank.driver); }),
-         values_of(ranks, [](const RankFacts& rank) { return rank.nccl.found == 0 ? "" : nccl_version_text(rank.nccl.found); })});
+    rows.push_back({std::to_string(node), values_of(ranks, [](const RankFacts& rank) { return rank.host; }),
+                    numbers_text(numbers[node]),
+                    values_of(ranks, [](const RankFacts& rank) { return std::to_string(rank.cores.size()); }),
+                    bytes_text(ranks[0]->shared_memory), values_of(ranks, interfaces_text),
+                    values_of(ranks, [](const RankFacts& rank) { return driver_text(rank.driver); }),
+                    values_of(ranks, [](const RankFacts& rank) {
+                      return rank.nccl.found == 0 ? "" : nccl_version_text(rank.nccl.found);
+                    })});
   }
   std::string text = columns(rows);
 

@@ -366,8 +366,7 @@ class Judge {
         "install one version on all machines");
     if (has_failed(n_before)) return;
     const NcclFacts& found = facts_[0].nccl;
-    add(Severity::kFine, Need::kNccl, "NCCL",
-        nccl_version_text(found.found) + " found (" + found.path + ")");
+    add(Severity::kFine, Need::kNccl, "NCCL", nccl_version_text(found.found) + " found (" + found.path + ")");
   }
 
   void interfaces() {
