@@ -20,7 +20,8 @@ namespace tree_attn {
 class NcclTransport final : public DeviceTransport {
  public:
   /// Joins all ranks: collective over them, and they outlive this object. The device of this rank is current.
-  /// @param interface, @throws as NcclCommunicator
+  /// @param interface see NcclCommunicator
+  /// @throws as NcclCommunicator
   NcclTransport(const Ranks& ranks, Topology topology, const DevicePlatform& platform, std::string_view interface = {});
   std::string_view name() const override { return "nccl"; }
   std::string library() const override { return communicator_.library().version_text(); }
