@@ -38,12 +38,14 @@ bool same(KeyRange a, KeyRange b) { return a.begin == b.begin && a.end == b.end;
 /// The ranks tell each other where their windows are; states are stored by the kernels.
 class OneShotDecoder : public Decoder {
  public:
-  OneShotDecoder(Transport& transport, ShardDecoder& shard, std::span<const KeyRange> ranges, bool windows_on_host)
+  OneShotDecoder(Transport& transport, ShardDecoder& shard, std::span<const KeyRange> ranges, const PlanOptions& options)
       : Decoder(transport, shard),
         ranges_(ranges.begin(), ranges.end()),
-        windows_on_host_(windows_on_host),
+        windows_on_host_(options.windows_on_host),
         session_(open_one_shot(shard.cache(), shard.scale(),
-                               {.timeout = transport.timeout(), .windows_on_host = windows_on_host})) {
+                               {.timeout = transport.timeout(),
+                                .windows_on_host = options.windows_on_host,
+                                .steps_done = options.steps_done})) {
     if (session_ == nullptr) throw std::logic_error("one-shot: the cache is on no device");
     if (ranges_.back().end != kOpenEnd) connect(ranges_);
   }
@@ -132,7 +134,7 @@ class OneShotDecoder : public Decoder {
 
 std::unique_ptr<Decoder> open_decoder(Transport& transport, ShardDecoder& shard, std::span<const KeyRange> ranges,
                                       const PlanOptions& options) {
-  return std::make_unique<OneShotDecoder>(transport, shard, ranges, options.windows_on_host);
+  return std::make_unique<OneShotDecoder>(transport, shard, ranges, options);
 }
 
 std::string refuses_ranks(const Topology& topology) {

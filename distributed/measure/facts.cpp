@@ -3,6 +3,8 @@
 /// @brief Facts as messages between ranks and as a table.
 #include "distributed/measure/facts.hpp"
 
+#include "distributed/transport/nccl_library.hpp"
+
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
@@ -15,7 +17,7 @@ namespace tree_attn {
 
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(GpuFacts, name, uuid, major, minor, reaches)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(DriverFacts, missing, release, cuda)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(NcclFacts, missing, path, found, compiled)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(NcclFacts, missing, path, found)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(InterfaceFacts, name, address)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankFacts, host, node, process, program, mpi, missing, cores, container_cores,
                                    shared_memory, locked_memory, has_infiniband, built_cuda, built_for, driver, gpus, gpu,
@@ -91,11 +93,6 @@ RankFacts facts_of_text(const std::string& text) { return nlohmann::json::parse(
 
 std::string cuda_text(int version) { return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10); }
 
-std::string nccl_text(int version) {
-  const int major = version < 10000 ? 1000 : 10000;
-  return std::to_string(version / major) + "." + std::to_string(version % major / 100) + "." + std::to_string(version % 100);
-}
-
 std::string bytes_text(double n_bytes) {
   const char* unit = "B";
   for (const char* larger : {"KiB", "MiB", "GiB", "TiB"}) {
@@ -137,13 +134,14 @@ std::string table(std::span<const RankFacts> facts) {
   }
   Rows rows{{"node", "host", "ranks", "cores", "/dev/shm", "interfaces", "driver", "NCCL"}};
   for (const auto& [node, ranks] : nodes) {
-    rows.push_back(
-        {std::to_string(node), values_of(ranks, [](const RankFacts& rank) { return rank.host; }),
-         numbers_text(numbers[node]),
-         values_of(ranks, [](const RankFacts& rank) { return std::to_string(rank.cores.size()); }),
-         bytes_text(ranks[0]->shared_memory), values_of(ranks, interfaces_text),
-         values_of(ranks, [](const RankFacts& rank) { return driver_text(rank.driver); }),
-         values_of(ranks, [](const RankFacts& rank) { return rank.nccl.found == 0 ? "" : nccl_text(rank.nccl.found); })});
+    rows.push_back({std::to_string(node), values_of(ranks, [](const RankFacts& rank) { return rank.host; }),
+                    numbers_text(numbers[node]),
+                    values_of(ranks, [](const RankFacts& rank) { return std::to_string(rank.cores.size()); }),
+                    bytes_text(ranks[0]->shared_memory), values_of(ranks, interfaces_text),
+                    values_of(ranks, [](const RankFacts& rank) { return driver_text(rank.driver); }),
+                    values_of(ranks, [](const RankFacts& rank) {
+                      return rank.nccl.found == 0 ? "" : nccl_version_text(rank.nccl.found);
+                    })});
   }
   std::string text = columns(rows);
 

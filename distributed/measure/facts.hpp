@@ -30,7 +30,6 @@ struct NcclFacts {
   std::string missing;  ///< why it cannot be loaded, in the words of the loader; "" if it can
   std::string path;     ///< of the library
   int found = 0;        ///< its version: 23007 is 2.30.7
-  int compiled = 0;     ///< version of the header that the program was compiled with; 0: none
 };
 
 /// A network interface that is up and has an address.
@@ -72,8 +71,6 @@ RankFacts facts_of_text(const std::string& text);
 
 /// "13.0" for 13000.
 std::string cuda_text(int version);
-/// "2.30.7" for 23007. Before 2.9 a version had four digits: "2.8.4" for 2804.
-std::string nccl_text(int version);
 /// "16.0 GiB"
 std::string bytes_text(double n_bytes);
 /// "0", "0 and 1", "0-3, 5 and 7"; after six parts "and 5 more". @param numbers ascending

@@ -3,6 +3,8 @@
 /// @brief The rules by which facts become verdicts, one function per subject.
 #include "distributed/measure/judge.hpp"
 
+#include "distributed/transport/nccl_library.hpp"
+
 #include <algorithm>
 #include <array>
 #include <cctype>
@@ -285,7 +287,7 @@ class Judge {
       const bool nccl_can = std::ranges::all_of(
           ranks, [&](int rank) { return of(rank).nccl.found >= kSharedGpuNccl && of(rank).gpus_may_be_shared; });
       const std::string text = where(ranks) + " share " + uuid;
-      const std::string found = first.nccl.found == 0 ? "" : " (found " + nccl_text(first.nccl.found) + ")";
+      const std::string found = first.nccl.found == 0 ? "" : " (found " + nccl_version_text(first.nccl.found) + ")";
       if (!nccl_can)
         add(Severity::kFailure, Need::kNccl, "GPUs", text,
             "start one rank per GPU, or use NCCL 2.30.3 or later with NCCL_MULTI_RANK_GPU_ENABLE=1" + found);
@@ -349,23 +351,22 @@ class Judge {
       add(Severity::kFailure, Need::kNccl, "NCCL", where(ranks) + " cannot load NCCL: " + missing,
           std::string("pip install nvidia-nccl-cu") + (cuda > 0 && cuda < 13000 ? "12" : "13") +
               ", and add the folder of libnccl.so.2 to LD_LIBRARY_PATH");
-    for (const auto& [text, ranks] : by([](const RankFacts& rank) {
-           const bool is_older = rank.nccl.found > 0 && rank.nccl.found < rank.nccl.compiled;
-           return is_older ? rank.nccl.path + " is NCCL " + nccl_text(rank.nccl.found) + ", older than the header " +
-                                 nccl_text(rank.nccl.compiled) + " that the program was built with"
-                           : "";
-         }))
-      add(Severity::kFailure, Need::kNccl, "NCCL", where(ranks) + ": " + text,
-          "install NCCL " + nccl_text(of(ranks.front()).nccl.compiled) + " or later there");
+    const auto old = [](const RankFacts& rank) {
+      const bool is_old = rank.nccl.found > 0 && rank.nccl.found < nccl::kOldestNccl;
+      return is_old ? rank.nccl.path + " is NCCL " + nccl_version_text(rank.nccl.found) : "";
+    };
+    const std::string oldest = nccl_version_text(nccl::kOldestNccl);
+    for (const auto& [text, ranks] : by(old))
+      add(Severity::kFailure, Need::kNccl, "NCCL",
+          where(ranks) + ": " + text + ", older than " + oldest + ", the first with communicators that do not block",
+          "install NCCL " + oldest + " or later there");
     same(
         Severity::kFailure, Need::kNccl, "NCCL", "NCCL ",
-        [](const RankFacts& rank) { return rank.nccl.found == 0 ? "" : nccl_text(rank.nccl.found); },
+        [](const RankFacts& rank) { return rank.nccl.found == 0 ? "" : nccl_version_text(rank.nccl.found); },
         "install one version on all machines");
     if (has_failed(n_before)) return;
     const NcclFacts& found = facts_[0].nccl;
-    add(Severity::kFine, Need::kNccl, "NCCL",
-        nccl_text(found.found) + " found (" + found.path + ")" +
-            (found.compiled == 0 ? "" : ", compiled for " + nccl_text(found.compiled)));
+    add(Severity::kFine, Need::kNccl, "NCCL", nccl_version_text(found.found) + " found (" + found.path + ")");
   }
 
   void interfaces() {

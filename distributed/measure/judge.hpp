@@ -45,7 +45,7 @@ std::string line(const Verdict& verdict);
 /// | shared memory | | too little of /dev/shm for MPI or NCCL; a limit of locked memory where there is InfiniBand |
 /// | GPUs | no driver, a rank without a GPU, a driver older than CUDA, no kernel for a GPU | a newer minor version of CUDA, different GPUs |
 /// | peer access | two GPUs of a machine that cannot reach each other | ranks that see their own GPU only |
-/// | NCCL | no library, a library older than its header, different versions, two ranks on one GPU | |
+/// | NCCL | no library, a library that is too old, different versions, two ranks on one GPU | |
 /// | interface | several machines and no interface but lo, none of NCCL_SOCKET_IFNAME, one address on two machines | different interfaces |
 /// | one-shot | a rank without a GPU, two ranks on one GPU | |
 ///

@@ -141,6 +141,14 @@ std::vector<RankFacts> collect_facts(const Ranks& ranks, const Topology& machine
   return facts;
 }
 
+std::string bootstrap_interface() {
+  RankFacts facts;
+  facts.socket_ifname = variable("NCCL_SOCKET_IFNAME");
+  facts.interfaces = find_interfaces();
+  const InterfaceFacts* const chosen = bootstrap_interface(facts);
+  return chosen == nullptr ? "" : chosen->name + " " + chosen->address;
+}
+
 void require_possible(const ClusterOptions& options, const Ranks& ranks, const Topology& machines) {
   const auto backend = std::ranges::find(backends(), options.backend, &Backend::name);
   if (backend == backends().end() || !(*backend)->needs_gpu()) return;

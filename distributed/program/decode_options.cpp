@@ -3,6 +3,7 @@
 /// @brief The options of `tree_attn decode`: names, groups and checks.
 #include "distributed/program/decode_options.hpp"
 
+#include "distributed/program/collect.hpp"
 #include "distributed/program/machine.hpp"
 #include "distributed/program/number_check.hpp"
 #include "distributed/program/program.hpp"
@@ -110,7 +111,8 @@ std::vector<int> devices_of(const std::string& list) {
 
 std::unique_ptr<Transport> open_transport(const ClusterOptions& options, const Backend& backend, const Ranks& ranks,
                                           Topology topology) {
-  if (options.transport == "nccl") return std::make_unique<NcclTransport>(ranks, std::move(topology), platform_of(backend));
+  if (options.transport == "nccl")
+    return std::make_unique<NcclTransport>(ranks, std::move(topology), platform_of(backend), bootstrap_interface());
   if (options.transport == "shared") return ranks.open_shared_transport(std::move(topology));
   return ranks.open_transport(std::move(topology));
 }

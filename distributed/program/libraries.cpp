@@ -3,11 +3,12 @@
 /// @brief Loads the driver and NCCL. Types and numbers are those of the driver API, whose binary interface does not change.
 #include "distributed/program/libraries.hpp"
 
+#include "distributed/transport/nccl_library.hpp"
+
 #include <dlfcn.h>
 
 #include <array>
 #include <cstdio>
-#include <cstdlib>
 #include <fstream>
 #include <sstream>
 #include <string>
@@ -120,8 +121,7 @@ FoundGpus find_gpus() {
 }
 
 NcclFacts ask_nccl() {
-  const char* const name = std::getenv("TREE_ATTN_NCCL_LIBRARY");
-  static Library library(name == nullptr ? "libnccl.so.2" : name);
+  static Library library(wanted_nccl().name.c_str());
   NcclFacts found;
   auto* const version = library.get<int(int*)>("ncclGetVersion");
   found.missing = library.missing();

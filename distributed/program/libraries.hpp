@@ -16,7 +16,7 @@ struct FoundGpus {
 };
 FoundGpus find_gpus();
 
-/// The library NCCL: that which TREE_ATTN_NCCL_LIBRARY names, else the libnccl.so.2 that the loader finds.
+/// The library NCCL that a decode would load, see wanted_nccl(): its version, whether it can be used or not.
 NcclFacts ask_nccl();
 
 }  // namespace tree_attn

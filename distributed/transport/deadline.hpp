@@ -13,6 +13,13 @@
 
 namespace tree_attn {
 
+/// "0.5 s".
+inline std::string seconds_text(double seconds) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%g s", seconds);
+  return text;
+}
+
 /// Observes every wait of one rank, and ends waits that take too long. One wait at a time.
 class Deadline {
  public:
@@ -58,9 +65,7 @@ class TimeLimit : public Deadline {
   void end_wait() override { waiting_.clear(); }
   void poll() override {
     if (waiting_.empty() || !(std::chrono::duration<double>(Clock::now() - since_).count() > seconds_)) return;
-    char seconds[32];
-    std::snprintf(seconds, sizeof seconds, "%g", seconds_);
-    throw TransportError("rank " + std::to_string(rank_) + " waited " + seconds + " s " + waiting_ +
+    throw TransportError("rank " + std::to_string(rank_) + " waited " + seconds_text(seconds_) + " " + waiting_ +
                          (doing_.empty() ? "" : " " + doing_) + " and gave up");
   }
 

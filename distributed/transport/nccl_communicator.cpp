@@ -33,7 +33,7 @@ std::string rank_text(const Ranks& ranks) { return "rank " + std::to_string(rank
 
 }  // namespace
 
-NcclCommunicator::NcclCommunicator(const Ranks& ranks, bool is_emulated)
+NcclCommunicator::NcclCommunicator(const Ranks& ranks, bool is_emulated, std::string_view interface)
     : ranks_(ranks), n_exceptions_(std::uncaught_exceptions()) {
   together(ranks, [&] {
     library_ = NcclLibrary::load();
@@ -57,17 +57,23 @@ NcclCommunicator::NcclCommunicator(const Ranks& ranks, bool is_emulated)
                      "; all ranks need the same version");
   }
 
-  nccl::UniqueId id;
+  // Rank 0 listens, so the others name its interface where they wait.
+  struct Meeting {
+    nccl::UniqueId id;
+    char interface[64] = {};
+  } meeting;
+  interface.copy(meeting.interface, sizeof meeting.interface - 1);
   together(ranks, [&] {
     if (ranks.rank() != 0) return;
-    const nccl::Status status = f.ncclGetUniqueId(&id);
+    const nccl::Status status = f.ncclGetUniqueId(&meeting.id);
     if (status != nccl::Status::kSuccess)
       throw InputError("--transport nccl: " + library_->describe("ncclGetUniqueId", status, nullptr));
   });
-  ranks.broadcast(std::as_writable_bytes(std::span(&id, 1)), 0, "the unique id of NCCL");
+  ranks.broadcast(std::as_writable_bytes(std::span(&meeting, 1)), 0, "the unique id of NCCL");
   nccl::Config config;
-  check("ncclCommInitRankConfig", f.ncclCommInitRankConfig(&comm_, ranks.size(), id, ranks.rank(), &config));
-  await("all ranks to join NCCL (its interface between machines is that of NCCL_SOCKET_IFNAME)");
+  check("ncclCommInitRankConfig", f.ncclCommInitRankConfig(&comm_, ranks.size(), meeting.id, ranks.rank(), &config));
+  const std::string at = meeting.interface[0] == '\0' ? "" : " on " + std::string(meeting.interface);
+  await("all ranks to join NCCL (rank 0 listens" + at + "; NCCL_SOCKET_IFNAME chooses the interface)");
 }
 
 NcclCommunicator::NcclCommunicator(NcclCommunicator& whole, const Topology& topology)

@@ -25,9 +25,10 @@ class NcclCommunicator {
  public:
   /// Loads the library and joins all ranks. Collective; `ranks` outlives this object.
   /// @param is_emulated whether the devices are emulated, which takes another library than GPUs do
+  /// @param interface on which the ranks meet if this is rank 0, "eth0 192.168.1.4"; "" if that is not known
   /// @throws InputError on all ranks if one of them has no usable library, or not the version of rank 0
   /// @throws TransportError if the ranks do not all join before the deadline
-  NcclCommunicator(const Ranks& ranks, bool is_emulated);
+  NcclCommunicator(const Ranks& ranks, bool is_emulated, std::string_view interface = {});
   /// The ranks of this rank's node. Collective over all ranks; `whole` outlives this object.
   /// @param whole the communicator of all ranks of the topology
   /// @throws InputError on all ranks if the library has no windows: they are what this communicator is for

@@ -18,16 +18,6 @@ constexpr const char* kEmulatedMark = "tree_attn_nccl_stand_in";
 
 [[noreturn]] void refuse(const std::string& why) { throw InputError("--transport nccl: " + why); }
 
-/// The name of the library to load, and whether the user has chosen it.
-struct Wanted {
-  std::string name;
-  bool is_chosen;
-};
-Wanted wanted_library() {
-  const char* const chosen = std::getenv(kNcclVariable);
-  return chosen != nullptr && *chosen != '\0' ? Wanted{chosen, true} : Wanted{kName, false};
-}
-
 /// Sets a pointer to the function of that name. @returns whether the library has it
 template <class Function>
 bool find(void* library, const char* name, Function& function) {
@@ -37,6 +27,11 @@ bool find(void* library, const char* name, Function& function) {
 
 }  // namespace
 
+WantedNccl wanted_nccl() {
+  const char* const chosen = std::getenv(kNcclVariable);
+  return chosen != nullptr && *chosen != '\0' ? WantedNccl{chosen, true} : WantedNccl{kName, false};
+}
+
 std::string nccl_version_text(int code) {
   const int major = code >= 10000 ? code / 10000 : code / 1000, minor = code >= 10000 ? code / 100 % 100 : code / 100 % 10;
   return std::to_string(major) + "." + std::to_string(minor) + "." + std::to_string(code % 100);
@@ -44,7 +39,7 @@ std::string nccl_version_text(int code) {
 
 std::shared_ptr<const NcclLibrary> NcclLibrary::load() {
   // Never unloaded: NCCL has threads and exit handlers of its own.
-  const auto [name, is_chosen] = wanted_library();
+  const auto [name, is_chosen] = wanted_nccl();
   void* const handle = ::dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) {
     if (is_chosen) refuse(std::string(kNcclVariable) + " is " + readable(name) + ": " + readable(::dlerror()));
@@ -93,15 +88,6 @@ std::string NcclLibrary::describe(std::string_view call, nccl::Status status, nc
   const char* const last = comm == nullptr ? nullptr : functions_.ncclGetLastError(comm);
   if (last != nullptr && *last != '\0') text += std::string(": ") + last;
   return text;
-}
-
-NcclFound find_nccl() {
-  try {
-    const std::shared_ptr<const NcclLibrary> library = NcclLibrary::load();
-    return {library->version_text(), library->path(), ""};
-  } catch (const InputError& error) {
-    return {"", "", error.what()};
-  }
 }
 
 }  // namespace tree_attn

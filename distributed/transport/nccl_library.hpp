@@ -15,13 +15,20 @@ namespace tree_attn {
 /// finds.
 inline constexpr const char* kNcclVariable = "TREE_ATTN_NCCL_LIBRARY";
 
+/// The library to load: that which the variable names, else libnccl.so.2.
+struct WantedNccl {
+  std::string name;
+  bool is_chosen;  ///< by the variable
+};
+WantedNccl wanted_nccl();
+
 /// "2.28.9" for 22809, and "2.8.4" for 2804: up to 2.8 a version had one digit less.
 std::string nccl_version_text(int code);
 
 /// The loaded library. It stays loaded until the program ends.
 class NcclLibrary {
  public:
-  /// Loads the library that TREE_ATTN_NCCL_LIBRARY names, else libnccl.so.2.
+  /// Loads wanted_nccl().
   /// @throws InputError if there is none, if a function is missing, or if it is older than kOldestNccl
   static std::shared_ptr<const NcclLibrary> load();
 
@@ -54,13 +61,5 @@ class NcclLibrary {
   bool is_emulated_ = false;
   std::string path_;
 };
-
-/// What `info` says of NCCL.
-struct NcclFound {
-  std::string version, path;  ///< empty if it cannot be used
-  std::string missing;        ///< why it cannot, in one line
-};
-/// Loads the library if that is possible. Creates no communicator, needs no GPU.
-NcclFound find_nccl();
 
 }  // namespace tree_attn

@@ -11,8 +11,11 @@
 
 namespace tree_attn {
 
-NcclTransport::NcclTransport(const Ranks& ranks, Topology topology, const DevicePlatform& platform)
-    : DeviceTransport(std::move(topology), ranks.rank()), communicator_(ranks, platform.is_emulated), platform_(platform) {}
+NcclTransport::NcclTransport(const Ranks& ranks, Topology topology, const DevicePlatform& platform,
+                             std::string_view interface)
+    : DeviceTransport(std::move(topology), ranks.rank()),
+      communicator_(ranks, platform.is_emulated, interface),
+      platform_(platform) {}
 
 void NcclTransport::queue_on(DeviceStream& stream) {
   stream_ = &stream;

@@ -10,6 +10,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace tree_attn {
@@ -19,8 +20,9 @@ namespace tree_attn {
 class NcclTransport final : public DeviceTransport {
  public:
   /// Joins all ranks: collective over them, and they outlive this object. The device of this rank is current.
+  /// @param interface see NcclCommunicator
   /// @throws as NcclCommunicator
-  NcclTransport(const Ranks& ranks, Topology topology, const DevicePlatform& platform);
+  NcclTransport(const Ranks& ranks, Topology topology, const DevicePlatform& platform, std::string_view interface = {});
   std::string_view name() const override { return "nccl"; }
   std::string library() const override { return communicator_.library().version_text(); }
   double timeout() const override { return communicator_.ranks().deadline().seconds(); }

@@ -35,6 +35,8 @@ struct PlanOptions {
   bool library_reduces = false;
   /// Whether windows lie in pinned memory of the host, which GPUs reach that do not reach each other.
   bool windows_on_host = false;
+  /// Where the counter of steps begins in the windows of one-shot. Tests let it begin just before it wraps.
+  unsigned steps_done = 0;
   /// Shape of the states. Algorithm::open() and cost() set it.
   std::int64_t n_rows = 1, d_v = 1;
 

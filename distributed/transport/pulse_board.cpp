@@ -18,13 +18,13 @@ namespace tree_attn {
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free, "a lock would be invisible to other processes");
 
 void SharedText::set(std::string_view text) {
-  std::array<std::uint64_t, 8> words{};
+  std::array<std::uint64_t, kBytes / 8> words{};
   std::memcpy(words.data(), text.data(), std::min(text.size(), sizeof words - 1));
   for (std::size_t i = 0; i < words.size(); ++i) words_[i].store(words[i], std::memory_order_relaxed);
 }
 
 std::string SharedText::get() const {
-  std::array<char, 64> text{};
+  std::array<char, kBytes> text{};
   for (std::size_t i = 0; i < words_.size(); ++i) {
     const std::uint64_t word = words_[i].load(std::memory_order_relaxed);
     std::memcpy(text.data() + 8 * i, &word, sizeof word);

@@ -20,12 +20,12 @@ namespace tree_attn {
 /// of both.
 class SharedText {
  public:
-  /// Longer texts are cut.
+  static constexpr std::size_t kBytes = 128;  ///< with the 0 at its end; longer texts are cut
   void set(std::string_view text);
   std::string get() const;
 
  private:
-  std::array<std::atomic<std::uint64_t>, 8> words_{};
+  std::array<std::atomic<std::uint64_t>, kBytes / 8> words_{};
 };
 
 /// What one rank shows to the others. All zeros: the rank has not started.

@@ -48,7 +48,7 @@ class PulseExchange {
   struct Snapshot {
     std::uint64_t news;  ///< of its machine
     std::uint64_t beats, moves;
-    std::array<char, 64> doing, waiting;
+    std::array<char, SharedText::kBytes> doing, waiting;
   };
   /// Another machine, as its lowest rank.
   struct Peer {

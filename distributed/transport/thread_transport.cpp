@@ -130,8 +130,8 @@ std::exception_ptr ThreadNetwork::wait(int rank, std::unique_lock<std::mutex>& l
   if (condition()) return {};
   const std::string name = "rank " + std::to_string(rank);
   if (woken) return std::make_exception_ptr(OtherRankFailed(name + " gave up: another rank failed"));
-  return std::make_exception_ptr(
-      TransportError(name + " waited for " + what() + (own.doing.empty() ? "" : " " + own.doing) + " and gave up"));
+  return std::make_exception_ptr(TransportError(name + " waited " + seconds_text(timeout_) + " for " + what() +
+                                                (own.doing.empty() ? "" : " " + own.doing) + " and gave up"));
 }
 
 void ThreadNetwork::withdraw(int rank) {
@@ -188,7 +188,8 @@ void ThreadDeadline::poll() {
   // Computing counts as answering.
   if (network_.n_computing_ > 0) progress();
   if (Clock::now() - since_ < std::chrono::duration<double>(network_.timeout_)) return;
-  throw TransportError(name + " waited " + waiting_ + (own.doing.empty() ? "" : " " + own.doing) + " and gave up");
+  throw TransportError(name + " waited " + seconds_text(network_.timeout_) + " " + waiting_ +
+                       (own.doing.empty() ? "" : " " + own.doing) + " and gave up");
 }
 
 void ThreadRanks::barrier() const { all_gather({}, {}, "the arrival"); }

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the commands of docs/7d-many-gpus.md: what a user should see is what the program prints, apart from times.
+"""Runs the commands of the chapters on many GPUs: what a user should see is what the program prints, apart from times.
 
-Run: docs/tools/many_gpus.py PROGRAM MPIRUN            exit status 1 and the difference if the chapter is out of date, 77 without Open MPI
-     docs/tools/many_gpus.py PROGRAM MPIRUN --write    write what the program prints into the chapter
+Run: docs/tools/many_gpus.py PROGRAM MPIRUN NCCL            exit status 1 and the difference if a chapter is out of date, 77 without Open MPI
+     docs/tools/many_gpus.py PROGRAM MPIRUN NCCL --write    write what the program prints into docs/7d-many-gpus.md
 
-The commands of "Four ways to start" are for GPUs: here they run with --backend emulated, two ranks in the place of eight, and a
-short sequence. srun is not run: mpirun starts its program, on as many ranks.
+NCCL is the library that stands in for it on emulated devices. Commands for GPUs run with --backend emulated, two ranks in the place of
+eight, and a short sequence. srun is not run: mpirun starts its program, on as many ranks. Of docs/7d-many-gpus.md these are the commands of
+"Four ways to start", of docs/7a-network.md those over NCCL, of docs/9b-one-launch.md those of one-shot, which say that digests are equal.
 """
 import difflib
 import os
@@ -27,8 +28,9 @@ TIME = re.compile(r"\d+(?:\.\d+)?(?: (?:us|ms|s)\b|(?= ?(?:us|ms|s)? \.\. ))")
 
 
 def launched(command, program, mpirun):
-    """The words of a command of the chapter, as they can run here."""
+    """The words of a command of a chapter, as they can run here. Variables before it are set by the caller."""
     words = [program if word == "build/tree_attn" else word for word in shlex.split(command)]
+    words = words[next(i for i, word in enumerate(words) if "=" not in word):]
     if words[0] == "srun":
         given = dict(word[2:].split("=") for word in words[1:words.index(program)])
         n = int(given["nodes"]) * int(given["ntasks-per-node"])
@@ -43,17 +45,17 @@ def launched(command, program, mpirun):
 
 def rehearsed(command):
     """A command for eight GPUs, with two emulated ones and a sequence that they have time for."""
-    for old, new in (("--backend cuda", "--backend emulated --heads 4 --kv-heads 2 --head-dim 64"), ("1048576", "2048"), ("--steps 64", "--steps 2"),
-                     ("-n 8", "-n 2"), ("0-7", "0-1"), ("ppr:8:", "ppr:2:"), ("per-node=8", "per-node=2")):
+    for old, new in (("--backend cuda", "--backend emulated --heads 4 --kv-heads 2 --head-dim 64"), ("1048576", "2048"), ("65536", "2048"),
+                     ("--steps 64", "--steps 2"), ("-n 8", "-n 2"), ("0-7", "0-1"), ("ppr:8:", "ppr:2:"), ("per-node=8", "per-node=2")):
         command = command.replace(old, new)
     return command
 
 
-def output_of(command, program, mpirun):
+def output_of(command, program, mpirun, nccl):
     """What a command prints, in a folder with a hostfile."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "hosts").write_text("localhost slots=2\n")
-        environment = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        environment = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "TREE_ATTN_NCCL_LIBRARY": nccl}
         ended = subprocess.run(launched(command, program, mpirun), cwd=folder, env=environment, capture_output=True, text=True,
                                stdin=subprocess.DEVNULL, timeout=120, check=False)
     if ended.returncode != 0:
@@ -73,9 +75,10 @@ def between(text, name, new=None):
     return text[begin.end():at] if new is None else text[:begin.end()] + new + text[at:]
 
 
-def commands(text):
-    """The commands for GPUs, one per block."""
-    return [re.sub(r" \\\n *", " ", block) for block in re.findall(r"^```sh\n((?:.*\n)+?)```$", text, re.MULTILINE)]
+def commands(chapter):
+    """The commands of a chapter, one per line that no other one continues."""
+    blocks = re.findall(r"^```sh\n((?:.*\n)+?)```$", (ROOT / "docs" / chapter).read_text(encoding="utf-8"), re.MULTILINE)
+    return [line for block in blocks for line in re.sub(r" \\\n *", " ", block).splitlines()]
 
 
 def ranks_of(printed):
@@ -83,13 +86,13 @@ def ranks_of(printed):
 
 
 def main():
-    program, mpirun = str(Path(sys.argv[1]).resolve()), sys.argv[2]
+    program, mpirun, nccl = str(Path(sys.argv[1]).resolve()), sys.argv[2], str(Path(sys.argv[3]).resolve())
     version = subprocess.run([mpirun, "--version"], capture_output=True, text=True, check=False).stdout
     if not re.search("Open MPI|OpenRTE", version):
         print(f"skipped: {mpirun} is not Open MPI's, and the commands are")
         return 77
     text = CHAPTER.read_text(encoding="utf-8")
-    printed = output_of(COMMAND, program, mpirun)
+    printed = output_of(COMMAND, program, mpirun, nccl)
     block = f"```text\n{COMMAND.replace(' --seq-len', BREAK + '--seq-len')}\n\n{printed.rstrip()}\n```\n"
     if "--write" in sys.argv:
         CHAPTER.write_text(between(text, "run", block), encoding="utf-8")
@@ -100,17 +103,25 @@ def main():
         print("\n".join(difflib.unified_diff(was, is_now, "docs/7d-many-gpus.md", "the program", lineterm="")))
         good = False
 
-    # The four ways: each starts the ranks that it says, and they agree.
-    found = commands(text)
-    n_ranks = []
-    for command in found:
-        shown = output_of(rehearsed(command), program, mpirun)
-        n_ranks.append(ranks_of(shown))
-        if not re.search(r"^two-level .* yes +[0-9a-f]{16}$", shown, re.MULTILINE):
-            print(f"{command}: no line of two-level\n{shown}")
+    # Each command starts the ranks that it says, and they agree.
+    digests = {}
+    for chapter, transport, expected in (("7d-many-gpus.md", "mpi|threads", [2, 2, 2, 4]), ("7a-network.md", "nccl", [4, 2, 2]),
+                                         ("9b-one-launch.md", "mpi|threads", [4, 4, 4])):
+        n_ranks = []
+        for command in commands(chapter):
+            shown = output_of(rehearsed(command), program, mpirun, nccl)
+            n_ranks.append(ranks_of(shown))
+            lines = re.findall(r"^(\S+) .* yes +([0-9a-f]{16})$", shown, re.MULTILINE)
+            digests.setdefault(chapter, set()).update(digest for name, digest in lines if name != "paper")
+            first = "one-shot" if "one-shot" in command else "two-level"
+            if first not in dict(lines) or not re.search(rf"backend emulated, transport (?:{transport})$", shown, re.MULTILINE):
+                print(f"{command}: no line of {first}, or another transport\n{shown}")
+                good = False
+        if n_ranks != expected:
+            print(f"the commands of {chapter} started {n_ranks} ranks, not {expected}")
             good = False
-    if n_ranks != [2, 2, 2, 4]:
-        print(f"the commands {found} started {n_ranks} ranks, not 2, 2, 2 and 4")
+    if len(digests["9b-one-launch.md"]) != 1:
+        print(f"docs/9b-one-launch.md: the digests are not equal: {digests['9b-one-launch.md']}")
         good = False
     return 0 if good else 1
 

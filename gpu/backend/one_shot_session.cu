@@ -14,6 +14,7 @@
 #include <cstdio>
 #include <map>
 #include <mutex>
+#include <vector>
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 namespace {
@@ -77,6 +78,7 @@ class DeviceOneShot final : public OneShotSession, private DeviceSession {
   DeviceOneShot(const DeviceCache& cache, double scale, const OneShotOptions& options)
       : DeviceSession(cache, scale),
         timeout_(options.timeout),
+        first_(options.steps_done),
         use_(options.windows_on_host ? MemoryUse::HostWindow : MemoryUse::Window),
         n_out_(cache.shape().n_rows() * cache.shape().value_dim),
         result_(n_out_ + cache.shape().n_rows()),
@@ -98,7 +100,8 @@ class DeviceOneShot final : public OneShotSession, private DeviceSession {
 
     // Nothing of this rank is under way, and no other rank knows the new window.
     synchronise(stream_);
-    steps_.fill(0), gave_up_.fill(0), n_before_ = n_steps_;
+    steps_.upload(std::vector<unsigned>(static_cast<std::size_t>(shape.n_rows()), first_));
+    gave_up_.fill(0), n_before_ = n_steps_;
     next_.reset();
     next_ = Window::open(std::move(memory), rank, peers_.n_window(), use_);
     const bool has_handle = is_shared && next_->memory() == nullptr && next_->size() > 0;
@@ -155,11 +158,11 @@ class DeviceOneShot final : public OneShotSession, private DeviceSession {
       char line[160];
       if (wait.peer_failed != 0) {
         std::snprintf(line, sizeof line, "rank %d, step %lld, gave up: another rank failed",
-                      ranks_[static_cast<std::size_t>(peers_.me)], static_cast<long long>(n_before_ + wait.step));
+                      ranks_[static_cast<std::size_t>(peers_.me)], static_cast<long long>(n_before_ + (wait.step - first_)));
         throw PeerFailed(line);
       }
       std::snprintf(line, sizeof line, "rank %d, step %lld: no states from rank %d, row %u, for %g s",
-                    ranks_[static_cast<std::size_t>(peers_.me)], static_cast<long long>(n_before_ + wait.step),
+                    ranks_[static_cast<std::size_t>(peers_.me)], static_cast<long long>(n_before_ + (wait.step - first_)),
                     ranks_[wait.source], wait.row, timeout_);
       throw DeviceError(line);
     }
@@ -201,7 +204,8 @@ class DeviceOneShot final : public OneShotSession, private DeviceSession {
   }
 
   double timeout_;
-  MemoryUse use_;  ///< of windows that lie in no library's memory
+  unsigned first_;  ///< steps that count as done in a new window
+  MemoryUse use_;   ///< of windows that lie in no library's memory
   std::int64_t n_out_;
   DeviceBuffer<float> result_;  ///< z [n_rows, d_v], then lse [n_rows]
   DeviceBuffer<unsigned> steps_;

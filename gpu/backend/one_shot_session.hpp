@@ -101,6 +101,7 @@ std::int64_t one_shot_window_bytes(std::span<const KeyRange> ranges, std::int64_
 struct OneShotOptions {
   double timeout = 0;            ///< seconds that one wait of a kernel may take; infinity for no limit
   bool windows_on_host = false;  ///< windows in pinned memory of the host, for devices that do not reach each other's memory
+  unsigned steps_done = 0;       ///< steps that a new window counts as done, at most 2^32 - 4: tests begin before the wrap
 };
 
 namespace emulated {

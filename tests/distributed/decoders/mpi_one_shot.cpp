@@ -54,6 +54,20 @@ TEST_CASE("one-shot on processes: windows in host memory have the same bits") {
   }
 }
 
+TEST_CASE("one-shot on processes: rows with owners have the same bits, and the bytes stored are those predicted") {
+  const auto transport = open_transport();
+  constexpr std::int64_t kKeys = 254;
+  const Run run = with_owners(transport->size());
+  const emulated::SettingsScope scope({.seed = run.seed, .n_workers = 1});
+  Traffic last;
+  CHECK(differences_on_rank(*transport, run, kKeys, nullptr, last) == 0);
+  const Prediction predicted =
+      predict(find_algorithm("one-shot"), shape_of(run, kKeys + run.steps), transport->topology(), ranges_of(run, kKeys));
+  CHECK(predicted.rounds == (run.p == 1 ? 0 : 2));
+  CHECK(session().ranks().all_sum(last.bytes) == predicted.bytes);
+  CHECK(session().ranks().all_sum(last.messages) == predicted.messages);
+}
+
 TEST_CASE("one-shot on processes: a rank that never decodes ends the others within the deadline") {
   const MpiRanks& ranks = session().ranks();
   if (ranks.size() == 1) return;

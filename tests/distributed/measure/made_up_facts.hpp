@@ -36,7 +36,7 @@ inline std::vector<RankFacts> healthy_cluster(int n_nodes, int ranks_per_node) {
       one.gpus.push_back(found);
     }
     one.gpu = rank % ranks_per_node;
-    one.nccl = {.missing = "", .path = "/opt/nccl/libnccl.so.2", .found = 23007, .compiled = 22809};
+    one.nccl = {.missing = "", .path = "/opt/nccl/libnccl.so.2", .found = 23007};
     one.interfaces = {{"lo", "127.0.0.1"}, {"eth0", "192.168.1." + std::to_string(node + 1)}};
     facts.push_back(one);
   }
@@ -131,14 +131,14 @@ inline std::vector<Fault> faults() {
        "the "
        "same kernels on the CPU"},
       {"no NCCL", kFailure, Need::kNccl, 1, all([](RankFacts& one) {
-         one.nccl = {.missing = "libnccl.so.2: cannot open shared object file", .path = "", .found = 0, .compiled = 22809};
+         one.nccl = {.missing = "libnccl.so.2: cannot open shared object file", .path = "", .found = 0};
        }),
        "--transport nccl: ranks 0 and 1 on node01 cannot load NCCL: libnccl.so.2: cannot open shared object file; pip "
        "install "
        "nvidia-nccl-cu13, and add the folder of libnccl.so.2 to LD_LIBRARY_PATH"},
-      {"NCCL older than its header", kFailure, Need::kNccl, 1, all([](RankFacts& one) { one.nccl.found = 22707; }),
-       "--transport nccl: ranks 0 and 1 on node01: /opt/nccl/libnccl.so.2 is NCCL 2.27.7, older than the header 2.28.9 that "
-       "the program was built with; install NCCL 2.28.9 or later there"},
+      {"an NCCL that is too old", kFailure, Need::kNccl, 1, all([](RankFacts& one) { one.nccl.found = 21402; }),
+       "--transport nccl: ranks 0 and 1 on node01: /opt/nccl/libnccl.so.2 is NCCL 2.14.2, older than 2.14.3, the first with "
+       "communicators that do not block; install NCCL 2.14.3 or later there"},
       {"different versions of NCCL", kFailure, Need::kNccl, 2, [](Facts& facts) { facts[3].nccl.found = 22907; },
        "--transport nccl: rank 3 has NCCL 2.29.7, ranks 0-2 2.30.7; install one version on all machines"},
       {"no interface but lo", kFailure, Need::kNccl, 2,

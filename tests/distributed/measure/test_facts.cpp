@@ -62,9 +62,6 @@ TEST_CASE("facts: two interfaces are shown, and lo where it is the only one") {
 TEST_CASE("facts: versions, bytes and lists of ranks as text") {
   CHECK(cuda_text(13000) == "13.0");
   CHECK(cuda_text(12080) == "12.8");
-  CHECK(nccl_text(22809) == "2.28.9");
-  CHECK(nccl_text(23012) == "2.30.12");
-  CHECK(nccl_text(2804) == "2.8.4");
   CHECK(bytes_text(1023) == "1023 B");
   CHECK(bytes_text(65536) == "64.0 KiB");
   CHECK(bytes_text(0x1p39) == "512 GiB");

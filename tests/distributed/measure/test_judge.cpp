@@ -54,7 +54,7 @@ TEST_CASE("judge: a healthy cluster has one verdict per subject, and all are fin
       "ok       shared memory  512 GiB of /dev/shm are free\n"
       "ok       GPUs           16 x NVIDIA H200, driver 580.65.06 (CUDA 13.0), compute capability 9.0; use --backend cuda\n"
       "ok       peer access    all GPUs of a machine reach each other\n"
-      "ok       NCCL           2.30.7 found (/opt/nccl/libnccl.so.2), compiled for 2.28.9\n"
+      "ok       NCCL           2.30.7 found (/opt/nccl/libnccl.so.2)\n"
       "ok       interface      eth0 192.168.1.1 for NCCL's bootstrap (NCCL_SOCKET_IFNAME is not set)\n"
       "ok       one-shot       possible on one machine: every rank has its own GPU and reaches those of its machine\n");
   CHECK(line(judge(healthy_cluster(1, 2)).back()) ==
@@ -173,7 +173,7 @@ TEST_CASE("judge: a GPU may be shared where NCCL allows it, on every rank that s
   for (RankFacts& one : facts) one.nccl.found = 23002;
   CHECK(nccl_fails());
   // Without a library that is the line, and no version.
-  for (RankFacts& one : facts) one.nccl = {.missing = "none", .path = "", .found = 0, .compiled = 0};
+  for (RankFacts& one : facts) one.nccl = {.missing = "none", .path = "", .found = 0};
   CHECK(first_failure(judge(facts), std::array{Need::kNccl})->find("(found") == std::string::npos);
 }
 

@@ -48,7 +48,9 @@ inline void run_nccl(const Topology& topology, double timeout, const std::string
   const emulated::SettingsScope devices(settings);
   run_threads(topology, timeout, ThreadBody([&](const ThreadRanks& ranks, ThreadTransport&) {
                 emulated::backend().use_gpu(ranks.rank());
-                NcclTransport transport(ranks, topology, platform_of(emulated::backend()));
+                // Rank 0 alone listens.
+                NcclTransport transport(ranks, topology, platform_of(emulated::backend()),
+                                        ranks.rank() == 0 ? "eth7 10.0.0.1" : "");
                 body(ranks, transport);
               }));
 }

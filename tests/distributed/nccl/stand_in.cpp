@@ -13,6 +13,7 @@
 /// | `join R` | rank R never joins |
 /// | `silent R N` | from group N on, rank R sends nothing |
 /// | `window` | the devices reach each other's memory nowhere: windows are null |
+/// | `stray R` | what rank R stores into the windows of others gets lost |
 /// | `version V N` | the version is V: in call N of ncclGetVersion() in this process since this was asked for, in every one without N |
 ///
 /// Counts start from 1.
@@ -30,6 +31,7 @@
 #include <set>
 #include <sstream>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -423,7 +425,10 @@ Status ncclGetPeerDevicePointer(Window* window, std::size_t offset, int peer, vo
   auto* memory = static_cast<std::byte*>(window->own);
   if (peer != window->state->rank) {
     const auto [of_peer, is_new] = window->of_others.try_emplace(peer);
-    if (is_new) of_peer->second = SharedPages(mail.window(window->number, peer), window->n_bytes);
+    if (is_new && window->state->fault.is("stray", window->state->rank))
+      of_peer->second = SharedPages(window->n_bytes);
+    else if (is_new)
+      of_peer->second = SharedPages(mail.window(window->number, peer), window->n_bytes);
     memory = of_peer->second.data();
   }
   *at = memory + offset;
@@ -431,3 +436,28 @@ Status ncclGetPeerDevicePointer(Window* window, std::size_t offset, int peer, vo
 }
 
 }  // extern "C"
+
+// The stand-in is called through these types, so its functions have them.
+#define TREE_ATTN_SAME(function) \
+  static_assert(std::is_same_v<decltype(&::function), decltype(Functions::function)>, #function)
+TREE_ATTN_SAME(ncclGetVersion);
+TREE_ATTN_SAME(ncclGetUniqueId);
+TREE_ATTN_SAME(ncclCommInitRankConfig);
+TREE_ATTN_SAME(ncclCommGetAsyncError);
+TREE_ATTN_SAME(ncclCommFinalize);
+TREE_ATTN_SAME(ncclCommDestroy);
+TREE_ATTN_SAME(ncclCommAbort);
+TREE_ATTN_SAME(ncclGetErrorString);
+TREE_ATTN_SAME(ncclGetLastError);
+TREE_ATTN_SAME(ncclGroupStart);
+TREE_ATTN_SAME(ncclGroupEnd);
+TREE_ATTN_SAME(ncclSend);
+TREE_ATTN_SAME(ncclRecv);
+TREE_ATTN_SAME(ncclAllReduce);
+TREE_ATTN_SAME(ncclCommSplit);
+TREE_ATTN_SAME(ncclMemAlloc);
+TREE_ATTN_SAME(ncclMemFree);
+TREE_ATTN_SAME(ncclCommWindowRegister);
+TREE_ATTN_SAME(ncclCommWindowDeregister);
+TREE_ATTN_SAME(ncclGetPeerDevicePointer);
+static_assert(sizeof(Functions) == 20 * sizeof(void (*)()), "a function is missing above");

@@ -14,6 +14,10 @@
 #endif
 #endif
 
+#if defined(TREE_ATTN_NEEDS_NCCL_HEADER) && !defined(TREE_ATTN_HAS_NCCL_HEADER)
+#error "nccl.h or cuda_runtime.h was not found"
+#endif
+
 #include <doctest/doctest.h>
 
 #include <cstddef>

@@ -78,16 +78,18 @@ TEST_CASE("nccl: every algorithm has the bits and counts of host memory, canonic
 }
 
 TEST_CASE("nccl: one-shot, whose kernels exchange by themselves, has the bits of gather and the counts of its prediction") {
-  // Windows of NCCL; of the emulator, since that version has no addresses of them; and on the host.
-  struct Case {
-    int p;
-    const char* fault;
-    bool windows_on_host;
+  // Windows of NCCL; of the emulator, since that version has no addresses of them; on the host; and where rows have owners.
+  const auto small = [](int p, bool windows_on_host = false) {
+    return one_shot::Run{.p = p, .cut = one_shot::Cut::kUneven, .windows_on_host = windows_on_host};
   };
-  for (const auto& [p, fault, windows_on_host] :
-       {Case{2, "", false}, Case{3, "", false}, Case{3, "version 22809", false}, Case{3, "window", true}}) {
-    const one_shot::Run run{.p = p, .cut = one_shot::Cut::kUneven, .windows_on_host = windows_on_host};
+  struct Case {
+    one_shot::Run run;
+    const char* fault = "";
+  };
+  for (const auto& [run, fault] : {Case{small(2)}, Case{small(3)}, Case{small(3), "version 22809"},
+                                   Case{small(3, true), "window"}, Case{one_shot::with_owners(3)}}) {
     INFO(one_shot::text(run) << ", fault " << fault);
+    const int p = run.p;
     constexpr std::int64_t kKeys = 510;
     CHECK(one_shot::opens_new_windows(run, kKeys));
     const Topology topology = Topology::pretend(p, p);
@@ -102,6 +104,7 @@ TEST_CASE("nccl: one-shot, whose kernels exchange by themselves, has the bits of
       n_messages += last.messages, n_bytes += last.bytes;
     });
     CHECK(n_wrong == 0);
+    CHECK(predicted.rounds == (run.head_dim == 256 ? 2 : 1));
     CHECK(n_messages == predicted.messages);
     CHECK(n_bytes == predicted.bytes);
   }

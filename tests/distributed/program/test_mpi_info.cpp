@@ -43,6 +43,7 @@ TEST_CASE("info: what is wrong on one rank is found on all") {
        {Wrong{3, "STAND_IN_GPUS=2", "fails GPUs --transport nccl: ranks 0 and 2 on "},
         Wrong{2, "STAND_IN_GPUS=2 STAND_IN_NCCL=$((23007 - 301 * RANK))",
               "fails NCCL --transport nccl: rank 1 has NCCL 2.27.6, rank 0 2.30.7; install one version"},
+        Wrong{1, "STAND_IN_NCCL=21402", "libnccl.so.2 is NCCL 2.14.2, older than 2.14.3, the first with communicators"},
         Wrong{2, "STAND_IN_GPUS=$((2 - 2 * RANK))", "fails GPUs --backend cuda: no GPU for rank 1 on "},
         Wrong{2, "STAND_IN_ERROR=999", "fails GPUs --backend cuda: no driver for ranks 0 and 1 on "},
         Wrong{3, "STAND_IN_GPUS=3 STAND_IN_APART=1",
@@ -70,7 +71,6 @@ TEST_CASE("info --devices: a device that is not there, and a list that is none")
   check_one_line(run(alone({"info", "--devices", "3-1"})), "--devices: \"3-1\"");
 }
 
-#if defined(TREE_ATTN_ON_STAND_INS)
 TEST_CASE("info: a decode on GPUs that cannot be ends with the line of info before it begins") {
   const Words decode{"decode", "--backend", "cuda", "--seq-len", "256", "--heads", "2", "--head-dim", "64", "--verify"};
   const Words generate{"generate", TREE_ATTN_TEST_DATA "/recall/model.safetensors", "--ask", "Q", "--backend", "cuda"};
@@ -122,4 +122,3 @@ TEST_CASE("info: a decode on GPUs that cannot be ends with the line of info befo
                  "--algorithm one-shot: the GPU of rank 0 cannot reach that of rank 1");
   check_silent_success(run(apart + Words{"--compare", "one-shot", "--windows", "host"}));
 }
-#endif

@@ -16,10 +16,13 @@ struct NcclVariables {
   explicit NcclVariables(const std::string& fault = "", const std::string& library = TREE_ATTN_NCCL_STAND_IN) {
     ::setenv("TREE_ATTN_NCCL_LIBRARY", library.c_str(), 1);
     ::setenv("TREE_ATTN_NCCL_FAULT", fault.c_str(), 1);
+    ::setenv("NCCL_SOCKET_IFNAME", "lo", 1);
   }
   NcclVariables(const NcclVariables&) = delete;
   NcclVariables& operator=(const NcclVariables&) = delete;
-  ~NcclVariables() { ::unsetenv("TREE_ATTN_NCCL_LIBRARY"), ::unsetenv("TREE_ATTN_NCCL_FAULT"); }
+  ~NcclVariables() {
+    for (const char* name : {"TREE_ATTN_NCCL_LIBRARY", "TREE_ATTN_NCCL_FAULT", "NCCL_SOCKET_IFNAME"}) ::unsetenv(name);
+  }
 };
 
 const Words kDecode{"decode", "--heads", "4", "--kv-heads", "2", "--head-dim", "64", "--backend", "emulated"};
@@ -105,6 +108,18 @@ TEST_CASE("decode --transport nccl: what is missing or does not fit is one line"
     check_one_line(run(alone(small + devices)), "--transport nccl: TREE_ATTN_NCCL_LIBRARY is /nowhere/libnccl.so.2");
     check_one_line(run(ranks(2, small)), "--transport nccl: TREE_ATTN_NCCL_LIBRARY is /nowhere/libnccl.so.2");
   }
+  {
+    // Where the loader looks first lies a file that is no library: this machine may have NCCL elsewhere.
+    const NcclVariables none("", "");
+    const Scratch scratch;
+    scratch.write("libnccl.so.2", "");
+    const Words beside{"env", "LD_LIBRARY_PATH=" + scratch.folder().string(), kProgram};
+    const std::string line =
+        "--transport nccl: libnccl.so.2 was not found; pip install nvidia-nccl-cu13 or apt-get install libnccl2, or set "
+        "TREE_ATTN_NCCL_LIBRARY to its path";
+    check_one_line(run(beside + small + devices), line);
+    check_one_line(run(ranks(2, small, beside)), line);
+  }
   const NcclVariables old("version 21200");
   check_one_line(run(ranks(2, small)), "is NCCL 2.12.0, older than 2.14.3");
 }
@@ -119,7 +134,8 @@ TEST_CASE("decode --transport nccl: a fault ends all ranks within the deadline, 
        {Case{"call 1 1", "rank 1: NCCL 2.29.7: ncclRecv: unhandled system error"},
         Case{"async 1 1", "rank 1: NCCL 2.29.7: an asynchronous error: remote process exited"},
         // The rank that waits for the message gives up, or at the same time one that waits for the end of the step.
-        Case{"join 3", "for all ranks to join NCCL"}, Case{"silent 1 1", "in two-level, step 1 and gave up"}}) {
+        Case{"join 3", " waited 1 s for all ranks to join NCCL (rank 0 listens on lo 127.0.0.1; NCCL_SOCKET_IFNAME "},
+        Case{"silent 1 1", "in two-level, step 1 and gave up"}}) {
     CAPTURE(each.fault);
     const NcclVariables variables(each.fault);
     const auto start = std::chrono::steady_clock::now();
@@ -130,10 +146,34 @@ TEST_CASE("decode --transport nccl: a fault ends all ranks within the deadline, 
 
 TEST_CASE("decode --transport nccl: processes end within the deadline too, in one line") {
   const Words small = kDecode + Words{"--seq-len", "256", "--transport", "nccl", "--timeout", "1"};
-  for (const auto& [fault, line] : {std::pair{"join 2", "to join NCCL"}, std::pair{"silent 1 1", "over NCCL"},
-                                    std::pair{"call 1 1", "rank 1: NCCL 2.29.7: ncclRecv: unhandled system error"}}) {
+  using Clock = std::chrono::steady_clock;
+  // What mpirun takes to start and end the ranks.
+  const auto before = Clock::now();
+  {
+    const NcclVariables variables;
+    check_silent_success(run(ranks(3, small)));
+  }
+  const Clock::duration without_fault = Clock::now() - before;
+  for (const auto& [fault, line] :
+       {std::pair{"join 2",
+                  "ranks 0, 1, 2 wait for all ranks to join NCCL (rank 0 listens on lo 127.0.0.1; NCCL_SOCKET_IFNAME "},
+        std::pair{"silent 1 1", "over NCCL"}, std::pair{"call 1 1", "rank 1: NCCL 2.29.7: ncclRecv: unhandled system error"},
+        std::pair{"async 1 1", "rank 1: NCCL 2.29.7: an asynchronous error: remote process"}}) {
     CAPTURE(fault);
     const NcclVariables variables(fault);
+    const auto start = Clock::now();
     check_one_line(run(ranks(3, small)), line);
+    CHECK(Clock::now() - start < without_fault + std::chrono::seconds(3));
+  }
+}
+
+TEST_CASE("decode --transport nccl: a kernel of one-shot that waits in vain names the step, the rank and the row") {
+  const Words small =
+      kDecode + Words{"--seq-len", "256", "--transport", "nccl", "--timeout", "1", "--algorithm", "one-shot"};
+  const NcclVariables variables("stray 1");
+  for (const Words& job : {alone(small + Words{"--devices", "0-1"}), ranks(2, small)}) {
+    const Result result = run(job);
+    check_one_line(result, "rank 0, step 1: no states from rank 1, row ");
+    check_one_line(result, ", for 1 s");
   }
 }

@@ -7,13 +7,13 @@
 
 namespace tree_attn {
 
-TEST_CASE("pulse board: a text is cut at 63 bytes") {
+TEST_CASE("pulse board: a text is cut at 127 bytes") {
   SharedText text;
   CHECK(text.get() == "");
   text.set("for all ranks to agree");
   CHECK(text.get() == "for all ranks to agree");
-  text.set(std::string(100, 'x'));
-  CHECK(text.get() == std::string(63, 'x'));
+  text.set(std::string(200, 'x'));
+  CHECK(text.get() == std::string(127, 'x'));
   text.set("");
   CHECK(text.get() == "");
 }

@@ -41,13 +41,13 @@ TEST_CASE("thread ranks: a rank that never answers ends the others within the ti
     if (ranks.rank() == 1) ranks.barrier();
   };
   CHECK_THROWS_WITH_AS(run_threads(Topology::pretend(2, 2), 0.2, silent),
-                       "rank 1 waited for the arrival of rank 0 in a test and gave up", TransportError);
+                       "rank 1 waited 0.2 s for the arrival of rank 0 in a test and gave up", TransportError);
   const auto root_is_silent = [](const ThreadRanks& ranks, ThreadTransport&) {
     ranks.doing("in a test");
     if (ranks.rank() == 1) ranks.broadcast_from_root(0);
   };
   CHECK_THROWS_WITH_AS(run_threads(Topology::pretend(2, 2), 0.2, root_is_silent),
-                       "rank 1 waited for rank 0 in a test and gave up", TransportError);
+                       "rank 1 waited 0.2 s for rank 0 in a test and gave up", TransportError);
 }
 
 }  // namespace tree_attn::test

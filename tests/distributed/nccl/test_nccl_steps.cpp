@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief What a step over NCCL asks of the devices: copies, launches and memory; and which kernels run while messages are
+/// on their way.
+#include "gpu/parts/peers.hpp"
+#include "gpu/platform/launch.hpp"
+#include "tests/distributed/nccl/nccl_ranks.hpp"
+#include "tests/support/one_shot_runs.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace tree_attn::test {
+namespace {
+
+/// What the devices have been asked for.
+struct Counts {
+  std::int64_t allocations, uploaded, downloaded, launches, replays;
+
+  static Counts now() {
+    const DeviceTraffic& all = emulated::traffic();
+    return {all.n_allocations, all.bytes_uploaded, all.bytes_downloaded, all.n_launches, all.n_replays};
+  }
+  Counts since(const Counts& before) const {
+    return {allocations - before.allocations, uploaded - before.uploaded, downloaded - before.downloaded,
+            launches - before.launches, replays - before.replays};
+  }
+};
+
+/// A transport that looks at what is being received whenever a decode lets messages advance: before its kernel is launched,
+/// and after that has run, since the default stream of the emulator waits for its operations.
+class WatchedTransport final : public DeviceTransport {
+ public:
+  explicit WatchedTransport(NcclTransport& inner) : DeviceTransport(inner.topology(), inner.rank()), inner_(inner) {}
+
+  std::string_view name() const override { return inner_.name(); }
+  void progress() override {
+    const auto is_untouched = [](const auto& each) { return std::ranges::equal(each.first, each.second); };
+    if (awaited_.empty())
+      ++n_alone;
+    else if (std::ranges::all_of(awaited_, is_untouched))
+      ++n_overlapped;
+    else
+      ++n_others;
+  }
+  MakeBlocks make_blocks() const override { return inner_.make_blocks(); }
+  void queue_on(DeviceStream& stream) override { inner_.queue_on(stream); }
+  std::unique_ptr<NodeMemory> allocate_on_node(std::size_t n_bytes) override { return inner_.allocate_on_node(n_bytes); }
+  void all_reduce(Combine::Operator op, std::span<float> elements) override { inner_.all_reduce(op, elements); }
+  void settle() override {
+    inner_.settle();
+    for (const auto& [at, before] : awaited_) n_arrived += std::ranges::equal(at, before) ? 0 : 1;
+    awaited_.clear();
+  }
+  void abandon() noexcept override { inner_.abandon(); }
+
+  int n_overlapped = 0, n_alone = 0, n_others = 0;  ///< calls of progress()
+  int n_arrived = 0;                                ///< messages
+
+ protected:
+  void start_send(std::span<const std::byte> bytes, int to) override { inner_.send(bytes, to); }
+  void start_receive(std::span<std::byte> bytes, int from) override {
+    awaited_.push_back({bytes, {bytes.begin(), bytes.end()}});
+    inner_.receive(bytes, from);
+  }
+  void finish_messages() override { inner_.wait(); }
+  void tell_all(std::span<const std::byte>, std::span<std::byte>, std::string_view) override {
+    FAIL("a ring has nothing to tell");
+  }
+
+ private:
+  NcclTransport& inner_;
+  std::vector<std::pair<std::span<std::byte>, std::vector<std::byte>>> awaited_;  ///< and what was there before
+};
+
+}  // namespace
+
+TEST_CASE("nccl: a ring computes while the next shard is on its way, on a stream of its own") {
+  for (const int p : {2, 3, 5}) {
+    const auto workload = normal_workload(1310, {.kv_heads = 2, .head_dim = 64, .value_dim = 64, .n_keys = 128 * p});
+    const std::vector<KeyRange> ranges = even_ranges(128 * p, p, kLeafKeys);
+    std::atomic<int> n_overlapped = 0, n_alone = 0, n_others = 0, n_arrived = 0;
+    run_nccl(Topology::pretend(p, p), 60, "", [&](const ThreadRanks& ranks, NcclTransport& inner) {
+      WatchedTransport transport(inner);
+      ShardDecoder shard =
+          open_shard(emulated::backend(), workload->query(0),
+                     workload->shard(ranges[static_cast<std::size_t>(ranks.rank())]), workload->lengths(), workload->scale);
+      const std::unique_ptr<Decoder> decoder = find_algorithm("ring").open(transport, shard, ranges);
+      for (int t = 0; t < 2; ++t) decoder->step(workload->query(0), workload->lengths());
+      n_overlapped += transport.n_overlapped, n_alone += transport.n_alone, n_others += transport.n_others;
+      n_arrived += transport.n_arrived;
+    });
+    // Two steps, two calls in each decode. Keys and values arrive at every hop but the last.
+    CHECK(n_overlapped == 2 * 2 * p * (p - 1));
+    CHECK(n_alone == 2 * 2 * p);
+    CHECK(n_others == 0);
+    CHECK(n_arrived == 2 * 2 * p * (p - 1));
+  }
+}
+
+TEST_CASE("nccl: a step uploads one position, queries and lengths, allocates nothing, and launches what it has to") {
+  const one_shot::Run run{.p = 2, .steps = 6, .dtype = DType::BF16, .group = 4, .head_dim = 64};
+  const Topology topology = Topology::pretend(run.p, run.p);
+  // Both ranges stay one leaf, so each rank has one state per row.
+  const std::vector<KeyRange> ranges{{0, kLeafKeys}, {kLeafKeys, kOpenEnd}};
+  constexpr std::int64_t kKeys = 100;
+  const WorkloadShape shape = one_shot::shape_of(run, kKeys + run.steps);
+  const std::int64_t n_rows = shape.n_rows(), row_bytes = shape.head_dim * static_cast<std::int64_t>(bytes_of(shape.dtype));
+  const std::int64_t uploaded = shape.bytes_per_position() + n_rows * row_bytes + 2 * shape.batch * 8;
+  const std::int64_t downloaded = n_rows * (shape.value_dim + 1) * 4;
+  struct Case {
+    const char* algorithm;
+    std::int64_t launches, further_bytes;
+  };
+  // One graph, which brings what a wait that gave up would say; or a graph, a copy of the own states, a merge and a finish.
+  for (const auto& [algorithm, launches, further_bytes] :
+       {Case{"one-shot", 0, static_cast<std::int64_t>(sizeof(GaveUp))}, Case{"two-level", 3, 0}}) {
+    CAPTURE(algorithm);
+    run_nccl(topology, 60, "", [&](const ThreadRanks& ranks, NcclTransport& transport) {
+      const auto workload = make_workload(shape, 47, run.steps);
+      const OwnedLeaves leaves(topology.range_of(ranks.rank(), ranges), run.order);
+      ShardDecoder shard(emulated::backend(), shape, leaves, leaves.n_keys(kKeys + run.steps), one_shot::kScale);
+      const std::unique_ptr<Decoder> decoder = find_algorithm(algorithm).open(transport, shard, ranges);
+      for (int t = 0; t < run.steps; ++t) {
+        fill(shard.cache(), *workload, workload->lengths(t));
+        ranks.barrier();
+        const Counts before = Counts::now();
+        ranks.barrier();
+        decoder->step(workload->query(t), workload->lengths(t));
+        ranks.barrier();
+        const Counts step = Counts::now().since(before);
+        ranks.barrier();
+        // In the first steps memory is taken, and graphs are recorded.
+        if (t < 3 || ranks.rank() != 0) continue;
+        CAPTURE(t);
+        CHECK(step.allocations == 0);
+        CHECK(step.uploaded == run.p * uploaded);
+        CHECK(step.downloaded == run.p * (downloaded + further_bytes));
+        CHECK(step.launches == run.p * launches);
+        CHECK(step.replays == run.p);
+      }
+    });
+  }
+}
+
+}  // namespace tree_attn::test
