@@ -255,8 +255,7 @@ inline bool elect_one(const Line& line = Line::current()) {
   runtime::meet_warp(0xFFFFFFFF, line);
   return runtime::lane() == 0;
 }
-/// Copies of the emulator see all that was written: a missing fence is not found.
-inline void async_proxy_fence() {}
+inline void async_proxy_fence() { runtime::async_proxy_fence(); }
 inline void barrier_arrive(Shared<Barrier> barrier, const Line& line = Line::current()) {
   runtime::barrier_arrive(word_of(barrier, line), 0, line);
 }
