@@ -121,7 +121,6 @@ inline float exp2_flushed(float x) {
   const float power = std::exp2(x);
   return power < std::numeric_limits<float>::min() ? 0.0f : power;
 }
-inline std::uint32_t upper_halves(std::uint32_t low, std::uint32_t high) { return low >> 16 | (high & 0xFFFF0000u); }
 inline float multiply(float a, float b) { return a * b; }
 inline float fused_multiply_add(float a, float b, float c) { return std::fma(a, b, c); }
 
