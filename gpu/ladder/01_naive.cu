@@ -100,7 +100,7 @@ const LadderStep kNaive{.name = "naive",
                         .max_splits = 1,
                         .keeps_states = false,
                         .n_additions = chain_additions,
-                        .accepts = accepts_any_rows,
+                        .refusal = accepts_any_rows,
                         .plan = plan,
                         .run = run};
 

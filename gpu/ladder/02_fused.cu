@@ -92,7 +92,7 @@ const LadderStep kFused{.name = "fused",
                         .max_splits = 1,
                         .keeps_states = false,
                         .n_additions = chain_additions,
-                        .accepts = accepts_any_rows,
+                        .refusal = accepts_any_rows,
                         .plan = plan,
                         .run = run};
 

@@ -69,7 +69,7 @@ const LadderStep kVectors{.name = "vectors",
                           .brief = "lanes share a row, 64 keys are a leaf",
                           .max_splits = 1,
                           .n_additions = leaf_additions,
-                          .accepts = accepts_aligned_rows,
+                          .refusal = accepts_aligned_rows,
                           .plan = plan,
                           .run = run};
 

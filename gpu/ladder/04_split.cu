@@ -60,7 +60,7 @@ void run(const DecodeParams& params, DType dtype, const DeviceOutput& output, co
 const LadderStep kSplit{.name = "split",
                         .brief = "keys split over blocks, the last block merges",
                         .n_additions = leaf_additions,
-                        .accepts = accepts_aligned_rows,
+                        .refusal = accepts_aligned_rows,
                         .plan = plan,
                         .run = run};
 

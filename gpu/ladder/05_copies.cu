@@ -34,7 +34,7 @@ void run(const DecodeParams& params, DType dtype, const DeviceOutput& output, co
 const LadderStep kCopies{.name = "copies",
                          .brief = "copies in the background, in a ring of stages",
                          .n_additions = leaf_additions,
-                         .accepts = accepts_any_rows,
+                         .refusal = accepts_any_rows,
                          .plan = plan,
                          .run = run};
 

@@ -49,7 +49,7 @@ void run(const DecodeParams& params, DType dtype, const DeviceOutput& output, co
 const LadderStep kTensor{.name = "tensor",
                          .brief = "grouped heads on tensor cores",
                          .n_additions = tensor_additions,
-                         .accepts = accepts,
+                         .refusal = accepts,
                          .plan = plan,
                          .run = run};
 

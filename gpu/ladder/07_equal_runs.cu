@@ -35,7 +35,7 @@ void run(const DecodeParams& params, DType dtype, const DeviceOutput& output, co
 const LadderStep kEqualRuns{.name = "equal-runs",
                             .brief = "equal runs over all blocks",
                             .n_additions = n_additions,
-                            .accepts = accepts_any_grid,
+                            .refusal = accepts_any_grid,
                             .plan = plan,
                             .run = run};
 

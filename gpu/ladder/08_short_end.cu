@@ -30,14 +30,14 @@ void run(const DecodeParams& params, DType dtype, const DeviceOutput& output, co
 
 /// Shape and type choose the worker, as in step 7.
 double n_additions(const DecodeParams& params, DType dtype) { return kEqualRuns.n_additions(params, dtype); }
-std::string accepts(const DecodeParams& params, DType dtype) { return kEqualRuns.accepts(params, dtype); }
+std::string accepts(const DecodeParams& params, DType dtype) { return kEqualRuns.refusal(params, dtype); }
 
 }  // namespace
 
 const LadderStep kShortEnd{.name = "short-end",
                            .brief = "short sequences merge inside a cluster: the library kernel",
                            .n_additions = n_additions,
-                           .accepts = accepts,
+                           .refusal = accepts,
                            .plan = plan,
                            .run = run};
 

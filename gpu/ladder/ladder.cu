@@ -11,13 +11,6 @@ std::span<const LadderStep* const> ladder() {
   return kSteps;
 }
 
-std::string LadderStep::refusal(const DecodeParams& params, DType dtype) const {
-  if (const std::string why = accepts(params, dtype); !why.empty()) return why;
-  if (min_capability > 0 && device().major < min_capability)
-    return std::string(name) + " needs compute capability " + std::to_string(min_capability);
-  return "";
-}
-
 double chain_additions(const DecodeParams& params, DType) { return static_cast<double>(params.end - params.begin) + 4; }
 
 double leaf_additions(const DecodeParams& params, DType) {

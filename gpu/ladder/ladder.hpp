@@ -21,23 +21,19 @@ inline constexpr int kAnySplits = std::numeric_limits<int>::max();
 struct LadderStep {
   const char* name;
   const char* brief;
-  int min_capability = 0;       ///< major compute capability that it needs; 0: any that it is compiled for
   int max_splits = kAnySplits;  ///< most blocks that may share the keys of a kv head; 1: the step has no splits
   /// Whether it adds in the order of the canonical tree: then it can leave states instead of finished rows, its bits do not
   /// depend on splits, and one key gives its value to the bit.
   bool keeps_states = true;
   /// Longest chain of additions that a weight passes through, for the error bound: n_a of ErrorModel.
   double (*n_additions)(const DecodeParams& params, DType dtype);
-  /// Why no device can take such a problem by this step, in a few words; empty if one can.
-  std::string (*accepts)(const DecodeParams& params, DType dtype);
+  /// Why this step cannot take such a problem, in a few words; empty if it can.
+  std::string (*refusal)(const DecodeParams& params, DType dtype);
   /// How it will be launched. @pre refusal() is empty
   LaunchPlan (*plan)(const DecodeParams& params, DType dtype, const LaunchOptions& options);
   /// Launches. @pre plan() is of the same shapes
   void (*run)(const DecodeParams& params, DType dtype, const DeviceOutput& output, const LaunchPlan& plan,
               const Workspace& workspace, Stream stream);
-
-  /// Why this step cannot take such a problem on this device, in a few words; empty if it can.
-  std::string refusal(const DecodeParams& params, DType dtype) const;
 };
 
 /// All steps, from the first to the library kernel, which is the last.

@@ -15,9 +15,7 @@ namespace tree_attn::TREE_ATTN_PLATFORM {
 
 /// What a caller may ask of a launch plan. 0 leaves it to the step, which looks at the shape and the device.
 struct LaunchOptions {
-  int n_splits = 0;   ///< parts that the keys of a kv head are cut into, each for a block of its own
-  int n_threads = 0;  ///< threads of a block
-  int n_stages = 0;   ///< copies in flight
+  int n_splits = 0;  ///< parts that the keys of a kv head are cut into, each for a block of its own
 };
 
 /// What a step has picked: enough to launch, and to say.

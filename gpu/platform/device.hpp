@@ -31,7 +31,7 @@
 /// | `load_matrix_x4 load_matrix_x4_transposed transpose_matrix mma_16x8x16` | tensor cores |
 /// | `elect_one async_proxy_fence` | one lane of a warp; writes to shared memory before bulk copies to it |
 /// | `multiply fused_multiply_add` | rounded as written: no compiler may contract or split them |
-/// | `exp2_flushed upper_halves` | 2^x without subnormal results; the upper 16 bits of two words in one |
+/// | `exp2_flushed` | 2^x without subnormal results |
 #pragma once
 
 #if defined(__CUDACC__)

@@ -2,10 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """docs/tools/kernel_figures.py: the bars of the ladder are the bytes of its steps, and a time only where this kernel was measured."""
 import copy
+import json
 import math
+import os
 import pathlib
 import re
 import sys
+import tempfile
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -50,6 +53,29 @@ class Steps(unittest.TestCase):
             self.assertEqual(svg.count("not yet measured"), 2 * (len(STEPS) - len(unchanged)))
             for length in light:
                 self.assertAlmostEqual(length, 230, delta=0.01)
+
+
+class Instructions(unittest.TestCase):
+    def test_the_counts_of_a_build_come_before_those_that_are_recorded(self):
+        walk = {"kernel": "equal_runs", "architecture": "sm_90a", "worker": "SubWarp<float, 32, 1>", "rows": "bulk", "pass": 1, "leaf": 4321, "per_8_kib": 1,
+                "hot_bytes": 2048, "loop_bytes": 1, "kernel_bytes": 4096, "registers": 99, "stack": 0}
+        large = walk | {"kernel": "one_shot", "worker": "MmaTile<Half, 64, 4>", "hot_bytes": 40 * 1024}
+        recorded = kernel_tables.instructions()
+        with tempfile.TemporaryDirectory() as folder:
+            os.environ["TREE_ATTN_DOCS_RESOURCES"] = folder
+            try:
+                self.assertEqual(kernel_tables.instructions(), recorded)
+                counted = pathlib.Path(folder) / "tests" / "gpu" / "kernel_instructions.json"
+                counted.parent.mkdir(parents=True)
+                counted.write_text(json.dumps({"compiler": "nvcc 99", "walks": [walk, large]}), encoding="utf-8")
+                shown = kernel_tables.instructions()
+            finally:
+                del os.environ["TREE_ATTN_DOCS_RESOURCES"]
+        self.assertEqual([line for line in shown if line.startswith("| `")],
+                         ["| `SubWarp<float, 32, 1>` | bulk | sm_90a | 4321 | 1 | 768 | 2.0 KiB | 4 KiB | 99 |"])
+        self.assertIn("nvcc 99", shown[0])
+        self.assertTrue(shown[-1].startswith("Of all 2 walks of `equal_runs` and `one_shot` the largest hot code is that of `one_shot`"))
+        self.assertTrue(shown[-1].endswith("40.0 KiB."))
 
 
 if __name__ == "__main__":

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Instructions of the hot loop of every walk, counted in the compiled code.
 
-count X.o ...   prints the table, and fails where a walk has too much hot code; --json FILE writes it for the documentation
+count X.o ...   prints the table, and fails where a walk has too much hot code; --json FILE writes it for the documentation;
+                --recorded FILE fails where that file is of the same compiler and has other counts
 self-test       checks the counts of small programs
 
-The code is what `cuobjdump -sass` prints. It is found by TREE_ATTN_CUOBJDUMP, beside nvcc, or in the PATH; where it is
-missing, `count` says so and exits with 77. It is part of the CUDA toolkit, and of the registry package nvidia-cuda-cuobjdump.
+The code is what `cuobjdump -sass` prints, see toolkit.py; where that is missing, `count` says so and exits with 77.
 
 What is counted
 * A walk is an innermost loop that holds an ex2 instruction (MUFU.EX2) and multiplies: FFMA on CUDA cores, HMMA on tensor
@@ -24,20 +24,21 @@ What is counted
 """
 
 import argparse
+import concurrent.futures
 import json
-import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import resources
+import toolkit
 
 SKIPPED = 77
 BYTES = 16  # of one instruction
 LEAF_KEYS, KEYS_PER_STEP, WARP = 64, 8, 32
 COPIES = {"UBLKCP": "bulk", "UTMALDG": "tensor map", "LDGSTS": "cp.async", "LDG.E.128": "loads"}  # in order of precedence
+MOST_CHANGE = 0.05  # of the instructions of a leaf, from what the documentation shows
 FEWEST_STORES, FEWEST_PRODUCTS = 4, 4  # FMULs and stores in a block that is about a state, not about one element
 
 FUNCTION = re.compile(r"\s*Function : (\S+)")
@@ -49,7 +50,8 @@ ENDS = {"EXIT", "RET", "BRX", "JMX", "JMP", "KILL", "BPT"}
 
 class Instruction:
     def __init__(self, address, predicate, opcode, operands):
-        self.address, self.predicate, self.opcode = address, (predicate or "").strip(), opcode
+        # Some versions of cuobjdump print NA, which is about the L1 cache.
+        self.address, self.predicate, self.opcode = address, (predicate or "").strip(), opcode.replace(".NA.", ".")
         self.base = opcode.split(".")[0]
         self.operands = operands.strip()
         target = TARGET.search(self.operands)
@@ -301,51 +303,65 @@ def walks_of(name, instructions):
     return sorted(walks, key=lambda walk: walk["rows"])
 
 
-def cuobjdump():
-    """The program, or None."""
-    for tool in (os.environ.get("TREE_ATTN_CUOBJDUMP"), shutil.which("cuobjdump")):
-        if tool and shutil.which(tool):
-            return tool
-    beside = Path(shutil.which(nvcc())).resolve().parent / "cuobjdump" if nvcc() else None
-    return str(beside) if beside and beside.exists() else None
-
-
-def nvcc():
-    """The compiler, or None."""
-    return next((tool for tool in (os.environ.get("CUDACXX"), shutil.which("nvcc"), "/usr/local/cuda/bin/nvcc") if tool and shutil.which(tool)), None)
-
-
 def compiler():
     """nvcc and its version."""
-    printed = subprocess.run([nvcc(), "--version"], capture_output=True, text=True, check=True).stdout if nvcc() else ""
+    printed = subprocess.run([toolkit.nvcc(), "--version"], capture_output=True, text=True, check=True).stdout if toolkit.nvcc() else ""
     version = re.search(r"V([\d.]+)", printed)
     return f"nvcc {version[1]}" if version else "nvcc"
 
 
-def walks_in(objects, tool, wanted):
-    """The walks of the kernels of object files whose readable name matches `wanted`."""
+def walks_of_object(file, tool, wanted):
+    """The walks of the kernels of an object file whose readable name matches `wanted`."""
     walks = []
-    for file in objects:
-        printed = [subprocess.run([tool, option, file], capture_output=True, text=True, check=True).stdout
-                   for option in ("-sass", "-res-usage")]
-        functions = functions_of(printed[0])
-        used, architecture = {}, ""
-        for line in printed[1].splitlines():
-            if line.startswith("arch = "):
-                architecture = line.split()[-1]
-            elif match := re.match(r"\s*Function (\S+?):?\s*$", line):
-                name = match[1]
-            elif match := re.search(r"REG:(\d+) STACK:(\d+)", line):
-                used[architecture, name] = [int(n) for n in match.groups()]
-        names = resources.readable(sorted({name for _, name, _ in functions}))
-        for architecture, name, instructions in functions:
-            if not re.search(wanted, names[name]):
-                continue
-            for walk in walks_of(names[name], instructions):
-                registers, stack = used[architecture, name]
-                kernel = names[name].split("<")[0] + (", listed leaves" if "ListedParams" in names[name] else "")
-                walks.append({"kernel": kernel, "architecture": architecture} | walk | {"registers": registers, "stack": stack})
+    printed = [subprocess.run([tool, option, file], capture_output=True, text=True, check=True).stdout for option in ("-sass", "-res-usage")]
+    functions = functions_of(printed[0])
+    used, architecture = {}, ""
+    for line in printed[1].splitlines():
+        if line.startswith("arch = "):
+            architecture = line.split()[-1]
+        elif match := re.match(r"\s*Function (\S+?):?\s*$", line):
+            name = match[1]
+        elif match := re.search(r"REG:(\d+) STACK:(\d+)", line):
+            used[architecture, name] = [int(n) for n in match.groups()]
+    names = resources.readable(sorted({name for _, name, _ in functions}))
+    for architecture, name, instructions in functions:
+        if not re.search(wanted, names[name]):
+            continue
+        for walk in walks_of(names[name], instructions):
+            registers, stack = used[architecture, name]
+            kernel = names[name].split("<")[0] + (", listed leaves" if "ListedParams" in names[name] else "")
+            walks.append({"kernel": kernel, "architecture": architecture} | walk | {"registers": registers, "stack": stack})
     return walks
+
+
+def walks_in(objects, tool, wanted):
+    """The walks of all object files, in order of kernel, worker and rows."""
+    with concurrent.futures.ProcessPoolExecutor() as pool:
+        found = pool.map(walks_of_object, objects, [tool] * len(objects), [wanted] * len(objects))
+        return sorted((walk for walks in found for walk in walks), key=key_of)
+
+
+def key_of(walk):
+    return [walk[name] for name in ("kernel", "architecture", "worker", "rows")]
+
+
+def changes(walks, recorded):
+    """Walks that only one of two lists has, and those whose instructions per leaf differ by more than MOST_CHANGE. What only one of
+    the two was compiled for says nothing."""
+    def leaves(these, others):
+        found = {}
+        for walk in these:
+            if any(walk["architecture"] == other["architecture"] for other in others):
+                found.setdefault(tuple(key_of(walk)), []).append(walk["leaf"])
+        return {key: sorted(counts) for key, counts in found.items()}
+
+    now, before = leaves(walks, recorded), leaves(recorded, walks)
+    found = []
+    for key in sorted(now.keys() | before.keys()):
+        a, b = now.get(key, []), before.get(key, [])
+        if len(a) != len(b) or any(abs(x - y) > MOST_CHANGE * y for x, y in zip(a, b)):
+            found.append(f"{', '.join(key)}: {a} instructions per leaf, recorded are {b}")
+    return found
 
 
 def table(walks):
@@ -370,15 +386,17 @@ def main():
     count.add_argument("--kernels", default="", help="pattern of the kernels that are counted; all if it is missing")
     count.add_argument("--most-kib", type=int, default=40, help="of hot code, per walk")
     count.add_argument("--json", help="file that the counts are written to")
+    count.add_argument("--recorded", help="file that must have the same counts, if it was made by the same compiler")
     count.add_argument("objects", nargs="+")
     commands.add_parser("self-test")
     asked = parser.parse_args()
     if asked.command == "self-test":
         import instructions_self_test
         return instructions_self_test.main()
-    tool = cuobjdump()
+    tool = toolkit.cuobjdump()
     if tool is None:
-        print("instructions: skipped, no cuobjdump found beside nvcc, in the PATH or by TREE_ATTN_CUOBJDUMP")
+        print("instructions: skipped, no cuobjdump beside nvcc, in the PATH, by TREE_ATTN_CUOBJDUMP or in build-peers/toolkit/, where "
+              "tests/gpu/toolkit.py install puts it")
         return SKIPPED
     walks = walks_in(asked.objects, tool, asked.kernels)
     print(*table(walks), sep="\n")
@@ -386,6 +404,12 @@ def main():
         lines = ",\n".join("  " + json.dumps(walk) for walk in walks)
         Path(asked.json).write_text(f'{{"compiler": {json.dumps(compiler())}, "walks": [\n{lines}\n]}}\n', encoding="utf-8")
     problems = problems_of(walks, asked.most_kib, asked.kernels)
+    if asked.recorded:
+        recorded = json.loads(Path(asked.recorded).read_text(encoding="utf-8"))
+        if recorded["compiler"] == compiler():
+            problems += [f"{change} (ninja kernel_instructions writes {Path(asked.recorded).name})" for change in changes(walks, recorded["walks"])]
+        else:
+            print(f"instructions: not compared with {Path(asked.recorded).name}, which is of {recorded['compiler']} and not of {compiler()}")
     for problem in problems:
         print("instructions: " + problem, file=sys.stderr)
     return 1 if problems else 0

@@ -70,7 +70,8 @@ def main():
     turns = copy.format("turn:\nELECT P1, URZ, PT x 4\nUBLKCP.S.G [UR14], [UR12], UR10\n@P1 BRA.U.ANY -> turn\n")
     assert only(turns)["pass"] == 129 + 2 + 2 * 6 + 2
     assert only(copy.format("LDGSTS.E.BYPASS.128 [R1], desc[UR16][R2.64]\n"))["rows"] == "cp.async"
-    assert only(copy.format("LDG.E.128.CONSTANT R4, desc[UR16][R2.64]\n"))["rows"] == "loads"
+    for load in ("LDG.E.128.CONSTANT", "LDG.E.NA.128.CONSTANT"):
+        assert only(copy.format(load + " R4, desc[UR16][R2.64]\n"))["rows"] == "loads"
     assert only(copy.format("LDG.E R4, desc[UR16][R2.64]\n"))["rows"] == "shared"
 
     # A BSYNC far from the end of its region goes there.
@@ -102,4 +103,13 @@ def main():
     large = only(plain.replace("MUFU.EX2 R1, R2", "MUFU.EX2 R1, R2\nFADD R1, R2, R3 x 2500")) | {"kernel": "k", "architecture": "sm_90a"}
     assert len(instructions.problems_of([large], 40, "k")) == 1 and instructions.problems_of([large], 42, "k") == []
     assert len(instructions.problems_of([], 40, "k")) == 1
+
+    # What is recorded: 130 instructions are 2 % more than 127, and 6 % more than 122.
+    def changed(*leaves, architecture="sm_90a", **other):
+        before = [large | {"leaf": leaf, "architecture": architecture} | other for leaf in leaves]
+        return len(instructions.changes([large | {"leaf": 130}], before))
+
+    assert changed(127) == 0 and changed(122) == 1 and changed(139) == 1
+    assert changed(130, 130) == 1 and changed(130, rows="bulk") == 2
+    assert changed(122, architecture="sm_80") == 0
     print("instructions: the self-test is well")

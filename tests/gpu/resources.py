@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What every kernel takes of a multiprocessor: registers, shared memory, and the local memory it should not need.
+"""What every kernel takes of a multiprocessor: registers, shared memory, and the local memory it should not need. And what
+every translation unit takes of the machine that compiles it.
 
 record -- nvcc ... -o X.o   runs the compiler, and keeps in X.o.resources what ptxas (-Xptxas=-v) says of its kernels
 check --strict X.o ...      prints the table, and fails where a kernel has a stack frame or spills that it may not have
+times --most 120 X.o ...    prints the processor time of nvcc, and fails where a unit took more seconds
 self-test                   checks the check: reports that must fail
 """
 
@@ -11,6 +13,7 @@ import argparse
 import contextlib
 import io
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -22,12 +25,20 @@ PROPERTIES = re.compile(r"ptxas info\s*: Function properties for (\S+)")
 FRAME = re.compile(r"\s*(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 USED = re.compile(r"ptxas info\s*: Used (\d+) registers(.*)")
 SHARED = re.compile(r"(\d+) bytes smem")
+SECONDS = re.compile(r"compiled in ([\d.]+) processor seconds")
+SKIPPED = 77
+LEAST_SECONDS = 1.0  # no nvcc takes less: an object that was compiled faster came from a cache
 
 
 def record(command):
     """Runs nvcc. Lines of the report go to the file beside the object, all others where they were going."""
+    def processor_seconds():
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return used.ru_utime + used.ru_stime
+
+    before = processor_seconds()
     run = subprocess.run(command, stderr=subprocess.PIPE, text=True)
-    report, rest = [], []
+    report, rest = [f"compiled in {processor_seconds() - before:.1f} processor seconds\n"], []
     for line in run.stderr.splitlines(keepends=True):
         (report if line.startswith("ptxas info") or FRAME.fullmatch(line.rstrip()) else rest).append(line)
     sys.stderr.write("".join(rest))
@@ -99,6 +110,24 @@ def read(objects):
     return [kernel for file in objects for kernel in kernels_of(Path(file + ".resources").read_text())]
 
 
+def times(objects, most):
+    """Prints the processor time of every unit, from the longest on. Time by a clock would depend on what else the machine does.
+
+    @returns what took longer, line by line; None where no unit was timed
+    """
+    seconds = {}
+    for file in objects:
+        report = Path(file + ".resources")
+        if report.exists() and (found := SECONDS.search(report.read_text())) and float(found[1]) >= LEAST_SECONDS:
+            seconds[re.sub(r"^.*[.]dir/", "", file)] = float(found[1])
+    print("| translation unit | seconds of nvcc |", "| --- | ---: |", sep="\n")
+    for file in sorted(seconds, key=seconds.get, reverse=True):
+        print(f"| {file} | {seconds[file]:.1f} |")
+    if not seconds:
+        return None
+    return [f"{file}: {seconds[file]:.0f} processor seconds of nvcc, of at most {most:.0f}" for file in seconds if seconds[file] > most]
+
+
 def self_test():
     good = ("ptxas info    : Compiling entry function '_Z10equal_runsv' for 'sm_80'\n"
             "ptxas info    : Function properties for _Z10equal_runsv\n"
@@ -143,6 +172,18 @@ def self_test():
             assert record([sys.executable, "-c", report % ("an error\n", 3), "-o", file]) == 3
         assert passed_on.getvalue() == "a warning\nan error\n"
         assert [kernel["registers"] for kernel in read([file])] == [40]
+        # It counts processor time, whatever the clock says. What came from a cache, and what was not compiled, has no time.
+        burn = "import time; begin = time.process_time()\nwhile time.process_time() < begin + 0.3: pass\ntime.sleep(0.3)"
+        record([sys.executable, "-c", burn, "-o", file])
+        assert 0.3 <= float(SECONDS.search(Path(file + ".resources").read_text())[1]) < 0.55
+        with contextlib.redirect_stdout(io.StringIO()) as table:
+            assert times([file, file + ".missing"], 1) is None
+            other = str(Path(folder) / "y.o")
+            for name, took in ((file, 119.9), (other, 120.2)):
+                Path(name + ".resources").write_text(f"compiled in {took} processor seconds\n" + good)
+            assert times([file], 120) == [] and len(times([file, other], 120)) == 1
+        assert table.getvalue().splitlines()[-2].endswith("y.o | 120.2 |")
+        assert [kernel["registers"] for kernel in read([file])] == [40]
         try:
             read([file + ".missing"])
         except FileNotFoundError:
@@ -161,11 +202,20 @@ def main():
     of_check.add_argument("--strict", nargs="+", required=True, help="objects of kernels that must use no local memory")
     of_check.add_argument("--others", nargs="*", default=[], help="objects of all other kernels")
     of_check.add_argument("--allow", default="", help="pattern of those that may use local memory")
+    of_times = commands.add_parser("times")
+    of_times.add_argument("--most", type=float, required=True, help="processor seconds of a unit")
+    of_times.add_argument("objects", nargs="+")
     commands.add_parser("self-test")
     asked = arguments.parse_args()
     if asked.command == "self-test":
         return self_test()
-    problems = check(read(asked.strict), read(asked.others), asked.allow)
+    if asked.command == "times":
+        problems = times(asked.objects, asked.most)
+        if problems is None:
+            print("resources: skipped, all objects came from a cache")
+            return SKIPPED
+    else:
+        problems = check(read(asked.strict), read(asked.others), asked.allow)
     for problem in problems:
         print("resources: " + problem, file=sys.stderr)
     return 1 if problems else 0

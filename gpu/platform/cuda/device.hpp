@@ -68,10 +68,6 @@ __device__ inline float exp2_flushed(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
   return power;
 }
-/// The upper 16 bits of two words, those of `low` in the lower half: two floats as BF16, rounded towards zero.
-__device__ inline std::uint32_t upper_halves(std::uint32_t low, std::uint32_t high) {
-  return __byte_perm(low, high, 0x7632);
-}
 
 /// The same number, of which the compiler does not know that it is: what follows from it is worked out where it is needed,
 /// and not kept in registers from round to round of a loop.

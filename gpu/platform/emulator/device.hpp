@@ -121,7 +121,6 @@ inline float exp2_flushed(float x) {
   const float power = std::exp2(x);
   return power < std::numeric_limits<float>::min() ? 0.0f : power;
 }
-inline std::uint32_t upper_halves(std::uint32_t low, std::uint32_t high) { return low >> 16 | (high & 0xFFFF0000u); }
 inline float multiply(float a, float b) { return a * b; }
 inline float fused_multiply_add(float a, float b, float c) { return std::fma(a, b, c); }
 
@@ -255,8 +254,7 @@ inline bool elect_one(const Line& line = Line::current()) {
   runtime::meet_warp(0xFFFFFFFF, line);
   return runtime::lane() == 0;
 }
-/// Copies of the emulator see all that was written: a missing fence is not found.
-inline void async_proxy_fence() {}
+inline void async_proxy_fence() { runtime::async_proxy_fence(); }
 inline void barrier_arrive(Shared<Barrier> barrier, const Line& line = Line::current()) {
   runtime::barrier_arrive(word_of(barrier, line), 0, line);
 }

@@ -76,6 +76,7 @@ void issue(const BulkCopy& copy, const char* what) {
   }
   const auto n_bytes = static_cast<std::size_t>(copy.n_bytes);
   check_taken(copy.to, n_bytes, what, line);
+  shadow::check_fenced(copy.to, n_bytes, line);
   shadow::issue(copy.to, n_bytes, line);
   // Reads and writes count as those of the thread that asks, which is where a race with them begins.
   note_write(copy.to, n_bytes);
@@ -126,6 +127,13 @@ void barrier_fence_init() {
   for (PhaseBarrier& barrier : running->block->barriers) {
     if (barrier.initialised_by == running) barrier.fenced = true;
   }
+  // On the device it is a fence of proxies too.
+  shadow::fence_proxies();
+}
+
+void async_proxy_fence() {
+  const Unwatched unwatched;
+  shadow::fence_proxies();
 }
 
 void barrier_arrive(std::uint64_t* word, int n_bytes, const Line& line) {

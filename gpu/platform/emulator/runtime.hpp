@@ -46,6 +46,7 @@ void copy_async_wait(int n_pending);
 /// mbarriers; `word` is what the kernel has in its shared memory.
 void barrier_init(std::uint64_t* word, int count, const Line& line);
 void barrier_fence_init();
+void async_proxy_fence();
 void barrier_arrive(std::uint64_t* word, int n_bytes, const Line& line);
 void barrier_wait(std::uint64_t* word, int parity, const Line& line);
 void bulk_copy(std::byte* to, const void* from, int n_bytes, std::uint64_t* word, const Line& line);

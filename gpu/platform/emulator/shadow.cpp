@@ -104,7 +104,7 @@ void begin_cluster(Cluster& cluster) {
   cluster.books->n_used = 0;
   const std::size_t n = cluster.threads.size() + cluster.blocks.size() * kBarrierPlaces;
   for (Thread& thread : cluster.threads) {
-    thread.clock.assign(n, 0);
+    thread.clock.assign(2 * n, 0);
     thread.clock[static_cast<std::size_t>(thread.number)] = 1;
   }
 }
@@ -126,6 +126,25 @@ void arrive(PhaseBarrier& barrier) {
 
 void complete(PhaseBarrier& barrier) { barrier.completed = barrier.arriving; }
 void pass(PhaseBarrier& barrier) { join(running->clock, barrier.completed); }
+
+void fence_proxies() {
+  Clock& clock = running->clock;
+  const std::size_t n = clock.size() / 2;
+  std::copy_n(clock.begin(), n, clock.begin() + static_cast<std::ptrdiff_t>(n));
+  // What this thread writes from here on is behind the fence.
+  ++clock[static_cast<std::size_t>(running->number)];
+}
+
+void check_fenced(const std::byte* to, std::size_t n_bytes, const Line& line) {
+  const Cluster& cluster = *running->block->cluster;
+  const Clock& clock = running->clock;
+  for_cells(*running->block->cluster, to, n_bytes, [&](const Cell& cell) {
+    const Entry& write = cell.write;
+    if (write.who < cluster.threads.size() && known(write, clock) && write.time > clock[clock.size() / 2 + write.who])
+      fail(line,
+           "a bulk copy overwrites what " + name_of(write, cluster) + " writes, and no async_proxy_fence() lies between");
+  });
+}
 
 void issue(const std::byte* to, std::size_t n_bytes, const Line& line) {
   for_cells(*running->block->cluster, to, n_bytes, [&](Cell& cell) {

@@ -15,6 +15,8 @@ inline void synchronise(Thread* const*, int) {}
 inline void arrive(PhaseBarrier&) {}
 inline void complete(PhaseBarrier&) {}
 inline void pass(PhaseBarrier&) {}
+inline void fence_proxies() {}
+inline void check_fenced(const std::byte*, std::size_t, const Line&) {}
 inline void issue(const std::byte*, std::size_t, const Line&) {}
 inline void land(const std::byte*, std::size_t, const Line&) {}
 inline void deliver(const BulkCopy&) {}
@@ -31,6 +33,12 @@ void synchronise(Thread* const* threads, int n);
 void arrive(PhaseBarrier& barrier);
 void complete(PhaseBarrier& barrier);
 void pass(PhaseBarrier& barrier);
+/// All writes that the running thread knows of come before the bulk copies that know of this fence.
+void fence_proxies();
+/// A bulk copy to these bytes begins. Bulk copies are another proxy of memory than loads, stores and cp.async: order alone
+/// does not keep an earlier write of a thread from arriving later, a fence between the two does, in the thread that wrote,
+/// in the one that starts the copy, or in one between them.
+void check_fenced(const std::byte* to, std::size_t n_bytes, const Line& line);
 /// A copy to these bytes begins: no thread may touch them until it has arrived.
 void issue(const std::byte* to, std::size_t n_bytes, const Line& line);
 /// It has arrived: for the running thread; or for those who wait at an mbarrier.

@@ -46,7 +46,8 @@ struct AsyncCopy {
   Line line;
 };
 
-/// A vector clock: for each thread of the cluster, how much of what it did is known to have happened. Shadow mode.
+/// A vector clock: for each thread of the cluster, how much of what it did is known to have happened; in a second half, how
+/// much of that a fence of proxies has followed. Shadow mode.
 using Clock = std::vector<std::uint32_t>;
 
 /// One thread of a block.

@@ -89,6 +89,63 @@ TEST_CASE("nonfinite: NaN and Inf reach their own outputs and no other, in every
   }
 }
 
+TEST_CASE("nonfinite: one Inf in a value changes its component alone, with every number of splits") {
+  struct Case {
+    DType dtype;
+    std::int64_t group, d_h, d_v, n_keys;
+  };
+  // Tensor cores, with two columns per query or with one, and CUDA cores, with rows one by one or in bulk.
+  const Case cases[] = {
+      {DType::BF16, 2, 40, 72, 300},   {DType::BF16, 6, 40, 72, 300},   {DType::F16, 2, 40, 72, 300},
+      {DType::F16, 6, 40, 72, 300},    {DType::F32, 1, 40, 72, 300},    {DType::BF16, 1, 40, 72, 300},
+      {DType::BF16, 2, 128, 128, 304}, {DType::F16, 6, 128, 128, 304},  {DType::F32, 1, 128, 128, 304},
+      {DType::BF16, 1, 128, 128, 304}, {DType::BF16, 6, 256, 256, 304}, {DType::F16, 2, 256, 256, 304},
+      {DType::F32, 2, 256, 256, 304},  {DType::F16, 1, 256, 256, 304},
+  };
+  unsigned seed = 6070;
+  int n_clusters = 0;
+  for (const auto& [dtype, group, d_h, d_v, n_keys] : cases) {
+    const Axes axes{.heads = group, .kv_heads = 1, .head_dim = d_h, .value_dim = d_v, .n_keys = n_keys, .dtype = dtype};
+    std::mt19937 random(seed++);
+    const Tensor q = normal_tensor(random, axes.q(), dtype), k = normal_tensor(random, axes.k(), dtype),
+                 v = normal_tensor(random, axes.v(), dtype);
+    const bool on_tensor_cores = group > 1 && dtype != DType::F32;
+    const device::LadderStep* const steps[] = {on_tensor_cores ? &device::kTensor : &device::kCopies, &device::kEqualRuns,
+                                               &device::kShortEnd};
+    const auto clean_workload = workload_of(q, k, v);
+    const DecodeOutput clean = run_step(device::kEqualRuns, *clean_workload);
+    const std::size_t shown = 67, n_components = static_cast<std::size_t>(d_v);
+    for (const std::int64_t position :
+         d_h < 128 ? std::vector<std::int64_t>{0, 63, 64, 200, 299} : std::vector<std::int64_t>{63, 299}) {
+      Tensor with_inf = v;
+      with_inf.set(0, 0, position, static_cast<std::int64_t>(shown), kInf);
+      const auto workload = workload_of(q, k, with_inf);
+      const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
+      for (const device::LadderStep* step : steps) {
+        for (int n_splits = 1; n_splits <= 5; ++n_splits) {
+          const device::LaunchPlan plan = step->plan(shard.params, shard.dtype, {.n_splits = n_splits});
+          CHECK(is_scalar(plan) == !on_tensor_cores);
+          n_clusters += plan.cluster > 1;
+          const DecodeOutput output = run_step(*step, shard, {.n_splits = n_splits});
+          bool same = true, shows = true;
+          for (std::size_t i = 0; i < output.out.size(); ++i) {
+            if (i % n_components == shown)
+              shows = shows && !std::isfinite(output.out[i]);
+            else
+              same = same && std::memcmp(&output.out[i], &clean.out[i], sizeof(float)) == 0;
+          }
+          INFO(std::string(step->name) << ", " << name_of(dtype) << ", group " << group << ", d " << d_h << ", position "
+                                       << position << ", splits " << n_splits);
+          CHECK(same);
+          CHECK(shows);
+          CHECK(std::memcmp(output.lse.data(), clean.lse.data(), clean.lse.size() * sizeof(float)) == 0);
+        }
+      }
+    }
+  }
+  CHECK(n_clusters > 0);
+}
+
 TEST_CASE("nonfinite: a score of NaN in a sequence of one key is NaN in every number, in every step") {
   for (const DType dtype : {DType::F32, DType::BF16, DType::F16}) {
     for (const std::int64_t heads : {1, 2}) {

@@ -291,41 +291,6 @@ TEST_CASE("tensor: NaN and Inf reach the outputs that the formula says, and chan
   }
 }
 
-TEST_CASE("tensor: one Inf in a value changes its component alone, with every number of splits") {
-  unsigned seed = 7550;
-  for (const DType dtype : kDTypes) {
-    for (const std::int64_t group : kGroups) {
-      const Axes axes{.heads = group, .kv_heads = 1, .head_dim = 40, .value_dim = 72, .n_keys = 300, .dtype = dtype};
-      std::mt19937 random(seed++);
-      const Tensor q = normal_tensor(random, axes.q(), dtype), k = normal_tensor(random, axes.k(), dtype),
-                   v = normal_tensor(random, axes.v(), dtype);
-      const DecodeOutput clean = run(*workload_of(q, k, v));
-      for (const std::int64_t position : {0, 63, 64, 200, 299}) {
-        Tensor with_inf = v;
-        with_inf.set(0, 0, position, 67, kInf);
-        const auto workload = workload_of(q, k, with_inf);
-        for (const device::LadderStep* step : {&device::kTensor, &device::kEqualRuns}) {
-          for (int n_splits = 1; n_splits <= 5; ++n_splits) {
-            const DecodeOutput output = run_step(*step, *workload, {.n_splits = n_splits});
-            bool same = true, shows = true;
-            for (std::size_t i = 0; i < output.out.size(); ++i) {
-              if (i % 72 == 67)
-                shows = shows && !std::isfinite(output.out[i]);
-              else
-                same = same && std::memcmp(&output.out[i], &clean.out[i], sizeof(float)) == 0;
-            }
-            INFO(std::string(step->name) << ", " << name_of(dtype) << ", group " << group << ", position " << position
-                                         << ", splits " << n_splits);
-            CHECK(same);
-            CHECK(shows);
-            CHECK(std::memcmp(output.lse.data(), clean.lse.data(), clean.lse.size() * sizeof(float)) == 0);
-          }
-        }
-      }
-    }
-  }
-}
-
 TEST_CASE("tensor: values of keys that are not seen are not looked at") {
   for (const DType dtype : kDTypes) {
     for (const std::int64_t heads : {4, 8}) {

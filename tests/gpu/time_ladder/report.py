@@ -3,7 +3,13 @@
 import json
 
 # Lists of the result, and the parts whose lines they hold.
-LISTS = {"clock": "clock", "clusters": "clusters", "copies": "copies", "shapes": "shape", "lines": "step", "stamps": "stamps", "peers": "peer", "missing": "missing"}
+LISTS = {"clock": "clock", "clusters": "clusters", "copies": "copies", "walks": "walk", "shapes": "shape", "lines": "step", "stamps": "stamps", "counters": "counters",
+         "peers": "peer", "missing": "missing"}
+# What ncu counts, and the column that it fills.
+COUNTERS = {"smsp__inst_executed.sum": "instructions", "dram__throughput.avg.pct_of_peak_sustained_elapsed": "memory, %",
+            "sm__inst_executed_pipe_tensor.sum": "tensor instructions", "l1tex__data_bank_conflicts_pipe_lsu.sum": "bank conflicts"}
+COUNTERS |= {f"smsp__average_warps_issue_stalled_{why}_per_issue_active.ratio": f"stalled: {why.replace('_', ' ')}"
+             for why in ("no_instruction", "wait", "long_scoreboard", "short_scoreboard", "mio_throttle", "math_pipe_throttle")}
 MOST_OVER_READ = 3e-6  # seconds, at 8k keys
 MOST_AT_512 = 5e-6  # seconds
 MOST_OF_GROUPED = 1.03  # time of 32/8 heads in times of 8/8
@@ -126,6 +132,24 @@ def stamp_rows(result):
             [[line["shape"], line["n_blocks"], *(microseconds(line[f"{part}_seconds"]) for part in ("start", "walk", "end", "kernel", "event"))] for line in result["stamps"]])
 
 
+def walk_rows(result):
+    """One block alone, beside the part of a long read that falls to one multiprocessor."""
+    needed = result["read_bytes_per_second"] / result["n_multiprocessors"]
+    rows = []
+    for line in result["walks"]:
+        if "note" in line:
+            rows.append([line["shape"], line["note"], *[""] * 4])
+        else:
+            rate = line["block_bytes_per_second"]
+            rows.append([line["shape"], line["path"], microseconds(line["graph_seconds"]), microseconds(line["twice_seconds"]), f"{1e-9 * rate:.1f}", f"{rate / needed:.2f}"])
+    return ["shape", "path", "us", "us, twice the keys", "GB/s of a block", "of what a multiprocessor reads from memory"], rows
+
+
+def counter_rows(result):
+    lines = [line for line in result["counters"] if "note" not in line]
+    return ["shape", *COUNTERS.values()], [[line["shape"], *(f"{line[name]:.4g}" if name in line else "" for name in COUNTERS)] for line in lines]
+
+
 def peer_rows(result):
     reads = {shape["shape"]: shape["read_seconds"] for shape in result["shapes"] if "read_seconds" in shape}
     ours = {line["shape"]: line["graph_seconds"] for line in result["lines"] if line["step"] == result["library"] and "graph_seconds" in line}
@@ -149,12 +173,17 @@ def markdown(result):
     if result["clusters"]:
         rows = [[line["n_blocks"], line["shared_kib"], line.get("n_clusters", line.get("note"))] for line in result["clusters"]]
         lines += ["", *table(["blocks per cluster", "KiB per block", "clusters at once"], rows)]
+    if result["walks"] and "read_bytes_per_second" in result:
+        lines += ["", "## Arithmetic alone: one block per key/value head, keys in the L2 cache", "", *table(*walk_rows(result))]
     lines += ["", "## Ladder", "", *table(*step_rows(result))]
     lines += [f"\n{shape['shape']}: {shape['note']}." for shape in result["shapes"] if "note" in shape]
     if any("cached_seconds" in line for line in result["lines"]):
         lines += ["", "## Without the memory: inputs that stay in the L2 cache", "", *table(*cached_rows(result))]
     if result["stamps"]:
         lines += ["", "## Inside a launch of equal-runs", "", *table(*stamp_rows(result))]
+    if result["counters"]:
+        lines += ["", "## Counters of a launch of equal-runs", "", *(table(*counter_rows(result)) if counter_rows(result)[1] else []),
+                  *(line["note"] for line in result["counters"] if "note" in line)]
     if result["peers"] or result["missing"]:
         lines += ["", "## Other libraries", "", ", ".join(f"{name} {version}" for name, version in result.get("versions", {}).items())]
         lines += ["", *table(*peer_rows(result)), "", *(f"* {line['peer']}: {line['note']}" for line in result["missing"])]

@@ -99,6 +99,9 @@ def check_report():
                              {"part": "peer", "shape": "BF16, 8/8 heads, 8k keys", "peer": "PyTorch, flash", "note": "does not take it"}]
     small = next(line for line in lines if line["part"] == "shape" and line["shape"] == "BF16, 8/8 heads, 512 keys")
     small["cached_read_seconds"] = 2e-6
+    lines[:0] = [{"part": "walk", "shape": "BF16, 4/4 heads, 2k keys", "path": "scalar", "graph_seconds": 1e-5, "twice_seconds": 1.5e-5, "block_bytes_per_second": 2 * 4.66e12 / 132},
+                 {"part": "walk", "shape": "F32, 4/4 heads, 2k keys", "note": "the L2 cache does not hold it"},
+                 {"part": "counters", "shape": "BF16, 16/16 heads, 8k keys", "smsp__inst_executed.sum": 123456.0}, {"part": "counters", "note": "no more"}]
     lines.append({"part": "stamps", "shape": small["shape"], "n_blocks": 128, "start_seconds": 1.25e-6, "walk_seconds": 7e-6, "end_seconds": 2e-6, "kernel_seconds": 11e-6,
                   "event_seconds": 14e-6})
     next(line for line in lines if line["part"] == "step" and line["shape"] == small["shape"] and "graph_seconds" in line)["cached_seconds"] = 2.5e-6
@@ -106,7 +109,8 @@ def check_report():
     assert json.loads(report.text_of(result)) == result
     text = "\n".join(report.markdown(result))
     for row in ("# a GPU, 2026-01-01", "Clock, load reading: 1700 MHz.", "| BF16, 16/16 heads, 64k keys | bulk | 64 | 120 us, 0.833 | 110 us, 0.909 |", "| 8 | 220 | 14 |",
-                "| 16 | 220 | invalid argument |", "| BF16, 16/16 heads, 8k keys | naive |  |  |  | not timed: more than 8k keys |  |  |",
+                "| 16 | 220 | invalid argument |", "| BF16, 4/4 heads, 2k keys | scalar | 10 | 15 | 70.6 | 2.00 |",
+                "| F32, 4/4 heads, 2k keys | the L2 cache does not hold it |  |  |  |  |", "| BF16, 16/16 heads, 8k keys | 1.235e+05 |" + "  |" * 9, "no more", "| BF16, 16/16 heads, 8k keys | naive |  |  |  | not timed: more than 8k keys |  |  |",
                 "| BF16, 16/16 heads, 64k keys | equal-runs | scalar | 8 x 256 | 292.5 | 146.2 | 7 | 0.800 |",
                 "| BF16, 16/16 heads, 512 keys | short-end | scalar, clusters of 8 | 8 x 256 | 10 | 5 | 210 | 0.600 |",
                 "| BF16, 8/8 heads, 512 keys | equal-runs | 2.5 | 0.800 | 3.75 |", "| BF16, 8/8 heads, 512 keys | 128 | 1.25 | 7 | 2 | 11 | 14 |",
@@ -128,19 +132,21 @@ def check_measure():
         measure.ROOT, measure.BUILD = Path(folder), Path(folder) / "build-gpu"
         measure.BUILD.mkdir()
         (Path(folder) / "docs").mkdir()
-        for name, part, status in (("time_copies", lambda p: p in ("copies", "clock", "clusters"), 0), ("time_ladder", lambda p: p in ("device", "shape", "step"), 0),
-                                   ("time_stamps", lambda p: p == "stamps", 0)):
+        for name, part, status in (("time_copies", lambda p: p in ("copies", "clock", "clusters"), 0), ("time_walks", lambda p: p == "walk", 0),
+                                   ("time_ladder", lambda p: p in ("device", "shape", "step"), 0), ("time_stamps", lambda p: p == "stamps", 0)):
             lines = [line for line in made_up(1.0) if part(line["part"])]
             program = measure.BUILD / name
             program.write_text("#!/bin/sh\necho Compiling ...\ncat <<'END'\n" + "\n".join(map(json.dumps, lines)) + f"\nEND\nexit ${{STATUS_{name}:-{status}}}\n")
             program.chmod(0o755)
-        measure.n_gpus, measure.has_nvcc = lambda: 1, lambda: True
+        measure.n_gpus, measure.toolkit.nvcc = lambda: 1, lambda: "nvcc"
+        measure.toolkit.program = lambda name: None
         silent = open(os.devnull, "w", encoding="utf-8")
         out, err, sys.stdout, sys.stderr = sys.stdout, sys.stderr, silent, silent
         docs, bench = Path(folder) / "docs" / "time_ladder.json", Path(folder) / "build-bench" / "time_ladder.json"
         try:
             sys.argv = ["measure", "--backend", "cuda"]
             assert measure.main() == 0 and bench.exists() and not docs.exists()
+            assert "## Goals" in bench.with_suffix(".md").read_text() and "no ncu" in bench.with_suffix(".md").read_text()
             sys.argv.append("--update")
             assert measure.main() == 0 and json.loads(docs.read_text())["device"] == "a GPU"
             # What failed is not written where the documentation is.
@@ -148,12 +154,34 @@ def check_measure():
             os.environ["STATUS_time_ladder"] = "1"
             assert measure.main() == 1 and not docs.exists()
             # Refused, each by what is missing.
-            measure.has_nvcc = lambda: False
+            measure.toolkit.nvcc = lambda: None
             assert measure.main() == 2 and "nvcc" in measure.refusal()
             measure.n_gpus = lambda: 0
             assert measure.main() == 2 and "GPU" in measure.refusal()
         finally:
             sys.stdout, sys.stderr = out, err
+
+
+def check_counters():
+    """ncu that prints what it prints, and one that may not count."""
+    with tempfile.TemporaryDirectory() as folder:
+        ncu = Path(folder) / "ncu"
+
+        def lines(text, quick=False):
+            ncu.write_text(f"#!/bin/sh\nfor last; do :; done\ncat <<'END'\n{text}\nEND\n")
+            ncu.chmod(0o755)
+            measure.toolkit.program = lambda name: str(ncu)
+            return measure.counter_lines(quick)
+
+        csv = '==PROF== Connected\n{"part": "device"}\n"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"\n' + "".join(
+            f'"0","equal_runs<A, B>","{name}","inst","{number}"\n' for name, number in
+            (("smsp__inst_executed.sum", "1,234,567"), ("dram__throughput.avg.pct_of_peak_sustained_elapsed", "87.5"), ("sm__inst_executed_pipe_tensor.sum", "n/a"), ("other", "1")))
+        first, *rest = lines(csv)
+        assert first == {"part": "counters", "shape": "BF16, 16/16 heads, 8k keys", "smsp__inst_executed.sum": 1234567.0, "dram__throughput.avg.pct_of_peak_sustained_elapsed": 87.5}
+        assert [line["shape"][-7:] for line in rest] == ["8k keys", "4k keys", "4k keys"] and len(lines(csv, quick=True)) == 2
+        refused = "==PROF== Connected\n==ERROR== ERR_NVGPUCTRPERM - no permission\n==PROF== Disconnected"
+        assert lines(refused) == [{"part": "counters", "note": "==ERROR== ERR_NVGPUCTRPERM - no permission"}]
+        assert lines("") == [{"part": "counters", "note": "ncu has ended with 0"}]
 
 
 def check_peers():
@@ -199,5 +227,6 @@ def check_peers():
 check_goals()
 check_report()
 check_measure()
+check_counters()
 check_peers()
 print("measure: all is well")

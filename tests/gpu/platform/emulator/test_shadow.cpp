@@ -94,6 +94,51 @@ TEST_CASE("emulator shadow: what an asynchronous copy has not brought yet is not
   CHECK(has(error_of(reads_before_the_wait, {.shared_bytes = 32}, in.data()), "reads what a copy of test_shadow.cpp:"));
 }
 
+enum class Fence { kNone, kBeforeWrite, kByWriter, kByOther, kByCopier, kBehindLastBarrier };
+
+/// One thread writes, another starts bulk copies to the same bytes, whatever fence stands between.
+void write_and_copy(Fence fence, bool by_async_copy, const float* from) {
+  Arena arena;
+  const Shared<float> piece = arena.take<float>(4);
+  const Shared<Barrier> barrier = arena.take<Barrier>(1);
+  const int i = static_cast<int>(threadIdx.x), writer = 0, other = 40, copier = 33;
+  const auto fences = [&](int thread, Fence where) {
+    if (i == thread && fence == where) async_proxy_fence();
+  };
+  if (i == copier) barrier_init(barrier, 1), barrier_fence_init();
+  __syncthreads();
+  fences(writer, Fence::kBeforeWrite);
+  if (i == writer && by_async_copy) copy_async16(piece, from, 16), copy_async_commit(), copy_async_wait<0>();
+  if (i == writer && !by_async_copy) piece[3] = 1;
+  fences(writer, Fence::kByWriter);
+  __syncthreads();
+  fences(other, Fence::kByOther);
+  __syncthreads();
+  fences(other, Fence::kBehindLastBarrier);
+  if (i != copier) return;
+  fences(copier, Fence::kByCopier);
+  // The second copy overwrites what the first has brought: both are of the same proxy.
+  for (int round = 0; round < 2; ++round) {
+    barrier_arrive_expect(barrier, 16);
+    bulk_copy(piece, from, 16, barrier);
+    barrier_wait(barrier, round);
+  }
+}
+
+TEST_CASE("emulator shadow: a bulk copy overwrites what a thread has written only past a fence of proxies") {
+  DeviceBuffer<float> in(4);
+  in.fill(0);
+  for (const bool by_async_copy : {false, true}) {
+    CAPTURE(by_async_copy);
+    const auto error = [&](Fence fence) {
+      return error_of(write_and_copy, {.block = {64}, .shared_bytes = 136}, fence, by_async_copy, in.data());
+    };
+    for (const Fence fence : {Fence::kNone, Fence::kBeforeWrite, Fence::kBehindLastBarrier})
+      CHECK(has(error(fence), "no async_proxy_fence() lies between"));
+    for (const Fence fence : {Fence::kByWriter, Fence::kByOther, Fence::kByCopier}) CHECK(error(fence).empty());
+  }
+}
+
 void out_of_piece(int i) {
   Arena arena;
   const Shared<float> piece = arena.take<float>(8), next = arena.take<float>(8);

@@ -26,11 +26,6 @@ TEST_CASE("emulator: exp2_flushed has no subnormal results") {
   CHECK(std::isnan(exp2_flushed(std::numeric_limits<float>::quiet_NaN())));
 }
 
-TEST_CASE("emulator: upper_halves packs the upper 16 bits of two words") {
-  CHECK(upper_halves(0x12345678, 0x9ABCDEF0) == 0x9ABC1234);
-  CHECK(upper_halves(0xFFFF0000, 0x0000FFFF) == 0x0000FFFF);
-}
-
 void count(unsigned* counter, unsigned last, unsigned* before) {
   if (threadIdx.x == 0) before[blockIdx.x] = atomic_inc_acq_rel(counter, last);
 }

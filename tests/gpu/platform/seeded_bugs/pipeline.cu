@@ -92,9 +92,17 @@ __global__ void pipeline(Bug bug, const float* in, int n, float* partial, unsign
   }
   __syncthreads();
   if (*is_last == 1 && thread == 0) {
+    for (unsigned i = 0; i < 2 * gridDim.x; ++i) copy_async4(scratch + i, partial + i), copy_async_commit();
+    if (bug == Bug::kWeakWaitFor4) {
+      copy_async_wait<1>();
+    } else {
+      copy_async_wait<0>();
+    }
     float total = 0;
-    for (unsigned i = 0; i < 2 * gridDim.x; ++i)
-      total += bug == Bug::kReadOnlyLoad ? load_once(partial + i) : load_fresh(partial + i);
+    for (unsigned i = 0; i < 2 * gridDim.x; ++i) {
+      const float found = scratch[i];
+      total += bug == Bug::kReadOnlyLoad ? load_once(partial + i) : found;
+    }
     if (bug == Bug::kEntryTooMany && load_fresh(partial + 2 * gridDim.x) > 1e6f) total = 0;
     *out = total;
   }

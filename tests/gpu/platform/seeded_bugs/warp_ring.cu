@@ -40,9 +40,14 @@ __global__ void warp_ring(Bug bug, const __grid_constant__ TensorMap map, float*
   if (lane == 0) {
     for (int stage = 0; stage < kStages; ++stage) barrier_init(full + stage, 1);
     barrier_fence_init();
+  }
+  // The memory of the ring is scratch first, as between two work ranges of a kernel.
+  for (int i = lane; i < kStages * kBox; i += 32) ring[i] = BFloat16{};
+  if (bug != Bug::kNoProxyFence) async_proxy_fence();
+  if (bug != Bug::kNoSyncwarpAfterInit) __syncwarp();
+  if (lane == 0) {
     for (int stage = 0; stage < kStages; ++stage) start(stage);
   }
-  if (bug != Bug::kNoSyncwarpAfterInit) __syncwarp();
   float sum[2] = {};
   for (int box = 0; box < kBoxesOfWarp; ++box) {
     barrier_wait(full + box % kStages, box / kStages & 1);

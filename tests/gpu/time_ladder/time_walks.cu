@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief How fast one block computes when the memory is not what it waits for (section 6).
+///
+/// Run: time_walks
+/// Launches the step `equal-runs` with one block per key/value head, on few heads and an input that the L2 cache holds. So
+/// most multiprocessors are idle, and a block gets bytes several times as fast as when all of them read from memory. The
+/// time that twice as many keys add has no start and no end of a launch in it: it is that of the walk, its copies included.
+/// Prints one line of JSON per shape with the bytes per second of one block. Where they exceed the part of the memory's rate
+/// that falls to one multiprocessor, the arithmetic does not limit the kernel.
+#include "tests/gpu/time_ladder/json_line.hpp"
+#include "tests/gpu/time_ladder/read.cuh"
+#include "tests/gpu/time_ladder/shapes.hpp"
+
+#include <cstdio>
+
+namespace tree_attn::cuda {
+namespace {
+
+constexpr std::int64_t kKeys = 2048, kKvHeads = 4;
+
+void time_shape(DType dtype, std::int64_t heads, Stream stream) {
+  LaunchPlan plan;
+  double seconds[2];
+  for (const int i : {0, 1}) {
+    const Shape shape = one_sequence(dtype, heads, kKvHeads, (i + 1) * kKeys);
+    if (!fits_in_l2(shape.n_bytes())) {
+      JsonLine("walk").add("shape", shape.name).add("note", "the L2 cache does not hold it");
+      return;
+    }
+    const Input input(shape, 1, stream);
+    const DecodeParams& params = input.params.front();
+    plan = kEqualRuns.plan(params, dtype, {.n_splits = 1});
+    DeviceBuffer<float> floats(plan.n_floats), out(params.n_rows() * kDim), lse(params.n_rows());
+    DeviceBuffer<unsigned> counters(plan.n_counters);
+    counters.fill(0);
+    const auto run = [&](int) {
+      kEqualRuns.run(params, dtype, {.out = out.data(), .lse = lse.data()}, plan, {floats.data(), counters.data()}, stream);
+    };
+    seconds[i] = time_of(stream, 1, run).graph;
+  }
+  const Shape more = one_sequence(dtype, heads, kKvHeads, kKeys);
+  const double n_bytes = static_cast<double>(more.n_bytes()) / static_cast<double>(kKvHeads);
+  JsonLine("walk")
+      .add("shape", more.name)
+      .add("path", plan.path)
+      .add("n_blocks", plan.n_blocks)
+      .add("n_threads", plan.n_threads)
+      .add("graph_seconds", seconds[0])
+      .add("twice_seconds", seconds[1])
+      .add("block_bytes_per_second", n_bytes / (seconds[1] - seconds[0]));
+}
+
+void time_all() {
+  Stream stream;
+  check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
+  time_shape(DType::BF16, kKvHeads, stream);
+  time_shape(DType::BF16, 4 * kKvHeads, stream);
+  time_shape(DType::F32, kKvHeads, stream);
+  check(cudaStreamDestroy(stream), "cudaStreamDestroy");
+}
+
+}  // namespace
+}  // namespace tree_attn::cuda
+
+int main(int argc, char**) {
+  if (argc > 1) {
+    std::fprintf(stderr, "Run: time_walks\n");
+    return 2;
+  }
+  try {
+    tree_attn::cuda::time_all();
+    return 0;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "time_walks: %s\n", error.what());
+    return 1;
+  }
+}
