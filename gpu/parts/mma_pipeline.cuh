@@ -51,15 +51,7 @@ class MmaPipeline {
         full_(arena.take<Barrier>(n_warps() * Ring::kStages)),
         memory_(arena.take<Bytes16>(n_vectors(n_warps(), Ring::n_stages(arguments.maps)), kBoxAlignment)),
         ring_(memory_ + first_ring(n_warps()) + worker() * Ring::n_stages(arguments.maps) * Ring::kStageVectors,
-              full_ + worker() * Ring::kStages, arguments.maps, static_cast<int>(threadIdx.x) % kWarp) {
-    if constexpr (Ring::kHasMaps) {
-      if (threadIdx.x == 0) {
-        for (int i = 0; i < n_warps() * Ring::kStages; ++i) barrier_init(full_ + i, 1);
-        barrier_fence_init();
-      }
-      __syncthreads();
-    }
-  }
+              full_ + worker() * Ring::kStages, arguments.maps, static_cast<int>(threadIdx.x) % kWarp) {}
   /// Describes keys and values to the copy engine, if it takes them.
   static Arguments arguments(const Params& params, int n_stages) {
     Arguments arguments{starts_aligned(params, DTypeTraits<typename Tile::T>::kDType), {}};

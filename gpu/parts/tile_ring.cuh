@@ -100,9 +100,18 @@ class TileRing {
       return kStages;
   }
 
-  /// @param memory n_stages(maps) stages @param full as many barriers of count 1, fresh; unused without tensor maps
+  /// Initialises the barriers. All lanes of the warp call it.
+  /// @param memory n_stages(maps) stages @param full as many barriers; unused without tensor maps
   __device__ __forceinline__ TileRing(Shared<Bytes16> memory, Shared<Barrier> full, const Maps& maps, int lane)
-      : memory_(memory), full_(full), maps_(&maps), lane_(lane) {}
+      : memory_(memory), full_(full), maps_(&maps), lane_(lane) {
+    if constexpr (kHasMaps) {
+      if (lane_ == 0) {
+        for (int stage = 0; stage < n_stages(); ++stage) barrier_init(full_ + stage, 1);
+        barrier_fence_init();
+      }
+      __syncwarp();
+    }
+  }
   __device__ __forceinline__ int n_stages() const { return n_stages(*maps_); }
 
   /// Starts to fill all stages with what lies first in a range. All tiles of the range before it have been read.

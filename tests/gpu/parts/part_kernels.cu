@@ -101,13 +101,6 @@ __global__ void tile_ring(DecodeParams params, Ranges ranges, TileRingOptions op
     const int n_stages = Ring::n_stages(maps);
     const Shared<Barrier> full = arena.take<Barrier>(n_stages);
     const int lane = static_cast<int>(threadIdx.x);
-    if constexpr (Ring::kHasMaps) {
-      if (lane == 0) {
-        for (int i = 0; i < n_stages; ++i) barrier_init(full + i, 1);
-        barrier_fence_init();
-      }
-      __syncthreads();
-    }
     Ring ring(arena.take<Bytes16>(n_stages * Ring::kStageVectors, kBoxAlignment), full, maps, lane);
     for (int i = 0; i < ranges.n; ++i) {
       LeafRange rest(params, 0, ranges.range[i]);
