@@ -5,7 +5,7 @@
 #include "gpu/backend/cache.hpp"
 
 #include "gpu/backend/append_rows.hpp"
-#include "gpu/parts/listed_runs.hpp"
+#include "gpu/parts/equal_runs.cuh"
 #include "reference/tensor/convert.hpp"
 
 #include <algorithm>
@@ -288,14 +288,14 @@ void DeviceSession::stage(const TensorView& q, std::span<const std::int64_t> len
 
 LaunchPlan DeviceSession::plan_kernel() const {
   const DType dtype = cache_.shape().dtype;
-  return is_dealt() ? plan_listed_runs(params_, dtype) : library_step().plan(params_, dtype, {});
+  return is_dealt() ? plan_equal_runs(params_, dtype, {}) : library_step().plan(params_, dtype, {});
 }
 
 void DeviceSession::queue_kernel() {
   const DType dtype = cache_.shape().dtype;
   const DeviceOutput output{.states = states_.data()};
   if (is_dealt())
-    run_listed_runs(params_, dtype, output, plan_, workspace_.get(), stream_);
+    run_equal_runs(params_, dtype, output, plan_, workspace_.get(), stream_);
   else
     library_step().run(params_, dtype, output, plan_, workspace_.get(), stream_);
 }

@@ -41,27 +41,16 @@ class PlainPipeline {
   Shared<float> memory_;
 };
 
-LaunchPlan plan(const DecodeParams& params, DType dtype, const LaunchOptions& options) {
-  LaunchPlan plan;
-  with_sub_warp(params, dtype,
-                [&](auto sub_warp) { plan = plan_splits<PlainPipeline<decltype(sub_warp)>>(params, options, "scalar"); });
-  return plan;
-}
-
-void run(const DecodeParams& params, DType dtype, const DeviceOutput& output, const LaunchPlan& plan,
-         const Workspace& workspace, Stream stream) {
-  with_sub_warp(params, dtype, [&](auto sub_warp) {
-    run_splits<PlainPipeline<decltype(sub_warp)>>(params, output, plan, workspace, stream);
-  });
-}
+constexpr auto kWithPipeline = [](const DecodeParams& params, DType dtype, const auto& f) {
+  with_sub_warp(params, dtype, [&](auto sub_warp) { f(std::type_identity<PlainPipeline<decltype(sub_warp)>>{}); });
+};
 
 }  // namespace
 
-const LadderStep kSplit{.name = "split",
-                        .brief = "keys split over blocks, the last block merges",
-                        .n_additions = leaf_additions,
-                        .accepts = accepts_aligned_rows,
-                        .plan = plan,
-                        .run = run};
+constinit const LadderStep kSplit = split_step(LadderStep{.name = "split",
+                                                          .brief = "keys split over blocks, the last block merges",
+                                                          .n_additions = leaf_additions,
+                                                          .accepts = accepts_aligned_rows},
+                                               kWithPipeline);
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

@@ -20,9 +20,8 @@ namespace {
 
 LaunchPlan plan(const DecodeParams& params, DType dtype, const LaunchOptions& options) {
   LaunchPlan plan;
-  bool is_short = false;
-  with_type(dtype, [&](auto type) { is_short = plan_short_end<decltype(type)>(params, options, plan); });
-  return is_short ? plan : kEqualRuns.plan(params, dtype, options);
+  with_type(dtype, [&](auto type) { plan = plan_short_end<decltype(type)>(params, options); });
+  return plan.cluster > 0 ? plan : kEqualRuns.plan(params, dtype, options);
 }
 
 void run(const DecodeParams& params, DType dtype, const DeviceOutput& output, const LaunchPlan& plan,

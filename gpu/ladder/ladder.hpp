@@ -31,10 +31,10 @@ struct LadderStep {
   /// Why no device can take such a problem by this step, in a few words; empty if one can.
   std::string (*accepts)(const DecodeParams& params, DType dtype);
   /// How it will be launched. @pre refusal() is empty
-  LaunchPlan (*plan)(const DecodeParams& params, DType dtype, const LaunchOptions& options);
+  LaunchPlan (*plan)(const DecodeParams& params, DType dtype, const LaunchOptions& options) = nullptr;
   /// Launches. @pre plan() is of the same shapes
   void (*run)(const DecodeParams& params, DType dtype, const DeviceOutput& output, const LaunchPlan& plan,
-              const Workspace& workspace, Stream stream);
+              const Workspace& workspace, Stream stream) = nullptr;
 
   /// Why this step cannot take such a problem on this device, in a few words; empty if it can.
   std::string refusal(const DecodeParams& params, DType dtype) const;

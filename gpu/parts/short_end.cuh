@@ -6,7 +6,7 @@
 
 #include "gpu/parts/join.cuh"
 #include "gpu/parts/pipelines.hpp"
-#include "gpu/parts/splits.hpp"
+#include "gpu/parts/split_kernel.cuh"
 
 #include <algorithm>
 
@@ -98,9 +98,10 @@ int choose_cluster(const DecodeParams& params, std::int64_t n_query_tiles, int w
   return wanted == 0 && leaves_idle ? 0 : static_cast<int>(n);
 }
 
-/// Plans a launch by clusters, if the shape and the device have use for them. @returns whether they have
+/// Plans a launch by clusters for every shape of one stored type, if the shape and the device have use for them: else
+/// LaunchPlan::cluster is 0.
 template <class T>
-bool plan_short_end(const DecodeParams& params, const LaunchOptions& options, LaunchPlan& plan);
+LaunchPlan plan_short_end(const DecodeParams& params, const LaunchOptions& options);
 template <class T>
 void run_short_end(const DecodeParams& params, const DeviceOutput& output, const LaunchPlan& plan,
                    const Workspace& workspace, Stream stream);
