@@ -145,9 +145,7 @@ __global__ void __launch_bounds__(Pipeline::kThreads, 1)
 template <IsPipeline Pipeline>
 EqualRunsWorkspace equal_runs_workspace(const typename Pipeline::Params& params, const LaunchPlan& plan, float* floats) {
   using Worker = typename Pipeline::Worker;
-  const std::int64_t n_leaves =
-      std::max<std::int64_t>(1, (params.end + kLeafKeys - 1) / kLeafKeys - params.begin / kLeafKeys);
-  const std::int64_t n_blocks = plan.n_blocks,
+  const std::int64_t n_leaves = leaves_of({params.begin, params.end}), n_blocks = plan.n_blocks,
                      a_block = std::min(n_leaves, (n_query_tiles<Worker>(params) * n_leaves + n_blocks - 1) / n_blocks);
   using Forest = WorkerForest<Worker>;
   const int n_workers = n_workers_of<Worker>(plan.n_threads);
