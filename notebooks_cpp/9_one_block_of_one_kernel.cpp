@@ -163,10 +163,10 @@ __global__ void watch_leaf(DecodeParams params, float* scores, float* states) {
 // %%
 /// @param memory of the forest, n_entries @param[out] sums [leaves of the range][n_entries]
 __global__ void watch_forest(KeyRange range, float* memory, float* sums, int n_entries) {
-  LeafForest<1, 1> forest(memory, 0, range);
+  LeafForest<1, 1> forest(memory, 0, ContiguousLeaves(range, range), 0);
   for (int i = 0; i < static_cast<int>(range.size() / kLeafKeys); ++i) {
     LaneState<1> leaf{0, 1, {0}};
-    forest.push(range.begin / kLeafKeys + i, leaf);
+    forest.push(i, leaf);
     for (int entry = 0; entry < n_entries; ++entry) sums[i * n_entries + entry] = memory[3 * entry + 1];
   }
 }
@@ -184,10 +184,9 @@ __global__ void one_block(DecodeParams params, DeviceOutput output, float* of_su
   Arena arena;
   const Scratch scratch{arena.take<float>(kScratchBytes / sizeof(float)), kScratchBytes / sizeof(float)};
 
-  const KeyRange own = split_range(whole, worker, kSubWarps);
-  const KeySteps steps(own, params.in_use(0));
-  GlobalSource<Eight> rows(params, 0, steps);
-  accumulate_keys<Eight>(params, 0, 0, own, steps, of_sub_warps + worker * n_sub_warp, rows);
+  const KeySteps<> steps(split_range(whole, worker, kSubWarps), params.in_use(0));
+  GlobalSource<Eight> rows(params, 0, steps.leaves());
+  accumulate_keys<Eight>(params, 0, 0, steps, of_sub_warps + worker * n_sub_warp, rows);
   __syncthreads();
   join_splits<Eight>(scratch, of_sub_warps, n_sub_warp, whole, kSubWarps, [&](const auto& column, const auto& roots) {
     store_forest<Eight>(column, roots, of_block, 0);
@@ -198,7 +197,7 @@ __global__ void one_block(DecodeParams params, DeviceOutput output, float* of_su
 // %% Printing a forest
 /// Shift and sum of the n subtrees of a forest. @param[out] values_out [n][2]
 __global__ void read_forest(int n, float* forest, float* values_out) {
-  const LaneForest<Eight::kElements, Eight::kLanes> counter(forest, 0, 0);
+  const LaneForest<Eight::kElements, Eight::kLanes> counter(forest, 0);
   for (int i = 0; i < n; ++i) {
     State state;
     counter.load(i, state);

@@ -139,10 +139,10 @@ void print_parts() {
 /// Pushes the leaves of a range, leaf i with the sum 2^i. @param memory of the forest, n_entries
 /// @param[out] sums in memory after every push [leaves][n_entries]
 __global__ void watch_leaf_forest(KeyRange range, float* memory, float* sums, int n_entries) {
-  LeafForest<1, 1> forest(memory, 0, range);
+  LeafForest<1, 1> forest(memory, 0, ContiguousLeaves(range, range), 0);
   for (int i = 0; i < static_cast<int>(range.size() / kLeafKeys); ++i) {
     LaneState<1> leaf{0, static_cast<float>(1 << i), {0}};
-    forest.push(range.begin / kLeafKeys + i, leaf);
+    forest.push(i, leaf);
     for (int entry = 0; entry < n_entries; ++entry) sums[i * n_entries + entry] = memory[3 * entry + 1];
   }
 }

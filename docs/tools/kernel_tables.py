@@ -88,7 +88,7 @@ def steps():
              "short-end": (by_library, no_scores)}
     names = {}
     for path in sorted((ROOT / "gpu" / "ladder").glob("[0-9][0-9]_*.cu")):
-        names[int(path.name[:2])] = re.search(r'const LadderStep \w+\{\s*\.name = "([\w-]+)"', path.read_text(encoding="utf-8"))[1]
+        names[int(path.name[:2])] = re.search(r'const LadderStep \w+[^;]*?\{\s*\.name = "([\w-]+)"', path.read_text(encoding="utf-8"))[1]
     return [(number, name, *kinds.get(name, (by_query, no_scores))) for number, name in names.items()]
 
 

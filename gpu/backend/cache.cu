@@ -5,13 +5,12 @@
 #include "gpu/backend/cache.hpp"
 
 #include "gpu/backend/append_rows.hpp"
-#include "gpu/parts/listed_runs.hpp"
+#include "gpu/parts/equal_runs.cuh"
 #include "reference/tensor/convert.hpp"
 
 #include <algorithm>
 #include <cstring>
 #include <sstream>
-#include <tuple>
 #include <utility>
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
@@ -47,24 +46,23 @@ AttentionShape stored_on_device(const AttentionShape& shape) {
 DeviceCache::DeviceCache(const AttentionShape& shape, const OwnedLeaves& leaves, std::int64_t capacity)
     : KvCache(shape, stored_on_device(shape), leaves, capacity),
       most_(allocated_positions(capacity, leaves.order())),
-      k_(shape.batch * shape.kv_heads * most_ * shape.head_dim * size_of(KvCache::shape().dtype)),
-      v_(shape.batch * shape.kv_heads * most_ * shape.value_dim * size_of(KvCache::shape().value_dtype)),
+      k_(KvCache::shape().dtype, shape.head_dim, shape.batch * shape.kv_heads * most_),
+      v_(KvCache::shape().value_dtype, shape.value_dim, shape.batch * shape.kv_heads * most_),
       appended_rows_(static_cast<std::size_t>(shape.batch), -1),
       appended_(static_cast<std::size_t>(shape.batch * bytes_of_entry())),
       staging_(static_cast<std::size_t>(shape.kv_heads * std::min(kStagedPositions, most_) *
                                         std::max(shape.head_dim, shape.value_dim) * size_of(KvCache::shape().dtype))),
       row_(static_cast<std::size_t>(std::max(shape.head_dim, shape.value_dim))) {}
 
-void DeviceCache::upload(DeviceBuffer<unsigned char>& to, DType dtype, std::int64_t dim, std::int64_t entry,
-                         std::int64_t first, const TensorView& view) const {
-  const std::int64_t n_heads = shape().kv_heads, row = dim * size_of(dtype), pitch = most_ * row, n = view.shape[2];
+void DeviceCache::upload(Rows& to, std::int64_t entry, std::int64_t first, const TensorView& view) const {
+  const std::int64_t n_heads = shape().kv_heads, row = to.row_bytes(), pitch = most_ * row, n = view.shape[2];
   const std::int64_t at = (entry * n_heads * most_ + first) * row;
   if (n == 0 || row == 0 || n_heads == 0) return;
 
   // As it is, head by head, if the rows of a head follow each other.
-  if (view.dtype == dtype && (view.stride[2] == dim || n == 1)) {
-    to.upload_rows(reinterpret_cast<const unsigned char*>(view.data), view.stride[1] * size_of(dtype), at, pitch, n * row,
-                   n_heads);
+  if (view.dtype == to.dtype && (view.stride[2] == to.dim || n == 1)) {
+    to.memory.upload_rows(reinterpret_cast<const unsigned char*>(view.data), view.stride[1] * size_of(to.dtype), at, pitch,
+                          n * row, n_heads);
     return;
   }
   // Else a few positions at a time.
@@ -72,9 +70,9 @@ void DeviceCache::upload(DeviceBuffer<unsigned char>& to, DType dtype, std::int6
     const std::int64_t m = std::min(kStagedPositions, n - begin);
     for (std::int64_t h = 0; h < n_heads; ++h) {
       for (std::int64_t a = 0; a < m; ++a)
-        convert_row(view, 0, h, begin + a, dtype, row_, staging_.data() + (h * m + a) * row);
+        convert_row(view, 0, h, begin + a, to.dtype, row_, staging_.data() + (h * m + a) * row);
     }
-    to.upload_rows(staging_.data(), m * row, at + begin * row, pitch, m * row, n_heads);
+    to.memory.upload_rows(staging_.data(), m * row, at + begin * row, pitch, m * row, n_heads);
   }
 }
 
@@ -85,19 +83,14 @@ void DeviceCache::allocate() {
   staging_.resize(static_cast<std::size_t>(shape().kv_heads * std::min(kStagedPositions, most_) *
                                            std::max(shape().head_dim, shape().value_dim) * size_of(shape().dtype)));
   // One copy on the device: the rows in use of every head.
-  const auto move = [&](DeviceBuffer<unsigned char>& from, std::int64_t row) {
-    const std::int64_t n_heads = shape().batch * shape().kv_heads;
+  const std::int64_t n_heads = shape().batch * shape().kv_heads;
+  for (Rows* rows : {&k_, &v_}) {
+    const std::int64_t row = rows->row_bytes();
     DeviceBuffer<unsigned char> to(n_heads * most_ * row);
-    to.queue_copy(Stream{}, from, 0, before * row, 0, most_ * row, longest() * row, n_heads);
+    to.queue_copy(Stream{}, rows->memory, 0, before * row, 0, most_ * row, longest() * row, n_heads);
     synchronise(Stream{});  // the memory before is freed
-    from = std::move(to);
-  };
-  move(k_, shape().head_dim * size_of(shape().dtype));
-  move(v_, shape().value_dim * size_of(shape().value_dtype));
-}
-
-std::int64_t DeviceCache::bytes_of_entry() const {
-  return shape().kv_heads * (shape().head_dim * size_of(shape().dtype) + shape().value_dim * size_of(shape().value_dtype));
+    rows->memory = std::move(to);
+  }
 }
 
 void DeviceCache::write(std::int64_t entry, std::int64_t first, const TensorView& k, const TensorView& v) {
@@ -107,16 +100,15 @@ void DeviceCache::write(std::int64_t entry, std::int64_t first, const TensorView
   if (k.shape[2] != 1) return write_now(entry, first, k, v);
   row = first;
   unsigned char* to = appended_.data() + entry * bytes_of_entry();
-  for (const auto& [view, dtype, dim] :
-       {std::tuple(k, shape().dtype, shape().head_dim), std::tuple(v, shape().value_dtype, shape().value_dim)}) {
-    for (std::int64_t h = 0; h < shape().kv_heads; ++h, to += dim * size_of(dtype))
-      convert_row(view, 0, h, 0, dtype, row_, to);
+  for (const auto& [view, rows] : {std::pair(&k, &k_), std::pair(&v, &v_)}) {
+    for (std::int64_t h = 0; h < shape().kv_heads; ++h, to += rows->row_bytes())
+      convert_row(*view, 0, h, 0, rows->dtype, row_, to);
   }
 }
 
 void DeviceCache::write_now(std::int64_t entry, std::int64_t first, const TensorView& k, const TensorView& v) const {
-  upload(k_, shape().dtype, shape().head_dim, entry, first, k);
-  upload(v_, shape().value_dtype, shape().value_dim, entry, first, v);
+  upload(k_, entry, first, k);
+  upload(v_, entry, first, v);
 }
 
 void DeviceCache::put_appended() const {
@@ -125,9 +117,8 @@ void DeviceCache::put_appended() const {
     std::int64_t& row = appended_rows_[static_cast<std::size_t>(i)];
     if (row < 0) continue;
     const auto* const k = reinterpret_cast<const std::byte*>(appended_.data() + i * bytes_of_entry());
-    write_now(
-        i, row, TensorView::dense(k, s.dtype, {1, s.kv_heads, 1, s.head_dim}),
-        TensorView::dense(k + s.kv_heads * s.head_dim * size_of(s.dtype), s.value_dtype, {1, s.kv_heads, 1, s.value_dim}));
+    write_now(i, row, TensorView::dense(k, s.dtype, {1, s.kv_heads, 1, s.head_dim}),
+              TensorView::dense(k + s.kv_heads * key_bytes(), s.value_dtype, {1, s.kv_heads, 1, s.value_dim}));
     row = -1;
   }
 }
@@ -139,37 +130,35 @@ void DeviceCache::take_appended(std::int64_t* rows, unsigned char* data) const {
   }
 }
 
+Shard DeviceCache::dense_shard(const std::byte* memory, std::int64_t n, bool on_device) const {
+  const AttentionShape& s = shape();
+  const std::byte* const v = memory + s.batch * s.kv_heads * n * key_bytes();
+  return {TensorView::dense(memory, s.dtype, {s.batch, s.kv_heads, n, s.head_dim}),
+          TensorView::dense(v, s.value_dtype, {s.batch, s.kv_heads, n, s.value_dim}), leaves().range().begin, on_device};
+}
+
 Shard DeviceCache::shard(std::int64_t n, const std::function<std::byte*(std::size_t)>& memory) const {
   put_appended();
-  const AttentionShape& s = shape();
-  const std::int64_t n_heads = s.batch * s.kv_heads, key = s.head_dim * size_of(s.dtype),
-                     value = s.value_dim * size_of(s.value_dtype);
-  std::byte *k = memory(static_cast<std::size_t>(n_heads * n * (key + value))), *v = k + n_heads * n * key;
-  const auto download = [&](const DeviceBuffer<unsigned char>& from, std::byte* to, std::int64_t row) {
-    for (std::int64_t h = 0; h < n_heads && n * row > 0; ++h) {
-      from.download({reinterpret_cast<unsigned char*>(to + h * n * row), static_cast<std::size_t>(n * row)},
-                    h * most_ * row);
-    }
-  };
-  download(k_, k, key);
-  download(v_, v, value);
-  return {TensorView::dense(k, s.dtype, {s.batch, s.kv_heads, n, s.head_dim}),
-          TensorView::dense(v, s.value_dtype, {s.batch, s.kv_heads, n, s.value_dim}), leaves().range().begin};
+  std::byte* const all = memory(static_cast<std::size_t>(shape().batch * n * bytes_of_entry()));
+  auto* to = reinterpret_cast<unsigned char*>(all);
+  for (const Rows* from : {&k_, &v_}) {
+    const std::int64_t row = from->row_bytes();
+    for (std::int64_t h = 0; h < shape().batch * shape().kv_heads && n * row > 0; ++h, to += n * row)
+      from->memory.download({to, static_cast<std::size_t>(n * row)}, h * most_ * row);
+  }
+  return dense_shard(all, n, false);
 }
 
 Shard DeviceCache::shard_on_device(std::int64_t n, std::byte* memory) const {
   put_appended();
-  const AttentionShape& s = shape();
-  const std::int64_t n_heads = s.batch * s.kv_heads, key = s.head_dim * size_of(s.dtype),
-                     value = s.value_dim * size_of(s.value_dtype);
-  std::byte *k = memory, *v = memory + n_heads * n * key;
-  const auto copy = [&](const DeviceBuffer<unsigned char>& from, std::byte* to, std::int64_t row) {
-    from.queue_copy_out(Stream{}, reinterpret_cast<unsigned char*>(to), n * row, 0, most_ * row, n * row, n_heads);
-  };
-  copy(k_, k, key);
-  copy(v_, v, value);
-  return {TensorView::dense(k, s.dtype, {s.batch, s.kv_heads, n, s.head_dim}),
-          TensorView::dense(v, s.value_dtype, {s.batch, s.kv_heads, n, s.value_dim}), leaves().range().begin, true};
+  const std::int64_t n_heads = shape().batch * shape().kv_heads;
+  auto* to = reinterpret_cast<unsigned char*>(memory);
+  for (const Rows* from : {&k_, &v_}) {
+    const std::int64_t row = from->row_bytes();
+    from->memory.queue_copy_out(Stream{}, to, n * row, 0, most_ * row, n * row, n_heads);
+    to += n_heads * n * row;
+  }
+  return dense_shard(memory, n, true);
 }
 
 void DeviceCache::write_all(const Shard& shard, std::span<const std::int64_t> lengths) {
@@ -178,12 +167,11 @@ void DeviceCache::write_all(const Shard& shard, std::span<const std::int64_t> le
   // One copy of the longest entry's rows for all: rows that another does not use are not read.
   const std::int64_t n = shard.k.shape[2], n_used = *std::max_element(lengths.begin(), lengths.end());
   reserve(n_used);
-  const auto copy = [&](DeviceBuffer<unsigned char>& to, const TensorView& from, std::int64_t row) {
-    to.queue_copy_in(Stream{}, reinterpret_cast<const unsigned char*>(from.data), n * row, 0, most_ * row, n_used * row,
-                     shape().batch * shape().kv_heads);
-  };
-  copy(k_, shard.k, shape().head_dim * size_of(shape().dtype));
-  copy(v_, shard.v, shape().value_dim * size_of(shape().value_dtype));
+  for (const auto& [rows, from] : {std::pair(&k_, shard.k.data), std::pair(&v_, shard.v.data)}) {
+    const std::int64_t row = rows->row_bytes();
+    rows->memory.queue_copy_in(Stream{}, reinterpret_cast<const unsigned char*>(from), n * row, 0, most_ * row, n_used * row,
+                               shape().batch * shape().kv_heads);
+  }
 }
 
 std::unique_ptr<DecodeSession> DeviceCache::open(double scale) const {
@@ -215,20 +203,18 @@ void DeviceSession::plan_range(KeyRange range) {
   n_same_steps_ = 0;
   planned_rows_ = cache_.n_allocated();
   subtrees_ = cover(planned_.begin, planned_.end);
+  if (!has_work()) return;
   if (is_dealt()) {
     static_cast<DecodeParams&>(params_) = params_of(shape, {0, planned_rows_});
+    const std::int64_t n_leaves = planned_rows_ / kLeafKeys;
+    params_.tree_positions = LeafLists::tree_positions(cache_.leaves(), n_leaves);
+    if (n_leaves > lists_.most_leaves()) lists_ = LeafLists(shape.batch, n_leaves);
+    lists_.set(params_);
   } else {
     // A range without positions has a leaf without keys, for a kernel that has something to do all the same.
     const std::int64_t leaf = planned_.begin / kLeafKeys * kLeafKeys;
     static_cast<DecodeParams&>(params_) = params_of(shape, planned_.empty() ? KeyRange{leaf, leaf + kLeafKeys} : planned_);
     params_.readable_end = planned_.begin + std::min(allocated_positions(planned_.size()), planned_rows_);
-  }
-  if (!has_work()) return;
-  if (is_dealt()) {
-    const std::int64_t n_leaves = planned_rows_ / kLeafKeys;
-    params_.tree_positions = LeafLists::tree_positions(cache_.leaves(), n_leaves);
-    if (n_leaves > lists_.most_leaves()) lists_ = LeafLists(shape.batch, n_leaves);
-    lists_.set(params_);
   }
   params_.k = cache_.keys(), params_.v = cache_.values(), params_.lengths = lengths_.data();
   const AttentionShape& s = shape;
@@ -302,14 +288,14 @@ void DeviceSession::stage(const TensorView& q, std::span<const std::int64_t> len
 
 LaunchPlan DeviceSession::plan_kernel() const {
   const DType dtype = cache_.shape().dtype;
-  return is_dealt() ? plan_listed_runs(params_, dtype) : library_step().plan(params_, dtype, {});
+  return is_dealt() ? plan_equal_runs(params_, dtype, {}) : library_step().plan(params_, dtype, {});
 }
 
 void DeviceSession::queue_kernel() {
   const DType dtype = cache_.shape().dtype;
   const DeviceOutput output{.states = states_.data()};
   if (is_dealt())
-    run_listed_runs(params_, dtype, output, plan_, workspace_.get(), stream_);
+    run_equal_runs(params_, dtype, output, plan_, workspace_.get(), stream_);
   else
     library_step().run(params_, dtype, output, plan_, workspace_.get(), stream_);
 }
@@ -320,16 +306,15 @@ void DeviceSession::queue_step() {
   if (is_dealt()) lists_.queue_upload(stream_);
   rows_.queue_upload(stream_, staged_rows_.elements());
   appended_.queue_upload(stream_, staged_appended_.elements());
-  const AttentionShape& shape = cache_.shape();
   append_rows({.rows = rows_.data(),
                .data = appended_.data(),
                .k = static_cast<unsigned char*>(const_cast<void*>(cache_.keys().data)),
                .v = static_cast<unsigned char*>(const_cast<void*>(cache_.values().data)),
-               .batch = shape.batch,
-               .kv_heads = shape.kv_heads,
+               .batch = cache_.shape().batch,
+               .kv_heads = cache_.shape().kv_heads,
                .n_allocated = cache_.n_allocated(),
-               .key_bytes = shape.head_dim * size_of(shape.dtype),
-               .value_bytes = shape.value_dim * size_of(shape.value_dtype)},
+               .key_bytes = cache_.key_bytes(),
+               .value_bytes = cache_.value_bytes()},
               stream_);
   queue_kernel();
 }

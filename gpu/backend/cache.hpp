@@ -33,19 +33,19 @@ class DeviceCache final : public KvCache {
  public:
   DeviceCache(const AttentionShape& shape, const OwnedLeaves& leaves, std::int64_t capacity);
 
-  DeviceView keys() const {
-    return {k_.data(), {shape().kv_heads * most_ * shape().head_dim, most_ * shape().head_dim, shape().head_dim}};
-  }
-  DeviceView values() const {
-    return {v_.data(), {shape().kv_heads * most_ * shape().value_dim, most_ * shape().value_dim, shape().value_dim}};
-  }
+  DeviceView keys() const { return view_of(k_); }
+  DeviceView values() const { return view_of(v_); }
 
   /// Rows of a key/value head that are allocated.
   std::int64_t n_allocated() const { return most_; }
+  /// Bytes of a row of keys, and of values.
+  std::int64_t key_bytes() const { return k_.row_bytes(); }
+  std::int64_t value_bytes() const { return v_.row_bytes(); }
 
   /// @name Positions that are not on the device yet, at most one per entry
   /// @{
-  std::int64_t bytes_of_entry() const;  ///< of one position: keys [n_kv, d_h], then values [n_kv, d_v], as stored
+  /// Of one position: keys [n_kv, d_h], then values [n_kv, d_v], as stored.
+  std::int64_t bytes_of_entry() const { return shape().kv_heads * (key_bytes() + value_bytes()); }
   /// Hands them over. @param[out] rows [b], row of each, or -1 @param[out] data [b][bytes_of_entry()], those that there are
   void take_appended(std::int64_t* rows, unsigned char* data) const;
   /// @}
@@ -61,14 +61,27 @@ class DeviceCache final : public KvCache {
   void write_all(const Shard& shard, std::span<const std::int64_t> lengths) override;
 
  private:
-  void upload(DeviceBuffer<unsigned char>& to, DType dtype, std::int64_t dim, std::int64_t entry, std::int64_t first,
-              const TensorView& view) const;
+  /// All keys, or all values: [b][n_kv][most_] rows of dim elements.
+  struct Rows {
+    DType dtype;
+    std::int64_t dim;
+    DeviceBuffer<unsigned char> memory;
+
+    Rows(DType type, std::int64_t row_size, std::int64_t n) : dtype(type), dim(row_size), memory(n * row_bytes()) {}
+    std::int64_t row_bytes() const { return dim * static_cast<std::int64_t>(bytes_of(dtype)); }
+  };
+  DeviceView view_of(const Rows& rows) const {
+    return {rows.memory.data(), {shape().kv_heads * most_ * rows.dim, most_ * rows.dim, rows.dim}};
+  }
+  /// The first n rows of every head as a shard that lies densely in `memory`: keys, then values.
+  Shard dense_shard(const std::byte* memory, std::int64_t n, bool on_device) const;
+  void upload(Rows& to, std::int64_t entry, std::int64_t first, const TensorView& view) const;
   void write_now(std::int64_t entry, std::int64_t first, const TensorView& k, const TensorView& v) const;
   /// Uploads the positions that are not on the device yet.
   void put_appended() const;
 
   std::int64_t most_;  ///< positions of a key/value head that are allocated
-  mutable DeviceBuffer<unsigned char> k_, v_;
+  mutable Rows k_, v_;
   mutable std::vector<std::int64_t> appended_rows_;  ///< [b], -1: none
   mutable std::vector<unsigned char> appended_;      ///< [b][bytes_of_entry()]
   mutable std::vector<unsigned char> staging_;       ///< rows of all heads at a few positions, to be converted or gathered

@@ -31,10 +31,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   const Scratch scratch{arena.take<float>(kScratchBytes / sizeof(float)), kScratchBytes / sizeof(float)};
 
   // Every sub-warp accumulates its range; then the forests are joined, left to right.
-  const KeyRange own = split_range(whole, worker, n_workers);
-  const KeySteps steps(own, params.in_use(kv_head));
-  GlobalSource<SubWarp> rows(params, kv_head, steps);
-  accumulate_keys<SubWarp>(params, kv_head, r, own, steps, of_sub_warps + worker * n_floats, rows);
+  const KeySteps<> steps(split_range(whole, worker, n_workers), params.in_use(kv_head));
+  GlobalSource<SubWarp> rows(params, kv_head, steps.leaves());
+  accumulate_keys<SubWarp>(params, kv_head, r, steps, of_sub_warps + worker * n_floats, rows);
   __syncthreads();
   join_splits<SubWarp>(scratch, of_sub_warps, n_floats, whole, n_workers, [&](const auto& column, const auto& roots) {
     write_output<SubWarp>(params, output, kv_head, r, column, roots, whole);

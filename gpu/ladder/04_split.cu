@@ -31,37 +31,25 @@ class PlainPipeline {
   __device__ __forceinline__ void operator()(const DecodeParams& params, std::int64_t kv_head, std::int64_t first_row,
                                              KeyRange range, float* forests, std::int64_t n_forest) {
     const int worker = static_cast<int>(threadIdx.x) / SubWarp::kLanes;
-    const KeyRange own = split_range(range, worker, n_workers_of<SubWarp>(kThreads));
-    const KeySteps steps(own, params.in_use(kv_head));
-    GlobalSource<SubWarp> rows(params, kv_head, steps);
-    accumulate_keys<SubWarp>(params, kv_head, first_row, own, steps, forests + worker * n_forest, rows);
+    const KeySteps<> steps(split_range(range, worker, n_workers_of<SubWarp>(kThreads)), params.in_use(kv_head));
+    GlobalSource<SubWarp> rows(params, kv_head, steps.leaves());
+    accumulate_keys<SubWarp>(params, kv_head, first_row, steps, forests + worker * n_forest, rows);
   }
 
  private:
   Shared<float> memory_;
 };
 
-LaunchPlan plan(const DecodeParams& params, DType dtype, const LaunchOptions& options) {
-  LaunchPlan plan;
-  with_sub_warp(params, dtype,
-                [&](auto sub_warp) { plan = plan_splits<PlainPipeline<decltype(sub_warp)>>(params, options, "scalar"); });
-  return plan;
-}
-
-void run(const DecodeParams& params, DType dtype, const DeviceOutput& output, const LaunchPlan& plan,
-         const Workspace& workspace, Stream stream) {
-  with_sub_warp(params, dtype, [&](auto sub_warp) {
-    run_splits<PlainPipeline<decltype(sub_warp)>>(params, output, plan, workspace, stream);
-  });
-}
+constexpr auto kWithPipeline = [](const DecodeParams& params, DType dtype, const auto& f) {
+  with_sub_warp(params, dtype, [&](auto sub_warp) { f(std::type_identity<PlainPipeline<decltype(sub_warp)>>{}); });
+};
 
 }  // namespace
 
-const LadderStep kSplit{.name = "split",
-                        .brief = "keys split over blocks, the last block merges",
-                        .n_additions = leaf_additions,
-                        .refusal = accepts_aligned_rows,
-                        .plan = plan,
-                        .run = run};
+constinit const LadderStep kSplit = split_step(LadderStep{.name = "split",
+                                                          .brief = "keys split over blocks, the last block merges",
+                                                          .n_additions = leaf_additions,
+                                                          .refusal = accepts_aligned_rows},
+                                               kWithPipeline);
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

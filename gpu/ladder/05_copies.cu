@@ -15,27 +15,16 @@
 namespace tree_attn::TREE_ATTN_PLATFORM {
 namespace {
 
-LaunchPlan plan(const DecodeParams& params, DType dtype, const LaunchOptions& options) {
-  LaunchPlan plan;
-  with_sub_warp(params, dtype,
-                [&](auto sub_warp) { plan = plan_splits<SubWarpPipeline<decltype(sub_warp)>>(params, options, "scalar"); });
-  return plan;
-}
-
-void run(const DecodeParams& params, DType dtype, const DeviceOutput& output, const LaunchPlan& plan,
-         const Workspace& workspace, Stream stream) {
-  with_sub_warp(params, dtype, [&](auto sub_warp) {
-    run_splits<SubWarpPipeline<decltype(sub_warp)>>(params, output, plan, workspace, stream);
-  });
-}
+constexpr auto kWithPipeline = [](const DecodeParams& params, DType dtype, const auto& f) {
+  with_sub_warp(params, dtype, [&](auto sub_warp) { f(std::type_identity<SubWarpPipeline<decltype(sub_warp)>>{}); });
+};
 
 }  // namespace
 
-const LadderStep kCopies{.name = "copies",
-                         .brief = "copies in the background, in a ring of stages",
-                         .n_additions = leaf_additions,
-                         .refusal = accepts_any_rows,
-                         .plan = plan,
-                         .run = run};
+constinit const LadderStep kCopies = split_step(LadderStep{.name = "copies",
+                                                           .brief = "copies in the background, in a ring of stages",
+                                                           .n_additions = leaf_additions,
+                                                           .refusal = accepts_any_rows},
+                                                kWithPipeline);
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

@@ -12,14 +12,13 @@
 namespace tree_attn::TREE_ATTN_PLATFORM {
 namespace {
 
-/// Calls f with the pipeline for a shape and a type that tensor cores multiply.
-template <class F>
-void with_tensor_pipeline(const DecodeParams& params, DType dtype, const F& f) {
+/// The pipeline for a shape and a type that tensor cores multiply.
+constexpr auto kWithPipeline = [](const DecodeParams& params, DType dtype, const auto& f) {
   with_type(dtype, [&]<class T>(T) {
     if constexpr (DTypeTraits<T>::kUnit == KernelUnit::TensorCores)
       with_tile<T>(params, [&](auto tile) { with_mma_pipeline<decltype(tile)>(f); });
   });
-}
+};
 
 std::string accepts(const DecodeParams& params, DType dtype) {
   if (kernel_unit_of(dtype) == KernelUnit::Scalar)
@@ -29,28 +28,11 @@ std::string accepts(const DecodeParams& params, DType dtype) {
   return accepts_any_rows(params, dtype);
 }
 
-LaunchPlan plan(const DecodeParams& params, DType dtype, const LaunchOptions& options) {
-  LaunchPlan plan;
-  with_tensor_pipeline(params, dtype, [&](auto pipeline) {
-    plan = plan_splits<typename decltype(pipeline)::type>(params, options, "tensor");
-  });
-  return plan;
-}
-
-void run(const DecodeParams& params, DType dtype, const DeviceOutput& output, const LaunchPlan& plan,
-         const Workspace& workspace, Stream stream) {
-  with_tensor_pipeline(params, dtype, [&](auto pipeline) {
-    run_splits<typename decltype(pipeline)::type>(params, output, plan, workspace, stream);
-  });
-}
-
 }  // namespace
 
-const LadderStep kTensor{.name = "tensor",
-                         .brief = "grouped heads on tensor cores",
-                         .n_additions = tensor_additions,
-                         .refusal = accepts,
-                         .plan = plan,
-                         .run = run};
+constinit const LadderStep kTensor = split_step(
+    LadderStep{
+        .name = "tensor", .brief = "grouped heads on tensor cores", .n_additions = tensor_additions, .refusal = accepts},
+    kWithPipeline);
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

@@ -19,24 +19,13 @@ double n_additions(const DecodeParams& params, DType dtype) {
   return multiplies_on_tensor_cores(params, dtype) ? tensor_additions(params, dtype) : leaf_additions(params, dtype);
 }
 
-LaunchPlan plan(const DecodeParams& params, DType dtype, const LaunchOptions& options) {
-  LaunchPlan plan;
-  with_type(dtype, [&](auto type) { plan = plan_equal_runs<decltype(type)>(params, options); });
-  return plan;
-}
-
-void run(const DecodeParams& params, DType dtype, const DeviceOutput& output, const LaunchPlan& plan,
-         const Workspace& workspace, Stream stream) {
-  with_type(dtype, [&](auto type) { run_equal_runs<decltype(type)>(params, output, plan, workspace, stream); });
-}
-
 }  // namespace
 
 const LadderStep kEqualRuns{.name = "equal-runs",
                             .brief = "equal runs over all blocks",
                             .n_additions = n_additions,
                             .refusal = accepts_any_grid,
-                            .plan = plan,
-                            .run = run};
+                            .plan = plan_equal_runs<DecodeParams>,
+                            .run = run_equal_runs<DecodeParams>};
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

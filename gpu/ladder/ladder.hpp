@@ -30,10 +30,10 @@ struct LadderStep {
   /// Why this step cannot take such a problem, in a few words; empty if it can.
   std::string (*refusal)(const DecodeParams& params, DType dtype);
   /// How it will be launched. @pre refusal() is empty
-  LaunchPlan (*plan)(const DecodeParams& params, DType dtype, const LaunchOptions& options);
+  LaunchPlan (*plan)(const DecodeParams& params, DType dtype, const LaunchOptions& options) = nullptr;
   /// Launches. @pre plan() is of the same shapes
   void (*run)(const DecodeParams& params, DType dtype, const DeviceOutput& output, const LaunchPlan& plan,
-              const Workspace& workspace, Stream stream);
+              const Workspace& workspace, Stream stream) = nullptr;
 };
 
 /// All steps, from the first to the library kernel, which is the last.

@@ -16,7 +16,7 @@ namespace tree_attn::TREE_ATTN_PLATFORM {
 /// kStages stages of eight keys and eight values, for one sub-warp. It lasts as long as the kernel: stages and phases go on
 /// from range to range.
 /// @pre dense rows that fill the lanes, see has_bulk_rows()
-template <IsSubWarp SubWarp, int kStages_ = 3, class Steps = KeySteps>
+template <IsSubWarp SubWarp, int kStages_ = 3, class Leaves = ContiguousLeaves>
 class BulkRing {
  public:
   using T = typename SubWarp::T;
@@ -38,17 +38,15 @@ class BulkRing {
 
   /// Starts to copy the first steps of a range. What this warp has written to the ring's memory since the last range must be
   /// ordered before copies, see async_proxy_fence().
-  template <class Params>
-  __device__ __forceinline__ void begin(const Params& params, std::int64_t kv_head, const Steps& steps) {
-    keys_ = params.template key<T>(kv_head, steps.origin());
-    values_ = params.template value<T>(kv_head, steps.origin());
-    n_steps_ = steps.size();
-    if constexpr (Steps::kIsListed) rows_ = steps.rows();
+  __device__ __forceinline__ void begin(const DecodeParams& params, std::int64_t kv_head, const KeySteps<Leaves>& steps) {
+    keys_ = params.key<T>(kv_head, steps.leaves().origin());
+    values_ = params.value<T>(kv_head, steps.leaves().origin());
+    steps_ = steps;
     for (int step = 0; step < kStages; ++step)
       start(step, stage_ + step < kStages ? stage_ + step : stage_ + step - kStages);
   }
   __device__ __forceinline__ void wait(int step, unsigned) {
-    if (step < n_steps_) barrier_wait(barriers_ + stage_, parity_);
+    if (step < steps_.size()) barrier_wait(barriers_ + stage_, parity_);
   }
   __device__ __forceinline__ auto keys(int, unsigned valid) const {
     // A sub-warp without a step left takes part in the exchanges of its warp, and nothing may have been copied for it.
@@ -58,7 +56,7 @@ class BulkRing {
   /// Fills the stage again once all lanes have read it.
   __device__ __forceinline__ void next(int step) {
     __syncwarp();
-    if (step >= n_steps_) return;
+    if (step >= steps_.size()) return;
     start(step + kStages, stage_);
     if (++stage_ == kStages) stage_ = 0, parity_ ^= 1;
   }
@@ -71,11 +69,11 @@ class BulkRing {
   }
   /// All eight rows are copied, with or without a key, see DecodeParams::readable_end.
   __device__ __forceinline__ void start(int step, int stage) {
-    if (lane_ != 0 || step >= n_steps_) return;
+    if (lane_ != 0 || step >= steps_.size()) return;
     constexpr int kBytes = kKeysPerStep * kRow * 16;
     const Shared<Bytes16> to = memory_ + stage * kStage;
-    std::int64_t from = static_cast<std::int64_t>(step) * kKeysPerStep * kRow * kPer16<T>;
-    if constexpr (Steps::kIsListed) from = static_cast<std::int64_t>(rows_.first(step)) * kRow * kPer16<T>;
+    const std::int64_t from =
+        static_cast<std::int64_t>(steps_.leaves().next_row(step * kKeysPerStep, first_row_)) * kRow * kPer16<T>;
     barrier_arrive_expect(barriers_ + stage, 2 * kBytes);
     bulk_copy(to, keys_ + from, kBytes, barriers_ + stage);
     bulk_copy(to + kKeysPerStep * kRow, values_ + from, kBytes, barriers_ + stage);
@@ -84,9 +82,9 @@ class BulkRing {
   Shared<Bytes16> memory_;
   Shared<Barrier> barriers_;
   int lane_, stage_ = 0, parity_ = 0;
-  const T *keys_ = nullptr, *values_ = nullptr;      ///< the row that rows are counted from
-  int n_steps_ = 0;                                  ///< of the range
-  [[no_unique_address]] typename Steps::Rows rows_;  ///< of listed leaves, of the next step to be copied
+  const T *keys_ = nullptr, *values_ = nullptr;  ///< the row that rows are counted from
+  KeySteps<Leaves> steps_;                       ///< of the range
+  int first_row_ = 0;                            ///< of the leaf that is copied
 };
 
 #endif

@@ -11,13 +11,18 @@
 
 namespace tree_attn {
 
+/// Leaves that a range of positions touches; one if it is empty, because its rows must be written all the same.
+TREE_ATTN_HOST_DEVICE inline std::int64_t leaves_of(KeyRange range) {
+  return range.empty() ? 1 : (range.end + kLeafKeys - 1) / kLeafKeys - range.begin / kLeafKeys;
+}
+
 /// Part `part` of a range cut into `n_parts` at multiples of kLeafKeys, as even as they allow: the first parts are the
 /// longer ones, and parts are empty where there are fewer leaves than parts.
 TREE_ATTN_HOST_DEVICE inline KeyRange split_range(KeyRange whole, int part, int n_parts) {
   if (whole.empty()) return {whole.begin, whole.begin};
   // Leaves are counted in 32 bits, because a division of 64 bits is slow on a device.
   const std::int64_t first = whole.begin / kLeafKeys;
-  const auto n = static_cast<std::uint32_t>((whole.end + kLeafKeys - 1) / kLeafKeys - first);
+  const auto n = static_cast<std::uint32_t>(leaves_of(whole));
   const std::uint32_t each = n / static_cast<std::uint32_t>(n_parts), rest = n - each * static_cast<std::uint32_t>(n_parts);
   const auto index = static_cast<std::uint32_t>(part), longer = index < rest ? index : rest;
   const std::int64_t from = first + each * index + longer, to = from + each + (index < rest ? 1 : 0);

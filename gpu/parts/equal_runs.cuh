@@ -145,15 +145,23 @@ __global__ void __launch_bounds__(Pipeline::kThreads, 1)
 template <IsPipeline Pipeline>
 EqualRunsWorkspace equal_runs_workspace(const typename Pipeline::Params& params, const LaunchPlan& plan, float* floats) {
   using Worker = typename Pipeline::Worker;
-  const std::int64_t n_leaves =
-      std::max<std::int64_t>(1, (params.end + kLeafKeys - 1) / kLeafKeys - params.begin / kLeafKeys);
-  const std::int64_t n_blocks = plan.n_blocks,
+  const std::int64_t n_leaves = leaves_of({params.begin, params.end}), n_blocks = plan.n_blocks,
                      a_block = std::min(n_leaves, (n_query_tiles<Worker>(params) * n_leaves + n_blocks - 1) / n_blocks);
   using Forest = WorkerForest<Worker>;
   const int n_workers = n_workers_of<Worker>(plan.n_threads);
   const std::int64_t a_worker = (a_block + n_workers - 1) / n_workers;
   return {floats, Forest::n_floats(params.longest_in_tree(a_worker * kLeafKeys)),
           Forest::n_floats(params.longest_in_tree(a_block * kLeafKeys)), n_workers, Worker::kSlots};
+}
+
+/// Launches a kernel whose blocks are equal_runs_block(). @param config what it asks for beside blocks and memory
+template <IsPipeline Pipeline, class Kernel, class Result>
+void launch_runs(const Kernel& kernel, Launch config, const typename Pipeline::Params& params, const Result& result,
+                 const LaunchPlan& plan, const Workspace& workspace, Stream stream) {
+  config.grid = {static_cast<unsigned>(plan.n_blocks)}, config.block = {static_cast<unsigned>(plan.n_threads)};
+  config.shared_bytes = plan.shared_bytes;
+  launch(kernel, config, stream, params, result, Pipeline::arguments(params, plan.n_stages),
+         equal_runs_workspace<Pipeline>(params, plan, workspace.floats), workspace.counters);
 }
 
 /// Plans, or launches, for every shape of one stored type, in either order of leaves: DecodeParams or ListedParams. Types
@@ -163,5 +171,20 @@ LaunchPlan plan_equal_runs(const Params& params, const LaunchOptions& options);
 template <class T, class Params>
 void run_equal_runs(const Params& params, const DeviceOutput& output, const LaunchPlan& plan, const Workspace& workspace,
                     Stream stream);
+
+/// The same for the type at hand. A plan holds for any lengths, and for any contents of the lists. @pre the step takes the
+/// shape
+/// @throws DeviceError if the launch fails
+template <class Params>
+LaunchPlan plan_equal_runs(const Params& params, DType dtype, const LaunchOptions& options) {
+  LaunchPlan plan;
+  with_type(dtype, [&](auto type) { plan = plan_equal_runs<decltype(type)>(params, options); });
+  return plan;
+}
+template <class Params>
+void run_equal_runs(const Params& params, DType dtype, const DeviceOutput& output, const LaunchPlan& plan,
+                    const Workspace& workspace, Stream stream) {
+  with_type(dtype, [&](auto type) { run_equal_runs<decltype(type)>(params, output, plan, workspace, stream); });
+}
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

@@ -20,11 +20,12 @@ LaunchPlan plan_equal_runs(const Params& params, const LaunchOptions& options) {
   LaunchPlan plan;
   with_pipeline<T>(params, [&](auto pipeline) {
     using Pipeline = typename decltype(pipeline)::type;
-    const std::int64_t n = n_query_tiles<typename Pipeline::Worker>(params);
+    using Worker = typename Pipeline::Worker;
+    const std::int64_t n = n_query_tiles<Worker>(params);
     const BlockSize block = fit_block<Pipeline>();
     plan.n_threads = block.n_threads;
     plan.n_stages = block.n_stages;
-    plan.path = multiplies_on_tensor_cores(params, DTypeTraits<T>::kDType) ? "tensor" : "scalar";
+    plan.path = kPath<Worker>;
     plan.n_blocks = static_cast<int>(options.n_splits > 0 && n > 0 ? options.n_splits * n : choose_blocks(params, n));
     plan.n_splits =
         options.n_splits > 0 ? options.n_splits : static_cast<int>((plan.n_blocks + n - 1) / std::max<std::int64_t>(1, n));
@@ -40,14 +41,9 @@ template <class T, class Params>
 void run_equal_runs(const Params& params, const DeviceOutput& output, const LaunchPlan& plan, const Workspace& workspace,
                     Stream stream) {
   if (params.n_rows() == 0) return;
-  const Launch config{.grid = {static_cast<unsigned>(plan.n_blocks)},
-                      .block = {static_cast<unsigned>(plan.n_threads)},
-                      .shared_bytes = plan.shared_bytes,
-                      .overlaps = device().major >= 9};
   with_pipeline<T>(params, [&](auto pipeline) {
     using Pipeline = typename decltype(pipeline)::type;
-    launch(equal_runs<Pipeline>, config, stream, params, output, Pipeline::arguments(params, plan.n_stages),
-           equal_runs_workspace<Pipeline>(params, plan, workspace.floats), workspace.counters);
+    launch_runs<Pipeline>(equal_runs<Pipeline>, {.overlaps = device().major >= 9}, params, output, plan, workspace, stream);
   });
 }
 

@@ -6,6 +6,7 @@
 /// The arithmetic is written once; where rows come from is a parameter (IsRowSource). A source changes no bit.
 #pragma once
 
+#include "gpu/parts/leaf_forest.cuh"
 #include "gpu/parts/sub_warp.cuh"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
@@ -27,44 +28,32 @@ __device__ __forceinline__ int most_of_warp(int most) {
   return most;
 }
 
-/// The keys of a range of leaves in steps of eight positions, counted from the first position of the range. 32 bits, because
-/// every step looks at them.
+/// The leaves of a worker in steps of eight positions.
+template <class Leaves = ContiguousLeaves>
 class KeySteps {
  public:
-  static constexpr bool kIsListed = false;  ///< whether leaves are read in the order of a list: ListedSteps
+  KeySteps() = default;
+  /// See the constructor of the leaves.
+  template <class Used>
+  __device__ __forceinline__ KeySteps(KeyRange range, const Used& used)
+      : leaves_(range, used), size_((leaves_.n_positions() + kKeysPerStep - 1) / kKeysPerStep) {}
 
-  /// @param range positions of one worker, at multiples of kLeafKeys
-  /// @param used those of the shard that have a key
-  __device__ __forceinline__ KeySteps(KeyRange range, KeyRange used)
-      : origin_(range.begin),
-        begin_(range.begin < used.begin ? static_cast<int>(used.begin - range.begin) : 0),
-        end_(range.empty() ? 0 : static_cast<int>((used.end < range.end ? used.end : range.end) - range.begin)) {}
-
-  /// Position 0 of step 0.
-  __device__ __forceinline__ std::int64_t origin() const { return origin_; }
+  __device__ __forceinline__ const Leaves& leaves() const { return leaves_; }
   /// Steps up to the last key.
-  __device__ __forceinline__ int size() const { return end_ > begin_ ? (end_ + kKeysPerStep - 1) / kKeysPerStep : 0; }
+  __device__ __forceinline__ int size() const { return size_; }
   /// Which of the eight positions of a step have a key, bit by bit. Other rows are never read.
   __device__ __forceinline__ unsigned valid(int step) const {
-    return lowest_of_eight(end_ - step * kKeysPerStep) & ~lowest_of_eight(begin_ - step * kKeysPerStep);
+    const int at = step * kKeysPerStep;
+    return lowest_of_eight(leaves_.end_key(at)) & ~lowest_of_eight(leaves_.first_key(at));
   }
   /// Whether a step holds the last keys of its leaf.
   __device__ __forceinline__ bool ends_leaf(int step) const {
-    return step + 1 == size() || (step < size() && step % kStepsPerLeaf == kStepsPerLeaf - 1);
-  }
-  /// The leaf of a step.
-  __device__ __forceinline__ std::int64_t leaf(int step) const { return (origin_ >> kLeafLevel) + step / kStepsPerLeaf; }
-  /// No list to read.
-  struct Rows {};
-  /// The forest of the leaves. @param range that of the constructor
-  template <IsSubWarp SubWarp>
-  __device__ __forceinline__ auto forest(float* memory, int lane, KeyRange range) const {
-    return LeafForest<SubWarp::kElements, SubWarp::kLanes>(memory, lane, range);
+    return step + 1 == size_ || (step < size_ && step % kStepsPerLeaf == kStepsPerLeaf - 1);
   }
 
  private:
-  std::int64_t origin_;
-  int begin_, end_;
+  Leaves leaves_;
+  int size_ = 0;
 };
 
 /// Where a sub-warp finds its rows, step after step. wait() makes the rows of a step readable, keys() and values() return
@@ -78,11 +67,10 @@ concept IsRowSource = requires(Source& source, int step, unsigned valid) {
 };
 
 /// The pass of a sub-warp over a range of leaves, for one query. All lanes of the warp call it.
-/// @param steps of the range: KeySteps or ListedSteps
 /// @param memory of the sub-warp's forest
-template <IsSubWarp SubWarp, class Steps, IsRowSource Source>
+template <IsSubWarp SubWarp, class Leaves, IsRowSource Source>
 __device__ __forceinline__ void accumulate_keys(const DecodeParams& params, std::int64_t kv_head, std::int64_t r,
-                                                KeyRange range, const Steps& steps, float* memory, Source& source) {
+                                                const KeySteps<Leaves>& steps, float* memory, Source& source) {
   using T = typename SubWarp::T;
   const int lane = static_cast<int>(threadIdx.x) % SubWarp::kLanes;
   const bool is_single_key = params.lengths[kv_head / params.kv_heads] == 1;
@@ -95,7 +83,7 @@ __device__ __forceinline__ void accumulate_keys(const DecodeParams& params, std:
     q[c] = component < params.d_h ? params.query_scale * widen(load_once(query + component)) : 0.0f;
   }
 
-  auto forest = steps.template forest<SubWarp>(memory, lane, range);
+  LeafForest<SubWarp::kElements, SubWarp::kLanes, Leaves> forest(memory, 0, steps.leaves(), lane);
   LaneState<SubWarp::kElements> leaf;
   set_empty(leaf);
   const int n_steps = most_of_warp<SubWarp>(steps.size());
@@ -107,10 +95,9 @@ __device__ __forceinline__ void accumulate_keys(const DecodeParams& params, std:
     add_eight_keys<SubWarp>(s, is_single_key, lift, lane, source.values(step, valid), leaf);
     source.next(step);
     if (!steps.ends_leaf(step)) continue;
-    forest.push(steps.leaf(step), leaf);
+    forest.push(step / kStepsPerLeaf, leaf);
     set_empty(leaf);
   }
-  forest.finish();
 }
 
 /// Bytes of vector `vector` of a row of d elements that are there, 0 to 16.
@@ -139,9 +126,9 @@ template <IsSubWarp SubWarp>
 class GlobalSource {
  public:
   using T = typename SubWarp::T;
-  __device__ __forceinline__ GlobalSource(const DecodeParams& params, std::int64_t kv_head, const KeySteps& steps)
-      : keys_{params.key<T>(kv_head, steps.origin()), params.k.stride[2], params.d_h, lane(), 0},
-        values_{params.value<T>(kv_head, steps.origin()), params.v.stride[2], params.d_v, lane(), 0} {}
+  __device__ __forceinline__ GlobalSource(const DecodeParams& params, std::int64_t kv_head, const ContiguousLeaves& leaves)
+      : keys_{params.key<T>(kv_head, leaves.origin()), params.k.stride[2], params.d_h, lane(), 0},
+        values_{params.value<T>(kv_head, leaves.origin()), params.v.stride[2], params.d_v, lane(), 0} {}
 
   __device__ __forceinline__ void wait(int, unsigned) {}
   __device__ __forceinline__ GlobalRows<SubWarp> keys(int, unsigned valid) const { return with(keys_, valid); }

@@ -11,7 +11,7 @@
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
 /// kStages stages of eight keys and eight values, of which all but one are in flight.
-template <IsSubWarp SubWarp, int kStages_ = 3, class Steps = KeySteps>
+template <IsSubWarp SubWarp, int kStages_ = 3, class Leaves = ContiguousLeaves>
 class LaneRing {
  public:
   using T = typename SubWarp::T;
@@ -25,12 +25,11 @@ class LaneRing {
   /// Starts to copy the first steps.
   /// @param memory [kStages][kVectors][threads]: neighbouring lanes write and read neighbouring 16 bytes
   /// @param aligned whether rows start at multiples of 16 bytes; else they are copied element by element, at once
-  template <class Params>
-  __device__ __forceinline__ LaneRing(Shared<Bytes16> memory, const Params& params, std::int64_t kv_head, const Steps& steps,
-                                      bool aligned)
+  __device__ __forceinline__ LaneRing(Shared<Bytes16> memory, const DecodeParams& params, std::int64_t kv_head,
+                                      const KeySteps<Leaves>& steps, bool aligned)
       : memory_(memory + threadIdx.x),
-        keys_{params.template key<T>(kv_head, steps.origin()), params.k.stride[2], params.d_h},
-        values_{params.template value<T>(kv_head, steps.origin()), params.v.stride[2], params.d_v},
+        keys_{params.key<T>(kv_head, steps.leaves().origin()), params.k.stride[2], params.d_h},
+        values_{params.value<T>(kv_head, steps.leaves().origin()), params.v.stride[2], params.d_v},
         steps_(steps),
         aligned_(aligned) {
     for (int step = 0; step < kStages - 1; ++step) start(step);
@@ -70,9 +69,7 @@ class LaneRing {
   }
   __device__ __forceinline__ void start_rows(const Rows& rows, int step, unsigned valid, Shared<Bytes16> to) {
     const int lane = static_cast<int>(threadIdx.x) % SubWarp::kLanes;
-    const T* row = rows.first + step * kKeysPerStep * rows.stride + SubWarp::component(lane, 0);
-    // Not a function of both kinds of steps: nvcc takes more registers then.
-    if constexpr (Steps::kIsListed) row = rows.first + steps_.row(step) * rows.stride + SubWarp::component(lane, 0);
+    const T* row = rows.first + steps_.leaves().row(step * kKeysPerStep) * rows.stride + SubWarp::component(lane, 0);
     TREE_ATTN_UNROLL
     for (int i = 0; i < kKeysPerStep; ++i, row += rows.stride) {
       TREE_ATTN_UNROLL
@@ -90,7 +87,7 @@ class LaneRing {
 
   Shared<Bytes16> memory_;
   Rows keys_, values_;
-  Steps steps_;
+  KeySteps<Leaves> steps_;
   bool aligned_;
   int stage_ = 0;  ///< of the step that is being read
 };

@@ -38,12 +38,11 @@ __device__ __forceinline__ void merge(LaneState<kElements>& left, const LaneStat
   for (int c = 0; c < kElements; ++c) left.n[c] = merge_element(r, left.n[c], right.n[c]);
 }
 
-/// A binary counter in global memory: the forest of a range of positions, one lane's part of it.
+/// The forest of a range of positions in global memory, one lane's part of it.
 ///
 /// The states of the subtrees that cover the range lie one after the other, left to right. Which subtrees these are follows
 /// from the ends of the range, so only states are stored. The lanes of a worker lie side by side and never read each other's
 /// elements, so no barrier is needed while a forest is filled.
-/// @paper{thm_1, Thm. 1}
 template <int kElements, int kLanes>
 class LaneForest {
  public:
@@ -58,23 +57,8 @@ class LaneForest {
   }
 
   /// @param memory of the worker
-  /// @param begin first position of the range: a subtree on the left of it is not here
-  /// @param depth subtrees that are already there
-  __device__ LaneForest(float* memory, int lane, std::int64_t begin, int depth = 0)
-      : memory_(memory + lane), begin_(begin), depth_(depth) {}
+  __device__ __forceinline__ LaneForest(float* memory, int lane) : memory_(memory + lane) {}
 
-  /// Subtrees that are held.
-  __device__ int depth() const { return depth_; }
-  /// Appends a subtree on the right of all that is held, and merges while there is a sibling.
-  __device__ __forceinline__ void push(Subtree subtree, LaneState<kElements>& state) {
-    for (; (subtree.index & 1) == 1 && subtree.parent().begin() >= begin_; subtree = subtree.parent()) {
-      LaneState<kElements> left;
-      load(--depth_, left);
-      merge(left, state);
-      state = left;
-    }
-    store(depth_++, state);
-  }
   /// Reads, or writes, the i-th subtree from the left.
   __device__ __forceinline__ void load(int i, LaneState<kElements>& state) const {
     const float* const from = memory_ + i * kEntry;
@@ -93,40 +77,6 @@ class LaneForest {
 
  private:
   float* memory_;
-  std::int64_t begin_;
-  int depth_;
-};
-
-/// The forest of a range of leaves. Of two siblings the left one waits in registers, so that half of the leaves never reach
-/// memory.
-template <int kElements, int kLanes>
-class LeafForest {
- public:
-  /// @param memory of the forest @param range positions, at multiples of kLeafKeys
-  __device__ __forceinline__ LeafForest(float* memory, int lane, KeyRange range)
-      : forest_(memory, lane, range.begin), first_(range.begin >> kLeafLevel), last_((range.end >> kLeafLevel) - 1) {}
-
-  /// Appends the state of the next leaf. @param[in,out] state overwritten
-  __device__ __forceinline__ void push(std::int64_t leaf, LaneState<kElements>& state) {
-    Subtree subtree{kLeafLevel, leaf};
-    if ((leaf & 1) == 0 && leaf < last_) {
-      left_ = state;
-      return;
-    }
-    if ((leaf & 1) == 1 && leaf > first_) {
-      merge(left_, state);
-      state = left_;
-      subtree = subtree.parent();
-    }
-    forest_.push(subtree, state);
-  }
-  /// No leaf follows, and none waits.
-  __device__ __forceinline__ void finish() {}
-
- private:
-  LaneForest<kElements, kLanes> forest_;
-  std::int64_t first_, last_;
-  LaneState<kElements> left_;
 };
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

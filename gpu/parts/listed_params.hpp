@@ -36,7 +36,7 @@ struct LeavesInUse {
   LeafList list;
 };
 
-/// The input of a kernel that reads listed leaves. `begin` and `end` are the rows of the cache, whole leaves; all have
+/// The input of a kernel that reads listed leaves. `begin` and `end` are the rows of the cache, 0 and whole leaves; all have
 /// memory.
 struct ListedParams : DecodeParams {
   static constexpr bool kIsListed = true;
@@ -46,15 +46,6 @@ struct ListedParams : DecodeParams {
   std::int64_t most_leaves = 0;      ///< of a list
   std::int64_t tree_positions = 0;   ///< the most that the shard has in the tree of a list
 
-  /// The key, or the value, in a row.
-  template <class T>
-  TREE_ATTN_HOST_DEVICE const T* key(std::int64_t kv_head, std::int64_t row) const {
-    return k.row<T>(kv_head / kv_heads, kv_head % kv_heads, row);
-  }
-  template <class T>
-  TREE_ATTN_HOST_DEVICE const T* value(std::int64_t kv_head, std::int64_t row) const {
-    return v.row<T>(kv_head / kv_heads, kv_head % kv_heads, row);
-  }
   TREE_ATTN_HOST_DEVICE LeavesInUse in_use(std::int64_t kv_head) const {
     const std::int64_t entry = kv_head / kv_heads;
     return {leaf + entry * (most_leaves + 1), lists[entry]};

@@ -10,8 +10,7 @@
 /// +0 and -0 of values are told apart only in a sequence of one key: sums on tensor cores start from +0.
 #pragma once
 
-#include "gpu/parts/listed_tiles.cuh"
-#include "gpu/parts/tile_forests.cuh"
+#include "gpu/parts/leaf_forest.cuh"
 #include "gpu/parts/tile_ring.cuh"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
@@ -121,7 +120,7 @@ __device__ __forceinline__ void set_single_key(const typename Tile::T* value, in
 
 /// 16-byte vectors of shared memory of a warp, besides its ring.
 template <IsMmaTile Tile>
-inline constexpr int kTileVectors = TileForests<Tile>::kVectors + TileQueries<Tile>::kVectors;
+inline constexpr int kTileVectors = InSharedMemory<Tile>::kVectors + TileQueries<Tile>::kVectors;
 
 /// The pass of one warp, for the queries first_row to first_row + kRows of the group of a kv head.
 ///
@@ -132,24 +131,24 @@ inline constexpr int kTileVectors = TileForests<Tile>::kVectors + TileQueries<Ti
 /// @param aligned whether rows may be copied as the ring copies them
 /// @paper{eq_7, eq. (7)}
 template <IsMmaTile Tile, class Ring>
-__device__ __forceinline__ void accumulate_tiles(const typename Ring::Params& params, std::int64_t kv_head,
-                                                 std::int64_t first_row, KeyRange range, float* memory,
-                                                 std::int64_t n_forest, bool aligned, Ring& ring,
-                                                 Shared<Bytes16> memory_of_warp) {
+__device__ __forceinline__ void accumulate_tiles(const DecodeParams& params, std::int64_t kv_head, std::int64_t first_row,
+                                                 const typename Ring::Leaves& leaves, float* memory, std::int64_t n_forest,
+                                                 bool aligned, Ring& ring, Shared<Bytes16> memory_of_warp) {
   using T = typename Tile::T;
-  using Range = typename Ring::Range;
-  const Range whole(params, kv_head, range);
-  ring.begin(params, kv_head, whole, aligned, false);
+  using Waiting = InSharedMemory<Tile>;
+  ring.begin(params, kv_head, leaves, aligned, false);
   const int own_lane = static_cast<int>(threadIdx.x) % kWarp;
-  const bool is_single_key = range.begin == 0 && params.lengths[kv_head / params.kv_heads] == 1;
+  const bool is_single_key = params.lengths[kv_head / params.kv_heads] == 1;
   const float score_scale = TileScale(params).score;
-  const TileQueries<Tile> queries(params, kv_head, first_row, memory_of_warp + TileForests<Tile>::kVectors, own_lane);
+  const TileQueries<Tile> queries(params, kv_head, first_row, memory_of_warp + Waiting::kVectors, own_lane);
 
   for (bool again = false;; again = true) {
-    ForestsOf<Tile, Range> forests(memory, n_forest, whole.of_forest(range), memory_of_warp, own_lane);
-    for (Range rest = whole; !rest.empty();) {
-      const LeafKeys keys(rest);
-      rest.begin += static_cast<int>(kLeafKeys);
+    LeafForest<Tile::kElements, kWarp, typename Ring::Leaves, Waiting> forests(opaque(memory), n_forest, leaves, own_lane,
+                                                                               Waiting(memory_of_warp, own_lane));
+    for (int leaf = 0; leaf < leaves.n_leaves(); ++leaf) {
+      const LeafKeys keys(leaves, leaf * static_cast<int>(kLeafKeys));
+      // The first row of the leaf, as DecodeParams::value() takes it.
+      const auto value = [&] { return params.value<T>(kv_head, leaves.origin() + leaves.row(keys.at)); };
       // The widest states leave no register for what follows from the lane.
       const int lane = Tile::kDim * Tile::kSlots < 256 ? own_lane : opaque(own_lane);
 
@@ -181,8 +180,7 @@ __device__ __forceinline__ void accumulate_tiles(const typename Ring::Params& pa
       // O^T = V^T P^T.
       float o[Tile::kSteps][4] = {};
       if (again) {
-        add_not_finite<Tile>(params.template value<T>(kv_head, whole.position(keys.first)), params.v.stride[2], params.d_v,
-                             keys, s, not_seen, lane, o);
+        add_not_finite<Tile>(value(), params.v.stride[2], params.d_v, keys, s, not_seen, lane, o);
       }
       const TileWeights<Tile> weights(s);
       TREE_ATTN_UNROLL
@@ -196,23 +194,20 @@ __device__ __forceinline__ void accumulate_tiles(const typename Ring::Params& pa
       }
 
       // The tree above.
-      const auto at = whole.leaf(keys.first);
       TREE_ATTN_UNROLL
       for (int slot = 0; slot < Tile::kSlots; ++slot) {
         LaneState<Tile::kElements>& state = states[slot];
         TREE_ATTN_UNROLL
         for (int c = 0; c < Tile::kElements; ++c) state.n[c] = tile_element<Tile>(o, slot, c);
-        if (is_single_key && keys.first == 0)
-          set_single_key<Tile>(params.template value<T>(kv_head, 0), params.d_v,
-                               __shfl_sync(kAllLanes, score[slot], lane % 4), lane, state);
+        if (is_single_key)
+          set_single_key<Tile>(value(), params.d_v, __shfl_sync(kAllLanes, score[slot], lane % 4), lane, state);
         const float e_and_sum[] = {state.shift, state.sum};
         if (__any_sync(kAllLanes, state.sum == 0) && is_empty(e_and_sum)) set_empty(state);
-        forests.push(at, slot, state);
+        forests.push(leaf, state, slot);
       }
     }
-    forests.finish();
     if (again || !__any_sync(kAllLanes, forests.is_broken())) break;
-    ring.begin(params, kv_head, whole, aligned, true);
+    ring.begin(params, kv_head, leaves, aligned, true);
   }
 }
 

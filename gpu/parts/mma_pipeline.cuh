@@ -28,7 +28,7 @@ class MmaPipeline {
  public:
   using Worker = Tile;
   using Params = Params_;
-  using Ring = TileRing<Tile, kCopy, LeafRangeOf<Params>>;
+  using Ring = TileRing<Tile, kCopy, LeavesOf<Params>>;
   struct Arguments {
     bool aligned;              ///< rows may be copied as kCopy says
     typename Ring::Maps maps;  ///< of keys and values
@@ -51,15 +51,7 @@ class MmaPipeline {
         full_(arena.take<Barrier>(n_warps() * Ring::kStages)),
         memory_(arena.take<Bytes16>(n_vectors(n_warps(), Ring::n_stages(arguments.maps)), kBoxAlignment)),
         ring_(memory_ + first_ring(n_warps()) + worker() * Ring::n_stages(arguments.maps) * Ring::kStageVectors,
-              full_ + worker() * Ring::kStages, arguments.maps, static_cast<int>(threadIdx.x) % kWarp) {
-    if constexpr (Ring::kHasMaps) {
-      if (threadIdx.x == 0) {
-        for (int i = 0; i < n_warps() * Ring::kStages; ++i) barrier_init(full_ + i, 1);
-        barrier_fence_init();
-      }
-      __syncthreads();
-    }
-  }
+              full_ + worker() * Ring::kStages, arguments.maps, static_cast<int>(threadIdx.x) % kWarp) {}
   /// Describes keys and values to the copy engine, if it takes them.
   static Arguments arguments(const Params& params, int n_stages) {
     Arguments arguments{starts_aligned(params, DTypeTraits<typename Tile::T>::kDType), {}};
@@ -88,8 +80,9 @@ class MmaPipeline {
   __device__ __forceinline__ void operator()(const Params& params, std::int64_t kv_head, std::int64_t first_row,
                                              KeyRange range, float* forests, std::int64_t n_forest) {
     const KeyRange own = split_range(range, worker(), n_warps());
-    accumulate_tiles<Tile>(params, warp_uniform(kv_head), warp_uniform(first_row),
-                           {warp_uniform(own.begin), warp_uniform(own.end)}, forests + worker() * Tile::kSlots * n_forest,
+    kv_head = warp_uniform(kv_head);
+    const LeavesOf<Params> leaves({warp_uniform(own.begin), warp_uniform(own.end)}, params.in_use(kv_head));
+    accumulate_tiles<Tile>(params, kv_head, warp_uniform(first_row), leaves, forests + worker() * Tile::kSlots * n_forest,
                            n_forest, aligned_, ring_, memory_ + worker() * kTileVectors<Tile>);
   }
 

@@ -21,14 +21,9 @@ template <class T, class Params>
 void run_one_shot(const Params& params, const OneShotEnd& end, const LaunchPlan& plan, const Workspace& workspace,
                   Stream stream) {
   if (params.n_rows() == 0) return;
-  const Launch config{.grid = {static_cast<unsigned>(plan.n_blocks)},
-                      .block = {static_cast<unsigned>(plan.n_threads)},
-                      .shared_bytes = plan.shared_bytes,
-                      .is_cooperative = true};
   with_pipeline<T>(params, [&](auto pipeline) {
     using Pipeline = typename decltype(pipeline)::type;
-    launch(one_shot<Pipeline>, config, stream, params, end, Pipeline::arguments(params, plan.n_stages),
-           equal_runs_workspace<Pipeline>(params, plan, workspace.floats), workspace.counters);
+    launch_runs<Pipeline>(one_shot<Pipeline>, {.is_cooperative = true}, params, end, plan, workspace, stream);
   });
 }
 

@@ -17,6 +17,10 @@ struct BlockSize {
   int n_scratch_floats = 0;  ///< of scratch()
 };
 
+/// LaunchPlan::path of a worker.
+template <IsWorker Worker>
+inline constexpr const char* kPath = IsMmaTile<Worker> ? "tensor" : "scalar";
+
 /// Shared memory of a kernel beside that of its pipeline: at most four small things, each at a multiple of 128 bytes.
 inline constexpr std::size_t kKernelBytes = 4 * 128;
 

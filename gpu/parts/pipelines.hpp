@@ -5,7 +5,6 @@
 
 #include "gpu/parts/bulk_ring.cuh"
 #include "gpu/parts/lane_ring.cuh"
-#include "gpu/parts/listed_steps.cuh"
 #include "gpu/parts/mma_pipeline.cuh"
 #include "gpu/parts/pipeline.cuh"
 #include "gpu/parts/sub_warps.hpp"
@@ -29,10 +28,10 @@ class SubWarpPipeline {
  public:
   using Worker = SubWarp;
   using Params = Params_;
-  using Steps = StepsOf<Params>;
+  using Leaves = LeavesOf<Params>;
   using Arguments = RowAccess;
   static constexpr int kStages = SubWarp::kVectorsPerLane > 4 ? 2 : 3;
-  using General = LaneRing<SubWarp, kStages, Steps>;
+  using General = LaneRing<SubWarp, kStages, Leaves>;
   static constexpr bool kIsCompiled = true;
   static constexpr int kMostWarps = (8 + SubWarp::kVectorsPerLane - 1) / SubWarp::kVectorsPerLane;
   static constexpr int kThreads = kMostWarps * kWarp;
@@ -70,17 +69,16 @@ class SubWarpPipeline {
   /// @param forests of the workers, one per slot, n_forest floats each
   __device__ __forceinline__ void operator()(const Params& params, std::int64_t kv_head, std::int64_t first_row,
                                              KeyRange range, float* forests, std::int64_t n_forest) {
-    const KeyRange own = split_range(range, worker(), n_workers());
-    const Steps steps(own, params.in_use(kv_head));
+    const KeySteps<Leaves> steps(split_range(range, worker(), n_workers()), params.in_use(kv_head));
     float* const forest = forests + worker() * n_forest;
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
     if (access_.bulk) {
       ring_.begin(params, kv_head, steps);
-      return accumulate_keys<SubWarp>(params, kv_head, first_row, own, steps, forest, ring_);
+      return accumulate_keys<SubWarp>(params, kv_head, first_row, steps, forest, ring_);
     }
 #endif
     General ring(memory_, params, kv_head, steps, access_.aligned);
-    accumulate_keys<SubWarp>(params, kv_head, first_row, own, steps, forest, ring);
+    accumulate_keys<SubWarp>(params, kv_head, first_row, steps, forest, ring);
     copy_async_wait<0>();
   }
 
@@ -101,7 +99,7 @@ class SubWarpPipeline {
   RowAccess access_;
   Shared<Bytes16> memory_;
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  using Bulk = BulkRing<SubWarp, kStages, Steps>;
+  using Bulk = BulkRing<SubWarp, kStages, Leaves>;
   static_assert(n_workers_of<SubWarp>(kThreads) * Bulk::kVectors * sizeof(Bytes16) == General::n_bytes(kThreads));
   Bulk ring_;
 #endif

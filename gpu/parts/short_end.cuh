@@ -6,7 +6,7 @@
 
 #include "gpu/parts/join.cuh"
 #include "gpu/parts/pipelines.hpp"
-#include "gpu/parts/splits.hpp"
+#include "gpu/parts/split_kernel.cuh"
 
 #include <algorithm>
 
@@ -86,8 +86,7 @@ __global__ void __launch_bounds__(Pipeline::kThreads, 1)
 /// @param n_resident size -> clusters that the device holds at once, see n_resident_clusters()
 template <class Count>
 int choose_cluster(const DecodeParams& params, std::int64_t n_query_tiles, int wanted, const Count& n_resident) {
-  const std::int64_t n_leaves =
-      std::max<std::int64_t>(1, (params.end + kLeafKeys - 1) / kLeafKeys - params.begin / kLeafKeys);
+  const std::int64_t n_leaves = leaves_of({params.begin, params.end});
   const std::int64_t at_once = wanted > 0 ? 1 : std::max<std::int64_t>(1, n_query_tiles);
   const std::int64_t least = std::max<std::int64_t>(wanted, (n_leaves + kShortLeaves - 1) / kShortLeaves);
   std::int64_t n = std::min<std::int64_t>(wanted > 0 ? wanted : n_leaves, kLargestCluster);
@@ -98,9 +97,10 @@ int choose_cluster(const DecodeParams& params, std::int64_t n_query_tiles, int w
   return wanted == 0 && leaves_idle ? 0 : static_cast<int>(n);
 }
 
-/// Plans a launch by clusters, if the shape and the device have use for them. @returns whether they have
+/// Plans a launch by clusters for every shape of one stored type, if the shape and the device have use for them: else
+/// LaunchPlan::cluster is 0.
 template <class T>
-bool plan_short_end(const DecodeParams& params, const LaunchOptions& options, LaunchPlan& plan);
+LaunchPlan plan_short_end(const DecodeParams& params, const LaunchOptions& options);
 template <class T>
 void run_short_end(const DecodeParams& params, const DeviceOutput& output, const LaunchPlan& plan,
                    const Workspace& workspace, Stream stream);

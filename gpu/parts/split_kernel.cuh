@@ -46,31 +46,55 @@ __global__ void __launch_bounds__(Pipeline::kThreads, 1)
   }
 }
 
-/// The plan of a step with splits: what was asked for, else what fills the device.
+/// Shared memory of a kernel with splits beside that of its pipeline.
+inline constexpr std::size_t kSplitBytes = 128;
+
+/// The plan of a kernel with splits: what was asked for, else what fills the device.
 template <IsPipeline Pipeline>
-LaunchPlan plan_splits(const DecodeParams& params, const LaunchOptions& options, const char* path) {
+LaunchPlan plan_splits(const DecodeParams& params, const LaunchOptions& options) {
   using Worker = typename Pipeline::Worker;
   const std::int64_t query_tiles = n_query_tiles<Worker>(params);
   const BlockSize block = fit_block<Pipeline>();
   const int n_workers = n_workers_of<Worker>(block.n_threads);
-  LaunchPlan plan{.n_threads = block.n_threads, .n_stages = block.n_stages, .n_counters = query_tiles, .path = path};
+  LaunchPlan plan{
+      .n_threads = block.n_threads, .n_stages = block.n_stages, .n_counters = query_tiles, .path = kPath<Worker>};
   plan.n_splits = options.n_splits > 0 ? options.n_splits : choose_splits(params, query_tiles, n_workers);
-  plan.shared_bytes = 128 + block.n_bytes;
+  plan.shared_bytes = kSplitBytes + block.n_bytes;
   plan.n_floats = query_tiles * SplitWorkspace::of<Worker>(params, plan.n_splits, n_workers, nullptr).n_floats();
   return plan;
 }
 
-/// Launches what plan_splits() has planned.
-template <IsPipeline Pipeline>
-void run_splits(const DecodeParams& params, const DeviceOutput& output, const LaunchPlan& plan, const Workspace& workspace,
-                Stream stream) {
+/// Launches a kernel that plan_splits() has planned. @param more what it takes after the workspace
+template <IsPipeline Pipeline, class Kernel, class... More>
+void run_splits(const Kernel& kernel, const DecodeParams& params, const DeviceOutput& output, const LaunchPlan& plan,
+                const Workspace& workspace, Stream stream, More... more) {
   using Worker = typename Pipeline::Worker;
-  const Launch config{.grid = {static_cast<unsigned>(plan.n_splits), static_cast<unsigned>(n_query_tiles<Worker>(params))},
-                      .block = {static_cast<unsigned>(plan.n_threads)},
-                      .shared_bytes = plan.shared_bytes};
-  launch(split<Pipeline>, config, stream, params, output, Pipeline::arguments(params, plan.n_stages),
-         SplitWorkspace::of<Worker>(params, plan.n_splits, n_workers_of<Worker>(plan.n_threads), workspace.floats),
-         workspace.counters);
+  Launch config{.grid = {static_cast<unsigned>(plan.n_splits), static_cast<unsigned>(n_query_tiles<Worker>(params))},
+                .block = {static_cast<unsigned>(plan.n_threads)},
+                .shared_bytes = plan.shared_bytes};
+  if (plan.cluster > 0) config.cluster = plan.cluster, config.overlaps = true;
+  launch(kernel, config, stream, params, output, Pipeline::arguments(params, plan.n_stages),
+         SplitWorkspace::of<Worker>(params, plan.n_splits, n_workers_of<Worker>(plan.n_threads), workspace.floats), more...);
+}
+
+/// A step of the ladder whose kernel is split().
+/// @param step what else there is to say of it
+/// @tparam With (params, dtype, f): calls f with the pipeline for a shape and a type, as a std::type_identity
+template <class Step, class With>
+constexpr Step split_step(Step step, With) {
+  step.plan = [](const DecodeParams& params, DType dtype, const LaunchOptions& options) {
+    LaunchPlan plan;
+    With{}(params, dtype, [&](auto pipeline) { plan = plan_splits<typename decltype(pipeline)::type>(params, options); });
+    return plan;
+  };
+  step.run = [](const DecodeParams& params, DType dtype, const DeviceOutput& output, const LaunchPlan& plan,
+                const Workspace& workspace, Stream stream) {
+    With{}(params, dtype, [&](auto pipeline) {
+      using Pipeline = typename decltype(pipeline)::type;
+      run_splits<Pipeline>(split<Pipeline>, params, output, plan, workspace, stream, workspace.counters);
+    });
+  };
+  return step;
 }
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

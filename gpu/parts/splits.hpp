@@ -56,9 +56,9 @@ std::int64_t n_query_tiles(const DecodeParams& params) {
 
 /// As many splits as fill the device once, but no more than leave every worker a leaf.
 inline int choose_splits(const DecodeParams& params, std::int64_t n_query_tiles, int n_workers) {
-  const std::int64_t n_leaves = (params.end - params.begin + kLeafKeys - 1) / kLeafKeys;
+  const std::int64_t each = (leaves_of({params.begin, params.end}) + n_workers - 1) / n_workers;
   const std::int64_t fill = device().n_multiprocessors / std::max<std::int64_t>(1, n_query_tiles);
-  return static_cast<int>(std::max<std::int64_t>(1, std::min(fill, (n_leaves + n_workers - 1) / n_workers)));
+  return static_cast<int>(std::max<std::int64_t>(1, std::min(fill, each)));
 }
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

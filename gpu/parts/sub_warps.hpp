@@ -38,8 +38,7 @@ constexpr int n_workers_of(int n_threads) {
 
 /// The most positions that one of n parts of the shard gets.
 inline std::int64_t longest_part(const DecodeParams& params, std::int64_t n_parts) {
-  const std::int64_t n = (params.end + kLeafKeys - 1) / kLeafKeys - params.begin / kLeafKeys;
-  return std::max<std::int64_t>(1, (n + n_parts - 1) / n_parts * kLeafKeys);
+  return (leaves_of({params.begin, params.end}) + n_parts - 1) / n_parts * kLeafKeys;
 }
 
 /// Floats of the forest of one slot of a worker when the shard is cut into n parts.

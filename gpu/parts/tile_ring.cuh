@@ -11,6 +11,7 @@
 /// readers, and no warp waits for another.
 #pragma once
 
+#include "gpu/parts/leaves.cuh"
 #include "gpu/parts/mma_tile.cuh"
 #include "gpu/parts/sub_warp.cuh"
 
@@ -18,51 +19,17 @@
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
-/// The leaves of a range, their positions counted from its first one.
-struct LeafRange {
-  using Params = DecodeParams;
-  std::int64_t origin = 0;           ///< that position, a multiple of kLeafKeys
-  int begin = 0, end = 0;            ///< what is left of the range
-  int used_begin = 0, used_end = 0;  ///< positions with a key; used_end may lie before `begin`
-
-  LeafRange() = default;
-  __device__ __forceinline__ LeafRange(const DecodeParams& params, std::int64_t kv_head, KeyRange range)
-      : origin(range.begin), end(static_cast<int>(range.end - range.begin)) {
-    const KeyRange used = params.in_use(kv_head);
-    used_begin = origin < used.begin ? static_cast<int>(used.begin - origin) : 0;
-    used_end = static_cast<int>((used.end < range.end ? used.end : range.end) - origin);
-  }
-  __device__ __forceinline__ bool empty() const { return begin >= end; }
-  /// @name The first leaf that is left
-  /// @{
-  /// Its positions with a key, counted from its first one: [first_key(), end_key()), none if that is empty.
-  __device__ __forceinline__ int first_key() const { return used_begin > begin ? used_begin - begin : 0; }
-  __device__ __forceinline__ int end_key() const {
-    return used_end - begin < static_cast<int>(kLeafKeys) ? used_end - begin : static_cast<int>(kLeafKeys);
-  }
-  /// Its first row. @param first_row that of the origin, first_row()
-  __device__ __forceinline__ int row(int first_row) const { return first_row + begin; }
-  /// @}
-
-  /// The row of the origin in a shard.
-  __device__ __forceinline__ int first_row(const DecodeParams& params) const {
-    return static_cast<int>(origin - params.begin);
-  }
-  /// What DecodeParams::value() takes for the leaf that begins `first` positions after the origin.
-  __device__ __forceinline__ std::int64_t position(int first) const { return origin + first; }
-  /// What TileForests::push() takes for that leaf, and its constructor for the range.
-  __device__ __forceinline__ Subtree leaf(int first) const { return {kLeafLevel, (origin + first) >> kLeafLevel}; }
-  __device__ __forceinline__ KeyRange of_forest(KeyRange range) const { return range; }
-};
-
-/// The first leaf of a range, and which of its positions have a key.
+/// A leaf, and which of its positions have a key.
 struct LeafKeys {
-  int first;       ///< position of the leaf, counted from the origin of the range
+  int at;          ///< its first position, counted from the first leaf of the worker
   int begin, end;  ///< in the leaf; no keys if end is not the larger one
 
-  template <class Range>
-  __device__ __forceinline__ explicit LeafKeys(const Range& range)
-      : first(range.begin), begin(range.first_key()), end(range.end_key()) {}
+  template <class Leaves>
+  __device__ __forceinline__ LeafKeys(const Leaves& leaves, int first) : at(first) {
+    const int first_key = leaves.first_key(at), end_key = leaves.end_key(at);
+    begin = first_key > 0 ? first_key : 0;
+    end = end_key < static_cast<int>(kLeafKeys) ? end_key : static_cast<int>(kLeafKeys);
+  }
   __device__ __forceinline__ bool are_all() const { return begin == 0 && end == static_cast<int>(kLeafKeys); }
   __device__ __forceinline__ bool contain(int index) const { return index >= begin && index < end; }
 };
@@ -78,13 +45,11 @@ enum class RowCopy { TensorMap, Async };
 
 /// The tiles of a range, leaf after leaf: those of its keys, then those of its values. A tile is one or two boxes
 /// side by side.
-/// @tparam Range_ LeafRange, or ListedRange for leaves in the order of a list
-template <IsMmaTile Tile, RowCopy kCopy, class Range_ = LeafRange>
+template <IsMmaTile Tile, RowCopy kCopy, class Leaves_ = ContiguousLeaves>
 class TileRing {
  public:
   using T = typename Tile::T;
-  using Range = Range_;
-  using Params = typename Range::Params;
+  using Leaves = Leaves_;
   static constexpr bool kHasMaps = kCopy == RowCopy::TensorMap;
   using Maps = std::conditional_t<kHasMaps, TileMaps, NoMaps>;
   static constexpr int kTileBoxes = kHasMaps && Tile::kBoxes > 1 ? 2 : 1;  ///< of a tile
@@ -100,18 +65,27 @@ class TileRing {
       return kStages;
   }
 
-  /// @param memory n_stages(maps) stages @param full as many barriers of count 1, fresh; unused without tensor maps
+  /// Initialises the barriers. All lanes of the warp call it.
+  /// @param memory n_stages(maps) stages @param full as many barriers; unused without tensor maps
   __device__ __forceinline__ TileRing(Shared<Bytes16> memory, Shared<Barrier> full, const Maps& maps, int lane)
-      : memory_(memory), full_(full), maps_(&maps), lane_(lane) {}
+      : memory_(memory), full_(full), maps_(&maps), lane_(lane) {
+    if constexpr (kHasMaps) {
+      if (lane_ == 0) {
+        for (int stage = 0; stage < n_stages(); ++stage) barrier_init(full_ + stage, 1);
+        barrier_fence_init();
+      }
+      __syncwarp();
+    }
+  }
   __device__ __forceinline__ int n_stages() const { return n_stages(*maps_); }
 
   /// Starts to fill all stages with what lies first in a range. All tiles of the range before it have been read.
   /// @param aligned whether rows may be copied as kCopy says
   /// @param only_finite whether elements of values that are not finite become zero
-  __device__ __forceinline__ void begin(const Params& params, std::int64_t kv_head, const Range& range, bool aligned,
+  __device__ __forceinline__ void begin(const DecodeParams& params, std::int64_t kv_head, const Leaves& leaves, bool aligned,
                                         bool only_finite) {
     entry_ = static_cast<int>(kv_head / params.kv_heads), head_ = static_cast<int>(kv_head - entry_ * params.kv_heads);
-    range_ = range, first_row_ = range.first_row(params);
+    leaves_ = leaves, at_ = 0, first_row_ = static_cast<int>(leaves.origin() - params.begin);
     copies_ = aligned && !only_finite, only_finite_ = only_finite;
     const int n = n_stages();
     for (int i = 0; i < n; ++i) start_next(params, stage_ + i < n ? stage_ + i : stage_ + i - n);
@@ -148,8 +122,8 @@ class TileRing {
  private:
   /// Starts to fill a stage with the tile that no call has started yet, if there is one.
   __device__ __forceinline__ void start_next(const DecodeParams& params, int stage) {
-    if (!range_.empty()) {
-      const LeafKeys keys(range_);
+    if (at_ < leaves_.n_leaves() * static_cast<int>(kLeafKeys)) {
+      const LeafKeys keys(leaves_, at_);
       const bool is_value = tile_ >= kTiles;
       const int first_column = (is_value ? tile_ - kTiles : tile_) * (kTileBoxes * kBoxColumns);
       const Shared<Bytes16> to = memory_ + stage * kStageVectors;
@@ -160,7 +134,7 @@ class TileRing {
             TREE_ATTN_UNROLL
             for (int i = 0; i < kTileBoxes; ++i) {
               bulk_copy_tensor<T>(to + i * kBoxVectors, is_value ? maps_->v : maps_->k, first_column + i * kBoxColumns,
-                                  range_.row(first_row_), head_, entry_, full_ + stage, CacheHint::EvictFirst);
+                                  first_row_ + leaves_.row(at_), head_, entry_, full_ + stage, CacheHint::EvictFirst);
             }
           }
         }
@@ -173,7 +147,7 @@ class TileRing {
           if (lane_ == 0) barrier_arrive(full_ + stage);
         }
       }
-      if (++tile_ == 2 * kTiles) tile_ = 0, range_.begin += static_cast<int>(kLeafKeys);
+      if (++tile_ == 2 * kTiles) tile_ = 0, at_ += static_cast<int>(kLeafKeys);
     }
     if constexpr (!kHasMaps) copy_async_commit();
   }
@@ -187,7 +161,7 @@ class TileRing {
     // The leaf may begin before the shard; rows that are read do not.
     const DeviceView& view = is_value ? params.v : params.k;
     const std::int64_t stride = view.stride[2];
-    const T* from = view.row<T>(entry_, head_, range_.row(first_row_) + first) + column;
+    const T* from = view.row<T>(entry_, head_, first_row_ + leaves_.row(at_) + first) + column;
     if (!kHasMaps && copies_ && keys.are_all()) {
       TREE_ATTN_UNROLL
       for (int i = 0; i < kRounds; ++i, from += kRowsAtOnce * stride) {
@@ -211,10 +185,9 @@ class TileRing {
   const Maps* maps_;
   int lane_;
   int stage_ = 0, parity_ = 0;  ///< of the next tile to be read
-  // Of the range, from the leaf on that is being started.
-  Range range_{};
-  int tile_ = 0;       ///< its next tile
-  int first_row_ = 0;  ///< Range::first_row()
+  Leaves leaves_{};
+  int at_ = 0, tile_ = 0;  ///< the leaf that is being started, and its next tile
+  int first_row_ = 0;      ///< that rows are counted from
   int entry_ = 0, head_ = 0;
   bool copies_ = false, only_finite_ = false;
 };

@@ -86,12 +86,10 @@ class WorkPartition {
   }
 
  private:
-  /// Work items of one query tile of a batch entry. One without keys has one too, because its rows must be
-  /// written.
+  /// Work items of one query tile of a batch entry.
   template <class Params>
   TREE_ATTN_HOST_DEVICE static std::int64_t work_items_of(const Params& params, std::int64_t i) {
-    const KeyRange range = params.leaves_by_entry(i);
-    return range.empty() ? 1 : (range.end + kLeafKeys - 1) / kLeafKeys - range.begin / kLeafKeys;
+    return leaves_of(params.leaves_by_entry(i));
   }
 
   /// a / b. A division of 64 bits is slow on a device and rarely needed.

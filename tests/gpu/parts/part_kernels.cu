@@ -26,13 +26,21 @@ __global__ void join(const float* states, KeyRange range, int n_parts, int n_ent
   const int lane = static_cast<int>(threadIdx.x) % Joiner::kLanes, worker = static_cast<int>(threadIdx.x) / Joiner::kLanes;
   for (int i = worker; i < n_parts; i += static_cast<int>(kJoinThreads) / Joiner::kLanes) {
     const KeyRange part = split_range(range, i, n_parts);
-    WorkerForest<Joiner> forest(forests + i * n_floats, lane, part.begin);
+    const WorkerForest<Joiner> forest(forests + i * n_floats, lane);
+    int depth = 0;
     for (std::int64_t position = part.begin; position < part.end; ++position) {
       const float* const from = states + (position - range.begin) * state_size(kJoinDim);
       LaneState<Joiner::kElements> state;
       state.shift = load_once(from + kShift), state.sum = load_once(from + kSum);
       for (int c = 0; c < Joiner::kElements; ++c) state.n[c] = load_once(from + kValues + Joiner::component(lane, c));
-      forest.push({0, position}, state);
+      Subtree subtree{0, position};
+      for (; (subtree.index & 1) == 1 && subtree.parent().begin() >= part.begin; subtree = subtree.parent()) {
+        LaneState<Joiner::kElements> left;
+        forest.load(--depth, left);
+        merge(left, state);
+        state = left;
+      }
+      forest.store(depth++, state);
     }
   }
   __syncthreads();
@@ -58,7 +66,7 @@ using KeyRing = LaneRing<Ringed>;
 __global__ void lane_ring(DecodeParams params, KeyRange range, bool aligned, float* out) {
   Arena arena;
   const int thread = static_cast<int>(threadIdx.x), lane = thread % Ringed::kLanes;
-  const KeySteps steps(range, params.in_use(0));
+  const KeySteps<> steps(range, params.in_use(0));
   KeyRing ring(arena.take<Bytes16>(KeyRing::kStages * KeyRing::kVectors * kWarp), params, 0, steps, aligned);
   for (int step = 0; step < steps.size(); ++step) {
     ring.wait(step, steps.valid(step));
@@ -101,20 +109,12 @@ __global__ void tile_ring(DecodeParams params, Ranges ranges, TileRingOptions op
     const int n_stages = Ring::n_stages(maps);
     const Shared<Barrier> full = arena.take<Barrier>(n_stages);
     const int lane = static_cast<int>(threadIdx.x);
-    if constexpr (Ring::kHasMaps) {
-      if (lane == 0) {
-        for (int i = 0; i < n_stages; ++i) barrier_init(full + i, 1);
-        barrier_fence_init();
-      }
-      __syncthreads();
-    }
     Ring ring(arena.take<Bytes16>(n_stages * Ring::kStageVectors, kBoxAlignment), full, maps, lane);
     for (int i = 0; i < ranges.n; ++i) {
-      LeafRange rest(params, 0, ranges.range[i]);
-      ring.begin(params, 0, rest, options.aligned, options.only_finite);
-      while (!rest.empty()) {
-        const LeafKeys keys(rest);
-        rest.begin += static_cast<int>(kLeafKeys);
+      const ContiguousLeaves leaves(ranges.range[i], params.in_use(0));
+      ring.begin(params, 0, leaves, options.aligned, options.only_finite);
+      for (int leaf = 0; leaf < leaves.n_leaves(); ++leaf) {
+        const LeafKeys keys(leaves, leaf * static_cast<int>(kLeafKeys));
         for (int which = 0; which < 2; ++which) {
           for (int tile = 0; tile < Ring::kTiles; ++tile) {
             const Shared<Bytes16> boxes = ring.next();
