@@ -2,7 +2,7 @@
 /// @file
 /// @brief Times of all steps of the ladder on a GPU, beside those of a kernel that only reads the same bytes (section 6).
 ///
-/// Run: time_ladder [--quick] [--steps NAME,NAME]
+/// Run: time_ladder [--quick] [--steps NAME,NAME] [--shape NAME]
 /// A decode step of batch 1 reads every key and value once, so a kernel can be no faster than one that does nothing else;
 /// that one is timed here, in the same run, on the same bytes. Inputs that the L2 cache could hold take turns with copies of
 /// themselves; both kernels are then timed on one of them alone, which stays in the cache: that shows what a step takes
@@ -141,7 +141,7 @@ int time_shape(const Shape& shape, const std::string& steps, Stream stream) {
 }
 
 /// @returns the exit status: 1 if a step computes something wrong
-int time_all(bool quick, const std::string& steps) {
+int time_all(bool quick, const std::string& steps, const std::string& only_shape) {
   const auto is_wanted = [&](const LadderStep* step) { return wanted(steps, step->name); };
   if (std::none_of(ladder().begin(), ladder().end(), is_wanted)) throw std::runtime_error("no step is named " + steps);
   Stream stream;
@@ -160,7 +160,9 @@ int time_all(bool quick, const std::string& steps) {
         .add("read_bytes_per_second", static_cast<double>(n_bytes) / seconds);
   }
   int n_wrong = 0;
-  for (const Shape& shape : shapes(quick)) n_wrong += time_shape(shape, steps, stream);
+  for (const Shape& shape : shapes(quick)) {
+    if (only_shape.empty() || shape.name == only_shape) n_wrong += time_shape(shape, steps, stream);
+  }
   check(cudaStreamDestroy(stream), "cudaStreamDestroy");
   return n_wrong > 0 ? 1 : 0;
 }
@@ -170,20 +172,22 @@ int time_all(bool quick, const std::string& steps) {
 
 int main(int argc, char** argv) {
   bool quick = false;
-  std::string steps;
+  std::string steps, shape;
   for (int i = 1; i < argc; ++i) {
     const std::string argument = argv[i];
     if (argument == "--quick") {
       quick = true;
     } else if (argument == "--steps" && i + 1 < argc) {
       steps = argv[++i];
+    } else if (argument == "--shape" && i + 1 < argc) {
+      shape = argv[++i];
     } else {
-      std::fprintf(stderr, "Run: time_ladder [--quick] [--steps NAME,NAME]\n");
+      std::fprintf(stderr, "Run: time_ladder [--quick] [--steps NAME,NAME] [--shape NAME]\n");
       return 2;
     }
   }
   try {
-    return tree_attn::cuda::time_all(quick, steps);
+    return tree_attn::cuda::time_all(quick, steps, shape);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "time_ladder: %s\n", error.what());
     return 1;
