@@ -49,6 +49,9 @@ class Decoder {
   virtual OutputView step(const TensorView& q, std::span<const std::int64_t> lengths, int lift = 0) = 0;
   /// When the last step had the states of this rank's own shard where they are merged, as Transport::seconds().
   double states_ready() const { return states_ready_; }
+  /// Where kernels store what others receive: in windows that "nccl" has registered, of the "host", of other processes by
+  /// "ipc", or of other threads of this "process". Empty if no kernel does, or none has yet.
+  virtual std::string_view windows() const { return ""; }
 
  protected:
   /// Both outlive the decoder.

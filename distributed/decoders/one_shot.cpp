@@ -72,6 +72,7 @@ class OneShotDecoder : public Decoder {
       throw;
     }
   }
+  std::string_view windows() const override { return windows_; }
 
  private:
   OutputView decode(const TensorView& q, std::span<const std::int64_t> lengths, int lift) {
@@ -107,11 +108,15 @@ class OneShotDecoder : public Decoder {
     DeviceTransport* const device = windows_on_host_ || n_bytes == 0 ? nullptr : transport_.device();
     std::shared_ptr<NodeMemory> memory;
     if (device != nullptr) memory = device->allocate_on_node(static_cast<std::size_t>(n_bytes));
+    windows_ = memory != nullptr ? "nccl" : windows_on_host_ ? "host" : "process";
     const std::vector<NodeWindow> by_rank = transport_.tell_all(
         session_->open_window(ranges, me, transport_.rank(), !transport_.is_one_process(), std::move(memory)),
         "the windows of all ranks");
     std::vector<NodeWindow> windows;
-    for (const int rank : order) windows.push_back(by_rank[static_cast<std::size_t>(rank)]);
+    for (const int rank : order) {
+      windows.push_back(by_rank[static_cast<std::size_t>(rank)]);
+      if (windows_ == "process" && windows.back().process != by_rank.front().process) windows_ = "ipc";
+    }
     session_->connect(windows);
     connected_ = ranges;
 
@@ -128,6 +133,7 @@ class OneShotDecoder : public Decoder {
   std::vector<KeyRange> ranges_, connected_;
   std::int64_t n_prepared_ = -1;  ///< longest sequence that all ranks are prepared for
   bool windows_on_host_;
+  std::string_view windows_;
   std::unique_ptr<OneShotSession> session_;
   std::int64_t n_merges_ = 0, n_stored_ = 0;  ///< in a step: merge steps, and windows stored into
 };

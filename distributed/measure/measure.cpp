@@ -3,6 +3,7 @@
 /// @brief Counts and times decode steps, and compares outputs with the oracle.
 #include "distributed/measure/measure.hpp"
 
+#include "gpu/backend/backends.hpp"
 #include "reference/data/fnv1a.hpp"
 #include "reference/decode/pass_time.hpp"
 #include "reference/oracle/attention.hpp"
@@ -83,6 +84,7 @@ Measurement measure(const Bench& bench, ShardDecoder& shard, const Algorithm& al
       transport.clear_traffic();
       ranks.doing("in " + std::string(algorithm.name) + ", step " + std::to_string(t + 1));
       double until_output = 0, until_states = 0;
+      const std::int64_t launched = launches_of_thread();
       const auto decode = [&](int lift) {
         const double start = start_together(bench);
         const OutputView output = decoder->step(q, lengths, lift);
@@ -95,6 +97,7 @@ Measurement measure(const Bench& bench, ShardDecoder& shard, const Algorithm& al
       // Decode again if a sum overflowed. All ranks follow rank 0, even if their outputs differ.
       if (ranks.broadcast_from_root(std::uint64_t{needs_lift(result.output)}) != 0)
         take_lifted(result.output, decode(kLift));
+      result.launches_per_step = launches_of_thread() - launched;
       const double latency = ranks.all_max(until_output), slowest_shard = ranks.all_max(until_states);
       if (repetition < bench.warmup) continue;
       latencies.push_back(latency);
@@ -106,6 +109,8 @@ Measurement measure(const Bench& bench, ShardDecoder& shard, const Algorithm& al
 
   // Combine the counters of the ranks for the last step.
   result.per_step = over_ranks(transport.traffic(), ranks);
+  result.launches_per_step = static_cast<std::int64_t>(ranks.all_max(static_cast<std::uint64_t>(result.launches_per_step)));
+  result.windows = decoder->windows();
   result.peak_kv_bytes_per_rank = static_cast<std::int64_t>(
       ranks.all_max(static_cast<std::uint64_t>(cache.bytes() + transport.traffic().buffer_kv_bytes)));
 

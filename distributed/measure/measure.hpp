@@ -45,6 +45,8 @@ struct Measurement {
   Latency combine;
   int radix = 0;     ///< of the plan; 0: it has none
   Traffic per_step;  ///< sums over ranks of messages and bytes; collectives and merge steps of the busiest rank
+  std::int64_t launches_per_step = 0;  ///< kernels and graphs that the host of the busiest rank launches in the last step
+  std::string windows;                 ///< see Decoder::windows()
   std::int64_t peak_kv_bytes_per_rank = 0;  ///< largest over the ranks
   Prediction predicted;                     ///< on rank 0: it is a sum over the plans of all ranks
   std::optional<Errors> errors;             ///< on rank 0, if requested

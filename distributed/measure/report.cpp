@@ -154,6 +154,8 @@ std::string json(const ReportHeader& header, std::span<const Measurement> measur
         {"bytes_per_step", m.per_step.bytes},
         {"bytes_between_nodes_per_step", m.per_step.bytes_between_nodes},
         {"merge_steps", m.per_step.merge_steps},
+        {"launches_per_step", m.launches_per_step > 0 ? nlohmann::ordered_json(m.launches_per_step) : nullptr},
+        {"windows", m.windows.empty() ? nullptr : nlohmann::ordered_json(m.windows)},
         {"peak_kv_bytes_per_rank", m.peak_kv_bytes_per_rank},
         {"predicted", fields(m.predicted)},
     };

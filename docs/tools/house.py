@@ -40,6 +40,7 @@ ARROWS = {
     "distributed/program": REFERENCE + ["gpu/backend", "distributed/"],
     "distributed/simulated": [],
     "tests/reference": REFERENCE + ["tests/support"],
+    "tests/gpu/exchange": REFERENCE + ["gpu/", "distributed/", "tests/gpu/time_ladder"],
     "tests/gpu": REFERENCE + ["gpu/", "tests/support"],
 }
 
@@ -49,7 +50,7 @@ LIBRARIES = {
     r"nlohmann/": ["reference/data", "distributed/model", "distributed/measure", "distributed/program", "tests"],
     r"CLI/": ["distributed/program", "tests"],
     r"boost/": ["gpu/platform/emulator"],
-    r"cuda": ["gpu/platform/cuda", "tests/gpu/cuda", "tests/gpu/time_ladder"],
+    r"cuda": ["gpu/platform/cuda", "tests/gpu/cuda", "tests/gpu/exchange", "tests/gpu/time_ladder"],
     r"simgrid/": ["distributed/simulated"],
     r"mpi\.h": ["distributed", "tests/distributed", "tests/bench", "notebooks_cpp"],
 }

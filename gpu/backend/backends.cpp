@@ -5,6 +5,7 @@
 
 #include "gpu/backend/one_shot_session.hpp"
 #include "gpu/parts/peers.hpp"
+#include "gpu/platform/device_traffic.hpp"
 #include "reference/data/input_error.hpp"
 
 namespace tree_attn {
@@ -50,6 +51,8 @@ const Backend& find_backend(std::string_view name, const BackendOptions& options
   }
   throw InputError("--backend " + std::string(name) + ": unknown; use one of " + known);
 }
+
+std::int64_t launches_of_thread() { return n_launches_of_thread; }
 
 DevicePlatform platform_of([[maybe_unused]] const Backend& backend) {
 #if !defined(TREE_ATTN_NO_EMULATOR)

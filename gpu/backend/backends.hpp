@@ -8,6 +8,7 @@
 #include "gpu/backend/blocks.hpp"
 #include "reference/decode/backend.hpp"
 
+#include <cstdint>
 #include <span>
 #include <string_view>
 
@@ -35,6 +36,9 @@ std::span<const std::string_view> backend_names();
 /// The backend of that name. @throws InputError if it is unknown, not built in, or cannot be used on this machine: with what
 /// is missing
 const Backend& find_backend(std::string_view name, const BackendOptions& options = {});
+
+/// Kernels and graphs that this host thread has launched so far, a graph once and not its kernels.
+std::int64_t launches_of_thread();
 
 /// The device of a backend.
 DevicePlatform platform_of(const Backend& backend);

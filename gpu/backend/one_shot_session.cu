@@ -121,7 +121,8 @@ class DeviceOneShot final : public OneShotSession, private DeviceSession {
       const std::size_t n_bytes = static_cast<std::size_t>(next_->size()) * sizeof(Packet);
       const std::string who = "one-shot: ranks " + std::to_string(own.rank) + " and " + std::to_string(other.rank);
       try {
-        if (other.process == own.process && other.device == own.device)
+        const bool is_same = other.process == own.process && other.device == own.device;
+        if (is_same && DevicePart::n_multiprocessors() == 0)
           throw DeviceError("both on device " + std::to_string(own.device));
         if (next_->memory() != nullptr) {
           peers_.window[i] = static_cast<Packet*>(opened.emplace_back(next_->memory()->of(other.rank), n_bytes).data());
@@ -129,7 +130,7 @@ class DeviceOneShot final : public OneShotSession, private DeviceSession {
           peers_.window[i] = static_cast<Packet*>(opened.emplace_back(other.handle, n_bytes, use_).data());
         } else {
           if (held.emplace_back(Window::find(other.address)) == nullptr) throw DeviceError("its window has ended");
-          if (use_ == MemoryUse::Window) enable_peer_access(other.device);
+          if (use_ == MemoryUse::Window && !is_same) enable_peer_access(other.device);
         }
       } catch (const DeviceError& error) {
         throw DeviceError(who + ": " + error.what());

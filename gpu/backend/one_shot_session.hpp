@@ -65,7 +65,7 @@ class OneShotSession {
   /// Lets the kernels of this rank reach the windows of all. @param windows of all ranks, in the order of the ranges; each
   /// of them has opened its window, and stores into no older one any more
   /// @throws DeviceError if a window cannot be reached, or is on the device of this rank and of the same process: their
-  /// kernels would wait for each other
+  /// kernels would wait for each other, unless each has a DevicePart
   virtual void connect(std::span<const NodeWindow> windows) = 0;
   /// Takes the memory for steps of these lengths, over a cache that has room for them.
   virtual void prepare(std::span<const std::int64_t> lengths) = 0;

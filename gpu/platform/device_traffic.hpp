@@ -18,4 +18,7 @@ struct DeviceTraffic {
   std::atomic<std::int64_t> n_replays = 0;         ///< graphs that it has launched; their kernels are not counted again
 };
 
+/// Kernels and graphs that this host thread has launched, a graph once and not its kernels.
+inline thread_local std::int64_t n_launches_of_thread = 0;
+
 }  // namespace tree_attn

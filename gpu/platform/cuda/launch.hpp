@@ -6,6 +6,7 @@
 #include "gpu/platform/code_version.hpp"
 #include "gpu/platform/cuda/stream.hpp"
 #include "gpu/platform/cuda/tensor_map.hpp"
+#include "gpu/platform/device_part.hpp"
 #include "gpu/platform/memory_use.hpp"
 #include "gpu/platform/shared_pages.hpp"
 #include "gpu/platform/window_handle.hpp"
@@ -72,7 +73,8 @@ inline std::vector<std::string> gpu_names() {
   return names;
 }
 
-/// The current device; each is asked once. @throws DeviceError if there is none, or the program has no kernels for it
+/// The current device, or the part of it that this host thread has; each device is asked once. @throws DeviceError if there
+/// is none, or the program has no kernels for it
 inline const Device& device() {
   static std::mutex mutex;
   static std::map<int, Device> known;
@@ -80,7 +82,11 @@ inline const Device& device() {
   check(cudaGetDevice(&id), "cudaGetDevice");
   const std::lock_guard lock(mutex);
   const auto found = known.find(id);
-  return found != known.end() ? found->second : known.emplace(id, ask_device(id)).first->second;
+  const Device& whole = found != known.end() ? found->second : known.emplace(id, ask_device(id)).first->second;
+  if (DevicePart::n_multiprocessors() == 0) return whole;
+  static thread_local Device part;
+  part = whole, part.n_multiprocessors = DevicePart::n_multiprocessors();
+  return part;
 }
 
 /// Devices: how many there are, and which one this host thread allocates and launches on. @throws DeviceError
@@ -438,7 +444,7 @@ void launch(void (*kernel)(Parameters...), const Launch& config, Stream stream, 
   attributes.attrs = set;
   attributes.numAttrs = n_set;
   check(cudaLaunchKernelEx(&attributes, kernel, Parameters(std::forward<Arguments>(arguments))...), "cudaLaunchKernelEx");
-  ++traffic().n_launches;
+  ++traffic().n_launches, ++n_launches_of_thread;
 }
 
 }  // namespace tree_attn::cuda

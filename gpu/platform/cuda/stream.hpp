@@ -85,6 +85,7 @@ class Graph {
   template <class Queue>
   Graph(Stream stream, const Queue& queue) {
     const Counts before = Counts::now();
+    const std::int64_t launched = n_launches_of_thread;
     check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
     cudaGraph_t graph = nullptr;
     try {
@@ -100,7 +101,7 @@ class Graph {
     // Nothing has run: what was counted counts in every replay.
     const Counts after = Counts::now();
     copied_ = {after.uploaded - before.uploaded, after.downloaded - before.downloaded, after.launches - before.launches};
-    copied_.count(-1), traffic().n_launches -= copied_.launches;
+    copied_.count(-1), traffic().n_launches -= copied_.launches, n_launches_of_thread = launched;
   }
   Graph(Graph&& other) noexcept : exec_(std::exchange(other.exec_, nullptr)), copied_(other.copied_) {}
   Graph& operator=(Graph&& other) noexcept {
@@ -113,7 +114,7 @@ class Graph {
   void replay(Stream stream) {
     if (exec_ == nullptr) return;
     check(cudaGraphLaunch(exec_, stream), "cudaGraphLaunch");
-    copied_.count(1), ++traffic().n_replays;
+    copied_.count(1), ++traffic().n_replays, ++n_launches_of_thread;
   }
 
  private:

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "gpu/platform/device_error.hpp"
+#include "gpu/platform/device_part.hpp"
 #include "gpu/platform/emulator/global_memory.hpp"
 #include "gpu/platform/emulator/grid.hpp"
 #include "gpu/platform/emulator/settings.hpp"
@@ -33,7 +34,9 @@ struct Device {
 };
 
 inline Device device() {
-  return {"emulator", settings().n_multiprocessors, runtime::shared_bytes_of(settings()), settings().major};
+  const int part = DevicePart::n_multiprocessors();
+  return {"emulator", part > 0 ? part : settings().n_multiprocessors, runtime::shared_bytes_of(settings()),
+          settings().major};
 }
 
 /// Devices: how many there are, and which one this host thread allocates and launches on. @throws DeviceError
@@ -223,7 +226,7 @@ class DeviceBuffer {
 /// Clusters of a launch that the device holds at once, as if each block filled a multiprocessor.
 template <class... Parameters>
 int n_resident_clusters(void (*)(Parameters...), const Launch& config) {
-  return settings().major < 9 ? 0 : settings().n_multiprocessors / config.cluster;
+  return device().major < 9 ? 0 : device().n_multiprocessors / config.cluster;
 }
 
 /// Queues a kernel; on the default stream it has run when this returns.
@@ -234,7 +237,7 @@ void launch(void (*kernel)(Parameters...), const Launch& config, Stream stream, 
   const bool is_queued = runtime::queue_launch(
       runtime::queue_of(stream.queue), config,
       [kernel, all = std::tuple<Parameters...>(std::forward<Arguments>(arguments)...)] { std::apply(kernel, all); });
-  traffic().n_launches += is_queued ? 1 : 0;
+  traffic().n_launches += is_queued ? 1 : 0, n_launches_of_thread += is_queued ? 1 : 0;
 }
 
 }  // namespace tree_attn::emulated

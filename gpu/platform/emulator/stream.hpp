@@ -104,7 +104,7 @@ class Graph {
   }
   void replay(Stream stream, const Line& line = Line::current()) {
     runtime::replay(runtime::queue_of(stream.queue), operations_, line);
-    ++traffic().n_replays;
+    ++traffic().n_replays, ++n_launches_of_thread;
   }
 
  private:

@@ -7,8 +7,10 @@
 #include "gpu/platform/device_error.hpp"
 #include "gpu/platform/device_traffic.hpp"
 #include "gpu/platform/emulator/stream.hpp"
+#include "gpu/platform/launch.hpp"
 #include "tests/support/one_shot_runs.hpp"
 
+#include <atomic>
 #include <chrono>
 #include <latch>
 #include <limits>
@@ -329,6 +331,31 @@ TEST_CASE("one-shot: two ranks on one device are refused in a line that names bo
   CHECK(std::ranges::any_of(both_ways, [&](const std::string& ranks) {
     return line.find("one-shot: ranks " + ranks + ": both on device 1") != std::string::npos;
   }));
+}
+
+/// On a GPU that is tests/gpu/exchange/on_parts.cpp.
+TEST_CASE("one-shot: ranks on parts of one device have the bits of gather, and plan for their parts") {
+  const Run run{.p = 3, .group = 2};
+  const std::int64_t n_keys = 700;
+  const std::vector<DecodeOutput> want = gather_alone(run, n_keys);
+  const emulated::SettingsScope scope(
+      {.seed = 1, .n_workers = 2, .n_multiprocessors = 6, .n_hosts = run.p, .n_devices = 1, .has_peer_access = false});
+  std::atomic<int> n_wrong = 0, n_whole = 0;
+  run_threads(Topology::pretend(run.p, run.p), kTimeout, [&](ThreadTransport& transport) {
+    const DevicePart part(2);
+    n_whole += emulated::device().n_multiprocessors != 2;
+    const WorkloadShape shape = shape_of(run, n_keys + run.steps);
+    const std::vector<KeyRange> ranges = ranges_of(run, n_keys);
+    const auto workload = make_workload(shape, 41, run.steps);
+    const OwnedLeaves leaves(transport.topology().range_of(transport.rank(), ranges), run.order);
+    ShardDecoder shard(emulated::backend(), shape, leaves, leaves.n_keys(n_keys), kScale);
+    decode_steps(
+        transport, shard, *workload, run, ranges, "one-shot", [] {},
+        [&](int t, const DecodeOutput& output) { n_wrong += !same_bits(output, want[static_cast<std::size_t>(t)]); });
+  });
+  CHECK(n_wrong == 0);
+  CHECK(n_whole == 0);
+  CHECK(emulated::device().n_multiprocessors == 6);
 }
 
 TEST_CASE("one-shot: what its kernels cannot combine is refused in a few words") {

@@ -173,6 +173,35 @@ TEST_CASE("report: blocks of ranks on uneven nodes have the radix asked for, its
   }
 }
 
+TEST_CASE("report: what the host launches in a step, and where the windows of one-shot are") {
+  const Scratch scratch;
+  const Words decode{
+      "decode",   "--seq-len",           "300", "--steps", "4", "--heads", "2", "--head-dim", "32", "--compare", "one-shot",
+      "--report", scratch.path("report")};
+  const auto runs_of = [&](const Words& words) {
+    check_silent_success(run(words));
+    return read_report(scratch.path("report"))["runs"];
+  };
+  const Words emulated = decode + Words{"--backend", "emulated", "--algorithm", "gather"};
+  for (const auto& [words, windows] :
+       {std::pair(alone(emulated + Words{"--devices", "0-1"}), "process"), std::pair(ranks(2, emulated), "ipc"),
+        std::pair(ranks(2, emulated + Words{"--windows", "host"}), "host")}) {
+    const Json runs = runs_of(words);
+    CAPTURE(runs.dump());
+    // From the third step on a step is one graph, and states of gather are merged on the host.
+    for (const Json& each : runs) CHECK(each["launches_per_step"] == 1);
+    CHECK(runs[0]["windows"].is_null());
+    CHECK(runs[1]["windows"] == windows);
+  }
+  // The first step launches the kernel that stores appended positions, and that which decodes.
+  const Json first = runs_of(alone({"decode", "--seq-len", "300", "--heads", "2", "--head-dim", "32", "--backend",
+                                    "emulated", "--report", scratch.path("report")}));
+  CHECK(first[0]["launches_per_step"] == 2);
+  const Json of_cpu = runs_of(alone({"decode", "--seq-len", "300", "--report", scratch.path("report")}));
+  CHECK(of_cpu[0]["launches_per_step"].is_null());
+  CHECK(of_cpu[0]["windows"].is_null());
+}
+
 TEST_CASE("report: the model backend communicates at full scale without memory, and takes the time that it is given") {
   const Scratch scratch;
   const std::string path = scratch.path("report");

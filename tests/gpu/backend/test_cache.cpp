@@ -98,7 +98,7 @@ TEST_CASE("device cache: a step uploads one position, queries and lengths, alloc
       CHECK(device::traffic().bytes_uploaded == uploaded);
 
       const std::int64_t downloaded = device::traffic().bytes_downloaded, launches = device::traffic().n_launches,
-                         replays = device::traffic().n_replays;
+                         replays = device::traffic().n_replays, launched = n_launches_of_thread;
       States& states = session->decode(q, std::vector<std::int64_t>(3, step + 1));
       CHECK(device::traffic().bytes_uploaded - uploaded == shape.bytes_per_position() + q_bytes + 2 * 3 * 8);
       CHECK(device::traffic().bytes_downloaded == downloaded);
@@ -106,6 +106,7 @@ TEST_CASE("device cache: a step uploads one position, queries and lengths, alloc
       const bool is_first = step == 100;
       CHECK(device::traffic().n_launches - launches == (is_first ? 2 : 0));
       CHECK(device::traffic().n_replays - replays == (is_first ? 0 : 1));
+      CHECK(n_launches_of_thread - launched == (is_first ? 2 : 1));
       CHECK(states.device() != nullptr);
 
       const auto state_bytes = static_cast<std::int64_t>(states.host().states().size_bytes());

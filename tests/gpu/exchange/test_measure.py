@@ -3,6 +3,7 @@
 """The experiments of `./run bench --nccl` with a program that is made up: right answers, wrong ones, and what is not there."""
 import importlib.machinery
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -17,7 +18,8 @@ measure = importlib.util.module_from_spec(importlib.util.spec_from_loader("measu
 sys.modules["measure"] = measure
 loader.exec_module(measure)
 
-# A tree_attn: every algorithm of the command line gets a report; WRONG is one whose digest is another on several ranks.
+# A tree_attn: every algorithm of the command line gets a report; WRONG is one whose digest is another on several ranks. With GPUS, ranks that are
+# threads need one each.
 PROGRAM = """#!/usr/bin/env python3
 import json, os, sys, time
 words = sys.argv[1:]
@@ -34,13 +36,17 @@ if "--devices" in words:
     ranks = int(value("--devices").partition("-")[2]) + 1
 if os.environ.get("REFUSED") and ranks > 1:
     sys.exit("tree_attn: " + os.environ["REFUSED"])
-if "--timeout" in words:
+if "--devices" in words and ranks > int(os.environ.get("GPUS", ranks)):
+    sys.exit("tree_attn: --backend cuda: no GPU for rank 1 on a: its machine has 1")
+if "--repeat" in words and value("--repeat") == "1000000":
     print("tree_attn: " + os.environ.get("LINE", "rank 1 has not answered for 3 s"), file=sys.stderr)
     sys.exit(int(os.environ.get("STATUS", "2")))
 names = [value("--algorithm")] + [name for name in value("--compare").split(",") if name]
 runs = [{"algorithm": name, "output_digest": "other" if ranks > 1 and name == os.environ.get("WRONG") else "same",
-         "same_bits_on_all_ranks": ranks == 1 or name != os.environ.get("TORN"), "latency_us": {"median": 30}, "combine_us": {"median": 4}} for name in names]
-open(value("--report"), "w").write(json.dumps({"runs": runs}))
+         "same_bits_on_all_ranks": ranks == 1 or name != os.environ.get("TORN"),
+         "latency_us": {"median": 31 if name == "one-shot" else 30}, "combine_us": {"median": 0 if name == "one-shot" else 4},
+         "launches_per_step": int(os.environ.get("LAUNCHES", "1")), "windows": os.environ.get("WINDOWS", "nccl") if name == "one-shot" else None} for name in names]
+open(value("--report"), "w").write(json.dumps({"runs": runs, "machine": {"gpus": ["a GPU"]}}))
 """
 MPIRUN = """#!/bin/sh
 if [ "$1" = --version ]; then echo "mpirun (Open MPI) 0"; exit; fi
@@ -50,27 +56,55 @@ export RANKS
 shift 2
 exec "$@"
 """
+# What prints the lines in a variable: exchange_on_parts and time_ladder. ERROR is on standard error.
+LINES = """#!/bin/sh
+printf '%s\\n' "$LINES"
+if [ "$ERROR" ]; then echo "$ERROR" >&2; exit 1; fi
+"""
+# A compute-sanitizer that finds an error in one-shot if it is ERROR.
+SANITIZER = """#!/bin/sh
+case "$*" in *"$2 --error-exitcode 9 "*"--algorithm $ERROR"*) echo "ERROR SUMMARY: 1 error"; exit 9;; esac
+"""
+
+
+def lines(*each):
+    return "\n".join(map(json.dumps, each))
+
+
+def on_parts(n, beyond=1.0, wrong=0, line="rank 0, step 6: no states from rank {}, row 0, for 3 s", seconds=3.5):
+    """What exchange_on_parts prints for n parts."""
+    times = {"one-shot": 40 + beyond, "one-shot of each": 40.5, "decode": 40, "decode, merge": 46, "empty graph": 5}
+    return [{"part": "parts", "parts": n, "device": "a GPU", "n_multiprocessors": 16}, {"part": "bits", "parts": n, "steps": 2000, "wrong": wrong},
+            *({"part": "time", "parts": n, "what": what, "median_us": us, "p10_us": us, "p90_us": us} for what, us in times.items()),
+            {"part": "missing", "parts": n, "seconds": seconds, "limit": 3, "line": line.format(n - 1)}]
 
 
 class Experiments(unittest.TestCase):
     def setUp(self):
         self.folder = tempfile.TemporaryDirectory()
         self.addCleanup(self.folder.cleanup)
-        for name, text in (("tree_attn", PROGRAM), ("mpirun", MPIRUN)):
+        for name, text in (("tree_attn", PROGRAM), ("mpirun", MPIRUN), ("on_parts", LINES), ("time_ladder", LINES), ("stand_in.so", ""), ("compute-sanitizer", SANITIZER)):
             (Path(self.folder.name) / name).write_text(text)
             (Path(self.folder.name) / name).chmod(0o755)
 
+    def program(self, backend="emulated"):
+        return measure.Program(*(Path(self.folder.name) / "tree_attn", backend, str(Path(self.folder.name) / "mpirun")),
+                               *(Path(self.folder.name) / name for name in ("on_parts", "time_ladder", "stand_in.so")))
+
     def answers(self, experiment, backend="emulated", **variables):
+        before = dict(os.environ)
         os.environ.update(variables)
         try:
-            folder = Path(self.folder.name)
-            return list(experiment(measure.Program(folder / "tree_attn", backend, str(folder / "mpirun")), True))
+            return list(experiment(self.program(backend), True))
         finally:
-            for name in variables:
-                del os.environ[name]
+            os.environ.clear()
+            os.environ.update(before)
+
+    def good(self, experiment, backend="emulated", **variables):
+        return [answer.good for answer in self.answers(experiment, backend, **variables)]
 
     def test_bits_that_differ_are_found(self):
-        self.assertEqual([(answer.good, answer.found) for answer in self.answers(measure.bits)], [(True, "5 algorithms, 0 differ")] * 3)
+        self.assertEqual([(answer.good, answer.found) for answer in self.answers(measure.bits)], [(True, "0 of 5 differ")] * 3)
         self.assertEqual([(answer.good, answer.found) for answer in self.answers(measure.bits, WRONG="ring")], [(False, "differ: ring")] * 3)
         self.assertEqual([answer.good for answer in self.answers(measure.bits, TORN="gather")], [False] * 3)
         self.assertEqual([answer.good for answer in self.answers(measure.long_run)], [True])
@@ -83,7 +117,7 @@ class Experiments(unittest.TestCase):
         self.assertEqual(self.answers(measure.host_windows), [])
         self.assertEqual([answer.good for answer in self.answers(measure.host_windows, MORE="one-shot")], [True, True])
         self.assertEqual([answer.good for answer in self.answers(measure.host_windows, MORE="one-shot", WRONG="one-shot")], [False, False])
-        program = measure.Program(Path(self.folder.name) / "tree_attn", "cuda", str(Path(self.folder.name) / "mpirun"))
+        program = self.program("cuda")
         program.help = "  one-shot: one launch"
         os.environ["REFUSED"] = "--backend cuda: no GPU for rank 1 on a: its machine has 1"
         try:
@@ -98,15 +132,86 @@ class Experiments(unittest.TestCase):
         self.assertTrue(all(answer.values == {} and answer.found == "ran" for answer in self.answers(measure.cost)))
         timed = self.answers(measure.cost, backend="cuda")
         self.assertEqual({(answer.found, answer.good) for answer in timed}, {("step 30.0 us, combine 4.0 us", None)})
+        self.assertIn("gather, 2 ranks, in turns on a GPU, 65536 keys", [answer.case for answer in timed])
+        # The decode alone is the 30 us of gather without its 4 us.
+        with_one_shot = self.answers(measure.cost, backend="cuda", MORE="one-shot")
+        self.assertEqual(with_one_shot[-1].found, "step 31.0 us, 5.0 us beyond the decode alone")
+        self.assertEqual(with_one_shot[-1].values, {"latency": 31, "beyond_decode": 5})
+        self.assertEqual(len(with_one_shot), len(timed) + 1)
+
+    def test_a_step_takes_at_most_a_tenth_longer_than_its_kernel(self):
+        def ladder(seconds, **more):
+            return lines({"part": "device", "library": "equal-runs", "read_bytes_per_second": 4e12}, {"part": "step", "step": "naive", "graph_seconds": 1},
+                         {"part": "step", "step": "equal-runs", "bytes": 60_000_000, "graph_seconds": seconds} | more)
+
+        self.assertEqual([(answer.good, answer.found) for answer in self.answers(measure.steps, "cuda", LINES=ladder(28e-6))],
+                         [(True, "30.0 us, 1.07 times the kernel alone, 0.50 of the read rate, 1 launches")] * 2)
+        self.assertEqual(self.good(measure.steps, "cuda", LINES=ladder(27e-6)), [False] * 2)
+        # one-shot is one launch; what else a step launches is its own affair.
+        self.assertEqual(self.good(measure.steps, "cuda", LINES=ladder(30e-6), MORE="one-shot"), [True] * 4)
+        self.assertEqual(self.good(measure.steps, "cuda", LINES=ladder(30e-6), MORE="one-shot", LAUNCHES="2"), [True, False] * 2)
+        self.assertEqual(self.good(measure.steps, MORE="one-shot", LAUNCHES="2"), [True, False] * 2)
+        with self.assertRaisesRegex(measure.Wrong, "WRONG: off by 1"):
+            self.answers(measure.steps, "cuda", LINES=lines({"part": "device", "library": "a"}, {"part": "step", "step": "a", "note": "WRONG: off by 1"}))
+        (Path(self.folder.name) / "time_ladder").unlink()
+        self.assertEqual(self.good(measure.steps, "cuda"), [None] * 3)
+
+    def test_ranks_on_green_contexts(self):
+        found = self.answers(measure.green_contexts, "cuda", LINES=lines(*on_parts(2), *on_parts(8)))
+        self.assertEqual([answer.good for answer in found], [None, True, True, None, True, True, None, True])
+        self.assertEqual(found[-1].values["beyond_decode"], 1)
+        for wrong, place in ((dict(wrong=1), 1), (dict(line="no error"), 2), (dict(line="no states from rank 1, row 0"), 2), (dict(seconds=5.5), 2), (dict(beyond=2.5), 3)):
+            good = self.good(measure.green_contexts, "cuda", LINES=lines(*on_parts(8, **wrong)))
+            self.assertEqual(good, [None, *(place != i for i in (1, 2, 3))], wrong)
+        # A driver without green contexts is no error; a program that ends early is one, after what it had found.
+        refused = lines({"part": "parts", "parts": 2, "note": "this driver has no cuGreenCtxCreate"}, *on_parts(4))
+        self.assertEqual(self.good(measure.green_contexts, "cuda", LINES=refused), [None, None, True, True, None])
+        with self.assertRaisesRegex(measure.Wrong, "rank 0: cudaMalloc"):
+            self.answers(measure.green_contexts, "cuda", LINES=lines(*on_parts(2)), ERROR="exchange_on_parts: rank 0: cudaMalloc")
+        self.assertEqual(self.good(measure.green_contexts, LINES=lines(*on_parts(8, seconds=10, beyond=99))), [None, True, True])
+        (Path(self.folder.name) / "on_parts").unlink()
+        with self.assertRaises(measure.NotHere):
+            self.answers(measure.green_contexts)
+
+    def test_without_mpi_ranks_are_threads(self):
+        (Path(self.folder.name) / "mpirun").unlink()
+        self.assertEqual(self.good(measure.bits, MORE="one-shot"), [True, True, None] * 3)
+        self.assertEqual(self.good(measure.bits, "cuda", MORE="one-shot", GPUS="1"), [None] * 9)
+        self.assertEqual(self.good(measure.cost, "cuda", GPUS="1"), [None])
+        with self.assertRaisesRegex(measure.NotHere, "no ranks as processes: there is no .*mpirun"):
+            self.answers(measure.missing_rank)
+        # One rank is there, and wrong where it fails.
+        with self.assertRaises(measure.Wrong) as raised:
+            self.answers(measure.bits, "cuda", GPUS="0")
+        self.assertNotIsInstance(raised.exception, measure.NotHere)
+
+    def test_the_sanitizer_sees_one_shot_too(self):
+        path = f"{self.folder.name}:{os.environ['PATH']}"
+        self.assertEqual(self.good(measure.sanitizer, "cuda", PATH=path, ERROR="none"), [True] * 2)
+        self.assertEqual(self.good(measure.sanitizer, "cuda", PATH=path, ERROR="none", MORE="one-shot"), [True] * 6)
+        self.assertEqual(self.good(measure.sanitizer, "cuda", PATH=path, ERROR="one-shot", MORE="one-shot"), [True, False, False] * 2)
+        (Path(self.folder.name) / "mpirun").unlink()
+        self.assertEqual(self.good(measure.sanitizer, "cuda", PATH=path, ERROR="none", MORE="one-shot"), [True, True, None] * 2)
+        with self.assertRaises(measure.NotHere):
+            self.answers(measure.sanitizer)
 
     def test_nccl_is_right_wrong_or_not_there(self):
-        self.assertEqual([answer.good for answer in self.answers(measure.nccl)], [None])
-        self.assertEqual([answer.good for answer in self.answers(measure.nccl, backend="cuda")], [True] * 7)
-        wrong = self.answers(measure.nccl, backend="cuda", WRONG="gather")
-        self.assertEqual([answer.good for answer in wrong], [True, False] + [True] * 5)
-        refused = self.answers(measure.nccl, backend="cuda", REFUSED="--transport nccl: not supported by this version; use mpi")
-        self.assertEqual([answer.good for answer in refused], [None])
-        self.assertEqual([answer.good for answer in self.answers(measure.nccl, backend="cuda", REFUSED="ncclSend: unhandled")], [False] * 7)
+        for backend in ("emulated", "cuda"):
+            self.assertEqual(self.good(measure.nccl, backend), [True] * 7)
+            self.assertEqual(self.good(measure.nccl, backend, MORE="one-shot"), [True] * 8)
+            self.assertEqual(self.good(measure.nccl, backend, WRONG="gather"), [True, False] + [True] * 5)
+            self.assertEqual(self.good(measure.nccl, backend, MORE="one-shot", WRONG="one-shot"), [True] * 7 + [False])
+            self.assertEqual(self.good(measure.nccl, backend, REFUSED="ncclSend: unhandled"), [False] * 7)
+        # Before 2.29 NCCL has no windows for kernels; the stand-in has.
+        self.assertEqual(self.good(measure.nccl, "cuda", MORE="one-shot", WINDOWS="ipc"), [True] * 8)
+        self.assertEqual(self.good(measure.nccl, MORE="one-shot", WINDOWS="ipc"), [True] * 7 + [False])
+        for line in ("--transport nccl: ranks 0 and 1 on a share GPU-5f0c00; start one rank per GPU, or use NCCL 2.30.3 or later (found 2.28.9)",
+                     "--transport nccl: libnccl.so.2 was not found; pip install nvidia-nccl-cu13", "--transport nccl: libnccl.so.2 is NCCL 2.12.0, older than 2.14.3"):
+            self.assertEqual(self.good(measure.nccl, "cuda", REFUSED=line), [None])
+        self.assertEqual(self.good(measure.nccl, REFUSED="--transport nccl: libnccl.so.2 was not found"), [False] * 7)
+        (Path(self.folder.name) / "stand_in.so").unlink()
+        with self.assertRaises(measure.NotHere):
+            self.answers(measure.nccl)
 
     def test_an_experiment_that_fails_is_an_answer_and_the_others_run(self):
         found = self.answers(measure.answers, REFUSED="rank 1: no")
@@ -114,20 +219,31 @@ class Experiments(unittest.TestCase):
         self.assertIn(("one-shot", None), [(answer.experiment, answer.good) for answer in found])
         # The launcher is made up: no rank can be stopped.
         self.assertIn(("missing rank", False), [(answer.experiment, answer.good) for answer in found])
-        self.assertEqual([answer.good for answer in found][-len(measure.NOT_PREPARED):], [None] * len(measure.NOT_PREPARED))
+
+    def test_without_the_program_the_ranks_on_one_card_are_still_there(self):
+        (Path(self.folder.name) / "tree_attn").unlink()
+        found = self.answers(measure.answers, "cuda", LINES=lines(*on_parts(8)))
+        self.assertEqual({answer.experiment for answer in found if answer.good is not None}, {"green contexts"})
+        self.assertEqual(len(found), 4 + len(measure.EXPERIMENTS) - 1)
 
     def test_the_status_is_that_of_the_answers(self):
-        def status(**variables):
+        def status(*options, **variables):
             folder = Path(self.folder.name)
             words = [sys.executable, FOLDER / "measure", "--backend", "emulated", "--nccl", "--quick", "--program", folder / "tree_attn",
-                     "--mpirun", folder / "mpirun", "--record", folder / "record.json"]
+                     "--on-parts", folder / "on_parts", "--stand-in", folder / "stand_in.so", "--mpirun", folder / "mpirun", "--record", folder / "record.json", *options]
             return subprocess.run(words, env={**os.environ, **variables}, capture_output=True, text=True, check=False)
 
         wrong = status(WRONG="ring")
         self.assertEqual(wrong.returncode, 1)
         self.assertIn("| bits | 2 ranks, bf16, 4 queries per kv head, dealt, 3 steps | differ: ring | NO |", wrong.stdout)
+        few = status("--only", "cost,long-run", WRONG="ring")
+        self.assertEqual(few.returncode, 0)
+        self.assertEqual([line.split(" | ")[0] for line in few.stdout.splitlines()[2:]], ["| cost"] * 5 + ["| long run", "| one-shot"])
+        self.assertIn("no experiment is named bit", status("--only", "bit").stderr)
         (Path(self.folder.name) / "mpirun").write_text("#!/bin/sh\necho HYDRA\n")
-        self.assertEqual(status().returncode, 77)
+        threads = status("--only", "bits,missing-rank")
+        self.assertEqual(threads.returncode, 0)
+        self.assertIn("mpirun is not Open MPI's", threads.stdout + threads.stderr)
 
     def test_shards(self):
         self.assertEqual(measure.uneven(1024, 1), "1024")

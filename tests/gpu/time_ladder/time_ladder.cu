@@ -160,8 +160,9 @@ int time_all(bool quick, const std::string& steps, const std::string& only_shape
         .add("read_bytes_per_second", static_cast<double>(n_bytes) / seconds);
   }
   int n_wrong = 0;
-  for (const Shape& shape : shapes(quick))
+  for (const Shape& shape : shapes(quick)) {
     if (only_shape.empty() || shape.name == only_shape) n_wrong += time_shape(shape, steps, stream);
+  }
   check(cudaStreamDestroy(stream), "cudaStreamDestroy");
   return n_wrong > 0 ? 1 : 0;
 }

@@ -1,0 +1,326 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Ranks that share one device, each with a part of it: the bits of `one-shot` over many steps, its time, and a rank
+/// that is missing (section 6).
+///
+/// Run: exchange_on_parts [--parts 2,4,8] [--steps N] [--timed N] [--keys N] [--timeout SECONDS]
+/// The ranks are threads; their kernels run at the same time and exchange states through windows in the memory of the one
+/// device. So this shows the protocol, and what an exchange costs beside its link: packing, polling in the cache, merging.
+/// It shows neither the latency nor the rate of NVLink. Every step is one replay of a graph, by several queries in turn, and
+/// its output on every rank is compared with that of `gather`. Then steps are timed that all ranks begin together:
+/// `one-shot`; `one-shot` of every rank by itself, which is the same kernel and exchanges with nobody; the decode alone; the
+/// decode, followed by kernels that merge as many states; and an empty graph. What it prints is one line of JSON per result.
+///
+/// It is compiled twice, for a GPU and for the emulator, whose times mean nothing. It has not run on a GPU yet.
+#include "distributed/decoders/decoder.hpp"
+#include "distributed/measure/measure.hpp"
+#include "distributed/transport/thread_transport.hpp"
+#include "gpu/backend/backends.hpp"
+#include "tests/gpu/exchange/device_parts.hpp"
+#include "tests/gpu/time_ladder/json_line.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <charconv>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace tree_attn {
+namespace {
+
+namespace device = TREE_ATTN_PLATFORM;
+using Clock = std::chrono::steady_clock;
+
+constexpr int kQueries = 7;  ///< that take turns: prime, so that no query always meets the same half of a window
+
+struct Asked {
+  std::vector<int> parts{2, 4, 8};
+  int n_steps = device::kIsHostMemory ? 20 : 100'000, n_timed = device::kIsHostMemory ? 3 : 2000;
+  std::int64_t n_keys = device::kIsHostMemory ? 1024 : 65536;
+  double timeout = device::kIsHostMemory ? 10 : 3;
+};
+
+WorkloadShape shape_of(std::int64_t n_keys) {
+  const std::int64_t heads = device::kIsHostMemory ? 2 : 16, dim = device::kIsHostMemory ? 32 : 128;
+  return {{.dtype = DType::BF16,
+           .value_dtype = DType::BF16,
+           .batch = 1,
+           .heads = heads,
+           .kv_heads = heads,
+           .head_dim = dim,
+           .value_dim = dim},
+          n_keys,
+          {},
+          LeafOrder::kContiguous};
+}
+
+/// The keys and values of a range on this thread's part of the device, and the queries of all steps.
+struct Rank {
+  WorkloadShape shape;
+  std::vector<std::int64_t> lengths;
+  std::unique_ptr<Workload> workload;
+  ShardDecoder shard;
+
+  Rank(std::int64_t n_keys, KeyRange range)
+      : shape(shape_of(n_keys)),
+        lengths{n_keys},
+        workload(make_workload(shape, 41, kQueries)),
+        shard(device::backend(), shape, range, 1 / std::sqrt(static_cast<double>(shape.head_dim))) {
+    fill(shard.cache(), *workload, lengths);
+  }
+  TensorView query(int step) { return workload->query(step % kQueries); }
+};
+
+std::vector<KeyRange> ranges_of(std::int64_t n_keys, int n) { return even_ranges(n_keys, n, kLeafKeys); }
+KeyRange range_of(const Transport& transport, const std::vector<KeyRange>& ranges) {
+  return transport.topology().range_of(transport.rank(), ranges);
+}
+
+bool same_bits(std::span<const float> a, std::span<const float> b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size_bytes()) == 0;
+}
+
+/// The outputs of `gather` for every query, on the whole device.
+std::vector<DecodeOutput> outputs_of_gather(std::int64_t n_keys) {
+  std::vector<DecodeOutput> outputs;
+  run_threads(Topology::pretend(1, 1), 600, [&](ThreadTransport& transport) {
+    const std::vector<KeyRange> ranges = ranges_of(n_keys, 1);
+    Rank rank(n_keys, ranges[0]);
+    const auto decoder = find_algorithm("gather").open(transport, rank.shard, ranges);
+    for (int i = 0; i < kQueries; ++i) outputs.push_back(decoder->step(rank.query(i), rank.lengths).copy());
+  });
+  return outputs;
+}
+
+/// What every rank does, on its part of the device.
+using Body = std::function<void(const ThreadRanks&, ThreadTransport&)>;
+void run_on(const device::DeviceParts& parts, double timeout, const Body& body) {
+  run_threads(Topology::pretend(parts.size(), parts.size()), timeout,
+              [&](const ThreadRanks& ranks, ThreadTransport& transport) {
+                const device::DeviceParts::Entered entered(parts, ranks.rank());
+                body(ranks, transport);
+              });
+}
+
+/// Steps of `one-shot` in a row. @returns outputs that differ, over all ranks
+std::int64_t count_differences(const device::DeviceParts& parts, const Asked& asked, const std::vector<DecodeOutput>& want) {
+  std::atomic<std::int64_t> n_wrong = 0;
+  run_on(parts, asked.timeout, [&](const ThreadRanks&, ThreadTransport& transport) {
+    const std::vector<KeyRange> ranges = ranges_of(asked.n_keys, parts.size());
+    Rank rank(asked.n_keys, range_of(transport, ranges));
+    const auto decoder = find_algorithm("one-shot").open(transport, rank.shard, ranges);
+    for (int t = 0; t < asked.n_steps; ++t) {
+      const OutputView output = decoder->step(rank.query(t), rank.lengths);
+      const DecodeOutput& right = want[static_cast<std::size_t>(t % kQueries)];
+      n_wrong += !same_bits(output.out, right.out) || !same_bits(output.lse, right.lse);
+    }
+  });
+  return n_wrong;
+}
+
+/// Times of steps that begin when the last rank does, and end when the last one has.
+class Together {
+ public:
+  Together(int n_ranks, int n_steps)
+      : n_steps_(n_steps), begin_(n_steps + kWarmUp, std::vector<Clock::time_point>(n_ranks)), end_(begin_) {}
+  /// On every rank, once. @param step called with the number of the step
+  template <class Step>
+  void run(const ThreadRanks& ranks, const Step& step) {
+    for (int t = 0; t < n_steps_ + kWarmUp; ++t) {
+      ranks.barrier();
+      begin_[t][ranks.rank()] = Clock::now();
+      step(t);
+      end_[t][ranks.rank()] = Clock::now();
+    }
+  }
+  Latency latency() const {
+    std::vector<double> microseconds;
+    for (int t = kWarmUp; t < n_steps_ + kWarmUp; ++t) {
+      const auto last = [](const auto& times) { return *std::ranges::max_element(times); };
+      microseconds.push_back(std::chrono::duration<double, std::micro>(last(end_[t]) - last(begin_[t])).count());
+    }
+    return latency_of(std::move(microseconds));
+  }
+
+ private:
+  static constexpr int kWarmUp = 2;  ///< the second step records the graph
+  int n_steps_;
+  std::vector<std::vector<Clock::time_point>> begin_, end_;
+};
+
+void print_time(const device::DeviceParts& parts, const char* what, const Together& times) {
+  const auto [median, p10, p90] = times.latency();
+  JsonLine line("time");
+  line.add("parts", parts.size()).add("what", what);
+  line.add("median_us", median).add("p10_us", p10).add("p90_us", p90);
+}
+
+void time_steps(const device::DeviceParts& parts, const Asked& asked) {
+  const int n = parts.size();
+  const auto time = [&](const char* what, const auto& body) {
+    Together times(n, asked.n_timed);
+    run_on(parts, asked.timeout,
+           [&](const ThreadRanks& ranks, ThreadTransport& transport) { body(ranks, transport, times); });
+    print_time(parts, what, times);
+  };
+  const std::vector<KeyRange> ranges = ranges_of(asked.n_keys, n);
+  time("one-shot", [&](const ThreadRanks& ranks, ThreadTransport& transport, Together& times) {
+    Rank rank(asked.n_keys, range_of(transport, ranges));
+    const auto decoder = find_algorithm("one-shot").open(transport, rank.shard, ranges);
+    times.run(ranks, [&](int t) { decoder->step(rank.query(t), rank.lengths); });
+  });
+
+  // As many keys, from the first position on.
+  time("one-shot of each", [&](const ThreadRanks& ranks, ThreadTransport& transport, Together& times) {
+    const std::int64_t n_own = range_of(transport, ranges).size();
+    const std::vector<KeyRange> own{{0, n_own}};
+    ThreadNetwork network(1, asked.timeout);
+    const Topology topology = Topology::pretend(1, 1);
+    ThreadTransport alone(network, topology, 0);
+    Rank rank(n_own, own[0]);
+    const auto decoder = find_algorithm("one-shot").open(alone, rank.shard, own);
+    times.run(ranks, [&](int t) { decoder->step(rank.query(t), rank.lengths); });
+  });
+  time("decode", [&](const ThreadRanks& ranks, ThreadTransport& transport, Together& times) {
+    Rank rank(asked.n_keys, range_of(transport, ranges));
+    times.run(ranks, [&](int t) {
+      rank.shard.session().decode(rank.query(t), rank.lengths);
+      device::synchronise({});
+    });
+    if (ranks.rank() == 0) JsonLine("kernel").add("parts", n).add("what", rank.shard.session().describe());
+  });
+
+  // A block of states per rank, of which the own one is new in every step.
+  time("decode, merge", [&](const ThreadRanks& ranks, ThreadTransport& transport, Together& times) {
+    Rank rank(asked.n_keys, range_of(transport, ranges));
+    const std::int64_t n_rows = rank.shape.n_rows(), size = n_rows * state_size(rank.shape.value_dim), z = n * size,
+                       lse = z + n_rows * rank.shape.value_dim;
+    const auto blocks = device::make_blocks(lse + n_rows, rank.shape.value_dim);
+    std::vector<DeviceBlocks::Pair> pairs;
+    for (int i = 0; i < n; ++i) {
+      blocks->set_empty(i * size, n_rows);
+      if (i > 0) pairs.push_back({0, i * size});
+    }
+    std::vector<float> output(static_cast<std::size_t>(lse + n_rows - z));
+    times.run(ranks, [&](int t) {
+      const States& states = rank.shard.session().decode(rank.query(t), rank.lengths);
+      blocks->take(0, states.device(), size);
+      blocks->merge(pairs, n_rows);
+      blocks->finish(0, z, lse, n_rows);
+      blocks->download(z, output);
+    });
+  });
+  time("empty graph", [&](const ThreadRanks& ranks, ThreadTransport&, Together& times) {
+    const device::OwnedStream stream;
+    device::Graph graph(stream, [] {});
+    times.run(ranks, [&](int) { graph.replay(stream), device::synchronise(stream); });
+  });
+}
+
+/// The last rank leaves after a few steps: the others end within the time limit, with a line that names it.
+/// @returns whether that was so, but for the time
+bool miss_a_rank(const device::DeviceParts& parts, const Asked& asked) {
+  constexpr int kUntil = 5;
+  const int missing = parts.size() - 1;
+  std::string line = "no error";
+  Clock::time_point left;
+  try {
+    run_on(parts, asked.timeout, [&](const ThreadRanks& ranks, ThreadTransport& transport) {
+      const std::vector<KeyRange> ranges = ranges_of(asked.n_keys, parts.size());
+      Rank rank(asked.n_keys, range_of(transport, ranges));
+      const auto decoder = find_algorithm("one-shot").open(transport, rank.shard, ranges);
+      for (int t = 0; t < kUntil + (ranks.rank() == missing ? 0 : 1); ++t) decoder->step(rank.query(t), rank.lengths);
+      if (ranks.rank() == missing) left = Clock::now();
+    });
+  } catch (const std::exception& error) {
+    line = error.what();
+  }
+  const double seconds = std::chrono::duration<double>(Clock::now() - left).count();
+  JsonLine("missing").add("parts", parts.size()).add("seconds", seconds).add("limit", asked.timeout).add("line", line);
+  return line.find("no states from rank " + std::to_string(missing) + ",") != std::string::npos;
+}
+
+/// @returns the exit status: 1 if anything is wrong
+int run_all(const Asked& asked) {
+  const std::vector<DecodeOutput> want = outputs_of_gather(asked.n_keys);
+  bool all_right = true;
+  for (const int n : asked.parts) {
+    std::unique_ptr<device::DeviceParts> parts;
+    try {
+      parts = std::make_unique<device::DeviceParts>(n);
+    } catch (const DeviceError& error) {
+      JsonLine("parts").add("parts", n).add("note", error.what());
+      continue;
+    }
+    JsonLine("parts")
+        .add("parts", n)
+        .add("device", device::device().name)
+        .add("n_multiprocessors", parts->n_multiprocessors());
+    const std::int64_t n_wrong = count_differences(*parts, asked, want);
+    JsonLine("bits").add("parts", n).add("steps", asked.n_steps).add("wrong", n_wrong);
+    all_right = all_right && n_wrong == 0;
+    time_steps(*parts, asked);
+    if (n == asked.parts.front()) all_right = miss_a_rank(*parts, asked) && all_right;
+  }
+  return all_right ? 0 : 1;
+}
+
+template <class Number>
+Number number(const std::string& text) {
+  Number value{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc{} || end != text.data() + text.size() || !(value > 0))
+    throw std::invalid_argument("'" + text + "' is no number greater than 0");
+  return value;
+}
+
+}  // namespace
+}  // namespace tree_attn
+
+int main(int argc, char** argv) {
+  using namespace tree_attn;
+  // Before the first call of CUDA. Kernels that wait for each other need connections of their own, and must not wait until
+  // one of them is loaded.
+  ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+  ::setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+  Asked asked;
+  try {
+    for (int i = 1; i < argc; i += 2) {
+      const std::string option = argv[i], value = i + 1 < argc ? argv[i + 1] : "";
+      if (option == "--parts") {
+        asked.parts.clear();
+        std::istringstream list(value);
+        for (std::string each; std::getline(list, each, ',');) asked.parts.push_back(number<int>(each));
+      } else if (option == "--steps") {
+        asked.n_steps = number<int>(value);
+      } else if (option == "--timed") {
+        asked.n_timed = number<int>(value);
+      } else if (option == "--keys") {
+        asked.n_keys = number<std::int64_t>(value);
+      } else if (option == "--timeout") {
+        asked.timeout = number<double>(value);
+      } else {
+        throw std::invalid_argument(
+            "Run: exchange_on_parts [--parts 2,4,8] [--steps N] [--timed N] [--keys N] [--timeout SECONDS]");
+      }
+    }
+  } catch (const std::invalid_argument& error) {
+    std::fprintf(stderr, "exchange_on_parts: %s\n", error.what());
+    return 2;
+  }
+  try {
+    return run_all(asked);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "exchange_on_parts: %s\n", error.what());
+    return 1;
+  }
+}
