@@ -13,6 +13,7 @@ import sys
 import decode_speed
 import network
 import recall
+import section_6
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 MEASURED = ROOT / "docs" / "time_ladder.json"
@@ -258,7 +259,7 @@ def measured():
             f"{RATE / 1e12:.3g} TB/s in the same run:", "", *table(*rows)]
 
 
-TABLES = {f.__name__: f for f in (shapes, ladder, step_bytes, plans, seeded_bugs, resources, instructions, measured)} | {"decode_speed": decode_speed.table} | network.TABLES | recall.TABLES
+TABLES = {f.__name__: f for f in (shapes, ladder, step_bytes, plans, seeded_bugs, resources, instructions, measured)} | {"decode_speed": decode_speed.table, "section_6": section_6.table} | network.TABLES | recall.TABLES
 
 
 def main():

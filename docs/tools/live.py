@@ -22,7 +22,7 @@ def paper_points(table):
     """Tables 1 and 2 of the paper: the seconds of a prefill and ten tokens, over the layers and the tokens."""
     n_layers, measured = network.LLAMAS[table][2], network.LLAMAS[table][-1]
     return [{"keys": keys, "us": seconds * 1e6 / (10 * n_layers), "kind": kind, "label": f"{name}, {keys // 1000}k keys"}
-            for keys, pair in measured.items() for seconds, kind, name in zip(pair, ("b", "d"), ("tree", "ring"))]
+            for keys, pair in measured.items() for (seconds, _), kind, name in zip(pair, ("b", "d"), ("tree", "ring"))]
 
 
 def presets():

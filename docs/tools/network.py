@@ -5,6 +5,7 @@
 Run: docs/tools/network.py SCHEDULES.json FOLDER    draws schedules.svg
      TREE_ATTN_DOCS_SCHEDULES=SCHEDULES.json docs/tools/network.py    prints the tables
 """
+import csv
 import json
 import math
 import os
@@ -13,6 +14,7 @@ import sys
 
 from figures import Drawing
 
+PAPER_RESULTS = pathlib.Path(__file__).resolve().parent.parent / "paper_results.csv"
 # NCCL's own model of an AllReduce by a tree in its low-latency protocol, in us: src/graph/tuning.cc of NVIDIA/nccl,
 # commit 5067397 (June 2026): a constant, a step inside a node (NVLink), a step between nodes.
 NCCL_BASE, NCCL_INSIDE, NCCL_BETWEEN = 6.8, 0.6, 5.0
@@ -44,6 +46,48 @@ def radix():
             cells = {row["asked"]: row for row in data if row["table"] == "radix" and row["ranks"] == ranks and row["overhead_us"] == overhead}
             rows.append([f"{ranks} GPUs, {overhead:g} us", *(f"{cells[k]['us']:.2f}" for k in (2, 4, 8, 16)), f"{cells[0]['radix']}: {cells[0]['us']:.2f}"])
     return table(["GPUs, time per message", "k = 2", "4", "8", "16", "default"], rows)
+
+
+def one_state():
+    """Time of all schedules with and without a cost per message, for one state per rank."""
+    data = schedules()
+    if data is None:
+        return missing()
+    found = [row for row in data if row["table"] == "one_state"]
+    rows = []
+    for overhead in (0, 0.3):
+        for ranks in sorted({row["ranks"] for row in found}):
+            cells = {(row["algorithm"], row["asked"]): row["us"] for row in found if (row["ranks"], row["overhead_us"]) == (ranks, overhead)}
+            shown = [("leaders", 0), ("paper", 0), ("fused", 0), ("two-level", 4), ("two-level", 16), ("two-level", 0)]
+            rows.append([f"{ranks} GPUs, {overhead:g} us", *(f"{cells[key]:.2f}" for key in shown)])
+    return table(["GPUs, time per message", "`leaders`", "`paper`", "`fused`", "`two-level`, k = 4", "k = 16", "default"], rows)
+
+
+def cuts():
+    """Subtrees of a rank and the longest shard, by the cut."""
+    data = schedules()
+    if data is None:
+        return missing()
+    found = {(row["keys"], row["ranks"], row["cut"]): row for row in data if row["table"] == "cuts"}
+    rows = []
+    for keys, ranks in sorted({key[:2] for key in found}):
+        of = {cut: found[keys, ranks, cut] for cut in ("even", "coarse", "dealt")}
+        rows.append([f"{keys}, {ranks} GPUs", *(f"{row['subtrees']:.1f} ({row['most']})" for row in of.values()),
+                     *(f"{100 * (row['longest'] - 1):.1f} %" for row in of.values())])
+    return table(["keys", "subtrees, even", "coarse", "dealt", "longest shard, even", "coarse", "dealt"], rows)
+
+
+def growth():
+    """The longest shard of a sequence that grows, by the cut."""
+    data = schedules()
+    if data is None:
+        return missing()
+    found = {(row["ranks"], row["cut"]): row for row in data if row["table"] == "growth"}
+    rows = []
+    for ranks in sorted({key[0] for key in found}):
+        of = [found[ranks, cut] for cut in ("end known", "contiguous", "dealt")]
+        rows.append([str(ranks), *(f"{row[when]:.3f}" for row in of for when in ("start", "end")), f"{of[-1]['leaves']:.2f}"])
+    return table(["ranks", "end known: start", "end", "tail to the last: start", "end", "dealt: start", "end", "leaves over the mean"], rows)
 
 
 def payload():
@@ -84,7 +128,7 @@ def lengths():
     found = [row for row in data if row["table"] == "lengths"]
     n_keys = [80_000, 640_000, 5_120_000]
     rows = []
-    for ranks in sorted({row["ranks"] for row in found}):
+    for ranks in (8, 64, 128):
         for name, order, words in [("two-level", "dealt", "`two-level`, dealt"), *((name, "contiguous", f"`{name}`") for name in ("two-level", "leaders", "fused", "paper", "gather", "ring-state", "ring"))]:
             cells = {row["keys"]: row["us"] for row in found if (row["ranks"], row["algorithm"], row["order"]) == (ranks, name, order)}
             rows.append([str(ranks), words, *(us_text(cells[n]) for n in n_keys)])
@@ -105,10 +149,31 @@ def ring_over_tree():
     return table(["GPUs, 5.12M keys", "`ring`", "`paper`", "ring / paper", "ring / two-level", "needed for a factor of 8"], rows)
 
 
-# Tables 1 and 2 of the paper: seconds for the prefill and ten tokens, by keys: tree, ring. The models: parameters, layers, query heads,
-# elements of a head. The dense BF16 rates of the data sheets, in FLOP/s of all GPUs: 8 H100 SXM, and 2 RTX 4090 with F32 accumulation.
-LLAMAS = {"table_1": ("Llama 3.1 8B, 8 H100", 8.0e9, 32, 32, 128, 8 * 989e12, {32_000: (0.60, 2.57), 64_000: (1.08, 4.42), 128_000: (2.68, 6.38), 256_000: (2.89, 8.19)}),
-          "table_2": ("Llama 3.2 1B, 2 RTX 4090", 1.24e9, 16, 32, 64, 2 * 165e12, {8_000: (0.34, 1.38), 16_000: (0.58, 2.77), 20_000: (0.74, 3.47), 32_000: (1.01, 5.45)})}
+def measured_times():
+    """Table 1 and Table 2 of the paper: {(table, hardware): {keys: ((tree, its error), (ring, its error))}}, seconds for the prefill and ten tokens."""
+    found = {}
+    with PAPER_RESULTS.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            of = found.setdefault((row["source"], row["hardware"]), {}).setdefault(int(row["sequence_length"]), {})
+            of[row["method"]] = float(row["seconds"]), float(row["plus_minus"])
+    return {table: {keys: (of["tree"], of["ring"]) for keys, of in by_keys.items()} for table, by_keys in found.items()}
+
+
+# Which of these have a model of their links.
+HARDWARE = {"table_1": ("Table 1", "H100 NVLink"), "table_2": ("Table 2", "RTX 4090 PCIe")}
+# Their models: parameters, layers, query heads, elements of a head. The dense BF16 rates of
+# the data sheets, in FLOP/s of all GPUs: 8 H100 SXM, and 2 RTX 4090 with F32 accumulation.
+LLAMAS = {"table_1": ("Llama 3.1 8B, 8 H100", 8.0e9, 32, 32, 128, 8 * 989e12, measured_times()[HARDWARE["table_1"]]),
+          "table_2": ("Llama 3.2 1B, 2 RTX 4090", 1.24e9, 16, 32, 64, 2 * 165e12, measured_times()[HARDWARE["table_2"]])}
+
+
+def prefill_seconds(name, keys):
+    """The least that the prefill of one of LLAMAS can take.
+
+    Two operations per parameter and token; in the attention four per pair of positions, of which a causal mask leaves half.
+    """
+    _, parameters, n_layers, n_heads, head_dim, rate, _ = LLAMAS[name]
+    return (2 * parameters * keys + 2 * keys**2 * n_layers * n_heads * head_dim) / rate
 
 
 def whole_models():
@@ -117,13 +182,11 @@ def whole_models():
     if data is None:
         return missing()
     rows = []
-    for name, (model, parameters, n_layers, n_heads, head_dim, rate, measured) in LLAMAS.items():
+    for name, (model, _, n_layers, *_, measured) in LLAMAS.items():
         times = {(row["algorithm"], row["keys"]): row["us"] for row in data if row["table"] == name}
-        for keys, (tree, ring) in measured.items():
-            # Two operations per parameter and token; in the attention four per pair of positions, of which a causal mask leaves half.
-            prefill = (2 * parameters * keys + 2 * keys**2 * n_layers * n_heads * head_dim) / rate
+        for keys, ((tree, _), (ring, _)) in measured.items():
             ten = [us_text(10 * n_layers * times[algorithm, keys]) for algorithm in ("paper", "two-level", "ring")]
-            rows.append([f"{model}, {keys // 1000}k", f"{tree:.2f} s", f"{ring:.2f} s", *ten, f"{prefill:.2f} s"])
+            rows.append([f"{model}, {keys // 1000}k", f"{tree:.2f} s", f"{ring:.2f} s", *ten, f"{prefill_seconds(name, keys):.2f} s"])
     return table(["model, GPUs, keys", "paper: tree", "paper: ring", "ten tokens: `paper`", "`two-level`", "`ring`", "prefill at the peak rate"], rows)
 
 
@@ -145,7 +208,7 @@ def nccl():
     return table(["GPUs, 8 per node", "tree, us", "ring, us", "three AllReduces, us"], rows)
 
 
-TABLES = {"radix": radix, "payload": payload, "one_node": one_node, "nccl_latency": nccl, "lengths": lengths, "ring_over_tree": ring_over_tree, "whole_models": whole_models}
+TABLES = {"radix": radix, "one_state": one_state, "cuts": cuts, "growth": growth, "payload": payload, "one_node": one_node, "nccl_latency": nccl, "lengths": lengths, "ring_over_tree": ring_over_tree, "whole_models": whole_models}
 
 
 def slanted(drawing, x1, y1, x2, y2, style, head):

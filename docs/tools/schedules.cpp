@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Predicted times of schedules, and of every message of small ones, as JSON for docs/tools/network.py.
+/// @brief Predicted times of schedules, of every message of small ones, and how cuts divide a sequence, as JSON for
+/// docs/tools/network.py.
 ///
 /// Run: schedules schedules.json
 #include "distributed/decoders/decoder.hpp"
 #include "distributed/measure/predict.hpp"
 #include "distributed/measure/step_time.hpp"
 #include "reference/state/key_range.hpp"
+#include "reference/state/owned_leaves.hpp"
 
+#include <algorithm>
 #include <cstdio>
 #include <limits>
 #include <string>
@@ -81,11 +84,67 @@ void print(std::FILE* out, const Schedule& schedule, const char* table, bool wit
   std::fprintf(out, "]}%s\n", is_last ? "" : ",");
 }
 
+/// Keys of the longest shard when a sequence has n.
+std::int64_t longest_shard(const std::vector<KeyRange>& ranges, LeafOrder order, std::int64_t n) {
+  std::int64_t longest = 0;
+  for (const KeyRange& range : ranges) longest = std::max(longest, OwnedLeaves(range, order).n_keys(n));
+  return longest;
+}
+
+/// One line of JSON: how many subtrees a rank sends the states of, and how many times the mean the longest shard is.
+void print_cut(std::FILE* out, const char* cut, const std::vector<KeyRange>& ranges, LeafOrder order, std::int64_t n_keys) {
+  const auto p = static_cast<double>(ranges.size());
+  int all = 0, most = 0;
+  for (const KeyRange& range : ranges) {
+    const int n = n_subtrees(range.begin, range.end);
+    all += n, most = std::max(most, n);
+  }
+  std::fprintf(out,
+               "{\"table\": \"cuts\", \"cut\": \"%s\", \"ranks\": %zu, \"keys\": %td, \"subtrees\": %.6g, \"most\": %d, "
+               "\"longest\": %.6g},\n",
+               cut, ranges.size(), n_keys, all / p, most,
+               static_cast<double>(longest_shard(ranges, order, n_keys)) * p / n_keys);
+}
+
+/// One line of JSON: how many times the mean the longest shard is at the start and at the end of a sequence that grows by
+/// single keys, and by how many leaves it exceeds the mean at most.
+void print_growth(std::FILE* out, const char* cut, const std::vector<KeyRange>& ranges, LeafOrder order, std::int64_t start,
+                  std::int64_t end) {
+  const auto p = static_cast<double>(ranges.size());
+  double most = 0;
+  for (std::int64_t n = start; n <= end; ++n)
+    most = std::max(most, static_cast<double>(longest_shard(ranges, order, n)) - static_cast<double>(n) / p);
+  std::fprintf(
+      out, "{\"table\": \"growth\", \"cut\": \"%s\", \"ranks\": %zu, \"start\": %.6g, \"end\": %.6g, \"leaves\": %.6g},\n",
+      cut, ranges.size(), static_cast<double>(longest_shard(ranges, order, start)) * p / start,
+      static_cast<double>(longest_shard(ranges, order, end)) * p / end, most / kLeafKeys);
+}
+
+/// The cuts of a sequence between ranks, and what becomes of them when it grows.
+void print_cuts(std::FILE* out) {
+  for (const std::int64_t n_keys : {80'000, 640'000, 5'120'000, 1'000'000}) {
+    for (const int p : {8, 64, 100, 128}) {
+      print_cut(out, "even", even_ranges(n_keys, p, kLeafKeys), LeafOrder::kContiguous, n_keys);
+      print_cut(out, "coarse", coarse_ranges(n_keys, p, kLeafKeys), LeafOrder::kContiguous, n_keys);
+      print_cut(out, "dealt", dealt_ranges(p), LeafOrder::kDealt, n_keys);
+    }
+  }
+  constexpr std::int64_t kStart = 65536, kEnd = kStart + 10'000;
+  for (const int p : {2, 3, 6, 8, 16}) {
+    print_growth(out, "end known", even_ranges(kEnd, p, kLeafKeys), LeafOrder::kContiguous, kStart, kEnd);
+    std::vector<KeyRange> open = even_ranges(kStart, p, kLeafKeys);
+    open.back().end = kOpenEnd;
+    print_growth(out, "contiguous", open, LeafOrder::kContiguous, kStart, kEnd);
+    print_growth(out, "dealt", dealt_ranges(p), LeafOrder::kDealt, kStart, kEnd);
+  }
+}
+
 int write(const char* path) {
   std::FILE* const out = std::fopen(path, "w");
   if (out == nullptr) return std::perror(path), 1;
   const Algorithm &two_level = find_algorithm("two-level"), &leaders = find_algorithm("leaders"),
-                  &fused = find_algorithm("fused"), &gather = find_algorithm("gather"), &ring = find_algorithm("ring");
+                  &fused = find_algorithm("fused"), &gather = find_algorithm("gather"), &ring = find_algorithm("ring"),
+                  &paper = find_algorithm("paper");
   std::fprintf(out, "[\n");
   // Four nodes of two ranks, message by message.
   for (const Schedule& each : {Schedule{leaders, 8, 2}, Schedule{two_level, 8, 2, 2}, Schedule{two_level, 8, 2, 4}})
@@ -99,13 +158,22 @@ int write(const char* path) {
       for (const int radix : {2, 4, 8, 16, 0}) print(out, {two_level, p, 8, radix, 1, overhead}, "radix", false, false);
     }
   }
+  // The other schedules, for both.
+  for (const double overhead : {0.0, 0.3}) {
+    for (const int p : {8, 64, 128, 1024, 4096}) {
+      for (const Algorithm* algorithm : {&leaders, &paper, &fused})
+        print(out, {*algorithm, p, 8, 0, 1, overhead}, "one_state", false, false);
+      for (const int radix : {4, 16, 0}) print(out, {two_level, p, 8, radix, 1, overhead}, "one_state", false, false);
+    }
+  }
   // Longer messages.
   for (const std::int64_t batch : {1, 8, 64}) {
     for (const Algorithm* algorithm : {&two_level, &leaders, &fused})
       print(out, {*algorithm, 128, 8, 0, batch}, "batch", false, false);
   }
-  // The lengths of Fig. 3 on 1, 8 and 16 nodes.
-  for (const int p : {8, 64, 128}) {
+  print_cuts(out);
+  // The lengths of Fig. 3 on 1 to 16 nodes.
+  for (const int p : {8, 16, 32, 64, 128}) {
     for (std::int64_t n_keys = 80'000; n_keys <= 5'120'000; n_keys *= 2) {
       for (const Algorithm& algorithm : algorithms())
         print(out, {algorithm, p, 8, 0, 1, 0, n_keys}, "lengths", false, false);

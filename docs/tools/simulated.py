@@ -13,13 +13,20 @@ import sys
 DOCS = pathlib.Path(__file__).resolve().parent.parent
 SIMULATED, CHAPTER = DOCS / "simulated_cluster.json", DOCS / "7-cost.md"
 BEGIN, END = "<!-- simulated: begin (./run simulate --update) -->", "<!-- simulated: end -->"
-# In the order of the tables. The program may not have all of them.
+# In the order of the tables.
 ALGORITHMS = ["two-level", "leaders", "fused", "packed", "paper", "gather", "ring-state", "ring"]
+# The longest sequence of section 6.
+LONGEST = 5_120_000
+ORDERS = ["contiguous", "dealt"]
 # The constants behind the rows, as in distributed/simulated/clusters.cpp.
-MODEL = {"memory_bytes_per_second": 3e12, "head_dim": 128, "dtype": "bf16", "merge_us": 0,
-         "h100": {"inside_us": 1.5, "inside_bytes_per_second": 450e9, "between_us": 3, "between_bytes_per_second": 50e9}}
-FIELDS = {"experiment": str, "cluster": str, "ranks": int, "keys": int, "heads": int, "algorithm": str, "latency_us": float,
-          "combine_us": float, "messages": int, "bytes": int, "bytes_between_nodes": int, "merge_steps": int, "peak_kv_bytes": int}
+MODEL = {"memory_bytes_per_second": 3e12, "dtype": "bf16", "merge_us": 0,
+         "h100": {"inside_us": 1.5, "inside_bytes_per_second": 450e9, "between_us": 3, "between_bytes_per_second": 50e9},
+         "rtx4090": {"inside_us": 10, "inside_bytes_per_second": 25e9, "memory_bytes_per_second": 1008e9}}
+# What tells one row from another, and what was counted and timed.
+SETTING = {"experiment": str, "cluster": str, "ranks": int, "keys": int, "batch": int, "heads": int, "kv_heads": int, "head_dim": int,
+           "order": str, "message_us": float, "algorithm": str}
+FIELDS = SETTING | {"computed": bool, "latency_us": float, "combine_us": float, "messages": int, "bytes": int, "bytes_between_nodes": int,
+                    "merge_steps": int, "peak_kv_bytes": int}
 
 
 def check(report):
@@ -30,10 +37,10 @@ def check(report):
     for row in report["rows"]:
         for key, kind in FIELDS.items():
             value = row.get(key)
-            if not isinstance(value, (int, float) if kind is float else kind) or (kind is not str and not 0 <= value < math.inf):
+            if type(value) not in ((int, float) if kind is float else (kind,)) or (kind is not str and not 0 <= value < math.inf):
                 raise ValueError(f"'{key}' of a row is {value}")
-        key = tuple(row[name] for name in ("experiment", "cluster", "ranks", "keys", "heads", "algorithm"))
-        if row["algorithm"] not in ALGORITHMS or key in seen:
+        key = tuple(row[name] for name in SETTING)
+        if row["algorithm"] not in ALGORITHMS or row["order"] not in ORDERS or key in seen:
             raise ValueError(f"{key}: unknown, or simulated twice")
         seen.add(key)
     return report
@@ -68,11 +75,26 @@ def table(head, rows):
 
 
 def by_algorithm(rows, column, value):
-    """Lines of a table: algorithms down, values of a column across."""
+    """Columns, and lines of a table: algorithms down, values of a column across."""
     across = sorted({row[column] for row in rows})
-    cells = {(row["algorithm"], row[column]): value(row) for row in rows}
-    names = [name for name in ALGORITHMS if any((name, each) in cells for each in across)]
-    return across, [[f"`{name}`", *(cells.get((name, each), "") for each in across)] for name in names]
+    cells = {(row["algorithm"], row["order"], row[column]): value(row) + (" computed" if row["computed"] else "") for row in rows}
+    kinds = [(name, order) for name in ALGORITHMS for order in ORDERS if any((name, order, each) in cells for each in across)]
+    return across, [[f"`{name}`" + (", dealt" if order == "dealt" else ""), *(cells.get((name, order, each), "") for each in across)] for name, order in kinds]
+
+
+def volumes(rows):
+    """Bytes that were counted in simulations of `ring` and `paper`, beside the volumes of the paper for the same shape."""
+    lines = []
+    for ring in sorted((row for row in rows if row["algorithm"] == "ring"), key=lambda row: row["ranks"]):
+        p, d = ring["ranks"], ring["heads"] * ring["head_dim"]
+        tree = next(row for row in rows if row["algorithm"] == "paper" and row["ranks"] == p)
+        shard = 2 * ring["batch"] * ring["keys"] * d / p  # eq. (11)
+        numel = ring["batch"] * (d + 2 * ring["heads"])  # eq. (13)
+        volume = 2 * (p - 1) / p * numel  # eq. (14)
+        hop, per_gpu = ring["bytes"] / (p - 1) / 2, tree["bytes"] / p / 4
+        lines.append([f"{p}", *(f"{n:.0f}" for n in (hop, shard * p, hop / p, shard, per_gpu, volume)), f"{per_gpu / volume:.2f}",
+                      f"{p * math.log2(p) / (2 * (p - 1)):.2f}"])
+    return table(["GPUs", "`ring`, one hop", "eq. (10)", "of these per GPU", "eq. (11)", "`paper`, per GPU", "eq. (14)", "factor", "p log2 p / (2 (p - 1))"], lines)
 
 
 def tables(report=None):
@@ -82,20 +104,34 @@ def tables(report=None):
     def rows_of(experiment, **fixed):
         return [row for row in report["rows"] if row["experiment"] == experiment and all(row[key] == value for key, value in fixed.items())]
 
+    def gpus(across):
+        return ["algorithm", *(f"{n} GPUs" for n in across)]
+
+    def combine(row):
+        return f"{row['combine_us']:.2f}"
+
     lines = []
-    for cluster, title in (("h100", "nodes of 8 H100"), ("fat-tree", "the same nodes in a fat tree of three levels")):
-        rows = rows_of("schedules", cluster=cluster)
-        if rows:
-            across, cells = by_algorithm(rows, "ranks", lambda row: f"{row['combine_us']:.2f}")
-            lines += [f"Communication alone in microseconds, {title}, one subtree of 32768 keys per GPU:", ""]
-            lines += table(["algorithm", *(f"{n} GPUs" for n in across)], cells)
+    for cluster, batch, message_us, title in (("h100", 1, 0, "nodes of 8 H100, one subtree of 32768 keys per GPU"),
+                                              ("fat-tree", 1, 0, "the same nodes and subtrees in a fat tree of three levels"),
+                                              ("h100", 1, 0.3, "nodes of 8 H100, and 0.3 us per message at its sender and at its receiver"),
+                                              ("h100", 64, 0, "nodes of 8 H100, a batch of 64: 532 kB per subtree")):
+        if rows := rows_of("schedules", cluster=cluster, batch=batch, message_us=message_us):
+            across, cells = by_algorithm(rows, "ranks", combine)
+            lines += [f"Communication alone in microseconds, {title}:", ""] + table(gpus(across), cells)
     for ranks in sorted({row["ranks"] for row in rows_of("fig_3")}):
         across, cells = by_algorithm(rows_of("fig_3", ranks=ranks), "keys", lambda row: time_text(row["latency_us"]))
-        lines += [f"Fig. 3: a decode step on {ranks} H100 in microseconds:", ""] + table(["algorithm", *map(keys_text, across)], cells)
+        if len(across) > 1:
+            lines += [f"Fig. 3(a): a decode step on {ranks} H100 in microseconds:", ""] + table(["algorithm", *map(keys_text, across)], cells)
+    if longest := rows_of("fig_3", keys=LONGEST):
+        across, cells = by_algorithm(longest, "ranks", lambda row: time_text(row["latency_us"]))
+        lines += [f"Fig. 3(b): a decode step over {keys_text(LONGEST)} keys in microseconds, by nodes of 8 H100:", ""]
+        lines += table(["algorithm", *(f"{n // 8} node" + "s" * (n > 8) for n in across)], cells)
+        lines += [f"Eq. (10) to eq. (14), in elements: what was counted in the steps over {keys_text(LONGEST)} keys, and the paper's volumes. By "
+                  "eq. (13) a state has $bd + 2bn_h$ elements:", ""] + volumes(longest)
     if large := rows_of("large"):
         for cluster in sorted({row["cluster"] for row in large}):
             across, cells = by_algorithm([row for row in large if row["cluster"] == cluster], "ranks", lambda row: time_text(row["latency_us"]))
-            lines += [f"A decode step over 2^30 keys in microseconds, `{cluster}`:", ""] + table(["algorithm", *(f"{n} GPUs" for n in across)], cells)
+            lines += [f"A decode step over 2^30 keys in microseconds, `{cluster}`:", ""] + table(gpus(across), cells)
     if memory := rows_of("fig_4"):
         across, cells = by_algorithm(memory, "heads", lambda row: f"{row['peak_kv_bytes'] / 1e6:.0f}")
         lines += ["Fig. 4: most keys and values that a GPU holds in MB, two RTX 4090, 128 000 keys:", ""]
