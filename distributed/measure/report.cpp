@@ -90,6 +90,19 @@ nlohmann::ordered_json fields(const Machine& machine) {
           {"build_type", machine.build_type}};
 }
 
+nlohmann::ordered_json fields(const Network& network) {
+  const auto link = [](const Link& each) {
+    return nlohmann::ordered_json{{"latency_us", each.latency_us}, {"bytes_per_us", each.bytes_per_us}};
+  };
+  return {{"inside", link(network.inside)}, {"between", link(network.between)}, {"overhead_us", network.overhead_us}};
+}
+
+/// The radix of a plan, and the links by which it was chosen; null where there are none.
+void add_radix(nlohmann::ordered_json& run, int radix, const std::optional<Network>& network) {
+  run["radix"] = radix > 0 ? nlohmann::ordered_json(radix) : nullptr;
+  run["network"] = radix > 0 && network ? fields(*network) : nullptr;
+}
+
 /// The command line may contain any bytes, but JSON must be UTF-8.
 std::string dump(const nlohmann::ordered_json& report) {
   return report.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
@@ -145,7 +158,6 @@ std::string json(const ReportHeader& header, std::span<const Measurement> measur
         {"seq_len", shape.n_keys},
         {"steps", header.steps},
         {"order", name_of(shape.order)},
-        {"radix", m.radix > 0 ? nlohmann::ordered_json(m.radix) : nullptr},
         {"threads", header.threads},
         {"latency_us", quantiles(m.latency)},
         {"combine_us", quantiles(m.combine)},
@@ -159,6 +171,7 @@ std::string json(const ReportHeader& header, std::span<const Measurement> measur
         {"peak_kv_bytes_per_rank", m.peak_kv_bytes_per_rank},
         {"predicted", fields(m.predicted)},
     };
+    add_radix(run, m.radix, header.network);
     run["max_abs_error"] = m.errors ? nlohmann::ordered_json(m.errors->max_abs) : nullptr;
     run["max_rel_error"] = m.errors ? nlohmann::ordered_json(m.errors->max_rel) : nullptr;
     run["lse_max_error"] = m.errors ? nlohmann::ordered_json(m.errors->lse_max) : nullptr;
@@ -220,16 +233,9 @@ std::string json(const PredictionHeader& header, std::span<const NamedPrediction
   report["left_out"] = nlohmann::ordered_json::object();
   for (const auto& [algorithm, why] : header.left_out) report["left_out"][algorithm] = why;
   const auto& [network, memory_bytes_per_us, merge_us, eager, store_us] = header.cluster;
-  const auto link = [](const Link& each) {
-    return nlohmann::ordered_json{{"latency_us", each.latency_us}, {"bytes_per_us", each.bytes_per_us}};
-  };
-  report["cluster"] = {{"inside", link(network.inside)},
-                       {"between", link(network.between)},
-                       {"overhead_us", network.overhead_us},
-                       {"memory_bytes_per_us", memory_bytes_per_us},
-                       {"merge_us", merge_us},
-                       {"eager", eager},
-                       {"store_us", store_us}};
+  report["cluster"] = fields(network);
+  report["cluster"].update(
+      {{"memory_bytes_per_us", memory_bytes_per_us}, {"merge_us", merge_us}, {"eager", eager}, {"store_us", store_us}});
   report["command"] = header.command;
   return dump(report);
 }
@@ -287,6 +293,7 @@ std::string json(const GenerationHeader& header, std::span<const GenerationRun> 
                                          {"bytes_between_nodes_per_token", run.per_token.bytes_between_nodes},
                                          {"same_bits_on_all_ranks", run.same_bits_on_all_ranks},
                                          {"logits_digest", hex(run.digest)}};
+    add_radix(fields_of_run, run.radix, header.network);
     for (const Answer& answer : run.answers) {
       nlohmann::ordered_json fields_of_answer{{"question", answer.question}, {"answer", answer.text},
                                               {"position", answer.position}, {"rank", answer.rank},

@@ -29,6 +29,7 @@ struct ReportHeader {
   WorkloadShape shape;
   int steps = 1, threads = 1, ranks = 1, nodes = 1;
   Machine machine;
+  std::optional<Network> network{};  ///< by which a radix is chosen; nothing if it is set
 };
 
 /// The table: one line per algorithm, below a line that names the workload, the ranks and the backend.
@@ -75,6 +76,7 @@ struct Answer {
 /// The answers of a language model whose shards one algorithm combines.
 struct GenerationRun {
   std::string algorithm;
+  int radix = 0;  ///< of the plan for the text; 0: it has none
   std::vector<Answer> answers;
   Latency token;      ///< time of one further character, on rank 0
   Traffic per_token;  ///< of the last character, over all ranks as in Measurement::per_step
@@ -92,6 +94,7 @@ struct GenerationHeader {
   std::int64_t kv_bytes = 0;           ///< keys and values of the text, over all ranks
   std::int64_t kv_bytes_per_rank = 0;  ///< the most that one rank holds
   Machine machine;
+  std::optional<Network> network{};  ///< as in ReportHeader
 };
 
 /// Two lines: the text and the ranks, and the keys and values that they hold.

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "distributed/decoders/decoder.hpp"
+#include "distributed/program/network_options.hpp"
 #include "distributed/transport/ranks.hpp"
 #include "reference/data/workload.hpp"
 #include "reference/decode/backend.hpp"
@@ -30,6 +31,7 @@ struct ClusterOptions {
   std::string algorithm = "two-level", backend = "cpu", transport = "mpi", windows = "device", devices;
   std::vector<std::string> compare;
   std::optional<int> threads, radix;
+  NetworkOptions network;
   int ranks_per_node = 0;
 };
 
@@ -61,7 +63,8 @@ void add_cluster_options(CLI::App& command, ClusterOptions& options);
 
 /// Whether kernels of the algorithm store into windows of other ranks.
 bool has_windows(const Algorithm* algorithm);
-/// The algorithm, and then those to compare it with. @throws InputError for a radix or windows that none of them has
+/// The algorithm, and then those to compare it with. @throws InputError for windows or a radix that none of them has, and
+/// for links by which no radix is chosen
 std::vector<const Algorithm*> chosen_algorithms(const ClusterOptions& options);
 
 /// Adds the options to the subcommand. `options` must live until the command line is parsed.
@@ -86,8 +89,9 @@ void use_gpu(const ClusterOptions& options, const Backend& backend, int rank, co
 /// The transport of --transport. Collective. @pre check() has accepted the options @throws as NcclTransport
 std::unique_ptr<Transport> open_transport(const ClusterOptions& options, const Backend& backend, const Ranks& ranks,
                                           Topology topology);
-/// How ranks exchange states. Where ranks outnumber the cores of their node, a message costs the time of a core rather than
-/// latency, so the schedule with the fewest messages is the fastest: two blocks in each round, inside nodes too. Collective.
+/// How ranks exchange states, over the network of the transport or of the options. Where ranks outnumber the cores of their
+/// node, a message costs the time of a core rather than latency, so the schedule with the fewest messages is the fastest:
+/// two blocks in each round, inside nodes too. Between nodes the options have the last word. Collective.
 PlanOptions plan_options(const ClusterOptions& options, const Ranks& ranks, const Topology& machines, Transport& transport);
 /// "1 rank", "8 ranks".
 std::string ranks_text(int n_ranks);

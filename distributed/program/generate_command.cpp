@@ -148,10 +148,12 @@ std::optional<std::string> next_line(const Ranks& ranks, bool prompt) {
 class Conversation {
  public:
   /// @param generator has read the text
-  Conversation(const GenerateOptions& options, const Algorithm& algorithm, const Ranks& ranks, Transport& transport,
-               Generator& generator)
+  /// @param radix of the algorithm; 0 if it has none
+  Conversation(const GenerateOptions& options, const Algorithm& algorithm, int radix, const Ranks& ranks,
+               Transport& transport, Generator& generator)
       : options_(options), algorithm_(algorithm), ranks_(ranks), transport_(transport), generator_(generator) {
     run_.algorithm = algorithm.name;
+    run_.radix = radix;
     run_.digest = kFnvStart;
   }
 
@@ -286,12 +288,17 @@ int run_generate(const GenerateOptions& options, const Ranks& ranks) {
                           most_rows * bytes_per_character,
                           this_machine()};
   header.machine.nccl = transport->library();
+  if (setup->generator.plan.radix == 0) header.network = setup->generator.plan.network;
   if (is_root) std::fputs((title(header) + "\n").c_str(), stdout), std::fflush(stdout);
 
   // Answer every question with one algorithm after the other.
   std::vector<Conversation> conversations;
-  for (const Algorithm* algorithm : setup->chosen)
-    conversations.emplace_back(options, *algorithm, ranks, *transport, *generator);
+  const std::vector<KeyRange> ranges = closed(growing_ranges(setup->generator.order, n, ranks.size()), n);
+  const PlanOptions plan = setup->generator.plan.for_shape(cache_shape(setup->model->config(), setup->generator));
+  for (const Algorithm* algorithm : setup->chosen) {
+    const int radix = algorithm->radix == nullptr ? 0 : algorithm->radix(topology, ranges, plan);
+    conversations.emplace_back(options, *algorithm, radix, ranks, *transport, *generator);
+  }
   const auto answer = [&](const Question& question) {
     for (Conversation& conversation : conversations) {
       const bool shown = is_root && &conversation == conversations.data();

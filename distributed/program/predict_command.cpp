@@ -6,6 +6,7 @@
 /// Run: tree_attn predict --seq-len 5120000 --ranks 128 --ranks-per-node 8
 #include "distributed/measure/report.hpp"
 #include "distributed/program/decode_options.hpp"
+#include "distributed/program/network_options.hpp"
 #include "distributed/program/number_check.hpp"
 #include "distributed/program/program.hpp"
 #include "reference/data/output_file.hpp"
@@ -25,36 +26,17 @@ namespace {
 struct PredictOptions : ShapeOptions {
   std::string command_line, report, order{name_of(LeafOrder::kContiguous)};
   int ranks = 8, ranks_per_node = 0, radix = 0;
-  std::vector<double> bandwidth{kPaperCluster.network.inside.bytes_per_us / kGigabytePerSecond,
-                                kPaperCluster.network.between.bytes_per_us / kGigabytePerSecond},
-      latency{kPaperCluster.network.inside.latency_us, kPaperCluster.network.between.latency_us};
-  double overhead = kPaperCluster.network.overhead_us,
-         memory_bandwidth = kPaperCluster.memory_bytes_per_us / kGigabytePerSecond, merge_us = kPaperCluster.merge_us,
+  NetworkOptions network;
+  double memory_bandwidth = kPaperCluster.memory_bytes_per_us / kGigabytePerSecond, merge_us = kPaperCluster.merge_us,
          store_us = kPaperCluster.store_us;
 };
 
 /// GPUs of a node, if --ranks-per-node does not say otherwise: as in the paper's cluster.
 constexpr int kRanksPerNode = 8;
 
-/// Two values of a list: for links inside a node, and between nodes. @throws InputError
-std::pair<double, double> two_links(const std::string& name, const std::vector<double>& values) {
-  if (values.size() != 2) {
-    throw InputError(name + " lists " + std::to_string(values.size()) + (values.size() == 1 ? " value" : " values") +
-                     "; it takes two, for links inside a node and between nodes");
-  }
-  return {values[0], values[1]};
-}
-
 Cluster cluster_of(const PredictOptions& options) {
-  const auto [inside_bandwidth, between_bandwidth] = two_links("--bandwidth", options.bandwidth);
-  const auto [inside_latency, between_latency] = two_links("--latency", options.latency);
-  return {{{inside_latency, inside_bandwidth * kGigabytePerSecond},
-           {between_latency, between_bandwidth * kGigabytePerSecond},
-           options.overhead},
-          options.memory_bandwidth * kGigabytePerSecond,
-          options.merge_us,
-          false,
-          options.store_us};
+  return {network_of(options.network, kPaperCluster.network), options.memory_bandwidth * kGigabytePerSecond,
+          options.merge_us, false, options.store_us};
 }
 
 /// The checked shape, and the ranks. @throws InputError
@@ -133,10 +115,6 @@ Command add_predict(CLI::App& program, std::string command_line) {
   const auto add = [&](const std::string& name, auto& value, const std::string& what, auto check) {
     return command->add_option(name, value, what)->check(check)->capture_default_str()->group(cluster);
   };
-  const auto add_pair = [&](const std::string& name, std::vector<double>& values, const std::string& what, auto check) {
-    const std::string defaults = CLI::detail::join(values, ",");
-    add(name, values, what, check)->delimiter(',')->allow_extra_args(false)->default_str(defaults);
-  };
   const auto within = [](int most) { return CLI::Range(1, most).description(""); };
   add("--ranks", options->ranks, "Ranks", within(4096));
   command
@@ -148,10 +126,7 @@ Command add_predict(CLI::App& program, std::string command_line) {
       ->add_option("--radix", options->radix, "Blocks of ranks that one round joins, at least 2 (default: by these links)")
       ->check(CLI::Range(2, 1 << 20).description(""))
       ->group(cluster);
-  add_pair("--bandwidth", options->bandwidth, "GB/s of a rank inside its node and between nodes, in each direction",
-           is_positive);
-  add_pair("--latency", options->latency, "us of a message inside a node and between nodes", is_not_negative);
-  add("--overhead", options->overhead, "us that each message costs its sender, and its receiver", is_not_negative);
+  add_network_options(*command, options->network, cluster, &kPaperCluster.network);
   add("--memory-bandwidth", options->memory_bandwidth, "GB/s at which a rank decodes keys and values", is_positive);
   add("--merge-time", options->merge_us, "us of a merge step", is_not_negative);
   add("--store-latency", options->store_us, "us until a GPU of the node reads what a kernel has stored; for one-shot",

@@ -66,10 +66,13 @@ void MpiRanks::await(std::span<MPI_Request> requests, std::string_view what, con
     // In a long wait, every completed request counts as progress.
     if (const auto now = std::chrono::steady_clock::now(); now - last > kBetweenChecks) {
       last = now;
-      int n_arrived = 0;
-      std::vector<int> which(requests.size());
-      check_mpi(MPI_Testsome(n, requests.data(), &n_arrived, which.data(), MPI_STATUSES_IGNORE), "MPI_Testsome");
-      if (n_arrived != MPI_UNDEFINED && n_arrived > 0) waiting.progress();
+      bool any_arrived = false;
+      for (MPI_Request& request : requests) {
+        int has_arrived = 0;
+        if (request != MPI_REQUEST_NULL) check_mpi(MPI_Test(&request, &has_arrived, MPI_STATUS_IGNORE), "MPI_Test");
+        any_arrived = any_arrived || has_arrived != 0;
+      }
+      if (any_arrived) waiting.progress();
     }
   }
 }

@@ -24,6 +24,7 @@ class NcclTransport final : public DeviceTransport {
   /// @throws as NcclCommunicator
   NcclTransport(const Ranks& ranks, Topology topology, const DevicePlatform& platform, std::string_view interface = {});
   std::string_view name() const override { return "nccl"; }
+  const Network& network() const override { return kNcclNetwork; }
   std::string library() const override { return communicator_.library().version_text(); }
   double timeout() const override { return communicator_.ranks().deadline().seconds(); }
   void progress() override { communicator_.poll(); }

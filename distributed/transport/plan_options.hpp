@@ -13,13 +13,6 @@
 
 namespace tree_attn {
 
-/// MPI over host memory, or threads: the constants of the default radix. A message inside a node is copied once or twice;
-/// between nodes it takes about 3 us and one link of 400 Gb/s; a processor spends 0.3 us on each message that it sends or
-/// receives. They are assumed, never measured, so that every rank chooses the same schedule.
-inline constexpr Network kHostNetwork{.inside = {.latency_us = 1, .bytes_per_us = 10e3},
-                                      .between = {.latency_us = 3, .bytes_per_us = 50e3},
-                                      .overhead_us = 0.3};
-
 /// Messages above this number of bytes are cut into slices of rows. Below it, the further round takes longer than the bytes
 /// that it saves.
 inline constexpr std::int64_t kSliceBytes = 32 * 1024;
@@ -30,7 +23,7 @@ struct PlanOptions {
   int radix = 0;       ///< nodes, or blocks of nodes, that one round joins, at least 2; 0: default_radix()
   int node_radix = 0;  ///< ranks of a node that one round joins, at least 2; 0: all of them
   std::int64_t slice_bytes = kSliceBytes;  ///< messages above it are cut by rows
-  Network network = kHostNetwork;          ///< for default_radix()
+  Network network = kMpiNetwork;           ///< for default_radix()
   /// Whether sums and maxima over all ranks are left to the library of the transport, a DeviceTransport.
   bool library_reduces = false;
   /// Whether windows lie in pinned memory of the host, which GPUs reach that do not reach each other.

@@ -35,6 +35,7 @@ class SharedTransport : public MpiTransport {
   /// Frees it: collective, except after an error.
   ~SharedTransport() override;
   std::string_view name() const override { return "shared"; }
+  const Network& network() const override { return kSharedNetwork; }
   void release() override;
 
  protected:

@@ -132,6 +132,7 @@ class ThreadTransport : public Transport {
   ThreadTransport(ThreadNetwork& network, const Topology& topology, int rank)
       : Transport(topology, rank), network_(network) {}
   std::string_view name() const override { return "threads"; }
+  const Network& network() const override { return kThreadNetwork; }
   void progress() override { ++n_progress_; }
   void release() override;
   /// Leaves messages that may stay where they have arrived in memory of their own, which is NaN after release(): for tests

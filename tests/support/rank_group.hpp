@@ -12,6 +12,7 @@
 
 #include <functional>
 #include <initializer_list>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -21,6 +22,7 @@ namespace tree_attn::test {
 struct RankResult {
   DecodeOutput output;
   Traffic traffic;
+  std::optional<Traffic> over_mpi = {};  ///< messages and bytes that MPI was given to send, if MPI carries all of them
 };
 
 /// A group of ranks that can run a function.

@@ -6,6 +6,7 @@
 /// leaves a test case by an exception ends the others at once: they might be waiting for it.
 #define DOCTEST_CONFIG_IMPLEMENT
 #include "distributed/transport/shared_transport.hpp"
+#include "tests/distributed/program/pmpi_counts.hpp"
 #include "tests/support/mpi_test_session.hpp"
 #include "tests/support/rank_group.hpp"
 
@@ -31,7 +32,11 @@ class MpiRankGroup : public RankGroup {
 
   std::vector<RankResult> run(const Topology& topology, const std::function<DecodeOutput(Transport&)>& body) override {
     Transport& transport = open(topology);
+    const Traffic before = given(topology);
     DecodeOutput mine = body(transport);
+    Traffic over_mpi = given(topology);
+    over_mpi.messages -= before.messages, over_mpi.bytes -= before.bytes;
+    over_mpi.bytes_between_nodes -= before.bytes_between_nodes;
     const Traffic traffic = transport.traffic();
     transport.clear_traffic();
 
@@ -39,13 +44,15 @@ class MpiRankGroup : public RankGroup {
     std::vector<float> elements = mine.out;
     elements.insert(elements.end(), mine.lse.begin(), mine.lse.end());
     const std::vector<float> all_elements = ranks_.all_gather(std::span<const float>(elements), kWhat);
-    const std::vector<Traffic> all_traffic = ranks_.all_gather(std::span<const Traffic>(&traffic, 1), kWhat);
+    const std::vector<Traffic> all_traffic = ranks_.all_gather(std::span<const Traffic>(&traffic, 1), kWhat),
+                               all_over_mpi = ranks_.all_gather(std::span<const Traffic>(&over_mpi, 1), kWhat);
     std::vector<RankResult> results;
     for (std::size_t rank = 0; rank < all_traffic.size(); ++rank) {
       const auto begin = all_elements.begin() + static_cast<std::ptrdiff_t>(rank * elements.size());
       const auto middle = begin + static_cast<std::ptrdiff_t>(mine.out.size());
       results.push_back(
           {{{begin, middle}, {middle, begin + static_cast<std::ptrdiff_t>(elements.size())}}, all_traffic[rank]});
+      if (!shares_memory_) results.back().over_mpi = all_over_mpi[rank];
     }
     return results;
   }
@@ -53,6 +60,16 @@ class MpiRankGroup : public RankGroup {
   bool has_oracle() const override { return ranks_.rank() == 0; }
 
  private:
+  /// What MPI was given to send by this rank so far.
+  Traffic given(const Topology& topology) const {
+    Traffic sum;
+    for (int peer = 0; peer < size(); ++peer) {
+      const auto& [messages, bytes] = given_to_mpi()[static_cast<std::size_t>(peer)];
+      sum.messages += messages, sum.bytes += bytes;
+      if (topology.node_of(peer) != topology.node_of(ranks_.rank())) sum.bytes_between_nodes += bytes;
+    }
+    return sum;
+  }
   /// A transport for the topology; the next run takes it again if it can.
   Transport& open(const Topology& topology) {
     std::vector<int> nodes;

@@ -217,7 +217,7 @@ TEST_CASE("two-level: the default radix has the least time of the model, and 2 i
            (network.between.latency_us + (k - 1) * (bytes / network.between.bytes_per_us + 2 * network.overhead_us));
   };
   const Network latency_only{.inside = {1, 1e9}, .between = {5, 1e9}, .overhead_us = 0};
-  for (const Network& network : {kHostNetwork, latency_only}) {
+  for (const Network& network : {kMpiNetwork, kSharedNetwork, kThreadNetwork, kNcclNetwork, latency_only}) {
     for (const double bytes : {0.0, 8320.0, 66560.0, 532480.0}) {
       for (int n_nodes = 1; n_nodes <= 130; ++n_nodes) {
         const int k = default_radix(network, n_nodes, bytes);
@@ -230,13 +230,19 @@ TEST_CASE("two-level: the default radix has the least time of the model, and 2 i
     }
   }
   // 16 heads of 128: the paper's cluster of 16 nodes, and larger ones.
-  CHECK(default_radix(kHostNetwork, 16, 8320) == 4);
-  CHECK(default_radix(kHostNetwork, 128, 8320) == 4);
-  CHECK(default_radix(kHostNetwork, 512, 8320) == 8);
-  CHECK(default_radix(kHostNetwork, 6, 8320) == 6);
-  CHECK(default_radix(kHostNetwork, 16, 532480) == 2);
+  CHECK(default_radix(kMpiNetwork, 16, 8320) == 4);
+  CHECK(default_radix(kMpiNetwork, 128, 8320) == 4);
+  CHECK(default_radix(kMpiNetwork, 512, 8320) == 8);
+  CHECK(default_radix(kMpiNetwork, 6, 8320) == 6);
+  CHECK(default_radix(kMpiNetwork, 16, 532480) == 2);
   CHECK(default_radix(latency_only, 128, 8320) == 128);
-  CHECK(default_radix(kHostNetwork, 1, 8320) == 2);
+  CHECK(default_radix(kMpiNetwork, 1, 8320) == 2);
+  // Shared memory ends at the node. Threads are all on one machine, where a message costs more than a round saves. A round
+  // of NCCL is a kernel, which costs more than the messages of all nodes.
+  for (int n_nodes = 1; n_nodes <= 130; ++n_nodes)
+    CHECK(default_radix(kSharedNetwork, n_nodes, 8320) == default_radix(kMpiNetwork, n_nodes, 8320));
+  CHECK(default_radix(kThreadNetwork, 16, 8320) == 2);
+  CHECK(default_radix(kNcclNetwork, 16, 8320) == 16);
 }
 
 TEST_CASE("two-level: the plan has the radix that is reported, from the size of the states and the network") {
@@ -249,7 +255,7 @@ TEST_CASE("two-level: the plan has the radix that is reported, from the size of 
     CHECK(predicted(topology, ranges, options).messages == 32 + n_rounds(16, radix) * 32 * (radix - 1));
     return radix;
   };
-  CHECK(of({}) == default_radix(kHostNetwork, 16, 4 * kRows * (2 + kValueDim)));
+  CHECK(of({}) == default_radix(kMpiNetwork, 16, 4 * kRows * (2 + kValueDim)));
   CHECK(of({.radix = 2}) == 2);
   CHECK(of({.radix = 16}) == 16);
   CHECK(of({.network = {.inside = {1, 1}, .between = {1000, 1e6}, .overhead_us = 0}}) == 16);
@@ -260,8 +266,8 @@ TEST_CASE("two-level: the plan has the radix that is reported, from the size of 
     return two_level.radix(Topology::pretend(128, 8), aligned(128),
                            PlanOptions{.slice_bytes = slice_bytes}.for_shape(large));
   };
-  CHECK(of_large(kSliceBytes) == default_radix(kHostNetwork, 16, 66560));
-  CHECK(of_large(kNeverCut) == default_radix(kHostNetwork, 16, 532480));
+  CHECK(of_large(kSliceBytes) == default_radix(kMpiNetwork, 16, 66560));
+  CHECK(of_large(kNeverCut) == default_radix(kMpiNetwork, 16, 532480));
   CHECK(of_large(kSliceBytes) > of_large(kNeverCut));
   for (const Algorithm& algorithm : algorithms()) CHECK((algorithm.radix != nullptr) == (&algorithm == &two_level));
 }

@@ -44,13 +44,12 @@ TEST_CASE("usage: help and version are there for the program and every command")
     CHECK(results[0].out.find(command) != std::string::npos);
   CHECK(results[1].out == "tree_attn " TREE_ATTN_VERSION "\n");
   for (const char* option : {"IN", "OUT", "--scale", "--causal"}) CHECK(results[2].out.find(option) != std::string::npos);
-  for (const char* option : {"IN",         "OUT",         "--seq-len",        "--heads",  "--kv-heads",
-                             "--head-dim", "--batch",     "--dtype",          "--seed",   "--algorithm",
-                             "--backend",  "--transport", "--ranks-per-node", "--shards", "--threads",
-                             "--steps",    "--compare",   "--repeat",         "--warmup", "--verify",
-                             "--report",   "paper:",      "packed:",          "fused:",   "gather:",
-                             "two-level:", "ring:",       "ring-state:",      "leaders:", "--radix",
-                             "--order",    "--devices"}) {
+  for (const char* option :
+       {"IN",        "OUT",         "--seq-len", "--heads",     "--kv-heads",       "--head-dim", "--batch",   "--dtype",
+        "--seed",    "--algorithm", "--backend", "--transport", "--ranks-per-node", "--shards",   "--threads", "--steps",
+        "--compare", "--repeat",    "--warmup",  "--verify",    "--report",         "paper:",     "packed:",   "fused:",
+        "gather:",   "two-level:",  "ring:",     "ring-state:", "leaders:",         "--radix",    "--order",   "--devices",
+        "--latency", "--bandwidth", "--overhead"}) {
     CHECK_MESSAGE(results[3].out.find(option) != std::string::npos, option);
   }
   CHECK(results[3].out == results[5].out);
@@ -62,8 +61,9 @@ TEST_CASE("usage: help and version are there for the program and every command")
     CHECK_MESSAGE(results[7].out.find(option) != std::string::npos, option);
   }
 
-  for (const char* option : {"MODEL", "TEXT", "--ask", "--questions", "--tokens", "--stop", "--temperature", "--seed",
-                             "--algorithm", "--compare", "--order", "--dtype", "--moments", "--report"}) {
+  for (const char* option :
+       {"MODEL", "TEXT", "--ask", "--questions", "--tokens", "--stop", "--temperature", "--seed", "--algorithm", "--compare",
+        "--order", "--dtype", "--moments", "--report", "--latency", "--bandwidth", "--overhead"}) {
     CHECK_MESSAGE(results[8].out.find(option) != std::string::npos, option);
   }
 
@@ -106,6 +106,14 @@ TEST_CASE("usage: what is wrong with the command line is said in one line") {
                  {{"decode", "--radix", "two"}, "--radix: Value two"},
                  {{"decode", "--radix", "2", "--algorithm", "ring", "--compare", "paper,leaders"},
                   "--radix is for algorithms that join blocks of ranks, not for ring"},
+                 {{"decode", "--latency", "1,3", "--algorithm", "ring"},
+                  "--latency is for algorithms that join blocks of ranks, not for ring"},
+                 {{"decode", "--overhead", "0", "--radix", "2"},
+                  "--radix and --overhead: give the radix, or the links by which it is chosen"},
+                 {{"decode", "--latency", "1"}, "--latency lists 1 value; it takes two"},
+                 {{"decode", "--latency", "1,-3"}, "--latency: -3 is not a number >= 0"},
+                 {{"decode", "--bandwidth", "10,0"}, "--bandwidth: 0 is not a positive number"},
+                 {{"decode", "--overhead", "nan"}, "--overhead: nan is not a number >= 0"},
                  {{"decode", "--transport", "tcp"}, "--transport: tcp"},
                  {{"decode", "--dtype", "f64"}, "--dtype: f64"},
                  {{"decode", "--scale", "nan"}, "--scale nan is not a finite number"},

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Names, help and checks of the options of a network.
+#include "distributed/program/network_options.hpp"
+
+#include "distributed/measure/step_time.hpp"
+#include "distributed/program/number_check.hpp"
+
+#include <utility>
+
+namespace tree_attn {
+namespace {
+
+/// Sets two values of a list, if there is one: for links inside a node, and between nodes. @throws InputError
+void set_links(const std::string& name, const std::vector<double>& values, double unit, double& inside, double& between) {
+  if (values.empty()) return;
+  if (values.size() != 2) {
+    throw InputError(name + " lists " + std::to_string(values.size()) + (values.size() == 1 ? " value" : " values") +
+                     "; it takes two, for links inside a node and between nodes");
+  }
+  inside = values[0] * unit, between = values[1] * unit;
+}
+
+}  // namespace
+
+void add_network_options(CLI::App& command, NetworkOptions& options, const std::string& group, const Network* defaults) {
+  const auto add = [&](const std::string& name, auto& value, const std::string& what, auto check,
+                       const std::vector<double>& shown) {
+    CLI::Option* const option = command.add_option(name, value, what)->check(check)->group(group);
+    if (defaults != nullptr) option->default_str(CLI::detail::join(shown, ","));
+    return option;
+  };
+  const auto add_pair = [&](const std::string& name, std::vector<double>& values, const std::string& what, auto check,
+                            const std::vector<double>& shown) {
+    add(name, values, what, check, shown)->delimiter(',')->allow_extra_args(false);
+  };
+  const auto [inside, between, overhead] = defaults != nullptr ? *defaults : Network{};
+  add_pair("--bandwidth", options.bandwidth, "GB/s of a rank inside its node and between nodes, in each direction",
+           is_positive, {inside.bytes_per_us / kGigabytePerSecond, between.bytes_per_us / kGigabytePerSecond});
+  add_pair("--latency", options.latency, "us of a message inside a node and between nodes", is_not_negative,
+           {inside.latency_us, between.latency_us});
+  add("--overhead", options.overhead, "us that each message costs its sender, and its receiver", is_not_negative,
+      {overhead});
+}
+
+Network network_of(const NetworkOptions& options, const Network& others) {
+  Network network = others;
+  auto& [inside, between, overhead_us] = network;
+  set_links("--bandwidth", options.bandwidth, kGigabytePerSecond, inside.bytes_per_us, between.bytes_per_us);
+  set_links("--latency", options.latency, 1, inside.latency_us, between.latency_us);
+  overhead_us = options.overhead.value_or(overhead_us);
+  return network;
+}
+
+}  // namespace tree_attn

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Counted is predicted: messages, bytes, merges and keys held of every algorithm, on every number of ranks, in both
+/// orders of leaves. Over MPI, what MPI was given to send as well (section 6).
+#include "tests/support/decoding.hpp"
+#include "tests/support/sanitized.hpp"
+
+#include <array>
+#include <numeric>
+#include <set>
+
+namespace tree_attn::test {
+namespace {
+
+/// Messages, bytes and bytes between nodes.
+using Counts = std::array<std::int64_t, 3>;
+Counts counts_of(const Traffic& traffic) { return {traffic.messages, traffic.bytes, traffic.bytes_between_nodes}; }
+
+/// Decodes one step of axes, with the default cuts of the program, and returns the traffic of all ranks. Traffic does not
+/// depend on elements, so long sequences have none.
+/// @returns buffer_kv_bytes: keys and values of the rank itself included
+std::vector<RankResult> decode_axes(RankGroup& rank_group, const Algorithm& algorithm, const WorkloadShape& shape,
+                                    const Topology& topology, std::span<const KeyRange> ranges) {
+  constexpr double kBytesPerSecond = 1e30;
+  const Backend& backend = shape.n_keys > 5000 ? model_backend(kBytesPerSecond) : cpu_backend();
+  return rank_group.run(topology, [&](Transport& transport) {
+    const auto workload = backend.has_elements() ? make_workload(shape, 3, 1) : make_axes(shape, 1);
+    const OwnedLeaves leaves(topology.range_of(transport.rank(), ranges), shape.order);
+    ShardDecoder shard(backend, shape, leaves, leaves.n_keys(shape.n_keys), 1);
+    fill(shard.cache(), *workload, workload->lengths(0));
+    const DecodeOutput output =
+        algorithm.open(transport, shard, ranges)->step(workload->query(0), workload->lengths(0)).copy();
+    transport.count_held_kv_bytes(transport.traffic().buffer_kv_bytes + shard.cache().bytes());
+    return output;
+  });
+}
+
+}  // namespace
+
+// Lengths as users have them: less than a leaf on some ranks, a power of two, the paper's, and one that nothing divides.
+// Under a sanitizer, up to 5 ranks.
+TEST_CASE("predict: everything counted is what was predicted, 1 to 16 ranks, nodes of 1, 2, 3, 4 or all, both orders") {
+  std::vector<int> sizes(kIsSanitized ? 5 : 16);
+  std::iota(sizes.begin(), sizes.end(), 1);
+  for (RankGroup* rank_group : rank_groups(sizes)) {
+    const int p = rank_group->size();
+    for (const int per_node : std::set<int>{1, 2, 3, 4, p}) {
+      if (per_node > p) continue;
+      const Topology topology = Topology::pretend(p, per_node);
+      for (const LeafOrder order : {LeafOrder::kContiguous, LeafOrder::kDealt}) {
+        for (const std::int64_t n_keys : {1000, 4096, 80000, 1000003}) {
+          WorkloadShape shape{{.dtype = DType::BF16, .value_dtype = DType::BF16}, n_keys, {}, order};
+          shape.heads = shape.kv_heads = shape.head_dim = shape.value_dim = 1;
+          const std::vector<KeyRange> ranges =
+              order == LeafOrder::kDealt ? dealt_ranges(p) : coarse_ranges(n_keys, p, kLeafKeys);
+          for (const Algorithm& algorithm : algorithms()) {
+            INFO(algorithm.name << ", " << n_keys << " keys, " << name_of(order) << ", "
+                                << (Layout{topology, ranges}.text()));
+            Counts counted{}, sent{};
+            std::int64_t collectives = 0, merge_steps = 0, peak = 0;
+            bool has_sent = false;
+            for (const RankResult& rank : decode_axes(*rank_group, algorithm, shape, topology, ranges)) {
+              for (std::size_t i = 0; i < counted.size(); ++i) {
+                counted[i] += counts_of(rank.traffic)[i];
+                if (rank.over_mpi) sent[i] += counts_of(*rank.over_mpi)[i];
+              }
+              collectives = std::max(collectives, rank.traffic.collectives);
+              merge_steps = std::max(merge_steps, rank.traffic.merge_steps);
+              peak = std::max(peak, rank.traffic.buffer_kv_bytes);
+              has_sent = rank.over_mpi.has_value();
+            }
+            const Prediction predicted = predict(algorithm, shape, topology, ranges);
+            CHECK(counted == Counts{predicted.messages, predicted.bytes, predicted.bytes_between_nodes});
+            CHECK(collectives == predicted.collectives);
+            CHECK(merge_steps == predicted.merge_steps);
+            CHECK(peak == predicted.peak_kv_bytes);
+            if (has_sent) CHECK(sent == counted);
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace tree_attn::test
