@@ -212,7 +212,7 @@ def main():
     if asked.command == "times":
         problems = times(asked.objects, asked.most)
         if problems is None:
-            print("resources: skipped, all objects came from a cache")
+            print("resources: skipped, no unit was timed: its object came from a cache, or is not there")
             return SKIPPED
     else:
         problems = check(read(asked.strict), read(asked.others), asked.allow)
