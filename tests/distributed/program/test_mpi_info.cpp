@@ -106,6 +106,7 @@ TEST_CASE("info: a decode on GPUs that cannot be ends with the line of info befo
   for (const auto& [set, line] :
        {std::pair{"STAND_IN_GPUS=1", "--transport nccl: ranks 0 and 1 on "},
         {"STAND_IN_GPUS=2 STAND_IN_NCCL=$((23007 - 301 * RANK))", "--transport nccl: rank 1 has NCCL "},
+        {"STAND_IN_GPUS=2 STAND_IN_NCCL=21402", "libnccl.so.2 is NCCL 2.14.2, older than 2.14.3"},
         {"STAND_IN_GPUS=2 TREE_ATTN_NCCL_LIBRARY=/none", "--transport nccl: ranks 0 and 1 on "}}) {
     const Words nccl = decode + Words{"--transport", "nccl"};
     check_one_line(run(ranks(2, nccl, with_stand_ins(set, TREE_ATTN_ON_STAND_INS))), line);
