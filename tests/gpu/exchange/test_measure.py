@@ -159,7 +159,7 @@ class Experiments(unittest.TestCase):
     def test_ranks_on_green_contexts(self):
         found = self.answers(measure.green_contexts, "cuda", LINES=lines(*on_parts(2), *on_parts(8)))
         self.assertEqual([answer.good for answer in found], [None, True, True, None, True, True, None, True])
-        self.assertEqual(found[-1].values["beyond_decode"], 1)
+        self.assertEqual([found[-1].values[name] for name in ("beyond_decode", "beyond_one_without_peers")], [1, 0.5])
         for wrong, place in ((dict(wrong=1), 1), (dict(line="no error"), 2), (dict(line="no states from rank 1, row 0"), 2), (dict(seconds=5.5), 2), (dict(beyond=2.5), 3)):
             good = self.good(measure.green_contexts, "cuda", LINES=lines(*on_parts(8, **wrong)))
             self.assertEqual(good, [None, *(place != i for i in (1, 2, 3))], wrong)
