@@ -47,6 +47,7 @@ class WatchedTransport final : public DeviceTransport {
       ++n_others;
   }
   MakeBlocks make_blocks() const override { return inner_.make_blocks(); }
+  const Network& network() const override { return inner_.network(); }
   void queue_on(DeviceStream& stream) override { inner_.queue_on(stream); }
   std::unique_ptr<NodeMemory> allocate_on_node(std::size_t n_bytes) override { return inner_.allocate_on_node(n_bytes); }
   void all_reduce(Combine::Operator op, std::span<float> elements) override { inner_.all_reduce(op, elements); }
