@@ -66,8 +66,8 @@ def keys_text(n):
 
 
 def time_text(us):
-    """Microseconds with one digit after the point; milliseconds from 10 ms on."""
-    return f"{us:.1f}" if us < 10_000 else f"{us / 1000:.1f} ms"
+    """Microseconds with one digit after the point; milliseconds from 10 ms on, seconds from 10 s on."""
+    return f"{us:.1f}" if us < 10_000 else f"{us / 1000:.1f} ms" if us < 10_000_000 else f"{us / 1e6:.1f} s"
 
 
 def table(head, rows):

@@ -42,6 +42,7 @@ class Simulated(unittest.TestCase):
         self.assertIn("| algorithm | 1 node |", lines)
         self.assertIn("| `ring` | 524 |", lines)
         self.assertEqual(simulated.keys_text(1 << 30), "2^30")
+        self.assertEqual([simulated.time_text(us) for us in (9999.94, 10_000, 9_999_940, 175_756_000)], ["9999.9", "10.0 ms", "9999.9 ms", "175.8 s"])
         # 30 us of reading, then 7 hops in 700 us.
         self.assertIn("640k keys on 8 H100: a GPU reads its keys and values in 30 us, and the ring moves them to a neighbour in 100 us.", lines[-1])
 
