@@ -10,6 +10,7 @@
 #include "tests/support/decoding.hpp"
 
 #include <chrono>
+#include <mutex>
 #include <sstream>
 #include <string>
 #include <string_view>
@@ -20,8 +21,8 @@ namespace tree_attn::test::one_shot {
 
 inline constexpr double kTimeout = 120, kScale = 0.3;
 
-/// How the ranks share the sequence.
-enum class Cut { kEven, kUneven, kEmpty };
+/// How the ranks share the sequence. kLast: the last rank has all of it.
+enum class Cut { kEven, kUneven, kEmpty, kLast };
 
 struct Run {
   int p = 1, steps = 3;
@@ -35,7 +36,13 @@ struct Run {
   std::int64_t batch = 2, kv_heads = 2;
   int n_multiprocessors = 3, major = 9;  ///< of the devices
   bool windows_on_host = false;          ///< and the devices do not reach each other
+  std::vector<int> nodes = {};           ///< of every rank; empty: all are on one node
+  int radix = 0;                         ///< between nodes; 0: the default
 };
+
+inline Topology topology_of(const Run& run) {
+  return run.nodes.empty() ? Topology::pretend(run.p, run.p) : Topology(run.nodes);
+}
 
 inline WorkloadShape shape_of(const Run& run, std::int64_t n_keys) {
   return {{.dtype = run.dtype,
@@ -59,6 +66,7 @@ inline std::vector<KeyRange> ranges_of(const Run& run, std::int64_t n_keys) {
     std::int64_t n = left / (run.p - i);
     if (run.cut == Cut::kUneven) n = i % 2 == 0 ? std::min<std::int64_t>(left, 1 + i) : left / 3;
     if (run.cut == Cut::kEmpty) n = i % 2 == 0 ? 0 : std::min<std::int64_t>(left, 2);
+    if (run.cut == Cut::kLast) n = 0;
     if (i + 1 == run.p) n = left;
     lengths.push_back(n * kLeafKeys);
     left -= n;
@@ -79,7 +87,8 @@ void decode_steps(Transport& transport, ShardDecoder& shard, Workload& workload,
     if (lengths.size() > 1) lengths[1] = std::max<std::int64_t>(0, lengths[1] - 70);
     return lengths;
   };
-  const auto decoder = find_algorithm(algorithm).open(transport, shard, ranges, {.windows_on_host = run.windows_on_host});
+  const auto decoder =
+      find_algorithm(algorithm).open(transport, shard, ranges, {.radix = run.radix, .windows_on_host = run.windows_on_host});
   for (int t = 0; t < run.steps; ++t) {
     fill(shard.cache(), workload, lengths_at(t));
     before();
@@ -90,7 +99,7 @@ void decode_steps(Transport& transport, ShardDecoder& shard, Workload& workload,
 
 /// The outputs of `gather` on one rank, which has the bits of `gather` on any number of them.
 inline std::vector<DecodeOutput> gather_alone(Run run, std::int64_t n_at_start) {
-  run.p = 1, run.seed = 0;
+  run.p = 1, run.seed = 0, run.nodes = {};
   const emulated::SettingsScope scope({.n_workers = 2});
   const WorkloadShape shape = shape_of(run, n_at_start + run.steps);
   const std::vector<KeyRange> ranges = ranges_of(run, n_at_start);
@@ -110,6 +119,7 @@ inline std::string text(const Run& run) {
   text << run.p << " ranks, " << run.steps << " steps, cut " << static_cast<int>(run.cut) << ", " << name_of(run.order)
        << ", " << name_of(run.dtype) << ", " << run.group << " queries, seed " << run.seed << ", compute capability "
        << run.major << (run.windows_on_host ? ", windows on the host" : "");
+  for (const int node : run.nodes) text << (&node == run.nodes.data() ? ", nodes " : " ") << node;
   return text.str();
 }
 
@@ -151,6 +161,57 @@ inline int differences_on_rank(Transport& transport, const Run& run, std::int64_
         if (!same_bits(output, want[static_cast<std::size_t>(t)])) ++n_wrong;
       });
   return n_wrong;
+}
+
+/// Of a step: over all ranks; merge steps and collectives of the busiest one.
+struct Counts {
+  std::int64_t messages = -1, bytes = -1, between_nodes = -1, merge_steps = -1, collectives = -1;
+};
+/// Adds those of one rank.
+inline void add(Counts& to, const Traffic& of_rank) {
+  to.messages += of_rank.messages, to.bytes += of_rank.bytes, to.between_nodes += of_rank.bytes_between_nodes;
+  to.merge_steps = std::max(to.merge_steps, of_rank.merge_steps);
+  to.collectives = std::max(to.collectives, of_rank.collectives);
+}
+/// @param n_at_start keys before the first step; those of the last step are predicted
+inline Counts predicted_counts(const Run& run, std::int64_t n_at_start) {
+  const Prediction of_step = predict(find_algorithm("one-shot"), shape_of(run, n_at_start + run.steps), topology_of(run),
+                                     ranges_of(run, n_at_start), {.radix = run.radix});
+  return {of_step.messages, of_step.bytes, of_step.bytes_between_nodes, of_step.merge_steps, of_step.collectives};
+}
+
+/// On threads as ranks. @param[out] stored counted in the last step @param[out] predicted the same
+/// @param given see differences_on_rank() @returns outputs that differ
+inline int differences(const Run& run, std::int64_t n_at_start, Counts* stored = nullptr, Counts* predicted = nullptr,
+                       const std::vector<DecodeOutput>* given = nullptr) {
+  const emulated::SettingsScope scope({.seed = run.seed,
+                                       .n_workers = 2,
+                                       .n_multiprocessors = run.n_multiprocessors,
+                                       .n_hosts = run.p,
+                                       .n_devices = run.p,
+                                       .has_peer_access = !run.windows_on_host,
+                                       .major = run.major});
+  std::mutex mutex;
+  Counts counted{0, 0, 0, 0, 0};
+  int n_wrong = 0;
+  run_threads(topology_of(run), kTimeout, [&](ThreadTransport& transport) {
+    Traffic last;
+    const int n = differences_on_rank(transport, run, n_at_start, given, last);
+    const std::lock_guard lock(mutex);
+    n_wrong += n;
+    add(counted, last);
+  });
+  if (stored != nullptr) *stored = counted;
+  if (predicted != nullptr) *predicted = predicted_counts(run, n_at_start);
+  return n_wrong;
+}
+
+inline void check_equal(const Counts& counted, const Counts& predicted) {
+  CHECK(counted.messages == predicted.messages);
+  CHECK(counted.bytes == predicted.bytes);
+  CHECK(counted.between_nodes == predicted.between_nodes);
+  CHECK(counted.merge_steps == predicted.merge_steps);
+  CHECK(counted.collectives == predicted.collectives);
 }
 
 /// Runs of 20 steps each on p ranks: every combination of both orders of leaves, one and four queries per key head, and five

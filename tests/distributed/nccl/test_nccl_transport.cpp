@@ -6,6 +6,7 @@
 #include "tests/support/one_shot_runs.hpp"
 
 #include <atomic>
+#include <mutex>
 
 namespace tree_attn::test {
 namespace {
@@ -79,31 +80,40 @@ TEST_CASE("nccl: every algorithm has the bits and counts of host memory, canonic
 
 TEST_CASE("nccl: one-shot, whose kernels exchange by themselves, has the bits of gather and the counts of its prediction") {
   // Windows of NCCL; of the emulator, since that version has no addresses of them; and on the host.
+  // On several nodes the rest are grouped messages, of windows of different sizes too.
   struct Case {
     int p;
     const char* fault;
     bool windows_on_host;
+    std::vector<int> nodes = {};
+    std::int64_t group = 1, head_dim = 16;
   };
-  for (const auto& [p, fault, windows_on_host] :
-       {Case{2, "", false}, Case{3, "", false}, Case{3, "version 22809", false}, Case{3, "window", true}}) {
-    const one_shot::Run run{.p = p, .cut = one_shot::Cut::kUneven, .windows_on_host = windows_on_host};
+  for (const auto& [p, fault, windows_on_host, nodes, group, head_dim] :
+       {Case{2, "", false}, Case{3, "", false}, Case{3, "version 22809", false}, Case{3, "window", true},
+        Case{4, "", false, {0, 0, 1, 1}}, Case{5, "", false, {0, 0, 1, 2, 2}}, Case{3, "version 22809", false, {0, 1, 1}},
+        Case{4, "window", true, {0, 0, 0, 1}}, Case{2, "", false, {0, 1}}, Case{3, "", false, {0, 0, 1}, 33, 256}}) {
+    const one_shot::Run run{.p = p,
+                            .cut = one_shot::Cut::kUneven,
+                            .group = group,
+                            .head_dim = head_dim,
+                            .windows_on_host = windows_on_host,
+                            .nodes = nodes};
     INFO(one_shot::text(run) << ", fault " << fault);
     constexpr std::int64_t kKeys = 510;
     CHECK(one_shot::opens_new_windows(run, kKeys));
-    const Topology topology = Topology::pretend(p, p);
-    const Prediction predicted = predict(find_algorithm("one-shot"), one_shot::shape_of(run, kKeys + run.steps), topology,
-                                         one_shot::ranges_of(run, kKeys));
     const std::vector<DecodeOutput> want = one_shot::gather_alone(run, kKeys);
-    std::atomic<int> n_wrong = 0;
-    std::atomic<std::int64_t> n_messages = 0, n_bytes = 0;
-    run_nccl(topology, 60, fault, [&](const ThreadRanks&, NcclTransport& transport) {
+    std::mutex mutex;
+    int n_wrong = 0;
+    one_shot::Counts counted{0, 0, 0, 0, 0};
+    run_nccl(one_shot::topology_of(run), 60, fault, [&](const ThreadRanks&, NcclTransport& transport) {
       Traffic last;
-      n_wrong += one_shot::differences_on_rank(transport, run, kKeys, &want, last);
-      n_messages += last.messages, n_bytes += last.bytes;
+      const int n = one_shot::differences_on_rank(transport, run, kKeys, &want, last);
+      const std::lock_guard lock(mutex);
+      n_wrong += n;
+      one_shot::add(counted, last);
     });
     CHECK(n_wrong == 0);
-    CHECK(n_messages == predicted.messages);
-    CHECK(n_bytes == predicted.bytes);
+    one_shot::check_equal(counted, one_shot::predicted_counts(run, kKeys));
   }
 }
 
