@@ -165,6 +165,10 @@ const StepTimes = (() => {
       forests[own] = mine;
       return this.join(forests);
     }
+    /// Joins the nodes, and merges what is left.
+    joinNodes({nodes, ranges, p}, me, radix, mine) {
+      this.root(this.joinBlocks({ranks: upTo(p - 1), ranges, me}, [...nodes.map(each => each[0]), p], radix, mine));
+    }
   }
 
   // ---- The algorithms: distributed/decoders. Each returns the rounds of rank me after the decode of its own shard.
@@ -219,10 +223,31 @@ const StepTimes = (() => {
       }
       return;
     }
-    const all = {ranks: upTo(p - 1), ranges, me};
-    let forest = plan.joinBlocks(all, upTo(n).map(i => first + i), Math.max(n, 2), own);
-    forest = plan.joinBlocks(all, [...nodes.map(each => each[0]), p], radix, forest);
-    plan.root(forest);
+    plan.joinNodes(step, me, radix, plan.joinBlocks({ranks: upTo(p - 1), ranges, me}, upTo(n).map(i => first + i), Math.max(n, 2), own));
+  }
+
+  /// Kernels store packets of 16 bytes, three floats in each, inside the node: gpu/parts/peers.hpp. Then as two-level between nodes.
+  const kMostOneShotRanks = 16, kMostSharedBytes = 128 * 1024;
+  function oneShot(step, me, plan) {
+    const {nodes, nodeRanges, ranges, nRows, d} = step, node = step.nodeOf(me), ranks = nodes[node], n = ranks.length, place = me - ranks[0];
+    const forests = ranks.map(rank => step.coverOf(ranges[rank].begin, ranges[rank].end)), leavesStates = nodes.length > 1;
+    const lengthOf = each => step.coverOf(each.begin, each.end).length, packets = Math.ceil((d + 2) / 3);
+    const hasOwners = forests.some(forest => forest.length * plan.stateBytes > kMostSharedBytes), owned = i => Math.floor((nRows + n - 1 - i) / n);
+    const store = (sent, received) => {
+      plan.exchange();
+      plan.last.isStored = true;
+      ranks.forEach((peer, i) => { if (i !== place) plan.send(peer, 16 * sent(i)), plan.receive(peer, 16 * received(i)); });
+    };
+    // One without keys stores one packet for every row.
+    const ofRow = i => Math.max(1, forests[i].length * packets), rows = i => (hasOwners ? owned(i) : nRows);
+    store(i => rows(i) * ofRow(place), i => rows(place) * ofRow(i));
+    const forest = plan.join(forests);
+    if (!leavesStates) plan.root(forest);
+    const result = leavesStates ? lengthOf(nodeRanges[node]) * packets : Math.ceil((d + 1) / 3);
+    if (hasOwners) store(() => owned(place) * result, i => owned(i) * result);
+    if (!leavesStates) return;
+    step.oneShotRadix ||= step.radix || defaultRadix(step.network, nodes.length, Math.max(...nodeRanges.map(lengthOf)) * plan.stateBytes);
+    plan.joinNodes(step, me, step.oneShotRadix, forest);
   }
 
   function leaders(step, me, plan) {
@@ -283,12 +308,14 @@ const StepTimes = (() => {
 
   const algorithms = {
     "two-level": twoLevel, leaders, paper: allReduces([[0, 1], [1, 0], [0, 1]]), packed: allReduces([[0, 1], [1, 1]]),
-    fused: allReduces([[1, 2]]), gather, ring, "ring-state": ringState,
+    fused: allReduces([[1, 2]]), gather, ring, "ring-state": ringState, "one-shot": oneShot,
   };
+  /// The algorithms that take so many ranks on a node.
+  const namesFor = ({ranks, perNode}) => Object.keys(algorithms).filter(name => name !== "one-shot" || Math.min(ranks, perNode) <= kMostOneShotRanks);
 
   /// All that plans are written for.
   /// @param problem {keys, heads, kvHeads, headDim, elementBytes, batch, ranks, perNode, radix (0: default), dealt}
-  /// @param cluster {inside, between: {latency, bytesPerUs}, overhead, memoryBytesPerUs, mergeUs}; us and bytes
+  /// @param cluster {inside, between: {latency, bytesPerUs}, overhead, memoryBytesPerUs, mergeUs, storeUs}; us and bytes
   function stepOf(problem, cluster) {
     const p = problem.ranks, ranges = problem.dealt ? dealtRanges(p) : contiguousRanges(problem.keys, p), covers = new Map();
     const nodes = [];
@@ -327,23 +354,24 @@ const StepTimes = (() => {
   /// Walks through the rounds of all ranks: step_time.cpp. @returns us
   function walk(rounds, step, cluster) {
     const links = [cluster.inside, cluster.between], crosses = (a, b) => (step.nodeOf(a) === step.nodeOf(b) ? 0 : 1);
+    const latencyOf = (round, port) => (round.isStored ? cluster.storeUs : links[port].latency), overheadOf = round => (round.isStored ? 0 : cluster.overhead);
     const ranks = rounds.map(() => ({round: 0, hasSent: false, isQueued: true, now: 0, sending: [0, 0], receiving: [0, 0], arrived: [], inbox: new Map()}));
     const queue = ranks.map((_, me) => me);
 
     function send(me, round) {
-      const rank = ranks[me], wasSending = [...rank.sending], leavesAt = i => rank.now + i * cluster.overhead;
+      const rank = ranks[me], wasSending = [...rank.sending], leavesAt = i => rank.now + i * overheadOf(round);
       round.sends.forEach(({peer, bytes}, i) => {
         const port = crosses(me, peer);
         rank.sending[port] = Math.max(rank.sending[port], leavesAt(i)) + bytes / links[port].bytesPerUs;
       });
       round.sends.forEach(({peer}, i) => {
-        const port = crosses(me, peer), {latency} = links[port], {inbox} = ranks[peer];
+        const port = crosses(me, peer), latency = latencyOf(round, port), {inbox} = ranks[peer];
         if (!inbox.has(me)) inbox.set(me, []);
         inbox.get(me).push({port, bytes: round.sends[i].bytes, beginsAt: Math.max(wasSending[port], leavesAt(i)) + latency, endsAt: rank.sending[port] + latency});
         if (!ranks[peer].isQueued) ranks[peer].isQueued = true, queue.push(peer);
       });
       rank.now = leavesAt(round.sends.length) + round.decoded / cluster.memoryBytesPerUs;
-      for (const {peer} of round.sends) {
+      for (const {peer} of round.isStored ? [] : round.sends) {
         const port = crosses(me, peer);
         rank.now = Math.max(rank.now, rank.sending[port] + links[port].latency);
       }
@@ -364,7 +392,7 @@ const StepTimes = (() => {
         rank.receiving[port] = Math.max(rank.receiving[port], beginsAt) + bytes / links[port].bytesPerUs;
         rank.now = Math.max(rank.now, rank.receiving[port], endsAt);
       }
-      rank.now += round.receives.length * cluster.overhead + round.merges * cluster.mergeUs;
+      rank.now += round.receives.length * overheadOf(round) + round.merges * cluster.mergeUs;
       rank.arrived = [];
       rank.hasSent = false;
       ++rank.round;
@@ -387,7 +415,7 @@ const StepTimes = (() => {
     return walk(roundsOf(name, step), step, cluster);
   }
 
-  return {names: Object.keys(algorithms), stepTime};
+  return {namesFor, stepTime};
 })();
 
 if (typeof module !== "undefined") module.exports = StepTimes;
@@ -408,7 +436,7 @@ if (typeof document !== "undefined" && typeof myClusterFacts !== "undefined") {
     ["memory", "memory of a GPU", "GB/s", [50, 100, 200, 400, 600, 900, 1008, 1500, 2000, 3000, 4000, 4660, 6000, 8000]],
   ];
   const kChoices = [["elementBytes", "type", [[2, "BF16, F16"], [4, "F32"]]], ["dealt", "order", [[0, "contiguous"], [1, "dealt"]]], ["axis", "curves over", [["keys", "keys"], ["ranks", "GPUs"]]]];
-  const kLooks = {"two-level": ["a", ""], leaders: ["a", "7 4"], gather: ["a", "2 3"], fused: ["c", ""], packed: ["c", "7 4"], paper: ["b", ""], "ring-state": ["d", "2 3"], ring: ["d", ""]};
+  const kLooks = {"two-level": ["a", ""], "one-shot": ["a", "12 3 2 3"], leaders: ["a", "7 4"], gather: ["a", "2 3"], fused: ["c", ""], packed: ["c", "7 4"], paper: ["b", ""], "ring-state": ["d", "2 3"], ring: ["d", ""]};
   let chosen = {...presets[0].values, axis: "keys"}, preset = presets[0], run = 0;
 
   const svg = (name, attributes, text) => {
@@ -425,7 +453,7 @@ if (typeof document !== "undefined" && typeof myClusterFacts !== "undefined") {
 
   // The model's words for what is chosen. Heads are powers of two, so fewer key/value heads always divide the query heads.
   const problemOf = at => ({...at, kvHeads: Math.min(at.kvHeads, at.heads), perNode: Math.min(at.perNode, at.ranks), radix: 0, dealt: Boolean(Number(at.dealt)), elementBytes: Number(at.elementBytes)});
-  const clusterOf = at => ({inside: {latency: at.insideUs, bytesPerUs: at.inside * 1e3}, between: {latency: at.betweenUs, bytesPerUs: at.between * 1e3}, overhead: at.overhead, memoryBytesPerUs: at.memory * 1e3, mergeUs: 0});
+  const clusterOf = at => ({inside: {latency: at.insideUs, bytesPerUs: at.inside * 1e3}, between: {latency: at.betweenUs, bytesPerUs: at.between * 1e3}, overhead: at.overhead, memoryBytesPerUs: at.memory * 1e3, mergeUs: 0, storeUs: 0.6});
   const stepUs = (name, at) => StepTimes.stepTime(name, problemOf(at), clusterOf(at));
 
   const controls = node("div", "", "my_cluster_controls"), presetButtons = node("div", "", "my_cluster_presets"), figure = node("figure", "", "drawn"), words = node("div", "", "my_cluster_words");
@@ -468,9 +496,9 @@ if (typeof document !== "undefined" && typeof myClusterFacts !== "undefined") {
     for (const show of Object.values(inputs)) show();
     const mine = ++run, points = chosen.axis === "keys" ? kKeys : kGpus, curves = {}, at = {...chosen};
     delete place.dataset.done;
-    const now = Object.fromEntries(StepTimes.names.map(name => [name, stepUs(name, at)]));
+    const now = Object.fromEntries(StepTimes.namesFor(problemOf(at)).map(name => [name, stepUs(name, at)]));
     say(at, now);
-    const work = points.flatMap(x => StepTimes.names.map(name => [name, x]));
+    const work = points.flatMap(x => StepTimes.namesFor(problemOf({...at, [at.axis]: x})).map(name => [name, x]));
     const go = () => {
       if (mine !== run) return;
       for (const start = performance.now(); work.length > 0 && performance.now() - start < 30;) {
@@ -487,11 +515,11 @@ if (typeof document !== "undefined" && typeof myClusterFacts !== "undefined") {
   /// The answer in words, the times as a table, and the command.
   function say(at, now) {
     const problem = problemOf(at), alone = problem.keys * problem.batch * problem.kvHeads * problem.headDim * 2 * problem.elementBytes / (at.memory * 1e3);
-    const best = StepTimes.names.reduce((a, b) => (now[b] < now[a] ? b : a)), gain = alone / now[best];
+    const names = Object.keys(now), best = names.reduce((a, b) => (now[b] < now[a] ? b : a)), gain = alone / now[best];
     words.textContent = `One such GPU would read the keys and values in ${time(alone)}, if they fitted. ` + (at.ranks === 1 ? "" :
         `${at.ranks} GPUs take ${time(now[best])} with ${best}: ${gain >= 1 ? `${ratio(gain)} times as fast` : "longer than one alone, so it does not pay"}. ` +
         `The ring takes ${ratio(now.ring / now[best])} times as long as that.`);
-    const head = node("tr", ""), rows = StepTimes.names.map(name => {
+    const head = node("tr", ""), rows = names.map(name => {
       const row = node("tr", "");
       row.append(node("td", name, `key ${kLooks[name][0]}`), node("td", time(now[name])), node("td", ratio(now[name] / now["two-level"])), node("td", ratio(now.ring / now[name])));
       row.dataset.us = now[name];

@@ -3,7 +3,6 @@
 /// @brief The list of algorithms, and the decoder of those that have a plan.
 #include "distributed/decoders/decoder.hpp"
 
-#include "distributed/transport/device_fabric.hpp"
 #include "reference/data/input_error.hpp"
 
 #include <algorithm>
@@ -19,6 +18,12 @@ namespace {
 /// Writes the plan of this rank for closed ranges.
 using PlanFor = std::function<Plan(std::span<const KeyRange> ranges)>;
 
+/// @throws std::logic_error if the plan is for another range of positions
+void check_range(const Plan& plan, const Forest<float>& own) {
+  if (own.subtrees().size() != static_cast<std::size_t>(plan.n_subtrees()))
+    throw std::logic_error("run_plan: the plan is for another range of positions");
+}
+
 /// Decodes the own shard, then carries out the plan.
 class PlanDecoder : public Decoder {
  public:
@@ -30,48 +35,34 @@ class PlanDecoder : public Decoder {
     // The lengths are the same on every rank, so all ranks write new plans in the same step.
     if (is_open()) {
       const std::int64_t longest = lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end());
-      if ((!fabric_ && !on_device_) || closed(ranges_.back(), longest).end != planned_end_) plan(closed(ranges_, longest));
+      if (!runner_ || closed(ranges_.back(), longest).end != planned_end_) plan(closed(ranges_, longest));
     }
-    return on_device_ ? step_on_device(q, lengths, lift)
-                      : run_plan(plan_, *fabric_, decode_own_shard(q, lengths, lift), lift);
+    if (transport_.device() != nullptr) return step_on_device(q, lengths, lift);
+    const Forest<float>& own = decode_own_shard(q, lengths, lift);
+    check_range(runner_->plan(), own);
+    return runner_->run(own.states(), lift);
   }
 
  private:
-  /// The same with states that stay in device memory. All is queued; the only wait is the one before the output is copied.
   OutputView step_on_device(const TensorView& q, std::span<const std::int64_t> lengths, int lift) {
-    DeviceTransport& device = *transport_.device();
-    try {
-      const float* const states = shard_.session().decode(q, lengths, lift, progress_).device();
-      if (states == nullptr && plan_.n_own > 0 && shard_.cache().shape().n_rows() > 0)
-        throw std::logic_error("PlanDecoder: the transport sends from device memory, the backend has states on the host");
-      on_device_->take_states(plan_, states);
-      execute(plan_, *on_device_, lift);
-      device.settle();
-    } catch (...) {
-      device.abandon();
-      throw;
-    }
-    set_states_ready(device.settled_from());
-    return {on_device_->output(plan_.z), on_device_->output(plan_.lse)};
+    const float* const states = shard_.session().decode(q, lengths, lift, progress_).device();
+    if (states == nullptr && runner_->plan().n_own > 0 && shard_.cache().shape().n_rows() > 0)
+      throw std::logic_error("PlanDecoder: the transport sends from device memory, the backend has states on the host");
+    const OutputView output = runner_->run_on_device(states, lift);
+    set_states_ready(transport_.device()->settled_from());
+    return output;
   }
 
   bool is_open() const { return !ranges_.empty() && ranges_.back().end == kOpenEnd; }
   void plan(std::span<const KeyRange> ranges) {
     planned_end_ = ranges.empty() ? 0 : ranges.back().end;
-    plan_ = plan_for_(ranges);
-    const AttentionShape& shape = shard_.cache().shape();
-    if (DeviceTransport* const device = transport_.device())
-      on_device_.emplace(transport_, plan_, shape.n_rows(), shape.value_dim, device->make_blocks());
-    else
-      fabric_.emplace(transport_, plan_, shape.n_rows(), shape.value_dim);
+    runner_.emplace(transport_, plan_for_(ranges), shard_.cache().shape());
   }
 
   std::vector<KeyRange> ranges_;
   PlanFor plan_for_;
   std::int64_t planned_end_ = 0;  ///< of the last range in the plan
-  Plan plan_;
-  std::optional<HostFabric> fabric_;
-  std::optional<DeviceFabric> on_device_;  ///< in its place, if messages are sent from device memory
+  std::optional<PlanRunner> runner_;
 };
 
 }  // namespace
@@ -108,17 +99,48 @@ const Algorithm& find_algorithm(std::string_view name) {
   throw InputError("--algorithm " + std::string(name) + ": unknown; use one of " + known);
 }
 
-OutputView run_plan(const Plan& plan, HostFabric& fabric, const Forest<float>& own, int lift) {
-  if (own.subtrees().size() != static_cast<std::size_t>(plan.n_subtrees()))
-    throw std::logic_error("run_plan: the plan is for another range of positions");
-  fabric.take_states(plan, own.states());
+namespace {
+
+OutputView run_on_host(const Plan& plan, HostFabric& fabric, std::span<const float> states, int lift) {
+  fabric.take_states(plan, states);
   execute(plan, fabric, lift);
   return {fabric.elements(plan.z), fabric.elements(plan.lse)};
 }
 
+}  // namespace
+
+OutputView run_plan(const Plan& plan, HostFabric& fabric, const Forest<float>& own, int lift) {
+  check_range(plan, own);
+  return run_on_host(plan, fabric, own.states(), lift);
+}
+
+PlanRunner::PlanRunner(Transport& transport, Plan plan, const AttentionShape& shape)
+    : transport_(transport), plan_(std::move(plan)) {
+  if (DeviceTransport* const device = transport.device())
+    on_device_.emplace(transport, plan_, shape.n_rows(), shape.value_dim, device->make_blocks());
+  else
+    fabric_.emplace(transport, plan_, shape.n_rows(), shape.value_dim);
+}
+
+OutputView PlanRunner::run(std::span<const float> states, int lift) { return run_on_host(plan_, *fabric_, states, lift); }
+
+OutputView PlanRunner::run_on_device(const float* states, int lift) {
+  DeviceTransport& device = *transport_.device();
+  try {
+    on_device_->take_states(plan_, states);
+    execute(plan_, *on_device_, lift);
+    device.settle();
+  } catch (...) {
+    device.abandon();
+    throw;
+  }
+  return {on_device_->output(plan_.z), on_device_->output(plan_.lse)};
+}
+
 std::unique_ptr<Decoder> Algorithm::open(Transport& transport, ShardDecoder& shard, std::span<const KeyRange> ranges,
                                          const PlanOptions& options) const {
-  if (const auto* own = std::get_if<OwnDecoder>(&exchange)) return own->open(transport, shard, ranges, options);
+  if (const auto* own = std::get_if<OwnDecoder>(&exchange))
+    return own->open(transport, shard, ranges, options.for_shape(shard.cache().shape()));
   return std::make_unique<PlanDecoder>(
       transport, shard, ranges,
       [plan_of = std::get<PlanOf>(exchange), &transport, options = options.for_shape(shard.cache().shape())](
@@ -127,7 +149,8 @@ std::unique_ptr<Decoder> Algorithm::open(Transport& transport, ShardDecoder& sha
 
 RankCost Algorithm::cost(const Topology& topology, int rank, std::span<const KeyRange> ranges, const WorkloadShape& shape,
                          const PlanOptions& options) const {
-  if (const auto* own = std::get_if<OwnDecoder>(&exchange)) return own->cost(topology, rank, ranges, shape);
+  if (const auto* own = std::get_if<OwnDecoder>(&exchange))
+    return own->cost(topology, rank, ranges, shape, options.for_shape(shape));
   RankCost cost =
       cost_of(std::get<PlanOf>(exchange)(topology, rank, closed(ranges, shape.longest()), options.for_shape(shape)),
               shape.n_rows(), shape.value_dim);
@@ -138,12 +161,17 @@ RankCost Algorithm::cost(const Topology& topology, int rank, std::span<const Key
 
 double Algorithm::decoder_bytes(const Backend& backend, const Topology& topology, int rank, std::span<const KeyRange> ranges,
                                 const WorkloadShape& shape, const PlanOptions& options) const {
-  if (const auto* own = std::get_if<OwnDecoder>(&exchange)) return own->bytes(backend, ranges, shape);
+  if (const auto* own = std::get_if<OwnDecoder>(&exchange))
+    return own->bytes(backend, topology, rank, ranges, shape, options.for_shape(shape));
+  return bytes_of(std::get<PlanOf>(exchange)(topology, rank, closed(ranges, shape.longest()), options.for_shape(shape)),
+                  shape);
+}
+
+double bytes_of(const Plan& plan, const WorkloadShape& shape) {
   const double n_rows =
       static_cast<double>(shape.batch) * static_cast<double>(shape.heads) * static_cast<double>(shape.n_queries);
   double elements = 0;
-  for (const auto& [vectors, scalars, rows] :
-       std::get<PlanOf>(exchange)(topology, rank, closed(ranges, shape.longest()), options.for_shape(shape)).widths) {
+  for (const auto& [vectors, scalars, rows] : plan.widths) {
     const double n = std::floor(n_rows * (rows.index + 1) / rows.of) - std::floor(n_rows * rows.index / rows.of);
     elements += n * (vectors * static_cast<double>(shape.value_dim) + scalars);
   }

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "distributed/decoders/shard_decoder.hpp"
+#include "distributed/transport/device_fabric.hpp"
 #include "distributed/transport/host_fabric.hpp"
 #include "distributed/transport/plan.hpp"
 #include "distributed/transport/plan_options.hpp"
@@ -16,6 +17,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -87,8 +89,10 @@ using RadixOf = int (*)(const Topology& topology, std::span<const KeyRange> rang
 /// An algorithm that moves more than states, and therefore has a decoder of its own instead of a plan.
 struct OwnDecoder {
   std::unique_ptr<Decoder> (*open)(Transport&, ShardDecoder&, std::span<const KeyRange> ranges, const PlanOptions& options);
-  RankCost (*cost)(const Topology& topology, int rank, std::span<const KeyRange> ranges, const WorkloadShape& shape);
-  double (*bytes)(const Backend& backend, std::span<const KeyRange> ranges, const WorkloadShape& shape);
+  RankCost (*cost)(const Topology& topology, int rank, std::span<const KeyRange> ranges, const WorkloadShape& shape,
+                   const PlanOptions& options);
+  double (*bytes)(const Backend& backend, const Topology& topology, int rank, std::span<const KeyRange> ranges,
+                  const WorkloadShape& shape, const PlanOptions& options);
 };
 
 /// Bytes that the paper's own formula gives for all of p ranks together.
@@ -137,6 +141,30 @@ std::span<const Algorithm> algorithms();
 std::span<const Algorithm> kernel_algorithms();
 /// The algorithm of that name. @throws InputError if the name is unknown; the message lists the known ones
 const Algorithm& find_algorithm(std::string_view name);
+
+/// The plan of a rank and memory for it: of the host, or of the device if the transport sends from there.
+class PlanRunner {
+ public:
+  /// @param transport outlives it
+  PlanRunner(Transport& transport, Plan plan, const AttentionShape& shape);
+  const Plan& plan() const { return plan_; }
+
+  /// Carries the plan out on the host. @param states of this rank's subtrees, [subtrees][n_rows][2 + d_v], read where they
+  /// are @param lift that they were decoded with @returns the output, valid until the next call
+  OutputView run(std::span<const float> states, int lift);
+  /// The same with states that stay in device memory. All is queued; the only wait is the one before the output is copied.
+  /// @param states of a step that the default stream follows
+  OutputView run_on_device(const float* states, int lift);
+
+ private:
+  Transport& transport_;
+  Plan plan_;
+  std::optional<HostFabric> fabric_;
+  std::optional<DeviceFabric> on_device_;  ///< in its place, if messages are sent from device memory
+};
+
+/// Bytes of all blocks of a plan. In double, see Algorithm::decoder_bytes().
+double bytes_of(const Plan& plan, const WorkloadShape& shape);
 
 /// Combines the states of all ranks: carries out the plan of this rank.
 /// @param fabric memory for that plan

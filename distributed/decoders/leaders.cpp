@@ -5,8 +5,6 @@
 #include "distributed/decoders/decoder.hpp"
 #include "distributed/transport/plan_builder.hpp"
 
-#include <algorithm>
-
 namespace tree_attn {
 namespace {
 
@@ -14,15 +12,12 @@ Plan leaders_plan(const Topology& topology, int rank, std::span<const KeyRange> 
   PlanBuilder builder;
   const int node = topology.node_of(rank);
   const std::vector<int>& ranks = topology.node(node);
-  const int n_ranks = static_cast<int>(ranks.size());
-  const int me = static_cast<int>(std::find(ranks.begin(), ranks.end(), rank) - ranks.begin());
+  const Members members = members_of_node(topology, rank, ranges);
+  const int n_ranks = static_cast<int>(ranks.size()), me = members.me;
   BlockForest forest = builder.own(topology.range_of(rank, ranges));
 
   // Level one: the subtrees of a node go up a binomial tree to its leader.
-  if (n_ranks > 1) {
-    const std::vector<KeyRange> members = ranges_of_ranks(topology, ranks, ranges);
-    forest = builder.reduce({ranks, members, me}, reduce_to_first(n_ranks, me), std::move(forest));
-  }
+  if (n_ranks > 1) forest = builder.reduce(members, reduce_to_first(n_ranks, me), std::move(forest));
 
   // Level two: leaders exchange over the network by recursive doubling.
   const Blocks output = builder.allocate_output();

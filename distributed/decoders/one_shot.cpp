@@ -1,51 +1,83 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief One launch per step: the kernel that decodes exchanges and merges the states of a node (section 5.3, Alg. 3).
+///
+/// On one node the kernel finishes the rows too. On several nodes it leaves the states of the node's range, on every rank of
+/// the node: the forest that a node has in `two-level` after its round inside the node. The rounds between nodes are those
+/// of `two-level`, carried out by a plan whose own blocks are these states.
 #include "distributed/decoders/decoder.hpp"
 #include "distributed/transport/device_transport.hpp"
+#include "distributed/transport/plan_builder.hpp"
 #include "gpu/backend/one_shot_session.hpp"
 
 #include <algorithm>
 #include <exception>
 #include <iterator>
+#include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace tree_attn {
 namespace {
 
-/// What a rank stores into the windows of the others: states; then finished rows, if rows have owners.
-/// @param order of the ranks @param me place of the rank in it @param ranges closed
-std::vector<RankCost::Round> exchange_of(const std::vector<int>& order, int me, std::span<const KeyRange> ranges,
-                                         std::int64_t n_rows, std::int64_t d_v) {
+/// Whether states leave the kernel, to be merged with those of other nodes.
+bool leaves_states(const Topology& topology) { return topology.n_nodes() > 1; }
+
+/// What a rank stores into the windows of the others of its node: states; then, if rows have owners, what the owner has made
+/// of them.
+/// @param node with closed ranges
+std::vector<RankCost::Round> exchange_of(const Members& node, bool leaves_states, std::int64_t n_rows, std::int64_t d_v) {
   RankCost::Round states{.is_stored = true}, rows{.is_stored = true};
-  for (std::size_t i = 0; i < order.size(); ++i) {
-    const int other = static_cast<int>(i);
-    if (other == me) continue;
-    const StoredBytes sent = one_shot_bytes(ranges, me, other, n_rows, d_v),
-                      received = one_shot_bytes(ranges, other, me, n_rows, d_v);
-    if (sent.states > 0) states.sends.push_back({order[i], sent.states});
-    if (sent.rows > 0) rows.sends.push_back({order[i], sent.rows});
-    if (received.states > 0) states.receives.push_back({order[i], received.states});
-    if (received.rows > 0) rows.receives.push_back({order[i], received.rows});
+  for (std::size_t i = 0; i < node.ranks.size(); ++i) {
+    const int other = static_cast<int>(i), peer = node.ranks[i];
+    if (other == node.me) continue;
+    const StoredBytes sent = one_shot_bytes(node.ranges, node.me, other, n_rows, d_v, leaves_states),
+                      received = one_shot_bytes(node.ranges, other, node.me, n_rows, d_v, leaves_states);
+    if (sent.states > 0) states.sends.push_back({peer, sent.states});
+    if (sent.rows > 0) rows.sends.push_back({peer, sent.rows});
+    if (received.states > 0) states.receives.push_back({peer, received.states});
+    if (received.rows > 0) rows.receives.push_back({peer, received.rows});
   }
   return {states, rows};
 }
 
+/// 0 on one node, where no blocks are joined.
+int radix_of(const Topology& topology, std::span<const KeyRange> ranges, const PlanOptions& options) {
+  if (!leaves_states(topology)) return 0;
+  if (options.radix > 0) return options.radix;
+  return default_radix(options.network, topology.n_nodes(),
+                       longest_forest_bytes(ranges_of_nodes(topology, ranges), options));
+}
+
+/// What follows the kernel on several nodes. @param ranges closed
+Plan plan_between_nodes(const Topology& topology, int rank, std::span<const KeyRange> ranges, const PlanOptions& options) {
+  PlanBuilder builder;
+  const std::vector<KeyRange> nodes = ranges_of_nodes(topology, ranges);
+  BlockForest forest = builder.own(nodes[static_cast<std::size_t>(topology.node_of(rank))]);
+  forest = builder.join_nodes(topology, rank, ranges, radix_of(topology, ranges, options), std::move(forest));
+  builder.finish(builder.root(std::move(forest)));
+  return builder.take();
+}
+
 bool same(KeyRange a, KeyRange b) { return a.begin == b.begin && a.end == b.end; }
 
-/// The ranks tell each other where their windows are; states are stored by the kernels.
+/// The ranks tell each other where their windows are; states are stored by the kernels. What they leave is finished, or goes
+/// into the plan between nodes.
 class OneShotDecoder : public Decoder {
  public:
   OneShotDecoder(Transport& transport, ShardDecoder& shard, std::span<const KeyRange> ranges, const PlanOptions& options)
       : Decoder(transport, shard),
         ranges_(ranges.begin(), ranges.end()),
-        windows_on_host_(options.windows_on_host),
+        options_(options),
         session_(open_one_shot(shard.cache(), shard.scale(),
                                {.timeout = transport.timeout(),
                                 .windows_on_host = options.windows_on_host,
-                                .steps_done = options.steps_done})) {
+                                .steps_done = options.steps_done,
+                                .result = !leaves_states(transport.topology()) ? OneShotResult::kOutput
+                                          : transport.device() != nullptr      ? OneShotResult::kStatesOnDevice
+                                                                               : OneShotResult::kStates})) {
     if (session_ == nullptr) throw std::logic_error("one-shot: the cache is on no device");
     if (ranges_.back().end != kOpenEnd) connect(ranges_);
   }
@@ -80,13 +112,18 @@ class OneShotDecoder : public Decoder {
     const std::int64_t longest = lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end());
     const bool is_connected = !connected_.empty() && same(closed(ranges_.back(), longest), connected_.back());
     if (!is_connected || longest > n_prepared_) prepare(lengths, longest);
-    const OneShotSession::Output output = session_->step(q, lengths, lift, progress_);
-    // There is no moment at which the states are there and the output is not.
+    const OneShotSession::Output result = session_->step(q, lengths, lift, progress_);
+    // On one node there is no moment at which the states are there and the output is not.
     set_states_ready(transport_.seconds());
     transport_.count_collectives(1);
     transport_.count_stored(n_stored_, session_->bytes_sent());
     transport_.count_merge_steps(n_merges_);
-    return {output.out, output.lse};
+    if (!between_nodes_) return {result.out, result.lse};
+    if (transport_.device() == nullptr) return between_nodes_->run(result.states, lift);
+    const OutputView output = between_nodes_->run_on_device(result.states_on_device, lift);
+    // The library may take memory when ranks exchange for the first time: no kernel of the node may wait meanwhile.
+    if (!std::exchange(has_exchanged_, true)) transport_.tell_all(transport_.rank(), "all ranks to have exchanged");
+    return output;
   }
   /// Prepares all ranks for steps up to some length: no rank begins one while another takes memory or connects.
   void prepare(std::span<const std::int64_t> lengths, std::int64_t longest) {
@@ -101,41 +138,51 @@ class OneShotDecoder : public Decoder {
   }
   /// Tells the others where the new window of this rank is.
   void connect(const std::vector<KeyRange>& ranges) {
-    const std::vector<int>& order = transport_.topology().order();
-    const int me = transport_.topology().index_of(transport_.rank());
+    const Topology& topology = transport_.topology();
+    const int rank = transport_.rank();
+    const Members node = members_of_node(topology, rank, ranges);
     const AttentionShape& shape = shard_.cache().shape();
-    const std::int64_t n_bytes = one_shot_window_bytes(ranges, shape.n_rows(), shape.value_dim);
-    DeviceTransport* const device = windows_on_host_ || n_bytes == 0 ? nullptr : transport_.device();
+    const std::int64_t n_bytes =
+        one_shot_window_bytes(node.ranges, shape.n_rows(), shape.value_dim, leaves_states(topology));
+    DeviceTransport* const device = options_.windows_on_host || n_bytes == 0 ? nullptr : transport_.device();
     std::shared_ptr<NodeMemory> memory;
     if (device != nullptr) memory = device->allocate_on_node(static_cast<std::size_t>(n_bytes));
-    windows_ = memory != nullptr ? "nccl" : windows_on_host_ ? "host" : "process";
+    windows_ = memory != nullptr ? "nccl" : options_.windows_on_host ? "host" : "process";
     const std::vector<NodeWindow> by_rank = transport_.tell_all(
-        session_->open_window(ranges, me, transport_.rank(), !transport_.is_one_process(), std::move(memory)),
+        session_->open_window(node.ranges, node.me, rank, !transport_.is_one_process(), std::move(memory)),
         "the windows of all ranks");
     std::vector<NodeWindow> windows;
-    for (const int rank : order) {
-      windows.push_back(by_rank[static_cast<std::size_t>(rank)]);
-      if (windows_ == "process" && windows.back().process != by_rank.front().process) windows_ = "ipc";
+    for (const int each : node.ranks) {
+      windows.push_back(by_rank[static_cast<std::size_t>(each)]);
+      if (windows_ == "process" && windows.back().process != by_rank[static_cast<std::size_t>(node.ranks.front())].process)
+        windows_ = "ipc";
     }
     session_->connect(windows);
     connected_ = ranges;
+    has_exchanged_ = false;
+    if (leaves_states(topology))
+      between_nodes_.emplace(transport_, plan_between_nodes(topology, rank, ranges, options_), shape);
 
-    // The states of all subtrees become one.
+    // The states of all subtrees become one, or those of the node.
     std::int64_t n = 0;
-    for (const KeyRange& range : ranges) n += n_subtrees(range.begin, range.end);
-    n_merges_ = std::max<std::int64_t>(0, n - 1);
+    for (const KeyRange& range : node.ranges) n += n_subtrees(range.begin, range.end);
+    const std::int64_t n_left = leaves_states(topology) ? n_subtrees(node.ranges.front().begin, node.ranges.back().end)
+                                                        : std::min<std::int64_t>(n, 1);
+    n_merges_ = n - n_left;
 
     n_stored_ = 0;
-    for (const RankCost::Round& round : exchange_of(order, me, ranges, shape.n_rows(), shape.value_dim))
+    for (const RankCost::Round& round : exchange_of(node, leaves_states(topology), shape.n_rows(), shape.value_dim))
       n_stored_ += static_cast<std::int64_t>(round.sends.size());
   }
 
   std::vector<KeyRange> ranges_, connected_;
   std::int64_t n_prepared_ = -1;  ///< longest sequence that all ranks are prepared for
-  bool windows_on_host_;
   std::string_view windows_;
+  PlanOptions options_;
   std::unique_ptr<OneShotSession> session_;
-  std::int64_t n_merges_ = 0, n_stored_ = 0;  ///< in a step: merge steps, and windows stored into
+  std::optional<PlanRunner> between_nodes_;   ///< what follows the kernel on several nodes
+  bool has_exchanged_ = false;                ///< whether its ranks have exchanged once
+  std::int64_t n_merges_ = 0, n_stored_ = 0;  ///< of the kernel in a step: merge steps, and windows stored into
 };
 
 std::unique_ptr<Decoder> open_decoder(Transport& transport, ShardDecoder& shard, std::span<const KeyRange> ranges,
@@ -144,11 +191,10 @@ std::unique_ptr<Decoder> open_decoder(Transport& transport, ShardDecoder& shard,
 }
 
 std::string refuses_ranks(const Topology& topology) {
-  if (topology.n_nodes() > 1)
-    return std::to_string(topology.n_nodes()) + " nodes; its kernels reach the devices of one node; use two-level";
-  if (topology.size() > kMostOneShotRanks)
-    return std::to_string(topology.size()) + " ranks; at most " + std::to_string(kMostOneShotRanks) + "; use two-level";
-  return "";
+  int n = 0;
+  for (int node = 0; node < topology.n_nodes(); ++node) n = std::max(n, static_cast<int>(topology.node(node).size()));
+  if (n <= kMostOneShotRanks) return "";
+  return "a node of " + std::to_string(n) + " ranks; at most " + std::to_string(kMostOneShotRanks) + "; use two-level";
 }
 
 std::string refusal(const Backend& backend, const Transport& transport, std::span<const KeyRange>, const WorkloadShape&) {
@@ -159,47 +205,73 @@ std::string refusal(const Backend& backend, const Transport& transport, std::spa
   return refuses_ranks(topology);
 }
 
-/// Every rank decodes, then stores into the windows of all others. Where rows have owners, these merge before they store.
-RankCost cost(const Topology& topology, int rank, std::span<const KeyRange> open, const WorkloadShape& shape) {
+/// Every rank decodes, then stores into the windows of its node. Where rows have owners, these merge before they store. Then
+/// the rounds between nodes.
+RankCost cost(const Topology& topology, int rank, std::span<const KeyRange> open, const WorkloadShape& shape,
+              const PlanOptions& options) {
   if (const std::string why = refuses_ranks(topology); !why.empty()) throw std::logic_error("one-shot: " + why);
   const std::vector<KeyRange> ranges = closed(open, shape.longest());
+  const Members node = members_of_node(topology, rank, ranges);
+  const std::int64_t n_rows = shape.n_rows(), d_v = shape.value_dim;
   RankCost cost;
   const OwnedLeaves leaves(topology.range_of(rank, open), shape.order);
   cost.rounds.push_back({.decoded_bytes = leaves.n_keys(shape.longest()) * shape.bytes_per_position()});
-  std::vector<RankCost::Round> exchange =
-      exchange_of(topology.order(), topology.index_of(rank), ranges, shape.n_rows(), shape.value_dim);
+  std::vector<RankCost::Round> exchange = exchange_of(node, leaves_states(topology), n_rows, d_v);
   Forest<float> joined(0, 0);
-  for (const KeyRange& each : ranges) joined.append(cover(each.begin, each.end), nullptr);
-  joined.fold();
+  for (const KeyRange& each : node.ranges) joined.append(cover(each.begin, each.end), nullptr);
+  if (!leaves_states(topology)) joined.fold();
   cost.collectives = 1;
   cost.merge_steps = exchange.front().merge_steps = joined.n_merges();
   std::ranges::move(exchange, std::back_inserter(cost.rounds));
 
-  // The own states and the output, and the window that the others store into.
+  // The own states, and the window that the others store into.
   const KeyRange range = topology.range_of(rank, ranges);
-  cost.elements = shape.n_rows() * (n_subtrees(range.begin, range.end) * state_size(shape.value_dim) + shape.value_dim + 1) +
-                  one_shot_window_bytes(ranges, shape.n_rows(), shape.value_dim) / static_cast<std::int64_t>(sizeof(float));
+  cost.elements =
+      n_rows * n_subtrees(range.begin, range.end) * state_size(d_v) +
+      one_shot_window_bytes(node.ranges, n_rows, d_v, leaves_states(topology)) / static_cast<std::int64_t>(sizeof(float));
+  if (!leaves_states(topology)) {
+    cost.elements += n_rows * (d_v + 1);
+    return cost;
+  }
+
+  // The states of the node, and the plan that begins with them.
+  RankCost between = cost_of(plan_between_nodes(topology, rank, ranges, options), n_rows, d_v);
+  cost.elements += n_rows * std::ssize(joined.subtrees()) * state_size(d_v) + between.elements;
+  cost.collectives += between.collectives;
+  cost.merge_steps += between.merge_steps;
+  cost.rounds.back().merge_steps += between.rounds.front().merge_steps;
+  std::move(between.rounds.begin() + 1, between.rounds.end(), std::back_inserter(cost.rounds));
   return cost;
 }
 
-/// At most: both halves of a window, and the output, on the device and on the host. With a GPU less of it is host memory,
-/// and with owners a window has fewer slots.
-double host_bytes(const Backend&, std::span<const KeyRange> ranges, const WorkloadShape& shape) {
+/// At most: both halves of a window with the rows that owners send, and the result, on the device and on the host; and the
+/// plan. With a GPU less of it is host memory, and with owners a window has fewer slots.
+double host_bytes(const Backend&, const Topology& topology, int rank, std::span<const KeyRange> open,
+                  const WorkloadShape& shape, const PlanOptions& options) {
+  const std::vector<KeyRange> ranges = closed(open, shape.longest());
+  const Members node = members_of_node(topology, rank, ranges);
   const double n_rows =
       static_cast<double>(shape.batch) * static_cast<double>(shape.heads) * static_cast<double>(shape.n_queries);
   double n_slots = 0;
-  for (const auto& [begin, end] : closed(ranges, shape.longest())) n_slots += std::max(1, n_subtrees(begin, end));
+  for (const auto& [begin, end] : node.ranges) n_slots += std::max(1, n_subtrees(begin, end));
   const KeyRange one{0, 1};
   const double slot = static_cast<double>(one_shot_bytes({&one, 1}, 0, 0, 1, shape.value_dim).states);
-  return n_rows * (2 * n_slots * slot + 2 * (static_cast<double>(shape.value_dim) + 1) * sizeof(float));
+  if (!leaves_states(topology))
+    return n_rows * (2 * n_slots * slot + 2 * (static_cast<double>(shape.value_dim) + 1) * sizeof(float));
+  const double n_left = n_subtrees(node.ranges.front().begin, node.ranges.back().end);
+  return n_rows * ((2 * n_slots + n_left) * slot + 2 * n_left * (static_cast<double>(shape.value_dim) + 2) * sizeof(float)) +
+         bytes_of(plan_between_nodes(topology, rank, ranges, options), shape);
 }
 
 }  // namespace
 
 extern const Algorithm kOneShot;
 constinit const Algorithm kOneShot{.name = "one-shot",
-                                   .brief = "one kernel decodes, exchanges and merges: emulated and cuda, one node",
+                                   .brief =
+                                       "one kernel decodes, exchanges and merges in a node, plans between nodes: "
+                                       "emulated and cuda",
                                    .exchange = OwnDecoder{open_decoder, cost, host_bytes},
+                                   .radix = radix_of,
                                    .refusal = refusal,
                                    .refuses_ranks = refuses_ranks};
 

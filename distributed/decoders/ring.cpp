@@ -210,7 +210,8 @@ std::unique_ptr<Decoder> open_ring(Transport& transport, ShardDecoder& shard, st
 }
 
 /// Of dense shards, which are sent from where they are.
-RankCost ring_cost(const Topology& topology, int rank, std::span<const KeyRange> ranges, const WorkloadShape& shape) {
+RankCost ring_cost(const Topology& topology, int rank, std::span<const KeyRange> ranges, const WorkloadShape& shape,
+                   const PlanOptions&) {
   const std::vector<int>& order = topology.order();
   const std::size_t p = order.size(), me = static_cast<std::size_t>(topology.index_of(rank));
   const std::int64_t key_bytes =
@@ -249,7 +250,8 @@ RankCost ring_cost(const Topology& topology, int rank, std::span<const KeyRange>
 }
 
 /// Two buffers and a session for the longest shard, the states of every source, as decoded and joined, and the output.
-double ring_bytes(const Backend& backend, std::span<const KeyRange> ranges, const WorkloadShape& shape) {
+double ring_bytes(const Backend& backend, const Topology&, int, std::span<const KeyRange> ranges, const WorkloadShape& shape,
+                  const PlanOptions&) {
   std::int64_t longest = 0;
   double n_subtrees = 0;
   for (const KeyRange& open : ranges) {

@@ -8,7 +8,6 @@
 /// slice of all nodes, and they gather the output at the end. Rows are merged independently, so the bits are the same.
 #include "distributed/decoders/decoder.hpp"
 #include "distributed/transport/plan_builder.hpp"
-#include "reference/state/state.hpp"
 
 #include <algorithm>
 #include <numeric>
@@ -16,13 +15,9 @@
 namespace tree_attn {
 namespace {
 
-/// Bytes of the largest forest of a rank or a node.
-double largest_message(const Topology& topology, std::span<const KeyRange> ranges, const PlanOptions& options) {
-  int n = 0;
-  for (const KeyRange& range : ranges) n = std::max(n, n_subtrees(range.begin, range.end));
-  for (const KeyRange& range : ranges_of_nodes(topology, ranges)) n = std::max(n, n_subtrees(range.begin, range.end));
-  return static_cast<double>(n) * static_cast<double>(options.n_rows) * static_cast<double>(state_size(options.d_v)) *
-         sizeof(float);
+/// Bytes of the longest message: the forest of a rank or a node.
+double longest_message(const Topology& topology, std::span<const KeyRange> ranges, const PlanOptions& options) {
+  return std::max(longest_forest_bytes(ranges, options), longest_forest_bytes(ranges_of_nodes(topology, ranges), options));
 }
 
 /// Number of slices that the rows are cut into: one for each rank of a node, or 1. Nodes of different sizes have no ranks of
@@ -38,24 +33,22 @@ int n_slices(const Topology& topology, double message_bytes, const PlanOptions& 
 
 int radix_of(const Topology& topology, std::span<const KeyRange> ranges, const PlanOptions& options) {
   if (options.radix > 0) return options.radix;
-  const double bytes = largest_message(topology, ranges, options);
+  const double bytes = longest_message(topology, ranges, options);
   return default_radix(options.network, topology.n_nodes(), bytes / n_slices(topology, bytes, options));
 }
 
 Plan two_level_plan(const Topology& topology, int rank, std::span<const KeyRange> ranges, const PlanOptions& options) {
-  const int radix = radix_of(topology, ranges, options), node = topology.node_of(rank);
-  const std::vector<int>& ranks = topology.node(node);
-  const int n_ranks = static_cast<int>(ranks.size()), me = topology.index_of(rank);
-  const int first = topology.index_of(ranks.front());
+  const int radix = radix_of(topology, ranges, options), node = topology.node_of(rank), me = topology.index_of(rank);
+  const Members neighbours = members_of_node(topology, rank, ranges);
+  const int n_ranks = static_cast<int>(neighbours.ranks.size());
   PlanBuilder builder;
 
   // Cut by rows: each rank of the node joins one slice with the ranks of its index in the other nodes.
-  if (const int n = n_slices(topology, largest_message(topology, ranges, options), options); n > 1) {
-    const Members neighbours{ranks, ranges.subspan(static_cast<std::size_t>(first), ranks.size()), me - first};
+  if (const int n = n_slices(topology, longest_message(topology, ranges, options), options); n > 1) {
     const std::vector<BlockForest> slices = builder.own_slices(topology.range_of(rank, ranges), n);
     BlockForest forest = builder.scatter_rows(neighbours, slices);
     std::vector<int> peers, units(static_cast<std::size_t>(topology.n_nodes()) + 1);
-    for (int i = 0; i < topology.n_nodes(); ++i) peers.push_back(topology.node(i)[static_cast<std::size_t>(me - first)]);
+    for (int i = 0; i < topology.n_nodes(); ++i) peers.push_back(topology.node(i)[static_cast<std::size_t>(neighbours.me)]);
     std::iota(units.begin(), units.end(), 0);
     const std::vector<KeyRange> nodes = ranges_of_nodes(topology, ranges);
     forest = builder.join_blocks({peers, nodes, node}, units, radix, std::move(forest));
@@ -64,17 +57,14 @@ Plan two_level_plan(const Topology& topology, int rank, std::span<const KeyRange
   }
 
   // Level one: the ranks of a node.
-  const Members all{topology.order(), ranges, me};
-  std::vector<int> units(ranks.size() + 1);
-  std::iota(units.begin(), units.end(), first);
+  std::vector<int> units(static_cast<std::size_t>(n_ranks) + 1);
+  std::iota(units.begin(), units.end(), me - neighbours.me);
   BlockForest forest = builder.own(topology.range_of(rank, ranges));
   const int node_radix = options.node_radix > 0 ? options.node_radix : std::max(n_ranks, 2);
-  forest = builder.join_blocks(all, units, node_radix, std::move(forest));
+  forest = builder.join_blocks({topology.order(), ranges, me}, units, node_radix, std::move(forest));
 
   // Level two: the nodes, `radix` of them at a time.
-  units = {0};
-  for (int i = 0; i < topology.n_nodes(); ++i) units.push_back(units.back() + static_cast<int>(topology.node(i).size()));
-  forest = builder.join_blocks(all, units, radix, std::move(forest));
+  forest = builder.join_nodes(topology, rank, ranges, radix, std::move(forest));
   builder.finish(builder.root(std::move(forest)));
   return builder.take();
 }

@@ -433,8 +433,7 @@ class Judge {
     if (std::ranges::any_of(verdicts_, fails)) return;
     if (have_gpus)
       add(Severity::kFine, Need::kOneShot, "one-shot",
-          std::string("possible") + (nodes_.size() == 1 ? "" : " on one machine") +
-              ": every rank has its own GPU and reaches those of its machine");
+          "possible: every rank has its own GPU and reaches those of its machine");
     else
       add(Severity::kFailure, Need::kOneShot, "one-shot", "not with --backend cuda: it needs a GPU for every rank",
           "use --backend emulated, which runs the same kernels on the CPU");

@@ -27,7 +27,7 @@ class DeviceTransport : public Transport {
   /// Messages and reductions are queued on this stream until settle(), which it outlives. Forgets its marks.
   virtual void queue_on(DeviceStream& stream) = 0;
   /// Memory of all devices of a node, for kernels that store into it. Collective over all ranks.
-  /// @param n_bytes the same on every rank, at least 1 @returns null if the library has none
+  /// @param n_bytes the same on every rank of a node, at least 1 @returns null if the library has none
   /// @throws InputError on all ranks if the devices do not reach each other's memory; TransportError
   virtual std::unique_ptr<NodeMemory> allocate_on_node(std::size_t n_bytes) = 0;
   /// Queues an AllReduce in place, by the algorithm of the library: its messages are not counted, and its bits depend on the

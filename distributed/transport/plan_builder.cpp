@@ -3,6 +3,8 @@
 /// @brief Joins forests of blocks, and appends exchanges along schedules.
 #include "distributed/transport/plan_builder.hpp"
 
+#include "reference/state/state.hpp"
+
 #include <algorithm>
 #include <stdexcept>
 #include <string>
@@ -174,6 +176,13 @@ BlockForest PlanBuilder::join_blocks(const Members& members, std::span<const int
   return mine;
 }
 
+BlockForest PlanBuilder::join_nodes(const Topology& topology, int rank, std::span<const KeyRange> ranges, int radix,
+                                    BlockForest mine) {
+  std::vector<int> units{0};
+  for (int i = 0; i < topology.n_nodes(); ++i) units.push_back(units.back() + static_cast<int>(topology.node(i).size()));
+  return join_blocks({topology.order(), ranges, topology.index_of(rank)}, units, radix, std::move(mine));
+}
+
 BlockForest PlanBuilder::join_neighbours(const Members& members, std::span<const int> bounds, BlockForest mine) {
   const std::size_t n = bounds.size() - 1;
   if (n == 1) return mine;
@@ -293,6 +302,19 @@ std::vector<KeyRange> ranges_of_nodes(const Topology& topology, std::span<const 
     result.push_back({members.front().begin, members.back().end});
   }
   return result;
+}
+
+Members members_of_node(const Topology& topology, int rank, std::span<const KeyRange> ranges) {
+  const std::vector<int>& ranks = topology.node(topology.node_of(rank));
+  const auto first = static_cast<std::size_t>(topology.index_of(ranks.front()));
+  return {ranks, ranges.subspan(first, ranks.size()), topology.place_of(rank)};
+}
+
+double longest_forest_bytes(std::span<const KeyRange> ranges, const PlanOptions& options) {
+  int n = 0;
+  for (const KeyRange& range : ranges) n = std::max(n, n_subtrees(range.begin, range.end));
+  return static_cast<double>(n) * static_cast<double>(options.n_rows) * static_cast<double>(state_size(options.d_v)) *
+         sizeof(float);
 }
 
 }  // namespace tree_attn

@@ -97,6 +97,9 @@ class PlanBuilder {
   /// @param mine the forest of the unit of this rank
   /// @returns the forest of all units @throws std::invalid_argument if the radix is less than 2
   BlockForest join_blocks(const Members& members, std::span<const int> units, int radix, BlockForest mine);
+  /// The same for all ranks, with the nodes as units.
+  /// @param ranges of all ranks, in the order of the topology @param mine the forest of the node of this rank
+  BlockForest join_nodes(const Topology& topology, int rank, std::span<const KeyRange> ranges, int radix, BlockForest mine);
   /// Scatters slices of the rows over members and joins what arrives: one round, after which member i has the forest of all
   /// members for slice i of the rows. Blocks that are allocated later for ranges have the rows of that slice.
   /// @param slices of the own forest, see own_slices()
@@ -129,5 +132,9 @@ std::vector<KeyRange> ranges_of_ranks(const Topology& topology, std::span<const 
                                       std::span<const KeyRange> ranges);
 /// The range of each node: that of its ranks together.
 std::vector<KeyRange> ranges_of_nodes(const Topology& topology, std::span<const KeyRange> ranges);
+/// The ranks of the node of a rank. @param ranges of all ranks, which stay where they are
+Members members_of_node(const Topology& topology, int rank, std::span<const KeyRange> ranges);
+/// Bytes of the longest of the forests of some ranges. @param options with the shape of the states
+double longest_forest_bytes(std::span<const KeyRange> ranges, const PlanOptions& options);
 
 }  // namespace tree_attn

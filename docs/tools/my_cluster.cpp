@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Times of a step by all algorithms for many problems and clusters: facts for docs/my_cluster.js, as JSON.
+/// @brief Times of a step by all algorithms that take it, for many problems and clusters: facts for docs/my_cluster.js, as
+/// JSON.
 ///
 /// Run: my_cluster FILE
 #include "distributed/decoders/decoder.hpp"
@@ -26,8 +27,7 @@ struct Case {
   Cluster cluster;
 };
 
-double step_us(const Algorithm& algorithm, const Case& each) {
-  const Topology topology = Topology::pretend(each.ranks, each.per_node);
+double step_us(const Algorithm& algorithm, const Topology& topology, const Case& each) {
   const std::vector<KeyRange> ranges = each.shape.order == LeafOrder::kDealt
                                            ? dealt_ranges(each.ranks)
                                            : coarse_ranges(each.shape.n_keys, each.ranks, kLeafKeys);
@@ -55,13 +55,18 @@ void print(std::FILE* out, const Case& each, bool is_last) {
   };
   std::fprintf(out,
                "     \"cluster\": {\"inside\": %s, \"between\": %s, \"overhead\": %.9g, \"memoryBytesPerUs\": %.9g, "
-               "\"mergeUs\": %.9g},\n     \"us\": {",
+               "\"mergeUs\": %.9g, \"storeUs\": %.9g},\n     \"us\": {",
                link(cluster.network.inside).c_str(), link(cluster.network.between).c_str(), cluster.network.overhead_us,
-               cluster.memory_bytes_per_us, cluster.merge_us);
+               cluster.memory_bytes_per_us, cluster.merge_us, cluster.store_us);
+  const Topology topology = Topology::pretend(each.ranks, each.per_node);
   bool first = true;
-  for (const Algorithm& algorithm : algorithms()) {
-    std::fprintf(out, "%s\"%s\": %.12g", first ? "" : ", ", std::string(algorithm.name).c_str(), step_us(algorithm, each));
-    first = false;
+  for (const auto& all : {algorithms(), kernel_algorithms()}) {
+    for (const Algorithm& algorithm : all) {
+      if (algorithm.refuses_ranks != nullptr && !algorithm.refuses_ranks(topology).empty()) continue;
+      std::fprintf(out, "%s\"%s\": %.12g", first ? "" : ", ", std::string(algorithm.name).c_str(),
+                   step_us(algorithm, topology, each));
+      first = false;
+    }
   }
   std::fprintf(out, "}}%s\n", is_last ? "" : ",");
 }
@@ -88,7 +93,7 @@ std::vector<Case> cases() {
   for (int i = 0; i < 182; ++i) {
     const int p =
         static_cast<int>(i % 3 == 0 ? whole(1, 2, 4, 8, 16, 32, 64) : static_cast<std::int64_t>(1 + random() % 40));
-    const int per_node = std::min(p, static_cast<int>(whole(1, 2, 3, 4, 8, 16)));
+    const int per_node = std::min(p, static_cast<int>(whole(1, 2, 3, 4, 8, 16, 18)));
     AttentionShape one;
     one.dtype = one.value_dtype = i % 2 == 0 ? DType::BF16 : DType::F32;
     one.batch = whole(1, 1, 2, 8);
@@ -101,7 +106,9 @@ std::vector<Case> cases() {
                            {pick(1, 3, 20), pick(1, 12.5, 50) * kGigabytePerSecond},
                            pick(0, 0, 0.3, 1)},
                           pick(50, 1000, 3000) * kGigabytePerSecond,
-                          pick(0, 0, 0.25)};
+                          pick(0, 0, 0.25),
+                          false,
+                          pick(0.6, 2)};
     all.push_back({{one, n_keys, {}, random() % 2 == 0 ? LeafOrder::kContiguous : LeafOrder::kDealt},
                    p,
                    per_node,

@@ -68,14 +68,16 @@ static_assert(kMostOneShotRanks == kMaxPeers);
 
 constexpr std::int64_t kPacketBytes = sizeof(Packet);
 
-StoredBytes one_shot_bytes(std::span<const KeyRange> ranges, int from, int to, std::int64_t n_rows, std::int64_t d_v) {
-  const Peers peers = Peers::of(ranges, from, n_rows, d_v);
+StoredBytes one_shot_bytes(std::span<const KeyRange> ranges, int from, int to, std::int64_t n_rows, std::int64_t d_v,
+                           bool leaves_states) {
+  const Peers peers = Peers::of(ranges, from, n_rows, d_v, leaves_states);
   const std::int64_t n_result = peers.has_owners ? peers.n_owned(from) * peers.n_result : 0;
   return {(peers.n_sent(to) - n_result) * kPacketBytes, n_result * kPacketBytes};
 }
 
-std::int64_t one_shot_window_bytes(std::span<const KeyRange> ranges, std::int64_t n_rows, std::int64_t d_v) {
-  return Peers::of(ranges, 0, n_rows, d_v).n_window() * kPacketBytes;
+std::int64_t one_shot_window_bytes(std::span<const KeyRange> ranges, std::int64_t n_rows, std::int64_t d_v,
+                                   bool leaves_states) {
+  return Peers::of(ranges, 0, n_rows, d_v, leaves_states).n_window() * kPacketBytes;
 }
 
 std::unique_ptr<OneShotSession> open_one_shot([[maybe_unused]] const KvCache& cache, [[maybe_unused]] double scale,

@@ -14,6 +14,7 @@
 #include <cstdio>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
@@ -79,12 +80,11 @@ class DeviceOneShot final : public OneShotSession, private DeviceSession {
       : DeviceSession(cache, scale),
         timeout_(options.timeout),
         first_(options.steps_done),
+        leaves_(options.result),
         use_(options.windows_on_host ? MemoryUse::HostWindow : MemoryUse::Window),
         n_out_(cache.shape().n_rows() * cache.shape().value_dim),
-        result_(n_out_ + cache.shape().n_rows()),
         steps_(cache.shape().n_rows(), MemoryUse::Window),
         gave_up_(1, MemoryUse::Window),
-        host_result_(result_.size()),
         host_gave_up_(1) {}
   ~DeviceOneShot() override { stream_.finish(); }
 
@@ -93,7 +93,7 @@ class DeviceOneShot final : public OneShotSession, private DeviceSession {
     if (ranges.size() > kMaxPeers)
       throw DeviceError("one-shot: " + std::to_string(ranges.size()) + " ranks; at most " + std::to_string(kMaxPeers));
     const AttentionShape& shape = cache_.shape();
-    peers_ = Peers::of(ranges, me, shape.n_rows(), shape.value_dim);
+    peers_ = Peers::of(ranges, me, shape.n_rows(), shape.value_dim, leaves_ != OneShotResult::kOutput);
     peers_.steps = steps_.data(), peers_.gave_up = gave_up_.data();
     if (std::isfinite(timeout_)) peers_.limit_ns = static_cast<std::uint64_t>(std::clamp(1e9 * timeout_, 1.0, 0x1p62));
     plan_range(ranges[static_cast<std::size_t>(me)]);
@@ -102,6 +102,7 @@ class DeviceOneShot final : public OneShotSession, private DeviceSession {
     synchronise(stream_);
     steps_.upload(std::vector<unsigned>(static_cast<std::size_t>(shape.n_rows()), first_));
     gave_up_.fill(0), n_before_ = n_steps_;
+    make_result();
     next_.reset();
     next_ = Window::open(std::move(memory), rank, peers_.n_window(), use_);
     const bool has_handle = is_shared && next_->memory() == nullptr && next_->size() > 0;
@@ -169,14 +170,28 @@ class DeviceOneShot final : public OneShotSession, private DeviceSession {
     }
     ++n_steps_;
     bytes_sent_ = before ? *bytes_to_peers() - *before : bytes_of_step();
-    const std::span<const float> all = host_result_.elements();
-    return {all.first(static_cast<std::size_t>(n_out_)), all.subspan(static_cast<std::size_t>(n_out_))};
+    if (leaves_ == OneShotResult::kStatesOnDevice) return {.states_on_device = result_.data()};
+    const std::span<const float> all = host_result_->elements();
+    if (leaves_ == OneShotResult::kStates) return {.states = all.first(static_cast<std::size_t>(n_states_))};
+    return {.out = all.first(static_cast<std::size_t>(n_out_)), .lse = all.subspan(static_cast<std::size_t>(n_out_))};
   }
 
   std::int64_t bytes_sent() const override { return bytes_sent_; }
   std::string describe() const override { return DeviceSession::describe() + ", one launch for all devices"; }
 
  private:
+  /// Takes the memory for the result. Nothing is under way.
+  void make_result() {
+    const AttentionShape& shape = cache_.shape();
+    const KeyRange node = peers_.range_of_all();
+    n_states_ = n_subtrees(node.begin, node.end) * shape.n_rows() * state_size(shape.value_dim);
+    // A node without keys has no states, and an address for them.
+    const std::int64_t n =
+        leaves_ == OneShotResult::kOutput ? n_out_ + shape.n_rows() : std::max<std::int64_t>(1, n_states_);
+    if (host_result_ && n == result_.size()) return;
+    result_ = DeviceBuffer<float>(n);
+    host_result_.emplace(leaves_ == OneShotResult::kStatesOnDevice ? 0 : n);
+  }
   std::int64_t bytes_of_step() const {
     std::int64_t n = 0;
     for (int to = 0; to < peers_.n; ++to) n += to == peers_.me ? 0 : peers_.n_sent(to);
@@ -192,7 +207,10 @@ class DeviceOneShot final : public OneShotSession, private DeviceSession {
     return plan;
   }
   void queue_kernel() override {
-    const OneShotEnd end{peers_, {.states = states_.data()}, {.out = result_.data(), .lse = result_.data() + n_out_}};
+    const DeviceOutput result = leaves_ == OneShotResult::kOutput
+                                    ? DeviceOutput{.out = result_.data(), .lse = result_.data() + n_out_}
+                                    : DeviceOutput{.states = result_.data()};
+    const OneShotEnd end{peers_, {.states = states_.data()}, result};
     with_type(cache_.shape().dtype, [&](auto type) {
       using T = decltype(type);
       if (is_dealt())
@@ -200,18 +218,20 @@ class DeviceOneShot final : public OneShotSession, private DeviceSession {
       else
         run_one_shot<T>(static_cast<const DecodeParams&>(params_), end, plan_, workspace_.get(), stream_);
     });
-    result_.queue_download(stream_, {host_result_.data(), static_cast<std::size_t>(host_result_.size())});
+    result_.queue_download(stream_, {host_result_->data(), static_cast<std::size_t>(host_result_->size())});
     gave_up_.queue_download(stream_, {host_gave_up_.data(), 1});
   }
 
   double timeout_;
+  OneShotResult leaves_;
   unsigned first_;  ///< steps that count as done in a new window
   MemoryUse use_;   ///< of windows that lie in no library's memory
   std::int64_t n_out_;
-  DeviceBuffer<float> result_;  ///< z [n_rows, d_v], then lse [n_rows]
+  DeviceBuffer<float> result_;  ///< z [n_rows, d_v], then lse [n_rows]; or [subtrees of the node's range][n_rows][2 + d_v]
   DeviceBuffer<unsigned> steps_;
   DeviceBuffer<GaveUp> gave_up_;
-  HostBuffer<float> host_result_;
+  std::int64_t n_states_ = 0;                     ///< floats of the states of the node
+  std::optional<HostBuffer<float>> host_result_;  ///< the same, or nothing if it stays on the device
   HostBuffer<GaveUp> host_gave_up_;
   std::shared_ptr<Window> own_, next_;         ///< in use; before connect() the next one, afterwards the one before
   std::vector<OpenedWindow> opened_;           ///< of other processes

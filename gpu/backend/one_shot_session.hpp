@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Decode steps that end with the output of all devices of a node: keys to output in one launch (section 5.3, Alg.
-/// 3).
+/// @brief Decode steps that end with the output of all devices of a node, or with its states: one launch from the keys to
+/// them (section 5.3, Alg. 3).
 ///
 /// No CUDA header is included here, so that any compiler may; what was not built in is not there to link.
 #pragma once
@@ -28,8 +28,15 @@ struct NodeWindow {
   WindowHandle handle;
 };
 
-/// Most ranks that exchange.
+/// Most ranks of a node.
 inline constexpr int kMostOneShotRanks = 16;
+
+/// What a step leaves.
+enum class OneShotResult {
+  kOutput,         ///< z and lse, in host memory
+  kStates,         ///< the states of the node's range, in host memory: those of other nodes are still to come
+  kStatesOnDevice  ///< the same in device memory
+};
 
 /// What a step throws after give_up() of another rank: it says nothing of its own.
 class PeerFailed : public DeviceError {
@@ -40,30 +47,33 @@ class PeerFailed : public DeviceError {
 /// Decode steps of one rank over its cache, combined by the kernel that decodes; see gpu/parts/peers.hpp for the
 /// protocol.
 ///
-/// All ranks make the same calls. open_window() and connect() come before the first step, and again whenever the ranges have
-/// changed. Memory is taken and freed, and access to windows enabled, while no rank is in a step: on a GPU that may wait for
-/// its kernels and those of its peers, and these for a rank that has not launched yet. A step is one graph: the query and
-/// the lengths are uploaded, one kernel runs, the output is downloaded.
+/// All ranks of the node make the same calls. open_window() and connect() come before the first step, and again whenever the
+/// ranges have changed. Memory is taken and freed, and access to windows enabled, while no rank is in a step: on a GPU that
+/// may wait for its kernels and those of its peers, and these for a rank that has not launched yet. A step is one graph: the
+/// query and the lengths are uploaded, one kernel runs, the result is downloaded.
 class OneShotSession {
  public:
-  /// In host memory of the session, until the next step.
+  /// The result of a step, by OneShotOptions::result; in memory of the session, until the next step.
   struct Output {
-    std::span<const float> out;  ///< z, [b, n_h, l, d_v]
-    std::span<const float> lse;  ///< natural, [b, n_h, l]
+    std::span<const float> out{};             ///< z, [b, n_h, l, d_v]
+    std::span<const float> lse{};             ///< natural, [b, n_h, l]
+    std::span<const float> states{};          ///< [subtrees of the node's range][b, n_h, l][2 + d_v]
+    const float* states_on_device = nullptr;  ///< the same
   };
 
   virtual ~OneShotSession() = default;
   /// Makes an empty window, laid out for these ranges, and counts steps from 1 again. The old window stays, since others
   /// close it in connect(); the one before it goes. A step lies between two calls, so all have closed that one.
-  /// @param ranges of all ranks in the tree, closed, neighbours touching @param me the place of this rank among them
+  /// @param ranges of the ranks of the node in the tree, closed, neighbours touching @param me the place of this rank among
+  /// them
   /// @param is_shared whether other ranks are processes of their own
-  /// @param memory in which the windows of all ranks lie, one_shot_window_bytes() each; null: in memory of the session
+  /// @param memory in which the windows of the node lie, one_shot_window_bytes() each; null: in memory of the session
   /// @throws DeviceError if there are more than kMostOneShotRanks ranks, the device has no memory, or the machine has no way
   /// to share it between processes
   virtual NodeWindow open_window(std::span<const KeyRange> ranges, int me, int rank, bool is_shared,
                                  std::shared_ptr<NodeMemory> memory = nullptr) = 0;
-  /// Lets the kernels of this rank reach the windows of all. @param windows of all ranks, in the order of the ranges; each
-  /// of them has opened its window, and stores into no older one any more
+  /// Lets the kernels of this rank reach the windows of the node. @param windows of its ranks, in the order of the ranges;
+  /// each of them has opened its window, and stores into no older one any more
   /// @throws DeviceError if a window cannot be reached, or is on the device of this rank and of the same process: their
   /// kernels would wait for each other, unless each has a DevicePart
   virtual void connect(std::span<const NodeWindow> windows) = 0;
@@ -71,7 +81,7 @@ class OneShotSession {
   virtual void prepare(std::span<const std::int64_t> lengths) = 0;
   /// Closes the windows of other processes. They may be freed once all ranks have.
   virtual void disconnect() = 0;
-  /// One step; collective. Arguments as DecodeSession::decode().
+  /// One step; collective over the node. Arguments as DecodeSession::decode().
   /// @throws DeviceError if another rank has sent nothing for longer than the timeout: "rank 0, step 17: no states from rank
   /// 5, row 3, for 60 s"; PeerFailed after give_up() of another rank
   virtual Output step(const TensorView& q, std::span<const std::int64_t> lengths, int lift,
@@ -87,21 +97,25 @@ class OneShotSession {
 
 /// Bytes that one rank stores into the window of another in a step.
 struct StoredBytes {
-  std::int64_t states = 0, rows = 0;  ///< first states; then finished rows, if rows have owners
+  std::int64_t states = 0, rows = 0;  ///< first states; then finished rows or states of the node, if rows have owners
 };
 /// They are packets of 16 bytes, of which one has three of the 2 + d_v floats of a state, or of the 1 + d_v of a finished
 /// row. A rank without positions stores one packet per row. See Peers for when rows have owners, and for how many packets
 /// that makes.
-/// @param ranges of all ranks, closed, at most kMostOneShotRanks @param from, to places among them
-StoredBytes one_shot_bytes(std::span<const KeyRange> ranges, int from, int to, std::int64_t n_rows, std::int64_t d_v);
-/// Bytes of the window of every rank. @param ranges as one_shot_bytes()
-std::int64_t one_shot_window_bytes(std::span<const KeyRange> ranges, std::int64_t n_rows, std::int64_t d_v);
+/// @param ranges of the ranks of a node, closed, at most kMostOneShotRanks @param from, to places among them
+/// @param leaves_states whether a step leaves states of the node and not finished rows
+StoredBytes one_shot_bytes(std::span<const KeyRange> ranges, int from, int to, std::int64_t n_rows, std::int64_t d_v,
+                           bool leaves_states = false);
+/// Bytes of the window of every rank. Arguments as one_shot_bytes()
+std::int64_t one_shot_window_bytes(std::span<const KeyRange> ranges, std::int64_t n_rows, std::int64_t d_v,
+                                   bool leaves_states = false);
 
 /// What a session is opened with.
 struct OneShotOptions {
   double timeout = 0;            ///< seconds that one wait of a kernel may take; infinity for no limit
   bool windows_on_host = false;  ///< windows in pinned memory of the host, for devices that do not reach each other's memory
   unsigned steps_done = 0;       ///< steps that a new window counts as done, at most 2^32 - 4: tests begin before the wrap
+  OneShotResult result = OneShotResult::kOutput;
 };
 
 namespace emulated {

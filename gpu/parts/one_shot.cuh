@@ -53,9 +53,26 @@ __device__ __forceinline__ RowRange rows_of(const Params& params, std::int64_t k
   return {kv_head * params.group + first_row, n_left < Worker::kRows ? static_cast<int>(n_left) : Worker::kRows};
 }
 
-/// Receives the states of a query tile from all devices, merges them in the order of their ranges and finishes the rows;
-/// those that this device owns, if rows have owners. All threads of the block call it; none of them uses the scratch memory
-/// any more.
+/// Writes one column of the states of the node, one for every subtree of its range.
+template <IsWorker Worker, class Params>
+__device__ __forceinline__ void write_node(const Params& params, float* states, std::int64_t row,
+                                           const Column<Worker>& column, const JoinedRoots<Worker>& roots) {
+  TREE_ATTN_LOOP
+  for (int i = 0; i < roots.size(); ++i) {
+    typename Column<Worker>::State state;
+    roots.load(i, state);
+    float* const to = states + (i * params.n_rows() + row) * state_size(params.d_v);
+    if (column.component(0) == 0) to[kShift] = state.shift, to[kSum] = state.sum;
+    TREE_ATTN_UNROLL
+    for (int c = 0; c < Column<Worker>::kElements; ++c) {
+      if (column.component(c) < params.d_v) to[element(column, c)] = state.n[c];
+    }
+  }
+}
+
+/// Receives the states of a query tile from all devices, merges them in the order of their ranges and finishes the rows, or
+/// leaves the states of the node; of the rows that this device owns, if rows have owners. All threads of the block call it;
+/// none of them uses the scratch memory any more.
 template <IsWorker Worker, class Params>
 __device__ __forceinline__ void receive_states(const Peers& peers, const Params& params, const DeviceOutput& output,
                                                QueryTile tile, Scratch scratch) {
@@ -74,8 +91,7 @@ __device__ __forceinline__ void receive_states(const Peers& peers, const Params&
 
   // Devices are joined as the splits of one device are.
   join_parts<Worker>(
-      scratch, {peers.range[0].begin, peers.range[peers.n - 1].end}, peers.n,
-      [&peers](int source) { return peers.range[source]; },
+      scratch, peers.range_of_all(), peers.n, [&peers](int source) { return peers.range[source]; },
       [&](const Column<Worker>& column, int source, int subtree, const auto& states, int place) {
         typename Column<Worker>::State state;
         set_empty(state);
@@ -87,7 +103,10 @@ __device__ __forceinline__ void receive_states(const Peers& peers, const Params&
         states.store(place, state);
       },
       [&](const Column<Worker>& column, const JoinedRoots<Worker>& roots) {
-        if (peers.merges(rows.first + column.row()))
+        if (column.row() >= rows.n || !peers.merges(rows.first + column.row())) return;
+        if (output.states != nullptr)
+          write_node<Worker>(params, output.states, rows.first + column.row(), column, roots);
+        else
           write_output<Worker>(params, output, tile.kv_head, tile.first_row, column, roots, {});
       });
   __syncthreads();
@@ -97,7 +116,7 @@ __device__ __forceinline__ void receive_states(const Peers& peers, const Params&
 struct OneShotEnd {
   Peers peers;
   DeviceOutput own;     ///< states of the own range
-  DeviceOutput result;  ///< finished rows
+  DeviceOutput result;  ///< finished rows; or states of the node's range, which are to be merged with those of other nodes
 
   static constexpr std::size_t kSharedBytes = 128;
   static_assert(kEqualRunsBytes + kSharedBytes <= kKernelBytes);
@@ -131,7 +150,7 @@ struct OneShotEnd {
       const QueryTile tile = QueryTile::of<Worker>(params, i);
       receive_states<Worker>(peers, params, result, tile, scratch);
       const RowRange rows = rows_of<Worker>(params, tile.kv_head, tile.first_row);
-      if (peers.has_owners) send_rows(peers, result.out, result.lse, params.d_v, rows.first, rows.n);
+      if (peers.has_owners) send_rows(peers, result, params.d_v, rows.first, rows.n);
     }
 
     // The rows of other owners, once all of the own ones are sent; then the step is done.
@@ -139,7 +158,7 @@ struct OneShotEnd {
     for (int i = begin; i < end; ++i) {
       const QueryTile tile = QueryTile::of<Worker>(params, i);
       const RowRange rows = rows_of<Worker>(params, tile.kv_head, tile.first_row);
-      if (peers.has_owners) receive_rows(peers, result.out, result.lse, params.d_v, rows.first, rows.n);
+      if (peers.has_owners) receive_rows(peers, result, params.d_v, rows.first, rows.n);
       __syncthreads();
       if (static_cast<int>(threadIdx.x) < rows.n) {
         unsigned* const steps = peers.steps + rows.first + threadIdx.x;

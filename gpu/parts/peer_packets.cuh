@@ -4,6 +4,7 @@
 /// peers.hpp.
 #pragma once
 
+#include "gpu/parts/decode_params.hpp"
 #include "gpu/parts/peers.hpp"
 #include "gpu/platform/device.hpp"
 
@@ -84,10 +85,22 @@ __device__ __forceinline__ void send_states(const AnyPeers& peers, const float* 
   }
 }
 
-/// Stores those of the finished neighbouring rows that this device owns into the windows of all others, unless it has given
-/// up a wait: then they are not finished. All threads of the block call it, after a barrier after the writes of the rows.
-/// @param out [peers.n_rows][d_v] @param lse [peers.n_rows]
-inline __device__ void send_rows(const Peers& peers, const float* out, const float* lse, int d_v, std::int64_t first_row,
+/// Float c of a packet of a row that its owner sends: of z and then lse, or of its states of the node. Null past the end.
+inline __device__ float* element_of_row(const Peers& peers, const DeviceOutput& result, int d_v, std::int64_t row,
+                                        int packet, int c) {
+  if (result.states == nullptr) {
+    const int j = 3 * packet + c;
+    return j < d_v ? result.out + row * d_v + j : j == d_v ? result.lse + row : nullptr;
+  }
+  const int n_packets = static_cast<int>(peers.n_packets), size = kValues + d_v;
+  const int subtree = packet / n_packets, j = packet % n_packets * 3 + c;
+  return j < size ? result.states + (subtree * peers.n_rows + row) * size + j : nullptr;
+}
+
+/// Stores those of neighbouring rows that this device owns, finished or as states of the node, into the windows of all
+/// others, unless it has given up a wait: then they are neither. All threads of the block call it, after a barrier after the
+/// writes of the rows.
+inline __device__ void send_rows(const Peers& peers, const DeviceOutput& result, int d_v, std::int64_t first_row,
                                  int n_rows) {
   const int n_packets = static_cast<int>(peers.n_result);
   if (load_acquire(&peers.gave_up->n) != 0) return;
@@ -98,8 +111,8 @@ inline __device__ void send_rows(const Peers& peers, const float* out, const flo
     Packet packet{{0, 0, 0}, load_fresh(peers.steps + row) + 1};
     TREE_ATTN_UNROLL
     for (int c = 0; c < 3; ++c) {
-      const int j = 3 * in_row + c;
-      if (j <= d_v) packet.element[c] = load_fresh(j < d_v ? out + row * d_v + j : lse + row);
+      const float* const from = element_of_row(peers, result, d_v, row, in_row, c);
+      if (from != nullptr) packet.element[c] = load_fresh(from);
     }
     const std::int64_t at = peers.result_offset(row) + in_row;
     for (int turn = 1; turn < peers.n; ++turn) store_packet(peers.window[(peers.me + turn) % peers.n] + at, packet);
@@ -107,8 +120,7 @@ inline __device__ void send_rows(const Peers& peers, const float* out, const flo
 }
 
 /// Receives those of the neighbouring rows that others own.
-/// @param[out] out [peers.n_rows][d_v] @param[out] lse [peers.n_rows]
-inline __device__ void receive_rows(const Peers& peers, float* out, float* lse, int d_v, std::int64_t first_row,
+inline __device__ void receive_rows(const Peers& peers, const DeviceOutput& result, int d_v, std::int64_t first_row,
                                     int n_rows) {
   const int n_packets = static_cast<int>(peers.n_result);
   for (int i = static_cast<int>(threadIdx.x); i < n_rows * n_packets; i += static_cast<int>(blockDim.x)) {
@@ -120,9 +132,8 @@ inline __device__ void receive_rows(const Peers& peers, float* out, float* lse, 
     const Packet packet = receive_packet(peers, from, step, peers.owner(row), row);
     TREE_ATTN_UNROLL
     for (int c = 0; c < 3; ++c) {
-      const int j = 3 * in_row + c;
-      if (j < d_v) out[row * d_v + j] = packet.element[c];
-      if (j == d_v) lse[row] = packet.element[c];
+      float* const to = element_of_row(peers, result, d_v, row, in_row, c);
+      if (to != nullptr) *to = packet.element[c];
     }
   }
 }

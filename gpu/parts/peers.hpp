@@ -34,6 +34,10 @@
 /// had every row from its owner, which had a packet of that step from B. Finished rows need one place: none of step t + 1 is
 /// finished before every device has sent states of that step, so every device has ended step t.
 ///
+/// **Several nodes.** Kernels reach the devices of their node only. Where states of other nodes are still to come, a row is
+/// not finished: the states of all subtrees of the node's range, which the merge has left, are the result. Every device has
+/// them for all rows, and an owner sends them in place of the finished row.
+///
 /// **Steps** are counted in device memory, one counter per row, so that a graph may be replayed. They count from 1, windows
 /// start with zeros, and after 2^32 steps they wrap: by then every slot holds a step of the last few.
 #pragma once
@@ -71,7 +75,7 @@ struct Peers {
   int n = 1, me = 0;
   bool has_owners = false;                 ///< whether a row is merged by one device instead of all
   std::int64_t n_rows = 0, n_packets = 0;  ///< of all query rows; of a state, see packets_of_state()
-  std::int64_t n_result = 0;               ///< of a finished row, see packets_of_row()
+  std::int64_t n_result = 0;               ///< of a finished row, see packets_of_row(); or of its states of the node
   Packet* window[kMaxPeers] = {};          ///< [2][slots of all devices][rows][n_packets], then [n_rows][n_result]
   KeyRange range[kMaxPeers] = {};          ///< of the canonical tree; neighbours touch, and some may be empty
   int first_slot[kMaxPeers + 1] = {};      ///< slots per row of the devices before each; the last one: of all
@@ -81,8 +85,9 @@ struct Peers {
   const unsigned* failed = nullptr;        ///< host memory: not 0 once a rank has failed, which ends all waits; may be null
 
   /// Lays out the slots for these ranges. @pre at most kMaxPeers
+  /// @param leaves_states whether the states of the node are the result, and not finished rows
   template <class Ranges>
-  static Peers of(const Ranges& ranges, int me, std::int64_t n_rows, std::int64_t d_v) {
+  static Peers of(const Ranges& ranges, int me, std::int64_t n_rows, std::int64_t d_v, bool leaves_states = false) {
     Peers peers;
     peers.n = 0, peers.me = me, peers.n_rows = n_rows;
     peers.n_packets = packets_of_state(d_v), peers.n_result = packets_of_row(d_v);
@@ -93,8 +98,15 @@ struct Peers {
       peers.has_owners = peers.has_owners || n * n_rows * state_size(d_v) * 4 > kMostSharedBytes;
       ++peers.n;
     }
+    if (leaves_states) {
+      const KeyRange node = peers.range_of_all();
+      peers.n_result = n_subtrees(node.begin, node.end) * peers.n_packets;
+    }
     return peers;
   }
+
+  /// The range of the node.
+  TREE_ATTN_HOST_DEVICE KeyRange range_of_all() const { return {range[0].begin, range[n - 1].end}; }
 
   /// Slots per row of a device: its subtrees, at least one.
   TREE_ATTN_HOST_DEVICE int n_slots(int device) const { return first_slot[device + 1] - first_slot[device]; }
@@ -113,7 +125,7 @@ struct Peers {
     const std::int64_t half = static_cast<std::int64_t>(step & 1) * first_slot[n];
     return ((half + first_slot[device]) * n_slot_rows() + (has_owners ? row / n : row) * n_slots(device)) * n_packets;
   }
-  /// Where the packets of a finished row lie in every window.
+  /// Where the packets of a finished row, or of its states of the node, lie in every window.
   TREE_ATTN_HOST_DEVICE std::int64_t result_offset(std::int64_t row) const {
     return 2 * first_slot[n] * n_slot_rows() * n_packets + row * n_result;
   }

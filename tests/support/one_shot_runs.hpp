@@ -10,6 +10,7 @@
 #include "tests/support/decoding.hpp"
 
 #include <chrono>
+#include <mutex>
 #include <sstream>
 #include <string>
 #include <string_view>
@@ -20,8 +21,8 @@ namespace tree_attn::test::one_shot {
 
 inline constexpr double kTimeout = 120, kScale = 0.3;
 
-/// How the ranks share the sequence.
-enum class Cut { kEven, kUneven, kEmpty };
+/// How the ranks share the sequence. kLast: the last rank has all of it.
+enum class Cut { kEven, kUneven, kEmpty, kLast };
 
 struct Run {
   int p = 1, steps = 3;
@@ -36,12 +37,18 @@ struct Run {
   int n_multiprocessors = 3, major = 9;  ///< of the devices
   bool windows_on_host = false;          ///< and the devices do not reach each other
   unsigned steps_done = 0;               ///< where the counter of steps begins
+  std::vector<int> nodes = {};           ///< of every rank; empty: all are on one node
+  int radix = 0;                         ///< between nodes; 0: the default
 
-  PlanOptions options() const { return {.windows_on_host = windows_on_host, .steps_done = steps_done}; }
+  PlanOptions options() const { return {.radix = radix, .windows_on_host = windows_on_host, .steps_done = steps_done}; }
 };
 
 /// States of 134 KiB per rank: rows have owners.
 inline Run with_owners(int p) { return {.p = p, .steps = 3, .cut = Cut::kUneven, .group = 33, .seed = 2, .head_dim = 256}; }
+
+inline Topology topology_of(const Run& run) {
+  return run.nodes.empty() ? Topology::pretend(run.p, run.p) : Topology(run.nodes);
+}
 
 inline WorkloadShape shape_of(const Run& run, std::int64_t n_keys) {
   return {{.dtype = run.dtype,
@@ -65,6 +72,7 @@ inline std::vector<KeyRange> ranges_of(const Run& run, std::int64_t n_keys) {
     std::int64_t n = left / (run.p - i);
     if (run.cut == Cut::kUneven) n = i % 2 == 0 ? std::min<std::int64_t>(left, 1 + i) : left / 3;
     if (run.cut == Cut::kEmpty) n = i % 2 == 0 ? 0 : std::min<std::int64_t>(left, 2);
+    if (run.cut == Cut::kLast) n = 0;
     if (i + 1 == run.p) n = left;
     lengths.push_back(n * kLeafKeys);
     left -= n;
@@ -96,7 +104,7 @@ void decode_steps(Transport& transport, ShardDecoder& shard, Workload& workload,
 
 /// The outputs of `gather` on one rank, which has the bits of `gather` on any number of them.
 inline std::vector<DecodeOutput> gather_alone(Run run, std::int64_t n_at_start) {
-  run.p = 1, run.seed = 0;
+  run.p = 1, run.seed = 0, run.nodes = {};
   const emulated::SettingsScope scope({.n_workers = 2});
   const WorkloadShape shape = shape_of(run, n_at_start + run.steps);
   const std::vector<KeyRange> ranges = ranges_of(run, n_at_start);
@@ -116,6 +124,7 @@ inline std::string text(const Run& run) {
   text << run.p << " ranks, " << run.steps << " steps, cut " << static_cast<int>(run.cut) << ", " << name_of(run.order)
        << ", " << name_of(run.dtype) << ", " << run.group << " queries, seed " << run.seed << ", compute capability "
        << run.major << (run.windows_on_host ? ", windows on the host" : "");
+  for (const int node : run.nodes) text << (&node == run.nodes.data() ? ", nodes " : " ") << node;
   return text.str();
 }
 
@@ -157,6 +166,57 @@ inline int differences_on_rank(Transport& transport, const Run& run, std::int64_
         if (!same_bits(output, want[static_cast<std::size_t>(t)])) ++n_wrong;
       });
   return n_wrong;
+}
+
+/// Of a step: over all ranks; merge steps and collectives of the busiest one.
+struct Counts {
+  std::int64_t messages = -1, bytes = -1, between_nodes = -1, merge_steps = -1, collectives = -1;
+};
+/// Adds those of one rank.
+inline void add(Counts& to, const Traffic& of_rank) {
+  to.messages += of_rank.messages, to.bytes += of_rank.bytes, to.between_nodes += of_rank.bytes_between_nodes;
+  to.merge_steps = std::max(to.merge_steps, of_rank.merge_steps);
+  to.collectives = std::max(to.collectives, of_rank.collectives);
+}
+/// @param n_at_start keys before the first step; those of the last step are predicted
+inline Counts predicted_counts(const Run& run, std::int64_t n_at_start) {
+  const Prediction of_step = predict(find_algorithm("one-shot"), shape_of(run, n_at_start + run.steps), topology_of(run),
+                                     ranges_of(run, n_at_start), run.options());
+  return {of_step.messages, of_step.bytes, of_step.bytes_between_nodes, of_step.merge_steps, of_step.collectives};
+}
+
+/// On threads as ranks. @param[out] stored counted in the last step @param[out] predicted the same
+/// @param given see differences_on_rank() @returns outputs that differ
+inline int differences(const Run& run, std::int64_t n_at_start, Counts* stored = nullptr, Counts* predicted = nullptr,
+                       const std::vector<DecodeOutput>* given = nullptr) {
+  const emulated::SettingsScope scope({.seed = run.seed,
+                                       .n_workers = 2,
+                                       .n_multiprocessors = run.n_multiprocessors,
+                                       .n_hosts = run.p,
+                                       .n_devices = run.p,
+                                       .has_peer_access = !run.windows_on_host,
+                                       .major = run.major});
+  std::mutex mutex;
+  Counts counted{0, 0, 0, 0, 0};
+  int n_wrong = 0;
+  run_threads(topology_of(run), kTimeout, [&](ThreadTransport& transport) {
+    Traffic last;
+    const int n = differences_on_rank(transport, run, n_at_start, given, last);
+    const std::lock_guard lock(mutex);
+    n_wrong += n;
+    add(counted, last);
+  });
+  if (stored != nullptr) *stored = counted;
+  if (predicted != nullptr) *predicted = predicted_counts(run, n_at_start);
+  return n_wrong;
+}
+
+inline void check_equal(const Counts& counted, const Counts& predicted) {
+  CHECK(counted.messages == predicted.messages);
+  CHECK(counted.bytes == predicted.bytes);
+  CHECK(counted.between_nodes == predicted.between_nodes);
+  CHECK(counted.merge_steps == predicted.merge_steps);
+  CHECK(counted.collectives == predicted.collectives);
 }
 
 /// Runs of 20 steps each on p ranks: both orders of leaves, one and four queries per key head, and five seeds, and in the

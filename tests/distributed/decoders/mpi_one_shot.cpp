@@ -32,6 +32,50 @@ TEST_CASE("one-shot on processes: 20 steps have the bits of gather, in both orde
   }
 }
 
+/// The processes of this machine as several nodes: up to four per node, and such that the last one is smaller.
+std::vector<std::vector<int>> nodes_of(int p) {
+  std::vector<std::vector<int>> all;
+  for (const int n : {1, 2, 3, 4}) {
+    if (n >= p) break;
+    std::vector<int>& nodes = all.emplace_back();
+    for (int rank = 0; rank < p; ++rank) nodes.push_back(rank / n);
+  }
+  return all;
+}
+
+/// @tested{alg_3, Alg. 3}
+TEST_CASE("one-shot on processes of several nodes: no bit differs from gather, and the counts are those predicted") {
+  const MpiRanks& ranks = session().ranks();
+  int n = 0;
+  for (const std::vector<int>& nodes : nodes_of(ranks.size())) {
+    for (const LeafOrder order : {LeafOrder::kContiguous, LeafOrder::kDealt}) {
+      const Run run{.p = ranks.size(),
+                    .steps = 20,
+                    .cut = static_cast<Cut>(n % 4),
+                    .order = order,
+                    .dtype = n % 3 == 0 ? DType::F32 : DType::BF16,
+                    .group = n % 2 == 0 ? 1 : 4,
+                    .seed = static_cast<std::uint64_t>(n % 5),
+                    .slow_rank = n % 4 == 1 ? ranks.size() - 1 : -1,
+                    .batch = 1,
+                    .kv_heads = 1,
+                    .nodes = nodes};
+      ++n;
+      INFO(text(run));
+      const std::int64_t n_keys = 64 * run.p + 50;
+      const std::vector<DecodeOutput> want = gather_alone(run, n_keys);
+      const auto transport = ranks.open_transport(topology_of(run));
+      const emulated::SettingsScope scope({.seed = run.seed, .n_workers = 1});
+      Traffic last;
+      CHECK(differences_on_rank(*transport, run, n_keys, &want, last) == 0);
+      const Counts predicted = predicted_counts(run, n_keys);
+      CHECK(ranks.all_sum(last.messages) == predicted.messages);
+      CHECK(ranks.all_sum(last.bytes) == predicted.bytes);
+      CHECK(ranks.all_sum(last.bytes_between_nodes) == predicted.between_nodes);
+    }
+  }
+}
+
 TEST_CASE("one-shot on processes: one of them is slow, and the bytes stored are those predicted") {
   const auto transport = open_transport();
   const Run run{.p = transport->size(), .steps = 4, .cut = Cut::kEmpty, .seed = 1, .slow_rank = transport->size() - 1};
@@ -98,6 +142,43 @@ TEST_CASE("one-shot on processes: a rank that never decodes ends the others with
     CAPTURE(line);
     CHECK(line.starts_with("rank " + std::to_string(ranks.rank()) + ", step 2: no states from rank 1, row "));
     CHECK(line.ends_with(", for 0.5 s"));
+  }
+  ranks.barrier();
+  CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(20));
+}
+
+TEST_CASE("one-shot on processes of several nodes: a rank of another node that never sends ends the wait for it") {
+  const MpiRanks& ranks = session().ranks();
+  if (ranks.size() == 1) return;
+  constexpr double kShort = 0.5;
+  Run run{.p = ranks.size(), .nodes = std::vector<int>(static_cast<std::size_t>(ranks.size()), 0)};
+  run.nodes.back() = 1;
+  const emulated::SettingsScope scope({.n_workers = 1});
+  emulated::backend().use_gpu(ranks.rank());
+  const WorkloadShape shape = shape_of(run, 600);
+  const std::vector<KeyRange> ranges = even_ranges(600, run.p, kLeafKeys);
+  const auto workload = make_workload(shape, 43, 1);
+  const std::vector<std::int64_t> lengths = workload->lengths(0);
+  ShardDecoder shard(emulated::backend(), shape, ranges[static_cast<std::size_t>(ranks.rank())], kScale);
+  fill(shard.cache(), *workload, lengths);
+  const MpiRanks limited(ranks.comm(), kShort);
+  const auto transport = limited.open_transport(topology_of(run));
+  const auto decoder = find_algorithm("one-shot").open(*transport, shard, ranges);
+  const auto step = [&] { decoder->step(workload->query(0), lengths); };
+  CHECK_NOTHROW(step());
+
+  const auto start = std::chrono::steady_clock::now();
+  std::string line;
+  if (ranks.rank() != ranks.size() - 1) {
+    try {
+      step();
+    } catch (const TransportError& error) {
+      line = error.what();
+    }
+    CAPTURE(line);
+    CHECK(line.starts_with("rank " + std::to_string(ranks.rank()) + " waited "));
+    CHECK(line.find(" s for a message") != std::string::npos);
+    CHECK(line.ends_with(" and gave up"));
   }
   ranks.barrier();
   CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(20));

@@ -20,53 +20,6 @@
 #include <thread>
 
 namespace tree_attn::test::one_shot {
-namespace {
-
-/// Of a step: over all ranks; merge steps of the busiest one.
-struct Counts {
-  std::int64_t messages = -1, bytes = -1, merge_steps = -1;
-  bool operator==(const Counts&) const = default;
-};
-
-/// On threads as ranks. @param[out] stored counted in the last step @param[out] predicted the same
-/// @param given see differences_on_rank() @returns outputs that differ
-int differences(const Run& run, std::int64_t n_at_start, Counts* stored = nullptr, Counts* predicted = nullptr,
-                const std::vector<DecodeOutput>* given = nullptr) {
-  const emulated::SettingsScope scope({.seed = run.seed,
-                                       .n_workers = 2,
-                                       .n_multiprocessors = run.n_multiprocessors,
-                                       .n_hosts = run.p,
-                                       .n_devices = run.p,
-                                       .has_peer_access = !run.windows_on_host,
-                                       .major = run.major});
-  const Topology topology = Topology::pretend(run.p, run.p);
-  std::mutex mutex;
-  Counts counted{0, 0, 0};
-  int n_wrong = 0;
-  run_threads(topology, kTimeout, [&](ThreadTransport& transport) {
-    Traffic last;
-    const int n = differences_on_rank(transport, run, n_at_start, given, last);
-    const std::lock_guard lock(mutex);
-    n_wrong += n;
-    counted = {counted.messages + last.messages, counted.bytes + last.bytes,
-               std::max(counted.merge_steps, last.merge_steps)};
-  });
-  if (stored != nullptr) *stored = counted;
-  if (predicted != nullptr) {
-    const Prediction of_step =
-        predict(find_algorithm("one-shot"), shape_of(run, n_at_start + run.steps), topology, ranges_of(run, n_at_start));
-    *predicted = {of_step.messages, of_step.bytes, of_step.merge_steps};
-  }
-  return n_wrong;
-}
-
-void check_equal(const Counts& counted, const Counts& predicted) {
-  CHECK(counted.messages == predicted.messages);
-  CHECK(counted.bytes == predicted.bytes);
-  CHECK(counted.merge_steps == predicted.merge_steps);
-}
-
-}  // namespace
 
 /// Shards of several leaves, more query tiles than blocks, and a last range that doubles on the way, so that all ranks open
 /// new windows. Types, queries, cuts, seeds and devices in turn.
@@ -371,11 +324,13 @@ TEST_CASE("one-shot: what its kernels cannot combine is refused in a few words")
   const Topology node = Topology::pretend(2, 2);
   CHECK(refusal(emulated::backend(), node, shape) == "");
   CHECK(refusal(cpu_backend(), node, shape).find("--backend cpu has none") != std::string::npos);
-  CHECK(refusal(emulated::backend(), Topology::pretend(2, 1), shape).find("2 nodes") != std::string::npos);
-  CHECK(refusal(emulated::backend(), Topology::pretend(17, 17), shape).find("17 ranks; at most 16") != std::string::npos);
-  // The ranks alone decide the last two, for predictions too.
+  CHECK(refusal(emulated::backend(), Topology::pretend(34, 16), shape) == "");
+  // The ranks alone decide the last ones, for predictions too. The largest node counts.
   CHECK(algorithm.refuses_ranks(node) == "");
-  for (const Topology& topology : {Topology::pretend(2, 1), Topology::pretend(17, 17)}) {
+  std::vector<int> nodes(18, 1);
+  nodes[0] = 0;
+  for (const Topology& topology : {Topology::pretend(17, 17), Topology(nodes)}) {
+    CHECK(refusal(emulated::backend(), topology, shape) == "a node of 17 ranks; at most 16; use two-level");
     CHECK(algorithm.refuses_ranks(topology) == refusal(emulated::backend(), topology, shape));
     const std::string line = "one-shot: " + algorithm.refuses_ranks(topology);
     CHECK_THROWS_WITH_AS(predict(algorithm, shape, topology, even_ranges(600, topology.size(), kLeafKeys)), line.c_str(),

@@ -40,7 +40,7 @@ std::unique_ptr<Decoder> open_odd(Transport& transport, ShardDecoder& shard, std
   return std::make_unique<OddDecoder>(transport, shard);
 }
 
-RankCost no_cost(const Topology&, int, std::span<const KeyRange>, const WorkloadShape&) { return {}; }
+RankCost no_cost(const Topology&, int, std::span<const KeyRange>, const WorkloadShape&, const PlanOptions&) { return {}; }
 
 }  // namespace
 

@@ -56,7 +56,7 @@ TEST_CASE("judge: a healthy cluster has one verdict per subject, and all are fin
       "ok       peer access    all GPUs of a machine reach each other\n"
       "ok       NCCL           2.30.7 found (/opt/nccl/libnccl.so.2)\n"
       "ok       interface      eth0 192.168.1.1 for NCCL's bootstrap (NCCL_SOCKET_IFNAME is not set)\n"
-      "ok       one-shot       possible on one machine: every rank has its own GPU and reaches those of its machine\n");
+      "ok       one-shot       possible: every rank has its own GPU and reaches those of its machine\n");
   CHECK(line(judge(healthy_cluster(1, 2)).back()) ==
         "possible: every rank has its own GPU and reaches those of its machine");
 }

@@ -90,7 +90,10 @@ TEST_CASE("decode --devices: one-shot has the bits of gather on emulated devices
         Words{"--devices", "5,3,9", "--seq-len", "777", "--heads", "4", "--kv-heads", "1", "--shards", "64,0,713"},
         Words{"--devices", "0-1", "--seq-len", "200", "--heads", "2", "--dtype", "f16", "--batch", "3"},
         Words{"--heads", "2"},
-        Words{"--devices", "0-1", "--seq-len", "200", "--heads", "64", "--kv-heads", "1", "--batch", "6"}}) {
+        Words{"--devices", "0-1", "--seq-len", "200", "--heads", "64", "--kv-heads", "1", "--batch", "6"},
+        Words{"--devices", "0-7", "--ranks-per-node", "4", "--seq-len", "1900", "--heads", "4", "--steps", "3"},
+        Words{"--devices", "0-4", "--ranks-per-node", "2", "--seq-len", "777", "--heads", "4", "--kv-heads", "1", "--radix",
+              "3", "--order", "contiguous", "--steps", "3"}}) {
     check_silent_success(run(alone(common + more)));
     const nlohmann::json runs = runs_of(scratch.path("report"));
     REQUIRE(runs.size() == 2);
@@ -98,7 +101,9 @@ TEST_CASE("decode --devices: one-shot has the bits of gather on emulated devices
     CHECK(runs[0]["output_digest"] == runs[1]["output_digest"]);
     for (const char* count : {"messages_per_step", "bytes_per_step", "bytes_between_nodes_per_step", "merge_steps"})
       CHECK(runs[0][count] == runs[0]["predicted"][count]);
-    CHECK(runs[0]["merge_steps"] == runs[1]["merge_steps"]);
+    // Every rank merges all subtrees; on several nodes, those of its node and what the others have left of theirs.
+    const bool is_one_node = runs[0]["bytes_between_nodes_per_step"] == 0;
+    CHECK((runs[0]["merge_steps"] == runs[1]["merge_steps"]) == is_one_node);
   }
 }
 
@@ -110,7 +115,10 @@ TEST_CASE("decode under mpirun: one-shot maps the windows of other processes, an
                      "4",          "--seq-len", "900"};
   for (const auto& [n_ranks, more] :
        {std::pair(3, Words{}), std::pair(2, Words{"--order", "contiguous"}),
-        std::pair(4, Words{"--transport", "shared", "--kv-heads", "1"}), std::pair(2, Words{"--windows", "host"})}) {
+        std::pair(4, Words{"--transport", "shared", "--kv-heads", "1"}), std::pair(2, Words{"--windows", "host"}),
+        std::pair(4, Words{"--ranks-per-node", "2", "--kv-heads", "1", "--order", "contiguous"}),
+        std::pair(3, Words{"--ranks-per-node", "2", "--transport", "shared", "--dtype", "bf16"}),
+        std::pair(2, Words{"--ranks-per-node", "1"})}) {
     check_silent_success(run(ranks(n_ranks, common + more)));
     const nlohmann::json runs = runs_of(scratch.path("report"));
     REQUIRE(runs.size() == 2);
@@ -125,6 +133,7 @@ TEST_CASE("decode --devices: one-shot stores on emulated devices what `predict` 
   const std::string report = scratch.path("report");
   for (const auto& [n_ranks, shape] :
        {std::pair(4, Words{"--seq-len", "900", "--heads", "4", "--order", "contiguous"}),
+        std::pair(5, Words{"--seq-len", "900", "--heads", "4", "--ranks-per-node", "2", "--radix", "2", "--order", "dealt"}),
         std::pair(3, Words{"--seq-len", "100", "--heads", "4", "--kv-heads", "1", "--order", "dealt"}),
         std::pair(2, Words{"--seq-len", "200", "--heads", "64", "--kv-heads", "1", "--batch", "6", "--order", "dealt"})}) {
     const Words common = shape + Words{"--head-dim", "32", "--report", report};
@@ -135,8 +144,9 @@ TEST_CASE("decode --devices: one-shot stores on emulated devices what `predict` 
     check_silent_success(run(alone(Words{"predict", "--ranks", std::to_string(n_ranks)} + common)));
     const nlohmann::json predicted = nlohmann::json::parse(Scratch::read(report))["runs"].back();
     CHECK(predicted["algorithm"] == "one-shot");
-    for (const char* count : {"messages_per_step", "bytes_per_step", "merge_steps"})
+    for (const char* count : {"messages_per_step", "bytes_per_step", "bytes_between_nodes_per_step", "merge_steps"})
       CHECK(counted[count] == predicted["predicted"][count]);
+    CHECK(counted["radix"] == predicted["radix"]);
     CHECK(counted["bytes_per_step"] > 0);
   }
 }
@@ -159,9 +169,7 @@ TEST_CASE("decode --devices: what one-shot cannot do is refused in one line that
       emulated{"--backend", "emulated"}, devices{"--devices", "0-3"};
   check_one_line(run(alone(one_shot + devices)),
                  "--algorithm one-shot: one kernel decodes and exchanges, and --backend cpu");
-  check_one_line(run(alone(one_shot + devices + emulated + Words{"--ranks-per-node", "2"})), "2 nodes; its kernels reach");
-  check_one_line(run(ranks(2, one_shot + emulated + Words{"--ranks-per-node", "1"})), "2 nodes; its kernels reach");
-  check_one_line(run(alone(one_shot + emulated + Words{"--devices", "0-16"})), "17 ranks; at most 16");
+  check_one_line(run(alone(one_shot + emulated + Words{"--devices", "0-16"})), "a node of 17 ranks; at most 16");
   check_one_line(run(alone({"decode", "--seq-len", "64", "--windows", "host"})),
                  "--windows host is for algorithms whose kernels store into windows, not for two-level");
   check_one_line(run(alone(one_shot + emulated + Words{"--windows", "both"})), "--windows: both not in {device,host}");

@@ -71,7 +71,8 @@ TEST_CASE("decode --transport nccl: the kernels of one-shot store into windows o
   for (const char* fault : {"", "version 22809", "window"}) {
     CAPTURE(fault);
     const NcclVariables variables(fault);
-    for (const Words& job : {alone(kDecode + Words{"--devices", "0-2"}), ranks(3, kDecode)}) {
+    for (const Words& job : {alone(kDecode + Words{"--devices", "0-2"}), ranks(3, kDecode),
+                             ranks(3, kDecode + Words{"--ranks-per-node", "2"})}) {
       const bool has_windows = std::string(fault) != "window";
       if (!has_windows) check_one_line(run(job + one_shot), "do not all reach each other's memory");
       check_silent_success(run(job + one_shot + (has_windows ? Words{} : Words{"--windows", "host"})));
@@ -80,7 +81,7 @@ TEST_CASE("decode --transport nccl: the kernels of one-shot store into windows o
       // NCCL has windows for kernels from 2.29 on.
       const bool is_old = std::string(fault).starts_with("version"), are_threads = job.front() != TREE_ATTN_MPIEXEC;
       CHECK(runs[1]["windows"] == (!has_windows ? "host" : !is_old ? "nccl" : are_threads ? "process" : "ipc"));
-      for (const char* counted : {"messages_per_step", "bytes_per_step", "merge_steps"})
+      for (const char* counted : {"messages_per_step", "bytes_per_step", "bytes_between_nodes_per_step", "merge_steps"})
         CHECK(runs[1][counted] == runs[1]["predicted"][counted]);
     }
   }
