@@ -79,8 +79,8 @@ class DeviceOneShot final : public OneShotSession, private DeviceSession {
   DeviceOneShot(const DeviceCache& cache, double scale, const OneShotOptions& options)
       : DeviceSession(cache, scale),
         timeout_(options.timeout),
-        first_(options.steps_done),
         leaves_(options.result),
+        first_(options.steps_done),
         use_(options.windows_on_host ? MemoryUse::HostWindow : MemoryUse::Window),
         n_out_(cache.shape().n_rows() * cache.shape().value_dim),
         steps_(cache.shape().n_rows(), MemoryUse::Window),
