@@ -18,7 +18,6 @@ class MpiTransport : public Transport {
   /// the same order.
   MpiTransport(const MpiRanks& ranks, Topology topology);
   std::string_view name() const override { return "mpi"; }
-  const Network& network() const override { return kMpiNetwork; }
   void progress() override;
   double timeout() const override { return ranks_.deadline().seconds(); }
   double seconds() const override;

@@ -57,8 +57,9 @@ class Transport {
   int size() const { return topology_.size(); }
   /// "mpi", "shared", "threads" or "nccl", for reports.
   virtual std::string_view name() const = 0;
-  /// What messages take, for the default radix: constants, the same on every rank.
-  virtual const Network& network() const = 0;
+  /// What messages take, for the default radix: constants, the same on every rank. Those of MPI unless a transport has its
+  /// own.
+  virtual const Network& network() const { return kMpiNetwork; }
   /// The version of the library that carries messages between devices; empty if there is none.
   virtual std::string library() const { return {}; }
   /// This transport, if its messages lie in device memory; null if they lie in host memory.

@@ -24,13 +24,13 @@ TEST_CASE("decoder: steps after the first allocate nothing, over MPI and through
           name = transport.name();
           const KeyRange own = topology.range_of(transport.rank(), ranges);
           ShardDecoder shard = open_shard(cpu_backend(), q, workload->shard(own), workload->lengths(), workload->scale);
-          const int before = n_allocations;
+          const int before = n_allocations_here;
           const std::unique_ptr<Decoder> decoder = algorithm.open(transport, shard, ranges);
-          of_opening = n_allocations - before;
+          of_opening = n_allocations_here - before;
           decoder->step(q, workload->lengths());
-          const int after_first_step = n_allocations;
+          const int after_first_step = n_allocations_here;
           for (int step = 1; step < kSteps; ++step) decoder->step(q, workload->lengths(), step == 1 ? kLift : 0);
-          in_steps = n_allocations - after_first_step;
+          in_steps = n_allocations_here - after_first_step;
           return decoder->step(q, workload->lengths()).copy();
         });
         CAPTURE(name);

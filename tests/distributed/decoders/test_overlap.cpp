@@ -21,7 +21,6 @@ class WatchedTransport : public Transport {
   explicit WatchedTransport(ThreadTransport& inner) : Transport(inner.topology(), inner.rank()), inner_(inner) {}
 
   std::string_view name() const override { return inner_.name(); }
-  const Network& network() const override { return inner_.network(); }
   void progress() override { ++n_calls[inner_.in_flight()]; }
 
   std::map<std::size_t, int> n_calls;  ///< of progress(), by messages in flight
