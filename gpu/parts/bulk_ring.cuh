@@ -77,8 +77,8 @@ class BulkRing {
     std::int64_t from = static_cast<std::int64_t>(step) * kKeysPerStep * kRow * kPer16<T>;
     if constexpr (Steps::kIsListed) from = static_cast<std::int64_t>(rows_.first(step)) * kRow * kPer16<T>;
     barrier_arrive_expect(barriers_ + stage, 2 * kBytes);
-    bulk_copy(to, keys_ + from, kBytes, barriers_ + stage);
-    bulk_copy(to + kKeysPerStep * kRow, values_ + from, kBytes, barriers_ + stage);
+    bulk_copy(to, keys_ + from, kBytes, barriers_ + stage, CacheHint::EvictFirst);
+    bulk_copy(to + kKeysPerStep * kRow, values_ + from, kBytes, barriers_ + stage, CacheHint::EvictFirst);
   }
 
   Shared<Bytes16> memory_;
