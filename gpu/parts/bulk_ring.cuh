@@ -75,8 +75,8 @@ class BulkRing {
     const std::int64_t from =
         static_cast<std::int64_t>(steps_.leaves().next_row(step * kKeysPerStep, first_row_)) * kRow * kPer16<T>;
     barrier_arrive_expect(barriers_ + stage, 2 * kBytes);
-    bulk_copy(to, keys_ + from, kBytes, barriers_ + stage);
-    bulk_copy(to + kKeysPerStep * kRow, values_ + from, kBytes, barriers_ + stage);
+    bulk_copy(to, keys_ + from, kBytes, barriers_ + stage, CacheHint::EvictFirst);
+    bulk_copy(to + kKeysPerStep * kRow, values_ + from, kBytes, barriers_ + stage, CacheHint::EvictFirst);
   }
 
   Shared<Bytes16> memory_;
