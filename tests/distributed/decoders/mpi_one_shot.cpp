@@ -100,7 +100,7 @@ TEST_CASE("one-shot on processes: windows in host memory have the same bits") {
 
 TEST_CASE("one-shot on processes: rows with owners have the same bits, and the bytes stored are those predicted") {
   const auto transport = open_transport();
-  constexpr std::int64_t kKeys = 254;
+  constexpr std::int64_t kKeys = 126;
   const Run run = with_owners(transport->size());
   const emulated::SettingsScope scope({.seed = run.seed, .n_workers = 1});
   Traffic last;

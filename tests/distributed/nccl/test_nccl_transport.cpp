@@ -89,33 +89,34 @@ TEST_CASE("nccl: one-shot, whose kernels exchange by themselves, has the bits of
   struct Case {
     one_shot::Run run;
     const char* fault = "";
+    std::int64_t n_keys = 510;
   };
-  for (const auto& [run, fault] :
+  for (const auto& [run, fault, n_keys] :
        {Case{on_nodes({0, 0})}, Case{on_nodes({0, 0, 0})}, Case{on_nodes({0, 0, 0}), "version 22809"},
-        Case{on_nodes({0, 0, 0}, true), "window"}, Case{one_shot::with_owners(3)}, Case{on_nodes({0, 0, 1, 1})},
+        Case{on_nodes({0, 0, 0}, true), "window"}, Case{one_shot::with_owners(3), "", 126}, Case{on_nodes({0, 0, 1, 1})},
         Case{on_nodes({0, 0, 1, 2, 2})}, Case{on_nodes({0, 1, 1}), "version 22809"},
         Case{on_nodes({0, 0, 0, 1}, true), "window"}, Case{on_nodes({0, 1})}}) {
     INFO(one_shot::text(run) << ", fault " << fault);
-    constexpr std::int64_t kKeys = 510;
-    CHECK(one_shot::opens_new_windows(run, kKeys));
+    CHECK(one_shot::opens_new_windows(run, n_keys));
     if (run.nodes.empty() || run.nodes.back() == 0) {
-      const Prediction predicted = predict(find_algorithm("one-shot"), one_shot::shape_of(run, kKeys + run.steps),
-                                           one_shot::topology_of(run), one_shot::ranges_of(run, kKeys));
+      const Prediction predicted = predict(find_algorithm("one-shot"), one_shot::shape_of(run, n_keys + run.steps),
+                                           one_shot::topology_of(run), one_shot::ranges_of(run, n_keys));
       CHECK(predicted.rounds == (run.head_dim == 256 ? 2 : 1));
     }
-    const std::vector<DecodeOutput> want = one_shot::gather_alone(run, kKeys);
+    const std::vector<DecodeOutput> want = one_shot::gather_alone(run, n_keys);
     std::mutex mutex;
     int n_wrong = 0;
     one_shot::Counts counted{0, 0, 0, 0, 0};
-    run_nccl(one_shot::topology_of(run), 60, fault, [&](const ThreadRanks&, NcclTransport& transport) {
-      Traffic last;
-      const int n = one_shot::differences_on_rank(transport, run, kKeys, &want, last);
-      const std::lock_guard lock(mutex);
-      n_wrong += n;
-      one_shot::add(counted, last);
-    });
+    run_nccl(one_shot::topology_of(run), 60, fault,
+             [&, &run = run, n_keys = n_keys](const ThreadRanks&, NcclTransport& transport) {
+               Traffic last;
+               const int n = one_shot::differences_on_rank(transport, run, n_keys, &want, last);
+               const std::lock_guard lock(mutex);
+               n_wrong += n;
+               one_shot::add(counted, last);
+             });
     CHECK(n_wrong == 0);
-    one_shot::check_equal(counted, one_shot::predicted_counts(run, kKeys));
+    one_shot::check_equal(counted, one_shot::predicted_counts(run, n_keys));
   }
 }
 
