@@ -42,7 +42,7 @@ class ContiguousLeaves {
   /// The position that rows are counted from, as DecodeParams::key() takes it, and the row of a position.
   __device__ __forceinline__ std::int64_t origin() const { return origin_; }
   __device__ __forceinline__ int row(int at) const { return at; }
-  /// The same for steps of eight positions, one after the other. @param[in,out] first row of the leaf, from step to step
+  /// The same for steps of eight positions, one after the other; the second argument keeps the row of the leaf between them.
   __device__ __forceinline__ int next_row(int at, int& /*first*/) const { return at; }
 
   /// Where the first leaf begins in the tree, the slot of leaf i, and where the leaf after it begins.
