@@ -70,7 +70,7 @@ TEST_CASE("predict: table and report have every algorithm on the paper's cluster
     CHECK(line.size() <= 140);
     lines.push_back(line);
   }
-  REQUIRE(lines.size() == algorithms.size() + 6);
+  REQUIRE(lines.size() == algorithms.size() + 5);
   CHECK(lines[0] == "640000 keys, 1 x 16 heads (16 kv) of 128, BF16; 64 ranks on 8 nodes");
   CHECK(lines[1] ==
         "inside a node 1.5 us and 450 GB/s, between nodes 3 us and 50 GB/s, 0 us per message, 0.6 us per store; "
