@@ -106,8 +106,10 @@ TEST_CASE("decode --devices: one-shot has the bits of gather on emulated devices
     for (const char* count : {"messages_per_step", "bytes_per_step", "bytes_between_nodes_per_step", "merge_steps"})
       CHECK(runs[0][count] == runs[0]["predicted"][count]);
     // Every rank merges all subtrees; on several nodes, those of its node and what the others have left of theirs.
-    const bool is_one_node = runs[0]["bytes_between_nodes_per_step"] == 0;
-    CHECK((runs[0]["merge_steps"] == runs[1]["merge_steps"]) == is_one_node);
+    if (runs[0]["nodes"] == 1)
+      CHECK(runs[0]["merge_steps"] == runs[1]["merge_steps"]);
+    else
+      CHECK(runs[0]["merge_steps"] <= runs[1]["merge_steps"]);
   }
 }
 
