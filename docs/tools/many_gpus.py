@@ -106,7 +106,7 @@ def main():
     # Each command starts the ranks that it says, and they agree.
     digests = {}
     for chapter, transport, expected in (("7d-many-gpus.md", "mpi|threads", [2, 2, 2, 4]), ("7a-network.md", "nccl", [4, 2, 2]),
-                                         ("9b-one-launch.md", "mpi|threads", [4, 4, 4])):
+                                         ("9b-one-launch.md", "mpi|threads", [4, 4, 4, 4])):
         n_ranks = []
         for command in commands(chapter):
             shown = output_of(rehearsed(command), program, mpirun, nccl)
