@@ -8,7 +8,7 @@
 /// device. So this shows the protocol, and what an exchange costs beside its link: packing, polling in the cache, merging.
 /// It shows neither the latency nor the rate of NVLink. Every step is one replay of a graph, by several queries in turn, and
 /// its output on every rank is compared with that of `gather`. Then steps are timed that all ranks begin together:
-/// `one-shot`; `one-shot` of every rank by itself, which is the same kernel and exchanges with nobody; the decode alone; the
+/// `one-shot`; `one-shot` of every rank by itself, which is the same kernel without an exchange; the decode alone; the
 /// decode, followed by kernels that merge as many states; and an empty graph. What it prints is one line of JSON per result.
 ///
 /// It is compiled twice, for a GPU and for the emulator, whose times mean nothing. It has not run on a GPU yet.
