@@ -72,7 +72,7 @@ TEST_CASE("cpu backend: outputs are within the error bound, and have the same bi
   }
 }
 
-TEST_CASE("cpu backend: 4096 Gaussian keys err by less than half of u sum w |v|") {
+TEST_CASE("cpu backend: 4096 Gaussian keys err by less than 0.4 u sum w |v|") {
   // Largest errors of five draws, in u sum_a w_a |v_a|.
   constexpr std::int64_t kHeads = 4, kKeys = 4096, kDim = 128;
   const std::vector<std::int64_t> lengths{kKeys};
@@ -99,7 +99,7 @@ TEST_CASE("cpu backend: 4096 Gaussian keys err by less than half of u sum w |v|"
     INFO(name_of(dtype));
     MESSAGE(name_of(dtype) << ": " << largest << " u sum w |v|");
     CHECK(largest > 0);
-    CHECK(largest < 0.5);
+    CHECK(largest < 0.4);
   }
 }
 
