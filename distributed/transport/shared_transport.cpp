@@ -15,9 +15,14 @@
 
 namespace tree_attn {
 
+namespace {
+
+constexpr std::size_t kLineBytes = 64;  // of the cache: each side writes lines of its own
+
+}  // namespace
+
 /// One direction between two ranks. The memory belongs to the receiver.
 struct SharedTransport::Mailbox {
-  static constexpr std::size_t kLineBytes = 64;              // of the cache: each side writes lines of its own
   alignas(kLineBytes) std::atomic<std::uint64_t> sent{0};    ///< parts, by the sender
   alignas(kLineBytes) std::atomic<std::uint64_t> taken{0};   ///< parts, by the receiver
   alignas(kLineBytes) std::uint64_t message_bytes[kPlaces];  ///< of the whole message
@@ -122,6 +127,14 @@ bool SharedTransport::leaves_empty(std::uint64_t n_parts_before, const Any& mess
          n_parts_before % kPlaces != 0;
 }
 
+/// The core of the receiver still has the lines of a place, and a store takes each from it. A store to every line, and then
+/// the copy, take three quarters of the time of the copy alone (Zen 4; `./run bench`); requests for the lines gain nothing.
+static void copy_to_place(std::span<const std::byte> bytes, std::byte* place) {
+  for (std::size_t i = 0; i < bytes.size(); i += kLineBytes)
+    std::atomic_ref(place[i]).store(std::byte{}, std::memory_order_relaxed);
+  std::memcpy(place, bytes.data(), bytes.size());
+}
+
 bool SharedTransport::put(Message<const std::byte>& message) const {
   Mailbox& box = *message.mailbox;
   const std::uint64_t sent = box.sent.load(std::memory_order_relaxed);
@@ -133,7 +146,7 @@ bool SharedTransport::put(Message<const std::byte>& message) const {
   std::byte* const place = box.places[sent % kPlaces];
   const std::size_t n = std::min(message.rest.size(), kPartBytes);
   box.message_bytes[sent % kPlaces] = message.n_bytes;
-  std::memcpy(place, message.rest.data(), n);
+  copy_to_place(message.rest.first(n), place);
   box.sent.store(sent + 1, std::memory_order_release);
   message.rest = message.rest.subspan(n);
   return true;
