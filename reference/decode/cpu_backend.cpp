@@ -16,6 +16,7 @@
 #include <cmath>
 #include <map>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <stdexcept>
 
@@ -71,8 +72,22 @@ struct SessionPlan {
       n_dealt_heads = n_threads > 1 ? batch * kv_heads : std::min(1.0, batch * kv_heads);
       n_dealt_leaves = std::ceil(n_keys / static_cast<double>(kLeafKeys));
     }
+    // Whole lines, so that the workspace of every thread begins at one.
+    constexpr double kLineFloats = 16;
     workspace = n_queries * static_cast<double>(workspace_floats(chunk_keys / kLeafKeys, 1, shape.value_dim));
+    workspace = std::ceil(workspace / kLineFloats) * kLineFloats;
   }
+};
+
+/// Allocates arrays that begin at a line of the cache. A load that crosses a line takes twice as long, and every key is
+/// multiplied by a query that is loaded again.
+template <class T>
+struct LineAllocator {
+  using value_type = T;
+  static constexpr std::align_val_t kLine{64};
+  T* allocate(std::size_t n) { return static_cast<T*>(::operator new(n * sizeof(T), kLine)); }
+  void deallocate(T* first, std::size_t) { ::operator delete(first, kLine); }
+  bool operator==(const LineAllocator&) const = default;
 };
 
 /// A session on the CPU: states are computed where they are asked for.
@@ -267,7 +282,8 @@ class CpuSession final : public DecodeSession, public States {
   ScoreScale scale_;
   std::int64_t planned_ = 0;  ///< the capacity that the memory is for
   std::int64_t n_queries_ = 0, chunk_leaves_ = 1, n_chunks_ = 0;
-  std::vector<float> row_, queries_, workspace_, states_;  ///< [threads] workspaces; states [chunks][n_rows][2 + d_v]
+  std::vector<float, LineAllocator<float>> queries_, workspace_;  ///< [n_rows][padded d_h]; [threads] workspaces
+  std::vector<float> row_, states_;                               ///< states [chunks][n_rows][2 + d_v]
   std::vector<LeafRows> leaves_;                           ///< [threads][leaves of a chunk]
   std::vector<Subtree> chunks_, subtrees_;                 ///< of the contiguous range; of the dealt one
   std::optional<DealtMerges> merges_;                      ///< in the dealt order
