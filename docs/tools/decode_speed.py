@@ -20,7 +20,7 @@ BASELINES = [("plain", "two loops", "b"), ("Eigen", "Eigen", "c"), ("PyTorch", "
 
 def check(report):
     """@throws ValueError that names what is missing or wrong"""
-    for key, kind in (("date", str), ("processor", str), ("cores", int), ("versions", dict), ("rounds", int), ("huge_pages", (int, float)), ("cases", list)):
+    for key, kind in (("date", str), ("processor", str), ("cores", int), ("versions", dict), ("starts", int), ("rounds", int), ("huge_pages", (int, float)), ("cases", list)):
         if not isinstance(report.get(key), kind):
             raise ValueError(f"'{key}' is missing or of another type")
     if "compiler" not in report["versions"]:
@@ -47,6 +47,9 @@ def check(report):
             for clock in ("cpu", "wall"):
                 if not isinstance(ratio.get(clock), (int, float)) or not 0 < ratio[clock] < math.inf:
                     raise ValueError(f"{name}: a ratio in {clock} time is {ratio.get(clock)}")
+                span = ratio.get(f"{clock}_range")
+                if not isinstance(span, list) or len(span) != 2 or not span[0] <= ratio[clock] <= span[1]:
+                    raise ValueError(f"{name}: {ratio[clock]} in {clock} time is not in the range {span}")
     return report
 
 
@@ -78,7 +81,7 @@ def setting(report):
     """What was measured with what, in one line."""
     versions = ", ".join([report["versions"]["compiler"], *(f"{name} {version}" for name, version in report["versions"].items() if name != "compiler")])
     pages = "2 MiB" if report["huge_pages"] > 0.95 else "4 KiB, in part"
-    return f"{report['date']}, {report['processor']}, {report['cores']} cores, {versions}; pages of {pages}; medians of {report['rounds']} rounds"
+    return f"{report['date']}, {report['processor']}, {report['cores']} cores, {versions}; pages of {pages}; medians over {report['starts']} starts of {report['rounds']} rounds; in brackets, the range over the starts"
 
 
 def table(report=None):
@@ -89,7 +92,7 @@ def table(report=None):
              "| --- |" + " ---: |" * (2 + len(columns))]
     for case in report["cases"]:
         of_read = case["of_read"]["decode"]
-        cells = [name_of(case), f"{of_read['cpu']:.2f}", f"{of_read['wall']:.2f}"]
+        cells = [name_of(case), *(f"{of_read[clock]:.2f} ({' to '.join(f'{end:.2f}' for end in of_read[f'{clock}_range'])})" for clock in ("cpu", "wall"))]
         for key, _, _ in columns:
             ratio = case["times_faster"].get(key)
             cells.append(f"{ratio[clock_of(case)]:.2f}" if ratio else "")

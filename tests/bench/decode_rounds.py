@@ -2,7 +2,9 @@
 """Times the decode and its baselines in turns, in one run: what docs/decode_speed.json holds.
 
 Every round runs each contestant once, in a new order. Speeds are compared within a round, and the median over the rounds is
-kept, so that a machine that becomes slow for a while disturbs no ratio.
+kept, so that a machine that becomes slow for a while disturbs no ratio. Where the pages of a program lie in memory changes
+its speed for as long as it runs, so the programs are started several times: a ratio is the median over the starts, and its
+range is that from the least to the most.
 """
 import datetime
 import json
@@ -92,13 +94,20 @@ def check_results(case, names):
             raise SystemExit(f"bench: {name} and the decode have different results in {case}")
 
 
-def ratios(times, over, under):
-    """Median over the rounds of (time of `over`) / (time of `under`), in CPU time and in wall time."""
-    medians = [statistics.median(a[clock] / b[clock] for a, b in zip(times[over], times[under])) for clock in (0, 1)]
-    return {clock: float(f"{median:.4g}") for clock, median in zip(("cpu", "wall"), medians)}
+def ratios(starts, over, under):
+    """(Time of `over`) / (time of `under`), in CPU time and in wall time: per start the median over its rounds, and of these the median and the range.
+
+    @param starts one {name: [[CPU time, wall time] of a round, ..]} per start
+    """
+    result = {}
+    for clock, i in (("cpu", 0), ("wall", 1)):
+        medians = [statistics.median(a[i] / b[i] for a, b in zip(times[over], times[under])) for times in starts]
+        result[clock], *result[f"{clock}_range"] = (float(f"{x:.4g}") for x in (statistics.median(medians), min(medians), max(medians)))
+    return result
 
 
-def measure_case(case, workers, n_rounds, shuffle):
+def time_case(case, workers, n_rounds, shuffle):
+    """Times of one start: {name: [[CPU time, wall time] of a round, ..]}."""
     names = contestants(case, workers)
     for worker in workers:
         worker.ask("case", *(case[name] for name in NAMES))
@@ -107,9 +116,14 @@ def measure_case(case, workers, n_rounds, shuffle):
     for _ in range(n_rounds):
         for name in shuffle(list(names)):
             times[name].append([float(seconds) for seconds in names[name].ask("time", name, SECONDS).split()])
-    others = [name for name in names if name not in ("read", "decode")]
-    return case | {"of_read": {name: ratios(times, "read", name) for name in ["decode", *others]},
-                   "times_faster": {name: ratios(times, name, "decode") for name in others}}
+    return times
+
+
+def compare(case, starts):
+    """A case and its ratios. @param starts times of each start, see time_case()"""
+    others = [name for name in starts[0] if name not in ("read", "decode")]
+    return case | {"of_read": {name: ratios(starts, "read", name) for name in ["decode", *others]},
+                   "times_faster": {name: ratios(starts, name, "decode") for name in others}}
 
 
 def huge_pages(case, workers):
@@ -125,11 +139,9 @@ def processor():
     return platform.machine()
 
 
-def measure(n_rounds, torch_python=None):
+def measure(n_starts, n_rounds, torch_python=None):
     """The report. @param torch_python an interpreter that imports torch, or None"""
-    workers = [Worker([PROGRAM])]
-    if torch_python:
-        workers.append(Worker([torch_python, FOLDER / "baseline_torch.py"]))
+    commands = [[PROGRAM]] + ([[torch_python, FOLDER / "baseline_torch.py"]] if torch_python else [])
     random_order = random.Random(1)
 
     def shuffle(names):
@@ -137,14 +149,17 @@ def measure(n_rounds, torch_python=None):
         return names
 
     report = {"date": str(datetime.date.today()), "processor": processor(), "cores": os.cpu_count(), "versions": {},
-              "rounds": n_rounds, "huge_pages": 0, "cases": []}
-    for worker in workers:
-        report["versions"] |= json.loads(worker.ask("versions"))
-    for case in CASES:
-        report["cases"].append(measure_case(case, workers, n_rounds, shuffle))
-        if case is CASES[0]:
-            report["huge_pages"] = huge_pages(case, workers)
-        print(f"{len(report['cases'])} of {len(CASES)} cases of the decode", file=sys.stderr)
-    for worker in workers:
-        worker.close()
-    return report
+              "starts": n_starts, "rounds": n_rounds, "huge_pages": 1}
+    times = [[] for _ in CASES]
+    for start in range(n_starts):
+        workers = [Worker(command) for command in commands]
+        for worker in workers:
+            report["versions"] |= json.loads(worker.ask("versions"))
+        for case, of_case in zip(CASES, times):
+            of_case.append(time_case(case, workers, n_rounds, shuffle))
+            if case is CASES[0]:
+                report["huge_pages"] = min(report["huge_pages"], huge_pages(case, workers))
+        for worker in workers:
+            worker.close()
+        print(f"{start + 1} of {n_starts} starts of the decode", file=sys.stderr)
+    return report | {"cases": [compare(case, starts) for case, starts in zip(CASES, times)]}

@@ -27,16 +27,26 @@ class Rounds(unittest.TestCase):
     def test_ratios_are_paired_within_a_round(self):
         # The machine is ten times slower in the second round; the ratio of medians would be 0.2.
         times = {"read": [[1, 1], [10, 30], [1, 2]], "decode": [[2, 4], [20, 60], [5, 5]]}
-        self.assertEqual(decode_rounds.ratios(times, "read", "decode"), {"cpu": 0.5, "wall": 0.4})
+        self.assertEqual(decode_rounds.ratios([times], "read", "decode"),
+                         {"cpu": 0.5, "cpu_range": [0.5, 0.5], "wall": 0.4, "wall_range": [0.4, 0.4]})
+
+    def test_a_start_counts_once(self):
+        # Two of three starts are fast, the slow one has the most rounds; all rounds together would have a median of 0.2.
+        starts = [{"read": [[1, 1]] * n, "decode": [[of_read, 2]] * n} for n, of_read in ((1, 2), (5, 5), (1, 1))]
+        self.assertEqual(decode_rounds.ratios(starts, "read", "decode"),
+                         {"cpu": 0.5, "cpu_range": [0.2, 1], "wall": 0.5, "wall_range": [0.5, 0.5]})
 
     def test_a_case(self):
         case = decode_rounds.CASES[0]
         worker = Fake({"case F32": ["ok\n"], "result decode": ["1 -2\n"], "result plain": ["1.01 -2\n"], "result Eigen": ["1 -2.01\n"],
                        "time read": ["1 1\n"] * 3, "time decode": ["2 4\n"] * 3, "time plain": ["1 2\n"] * 3, "time Eigen": ["4 2\n"] * 3})
-        measured = decode_rounds.measure_case(case, [worker], 3, lambda names: names[::-1])
-        self.assertEqual(measured, case | {
-            "of_read": {"decode": {"cpu": 0.5, "wall": 0.25}, "plain": {"cpu": 1, "wall": 0.5}, "Eigen": {"cpu": 0.25, "wall": 0.5}},
-            "times_faster": {"plain": {"cpu": 0.5, "wall": 0.5}, "Eigen": {"cpu": 2, "wall": 0.5}}})
+        measured = decode_rounds.compare(case, [decode_rounds.time_case(case, [worker], 3, lambda names: names[::-1])])
+
+        def ratio(cpu, wall):
+            return {"cpu": cpu, "cpu_range": [cpu, cpu], "wall": wall, "wall_range": [wall, wall]}
+
+        self.assertEqual(measured, case | {"of_read": {"decode": ratio(0.5, 0.25), "plain": ratio(1, 0.5), "Eigen": ratio(0.25, 0.5)},
+                                           "times_faster": {"plain": ratio(0.5, 0.5), "Eigen": ratio(2, 0.5)}})
         self.assertFalse(any(worker.answers.values()))
 
     def test_another_result_stops_the_benchmark(self):

@@ -14,25 +14,31 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "docs" / "tools"))
 import decode_speed
 
+
+def ratio(cpu, wall):
+    return {"cpu": cpu, "cpu_range": [cpu - 0.01, cpu + 0.02], "wall": wall, "wall_range": [wall, wall]}
+
+
 CASE = {"dtype": "F32", "keys": 512, "heads": 16, "kv_heads": 16, "head_dim": 128, "threads": 1,
-        "of_read": {"decode": {"cpu": 0.9, "wall": 0.8}, "plain": {"cpu": 0.45, "wall": 0.4}, "Eigen": {"cpu": 0.3, "wall": 0.2}},
-        "times_faster": {"plain": {"cpu": 2, "wall": 2.1}, "Eigen": {"cpu": 3, "wall": 4}}}
+        "of_read": {"decode": ratio(0.9, 0.8), "plain": ratio(0.45, 0.4), "Eigen": ratio(0.3, 0.2)},
+        "times_faster": {"plain": ratio(2, 2.1), "Eigen": ratio(3, 4)}}
 GROUPED = {"dtype": "BF16", "keys": 65536, "heads": 16, "kv_heads": 4, "head_dim": 128, "threads": 2,
-           "of_read": {"decode": {"cpu": 0.5, "wall": 0.6}, "plain": {"cpu": 0.1, "wall": 0.15}},
-           "times_faster": {"plain": {"cpu": 5, "wall": 4}}}
+           "of_read": {"decode": ratio(0.5, 0.6), "plain": ratio(0.1, 0.15)},
+           "times_faster": {"plain": ratio(5, 4)}}
 REPORT = {"date": "2026-11-21", "processor": "a processor", "cores": 2, "versions": {"compiler": "GNU 12.2.0", "Eigen": "3.4.0"},
-          "rounds": 15, "huge_pages": 1.0, "cases": [CASE, GROUPED]}
+          "starts": 5, "rounds": 7, "huge_pages": 1.0, "cases": [CASE, GROUPED]}
 
 
 class Measured(unittest.TestCase):
     def test_the_table(self):
         self.assertEqual(decode_speed.table(decode_speed.check(REPORT)), [
-            "Measured 2026-11-21, a processor, 2 cores, GNU 12.2.0, Eigen 3.4.0; pages of 2 MiB; medians of 15 rounds.",
+            "Measured 2026-11-21, a processor, 2 cores, GNU 12.2.0, Eigen 3.4.0; pages of 2 MiB; "
+            "medians over 5 starts of 7 rounds; in brackets, the range over the starts.",
             "",
             "| batch 1, one query | of read, CPU time | of read, wall time | relative to two loops | relative to Eigen |",
             "| --- | ---: | ---: | ---: | ---: |",
-            "| F32, 16 heads of 128, 512 keys | 0.90 | 0.80 | 2.00 | 3.00 |",
-            "| BF16, 16 heads of 128 over 4 kv heads, 65536 keys, 2 threads | 0.50 | 0.60 | 4.00 |  |",
+            "| F32, 16 heads of 128, 512 keys | 0.90 (0.89 to 0.92) | 0.80 (0.80 to 0.80) | 2.00 | 3.00 |",
+            "| BF16, 16 heads of 128 over 4 kv heads, 65536 keys, 2 threads | 0.50 (0.49 to 0.52) | 0.60 (0.60 to 0.60) | 4.00 |  |",
         ])
 
     def test_small_pages_are_said(self):
@@ -56,6 +62,7 @@ class Measured(unittest.TestCase):
             return str(raised.exception)
 
         self.assertIn("'rounds' is missing", fault(lambda report: report.pop("rounds")))
+        self.assertIn("'starts' is missing", fault(lambda report: report.pop("starts")))
         self.assertIn("'cores' is missing or of another type", fault(lambda report: report.update(cores="2")))
         self.assertIn("no compiler", fault(lambda report: report["versions"].pop("compiler")))
         self.assertIn("there is no case", fault(lambda report: report.update(cases=[])))
@@ -67,6 +74,9 @@ class Measured(unittest.TestCase):
         self.assertIn("no baseline 'other'", fault(lambda report: [report["cases"][0][key].update(other={"cpu": 1, "wall": 1}) for key in ("of_read", "times_faster")]))
         for value in (0, -1, math.nan, math.inf, None, "1"):
             self.assertIn("F32, 16 heads of 128, 512 keys: a ratio in wall time", fault(lambda report: report["cases"][0]["times_faster"]["plain"].update(wall=value)))
+
+        for span in (None, [0.9], [0.91, 0.92], [0.8, 0.89]):
+            self.assertIn("0.9 in cpu time is not in the range", fault(lambda report: report["cases"][0]["of_read"]["decode"].update(cpu_range=span)))
 
     def test_a_broken_file(self):
         with tempfile.TemporaryDirectory() as folder:
