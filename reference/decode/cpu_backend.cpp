@@ -284,10 +284,10 @@ class CpuSession final : public DecodeSession, public States {
   std::int64_t n_queries_ = 0, chunk_leaves_ = 1, n_chunks_ = 0;
   std::vector<float, LineAllocator<float>> queries_, workspace_;  ///< [n_rows][padded d_h]; [threads] workspaces
   std::vector<float> row_, states_;                               ///< states [chunks][n_rows][2 + d_v]
-  std::vector<LeafRows> leaves_;                           ///< [threads][leaves of a chunk]
-  std::vector<Subtree> chunks_, subtrees_;                 ///< of the contiguous range; of the dealt one
-  std::optional<DealtMerges> merges_;                      ///< in the dealt order
-  float* nodes_ = nullptr;                                 ///< the states of its subtrees in the forest
+  std::vector<LeafRows> leaves_;                                  ///< [threads][leaves of a chunk]
+  std::vector<Subtree> chunks_, subtrees_;                        ///< of the contiguous range; of the dealt one
+  std::optional<DealtMerges> merges_;                             ///< in the dealt order
+  float* nodes_ = nullptr;                                        ///< the states of its subtrees in the forest
   Forest<float> forest_;
   std::span<const std::int64_t> lengths_;  ///< of the step at hand, and its lift
   int lift_ = 0;
