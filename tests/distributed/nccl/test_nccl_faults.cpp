@@ -83,6 +83,9 @@ TEST_CASE("nccl faults: the steps of a graph end as other steps do") {
   // Two ranks queue a group of two calls in the first step, record them in the second, and launch a graph from then on.
   CHECK(error_of("call 1 3", 2) ==
         "rank 1: NCCL 2.29.7: ncclRecv: unhandled system error: stand-in: injected (in two-level, step 2)");
+  // On four ranks, in the second group of the second step: the recording has begun with the first.
+  CHECK(error_of("call 2 7", 4) ==
+        "rank 2: NCCL 2.29.7: ncclRecv: unhandled system error: stand-in: injected (in two-level, step 2)");
   for (const int step : {2, 3, 4}) {
     const std::string at = std::to_string(step);
     CHECK(error_of("async 1 " + at, 2, "two-level", 5) ==

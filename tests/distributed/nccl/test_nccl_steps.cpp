@@ -229,23 +229,28 @@ TEST_CASE("nccl: on several nodes, one-shot launches a graph for the node and on
 }
 
 TEST_CASE("nccl: decoders of one cache take turns") {
-  const auto workload = normal_workload(1312, {.kv_heads = 2, .head_dim = 64, .value_dim = 64, .n_keys = 256});
-  const std::vector<KeyRange> ranges = even_ranges(256, 2, kLeafKeys);
+  const one_shot::Run run{.p = 2, .steps = 5, .cut = one_shot::Cut::kUneven};
+  const WorkloadShape shape = one_shot::shape_of(run, 250 + run.steps);
+  const std::vector<KeyRange> ranges = one_shot::ranges_of(run, 250);
   std::atomic<int> n_wrong = 0;
   run_nccl(Topology::pretend(2, 2), 60, "", [&](const ThreadRanks& ranks, NcclTransport& transport) {
-    const Shard own = workload->shard(ranges[static_cast<std::size_t>(ranks.rank())]);
-    ShardDecoder shard = open_shard(emulated::backend(), workload->query(0), own, workload->lengths(), workload->scale);
+    const auto workload = make_workload(shape, 43, run.steps);
+    const std::vector<std::int64_t> lengths = workload->lengths(0);
+    const OwnedLeaves leaves(transport.topology().range_of(ranks.rank(), ranges), run.order);
+    ShardDecoder shard(emulated::backend(), shape, leaves, leaves.n_keys(250), one_shot::kScale);
+    fill(shard.cache(), *workload, lengths);
     std::vector<std::unique_ptr<Decoder>> decoders;
-    for (const char* algorithm : {"gather", "two-level", "ring"})
+    for (const char* algorithm : {"ring", "gather", "two-level"})
       decoders.push_back(find_algorithm(algorithm).open(transport, shard, ranges));
-    DecodeOutput first;
+    std::vector<DecodeOutput> want;
+    for (int t = 0; t < run.steps; ++t) want.push_back(decoders[0]->step(workload->query(t), lengths).copy());
     // Also often enough in a row for a graph.
+    int n = 0;
     for (const int n_steps : {1, 2, 3}) {
       for (const std::unique_ptr<Decoder>& decoder : decoders) {
-        for (int t = 0; t < n_steps; ++t) {
-          const DecodeOutput output = decoder->step(workload->query(0), workload->lengths()).copy();
-          if (first.out.empty()) first = output;
-          n_wrong += !same_bits(output, first);
+        for (int i = 0; i < n_steps; ++i, ++n) {
+          const DecodeOutput output = decoder->step(workload->query(n % run.steps), lengths).copy();
+          n_wrong += !same_bits(output, want[static_cast<std::size_t>(n % run.steps)]);
         }
       }
     }
