@@ -24,31 +24,45 @@ void check_range(const Plan& plan, const Forest<float>& own) {
     throw std::logic_error("run_plan: the plan is for another range of positions");
 }
 
+/// Length of the longest sequence whose keys on this rank its cache has room for.
+std::int64_t longest_in(const KvCache& cache) {
+  std::int64_t longest = 0;
+  for (std::int64_t bit = kOpenEnd / 2; bit > 0; bit /= 2)
+    if (cache.leaves().n_keys(longest + bit) <= cache.capacity()) longest += bit;
+  return longest;
+}
+
 /// Decodes the own shard, then carries out the plan.
 class PlanDecoder : public Decoder {
  public:
   PlanDecoder(Transport& transport, ShardDecoder& shard, std::span<const KeyRange> ranges, PlanFor plan_for)
       : Decoder(transport, shard), ranges_(ranges.begin(), ranges.end()), plan_for_(std::move(plan_for)) {
+    if (transport.device() != nullptr) on_device_ = dynamic_cast<DeviceSteps*>(&shard.session());
+    if (transport.device() != nullptr && on_device_ == nullptr)
+      throw std::logic_error("PlanDecoder: the transport sends from device memory, the backend has states on the host");
     if (!is_open()) plan(ranges_);
   }
   OutputView step(const TensorView& q, std::span<const std::int64_t> lengths, int lift) override {
     // The lengths are the same on every rank, so all ranks write new plans in the same step.
-    if (is_open()) {
-      const std::int64_t longest = lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end());
-      if (!runner_ || closed(ranges_.back(), longest).end != planned_end_) plan(closed(ranges_, longest));
-    }
-    if (transport_.device() != nullptr) return step_on_device(q, lengths, lift);
+    const std::int64_t longest = lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end());
+    if (is_open() && (!runner_ || closed(ranges_.back(), longest).end != planned_end_)) plan(closed(ranges_, longest));
+    if (on_device_ != nullptr) return step_on_device(q, lengths, longest, lift);
     const Forest<float>& own = decode_own_shard(q, lengths, lift);
     check_range(runner_->plan(), own);
     return runner_->run(own.states(), lift);
   }
 
  private:
-  OutputView step_on_device(const TensorView& q, std::span<const std::int64_t> lengths, int lift) {
-    const float* const states = shard_.session().decode(q, lengths, lift, progress_).device();
-    if (states == nullptr && runner_->plan().n_own > 0 && shard_.cache().shape().n_rows() > 0)
-      throw std::logic_error("PlanDecoder: the transport sends from device memory, the backend has states on the host");
-    const OutputView output = runner_->run_on_device(states, lift);
+  OutputView step_on_device(const TensorView& q, std::span<const std::int64_t> lengths, std::int64_t longest, int lift) {
+    // A rank whose cache grows needs a new graph, and a message is in a graph on both sides or on neither. So the ranks tell
+    // each other how far their memory goes, and beyond that all of them begin anew.
+    if (longest > all_have_room_for_) {
+      const std::vector<std::int64_t> rooms = transport_.tell_all(longest_in(shard_.cache()), "the memory of all ranks");
+      all_have_room_for_ = *std::min_element(rooms.begin(), rooms.end());
+      on_device_->stream().forget();
+    }
+    on_device_->decode_to(*runner_, q, lengths, lift, progress_);
+    const OutputView output = runner_->settle();
     set_states_ready(transport_.device()->settled_from());
     return output;
   }
@@ -56,12 +70,15 @@ class PlanDecoder : public Decoder {
   bool is_open() const { return !ranges_.empty() && ranges_.back().end == kOpenEnd; }
   void plan(std::span<const KeyRange> ranges) {
     planned_end_ = ranges.empty() ? 0 : ranges.back().end;
-    runner_.emplace(transport_, plan_for_(ranges), shard_.cache().shape());
+    runner_.emplace(transport_, plan_for_(ranges), shard_.cache().shape(),
+                    on_device_ == nullptr ? nullptr : &on_device_->stream());
   }
 
   std::vector<KeyRange> ranges_;
   PlanFor plan_for_;
-  std::int64_t planned_end_ = 0;  ///< of the last range in the plan
+  DeviceSteps* on_device_ = nullptr;     ///< the session, if messages are sent from device memory
+  std::int64_t all_have_room_for_ = -1;  ///< keys of the longest sequence for which no rank takes memory
+  std::int64_t planned_end_ = 0;         ///< of the last range in the plan
   std::optional<PlanRunner> runner_;
 };
 
@@ -114,27 +131,50 @@ OutputView run_plan(const Plan& plan, HostFabric& fabric, const Forest<float>& o
   return run_on_host(plan, fabric, own.states(), lift);
 }
 
-PlanRunner::PlanRunner(Transport& transport, Plan plan, const AttentionShape& shape)
+PlanRunner::PlanRunner(Transport& transport, Plan plan, const AttentionShape& shape, DeviceStream* stream)
     : transport_(transport), plan_(std::move(plan)) {
-  if (DeviceTransport* const device = transport.device())
-    on_device_.emplace(transport, plan_, shape.n_rows(), shape.value_dim, device->make_blocks());
-  else
+  if (DeviceTransport* const device = transport.device()) {
+    on_device_.emplace(transport, plan_, shape.n_rows(), shape.value_dim, device->make_blocks(), stream);
+    device->add_graphs(on_device_->stream());
+  } else {
     fabric_.emplace(transport, plan_, shape.n_rows(), shape.value_dim);
+  }
+}
+
+PlanRunner::~PlanRunner() {
+  if (on_device_) transport_.device()->remove_graphs(on_device_->stream());
 }
 
 OutputView PlanRunner::run(std::span<const float> states, int lift) { return run_on_host(plan_, *fabric_, states, lift); }
 
-OutputView PlanRunner::run_on_device(const float* states, int lift) {
+void PlanRunner::queue(const float* states, int lift) {
   DeviceTransport& device = *transport_.device();
+  const Traffic before = transport_.traffic();
   try {
     on_device_->take_states(plan_, states);
     execute(plan_, *on_device_, lift);
-    device.settle();
+    on_device_->give_output(plan_);
   } catch (...) {
     device.abandon();
     throw;
   }
-  return {on_device_->output(plan_.z), on_device_->output(plan_.lse)};
+  queued_ = device.take_queued();
+  recorded_ = transport_.traffic().since(before);
+  is_queued_ = true;
+}
+
+OutputView PlanRunner::settle() {
+  was_launched_ = !std::exchange(is_queued_, false);
+  if (was_launched_) transport_.count_graph(recorded_);
+  transport_.device()->settle(queued_);
+  return {on_device_->z(), on_device_->lse()};
+}
+
+OutputView PlanRunner::run_on_device(const float* states, int lift) {
+  DeviceStream& stream = on_device_->stream();
+  if (lift != std::exchange(lift_, lift)) stream.forget();
+  stream.repeat([&] { queue(states, lift); });
+  return settle();
 }
 
 std::unique_ptr<Decoder> Algorithm::open(Transport& transport, ShardDecoder& shard, std::span<const KeyRange> ranges,

@@ -8,10 +8,12 @@
 
 #include "distributed/decoders/shard_decoder.hpp"
 #include "distributed/transport/device_fabric.hpp"
+#include "distributed/transport/device_transport.hpp"
 #include "distributed/transport/host_fabric.hpp"
 #include "distributed/transport/plan.hpp"
 #include "distributed/transport/plan_options.hpp"
 #include "distributed/transport/transport.hpp"
+#include "gpu/backend/device_steps.hpp"
 #include "reference/data/workload.hpp"
 #include "reference/decode/decode.hpp"
 
@@ -142,25 +144,43 @@ std::span<const Algorithm> kernel_algorithms();
 /// The algorithm of that name. @throws InputError if the name is unknown; the message lists the known ones
 const Algorithm& find_algorithm(std::string_view name);
 
-/// The plan of a rank and memory for it: of the host, or of the device if the transport sends from there.
-class PlanRunner {
+/// The plan of a rank and memory for it: of the host, or of the device if the transport sends from there. There it is what a
+/// step of the device goes on with.
+class PlanRunner final : public StepEnd {
  public:
-  /// @param transport outlives it
-  PlanRunner(Transport& transport, Plan plan, const AttentionShape& shape);
+  /// @param transport outlives it @param stream for a plan on the device, outlives it; null: one of its own
+  PlanRunner(Transport& transport, Plan plan, const AttentionShape& shape, DeviceStream* stream = nullptr);
+  ~PlanRunner() override;
+  PlanRunner(const PlanRunner&) = delete;
+  PlanRunner& operator=(const PlanRunner&) = delete;
   const Plan& plan() const { return plan_; }
 
   /// Carries the plan out on the host. @param states of this rank's subtrees, [subtrees][n_rows][2 + d_v], read where they
   /// are @param lift that they were decoded with @returns the output, valid until the next call
   OutputView run(std::span<const float> states, int lift);
-  /// The same with states that stay in device memory. All is queued; the only wait is the one before the output is copied.
-  /// @param states of a step that the default stream follows
+
+  /// @name On the device
+  /// @{
+  void queue(const float* states, int lift) override;
+  /// Waits for the plan after a step that ends with it. @returns the output, valid until the next step
+  OutputView settle();
+  /// A step of a stream of its own: the plan alone, by DeviceStream::repeat(). @param states that are there, at the same
+  /// place in every step
   OutputView run_on_device(const float* states, int lift);
+  /// Whether the last step was one launch of a graph, for which the library took no memory.
+  bool was_launched() const { return was_launched_; }
+  /// @}
 
  private:
   Transport& transport_;
   Plan plan_;
   std::optional<HostFabric> fabric_;
   std::optional<DeviceFabric> on_device_;  ///< in its place, if messages are sent from device memory
+  DeviceTransport::Queued queued_;         ///< when the plan was last queued or recorded
+  Traffic recorded_;                       ///< that was counted then
+  bool is_queued_ = false;                 ///< since the last settle()
+  bool was_launched_ = false;
+  int lift_ = 0;  ///< of the last run_on_device()
 };
 
 /// Bytes of all blocks of a plan. In double, see Algorithm::decoder_bytes().

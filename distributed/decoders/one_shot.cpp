@@ -121,8 +121,9 @@ class OneShotDecoder : public Decoder {
     if (!between_nodes_) return {result.out, result.lse};
     if (transport_.device() == nullptr) return between_nodes_->run(result.states, lift);
     const OutputView output = between_nodes_->run_on_device(result.states_on_device, lift);
-    // The library may take memory when ranks exchange for the first time: no kernel of the node may wait meanwhile.
-    if (!std::exchange(has_exchanged_, true)) transport_.tell_all(transport_.rank(), "all ranks to have exchanged");
+    // The library may take memory when ranks exchange for the first time, and when the exchange is recorded: no kernel of
+    // the node may wait meanwhile.
+    if (!between_nodes_->was_launched()) transport_.tell_all(transport_.rank(), "all ranks to have exchanged");
     return output;
   }
   /// Prepares all ranks for steps up to some length: no rank begins one while another takes memory or connects.
@@ -159,7 +160,6 @@ class OneShotDecoder : public Decoder {
     }
     session_->connect(windows);
     connected_ = ranges;
-    has_exchanged_ = false;
     if (leaves_states(topology))
       between_nodes_.emplace(transport_, plan_between_nodes(topology, rank, ranges, options_), shape);
 
@@ -181,7 +181,6 @@ class OneShotDecoder : public Decoder {
   PlanOptions options_;
   std::unique_ptr<OneShotSession> session_;
   std::optional<PlanRunner> between_nodes_;   ///< what follows the kernel on several nodes
-  bool has_exchanged_ = false;                ///< whether its ranks have exchanged once
   std::int64_t n_merges_ = 0, n_stored_ = 0;  ///< of the kernel in a step: merge steps, and windows stored into
 };
 

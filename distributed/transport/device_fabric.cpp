@@ -17,14 +17,18 @@ DeviceBlocks::Operator elementwise(Combine::Operator op) {
 }  // namespace
 
 DeviceFabric::DeviceFabric(Transport& transport, const Plan& plan, std::int64_t n_rows, std::int64_t d_v,
-                           MakeBlocks make_blocks)
+                           MakeBlocks make_blocks, DeviceStream* stream)
     : transport_(transport),
       device_(transport.device()),
       n_rows_(n_rows),
       d_v_(d_v),
       offsets_(plan.offsets(n_rows, d_v)),
-      blocks_(make_blocks(offsets_.back(), d_v)),
-      staging_(std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(offsets_.back()))) {}
+      blocks_(make_blocks(offsets_.back(), d_v, stream)),
+      staging_(std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(offsets_.back()))) {
+  if (device_ == nullptr) return;
+  n_out_ = static_cast<std::size_t>(size(plan.z));
+  output_ = blocks_->on_host(size(plan.z) + size(plan.lse));
+}
 
 std::int64_t DeviceFabric::n_states(Block block) const { return n_scalars(block) / state_size(d_v_); }
 
@@ -53,12 +57,12 @@ void DeviceFabric::take_states(const Plan& plan, const float* states) {
   } else {
     blocks_->take(0, states, at(plan.n_own));
   }
-  if (device_ != nullptr) device_->queue_on(blocks_->stream());
+  device_->queue_on(blocks_->stream());
 }
 
-std::span<const float> DeviceFabric::output(Blocks blocks) {
-  blocks_->download(at(blocks.first), staged(blocks));
-  return staged(blocks);
+void DeviceFabric::give_output(const Plan& plan) {
+  blocks_->give(at(plan.z.first), output_.first(n_out_));
+  blocks_->give(at(plan.lse.first), output_.subspan(n_out_));
 }
 
 void DeviceFabric::run(const AllReduce& reduce) {

@@ -18,20 +18,24 @@ namespace tree_attn {
 /// sends them from there.
 class DeviceFabric : public Fabric {
  public:
-  /// @param transport outlives the fabric
-  DeviceFabric(Transport& transport, const Plan& plan, std::int64_t n_rows, std::int64_t d_v, MakeBlocks make_blocks);
+  /// @param transport outlives the fabric @param stream as MakeBlocks
+  DeviceFabric(Transport& transport, const Plan& plan, std::int64_t n_rows, std::int64_t d_v, MakeBlocks make_blocks,
+               DeviceStream* stream = nullptr);
+  DeviceStream& stream() { return blocks_->stream(); }
 
   /// Copies adjacent blocks from host memory, and to it.
   void upload(Blocks blocks, std::span<const float> elements);
   std::vector<float> download(Blocks blocks) const;
-  /// Copies the states of this rank's subtrees to the own blocks of the plan. With a DeviceTransport its messages are queued
-  /// after that.
-  /// @param states [subtrees][n_rows][2 + d_v] in device memory, of a step that the default stream follows; null without
-  /// subtrees
+  /// @name A step of a DeviceTransport: all of it is queued on the stream
+  /// @{
+  /// Copies the states of this rank's subtrees to the own blocks of the plan. Messages are queued after that.
+  /// @param states [subtrees][n_rows][2 + d_v] in device memory; null without subtrees
   void take_states(const Plan& plan, const float* states);
-  /// Copies blocks to memory of the fabric, where they stay until the next step. Waits for all kernels, but not for messages
-  /// that are queued: see DeviceTransport::settle().
-  std::span<const float> output(Blocks blocks);
+  /// Copies the output of the plan to host memory, where it stays until the next step.
+  void give_output(const Plan& plan);
+  std::span<const float> z() const { return output_.first(n_out_); }
+  std::span<const float> lse() const { return output_.subspan(n_out_); }
+  /// @}
 
   void begin(const Plan& plan, int lift) override;
   void run(const Exchange& exchange) override;
@@ -61,6 +65,8 @@ class DeviceFabric : public Fabric {
   std::vector<std::int64_t> offsets_;
   std::unique_ptr<DeviceBlocks> blocks_;
   std::unique_ptr<float[]> staging_;
+  std::span<float> output_;                ///< z, then lse: of the blocks, on the host
+  std::size_t n_out_ = 0;                  ///< elements of z
   std::vector<DeviceBlocks::Pair> pairs_;  ///< of the operation that is launched
 };
 

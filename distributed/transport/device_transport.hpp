@@ -8,24 +8,40 @@
 #include "gpu/backend/blocks.hpp"
 #include "gpu/backend/node_memory.hpp"
 
+#include <algorithm>
 #include <cstddef>
 #include <memory>
 #include <span>
+#include <vector>
 
 namespace tree_attn {
 
 /// A transport whose messages lie in device memory.
 ///
 /// wait() returns when the messages are queued on the stream of queue_on(): they are ordered with its kernels. settle()
-/// returns when all of them have arrived.
+/// returns when all of them have arrived. Messages may be queued while the stream records a graph: then every launch of the
+/// graph sends them, and settle() waits for the launch. A message is in a graph at its sender and at its receiver, or at
+/// neither.
 class DeviceTransport : public Transport {
  public:
   using Transport::Transport;
+  /// Messages and reductions that were queued together, and where the stream is when they have arrived.
+  struct Group {
+    std::size_t mark = 0;
+    std::vector<int> senders;  ///< whose messages it receives; all other ranks if it is a reduction
+  };
+  /// The groups of a step, in order.
+  struct Queued {
+    DeviceStream* stream = nullptr;  ///< null: nothing
+    std::vector<Group> groups;
+  };
   DeviceTransport* device() final { return this; }
   /// Blocks on the device of this rank.
   virtual MakeBlocks make_blocks() const = 0;
-  /// Messages and reductions are queued on this stream until settle(), which it outlives. Forgets its marks.
+  /// Messages and reductions are queued on this stream until take_queued(). Forgets its marks.
   virtual void queue_on(DeviceStream& stream) = 0;
+  /// What was queued since queue_on().
+  virtual Queued take_queued() = 0;
   /// Memory of all devices of a node, for kernels that store into it. Collective over all ranks.
   /// @param n_bytes the same on every rank of a node, at least 1 @returns null if the library has none
   /// @throws InputError on all ranks if the devices do not reach each other's memory; TransportError
@@ -34,19 +50,33 @@ class DeviceTransport : public Transport {
   /// number of ranks. The maximum of a NaN and a number may be either.
   /// @param op kMax or kAdd @param elements in device memory, the same number on every rank
   virtual void all_reduce(Combine::Operator op, std::span<float> elements) = 0;
-  /// Waits until all messages and reductions since the last call are done, and all that was queued on the stream before.
+  /// Waits until these messages and reductions are done, and all that is on their stream.
   /// @throws TransportError after the deadline, or if the library reports an error
-  virtual void settle() = 0;
+  virtual void settle(const Queued& queued) = 0;
+  /// The same for what was queued since queue_on().
+  void settle() { settle(take_queued()); }
   /// When, in the last settle(), all that was queued on the stream before queue_on() was done, as seconds().
   double settled_from() const { return settled_from_; }
   /// Ends what is queued, after an error of this rank: no stream may wait for other ranks from now on.
   virtual void abandon() noexcept = 0;
 
+  /// Notes a stream whose graphs hold messages; until remove_graphs(), which it outlives.
+  void add_graphs(DeviceStream& stream) { with_graphs_.push_back(&stream); }
+  /// Drops them. A library may wait for the end of all graphs with its messages, before it ends a communicator.
+  void remove_graphs(DeviceStream& stream) noexcept {
+    stream.forget();
+    with_graphs_.erase(std::find(with_graphs_.begin(), with_graphs_.end(), &stream));
+  }
+
  protected:
   void set_settled_from(double seconds) { settled_from_ = seconds; }
+  void drop_graphs() noexcept {
+    for (DeviceStream* stream : with_graphs_) stream->forget();
+  }
 
  private:
   double settled_from_ = 0;
+  std::vector<DeviceStream*> with_graphs_;  ///< one that is noted twice is here twice
 };
 
 }  // namespace tree_attn

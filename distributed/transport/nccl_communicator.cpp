@@ -162,6 +162,7 @@ void NcclCommunicator::fail(std::string_view call, nccl::Status status) {
 void NcclCommunicator::abort() noexcept {
   if (comm_ == nullptr) return;
   if (std::exchange(is_group_open_, false)) library_->functions().ncclGroupEnd();
+  if (before_abort_) before_abort_();
   library_->functions().ncclCommAbort(std::exchange(comm_, nullptr));
 }
 

@@ -10,8 +10,10 @@
 #include "gpu/backend/node_memory.hpp"
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace tree_attn {
@@ -70,6 +72,9 @@ class NcclCommunicator {
   void check(std::string_view call, nccl::Status status);
   /// ncclCommAbort(). The second call does nothing.
   void abort() noexcept;
+  /// What abort() calls first. ncclCommAbort() ends kernels that wait for messages, then waits until all graphs with calls
+  /// on this communicator have been dropped (NCCL 2.30.7, commDestroySync() in src/init.cc).
+  void before_abort(std::function<void()> drop_graphs) { before_abort_ = std::move(drop_graphs); }
 
   nccl::Comm* get() const { return comm_; }
 
@@ -80,6 +85,7 @@ class NcclCommunicator {
   std::shared_ptr<const NcclLibrary> library_;
   nccl::Comm* comm_ = nullptr;
   bool is_group_open_ = false;
+  std::function<void()> before_abort_;
   int n_exceptions_;  ///< in flight when it was made
 };
 

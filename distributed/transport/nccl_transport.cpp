@@ -15,12 +15,14 @@ NcclTransport::NcclTransport(const Ranks& ranks, Topology topology, const Device
                              std::string_view interface)
     : DeviceTransport(std::move(topology), ranks.rank()),
       communicator_(ranks, platform.is_emulated, interface),
-      platform_(platform) {}
+      platform_(platform) {
+  communicator_.before_abort([this]() noexcept { drop_graphs(); });
+}
 
 void NcclTransport::queue_on(DeviceStream& stream) {
   stream_ = &stream;
   groups_.clear();
-  stream.clear_marks();
+  stream.keep_marks(0);
   stream.mark();  // 0: what precedes the messages
 }
 
@@ -59,33 +61,32 @@ void NcclTransport::all_reduce(Combine::Operator op, std::span<float> elements) 
   groups_.push_back(std::move(group));
 }
 
-void NcclTransport::settle() {
-  if (stream_ == nullptr) return;
-  const auto run_until = [&](std::size_t mark) {
-    for (; !stream_->has_passed(mark); std::this_thread::yield()) communicator_.poll();
-  };
+void NcclTransport::settle(const Queued& queued) {
+  if (queued.stream == nullptr) return;
+  DeviceStream& stream = *queued.stream;
   try {
     // Own kernels are no wait for other ranks, so they have no deadline.
-    run_until(0);
+    for (; !stream.has_passed(0); std::this_thread::yield()) communicator_.poll();
     set_settled_from(seconds());
-    for (const Group& group : groups_) await(group.mark, text_of(group));
-    groups_.clear();
-    run_until(stream_->mark());
-    stream_ = nullptr;  // it may end before the next messages
+    for (const Group& group : queued.groups) await(stream, group.mark, text_of(group));
+    // Marks of a graph say where a wait is; that the step is done, an event says that is recorded now.
+    const std::size_t end = stream.mark();
+    await(stream, end, "the end of its step over NCCL");
+    stream.keep_marks(end);
   } catch (...) {
     abandon();
     throw;
   }
 }
 
-void NcclTransport::await(std::size_t mark, const std::string& what) {
-  if (stream_->has_passed(mark)) return;
+void NcclTransport::await(DeviceStream& stream, std::size_t mark, const std::string& what) {
+  if (stream.has_passed(mark)) return;
   Deadline& deadline = communicator_.ranks().deadline();
   const Waiting waiting(deadline, "for " + what);
-  for (; !stream_->has_passed(mark); std::this_thread::yield()) communicator_.poll(deadline);
+  for (; !stream.has_passed(mark); std::this_thread::yield()) communicator_.poll(deadline);
 }
 
-std::string NcclTransport::text_of(const Group& group) const {
+std::string NcclTransport::text_of(const Group& group) {
   if (group.senders.empty()) return "its messages over NCCL to be received";
   std::string text = group.senders.size() == 1 ? "the message of rank" : "the messages of ranks";
   for (std::size_t i = 0; i < group.senders.size(); ++i)

@@ -11,12 +11,16 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace tree_attn {
 
 /// The messages between two calls of wait() are one group. They are queued, and so is all that follows on the stream:
 /// settle() is the only wait of a step.
+///
+/// In a graph NCCL asks for what DeviceTransport asks for. Ranks connect in the first exchange of two peers, which is
+/// therefore not recorded.
 class NcclTransport final : public DeviceTransport {
  public:
   /// Joins all ranks: collective over them, and they outlive this object. The device of this rank is current.
@@ -34,7 +38,9 @@ class NcclTransport final : public DeviceTransport {
   /// A window of NCCL, whose kernels take plain addresses: from NCCL 2.29 on.
   std::unique_ptr<NodeMemory> allocate_on_node(std::size_t n_bytes) override;
   void all_reduce(Combine::Operator op, std::span<float> elements) override;
-  void settle() override;
+  Queued take_queued() override { return {std::exchange(stream_, nullptr), std::exchange(groups_, {})}; }
+  using DeviceTransport::settle;
+  void settle(const Queued& queued) override;
   void abandon() noexcept override { communicator_.abort(); }
 
   NcclCommunicator& communicator() { return communicator_; }
@@ -48,13 +54,8 @@ class NcclTransport final : public DeviceTransport {
   }
 
  private:
-  /// A group that was queued, and what to say if it does not end.
-  struct Group {
-    std::size_t mark = 0;
-    std::vector<int> senders;  ///< whose messages it receives; all other ranks if it is a reduction
-  };
-  void await(std::size_t mark, const std::string& what);
-  std::string text_of(const Group& group) const;
+  void await(DeviceStream& stream, std::size_t mark, const std::string& what);
+  static std::string text_of(const Group& group);
 
   NcclCommunicator communicator_;
   std::optional<NcclCommunicator> node_;  ///< of the node, once memory was allocated there
@@ -62,7 +63,7 @@ class NcclTransport final : public DeviceTransport {
   DeviceStream* stream_ = nullptr;
   std::vector<Send> sends_;
   std::vector<Receive> receives_;
-  std::vector<Group> groups_;  ///< since settle()
+  std::vector<Group> groups_;  ///< since queue_on()
 };
 
 }  // namespace tree_attn

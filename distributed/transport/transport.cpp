@@ -19,6 +19,11 @@ void Transport::count_merge_steps(std::int64_t n) {
   pass_time(static_cast<double>(n) * merge_seconds_);
 }
 
+void Transport::count_graph(const Traffic& recorded) {
+  traffic_.collectives += recorded.collectives, traffic_.messages += recorded.messages, traffic_.bytes += recorded.bytes;
+  traffic_.bytes_between_nodes += recorded.bytes_between_nodes, traffic_.merge_steps += recorded.merge_steps;
+}
+
 void Transport::send(std::span<const std::byte> bytes, int to) {
   if (bytes.empty()) return;
   const std::int64_t count = static_cast<std::int64_t>(bytes.size());

@@ -32,6 +32,12 @@ struct Traffic {
   std::int64_t bytes_between_nodes = 0;  ///< of these, the bytes sent to other nodes
   std::int64_t merge_steps = 0;          ///< sequential merges of this rank that combine shards, per query row
   std::int64_t buffer_kv_bytes = 0;      ///< most bytes of keys and values held at once beside the rank's own shard
+
+  /// What was counted since. The most bytes held are no count.
+  Traffic since(const Traffic& before) const {
+    return {collectives - before.collectives, messages - before.messages, bytes - before.bytes,
+            bytes_between_nodes - before.bytes_between_nodes, merge_steps - before.merge_steps};
+  }
 };
 
 /// A deadline was missed, or the message-passing library reported an error. what() is one line.
@@ -105,6 +111,8 @@ class Transport {
   void clear_traffic() { traffic_ = {}; }
   void count_collectives(std::int64_t n) { traffic_.collectives += n; }
   void count_merge_steps(std::int64_t n);
+  /// Counts what a graph has sent and merged. @param recorded what was counted when it was recorded
+  void count_graph(const Traffic& recorded);
   /// Counts what kernels have stored into the windows of n other ranks of the node: a message to each.
   void count_stored(std::int64_t n, std::int64_t bytes) { traffic_.messages += n, traffic_.bytes += bytes; }
   /// Lets every merge step that is counted take this long: a model of the time that a GPU needs for it.

@@ -3,6 +3,7 @@
 /// @brief The operations of a plan as kernels: one thread block per query row, or threads over elements.
 #include "gpu/backend/blocks.hpp"
 
+#include "gpu/backend/kernel_stream.hpp"
 #include "gpu/platform/device.hpp"
 #include "gpu/platform/launch.hpp"
 #include "reference/state/state.hpp"
@@ -11,7 +12,8 @@
 #include <cmath>
 #include <limits>
 #include <memory>
-#include <vector>
+#include <optional>
+#include <stdexcept>
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 namespace {
@@ -100,78 +102,62 @@ __global__ void divide_rows(float* n, float* D, const float* m, std::int64_t d_v
 
 unsigned blocks_for(std::int64_t n) { return static_cast<unsigned>((n + kThreads - 1) / kThreads); }
 
-class OwnDeviceStream final : public DeviceStream {
- public:
-  Stream get() const { return stream_; }
-  void* handle() override { return for_library_.handle(); }
-  void follow_default() override {
-    before_.record(Stream{});
-    before_.hold(stream_);
-  }
-  std::size_t mark() override {
-    if (n_marks_ == marks_.size()) marks_.push_back(std::make_unique<Event>());
-    marks_[n_marks_]->record(stream_);
-    return n_marks_++;
-  }
-  bool has_passed(std::size_t mark) override { return marks_.at(mark)->has_passed(); }
-  void clear_marks() override { n_marks_ = 0; }
-
- private:
-  OwnedStream stream_;
-  LibraryStream for_library_{stream_};
-  Event before_;
-  std::vector<std::unique_ptr<Event>> marks_;  ///< kept for later marks
-  std::size_t n_marks_ = 0;
-};
-
 class Blocks : public DeviceBlocks {
  public:
-  Blocks(std::int64_t n_elements, std::int64_t d_v) : memory_(n_elements), d_v_(d_v) {}
+  Blocks(std::int64_t n_elements, std::int64_t d_v, KernelStream* stream)
+      : memory_(n_elements),
+        d_v_(d_v),
+        own_(stream == nullptr ? std::make_unique<KernelStream>() : nullptr),
+        stream_(stream == nullptr ? *own_ : *stream) {}
+  /// What is queued reads and writes memory that ends here.
+  ~Blocks() override { stream_.finish(); }
 
   void upload(std::int64_t at, std::span<const float> elements) override {
-    synchronise(stream_.get());
+    synchronise(stream_);
     memory_.upload(elements, at);
   }
   void download(std::int64_t at, std::span<float> elements) const override { memory_.download(elements, at); }
   void take(std::int64_t at, const float* from, std::int64_t n) override {
-    stream_.follow_default();
     if (n == 0) return;
-    launch(copy_elements, {.grid = {blocks_for(n)}, .block = {kThreads}}, stream_.get(), memory_.data() + at, from, n);
+    launch(copy_elements, {.grid = {blocks_for(n)}, .block = {kThreads}}, stream_, memory_.data() + at, from, n);
   }
+  std::span<float> on_host(std::int64_t n) override {
+    on_host_.emplace(n);
+    return {on_host_->data(), static_cast<std::size_t>(n)};
+  }
+  void give(std::int64_t at, std::span<float> to) const override { memory_.queue_download(stream_, to, at); }
   float* address(std::int64_t at) override { return memory_.data() + at; }
   DeviceStream& stream() override { return stream_; }
 
   void merge(std::span<const Pair> pairs, std::int64_t n_rows) override {
     if (n_rows == 0) return;
-    for_each_batch(
-        pairs, [&](const Pairs& batch) { launch(merge_states, per(n_rows), stream_.get(), memory_.data(), batch, d_v_); });
+    for_each_batch(pairs,
+                   [&](const Pairs& batch) { launch(merge_states, per(n_rows), stream_, memory_.data(), batch, d_v_); });
   }
   void combine(Operator op, std::span<const Pair> pairs, std::int64_t n) override {
     if (n == 0) return;
     for_each_batch(pairs, [&](const Pairs& batch) {
-      launch(combine_elements, {.grid = {blocks_for(n)}, .block = {kThreads}}, stream_.get(), memory_.data(), batch, op, n);
+      launch(combine_elements, {.grid = {blocks_for(n)}, .block = {kThreads}}, stream_, memory_.data(), batch, op, n);
     });
   }
   void set_empty(std::int64_t state, std::int64_t n_rows) override {
     if (n_rows == 0) return;
-    launch(write_empty, {.grid = {blocks_for(n_rows)}, .block = {kThreads}}, stream_.get(), memory_.data() + state, n_rows,
-           d_v_);
+    launch(write_empty, {.grid = {blocks_for(n_rows)}, .block = {kThreads}}, stream_, memory_.data() + state, n_rows, d_v_);
   }
   void finish(std::int64_t state, std::int64_t z, std::int64_t lse, std::int64_t n_rows) override {
     if (n_rows == 0) return;
     float* const memory = memory_.data();
-    launch(finish_states, per(n_rows), stream_.get(), memory + state, memory + z, memory + lse, d_v_);
+    launch(finish_states, per(n_rows), stream_, memory + state, memory + z, memory + lse, d_v_);
   }
   void weigh(std::int64_t z, std::int64_t lse, std::int64_t m, std::int64_t n_rows, int lift) override {
     if (n_rows == 0) return;
     float* const memory = memory_.data();
-    launch(weigh_rows, per(n_rows), stream_.get(), memory + z, memory + lse, memory + m, d_v_,
-           pow2(static_cast<float>(-lift)));
+    launch(weigh_rows, per(n_rows), stream_, memory + z, memory + lse, memory + m, d_v_, pow2(static_cast<float>(-lift)));
   }
   void divide(std::int64_t n, std::int64_t D, std::int64_t m, std::int64_t n_rows, int lift) override {
     if (n_rows == 0) return;
     float* const memory = memory_.data();
-    launch(divide_rows, per(n_rows), stream_.get(), memory + n, memory + D, memory + m, d_v_, lift);
+    launch(divide_rows, per(n_rows), stream_, memory + n, memory + D, memory + m, d_v_, lift);
   }
 
  private:
@@ -190,13 +176,17 @@ class Blocks : public DeviceBlocks {
 
   DeviceBuffer<float> memory_;
   std::int64_t d_v_;
-  OwnDeviceStream stream_;
+  std::optional<HostBuffer<float>> on_host_;
+  std::unique_ptr<KernelStream> own_;
+  KernelStream& stream_;
 };
 
 }  // namespace
 
-std::unique_ptr<DeviceBlocks> make_blocks(std::int64_t n_elements, std::int64_t d_v) {
-  return std::make_unique<Blocks>(n_elements, d_v);
+std::unique_ptr<DeviceBlocks> make_blocks(std::int64_t n_elements, std::int64_t d_v, DeviceStream* stream) {
+  auto* const on = dynamic_cast<KernelStream*>(stream);
+  if (on == nullptr && stream != nullptr) throw std::logic_error("make_blocks: a stream of another platform");
+  return std::make_unique<Blocks>(n_elements, d_v, on);
 }
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

@@ -29,11 +29,15 @@ class DeviceBlocks {
   virtual void upload(std::int64_t at, std::span<const float> elements) = 0;
   /// Waits for all kernels before it copies.
   virtual void download(std::int64_t at, std::span<float> elements) const = 0;
-  /// Copies n elements of device memory, after all that the default stream was given before: states of a DecodeSession.
+  /// Queues a copy of n elements of device memory.
   virtual void take(std::int64_t at, const float* from, std::int64_t n) = 0;
+  /// n elements of host memory for give(), until the end or the next call.
+  virtual std::span<float> on_host(std::int64_t n) = 0;
+  /// Queues a copy to memory of on_host().
+  virtual void give(std::int64_t at, std::span<float> to) const = 0;
   /// Address of an element in device memory.
   virtual float* address(std::int64_t at) = 0;
-  /// The stream on which the kernels below are queued. What is queued there in between is ordered with them.
+  /// The stream on which kernels and copies are queued. What is queued there in between is ordered with them.
   virtual DeviceStream& stream() = 0;
 
   /// left <- merge(left, right) for blocks of states, pair after pair.
@@ -51,7 +55,8 @@ class DeviceBlocks {
 };
 
 /// Allocates blocks on a device: emulated::make_blocks() or cuda::make_blocks().
-using MakeBlocks = std::unique_ptr<DeviceBlocks> (*)(std::int64_t n_elements, std::int64_t d_v);
+/// @param stream of that device, which outlives the blocks; null: one of their own
+using MakeBlocks = std::unique_ptr<DeviceBlocks> (*)(std::int64_t n_elements, std::int64_t d_v, DeviceStream* stream);
 
 /// The device of a backend: where its states lie.
 struct DevicePlatform {
@@ -61,10 +66,10 @@ struct DevicePlatform {
 
 namespace emulated {
 /// @throws DeviceError
-std::unique_ptr<DeviceBlocks> make_blocks(std::int64_t n_elements, std::int64_t d_v);
+std::unique_ptr<DeviceBlocks> make_blocks(std::int64_t n_elements, std::int64_t d_v, DeviceStream* stream = nullptr);
 }  // namespace emulated
 namespace cuda {
-std::unique_ptr<DeviceBlocks> make_blocks(std::int64_t n_elements, std::int64_t d_v);
+std::unique_ptr<DeviceBlocks> make_blocks(std::int64_t n_elements, std::int64_t d_v, DeviceStream* stream = nullptr);
 }
 
 }  // namespace tree_attn

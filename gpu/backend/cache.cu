@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cstring>
 #include <sstream>
+#include <stdexcept>
 #include <utility>
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
@@ -200,7 +201,7 @@ void DeviceSession::plan_range(KeyRange range) {
   const AttentionShape& shape = cache_.shape();
   planned_ = range;
   planned_order_ = cache_.leaves().order();
-  n_same_steps_ = 0;
+  stream_.forget();
   planned_rows_ = cache_.n_allocated();
   subtrees_ = cover(planned_.begin, planned_.end);
   if (!has_work()) return;
@@ -241,32 +242,45 @@ void DeviceSession::prepare(std::span<const std::int64_t> lengths) {
 
 States& DeviceSession::run(const TensorView& q, std::span<const std::int64_t> lengths, int lift,
                            const std::function<void()>& progress) {
+  if (lift != lift_ || end_ != last_end_) stream_.forget();
+  lift_ = lift, last_end_ = end_;
+  const bool is_recorded = !stream_.is_new();
   prepare(lengths);
+  if (end_ != nullptr && is_recorded && stream_.is_new())
+    throw std::logic_error("DeviceSession: this rank begins a new graph, and the others may not");
   is_on_host_ = false;
-  if (!has_work()) return *this;
+  if (!has_work() && end_ == nullptr) return *this;
 
   // The step before has read what it was given, and the graph is free.
   synchronise(stream_);
-  stage(q, lengths);
-  cache_.take_appended(staged_rows_.data(), staged_appended_.data());
-  if (is_dealt()) lists_.update(cache_.leaves(), lengths);
+  if (has_work()) {
+    stage(q, lengths);
+    cache_.take_appended(staged_rows_.data(), staged_appended_.data());
+    if (is_dealt()) lists_.update(cache_.leaves(), lengths);
+  }
   if (progress) progress();
 
-  // What does not change is recorded in the second step that is the same: the first also loads the kernel, which a capture
-  // may not.
-  if (lift != lift_) n_same_steps_ = 0;
-  lift_ = lift;
   set_scale(params_, cache_.shape().dtype, scale_, lift);
-  before_.record(Stream{});
-  before_.hold(stream_);
-  if (n_same_steps_ == 0) queue_step();
-  if (n_same_steps_ == 1) graph_ = Graph(stream_, [&] { queue_step(); });
-  if (n_same_steps_ > 0) graph_.replay(stream_);
-  n_same_steps_ = std::min(n_same_steps_ + 1, 2);
-  after_.record(stream_);
-  after_.hold(Stream{});
+  stream_.follow_default();
+  stream_.repeat([this] { queue_step(); });
+  if (end_ == nullptr) {
+    after_.record(stream_);
+    after_.hold(Stream{});
+  }
   if (progress) progress();
   return *this;
+}
+
+void DeviceSession::decode_to(StepEnd& end, const TensorView& q, std::span<const std::int64_t> lengths, int lift,
+                              const std::function<void()>& progress) {
+  end_ = &end;
+  try {
+    decode(q, lengths, lift, progress);
+  } catch (...) {
+    end_ = nullptr;
+    throw;
+  }
+  end_ = nullptr;
 }
 
 void DeviceSession::stage(const TensorView& q, std::span<const std::int64_t> lengths) {
@@ -301,6 +315,11 @@ void DeviceSession::queue_kernel() {
 }
 
 void DeviceSession::queue_step() {
+  if (has_work()) queue_decode();
+  if (end_ != nullptr) end_->queue(states_.data(), lift_);
+}
+
+void DeviceSession::queue_decode() {
   q_.queue_upload(stream_, staged_q_.elements());
   lengths_.queue_upload(stream_, staged_lengths_.elements());
   if (is_dealt()) lists_.queue_upload(stream_);

@@ -3,6 +3,8 @@
 /// @brief A KV cache in device memory, and decode steps of the library kernel over it (section 5.3, Alg. 3).
 #pragma once
 
+#include "gpu/backend/device_steps.hpp"
+#include "gpu/backend/kernel_stream.hpp"
 #include "gpu/backend/leaf_lists.hpp"
 #include "gpu/ladder/ladder.hpp"
 #include "reference/decode/session.hpp"
@@ -109,11 +111,11 @@ class DeviceWorkspace {
 /// Steps over a device cache. Queries and lengths are uploaded, states stay on the device until host() asks for them.
 ///
 /// A step uploads the queries, the lengths and the position that was appended to each entry; a kernel stores that position
-/// where it belongs, and the library kernel decodes. All on a stream of its own: the first step of a plan queues it, the
-/// second records it in a graph, and every step from then on is one launch of that graph. What changes from step to step is
-/// read from device memory. The plan covers the capacity of the cache, so a new one is made when the cache has grown. The
-/// default stream waits for a step, and a step for what the default stream did before it.
-class DeviceSession : public DecodeSession, public States {
+/// where it belongs, and the library kernel decodes. All on a stream of its own, by DeviceStream::repeat(): from the second
+/// step of a plan on, a step is one launch of a graph. What changes from step to step is read from device memory. The plan
+/// covers the capacity of the cache, so a new one is made when the cache has grown. The default stream waits for a step, and
+/// a step for what the default stream did before it.
+class DeviceSession : public DecodeSession, public DeviceSteps, public States {
  public:
   /// @throws DeviceError if no kernel takes the shape, or the device has no memory
   DeviceSession(const DeviceCache& cache, double scale);
@@ -123,6 +125,10 @@ class DeviceSession : public DecodeSession, public States {
   const float* device() const override { return states_.data(); }
   std::int64_t bytes() const override;
   std::string describe() const override;
+
+  DeviceStream& stream() override { return stream_; }
+  void decode_to(StepEnd& end, const TensorView& q, std::span<const std::int64_t> lengths, int lift,
+                 const std::function<void()>& progress) override;
 
  protected:
   States& run(const TensorView& q, std::span<const std::int64_t> lengths, int lift,
@@ -144,8 +150,9 @@ class DeviceSession : public DecodeSession, public States {
  private:
   /// Puts the queries as they are stored, and the lengths, where the stream reads them.
   void stage(const TensorView& q, std::span<const std::int64_t> lengths);
-  /// Queues what a step does.
+  /// Queues what a step does: the decode, then its end.
   void queue_step();
+  void queue_decode();
 
  protected:
   const DeviceCache& cache_;
@@ -161,7 +168,7 @@ class DeviceSession : public DecodeSession, public States {
   DeviceBuffer<unsigned char> q_;
   DeviceBuffer<std::int64_t> lengths_;
   DeviceBuffer<float> states_;
-  OwnedStream stream_;
+  KernelStream stream_;
 
  private:
   HostBuffer<unsigned char> staged_q_;  ///< queries as they are stored, dense
@@ -173,10 +180,9 @@ class DeviceSession : public DecodeSession, public States {
   std::vector<float> row_;
   Forest<float> forest_;
   bool is_on_host_ = true;
-  int lift_ = 0;          ///< that the plan was last used with
-  int n_same_steps_ = 0;  ///< steps since the plan or the lift changed
-  Event before_, after_;  ///< on the default stream, and on stream_
-  Graph graph_;
+  int lift_ = 0;                                  ///< of the last step
+  StepEnd *end_ = nullptr, *last_end_ = nullptr;  ///< of this step, and of the one before
+  Event after_;                                   ///< on stream_
 };
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 
 namespace tree_attn {
 
@@ -18,12 +19,24 @@ class DeviceStream {
   /// What is queued from now on begins after all that the default stream was given before, and so after steps of a
   /// DecodeSession.
   virtual void follow_default() = 0;
-  /// Marks the place up to which operations are queued. @returns its index: marks are counted from 0 after clear_marks()
+
+  /// Marks the place up to which operations are queued. In repeat() the mark is a part of the graph, and moves to the same
+  /// place of every replay. @returns its index: marks are counted from 0 after keep_marks(0)
   virtual std::size_t mark() = 0;
   /// Whether the stream has come to a mark. It does not wait. @throws DeviceError of an operation before it that failed
   virtual bool has_passed(std::size_t mark) = 0;
-  /// Forgets all marks.
-  virtual void clear_marks() = 0;
+  /// Forgets all marks but the first n.
+  virtual void keep_marks(std::size_t n) = 0;
+
+  /// Queues operations that are the same in every call. The first call after forget() queues them, the second records them
+  /// in a graph, and from then on a call is one launch of that graph. The first also loads kernels, and lets a library
+  /// connect ranks and take memory: a recording may not.
+  /// @param queue queues them on this stream; called in the first two calls
+  virtual void repeat(const std::function<void()>& queue) = 0;
+  /// Drops the graph, and a recording that is under way. Replays that are under way go on. The next repeat() is the first.
+  virtual void forget() noexcept = 0;
+  /// Whether the next repeat() is the first.
+  virtual bool is_new() const = 0;
 };
 
 }  // namespace tree_attn

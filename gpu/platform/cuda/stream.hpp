@@ -64,6 +64,10 @@ class Event {
   ~Event() { cudaEventDestroy(event_); }
   /// All that is queued on the stream so far.
   void record(Stream stream) { check(cudaEventRecord(event_, stream), "cudaEventRecord"); }
+  /// The same for a stream that is being captured: every replay records the event anew when it is queued.
+  void record_in_graph(Stream stream) {
+    check(cudaEventRecordWithFlags(event_, stream, cudaEventRecordExternal), "cudaEventRecordWithFlags");
+  }
   /// What is queued on the stream from now on comes after that. An event that was never recorded orders nothing.
   void hold(Stream stream) const { check(cudaStreamWaitEvent(stream, event_, 0), "cudaStreamWaitEvent"); }
   /// Whether the stream has come to this place; one that was never recorded is passed.
@@ -77,7 +81,15 @@ class Event {
   cudaEvent_t event_ = nullptr;
 };
 
-/// Operations that are recorded once and queued again as a whole, with the arguments that they were recorded with.
+/// Ends the capture of a stream, if it is being captured, and drops what was recorded.
+inline void drop_capture(Stream stream) noexcept {
+  cudaGraph_t graph = nullptr;
+  if (cudaStreamEndCapture(stream, &graph) == cudaSuccess) cudaGraphDestroy(graph);
+  cudaGetLastError();  // of a stream that is not being captured any more
+}
+
+/// Operations that are recorded once and queued again as a whole, with the arguments that they were recorded with. The end
+/// of a graph does not wait for replays that are under way.
 class Graph {
  public:
   Graph() = default;
@@ -86,12 +98,13 @@ class Graph {
   Graph(Stream stream, const Queue& queue) {
     const Counts before = Counts::now();
     const std::int64_t launched = n_launches_of_thread;
+    // Other host threads may take memory meanwhile, and a library may queue from a thread of its own.
     check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
     cudaGraph_t graph = nullptr;
     try {
       queue();
     } catch (...) {
-      cudaStreamEndCapture(stream, &graph), cudaGraphDestroy(graph);
+      drop_capture(stream);
       throw;
     }
     check(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");

@@ -16,14 +16,20 @@ struct OutsideAccess {
   bool writes = false;
 };
 
+/// Goes on with an operation. @returns whether it is done
+using OutsideAdvance = std::function<bool()>;
+
 /// Where such a library queues an operation: the handle of an emulated stream points to one.
 class OutsideStream {
  public:
   virtual ~OutsideStream() = default;
   /// Queues an operation. Its accesses are checked, and count as those of a copy.
   /// @param name in reports, "ncclGroupEnd"
-  /// @param advance called again and again from when the stream gets there; the operation ends when it returns true
-  virtual void queue(const char* name, std::vector<OutsideAccess> accesses, std::function<bool()> advance) = 0;
+  /// @param begin called when the operation is queued; if the stream is being captured, in every replay. What it returns is
+  /// called again and again from when the stream gets there, until it returns true
+  virtual void queue(const char* name, std::vector<OutsideAccess> accesses, std::function<OutsideAdvance()> begin) = 0;
+  /// Whether the stream is being captured.
+  virtual bool is_captured() const = 0;
 };
 
 }  // namespace tree_attn::emulated

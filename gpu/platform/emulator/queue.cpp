@@ -116,11 +116,14 @@ void enqueue(Queue& queue, Operation operation) {
   }
   Streams& all = streams();
   const bool is_default = queue.number < kMaxDevices;
+  // What a graph keeps, the operation that it queues does not keep alive.
+  if (operation.begin_until) operation.until = std::exchange(operation.begin_until, {})();
   {
     const std::lock_guard lock(all.mutex);
     advance_clock(all, queue, operation.after.get());
-    queue.operations.push_back({std::move(operation), queue.clock});
     ++queue.n_queued;
+    if (operation.records) *operation.records = {queue.shared_from_this(), queue.n_queued, queue.clock};
+    queue.operations.push_back({std::move(operation), queue.clock});
   }
   if (is_default) run_until(queue, queue.n_queued);
 }
@@ -184,6 +187,12 @@ Mark mark(Queue& queue, const Line& line) {
   return {queue.shared_from_this(), queue.n_queued, queue.clock};
 }
 
+void record_in_graph(Queue& queue, std::shared_ptr<Mark> mark, const Line& line) {
+  check_host("an event");
+  if (!queue.is_captured) fail(line, "an event of a graph: the stream is not being captured");
+  enqueue(queue, {.name = named("an event", line), .records = std::move(mark)});
+}
+
 void hold(Queue& queue, const Mark& mark, const Line& line) {
   check_host("an event");
   if (queue.is_captured) fail(line, "an event on a stream that is being captured: the emulator captures one stream");
@@ -201,7 +210,7 @@ void begin_capture(Queue& queue, const Line& line) {
 }
 
 std::vector<Operation> end_capture(Queue& queue) {
-  queue.is_captured = false;
+  if (!std::exchange(queue.is_captured, false)) return {};
   --n_captured;
   return std::exchange(queue.captured, {});
 }
@@ -260,10 +269,9 @@ void queue_copy(Queue& queue, const char* word, Rows to, Rows from, std::size_t 
                   }});
 }
 
-void enqueue_outside(Queue& queue, const char* word, std::vector<OutsideAccess> accesses, std::function<bool()> advance,
-                     const Line& line) {
+void enqueue_outside(Queue& queue, const char* word, std::vector<OutsideAccess> accesses,
+                     std::function<OutsideAdvance()> begin, const Line& line) {
   check_host(word);
-  refuse_in_capture(word);
   const Unwatched unwatched;
   enqueue(queue, {.name = named(word, line),
                   .act =
@@ -279,7 +287,7 @@ void enqueue_outside(Queue& queue, const char* word, std::vector<OutsideAccess> 
                             note_read(at, access.n_bytes);
                         }
                       },
-                  .until = std::move(advance)});
+                  .begin_until = std::move(begin)});
 }
 
 void queue_fill(Queue& queue, std::byte* to, unsigned char byte, std::size_t n_bytes, const Line& line) {

@@ -49,7 +49,9 @@ struct Operation {
   std::shared_ptr<const LaunchCall> launch{};
   std::function<void(Footprint* seen)> act{};
   std::shared_ptr<const Mark> after{};
-  std::function<bool()> until{};  ///< called again and again from when the operation begins; it ends when this returns true
+  std::function<OutsideAdvance()> begin_until{};  ///< called when it is queued, and in every replay: makes `until`
+  OutsideAdvance until{};  ///< called again and again from when the operation begins; it ends when this returns true
+  std::shared_ptr<Mark> records{};  ///< written when it is queued, and in every replay
 };
 
 /// A stream.
@@ -98,12 +100,14 @@ void synchronise_all_quietly() noexcept;
 
 /// Events: all that is queued now; and an operation that waits for it.
 Mark mark(Queue& queue, const Line& line);
+/// The same in a capture: every replay writes the mark when it is queued.
+void record_in_graph(Queue& queue, std::shared_ptr<Mark> mark, const Line& line);
 /// See mark(). Does nothing for a mark that was never made.
 void hold(Queue& queue, const Mark& mark, const Line& line);
 
 /// From here on the queue records what it is given.
 void begin_capture(Queue& queue, const Line& line);
-/// Up to here. @returns what was recorded
+/// Up to here. @returns what was recorded; nothing if the queue does not record
 std::vector<Operation> end_capture(Queue& queue);
 /// Queues what was recorded.
 void replay(Queue& queue, const std::vector<Operation>& operations, const Line& line);
@@ -124,9 +128,9 @@ struct Rows {
 /// Queues a copy of n_rows rows of n_bytes. @param count called whenever it has run
 void queue_copy(Queue& queue, const char* word, Rows to, Rows from, std::size_t n_bytes, std::size_t n_rows,
                 std::function<void()> count, const Line& line);
-/// Queues what a library outside the emulator does. @param advance see OutsideStream::queue()
-void enqueue_outside(Queue& queue, const char* word, std::vector<OutsideAccess> accesses, std::function<bool()> advance,
-                     const Line& line);
+/// Queues what a library outside the emulator does. @param begin see OutsideStream::queue()
+void enqueue_outside(Queue& queue, const char* word, std::vector<OutsideAccess> accesses,
+                     std::function<OutsideAdvance()> begin, const Line& line);
 /// Queues a fill.
 void queue_fill(Queue& queue, std::byte* to, unsigned char byte, std::size_t n_bytes, const Line& line);
 

@@ -55,10 +55,11 @@ class LibraryStream final : public OutsideStream {
  public:
   explicit LibraryStream(Stream stream) : stream_(stream) {}
   void* handle() { return static_cast<OutsideStream*>(this); }
-  void queue(const char* name, std::vector<OutsideAccess> accesses, std::function<bool()> advance) override {
+  void queue(const char* name, std::vector<OutsideAccess> accesses, std::function<OutsideAdvance()> begin) override {
     const Line line = Line::current();
-    runtime::enqueue_outside(runtime::queue_of(stream_.queue), name, std::move(accesses), std::move(advance), line);
+    runtime::enqueue_outside(runtime::queue_of(stream_.queue), name, std::move(accesses), std::move(begin), line);
   }
+  bool is_captured() const override { return runtime::queue_of(stream_.queue).is_captured; }
 
  private:
   Stream stream_;
@@ -72,20 +73,28 @@ class Event {
   Event& operator=(const Event&) = delete;
   /// All that is queued on the stream so far.
   void record(Stream stream, const Line& line = Line::current()) {
-    mark_ = runtime::mark(runtime::queue_of(stream.queue), line);
+    *mark_ = runtime::mark(runtime::queue_of(stream.queue), line);
+  }
+  /// The same for a stream that is being captured: every replay records the event anew when it is queued.
+  void record_in_graph(Stream stream, const Line& line = Line::current()) {
+    runtime::record_in_graph(runtime::queue_of(stream.queue), mark_, line);
   }
   /// What is queued on the stream from now on comes after that. An event that was never recorded orders nothing.
   void hold(Stream stream, const Line& line = Line::current()) const {
-    runtime::hold(runtime::queue_of(stream.queue), mark_, line);
+    runtime::hold(runtime::queue_of(stream.queue), *mark_, line);
   }
   /// Whether the stream has come to this place; one that was never recorded is passed. What can run runs meanwhile.
-  bool has_passed(const Line& line = Line::current()) const { return runtime::has_passed(mark_, line); }
+  bool has_passed(const Line& line = Line::current()) const { return runtime::has_passed(*mark_, line); }
 
  private:
-  runtime::Mark mark_;
+  std::shared_ptr<runtime::Mark> mark_ = std::make_shared<runtime::Mark>();
 };
 
-/// Operations that are recorded once and queued again as a whole, with the arguments that they were recorded with.
+/// Ends the capture of a stream, if it is being captured, and drops what was recorded.
+inline void drop_capture(Stream stream) noexcept { runtime::end_capture(runtime::queue_of(stream.queue)); }
+
+/// Operations that are recorded once and queued again as a whole, with the arguments that they were recorded with. The end
+/// of a graph does not wait for replays that are under way.
 class Graph {
  public:
   Graph() = default;
@@ -97,7 +106,7 @@ class Graph {
     try {
       queue();
     } catch (...) {
-      runtime::end_capture(of);
+      drop_capture(stream);
       throw;
     }
     operations_ = runtime::end_capture(of);

@@ -116,20 +116,22 @@ struct Message {
   std::byte* at = nullptr;
   std::uint64_t n_bytes = 0;
   int peer = 0;
-  std::uint64_t n_moved = 0;  ///< with the length that comes first
-  std::uint64_t length = 0;   ///< as it arrives
+  bool is_in_graph = false;
+  std::uint64_t n_moved = 0;  ///< with the head that comes first
+  std::uint64_t head = 0;     ///< as it arrives: the length, and whether a graph sends it
 
-  static constexpr std::uint64_t kHead = sizeof(std::uint64_t);
+  static constexpr std::uint64_t kHead = sizeof(std::uint64_t), kInGraph = std::uint64_t{1} << 63;
   bool is_done() const { return n_moved == kHead + n_bytes; }
-  /// Moves what can be moved. @returns false if the lengths of sender and receiver differ
+  std::uint64_t own_head() const { return n_bytes | (is_in_graph ? kInGraph : 0); }
+  /// Moves what can be moved. @returns false if sender and receiver differ in the length, or one of them alone is a graph
   bool advance(Channel& channel) {
     const auto move = [&](std::byte* bytes, std::uint64_t n) {
       return sends ? channel.write(bytes, n) : channel.read(bytes, n);
     };
-    if (sends) length = n_bytes;
-    if (n_moved < kHead) n_moved += move(reinterpret_cast<std::byte*>(&length) + n_moved, kHead - n_moved);
+    if (sends) head = own_head();
+    if (n_moved < kHead) n_moved += move(reinterpret_cast<std::byte*>(&head) + n_moved, kHead - n_moved);
     if (n_moved < kHead) return true;
-    if (length != n_bytes) return false;
+    if (head != own_head()) return false;
     n_moved += move(at + (n_moved - kHead), kHead + n_bytes - n_moved);
     return true;
   }

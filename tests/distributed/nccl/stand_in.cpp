@@ -4,7 +4,13 @@
 ///
 /// It is as late as NCCL may be. Calls on a communicator are in progress until they are polled a few times; only then are a
 /// group's operations on the stream. A receive buffer holds NaN from when the stream gets to the operation. Operations of a
-/// communicator take place in the order of their groups. The environment variable TREE_ATTN_NCCL_FAULT asks for a fault:
+/// communicator take place in the order of their groups.
+///
+/// Operations may be captured, with the rules of NCCL's user guide and of its sources: a message is captured on both sides
+/// or on neither; ranks connect in their first message to each other, which therefore is not captured; and a communicator
+/// ends only when all graphs with its operations have ended. Where NCCL would wait forever for that, the program ends here.
+///
+/// The environment variable TREE_ATTN_NCCL_FAULT asks for a fault:
 ///
 /// | value | fault |
 /// | --- | --- |
@@ -71,7 +77,9 @@ struct State {
   Status error = Status::kSuccess;
   std::string last;
   bool is_aborted = false;
-  int n_queued = 0, n_done = 0;  ///< groups
+  int n_queued = 0, n_done = 0;              ///< groups
+  int n_in_graphs = 0;                       ///< groups that graphs hold
+  std::set<std::pair<bool, int>> connected;  ///< for sends, or receives, with a rank
 
   void fail(Status status, const std::string& text) { error = status, last = "stand-in: " + text; }
 };
@@ -124,9 +132,13 @@ struct Group {
       if (!waits.contains({message.sends, message.peer}) &&
           !message.advance(message.sends ? state->mail.channel(state->rank, message.peer)
                                          : state->mail.channel(message.peer, state->rank))) {
-        state->fail(Status::kInvalidUsage, "rank " + std::to_string(message.peer) + " sends " +
-                                               std::to_string(message.length) + " bytes, rank " +
-                                               std::to_string(state->rank) + " expects " + std::to_string(message.n_bytes));
+        const std::uint64_t differs = message.head ^ message.own_head();
+        const std::string peer = "rank " + std::to_string(message.peer), own = "rank " + std::to_string(state->rank);
+        state->fail(Status::kInvalidUsage,
+                    differs == Message::kInGraph
+                        ? "of " + peer + ", which sends, and " + own + ", which receives, one alone is a graph"
+                        : peer + " sends " + std::to_string(message.head & ~Message::kInGraph) + " bytes, " + own +
+                              " expects " + std::to_string(message.n_bytes));
         return false;
       }
       if (message.is_done()) continue;
@@ -240,6 +252,39 @@ Status check(Comm* comm, const void* memory, const void* stream) {
   return Status::kSuccess;
 }
 
+/// A group that a graph holds, as long as a copy of this lives.
+std::shared_ptr<void> held_by_graph(const std::shared_ptr<State>& state) {
+  ++state->n_in_graphs;
+  return {nullptr, [state](void*) { --state->n_in_graphs; }};
+}
+
+/// Puts a group on its stream, or into the graph that is recorded there.
+void queue(OutsideStream& stream, std::shared_ptr<Group> group) {
+  State& state = *group->state;
+  const bool is_captured = stream.is_captured();
+  for (Message& message : group->messages) {
+    message.is_in_graph = is_captured;
+    const std::pair connection{message.sends, message.peer};
+    if (is_captured && !state.connected.contains(connection))
+      return state.fail(Status::kInvalidUsage, "a graph begins with a rank that has not been met");
+    state.connected.insert(connection);
+  }
+  const std::vector<OutsideAccess> accesses = group->accesses();
+  const std::shared_ptr<void> held = is_captured ? held_by_graph(group->state) : nullptr;
+  // A replay moves the bytes anew.
+  stream.queue("ncclGroupEnd", accesses, [group = std::move(group), held] {
+    auto now = std::make_shared<Group>(*group);
+    now->number = now->state->n_queued++;
+    return [now] { return now->advance(); };
+  });
+}
+
+void end_with_graphs(const char* call, const State& state) {
+  if (state.n_in_graphs == 0) return;
+  std::fprintf(stderr, "stand-in: %s of rank %d would wait forever: a graph holds its messages\n", call, state.rank);
+  std::abort();
+}
+
 Status queue_message(Comm* comm, bool sends, const void* at, std::size_t n, Type type, int peer, void* stream) {
   if (const Status status = check(comm, at, stream); status != Status::kSuccess) return status;
   if (peer < 0 || peer >= comm->state->mail.n_ranks()) return Status::kInvalidArgument;
@@ -302,16 +347,14 @@ Status ncclCommGetAsyncError(Comm* comm, Status* error) {
   if (state.mail.n_windows_of_all() < state.mail.n_windows(state.rank)) return Status::kSuccess;
   if (comm->finalizes && state.mail.n_left() < state.mail.n_ranks()) return Status::kSuccess;
   if (comm->n_polls_left > 0 && --comm->n_polls_left > 0) return Status::kSuccess;
-  for (auto& [stream, group] : comm->pending) {
-    group->number = state.n_queued++;
-    stream->queue("ncclGroupEnd", group->accesses(), [group = group] { return group->advance(); });
-  }
+  for (auto& [stream, group] : comm->pending) queue(*stream, std::move(group));
   comm->pending.clear();
   *error = state.error;
   return Status::kSuccess;
 }
 
 Status ncclCommFinalize(Comm* comm) {
+  end_with_graphs("ncclCommFinalize", *comm->state);
   comm->finalizes = true;
   comm->n_polls_left = kPolls;
   ++comm->state->mail.n_left();
@@ -322,6 +365,7 @@ Status ncclCommDestroy(Comm* comm) {
   return Status::kSuccess;
 }
 Status ncclCommAbort(Comm* comm) {
+  end_with_graphs("ncclCommAbort", *comm->state);
   comm->state->is_aborted = true;
   delete comm;
   return Status::kSuccess;

@@ -79,6 +79,25 @@ TEST_CASE("nccl faults: a peer that never sends is named at the deadline, with t
   CHECK(error_of("silent 1 2", 4).find("waited 0.5 s for the message") != std::string::npos);
 }
 
+TEST_CASE("nccl faults: the steps of a graph end as other steps do") {
+  // Two ranks queue a group of two calls in the first step, record them in the second, and launch a graph from then on.
+  CHECK(error_of("call 1 3", 2) ==
+        "rank 1: NCCL 2.29.7: ncclRecv: unhandled system error: stand-in: injected (in two-level, step 2)");
+  // On four ranks, in the second group of the second step: the recording has begun with the first.
+  CHECK(error_of("call 2 7", 4) ==
+        "rank 2: NCCL 2.29.7: ncclRecv: unhandled system error: stand-in: injected (in two-level, step 2)");
+  for (const int step : {2, 3, 4}) {
+    const std::string at = std::to_string(step);
+    CHECK(error_of("async 1 " + at, 2, "two-level", 5) ==
+          "rank 1: NCCL 2.29.7: an asynchronous error: remote process exited or there was a network error: stand-in: the "
+          "connection to a peer was lost (in two-level, step " +
+              at + ")");
+    CHECK(error_of("silent 0 " + at, 2, "two-level", step) ==
+          "rank 1 waited 0.5 s for the message of rank 0 over NCCL in two-level, step " + at + " and gave up");
+  }
+  CHECK(error_of("silent 1 6", 4, "two-level", 5).find("waited 0.5 s for the message") != std::string::npos);
+}
+
 TEST_CASE("nccl faults: a rank that computes for longer than the deadline is waited for") {
   const auto start = std::chrono::steady_clock::now();
   run_nccl(Topology::pretend(2, 2), kTimeout, "", [&](const ThreadRanks& ranks, NcclTransport& transport) {

@@ -51,8 +51,10 @@ class WatchedTransport final : public DeviceTransport {
   void queue_on(DeviceStream& stream) override { inner_.queue_on(stream); }
   std::unique_ptr<NodeMemory> allocate_on_node(std::size_t n_bytes) override { return inner_.allocate_on_node(n_bytes); }
   void all_reduce(Combine::Operator op, std::span<float> elements) override { inner_.all_reduce(op, elements); }
-  void settle() override {
-    inner_.settle();
+  Queued take_queued() override { return inner_.take_queued(); }
+  using DeviceTransport::settle;
+  void settle(const Queued& queued) override {
+    inner_.settle(queued);
     for (const auto& [at, before] : awaited_) n_arrived += std::ranges::equal(at, before) ? 0 : 1;
     awaited_.clear();
   }
@@ -102,7 +104,7 @@ TEST_CASE("nccl: a ring computes while the next shard is on its way, on a stream
   }
 }
 
-TEST_CASE("nccl: a step uploads one position, queries and lengths, allocates nothing, and launches what it has to") {
+TEST_CASE("nccl: a step uploads one position, queries and lengths, allocates nothing, and launches one graph") {
   const one_shot::Run run{.p = 2, .steps = 6, .dtype = DType::BF16, .group = 4, .head_dim = 64};
   const Topology topology = Topology::pretend(run.p, run.p);
   // Both ranges stay one leaf, so each rank has one state per row.
@@ -114,11 +116,12 @@ TEST_CASE("nccl: a step uploads one position, queries and lengths, allocates not
   const std::int64_t downloaded = n_rows * (shape.value_dim + 1) * 4;
   struct Case {
     const char* algorithm;
-    std::int64_t launches, further_bytes;
+    std::int64_t further_bytes;
   };
-  // One graph, which brings what a wait that gave up would say; or a graph, a copy of the own states, a merge and a finish.
-  for (const auto& [algorithm, launches, further_bytes] :
-       {Case{"one-shot", 0, static_cast<std::int64_t>(sizeof(GaveUp))}, Case{"two-level", 3, 0}}) {
+  // The graph of one-shot also brings what a wait that gave up would say.
+  for (const auto& [algorithm, further_bytes] :
+       {Case{"one-shot", static_cast<std::int64_t>(sizeof(GaveUp))}, Case{"two-level", 0}, Case{"leaders", 0},
+        Case{"gather", 0}, Case{"ring-state", 0}, Case{"paper", 0}, Case{"packed", 0}, Case{"fused", 0}}) {
     CAPTURE(algorithm);
     run_nccl(topology, 60, "", [&](const ThreadRanks& ranks, NcclTransport& transport) {
       const auto workload = make_workload(shape, 47, run.steps);
@@ -140,11 +143,147 @@ TEST_CASE("nccl: a step uploads one position, queries and lengths, allocates not
         CHECK(step.allocations == 0);
         CHECK(step.uploaded == run.p * uploaded);
         CHECK(step.downloaded == run.p * (downloaded + further_bytes));
-        CHECK(step.launches == run.p * launches);
+        CHECK(step.launches == 0);
         CHECK(step.replays == run.p);
       }
     });
   }
+}
+
+TEST_CASE("nccl: 20 steps past the capacity have the bits of one rank, and all ranks launch graphs in the same steps") {
+  constexpr std::int64_t kKeys = 250;
+  struct Case {
+    std::vector<int> nodes;
+    LeafOrder order;
+    one_shot::Cut cut;
+  };
+  for (const auto& [nodes, order, cut] : {Case{{0, 0, 0}, LeafOrder::kContiguous, one_shot::Cut::kEmpty},
+                                          Case{{0, 0, 1}, LeafOrder::kContiguous, one_shot::Cut::kLast},
+                                          Case{{0, 0, 1}, LeafOrder::kDealt, one_shot::Cut::kEven}}) {
+    const one_shot::Run run{
+        .p = 3, .steps = 20, .cut = cut, .order = order, .dtype = DType::BF16, .group = 2, .nodes = nodes};
+    const std::vector<DecodeOutput> want = one_shot::gather_alone(run, kKeys);
+    const WorkloadShape shape = one_shot::shape_of(run, kKeys + run.steps);
+    const std::vector<KeyRange> ranges = one_shot::ranges_of(run, kKeys);
+    for (const char* algorithm : {"two-level", "gather"}) {
+      INFO(algorithm << ", " << one_shot::text(run));
+      std::atomic<int> n_wrong = 0;
+      std::atomic<std::int64_t> n_messages = 0, n_bytes = 0, n_between_nodes = 0;  // of the last step
+      std::vector<std::int64_t> n_graphs;                                          // in every step, of all ranks
+      run_nccl(one_shot::topology_of(run), 60, "", [&](const ThreadRanks& ranks, NcclTransport& transport) {
+        const auto workload = make_workload(shape, 41, run.steps);
+        const OwnedLeaves leaves(transport.topology().range_of(ranks.rank(), ranges), run.order);
+        ShardDecoder shard(emulated::backend(), shape, leaves, leaves.n_keys(kKeys), one_shot::kScale);
+        const auto when_all_are_here = [&](const auto& act) {
+          ranks.barrier();
+          if (ranks.rank() == 0) act();
+          ranks.barrier();
+        };
+        one_shot::decode_steps(
+            transport, shard, *workload, run, ranges, algorithm,
+            [&] {
+              transport.clear_traffic();
+              when_all_are_here([&] { n_graphs.push_back(-emulated::traffic().n_replays); });
+            },
+            [&](int t, const DecodeOutput& output) {
+              when_all_are_here([&] { n_graphs.back() += emulated::traffic().n_replays; });
+              n_wrong += !same_bits(output, want[static_cast<std::size_t>(t)]);
+            });
+        const Traffic& last = transport.traffic();
+        n_messages += last.messages, n_bytes += last.bytes, n_between_nodes += last.bytes_between_nodes;
+      });
+      CHECK(n_wrong == 0);
+      const Prediction predicted = predict(find_algorithm(algorithm), shape, one_shot::topology_of(run), ranges);
+      CHECK(n_messages == predicted.messages);
+      CHECK(n_bytes == predicted.bytes);
+      CHECK(n_between_nodes == predicted.bytes_between_nodes);
+      // New graphs in the first step, and in the one in which a cache takes more memory or the range of the last rank
+      // doubles.
+      CHECK(n_graphs[0] == 0);
+      CHECK(std::ranges::count(n_graphs, 0) == 2);
+      CHECK(std::ranges::count(n_graphs, 3) == run.steps - 2);
+    }
+  }
+}
+
+TEST_CASE("nccl: on several nodes, one-shot launches a graph for the node and one for what follows") {
+  const one_shot::Run run{.p = 3, .steps = 12, .nodes = {0, 0, 1}};
+  const std::vector<DecodeOutput> want = one_shot::gather_alone(run, 250);
+  std::atomic<int> n_wrong = 0;
+  run_nccl(one_shot::topology_of(run), 60, "", [&](const ThreadRanks&, NcclTransport& transport) {
+    std::vector<std::int64_t> n_launches;
+    const WorkloadShape shape = one_shot::shape_of(run, 250 + run.steps);
+    const std::vector<KeyRange> ranges = one_shot::ranges_of(run, 250);
+    const auto workload = make_workload(shape, 41, run.steps);
+    const OwnedLeaves leaves(transport.topology().range_of(transport.rank(), ranges), run.order);
+    ShardDecoder shard(emulated::backend(), shape, leaves, leaves.n_keys(250), one_shot::kScale);
+    one_shot::decode_steps(
+        transport, shard, *workload, run, ranges, "one-shot", [&] { n_launches.push_back(-n_launches_of_thread); },
+        [&](int t, const DecodeOutput& output) {
+          n_launches.back() += n_launches_of_thread;
+          n_wrong += !same_bits(output, want[static_cast<std::size_t>(t)]);
+        });
+    if (transport.rank() == 0) CHECK(n_launches.back() == 2);
+  });
+  CHECK(n_wrong == 0);
+}
+
+TEST_CASE("nccl: decoders of one cache take turns") {
+  const one_shot::Run run{.p = 2, .steps = 5, .cut = one_shot::Cut::kUneven};
+  const WorkloadShape shape = one_shot::shape_of(run, 250 + run.steps);
+  const std::vector<KeyRange> ranges = one_shot::ranges_of(run, 250);
+  std::atomic<int> n_wrong = 0;
+  run_nccl(Topology::pretend(2, 2), 60, "", [&](const ThreadRanks& ranks, NcclTransport& transport) {
+    const auto workload = make_workload(shape, 43, run.steps);
+    const std::vector<std::int64_t> lengths = workload->lengths(0);
+    const OwnedLeaves leaves(transport.topology().range_of(ranks.rank(), ranges), run.order);
+    ShardDecoder shard(emulated::backend(), shape, leaves, leaves.n_keys(250), one_shot::kScale);
+    fill(shard.cache(), *workload, lengths);
+    std::vector<std::unique_ptr<Decoder>> decoders;
+    for (const char* algorithm : {"ring", "gather", "two-level"})
+      decoders.push_back(find_algorithm(algorithm).open(transport, shard, ranges));
+    std::vector<DecodeOutput> want;
+    for (int t = 0; t < run.steps; ++t) want.push_back(decoders[0]->step(workload->query(t), lengths).copy());
+    // Also often enough in a row for a graph.
+    int n = 0;
+    for (const int n_steps : {1, 2, 3}) {
+      for (const std::unique_ptr<Decoder>& decoder : decoders) {
+        for (int i = 0; i < n_steps; ++i, ++n) {
+          const DecodeOutput output = decoder->step(workload->query(n % run.steps), lengths).copy();
+          n_wrong += !same_bits(output, want[static_cast<std::size_t>(n % run.steps)]);
+        }
+      }
+    }
+  });
+  CHECK(n_wrong == 0);
+}
+
+TEST_CASE("nccl: a rank that begins a new graph by itself is told so") {
+  const auto workload = normal_workload(1311, {.kv_heads = 2, .head_dim = 64, .value_dim = 64, .n_keys = 128});
+  const std::vector<KeyRange> ranges = even_ranges(128, 2, kLeafKeys);
+  // In the fourth step, when all launch a graph.
+  const auto error_of = [&](const std::function<void(ShardDecoder&)>& change) -> std::string {
+    try {
+      run_nccl(Topology::pretend(2, 2), 60, "", [&](const ThreadRanks& ranks, NcclTransport& transport) {
+        const Shard own = workload->shard(ranges[static_cast<std::size_t>(ranks.rank())]);
+        ShardDecoder shard = open_shard(emulated::backend(), workload->query(0), own, workload->lengths(), workload->scale);
+        const std::unique_ptr<Decoder> decoder = find_algorithm("gather").open(transport, shard, ranges);
+        for (int t = 0; t < 4; ++t) {
+          if (t == 3 && ranks.rank() == 1) change(shard);
+          decoder->step(workload->query(0), workload->lengths());
+        }
+      });
+    } catch (const std::exception& error) {
+      return error.what();
+    }
+    return "";
+  };
+  CHECK(error_of([](ShardDecoder&) {}) == "");
+  CHECK(error_of([](ShardDecoder& shard) { shard.cache().reserve(4096); }).find("begins a new graph") != std::string::npos);
+  // What would happen otherwise.
+  CHECK(error_of([](ShardDecoder& shard) {
+          dynamic_cast<DeviceSteps&>(shard.session()).stream().forget();
+        }).find("one alone is a graph") != std::string::npos);
 }
 
 }  // namespace tree_attn::test

@@ -241,6 +241,7 @@ TEST_CASE("nccl: states are taken from a device after what the default stream ha
   const std::unique_ptr<DeviceBlocks> blocks = emulated::make_blocks(8, 1);
   blocks->upload(0, std::vector<float>(8, 0));
   on_device.queue_upload(emulated::Stream{}, std::span<const float>(states));
+  blocks->stream().follow_default();
   blocks->take(1, on_device.data(), 6);
   std::vector<float> taken(8);
   blocks->download(0, taken);

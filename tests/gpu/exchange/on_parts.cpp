@@ -213,6 +213,7 @@ void time_steps(const device::DeviceParts& parts, const Asked& asked) {
     std::vector<float> output(static_cast<std::size_t>(lse + n_rows - z));
     times.run(ranks, [&](int t) {
       const States& states = rank.shard.session().decode(rank.query(t), rank.lengths);
+      blocks->stream().follow_default();
       blocks->take(0, states.device(), size);
       blocks->merge(pairs, n_rows);
       blocks->finish(0, z, lse, n_rows);

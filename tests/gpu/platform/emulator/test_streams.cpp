@@ -190,9 +190,11 @@ TEST_CASE("emulator: an event is asked without waiting, and says when a library 
     int n_calls = 0;
     bool is_done = false;
     queue.queue("a library", {{a.data(), 4, false}, {a.data() + 1, 4, true}}, [&] {
-      ++n_calls;
-      if (is_done) a.data()[1] = 2 * a.data()[0];
-      return is_done;
+      return [&] {
+        ++n_calls;
+        if (is_done) a.data()[1] = 2 * a.data()[0];
+        return is_done;
+      };
     });
     launch(add, {}, stream, a.data(), a.data() + 1);
     after.record(stream);
@@ -216,16 +218,73 @@ TEST_CASE("emulator: an event is asked without waiting, and says when a library 
   }
 }
 
+TEST_CASE("emulator: a graph of kernels, a library and marks does all of it anew in every replay") {
+  for (std::uint64_t seed = 0; seed < 4; ++seed) {
+    const SettingsScope scope({.seed = seed});
+    const DeviceBuffer<float> a(2);
+    const OwnedStream stream;
+    LibraryStream for_library(stream);
+    OutsideStream& queue = *static_cast<OutsideStream*>(for_library.handle());
+    Event before, after;
+    int n_begun = 0;
+    bool is_done = false;
+    CHECK_FALSE(queue.is_captured());
+    CHECK_THROWS_AS(before.record_in_graph(stream), DeviceError);
+    Graph graph(stream, [&] {
+      CHECK(queue.is_captured());
+      launch(store, {}, stream, a.data(), 3.0f);
+      before.record_in_graph(stream);
+      queue.queue("a library", {{a.data(), 4, false}, {a.data() + 1, 4, true}}, [&] {
+        ++n_begun;
+        return [&, number = n_begun] {
+          if (is_done) a.data()[1] = static_cast<float>(number) * a.data()[0];
+          return is_done;
+        };
+      });
+      after.record_in_graph(stream);
+    });
+    CHECK(n_begun == 0);
+    CHECK(after.has_passed());
+    for (int replay = 1; replay <= 3; ++replay) {
+      is_done = false;
+      graph.replay(stream);
+      CHECK(n_begun == replay);
+      CHECK(before.has_passed());
+      CHECK_FALSE(after.has_passed());
+      is_done = true;
+      CHECK(after.has_passed());
+      CHECK(a.data()[1] == 3.0f * static_cast<float>(replay));
+    }
+  }
+}
+
+TEST_CASE("emulator: a recording that is dropped leaves the stream as it was") {
+  const DeviceBuffer<float> a(1);
+  const OwnedStream stream;
+  CHECK_THROWS_WITH(Graph(stream,
+                          [&] {
+                            launch(store, {}, stream, a.data(), 3.0f);
+                            drop_capture(stream);
+                            throw std::runtime_error("dropped");
+                          }),
+                    "dropped");
+  drop_capture(stream);
+  launch(store, {}, stream, a.data(), 4.0f);
+  synchronise(stream);
+  CHECK(*a.data() == 4);
+}
+
 TEST_CASE("emulator: what a library reads and writes is checked, and races with other streams") {
   const DeviceBuffer<float> a(2);
   const OwnedStream stream, other;
   LibraryStream for_library(stream);
   OutsideStream& queue = *static_cast<OutsideStream*>(for_library.handle());
   launch(store, {}, other, a.data(), 3.0f);
-  queue.queue("a library", {{a.data(), 4, false}}, [] { return true; });
+  const auto at_once = [] { return [] { return true; }; };
+  queue.queue("a library", {{a.data(), 4, false}}, at_once);
   synchronise(other);
   CHECK(has(error_in([&] { synchronise(stream); }), "no event orders the two"));
-  queue.queue("a library", {{a.data(), 4096, true}}, [] { return true; });
+  queue.queue("a library", {{a.data(), 4096, true}}, at_once);
   CHECK(has(error_in([&] { synchronise(stream); }), "a library"));
 }
 

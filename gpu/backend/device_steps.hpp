@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Decode steps that go on with what others queue: one graph from the keys to the output of all ranks (section 5.3,
+/// Alg. 3).
+///
+/// No CUDA header is included here, so that any compiler may; what was not built in is not there to link.
+#pragma once
+
+#include "gpu/backend/device_stream.hpp"
+#include "reference/tensor/view.hpp"
+
+#include <cstdint>
+#include <functional>
+#include <span>
+
+namespace tree_attn {
+
+/// What a step goes on with after its kernel.
+class StepEnd {
+ public:
+  virtual ~StepEnd() = default;
+  /// Queues it on the stream of the step; called only when a step is queued or recorded, not when its graph is launched.
+  /// @param states of the step, [subtrees][n_rows][2 + d_v] in device memory; null without subtrees
+  /// @param lift that they are decoded with
+  virtual void queue(const float* states, int lift) = 0;
+};
+
+/// A DecodeSession on a device.
+class DeviceSteps {
+ public:
+  virtual ~DeviceSteps() = default;
+  /// The stream of its steps.
+  virtual DeviceStream& stream() = 0;
+  /// DecodeSession::decode() and `end` on one stream, by DeviceStream::repeat(). Nothing waits for the step, not the default
+  /// stream either: whoever waits for `end` does.
+  ///
+  /// A library may ask that all ranks record a message, or none. So new graphs have to begin in the same step on all ranks:
+  /// they do when `end` or the lift is another one than in the step before. Before a step for which this rank takes memory,
+  /// all ranks have to call stream().forget().
+  /// @param end outlives the session, or forgets the stream at its end
+  /// @throws as decode(); std::logic_error if this rank would begin a new graph by itself
+  virtual void decode_to(StepEnd& end, const TensorView& q, std::span<const std::int64_t> lengths, int lift,
+                         const std::function<void()>& progress) = 0;
+};
+
+}  // namespace tree_attn

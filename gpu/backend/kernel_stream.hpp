@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief A stream for kernels and a library, and the graph of the steps on it (section 5.3).
+#pragma once
+
+#include "gpu/backend/device_stream.hpp"
+#include "gpu/platform/launch.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <vector>
+
+namespace tree_attn::TREE_ATTN_PLATFORM {
+
+/// See DeviceStream.
+class KernelStream final : public DeviceStream {
+ public:
+  KernelStream() = default;
+  ~KernelStream() override { finish(); }
+  operator Stream() const { return stream_; }
+  /// Waits for what is queued, where nothing may be thrown.
+  void finish() noexcept { stream_.finish(); }
+
+  void* handle() override { return for_library_.handle(); }
+  void follow_default() override {
+    before_.record(Stream{});
+    before_.hold(stream_);
+  }
+  std::size_t mark() override {
+    if (n_marks_ == marks_.size()) marks_.push_back(std::make_unique<Event>());
+    Event& event = *marks_[n_marks_];
+    if (is_recording_)
+      event.record_in_graph(stream_);
+    else
+      event.record(stream_);
+    return n_marks_++;
+  }
+  bool has_passed(std::size_t mark) override { return marks_.at(mark)->has_passed(); }
+  void keep_marks(std::size_t n) override { n_marks_ = std::min(n, n_marks_); }
+
+  void repeat(const std::function<void()>& queue) override {
+    if (n_repeats_ == 0) queue();
+    if (n_repeats_ == 1) record(queue);
+    if (n_repeats_ > 0) graph_.replay(stream_);
+    n_repeats_ = std::min(n_repeats_ + 1, 2);
+  }
+  void forget() noexcept override {
+    if (is_recording_) drop_capture(stream_);
+    graph_ = Graph();
+    n_repeats_ = 0;
+  }
+  bool is_new() const override { return n_repeats_ == 0; }
+
+ private:
+  void record(const std::function<void()>& queue) {
+    is_recording_ = true;
+    try {
+      graph_ = Graph(stream_, queue);
+    } catch (...) {
+      is_recording_ = false;
+      throw;
+    }
+    is_recording_ = false;
+  }
+
+  OwnedStream stream_;
+  LibraryStream for_library_{stream_};
+  Event before_;
+  std::vector<std::unique_ptr<Event>> marks_;  ///< kept for later marks
+  std::size_t n_marks_ = 0;
+  bool is_recording_ = false;
+  int n_repeats_ = 0;  ///< since forget(): 0, 1, or 2 and more
+  Graph graph_;
+};
+
+}  // namespace tree_attn::TREE_ATTN_PLATFORM
