@@ -21,13 +21,13 @@ namespace {
 constexpr int kBarrierPlaces = 32;
 constexpr std::uint32_t kNobody = 0xFFFFFFFF;
 
+}  // namespace
+
 struct Entry {
   Line line;
   std::uint32_t who = kNobody;
   std::uint32_t time = 0;
 };
-
-}  // namespace
 
 /// Two bytes.
 struct Cell {

@@ -12,12 +12,12 @@
 namespace tree_attn::emulated::runtime {
 namespace {
 
-constexpr std::size_t kAlignment = 128, kMaxAlignment = 1024;
+constexpr std::size_t kLeastAlignment = 128, kMaxAlignment = 1024;
 /// Before, between and after the pieces.
 constexpr std::size_t kRedZone = 128;
 constexpr std::size_t kMaxTakes = 64;
 
-std::size_t round_up(std::size_t n_bytes, std::size_t alignment = kAlignment) {
+std::size_t round_up(std::size_t n_bytes, std::size_t alignment = kLeastAlignment) {
   return (n_bytes + alignment - 1) / alignment * alignment;
 }
 
@@ -38,7 +38,7 @@ void fill_with_poison(const Cluster& cluster, std::byte* from, std::size_t n_byt
 
 void begin_shared_memory(Cluster& cluster) {
   const std::size_t whole =
-      round_up(round_up(cluster.grid.config.shared_bytes) + (kMaxTakes + 1) * (kRedZone + kAlignment), kMaxAlignment);
+      round_up(round_up(cluster.grid.config.shared_bytes) + (kMaxTakes + 1) * (kRedZone + kLeastAlignment), kMaxAlignment);
 #if defined(TREE_ATTN_EMULATOR_THREAD)
   // Fresh memory, that TSan takes for such, and no memory of the meetings of other blocks.
   std::vector<std::byte>().swap(cluster.memory);
@@ -106,7 +106,7 @@ std::byte* take(int n, std::size_t n_bytes, std::size_t alignment, const Line& l
     }
     return taken.first;
   }
-  if (!std::has_single_bit(alignment) || alignment < kAlignment || alignment > kMaxAlignment)
+  if (!std::has_single_bit(alignment) || alignment < kLeastAlignment || alignment > kMaxAlignment)
     fail(line, "take: an alignment of " + std::to_string(alignment) + "; 128, 256, 512 or 1024 can be had");
   // Where the piece lies on a device, without red zones.
   const std::size_t limit = block.cluster->grid.config.shared_bytes, at = round_up(block.plain_bytes, alignment);
