@@ -41,14 +41,14 @@ __global__ void __launch_bounds__(Pipeline::kThreads, 1)
   using Worker = typename Pipeline::Worker;
   if constexpr (Pipeline::kIsCompiled && ShortEnd<Pipeline>::kFits) {
     launch_dependents();
+    Arena arena;
+    Pipeline pipeline(arena, arguments);
     wait_for_previous_launch();
     constexpr int kForest = ShortEnd<Pipeline>::kForest, kForests = ShortEnd<Pipeline>::kForests;
-    const std::int64_t query_tile = blockIdx.y;
+    const Count query_tile = blockIdx.y;
     const QueryTile tile = QueryTile::of<Worker>(params, query_tile);
     const int split = cluster_rank(), n_splits = cluster_size();
     const KeyRange whole = params.leaves(tile.kv_head), range = split_range(whole, split, n_splits);
-    Arena arena;
-    Pipeline pipeline(arena, arguments);
 
     // Every worker walks over its part of the split; the block joins them, and keeps the forest in its shared memory.
     pipeline(params, tile.kv_head, tile.first_row, range, forests.of_worker(query_tile, split, 0), forests.n_worker);
@@ -84,8 +84,8 @@ __global__ void __launch_bounds__(Pipeline::kThreads, 1)
 /// @param wanted 0: as many as there are leaves and the device holds for all query tiles at once, up to kLargestCluster;
 /// clusters of a size that is asked for may take turns
 /// @param n_resident size -> clusters that the device holds at once, see n_resident_clusters()
-template <class Count>
-int choose_cluster(const DecodeParams& params, std::int64_t n_query_tiles, int wanted, const Count& n_resident) {
+template <class Resident>
+int choose_cluster(const DecodeParams& params, std::int64_t n_query_tiles, int wanted, const Resident& n_resident) {
   const std::int64_t n_leaves = leaves_of({params.begin, params.end});
   const std::int64_t at_once = wanted > 0 ? 1 : std::max<std::int64_t>(1, n_query_tiles);
   const std::int64_t least = std::max<std::int64_t>(wanted, (n_leaves + kShortLeaves - 1) / kShortLeaves);
