@@ -6,6 +6,9 @@
 /// are far apart in the tree, so the kernels read the leaves of a sequence in the order of a list. Work is divided by the
 /// places in that list: position 64 i + o is key o of the i-th leaf of the list. So a block, or a worker of a block, has
 /// neighbouring slots, which are few subtrees. in_tree() says where they stand.
+///
+/// A page table is such a list too: pages of whole leaves, which lie anywhere in a pool for all sequences of a batch. Leaf i
+/// has slot i, `place` is a place of its page, and the stride from one entry to the next is 0. No bit depends on the places.
 #pragma once
 
 #include "gpu/parts/decode_params.hpp"
