@@ -224,10 +224,10 @@ void print_schedules() {
   }
   std::printf("],\n  \"equal_runs\": [");
   const WorkPartition partition(params, 1, 6);
-  for (std::int64_t block = 0; block < 6; ++block) {
+  for (Count block = 0; block < 6; ++block) {
     std::printf("%s[", block == 0 ? "" : ", ");
-    const std::int64_t begin = partition.begin_of(block), end = partition.begin_of(block + 1);
-    for (std::int64_t work_item = begin; work_item < end;) {
+    const Count begin = partition.begin_of(block), end = partition.begin_of(block + 1);
+    for (Count work_item = begin; work_item < end;) {
       const WorkRange work_range = partition.work_range_at(params, work_item, end);
       std::printf("%s[%ld, %ld, %ld, %ld]", work_item == begin ? "" : ", ", long(work_range.kv_head),
                   long(work_range.positions.begin), long(work_range.positions.end),

@@ -230,12 +230,12 @@ def instructions():
     if not folder or not counted.exists():
         counted = ROOT / "docs" / "kernel_instructions.json"
     report = json.loads(counted.read_text(encoding="utf-8"))
-    rows = [["worker", "rows by", "for", "a leaf of 64 keys", "8 KiB", "8 KiB, before", "hot code", "kernel", "registers"]]
+    rows = [["worker", "rows by", "for", "before the first copy", "a leaf of 64 keys", "8 KiB", "8 KiB, before", "hot code", "kernel", "registers"]]
     for walk in report["walks"]:
         worker = walk["worker"]
         before = PER_8_KIB_BEFORE.get(re.sub(r"^MmaTile<(\w+), 128, .*", r"MmaTile<\1>", worker), "")
         if walk["kernel"] == "equal_runs" and (before or worker in ("SubWarp<Half, 16, 1>", "MmaTile<Half, 128, 4>", "MmaTile<Half, 128, 8>")):
-            rows.append([f"`{worker}`", walk["rows"], walk["architecture"], str(walk["leaf"]), str(walk["per_8_kib"]), str(before),
+            rows.append([f"`{worker}`", walk["rows"], walk["architecture"], str(walk.get("start") or ""), str(walk["leaf"]), str(walk["per_8_kib"]), str(before),
                          f"{walk['hot_bytes'] / 1024:.1f} KiB", f"{walk['kernel_bytes'] / 1024:.0f} KiB", str(walk["registers"])])
     most = max(report["walks"], key=lambda walk: walk["hot_bytes"])
     kernels = " and ".join(sorted({f"`{walk['kernel'].split(',')[0]}`" for walk in report["walks"]}))

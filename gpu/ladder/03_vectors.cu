@@ -23,8 +23,7 @@ template <IsSubWarp SubWarp>
 __global__ void __launch_bounds__(kThreads, 1)
     vectors(DecodeParams params, DeviceOutput output, float* forests, std::int64_t n_floats) {
   const std::int64_t row = blockIdx.x, kv_head = row / params.group, r = row % params.group;
-  const int worker = static_cast<int>(threadIdx.x) / SubWarp::kLanes,
-            n_workers = static_cast<int>(blockDim.x) / SubWarp::kLanes;
+  const int worker = worker_of<SubWarp>(threadIdx.x), n_workers = static_cast<int>(blockDim.x) / SubWarp::kLanes;
   const KeyRange whole = params.leaves(kv_head);
   float* const of_sub_warps = forests + row * n_workers * n_floats;
   Arena arena;

@@ -30,7 +30,7 @@ class PlainPipeline {
   __device__ __forceinline__ static void publish_scratch() {}
   __device__ __forceinline__ void operator()(const DecodeParams& params, std::int64_t kv_head, std::int64_t first_row,
                                              KeyRange range, float* forests, std::int64_t n_forest) {
-    const int worker = static_cast<int>(threadIdx.x) / SubWarp::kLanes;
+    const int worker = worker_of<SubWarp>(threadIdx.x);
     const KeySteps<> steps(split_range(range, worker, n_workers_of<SubWarp>(kThreads)), params.in_use(kv_head));
     GlobalSource<SubWarp> rows(params, kv_head, steps.leaves());
     accumulate_keys<SubWarp>(params, kv_head, first_row, steps, forests + worker * n_forest, rows);

@@ -3,8 +3,8 @@
 /// @brief Step 8 of the ladder, the library kernel: short sequences merge inside a cluster (section 5, Alg. 3).
 ///
 /// Left open in an earlier version of the paper: blocks of a cluster can read each other's shared memory, which could speed
-/// up the reduction inside one device. What changed: up to 16k keys, the splits of a query tile are one cluster of at most 8
-/// blocks. Each keeps its forest in shared memory, and after a barrier of the cluster the first block reads those of the
+/// up the reduction inside one device. What changed: up to 16k keys, the splits of a query tile are one cluster of at most
+/// 16 blocks. Each keeps its forest in shared memory, and after a barrier of the cluster the first block reads those of the
 /// others where they are. Longer sequences, and shapes whose clusters would leave multiprocessors idle, are left to step 7.
 /// Bytes: the same.
 /// Both kernels are dependent launches (Launch::overlaps): they may start while the launch before them still runs, which in

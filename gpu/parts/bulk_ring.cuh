@@ -28,7 +28,7 @@ class BulkRing {
   /// Initialises the barriers. All lanes of the warp call it.
   /// @param memory [kVectors] of this sub-warp @param barriers [kStages] of this sub-warp
   __device__ __forceinline__ BulkRing(Shared<Bytes16> memory, Shared<Barrier> barriers)
-      : memory_(memory), barriers_(barriers), lane_(static_cast<int>(threadIdx.x) % SubWarp::kLanes) {
+      : memory_(memory), barriers_(barriers), lane_(lane_of<SubWarp>(threadIdx.x)) {
     if (lane_ == 0) {
       for (int stage = 0; stage < kStages; ++stage) barrier_init(barriers_ + stage, 1);
       barrier_fence_init();

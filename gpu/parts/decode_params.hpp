@@ -8,23 +8,30 @@
 #include "reference/state/subtree.hpp"
 
 #include <cstdint>
+#include <limits>
 
 namespace tree_attn {
 
+/// Heads, rows, query tiles and work items as kernels count them. In 64 bits a division and its rest take many times the
+/// instructions, and some of them stand before the first copy.
+using Count = std::uint32_t;
+/// Leaves of the shard times query rows, at most; see accepts_any_grid().
+inline constexpr std::int64_t kMostWorkItems = std::numeric_limits<Count>::max();
+
+/// The leaf of a position. A shift: a division, even by a constant, rounds towards 0, which takes more instructions.
+TREE_ATTN_HOST_DEVICE inline std::int64_t leaf_at(std::int64_t position) { return position >> kLeafLevel; }
+
 /// Leaves that a range of positions touches; one if it is empty, because its rows must be written all the same.
 TREE_ATTN_HOST_DEVICE inline std::int64_t leaves_of(KeyRange range) {
-  return range.empty() ? 1 : (range.end + kLeafKeys - 1) / kLeafKeys - range.begin / kLeafKeys;
+  return range.empty() ? 1 : leaf_at(range.end + kLeafKeys - 1) - leaf_at(range.begin);
 }
 
 /// Part `part` of a range cut into `n_parts` at multiples of kLeafKeys, as even as they allow: the first parts are the
 /// longer ones, and parts are empty where there are fewer leaves than parts.
 TREE_ATTN_HOST_DEVICE inline KeyRange split_range(KeyRange whole, int part, int n_parts) {
-  if (whole.empty()) return {whole.begin, whole.begin};
-  // Leaves are counted in 32 bits, because a division of 64 bits is slow on a device.
-  const std::int64_t first = whole.begin / kLeafKeys;
-  const auto n = static_cast<std::uint32_t>(leaves_of(whole));
-  const std::uint32_t each = n / static_cast<std::uint32_t>(n_parts), rest = n - each * static_cast<std::uint32_t>(n_parts);
-  const auto index = static_cast<std::uint32_t>(part), longer = index < rest ? index : rest;
+  const std::int64_t first = leaf_at(whole.begin);
+  const Count n = Count(leaves_of(whole)), each = n / Count(n_parts), rest = n - each * Count(n_parts);
+  const Count index = Count(part), longer = index < rest ? index : rest;
   const std::int64_t from = first + each * index + longer, to = from + each + (index < rest ? 1 : 0);
   const std::int64_t begin = from * kLeafKeys, end = to * kLeafKeys;
   return {begin < whole.begin ? whole.begin : begin < whole.end ? begin : whole.end, end < whole.end ? end : whole.end};
@@ -63,38 +70,42 @@ struct DecodeParams {
   TREE_ATTN_HOST_DEVICE std::int64_t n_rows() const { return batch * kv_heads * group; }
   /// Key/value heads of all batch entries; keys and values of each are a kv head of the kernels.
   TREE_ATTN_HOST_DEVICE std::int64_t batch_kv_heads() const { return batch * kv_heads; }
+  /// The batch entry of a kv head, and its key/value head.
+  TREE_ATTN_HOST_DEVICE Count entry_of(std::int64_t kv_head) const { return Count(kv_head) / Count(kv_heads); }
+  TREE_ATTN_HOST_DEVICE Count head_of(std::int64_t kv_head) const { return Count(kv_head) % Count(kv_heads); }
   /// The query of a row of the group of a kv head.
   template <class T>
   TREE_ATTN_HOST_DEVICE const T* query(std::int64_t kv_head, std::int64_t r) const {
-    return q.row<T>(kv_head / kv_heads, kv_head % kv_heads * (group / n_queries) + r / n_queries, r % n_queries);
+    const Count l = Count(n_queries), head = head_of(kv_head) * (Count(group) / l) + Count(r) / l;
+    return q.row<T>(entry_of(kv_head), head, Count(r) % l);
   }
   /// The key, or the value, at a global position.
   template <class T>
   TREE_ATTN_HOST_DEVICE const T* key(std::int64_t kv_head, std::int64_t position) const {
-    return k.row<T>(kv_head / kv_heads, kv_head % kv_heads, position - begin);
+    return k.row<T>(entry_of(kv_head), head_of(kv_head), position - begin);
   }
   template <class T>
   TREE_ATTN_HOST_DEVICE const T* value(std::int64_t kv_head, std::int64_t position) const {
-    return v.row<T>(kv_head / kv_heads, kv_head % kv_heads, position - begin);
+    return v.row<T>(entry_of(kv_head), head_of(kv_head), position - begin);
   }
   /// The end of the rows: that of the shard, or readable_end if a shard that grows has fewer rows than positions.
   TREE_ATTN_HOST_DEVICE std::int64_t rows_end() const {
     return begin < readable_end && readable_end < end ? readable_end : end;
   }
   /// Positions of the shard that are in use by a kv head.
-  TREE_ATTN_HOST_DEVICE KeyRange in_use(std::int64_t kv_head) const { return in_use_by_entry(kv_head / kv_heads); }
-  /// The same by all kv heads of a batch entry: without a division, which takes long in 64 bits on a device.
+  TREE_ATTN_HOST_DEVICE KeyRange in_use(std::int64_t kv_head) const { return in_use_by_entry(entry_of(kv_head)); }
+  /// The same by all kv heads of a batch entry.
   TREE_ATTN_HOST_DEVICE KeyRange in_use_by_entry(std::int64_t entry) const {
     const std::int64_t length = lengths[entry];
     return {begin, length < begin ? begin : length < end ? length : end};
   }
   /// The leaves that hold them, whole: positions without a key hold the empty set, which changes no bit. A leaf that an end
   /// of the shard cuts is one leaf here, with fewer keys.
-  TREE_ATTN_HOST_DEVICE KeyRange leaves(std::int64_t kv_head) const { return leaves_by_entry(kv_head / kv_heads); }
+  TREE_ATTN_HOST_DEVICE KeyRange leaves(std::int64_t kv_head) const { return leaves_by_entry(entry_of(kv_head)); }
   TREE_ATTN_HOST_DEVICE KeyRange leaves_by_entry(std::int64_t entry) const {
     const KeyRange used = in_use_by_entry(entry);
-    const std::int64_t first = used.begin / kLeafKeys * kLeafKeys;
-    return {first, used.empty() ? first : (used.end + kLeafKeys - 1) / kLeafKeys * kLeafKeys};
+    const std::int64_t first = leaf_at(used.begin) * kLeafKeys;
+    return {first, used.empty() ? first : leaf_at(used.end + kLeafKeys - 1) * kLeafKeys};
   }
   /// The range of the tree that the shard is.
   TREE_ATTN_HOST_DEVICE KeyRange shard(std::int64_t) const { return {begin, end}; }

@@ -11,20 +11,23 @@
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
-/// Where the forests of a block lie. A block has at most two work ranges whose query tile it shares with others: one that
-/// began before it, and one that goes on behind it. Their forests stay until the last of the sharing blocks has joined them.
+/// Where the forests of blocks lie: those of all workers, then those of work ranges. A block has at most two work ranges
+/// whose query tile it shares with others: one that began before it, and one that goes on behind it. Their forests stay
+/// until the last of the sharing blocks has joined them.
 struct EqualRunsWorkspace {
   float* floats = nullptr;
-  std::int64_t n_worker = 0, n_work_range = 0;  ///< floats of one forest, of which there is one a slot
+  std::int64_t first_work_range = 0;     ///< floats before the forests of work ranges
+  Count n_worker = 0, n_work_range = 0;  ///< floats of one forest, of which there is one a slot
   int n_workers = 1, n_slots = 1;
 
   /// Floats of a block: two work ranges, and its workers.
-  TREE_ATTN_HOST_DEVICE std::int64_t n_floats() const { return (2 * n_work_range + n_workers * n_worker) * n_slots; }
-  TREE_ATTN_HOST_DEVICE float* of_work_range(std::int64_t block, bool began_before) const {
-    return floats + block * n_floats() + (began_before ? 0 : n_work_range * n_slots);
+  std::int64_t n_floats() const { return (2 * std::int64_t{n_work_range} + n_workers * n_worker) * n_slots; }
+  TREE_ATTN_HOST_DEVICE float* of_work_range(Count block, bool began_before) const {
+    const Count i = 2 * block + (began_before ? 0 : 1);
+    return floats + first_work_range + std::int64_t{i} * (n_work_range * n_slots);
   }
-  TREE_ATTN_HOST_DEVICE float* of_worker(std::int64_t block, int worker) const {
-    return floats + block * n_floats() + (2 * n_work_range + worker * n_worker) * n_slots;
+  TREE_ATTN_HOST_DEVICE float* of_worker(Count block, Count worker) const {
+    return floats + std::int64_t{block * n_workers + worker} * (n_worker * n_slots);
   }
 };
 
@@ -63,23 +66,23 @@ __device__ __forceinline__ void equal_runs_block(const typename Pipeline::Params
   using Worker = typename Pipeline::Worker;
   if constexpr (Pipeline::kIsCompiled) {
     launch_dependents();
-    wait_for_previous_launch();
     Arena arena;
     const Shared<int> is_last = arena.take<int>(1);
     const Shared<WorkPartition> partition = arena.take<WorkPartition>(1);
     const Shared<WorkRange> work_range = arena.take<WorkRange>(1);
     const typename End::Tiles tiles = end.take(arena);
-    WorkPartition all(params, Worker::kRows, gridDim.x);
-    std::int64_t next = all.begin_of(blockIdx.x);
-    if (next == all.begin_of(blockIdx.x + 1)) return;
     Pipeline pipeline(arena, arguments);
+    wait_for_previous_launch();
+    WorkPartition all(params, Worker::kRows, gridDim.x);
+    Count next = all.begin_of(blockIdx.x), end_of_run = all.begin_of(blockIdx.x + 1);
+    if (next == end_of_run) return;
 
     while (true) {
-      const int block = opaque(static_cast<int>(blockIdx.x));
+      const Count block = Count(opaque(static_cast<int>(blockIdx.x)));
 
       // Every worker walks over its part of the work range.
       {
-        const WorkRange work = all.work_range_at(params, next, all.begin_of(block + 1));
+        const WorkRange work = all.work_range_at(params, next, end_of_run);
         if (threadIdx.x == 0) partition[0] = all, work_range[0] = work;
         // Opaque, so that the walk holds none of the sums that have led to them.
         pipeline(params, opaque(static_cast<int>(work.kv_head)), opaque(static_cast<int>(work.first_row)), work.positions,
@@ -90,14 +93,15 @@ __device__ __forceinline__ void equal_runs_block(const typename Pipeline::Params
       // The block joins its workers. If it shares the query tile with others and is the last of them, it joins the blocks.
       const WorkRange work = work_range[0];
       all = partition[0];
-      const std::int64_t first = all.block_of(work.tile_begin);
+      end_of_run = all.begin_of(block + 1);
+      const Count first = all.block_of(work.tile_begin);
       const int n_sharing = static_cast<int>(all.block_of(work.tile_begin + work.n_tile_items - 1) - first) + 1;
       bool joins_blocks = false, is_end = false;
       TREE_ATTN_LOOP
       do {
         const auto positions = [&](int i) {
           if (!joins_blocks) return params.in_tree(work.kv_head, split_range(work.positions, i, forests.n_workers));
-          const std::int64_t begin = all.begin_of(first + i);
+          const Count begin = all.begin_of(first + i);
           return params.in_tree(work.kv_head, work.positions_of(begin > work.tile_begin ? begin : work.tile_begin,
                                                                 all.begin_of(first + i + 1)));
         };
@@ -122,7 +126,7 @@ __device__ __forceinline__ void equal_runs_block(const typename Pipeline::Params
       if (is_end) end.template tile_joined<Worker>(params, work, tiles);
 
       next = work.last;
-      if (next == all.begin_of(block + 1)) return end.template block_done<Worker>(params, pipeline.scratch(), tiles);
+      if (next == end_of_run) return end.template block_done<Worker>(params, pipeline.scratch(), tiles);
       // The next work range uses all this memory again.
       Pipeline::publish_scratch();
       __syncthreads();
@@ -135,10 +139,10 @@ __device__ __forceinline__ void equal_runs_block(const typename Pipeline::Params
 /// @paper{alg_3, Alg. 3}
 template <IsPipeline Pipeline>
 __global__ void __launch_bounds__(Pipeline::kThreads, 1)
-    equal_runs(typename Pipeline::Params params, DeviceOutput output,
+    equal_runs(typename Pipeline::Params params, const __grid_constant__ WriteEnd end,
                const __grid_constant__ typename Pipeline::Arguments arguments, EqualRunsWorkspace forests,
                unsigned* counters) {
-  equal_runs_block<Pipeline>(params, WriteEnd{output}, arguments, forests, counters);
+  equal_runs_block<Pipeline>(params, end, arguments, forests, counters);
 }
 
 /// What a launch needs, on the host.
@@ -149,9 +153,11 @@ EqualRunsWorkspace equal_runs_workspace(const typename Pipeline::Params& params,
                      a_block = std::min(n_leaves, (n_query_tiles<Worker>(params) * n_leaves + n_blocks - 1) / n_blocks);
   using Forest = WorkerForest<Worker>;
   const int n_workers = n_workers_of<Worker>(plan.n_threads);
-  const std::int64_t a_worker = (a_block + n_workers - 1) / n_workers;
-  return {floats, Forest::n_floats(params.longest_in_tree(a_worker * kLeafKeys)),
-          Forest::n_floats(params.longest_in_tree(a_block * kLeafKeys)), n_workers, Worker::kSlots};
+  const std::int64_t a_worker = (a_block + n_workers - 1) / n_workers,
+                     n_worker = Forest::n_floats(params.longest_in_tree(a_worker * kLeafKeys));
+  return {floats,          n_blocks * n_workers * n_worker * Worker::kSlots,
+          Count(n_worker), Count(Forest::n_floats(params.longest_in_tree(a_block * kLeafKeys))),
+          n_workers,       Worker::kSlots};
 }
 
 /// Launches a kernel whose blocks are equal_runs_block(). @param config what it asks for beside blocks and memory

@@ -36,6 +36,12 @@ struct Column {
   static constexpr int kElements = 2;
   static constexpr int kOfLane = Worker::kElements / kElements;
   static constexpr int kColumns = Worker::kSlots * Worker::kLanes * kOfLane;  ///< of a worker
+  /// A part of them that a warp can take: kColumns halved.
+  static constexpr int kOfWarp = [] {
+    int n = kColumns;
+    while (n > kWarp) n /= 2;
+    return n;
+  }();
   static_assert(Worker::kElements % kElements == 0);
   using State = LaneState<kElements>;
   static_assert(sizeof(State) == sizeof(Bytes16));
@@ -155,12 +161,13 @@ __device__ __forceinline__ void join_parts(Scratch scratch, KeyRange range, int 
   const JoinSteps steps(scratch.memory);
   const Shared<float> states = scratch.memory + kJoinFloats;
 
-  // Columns at once: all, if there is room for a good number of subtrees of each.
+  // Columns at once, kOfWarp times a power of two: all, if there is room for a good number of subtrees of each. Shifts take
+  // the place of divisions by a number that the compiler does not know.
   const int n_floats = scratch.n_floats - kJoinFloats, wanted = n_parts < 24 ? 2 * n_parts + 16 : 64;
-  int at_once = Columns::kColumns;
+  int n_doubled = 0, fit = n_floats / (Columns::kOfWarp * kState);
   TREE_ATTN_LOOP
-  while (at_once > kWarp && n_floats < at_once * kState * wanted) at_once /= 2;
-  const int fit = n_floats / (at_once * kState), room = fit < kListedEntries ? fit : kListedEntries;
+  while (Columns::kOfWarp << n_doubled < Columns::kColumns && fit / 2 >= wanted) ++n_doubled, fit /= 2;
+  const int at_once = Columns::kOfWarp << n_doubled, room = fit < kListedEntries ? fit : kListedEntries;
 
   const int most = n_threads <= kListedParts ? n_threads - 1 : kListedParts;  // parts at once
 
@@ -184,11 +191,11 @@ __device__ __forceinline__ void join_parts(Scratch scratch, KeyRange range, int 
       __syncthreads();
 
       // Copy, several threads per column if there are, a few entries each at a time; meanwhile work out the merges.
-      const int n_copiers = n_threads > at_once ? n_threads / at_once : 1;
+      const int n_copiers = n_threads > at_once ? n_threads / Columns::kOfWarp >> n_doubled : 1;
       TREE_ATTN_LOOP
       for (int i = thread; i < at_once * n_copiers; i += n_threads) {
         constexpr int kListed = 4;
-        const int copier = i / at_once, column = i - copier * at_once;
+        const int copier = i / Columns::kOfWarp >> n_doubled, column = i - copier * at_once;
         TREE_ATTN_LOOP
         for (int place = n_done + copier; place < size.n_entries; place += kListed * n_copiers) {
           JoinEntry from[kListed];

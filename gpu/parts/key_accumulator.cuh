@@ -72,8 +72,8 @@ template <IsSubWarp SubWarp, class Leaves, IsRowSource Source>
 __device__ __forceinline__ void accumulate_keys(const DecodeParams& params, std::int64_t kv_head, std::int64_t r,
                                                 const KeySteps<Leaves>& steps, float* memory, Source& source) {
   using T = typename SubWarp::T;
-  const int lane = static_cast<int>(threadIdx.x) % SubWarp::kLanes;
-  const bool is_single_key = params.lengths[kv_head / params.kv_heads] == 1;
+  const int lane = lane_of<SubWarp>(threadIdx.x);
+  const bool is_single_key = params.lengths[params.entry_of(kv_head)] == 1;
   const float lift = is_single_key ? 0.0f : params.lift;
   float q[SubWarp::kElements];
   const T* const query = params.query<T>(kv_head, r);
@@ -139,7 +139,7 @@ class GlobalSource {
   }
 
  private:
-  __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x) % SubWarp::kLanes; }
+  __device__ __forceinline__ static int lane() { return lane_of<SubWarp>(threadIdx.x); }
   __device__ __forceinline__ static GlobalRows<SubWarp> with(GlobalRows<SubWarp> rows, unsigned valid) {
     rows.valid = valid;
     return rows;

@@ -68,7 +68,7 @@ class LaneRing {
     copy_async_commit();
   }
   __device__ __forceinline__ void start_rows(const Rows& rows, int step, unsigned valid, Shared<Bytes16> to) {
-    const int lane = static_cast<int>(threadIdx.x) % SubWarp::kLanes;
+    const int lane = lane_of<SubWarp>(threadIdx.x);
     const T* row = rows.first + steps_.leaves().row(step * kKeysPerStep) * rows.stride + SubWarp::component(lane, 0);
     TREE_ATTN_UNROLL
     for (int i = 0; i < kKeysPerStep; ++i, row += rows.stride) {

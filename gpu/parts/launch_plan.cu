@@ -51,6 +51,10 @@ std::string accepts_any_grid(const DecodeParams& params, DType dtype) {
   if (params.d_h > kLongestRow || params.d_v > kLongestRow)
     return "d_h " + std::to_string(params.d_h) + ", d_v " + std::to_string(params.d_v) + ": more than " +
            std::to_string(kLongestRow);
+  if (const std::int64_t n = leaves_of({params.begin, params.end}); params.n_rows() > kMostWorkItems / n) {
+    return std::to_string(params.n_rows()) + " rows over " + std::to_string(n) + " leaves: more than " +
+           std::to_string(kMostWorkItems) + " work items";
+  }
   for (const DeviceView* view : {&params.q, &params.k, &params.v}) {
     if (reinterpret_cast<std::uintptr_t>(view->data) % bytes_of(dtype) != 0) return "an array that starts inside a number";
   }

@@ -78,7 +78,8 @@ bool has_bulk_rows(const DecodeParams& params, DType dtype, int row_bytes);
 /// @param lift 0 or kLift
 void set_scale(DecodeParams& params, DType dtype, double scale, int lift = 0);
 
-/// What the steps refuse, in a few words; empty if nothing. All refuse F64 and d of more than kLongestRow.
+/// What the steps refuse, in a few words; empty if nothing. All refuse F64, d of more than kLongestRow, and more than
+/// kMostWorkItems.
 std::string accepts_any_grid(const DecodeParams& params, DType dtype);
 /// The same, and more rows than the second axis of a grid can count.
 std::string accepts_any_rows(const DecodeParams& params, DType dtype);

@@ -28,7 +28,7 @@ class ContiguousLeaves {
   /// @param used those of the shard that have a key
   __device__ __forceinline__ ContiguousLeaves(KeyRange range, KeyRange used)
       : origin_(range.begin),
-        n_leaves_(static_cast<int>(range.size() / kLeafKeys)),
+        n_leaves_(static_cast<int>(leaf_at(range.end) - leaf_at(range.begin))),
         first_key_(range.begin < used.begin ? static_cast<int>(used.begin - range.begin) : 0),
         end_key_(range.empty() ? 0 : static_cast<int>((used.end < range.end ? used.end : range.end) - range.begin)) {}
 
@@ -68,9 +68,9 @@ class ListedLeaves {
   ListedLeaves() = default;
   /// @param range places in the list, times kLeafKeys
   __device__ __forceinline__ ListedLeaves(KeyRange range, const LeavesInUse& used) {
-    const int first = static_cast<int>(range.begin / kLeafKeys);
+    const int first = static_cast<int>(leaf_at(range.begin));
     leaves_ = used.leaves + first;
-    n_leaves_ = static_cast<int>(range.size() / kLeafKeys);
+    n_leaves_ = static_cast<int>(leaf_at(range.end) - leaf_at(range.begin));
     last_ = used.list.last - first, n_last_ = used.list.n_last;
   }
 

@@ -6,6 +6,9 @@
 /// are far apart in the tree, so the kernels read the leaves of a sequence in the order of a list. Work is divided by the
 /// places in that list: position 64 i + o is key o of the i-th leaf of the list. So a block, or a worker of a block, has
 /// neighbouring slots, which are few subtrees. in_tree() says where they stand.
+///
+/// A page table is such a list too: pages of whole leaves, which lie anywhere in a pool for all sequences of a batch. Leaf i
+/// has slot i, `place` is a place of its page, and the stride from one entry to the next is 0. No bit depends on the places.
 #pragma once
 
 #include "gpu/parts/decode_params.hpp"
@@ -47,13 +50,13 @@ struct ListedParams : DecodeParams {
   std::int64_t tree_positions = 0;   ///< the most that the shard has in the tree of a list
 
   TREE_ATTN_HOST_DEVICE LeavesInUse in_use(std::int64_t kv_head) const {
-    const std::int64_t entry = kv_head / kv_heads;
+    const std::int64_t entry = entry_of(kv_head);
     return {leaf + entry * (most_leaves + 1), lists[entry]};
   }
-  TREE_ATTN_HOST_DEVICE KeyRange leaves(std::int64_t kv_head) const { return leaves_by_entry(kv_head / kv_heads); }
+  TREE_ATTN_HOST_DEVICE KeyRange leaves(std::int64_t kv_head) const { return leaves_by_entry(entry_of(kv_head)); }
   TREE_ATTN_HOST_DEVICE KeyRange leaves_by_entry(std::int64_t entry) const { return {0, lists[entry].n_leaves * kLeafKeys}; }
   TREE_ATTN_HOST_DEVICE KeyRange shard(std::int64_t kv_head) const {
-    const LeafList& list = lists[kv_head / kv_heads];
+    const LeafList& list = lists[entry_of(kv_head)];
     return {list.begin, list.end};
   }
   /// Where some leaves of the list stand in the tree: from the first one up to the leaf that follows them, or to the end of
@@ -61,7 +64,7 @@ struct ListedParams : DecodeParams {
   TREE_ATTN_HOST_DEVICE KeyRange in_tree(std::int64_t kv_head, KeyRange positions) const {
     const LeavesInUse used = in_use(kv_head);
     const auto at = [&used](std::int64_t position) {
-      const std::int64_t i = position / kLeafKeys;
+      const std::int64_t i = leaf_at(position);
       return i <= used.list.n_leaves ? used.leaves[i].slot * kLeafKeys : used.list.end;
     };
     return {at(positions.begin), at(positions.end)};

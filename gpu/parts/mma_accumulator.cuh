@@ -137,8 +137,9 @@ __device__ __forceinline__ void accumulate_tiles(const DecodeParams& params, std
   using T = typename Tile::T;
   using Waiting = InSharedMemory<Tile>;
   ring.begin(params, kv_head, leaves, aligned, false);
-  const int own_lane = static_cast<int>(threadIdx.x) % kWarp;
-  const bool is_single_key = params.lengths[kv_head / params.kv_heads] == 1;
+  // Opaque, so that nothing of all that follows from the lane is worked out before the first copies.
+  const int own_lane = lane_of<Tile>(opaque(threadIdx.x));
+  const bool is_single_key = params.lengths[params.entry_of(kv_head)] == 1;
   const float score_scale = TileScale(params).score;
   const TileQueries<Tile> queries(params, kv_head, first_row, memory_of_warp + Waiting::kVectors, own_lane);
 

@@ -51,7 +51,7 @@ class MmaPipeline {
         full_(arena.take<Barrier>(n_warps() * Ring::kStages)),
         memory_(arena.take<Bytes16>(n_vectors(n_warps(), Ring::n_stages(arguments.maps)), kBoxAlignment)),
         ring_(memory_ + first_ring(n_warps()) + worker() * Ring::n_stages(arguments.maps) * Ring::kStageVectors,
-              full_ + worker() * Ring::kStages, arguments.maps, static_cast<int>(threadIdx.x) % kWarp) {}
+              full_ + worker() * Ring::kStages, arguments.maps, lane_of<Tile>(threadIdx.x)) {}
   /// Describes keys and values to the copy engine, if it takes them.
   static Arguments arguments(const Params& params, int n_stages) {
     Arguments arguments{starts_aligned(params, DTypeTraits<typename Tile::T>::kDType), {}};
@@ -102,7 +102,7 @@ class MmaPipeline {
   // Without tensor maps the number of stages is fixed.
   static_assert(bytes_of(kMostWarps, Ring::kStages) + kKernelBytes <= kMostSharedBytes &&
                 bytes_of(kMostWarps / 2, Ring::kHasMaps ? 2 : Ring::kStages) + kKernelBytes <= kLeastSharedBytes);
-  __device__ __forceinline__ static int worker() { return warp_uniform(static_cast<int>(threadIdx.x) / kWarp); }
+  __device__ __forceinline__ static int worker() { return warp_uniform(worker_of<Tile>(threadIdx.x)); }
   __device__ __forceinline__ static int n_warps() {
     return kFitsLargestBlock ? kMostWarps : static_cast<int>(blockDim.x) / kWarp;
   }

@@ -42,6 +42,7 @@
 /// start with zeros, and after 2^32 steps they wrap: by then every slot holds a step of the last few.
 #pragma once
 
+#include "gpu/parts/decode_params.hpp"
 #include "gpu/platform/packet.hpp"
 #include "reference/state/key_range.hpp"
 #include "reference/state/state.hpp"
@@ -111,19 +112,20 @@ struct Peers {
   /// Slots per row of a device: its subtrees, at least one.
   TREE_ATTN_HOST_DEVICE int n_slots(int device) const { return first_slot[device + 1] - first_slot[device]; }
   /// Rows for which a window has slots: all, or those that a device owns at most.
-  TREE_ATTN_HOST_DEVICE std::int64_t n_slot_rows() const { return has_owners ? (n_rows + n - 1) / n : n_rows; }
+  TREE_ATTN_HOST_DEVICE std::int64_t n_slot_rows() const { return has_owners ? Count(n_rows + n - 1) / Count(n) : n_rows; }
   /// Packets of a window.
   TREE_ATTN_HOST_DEVICE std::int64_t n_window() const {
     return 2 * first_slot[n] * n_slot_rows() * n_packets + (has_owners ? n_rows * n_result : 0);
   }
   /// The device that merges a row for all, and whether this device merges it.
-  TREE_ATTN_HOST_DEVICE int owner(std::int64_t row) const { return static_cast<int>(row % n); }
+  TREE_ATTN_HOST_DEVICE int owner(std::int64_t row) const { return static_cast<int>(Count(row) % Count(n)); }
   TREE_ATTN_HOST_DEVICE bool merges(std::int64_t row) const { return !has_owners || owner(row) == me; }
   /// Where the packets of a row lie in every window, or in that of its owner: those of the subtrees of a device, one after
   /// the other.
   TREE_ATTN_HOST_DEVICE std::int64_t offset(unsigned step, int device, std::int64_t row) const {
     const std::int64_t half = static_cast<std::int64_t>(step & 1) * first_slot[n];
-    return ((half + first_slot[device]) * n_slot_rows() + (has_owners ? row / n : row) * n_slots(device)) * n_packets;
+    return ((half + first_slot[device]) * n_slot_rows() + (has_owners ? Count(row) / Count(n) : row) * n_slots(device)) *
+           n_packets;
   }
   /// Where the packets of a finished row, or of its states of the node, lie in every window.
   TREE_ATTN_HOST_DEVICE std::int64_t result_offset(std::int64_t row) const {

@@ -92,7 +92,7 @@ class SubWarpPipeline {
     return static_cast<int>(General::n_bytes(n_threads) / sizeof(float));
   }
   static_assert(bytes_of(1) + kKernelBytes <= kLeastSharedBytes && bytes_of(kMostWarps) + kKernelBytes <= kMostSharedBytes);
-  __device__ __forceinline__ static int worker() { return static_cast<int>(threadIdx.x) / SubWarp::kLanes; }
+  __device__ __forceinline__ static int worker() { return worker_of<SubWarp>(threadIdx.x); }
   __device__ __forceinline__ static int n_threads() { return kFitsLargestBlock ? kThreads : static_cast<int>(blockDim.x); }
   __device__ __forceinline__ static int n_workers() { return n_workers_of<SubWarp>(n_threads()); }
 

@@ -12,18 +12,20 @@
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
-/// Most blocks of a cluster, which every whole device of compute capability 9 can run, and leaves that one of them takes at
-/// most: then its forest fits into its shared memory. Together 16k keys.
-inline constexpr int kLargestCluster = 8, kShortLeaves = 32;
+/// Most blocks of a cluster. A device of compute capability 9 may hold fewer of more than 8 than it has multiprocessors for,
+/// or none.
+inline constexpr int kLargestCluster = 16;
+/// Leaves of a short sequence, 16k keys; and of one of its splits, whose forest then fits into the block's shared memory.
+inline constexpr std::int64_t kShortLeaves = 256, kShortSplitLeaves = 32;
 
 /// A block of a cluster. Its forest lies in front, in the memory that the pipeline no longer needs; the rest is scratch.
 template <IsPipeline Pipeline>
 struct ShortEnd {
   using Worker = typename Pipeline::Worker;
-  /// Subtrees that cover kShortLeaves neighbouring leaves, at most; floats of the forest of one slot, and of all.
+  /// Subtrees that cover kShortSplitLeaves neighbouring leaves, at most; floats of the forest of one slot, and of all.
   static constexpr int kSubtrees = 2 * 5, kForest = kSubtrees * WorkerForest<Worker>::kEntry,
                        kForests = Worker::kSlots * kForest;
-  static_assert(kShortLeaves <= 1 << kSubtrees / 2);
+  static_assert(kShortSplitLeaves <= 1 << kSubtrees / 2);
   /// Scratch memory that it takes, for the forest and beside it a join of two parts; whether any block has as much.
   static constexpr int kFloats = kForests + kJoinFloats + 2 * kSubtrees * kWarp * ColumnStates<Worker>::kFloats;
   static constexpr bool kFits = kFloats <= Pipeline::fit(kMostSharedBytes - kKernelBytes).n_scratch_floats;
@@ -41,14 +43,14 @@ __global__ void __launch_bounds__(Pipeline::kThreads, 1)
   using Worker = typename Pipeline::Worker;
   if constexpr (Pipeline::kIsCompiled && ShortEnd<Pipeline>::kFits) {
     launch_dependents();
+    Arena arena;
+    Pipeline pipeline(arena, arguments);
     wait_for_previous_launch();
     constexpr int kForest = ShortEnd<Pipeline>::kForest, kForests = ShortEnd<Pipeline>::kForests;
-    const std::int64_t query_tile = blockIdx.y;
+    const Count query_tile = blockIdx.y;
     const QueryTile tile = QueryTile::of<Worker>(params, query_tile);
     const int split = cluster_rank(), n_splits = cluster_size();
     const KeyRange whole = params.leaves(tile.kv_head), range = split_range(whole, split, n_splits);
-    Arena arena;
-    Pipeline pipeline(arena, arguments);
 
     // Every worker walks over its part of the split; the block joins them, and keeps the forest in its shared memory.
     pipeline(params, tile.kv_head, tile.first_row, range, forests.of_worker(query_tile, split, 0), forests.n_worker);
@@ -80,15 +82,17 @@ __global__ void __launch_bounds__(Pipeline::kThreads, 1)
 
 /// Blocks of the cluster that a query tile gets, or 0 if it should have none: too many leaves for a cluster, more query
 /// tiles than the device holds clusters at once, or so few that clusters would leave a tenth of it idle where equal runs
-/// would not.
+/// would not. On 132 multiprocessors 16 query tiles get clusters of 8, and 8 query tiles get clusters of 16 if the device
+/// holds 8 of those at once.
 /// @param wanted 0: as many as there are leaves and the device holds for all query tiles at once, up to kLargestCluster;
 /// clusters of a size that is asked for may take turns
 /// @param n_resident size -> clusters that the device holds at once, see n_resident_clusters()
-template <class Count>
-int choose_cluster(const DecodeParams& params, std::int64_t n_query_tiles, int wanted, const Count& n_resident) {
+template <class Resident>
+int choose_cluster(const DecodeParams& params, std::int64_t n_query_tiles, int wanted, const Resident& n_resident) {
   const std::int64_t n_leaves = leaves_of({params.begin, params.end});
   const std::int64_t at_once = wanted > 0 ? 1 : std::max<std::int64_t>(1, n_query_tiles);
-  const std::int64_t least = std::max<std::int64_t>(wanted, (n_leaves + kShortLeaves - 1) / kShortLeaves);
+  if (n_leaves > kShortLeaves) return 0;
+  const std::int64_t least = std::max<std::int64_t>(wanted, (n_leaves + kShortSplitLeaves - 1) / kShortSplitLeaves);
   std::int64_t n = std::min<std::int64_t>(wanted > 0 ? wanted : n_leaves, kLargestCluster);
   while (n >= least && n_resident(static_cast<int>(n)) < at_once) --n;
   if (n < least) return 0;

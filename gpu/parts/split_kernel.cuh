@@ -21,7 +21,7 @@ __global__ void __launch_bounds__(Pipeline::kThreads, 1)
           SplitWorkspace forests, unsigned* counters) {
   using Worker = typename Pipeline::Worker;
   if constexpr (Pipeline::kIsCompiled) {
-    const std::int64_t query_tile = blockIdx.y;
+    const Count query_tile = blockIdx.y;
     const QueryTile tile = QueryTile::of<Worker>(params, query_tile);
     const int split = static_cast<int>(blockIdx.x);
     const KeyRange whole = params.leaves(tile.kv_head), range = split_range(whole, split, forests.n_splits);

@@ -10,41 +10,14 @@ namespace tree_attn::TREE_ATTN_PLATFORM {
 /// Shared memory in which a block joins, where no ring leaves more.
 inline constexpr std::size_t kScratchBytes = 64 * 1024;
 
-/// Forests in the workspace: of every split of every query tile, and of every worker of every split. A query tile is the
-/// rows that one worker serves, on all keys of their kv head.
-struct SplitWorkspace {
-  float* floats = nullptr;
-  std::int64_t n_worker = 0, n_split = 0;  ///< floats of one forest, of which there is one a slot
-  int n_workers = 1, n_splits = 1, n_slots = 1;
-
-  /// That of n_splits blocks of n_workers per query tile; without memory, for its size.
-  template <IsWorker Worker>
-  static SplitWorkspace of(const DecodeParams& params, int n_splits, int n_workers, float* floats) {
-    return {floats,
-            forest_floats<Worker>(params, std::int64_t{n_splits} * n_workers),
-            forest_floats<Worker>(params, n_splits),
-            n_workers,
-            n_splits,
-            Worker::kSlots};
-  }
-  /// Floats of one query tile, and where its forests lie: those of the splits, then worker by worker.
-  TREE_ATTN_HOST_DEVICE std::int64_t n_floats() const { return n_splits * (n_split + n_workers * n_worker) * n_slots; }
-  TREE_ATTN_HOST_DEVICE float* of_split(std::int64_t query_tile, int split) const {
-    return floats + query_tile * n_floats() + split * n_split * n_slots;
-  }
-  TREE_ATTN_HOST_DEVICE float* of_worker(std::int64_t query_tile, int split, int worker) const {
-    return floats + query_tile * n_floats() + (n_splits * n_split + (split * n_workers + worker) * n_worker) * n_slots;
-  }
-};
-
 /// The rows of a query tile: its kv head, and its first row in the group of that.
 struct QueryTile {
   std::int64_t kv_head, first_row;
 
   template <IsWorker Worker>
   __device__ __forceinline__ static QueryTile of(const DecodeParams& params, std::int64_t i) {
-    const std::int64_t n_of_kv_head = (params.group + Worker::kRows - 1) / Worker::kRows;
-    return {i / n_of_kv_head, i % n_of_kv_head * Worker::kRows};
+    const Count n_of_kv_head = (Count(params.group) - 1) / Worker::kRows + 1;
+    return {Count(i) / n_of_kv_head, Count(i) % n_of_kv_head * Worker::kRows};
   }
 };
 
@@ -53,6 +26,36 @@ template <IsWorker Worker>
 std::int64_t n_query_tiles(const DecodeParams& params) {
   return params.batch_kv_heads() * ((params.group + Worker::kRows - 1) / Worker::kRows);
 }
+
+/// Forests in the workspace: of every worker of every split of every query tile, then of every split. A query tile is the
+/// rows that one worker serves, on all keys of their kv head.
+struct SplitWorkspace {
+  float* floats = nullptr;
+  std::int64_t first_split = 0;     ///< floats before the forests of splits
+  Count n_worker = 0, n_split = 0;  ///< floats of one forest, of which there is one a slot
+  int n_workers = 1, n_splits = 1, n_slots = 1;
+
+  /// That of n_splits blocks of n_workers per query tile; without memory, for its size.
+  template <IsWorker Worker>
+  static SplitWorkspace of(const DecodeParams& params, int n_splits, int n_workers, float* floats) {
+    const std::int64_t n_worker = forest_floats<Worker>(params, std::int64_t{n_splits} * n_workers),
+                       n_all = n_query_tiles<Worker>(params) * n_splits * n_workers;
+    return {floats,          n_all * n_worker * Worker::kSlots,
+            Count(n_worker), Count(forest_floats<Worker>(params, n_splits)),
+            n_workers,       n_splits,
+            Worker::kSlots};
+  }
+  /// Floats of one query tile, and where its forests lie.
+  std::int64_t n_floats() const { return std::int64_t{n_splits} * (n_split + n_workers * n_worker) * n_slots; }
+  TREE_ATTN_HOST_DEVICE float* of_worker(Count query_tile, Count split, Count worker) const {
+    const Count i = (query_tile * n_splits + split) * n_workers + worker;
+    return floats + std::int64_t{i} * (n_worker * n_slots);
+  }
+  TREE_ATTN_HOST_DEVICE float* of_split(Count query_tile, Count split) const {
+    const Count i = query_tile * n_splits + split;
+    return floats + first_split + std::int64_t{i} * (n_split * n_slots);
+  }
+};
 
 /// As many splits as fill the device once, but no more than leave every worker a leaf.
 inline int choose_splits(const DecodeParams& params, std::int64_t n_query_tiles, int n_workers) {

@@ -101,7 +101,7 @@ __device__ __forceinline__ float score_of_eight(const float (&q)[SubWarp::kEleme
 /// Tells all lanes of a sub-warp what each has for its key_of_lane().
 template <IsSubWarp SubWarp>
 __device__ __forceinline__ void broadcast_of_keys(float own, int lane, float (&all)[kKeysPerStep]) {
-  const int first = static_cast<int>(threadIdx.x) % kWarp - lane;
+  const int first = static_cast<int>(threadIdx.x % kWarp) - lane;
   TREE_ATTN_UNROLL
   for (int i = 0; i < kKeysPerStep; ++i) all[i] = __shfl_sync(kAllLanes, own, first + key_of_lane(i));
 }

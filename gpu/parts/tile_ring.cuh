@@ -84,7 +84,7 @@ class TileRing {
   /// @param only_finite whether elements of values that are not finite become zero
   __device__ __forceinline__ void begin(const DecodeParams& params, std::int64_t kv_head, const Leaves& leaves, bool aligned,
                                         bool only_finite) {
-    entry_ = static_cast<int>(kv_head / params.kv_heads), head_ = static_cast<int>(kv_head - entry_ * params.kv_heads);
+    entry_ = static_cast<int>(params.entry_of(kv_head)), head_ = static_cast<int>(params.head_of(kv_head));
     leaves_ = leaves, at_ = 0, first_row_ = static_cast<int>(leaves.origin() - params.begin);
     copies_ = aligned && !only_finite, only_finite_ = only_finite;
     const int n = n_stages();

@@ -14,19 +14,18 @@ namespace tree_attn {
 
 /// What one block does on one query tile.
 struct WorkRange {
-  std::int64_t query_tile = 0;  ///< number of the query tile
-  std::int64_t kv_head = 0;     ///< its kv head: batch entry and key/value head
-  std::int64_t first_row = 0;   ///< its first row in the group of the kv head
-  std::int64_t tile_begin = 0,
-               n_tile_items = 0;     ///< where the query tile begins in the sequence of all work items, and its work items
-  std::int64_t first = 0, last = 0;  ///< work items [first, last) of all that are this work range
-  KeyRange whole;                    ///< positions of the query tile
-  KeyRange positions;                ///< those of this work range
+  Count query_tile = 0;  ///< number of the query tile
+  Count kv_head = 0;     ///< its kv head: batch entry and key/value head
+  Count first_row = 0;   ///< its first row in the group of the kv head
+  Count tile_begin = 0,
+        n_tile_items = 0;     ///< where the query tile begins in the sequence of all work items, and its work items
+  Count first = 0, last = 0;  ///< work items [first, last) of all that are this work range
+  KeyRange whole;             ///< positions of the query tile
+  KeyRange positions;         ///< those of this work range
 
   /// Positions of the work items [from, to) of all, as far as they lie in the query tile.
-  TREE_ATTN_HOST_DEVICE KeyRange positions_of(std::int64_t from, std::int64_t to) const {
-    if (whole.empty()) return whole;
-    const std::int64_t leaf = whole.begin / kLeafKeys - tile_begin, begin = (leaf + from) * kLeafKeys,
+  TREE_ATTN_HOST_DEVICE KeyRange positions_of(Count from, Count to) const {
+    const std::int64_t leaf = leaf_at(whole.begin) - tile_begin, begin = (leaf + from) * kLeafKeys,
                        end = (leaf + to) * kLeafKeys;
     return {begin > whole.begin ? begin : whole.begin, end < whole.end ? end : whole.end};
   }
@@ -38,42 +37,43 @@ class WorkPartition {
   WorkPartition() = default;
   /// @param n_rows rows of a query tile
   /// @param n_blocks of the grid; those that are more than there are work items stay idle
+  /// @pre at least one row, and at most kMostWorkItems work items
   template <class Params>
-  TREE_ATTN_HOST_DEVICE WorkPartition(const Params& params, int n_rows, std::int64_t n_blocks)
-      : n_rows_(n_rows),
-        tiles_per_kv_head_((params.group + n_rows - 1) / n_rows),
-        tiles_per_entry_(params.kv_heads * tiles_per_kv_head_) {
-    for (std::int64_t i = 0; i < params.batch; ++i) n_work_items_ += tiles_per_entry_ * work_items_of(params, i);
+  TREE_ATTN_HOST_DEVICE WorkPartition(const Params& params, int n_rows, Count n_blocks)
+      : n_rows_(Count(n_rows)),
+        tiles_per_kv_head_((Count(params.group) - 1) / n_rows_ + 1),
+        tiles_per_entry_(Count(params.kv_heads) * tiles_per_kv_head_) {
+    for (Count i = 0; i < Count(params.batch); ++i) n_work_items_ += work_items_of(params, i);
+    n_work_items_ *= tiles_per_entry_;
     n_blocks_ = n_blocks < n_work_items_ ? n_blocks : n_work_items_;
-    each_ = n_blocks_ == 0 ? 0 : divide(n_work_items_, n_blocks_);
+    each_ = n_work_items_ / n_blocks_;
     rest_ = n_work_items_ - each_ * n_blocks_;
   }
 
-  TREE_ATTN_HOST_DEVICE std::int64_t n_work_items() const { return n_work_items_; }
+  TREE_ATTN_HOST_DEVICE Count n_work_items() const { return n_work_items_; }
   /// First work item of a block, and of those that have nothing to do the end. The first blocks are the ones with a work
   /// item more.
-  TREE_ATTN_HOST_DEVICE std::int64_t begin_of(std::int64_t block) const {
+  TREE_ATTN_HOST_DEVICE Count begin_of(Count block) const {
     return block < n_blocks_ ? each_ * block + (block < rest_ ? block : rest_) : n_work_items_;
   }
   /// The block that takes a work item.
-  TREE_ATTN_HOST_DEVICE std::int64_t block_of(std::int64_t work_item) const {
-    const std::int64_t of_longer = rest_ * (each_ + 1);
-    return work_item < of_longer ? divide(work_item, each_ + 1) : rest_ + divide(work_item - of_longer, each_);
+  TREE_ATTN_HOST_DEVICE Count block_of(Count work_item) const {
+    const Count of_longer = rest_ * (each_ + 1);
+    return work_item < of_longer ? work_item / (each_ + 1) : rest_ + (work_item - of_longer) / each_;
   }
   /// The query tile that a work item lies in, and of it the work items [work_item, end).
   template <class Params>
-  TREE_ATTN_HOST_DEVICE WorkRange work_range_at(const Params& params, std::int64_t work_item, std::int64_t end) const {
+  TREE_ATTN_HOST_DEVICE WorkRange work_range_at(const Params& params, Count work_item, Count end) const {
     // The batch entry.
-    std::int64_t i = 0, first = 0;
-    while (i + 1 < params.batch && work_item >= first + tiles_per_entry_ * work_items_of(params, i))
+    Count i = 0, first = 0;
+    while (i + 1 < Count(params.batch) && work_item >= first + tiles_per_entry_ * work_items_of(params, i))
       first += tiles_per_entry_ * work_items_of(params, i++);
     // The query tile in it.
     WorkRange work_range;
     work_range.n_tile_items = work_items_of(params, i);
-    const std::int64_t s = divide(work_item - first, work_range.n_tile_items);
+    const Count s = (work_item - first) / work_range.n_tile_items, head = s / tiles_per_kv_head_;
     work_range.query_tile = i * tiles_per_entry_ + s;
-    const std::int64_t head = divide(s, tiles_per_kv_head_);
-    work_range.kv_head = i * params.kv_heads + head;
+    work_range.kv_head = i * Count(params.kv_heads) + head;
     work_range.first_row = (s - head * tiles_per_kv_head_) * n_rows_;
     work_range.tile_begin = first + s * work_range.n_tile_items;
     work_range.whole = params.leaves_by_entry(i);
@@ -88,18 +88,11 @@ class WorkPartition {
  private:
   /// Work items of one query tile of a batch entry.
   template <class Params>
-  TREE_ATTN_HOST_DEVICE static std::int64_t work_items_of(const Params& params, std::int64_t i) {
-    return leaves_of(params.leaves_by_entry(i));
+  TREE_ATTN_HOST_DEVICE static Count work_items_of(const Params& params, Count i) {
+    return Count(leaves_of(params.leaves_by_entry(i)));
   }
 
-  /// a / b. A division of 64 bits is slow on a device and rarely needed.
-  TREE_ATTN_HOST_DEVICE static std::int64_t divide(std::int64_t a, std::int64_t b) {
-    if ((a | b) >> 32 != 0) return a / b;
-    return static_cast<std::uint32_t>(a) / static_cast<std::uint32_t>(b);
-  }
-
-  std::int64_t n_rows_ = 1, tiles_per_kv_head_ = 1, tiles_per_entry_ = 1, n_work_items_ = 0, n_blocks_ = 0, each_ = 0,
-               rest_ = 0;
+  Count n_rows_ = 1, tiles_per_kv_head_ = 1, tiles_per_entry_ = 1, n_work_items_ = 0, n_blocks_ = 0, each_ = 0, rest_ = 0;
 };
 
 }  // namespace tree_attn

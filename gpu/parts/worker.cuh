@@ -40,6 +40,17 @@ concept IsWorker = requires(int lane, int slot, int c) {
   { Worker::component(lane, c) } -> std::same_as<int>;  // which element of a row component c is
 };
 
+/// The lane of a thread in its worker, and the number of that in its block. Threads are counted without a sign here, so that
+/// the compiler knows these numbers to be small and not negative.
+template <IsWorker Worker>
+__device__ __forceinline__ int lane_of(unsigned thread) {
+  return static_cast<int>(thread % Worker::kLanes);
+}
+template <IsWorker Worker>
+__device__ __forceinline__ int worker_of(unsigned thread) {
+  return static_cast<int>(thread / Worker::kLanes);
+}
+
 /// A worker that is a part of a warp, serves one query, and reads kVectorsPerLane times 16 bytes of a row per lane.
 template <class SubWarp>
 concept IsSubWarp = IsWorker<SubWarp> && SubWarp::kRows == 1 && SubWarp::kSlots == 1 && kWarp % SubWarp::kLanes == 0 &&

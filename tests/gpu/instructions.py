@@ -21,6 +21,8 @@ What is counted
   most multiplications of states (FMUL) and stores of them. Half of what that adds to a pass is added per leaf.
 * A loop closed by BRA.U.ANY runs once per sub-warp: its lanes take turns where an instruction has one address per warp.
 * Hot code is the instructions on either of the two ways, each 16 bytes.
+* The start of a walk is the instructions before the first copy of its kind, on the cheapest way forward to one without a call: so a
+  loop over the entries of a batch is passed by, and where the compiler asks whether a division of 64 bits fits 32, it does.
 """
 
 import argparse
@@ -228,6 +230,24 @@ def cheapest(blocks, body, head, place, value, enough):
     return cost, way[::-1]
 
 
+def start_of(blocks, place, copy):
+    """Instructions before the first copy, see the top; None if no way leads to one. @param copy its opcode"""
+    best, found = {0: 0}, []
+    for i in sorted(place, key=place.get):
+        before = next((n for n, instruction in enumerate(blocks[i].instructions) if (instruction.opcode + ".").startswith(copy + ".")), None)
+        passed = Block(blocks[i].instructions[:before])
+        if i not in best or passed.count("CALL"):
+            continue
+        cost = best[i] + len(passed.instructions)
+        if before is not None:
+            found.append(cost)
+        else:
+            for j in blocks[i].after:
+                if place[j] > place[i]:
+                    best[j] = min(best.get(j, cost), cost)
+    return min(found, default=None)
+
+
 class Worker:
     """What a pass of a worker does, by the name of its kernel."""
 
@@ -295,7 +315,8 @@ def walks_of(name, instructions):
             raise ValueError(f"{name}: no way around the loop at {blocks[head].instructions[0].address:#x} does the work of a pass; is a part of it a loop?")
         per_leaf = (worker.passes * one[0] + (end[0] - one[0]) / 2) / worker.per_warp
         walks.append({
-            "worker": worker.name, "rows": COPIES.get(copies, "shared"), "pass": one[0], "leaf": round(per_leaf),
+            "worker": worker.name, "rows": COPIES.get(copies, "shared"), "start": start_of(blocks, place, copies) if copies else None,
+            "pass": one[0], "leaf": round(per_leaf),
             "per_8_kib": round(per_leaf * 8192 / worker.leaf_bytes),
             "hot_bytes": BYTES * sum(len(blocks[b].instructions) for b in {*one[1], *end[1]}),
             "loop_bytes": BYTES * sum(len(blocks[b].instructions) for b in body),
@@ -346,30 +367,31 @@ def key_of(walk):
 
 
 def changes(walks, recorded):
-    """Walks that only one of two lists has, and those whose instructions per leaf differ by more than MOST_CHANGE. What only one of
-    the two was compiled for says nothing."""
-    def leaves(these, others):
+    """Walks that only one of two lists has, and those whose instructions per leaf, or before the first copy, differ by more than
+    MOST_CHANGE. What only one of the two was compiled for says nothing."""
+    def counts(these, others, what):
         found = {}
         for walk in these:
             if any(walk["architecture"] == other["architecture"] for other in others):
-                found.setdefault(tuple(key_of(walk)), []).append(walk["leaf"])
-        return {key: sorted(counts) for key, counts in found.items()}
+                found.setdefault(tuple(key_of(walk)), []).append(walk.get(what) or 0)
+        return {key: sorted(numbers) for key, numbers in found.items()}
 
-    now, before = leaves(walks, recorded), leaves(recorded, walks)
     found = []
-    for key in sorted(now.keys() | before.keys()):
-        a, b = now.get(key, []), before.get(key, [])
-        if len(a) != len(b) or any(abs(x - y) > MOST_CHANGE * y for x, y in zip(a, b)):
-            found.append(f"{', '.join(key)}: {a} instructions per leaf, recorded are {b}")
+    for what, words in (("leaf", "per leaf"), ("start", "before the first copy")):
+        now, before = counts(walks, recorded, what), counts(recorded, walks, what)
+        for key in sorted(now.keys() | before.keys()):
+            a, b = now.get(key, []), before.get(key, [])
+            if len(a) != len(b) or any(abs(x - y) > MOST_CHANGE * y for x, y in zip(a, b)):
+                found.append(f"{', '.join(key)}: {a} instructions {words}, recorded are {b}")
     return found
 
 
 def table(walks):
-    rows = ["| kernel | architecture | worker | rows by | pass | leaf of 64 keys | per 8 KiB | hot code, KiB | loop, KiB | kernel, KiB | registers |",
-            "| --- | --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"]
+    rows = ["| kernel | architecture | worker | rows by | start | pass | leaf of 64 keys | per 8 KiB | hot code, KiB | loop, KiB | kernel, KiB | registers |",
+            "| --- | --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"]
     for w in walks:
         sizes = " | ".join(f"{w[key] / 1024:.1f}" for key in ("hot_bytes", "loop_bytes", "kernel_bytes"))
-        rows.append(f"| {w['kernel']} | {w['architecture']} | {w['worker']} | {w['rows']} | {w['pass']} | {w['leaf']} | {w['per_8_kib']} | {sizes} | {w['registers']} |")
+        rows.append(f"| {w['kernel']} | {w['architecture']} | {w['worker']} | {w['rows']} | {w['start'] or ''} | {w['pass']} | {w['leaf']} | {w['per_8_kib']} | {sizes} | {w['registers']} |")
     return rows
 
 

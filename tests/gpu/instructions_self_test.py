@@ -83,6 +83,13 @@ def main():
     walk = only(leaf)
     assert (walk["pass"], walk["leaf"]) == (131, (8 * 131 + 32 // 2) // 2) and walk["hot_bytes"] == 16 * 163
 
+    # The start: a loop is passed by, a call is none of a way's, and the first copy counts, also if a loop has the others.
+    start = ("MOV R1, R2 x 5\n@P1 BRA -> over\nloads:\nLDG.E.64 R2, desc[UR4][R2.64]\n@P2 BRA -> loads\nover:\n@P3 BRA -> small\n"
+             "CALL.REL.NOINC R1\nBRA -> on\nsmall:\nFADD R1, R2, R3 x 20\non:\n@P4 BRA -> off\n")
+    loop = copy.format("UBLKCP.S.G [UR14], [UR12], UR10\n").replace("-> on", "-> after").replace("on:", "after:") + "\noff:\nEXIT"
+    assert only(start + loop)["start"] == 5 + 1 + 1 + 20 + 1 + 129 + 2 and only(plain)["start"] is None
+    assert only(start + "UBLKCP.S.G [UR14], [UR12], UR10\n" + loop)["start"] == 5 + 1 + 1 + 20 + 1
+
     # Two walks of one kernel; the loop around them is none.
     two = "outer:\n" + plain.replace("EXIT", "").replace("head", "a") + plain.replace("EXIT", "").replace("head", "b").replace("64\nM", "80\nM") + "@P3 BRA -> outer\nEXIT"
     assert sorted(walk["pass"] for walk in walks(two)) == [130, 146]
@@ -104,12 +111,13 @@ def main():
     assert len(instructions.problems_of([large], 40, "k")) == 1 and instructions.problems_of([large], 42, "k") == []
     assert len(instructions.problems_of([], 40, "k")) == 1
 
-    # What is recorded: 130 instructions are 2 % more than 127, and 6 % more than 122.
-    def changed(*leaves, architecture="sm_90a", **other):
-        before = [large | {"leaf": leaf, "architecture": architecture} | other for leaf in leaves]
-        return len(instructions.changes([large | {"leaf": 130}], before))
+    # What is recorded: 130 instructions are 2 % more than 127, and 6 % more than 122; the same holds for the start.
+    def changed(*leaves, architecture="sm_90a", start=130, **other):
+        before = [large | {"leaf": leaf, "architecture": architecture, "start": start} | other for leaf in leaves]
+        return len(instructions.changes([large | {"leaf": 130, "start": 130}], before))
 
     assert changed(127) == 0 and changed(122) == 1 and changed(139) == 1
-    assert changed(130, 130) == 1 and changed(130, rows="bulk") == 2
+    assert changed(130, start=127) == 0 and changed(130, start=122) == changed(130, start=None) == 1
+    assert changed(130, 130) == 2 and changed(130, rows="bulk") == 4
     assert changed(122, architecture="sm_80") == 0
     print("instructions: the self-test is well")

@@ -352,6 +352,10 @@ class DeviceBuffer {
   PinnedPages pages_;    ///< of a window in host memory
 };
 
+/// Blocks of a cluster that every whole device of compute capability 9 can run; of more it is asked, see
+/// n_resident_clusters().
+inline constexpr int kPortableCluster = 8;
+
 /// How a kernel is launched.
 struct Launch {
   dim3 grid{1}, block{1};
@@ -392,12 +396,20 @@ inline TensorMap make_tensor_map(const TensorArray& array) {
   return map;
 }
 
+/// Allows a kernel what a launch of it asks for: shared memory, and more blocks of a cluster than every device has.
+template <class... Parameters>
+void allow(void (*kernel)(Parameters...), const Launch& config) {
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(config.shared_bytes)),
+        "cudaFuncSetAttribute");
+  if (config.cluster > kPortableCluster)
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1), "cudaFuncSetAttribute");
+}
+
 /// Clusters of a launch that the device, or the part of it that this process has, holds at once.
 template <class... Parameters>
 int n_resident_clusters(void (*kernel)(Parameters...), const Launch& config) {
   if (device().major < 9) return 0;
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(config.shared_bytes)),
-        "cudaFuncSetAttribute");
+  allow(kernel, config);
   cudaLaunchAttribute cluster{};
   cluster.id = cudaLaunchAttributeClusterDimension;
   cluster.val.clusterDim = {static_cast<unsigned>(config.cluster), 1, 1};
@@ -420,8 +432,7 @@ int n_resident_clusters(void (*kernel)(Parameters...), const Launch& config) {
 /// Starts a kernel on a stream. @throws DeviceError if it could not be started
 template <class... Parameters, class... Arguments>
 void launch(void (*kernel)(Parameters...), const Launch& config, Stream stream, Arguments&&... arguments) {
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(config.shared_bytes)),
-        "cudaFuncSetAttribute");
+  allow(kernel, config);
   cudaLaunchAttribute set[3]{};
   unsigned n_set = 0;
   if (config.cluster > 1) {

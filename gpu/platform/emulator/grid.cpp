@@ -55,14 +55,14 @@ void check(const Launch& config, const Settings& how) {
     throw DeviceError("launch: " + std::to_string(config.shared_bytes) + " bytes of shared memory; a block may have " +
                       std::to_string(shared_bytes_of(how)));
   }
-  if (config.cluster < 1 || config.cluster > 8 || config.grid.x % static_cast<unsigned>(config.cluster) != 0) {
+  if (config.cluster < 1 || config.cluster > 16 || config.grid.x % static_cast<unsigned>(config.cluster) != 0) {
     throw DeviceError("launch: clusters of " + std::to_string(config.cluster) + " blocks in a grid of " +
-                      name_of(config.grid) + ": 1 to 8, and a divisor of the first extent");
+                      name_of(config.grid) + ": 1 to 16, and a divisor of the first extent");
   }
-  if (config.cluster > 1 && (how.major < 9 || config.cluster > how.n_multiprocessors)) {
+  if (config.cluster > 1 && (how.major < 9 || config.cluster > std::min(how.largest_cluster, how.n_multiprocessors))) {
     throw DeviceError("launch: clusters of " + std::to_string(config.cluster) + " blocks; the device has " +
-                      std::to_string(how.n_multiprocessors) + " multiprocessors and compute capability " +
-                      std::to_string(how.major));
+                      std::to_string(how.n_multiprocessors) + " multiprocessors, compute capability " +
+                      std::to_string(how.major) + " and clusters of up to " + std::to_string(how.largest_cluster));
   }
   if (config.is_cooperative && n_blocks > static_cast<std::uint64_t>(how.n_multiprocessors)) {
     throw DeviceError("launch: a cooperative grid of " + std::to_string(n_blocks) + " blocks; " +

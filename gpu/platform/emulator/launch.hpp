@@ -226,7 +226,8 @@ class DeviceBuffer {
 /// Clusters of a launch that the device holds at once, as if each block filled a multiprocessor.
 template <class... Parameters>
 int n_resident_clusters(void (*)(Parameters...), const Launch& config) {
-  return device().major < 9 ? 0 : device().n_multiprocessors / config.cluster;
+  if (device().major < 9 || config.cluster > settings().largest_cluster) return 0;
+  return device().n_multiprocessors / config.cluster;
 }
 
 /// Queues a kernel; on the default stream it has run when this returns.

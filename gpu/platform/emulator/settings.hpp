@@ -29,6 +29,7 @@ struct Settings {
   int n_devices = 1;             ///< what set_device() takes, at most kMaxDevices
   bool has_peer_access = true;   ///< whether devices reach windows in each other's memory
   int major = 9;                 ///< major compute capability that device() reports
+  int largest_cluster = 16;      ///< blocks of a cluster that the device can hold; 8 on some of compute capability 9
   std::size_t shared_bytes = 0;  ///< dynamic shared memory that a block may have; 0: least_shared_bytes(major)
 };
 

@@ -74,8 +74,9 @@ TEST_CASE("copies, short end: the bits do not depend on the number of splits, wi
     const Axes axes{.heads = 1, .kv_heads = 1, .head_dim = 64, .value_dim = 64, .n_keys = n_keys, .dtype = DType::BF16};
     const auto workload = normal_workload(5100, axes);
     const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
-    for (int n = 1; n <= 8; ++n) CHECK(device::kShortEnd.plan(shard.params, shard.dtype, {.n_splits = n}).cluster == n);
-    check_steps(*workload, {1, 2, 3, 4, 5, 6, 7, 8});
+    for (int n = 1; n <= room.kLargest; ++n)
+      CHECK(device::kShortEnd.plan(shard.params, shard.dtype, {.n_splits = n}).cluster == n);
+    check_steps(*workload, {1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 15, 16});
   }
 }
 
@@ -89,7 +90,7 @@ TEST_CASE("copies, short end: a batch with its own lengths, no key and one key a
                     .n_queries = 2,
                     .n_keys = 200,
                     .dtype = dtype};
-    check_steps(*normal_workload(5200, axes, std::vector<std::int64_t>{200, 0, 1, 65, 131}), {1, 3, 8});
+    check_steps(*normal_workload(5200, axes, std::vector<std::int64_t>{200, 0, 1, 65, 131}), {1, 3, 8, 16});
   }
 }
 
@@ -206,11 +207,12 @@ TEST_CASE("short end: a cluster where the splits of a query tile fit into one, e
   };
   CHECK(plan_of(1, 1, 16384, 8).cluster == 8);
   CHECK(plan_of(1, 1, 16384, 8).n_counters == 0);
-  CHECK(plan_of(1, 1, 16385, 8).cluster == 0);
+  CHECK(plan_of(1, 1, 16384, room.kLargest).cluster == room.kLargest);
+  for (const int n : {8, 9, 16}) CHECK(plan_of(1, 1, 16385, n).cluster == 0);
   CHECK(plan_of(1, 1, 16384, 7).cluster == 0);
   CHECK(plan_of(1, 1, 2048, 1).cluster == 1);
   CHECK(plan_of(1, 1, 2049, 1).cluster == 0);
-  CHECK(plan_of(1, 1, 4096, 9).cluster == 0);
+  CHECK(plan_of(1, 1, 4096, 17).cluster == 0);
   CHECK(plan_of(4, 1, 4096, 5).cluster == 5);
   // Without a wish: one leaf, one block; and no clusters where they leave the device idle or do not fit on it at once.
   CHECK(plan_of(1, 1, 1, 0).cluster == 1);
@@ -220,10 +222,12 @@ TEST_CASE("short end: a cluster where the splits of a query tile fit into one, e
 }
 
 #if !defined(TREE_ATTN_FOR_CUDA)
-/// As on a part of a device, or one of whose parts none has eight multiprocessors.
+/// As on a part of a device, or one of whose parts none has 16 multiprocessors, or 8.
 TEST_CASE("short end: no cluster of a size of which the device holds none, and no more of them than it holds at once") {
-  const auto cluster_on = [](int major, int n_multiprocessors, std::int64_t kv_heads, std::int64_t n_leaves, int n_splits) {
-    const emulated::SettingsScope scope({.n_multiprocessors = n_multiprocessors, .major = major});
+  int largest = 16;
+  const auto cluster_on = [&](int major, int n_multiprocessors, std::int64_t kv_heads, std::int64_t n_leaves, int n_splits) {
+    const emulated::SettingsScope scope(
+        {.n_multiprocessors = n_multiprocessors, .major = major, .largest_cluster = largest});
     const AttentionShape shape{.dtype = DType::BF16,
                                .value_dtype = DType::BF16,
                                .heads = kv_heads,
@@ -237,7 +241,7 @@ TEST_CASE("short end: no cluster of a size of which the device holds none, and n
   };
   for (const int here : {1, 2, 3, 4, 7, 8, 16, 132}) {
     CAPTURE(here);
-    for (int n = 1; n <= 8; ++n) {
+    for (int n = 1; n <= 16; ++n) {
       // Clusters that are asked for may take turns.
       for (const std::int64_t kv_heads : {1, 40}) CHECK(cluster_on(9, here, kv_heads, 8, n) == (n <= here ? n : 0));
       CHECK(cluster_on(8, here, 1, 8, n) == 0);
@@ -247,8 +251,19 @@ TEST_CASE("short end: no cluster of a size of which the device holds none, and n
     // One for every query tile at once, or none.
     CHECK(cluster_on(9, here, 4, 8, 0) == (here == 132 ? 8 : here % 4 == 0 ? here / 4 : 0));
     // 65 leaves are too many for two blocks.
-    CHECK(cluster_on(9, here, 1, 65, 0) == (here >= 3 && here <= 8 ? here : 0));
+    CHECK(cluster_on(9, here, 1, 65, 0) == (here >= 3 && here <= 16 ? here : 0));
   }
+
+  // 8k keys: 16 blocks for each of 8 query tiles, 8 for each of 16. Where there are no clusters of 16, those of 8 would
+  // leave half of the device idle.
+  for (largest = 16; largest >= 7; --largest) {
+    CAPTURE(largest);
+    CHECK(cluster_on(9, 132, 8, 128, 0) == (largest >= 15 ? largest : 0));
+    CHECK(cluster_on(9, 132, 16, 128, 0) == (largest >= 8 ? 8 : 0));
+    CHECK(cluster_on(9, 132, 8, 16, 0) == (largest >= 15 ? largest : 0));
+    for (const int n : {8, 9, 16}) CHECK(cluster_on(9, 132, 8, 128, n) == (n <= largest ? n : 0));
+  }
+  largest = 16;
 
   const auto workload = normal_workload(5950, {.heads = 2, .kv_heads = 2, .head_dim = 64, .value_dim = 64, .n_keys = 900});
   const DecodeOutput want = run_step(device::kEqualRuns, *workload);
@@ -257,6 +272,12 @@ TEST_CASE("short end: no cluster of a size of which the device holds none, and n
       const emulated::SettingsScope scope({.n_multiprocessors = here, .major = major});
       for (const int n_splits : {0, 1, 2, 5, 8})
         CHECK(same_output(run_step(device::kShortEnd, *workload, {.n_splits = n_splits}), want));
+    }
+  }
+  for (const int here : {16, 31, 32, 132}) {
+    for (const int largest_cluster : {8, 16}) {
+      const emulated::SettingsScope scope({.n_multiprocessors = here, .largest_cluster = largest_cluster});
+      CHECK(same_output(run_step(device::kShortEnd, *workload), want));
     }
   }
 }

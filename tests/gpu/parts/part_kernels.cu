@@ -3,6 +3,8 @@
 /// @brief The kernels of part_kernels.hpp.
 #include "tests/gpu/parts/part_kernels.hpp"
 
+#include "gpu/backend/cache.hpp"
+#include "gpu/parts/equal_runs.cuh"
 #include "gpu/parts/join.cuh"
 #include "gpu/parts/lane_ring.cuh"
 #include "gpu/parts/mma_pipeline.cuh"
@@ -271,6 +273,12 @@ TileProducts tile_products_on_device(bool is_bf16, int n_rows, const std::vector
   launch(kernel, {.block = {kWarp}, .shared_bytes = 2 * kBoxVectors * sizeof(Bytes16)}, Stream{}, params, w.data(),
          scores.data(), n.data());
   return {scores.download(), n.download()};
+}
+
+void run_listed(const ListedParams& params, DType dtype, const DeviceOutput& output) {
+  const LaunchPlan plan = plan_equal_runs(params, dtype, {});
+  const DeviceWorkspace workspace(plan);
+  run_equal_runs(params, dtype, output, plan, workspace.get(), Stream{});
 }
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

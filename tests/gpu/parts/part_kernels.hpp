@@ -3,8 +3,9 @@
 /// @brief Parts of kernels, each in a kernel that does nothing else, for tests of that part: what part_kernels.cu launches.
 #pragma once
 
-#include "gpu/parts/decode_params.hpp"
+#include "gpu/parts/listed_params.hpp"
 #include "gpu/platform/launch.hpp"
+#include "reference/tensor/dtype.hpp"
 
 #include <vector>
 
@@ -60,5 +61,8 @@ struct TileProducts {
 TileProducts tile_products_on_device(bool is_bf16, int n_rows, const std::vector<std::uint16_t>& q,
                                      const std::vector<std::uint16_t>& k, const std::vector<std::uint16_t>& v,
                                      const std::vector<float>& weights);
+
+/// Launches the library kernel over listed leaves.
+void run_listed(const ListedParams& params, DType dtype, const DeviceOutput& output);
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

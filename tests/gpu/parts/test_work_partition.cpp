@@ -2,6 +2,7 @@
 /// @file
 /// @brief The partition of equal runs: every position of every query tile once, and no block with more than its share
 /// (section 5.3).
+#include "gpu/ladder/ladder.hpp"
 #include "gpu/parts/work_partition.hpp"
 
 #include <doctest/doctest.h>
@@ -11,6 +12,8 @@
 
 namespace tree_attn::test {
 namespace {
+
+namespace device = TREE_ATTN_PLATFORM;
 
 DecodeParams params_over(const std::vector<std::int64_t>& lengths, std::int64_t kv_heads, std::int64_t group,
                          KeyRange shard) {
@@ -22,8 +25,8 @@ DecodeParams params_over(const std::vector<std::int64_t>& lengths, std::int64_t 
   return params;
 }
 
-/// More positions than work items that 32 bits can count.
-constexpr std::int64_t kLong = std::int64_t{1} << 40;
+/// Positions of which two sequences, with 24 query tiles each, have nearly as many work items as 32 bits can count.
+constexpr std::int64_t kLong = 89'000'000 * kLeafKeys;
 
 }  // namespace
 
@@ -35,7 +38,7 @@ TEST_CASE("work partition: blocks cover every query tile, in order, with runs th
     for (const KeyRange shard : {KeyRange{0, 100000}, KeyRange{0, 2 * kLong}, KeyRange{37, 900}, KeyRange{64, 128},
                                  KeyRange{50, 60}, KeyRange{500, 500}}) {
       for (const int n_rows : {1, 8}) {
-        for (const std::int64_t n_blocks : {1, 2, 7, 64, 132, 5000}) {
+        for (const Count n_blocks : {1, 2, 7, 64, 132, 5000}) {
           const DecodeParams params = params_over(lengths, 2, 12, shard);
           const WorkPartition partition(params, n_rows, n_blocks);
           CAPTURE(shard.begin);
@@ -43,12 +46,12 @@ TEST_CASE("work partition: blocks cover every query tile, in order, with runs th
 
           // Follow all blocks; note where each query tile has got to, and who had part of it.
           std::map<std::int64_t, std::int64_t> reached, n_parts;
-          std::int64_t most = 0, least = partition.n_work_items();
+          Count most = 0, least = partition.n_work_items();
           bool right = true;
-          for (std::int64_t block = 0; block < n_blocks; ++block) {
-            const std::int64_t begin = partition.begin_of(block), end = partition.begin_of(block + 1);
+          for (Count block = 0; block < n_blocks; ++block) {
+            const Count begin = partition.begin_of(block), end = partition.begin_of(block + 1);
             if (begin < end) most = std::max(most, end - begin), least = std::min(least, end - begin);
-            for (std::int64_t work_item = begin; work_item < end;) {
+            for (Count work_item = begin; work_item < end;) {
               const WorkRange work_range = partition.work_range_at(params, work_item, end);
               right = right && partition.block_of(work_item) == block;
               if (!reached.contains(work_range.query_tile)) reached[work_range.query_tile] = work_range.whole.begin;
@@ -63,6 +66,8 @@ TEST_CASE("work partition: blocks cover every query tile, in order, with runs th
           }
           CHECK(right);
           CHECK(most - least <= 1);
+          if (shard.end == 2 * kLong && lengths[0] == kLong && n_rows == 1)
+            CHECK(partition.n_work_items() > kMostWorkItems / 100 * 99);
           CHECK(reached.size() == lengths.size() * 2 * static_cast<std::size_t>((12 + n_rows - 1) / n_rows));
           bool complete = true;
           for (const auto& [query_tile, position] : reached)
@@ -71,6 +76,18 @@ TEST_CASE("work partition: blocks cover every query tile, in order, with runs th
         }
       }
     }
+  }
+}
+
+TEST_CASE("work partition: what 32 bits cannot count is refused by every step") {
+  DecodeParams params;
+  params.batch = 3, params.kv_heads = 5, params.group = 17;  // 255 rows
+  params.d_h = params.d_v = 8;
+  for (const device::LadderStep* step : device::ladder()) {
+    params.end = (kMostWorkItems / 255 - 1) * kLeafKeys + 1;
+    CHECK(step->refusal(params, DType::BF16) == "");
+    params.end = kMostWorkItems / 255 * kLeafKeys + 1;
+    CHECK(step->refusal(params, DType::BF16) == "255 rows over 16843010 leaves: more than 4294967295 work items");
   }
 }
 

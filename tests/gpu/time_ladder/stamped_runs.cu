@@ -26,17 +26,18 @@ class StampedPipeline : public Pipeline {
     return {Pipeline::arguments(params, n_stages), nullptr};
   }
   __device__ __forceinline__ StampedPipeline(Arena& arena, const Arguments& arguments)
-      : Pipeline(arena, arguments.own), stamps_(arguments.stamps) {
-    stamp(stamps_, kStarted);
-  }
+      : Pipeline(arena, arguments.own), stamps_(arguments.stamps) {}
   __device__ __forceinline__ void operator()(const typename Pipeline::Params& params, std::int64_t kv_head,
                                              std::int64_t first_row, KeyRange range, float* forests, std::int64_t n_forest) {
+    if (!has_started_) stamp(stamps_, kStarted);
+    has_started_ = true;
     Pipeline::operator()(params, kv_head, first_row, range, forests, n_forest);
     stamp(stamps_, kWalked);
   }
 
  private:
   std::uint64_t* stamps_;
+  bool has_started_ = false;
 };
 
 struct StampedEnd : WriteEnd {

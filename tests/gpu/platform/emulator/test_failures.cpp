@@ -105,14 +105,17 @@ TEST_CASE("emulator: a launch that no device could start is refused") {
   CHECK(has(error_of(nothing, {.grid = {1, 70000}}), "cannot be launched"));
   CHECK(has(error_of(nothing, {.shared_bytes = 232449}), "shared memory"));
   CHECK(has(error_of(nothing, {.grid = {3}, .cluster = 2}), "clusters of 2"));
+  CHECK(has(error_of(nothing, {.grid = {17}, .cluster = 17}), "1 to 16"));
   CHECK(error_of(nothing, {.grid = {4}, .shared_bytes = 232448, .cluster = 2}).empty());
-  const auto cluster_of_2 = [](const Settings& settings) {
+  const auto cluster_of = [](int n, const Settings& settings) {
     const SettingsScope scope(settings);
-    return error_of(nothing, {.grid = {2}, .cluster = 2});
+    return error_of(nothing, {.grid = {static_cast<unsigned>(n)}, .cluster = n});
   };
-  CHECK(has(cluster_of_2({.n_multiprocessors = 1}), "the device has 1 multiprocessors"));
-  CHECK(has(cluster_of_2({.major = 8}), "compute capability 8"));
-  CHECK(cluster_of_2({.n_multiprocessors = 2}).empty());
+  CHECK(has(cluster_of(2, {.n_multiprocessors = 1}), "the device has 1 multiprocessors"));
+  CHECK(has(cluster_of(2, {.major = 8}), "compute capability 8"));
+  CHECK(cluster_of(2, {.n_multiprocessors = 2}).empty());
+  CHECK(has(cluster_of(9, {.n_multiprocessors = 16, .largest_cluster = 8}), "clusters of up to 8"));
+  CHECK(cluster_of(16, {.n_multiprocessors = 16}).empty());
 }
 
 /// On a GPU cudaFuncGetAttributes() says what the kernels were compiled for.
