@@ -70,7 +70,7 @@ std::vector<Question> read_questions(const std::string& path) {
 }
 
 /// What the command line requests, checked.
-struct GenerateSetup {
+struct Setup {
   std::unique_ptr<Model> model;
   std::unique_ptr<MappedFile> text_file;
   std::vector<Question> questions;
@@ -81,7 +81,7 @@ struct GenerateSetup {
   std::uint64_t hash = 0;            ///< of all input
 
   /// @throws InputError
-  GenerateSetup(const GenerateOptions& options, int n_threads, const Ranks& ranks) {
+  Setup(const GenerateOptions& options, int n_threads, const Ranks& ranks) {
     if (options.ask && !options.questions.empty()) throw InputError("--ask and --questions: give one of them");
     if (options.ask && options.ask->empty()) throw InputError("--ask must not be empty");
     backend = &find_backend(options.backend, {.n_threads = n_threads});
@@ -226,7 +226,7 @@ int run_generate(const GenerateOptions& options, const Ranks& ranks) {
   const Topology machines = ranks.topology(0);
   const int n_threads = options.threads ? *options.threads : threads_per_rank(ranks, machines);
   require_possible(options, ranks, machines);
-  std::optional<GenerateSetup> setup;
+  std::optional<Setup> setup;
   run_on_all(ranks, [&] {
     setup.emplace(options, n_threads, ranks);
     use_gpu(options, *setup->backend, ranks.rank(), machines);
