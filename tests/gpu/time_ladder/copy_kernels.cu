@@ -196,7 +196,7 @@ void launch_copies(const CopyShape& shape, const CopyStreams& streams, unsigned*
     case CopyWay::Bulk:
       config.shared_bytes = static_cast<std::size_t>(n_copies * kCopyBytes) + 8 * kWarpsOfRing * 8 + 128;
       return launch(copy_by_bulk, config, stream, streams, n_copies / kWarpsOfRing, sum);
-    case CopyWay::TensorMap:
+    case CopyWay::TensorMaps:
       config.block = {2 * kWarp};
       config.shared_bytes = static_cast<std::size_t>(n_copies * kCopyBytes) + 2 * 128;
       return launch(copy_by_tensor_map, config, stream, map_of(streams.keys, streams.n_bytes),

@@ -14,10 +14,10 @@ namespace tree_attn::TREE_ATTN_PLATFORM {
 /// Ways to copy. Each worker has a contiguous run of the keys and the same run of the values, and takes units of them in
 /// turns; a worker is a warp, or for tensor maps a block.
 enum class CopyWay {
-  Loads,      ///< 16 bytes per lane, eight loads in flight, to registers
-  CpAsync,    ///< 16 bytes per lane, in a ring of shared memory per warp
-  Bulk,       ///< 4 KiB started by one lane, in a ring per warp
-  TensorMap,  ///< two boxes of 64 rows x 64 elements started by one thread of the block, in a ring per block
+  Loads,       ///< 16 bytes per lane, eight loads in flight, to registers
+  CpAsync,     ///< 16 bytes per lane, in a ring of shared memory per warp
+  Bulk,        ///< 4 KiB started by one lane, in a ring per warp
+  TensorMaps,  ///< two boxes of 64 rows x 64 elements started by one thread of the block, in a ring per block
 };
 constexpr const char* name_of(CopyWay way) {
   constexpr const char* kNames[] = {"loads", "cp.async", "bulk", "tensor map"};

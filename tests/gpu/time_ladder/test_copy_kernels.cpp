@@ -41,7 +41,7 @@ TEST_CASE("copies: every way reads the same words") {
         v(n_tiles * device::kCopyTileBytes, MemoryUse::Input);
     k.upload(keys), v.upload(values);
     const unsigned want = sum_of_firsts(keys) + sum_of_firsts(values);
-    for (const CopyWay way : {CopyWay::Loads, CopyWay::CpAsync, CopyWay::Bulk, CopyWay::TensorMap}) {
+    for (const CopyWay way : {CopyWay::Loads, CopyWay::CpAsync, CopyWay::Bulk, CopyWay::TensorMaps}) {
       if (way > CopyWay::CpAsync && device::device().major < 9) continue;
       for (const int kib : {64, 96, 128, 160, 192}) {
         if (way == CopyWay::Loads && kib > 128) continue;

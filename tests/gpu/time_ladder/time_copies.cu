@@ -44,7 +44,7 @@ int time_ways(const std::string& name, std::int64_t n_keys, Stream stream) {
   DeviceBuffer<unsigned> sum(1);
   const int all = device().n_multiprocessors, even = all / static_cast<int>(kHeads) * static_cast<int>(kHeads);
   int n_wrong = 0;
-  for (const CopyWay way : {CopyWay::Loads, CopyWay::CpAsync, CopyWay::Bulk, CopyWay::TensorMap}) {
+  for (const CopyWay way : {CopyWay::Loads, CopyWay::CpAsync, CopyWay::Bulk, CopyWay::TensorMaps}) {
     if (way > CopyWay::CpAsync && device().major < 9) continue;
     for (const int kib : {64, 96, 128, 160, 192}) {
       if (way == CopyWay::Loads && kib > 128) continue;
