@@ -32,7 +32,7 @@ class DeviceSteps {
   /// The stream of its steps.
   virtual DeviceStream& stream() = 0;
   /// DecodeSession::decode() and `end` on one stream, by DeviceStream::repeat(). Nothing waits for the step, not the default
-  /// stream either: whoever waits for `end` does.
+  /// stream either: the code that waits for `end` does.
   ///
   /// A library may ask that all ranks record a message, or none. So new graphs have to begin in the same step on all ranks:
   /// they do when `end` or the lift is another one than in the step before. Before a step for which this rank takes memory,
