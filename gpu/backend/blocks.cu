@@ -70,8 +70,8 @@ __global__ void write_empty(float* state, std::int64_t n_rows, std::int64_t d_v)
 /// z and lse of states, or of merge(left, right), one thread block per row.
 __global__ void finish_states(const float* memory, DeviceBlocks::Pair states, float* z, float* lse, std::int64_t d_v) {
   const std::int64_t row = blockIdx.x;
-  const float *const left = memory + states.left + row * state_size(d_v), *const right =
-                                                                              memory + states.right + row * state_size(d_v);
+  const float* const left = memory + states.left + row * state_size(d_v);
+  const float* const right = memory + states.right + row * state_size(d_v);
   const bool is_one = left == right;
   const Rescale<float> r = rescale(left[kShift], right[kShift]);
   const auto merged = [&](std::int64_t i) { return is_one ? left[i] : merge_element(r, left[i], right[i]); };
