@@ -20,6 +20,12 @@ constexpr int kTag = 7;
 MpiTransport::MpiTransport(const MpiRanks& ranks, Topology topology)
     : Transport(std::move(topology), ranks.rank()), ranks_(ranks) {}
 
+MpiTransport::~MpiTransport() {
+  for (MPI_Request& request : requests_) {
+    if (request != MPI_REQUEST_NULL) MPI_Cancel(&request), MPI_Request_free(&request);
+  }
+}
+
 void MpiTransport::start_send(std::span<const std::byte> bytes, int to) {
   for (; !bytes.empty(); bytes = bytes.subspan(std::min(bytes.size(), kMaxMessageBytes))) {
     const int count = static_cast<int>(std::min(bytes.size(), kMaxMessageBytes));
