@@ -32,8 +32,8 @@ struct Network {
 inline constexpr Network kMpiNetwork{.inside = {.latency_us = 1, .bytes_per_us = 10e3},
                                      .between = {.latency_us = 3, .bytes_per_us = 50e3},
                                      .overhead_us = 0.3};
-/// Memory that the ranks of a node share, and MPI between nodes. Inside a node a message of 8 KB takes 0.41 to 0.49 of its
-/// time over MPI (README.md, the combine of `two-level`), so about half of MPI's latency.
+/// Memory that the ranks of a node share, and MPI between nodes. Inside a node a combine of 8 KB takes 0.34 to 0.39 of its
+/// time over MPI (README.md, `two-level`). Half of MPI's latency is assumed here.
 inline constexpr Network kSharedNetwork{.inside = {.latency_us = 0.5, .bytes_per_us = 10e3},
                                         .between = kMpiNetwork.between,
                                         .overhead_us = kMpiNetwork.overhead_us};
