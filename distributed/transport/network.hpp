@@ -32,7 +32,7 @@ struct Network {
 inline constexpr Network kMpiNetwork{.inside = {.latency_us = 1, .bytes_per_us = 10e3},
                                      .between = {.latency_us = 3, .bytes_per_us = 50e3},
                                      .overhead_us = 0.3};
-/// Memory that the ranks of a node share, and MPI between nodes. Inside a node a combine of 8 KB takes 0.34 to 0.39 of its
+/// Memory that the ranks of a node share, and MPI between nodes. Inside a node a combine of 8 KB takes less than half of its
 /// time over MPI (README.md, `two-level`). Half of MPI's latency is assumed here.
 inline constexpr Network kSharedNetwork{.inside = {.latency_us = 0.5, .bytes_per_us = 10e3},
                                         .between = kMpiNetwork.between,
