@@ -17,8 +17,8 @@ class MpiTransport : public Transport {
   /// Uses the communicator of `ranks`, which outlives this object. If there are several transports, all ranks use them in
   /// the same order.
   MpiTransport(const MpiRanks& ranks, Topology topology);
-  /// Cancels what a wait that gave up has left, so that nothing is received into memory that is gone. What was sent and is not
-  /// received stays in MPI, and MPICH may hand it to a communicator that is made later.
+  /// Cancels what a wait that gave up has left, so that nothing is received into memory that is gone. What was sent and is
+  /// not received stays in MPI, and MPICH may hand it to a communicator that is made later.
   ~MpiTransport() override;
   std::string_view name() const override { return "mpi"; }
   void progress() override;

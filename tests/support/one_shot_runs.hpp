@@ -82,39 +82,53 @@ inline std::vector<KeyRange> ranges_of(const Run& run, std::int64_t n_keys) {
   return ranges;
 }
 
+/// A run on one rank: the sequence and its cut, and an empty cache for the rank's part of it.
+struct RankRun {
+  RankRun(const Run& of, std::int64_t n_at_start, const Transport& transport)
+      : run(of),
+        shape(shape_of(run, n_at_start + run.steps)),
+        ranges(ranges_of(run, n_at_start)),
+        workload(make_workload(shape, 41, run.steps)),
+        leaves(transport.topology().range_of(transport.rank(), ranges), run.order),
+        shard(emulated::backend(), shape, leaves, leaves.n_keys(n_at_start), kScale) {}
+
+  Run run;
+  WorkloadShape shape;
+  std::vector<KeyRange> ranges;
+  std::unique_ptr<Workload> workload;
+  OwnedLeaves leaves;
+  ShardDecoder shard;
+};
+
 /// Decodes the steps of a run by one algorithm on an empty cache that grows.
 /// @param before called before every step @param after called with the output of every step
 template <class Before, class After>
-void decode_steps(Transport& transport, ShardDecoder& shard, Workload& workload, const Run& run,
-                  std::span<const KeyRange> ranges, std::string_view algorithm, const Before& before, const After& after) {
+void decode_steps(Transport& transport, RankRun& rank, std::string_view algorithm, const Before& before,
+                  const After& after) {
   // The second sequence begins late, and its leaves end elsewhere.
   const auto lengths_at = [&](int t) {
-    std::vector<std::int64_t> lengths = workload.lengths(t);
+    std::vector<std::int64_t> lengths = rank.workload->lengths(t);
     if (lengths.size() > 1) lengths[1] = std::max<std::int64_t>(0, lengths[1] - 70);
     return lengths;
   };
-  const auto decoder = find_algorithm(algorithm).open(transport, shard, ranges, run.options());
-  for (int t = 0; t < run.steps; ++t) {
-    fill(shard.cache(), workload, lengths_at(t));
+  KvCache& cache = rank.shard.cache();
+  const auto decoder = find_algorithm(algorithm).open(transport, rank.shard, rank.ranges, rank.run.options());
+  for (int t = 0; t < rank.run.steps; ++t) {
+    fill(cache, *rank.workload, lengths_at(t));
     before();
-    after(t, decoder->step(workload.query(t), lengths_at(t)).copy());
+    after(t, decoder->step(rank.workload->query(t), lengths_at(t)).copy());
   }
-  for (std::int64_t i = 0; i < shard.cache().shape().batch; ++i) shard.cache().truncate(i, 0);
+  for (std::int64_t i = 0; i < cache.shape().batch; ++i) cache.truncate(i, 0);
 }
 
 /// The outputs of `gather` on one rank, which has the bits of `gather` on any number of them.
 inline std::vector<DecodeOutput> gather_alone(Run run, std::int64_t n_at_start) {
   run.p = 1, run.seed = 0, run.nodes = {};
   const emulated::SettingsScope scope({.n_workers = 2});
-  const WorkloadShape shape = shape_of(run, n_at_start + run.steps);
-  const std::vector<KeyRange> ranges = ranges_of(run, n_at_start);
   std::vector<DecodeOutput> outputs;
   run_threads(Topology::pretend(1, 1), kTimeout, [&](ThreadTransport& transport) {
-    const auto workload = make_workload(shape, 41, run.steps);
-    ShardDecoder shard(emulated::backend(), shape, OwnedLeaves(ranges[0], run.order), n_at_start, kScale);
-    decode_steps(
-        transport, shard, *workload, run, ranges, "gather", [] {},
-        [&](int, DecodeOutput output) { outputs.push_back(std::move(output)); });
+    RankRun rank(run, n_at_start, transport);
+    decode_steps(transport, rank, "gather", [] {}, [&](int, DecodeOutput output) { outputs.push_back(std::move(output)); });
   });
   return outputs;
 }
@@ -140,23 +154,19 @@ inline bool opens_new_windows(const Run& run, std::int64_t n_at_start) {
 inline int differences_on_rank(Transport& transport, const Run& run, std::int64_t n_at_start,
                                const std::vector<DecodeOutput>* given, Traffic& last) {
   emulated::backend().use_gpu(transport.rank());
-  const WorkloadShape shape = shape_of(run, n_at_start + run.steps);
-  const std::vector<KeyRange> ranges = ranges_of(run, n_at_start);
-  const auto workload = make_workload(shape, 41, run.steps);
-  const OwnedLeaves leaves(transport.topology().range_of(transport.rank(), ranges), run.order);
-  ShardDecoder shard(emulated::backend(), shape, leaves, leaves.n_keys(n_at_start), kScale);
+  RankRun rank(run, n_at_start, transport);
   // One algorithm after the other, so that nothing but the kernels holds a rank back.
   std::vector<DecodeOutput> want;
   if (given != nullptr) {
     want = *given;
   } else {
     decode_steps(
-        transport, shard, *workload, run, ranges, "gather", [] {},
+        transport, rank, "gather", [] {},
         [&](int, DecodeOutput output) { want.push_back(std::move(output)); });
   }
   int n_wrong = 0;
   decode_steps(
-      transport, shard, *workload, run, ranges, "one-shot",
+      transport, rank, "one-shot",
       [&] {
         transport.clear_traffic();
         if (transport.rank() == run.slow_rank) std::this_thread::sleep_for(std::chrono::milliseconds(30));

@@ -297,13 +297,9 @@ TEST_CASE("one-shot: ranks on parts of one device have the bits of gather, and p
   run_threads(Topology::pretend(run.p, run.p), kTimeout, [&](ThreadTransport& transport) {
     const DevicePart part(2);
     n_whole += emulated::device().n_multiprocessors != 2;
-    const WorkloadShape shape = shape_of(run, n_keys + run.steps);
-    const std::vector<KeyRange> ranges = ranges_of(run, n_keys);
-    const auto workload = make_workload(shape, 41, run.steps);
-    const OwnedLeaves leaves(transport.topology().range_of(transport.rank(), ranges), run.order);
-    ShardDecoder shard(emulated::backend(), shape, leaves, leaves.n_keys(n_keys), kScale);
+    RankRun rank(run, n_keys, transport);
     decode_steps(
-        transport, shard, *workload, run, ranges, "one-shot", [] {},
+        transport, rank, "one-shot", [] {},
         [&](int t, const DecodeOutput& output) { n_wrong += !same_bits(output, want[static_cast<std::size_t>(t)]); });
   });
   CHECK(n_wrong == 0);

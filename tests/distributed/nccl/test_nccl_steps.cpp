@@ -171,16 +171,14 @@ TEST_CASE("nccl: 20 steps past the capacity have the bits of one rank, and all r
       std::atomic<std::int64_t> n_messages = 0, n_bytes = 0, n_between_nodes = 0;  // of the last step
       std::vector<std::int64_t> n_graphs;                                          // in every step, of all ranks
       run_nccl(one_shot::topology_of(run), 60, "", [&](const ThreadRanks& ranks, NcclTransport& transport) {
-        const auto workload = make_workload(shape, 41, run.steps);
-        const OwnedLeaves leaves(transport.topology().range_of(ranks.rank(), ranges), run.order);
-        ShardDecoder shard(emulated::backend(), shape, leaves, leaves.n_keys(kKeys), one_shot::kScale);
+        one_shot::RankRun rank(run, kKeys, transport);
         const auto when_all_are_here = [&](const auto& act) {
           ranks.barrier();
           if (ranks.rank() == 0) act();
           ranks.barrier();
         };
         one_shot::decode_steps(
-            transport, shard, *workload, run, ranges, algorithm,
+            transport, rank, algorithm,
             [&] {
               transport.clear_traffic();
               when_all_are_here([&] { n_graphs.push_back(-emulated::traffic().n_replays); });
@@ -212,13 +210,9 @@ TEST_CASE("nccl: on several nodes, one-shot launches a graph for the node and on
   std::atomic<int> n_wrong = 0;
   run_nccl(one_shot::topology_of(run), 60, "", [&](const ThreadRanks&, NcclTransport& transport) {
     std::vector<std::int64_t> n_launches;
-    const WorkloadShape shape = one_shot::shape_of(run, 250 + run.steps);
-    const std::vector<KeyRange> ranges = one_shot::ranges_of(run, 250);
-    const auto workload = make_workload(shape, 41, run.steps);
-    const OwnedLeaves leaves(transport.topology().range_of(transport.rank(), ranges), run.order);
-    ShardDecoder shard(emulated::backend(), shape, leaves, leaves.n_keys(250), one_shot::kScale);
+    one_shot::RankRun rank(run, 250, transport);
     one_shot::decode_steps(
-        transport, shard, *workload, run, ranges, "one-shot", [&] { n_launches.push_back(-n_launches_of_thread); },
+        transport, rank, "one-shot", [&] { n_launches.push_back(-n_launches_of_thread); },
         [&](int t, const DecodeOutput& output) {
           n_launches.back() += n_launches_of_thread;
           n_wrong += !same_bits(output, want[static_cast<std::size_t>(t)]);
@@ -230,26 +224,23 @@ TEST_CASE("nccl: on several nodes, one-shot launches a graph for the node and on
 
 TEST_CASE("nccl: decoders of one cache take turns") {
   const one_shot::Run run{.p = 2, .steps = 5, .cut = one_shot::Cut::kUneven};
-  const WorkloadShape shape = one_shot::shape_of(run, 250 + run.steps);
-  const std::vector<KeyRange> ranges = one_shot::ranges_of(run, 250);
   std::atomic<int> n_wrong = 0;
-  run_nccl(Topology::pretend(2, 2), 60, "", [&](const ThreadRanks& ranks, NcclTransport& transport) {
-    const auto workload = make_workload(shape, 43, run.steps);
-    const std::vector<std::int64_t> lengths = workload->lengths(0);
-    const OwnedLeaves leaves(transport.topology().range_of(ranks.rank(), ranges), run.order);
-    ShardDecoder shard(emulated::backend(), shape, leaves, leaves.n_keys(250), one_shot::kScale);
-    fill(shard.cache(), *workload, lengths);
+  run_nccl(Topology::pretend(2, 2), 60, "", [&](const ThreadRanks&, NcclTransport& transport) {
+    one_shot::RankRun rank(run, 250, transport);
+    Workload& workload = *rank.workload;
+    const std::vector<std::int64_t> lengths = workload.lengths(0);
+    fill(rank.shard.cache(), workload, lengths);
     std::vector<std::unique_ptr<Decoder>> decoders;
     for (const char* algorithm : {"ring", "gather", "two-level"})
-      decoders.push_back(find_algorithm(algorithm).open(transport, shard, ranges));
+      decoders.push_back(find_algorithm(algorithm).open(transport, rank.shard, rank.ranges));
     std::vector<DecodeOutput> want;
-    for (int t = 0; t < run.steps; ++t) want.push_back(decoders[0]->step(workload->query(t), lengths).copy());
+    for (int t = 0; t < run.steps; ++t) want.push_back(decoders[0]->step(workload.query(t), lengths).copy());
     // Also often enough in a row for a graph.
     int n = 0;
     for (const int n_steps : {1, 2, 3}) {
       for (const std::unique_ptr<Decoder>& decoder : decoders) {
         for (int i = 0; i < n_steps; ++i, ++n) {
-          const DecodeOutput output = decoder->step(workload->query(n % run.steps), lengths).copy();
+          const DecodeOutput output = decoder->step(workload.query(n % run.steps), lengths).copy();
           n_wrong += !same_bits(output, want[static_cast<std::size_t>(n % run.steps)]);
         }
       }

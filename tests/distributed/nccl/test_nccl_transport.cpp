@@ -35,14 +35,10 @@ void check_same(const std::vector<RankResult>& over_nccl, const std::vector<Rank
 /// Steps of an algorithm, over a cache of its own, whose outputs are others than these.
 int differing_steps(NcclTransport& transport, const one_shot::Run& run, std::int64_t n_keys, std::string_view algorithm,
                     const std::vector<DecodeOutput>& want) {
-  const WorkloadShape shape = one_shot::shape_of(run, n_keys + run.steps);
-  const std::vector<KeyRange> ranges = one_shot::ranges_of(run, n_keys);
-  const auto workload = make_workload(shape, 41, run.steps);
-  const OwnedLeaves leaves(transport.topology().range_of(transport.rank(), ranges), run.order);
-  ShardDecoder shard(emulated::backend(), shape, leaves, leaves.n_keys(n_keys), one_shot::kScale);
+  one_shot::RankRun rank(run, n_keys, transport);
   int n_wrong = 0;
   one_shot::decode_steps(
-      transport, shard, *workload, run, ranges, algorithm, [] {},
+      transport, rank, algorithm, [] {},
       [&](int t, const DecodeOutput& output) { n_wrong += !same_bits(output, want[static_cast<std::size_t>(t)]); });
   return n_wrong;
 }
