@@ -13,7 +13,6 @@
 
 #include <algorithm>
 #include <cctype>
-#include <cmath>
 #include <iterator>
 #include <sstream>
 #include <vector>
@@ -59,8 +58,6 @@ void check(const ClusterOptions& options, const Backend& backend, int n_ranks) {
 
 void check(const DecodeOptions& options, int n_ranks, const WorkloadShape& shape) {
   const auto refuse = [](const std::string& why) { throw InputError(why); };
-  if (options.scale && !std::isfinite(*options.scale))
-    refuse("--scale " + std::to_string(*options.scale) + " is not a finite number");
   const std::string ranks = ranks_text(n_ranks);
   if (options.steps > 1 && options.steps > shape.n_keys) {
     refuse("--steps " + std::to_string(options.steps) + ": every step appends one key, but the sequence has only " +
@@ -323,7 +320,7 @@ std::vector<const CLI::Option*> add_decode_options(CLI::App& command, DecodeOpti
       .add_option("--order", options.order,
                   "contiguous, or dealt: leaves go round the ranks; changes bits (default for --steps without IN: dealt)")
       ->check(CLI::IsMember({"contiguous", "dealt"}).description(""));
-  command.add_option("--scale", options.scale, "Factor of q.k (default 1/sqrt(d_h))");
+  command.add_option("--scale", options.scale, "Factor of q.k (default 1/sqrt(d_h))")->check(is_finite);
   command
       .add_option(
           "--moments", options.moments,

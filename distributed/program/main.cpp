@@ -102,7 +102,9 @@ class Program {
     try {
       app_.parse(argc, argv);
     } catch (const CLI::Success& request) {
-      return is_root ? app_.exit(request) : 0;
+      const int status = is_root ? app_.exit(request) : 0;
+      flush_standard_output();
+      return status;
     } catch (const CLI::ParseError& error) {
       if (is_root) complain(usage_error(app_, error));
       return kBadInput;

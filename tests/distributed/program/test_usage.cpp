@@ -84,7 +84,8 @@ TEST_CASE("usage: what is wrong with the command line is said in one line") {
                  {{"oracle"}, "IN is required"},
                  {{"oracle", kLayer}, "OUT is required"},
                  {{"oracle", kLayer, "out", "more"}, "more"},
-                 {{"oracle", kLayer, "out", "--scale", "nan"}, "--scale nan is not a finite number"},
+                 {{"oracle", kLayer, "out", "--scale", "nan"}, "--scale: nan is not a finite number"},
+                 {{"oracle", kLayer, "out", "--scale", ""}, "--scale:  is not a finite number"},
                  {{"oracle", kLayer, "out", "--scale", "much"}, "--scale"},
                  {{"oracle", "", "out"}, "IN"},
                  {{"decode", "in", "out", "more"}, "more"},
@@ -116,12 +117,14 @@ TEST_CASE("usage: what is wrong with the command line is said in one line") {
                  {{"decode", "--overhead", "nan"}, "--overhead: nan is not a number >= 0"},
                  {{"decode", "--transport", "tcp"}, "--transport: tcp"},
                  {{"decode", "--dtype", "f64"}, "--dtype: f64"},
-                 {{"decode", "--scale", "nan"}, "--scale nan is not a finite number"},
-                 {{"decode", "--scale", "inf"}, "--scale inf is not a finite number"},
+                 {{"decode", "--scale", "nan"}, "--scale: nan is not a finite number"},
+                 {{"decode", "--scale", "inf"}, "--scale: inf is not a finite number"},
+                 {{"decode", "--scale", ""}, "--scale:  is not a finite number"},
                  {{"decode", "--timeout", "0"}, "--timeout: 0 is not a positive number"},
                  {{"decode", "--timeout", "nan"}, "--timeout: nan is not a positive number"},
                  {{"decode", "--tolerance", "nan"}, "--tolerance: nan"},
                  {{"decode", "--seed", "-1"}, "--seed: -1"},
+                 {{"decode", "--seed", "18446744073709551616"}, "--seed: 18446744073709551616 is not below 2^64"},
                  {{"decode", "--repeat", "0"}, "--repeat: Value 0 not in range 1 to"},
                  {{"decode", "--warmup", "-1"}, "--warmup"},
                  {{"decode", "--expect", "out"}, "--expect out: needs IN"},
@@ -297,7 +300,8 @@ TEST_CASE("usage: a disk that fills up leaves no part of a file, and what was th
   CHECK(scratch.names() == std::vector<std::string>{"old"});
 
   // What goes to a terminal may go to a full disk too.
-  for (const Words& arguments : {Words{"decode", "--seq-len", "64"}, Words{"info"}}) {
+  for (const Words& arguments :
+       {Words{"decode", "--seq-len", "64"}, Words{"info"}, Words{"--version"}, Words{"decode", "--help"}}) {
     check_one_line(run(alone(arguments), {.out_to = "/dev/full"}), "cannot write to standard output");
   }
 }
