@@ -110,7 +110,6 @@ inline Matrix covariance(const VectorRef& q, const MatrixRef& K, const MatrixRef
 }
 
 /// The third cumulant, the third derivative of the energy. It measures the skewness of the values.
-/// The third cumulant, the third derivative of the energy: how lopsided the values are about their mean.
 ///
 ///     d^3 F / dzeta_A dzeta_B dzeta_C  =  <dv_A dv_B dv_C>
 ///
