@@ -26,7 +26,7 @@ Plan leaders_plan(const Topology& topology, int rank, std::span<const KeyRange> 
     const std::vector<KeyRange> nodes = ranges_of_nodes(topology, ranges);
     if (leaders.size() > 1)
       forest = builder.reduce({leaders, nodes, node}, butterfly(topology.n_nodes(), node), std::move(forest));
-    builder.add(Finish{builder.root(std::move(forest)), output.first, output.first + 1});
+    builder.finish(builder.root(std::move(forest)), output);
   }
 
   // And down again: z and lse in one message.

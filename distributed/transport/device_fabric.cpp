@@ -116,7 +116,9 @@ void DeviceFabric::run(const Fold& fold) {
 }
 
 void DeviceFabric::run(const Finish& finish) {
-  blocks_->finish(at(finish.state), at(finish.z), at(finish.lse), n_states(finish.state));
+  const std::int64_t state = at(finish.state);
+  blocks_->finish({state, finish.right ? at(*finish.right) : state}, at(finish.z), at(finish.lse), n_states(finish.state));
+  if (finish.right) transport_.count_merge_steps(1);
 }
 void DeviceFabric::run(const Weigh& weigh) {
   blocks_->weigh(at(weigh.z), at(weigh.lse), at(weigh.m), n_scalars(weigh.lse), lift_);

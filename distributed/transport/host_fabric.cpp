@@ -109,8 +109,7 @@ void HostFabric::run(const Combine& combine) {
     left = result.data();
     right = at(right_block);  // used up
   }
-  transport_.count_merge_steps(static_cast<std::int64_t>(combine.pairs.size()));
-  settle();
+  transport_.count_merge_steps(std::ssize(combine.pairs));
 }
 
 void HostFabric::run(const Copy& copy) {
@@ -129,8 +128,17 @@ void HostFabric::run(const Fold& fold) {
 }
 
 void HostFabric::run(const Finish& finish) {
+  const std::int64_t n = n_states(finish.state);
+  float *const z = at(finish.z), *const lse = at(finish.lse);
   const float*& state = read_at_[static_cast<std::size_t>(finish.state)];
-  kernel_.finish_states(state, n_states(finish.state), d_v_, at(finish.z), at(finish.lse));
+  if (finish.right) {
+    const float*& right = read_at_[static_cast<std::size_t>(*finish.right)];
+    kernel_.finish_merged(state, right, n, d_v_, z, lse);
+    right = at(*finish.right);  // used up
+    transport_.count_merge_steps(1);
+  } else {
+    kernel_.finish_states(state, n, d_v_, z, lse);
+  }
   state = at(finish.state);  // used up
 }
 

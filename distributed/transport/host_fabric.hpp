@@ -15,7 +15,8 @@ namespace tree_attn {
 
 /// The blocks of one plan in host memory, taken once. A step allocates nothing, and copies no state that it can read where
 /// it is: the states of this rank are sent and merged where the decode has written them, and a message, if the transport
-/// lets it stay, where it has arrived. Only what is merged or received otherwise is written into the blocks.
+/// lets it stay, where it has arrived. Only what is merged or received otherwise is written into the blocks. A message stays
+/// until an operation needs its block, or the step ends.
 class HostFabric : public Fabric {
  public:
   /// @param transport outlives the fabric

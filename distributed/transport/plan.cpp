@@ -32,12 +32,17 @@ RankCost cost_of(const Plan& plan, std::int64_t n_rows, std::int64_t d_v) {
     }
     return messages;
   };
+  const auto add_merges = [&](std::size_t n) {
+    cost.merge_steps += static_cast<std::int64_t>(n);
+    cost.rounds.back().merge_steps += static_cast<std::int64_t>(n);
+  };
   for (const Operation& operation : plan.operations) {
     if (const auto* exchange = std::get_if<Exchange>(&operation)) {
       cost.rounds.push_back({.sends = messages_of(exchange->sends), .receives = messages_of(exchange->receives)});
     } else if (const auto* combine = std::get_if<Combine>(&operation)) {
-      cost.merge_steps += static_cast<std::int64_t>(combine->pairs.size());
-      cost.rounds.back().merge_steps += static_cast<std::int64_t>(combine->pairs.size());
+      add_merges(combine->pairs.size());
+    } else if (const auto* finish = std::get_if<Finish>(&operation)) {
+      add_merges(finish->right ? 1 : 0);
     }
   }
   return cost;

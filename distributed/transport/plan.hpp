@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <variant>
 #include <vector>
 
@@ -88,9 +89,11 @@ struct Fold {
   Blocks states;
 };
 
-/// z = n / D and lse of a state, for the rows that it has. The state is used up.
+/// z = n / D and lse of a state, for the rows that it has, or of merge(state, right), which no block holds. States are used
+/// up.
 struct Finish {
   Block state = 0, z = 0, lse = 0;
+  std::optional<Block> right{};
 };
 
 /// Line 4 of Alg. 3: z <- z exp(lse - m), lse <- exp(lse - m). With a lift both are also multiplied by 2^-lift, so that no

@@ -136,9 +136,15 @@ void PlanBuilder::divide(Block n, Block D, Block m) {
   plan_.lse = {D, 1};
 }
 
-void PlanBuilder::finish(Block state) {
-  const Blocks blocks = allocate_output();
-  add(Finish{state, blocks.first, blocks.first + 1});
+void PlanBuilder::finish(Block state, Blocks output) {
+  Finish finish{state, output.first, output.first + 1};
+  Combine* last = plan_.operations.empty() ? nullptr : std::get_if<Combine>(&plan_.operations.back());
+  if (last != nullptr && last->op == Combine::Operator::kMerge && last->n == 1 && last->pairs.back().left == state) {
+    finish.right = last->pairs.back().right;
+    last->pairs.pop_back();
+    if (last->pairs.empty()) plan_.operations.pop_back();
+  }
+  add(finish);
 }
 
 Blocks PlanBuilder::all_reduce(const Topology& topology, int rank, Blocks mine, Combine::Operator op) {
@@ -241,7 +247,7 @@ void PlanBuilder::gather_output(const Members& members, Block state) {
   plan_.z = {copy.pairs.front().left, static_cast<std::int32_t>(n)};
   plan_.lse = {copy.pairs[n].left, static_cast<std::int32_t>(n)};
 
-  add(Finish{state, slices[me].first, slices[me].first + 1});
+  finish(state, slices[me]);
   exchange();
   for (std::size_t distance = 1; distance < n; ++distance) {
     const std::size_t from = (me + n - distance) % n, to = (me + distance) % n;

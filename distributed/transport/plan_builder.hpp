@@ -60,8 +60,11 @@ class PlanBuilder {
   /// Merges the own forest into one state, before any exchange: Fold.
   Block fold(const BlockForest& own);
 
+  /// z and lse of a state are written into two adjacent blocks. The merge that makes the state, if it comes last, is left to
+  /// Finish.
+  void finish(Block state, Blocks output);
   /// z and lse of a state with all rows are the output.
-  void finish(Block state);
+  void finish(Block state) { finish(state, allocate_output()); }
   /// n / D and m + ln D are the output.
   void divide(Block n, Block D, Block m);
   template <class AnyOperation>

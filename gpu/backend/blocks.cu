@@ -67,11 +67,17 @@ __global__ void write_empty(float* state, std::int64_t n_rows, std::int64_t d_v)
   if (row < n_rows) set_empty(state + row * state_size(d_v), d_v);
 }
 
-__global__ void finish_states(const float* states, float* z, float* lse, std::int64_t d_v) {
+/// z and lse of states, or of merge(left, right), one thread block per row.
+__global__ void finish_states(const float* memory, DeviceBlocks::Pair states, float* z, float* lse, std::int64_t d_v) {
   const std::int64_t row = blockIdx.x;
-  const float* const state = states + row * state_size(d_v);
-  for (std::int64_t j = threadIdx.x; j < d_v; j += blockDim.x) z[row * d_v + j] = finish_value(state, state[kValues + j]);
-  if (threadIdx.x == 0) lse[row] = finish_lse(state);
+  const float* const left = memory + states.left + row * state_size(d_v);
+  const float* const right = memory + states.right + row * state_size(d_v);
+  const bool is_one = left == right;
+  const Rescale<float> r = rescale(left[kShift], right[kShift]);
+  const auto merged = [&](std::int64_t i) { return is_one ? left[i] : merge_element(r, left[i], right[i]); };
+  const float e_and_D[] = {r.shift, merged(kSum)};
+  for (std::int64_t j = threadIdx.x; j < d_v; j += blockDim.x) z[row * d_v + j] = finish_value(e_and_D, merged(kValues + j));
+  if (threadIdx.x == 0) lse[row] = finish_lse(e_and_D);
 }
 
 __global__ void weigh_rows(float* z, float* lse, const float* m, std::int64_t d_v, float unit) {
@@ -144,10 +150,10 @@ class Blocks : public DeviceBlocks {
     if (n_rows == 0) return;
     launch(write_empty, {.grid = {blocks_for(n_rows)}, .block = {kThreads}}, stream_, memory_.data() + state, n_rows, d_v_);
   }
-  void finish(std::int64_t state, std::int64_t z, std::int64_t lse, std::int64_t n_rows) override {
+  void finish(Pair states, std::int64_t z, std::int64_t lse, std::int64_t n_rows) override {
     if (n_rows == 0) return;
     float* const memory = memory_.data();
-    launch(finish_states, per(n_rows), stream_, memory + state, memory + z, memory + lse, d_v_);
+    launch(finish_states, per(n_rows), stream_, memory, states, memory + z, memory + lse, d_v_);
   }
   void weigh(std::int64_t z, std::int64_t lse, std::int64_t m, std::int64_t n_rows, int lift) override {
     if (n_rows == 0) return;

@@ -46,8 +46,9 @@ class DeviceBlocks {
   virtual void combine(Operator op, std::span<const Pair> pairs, std::int64_t n) = 0;
   /// The empty state in every row.
   virtual void set_empty(std::int64_t state, std::int64_t n_rows) = 0;
-  /// z = n / D and lse of a block of states.
-  virtual void finish(std::int64_t state, std::int64_t z, std::int64_t lse, std::int64_t n_rows) = 0;
+  /// z = n / D and lse of a block of states, or, of two blocks, of merge(left, right). States keep their bits.
+  /// @param states equal places are one block
+  virtual void finish(Pair states, std::int64_t z, std::int64_t lse, std::int64_t n_rows) = 0;
   /// z <- 2^-lift z exp(lse - m), lse <- 2^-lift exp(lse - m); a shard without keys has weight 0.
   virtual void weigh(std::int64_t z, std::int64_t lse, std::int64_t m, std::int64_t n_rows, int lift) = 0;
   /// n <- n / D, D <- m + ln(2^lift D).

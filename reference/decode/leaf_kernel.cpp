@@ -212,7 +212,12 @@ void states(const Chunk& chunk, float* workspace, float* states) {
 }
 
 void finish_states(const float* states, std::int64_t n, std::int64_t d_v, float* z, float* lse) {
-  for (; n > 0; --n, states += state_size(d_v), z += d_v) *lse++ = tree_attn::finish(states, z, d_v);
+  for (; n > 0; --n, states += state_size(d_v), z += d_v) *lse++ = finish(states, z, d_v);
+}
+
+void finish_merged(const float* left, const float* right, std::int64_t n, std::int64_t d_v, float* z, float* lse) {
+  const std::int64_t size = state_size(d_v);
+  for (; n > 0; --n, left += size, right += size, z += d_v) *lse++ = tree_attn::finish_merged(left, right, z, d_v);
 }
 
 void pack_query(const float* q, std::int64_t d_h, DType key_type, float scale, float* packed) {
@@ -229,6 +234,7 @@ void pack_query(const float* q, std::int64_t d_h, DType key_type, float scale, f
 }  // namespace
 
 extern const LeafKernel TREE_ATTN_LEAF_KERNEL;
-const LeafKernel TREE_ATTN_LEAF_KERNEL{TREE_ATTN_INSTRUCTION_SET, pack_query, states, merge_states, finish_states, unpack};
+const LeafKernel TREE_ATTN_LEAF_KERNEL{
+    TREE_ATTN_INSTRUCTION_SET, pack_query, states, merge_states, finish_states, finish_merged, unpack};
 
 }  // namespace tree_attn

@@ -58,6 +58,10 @@ struct LeafKernel {
   /// @param[out] z [n][d_v]
   /// @param[out] lse [n], natural
   void (*finish_states)(const float* states, std::int64_t n, std::int64_t d_v, float* z, float* lse);
+  /// finish() of merge(left, right) for n pairs of states, which are read once and not written.
+  /// @param[in] left, right [n][2 + d_v]
+  /// @param[out] z, lse as of finish_states; z overlaps neither
+  void (*finish_merged)(const float* left, const float* right, std::int64_t n, std::int64_t d_v, float* z, float* lse);
   /// n packed states in the order of the value's elements, without padding.
   /// @param[in] packed [n][2 + padded d_v]
   /// @param[out] states [n][2 + d_v]

@@ -226,6 +226,24 @@ TREE_ATTN_HOST_DEVICE inline Real finish_value(const Real* state, Real n_j) {
   return z_j == z_j ? z_j : std::numeric_limits<Real>::quiet_NaN();
 }
 
+/// z_j = n_j / D for every j, and lse = ln 2 * (e + log2 D).
+/// @param e_and_D a copy of both, which no store to z can change: only then does the compiler vectorize the divisions
+/// @param n n[j] is component j of n
+/// @param[out] z [d_v]
+/// @returns lse, natural
+template <class Real, class Values>
+TREE_ATTN_HOST_DEVICE inline Real finish_values(const Real (&e_and_D)[2], const Values& n, Real* __restrict z,
+                                                std::int64_t d_v) {
+  std::int32_t n_finite = 0;  // as wide as a float: counted in 64 bits, the loop takes a quarter to a half longer
+  for (std::int64_t j = 0; j < d_v; ++j) {
+    z[j] = n[j] / e_and_D[kSum];
+    n_finite += std::fabs(z[j]) <= std::numeric_limits<Real>::max();
+  }
+  // Only quotients that are not finite differ from finish_value(). Those of the empty set, n / 0, are not.
+  for (std::int64_t j = 0; n_finite < d_v && j < d_v; ++j) z[j] = finish_value(e_and_D, n[j]);
+  return finish_lse(e_and_D);
+}
+
 /// z = n / D and lse = ln 2 * (e + log2 D): the last step of every reduction.
 ///
 /// The empty set gives z = 0 and lse = -inf.
@@ -234,16 +252,30 @@ TREE_ATTN_HOST_DEVICE inline Real finish_value(const Real* state, Real n_j) {
 /// @returns lse, natural
 template <class Real>
 TREE_ATTN_HOST_DEVICE inline Real finish(const Real* __restrict state, Real* __restrict z, std::int64_t d_v) {
-  // A copy, which no store to z can change: only then does the compiler vectorize the divisions.
-  const Real shift_and_sum[] = {state[kShift], state[kSum]};
-  std::int64_t n_finite = 0;
-  for (std::int64_t j = 0; j < d_v; ++j) {
-    z[j] = state[kValues + j] / shift_and_sum[kSum];
-    n_finite += std::fabs(z[j]) <= std::numeric_limits<Real>::max();
+  return finish_values({state[kShift], state[kSum]}, state + kValues, z, d_v);
+}
+
+/// n of merge(left, right), component by component.
+template <class Real>
+struct MergedValues {
+  Rescale<Real> scale;
+  const Real *left, *right;  ///< states
+  TREE_ATTN_HOST_DEVICE Real operator[](std::int64_t j) const {
+    return merge_element(scale, left[kValues + j], right[kValues + j]);
   }
-  // Only quotients that are not finite differ from finish_value(). Those of the empty set, n / 0, are not.
-  for (std::int64_t j = 0; n_finite < d_v && j < d_v; ++j) z[j] = finish_value(shift_and_sum, state[kValues + j]);
-  return finish_lse(shift_and_sum);
+};
+
+/// finish() of merge(left, right), which is not stored. Same bits.
+///
+/// @param[in] left, right states [2 + d_v]
+/// @param[out] z [d_v], may not overlap them
+/// @returns lse, natural
+template <class Real>
+TREE_ATTN_HOST_DEVICE inline Real finish_merged(const Real* __restrict left, const Real* __restrict right,
+                                                Real* __restrict z, std::int64_t d_v) {
+  const Rescale<Real> scale = rescale(left[kShift], right[kShift]);
+  return finish_values({scale.shift, merge_element(scale, left[kSum], right[kSum])}, MergedValues<Real>{scale, left, right},
+                       z, d_v);
 }
 
 }  // namespace tree_attn

@@ -216,7 +216,7 @@ void time_steps(const device::DeviceParts& parts, const Asked& asked) {
       blocks->stream().follow_default();
       blocks->take(0, states.device(), size);
       blocks->merge(pairs, n_rows);
-      blocks->finish(0, z, lse, n_rows);
+      blocks->finish({0, 0}, z, lse, n_rows);
       blocks->download(z, output);
     });
   });

@@ -341,6 +341,14 @@ TEST_CASE("leaf: every build merges and divides states with the bits of merge() 
       CHECK(std::equal(z.begin(), z.end(), got_z.begin(), same));
       CHECK(std::equal(lse.begin(), lse.end(), got_lse.begin(), same));
       CHECK((got.back() == 7 && got_z.back() == 7 && got_lse.back() == 7));
+      // Merged and divided at once, whichever operand is the left one.
+      for (const auto& [first, second] : {std::pair(&left, &right), std::pair(&right, &left)}) {
+        std::ranges::fill(got_z, 7.0f), std::ranges::fill(got_lse, 7.0f);
+        kernel->finish_merged(first->data(), second->data(), kRows, d_v, got_z.data(), got_lse.data());
+        CHECK(std::equal(z.begin(), z.end(), got_z.begin(), same));
+        CHECK(std::equal(lse.begin(), lse.end(), got_lse.begin(), same));
+        CHECK((got_z.back() == 7 && got_lse.back() == 7));
+      }
     }
   }
 }
