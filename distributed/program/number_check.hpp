@@ -43,13 +43,22 @@ inline std::string is_finite(const std::string& text) {
   double number = 0;
   return read_number(text, number) && std::isfinite(number) ? "" : readable(text) + " is not a finite number";
 }
-/// Whether the text is an integer from 0 to 2^64 - 1, in digits alone: empty, or why not. The parser would take the largest
-/// for any beyond.
-inline std::string is_whole(const std::string& text) {
-  std::uint64_t number = 0;
+/// Whether the text is an integer of that type, in digits alone: empty, or why not. The parser would take the largest for
+/// any beyond.
+/// @param integer "an integer" @param limited "below 2^64"
+template <class Integer>
+std::string is_integer_of(const std::string& text, const char* integer, const char* limited) {
+  Integer number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error == std::errc::result_out_of_range) return readable(text) + " is not below 2^64";
-  return error == std::errc() && end == text.data() + text.size() ? "" : readable(text) + " is not an integer >= 0";
+  if (error == std::errc::result_out_of_range) return readable(text) + " is not " + limited;
+  return error == std::errc() && end == text.data() + text.size() ? "" : readable(text) + " is not " + integer;
+}
+/// The same for 0 to 2^64 - 1, and for -2^63 to 2^63 - 1.
+inline std::string is_whole(const std::string& text) {
+  return is_integer_of<std::uint64_t>(text, "an integer >= 0", "below 2^64");
+}
+inline std::string is_integer(const std::string& text) {
+  return is_integer_of<std::int64_t>(text, "an integer", "an integer of 64 bits");
 }
 
 }  // namespace tree_attn
