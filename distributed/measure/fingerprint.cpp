@@ -57,6 +57,8 @@ std::uint64_t hash_of_queries(Workload& workload) {
 
 std::vector<CacheRow> sampled_rows(std::span<const KeyRange> ranges, std::span<const std::int64_t> lengths,
                                    std::int64_t kv_heads, LeafOrder order) {
+  // Tensors without elements may have any number of heads, and more blocks than 64 bits count.
+  if (std::ranges::all_of(lengths, [](std::int64_t n) { return n == 0; })) return {};
   constexpr std::int64_t kMostBlocks = 64, kMostRows = 192, kLeastRowsOfBlock = 3;
   const std::int64_t b = std::ssize(lengths);
   const std::int64_t n_blocks = std::ssize(ranges) * b * kv_heads, n_sampled = std::min(n_blocks, kMostBlocks);

@@ -33,7 +33,9 @@ struct Errors {
   double max_rel = 0;         ///< largest |o - z| relative to the largest |z| of its query
   double lse_max = 0;         ///< largest |lse - lse of the oracle|
   double max_over_bound = 0;  ///< largest ratio of an error to its bound: the check fails above 1
-  bool passed = false;        ///< all errors are within the bound, and NaN and Inf occur exactly where the oracle has them
+  /// All errors are within the bound; where the oracle has NaN the output has it too, and where it has Inf the output has
+  /// the same Inf or NaN.
+  bool passed = false;
 };
 
 /// The results of one algorithm.

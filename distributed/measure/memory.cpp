@@ -9,9 +9,11 @@
 #include <array>
 #include <bit>
 #include <cstdio>
-#include <cstdlib>
 #include <fstream>
 #include <limits>
+#include <optional>
+#include <sstream>
+#include <string_view>
 
 namespace tree_attn {
 namespace {
@@ -27,6 +29,18 @@ double group_of(const WorkloadShape& shape) {
 
 double rows_of(const WorkloadShape& shape) { return product(shape.batch, shape.heads, shape.n_queries); }
 
+/// The number >= 0 after this beginning of a line of a file; nothing if there is no such line, or no number in it.
+std::optional<double> number_after(std::string_view beginning, const std::filesystem::path& path) {
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    if (!line.starts_with(beginning)) continue;
+    std::istringstream rest(line.substr(beginning.size()));
+    if (double number = 0; rest >> number && number >= 0) return number;
+    return std::nullopt;
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 std::string axes_text(const WorkloadShape& shape) {
@@ -36,15 +50,17 @@ std::string axes_text(const WorkloadShape& shape) {
          ", d_v = " + std::to_string(shape.value_dim);
 }
 
-double available_memory() {
-  double available = std::numeric_limits<double>::infinity();
-  std::ifstream meminfo("/proc/meminfo");
-  for (std::string line; std::getline(meminfo, line);) {
-    if (line.starts_with("MemAvailable:")) available = std::strtod(line.c_str() + line.find(':') + 1, nullptr) * 1024;
-  }
-  std::ifstream container("/sys/fs/cgroup/memory.max");
-  if (double limit = 0; container >> limit) available = std::min(available, limit);
-  return available;
+double available_memory(const std::filesystem::path& meminfo, const std::filesystem::path& container) {
+  const double infinity = std::numeric_limits<double>::infinity();
+  const double of_machine = 1024 * number_after("MemAvailable:", meminfo).value_or(infinity);
+  const std::optional<double> limit = number_after("", container / "memory.max");  // "max" is no limit
+  if (!limit) return of_machine;
+
+  // Pages of files can be evicted.
+  const std::filesystem::path stat = container / "memory.stat";
+  const double files = number_after("inactive_file ", stat).value_or(0) + number_after("active_file ", stat).value_or(0);
+  const double used = std::max(0.0, number_after("", container / "memory.current").value_or(0) - files);
+  return std::min(of_machine, std::max(0.0, *limit - used));
 }
 
 void require_memory(const std::string& subject, double bytes) {

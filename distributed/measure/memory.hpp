@@ -5,12 +5,17 @@
 
 #include "distributed/measure/measure.hpp"
 
+#include <filesystem>
 #include <string>
 
 namespace tree_attn {
 
-/// Bytes of memory available on this machine, limited by the container; infinity if neither is known.
-double available_memory();
+/// Bytes of memory that are left: MemAvailable of the machine, and at most what the container leaves of its limit,
+/// memory.max less what memory.current counts beside pages of files. At least 0; infinity if neither is known. Where
+/// memory.current or memory.stat is missing or has no such number, that number is 0.
+/// @param container folder of its control group (version 2)
+double available_memory(const std::filesystem::path& meminfo = "/proc/meminfo",
+                        const std::filesystem::path& container = "/sys/fs/cgroup");
 
 /// "b = 1, n_h = 16, n_kv = 16, l = 1, N = 4096, d_h = 128, d_v = 128", for messages.
 std::string axes_text(const WorkloadShape& shape);

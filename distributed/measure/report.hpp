@@ -35,7 +35,8 @@ struct ReportHeader {
 /// The table: one line per algorithm, below a line that names the workload, the ranks and the backend.
 std::string table(const ReportHeader& header, std::span<const Measurement> measurements);
 
-/// The machine-readable report. Values that were not measured are null.
+/// The machine-readable report. Values that were not measured are null. JSON has no infinity and no NaN: errors that are not
+/// finite are null too, and `passed` is then false. Without --verify it is null, like all errors.
 std::string json(const ReportHeader& header, std::span<const Measurement> measurements);
 
 /// An algorithm that cannot combine these ranks.

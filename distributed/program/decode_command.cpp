@@ -277,11 +277,17 @@ int run_decode(const DecodeOptions& options, const Ranks& ranks) {
     moments.push_back(take_moments(moment_layout(shape), m.output, setup->workload->query(options.steps - 1), scale));
   }
 
-  // Write the temporary files, print, and only then rename: an error before that leaves no output file.
+  // Read what is left to read of the input, write the temporary files, print, and only then rename: an error before that
+  // leaves no output file.
   ranks.doing("while writing the results");
   run_on_all(ranks, [&] {
     if (!is_root) return;
     Outputs& outputs = *setup->outputs;
+    // Synthetic input is finite, and may be too large for one rank to check.
+    const int last = options.steps - 1;
+    const auto all = setup->file ? std::optional(setup->workload->whole()) : std::nullopt;
+    const std::string overflow =
+        overflow_of(setup->workload->query(last), all, setup->workload->lengths(last), measurements[0].output);
     ReportHeader report{options.command_line,
                         options.backend,
                         std::string(transport->name()),
@@ -311,11 +317,6 @@ int run_decode(const DecodeOptions& options, const Ranks& ranks) {
     OutputFile::put_in_place(outputs.files());
 
     for (const std::string& line : failed) std::fprintf(stderr, "tree_attn: check failed: %s\n", line.c_str());
-    // Synthetic input is finite, and may be too large for one rank to check.
-    const int last = options.steps - 1;
-    const auto all = setup->file ? std::optional(setup->workload->whole()) : std::nullopt;
-    const std::string overflow =
-        overflow_of(setup->workload->query(last), all, setup->workload->lengths(last), measurements[0].output);
     if (!overflow.empty()) std::fprintf(stderr, "tree_attn: warning: %s\n", overflow.c_str());
   });
   return ranks.all_sum(std::ssize(failed)) > 0 ? 1 : 0;

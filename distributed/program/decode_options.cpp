@@ -4,6 +4,7 @@
 #include "distributed/program/decode_options.hpp"
 
 #include "distributed/program/collect.hpp"
+#include "distributed/program/list_option.hpp"
 #include "distributed/program/machine.hpp"
 #include "distributed/program/number_check.hpp"
 #include "distributed/program/program.hpp"
@@ -12,10 +13,9 @@
 #include "reference/decode/pass_time.hpp"
 
 #include <algorithm>
-#include <cctype>
-#include <cmath>
+#include <charconv>
 #include <iterator>
-#include <sstream>
+#include <system_error>
 #include <vector>
 
 namespace tree_attn {
@@ -59,8 +59,6 @@ void check(const ClusterOptions& options, const Backend& backend, int n_ranks) {
 
 void check(const DecodeOptions& options, int n_ranks, const WorkloadShape& shape) {
   const auto refuse = [](const std::string& why) { throw InputError(why); };
-  if (options.scale && !std::isfinite(*options.scale))
-    refuse("--scale " + std::to_string(*options.scale) + " is not a finite number");
   const std::string ranks = ranks_text(n_ranks);
   if (options.steps > 1 && options.steps > shape.n_keys) {
     refuse("--steps " + std::to_string(options.steps) + ": every step appends one key, but the sequence has only " +
@@ -88,25 +86,30 @@ void check(const DecodeOptions& options, int n_ranks, const WorkloadShape& shape
 }
 
 std::vector<int> devices_of(const std::string& list) {
-  constexpr int kMost = 4096;
+  constexpr unsigned kMost = 4096;
   const auto refuse = [&](const std::string& why) { throw InputError("\"" + readable(list) + "\": " + why); };
-  std::vector<int> devices;
-  std::istringstream text(list);
-  const auto number = [&] {
-    int device = 0;
-    if (!std::isdigit(text.peek()) || !(text >> device) || device >= kMost)
+  // Takes a number off the front of the text.
+  const auto number = [&](std::string_view& text) {
+    unsigned device = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), device);
+    if (error != std::errc() || device >= kMost)
       refuse("expected devices 0 to " + std::to_string(kMost - 1) + ", such as 0-7 or 0,2,3");
-    return device;
+    text.remove_prefix(static_cast<std::size_t>(end - text.data()));
+    return static_cast<int>(device);
   };
-  do {
-    const int first = number(), last = text.peek() == '-' ? (text.get(), number()) : first;
+  std::vector<int> devices;
+  for (const std::string& item : items_of(list)) {
+    std::string_view text = item;
+    const int first = number(text);
+    int last = first;
+    if (text.starts_with('-')) text.remove_prefix(1), last = number(text);
+    if (!text.empty()) refuse("expected a comma after device " + std::to_string(last));
     if (last < first) refuse(std::to_string(first) + "-" + std::to_string(last) + " is empty");
     for (int device = first; device <= last; ++device) {
       if (std::ranges::count(devices, device) > 0) refuse("device " + std::to_string(device) + " is listed twice");
       devices.push_back(device);
     }
-  } while (text.get() == ',');
-  if (!text.eof()) refuse("expected a comma after device " + std::to_string(devices.back()));
+  }
   return devices;
 }
 
@@ -259,14 +262,11 @@ void add_cluster_options(CLI::App& command, ClusterOptions& options) {
     return std::ranges::count(known, name) > 0 ? "" : readable(name) + " is unknown; use one of " + names;
   };
 
-  // A list is one argument, so that IN and OUT may follow it.
   command.add_option("--algorithm", options.algorithm, "How shards are combined:" + lines)
       ->check(is_algorithm)
       ->capture_default_str();
-  command.add_option("--compare", options.compare, "Further algorithms A,B,... to run on the same input")
-      ->delimiter(',')
-      ->allow_extra_args(false)
-      ->check(is_algorithm);
+  add_list_option(command, "--compare", options.compare, "Further algorithms A,B,... to run on the same input",
+                  is_algorithm);
   command
       .add_option("--backend", options.backend,
                   "cpu, emulated (the CUDA kernels on the CPU), cuda, or model (synthetic shapes without elements)")
@@ -308,12 +308,10 @@ std::vector<const CLI::Option*> add_decode_options(CLI::App& command, DecodeOpti
       ->check(not_empty);
 
   add_cluster_options(command, options);
-  command
-      .add_option(
-          "--shards", options.shards,
-          "Keys per rank, n0,n1,..., zeros allowed; cuts at multiples of 64 if bits are promised (default: even, aligned)")
-      ->delimiter(',')
-      ->allow_extra_args(false);
+  add_list_option(
+      command, "--shards", options.shards,
+      "Keys per rank, n0,n1,..., zeros allowed; cuts at multiples of 64 if bits are promised (default: even, aligned)",
+      is_integer);
   command
       .add_option("--steps", options.steps,
                   "Decode T tokens: the cache starts with N - T keys; each step appends one and has a new query")
@@ -323,7 +321,7 @@ std::vector<const CLI::Option*> add_decode_options(CLI::App& command, DecodeOpti
       .add_option("--order", options.order,
                   "contiguous, or dealt: leaves go round the ranks; changes bits (default for --steps without IN: dealt)")
       ->check(CLI::IsMember({"contiguous", "dealt"}).description(""));
-  command.add_option("--scale", options.scale, "Factor of q.k (default 1/sqrt(d_h))");
+  command.add_option("--scale", options.scale, "Factor of q.k (default 1/sqrt(d_h))")->check(is_finite);
   command
       .add_option(
           "--moments", options.moments,

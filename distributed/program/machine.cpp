@@ -79,7 +79,10 @@ Machine this_machine() {
   Machine machine;
   std::ifstream cpuinfo("/proc/cpuinfo");
   for (std::string line; machine.cpu.empty() && std::getline(cpuinfo, line);) {
-    if (line.starts_with("model name")) machine.cpu = line.substr(line.find(':') + 2);
+    if (!line.starts_with("model name")) continue;
+    // Nothing follows the colon where the name is unknown.
+    if (const std::size_t name = line.find_first_not_of(" \t", line.find(':') + 1); name != std::string::npos)
+      machine.cpu = line.substr(name);
   }
   machine.cores = static_cast<int>(std::thread::hardware_concurrency());
   if (cpu_backend().missing().empty()) machine.instruction_set = leaf_kernel().name;

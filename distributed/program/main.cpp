@@ -20,6 +20,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <csignal>
@@ -28,6 +29,8 @@
 #include <limits>
 #include <map>
 #include <optional>
+#include <span>
+#include <sstream>
 #include <string>
 #include <string_view>
 
@@ -97,19 +100,39 @@ class Program {
   }
 
   /// Parses the command line. @param is_root whether to print
-  /// @returns the exit status if there is nothing to run
+  /// @returns the exit status if there is nothing to run @throws InputError
   std::optional<int> parse(int argc, char** argv, bool is_root) {
     try {
       app_.parse(argc, argv);
     } catch (const CLI::Success& request) {
-      return is_root ? app_.exit(request) : 0;
+      const int status = is_root ? app_.exit(request) : 0;
+      flush_standard_output();
+      return status;
     } catch (const CLI::ParseError& error) {
-      if (is_root) complain(usage_error(app_, error));
-      return kBadInput;
+      throw InputError(usage_error(app_, error));
     }
-    if (!kSimulated || !std::isfinite(timeout_)) return std::nullopt;
-    if (is_root) complain("--timeout: simulated ranks have no deadline");
-    return kBadInput;
+    if (kSimulated && std::isfinite(timeout_)) throw InputError("--timeout: simulated ranks have no deadline");
+    return std::nullopt;
+  }
+
+  /// The command and the options on which messages between ranks depend, one a line. Files, threads and elements may differ:
+  /// other checks compare the input and the output.
+  std::string shared_options() const {
+    constexpr std::string_view kShared[] = {
+        "--algorithm", "--compare",   "--backend",  "--transport", "--windows", "--ranks-per-node", "--radix",
+        "--latency",   "--bandwidth", "--overhead", "--shards",    "--steps",   "--order",          "--moments",
+        "--repeat",    "--warmup",    "--kv-heads", "--ask",       "--tokens",  "--stop",           "--temperature"};
+    std::string text = "the command";
+    for (const CLI::App* command : app_.get_subcommands()) {
+      text += " " + command->get_name() + "\n";
+      for (const CLI::Option* option : command->get_options()) {
+        if (std::ranges::count(kShared, option->get_name()) == 0) continue;
+        const bool is_given = option->count() > 0;
+        const std::string value = is_given ? CLI::detail::join(option->results(), " ") : option->get_default_str();
+        text += (is_given || !value.empty() ? option->get_name() + " " + value : "no " + option->get_name()) + "\n";
+      }
+    }
+    return text;
   }
 
   /// Runs the command on one rank. @returns the exit status
@@ -145,6 +168,22 @@ int guard(bool is_root, const Work& work, const Abandon& abandon) {
   return kBadInput;
 }
 
+/// Refuses a command, or options, unlike those of rank 0: ranks would wait for messages that never come. Collective.
+/// @param mine a line for each @throws InputError on every rank, naming the first rank that differs and the first line
+void agree_on_options(const Ranks& ranks, const std::string& mine) {
+  std::string of_root = mine;
+  of_root.resize(ranks.broadcast_from_root(mine.size()));
+  ranks.broadcast(std::as_writable_bytes(std::span(of_root)), 0, "the options of rank 0");
+  run_on_all(ranks, [&] {
+    if (mine == of_root) return;
+    std::istringstream these(mine), those(of_root);
+    std::string own, other;
+    do std::getline(these, own), std::getline(those, other);
+    while (own == other);
+    throw InputError("has " + readable(own, 200) + ", but rank 0 has " + readable(other, 200) + ": all ranks need the same");
+  });
+}
+
 /// The words of the command line, separated by spaces.
 std::string join_words(int argc, char** argv) {
   std::string line;
@@ -164,10 +203,12 @@ int run_processes(int argc, char** argv) {
     }
     end_on_cut_file([](const void* job) { return static_cast<const MpiSession*>(job)->claim_last_word(); }, &session);
 
-    // All ranks have the same command line, so all get the same result.
+    // A launcher may give every rank a command line of its own.
     Program program(join_words(argc, argv));
-    if (const std::optional<int> status = program.parse(argc, argv, is_root)) return *status;
-    return program.run(ranks);
+    std::optional<int> status;
+    run_on_all(ranks, [&] { status = program.parse(argc, argv, is_root); });
+    agree_on_options(ranks, status ? "a request for help" : program.shared_options());
+    return status ? *status : program.run(ranks);
   };
   return guard(is_root, work, [&](const std::exception& error) { session.abandon(error); });
 }

@@ -4,6 +4,7 @@
 #include "distributed/program/network_options.hpp"
 
 #include "distributed/measure/step_time.hpp"
+#include "distributed/program/list_option.hpp"
 #include "distributed/program/number_check.hpp"
 
 #include <utility>
@@ -24,23 +25,22 @@ void set_links(const std::string& name, const std::vector<double>& values, doubl
 }  // namespace
 
 void add_network_options(CLI::App& command, NetworkOptions& options, const std::string& group, const Network* defaults) {
-  const auto add = [&](const std::string& name, auto& value, const std::string& what, auto check,
-                       const std::vector<double>& shown) {
-    CLI::Option* const option = command.add_option(name, value, what)->check(check)->group(group);
+  const auto show = [&](CLI::Option* option, const std::vector<double>& shown) {
+    option->group(group);
     if (defaults != nullptr) option->default_str(CLI::detail::join(shown, ","));
-    return option;
   };
   const auto add_pair = [&](const std::string& name, std::vector<double>& values, const std::string& what, auto check,
                             const std::vector<double>& shown) {
-    add(name, values, what, check, shown)->delimiter(',')->allow_extra_args(false);
+    show(add_list_option(command, name, values, what, check), shown);
   };
   const auto [inside, between, overhead] = defaults != nullptr ? *defaults : Network{};
   add_pair("--bandwidth", options.bandwidth, "GB/s of a rank inside its node and between nodes, in each direction",
            is_positive, {inside.bytes_per_us / kGigabytePerSecond, between.bytes_per_us / kGigabytePerSecond});
   add_pair("--latency", options.latency, "us of a message inside a node and between nodes", is_not_negative,
            {inside.latency_us, between.latency_us});
-  add("--overhead", options.overhead, "us that each message costs its sender, and its receiver", is_not_negative,
-      {overhead});
+  show(command.add_option("--overhead", options.overhead, "us that each message costs its sender, and its receiver")
+           ->check(is_not_negative),
+       {overhead});
 }
 
 Network network_of(const NetworkOptions& options, const Network& others) {

@@ -7,8 +7,11 @@
 
 #include <CLI/CLI.hpp>
 
+#include <charconv>
 #include <cmath>
+#include <cstdint>
 #include <string>
+#include <system_error>
 
 namespace tree_attn {
 
@@ -34,10 +37,28 @@ inline std::string is_not_negative(const std::string& text) {
   double number = 0;
   return read_number(text, number) && number >= 0 && std::isfinite(number) ? "" : readable(text) + " is not a number >= 0";
 }
-/// Whether the text is an integer of at least 0, in digits alone: empty, or why not.
+/// Whether the text is a finite number: empty, or why not. The parser would take an empty text for an option that was not
+/// given.
+inline std::string is_finite(const std::string& text) {
+  double number = 0;
+  return read_number(text, number) && std::isfinite(number) ? "" : readable(text) + " is not a finite number";
+}
+/// Whether the text is an integer of that type, in digits alone: empty, or why not. The parser would take the largest for
+/// any beyond.
+/// @param integer "an integer" @param limited "below 2^64"
+template <class Integer>
+std::string is_integer_of(const std::string& text, const char* integer, const char* limited) {
+  Integer number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error == std::errc::result_out_of_range) return readable(text) + " is not " + limited;
+  return error == std::errc() && end == text.data() + text.size() ? "" : readable(text) + " is not " + integer;
+}
+/// The same for 0 to 2^64 - 1, and for -2^63 to 2^63 - 1.
 inline std::string is_whole(const std::string& text) {
-  const bool digits = !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
-  return digits ? "" : readable(text) + " is not an integer >= 0";
+  return is_integer_of<std::uint64_t>(text, "an integer >= 0", "below 2^64");
+}
+inline std::string is_integer(const std::string& text) {
+  return is_integer_of<std::int64_t>(text, "an integer", "an integer of 64 bits");
 }
 
 }  // namespace tree_attn

@@ -2,12 +2,12 @@
 /// @file
 /// @brief `tree_attn oracle`: attention in double precision, and the energy and its gradient (eq. (5)-(6)).
 #include "distributed/measure/memory.hpp"
+#include "distributed/program/number_check.hpp"
 #include "distributed/program/program.hpp"
 #include "reference/data/output_file.hpp"
 #include "reference/data/workload.hpp"
 #include "reference/oracle/attention.hpp"
 
-#include <cmath>
 #include <memory>
 
 namespace tree_attn {
@@ -67,13 +67,11 @@ Command add_oracle(CLI::App& program) {
   command->add_option("OUT", options->out, "safetensors file to write: F64 out, lse (natural), energy, gradient")
       ->required()
       ->check(not_empty);
-  command->add_option("--scale", options->scale, "Factor of q.k (default 1/sqrt(d_h))");
+  command->add_option("--scale", options->scale, "Factor of q.k (default 1/sqrt(d_h))")->check(is_finite);
   command->add_flag("--causal", options->causal, "Query i of l sees the keys 0 .. N - l + i");
   return [options](const Ranks& ranks) {
     // Rank 0 computes; the other ranks learn whether it succeeded.
     run_on_all(ranks, [&] {
-      if (options->scale && !std::isfinite(*options->scale))
-        throw InputError("--scale " + std::to_string(*options->scale) + " is not a finite number");
       ranks.doing("in the oracle");
       if (ranks.rank() == 0) run_oracle(*options);
     });

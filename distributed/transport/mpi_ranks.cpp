@@ -7,7 +7,9 @@
 #include "distributed/transport/mpi_transport.hpp"
 #include "distributed/transport/shared_transport.hpp"
 
+#include <algorithm>
 #include <chrono>
+#include <limits>
 #include <thread>
 #include <utility>
 
@@ -24,6 +26,14 @@ int size_of(MPI_Comm comm) {
   int size = 0;
   check_mpi(MPI_Comm_size(comm, &size), "MPI_Comm_size");
   return size;
+}
+
+/// A count of MPI, an int. @throws TransportError
+int count_of(std::size_t n_bytes, const std::string& call) {
+  constexpr int kMost = std::numeric_limits<int>::max();
+  if (n_bytes > static_cast<std::size_t>(kMost))
+    throw TransportError(call + ": " + std::to_string(n_bytes) + " bytes per rank are more than " + std::to_string(kMost));
+  return static_cast<int>(n_bytes);
 }
 
 }  // namespace
@@ -85,7 +95,7 @@ void MpiRanks::barrier() const {
 }
 
 void MpiRanks::all_gather(std::span<const std::byte> mine, std::span<std::byte> all, std::string_view what) const {
-  const int n_bytes = static_cast<int>(mine.size());
+  const int n_bytes = count_of(mine.size(), "MPI_Allgather");
   if (!deadline_.is_limited()) {
     check_mpi(MPI_Allgather(mine.data(), n_bytes, MPI_BYTE, all.data(), n_bytes, MPI_BYTE, comm_), "MPI_Allgather");
     return;
@@ -97,13 +107,20 @@ void MpiRanks::all_gather(std::span<const std::byte> mine, std::span<std::byte> 
 }
 
 void MpiRanks::broadcast(std::span<std::byte> bytes, int root, std::string_view what) const {
-  if (!deadline_.is_limited()) {
-    check_mpi(MPI_Bcast(bytes.data(), static_cast<int>(bytes.size()), MPI_BYTE, root, comm_), "MPI_Bcast");
-    return;
-  }
-  MPI_Request request = MPI_REQUEST_NULL;
-  check_mpi(MPI_Ibcast(bytes.data(), static_cast<int>(bytes.size()), MPI_BYTE, root, comm_, &request), "MPI_Ibcast");
-  await({&request, 1}, what);
+  // MPI counts in int. All ranks have as many bytes, and therefore the same parts.
+  constexpr std::size_t kMostBytes = std::size_t{1} << 30;
+  do {
+    const std::span<std::byte> part = bytes.first(std::min(bytes.size(), kMostBytes));
+    bytes = bytes.subspan(part.size());
+    const int n_bytes = static_cast<int>(part.size());
+    if (!deadline_.is_limited()) {
+      check_mpi(MPI_Bcast(part.data(), n_bytes, MPI_BYTE, root, comm_), "MPI_Bcast");
+      continue;
+    }
+    MPI_Request request = MPI_REQUEST_NULL;
+    check_mpi(MPI_Ibcast(part.data(), n_bytes, MPI_BYTE, root, comm_, &request), "MPI_Ibcast");
+    await({&request, 1}, what);
+  } while (!bytes.empty());
 }
 
 std::unique_ptr<Transport> MpiRanks::open_transport(Topology topology) const {

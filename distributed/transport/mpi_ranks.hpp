@@ -45,6 +45,7 @@ class MpiRanks : public Ranks {
 
   using Ranks::all_gather;
   void barrier() const override;
+  /// @throws TransportError also for 2^31 bytes per rank or more, which MPI does not count
   void all_gather(std::span<const std::byte> mine, std::span<std::byte> all, std::string_view what) const override;
   void broadcast(std::span<std::byte> bytes, int root, std::string_view what) const override;
   std::unique_ptr<Transport> open_transport(Topology topology) const override;

@@ -64,7 +64,8 @@ void install_handlers() {
     sigaction(kEndings[i], nullptr, &before);
     if (before.sa_handler == remove_and_end) continue;
     actions_before[i] = before;
-    signal(kEndings[i], remove_and_end);
+    // A signal that is ignored, as SIGHUP under nohup, ends no rank.
+    if (before.sa_handler != SIG_IGN) signal(kEndings[i], remove_and_end);
   }
 }
 

@@ -16,7 +16,7 @@
 
 namespace tree_attn {
 
-/// A text of up to 63 bytes that one process writes and others read. A text that is read while it changes may be a mixture
+/// A text of up to 127 bytes that one process writes and others read. A text that is read while it changes may be a mixture
 /// of both.
 class SharedText {
  public:

@@ -86,10 +86,11 @@ class SyntheticWorkload : public Workload {
 
 class AxesWorkload : public Workload {
  public:
-  AxesWorkload(const WorkloadShape& shape, int steps)
-      : Workload(shape, steps), q_(static_cast<std::size_t>(shape.n_rows() * shape.head_dim) * bytes_of(shape.dtype)) {}
+  AxesWorkload(const WorkloadShape& shape, int steps) : Workload(shape, steps) {}
 
+  /// The first call takes the memory, so that the caller can first check that there is enough.
   TensorView query(int) override {
+    q_.resize(static_cast<std::size_t>(shape_.n_rows() * shape_.head_dim) * bytes_of(shape_.dtype));
     return TensorView::dense(q_.data(), shape_.dtype, {shape_.batch, shape_.heads, shape_.n_queries, shape_.head_dim});
   }
   Shard keys_and_values(std::int64_t, KeyRange positions) override { return axes(1, positions); }

@@ -36,7 +36,7 @@ namespace tree_attn {
 /// @param shard keys and values of some positions
 /// @param lengths keys in use per batch entry, [b], over the whole sequence and not over the shard
 /// @param scale multiplies q.k, often 1/sqrt(d_h); see split_scale()
-/// @param progress called after every chunk of up to 1024 keys: lets messages advance meanwhile; may be empty
+/// @param progress called after every chunk of up to 4096 keys: lets messages advance meanwhile; may be empty
 /// @param lift 0, or kLift where needs_lift() asks for it, see set_key()
 /// @note one step of a session over a cache that borrows the shard, see backend.hpp; many steps take the session itself
 /// @returns forest with n_rows = b * n_h * l over the positions of the shard

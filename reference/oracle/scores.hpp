@@ -32,6 +32,7 @@ template <class Body>
 void for_each_query_rows(const TensorView& q, const TensorView& k, Body body) {
   constexpr std::int64_t kScores = std::int64_t{1} << 23;
   const std::int64_t n_rows = k.shape[1] > 0 ? q.shape[1] / k.shape[1] * q.shape[2] : 0;
+  if (n_rows == 0) return;  // empty tensors may have more batch entries or heads than a loop can count
   const std::int64_t step = std::max<std::int64_t>(1, kScores / std::max<std::int64_t>(1, k.shape[2]));
   for (std::int64_t b = 0; b < q.shape[0]; ++b) {
     for (std::int64_t g = 0; g < k.shape[1]; ++g) {

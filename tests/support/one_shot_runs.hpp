@@ -128,7 +128,8 @@ inline std::vector<DecodeOutput> gather_alone(Run run, std::int64_t n_at_start) 
   std::vector<DecodeOutput> outputs;
   run_threads(Topology::pretend(1, 1), kTimeout, [&](ThreadTransport& transport) {
     RankRun rank(run, n_at_start, transport);
-    decode_steps(transport, rank, "gather", [] {}, [&](int, DecodeOutput output) { outputs.push_back(std::move(output)); });
+    decode_steps(
+        transport, rank, "gather", [] {}, [&](int, DecodeOutput output) { outputs.push_back(std::move(output)); });
   });
   return outputs;
 }
@@ -161,8 +162,7 @@ inline int differences_on_rank(Transport& transport, const Run& run, std::int64_
     want = *given;
   } else {
     decode_steps(
-        transport, rank, "gather", [] {},
-        [&](int, DecodeOutput output) { want.push_back(std::move(output)); });
+        transport, rank, "gather", [] {}, [&](int, DecodeOutput output) { want.push_back(std::move(output)); });
   }
   int n_wrong = 0;
   decode_steps(

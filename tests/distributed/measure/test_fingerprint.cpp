@@ -74,6 +74,8 @@ TEST_CASE("sampled rows: none where no key is in use") {
   CHECK(sampled_rows(even_ranges(0, 3, 1), none, 4).empty());
   CHECK(sampled_rows(even_ranges(9, 3, 1), none, 4).empty());
   CHECK(sampled_rows(even_ranges(9, 3, 1), {}, 4).empty());
+  // More blocks than 64 bits count: an overflow that the sanitizer finds.
+  CHECK(sampled_rows(even_ranges(0, 9, 1), none, std::int64_t{1} << 61).empty());
   CHECK(sampled_rows(even_ranges(9, 3, 1), one, 0).empty());
   CHECK(sampled_rows(even_ranges(9, 3, 1), one, 1) == std::vector<CacheRow>{{1, 0, 0}});
 }

@@ -4,6 +4,8 @@
 #include "tests/distributed/program/command.hpp"
 #include "tests/distributed/program/file_workload.hpp"
 
+#include <sys/stat.h>
+
 namespace {
 
 const std::string kAll = "leaders,paper,packed,fused,gather,ring,ring-state";
@@ -69,6 +71,34 @@ TEST_CASE("overflow: a score or an element beyond F32 is one line of warning tha
       run(alone(decode)), scratch,
       "batch entry 1, head 2, query 0: the output is not finite, although the input is: an element of v exceeds F32; "
       "tree_attn oracle computes in F64");
+}
+
+TEST_CASE("overflow: what is left of the input is not read once OUT is in place") {
+  const Scratch scratch;
+  FileWorkload scores = draw();
+  enlarge(scores.q, 1, 1e20), enlarge(scores.k, 0, 1e20);
+  scores.write(scratch.path("in"), "F32");
+  // The report waits for the reader of a full pipe, after the temporary file of OUT. Meanwhile the input is cut.
+  REQUIRE(::mkfifo(scratch.path("report").c_str(), 0600) == 0);
+  const int reader = ::open(scratch.path("report").c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC);
+  while (::write(reader, "x", 1) == 1) continue;
+  const auto out_is_written = [&] {
+    return std::ranges::any_of(scratch.names(), [&](const std::string& name) {
+      return name.starts_with(".tree_attn-") && std::filesystem::file_size(scratch.path(name)) > 0;
+    });
+  };
+  const auto cut = [&](pid_t) {
+    for (int i = 0; i < 3000 && !out_is_written(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    CHECK(out_is_written());
+    std::filesystem::resize_file(scratch.path("in"), 0);
+    for (char piece[4096]; ::read(reader, piece, sizeof piece) > 0;) continue;
+  };
+  const Result result =
+      run(alone({"decode", "in", "out", "--report", "report"}), {.folder = scratch.folder().string(), .meanwhile = cut});
+  ::close(reader);
+  check_warning(result, scratch,
+                "batch entry 1, head 1, query 0: the output is not finite, although the input is: a score, or an element of "
+                "q or k, exceeds F32; tree_attn oracle computes in F64");
 }
 
 TEST_CASE("overflow: Inf and NaN of the input are no reason for a warning") {

@@ -136,6 +136,33 @@ TEST_CASE("ranks: made-up input of other options than rank 0's is refused") {
       "rank 2: synthetic input differs from that of rank 0 in lengths: all ranks need the same options");
 }
 
+TEST_CASE("ranks: options unlike rank 0's end the job at once if messages depend on them") {
+  const Words decode{"decode", "--seq-len", "256", "--threads", "1"};
+  const std::string all = ": all ranks need the same";
+  struct Unlike {
+    Words arguments;
+    std::string line;
+  };
+  const std::vector<Unlike> unlike{
+      {decode + Words{"--steps", "2"}, "rank 1: has --steps 2, but rank 0 has --steps 1" + all},
+      {decode + Words{"--algorithm=ring"}, "rank 1: has --algorithm ring, but rank 0 has --algorithm two-level" + all},
+      {decode + Words{"--compare", "ring,paper"}, "rank 1: has --compare ring,paper, but rank 0 has no --compare" + all},
+      {{"info"}, "rank 1: has the command info, but rank 0 has the command decode" + all},
+      {{"--version"}, "rank 1: has a request for help, but rank 0 has the command decode" + all},
+      {decode + Words{"--steps", "0"}, "rank 1: --steps: Value 0 not in range 1 to"}};
+  std::vector<Words> commands;
+  for (const Unlike& each : unlike) commands.push_back(each_its_own({decode, each.arguments, decode}));
+  const std::vector<Result> results = run_all(commands, {.deadline = 20});
+  for (std::size_t i = 0; i < unlike.size(); ++i) check_one_line(results[i], unlike[i].line);
+
+  // What no message depends on: threads, files, a default that is spelt out.
+  const Scratch scratch;
+  check_silent_success(run(
+      each_its_own({decode + Words{"--report", scratch.path("first"), "--verify"},
+                    {"decode", "--seq-len", "256", "--threads", "2", "--steps", "1", "--report", scratch.path("second")}})));
+  CHECK(scratch.names() == Words{"first"});
+}
+
 /// The ring computes every shard on every rank: with another scale a rank ends with other bits.
 TEST_CASE("ranks: outputs that differ between ranks fail, in the table, the report and the status") {
   const Scratch scratch;

@@ -5,6 +5,7 @@
 #include "gpu/backend/backends.hpp"
 #include "reference/decode/leaf_kernel.hpp"
 #include "tests/distributed/program/command.hpp"
+#include "tests/distributed/program/file_workload.hpp"
 
 #include <nlohmann/json.hpp>
 #include <sched.h>
@@ -81,6 +82,7 @@ TEST_CASE("report: every field is there with its type, one object an algorithm, 
       CHECK_MESSAGE(each[key].is_number_float(), key);
       CHECK_MESSAGE(each[key] < 1e-4, key);
     }
+    CHECK(each["passed"] == true);
     CHECK(each["predicted"]["bytes_per_step"].is_number());
     CHECK(each["predicted"]["peak_elements"].is_number());
     const Json& latency = each["latency_us"];
@@ -354,12 +356,27 @@ TEST_CASE("report: the combine leaves out the decode of the shard") {
   }
 }
 
+TEST_CASE("report: infinite errors are null, and have not passed") {
+  // Scores of 1e40: in F32 they overflow.
+  const Scratch scratch;
+  FileWorkload workload = FileWorkload::draw(1, 1, 1, 1, 8, 4, 4);
+  for (double& number : workload.q.values) number *= 1e20;
+  for (double& number : workload.k.values) number *= 1e20;
+  workload.write(scratch.path("in"), "F32");
+  const Result result = run(alone({"decode", scratch.path("in"), "--verify", "--report", scratch.path("report")}));
+  CHECK(result.status == 1);
+  const Json failed = read_report(scratch.path("report"))["runs"][0];
+  CAPTURE(failed.dump());
+  CHECK(failed["max_abs_error"].is_null());
+  CHECK(failed["passed"] == false);
+}
+
 TEST_CASE("report: without --verify there are no errors, and a command of any bytes is kept as UTF-8") {
   const Scratch scratch;
   const std::string path = scratch.path("report \xff\xe2\x82\xac");
   check_silent_success(run(alone({"decode", "--seq-len", "64", "--report", path})));
   const Json report = read_report(path);
-  for (const char* key : {"max_abs_error", "max_rel_error", "lse_max_error"})
+  for (const char* key : {"max_abs_error", "max_rel_error", "lse_max_error", "error_over_bound", "passed"})
     CHECK_MESSAGE(report["runs"][0][key].is_null(), key);
   CHECK(report["command"].get<std::string>().ends_with("report \xEF\xBF\xBD\xe2\x82\xac"));
 

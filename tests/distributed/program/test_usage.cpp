@@ -84,7 +84,8 @@ TEST_CASE("usage: what is wrong with the command line is said in one line") {
                  {{"oracle"}, "IN is required"},
                  {{"oracle", kLayer}, "OUT is required"},
                  {{"oracle", kLayer, "out", "more"}, "more"},
-                 {{"oracle", kLayer, "out", "--scale", "nan"}, "--scale nan is not a finite number"},
+                 {{"oracle", kLayer, "out", "--scale", "nan"}, "--scale: nan is not a finite number"},
+                 {{"oracle", kLayer, "out", "--scale", ""}, "--scale:  is not a finite number"},
                  {{"oracle", kLayer, "out", "--scale", "much"}, "--scale"},
                  {{"oracle", "", "out"}, "IN"},
                  {{"decode", "in", "out", "more"}, "more"},
@@ -92,7 +93,9 @@ TEST_CASE("usage: what is wrong with the command line is said in one line") {
                  {{"decode", "--algorithm", "tree"},
                   "--algorithm: tree is unknown; use one of two-level, leaders, paper, packed, fused"},
                  {{"decode", "--compare", "ring,tree"}, "--compare: tree is unknown; use one of two-level"},
-                 {{"decode", "--compare", ""}, "--compare"},
+                 {{"decode", "--compare", ""}, "--compare: \"\": item 1 of 1 is empty"},
+                 {{"decode", "--compare", "paper,,ring"}, "--compare: \"paper,,ring\": item 2 of 3 is empty"},
+                 {{"decode", "--compare", "paper,"}, "--compare: \"paper,\": item 2 of 2 is empty"},
                  {{"decode", "--backend", "tpu"}, "--backend tpu: unknown; use one of cpu, emulated, cuda, model"},
                  {{"decode", "--threads", "0"}, "--threads: Value 0 not in range 1 to"},
                  {{"decode", "--threads", "-1"}, "--threads: Value -1"},
@@ -111,17 +114,21 @@ TEST_CASE("usage: what is wrong with the command line is said in one line") {
                  {{"decode", "--overhead", "0", "--radix", "2"},
                   "--radix and --overhead: give the radix, or the links by which it is chosen"},
                  {{"decode", "--latency", "1"}, "--latency lists 1 value; it takes two"},
+                 {{"decode", "--latency", "1,,2"}, "--latency: \"1,,2\": item 2 of 3 is empty"},
+                 {{"decode", "--bandwidth", ",1,2"}, "--bandwidth: \",1,2\": item 1 of 3 is empty"},
                  {{"decode", "--latency", "1,-3"}, "--latency: -3 is not a number >= 0"},
                  {{"decode", "--bandwidth", "10,0"}, "--bandwidth: 0 is not a positive number"},
                  {{"decode", "--overhead", "nan"}, "--overhead: nan is not a number >= 0"},
                  {{"decode", "--transport", "tcp"}, "--transport: tcp"},
                  {{"decode", "--dtype", "f64"}, "--dtype: f64"},
-                 {{"decode", "--scale", "nan"}, "--scale nan is not a finite number"},
-                 {{"decode", "--scale", "inf"}, "--scale inf is not a finite number"},
+                 {{"decode", "--scale", "nan"}, "--scale: nan is not a finite number"},
+                 {{"decode", "--scale", "inf"}, "--scale: inf is not a finite number"},
+                 {{"decode", "--scale", ""}, "--scale:  is not a finite number"},
                  {{"decode", "--timeout", "0"}, "--timeout: 0 is not a positive number"},
                  {{"decode", "--timeout", "nan"}, "--timeout: nan is not a positive number"},
                  {{"decode", "--tolerance", "nan"}, "--tolerance: nan"},
                  {{"decode", "--seed", "-1"}, "--seed: -1"},
+                 {{"decode", "--seed", "18446744073709551616"}, "--seed: 18446744073709551616 is not below 2^64"},
                  {{"decode", "--repeat", "0"}, "--repeat: Value 0 not in range 1 to"},
                  {{"decode", "--warmup", "-1"}, "--warmup"},
                  {{"decode", "--expect", "out"}, "--expect out: needs IN"},
@@ -151,10 +158,13 @@ TEST_CASE("usage: sizes that cannot be are refused with their numbers") {
   check_refused({{{"decode", "--shards", "4000,96"}, "--shards lists 2 shards for 1 rank"},
                  {{"decode", "--shards", "4095"}, "--shards add up to 4095 keys, but the sequence has 4096"},
                  {{"decode", "--shards", "-1"}, "--shards: -1 is not in 0 .. 4096"},
-                 {{"decode", "--shards", "99999999999999999999"}, "--shards"},
-                 {{"decode", "--shards", "many"}, "--shards"},
-                 {{"decode", "--shards", ""}, "--shards"},
-                 {{"decode", "--shards", ","}, "--shards"},
+                 {{"decode", "--shards", "99999999999999999999"}, "99999999999999999999 is not an integer of 64 bits"},
+                 {{"decode", "--shards", "many"}, "--shards: many is not an integer"},
+                 {{"decode", "--shards", "4e3"}, "--shards: 4e3 is not an integer"},
+                 {{"decode", "--shards", ""}, "--shards: \"\": item 1 of 1 is empty"},
+                 {{"decode", "--shards", ","}, "--shards: \",\": item 1 of 2 is empty"},
+                 {{"decode", "--shards", "4096,"}, "--shards: \"4096,\": item 2 of 2 is empty"},
+                 {{"decode", "--shards", "4096", "--shards", "0"}, "--shards"},
                  {{"decode", "--shards"}, "--shards"},
                  {{"decode", "--steps", "0"}, "--steps: Value 0"},
                  {{"decode", "--order", "sorted"}, "--order: sorted not in {contiguous,dealt}"},
@@ -297,7 +307,8 @@ TEST_CASE("usage: a disk that fills up leaves no part of a file, and what was th
   CHECK(scratch.names() == std::vector<std::string>{"old"});
 
   // What goes to a terminal may go to a full disk too.
-  for (const Words& arguments : {Words{"decode", "--seq-len", "64"}, Words{"info"}}) {
+  for (const Words& arguments :
+       {Words{"decode", "--seq-len", "64"}, Words{"info"}, Words{"--version"}, Words{"decode", "--help"}}) {
     check_one_line(run(alone(arguments), {.out_to = "/dev/full"}), "cannot write to standard output");
   }
 }

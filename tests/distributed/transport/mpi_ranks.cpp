@@ -6,6 +6,7 @@
 #include "tests/support/mpi_test_session.hpp"
 
 #include <doctest/doctest.h>
+#include <sys/mman.h>
 
 #include <limits>
 #include <numeric>
@@ -81,6 +82,22 @@ TEST_CASE("mpi ranks: without a deadline, waits and collectives block in MPI, wi
   CHECK(ranks.topology(0).n_nodes() == 1);
   ranks.barrier();
   check_ring(ranks);
+}
+
+TEST_CASE("mpi ranks: more bytes than MPI counts are sent in parts, or refused with their number") {
+  // Pages of a mapping without memory: nothing reads them on a communicator of one rank.
+  constexpr std::size_t kBytes = 3'000'000'000;
+  void* const pages = ::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  REQUIRE(pages != MAP_FAILED);
+  const std::span<std::byte> bytes(static_cast<std::byte*>(pages), kBytes);
+  for (const double timeout : {60.0, std::numeric_limits<double>::infinity()}) {
+    const MpiRanks alone(MPI_COMM_SELF, timeout);
+    CHECK_NOTHROW(alone.broadcast(bytes, 0, "a test"));
+    CHECK_NOTHROW(alone.broadcast({}, 0, "a test"));
+    CHECK_THROWS_WITH_AS(alone.all_gather(bytes, bytes, "a test"),
+                         "MPI_Allgather: 3000000000 bytes per rank are more than 2147483647", TransportError);
+  }
+  ::munmap(pages, kBytes);
 }
 
 TEST_CASE("mpi ranks: a message that never comes is an error that names the rank and what it did") {

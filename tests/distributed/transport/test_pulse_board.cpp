@@ -4,6 +4,11 @@
 #include "distributed/transport/pulse_board.hpp"
 
 #include <doctest/doctest.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <filesystem>
+#include <string>
 
 namespace tree_attn {
 
@@ -27,6 +32,21 @@ TEST_CASE("pulse board: a rank that has joined has beaten, so that it can be sil
     CHECK(board.pulses()[other].beats == 0);
     CHECK(!board.pulses()[other].is_here());
   }
+}
+
+TEST_CASE("pulse board: a signal that is ignored leaves the name to ranks that have yet to join, and stays ignored") {
+  const auto before = std::signal(SIGHUP, SIG_IGN);
+  const std::string key = "test-" + std::to_string(getpid());
+  const std::filesystem::path file = "/dev/shm/tree_attn-" + std::to_string(getuid()) + "-" + key;
+  {
+    const PulseBoard board(LaunchedJob{"", 0, 2, false, 2, key});
+    REQUIRE(std::filesystem::exists(file));
+    std::raise(SIGHUP);
+    CHECK(std::filesystem::exists(file));
+    board.remove_name();
+    CHECK(!std::filesystem::exists(file));
+  }
+  CHECK((std::signal(SIGHUP, before) == SIG_IGN));
 }
 
 }  // namespace tree_attn

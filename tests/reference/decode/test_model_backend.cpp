@@ -171,6 +171,12 @@ TEST_CASE("model: a cache of a petabyte takes no memory, and gives zeros to send
   CHECK(std::all_of(q.data, q.data + 4 * 8 * 2, [](std::byte byte) { return byte == std::byte{0}; }));
 }
 
+TEST_CASE("model: a workload of axes takes no memory before its queries are asked for") {
+  WorkloadShape shape = shape_with(1, std::int64_t{1} << 30);
+  shape.head_dim = std::int64_t{1} << 18;
+  CHECK_NOTHROW(make_axes(shape, 1));
+}
+
 TEST_CASE("model: time that is not positive does not pass") {
   for (const double seconds : {0.0, -1.0, std::nan("")}) CHECK(seconds_of([seconds] { pass_time(seconds); }) < 1);
   CHECK(seconds_of([] { pass_time(0.01); }) >= 0.01);

@@ -334,6 +334,9 @@ TEST_CASE("attention: axes of length 0") {
   const AttentionResult no_components = attention(q, k, TensorView::dense(nullptr, DType::F32, {2, 1, 5, 0}));
   CHECK(no_components.out.empty());
   CHECK(no_components.lse[11] == doctest::Approx(2 + std::log(5.0)).epsilon(1e-15));
+  // No queries: the number of heads costs no time.
+  const TensorView heads = TensorView::dense(nullptr, DType::F32, {1, std::int64_t{1} << 47, 0, 4});
+  CHECK(attention(TensorView::dense(nullptr, DType::F32, {1, 0, 1, 4}), heads, heads).lse.empty());
 }
 
 TEST_CASE("check_shapes: one line that names the argument and the values") {
