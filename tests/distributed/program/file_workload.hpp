@@ -73,6 +73,14 @@ struct FileWorkload {
     return workload;
   }
 
+  /// Draws one with scores of 1e40, which are numbers in double and overflow in F32.
+  static FileWorkload draw_overflowing() {
+    FileWorkload workload = draw(1, 1, 1, 1, 8, 4, 4);
+    for (double& number : workload.q.values) number *= 1e20;
+    for (double& number : workload.k.values) number *= 1e20;
+    return workload;
+  }
+
   /// Batch entry i on its own, with its first n keys.
   FileWorkload entry(std::int64_t i, std::int64_t n) const {
     const auto cut = [&](const Elements& from, std::int64_t positions) {

@@ -364,12 +364,8 @@ TEST_CASE("decode: --verify passes for every algorithm and type") {
 }
 
 TEST_CASE("decode: --verify fails where F32 is not enough") {
-  // Scores of 1e40: numbers in double, in F32 they overflow and NaN comes out.
   const Scratch scratch;
-  FileWorkload workload = FileWorkload::draw(1, 1, 1, 1, 8, 4, 4);
-  for (double& number : workload.q.values) number *= 1e20;
-  for (double& number : workload.k.values) number *= 1e20;
-  workload.write(scratch.path("in"), "F32");
+  FileWorkload::draw_overflowing().write(scratch.path("in"), "F32");
   for (const Words& command :
        {alone({"decode", "in", "--verify"}), ranks(2, {"decode", "in", "--verify", "--compare", "paper"})}) {
     const Result result = run(command, {.folder = scratch.folder().string()});

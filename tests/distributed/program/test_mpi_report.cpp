@@ -357,12 +357,8 @@ TEST_CASE("report: the combine leaves out the decode of the shard") {
 }
 
 TEST_CASE("report: infinite errors are null, and have not passed") {
-  // Scores of 1e40: in F32 they overflow.
   const Scratch scratch;
-  FileWorkload workload = FileWorkload::draw(1, 1, 1, 1, 8, 4, 4);
-  for (double& number : workload.q.values) number *= 1e20;
-  for (double& number : workload.k.values) number *= 1e20;
-  workload.write(scratch.path("in"), "F32");
+  FileWorkload::draw_overflowing().write(scratch.path("in"), "F32");
   const Result result = run(alone({"decode", scratch.path("in"), "--verify", "--report", scratch.path("report")}));
   CHECK(result.status == 1);
   const Json failed = read_report(scratch.path("report"))["runs"][0];
