@@ -52,7 +52,7 @@ struct RankFacts {
   bool has_infiniband = false;
 
   int built_cuda = 0;                  ///< CUDA version that the kernels were built with, 13000 is 13.0; 0: not built in
-  std::vector<std::string> built_for;  ///< architectures of the kernels: "80", "90a"
+  std::vector<std::string> built_for;  ///< architectures of the kernels: "80", "90a", "80+PTX"
   DriverFacts driver;
   std::vector<GpuFacts> gpus;  ///< that it sees
   int gpu = -1;                ///< index of the one that it uses; -1: none

@@ -227,12 +227,13 @@ class Judge {
           "update the driver if a call of CUDA asks for it: kernels run, newer features do not");
   }
 
-  /// An architecture "80" runs on 8.0 and later of 8, "90a" on 9.0 alone.
+  /// An architecture "80" runs on 8.0 and later of 8, "90a" on 9.0 alone, "80+PTX" on 8.0 and all later ones.
   static bool runs_on(const std::string& architecture, const GpuFacts& gpu) {
     int number = 0;
     std::size_t i = 0;
     for (; i < architecture.size() && std::isdigit(static_cast<unsigned char>(architecture[i])); ++i)
       number = 10 * number + (architecture[i] - '0');
+    if (architecture.substr(i) == "+PTX") return number <= 10 * gpu.major + gpu.minor;
     const bool is_exact = i < architecture.size();
     return number / 10 == gpu.major && (is_exact ? number % 10 == gpu.minor : number % 10 <= gpu.minor);
   }

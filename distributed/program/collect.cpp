@@ -67,11 +67,12 @@ std::vector<std::string> find_missing_backends() {
   return missing;
 }
 
-/// Architectures in CMake's notation, "80-real,90a-real", without what follows the number.
+/// Architectures in CMake's notation, "80-real,90a-real". Without "-real" the program has PTX too: "80" becomes "80+PTX".
 std::vector<std::string> architectures(const std::string& list) {
   std::vector<std::string> names;
   std::istringstream parts(list);
-  for (std::string part; std::getline(parts, part, ',');) names.push_back(part.substr(0, part.find('-')));
+  for (std::string part; std::getline(parts, part, ',');)
+    names.push_back(part.substr(0, part.find('-')) + (part.ends_with("-real") ? "" : "+PTX"));
   return names;
 }
 

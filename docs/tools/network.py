@@ -170,7 +170,7 @@ LLAMAS = {"table_1": ("Llama 3.1 8B, 8 H100", 8.0e9, 32, 32, 128, 8 * 989e12, me
 def prefill_seconds(name, keys):
     """The least that the prefill of one of LLAMAS can take.
 
-    Two operations per parameter and token; in the attention four per pair of positions, of which a causal mask leaves half.
+    Two operations per parameter and token; in the attention of a head four per element and pair of positions, of which a causal mask leaves half.
     """
     _, parameters, n_layers, n_heads, head_dim, rate, _ = LLAMAS[name]
     return (2 * parameters * keys + 2 * keys**2 * n_layers * n_heads * head_dim) / rate

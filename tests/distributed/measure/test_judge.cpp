@@ -206,6 +206,12 @@ TEST_CASE("judge: which driver and which GPU run a kernel") {
   CHECK(!runs("90a", 9, 1));
   CHECK(!runs("90a", 10, 0));
   CHECK(runs("120", 12, 1));
+  // The driver compiles PTX for GPUs that are newer, but not that of one architecture alone.
+  for (const int major : {8, 9, 10, 12}) CHECK(runs("80+PTX", major, 0));
+  CHECK(!runs("80+PTX", 7, 5));
+  CHECK(!runs("86+PTX", 8, 0));
+  CHECK(runs("90a+PTX", 9, 0));
+  CHECK(!runs("90a+PTX", 10, 0));
 
   // What to build for.
   const auto advice = [](int major, int minor) {

@@ -197,18 +197,18 @@ class Experiments(unittest.TestCase):
 
     def test_nccl_is_right_wrong_or_not_there(self):
         for backend in ("emulated", "cuda"):
-            self.assertEqual(self.good(measure.nccl, backend), [True] * 7)
-            self.assertEqual(self.good(measure.nccl, backend, MORE="one-shot"), [True] * 8)
-            self.assertEqual(self.good(measure.nccl, backend, WRONG="gather"), [True, False] + [True] * 5)
-            self.assertEqual(self.good(measure.nccl, backend, MORE="one-shot", WRONG="one-shot"), [True] * 7 + [False])
-            self.assertEqual(self.good(measure.nccl, backend, REFUSED="ncclSend: unhandled"), [False] * 7)
+            self.assertEqual(self.good(measure.nccl, backend), [True] * 8)
+            self.assertEqual(self.good(measure.nccl, backend, MORE="one-shot"), [True] * 9)
+            self.assertEqual(self.good(measure.nccl, backend, WRONG="gather"), [True, False] + [True] * 6)
+            self.assertEqual(self.good(measure.nccl, backend, MORE="one-shot", WRONG="one-shot"), [True] * 8 + [False])
+            self.assertEqual(self.good(measure.nccl, backend, REFUSED="ncclSend: unhandled"), [False] * 8)
         # Before 2.29 NCCL has no windows for kernels; the stand-in has.
-        self.assertEqual(self.good(measure.nccl, "cuda", MORE="one-shot", WINDOWS="ipc"), [True] * 8)
-        self.assertEqual(self.good(measure.nccl, MORE="one-shot", WINDOWS="ipc"), [True] * 7 + [False])
+        self.assertEqual(self.good(measure.nccl, "cuda", MORE="one-shot", WINDOWS="ipc"), [True] * 9)
+        self.assertEqual(self.good(measure.nccl, MORE="one-shot", WINDOWS="ipc"), [True] * 8 + [False])
         for line in ("--transport nccl: ranks 0 and 1 on a share GPU-5f0c00; start one rank per GPU, or use NCCL 2.30.3 or later (found 2.28.9)",
                      "--transport nccl: libnccl.so.2 was not found; pip install nvidia-nccl-cu13", "--transport nccl: libnccl.so.2 is NCCL 2.12.0, older than 2.14.3"):
             self.assertEqual(self.good(measure.nccl, "cuda", REFUSED=line), [None])
-        self.assertEqual(self.good(measure.nccl, REFUSED="--transport nccl: libnccl.so.2 was not found"), [False] * 7)
+        self.assertEqual(self.good(measure.nccl, REFUSED="--transport nccl: libnccl.so.2 was not found"), [False] * 8)
         (Path(self.folder.name) / "stand_in.so").unlink()
         with self.assertRaises(measure.NotHere):
             self.answers(measure.nccl)

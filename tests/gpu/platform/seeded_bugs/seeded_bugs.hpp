@@ -156,7 +156,7 @@ inline constexpr SeededBug kSeededBugs[] = {
     {Bug::kPacketInPieces, "a packet whose step is sent before its data", kOneShot, kAll},
     {Bug::kNoWaitForPacket, "no wait for a packet", kOneShot, kAll},
     {Bug::kWaitBeforeLastSend, "a block that waits before it has sent everything", kOneShot, kAll},
-    {Bug::kSilentEmptyRank, "a device without keys that sends nothing, and that nobody waits for", kOneShot, kAll},
+    {Bug::kSilentEmptyRank, "a device without keys that sends nothing, so that none waits for it", kOneShot, kAll},
     {Bug::kMoreWaitingBlocksThanFit, "more blocks that receive than the device holds", kOneShot, kAll},
 };
 
