@@ -81,8 +81,7 @@ State fused_merge(const State& x, const State& y) {
   const Rescale<float> r = rescale(x[kShift], y[kShift]);
   State merged{r.shift};
   for (std::size_t i = kSum; i < x.size(); ++i) {
-    const float high = r.right_is_high ? y[i] : x[i], low = r.right_is_high ? x[i] : y[i];
-    merged.push_back(std::fma(r.factor, low, high));
+    merged.push_back(std::fma(r.left, x[i], r.right * y[i]));
   }
   return merged;
 }
