@@ -8,6 +8,7 @@
 #include <chrono>
 #include <filesystem>
 #include <functional>
+#include <future>
 #include <map>
 
 namespace fs = std::filesystem;
@@ -76,6 +77,14 @@ struct Signal {
   }
 };
 
+/// f(item) for every item, all at once: jobs that mostly wait.
+template <class Item, class F>
+void at_once(const std::vector<Item>& items, const F& f) {
+  std::vector<std::future<void>> jobs;
+  for (const Item& item : items) jobs.push_back(std::async(std::launch::async, f, std::cref(item)));
+  for (auto& job : jobs) job.get();
+}
+
 /// Runs a command on longer and longer sequences, until it takes `seconds` more than on a short one: until a rank has
 /// computed for about that long, on a machine of any speed. All runs must end well. @returns whether one took that long
 inline bool takes_longer(double seconds, const std::function<Words(const std::string& n_keys)>& command) {
@@ -125,15 +134,19 @@ inline bool any_left(const std::map<int, pid_t>& processes) {
   return std::any_of(processes.begin(), processes.end(), is_there);
 }
 
-/// No shared memory is left of a launcher that is gone: the names are tree_attn-USER-PROCESS-START.
+/// No shared memory is left of a launcher that is gone for a moment: the names are tree_attn-USER-PROCESS-START.
 inline void check_no_memory_left() {
+  const auto left = [] {
+    for (const auto& entry : fs::directory_iterator("/dev/shm")) {
+      int user = 0, process = 0;
+      const std::string name = entry.path().filename();
+      if (std::sscanf(name.c_str(), "tree_attn-%d-%d-", &user, &process) == 2 && stat_field(process, 3).empty()) return name;
+    }
+    return std::string();
+  };
   if (!fs::exists("/dev/shm")) return;
-  for (const auto& entry : fs::directory_iterator("/dev/shm")) {
-    int user = 0, process = 0;
-    const std::string name = entry.path().filename();
-    if (std::sscanf(name.c_str(), "tree_attn-%d-%d-", &user, &process) != 2) continue;
-    CHECK_MESSAGE(!stat_field(process, 3).empty(), name);
-  }
+  for (int i = 0; i < 100 && !left().empty(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  CHECK(left() == "");
 }
 
 /// Three ranks of which one, or its main thread alone, stops for ever as it calls a function of MPI, or for which it fails.

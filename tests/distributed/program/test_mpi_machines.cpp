@@ -51,18 +51,26 @@ TEST_CASE("machines: a rank that computes for long is waited for by the ranks of
 
 TEST_CASE("machines: a rank that is stopped is named by its own machine") {
   // Rank 2 is the one that sends the pulses of its machine.
-  for (const int rank : {2, 3}) {
+  at_once(std::vector{2, 3}, [](int rank) {
     CAPTURE(rank);
     check_one_line(run_and_stop(2, {rank}),
                    "rank " + std::to_string(rank) + " has not answered for 3 s in two-level, step 1");
-  }
+  });
   check_no_memory_left();
 }
 
 TEST_CASE("machines: ranks whose whole machine is stopped are named by another, a little later") {
-  check_one_line(run_and_stop(2, {2, 3}), "ranks 2, 3 have not answered for 3 s in two-level, step 1");
-  check_one_line(run_and_stop(2, {0, 1}), "ranks 0, 1 have not answered for 3 s in two-level, step 1");
-  check_one_line(run_and_stop(1, {1}), "rank 1 has not answered for 3 s in two-level, step 1");
+  struct Case {
+    int n_per_machine;
+    std::vector<int> ranks;
+    std::string line;
+  };
+  const std::vector<Case> cases{{2, {2, 3}, "ranks 2, 3 have not answered"},
+                                {2, {0, 1}, "ranks 0, 1 have not answered"},
+                                {1, {1}, "rank 1 has not answered"}};
+  at_once(cases, [](const Case& c) {
+    check_one_line(run_and_stop(c.n_per_machine, c.ranks), c.line + " for 3 s in two-level, step 1");
+  });
   check_no_memory_left();
 }
 
@@ -72,13 +80,13 @@ TEST_CASE("machines: ranks that all wait, on all machines, end, and say for what
     return without_mpiexec(
         run(on_machines(2, {"decode", "--seq-len", "256", "--timeout", "1"}, level, waits), {.deadline = 45}));
   };
-  for (const std::string level : {"multiple", "funneled"}) {
+  at_once(std::vector<std::string>{"multiple", "funneled"}, [&](const std::string& level) {
     CAPTURE(level);
     const Result result = waiting_in("MPI_Comm_free", level);
     check_one_line(result, "no rank has made progress for 3");
     CHECK(result.err.find("ranks 0, 1, 2 wait for the nodes of all ranks while reading the input") != std::string::npos);
     CHECK(result.err.find("rank 3 waits in MPI_Comm_free while reading the input") != std::string::npos);
-  }
+  });
   // Only the watchdog's thread is free to send pulses.
   check_one_line(waiting_in("MPI_Comm_split_type", "multiple"),
                  ": ranks 0, 1, 2, 3 wait in MPI_Comm_split_type while reading the input");

@@ -7,7 +7,7 @@
 #include <sys/stat.h>
 
 TEST_CASE("watchdog: a rank that is stopped while it decodes ends the job, in one line that names it") {
-  for (const int rank : {0, 1, 2}) {
+  at_once(std::vector{0, 1, 2}, [](int rank) {
     CAPTURE(rank);
     Signal stop{rank, SIGSTOP};
     const Result result = run(ranks(3, kHours), {.deadline = 45, .meanwhile = [&](pid_t mpirun) { stop(mpirun); }});
@@ -15,12 +15,12 @@ TEST_CASE("watchdog: a rank that is stopped while it decodes ends the job, in on
                    "rank " + std::to_string(rank) + " has not answered for 3 s in two-level, step 1");
     CHECK(result.err.find("; --timeout 3\n") != std::string::npos);
     CHECK(!any_left(stop.processes));
-  }
+  });
   check_no_memory_left();
 }
 
 TEST_CASE("watchdog: a rank that is stopped as it starts ends the job, in one line that names it") {
-  for (const int rank : {0, 1}) {
+  at_once(std::vector{0, 1}, [](int rank) {
     CAPTURE(rank);
     Signal stop{rank, SIGSTOP, false};
     Result result = run(ranks(3, kHours), {.deadline = 45, .meanwhile = [&](pid_t mpirun) { stop(mpirun); }});
@@ -30,7 +30,7 @@ TEST_CASE("watchdog: a rank that is stopped as it starts ends the job, in one li
       result.status = 2, result.out = "";
     check_one_line(result, "rank " + std::to_string(rank) + " has not ");
     CHECK(!any_left(stop.processes));
-  }
+  });
   check_no_memory_left();
 }
 
@@ -86,7 +86,7 @@ TEST_CASE("watchdog: without a deadline, and with --timeout in front of the comm
 }
 
 TEST_CASE("watchdog: when a rank is killed, all end, the status tells, and nothing is written") {
-  for (const int rank : {0, 2}) {
+  at_once(std::vector{0, 2}, [](int rank) {
     CAPTURE(rank);
     const Scratch scratch;
     FileWorkload::draw(1, 4, 4, 1, 4096, 128, 128).write(scratch.path("in"), "BF16");
@@ -101,7 +101,7 @@ TEST_CASE("watchdog: when a rank is killed, all end, the status tells, and nothi
     CHECK(result.out.find(" keys") == std::string::npos);
     CHECK(!any_left(kill.processes));
     CHECK(scratch.names() == Words{"in"});
-  }
+  });
 }
 
 TEST_CASE("watchdog: without its thread the job ends, in one line that names the rank") {
