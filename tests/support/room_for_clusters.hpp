@@ -3,7 +3,7 @@
 /// @brief A device that holds large clusters, for tests of the same kernels on a GPU and under the emulator.
 #pragma once
 
-#include "gpu/platform/platform.hpp"
+#include "gpu/platform/launch.hpp"
 #if !defined(TREE_ATTN_FOR_CUDA)
 #include "gpu/platform/emulator/settings.hpp"
 #endif
@@ -15,6 +15,8 @@ namespace tree_attn::test {
 class RoomForClusters {
  public:
   RoomForClusters() {}
+  /// Whether the device has clusters: from compute capability 9 on. On others step 8 of the ladder runs step 7.
+  static bool has_clusters() { return TREE_ATTN_PLATFORM::device().major >= 9; }
 
 #if defined(TREE_ATTN_FOR_CUDA)
   static constexpr int kLargest = 8;  ///< blocks of a cluster that the device holds for certain

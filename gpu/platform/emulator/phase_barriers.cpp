@@ -68,6 +68,9 @@ void for_units(const TensorBox& box, const Act& act) {
 void issue(const BulkCopy& copy, const char* what) {
   PhaseBarrier& barrier = *copy.barrier;
   const Line& line = copy.line;
+  // For it nvcc compiles no kernel that starts one: a launch would leave its outputs as they were.
+  if (const int major = running->block->cluster->grid.settings.major; major < 9)
+    fail(line, std::string(what) + ": compute capability " + std::to_string(major) + " has no bulk copies");
   if (!barrier.fenced)
     fail(line, std::string(what) + ": no barrier_fence_init() since the barrier was initialised, by the thread that did it");
   if (barrier.n_bytes_missing < barrier.n_bytes_coming + copy.n_bytes) {

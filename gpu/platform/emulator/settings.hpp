@@ -33,7 +33,7 @@ struct Settings {
   std::size_t shared_bytes = 0;  ///< dynamic shared memory that a block may have; 0: least_shared_bytes(major)
 };
 
-/// The settings of the process. Starts from the environment: TREE_ATTN_EMULATOR_SEED, TREE_ATTN_EMULATOR_WORKERS.
+/// The settings of the process. Starts from the environment: TREE_ATTN_EMULATOR_SEED, _WORKERS, _MAJOR and _SHARED_KIB.
 Settings& settings();
 
 /// Other settings until the end of a scope.

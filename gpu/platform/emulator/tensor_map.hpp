@@ -4,6 +4,7 @@
 #pragma once
 
 #include "gpu/platform/device_error.hpp"
+#include "gpu/platform/emulator/settings.hpp"
 #include "gpu/platform/tensor_array.hpp"
 
 namespace tree_attn::emulated {
@@ -14,9 +15,11 @@ struct TensorMap {
 };
 
 /// Describes an array, and the box that bulk_copy_tensor() fetches of it.
-/// @throws DeviceError for an array that no map can describe, see refusal()
+/// @throws DeviceError for an array that no map can describe, see refusal(), or a device without tensor maps
 inline TensorMap make_tensor_map(const TensorArray& array) {
   if (const std::string why = refusal(array); !why.empty()) throw DeviceError("make_tensor_map: " + why);
+  if (settings().major < 9)
+    throw DeviceError("make_tensor_map: compute capability " + std::to_string(settings().major) + " has no tensor maps");
   return {array};
 }
 

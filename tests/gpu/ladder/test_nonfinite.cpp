@@ -2,6 +2,7 @@
 /// @file
 /// @brief NaN and Inf in q, k and v reach the outputs that the formula says, in every step, and no others (eq. (7)).
 #include "tests/support/device_params.hpp"
+#include "tests/support/room_for_clusters.hpp"
 
 namespace tree_attn::test {
 namespace {
@@ -143,7 +144,7 @@ TEST_CASE("nonfinite: one Inf in a value changes its component alone, with every
       }
     }
   }
-  CHECK(n_clusters > 0);
+  CHECK((n_clusters > 0) == RoomForClusters::has_clusters());
 }
 
 TEST_CASE("nonfinite: a score of NaN in a sequence of one key is NaN in every number, in every step") {

@@ -134,7 +134,8 @@ TEST_CASE("tensor: copies by tensor maps, by cp.async and by plain loads leave t
             .batch = 3, .heads = 2 * group, .kv_heads = 2, .head_dim = d, .value_dim = d, .n_keys = 500, .dtype = dtype};
         const auto workload = normal_workload(seed++, axes, std::vector<std::int64_t>{500, 384, 131});
         INFO(name_of(dtype) << ", d " << d << ", group " << group << ", seed " << seed - 1);
-        // Rings of six tiles are filled through tensor maps, of three by cp.async.
+        // Rings of six tiles, or of five where a block has little memory, are filled through tensor maps, of three by
+        // cp.async.
         const auto n_stages = [&] {
           const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
           return device::kTensor.plan(shard.params, dtype, {}).n_stages;
@@ -146,7 +147,7 @@ TEST_CASE("tensor: copies by tensor maps, by cp.async and by plain loads leave t
 #endif
           return run(*workload, 2);
         }();
-        if (d == 64 && device::device().major >= 9) CHECK(n_stages() == 6);
+        if (d == 64 && device::device().major >= 9) CHECK(n_stages() > 3);
         CHECK(same_output(run(*workload, 2), by_async));
         CHECK(same_output(run_step(device::kEqualRuns, *workload), by_async));
         CHECK(same_output(run(*misaligned(*workload, 2), 3), by_async));

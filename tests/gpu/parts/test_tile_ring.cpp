@@ -31,6 +31,9 @@ std::vector<std::int64_t> leaves_of(const std::vector<KeyRange>& ranges) {
   return leaves;
 }
 
+/// Before compute capability 9 there are none, and nvcc compiles no ring that copies through them.
+bool has_tensor_maps() { return device::device().major >= 9; }
+
 const device::TileRingOptions kWays[] = {{.by_tensor_maps = true},
                                          {.by_tensor_maps = true, .n_stages = 2},
                                          {.by_tensor_maps = false},
@@ -51,6 +54,7 @@ TEST_CASE("tile ring: keys and values of every leaf, zeros where there is no key
       const std::vector<std::int64_t> leaves = leaves_of(ranges);
       for (const std::int64_t length : {470, 300, 129}) {
         for (const device::TileRingOptions& way : kWays) {
+          if (way.by_tensor_maps && !has_tensor_maps()) continue;
           if (way.aligned && (d_h % 8 != 0 || d_v % 8 != 0)) continue;
           const std::vector<float> tiles =
               device::tile_ring_on_device(k, v, d_h, d_v, shard_begin, length, ranges, static_cast<int>(leaves.size()), way);
@@ -85,6 +89,7 @@ TEST_CASE("tile ring: zeros in place of values that are not finite, where they a
   std::vector<std::uint16_t> k = rows(0, 64, kDim, false), v = rows(0, 64, kDim, true);
   k[5 * kDim + 3] = nan, v[7 * kDim + 100] = inf, v[7 * kDim + 101] = nan;
   for (const bool by_tensor_maps : {false, true}) {
+    if (by_tensor_maps && !has_tensor_maps()) continue;
     for (const bool only_finite : {false, true}) {
       const std::vector<float> tiles =
           device::tile_ring_on_device(k, v, kDim, kDim, 0, 64, {{0, 64}}, 1,

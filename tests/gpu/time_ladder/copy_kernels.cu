@@ -169,36 +169,50 @@ TensorMap map_of(const unsigned char* data, std::int64_t n_bytes) {
                           .rows = kCopyTileRows});
 }
 
+/// Dynamic shared memory of a block with n_copies copies in flight. @pre for loads it needs none
+std::size_t shared_bytes_of(CopyWay way, int n_copies) {
+  const auto bytes = [](int n) { return static_cast<std::size_t>(n) * kCopyBytes; };
+  switch (way) {
+    case CopyWay::Loads: return 0;
+    case CopyWay::CpAsync: return bytes(n_copies + kWarpsOfRing);  // a stage of every ring is the one that is read
+    case CopyWay::Bulk: return bytes(n_copies) + 8 * kWarpsOfRing * 8 + 128;
+    case CopyWay::TensorMaps: return bytes(n_copies) + 2 * 128;
+  }
+  return 0;
+}
+
+int copies_in_flight(int kib) { return kib * 1024 / kCopyBytes; }
+
 }  // namespace
 
+bool has_copies(CopyWay way, int kib_in_flight) {
+  if (way == CopyWay::Loads) return kib_in_flight <= 128;
+  if (way > CopyWay::CpAsync && device().major < 9) return false;
+  return shared_bytes_of(way, copies_in_flight(kib_in_flight)) <= device().shared_bytes;
+}
+
 void launch_copies(const CopyShape& shape, const CopyStreams& streams, unsigned* sum, Stream stream) {
-  const int n_copies = shape.kib_in_flight * 1024 / kCopyBytes;  // in flight
-  Launch config{.grid = {static_cast<unsigned>(shape.n_blocks)}, .block = {kWarp * kWarpsOfRing}};
+  const int n_copies = copies_in_flight(shape.kib_in_flight);
+  Launch config{.grid = {static_cast<unsigned>(shape.n_blocks)},
+                .block = {kWarp * kWarpsOfRing},
+                .shared_bytes = shared_bytes_of(shape.way, n_copies)};
   switch (shape.way) {
     case CopyWay::Loads:
       if (n_copies > 32) break;
       config.block = {static_cast<unsigned>(kWarp * n_copies)};
       return launch(copy_by_loads, config, stream, streams, sum);
-    case CopyWay::CpAsync: {
-      const auto with_stages = [&](auto kernel, int n_stages) {
-        config.shared_bytes = static_cast<std::size_t>(kWarpsOfRing * n_stages * kCopyBytes);
-        launch(kernel, config, stream, streams, sum);
-      };
+    case CopyWay::CpAsync:
       switch (n_copies / kWarpsOfRing) {
-        case 2: return with_stages(copy_by_cp_async<3>, 3);
-        case 3: return with_stages(copy_by_cp_async<4>, 4);
-        case 4: return with_stages(copy_by_cp_async<5>, 5);
-        case 5: return with_stages(copy_by_cp_async<6>, 6);
-        case 6: return with_stages(copy_by_cp_async<7>, 7);
+        case 2: return launch(copy_by_cp_async<3>, config, stream, streams, sum);
+        case 3: return launch(copy_by_cp_async<4>, config, stream, streams, sum);
+        case 4: return launch(copy_by_cp_async<5>, config, stream, streams, sum);
+        case 5: return launch(copy_by_cp_async<6>, config, stream, streams, sum);
+        case 6: return launch(copy_by_cp_async<7>, config, stream, streams, sum);
       }
       break;
-    }
-    case CopyWay::Bulk:
-      config.shared_bytes = static_cast<std::size_t>(n_copies * kCopyBytes) + 8 * kWarpsOfRing * 8 + 128;
-      return launch(copy_by_bulk, config, stream, streams, n_copies / kWarpsOfRing, sum);
+    case CopyWay::Bulk: return launch(copy_by_bulk, config, stream, streams, n_copies / kWarpsOfRing, sum);
     case CopyWay::TensorMaps:
       config.block = {2 * kWarp};
-      config.shared_bytes = static_cast<std::size_t>(n_copies * kCopyBytes) + 2 * 128;
       return launch(copy_by_tensor_map, config, stream, map_of(streams.keys, streams.n_bytes),
                     map_of(streams.values, streams.n_bytes), streams, n_copies * kCopyBytes / kCopyTileBytes, sum);
   }

@@ -40,9 +40,12 @@ struct CopyShape {
   int n_blocks;
 };
 
+/// Whether the device has the way to copy, and room for a block with that many KiB in flight.
+bool has_copies(CopyWay way, int kib_in_flight);
+
 /// Copies everything once. Adds to *sum the first 32-bit word of every kCopyBytes of keys and of values: what all ways agree
 /// on.
-/// @throws DeviceError for a shape that is not listed above
+/// @throws DeviceError for a shape that is not listed above, or for which the device has no room
 void launch_copies(const CopyShape& shape, const CopyStreams& streams, unsigned* sum, Stream stream);
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

@@ -42,9 +42,8 @@ TEST_CASE("copies: every way reads the same words") {
     k.upload(keys), v.upload(values);
     const unsigned want = sum_of_firsts(keys) + sum_of_firsts(values);
     for (const CopyWay way : {CopyWay::Loads, CopyWay::CpAsync, CopyWay::Bulk, CopyWay::TensorMaps}) {
-      if (way > CopyWay::CpAsync && device::device().major < 9) continue;
       for (const int kib : {64, 96, 128, 160, 192}) {
-        if (way == CopyWay::Loads && kib > 128) continue;
+        if (!device::has_copies(way, kib)) continue;
         for (const int n_blocks : {1, 3}) {
           device::DeviceBuffer<unsigned> sum(1);
           sum.fill(0);
@@ -57,6 +56,24 @@ TEST_CASE("copies: every way reads the same words") {
         }
       }
     }
+  }
+}
+
+TEST_CASE("copies: no way has more in flight than a block has room for, and none that the device lacks has any") {
+  const auto most = [](CopyWay way) {
+    int largest = 0;
+    for (const int kib : {64, 96, 128, 160, 192}) largest = device::has_copies(way, kib) ? kib : largest;
+    return largest;
+  };
+  const std::size_t shared_kib = device::device().shared_bytes / 1024;
+  CHECK(most(CopyWay::Loads) == 128);
+  CHECK(most(CopyWay::CpAsync) == (shared_kib >= 224 ? 192 : shared_kib >= 160 ? 128 : 64));
+  if (device::device().major < 9) {
+    CHECK(most(CopyWay::Bulk) == 0);
+    CHECK(most(CopyWay::TensorMaps) == 0);
+  } else if (shared_kib >= 224) {
+    CHECK(most(CopyWay::Bulk) == 192);
+    CHECK(most(CopyWay::TensorMaps) == 192);
   }
 }
 

@@ -45,9 +45,8 @@ int time_ways(const std::string& name, std::int64_t n_keys, Stream stream) {
   const int all = device().n_multiprocessors, even = all / static_cast<int>(kHeads) * static_cast<int>(kHeads);
   int n_wrong = 0;
   for (const CopyWay way : {CopyWay::Loads, CopyWay::CpAsync, CopyWay::Bulk, CopyWay::TensorMaps}) {
-    if (way > CopyWay::CpAsync && device().major < 9) continue;
     for (const int kib : {64, 96, 128, 160, 192}) {
-      if (way == CopyWay::Loads && kib > 128) continue;
+      if (!has_copies(way, kib)) continue;
       for (const int n_blocks : {even, all}) {
         const auto run = [&](int i) { launch_copies({way, kib, n_blocks}, streams_of(i), sum.data(), stream); };
         sum.fill(0);

@@ -45,6 +45,15 @@ struct Fixture {
   }
 };
 
+TEST_CASE("emulator: compute capability 8 has neither tensor maps nor bulk copies") {
+  Fixture f;
+  const TensorMap map = make_tensor_map(f.array);
+  const SettingsScope scope({.major = 8});
+  CHECK(has(error_in([&] { make_tensor_map(f.array); }), "make_tensor_map: compute capability 8 has no tensor maps"));
+  CHECK(has(error_of(fetch, f.config, map, 0, 0, 0, 0, 0, kBoxBytes, f.out.data()),
+            "compute capability 8 has no bulk copies"));
+}
+
 TEST_CASE("emulator: a box arrives swizzled, and what lies outside the array arrives as zeros") {
   Fixture f;
   for (std::uint64_t seed = 0; seed < 3; ++seed) {
