@@ -81,7 +81,8 @@ State fused_merge(const State& x, const State& y) {
   const Rescale<float> r = rescale(x[kShift], y[kShift]);
   State merged{r.shift};
   for (std::size_t i = kSum; i < x.size(); ++i) {
-    merged.push_back(std::fma(r.left, x[i], r.right * y[i]));
+    const float high = r.right_is_high ? y[i] : x[i], low = r.right_is_high ? x[i] : y[i];
+    merged.push_back(std::fma(r.factor, low, high));
   }
   return merged;
 }

@@ -62,7 +62,7 @@ __global__ void naive_output(DecodeParams params, DeviceOutput output, const flo
     for (std::int64_t a = used.begin; a < used.end; ++a) {
       const float score = load_fresh(s + a);
       if (score == -std::numeric_limits<float>::infinity()) continue;
-      const float weight = key_weight(score) * rescale(shift, key_shift(score)).right;
+      const float weight = key_weight(score) * rescale(shift, key_shift(score)).factor;
       sum += weight;
       n += multiply(weight, widen(load_once(params.value<T>(kv_head, a) + j)));
     }

@@ -144,6 +144,7 @@ __device__ __forceinline__ void add_eight_keys(float s, bool is_single_key, floa
     shift = other > shift ? other : shift;
   }
   const Rescale<float> r = rescale(leaf.shift, shift);
+  const float factor = r.right_is_high ? r.factor : 1.0f;
   leaf.shift = r.shift;
 
   // The weights. The lift stays out of the difference, which is exact or nearly so where it is small.
@@ -152,9 +153,9 @@ __device__ __forceinline__ void add_eight_keys(float s, bool is_single_key, floa
   broadcast_of_keys<SubWarp>(s == kNotSeen ? -0.0f : own, lane, weight);
 
   // The sums.
-  leaf.sum = fused_multiply_add(r.left, leaf.sum, sum_of_weights(weight));
+  leaf.sum = fused_multiply_add(factor, leaf.sum, sum_of_weights(weight));
   TREE_ATTN_UNROLL
-  for (int c = 0; c < SubWarp::kElements; ++c) leaf.n[c] = multiply(r.left, leaf.n[c]);
+  for (int c = 0; c < SubWarp::kElements; ++c) leaf.n[c] = multiply(factor, leaf.n[c]);
   const auto add_value = [&](int i) {
     TREE_ATTN_UNROLL
     for (int vector = 0; vector < SubWarp::kVectorsPerLane; ++vector) {

@@ -75,13 +75,12 @@ TREE_ATTN_HOST_DEVICE inline Real key_weight(Real s) {
   return std::exp2(s - std::ceil(s));
 }
 
-/// The rescaling of two states to a common shift. The factors are powers of two or 0, so multiplying by them is exact; that
-/// of the side with the larger shift is 1.
+/// The rescaling of two states to a common shift: the side with the larger shift is unchanged, the other is scaled down.
 template <class Real>
 struct Rescale {
-  Real shift;  ///< e = max(e_left, e_right)
-  Real left;   ///< 2^(e_left - e)
-  Real right;  ///< 2^(e_right - e)
+  Real shift;          ///< e = max(e_left, e_right)
+  Real factor;         ///< 2^(e_low - e_high): a power of two or 0, so multiplying by it is exact
+  bool right_is_high;  ///< whether the right side is the one not scaled
 };
 
 /// The rescaling of merge(left, right), without an exp.
@@ -93,20 +92,19 @@ TREE_ATTN_HOST_DEVICE inline Rescale<Real> rescale(Real e_left, Real e_right) {
   const Real high = right_is_high ? e_right : e_left;
   const Real low = right_is_high ? e_left : e_right;
   // Equal shifts need no scaling. This also covers two infinite shifts, whose difference is NaN.
-  const Real factor = low == high ? Real(1) : pow2(low - high);
-  return {high, right_is_high ? factor : Real(1), right_is_high ? Real(1) : factor};
+  return {high, low == high ? Real(1) : pow2(low - high), right_is_high};
 }
 
-/// One element of the merged state: 2^(e_left - e) left + 2^(e_right - e) right.
+/// One element of the merged state: high + 2^(e_low - e_high) * low.
 ///
-/// One product is by 1 and the other exact unless it underflows, so the addition is the only rounding. Swapping left and
-/// right therefore changes no bit. Fusing a multiply and the add changes a bit only if the product is subnormal; to exclude
-/// that case too, tree_attn::state disables contraction in every compiler. A factor of 0 still multiplies, so a NaN on the
-/// low side stays NaN and an Inf becomes NaN. Choosing the side to multiply by a branch costs more than multiplying both:
-/// processors cannot predict which shift is larger.
+/// The product is exact unless it underflows, and the high side is never multiplied, so the addition is the only rounding.
+/// Swapping left and right therefore changes no bit. Fusing the multiply and the add changes a bit only if the product is
+/// subnormal; to exclude that case too, tree_attn::state disables contraction in every compiler. A factor of 0 still
+/// multiplies, so a NaN on the low side stays NaN and an Inf becomes NaN.
 template <class Real>
 TREE_ATTN_HOST_DEVICE inline Real merge_element(const Rescale<Real>& r, Real left, Real right) {
-  return r.left * left + r.right * right;
+  const Real high = r.right_is_high ? right : left, low = r.right_is_high ? left : right;
+  return high + r.factor * low;
 }
 
 /// left <- merge(left, right) for states of disjoint sets of keys.

@@ -8,7 +8,7 @@ of the file with the change marked as `git diff --word-diff` marks it:
     killed by: test_reference -tc="state: *"
 
     low-side-not-scaled
-      return [-r.left * left-]{+left+} + r.right * right;
+      return high + [-r.factor * low-]{+low+};
 
 The excerpt must occur once in the file; blanks and line breaks in it stand for any others. A mutant may name its own test
 with a line `killed by:`. A mutant that changes nothing that a test could see has a line `survives:` with the reason.
