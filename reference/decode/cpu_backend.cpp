@@ -7,12 +7,14 @@
 #include "reference/decode/backend.hpp"
 #include "reference/decode/cpu_cache.hpp"
 #include "reference/decode/dealt_merges.hpp"
+#include "reference/decode/requests.hpp"
 #include "reference/decode/thread_pool.hpp"
 #include "reference/state/score_scale.hpp"
 #include "reference/tensor/convert.hpp"
 
 #include <algorithm>
 #include <bit>
+#include <chrono>
 #include <cmath>
 #include <map>
 #include <mutex>
@@ -32,9 +34,6 @@ constexpr std::int64_t kChunkScores = 16384;
 constexpr std::int64_t kChunksPerThread = 8;
 /// Bytes of keys and values of the smallest step that is shared: a shorter one ends before another thread has woken.
 constexpr double kBytesWorthThreads = 1 << 18;
-
-/// Bytes of keys and values of a step that may stay in a cache until the next step.
-constexpr double kCacheBytes = 1 << 24;
 
 /// How a session cuts its work, and the memory that it needs. In double, because the axes of an empty tensor may have a
 /// product beyond 64 bits.
@@ -100,6 +99,7 @@ class CpuSession final : public DecodeSession, public States {
         scale_(split_scale(scale)),
         row_(static_cast<std::size_t>(cache.shape().head_dim)),
         forest_(cache.shape().n_rows(), cache.shape().value_dim),
+        choices_(static_cast<std::size_t>(n_threads)),
         pool_(n_threads) {
     plan();
   }
@@ -143,7 +143,7 @@ class CpuSession final : public DecodeSession, public States {
     // Items in the order of memory: the chunks of a head, one after the other.
     const double bytes =
         keys * static_cast<double>(shape.bytes_per_position()) / static_cast<double>(std::max<std::int64_t>(shape.batch, 1));
-    from_memory_ = bytes > kCacheBytes;
+    for (RequestChoice& choice : choices_) choice.begin_step(bytes);
     pool_.run(
         shape.batch * shape.kv_heads * n_chunks_, bytes < kBytesWorthThreads,
         [](void* self, int thread, std::int64_t item) { static_cast<CpuSession*>(self)->compute(thread, item); }, this,
@@ -255,6 +255,7 @@ class CpuSession final : public DecodeSession, public States {
   /// The states of the leaves in some rows of a head. @param apart whether each leaf has states of its own
   void compute_rows(int thread, std::int64_t head, KeyRange rows, bool single_key, bool apart, float* states) {
     const AttentionShape& shape = cache_.shape();
+    RequestChoice& choice = choices_[static_cast<std::size_t>(thread)];
     LeafRows* const leaves = leaves_.data() + thread * chunk_leaves_;
     std::int64_t n_leaves = 0;
     for (std::int64_t a = rows.begin; a < rows.end; a += kLeafKeys)
@@ -271,10 +272,13 @@ class CpuSession final : public DecodeSession, public States {
                       .score_scale = scale_.score,
                       .lift = lift_,
                       .single_key = single_key,
-                      .from_memory = from_memory_,
-                      .apart = apart};
+                      .apart = apart,
+                      .requests = choice.requests()};
+    using Clock = std::chrono::steady_clock;
+    const Clock::time_point begin = choice.is_open() ? Clock::now() : Clock::time_point();
     kernel_.states(chunk, workspace_.data() + thread * (static_cast<std::int64_t>(workspace_.size()) / pool_.size()),
                    states);
+    if (choice.is_open()) choice.took(rows.size(), std::chrono::duration<double>(Clock::now() - begin).count());
   }
 
   const CpuCache& cache_;
@@ -291,7 +295,7 @@ class CpuSession final : public DecodeSession, public States {
   Forest<float> forest_;
   std::span<const std::int64_t> lengths_;  ///< of the step at hand, and its lift
   int lift_ = 0;
-  bool from_memory_ = false;
+  std::vector<RequestChoice> choices_;  ///< [threads]
   ThreadPool pool_;
 };
 

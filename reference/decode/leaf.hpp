@@ -12,6 +12,7 @@
 #pragma once
 
 #include "reference/decode/lanes.hpp"
+#include "reference/decode/leaf_kernel.hpp"
 #include "reference/state/subtree.hpp"
 
 namespace tree_attn::lanes {
@@ -26,28 +27,32 @@ struct Rows {
   TREE_ATTN_INLINE const std::byte* operator[](std::int64_t a) const { return first + (a < last ? a : last) * stride; }
 };
 
-/// What is requested of memory when an element is loaded, so that it is in the second level of the cache when its turn
-/// comes: the element kRowAhead bytes after it, for F32 rows of one query that come from memory and not from a cache; or
-/// those kGroupAhead and kGroupAgain bytes after it, for rows that several queries share.
+/// Requests rows ahead of an element that is being loaded, so that they are in the cache when their turn comes.
 ///
-/// The hardware prefetcher alone does not keep up with the loops over F32 rows, nor with those over several queries. A core
-/// drops requests while many are open, so the loops over several queries, which compute long enough to afford it, ask twice.
-/// Rows of 16 bits for one query are read as fast without requests, and rows in the third level of the cache faster. The
-/// distances were chosen on a Zen 4; requests for the first level made it slower.
-enum class Ahead { kNone, kRow, kGroup };
-inline constexpr int kRowAhead = 2048, kGroupAhead = 20480, kGroupAgain = 8192;
+/// The hardware prefetchers alone keep up with these loops on some processors, and on others not. A core drops requests
+/// while many are open, so the loops over several queries, which compute long enough to afford it, ask twice. The distances
+/// for the first level were chosen on a Zen 5, those for the second on a Zen 4.
+/// @tparam kShared whether several queries share the rows
+template <Requests kRequests, bool kShared>
+TREE_ATTN_INLINE void request_ahead(const std::byte* from, std::int64_t n_bytes) {
+  if constexpr (kRequests == Requests::kFirstLevel) {
+    if constexpr (kShared) request<1>(from, 12288, n_bytes);
+    request<1>(from, 6144, n_bytes);
+  } else if constexpr (kRequests == Requests::kSecondLevel) {
+    if constexpr (kShared) request<2>(from, 20480, n_bytes);
+    request<2>(from, kShared ? 8192 : 2048, n_bytes);
+  }
+}
 
 /// Length of a row in pairs: kPairs if it is that many, known to the compiler; 0 if it is any number, the last in part.
 template <int kPairs>
 struct Axis {
   std::int64_t size;  ///< elements
   TREE_ATTN_INLINE std::int64_t pairs() const { return kPairs > 0 ? kPairs : (size + kPairElements - 1) / kPairElements; }
-  template <class T, Ahead kAhead = Ahead::kNone>
+  template <class T, Requests kRequests, bool kShared>
   TREE_ATTN_INLINE Pair load(const std::byte* row, std::int64_t p) const {
     const std::byte* const from = row + p * kPairBytes<T>;
-    if constexpr (kAhead == Ahead::kRow) request(from, kRowAhead, kPairBytes<T>);
-    if constexpr (kAhead == Ahead::kGroup)
-      request(from, kGroupAhead, kPairBytes<T>), request(from, kGroupAgain, kPairBytes<T>);
+    request_ahead<kRequests, kShared>(from, kPairBytes<T>);
     const std::int64_t rest = size - p * kPairElements;
     return kPairs > 0 || rest >= kPairElements ? load_pair<T>(from) : load_pair<T>(from, rest);
   }
@@ -74,52 +79,46 @@ TREE_ATTN_INLINE void add_product(Lanes& sum, Pair k, Pair q) {
   sum = sum + k.y * q.y;
 }
 
-/// s_a = scale q.k_a of one query, sixteen keys at a time, rows in the order of memory.
-/// @param[in] q packed query
-/// @param[out] s [64]
-template <class T, Ahead kAhead, int kPairs>
-TREE_ATTN_INLINE void scores_of_one(Rows keys, Axis<kPairs> d_h, const float* q, float scale, float* s) {
-  Pair held[kPairs + 1];  // the query, in registers where they suffice
-  each<kPairs>([&]<int p>() TREE_ATTN_LAMBDA { held[p] = load_packed(q, p); });
-  for (int a = 0; a < kKeys; a += 16) {
-    Lanes products[16];
-    each<16>([&]<int r>() TREE_ATTN_LAMBDA {
-      const std::byte* const key = keys[a + r];
-      Lanes& product = products[r];
-      if constexpr (kPairs > 0) {
-        each<kPairs>([&]<int p>()
-                         TREE_ATTN_LAMBDA { add_product<p == 0>(product, d_h.template load<T, kAhead>(key, p), held[p]); });
-      } else {
-        add_product<true>(product, d_h.template load<T>(key, 0), load_packed(q, 0));
-        for (std::int64_t p = 1; p < d_h.pairs(); ++p)
-          add_product<false>(product, d_h.template load<T>(key, p), load_packed(q, p));
-      }
-      in_order(product);
-    });
-    sum_each(products, scale, s + a);
-  }
-}
-
-/// The same for kQueries queries that share the keys: each element of a key is loaded and widened once for all of them.
-/// @param s_stride floats from the scores of one query to those of the next
-template <class T, int kQueries, int kPairs>
-TREE_ATTN_INLINE void scores_of_several(Rows keys, Axis<kPairs> d_h, const float* q, std::int64_t q_stride, float scale,
-                                        float* s, std::int64_t s_stride) {
-  constexpr int kAtOnce = 16 / kQueries;
+/// s_a = scale q.k_a of kQueries queries that share the keys, sixteen products at a time: each element of a key is loaded
+/// and widened once for all of them.
+///
+/// Rows are read one after the other, by the same few instructions: the hardware prefetchers learn where an instruction
+/// reads next. With sixteen rows unrolled they do not: without requests a Zen 5 took 1.6 times as long for BF16. Where
+/// several queries share rows of 16 bits, arithmetic takes longer than reading: 16 / kQueries rows are taken at a time, and
+/// each element of a query is loaded once for all of these.
+/// @param[in] q packed queries, q_stride floats from one to the next
+/// @param[out] s [kQueries][64], s_stride floats from the scores of one query to those of the next
+template <class T, Requests kRequests, int kQueries, int kPairs>
+TREE_ATTN_INLINE void scores(Rows keys, Axis<kPairs> d_h, const float* q, std::int64_t q_stride, float scale, float* s,
+                             std::int64_t s_stride) {
+  constexpr int kAtOnce = 16 / kQueries, kRows = kQueries == 1 || sizeof(T) >= sizeof(float) ? 1 : kAtOnce;
+  constexpr int kHeld = kQueries == 1 ? kPairs : 0;  // pairs of the query that stay in registers
+  Pair held[kHeld + 1];
+  each<kHeld>([&]<int p>() TREE_ATTN_LAMBDA { held[p] = load_packed(q, p); });
   for (int a = 0; a < kKeys; a += kAtOnce) {
-    Lanes products[16];
-    each<kAtOnce>([&]<int r>() TREE_ATTN_LAMBDA {
-      const std::byte* const key = keys[a + r];
+    Lanes products[16];  // in memory, since r is not a constant
+#pragma GCC unroll 1
+    for (int r = 0; r < kAtOnce; r += kRows) {
+      Lanes sums[kRows][kQueries];
       const auto add_pair = [&]<bool kFirst>(std::int64_t p) TREE_ATTN_LAMBDA {
-        const Pair k = d_h.template load<T, Ahead::kGroup>(key, p);
+        Pair k[kRows];
+        each<kRows>([&]<int i>()
+                        TREE_ATTN_LAMBDA { k[i] = d_h.template load<T, kRequests, (kQueries > 1)>(keys[a + r + i], p); });
         each<kQueries>([&]<int j>() TREE_ATTN_LAMBDA {
-          add_product<kFirst>(products[j * kAtOnce + r], k, load_packed(q + j * q_stride, p));
+          const Pair of_query = kHeld > 0 ? held[p] : load_packed(q + j * q_stride, p);
+          each<kRows>([&]<int i>() TREE_ATTN_LAMBDA { add_product<kFirst>(sums[i][j], k[i], of_query); });
         });
-        in_order();
       };
       add_pair.template operator()<true>(0);
-      for (std::int64_t p = 1; p < d_h.pairs(); ++p) add_pair.template operator()<false>(p);
-    });
+      if constexpr (kPairs > 0) {
+        each<kPairs - 1>([&]<int p>() TREE_ATTN_LAMBDA { add_pair.template operator()<false>(p + 1); });
+      } else {
+        for (std::int64_t p = 1; p < d_h.pairs(); ++p) add_pair.template operator()<false>(p);
+      }
+      each<kQueries>([&]<int j>() TREE_ATTN_LAMBDA {
+        each<kRows>([&]<int i>() TREE_ATTN_LAMBDA { products[j * kAtOnce + r + i] = sums[i][j]; });
+      });
+    }
     float sums[16];
     sum_each(products, scale, sums);
     for (int j = 0; j < kQueries; ++j) __builtin_memcpy(s + j * s_stride + a, sums + j * kAtOnce, kAtOnce * sizeof(float));
@@ -163,62 +162,19 @@ TREE_ATTN_INLINE float sum_of_weights(const float* w) {
   return sums[0][0] + 0.0f;
 }
 
-/// kPairs pairs of n = sum_a w_a v_a for one query. Rows are read in the order of memory. The three lower levels of the tree
-/// stay in registers, the three upper ones in the first level of the cache.
-/// @pre all keys are seen
-/// @param[in] v rows, from the first of the pairs on
-/// @param[out] n [kPairs] pairs
-template <class T, Ahead kAhead, int kPairs>
-TREE_ATTN_INLINE void weighted_sum_of_one(Rows v, const float* w, float* n) {
-  struct Row {
-    Lanes x[2 * kPairs];
-  };
-  const Axis<kPairs> axis{kPairs * kPairElements};
-  const auto add_row = [&]<bool kFirst>(int a, Row& sum) TREE_ATTN_LAMBDA {
-    const std::byte* const row = v[a];
-    const float weight = w[a];
-    each<kPairs>([&]<int p>() TREE_ATTN_LAMBDA {
-      Pair pair = axis.template load<T, kAhead>(row, p);
-      if constexpr (p == 0 && sizeof(T) == sizeof(float)) in_order(pair.x);  // or GCC loads it last
-      Lanes &x = sum.x[2 * p], &y = sum.x[2 * p + 1];
-      x = kFirst ? weight * pair.x : x + weight * pair.x;
-      y = kFirst ? weight * pair.y : y + weight * pair.y;
-    });
-    each<2 * kPairs>([&]<int c>() TREE_ATTN_LAMBDA { in_order(sum.x[c]); });
-  };
-  const auto two_rows = [&](int a, Row& sum) TREE_ATTN_LAMBDA {
-    add_row.template operator()<true>(a, sum);
-    add_row.template operator()<false>(a + 1, sum);
-  };
-  const auto add = [](Row& sum, const Row& other) TREE_ATTN_LAMBDA {
-    each<2 * kPairs>([&]<int c>() TREE_ATTN_LAMBDA { sum.x[c] = sum.x[c] + other.x[c]; });
-  };
-  alignas(64) float waiting[3][kPairs * kPairElements];
-  for (int block = 0; block < kKeys / 8; ++block) {
-    Row sum, right, third;
-    two_rows(8 * block, sum), two_rows(8 * block + 2, right), add(sum, right);
-    two_rows(8 * block + 4, right), two_rows(8 * block + 6, third), add(right, third), add(sum, right);
-    int level = 0;
-    for (int i = block; i & 1; i >>= 1, ++level) {
-      each<2 * kPairs>([&]<int c>() TREE_ATTN_LAMBDA { sum.x[c] = load(waiting[level] + c * kLanes) + sum.x[c]; });
-    }
-    float* const to = level == 3 ? n : waiting[level];
-    each<2 * kPairs>([&]<int c>() TREE_ATTN_LAMBDA { store(to + c * kLanes, sum.x[c]); });
-  }
-}
-
 /// Queries whose sums share a pass over the values.
 inline constexpr std::int64_t kGroup = 4;
 
 /// The first kPairs pairs of n = sum_a w_a v_a for up to kGroup queries, each element loaded and widened once. Rows are read
 /// in the order of memory, two at a time; above their sums, the tree is in the first level of the cache.
+/// @tparam kShared whether there are several queries
 /// @tparam kPlain whether all queries see all keys, and lift = 1
 /// @param[in] v rows, from the first of the pairs on
 /// @param size elements of a row from there on; fewer than kPairs pairs only if that is one
 /// @param[in] w weights [n_queries][64], w_stride floats from one query to the next
 /// @param lift multiplies v: 1, or 2^-kLift
 /// @param[out] n [n_queries] rows of which the pairs are the first, n_stride floats from one query to the next
-template <class T, bool kPlain, int kPairs>
+template <class T, Requests kRequests, bool kShared, bool kPlain, int kPairs>
 TREE_ATTN_INLINE void weighted_sums(Rows v, std::int64_t size, std::int64_t n_queries, const float* w, std::int64_t w_stride,
                                     float lift, float* n, std::int64_t n_stride) {
   constexpr int kLevels = 5, kRow = 2 * kPairs;  // levels of the tree above two keys; lanes of a row
@@ -227,7 +183,7 @@ TREE_ATTN_INLINE void weighted_sums(Rows v, std::int64_t size, std::int64_t n_qu
   const auto load_row = [&](std::int64_t a, Lanes(&x)[kRow]) TREE_ATTN_LAMBDA {
     const std::byte* const row = v[a];
     each<kPairs>([&]<int p>() TREE_ATTN_LAMBDA {
-      const Pair pair = axis.template load<T, Ahead::kGroup>(row, p);
+      const Pair pair = axis.template load<T, kRequests, kShared>(row, p);
       x[2 * p] = pair.x, x[2 * p + 1] = pair.y;
     });
     if constexpr (sizeof(T) == sizeof(float)) each<kRow>([&]<int c>() TREE_ATTN_LAMBDA { in_order(x[c]); });
@@ -237,6 +193,7 @@ TREE_ATTN_INLINE void weighted_sums(Rows v, std::int64_t size, std::int64_t n_qu
     return is_none(weight) ? none() : weight * (lift * x);
   };
   alignas(64) float waiting[kLevels][kGroup][kPairs * kPairElements];
+#pragma GCC unroll 1
   for (int i = 0; i < kKeys / 2; ++i) {
     Lanes even[kRow], odd[kRow];
     load_row(2 * i, even), load_row(2 * i + 1, odd);

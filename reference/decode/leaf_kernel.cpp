@@ -25,6 +25,16 @@ TREE_ATTN_INLINE void with_axis(std::int64_t size, const F& f) {
   }
 }
 
+/// Calls f<requests>(). F64, which only tests use, has one build of the loops.
+template <class T, class F>
+TREE_ATTN_INLINE void with_requests(Requests requests, const F& f) {
+  if constexpr (DTypeTraits<T>::kDType != DType::F64) {
+    if (requests == Requests::kFirstLevel) return f.template operator()<Requests::kFirstLevel>();
+    if (requests == Requests::kSecondLevel) return f.template operator()<Requests::kSecondLevel>();
+  }
+  f.template operator()<Requests::kNone>();
+}
+
 /// As merge(), whose `out` is `left`. Both sides are multiplied, one of them by 1: a processor cannot predict which shift is
 /// larger, and a branch on it takes longer. Nothing is fused in this file, so the bits are those of merge_element().
 void merge_states(const float* left, const float* right, float* out, std::int64_t n, std::int64_t d_v) {
@@ -71,7 +81,7 @@ class ChunkLoop {
         counter_(chunk.apart ? states : weights_ + kLeafWeights * chunk.n_queries * n_leaves_) {}
 
   /// The scores of all leaves, turned into weights.
-  template <class T>
+  template <class T, Requests kRequests>
   __attribute__((noinline)) void score() {
     with_axis<T>(chunk_.d_h, [&]<int kPairs>(Axis<kPairs> d_h) TREE_ATTN_LAMBDA {
       for (std::int64_t leaf = 0; leaf < n_leaves_; ++leaf) {
@@ -79,27 +89,24 @@ class ChunkLoop {
         const Rows keys = rows(leaf, at.k, at.k_stride);
         float* const s = scores_ + leaf * kLeafKeys;
         std::int64_t j = 0;
-        const auto several = [&]<int kQueries>() TREE_ATTN_LAMBDA {
+        const auto queries = [&]<int kQueries>() TREE_ATTN_LAMBDA {
           for (; j + kQueries <= chunk_.n_queries; j += kQueries) {
-            scores_of_several<T, kQueries>(keys, d_h, chunk_.queries + j * q_stride_, q_stride_, chunk_.score_scale,
+            scores<T, kRequests, kQueries>(keys, d_h, chunk_.queries + j * q_stride_, q_stride_, chunk_.score_scale,
                                            s + j * s_stride_, s_stride_);
           }
         };
         if constexpr (kPartLanes == kLanes) {
-          several.template operator()<4>();
-          several.template operator()<2>();
+          queries.template operator()<4>();
+          queries.template operator()<2>();
         }
-        with_ahead<T>([&]<Ahead kAhead>() TREE_ATTN_LAMBDA {
-          for (; j < chunk_.n_queries; ++j)
-            scores_of_one<T, kAhead>(keys, d_h, chunk_.queries + j * q_stride_, chunk_.score_scale, s + j * s_stride_);
-        });
+        queries.template operator()<1>();
         weigh(leaf);
       }
     });
   }
 
   /// The states of the leaves, merged as their subtrees fill, or written one by one.
-  template <class T>
+  template <class T, Requests kRequests>
   __attribute__((noinline)) void sum() {
     for (std::int64_t leaf = 0; leaf < n_leaves_; ++leaf) {
       bool plain = chunk_.lift == 0;
@@ -113,9 +120,9 @@ class ChunkLoop {
       const LeafRows& at = chunk_.leaves[leaf];
       const Rows values = rows(leaf, at.v, at.v_stride);
       if (plain)
-        values_of_leaf<T, true>(values, w);
+        values_of_leaf<T, kRequests, true>(values, w);
       else
-        values_of_leaf<T, false>(values, w);
+        values_of_leaf<T, kRequests, false>(values, w);
       ++n_held_;
       for (std::int64_t i = leaf; !chunk_.apart && (i & 1) != 0; i >>= 1) merge_last_two();
     }
@@ -153,14 +160,6 @@ class ChunkLoop {
     }
   }
 
-  /// Calls f with what is requested ahead of rows of one query.
-  template <class T, class F>
-  TREE_ATTN_INLINE void with_ahead(const F& f) const {
-    if constexpr (DTypeTraits<T>::kDType == DType::F32) {
-      if (chunk_.from_memory) return f.template operator()<Ahead::kRow>();
-    }
-    f.template operator()<Ahead::kNone>();
-  }
   std::int64_t state_floats() const { return state_size(d_v_); }
   /// The shift of a leaf's weights for a query, their sum, and whether all its keys are seen.
   float* weights_of(std::int64_t leaf, std::int64_t j) const {
@@ -170,7 +169,7 @@ class ChunkLoop {
 
   /// n of one leaf for all queries, block by block of the elements.
   /// @tparam kPlain whether all queries see all keys, and values are not lifted
-  template <class T, bool kPlain>
+  template <class T, Requests kRequests, bool kPlain>
   TREE_ATTN_INLINE void values_of_leaf(Rows values, const float* w) {
     const float lift = kPlain || chunk_.single_key ? 1.0f : tree_attn::pow2(-static_cast<float>(chunk_.lift));
     for (std::int64_t j = 0; j < chunk_.n_queries; j += kGroup) {
@@ -182,12 +181,14 @@ class ChunkLoop {
           block.first += done * static_cast<std::int64_t>(sizeof(T));
           const float* const weights = w + j * s_stride_;
           float* const n = slot(n_held_) + j * state_floats() + kValues + done;
-          if (kPlain && kPairs > 1 && n_queries == 1)
-            with_ahead<T>([&]<Ahead kAhead>()
-                              TREE_ATTN_LAMBDA { weighted_sum_of_one<T, kAhead, kPairs>(block, weights, n); });
+          const auto sums = [&]<bool kShared>() TREE_ATTN_LAMBDA {
+            weighted_sums<T, kRequests, kShared, kPlain, kPairs>(block, chunk_.d_v - done, n_queries, weights, s_stride_,
+                                                                 lift, n, state_floats());
+          };
+          if (n_queries > 1)
+            sums.template operator()<true>();
           else
-            weighted_sums<T, kPlain, kPairs>(block, chunk_.d_v - done, n_queries, weights, s_stride_, lift, n,
-                                             state_floats());
+            sums.template operator()<false>();
         }
       };
       if constexpr (kPlain) blocks.template operator()<4>(), blocks.template operator()<2>();
@@ -208,8 +209,11 @@ class ChunkLoop {
 
 void states(const Chunk& chunk, float* workspace, float* states) {
   ChunkLoop loop(chunk, workspace, states);
-  with_dtype(chunk.key_type, [&]<class T>(T) { loop.score<T>(); });
-  with_dtype(chunk.value_type, [&]<class T>(T) { loop.sum<T>(); });
+  with_dtype(chunk.key_type, [&]<class T>(T) {
+    with_requests<T>(chunk.requests, [&]<Requests kRequests>() { loop.score<T, kRequests>(); });
+  });
+  with_dtype(chunk.value_type,
+             [&]<class T>(T) { with_requests<T>(chunk.requests, [&]<Requests kRequests>() { loop.sum<T, kRequests>(); }); });
   if (!chunk.apart) unpack(loop.merged(), chunk.value_type, chunk.n_queries, chunk.d_v, states);
 }
 

@@ -65,8 +65,8 @@ struct Options {
   bool single_key = false;
 };
 
-/// States of the keys [begin, begin + n) for the queries q [n_queries][d_h], [n_queries][2 + d_v]. No bit depends on whether
-/// rows are requested ahead.
+/// States of the keys [begin, begin + n) for the queries q [n_queries][d_h], [n_queries][2 + d_v]. No bit depends on how
+/// rows are requested.
 std::vector<float> states_of(const LeafKernel& kernel, const Rows& k, const Rows& v, std::int64_t begin, std::int64_t n,
                              const std::vector<float>& q, std::int64_t n_queries, const Options& options = {}) {
   std::vector<float> packed(static_cast<std::size_t>(n_queries * packed_size(k.length())), kNaN);
@@ -77,14 +77,26 @@ std::vector<float> states_of(const LeafKernel& kernel, const Rows& k, const Rows
   for (std::int64_t a = begin; a < begin + n; a += kLeafKeys) leaves.push_back({k.row(a), v.row(a), k.stride(), v.stride()});
   const std::int64_t n_leaves = std::ssize(leaves);
   std::vector<float> workspace(static_cast<std::size_t>(workspace_floats(n_leaves, n_queries, v.length())), kNaN);
-  std::vector<float> states(static_cast<std::size_t>(n_queries * state_size(v.length())), kNaN);
-  std::vector<float> requested = states;
-  for (const bool from_memory : {false, true}) {
-    kernel.states({leaves.data(), n_leaves, n, k.dtype(), v.dtype(), k.length(), v.length(), n_queries, packed.data(),
-                   options.score_scale, options.lift, options.single_key, from_memory},
-                  workspace.data(), (from_memory ? requested : states).data());
+  std::vector<float> states;
+  for (const Requests requests : {Requests::kNone, Requests::kFirstLevel, Requests::kSecondLevel}) {
+    std::vector<float> requested(static_cast<std::size_t>(n_queries * state_size(v.length())), kNaN);
+    kernel.states({.leaves = leaves.data(),
+                   .n_leaves = n_leaves,
+                   .n_keys = n,
+                   .key_type = k.dtype(),
+                   .value_type = v.dtype(),
+                   .d_h = k.length(),
+                   .d_v = v.length(),
+                   .n_queries = n_queries,
+                   .queries = packed.data(),
+                   .score_scale = options.score_scale,
+                   .lift = options.lift,
+                   .single_key = options.single_key,
+                   .requests = requests},
+                  workspace.data(), requested.data());
+    if (states.empty()) states = requested;
+    CHECK(std::memcmp(states.data(), requested.data(), states.size() * sizeof(float)) == 0);
   }
-  CHECK(std::memcmp(states.data(), requested.data(), states.size() * sizeof(float)) == 0);
   return states;
 }
 
