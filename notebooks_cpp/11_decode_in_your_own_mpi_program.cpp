@@ -109,8 +109,9 @@ int main(int argc, char** argv) {
 //
 //    <details><summary>Answer</summary>
 //
-//    `cpu_backend()` becomes `find_backend("cuda")`, and each process selects its GPU first.
-//    `open_shard()` then copies the keys and values of the rank to the device. Exchange and result
-//    stay the same: states are sent by the host.
+//    `cpu_backend()` becomes `find_backend("cuda")`. Each process selects its GPU before that, by
+//    `built_backend("cuda")->use_gpu(i)`: whether the kernels run is asked of the GPU that is
+//    selected, and makes a context there. `open_shard()` then copies the keys and values of the
+//    rank to the device. Exchange and result stay the same: states are sent by the host.
 //
 //    </details>

@@ -56,8 +56,7 @@ std::vector<InterfaceFacts> find_interfaces() {
 std::vector<std::string> find_missing_backends() {
   std::vector<std::string> missing;
   for (const std::string_view name : backend_names()) {
-    const auto built = std::ranges::find(backends(), name, &Backend::name);
-    if (built != backends().end() && (*built)->needs_gpu()) continue;
+    if (const Backend* const built = built_backend(name); built != nullptr && built->needs_gpu()) continue;
     try {
       find_backend(name);
     } catch (const InputError& error) {
@@ -151,8 +150,8 @@ std::string bootstrap_interface() {
 }
 
 void require_possible(const ClusterOptions& options, const Ranks& ranks, const Topology& machines) {
-  const auto backend = std::ranges::find(backends(), options.backend, &Backend::name);
-  if (backend == backends().end() || !(*backend)->needs_gpu()) return;
+  const Backend* const backend = built_backend(options.backend);
+  if (backend == nullptr || !backend->needs_gpu()) return;
   const std::vector<Verdict> verdicts = judge(collect_facts(ranks, machines, options.devices));
   std::vector<Need> needs{Need::kGpu};
   if (options.transport == "nccl") needs.push_back(Need::kNccl);

@@ -158,10 +158,10 @@ struct Setup {
   std::optional<Outputs> outputs;  ///< on rank 0
 
   /// @throws InputError
-  Setup(const DecodeOptions& options, int n_threads, const Ranks& ranks) {
-    backend = &find_backend(
-        options.backend,
-        {.n_threads = n_threads, .model_bytes_per_second = options.model_bandwidth.value_or(kModelBytesPerSecond)});
+  Setup(const DecodeOptions& options, int n_threads, const Ranks& ranks, const Topology& machines) {
+    backend = &backend_of_rank(
+        options, {.n_threads = n_threads, .model_bytes_per_second = options.model_bandwidth.value_or(kModelBytesPerSecond)},
+        ranks.rank(), machines);
     check_elements(options, *backend);
     check(options, *backend, ranks.size());
     chosen = chosen_algorithms(options);
@@ -209,10 +209,7 @@ int run_decode(const DecodeOptions& options, const Ranks& ranks) {
   const int n_threads = options.threads ? *options.threads : threads_per_rank(ranks, machines);
   require_possible(options, ranks, machines);
   std::optional<Setup> setup;
-  run_on_all(ranks, [&] {
-    setup.emplace(options, n_threads, ranks);
-    use_gpu(options, *setup->backend, ranks.rank(), machines);
-  });
+  run_on_all(ranks, [&] { setup.emplace(options, n_threads, ranks, machines); });
   const WorkloadShape& shape = setup->workload->shape();
   Workload& reduced = setup->reduced();
 

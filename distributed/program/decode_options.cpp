@@ -9,12 +9,12 @@
 #include "distributed/program/number_check.hpp"
 #include "distributed/program/program.hpp"
 #include "distributed/transport/nccl_transport.hpp"
-#include "gpu/backend/backends.hpp"
 #include "reference/decode/pass_time.hpp"
 
 #include <algorithm>
 #include <charconv>
 #include <iterator>
+#include <stdexcept>
 #include <system_error>
 #include <vector>
 
@@ -23,6 +23,26 @@ namespace {
 
 /// The help does not show these limits: they are far from practical values.
 CLI::Validator within(std::int64_t least, std::int64_t most) { return CLI::Range(least, most).description(""); }
+
+/// Lets this rank decode on its GPU, or on its emulated device. @throws InputError if it cannot
+void use_gpu(const ClusterOptions& options, const Backend& backend, int rank, const Topology& machines) {
+  const int n_gpus = static_cast<int>(backend.gpus().size());
+  if (n_gpus == 0) {
+    // Without a GPU that it needs, the backend says itself what is missing.
+    if (!options.devices.empty() && !backend.needs_gpu()) backend.use_gpu(rank);
+    return;
+  }
+  const int gpu = gpu_of_rank(options.devices, rank, machines, n_gpus);
+  if (gpu < 0)
+    throw InputError("--devices " + options.devices + ": there is no device " +
+                     std::to_string(devices_of(options.devices)[static_cast<std::size_t>(rank)]) + ", this machine has " +
+                     std::to_string(n_gpus));
+  try {
+    backend.use_gpu(gpu);
+  } catch (const std::runtime_error& error) {  // of the device
+    throw InputError("--backend " + options.backend + ": GPU " + std::to_string(gpu) + ": " + error.what());
+  }
+}
 
 }  // namespace
 
@@ -150,18 +170,12 @@ int gpu_of_rank(const std::string& devices, int rank, const Topology& machines, 
   return gpu < n_gpus ? gpu : -1;
 }
 
-void use_gpu(const ClusterOptions& options, const Backend& backend, int rank, const Topology& machines) {
-  const int n_gpus = static_cast<int>(backend.gpus().size());
-  if (n_gpus == 0) {
-    if (!options.devices.empty()) backend.use_gpu(rank);
-    return;
-  }
-  const int gpu = gpu_of_rank(options.devices, rank, machines, n_gpus);
-  if (gpu < 0)
-    throw InputError("--devices " + options.devices + ": there is no device " +
-                     std::to_string(devices_of(options.devices)[static_cast<std::size_t>(rank)]) + ", this machine has " +
-                     std::to_string(n_gpus));
-  backend.use_gpu(gpu);
+const Backend& backend_of_rank(const ClusterOptions& options, const BackendOptions& of_backend, int rank,
+                               const Topology& machines) {
+  // What was not built in, find_backend() names.
+  if (const Backend* const built = built_backend(options.backend); built != nullptr)
+    use_gpu(options, *built, rank, machines);
+  return find_backend(options.backend, of_backend);
 }
 
 LeafOrder order_named(std::string_view name) {

@@ -6,8 +6,8 @@
 #include "distributed/decoders/decoder.hpp"
 #include "distributed/program/network_options.hpp"
 #include "distributed/transport/ranks.hpp"
+#include "gpu/backend/backends.hpp"
 #include "reference/data/workload.hpp"
-#include "reference/decode/backend.hpp"
 
 #include <CLI/CLI.hpp>
 
@@ -83,9 +83,12 @@ void check(std::span<const Algorithm* const> chosen, const Backend& backend, con
 /// The GPU of a rank among the `n_gpus` that it sees: that of --devices, or the one at its place among the ranks of its
 /// machine; ranks take turns if they outnumber the GPUs. -1: none.
 int gpu_of_rank(const std::string& devices, int rank, const Topology& machines, int n_gpus);
-/// Lets this rank decode on a GPU, if the backend has any: gpu_of_rank(); with --devices otherwise on an emulated device of
-/// its own. @throws InputError if --devices names one that is not there
-void use_gpu(const ClusterOptions& options, const Backend& backend, int rank, const Topology& machines);
+/// The backend of --backend for this rank, on its GPU if the backend has any: gpu_of_rank(); with --devices otherwise on an
+/// emulated device of its own. The rank chooses the GPU before it asks whether the backend can be used: the question makes a
+/// context on the current GPU, which is GPU 0 for every rank that has not chosen one.
+/// @throws InputError as find_backend(), or if the GPU is not there or cannot be used
+const Backend& backend_of_rank(const ClusterOptions& options, const BackendOptions& of_backend, int rank,
+                               const Topology& machines);
 /// The transport of --transport. Collective. @pre check() has accepted the options @throws as NcclTransport
 std::unique_ptr<Transport> open_transport(const ClusterOptions& options, const Backend& backend, const Ranks& ranks,
                                           Topology topology);

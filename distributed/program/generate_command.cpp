@@ -81,10 +81,10 @@ struct Setup {
   std::uint64_t hash = 0;            ///< of all input
 
   /// @throws InputError
-  Setup(const GenerateOptions& options, int n_threads, const Ranks& ranks) {
+  Setup(const GenerateOptions& options, int n_threads, const Ranks& ranks, const Topology& machines) {
     if (options.ask && !options.questions.empty()) throw InputError("--ask and --questions: give one of them");
     if (options.ask && options.ask->empty()) throw InputError("--ask must not be empty");
-    backend = &find_backend(options.backend, {.n_threads = n_threads});
+    backend = &backend_of_rank(options, {.n_threads = n_threads}, ranks.rank(), machines);
     if (!backend->has_elements())
       throw InputError("--backend " + options.backend + " has no keys and values: a model needs them");
     check(options, *backend, ranks.size());
@@ -227,10 +227,7 @@ int run_generate(const GenerateOptions& options, const Ranks& ranks) {
   const int n_threads = options.threads ? *options.threads : threads_per_rank(ranks, machines);
   require_possible(options, ranks, machines);
   std::optional<Setup> setup;
-  run_on_all(ranks, [&] {
-    setup.emplace(options, n_threads, ranks);
-    use_gpu(options, *setup->backend, ranks.rank(), machines);
-  });
+  run_on_all(ranks, [&] { setup.emplace(options, n_threads, ranks, machines); });
   if (ranks.all_max(setup->hash) != ranks.all_min(setup->hash))
     throw InputError("the ranks read different files: MODEL, TEXT or the file of --questions");
   const std::string_view text = setup->text();

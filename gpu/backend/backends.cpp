@@ -8,6 +8,8 @@
 #include "gpu/platform/device_traffic.hpp"
 #include "reference/data/input_error.hpp"
 
+#include <algorithm>
+
 namespace tree_attn {
 
 std::span<const std::string_view> backend_names() {
@@ -29,9 +31,13 @@ std::span<const Backend* const> backends() {
   return kAll;
 }
 
+const Backend* built_backend(std::string_view name) {
+  const auto found = std::ranges::find(backends(), name, &Backend::name);
+  return found == backends().end() ? nullptr : *found;
+}
+
 const Backend& find_backend(std::string_view name, const BackendOptions& options) {
-  for (const Backend* backend : backends()) {
-    if (backend->name() != name) continue;
+  if (const Backend* const backend = built_backend(name); backend != nullptr) {
     if (const std::string why = backend->missing(); !why.empty())
       throw InputError("--backend " + std::string(name) + ": " + why);
     if (backend == &cpu_backend()) return cpu_backend(options.n_threads);

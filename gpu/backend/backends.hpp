@@ -33,8 +33,10 @@ struct BackendOptions {
 std::span<const Backend* const> backends();
 /// Names that find_backend() knows, also of those that were not built in.
 std::span<const std::string_view> backend_names();
-/// The backend of that name. @throws InputError if it is unknown, not built in, or cannot be used on this machine: with what
-/// is missing
+/// The backend of that name, whether it can be used on this machine or not; null if it was not built in. Asks no device.
+const Backend* built_backend(std::string_view name);
+/// The backend of that name. One rank of several lets built_backend() use its GPU first, see Backend::missing().
+/// @throws InputError if it is unknown, not built in, or cannot be used on this machine: with what is missing
 const Backend& find_backend(std::string_view name, const BackendOptions& options = {});
 
 /// Kernels and graphs that this host thread has launched so far, a graph once and not its kernels.

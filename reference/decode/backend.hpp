@@ -35,15 +35,16 @@ class Backend {
   virtual ~Backend() = default;
   /// The name that --backend accepts.
   virtual std::string_view name() const = 0;
-  /// The reason why the backend cannot be used on this machine, in a few words; empty if it can.
+  /// The reason why the backend cannot be used on this machine, in a few words; empty if it can. On a GPU the question makes
+  /// a context, which takes memory there: use_gpu() comes first.
   virtual std::string missing() const = 0;
   /// Whether it cannot be used without a GPU.
   virtual bool needs_gpu() const { return false; }
-  /// The names of the GPUs that it finds.
+  /// The names of the GPUs that it finds. Makes a context on none.
   virtual std::vector<std::string> gpus() const = 0;
   /// Lets the calling thread make its caches, and decode, on the GPU with this index in gpus(). Other threads keep theirs;
   /// without a call it is the first. The emulator has as many devices as are asked for, the CPU none. @pre the backend has
-  /// this GPU
+  /// this GPU @throws std::runtime_error if it cannot be used, as one in exclusive mode that another process has
   virtual void use_gpu(int index) const { static_cast<void>(index); }
   /// False if caches hold no elements, and outputs are therefore not attention: the model backend.
   virtual bool has_elements() const { return true; }

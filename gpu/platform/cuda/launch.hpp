@@ -45,7 +45,8 @@ int code_version();
 /// All versions that the program was compiled for.
 std::span<const int> built_for();
 
-/// Asks for the properties of the current device, which takes as long as a short kernel.
+/// Asks for the properties of the current device, which takes as long as a short kernel. Makes its context: code_version()
+/// asks about a kernel.
 /// @throws DeviceError with one line if the program has no kernels for it
 inline Device ask_device(int id) {
   int n = 0, shared = 0;
@@ -60,7 +61,7 @@ inline Device ask_device(int id) {
   return {properties.name, n, shared_bytes, code / 10};
 }
 
-/// The GPUs of this machine, by name; none where the driver does not answer.
+/// The GPUs of this machine, by name; none where the driver does not answer. Makes no context.
 inline std::vector<std::string> gpu_names() {
   int n = 0;
   std::vector<std::string> names;

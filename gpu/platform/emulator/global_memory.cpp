@@ -116,6 +116,7 @@ std::atomic<std::int64_t>& bytes_to_peers(int device) {
 
 void* allocate_global(std::size_t n_bytes, MemoryUse use) {
   refuse_in_capture("an allocation");
+  make_context();
   const std::size_t whole = with_gaps(n_bytes);
   SharedPages pages = is_window(use) ? SharedPages(whole) : SharedPages();
   auto* const memory =
@@ -132,6 +133,7 @@ void* allocate_global(std::size_t n_bytes, MemoryUse use) {
 
 void free_global(void* buffer) {
   if (buffer == nullptr) return;
+  make_context();
   // The device may still use it.
   synchronise_all_quietly();
   forget_footprints(reinterpret_cast<std::uintptr_t>(buffer));
@@ -155,6 +157,7 @@ WindowHandle handle_of(const void* window) {
 }
 
 void* open_window(const WindowHandle& handle, std::size_t n_bytes, MemoryUse use) {
+  make_context();
   SharedPages pages(handle, with_gaps(n_bytes));
   void* const first = pages.data() + kGap;
   forbid_gaps(pages.data(), n_bytes);

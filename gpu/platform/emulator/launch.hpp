@@ -34,6 +34,7 @@ struct Device {
 };
 
 inline Device device() {
+  runtime::make_context();
   const int part = DevicePart::n_multiprocessors();
   return {"emulator", part > 0 ? part : settings().n_multiprocessors, runtime::shared_bytes_of(settings()),
           settings().major};
@@ -43,6 +44,10 @@ inline Device device() {
 inline int n_devices() { return settings().n_devices; }
 inline void set_device(int device) { runtime::set_device(device); }
 inline int current_device() { return runtime::current_device(); }
+/// Whether this process has used a device since this was last set to false. On a GPU the first use makes a context, which
+/// takes memory there. set_device(), device(), memory, streams and launches are uses; n_devices(), current_device() and
+/// gpu_names() are none.
+inline std::atomic<bool>& has_context(int device) { return runtime::has_context(device); }
 /// Kernels of the current device may reach windows of another from now on. @throws DeviceError if they cannot
 inline void enable_peer_access(int other) {
   if (!settings().has_peer_access) throw DeviceError("enable_peer_access: the devices do not reach each other");
@@ -93,11 +98,12 @@ inline constexpr bool kIsHostMemory = true;
 /// No GPU is one of its own.
 inline std::vector<std::string> gpu_names() { return {}; }
 
-/// n elements of host memory that copies read and write while the host does something else. Here memory like any other.
+/// n elements of host memory that copies read and write while the host does something else. Here memory like any other, but
+/// a use of the device, which on a GPU pins it.
 template <class T>
 class HostBuffer {
  public:
-  explicit HostBuffer(std::int64_t n) : elements_(static_cast<std::size_t>(n)) {}
+  explicit HostBuffer(std::int64_t n) : elements_(static_cast<std::size_t>(n)) { runtime::make_context(); }
   T* data() { return elements_.data(); }
   std::int64_t size() const { return static_cast<std::int64_t>(elements_.size()); }
   std::span<const T> elements() const { return elements_; }

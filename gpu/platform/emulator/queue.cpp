@@ -47,6 +47,11 @@ void set_device(int device) {
                       std::to_string(settings().n_devices));
   }
   the_current_device = device;
+  make_context();
+}
+std::atomic<bool>& has_context(int device) {
+  static std::atomic<bool> of_device[kMaxDevices];
+  return of_device[device];
 }
 }  // namespace tree_attn::emulated::runtime
 
@@ -68,6 +73,7 @@ void enable_peer_access(int device, int other) { peers[device][other] = true; }
 
 Queue& queue_of(Queue* queue) {
   if (queue != nullptr) return *queue;
+  make_context();
   static thread_local std::shared_ptr<Queue> own[kMaxDevices];
   std::shared_ptr<Queue>& of_device = own[current_device()];
   if (of_device == nullptr) {
@@ -80,6 +86,7 @@ Queue& queue_of(Queue* queue) {
 
 std::shared_ptr<Queue> make_queue() {
   check_host("a stream");
+  make_context();
   const Unwatched unwatched;
   auto queue = std::make_shared<Queue>();
   queue->owner = std::this_thread::get_id();

@@ -13,6 +13,7 @@
 #include "gpu/platform/emulator/grid.hpp"
 #include "gpu/platform/emulator/outside.hpp"
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -76,6 +77,10 @@ struct Queue : std::enable_shared_from_this<Queue> {
 int current_device();
 /// @throws DeviceError if there is none
 void set_device(int device);
+/// See emulated::has_context().
+std::atomic<bool>& has_context(int device);
+/// The current device is used.
+inline void make_context() { has_context(current_device()).store(true, std::memory_order_relaxed); }
 /// Whether kernels of a device may reach windows of another, and from now on.
 bool has_peer_access(int device, int other);
 void enable_peer_access(int device, int other);

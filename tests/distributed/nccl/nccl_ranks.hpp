@@ -39,15 +39,15 @@ class VariableScope {
 };
 
 /// Runs a function on every rank, each with an emulated device of its own and a transport over the stand-in.
-/// @param fault as TREE_ATTN_NCCL_FAULT takes it
+/// @param fault as TREE_ATTN_NCCL_FAULT takes it @param first_device of rank 0; the others have those after it
 inline void run_nccl(const Topology& topology, double timeout, const std::string& fault,
-                     const std::function<void(const ThreadRanks&, NcclTransport&)>& body) {
+                     const std::function<void(const ThreadRanks&, NcclTransport&)>& body, int first_device = 0) {
   const VariableScope library(kNcclVariable, TREE_ATTN_NCCL_STAND_IN), wanted("TREE_ATTN_NCCL_FAULT", fault);
   emulated::Settings settings = emulated::settings();
-  settings.n_workers = 1, settings.n_devices = topology.size();
+  settings.n_workers = 1, settings.n_devices = first_device + topology.size();
   const emulated::SettingsScope devices(settings);
   run_threads(topology, timeout, ThreadBody([&](const ThreadRanks& ranks, ThreadTransport&) {
-                emulated::backend().use_gpu(ranks.rank());
+                emulated::backend().use_gpu(first_device + ranks.rank());
                 // Rank 0 alone listens.
                 NcclTransport transport(ranks, topology, platform_of(emulated::backend()),
                                         ranks.rank() == 0 ? "eth7 10.0.0.1" : "");

@@ -125,6 +125,22 @@ TEST_CASE("nccl: on one rank, an algorithm without messages follows one whose st
   });
 }
 
+TEST_CASE("nccl: what ranks queue, and the windows that they take, are on their own devices") {
+  const one_shot::Run run{.p = 2};
+  const std::vector<DecodeOutput> want = one_shot::gather_alone(run, 250);
+  for (const int device : {0, 1, 2}) emulated::has_context(device) = false;
+  std::atomic<int> n_wrong = 0;
+  const auto decode_all = [&](const ThreadRanks&, NcclTransport& transport) {
+    for (const char* algorithm : {"two-level", "ring", "one-shot"})
+      n_wrong += differing_steps(transport, run, 250, algorithm, want);
+  };
+  run_nccl(Topology::pretend(2, 2), 60, "", decode_all, 1);
+  CHECK(n_wrong == 0);
+  CHECK(!emulated::has_context(0));
+  CHECK(emulated::has_context(1));
+  CHECK(emulated::has_context(2));
+}
+
 TEST_CASE("nccl: a sequence that grows has the bits of one rank in every step, whichever algorithm comes first") {
   constexpr std::int64_t kKeys = 250;
   for (const LeafOrder order : {LeafOrder::kContiguous, LeafOrder::kDealt}) {

@@ -2,26 +2,52 @@
 /// @file
 /// @brief A backend in the place of cuda, for tests of what a decode on GPUs asks before it begins: it has STAND_IN_GPUS
 /// GPUs, and its kernels run under the emulator.
+///
+/// Another process has the GPU STAND_IN_BUSY for itself. At the end of the process, the file STAND_IN_CONTEXTS lists the
+/// GPUs that it has used.
 #include "gpu/backend/backends.hpp"
 #include "gpu/backend/blocks.hpp"
 #include "gpu/backend/one_shot_session.hpp"
+#include "gpu/platform/device_error.hpp"
+#include "gpu/platform/emulator/launch.hpp"
 
 #include <cstdlib>
+#include <fstream>
 
 namespace tree_attn::cuda {
 namespace {
 
 class StandIn final : public Backend {
  public:
+  StandIn() = default;
+  StandIn(const StandIn&) = delete;
+  StandIn& operator=(const StandIn&) = delete;
+  ~StandIn() override {
+    const char* const path = std::getenv("STAND_IN_CONTEXTS");
+    if (path == nullptr) return;
+    std::ofstream file(path);
+    file << "GPUs:";
+    for (int gpu = 0; gpu < emulated::kMaxDevices; ++gpu) {
+      if (emulated::has_context(gpu)) file << " " << gpu;
+    }
+  }
   std::string_view name() const override { return "cuda"; }
-  std::string missing() const override { return gpus().empty() ? "cudaGetDevice: no CUDA-capable device is detected" : ""; }
+  std::string missing() const override {
+    if (gpus().empty()) return "cudaGetDevice: no CUDA-capable device is detected";
+    emulated::device();
+    return "";
+  }
   bool needs_gpu() const override { return true; }
   std::vector<std::string> gpus() const override {
     const char* const n = std::getenv("STAND_IN_GPUS");
     return std::vector<std::string>(n == nullptr ? 0 : static_cast<std::size_t>(std::atoi(n)), "Stand-in GPU");
   }
   bool has_windows() const override { return kernels_.has_windows(); }
-  void use_gpu(int index) const override { kernels_.use_gpu(index); }
+  void use_gpu(int index) const override {
+    if (const char* const busy = std::getenv("STAND_IN_BUSY"); busy != nullptr && std::atoi(busy) == index)
+      throw DeviceError("cudaSetDevice: CUDA-capable device(s) is/are busy or unavailable");
+    kernels_.use_gpu(index);
+  }
   std::string refusal(const AttentionShape& shape) const override { return kernels_.refusal(shape); }
   ErrorTerms error_terms(const AttentionShape& shape) const override { return kernels_.error_terms(shape); }
   AttentionShape stored(const AttentionShape& shape) const override { return kernels_.stored(shape); }

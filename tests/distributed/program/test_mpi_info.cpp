@@ -3,6 +3,8 @@
 /// @brief `tree_attn info`: facts of all ranks and what follows from them, with libraries in the place of driver and NCCL.
 #include "tests/distributed/program/command.hpp"
 
+#include <filesystem>
+
 namespace {
 
 /// A program with the stand-ins, by a shell that may set variables by $RANK. @param set such as "STAND_IN_GPUS=2"
@@ -122,4 +124,45 @@ TEST_CASE("info: a decode on GPUs that cannot be ends with the line of info befo
   check_one_line(run(apart + Words{"--compare", "one-shot"}),
                  "--algorithm one-shot: the GPU of rank 0 cannot reach that of rank 1");
   check_silent_success(run(apart + Words{"--compare", "one-shot", "--windows", "host"}));
+}
+
+TEST_CASE("gpus: a rank makes a context on its own GPU, and on no other") {
+  const Scratch scratch;
+  const std::string set = "STAND_IN_GPUS=3 STAND_IN_CONTEXTS=" + scratch.path("contexts") + "$RANK";
+  const Words program = with_stand_ins(set, TREE_ATTN_ON_STAND_INS);
+  // Of every process, the GPUs that it has used.
+  const auto used = [&](const Words& command, int n_processes) {
+    check_silent_success(run(command));
+    std::string all;
+    for (int rank = 0; rank < n_processes; ++rank) {
+      const std::string file = scratch.path("contexts" + std::to_string(rank));
+      all += Scratch::read(file) + ";";
+      std::filesystem::remove(file);
+    }
+    return all;
+  };
+  const Words decode{"decode", "--backend", "cuda", "--seq-len", "256", "--heads", "2", "--head-dim", "64"};
+  const Words one_shot = decode + Words{"--steps", "3", "--algorithm", "gather", "--compare", "one-shot"};
+  const Words model{"generate", TREE_ATTN_TEST_DATA "/recall/model.safetensors", "--ask", "Q", "--tokens", "2"};
+  const Words generate = model + Words{"--backend", "cuda"};
+  for (const Words& words : {decode, one_shot, generate}) {
+    CAPTURE(words[0]);
+    CHECK(used(ranks(3, words, program), 3) == "GPUs: 0;GPUs: 1;GPUs: 2;");
+    CHECK(used(program + words + Words{"--devices", "1-2"}, 1) == "GPUs: 1 2;");
+    CHECK(used(program + words + Words{"--devices", "2"}, 1) == "GPUs: 2;");
+  }
+  // Other backends use none, and neither does info, which asks the driver.
+  for (const Words& words : {model, Words{"info"}}) {
+    CHECK(used(ranks(2, words, program), 2) == "GPUs:;GPUs:;");
+    CHECK(used(program + words + Words{"--devices", "1-2"}, 1) == "GPUs:;");
+  }
+
+  // A GPU that is there, and cannot be used.
+  const Words busy = with_stand_ins("STAND_IN_GPUS=3 STAND_IN_BUSY=1", TREE_ATTN_ON_STAND_INS);
+  const std::string line = "rank 1: --backend cuda: GPU 1: cudaSetDevice: CUDA-capable device(s) is/are busy or unavailable";
+  for (const Words& words : {decode, generate}) {
+    check_one_line(run(ranks(3, words, busy)), line);
+    check_one_line(run(busy + words + Words{"--devices", "0-2"}), line);
+    check_silent_success(run(busy + words + Words{"--devices", "0,2"}));
+  }
 }

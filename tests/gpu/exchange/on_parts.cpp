@@ -6,10 +6,12 @@
 /// Run: exchange_on_parts [--parts 2,4,8] [--steps N] [--timed N] [--keys N] [--timeout SECONDS]
 /// The ranks are threads; their kernels run at the same time and exchange states through windows in the memory of the one
 /// device. So this shows the protocol, and what an exchange costs beside its link: packing, polling in the cache, merging.
-/// It shows neither the latency nor the rate of NVLink. Every step is one replay of a graph, by several queries in turn, and
-/// its output on every rank is compared with that of `gather`. Then steps are timed that all ranks begin together:
-/// `one-shot`; `one-shot` of every rank by itself, which is the same kernel without an exchange; the decode alone; the
-/// decode, followed by kernels that merge as many states; and an empty graph. What it prints is one line of JSON per result.
+/// It shows neither the latency nor the rate of NVLink. First every rank makes a few steps by itself: those that wait for
+/// others would give up where loading a kernel takes long. Then every step is one replay of a graph, by several queries in
+/// turn, and its output on every rank is compared with that of `gather`. At last steps are timed that all ranks begin
+/// together: `one-shot`; `one-shot` of every rank by itself, which is the same kernel without an exchange; the decode alone;
+/// the decode, followed by kernels that merge as many states; and an empty graph. What it prints is one line of JSON per
+/// result.
 ///
 /// It is compiled twice, for a GPU and for the emulator, whose times mean nothing. It has not run on a GPU yet.
 #include "distributed/decoders/decoder.hpp"
@@ -111,6 +113,44 @@ void run_on(const device::DeviceParts& parts, double timeout, const Body& body) 
               });
 }
 
+/// `one-shot` of a rank by itself: the kernel of the exchange, which waits for no other rank.
+class Alone {
+ public:
+  /// @param n_keys as many as the rank has in the exchange, but from the first position on
+  Alone(std::int64_t n_keys, double timeout)
+      : network_(1, timeout), transport_(network_, topology_, 0), ranges_{{0, n_keys}}, rank_(n_keys, ranges_[0]) {
+    decoder_ = find_algorithm("one-shot").open(transport_, rank_.shard, ranges_);
+  }
+  void step(int t) { decoder_->step(rank_.query(t), rank_.lengths); }
+
+ private:
+  ThreadNetwork network_;
+  Topology topology_ = Topology::pretend(1, 1);
+  ThreadTransport transport_;
+  std::vector<KeyRange> ranges_;
+  Rank rank_;
+  std::unique_ptr<Decoder> decoder_;
+};
+
+/// Steps of every rank by itself, before any rank waits for another. The first loads the kernel, the second records the
+/// graph, the third replays it.
+void step_alone(const device::DeviceParts& parts, const Asked& asked) {
+  constexpr int kSteps = 3;
+  const std::vector<KeyRange> ranges = ranges_of(asked.n_keys, parts.size());
+  std::vector<double> first(ranges.size()), last(first);
+  run_on(parts, asked.timeout, [&](const ThreadRanks& ranks, ThreadTransport& transport) {
+    Alone alone(range_of(transport, ranges).size(), asked.timeout);
+    for (int t = 0; t < kSteps; ++t) {
+      const Clock::time_point begin = Clock::now();
+      alone.step(t);
+      (t == 0 ? first : last)[ranks.rank()] = std::chrono::duration<double, std::micro>(Clock::now() - begin).count();
+    }
+  });
+  JsonLine line("alone");
+  line.add("parts", parts.size()).add("steps", kSteps);
+  line.add("first_us", std::ranges::max(first)).add("last_us", std::ranges::max(last));
+}
+
 /// Steps of `one-shot` in a row. @returns outputs that differ, over all ranks
 std::int64_t count_differences(const device::DeviceParts& parts, const Asked& asked, const std::vector<DecodeOutput>& want) {
   std::atomic<std::int64_t> n_wrong = 0;
@@ -179,16 +219,9 @@ void time_steps(const device::DeviceParts& parts, const Asked& asked) {
     times.run(ranks, [&](int t) { decoder->step(rank.query(t), rank.lengths); });
   });
 
-  // As many keys, from the first position on.
   time("one-shot of each", [&](const ThreadRanks& ranks, ThreadTransport& transport, Together& times) {
-    const std::int64_t n_own = range_of(transport, ranges).size();
-    const std::vector<KeyRange> own{{0, n_own}};
-    ThreadNetwork network(1, asked.timeout);
-    const Topology topology = Topology::pretend(1, 1);
-    ThreadTransport alone(network, topology, 0);
-    Rank rank(n_own, own[0]);
-    const auto decoder = find_algorithm("one-shot").open(alone, rank.shard, own);
-    times.run(ranks, [&](int t) { decoder->step(rank.query(t), rank.lengths); });
+    Alone alone(range_of(transport, ranges).size(), asked.timeout);
+    times.run(ranks, [&](int t) { alone.step(t); });
   });
   time("decode", [&](const ThreadRanks& ranks, ThreadTransport& transport, Together& times) {
     Rank rank(asked.n_keys, range_of(transport, ranges));
@@ -266,6 +299,7 @@ int run_all(const Asked& asked) {
         .add("parts", n)
         .add("device", device::device().name)
         .add("n_multiprocessors", parts->n_multiprocessors());
+    step_alone(*parts, asked);
     const std::int64_t n_wrong = count_differences(*parts, asked, want);
     JsonLine("bits").add("parts", n).add("steps", asked.n_steps).add("wrong", n_wrong);
     all_right = all_right && n_wrong == 0;

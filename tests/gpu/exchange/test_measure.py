@@ -74,7 +74,8 @@ def lines(*each):
 def on_parts(n, beyond=1.0, wrong=0, line="rank 0, step 6: no states from rank {}, row 0, for 3 s", seconds=3.5):
     """What exchange_on_parts prints for n parts."""
     times = {"one-shot": 40 + beyond, "one-shot of each": 40.5, "decode": 40, "decode, merge": 46, "empty graph": 5}
-    return [{"part": "parts", "parts": n, "device": "a GPU", "n_multiprocessors": 16}, {"part": "bits", "parts": n, "steps": 2000, "wrong": wrong},
+    return [{"part": "parts", "parts": n, "device": "a GPU", "n_multiprocessors": 16},
+            {"part": "alone", "parts": n, "steps": 3, "first_us": 812000, "last_us": 41}, {"part": "bits", "parts": n, "steps": 2000, "wrong": wrong},
             *({"part": "time", "parts": n, "what": what, "median_us": us, "p10_us": us, "p90_us": us} for what, us in times.items()),
             {"part": "missing", "parts": n, "seconds": seconds, "limit": 3, "line": line.format(n - 1)}]
 
@@ -158,17 +159,18 @@ class Experiments(unittest.TestCase):
 
     def test_ranks_on_green_contexts(self):
         found = self.answers(measure.green_contexts, "cuda", LINES=lines(*on_parts(2), *on_parts(8)))
-        self.assertEqual([answer.good for answer in found], [None, True, True, None, True, True, None, True])
+        self.assertEqual([answer.good for answer in found], [None, None, True, True, None, None, True, True, None, True])
+        self.assertEqual((found[1].case, found[1].found), ("2 ranks, 3 steps of each alone", "the first 812.0 ms, the last 0.041 ms"))
         self.assertEqual([found[-1].values[name] for name in ("beyond_decode", "beyond_one_without_peers")], [1, 0.5])
-        for wrong, place in ((dict(wrong=1), 1), (dict(line="no error"), 2), (dict(line="no states from rank 1, row 0"), 2), (dict(seconds=5.5), 2), (dict(beyond=2.5), 3)):
+        for wrong, place in ((dict(wrong=1), 2), (dict(line="no error"), 3), (dict(line="no states from rank 1, row 0"), 3), (dict(seconds=5.5), 3), (dict(beyond=2.5), 4)):
             good = self.good(measure.green_contexts, "cuda", LINES=lines(*on_parts(8, **wrong)))
-            self.assertEqual(good, [None, *(place != i for i in (1, 2, 3))], wrong)
+            self.assertEqual(good, [None, None, *(place != i for i in (2, 3, 4))], wrong)
         # A driver without green contexts is no error; a program that ends early is one, after what it had found.
         refused = lines({"part": "parts", "parts": 2, "note": "this driver has no cuGreenCtxCreate"}, *on_parts(4))
-        self.assertEqual(self.good(measure.green_contexts, "cuda", LINES=refused), [None, None, True, True, None])
+        self.assertEqual(self.good(measure.green_contexts, "cuda", LINES=refused), [None, None, None, True, True, None])
         with self.assertRaisesRegex(measure.Wrong, "rank 0: cudaMalloc"):
             self.answers(measure.green_contexts, "cuda", LINES=lines(*on_parts(2)), ERROR="exchange_on_parts: rank 0: cudaMalloc")
-        self.assertEqual(self.good(measure.green_contexts, LINES=lines(*on_parts(8, seconds=10, beyond=99))), [None, True, True])
+        self.assertEqual(self.good(measure.green_contexts, LINES=lines(*on_parts(8, seconds=10, beyond=99))), [None, None, True, True])
         (Path(self.folder.name) / "on_parts").unlink()
         with self.assertRaises(measure.NotHere):
             self.answers(measure.green_contexts)
@@ -224,7 +226,7 @@ class Experiments(unittest.TestCase):
         (Path(self.folder.name) / "tree_attn").unlink()
         found = self.answers(measure.answers, "cuda", LINES=lines(*on_parts(8)))
         self.assertEqual({answer.experiment for answer in found if answer.good is not None}, {"green contexts"})
-        self.assertEqual(len(found), 4 + len(measure.EXPERIMENTS) - 1)
+        self.assertEqual(len(found), 5 + len(measure.EXPERIMENTS) - 1)
 
     def test_the_status_is_that_of_the_answers(self):
         def status(*options, **variables):

@@ -4,6 +4,7 @@
 #include "tests/gpu/platform/emulator/emulator_test.hpp"
 
 #include <memory>
+#include <optional>
 
 namespace tree_attn::emulated {
 namespace {
@@ -58,6 +59,41 @@ TEST_CASE("emulator: a kernel reaches memory of its own device, and windows of o
   CHECK(bytes_of(Touch::kLoad, window, 1) == 0);
   CHECK(bytes_of(Touch::kStoreFar, near, 32) == 0);
   CHECK(bytes_of(Touch::kStore, own, 1) == 0);
+}
+
+TEST_CASE("emulator: the first use of a device is recorded, and to ask which there are is none") {
+  const SettingsScope scope({.n_devices = 2});
+  const auto uses = [](int device, const auto& act) {
+    has_context(device) = false;
+    act();
+    return has_context(device).load();
+  };
+  CHECK(!uses(0, [] { CHECK(n_devices() + current_device() + static_cast<int>(gpu_names().size()) == 2); }));
+  CHECK(uses(0, [] { set_device(0); }));
+  CHECK(uses(0, [] { CHECK(device().n_multiprocessors > 0); }));
+  CHECK(uses(0, [] { synchronise(Stream{}); }));
+  std::optional<OwnedStream> stream;
+  CHECK(uses(0, [&] { stream.emplace(); }));
+  std::optional<HostBuffer<float>> on_host;
+  CHECK(uses(0, [&] { on_host.emplace(4); }));
+  std::optional<DeviceBuffer<float>> buffer;
+  CHECK(uses(0, [&] { buffer.emplace(64, MemoryUse::Window); }));
+  CHECK(uses(0, [&] { CHECK(error_of(touch, {}, Touch::kLoad, buffer->data()) == ""); }));
+  std::optional<OpenedWindow> opened;
+  CHECK(uses(0, [&] { opened.emplace(buffer->handle(), 256, MemoryUse::Window); }));
+  CHECK(uses(0, [&] { opened.reset(); }));
+  CHECK(uses(0, [&] { buffer.reset(); }));
+
+  // Memory of one device that a host thread frees on another is a use of that other one.
+  const auto on_device_1 = [&] {
+    const OnDevice on(1);
+    has_context(0) = false;
+    buffer.emplace(64);
+    CHECK(error_of(touch, {}, Touch::kStore, buffer->data()) == "");
+    CHECK(!has_context(0));
+  };
+  CHECK(uses(1, on_device_1));
+  CHECK(uses(0, [&] { buffer.reset(); }));
 }
 
 /// A process may open its own window too: it sees the same memory at two addresses.
