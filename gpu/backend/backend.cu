@@ -44,9 +44,11 @@ class KernelBackend final : public Backend {
     const double states = static_cast<double>(cover(range.begin, range.end).size()) * n_rows *
                           (static_cast<double>(s.value_dim) + 2) * sizeof(float);
     const double queries = n_rows * static_cast<double>(s.head_dim) * static_cast<double>(bytes_of(s.dtype));
+    const double input = queries + static_cast<double>(s.bytes_per_position()) +
+                         static_cast<double>(s.batch) * (2 * sizeof(std::int64_t) + sizeof(LeafList));
     MemoryNeed need;
     const std::int64_t n_positions = allocated_positions(capacity, leaves.order());
-    need.session = states + queries;
+    need.session = states + input;
     if (leaves.order() == LeafOrder::kDealt) need.session += LeafLists::device_bytes(s.batch, n_positions / kLeafKeys);
     if constexpr (kIsHostMemory) {
       need.session *= 2;

@@ -183,14 +183,7 @@ DeviceSession::DeviceSession(const DeviceCache& cache, double scale)
     : DecodeSession(cache),
       cache_(cache),
       scale_(scale),
-      q_(cache.shape().n_rows() * cache.shape().head_dim * size_of(cache.shape().dtype), MemoryUse::Input),
-      lengths_(cache.shape().batch, MemoryUse::Input),
-      staged_q_(q_.size()),
-      staged_lengths_(lengths_.size()),
-      staged_rows_(cache.shape().batch),
-      staged_appended_(cache.shape().batch * cache.bytes_of_entry()),
-      rows_(staged_rows_.size(), MemoryUse::Input),
-      appended_(staged_appended_.size(), MemoryUse::Input),
+      input_(cache.shape()),
       row_(static_cast<std::size_t>(cache.shape().head_dim)),
       forest_(cache.shape().n_rows(), cache.shape().value_dim) {
   plan_range(closed(cache.leaves().range(), cache.leaves().range().begin + cache.capacity()));
@@ -205,24 +198,25 @@ void DeviceSession::plan_range(KeyRange range) {
   planned_rows_ = cache_.n_allocated();
   subtrees_ = cover(planned_.begin, planned_.end);
   if (!has_work()) return;
+  const StepArrays input = input_.on_device();
   if (is_dealt()) {
     static_cast<DecodeParams&>(params_) = params_of(shape, {0, planned_rows_});
     const std::int64_t n_leaves = planned_rows_ / kLeafKeys;
     params_.tree_positions = LeafLists::tree_positions(cache_.leaves(), n_leaves);
     if (n_leaves > lists_.most_leaves()) lists_ = LeafLists(shape.batch, n_leaves);
-    lists_.set(params_);
+    lists_.set(params_), params_.lists = input.lists;
   } else {
     // A range without positions has a leaf without keys, for a kernel that has something to do all the same.
     const std::int64_t leaf = planned_.begin / kLeafKeys * kLeafKeys;
     static_cast<DecodeParams&>(params_) = params_of(shape, planned_.empty() ? KeyRange{leaf, leaf + kLeafKeys} : planned_);
     params_.readable_end = planned_.begin + std::min(allocated_positions(planned_.size()), planned_rows_);
   }
-  params_.k = cache_.keys(), params_.v = cache_.values(), params_.lengths = lengths_.data();
+  params_.k = cache_.keys(), params_.v = cache_.values(), params_.lengths = input.lengths;
   const AttentionShape& s = shape;
   // A leaf without keys is described, and never read.
-  const auto leaf_of = [&](std::int64_t d) { return DeviceView{q_.data(), {s.kv_heads * kLeafKeys * d, kLeafKeys * d, d}}; };
+  const auto leaf_of = [&](std::int64_t d) { return DeviceView{input.q, {s.kv_heads * kLeafKeys * d, kLeafKeys * d, d}}; };
   if (planned_.empty()) params_.k = leaf_of(s.head_dim), params_.v = leaf_of(s.value_dim);
-  params_.q = {q_.data(), {s.heads * s.n_queries * s.head_dim, s.n_queries * s.head_dim, s.head_dim}};
+  params_.q = {input.q, {s.heads * s.n_queries * s.head_dim, s.n_queries * s.head_dim, s.head_dim}};
   if (const std::string why = library_step().refusal(params_, s.dtype); !why.empty())
     throw DeviceError("the kernels do not take " + why);
   plan_ = plan_kernel();
@@ -253,11 +247,7 @@ States& DeviceSession::run(const TensorView& q, std::span<const std::int64_t> le
 
   // The step before has read what it was given, and the graph is free.
   synchronise(stream_);
-  if (has_work()) {
-    stage(q, lengths);
-    cache_.take_appended(staged_rows_.data(), staged_appended_.data());
-    if (is_dealt()) lists_.update(cache_.leaves(), lengths);
-  }
+  if (has_work()) stage(q, lengths);
   if (progress) progress();
 
   set_scale(params_, cache_.shape().dtype, scale_, lift);
@@ -285,10 +275,12 @@ void DeviceSession::decode_to(StepEnd& end, const TensorView& q, std::span<const
 
 void DeviceSession::stage(const TensorView& q, std::span<const std::int64_t> lengths) {
   const DType dtype = cache_.shape().dtype;
-  unsigned char* to = staged_q_.data();
+  const StepArrays input = input_.on_host();
   if (q.dtype == dtype && is_dense(q)) {
-    if (q_.size() > 0) std::memcpy(to, q.data, static_cast<std::size_t>(q_.size()));
+    const std::int64_t n_bytes = cache_.shape().n_rows() * cache_.shape().head_dim * size_of(dtype);
+    if (n_bytes > 0) std::memcpy(input.q, q.data, static_cast<std::size_t>(n_bytes));
   } else {
+    unsigned char* to = input.q;
     for (std::int64_t i = 0; i < q.shape[0]; ++i) {
       for (std::int64_t h = 0; h < q.shape[1]; ++h) {
         for (std::int64_t j = 0; j < q.shape[2]; ++j, to += q.shape[3] * size_of(dtype))
@@ -296,8 +288,10 @@ void DeviceSession::stage(const TensorView& q, std::span<const std::int64_t> len
       }
     }
   }
-  std::copy(lengths.begin(), lengths.end(), staged_lengths_.data());
-  if (planned_.empty()) std::fill_n(staged_lengths_.data(), lengths.size(), 0);
+  std::copy(lengths.begin(), lengths.end(), input.lengths);
+  if (planned_.empty()) std::fill_n(input.lengths, lengths.size(), 0);
+  cache_.take_appended(input.rows, input.appended);
+  if (is_dealt()) lists_.update(cache_.leaves(), lengths, input.lists);
 }
 
 LaunchPlan DeviceSession::plan_kernel() const {
@@ -320,13 +314,10 @@ void DeviceSession::queue_step() {
 }
 
 void DeviceSession::queue_decode() {
-  q_.queue_upload(stream_, staged_q_.elements());
-  lengths_.queue_upload(stream_, staged_lengths_.elements());
-  if (is_dealt()) lists_.queue_upload(stream_);
-  rows_.queue_upload(stream_, staged_rows_.elements());
-  appended_.queue_upload(stream_, staged_appended_.elements());
-  append_rows({.rows = rows_.data(),
-               .data = appended_.data(),
+  input_.queue_upload(stream_, is_dealt());
+  const StepArrays input = input_.on_device();
+  append_rows({.rows = input.rows,
+               .data = input.appended,
                .k = static_cast<unsigned char*>(const_cast<void*>(cache_.keys().data)),
                .v = static_cast<unsigned char*>(const_cast<void*>(cache_.values().data)),
                .batch = cache_.shape().batch,
@@ -347,8 +338,7 @@ Forest<float>& DeviceSession::host() {
 }
 
 std::int64_t DeviceSession::bytes() const {
-  return forest_.bytes() + lists_.bytes() + staged_q_.size() + staged_appended_.size() + staged_rows_.size() * 8 +
-         staged_lengths_.size() * static_cast<std::int64_t>(sizeof(std::int64_t)) +
+  return forest_.bytes() + lists_.bytes() + input_.bytes() +
          static_cast<std::int64_t>(row_.size() * sizeof(float) + subtrees_.size() * sizeof(Subtree));
 }
 

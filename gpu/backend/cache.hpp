@@ -6,6 +6,7 @@
 #include "gpu/backend/device_steps.hpp"
 #include "gpu/backend/kernel_stream.hpp"
 #include "gpu/backend/leaf_lists.hpp"
+#include "gpu/backend/step_input.hpp"
 #include "gpu/ladder/ladder.hpp"
 #include "reference/decode/session.hpp"
 
@@ -110,11 +111,11 @@ class DeviceWorkspace {
 
 /// Steps over a device cache. Queries and lengths are uploaded, states stay on the device until host() asks for them.
 ///
-/// A step uploads the queries, the lengths and the position that was appended to each entry; a kernel stores that position
-/// where it belongs, and the library kernel decodes. All on a stream of its own, by DeviceStream::repeat(): from the second
-/// step of a plan on, a step is one launch of a graph. What changes from step to step is read from device memory. The plan
-/// covers the capacity of the cache, so a new one is made when the cache has grown. The default stream waits for a step, and
-/// a step for what the default stream did before it.
+/// A step uploads the queries, the lengths and the position that was appended to each entry by one copy; a kernel stores
+/// that position where it belongs, and the library kernel decodes. All on a stream of its own, by DeviceStream::repeat():
+/// from the second step of a plan on, a step is one launch of a graph. What changes from step to step is read from device
+/// memory. The plan covers the capacity of the cache, so a new one is made when the cache has grown. The default stream
+/// waits for a step, and a step for what the default stream did before it.
 class DeviceSession : public DecodeSession, public DeviceSteps, public States {
  public:
   /// @throws DeviceError if no kernel takes the shape, or the device has no memory
@@ -148,7 +149,8 @@ class DeviceSession : public DecodeSession, public DeviceSteps, public States {
   /// @}
 
  private:
-  /// Puts the queries as they are stored, and the lengths, where the stream reads them.
+  /// Writes what the step uploads: the queries as they are stored, the lengths, what was appended, the lists. @pre the step
+  /// before is over
   void stage(const TensorView& q, std::span<const std::int64_t> lengths);
   /// Queues what a step does: the decode, then its end.
   void queue_step();
@@ -165,18 +167,11 @@ class DeviceSession : public DecodeSession, public DeviceSteps, public States {
   std::int64_t planned_rows_ = 0;  ///< allocated rows of the cache then
   std::vector<Subtree> subtrees_;  ///< that states_ are of
   DeviceWorkspace workspace_;
-  DeviceBuffer<unsigned char> q_;
-  DeviceBuffer<std::int64_t> lengths_;
   DeviceBuffer<float> states_;
   KernelStream stream_;
 
  private:
-  HostBuffer<unsigned char> staged_q_;  ///< queries as they are stored, dense
-  HostBuffer<std::int64_t> staged_lengths_;
-  HostBuffer<std::int64_t> staged_rows_;       ///< of appended positions
-  HostBuffer<unsigned char> staged_appended_;  ///< those positions
-  DeviceBuffer<std::int64_t> rows_;
-  DeviceBuffer<unsigned char> appended_;
+  StepInput input_;
   std::vector<float> row_;
   Forest<float> forest_;
   bool is_on_host_ = true;

@@ -24,35 +24,30 @@ std::int64_t LeafLists::tree_positions(const OwnedLeaves& leaves, std::int64_t n
 }
 
 LeafLists::LeafLists(std::int64_t batch, std::int64_t n_leaves)
-    : most_leaves_(n_leaves),
-      lists_(std::make_unique<HostBuffer<LeafList>>(batch)),
-      on_device_(batch, MemoryUse::Input),
-      leaves_on_device_(batch * (n_leaves + 1), MemoryUse::Input) {
+    : most_leaves_(n_leaves), on_device_(batch * (n_leaves + 1), MemoryUse::Input) {
   leaf_.reserve(static_cast<std::size_t>(n_leaves + 1));
-  std::fill_n(lists_->data(), batch, LeafList{});
 }
 
-void LeafLists::update(const OwnedLeaves& leaves, std::span<const std::int64_t> lengths) {
+void LeafLists::update(const OwnedLeaves& leaves, std::span<const std::int64_t> lengths, LeafList* lists) {
   const bool is_other_range = range_.begin != leaves.range().begin || range_.end != leaves.range().end;
   range_ = leaves.range();
   for (std::size_t i = 0; i < lengths.size(); ++i) {
     const std::int64_t n = (lengths[i] + kLeafKeys - 1) / kLeafKeys, n_rows = leaves.n_keys(lengths[i]);
     const ListedTree tree(leaves, n);
-    LeafList& before = lists_->data()[i];
-    LeafList next = before;
+    LeafList next = lists[i];
     next.begin = tree.bound(leaves.range().begin), next.end = tree.bound(leaves.range().end);
     next.n_leaves = static_cast<std::int32_t>((n_rows + kLeafKeys - 1) / kLeafKeys);
     next.n_last = static_cast<std::int32_t>(n_rows - std::max(0, next.n_leaves - 1) * kLeafKeys);
-    if (is_other_range || next.begin != before.begin || next.end != before.end || next.n_leaves != before.n_leaves) {
+    if (is_other_range || next.begin != lists[i].begin || next.end != lists[i].end || next.n_leaves != lists[i].n_leaves) {
       leaf_.clear();
       leaves.for_each_by_slot(n, [&](std::int64_t slot, std::int64_t place) {
         if (place == next.n_leaves - 1) next.last = static_cast<std::int32_t>(leaf_.size());
         leaf_.push_back({static_cast<std::int32_t>(tree.slot(slot)), static_cast<std::int32_t>(place)});
       });
       leaf_.push_back({static_cast<std::int32_t>(next.end / kLeafKeys), 0});
-      leaves_on_device_.upload(leaf_, static_cast<std::int64_t>(i) * (most_leaves_ + 1));
+      on_device_.upload(leaf_, static_cast<std::int64_t>(i) * (most_leaves_ + 1));
     }
-    before = next;
+    lists[i] = next;
   }
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The lists of leaves by which kernels read the dealt order, on the host and on the device (section 5.3).
+/// @brief The lists of leaves by which kernels read the dealt order (section 5.3).
 #pragma once
 
 #include "gpu/parts/listed_params.hpp"
@@ -8,7 +8,6 @@
 #include "reference/state/owned_leaves.hpp"
 
 #include <cstdint>
-#include <memory>
 #include <span>
 #include <vector>
 
@@ -30,8 +29,8 @@ class ListedTree {
   int n_top_, n_low_;  ///< bits that remain
 };
 
-/// The lists of a batch. Leaves are uploaded when a sequence begins one; what a list says of itself changes with every key,
-/// and is uploaded by every step.
+/// The lists of a batch. The leaves of one are uploaded when its sequence begins a leaf. What a list says of itself changes
+/// with every key, and is a part of what every step uploads: see StepInput.
 class LeafLists {
  public:
   LeafLists() = default;
@@ -39,14 +38,10 @@ class LeafLists {
   LeafLists(std::int64_t batch, std::int64_t n_leaves);
 
   /// Makes the lists those of sequences of these lengths. @pre none has more leaves in the range than there is memory for,
-  /// and no upload is under way
-  void update(const OwnedLeaves& leaves, std::span<const std::int64_t> lengths);
-  /// Queues what every step uploads.
-  void queue_upload(Stream stream) { on_device_.queue_upload(stream, lists_->elements()); }
-  /// Lets a kernel read the lists.
-  void set(ListedParams& params) const {
-    params.lists = on_device_.data(), params.leaf = leaves_on_device_.data(), params.most_leaves = most_leaves_;
-  }
+  /// and no kernel reads them @param[in, out] lists [b], as the call before has left them
+  void update(const OwnedLeaves& leaves, std::span<const std::int64_t> lengths, LeafList* lists);
+  /// Lets a kernel read the leaves.
+  void set(ListedParams& params) const { params.leaf = on_device_.data(), params.most_leaves = most_leaves_; }
   /// Leaves that a list has memory for; -1 without lists.
   std::int64_t most_leaves() const { return most_leaves_; }
 
@@ -55,21 +50,16 @@ class LeafLists {
   static std::int64_t tree_positions(const OwnedLeaves& leaves, std::int64_t n_leaves);
   /// Bytes on the device.
   static double device_bytes(std::int64_t batch, std::int64_t n_leaves) {
-    return static_cast<double>(batch) * (static_cast<double>(n_leaves + 1) * sizeof(ListedLeaf) + sizeof(LeafList));
+    return static_cast<double>(batch) * static_cast<double>(n_leaves + 1) * sizeof(ListedLeaf);
   }
   /// Bytes on the host.
-  std::int64_t bytes() const {
-    return on_device_.size() * static_cast<std::int64_t>(sizeof(LeafList)) +
-           static_cast<std::int64_t>(leaf_.capacity() * sizeof(ListedLeaf));
-  }
+  std::int64_t bytes() const { return static_cast<std::int64_t>(leaf_.capacity() * sizeof(ListedLeaf)); }
 
  private:
   std::int64_t most_leaves_ = -1;
-  KeyRange range_{0, -1};  ///< that the lists are of
-  std::unique_ptr<HostBuffer<LeafList>> lists_;
-  std::vector<ListedLeaf> leaf_;  ///< one list, as it is uploaded
-  DeviceBuffer<LeafList> on_device_;
-  DeviceBuffer<ListedLeaf> leaves_on_device_;  ///< [b, most_leaves + 1]
+  KeyRange range_{0, -1};               ///< that the lists are of
+  std::vector<ListedLeaf> leaf_;        ///< of one list, as they are uploaded
+  DeviceBuffer<ListedLeaf> on_device_;  ///< [b, most_leaves + 1]
 };
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

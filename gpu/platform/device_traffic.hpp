@@ -11,7 +11,8 @@ namespace tree_attn {
 /// Counts of one platform since the program started, over all threads. What a graph copies counts in every replay.
 struct DeviceTraffic {
   std::atomic<std::int64_t> n_allocations = 0;     ///< buffers that took memory
-  std::atomic<std::int64_t> bytes_uploaded = 0;    ///< from the host to the device
+  std::atomic<std::int64_t> n_uploads = 0;         ///< copies from the host to the device
+  std::atomic<std::int64_t> bytes_uploaded = 0;    ///< by them
   std::atomic<std::int64_t> bytes_downloaded = 0;  ///< from the device to the host
   std::atomic<std::int64_t> bytes_to_peers = 0;    ///< stored by kernels into windows of other devices; emulator only
   std::atomic<std::int64_t> n_launches = 0;        ///< kernels that the host has launched, one by one

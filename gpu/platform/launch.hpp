@@ -5,7 +5,7 @@
 /// | word | meaning |
 /// | --- | --- |
 /// | `DeviceBuffer<T>` | n elements of device memory for a MemoryUse, freed at the end; `upload`, `upload_rows`, `download`, `fill`, `handle` |
-/// | `HostBuffer<T>` | n elements of host memory for copies that are queued; pinned on a GPU |
+/// | `HostBuffer<T>` | n elements of host memory for copies that are queued; pinned on a GPU; `to_write` once those copies have run |
 /// | `queue_upload queue_copy queue_download` | the same copies, and copies on the device, queued on a stream |
 /// | `Stream` | where launches and copies queue; a default one is the default stream |
 /// | `OwnedStream synchronise` | a stream of its own, which the default stream does not wait for; waits for a stream |
@@ -16,7 +16,7 @@
 /// | `launch(kernel, Launch, stream, args...)` | starts a kernel; a status that is not well is a DeviceError |
 /// | `n_resident_clusters(kernel, Launch)` | clusters of such a launch that the device holds at once; 0 where it has none |
 /// | `make_tensor_map(TensorArray)` | the TensorMap that a kernel passes to bulk_copy_tensor() |
-/// | `DeviceTraffic& traffic()` | allocations, bytes copied, launches and replays so far |
+/// | `DeviceTraffic& traffic()` | allocations, uploads, bytes copied, launches and replays so far |
 /// | `bytes_to_peers()` | bytes that kernels of the current device have stored into windows of others, where they are counted |
 /// | `kName`, `kIsHostMemory` | the platform's name as a backend, and where its memory is |
 /// | `gpu_names()` | GPUs that were found |

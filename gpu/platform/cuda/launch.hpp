@@ -204,6 +204,8 @@ class HostBuffer {
   T* data() { return data_; }
   std::int64_t size() const { return n_; }
   std::span<const T> elements() const { return {data_, static_cast<std::size_t>(n_)}; }
+  /// The same, to be written. @pre the host has waited for all copies from here and to here, which the emulator checks
+  std::span<T> to_write() { return {data_, static_cast<std::size_t>(n_)}; }
 
  private:
   T* data_ = nullptr;
@@ -261,7 +263,7 @@ class DeviceBuffer {
     check(cudaMemcpy(data_ + at, from.data(), from.size_bytes(), cudaMemcpyHostToDevice), "cudaMemcpy to the device");
     // From memory that is not pinned, cudaMemcpy() may return before the last bytes have arrived.
     synchronise(Stream{});
-    traffic().bytes_uploaded += static_cast<std::int64_t>(from.size_bytes());
+    count_upload(static_cast<std::int64_t>(from.size()));
   }
   /// Copies n_rows rows of `width` elements from the host, each `pitch` elements after the one before it here, `from_pitch`
   /// there.
@@ -282,13 +284,14 @@ class DeviceBuffer {
       }
     }
     synchronise(Stream{});
-    traffic().bytes_uploaded += static_cast<std::int64_t>(bytes(width * n_rows));
+    count_upload(width * n_rows);
   }
   /// The same, queued: the host's memory is read when the stream gets there, at the earliest now.
   void queue_upload(Stream stream, const T* from, std::int64_t from_pitch, std::int64_t at, std::int64_t pitch,
                     std::int64_t width, std::int64_t n_rows) {
+    if (width <= 0 || n_rows <= 0) return;
     queue_rows(stream, data_ + at, pitch, from, from_pitch, width, n_rows, cudaMemcpyHostToDevice);
-    traffic().bytes_uploaded += width * n_rows * static_cast<std::int64_t>(sizeof(T));
+    count_upload(width * n_rows);
   }
   void queue_upload(Stream stream, std::span<const T> from, std::int64_t at = 0) {
     queue_upload(stream, from.data(), 0, at, 0, static_cast<std::int64_t>(from.size()), 1);
@@ -331,6 +334,10 @@ class DeviceBuffer {
   }
 
  private:
+  static void count_upload(std::int64_t n) {
+    ++traffic().n_uploads;
+    traffic().bytes_uploaded += n * static_cast<std::int64_t>(sizeof(T));
+  }
   static void queue_rows(Stream stream, T* to, std::int64_t pitch, const T* from, std::int64_t from_pitch,
                          std::int64_t width, std::int64_t n_rows, cudaMemcpyKind kind) {
     constexpr std::int64_t kMostPitch = 0x7FFFFFFF;  // bytes, of cudaMemcpy2DAsync

@@ -113,7 +113,8 @@ class Graph {
     check(status, "cudaGraphInstantiate");
     // Nothing has run: what was counted counts in every replay.
     const Counts after = Counts::now();
-    copied_ = {after.uploaded - before.uploaded, after.downloaded - before.downloaded, after.launches - before.launches};
+    copied_ = {after.uploads - before.uploads, after.uploaded - before.uploaded, after.downloaded - before.downloaded,
+               after.launches - before.launches};
     copied_.count(-1), traffic().n_launches -= copied_.launches, n_launches_of_thread = launched;
   }
   Graph(Graph&& other) noexcept : exec_(std::exchange(other.exec_, nullptr)), copied_(other.copied_) {}
@@ -133,10 +134,13 @@ class Graph {
  private:
   /// What one replay copies.
   struct Counts {
-    std::int64_t uploaded = 0, downloaded = 0, launches = 0;
-    static Counts now() { return {traffic().bytes_uploaded, traffic().bytes_downloaded, traffic().n_launches}; }
+    std::int64_t uploads = 0, uploaded = 0, downloaded = 0, launches = 0;
+    static Counts now() {
+      return {traffic().n_uploads, traffic().bytes_uploaded, traffic().bytes_downloaded, traffic().n_launches};
+    }
     void count(std::int64_t times) const {
-      traffic().bytes_uploaded += times * uploaded, traffic().bytes_downloaded += times * downloaded;
+      traffic().n_uploads += times * uploads, traffic().bytes_uploaded += times * uploaded;
+      traffic().bytes_downloaded += times * downloaded;
     }
   };
 

@@ -107,6 +107,11 @@ class HostBuffer {
   T* data() { return elements_.data(); }
   std::int64_t size() const { return static_cast<std::int64_t>(elements_.size()); }
   std::span<const T> elements() const { return elements_; }
+  /// The same, to be written. @throws DeviceError if the host has not waited for a copy from here or to here
+  std::span<T> to_write(const Line& line = Line::current()) {
+    runtime::check_host_write(std::as_bytes(std::span(elements_)), line);
+    return elements_;
+  }
 
  private:
   std::vector<T> elements_;
@@ -159,7 +164,7 @@ class DeviceBuffer {
     runtime::queue_copy(
         runtime::queue_of(stream.queue), "upload", {as_bytes(data_ + at), bytes(pitch), true},
         {as_bytes(const_cast<T*>(from)), bytes(from_pitch)}, n_bytes, n,
-        [=] { traffic().bytes_uploaded += static_cast<std::int64_t>(n * n_bytes); }, line);
+        [=] { ++traffic().n_uploads, traffic().bytes_uploaded += static_cast<std::int64_t>(n * n_bytes); }, line);
   }
   void queue_upload(Stream stream, std::span<const T> from, std::int64_t at = 0, const Line& line = Line::current()) {
     queue_upload(stream, from.data(), 0, at, 0, static_cast<std::int64_t>(from.size()), 1, line);

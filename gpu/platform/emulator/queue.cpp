@@ -112,8 +112,9 @@ void end_queue(Queue& queue) noexcept {
   }
   Streams& all = streams();
   const std::lock_guard lock(all.mutex);
-  std::erase(all.queues, &queue);
-  all.free_numbers.push_back(queue.number);
+  join(all.host, queue.clock);
+  // A stream ends more than once, and its number is free once.
+  if (std::erase(all.queues, &queue) > 0) all.free_numbers.push_back(queue.number);
 }
 
 void enqueue(Queue& queue, Operation operation) {
@@ -237,6 +238,24 @@ void refuse_in_capture(const char* word) {
   if (n_captured > 0) throw DeviceError(std::string(word) + " while this host thread captures a stream");
 }
 
+void check_host_write(std::span<const std::byte> bytes, const Line& line) {
+  check_host("a write of the host");
+  const Unwatched unwatched;
+  const auto check = [&](const std::string& name, std::span<const std::byte> copied) {
+    if (copied.data() >= bytes.data() + bytes.size() || bytes.data() >= copied.data() + copied.size()) return;
+    fail(line, "the host writes memory of " + name + ", and has not waited for it");
+  };
+  Streams& all = streams();
+  const std::lock_guard lock(all.mutex);
+  for (const Queue* queue : all.queues) {
+    for (const Queue::Queued& queued : queue->operations) check(queued.operation.name, queued.operation.host);
+  }
+  // Those that have run, because something else has waited for them.
+  for (const auto& trace : all.traces) {
+    if (at(all.host, trace->stream) < at(trace->clock, trace->stream)) check(trace->name, trace->host);
+  }
+}
+
 void forget_footprints(std::uintptr_t buffer) noexcept {
   const Unwatched unwatched;
   Streams& all = streams();
@@ -263,17 +282,23 @@ void queue_copy(Queue& queue, const char* word, Rows to, Rows from, std::size_t 
                 std::function<void()> count, const Line& line) {
   check_host(word);
   const Unwatched unwatched;
-  enqueue(queue, {.name = named(word, line), .act = [=, count = std::move(count)](Footprint* seen) {
-                    for (std::size_t i = 0; i < n_rows; ++i) {
-                      std::byte *const target = to.first + i * to.pitch, *const source = from.first + i * from.pitch;
-                      if (seen != nullptr && to.is_device) note_copy(*seen, target, n_bytes, Reach::kWrite, word, line);
-                      if (seen != nullptr && from.is_device) note_copy(*seen, source, n_bytes, Reach::kRead, word, line);
-                      note_read(source, n_bytes);
-                      note_write(target, n_bytes);
-                      std::memcpy(target, source, n_bytes);
-                    }
-                    count();
-                  }});
+  const auto host = [=](const Rows& rows) {
+    return rows.is_device ? std::span<const std::byte>() : std::span(rows.first, (n_rows - 1) * rows.pitch + n_bytes);
+  };
+  enqueue(queue, {.name = named(word, line),
+                  .act =
+                      [=, count = std::move(count)](Footprint* seen) {
+                        for (std::size_t i = 0; i < n_rows; ++i) {
+                          std::byte *const target = to.first + i * to.pitch, *const source = from.first + i * from.pitch;
+                          if (seen != nullptr && to.is_device) note_copy(*seen, target, n_bytes, Reach::kWrite, word, line);
+                          if (seen != nullptr && from.is_device) note_copy(*seen, source, n_bytes, Reach::kRead, word, line);
+                          note_read(source, n_bytes);
+                          note_write(target, n_bytes);
+                          std::memcpy(target, source, n_bytes);
+                        }
+                        count();
+                      },
+                  .host = from.is_device ? host(to) : host(from)});
 }
 
 void enqueue_outside(Queue& queue, const char* word, std::vector<OutsideAccess> accesses,

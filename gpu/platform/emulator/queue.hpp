@@ -18,6 +18,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -52,7 +53,8 @@ struct Operation {
   std::shared_ptr<const Mark> after{};
   std::function<OutsideAdvance()> begin_until{};  ///< called when it is queued, and in every replay: makes `until`
   OutsideAdvance until{};  ///< called again and again from when the operation begins; it ends when this returns true
-  std::shared_ptr<Mark> records{};  ///< written when it is queued, and in every replay
+  std::shared_ptr<Mark> records{};    ///< written when it is queued, and in every replay
+  std::span<const std::byte> host{};  ///< memory of the host that it copies from or to
 };
 
 /// A stream.
@@ -119,6 +121,8 @@ void replay(Queue& queue, const std::vector<Operation>& operations, const Line& 
 /// @throws DeviceError if this host thread captures a stream: the call would be lost, or run once and not in every replay
 void refuse_in_capture(const char* word);
 
+/// The host writes its own memory. @throws DeviceError if a copy from there or to there may still run
+void check_host_write(std::span<const std::byte> bytes, const Line& line);
 /// A buffer is freed: its address may be given to another.
 void forget_footprints(std::uintptr_t buffer) noexcept;
 

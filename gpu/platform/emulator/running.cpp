@@ -80,6 +80,7 @@ void begin_first(Streams& all, Queue& queue, std::unique_lock<std::mutex>& lock)
   if (!all.queues.empty() && !first.operation.after) {
     begun.trace = std::make_shared<Trace>();
     begun.trace->name = first.operation.name, begun.trace->stream = queue.number, begun.trace->clock = first.clock;
+    begun.trace->host = first.operation.host;
   }
   lock.unlock();
   Footprint* const seen = begun.trace ? &begun.trace->footprint : nullptr;

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,7 @@ struct Trace {
   std::string name;
   int stream = 0;
   StreamClock clock;
+  std::span<const std::byte> host;  ///< of the operation
   Footprint footprint;
 };
 

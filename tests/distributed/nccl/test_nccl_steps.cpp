@@ -18,15 +18,15 @@ namespace {
 
 /// What the devices have been asked for.
 struct Counts {
-  std::int64_t allocations, uploaded, downloaded, launches, replays;
+  std::int64_t allocations, uploads, uploaded, downloaded, launches, replays;
 
   static Counts now() {
     const DeviceTraffic& all = emulated::traffic();
-    return {all.n_allocations, all.bytes_uploaded, all.bytes_downloaded, all.n_launches, all.n_replays};
+    return {all.n_allocations, all.n_uploads, all.bytes_uploaded, all.bytes_downloaded, all.n_launches, all.n_replays};
   }
   Counts since(const Counts& before) const {
-    return {allocations - before.allocations, uploaded - before.uploaded, downloaded - before.downloaded,
-            launches - before.launches, replays - before.replays};
+    return {allocations - before.allocations, uploads - before.uploads,   uploaded - before.uploaded,
+            downloaded - before.downloaded,   launches - before.launches, replays - before.replays};
   }
 };
 
@@ -104,7 +104,7 @@ TEST_CASE("nccl: a ring computes while the next shard is on its way, on a stream
   }
 }
 
-TEST_CASE("nccl: a step uploads one position, queries and lengths, allocates nothing, and launches one graph") {
+TEST_CASE("nccl: a step is one upload of one position, queries and lengths, no allocation, and one graph") {
   const one_shot::Run run{.p = 2, .steps = 6, .dtype = DType::BF16, .group = 4, .head_dim = 64};
   const Topology topology = Topology::pretend(run.p, run.p);
   // Both ranges stay one leaf, so each rank has one state per row.
@@ -112,7 +112,9 @@ TEST_CASE("nccl: a step uploads one position, queries and lengths, allocates not
   constexpr std::int64_t kKeys = 100;
   const WorkloadShape shape = one_shot::shape_of(run, kKeys + run.steps);
   const std::int64_t n_rows = shape.n_rows(), row_bytes = shape.head_dim * static_cast<std::int64_t>(bytes_of(shape.dtype));
-  const std::int64_t uploaded = shape.bytes_per_position() + n_rows * row_bytes + 2 * shape.batch * 8;
+  const auto aligned = [](std::int64_t n_bytes) { return (n_bytes + 15) / 16 * 16; };
+  const std::int64_t uploaded =
+      aligned(shape.bytes_per_position()) + aligned(n_rows * row_bytes) + 2 * aligned(shape.batch * 8);
   const std::int64_t downloaded = n_rows * (shape.value_dim + 1) * 4;
   struct Case {
     const char* algorithm;
@@ -141,6 +143,7 @@ TEST_CASE("nccl: a step uploads one position, queries and lengths, allocates not
         if (t < 3 || ranks.rank() != 0) continue;
         CAPTURE(t);
         CHECK(step.allocations == 0);
+        CHECK(step.uploads == run.p);
         CHECK(step.uploaded == run.p * uploaded);
         CHECK(step.downloaded == run.p * (downloaded + further_bytes));
         CHECK(step.launches == 0);

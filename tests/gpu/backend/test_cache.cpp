@@ -11,6 +11,9 @@ namespace {
 
 const Backend& kernels() { return device::backend(); }
 
+/// What an array takes of the block that a step uploads.
+std::int64_t aligned(std::int64_t n_bytes) { return (n_bytes + 15) / 16 * 16; }
+
 bool same_states(const Forest<float>& a, const Forest<float>& b) {
   return a.subtrees() == b.subtrees() && a.states().size() == b.states().size() &&
          std::memcmp(a.states().data(), b.states().data(), a.states().size_bytes()) == 0;
@@ -81,7 +84,7 @@ TEST_CASE("device cache: keys appended step by step have the states of a shard t
   }
 }
 
-TEST_CASE("device cache: a step uploads one position, queries and lengths, allocates nothing, and launches one graph") {
+TEST_CASE("device cache: a step is one upload of one position, queries and lengths, no allocation, and one graph") {
   for (const Axes& axes : kAxes) {
     INFO(name_of(axes.dtype));
     const auto workload = normal_workload(6200, axes);
@@ -93,14 +96,17 @@ TEST_CASE("device cache: a step uploads one position, queries and lengths, alloc
     const auto q_bytes = shape.n_rows() * shape.head_dim * static_cast<std::int64_t>(bytes_of(shape.dtype));
     for (std::int64_t step = 100; step < 106; ++step) {
       CAPTURE(step);
-      const std::int64_t allocated = device::traffic().n_allocations, uploaded = device::traffic().bytes_uploaded;
+      const std::int64_t allocated = device::traffic().n_allocations, uploaded = device::traffic().bytes_uploaded,
+                         uploads = device::traffic().n_uploads;
       for (std::int64_t i = 0; i < 3; ++i) append(*cache, *workload, i, step, step + 1);
-      CHECK(device::traffic().bytes_uploaded == uploaded);
+      CHECK(device::traffic().n_uploads == uploads);
 
       const std::int64_t downloaded = device::traffic().bytes_downloaded, launches = device::traffic().n_launches,
                          replays = device::traffic().n_replays, launched = n_launches_of_thread;
       States& states = session->decode(q, std::vector<std::int64_t>(3, step + 1));
-      CHECK(device::traffic().bytes_uploaded - uploaded == shape.bytes_per_position() + q_bytes + 2 * 3 * 8);
+      CHECK(device::traffic().n_uploads - uploads == 1);
+      CHECK(device::traffic().bytes_uploaded - uploaded ==
+            aligned(shape.bytes_per_position()) + aligned(q_bytes) + 2 * aligned(3 * 8));
       CHECK(device::traffic().bytes_downloaded == downloaded);
       // The first step launches two kernels, the second records them; a lift is launched again, and then another graph.
       const bool is_first = step == 100;
@@ -123,6 +129,23 @@ TEST_CASE("device cache: a step uploads one position, queries and lengths, alloc
     const std::int64_t allocated = device::traffic().n_allocations;
     const device::DeviceBuffer<float> some(10);
     CHECK(device::traffic().n_allocations == allocated + 1);
+  }
+}
+
+TEST_CASE("device cache: the input of a step is not overwritten before it has been uploaded") {
+  for (const Axes& axes : kAxes) {
+    INFO(name_of(axes.dtype));
+    const auto workload = normal_workload(6230, axes);
+    const auto cache = kernels().make_cache(workload->shape(), {0, 150});
+    const auto session = cache->open(workload->scale);
+    for (std::int64_t i = 0; i < 3; ++i) append(*cache, *workload, i, 0, 100);
+    // The caller waits for none of these steps. Each appends a key, and a lost one would be missed at the end.
+    for (std::int64_t n = 101; n < 106; ++n) {
+      for (std::int64_t i = 0; i < 3; ++i) append(*cache, *workload, i, n - 1, n);
+      session->decode(workload->query(0), std::vector<std::int64_t>(3, n));
+    }
+    const std::vector<std::int64_t> lengths{90, 50, 105};
+    CHECK(same_states(session->decode(workload->query(0), lengths).host(), at_once(*workload, {0, 150}, lengths)));
   }
 }
 

@@ -153,26 +153,28 @@ TEST_CASE("dealt on a device: a cache and a session that grow have the bits of f
   }
 }
 
-TEST_CASE("dealt on a device: a step uploads a list when a leaf begins, and allocates nothing") {
+TEST_CASE("dealt on a device: a step is one upload, and one for each list in which a leaf begins, and allocates nothing") {
   const auto workload = normal_workload(7000, {.batch = 2, .heads = 1, .kv_heads = 1, .n_keys = 700});
   const auto cache = kernels().make_cache(workload->shape(), dealt(dealt_ranges(2)[0]), 400);
   const auto session = cache->open(workload->scale);
   const TensorView q = workload->query(0);
   const std::int64_t q_bytes = workload->shape().n_rows() * 16 * 4,
                      headers = 2 * static_cast<std::int64_t>(sizeof(LeafList));
-  const auto step = [&](std::int64_t n) {
+  const auto step = [&](std::int64_t n, std::int64_t n_lists = 0) {
     fill(*cache, *workload, std::vector<std::int64_t>{n, 300});
-    const std::int64_t allocated = device::traffic().n_allocations, uploaded = device::traffic().bytes_uploaded;
+    const std::int64_t allocated = device::traffic().n_allocations, uploaded = device::traffic().bytes_uploaded,
+                       uploads = device::traffic().n_uploads;
     session->decode(q, std::vector<std::int64_t>{n, 300});
     CHECK(device::traffic().n_allocations == allocated);
+    CHECK(device::traffic().n_uploads - uploads == 1 + n_lists);
     return device::traffic().bytes_uploaded - uploaded - q_bytes - 2 * 2 * 8 - workload->shape().bytes_per_position();
   };
   // Leaves 0, 2, 4, ... are in this range. Sequences of 5 leaves have three of them each.
-  CHECK(step(300) == headers + 2 * (3 + 1) * static_cast<std::int64_t>(sizeof(ListedLeaf)));  // and the end
+  CHECK(step(300, 2) == headers + 2 * (3 + 1) * static_cast<std::int64_t>(sizeof(ListedLeaf)));  // and the end
   CHECK(step(300) == headers);
   CHECK(step(320) == headers);  // the last leaf has more keys
   CHECK(step(330) == headers);  // leaf 5 is of another rank
-  CHECK(step(385) == headers + (4 + 1) * static_cast<std::int64_t>(sizeof(ListedLeaf)));
+  CHECK(step(385, 1) == headers + (4 + 1) * static_cast<std::int64_t>(sizeof(ListedLeaf)));
 }
 
 /// The cache of the ring takes shards of other ranks.

@@ -74,6 +74,59 @@ TEST_CASE("emulator: a queued copy takes the memory of the host as it is when th
   CHECK(to.download() == std::vector<float>{0, 0, 1, 2, 0, 5, 6, 0, 9, 10, 0, 0});
 }
 
+TEST_CASE("emulator: the host does not write memory of a copy that it has not waited for") {
+  for (std::uint64_t seed = 0; seed < 4; ++seed) {
+    CAPTURE(seed);
+    const SettingsScope scope({.seed = seed});
+    HostBuffer<float> in(2), out(1), other(2);
+    DeviceBuffer<float> a(2);
+    const OwnedStream stream, idle;
+    launch(nothing, {}, idle);  // it does not know what follows, so that is remembered
+    const auto refused = [&](HostBuffer<float>& buffer) { return error_in([&] { buffer.to_write(); }); };
+    const auto uploads = [&] { a.queue_upload(stream, in.elements().first(1)); };
+    in.to_write()[0] = 1;
+    uploads();
+    CHECK(has(refused(in), "the host writes memory of upload at test_streams.cpp:"));
+    CHECK(refused(other) == "");
+    synchronise(stream);
+    CHECK(refused(in) == "");
+    CHECK(*a.data() == 1);
+
+    a.queue_download(stream, {out.data(), 1});
+    CHECK(has(refused(out), "the host writes memory of download at test_streams.cpp:"));
+    CHECK(refused(in) == "");
+    synchronise(stream);
+    CHECK(refused(out) == "");
+
+    // It has run, but only the default stream has waited for it.
+    in.to_write()[0] = 2;
+    uploads();
+    Event event;
+    event.record(stream);
+    event.hold(Stream{});
+    CHECK(*a.data() == 2);
+    CHECK(has(refused(in), "and has not waited for it"));
+    synchronise(Stream{});
+    CHECK(refused(in) == "");
+
+    // What is recorded copies in every replay.
+    Graph graph(stream, uploads);
+    CHECK(refused(in) == "");
+    graph.replay(stream);
+    CHECK(has(refused(in), ", replayed at test_streams.cpp:"));
+    synchronise(stream);
+    CHECK(refused(in) == "");
+
+    // The end of a stream waits.
+    {
+      const OwnedStream gone;
+      a.queue_upload(gone, in.elements());
+      CHECK(has(refused(in), "upload at"));
+    }
+    CHECK(refused(in) == "");
+  }
+}
+
 TEST_CASE("emulator: an event makes a stream wait for another, whatever else runs") {
   for (std::uint64_t seed = 0; seed < 8; ++seed) {
     CAPTURE(seed);
@@ -150,6 +203,16 @@ TEST_CASE("emulator: two streams that touch the same memory without an event are
   CHECK(race(counts, counts) == "");
   CHECK(race(writes, reads, true) == "");
   CHECK(race(uploads, also_reads, true) == "");
+}
+
+TEST_CASE("emulator: streams made after one that has ended twice are two") {
+  {
+    OwnedStream gone;
+    gone.finish();
+  }
+  const DeviceBuffer<float> a(1);
+  const auto writes = [&](Stream stream) { launch(store, {}, stream, a.data(), 3.0f); };
+  CHECK(has(race(writes, writes), "race between streams"));
 }
 
 TEST_CASE("emulator: what the host has waited for comes before what it queues then, and before nothing else") {
