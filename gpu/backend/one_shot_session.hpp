@@ -50,8 +50,8 @@ class PeerFailed : public DeviceError {
 /// All ranks of the node make the same calls. open_window() and connect() come before the first step, and again whenever the
 /// ranges have changed. Memory is taken and freed, and access to windows enabled, while no rank is in a step: on a GPU that
 /// may wait for its kernels and those of its peers, and these for a rank that has not launched yet. A step is one graph: one
-/// copy uploads the query, the lengths and what was appended, a small kernel stores the latter, one kernel runs from the keys
-/// to the result, and the result is downloaded.
+/// copy uploads the query, the lengths and what was appended, a small kernel stores the latter, one kernel runs from the
+/// keys to the result, and the result is downloaded.
 class OneShotSession {
  public:
   /// The result of a step, by OneShotOptions::result; in memory of the session, until the next step.
