@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief How a thread requests the rows that it reads: chosen by timing its first chunks.
+/// @brief How a thread requests the rows that it reads: chosen by timing a few chunks with each.
 #pragma once
 
 #include "reference/decode/leaf_kernel.hpp"
@@ -41,10 +41,10 @@ class RequestChoice {
     return kAll[static_cast<std::size_t>(std::min_element(least_.begin(), least_.end()) - least_.begin())];
   }
   /// A chunk took so many seconds with requests(). One of less than half as many keys as the longest is not counted: it
-  /// takes longer per key.
+  /// takes longer per key. @pre is_open()
   void took(std::int64_t n_keys, double seconds) {
     longest_ = std::max(longest_, n_keys);
-    if (!is_open() || 2 * n_keys < longest_) return;
+    if (2 * n_keys < longest_) return;
     double& least = least_[n_timed_++ / kTries];
     least = std::min(least, seconds / static_cast<double>(n_keys));
   }
