@@ -25,6 +25,10 @@ struct Rows {
   const std::byte* first;
   std::int64_t stride, last;
   TREE_ATTN_INLINE const std::byte* operator[](std::int64_t a) const { return first + (a < last ? a : last) * stride; }
+  /// The row after row a, which is at `row`.
+  TREE_ATTN_INLINE const std::byte* after(const std::byte* row, std::int64_t a) const {
+    return row + (a < last ? stride : 0);
+  }
 };
 
 /// Requests rows ahead of an element that is being loaded, so that they are in the cache when their turn comes.
@@ -32,12 +36,13 @@ struct Rows {
 /// The hardware prefetchers alone keep up with these loops on some processors, and on others not. A core drops requests
 /// while many are open, so the loops over several queries, which compute long enough to afford it, ask twice. The distances
 /// for the first level were chosen on a Zen 5, those for the second on a Zen 4.
+/// @tparam T type of the rows
 /// @tparam kShared whether several queries share the rows
-template <Requests kRequests, bool kShared>
+template <class T, Requests kRequests, bool kShared>
 TREE_ATTN_INLINE void request_ahead(const std::byte* from, std::int64_t n_bytes) {
   if constexpr (kRequests == Requests::kFirstLevel) {
     if constexpr (kShared) request<1>(from, 12288, n_bytes);
-    request<1>(from, 6144, n_bytes);
+    request<1>(from, !kShared && sizeof(T) >= sizeof(float) ? 3072 : 6144, n_bytes);
   } else if constexpr (kRequests == Requests::kSecondLevel) {
     if constexpr (kShared) request<2>(from, 20480, n_bytes);
     request<2>(from, kShared ? 8192 : 2048, n_bytes);
@@ -52,7 +57,7 @@ struct Axis {
   template <class T, Requests kRequests, bool kShared>
   TREE_ATTN_INLINE Pair load(const std::byte* row, std::int64_t p) const {
     const std::byte* const from = row + p * kPairBytes<T>;
-    request_ahead<kRequests, kShared>(from, kPairBytes<T>);
+    request_ahead<T, kRequests, kShared>(from, kPairBytes<T>);
     const std::int64_t rest = size - p * kPairElements;
     return kPairs > 0 || rest >= kPairElements ? load_pair<T>(from) : load_pair<T>(from, rest);
   }
@@ -95,15 +100,18 @@ TREE_ATTN_INLINE void scores(Rows keys, Axis<kPairs> d_h, const float* q, std::i
   constexpr int kHeld = kQueries == 1 ? kPairs : 0;  // pairs of the query that stay in registers
   Pair held[kHeld + 1];
   each<kHeld>([&]<int p>() TREE_ATTN_LAMBDA { held[p] = load_packed(q, p); });
+  const std::byte* next = keys.first;
   for (int a = 0; a < kKeys; a += kAtOnce) {
     Lanes products[16];  // in memory, since r is not a constant
 #pragma GCC unroll 1
     for (int r = 0; r < kAtOnce; r += kRows) {
+      const std::byte* row[kRows];
+      for (int i = 0; i < kRows; ++i) row[i] = kQueries == 1 ? next : keys[a + r + i];
+      next = keys.after(next, a + r);
       Lanes sums[kRows][kQueries];
       const auto add_pair = [&]<bool kFirst>(std::int64_t p) TREE_ATTN_LAMBDA {
         Pair k[kRows];
-        each<kRows>([&]<int i>()
-                        TREE_ATTN_LAMBDA { k[i] = d_h.template load<T, kRequests, (kQueries > 1)>(keys[a + r + i], p); });
+        each<kRows>([&]<int i>() TREE_ATTN_LAMBDA { k[i] = d_h.template load<T, kRequests, (kQueries > 1)>(row[i], p); });
         each<kQueries>([&]<int j>() TREE_ATTN_LAMBDA {
           const Pair of_query = kHeld > 0 ? held[p] : load_packed(q + j * q_stride, p);
           each<kRows>([&]<int i>() TREE_ATTN_LAMBDA { add_product<kFirst>(sums[i][j], k[i], of_query); });
@@ -131,8 +139,8 @@ struct LeafShift {
   bool all_seen;
 };
 
-/// Turns the scores of a leaf into weights 2^(s_a - e), and none() where s_a = -inf; a NaN stays NaN.
-TREE_ATTN_INLINE LeafShift weigh(float* s) {
+/// The shift of the scores of a leaf; it is no NaN.
+TREE_ATTN_INLINE LeafShift shift_of(const float* s) {
   const Part unseen = all(-__builtin_inff());
   Part shifts = unseen;
   PartBits any_unseen{};
@@ -141,14 +149,17 @@ TREE_ATTN_INLINE LeafShift weigh(float* s) {
     shifts = select(shift > shifts, shift, shifts);  // no NaN wins
     any_unseen |= x == unseen;
   }
-  const float e = largest(shifts);
-  const bool all_seen = !any(any_unseen);
+  return {largest(shifts), !any(any_unseen)};
+}
+
+/// Turns the scores of a leaf into weights 2^(s_a - e), and none() where s_a = -inf; a NaN stays NaN.
+TREE_ATTN_INLINE void weigh(float* s, float e) {
+  const Part unseen = all(-__builtin_inff());
   for (int a = 0; a < kKeys; a += kPartLanes) {
     const Part x = load_vector<Part>(s + a), shift = ceil(x);
     const Part weight = select(x == unseen, all(-0.0f), exp2_fraction(x - shift) * pow2(shift - e));
     __builtin_memcpy(s + a, &weight, sizeof weight);
   }
-  return {e, all_seen};
 }
 
 /// D: the sum of the weights over the tree; +0 if no key is seen.
@@ -180,8 +191,10 @@ TREE_ATTN_INLINE void weighted_sums(Rows v, std::int64_t size, std::int64_t n_qu
   constexpr int kLevels = 5, kRow = 2 * kPairs;  // levels of the tree above two keys; lanes of a row
   static_assert(kKeys == 2 << kLevels);
   const Axis<(kPairs > 1 ? kPairs : 0)> axis{size};
+  const std::byte* next = v.first;
   const auto load_row = [&](std::int64_t a, Lanes(&x)[kRow]) TREE_ATTN_LAMBDA {
-    const std::byte* const row = v[a];
+    const std::byte* const row = kShared ? v[a] : next;
+    next = v.after(next, a);
     each<kPairs>([&]<int p>() TREE_ATTN_LAMBDA {
       const Pair pair = axis.template load<T, kRequests, kShared>(row, p);
       x[2 * p] = pair.x, x[2 * p + 1] = pair.y;

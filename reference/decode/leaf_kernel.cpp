@@ -48,6 +48,14 @@ void merge_states(const float* left, const float* right, float* out, std::int64_
   }
 }
 
+/// Copies n elements, at most a pair.
+TREE_ATTN_INLINE void copy_pair(const float* from, std::int64_t n, float* to) {
+  if (n >= kPairElements)
+    __builtin_memcpy(to, from, kPairElements * sizeof(float));  // of a size that the compiler knows
+  else
+    __builtin_memcpy(to, from, static_cast<std::size_t>(n) * sizeof(float));
+}
+
 void unpack(const float* packed, DType value_type, std::int64_t n, std::int64_t d_v, float* states) {
   with_dtype(value_type, [&]<class T>(T) {
     for (; n > 0; --n, packed += state_size(packed_size(d_v)), states += state_size(d_v)) {
@@ -55,8 +63,7 @@ void unpack(const float* packed, DType value_type, std::int64_t n, std::int64_t 
       for (std::int64_t i = 0; i < d_v; i += kPairElements) {
         float pair[kPairElements];
         for (int j = 0; j < kPairElements; ++j) pair[j] = packed[kValues + i + lane_of<T>(j)];
-        const std::int64_t rest = d_v - i < kPairElements ? d_v - i : kPairElements;
-        __builtin_memcpy(states + kValues + i, pair, static_cast<std::size_t>(rest) * sizeof(float));
+        copy_pair(pair, d_v - i, states + kValues + i);
       }
     }
   });
@@ -64,8 +71,8 @@ void unpack(const float* packed, DType value_type, std::int64_t n, std::int64_t 
 
 /// The loops over one chunk.
 ///
-/// All weights are computed before the first value is read, so that memory is read in two long streams. Those of a leaf
-/// follow its scores: the processor computes them while the keys of the next leaf are on their way. With a pass of their
+/// All weights are computed before the first value is read, so that memory is read in two long streams. Those of two leaves
+/// follow their scores: the processor computes them while the keys of the next leaf are on their way. With a pass of their
 /// own, in which nothing is read, the decode of BF16 was 3 % slower.
 class ChunkLoop {
  public:
@@ -100,7 +107,7 @@ class ChunkLoop {
           queries.template operator()<2>();
         }
         queries.template operator()<1>();
-        weigh(leaf);
+        if ((leaf & 1) != 0 || leaf + 1 == n_leaves_) weigh(leaf & ~std::int64_t{1}, leaf + 1);
       }
     });
   }
@@ -143,21 +150,31 @@ class ChunkLoop {
   Rows rows(std::int64_t leaf, const std::byte* first, std::int64_t stride) const {
     return {first, stride, keys_of(leaf) - 1};
   }
-  /// Turns the scores of a leaf into weights.
-  __attribute__((noinline)) void weigh(std::int64_t leaf) {
-    for (std::int64_t j = 0; j < chunk_.n_queries; ++j) {
-      float *const s = scores_ + leaf * kLeafKeys + j * s_stride_, first = s[0];
-      for (std::int64_t a = keys_of(leaf); a < kLeafKeys; ++a) s[a] = -__builtin_inff();
-      const LeafShift leaf_shift = lanes::weigh(s);
-      float* const of_leaf = weights_of(leaf, j);
-      of_leaf[kAllSeen] = leaf_shift.all_seen ? 1 : 0;
-      if (chunk_.single_key && s[0] > 0) {
-        s[0] = 1, of_leaf[kShift] = first, of_leaf[kSum] = 1;
-      } else {
-        of_leaf[kShift] = leaf_shift.shift + static_cast<float>(chunk_.lift);
-        of_leaf[kSum] = sum_of_weights(s) * pow2(-static_cast<float>(chunk_.lift));
+  /// Turns the scores of some leaves into weights. Each step waits long for the one before; those of several leaves, which
+  /// do not wait for each other, follow one another.
+  __attribute__((noinline)) void weigh(std::int64_t begin, std::int64_t end) {
+    const auto each_leaf = [&](const auto& step) TREE_ATTN_LAMBDA {
+      for (std::int64_t j = 0; j < chunk_.n_queries; ++j) {
+        for (std::int64_t leaf = begin; leaf < end; ++leaf)
+          step(leaf, scores_ + leaf * kLeafKeys + j * s_stride_, weights_of(leaf, j));
       }
-    }
+    };
+    const float lift = static_cast<float>(chunk_.lift);
+    each_leaf([&](std::int64_t leaf, float* s, float* of_leaf) TREE_ATTN_LAMBDA {
+      for (std::int64_t a = keys_of(leaf); a < kLeafKeys; ++a) s[a] = -__builtin_inff();
+      const LeafShift leaf_shift = shift_of(s);
+      of_leaf[kShift] = leaf_shift.shift, of_leaf[kAllSeen] = leaf_shift.all_seen ? 1 : 0;
+      of_leaf[kSum] = s[0];  // the shift of a single key, until there are sums
+    });
+    each_leaf([&](std::int64_t, float* s, float* of_leaf) TREE_ATTN_LAMBDA { lanes::weigh(s, of_leaf[kShift]); });
+    each_leaf([&](std::int64_t, float* s, float* of_leaf) TREE_ATTN_LAMBDA {
+      if (chunk_.single_key && s[0] > 0) {
+        s[0] = 1, of_leaf[kShift] = of_leaf[kSum], of_leaf[kSum] = 1;
+      } else {
+        of_leaf[kShift] += lift;
+        of_leaf[kSum] = sum_of_weights(s) * pow2(-lift);
+      }
+    });
   }
 
   std::int64_t state_floats() const { return state_size(d_v_); }
@@ -230,9 +247,8 @@ void pack_query(const float* q, std::int64_t d_h, DType key_type, float scale, f
   with_dtype(key_type, [&]<class T>(T) {
     for (std::int64_t i = 0; i < d_h; i += kPairElements) {
       float pair[kPairElements] = {};
-      const std::int64_t rest = d_h - i < kPairElements ? d_h - i : kPairElements;
-      __builtin_memcpy(pair, q + i, static_cast<std::size_t>(rest) * sizeof(float));
-      for (int j = 0; j < kPairElements; ++j) packed[i + lane_of<T>(j)] = j < rest ? pair[j] * scale : 0;
+      copy_pair(q + i, d_h - i, pair);
+      for (int j = 0; j < kPairElements; ++j) packed[i + lane_of<T>(j)] = i + j < d_h ? pair[j] * scale : 0;
     }
   });
 }
