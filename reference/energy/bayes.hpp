@@ -142,7 +142,7 @@ struct Gaussian {
 ///
 /// The Hessian of F* at attention is the inverse of C, the covariance of the values under softmax(q.k), so the width of the
 /// peak is the spread of the values. n = 1 gives the Gaussian with the first two moments of v, which is wrong unless v is
-/// Gaussian. For the mean of n values it is the central limit theorem, correct up to O(1/n) as n grows. It is *not* an
+/// Gaussian. For the mean of n values it is the central limit theorem, correct up to O(1/sqrt(n)) as n grows. It is *not* an
 /// uncertainty of the attention output, which is known exactly.
 /// @param[in] q query [d_h]
 /// @param[in] K keys [N, d_h]

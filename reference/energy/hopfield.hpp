@@ -18,8 +18,8 @@
 /// patterns at small beta.
 ///
 /// Shapes: X [N, d], one pattern per row; xi [d]; all elements double. With separate values Y [N, d_v] the memory is
-/// hetero-associative: iterate on the keys, then read the values. A transformer layer makes one such step and reads the
-/// values.
+/// hetero-associative: iterate on the keys, then read the values. A head of a transformer does not iterate: it reads the
+/// values once, with the weights of the first step.
 #pragma once
 
 #include "reference/energy/energy.hpp"
