@@ -74,8 +74,8 @@ class Decoder {
 
 /// What an algorithm adds to the error model of the backend (error_bound.hpp).
 struct ExchangeRounding {
-  double additions_per_lse =
-      0;  ///< additions for each unit of the largest |lse|, which a weight exp(lse - m) was rounded from
+  /// Additions for each unit of the largest |lse|: a weight exp(lse - m) has the rounding error of its lse.
+  double additions_per_lse = 0;
   double additions_per_rank = 0;  ///< additions for each rank
   double rescalings = 0;          ///< rescalings that are not by a power of two
   bool operator==(const ExchangeRounding&) const = default;
