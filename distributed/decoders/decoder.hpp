@@ -144,8 +144,8 @@ std::span<const Algorithm> kernel_algorithms();
 /// The algorithm of that name. @throws InputError if the name is unknown; the message lists the known ones
 const Algorithm& find_algorithm(std::string_view name);
 
-/// The plan of a rank and memory for it: of the host, or of the device if the transport sends from there. There it is what a
-/// step of the device goes on with.
+/// The plan of a rank and memory for it: of the host, or of the device if the transport sends from there. On the device it
+/// is the end of a step.
 class PlanRunner final : public StepEnd {
  public:
   /// @param transport outlives it @param stream for a plan on the device, outlives it; null: one of its own

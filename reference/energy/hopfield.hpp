@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Hopfield retrieval: attention, iterated, with the keys as values (after C.1; the paper only names it).
+/// @brief Hopfield retrieval: attention, iterated, with the keys as values (section 4 and appendix A mention it).
 ///
 /// The memory stores N patterns x_a. A state xi attends to them with inverse temperature beta. One step is attention with
 /// q = beta xi and K = V = X, which is the gradient of the energy of energy.hpp,
