@@ -25,7 +25,7 @@ int main() {
   // %% [markdown]
   // ## The text
   //
-  // Words in random order, and 300 records like `The code of velora is 402913.` at random places. Keys are
+  // Words in random order, and records like `The code of velora is 402913.` at random places. Keys are
   // syllables, values are digits.
 
   // %%

@@ -156,10 +156,10 @@ int main() {
   // $z - \langle v \rangle$ and its Hessian is $-C(\zeta)$, so Newton's direction is
   // $d = C^{-1}(z - \langle v \rangle)$.
   //
-  // The full step may be too long. Let $s$ be the spread of $d \cdot v_a$ over the keys. The third
-  // derivative along $d$ is at most $s$ times the second, which bounds from below what a step of
-  // length $t$ gains. This bound is greatest at $t = \log(1 + s) / s$. With this $t$ every step
-  // increases $g$ and no line search is needed. As $s \to 0$ it becomes the full step, so the last
+  // The full step may be too long. Let $w$ be the spread of $d \cdot v_a$ over the keys. The third
+  // derivative along $d$ is at most $w$ times the second, which bounds from below what a step of
+  // length $t$ gains. This bound is greatest at $t = \log(1 + w) / w$. With this $t$ every step
+  // increases $g$ and no line search is needed. As $w \to 0$ it becomes the full step, so the last
   // steps converge quadratically.
   //
   // **Predict:** in the last lines of the table, what happens to the number of correct digits per

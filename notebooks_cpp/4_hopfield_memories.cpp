@@ -306,9 +306,9 @@ plot $f using 1:2 with lines lw 2 lc rgb '#bbbbbb' title 'formula, constant fitt
   // ## What the heads of a transformer retrieve
   //
   // `tests/data/minilm` holds $q$, $k$ and $v$ of one layer of a trained sentence encoder: twelve
-  // heads over 512 word pieces. A layer makes one step with $\beta = 1 / \sqrt{32}$ and reads
-  // values that differ from the keys. We first check that our attention equals the output of the
-  // model.
+  // heads over 512 word pieces. A head does not iterate. It reads once, with $\beta = 1 / \sqrt{32}$,
+  // from values that differ from the keys. We first check that our attention equals the output of
+  // the model.
 
   // %%
   const SafetensorsFile file = SafetensorsFile::open(TREE_ATTN_TEST_DATA "/minilm/attention.safetensors");
@@ -381,7 +381,7 @@ plot $f using 1:2 with lines lw 2 lc rgb '#bbbbbb' title 'formula, constant fitt
 // in the final states: the keys with the largest weight in one step are not those at which
 // iteration ends. Five heads act as memories: different queries end at different single keys. Five
 // others act as averages: at this temperature all queries end in one state that hundreds of keys
-// share. A layer makes only the first step of this iteration.
+// share. A head itself uses only the weights of the first step.
 //
 // ## What to take home
 //
@@ -389,8 +389,8 @@ plot $f using 1:2 with lines lw 2 lc rgb '#bbbbbb' title 'formula, constant fitt
 //    half the squared length of the step.
 // 2. At low temperature stored patterns are fixed points, and their number grows exponentially with
 //    the dimension; at high temperature only an average is left.
-// 3. An attention head is one step of such a memory. Iterated, some heads retrieve single keys, and
-//    others compute one average for all queries.
+// 3. An attention head reads its values with the weights of one step of such a memory. Iterated, some
+//    heads retrieve single keys, and others compute one average for all queries.
 //
 // ## To program
 //

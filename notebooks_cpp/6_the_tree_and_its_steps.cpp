@@ -408,9 +408,9 @@ plot $steps index 2 using 1:2 with linespoints ls 1 title 'N = 2^{16}', \
 //
 //    <details><summary>Answer</summary>
 //
-//    I would order 683. With 819 workers the chunks still have $\lceil 4096 / 819 \rceil = 6$ elements, so 683 of
-//         them work and 136 are idle. Both need $5 + 10 = 15$ steps; 820 workers have chunks of
-//         five and need 14.
+//    Order 683. With 819 workers the chunks still have $\lceil 4096 / 819 \rceil = 6$ elements, so
+//    683 of them work and 136 are idle. Both need $5 + 10 = 15$ steps; 820 workers have chunks of
+//    five and need 14.
 //
 //    </details>
 //

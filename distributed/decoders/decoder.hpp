@@ -74,8 +74,8 @@ class Decoder {
 
 /// What an algorithm adds to the error model of the backend (error_bound.hpp).
 struct ExchangeRounding {
-  double additions_per_lse =
-      0;  ///< additions for each unit of the largest |lse|, which a weight exp(lse - m) was rounded from
+  /// Additions for each unit of the largest |lse|: a weight exp(lse - m) has the rounding error of its lse.
+  double additions_per_lse = 0;
   double additions_per_rank = 0;  ///< additions for each rank
   double rescalings = 0;          ///< rescalings that are not by a power of two
   bool operator==(const ExchangeRounding&) const = default;
@@ -144,8 +144,8 @@ std::span<const Algorithm> kernel_algorithms();
 /// The algorithm of that name. @throws InputError if the name is unknown; the message lists the known ones
 const Algorithm& find_algorithm(std::string_view name);
 
-/// The plan of a rank and memory for it: of the host, or of the device if the transport sends from there. There it is what a
-/// step of the device goes on with.
+/// The plan of a rank and memory for it: of the host, or of the device if the transport sends from there. On the device it
+/// is the end of a step.
 class PlanRunner final : public StepEnd {
  public:
   /// @param transport outlives it @param stream for a plan on the device, outlives it; null: one of its own

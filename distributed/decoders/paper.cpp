@@ -2,8 +2,8 @@
 /// @file
 /// @brief Alg. 3 to the letter: three AllReduces.
 ///
-/// Gives up two things for being the paper's: a weight exp(lse - m) carries the rounding of lse, and the bits depend on the
-/// number of ranks. The max keeps NaN, an empty shard has weight 0, all-empty gives z = 0 and lse = -inf.
+/// Two disadvantages against a merge of states: a weight exp(lse - m) carries the rounding of lse, and the bits depend on
+/// the number of ranks. The max keeps NaN, an empty shard has weight 0, all-empty gives z = 0 and lse = -inf.
 #include "distributed/decoders/decoder.hpp"
 #include "distributed/transport/plan_builder.hpp"
 #include "reference/oracle/cost_model.hpp"

@@ -2,10 +2,11 @@
 /// @file
 /// @brief One rule for all levels of the machine: neighbouring blocks of ranks are joined, a node first (section 5.3).
 ///
-/// No rank leads and nothing comes down: every rank of a node talks to the rank of its index in other nodes, so all links
-/// are in use, and every rank ends with the forest of the whole. PlanBuilder::join_blocks() has the rule and why its bits
-/// are canonical. Messages above PlanOptions::slice_bytes are cut: the ranks of a node first share the rows, each joins its
-/// slice of all nodes, and they gather the output at the end. Rows are merged independently, so the bits are the same.
+/// No rank leads and no output comes down: every rank of a node exchanges with the rank of its index in other nodes, so all
+/// links are in use, and every rank ends with the forest of the whole. PlanBuilder::join_blocks() states the rule and why
+/// its bits are canonical. If messages exceed PlanOptions::slice_bytes, the rows are cut: the ranks of a node first scatter
+/// slices of the rows, each joins its slice of all nodes, and they gather the output at the end. Rows are merged
+/// independently, so the bits are the same.
 #include "distributed/decoders/decoder.hpp"
 #include "distributed/transport/plan_builder.hpp"
 
@@ -20,8 +21,8 @@ double longest_message(const Topology& topology, std::span<const KeyRange> range
   return std::max(longest_forest_bytes(ranges, options), longest_forest_bytes(ranges_of_nodes(topology, ranges), options));
 }
 
-/// Number of slices that the rows are cut into: one for each rank of a node, or 1. Nodes of different sizes have no ranks of
-/// equal slices to talk to, so there the rows stay together. Two ranks alone would send as many bytes in slices.
+/// Number of slices that the rows are cut into: one for each rank of a node, or 1. In nodes of different sizes a slice has
+/// no counterpart in the other nodes, so there the rows stay together. Two ranks alone would send as many bytes in slices.
 int n_slices(const Topology& topology, double message_bytes, const PlanOptions& options) {
   const std::size_t n = topology.node(0).size();
   if (topology.size() <= 2) return 1;

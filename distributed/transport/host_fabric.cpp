@@ -160,7 +160,7 @@ void HostFabric::run(const AllReduce&) {
 }
 
 void HostFabric::run(const Divide& divide) {
-  constexpr float kNaN = std::numeric_limits<float>::quiet_NaN(), kInf = std::numeric_limits<float>::infinity();
+  constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
   settle();
   float *n = at(divide.n), *D = at(divide.D);
   const float* m = at(divide.m);
@@ -168,7 +168,7 @@ void HostFabric::run(const Divide& divide) {
     const float m_and_sum[] = {m[r], D[r]};  // laid out as a state; the base of the exponent does not matter here
     for (std::int64_t j = 0; j < d_v_; ++j) n[r * d_v_ + j] = finish_value(m_and_sum, n[r * d_v_ + j]);
     D[r] = m[r] + std::log(std::ldexp(D[r], lift_));
-    if (D[r] != D[r]) D[r] = m[r] == -kInf ? m[r] : kNaN;
+    if (D[r] != D[r]) D[r] = kNaN;
   }
 }
 

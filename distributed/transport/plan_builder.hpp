@@ -93,9 +93,10 @@ class PlanBuilder {
   /// message from every other block: j of B is served by the one i < |A| with i = j mod |A|. The units are the blocks of the
   /// first round; ceil(log_radix n) rounds join n of them, for any n and any sizes.
   ///
-  /// The bits are canonical. Every member of a block holds the forest of the block's positions: so it is for the units, and
-  /// a round joins the forests of neighbouring blocks, which is the forest of their union. It is a function of the positions
-  /// and the states below them alone (Forest), and the sizes of units and the radix are not in it.
+  /// The bits are canonical. Every member of a block holds the forest of the block's positions: this is true of the units,
+  /// and a round joins the forests of neighbouring blocks, which gives the forest of their union. A forest is a function of
+  /// its positions and of the states below them alone (Forest), so it depends neither on the sizes of the units nor on the
+  /// radix.
   /// @param units unit u is members [units[u], units[u + 1]); each holds the forest of its positions
   /// @param mine the forest of the unit of this rank
   /// @returns the forest of all units @throws std::invalid_argument if the radix is less than 2

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The affine hull by a singular value decomposition. In a header, every file that includes it would compile that.
+/// @brief The affine hull by a singular value decomposition, which takes long to compile and therefore is in no header.
 #include "reference/energy/affine_hull.hpp"
 
 #include <Eigen/SVD>

@@ -36,6 +36,17 @@ struct SourceAndActivation {
   Matrix Z;     ///< activations [l, d_v]
 };
 
+/// Throws std::invalid_argument unless sources and activations are [l, d_v].
+/// @param function that has them as an argument
+inline void require_shapes(const char* function, const MatrixRef& Q, const MatrixRef& V, const SourceAndActivation& at) {
+  for (const Matrix* x : {&at.Zeta, &at.Z}) {
+    if (x->rows() == Q.rows() && x->cols() == V.cols()) continue;
+    throw std::invalid_argument(std::string(function) + ": sources and activations are [" + std::to_string(x->rows()) +
+                                ", " + std::to_string(x->cols()) + "], expected [" + std::to_string(Q.rows()) + ", " +
+                                std::to_string(V.cols()) + "]");
+  }
+}
+
 /// Gamma(zeta, z) = sum_i ( z_i.zeta_i - F_i(zeta_i) ), F_i = log sum_{a <= i} exp(q_i.k_a + zeta_i.v_a).
 ///
 /// Edges: +inf if any query sees no key; NaN where F is NaN.
@@ -46,12 +57,7 @@ struct SourceAndActivation {
 /// @throws std::invalid_argument if Zeta or Z is not [l, d_v]
 /// @paper{eq_30, eq. (30)}
 inline double log_likelihood(const MatrixRef& Q, const MatrixRef& K, const MatrixRef& V, const SourceAndActivation& at) {
-  for (const Matrix* x : {&at.Zeta, &at.Z}) {
-    if (x->rows() == Q.rows() && x->cols() == V.cols()) continue;
-    throw std::invalid_argument("log_likelihood: sources and activations are [" + std::to_string(x->rows()) + ", " +
-                                std::to_string(x->cols()) + "], expected [" + std::to_string(Q.rows()) + ", " +
-                                std::to_string(V.cols()) + "]");
-  }
+  require_shapes("log_likelihood", Q, V, at);
   return at.Zeta.cwiseProduct(at.Z).sum() - causal_energy(Q, K, V, at.Zeta);
 }
 
@@ -63,9 +69,11 @@ inline double log_likelihood(const MatrixRef& Q, const MatrixRef& K, const Matri
 /// @param[in] V values [N, d_v]
 /// @param[in] at Zeta and Z, each [l, d_v]
 /// @returns dGamma/dZeta and dGamma/dZ, each [l, d_v]
+/// @throws std::invalid_argument if Zeta or Z is not [l, d_v]
 /// @paper{eq_31, eq. (31)}
 inline SourceAndActivation log_likelihood_gradient(const MatrixRef& Q, const MatrixRef& K, const MatrixRef& V,
                                                    const SourceAndActivation& at) {
+  require_shapes("log_likelihood_gradient", Q, V, at);
   return {at.Z - causal_energy_gradient(Q, K, V, at.Zeta), at.Zeta};
 }
 
@@ -142,7 +150,7 @@ struct Gaussian {
 ///
 /// The Hessian of F* at attention is the inverse of C, the covariance of the values under softmax(q.k), so the width of the
 /// peak is the spread of the values. n = 1 gives the Gaussian with the first two moments of v, which is wrong unless v is
-/// Gaussian. For the mean of n values it is the central limit theorem, correct up to O(1/n) as n grows. It is *not* an
+/// Gaussian. For the mean of n values it is the central limit theorem, correct up to O(1/sqrt(n)) as n grows. It is *not* an
 /// uncertainty of the attention output, which is known exactly.
 /// @param[in] q query [d_h]
 /// @param[in] K keys [N, d_h]

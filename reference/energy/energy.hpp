@@ -45,6 +45,12 @@ using MatrixRefOf =
 using VectorRef = VectorRefOf<double>;  ///< reference to any column of doubles
 using MatrixRef = MatrixRefOf<double>;  ///< reference to any matrix of doubles
 
+/// Throws std::invalid_argument in one line unless two lengths are equal.
+/// @param what the function and the lengths that it compares
+inline void require_equal(const char* what, Eigen::Index a, Eigen::Index b) {
+  if (a != b) throw std::invalid_argument(std::string(what) + " differ: " + std::to_string(a) + " and " + std::to_string(b));
+}
+
 /// The exponents r_a = q.k_a + zeta.v_a.
 /// @param[in] q query [d_h]
 /// @param[in] K keys [N, d_h]
@@ -55,13 +61,9 @@ using MatrixRef = MatrixRefOf<double>;  ///< reference to any matrix of doubles
 template <class Scalar = double>
 VectorOf<Scalar> exponents(const VectorRefOf<Scalar>& q, const MatrixRefOf<Scalar>& K, const MatrixRefOf<Scalar>& V,
                            const VectorRefOf<Scalar>& zeta) {
-  const auto require = [](bool fits, const char* what, Eigen::Index a, Eigen::Index b) {
-    if (fits) return;
-    throw std::invalid_argument("exponents: " + std::string(what) + ": " + std::to_string(a) + " and " + std::to_string(b));
-  };
-  require(q.size() == K.cols(), "length of q and of a key differ", q.size(), K.cols());
-  require(K.rows() == V.rows(), "number of keys and of values differ", K.rows(), V.rows());
-  require(zeta.size() == 0 || zeta.size() == V.cols(), "length of zeta and of a value differ", zeta.size(), V.cols());
+  require_equal("exponents: length of q and of a key", q.size(), K.cols());
+  require_equal("exponents: number of keys and of values", K.rows(), V.rows());
+  if (zeta.size() != 0) require_equal("exponents: length of zeta and of a value", zeta.size(), V.cols());
 
   // A masked key stays masked, whatever its value is.
   VectorOf<Scalar> r = K * q;
@@ -75,10 +77,12 @@ VectorOf<Scalar> exponents(const VectorRefOf<Scalar>& q, const MatrixRefOf<Scala
 /// @param[in] r exponents [N]
 /// @param[in] V values [N, d_v]
 /// @returns [d_v]
+/// @throws std::invalid_argument if r and V differ in length
 /// @paper{eq_5, eq. (5)}
 /// @paper{eq_16, eq. (16)}
 template <class Scalar = double>
 VectorOf<Scalar> mean_value(const VectorRefOf<Scalar>& r, const MatrixRefOf<Scalar>& V) {
+  require_equal("mean_value: number of exponents and of values", r.size(), V.rows());
   const VectorOf<Scalar> P = softmax<Scalar>(r);
   VectorOf<Scalar> mean = VectorOf<Scalar>::Zero(V.cols());
   for (Eigen::Index a = 0; a < r.size(); ++a) {
@@ -136,8 +140,12 @@ VectorOf<Scalar> energy_gradient(const VectorRefOf<Scalar>& q, const MatrixRefOf
 /// @param[in] q query [d_h]
 /// @param[in] K keys [N, d_h]
 /// @returns [N]
+/// @throws std::invalid_argument if q and a key differ in length
 /// @paper{eq_17, eq. (17)}
-inline Vector attention_probabilities(const VectorRef& q, const MatrixRef& K) { return softmax(K * q); }
+inline Vector attention_probabilities(const VectorRef& q, const MatrixRef& K) {
+  require_equal("attention_probabilities: length of q and of a key", q.size(), K.cols());
+  return softmax(K * q);
+}
 
 /// The attention output, z = sum_a P_a v_a = dF/dzeta at zeta = 0: the mean of the values.
 /// @param[in] q query [d_h]
@@ -165,11 +173,14 @@ inline Eigen::Index n_causal(Eigen::Index N, Eigen::Index l, Eigen::Index i) {
 /// @param[in] V values [N, d_v]
 /// @param[in] Zeta sources [l, d_v]
 /// @returns F_tot; -inf if any query sees no key
+/// @throws std::invalid_argument if the shapes do not match
 /// @paper{eq_25, eq. (25)}
 /// @paper{eq_35, eq. (35)}
 template <class Scalar = double>
 Scalar causal_energy(const MatrixRefOf<Scalar>& Q, const MatrixRefOf<Scalar>& K, const MatrixRefOf<Scalar>& V,
                      const MatrixRefOf<Scalar>& Zeta) {
+  require_equal("causal_energy: number of keys and of values", K.rows(), V.rows());
+  require_equal("causal_energy: number of queries and of sources", Q.rows(), Zeta.rows());
   Scalar F_tot(0);
   for (Eigen::Index i = 0; i < Q.rows(); ++i) {
     const Eigen::Index n = n_causal(K.rows(), Q.rows(), i);
@@ -184,8 +195,11 @@ Scalar causal_energy(const MatrixRefOf<Scalar>& Q, const MatrixRefOf<Scalar>& K,
 /// @param[in] V values [N, d_v]
 /// @param[in] Zeta sources [l, d_v]
 /// @returns [l, d_v]
+/// @throws std::invalid_argument if the shapes do not match
 /// @paper{eq_26, eq. (26)}
 inline Matrix causal_energy_gradient(const MatrixRef& Q, const MatrixRef& K, const MatrixRef& V, const MatrixRef& Zeta) {
+  require_equal("causal_energy_gradient: number of keys and of values", K.rows(), V.rows());
+  require_equal("causal_energy_gradient: number of queries and of sources", Q.rows(), Zeta.rows());
   Matrix gradient(Q.rows(), V.cols());
   for (Eigen::Index i = 0; i < Q.rows(); ++i) {
     const Eigen::Index n = n_causal(K.rows(), Q.rows(), i);
@@ -217,7 +231,11 @@ inline double multi_head_energy(std::span<const Head> heads) {
 /// @param[in] V values [N, d_v]
 /// @param[in] W_O columns of the projection for this head [d, d_v]
 /// @returns [N, d]
+/// @throws std::invalid_argument if a value and a row of W_O differ in length
 /// @paper{eq_29, eq. (29)}
-inline Matrix fold_output_projection(const MatrixRef& V, const MatrixRef& W_O) { return V * W_O.transpose(); }
+inline Matrix fold_output_projection(const MatrixRef& V, const MatrixRef& W_O) {
+  require_equal("fold_output_projection: length of a value and of a row of W_O", V.cols(), W_O.cols());
+  return V * W_O.transpose();
+}
 
 }  // namespace tree_attn

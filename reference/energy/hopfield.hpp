@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Hopfield retrieval: attention, iterated, with the keys as values (after C.1; the paper only names it).
+/// @brief Hopfield retrieval: attention, iterated, with the keys as values (section 4 and appendix A mention it).
 ///
 /// The memory stores N patterns x_a. A state xi attends to them with inverse temperature beta. One step is attention with
 /// q = beta xi and K = V = X, which is the gradient of the energy of energy.hpp,
@@ -18,8 +18,8 @@
 /// patterns at small beta.
 ///
 /// Shapes: X [N, d], one pattern per row; xi [d]; all elements double. With separate values Y [N, d_v] the memory is
-/// hetero-associative: iterate on the keys, then read the values. A transformer layer makes one such step and reads the
-/// values.
+/// hetero-associative: iterate on the keys, then read the values. A head of a transformer does not iterate: it reads the
+/// values once, with the weights of the first step.
 #pragma once
 
 #include "reference/energy/energy.hpp"

@@ -55,8 +55,9 @@ inline std::vector<KeyRange> even_ranges(std::int64_t n_keys, int p, std::int64_
 
 /// The default cut between ranks: nearly equal ranges with few maximal subtrees, since a rank sends one state for each.
 ///
-/// Cuts are multiples of the largest power of two at or below N / (8 p), and of `leaf`, a power of two, at least. A range
-/// then is at most one eighth longer than N / p; with leaves for all ranks, none is empty.
+/// Cuts are multiples of the largest power of two at or below N / (8 p), and of `leaf`, a power of two, at least. A range is
+/// then at most one eighth longer than N / p, or less than one leaf longer if N / p is below eight leaves; with leaves for
+/// all ranks, none is empty.
 inline std::vector<KeyRange> coarse_ranges(std::int64_t n_keys, int p, std::int64_t leaf) {
   std::int64_t unit = leaf;
   while (unit <= n_keys / p / 16) unit *= 2;

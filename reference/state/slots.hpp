@@ -2,8 +2,8 @@
 /// @file
 /// @brief Slots: the places of the canonical tree, and the two orders in which leaves take them (section 5.3).
 ///
-/// The tree stands over slots of 64 positions. An order says which leaf of the sequence stands in which slot. Ranges,
-/// covers, forests and plans are about slots, whatever the order: position = 64 slot + offset inside the leaf.
+/// The tree stands over slots of 64 positions. An order says which leaf of the sequence is in which slot. Ranges, covers,
+/// forests and plans refer to slots in both orders: position = 64 slot + offset inside the leaf.
 ///
 /// - `contiguous`: slot = leaf. A rank holds a chunk of the sequence, as in the paper.
 /// - `dealt`: leaves are dealt to the ranks round robin. The low 12 bits of the leaf number, reversed, are the top bits of a
@@ -28,7 +28,7 @@
 
 namespace tree_attn {
 
-/// Which leaf stands in which slot.
+/// Which leaf is in which slot.
 enum class LeafOrder {
   kContiguous,  ///< slot = leaf
   kDealt        ///< bit reversal of the low 12 bits of the leaf number

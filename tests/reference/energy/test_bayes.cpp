@@ -75,6 +75,9 @@ TEST_CASE("log-likelihood: its derivatives in the source and in the activation (
     CHECK((slopes(of_Zeta, Zeta) - slope.Zeta).cwiseAbs().maxCoeff<Eigen::PropagateNaN>() < 1e-7);
     CHECK((slopes(of_Z, Z) - slope.Z).cwiseAbs().maxCoeff<Eigen::PropagateNaN>() < 1e-7);
   }
+  CHECK_THROWS_WITH_AS(log_likelihood_gradient(p.Q, p.K, p.V, {p.matrix(3, 4), p.matrix(2, 4)}),
+                       "log_likelihood_gradient: sources and activations are [2, 4], expected [3, 4]",
+                       std::invalid_argument);
 }
 
 /// @tested{eq_32, eq. (32)}

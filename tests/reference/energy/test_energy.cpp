@@ -214,4 +214,15 @@ TEST_CASE("energy: edges") {
                        std::invalid_argument);
   CHECK_THROWS_AS(energy(p.q, p.K, p.V.topRows(3), zeta), std::invalid_argument);
   CHECK_THROWS_AS(energy(p.q, p.K, p.V, zeta.head(2)), std::invalid_argument);
+  CHECK_THROWS_WITH_AS(mean_value(p.K * p.q, p.V.topRows(3)),
+                       "mean_value: number of exponents and of values differ: 4 and 3", std::invalid_argument);
+  CHECK_THROWS_WITH_AS(attention_probabilities(p.q.head(3), p.K),
+                       "attention_probabilities: length of q and of a key differ: 3 and 7", std::invalid_argument);
+  const Matrix Q = p.matrix(3, 7), Zeta = p.matrix(3, 5);
+  CHECK_THROWS_WITH_AS(causal_energy(Q, p.K, p.V, Zeta.topRows(2)),
+                       "causal_energy: number of queries and of sources differ: 3 and 2", std::invalid_argument);
+  CHECK_THROWS_AS(causal_energy(Q, p.K, p.V.topRows(3), Zeta), std::invalid_argument);
+  CHECK_THROWS_AS(causal_energy_gradient(Q, p.K, p.V, Zeta.topRows(2)), std::invalid_argument);
+  CHECK_THROWS_AS(causal_energy_gradient(Q, p.K, p.V.topRows(3), Zeta), std::invalid_argument);
+  CHECK_THROWS_AS(fold_output_projection(p.V, p.matrix(11, 4)), std::invalid_argument);
 }
