@@ -76,8 +76,9 @@ class Decoder {
 struct ExchangeRounding {
   /// Additions for each unit of the largest |lse|: a weight exp(lse - m) has the rounding error of its lse.
   double additions_per_lse = 0;
-  double additions_per_rank = 0;  ///< additions for each rank
-  double rescalings = 0;          ///< rescalings that are not by a power of two
+  double additions_per_rank = 0;   ///< additions for each rank
+  double additions_per_level = 0;  ///< for each level of the tree: 1 if the subtrees of a rank are folded into one state
+  double rescalings = 0;           ///< rescalings that are not by a power of two
   bool operator==(const ExchangeRounding&) const = default;
 };
 

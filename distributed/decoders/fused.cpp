@@ -20,7 +20,10 @@ Plan fused_plan(const Topology& topology, int rank, std::span<const KeyRange> ra
 }  // namespace
 
 extern const Algorithm kFused;
-constinit const Algorithm kFused{
-    .name = "fused", .brief = "one AllReduce whose operator is the merge", .keeps_bits = false, .exchange = &fused_plan};
+constinit const Algorithm kFused{.name = "fused",
+                                 .brief = "one AllReduce whose operator is the merge",
+                                 .keeps_bits = false,
+                                 .rounding = {.additions_per_rank = 1, .additions_per_level = 1},
+                                 .exchange = &fused_plan};
 
 }  // namespace tree_attn

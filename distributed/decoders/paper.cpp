@@ -37,11 +37,12 @@ double bytes_of_formula(const WorkloadShape& shape, int p) {
 }  // namespace
 
 extern const Algorithm kPaper;
-constinit const Algorithm kPaper{.name = "paper",
-                                 .brief = "three AllReduces, exactly as in Alg. 3",
-                                 .keeps_bits = false,
-                                 .rounding = {.additions_per_lse = 8, .additions_per_rank = 1, .rescalings = 1},
-                                 .exchange = &paper_plan,
-                                 .paper_bytes = bytes_of_formula};
+constinit const Algorithm kPaper{
+    .name = "paper",
+    .brief = "three AllReduces, exactly as in Alg. 3",
+    .keeps_bits = false,
+    .rounding = {.additions_per_lse = 8, .additions_per_rank = 1, .additions_per_level = 1, .rescalings = 1},
+    .exchange = &paper_plan,
+    .paper_bytes = bytes_of_formula};
 
 }  // namespace tree_attn

@@ -8,6 +8,7 @@
 #include "reference/decode/pass_time.hpp"
 #include "reference/oracle/attention.hpp"
 #include "reference/oracle/error_bound.hpp"
+#include "reference/state/subtree.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -130,6 +131,7 @@ struct Verifier::Truth {
   AttentionOptions options;
   ErrorModel model;  ///< of the backend
   int n_ranks;
+  std::int64_t n_keys;  ///< of the longest sequence
   AttentionResult oracle;
   double largest_lse = 1;
   std::vector<std::pair<ExchangeRounding, ErrorBound>> bounds;
@@ -139,7 +141,8 @@ struct Verifier::Truth {
       if (known == terms) return bound;
     }
     ErrorModel widened = model;
-    widened.n_additions += terms.additions_per_lse * largest_lse + terms.additions_per_rank * n_ranks;
+    widened.n_additions += terms.additions_per_lse * largest_lse + terms.additions_per_rank * n_ranks +
+                           terms.additions_per_level * n_tree_additions(n_keys);
     widened.n_rescalings += terms.rescalings;
     return bounds.emplace_back(terms, error_bound(q, k, v, options, widened)).second;
   }
@@ -151,13 +154,13 @@ Verifier::Verifier(Workload& workload, double scale, int n_ranks, const Backend&
   const Shard all = workload.whole();
   Truth& truth = *truth_;
   truth.q = workload.query(last), truth.k = all.k, truth.v = all.v;
-  truth.n_ranks = n_ranks;
+  truth.n_ranks = n_ranks, truth.n_keys = workload.n_keys(last);
   truth.options.scale = scale;
   truth.options.lengths = workload.lengths(last);
   truth.oracle = attention(truth.q, truth.k, truth.v, truth.options);
 
   // F64 inputs are rounded to F32 when they are read. Count this as additional terms of the dot product.
-  truth.model = tree_decode_model(workload.n_keys(last));
+  truth.model = tree_decode_model(truth.n_keys);
   if (workload.shape().dtype == DType::F64) truth.model.n_additions += 4;
   const ErrorTerms terms = backend.error_terms(workload.shape());
   truth.model.exp_error = terms.exp_error;

@@ -122,4 +122,23 @@ TEST_CASE("verifier: weights formed from lse are allowed the rounding of lse, an
   CHECK(right.passes());
 }
 
+TEST_CASE("verifier: an algorithm that folds the subtrees of a rank first is allowed an addition more for each level") {
+  // 64 equal scores: the bound is (2 n_a + 11) u, with n_a = 8 over the tree. Folding adds 8, and four ranks 4.
+  const Axes axes{.head_dim = 1, .n_keys = 64};
+  std::mt19937 random(1800);
+  std::vector<float> values = normal_elements(random, n_elements(axes.v()));
+  for (float& x : values) x = 1 + std::abs(x);
+  const auto passes = [&](std::string_view algorithm, float error) {
+    Right right(workload_of(Tensor(std::vector<float>(4, 1.0f), axes.q()), Tensor(std::vector<float>(64 * 2), axes.k()),
+                            Tensor(values, axes.v())));
+    right.algorithm = &find_algorithm(algorithm);
+    for (float& z : right.output.out) z *= 1 + error * 0x1p-24f;
+    return right.passes();
+  };
+  CHECK(passes("gather", 20));
+  CHECK_FALSE(passes("gather", 40));
+  CHECK(passes("fused", 40));
+  CHECK_FALSE(passes("fused", 70));
+}
+
 }  // namespace tree_attn::test
