@@ -3,12 +3,14 @@
 /// @brief What a step over NCCL asks of the devices: copies, launches and memory; and which kernels run while messages are
 /// on their way.
 #include "gpu/parts/peers.hpp"
+#include "gpu/platform/emulator/outside.hpp"
 #include "gpu/platform/launch.hpp"
 #include "tests/distributed/nccl/nccl_ranks.hpp"
 #include "tests/support/one_shot_runs.hpp"
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <string>
 #include <utility>
 #include <vector>
@@ -30,11 +32,12 @@ struct Counts {
   }
 };
 
-/// A transport that looks at what is being received whenever a decode lets messages advance: before its kernel is launched,
-/// and after that has run, since the default stream of the emulator waits for its operations.
-class WatchedTransport final : public DeviceTransport {
+/// A transport whose messages do not move before settle(), in whatever order the emulator runs streams: an operation that
+/// ends there stands before them. It looks at what is being received whenever a decode lets messages advance: before its
+/// kernel is launched, and after that has run, since the default stream of the emulator waits for its operations.
+class LateTransport final : public DeviceTransport {
  public:
-  explicit WatchedTransport(NcclTransport& inner) : DeviceTransport(inner.topology(), inner.rank()), inner_(inner) {}
+  explicit LateTransport(NcclTransport& inner) : DeviceTransport(inner.topology(), inner.rank()), inner_(inner) {}
 
   std::string_view name() const override { return inner_.name(); }
   void progress() override {
@@ -48,17 +51,27 @@ class WatchedTransport final : public DeviceTransport {
   }
   MakeBlocks make_blocks() const override { return inner_.make_blocks(); }
   const Network& network() const override { return inner_.network(); }
-  void queue_on(DeviceStream& stream) override { inner_.queue_on(stream); }
+  void queue_on(DeviceStream& stream) override {
+    inner_.queue_on(stream);
+    may_move_ = false;
+    static_cast<emulated::OutsideStream*>(stream.handle())->queue("LateTransport", {}, [this] {
+      return [this] { return may_move_; };
+    });
+  }
   std::unique_ptr<NodeMemory> allocate_on_node(std::size_t n_bytes) override { return inner_.allocate_on_node(n_bytes); }
   void all_reduce(Combine::Operator op, std::span<float> elements) override { inner_.all_reduce(op, elements); }
   Queued take_queued() override { return inner_.take_queued(); }
   using DeviceTransport::settle;
   void settle(const Queued& queued) override {
+    may_move_ = true;
     inner_.settle(queued);
     for (const auto& [at, before] : awaited_) n_arrived += std::ranges::equal(at, before) ? 0 : 1;
     awaited_.clear();
   }
-  void abandon() noexcept override { inner_.abandon(); }
+  void abandon() noexcept override {
+    may_move_ = true;
+    inner_.abandon();
+  }
 
   int n_overlapped = 0, n_alone = 0, n_others = 0;  ///< calls of progress()
   int n_arrived = 0;                                ///< messages
@@ -76,18 +89,23 @@ class WatchedTransport final : public DeviceTransport {
 
  private:
   NcclTransport& inner_;
+  bool may_move_ = true;
   std::vector<std::pair<std::span<std::byte>, std::vector<std::byte>>> awaited_;  ///< and what was there before
 };
 
 }  // namespace
 
 TEST_CASE("nccl: a ring computes while the next shard is on its way, on a stream of its own") {
+  // A decode that waited for its messages would end with this.
+  emulated::Settings settings = emulated::settings();
+  settings.deadline = std::chrono::seconds(20);
+  const emulated::SettingsScope scope(settings);
   for (const int p : {2, 3, 5}) {
     const auto workload = normal_workload(1310, {.kv_heads = 2, .head_dim = 64, .value_dim = 64, .n_keys = 128 * p});
     const std::vector<KeyRange> ranges = even_ranges(128 * p, p, kLeafKeys);
     std::atomic<int> n_overlapped = 0, n_alone = 0, n_others = 0, n_arrived = 0;
     run_nccl(Topology::pretend(p, p), 60, "", [&](const ThreadRanks& ranks, NcclTransport& inner) {
-      WatchedTransport transport(inner);
+      LateTransport transport(inner);
       ShardDecoder shard =
           open_shard(emulated::backend(), workload->query(0),
                      workload->shard(ranges[static_cast<std::size_t>(ranks.rank())]), workload->lengths(), workload->scale);

@@ -152,8 +152,10 @@ __global__ void __launch_bounds__(2 * kWarp, 1)
         // Every 16 rows are kCopyBytes. The swizzle leaves the first 16 bytes of these rows where they are.
         for (int row = 0; row < kCopyTileRows; row += 16)
           firsts += load16(ring + (2 * stage * kBox + row * kBoxColumns)).word[0];
-        barrier_arrive(empty + stage);
       }
+      // A lane that still waits for this phase would miss it if the stage was filled again.
+      __syncwarp();
+      if (lane_of_warp() == 0) barrier_arrive(empty + stage);
       if (++stage == n_stages) stage = 0, parity ^= 1;
     }
     if (lane_of_warp() == 0) atomicAdd(sum, firsts);
