@@ -105,6 +105,7 @@ TREE_ATTN_INLINE void scores(Rows keys, Axis<kPairs> d_h, const float* q, std::i
     Lanes products[16];  // in memory, since r is not a constant
 #pragma GCC unroll 1
     for (int r = 0; r < kAtOnce; r += kRows) {
+      // With addresses that advance, groups of 16 bits are slower, and single queries are faster.
       const std::byte* row[kRows];
       for (int i = 0; i < kRows; ++i) row[i] = kQueries == 1 ? next : keys[a + r + i];
       next = keys.after(next, a + r);
@@ -193,7 +194,7 @@ TREE_ATTN_INLINE void weighted_sums(Rows v, std::int64_t size, std::int64_t n_qu
   const Axis<(kPairs > 1 ? kPairs : 0)> axis{size};
   const std::byte* next = v.first;
   const auto load_row = [&](std::int64_t a, Lanes(&x)[kRow]) TREE_ATTN_LAMBDA {
-    const std::byte* const row = kShared ? v[a] : next;
+    const std::byte* const row = kShared ? v[a] : next;  // as in scores()
     next = v.after(next, a);
     each<kPairs>([&]<int p>() TREE_ATTN_LAMBDA {
       const Pair pair = axis.template load<T, kRequests, kShared>(row, p);
