@@ -77,7 +77,8 @@ PulseBoard::PulseBoard(const LaunchedJob& job)
   void* memory = MAP_FAILED;
   if (!job.key.empty()) {
     name_ = "/tree_attn-" + std::to_string(getuid()) + "-" + job.key;
-    ("/dev/shm" + name_).copy(path_to_remove.data(), path_to_remove.size() - 1);
+    path_ = "/dev/shm" + name_;
+    path_.copy(path_to_remove.data(), path_to_remove.size() - 1);
     install_handlers();
     const int file = shm_open(name_.c_str(), O_RDWR | O_CREAT, S_IRUSR | S_IWUSR);
     struct stat status {};

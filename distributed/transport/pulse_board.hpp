@@ -46,7 +46,8 @@ struct alignas(64) Pulse {
 /// stay zero until PulseExchange copies them.
 ///
 /// The memory exists before MPI_Init, since that call can hang as well. It is POSIX shared memory, named after the
-/// launcher's process (from the environment and /proc). The last rank of the machine to map the memory removes the name.
+/// launcher's process (from the environment and /proc). The last rank of the machine to map the memory removes the name; in
+/// a job that ends before that, a rank that starts late finds by it that the job has ended.
 /// Without a name, or without /dev/shm, the memory of a rank is its own.
 class PulseBoard {
  public:
@@ -62,6 +63,8 @@ class PulseBoard {
   int n_joined() const;
   /// Removes the name. Also called after MPI_Init, when all ranks have mapped the memory.
   void remove_name() const;
+  /// The name as a path, "" if there is none. Not allocated here: also wanted where memory is used up.
+  const std::string& path() const { return path_; }
 
   /// True for the first rank that calls it: this rank writes why the job ends.
   bool claim_last_word() const;
@@ -70,7 +73,7 @@ class PulseBoard {
 
  private:
   struct Common;
-  std::string name_;
+  std::string name_, path_;
   int n_expected_;
   std::size_t n_bytes_;
   Common* common_;

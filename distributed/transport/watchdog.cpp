@@ -40,6 +40,7 @@ Watchdog::Watchdog(const LaunchedJob& job, double timeout)
 
 void Watchdog::start() {
   if (std::isinf(timeout_)) return;
+  if (board_.end()) end_job("");  // a rank that starts late
   // Signals are handled by the main thread.
   sigset_t all, before;
   sigfillset(&all);
@@ -99,6 +100,9 @@ void Watchdog::exchange() const {
 
 void Watchdog::end_job(const std::string& line) const {
   const bool has_last_word = board_.claim_last_word();
+  // Open MPI's mpirun continues a rank that was stopped before it started, a second before it ends it. That rank must find
+  // the board and its end: without them it would create the name anew. So the name stays as long as the launcher.
+  bool name_is_guarded = one_exit_ends_job_;
   if (has_last_word) {
     // In one call, and without an allocation, since the line may say that memory is used up.
     const auto part = [](std::string_view text) { return iovec{const_cast<char*>(text.data()), text.size()}; };
@@ -108,7 +112,8 @@ void Watchdog::end_job(const std::string& line) const {
     for (const Pulse& pulse : board_.pulses()) {
       if (!one_exit_ends_job_ && pulse.process != 0) kill(pulse.process, SIGCONT);
     }
-    if (one_exit_ends_job_ && launcher_ != 0) guard_launcher(launcher_, kLauncherSeconds);
+    name_is_guarded =
+        one_exit_ends_job_ && launcher_ != 0 && guard_launcher(launcher_, kLauncherSeconds, board_.path().c_str());
   }
   // All ranks exit at the same time: MPICH's mpiexec kills the ranks that remain after the first exit, and returns that as
   // its status. Until then, notify the other machines.
@@ -117,8 +122,7 @@ void Watchdog::end_job(const std::string& line) const {
     exchange();
     std::this_thread::sleep_until(std::min(now + kPause, *board_.end()));
   }
-  // Only now: a rank that starts in the meantime finds the board, and that the job has ended.
-  board_.remove_name();
+  if (!name_is_guarded) board_.remove_name();
   remove_temporary_files();
   // Open MPI's mpirun returns the status of the first exit and ends the other ranks itself; it may hang if several exit in
   // MPI_Finalize.

@@ -38,10 +38,12 @@ inline double kl_divergence(const VectorRef& P, const VectorRef& s) {
   if (P.size() != s.size())
     throw std::invalid_argument("kl_divergence: " + std::to_string(P.size()) + " probabilities and " +
                                 std::to_string(s.size()) + " scores");
+  constexpr double kInf = std::numeric_limits<double>::infinity();
   const double lse = log_sum_exp(s);
   double sum = 0;
   for (Eigen::Index a = 0; a < P.size(); ++a) {
-    if (P(a) != 0) sum += P(a) * (std::log(P(a)) - (s(a) - lse));
+    const double log_softmax = s(a) == -kInf ? -kInf : s(a) - lse;  // also where no key is seen, and lse is -inf
+    if (P(a) != 0) sum += P(a) * (std::log(P(a)) - log_softmax);
   }
   return sum;
 }

@@ -167,7 +167,11 @@ inline TaylorSum moment_series(const VectorRef& q, const MatrixRef& K, const Mat
     value += term.sum();
     term.array() *= x.array() / (n + 1);
   }
-  return {value, term.cwiseAbs().dot(x.unaryExpr([](double x_a) { return std::max(1.0, std::exp(x_a)); }))};
+  // The bound from logarithms: where exp(x_a) overflows, P_a may have underflowed. At x_a = 0 the logarithm is -inf, for
+  // which Eigen's own exp() is not 0.
+  const Vector log_P = seen.r.array() - log_sum_exp(seen.r);
+  const Vector log_bound = log_P.array() + x.array().max(0) + (order + 1) * x.array().abs().log() - std::lgamma(order + 2);
+  return {value, log_bound.unaryExpr([](double l) { return std::exp(l); }).sum()};
 }
 
 /// The entropy of the attention probabilities, -sum_a P_a log P_a, in nats: 0 if one key has all the weight, log N if all

@@ -20,11 +20,15 @@ std::string variable(const char* name) {
   return text == nullptr ? "" : text;
 }
 
+/// Before MPI_Init only the launcher knows the rank.
+std::string rank_of_launcher() {
+  const std::string open_mpi = variable("OMPI_COMM_WORLD_RANK");
+  return open_mpi.empty() ? variable("PMI_RANK") : open_mpi;
+}
+
 /// @returns the status of the call, if it is to fail
 int stop_in(const std::string& call) {
-  // Before MPI_Init only the launcher knows the rank.
-  const std::string open_mpi = variable("OMPI_COMM_WORLD_RANK"), rank = open_mpi.empty() ? variable("PMI_RANK") : open_mpi;
-  if (variable("STOP_IN") != call || variable("STOP_RANK") != rank) return MPI_SUCCESS;
+  if (variable("STOP_IN") != call || variable("STOP_RANK") != rank_of_launcher()) return MPI_SUCCESS;
   const std::string how = variable("STOP_HOW");
   if (how == "fail") return MPI_ERR_OTHER;
   if (how != "wait")
@@ -34,12 +38,17 @@ int stop_in(const std::string& call) {
   return MPI_SUCCESS;
 }
 
+/// The library is loaded before main(). A rank that is stopped there and continued when the launcher is about to end may die
+/// in MPI_Init, without a handler: Open MPI's files are gone. Here it always does.
+[[gnu::constructor]] void load() { stop_in("the loader"); }
+
 }  // namespace
 
 extern "C" {
 
 int MPI_Init_thread(int* argc, char*** argv, int required, int* provided) {
   stop_in("MPI_Init_thread");
+  if (variable("STOP_IN") == "the loader" && variable("STOP_RANK") == rank_of_launcher()) raise(SIGKILL);
   return PMPI_Init_thread(
       argc, argv, variable("MPI_LEVEL") == "funneled" ? std::min<int>(required, MPI_THREAD_FUNNELED) : required, provided);
 }

@@ -3,12 +3,18 @@
 /// @brief A launcher that hangs is killed, one that exits in time is left alone.
 #include "distributed/transport/launcher_guard.hpp"
 
+#include "tests/support/tensor_files.hpp"
+
 #include <doctest/doctest.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
+#include <chrono>
+#include <filesystem>
+#include <string>
+#include <thread>
 
 namespace tree_attn {
 namespace {
@@ -39,7 +45,7 @@ struct Launcher {
 
 TEST_CASE("launcher guard: a launcher that does not exit is killed") {
   const Launcher launcher;
-  guard_launcher(launcher.process, 0.2);
+  CHECK(guard_launcher(launcher.process, 0.2, ""));
   const int status = launcher.status();
   CHECK(WIFSIGNALED(status));
   CHECK(WTERMSIG(status) == SIGKILL);
@@ -48,11 +54,28 @@ TEST_CASE("launcher guard: a launcher that does not exit is killed") {
 
 TEST_CASE("launcher guard: a launcher that exits in time keeps its status, and the guard holds no end of its pipes") {
   const Launcher launcher;
-  guard_launcher(launcher.process, 30);
+  CHECK(guard_launcher(launcher.process, 30, ""));
   close(launcher.ends[1]);
   const int status = launcher.status();
   CHECK(WIFEXITED(status));
   CHECK(WEXITSTATUS(status) == 7);
+}
+
+TEST_CASE("launcher guard: a file is removed when the launcher has ended, not before") {
+  const Scratch scratch;
+  for (const double seconds : {0.2, 30.0}) {
+    CAPTURE(seconds);
+    const std::string file = scratch.write("file", "");
+    const Launcher launcher;
+    CHECK(guard_launcher(launcher.process, seconds, file.c_str()));
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    CHECK(std::filesystem::exists(file));
+    if (seconds == 30) close(launcher.ends[1]);
+    launcher.status();
+    for (int i = 0; i < 100 && std::filesystem::exists(file); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    CHECK(!std::filesystem::exists(file));
+    if (seconds != 30) close(launcher.ends[1]);
+  }
 }
 
 }  // namespace tree_attn

@@ -337,5 +337,6 @@ TEST_CASE("kl divergence: 0 for the softmax itself, positive otherwise, +inf on 
   CHECK(kl_divergence(Eigen::Vector4d(0, 0, 0, 1), s) ==
         doctest::Approx(1e4 + std::log1p(std::exp(-2))).epsilon(1e-14));  // softmax itself is 0 there
   CHECK(kl_divergence(Eigen::Vector4d(0.9, 0, 0.1, 0), s) == kInf);
+  CHECK(kl_divergence(Eigen::Vector2d(0.5, 0.5), Eigen::Vector2d(-kInf, -kInf)) == kInf);  // no key is seen
   CHECK_THROWS_AS(kl_divergence(P.head(3), s), std::invalid_argument);
 }

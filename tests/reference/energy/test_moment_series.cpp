@@ -64,6 +64,15 @@ TEST_CASE("series: the remainder is within its bound, and the bound is useful") 
   }
 }
 
+TEST_CASE("series: the bound of a key whose probability underflows and whose exp(x) overflows") {
+  // r = (0, -800) and x = (0, 810) at order 0: the second key adds exp(-800 + 810) 810, the first nothing.
+  const Vector q = Vector::Constant(1, 1.0), zeta = Vector::Constant(1, 1.0);
+  const Matrix K = (Matrix(2, 1) << 0, -800).finished(), V = (Matrix(2, 1) << 0, 810).finished();
+  const TaylorSum sum = moment_series(q, K, V, zeta, 0);
+  CHECK(sum.value == 1);
+  CHECK(sum.remainder == doctest::Approx(810 * std::exp(10)).epsilon(1e-12));
+}
+
 TEST_CASE("entropy: -sum P log P, the energy minus the mean exponent, and the derivative of the energy in the temperature") {
   CAPTURE(kSeed);
   for (const double size : {0.0, 1.0}) {
