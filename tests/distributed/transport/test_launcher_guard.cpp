@@ -2,7 +2,6 @@
 /// @file
 /// @brief A launcher that hangs is killed, one that exits in time is left alone.
 #include "distributed/transport/launcher_guard.hpp"
-
 #include "tests/support/tensor_files.hpp"
 
 #include <doctest/doctest.h>
@@ -72,7 +71,8 @@ TEST_CASE("launcher guard: a file is removed when the launcher has ended, not be
     CHECK(std::filesystem::exists(file));
     if (seconds == 30) close(launcher.ends[1]);
     launcher.status();
-    for (int i = 0; i < 100 && std::filesystem::exists(file); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    for (int i = 0; i < 100 && std::filesystem::exists(file); ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
     CHECK(!std::filesystem::exists(file));
     if (seconds != 30) close(launcher.ends[1]);
   }
