@@ -7,8 +7,8 @@
 
 namespace tree_attn {
 
-/// Kills the launcher if it has not exited after `seconds`, and removes a file when it has exited. Returns at once: a process
-/// of its own waits, so the caller may exit.
+/// Kills the launcher if it has not exited after `seconds`, and removes a file when it has exited. Returns at once: a
+/// process of its own waits, so the caller may exit.
 ///
 /// Open MPI's mpirun, of version 4.1.4, now and then waits forever in its own PMIx_server_finalize() when ranks have exited
 /// during MPI_Init or MPI_Finalize.

@@ -35,7 +35,8 @@ TEST_CASE("watchdog: a rank that is stopped as it starts ends the job, in one li
 }
 
 TEST_CASE("watchdog: a rank that is stopped before it starts finds the end of the job when it is continued") {
-  const Result result = run(stopping("the loader", 1, "stop", {"decode", "--seq-len", "256", "--timeout", "2"}), {.deadline = 45});
+  const Result result =
+      run(stopping("the loader", 1, "stop", {"decode", "--seq-len", "256", "--timeout", "2"}), {.deadline = 45});
   check_one_line(without_mpiexec(result), "rank 1 has not started for 2 s");
   check_no_memory_left();
 }
