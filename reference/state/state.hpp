@@ -200,11 +200,41 @@ TREE_ATTN_HOST_DEVICE inline void set_single_key(Real* __restrict state, Real s,
   for (std::int64_t j = 0; j < d_v; ++j) state[kValues + j] = v[j];
 }
 
+/// log2(x) for x > 0; +inf and NaN are returned unchanged.
+///
+/// With x = m 2^i and m in [sqrt(1/2), sqrt(2)]:
+///
+///     log2 x = i + 2 / ln 2 * artanh t,     t = (m - 1) / (m + 1),     artanh t = t + t^3 / 3 + t^5 / 5 + ...
+///
+/// The series ends with t^17: |t| < 0.172, so what is left out is below 2^-49 of the sum. Evaluated in double and rounded
+/// once, it is the float nearest to log2 x for every x in [1/2, 2]. That of a C library has other bits in other versions and
+/// on other processors; here every operation is written down. In CUDA code it is CUDA's log2.
+TREE_ATTN_HOST_DEVICE inline float log2_of(float x) {
+#if defined(__CUDA_ARCH__)
+  return std::log2(x);
+#else
+  if (!(x <= std::numeric_limits<float>::max())) return x;
+  const double wide = x;  // no float is subnormal as a double
+  std::uint64_t bits;
+  std::memcpy(&bits, &wide, sizeof bits);
+  const std::uint64_t exponent = bits >> 52, bits_of_1 = std::uint64_t{1023} << 52;
+  bits += bits_of_1 - (exponent << 52);
+  double i = static_cast<double>(exponent) - 1023, m;
+  std::memcpy(&m, &bits, sizeof m);
+  if (m > 1.4142135623730950488) m *= 0.5, i += 1;
+  const double t = (m - 1) / (m + 1), t2 = t * t;
+  double sum = 0;
+  for (int k = 17; k > 0; k -= 2) sum = sum * t2 + 1.0 / k;
+  return static_cast<float>(i + 2 * kLog2E * t * sum);
+#endif
+}
+TREE_ATTN_HOST_DEVICE inline double log2_of(double x) { return std::log2(x); }
+
 /// Natural log-sum-exp of a state: ln 2 * (e + log2 D). -inf for the empty set, NaN where D is NaN.
 template <class Real>
 TREE_ATTN_HOST_DEVICE inline Real finish_lse(const Real* state) {
   if (is_empty(state)) return -std::numeric_limits<Real>::infinity();
-  const Real lse = Real(kLn2) * (state[kShift] + std::log2(state[kSum]));
+  const Real lse = Real(kLn2) * (state[kShift] + log2_of(state[kSum]));
   return lse == lse ? lse : std::numeric_limits<Real>::quiet_NaN();
 }
 

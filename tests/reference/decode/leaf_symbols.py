@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """The builds of leaf_kernel.cpp share no symbol: the linker would keep one copy, perhaps one that this processor cannot run.
+Nor do they use exponentials, logarithms or the like of the C library, whose bits differ between versions and processors.
 
 leaf_symbols.py NM KERNEL=OBJECT ...: each object file may define one symbol for others, tree_attn::KERNEL
 """
@@ -18,6 +19,13 @@ def shared(nm, path):
     return [name for name in names if not name.startswith(HARMLESS)]
 
 
+def mathematics(nm, path):
+    """The functions of the C library that an object file uses and that are not rounded correctly, as sqrt is."""
+    lines = subprocess.run([nm, "--undefined-only", path], check=True, capture_output=True, text=True).stdout.split()
+    stems = ("exp", "log", "pow", "sin", "cos", "tan", "erf")
+    return [name for name in lines if name.lstrip("_").startswith(stems)]
+
+
 def main():
     nm, *objects = sys.argv[1:]
     faults = []
@@ -27,7 +35,8 @@ def main():
         if f"tree_attn::{kernel}" not in names:
             faults.append(f"{path} does not define tree_attn::{kernel}")
         faults += [f"{path} defines {name}" for name in names if name != f"tree_attn::{kernel}"]
-    print("\n".join(faults) if faults else f"{len(objects)} object files define one symbol each")
+        faults += [f"{path} uses {name}" for name in mathematics(nm, path)]
+    print("\n".join(faults) if faults else f"{len(objects)} object files define one symbol each, and use no inexact mathematics of the C library")
     return 1 if faults or not objects else 0
 
 

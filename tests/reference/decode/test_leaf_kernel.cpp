@@ -120,7 +120,9 @@ constexpr std::array<Draw, 5> kDraws{{{"normal", 1, 1, false},
 TEST_CASE("leaf: one shift per leaf has the bits of merging key by key") {
   CAPTURE(kSeed);
   std::int64_t n_compared = 0, n_unseen = 0;
+  std::vector<float> of_first_build;
   for (const LeafKernel* kernel : leaf_kernels()) {
+    std::vector<float> of_build;
     for (const DType dtype : {DType::F32, DType::F16, DType::BF16, DType::F64}) {
       for (const Draw& draw : kDraws) {
         if (dtype == DType::F16 && draw.value_scale > 1) continue;  // beyond its range
@@ -168,11 +170,16 @@ TEST_CASE("leaf: one shift per leaf has the bits of merging key by key") {
               for (std::size_t i = 0; i < together.size(); ++i) n_different += !same(together[i], by_key[i]);
               REQUIRE(n_different == 0);
               n_compared += std::ssize(together);
+              of_build.insert(of_build.end(), together.begin(), together.end());
             }
           }
         }
       }
     }
+    // Builds take different numbers of queries at a time.
+    if (of_first_build.empty()) of_first_build = of_build;
+    INFO(kernel->name);
+    CHECK(std::equal(of_build.begin(), of_build.end(), of_first_build.begin(), of_first_build.end(), same));
   }
   CHECK(n_unseen > 1000);
   MESSAGE(n_compared << " elements compared");
@@ -213,7 +220,7 @@ TEST_CASE("leaf: the state of a key is (ceil s, w, w v), with s summed in the or
         for (std::int64_t a = 0; a < 20; ++a) {
           for (std::int64_t i = 0; i < d; ++i) k.set(a, i, normal(random)), v.set(a, i, normal(random));
         }
-        for (const std::int64_t n_queries : {1, 3}) {
+        for (const std::int64_t n_queries : {1, 3, 4}) {
           std::vector<float> q(static_cast<std::size_t>(n_queries * d));
           for (float& x : q) x = normal(random);
           for (std::int64_t a = 0; a < 20; ++a) {

@@ -313,6 +313,23 @@ TEST_CASE_TEMPLATE("state: a lifted key is equivalent, merges with any other, an
   }
 }
 
+TEST_CASE("log2: the nearest float for every x in [1/2, 2], and exact for powers of two") {
+  const auto nearest = [](float x) { return static_cast<float>(std::log2(static_cast<long double>(x))); };
+  std::int64_t n_wrong = 0;
+  for (std::uint32_t bits = std::bit_cast<std::uint32_t>(0.5f); bits <= std::bit_cast<std::uint32_t>(2.0f); ++bits) {
+    const float x = std::bit_cast<float>(bits);
+    n_wrong += log2_of(x) != nearest(x);
+  }
+  CHECK(n_wrong == 0);
+  for (int i = -149; i <= 127; ++i) {
+    CHECK(log2_of(std::ldexp(1.0f, i)) == static_cast<float>(i));
+    const float x = std::ldexp(1.7f, i);  // of a subnormal, a few bits are left
+    CHECK(std::fabs(log2_of(x) - nearest(x)) <= 0x1p-23f * std::fabs(nearest(x)));
+  }
+  CHECK(log2_of(kInf<float>) == kInf<float>);
+  CHECK(std::isnan(log2_of(kNaN<float>)));
+}
+
 /// z is an average of finite values. If the quotient is rounded past the largest finite number, that number is the nearest
 /// result.
 TEST_CASE_TEMPLATE("state: a quotient past the largest number is the largest number", Real, float, double) {
