@@ -125,7 +125,9 @@ struct Algorithm {
   /// Prepares decode steps: writes the plan of this rank and takes the memory for it.
   /// @param transport, shard outlive the decoder
   /// @param ranges range of every rank in the tree, in the order of the topology; neighbours touch, some may be empty, and
-  /// the last may be open: then the plan is written anew when the longest sequence has doubled, see closed()
+  /// the last may be open: then the plan is written anew when the longest sequence has doubled, see closed(). keeps_bits
+  /// is a promise for ranges of whole leaves, which end at a multiple of kLeafKeys or with the keys. Others are taken too
+  /// (the program refuses them): then a kernel has other bits, and the CPU the same except in the cases of docs/5-tree.md
   /// @param options the same on every rank
   std::unique_ptr<Decoder> open(Transport& transport, ShardDecoder& shard, std::span<const KeyRange> ranges,
                                 const PlanOptions& options = {}) const;

@@ -85,7 +85,7 @@ TREE_ATTN_INLINE void add_product(Lanes& sum, Pair k, Pair q) {
 }
 
 /// s_a = scale q.k_a of kQueries queries that share the keys, sixteen products at a time: each element of a key is loaded
-/// and widened once for all of them.
+/// and widened once for these queries.
 ///
 /// Rows are read one after the other, by the same few instructions: the hardware prefetchers learn where an instruction
 /// reads next. With sixteen rows unrolled they do not: without requests a Zen 5 took 1.6 times as long for BF16. Where
@@ -98,7 +98,7 @@ TREE_ATTN_INLINE void scores(Rows keys, Axis<kPairs> d_h, const float* q, std::i
                              std::int64_t s_stride) {
   constexpr int kAtOnce = 16 / kQueries, kRows = kQueries == 1 || sizeof(T) >= sizeof(float) ? 1 : kAtOnce;
   constexpr int kHeld = kQueries == 1 ? kPairs : 0;  // pairs of the query that stay in registers
-  Pair held[kHeld + 1];
+  Pair held[kHeld + 1];                              // one more, since an array may not be empty
   each<kHeld>([&]<int p>() TREE_ATTN_LAMBDA { held[p] = load_packed(q, p); });
   const std::byte* next = keys.first;
   for (int a = 0; a < kKeys; a += kAtOnce) {
@@ -108,7 +108,7 @@ TREE_ATTN_INLINE void scores(Rows keys, Axis<kPairs> d_h, const float* q, std::i
       // With addresses that advance, groups of 16 bits are slower, and single queries are faster.
       const std::byte* row[kRows];
       for (int i = 0; i < kRows; ++i) row[i] = kQueries == 1 ? next : keys[a + r + i];
-      next = keys.after(next, a + r);
+      if constexpr (kQueries == 1) next = keys.after(next, a + r);
       Lanes sums[kRows][kQueries];
       const auto add_pair = [&]<bool kFirst>(std::int64_t p) TREE_ATTN_LAMBDA {
         Pair k[kRows];
@@ -178,7 +178,8 @@ TREE_ATTN_INLINE float sum_of_weights(const float* w) {
 inline constexpr std::int64_t kGroup = 4;
 
 /// The first kPairs pairs of n = sum_a w_a v_a for up to kGroup queries, each element loaded and widened once. Rows are read
-/// in the order of memory, two at a time; above their sums, the tree is in the first level of the cache.
+/// in the order of memory. Two of them are added in registers; partial sums of the levels above wait in memory, in the first
+/// level of the cache.
 /// @tparam kShared whether there are several queries
 /// @tparam kPlain whether all queries see all keys, and lift = 1
 /// @param[in] v rows, from the first of the pairs on
@@ -195,7 +196,7 @@ TREE_ATTN_INLINE void weighted_sums(Rows v, std::int64_t size, std::int64_t n_qu
   const std::byte* next = v.first;
   const auto load_row = [&](std::int64_t a, Lanes(&x)[kRow]) TREE_ATTN_LAMBDA {
     const std::byte* const row = kShared ? v[a] : next;  // as in scores()
-    next = v.after(next, a);
+    if constexpr (!kShared) next = v.after(next, a);
     each<kPairs>([&]<int p>() TREE_ATTN_LAMBDA {
       const Pair pair = axis.template load<T, kRequests, kShared>(row, p);
       x[2 * p] = pair.x, x[2 * p + 1] = pair.y;

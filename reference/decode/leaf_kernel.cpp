@@ -13,8 +13,8 @@ namespace {
 
 using namespace lanes;
 
-/// Calls f(Axis<kPairs>). Rows of 64 and 128 elements have a length that the compiler knows, except those of F64, which only
-/// tests use.
+/// Calls f(Axis<kPairs>). Rows of 64 and 128 elements have a length that the compiler knows, except those of F64, whose
+/// speed does not matter.
 template <class T, class F>
 TREE_ATTN_INLINE void with_axis(std::int64_t size, const F& f) {
   if constexpr (DTypeTraits<T>::kDType == DType::F64) return f(Axis<0>{size});
@@ -25,7 +25,7 @@ TREE_ATTN_INLINE void with_axis(std::int64_t size, const F& f) {
   }
 }
 
-/// Calls f<requests>(). F64, which only tests use, has one build of the loops.
+/// Calls f<requests>(). F64, whose speed does not matter, has one build of the loops.
 template <class T, class F>
 TREE_ATTN_INLINE void with_requests(Requests requests, const F& f) {
   if constexpr (DTypeTraits<T>::kDType != DType::F64) {
@@ -102,12 +102,12 @@ class ChunkLoop {
                                            s + j * s_stride_, s_stride_);
           }
         };
-        if constexpr (kPartLanes == kLanes) {
+        if constexpr (kPartLanes == kLanes) {  // only AVX-512 has registers for the sums of several queries
           queries.template operator()<4>();
           queries.template operator()<2>();
         }
         queries.template operator()<1>();
-        if ((leaf & 1) != 0 || leaf + 1 == n_leaves_) weigh(leaf & ~std::int64_t{1}, leaf + 1);
+        if ((leaf & 1) != 0 || leaf + 1 == n_leaves_) weigh_leaves(leaf & ~std::int64_t{1}, leaf + 1);
       }
     });
   }
@@ -150,9 +150,9 @@ class ChunkLoop {
   Rows rows(std::int64_t leaf, const std::byte* first, std::int64_t stride) const {
     return {first, stride, keys_of(leaf) - 1};
   }
-  /// Turns the scores of some leaves into weights. Each step waits long for the one before; those of several leaves, which
-  /// do not wait for each other, follow one another.
-  __attribute__((noinline)) void weigh(std::int64_t begin, std::int64_t end) {
+  /// Turns the scores of some leaves into weights. The steps of one leaf are a chain of dependent operations; the leaves
+  /// take each step in turn, so that one chain fills the waits of another.
+  __attribute__((noinline)) void weigh_leaves(std::int64_t begin, std::int64_t end) {
     const auto each_leaf = [&](const auto& step) TREE_ATTN_LAMBDA {
       for (std::int64_t j = 0; j < chunk_.n_queries; ++j) {
         for (std::int64_t leaf = begin; leaf < end; ++leaf)
@@ -166,13 +166,13 @@ class ChunkLoop {
       of_leaf[kShift] = leaf_shift.shift, of_leaf[kAllSeen] = leaf_shift.all_seen ? 1 : 0;
       of_leaf[kSum] = s[0];  // the shift of a single key, until there are sums
     });
-    each_leaf([&](std::int64_t, float* s, float* of_leaf) TREE_ATTN_LAMBDA { lanes::weigh(s, of_leaf[kShift]); });
+    each_leaf([&](std::int64_t, float* s, float* of_leaf) TREE_ATTN_LAMBDA { weigh(s, of_leaf[kShift]); });
     each_leaf([&](std::int64_t, float* s, float* of_leaf) TREE_ATTN_LAMBDA {
       if (chunk_.single_key && s[0] > 0) {
         s[0] = 1, of_leaf[kShift] = of_leaf[kSum], of_leaf[kSum] = 1;
       } else {
         of_leaf[kShift] += lift;
-        of_leaf[kSum] = sum_of_weights(s) * pow2(-lift);
+        of_leaf[kSum] = sum_of_weights(s) * tree_attn::pow2(-lift);
       }
     });
   }
@@ -208,6 +208,7 @@ class ChunkLoop {
             sums.template operator()<false>();
         }
       };
+      // Other leaves are few, and their loops would be as long again.
       if constexpr (kPlain) blocks.template operator()<4>(), blocks.template operator()<2>();
       blocks.template operator()<1>();
     }

@@ -2,11 +2,11 @@
 /// @file
 /// @brief The canonical merge tree: ranges of positions as forests of subtrees (section 5, Thm. 1).
 ///
-/// The keys are the leaves 0, 1, 2, ... of one perfect binary tree. A position without a key holds the empty set, which is
-/// neutral bit for bit. The value at a node is therefore a function of the keys below it alone. It does not depend on N, on
-/// the rank that computes it, or on the other sequences of the batch. A range of positions [begin, end) is covered by its
-/// maximal subtrees. Neighbouring ranges are joined by merging subtrees that become siblings, as carries propagate in a
-/// binary counter.
+/// The keys are the lowest nodes 0, 1, 2, ... of one perfect binary tree. A position without a key holds the empty set,
+/// which is neutral bit for bit. The value at a node is therefore a function of the keys below it alone. It does not depend
+/// on N, on the rank that computes it, or on the other sequences of the batch. A range of positions [begin, end) is covered
+/// by its maximal subtrees. Neighbouring ranges are joined by merging subtrees that become siblings, as carries propagate in
+/// a binary counter.
 #pragma once
 
 #include "reference/state/state.hpp"

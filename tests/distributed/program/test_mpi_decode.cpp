@@ -141,7 +141,7 @@ TEST_CASE("decode: a cut inside a leaf is refused where bits are promised, and t
   };
   std::vector<Words> refused, taken;
   for (const std::string backend : {"cpu", "emulated"}) {
-    for (const std::string algorithm : {"two-level", "gather", "ring", "ring-state"})
+    for (const std::string algorithm : {"two-level", "leaders", "gather", "ring", "ring-state"})
       refused.push_back(cut(3, backend, "100,0,677", {"--algorithm", algorithm}));
     refused.push_back(cut(3, backend, "100,0,677", {"--algorithm", "paper", "--compare", "packed,gather"}));
     refused.push_back(cut(2, backend, "700,77", {"--dtype", "f32"}));
@@ -151,12 +151,13 @@ TEST_CASE("decode: a cut inside a leaf is refused where bits are promised, and t
       taken.push_back(cut(4, backend, "0,640,137,0", {"--compare", kOtherCanonical, "--dtype", dtype}));
     }
   }
+  refused.push_back(cut(3, "emulated", "100,0,677", {"--algorithm", "one-shot"}));
   const std::vector<Result> results = run_all(refused);
   for (std::size_t i = 0; i < results.size(); ++i) {
-    check_one_line(results[i], "--shards: key " + std::string(i % 6 == 5 ? "700" : "100") +
+    check_one_line(results[i], "--shards: key " + std::string(i % 7 == 6 ? "700" : "100") +
                                    " is inside a leaf of 64 keys; " +
-                                   (i % 6 == 4   ? "gather"
-                                    : i % 6 == 5 ? "two-level"
+                                   (i % 7 == 5   ? "gather"
+                                    : i % 7 == 6 ? "two-level"
                                                  : ""));
     CHECK(results[i].err.find(" keeps its bits where shards are cut at multiples of 64") != std::string::npos);
   }
