@@ -14,8 +14,8 @@ TEST_CASE("step: appending a position and decoding allocate nothing, including t
     const auto workload =
         normal_workload(5500, {.batch = 2, .heads = 4, .kv_heads = 2, .n_queries = 2, .n_keys = 300, .dtype = dtype});
     const KeyRange capacity{37, 300};
-    for (const bool borrows : {false, true}) {
-      const auto cache = cpu_backend().make_cache(workload->shape(), capacity);
+    for (const auto& [borrows, n_threads] : {std::pair{false, 1}, {true, 1}, {false, 3}, {true, 3}}) {
+      const auto cache = cpu_backend(n_threads).make_cache(workload->shape(), capacity);
       cache->reserve();
       const auto session = cache->open(workload->scale);
       std::vector<std::int64_t> lengths{100, 90};
@@ -49,7 +49,7 @@ TEST_CASE("step: in the dealt order a step allocates nothing unless the capacity
   const auto workload = normal_workload(5600, {.batch = 2, .heads = 4, .kv_heads = 2, .n_keys = 700});
   for (const int p : {1, 3}) {
     const auto cache =
-        cpu_backend().make_cache(workload->shape(), OwnedLeaves(dealt_ranges(p)[0], LeafOrder::kDealt), kLeafKeys);
+        cpu_backend(p).make_cache(workload->shape(), OwnedLeaves(dealt_ranges(p)[0], LeafOrder::kDealt), kLeafKeys);
     const auto session = cache->open(workload->scale);
     const TensorView q = workload->query(0);
     int n_grown = 0, n_steps = 0;
