@@ -76,7 +76,8 @@ TEST_CASE("one-shot: windows in host memory serve devices that do not reach each
     check_equal(stored, predicted);
   }
   // Rows with owners, in windows that double on the way.
-  const Run large{.p = 3, .group = 32, .head_dim = 64, .batch = 4, .windows_on_host = true};
+  Run large = with_owners(3);
+  large.cut = Cut::kEven, large.windows_on_host = true;
   CHECK(opens_new_windows(large, 510));
   CHECK(differences(large, 510) == 0);
 }
