@@ -10,8 +10,8 @@
 // answer the last question with a shift.
 //
 // **What you need:** @ref notebook_state and @ref notebook_tree. **What you get:** the trees that
-// share the bits of the canonical tree, the error of a chain against that of a tree, and the range
-// of exponents in which a plain gradient works.
+// share the bits of the canonical tree, why a leaf of 64 keys may have one shift, the error of a
+// chain against that of a tree, and the range of exponents in which a plain gradient works.
 
 // %%
 #include "notebooks_cpp/notebook.hpp"
@@ -506,7 +506,8 @@ plot $errors using 1:2 with lines lw 2 lc rgb '#d9730d' title 'F16', \
 // ## What to take home
 //
 // 1. Two trees give the same bits if they have the same brackets. The canonical tree equals pairs
-//    of pairs, and halves of halves only for powers of two.
+//    of pairs, and halves of halves only for powers of two. One shift for all keys of a leaf changes
+//    no bit unless a product is subnormal: a power of two commutes with rounding.
 // 2. The error of a chain grows with $N$, up to losing half of the keys. The error of a tree hardly
 //    grows.
 // 3. Any shift gives the same energy and gradient in exact arithmetic. In floating point a shift
