@@ -66,6 +66,7 @@ TREE_ATTN_SAME(ncclGroupEnd);
 TREE_ATTN_SAME(ncclSend);
 TREE_ATTN_SAME(ncclRecv);
 TREE_ATTN_SAME(ncclAllReduce);
+TREE_ATTN_SAME(ncclAllGather);
 TREE_ATTN_SAME(ncclCommSplit);
 TREE_ATTN_SAME(ncclMemAlloc);
 TREE_ATTN_SAME(ncclMemFree);
