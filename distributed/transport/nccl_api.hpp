@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The functions of NCCL that the transport calls, declared here: nccl.h needs the CUDA toolkit, the program does
-/// not.
+/// @brief The functions of NCCL that the transport and the measurement of ncclAllGather call, declared here: nccl.h needs
+/// the CUDA toolkit, the program does not.
 ///
 /// Names, values and layouts are those of nccl.h; tests/distributed/nccl/test_nccl_api.cpp compares them with it wherever it
 /// is found. Device code of NCCL is not used, so a library of any version from kOldestNccl on serves one build.
@@ -52,7 +52,7 @@ inline constexpr int kOldestNccl = 21403;
 /// The oldest whose host side gives the addresses of windows: 2.29.
 inline constexpr int kWindowAddresses = 22900;
 
-/// Functions of the library. Those after ncclAllReduce are null in libraries that do not have them: ncclCommSplit
+/// Functions of the library. Those after ncclAllGather are null in libraries that do not have them: ncclCommSplit
 /// before 2.18, windows before 2.27, their addresses before 2.29.
 struct Functions {
   Status (*ncclGetVersion)(int* version);
@@ -69,6 +69,7 @@ struct Functions {
   Status (*ncclSend)(const void* from, std::size_t n, Type type, int peer, Comm* comm, void* stream);
   Status (*ncclRecv)(void* to, std::size_t n, Type type, int peer, Comm* comm, void* stream);
   Status (*ncclAllReduce)(const void* from, void* to, std::size_t n, Type type, Operator op, Comm* comm, void* stream);
+  Status (*ncclAllGather)(const void* from, void* to, std::size_t n_of_each, Type type, Comm* comm, void* stream);
   Status (*ncclCommSplit)(Comm* comm, int color, int key, Comm** part, Config* config);
   Status (*ncclMemAlloc)(void** memory, std::size_t n_bytes);
   Status (*ncclMemFree)(void* memory);

@@ -73,6 +73,7 @@ std::shared_ptr<const NcclLibrary> NcclLibrary::load() {
   TREE_ATTN_FIND(ncclSend);
   TREE_ATTN_FIND(ncclRecv);
   TREE_ATTN_FIND(ncclAllReduce);
+  TREE_ATTN_FIND(ncclAllGather);
 #undef TREE_ATTN_FIND
   find(handle, "ncclCommSplit", f.ncclCommSplit);
   find(handle, "ncclMemAlloc", f.ncclMemAlloc), find(handle, "ncclMemFree", f.ncclMemFree);

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Instructions of the hot loop of every walk, counted in the compiled code.
+"""Instructions of the hot loop of every walk, counted in the compiled code; and how packets are stored and loaded.
 
 count X.o ...   prints the table, and fails where a walk has too much hot code; --json FILE writes it for the documentation;
                 --recorded FILE fails where that file is of the same compiler and has other counts
+packets X.o ... fails where a kernel of one-shot stores or loads a packet other than by one access of 128 bits at system scope
 self-test       checks the counts of small programs
 
-The code is what `cuobjdump -sass` prints, see toolkit.py; where that is missing, `count` says so and exits with 77.
+The code is what `cuobjdump -sass` prints, see toolkit.py; where that is missing, `count` says so and exits with 77, and so does `packets`.
 
 What is counted
 * A walk is an innermost loop that holds an ex2 instruction (MUFU.EX2) and multiplies: FFMA on CUDA cores, HMMA on tensor
@@ -47,6 +48,7 @@ FUNCTION = re.compile(r"\s*Function : (\S+)")
 ARCHITECTURE = re.compile(r"\s*code for (\S+)")
 INSTRUCTION = re.compile(r"\s*/\*([0-9a-f]{4,})\*/\s+(@!?\w+\s+)?([A-Z][\w.]*)\s*([^;]*);")
 TARGET = re.compile(r"0x([0-9a-f]+)\s*$")
+ONE_SHOT, PACKETS = re.compile("8one_shotI"), ("STG.E.128.STRONG.SYS", "LDG.E.128.STRONG.SYS")
 ENDS = {"EXIT", "RET", "BRX", "JMX", "JMP", "KILL", "BPT"}
 
 
@@ -401,6 +403,34 @@ def problems_of(walks, most_kib, wanted):
     return problems or ([] if walks else [f"there is no walk in any kernel named like '{wanted}'"])
 
 
+def torn_packets(functions):
+    """(kernels of one-shot, what is wrong in them): packets are stored and loaded by STG and LDG of 128 bits at system scope. Of other accesses at that
+    scope there are loads of 32 bits alone, of the word by which the host ends a wait."""
+    kernels, problems = 0, []
+    for architecture, name, code in functions:
+        if not ONE_SHOT.search(name):
+            continue
+        kernels += 1
+        at_system = [i.opcode for i in code if ".SYS" in i.opcode and i.base in ("ST", "STG", "LD", "LDG", "ATOM", "ATOMG", "RED", "REDG")]
+        problems += [f"{name} for {architecture}: no {opcode}" for opcode in PACKETS if opcode not in at_system]
+        problems += [f"{name} for {architecture}: {opcode}" for opcode in sorted(set(at_system) - {*PACKETS, "LDG.E.STRONG.SYS"})]
+    return kernels, problems
+
+
+def check_packets(objects, tool):
+    kernels, problems = 0, []
+    for path in objects:
+        printed = subprocess.run([tool, "-sass", path], capture_output=True, text=True, check=True).stdout
+        of_object, wrong = torn_packets(functions_of(printed))
+        kernels, problems = kernels + of_object, problems + wrong
+    if kernels == 0:
+        problems.append("there is no kernel of one-shot")
+    print(f"{kernels} kernels of one-shot" + ("" if problems else f": packets by {' and '.join(PACKETS)} alone"))
+    for problem in problems:
+        print("instructions: " + problem, file=sys.stderr)
+    return 1 if problems else 0
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -410,6 +440,7 @@ def main():
     count.add_argument("--json", help="file that the counts are written to")
     count.add_argument("--recorded", help="file that must have the same counts, if it was made by the same compiler")
     count.add_argument("objects", nargs="+")
+    commands.add_parser("packets").add_argument("objects", nargs="+")
     commands.add_parser("self-test")
     asked = parser.parse_args()
     if asked.command == "self-test":
@@ -420,6 +451,8 @@ def main():
         print("instructions: skipped, no cuobjdump beside nvcc, in the PATH, by TREE_ATTN_CUOBJDUMP or in build-peers/toolkit/, where "
               "tests/gpu/toolkit.py install puts it")
         return SKIPPED
+    if asked.command == "packets":
+        return check_packets(asked.objects, tool)
     walks = walks_in(asked.objects, tool, asked.kernels)
     print(*table(walks), sep="\n")
     if asked.json:

@@ -38,7 +38,20 @@ def only(text, name=SUB_WARP):
 ARITHMETIC = "FFMA R1, R2, R3, R1 x 64\nMUFU.EX2 R1, R2\nFFMA R1, R2, R3, R1 x 64\n"  # 129 instructions
 
 
+def torn(*opcodes, name="_ZN9tree_attn4cuda8one_shotINS0_1AEEEvv"):
+    text = program("\n".join(f"{opcode} desc[UR8][R2.64], R4" for opcode in opcodes) + "\nEXIT").replace("Function : kernel", f"Function : {name}")
+    return instructions.torn_packets(instructions.functions_of(text))
+
+
 def main():
+    # A packet is stored and loaded as a whole, at system scope; the word of the host has 32 bits.
+    whole = ["STG.E.128.STRONG.SYS", "LDG.E.128.STRONG.SYS", "LDG.E.STRONG.SYS", "LDG.E.64", "ATOMG.E.INC.STRONG.GPU"]
+    assert torn(*whole) == (1, []) and torn(*whole, name="_ZN9tree_attn4cuda10equal_runsINS0_1AEEEvv") == (0, [])
+    for replaced, by in ((0, "STG.E.64.STRONG.SYS"), (0, "STG.E.128.STRONG.GPU"), (0, "ST.E.128.STRONG.SYS"), (1, "LDG.E.64.STRONG.SYS"), (1, "LDG.E.128")):
+        kernels, problems = torn(*whole[:replaced], by, *whole[replaced + 1:])
+        assert kernels == 1 and any(f"no {whole[replaced]}" in problem for problem in problems), (by, problems)
+    assert len(torn(*whole, "STG.E.64.STRONG.SYS")[1]) == 1 and len(torn(*whole, "STG.E.STRONG.SYS")[1]) == 1
+
     # A loop of one block; what stands before and after it is not in it.
     plain = "MOV R1, R2 x 7\nhead:\n" + ARITHMETIC + "@P0 BRA -> head\nEXIT"
     walk = only(plain)

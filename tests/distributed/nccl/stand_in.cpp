@@ -422,6 +422,22 @@ Status ncclAllReduce(const void* from, void* to, std::size_t n, Type type, Opera
   return Status::kSuccess;
 }
 
+/// In place: the own part lies where it ends up.
+Status ncclAllGather(const void* from, void* to, std::size_t n, Type type, Comm* comm, void* stream) {
+  if (const Status status = check(comm, from, stream); status != Status::kSuccess) return status;
+  const State& state = *comm->state;
+  auto* const all = static_cast<std::byte*>(to);
+  const std::size_t n_bytes = n * (type == Type::kFloat32 ? 4 : 1);
+  if (from != all + static_cast<std::size_t>(state.rank) * n_bytes) return Status::kInvalidArgument;  // what is used
+  Group& group = part(comm, stream);
+  for (int peer = 0; peer < state.mail.n_ranks(); ++peer) {
+    if (peer == state.rank) continue;
+    group.messages.push_back({true, all + static_cast<std::size_t>(state.rank) * n_bytes, n_bytes, peer});
+    group.messages.push_back({false, all + static_cast<std::size_t>(peer) * n_bytes, n_bytes, peer});
+  }
+  return Status::kSuccess;
+}
+
 /// Once for each communicator. The part is there when the whole is no longer in progress.
 Status ncclCommSplit(Comm* comm, int color, int key, Comm** part, Config*) {
   if (comm == nullptr || part == nullptr || comm->n_polls_left > 0) return Status::kInvalidArgument;
@@ -498,10 +514,11 @@ TREE_ATTN_SAME(ncclGroupEnd);
 TREE_ATTN_SAME(ncclSend);
 TREE_ATTN_SAME(ncclRecv);
 TREE_ATTN_SAME(ncclAllReduce);
+TREE_ATTN_SAME(ncclAllGather);
 TREE_ATTN_SAME(ncclCommSplit);
 TREE_ATTN_SAME(ncclMemAlloc);
 TREE_ATTN_SAME(ncclMemFree);
 TREE_ATTN_SAME(ncclCommWindowRegister);
 TREE_ATTN_SAME(ncclCommWindowDeregister);
 TREE_ATTN_SAME(ncclGetPeerDevicePointer);
-static_assert(sizeof(Functions) == 20 * sizeof(void (*)()), "a function is missing above");
+static_assert(sizeof(Functions) == 21 * sizeof(void (*)()), "a function is missing above");

@@ -17,6 +17,13 @@
 #if defined(TREE_ATTN_NEEDS_NCCL_HEADER) && !defined(TREE_ATTN_HAS_NCCL_HEADER)
 #error "nccl.h or cuda_runtime.h was not found"
 #endif
+#if defined(TREE_ATTN_NEEDS_NCCL_HEADER) && NCCL_VERSION_CODE >= NCCL_VERSION(2, 29, 0) && \
+    !defined(TREE_ATTN_HAS_NCCL_WINDOWS_HEADER)
+#error "nccl_device/host.h, which declares ncclGetPeerDevicePointer, was not found"
+#endif
+#if defined(TREE_ATTN_EXPECTED_NCCL)
+static_assert(TREE_ATTN_EXPECTED_NCCL == NCCL_VERSION_CODE, "another nccl.h was found first");
+#endif
 
 #include <doctest/doctest.h>
 
@@ -66,6 +73,7 @@ TREE_ATTN_SAME(ncclGroupEnd);
 TREE_ATTN_SAME(ncclSend);
 TREE_ATTN_SAME(ncclRecv);
 TREE_ATTN_SAME(ncclAllReduce);
+TREE_ATTN_SAME(ncclAllGather);
 TREE_ATTN_SAME(ncclCommSplit);
 TREE_ATTN_SAME(ncclMemAlloc);
 TREE_ATTN_SAME(ncclMemFree);

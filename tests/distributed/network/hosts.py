@@ -2,7 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decodes on hosts made of network namespaces: what leaves their interfaces is what the report says, and nodes are found.
 
-    hosts.py PROGRAM MPIRUN
+    hosts.py PROGRAM MPIRUN NCCL
+
+NCCL is the library that stands in for it.
 
 A host is a network namespace with a name of its own and one interface of 1 Gbit/s (veth, tbf; packets of up to
 9000 bytes) on a bridge; Open MPI starts a
@@ -12,11 +14,16 @@ that made it. Status 77 with a reason where namespaces, ip, tc or Open MPI are m
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "docs" / "tools"))
+import many_gpus
 
 SKIPPED, SECONDS = 77, 200
 NAMESPACES = ["unshare", "--user", "--map-root-user", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
@@ -117,12 +124,22 @@ def check_bytes(cluster, algorithm, n_steps):
     return check(report <= link <= HEADERS * report + CONTROL and run["nodes"] == 4, line)
 
 
-def check_chapter(cluster):
-    """The hostfile's command of the chapter on many GPUs, with emulated ones: ranks per host, and no number of ranks."""
-    printed = cluster("decode", "--backend", "emulated", "--seq-len", "1024", "--heads", "2", "--head-dim", "64", "--compare", "gather",
-                      start=["--map-by", "ppr:2:node", "-x", "PATH"])
+def check_chapter(cluster, nccl):
+    """The hostfile's command of the chapter on many GPUs, with emulated ones: ranks per host, no number of ranks, and the digest of the chapter."""
+    command = next(line for line in many_gpus.commands(many_gpus.CHAPTER.name) if "--hostfile" in line)
+    launcher, _, decode = many_gpus.rehearsed(command).partition(" build/tree_attn ")
+    arguments = shlex.split(decode)
+    at = arguments.index("--ranks-per-node")
+    del arguments[at:at + 2]
+    start = shlex.split(launcher.replace("ppr:4", "ppr:2"))
+    start = start[start.index("--map-by"):]
+    os.environ["TREE_ATTN_NCCL_LIBRARY"] = nccl
+    printed = cluster(*arguments, start=[*start, "-x", "TREE_ATTN_NCCL_LIBRARY"])
     found = printed.splitlines()[0].partition("; ")[2]
-    return check(found == "8 ranks on 4 nodes, backend emulated, transport mpi", f"ppr:2:node: {found}")
+    good = check(found == "8 ranks on 4 nodes, backend emulated, transport nccl", f"{' '.join(start)}: {found}")
+    digests = set(re.findall(r" yes +([0-9a-f]{16})$", printed, re.MULTILINE))
+    in_chapter = many_gpus.between(many_gpus.CHAPTER.read_text(encoding="utf-8"), "hostfile")
+    return check(len(digests) == 1 and digests.pop() in in_chapter, "the digest of the chapter") and good
 
 
 def check_uneven(cluster):
@@ -146,7 +163,7 @@ def check_uneven(cluster):
     return check(len(digests) == 1, f"uneven hosts: digests {sorted(digests)}") and good
 
 
-def inside(folder, program, mpirun):
+def inside(folder, program, mpirun, nccl):
     # Private /run for the names of namespaces, /dev/shm for MPI's shared memory.
     for place in ("/run", "/dev/shm"):
         run("mount", "-t", "tmpfs", "tmpfs", place)
@@ -157,7 +174,7 @@ def inside(folder, program, mpirun):
     four = Cluster(folder, mpirun, program, [2, 2, 2, 2])
     for algorithm, n_steps in (("two-level", 40), ("fused", 40), ("gather", 20), ("ring", 3)):
         good &= check_bytes(four, algorithm, n_steps)
-    good &= check_chapter(four)
+    good &= check_chapter(four, nccl)
     four.close()
     good &= check_uneven(Cluster(folder, mpirun, program, [3, 2, 1]))
     return 0 if good else 1
@@ -166,12 +183,12 @@ def inside(folder, program, mpirun):
 def main():
     if sys.argv[1] == "inside":
         return inside(Path(sys.argv[2]), *sys.argv[3:])
-    program, mpirun = sys.argv[1:]
+    program, mpirun, nccl = sys.argv[1:]
     if why := missing(mpirun):
         print("skipped:", why)
         return SKIPPED
     with tempfile.TemporaryDirectory() as folder:
-        words = [*NAMESPACES, sys.executable, __file__, "inside", folder, program, mpirun]
+        words = [*NAMESPACES, sys.executable, __file__, "inside", folder, program, mpirun, nccl]
         # Killing unshare ends every process in its namespaces.
         try:
             return subprocess.run(words, timeout=SECONDS).returncode

@@ -2,7 +2,7 @@
 /// @file
 /// @brief `tree_attn decode --transport nccl` on emulated devices, with the stand-in for NCCL: ranks as threads and as
 /// processes.
-#include "tests/distributed/program/command.hpp"
+#include "tests/distributed/program/hanging.hpp"
 
 #include <nlohmann/json.hpp>
 
@@ -158,17 +158,53 @@ TEST_CASE("decode --transport nccl: processes end within the deadline too, in on
     check_silent_success(run(ranks(3, small)));
   }
   const Clock::duration without_fault = Clock::now() - before;
+  const auto check_time = [&](const std::string& fault, const Words& words, const std::string& line) {
+    CAPTURE(fault);
+    const NcclVariables variables(fault);
+    const auto start = Clock::now();
+    check_one_line(run(words), line);
+    CHECK(Clock::now() - start < without_fault + std::chrono::seconds(3));
+  };
   for (const auto& [fault, line] :
        {std::pair{"join 2",
                   "ranks 0, 1, 2 wait for all ranks to join NCCL (rank 0 listens on lo 127.0.0.1; NCCL_SOCKET_IFNAME "},
         std::pair{"silent 1 1", "over NCCL"}, std::pair{"call 1 1", "rank 1: NCCL 2.29.7: ncclRecv: unhandled system error"},
-        std::pair{"async 1 1", "rank 1: NCCL 2.29.7: an asynchronous error: remote process"}}) {
-    CAPTURE(fault);
-    const NcclVariables variables(fault);
-    const auto start = Clock::now();
-    check_one_line(run(ranks(3, small)), line);
-    CHECK(Clock::now() - start < without_fault + std::chrono::seconds(3));
-  }
+        std::pair{"async 1 1", "rank 1: NCCL 2.29.7: an asynchronous error: remote process"},
+        std::pair{"version 21200", "is NCCL 2.12.0, older than 2.14.3"}})
+    check_time(fault, ranks(3, small), line);
+  check_time("window", ranks(3, small + Words{"--algorithm", "one-shot"}), "do not all reach each other's memory");
+  // One process has another library.
+  const Words with_older{"sh", "-c",
+                         "if [ \"${OMPI_COMM_WORLD_RANK:-$PMI_RANK}\" = 1 ]; then export TREE_ATTN_NCCL_FAULT='version "
+                         "22707'; fi; exec \"$0\" \"$@\"",
+                         kProgram};
+  check_time("", ranks(3, small, with_older), "rank 1 has NCCL 2.27.7, but rank 0 has 2.29.7");
+}
+
+TEST_CASE("decode --transport nccl, and one-shot: when a rank is killed, all end within the deadline and nothing is left") {
+  using Clock = std::chrono::steady_clock;
+  const NcclVariables variables;
+  const Words hours = kDecode + Words{"--seq-len", "1024", "--repeat", "1000000", "--timeout", "3"};
+  const std::vector<Words> jobs{
+      {"--transport", "nccl"}, {"--transport", "nccl", "--algorithm", "one-shot"}, {"--algorithm", "one-shot"}};
+  at_once(jobs, [&](const Words& job) {
+    CAPTURE(on_one_line(job.back()));
+    Signal kill{1, SIGKILL};
+    Clock::time_point killed;
+    const Result result = run(ranks(3, hours + job), {.deadline = 45, .meanwhile = [&](pid_t mpirun) {
+                                                        kill(mpirun);
+                                                        killed = Clock::now();
+                                                      }});
+    CAPTURE(result.err);
+    CHECK(Clock::now() - killed < std::chrono::seconds(3 + 2));
+    // The launcher sees a rank die, and ends the others before their deadline: its status is that of the rank, and no rank
+    // has anything to say.
+    CHECK((result.status == 128 + SIGKILL || result.status == SIGKILL));
+    CHECK(lines_of_ours(result.err).empty());
+    CHECK(result.out.find(" keys") == std::string::npos);
+    CHECK(!any_left(kill.processes));
+  });
+  check_no_memory_left();
 }
 
 TEST_CASE("decode --transport nccl: a kernel of one-shot that waits in vain names the step, the rank and the row") {

@@ -8,41 +8,28 @@
 /// device. So this shows the protocol, and what an exchange costs beside its link: packing, polling in the cache, merging.
 /// It shows neither the latency nor the rate of NVLink. First every rank makes a few steps by itself: those that wait for
 /// others would give up where loading a kernel takes long. Then every step is one replay of a graph, by several queries in
-/// turn, and its output on every rank is compared with that of `gather`. At last steps are timed that all ranks begin
-/// together: `one-shot`; `one-shot` of every rank by itself, which is the same kernel without an exchange; the decode alone;
-/// the decode, followed by kernels that merge as many states; and an empty graph. What it prints is one line of JSON per
-/// result.
+/// turn, and its output on every rank is compared with that of `gather`, also with windows in pinned memory of the host; the
+/// counter of steps wraps on the way. At last steps are timed that all ranks begin together: `one-shot`; `one-shot` of every
+/// rank by itself, which is the same kernel without an exchange; the decode alone; the decode, followed by kernels that
+/// merge as many states; and an empty graph. What it prints is one line of JSON per result.
 ///
 /// It is compiled twice, for a GPU and for the emulator, whose times mean nothing. It has not run on a GPU yet.
-#include "distributed/decoders/decoder.hpp"
-#include "distributed/measure/measure.hpp"
-#include "distributed/transport/thread_transport.hpp"
-#include "gpu/backend/backends.hpp"
 #include "tests/gpu/exchange/device_parts.hpp"
-#include "tests/gpu/time_ladder/json_line.hpp"
+#include "tests/gpu/exchange/rank_steps.hpp"
 
 #include <algorithm>
 #include <atomic>
-#include <charconv>
 #include <chrono>
-#include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <functional>
 #include <memory>
-#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
-namespace tree_attn {
+namespace tree_attn::exchange {
 namespace {
-
-namespace device = TREE_ATTN_PLATFORM;
-using Clock = std::chrono::steady_clock;
-
-constexpr int kQueries = 7;  ///< that take turns: prime, so that no query always meets the same half of a window
 
 struct Asked {
   std::vector<int> parts{2, 4, 8};
@@ -50,58 +37,6 @@ struct Asked {
   std::int64_t n_keys = device::kIsHostMemory ? 1024 : 65536;
   double timeout = device::kIsHostMemory ? 10 : 3;
 };
-
-WorkloadShape shape_of(std::int64_t n_keys) {
-  const std::int64_t heads = device::kIsHostMemory ? 2 : 16, dim = device::kIsHostMemory ? 32 : 128;
-  return {{.dtype = DType::BF16,
-           .value_dtype = DType::BF16,
-           .batch = 1,
-           .heads = heads,
-           .kv_heads = heads,
-           .head_dim = dim,
-           .value_dim = dim},
-          n_keys,
-          {},
-          LeafOrder::kContiguous};
-}
-
-/// The keys and values of a range on this thread's part of the device, and the queries of all steps.
-struct Rank {
-  WorkloadShape shape;
-  std::vector<std::int64_t> lengths;
-  std::unique_ptr<Workload> workload;
-  ShardDecoder shard;
-
-  Rank(std::int64_t n_keys, KeyRange range)
-      : shape(shape_of(n_keys)),
-        lengths{n_keys},
-        workload(make_workload(shape, 41, kQueries)),
-        shard(device::backend(), shape, range, 1 / std::sqrt(static_cast<double>(shape.head_dim))) {
-    fill(shard.cache(), *workload, lengths);
-  }
-  TensorView query(int step) { return workload->query(step % kQueries); }
-};
-
-std::vector<KeyRange> ranges_of(std::int64_t n_keys, int n) { return even_ranges(n_keys, n, kLeafKeys); }
-KeyRange range_of(const Transport& transport, const std::vector<KeyRange>& ranges) {
-  return transport.topology().range_of(transport.rank(), ranges);
-}
-
-bool same_bits(std::span<const float> a, std::span<const float> b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size_bytes()) == 0;
-}
-
-/// The outputs of `gather` for every query, on the whole device.
-std::vector<DecodeOutput> outputs_of_gather(std::int64_t n_keys) {
-  std::vector<DecodeOutput> outputs;
-  run_threads(Topology::pretend(1, 1), 600, [&](ThreadTransport& transport) {
-    const std::vector<KeyRange> ranges = ranges_of(n_keys, 1);
-    Rank rank(n_keys, ranges[0]);
-    const auto decoder = find_algorithm("gather").open(transport, rank.shard, ranges);
-    for (int i = 0; i < kQueries; ++i) outputs.push_back(decoder->step(rank.query(i), rank.lengths).copy());
-  });
-  return outputs;
-}
 
 /// What every rank does, on its part of the device.
 using Body = std::function<void(const ThreadRanks&, ThreadTransport&)>;
@@ -151,14 +86,18 @@ void step_alone(const device::DeviceParts& parts, const Asked& asked) {
   line.add("first_us", std::ranges::max(first)).add("last_us", std::ranges::max(last));
 }
 
-/// Steps of `one-shot` in a row. @returns outputs that differ, over all ranks
-std::int64_t count_differences(const device::DeviceParts& parts, const Asked& asked, const std::vector<DecodeOutput>& want) {
+/// Steps of `one-shot` in a row. The counter of steps wraps halfway: it begins at 2^32 - n_steps / 2.
+/// @param n_steps at least 8: a new window is full of zeros, so both of its halves have to be written before step 0
+/// @returns outputs that differ, over all ranks
+std::int64_t count_differences(const device::DeviceParts& parts, const Asked& asked, int n_steps, bool windows_on_host,
+                               const std::vector<DecodeOutput>& want) {
   std::atomic<std::int64_t> n_wrong = 0;
+  const PlanOptions options{.windows_on_host = windows_on_host, .steps_done = 0U - static_cast<unsigned>(n_steps / 2)};
   run_on(parts, asked.timeout, [&](const ThreadRanks&, ThreadTransport& transport) {
     const std::vector<KeyRange> ranges = ranges_of(asked.n_keys, parts.size());
     Rank rank(asked.n_keys, range_of(transport, ranges));
-    const auto decoder = find_algorithm("one-shot").open(transport, rank.shard, ranges);
-    for (int t = 0; t < asked.n_steps; ++t) {
+    const auto decoder = find_algorithm("one-shot").open(transport, rank.shard, ranges, options);
+    for (int t = 0; t < n_steps; ++t) {
       const OutputView output = decoder->step(rank.query(t), rank.lengths);
       const DecodeOutput& right = want[static_cast<std::size_t>(t % kQueries)];
       n_wrong += !same_bits(output.out, right.out) || !same_bits(output.lse, right.lse);
@@ -167,50 +106,13 @@ std::int64_t count_differences(const device::DeviceParts& parts, const Asked& as
   return n_wrong;
 }
 
-/// Times of steps that begin when the last rank does, and end when the last one has.
-class Together {
- public:
-  Together(int n_ranks, int n_steps)
-      : n_steps_(n_steps), begin_(n_steps + kWarmUp, std::vector<Clock::time_point>(n_ranks)), end_(begin_) {}
-  /// On every rank, once. @param step called with the number of the step
-  template <class Step>
-  void run(const ThreadRanks& ranks, const Step& step) {
-    for (int t = 0; t < n_steps_ + kWarmUp; ++t) {
-      ranks.barrier();
-      begin_[t][ranks.rank()] = Clock::now();
-      step(t);
-      end_[t][ranks.rank()] = Clock::now();
-    }
-  }
-  Latency latency() const {
-    std::vector<double> microseconds;
-    for (int t = kWarmUp; t < n_steps_ + kWarmUp; ++t) {
-      const auto last = [](const auto& times) { return *std::ranges::max_element(times); };
-      microseconds.push_back(std::chrono::duration<double, std::micro>(last(end_[t]) - last(begin_[t])).count());
-    }
-    return latency_of(std::move(microseconds));
-  }
-
- private:
-  static constexpr int kWarmUp = 2;  ///< the second step records the graph
-  int n_steps_;
-  std::vector<std::vector<Clock::time_point>> begin_, end_;
-};
-
-void print_time(const device::DeviceParts& parts, const char* what, const Together& times) {
-  const auto [median, p10, p90] = times.latency();
-  JsonLine line("time");
-  line.add("parts", parts.size()).add("what", what);
-  line.add("median_us", median).add("p10_us", p10).add("p90_us", p90);
-}
-
 void time_steps(const device::DeviceParts& parts, const Asked& asked) {
   const int n = parts.size();
   const auto time = [&](const char* what, const auto& body) {
     Together times(n, asked.n_timed);
     run_on(parts, asked.timeout,
            [&](const ThreadRanks& ranks, ThreadTransport& transport) { body(ranks, transport, times); });
-    print_time(parts, what, times);
+    print_time("parts", n, what, times);
   };
   const std::vector<KeyRange> ranges = ranges_of(asked.n_keys, n);
   time("one-shot", [&](const ThreadRanks& ranks, ThreadTransport& transport, Together& times) {
@@ -265,10 +167,11 @@ void time_steps(const device::DeviceParts& parts, const Asked& asked) {
 bool miss_a_rank(const device::DeviceParts& parts, const Asked& asked) {
   constexpr int kUntil = 5;
   const int missing = parts.size() - 1;
+  const double timeout = std::min(asked.timeout, 3.0);
   std::string line = "no error";
   Clock::time_point left;
   try {
-    run_on(parts, asked.timeout, [&](const ThreadRanks& ranks, ThreadTransport& transport) {
+    run_on(parts, timeout, [&](const ThreadRanks& ranks, ThreadTransport& transport) {
       const std::vector<KeyRange> ranges = ranges_of(asked.n_keys, parts.size());
       Rank rank(asked.n_keys, range_of(transport, ranges));
       const auto decoder = find_algorithm("one-shot").open(transport, rank.shard, ranges);
@@ -279,7 +182,7 @@ bool miss_a_rank(const device::DeviceParts& parts, const Asked& asked) {
     line = error.what();
   }
   const double seconds = std::chrono::duration<double>(Clock::now() - left).count();
-  JsonLine("missing").add("parts", parts.size()).add("seconds", seconds).add("limit", asked.timeout).add("line", line);
+  JsonLine("missing").add("parts", parts.size()).add("seconds", seconds).add("limit", timeout).add("line", line);
   return line.find("no states from rank " + std::to_string(missing) + ",") != std::string::npos;
 }
 
@@ -300,29 +203,26 @@ int run_all(const Asked& asked) {
         .add("device", device::device().name)
         .add("n_multiprocessors", parts->n_multiprocessors());
     step_alone(*parts, asked);
-    const std::int64_t n_wrong = count_differences(*parts, asked, want);
-    JsonLine("bits").add("parts", n).add("steps", asked.n_steps).add("wrong", n_wrong);
-    all_right = all_right && n_wrong == 0;
+    // Memory of the host is far from every multiprocessor: packets arrive later there, and in another order.
+    for (const bool on_host : {false, true}) {
+      const int n_steps = std::max(8, on_host ? asked.n_steps / 10 : asked.n_steps);
+      const std::int64_t n_wrong = count_differences(*parts, asked, n_steps, on_host, want);
+      JsonLine line("bits");
+      line.add("parts", n).add("windows", on_host ? "host" : "device").add("steps", n_steps);
+      line.add("before_wrap", n_steps / 2).add("wrong", n_wrong);
+      all_right = all_right && n_wrong == 0;
+    }
     time_steps(*parts, asked);
     if (n == asked.parts.front()) all_right = miss_a_rank(*parts, asked) && all_right;
   }
   return all_right ? 0 : 1;
 }
 
-template <class Number>
-Number number(const std::string& text) {
-  Number value{};
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc{} || end != text.data() + text.size() || !(value > 0))
-    throw std::invalid_argument("'" + text + "' is no number greater than 0");
-  return value;
-}
-
 }  // namespace
-}  // namespace tree_attn
+}  // namespace tree_attn::exchange
 
 int main(int argc, char** argv) {
-  using namespace tree_attn;
+  using namespace tree_attn::exchange;
   // Before the first call of CUDA. Kernels that wait for each other need connections of their own, and must not wait until
   // one of them is loaded.
   ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
@@ -332,9 +232,7 @@ int main(int argc, char** argv) {
     for (int i = 1; i < argc; i += 2) {
       const std::string option = argv[i], value = i + 1 < argc ? argv[i + 1] : "";
       if (option == "--parts") {
-        asked.parts.clear();
-        std::istringstream list(value);
-        for (std::string each; std::getline(list, each, ',');) asked.parts.push_back(number<int>(each));
+        asked.parts = numbers(value);
       } else if (option == "--steps") {
         asked.n_steps = number<int>(value);
       } else if (option == "--timed") {

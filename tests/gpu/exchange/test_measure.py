@@ -1,15 +1,20 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """The experiments of `./run bench --nccl` with a program that is made up: right answers, wrong ones, and what is not there."""
+import contextlib
 import importlib.machinery
 import importlib.util
+import io
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 import tempfile
 import unittest
 from pathlib import Path
+from unittest import mock
 
 sys.dont_write_bytecode = True
 FOLDER = Path(__file__).resolve().parent
@@ -46,7 +51,8 @@ runs = [{"algorithm": name, "output_digest": "other" if ranks > 1 and name == os
          "same_bits_on_all_ranks": ranks == 1 or name != os.environ.get("TORN"),
          "latency_us": {"median": 31 if name == "one-shot" else 30}, "combine_us": {"median": 0 if name == "one-shot" else 4},
          "launches_per_step": int(os.environ.get("LAUNCHES", "1")), "windows": os.environ.get("WINDOWS", "nccl") if name == "one-shot" else None} for name in names]
-open(value("--report"), "w").write(json.dumps({"runs": runs, "machine": {"gpus": ["a GPU"]}}))
+with open(value("--report"), "w") as report:
+    report.write(json.dumps({"runs": runs, "machine": {"gpus": ["a GPU"]}}))
 """
 MPIRUN = """#!/bin/sh
 if [ "$1" = --version ]; then echo "mpirun (Open MPI) 0"; exit; fi
@@ -61,9 +67,14 @@ LINES = """#!/bin/sh
 printf '%s\\n' "$LINES"
 if [ "$ERROR" ]; then echo "$ERROR" >&2; exit 1; fi
 """
-# A compute-sanitizer that finds an error in one-shot if it is ERROR.
+# What prints the lines in another: exchange_over_nccl.
+GATHER = LINES.replace("$LINES", "$GATHER").replace("$ERROR", "$GATHER_ERROR")
+# A compute-sanitizer that finds an error in one-shot if it is ERROR, or in on_parts, which otherwise says WAITS or NOTE.
 SANITIZER = """#!/bin/sh
-case "$*" in *"$2 --error-exitcode 9 "*"--algorithm $ERROR"*) echo "ERROR SUMMARY: 1 error"; exit 9;; esac
+case "$*" in
+  *"$2 --error-exitcode 9 "*"--algorithm $ERROR"* | *"$2 --error-exitcode 9 "*"/$ERROR --parts 2 --steps 8 "*) echo "ERROR SUMMARY: 1 error"; exit 9;;
+  *on_parts*) echo "$NOTE"; if [ "$WAITS" ]; then echo "exchange_on_parts: $WAITS" >&2; exit 1; fi;;
+esac
 """
 
 
@@ -75,22 +86,56 @@ def on_parts(n, beyond=1.0, wrong=0, line="rank 0, step 6: no states from rank {
     """What exchange_on_parts prints for n parts."""
     times = {"one-shot": 40 + beyond, "one-shot of each": 40.5, "decode": 40, "decode, merge": 46, "empty graph": 5}
     return [{"part": "parts", "parts": n, "device": "a GPU", "n_multiprocessors": 16},
-            {"part": "alone", "parts": n, "steps": 3, "first_us": 812000, "last_us": 41}, {"part": "bits", "parts": n, "steps": 2000, "wrong": wrong},
+            {"part": "alone", "parts": n, "steps": 3, "first_us": 812000, "last_us": 41},
+            {"part": "bits", "parts": n, "windows": "device", "steps": 2000, "before_wrap": 1000, "wrong": wrong},
             *({"part": "time", "parts": n, "what": what, "median_us": us, "p10_us": us, "p90_us": us} for what, us in times.items()),
             {"part": "missing", "parts": n, "seconds": seconds, "limit": 3, "line": line.format(n - 1)}]
+
+
+def over_nccl(n, us=47, wrong=0, seconds=3.5, line="rank 0 waited 3 s for ncclAllGather and gave up"):
+    """What exchange_over_nccl prints for n ranks."""
+    times = {"decode, ncclAllGather, merge": us, "one-shot": 42, "decode": 40}
+    return [{"part": "ranks", "ranks": n, "devices": n}, {"part": "bits", "ranks": n, "what": "ncclAllGather", "steps": 14, "wrong": wrong},
+            *({"part": "time", "ranks": n, "what": what, "median_us": us, "p10_us": us, "p90_us": us} for what, us in times.items()),
+            {"part": "missing", "ranks": n, "seconds": seconds, "limit": 3, "line": line}]
+
+
+# The program that is made up, started without a process: hundreds of them would take most of the time of this test.
+START_PROCESS, MADE_UP = measure.run, compile(PROGRAM, "tree_attn", "exec")
+
+
+def start(words, limit=600, environment=None):
+    words = list(map(str, words))
+    variables = dict(environment or {})
+    if Path(words[0]).name == "mpirun":
+        at = words.index("-n")
+        variables["RANKS"], words = words[at + 1], words[at + 2:]
+    if Path(words[0]).name != "tree_attn":
+        return START_PROCESS(words, limit, environment)
+    out, status, error = io.StringIO(), 0, ""
+    with mock.patch.dict(os.environ, variables), mock.patch.object(sys, "argv", words), contextlib.redirect_stdout(out):
+        try:
+            exec(MADE_UP, {"__name__": "__main__"})
+        except SystemExit as exit:
+            status, error = (exit.code or 0, "") if not isinstance(exit.code, str) else (1, exit.code + "\n")
+    return subprocess.CompletedProcess(words, status, out.getvalue(), error)
 
 
 class Experiments(unittest.TestCase):
     def setUp(self):
         self.folder = tempfile.TemporaryDirectory()
         self.addCleanup(self.folder.cleanup)
-        for name, text in (("tree_attn", PROGRAM), ("mpirun", MPIRUN), ("on_parts", LINES), ("time_ladder", LINES), ("stand_in.so", ""), ("compute-sanitizer", SANITIZER)):
+        without_processes = mock.patch.object(measure, "run", start)
+        without_processes.start()
+        self.addCleanup(without_processes.stop)
+        for name, text in (("tree_attn", PROGRAM), ("mpirun", MPIRUN), ("on_parts", LINES), ("over_nccl", GATHER), ("time_ladder", LINES), ("stand_in.so", ""),
+                           ("compute-sanitizer", SANITIZER)):
             (Path(self.folder.name) / name).write_text(text)
             (Path(self.folder.name) / name).chmod(0o755)
 
     def program(self, backend="emulated"):
         return measure.Program(*(Path(self.folder.name) / "tree_attn", backend, str(Path(self.folder.name) / "mpirun")),
-                               *(Path(self.folder.name) / name for name in ("on_parts", "time_ladder", "stand_in.so")))
+                               *(Path(self.folder.name) / name for name in ("on_parts", "time_ladder", "stand_in.so", "over_nccl")))
 
     def answers(self, experiment, backend="emulated", **variables):
         before = dict(os.environ)
@@ -139,6 +184,30 @@ class Experiments(unittest.TestCase):
         self.assertEqual(with_one_shot[-1].found, "step 31.0 us, 5.0 us beyond the decode alone")
         self.assertEqual(with_one_shot[-1].values, {"latency": 31, "beyond_decode": 5})
         self.assertEqual(len(with_one_shot), len(timed) + 1)
+
+    def test_one_shot_stands_beside_an_all_gather_of_nccl(self):
+        def baseline(backend="cuda", **variables):
+            return [answer for answer in self.answers(measure.cost, backend, **variables) if answer.experiment == "cost" and answer.case.startswith("ncclAllGather")]
+
+        right = baseline(GATHER=lines(*over_nccl(2)))
+        self.assertEqual([answer.good for answer in right], [True, None])
+        self.assertEqual(right[1].found, "decode, ncclAllGather, merge 47.0 us, one-shot 42.0 us, decode 40.0 us, "
+                                         "decode, ncclAllGather, merge, beyond the decode 7.0 us, one-shot, beyond the decode 2.0 us")
+        self.assertEqual([answer.good for answer in baseline(GATHER=lines(*over_nccl(2, wrong=1)))], [False, None])
+        self.assertEqual([(answer.good, answer.found, answer.values) for answer in baseline("emulated", GATHER=lines(*over_nccl(2)))][1], (None, "ran", {}))
+        few = lines({"part": "ranks", "ranks": 4, "note": "there are GPUs for 1"})
+        self.assertEqual([(answer.good, answer.found) for answer in baseline(GATHER=few)], [(None, "there are GPUs for 1")])
+        # A library that is not there is no error on a GPU, and one of the stand-in; a peer that is gone always is.
+        missing = "exchange_over_nccl: --transport nccl: libnccl.so.2 was not found; pip install nvidia-nccl-cu13"
+        self.assertEqual([answer.good for answer in baseline(GATHER_ERROR=missing)], [None])
+        self.assertEqual([answer.good for answer in baseline("emulated", GATHER_ERROR=missing)], [False])
+        gone = baseline(GATHER=lines(*over_nccl(2)), GATHER_ERROR="exchange_over_nccl: rank 1 waited 10 s for ncclAllGather and gave up")
+        self.assertEqual((gone[-1].good, gone[-1].found), (False, "rank 1 waited 10 s for ncclAllGather and gave up"))
+        for ended, good in ((dict(seconds=5.5), False), (dict(line="no error"), False), ({}, True)):
+            found = self.answers(measure.cost, "cuda", GATHER=lines(*over_nccl(2, **ended)))
+            self.assertEqual([answer.good for answer in found if answer.experiment == "missing rank"], [good])
+        (Path(self.folder.name) / "over_nccl").unlink()
+        self.assertEqual([answer.good for answer in baseline()], [None])
 
     def test_a_step_takes_at_most_a_tenth_longer_than_its_kernel(self):
         def ladder(seconds, **more):
@@ -189,11 +258,19 @@ class Experiments(unittest.TestCase):
 
     def test_the_sanitizer_sees_one_shot_too(self):
         path = f"{self.folder.name}:{os.environ['PATH']}"
-        self.assertEqual(self.good(measure.sanitizer, "cuda", PATH=path, ERROR="none"), [True] * 2)
-        self.assertEqual(self.good(measure.sanitizer, "cuda", PATH=path, ERROR="none", MORE="one-shot"), [True] * 6)
-        self.assertEqual(self.good(measure.sanitizer, "cuda", PATH=path, ERROR="one-shot", MORE="one-shot"), [True, False, False] * 2)
+        self.assertEqual(self.good(measure.sanitizer, "cuda", PATH=path, ERROR="none"), [True] * 4)
+        self.assertEqual(self.good(measure.sanitizer, "cuda", PATH=path, ERROR="none", MORE="one-shot"), [True] * 8)
+        self.assertEqual(self.good(measure.sanitizer, "cuda", PATH=path, ERROR="one-shot", MORE="one-shot"), [True] * 2 + [True, False, False] * 2)
+        self.assertEqual(self.good(measure.sanitizer, "cuda", PATH=path, ERROR="on_parts"), [False] * 2 + [True] * 2)
+        # The tool may run one kernel after the other, and a driver may have no green contexts.
+        self.assertEqual(self.good(measure.sanitizer, "cuda", PATH=path, ERROR="none", WAITS="no states from rank 1, row 0")[:2], [None] * 2)
+        self.assertEqual(self.good(measure.sanitizer, "cuda", PATH=path, ERROR="none", WAITS="out of memory")[:2], [False] * 2)
+        note = lines({"part": "parts", "parts": 2, "note": "this driver has no cuGreenCtxCreate"})
+        self.assertEqual(self.good(measure.sanitizer, "cuda", PATH=path, ERROR="none", NOTE=note)[:2], [None] * 2)
         (Path(self.folder.name) / "mpirun").unlink()
-        self.assertEqual(self.good(measure.sanitizer, "cuda", PATH=path, ERROR="none", MORE="one-shot"), [True, True, None] * 2)
+        self.assertEqual(self.good(measure.sanitizer, "cuda", PATH=path, ERROR="none", MORE="one-shot"), [True] * 2 + [True, True, None] * 2)
+        (Path(self.folder.name) / "tree_attn").unlink()
+        self.assertEqual(self.good(measure.sanitizer, "cuda", PATH=path, ERROR="none"), [True] * 2)
         with self.assertRaises(measure.NotHere):
             self.answers(measure.sanitizer)
 
@@ -232,7 +309,7 @@ class Experiments(unittest.TestCase):
         def status(*options, **variables):
             folder = Path(self.folder.name)
             words = [sys.executable, FOLDER / "measure", "--backend", "emulated", "--nccl", "--quick", "--program", folder / "tree_attn",
-                     "--on-parts", folder / "on_parts", "--stand-in", folder / "stand_in.so", "--mpirun", folder / "mpirun", "--record", folder / "record.json", *options]
+                     "--on-parts", folder / "on_parts", "--over-nccl", folder / "over_nccl", "--stand-in", folder / "stand_in.so", "--mpirun", folder / "mpirun", "--record", folder / "record.json", *options]
             return subprocess.run(words, env={**os.environ, **variables}, capture_output=True, text=True, check=False)
 
         wrong = status(WRONG="ring")
@@ -246,6 +323,27 @@ class Experiments(unittest.TestCase):
         threads = status("--only", "bits,missing-rank")
         self.assertEqual(threads.returncode, 0)
         self.assertIn("mpirun is not Open MPI's", threads.stdout + threads.stderr)
+
+    def test_where_nothing_can_be_installed_what_needs_no_mpi_is_built_and_run(self):
+        folder = Path(self.folder.name) / "there"
+        for name, text in (("tests/gpu/time_ladder/measure", "exit 0"), ("tests/gpu/exchange/measure", 'echo "measured $*"'), ("bin/dpkg-query", "exit 1"),
+                           ("bin/sudo", "exit 1"), ("bin/apt-get", "exit 100"), ("bin/cmake", 'echo "$*" >> built; echo "--   program: $MPI"')):
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"#!/bin/sh\n{text}\n")
+            path.chmod(0o755)
+        shutil.copy(measure.ROOT / "run", folder / "run")
+
+        def targets(mpi):
+            (folder / "built").unlink(missing_ok=True)
+            ended = subprocess.run([folder / "run", "bench", "--backend", "cuda", "--nccl", "--quick"], capture_output=True, text=True, check=False,
+                                   env={**os.environ, "MPI": mpi, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}"})
+            self.assertEqual((ended.returncode, ended.stdout), (0, "measured --backend cuda --nccl --quick\n"), ended.stderr)
+            return re.findall(r"--target (\S+)", (folder / "built").read_text())
+
+        few = ["exchange_on_parts_cuda", "exchange_over_nccl_cuda", "time_ladder"]
+        self.assertEqual(targets("skipped, MPI::MPI_CXX not found"), few)
+        self.assertEqual(targets("built"), [*few, "tree_attn"])
 
     def test_shards(self):
         self.assertEqual(measure.uneven(1024, 1), "1024")

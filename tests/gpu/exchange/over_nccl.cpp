@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief What `one-shot` has to beat: the decode, ncclAllGather of the states, and kernels that merge them (section 5.3).
+///
+/// Run: exchange_over_nccl [--ranks 2,4,8] [--timed N] [--keys N] [--timeout SECONDS]
+/// The ranks are threads, without MPI, each on the GPU of its number. Two of them may share the only GPU of a machine, which
+/// takes NCCL 2.30.3 and NCCL_MULTI_RANK_GPU_ENABLE=1. The exchange, the merges and the finish are one graph from the second
+/// step on, after the graph of the decode, and every rank ends with the whole output, as with `gather`. For as many ranks as
+/// a power of two, the merges are those of the canonical tree, and the output is compared with that of `gather`. Then steps
+/// are timed that all ranks begin together; those of `one-shot` only where every rank has its own GPU, for on one GPU its
+/// kernels would need parts of it, as in exchange_on_parts. At last a rank does not come to a step: the others abort their
+/// communicators at the deadline, with messages queued. What it prints is one line of JSON per result.
+///
+/// It is compiled twice, for GPUs and for the emulator, whose times mean nothing. It has not run on a GPU yet.
+#include "distributed/transport/nccl_communicator.hpp"
+#include "reference/data/input_error.hpp"
+#include "tests/gpu/exchange/rank_steps.hpp"
+
+#if !defined(TREE_ATTN_FOR_CUDA)
+#include "gpu/platform/emulator/settings.hpp"
+#endif
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace tree_attn::exchange {
+namespace {
+
+constexpr int kCompared = 2 * kQueries;  ///< steps: every query twice
+
+struct Asked {
+  std::vector<int> ranks{2, 4, 8};
+  int n_timed = device::kIsHostMemory ? 3 : 2000;
+  std::int64_t n_keys = device::kIsHostMemory ? 1024 : 65536;
+  double timeout = 10;
+};
+
+/// The step of one rank.
+class GatherOverNccl {
+ public:
+  GatherOverNccl(const ThreadRanks& ranks, Rank& rank)
+      : ranks_(ranks),
+        rank_(rank),
+        communicator_(ranks, device::kIsHostMemory),
+        n_rows_(rank.shape.n_rows()),
+        size_(n_rows_ * state_size(rank.shape.value_dim)),
+        z_(ranks.size() * size_),
+        lse_(z_ + n_rows_ * rank.shape.value_dim),
+        blocks_(device::make_blocks(lse_ + n_rows_, rank.shape.value_dim)),
+        output_(static_cast<std::size_t>(lse_ + n_rows_ - z_)) {
+    communicator_.before_abort([this]() noexcept { blocks_->stream().forget(); });
+    // The canonical tree over a power of two of equal shards: neighbours first.
+    for (int stride = 1; stride < ranks.size(); stride *= 2) {
+      for (int i = 0; i + stride < ranks.size(); i += 2 * stride) pairs_.push_back({i * size_, (i + stride) * size_});
+    }
+  }
+
+  GatherOverNccl(const GatherOverNccl&) = delete;
+  GatherOverNccl& operator=(const GatherOverNccl&) = delete;
+  /// Messages that are queued end before the memory that they use, and the graph that holds them before the communicator.
+  ~GatherOverNccl() {
+    if (std::uncaught_exceptions() > 0) communicator_.abort();
+    blocks_->stream().forget();
+    communicator_.before_abort([]() noexcept {});
+  }
+
+  /// @returns z and lse of all rows
+  std::span<const float> step(int t) {
+    const States& states = rank_.shard.session().decode(rank_.query(t), rank_.lengths);
+    DeviceStream& stream = blocks_->stream();
+    stream.follow_default();
+    const std::int64_t own = ranks_.rank() * size_;
+    stream.repeat([&] {
+      blocks_->take(own, states.device(), size_);
+      communicator_.group([&] {
+        communicator_.check("ncclAllGather", communicator_.library().functions().ncclAllGather(
+                                                 blocks_->address(own), blocks_->address(0), static_cast<std::size_t>(size_),
+                                                 nccl::Type::kFloat32, communicator_.get(), stream.handle()));
+      });
+      blocks_->merge(pairs_, n_rows_);
+      blocks_->finish({0, 0}, z_, lse_, n_rows_);
+    });
+    wait(stream);
+    blocks_->download(z_, output_);
+    return output_;
+  }
+
+ private:
+  /// A peer that is gone would be waited for without end.
+  void wait(DeviceStream& stream) {
+    const std::size_t end = stream.mark();
+    const Waiting waiting(ranks_.deadline(), "for ncclAllGather");
+    while (!stream.has_passed(end)) communicator_.poll(ranks_.deadline()), std::this_thread::yield();
+    stream.keep_marks(0);
+  }
+
+  const ThreadRanks& ranks_;
+  Rank& rank_;
+  NcclCommunicator communicator_;
+  std::int64_t n_rows_, size_, z_, lse_;  ///< elements of a block of states; places of the output
+  std::unique_ptr<DeviceBlocks> blocks_;  ///< states of all ranks, by rank, then the output
+  std::vector<DeviceBlocks::Pair> pairs_;
+  std::vector<float> output_;
+};
+
+using Body = std::function<void(const ThreadRanks&, ThreadTransport&)>;
+/// On as many threads, each with a device.
+void run_on(int n, const Asked& asked, const Body& body) {
+  run_threads(Topology::pretend(n, n), asked.timeout, [&](const ThreadRanks& ranks, ThreadTransport& transport) {
+    device::backend().use_gpu(ranks.rank() % device::n_devices());
+    body(ranks, transport);
+  });
+}
+
+/// @returns outputs of `one-shot` that differ from those of `gather`, over all ranks and steps
+int count_differences_of_one_shot(int n, const Asked& asked, const std::vector<DecodeOutput>& want) {
+  std::atomic<int> n_wrong = 0;
+  const std::vector<KeyRange> ranges = ranges_of(asked.n_keys, n);
+  run_on(n, asked, [&](const ThreadRanks&, ThreadTransport& transport) {
+    Rank rank(asked.n_keys, range_of(transport, ranges));
+    const auto decoder = find_algorithm("one-shot").open(transport, rank.shard, ranges);
+    for (int t = 0; t < kCompared; ++t) {
+      const OutputView output = decoder->step(rank.query(t), rank.lengths);
+      const DecodeOutput& right = want[static_cast<std::size_t>(t % kQueries)];
+      n_wrong += !same_bits(output.out, right.out) || !same_bits(output.lse, right.lse);
+    }
+  });
+  return n_wrong;
+}
+
+/// @returns outputs of the gather over NCCL that differ, over all ranks and steps
+int count_differences(int n, const Asked& asked, const std::vector<DecodeOutput>& want) {
+  std::atomic<int> n_wrong = 0;
+  run_on(n, asked, [&](const ThreadRanks& ranks, ThreadTransport& transport) {
+    Rank rank(asked.n_keys, range_of(transport, ranges_of(asked.n_keys, n)));
+    GatherOverNccl gather(ranks, rank);
+    for (int t = 0; t < kCompared; ++t) {
+      const std::span<const float> output = gather.step(t);
+      const DecodeOutput& right = want[static_cast<std::size_t>(t % kQueries)];
+      n_wrong +=
+          !same_bits(output.first(right.out.size()), right.out) || !same_bits(output.subspan(right.out.size()), right.lse);
+    }
+  });
+  return n_wrong;
+}
+
+void time_steps(int n, const Asked& asked) {
+  const std::vector<KeyRange> ranges = ranges_of(asked.n_keys, n);
+  const auto time = [&](const char* what, const auto& body) {
+    Together times(n, asked.n_timed);
+    run_on(n, asked, [&](const ThreadRanks& ranks, ThreadTransport& transport) {
+      Rank rank(asked.n_keys, range_of(transport, ranges));
+      body(ranks, transport, rank, times);
+    });
+    print_time("ranks", n, what, times);
+  };
+  time("decode, ncclAllGather, merge", [&](const ThreadRanks& ranks, ThreadTransport&, Rank& rank, Together& times) {
+    GatherOverNccl gather(ranks, rank);
+    times.run(ranks, [&](int t) { gather.step(t); });
+  });
+  if (n <= device::n_devices()) {
+    time("one-shot", [&](const ThreadRanks& ranks, ThreadTransport& transport, Rank& rank, Together& times) {
+      const auto decoder = find_algorithm("one-shot").open(transport, rank.shard, ranges);
+      times.run(ranks, [&](int t) { decoder->step(rank.query(t), rank.lengths); });
+    });
+  }
+  time("decode", [&](const ThreadRanks& ranks, ThreadTransport&, Rank& rank, Together& times) {
+    times.run(ranks, [&](int t) {
+      rank.shard.session().decode(rank.query(t), rank.lengths);
+      device::synchronise({});
+    });
+  });
+}
+
+/// The last rank leaves out a step: all ranks end within the time limit, by ncclCommAbort().
+/// @returns whether that was so, but for the time
+bool miss_a_rank(int n, const Asked& asked) {
+  constexpr int kUntil = 4;  // a replay of the graph
+  Asked with = asked;
+  with.timeout = std::min(asked.timeout, device::kIsHostMemory ? 1.0 : 3.0);
+  std::string line = "no error";
+  Clock::time_point left;
+  try {
+    run_on(n, with, [&](const ThreadRanks& ranks, ThreadTransport& transport) {
+      Rank rank(asked.n_keys, range_of(transport, ranges_of(asked.n_keys, n)));
+      GatherOverNccl gather(ranks, rank);
+      for (int t = 0; t < kUntil; ++t) gather.step(t);
+      if (ranks.rank() == n - 1) {
+        left = Clock::now();
+        ranks.barrier();
+      }
+      gather.step(kUntil);
+    });
+  } catch (const std::exception& error) {
+    line = error.what();
+  }
+  const double seconds = std::chrono::duration<double>(Clock::now() - left).count();
+  JsonLine("missing").add("ranks", n).add("seconds", seconds).add("limit", with.timeout).add("line", line);
+  return line.find(" waited ") != std::string::npos;
+}
+
+/// @returns the exit status: 1 if anything is wrong
+int run_all(const Asked& asked) {
+  const std::vector<DecodeOutput> want = outputs_of_gather(asked.n_keys);
+  bool all_right = true;
+  for (const int n : asked.ranks) {
+#if !defined(TREE_ATTN_FOR_CUDA)
+    emulated::Settings settings = emulated::settings();
+    settings.n_workers = 1, settings.n_devices = n;
+    const emulated::SettingsScope devices(settings);
+#endif
+    const int n_devices = device::n_devices();
+    if (n > n_devices && !(n == 2 && n_devices == 1)) {
+      JsonLine("ranks").add("ranks", n).add("note", "there are GPUs for " + std::to_string(n_devices));
+      continue;
+    }
+    JsonLine("ranks").add("ranks", n).add("devices", std::min(n, n_devices));
+    if ((n & (n - 1)) == 0) {
+      const int n_wrong = count_differences(n, asked, want);
+      JsonLine("bits").add("ranks", n).add("what", "ncclAllGather").add("steps", kCompared).add("wrong", n_wrong);
+      all_right = all_right && n_wrong == 0;
+    }
+    if (n <= n_devices) {
+      const int n_wrong = count_differences_of_one_shot(n, asked, want);
+      JsonLine("bits").add("ranks", n).add("what", "one-shot").add("steps", kCompared).add("wrong", n_wrong);
+      all_right = all_right && n_wrong == 0;
+    }
+    time_steps(n, asked);
+    if (n == asked.ranks.front()) all_right = miss_a_rank(n, asked) && all_right;
+  }
+  return all_right ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace tree_attn::exchange
+
+int main(int argc, char** argv) {
+  using namespace tree_attn::exchange;
+  // Kernels that wait for each other must not wait until one of them is loaded.
+  ::setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+  Asked asked;
+  try {
+    for (int i = 1; i < argc; i += 2) {
+      const std::string option = argv[i], value = i + 1 < argc ? argv[i + 1] : "";
+      if (option == "--ranks") {
+        asked.ranks = numbers(value);
+      } else if (option == "--timed") {
+        asked.n_timed = number<int>(value);
+      } else if (option == "--keys") {
+        asked.n_keys = number<std::int64_t>(value);
+      } else if (option == "--timeout") {
+        asked.timeout = number<double>(value);
+      } else {
+        throw std::invalid_argument("Run: exchange_over_nccl [--ranks 2,4,8] [--timed N] [--keys N] [--timeout SECONDS]");
+      }
+    }
+    return run_all(asked);
+  } catch (const std::invalid_argument& error) {
+    std::fprintf(stderr, "exchange_over_nccl: %s\n", error.what());
+    return 2;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "exchange_over_nccl: %s\n", error.what());
+    return 1;
+  }
+}
