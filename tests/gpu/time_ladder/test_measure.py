@@ -4,6 +4,8 @@ import importlib.machinery
 import importlib.util
 import json
 import os
+import shutil
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -184,6 +186,68 @@ def check_counters():
         assert lines("") == [{"part": "counters", "note": "ncu has ended with 0"}]
 
 
+def check_installation():
+    """Interpreters that import what the environment variable of their folder lists, and a pip that installs what it is told to."""
+    with tempfile.TemporaryDirectory() as folder:
+        measure.ENVIRONMENT = Path(folder) / "cuda"
+        measure.PACKAGES = [("torch", "torch", 0, []), ("a-package", "a", 0, []), ("b-package", "b", 0, ["--no-build-isolation"])]
+        text = """#!/bin/sh
+here=$(dirname "$0")
+case "$*" in
+  *"import site"*) echo "$here" ;;
+  *"-c import "*) for last; do :; done; for of in "$here" $(cat "$here/of_this_machine.pth" 2>/dev/null); do test -e "$of/${last#import }" && exit 0; done
+                  echo "no module ${last#import }" >&2; exit 1 ;;
+  *"-m venv"*) test -e "$here/no-venv" && exit 1; for last; do :; done; mkdir -p "$last/bin" && cp "$0" "$last/bin/python" ;;
+  *"-m pip"*) for last; do :; done; echo "$*" >>"$here/pip.log"; test -e "$PIP_HAS/$last" || { echo "no wheel of $last" >&2; exit 1; }; touch "$here/${last%-package}" ;;
+esac
+"""
+        has = os.environ["PIP_HAS"] = folder
+        silent, err = open(os.devnull, "w", encoding="utf-8"), sys.stderr
+
+        def found(*modules, pip=(), venv=True):
+            """(whether it is the machine's own, whether it imports PyTorch, {missing: note})"""
+            shutil.rmtree(measure.ENVIRONMENT, ignore_errors=True)
+            machine = Path(tempfile.mkdtemp(dir=folder))
+            (machine / "python").write_text(text)
+            (machine / "python").chmod(0o755)
+            for module in [*modules, *([] if venv else ["no-venv"])]:
+                (machine / module).touch()
+            for package in ("torch", "a-package", "b-package", "psutil"):
+                (Path(has) / package).unlink(missing_ok=True)
+            for package in pip:
+                (Path(has) / package).touch()
+            sys.stderr = silent
+            try:
+                python, missing = measure.python_with_peers(machine / "python")
+            finally:
+                sys.stderr = err
+            return python and (python == machine / "python", measure.why_not(python, "torch") == ""), {line["peer"]: line["note"] for line in missing}
+
+        # What has everything is taken as it is; what an interpreter lacks is installed beside it, in an environment that sees the rest.
+        assert found("torch", "a", "b") == ((True, True), {})
+        assert found("torch", pip=("a-package", "b-package", "psutil")) == ((False, True), {})
+        assert found(pip=("torch", "a-package", "b-package", "psutil")) == ((False, True), {})
+        log = (measure.ENVIRONMENT / "bin" / "pip.log").read_text().splitlines()
+        assert [line.split()[-1] for line in log] == ["torch", "a-package", "psutil", "b-package"] and "--no-build-isolation" in log[-1]
+        # One that is missing takes no other with it.
+        assert found("torch", pip=("b-package", "psutil")) == ((False, True), {"a": "no wheel of a-package"})
+        assert found("torch", pip=("a-package",)) == ((False, True), {"b": "no wheel of psutil"})
+        assert found("torch", "a", venv=False) == ((True, True), {"b": "no module b; no virtual environments of Python here: apt-get install python3-venv"})
+        # Without PyTorch there is nothing to measure with.
+        assert found("a", "b", venv=False) == (None, {"torch": "no module torch; no virtual environments of Python here: apt-get install python3-venv"})
+        assert found("a", "b") == (None, {"torch": "no wheel of torch"})
+
+        # Environments of Python see each other's packages, those of an environment included.
+        machine, own = Path(folder) / "machine", Path(folder) / "own"
+        for environment in (machine, own):
+            subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
+        site, = machine.glob("lib/python3*/site-packages")
+        (site / "of_an_environment.py").touch()
+        assert measure.why_not(own / "bin" / "python", "of_an_environment") == "ModuleNotFoundError: No module named 'of_an_environment'"
+        measure.see_packages_of(machine / "bin" / "python", own / "bin" / "python")
+        assert measure.why_not(own / "bin" / "python", "of_an_environment") == ""
+
+
 def check_peers():
     assert peers.pages_of([16, 17, 1], 32) == ([0, 1, 3, 4], [0, 2, 3, 4], [16, 1, 1])
     found, missing = peers.importable([("a", "json", False, None), ("b", "no_such_module", False, None)])
@@ -228,5 +292,6 @@ check_goals()
 check_report()
 check_measure()
 check_counters()
+check_installation()
 check_peers()
 print("measure: all is well")
