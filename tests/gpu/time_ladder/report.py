@@ -17,16 +17,24 @@ MOST_OF_GROUPED = 1.03  # time of 32/8 heads in times of 8/8
 OVER_PEERS = [(1 << 13, 1.4), (1 << 15, 1.2), (1 << 62, 1.1)]
 
 
-def result_of(lines, date):
-    """One dictionary of all lines."""
+def result_of(lines, date, about=None):
+    """One dictionary of all lines. @param about what it says besides"""
     device = next((line for line in lines if line["part"] == "device"), {"library": ""})
-    result = {"device": device.get("device", ""), "date": date} | {key: value for key, value in device.items() if key not in ("part", "device")}
+    result = {"device": "", "date": date} | (about or {}) | {key: value for key, value in device.items() if key != "part"}
     if versions := next((line for line in lines if line["part"] == "versions"), None):
         result["versions"] = {key: value for key, value in versions.items() if key != "part"}
     for name, part in LISTS.items():
         result[name] = [{key: value for key, value in line.items() if key != "part"} for line in lines if line["part"] == part]
     result["goals"] = goals(result)
     return result
+
+
+def lines_of(result):
+    """The lines that a result was made of."""
+    lines = [{"part": part} | line for name, part in LISTS.items() for line in result[name]]
+    if result["library"]:
+        lines.append({"part": "device"} | {key: result[key] for key in ("device", "n_multiprocessors", "library", "read_bytes_per_second")})
+    return lines + ([{"part": "versions"} | result["versions"]] if "versions" in result else [])
 
 
 def text_of(result):
@@ -168,6 +176,8 @@ def markdown(result):
     lines = [f"# {result['device']}, {result['date']}", ""]
     if "read_bytes_per_second" in result:
         lines += [f"{result['n_multiprocessors']} multiprocessors; a long read reaches {1e-9 * result['read_bytes_per_second']:.0f} GB/s.", ""]
+    if missing := [part for part, state in result.get("parts", {}).items() if state != "finished"]:
+        lines += [f"Ended early: {', '.join(missing)}.", ""]
     lines += [f"Clock, load {line['load']}: {1e-6 * line['hertz']:.0f} MHz." for line in result["clock"]]
     lines += ["", "## Copies alone", "", *table(*copies_rows(result))]
     if result["clusters"]:

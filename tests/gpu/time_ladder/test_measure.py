@@ -128,40 +128,98 @@ def check_report():
     assert report.progress(lines[-3]) == "peer: BF16, 8/8 heads, 8k keys, PyTorch, math, 42.5 us"
 
 
+def killed_at(shape):
+    """A progress line that ends the command where it comes to a shape."""
+    def progress(line):
+        if line["part"] == "shape" and line["shape"] == shape:
+            raise KeyboardInterrupt
+        return ""
+
+    return progress
+
+
 def check_measure():
-    """The command, with programs that print what was made up."""
+    """The command, with programs that print what was made up. PRINTED_NAME is how many lines a program prints before it ends."""
     with tempfile.TemporaryDirectory() as folder:
         measure.ROOT, measure.BUILD = Path(folder), Path(folder) / "build-gpu"
         measure.BUILD.mkdir()
         (Path(folder) / "docs").mkdir()
-        for name, part, status in (("time_copies", lambda p: p in ("copies", "clock", "clusters"), 0), ("time_walks", lambda p: p == "walk", 0),
-                                   ("time_ladder", lambda p: p in ("device", "shape", "step"), 0), ("time_stamps", lambda p: p == "stamps", 0)):
-            lines = [line for line in made_up(1.0) if part(line["part"])]
-            program = measure.BUILD / name
-            program.write_text("#!/bin/sh\necho Compiling ...\ncat <<'END'\n" + "\n".join(map(json.dumps, lines)) + f"\nEND\nexit ${{STATUS_{name}:-{status}}}\n")
-            program.chmod(0o755)
-        measure.n_gpus, measure.toolkit.nvcc = lambda: 1, lambda: "nvcc"
+        def write_programs(times_read=1.0):
+            for part, name in measure.PROGRAMS.items():
+                lines = [line for line in made_up(times_read) if line["part"] in measure.PARTS[part]]
+                program = measure.BUILD / name
+                program.write_text(f"#!/bin/sh\necho Compiling ...\nhead -n ${{PRINTED_{name}:-999}} <<'END'\n" + "\n".join(map(json.dumps, lines)) + f"\nEND\nexit ${{STATUS_{name}:-0}}\n")
+                program.chmod(0o755)
+
+        write_programs()
+        measure.gpu, measure.toolkit.nvcc = lambda: ("a GPU", "01"), lambda: "nvcc"
         measure.toolkit.program = lambda name: None
+        python_with_peers, measure.python_with_peers = measure.python_with_peers, lambda: (None, [{"part": "missing", "peer": "torch", "note": "no wheel"}])
         silent = open(os.devnull, "w", encoding="utf-8")
         out, err, sys.stdout, sys.stderr = sys.stdout, sys.stderr, silent, silent
         docs, bench = Path(folder) / "docs" / "time_ladder.json", Path(folder) / "build-bench" / "time_ladder.json"
         try:
-            sys.argv = ["measure", "--backend", "cuda"]
-            assert measure.main() == 0 and bench.exists() and not docs.exists()
+            def main(*options):
+                sys.argv = ["measure", "--backend", "cuda", *options]
+                return measure.main()
+
+            def on_file():
+                return json.loads(bench.read_text())
+
+            # Other libraries need the shapes of the ladder.
+            assert main("--only", "peers") == 2 and not bench.exists()
+            assert main() == 0 and bench.exists() and not docs.exists()
             assert "## Goals" in bench.with_suffix(".md").read_text() and "no ncu" in bench.with_suffix(".md").read_text()
-            sys.argv.append("--update")
-            assert measure.main() == 0 and json.loads(docs.read_text())["device"] == "a GPU"
-            # What failed is not written where the documentation is.
+            assert list(on_file()["parts"].items()) == [(part, "finished") for part in ("copies", "walks", "ladder", "stamps", "counters")]
+            assert main("--update") == 0 and json.loads(docs.read_text())["device"] == "a GPU"
+            assert docs.read_text() == bench.read_text()
+
+            # Parts that are measured again replace what is on file of them, and keep the rest.
+            whole = on_file()
+            assert main("--only", "peers") == 0 and on_file()["missing"] == [{"peer": "torch", "note": "no wheel"}]
+            assert main("--only", "copies,walks", "--update") == 0 and on_file() == json.loads(docs.read_text()) != whole
+            assert {key: value for key, value in on_file().items() if key not in ("parts", "missing")} == {key: value for key, value in whole.items() if key not in ("parts", "missing")}
+            # What is on file is of the same GPU, the same programs and the same lengths.
+            before = bench.read_text()
+            assert main("--only", "copies", "--quick") == 2 and bench.read_text() == before
+            measure.gpu = lambda: ("a GPU", "02")
+            assert main("--only", "copies") == 2 and bench.read_text() == before
+            measure.gpu = lambda: ("a GPU", "01")
+            write_programs(2.0)
+            assert main("--only", "copies") == 2 and bench.read_text() == before
+            # Without --only all is new.
+            assert main() == 0 and on_file()["missing"] == [] and goal_of(on_file(), "BF16, 16/16 heads, 64k keys: at least 0.95")["reached"] is False
+
+            # A part that fails leaves what it has printed, and is not written where the documentation is.
             docs.unlink()
-            os.environ["STATUS_time_ladder"] = "1"
-            assert measure.main() == 1 and not docs.exists()
+            os.environ |= {"STATUS_time_ladder": "1", "PRINTED_time_ladder": "4"}
+            assert main("--update") == 1 and not docs.exists() and len(on_file()["lines"]) == 2 and on_file()["parts"]["ladder"] == "ended early"
+            assert "Ended early: ladder." in bench.with_suffix(".md").read_text()
+            # So does the command that is killed, at every line.
+            del os.environ["PRINTED_time_ladder"], os.environ["STATUS_time_ladder"]
+            measure.report.progress, progress = killed_at("BF16, 16/16 heads, 8k keys"), measure.report.progress
+            try:
+                main("--only", "ladder")
+            except KeyboardInterrupt:
+                assert [line["shape"] for line in on_file()["shapes"]] == ["BF16, 16/16 heads, 512 keys"] and on_file()["parts"] | {"ladder": 0} == {part: "finished" for part in measure.PROGRAMS} | {"ladder": 0, "counters": "finished"}
+            else:
+                raise AssertionError("it was not killed")
+            measure.report.progress = progress
+            # The rest can be measured then.
+            assert main("--only", "ladder", "--update") == 0 and docs.read_text() == bench.read_text()
+            # An incomplete record is none for the documentation.
+            docs.unlink()
+            bench.unlink()
+            assert main("--only", "ladder", "--update") == 0 and not docs.exists() and list(on_file()["parts"]) == ["ladder"]
+
             # Refused, each by what is missing.
             measure.toolkit.nvcc = lambda: None
-            assert measure.main() == 2 and "nvcc" in measure.refusal()
-            measure.n_gpus = lambda: 0
-            assert measure.main() == 2 and "GPU" in measure.refusal()
+            assert main() == 2 and "nvcc" in measure.refusal()
+            measure.gpu = lambda: None
+            assert main() == 2 and "GPU" in measure.refusal()
         finally:
             sys.stdout, sys.stderr = out, err
+            measure.python_with_peers = python_with_peers
 
 
 def check_counters():
