@@ -46,6 +46,7 @@ TEST_CASE("stamps: the same bits, and each block with work starts, walks and is 
         ++n_working;
       }
       CHECK(n_working > 1);
+      if (plan.cluster > 0) CHECK(n_working == plan.n_blocks);
     }
   }
 }
