@@ -408,7 +408,7 @@ def measured(record):
         dtype, heads, keys = line["shape"].split(", ")
         if dtype == "BF16" and "graph_seconds" in line:
             of_step = times.setdefault(keys.removesuffix(" keys"), {}).setdefault(line["step"], {})
-            of_step[heads.removesuffix(" heads")] = (line["graph_seconds"], line["read_seconds"])
+            of_step[heads.removesuffix(" heads")] = (line.get("apart_seconds", line["graph_seconds"]), line["read_seconds"])
     steps, row, top = list(times["8k"]), 38, 58
     drawing = Drawing(900, top + row * len(steps) + 44)
     for i, step in enumerate(steps):

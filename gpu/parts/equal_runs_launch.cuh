@@ -25,6 +25,7 @@ LaunchPlan plan_equal_runs(const Params& params, const LaunchOptions& options) {
     const BlockSize block = fit_block<Pipeline>();
     plan.n_threads = block.n_threads;
     plan.n_stages = block.n_stages;
+    plan.overlaps = device().major >= 9;
     plan.path = kPath<Worker>;
     plan.n_blocks = static_cast<int>(options.n_splits > 0 && n > 0 ? options.n_splits * n : choose_blocks(params, n));
     plan.n_splits =
@@ -43,7 +44,7 @@ void run_equal_runs(const Params& params, const DeviceOutput& output, const Laun
   if (params.n_rows() == 0) return;
   with_pipeline<T>(params, [&](auto pipeline) {
     using Pipeline = typename decltype(pipeline)::type;
-    launch_runs<Pipeline>(equal_runs<Pipeline>, {.overlaps = device().major >= 9}, params, output, plan, workspace, stream);
+    launch_runs<Pipeline>(equal_runs<Pipeline>, {.overlaps = plan.overlaps}, params, output, plan, workspace, stream);
   });
 }
 

@@ -31,14 +31,14 @@ struct ShortEnd {
   static constexpr bool kFits = kFloats <= Pipeline::fit(kMostSharedBytes - kKernelBytes).n_scratch_floats;
 };
 
-/// Grid: splits, query tiles; a cluster is all splits of a query tile. Neither a forest of a split nor a counter is in
-/// global memory. The merges and their order are those of the other kernels, and so are the bits.
+/// A block of the kernel. Grid: splits, query tiles; a cluster is all splits of a query tile. Neither a forest of a split
+/// nor a counter is in global memory. The merges and their order are those of the other kernels, and so are the bits.
 /// @param forests those of the workers
 /// @paper{alg_3, Alg. 3}
 template <IsPipeline Pipeline>
-__global__ void __launch_bounds__(Pipeline::kThreads, 1)
-    short_end(DecodeParams params, DeviceOutput output, const __grid_constant__ typename Pipeline::Arguments arguments,
-              SplitWorkspace forests) {
+__device__ __forceinline__ void short_end_block(const DecodeParams& params, const DeviceOutput& output,
+                                                const typename Pipeline::Arguments& arguments,
+                                                const SplitWorkspace& forests) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   using Worker = typename Pipeline::Worker;
   if constexpr (Pipeline::kIsCompiled && ShortEnd<Pipeline>::kFits) {
@@ -78,6 +78,15 @@ __global__ void __launch_bounds__(Pipeline::kThreads, 1)
     cluster_sync();
   }
 #endif
+}
+
+/// The kernel.
+/// @paper{alg_3, Alg. 3}
+template <IsPipeline Pipeline>
+__global__ void __launch_bounds__(Pipeline::kThreads, 1)
+    short_end(DecodeParams params, DeviceOutput output, const __grid_constant__ typename Pipeline::Arguments arguments,
+              SplitWorkspace forests) {
+  short_end_block<Pipeline>(params, output, arguments, forests);
 }
 
 /// Blocks of the cluster that a query tile gets, or 0 if it should have none: too many leaves for a cluster, more query

@@ -64,17 +64,26 @@ LaunchPlan plan_splits(const DecodeParams& params, const LaunchOptions& options)
   return plan;
 }
 
-/// Launches a kernel that plan_splits() has planned. @param more what it takes after the workspace
+/// Launches a kernel that plan_splits() has planned. @param arguments of its pipeline @param more what it takes after the
+/// workspace
 template <IsPipeline Pipeline, class Kernel, class... More>
-void run_splits(const Kernel& kernel, const DecodeParams& params, const DeviceOutput& output, const LaunchPlan& plan,
-                const Workspace& workspace, Stream stream, More... more) {
+void launch_splits(const Kernel& kernel, const DecodeParams& params, const DeviceOutput& output,
+                   const typename Pipeline::Arguments& arguments, const LaunchPlan& plan, const Workspace& workspace,
+                   Stream stream, More... more) {
   using Worker = typename Pipeline::Worker;
   Launch config{.grid = {static_cast<unsigned>(plan.n_splits), static_cast<unsigned>(n_query_tiles<Worker>(params))},
                 .block = {static_cast<unsigned>(plan.n_threads)},
                 .shared_bytes = plan.shared_bytes};
-  if (plan.cluster > 0) config.cluster = plan.cluster, config.overlaps = true;
-  launch(kernel, config, stream, params, output, Pipeline::arguments(params, plan.n_stages),
+  if (plan.cluster > 0) config.cluster = plan.cluster, config.overlaps = plan.overlaps;
+  launch(kernel, config, stream, params, output, arguments,
          SplitWorkspace::of<Worker>(params, plan.n_splits, n_workers_of<Worker>(plan.n_threads), workspace.floats), more...);
+}
+/// The same with the arguments that the pipeline has by itself.
+template <IsPipeline Pipeline, class Kernel, class... More>
+void run_splits(const Kernel& kernel, const DecodeParams& params, const DeviceOutput& output, const LaunchPlan& plan,
+                const Workspace& workspace, Stream stream, More... more) {
+  launch_splits<Pipeline>(kernel, params, output, Pipeline::arguments(params, plan.n_stages), plan, workspace, stream,
+                          more...);
 }
 
 /// A step of the ladder whose kernel is split().

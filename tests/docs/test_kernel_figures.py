@@ -67,15 +67,16 @@ class Instructions(unittest.TestCase):
                 self.assertEqual(kernel_tables.instructions(), recorded)
                 counted = pathlib.Path(folder) / "tests" / "gpu" / "kernel_instructions.json"
                 counted.parent.mkdir(parents=True)
-                counted.write_text(json.dumps({"compiler": "nvcc 99", "walks": [walk, large]}), encoding="utf-8")
+                counted.write_text(json.dumps({"compiler": "nvcc 99", "walks": [walk, large, large | {"architecture": "sm_80", "hot_bytes": 49 * 1024}]}), encoding="utf-8")
                 shown = kernel_tables.instructions()
             finally:
                 del os.environ["TREE_ATTN_DOCS_RESOURCES"]
         self.assertEqual([line for line in shown if line.startswith("| `")],
                          ["| `SubWarp<float, 32, 1>` | bulk | sm_90a | 345 | 4321 | 1 | 768 | 2.0 KiB | 4 KiB | 99 |"])
         self.assertIn("nvcc 99", shown[0])
-        self.assertTrue(shown[-1].startswith("Of all 2 walks of `equal_runs` and `one_shot` the largest hot code is that of `one_shot`"))
-        self.assertTrue(shown[-1].endswith("40.0 KiB."))
+        largest = "`one_shot` with `MmaTile<Half, 64, 4>`, rows by bulk."
+        self.assertEqual(shown[-2:], [f"* sm_80: 1 walks of all kernels, 1 with more than 40 KiB of hot code. The largest has 49.0 KiB: {largest}",
+                                      f"* sm_90a: 2 walks of all kernels, none with more than 40 KiB of hot code. The largest has 40.0 KiB: {largest}"])
 
 
 if __name__ == "__main__":

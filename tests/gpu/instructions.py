@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Instructions of the hot loop of every walk, counted in the compiled code; and how packets are stored and loaded.
 
-count X.o ...   prints the table, and fails where a walk has too much hot code; --json FILE writes it for the documentation;
-                --recorded FILE fails where that file is of the same compiler and has other counts
+count X.o ...   prints the table, and fails where a kernel has no walk, or a walk too much hot code; --json FILE writes it for the
+                documentation; --recorded FILE fails where that file is of the same compiler and has other counts
 packets X.o ... fails where a kernel of one-shot stores or loads a packet other than by one access of 128 bits at system scope
 self-test       checks the counts of small programs
 
@@ -12,7 +12,8 @@ The code is what `cuobjdump -sass` prints, see toolkit.py; where that is missing
 What is counted
 * A walk is an innermost loop that holds an ex2 instruction (MUFU.EX2) and multiplies: FFMA on CUDA cores, HMMA on tensor
   cores. A kernel has one per way to its rows, named by the copies in the loop: bulk (UBLKCP), tensor map (UTMALDG), cp.async (LDGSTS), loads (LDG of
-  16 bytes); without any of them, shared: another warp copies.
+  16 bytes); without any of them, shared: another warp copies. A kernel without code, for it is not compiled for this architecture,
+  has none.
 * A pass is the cheapest way once around the loop, without its inner back edges, that passes an ex2, does at least the
   multiplications of one pass (2 x 8 keys x elements per lane for a sub-warp; a leaf of scores and of values in two parts on
   tensor cores), and starts the most copies. So what a pass of whole, aligned rows with finite values may skip is not in it:
@@ -93,7 +94,23 @@ def functions_of(text):
             functions.append((architecture, match[1], []))
         elif (match := INSTRUCTION.match(line)) and functions:
             functions[-1][2].append(Instruction(int(match[1], 16), *match.groups()[1:]))
+    for _, _, instructions in functions:
+        name_jumps(instructions)
     return functions
+
+
+def name_jumps(instructions):
+    """Makes a BRA of each CALL that is only a jump. Code for sm_80 leaves loops by a CALL to the code after them; a function that
+    returns is called after a MOV of the address that it returns to."""
+    returns_to = {i.operands.rsplit(" ", 1)[-1] for i in instructions if i.base == "MOV"}
+    for instruction in instructions:
+        if instruction.base == "CALL" and instruction.target is not None and f"{instruction.address + BYTES:#x}" not in returns_to:
+            instruction.base = instruction.opcode = "BRA"
+
+
+def is_empty(instructions):
+    """Whether a kernel has no code: it was not compiled for this architecture."""
+    return {i.base for i in instructions} <= {"MOV", "LDC", "EXIT", "BRA", "NOP"}
 
 
 def blocks_of(instructions):
@@ -334,8 +351,9 @@ def compiler():
 
 
 def walks_of_object(file, tool, wanted):
-    """The walks of the kernels of an object file whose readable name matches `wanted`."""
-    walks = []
+    """The walks of the kernels of an object file whose readable name matches `wanted`, and a line for each of these kernels that has
+    code but no walk."""
+    walks, without = [], []
     printed = [subprocess.run([tool, option, file], capture_output=True, text=True, check=True).stdout for option in ("-sass", "-res-usage")]
     functions = functions_of(printed[0])
     used, architecture = {}, ""
@@ -348,20 +366,23 @@ def walks_of_object(file, tool, wanted):
             used[architecture, name] = [int(n) for n in match.groups()]
     names = resources.readable(sorted({name for _, name, _ in functions}))
     for architecture, name, instructions in functions:
-        if not re.search(wanted, names[name]):
+        if not re.search(wanted, names[name]) or is_empty(instructions):
             continue
-        for walk in walks_of(names[name], instructions):
+        found = walks_of(names[name], instructions)
+        if not found:
+            without.append(f"{names[name]} for {architecture}: no walk among its {len(instructions)} instructions")
+        for walk in found:
             registers, stack = used[architecture, name]
             kernel = names[name].split("<")[0] + (", listed leaves" if "ListedParams" in names[name] else "")
             walks.append({"kernel": kernel, "architecture": architecture} | walk | {"registers": registers, "stack": stack})
-    return walks
+    return walks, without
 
 
 def walks_in(objects, tool, wanted):
-    """The walks of all object files, in order of kernel, worker and rows."""
+    """What walks_of_object finds in all object files; the walks in order of kernel, architecture, worker and rows."""
     with concurrent.futures.ProcessPoolExecutor() as pool:
-        found = pool.map(walks_of_object, objects, [tool] * len(objects), [wanted] * len(objects))
-        return sorted((walk for walks in found for walk in walks), key=key_of)
+        found = list(pool.map(walks_of_object, objects, [tool] * len(objects), [wanted] * len(objects)))
+    return sorted((walk for walks, _ in found for walk in walks), key=key_of), [line for _, without in found for line in without]
 
 
 def key_of(walk):
@@ -397,9 +418,14 @@ def table(walks):
     return rows
 
 
-def problems_of(walks, most_kib, wanted):
-    problems = [f"{w['kernel']} for {w['architecture']}, {w['worker']}, {w['rows']}: {w['hot_bytes'] / 1024:.1f} KiB of hot code, of at most {most_kib}"
-                for w in walks if w["hot_bytes"] > 1024 * most_kib]
+def problems_of(walks, most_kib, wanted, larger=("", 0)):
+    """@param larger a pattern of walks that may have more hot code, and how much"""
+    problems = []
+    for w in walks:
+        name = f"{w['kernel']} for {w['architecture']}, {w['worker']}, {w['rows']}"
+        most = larger[1] if larger[0] and re.search(larger[0], name) else most_kib
+        if w["hot_bytes"] > 1024 * most:
+            problems.append(f"{name}: {w['hot_bytes'] / 1024:.1f} KiB of hot code, of at most {most}")
     return problems or ([] if walks else [f"there is no walk in any kernel named like '{wanted}'"])
 
 
@@ -437,6 +463,7 @@ def main():
     count = commands.add_parser("count")
     count.add_argument("--kernels", default="", help="pattern of the kernels that are counted; all if it is missing")
     count.add_argument("--most-kib", type=int, default=40, help="of hot code, per walk")
+    count.add_argument("--larger", nargs=2, metavar=("PATTERN", "KIB"), default=["", "0"], help="walks that may have more: how many KiB")
     count.add_argument("--json", help="file that the counts are written to")
     count.add_argument("--recorded", help="file that must have the same counts, if it was made by the same compiler")
     count.add_argument("objects", nargs="+")
@@ -453,12 +480,12 @@ def main():
         return SKIPPED
     if asked.command == "packets":
         return check_packets(asked.objects, tool)
-    walks = walks_in(asked.objects, tool, asked.kernels)
+    walks, without = walks_in(asked.objects, tool, asked.kernels)
     print(*table(walks), sep="\n")
     if asked.json:
         lines = ",\n".join("  " + json.dumps(walk) for walk in walks)
         Path(asked.json).write_text(f'{{"compiler": {json.dumps(compiler())}, "walks": [\n{lines}\n]}}\n', encoding="utf-8")
-    problems = problems_of(walks, asked.most_kib, asked.kernels)
+    problems = without + problems_of(walks, asked.most_kib, asked.kernels, (asked.larger[0], int(asked.larger[1])))
     if asked.recorded:
         recorded = json.loads(Path(asked.recorded).read_text(encoding="utf-8"))
         if recorded["compiler"] == compiler():

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs of a few blocks whose counts are known, for instructions.py."""
+import tempfile
+from pathlib import Path
+
 import instructions
 
 SUB_WARP = "equal_runs<SubWarpPipeline<SubWarp<BFloat16, 16, 1>>>"  # 128 multiplications per step, two sub-warps per warp
@@ -103,6 +106,13 @@ def main():
     assert only(start + loop)["start"] == 5 + 1 + 1 + 20 + 1 + 129 + 2 and only(plain)["start"] is None
     assert only(start + "UBLKCP.S.G [UR14], [UR12], UR10\n" + loop)["start"] == 5 + 1 + 1 + 20 + 1
 
+    # Code for sm_80 may leave a loop by a CALL that does not return; what comes after it is found, and is no way with a call.
+    left = "MOV R1, R2 x 5\nwait:\nFADD R1, R2, R3\n@P0 CALL.REL.NOINC -> on\nBRA -> wait\non:\nLDGSTS.E.BYPASS.128 [R1], desc[UR16][R2.64]\n"
+    walk = only(left + copy.replace("-> on", "-> after").replace("on:", "after:").format("LDGSTS.E.BYPASS.128 [R1], desc[UR16][R2.64]\n"))
+    assert (walk["rows"], walk["start"], walk["pass"]) == ("cp.async", 5 + 2, 129 + 5)
+    # A function that returns is called after a MOV of the address after the call: 0x30.
+    assert only("MOV R20, 0x30\nMOV R1, R2\nCALL.REL.NOINC -> divide\n" + plain + "\ndivide:\nRET.REL.NODEC R20 0x0")["pass"] == 130
+
     # Two walks of one kernel; the loop around them is none.
     two = "outer:\n" + plain.replace("EXIT", "").replace("head", "a") + plain.replace("EXIT", "").replace("head", "b").replace("64\nM", "80\nM") + "@P3 BRA -> outer\nEXIT"
     assert sorted(walk["pass"] for walk in walks(two)) == [130, 146]
@@ -123,6 +133,26 @@ def main():
     large = only(plain.replace("MUFU.EX2 R1, R2", "MUFU.EX2 R1, R2\nFADD R1, R2, R3 x 2500")) | {"kernel": "k", "architecture": "sm_90a"}
     assert len(instructions.problems_of([large], 40, "k")) == 1 and instructions.problems_of([large], 42, "k") == []
     assert len(instructions.problems_of([], 40, "k")) == 1
+    assert instructions.problems_of([large], 40, "k", ("sm_90a, SubWarp", 42)) == []
+    assert len(instructions.problems_of([large], 40, "k", ("sm_80, SubWarp", 42))) == len(instructions.problems_of([large], 40, "k", ("k", 41))) == 1
+
+    # A kernel with code has a walk, unless its name is not asked for; one that is not compiled for an architecture has no code.
+    def of_object(text, wanted="^equal_runs<"):
+        with tempfile.TemporaryDirectory() as folder:
+            tool = Path(folder) / "cuobjdump"
+            usage = "arch = sm_90a\n Function kernel:\n  REG:40 STACK:0"
+            tool.write_text(f"#!/bin/sh\nif [ $1 = -sass ]; then cat <<'END'\n{program(text)}\nEND\nelse cat <<'END'\n{usage}\nEND\nfi\n", encoding="utf-8")
+            tool.chmod(0o755)
+            readable, instructions.resources.readable = instructions.resources.readable, lambda names: {name: SUB_WARP for name in names}
+            try:
+                found, without = instructions.walks_of_object("x.o", str(tool), wanted)
+            finally:
+                instructions.resources.readable = readable
+            return len(found), len(without)
+
+    assert of_object(plain) == (1, 0) and of_object("MOV R1, c[0x0][0x28]\nEXIT\nend:\nBRA -> end\nNOP x 12") == (0, 0)
+    assert of_object(plain.replace("x 64", "x 63"), "^naive<") == (0, 0)
+    assert of_object(plain.replace("x 64", "x 63")) == of_object("LDG.E R1, R2\nEXIT") == (0, 1)
 
     # What is recorded: 130 instructions are 2 % more than 127, and 6 % more than 122; the same holds for the start.
     def changed(*leaves, architecture="sm_90a", start=130, **other):

@@ -188,6 +188,9 @@ DeviceBuffer<T> on_device(const std::vector<T>& elements) {
   return buffer;
 }
 
+__global__ void write_word(unsigned* word) { store_fresh(word, 1u); }
+__global__ void read_word(const unsigned* word) { load_fresh(word); }
+
 }  // namespace
 
 std::vector<float> join_splits_on_device(const std::vector<float>& states, KeyRange range, int n_parts, int n_entries) {
@@ -274,6 +277,9 @@ TileProducts tile_products_on_device(bool is_bf16, int n_rows, const std::vector
          scores.data(), n.data());
   return {scores.download(), n.download()};
 }
+
+void queue_write(unsigned* word) { launch(write_word, {}, Stream{}, word); }
+void queue_early_read(const unsigned* word) { launch(read_word, {.overlaps = true}, Stream{}, word); }
 
 void run_listed(const ListedParams& params, DType dtype, const DeviceOutput& output) {
   const LaunchPlan plan = plan_equal_runs(params, dtype, {});

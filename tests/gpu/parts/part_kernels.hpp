@@ -62,6 +62,12 @@ TileProducts tile_products_on_device(bool is_bf16, int n_rows, const std::vector
                                      const std::vector<std::uint16_t>& k, const std::vector<std::uint16_t>& v,
                                      const std::vector<float>& weights);
 
+/// Queue a kernel that writes a word; and one that may begin before the launch before it has ended, and reads the word
+/// without a wait. On a GPU the latter may read anything; under the emulator it fails if a launch that may still run has
+/// written it.
+void queue_write(unsigned* word);
+void queue_early_read(const unsigned* word);
+
 /// Launches the library kernel over listed leaves.
 void run_listed(const ListedParams& params, DType dtype, const DeviceOutput& output);
 

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Equal runs of a pipeline and an end that note the time.
+/// @brief Both kernels of the library with a pipeline that notes the time, and a stamp at their end.
 #include "tests/gpu/time_ladder/stamped_runs.hpp"
 
 #include "gpu/parts/equal_runs.cuh"
+#include "gpu/parts/short_end.cuh"
 
 #include <type_traits>
 
@@ -12,7 +13,8 @@ namespace {
 
 /// Notes the time of a stage of this block.
 __device__ __forceinline__ void stamp(std::uint64_t* stamps, Stage stage) {
-  if (threadIdx.x == 0) stamps[static_cast<std::int64_t>(blockIdx.x) * kStamps + stage] = nanoseconds();
+  const std::int64_t block = static_cast<std::int64_t>(blockIdx.y) * gridDim.x + blockIdx.x;
+  if (threadIdx.x == 0) stamps[block * kStamps + stage] = nanoseconds();
 }
 
 template <IsPipeline Pipeline>
@@ -58,6 +60,14 @@ __global__ void __launch_bounds__(Pipeline::kThreads, 1)
   equal_runs_block<Pipeline>(params, end, arguments, forests, counters);
 }
 
+template <IsPipeline Pipeline>
+__global__ void __launch_bounds__(Pipeline::kThreads, 1)
+    stamped_short_end(DecodeParams params, DeviceOutput output,
+                      const __grid_constant__ typename Pipeline::Arguments arguments, SplitWorkspace forests) {
+  short_end_block<Pipeline>(params, output, arguments, forests);
+  stamp(arguments.stamps, kDone);
+}
+
 /// Calls f with the pipeline that the library kernel has for a shape that is timed; others are not compiled again.
 template <class F>
 void with_timed_pipeline(const DecodeParams& params, DType dtype, const F& f) {
@@ -75,12 +85,14 @@ void run_stamped(const DecodeParams& params, DType dtype, const DeviceOutput& ou
                  const Workspace& workspace, std::uint64_t* stamps, Stream stream) {
   with_timed_pipeline(params, dtype, [&](auto pipeline) {
     using Pipeline = StampedPipeline<typename decltype(pipeline)::type>;
+    typename Pipeline::Arguments arguments = Pipeline::arguments(params, plan.n_stages);
+    arguments.stamps = stamps;
+    if (plan.cluster > 0)
+      return launch_splits<Pipeline>(stamped_short_end<Pipeline>, params, output, arguments, plan, workspace, stream);
     const Launch config{.grid = {static_cast<unsigned>(plan.n_blocks)},
                         .block = {static_cast<unsigned>(plan.n_threads)},
                         .shared_bytes = plan.shared_bytes,
-                        .overlaps = device().major >= 9};
-    typename Pipeline::Arguments arguments = Pipeline::arguments(params, plan.n_stages);
-    arguments.stamps = stamps;
+                        .overlaps = plan.overlaps};
     launch(stamped_runs<Pipeline>, config, stream, params, StampedEnd{{output}, stamps}, arguments,
            equal_runs_workspace<Pipeline>(params, plan, workspace.floats), workspace.counters);
   });

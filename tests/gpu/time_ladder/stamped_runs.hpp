@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The library kernel with stamps: when each of its blocks starts, has walked over its keys, and has joined.
+/// @brief The library kernels with stamps: when each of its blocks starts, has walked over its keys, and has joined.
 #pragma once
 
 #include "gpu/parts/decode_params.hpp"
@@ -20,7 +20,7 @@ enum Stage : int {
   kStamps    ///< number of stages
 };
 
-/// Queues the step `equal-runs` with stamps. Its output has the same bits.
+/// Queues the step `equal-runs` or, if the plan has clusters, `short-end`, with stamps. Its output has the same bits.
 /// @param plan of that step @param[out] stamps [plan.n_blocks][kStamps], nanoseconds of a clock that all blocks share; those
 /// of blocks without work are not written
 /// @throws DeviceError for rows of other than 128 elements, types other than F32 and BF16, and groups of more than four

@@ -4,6 +4,8 @@ import importlib.machinery
 import importlib.util
 import json
 import os
+import shutil
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -67,6 +69,10 @@ def check_goals():
     assert goal_of(slow, "BF16, 32/8 heads, 64k keys: at most 1.03")["reached"]
     assert [goal["reached"] for goal in slow["goals"]].count(False) == 12
 
+    # What begins before the launch before it has ended is compared by what it takes without that: goals, and other libraries.
+    overlapping = [line | {"apart_seconds": 1.7 / 1.3 * line["graph_seconds"]} if "graph_seconds" in line else line for line in made_up(1.3)]
+    assert [goal["reached"] for goal in report.result_of(overlapping, "2026-01-01")["goals"]] == [goal["reached"] for goal in slow["goals"]]
+
     # Each limit, from both sides; a step that is not the library's counts for nothing.
     def one(*lines):
         return report.result_of([DEVICE, *lines], "2026-01-01")
@@ -94,15 +100,15 @@ def check_goals():
 
 
 def check_report():
-    lines = made_up(1.25) + [step("BF16, 16/16 heads, 512 keys", 5e-6, 3e-6, name="short-end", cluster=8), {"part": "versions", "torch": "9.9"}, {"part": "missing", "peer": "flash_attn", "note": "no wheel"},
+    lines = made_up(1.25) + [step("BF16, 16/16 heads, 512 keys", 5e-6, 3e-6, name="short-end", cluster=8, apart_seconds=6e-6), {"part": "versions", "torch": "9.9"}, {"part": "missing", "peer": "flash_attn", "note": "no wheel"},
                              {"part": "peer", "shape": "BF16, 8/8 heads, 8k keys", "peer": "PyTorch, math", "graph_seconds": 42.5e-6},
                              {"part": "peer", "shape": "BF16, 8/8 heads, 8k keys", "peer": "PyTorch, flash", "note": "does not take it"}]
     small = next(line for line in lines if line["part"] == "shape" and line["shape"] == "BF16, 8/8 heads, 512 keys")
     small["cached_read_seconds"] = 2e-6
     lines[:0] = [{"part": "walk", "shape": "BF16, 4/4 heads, 2k keys", "path": "scalar", "graph_seconds": 1e-5, "twice_seconds": 1.5e-5, "block_bytes_per_second": 2 * 4.66e12 / 132},
                  {"part": "walk", "shape": "F32, 4/4 heads, 2k keys", "note": "the L2 cache does not hold it"},
-                 {"part": "counters", "shape": "BF16, 16/16 heads, 8k keys", "smsp__inst_executed.sum": 123456.0}, {"part": "counters", "note": "no more"}]
-    lines.append({"part": "stamps", "shape": small["shape"], "n_blocks": 128, "start_seconds": 1.25e-6, "walk_seconds": 7e-6, "end_seconds": 2e-6, "kernel_seconds": 11e-6,
+                 {"part": "counters", "shape": "BF16, 16/16 heads, 8k keys", "kernel": "short_end", "smsp__inst_executed.sum": 123456.0}, {"part": "counters", "note": "no more"}]
+    lines.append({"part": "stamps", "shape": small["shape"], "step": "equal-runs", "n_blocks": 128, "start_seconds": 1.25e-6, "walk_seconds": 7e-6, "end_seconds": 2e-6, "kernel_seconds": 11e-6,
                   "event_seconds": 14e-6})
     next(line for line in lines if line["part"] == "step" and line["shape"] == small["shape"] and "graph_seconds" in line)["cached_seconds"] = 2.5e-6
     result = report.result_of(lines, "2026-01-01")
@@ -110,10 +116,10 @@ def check_report():
     text = "\n".join(report.markdown(result))
     for row in ("# a GPU, 2026-01-01", "Clock, load reading: 1700 MHz.", "| BF16, 16/16 heads, 64k keys | bulk | 64 | 120 us, 0.833 | 110 us, 0.909 |", "| 8 | 220 | 14 |",
                 "| 16 | 220 | invalid argument |", "| BF16, 4/4 heads, 2k keys | scalar | 10 | 15 | 70.6 | 2.00 |",
-                "| F32, 4/4 heads, 2k keys | the L2 cache does not hold it |  |  |  |  |", "| BF16, 16/16 heads, 8k keys | 1.235e+05 |" + "  |" * 9, "no more", "| BF16, 16/16 heads, 8k keys | naive |  |  |  | not timed: more than 8k keys |  |  |",
-                "| BF16, 16/16 heads, 64k keys | equal-runs | scalar | 8 x 256 | 292.5 | 146.2 | 7 | 0.800 |",
-                "| BF16, 16/16 heads, 512 keys | short-end | scalar, clusters of 8 | 8 x 256 | 10 | 5 | 210 | 0.600 |",
-                "| BF16, 8/8 heads, 512 keys | equal-runs | 2.5 | 0.800 | 3.75 |", "| BF16, 8/8 heads, 512 keys | 128 | 1.25 | 7 | 2 | 11 | 14 |",
+                "| F32, 4/4 heads, 2k keys | the L2 cache does not hold it |  |  |  |  |", "| BF16, 16/16 heads, 8k keys | short_end | 1.235e+05 |" + "  |" * 9, "no more", "| BF16, 16/16 heads, 8k keys | naive |  |  |  | not timed: more than 8k keys |  |  |  |  |",
+                "| BF16, 16/16 heads, 64k keys | equal-runs | scalar | 8 x 256 | 292.5 | 146.2 | 0.800 | 146.2 | 0.800 | 7 |",
+                "| BF16, 16/16 heads, 512 keys | short-end | scalar, clusters of 8 | 8 x 256 | 10 | 5 | 0.600 | 6 | 0.500 | 175 |",
+                "| BF16, 8/8 heads, 512 keys | equal-runs | 2.5 | 0.800 | 3.75 |", "| BF16, 8/8 heads, 512 keys | equal-runs | 128 | 1.25 | 7 | 2 | 11 | 14 |",
                 "| BF16, 8/8 heads, 8k keys | PyTorch, math | 42.5 | 0.400 | 2.00 |", "| BF16, 8/8 heads, 8k keys | PyTorch, flash | does not take it |  |  |", "torch 9.9",
                 "* flash_attn: no wheel", "| BF16, 16/16 heads, 64k keys: at least 0.95 of a read | 0.800 | no |",
                 "| BF16, 8/8 heads, 8k keys: at least 1.4 times as fast as PyTorch, math | 2.00 | yes |"):
@@ -126,40 +132,98 @@ def check_report():
     assert report.progress(lines[-3]) == "peer: BF16, 8/8 heads, 8k keys, PyTorch, math, 42.5 us"
 
 
+def killed_at(shape):
+    """A progress line that ends the command where it comes to a shape."""
+    def progress(line):
+        if line["part"] == "shape" and line["shape"] == shape:
+            raise KeyboardInterrupt
+        return ""
+
+    return progress
+
+
 def check_measure():
-    """The command, with programs that print what was made up."""
+    """The command, with programs that print what was made up. PRINTED_NAME is how many lines a program prints before it ends."""
     with tempfile.TemporaryDirectory() as folder:
         measure.ROOT, measure.BUILD = Path(folder), Path(folder) / "build-gpu"
         measure.BUILD.mkdir()
         (Path(folder) / "docs").mkdir()
-        for name, part, status in (("time_copies", lambda p: p in ("copies", "clock", "clusters"), 0), ("time_walks", lambda p: p == "walk", 0),
-                                   ("time_ladder", lambda p: p in ("device", "shape", "step"), 0), ("time_stamps", lambda p: p == "stamps", 0)):
-            lines = [line for line in made_up(1.0) if part(line["part"])]
-            program = measure.BUILD / name
-            program.write_text("#!/bin/sh\necho Compiling ...\ncat <<'END'\n" + "\n".join(map(json.dumps, lines)) + f"\nEND\nexit ${{STATUS_{name}:-{status}}}\n")
-            program.chmod(0o755)
-        measure.n_gpus, measure.toolkit.nvcc = lambda: 1, lambda: "nvcc"
+        def write_programs(times_read=1.0):
+            for part, name in measure.PROGRAMS.items():
+                lines = [line for line in made_up(times_read) if line["part"] in measure.PARTS[part]]
+                program = measure.BUILD / name
+                program.write_text(f"#!/bin/sh\necho Compiling ...\nhead -n ${{PRINTED_{name}:-999}} <<'END'\n" + "\n".join(map(json.dumps, lines)) + f"\nEND\nexit ${{STATUS_{name}:-0}}\n")
+                program.chmod(0o755)
+
+        write_programs()
+        measure.gpu, measure.toolkit.nvcc = lambda: ("a GPU", "01"), lambda: "nvcc"
         measure.toolkit.program = lambda name: None
+        python_with_peers, measure.python_with_peers = measure.python_with_peers, lambda: (None, [{"part": "missing", "peer": "torch", "note": "no wheel"}])
         silent = open(os.devnull, "w", encoding="utf-8")
         out, err, sys.stdout, sys.stderr = sys.stdout, sys.stderr, silent, silent
         docs, bench = Path(folder) / "docs" / "time_ladder.json", Path(folder) / "build-bench" / "time_ladder.json"
         try:
-            sys.argv = ["measure", "--backend", "cuda"]
-            assert measure.main() == 0 and bench.exists() and not docs.exists()
+            def main(*options):
+                sys.argv = ["measure", "--backend", "cuda", *options]
+                return measure.main()
+
+            def on_file():
+                return json.loads(bench.read_text())
+
+            # Other libraries need the shapes of the ladder.
+            assert main("--only", "peers") == 2 and not bench.exists()
+            assert main() == 0 and bench.exists() and not docs.exists()
             assert "## Goals" in bench.with_suffix(".md").read_text() and "no ncu" in bench.with_suffix(".md").read_text()
-            sys.argv.append("--update")
-            assert measure.main() == 0 and json.loads(docs.read_text())["device"] == "a GPU"
-            # What failed is not written where the documentation is.
+            assert list(on_file()["parts"].items()) == [(part, "finished") for part in ("copies", "walks", "ladder", "stamps", "counters")]
+            assert main("--update") == 0 and json.loads(docs.read_text())["device"] == "a GPU"
+            assert docs.read_text() == bench.read_text()
+
+            # Parts that are measured again replace what is on file of them, and keep the rest.
+            whole = on_file()
+            assert main("--only", "peers") == 0 and on_file()["missing"] == [{"peer": "torch", "note": "no wheel"}]
+            assert main("--only", "copies,walks", "--update") == 0 and on_file() == json.loads(docs.read_text()) != whole
+            assert {key: value for key, value in on_file().items() if key not in ("parts", "missing")} == {key: value for key, value in whole.items() if key not in ("parts", "missing")}
+            # What is on file is of the same GPU, the same programs and the same lengths.
+            before = bench.read_text()
+            assert main("--only", "copies", "--quick") == 2 and bench.read_text() == before
+            measure.gpu = lambda: ("a GPU", "02")
+            assert main("--only", "copies") == 2 and bench.read_text() == before
+            measure.gpu = lambda: ("a GPU", "01")
+            write_programs(2.0)
+            assert main("--only", "copies") == 2 and bench.read_text() == before
+            # Without --only all is new.
+            assert main() == 0 and on_file()["missing"] == [] and goal_of(on_file(), "BF16, 16/16 heads, 64k keys: at least 0.95")["reached"] is False
+
+            # A part that fails leaves what it has printed, and is not written where the documentation is.
             docs.unlink()
-            os.environ["STATUS_time_ladder"] = "1"
-            assert measure.main() == 1 and not docs.exists()
+            os.environ |= {"STATUS_time_ladder": "1", "PRINTED_time_ladder": "4"}
+            assert main("--update") == 1 and not docs.exists() and len(on_file()["lines"]) == 2 and on_file()["parts"]["ladder"] == "ended early"
+            assert "Ended early: ladder." in bench.with_suffix(".md").read_text()
+            # So does the command that is killed, at every line.
+            del os.environ["PRINTED_time_ladder"], os.environ["STATUS_time_ladder"]
+            measure.report.progress, progress = killed_at("BF16, 16/16 heads, 8k keys"), measure.report.progress
+            try:
+                main("--only", "ladder")
+            except KeyboardInterrupt:
+                assert [line["shape"] for line in on_file()["shapes"]] == ["BF16, 16/16 heads, 512 keys"] and on_file()["parts"] | {"ladder": 0} == {part: "finished" for part in measure.PROGRAMS} | {"ladder": 0, "counters": "finished"}
+            else:
+                raise AssertionError("it was not killed")
+            measure.report.progress = progress
+            # The rest can be measured then.
+            assert main("--only", "ladder", "--update") == 0 and docs.read_text() == bench.read_text()
+            # An incomplete record is none for the documentation.
+            docs.unlink()
+            bench.unlink()
+            assert main("--only", "ladder", "--update") == 0 and not docs.exists() and list(on_file()["parts"]) == ["ladder"]
+
             # Refused, each by what is missing.
             measure.toolkit.nvcc = lambda: None
-            assert measure.main() == 2 and "nvcc" in measure.refusal()
-            measure.n_gpus = lambda: 0
-            assert measure.main() == 2 and "GPU" in measure.refusal()
+            assert main() == 2 and "nvcc" in measure.refusal()
+            measure.gpu = lambda: None
+            assert main() == 2 and "GPU" in measure.refusal()
         finally:
             sys.stdout, sys.stderr = out, err
+            measure.python_with_peers = python_with_peers
 
 
 def check_counters():
@@ -174,14 +238,76 @@ def check_counters():
             return measure.counter_lines(quick)
 
         csv = '==PROF== Connected\n{"part": "device"}\n"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"\n' + "".join(
-            f'"0","equal_runs<A, B>","{name}","inst","{number}"\n' for name, number in
+            f'"0","short_end<A, B>","{name}","inst","{number}"\n' for name, number in
             (("smsp__inst_executed.sum", "1,234,567"), ("dram__throughput.avg.pct_of_peak_sustained_elapsed", "87.5"), ("sm__inst_executed_pipe_tensor.sum", "n/a"), ("other", "1")))
         first, *rest = lines(csv)
-        assert first == {"part": "counters", "shape": "BF16, 16/16 heads, 8k keys", "smsp__inst_executed.sum": 1234567.0, "dram__throughput.avg.pct_of_peak_sustained_elapsed": 87.5}
-        assert [line["shape"][-7:] for line in rest] == ["8k keys", "4k keys", "4k keys"] and len(lines(csv, quick=True)) == 2
+        assert first == {"part": "counters", "shape": "BF16, 16/16 heads, 512 keys", "kernel": "short_end", "smsp__inst_executed.sum": 1234567.0, "dram__throughput.avg.pct_of_peak_sustained_elapsed": 87.5}
+        assert [line["shape"][-7:] for line in rest] == ["12 keys", "8k keys", "8k keys", "4k keys", "4k keys"] and len(lines(csv, quick=True)) == 4
         refused = "==PROF== Connected\n==ERROR== ERR_NVGPUCTRPERM - no permission\n==PROF== Disconnected"
         assert lines(refused) == [{"part": "counters", "note": "==ERROR== ERR_NVGPUCTRPERM - no permission"}]
         assert lines("") == [{"part": "counters", "note": "ncu has ended with 0"}]
+
+
+def check_installation():
+    """Interpreters that import what the environment variable of their folder lists, and a pip that installs what it is told to."""
+    with tempfile.TemporaryDirectory() as folder:
+        measure.ENVIRONMENT = Path(folder) / "cuda"
+        measure.PACKAGES = [("torch", "torch", 0, []), ("a-package", "a", 0, []), ("b-package", "b", 0, ["--no-build-isolation"])]
+        text = """#!/bin/sh
+here=$(dirname "$0")
+case "$*" in
+  *"import site"*) echo "$here" ;;
+  *"-c import "*) for last; do :; done; for of in "$here" $(cat "$here/of_this_machine.pth" 2>/dev/null); do test -e "$of/${last#import }" && exit 0; done
+                  echo "no module ${last#import }" >&2; exit 1 ;;
+  *"-m venv"*) test -e "$here/no-venv" && exit 1; for last; do :; done; mkdir -p "$last/bin" && cp "$0" "$last/bin/python" ;;
+  *"-m pip"*) for last; do :; done; echo "$*" >>"$here/pip.log"; test -e "$PIP_HAS/$last" || { echo "no wheel of $last" >&2; exit 1; }; touch "$here/${last%-package}" ;;
+esac
+"""
+        has = os.environ["PIP_HAS"] = folder
+        silent, err = open(os.devnull, "w", encoding="utf-8"), sys.stderr
+
+        def found(*modules, pip=(), venv=True):
+            """(whether it is the machine's own, whether it imports PyTorch, {missing: note})"""
+            shutil.rmtree(measure.ENVIRONMENT, ignore_errors=True)
+            machine = Path(tempfile.mkdtemp(dir=folder))
+            (machine / "python").write_text(text)
+            (machine / "python").chmod(0o755)
+            for module in [*modules, *([] if venv else ["no-venv"])]:
+                (machine / module).touch()
+            for package in ("torch", "a-package", "b-package", "psutil"):
+                (Path(has) / package).unlink(missing_ok=True)
+            for package in pip:
+                (Path(has) / package).touch()
+            sys.stderr = silent
+            try:
+                python, missing = measure.python_with_peers(machine / "python")
+            finally:
+                sys.stderr = err
+            return python and (python == machine / "python", measure.why_not(python, "torch") == ""), {line["peer"]: line["note"] for line in missing}
+
+        # What has everything is taken as it is; what an interpreter lacks is installed beside it, in an environment that sees the rest.
+        assert found("torch", "a", "b") == ((True, True), {})
+        assert found("torch", pip=("a-package", "b-package", "psutil")) == ((False, True), {})
+        assert found(pip=("torch", "a-package", "b-package", "psutil")) == ((False, True), {})
+        log = (measure.ENVIRONMENT / "bin" / "pip.log").read_text().splitlines()
+        assert [line.split()[-1] for line in log] == ["torch", "a-package", "psutil", "b-package"] and "--no-build-isolation" in log[-1]
+        # One that is missing takes no other with it.
+        assert found("torch", pip=("b-package", "psutil")) == ((False, True), {"a": "no wheel of a-package"})
+        assert found("torch", pip=("a-package",)) == ((False, True), {"b": "no wheel of psutil"})
+        assert found("torch", "a", venv=False) == ((True, True), {"b": "no module b; no virtual environments of Python here: apt-get install python3-venv"})
+        # Without PyTorch there is nothing to measure with.
+        assert found("a", "b", venv=False) == (None, {"torch": "no module torch; no virtual environments of Python here: apt-get install python3-venv"})
+        assert found("a", "b") == (None, {"torch": "no wheel of torch"})
+
+        # Environments of Python see each other's packages, those of an environment included.
+        machine, own = Path(folder) / "machine", Path(folder) / "own"
+        for environment in (machine, own):
+            subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
+        site, = machine.glob("lib/python3*/site-packages")
+        (site / "of_an_environment.py").touch()
+        assert measure.why_not(own / "bin" / "python", "of_an_environment") == "ModuleNotFoundError: No module named 'of_an_environment'"
+        measure.see_packages_of(machine / "bin" / "python", own / "bin" / "python")
+        assert measure.why_not(own / "bin" / "python", "of_an_environment") == ""
 
 
 def check_peers():
@@ -228,5 +354,6 @@ check_goals()
 check_report()
 check_measure()
 check_counters()
+check_installation()
 check_peers()
 print("measure: all is well")

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The library kernel with stamps: its output is that without, and its stamps are in order.
+/// @brief The library kernels with stamps: its output is that without, and its stamps are in order.
 #include "tests/gpu/time_ladder/stamped_runs.hpp"
 #include "tests/support/device_params.hpp"
 
@@ -19,8 +19,10 @@ TEST_CASE("stamps: the same bits, and each block with work starts, walks and is 
        {rows_of(DType::F32, 2), rows_of(DType::F32, 6), rows_of(DType::BF16, 2), rows_of(DType::BF16, 8)}) {
     const auto workload = normal_workload(seed++, axes, std::vector<std::int64_t>{600, 130});
     const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
-    for (const int n_splits : {0, 3}) {
-      const device::LaunchPlan plan = device::kEqualRuns.plan(shard.params, shard.dtype, {.n_splits = n_splits});
+    for (const auto& [step, n_splits] :
+         {std::pair(&device::kEqualRuns, 0), {&device::kEqualRuns, 3}, {&device::kShortEnd, 3}}) {
+      const device::LaunchPlan plan = step->plan(shard.params, shard.dtype, {.n_splits = n_splits});
+      CHECK((plan.cluster > 0) == (step == &device::kShortEnd && device::device().major >= 9));
       const DeviceWorkspace workspace(plan);
       device::DeviceBuffer<float> out(shard.params.n_rows() * 128), lse(shard.params.n_rows());
       device::DeviceBuffer<std::uint64_t> stamps(std::int64_t{plan.n_blocks} * device::kStamps);
@@ -28,9 +30,9 @@ TEST_CASE("stamps: the same bits, and each block with work starts, walks and is 
       device::run_stamped(shard.params, shard.dtype, {.out = out.data(), .lse = lse.data()}, plan, workspace.get(),
                           stamps.data(), device::Stream{});
       CAPTURE(seed - 1);
-      CAPTURE(n_splits);
+      INFO(std::string(step->name) << ", splits: " << n_splits);
       CHECK(is_ready(workspace));
-      CHECK(same_output({out.download(), lse.download()}, run_step(device::kEqualRuns, shard, {.n_splits = n_splits})));
+      CHECK(same_output({out.download(), lse.download()}, run_step(*step, shard, {.n_splits = n_splits})));
       const std::vector<std::uint64_t> times = stamps.download();
       int n_working = 0;
       for (std::size_t i = 0; i < times.size(); i += device::kStamps) {
@@ -44,6 +46,7 @@ TEST_CASE("stamps: the same bits, and each block with work starts, walks and is 
         ++n_working;
       }
       CHECK(n_working > 1);
+      if (plan.cluster > 0) CHECK(n_working == plan.n_blocks);
     }
   }
 }

@@ -6,7 +6,9 @@
 /// A decode step of batch 1 reads every key and value once, so a kernel can be no faster than one that does nothing else;
 /// that one is timed here, in the same run, on the same bytes. Inputs that the L2 cache could hold take turns with copies of
 /// themselves; both kernels are then timed on one of them alone, which stays in the cache: that shows what a step takes
-/// without the memory, for its arithmetic, addresses, start and end. Before a step is timed its output is held against a sum
+/// without the memory, for its arithmetic, addresses, start and end. In a graph, launches of the last two steps may begin
+/// before those before them have ended; the read and other libraries do not. So these steps are timed without that too, and
+/// compared by those times. Before a step is timed its output is held against a sum
 /// in double on the host; the output is poisoned before. What it prints is one line of JSON per device, shape and step;
 /// `./run bench --backend cuda` makes tables of them.
 #include "tests/gpu/time_ladder/json_line.hpp"
@@ -31,7 +33,8 @@ struct Timed {
   std::string note;  ///< empty if there are times; "WRONG: ..." if the output is
   LaunchPlan plan;
   Times times;
-  double cached = 0;  ///< seconds in a graph, with the input in the L2 cache; 0 if it does not fit
+  double apart = 0;   ///< seconds in a graph, if no launch begins before the one before it has ended; 0 if none does anyway
+  double cached = 0;  ///< likewise; seconds in a graph, with the input in the L2 cache; 0 if it does not fit
 };
 
 /// @param want some rows and what must come out
@@ -45,13 +48,13 @@ Timed time_step(const LadderStep& step, const Shape& shape, const Input& input,
     return timed;
   }
   timed.plan = step.plan(first, shape.dtype, {});
+  LaunchPlan plan = timed.plan;
   DeviceBuffer<float> floats(timed.plan.n_floats), out(first.n_rows() * kDim), lse(first.n_rows());
   DeviceBuffer<unsigned> counters(timed.plan.n_counters);
   counters.fill(0);
   const auto run = [&](int i) {
     const DecodeParams& params = input.params[static_cast<std::size_t>(i)];
-    step.run(params, shape.dtype, {.out = out.data(), .lse = lse.data()}, timed.plan, {floats.data(), counters.data()},
-             stream);
+    step.run(params, shape.dtype, {.out = out.data(), .lse = lse.data()}, plan, {floats.data(), counters.data()}, stream);
   };
   const auto poison = [&] {
     out.fill(0xFF), lse.fill(0xFF);
@@ -66,7 +69,10 @@ Timed time_step(const LadderStep& step, const Shape& shape, const Input& input,
     if (timed.note = against(row, index, out_before, lse_before); !timed.note.empty()) return timed;
 
   timed.times = time_of(stream, input.n_sets, run);
+  plan.overlaps = false;
+  if (timed.plan.overlaps) timed.apart = time_of(stream, input.n_sets, run).graph;
   if (fits_in_l2(shape.n_bytes())) timed.cached = time_of(stream, 1, run).graph;
+  plan = timed.plan;
 
   // Still the same bits, by a graph, on the last copy of the input.
   Graph graph(stream, [&] { run(input.n_sets - 1); });
@@ -90,6 +96,7 @@ void print(const LadderStep& step, const Shape& shape, double read, const Timed&
   line.add("path", timed.plan.path).add("n_splits", timed.plan.n_splits).add("n_blocks", timed.plan.n_blocks);
   line.add("cluster", timed.plan.cluster).add("n_threads", timed.plan.n_threads);
   line.add("event_seconds", timed.times.event).add("graph_seconds", timed.times.graph).add("read_seconds", read);
+  if (timed.apart > 0) line.add("apart_seconds", timed.apart);
   if (timed.cached > 0) line.add("cached_seconds", timed.cached);
 }
 

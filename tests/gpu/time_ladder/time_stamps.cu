@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Where the time of a launch of the library kernel goes, by stamps of its blocks (section 6).
+/// @brief Where the time of a launch of the library kernels goes, by stamps of their blocks (section 6).
 ///
 /// Run: time_stamps [--quick]
-/// Launches of the step `equal-runs` alone on the device, each between two events. Prints one line of JSON per shape,
-/// medians over launches of: the time until the last block has started, counted from the first; the walk of the median
-/// block; from the end of the last walk to the end of the last block; from the first start to the last end; and between the
-/// events. What the events see beyond the stamps is the launch itself, the first instructions of a block, and its exit.
+/// Launches of the step `equal-runs`, and of the library step where that merges in clusters, alone on the device, each
+/// between two events. Prints one line of JSON per shape, medians over launches of: the time until the last block has
+/// started, counted from the first; the walk of the median block; from the end of the last walk to the end of the last
+/// block; from the first start to the last end; and between the events. What the events see beyond the stamps is the launch
+/// itself, the first instructions of a block, and its exit.
 #include "tests/gpu/time_ladder/clocks.cuh"
 #include "tests/gpu/time_ladder/json_line.hpp"
 #include "tests/gpu/time_ladder/read.cuh"
@@ -22,11 +23,13 @@ namespace {
 
 constexpr int kLaunches = 51;
 
-void time_shape(const Shape& shape, Stream stream) {
+/// @param with_clusters whether the plan must have clusters; else it must have none
+void time_step(const LadderStep& step, bool with_clusters, const Shape& shape, Stream stream) {
   const int n_sets = n_sets_past_l2(shape.n_bytes());
   const Input input(shape, n_sets, stream);
   const DecodeParams& first = input.params.front();
-  const LaunchPlan plan = kEqualRuns.plan(first, shape.dtype, {});
+  const LaunchPlan plan = step.plan(first, shape.dtype, {});
+  if ((plan.cluster > 0) != with_clusters) return;
   DeviceBuffer<float> floats(plan.n_floats), out(first.n_rows() * kDim), lse(first.n_rows());
   DeviceBuffer<unsigned> counters(plan.n_counters);
   DeviceBuffer<std::uint64_t> stamps(std::int64_t{plan.n_blocks} * kStamps);
@@ -62,6 +65,7 @@ void time_shape(const Shape& shape, Stream stream) {
   }
   JsonLine("stamps")
       .add("shape", shape.name)
+      .add("step", step.name)
       .add("n_blocks", plan.n_blocks)
       .add("start_seconds", median(start))
       .add("walk_seconds", median(walk))
@@ -74,7 +78,8 @@ void time_all(bool quick) {
   Stream stream;
   check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
   for (const Shape& shape : shapes(quick))
-    if (shape.batch() == 1 && shape.n_keys() <= 1 << 16) time_shape(shape, stream);
+    if (shape.batch() == 1 && shape.n_keys() <= 1 << 16)
+      time_step(kEqualRuns, false, shape, stream), time_step(library_step(), true, shape, stream);
   check(cudaStreamDestroy(stream), "cudaStreamDestroy");
 }
 

@@ -1,0 +1,103 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""./run on machines where packages are missing: what is there in another way is taken, and nothing else goes unsaid.
+
+A machine is a folder of programs that do nothing. The command is `./run bench --backend cuda`, in a copy of the source tree of two files.
+"""
+import os
+import shutil
+import subprocess
+import tempfile
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+BASH_NEEDS = ["bash", "env", "dirname", "grep", "cat", "awk", "nproc", "mkdir", "mktemp", "tail", "rm"]
+FOLDERS = {"TREE_ATTN_EIGEN_INCLUDE_DIR": "/eigen", "TREE_ATTN_DOCTEST_INCLUDE_DIR": "/doctest"}
+
+
+class Machine:
+    def __init__(self, folder, *programs, debian=True):
+        self.tree, self.bin = Path(folder) / "tree", Path(folder) / "bin"
+        self.bin.mkdir()
+        for name in BASH_NEEDS:
+            (self.bin / name).symlink_to(shutil.which(name))
+        for name in programs:
+            self.add(name, "exit 0")
+        if debian:
+            self.add("dpkg-query", "exit 1")
+            self.add("apt-get", "echo no network >&2; exit 100")
+        measure = self.tree / "tests" / "gpu" / "time_ladder" / "measure"
+        measure.parent.mkdir(parents=True)
+        shutil.copy(ROOT / "run", self.tree / "run")
+        measure.write_text('#!/bin/sh\necho "measured $*"\n')
+        measure.chmod(0o755)
+
+    def add(self, name, text):
+        (self.bin / name).write_text(f'#!/bin/sh\necho "{name} $*" >>"$0.log"\n{text}\n')
+        (self.bin / name).chmod(0o755)
+
+    def calls(self, name):
+        log = self.bin / f"{name}.log"
+        return log.read_text().splitlines() if log.exists() else []
+
+    def run(self, *options, **environment):
+        return subprocess.run([self.tree / "run", "bench", "--backend", "cuda", *options], capture_output=True, text=True, check=False,
+                              env={"PATH": str(self.bin), "TMPDIR": str(self.bin)} | environment)
+
+
+class Packages(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+
+    def machine(self, *programs, debian=True):
+        where = Path(self.folder.name) / str(len(os.listdir(self.folder.name)))
+        where.mkdir()
+        return Machine(where, *(programs or ("python3", "g++", "cmake", "ninja")), debian=debian)
+
+    def test_headers_in_named_folders_are_taken(self):
+        for debian in (True, False):
+            machine = self.machine(debian=debian)
+            ended = machine.run("--quick", **FOLDERS)
+            self.assertEqual((ended.returncode, ended.stdout.splitlines()[-1]), (0, "measured --backend cuda --quick"), ended.stderr)
+            self.assertEqual(len(machine.calls("cmake")), 2)
+            self.assertEqual(machine.calls("apt-get"), [])
+
+    def test_headers_below_a_prefix_are_taken(self):
+        machine, prefixes = self.machine(), []
+        for header in ("eigen3/Eigen/Core", "doctest/doctest.h"):
+            prefix = machine.bin / header.split("/", maxsplit=1)[0]
+            (prefix / "include" / header).parent.mkdir(parents=True)
+            (prefix / "include" / header).touch()
+            prefixes.append(str(prefix))
+        ended = machine.run(CMAKE_PREFIX_PATH=":".join(prefixes))
+        self.assertEqual((ended.returncode, machine.calls("apt-get")), (0, []), ended.stderr)
+        ended = machine.run(CMAKE_PREFIX_PATH=prefixes[0])
+        self.assertEqual(ended.returncode, 2)
+        self.assertIn("doctest-dev", ended.stderr)
+
+    def test_what_is_missing_is_named(self):
+        # As root it asks apt-get, which has no network here; else it says what root has to run.
+        ended = self.machine().run()
+        self.assertEqual((ended.returncode, "measured --backend cuda\n" in ended.stdout), (2, False))
+        self.assertRegex(ended.stderr, "cannot install libeigen3-dev doctest-dev" if os.geteuid() == 0 else "apt-get install .* libeigen3-dev doctest-dev")
+        ended = self.machine("python3", "g++", "cmake", debian=False).run(**FOLDERS)
+        self.assertEqual(ended.returncode, 2)
+        self.assertRegex(ended.stderr, "not Debian or Ubuntu.*: ninja-build$")
+
+    def test_elsewhere_cmake_names_missing_libraries(self):
+        machine = self.machine(debian=False)
+        self.assertEqual((machine.run().returncode, len(machine.calls("cmake"))), (0, 2))
+
+    def test_peers_need_an_environment_only_without_pytorch(self):
+        machine = self.machine()
+        self.assertEqual(machine.run("--peers", **FOLDERS).returncode, 0)
+        machine.add("python3", 'case "$*" in *torch*|*ensurepip*) exit 1; esac')
+        ended = machine.run("--peers", **FOLDERS)
+        self.assertEqual(ended.returncode, 2)
+        self.assertRegex(ended.stderr, "cannot install python3-venv" if os.geteuid() == 0 else "apt-get install .* python3-venv")
+
+
+if __name__ == "__main__":
+    unittest.main()
