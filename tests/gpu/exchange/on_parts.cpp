@@ -228,32 +228,12 @@ int main(int argc, char** argv) {
   ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   ::setenv("CUDA_MODULE_LOADING", "EAGER", 0);
   Asked asked;
-  try {
-    for (int i = 1; i < argc; i += 2) {
-      const std::string option = argv[i], value = i + 1 < argc ? argv[i + 1] : "";
-      if (option == "--parts") {
-        asked.parts = numbers(value);
-      } else if (option == "--steps") {
-        asked.n_steps = number<int>(value);
-      } else if (option == "--timed") {
-        asked.n_timed = number<int>(value);
-      } else if (option == "--keys") {
-        asked.n_keys = number<std::int64_t>(value);
-      } else if (option == "--timeout") {
-        asked.timeout = number<double>(value);
-      } else {
-        throw std::invalid_argument(
-            "Run: exchange_on_parts [--parts 2,4,8] [--steps N] [--timed N] [--keys N] [--timeout SECONDS]");
-      }
-    }
-  } catch (const std::invalid_argument& error) {
-    std::fprintf(stderr, "exchange_on_parts: %s\n", error.what());
-    return 2;
-  }
-  try {
-    return run_all(asked);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "exchange_on_parts: %s\n", error.what());
-    return 1;
-  }
+  using Value = const std::string&;
+  return run_program(argc, argv, "exchange_on_parts [--parts 2,4,8] [--steps N] [--timed N] [--keys N] [--timeout SECONDS]",
+                     {{"--parts", [&](Value value) { asked.parts = numbers(value); }},
+                      {"--steps", [&](Value value) { asked.n_steps = number<int>(value); }},
+                      {"--timed", [&](Value value) { asked.n_timed = number<int>(value); }},
+                      {"--keys", [&](Value value) { asked.n_keys = number<std::int64_t>(value); }},
+                      {"--timeout", [&](Value value) { asked.timeout = number<double>(value); }}},
+                     [&] { return run_all(asked); });
 }

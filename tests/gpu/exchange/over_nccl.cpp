@@ -249,27 +249,11 @@ int main(int argc, char** argv) {
   // Kernels that wait for each other must not wait until one of them is loaded.
   ::setenv("CUDA_MODULE_LOADING", "EAGER", 0);
   Asked asked;
-  try {
-    for (int i = 1; i < argc; i += 2) {
-      const std::string option = argv[i], value = i + 1 < argc ? argv[i + 1] : "";
-      if (option == "--ranks") {
-        asked.ranks = numbers(value);
-      } else if (option == "--timed") {
-        asked.n_timed = number<int>(value);
-      } else if (option == "--keys") {
-        asked.n_keys = number<std::int64_t>(value);
-      } else if (option == "--timeout") {
-        asked.timeout = number<double>(value);
-      } else {
-        throw std::invalid_argument("Run: exchange_over_nccl [--ranks 2,4,8] [--timed N] [--keys N] [--timeout SECONDS]");
-      }
-    }
-    return run_all(asked);
-  } catch (const std::invalid_argument& error) {
-    std::fprintf(stderr, "exchange_over_nccl: %s\n", error.what());
-    return 2;
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "exchange_over_nccl: %s\n", error.what());
-    return 1;
-  }
+  using Value = const std::string&;
+  return run_program(argc, argv, "exchange_over_nccl [--ranks 2,4,8] [--timed N] [--keys N] [--timeout SECONDS]",
+                     {{"--ranks", [&](Value value) { asked.ranks = numbers(value); }},
+                      {"--timed", [&](Value value) { asked.n_timed = number<int>(value); }},
+                      {"--keys", [&](Value value) { asked.n_keys = number<std::int64_t>(value); }},
+                      {"--timeout", [&](Value value) { asked.timeout = number<double>(value); }}},
+                     [&] { return run_all(asked); });
 }

@@ -14,7 +14,10 @@
 #include <charconv>
 #include <chrono>
 #include <cmath>
+#include <cstdio>
 #include <cstring>
+#include <functional>
+#include <map>
 #include <memory>
 #include <span>
 #include <sstream>
@@ -136,6 +139,33 @@ inline std::vector<int> numbers(const std::string& text) {
   std::istringstream list(text);
   for (std::string each; std::getline(list, each, ',');) values.push_back(number<int>(each));
   return values;
+}
+
+/// The main() of a program whose options all have a value.
+/// @param usage its name, then its options @param options what to do with the value of each
+/// @returns the status of `run`; 2 for a wrong option or value, 1 for an error, with a line that says why
+inline int run_program(int argc, char** argv, const std::string& usage,
+                       const std::map<std::string, std::function<void(const std::string&)>>& options,
+                       const std::function<int()>& run) {
+  const auto say = [&](const std::exception& error) {
+    std::fprintf(stderr, "%s: %s\n", usage.substr(0, usage.find(' ')).c_str(), error.what());
+  };
+  try {
+    for (int i = 1; i < argc; i += 2) {
+      const auto option = options.find(argv[i]);
+      if (option == options.end()) throw std::invalid_argument("Run: " + usage);
+      option->second(i + 1 < argc ? argv[i + 1] : "");
+    }
+  } catch (const std::invalid_argument& error) {
+    say(error);
+    return 2;
+  }
+  try {
+    return run();
+  } catch (const std::exception& error) {
+    say(error);
+    return 1;
+  }
 }
 
 }  // namespace tree_attn::exchange
