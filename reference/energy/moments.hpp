@@ -22,7 +22,6 @@
 
 #include <Eigen/Core>
 
-#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <span>
