@@ -87,6 +87,8 @@ inline int __all_sync(unsigned mask, int yes, const Line& line = Line::current()
   return runtime::ballot(mask, yes != 0, "__all_sync", line) == mask;
 }
 
+inline int __popc(unsigned bits) { return std::popcount(bits); }
+
 inline void __threadfence() { runtime::fence(); }
 /// On global memory.
 template <class T>

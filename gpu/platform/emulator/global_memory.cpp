@@ -17,6 +17,7 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <span>
 #include <string>
 
 namespace tree_attn::emulated::runtime {
@@ -41,6 +42,7 @@ struct Buffer {
   std::uint64_t scratch = 0;                     ///< Grid::scratch of the launch that touched it last
   std::unique_ptr<std::atomic<bool>[]> written;  ///< see SeenBuffers
   LaunchMark reader{}, writer{};
+  std::unique_ptr<Writers> writers;  ///< see SeenBuffers
 };
 
 std::mutex registry_mutex;
@@ -95,16 +97,45 @@ bool is_from_running(const LaunchMark& mark, const Grid& grid) {
   return other >= grid.running && other < grid.number;
 }
 
-/// Marks the access, and holds a thread that has not waited to what launches that may still run leave it.
-void check_overlap(const SeenBuffers::Range& range, Reach reach, const char* word, const Line& line) {
+/// The numbers of a buffer that an access reaches.
+std::span<std::atomic<std::uint64_t>> writers_of(const SeenBuffers::Range& range, std::uintptr_t at, std::size_t n_bytes) {
+  if (range.writers == nullptr) return {};
+  const std::size_t first = (at - range.low) / kBytesOfWriter,
+                    end = (at - range.low + n_bytes + kBytesOfWriter - 1) / kBytesOfWriter;
+  return {range.writers + first, end - first};
+}
+/// The first launch writes to a buffer.
+void make_writers(SeenBuffers::Range& range) {
+  const Unwatched unwatched;
+  const std::lock_guard lock(registry_mutex);
+  std::unique_ptr<Writers>& writers = registry.at(range.low).writers;
+  if (!writers) writers = std::make_unique<Writers>((range.high - range.low + kBytesOfWriter - 1) / kBytesOfWriter);
+  range.writers = writers.get();
+}
+
+/// Marks the access, and holds a thread that has not waited to what launches that may still run leave it: bytes that they do
+/// not write it may read, and in a buffer that they do not touch it may write.
+void check_overlap(SeenBuffers::Range& range, std::uintptr_t at, std::size_t n_bytes, Reach reach, const char* word,
+                   const Line& line) {
   const Grid& grid = running->block->cluster->grid;
   const bool writes = reach >= Reach::kWrite;
-  if (grid.running < grid.number && !running->waited &&
-      (is_from_running(*range.writer, grid) || (writes && is_from_running(*range.reader, grid)))) {
-    fail(line, std::string(word) + (writes ? " writes" : " reads") + " a buffer that the launch before this one may still " +
-                   (is_from_running(*range.writer, grid) ? "write" : "read") + ": no wait_for_previous_launch()");
+  if (grid.running < grid.number && !running->waited) {
+    const bool is_being_written =
+        is_from_running(*range.writer, grid) &&
+        (writes || std::ranges::any_of(writers_of(range, at, n_bytes), [&grid](const auto& writer) {
+           return writer.load(std::memory_order_relaxed) >= grid.running &&
+                  writer.load(std::memory_order_relaxed) <= grid.number;
+         }));
+    if (is_being_written || (writes && is_from_running(*range.reader, grid))) {
+      fail(line, std::string(word) + (writes ? " writes" : " reads") +
+                     " a buffer that the launch before this one may still " + (is_being_written ? "write" : "read") +
+                     ": no wait_for_previous_launch()");
+    }
   }
   mark(writes ? *range.writer : *range.reader, grid);
+  if (!writes) return;
+  if (range.writers == nullptr) make_writers(range);
+  for (auto& writer : writers_of(range, at, n_bytes)) writer.store(grid.number, std::memory_order_relaxed);
 }
 
 }  // namespace
@@ -186,8 +217,7 @@ bool others_may_store() { return n_opened > 0; }
 
 void forget_seen_buffers() { seen_buffers = {}; }
 
-const SeenBuffers::Range& find_global(std::uintptr_t at, std::size_t n_bytes, Reach reach, const char* word,
-                                      const Line& line) {
+SeenBuffers::Range& find_global(std::uintptr_t at, std::size_t n_bytes, Reach reach, const char* word, const Line& line) {
   const Unwatched unwatched;
   const char* const does = reach >= Reach::kWrite ? " writes " : " reads ";
   const std::lock_guard lock(registry_mutex);
@@ -202,6 +232,7 @@ const SeenBuffers::Range& find_global(std::uintptr_t at, std::size_t n_bytes, Re
       freshen(low, found->second, grid);
       SeenBuffers::Range& range = seen_buffers.range[seen_buffers.next];
       range = {low, high, found->second.use, found->second.written.get(), &found->second.reader, &found->second.writer};
+      range.writers = found->second.writers.get();
       range.is_far = is_far;
       if (grid.footprint != nullptr && !is_window(range.use)) range.touched = &grid.footprint->of(low, high - low);
       seen_buffers.next = (seen_buffers.next + 1) % SeenBuffers::kCount;
@@ -230,7 +261,7 @@ void note_copy(Footprint& footprint, const std::byte* first, std::size_t n_bytes
   footprint.of(low, size).note(at - low, n_bytes, reach, word, line);
 }
 
-void check_use(const SeenBuffers::Range& range, std::uintptr_t at, std::size_t n_bytes, Reach reach, const char* word,
+void check_use(SeenBuffers::Range& range, std::uintptr_t at, std::size_t n_bytes, Reach reach, const char* word,
                const Line& line) {
   if (range.use == MemoryUse::Input) {
     if (reach >= Reach::kWrite) fail(line, std::string(word) + " writes a buffer of input");
@@ -240,7 +271,7 @@ void check_use(const SeenBuffers::Range& range, std::uintptr_t at, std::size_t n
     traffic().bytes_to_peers += static_cast<std::int64_t>(n_bytes);
     bytes_to_peers(running->block->cluster->grid.device) += static_cast<std::int64_t>(n_bytes);
   }
-  check_overlap(range, reach, word, line);
+  check_overlap(range, at, n_bytes, reach, word, line);
   if (range.use != MemoryUse::Scratch) return;
   if (reach == Reach::kReadOnly) fail(line, std::string(word) + " is for memory that no kernel writes, and this is scratch");
   if (range.written == nullptr) return;

@@ -35,6 +35,9 @@ std::atomic<std::int64_t>& bytes_to_peers(int device);
 struct LaunchMark {
   std::atomic<std::uint64_t> last = 0, before = 0;
 };
+/// The last launch that wrote some bytes of a buffer: one number for every kBytesOfWriter of them.
+using Writers = std::atomic<std::uint64_t>[];
+inline constexpr std::size_t kBytesOfWriter = 16;
 
 /// The buffers that a host thread has seen last: a kernel reads few.
 struct SeenBuffers {
@@ -44,8 +47,9 @@ struct SeenBuffers {
     MemoryUse use = MemoryUse::Persistent;
     std::atomic<bool>* written = nullptr;  ///< [high - low] in scratch, in shadow mode: bytes that this launch has written
     LaunchMark *reader = nullptr, *writer = nullptr;
-    bool is_far = false;         ///< a window of another device
-    Touched* touched = nullptr;  ///< by this launch, where there are streams to race with
+    std::atomic<std::uint64_t>* writers = nullptr;  ///< null before a launch writes
+    bool is_far = false;                            ///< a window of another device
+    Touched* touched = nullptr;                     ///< by this launch, where there are streams to race with
   };
   Range range[kCount];
   int next = 0;
@@ -56,21 +60,20 @@ extern constinit thread_local SeenBuffers seen_buffers;
 void forget_seen_buffers();
 
 /// The buffer that the bytes lie in, among all. @throws DeviceError if they lie wholly in none
-const SeenBuffers::Range& find_global(std::uintptr_t at, std::size_t n_bytes, Reach reach, const char* word,
-                                      const Line& line);
+SeenBuffers::Range& find_global(std::uintptr_t at, std::size_t n_bytes, Reach reach, const char* word, const Line& line);
 /// The footprint of a copy. @throws DeviceError if the bytes lie wholly in no buffer
 void note_copy(Footprint& footprint, const std::byte* at, std::size_t n_bytes, Reach reach, const char* word,
                const Line& line);
 /// @throws DeviceError if the use of the buffer, or a launch before this one that may still run, forbids this
-void check_use(const SeenBuffers::Range& range, std::uintptr_t at, std::size_t n_bytes, Reach reach, const char* word,
+void check_use(SeenBuffers::Range& range, std::uintptr_t at, std::size_t n_bytes, Reach reach, const char* word,
                const Line& line);
 
 /// A kernel may reach only what lies in one buffer, and only as its use allows.
 /// @param n_bytes 0 asks for nothing and is always well
 inline void check_global(const void* address, std::size_t n_bytes, Reach reach, const char* word, const Line& line) {
   const auto at = reinterpret_cast<std::uintptr_t>(address);
-  const SeenBuffers::Range* found = nullptr;
-  for (const SeenBuffers::Range& range : seen_buffers.range) {
+  SeenBuffers::Range* found = nullptr;
+  for (SeenBuffers::Range& range : seen_buffers.range) {
     if (range.low <= at && at + n_bytes <= range.high) found = &range;
   }
   if (found == nullptr && n_bytes > 0) found = &find_global(at, n_bytes, reach, word, line);

@@ -53,6 +53,31 @@ TEST_CASE("emulator: a launch that overlaps writes nothing that the launch befor
   CHECK(f.run(Touch::kCount, f.shared, true) == "");
 }
 
+TEST_CASE("emulator: a launch that overlaps reads what lies beside the bytes that the launch before it writes") {
+  const DeviceBuffer<float> eight(8);
+  Fixture f;
+  // Sixteen bytes are one.
+  for (int i = 0; i < 8; ++i) {
+    CAPTURE(i);
+    CHECK(error_of(touch, {}, Touch::kWrite, eight.data() + 2, f.counter.data(), false) == "");
+    const std::string error = error_of(touch, {.overlaps = true}, Touch::kRead, eight.data() + i, f.counter.data(), false);
+    CHECK(has(error, "no wait_for_previous_launch()") == (i < 4));
+  }
+  // Two launches before it, which write different bytes.
+  for (const int first : {0, 4}) {
+    CHECK(error_of(touch, {}, Touch::kWrite, eight.data() + first, f.counter.data(), false) == "");
+    CHECK(error_of(touch, {.overlaps = true}, Touch::kWrite, eight.data() + 4 - first, f.counter.data(), true) == "");
+    for (const int i : {0, 4}) {
+      const std::string error = error_of(touch, {.overlaps = true}, Touch::kRead, eight.data() + i, f.counter.data(), false);
+      CHECK(has(error, "no wait_for_previous_launch()"));
+    }
+  }
+  // What it writes itself, it writes after the wait.
+  CHECK(error_of(touch, {}, Touch::kWrite, eight.data(), f.counter.data(), false) == "");
+  CHECK(has(error_of(touch, {.overlaps = true}, Touch::kWrite, eight.data() + 7, f.counter.data(), false),
+            "store_fresh writes"));
+}
+
 TEST_CASE("emulator: of a chain of launches that overlap, none may have ended") {
   Fixture f;
   CHECK(f.run(Touch::kWrite, f.shared, false, false) == "");
