@@ -8,10 +8,11 @@
 /// others where they are. Longer sequences, and shapes whose clusters would leave multiprocessors idle, are left to step 7.
 /// Bytes: the same.
 /// Both kernels are dependent launches (Launch::overlaps): they may start while the launch before them still runs, which in
-/// a step of a session is the kernel that appends a position. That one calls launch_dependents() first of all; these call
-/// wait_for_previous_launch() before they touch global memory. The contract is in gpu/platform/cuda/device.hpp.
+/// a step of a session is the kernel that appends a position. That one calls launch_dependents() first of all; these start
+/// their first copies, of older positions, before they call wait_for_previous_launch(). The contract is begin_early()'s.
 /// Expected: a release, an atomic and loads from L2 become a barrier of the cluster and loads from neighbours, about 1 us
-/// less at the end of a launch of 10 to 20; and the start of the launch is hidden. Measured: not yet in this form.
+/// less at the end of a launch of 10 to 20; and the start of the launch is hidden, with the first copies. Measured: not yet
+/// in this form.
 #include "gpu/ladder/ladder.hpp"
 #include "gpu/parts/short_end.cuh"
 

@@ -24,6 +24,8 @@ class BulkRing {
   static constexpr int kRow = SubWarp::kLanes * SubWarp::kVectorsPerLane;  ///< 16-byte vectors of a row
   static constexpr int kStage = 2 * kKeysPerStep * kRow;                   ///< of a stage: keys, then values
   static constexpr int kVectors = kStages * kStage;                        ///< of the ring
+  /// Leaves that begin() reaches.
+  static constexpr int kFirstLeaves = (kStages + kStepsPerLeaf - 1) / kStepsPerLeaf;
 
   /// Initialises the barriers. All lanes of the warp call it.
   /// @param memory [kVectors] of this sub-warp @param barriers [kStages] of this sub-warp

@@ -7,7 +7,7 @@
 #include "gpu/parts/last_block.cuh"
 #include "gpu/parts/pipelines.hpp"
 #include "gpu/parts/splits.hpp"
-#include "gpu/parts/work_partition.hpp"
+#include "gpu/parts/warp_scan.cuh"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
@@ -54,9 +54,9 @@ struct WriteEnd {
 
 /// A block of the library kernel.
 ///
-/// Every thread works out the first work range by itself: no barrier stands before the first copy. What is known about a
-/// work range is kept in shared memory as well, and read from there after the walk: it would fill the registers that the
-/// pipeline needs.
+/// Every warp works out the first work range by itself, and starts its first copies before the launch before this one has
+/// ended, see begin_early(): no barrier stands before them. What is known about a work range is kept in shared memory as
+/// well, and read from there after the walk: it would fill the registers that the pipeline needs.
 /// @param counters one per query tile
 /// @paper{alg_3, Alg. 3}
 template <IsPipeline Pipeline, class End>
@@ -72,17 +72,16 @@ __device__ __forceinline__ void equal_runs_block(const typename Pipeline::Params
     const Shared<WorkRange> work_range = arena.take<WorkRange>(1);
     const typename End::Tiles tiles = end.take(arena);
     Pipeline pipeline(arena, arguments);
-    wait_for_previous_launch();
-    WorkPartition all(params, Worker::kRows, gridDim.x);
+    WorkPartition all(params, Worker::kRows, gridDim.x, WarpScan{});
     Count next = all.begin_of(blockIdx.x), end_of_run = all.begin_of(blockIdx.x + 1);
-    if (next == end_of_run) return;
+    if (next == end_of_run) return wait_for_previous_launch();
 
     while (true) {
       const Count block = Count(opaque(static_cast<int>(blockIdx.x)));
 
       // Every worker walks over its part of the work range.
       {
-        const WorkRange work = all.work_range_at(params, next, end_of_run);
+        const WorkRange work = all.work_range_at(params, next, end_of_run, WarpScan{});
         if (threadIdx.x == 0) partition[0] = all, work_range[0] = work;
         // Opaque, so that the walk holds none of the sums that have led to them.
         pipeline(params, opaque(static_cast<int>(work.kv_head)), opaque(static_cast<int>(work.first_row)), work.positions,

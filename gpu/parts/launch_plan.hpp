@@ -28,7 +28,7 @@ struct LaunchPlan {
   std::size_t shared_bytes = 0;  ///< dynamic shared memory of a block
   std::int64_t n_floats = 0;     ///< workspace, in floats
   std::int64_t n_counters = 0;   ///< workspace, in counters
-  bool overlaps = false;         ///< whether the launch may begin before the one before it on the stream has ended
+  bool overlaps = false;         ///< whether the launch may begin before the one before it has ended: begin_early()
   const char* path = "scalar";   ///< "scalar", or "tensor" where tensor cores multiply
 };
 

@@ -30,9 +30,12 @@ class ContiguousLeaves {
       : origin_(range.begin),
         n_leaves_(static_cast<int>(leaf_at(range.end) - leaf_at(range.begin))),
         first_key_(range.begin < used.begin ? static_cast<int>(used.begin - range.begin) : 0),
-        end_key_(range.empty() ? 0 : static_cast<int>((used.end < range.end ? used.end : range.end) - range.begin)) {}
+        end_key_(range.empty() ? 0 : static_cast<int>((used.end < range.end ? used.end : range.end) - range.begin)),
+        n_older_(used.end <= range.end ? n_leaves_ - 1 : n_leaves_) {}
 
   __device__ __forceinline__ int n_leaves() const { return n_leaves_; }
+  /// Whether the first n leaves, or all if there are fewer, are older than the newest of the sequence, that of its last key.
+  __device__ __forceinline__ bool are_older(int n) const { return n <= n_older_ || n_older_ == n_leaves_; }
   /// Positions up to the last key.
   __device__ __forceinline__ int n_positions() const { return end_key_ > first_key_ ? end_key_ : 0; }
   /// Which positions from `at` on have a key, counted from there: [first_key(), end_key()) as far as the leaf goes.
@@ -58,6 +61,7 @@ class ContiguousLeaves {
   std::int64_t origin_ = 0;
   int n_leaves_ = 0;
   int first_key_ = 0, end_key_ = 0;
+  int n_older_ = 0;  ///< leaves older than the newest
 };
 
 /// Leaves of a list. The one with the last key of the sequence may be any of them.
@@ -75,6 +79,7 @@ class ListedLeaves {
   }
 
   __device__ __forceinline__ int n_leaves() const { return n_leaves_; }
+  __device__ __forceinline__ bool are_older(int n) const { return last_ < 0 || last_ >= n || last_ >= n_leaves_; }
   __device__ __forceinline__ int n_positions() const {
     const int last = (n_leaves_ - 1) * kKeys;
     return n_leaves_ == 0 ? 0 : last + end_key(last);

@@ -11,6 +11,7 @@
 #pragma once
 
 #include "gpu/parts/leaf_forest.cuh"
+#include "gpu/parts/pipeline.cuh"
 #include "gpu/parts/tile_ring.cuh"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
@@ -122,28 +123,34 @@ __device__ __forceinline__ void set_single_key(const typename Tile::T* value, in
 template <IsMmaTile Tile>
 inline constexpr int kTileVectors = InSharedMemory<Tile>::kVectors + TileQueries<Tile>::kVectors;
 
-/// The pass of one warp, for the queries first_row to first_row + kRows of the group of a kv head.
-///
-/// Values that are not finite are looked for once, when the range has been walked: 0 * Inf, of a key that is not seen or of
-/// a part of a weight that is 0, is NaN, and survives all merges. If a state is not finite the range is walked again with
-/// zeros in place of such values, and they are added by themselves. So a component without them keeps its bits.
-/// @param memory of its forests, one per slot, n_forest floats each @param memory_of_warp [kTileVectors]
-/// @param aligned whether rows may be copied as the ring copies them
-/// @paper{eq_7, eq. (7)}
+/// What a warp walks over, and with what.
 template <IsMmaTile Tile, class Ring>
-__device__ __forceinline__ void accumulate_tiles(const DecodeParams& params, std::int64_t kv_head, std::int64_t first_row,
-                                                 const typename Ring::Leaves& leaves, float* memory, std::int64_t n_forest,
-                                                 bool aligned, Ring& ring, Shared<Bytes16> memory_of_warp) {
+struct TileWalk {
   using T = typename Tile::T;
   using Waiting = InSharedMemory<Tile>;
-  ring.begin(params, kv_head, leaves, aligned, false);
-  // Opaque, so that nothing of all that follows from the lane is worked out before the first copies.
-  const int own_lane = lane_of<Tile>(opaque(threadIdx.x));
-  const bool is_single_key = params.lengths[params.entry_of(kv_head)] == 1;
-  const float score_scale = TileScale(params).score;
-  const TileQueries<Tile> queries(params, kv_head, first_row, memory_of_warp + Waiting::kVectors, own_lane);
 
-  for (bool again = false;; again = true) {
+  const DecodeParams& params;
+  std::int64_t kv_head;
+  const typename Ring::Leaves& leaves;
+  Ring& ring;
+  const TileQueries<Tile>& queries;
+  int own_lane;
+  float* memory;                   ///< of the forests, one per slot
+  std::int64_t n_forest;           ///< floats of a forest
+  Shared<Bytes16> memory_of_warp;  ///< [Waiting::kVectors]
+
+  /// Walks over all leaves. The ring has begun with them.
+  ///
+  /// The two walks have the same sums in the same order. The one over copied rows holds nothing that few ranges need: values
+  /// that are not finite, and the only key of a sequence, are left to the other.
+  /// @tparam kCopies as in TileRing::begin()
+  /// @param only_finite whether values that are not finite are zeros in the ring, and are added by themselves
+  /// @param is_single_key whether the sequence is one key
+  /// @returns whether a state is not finite
+  /// @paper{eq_7, eq. (7)}
+  template <bool kCopies>
+  __device__ __forceinline__ bool over_leaves(bool only_finite = false, bool is_single_key = false) const {
+    const float score_scale = TileScale(params).score;
     LeafForest<Tile::kElements, kWarp, typename Ring::Leaves, Waiting> forests(opaque(memory), n_forest, leaves, own_lane,
                                                                                Waiting(memory_of_warp, own_lane));
     for (int leaf = 0; leaf < leaves.n_leaves(); ++leaf) {
@@ -160,7 +167,7 @@ __device__ __forceinline__ void accumulate_tiles(const DecodeParams& params, std
         const Shared<Bytes16> tile = ring.next();
         TREE_ATTN_UNROLL
         for (int box = 0; box < Ring::kTileBoxes; ++box) add_scores(queries, tile + box * kBoxVectors, i + box, lane, s);
-        ring.release(params);
+        ring.template release<kCopies>(params);
       }
       if (!keys.are_all()) {
         TREE_ATTN_UNROLL
@@ -175,23 +182,21 @@ __device__ __forceinline__ void accumulate_tiles(const DecodeParams& params, std
       TREE_ATTN_UNROLL
       for (int slot = 0; slot < Tile::kSlots; ++slot) {
         score[slot] = multiply(score_scale, s[0][slot]);
-        not_seen[slot] = weigh(score_scale, params.lift, slot, again, s, states[slot]);
+        not_seen[slot] = weigh(score_scale, params.lift, slot, !kCopies && only_finite, s, states[slot]);
       }
 
       // O^T = V^T P^T.
       float o[Tile::kSteps][4] = {};
-      if (again) {
-        add_not_finite<Tile>(value(), params.v.stride[2], params.d_v, keys, s, not_seen, lane, o);
-      }
+      if (!kCopies && only_finite) add_not_finite<Tile>(value(), params.v.stride[2], params.d_v, keys, s, not_seen, lane, o);
       const TileWeights<Tile> weights(s);
       TREE_ATTN_UNROLL
       for (int i = 0; i < Tile::kBoxes; i += Ring::kTileBoxes) {
         const Shared<Bytes16> tile = ring.next();
-        if (!keys.are_all()) ring.clear(tile, keys);
+        if (kCopies && !keys.are_all()) ring.clear(tile, keys);
         TREE_ATTN_UNROLL
         for (int box = 0; box < Ring::kTileBoxes; ++box)
           add_values<Tile>(weights, tile + box * kBoxVectors, lane, o + 4 * (i + box));
-        ring.release(params);
+        ring.template release<kCopies>(params);
       }
 
       // The tree above.
@@ -200,15 +205,41 @@ __device__ __forceinline__ void accumulate_tiles(const DecodeParams& params, std
         LaneState<Tile::kElements>& state = states[slot];
         TREE_ATTN_UNROLL
         for (int c = 0; c < Tile::kElements; ++c) state.n[c] = tile_element<Tile>(o, slot, c);
-        if (is_single_key)
+        if (!kCopies && is_single_key)
           set_single_key<Tile>(value(), params.d_v, __shfl_sync(kAllLanes, score[slot], lane % 4), lane, state);
         const float e_and_sum[] = {state.shift, state.sum};
         if (__any_sync(kAllLanes, state.sum == 0) && is_empty(e_and_sum)) set_empty(state);
         forests.push(leaf, state, slot);
       }
     }
-    if (again || !__any_sync(kAllLanes, forests.is_broken())) break;
-    ring.begin(params, kv_head, leaves, aligned, true);
+    return __any_sync(kAllLanes, forests.is_broken()) != 0;
+  }
+};
+
+/// The pass of one warp, for the queries first_row to first_row + kRows of the group of a kv head.
+///
+/// Values that are not finite are looked for once, when the range has been walked over: 0 * Inf, of a key that is not seen
+/// or of a part of a weight that is 0, is NaN, and survives all merges. If a state is not finite the range is walked over
+/// again with zeros in place of such values, and they are added by themselves. So a component without them keeps its bits.
+/// @param memory of its forests, one per slot, n_forest floats each @param memory_of_warp [kTileVectors]
+/// @param aligned whether rows may be copied as the ring copies them
+/// @paper{eq_7, eq. (7)}
+template <IsMmaTile Tile, class Ring>
+__device__ __forceinline__ void accumulate_tiles(const DecodeParams& params, std::int64_t kv_head, std::int64_t first_row,
+                                                 const typename Ring::Leaves& leaves, float* memory, std::int64_t n_forest,
+                                                 bool aligned, Ring& ring, Shared<Bytes16> memory_of_warp) {
+  const bool is_single_key = params.lengths[params.entry_of(kv_head)] == 1, copies = aligned && !is_single_key;
+  begin_early(leaves, copies ? Ring::kFirstLeaves : 0, [&] {
+    if (copies) ring.template begin<true>(params, kv_head, leaves);
+  });
+  // Opaque, so that nothing of all that follows from the lane is worked out before the first copies.
+  const int own_lane = lane_of<Tile>(opaque(threadIdx.x));
+  const TileQueries<Tile> queries(params, kv_head, first_row, memory_of_warp + InSharedMemory<Tile>::kVectors, own_lane);
+  const TileWalk<Tile, Ring> walk{params, kv_head, leaves, ring, queries, own_lane, memory, n_forest, memory_of_warp};
+  if (copies && !walk.template over_leaves<true>()) return;
+  for (bool only_finite = copies;; only_finite = true) {
+    ring.template begin<false>(params, kv_head, leaves, only_finite);
+    if (!walk.template over_leaves<false>(only_finite, is_single_key) || only_finite) return;
   }
 }
 

@@ -12,13 +12,6 @@
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
-/// A number that is the same in all lanes of a warp, and that the compiler knows to be: it may stay in a register of the
-/// warp.
-template <class T>
-__device__ __forceinline__ T warp_uniform(T x) {
-  return __shfl_sync(kAllLanes, x, 0);
-}
-
 /// Warps on tensor cores, each with a ring of its own. Four of them, one per scheduler: so each has all the registers that a
 /// thread may have. Two, where four have no room for their rings.
 /// @tparam kCopy how rows come into shared memory where they are aligned; it changes no bit

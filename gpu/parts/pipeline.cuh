@@ -48,4 +48,19 @@ concept IsPipeline = IsWorker<typename Pipeline::Worker> &&
   pipeline(params, /*kv_head*/ i, /*first_row*/ i, range, forests, /*n_forest*/ i);
 };
 
+/// Starts the first copies of a range, and waits for the launch before this one, which may still run (LaunchPlan::overlaps):
+/// the copies need not wait for what it does not write.
+///
+/// The contract: until it ends, a launch before this one that may still run writes of the input only queries, and of keys
+/// and values those at the last position of a sequence or behind it. Lengths and lists are written by none of them.
+/// @param leaves of the range
+/// @param n_leaves that the first copies reach at most
+/// @param begin starts them
+template <class Leaves, class Begin>
+__device__ __forceinline__ void begin_early(const Leaves& leaves, int n_leaves, const Begin& begin) {
+  if (!leaves.are_older(n_leaves)) wait_for_previous_launch();
+  begin();
+  wait_for_previous_launch();
+}
+
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

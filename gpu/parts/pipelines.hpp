@@ -73,10 +73,11 @@ class SubWarpPipeline {
     float* const forest = forests + worker() * n_forest;
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
     if (access_.bulk) {
-      ring_.begin(params, kv_head, steps);
+      begin_early(steps.leaves(), Bulk::kFirstLeaves, [&] { ring_.begin(params, kv_head, steps); });
       return accumulate_keys<SubWarp>(params, kv_head, first_row, steps, forest, ring_);
     }
 #endif
+    wait_for_previous_launch();
     General ring(memory_, params, kv_head, steps, access_.aligned);
     accumulate_keys<SubWarp>(params, kv_head, first_row, steps, forest, ring);
     copy_async_wait<0>();

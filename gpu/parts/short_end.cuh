@@ -45,7 +45,6 @@ __device__ __forceinline__ void short_end_block(const DecodeParams& params, cons
     launch_dependents();
     Arena arena;
     Pipeline pipeline(arena, arguments);
-    wait_for_previous_launch();
     constexpr int kForest = ShortEnd<Pipeline>::kForest, kForests = ShortEnd<Pipeline>::kForests;
     const Count query_tile = blockIdx.y;
     const QueryTile tile = QueryTile::of<Worker>(params, query_tile);

@@ -6,6 +6,8 @@
 /// - one copy through a tensor map, started by one lane and completing on an mbarrier (sm_90, aligned rows);
 /// - copies of 16 bytes, started by all lanes (cp.async, aligned rows);
 /// - plain loads, of rows of any alignment, and with zeros in place of elements that are not finite.
+/// A device has one of the first two. Whether a range is copied or loaded is a parameter of the functions and not a question
+/// in them, so that the loop over leaves that are copied holds none of the instructions of loads.
 ///
 /// Each warp fills the ring that it reads. So a stage is free as soon as the warp has read it, without a barrier that counts
 /// readers, and no warp waits for another.
@@ -57,6 +59,8 @@ class TileRing {
   /// Most tiles of the ring: 48 KiB per warp, or 32 where parked states leave no more; without tensor maps 24 KiB, always.
   static constexpr int kStages = !kHasMaps ? 3 : kTileBoxes == 1 ? 6 : Tile::kElements * Tile::kSlots < 64 ? 3 : 2;
   static constexpr int kStageVectors = kTileBoxes * kBoxVectors;  ///< of 16 bytes
+  /// Leaves that begin() reaches.
+  static constexpr int kFirstLeaves = (kStages + 2 * kTiles - 1) / (2 * kTiles);
   /// Tiles of the ring.
   __device__ __forceinline__ static int n_stages(const Maps& maps) {
     if constexpr (kHasMaps && !kFitsLargestBlock)
@@ -80,15 +84,16 @@ class TileRing {
   __device__ __forceinline__ int n_stages() const { return n_stages(*maps_); }
 
   /// Starts to fill all stages with what lies first in a range. All tiles of the range before it have been read.
-  /// @param aligned whether rows may be copied as kCopy says
-  /// @param only_finite whether elements of values that are not finite become zero
-  __device__ __forceinline__ void begin(const DecodeParams& params, std::int64_t kv_head, const Leaves& leaves, bool aligned,
-                                        bool only_finite) {
+  /// @tparam kCopies whether rows are copied as kCopy says, for which they must be aligned; else they are loaded
+  /// @param only_finite whether elements of values that are not finite become zero, where rows are loaded
+  template <bool kCopies>
+  __device__ __forceinline__ void begin(const DecodeParams& params, std::int64_t kv_head, const Leaves& leaves,
+                                        bool only_finite = false) {
     entry_ = static_cast<int>(params.entry_of(kv_head)), head_ = static_cast<int>(params.head_of(kv_head));
     leaves_ = leaves, at_ = 0, first_row_ = static_cast<int>(leaves.origin() - params.begin);
-    copies_ = aligned && !only_finite, only_finite_ = only_finite;
+    only_finite_ = only_finite;
     const int n = n_stages();
-    for (int i = 0; i < n; ++i) start_next(params, stage_ + i < n ? stage_ + i : stage_ + i - n);
+    for (int i = 0; i < n; ++i) start_next<kCopies>(params, stage_ + i < n ? stage_ + i : stage_ + i - n);
   }
 
   /// The next tile, once it is there: box after box; it may be read until release().
@@ -102,9 +107,11 @@ class TileRing {
     return memory_ + stage_ * kStageVectors;
   }
   /// Says that this lane has read the tile. When all have, the stage is filled again.
+  /// @tparam kCopies as in begin()
+  template <bool kCopies>
   __device__ __forceinline__ void release(const DecodeParams& params) {
     __syncwarp();
-    start_next(params, stage_);
+    start_next<kCopies>(params, stage_);
     if (++stage_ == n_stages()) stage_ = 0, parity_ ^= 1;
   }
 
@@ -121,26 +128,24 @@ class TileRing {
 
  private:
   /// Starts to fill a stage with the tile that no call has started yet, if there is one.
+  template <bool kCopies>
   __device__ __forceinline__ void start_next(const DecodeParams& params, int stage) {
     if (at_ < leaves_.n_leaves() * static_cast<int>(kLeafKeys)) {
-      const LeafKeys keys(leaves_, at_);
       const bool is_value = tile_ >= kTiles;
       const int first_column = (is_value ? tile_ - kTiles : tile_) * (kTileBoxes * kBoxColumns);
       const Shared<Bytes16> to = memory_ + stage * kStageVectors;
-      if (kHasMaps && copies_) {
-        if constexpr (kHasMaps) {
-          if (elect_one()) {
-            barrier_arrive_expect(full_ + stage, kStageVectors * static_cast<int>(sizeof(Bytes16)));
-            TREE_ATTN_UNROLL
-            for (int i = 0; i < kTileBoxes; ++i) {
-              bulk_copy_tensor<T>(to + i * kBoxVectors, is_value ? maps_->v : maps_->k, first_column + i * kBoxColumns,
-                                  first_row_ + leaves_.row(at_), head_, entry_, full_ + stage, CacheHint::EvictFirst);
-            }
+      if constexpr (kHasMaps && kCopies) {
+        if (elect_one()) {
+          barrier_arrive_expect(full_ + stage, kStageVectors * static_cast<int>(sizeof(Bytes16)));
+          TREE_ATTN_UNROLL
+          for (int i = 0; i < kTileBoxes; ++i) {
+            bulk_copy_tensor<T>(to + i * kBoxVectors, is_value ? maps_->v : maps_->k, first_column + i * kBoxColumns,
+                                first_row_ + leaves_.row(at_), head_, entry_, full_ + stage, CacheHint::EvictFirst);
           }
         }
       } else {
         for (int i = 0; i < kTileBoxes; ++i)
-          fill(params, keys, is_value, first_column + i * kBoxColumns, to + i * kBoxVectors);
+          fill<kCopies>(params, is_value, first_column + i * kBoxColumns, to + i * kBoxVectors);
         if constexpr (kHasMaps) {
           async_proxy_fence();
           __syncwarp();
@@ -153,8 +158,10 @@ class TileRing {
   }
 
   /// Fills a box, each lane one vector of every fourth row. Rows without a key are zero, and never read.
-  __device__ __forceinline__ void fill(const DecodeParams& params, const LeafKeys& keys, bool is_value, int first_column,
+  template <bool kCopies>
+  __device__ __forceinline__ void fill(const DecodeParams& params, bool is_value, int first_column,
                                        Shared<Bytes16> to) const {
+    const LeafKeys keys(leaves_, at_);
     constexpr int kRowsAtOnce = kWarp / kRowVectors, kRounds = static_cast<int>(kLeafKeys) / kRowsAtOnce;
     const int first = lane_ / kRowVectors, unit = lane_ % kRowVectors, column = first_column + unit * kPer16<T>;
     const int left = (is_value ? params.d_v : params.d_h) - column, n = left < 0 ? 0 : left < kPer16<T> ? left : kPer16<T>;
@@ -162,7 +169,7 @@ class TileRing {
     const DeviceView& view = is_value ? params.v : params.k;
     const std::int64_t stride = view.stride[2];
     const T* from = view.row<T>(entry_, head_, first_row_ + leaves_.row(at_) + first) + column;
-    if (!kHasMaps && copies_ && keys.are_all()) {
+    if (kCopies && keys.are_all()) {
       TREE_ATTN_UNROLL
       for (int i = 0; i < kRounds; ++i, from += kRowsAtOnce * stride) {
         const int row = first + i * kRowsAtOnce;
@@ -173,7 +180,7 @@ class TileRing {
     for (int row = first; row < kLeafKeys; row += kRowsAtOnce, from += kRowsAtOnce * stride) {
       const int n_here = keys.contain(row) ? n : 0;
       const Shared<Bytes16> vector = to + (row * kRowVectors + swizzled_unit(row, unit));
-      if (!kHasMaps && copies_)
+      if constexpr (kCopies)
         copy_async16(vector, from, n_here * static_cast<int>(sizeof(T)));
       else
         store16(vector, load_unaligned16(from, n_here, is_value && only_finite_));
@@ -189,7 +196,7 @@ class TileRing {
   int at_ = 0, tile_ = 0;  ///< the leaf that is being started, and its next tile
   int first_row_ = 0;      ///< that rows are counted from
   int entry_ = 0, head_ = 0;
-  bool copies_ = false, only_finite_ = false;
+  bool only_finite_ = false;
 };
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

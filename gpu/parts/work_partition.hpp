@@ -31,20 +31,43 @@ struct WorkRange {
   }
 };
 
+/// A batch entry, and the work items of those before it.
+struct FoundEntry {
+  Count entry = 0, first = 0;
+};
+
+/// Sums over a batch by one thread; WarpScan of warp_scan.cuh does the same by a warp.
+struct SerialScan {
+  /// of(0) + ... + of(n - 1)
+  template <class Of>
+  TREE_ATTN_HOST_DEVICE static Count sum(Count n, const Of& of) {
+    Count sum = 0;
+    for (Count i = 0; i < n; ++i) sum += of(i);
+    return sum;
+  }
+  /// The entry that a work item lies in, of n entries with of(i) work items each. @pre 0 < of(i), work_item < sum(n, of)
+  template <class Of>
+  TREE_ATTN_HOST_DEVICE static FoundEntry find(Count n, Count work_item, const Of& of) {
+    FoundEntry found;
+    while (found.entry + 1 < n && work_item >= found.first + of(found.entry)) found.first += of(found.entry++);
+    return found;
+  }
+};
+
 /// The partition of the work of a launch.
 class WorkPartition {
  public:
   WorkPartition() = default;
   /// @param n_rows rows of a query tile
   /// @param n_blocks of the grid; those that are more than there are work items stay idle
+  /// @tparam Scan who sums over the batch
   /// @pre at least one row, and at most kMostWorkItems work items
-  template <class Params>
-  TREE_ATTN_HOST_DEVICE WorkPartition(const Params& params, int n_rows, Count n_blocks)
+  template <class Params, class Scan = SerialScan>
+  TREE_ATTN_HOST_DEVICE WorkPartition(const Params& params, int n_rows, Count n_blocks, Scan = {})
       : n_rows_(Count(n_rows)),
         tiles_per_kv_head_((Count(params.group) - 1) / n_rows_ + 1),
         tiles_per_entry_(Count(params.kv_heads) * tiles_per_kv_head_) {
-    for (Count i = 0; i < Count(params.batch); ++i) n_work_items_ += work_items_of(params, i);
-    n_work_items_ *= tiles_per_entry_;
+    n_work_items_ = tiles_per_entry_ * Scan::sum(Count(params.batch), [&](Count i) { return work_items_of(params, i); });
     n_blocks_ = n_blocks < n_work_items_ ? n_blocks : n_work_items_;
     each_ = n_work_items_ / n_blocks_;
     rest_ = n_work_items_ - each_ * n_blocks_;
@@ -62,13 +85,11 @@ class WorkPartition {
     return work_item < of_longer ? work_item / (each_ + 1) : rest_ + (work_item - of_longer) / each_;
   }
   /// The query tile that a work item lies in, and of it the work items [work_item, end).
-  template <class Params>
-  TREE_ATTN_HOST_DEVICE WorkRange work_range_at(const Params& params, Count work_item, Count end) const {
-    // The batch entry.
-    Count i = 0, first = 0;
-    while (i + 1 < Count(params.batch) && work_item >= first + tiles_per_entry_ * work_items_of(params, i))
-      first += tiles_per_entry_ * work_items_of(params, i++);
-    // The query tile in it.
+  template <class Params, class Scan = SerialScan>
+  TREE_ATTN_HOST_DEVICE WorkRange work_range_at(const Params& params, Count work_item, Count end, Scan = {}) const {
+    const auto [i, first] = Scan::find(Count(params.batch), work_item,
+                                       [&](Count entry) { return tiles_per_entry_ * work_items_of(params, entry); });
+    // The query tile in the batch entry.
     WorkRange work_range;
     work_range.n_tile_items = work_items_of(params, i);
     const Count s = (work_item - first) / work_range.n_tile_items, head = s / tiles_per_kv_head_;

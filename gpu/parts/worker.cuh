@@ -15,6 +15,13 @@ namespace tree_attn::TREE_ATTN_PLATFORM {
 inline constexpr int kWarp = 32;
 inline constexpr unsigned kAllLanes = 0xFFFFFFFF;
 
+/// A number that is the same in all lanes of a warp, and that the compiler knows to be: it may stay in a register of the
+/// warp.
+template <class T>
+__device__ __forceinline__ T warp_uniform(T x) {
+  return __shfl_sync(kAllLanes, x, 0);
+}
+
 /// Shared memory that a block may have on the smallest and the largest devices: 99 KiB on consumer devices of compute
 /// capability 8 and 12, 227 KiB on 9 and 10.
 inline constexpr std::size_t kLeastSharedBytes = 99 * 1024, kMostSharedBytes = 227 * 1024;

@@ -12,7 +12,7 @@ The code is what `cuobjdump -sass` prints, see toolkit.py; where that is missing
 What is counted
 * A walk is an innermost loop that holds an ex2 instruction (MUFU.EX2) and multiplies: FFMA on CUDA cores, HMMA on tensor
   cores. A kernel has one per way to its rows, named by the copies in the loop: bulk (UBLKCP), tensor map (UTMALDG), cp.async (LDGSTS), loads (LDG of
-  16 bytes); without any of them, shared: another warp copies. A kernel without code, for it is not compiled for this architecture,
+  16 bytes); without any of them, loaded: element by element, in loops beside it that no count has. A kernel without code, for it is not compiled for this architecture,
   has none.
 * A pass is the cheapest way once around the loop, without its inner back edges, that passes an ex2, does at least the
   multiplications of one pass (2 x 8 keys x elements per lane for a sub-warp; a leaf of scores and of values in two parts on
@@ -334,7 +334,7 @@ def walks_of(name, instructions):
             raise ValueError(f"{name}: no way around the loop at {blocks[head].instructions[0].address:#x} does the work of a pass; is a part of it a loop?")
         per_leaf = (worker.passes * one[0] + (end[0] - one[0]) / 2) / worker.per_warp
         walks.append({
-            "worker": worker.name, "rows": COPIES.get(copies, "shared"), "start": start_of(blocks, place, copies) if copies else None,
+            "worker": worker.name, "rows": COPIES.get(copies, "loaded"), "start": start_of(blocks, place, copies) if copies else None,
             "pass": one[0], "leaf": round(per_leaf),
             "per_8_kib": round(per_leaf * 8192 / worker.leaf_bytes),
             "hot_bytes": BYTES * sum(len(blocks[b].instructions) for b in {*one[1], *end[1]}),

@@ -58,7 +58,7 @@ def main():
     # A loop of one block; what stands before and after it is not in it.
     plain = "MOV R1, R2 x 7\nhead:\n" + ARITHMETIC + "@P0 BRA -> head\nEXIT"
     walk = only(plain)
-    assert (walk["pass"], walk["rows"], walk["worker"]) == (130, "shared", "SubWarp<BFloat16, 16, 1>")
+    assert (walk["pass"], walk["rows"], walk["worker"]) == (130, "loaded", "SubWarp<BFloat16, 16, 1>")
     assert (walk["leaf"], walk["per_8_kib"]) == (8 * 130 // 2, 130)  # two leaves at once; 8 KiB of two rows of eight keys
     assert (walk["hot_bytes"], walk["loop_bytes"], walk["kernel_bytes"]) == (16 * 130, 16 * 130, 16 * 138)
 
@@ -88,7 +88,7 @@ def main():
     assert only(copy.format("LDGSTS.E.BYPASS.128 [R1], desc[UR16][R2.64]\n"))["rows"] == "cp.async"
     for load in ("LDG.E.128.CONSTANT", "LDG.E.NA.128.CONSTANT"):
         assert only(copy.format(load + " R4, desc[UR16][R2.64]\n"))["rows"] == "loads"
-    assert only(copy.format("LDG.E R4, desc[UR16][R2.64]\n"))["rows"] == "shared"
+    assert only(copy.format("LDG.E R4, desc[UR16][R2.64]\n"))["rows"] == "loaded"
 
     # A BSYNC far from the end of its region goes there.
     far = "head:\nBSSY B0, -> on\n@P1 BRA -> aside\n" + ARITHMETIC + "on:\n@P0 BRA -> head\nEXIT\naside:\n" + ARITHMETIC.replace("MUFU.EX2 R1, R2", "MUFU.EX2 R1, R2\nFADD R1, R2, R3") + "BSYNC B0"

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Every step of the ladder computes attention (eq. (7)), on every shape that it accepts.
+#include "gpu/backend/append_rows.hpp"
 #include "tests/gpu/parts/part_kernels.hpp"
 #include "tests/support/device_params.hpp"
 
@@ -41,6 +42,35 @@ TEST_CASE("ladder: every step is within the bound of the oracle, on all shapes t
   }
 }
 
+TEST_CASE("ladder: the latent shape of MLA, in which values are the first 512 components of keys of 576") {
+  for (const DType dtype : {DType::F32, DType::F16, DType::BF16}) {
+    const Axes axes{.batch = 2, .heads = 3, .kv_heads = 1, .head_dim = 576, .value_dim = 512, .n_keys = 150, .dtype = dtype};
+    const auto apart = normal_workload(4420, axes, std::vector<std::int64_t>{150, 64});
+    // A view of the keys, and the same values in memory of their own.
+    const TensorView &q = apart->query(0), &k = apart->k();
+    const TensorView view{k.data, dtype, axes.v(), {k.stride[0], k.stride[1], k.stride[2]}};
+    TensorWorkload latent({}, q, k, view, apart->lengths(), apart->scale);
+    std::vector<std::byte> memory;
+    for (std::int64_t i = 0; i < 2; ++i) {
+      for (std::int64_t a = 0; a < 150; ++a)
+        memory.insert(memory.end(), view.row(i, 0, a), view.row(i, 0, a) + 512 * static_cast<std::int64_t>(bytes_of(dtype)));
+    }
+    TensorWorkload copied({}, q, k, TensorView::dense(memory.data(), dtype, axes.v()), apart->lengths(), apart->scale);
+    const DeviceShard shard(q, latent.whole(), latent.lengths(), latent.scale);
+    int n_accepted = 0;
+    for (const device::LadderStep* step : device::ladder()) {
+      if (step->refusal(shard.params, dtype) != "") continue;
+      ++n_accepted;
+      INFO(std::string(step->name) << ", " << name_of(dtype));
+      const DecodeOutput output = run_step(*step, latent);
+      CHECK(against_oracle(latent, output, longest_chain(*step, shard)) == "");
+      CHECK(same_output(run_step(*step, copied), output));
+      if (step->max_splits > 1) CHECK(same_output(run_step(*step, latent, {.n_splits = 3}), output));
+    }
+    CHECK(n_accepted >= 5);
+  }
+}
+
 TEST_CASE("overlap: a step waits for the launch before it, and begins after it if the plan says so") {
   for (const DType dtype : {DType::F32, DType::BF16}) {
     const Axes axes{.batch = 2, .heads = 8, .kv_heads = 2, .head_dim = 64, .value_dim = 64, .n_keys = 600, .dtype = dtype};
@@ -72,6 +102,59 @@ TEST_CASE("overlap: a step waits for the launch before it, and begins after it i
           CHECK_THROWS_AS(device::queue_early_read(word.data()), DeviceError);
         else
           CHECK_NOTHROW(device::queue_early_read(word.data()));
+      }
+    }
+  }
+}
+
+TEST_CASE("overlap: the first copies do not wait for the launch before, and reach nothing that it may write") {
+  for (const DType dtype : {DType::F32, DType::BF16}) {
+    const Axes axes{.batch = 2, .heads = 8, .kv_heads = 2, .head_dim = 64, .value_dim = 64, .n_keys = 600, .dtype = dtype};
+    const auto workload = normal_workload(4410, axes, std::vector<std::int64_t>{600, 321});
+    DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
+    const std::int64_t row = 64 * static_cast<std::int64_t>(bytes_of(dtype)), n_bytes = 2 * 2 * 600 * row;
+    // Keys and values where kernels may write.
+    device::DeviceBuffer<unsigned char> k(n_bytes), v(n_bytes), data(2 * 2 * 2 * row);
+    const auto upload = [&](const TensorView& from, device::DeviceBuffer<unsigned char>& to, DeviceView& view) {
+      to.upload({reinterpret_cast<const unsigned char*>(from.data), static_cast<std::size_t>(n_bytes)});
+      view = {to.data(), {2 * 600 * 64, 600 * 64, 64}};
+    };
+    upload(workload->k(), k, shard.params.k), upload(workload->v(), v, shard.params.v);
+    std::vector<unsigned char> appended;
+    const auto rows_at = [&](const std::vector<std::int64_t>& at) {
+      appended.clear();
+      for (std::int64_t i = 0; i < 2; ++i) {
+        for (const TensorView* from : {&workload->k(), &workload->v()}) {
+          for (std::int64_t h = 0; h < 2; ++h) {
+            const auto* const first = reinterpret_cast<const unsigned char*>(
+                from->row(i, h, std::max<std::int64_t>(0, at[static_cast<std::size_t>(i)])));
+            appended.insert(appended.end(), first, first + row);
+          }
+        }
+      }
+      data.upload(appended);
+    };
+    device::DeviceBuffer<std::int64_t> rows(2);
+    device::DeviceBuffer<float> out(shard.params.n_rows() * 64), lse(shard.params.n_rows());
+    const DecodeOutput alone = run_step(device::kEqualRuns, shard);
+    for (const device::LadderStep* step : {&device::kEqualRuns, &device::kShortEnd}) {
+      for (const int n_splits : {1, 3, 10}) {
+        INFO(std::string(step->name) << ", " << name_of(dtype) << ", splits " << n_splits);
+        const device::LaunchPlan plan = step->plan(shard.params, dtype, {.n_splits = n_splits});
+        const DeviceWorkspace workspace(plan);
+        // The kernel that appends writes the rows again that are there.
+        const auto run_after = [&](const std::vector<std::int64_t>& at) {
+          rows_at(at), rows.upload(at);
+          device::append_rows({rows.data(), data.data(), k.data(), v.data(), 2, 2, 600, row, row}, device::Stream{});
+          step->run(shard.params, dtype, {.out = out.data(), .lse = lse.data()}, plan, workspace.get(), device::Stream{});
+          CHECK(same_output({out.download(), lse.download()}, alone));
+        };
+        run_after({599, 320});
+        run_after({-1, 320});
+        run_after({-1, -1});
+        // A launch that breaks the contract is found: the first block begins with this row.
+        if (!plan.overlaps || !device::kIsHostMemory) continue;
+        CHECK_THROWS_AS(run_after({0, -1}), DeviceError);
       }
     }
   }

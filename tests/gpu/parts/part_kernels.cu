@@ -114,23 +114,40 @@ __global__ void tile_ring(DecodeParams params, Ranges ranges, TileRingOptions op
     Ring ring(arena.take<Bytes16>(n_stages * Ring::kStageVectors, kBoxAlignment), full, maps, lane);
     for (int i = 0; i < ranges.n; ++i) {
       const ContiguousLeaves leaves(ranges.range[i], params.in_use(0));
-      ring.begin(params, 0, leaves, options.aligned, options.only_finite);
+      const bool copies = options.aligned && !options.only_finite;
+      if (copies)
+        ring.template begin<true>(params, 0, leaves);
+      else
+        ring.template begin<false>(params, 0, leaves, options.only_finite);
       for (int leaf = 0; leaf < leaves.n_leaves(); ++leaf) {
         const LeafKeys keys(leaves, leaf * static_cast<int>(kLeafKeys));
         for (int which = 0; which < 2; ++which) {
           for (int tile = 0; tile < Ring::kTiles; ++tile) {
             const Shared<Bytes16> boxes = ring.next();
-            if (which == 1 && !keys.are_all()) ring.clear(boxes, keys);
+            if (copies && which == 1 && !keys.are_all()) ring.clear(boxes, keys);
             constexpr int kColumns = Ring::kTileBoxes * kBoxColumns;
             for (int j = lane; j < kTileRows * kColumns; j += kWarp)
               out[j / kColumns * kTileDim + tile * kColumns + j % kColumns] = element_of(boxes, j / kColumns, j % kColumns);
-            ring.release(params);
+            if (copies)
+              ring.template release<true>(params);
+            else
+              ring.template release<false>(params);
           }
           out += kTileRows * kTileDim;
         }
       }
     }
     copy_async_wait<0>();
+  }
+}
+
+__global__ void scan(const Count* counts, Count n, Count n_items, Count* out) {
+  const auto of = [counts](Count i) { return load_once(counts + i); };
+  const Count sum = WarpScan::sum(n, of);
+  if (threadIdx.x % 2 == 1) out[0] = sum;
+  for (Count item = 0; item < n_items; ++item) {
+    const FoundEntry found = WarpScan::find(n, item, of);
+    if (threadIdx.x == item % kWarp) out[1 + 2 * item] = found.entry, out[2 + 2 * item] = found.first;
   }
 }
 
@@ -276,6 +293,14 @@ TileProducts tile_products_on_device(bool is_bf16, int n_rows, const std::vector
   launch(kernel, {.block = {kWarp}, .shared_bytes = 2 * kBoxVectors * sizeof(Bytes16)}, Stream{}, params, w.data(),
          scores.data(), n.data());
   return {scores.download(), n.download()};
+}
+
+std::vector<Count> scan_on_device(const std::vector<Count>& counts) {
+  const DeviceBuffer<Count> in = on_device(counts);
+  const Count n = static_cast<Count>(counts.size()), n_items = SerialScan::sum(n, [&](Count i) { return counts[i]; });
+  const DeviceBuffer<Count> out(1 + 2 * std::int64_t{n_items});
+  launch(scan, {.block = {kWarp}}, Stream{}, in.data(), n, n_items, out.data());
+  return out.download();
 }
 
 void queue_write(unsigned* word) { launch(write_word, {}, Stream{}, word); }

@@ -62,6 +62,10 @@ TileProducts tile_products_on_device(bool is_bf16, int n_rows, const std::vector
                                      const std::vector<std::uint16_t>& k, const std::vector<std::uint16_t>& v,
                                      const std::vector<float>& weights);
 
+/// WarpScan over a batch with counts[i] work items each: their sum, then for each of them the entry that it lies in and the
+/// work items before that entry.
+std::vector<Count> scan_on_device(const std::vector<Count>& counts);
+
 /// Queue a kernel that writes a word; and one that may begin before the launch before it has ended, and reads the word
 /// without a wait. On a GPU the latter may read anything; under the emulator it fails if a launch that may still run has
 /// written it.

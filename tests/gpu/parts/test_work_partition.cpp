@@ -4,6 +4,7 @@
 /// (section 5.3).
 #include "gpu/ladder/ladder.hpp"
 #include "gpu/parts/work_partition.hpp"
+#include "tests/gpu/parts/part_kernels.hpp"
 
 #include <doctest/doctest.h>
 
@@ -76,6 +77,21 @@ TEST_CASE("work partition: blocks cover every query tile, in order, with runs th
         }
       }
     }
+  }
+}
+
+TEST_CASE("work partition: a warp finds what one thread finds, in batches of any size") {
+  for (const Count n : {1, 2, 5, 31, 32, 33, 64, 65, 100}) {
+    CAPTURE(n);
+    std::vector<Count> counts, expected;
+    for (Count i = 0; i < n; ++i) counts.push_back(i % 7 == 3 ? 9 : 1 + i % 3);
+    const auto of = [&counts](Count i) { return counts[i]; };
+    expected.push_back(SerialScan::sum(n, of));
+    for (Count item = 0; item < expected[0]; ++item) {
+      const FoundEntry found = SerialScan::find(n, item, of);
+      expected.push_back(found.entry), expected.push_back(found.first);
+    }
+    CHECK(device::scan_on_device(counts) == expected);
   }
 }
 
