@@ -62,10 +62,10 @@ __device__ __forceinline__ void write_node(const Params& params, float* states, 
     typename Column<Worker>::State state;
     roots.load(i, state);
     float* const to = states + (i * params.n_rows() + row) * state_size(params.d_v);
-    if (column.component(0) == 0) to[kShift] = state.shift, to[kSum] = state.sum;
+    if (column.component(0) == 0) store_fresh(to + kShift, state.shift), store_fresh(to + kSum, state.sum);
     TREE_ATTN_UNROLL
     for (int c = 0; c < Column<Worker>::kElements; ++c) {
-      if (column.component(c) < params.d_v) to[element(column, c)] = state.n[c];
+      if (column.component(c) < params.d_v) store_fresh(to + element(column, c), state.n[c]);
     }
   }
 }
