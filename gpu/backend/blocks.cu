@@ -64,7 +64,11 @@ __global__ void copy_elements(float* to, const float* from, std::int64_t n) {
 
 __global__ void write_empty(float* state, std::int64_t n_rows, std::int64_t d_v) {
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (row < n_rows) set_empty(state + row * state_size(d_v), d_v);
+  if (row >= n_rows) return;
+  float empty[kValues + 1];
+  set_empty(empty, 1);
+  for (std::int64_t c = 0; c < state_size(d_v); ++c)
+    store_fresh(state + row * state_size(d_v) + c, empty[c < kValues ? c : kValues]);
 }
 
 /// z and lse of states, or of merge(left, right), one thread block per row.
@@ -73,36 +77,42 @@ __global__ void finish_states(const float* memory, DeviceBlocks::Pair states, fl
   const float* const left = memory + states.left + row * state_size(d_v);
   const float* const right = memory + states.right + row * state_size(d_v);
   const bool is_one = left == right;
-  const Rescale<float> r = rescale(left[kShift], right[kShift]);
-  const auto merged = [&](std::int64_t i) { return is_one ? left[i] : merge_element(r, left[i], right[i]); };
+  const Rescale<float> r = rescale(load_fresh(left + kShift), load_fresh(right + kShift));
+  const auto merged = [&](std::int64_t i) {
+    const float own = load_fresh(left + i);
+    return is_one ? own : merge_element(r, own, load_fresh(right + i));
+  };
   const float e_and_D[] = {r.shift, merged(kSum)};
-  for (std::int64_t j = threadIdx.x; j < d_v; j += blockDim.x) z[row * d_v + j] = finish_value(e_and_D, merged(kValues + j));
-  if (threadIdx.x == 0) lse[row] = finish_lse(e_and_D);
+  for (std::int64_t j = threadIdx.x; j < d_v; j += blockDim.x)
+    store_fresh(z + row * d_v + j, finish_value(e_and_D, merged(kValues + j)));
+  if (threadIdx.x == 0) store_fresh(lse + row, finish_lse(e_and_D));
 }
 
 __global__ void weigh_rows(float* z, float* lse, const float* m, std::int64_t d_v, float unit) {
   constexpr float kInf = std::numeric_limits<float>::infinity();
   const std::int64_t row = blockIdx.x;
-  const float own = load_fresh(lse + row), largest = m[row];
+  const float own = load_fresh(lse + row), largest = load_fresh(m + row);
   // safe_weight(): a shard without keys weighs nothing.
   const bool is_empty = own == -kInf && largest == largest;
   const float weight =
       is_empty ? 0 : unit * static_cast<float>(std::exp(static_cast<double>(own) - static_cast<double>(largest)));
   __syncthreads();
-  for (std::int64_t j = threadIdx.x; j < d_v; j += blockDim.x) z[row * d_v + j] = multiply(z[row * d_v + j], weight);
+  for (std::int64_t j = row * d_v + threadIdx.x; j < (row + 1) * d_v; j += blockDim.x)
+    store_fresh(z + j, multiply(load_fresh(z + j), weight));
   if (threadIdx.x == 0) store_fresh(lse + row, weight);
 }
 
 __global__ void divide_rows(float* n, float* D, const float* m, std::int64_t d_v, int lift) {
   constexpr float kInf = std::numeric_limits<float>::infinity(), kNaN = std::numeric_limits<float>::quiet_NaN();
   const std::int64_t row = blockIdx.x;
-  const float sum = load_fresh(D + row);
-  const float m_and_sum[] = {m[row], sum};  // the beginning of a state, but for the base of the exponent
+  const float sum = load_fresh(D + row), largest = load_fresh(m + row);
+  const float m_and_sum[] = {largest, sum};  // the beginning of a state, but for the base of the exponent
   __syncthreads();
-  for (std::int64_t j = threadIdx.x; j < d_v; j += blockDim.x) n[row * d_v + j] = finish_value(m_and_sum, n[row * d_v + j]);
+  for (std::int64_t j = row * d_v + threadIdx.x; j < (row + 1) * d_v; j += blockDim.x)
+    store_fresh(n + j, finish_value(m_and_sum, load_fresh(n + j)));
   if (threadIdx.x != 0) return;
-  float lse = m[row] + std::log(std::ldexp(sum, lift));
-  if (lse != lse) lse = m[row] == -kInf && sum == sum ? m[row] : kNaN;
+  float lse = largest + std::log(std::ldexp(sum, lift));
+  if (lse != lse) lse = largest == -kInf && sum == sum ? largest : kNaN;
   store_fresh(D + row, lse);
 }
 

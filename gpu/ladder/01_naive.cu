@@ -67,8 +67,8 @@ __global__ void naive_output(DecodeParams params, DeviceOutput output, const flo
       n += multiply(weight, widen(load_once(params.value<T>(kv_head, a) + j)));
     }
     const float e_and_sum[] = {shift, sum};
-    output.out[row * params.d_v + j] = finish_value(e_and_sum, n);
-    if (j == 0) output.lse[row] = finish_lse(e_and_sum);
+    store_fresh(output.out + row * params.d_v + j, finish_value(e_and_sum, n));
+    if (j == 0) store_fresh(output.lse + row, finish_lse(e_and_sum));
   }
 }
 

@@ -62,11 +62,11 @@ __global__ void __launch_bounds__(kWarp) fused(DecodeParams params, DeviceOutput
 
   // Finish.
   const float e_and_sum[] = {state.shift, state.sum};
-  if (lane == 0) output.lse[row] = finish_lse(e_and_sum);
+  if (lane == 0) store_fresh(output.lse + row, finish_lse(e_and_sum));
   TREE_ATTN_UNROLL
   for (int c = 0; c < kElements; ++c) {
     const int j = lane + kWarp * c;
-    if (j < params.d_v) output.out[row * params.d_v + j] = finish_value(e_and_sum, state.n[c]);
+    if (j < params.d_v) store_fresh(output.out + row * params.d_v + j, finish_value(e_and_sum, state.n[c]));
   }
 }
 

@@ -286,7 +286,7 @@ __device__ __forceinline__ void store_forest(const Column<Worker>& column, const
 }
 
 /// Writes one column of the result: z = n / D and lse, or if there is more to come one state for every subtree that covers
-/// the shard.
+/// the shard. By store_fresh(): what reads the result comes later, and the emulator holds it to that order.
 /// @param first_row of the worker's rows in the group of the kv head; those past the group are padding
 /// @param held range of the tree that the roots cover; the rest of the shard is the empty set
 /// @paper{alg_3, Alg. 3}
@@ -302,11 +302,11 @@ __device__ __forceinline__ void write_output(const Params& params, const DeviceO
   if (output.out != nullptr) {
     roots.fold(0, roots.size(), state);
     const float e_and_sum[] = {state.shift, state.sum};
-    if (column.component(0) == 0) output.lse[row] = finish_lse(e_and_sum);
+    if (column.component(0) == 0) store_fresh(output.lse + row, finish_lse(e_and_sum));
     TREE_ATTN_UNROLL
     for (int c = 0; c < Column<Worker>::kElements; ++c) {
       const int j = column.component(c);
-      if (j < params.d_v) output.out[row * params.d_v + j] = finish_value(e_and_sum, state.n[c]);
+      if (j < params.d_v) store_fresh(output.out + row * params.d_v + j, finish_value(e_and_sum, state.n[c]));
     }
     return;
   }
@@ -320,11 +320,11 @@ __device__ __forceinline__ void write_output(const Params& params, const DeviceO
     for (; !held.empty() && held.begin < shard.begin; ++n) held.begin = first_subtree(held.begin, held.end).end();
     roots.fold(from, from + n, state);
     from += n;
-    if (column.component(0) == 0) to[kShift] = state.shift, to[kSum] = state.sum;
+    if (column.component(0) == 0) store_fresh(to + kShift, state.shift), store_fresh(to + kSum, state.sum);
     TREE_ATTN_UNROLL
     for (int c = 0; c < Column<Worker>::kElements; ++c) {
       const int j = column.component(c);
-      if (j < params.d_v) to[kValues + j] = state.n[c];
+      if (j < params.d_v) store_fresh(to + kValues + j, state.n[c]);
     }
   }
 }

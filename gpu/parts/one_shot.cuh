@@ -19,8 +19,8 @@ __device__ __forceinline__ int element(const Column<Worker>& column, int c) {
 
 /// One column of a state in the own window, once its packets have arrived.
 /// @param subtree of the source's range
-template <IsWorker Worker>
-__device__ __forceinline__ typename Column<Worker>::State receive_column(const Peers& peers, const Column<Worker>& column,
+template <IsWorker Worker, class AnyPeers>
+__device__ __forceinline__ typename Column<Worker>::State receive_column(const AnyPeers& peers, const Column<Worker>& column,
                                                                          unsigned step, int source, int subtree,
                                                                          std::int64_t row, int d_v) {
   // The first packet has the shift and the sum; then that of each component.
@@ -62,10 +62,10 @@ __device__ __forceinline__ void write_node(const Params& params, float* states, 
     typename Column<Worker>::State state;
     roots.load(i, state);
     float* const to = states + (i * params.n_rows() + row) * state_size(params.d_v);
-    if (column.component(0) == 0) to[kShift] = state.shift, to[kSum] = state.sum;
+    if (column.component(0) == 0) store_fresh(to + kShift, state.shift), store_fresh(to + kSum, state.sum);
     TREE_ATTN_UNROLL
     for (int c = 0; c < Column<Worker>::kElements; ++c) {
-      if (column.component(c) < params.d_v) to[element(column, c)] = state.n[c];
+      if (column.component(c) < params.d_v) store_fresh(to + element(column, c), state.n[c]);
     }
   }
 }
@@ -73,8 +73,8 @@ __device__ __forceinline__ void write_node(const Params& params, float* states, 
 /// Receives the states of a query tile from all devices, merges them in the order of their ranges and finishes the rows, or
 /// leaves the states of the node; of the rows that this device owns, if rows have owners. All threads of the block call it;
 /// none of them uses the scratch memory any more.
-template <IsWorker Worker, class Params>
-__device__ __forceinline__ void receive_states(const Peers& peers, const Params& params, const DeviceOutput& output,
+template <IsWorker Worker, class AnyPeers, class Params>
+__device__ __forceinline__ void receive_states(const AnyPeers& peers, const Params& params, const DeviceOutput& output,
                                                QueryTile tile, Scratch scratch) {
   const RowRange rows = rows_of<Worker>(params, tile.kv_head, tile.first_row);
 
@@ -113,8 +113,10 @@ __device__ __forceinline__ void receive_states(const Peers& peers, const Params&
 }
 
 /// The end of the library kernel on several devices. Its members are those of WriteEnd, which describes them.
-struct OneShotEnd {
-  Peers peers;
+/// @tparam AnyPeers Peers, or what has its own receive_packets()
+template <class AnyPeers>
+struct PeersEnd {
+  AnyPeers peers;
   DeviceOutput own;     ///< states of the own range
   DeviceOutput result;  ///< finished rows; or states of the node's range, which are to be merged with those of other nodes
 
@@ -167,6 +169,9 @@ struct OneShotEnd {
     }
   }
 };
+
+/// That of the library.
+using OneShotEnd = PeersEnd<Peers>;
 
 /// The library kernel with the exchange at its end: one launch from keys to the output of all devices. All blocks must fit
 /// the device at once.

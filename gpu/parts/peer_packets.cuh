@@ -133,7 +133,7 @@ inline __device__ void receive_rows(const Peers& peers, const DeviceOutput& resu
     TREE_ATTN_UNROLL
     for (int c = 0; c < 3; ++c) {
       float* const to = element_of_row(peers, result, d_v, row, in_row, c);
-      if (to != nullptr) *to = packet.element[c];
+      if (to != nullptr) store_fresh(to, packet.element[c]);
     }
   }
 }

@@ -17,7 +17,7 @@
 /// | `shared_as<U>` | the same shared memory as elements of another type |
 /// | `load16 store16` | 16 bytes of shared memory at once; the address is a multiple of 16 |
 /// | `load16_global load_once` | 16 bytes of read-only global memory; one element of it |
-/// | `load_fresh store_fresh` | one element of global memory that threads of this launch hand to each other |
+/// | `load_fresh store_fresh` | one element of global memory that other threads or operations write, or read |
 /// | `atomic_inc_acq_rel` | a counter in global memory that wraps to zero, with acquire and release |
 /// | `wait_until store_release load_acquire` | waits for memory that other blocks, launches or devices write; a word that says so |
 /// | `store_far store_packet load_packet` | stores into windows of other devices: 4 bytes; a Packet of 16 that arrives as a whole |

@@ -223,7 +223,8 @@ def cheapest(blocks, body, head, place, value, enough):
     @param value block -> (first, second) @returns (instructions, indices of blocks)"""
     # Per block: what a way from the head through it has -> (cost, block before, what that had).
     best = {head: {}}
-    gain = value(blocks[head])
+    gains = {i: value(blocks[i]) for i in body}
+    gain = gains[head]
     best[head][min(gain[0], enough), gain[1]] = (blocks[head].cost(), None, None)
     end = {}
     for i in sorted(body, key=place.get):
@@ -233,7 +234,7 @@ def cheapest(blocks, body, head, place, value, enough):
                     if had not in end or cost < end[had][0]:
                         end[had] = (cost, i, had)
                 elif j in body and place[j] > place[i]:
-                    gain = value(blocks[j])
+                    gain = gains[j]
                     have, cost_there = (min(had[0] + gain[0], enough), had[1] + gain[1]), cost + blocks[j].cost()
                     there = best.setdefault(j, {})
                     if have not in there or cost_there < there[have][0]:

@@ -245,10 +245,11 @@ inline bool has_rank_without_keys(const Run& run, std::int64_t n_at_start) {
 /// under the last seed the counter of steps wraps on the way. The shapes are small: one key head, and two leaves more than
 /// ranks. With p = 1 and 5 the last range doubles on the way. `gather` decodes on one device, which gives its bits on any
 /// number of them.
+/// @param alone what gather_alone() returns
 /// @param differences called with a run, the number of keys at its start and the outputs to expect
 /// @returns runs
-template <class Differences>
-int check_20_steps(int p, DType dtype, const Differences& differences) {
+template <class Alone, class Differences>
+int check_20_steps(int p, DType dtype, const Alone& alone, const Differences& differences) {
   int n = 0;
   const std::int64_t n_long = 64 * (p + 2) + 50, n_short = 64 * (p / 2 - 1) + 50;
   for (const LeafOrder order : {LeafOrder::kContiguous, LeafOrder::kDealt}) {
@@ -258,7 +259,7 @@ int check_20_steps(int p, DType dtype, const Differences& differences) {
         const bool is_short = n_keys == n_short;
         if (is_short && (p == 1 || !is_dealt)) continue;
         Run run{.p = p, .steps = 20, .order = order, .dtype = dtype, .group = group, .batch = 1, .kv_heads = 1};
-        const std::vector<DecodeOutput> want = gather_alone(run, n_keys);
+        const std::vector<DecodeOutput> want = alone(run, n_keys);
         REQUIRE(want.size() == 20);
         if (is_dealt) REQUIRE(has_rank_without_keys(run, n_keys) == is_short);
         for (const Cut cut : {Cut::kUneven, Cut::kEmpty}) {

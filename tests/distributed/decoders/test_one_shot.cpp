@@ -51,9 +51,10 @@ TEST_CASE("one-shot: no bit differs from gather, on 1 to 8 devices, in both orde
 void check_20_steps_on_threads(DType dtype) {
   int n = 0;
   for (int p = 1; p <= 8; ++p) {
-    n += check_20_steps(p, dtype, [](const Run& run, std::int64_t n_keys, const std::vector<DecodeOutput>& want) {
-      return differences(run, n_keys, nullptr, nullptr, &want);
-    });
+    n += check_20_steps(p, dtype, gather_alone,
+                        [](const Run& run, std::int64_t n_keys, const std::vector<DecodeOutput>& want) {
+                          return differences(run, n_keys, nullptr, nullptr, &want);
+                        });
   }
   CHECK(n == 244);
 }

@@ -57,7 +57,7 @@ static void check_20_steps_on_nodes(DType dtype) {
       if (static_cast<int>(nodes.size()) == p) of_p.push_back(nodes);
     }
     std::size_t n = 0;
-    check_20_steps(p, dtype, [&](Run run, std::int64_t n_keys, const std::vector<DecodeOutput>& want) {
+    check_20_steps(p, dtype, gather_alone, [&](Run run, std::int64_t n_keys, const std::vector<DecodeOutput>& want) {
       run.nodes = of_p[n++ % of_p.size()];
       INFO(text(run));
       return differences(run, n_keys, nullptr, nullptr, &want);

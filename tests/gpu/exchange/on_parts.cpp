@@ -11,11 +11,13 @@
 /// turn, and its output on every rank is compared with that of `gather`, also with windows in pinned memory of the host; the
 /// counter of steps wraps on the way. At last steps are timed that all ranks begin together: `one-shot`; `one-shot` of every
 /// rank by itself, which is the same kernel without an exchange; the decode alone; the decode, followed by kernels that
-/// merge as many states; and an empty graph. What it prints is one line of JSON per result.
+/// merge as many states; and an empty graph. Steps of the same kernel with stamps say where the time of an exchange goes.
+/// What it prints is one line of JSON per result.
 ///
 /// It is compiled twice, for a GPU and for the emulator, whose times mean nothing. It has not run on a GPU yet.
 #include "tests/gpu/exchange/device_parts.hpp"
 #include "tests/gpu/exchange/rank_steps.hpp"
+#include "tests/gpu/exchange/stamped_rank.hpp"
 
 #include <algorithm>
 #include <atomic>
@@ -162,6 +164,52 @@ void time_steps(const device::DeviceParts& parts, const Asked& asked) {
   });
 }
 
+/// Where the time of an exchange goes: steps of the kernel with stamps, seen from the rank that has joined last, whose waits
+/// are for packets and not for keys of another. @returns whether the bits are those of `gather`, and the stamps in order
+bool stamp_steps(const device::DeviceParts& parts, const Asked& asked, const std::vector<DecodeOutput>& want) {
+  const std::vector<KeyRange> ranges = ranges_of(asked.n_keys, parts.size());
+  std::vector<device::DeviceBuffer<Packet>> windows(ranges.size());
+  std::vector<std::vector<StepStamps>> stamps(static_cast<std::size_t>(asked.n_timed),
+                                              std::vector<StepStamps>(ranges.size()));
+  std::atomic<std::int64_t> n_wrong = 0;
+  run_on(parts, asked.timeout, [&](const ThreadRanks& ranks, ThreadTransport& transport) {
+    Rank rank(asked.n_keys, range_of(transport, ranges));
+    const auto me = static_cast<std::size_t>(ranks.rank());
+    StampedRank stamped(rank, ranges, ranks.rank(), asked.timeout);
+    windows[me] = stamped.make_window();
+    ranks.barrier();
+    stamped.connect(windows);
+    for (int t = 0; t < asked.n_timed; ++t) {
+      stamped.stage(t);
+      ranks.barrier();
+      stamped.step();
+      stamps[static_cast<std::size_t>(t)][me] = stamped.stamps();
+      const DecodeOutput output = stamped.output(), &right = want[static_cast<std::size_t>(t % kQueries)];
+      n_wrong += !same_bits(output.out, right.out) || !same_bits(output.lse, right.lse);
+    }
+    ranks.barrier();
+  });
+
+  std::int64_t n_disordered = 0;
+  std::vector<double> sent, first, last, merged;
+  for (const std::vector<StepStamps>& of_step : stamps) {
+    const StepStamps& slowest = *std::ranges::max_element(of_step, {}, &StepStamps::joined);
+    const auto since_joined = [&slowest](std::uint64_t time) {
+      return 1e-3 * static_cast<double>(static_cast<std::int64_t>(time - slowest.joined));
+    };
+    sent.push_back(since_joined(slowest.sent)), merged.push_back(since_joined(slowest.merged));
+    first.push_back(since_joined(slowest.first)), last.push_back(since_joined(slowest.last));
+    n_disordered += std::ranges::count(of_step, false, &StepStamps::is_ordered);
+  }
+  JsonLine line("stamps");
+  line.add("parts", parts.size()).add("steps", asked.n_timed).add("wrong", n_wrong.load()).add("disordered", n_disordered);
+  if (!device::kIsHostMemory) {
+    line.add("sent_us", latency_of(std::move(sent)).median).add("first_us", latency_of(std::move(first)).median);
+    line.add("last_us", latency_of(std::move(last)).median).add("merged_us", latency_of(std::move(merged)).median);
+  }
+  return n_wrong == 0 && n_disordered == 0;
+}
+
 /// The last rank leaves after a few steps: the others end within the time limit, with a line that names it.
 /// @returns whether that was so, but for the time
 bool miss_a_rank(const device::DeviceParts& parts, const Asked& asked) {
@@ -213,6 +261,7 @@ int run_all(const Asked& asked) {
       all_right = all_right && n_wrong == 0;
     }
     time_steps(*parts, asked);
+    all_right = stamp_steps(*parts, asked, want) && all_right;
     if (n == asked.parts.front()) all_right = miss_a_rank(*parts, asked) && all_right;
   }
   return all_right ? 0 : 1;

@@ -82,13 +82,14 @@ def lines(*each):
     return "\n".join(map(json.dumps, each))
 
 
-def on_parts(n, beyond=1.0, wrong=0, line="rank 0, step 6: no states from rank {}, row 0, for 3 s", seconds=3.5):
+def on_parts(n, beyond=1.0, wrong=0, disordered=0, line="rank 0, step 6: no states from rank {}, row 0, for 3 s", seconds=3.5):
     """What exchange_on_parts prints for n parts."""
     times = {"one-shot": 40 + beyond, "one-shot of each": 40.5, "decode": 40, "decode, merge": 46, "empty graph": 5}
     return [{"part": "parts", "parts": n, "device": "a GPU", "n_multiprocessors": 16},
             {"part": "alone", "parts": n, "steps": 3, "first_us": 812000, "last_us": 41},
             {"part": "bits", "parts": n, "windows": "device", "steps": 2000, "before_wrap": 1000, "wrong": wrong},
             *({"part": "time", "parts": n, "what": what, "median_us": us, "p10_us": us, "p90_us": us} for what, us in times.items()),
+            {"part": "stamps", "parts": n, "steps": 2000, "wrong": 0, "disordered": disordered, "sent_us": 0.4, "first_us": -0.25, "last_us": 1.1, "merged_us": 1.9},
             {"part": "missing", "parts": n, "seconds": seconds, "limit": 3, "line": line.format(n - 1)}]
 
 
@@ -228,18 +229,25 @@ class Experiments(unittest.TestCase):
 
     def test_ranks_on_green_contexts(self):
         found = self.answers(measure.green_contexts, "cuda", LINES=lines(*on_parts(2), *on_parts(8)))
-        self.assertEqual([answer.good for answer in found], [None, None, True, True, None, None, True, True, None, True])
+        self.assertEqual([answer.good for answer in found], [None, None, True, True, True, None, None, True, True, True, None, True])
         self.assertEqual((found[1].case, found[1].found), ("2 ranks, 3 steps of each alone", "the first 812.0 ms, the last 0.041 ms"))
         self.assertEqual([found[-1].values[name] for name in ("beyond_decode", "beyond_one_without_peers")], [1, 0.5])
-        for wrong, place in ((dict(wrong=1), 2), (dict(line="no error"), 3), (dict(line="no states from rank 1, row 0"), 3), (dict(seconds=5.5), 3), (dict(beyond=2.5), 4)):
+        self.assertEqual((found[3].case, found[3].found), ("2 ranks, stamps of 2000 steps since the last rank has joined", "0 outputs differ, 0 stamps are out of order, "
+                                                           "sent after 0.4 us, first after -0.2 us, last after 1.1 us, merged after 1.9 us"))
+        self.assertEqual(found[3].values, {"sent_us": 0.4, "first_us": -0.25, "last_us": 1.1, "merged_us": 1.9})
+        for wrong, place in ((dict(wrong=1), 2), (dict(disordered=1), 3), (dict(line="no error"), 4), (dict(line="no states from rank 1, row 0"), 4), (dict(seconds=5.5), 4),
+                             (dict(beyond=2.5), 5)):
             good = self.good(measure.green_contexts, "cuda", LINES=lines(*on_parts(8, **wrong)))
-            self.assertEqual(good, [None, None, *(place != i for i in (2, 3, 4))], wrong)
+            self.assertEqual(good, [None, None, *(place != i for i in (2, 3, 4, 5))], wrong)
         # A driver without green contexts is no error; a program that ends early is one, after what it had found.
         refused = lines({"part": "parts", "parts": 2, "note": "this driver has no cuGreenCtxCreate"}, *on_parts(4))
-        self.assertEqual(self.good(measure.green_contexts, "cuda", LINES=refused), [None, None, None, True, True, None])
+        self.assertEqual(self.good(measure.green_contexts, "cuda", LINES=refused), [None, None, None, True, True, True, None])
         with self.assertRaisesRegex(measure.Wrong, "rank 0: cudaMalloc"):
             self.answers(measure.green_contexts, "cuda", LINES=lines(*on_parts(2)), ERROR="exchange_on_parts: rank 0: cudaMalloc")
-        self.assertEqual(self.good(measure.green_contexts, LINES=lines(*on_parts(8, seconds=10, beyond=99))), [None, None, True, True])
+        rehearsed = self.answers(measure.green_contexts, LINES=lines(*on_parts(8, seconds=10, beyond=99)))
+        self.assertEqual([answer.good for answer in rehearsed], [None, None, True, True, True])
+        # A rehearsal has no times.
+        self.assertEqual((rehearsed[3].found, rehearsed[3].values), ("0 outputs differ, 0 stamps are out of order", {}))
         (Path(self.folder.name) / "on_parts").unlink()
         with self.assertRaises(measure.NotHere):
             self.answers(measure.green_contexts)
@@ -303,7 +311,7 @@ class Experiments(unittest.TestCase):
         (Path(self.folder.name) / "tree_attn").unlink()
         found = self.answers(measure.answers, "cuda", LINES=lines(*on_parts(8)))
         self.assertEqual({answer.experiment for answer in found if answer.good is not None}, {"green contexts"})
-        self.assertEqual(len(found), 5 + len(measure.EXPERIMENTS) - 1)
+        self.assertEqual(len(found), 6 + len(measure.EXPERIMENTS) - 1)
 
     def test_the_status_is_that_of_the_answers(self):
         def status(*options, **variables):

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The kernel of `one-shot` with stamps around the members of its end, and one for every state that it receives.
+#include "tests/gpu/exchange/stamped_one_shot.hpp"
+
+#include "gpu/parts/one_shot.cuh"
+
+#include <algorithm>
+#include <type_traits>
+
+namespace tree_attn::TREE_ATTN_PLATFORM {
+
+/// The library's, which receive_column() finds by its argument; then one thread notes the time of a state: that which takes
+/// its shift, its sum and its first element, and no other does so from the first packet.
+template <int kPackets>
+__device__ __forceinline__ void receive_packets(const StampedPeers& peers, const Packet* const (&from)[kPackets],
+                                                Packet (&packets)[kPackets], unsigned step, int source, std::int64_t row) {
+  receive_packets<kPackets, Peers>(peers, from, packets, step, source, row);
+  bool is_first = true;
+  if constexpr (kPackets > 2) is_first = from[1] == from[0] && from[2] != from[0];
+  if (is_first) peers.arrivals[(from[0] - peers.window[peers.me]) / peers.n_packets] = nanoseconds();
+}
+
+namespace {
+
+struct StampedEnd : PeersEnd<StampedPeers> {
+  std::uint64_t* stamps;
+
+  __device__ __forceinline__ void stamp(ExchangeStage stage) const {
+    __syncthreads();
+    if (threadIdx.x == 0) stamps[blockIdx.x * kExchangeStages + stage] = nanoseconds();
+  }
+  template <IsWorker Worker, class Params>
+  __device__ __forceinline__ void tile_joined(const Params& params, const WorkRange& work, const Tiles& tiles) const {
+    stamp(kJoined);
+    PeersEnd::tile_joined<Worker>(params, work, tiles);
+    stamp(kSent);
+  }
+  template <IsWorker Worker, class Params>
+  __device__ __forceinline__ void block_done(const Params& params, Scratch scratch, const Tiles& tiles) const {
+    PeersEnd::block_done<Worker>(params, scratch, tiles);
+    stamp(kMerged);
+  }
+};
+
+template <IsPipeline Pipeline>
+__global__ void __launch_bounds__(Pipeline::kThreads, 1)
+    stamped_one_shot(typename Pipeline::Params params, const __grid_constant__ StampedEnd end,
+                     const __grid_constant__ typename Pipeline::Arguments arguments, EqualRunsWorkspace forests,
+                     unsigned* counters) {
+  equal_runs_block<Pipeline>(params, end, arguments, forests, counters);
+}
+
+/// Calls f with the pipeline that the library kernel has for such a shape; others are not compiled again.
+template <class F>
+void with_timed_pipeline(const DecodeParams& params, const F& f) {
+  const int longest = std::max(params.d_h, params.d_v);
+  if (longest > 128 || multiplies_on_tensor_cores(params, DType::BF16))
+    throw DeviceError("stamps of the exchange are for rows of up to 128 elements, and not for tensor cores");
+  if (longest > 64) return f(std::type_identity<SubWarpPipeline<SubWarp<BFloat16, 16, 1>>>{});
+  f(std::type_identity<SubWarpPipeline<SubWarp<BFloat16, 8, 1>>>{});
+}
+
+}  // namespace
+
+LaunchPlan plan_stamped_one_shot(const DecodeParams& params) { return plan_one_shot<BFloat16>(params); }
+
+void run_stamped_one_shot(const DecodeParams& params, const StampedPeers& peers, const DeviceOutput& own,
+                          const DeviceOutput& result, const LaunchPlan& plan, const Workspace& workspace,
+                          std::uint64_t* stamps, Stream stream) {
+  if (peers.has_owners) throw DeviceError("stamps of the exchange are not for rows that have owners");
+  with_timed_pipeline(params, [&](auto pipeline) {
+    using Pipeline = typename decltype(pipeline)::type;
+    launch_runs<Pipeline>(stamped_one_shot<Pipeline>, {.is_cooperative = true}, params,
+                          StampedEnd{{peers, own, result}, stamps}, plan, workspace, stream);
+  });
+}
+
+}  // namespace tree_attn::TREE_ATTN_PLATFORM

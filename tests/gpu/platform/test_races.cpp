@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief What a kernel of the library leaves, and another stream reads: without an event that is a race, and both are
+/// named.
+#include "gpu/backend/blocks.hpp"
+#include "gpu/backend/kernel_stream.hpp"
+#include "gpu/parts/one_shot.cuh"
+#include "tests/gpu/platform/emulator/emulator_test.hpp"
+#include "tests/support/device_params.hpp"
+
+#include <set>
+
+namespace tree_attn::test {
+namespace {
+
+using emulated::error_in, emulated::has;
+
+constexpr Axes kAxes{.heads = 2, .kv_heads = 2, .head_dim = 40, .value_dim = 40, .n_keys = 150, .dtype = DType::F32};
+
+/// What the host is told when it waits for two streams, of which the second goes on with what the first leaves.
+/// @param orders whether an event holds the second
+template <class First, class Second>
+std::string race(device::Stream one, device::Stream two, bool orders, const First& first, const Second& second) {
+  first(one);
+  device::Event event;
+  event.record(one);
+  if (orders) event.hold(two);
+  second(two);
+  return error_in([&] { device::synchronise(one), device::synchronise(two); });
+}
+
+}  // namespace
+
+TEST_CASE("races: a copy of finished rows, or of states, that no event orders after the decode names the store") {
+  const auto workload = normal_workload(9400, kAxes);
+  const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
+  const std::int64_t n_rows = shard.params.n_rows(), d_v = shard.params.d_v,
+                     n_states = static_cast<std::int64_t>(cover(0, kAxes.n_keys).size()) * n_rows * state_size(d_v);
+  std::set<std::string> stores;
+  for (const device::LadderStep* step : device::ladder()) {
+    if (step->refusal(shard.params, shard.dtype) != "") continue;
+    const device::LaunchPlan plan = step->plan(shard.params, shard.dtype, {});
+    const DeviceWorkspace workspace(plan);
+    device::DeviceBuffer<float> out(n_rows * d_v), lse(n_rows), states(n_states);
+    for (const device::DeviceBuffer<float>* read : {&out, &lse, &states}) {
+      const bool reads_states = read == &states;
+      if (reads_states && !step->keeps_states) continue;
+      const DeviceOutput output =
+          reads_states ? DeviceOutput{.states = states.data()} : DeviceOutput{.out = out.data(), .lse = lse.data()};
+      // Of states the shift of the first, and an element of the last.
+      for (const std::int64_t at : {std::int64_t{0}, read->size() - 1}) {
+        for (const bool orders : {false, true}) {
+          INFO(std::string(step->name) << ", element " << at << " of " << read->size());
+          std::vector<float> on_host(1);
+          const device::OwnedStream one, two;
+          const std::string error = race(
+              one, two, orders,
+              [&](device::Stream stream) { step->run(shard.params, shard.dtype, output, plan, workspace.get(), stream); },
+              [&](device::Stream stream) { read->queue_download(stream, on_host, at); });
+          CAPTURE(error);
+          CHECK((error == "") == orders);
+          if (orders) continue;
+          CHECK(has(error, "race between streams: "));
+          CHECK(has(error, "(download at test_races.cpp:"));
+          const std::size_t store = error.find("(store_fresh at ");
+          REQUIRE(store != std::string::npos);
+          stores.insert(error.substr(store, error.find(':', store) - store));
+        }
+      }
+    }
+  }
+  CHECK(stores ==
+        std::set<std::string>{"(store_fresh at 01_naive.cu", "(store_fresh at 02_fused.cu", "(store_fresh at join.cuh"});
+}
+
+TEST_CASE("races: states that are finished before an event says that they are decoded, and rows that are read before that") {
+  const auto workload = normal_workload(9401, kAxes);
+  const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
+  const std::int64_t n_rows = shard.params.n_rows(), d_v = shard.params.d_v,
+                     z = static_cast<std::int64_t>(cover(0, kAxes.n_keys).size()) * n_rows * state_size(d_v),
+                     lse = z + n_rows * d_v;
+  const device::LaunchPlan plan = device::kEqualRuns.plan(shard.params, shard.dtype, {});
+  const DeviceWorkspace workspace(plan);
+  for (const bool orders : {false, true}) {
+    CAPTURE(orders);
+    device::KernelStream on;
+    const auto blocks = device::make_blocks(lse + n_rows, d_v, &on);
+    const device::OwnedStream first;
+    const std::string error = race(
+        first, on, orders,
+        [&](device::Stream stream) {
+          device::kEqualRuns.run(shard.params, shard.dtype, {.states = blocks->address(0)}, plan, workspace.get(), stream);
+        },
+        [&](device::Stream) {
+          blocks->finish({0, 0}, z, lse, n_rows);
+        });
+    CAPTURE(error);
+    CHECK((error == "") == orders);
+    CHECK(has(error, "(load_fresh at blocks.cu:") != orders);
+    CHECK(has(error, "(store_fresh at join.cuh:") != orders);
+  }
+  for (const std::int64_t row : {z, lse}) {
+    for (const bool orders : {false, true}) {
+      CAPTURE(orders);
+      device::KernelStream on, other;
+      const auto blocks = device::make_blocks(lse + n_rows, d_v, &on), taken = device::make_blocks(1, d_v, &other);
+      blocks->set_empty(0, n_rows);
+      const std::string error = race(
+          on, other, orders,
+          [&](device::Stream) {
+            blocks->finish({0, 0}, z, lse, n_rows);
+          },
+          [&](device::Stream) { taken->take(0, blocks->address(row), 1); });
+      CAPTURE(error);
+      CHECK((error == "") == orders);
+      CHECK(has(error, "(store_fresh at blocks.cu:") != orders);
+    }
+  }
+}
+
+TEST_CASE("races: states of the node that one-shot leaves, and a copy that no event orders after it") {
+  const auto workload = normal_workload(9402, kAxes);
+  const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
+  const std::int64_t n_rows = shard.params.n_rows(), d_v = shard.params.d_v;
+  const KeyRange ranges[]{{0, kAxes.n_keys}};
+  Peers peers = Peers::of(ranges, 0, n_rows, d_v, true);
+  const std::int64_t n_states = peers.n_slots(0) * n_rows * state_size(d_v);
+  device::DeviceBuffer<Packet> window(peers.n_window(), MemoryUse::Window);
+  device::DeviceBuffer<unsigned> steps(n_rows, MemoryUse::Window);
+  device::DeviceBuffer<GaveUp> gave_up(1, MemoryUse::Window);
+  const device::DeviceBuffer<float> own(n_states), of_node(n_states);
+  window.fill(0), steps.fill(0), gave_up.fill(0);
+  peers.window[0] = window.data(), peers.steps = steps.data(), peers.gave_up = gave_up.data();
+  const device::LaunchPlan plan = device::plan_one_shot<float>(shard.params);
+  const DeviceWorkspace workspace(plan);
+  for (const std::int64_t at : {std::int64_t{0}, n_states - 1}) {
+    for (const bool orders : {false, true}) {
+      CAPTURE(at);
+      std::vector<float> on_host(1);
+      const device::OwnedStream one, two;
+      const std::string error = race(
+          one, two, orders,
+          [&](device::Stream stream) {
+            const device::OneShotEnd end{peers, {.states = own.data()}, {.states = of_node.data()}};
+            device::run_one_shot<float>(shard.params, end, plan, workspace.get(), stream);
+          },
+          [&](device::Stream stream) { of_node.queue_download(stream, on_host, at); });
+      CAPTURE(error);
+      CHECK((error == "") == orders);
+      CHECK(has(error, "(store_fresh at one_shot.cuh:") != orders);
+    }
+  }
+}
+
+}  // namespace tree_attn::test
