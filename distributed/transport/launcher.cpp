@@ -5,6 +5,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cstdlib>
@@ -23,6 +24,14 @@ std::optional<int> number(const char* variable, int least) {
   if (text == nullptr || std::from_chars(text, text + std::strlen(text), value).ec != std::errc{} || value < least)
     return {};
   return value;
+}
+
+/// The ranks that Slurm started on this machine, counted in its list "0,1"; 0 if this rank is not one of its step.
+int n_slurm_here(int rank, int size) {
+  const char* list = std::getenv("SLURM_GTIDS");
+  if (list == nullptr || list[0] == '\0' || number("SLURM_PROCID", 0) != rank || number("SLURM_STEP_NUM_TASKS", 1) != size)
+    return 0;
+  return 1 + static_cast<int>(std::count(list, list + std::strlen(list), ','));
 }
 
 std::string content_of(const std::string& path) {
@@ -74,7 +83,7 @@ LaunchedJob find_launched_job() {
             *rank,
             *size,
             names.one_exit_ends_job,
-            number(names.n_here, 1).value_or(0),
+            number(names.n_here, 1).value_or(n_slurm_here(*rank, *size)),
             start.empty() ? "" : process + "-" + start,
             start.empty() ? 0 : std::stoi(process)};
   }
