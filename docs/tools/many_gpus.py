@@ -6,9 +6,9 @@ Run: docs/tools/many_gpus.py PROGRAM MPIRUN NCCL            exit status 1 and th
      docs/tools/many_gpus.py PROGRAM MPIRUN NCCL --write    write what the program prints into docs/7d-many-gpus.md
 
 NCCL is the library that stands in for it on emulated devices. Commands for GPUs run with --backend emulated, two ranks in the place of
-eight, and a short sequence; two machines are one that --ranks-per-node declares to be two. srun is not run: mpirun starts its program, on as
-many ranks. Of docs/7d-many-gpus.md these are the commands of "Four ways to start", each followed by what its rehearsal prints; of
-docs/7a-network.md those over NCCL; of docs/9b-one-launch.md those of one-shot. All digests of the first are equal, and all of the last.
+eight, and a short sequence; two machines are one that --ranks-per-node declares to be two. srun is not run here: mpirun starts its program, on as
+many ranks, and tests/distributed/network/slurm.py compares what srun prints. Of docs/7d-many-gpus.md these are the commands of "Four ways
+to start", each followed by what its rehearsal prints; of docs/7a-network.md those over NCCL; of docs/9b-one-launch.md those of one-shot. All digests of the first are equal, and all of the last.
 """
 import difflib
 import os
@@ -42,13 +42,19 @@ def launched(command, program, mpirun):
     return words
 
 
-def rehearsed(command):
+def on_emulated(command):
     """A command for machines of eight GPUs, with two emulated ones each and a sequence that they have time for."""
-    is_of_two = "ppr:8:node" in command or "--nodes=2" in command
     for old, new in (("--backend cuda", "--backend emulated"), ("--seq-len 1048576", SHORT), ("--seq-len 65536", SHORT), ("--steps 64", "--steps 2"),
-                     ("-n 8", "-n 2"), ("0-7", "0-1"), ("ppr:8:node", "ppr:4:node"), (" --bind-to numa", "")):
+                     ("-n 8", "-n 2"), ("0-7", "0-1"), ("ppr:8:node", "ppr:4:node"), (" --bind-to numa", ""),
+                     ("--ntasks-per-node=8", "--ntasks-per-node=2")):
         command = command.replace(old, new)
-    command = re.sub("srun --nodes=2 --ntasks-per-node=8 .*?(?=build/tree_attn)", "mpirun -n 4 ", command)
+    return command
+
+
+def rehearsed(command):
+    """The same on one machine, which is declared to be two where the command is for two, and with mpirun for srun."""
+    is_of_two = "ppr:8:node" in command or "--nodes=2" in command
+    command = re.sub("srun --nodes=2 --ntasks-per-node=2 .*?(?=build/tree_attn)", "mpirun -n 4 ", on_emulated(command))
     return command + " --ranks-per-node 2" if is_of_two else command
 
 
