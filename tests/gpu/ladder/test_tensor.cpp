@@ -232,10 +232,11 @@ TEST_CASE("tensor: shards cut at leaves have the bits of the whole, others are w
 
 TEST_CASE("tensor: one key gives its value to the bit") {
   for (const DType dtype : kDTypes) {
-    // A leaf and more, and less than a leaf: a few subtrees, of which all but the first hold no key.
-    for (const std::int64_t n_keys : {70, 40}) {
+    // A leaf and more, and less than a leaf: a few subtrees, of which all but the first hold no key. Values that are loaded,
+    // and values that could be copied.
+    for (const auto& [n_keys, d_v] : {std::pair{70, 6}, {40, 6}, {70, 64}}) {
       for (const std::int64_t heads : kGroups) {
-        const Axes axes{.heads = heads, .kv_heads = 1, .head_dim = 64, .value_dim = 6, .n_keys = n_keys, .dtype = dtype};
+        const Axes axes{.heads = heads, .kv_heads = 1, .head_dim = 64, .value_dim = d_v, .n_keys = n_keys, .dtype = dtype};
         std::mt19937 random(7400);
         Tensor v = normal_tensor(random, axes.v(), dtype);
         const float special[] = {-0.0f, 65504, 0x1p-24f, kInf, kNaN};
@@ -244,12 +245,13 @@ TEST_CASE("tensor: one key gives its value to the bit") {
                                           std::vector<std::int64_t>{1});
         const std::vector<double> want = row_of(v.view(), 0, 0, 0);
         const DecodeOutput output = run(*workload);
+        const auto n = static_cast<std::size_t>(d_v);
         for (std::size_t r = 0; r < static_cast<std::size_t>(heads); ++r) {
-          for (std::size_t c = 0; c < 6; ++c) {
+          for (std::size_t c = 0; c < n; ++c) {
             if (c == 4)
-              CHECK(std::isnan(output.out[r * 6 + c]));
+              CHECK(std::isnan(output.out[r * n + c]));
             else
-              CHECK(std::bit_cast<std::uint32_t>(output.out[r * 6 + c]) ==
+              CHECK(std::bit_cast<std::uint32_t>(output.out[r * n + c]) ==
                     std::bit_cast<std::uint32_t>(static_cast<float>(want[c])));
           }
         }
@@ -294,8 +296,9 @@ TEST_CASE("tensor: NaN and Inf reach the outputs that the formula says, and chan
 
 TEST_CASE("tensor: values of keys that are not seen are not looked at") {
   for (const DType dtype : kDTypes) {
-    for (const std::int64_t heads : {4, 8}) {
-      const Axes axes{.heads = heads, .kv_heads = 1, .head_dim = 20, .value_dim = 9, .n_keys = 150, .dtype = dtype};
+    // Rows that are loaded, and rows that are copied.
+    for (const auto& [heads, d_h, d_v] : {std::tuple{4, 20, 9}, {8, 20, 9}, {4, 64, 64}, {8, 128, 72}}) {
+      const Axes axes{.heads = heads, .kv_heads = 1, .head_dim = d_h, .value_dim = d_v, .n_keys = 150, .dtype = dtype};
       std::mt19937 random(7600);
       Tensor q = normal_tensor(random, axes.q(), dtype), k = normal_tensor(random, axes.k(), dtype),
              v = normal_tensor(random, axes.v(), dtype);
