@@ -26,7 +26,8 @@ __device__ void copy_row(unsigned char* to, const unsigned char* from, std::int6
 }
 
 __global__ void copy_appended(AppendedRows appended) {
-  // The decode after it waits for all rows before it reads any; until then only its launch is under way.
+  // The decode after it may begin, and read older leaves; it waits before it reads the leaves that are written here, see
+  // begin_early().
   launch_dependents();
   const std::int64_t entry = blockIdx.x / appended.kv_heads, head = blockIdx.x % appended.kv_heads;
   const std::int64_t row = load_once(appended.rows + entry);
