@@ -163,12 +163,16 @@ def check_uneven(cluster):
     return check(len(digests) == 1, f"uneven hosts: digests {sorted(digests)}") and good
 
 
-def inside(folder, program, mpirun, nccl):
-    # Private /run for the names of namespaces, /dev/shm for MPI's shared memory.
+def make_private():
+    """In namespaces of its own: /run for the names of namespaces, /dev/shm for MPI's shared memory, and a loopback."""
     for place in ("/run", "/dev/shm"):
         run("mount", "-t", "tmpfs", "tmpfs", place)
     os.mkdir("/run/netns")
     run("ip", "link", "set", "dev", "lo", "up")
+
+
+def inside(folder, program, mpirun, nccl):
+    make_private()
     os.environ.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", TMPDIR=str(folder))
     good = True
     four = Cluster(folder, mpirun, program, [2, 2, 2, 2])
@@ -180,22 +184,23 @@ def inside(folder, program, mpirun, nccl):
     return 0 if good else 1
 
 
-def main():
+def in_namespaces(script, namespaces, seconds, missing_here, inside_it):
+    """Runs a script of three arguments again, in namespaces and with a temporary folder; what it does there is inside_it()."""
     if sys.argv[1] == "inside":
-        return inside(Path(sys.argv[2]), *sys.argv[3:])
-    program, mpirun, nccl = sys.argv[1:]
-    if why := missing(mpirun):
+        return inside_it(Path(sys.argv[2]), *sys.argv[3:])
+    program, mpirun, nccl = (str(Path(path).resolve()) if "/" in path else path for path in sys.argv[1:])
+    if why := missing_here(mpirun):
         print("skipped:", why)
         return SKIPPED
     with tempfile.TemporaryDirectory() as folder:
-        words = [*NAMESPACES, sys.executable, __file__, "inside", folder, program, mpirun, nccl]
+        words = [*namespaces, sys.executable, script, "inside", folder, program, mpirun, nccl]
         # Killing unshare ends every process in its namespaces.
         try:
-            return subprocess.run(words, timeout=SECONDS).returncode
+            return subprocess.run(words, timeout=seconds).returncode
         except subprocess.TimeoutExpired:
-            print(f"not done after {SECONDS} s")
+            print(f"not done after {seconds} s")
             return 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(in_namespaces(__file__, NAMESPACES, SECONDS, missing, inside))

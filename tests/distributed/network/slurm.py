@@ -19,7 +19,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -242,11 +241,7 @@ def is_rank(process, rank):
 
 
 def inside(folder, program, mpirun, nccl):
-    # Private /run for the names of namespaces, /dev/shm for MPI's shared memory.
-    for place in ("/run", "/dev/shm"):
-        run("mount", "-t", "tmpfs", "tmpfs", place)
-    os.mkdir("/run/netns")
-    run("ip", "link", "set", "dev", "lo", "up")
+    hosts.make_private()
     run("hostname", "h0")
     # What a job of a Slurm outside, in which this test may run, has set does not count.
     for name in [name for name in os.environ if name.startswith(("SLURM_", "SBATCH_", "PMI"))]:
@@ -271,22 +266,5 @@ def inside(folder, program, mpirun, nccl):
     return 0 if good else 1
 
 
-def main():
-    if sys.argv[1] == "inside":
-        return inside(Path(sys.argv[2]), *sys.argv[3:])
-    program, mpirun, nccl = (str(Path(path).resolve()) if "/" in path else path for path in sys.argv[1:])
-    if why := missing(mpirun):
-        print("skipped:", why)
-        return SKIPPED
-    with tempfile.TemporaryDirectory() as folder:
-        words = [*NAMESPACES, sys.executable, __file__, "inside", folder, program, mpirun, nccl]
-        # Killing unshare ends every process in its namespaces.
-        try:
-            return subprocess.run(words, timeout=SECONDS).returncode
-        except subprocess.TimeoutExpired:
-            print(f"not done after {SECONDS} s")
-            return 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(hosts.in_namespaces(__file__, NAMESPACES, SECONDS, missing, inside))
