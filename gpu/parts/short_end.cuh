@@ -18,68 +18,54 @@ inline constexpr int kLargestCluster = 16;
 /// Leaves of a short sequence, 16k keys; and of one of its splits, whose forest then fits into the block's shared memory.
 inline constexpr std::int64_t kShortLeaves = 256, kShortSplitLeaves = 32;
 
-/// A block of a cluster. Its forest lies in front, in the memory that the pipeline no longer needs; the rest is scratch.
-template <IsPipeline Pipeline>
-struct ShortEnd {
-  using Worker = typename Pipeline::Worker;
+/// The end of step 8: the splits of a query tile are a cluster. The forest of each lies in front of the memory that its
+/// pipeline no longer needs, and the first block joins them where they lie. Its members are those of LastBlock.
+template <IsWorker Worker>
+class InCluster {
   /// Subtrees that cover kShortSplitLeaves neighbouring leaves, at most; floats of the forest of one slot, and of all.
   static constexpr int kSubtrees = 2 * 5, kForest = kSubtrees * WorkerForest<Worker>::kEntry,
                        kForests = Worker::kSlots * kForest;
   static_assert(kShortSplitLeaves <= 1 << kSubtrees / 2);
-  /// Scratch memory that it takes, for the forest and beside it a join of two parts; whether any block has as much.
+
+ public:
+  /// Scratch memory that it takes, for the forest and beside it a join of two parts.
   static constexpr int kFloats = kForests + kJoinFloats + 2 * kSubtrees * kWarp * ColumnStates<Worker>::kFloats;
-  static constexpr bool kFits = kFloats <= Pipeline::fit(kMostSharedBytes - kKernelBytes).n_scratch_floats;
+
+  __device__ __forceinline__ InCluster(Arena&, const SplitWorkspace&) {}
+  __device__ __forceinline__ static Scratch rest(Scratch all) { return {all.memory + kForests, all.n_floats - kForests}; }
+  __device__ __forceinline__ static void keep(const Column<Worker>& column, const JoinedRoots<Worker>& roots, Scratch all) {
+    store_forest<Worker, InShared>(column, roots, all.memory, kForest);
+  }
+  __device__ __forceinline__ static bool joins() {
+    cluster_sync();
+    return cluster_rank() == 0;
+  }
+  __device__ __forceinline__ static void copy(const Column<Worker>& column, int split, int j,
+                                              const ColumnStates<Worker>& states, int place, Scratch all) {
+    states.copy_shared(place, column, remote(all.memory, split) + column.slot * kForest, j);
+  }
+  /// A block that has ended has no shared memory to read.
+  __device__ __forceinline__ static void done() { cluster_sync(); }
 };
 
-/// A block of the kernel. Grid: splits, query tiles; a cluster is all splits of a query tile. Neither a forest of a split
-/// nor a counter is in global memory. The merges and their order are those of the other kernels, and so are the bits.
-/// @param forests those of the workers
+/// A block of step 8.
 /// @paper{alg_3, Alg. 3}
 template <IsPipeline Pipeline>
 __device__ __forceinline__ void short_end_block(const DecodeParams& params, const DeviceOutput& output,
                                                 const typename Pipeline::Arguments& arguments,
                                                 const SplitWorkspace& forests) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  using Worker = typename Pipeline::Worker;
-  if constexpr (Pipeline::kIsCompiled && ShortEnd<Pipeline>::kFits) {
+  using End = InCluster<typename Pipeline::Worker>;
+  constexpr bool kFits = End::kFloats <= Pipeline::fit(kMostSharedBytes - kKernelBytes).n_scratch_floats;
+  if constexpr (Pipeline::kIsCompiled && kFits) {
     launch_dependents();
-    Arena arena;
-    Pipeline pipeline(arena, arguments);
-    constexpr int kForest = ShortEnd<Pipeline>::kForest, kForests = ShortEnd<Pipeline>::kForests;
-    const Count query_tile = blockIdx.y;
-    const QueryTile tile = QueryTile::of<Worker>(params, query_tile);
-    const int split = cluster_rank(), n_splits = cluster_size();
-    const KeyRange whole = params.leaves(tile.kv_head), range = split_range(whole, split, n_splits);
-
-    // Every worker walks over its part of the split; the block joins them, and keeps the forest in its shared memory.
-    pipeline(params, tile.kv_head, tile.first_row, range, forests.of_worker(query_tile, split, 0), forests.n_worker);
-    __syncthreads();
-    const Shared<float> kept = pipeline.scratch().memory;
-    const Scratch scratch{kept + kForests, pipeline.scratch().n_floats - kForests};
-    join_splits<Worker>(
-        scratch, forests.of_worker(query_tile, split, 0), forests.n_worker, range, forests.n_workers,
-        [&](const auto& column, const auto& roots) { store_forest<Worker, InShared>(column, roots, kept, kForest); });
-
-    // The first block joins the splits where they lie, and writes the rows.
-    cluster_sync();
-    if (split == 0) {
-      join_parts<Worker>(
-          scratch, whole, n_splits, [whole, n_splits](int i) { return split_range(whole, i, n_splits); },
-          [kept](const auto& column, int i, int j, const auto& states, int place) {
-            states.copy_shared(place, column, remote(kept, i) + column.slot * kForest, j);
-          },
-          [&](const auto& column, const auto& roots) {
-            write_output<Worker>(params, output, tile.kv_head, tile.first_row, column, roots, whole);
-          });
-    }
-
-    // A block that has ended has no shared memory to read.
-    cluster_sync();
+    split_block<Pipeline, End>(params, output, arguments, forests);
   }
 #endif
 }
 
-/// The kernel.
+/// The kernel. Neither a forest of a split nor a counter is in global memory. The merges and their order are those of the
+/// other kernels, and so are the bits.
 /// @paper{alg_3, Alg. 3}
 template <IsPipeline Pipeline>
 __global__ void __launch_bounds__(Pipeline::kThreads, 1)

@@ -13,9 +13,10 @@ LaunchPlan plan_short_end(const DecodeParams& params, const LaunchOptions& optio
   LaunchPlan plan;
   with_pipeline<T>(params, [&](auto pipeline) {
     using Pipeline = typename decltype(pipeline)::type;
-    const std::int64_t query_tiles = n_query_tiles<typename Pipeline::Worker>(params);
+    using Worker = typename Pipeline::Worker;
+    const std::int64_t query_tiles = n_query_tiles<Worker>(params);
     const BlockSize block = fit_block<Pipeline>();
-    if (ShortEnd<Pipeline>::kFloats > block.n_scratch_floats || query_tiles > 65535) return;
+    if (InCluster<Worker>::kFloats > block.n_scratch_floats || query_tiles > 65535) return;
     const auto n_resident = [&block](int size) {
       return n_resident_clusters(short_end<Pipeline>, {.grid = {static_cast<unsigned>(size)},
                                                        .block = {static_cast<unsigned>(block.n_threads)},

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The kernel of steps 4 to 6: a pipeline walks over the splits of a query tile, and the last block merges them
-/// (section 5, Alg. 3).
+/// @brief The kernels with splits: a pipeline walks over the splits of a query tile, and one block joins them (section 5,
+/// Alg. 3).
 ///
-/// These steps differ in the pipeline alone, so a step is a pipeline.
+/// Steps 4 to 6 differ in the pipeline alone, and step 8 in the end: which block joins the splits, and where they lie then.
 #pragma once
 
 #include "gpu/parts/join.cuh"
@@ -13,37 +13,79 @@
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
-/// Grid: splits, query tiles. @param forests see SplitWorkspace @param counters one per query tile
+/// The end of steps 4 to 6: forests of splits lie in global memory, and the last block of a query tile joins them. The other
+/// end is InCluster, which has the same members.
+template <IsWorker Worker>
+class LastBlock {
+ public:
+  /// @param counters one per query tile
+  __device__ __forceinline__ LastBlock(Arena& arena, const SplitWorkspace& forests, unsigned* counters)
+      : forests_(forests), counters_(counters), is_last_(arena.take<int>(1)) {}
+  /// What it leaves of the scratch memory to joins.
+  __device__ __forceinline__ static Scratch rest(Scratch all) { return all; }
+  /// Keeps the forest of this split.
+  __device__ __forceinline__ void keep(const Column<Worker>& column, const JoinedRoots<Worker>& roots, Scratch) const {
+    store_forest<Worker>(column, roots, forests_.of_split(blockIdx.y, blockIdx.x), forests_.n_split);
+  }
+  /// Whether this block joins the splits: then all of them are kept. All threads of the block call it.
+  __device__ __forceinline__ bool joins() const { return arrives_last(counters_ + blockIdx.y, gridDim.x, is_last_); }
+  /// Starts to copy subtree j of a split to a place.
+  __device__ __forceinline__ void copy(const Column<Worker>& column, int split, int j, const ColumnStates<Worker>& states,
+                                       int place, Scratch) const {
+    states.copy(place, column, forests_.of_split(blockIdx.y, Count(split)) + column.slot * forests_.n_split, j);
+  }
+  /// The splits have been joined. All blocks call it.
+  __device__ __forceinline__ static void done() {}
+
+ private:
+  const SplitWorkspace& forests_;
+  unsigned* counters_;
+  Shared<int> is_last_;
+};
+
+/// A block of a kernel with splits. Grid: splits, query tiles. The merges and their order follow from the lengths alone.
+/// @param forests see SplitWorkspace @param more what the end takes
+/// @paper{alg_3, Alg. 3}
+template <IsPipeline Pipeline, class End, class... More>
+__device__ __forceinline__ void split_block(const DecodeParams& params, const DeviceOutput& output,
+                                            const typename Pipeline::Arguments& arguments, const SplitWorkspace& forests,
+                                            More... more) {
+  using Worker = typename Pipeline::Worker;
+  const Count query_tile = blockIdx.y;
+  const QueryTile tile = QueryTile::of<Worker>(params, query_tile);
+  const int split = static_cast<int>(blockIdx.x), n_splits = forests.n_splits;
+  const KeyRange whole = params.leaves(tile.kv_head), range = split_range(whole, split, n_splits);
+  Arena arena;
+  const End end(arena, forests, more...);
+  Pipeline pipeline(arena, arguments);
+
+  // Every worker walks over its part of the split; the block joins them.
+  pipeline(params, tile.kv_head, tile.first_row, range, forests.of_worker(query_tile, split, 0), forests.n_worker);
+  __syncthreads();
+  const Scratch all = pipeline.scratch(), scratch = End::rest(all);
+  join_splits<Worker>(scratch, forests.of_worker(query_tile, split, 0), forests.n_worker, range, forests.n_workers,
+                      [&](const auto& column, const auto& roots) { end.keep(column, roots, all); });
+
+  // One block joins the splits, and writes the rows.
+  if (end.joins()) {
+    join_parts<Worker>(
+        scratch, whole, n_splits, [whole, n_splits](int i) { return split_range(whole, i, n_splits); },
+        [&](const auto& column, int i, int j, const auto& states, int place) { end.copy(column, i, j, states, place, all); },
+        [&](const auto& column, const auto& roots) {
+          write_output<Worker>(params, output, tile.kv_head, tile.first_row, column, roots, whole);
+        });
+  }
+  end.done();
+}
+
+/// The kernel of steps 4 to 6.
 /// @paper{alg_3, Alg. 3}
 template <IsPipeline Pipeline>
 __global__ void __launch_bounds__(Pipeline::kThreads, 1)
     split(DecodeParams params, DeviceOutput output, const __grid_constant__ typename Pipeline::Arguments arguments,
           SplitWorkspace forests, unsigned* counters) {
-  using Worker = typename Pipeline::Worker;
-  if constexpr (Pipeline::kIsCompiled) {
-    const Count query_tile = blockIdx.y;
-    const QueryTile tile = QueryTile::of<Worker>(params, query_tile);
-    const int split = static_cast<int>(blockIdx.x);
-    const KeyRange whole = params.leaves(tile.kv_head), range = split_range(whole, split, forests.n_splits);
-    Arena arena;
-    const Shared<int> is_last = arena.take<int>(1);
-    Pipeline pipeline(arena, arguments);
-
-    // Every worker walks over its part of the split; the block joins them.
-    pipeline(params, tile.kv_head, tile.first_row, range, forests.of_worker(query_tile, split, 0), forests.n_worker);
-    __syncthreads();
-    join_splits<Worker>(pipeline.scratch(), forests.of_worker(query_tile, split, 0), forests.n_worker, range,
-                        forests.n_workers, [&](const auto& column, const auto& roots) {
-                          store_forest<Worker>(column, roots, forests.of_split(query_tile, split), forests.n_split);
-                        });
-
-    // The last block joins the splits.
-    if (!arrives_last(counters + query_tile, gridDim.x, is_last)) return;
-    join_splits<Worker>(pipeline.scratch(), forests.of_split(query_tile, 0), forests.n_split, whole, forests.n_splits,
-                        [&](const auto& column, const auto& roots) {
-                          write_output<Worker>(params, output, tile.kv_head, tile.first_row, column, roots, whole);
-                        });
-  }
+  if constexpr (Pipeline::kIsCompiled)
+    split_block<Pipeline, LastBlock<typename Pipeline::Worker>>(params, output, arguments, forests, counters);
 }
 
 /// Shared memory of a kernel with splits beside that of its pipeline.
