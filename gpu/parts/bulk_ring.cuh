@@ -48,12 +48,13 @@ class BulkRing {
       start(step, stage_ + step < kStages ? stage_ + step : stage_ + step - kStages);
   }
   __device__ __forceinline__ void wait(int step, unsigned) {
-    if (step < steps_.size()) barrier_wait(barriers_ + stage_, parity_);
-  }
-  __device__ __forceinline__ auto keys(int, unsigned valid) const {
+    if (step < steps_.size()) return barrier_wait(barriers_ + stage_, parity_);
     // A sub-warp without a step left takes part in the exchanges of its warp, and nothing may have been copied for it.
-    return [rows = reader(0), has_keys = valid != 0](int i, int vector) { return has_keys ? rows(i, vector) : Bytes16{}; };
+    TREE_ATTN_LOOP
+    for (int i = 0; i < kKeysPerStep * SubWarp::kVectorsPerLane; ++i)
+      store16(memory_ + (stage_ * kStage + i * SubWarp::kLanes + lane_), Bytes16{});
   }
+  __device__ __forceinline__ auto keys(int, unsigned) const { return reader(0); }
   __device__ __forceinline__ auto values(int, unsigned) const { return reader(1); }
   /// Fills the stage again once all lanes have read it.
   __device__ __forceinline__ void next(int step) {

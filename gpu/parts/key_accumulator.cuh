@@ -11,9 +11,10 @@
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
-/// The lowest n bits of eight.
+/// The lowest n bits of eight, and all of them.
+inline constexpr unsigned kAllEight = 0xFF;
 __device__ __forceinline__ unsigned lowest_of_eight(int n) {
-  return n <= 0 ? 0u : n >= kKeysPerStep ? 0xFFu : (1u << n) - 1;
+  return n <= 0 ? 0u : n >= kKeysPerStep ? kAllEight : (1u << n) - 1;
 }
 
 /// The most of the numbers that the workers of this warp have. All its lanes take that many steps, because they shuffle

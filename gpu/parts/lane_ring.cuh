@@ -23,21 +23,21 @@ class LaneRing {
   }
 
   /// Starts to copy the first steps.
-  /// @param memory [kStages][kVectors][threads]: neighbouring lanes write and read neighbouring 16 bytes
+  /// @param memory [warps][kStages][kVectors][kWarp]: neighbouring lanes write and read neighbouring 16 bytes
   /// @param aligned whether rows start at multiples of 16 bytes; else they are copied element by element, at once
   __device__ __forceinline__ LaneRing(Shared<Bytes16> memory, const DecodeParams& params, std::int64_t kv_head,
                                       const KeySteps<Leaves>& steps, bool aligned)
-      : memory_(memory + threadIdx.x),
+      : memory_(memory + (threadIdx.x / kWarp * (kStages * kVectors * kWarp) + threadIdx.x % kWarp)),
         keys_{params.key<T>(kv_head, steps.leaves().origin()), params.k.stride[2], params.d_h},
         values_{params.value<T>(kv_head, steps.leaves().origin()), params.v.stride[2], params.d_v},
         steps_(steps),
         aligned_(aligned) {
-    for (int step = 0; step < kStages - 1; ++step) start(step);
+    for (int step = 0; step < kStages - 1; ++step) start(step, step);
   }
 
   /// Starts the step that is kStages - 1 ahead, then waits for this one.
   __device__ __forceinline__ void wait(int step, unsigned) {
-    start(step + kStages - 1);
+    start(step + kStages - 1, stage_ == 0 ? kStages - 1 : stage_ - 1);
     copy_async_wait<kStages - 1>();
   }
   __device__ __forceinline__ auto keys(int, unsigned) const { return reader(0); }
@@ -53,36 +53,40 @@ class LaneRing {
 
   __device__ __forceinline__ auto reader(int which) const {
     return [stage = address(stage_, which)](int i, int vector) {
-      return load16(stage + (i * SubWarp::kVectorsPerLane + vector) * static_cast<int>(blockDim.x));
+      return load16(stage + (i * SubWarp::kVectorsPerLane + vector) * kWarp);
     };
   }
   __device__ __forceinline__ Shared<Bytes16> address(int stage, int which) const {
-    return memory_ + (stage * 2 + which) * kKeysPerStep * SubWarp::kVectorsPerLane * static_cast<int>(blockDim.x);
+    return memory_ + (stage * 2 + which) * kKeysPerStep * SubWarp::kVectorsPerLane * kWarp;
   }
   /// Starts to copy a step. One without keys copies nothing and still counts.
-  __device__ __forceinline__ void start(int step) {
-    const int stage = step % kStages;
+  __device__ __forceinline__ void start(int step, int stage) {
     const unsigned valid = steps_.valid(step);
     start_rows(keys_, step, valid, address(stage, 0));
     start_rows(values_, step, valid, address(stage, 1));
     copy_async_commit();
   }
+  /// Eight rows of full length are copied without a number of bytes, which costs more than the copy.
   __device__ __forceinline__ void start_rows(const Rows& rows, int step, unsigned valid, Shared<Bytes16> to) {
     const int lane = lane_of<SubWarp>(threadIdx.x);
     const T* row = rows.first + steps_.leaves().row(step * kKeysPerStep) * rows.stride + SubWarp::component(lane, 0);
-    TREE_ATTN_UNROLL
-    for (int i = 0; i < kKeysPerStep; ++i, row += rows.stride) {
+    const auto each = [&](const auto& copy) {
       TREE_ATTN_UNROLL
-      for (int vector = 0; vector < SubWarp::kVectorsPerLane; ++vector) {
-        const T* const from = row + vector * SubWarp::kLanes * kPer16<T>;
-        const int n_bytes = (valid >> i & 1) != 0 ? bytes_of_vector<SubWarp>(rows.d, lane, vector) : 0;
-        const auto target = to + (i * SubWarp::kVectorsPerLane + vector) * static_cast<int>(blockDim.x);
-        if (aligned_)
-          copy_async16(target, from, n_bytes);
-        else
-          store16(target, load_unaligned16(from, n_bytes / static_cast<int>(sizeof(T))));
+      for (int i = 0; i < kKeysPerStep; ++i, row += rows.stride) {
+        TREE_ATTN_UNROLL
+        for (int vector = 0; vector < SubWarp::kVectorsPerLane; ++vector)
+          copy(to + (i * SubWarp::kVectorsPerLane + vector) * kWarp, row + vector * SubWarp::kLanes * kPer16<T>, i, vector);
       }
-    }
+    };
+    if (aligned_ && valid == kAllEight && rows.d == SubWarp::kLanes * SubWarp::kElements)
+      return each([](Shared<Bytes16> target, const T* from, int, int) { copy_async16(target, from, 16); });
+    each([&](Shared<Bytes16> target, const T* from, int i, int vector) {
+      const int n_bytes = (valid >> i & 1) != 0 ? bytes_of_vector<SubWarp>(rows.d, lane, vector) : 0;
+      if (aligned_)
+        copy_async16(target, from, n_bytes);
+      else
+        store16(target, load_unaligned16(from, n_bytes / static_cast<int>(sizeof(T))));
+    });
   }
 
   Shared<Bytes16> memory_;

@@ -167,7 +167,7 @@ struct TileWalk {
         const Shared<Bytes16> tile = ring.next();
         TREE_ATTN_UNROLL
         for (int box = 0; box < Ring::kTileBoxes; ++box) add_scores(queries, tile + box * kBoxVectors, i + box, lane, s);
-        ring.template release<kCopies>(params);
+        ring.template release<kCopies>(params, leaf, i / Ring::kTileBoxes);
       }
       if (!keys.are_all()) {
         TREE_ATTN_UNROLL
@@ -196,7 +196,7 @@ struct TileWalk {
         TREE_ATTN_UNROLL
         for (int box = 0; box < Ring::kTileBoxes; ++box)
           add_values<Tile>(weights, tile + box * kBoxVectors, lane, o + 4 * (i + box));
-        ring.template release<kCopies>(params);
+        ring.template release<kCopies>(params, leaf, Ring::kTiles + i / Ring::kTileBoxes);
       }
 
       // The tree above.

@@ -83,17 +83,19 @@ class TileRing {
   }
   __device__ __forceinline__ int n_stages() const { return n_stages(*maps_); }
 
-  /// Starts to fill all stages with what lies first in a range. All tiles of the range before it have been read.
+  /// Starts to fill all stages with what lies first in a range. All tiles of the range before it have been read; what this
+  /// warp has written to the ring's memory since, loaded rows among it, is ordered before copies, see async_proxy_fence().
   /// @tparam kCopies whether rows are copied as kCopy says, for which they must be aligned; else they are loaded
   /// @param only_finite whether elements of values that are not finite become zero, where rows are loaded
   template <bool kCopies>
   __device__ __forceinline__ void begin(const DecodeParams& params, std::int64_t kv_head, const Leaves& leaves,
                                         bool only_finite = false) {
     entry_ = static_cast<int>(params.entry_of(kv_head)), head_ = static_cast<int>(params.head_of(kv_head));
-    leaves_ = leaves, at_ = 0, first_row_ = static_cast<int>(leaves.origin() - params.begin);
+    leaves_ = leaves, first_row_ = static_cast<int>(leaves.origin() - params.begin);
+    keys_ = params.key<T>(kv_head, leaves.origin()), values_ = params.value<T>(kv_head, leaves.origin());
     only_finite_ = only_finite;
     const int n = n_stages();
-    for (int i = 0; i < n; ++i) start_next<kCopies>(params, stage_ + i < n ? stage_ + i : stage_ + i - n);
+    for (int i = 0; i < n; ++i) start<kCopies>(params, 0, i, stage_ + i < n ? stage_ + i : stage_ + i - n);
   }
 
   /// The next tile, once it is there: box after box; it may be read until release().
@@ -108,10 +110,12 @@ class TileRing {
   }
   /// Says that this lane has read the tile. When all have, the stage is filled again.
   /// @tparam kCopies as in begin()
+  /// @param leaf, tile which tile it is: in the unrolled loop over the tiles of a leaf a constant, and so is the one that
+  /// takes its place
   template <bool kCopies>
-  __device__ __forceinline__ void release(const DecodeParams& params) {
+  __device__ __forceinline__ void release(const DecodeParams& params, int leaf, int tile) {
     __syncwarp();
-    start_next<kCopies>(params, stage_);
+    start<kCopies>(params, leaf, tile + n_stages(), stage_);
     if (++stage_ == n_stages()) stage_ = 0, parity_ ^= 1;
   }
 
@@ -127,12 +131,15 @@ class TileRing {
   }
 
  private:
-  /// Starts to fill a stage with the tile that no call has started yet, if there is one.
+  /// Starts to fill a stage with a tile, if the range has so many. @param tile counted from the first of a leaf, also past
+  /// its last
   template <bool kCopies>
-  __device__ __forceinline__ void start_next(const DecodeParams& params, int stage) {
-    if (at_ < leaves_.n_leaves() * static_cast<int>(kLeafKeys)) {
-      const bool is_value = tile_ >= kTiles;
-      const int first_column = (is_value ? tile_ - kTiles : tile_) * (kTileBoxes * kBoxColumns);
+  __device__ __forceinline__ void start(const DecodeParams& params, int leaf, int tile, int stage) {
+    leaf += tile / (2 * kTiles), tile %= 2 * kTiles;
+    if (leaf < leaves_.n_leaves()) {
+      const int at = leaf * static_cast<int>(kLeafKeys);
+      const bool is_value = tile >= kTiles;
+      const int first_column = (is_value ? tile - kTiles : tile) * (kTileBoxes * kBoxColumns);
       const Shared<Bytes16> to = memory_ + stage * kStageVectors;
       if constexpr (kHasMaps && kCopies) {
         if (elect_one()) {
@@ -140,41 +147,45 @@ class TileRing {
           TREE_ATTN_UNROLL
           for (int i = 0; i < kTileBoxes; ++i) {
             bulk_copy_tensor<T>(to + i * kBoxVectors, is_value ? maps_->v : maps_->k, first_column + i * kBoxColumns,
-                                first_row_ + leaves_.row(at_), head_, entry_, full_ + stage, CacheHint::EvictFirst);
+                                first_row_ + leaves_.row(at), head_, entry_, full_ + stage, CacheHint::EvictFirst);
           }
         }
       } else {
         for (int i = 0; i < kTileBoxes; ++i)
-          fill<kCopies>(params, is_value, first_column + i * kBoxColumns, to + i * kBoxVectors);
+          fill<kCopies>(params, at, is_value, first_column + i * kBoxColumns, to + i * kBoxVectors);
         if constexpr (kHasMaps) {
-          async_proxy_fence();
           __syncwarp();
           if (lane_ == 0) barrier_arrive(full_ + stage);
         }
       }
-      if (++tile_ == 2 * kTiles) tile_ = 0, at_ += static_cast<int>(kLeafKeys);
     }
     if constexpr (!kHasMaps) copy_async_commit();
   }
 
-  /// Fills a box, each lane one vector of every fourth row. Rows without a key are zero, and never read.
+  /// Fills a box of the leaf that begins at `at`, each lane one vector of every fourth row. Rows without a key are zero, and
+  /// never read.
   template <bool kCopies>
-  __device__ __forceinline__ void fill(const DecodeParams& params, bool is_value, int first_column,
+  __device__ __forceinline__ void fill(const DecodeParams& params, int at, bool is_value, int first_column,
                                        Shared<Bytes16> to) const {
-    const LeafKeys keys(leaves_, at_);
+    const LeafKeys keys(leaves_, at);
     constexpr int kRowsAtOnce = kWarp / kRowVectors, kRounds = static_cast<int>(kLeafKeys) / kRowsAtOnce;
     const int first = lane_ / kRowVectors, unit = lane_ % kRowVectors, column = first_column + unit * kPer16<T>;
     const int left = (is_value ? params.d_v : params.d_h) - column, n = left < 0 ? 0 : left < kPer16<T> ? left : kPer16<T>;
     // The leaf may begin before the shard; rows that are read do not.
-    const DeviceView& view = is_value ? params.v : params.k;
-    const std::int64_t stride = view.stride[2];
-    const T* from = view.row<T>(entry_, head_, first_row_ + leaves_.row(at_) + first) + column;
-    if (kCopies && keys.are_all()) {
+    const std::int64_t stride = (is_value ? params.v : params.k).stride[2];
+    const T* from = (is_value ? values_ : keys_) + (leaves_.row(at) + first) * stride + column;
+    if (kCopies && keys.are_all() && n == kPer16<T>) {
+      // The swizzle repeats every eight rows, so the places of a lane are two and offsets that are constants.
+      constexpr int kPeriod = 8, kPlaces = kPeriod / kRowsAtOnce;
+      Shared<Bytes16> place[kPlaces];
       TREE_ATTN_UNROLL
-      for (int i = 0; i < kRounds; ++i, from += kRowsAtOnce * stride) {
+      for (int i = 0; i < kPlaces; ++i) {
         const int row = first + i * kRowsAtOnce;
-        copy_async16(to + (row * kRowVectors + swizzled_unit(row, unit)), from, n * static_cast<int>(sizeof(T)));
+        place[i] = to + (row * kRowVectors + swizzled_unit(row, unit));
       }
+      TREE_ATTN_UNROLL
+      for (int i = 0; i < kRounds; ++i, from += kRowsAtOnce * stride)
+        copy_async16(place[i % kPlaces] + i / kPlaces * kPeriod * kRowVectors, from, 16);
       return;
     }
     for (int row = first; row < kLeafKeys; row += kRowsAtOnce, from += kRowsAtOnce * stride) {
@@ -193,9 +204,8 @@ class TileRing {
   int lane_;
   int stage_ = 0, parity_ = 0;  ///< of the next tile to be read
   Leaves leaves_{};
-  int at_ = 0, tile_ = 0;  ///< the leaf that is being started, and its next tile
-  int first_row_ = 0;      ///< that rows are counted from
-  int entry_ = 0, head_ = 0;
+  const T *keys_ = nullptr, *values_ = nullptr;  ///< the rows that rows are counted from
+  int first_row_ = 0, entry_ = 0, head_ = 0;     ///< the same for tensor maps
   bool only_finite_ = false;
 };
 

@@ -143,10 +143,17 @@ struct DTypeTraits<BFloat16> {
   static constexpr KernelUnit kUnit = KernelUnit::TensorCores;
   using Wide = float;
   TREE_ATTN_HOST_DEVICE static float widen(BFloat16 x) { return float_of(std::uint32_t{x.bits} << 16); }
+  /// A NaN keeps its sign on the host; on a device it becomes any NaN, as F16's does.
   TREE_ATTN_HOST_DEVICE static BFloat16 narrow(float x) {
+#if defined(__CUDA_ARCH__)
+    BFloat16 nearest;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(nearest.bits) : "f"(x));
+    return nearest;
+#else
     const std::uint32_t bits = bits_of(x);
     if (x != x) return {static_cast<std::uint16_t>((bits >> 16 & 0x8000) | 0x7FC0)};
     return {static_cast<std::uint16_t>((bits + 0x7FFF + (bits >> 16 & 1)) >> 16)};
+#endif
   }
 };
 

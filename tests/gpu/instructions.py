@@ -419,14 +419,9 @@ def table(walks):
     return rows
 
 
-def problems_of(walks, most_kib, wanted, larger=("", 0)):
-    """@param larger a pattern of walks that may have more hot code, and how much"""
-    problems = []
-    for w in walks:
-        name = f"{w['kernel']} for {w['architecture']}, {w['worker']}, {w['rows']}"
-        most = larger[1] if larger[0] and re.search(larger[0], name) else most_kib
-        if w["hot_bytes"] > 1024 * most:
-            problems.append(f"{name}: {w['hot_bytes'] / 1024:.1f} KiB of hot code, of at most {most}")
+def problems_of(walks, most_kib, wanted):
+    problems = [f"{w['kernel']} for {w['architecture']}, {w['worker']}, {w['rows']}: {w['hot_bytes'] / 1024:.1f} KiB of hot code, of at most {most_kib}"
+                for w in walks if w["hot_bytes"] > 1024 * most_kib]
     return problems or ([] if walks else [f"there is no walk in any kernel named like '{wanted}'"])
 
 
@@ -464,7 +459,6 @@ def main():
     count = commands.add_parser("count")
     count.add_argument("--kernels", default="", help="pattern of the kernels that are counted; all if it is missing")
     count.add_argument("--most-kib", type=int, default=40, help="of hot code, per walk")
-    count.add_argument("--larger", nargs=2, metavar=("PATTERN", "KIB"), default=["", "0"], help="walks that may have more: how many KiB")
     count.add_argument("--json", help="file that the counts are written to")
     count.add_argument("--recorded", help="file that must have the same counts, if it was made by the same compiler")
     count.add_argument("objects", nargs="+")
@@ -486,7 +480,7 @@ def main():
     if asked.json:
         lines = ",\n".join("  " + json.dumps(walk) for walk in walks)
         Path(asked.json).write_text(f'{{"compiler": {json.dumps(compiler())}, "walks": [\n{lines}\n]}}\n', encoding="utf-8")
-    problems = without + problems_of(walks, asked.most_kib, asked.kernels, (asked.larger[0], int(asked.larger[1])))
+    problems = without + problems_of(walks, asked.most_kib, asked.kernels)
     if asked.recorded:
         recorded = json.loads(Path(asked.recorded).read_text(encoding="utf-8"))
         if recorded["compiler"] == compiler():

@@ -129,9 +129,9 @@ __global__ void tile_ring(DecodeParams params, Ranges ranges, TileRingOptions op
             for (int j = lane; j < kTileRows * kColumns; j += kWarp)
               out[j / kColumns * kTileDim + tile * kColumns + j % kColumns] = element_of(boxes, j / kColumns, j % kColumns);
             if (copies)
-              ring.template release<true>(params);
+              ring.template release<true>(params, leaf, which * Ring::kTiles + tile);
             else
-              ring.template release<false>(params);
+              ring.template release<false>(params, leaf, which * Ring::kTiles + tile);
           }
           out += kTileRows * kTileDim;
         }

@@ -156,6 +156,20 @@ TEST_CASE("modes: the library kernel over a batch with lengths of all kinds") {
 }
 
 #if defined(TREE_ATTN_EMULATOR_SHADOW)
+/// On compute capability 8 every lane copies a part of every row, and on tensor cores reads what the others have copied.
+/// @tested{eq_7, eq. (7)}
+TEST_CASE("modes: rings without tensor maps and bulk copies") {
+  for (const Axes& axes : {of_tiles(DType::BF16, 64, 4, 1300), of_tiles(DType::BF16, 128, 7, 900),
+                           of_sub_warps(DType::BF16, 128, 504), of_sub_warps(DType::F32, 100, 300, kRagged)}) {
+    const auto workload = normal_workload(9180, axes);
+    const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
+    INFO("heads " << axes.heads << ", d " << axes.head_dim);
+    const emulated::SettingsScope scope({.seed = 3, .n_workers = 2, .major = 8});
+    const DecodeOutput output = run_step(device::kEqualRuns, shard, {.n_splits = 1});
+    CHECK(against_oracle(*workload, output, longest_chain(device::kEqualRuns, shard)) == "");
+  }
+}
+
 /// Where the last block has more states to join than its shared memory holds, it joins them in rounds.
 /// @tested{thm_1, Thm. 1}
 TEST_CASE("modes: so many splits that their states are joined in rounds") {
@@ -177,13 +191,14 @@ TEST_CASE("modes: so many splits that their states are joined in rounds") {
 }
 #endif
 
-/// States instead of finished rows leave the kernel by another way.
+/// States instead of finished rows leave the kernel by another way. On tensor cores a warp of the long shard fills the
+/// stages again from which it has read its first leaf, of which some rows have no key.
 /// @tested{thm_1, Thm. 1}
 TEST_CASE("modes: a shard that begins and ends anywhere hands on its states") {
-  for (const std::int64_t heads : {1, 4}) {
-    const Axes axes{.heads = heads, .kv_heads = 1, .head_dim = 64, .value_dim = 64, .n_keys = 300, .dtype = DType::BF16};
+  for (const auto& [heads, n_splits, range] : {std::tuple{1, 2, KeyRange{67, 290}}, {4, 1, KeyRange{67, 1240}}}) {
+    const Axes axes{
+        .heads = heads, .kv_heads = 1, .head_dim = 64, .value_dim = 64, .n_keys = range.end + 10, .dtype = DType::BF16};
     const auto workload = normal_workload(9200, axes);
-    const KeyRange range{67, 290};
     const Shard part = workload->shard(range);
     const auto of_shard =
         workload_of(copy_of(workload->query(0)), copy_of(part.k), copy_of(part.v), std::nullopt, workload->scale);
@@ -192,7 +207,7 @@ TEST_CASE("modes: a shard that begins and ends anywhere hands on its states") {
         static_cast<std::int64_t>(cover(range.begin, range.end).size()) * shard.params.n_rows() * state_size(64);
     for (const device::LadderStep* step : device::ladder()) {
       if (!step->keeps_states || step->refusal(shard.params, shard.dtype) != "") continue;
-      const device::LaunchPlan plan = step->plan(shard.params, shard.dtype, {.n_splits = 2});
+      const device::LaunchPlan plan = step->plan(shard.params, shard.dtype, {.n_splits = n_splits});
       if (!is_watched(plan)) continue;
       INFO(step->name << ", heads " << heads);
       const emulated::SettingsScope scope({.seed = 1, .n_workers = 2});
