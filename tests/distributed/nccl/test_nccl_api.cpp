@@ -14,12 +14,13 @@
 #endif
 #endif
 
-#if defined(TREE_ATTN_NEEDS_NCCL_HEADER) && !defined(TREE_ATTN_HAS_NCCL_HEADER)
+// NCCL_VERSION(..) is no expression where nccl.h was not found: a condition with it must not be read there.
+#if defined(TREE_ATTN_NEEDS_NCCL_HEADER)
+#if !defined(TREE_ATTN_HAS_NCCL_HEADER)
 #error "nccl.h or cuda_runtime.h was not found"
-#endif
-#if defined(TREE_ATTN_NEEDS_NCCL_HEADER) && NCCL_VERSION_CODE >= NCCL_VERSION(2, 29, 0) && \
-    !defined(TREE_ATTN_HAS_NCCL_WINDOWS_HEADER)
+#elif NCCL_VERSION_CODE >= NCCL_VERSION(2, 29, 0) && !defined(TREE_ATTN_HAS_NCCL_WINDOWS_HEADER)
 #error "nccl_device/host.h, which declares ncclGetPeerDevicePointer, was not found"
+#endif
 #endif
 #if defined(TREE_ATTN_EXPECTED_NCCL)
 static_assert(TREE_ATTN_EXPECTED_NCCL == NCCL_VERSION_CODE, "another nccl.h was found first");
