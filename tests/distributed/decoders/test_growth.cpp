@@ -126,7 +126,7 @@ TEST_CASE("growth: small sizes, every algorithm on every number of ranks, with e
 /// @tested{alg_3, Alg. 3}
 TEST_CASE("growth: on the emulated kernels every algorithm has the bits of one rank, in both orders, on 1 to 8 ranks") {
   const emulated::SettingsScope one_worker_per_rank({.n_workers = 1, .n_multiprocessors = 3});
-  const Backend& kernels = find_backend("emulated");
+  const Backend& kernels = emulated::backend();
   constexpr std::int64_t kFirst = 245, kSteps = 20;
   for (const LeafOrder order : {LeafOrder::kContiguous, LeafOrder::kDealt}) {
     for (const auto& [dtype, heads] : {std::pair{DType::F32, 1}, {DType::F32, 4}, {DType::BF16, 1}, {DType::BF16, 4}}) {

@@ -106,10 +106,7 @@ void check_layouts(const Backend& backend) {
 
 /// @tested{alg_3, Alg. 3}
 /// @tested{thm_1, Thm. 1}
-TEST_CASE("layouts: random ones have the bits of one rank alone, on the CPU") {
-  const Backend& cpu = find_backend("cpu");
-  check_layouts(cpu);
-}
+TEST_CASE("layouts: random ones have the bits of one rank alone, on the CPU") { check_layouts(find_backend("cpu")); }
 
 /// @tested{alg_3, Alg. 3}
 /// @tested{thm_1, Thm. 1}
