@@ -86,6 +86,13 @@ class Packages(unittest.TestCase):
         self.assertEqual(ended.returncode, 2)
         self.assertRegex(ended.stderr, "not Debian or Ubuntu.*: ninja-build$")
 
+    def test_a_program_that_its_package_lacks_is_named(self):
+        machine = self.machine("python3", "g++", "ninja")
+        machine.add("dpkg-query", "printf installed")
+        ended = machine.run()
+        self.assertEqual((ended.returncode, machine.calls("apt-get")), (2, []))
+        self.assertEqual(ended.stderr, "run: cmake is not in the PATH, though the package cmake is installed\n")
+
     def test_elsewhere_cmake_names_missing_libraries(self):
         machine = self.machine(debian=False)
         self.assertEqual((machine.run().returncode, len(machine.calls("cmake"))), (0, 2))
