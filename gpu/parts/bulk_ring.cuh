@@ -47,9 +47,12 @@ class BulkRing {
     for (int step = 0; step < kStages; ++step)
       start(step, stage_ + step < kStages ? stage_ + step : stage_ + step - kStages);
   }
-  /// A sub-warp without a step left takes part in the exchanges of its warp, with whatever its stage holds.
   __device__ __forceinline__ void wait(int step, unsigned) {
-    if (step < steps_.size()) barrier_wait(barriers_ + stage_, parity_);
+    if (step < steps_.size()) return barrier_wait(barriers_ + stage_, parity_);
+    // A sub-warp without a step left takes part in the exchanges of its warp. Nothing may have been copied for it.
+    TREE_ATTN_LOOP
+    for (int i = 0; i < kKeysPerStep * SubWarp::kVectorsPerLane; ++i)
+      store16(memory_ + (stage_ * kStage + i * SubWarp::kLanes + lane_), Bytes16{});
   }
   __device__ __forceinline__ auto keys(int, unsigned) const { return reader(0); }
   __device__ __forceinline__ auto values(int, unsigned) const { return reader(1); }
