@@ -58,10 +58,7 @@ void forbid_gaps(std::byte* memory, std::size_t n_bytes) {
   forbid(memory + kGap + n_bytes, with_gaps(n_bytes) - kGap - n_bytes);
 }
 
-void fill_with_nan(std::byte* from, std::size_t n_bytes, std::uint64_t seed) {
-  const std::uint16_t nan = poison(seed);
-  for (std::size_t i = 0; i < n_bytes; ++i) from[i] = static_cast<std::byte>(nan >> 8 * (i % 2));
-}
+void fill_with_nan(std::byte* from, std::size_t n_bytes, std::uint64_t seed) { fill_with(poison(seed), from, n_bytes); }
 
 /// Scratch memory as a launch finds it.
 void freshen(std::uintptr_t first, Buffer& buffer, const Grid& grid) {

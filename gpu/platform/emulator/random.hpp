@@ -3,7 +3,9 @@
 /// @brief The random numbers of the emulator: the same for the same seed, on every machine.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <utility>
 
 namespace tree_attn::emulated::runtime {
@@ -34,6 +36,12 @@ class Random {
 inline std::uint16_t poison(std::uint64_t seed) {
   const std::uint64_t die = Random(seed).next();
   return static_cast<std::uint16_t>((die & 0x8000) | 0x7FF0 | (die % 15 + 1));
+}
+
+/// Fills with 16 bits, low byte first.
+inline void fill_with(std::uint16_t bits, std::byte* from, std::size_t n_bytes) {
+  for (std::size_t i = 0; i + 1 < n_bytes; i += 2) std::memcpy(from + i, &bits, sizeof bits);
+  if (n_bytes % 2 != 0) from[n_bytes - 1] = static_cast<std::byte>(bits & 0xFF);
 }
 
 }  // namespace tree_attn::emulated::runtime

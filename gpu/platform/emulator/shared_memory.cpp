@@ -32,8 +32,7 @@ bool is_poison(const Cluster& cluster, const std::byte* from, std::size_t n_byte
 }  // namespace
 
 void fill_with_poison(const Cluster& cluster, std::byte* from, std::size_t n_bytes) {
-  for (std::size_t i = 0; i + 1 < n_bytes; i += 2) std::memcpy(from + i, &cluster.nan, 2);
-  if (n_bytes % 2 != 0) from[n_bytes - 1] = static_cast<std::byte>(cluster.nan & 0xFF);
+  fill_with(cluster.nan, from, n_bytes);
 }
 
 void begin_shared_memory(Cluster& cluster) {
