@@ -76,54 +76,68 @@ TEST_CASE("info --devices: a device that is not there, and a list that is none")
 TEST_CASE("info: a decode on GPUs that cannot be ends with the line of info before it begins") {
   const Words decode{"decode", "--backend", "cuda", "--seq-len", "256", "--heads", "2", "--head-dim", "64", "--verify"};
   const Words generate{"generate", TREE_ATTN_TEST_DATA "/recall/model.safetensors", "--ask", "Q", "--backend", "cuda"};
+  const auto on = [](const std::string& set) { return with_stand_ins(set, TREE_ATTN_ON_STAND_INS); };
+  std::vector<Words> commands;
   for (const std::string set :
        {"STAND_IN_GPUS=0", "STAND_IN_GPUS=$((2 - 2 * RANK))", "STAND_IN_ERROR=999 STAND_IN_GPUS=2"}) {
-    CAPTURE(set);
-    const Words program = with_stand_ins(set, TREE_ATTN_ON_STAND_INS);
-    const std::string verdicts = on_one_line(run(ranks(2, {"info"}, program)).out);
-    for (const Words& arguments : {decode, generate}) {
-      const Result result = run(ranks(2, arguments, program));
-      check_one_line(result, "--backend cuda: no ");
-      const std::string line = lines_of_ours(result.err).at(0).substr(std::string("tree_attn: ").size());
-      CHECK(has(verdicts, " fails GPUs " + line + " "));
-    }
+    for (const Words& arguments : {Words{"info"}, decode, generate}) commands.push_back(ranks(2, arguments, on(set)));
   }
+  std::vector<Result> results = run_all(commands);
+  for (std::size_t i = 0; i < commands.size(); ++i) {
+    if (i % 3 == 0) continue;
+    CAPTURE(on_one_line(commands[i][commands[i].size() - 1]));
+    const std::string verdicts = on_one_line(results[i - i % 3].out);
+    check_one_line(results[i], "--backend cuda: no ");
+    const std::string line = lines_of_ours(results[i].err).at(0).substr(std::string("tree_attn: ").size());
+    CHECK(has(verdicts, " fails GPUs " + line + " "));
+  }
+
+  // A command and its line, or no line where it runs.
+  struct Case {
+    Words command;
+    std::string line;
+  };
+  std::vector<Case> cases;
   // Where all have what they need, it runs; what only warns, or concerns another option, does not end it.
   for (const std::string set :
-       {"STAND_IN_GPUS=2", "STAND_IN_GPUS=1", "STAND_IN_GPUS=2 STAND_IN_APART=0 STAND_IN_NCCL=$RANK"}) {
-    CAPTURE(set);
-    const Result result = run(ranks(2, decode, with_stand_ins(set, TREE_ATTN_ON_STAND_INS)));
-    check_silent_success(result);
-    CHECK(has(result.out, "2 ranks on 1 node, backend cuda, transport mpi"));
-  }
+       {"STAND_IN_GPUS=2", "STAND_IN_GPUS=1", "STAND_IN_GPUS=2 STAND_IN_APART=0 STAND_IN_NCCL=$RANK"})
+    cases.push_back({ranks(2, decode, on(set)), ""});
+  const std::size_t n_on_two_ranks = cases.size();
   // What it was built with has to suit the driver and the GPU.
-  const Words info = with_stand_ins("STAND_IN_GPUS=1", TREE_ATTN_ON_STAND_INS) + Words{"info"};
-  CHECK(has(run(info).out, "\nkernels        for sm_80, sm_90a, by CUDA 13.0\n"));
-  for (const auto& [set, line] :
-       {std::pair{"STAND_IN_GPUS=1 STAND_IN_CUDA=12040", "knows CUDA 12.4, the program was built with 13.0"},
-        {"STAND_IN_GPUS=1 STAND_IN_MAJOR=12", "built for sm_80, sm_90a; the Stand-in GPU of rank 0 on "}}) {
-    check_one_line(run(with_stand_ins(set, TREE_ATTN_ON_STAND_INS) + decode), line);
-  }
+  cases.push_back({on("STAND_IN_GPUS=1 STAND_IN_CUDA=12040") + decode, "knows CUDA 12.4, the program was built with 13.0"});
+  cases.push_back(
+      {on("STAND_IN_GPUS=1 STAND_IN_MAJOR=12") + decode, "built for sm_80, sm_90a; the Stand-in GPU of rank 0 on "});
   // Over NCCL more has to be right.
   for (const auto& [set, line] :
        {std::pair{"STAND_IN_GPUS=1", "--transport nccl: ranks 0 and 1 on "},
         {"STAND_IN_GPUS=2 STAND_IN_NCCL=$((23007 - 301 * RANK))", "--transport nccl: rank 1 has NCCL "},
         {"STAND_IN_GPUS=2 STAND_IN_NCCL=21402", "libnccl.so.2 is NCCL 2.14.2, older than 2.14.3"},
-        {"STAND_IN_GPUS=2 TREE_ATTN_NCCL_LIBRARY=/none", "--transport nccl: ranks 0 and 1 on "}}) {
-    const Words nccl = decode + Words{"--transport", "nccl"};
-    check_one_line(run(ranks(2, nccl, with_stand_ins(set, TREE_ATTN_ON_STAND_INS))), line);
-  }
+        {"STAND_IN_GPUS=2 TREE_ATTN_NCCL_LIBRARY=/none", "--transport nccl: ranks 0 and 1 on "}})
+    cases.push_back({ranks(2, decode + Words{"--transport", "nccl"}, on(set)), line});
   // Ranks that are threads.
-  const Words threads = with_stand_ins("STAND_IN_GPUS=2", TREE_ATTN_ON_STAND_INS) + decode;
-  check_silent_success(run(threads + Words{"--devices", "0-1"}));
-  check_one_line(run(threads + Words{"--devices", "0-2"}), "--backend cuda: no GPU for rank 2 on ");
+  const Words threads = on("STAND_IN_GPUS=2") + decode;
+  cases.push_back({threads + Words{"--devices", "0-1"}, ""});
+  cases.push_back({threads + Words{"--devices", "0-2"}, "--backend cuda: no GPU for rank 2 on "});
   // Kernels that store into each other's memory have to reach it; messages do not need that.
-  const Words apart =
-      with_stand_ins("STAND_IN_GPUS=2 STAND_IN_APART=0", TREE_ATTN_ON_STAND_INS) + decode + Words{"--devices", "0-1"};
-  check_silent_success(run(apart));
-  check_one_line(run(apart + Words{"--compare", "one-shot"}),
-                 "--algorithm one-shot: the GPU of rank 0 cannot reach that of rank 1");
-  check_silent_success(run(apart + Words{"--compare", "one-shot", "--windows", "host"}));
+  const Words apart = on("STAND_IN_GPUS=2 STAND_IN_APART=0") + decode + Words{"--devices", "0-1"};
+  cases.push_back({apart, ""});
+  cases.push_back(
+      {apart + Words{"--compare", "one-shot"}, "--algorithm one-shot: the GPU of rank 0 cannot reach that of rank 1"});
+  cases.push_back({apart + Words{"--compare", "one-shot", "--windows", "host"}, ""});
+  commands.clear();
+  for (const Case& one : cases) commands.push_back(one.command);
+  commands.push_back(on("STAND_IN_GPUS=1") + Words{"info"});
+  results = run_all(commands);
+  for (std::size_t i = 0; i < cases.size(); ++i) {
+    CAPTURE(i);
+    if (!cases[i].line.empty()) {
+      check_one_line(results[i], cases[i].line);
+      continue;
+    }
+    check_silent_success(results[i]);
+    if (i < n_on_two_ranks) CHECK(has(results[i].out, "2 ranks on 1 node, backend cuda, transport mpi"));
+  }
+  CHECK(has(results.back().out, "\nkernels        for sm_80, sm_90a, by CUDA 13.0\n"));
 }
 
 TEST_CASE("gpus: a rank makes a context on its own GPU, and on no other") {
