@@ -96,6 +96,8 @@ class Slurm:
                    "--pid-file", folder / "munged.pid", "--log-file", folder / "munged.log", "--seed-file", folder / "munge.seed")
         self.wait_for(lambda: (folder / "munge.socket").exists(), "munged")
         self.start("slurmctld", "-D", "-f", configuration)
+        # A name for each: Open MPI 4 names the shared memory of a rank by host, job and rank on the node, so ranks of two nodes that have one
+        # name and one /dev/shm write into the same memory. Each program of MPI then ends with SIGSEGV, or never.
         for host in ("h1", "h2"):
             named = ["ip", "netns", "exec", host, "unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', host]
             self.start(*named, "slurmd", "-D", "-f", configuration, "-N", host)
@@ -115,10 +117,10 @@ class Slurm:
             time.sleep(0.1)
 
     def close(self):
-        for daemon in reversed(self.daemons):
-            daemon.terminate()
+        # Nothing of them is kept, and a slurmd that was asked to end once took more than 10 s.
         for daemon in self.daemons:
-            daemon.wait(timeout=10)
+            daemon.kill()
+            daemon.wait()
 
 
 def srun(*words, **options):
@@ -221,7 +223,11 @@ def check_ended_rank(program, signal_number, status, expected, latest):
         began = time.monotonic()
         for process in rank_2:
             os.kill(process, signal_number)
-        out, err = job.communicate(timeout=40)
+        try:
+            out, err = job.communicate(timeout=40)
+        except subprocess.TimeoutExpired:
+            job.kill()
+            out, err = job.communicate()
     seconds, left_here = time.monotonic() - began, left()
     lines = [line for line in err.splitlines() if line.startswith("tree_attn: ")]
     good = len(rank_2) == 1 and job.returncode == status and out == "" and re.fullmatch(expected, "\n".join(lines)) and not left_here
