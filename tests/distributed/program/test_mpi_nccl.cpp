@@ -151,19 +151,26 @@ TEST_CASE("decode --transport nccl: a fault ends all ranks within the deadline, 
 TEST_CASE("decode --transport nccl: processes end within the deadline too, in one line") {
   const Words small = kDecode + Words{"--seq-len", "256", "--transport", "nccl", "--timeout", "1"};
   using Clock = std::chrono::steady_clock;
-  // What mpirun takes to start and end the ranks.
-  const auto before = Clock::now();
-  {
+  // What mpirun takes to start and end the ranks; measured again where a job is late, for the machine may have got other
+  // work.
+  const auto measure = [&] {
     const NcclVariables variables;
+    const auto start = Clock::now();
     check_silent_success(run(ranks(3, small)));
-  }
-  const Clock::duration without_fault = Clock::now() - before;
+    return Clock::now() - start;
+  };
+  Clock::duration without_fault = measure();
   const auto check_time = [&](const std::string& fault, const Words& words, const std::string& line) {
     CAPTURE(fault);
-    const NcclVariables variables(fault);
-    const auto start = Clock::now();
-    check_one_line(run(words), line);
-    CHECK(Clock::now() - start < without_fault + std::chrono::seconds(3));
+    const auto is_in_time = [&] {
+      const NcclVariables variables(fault);
+      const auto start = Clock::now();
+      check_one_line(run(words), line);
+      return Clock::now() - start < without_fault + std::chrono::seconds(3);
+    };
+    if (is_in_time()) return;
+    without_fault = measure();
+    CHECK(is_in_time());
   };
   for (const auto& [fault, line] :
        {std::pair{"join 2",
