@@ -21,9 +21,6 @@
 namespace tree_attn {
 namespace {
 
-/// The help does not show these limits: they are far from practical values.
-CLI::Validator within(std::int64_t least, std::int64_t most) { return CLI::Range(least, most).description(""); }
-
 /// Lets this rank decode on its GPU, or on its emulated device. @throws InputError if it cannot
 void use_gpu(const ClusterOptions& options, const Backend& backend, int rank, const Topology& machines) {
   const int n_gpus = static_cast<int>(backend.gpus().size());

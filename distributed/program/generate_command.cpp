@@ -357,7 +357,7 @@ Command add_generate(CLI::App& program, std::string command_line) {
                    "File with a question, a tab and the right answer on each line; the answers are counted")
       ->check(not_empty);
   command->add_option("--tokens", options->tokens, "Most characters of an answer")
-      ->check(CLI::Range(1, 1 << 20).description(""))
+      ->check(within(1, 1 << 20))
       ->capture_default_str();
   command->add_option("--stop", options->stop, "Character that ends an answer; empty: none")
       ->check([](const std::string& text) { return text.size() < 2 ? "" : readable(text) + " is not one character"; })
@@ -380,7 +380,7 @@ Command add_generate(CLI::App& program, std::string command_line) {
       ->check(CLI::IsMember(dtype_options()).description(""))
       ->capture_default_str();
   command->add_option("--moments", options->moments, "2: also the entropy of the attention, from the same reduction")
-      ->check(CLI::Range(1, 2).description(""))
+      ->check(within(1, 2))
       ->capture_default_str();
   command->add_option("--report", options->report, "Machine-readable report to write (JSON)")->check(not_empty);
   command->footer(

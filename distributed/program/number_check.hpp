@@ -60,5 +60,15 @@ inline std::string is_whole(const std::string& text) {
 inline std::string is_integer(const std::string& text) {
   return is_integer_of<std::int64_t>(text, "an integer", "an integer of 64 bits");
 }
+/// Whether the text is an integer from `least` to `most`, in words that are the same with every version of CLI11. The help
+/// does not show these limits: they are far from practical values.
+inline CLI::Validator within(std::int64_t least, std::int64_t most) {
+  const auto check = [least, most](const std::string& text) -> std::string {
+    std::int64_t number = 0;
+    if (CLI::detail::lexical_cast(text, number) && number >= least && number <= most) return "";
+    return "Value " + readable(text) + " not in range " + std::to_string(least) + " to " + std::to_string(most);
+  };
+  return CLI::Validator(check, "");
+}
 
 }  // namespace tree_attn

@@ -115,16 +115,15 @@ Command add_predict(CLI::App& program, std::string command_line) {
   const auto add = [&](const std::string& name, auto& value, const std::string& what, auto check) {
     return command->add_option(name, value, what)->check(check)->capture_default_str()->group(cluster);
   };
-  const auto within = [](int most) { return CLI::Range(1, most).description(""); };
-  add("--ranks", options->ranks, "Ranks", within(4096));
+  add("--ranks", options->ranks, "Ranks", within(1, 4096));
   command
       ->add_option("--ranks-per-node", options->ranks_per_node,
                    "Ranks of a node; the last node may have fewer (default: 8, or all if there are fewer)")
-      ->check(within(4096))
+      ->check(within(1, 4096))
       ->group(cluster);
   command
       ->add_option("--radix", options->radix, "Blocks of ranks that one round joins, at least 2 (default: by these links)")
-      ->check(CLI::Range(2, 1 << 20).description(""))
+      ->check(within(2, 1 << 20))
       ->group(cluster);
   add_network_options(*command, options->network, cluster, &kPaperCluster.network);
   add("--memory-bandwidth", options->memory_bandwidth, "GB/s at which a rank decodes keys and values", is_positive);
