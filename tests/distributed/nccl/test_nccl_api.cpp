@@ -3,7 +3,7 @@
 /// @brief Our declarations of NCCL agree with nccl.h, where that is found: types, values, and how arguments are passed.
 #include "distributed/transport/nccl_api.hpp"
 
-#if __has_include(<nccl.h>) && __has_include(<cuda_runtime.h>)
+#if !defined(TREE_ATTN_WITHOUT_NCCL_HEADER) && __has_include(<nccl.h>) && __has_include(<cuda_runtime.h>)
 #include <nccl.h>
 #define TREE_ATTN_HAS_NCCL_HEADER
 #if __has_include(<nccl_device/host.h>) && NCCL_VERSION_CODE >= NCCL_VERSION(2, 29, 0)
