@@ -29,7 +29,8 @@ constexpr std::size_t kPage = 4096;
 
 /// Boost's functions, but a switch ends in a return where theirs ends in a jump. All fibers of a block stand at the same
 /// call, so the processor predicts this return and those that follow; after a jump it predicts each of them wrongly. Of a
-/// fiber that does not run its stack holds six registers and the address to return to.
+/// fiber that does not run its stack holds six registers and the address to return to. A caller may not know this function
+/// (noipa): it would take the registers that it does not name for registers that it leaves alone.
 fcontext_t new_context(std::byte* stack_end, void (*entry)(transfer_t)) {
   // 8 words, so that entry() finds the stack as after a call.
   void** const words = reinterpret_cast<void**>(stack_end) - 8;
@@ -37,7 +38,7 @@ fcontext_t new_context(std::byte* stack_end, void (*entry)(transfer_t)) {
   words[6] = reinterpret_cast<void*>(entry);
   return words;
 }
-[[gnu::naked]] transfer_t switch_context(fcontext_t /*to*/, void* /*data*/) {
+[[gnu::naked, gnu::noipa]] transfer_t switch_context(fcontext_t /*to*/, void* /*data*/) {
   asm("push %rbp\n push %rbx\n push %r15\n push %r14\n push %r13\n push %r12\n"
       "mov %rsp, %rax\n mov %rdi, %rsp\n"
       "pop %r12\n pop %r13\n pop %r14\n pop %r15\n pop %rbx\n pop %rbp\n"
