@@ -51,13 +51,13 @@ __device__ __forceinline__ void split_block(const DecodeParams& params, const De
                                             const typename Pipeline::Arguments& arguments, const SplitWorkspace& forests,
                                             More... more) {
   using Worker = typename Pipeline::Worker;
+  Arena arena;
+  const End end(arena, forests, more...);
+  Pipeline pipeline(arena, arguments);
   const Count query_tile = blockIdx.y;
   const QueryTile tile = QueryTile::of<Worker>(params, query_tile);
   const int split = static_cast<int>(blockIdx.x), n_splits = forests.n_splits;
   const KeyRange whole = params.leaves(tile.kv_head), range = split_range(whole, split, n_splits);
-  Arena arena;
-  const End end(arena, forests, more...);
-  Pipeline pipeline(arena, arguments);
 
   // Every worker walks over its part of the split; the block joins them.
   pipeline(params, tile.kv_head, tile.first_row, range, forests.of_worker(query_tile, split, 0), forests.n_worker);
