@@ -190,13 +190,17 @@ def quotes_are_sound(path, faults):
 
 
 def chapters_are_sound(faults):
-    """Files that chapters name are there, and no formula is cut by the end of a line: filter.py relies on both."""
+    """Files that chapters name are there, functions too, and no formula is cut by the end of a line: filter.py relies on all three."""
+    functions = {name for path in sources(*ROOMS) for name in re.findall(r"\b(\w+)\(", path.read_text(encoding="utf-8"))}
     for path in chapters():
         quotes_are_sound(path, faults)
         for i, line in enumerate(path.read_text(encoding="utf-8").splitlines()):
             for name in re.findall(r"`((?:reference|distributed|gpu|docs|tests|notebooks_cpp)/[\w./-]+\.\w+)`", line):
                 if not (ROOT / name).is_file():
                     faults.append(f"{path.relative_to(ROOT)}:{i + 1}: there is no {name}")
+            for name in re.findall(r"`(?:\w+::)*(\w+)\(\)`", line):
+                if name not in functions:
+                    faults.append(f"{path.relative_to(ROOT)}:{i + 1}: {name}() is no function of ours; others are named without parentheses")
             if re.sub(r"`[^`]*`|\\\$", "", line).count("$") % 2:
                 faults.append(f"{path.relative_to(ROOT)}:{i + 1}: a formula that does not end on its line")
 
