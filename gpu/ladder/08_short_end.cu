@@ -6,12 +6,14 @@
 /// up the reduction inside one device. What changed: up to 16k keys, the splits of a query tile are one cluster of at most
 /// 16 blocks, and the kernel is that of step 4 with another end. Each block keeps its forest in shared memory, and after a
 /// barrier of the cluster the first block reads those of the others where they are. Longer sequences, and shapes whose
-/// clusters would leave multiprocessors idle, are left to step 7. Bytes: the same. Both kernels are dependent launches
-/// (Launch::overlaps): they may start while the launch before them still runs, which in a step of a session is the kernel
-/// that appends a position. That one calls launch_dependents() first of all; these start their first copies, of older
-/// positions, before they call wait_for_previous_launch(). The contract is begin_early()'s. Expected: a release, an atomic
-/// and loads from L2 become a barrier of the cluster and loads from neighbours, about 1 us less at the end of a launch of 10
-/// to 20; and the start of the launch is hidden, with the first copies. Measured: not yet in this form.
+/// clusters would leave multiprocessors idle, are left to step 7.
+/// Bytes: the same.
+/// Both kernels are dependent launches (Launch::overlaps): they may start while the launch before them still runs, which in
+/// a step of a session is the kernel that appends a position. That one calls launch_dependents() first of all; these start
+/// their first copies, of older positions, before they call wait_for_previous_launch(). The contract is begin_early()'s.
+/// Expected: a release, an atomic and loads from L2 become a barrier of the cluster and loads from neighbours, about 1 us
+/// less at the end of a launch of 10 to 20; and the start of the launch is hidden, with the first copies. Measured: not yet
+/// in this form.
 #include "gpu/ladder/ladder.hpp"
 #include "gpu/parts/short_end.cuh"
 

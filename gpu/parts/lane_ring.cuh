@@ -66,7 +66,7 @@ class LaneRing {
     start_rows(values_, step, valid, address(stage, 1));
     copy_async_commit();
   }
-  /// Eight rows of full length are copied without a number of bytes, which costs more than the copy.
+  /// Eight rows of full length are copied without byte counts, which take more instructions than the copies.
   __device__ __forceinline__ void start_rows(const Rows& rows, int step, unsigned valid, Shared<Bytes16> to) {
     const int lane = lane_of<SubWarp>(threadIdx.x);
     const T* row = rows.first + steps_.leaves().row(step * kKeysPerStep) * rows.stride + SubWarp::component(lane, 0);

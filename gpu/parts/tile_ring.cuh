@@ -175,7 +175,7 @@ class TileRing {
     const std::int64_t stride = (is_value ? params.v : params.k).stride[2];
     const T* from = (is_value ? values_ : keys_) + (leaves_.row(at) + first) * stride + column;
     if (kCopies && keys.are_all() && n == kPer16<T>) {
-      // The swizzle repeats every eight rows, so the places of a lane are two and offsets that are constants.
+      // The swizzle repeats every eight rows: a lane has two places, and constant offsets from them.
       constexpr int kPeriod = 8, kPlaces = kPeriod / kRowsAtOnce;
       Shared<Bytes16> place[kPlaces];
       TREE_ATTN_UNROLL

@@ -165,6 +165,7 @@ TEST_CASE("modes: rings without tensor maps and bulk copies") {
     const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
     INFO("heads " << axes.heads << ", d " << axes.head_dim);
     const emulated::SettingsScope scope({.seed = 3, .n_workers = 2, .major = 8});
+    CHECK(device::device().major == 8);
     const DecodeOutput output = run_step(device::kEqualRuns, shard, {.n_splits = 1});
     CHECK(against_oracle(*workload, output, longest_chain(device::kEqualRuns, shard)) == "");
   }
@@ -210,6 +211,8 @@ TEST_CASE("modes: a shard that begins and ends anywhere hands on its states") {
       const device::LaunchPlan plan = step->plan(shard.params, shard.dtype, {.n_splits = n_splits});
       if (!is_watched(plan)) continue;
       INFO(step->name << ", heads " << heads);
+      // A ring of these tiles holds three leaves.
+      if (!is_scalar(plan)) CHECK(split_range(range, 0, plan.n_threads / 32).size() > 3 * kLeafKeys);
       const emulated::SettingsScope scope({.seed = 1, .n_workers = 2});
       const DeviceWorkspace workspace(plan);
       device::DeviceBuffer<float> states(n_floats);
