@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The figure of README.md: ring and tree under one clock, message by message, and the digests of what both compute.
+"""The figure of README.md: ring and tree under one clock, message by message, and the digests of what both compute; and its table.
 
 Run: docs/tools/race.py --measure PROGRAM SCHEDULES.json  run the program tree_attn on 1, 2, 4, 8 and 13 ranks, read the messages that
                                                           docs/tools/schedules.cpp predicts, and write docs/ring_and_tree.json
@@ -22,6 +22,8 @@ FACTS = ROOT / "docs" / "ring_and_tree.json"
 DRAWINGS = {"light": ROOT / "docs" / "ring_and_tree.svg", "dark": ROOT / "docs" / "ring_and_tree_dark.svg"}
 RANKS = [1, 2, 4, 8, 13]
 ALGORITHMS = {"two-level": "tree, two-level", "ring": "ring", "paper": "three AllReduces, Alg. 3 of the paper"}
+# The rows of the table, and what they send.
+TRAVELS = {"two-level": "states, in a tree", "ring": "keys and values", "ring-state": "states, hop by hop", "paper": "states, Alg. 3"}
 COLOURS = {
     "light": {"text": "#1f2328", "weak": "#59636e", "line": "#d1d9e0", "box": "#f6f8fa", "inside": "#1982d2", "between": "#d9730d", "done": "#1a7f37", "page": "#ffffff"},
     "dark": {"text": "#f0f6fc", "weak": "#9198a1", "line": "#3d444d", "box": "#151b23", "inside": "#4aa5ee", "between": "#f0883e", "done": "#3fb950", "page": "#0d1117"},
@@ -56,7 +58,7 @@ def us_text(us):
 def bytes_text(n):
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if n >= size:
-            return f"{n / size:.3g} {unit}" if n / size >= 10 else f"{n / size:.2f} {unit}"
+            return f"{n / size:.{0 if n / size >= 100 else 1 if n / size >= 10 else 2}f} {unit}"
     return f"{n} B"
 
 
@@ -110,8 +112,8 @@ def packet(message, n, left, clock, colours):
 def panel(row, title, what, left, clock, colours):
     n, centre = row["ranks"], left + PANEL / 2
     yield f'<text x="{centre:g}" y="18" font-size="17" font-weight="600" fill="{colours["text"]}">{title}</text>'
-    total = sum(message[5] for message in row["messages"])
-    yield f'<text x="{centre:g}" y="37" fill="{colours["weak"]}">{what}: {bytes_text(total)} in {len(row["messages"])} messages</text>'
+    messages, n_bytes, _ = sent(row)
+    yield f'<text x="{centre:g}" y="37" fill="{colours["weak"]}">{what}: {bytes_text(n_bytes)} in {messages} messages</text>'
     for x, words in ((centre - 172, "node 0"), (centre + 6, "node 1")):
         yield f'<rect x="{x:g}" y="48" width="166" height="182" rx="12" fill="{colours["box"]}" stroke="{colours["line"]}"/>'
         at, anchor = (x + 12, "start") if words[-1] == "0" else (x + 154, "end")
@@ -184,6 +186,36 @@ def drawing(facts, name):
     return "\n".join([*parts, "</svg>", ""])
 
 
+def sent(row):
+    """(messages, bytes, bytes between nodes) of all ranks."""
+    return len(row["messages"]), sum(message[5] for message in row["messages"]), sum(message[5] for message in row["messages"] if message[4])
+
+
+def table(facts):
+    """The problem of the figure as a table of README.md: counts and times of the plans, digests of runs on as many ranks."""
+    rows = {row["algorithm"]: row for row in facts["schedules"]}
+    digests = next(each for each in facts["digests"] if each["ranks"] == rows["ring"]["ranks"])
+    out = ["| algorithm | what travels | messages | bytes | between nodes | time, predicted | digest of the output |", "| --- | --- |" + " ---: |" * 4 + " --- |"]
+    for name, words in TRAVELS.items():
+        messages, n_bytes, between = sent(rows[name])
+        # A number and its unit stay on one line.
+        numbers = [text.replace(" ", "&nbsp;") for text in (str(messages), bytes_text(n_bytes), bytes_text(between), us_text(rows[name]["us"]))]
+        out.append("| " + " | ".join([f"`{name}`", words, *numbers, f"`{digests[name]}`"]) + " |")
+    return "".join(line + "\n" for line in out)
+
+
+def comparison(facts):
+    """The same problem in a sentence."""
+    rows = {row["algorithm"]: row for row in facts["schedules"]}
+    tree, ring = rows["two-level"], rows["ring"]
+    return (f"On {ring['ranks']} GPUs a decode step over {ring['keys']} keys sends {bytes_text(sent(tree)[1])} where Ring Attention sends {bytes_text(sent(ring)[1])},\n"
+            f"and by the model takes {us_text(tree['us'])} instead of {us_text(ring['us'])}.\n")
+
+
+def read_facts():
+    return json.loads(FACTS.read_text(encoding="utf-8"))
+
+
 def race_of(path):
     """The schedules of the race, of what schedules.cpp wrote."""
     return [row for row in json.loads(pathlib.Path(path).read_text(encoding="utf-8")) if row["table"] == "race"]
@@ -196,7 +228,7 @@ def digests(program):
         with tempfile.TemporaryDirectory() as folder:
             report = pathlib.Path(folder) / "report.json"
             subprocess.run(["mpirun", "--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1", "-n", str(ranks), program, "decode",
-                            "--seq-len", "65536", "--repeat", "1", "--warmup", "0", "--compare", ",".join(list(ALGORITHMS)[1:]), "--report", str(report)],
+                            "--seq-len", "65536", "--repeat", "1", "--warmup", "0", "--compare", ",".join(list(TRAVELS)[1:]), "--report", str(report)],
                            check=True, stdout=subprocess.DEVNULL)
             runs = json.loads(report.read_text(encoding="utf-8"))["runs"]
         found.append({"ranks": ranks, **{run["algorithm"]: run["output_digest"] for run in runs}})
@@ -211,7 +243,7 @@ def write_facts(facts):
 
 
 def faults(schedules=None):
-    facts = json.loads(FACTS.read_text(encoding="utf-8"))
+    facts = read_facts()
     for name, path in DRAWINGS.items():
         if path.read_text(encoding="utf-8") != drawing(facts, name):
             yield f"{path.relative_to(ROOT)} is not what docs/ring_and_tree.json says: docs/tools/race.py --draw"
@@ -223,11 +255,11 @@ def main():
     if len(sys.argv) == 4 and sys.argv[1] == "--measure":
         write_facts({**digests(sys.argv[2]), "schedules": race_of(sys.argv[3])})
     if len(sys.argv) > 1 and sys.argv[1] in ("--measure", "--draw"):
-        facts = json.loads(FACTS.read_text(encoding="utf-8"))
+        facts = read_facts()
         for name, path in DRAWINGS.items():
             path.write_text(drawing(facts, name), encoding="utf-8")
     elif len(sys.argv) == 3 and sys.argv[1] == "--page":
-        figure = drawing(json.loads(FACTS.read_text(encoding="utf-8")), "page")
+        figure = drawing(read_facts(), "page")
         pathlib.Path(sys.argv[2]).write_text(f'<div class="race">\n{figure}</div>\n', encoding="utf-8")
     elif len(sys.argv) > 1 and sys.argv[1] == "--check":
         found = list(faults(*sys.argv[2:]))

@@ -144,14 +144,14 @@ int write(const char* path) {
   if (out == nullptr) return std::perror(path), 1;
   const Algorithm &two_level = find_algorithm("two-level"), &leaders = find_algorithm("leaders"),
                   &fused = find_algorithm("fused"), &gather = find_algorithm("gather"), &ring = find_algorithm("ring"),
-                  &paper = find_algorithm("paper");
+                  &ring_state = find_algorithm("ring-state"), &paper = find_algorithm("paper");
   std::fprintf(out, "[\n");
   // Four nodes of two ranks, message by message.
   for (const Schedule& each : {Schedule{leaders, 8, 2}, Schedule{two_level, 8, 2, 2}, Schedule{two_level, 8, 2, 4}})
     print(out, each, "clock", true, false);
   // The problem of ./run demo, message by message.
-  for (const Schedule& each : {Schedule{ring, 8, 4, 0, 1, 0, 65536}, Schedule{two_level, 8, 4, 0, 1, 0, 65536}})
-    print(out, each, "race", true, false);
+  for (const Algorithm* algorithm : {&ring, &two_level, &ring_state, &paper})
+    print(out, {*algorithm, 8, 4, 0, 1, 0, 65536}, "race", true, false);
   // The radix, for a device that drives the network at no cost, and for a processor that spends 0.3 us on a message.
   for (const double overhead : {0.0, 0.3}) {
     for (const int p : {64, 128, 1024, 4096}) {

@@ -1,17 +1,23 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""docs/tools/race.py: the figure of README.md is drawn from measured digests and predicted messages, and shows all of them."""
+"""docs/tools/race.py: figure and table of README.md show measured digests and predicted messages, all of them, and what the program predicts.
+
+Run: tests/docs/test_race.py [--program build/tree_attn]
+"""
 import json
 import pathlib
 import re
+import subprocess
 import sys
+import tempfile
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "docs" / "tools"))
 import race
 
 FACTS = json.loads(race.FACTS.read_text(encoding="utf-8"))
-RING, TREE = FACTS["schedules"]
+RING, TREE = FACTS["schedules"][:2]
+PROGRAM = sys.argv.pop(sys.argv.index("--program") + 1) if "--program" in sys.argv else None
 
 
 class Facts(unittest.TestCase):
@@ -25,7 +31,7 @@ class Facts(unittest.TestCase):
     def test_bits_of_tree_and_ring_are_equal_and_those_of_three_all_reduces_are_not(self):
         digests = FACTS["digests"]
         self.assertEqual([each["ranks"] for each in digests], race.RANKS)
-        self.assertEqual(len({each[name] for each in digests for name in ("two-level", "ring")}), 1)
+        self.assertEqual(len({each[name] for each in digests for name in ("two-level", "ring", "ring-state")}), 1)
         self.assertEqual(len({each["paper"] for each in digests}), len(race.RANKS))
 
     def test_every_rank_ends_with_all_shards_when_the_schedule_does(self):
@@ -50,6 +56,30 @@ class Facts(unittest.TestCase):
             self.assertEqual(times[0], 0)
             self.assertLessEqual(times[-1], 1)
 
+    def test_the_table_has_a_row_per_schedule(self):
+        rows = race.table(FACTS).splitlines()[2:]
+        self.assertEqual({row.split("`")[1] for row in rows}, {row["algorithm"] for row in FACTS["schedules"]})
+        self.assertEqual(rows[1], "| `ring` | keys and values | 112 | 3.50&nbsp;GiB | 896&nbsp;MiB | 9.44&nbsp;ms | `bce125c06f3b1f05` |")
+
+    def test_the_comparison_is_that_of_the_table(self):
+        numbers = [text.replace("&nbsp;", " ") for row in race.table(FACTS).splitlines()[2:4] for text in row.split(" | ")[3:6:2]]
+        for number in numbers:
+            self.assertIn(number, race.comparison(FACTS))
+
+
+@unittest.skipUnless(PROGRAM, "no program was named with --program")
+class Program(unittest.TestCase):
+    def test_tree_attn_predict_says_the_same(self):
+        with tempfile.TemporaryDirectory() as folder:
+            report = pathlib.Path(folder, "report.json")
+            subprocess.run([PROGRAM, "predict", "--seq-len", str(TREE["keys"]), "--ranks", str(TREE["ranks"]), "--ranks-per-node", str(TREE["per_node"]), "--report", report],
+                           check=True, stdout=subprocess.DEVNULL)
+            predicted = {run["algorithm"]: run["predicted"] for run in json.loads(report.read_text(encoding="utf-8"))["runs"]}
+        for row in FACTS["schedules"]:
+            of = predicted[row["algorithm"]]
+            self.assertEqual(race.sent(row), (of["messages_per_step"], of["bytes_per_step"], of["bytes_between_nodes_per_step"]))
+            self.assertAlmostEqual(row["us"] / of["step_us"], 1, delta=1e-5)
+
 
 if __name__ == "__main__":
-    unittest.main()
+    unittest.main(argv=[word for word in sys.argv if word != "--program"])
