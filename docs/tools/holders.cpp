@@ -100,6 +100,23 @@ void print_exchanges() {
   std::printf("],\n");
 }
 
+/// Element i of an 8 x 8 matrix is i itself, so lane l brings 2 l and 2 l + 1.
+std::vector<std::uint32_t> transposed;
+__global__ void watch_transpose() {
+  const std::uint32_t first = 2 * threadIdx.x;
+  transposed[threadIdx.x] = transpose_matrix(first | (first + 1) << 16);
+}
+
+/// The elements that lanes hold after transpose_matrix(): [lane][2].
+void print_transposed() {
+  transposed.assign(32, 0);
+  launch(watch_transpose, {.grid = {1}, .block = {32}}, Stream{});
+  std::printf("  \"transposed\": [");
+  for (std::size_t lane = 0; lane < transposed.size(); ++lane)
+    std::printf("%s[%u, %u]", lane == 0 ? "" : ", ", transposed[lane] & 0xFFFF, transposed[lane] >> 16);
+  std::printf("],\n");
+}
+
 /// Who holds which component of a row of 128, in a sub-warp and in a tile.
 void print_rows() {
   using Row = SubWarp<BFloat16, 16, 1>;
@@ -287,6 +304,7 @@ int main(int n_arguments, char** arguments) {
   std::printf("{\n");
   print_exchanges();
   print_rows();
+  print_transposed();
   print_parts();
   print_leaf_forest();
   print_leaf();

@@ -303,28 +303,37 @@ def rings(data):
 
 
 def tile(data):
-    """Which lane holds which element of the output of a tile."""
-    dx, dy, left = 46, 22, 150
-    drawing = Drawing(880, dy * 16 + 66)
-    drawing.text(left + 4 * dx, 18, "queries 0 to 7")
-    for lane, query, component in data["tile"]:
-        x, y = left + dx * query, 28 + dy * component
-        drawing.box(x, y, dx - 3, dy - 3, "abc"[lane % 4 % 3] if lane % 4 < 3 else "node", 3)
-        drawing.text(x + dx / 2 - 1, y + 14, lane, "small")
-    for component in range(16):
-        drawing.text(left - 70, 42 + dy * component, f"component {component}", "small")
-    x = left + 8 * dx + 24
-    for i, words in enumerate(("A cell names the lane that holds the element.",
-                               "A lane has two components of two queries in",
-                               "every tile of 16 x 8: of all a row of 128 is",
-                               "made of, 16 components of two states.",
-                               "",
-                               "Read rows as queries and columns as keys, and",
-                               "it is how scores leave the first product: what",
-                               "a lane has of them is what the second product",
-                               "wants from it. Nothing is transposed.")):
-        drawing.text(x, 60 + 22 * i, words, "left")
-    drawing.text(left + 4 * dx, dy * 16 + 50, "one of the eight tiles of a row of 128", "small")
+    """Which lane holds which weight before and after transpose_matrix(), and which element of the output of a tile."""
+    weights = {element: lane for lane in range(32) for element in (2 * lane, 2 * lane + 1)}
+    operand = {element: lane for lane, pair in enumerate(data["transposed"]) for element in pair}
+    if any(operand[8 * key + query] != 4 * query + key // 2 for key in range(8) for query in range(8)):
+        raise ValueError("this figure is drawn for weights that are transposed between lanes")
+    dx, dy, top = 29, 22, 70
+    drawing = Drawing(880, dy * 16 + top + 34)
+
+    def grid(left, titles, rows, row_name, lane_of):
+        for i, title in enumerate(titles):
+            drawing.text(left + 4 * dx, 18 + 18 * i, title, "small" if i else "")
+        for query in range(8):
+            drawing.text(left + dx * query + dx / 2 - 1, top - 8, f"q{query}", "small")
+        for row in range(rows):
+            drawing.text(left - 6 - 4 * len(row_name(row)), top + 15 + dy * row, row_name(row), "small")
+            for query in range(8):
+                lane = lane_of(row, query)
+                drawing.box(left + dx * query, top + dy * row, dx - 2, dy - 2, ["a", "b", "c", "node"][lane % 4], 3)
+                drawing.text(left + dx * query + dx / 2 - 1, top + 14 + dy * row, lane, "small")
+
+    output = {(component, query): lane for lane, query, component in data["tile"]}
+    grid(30, ("weights of eight keys", "as the first product leaves them"), 8, lambda key: f"k{key}", lambda key, query: weights[8 * key + query])
+    grid(330, ("the same weights", "as the second product takes them"), 8, lambda key: f"k{key}", lambda key, query: operand[8 * key + query])
+    grid(640, ("output", "16 components"), 16, lambda component: f"{component}", lambda component, query: output[component, query])
+    drawing.arrow(270, 298, top + 4 * dy - 1)
+    for i, words in enumerate(("A cell names the lane that holds the element. Colours: the lane modulo four.",
+                               "Left: a lane has two queries of one key. Middle: two keys of one query. In between, one",
+                               "instruction transposes each matrix of 8 x 8.",
+                               "Right: one of the eight tiles of a row of 128 elements. Over all eight, a lane holds",
+                               "16 components of each of two states.")):
+        drawing.text(30, top + 8 * dy + 40 + 22 * i, words, "small left")
     return drawing.svg()
 
 
@@ -362,7 +371,7 @@ def equal_runs(data):
 
 
 def steps(record):
-    """Every step of the ladder at 8k keys: the time that its bytes take at the read rate, and the measured time if the record is of this kernel."""
+    """Every step of the ladder at 8k keys: its floor, the time of its bytes at the read rate, and the measured time if the record is of this kernel."""
     rows, row, top, left, decade = kernel_tables.steps(), 40, 58, 120, 115
     drawing = Drawing(900, top + row * len(rows) + 40)
 
@@ -382,17 +391,17 @@ def steps(record):
         lines = kernel_tables.recorded(name, "8k", record) if name in record.get("unchanged", kernel_tables.LADDER) else {}
         for j, (heads, kv_heads) in enumerate(kernel_tables.HEADS):
             y = top + row * i + 17 * j
-            expected = (keys(heads, kv_heads, n_keys) + scores(heads, n_keys)) / record["read_bytes_per_second"]
+            floor = (keys(heads, kv_heads, n_keys) + scores(heads, n_keys)) / record["read_bytes_per_second"]
             line = lines.get(f"{heads}/{kv_heads}")
             if line:
-                # The expected time lies on the measured one.
+                # The floor lies on the measured time.
                 bar(y, line["graph_seconds"], RANKS[j], 15)
-                bar(y + 4, expected, f"{RANKS[j]} full", 7)
+                bar(y + 4, floor, f"{RANKS[j]} full", 7)
                 x = left + decade * math.log10(line["graph_seconds"] / 1e-6) + 6
-                drawing.text(x, y + 12, f"{kernel_tables.micro(line['graph_seconds'])}, {line['graph_seconds'] / expected:.0f} times the expected {kernel_tables.micro(expected)}", "small left")
+                drawing.text(x, y + 12, f"{kernel_tables.times_the_read(line)}; floor {kernel_tables.micro(floor)}", "small left")
             else:
-                x = bar(y + 4, expected, f"{RANKS[j]} full", 7)
-                drawing.text(x, y + 12, f"expected {kernel_tables.micro(expected)}; not yet measured", "small left")
+                x = bar(y + 4, floor, f"{RANKS[j]} full", 7)
+                drawing.text(x, y + 12, f"floor {kernel_tables.micro(floor)}; not measured", "small left")
     y = top + row * len(rows) + 24
     for x, style, words in ((200, "a", "16 query and 16 key/value heads"), (460, "b", "32 query and 8 key/value heads")):
         drawing.box(x, y - 10, 14, 14, style, 2)

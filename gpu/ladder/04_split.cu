@@ -5,8 +5,8 @@
 ///
 /// What changed: a grid of splits times queries. Each block leaves the forest of its split in the workspace and counts
 /// itself; the last one joins the forests of all. This is the tree over devices, inside one. Without the counter a second
-/// launch would merge, which costs 1 to 3 us. Bytes: the same, and a few states per split. Expected: as many blocks as the
-/// device can hold, whatever the number of queries. Measured: not yet in this form.
+/// launch would merge. Bytes: the same, and a few states per split. Expected: as many blocks as the device can hold,
+/// whatever the number of queries. Measured: not yet in this form.
 #include "gpu/ladder/ladder.hpp"
 #include "gpu/parts/split_kernel.cuh"
 

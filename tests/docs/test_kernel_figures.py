@@ -50,9 +50,34 @@ class Steps(unittest.TestCase):
             svg = kernel_figures.steps(measured_record(unchanged))
             light = [length for kind, length in bars(svg) if kind in "ab"]
             self.assertEqual(len(light), 2 * len(unchanged))
-            self.assertEqual(svg.count("not yet measured"), 2 * (len(STEPS) - len(unchanged)))
+            self.assertEqual(svg.count("not measured"), 2 * (len(STEPS) - len(unchanged)))
             for length in light:
                 self.assertAlmostEqual(length, 230, delta=0.01)
+
+
+    def test_a_lower_bound_is_no_expectation_and_multiples_are_those_of_the_read(self):
+        record = measured_record(["naive"])
+        svg, read = kernel_figures.steps(record), record["lines"][0]["read_seconds"]
+        self.assertNotIn("expected", svg)
+        self.assertEqual(svg.count(f"100 µs, {1e-4 / read:.2f} times the read; floor"), 2)
+        rows = [line.split(" | ") for line in kernel_tables.ladder()[2:]]
+        self.assertEqual([row[3].strip() for row in rows[1:]], ["14.4 µs"] * (len(STEPS) - 1))
+        self.assertEqual([row[4].strip(" |") for row in rows[2:]], ["not measured"] * (len(STEPS) - 2))
+        self.assertIn("5.9 ms, 349 times the read", rows[0][4])
+
+
+class Tile(unittest.TestCase):
+    DATA = {"tile": [[lane, lane % 4 * 2 + slot, lane // 4 + 8 * c] for lane in range(32) for slot in range(2) for c in range(2)],
+            "transposed": [[8 * row + lane // 4 for row in (2 * (lane % 4), 2 * (lane % 4) + 1)] for lane in range(32)]}
+
+    def test_the_weights_are_drawn_in_the_lanes_of_both_products(self):
+        labels = re.findall(r">(\d+)</text>", kernel_figures.tile(self.DATA))
+        grids = [[int(label) for label in labels[begin:end]] for begin, end in ((0, 64), (64, 128))]
+        self.assertEqual(grids, [[4 * key + query // 2 for key in range(8) for query in range(8)], [4 * query + key // 2 for key in range(8) for query in range(8)]])
+
+    def test_weights_that_stay_in_their_lanes_are_an_error(self):
+        with self.assertRaises(ValueError):
+            kernel_figures.tile(self.DATA | {"transposed": [[2 * lane, 2 * lane + 1] for lane in range(32)]})
 
 
 class Instructions(unittest.TestCase):
