@@ -112,6 +112,19 @@ TEST_CASE("error_bound: a decoder that loses a key fails") {
   }
 }
 
+TEST_CASE("error_bound: a weight below 2^-126 is dropped with its value, however large that is, and the bound contains it") {
+  // Scores of 0 and -130 in base two: the example of docs/4-state.md.
+  const Tensor q({1}, {1, 1, 1, 1}), k({0, static_cast<float>(-130 / kLog2E)}, {1, 1, 2, 1}),
+      v({1e-3f, 1e38f}, {1, 1, 2, 1});
+  const AttentionResult want = attention(q, k, v, {.scale = 1.0});
+  const Result got = decode_in_float(q, k, v, 1.0);
+  CHECK(got.out[0] == 1e-3f);
+  CHECK(want.out[0] == doctest::Approx(0.0745).epsilon(1e-3).scale(0));
+  const Comparison out = compare(got.out, want.out, error_bound(q, k, v, {.scale = 1.0}, tree_decode_model(2)).out);
+  CHECK_MESSAGE(out.ok, out.message);
+  CHECK(out.worst > 0.999);
+}
+
 TEST_CASE("error_bound: hand-computed values") {
   // One key: w = 1, W = 0, no additions. Delta = (2 + 1) u scale (|1 * 2| + |-3 * 4|).
   const Tensor q({1, -3}, {1, 1, 1, 2}), k({2, 4}, {1, 1, 1, 2}), v({-5, 0, 0.5f}, {1, 1, 1, 3});

@@ -1,0 +1,218 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Numbers in sentences of the book are those of the records, tables and formulas that they come from."""
+import json
+import math
+import pathlib
+import re
+import sys
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "docs" / "tools"))
+import kernel_tables
+import network
+import race
+import simulated
+
+
+def text(name):
+    """A file with its lines joined, without the marks of comments."""
+    lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
+    return " ".join(" ".join(re.sub(r"^\s*///? ?", "", line) for line in lines).split())
+
+
+class Statements(unittest.TestCase):
+    def says(self, name, *sentences):
+        for sentence in sentences:
+            self.assertIn(sentence, text(name), name)
+
+
+class Ladder(Statements):
+    """docs/time_ladder.json: the ladder of ten steps."""
+
+    LINES = {(line["shape"].removeprefix("BF16, ").replace(" heads", "").removesuffix(" keys"), line["step"]): line for line in kernel_tables.RECORD["lines"] if "graph_seconds" in line}
+
+    def us(self, shape, step):
+        return 1e6 * self.LINES[shape, step]["graph_seconds"]
+
+    def read(self, shape):
+        return 1e6 * self.LINES[shape, "naive"]["read_seconds"]
+
+    def test_first_steps(self):
+        naive, fused, read = self.us("16/16, 8k", "naive"), self.us("16/16, 8k", "fused"), self.read("16/16, 8k")
+        times = f"{fused / naive:.1f} times as long"
+        self.says("docs/9-kernels.md", f"that kernel takes {read:.1f} µs for 8k keys of 16 heads", f"{naive / 1000:.1f} ms, {naive / read:.0f} times the read",
+                  f"fewer bytes than step 1 and takes {times}", f"{fused / 1000:.1f} ms, **{times} as step 1**. A warp takes {fused / 8192:.1f} µs per key",
+                  f"both kernels of that step take {naive / 8192:.2f} µs per key")
+        for name in ("docs/learnt.md", "docs/ten-minutes.md", "gpu/ladder/02_fused.cu"):
+            self.says(name, times)
+        self.says("gpu/ladder/01_naive.cu", "8k keys: below 0.01 of the rate")
+        self.assertLess(read / naive, 0.01)
+
+    def test_the_library_kernel_of_that_record(self):
+        part = [self.LINES[f"{heads}, 64k", "equal-runs"] for heads in ("16/16", "32/8")]
+        one, four = (line["read_seconds"] / line["graph_seconds"] for line in part)
+        over = [self.us(f"{heads}, 8k", "equal-runs") - self.read(f"{heads}, 8k") for heads in ("16/16", "32/8")]
+        self.says("docs/9-kernels.md", f"reached {one:.2f} of the read rate with one query per key/value head, and {four:.2f} with four",
+                  f"took {over[0]:.0f} µs longer than the read with one query per head, and {over[1]:.0f} µs longer with four")
+
+    def test_clusters_and_second_launches(self):
+        slower = [self.us(f"16/16, {keys}", "cluster") / self.us(f"16/16, {keys}", "bulk") for keys in ("8k", "64k", "1M")]
+        for name in ("docs/9-kernels.md", "docs/learnt.md"):
+            self.says(name, f"took {min(slower):.1f} to {max(slower):.1f} times as long")
+        more = [self.us(f"{heads}, 8k", "split") - self.us(f"{heads}, 8k", "last-block") for heads in ("16/16", "32/8")]
+        self.says("docs/9-kernels.md", f"at 8k keys and in a graph, that took {min(more):.1f} to {max(more):.1f} µs more")
+
+    def test_bytes_in_flight(self):
+        rate = kernel_tables.RATE
+        flight = [rate * seconds for seconds in (0.7e-6, 1.0e-6)]
+        self.says("docs/9-kernels.md", f"divided by {rate / 1e12:.2f} TB/s, the highest rate", f"{flight[0] / 1e6:.1f} to {flight[1] / 1e6:.1f} MB for the device, or "
+                  f"{flight[0] / 132e3:.0f} to {flight[1] / 132e3:.0f} kB for each of 132")
+
+    def test_instructions(self):
+        before = kernel_tables.PER_8_KIB_BEFORE
+        bf16, f32 = before["SubWarp<BFloat16, 16, 1>"], before["SubWarp<float, 32, 1>"]
+        # A lane of 32 copies 8 KiB by 16 copies of 16 bytes.
+        self.assertEqual([f"{share * n / 16:.0f}" for share, n in ((0.38, bf16), (0.57, f32))], ["27", "27"])
+        self.says("docs/9-kernels.md", f"Of the {bf16} instructions", "27 instructions for every copy of 16 bytes", f"57 % of {f32}, again 27")
+        walks = json.loads((ROOT / "docs" / "kernel_instructions.json").read_text(encoding="utf-8"))["walks"]
+        now = {(walk["architecture"], walk["worker"], walk["rows"]): walk for walk in walks if walk["kernel"] == "equal_runs"}
+        self.says("docs/learnt.md", f"has {now['sm_90a', 'SubWarp<BFloat16, 16, 1>', 'bulk']['per_8_kib']} instructions per 8 KiB where it had {bf16}",
+                  f"takes {now['sm_80', 'SubWarp<float, 32, 1>', 'cp.async']['leaf']} instructions on compute capability 8")
+
+
+class Measured(Statements):
+    """The tables of README.md that ./run bench writes."""
+
+    ROWS = {tuple(cell.strip() for cell in line.strip("|").split("|"))[:-1]: line.strip("|").split("|")[-1].strip()
+            for line in (ROOT / "README.md").read_text(encoding="utf-8").split("measurements: begin")[1].splitlines() if line.startswith("| ")}
+
+    def ratio(self, *what):
+        return float(self.ROWS[what])
+
+    def test_what_was_learnt(self):
+        """Words for ratios, in ranges that another run of the benchmark stays in."""
+        finish = "finish of a state of 128 components"
+        self.says("docs/learnt.md", "is more than twice as fast as checking each", "with one of 64 bits `finish()` is slower again", "about one and a half times as fast as in two passes",
+                  "three AllReduces take 1.5 times as long as one", "the combine of 8 KB takes a little longer than `MPI_Allgather`", "less than half of its time when it copies through shared memory")
+        self.assertGreater(self.ratio(finish, "speed of looking at each"), 2)
+        self.assertGreater(self.ratio(finish, "speed of counting in 64 bits"), 1.1)
+        self.assertAlmostEqual(self.ratio("merge and finish of 128 states in one pass", "speed of two passes"), 1.5, delta=0.2)
+        self.assertAlmostEqual(self.ratio("three AllReduces, 8 ranks", "time of one"), 1.5, delta=0.2)
+        of_allgather = {what[0]: float(what[1].split(" / ")[0]) for what in self.ROWS if len(what) == 3 and re.fullmatch(r"[\d.]+ / [\d.]+", what[1])}
+        self.assertTrue(1 < of_allgather["two-level, 2 ranks"] < 1.4)
+        self.assertLess(of_allgather["two-level in shared memory, 2 ranks"], 0.5)
+
+
+class Predicted(Statements):
+    """The model and the simulated cluster."""
+
+    ROWS = simulated.read()["rows"]
+    CASES = [case for case in json.loads((ROOT / "docs" / "my_cluster.json").read_text(encoding="utf-8"))["cases"]
+             if (case["problem"]["heads"], case["problem"]["kvHeads"], case["problem"]["perNode"], case["problem"]["batch"], case["cluster"]["overhead"]) == (16, 16, 8, 1, 0)
+             and case["problem"]["headDim"] == 128 and case["problem"]["radix"] == 0 and case["cluster"]["inside"] == {"latency": 1.5, "bytesPerUs": 450000}]
+
+    def us(self, ranks, keys, name, dealt=False):
+        return next(case["us"][name] for case in self.CASES if case["problem"] | {"ranks": ranks, "keys": keys, "dealt": dealt} == case["problem"])
+
+    def test_three_collectives(self):
+        combine = {row["algorithm"]: row["combine_us"] for row in self.ROWS
+                   if (row["experiment"], row["cluster"], row["ranks"], row["batch"], row["message_us"]) == ("schedules", "h100", 128, 1, 0)}
+        self.says("docs/learnt.md", f"Alg. 3 communicates for {combine['paper']:.1f} us, a single AllReduce of states for {combine['fused']:.1f} us, and `two-level` for {combine['two-level']:.1f} us")
+        self.says("docs/7-cost.md", f"which is {combine['fused']:.1f} us for 128 GPUs")
+
+    def test_model_and_simulation(self):
+        over = {}
+        for row in self.ROWS:
+            if row["experiment"] == "fig_3" and row["ranks"] in (8, 64, 128) and row["keys"] in (80_000, 640_000, 5_120_000):
+                over.setdefault(row["algorithm"], []).append(row["latency_us"] / self.us(row["ranks"], row["keys"], row["algorithm"], row["order"] == "dealt") - 1)
+        self.assertGreater(len(over["two-level"]), 12)
+        self.assertLess(max(map(abs, over["ring"] + over["paper"])), 1.5e-3)
+        self.says("docs/7b-does-it-pay.md", "For `ring` and `paper` model and simulation agree to 0.1 %", f"takes up to {100 * max(over['two-level']):.0f} % longer than the model says")
+
+    def test_does_it_pay(self):
+        of = {ranks: {name: self.us(ranks, 5_120_000, name) for name in ("ring", "paper")} for ranks in (8, 64, 128)}
+        shard = 5_120_000 / 128 * 8192
+        needed = of[128]["ring"] / 8 - of[128]["paper"]
+        eight_links = of[128]["ring"] / 8e3  # ms, if the link between nodes were eight times as wide: latencies and reading are 1 % of it
+        self.says("docs/7b-does-it-pay.md", f"a shard has {shard / 1e6:.0f} MB. Reading it takes {shard / 3e6:.0f} us", f"over a link of 50 GB/s takes {shard / 5e7:.1f} ms",
+                  f"by a factor of {of[8]['ring'] / of[8]['paper']:.0f} on 8 GPUs and of thousands on 64 and 128", f"the ring takes {of[8]['ring'] / of[8]['paper']:.0f} times as long as Alg. 3",
+                  f"On 128 GPUs that is {needed / 1000:.0f} ms, six hundred times the {of[128]['paper']:.0f} us of the schedule",
+                  f"a hop would take {shard / 4e8:.1f} ms instead of {shard / 5e7:.1f} ms, the ring 105 ms and the overhead of the tree program 13 ms")
+        self.assertAlmostEqual(eight_links, 105, delta=1)
+        self.assertAlmostEqual(eight_links / 8 - of[128]["paper"] / 1000, 13, delta=0.5)
+        self.assertGreater(min(of[ranks]["ring"] / of[ranks]["paper"] for ranks in (64, 128)), 2000)
+        self.assertAlmostEqual(needed / of[128]["paper"], 600, delta=60)
+        one, many = (self.us(ranks, 80_000, "two-level", dealt=True) for ranks in (8, 128))
+        alone = many - 80_000 / 128 * 8192 / 3e6
+        self.says("docs/7b-does-it-pay.md", f"falls from {one:.0f} us to {many:.0f} us, of which {alone:.0f} us are communication", "sixteen times the GPUs make a step three times as fast")
+        self.assertAlmostEqual(one / many, 3, delta=0.4)
+
+    def test_tables_1_and_2(self):
+        found = network.measured_times()
+        h100, mi300x, cards = (found[key] for key in (("Table 1", "H100 NVLink"), ("Table 1", "MI300X"), ("Table 2", "RTX 4090 PCIe")))
+        ratios = [ring / tree for of in found.values() for (tree, _), (ring, _) in of.values()]
+        more = [ring - tree for (tree, _), (ring, _) in h100.values()]
+        amd = [ring / tree for (tree, _), (ring, _) in mi300x.values()]
+        seconds = [f"{min(tree for (tree, _), _ in of.values()):.1f} to {max(tree for (tree, _), _ in of.values()):.1f} s" for of in (h100, cards)]
+        least = [network.prefill_seconds("table_2", keys) for keys in cards]
+        self.says("docs/7b-does-it-pay.md", f"Their factors lie between {min(ratios):.1f} and {max(ratios):.1f}", f"it takes {min(more):.1f} to {max(more):.1f} s longer than the tree",
+                  f"their ring takes {min(amd):.1f} to {max(amd):.1f} times as long", *(f"ms of {words}" for words in seconds),
+                  f"at 256k keys the prefill alone takes {network.prefill_seconds('table_1', 256_000):.1f} s at the peak rate", f"the prefill at the peak rate {min(least):.1f} to {max(least):.1f} s")
+        self.says("docs/7c-model.md", f"where the paper's programs differ by {max(more):.1f} s")
+
+
+class Arithmetic(Statements):
+    def test_the_papers_example(self):
+        n_bytes = 2 * 80_000 * 2048 * 2
+        read, move = n_bytes / 3.35e12, n_bytes / 450e9
+        for name in ("docs/7-cost.md", "docs/errata.md"):
+            self.says(name, f"{n_bytes / 1e6:.0f} MB", f"{1e6 * read:.0f} us", f"{1e3 * move:.2f} ms")
+        self.says("docs/7-cost.md", f"Computing is {move / read:.0f} times faster than moving")
+        self.says("docs/learnt.md", f"moving a shard takes {move / read:.0f} times as long as reading it")
+
+    def test_ring_and_tree_in_bytes(self):
+        facts = race.read_facts()
+        rows = {row["algorithm"]: row for row in facts["schedules"]}
+        (_, ring, _), (_, tree, _) = race.sent(rows["ring"]), race.sent(rows["two-level"])
+        ranks, state = rows["ring"]["ranks"], 4 * facts["heads"] * (2 + facts["head_dim"])
+        # A factor of two for F32, and the states that a rank sends against those of eq. (12).
+        states, by_paper = tree / ranks / state, 2 * (ranks - 1) / ranks
+        papers = rows["ring"]["keys"] / (1 + 2 / facts["head_dim"])
+        self.assertAlmostEqual(papers / 2 * by_paper / states / (ring / tree), 1, delta=1e-12)
+        self.says("docs/ten-minutes.md", f"our ring sends {race.bytes_text(ring)} in a step, and `two-level` {race.bytes_text(tree)}", f"a factor of {ring / tree:.0f} and not of {papers:.0f}",
+                  f"each rank sends {['no', 'one', 'two', 'three', 'four'][round(states)]} of them where the paper's AllReduce counts {by_paper:.2f}")
+
+    def test_where_an_exponential_overflows(self):
+        double, single = math.log(sys.float_info.max), math.log(2) * 128 + math.log1p(-(2.0**-24))
+        for name in ("docs/1-stream.md", "docs/3-safe-softmax.md"):
+            self.assertEqual(set(re.findall(r"\b(?:709|88)\.\d+", text(name))), {f"{double:.2f}", f"{single:.2f}"}, name)
+        self.says("notebooks_cpp/14_attention_in_one_pass.cpp", f"fails above {double:.2f}", f"in F32 above {single:.2f}")
+
+    def test_a_limit_for_invented_answers(self):
+        answers = json.loads((ROOT / "docs" / "recall.json").read_text(encoding="utf-8"))["confidence"]["answers"]
+        sure = [sum(each["entropy"] <= limit for each in answers if each["known"]) for limit in (0.1, 0.2)]
+        unsure = [sum(each["entropy"] > limit for each in answers if not each["known"]) for limit in (0.2, 0.1)]
+        self.says("docs/7c-model.md", f"between 0.1 and 0.2 nats therefore separates most answers that are in the text from most that are invented: {sure[0]} to {sure[1]} of the former are at or below it, "
+                  f"and {unsure[0]} to {unsure[1]} of the latter above")
+
+    def test_counts_of_figures_and_methods(self):
+        figures = re.findall(r"^!\[", (ROOT / "docs" / "ten-minutes.md").read_text(encoding="utf-8"), re.MULTILINE)
+        self.assertEqual(len(figures), 6)
+        self.says("docs/ten-minutes.md", "six of the figures")
+        self.says("docs/mainpage.md", "six figures")
+
+    def test_the_smallest_programs(self):
+        self.says("README.md", "Two notebooks decode in a program of about 40 lines")
+        for name in ("10_ranks_that_are_threads", "11_decode_in_your_own_mpi_program"):
+            lines = (ROOT / "notebooks_cpp" / f"{name}.cpp").read_text(encoding="utf-8").splitlines()
+            self.assertAlmostEqual(len([line for line in lines if line.strip() and not line.strip().startswith("//")]), 40, delta=8)
+
+    def test_no_page_promises_a_colour_per_rank(self):
+        colours = re.search(r'classes = \[([^\]]*)\]', (ROOT / "docs" / "cut_the_tree.js").read_text(encoding="utf-8"))[1].count('"') // 2
+        self.says("docs/5-tree.md", f"which take {['no', 'one', 'two', 'three', 'four'][colours]} colours in turn")
+
+
+if __name__ == "__main__":
+    unittest.main()
