@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The decode of a shard, key by key: it defines the bits of the CPU backend (eq. (7), section 5).
+///
+/// Everything is F32, nothing is fused, and every sum has the one order that is written here. The loops of the CPU backend
+/// have these bits for every type, shape, cut, order of leaves, number of threads and instruction set.
+#pragma once
+
+#include "reference/state/forest.hpp"
+#include "reference/state/owned_leaves.hpp"
+#include "reference/state/score_scale.hpp"
+#include "reference/tensor/convert.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <span>
+#include <vector>
+
+namespace tree_attn::plain {
+
+/// q.k of rows that are padded with zeros to a multiple of 32.
+inline float dot(const std::vector<float>& q, const std::vector<float>& k, DType key_type) {
+  // Add the products in sixteen lanes: element i in lane i mod 16; of BF16, two neighbours share a lane.
+  float lane[16];
+  for (float& sum : lane) sum = -0.0f;
+  for (std::size_t i = 0; i < q.size(); ++i) lane[(key_type == DType::BF16 ? i / 2 : i) % 16] += k[i] * q[i];
+
+  // Add the lanes: 8 + 8, 4 + 4, then neighbours.
+  for (int i = 0; i < 8; ++i) lane[i] += lane[i + 8];
+  for (int i = 0; i < 4; ++i) lane[i] += lane[i + 4];
+  return (lane[0] + lane[1]) + (lane[2] + lane[3]);
+}
+
+/// 2^f for -1 < f <= 0, by a polynomial on [-1/2, 1/2]. The bits of std::exp2 differ between C libraries.
+inline float exp2_fraction(float f) {
+  const float g = f < -0.5f ? f + 1 : f;
+  float p = 0x1.416b5ep-13f;
+  for (const float c : {0x1.5f0830p-10f, 0x1.3b2de0p-7f, 0x1.c6af7cp-5f, 0x1.ebfbdcp-3f, 0x1.62e430p-1f, 1.0f})
+    p = p * g + c;
+  return f < -0.5f ? p / 2 : p;
+}
+
+/// The states of the maximal subtrees of a range, for every query: row (i, h, j) is (i n_h + h) l + j.
+///
+/// Edges: a key whose score is -inf is not seen, and its value is not read; a leaf of which no key is seen is empty. A score
+/// of +inf or NaN makes D and n NaN. Values of Inf and NaN follow the formula.
+/// @param q [b, n_h, l, d_h]
+/// @param k, v [b, n_kv, n, d_h] and [b, n_kv, n, d_v]; row a is the key at leaves.position(a)
+/// @param lengths, scale keys of each sequence [b], rows past which are not read; the factor of q.k
+/// @paper{eq_7, eq. (7)}
+inline Forest<float> decode(const TensorView& q, const TensorView& k, const TensorView& v, const OwnedLeaves& leaves,
+                            std::span<const std::int64_t> lengths, double scale) {
+  const auto [b, n_h, l, d_h] = q.shape;
+  const std::int64_t n_kv = k.shape[1], d_v = v.shape[3], longest = lengths.empty() ? 0 : std::ranges::max(lengths);
+  const KeyRange range = closed(leaves.range(), longest);
+  const ScoreScale c = split_scale(scale);
+  std::vector<float> query(static_cast<std::size_t>((d_h + 31) / 32 * 32)), key(query), x[kLeafKeys];
+  Forest<float> forest(b * n_h * l, d_v);
+  for (std::int64_t at = range.begin; at < range.end; at = forest.subtrees().back().end()) {
+    // Take the next leaf, or, if no sequence reaches its first key, the largest node that begins with it: that is empty.
+    const std::int64_t first = leaf_of(leaves.order(), at / kLeafKeys) * kLeafKeys + at % kLeafKeys;
+    const Subtree node = first_subtree(at, first < longest ? std::min(at + kLeafKeys, range.end) : range.end);
+    const std::int64_t row = leaves.n_keys(first);
+    float* state = forest.slot();
+    for (std::int64_t r = 0; r < forest.n_rows(); ++r, state += state_size(d_v)) {
+      const std::int64_t i = r / (n_h * l), h = r / l % n_h, g = h / (n_h / n_kv), N = lengths[static_cast<std::size_t>(i)];
+      const std::int64_t n = std::min(node.end() - node.begin(), leaves.n_keys(N) - row);
+
+      // s_a = log2(e) scale q.k_a, and the shift of the leaf: e = max_a ceil(s_a).
+      load_row(q, i, h, r % l, query.data());
+      for (float& q_j : query) q_j *= c.query;
+      float s[kLeafKeys], e = -INFINITY;
+      for (std::int64_t a = 0; a < n; ++a) {
+        load_row(k, i, g, row + a, key.data());
+        s[a] = c.score * dot(query, key, k.dtype);
+        e = std::max(e, key_shift(s[a]));
+      }
+
+      // x_a = w_a (1, v_a) with w_a = 2^(s_a - e); where no key is seen it is zero, of the sign that changes no sum.
+      for (std::vector<float>& x_a : x) x_a.assign(static_cast<std::size_t>(1 + d_v), -0.0f), x_a[0] = 0;
+      for (std::int64_t a = 0; a < n; ++a) {
+        if (s[a] == -INFINITY) continue;
+        float w = exp2_fraction(s[a] - key_shift(s[a])) * pow2(key_shift(s[a]) - e);
+        if (N == 1 && w > 0) e = s[a], w = 1;  // set_single_key()
+        load_row(v, i, g, row + a, x[a].data() + 1), x[a][0] = 1;
+        for (float& x_j : x[a]) x_j *= w;
+      }
+
+      // (D, n) = sum_a x_a over the tree of the leaf.
+      for (std::int64_t m = kLeafKeys / 2; m > 0; m /= 2)
+        for (std::int64_t a = 0; a < m; ++a)
+          for (std::size_t j = 0; j < x[a].size(); ++j) x[a][j] = x[2 * a][j] + x[2 * a + 1][j];
+      state[kShift] = e, std::copy(x[0].begin(), x[0].end(), state + kSum);
+    }
+    forest.push(node);
+  }
+  return forest;
+}
+
+}  // namespace tree_attn::plain

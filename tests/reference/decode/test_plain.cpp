@@ -1,0 +1,309 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The CPU backend has the bits of the plain decode: in every state, for every type, shape, length, cut, order of
+/// leaves, number of threads and instruction set (eq. (7), section 5).
+#include "reference/decode/backend.hpp"
+#include "reference/decode/leaf_kernel.hpp"
+#include "reference/decode/plain.hpp"
+#include "reference/oracle/error_bound.hpp"
+#include "tests/support/compare.hpp"
+#include "tests/support/sanitized.hpp"
+#include "tests/support/tensor_workload.hpp"
+
+#include <doctest/doctest.h>
+
+#include <array>
+#include <numeric>
+#include <string>
+#include <utility>
+
+namespace tree_attn::test {
+namespace {
+
+constexpr float kInf = std::numeric_limits<float>::infinity(), kNaN = std::numeric_limits<float>::quiet_NaN();
+constexpr std::array kTypes{DType::F32, DType::F16, DType::BF16, DType::F64};
+
+/// Elements that differ in bits; any NaN equals any other, and the sign of a zero counts.
+std::int64_t n_different(std::span<const float> a, std::span<const float> b) {
+  REQUIRE(a.size() == b.size());
+  std::int64_t n = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) n += bits_of(a[i]) != bits_of(b[i]) && !(std::isnan(a[i]) && std::isnan(b[i]));
+  return n;
+}
+
+std::int64_t n_compared = 0;
+
+/// Decodes the keys of a range of the tree with the backend and plainly, and compares all states.
+void check_range(TensorWorkload& workload, const OwnedLeaves& leaves, int n_threads = 1) {
+  const auto cache = cpu_backend(n_threads).make_cache(workload.shape(), leaves, 1);
+  if (leaves.order() == LeafOrder::kContiguous && leaves.range().end <= workload.n_keys())
+    cache->borrow(workload.shard(leaves.range()), rows_in_use(workload.lengths(), leaves));
+  else
+    fill(*cache, workload, workload.lengths());
+  const auto session = cache->open(workload.scale);
+  const Forest<float>& fast = session->decode(workload.query(0), workload.lengths()).host();
+  std::vector<std::byte> memory;
+  const Shard rows = cache->shard(cache->longest(), [&memory](std::size_t n) { return (memory.resize(n), memory.data()); });
+  const Forest<float> states = plain::decode(workload.query(0), rows.k, rows.v, leaves, workload.lengths(), workload.scale);
+  REQUIRE(fast.subtrees() == states.subtrees());
+  REQUIRE(n_different(fast.states(), states.states()) == 0);
+  n_compared += std::ssize(states.states());
+}
+void check_whole(TensorWorkload& workload, int n_threads = 1) {
+  check_range(workload, KeyRange{0, workload.n_keys()}, n_threads);
+}
+
+/// 0, 1, 2, ..., n - 1.
+std::vector<std::int64_t> lengths_below(std::int64_t n) {
+  std::vector<std::int64_t> lengths(static_cast<std::size_t>(n));
+  std::iota(lengths.begin(), lengths.end(), 0);
+  return lengths;
+}
+
+}  // namespace
+
+/// @tested{eq_7, eq. (7)}
+TEST_CASE("plain: within the error bound of the oracle") {
+  for (const DType dtype : kTypes) {
+    INFO(name_of(dtype));
+    const std::vector<std::int64_t> lengths{700, 0, 1, 64, 333};
+    const auto workload = normal_workload(
+        7800, {.batch = 5, .head_dim = 40, .value_dim = 72, .n_queries = 2, .n_keys = 700, .dtype = dtype}, lengths);
+    const Shard shard = workload->whole();
+    Forest<float> forest = plain::decode(workload->query(0), shard.k, shard.v, KeyRange{0, 700}, lengths, workload->scale);
+    const std::span<const float> states = forest.fold();
+    std::vector<float> out(static_cast<std::size_t>(forest.n_rows() * 72)), lse;
+    for (std::int64_t r = 0; r < forest.n_rows(); ++r)
+      lse.push_back(finish(states.data() + r * state_size(72), out.data() + r * 72, 72));
+    const AttentionOptions options{.scale = workload->scale, .lengths = lengths};
+    const AttentionResult exact = attention(workload->query(0), shard.k, shard.v, options);
+    const ErrorBound bound = error_bound(workload->query(0), shard.k, shard.v, options, tree_decode_model(700));
+    const Comparison of_out = compare(out, exact.out, bound.out);
+    const Comparison of_lse = compare(lse, exact.lse, bound.lse, NonFinite::Match);
+    CHECK_MESSAGE(of_out.ok, of_out.message);
+    CHECK_MESSAGE(of_lse.ok, of_lse.message);
+  }
+}
+
+TEST_CASE("plain: the backend has its bits for every type, row and length below 200, and for some up to 3000") {
+  n_compared = 0;
+  unsigned seed = 7810;
+  for (const DType dtype : kTypes) {
+    // Every length, as entries of one batch.
+    for (const auto& [d_h, d_v] :
+         {std::pair{1, 1}, {5, 3}, {16, 17}, {33, 7}, {64, 64}, {65, 127}, {128, 128}, {192, 128}, {300, 256}, {576, 512}}) {
+      INFO(name_of(dtype) << ", d_h " << d_h << ", d_v " << d_v);
+      const std::int64_t n = kIsSanitized || d_h > 300 ? 70 : 200;
+      check_whole(*normal_workload(
+          seed++,
+          {.batch = n, .heads = 1, .kv_heads = 1, .head_dim = d_h, .value_dim = d_v, .n_keys = n - 1, .dtype = dtype},
+          lengths_below(n)));
+    }
+    // Every length, as the end of a range that may cut a leaf.
+    std::vector<std::int64_t> ends = lengths_below(200);
+    for (const std::int64_t end : {255, 256, 257, 511, 640, 1000, 1024, 1025, 2047, 2500, 3000}) ends.push_back(end);
+    for (const std::int64_t N : ends) {
+      INFO(name_of(dtype) << ", " << N << " keys");
+      check_whole(*normal_workload(
+          seed++, {.heads = 2, .kv_heads = 1, .head_dim = 12, .value_dim = 9, .n_keys = N, .dtype = dtype}));
+    }
+  }
+  MESSAGE(n_compared << " elements compared");
+}
+
+TEST_CASE("plain: the backend has its bits for every group, number of queries and threads, and any layout") {
+  for (const DType dtype : kTypes) {
+    for (const auto& [heads, kv_heads, l] :
+         {std::array{1, 1, 1}, {4, 1, 1}, {6, 2, 1}, {8, 2, 3}, {3, 3, 2}, {16, 1, 1}, {5, 1, 1}}) {
+      for (const int n_threads : {1, 3}) {
+        INFO(name_of(dtype) << ", " << heads << " heads for " << kv_heads << ", l " << l << ", " << n_threads << " threads");
+        check_whole(*normal_workload(7820,
+                                     {.batch = 3,
+                                      .heads = heads,
+                                      .kv_heads = kv_heads,
+                                      .head_dim = 64,
+                                      .value_dim = 64,
+                                      .n_queries = l,
+                                      .n_keys = 450,
+                                      .dtype = dtype},
+                                     std::vector<std::int64_t>{450, 1, 65}),
+                    n_threads);
+      }
+    }
+    const auto dense = normal_workload(7821, {.batch = 2, .head_dim = 40, .value_dim = 40, .n_keys = 150, .dtype = dtype});
+    check_whole(*packed(*dense));
+    check_whole(*misaligned(*dense, 1));
+  }
+  // Keys and values of two types.
+  std::mt19937 random(7822);
+  check_whole(*workload_of(normal_tensor(random, {1, 2, 1, 70}), normal_tensor(random, {1, 2, 300, 70}, DType::F16),
+                           normal_tensor(random, {1, 2, 300, 33}, DType::BF16)));
+}
+
+/// @tested{thm_1, Thm. 1}
+TEST_CASE("plain: the backend has its bits on every shard, wherever it is cut, in both orders of leaves") {
+  std::mt19937 random(7830);
+  for (const DType dtype : {DType::F32, DType::BF16}) {
+    for (const std::int64_t N : {0, 1, 63, 64, 65, 130, 700, 3000}) {
+      INFO(name_of(dtype) << ", " << N << " keys");
+      const std::vector<std::int64_t> lengths{N, N / 2, std::min<std::int64_t>(N, 1)};
+      const auto workload = normal_workload(
+          7831, {.batch = 3, .heads = 2, .kv_heads = 1, .head_dim = 9, .value_dim = 5, .n_keys = N, .dtype = dtype},
+          lengths);
+      for (int i = 0; i < 12; ++i) {
+        const std::int64_t a = random() % (N + 1), b = random() % (N + 1);
+        const KeyRange cut{std::min(a, b), std::max(a, b)};
+        CAPTURE(cut.begin);
+        CAPTURE(cut.end);
+        check_range(*workload, cut);
+        check_range(*workload, KeyRange{cut.begin / kLeafKeys * kLeafKeys, kOpenEnd});
+      }
+      for (const int p : {1, 2, 3, 5, 8, 13}) {
+        for (const KeyRange& range : dealt_ranges(p))
+          check_range(*workload, OwnedLeaves(range, LeafOrder::kDealt), 1 + p % 3);
+      }
+    }
+  }
+  // Leaves with the same low bits, which are siblings.
+  const auto workload =
+      normal_workload(7832, {.heads = 1, .kv_heads = 1, .head_dim = 2, .value_dim = 1, .n_keys = 9000 * 64});
+  for (const int p : {1, 3}) {
+    for (const KeyRange& range : dealt_ranges(p)) check_range(*workload, OwnedLeaves(range, LeafOrder::kDealt));
+  }
+}
+
+namespace {
+
+/// A fault in one element of every tenth row or so, in batch entries of 64, 130 and 1 keys.
+struct Special {
+  const char* name;
+  float score_scale, value_scale;
+  std::vector<float> in_q, in_k, in_v;
+};
+const Special kSpecial[] = {{"scores x 30", 30, 1, {}, {}, {}},
+                            {"scores x 300", 300, 1, {}, {}, {}},
+                            {"keys not seen", 1, 1, {}, {-kInf}, {}},
+                            {"keys not seen, with values that are not finite", 3, 1, {}, {-kInf}, {kNaN, kInf, -kInf}},
+                            {"values that are not finite", 1, 1, {}, {}, {kNaN, kInf, -kInf, -0.0f}},
+                            {"scores that are not finite", 1, 1, {}, {kNaN, kInf, -kInf}, {}},
+                            {"queries that are not finite", 1, 1, {kNaN, kInf, -kInf, 0}, {-kInf}, {}},
+                            {"large values", 20, 3e37f, {}, {}, {3e38f, -3e38f}},
+                            {"small values", 40, 1e-37f, {}, {}, {1e-45f, -1e-40f, 0, -0.0f}},
+                            {"large scores", 1, 1, {1e30f, -1e30f}, {1e8f, -1e8f, 1e20f}, {}}};
+
+/// @param rare one element in so many
+std::unique_ptr<TensorWorkload> special_workload(const Special& special, DType dtype, std::int64_t n, unsigned rare) {
+  std::mt19937 random(7840);
+  const auto some = [&random, rare](Tensor tensor, const std::vector<float>& elements) {
+    for (std::int64_t i = 0; i < tensor.shape[0]; ++i) {
+      for (std::int64_t h = 0; h < tensor.shape[1]; ++h) {
+        for (std::int64_t a = 0; a < tensor.shape[2]; ++a) {
+          if (!elements.empty() && random() % rare == 0)
+            tensor.set(i, h, a, random() % tensor.shape[3], elements[random() % elements.size()]);
+        }
+      }
+    }
+    return tensor;
+  };
+  Tensor q = some(normal_tensor(random, {4, 4, 1, 37}, dtype, special.score_scale), special.in_q);
+  for (std::int64_t i = 0; i < 4; ++i) q.set(i, 0, 0, 0, 1);
+  Tensor k = some(normal_tensor(random, {4, 2, n, 37}, dtype), special.in_k);
+  Tensor v = some(normal_tensor(random, {4, 2, n, 21}, dtype, special.value_scale), special.in_v);
+  for (std::int64_t a = 0; a < std::min<std::int64_t>(n, 80); ++a)
+    k.set(3, 0, a, 0, -kInf);  // a leaf that one head sees not
+  return workload_of(std::move(q), std::move(k), std::move(v), std::vector<std::int64_t>{n, 64, 1, n});
+}
+
+}  // namespace
+
+TEST_CASE("plain: the backend has its bits where numbers are not finite, overflow or vanish") {
+  std::int64_t n_empty = 0, n_nan = 0;
+  for (const DType dtype : kTypes) {
+    for (const Special& special : kSpecial) {
+      for (const unsigned rare : {1u, 10u, 100u}) {
+        INFO(name_of(dtype) << ", " << special.name << ", one in " << rare);
+        const auto workload = special_workload(special, dtype, 330, rare);
+        check_whole(*workload);
+        check_range(*workload, OwnedLeaves(dealt_ranges(3)[1], LeafOrder::kDealt));
+        for (const KeyRange& cut : {KeyRange{0, 100}, {5, 71}, {64, 330}}) {
+          check_range(*workload, cut);
+          const Shard shard = workload->shard(cut);
+          const Forest<float> forest =
+              plain::decode(workload->query(0), shard.k, shard.v, cut, workload->lengths(), workload->scale);
+          for (auto state = forest.states().begin(); state < forest.states().end(); state += 23)
+            n_empty += is_empty(&*state), n_nan += std::isnan(state[kSum]);
+        }
+      }
+    }
+  }
+  CHECK(n_empty > 1000);
+  CHECK(n_nan > 1000);
+}
+
+TEST_CASE("plain: every instruction set has its bits") {
+  for (const LeafKernel* kernel : leaf_kernels()) {
+    for (const DType dtype : kTypes) {
+      for (const auto& [d_h, d_v] : {std::pair{7, 5}, {32, 33}, {64, 64}, {80, 100}, {128, 128}, {192, 65}}) {
+        for (const std::int64_t n_queries : {1, 2, 5, 8}) {
+          for (const std::int64_t n : {1, 2, 63, 64, 65, 150, 500}) {
+            INFO(kernel->name << ", " << name_of(dtype) << ", d_h " << d_h << ", d_v " << d_v << ", " << n_queries
+                              << " queries, " << n << " keys");
+            const std::vector<std::int64_t> lengths{n};
+            const auto workload = normal_workload(
+                7850, {.heads = n_queries, .kv_heads = 1, .head_dim = d_h, .value_dim = d_v, .n_keys = n, .dtype = dtype});
+            const TensorView q = workload->query(0), k = workload->k(), v = workload->v();
+            const ScoreScale scale = split_scale(workload->scale);
+            std::vector<float> row(static_cast<std::size_t>(d_h)),
+                packed(static_cast<std::size_t>(n_queries * packed_size(d_h)));
+            for (std::int64_t h = 0; h < n_queries; ++h) {
+              load_row(q, 0, h, 0, row.data());
+              kernel->pack_query(row.data(), d_h, dtype, scale.query, packed.data() + h * packed_size(d_h));
+            }
+            std::vector<LeafRows> leaves;
+            for (std::int64_t a = 0; a < n; a += kLeafKeys) {
+              const auto size = static_cast<std::int64_t>(bytes_of(dtype));
+              leaves.push_back({k.row(0, 0, a), v.row(0, 0, a), d_h * size, d_v * size});
+            }
+            std::vector<float> workspace(static_cast<std::size_t>(workspace_floats(std::ssize(leaves), n_queries, d_v))),
+                states(static_cast<std::size_t>(n_queries * state_size(d_v)));
+            kernel->states({.leaves = leaves.data(),
+                            .n_leaves = std::ssize(leaves),
+                            .n_keys = n,
+                            .key_type = dtype,
+                            .value_type = dtype,
+                            .d_h = d_h,
+                            .d_v = d_v,
+                            .n_queries = n_queries,
+                            .queries = packed.data(),
+                            .score_scale = scale.score,
+                            .lift = 0,
+                            .single_key = n == 1},
+                           workspace.data(), states.data());
+            // A range of whole leaves: the last of them has one shift.
+            Forest<float> forest =
+                plain::decode(q, k, v, KeyRange{0, std::ssize(leaves) * kLeafKeys}, lengths, workload->scale);
+            REQUIRE(n_different(states, forest.fold()) == 0);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("plain: one bit of one element is a difference") {
+  const auto workload = normal_workload(7860, {.n_keys = 100});
+  const auto decode = [&] {
+    return plain::decode(workload->query(0), workload->k(), workload->v(), KeyRange{0, 100}, workload->lengths(),
+                         workload->scale);
+  };
+  const Forest<float> forest = decode();
+  std::vector<float> states(forest.states().begin(), forest.states().end());
+  CHECK(n_different(states, decode().states()) == 0);
+  for (const std::size_t i : {std::size_t{kSum}, states.size() - 1}) {
+    states[i] = std::nextafter(states[i], 0.0f);
+    CHECK(n_different(states, forest.states()) == 1);
+    states[i] = forest.states()[i];
+  }
+}
+
+}  // namespace tree_attn::test
