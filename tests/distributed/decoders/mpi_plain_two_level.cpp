@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Alg. 3 in two levels with MPI alone: on every rank the bits of `two-level` and of the plain decode, for any nodes,
+/// ranges and order of leaves.
+#include "reference/decode/plain.hpp"
+#include "tests/support/decoding.hpp"
+#include "tests/support/mpi_test_session.hpp"
+
+#include <mpi.h>
+
+#include <random>
+
+namespace tree_attn {
+
+/// Of distributed/decoders/plain_two_level.cpp.
+void plain_two_level(MPI_Comm world, MPI_Comm node, const TensorView& q, const TensorView& k, const TensorView& v,
+                     const OwnedLeaves& leaves, std::span<const std::int64_t> lengths, double scale, float* out, float* lse);
+
+namespace test {
+namespace {
+
+/// Room for the output of a workload.
+DecodeOutput output_of(TensorWorkload& workload) {
+  const auto n_rows = static_cast<std::size_t>(workload.shape().n_rows());
+  return {std::vector<float>(n_rows * static_cast<std::size_t>(workload.shape().value_dim)), std::vector<float>(n_rows)};
+}
+
+/// The plain decode of the whole sequence.
+DecodeOutput decode_plainly(TensorWorkload& workload, const OwnedLeaves& leaves) {
+  Forest<float> forest =
+      plain::decode(workload.query(0), workload.k(), workload.v(), leaves, workload.lengths(), workload.scale);
+  const float* states = forest.fold().data();
+  DecodeOutput output = output_of(workload);
+  float* out = output.out.data();
+  for (float& lse : output.lse) {
+    lse = finish(states, out, forest.d_v());
+    states += state_size(forest.d_v()), out += forest.d_v();
+  }
+  return output;
+}
+
+/// Decodes a workload in both ways, and compares on this rank.
+void check(RankGroup& rank_group, TensorWorkload& workload, const Layout& layout, LeafOrder order,
+           const DecodeOutput& want) {
+  INFO(layout.text() << ", " << name_of(order));
+  const auto fill_own = [&](KvCache& cache) { fill(cache, workload, workload.lengths()); };
+
+  const std::vector<RankResult> fast = rank_group.run(layout.topology, [&](Transport& transport) {
+    const OwnedLeaves leaves(layout.topology.range_of(transport.rank(), layout.ranges), order);
+    ShardDecoder decoder(cpu_backend(), workload.shape(), leaves, 1, workload.scale);
+    fill_own(decoder.cache());
+    return find_algorithm("two-level")
+        .open(transport, decoder, layout.ranges)
+        ->step(workload.query(0), workload.lengths(), 0)
+        .copy();
+  });
+  for (const RankResult& result : fast) CHECK(same_bits(result.output, want));
+
+  // The ranks in the order of their ranges, and those of a node. The rows of this rank are those of a cache that it fills.
+  const int rank = session().ranks().rank();
+  MPI_Comm world, node;
+  MPI_Comm_split(session().ranks().comm(), 0, layout.topology.index_of(rank), &world);
+  MPI_Comm_set_errhandler(world, MPI_ERRORS_ARE_FATAL);
+  MPI_Comm_split(world, layout.topology.node_of(rank), 0, &node);
+  const OwnedLeaves leaves(layout.topology.range_of(rank, layout.ranges), order);
+  const auto cache = cpu_backend().make_cache(workload.shape(), leaves, 1);
+  fill_own(*cache);
+  std::vector<std::byte> memory;
+  const Shard rows = cache->shard(cache->longest(), [&memory](std::size_t n) { return (memory.resize(n), memory.data()); });
+  DecodeOutput mine = output_of(workload);
+  plain_two_level(world, node, workload.query(0), rows.k, rows.v, leaves, workload.lengths(), workload.scale,
+                  mine.out.data(), mine.lse.data());
+  CHECK(same_bits(mine, want));
+  MPI_Comm_free(&node), MPI_Comm_free(&world);
+}
+
+/// A cut of n positions into p ranges of whole leaves, some of them empty.
+std::vector<KeyRange> uneven_ranges(std::mt19937& random, std::int64_t n, int p) {
+  std::vector<std::int64_t> cuts{0, n};
+  while (std::ssize(cuts) <= p) cuts.push_back(static_cast<std::int64_t>(random()) % (n + 1) / kLeafKeys * kLeafKeys);
+  std::sort(cuts.begin(), cuts.end());
+  std::vector<KeyRange> ranges;
+  for (std::size_t i = 0; i + 1 < cuts.size(); ++i) ranges.push_back({cuts[i], cuts[i + 1]});
+  return ranges;
+}
+
+void check_nodes(RankGroup& rank_group, TensorWorkload& workload) {
+  std::mt19937 random(4200);
+  const DecodeOutput closed = decode_plainly(workload, KeyRange{0, workload.n_keys()}),
+                     open = decode_plainly(workload, KeyRange{0, kOpenEnd}),
+                     dealt = decode_plainly(workload, {dealt_ranges(1)[0], LeafOrder::kDealt});
+  for (const Topology& topology : groupings(rank_group.size())) {
+    std::vector<KeyRange> ranges = uneven_ranges(random, workload.n_keys(), topology.size());
+    check(rank_group, workload, {topology, ranges}, LeafOrder::kContiguous, closed);
+    ranges.back().end = kOpenEnd;
+    check(rank_group, workload, {topology, ranges}, LeafOrder::kContiguous, open);
+    check(rank_group, workload, {topology, dealt_ranges(topology.size())}, LeafOrder::kDealt, dealt);
+  }
+}
+
+}  // namespace
+
+/// @tested{alg_3, Alg. 3}
+/// @tested{thm_1, Thm. 1}
+TEST_CASE("plain two-level: the bits of two-level and of the plain decode, for any nodes, ranges and order") {
+  RankGroup& rank_group = *rank_groups()[0];
+  for (const DType dtype : {DType::F32, DType::F16, DType::BF16, DType::F64}) {
+    INFO(name_of(dtype));
+    check_nodes(rank_group, *normal_workload(4201,
+                                             {.batch = 3,
+                                              .heads = 4,
+                                              .kv_heads = 2,
+                                              .head_dim = 12,
+                                              .value_dim = 9,
+                                              .n_queries = 2,
+                                              .n_keys = 900,
+                                              .dtype = dtype},
+                                             std::vector<std::int64_t>{900, 0, 777}));
+  }
+  for (const std::int64_t n : {0, 1, 65, 300})
+    check_nodes(rank_group, *normal_workload(4202, {.heads = 2, .head_dim = 5, .value_dim = 3, .n_keys = n}));
+}
+
+TEST_CASE("plain two-level: NaN, Inf and keys that are not seen, on every rank") {
+  constexpr float kInf = std::numeric_limits<float>::infinity(), kNaN = std::numeric_limits<float>::quiet_NaN();
+  std::mt19937 random(4203);
+  Tensor q = normal_tensor(random, {3, 2, 1, 7}), k = normal_tensor(random, {3, 1, 640, 7}),
+         v = normal_tensor(random, {3, 1, 640, 6});
+  for (std::int64_t i = 0; i < 3; ++i) q.set(i, 0, 0, 0, 1), q.set(i, 1, 0, 0, -0.5f);
+  for (std::int64_t a = 0; a < 200; ++a) k.set(0, 0, a, 0, -kInf);
+  for (std::int64_t a = 0; a < 640; ++a) k.set(2, 0, a, 0, -kInf), v.set(1, 0, a, 5, -0.0f);
+  v.set(0, 0, 10, 0, kNaN), v.set(0, 0, 300, 1, kInf), v.set(0, 0, 301, 1, -kInf), v.set(0, 0, 639, 2, -kInf);
+  k.set(1, 0, 500, 3, kNaN);
+  check_nodes(*rank_groups()[0], *workload_of(std::move(q), std::move(k), std::move(v)));
+}
+
+}  // namespace test
+}  // namespace tree_attn
