@@ -1,0 +1,143 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The reading path: the files in which a reader sees all that decides a bit, from eq. (6) to kernels and to two levels over MPI.
+
+Run: docs/tools/reading_path.py            check docs/reading_path.txt: exit status 1 and one line for each fault
+     docs/tools/reading_path.py --write    and write the path into the pages that show it
+
+The files are read whole and in order, so a file includes only what stands above it, or one of a few headers that a first reading can do
+without. The plain edition has limits of its own: what grows past them belongs in the engine.
+"""
+import argparse
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+LIST = "docs/reading_path.txt"
+
+# Most files and lines of the path, and most lines beside it and of single files.
+MOST_FILES, MOST_LINES, MOST_EXCEPTIONS = 26, 2700, 10
+BESIDE = {"tensor cores": 350, "nccl": 120}
+PLAIN = {"reference/decode/plain.hpp": 100, "distributed/decoders/plain_two_level.cpp": 80}
+SECTIONS = ["mathematics", "states", "tensors", "decode", "kernel", "ranks", *BESIDE, "exceptions"]
+# Sections whose files are not written yet.
+OPEN = {"kernel", "tensor cores", "nccl"}
+
+LINES_A_MINUTE = 20
+# The pages that show the path, and a file as a link from there.
+PAGES = {"docs/reading_guide.md": "`{}`", "README.md": "[`{0}`]({0})"}
+INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
+
+
+def read(text):
+    """({section: {file: what it is}}, faults) of a list."""
+    sections, faults, files = {}, [], None
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        if found := re.fullmatch(r"\[(.+)\]", line):
+            files = sections.setdefault(found[1], {})
+            continue
+        name, _, what = line.partition(" ")
+        if files is None or not what.strip():
+            faults.append(f"{LIST}:{number}: {name} stands in no section or without what it is")
+        elif any(name in others for others in sections.values()):
+            faults.append(f"{LIST}:{number}: {name} is listed twice")
+        else:
+            files[name] = what.strip()
+    if list(sections) != SECTIONS:
+        faults.append(f"{LIST}: its sections are {', '.join(sections)}, not {', '.join(SECTIONS)}")
+    return sections, faults
+
+
+def n_lines(name):
+    return (ROOT / name).read_text(encoding="utf-8").count("\n")
+
+
+def path_of(sections):
+    """The files of the path itself."""
+    return [name for section in SECTIONS[:-1] if section not in BESIDE for name in sections[section]]
+
+
+def check(sections):
+    """Everything that is wrong with the files, one line each."""
+    faults, exceptions, used, above = [], sections["exceptions"], set(), set()
+    listed = [name for section in SECTIONS[:-1] for name in sections[section]]
+    for name in [*listed, *exceptions]:
+        if not (ROOT / name).is_file():
+            return [f"{LIST}: {name} is not there"]
+    for name in listed:
+        above.add(name)
+        for header in INCLUDE.findall((ROOT / name).read_text(encoding="utf-8")):
+            used.add(header)
+            if header not in above and header not in exceptions:
+                faults.append(f"{name}: includes {header}, which " + ("stands below it in" if header in listed else "is neither on the path nor an exception of") + f" {LIST}")
+    faults += [f"{LIST}: no file of the path includes the exception {name}" for name in exceptions if name not in used]
+
+    def limit(what, n, most):
+        faults.extend([f"{what}, at most {most}"] if n > most else [])
+    path = path_of(sections)
+    lines = sum(map(n_lines, path))
+    limit(f"{LIST}: {len(path)} files on the path", len(path), MOST_FILES)
+    limit(f"{LIST}: {lines} lines on the path", lines, MOST_LINES)
+    limit(f"{LIST}: {len(exceptions)} exceptions", len(exceptions), MOST_EXCEPTIONS)
+    for section, most in BESIDE.items():
+        lines = sum(map(n_lines, sections[section]))
+        limit(f"{LIST}: {lines} lines under [{section}]", lines, most)
+    for name, most in PLAIN.items():
+        limit(f"{name}: {n_lines(name)} lines", n_lines(name), most)
+        if name not in listed:
+            faults.append(f"{name}: is not on the path")
+    for section in SECTIONS:
+        if (section in OPEN) != (not sections[section]):
+            faults.append(f"{LIST}: [{section}] " + ("has files: take it out of OPEN in docs/tools/reading_path.py" if section in OPEN else "is empty"))
+    return faults
+
+
+def minutes(names):
+    """Rounded up to five, so that the pages stay as they are when a few lines change."""
+    return -(-sum(map(n_lines, names)) // (5 * LINES_A_MINUTE)) * 5
+
+
+def table(sections, link):
+    """The path as a page shows it."""
+    parts = [(section, sections[section]) for section in SECTIONS[:-1] if sections[section]]
+    total = sum(minutes(names) for section, names in parts if section not in BESIDE)
+    out = [f"{len(path_of(sections))} files; {total} minutes, at {LINES_A_MINUTE} lines a minute.", "", "| part | minutes | read | what it is |", "| --- | ---: | --- | --- |"]
+    for section, files in parts:
+        for name, what in files.items():
+            begins = name == next(iter(files))
+            out.append(f"| {section * begins}{', beside the path' * (begins and section in BESIDE)} | {minutes(files) if begins else ''} | {link.format(name)} | {what} |")
+    return "\n".join(out)
+
+
+def shown(page, text):
+    """A page with the path between its marks; None if it has none."""
+    found = re.search(r"(<!-- path: begin \(docs/tools/reading_path\.py\) -->\n).*?(<!-- path: end -->)", page, re.DOTALL)
+    return found and page[:found.start()] + found[1] + text + "\n" + found[2] + page[found.end():]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true")
+    arguments = parser.parse_args()
+    sections, faults = read((ROOT / LIST).read_text(encoding="utf-8"))
+    faults = faults or check(sections)
+    for name, link in {} if faults else PAGES.items():
+        page = (ROOT / name).read_text(encoding="utf-8")
+        now = shown(page, table(sections, link))
+        if arguments.write and now:
+            (ROOT / name).write_text(now, encoding="utf-8")
+        elif now != page:
+            faults.append(f"{name}: does not show the path of {LIST}; docs/tools/reading_path.py --write writes it")
+    for line in faults:
+        print(line)
+    if not faults:
+        path = path_of(sections)
+        print(f"{len(path)} files, {sum(map(n_lines, path))} lines" + "".join(f"; [{section}] is not written yet" for section in SECTIONS if section in OPEN))
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

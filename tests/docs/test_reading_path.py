@@ -1,0 +1,90 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""docs/tools/reading_path.py: every rule of the path finds what breaks it, and nothing else."""
+import contextlib
+import io
+import pathlib
+import sys
+import tempfile
+import unittest
+from unittest import mock
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "docs" / "tools"))
+import reading_path
+
+MARKS = "<!-- path: begin (docs/tools/reading_path.py) -->\n{}<!-- path: end -->\n"
+LIST = """# A comment.
+[one]
+a.hpp   what a is
+b.hpp   what b is
+[beside]
+c.cu    what c is
+[exceptions]
+x.hpp   not for a first reading
+"""
+FILES = {"a.hpp": "", "b.hpp": '#include "a.hpp"\n#include <cmath>\n', "c.cu": '#include "b.hpp"\n  # include "x.hpp"\n', "x.hpp": "", "page.md": MARKS.format("")}
+
+
+class Path(unittest.TestCase):
+    def run_main(self, changes=None, text=LIST, words=("--write",), **constants):
+        """(exit status, what is printed, page.md) with files, a list and constants of the script changed."""
+        constants = {"MOST_FILES": 2, "MOST_LINES": 9, "MOST_EXCEPTIONS": 1, "BESIDE": {"beside": 2}, "PLAIN": {"b.hpp": 2},
+                     "SECTIONS": ["one", "beside", "exceptions"], "OPEN": set(), "PAGES": {"page.md": "`{}`"}} | constants
+        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()) as printed:
+            for name, content in (FILES | (changes or {}) | {reading_path.LIST: text}).items():
+                path = pathlib.Path(folder, name)
+                path.parent.mkdir(exist_ok=True)
+                path.write_text(content, encoding="utf-8")
+            with mock.patch.multiple(reading_path, ROOT=pathlib.Path(folder), **constants), mock.patch.object(sys, "argv", ["reading_path.py", *words]):
+                status = reading_path.main()
+            return status, printed.getvalue(), pathlib.Path(folder, "page.md").read_text(encoding="utf-8")
+
+    def fault(self, *args, **changed):
+        """The one line of a path that is wrong."""
+        status, printed, _ = self.run_main(*args, **changed)
+        self.assertEqual((status, printed.count("\n")), (1, 1), printed)
+        return printed
+
+    def test_a_path_that_is_right(self):
+        status, printed, page = self.run_main()
+        self.assertEqual((status, printed), (0, "2 files, 2 lines\n"))
+        self.assertIn("2 files; 5 minutes, at 20 lines a minute.", page)
+        self.assertIn("| one | 5 | `a.hpp` | what a is |\n|  |  | `b.hpp` | what b is |\n| beside, beside the path | 5 | `c.cu` | what c is |\n<!-- path: end", page)
+        self.assertEqual(self.run_main({"page.md": page}, words=())[0], 0)
+
+    def test_a_page_that_shows_another_path(self):
+        self.assertIn("page.md: does not show the path", self.fault(words=()))
+        self.assertIn("page.md: does not show the path", self.fault({"page.md": "no marks\n"}))
+
+    def test_includes(self):
+        self.assertIn("b.hpp: includes y.hpp, which is neither on the path", self.fault({"b.hpp": '#include "y.hpp"\n'}))
+        self.assertIn("a.hpp: includes b.hpp, which stands below it", self.fault({"a.hpp": '#include "b.hpp"\n'}))
+        self.assertIn("no file of the path includes the exception x.hpp", self.fault({"c.cu": ""}))
+
+    def test_limits(self):
+        self.assertIn("2 files on the path, at most 1", self.fault(MOST_FILES=1))
+        self.assertIn("10 lines on the path, at most 9", self.fault({"a.hpp": "\n" * 8}))
+        self.assertIn("1 exceptions, at most 0", self.fault(MOST_EXCEPTIONS=0))
+        self.assertIn("3 lines under [beside], at most 2", self.fault({"c.cu": FILES["c.cu"] + "\n"}))
+        self.assertIn("b.hpp: 3 lines, at most 2", self.fault({"b.hpp": FILES["b.hpp"] + "\n"}))
+        self.assertIn("d.hpp: is not on the path", self.fault({"d.hpp": "\n"}, PLAIN={"d.hpp": 1}))
+
+    def test_the_list(self):
+        self.assertIn("docs/reading_path.txt:4: b.hpp stands in no section or without what it is", self.fault(text=LIST.replace("   what b is", "")))
+        self.assertIn("a.hpp is listed twice", self.fault(text=LIST.replace("c.cu ", "a.hpp ")))
+        self.assertIn("y.hpp is not there", self.fault(text=LIST.replace("b.hpp", "y.hpp")))
+        self.assertIn("its sections are one, exceptions, not one, beside, exceptions", self.fault(text=LIST.replace("[beside]\n", "")))
+
+    def test_sections_that_are_not_written_yet(self):
+        empty = LIST.replace("c.cu    what c is\n", "").replace("x.hpp   not for a first reading\n", "")
+        self.assertIn("[beside] is empty", self.fault(text=empty, OPEN={"exceptions"}))
+        self.assertIn("[beside] has files: take it out of OPEN", self.fault(OPEN={"beside"}))
+        self.assertEqual(self.run_main(text=empty, OPEN={"beside", "exceptions"})[1], "2 files, 2 lines; [beside] is not written yet; [exceptions] is not written yet\n")
+
+    def test_the_path_of_the_project(self):
+        with contextlib.redirect_stdout(io.StringIO()) as printed, mock.patch.object(sys, "argv", ["reading_path.py"]):
+            self.assertEqual(reading_path.main(), 0, printed.getvalue())
+
+
+if __name__ == "__main__":
+    unittest.main()
