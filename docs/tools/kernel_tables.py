@@ -221,7 +221,7 @@ def ladder():
     for number, name, keys, scores in steps():
         line = recorded(name, "8k").get("16/16") if name in RECORD.get("unchanged", LADDER) else None
         floor = time_of(keys(16, 16, n_keys) + scores(16, n_keys))
-        rows.append([f"{number} {name}", *LADDER[name], floor, times_the_read(line) if line else "not measured"])
+        rows.append([f"{number} {name}", *LADDER[name], floor.replace(" ", "&nbsp;"), times_the_read(line) if line else "not measured"])
     return [line if i != 1 else "| --- |" + " --- |" * 2 + " ---: | --- |" for i, line in enumerate(table(*rows))]
 
 

@@ -61,7 +61,7 @@ class Steps(unittest.TestCase):
         self.assertNotIn("expected", svg)
         self.assertEqual(svg.count(f"100 µs, {1e-4 / read:.2f} times the read; floor"), 2)
         rows = [line.split(" | ") for line in kernel_tables.ladder()[2:]]
-        self.assertEqual([row[3].strip() for row in rows[1:]], ["14.4 µs"] * (len(STEPS) - 1))
+        self.assertEqual([row[3].strip() for row in rows[1:]], ["14.4&nbsp;µs"] * (len(STEPS) - 1))
         self.assertEqual([row[4].strip(" |") for row in rows[2:]], ["not measured"] * (len(STEPS) - 2))
         self.assertIn("5.9 ms, 349 times the read", rows[0][4])
 
