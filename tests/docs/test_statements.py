@@ -136,7 +136,7 @@ class Predicted(Statements):
         shard = 5_120_000 / 128 * 8192
         needed = of[128]["ring"] / 8 - of[128]["paper"]
         eight_links = of[128]["ring"] / 8e3  # ms, if the link between nodes were eight times as wide: latencies and reading are 1 % of it
-        self.says("docs/7b-does-it-pay.md", f"a shard has {shard / 1e6:.0f} MB. Reading it takes {shard / 3e6:.0f} us", f"over a link of 50 GB/s takes {shard / 5e7:.1f} ms",
+        self.says("docs/7b-does-it-pay.md", f"a shard has {shard / 1e6:.0f} MB. Reading it takes {shard / 3e6:.0f} us", f"over a 50 GB/s link takes {shard / 5e7:.1f} ms",
                   f"by a factor of {of[8]['ring'] / of[8]['paper']:.0f} on 8 GPUs and of thousands on 64 and 128", f"the ring takes {of[8]['ring'] / of[8]['paper']:.0f} times as long as Alg. 3",
                   f"On 128 GPUs that is {needed / 1000:.0f} ms, six hundred times the {of[128]['paper']:.0f} us of the schedule",
                   f"a hop would take {shard / 4e8:.1f} ms instead of {shard / 5e7:.1f} ms, the ring 105 ms and the overhead of the tree program 13 ms")
@@ -158,8 +158,8 @@ class Predicted(Statements):
         seconds = [f"{min(tree for (tree, _), _ in of.values()):.1f} to {max(tree for (tree, _), _ in of.values()):.1f} s" for of in (h100, cards)]
         least = [network.prefill_seconds("table_2", keys) for keys in cards]
         self.says("docs/7b-does-it-pay.md", f"Their factors lie between {min(ratios):.1f} and {max(ratios):.1f}", f"it takes {min(more):.1f} to {max(more):.1f} s longer than the tree",
-                  f"their ring takes {min(amd):.1f} to {max(amd):.1f} times as long", *(f"ms of {words}" for words in seconds),
-                  f"at 256k keys the prefill alone takes {network.prefill_seconds('table_1', 256_000):.1f} s at the peak rate", f"the prefill at the peak rate {min(least):.1f} to {max(least):.1f} s")
+                  f"Their ring takes {min(amd):.1f} to {max(amd):.1f} times as long", *(f"ms of {words}" for words in seconds),
+                  f"the prefill of 256k keys alone takes {network.prefill_seconds('table_1', 256_000):.1f} s", f"the prefill at the peak rate {min(least):.1f} to {max(least):.1f} s")
         self.says("docs/7c-model.md", f"where the paper's programs differ by {max(more):.1f} s")
 
 
