@@ -34,6 +34,7 @@ ARROWS = {
     "gpu/ladder": ["reference/state", "reference/tensor", "gpu/platform", "gpu/parts"],
     "gpu/backend": REFERENCE + ["gpu/"],
     "distributed/transport": REFERENCE + ["gpu/backend"],
+    "distributed/decoders*.cu": ["reference/state", "gpu/platform", "distributed/transport"],
     "distributed/decoders": REFERENCE + ["gpu/backend", "distributed/transport"],
     "distributed/model": REFERENCE + ["gpu/backend", "distributed/transport", "distributed/decoders"],
     "distributed/measure": REFERENCE + ["gpu/backend", "distributed/transport", "distributed/decoders"],

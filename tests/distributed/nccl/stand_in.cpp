@@ -9,6 +9,7 @@
 /// Operations may be captured, with the rules of NCCL's user guide and of its sources: a message is captured on both sides
 /// or on neither; ranks connect in their first message to each other, which therefore is not captured; and a communicator
 /// ends only when all graphs with its operations have ended. Where NCCL would wait forever for that, the program ends here.
+/// So it does where a communicator is aborted in an open group, which the abort would become a part of.
 ///
 /// The environment variable TREE_ATTN_NCCL_FAULT asks for a fault:
 ///
@@ -366,6 +367,10 @@ Status ncclCommDestroy(Comm* comm) {
 }
 Status ncclCommAbort(Comm* comm) {
   end_with_graphs("ncclCommAbort", *comm->state);
+  if (group_depth > 0) {
+    std::fprintf(stderr, "stand-in: ncclCommAbort of rank %d would wait for the end of a group\n", comm->state->rank);
+    std::abort();
+  }
   comm->state->is_aborted = true;
   delete comm;
   return Status::kSuccess;
@@ -389,6 +394,7 @@ Status ncclGroupStart() {
   return Status::kSuccess;
 }
 Status ncclGroupEnd() {
+  if (group_depth == 0) return Status::kInvalidUsage;
   if (--group_depth > 0) return Status::kSuccess;
   for (const auto& [comm, stream] : group_of) comm->n_polls_left = kPolls;
   const bool is_empty = group_of.empty();
