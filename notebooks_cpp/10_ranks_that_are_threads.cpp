@@ -51,7 +51,7 @@ int main() {
       ShardDecoder shard = open_shard(
           cpu_backend(), q.view(), {k.view().positions(begin, end), v.view().positions(begin, end), begin}, lengths, scale);
       const auto decoder = find_algorithm("two-level").open(transport, shard, ranges);
-      outputs[transport.rank()] = decoder->step(q.view(), lengths).copy();
+      outputs[transport.rank()] = decoder->step({q.view(), lengths}).copy();
     });
     for (const DecodeOutput& each : outputs) expect(each.out == outputs[0].out, "ranks agree");
     return outputs[0];

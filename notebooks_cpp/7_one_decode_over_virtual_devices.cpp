@@ -271,7 +271,7 @@ int main() {
     const std::unique_ptr<Workload> workload = make_workload(shape, 7, 1);
     ShardDecoder shard(cpu_backend(), shape, ranges[std::size_t(rank.rank())], 0.25);
     fill(shard.cache(), *workload, shape.lengths);
-    return algorithm.open(rank, shard, ranges)->step(workload->query(0), shape.lengths).copy();
+    return algorithm.open(rank, shard, ranges)->step({workload->query(0), shape.lengths}).copy();
   };
 
   // %% [markdown]

@@ -146,7 +146,7 @@ __global__ void watch_leaf(DecodeParams params, float* scores, float* states) {
     const auto keys = eight_rows(params.key<Element>(0, kKeysPerStep * step), lane);
     const auto values = eight_rows(params.value<Element>(0, kKeysPerStep * step), lane);
     const float s = score_of_eight<Eight>(q, keys, params.score_scale, lane);
-    add_eight_keys<Eight>(s, false, 0, lane, values, leaf);
+    add_eight_keys<Eight>(s, lane, values, leaf);
 
     if (threadIdx.x >= Eight::kLanes) continue;
     scores[lane * kStepsPerLeaf + step] = s;

@@ -42,18 +42,18 @@ class PlanDecoder : public Decoder {
       throw std::logic_error("PlanDecoder: the transport sends from device memory, the backend has states on the host");
     if (!is_open()) plan(ranges_);
   }
-  OutputView step(const TensorView& q, std::span<const std::int64_t> lengths, int lift) override {
+  OutputView step(const Step& step) override {
     // The lengths are the same on every rank, so all ranks write new plans in the same step.
-    const std::int64_t longest = lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end());
+    const std::int64_t longest = step.longest();
     if (is_open() && (!runner_ || closed(ranges_.back(), longest).end != planned_end_)) plan(closed(ranges_, longest));
-    if (on_device_ != nullptr) return step_on_device(q, lengths, longest, lift);
-    const Forest<float>& own = decode_own_shard(q, lengths, lift);
+    if (on_device_ != nullptr) return step_on_device(step, longest);
+    const Forest<float>& own = decode_own_shard(step);
     check_range(runner_->plan(), own);
-    return runner_->run(own.states(), lift);
+    return runner_->run(own.states());
   }
 
  private:
-  OutputView step_on_device(const TensorView& q, std::span<const std::int64_t> lengths, std::int64_t longest, int lift) {
+  OutputView step_on_device(const Step& step, std::int64_t longest) {
     // A rank whose cache grows needs a new graph, and a message is in a graph on both sides or on neither. So the ranks tell
     // each other how far their memory goes, and beyond that all of them begin anew.
     if (longest > all_have_room_for_) {
@@ -61,7 +61,7 @@ class PlanDecoder : public Decoder {
       all_have_room_for_ = *std::min_element(rooms.begin(), rooms.end());
       on_device_->stream().forget();
     }
-    on_device_->decode_to(*runner_, q, lengths, lift, progress_);
+    on_device_->decode_to(*runner_, step, progress_);
     const OutputView output = runner_->settle();
     set_states_ready(transport_.device()->settled_from());
     return output;
@@ -87,8 +87,8 @@ class PlanDecoder : public Decoder {
 Decoder::Decoder(Transport& transport, ShardDecoder& shard)
     : transport_(transport), shard_(shard), progress_([&transport] { transport.progress(); }) {}
 
-Forest<float>& Decoder::decode_own_shard(const TensorView& q, std::span<const std::int64_t> lengths, int lift) {
-  Forest<float>& states = shard_.session().decode(q, lengths, lift, progress_).host();
+Forest<float>& Decoder::decode_own_shard(const Step& step) {
+  Forest<float>& states = shard_.session().decode(step, progress_).host();
   set_states_ready(transport_.seconds());
   return states;
 }
@@ -118,17 +118,17 @@ const Algorithm& find_algorithm(std::string_view name) {
 
 namespace {
 
-OutputView run_on_host(const Plan& plan, HostFabric& fabric, std::span<const float> states, int lift) {
+OutputView run_on_host(const Plan& plan, HostFabric& fabric, std::span<const float> states) {
   fabric.take_states(plan, states);
-  execute(plan, fabric, lift);
+  execute(plan, fabric);
   return {fabric.elements(plan.z), fabric.elements(plan.lse)};
 }
 
 }  // namespace
 
-OutputView run_plan(const Plan& plan, HostFabric& fabric, const Forest<float>& own, int lift) {
+OutputView run_plan(const Plan& plan, HostFabric& fabric, const Forest<float>& own) {
   check_range(plan, own);
-  return run_on_host(plan, fabric, own.states(), lift);
+  return run_on_host(plan, fabric, own.states());
 }
 
 PlanRunner::PlanRunner(Transport& transport, Plan plan, const AttentionShape& shape, DeviceStream* stream)
@@ -145,14 +145,14 @@ PlanRunner::~PlanRunner() {
   if (on_device_) transport_.device()->remove_graphs(on_device_->stream());
 }
 
-OutputView PlanRunner::run(std::span<const float> states, int lift) { return run_on_host(plan_, *fabric_, states, lift); }
+OutputView PlanRunner::run(std::span<const float> states) { return run_on_host(plan_, *fabric_, states); }
 
-void PlanRunner::queue(const float* states, int lift) {
+void PlanRunner::queue(const float* states) {
   DeviceTransport& device = *transport_.device();
   const Traffic before = transport_.traffic();
   try {
     on_device_->take_states(plan_, states);
-    execute(plan_, *on_device_, lift);
+    execute(plan_, *on_device_);
     on_device_->give_output(plan_);
   } catch (...) {
     device.abandon();
@@ -170,10 +170,8 @@ OutputView PlanRunner::settle() {
   return {on_device_->z(), on_device_->lse()};
 }
 
-OutputView PlanRunner::run_on_device(const float* states, int lift) {
-  DeviceStream& stream = on_device_->stream();
-  if (lift != std::exchange(lift_, lift)) stream.forget();
-  stream.repeat([&] { queue(states, lift); });
+OutputView PlanRunner::run_on_device(const float* states) {
+  on_device_->stream().repeat([&] { queue(states); });
   return settle();
 }
 

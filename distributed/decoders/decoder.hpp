@@ -46,11 +46,9 @@ class Decoder {
   Decoder& operator=(const Decoder&) = delete;
 
   /// Decodes one step; collective over the ranks of the transport.
-  /// @param q queries [b, n_h, l, d_h], the same on every rank
-  /// @param lengths keys in use per batch entry [b], over the whole sequence
-  /// @param lift the same on every rank: kLift to decode once more where needs_lift() asks for it, else 0
+  /// @param step the same on every rank
   /// @returns the output, valid until the next step @throws as DecodeSession::decode(); TransportError
-  virtual OutputView step(const TensorView& q, std::span<const std::int64_t> lengths, int lift = 0) = 0;
+  virtual OutputView step(const Step& step) = 0;
   /// When the last step had the states of this rank's own shard where they are merged, as Transport::seconds().
   double states_ready() const { return states_ready_; }
   /// Where kernels store what others receive: in windows that "nccl" has registered, of the "host", of other processes by
@@ -61,7 +59,7 @@ class Decoder {
   /// Both outlive the decoder.
   Decoder(Transport& transport, ShardDecoder& shard);
   /// The states of this rank's own shard, on the host; messages in flight advance meanwhile. They may be used up.
-  Forest<float>& decode_own_shard(const TensorView& q, std::span<const std::int64_t> lengths, int lift);
+  Forest<float>& decode_own_shard(const Step& step);
   void set_states_ready(double seconds) { states_ready_ = seconds; }
 
   Transport& transport_;
@@ -109,7 +107,7 @@ using RefusalOf = std::string (*)(const Backend& backend, const Transport& trans
 /// The part of RefusalOf that the ranks alone decide.
 using RanksRefusalOf = std::string (*)(const Topology& topology);
 
-/// A way of combining shards. Every rank ends with the same output, so all ranks agree on needs_lift().
+/// A way of combining shards. Every rank ends with the same output.
 struct Algorithm {
   std::string_view name;
   std::string_view brief;
@@ -159,17 +157,17 @@ class PlanRunner final : public StepEnd {
   const Plan& plan() const { return plan_; }
 
   /// Carries the plan out on the host. @param states of this rank's subtrees, [subtrees][n_rows][2 + d_v], read where they
-  /// are @param lift that they were decoded with @returns the output, valid until the next call
-  OutputView run(std::span<const float> states, int lift);
+  /// are @returns the output, valid until the next call
+  OutputView run(std::span<const float> states);
 
   /// @name On the device
   /// @{
-  void queue(const float* states, int lift) override;
+  void queue(const float* states) override;
   /// Waits for the plan after a step that ends with it. @returns the output, valid until the next step
   OutputView settle();
   /// A step of a stream of its own: the plan alone, by DeviceStream::repeat(). @param states that are there, at the same
   /// place in every step
-  OutputView run_on_device(const float* states, int lift);
+  OutputView run_on_device(const float* states);
   /// Whether the last step was one launch of a graph, for which the library took no memory.
   bool was_launched() const { return was_launched_; }
   /// @}
@@ -183,7 +181,6 @@ class PlanRunner final : public StepEnd {
   Traffic recorded_;                       ///< that was counted then
   bool is_queued_ = false;                 ///< since the last settle()
   bool was_launched_ = false;
-  int lift_ = 0;  ///< of the last run_on_device()
 };
 
 /// Bytes of all blocks of a plan. In double, see Algorithm::decoder_bytes().
@@ -191,8 +188,8 @@ double bytes_of(const Plan& plan, const WorkloadShape& shape);
 
 /// Combines the states of all ranks: carries out the plan of this rank.
 /// @param fabric memory for that plan
-/// @param own states of this rank's own shard, read where they are @param lift that they were decoded with
+/// @param own states of this rank's own shard, read where they are
 /// @returns the output, valid until the next call @throws std::logic_error if the plan is for another range of positions
-OutputView run_plan(const Plan& plan, HostFabric& fabric, const Forest<float>& own, int lift = 0);
+OutputView run_plan(const Plan& plan, HostFabric& fabric, const Forest<float>& own);
 
 }  // namespace tree_attn

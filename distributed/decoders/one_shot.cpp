@@ -94,9 +94,9 @@ class OneShotDecoder : public Decoder {
     }
   }
 
-  OutputView step(const TensorView& q, std::span<const std::int64_t> lengths, int lift) override {
+  OutputView step(const Step& step) override {
     try {
-      return decode(q, lengths, lift);
+      return decode(step);
     } catch (const PeerFailed& error) {
       throw OtherRankFailed(error.what());
     } catch (const DeviceError&) {
@@ -107,34 +107,34 @@ class OneShotDecoder : public Decoder {
   std::string_view windows() const override { return windows_; }
 
  private:
-  OutputView decode(const TensorView& q, std::span<const std::int64_t> lengths, int lift) {
+  OutputView decode(const Step& step) {
     // The lengths are the same on every rank, so all ranks come here in the same step.
-    const std::int64_t longest = lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end());
+    const std::int64_t longest = step.longest();
     const bool is_connected = !connected_.empty() && same(closed(ranges_.back(), longest), connected_.back());
-    if (!is_connected || longest > n_prepared_) prepare(lengths, longest);
-    const OneShotSession::Output result = session_->step(q, lengths, lift, progress_);
+    if (!is_connected || longest > n_prepared_) prepare(longest);
+    const OneShotSession::Output result = session_->step(step, progress_);
     // On one node there is no moment at which the states are there and the output is not.
     set_states_ready(transport_.seconds());
     transport_.count_collectives(1);
     transport_.count_stored(n_stored_, session_->bytes_sent());
     transport_.count_merge_steps(n_merges_);
     if (!between_nodes_) return {result.out, result.lse};
-    if (transport_.device() == nullptr) return between_nodes_->run(result.states, lift);
-    const OutputView output = between_nodes_->run_on_device(result.states_on_device, lift);
+    if (transport_.device() == nullptr) return between_nodes_->run(result.states);
+    const OutputView output = between_nodes_->run_on_device(result.states_on_device);
     // The library may take memory when ranks exchange for the first time, and when the exchange is recorded: no kernel of
     // the node may wait meanwhile.
     if (!between_nodes_->was_launched()) transport_.tell_all(transport_.rank(), "all ranks to have exchanged");
     return output;
   }
   /// Prepares all ranks for steps up to some length: no rank begins one while another takes memory or connects.
-  void prepare(std::span<const std::int64_t> lengths, std::int64_t longest) {
+  void prepare(std::int64_t longest) {
     // The first step needs no more than the cache has. Where sequences grow, a quarter more.
     if (longest > n_prepared_) n_prepared_ = n_prepared_ < 0 ? longest : longest + longest / 4;
     KvCache& cache = shard_.cache();
     cache.reserve(std::min(cache.leaves().n_keys(n_prepared_), cache.leaves().most_keys()));
     const std::vector<KeyRange> now = closed(ranges_, longest);
     if (connected_.empty() || !same(now.back(), connected_.back())) connect(now);
-    session_->prepare(lengths);
+    session_->prepare(longest);
     transport_.tell_all(transport_.rank(), "all ranks to be ready for a step");
   }
   /// Tells the others where the new window of this rank is.

@@ -111,9 +111,9 @@ class RingDecoder : public Decoder {
     if (device_ != nullptr) for_messages_ = device_->make_blocks()(0, 1, nullptr);
   }
 
-  OutputView step(const TensorView& q, std::span<const std::int64_t> lengths, int lift) override {
+  OutputView step(const Step& step) override {
     try {
-      return circulate(q, lengths, lift);
+      return circulate(step);
     } catch (...) {
       if (device_ != nullptr) device_->abandon();
       throw;
@@ -121,12 +121,12 @@ class RingDecoder : public Decoder {
   }
 
  private:
-  OutputView circulate(const TensorView& q, std::span<const std::int64_t> lengths, int lift) {
+  OutputView circulate(const Step& step) {
     const std::vector<int>& order = transport_.topology().order();
     const int p = transport_.size(), me = transport_.topology().index_of(transport_.rank());
     const int right = order[static_cast<std::size_t>((me + 1) % p)],
               left = order[static_cast<std::size_t>((me - 1 + p) % p)];
-    const std::int64_t longest = lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end());
+    const std::int64_t longest = step.longest();
     const auto leaves_of = [&](int hop) -> const OwnedLeaves& {
       return leaves_[static_cast<std::size_t>((me - hop + p) % p)];
     };
@@ -145,8 +145,7 @@ class RingDecoder : public Decoder {
         if (device_ != nullptr) queue_messages();
       }
       here.shard.begin = leaves_of(hop).range().begin;
-      const Forest<float>& states =
-          hop == 0 ? decode_first(q, lengths, lift) : decode_hop(here.shard, leaves_of(hop), q, lengths, lift);
+      const Forest<float>& states = hop == 0 ? decode_first(step) : decode_hop(here.shard, leaves_of(hop), step);
       Forest<float>& kept = forests_[static_cast<std::size_t>((me - hop + p) % p)];
       std::ranges::copy(states.states(), kept.assign(states.subtrees()).begin());
       if (device_ == nullptr) transport_.wait();
@@ -163,17 +162,17 @@ class RingDecoder : public Decoder {
   }
 
   /// States of a shard that has arrived.
-  const Forest<float>& decode_hop(const Shard& arrived, const OwnedLeaves& leaves, const TensorView& q,
-                                  std::span<const std::int64_t> lengths, int lift) {
-    std::ranges::transform(lengths, hop_lengths_.begin(), [&leaves](std::int64_t length) { return leaves.n_keys(length); });
+  const Forest<float>& decode_hop(const Shard& arrived, const OwnedLeaves& leaves, const Step& step) {
+    std::ranges::transform(step.lengths, hop_lengths_.begin(),
+                           [&leaves](std::int64_t length) { return leaves.n_keys(length); });
     hop_.cache->reset(leaves);
     hop_.cache->borrow(arrived, hop_lengths_);
-    return on_host(hop_.session->decode(q, lengths, lift, progress_));
+    return on_host(hop_.session->decode(step, progress_));
   }
 
-  const Forest<float>& decode_first(const TensorView& q, std::span<const std::int64_t> lengths, int lift) {
-    if (device_ == nullptr) return decode_own_shard(q, lengths, lift);
-    const Forest<float>& states = on_host(shard_.session().decode(q, lengths, lift, progress_));
+  const Forest<float>& decode_first(const Step& step) {
+    if (device_ == nullptr) return decode_own_shard(step);
+    const Forest<float>& states = on_host(shard_.session().decode(step, progress_));
     set_states_ready(transport_.seconds());
     return states;
   }

@@ -3,6 +3,7 @@
 /// @brief Counts and times decode steps, and compares outputs with the oracle.
 #include "distributed/measure/measure.hpp"
 
+#include "distributed/measure/huge_values.hpp"
 #include "gpu/backend/backends.hpp"
 #include "reference/data/fnv1a.hpp"
 #include "reference/decode/pass_time.hpp"
@@ -68,7 +69,7 @@ Measurement measure(const Bench& bench, ShardDecoder& shard, const Algorithm& al
   if (algorithm.radix != nullptr)
     result.radix = algorithm.radix(transport.topology(), closed(bench.ranges, workload.shape().longest()),
                                    bench.options.for_shape(cache.shape()));
-  const std::unique_ptr<Decoder> decoder = algorithm.open(transport, shard, bench.ranges, bench.options);
+  std::unique_ptr<Decoder> decoder = algorithm.open(transport, shard, bench.ranges, bench.options);
 
   // Decode. The time of a step is that of its slowest rank.
   std::vector<double> latencies, combines;
@@ -84,20 +85,12 @@ Measurement measure(const Bench& bench, ShardDecoder& shard, const Algorithm& al
       const TensorView q = workload.query(t);
       transport.clear_traffic();
       ranks.doing("in " + std::string(algorithm.name) + ", step " + std::to_string(t + 1));
-      double until_output = 0, until_states = 0;
       const std::int64_t launched = launches_of_thread();
-      const auto decode = [&](int lift) {
-        const double start = start_together(bench);
-        const OutputView output = decoder->step(q, lengths, lift);
-        until_output += 1e6 * (transport.seconds() - start);
-        until_states += 1e6 * (decoder->states_ready() - start);
-        return output.copy();
-      };
-      result.output = decode(0);
-
-      // Decode again if a sum overflowed. All ranks follow rank 0, even if their outputs differ.
-      if (ranks.broadcast_from_root(std::uint64_t{needs_lift(result.output)}) != 0)
-        take_lifted(result.output, decode(kLift));
+      const double start = start_together(bench);
+      const OutputView output = decoder->step({q, lengths});
+      const double until_output = 1e6 * (transport.seconds() - start),
+                   until_states = 1e6 * (decoder->states_ready() - start);
+      result.output = output.copy();
       result.launches_per_step = launches_of_thread() - launched;
       const double latency = ranks.all_max(until_output), slowest_shard = ranks.all_max(until_states);
       if (repetition < bench.warmup) continue;
@@ -119,6 +112,11 @@ Measurement measure(const Bench& bench, ShardDecoder& shard, const Algorithm& al
   WorkloadShape stored = workload.shape();
   static_cast<AttentionShape&>(stored) = cache.shape();
   if (ranks.rank() == 0) result.predicted = predict(algorithm, stored, transport.topology(), bench.ranges, bench.options);
+
+  // All ranks follow rank 0, which reads the values, even if their outputs differ.
+  decoder.reset();
+  if (ranks.broadcast_from_root(std::uint64_t{ranks.rank() == 0 && has_overflowed(workload, result.output)}) != 0)
+    decode_huge_values(transport, bench.backend, workload, shard, algorithm, bench.ranges, bench.options, result.output);
 
   result.digest = digest_of(result.output);
   result.same_bits_on_all_ranks = ranks.all_max(result.digest) == ranks.all_min(result.digest);

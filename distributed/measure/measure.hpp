@@ -72,8 +72,8 @@ struct Bench {
 /// Decodes all steps of the workload with one algorithm, warmup + repeat times. Before each step the new keys and values are
 /// appended to the cache, one position per batch entry. Before the next repetition they are dropped again.
 ///
-/// If needs_lift() finds an overflow, the step is decoded a second time with kLift. Its time and traffic then include both
-/// decodes; `predicted` covers one.
+/// Where has_overflowed() finds a sum beyond F32, the output is that of decode_huge_values(); it is not in the times and
+/// counters.
 /// @param shard the cache of this rank, filled at least up to the workload's lengths_at_start()
 Measurement measure(const Bench& bench, ShardDecoder& shard, const Algorithm& algorithm);
 

@@ -13,7 +13,7 @@ namespace tree_attn {
 
 /// One line that names the first row whose output is not finite although its query, keys and values are, and the cause: a
 /// score, or an F64 element, that exceeds F32. Overflowing sums of values do not occur here: such a step is decoded again,
-/// see needs_lift(). Empty if there is no such row.
+/// see decode_huge_values(). Empty if there is no such row.
 ///
 /// Reads only the inputs of rows whose output is not finite.
 /// @param[in] q queries [b, n_h, l, d_h]

@@ -30,8 +30,7 @@ struct Prediction {
   double paper_peak_elements = 0;        ///< the paper's peak, eq. (8) or (9), over the largest shard
 };
 
-/// Predicts a step exactly: the counters of the transports equal these values, unless a step is decoded twice
-/// (needs_lift()).
+/// Predicts a step exactly: the counters of the transports equal these values.
 /// @param ranges positions of every rank, in the order of the topology
 /// @param options of the plans
 /// @param cluster where to predict the time of a step

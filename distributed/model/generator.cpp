@@ -218,9 +218,7 @@ void Generator::decode(Cache& cache, const float* q, std::int64_t n_keys) {
     q_[static_cast<std::size_t>(i)] = q[i / d_h * d + i % d_h] * static_cast<float>(factor);
   const TensorView view = TensorView::dense(q_.data(), DType::F32, {1, config.heads, 1, d_h});
   const std::array lengths{n_keys};
-  output_ = cache.decoder->step(view, lengths).copy();
-  // All ranks have the same output, so all of them decode again, or none.
-  if (needs_lift(output_)) take_lifted(output_, cache.decoder->step(view, lengths, kLift).copy());
+  output_ = cache.decoder->step({view, lengths}).copy();
   if (!options_.moments) return;
   AttentionShape shape = cache.shard.cache().shape();
   shape.value_dim = d_h;

@@ -32,10 +32,7 @@ DeviceFabric::DeviceFabric(Transport& transport, const Plan& plan, std::int64_t 
 
 std::int64_t DeviceFabric::n_states(Block block) const { return n_scalars(block) / state_size(d_v_); }
 
-void DeviceFabric::begin(const Plan& plan, int lift) {
-  lift_ = lift;
-  transport_.count_collectives(plan.n_collectives);
-}
+void DeviceFabric::begin(const Plan& plan) { transport_.count_collectives(plan.n_collectives); }
 
 std::span<float> DeviceFabric::staged(Blocks blocks) const {
   return {staging_.get() + at(blocks.first), static_cast<std::size_t>(size(blocks))};
@@ -120,11 +117,9 @@ void DeviceFabric::run(const Finish& finish) {
   blocks_->finish({state, finish.right ? at(*finish.right) : state}, at(finish.z), at(finish.lse), n_states(finish.state));
   if (finish.right) transport_.count_merge_steps(1);
 }
-void DeviceFabric::run(const Weigh& weigh) {
-  blocks_->weigh(at(weigh.z), at(weigh.lse), at(weigh.m), n_scalars(weigh.lse), lift_);
-}
+void DeviceFabric::run(const Weigh& weigh) { blocks_->weigh(at(weigh.z), at(weigh.lse), at(weigh.m), n_scalars(weigh.lse)); }
 void DeviceFabric::run(const Divide& divide) {
-  blocks_->divide(at(divide.n), at(divide.D), at(divide.m), n_scalars(divide.D), lift_);
+  blocks_->divide(at(divide.n), at(divide.D), at(divide.m), n_scalars(divide.D));
 }
 
 }  // namespace tree_attn

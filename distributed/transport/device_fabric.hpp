@@ -37,7 +37,7 @@ class DeviceFabric : public Fabric {
   std::span<const float> lse() const { return output_.subspan(n_out_); }
   /// @}
 
-  void begin(const Plan& plan, int lift) override;
+  void begin(const Plan& plan) override;
   void run(const Exchange& exchange) override;
   void run(const Combine& combine) override;
   void run(const Copy& copy) override;
@@ -61,7 +61,6 @@ class DeviceFabric : public Fabric {
   Transport& transport_;
   DeviceTransport* device_;  ///< the same, if it sends device memory
   std::int64_t n_rows_, d_v_;
-  int lift_ = 0;
   std::vector<std::int64_t> offsets_;
   std::unique_ptr<DeviceBlocks> blocks_;
   std::unique_ptr<float[]> staging_;

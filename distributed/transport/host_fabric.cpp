@@ -36,10 +36,7 @@ std::span<float> HostFabric::elements(Blocks blocks) const {
 
 std::int64_t HostFabric::n_states(Block block) const { return n_scalars(block) / state_size(d_v_); }
 
-void HostFabric::begin(const Plan& plan, int lift) {
-  lift_ = lift;
-  transport_.count_collectives(plan.n_collectives);
-}
+void HostFabric::begin(const Plan& plan) { transport_.count_collectives(plan.n_collectives); }
 
 void HostFabric::take_states(const Plan& plan, std::span<const float> states) {
   for (Block block = 0; block < plan.n_own; ++block)
@@ -146,10 +143,9 @@ void HostFabric::run(const Weigh& weigh) {
   settle();
   float *z = at(weigh.z), *lse = at(weigh.lse);
   const float* m = at(weigh.m);
-  const float unit = pow2(static_cast<float>(-lift_));
   for (std::int64_t r = 0; r < n_scalars(weigh.lse); ++r) {
     // safe_weight() gives an empty shard weight 0, also where all shards are empty.
-    const float weight = unit * static_cast<float>(safe_weight(lse[r], m[r]));
+    const float weight = static_cast<float>(safe_weight(lse[r], m[r]));
     lse[r] = weight;
     for (std::int64_t j = 0; j < d_v_; ++j) z[r * d_v_ + j] *= weight;
   }
@@ -167,7 +163,7 @@ void HostFabric::run(const Divide& divide) {
   for (std::int64_t r = 0; r < n_scalars(divide.D); ++r) {
     const float m_and_sum[] = {m[r], D[r]};  // laid out as a state; the base of the exponent does not matter here
     for (std::int64_t j = 0; j < d_v_; ++j) n[r * d_v_ + j] = finish_value(m_and_sum, n[r * d_v_ + j]);
-    D[r] = m[r] + std::log(std::ldexp(D[r], lift_));
+    D[r] = m[r] + std::log(D[r]);
     if (D[r] != D[r]) D[r] = kNaN;
   }
 }

@@ -29,7 +29,7 @@ class HostFabric : public Fabric {
   /// Elements of adjacent blocks, before or after a step.
   std::span<float> elements(Blocks blocks) const;
 
-  void begin(const Plan& plan, int lift) override;
+  void begin(const Plan& plan) override;
   void run(const Exchange& exchange) override;
   void run(const Combine& combine) override;
   void run(const Copy& copy) override;
@@ -57,7 +57,6 @@ class HostFabric : public Fabric {
   const LeafKernel& kernel_ = leaf_kernel();  ///< merges and divides in the widest registers of this processor
   Transport& transport_;
   std::int64_t n_rows_, d_v_;
-  int lift_ = 0;
   std::vector<std::int64_t> offsets_;
   std::unique_ptr<float[]> memory_;
   std::vector<const float*> read_at_;  ///< of every block: its memory; until settle() the message or the decode's state

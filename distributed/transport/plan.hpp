@@ -96,8 +96,7 @@ struct Finish {
   std::optional<Block> right{};
 };
 
-/// Line 4 of Alg. 3: z <- z exp(lse - m), lse <- exp(lse - m). With a lift both are also multiplied by 2^-lift, so that no
-/// sum overflows.
+/// Line 4 of Alg. 3: z <- z exp(lse - m), lse <- exp(lse - m).
 struct Weigh {
   Block z = 0, lse = 0, m = 0;
 };
@@ -140,8 +139,8 @@ struct Plan {
 class Fabric {
  public:
   virtual ~Fabric() = default;
-  /// Begins a step. @param lift of the decode, for Weigh and Divide: 0 or kLift
-  virtual void begin(const Plan& plan, int lift) = 0;
+  /// Begins a step.
+  virtual void begin(const Plan& plan) = 0;
   virtual void run(const Exchange& exchange) = 0;
   virtual void run(const Combine& combine) = 0;
   virtual void run(const Copy& copy) = 0;
@@ -154,9 +153,9 @@ class Fabric {
   virtual void end() {}
 };
 
-/// Carries out one step of a plan. @param lift as Fabric::begin()
-inline void execute(const Plan& plan, Fabric& fabric, int lift = 0) {
-  fabric.begin(plan, lift);
+/// Carries out one step of a plan.
+inline void execute(const Plan& plan, Fabric& fabric) {
+  fabric.begin(plan);
   for (const Operation& operation : plan.operations) std::visit([&](const auto& each) { fabric.run(each); }, operation);
   fabric.end();
 }

@@ -88,21 +88,20 @@ __global__ void finish_states(const float* memory, DeviceBlocks::Pair states, fl
   if (threadIdx.x == 0) store_fresh(lse + row, finish_lse(e_and_D));
 }
 
-__global__ void weigh_rows(float* z, float* lse, const float* m, std::int64_t d_v, float unit) {
+__global__ void weigh_rows(float* z, float* lse, const float* m, std::int64_t d_v) {
   constexpr float kInf = std::numeric_limits<float>::infinity();
   const std::int64_t row = blockIdx.x;
   const float own = load_fresh(lse + row), largest = load_fresh(m + row);
   // safe_weight(): a shard without keys weighs nothing.
   const bool is_empty = own == -kInf && largest == largest;
-  const float weight =
-      is_empty ? 0 : unit * static_cast<float>(std::exp(static_cast<double>(own) - static_cast<double>(largest)));
+  const float weight = is_empty ? 0 : static_cast<float>(std::exp(static_cast<double>(own) - static_cast<double>(largest)));
   __syncthreads();
   for (std::int64_t j = row * d_v + threadIdx.x; j < (row + 1) * d_v; j += blockDim.x)
     store_fresh(z + j, multiply(load_fresh(z + j), weight));
   if (threadIdx.x == 0) store_fresh(lse + row, weight);
 }
 
-__global__ void divide_rows(float* n, float* D, const float* m, std::int64_t d_v, int lift) {
+__global__ void divide_rows(float* n, float* D, const float* m, std::int64_t d_v) {
   constexpr float kInf = std::numeric_limits<float>::infinity(), kNaN = std::numeric_limits<float>::quiet_NaN();
   const std::int64_t row = blockIdx.x;
   const float sum = load_fresh(D + row), largest = load_fresh(m + row);
@@ -111,7 +110,7 @@ __global__ void divide_rows(float* n, float* D, const float* m, std::int64_t d_v
   for (std::int64_t j = row * d_v + threadIdx.x; j < (row + 1) * d_v; j += blockDim.x)
     store_fresh(n + j, finish_value(m_and_sum, load_fresh(n + j)));
   if (threadIdx.x != 0) return;
-  float lse = largest + std::log(std::ldexp(sum, lift));
+  float lse = largest + std::log(sum);
   if (lse != lse) lse = largest == -kInf && sum == sum ? largest : kNaN;
   store_fresh(D + row, lse);
 }
@@ -165,15 +164,15 @@ class Blocks : public DeviceBlocks {
     float* const memory = memory_.data();
     launch(finish_states, per(n_rows), stream_, memory, states, memory + z, memory + lse, d_v_);
   }
-  void weigh(std::int64_t z, std::int64_t lse, std::int64_t m, std::int64_t n_rows, int lift) override {
+  void weigh(std::int64_t z, std::int64_t lse, std::int64_t m, std::int64_t n_rows) override {
     if (n_rows == 0) return;
     float* const memory = memory_.data();
-    launch(weigh_rows, per(n_rows), stream_, memory + z, memory + lse, memory + m, d_v_, pow2(static_cast<float>(-lift)));
+    launch(weigh_rows, per(n_rows), stream_, memory + z, memory + lse, memory + m, d_v_);
   }
-  void divide(std::int64_t n, std::int64_t D, std::int64_t m, std::int64_t n_rows, int lift) override {
+  void divide(std::int64_t n, std::int64_t D, std::int64_t m, std::int64_t n_rows) override {
     if (n_rows == 0) return;
     float* const memory = memory_.data();
-    launch(divide_rows, per(n_rows), stream_, memory + n, memory + D, memory + m, d_v_, lift);
+    launch(divide_rows, per(n_rows), stream_, memory + n, memory + D, memory + m, d_v_);
   }
 
  private:

@@ -49,10 +49,10 @@ class DeviceBlocks {
   /// z = n / D and lse of a block of states, or, of two blocks, of merge(left, right). States keep their bits.
   /// @param states equal places are one block
   virtual void finish(Pair states, std::int64_t z, std::int64_t lse, std::int64_t n_rows) = 0;
-  /// z <- 2^-lift z exp(lse - m), lse <- 2^-lift exp(lse - m); a shard without keys has weight 0.
-  virtual void weigh(std::int64_t z, std::int64_t lse, std::int64_t m, std::int64_t n_rows, int lift) = 0;
-  /// n <- n / D, D <- m + ln(2^lift D).
-  virtual void divide(std::int64_t n, std::int64_t D, std::int64_t m, std::int64_t n_rows, int lift) = 0;
+  /// z <- z exp(lse - m), lse <- exp(lse - m); a shard without keys has weight 0.
+  virtual void weigh(std::int64_t z, std::int64_t lse, std::int64_t m, std::int64_t n_rows) = 0;
+  /// n <- n / D, D <- m + ln D.
+  virtual void divide(std::int64_t n, std::int64_t D, std::int64_t m, std::int64_t n_rows) = 0;
 };
 
 /// Allocates blocks on a device: emulated::make_blocks() or cuda::make_blocks().

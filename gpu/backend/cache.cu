@@ -226,20 +226,17 @@ void DeviceSession::plan_range(KeyRange range) {
   forest_.reserve(subtrees_.size());
 }
 
-void DeviceSession::prepare(std::span<const std::int64_t> lengths) {
-  const KeyRange range =
-      closed(cache_.leaves().range(), lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end()));
+void DeviceSession::prepare(std::int64_t longest) {
+  const KeyRange range = closed(cache_.leaves().range(), longest);
   if (planned_.begin != range.begin || planned_.end != range.end || planned_order_ != cache_.leaves().order() ||
       planned_rows_ != cache_.n_allocated())
     plan_range(range);
 }
 
-States& DeviceSession::run(const TensorView& q, std::span<const std::int64_t> lengths, int lift,
-                           const std::function<void()>& progress) {
-  if (lift != lift_ || end_ != last_end_) stream_.forget();
-  lift_ = lift, last_end_ = end_;
+States& DeviceSession::run(const Step& step, const std::function<void()>& progress) {
+  if (end_ != std::exchange(last_end_, end_)) stream_.forget();
   const bool is_recorded = !stream_.is_new();
-  prepare(lengths);
+  prepare(step.longest());
   if (end_ != nullptr && is_recorded && stream_.is_new())
     throw std::logic_error("DeviceSession: this rank begins a new graph, and the others may not");
   is_on_host_ = false;
@@ -247,10 +244,10 @@ States& DeviceSession::run(const TensorView& q, std::span<const std::int64_t> le
 
   // The step before has read what it was given, and the graph is free.
   synchronise(stream_);
-  if (has_work()) stage(q, lengths);
+  if (has_work()) stage(step);
   if (progress) progress();
 
-  set_scale(params_, cache_.shape().dtype, scale_, lift);
+  set_scale(params_, cache_.shape().dtype, scale_);
   stream_.follow_default();
   stream_.repeat([this] { queue_step(); });
   if (end_ == nullptr) {
@@ -261,11 +258,10 @@ States& DeviceSession::run(const TensorView& q, std::span<const std::int64_t> le
   return *this;
 }
 
-void DeviceSession::decode_to(StepEnd& end, const TensorView& q, std::span<const std::int64_t> lengths, int lift,
-                              const std::function<void()>& progress) {
+void DeviceSession::decode_to(StepEnd& end, const Step& step, const std::function<void()>& progress) {
   end_ = &end;
   try {
-    decode(q, lengths, lift, progress);
+    decode(step, progress);
   } catch (...) {
     end_ = nullptr;
     throw;
@@ -273,7 +269,8 @@ void DeviceSession::decode_to(StepEnd& end, const TensorView& q, std::span<const
   end_ = nullptr;
 }
 
-void DeviceSession::stage(const TensorView& q, std::span<const std::int64_t> lengths) {
+void DeviceSession::stage(const Step& step) {
+  const auto& [q, lengths] = step;
   const DType dtype = cache_.shape().dtype;
   const StepArrays input = input_.on_host();
   if (q.dtype == dtype && is_dense(q)) {
@@ -310,7 +307,7 @@ void DeviceSession::queue_kernel() {
 
 void DeviceSession::queue_step() {
   if (has_work()) queue_decode();
-  if (end_ != nullptr) end_->queue(states_.data(), lift_);
+  if (end_ != nullptr) end_->queue(states_.data());
 }
 
 void DeviceSession::queue_decode() {

@@ -128,14 +128,12 @@ class DeviceSession : public DecodeSession, public DeviceSteps, public States {
   std::string describe() const override;
 
   DeviceStream& stream() override { return stream_; }
-  void decode_to(StepEnd& end, const TensorView& q, std::span<const std::int64_t> lengths, int lift,
-                 const std::function<void()>& progress) override;
+  void decode_to(StepEnd& end, const Step& step, const std::function<void()>& progress) override;
 
  protected:
-  States& run(const TensorView& q, std::span<const std::int64_t> lengths, int lift,
-              const std::function<void()>& progress) override;
-  /// Takes the memory for a step of these lengths, if there is not enough.
-  void prepare(std::span<const std::int64_t> lengths);
+  States& run(const Step& step, const std::function<void()>& progress) override;
+  /// Takes the memory for a step whose longest sequence has so many keys, if there is not enough.
+  void prepare(std::int64_t longest);
   /// Plans for a range. Another range than the first is that of a shard of the ring, or of a cache that has grown: memory
   /// grows where it must.
   void plan_range(KeyRange range);
@@ -151,7 +149,7 @@ class DeviceSession : public DecodeSession, public DeviceSteps, public States {
  private:
   /// Writes what the step uploads: the queries as they are stored, the lengths, what was appended, the lists. @pre the step
   /// before is over
-  void stage(const TensorView& q, std::span<const std::int64_t> lengths);
+  void stage(const Step& step);
   /// Queues what a step does: the decode, then its end.
   void queue_step();
   void queue_decode();
@@ -175,7 +173,6 @@ class DeviceSession : public DecodeSession, public DeviceSteps, public States {
   std::vector<float> row_;
   Forest<float> forest_;
   bool is_on_host_ = true;
-  int lift_ = 0;                                  ///< of the last step
   StepEnd *end_ = nullptr, *last_end_ = nullptr;  ///< of this step, and of the one before
   Event after_;                                   ///< on stream_
 };

@@ -7,11 +7,9 @@
 #pragma once
 
 #include "gpu/backend/device_stream.hpp"
-#include "reference/tensor/view.hpp"
+#include "reference/decode/step.hpp"
 
-#include <cstdint>
 #include <functional>
-#include <span>
 
 namespace tree_attn {
 
@@ -21,8 +19,7 @@ class StepEnd {
   virtual ~StepEnd() = default;
   /// Queues it on the stream of the step; called only when a step is queued or recorded, not when its graph is launched.
   /// @param states of the step, [subtrees][n_rows][2 + d_v] in device memory; null without subtrees
-  /// @param lift that they are decoded with
-  virtual void queue(const float* states, int lift) = 0;
+  virtual void queue(const float* states) = 0;
 };
 
 /// A DecodeSession on a device.
@@ -35,12 +32,11 @@ class DeviceSteps {
   /// stream either: the code that waits for `end` does.
   ///
   /// A library may ask that all ranks record a message, or none. So new graphs have to begin in the same step on all ranks:
-  /// they do when `end` or the lift is another one than in the step before. Before a step for which this rank takes memory,
+  /// they do when `end` is another one than in the step before. Before a step for which this rank takes memory,
   /// all ranks have to call stream().forget().
   /// @param end outlives the session, or forgets the stream at its end
   /// @throws as decode(); std::logic_error if this rank would begin a new graph by itself
-  virtual void decode_to(StepEnd& end, const TensorView& q, std::span<const std::int64_t> lengths, int lift,
-                         const std::function<void()>& progress) = 0;
+  virtual void decode_to(StepEnd& end, const Step& step, const std::function<void()>& progress) = 0;
 };
 
 }  // namespace tree_attn

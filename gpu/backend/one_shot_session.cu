@@ -141,7 +141,7 @@ class DeviceOneShot final : public OneShotSession, private DeviceSession {
     opened_ = std::move(opened), held_ = std::move(held);
     peers_.failed = own_->failed();
   }
-  void prepare(std::span<const std::int64_t> lengths) override { DeviceSession::prepare(lengths); }
+  void prepare(std::int64_t longest) override { DeviceSession::prepare(longest); }
   void disconnect() override {
     stream_.finish();
     opened_.clear(), held_.clear();
@@ -151,10 +151,9 @@ class DeviceOneShot final : public OneShotSession, private DeviceSession {
     for (const std::shared_ptr<Window>& window : held_) window->fail();
   }
 
-  Output step(const TensorView& q, std::span<const std::int64_t> lengths, int lift,
-              const std::function<void()>& progress) override {
+  Output step(const Step& step, const std::function<void()>& progress) override {
     const std::optional<std::int64_t> before = bytes_to_peers();
-    decode(q, lengths, lift, progress);
+    decode(step, progress);
     synchronise(stream_);
     if (const GaveUp& wait = *host_gave_up_.data(); has_work() && wait.n > 0) {
       char line[160];

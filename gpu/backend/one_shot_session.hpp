@@ -10,7 +10,7 @@
 #include "gpu/platform/device_error.hpp"
 #include "gpu/platform/window_handle.hpp"
 #include "reference/decode/kv_cache.hpp"
-#include "reference/tensor/view.hpp"
+#include "reference/decode/step.hpp"
 
 #include <cstdint>
 #include <functional>
@@ -78,15 +78,14 @@ class OneShotSession {
   /// @throws DeviceError if a window cannot be reached, or is on the device of this rank and of the same process: their
   /// kernels would wait for each other, unless each has a DevicePart
   virtual void connect(std::span<const NodeWindow> windows) = 0;
-  /// Takes the memory for steps of these lengths, over a cache that has room for them.
-  virtual void prepare(std::span<const std::int64_t> lengths) = 0;
+  /// Takes the memory for steps whose longest sequence has so many keys, over a cache that has room for them.
+  virtual void prepare(std::int64_t longest) = 0;
   /// Closes the windows of other processes. They may be freed once all ranks have.
   virtual void disconnect() = 0;
   /// One step; collective over the node. Arguments as DecodeSession::decode().
   /// @throws DeviceError if another rank has sent nothing for longer than the timeout: "rank 0, step 17: no states from rank
   /// 5, row 3, for 60 s"; PeerFailed after give_up() of another rank
-  virtual Output step(const TensorView& q, std::span<const std::int64_t> lengths, int lift,
-                      const std::function<void()>& progress) = 0;
+  virtual Output step(const Step& step, const std::function<void()>& progress) = 0;
   /// Ends the waits of kernels of this rank, and of all ranks of this process that store into its window, within about a
   /// millisecond: to be called when this rank has failed. No step succeeds from then on before new windows are open.
   virtual void give_up() noexcept = 0;

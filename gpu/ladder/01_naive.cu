@@ -31,8 +31,7 @@ __global__ void naive_scores(DecodeParams params, float* scores) {
   store_fresh(scores + blockIdx.y * (params.end - params.begin) + position - params.begin, params.score_scale * dot);
 }
 
-/// e = max ceil(s_a) + lift, D = sum 2^(s_a - e), n_j = sum 2^(s_a - e) v_aj: one block per query, one thread per component
-/// j.
+/// e = max ceil(s_a), D = sum 2^(s_a - e), n_j = sum 2^(s_a - e) v_aj: one block per query, one thread per component j.
 template <StoredType T>
 __global__ void naive_output(DecodeParams params, DeviceOutput output, const float* scores) {
   const std::int64_t row = blockIdx.x, kv_head = row / params.group;
@@ -54,7 +53,7 @@ __global__ void naive_output(DecodeParams params, DeviceOutput output, const flo
       largest[threadIdx.x] = static_cast<float>(largest[threadIdx.x + half]);
   }
   __syncthreads();
-  shift = largest[0] + params.lift;
+  shift = largest[0];
 
   // The sums, with every key at that shift. A key that is not seen is skipped.
   for (int j = static_cast<int>(threadIdx.x); j < params.d_v; j += static_cast<int>(blockDim.x)) {

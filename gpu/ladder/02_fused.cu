@@ -50,8 +50,8 @@ __global__ void __launch_bounds__(kWarp) fused(DecodeParams params, DeviceOutput
     // The state of the key is merged. A key with a score of -inf is not seen.
     if (s == -std::numeric_limits<float>::infinity()) continue;
     LaneState<kElements> key;
-    key.shift = key_shift(s) + params.lift;
-    key.sum = key_weight(s) * pow2(-params.lift);
+    key.shift = key_shift(s);
+    key.sum = key_weight(s);
     TREE_ATTN_UNROLL
     for (int c = 0; c < kElements; ++c) {
       const int j = lane + kWarp * c;

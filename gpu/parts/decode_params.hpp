@@ -64,7 +64,6 @@ struct DecodeParams {
   std::int64_t begin = 0, end = 0;         ///< global positions of the shard
   std::int64_t readable_end = 0;           ///< rows before it have memory and may be copied, see rows_end()
   float query_scale = 1, score_scale = 1;  ///< multiply q as it is read, and q.k: log2(e) * scale, see split_scale()
-  float lift = 0;                          ///< added to the shifts of keys, see set_key()
 
   /// Rows of the output: (i * n_h + h) * l + j, and group * n_kv = n_h l.
   TREE_ATTN_HOST_DEVICE std::int64_t n_rows() const { return batch * kv_heads * group; }

@@ -74,8 +74,6 @@ __device__ __forceinline__ void accumulate_keys(const DecodeParams& params, std:
                                                 const KeySteps<Leaves>& steps, float* memory, Source& source) {
   using T = typename SubWarp::T;
   const int lane = lane_of<SubWarp>(threadIdx.x);
-  const bool is_single_key = params.lengths[params.entry_of(kv_head)] == 1;
-  const float lift = is_single_key ? 0.0f : params.lift;
   float q[SubWarp::kElements];
   const T* const query = params.query<T>(kv_head, r);
   TREE_ATTN_UNROLL
@@ -93,7 +91,7 @@ __device__ __forceinline__ void accumulate_keys(const DecodeParams& params, std:
     source.wait(step, valid);
     float s = score_of_eight<SubWarp>(q, source.keys(step, valid), params.score_scale, lane);
     if ((valid >> key_of_lane(lane) & 1) == 0) s = -std::numeric_limits<float>::infinity();
-    add_eight_keys<SubWarp>(s, is_single_key, lift, lane, source.values(step, valid), leaf);
+    add_eight_keys<SubWarp>(s, lane, source.values(step, valid), leaf);
     source.next(step);
     if (!steps.ends_leaf(step)) continue;
     forest.push(step / kStepsPerLeaf, leaf);

@@ -35,11 +35,10 @@ bool has_bulk_rows(const DecodeParams& params, DType dtype, int row_bytes) {
          params.begin % kLeafKeys == 0 && params.readable_end >= (params.rows_end() + 7) / 8 * 8;
 }
 
-void set_scale(DecodeParams& params, DType dtype, double scale, int lift) {
+void set_scale(DecodeParams& params, DType dtype, double scale) {
   const bool may_overflow = kLongestRow * largest_of(dtype) * largest_of(dtype) >= largest_of(DType::F32);
   const ScoreScale parts = may_overflow ? split_scale(scale) : ScoreScale{1, static_cast<float>(kLog2E * scale)};
   params.query_scale = parts.query, params.score_scale = parts.score;
-  params.lift = static_cast<float>(may_overflow ? lift : 0);
 }
 
 bool multiplies_on_tensor_cores(const DecodeParams& params, DType dtype) {

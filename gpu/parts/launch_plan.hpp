@@ -72,12 +72,11 @@ bool starts_aligned(const DecodeParams& params, DType dtype);
 /// leaf, and readable up to the last step of eight positions.
 bool has_bulk_rows(const DecodeParams& params, DType dtype, int row_bytes);
 
-/// Sets query_scale and score_scale to split_scale(scale), and lift.
+/// Sets query_scale and score_scale to split_scale(scale).
 ///
-/// F16 keeps to (1, log2(e) * scale) and no lift: elements of at most 65504 make no sum that overflows, and tensor cores,
-/// which take queries and weights in 16 bits, would round what is made smaller.
-/// @param lift 0 or kLift
-void set_scale(DecodeParams& params, DType dtype, double scale, int lift = 0);
+/// F16 keeps to (1, log2(e) * scale): elements of at most 65504 make no sum that overflows, and tensor cores, which take
+/// queries in 16 bits, would round what is made smaller.
+void set_scale(DecodeParams& params, DType dtype, double scale);
 
 /// What the steps refuse, in a few words; empty if nothing. All refuse F64, d of more than kLongestRow, and more than
 /// kMostWorkItems.

@@ -36,13 +36,11 @@ __device__ __forceinline__ float sum_of_query(float x) {
 /// Every weight is an exponential of one rounding of s - e. Edges: a position without a key and a score of -inf have weight
 /// 0; a score of +inf or NaN has weight NaN, although the maximum drops a NaN. Without any key to be seen e is -inf.
 /// @param score_scale TileScale::score, positive
-/// @param lift see set_key()
 /// @param[in,out] s q.k, then weights
 /// @param[out] state shift e and sum D
 /// @returns bit 2 i + h: key score_key(lane, i, h) is not seen; 0 if nothing asks for it
 template <class State>
-__device__ __forceinline__ unsigned weigh(float score_scale, float lift, int slot, bool asks_for_seen, LeafScores& s,
-                                          State& state) {
+__device__ __forceinline__ unsigned weigh(float score_scale, int slot, bool asks_for_seen, LeafScores& s, State& state) {
   // The shift.
   float largest = kNone;
   TREE_ATTN_UNROLL
@@ -62,17 +60,12 @@ __device__ __forceinline__ unsigned weigh(float score_scale, float lift, int slo
     float& x = s[i / 2][i % 2 * 2 + slot];
     x = exp2_flushed(fused_multiply_add(x, score_scale, offset));
   }
-  if (lift != 0) {
-    const float factor = pow2(-lift);
-    TREE_ATTN_UNROLL
-    for (int i = 0; i < 2 * kLeafItems; ++i) s[i / 2][i % 2 * 2 + slot] *= factor;
-  }
 
   // Their sum.
   float sum = 0;
   TREE_ATTN_UNROLL
   for (int i = 0; i < 2 * kLeafItems; ++i) sum += s[i / 2][i % 2 * 2 + slot];
-  state.shift = shift + lift, state.sum = sum_of_query(sum);
+  state.shift = shift, state.sum = sum_of_query(sum);
   return not_seen;
 }
 
@@ -105,20 +98,6 @@ __device__ __forceinline__ void add_not_finite(const typename Tile::T* value, st
   }
 }
 
-/// The state of the only key of a sequence, see single_key(), if that has a weight. @param score that of the key
-template <IsMmaTile Tile>
-__device__ __forceinline__ void set_single_key(const typename Tile::T* value, int d_v, float score, int lane,
-                                               LaneState<Tile::kElements>& state) {
-  if (!(state.sum > 0)) return;
-  const WeighedKey<float> key = single_key(score, {state.shift, state.sum});
-  state.shift = key.shift, state.sum = key.weight;
-  TREE_ATTN_UNROLL
-  for (int c = 0; c < Tile::kElements; ++c) {
-    const int component = Tile::component(lane, c);
-    state.n[c] = component < d_v ? widen(load_once(value + component)) : 0.0f;
-  }
-}
-
 /// 16-byte vectors of shared memory of a warp, besides its ring.
 template <IsMmaTile Tile>
 inline constexpr int kTileVectors = InSharedMemory<Tile>::kVectors + TileQueries<Tile>::kVectors;
@@ -142,14 +121,13 @@ struct TileWalk {
   /// Walks over all leaves. The ring has begun with them.
   ///
   /// The two walks have the same sums in the same order. The one over copied rows holds nothing that few ranges need: values
-  /// that are not finite, and the only key of a sequence, are left to the other.
+  /// that are not finite are left to the other.
   /// @tparam kCopies as in TileRing::begin()
   /// @param only_finite whether values that are not finite are zeros in the ring, and are added by themselves
-  /// @param is_single_key whether the sequence is one key
   /// @returns whether a state is not finite
   /// @paper{eq_7, eq. (7)}
   template <bool kCopies>
-  __device__ __forceinline__ bool over_leaves(bool only_finite = false, bool is_single_key = false) const {
+  __device__ __forceinline__ bool over_leaves(bool only_finite = false) const {
     const float score_scale = TileScale(params).score;
     LeafForest<Tile::kElements, kWarp, typename Ring::Leaves, Waiting> forests(opaque(memory), n_forest, leaves, own_lane,
                                                                                Waiting(memory_of_warp, own_lane));
@@ -177,12 +155,10 @@ struct TileWalk {
 
       // P^T, with the shifts and sums of the states.
       LaneState<Tile::kElements> states[Tile::kSlots];
-      float score[Tile::kSlots];
       unsigned not_seen[Tile::kSlots];
       TREE_ATTN_UNROLL
       for (int slot = 0; slot < Tile::kSlots; ++slot) {
-        score[slot] = multiply(score_scale, s[0][slot]);
-        not_seen[slot] = weigh(score_scale, params.lift, slot, !kCopies && only_finite, s, states[slot]);
+        not_seen[slot] = weigh(score_scale, slot, !kCopies && only_finite, s, states[slot]);
       }
 
       // O^T = V^T P^T.
@@ -205,8 +181,6 @@ struct TileWalk {
         LaneState<Tile::kElements>& state = states[slot];
         TREE_ATTN_UNROLL
         for (int c = 0; c < Tile::kElements; ++c) state.n[c] = tile_element<Tile>(o, slot, c);
-        if (!kCopies && is_single_key)
-          set_single_key<Tile>(value(), params.d_v, __shfl_sync(kAllLanes, score[slot], lane % 4), lane, state);
         const float e_and_sum[] = {state.shift, state.sum};
         if (__any_sync(kAllLanes, state.sum == 0) && is_empty(e_and_sum)) set_empty(state);
         forests.push(leaf, state, slot);
@@ -228,18 +202,17 @@ template <IsMmaTile Tile, class Ring>
 __device__ __forceinline__ void accumulate_tiles(const DecodeParams& params, std::int64_t kv_head, std::int64_t first_row,
                                                  const typename Ring::Leaves& leaves, float* memory, std::int64_t n_forest,
                                                  bool aligned, Ring& ring, Shared<Bytes16> memory_of_warp) {
-  const bool is_single_key = params.lengths[params.entry_of(kv_head)] == 1, copies = aligned && !is_single_key;
-  begin_early(leaves, copies ? Ring::kFirstLeaves : 0, [&] {
-    if (copies) ring.template begin<true>(params, kv_head, leaves);
+  begin_early(leaves, aligned ? Ring::kFirstLeaves : 0, [&] {
+    if (aligned) ring.template begin<true>(params, kv_head, leaves);
   });
   // Opaque, so that nothing of all that follows from the lane is worked out before the first copies.
   const int own_lane = lane_of<Tile>(opaque(threadIdx.x));
   const TileQueries<Tile> queries(params, kv_head, first_row, memory_of_warp + InSharedMemory<Tile>::kVectors, own_lane);
   const TileWalk<Tile, Ring> walk{params, kv_head, leaves, ring, queries, own_lane, memory, n_forest, memory_of_warp};
-  if (copies && !walk.template over_leaves<true>()) return;
-  for (bool only_finite = copies;; only_finite = true) {
+  if (aligned && !walk.template over_leaves<true>()) return;
+  for (bool only_finite = aligned;; only_finite = true) {
     ring.template begin<false>(params, kv_head, leaves, only_finite);
-    if (!walk.template over_leaves<false>(only_finite, is_single_key) || only_finite) return;
+    if (!walk.template over_leaves<false>(only_finite) || only_finite) return;
   }
 }
 

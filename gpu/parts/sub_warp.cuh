@@ -117,27 +117,23 @@ __device__ __forceinline__ float sum_of_weights(const float (&w)[kKeysPerStep]) 
 
 /// Adds eight neighbouring keys to the state of their leaf: e' = max(e, e_1 .. e_8), and with f = 2^(e - e')
 ///
-///     D' = f D + sum_a w_a,   n' = w_8 v_8 + ( .. + (w_1 v_1 + f n)),   w_a = 2^(s_a - e'),   e_a = ceil(s_a) + lift,
+///     D' = f D + sum_a w_a,   n' = w_8 v_8 + ( .. + (w_1 v_1 + f n)),   w_a = 2^(s_a - e'),   e_a = ceil(s_a),
 ///
 /// one fused multiply-add per element and key. e is an integer, so f is a power of two and rescaling rounds nothing above
 /// the smallest normal number. Every leaf of 64 keys is such a chain, starting from the empty state, so its bits depend
 /// on its keys only.
 ///
-/// Edges: a key with a score of -inf adds nothing, and its value is not read; a score of +inf or NaN makes D and n NaN. The
-/// only key of a sequence has e = s and w = 1, see single_key(): n = v, bit for bit.
+/// Edges: a key with a score of -inf adds nothing, and its value is not read; a score of +inf or NaN makes D and n NaN.
 /// @param s score of key_of_lane()
-/// @param is_single_key whether the sequence is one key
-/// @param lift see set_key(); 0 for a single key
 /// @param value (i, vector) -> Bytes16 of value i
 /// @param[in,out] leaf the sums so far; set_empty() before the first key of a leaf
 /// @paper{eq_7, eq. (7)}
 template <IsSubWarp SubWarp, IsRows Value>
-__device__ __forceinline__ void add_eight_keys(float s, bool is_single_key, float lift, int lane, const Value& value,
-                                               LaneState<SubWarp::kElements>& leaf) {
+__device__ __forceinline__ void add_eight_keys(float s, int lane, const Value& value, LaneState<SubWarp::kElements>& leaf) {
   using T = typename SubWarp::T;
   constexpr float kNotSeen = -std::numeric_limits<float>::infinity();
-  // The shift. Each lane has that of one key. That of NaN is -inf, also for a single key.
-  float shift = is_single_key && s == s ? s : key_shift(s) + lift;
+  // The shift. Each lane has that of one key.
+  float shift = key_shift(s);
   TREE_ATTN_UNROLL
   for (int distance = 1; distance < kKeysPerStep; distance *= 2) {
     const float other = __shfl_xor_sync(kAllLanes, shift, distance);
@@ -147,10 +143,9 @@ __device__ __forceinline__ void add_eight_keys(float s, bool is_single_key, floa
   const float factor = r.right_is_high ? r.factor : 1.0f;
   leaf.shift = r.shift;
 
-  // The weights. The lift stays out of the difference, which is exact or nearly so where it is small.
+  // The weights. The difference is exact or nearly so where it is small.
   float weight[kKeysPerStep];
-  const float own = multiply(exp2_flushed(s - (r.shift - lift)), pow2(-lift));
-  broadcast_of_keys<SubWarp>(s == kNotSeen ? -0.0f : own, lane, weight);
+  broadcast_of_keys<SubWarp>(s == kNotSeen ? -0.0f : exp2_flushed(s - r.shift), lane, weight);
 
   // The sums.
   leaf.sum = fused_multiply_add(factor, leaf.sum, sum_of_weights(weight));

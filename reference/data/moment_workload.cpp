@@ -8,43 +8,13 @@
 #include <limits>
 
 namespace tree_attn {
-namespace {
-
-WorkloadShape enlarged_shape(WorkloadShape shape) {
-  shape.value_dim = moment_layout(shape).size();
-  shape.value_dtype = DType::F32;
-  return shape;
-}
-
-class MomentWorkload : public Workload {
- public:
-  explicit MomentWorkload(Workload& inner)
-      : Workload(enlarged_shape(inner.shape()), inner.steps()), inner_(inner), layout_(moment_layout(inner.shape())) {}
-
-  TensorView query(int step) override { return inner_.query(step); }
-  Shard keys_and_values(std::int64_t entry, KeyRange positions) override {
-    return enlarge(inner_.keys_and_values(entry, positions), part_);
-  }
-  Shard whole() override { return enlarge(inner_.whole(), all_); }
-
- private:
-  Shard enlarge(const Shard& shard, std::vector<float>& values) const {
-    values = enlarge_values(layout_, shard.k, shard.v);
-    std::array<std::int64_t, 4> shape = shard.v.shape;
-    shape[3] = layout_.size();
-    return {shard.k, TensorView::dense(values.data(), DType::F32, shape), shard.begin};
-  }
-
-  Workload& inner_;
-  MomentLayout layout_;
-  std::vector<float> part_, all_;
-};
-
-}  // namespace
-
 MomentLayout moment_layout(const AttentionShape& shape) { return {shape.value_dim, Products::Squares, shape.head_dim}; }
 
-std::unique_ptr<Workload> with_moments(Workload& inner) { return std::make_unique<MomentWorkload>(inner); }
+std::unique_ptr<Workload> with_moments(Workload& inner) {
+  const MomentLayout layout = moment_layout(inner.shape());
+  return with_values(inner, layout.size(),
+                     [layout](const TensorView& k, const TensorView& v) { return enlarge_values(layout, k, v); });
+}
 
 Moments take_moments(const MomentLayout& layout, DecodeOutput& output, const TensorView& q, double scale) {
   const std::int64_t n_rows = std::ssize(output.lse), size = layout.size(), d_h = q.shape[3];

@@ -116,16 +116,15 @@ class CpuSession final : public DecodeSession, public States {
   std::string describe() const override { return ""; }
 
  protected:
-  States& run(const TensorView& q, std::span<const std::int64_t> lengths, int lift,
-              const std::function<void()>& progress) override {
+  States& run(const Step& step, const std::function<void()>& progress) override {
     const AttentionShape& shape = cache_.shape();
     const OwnedLeaves& leaves = cache_.leaves();
     if (planned_ != cache_.capacity() || is_dealt() != (leaves.order() == LeafOrder::kDealt)) plan();
-    pack_queries(q);
-    lengths_ = lengths, lift_ = lift;
+    pack_queries(step.q);
+    step_ = step;
     double keys = 0;
     std::int64_t most_rows = 0;
-    for (const std::int64_t length : lengths) {
+    for (const std::int64_t length : step.lengths) {
       keys += static_cast<double>(leaves.n_keys(length));
       most_rows = std::max(most_rows, leaves.n_keys(length));
     }
@@ -137,7 +136,7 @@ class CpuSession final : public DecodeSession, public States {
       nodes_ = forest_.assign(subtrees_).data();
       merges_->clear();
     } else {
-      cut(closed(leaves.range(), lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end())), most_rows);
+      cut(closed(leaves.range(), step.longest()), most_rows);
     }
 
     // Items in the order of memory: the chunks of a head, one after the other.
@@ -215,19 +214,18 @@ class CpuSession final : public DecodeSession, public States {
   void compute_subtree(int thread, std::int64_t head, std::int64_t c) {
     const AttentionShape& shape = cache_.shape();
     const Subtree subtree = chunks_[static_cast<std::size_t>(c)];
-    const std::int64_t length = lengths_[static_cast<std::size_t>(head / shape.kv_heads)];
-    const std::int64_t end = std::min(subtree.end(), length), first_row = cache_.leaves().range().begin;
+    const std::int64_t end = std::min(subtree.end(), step_.seen(head / shape.kv_heads).end),
+                       first_row = cache_.leaves().range().begin;
     float* const states = states_.data() + (c * shape.n_rows() + head * n_queries_) * state_size(shape.value_dim);
     if (end <= subtree.begin()) return set_all_empty(states);
-    compute_rows(thread, head, {subtree.begin() - first_row, end - first_row}, length == 1 && subtree.begin() == 0, false,
-                 states);
+    compute_rows(thread, head, {subtree.begin() - first_row, end - first_row}, false, states);
   }
 
   /// The states of the leaves of a chunk of rows, each merged with its siblings that are complete.
   void compute_dealt(int thread, std::int64_t head, std::int64_t c) {
     const AttentionShape& shape = cache_.shape();
     const OwnedLeaves& leaves = cache_.leaves();
-    const std::int64_t length = lengths_[static_cast<std::size_t>(head / shape.kv_heads)];
+    const std::int64_t length = step_.seen(head / shape.kv_heads).end;
     const std::int64_t n_leaves = (length + kLeafKeys - 1) / kLeafKeys, n_rows = leaves.n_keys(length);
     const auto states_of_node = [&](std::size_t node) {
       return nodes_ + (static_cast<std::int64_t>(node) * shape.n_rows() + head * n_queries_) * state_size(shape.value_dim);
@@ -239,7 +237,7 @@ class CpuSession final : public DecodeSession, public States {
     if (rows.empty()) return;
     const std::int64_t first = rows.begin / kLeafKeys, end = (rows.end + kLeafKeys - 1) / kLeafKeys;
     const std::int64_t place = pool_.size() > 1 ? head : 0;
-    compute_rows(thread, head, rows, length == 1, true, merges_->states(place, first));
+    compute_rows(thread, head, rows, true, merges_->states(place, first));
     for (std::int64_t i = first; i < end; ++i) {
       std::size_t node = 0;
       if (const float* states = merges_->complete(place, leaves, i, n_leaves, &node))
@@ -253,7 +251,7 @@ class CpuSession final : public DecodeSession, public States {
   }
 
   /// The states of the leaves in some rows of a head. @param apart whether each leaf has states of its own
-  void compute_rows(int thread, std::int64_t head, KeyRange rows, bool single_key, bool apart, float* states) {
+  void compute_rows(int thread, std::int64_t head, KeyRange rows, bool apart, float* states) {
     const AttentionShape& shape = cache_.shape();
     RequestChoice& choice = choices_[static_cast<std::size_t>(thread)];
     LeafRows* const leaves = leaves_.data() + thread * chunk_leaves_;
@@ -270,8 +268,6 @@ class CpuSession final : public DecodeSession, public States {
                       .n_queries = n_queries_,
                       .queries = queries_.data() + head * n_queries_ * packed_size(shape.head_dim),
                       .score_scale = scale_.score,
-                      .lift = lift_,
-                      .single_key = single_key,
                       .apart = apart,
                       .requests = choice.requests()};
     using Clock = std::chrono::steady_clock;
@@ -293,8 +289,7 @@ class CpuSession final : public DecodeSession, public States {
   std::optional<DealtMerges> merges_;                             ///< in the dealt order
   float* nodes_ = nullptr;                                        ///< the states of its subtrees in the forest
   Forest<float> forest_;
-  std::span<const std::int64_t> lengths_;  ///< of the step at hand, and its lift
-  int lift_ = 0;
+  Step step_;                           ///< the step at hand
   std::vector<RequestChoice> choices_;  ///< [threads]
   ThreadPool pool_;
 };

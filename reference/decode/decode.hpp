@@ -24,12 +24,11 @@ namespace tree_attn {
 /// climb the canonical tree as a binary counter carries. F32 accumulation; F64 storage is rounded to F32 as it is read.
 ///
 /// What is finite by the formula is finite here, with three exceptions: a score, or a partial sum of one, beyond 2^128 in
-/// base two; an element of F64 beyond F32; and without a lift a sum n of values above 3e38 / N. The last one is an Inf or
-/// NaN in z that no rounding hides: needs_lift() sees it, and a second decode with a lift has the value. A score of +inf is
-/// NaN, one of -inf a key not seen.
+/// base two; an element of F64 beyond F32; and a sum n of values above 3e38 / N. The last one is an Inf or NaN in z that no
+/// rounding hides; over values multiplied by 2^-64 the same decode has it. A score of +inf is NaN, one of -inf a key not
+/// seen.
 ///
-/// Edges: positions from lengths[i] on are not read and count as the empty set. A batch entry with one key in all gives
-/// z = v to the bit (its softmax weight is 1 whatever the score), and needs no lift. NaN and Inf follow the formula, see
+/// Edges: positions from lengths[i] on are not read and count as the empty set. NaN and Inf follow the formula, see
 /// set_key().
 ///
 /// @param q queries [b, n_h, l, d_h]; row (i, h, j) of the result is (i * n_h + h) * l + j
@@ -37,13 +36,12 @@ namespace tree_attn {
 /// @param lengths keys in use per batch entry, [b], over the whole sequence and not over the shard
 /// @param scale multiplies q.k, often 1/sqrt(d_h); see split_scale()
 /// @param progress called after every chunk of up to 4096 keys: lets messages advance meanwhile; may be empty
-/// @param lift 0, or kLift where needs_lift() asks for it, see set_key()
 /// @note one step of a session over a cache that borrows the shard, see backend.hpp; many steps take the session itself
 /// @returns forest with n_rows = b * n_h * l over the positions of the shard
 /// @pre shapes agree, see check_shapes()
 /// @paper{eq_7, eq. (7)}
 Forest<float> decode_shard(const TensorView& q, const Shard& shard, std::span<const std::int64_t> lengths, double scale,
-                           const std::function<void()>& progress = {}, int lift = 0);
+                           const std::function<void()>& progress = {});
 
 /// Output of a decode step.
 struct DecodeOutput {
@@ -53,14 +51,5 @@ struct DecodeOutput {
 
 /// Finishes one state per row, [n_rows][2 + d_v], into outputs.
 DecodeOutput finish_rows(std::span<const float> states, std::int64_t n_rows, std::int64_t d_v);
-
-/// Whether some z is not finite in a row whose lse is: the sum n may have overflowed, and a decode with a lift may have the
-/// value. Where lse is not finite either, it is the scores, and a lift does not help.
-bool needs_lift(const DecodeOutput& output);
-
-/// Takes from a decode with a lift every z that it has and the first decode has not. All that was finite keeps its bits.
-/// @param[in,out] output of the decode without a lift
-/// @param[in] lifted output of the same decode with kLift
-void take_lifted(DecodeOutput& output, const DecodeOutput& lifted);
 
 }  // namespace tree_attn

@@ -181,15 +181,14 @@ inline constexpr std::int64_t kGroup = 4;
 /// in the order of memory. Two of them are added in registers; partial sums of the levels above wait in memory, in the first
 /// level of the cache.
 /// @tparam kShared whether there are several queries
-/// @tparam kPlain whether all queries see all keys, and lift = 1
+/// @tparam kAll whether all queries see all keys
 /// @param[in] v rows, from the first of the pairs on
 /// @param size elements of a row from there on; fewer than kPairs pairs only if that is one
 /// @param[in] w weights [n_queries][64], w_stride floats from one query to the next
-/// @param lift multiplies v: 1, or 2^-kLift
 /// @param[out] n [n_queries] rows of which the pairs are the first, n_stride floats from one query to the next
-template <class T, Requests kRequests, bool kShared, bool kPlain, int kPairs>
+template <class T, Requests kRequests, bool kShared, bool kAll, int kPairs>
 TREE_ATTN_INLINE void weighted_sums(Rows v, std::int64_t size, std::int64_t n_queries, const float* w, std::int64_t w_stride,
-                                    float lift, float* n, std::int64_t n_stride) {
+                                    float* n, std::int64_t n_stride) {
   constexpr int kLevels = 5, kRow = 2 * kPairs;  // levels of the tree above two keys; lanes of a row
   static_assert(kKeys == 2 << kLevels);
   const Axis<(kPairs > 1 ? kPairs : 0)> axis{size};
@@ -204,8 +203,8 @@ TREE_ATTN_INLINE void weighted_sums(Rows v, std::int64_t size, std::int64_t n_qu
     if constexpr (sizeof(T) == sizeof(float)) each<kRow>([&]<int c>() TREE_ATTN_LAMBDA { in_order(x[c]); });
   };
   const auto product = [&](float weight, const Lanes& x) TREE_ATTN_LAMBDA {
-    if constexpr (kPlain) return weight * x;
-    return is_none(weight) ? none() : weight * (lift * x);
+    if constexpr (kAll) return weight * x;
+    return is_none(weight) ? none() : weight * x;
   };
   alignas(64) float waiting[kLevels][kGroup][kPairs * kPairElements];
 #pragma GCC unroll 1

@@ -116,17 +116,17 @@ class ChunkLoop {
   template <class T, Requests kRequests>
   __attribute__((noinline)) void sum() {
     for (std::int64_t leaf = 0; leaf < n_leaves_; ++leaf) {
-      bool plain = chunk_.lift == 0;
+      bool all_seen = true;
       for (std::int64_t j = 0; j < chunk_.n_queries; ++j) {
         const float* const of_leaf = weights_of(leaf, j);
         float* const state = slot(n_held_) + j * state_floats();
         state[kShift] = of_leaf[kShift], state[kSum] = of_leaf[kSum];
-        plain = plain && of_leaf[kAllSeen] > 0;
+        all_seen = all_seen && of_leaf[kAllSeen] > 0;
       }
       const float* const w = scores_ + leaf * kLeafKeys;
       const LeafRows& at = chunk_.leaves[leaf];
       const Rows values = rows(leaf, at.v, at.v_stride);
-      if (plain)
+      if (all_seen)
         values_of_leaf<T, kRequests, true>(values, w);
       else
         values_of_leaf<T, kRequests, false>(values, w);
@@ -159,22 +159,13 @@ class ChunkLoop {
           step(leaf, scores_ + leaf * kLeafKeys + j * s_stride_, weights_of(leaf, j));
       }
     };
-    const float lift = static_cast<float>(chunk_.lift);
     each_leaf([&](std::int64_t leaf, float* s, float* of_leaf) TREE_ATTN_LAMBDA {
       for (std::int64_t a = keys_of(leaf); a < kLeafKeys; ++a) s[a] = -__builtin_inff();
       const LeafShift leaf_shift = shift_of(s);
       of_leaf[kShift] = leaf_shift.shift, of_leaf[kAllSeen] = leaf_shift.all_seen ? 1 : 0;
-      of_leaf[kSum] = s[0];  // the shift of a single key, until there are sums
     });
     each_leaf([&](std::int64_t, float* s, float* of_leaf) TREE_ATTN_LAMBDA { weigh(s, of_leaf[kShift]); });
-    each_leaf([&](std::int64_t, float* s, float* of_leaf) TREE_ATTN_LAMBDA {
-      if (chunk_.single_key && s[0] > 0) {
-        s[0] = 1, of_leaf[kShift] = of_leaf[kSum], of_leaf[kSum] = 1;
-      } else {
-        of_leaf[kShift] += lift;
-        of_leaf[kSum] = sum_of_weights(s) * tree_attn::pow2(-lift);
-      }
-    });
+    each_leaf([&](std::int64_t, float* s, float* of_leaf) TREE_ATTN_LAMBDA { of_leaf[kSum] = sum_of_weights(s); });
   }
 
   std::int64_t state_floats() const { return state_size(d_v_); }
@@ -185,10 +176,9 @@ class ChunkLoop {
   float* slot(std::int64_t i) const { return counter_ + i * chunk_.n_queries * state_floats(); }
 
   /// n of one leaf for all queries, block by block of the elements.
-  /// @tparam kPlain whether all queries see all keys, and values are not lifted
-  template <class T, Requests kRequests, bool kPlain>
+  /// @tparam kAll whether all queries see all keys
+  template <class T, Requests kRequests, bool kAll>
   TREE_ATTN_INLINE void values_of_leaf(Rows values, const float* w) {
-    const float lift = kPlain || chunk_.single_key ? 1.0f : tree_attn::pow2(-static_cast<float>(chunk_.lift));
     for (std::int64_t j = 0; j < chunk_.n_queries; j += kGroup) {
       const std::int64_t n_queries = chunk_.n_queries - j < kGroup ? chunk_.n_queries - j : kGroup;
       std::int64_t done = 0;
@@ -199,8 +189,8 @@ class ChunkLoop {
           const float* const weights = w + j * s_stride_;
           float* const n = slot(n_held_) + j * state_floats() + kValues + done;
           const auto sums = [&]<bool kShared>() TREE_ATTN_LAMBDA {
-            weighted_sums<T, kRequests, kShared, kPlain, kPairs>(block, chunk_.d_v - done, n_queries, weights, s_stride_,
-                                                                 lift, n, state_floats());
+            weighted_sums<T, kRequests, kShared, kAll, kPairs>(block, chunk_.d_v - done, n_queries, weights, s_stride_, n,
+                                                               state_floats());
           };
           if (n_queries > 1)
             sums.template operator()<true>();
@@ -209,7 +199,7 @@ class ChunkLoop {
         }
       };
       // Other leaves are few, and their loops would be as long again.
-      if constexpr (kPlain) blocks.template operator()<4>(), blocks.template operator()<2>();
+      if constexpr (kAll) blocks.template operator()<4>(), blocks.template operator()<2>();
       blocks.template operator()<1>();
     }
   }

@@ -38,8 +38,6 @@ struct Chunk {
   std::int64_t n_queries;
   const float* queries;  ///< [n_queries][padded d_h], by LeafKernel::pack_query
   float score_scale;     ///< multiplies q.k: ScoreScale::score
-  int lift;              ///< 0 or kLift, see set_key()
-  bool single_key;       ///< the sequence has this one key, see set_single_key()
   bool apart = false;    ///< whether each leaf has states of its own, packed
   Requests requests = Requests::kNone;
 };

@@ -99,12 +99,11 @@ class ModelSession final : public DecodeSession, public States {
   std::string describe() const override { return ""; }
 
  protected:
-  States& run(const TensorView&, std::span<const std::int64_t> lengths, int,
-              const std::function<void()>& progress) override {
+  States& run(const Step& step, const std::function<void()>& progress) override {
     const AttentionShape& shape = cache_.shape();
     const OwnedLeaves& leaves = cache_.leaves();
     double n_positions = 0;
-    for (const std::int64_t length : lengths) n_positions += static_cast<double>(leaves.n_keys(length));
+    for (const std::int64_t length : step.lengths) n_positions += static_cast<double>(leaves.n_keys(length));
     if (shape.batch > 0) {
       const double per_entry = static_cast<double>(shape.bytes_per_position()) / static_cast<double>(shape.batch);
       pass_time(n_positions * per_entry / cache_.bytes_per_second(), progress);
@@ -113,13 +112,12 @@ class ModelSession final : public DecodeSession, public States {
     // The states of a sum of as many equal weights as the subtree has keys.
     forest_.clear();
     const std::int64_t rows_per_entry = shape.heads * shape.n_queries, d_v = shape.value_dim;
-    const KeyRange range = closed(leaves.range(), lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end()));
+    const KeyRange range = closed(leaves.range(), step.longest());
     for (const Subtree& subtree : cover(range.begin, range.end)) {
       const OwnedLeaves below({subtree.begin(), subtree.end()}, leaves.order());
       float* state = forest_.slot();
       for (std::int64_t r = 0; r < shape.n_rows(); ++r, state += state_size(d_v)) {
-        const std::int64_t length = lengths[static_cast<std::size_t>(r / rows_per_entry)];
-        const std::int64_t n_keys = below.n_keys(length);
+        const std::int64_t n_keys = below.n_keys(step.seen(r / rows_per_entry).end);
         set_empty(state, d_v);
         if (n_keys == 0) continue;
         state[kShift] = 0;

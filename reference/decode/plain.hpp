@@ -80,8 +80,7 @@ inline Forest<float> decode(const TensorView& q, const TensorView& k, const Tens
       for (std::vector<float>& x_a : x) x_a.assign(static_cast<std::size_t>(1 + d_v), -0.0f), x_a[0] = 0;
       for (std::int64_t a = 0; a < n; ++a) {
         if (s[a] == -INFINITY) continue;
-        float w = exp2_fraction(s[a] - key_shift(s[a])) * pow2(key_shift(s[a]) - e);
-        if (N == 1 && w > 0) e = s[a], w = 1;  // set_single_key()
+        const float w = exp2_fraction(s[a] - key_shift(s[a])) * pow2(key_shift(s[a]) - e);
         load_row(v, i, g, row + a, x[a].data() + 1), x[a][0] = 1;
         for (float& x_j : x[a]) x_j *= w;
       }

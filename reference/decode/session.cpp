@@ -8,8 +8,8 @@
 
 namespace tree_attn {
 
-States& DecodeSession::decode(const TensorView& q, std::span<const std::int64_t> lengths, int lift,
-                              const std::function<void()>& progress) {
+States& DecodeSession::decode(const Step& step, const std::function<void()>& progress) {
+  const auto& [q, lengths] = step;
   const AttentionShape& shape = cache_.shape();
   if (q.shape != std::array{shape.batch, shape.heads, shape.n_queries, shape.head_dim} ||
       std::ssize(lengths) != shape.batch) {
@@ -27,7 +27,7 @@ States& DecodeSession::decode(const TensorView& q, std::span<const std::int64_t>
                             std::to_string(lengths[i]) + " keys, " + std::to_string(needed) +
                             " of them in the range of the cache, which holds " + std::to_string(cache_.lengths()[i]));
   }
-  return run(q, lengths, lift, progress);
+  return run(step, progress);
 }
 
 }  // namespace tree_attn

@@ -5,11 +5,11 @@
 #pragma once
 
 #include "reference/decode/kv_cache.hpp"
+#include "reference/decode/step.hpp"
 #include "reference/state/forest.hpp"
 
 #include <cstdint>
 #include <functional>
-#include <span>
 #include <string>
 
 namespace tree_attn {
@@ -37,18 +37,13 @@ class DecodeSession {
   /// The states of the positions that the cache holds, for every query. One read of keys and values serves all query heads
   /// of a group.
   ///
-  /// Row (i, h, j) of the states is (i n_h + h) l + j. Positions from lengths[i] on are not read and count as the empty set.
-  /// The subtrees are those of the range of the cache, which is closed() if it is open.
-  /// @param q queries [b, n_h, l, d_h]
-  /// @param lengths keys in use per batch entry [b], over the whole sequence rather than the cache
-  /// @param lift 0, or kLift where needs_lift() asks for it, see set_key(). F16 on a device uses none: values of at most
-  ///   65504 do not overflow, and lifted weights would underflow
+  /// Row (i, h, j) of the states is (i n_h + h) l + j. Positions that a query does not see are not read and count as the
+  /// empty set. The subtrees are those of the range of the cache, which is closed() if it is open.
   /// @param progress called from time to time to advance messages; may be empty
   /// @throws std::invalid_argument if the axes of q differ from those of the cache
   /// @throws std::out_of_range if the cache does not hold all positions of its range below a length
   /// @paper{eq_7, eq. (7)}
-  States& decode(const TensorView& q, std::span<const std::int64_t> lengths, int lift = 0,
-                 const std::function<void()>& progress = {});
+  States& decode(const Step& step, const std::function<void()>& progress = {});
 
   /// Bytes of host memory that the session holds.
   virtual std::int64_t bytes() const = 0;
@@ -57,8 +52,7 @@ class DecodeSession {
 
  protected:
   explicit DecodeSession(const KvCache& cache) : cache_(cache) {}
-  virtual States& run(const TensorView& q, std::span<const std::int64_t> lengths, int lift,
-                      const std::function<void()>& progress) = 0;
+  virtual States& run(const Step& step, const std::function<void()>& progress) = 0;
 
  private:
   const KvCache& cache_;

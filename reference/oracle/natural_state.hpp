@@ -72,7 +72,7 @@ inline NaturalResult finish(const NaturalState& x) {
 
 /// Converts a state with an integer shift: 2^e D = exp(e ln 2) D, so m = e ln 2, and D and n are unchanged.
 ///
-/// Without a lift, this m is not the largest score, but ln 2 times the least integer not below any base-two score. By eq.
+/// This m is not the largest score, but ln 2 times the least integer not below any base-two score. By eq.
 /// (shift) any shift is valid. D is then between 1/2 and N, and between 1 and N in the paper's form.
 /// @param[in] state [2 + d_v], e = -inf gives m = -inf
 /// @param d_v length of a value vector

@@ -143,61 +143,19 @@ TREE_ATTN_HOST_DEVICE inline bool is_empty(const Real* state) {
   return state[kSum] == Real(0) && state[kShift] == -std::numeric_limits<Real>::infinity();
 }
 
-/// The lift, which set_key() can add to the shift of every key. With it, sums of up to 2^48 values of any finite size stay a
-/// factor of 2^16 below overflow. No input has more keys.
-inline constexpr int kLift = 64;
-
-/// Shift and weight of one key.
-template <class Real>
-struct WeighedKey {
-  Real shift, weight;
-};
-
-/// Shift and weight of the only key of a sequence: (s, 1). Its softmax weight is 1 whatever the score, so z = v bit for bit
-/// and lse = ln 2 * s. A masked key (weight 0) and a NaN weight are returned unchanged.
-/// @param s score in base two
-/// @param key shift and weight as for any other key, with or without a lift; a single key needs no lift
-template <class Real>
-TREE_ATTN_HOST_DEVICE inline WeighedKey<Real> single_key(Real s, WeighedKey<Real> key) {
-  return key.weight > 0 ? WeighedKey<Real>{s, Real(1)} : key;
-}
-
-/// The state of one key: e = ceil(s) + lift, D = 2^(s - e), n = D v.
-///
-/// Without a lift D is in [1/2, 1]. The sum n over many keys may then overflow although z = n / D, an average of the v, is
-/// finite. A lift reduces D and n by an exact power of two. The state represents the same sums, and lifted and unlifted
-/// states may be merged.
+/// The state of one key: e = ceil(s), D = 2^(s - e) in [1/2, 1], n = D v.
 ///
 /// A score of -inf masks the key: the state is empty, and v is not read (0 * Inf would be NaN).
 /// @param[out] state [2 + d_v]
 /// @param s score in base two
 /// @param[in] v value [d_v]
-/// @param lift 0 or kLift
 template <class Real>
-TREE_ATTN_HOST_DEVICE inline void set_key(Real* __restrict state, Real s, const Real* __restrict v, std::int64_t d_v,
-                                          Real lift = 0) {
+TREE_ATTN_HOST_DEVICE inline void set_key(Real* __restrict state, Real s, const Real* __restrict v, std::int64_t d_v) {
   if (s == -std::numeric_limits<Real>::infinity()) return set_empty(state, d_v);
-  const Real weight = key_weight(s) * pow2(-lift);
-  state[kShift] = key_shift(s) + lift;
+  const Real weight = key_weight(s);
+  state[kShift] = key_shift(s);
   state[kSum] = weight;
   for (std::int64_t j = 0; j < d_v; ++j) state[kValues + j] = weight * v[j];
-}
-
-/// The state of the only key of a sequence: (s, 1, v), see single_key(). Its shift need not be an integer, so it may be
-/// merged only with the empty state.
-///
-/// Edges as in set_key(): a score of -inf gives the empty state; a score of +inf or NaN gives a NaN weight.
-/// @param[out] state [2 + d_v]
-/// @param s score in base two
-/// @param[in] v value [d_v]
-template <class Real>
-TREE_ATTN_HOST_DEVICE inline void set_single_key(Real* __restrict state, Real s, const Real* __restrict v,
-                                                 std::int64_t d_v) {
-  set_key(state, s, v, d_v);
-  const WeighedKey<Real> key = single_key(s, WeighedKey<Real>{state[kShift], state[kSum]});
-  if (key.weight != Real(1)) return;
-  state[kShift] = key.shift, state[kSum] = key.weight;
-  for (std::int64_t j = 0; j < d_v; ++j) state[kValues + j] = v[j];
 }
 
 /// log2(x) for x > 0; +inf and NaN are returned unchanged.

@@ -115,7 +115,7 @@ class Decode {
     session_ = cache_->open(step.scale);
   }
   void run(float* z) {
-    const DecodeOutput output = finish_rows(session_->decode(q_, lengths_).host().fold(), n_rows_, d_);
+    const DecodeOutput output = finish_rows(session_->decode({q_, lengths_}).host().fold(), n_rows_, d_);
     std::copy(output.out.begin(), output.out.end(), z);
   }
 

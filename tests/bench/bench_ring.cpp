@@ -136,7 +136,11 @@ int main(int argc, char** argv) {
     const Seconds of_plain = time_of(
         ranks, [&] { return plain_ring.decode(q, shard.cache(), shape, ranges, p, ranks.rank()); }, plain);
     const Seconds of_ours = time_of(
-        ranks, [&] { return ring->step(q, shape.lengths).copy(); }, ours);
+        ranks,
+        [&] {
+          return ring->step({q, shape.lengths}).copy();
+        },
+        ours);
     elapsed += of_plain.wall + of_ours.wall;
     if (round == 0) continue;
     wall_ratios.push_back(of_ours.wall / of_plain.wall);

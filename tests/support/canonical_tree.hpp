@@ -30,7 +30,7 @@ class CanonicalTree {
       const auto cache = backend.make_cache(workload.shape(), {begin, begin + kLeafKeys});
       cache->borrow(leaf, std::vector<std::int64_t>{end - begin});
       const auto session = cache->open(workload.scale);
-      const auto states = session->decode(workload.query(0), std::vector<std::int64_t>{n}).host().states();
+      const auto states = session->decode({workload.query(0), std::vector<std::int64_t>{n}}).host().states();
       leaves_[slot] = States(states.begin(), states.end());
     }
   }

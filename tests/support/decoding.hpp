@@ -3,7 +3,7 @@
 /// @brief Runs the decoders in tests: a workload, a layout, an algorithm, and the checks of every result.
 #pragma once
 
-#include "distributed/measure/measure.hpp"
+#include "distributed/measure/huge_values.hpp"
 #include "tests/support/rank_group.hpp"
 #include "tests/support/tensor_workload.hpp"
 
@@ -79,39 +79,36 @@ inline bool same_bits(const DecodeOutput& a, const DecodeOutput& b) {
 
 /// Decodes the keys [0, n_keys) on one rank, without code of distributed/. Canonical algorithms must return these bits.
 inline DecodeOutput decode_alone(TensorWorkload& workload, std::int64_t n_keys) {
-  const auto pass = [&](int lift) {
-    Forest<float> forest =
-        decode_shard(workload.query(0), workload.shard({0, n_keys}), workload.lengths(), workload.scale, {}, lift);
-    return finish_rows(forest.fold(), workload.shape().n_rows(), workload.shape().value_dim);
-  };
-  DecodeOutput output = pass(0);
-  if (needs_lift(output)) take_lifted(output, pass(kLift));
-  return output;
+  Forest<float> forest = decode_shard(workload.query(0), workload.shard({0, n_keys}), workload.lengths(), workload.scale);
+  return finish_rows(forest.fold(), workload.shape().n_rows(), workload.shape().value_dim);
 }
 inline DecodeOutput decode_alone(TensorWorkload& workload) { return decode_alone(workload, workload.n_keys()); }
 
-/// Runs one algorithm once, with or without a lift, and returns the result of every rank.
-inline std::vector<RankResult> decode_once(RankGroup& rank_group, const Algorithm& algorithm, TensorWorkload& workload,
-                                           const Layout& layout, const Backend& backend, int lift) {
+/// Runs one algorithm on a backend, and returns the result of every rank.
+inline std::vector<RankResult> decode(RankGroup& rank_group, const Algorithm& algorithm, TensorWorkload& workload,
+                                      const Layout& layout, const Backend& backend = cpu_backend()) {
   return rank_group.run(layout.topology, [&](Transport& transport) {
     const KeyRange mine = transport.topology().range_of(transport.rank(), layout.ranges);
     Shard shard = workload.shard(mine);
     const Tensor k = copy_of(layout.copied ? shard.k : TensorView{}), v = copy_of(layout.copied ? shard.v : TensorView{});
     if (layout.copied) shard = {k.view(), v.view(), mine.begin};
     ShardDecoder decoder = open_shard(backend, workload.query(0), shard, workload.lengths(), workload.scale);
-    return algorithm.open(transport, decoder, layout.ranges)->step(workload.query(0), workload.lengths(), lift).copy();
+    return algorithm.open(transport, decoder, layout.ranges)->step({workload.query(0), workload.lengths()}).copy();
   });
 }
 
-/// Runs one algorithm on a backend, and again with a lift if a sum overflowed, as measure() does. Returns the result of
-/// every rank, with the traffic of the first run.
-inline std::vector<RankResult> decode(RankGroup& rank_group, const Algorithm& algorithm, TensorWorkload& workload,
-                                      const Layout& layout, const Backend& backend = cpu_backend()) {
-  std::vector<RankResult> results = decode_once(rank_group, algorithm, workload, layout, backend, 0);
-  if (!needs_lift(results[0].output)) return results;
-  const std::vector<RankResult> lifted = decode_once(rank_group, algorithm, workload, layout, backend, kLift);
-  for (std::size_t rank = 0; rank < results.size(); ++rank) take_lifted(results[rank].output, lifted[rank].output);
-  return results;
+/// decode(), and decode_huge_values() where it overflows, as measure() does.
+inline std::vector<RankResult> decode_any(RankGroup& rank_group, const Algorithm& algorithm, TensorWorkload& workload,
+                                          const Layout& layout, const Backend& backend = cpu_backend()) {
+  const std::vector<RankResult> first = decode(rank_group, algorithm, workload, layout, backend);
+  if (!has_overflowed(workload, first[0].output)) return first;
+  return rank_group.run(layout.topology, [&](Transport& transport) {
+    const KeyRange mine = transport.topology().range_of(transport.rank(), layout.ranges);
+    const ShardDecoder shard(backend, workload.shape(), mine, workload.scale);
+    DecodeOutput output = first[static_cast<std::size_t>(transport.rank())].output;
+    decode_huge_values(transport, backend, workload, shard, algorithm, layout.ranges, {}, output);
+    return output;
+  });
 }
 
 /// The expected results of a workload, on the process that has them: the oracle, and the bits of a single rank.

@@ -26,14 +26,14 @@ namespace device = TREE_ATTN_PLATFORM;
 /// lengths. A DeviceCache preserves none of these. Each array is in a buffer of exactly the size that its view spans.
 class DeviceShard {
  public:
-  DeviceShard(const TensorView& q, const Shard& shard, std::span<const std::int64_t> lengths, double scale, int lift = 0)
+  DeviceShard(const TensorView& q, const Shard& shard, std::span<const std::int64_t> lengths, double scale)
       : params(device::params_of(shape_of(q, shard.k, shard.v), {shard.begin, shard.end()})),
         dtype(shard.k.dtype),
         lengths_(static_cast<std::int64_t>(lengths.size()), MemoryUse::Input) {
     lengths_.upload(lengths);
     params.q = upload(q, memory_[0]), params.k = upload(shard.k, memory_[1]), params.v = upload(shard.v, memory_[2]);
     params.lengths = lengths_.data();
-    device::set_scale(params, dtype, scale, lift);
+    device::set_scale(params, dtype, scale);
   }
 
   DecodeParams params;
@@ -80,16 +80,10 @@ inline DecodeOutput run_step(const device::LadderStep& step, const DeviceShard& 
   return {out.download(), lse.download()};
 }
 
-/// The same for a workload, and again with a lift if a sum overflows, as measure() does.
+/// The same for a workload.
 inline DecodeOutput run_step(const device::LadderStep& step, TensorWorkload& workload,
                              const device::LaunchOptions& options = {}) {
-  const auto pass = [&](int lift) {
-    return run_step(step, DeviceShard(workload.query(0), workload.whole(), workload.lengths(), workload.scale, lift),
-                    options);
-  };
-  DecodeOutput output = pass(0);
-  if (needs_lift(output)) take_lifted(output, pass(kLift));
-  return output;
+  return run_step(step, DeviceShard(workload.query(0), workload.whole(), workload.lengths(), workload.scale), options);
 }
 
 /// The states of a shard, as a Forest.

@@ -118,7 +118,7 @@ void decode_steps(Transport& transport, RankRun& rank, std::string_view algorith
   for (int t = 0; t < rank.run.steps; ++t) {
     fill(cache, *rank.workload, lengths_at(t));
     before();
-    after(t, decoder->step(rank.workload->query(t), lengths_at(t)).copy());
+    after(t, decoder->step({rank.workload->query(t), lengths_at(t)}).copy());
   }
   for (std::int64_t i = 0; i < cache.shape().batch; ++i) cache.truncate(i, 0);
 }

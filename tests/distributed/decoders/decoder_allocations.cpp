@@ -28,12 +28,12 @@ TEST_CASE("decoder: steps after the first allocate nothing") {
         const std::unique_ptr<Decoder> decoder = algorithm.open(transport, shard, ranges);
         ranks.barrier();
         if (ranks.rank() == 0) of_opening = n_allocations - before;
-        decoder->step(q, workload->lengths());
+        decoder->step({q, workload->lengths()});
 
         ranks.barrier();
         const int after_first_step = n_allocations;
         ranks.barrier();
-        for (int step = 1; step < kSteps; ++step) decoder->step(q, workload->lengths(), step == 1 ? kLift : 0);
+        for (int step = 1; step < kSteps; ++step) decoder->step({q, workload->lengths()});
         ranks.barrier();
         if (ranks.rank() == 0) in_steps = n_allocations - after_first_step;
         ranks.barrier();
@@ -69,12 +69,12 @@ TEST_CASE("decoder: in the dealt order, with two threads a rank, steps after the
           ranks.barrier();
         }
         const std::unique_ptr<Decoder> decoder = algorithm.open(transport, shard, ranges);
-        decoder->step(q, lengths);
+        decoder->step({q, lengths});
 
         ranks.barrier();
         const int after_first_step = n_allocations;
         ranks.barrier();
-        for (int step = 1; step < kSteps; ++step) decoder->step(q, lengths);
+        for (int step = 1; step < kSteps; ++step) decoder->step({q, lengths});
         ranks.barrier();
         if (ranks.rank() == 0) in_steps = n_allocations - after_first_step;
         ranks.barrier();
@@ -107,7 +107,7 @@ TEST_CASE("decoder: the memory that is predicted for a decoder is what it takes"
         const std::int64_t before = n_allocated_bytes;
         ranks.barrier();
         const std::unique_ptr<Decoder> decoder = algorithm.open(transport, shard, ranges);
-        decoder->step(q, workload->lengths());
+        decoder->step({q, workload->lengths()});
         ranks.barrier();
         if (ranks.rank() == 0) taken = n_allocated_bytes - before;
         ranks.barrier();

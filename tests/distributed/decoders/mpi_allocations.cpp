@@ -27,11 +27,11 @@ TEST_CASE("decoder: steps after the first allocate nothing, over MPI and through
           const int before = n_allocations_here;
           const std::unique_ptr<Decoder> decoder = algorithm.open(transport, shard, ranges);
           of_opening = n_allocations_here - before;
-          decoder->step(q, workload->lengths());
+          decoder->step({q, workload->lengths()});
           const int after_first_step = n_allocations_here;
-          for (int step = 1; step < kSteps; ++step) decoder->step(q, workload->lengths(), step == 1 ? kLift : 0);
+          for (int step = 1; step < kSteps; ++step) decoder->step({q, workload->lengths()});
           in_steps = n_allocations_here - after_first_step;
-          return decoder->step(q, workload->lengths()).copy();
+          return decoder->step({q, workload->lengths()}).copy();
         });
         CAPTURE(name);
         CHECK(in_steps == 0);

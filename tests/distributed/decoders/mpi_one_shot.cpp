@@ -143,7 +143,7 @@ TEST_CASE("one-shot on processes: a rank that never decodes ends the others with
   const MpiRanks limited(ranks.comm(), kShort);
   const auto transport = limited.open_transport(Topology::pretend(ranks.size(), ranks.size()));
   const auto decoder = find_algorithm("one-shot").open(*transport, shard, ranges);
-  const auto step = [&] { decoder->step(workload->query(0), lengths); };
+  const auto step = [&] { decoder->step({workload->query(0), lengths}); };
   CHECK_NOTHROW(step());
 
   const auto start = std::chrono::steady_clock::now();
@@ -179,7 +179,7 @@ TEST_CASE("one-shot on processes of several nodes: a rank of another node that n
   const MpiRanks limited(ranks.comm(), kShort);
   const auto transport = limited.open_transport(topology_of(run));
   const auto decoder = find_algorithm("one-shot").open(*transport, shard, ranges);
-  const auto step = [&] { decoder->step(workload->query(0), lengths); };
+  const auto step = [&] { decoder->step({workload->query(0), lengths}); };
   CHECK_NOTHROW(step());
 
   const auto start = std::chrono::steady_clock::now();

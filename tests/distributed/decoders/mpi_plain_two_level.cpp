@@ -51,7 +51,7 @@ void check(RankGroup& rank_group, TensorWorkload& workload, const Layout& layout
     fill_own(decoder.cache());
     return find_algorithm("two-level")
         .open(transport, decoder, layout.ranges)
-        ->step(workload.query(0), workload.lengths(), 0)
+        ->step({workload.query(0), workload.lengths()})
         .copy();
   });
   for (const RankResult& result : fast) CHECK(same_bits(result.output, want));

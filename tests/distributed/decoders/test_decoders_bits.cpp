@@ -106,7 +106,7 @@ TEST_CASE("decoders: keys appended step by step give the bits of a cache that wa
             for (int t = first; t <= step; ++t) {
               const std::vector<std::int64_t> lengths = workload->lengths(t);
               fill(shard.cache(), *workload, lengths);
-              output = decoder->step(workload->query(t), lengths).copy();
+              output = decoder->step({workload->query(t), lengths}).copy();
             }
             return output;
           });

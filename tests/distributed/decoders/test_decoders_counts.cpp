@@ -29,7 +29,7 @@ std::vector<RankResult> decode_axes(RankGroup& rank_group, const Algorithm& algo
     ShardDecoder shard(backend, shape, leaves, leaves.n_keys(shape.n_keys), 1);
     fill(shard.cache(), *workload, workload->lengths(0));
     const DecodeOutput output =
-        algorithm.open(transport, shard, ranges)->step(workload->query(0), workload->lengths(0)).copy();
+        algorithm.open(transport, shard, ranges)->step({workload->query(0), workload->lengths(0)}).copy();
     transport.count_held_kv_bytes(transport.traffic().buffer_kv_bytes + shard.cache().bytes());
     return output;
   });

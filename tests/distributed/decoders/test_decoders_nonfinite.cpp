@@ -155,32 +155,6 @@ TEST_CASE("decoders: NaN on the only rank that holds keys is not taken for the e
   }
 }
 
-/// A sequence of one key has a state of its own, (s, 1, v), which must not hide that s is NaN.
-TEST_CASE("decoders: NaN in the query or the key of a sequence of one key is NaN in all of its output") {
-  for (const std::int64_t n_keys : {1, 9}) {
-    const Axes axes{.batch = 2, .head_dim = 6, .value_dim = 5, .n_keys = n_keys};
-    for (const Where where : {Where::Query, Where::Key}) {
-      std::mt19937 random(1075);
-      Tensor q = normal_tensor(random, axes.q()), k = normal_tensor(random, axes.k()), v = normal_tensor(random, axes.v());
-      // Query heads 2 and 3 read key/value head 1.
-      constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
-      if (where == Where::Query) q.set(1, 2, 0, 2, kNaN), q.set(1, 3, 0, 2, kNaN);
-      if (where == Where::Key) k.set(1, 1, 0, 2, kNaN);
-      const auto workload = workload_of(std::move(q), std::move(k), std::move(v), std::vector<std::int64_t>{n_keys, 1});
-      for (RankGroup* rank_group : rank_groups({1, 2, 3, 8})) {
-        const int p = rank_group->size();
-        check_all(*rank_group, *workload, {{mixed_grouping(p), even_ranges(n_keys, p, 1)}},
-                  [](const Algorithm&, const DecodeOutput& output) {
-                    for (std::size_t r = 0; r < output.lse.size(); ++r) {
-                      CHECK(std::isnan(output.lse[r]) == (r >= 6));
-                      for (std::size_t j = 0; j < 5; ++j) CHECK(std::isnan(output.out[r * 5 + j]) == (r >= 6));
-                    }
-                  });
-      }
-    }
-  }
-}
-
 TEST_CASE("decoders: all scores -inf is the empty set on every rank, not NaN") {
   const Axes axes{.head_dim = 6, .value_dim = 5, .n_keys = 30};
   std::mt19937 random(1100);

@@ -133,7 +133,7 @@ TEST_CASE("decoders: counters add up over steps until they are cleared") {
             open_shard(cpu_backend(), workload->query(0), workload->shard(mine), workload->lengths(), workload->scale);
         const std::unique_ptr<Decoder> decoder = algorithm.open(transport, shard, layout.ranges);
         DecodeOutput output;
-        for (int t = 0; t < 3; ++t) output = decoder->step(workload->query(0), workload->lengths()).copy();
+        for (int t = 0; t < 3; ++t) output = decoder->step({workload->query(0), workload->lengths()}).copy();
         return output;
       });
       for (std::size_t rank = 0; rank < once.size(); ++rank) {

@@ -39,7 +39,7 @@ DecodeOutput fresh(const WorkloadShape& shape, Workload& workload, std::int64_t 
   const auto cache = cpu_backend().make_cache(shape, leaves, n);
   fill(*cache, workload, lengths_of(n));
   const auto session = cache->open(kScale);
-  return finish_rows(session->decode(workload.query(0), lengths_of(n)).host().fold(), shape.n_rows(), shape.value_dim);
+  return finish_rows(session->decode({workload.query(0), lengths_of(n)}).host().fold(), shape.n_rows(), shape.value_dim);
 }
 
 std::vector<const Algorithm*> canonical() {
@@ -77,7 +77,7 @@ TEST_CASE("growth: a decode after every append from 0 to 3000 keys has the bits 
           fill(shard.cache(), *mine, lengths);
           if (kIsSanitized && (n + 1) / kLeafKeys % 8 != p - 1) continue;
           Decoder& decoder = *decoders[static_cast<std::size_t>((n / 3 + p) % std::ssize(decoders))];
-          const DecodeOutput output = decoder.step(mine->query(0), lengths).copy();
+          const DecodeOutput output = decoder.step({mine->query(0), lengths}).copy();
           if (!same_bits(output, want[static_cast<std::size_t>(n)])) ++n_wrong;
           if (transport.rank() == 0) ++n_decoded;
         }
@@ -110,7 +110,7 @@ TEST_CASE("growth: small sizes, every algorithm on every number of ranks, with e
               ShardDecoder shard(cpu_backend(1 + p % 2), shape, leaves, leaves.n_keys(n), kScale);
               fill(shard.cache(), *mine, lengths_of(n));
               const auto decoder = algorithm->open(transport, shard, ranges);
-              if (!same_bits(decoder->step(mine->query(0), lengths_of(n)).copy(), want)) ++n_wrong;
+              if (!same_bits(decoder->step({mine->query(0), lengths_of(n)}).copy(), want)) ++n_wrong;
             });
             CHECK(n_wrong == 0);
           }
@@ -142,7 +142,8 @@ TEST_CASE("growth: on the emulated kernels every algorithm has the bits of one r
         const auto cache = kernels.make_cache(shape, leaves, 512);
         fill(*cache, *workload, lengths_at(step));
         const auto session = cache->open(kScale);
-        want.push_back(finish_rows(session->decode(workload->query(0), lengths_at(step)).host().fold(), shape.n_rows(), 16));
+        want.push_back(
+            finish_rows(session->decode({workload->query(0), lengths_at(step)}).host().fold(), shape.n_rows(), 16));
       }
       for (int p = 1; p <= 8; ++p) {
         const Topology topology = mixed_grouping(p);
@@ -157,7 +158,7 @@ TEST_CASE("growth: on the emulated kernels every algorithm has the bits of one r
           for (std::int64_t step = 0; step < kSteps; ++step) {
             fill(shard.cache(), *mine, lengths_at(step));
             Decoder& decoder = *decoders[static_cast<std::size_t>((step + p) % std::ssize(decoders))];
-            const DecodeOutput output = decoder.step(mine->query(0), lengths_at(step)).copy();
+            const DecodeOutput output = decoder.step({mine->query(0), lengths_at(step)}).copy();
             if (!same_bits(output, want[static_cast<std::size_t>(step)])) ++n_wrong;
           }
         });
@@ -186,7 +187,7 @@ TEST_CASE("growth: what is predicted is what is counted, in the dealt order and 
             const OwnedLeaves leaves(topology.range_of(transport.rank(), ranges), order);
             ShardDecoder shard(cpu_backend(), shape, leaves, leaves.n_keys(n), kScale);
             fill(shard.cache(), *mine, shape.lengths);
-            algorithm.open(transport, shard, ranges)->step(mine->query(0), shape.lengths);
+            algorithm.open(transport, shard, ranges)->step({mine->query(0), shape.lengths});
             const std::lock_guard lock(mutex);
             counted.messages += transport.traffic().messages;
             counted.bytes += transport.traffic().bytes;

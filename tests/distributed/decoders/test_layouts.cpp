@@ -70,7 +70,7 @@ std::vector<std::unique_ptr<TensorWorkload>> workloads() {
 /// One rank with everything, without any of distributed/.
 DecodeOutput alone(const Backend& backend, TensorWorkload& workload) {
   ShardDecoder decoder = open_shard(backend, workload.query(0), workload.whole(), workload.lengths(), workload.scale);
-  Forest<float>& forest = decoder.session().decode(workload.query(0), workload.lengths()).host();
+  Forest<float>& forest = decoder.session().decode({workload.query(0), workload.lengths()}).host();
   return finish_rows(forest.fold(), workload.shape().n_rows(), workload.shape().value_dim);
 }
 

@@ -184,10 +184,10 @@ static void check_missing_rank(bool stays) {
       ShardDecoder shard(emulated::backend(), shape, topology.range_of(transport.rank(), ranges), kScale);
       fill(shard.cache(), *workload, lengths);
       const auto decoder = find_algorithm("one-shot").open(transport, shard, ranges);
-      decoder->step(workload->query(0), lengths);
+      decoder->step({workload->query(0), lengths});
       if (transport.rank() == 1) return stays ? others.wait() : void();
       try {
-        decoder->step(workload->query(0), lengths);
+        decoder->step({workload->query(0), lengths});
       } catch (const std::runtime_error& error) {
         const std::lock_guard lock(mutex);
         errors.insert(error.what());
@@ -243,13 +243,13 @@ TEST_CASE("one-shot: a rank that fails ends the kernels that wait for it, also w
           fill(shard.cache(), *workload, lengths);
           const auto decoder =
               find_algorithm("one-shot").open(transport, shard, ranges, {.windows_on_host = windows_on_host});
-          decoder->step(workload->query(0), lengths);
+          decoder->step({workload->query(0), lengths});
           if (transport.rank() == 1) {
             std::this_thread::sleep_for(std::chrono::milliseconds(200));
             throw std::runtime_error("no more of this");
           }
           try {
-            decoder->step(workload->query(0), lengths);
+            decoder->step({workload->query(0), lengths});
           } catch (const OtherRankFailed& error) {
             const std::lock_guard lock(mutex);
             followed.insert(error.what());

@@ -180,10 +180,10 @@ static std::string without_rank(int missing, const std::vector<int>& nodes, std:
       ShardDecoder shard(emulated::backend(), shape, transport.topology().range_of(transport.rank(), ranges), kScale);
       fill(shard.cache(), *workload, lengths);
       const auto decoder = find_algorithm("one-shot").open(transport, shard, ranges);
-      decoder->step(workload->query(0), lengths);
+      decoder->step({workload->query(0), lengths});
       if (transport.rank() == missing) return instead(transport, others);
       try {
-        decoder->step(workload->query(0), lengths);
+        decoder->step({workload->query(0), lengths});
       } catch (const std::runtime_error& error) {
         const std::lock_guard lock(mutex);
         lines.insert(error.what());

@@ -63,7 +63,7 @@ TEST_CASE("ring: the next shard is in flight while this one is computed, at ever
     run_threads(Topology::pretend(p, p), 60, [&](ThreadTransport& inner) {
       WatchedTransport transport(inner);
       ShardDecoder shard = shard_of(transport, *workload, ranges);
-      find_algorithm("ring").open(transport, shard, ranges)->step(workload->query(0), workload->lengths());
+      find_algorithm("ring").open(transport, shard, ranges)->step({workload->query(0), workload->lengths()});
       // Keys and values, to the right and from the left.
       for (const auto& [in_flight, n] : transport.n_calls)
         (in_flight == 4 ? n_overlapped : in_flight == 0 ? n_alone : n_others) += n;
@@ -88,7 +88,7 @@ TEST_CASE("ring: from the second step on, shards arrive in the two places of the
       std::size_t before = 0;
       std::vector<std::vector<std::byte>> squatters;
       for (int t = 0; t < 4; ++t) {
-        decoder->step(workload->query(0), workload->lengths());
+        decoder->step({workload->query(0), workload->lengths()});
         if (t == 0) before = transport.places.size();
         // Whatever the ring gave back is taken by others before the next step.
         for (const std::int64_t n_bytes :

@@ -31,7 +31,7 @@ std::string error_of(const std::string& fault, int p, const char* algorithm = "t
       const std::unique_ptr<Decoder> decoder = find_algorithm(algorithm).open(transport, own, ranges);
       for (int step = 1; step <= n_steps; ++step) {
         ranks.doing("in " + std::string(algorithm) + ", step " + std::to_string(step));
-        decoder->step(workload->query(0), workload->lengths());
+        decoder->step({workload->query(0), workload->lengths()});
       }
     });
   } catch (const TransportError& exception) {

@@ -91,7 +91,7 @@ void check(TensorWorkload& workload, const Layout& layout, LeafOrder order) {
   const PlainRun run = run_plainly(
       layout.topology, closed(layout.ranges, longest), workload.shape().n_rows(), workload.shape().value_dim, [&](int i) {
         const ShardDecoder own = open_leaves(workload, {layout.ranges[static_cast<std::size_t>(i)], order});
-        const std::span<const float> states = own.session().decode(workload.query(0), workload.lengths()).host().states();
+        const std::span<const float> states = own.session().decode({workload.query(0), workload.lengths()}).host().states();
         return std::vector<float>(states.begin(), states.end());
       });
   NcclGroup over_nccl(layout.topology.size());
@@ -101,7 +101,7 @@ void check(TensorWorkload& workload, const Layout& layout, LeafOrder order) {
       ShardDecoder own = open_leaves(workload, {range, order});
       return find_algorithm(algorithm)
           .open(transport, own, layout.ranges)
-          ->step(workload.query(0), workload.lengths())
+          ->step({workload.query(0), workload.lengths()})
           .copy();
     });
     for (std::size_t i = 0; i < want.size(); ++i) {

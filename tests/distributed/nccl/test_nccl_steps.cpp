@@ -110,7 +110,7 @@ TEST_CASE("nccl: a ring computes while the next shard is on its way, on a stream
           open_shard(emulated::backend(), workload->query(0),
                      workload->shard(ranges[static_cast<std::size_t>(ranks.rank())]), workload->lengths(), workload->scale);
       const std::unique_ptr<Decoder> decoder = find_algorithm("ring").open(transport, shard, ranges);
-      decoder->step(workload->query(0), workload->lengths());
+      decoder->step({workload->query(0), workload->lengths()});
       n_overlapped += transport.n_overlapped, n_alone += transport.n_alone, n_others += transport.n_others;
       n_arrived += transport.n_arrived;
     });
@@ -153,7 +153,7 @@ TEST_CASE("nccl: a step is one upload of one position, queries and lengths, no a
         ranks.barrier();
         const Counts before = Counts::now();
         ranks.barrier();
-        decoder->step(workload->query(t), workload->lengths(t));
+        decoder->step({workload->query(t), workload->lengths(t)});
         ranks.barrier();
         const Counts step = Counts::now().since(before);
         ranks.barrier();
@@ -255,13 +255,13 @@ TEST_CASE("nccl: decoders of one cache take turns") {
     for (const char* algorithm : {"ring", "gather", "two-level"})
       decoders.push_back(find_algorithm(algorithm).open(transport, rank.shard, rank.ranges));
     std::vector<DecodeOutput> want;
-    for (int t = 0; t < run.steps; ++t) want.push_back(decoders[0]->step(workload.query(t), lengths).copy());
+    for (int t = 0; t < run.steps; ++t) want.push_back(decoders[0]->step({workload.query(t), lengths}).copy());
     // Also often enough in a row for a graph.
     int n = 0;
     for (const int n_steps : {1, 2, 3}) {
       for (const std::unique_ptr<Decoder>& decoder : decoders) {
         for (int i = 0; i < n_steps; ++i, ++n) {
-          const DecodeOutput output = decoder->step(workload.query(n % run.steps), lengths).copy();
+          const DecodeOutput output = decoder->step({workload.query(n % run.steps), lengths}).copy();
           n_wrong += !same_bits(output, want[static_cast<std::size_t>(n % run.steps)]);
         }
       }
@@ -282,7 +282,7 @@ TEST_CASE("nccl: a rank that begins a new graph by itself is told so") {
         const std::unique_ptr<Decoder> decoder = find_algorithm("gather").open(transport, shard, ranges);
         for (int t = 0; t < 4; ++t) {
           if (t == 3 && ranks.rank() == 1) change(shard);
-          decoder->step(workload->query(0), workload->lengths());
+          decoder->step({workload->query(0), workload->lengths()});
         }
       });
     } catch (const std::exception& error) {

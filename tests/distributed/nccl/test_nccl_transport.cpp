@@ -196,7 +196,7 @@ TEST_CASE("nccl: the library's AllReduce drops NaN from a maximum, and no output
   const Layout layout{Topology::pretend(3, 3), ranges};
   ThreadGroup over_threads(3);
   const DecodeOutput expected =
-      decode_once(over_threads, find_algorithm("gather"), *workload, layout, emulated::backend(), 0)[0].output;
+      decode(over_threads, find_algorithm("gather"), *workload, layout, emulated::backend())[0].output;
   CHECK(std::count_if(expected.lse.begin(), expected.lse.end(), [](float lse) { return lse != lse; }) == 4);
   for (const char* name : {"paper", "packed"}) {
     CAPTURE(name);
@@ -208,7 +208,7 @@ TEST_CASE("nccl: the library's AllReduce drops NaN from a maximum, and no output
       const PlanOptions by_library{.library_reduces = true};
       outputs[static_cast<std::size_t>(ranks.rank())] = find_algorithm(name)
                                                             .open(transport, own, ranges, by_library)
-                                                            ->step(workload->query(0), workload->lengths())
+                                                            ->step({workload->query(0), workload->lengths()})
                                                             .copy();
       CHECK(transport.traffic().messages == 0);
       CHECK(transport.traffic().collectives == (name == std::string("paper") ? 3 : 2));
@@ -239,11 +239,11 @@ TEST_CASE("nccl: messages that are cut into slices of rows have the same bits") 
     ShardDecoder own = open_shard(emulated::backend(), workload->query(0), workload->shard(ranges[rank]),
                                   workload->lengths(), workload->scale);
     const std::unique_ptr<Decoder> decoder = find_algorithm("two-level").open(transport, own, ranges, in_slices);
-    for (int step = 0; step < 3; ++step) outputs[rank] = decoder->step(workload->query(0), workload->lengths()).copy();
+    for (int step = 0; step < 3; ++step) outputs[rank] = decoder->step({workload->query(0), workload->lengths()}).copy();
   });
   ThreadGroup over_threads(4);
   const std::vector<RankResult> expected =
-      decode_once(over_threads, find_algorithm("gather"), *workload, {topology, ranges}, emulated::backend(), 0);
+      decode(over_threads, find_algorithm("gather"), *workload, {topology, ranges}, emulated::backend());
   for (const DecodeOutput& output : outputs) CHECK(same_bits(output, expected[0].output));
 }
 

@@ -25,13 +25,13 @@ void append(KvCache& cache, TensorWorkload& workload, std::int64_t entry, std::i
 }
 
 /// The states of a shard that is uploaded at once.
-Forest<float> at_once(TensorWorkload& workload, KeyRange capacity, const std::vector<std::int64_t>& lengths, int lift = 0) {
+Forest<float> at_once(TensorWorkload& workload, KeyRange capacity, const std::vector<std::int64_t>& lengths) {
   const auto cache = kernels().make_cache(workload.shape(), capacity);
   for (std::int64_t i = 0; i < workload.shape().batch; ++i) {
     const std::int64_t end = std::clamp(lengths[static_cast<std::size_t>(i)], capacity.begin, capacity.end);
     append(*cache, workload, i, capacity.begin, end);
   }
-  return cache->open(workload.scale)->decode(workload.query(0), lengths, lift).host();
+  return cache->open(workload.scale)->decode({workload.query(0), lengths}).host();
 }
 
 /// Sub-warps and tensor cores, aligned rows and others.
@@ -62,7 +62,7 @@ TEST_CASE("device cache: keys appended step by step have the states of a shard t
         append(*cache, *workload, i, capacity.begin, std::max(capacity.begin, lengths[static_cast<std::size_t>(i)]));
       for (int step = 0; step < 5; ++step) {
         INFO(name_of(axes.dtype) << ", from " << capacity.begin << ", step " << step);
-        const Forest<float>& states = session->decode(workload->query(0), lengths).host();
+        const Forest<float>& states = session->decode({workload->query(0), lengths}).host();
         CHECK(states.subtrees() == cover(capacity.begin, capacity.end));
         CHECK(same_states(states, at_once(*workload, capacity, lengths)));
         for (std::int64_t i = 0; i < 3; ++i) {
@@ -77,7 +77,7 @@ TEST_CASE("device cache: keys appended step by step have the states of a shard t
           append(*cache, *workload, i, lengths[static_cast<std::size_t>(i)], 150);
           lengths[static_cast<std::size_t>(i)] = 150;
         }
-        Forest<float>& states = session->decode(workload->query(0), lengths).host();
+        Forest<float>& states = session->decode({workload->query(0), lengths}).host();
         CHECK(against_oracle(*workload, finish(states), kernels().error_terms(workload->shape()).n_additions) == "");
       }
     }
@@ -103,12 +103,12 @@ TEST_CASE("device cache: a step is one upload of one position, queries and lengt
 
       const std::int64_t downloaded = device::traffic().bytes_downloaded, launches = device::traffic().n_launches,
                          replays = device::traffic().n_replays, launched = n_launches_of_thread;
-      States& states = session->decode(q, std::vector<std::int64_t>(3, step + 1));
+      States& states = session->decode({q, std::vector<std::int64_t>(3, step + 1)});
       CHECK(device::traffic().n_uploads - uploads == 1);
       CHECK(device::traffic().bytes_uploaded - uploaded ==
             aligned(shape.bytes_per_position()) + aligned(q_bytes) + 2 * aligned(3 * 8));
       CHECK(device::traffic().bytes_downloaded == downloaded);
-      // The first step launches two kernels, the second records them; a lift is launched again, and then another graph.
+      // The first step launches two kernels, the second records them.
       const bool is_first = step == 100;
       CHECK(device::traffic().n_launches - launches == (is_first ? 2 : 0));
       CHECK(device::traffic().n_replays - replays == (is_first ? 0 : 1));
@@ -121,10 +121,6 @@ TEST_CASE("device cache: a step is one upload of one position, queries and lengt
       CHECK(state_bytes > 0);
       CHECK(device::traffic().n_allocations == allocated);
     }
-    const std::int64_t launches = device::traffic().n_launches, replays = device::traffic().n_replays;
-    for (const int lift : {kLift, kLift, 0}) session->decode(q, std::vector<std::int64_t>(3, 106), lift).host();
-    CHECK(device::traffic().n_launches - launches == 2 * 2);
-    CHECK(device::traffic().n_replays - replays == 1);
     // The counter counts.
     const std::int64_t allocated = device::traffic().n_allocations;
     const device::DeviceBuffer<float> some(10);
@@ -142,10 +138,10 @@ TEST_CASE("device cache: the input of a step is not overwritten before it has be
     // The caller waits for none of these steps. Each appends a key, and a lost one would be missed at the end.
     for (std::int64_t n = 101; n < 106; ++n) {
       for (std::int64_t i = 0; i < 3; ++i) append(*cache, *workload, i, n - 1, n);
-      session->decode(workload->query(0), std::vector<std::int64_t>(3, n));
+      session->decode({workload->query(0), std::vector<std::int64_t>(3, n)});
     }
     const std::vector<std::int64_t> lengths{90, 50, 105};
-    CHECK(same_states(session->decode(workload->query(0), lengths).host(), at_once(*workload, {0, 150}, lengths)));
+    CHECK(same_states(session->decode({workload->query(0), lengths}).host(), at_once(*workload, {0, 150}, lengths)));
   }
 }
 
@@ -160,7 +156,7 @@ TEST_CASE("device cache: a single position waits on the host for a step, and who
     const auto cache = kernels().make_cache(workload->shape(), {0, 150});
     const auto one = cache->open(workload->scale), other = cache->open(workload->scale);
     const auto is_right = [&](DecodeSession& session, const std::vector<std::int64_t>& lengths) {
-      return same_states(session.decode(workload->query(0), lengths).host(), at_once(*workload, {0, 150}, lengths));
+      return same_states(session.decode({workload->query(0), lengths}).host(), at_once(*workload, {0, 150}, lengths));
     };
     for (std::int64_t i = 0; i < 3; ++i) append(*cache, *workload, i, 0, 100);
     // Two of one entry, without a step between them; a step of another session, which takes nothing more.
@@ -218,7 +214,7 @@ TEST_CASE("device cache: growth is one copy of keys and of values on the device,
       CHECK(device::traffic().n_allocations - allocated == (has_grown ? 2 : 0));
       n_grown += has_grown ? 1 : 0;
       const std::int64_t launches = device::traffic().n_launches;
-      Forest<float>& states = session->decode(workload->query(0), lengths(n)).host();
+      Forest<float>& states = session->decode({workload->query(0), lengths(n)}).host();
       CHECK(device::traffic().n_launches - launches == (n == 61 || has_grown ? 2 : 0));
       CHECK(same_states(states, at_once(*workload, {0, 150}, lengths(n))));
     }
@@ -273,7 +269,7 @@ TEST_CASE("device cache: a shard comes back as it was appended, and goes into a 
     CHECK(copy_of(shard.v).bytes == copy_of(workload->shard(capacity).v).bytes);
     hop->reset(capacity);
     hop->borrow(shard, std::vector<std::int64_t>(2, capacity.size()));
-    CHECK(same_states(session->decode(workload->query(0), workload->lengths()).host(),
+    CHECK(same_states(session->decode({workload->query(0), workload->lengths()}).host(),
                       at_once(*workload, capacity, workload->lengths())));
   }
 }
@@ -296,13 +292,13 @@ TEST_CASE("device cache: one that grows from nothing has the states of a shard t
             append(*cache, *workload, i, held, lengths[static_cast<std::size_t>(i)]);
         }
         n_grown += cache->capacity() != capacity;
-        const Forest<float>& states = session->decode(workload->query(0), lengths).host();
+        const Forest<float>& states = session->decode({workload->query(0), lengths}).host();
         const KeyRange covered = closed(range, n);
         REQUIRE(states.subtrees() == cover(covered.begin, covered.end));
         const auto all_at_once = kernels().make_cache(workload->shape(), covered);
         for (std::int64_t i = 0; i < 3; ++i)
           append(*all_at_once, *workload, i, begin, std::max(begin, lengths[static_cast<std::size_t>(i)]));
-        REQUIRE(same_states(states, all_at_once->open(workload->scale)->decode(workload->query(0), lengths).host()));
+        REQUIRE(same_states(states, all_at_once->open(workload->scale)->decode({workload->query(0), lengths}).host()));
       }
       CHECK(n_grown >= 2);
       CHECK(n_grown <= 3);

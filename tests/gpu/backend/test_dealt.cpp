@@ -19,11 +19,10 @@ bool same_bits(std::span<const float> a, std::span<const float> b) {
 }
 
 /// The states of a range, in a cache that holds nothing else.
-Forest<float> decode_range(TensorWorkload& workload, const OwnedLeaves& leaves, std::span<const std::int64_t> lengths,
-                           int lift = 0) {
+Forest<float> decode_range(TensorWorkload& workload, const OwnedLeaves& leaves, std::span<const std::int64_t> lengths) {
   const auto cache = kernels().make_cache(workload.shape(), leaves, leaves.n_keys(workload.n_keys()));
   fill(*cache, workload, lengths);
-  return std::move(cache->open(workload.scale)->decode(workload.query(0), lengths, lift).host());
+  return std::move(cache->open(workload.scale)->decode({workload.query(0), lengths}).host());
 }
 
 OwnedLeaves dealt(const KeyRange& range) { return {range, LeafOrder::kDealt}; }
@@ -142,7 +141,7 @@ TEST_CASE("dealt on a device: a cache and a session that grow have the bits of f
         const std::int64_t capacity = cache->capacity();
         fill(*cache, *workload, lengths);
         n_grown += cache->capacity() != capacity;
-        const Forest<float>& grown = session->decode(workload->query(0), lengths).host();
+        const Forest<float>& grown = session->decode({workload->query(0), lengths}).host();
         const Forest<float> fresh = decode_range(*workload, leaves, lengths);
         INFO(name_of(dtype) << ", " << p << " ranks, " << n << " keys");
         REQUIRE(grown.subtrees() == fresh.subtrees());
@@ -164,7 +163,7 @@ TEST_CASE("dealt on a device: a step is one upload, and one for each list in whi
     fill(*cache, *workload, std::vector<std::int64_t>{n, 300});
     const std::int64_t allocated = device::traffic().n_allocations, uploaded = device::traffic().bytes_uploaded,
                        uploads = device::traffic().n_uploads;
-    session->decode(q, std::vector<std::int64_t>{n, 300});
+    session->decode({q, std::vector<std::int64_t>{n, 300}});
     CHECK(device::traffic().n_allocations == allocated);
     CHECK(device::traffic().n_uploads - uploads == 1 + n_lists);
     return device::traffic().bytes_uploaded - uploaded - q_bytes - 2 * 2 * 8 - workload->shape().bytes_per_position();
@@ -197,7 +196,7 @@ TEST_CASE("dealt on a device: a shard comes back as it was appended, and goes in
       hop->reset(leaves);
       hop->borrow(shard, rows_in_use(workload->lengths(), leaves));
       const Forest<float> want = decode_range(*workload, leaves, workload->lengths());
-      const Forest<float>& states = session->decode(workload->query(0), workload->lengths()).host();
+      const Forest<float>& states = session->decode({workload->query(0), workload->lengths()}).host();
       CHECK(states.subtrees() == want.subtrees());
       CHECK(same_bits(states.states(), want.states()));
     }

@@ -58,7 +58,7 @@ class Alone {
       : network_(1, timeout), transport_(network_, topology_, 0), ranges_{{0, n_keys}}, rank_(n_keys, ranges_[0]) {
     decoder_ = find_algorithm("one-shot").open(transport_, rank_.shard, ranges_);
   }
-  void step(int t) { decoder_->step(rank_.query(t), rank_.lengths); }
+  void step(int t) { decoder_->step({rank_.query(t), rank_.lengths}); }
 
  private:
   ThreadNetwork network_;
@@ -100,7 +100,7 @@ std::int64_t count_differences(const device::DeviceParts& parts, const Asked& as
     Rank rank(asked.n_keys, range_of(transport, ranges));
     const auto decoder = find_algorithm("one-shot").open(transport, rank.shard, ranges, options);
     for (int t = 0; t < n_steps; ++t) {
-      const OutputView output = decoder->step(rank.query(t), rank.lengths);
+      const OutputView output = decoder->step({rank.query(t), rank.lengths});
       const DecodeOutput& right = want[static_cast<std::size_t>(t % kQueries)];
       n_wrong += !same_bits(output.out, right.out) || !same_bits(output.lse, right.lse);
     }
@@ -120,7 +120,7 @@ void time_steps(const device::DeviceParts& parts, const Asked& asked) {
   time("one-shot", [&](const ThreadRanks& ranks, ThreadTransport& transport, Together& times) {
     Rank rank(asked.n_keys, range_of(transport, ranges));
     const auto decoder = find_algorithm("one-shot").open(transport, rank.shard, ranges);
-    times.run(ranks, [&](int t) { decoder->step(rank.query(t), rank.lengths); });
+    times.run(ranks, [&](int t) { decoder->step({rank.query(t), rank.lengths}); });
   });
 
   time("one-shot of each", [&](const ThreadRanks& ranks, ThreadTransport& transport, Together& times) {
@@ -130,7 +130,7 @@ void time_steps(const device::DeviceParts& parts, const Asked& asked) {
   time("decode", [&](const ThreadRanks& ranks, ThreadTransport& transport, Together& times) {
     Rank rank(asked.n_keys, range_of(transport, ranges));
     times.run(ranks, [&](int t) {
-      rank.shard.session().decode(rank.query(t), rank.lengths);
+      rank.shard.session().decode({rank.query(t), rank.lengths});
       device::synchronise({});
     });
     if (ranks.rank() == 0) JsonLine("kernel").add("parts", n).add("what", rank.shard.session().describe());
@@ -149,7 +149,7 @@ void time_steps(const device::DeviceParts& parts, const Asked& asked) {
     }
     std::vector<float> output(static_cast<std::size_t>(lse + n_rows - z));
     times.run(ranks, [&](int t) {
-      const States& states = rank.shard.session().decode(rank.query(t), rank.lengths);
+      const States& states = rank.shard.session().decode({rank.query(t), rank.lengths});
       blocks->stream().follow_default();
       blocks->take(0, states.device(), size);
       blocks->merge(pairs, n_rows);
@@ -223,7 +223,7 @@ bool miss_a_rank(const device::DeviceParts& parts, const Asked& asked) {
       const std::vector<KeyRange> ranges = ranges_of(asked.n_keys, parts.size());
       Rank rank(asked.n_keys, range_of(transport, ranges));
       const auto decoder = find_algorithm("one-shot").open(transport, rank.shard, ranges);
-      for (int t = 0; t < kUntil + (ranks.rank() == missing ? 0 : 1); ++t) decoder->step(rank.query(t), rank.lengths);
+      for (int t = 0; t < kUntil + (ranks.rank() == missing ? 0 : 1); ++t) decoder->step({rank.query(t), rank.lengths});
       if (ranks.rank() == missing) left = Clock::now();
     });
   } catch (const std::exception& error) {

@@ -76,7 +76,7 @@ class GatherOverNccl {
 
   /// @returns z and lse of all rows
   std::span<const float> step(int t) {
-    const States& states = rank_.shard.session().decode(rank_.query(t), rank_.lengths);
+    const States& states = rank_.shard.session().decode({rank_.query(t), rank_.lengths});
     DeviceStream& stream = blocks_->stream();
     stream.follow_default();
     const std::int64_t own = ranks_.rank() * size_;
@@ -130,7 +130,7 @@ int count_differences_of_one_shot(int n, const Asked& asked, const std::vector<D
     Rank rank(asked.n_keys, range_of(transport, ranges));
     const auto decoder = find_algorithm("one-shot").open(transport, rank.shard, ranges);
     for (int t = 0; t < kCompared; ++t) {
-      const OutputView output = decoder->step(rank.query(t), rank.lengths);
+      const OutputView output = decoder->step({rank.query(t), rank.lengths});
       const DecodeOutput& right = want[static_cast<std::size_t>(t % kQueries)];
       n_wrong += !same_bits(output.out, right.out) || !same_bits(output.lse, right.lse);
     }
@@ -171,12 +171,12 @@ void time_steps(int n, const Asked& asked) {
   if (n <= device::n_devices()) {
     time("one-shot", [&](const ThreadRanks& ranks, ThreadTransport& transport, Rank& rank, Together& times) {
       const auto decoder = find_algorithm("one-shot").open(transport, rank.shard, ranges);
-      times.run(ranks, [&](int t) { decoder->step(rank.query(t), rank.lengths); });
+      times.run(ranks, [&](int t) { decoder->step({rank.query(t), rank.lengths}); });
     });
   }
   time("decode", [&](const ThreadRanks& ranks, ThreadTransport&, Rank& rank, Together& times) {
     times.run(ranks, [&](int t) {
-      rank.shard.session().decode(rank.query(t), rank.lengths);
+      rank.shard.session().decode({rank.query(t), rank.lengths});
       device::synchronise({});
     });
   });

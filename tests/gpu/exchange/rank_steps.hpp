@@ -80,7 +80,7 @@ inline std::vector<DecodeOutput> outputs_of_gather(std::int64_t n_keys) {
     const std::vector<KeyRange> ranges = ranges_of(n_keys, 1);
     Rank rank(n_keys, ranges[0]);
     const auto decoder = find_algorithm("gather").open(transport, rank.shard, ranges);
-    for (int i = 0; i < kQueries; ++i) outputs.push_back(decoder->step(rank.query(i), rank.lengths).copy());
+    for (int i = 0; i < kQueries; ++i) outputs.push_back(decoder->step({rank.query(i), rank.lengths}).copy());
   });
   return outputs;
 }

@@ -123,32 +123,6 @@ TEST_CASE("lengths: every step decodes each of 0 to N, with the same bits whatev
   }
 }
 
-TEST_CASE("lengths: one key gives its value to the bit, in shards of every size") {
-  for (const Kind& kind : kKinds) {
-    std::mt19937 random(7100);
-    Tensor v = normal_tensor(random, {1, 1, 70, kind.dim}, kind.dtype);
-    v.set(0, 0, 0, 3, -0.0f);
-    const Tensor q = normal_tensor(random, {1, kind.heads, 1, kind.dim}, kind.dtype),
-                 k = normal_tensor(random, {1, 1, 70, kind.dim}, kind.dtype);
-    const std::vector<double> want = row_of(v, 0, 0, 0);
-    for (const std::int64_t n_keys : {1, 3, 40, 64, 70}) {
-      TensorWorkload workload({}, q, k.view().positions(0, n_keys), v.view().positions(0, n_keys), {1}, 1);
-      const DeviceShard shard(workload.query(0), workload.whole(), workload.lengths(), workload.scale);
-      for (const device::LadderStep* step : device::ladder()) {
-        // Without the canonical tree a step divides by a weight of its own.
-        if (!step->keeps_states || step->refusal(shard.params, shard.dtype) != "") continue;
-        INFO(std::string(step->name) << ", " << name_of(kind) << ", N = " << n_keys);
-        const DecodeOutput output = run_step(*step, shard, {.n_splits = 2});
-        bool same = true;
-        for (std::size_t i = 0; i < output.out.size(); ++i)
-          same = same && std::bit_cast<std::uint32_t>(output.out[i]) ==
-                             std::bit_cast<std::uint32_t>(static_cast<float>(want[i % want.size()]));
-        CHECK(same);
-      }
-    }
-  }
-}
-
 TEST_CASE("lengths: sub-warps without positions leave no forest, although they step with the others of their warp") {
   const Entries entries(kKinds[0], Tail::Elements);
   const auto workload = entries.workload(kLeafKeys, kLeafKeys + 1, kLeafKeys);

@@ -147,32 +147,6 @@ TEST_CASE("nonfinite: one Inf in a value changes its component alone, with every
   CHECK((n_clusters > 0) == RoomForClusters::has_clusters());
 }
 
-TEST_CASE("nonfinite: a score of NaN in a sequence of one key is NaN in every number, in every step") {
-  for (const DType dtype : {DType::F32, DType::BF16, DType::F16}) {
-    for (const std::int64_t heads : {1, 2}) {
-      for (const std::int64_t n_keys : {1, 3, 70}) {
-        for (const Where where : {Where::Query, Where::Key}) {
-          std::mt19937 random(6050);
-          Tensor q = normal_tensor(random, {1, heads, 1, kDim}, dtype),
-                 k = normal_tensor(random, {1, 1, n_keys, kDim}, dtype);
-          for (std::int64_t h = 0; h < heads; ++h)
-            (where == Where::Query ? q : k).set(0, where == Where::Query ? h : 0, 0, 2, kNaN);
-          const auto workload =
-              workload_of(q, k, normal_tensor(random, {1, 1, n_keys, kDim}, dtype), std::vector<std::int64_t>{1});
-          const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
-          for (const device::LadderStep* step : device::ladder()) {
-            if (step->refusal(shard.params, shard.dtype) != "") continue;
-            INFO(std::string(step->name) << ", " << name_of(dtype) << ", heads " << heads << ", N = " << n_keys);
-            const DecodeOutput output = run_step(*step, shard, {.n_splits = 2});
-            CHECK(std::all_of(output.out.begin(), output.out.end(), [](float z) { return std::isnan(z); }));
-            CHECK(std::all_of(output.lse.begin(), output.lse.end(), [](float lse) { return std::isnan(lse); }));
-          }
-        }
-      }
-    }
-  }
-}
-
 TEST_CASE("nonfinite: the value of a key that is not seen is not looked at") {
   for (const auto& [dtype, heads, dim, n_keys] : {std::tuple{DType::F32, 4, 16, 100},
                                                   {DType::BF16, 4, 16, 100},

@@ -43,14 +43,13 @@ struct Values {
 };
 
 /// One leaf per block, in steps of eight keys.
-__global__ void leaf_kernel(const float* scores, const float* values, bool is_single_key, float lift, float* out) {
+__global__ void leaf_kernel(const float* scores, const float* values, float* out) {
   const int lane = static_cast<int>(threadIdx.x) % SubWarp8::kLanes;
   State leaf;
   set_empty(leaf);
   for (int step = 0; step < kStepsPerLeaf; ++step) {
     const std::int64_t first = blockIdx.x * kLeafKeys + step * kKeysPerStep;
-    add_eight_keys<SubWarp8>(scores[first + key_of_lane(lane)], is_single_key, lift, lane,
-                             Values{values + first * kStateDim, lane}, leaf);
+    add_eight_keys<SubWarp8>(scores[first + key_of_lane(lane)], lane, Values{values + first * kStateDim, lane}, leaf);
   }
   if (threadIdx.x < SubWarp8::kLanes) store_state(out + blockIdx.x * state_size(kStateDim), lane, leaf);
 }
@@ -73,13 +72,11 @@ std::vector<float> merge_on_device(const std::vector<float>& left, const std::ve
   return out.download();
 }
 
-std::vector<float> leaves_on_device(const std::vector<float>& scores, const std::vector<float>& values, bool is_single_key,
-                                    float lift) {
+std::vector<float> leaves_on_device(const std::vector<float>& scores, const std::vector<float>& values) {
   const std::int64_t n = static_cast<std::int64_t>(scores.size()) / kLeafKeys;
   const DeviceBuffer<float> s = on_device(scores), v = on_device(values), out(n * state_size(kStateDim));
   // One warp each, because its lanes shuffle; the first sub-warp writes.
-  launch(leaf_kernel, {.grid = {static_cast<unsigned>(n)}, .block = {kWarp}}, Stream{}, s.data(), v.data(), is_single_key,
-         lift, out.data());
+  launch(leaf_kernel, {.grid = {static_cast<unsigned>(n)}, .block = {kWarp}}, Stream{}, s.data(), v.data(), out.data());
   return out.download();
 }
 

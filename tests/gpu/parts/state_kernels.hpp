@@ -17,7 +17,6 @@ inline constexpr int kStateDim = 32;
 std::vector<float> merge_on_device(const std::vector<float>& left, const std::vector<float>& right);
 
 /// The states of n leaves, by add_eight_keys(): scores [n][64], values [n][64][kStateDim]; returns [n][2 + kStateDim].
-std::vector<float> leaves_on_device(const std::vector<float>& scores, const std::vector<float>& values,
-                                    bool is_single_key = false, float lift = 0);
+std::vector<float> leaves_on_device(const std::vector<float>& scores, const std::vector<float>& values);
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

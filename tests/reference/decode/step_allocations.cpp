@@ -32,7 +32,7 @@ TEST_CASE("step: appending a position and decoding allocate nothing, including t
           next[i] = workload->keys_and_values(static_cast<std::int64_t>(i), {lengths[i], lengths[i] + 1});
         const int before = n_allocations;
         for (std::size_t i = 0; i < 2; ++i) cache->append(static_cast<std::int64_t>(i), next[i].k, next[i].v), ++lengths[i];
-        const Forest<float>& states = session->decode(q, lengths, 0, progress).host();
+        const Forest<float>& states = session->decode({q, lengths}, progress).host();
         const int allocated = n_allocations - before;
         REQUIRE(allocated == 0);
         REQUIRE(states.subtrees().size() > 1);
@@ -60,7 +60,7 @@ TEST_CASE("step: in the dealt order a step allocates nothing unless the capacity
       const bool is_own = cache->leaves().n_keys(n) > cache->longest();
       const int before = n_allocations;
       for (std::int64_t i = 0; i < 2 && is_own; ++i) cache->append(i, next[i].k, next[i].v);
-      session->decode(q, lengths);
+      session->decode({q, lengths});
       const int allocated = n_allocations - before;
       if (cache->capacity() != capacity) ++n_grown;
       if (n == 1 || cache->capacity() != capacity) continue;

@@ -56,14 +56,14 @@ TEST_CASE("cache: keys appended in portions of any size have the same states as 
         }
         std::vector<std::int64_t> now(lengths);
         for (std::int64_t& length : now) length = std::min(length, std::min(begin + portion, kCapacity.end));
-        const Forest<float>& states = session->decode(workload->query(0), now).host();
+        const Forest<float>& states = session->decode({workload->query(0), now}).host();
         if (portion >= 64)
           CHECK(same_states(states, decode_shard(workload->query(0), workload->shard(kCapacity), now, workload->scale)));
         CHECK(states.subtrees() == want.subtrees());
       }
       CHECK(std::vector(cache->lengths().begin(), cache->lengths().end()) == used(lengths));
       CHECK(cache->longest() == 230);
-      CHECK(same_states(session->decode(workload->query(0), lengths).host(), want));
+      CHECK(same_states(session->decode({workload->query(0), lengths}).host(), want));
       CHECK(session->describe() == "");
     }
   }
@@ -79,7 +79,7 @@ TEST_CASE("cache: borrowed positions are read in place, and appended ones follow
 
   // Borrow all positions. Nothing is copied, but the view is of a longer array and not dense.
   cache->borrow(workload->shard(kCapacity), used(lengths));
-  CHECK(same_states(session->decode(workload->query(0), lengths).host(), want));
+  CHECK(same_states(session->decode({workload->query(0), lengths}).host(), want));
   CHECK_THROWS_AS(cache->shard(230, no_memory), std::logic_error);
   const Tensor k = copy_of(workload->shard(kCapacity).k), v = copy_of(workload->shard(kCapacity).v);
   cache->borrow({k.view(), v.view(), kCapacity.begin}, used(lengths));
@@ -94,7 +94,7 @@ TEST_CASE("cache: borrowed positions are read in place, and appended ones follow
                               lengths[static_cast<std::size_t>(i)]);
       cache->append(i, rest.k, rest.v);
     }
-    CHECK(same_states(session->decode(workload->query(0), lengths).host(), want));
+    CHECK(same_states(session->decode({workload->query(0), lengths}).host(), want));
   }
 
   // Positions appended in place of borrowed ones, in the middle of a subtree, take effect, and the borrowed memory is
@@ -108,10 +108,10 @@ TEST_CASE("cache: borrowed positions are read in place, and appended ones follow
       each->append(i, part(*workload, 1 - i, 0, 10).k, part(*workload, 1 - i, 0, 10).v);
   }
   const std::vector<std::int64_t> now{93, 93};
-  CHECK(same_states(session->decode(workload->query(0), now).host(),
-                    other->open(workload->scale)->decode(workload->query(0), now).host()));
+  CHECK(same_states(session->decode({workload->query(0), now}).host(),
+                    other->open(workload->scale)->decode({workload->query(0), now}).host()));
   cache->borrow(workload->shard(kCapacity), used(lengths));
-  CHECK(same_states(session->decode(workload->query(0), lengths).host(), want));
+  CHECK(same_states(session->decode({workload->query(0), lengths}).host(), want));
 
   // shard() copies the positions in use unchanged.
   std::vector<std::byte> memory;
@@ -165,13 +165,13 @@ TEST_CASE("cache: what does not fit is refused in one line with the values, and 
 
   // A step with a length beyond the positions held, and one with another shape of queries.
   const auto session = cache->open(1);
-  CHECK_THROWS_WITH_AS(session->decode(workload->query(0), std::vector<std::int64_t>{0, 4}),
+  CHECK_THROWS_WITH_AS(session->decode({workload->query(0), std::vector<std::int64_t>{0, 4}}),
                        "DecodeSession::decode: batch entry 1 has 4 keys, 4 of them in the range of the cache, which holds 3",
                        std::out_of_range);
-  CHECK_THROWS_WITH_AS(session->decode(workload->query(0).entry(0), std::vector<std::int64_t>{0}),
+  CHECK_THROWS_WITH_AS(session->decode({workload->query(0).entry(0), std::vector<std::int64_t>{0}}),
                        "DecodeSession::decode: q is [1, 4, 1, 16] with 1 lengths, but the cache has [2, 4, 1, 16]",
                        std::invalid_argument);
-  CHECK_NOTHROW(session->decode(workload->query(0), std::vector<std::int64_t>{0, 3}));
+  CHECK_NOTHROW(session->decode({workload->query(0), std::vector<std::int64_t>{0, 3}}));
 }
 
 TEST_CASE("cache: reset reuses the memory for another range, and empty ranges and empty batches have no states") {
@@ -183,14 +183,14 @@ TEST_CASE("cache: reset reuses the memory for another range, and empty ranges an
     cache->reset(capacity);
     CHECK(cache->longest() == 0);
     cache->borrow(workload->shard(capacity), std::vector<std::int64_t>{capacity.size(), capacity.size()});
-    CHECK(same_states(session->decode(workload->query(0), workload->lengths()).host(),
+    CHECK(same_states(session->decode({workload->query(0), workload->lengths()}).host(),
                       decode_shard(workload->query(0), workload->shard(capacity), workload->lengths(), workload->scale)));
     // Positions borrowed for one range are not kept for the next.
     cache->reset(capacity);
     for (std::int64_t i = 0; i < 2; ++i)
       cache->append(i, part(*workload, i, capacity.begin, capacity.end).k,
                     part(*workload, i, capacity.begin, capacity.end).v);
-    CHECK(same_states(session->decode(workload->query(0), workload->lengths()).host(),
+    CHECK(same_states(session->decode({workload->query(0), workload->lengths()}).host(),
                       decode_shard(workload->query(0), workload->shard(capacity), workload->lengths(), workload->scale)));
   }
   AttentionShape none = workload->shape();
@@ -198,7 +198,7 @@ TEST_CASE("cache: reset reuses the memory for another range, and empty ranges an
   const auto empty = cpu_backend().make_cache(none, {0, 100});
   TensorView q = workload->query(0);
   q.shape[0] = 0;
-  CHECK(empty->open(1)->decode(q, {}).host().n_rows() == 0);
+  CHECK(empty->open(1)->decode({q, {}}).host().n_rows() == 0);
   CHECK(empty->longest() == 0);
 }
 

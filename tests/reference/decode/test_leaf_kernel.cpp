@@ -61,8 +61,6 @@ class Rows {
 /// How a chunk is computed; by default as is.
 struct Options {
   float query_scale = 1, score_scale = 1;
-  int lift = 0;
-  bool single_key = false;
 };
 
 /// States of the keys [begin, begin + n) for the queries q [n_queries][d_h], [n_queries][2 + d_v]. No bit depends on how
@@ -90,8 +88,6 @@ std::vector<float> states_of(const LeafKernel& kernel, const Rows& k, const Rows
                    .n_queries = n_queries,
                    .queries = packed.data(),
                    .score_scale = options.score_scale,
-                   .lift = options.lift,
-                   .single_key = options.single_key,
                    .requests = requests},
                   workspace.data(), requested.data());
     if (states.empty()) states = requested;
@@ -258,8 +254,8 @@ TEST_CASE("leaf: every F16 and every BF16 is widened as widen() does, by every b
         for (const std::int64_t n_queries : {1, 2}) {
           std::vector<float> packed(64, 0), workspace(static_cast<std::size_t>(workspace_floats(1, 2, kPerRow))),
               states(2 * (2 + kPerRow));
-          kernel->states({&leaf, 1, 1, DType::F32, dtype, 1, kPerRow, n_queries, packed.data(), 1.0f, 0, false, false},
-                         workspace.data(), states.data());
+          kernel->states({&leaf, 1, 1, DType::F32, dtype, 1, kPerRow, n_queries, packed.data(), 1.0f}, workspace.data(),
+                         states.data());
           for (std::int64_t i = 0; i < kPerRow; ++i) {
             const std::uint16_t bits = row[static_cast<std::size_t>(i)];
             const float want = dtype == DType::F16 ? widen(Half{bits}) : widen(BFloat16{bits});
@@ -268,49 +264,6 @@ TEST_CASE("leaf: every F16 and every BF16 is widened as widen() does, by every b
                                     << states[static_cast<std::size_t>(kValues + i)] << ", not " << want);
           }
         }
-      }
-    }
-  }
-}
-
-TEST_CASE("leaf: a lift scales D and n by 2^-64 exactly, and keeps sums finite that overflow without") {
-  for (const LeafKernel* kernel : leaf_kernels()) {
-    for (const float value : {1.5f, 3e38f}) {
-      Rows k(DType::F32, 130, 3), v(DType::F32, 130, 40);
-      for (std::int64_t a = 0; a < 130; ++a) {
-        for (std::int64_t i = 0; i < 3; ++i) k.set(a, i, 0.25f * static_cast<float>(a % 5));
-        for (std::int64_t i = 0; i < 40; ++i) v.set(a, i, value);
-      }
-      const std::vector<float> q{1, -1, 2}, plain = states_of(*kernel, k, v, 0, 130, q, 1),
-                                            lifted = states_of(*kernel, k, v, 0, 130, q, 1, {.lift = kLift});
-      CHECK(lifted[kShift] == plain[kShift] + kLift);
-      CHECK(lifted[kSum] == plain[kSum] * 0x1p-64f);
-      for (std::size_t i = kValues; i < plain.size(); ++i) {
-        if (value < 2)
-          CHECK(lifted[i] == plain[i] * 0x1p-64f);
-        else
-          CHECK((std::isinf(plain[i]) && std::isfinite(lifted[i])));
-      }
-    }
-  }
-}
-
-TEST_CASE("leaf: the only key of a sequence has the state (s, 1, v), with and without a lift") {
-  for (const LeafKernel* kernel : leaf_kernels()) {
-    Rows k(DType::F32, 1, 1), v(DType::F32, 1, 40);
-    for (std::int64_t i = 0; i < 40; ++i) v.set(0, i, i == 7 ? kInf : 0.1f * static_cast<float>(i) - 2);
-    for (const float s : {0.3f, -2.5f, 1e30f, kInf, -kInf, kNaN}) {
-      k.set(0, 0, s);
-      for (const int lift : {0, kLift}) {
-        CAPTURE(s);
-        const std::vector<float> state = states_of(*kernel, k, v, 0, 1, {1}, 1, {.lift = lift, .single_key = true});
-        std::vector<float> values(40), want(42);
-        for (std::int64_t i = 0; i < 40; ++i) values[static_cast<std::size_t>(i)] = v.get(0, i);
-        set_single_key(want.data(), s, values.data(), 40);
-        if (std::abs(s) < kInf || s == -kInf)
-          CHECK(std::equal(state.begin(), state.end(), want.begin(), same));
-        else
-          CHECK(std::isnan(state[kSum]));
       }
     }
   }
@@ -389,9 +342,9 @@ TEST_CASE("leaf: no element after the last row is read") {
         std::vector<float> packed(static_cast<std::size_t>(n_queries * packed_size(kLength)), 0),
             workspace(static_cast<std::size_t>(workspace_floats(std::ssize(leaves), n_queries, kLength))),
             states(static_cast<std::size_t>(n_queries * state_size(kLength)));
-        kernel->states({leaves.data(), std::ssize(leaves), n, DType::F32, DType::F32, kLength, kLength, n_queries,
-                        packed.data(), 1.0f, 0, false, false},
-                       workspace.data(), states.data());
+        kernel->states(
+            {leaves.data(), std::ssize(leaves), n, DType::F32, DType::F32, kLength, kLength, n_queries, packed.data(), 1.0f},
+            workspace.data(), states.data());
         CHECK(states[kSum] == static_cast<float>(n));  // keys and values of 0, which weigh 1 each
       }
     }

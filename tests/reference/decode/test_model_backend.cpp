@@ -37,7 +37,7 @@ Forest<float> states_of(const WorkloadShape& shape, KeyRange range, std::vector<
   const auto workload = make_axes(shape, 1);
   const auto cache = model_backend(kFast).make_cache(shape, range);
   fill_at_start(*cache, *workload, lengths);
-  return cache->open(1)->decode(workload->query(0), lengths).host();
+  return cache->open(1)->decode({workload->query(0), lengths}).host();
 }
 
 double seconds_of(const auto& work) {
@@ -85,7 +85,7 @@ TEST_CASE("model: in the dealt order a subtree has the keys of its leaves") {
   fill(*cache, *workload, workload->lengths(0));
   CHECK(cache->longest() == 7 * 64 + 40);
   const auto session = cache->open(1);
-  const Forest<float>& states = session->decode(workload->query(0), workload->lengths(0)).host();
+  const Forest<float>& states = session->decode({workload->query(0), workload->lengths(0)}).host();
   REQUIRE(states.subtrees().size() == 1);
   CHECK(states.states()[kSum] == 7 * 64 + 40);
 }
@@ -131,7 +131,7 @@ TEST_CASE("model: a decode takes as long as reading the keys and values in use, 
     fill_at_start(*cache, *workload, lengths);
     const auto session = cache->open(1);
     int n_calls = 0;
-    const double took = seconds_of([&] { session->decode(workload->query(0), lengths, 0, [&] { ++n_calls; }); });
+    const double took = seconds_of([&] { session->decode({workload->query(0), lengths}, [&] { ++n_calls; }); });
     CHECK(took >= seconds);
     CHECK(took < seconds + 1);  // a busy machine
     CHECK(n_calls > 1);

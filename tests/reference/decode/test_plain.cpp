@@ -41,7 +41,7 @@ void check_range(TensorWorkload& workload, const OwnedLeaves& leaves, int n_thre
   else
     fill(*cache, workload, workload.lengths());
   const auto session = cache->open(workload.scale);
-  const Forest<float>& fast = session->decode(workload.query(0), workload.lengths()).host();
+  const Forest<float>& fast = session->decode({workload.query(0), workload.lengths()}).host();
   std::vector<std::byte> memory;
   const Shard rows = cache->shard(cache->longest(), [&memory](std::size_t n) { return (memory.resize(n), memory.data()); });
   const Forest<float> states = plain::decode(workload.query(0), rows.k, rows.v, leaves, workload.lengths(), workload.scale);
@@ -275,9 +275,7 @@ TEST_CASE("plain: every instruction set has its bits") {
                             .d_v = d_v,
                             .n_queries = n_queries,
                             .queries = packed.data(),
-                            .score_scale = scale.score,
-                            .lift = 0,
-                            .single_key = n == 1},
+                            .score_scale = scale.score},
                            workspace.data(), states.data());
             // A range of whole leaves: the last of them has one shift.
             Forest<float> forest =

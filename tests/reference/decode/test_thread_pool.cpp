@@ -135,7 +135,7 @@ TEST_CASE("threads: the states of a decode have the same bits for every number o
         cache->borrow(workload->whole(), workload->lengths());
         const auto session = cache->open(workload->scale);
         for (int step = 0; step < 20; ++step) {
-          const Forest<float>& states = session->decode(workload->query(0), workload->lengths()).host();
+          const Forest<float>& states = session->decode({workload->query(0), workload->lengths()}).host();
           if (want.empty()) want.assign(states.states().begin(), states.states().end());
           REQUIRE(states.states().size() == want.size());
           REQUIRE(std::equal(want.begin(), want.end(), states.states().begin(),

@@ -264,55 +264,6 @@ TEST_CASE_TEMPLATE("state: one key finishes as its value and its score", Real, f
   }
 }
 
-TEST_CASE_TEMPLATE("state: the only key of a sequence finishes as its value, bit for bit", Real, float, double) {
-  const std::vector<Real> v{Real(1) / 3,
-                            Real(-0.0),
-                            -kInf<Real>,
-                            kNaN<Real>,
-                            std::numeric_limits<Real>::max(),
-                            std::numeric_limits<Real>::denorm_min()};
-  State<Real> state(static_cast<std::size_t>(state_size(kValueDim)));
-  std::vector<Real> z(kValueDim);
-  for (const Real s : {Real(-0.3), Real(0), Real(1) / 3, Real(1e18), Real(-1e30)}) {
-    CAPTURE(s);
-    set_single_key(state.data(), s, v.data(), kValueDim);
-    CHECK(finish(state.data(), z.data(), kValueDim) == Real(kLn2) * s);
-    CHECK(same_bits(z, v));
-    // The result does not depend on a lift in the shift and weight given.
-    CHECK(single_key(s, WeighedKey<Real>{key_shift(s) + kLift, key_weight(s) * pow2(Real(-kLift))}).shift == s);
-  }
-  // A masked key and a key with a NaN weight are those of set_key().
-  for (const Real s : {-kInf<Real>, kInf<Real>, kNaN<Real>}) {
-    set_single_key(state.data(), s, v.data(), kValueDim);
-    CHECK(same_bits(state, key_state(s, v)));
-  }
-}
-
-TEST_CASE_TEMPLATE("state: a lifted key is equivalent, merges with any other, and keeps large values from overflowing", Real,
-                   float, double) {
-  constexpr Real kLargest = std::numeric_limits<Real>::max();
-  const std::vector<Real> v{1, 0, Real(-0.5), 3, kLargest, -kLargest};
-  const auto lifted_key = [&](Real s) {
-    State<Real> state(static_cast<std::size_t>(state_size(kValueDim)));
-    set_key(state.data(), s, v.data(), kValueDim, Real(kLift));
-    return state;
-  };
-  // The same sums with another shift.
-  const State<Real> plain = key_state(Real(-3.7), v), lifted = lifted_key(Real(-3.7));
-  CHECK(lifted[kShift] == plain[kShift] + kLift);
-  for (std::size_t i = kSum; i < plain.size(); ++i) CHECK(std::ldexp(lifted[i], kLift) == plain[i]);
-  CHECK(same_bits(lifted_key(-kInf<Real>), empty_state<Real>()));
-  CHECK(std::isnan(lifted_key(kNaN<Real>)[kSum]));
-
-  // Two keys without a lift overflow. Two lifted keys do not, nor does a lifted key with one that is not.
-  CHECK(std::isinf(merged(key_state(Real(2), v), key_state(Real(2), v)).back()));
-  for (const State<Real>& right : {lifted_key(Real(2)), key_state(Real(2), v)}) {
-    const State<Real> both = merged(lifted_key(Real(2)), right);
-    for (std::size_t j = 0; j < v.size(); ++j) CHECK(finish_value(both.data(), both[kValues + j]) == v[j]);
-    CHECK(finish_lse(both.data()) == doctest::Approx(3 * kLn2).epsilon(1e-6));
-  }
-}
-
 TEST_CASE("log2: the nearest float for every x in [1/2, 2], and exact for powers of two") {
   const auto nearest = [](float x) { return static_cast<float>(std::log2(static_cast<long double>(x))); };
   std::int64_t n_wrong = 0;
