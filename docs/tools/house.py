@@ -60,6 +60,9 @@ LIBRARIES = {
 KNOWN = {
     # What a descriptor does not say yet.
     ("by name", "docs/tools/holders.cpp", ""): "who holds what",
+    # tests/gpu/cuda/test_host_bits.cpp holds both branches to the same bits.
+    ("device branch", "reference/state/subtree.hpp", "__CUDA_ARCH__"): "counts bits of integers",
+    ("device branch", "reference/tensor/dtype.hpp", "__CUDA_ARCH__"): "converts elements of 16 bits",
 }
 
 # A comment may name what the project does not hold: files of the user, of other projects, or of a build.
@@ -248,6 +251,14 @@ def check_test_names(names):
                 fault("test name", name, number, "(", "the name of this test case is too long for the line of TEST_CASE")
 
 
+def check_device_branches(names):
+    """Hosts and devices compute what they share by the same operations: a state may be finished on either."""
+    for name in names:
+        for number, line in enumerate(lines_of(name), 1):
+            if is_in(name, ["reference"]) and "__CUDA_ARCH__" in line:
+                fault("device branch", name, number, "__CUDA_ARCH__", "code of the reference is the same on hosts and devices")
+
+
 def clang_format():
     """Version 14 alone: others break lines elsewhere."""
     for program in ("clang-format-14", "clang-format"):
@@ -267,6 +278,7 @@ def check(files):
     check_comments(files, names)
     check_names(names)
     check_test_names(names)
+    check_device_branches(names)
     for rule, path, what in sorted(set(KNOWN) - broken):
         faults.append(f"{path}:1: KNOWN in docs/tools/house.py lists ({', '.join(filter(None, (rule, what)))}), which is no longer so: take the line out")
 

@@ -165,12 +165,9 @@ TREE_ATTN_HOST_DEVICE inline void set_key(Real* __restrict state, Real s, const 
 ///     log2 x = i + 2 / ln 2 * artanh t,     t = (m - 1) / (m + 1),     artanh t = t + t^3 / 3 + t^5 / 5 + ...
 ///
 /// The series ends with t^17: |t| < 0.172, so what is left out is below 2^-49 of the sum. Evaluated in double and rounded
-/// once, it is the float nearest to log2 x for every x in [1/2, 2]. That of a C library has other bits in other versions and
-/// on other processors; here every operation is written down. In CUDA code it is CUDA's log2.
+/// once, it is the float nearest to log2 x for every x in [1/2, 2]. That of a C library, or of CUDA, has other bits in other
+/// versions and on other processors; here every operation is written down, so hosts and devices have the same bits.
 TREE_ATTN_HOST_DEVICE inline float log2_of(float x) {
-#if defined(__CUDA_ARCH__)
-  return std::log2(x);
-#else
   if (!(x <= std::numeric_limits<float>::max())) return x;
   const double wide = x;  // no float is subnormal as a double
   std::uint64_t bits;
@@ -184,7 +181,6 @@ TREE_ATTN_HOST_DEVICE inline float log2_of(float x) {
   double sum = 0;
   for (int k = 17; k > 0; k -= 2) sum = sum * t2 + 1.0 / k;
   return static_cast<float>(i + 2 * kLog2E * t * sum);
-#endif
 }
 TREE_ATTN_HOST_DEVICE inline double log2_of(double x) { return std::log2(x); }
 

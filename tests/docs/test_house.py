@@ -86,6 +86,11 @@ class House(unittest.TestCase):
         self.assertIn("too long", self.faults({"tests/gpu/a.cpp": 'TEST_CASE(\n    "a: b") {\n'})[0])
         self.assertEqual(self.faults({"tests/gpu/a.cpp": 'TEST_CASE("a: b, c") { CHECK(";" != x); }\n'}), [])
 
+    def test_a_branch_for_devices_in_the_reference(self):
+        text = "#if defined(__CUDA_ARCH__)\n#endif\n"
+        self.assertEqual(self.faults({"reference/state/forest.hpp": text}), ["reference/state/forest.hpp:1: code of the reference is the same on hosts and devices"])
+        self.assertEqual(self.faults({"gpu/parts/worker.cuh": text}), [])
+
     def test_a_registry_that_has_moved(self):
         self.assertIn("does not know the registry any more", self.faults({"distributed/decoders/decoder.cpp": ""})[0])
 

@@ -102,8 +102,7 @@ inline Forest<float> forest_of(const device::LadderStep& step, TensorWorkload& w
   return forest;
 }
 
-/// The output for a forest of all positions, finished on the host, as between ranks. Its logarithm may differ from the
-/// device's in the last bit.
+/// The output for a forest of all positions, finished on the host, as between ranks.
 inline DecodeOutput finish(Forest<float>& forest) { return finish_rows(forest.fold(), forest.n_rows(), forest.d_v()); }
 
 /// Entry i of the n batch entries of an output.

@@ -259,10 +259,8 @@ TEST_CASE("bits: up to 8 shards, each with any number of splits, join to the who
   unsigned seed = 5400;
   for (const Axes& axes : shapes()) {
     const auto workload = normal_workload(seed++, axes);
-    // Finished on the host, as between ranks: logarithms of host and device differ in the last bit.
-    Forest<float> all = forest_of(device::kEqualRuns, *workload, {0, axes.n_keys}, 1);
-    const DecodeOutput whole = finish(all);
-    CHECK(whole.out == run_step(device::kEqualRuns, *workload).out);
+    // Finished on the device; the others on the host, as between ranks.
+    const DecodeOutput whole = run_step(device::kEqualRuns, *workload);
     for (const int p : {1, 2, 3, 5, 8}) {
       Forest<float> forest(workload->shape().n_rows(), workload->shape().value_dim);
       int n_splits = p;

@@ -147,8 +147,7 @@ TEST_CASE("lengths: shards join to the whole, for each length 0 to N") {
   for (const Kind& kind : kKinds) {
     const Entries clean(kind, Tail::Elements);
     const auto workload = clean.all(kMostKeys);
-    Forest<float> all = forest_of(device::kEqualRuns, *workload, {0, kMostKeys}, 1);
-    const DecodeOutput whole = finish(all);
+    const DecodeOutput whole = run_step(device::kEqualRuns, *workload);
     for (const std::vector<std::int64_t>& layout : layouts) {
       INFO(name_of(kind) << ", first shard of " << layout[0]);
       Forest<float> forest(workload->shape().n_rows(), kind.dim);
