@@ -75,13 +75,14 @@ __device__ __forceinline__ void equal_runs_block(const typename Pipeline::Params
     WorkPartition all(params, Worker::kRows, gridDim.x, WarpScan{});
     Count next = all.begin_of(blockIdx.x), end_of_run = all.begin_of(blockIdx.x + 1);
     if (next == end_of_run) return wait_for_previous_launch();
+    FoundEntry found{};
 
     while (true) {
       const Count block = Count(opaque(static_cast<int>(blockIdx.x)));
 
       // Every worker walks over its part of the work range.
       {
-        const WorkRange work = all.work_range_at(params, next, end_of_run, WarpScan{});
+        const WorkRange work = all.work_range_at(params, next, end_of_run, found, WarpScan{});
         if (threadIdx.x == 0) partition[0] = all, work_range[0] = work;
         // Opaque, so that the walk holds none of the sums that have led to them.
         pipeline(params, opaque(static_cast<int>(work.kv_head)), opaque(static_cast<int>(work.first_row)), work.positions,
@@ -125,6 +126,7 @@ __device__ __forceinline__ void equal_runs_block(const typename Pipeline::Params
       if (is_end) end.template tile_joined<Worker>(params, work, tiles);
 
       next = work.last;
+      found = work.found;
       if (next == end_of_run) return end.template block_done<Worker>(params, pipeline.scratch(), tiles);
       // The next work range uses all this memory again.
       Pipeline::publish_scratch();

@@ -24,10 +24,9 @@ struct WarpScan {
     return warp_uniform(sum);
   }
   template <class Of>
-  __device__ __forceinline__ static FoundEntry find(Count n, Count work_item, const Of& of) {
+  __device__ __forceinline__ static FoundEntry find(Count n, Count work_item, const Of& of, FoundEntry found = {}) {
     if (n == 1) return {};
     const int lane = static_cast<int>(threadIdx.x % kWarp);
-    FoundEntry found;
     TREE_ATTN_LOOP
     for (;; found.entry += kWarp) {
       const Count i = found.entry + static_cast<Count>(lane), own = i < n ? of(i) : 0;

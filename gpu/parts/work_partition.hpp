@@ -12,8 +12,14 @@
 
 namespace tree_attn {
 
+/// A batch entry, and the work items of those before it.
+struct FoundEntry {
+  Count entry = 0, first = 0;
+};
+
 /// What one block does on one query tile.
 struct WorkRange {
+  FoundEntry found;      ///< its batch entry
   Count query_tile = 0;  ///< number of the query tile
   Count kv_head = 0;     ///< its kv head: batch entry and key/value head
   Count first_row = 0;   ///< its first row in the group of the kv head
@@ -31,11 +37,6 @@ struct WorkRange {
   }
 };
 
-/// A batch entry, and the work items of those before it.
-struct FoundEntry {
-  Count entry = 0, first = 0;
-};
-
 /// Sums over a batch by one thread; WarpScan of warp_scan.cuh does the same by a warp.
 struct SerialScan {
   /// of(0) + ... + of(n - 1)
@@ -45,10 +46,11 @@ struct SerialScan {
     for (Count i = 0; i < n; ++i) sum += of(i);
     return sum;
   }
-  /// The entry that a work item lies in, of n entries with of(i) work items each. @pre 0 < of(i), work_item < sum(n, of)
+  /// The entry that a work item lies in, of n entries with of(i) work items each.
+  /// @param found that entry, or one before it
+  /// @pre 0 < of(i), work_item < sum(n, of)
   template <class Of>
-  TREE_ATTN_HOST_DEVICE static FoundEntry find(Count n, Count work_item, const Of& of) {
-    FoundEntry found;
+  TREE_ATTN_HOST_DEVICE static FoundEntry find(Count n, Count work_item, const Of& of, FoundEntry found = {}) {
     while (found.entry + 1 < n && work_item >= found.first + of(found.entry)) found.first += of(found.entry++);
     return found;
   }
@@ -85,12 +87,16 @@ class WorkPartition {
     return work_item < of_longer ? work_item / (each_ + 1) : rest_ + (work_item - of_longer) / each_;
   }
   /// The query tile that a work item lies in, and of it the work items [work_item, end).
+  /// @param from WorkRange::found of the work range before this one: a block that searched from the first entry each time
+  /// would read the lengths of the batch as often as it has work ranges
   template <class Params, class Scan = SerialScan>
-  TREE_ATTN_HOST_DEVICE WorkRange work_range_at(const Params& params, Count work_item, Count end, Scan = {}) const {
-    const auto [i, first] = Scan::find(Count(params.batch), work_item,
-                                       [&](Count entry) { return tiles_per_entry_ * work_items_of(params, entry); });
-    // The query tile in the batch entry.
+  TREE_ATTN_HOST_DEVICE WorkRange work_range_at(const Params& params, Count work_item, Count end, FoundEntry from = {},
+                                                Scan = {}) const {
     WorkRange work_range;
+    work_range.found = Scan::find(
+        Count(params.batch), work_item, [&](Count entry) { return tiles_per_entry_ * work_items_of(params, entry); }, from);
+    // The query tile in the batch entry.
+    const auto [i, first] = work_range.found;
     work_range.n_tile_items = work_items_of(params, i);
     const Count s = (work_item - first) / work_range.n_tile_items, head = s / tiles_per_kv_head_;
     work_range.query_tile = i * tiles_per_entry_ + s;

@@ -145,11 +145,23 @@ __global__ void scan(const Count* counts, Count n, Count n_items, Count* out) {
   const auto of = [counts](Count i) { return load_once(counts + i); };
   const Count sum = WarpScan::sum(n, of);
   if (threadIdx.x % 2 == 1) out[0] = sum;
+  FoundEntry before;
   for (Count item = 0; item < n_items; ++item) {
-    const FoundEntry found = WarpScan::find(n, item, of);
+    const FoundEntry found = WarpScan::find(n, item, of, item % 2 == 0 ? FoundEntry{} : before);
+    if (item % 5 == 0) before = found;
     if (threadIdx.x == item % kWarp) out[1 + 2 * item] = found.entry, out[2 + 2 * item] = found.first;
   }
 }
+
+/// Counts how often the leaves of a batch entry are asked for.
+struct CountedParams : DecodeParams {
+  unsigned* n_asked = nullptr;
+
+  __device__ KeyRange leaves_by_entry(std::int64_t entry) const {
+    atomicAdd(n_asked, 1u);
+    return DecodeParams::leaves_by_entry(entry);
+  }
+};
 
 template <class T>
 __global__ void split(const float* weights, std::uint16_t* out) {
@@ -301,6 +313,29 @@ std::vector<Count> scan_on_device(const std::vector<Count>& counts) {
   const DeviceBuffer<Count> out(1 + 2 * std::int64_t{n_items});
   launch(scan, {.block = {kWarp}}, Stream{}, in.data(), n, n_items, out.data());
   return out.download();
+}
+
+unsigned n_asked_on_device(std::int64_t batch, int n_blocks) {
+  using Pipeline = SubWarpPipeline<Ringed, CountedParams>;
+  DeviceBuffer<float> elements(batch * kRingDim), out(batch * kRingDim), lse(batch);
+  const DeviceBuffer<std::int64_t> lengths = on_device(std::vector<std::int64_t>(static_cast<std::size_t>(batch), 1));
+  const DeviceBuffer<unsigned> n_asked = on_device(std::vector<unsigned>{0});
+  elements.fill(0);
+  CountedParams params;
+  params.q = params.k = params.v = {elements.data(), {kRingDim, kRingDim, kRingDim}};
+  params.lengths = lengths.data();
+  params.batch = batch, params.d_h = params.d_v = kRingDim, params.end = 1;
+  params.n_asked = n_asked.data();
+  const BlockSize block = fit_block<Pipeline>();
+  LaunchPlan plan;
+  plan.n_threads = block.n_threads, plan.n_stages = block.n_stages, plan.n_blocks = n_blocks;
+  plan.shared_bytes = kEqualRunsBytes + block.n_bytes;
+  plan.n_floats = n_blocks * equal_runs_workspace<Pipeline>(params, plan, nullptr).n_floats();
+  plan.n_counters = batch;
+  const DeviceWorkspace workspace(plan);
+  launch_runs<Pipeline>(equal_runs<Pipeline>, {}, params, WriteEnd{{.out = out.data(), .lse = lse.data()}}, plan,
+                        workspace.get(), Stream{});
+  return n_asked.download()[0] / static_cast<unsigned>(block.n_threads);
 }
 
 void queue_write(unsigned* word) { launch(write_word, {}, Stream{}, word); }

@@ -63,8 +63,12 @@ TileProducts tile_products_on_device(bool is_bf16, int n_rows, const std::vector
                                      const std::vector<float>& weights);
 
 /// WarpScan over a batch with counts[i] work items each: their sum, then for each of them the entry that it lies in and the
-/// work items before that entry.
+/// work items before that entry. Every second one is looked for from the entry of one before it.
 std::vector<Count> scan_on_device(const std::vector<Count>& counts);
+
+/// How often a thread asks for the leaves of a batch entry in a launch of the library kernel, all blocks together, over a
+/// batch of sequences of one key.
+unsigned n_asked_on_device(std::int64_t batch, int n_blocks);
 
 /// Queue a kernel that writes a word; and one that may begin before the launch before it has ended, and reads the word
 /// without a wait. On a GPU the latter may read anything; under the emulator it fails if a launch that may still run has

@@ -87,11 +87,29 @@ TEST_CASE("work partition: a warp finds what one thread finds, in batches of any
     for (Count i = 0; i < n; ++i) counts.push_back(i % 7 == 3 ? 9 : 1 + i % 3);
     const auto of = [&counts](Count i) { return counts[i]; };
     expected.push_back(SerialScan::sum(n, of));
+    FoundEntry before;
+    bool same = true;
     for (Count item = 0; item < expected[0]; ++item) {
       const FoundEntry found = SerialScan::find(n, item, of);
       expected.push_back(found.entry), expected.push_back(found.first);
+      // The same from an entry before it.
+      const FoundEntry again = SerialScan::find(n, item, of, before);
+      same = same && again.entry == found.entry && again.first == found.first;
+      if (item % 5 == 0) before = found;
     }
+    CHECK(same);
     CHECK(device::scan_on_device(counts) == expected);
+  }
+}
+
+/// Of n entries a block reads the lengths of all, to know the work, and those up to its first one; then it goes on from
+/// entry to entry. A search from the first entry for each of them would be quadratic.
+TEST_CASE("work partition: twice the batch is twice the reads of lengths") {
+  for (const int n_blocks : {1, 3}) {
+    CAPTURE(n_blocks);
+    const unsigned n_of_half = device::n_asked_on_device(320, n_blocks), n = device::n_asked_on_device(640, n_blocks);
+    CHECK(n_of_half >= 320);
+    CHECK(10 * n <= 21 * n_of_half);
   }
 }
 
