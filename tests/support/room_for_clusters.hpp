@@ -8,6 +8,8 @@
 #include "gpu/platform/emulator/settings.hpp"
 #endif
 
+#include <algorithm>
+
 namespace tree_attn::test {
 
 /// Until the end of a scope the emulated device has 16 multiprocessors. A whole GPU has more, and may hold no cluster of
@@ -17,13 +19,14 @@ class RoomForClusters {
   RoomForClusters() {}
   /// Whether the device has clusters: from compute capability 9 on. On others step 8 of the ladder runs step 7.
   static bool has_clusters() { return TREE_ATTN_PLATFORM::device().major >= 9; }
-
-#if defined(TREE_ATTN_FOR_CUDA)
-  static constexpr int kLargest = 8;  ///< blocks of a cluster that the device holds for certain
-#else
-  static constexpr int kLargest = 16;
+  /// Blocks of the largest cluster that the device holds for certain; 0 where it has no clusters.
+  static int largest() { return has_clusters() ? std::min(kMost, TREE_ATTN_PLATFORM::device().n_multiprocessors) : 0; }
 
  private:
+#if defined(TREE_ATTN_FOR_CUDA)
+  static constexpr int kMost = 8;
+#else
+  static constexpr int kMost = 16;
   static emulated::Settings settings() {
     emulated::Settings settings = emulated::settings();
     settings.n_multiprocessors = 16;

@@ -64,6 +64,9 @@ void check(const Launch& config, const Settings& how) {
                       std::to_string(how.n_multiprocessors) + " multiprocessors, compute capability " +
                       std::to_string(how.major) + " and clusters of up to " + std::to_string(how.largest_cluster));
   }
+  if (config.overlaps && how.major < 9)
+    throw DeviceError("launch: overlaps the one before it, which compute capability " + std::to_string(how.major) +
+                      " cannot");
   if (config.is_cooperative && n_blocks > static_cast<std::uint64_t>(how.n_multiprocessors)) {
     throw DeviceError("launch: a cooperative grid of " + std::to_string(n_blocks) + " blocks; " +
                       std::to_string(how.n_multiprocessors) + " fit the device at once");

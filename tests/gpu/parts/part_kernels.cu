@@ -339,7 +339,7 @@ unsigned n_asked_on_device(std::int64_t batch, int n_blocks) {
 }
 
 void queue_write(unsigned* word) { launch(write_word, {}, Stream{}, word); }
-void queue_early_read(const unsigned* word) { launch(read_word, {.overlaps = true}, Stream{}, word); }
+void queue_early_read(const unsigned* word) { launch(read_word, {.overlaps = device().major >= 9}, Stream{}, word); }
 
 void run_listed(const ListedParams& params, DType dtype, const DeviceOutput& output) {
   const LaunchPlan plan = plan_equal_runs(params, dtype, {});

@@ -121,6 +121,12 @@ TEST_CASE("emulator: a launch that no device could start is refused") {
   CHECK(cluster_of(2, {.n_multiprocessors = 2}).empty());
   CHECK(has(cluster_of(9, {.n_multiprocessors = 16, .largest_cluster = 8}), "clusters of up to 8"));
   CHECK(cluster_of(16, {.n_multiprocessors = 16}).empty());
+  const auto overlap_on = [](int major) {
+    const SettingsScope scope({.major = major});
+    return error_of(nothing, {.overlaps = true});
+  };
+  CHECK(has(overlap_on(8), "overlaps the one before it, which compute capability 8 cannot"));
+  CHECK(overlap_on(9).empty());
 }
 
 /// On a GPU cudaFuncGetAttributes() says what the kernels were compiled for.
