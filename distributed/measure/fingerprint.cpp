@@ -29,7 +29,7 @@ void agree_on(const Ranks& ranks, const SafetensorsFile* file, const std::vector
   for (const Part& part : parts) {
     if (part.hash == ranks.broadcast_from_root(part.hash) || error) continue;
     error = (file ? readable(file->path(), 200) : "synthetic input") + " differs from that of rank 0 in " + part.name +
-            ": all ranks need the same " + (file ? "file" : "options");
+            ": all ranks need the same " + (file ? "file" : "program");
   }
   ranks.throw_if_any_failed(error);
 }

@@ -35,8 +35,8 @@ std::vector<CacheRow> sampled_rows(std::span<const KeyRange> ranges, std::span<c
 ///
 /// The comparison is of bytes, so NaN equals NaN with the same payload. It does not cover the other rows of k and v
 /// (--verify compares the output with the oracle over the whole file of rank 0), nor the options of the command line, which
-/// the program compares when it starts as far as messages depend on them. Every rank reads the sampled rows of all shards,
-/// one page per row.
+/// the program compares when it starts: for synthetic input this is a check of programs that were built differently. Every
+/// rank reads the sampled rows of all shards, one page per row.
 /// @param file the source of the workload; null for synthetic input
 /// @param ranges of every shard, in the order of the workload, the same on all ranks that have the same header
 /// @throws InputError on every rank, naming the first rank that differs and the first part that differs

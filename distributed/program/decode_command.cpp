@@ -206,7 +206,8 @@ int run_decode(const DecodeOptions& options, const Ranks& ranks) {
   // Check everything that can be wrong before any rank waits for another.
   ranks.doing("while reading the input");
   const Topology machines = ranks.topology(0);
-  const int n_threads = options.threads ? *options.threads : threads_per_rank(ranks, machines);
+  const int threads_without_option = threads_per_rank(ranks, machines);  // collective, so with the option too
+  const int n_threads = options.threads.value_or(threads_without_option);
   require_possible(options, ranks, machines);
   std::optional<Setup> setup;
   run_on_all(ranks, [&] { setup.emplace(options, n_threads, ranks, machines); });

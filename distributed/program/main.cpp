@@ -9,6 +9,7 @@
 #include "distributed/program/mpi_session.hpp"
 #include "distributed/program/number_check.hpp"
 #include "distributed/program/program.hpp"
+#include "distributed/program/shared_options.hpp"
 #include "distributed/transport/error_line.hpp"
 #include "distributed/transport/thread_transport.hpp"
 #include "reference/data/input_error.hpp"
@@ -20,7 +21,6 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <csignal>
@@ -29,8 +29,6 @@
 #include <limits>
 #include <map>
 #include <optional>
-#include <span>
-#include <sstream>
 #include <string>
 #include <string_view>
 
@@ -115,25 +113,8 @@ class Program {
     return std::nullopt;
   }
 
-  /// The command and the options on which messages between ranks depend, one a line. Files, threads and elements may differ:
-  /// other checks compare the input and the output.
-  std::string shared_options() const {
-    constexpr std::string_view kShared[] = {
-        "--algorithm", "--compare",   "--backend",  "--transport", "--windows", "--ranks-per-node", "--radix",
-        "--latency",   "--bandwidth", "--overhead", "--shards",    "--steps",   "--order",          "--moments",
-        "--repeat",    "--warmup",    "--kv-heads", "--ask",       "--tokens",  "--stop",           "--temperature"};
-    std::string text = "the command";
-    for (const CLI::App* command : app_.get_subcommands()) {
-      text += " " + command->get_name() + "\n";
-      for (const CLI::Option* option : command->get_options()) {
-        if (std::ranges::count(kShared, option->get_name()) == 0) continue;
-        const bool is_given = option->count() > 0;
-        const std::string value = is_given ? CLI::detail::join(option->results(), " ") : option->get_default_str();
-        text += (is_given || !value.empty() ? option->get_name() + " " + value : "no " + option->get_name()) + "\n";
-      }
-    }
-    return text;
-  }
+  /// What all ranks must have in common, see shared_options().
+  std::vector<std::string> shared() const { return shared_options(app_); }
 
   /// Runs the command on one rank. @returns the exit status
   int run(const Ranks& ranks) const {
@@ -168,22 +149,6 @@ int guard(bool is_root, const Work& work, const Abandon& abandon) {
   return kBadInput;
 }
 
-/// Refuses a command, or options, unlike those of rank 0: ranks would wait for messages that never come. Collective.
-/// @param mine a line for each @throws InputError on every rank, naming the first rank that differs and the first line
-void agree_on_options(const Ranks& ranks, const std::string& mine) {
-  std::string of_root = mine;
-  of_root.resize(ranks.broadcast_from_root(mine.size()));
-  ranks.broadcast(std::as_writable_bytes(std::span(of_root)), 0, "the options of rank 0");
-  run_on_all(ranks, [&] {
-    if (mine == of_root) return;
-    std::istringstream these(mine), those(of_root);
-    std::string own, other;
-    do std::getline(these, own), std::getline(those, other);
-    while (own == other);
-    throw InputError("has " + readable(own, 200) + ", but rank 0 has " + readable(other, 200) + ": all ranks need the same");
-  });
-}
-
 /// The words of the command line, separated by spaces.
 std::string join_words(int argc, char** argv) {
   std::string line;
@@ -206,8 +171,13 @@ int run_processes(int argc, char** argv) {
     // A launcher may give every rank a command line of its own.
     Program program(join_words(argc, argv));
     std::optional<int> status;
-    run_on_all(ranks, [&] { status = program.parse(argc, argv, is_root); });
-    agree_on_options(ranks, status ? "a request for help" : program.shared_options());
+    run_on_all(ranks, [&] {
+      status = program.parse(argc, argv, is_root);
+      if (!kSimulated && !status && find_value(argc, argv, "--devices"))
+        throw InputError("--devices: the ranks are threads of one process, but " + session.launch().launcher +
+                         " has started " + std::to_string(ranks.size()) + "; leave out either");
+    });
+    agree_on_options(ranks, status ? std::vector<std::string>{"a request for help"} : program.shared());
     return status ? *status : program.run(ranks);
   };
   return guard(is_root, work, [&](const std::exception& error) { session.abandon(error); });
@@ -215,12 +185,6 @@ int run_processes(int argc, char** argv) {
 
 /// The ranks are threads of this process, one per device of the list; MPI is not started.
 int run_devices(int argc, char** argv, const std::string& list) {
-  if (const LaunchedJob job = find_launched_job(); job.size > 1) {
-    if (job.rank == 0)
-      complain("--devices: the ranks are threads of one process, but " + job.launcher + " has started " +
-               std::to_string(job.size) + "; leave out either");
-    return kBadInput;
-  }
   static std::atomic_flag claimed;
   end_on_cut_file([](const void*) { return !claimed.test_and_set(); }, nullptr);
   return guard(
@@ -247,7 +211,9 @@ int main(int argc, char** argv) try {
   remove_temporary_files_on_signals();
   // A closed pipe and a limit of file sizes are then write errors, reported in one line.
   std::signal(SIGPIPE, SIG_IGN), std::signal(SIGXFSZ, SIG_IGN);
-  if (const std::optional<std::string> devices = find_value(argc, argv, "--devices"); devices && !kSimulated)
+  // Processes that a launcher has started say together that --devices is not for them.
+  if (const std::optional<std::string> devices = find_value(argc, argv, "--devices");
+      devices && !kSimulated && find_launched_job().size == 1)
     return run_devices(argc, argv, *devices);
   return run_processes(argc, argv);
 } catch (const std::exception& error) {

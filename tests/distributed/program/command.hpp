@@ -166,6 +166,14 @@ inline Words ranks(int n, const Words& arguments, const Words& program = {kProgr
 
 /// Many commands, some at a time: what takes long is MPI's start, and that is mostly waiting.
 inline std::vector<Result> run_all(const std::vector<Words>& commands, const Around& around = {}) {
+/// The program under mpirun with arguments of its own for every rank.
+inline Words each_its_own(const std::vector<Words>& arguments) {
+  Words command = ranks(1, arguments[0]);
+  for (std::size_t rank = 1; rank < arguments.size(); ++rank)
+    command = command + Words{":", "-n", "1", kProgram} + arguments[rank];
+  return command;
+}
+
   constexpr std::size_t kAtOnce = 8;
   std::vector<Result> results(commands.size());
   std::atomic<std::size_t> next = 0;
