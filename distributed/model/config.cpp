@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 
 namespace tree_attn {
 namespace {
@@ -19,7 +20,13 @@ class ConfigReader {
   explicit ConfigReader(const SafetensorsFile& file) : path_(file.path()) {
     const auto text = file.metadata("config");
     if (!text) fail("no entry \"config\" in __metadata__: this is not a model of tree_attn generate");
-    json_ = Json::parse(*text, nullptr, false);
+    json_ = Json::parse(
+        *text,
+        [this](int depth, Json::parse_event_t event, const Json& value) {
+          check(static_cast<std::size_t>(depth), event, value);
+          return true;
+        },
+        false);
     if (!json_.is_object()) fail("config is not a JSON object: " + readable(*text, 80));
   }
 
@@ -60,8 +67,20 @@ class ConfigReader {
   }
 
  private:
+  /// Refuses what a document does not show, duplicate keys, and what the library would print by recursion, deep nesting.
+  void check(std::size_t depth, Json::parse_event_t event, const Json& value) {
+    constexpr std::size_t kMostDepth = 32;
+    using Event = Json::parse_event_t;
+    if ((event == Event::object_start || event == Event::array_start) && depth == kMostDepth)
+      fail("config: objects and lists are nested more than " + std::to_string(kMostDepth) + " deep");
+    if (event == Event::object_start) keys_.resize(depth), keys_.emplace_back();
+    if (event == Event::key && !keys_[depth - 1].insert(value.get<std::string>()).second)
+      fail("config: duplicate key \"" + readable(value.get<std::string>()) + "\"");
+  }
+
   std::string path_;
   Json json_;
+  std::vector<std::set<std::string>> keys_;  // of the objects around the parser's position, by depth
 };
 
 }  // namespace

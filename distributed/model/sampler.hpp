@@ -27,12 +27,17 @@ inline double uniform(std::uint64_t seed, std::uint64_t step) {
   return static_cast<double>((x ^ (x >> 31)) >> 11) * 0x1p-53;
 }
 
+/// The scores of the characters, which are the first 128 tokens. @param logits [vocab], not empty
+inline std::span<const float> scores_of_characters(std::span<const float> logits) {
+  return logits.first(std::min<std::size_t>(logits.size(), 128));
+}
+
 /// An ASCII character, drawn with probability softmax(logits / temperature); at temperature 0 the one with the largest
 /// score, and of several the lowest code. A score of NaN is not chosen while another exists.
-/// @param logits [vocab], not empty, of which the first 128 are the characters
+/// @param logits [vocab], not empty; see scores_of_characters()
 /// @param step number of the draw, from 0; with the seed it determines the random number
 inline char sample(std::span<const float> logits, const Sampling& sampling, std::uint64_t step) {
-  const std::span<const float> scores = logits.first(std::min<std::size_t>(logits.size(), 128));
+  const std::span<const float> scores = scores_of_characters(logits);
   std::size_t best = 0;
   for (std::size_t i = 0; i < scores.size(); ++i) {
     if (scores[i] > scores[best] || std::isnan(scores[best])) best = i;

@@ -19,6 +19,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <iostream>
@@ -178,6 +179,9 @@ class Conversation {
     for (int step = 0; step < options_.tokens; ++step) {
       if (step > 0) logits = append(answer.text.substr(answer.text.size() - 1), token_us_);
       run_.digest = fnv1a(std::as_bytes(std::span(logits)), run_.digest);
+      const auto is_finite = [](float score) { return std::isfinite(score); };
+      if (not_finite_.empty() && !std::ranges::all_of(scores_of_characters(logits), is_finite))
+        not_finite_ = "question " + std::to_string(run_.answers.size()) + ", character " + std::to_string(step + 1);
       const std::string next(1, sample(logits, options_.sampling, static_cast<std::uint64_t>(step)));
       show(next);
       if (next == options_.stop) break;
@@ -189,6 +193,8 @@ class Conversation {
   }
 
   bool has_answers() const { return !run_.answers.empty(); }
+  /// The first character whose logits are not all finite, "question 1, character 3"; empty if there is none.
+  const std::string& not_finite() const { return not_finite_; }
   /// Everything so far. Collective. @pre has_answers()
   GenerationRun result() const {
     GenerationRun run = run_;
@@ -216,6 +222,7 @@ class Conversation {
   GenerationRun run_;
   std::vector<double> question_us_, token_us_;
   Traffic traffic_;  ///< of the last character
+  std::string not_finite_;
 };
 
 int run_generate(const GenerateOptions& options, const Ranks& ranks) {
@@ -331,6 +338,10 @@ int run_generate(const GenerateOptions& options, const Ranks& ranks) {
     if (!runs.empty()) std::printf("\n%s", table(runs).c_str());
     flush_standard_output();
     if (setup->report) OutputFile::put_in_place({&*setup->report});
+    const auto found = std::ranges::find_if(conversations, [](const auto& each) { return !each.not_finite().empty(); });
+    if (found != conversations.end())
+      std::fprintf(stderr, "tree_attn: warning: %s: a logit is NaN or infinite, so the characters mean nothing\n",
+                   found->not_finite().c_str());
     for (const GenerationRun& run : runs) {
       if (run.same_bits_on_all_ranks) continue;
       std::fprintf(stderr, "tree_attn: check failed: %s has different bits on different ranks\n", run.algorithm.c_str());

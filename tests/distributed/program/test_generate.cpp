@@ -117,6 +117,7 @@ TEST_CASE("generate: what is wrong with the command line or a file is said in on
   const auto with = [](std::string config, const std::string& old, const std::string& now) {
     return config.replace(config.find(old), old.size(), now);
   };
+  const auto nested = [](std::size_t depth) { return std::string(depth, '[') + std::string(depth, ']'); };
   // A Llama whose config or tensors are not as they must be.
   const std::string good = tree_attn::test::random_model(scratch, kLlamaConfig);
   const auto shapes = tree_attn::test::shapes_of(tree_attn::read_config(tree_attn::SafetensorsFile::open(good)));
@@ -176,8 +177,42 @@ TEST_CASE("generate: what is wrong with the command line or a file is said in on
        "not a list of \"window\" and \"global\""},
       {{of_config("eps", with(kLlamaConfig, "1e-6", "0")), "--ask", "x"}, "config: eps is 0, not a positive number"},
       {{of_config("flag", with(kLlamaConfig, "true", "1")), "--ask", "x"}, "config: global_rotary is 1, not true or false"},
+      {{of_config("twice", with(kLlamaConfig, "'dim':36", "'dim':36,'vocab':130")), "--ask", "x"},
+       "config: duplicate key \"vocab\""},
+      {{of_config("inside", with(kLlamaConfig, "'dim'", "'about':[{'by':1},{'by':2,'by':3}],'dim'")), "--ask", "x"},
+       "config: duplicate key \"by\""},
+      {{of_config("deep", with(kLlamaConfig, "130", nested(100'000))), "--ask", "x"},
+       "config: objects and lists are nested more than 32 deep"},
+      {{of_config("list", with(kLlamaConfig, "130", nested(31))), "--ask", "x"}, "config: vocab is [[[[[["},
   });
 
-  // What they are variations of works.
-  check_silent_success(run(generate(good, {text, "--ask", "x", "--tokens", "2"})));
+  // What they are variations of works, and so do objects side by side that have keys in common.
+  const std::string about =
+      scratch.write("about", model_bytes(shapes, with(kLlamaConfig, "'dim'", "'about':[{'by':1},{'by':[{'by':2}]}],'dim'")));
+  for (const std::string& model : {good, about})
+    check_silent_success(run(generate(model, {text, "--ask", "x", "--tokens", "2"})));
+}
+
+TEST_CASE("generate: logits that are not finite are a warning, which names the first character") {
+  // The head has a row for each of 130 tokens, the characters first.
+  const Scratch scratch;
+  const std::string good = Scratch::read(tree_attn::test::random_model(scratch, tree_attn::test::kLlamaConfig));
+  const auto file = tree_attn::SafetensorsFile::open(scratch.path("model1.safetensors"));
+  const tree_attn::TensorInfo& head = *file.find("lm_head.weight");
+  const std::size_t begin = good.size() - static_cast<std::size_t>(file.tensors().back().end - head.begin),
+                    n_row = static_cast<std::size_t>(head.end - head.begin) / 130;
+  const auto generate_with = [&](std::size_t row, float weight) {
+    std::string bytes = good;
+    std::memcpy(&bytes[begin + row * n_row], &weight, sizeof weight);
+    return run(generate(scratch.write("model", bytes), {"--ask", "x", "--tokens", "2", "--compare", "ring"}));
+  };
+  const float nan = std::numeric_limits<float>::quiet_NaN(), infinity = std::numeric_limits<float>::infinity();
+  for (const Result& result : {generate_with(0, nan), generate_with(127, nan), generate_with(5, infinity)}) {
+    CAPTURE(result.err);
+    CHECK(result.status == 0);
+    CHECK(lines_of_ours(result.err) ==
+          Words{"tree_attn: warning: question 1, character 1: a logit is NaN or infinite, so the characters mean nothing"});
+  }
+  check_silent_success(generate_with(128, nan));
+  check_silent_success(generate_with(5, 1));
 }
