@@ -314,6 +314,7 @@ int run_decode(const DecodeOptions& options, const Ranks& ranks) {
     flush_standard_output();  // the table comes before the messages on standard error
     OutputFile::put_in_place(outputs.files());
 
+    if (setup->file) name_ignored(*setup->file, options.expect);
     for (const std::string& line : failed) std::fprintf(stderr, "tree_attn: check failed: %s\n", line.c_str());
     if (!overflow.empty()) std::fprintf(stderr, "tree_attn: warning: %s\n", overflow.c_str());
   });

@@ -49,6 +49,7 @@ int run_oracle(const OracleOptions& options) {
   }
   writer.write(out);
   OutputFile::put_in_place({&out});
+  name_ignored(file);
   return 0;
 }
 

@@ -8,6 +8,7 @@
 
 #include "distributed/transport/ranks.hpp"
 #include "reference/data/input_error.hpp"
+#include "reference/data/workload.hpp"
 
 #include <CLI/CLI.hpp>
 
@@ -37,6 +38,13 @@ void run_on_all(const Ranks& ranks, Work&& work) {
     error = exception.what();
   }
   ranks.throw_if_any_failed(error);
+}
+
+/// Names the tensors of IN that the command has not read, in one line on standard error. For rank 0, once the output is
+/// written. @param expected the tensor of --expect; may be empty
+inline void name_ignored(const SafetensorsFile& in, const std::string& expected = {}) {
+  if (const std::string names = ignored_tensors(in, expected); !names.empty())
+    std::fprintf(stderr, "tree_attn: %s: ignored: %s\n", readable(in.path(), 200).c_str(), names.c_str());
 }
 
 /// Shows a progress bar on standard error, and removes it once all is done.

@@ -55,10 +55,33 @@ void fill_at_start(KvCache& cache, Workload& workload, std::span<const std::int6
     fill(cache, workload, lengths);
 }
 
+namespace {
+
+/// Names that other programs give to tensors by which the output would be another one.
+constexpr std::string_view kOtherAttention[] = {"sink",       "sinks",     "mask",         "attn_mask",   "attention_mask",
+                                                "bias",       "attn_bias", "alibi_slopes", "block_table", "block_tables",
+                                                "page_table", "k_scale",   "v_scale"};
+
+}  // namespace
+
+std::string ignored_tensors(const SafetensorsFile& file, std::string_view expected) {
+  constexpr std::string_view kRead[] = {"q", "k", "v", "zeta", "lengths"};
+  std::string names;
+  for (const TensorInfo& tensor : file.tensors()) {
+    if (tensor.name == expected || std::ranges::count(kRead, tensor.name) > 0) continue;
+    names += (names.empty() ? "" : ", ") + readable(tensor.name);
+  }
+  return readable(names, 200);
+}
+
 FileTensors read_tensors(const SafetensorsFile& file) {
   FileTensors tensors{
       view4(file, "q", "b, n_h, l, d_h"), view4(file, "k", "b, n_kv, N, d_h"), view4(file, "v", "b, n_kv, N, d_v"), {}};
   const auto refuse = [&](const std::string& why) { throw InputError(readable(file.path(), 200) + ": " + why); };
+  for (const std::string_view name : kOtherAttention) {
+    if (file.find(name))
+      refuse("tensor \"" + std::string(name) + "\" asks for an attention that is not computed here; leave it out");
+  }
   if (tensors.q.dtype != tensors.k.dtype || tensors.q.dtype != tensors.v.dtype) {
     refuse("q is " + std::string(name_of(tensors.q.dtype)) + ", k " + std::string(name_of(tensors.k.dtype)) + ", v " +
            std::string(name_of(tensors.v.dtype)) + ": they must have the same type");

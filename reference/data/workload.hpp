@@ -13,6 +13,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace tree_attn {
@@ -83,8 +84,13 @@ struct FileTensors {
   TensorView q, k, v;
   std::vector<std::int64_t> lengths;  ///< [b]; empty if the file has none: N keys in every batch entry
 };
-/// @throws InputError in one line that names the file, the tensor and the values
+/// @throws InputError in one line that names the file, the tensor and the values; also for a tensor whose name asks for
+/// another attention, such as a mask
 FileTensors read_tensors(const SafetensorsFile& file);
+/// The names of the other tensors, "expected, weights", in the order of the file and truncated to a readable length; empty
+/// if there are none. zeta counts as read.
+/// @param expected a tensor that the caller reads; may be empty
+std::string ignored_tensors(const SafetensorsFile& file, std::string_view expected = {});
 
 /// The shape of the workload in a file.
 WorkloadShape shape_of(const FileTensors& tensors);

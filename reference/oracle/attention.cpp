@@ -16,6 +16,8 @@ namespace tree_attn {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
+/// For those whose positions stand before the heads.
+constexpr const char* kAxes = " (q, k, v are [b, heads, positions, d])";
 
 /// Throws std::invalid_argument with one line composed of `parts`.
 template <class... Parts>
@@ -113,10 +115,10 @@ void check_shapes(const TensorView& q, const TensorView& k, const TensorView& v)
   if (q.shape[3] == 0) fail("head_dim of q and k is 0");
   if (q.shape[0] != k.shape[0]) fail("batch of q (", q.shape[0], ") and k (", k.shape[0], ") differ");
   if (k.shape[0] != v.shape[0]) fail("batch of k (", k.shape[0], ") and v (", v.shape[0], ") differ");
-  if (k.shape[1] != v.shape[1]) fail("k has ", k.shape[1], " KV heads, v has ", v.shape[1]);
+  if (k.shape[1] != v.shape[1]) fail("k has ", k.shape[1], " KV heads, v has ", v.shape[1], kAxes);
   if (k.shape[2] != v.shape[2]) fail("k has ", k.shape[2], " keys, v has ", v.shape[2]);
   const std::int64_t n_h = q.shape[1], n_kv = k.shape[1];
-  if (n_kv == 0 ? n_h != 0 : n_h % n_kv != 0) fail(n_h, " query heads are not a multiple of ", n_kv, " KV heads");
+  if (n_kv == 0 ? n_h != 0 : n_h % n_kv != 0) fail(n_h, " query heads are not a multiple of ", n_kv, " KV heads", kAxes);
 }
 
 void check_options(const TensorView& q, const TensorView& k, const TensorView& v, const AttentionOptions& options) {

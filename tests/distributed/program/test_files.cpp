@@ -20,7 +20,7 @@ const std::map<std::string, std::string> kToolReasons = {
     {"tool_dtype_unsupported", "tensor \"q\" not found; file has: k"},
     {"tool_head_dim_differs", "head_dim of q (128) and k (64) differ"},
     {"tool_lengths_differ", "k has 8 keys, v has 9"},
-    {"tool_heads_do_not_divide", "7 query heads are not a multiple of 2 KV heads"},
+    {"tool_heads_do_not_divide", "7 query heads are not a multiple of 2 KV heads (q, k, v are [b, heads, positions, d])"},
 };
 
 std::string from_hex(const std::string& hex) {
@@ -151,7 +151,7 @@ TEST_CASE("files: q, k, v, zeta and lengths that do not fit are refused with the
               [&](FileWorkload& bad) { bad.k = draw(3, 4, 2, 8, 16).k; });
   add_problem("batch_v", "attention: batch of k (2) and v (1) differ",
               [&](FileWorkload& bad) { bad.v = draw(1, 4, 2, 8, 16).v; });
-  add_problem("kv_heads", "attention: k has 2 KV heads, v has 4",
+  add_problem("kv_heads", "attention: k has 2 KV heads, v has 4 (q, k, v are [b, heads, positions, d])",
               [&](FileWorkload& bad) { bad.v = draw(2, 4, 4, 8, 16).v; });
   add_problem("d_0", "attention: head_dim of q and k is 0", [&](FileWorkload& bad) { bad = draw(2, 4, 2, 8, 0); });
   add_problem("too_long", "attention: length 9 of batch entry 1 is not in [0, 8]", [](FileWorkload& bad) {
@@ -201,6 +201,49 @@ TEST_CASE("files: q, k, v, zeta and lengths that do not fit are refused with the
   const std::vector<Result> results = run_all(commands, {.folder = scratch.folder().string()});
   for (std::size_t i = 0; i < results.size(); ++i) check_one_line(results[i], parts[i]);
   CHECK(scratch.names().size() == n_files);
+}
+
+TEST_CASE("files: a tensor that asks for another attention is refused by its name, and others are named") {
+  const Scratch scratch;
+  const auto write = [&](const std::string& file, const Words& names) {
+    std::string header;
+    for (std::size_t i = 0; i < names.size(); ++i) {
+      const std::string at = std::to_string(16 * i), end = std::to_string(16 * i + 16);
+      header += (i == 0 ? "{\"" : ",\"") + names[i] + R"(":{"dtype":"F32","shape":[1,1,2,2],"data_offsets":[)" + at + "," +
+                end + "]}";
+    }
+    scratch.write(file, with_length(header + "}", std::string(16 * names.size(), '\0')));
+  };
+  const Words qkv{"q", "k", "v"};
+  std::vector<Words> commands;
+  const Words others{"sink", "sinks", "mask", "bias", "block_table", "page_table", "k_scale"};
+  for (const std::string& other : others) {
+    write(other, qkv + Words{other});
+    commands.push_back(alone({"oracle", other, "out"}));
+    commands.push_back(ranks(2, {"decode", other, "out"}));
+  }
+  const Around around{.folder = scratch.folder().string()};
+  const std::vector<Result> refused = run_all(commands, around);
+  for (std::size_t i = 0; i < refused.size(); ++i)
+    check_one_line(refused[i], others[i / 2] + ": tensor \"" + others[i / 2] + "\" asks for an attention that is not");
+  CHECK(scratch.names().size() == others.size());
+
+  // In one line on rank 0, which does not grow without limit; zeta is an input, and --expect names one.
+  write("more", qkv + Words{"zeta", "weights", "line\\nbreak", "masks"});
+  const std::string line = "tree_attn: more: ignored: ";
+  check_success(run(alone({"oracle", "more", "out"}), around), {line + "weights, line\\x0abreak, masks"});
+  check_success(run(ranks(2, {"decode", "more", "out"}), around), {line + "weights, line\\x0abreak, masks"});
+  check_success(run(alone({"decode", "more", "--expect", "weights"}), around), {line + "line\\x0abreak, masks"});
+  Words many = qkv;
+  for (int i = 0; i < 1000; ++i) many.push_back("tensor" + std::to_string(i));
+  write("many", many);
+  const Result result = run(alone({"decode", "many"}), around);
+  CHECK(result.status == 0);
+  REQUIRE(lines_of_ours(result.err).size() == 1);
+  CHECK(result.err.starts_with("tree_attn: many: ignored: tensor0, tensor1, "));
+  CHECK(result.err.size() < 260);
+  write("plain", qkv + Words{"zeta"});
+  check_silent_success(run(alone({"decode", "plain"}), around));
 }
 
 namespace {
