@@ -47,7 +47,7 @@ const Backend& find_backend(std::string_view name, const BackendOptions& options
   std::string known;
   for (const std::string_view other : backend_names()) {
 #if defined(TREE_ATTN_NO_EMULATOR)
-    if (other == name) throw InputError("--backend " + std::string(name) + ": not part of the simulated program");
+    if (other == name) throw InputError("--backend " + std::string(name) + ": " TREE_ATTN_NO_EMULATOR);
 #elif !defined(TREE_ATTN_HAS_CUDA)
     if (other == name)
       throw InputError("--backend " + std::string(name) +
