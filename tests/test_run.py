@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """./run on machines where packages are missing: what is there in another way is taken, and nothing else goes unsaid.
 
-A machine is a folder of programs that do nothing. The command is `./run bench --backend cuda`, in a copy of the source tree of two files.
+A machine is a folder of programs that do nothing. The command is mostly `./run bench --backend cuda`, in a copy of the source tree of two files.
 """
 import os
 import shutil
@@ -41,8 +41,8 @@ class Machine:
         log = self.bin / f"{name}.log"
         return log.read_text().splitlines() if log.exists() else []
 
-    def run(self, *options, **environment):
-        return subprocess.run([self.tree / "run", "bench", "--backend", "cuda", *options], capture_output=True, text=True, check=False,
+    def run(self, *options, command=("bench", "--backend", "cuda"), **environment):
+        return subprocess.run([self.tree / "run", *command, *options], capture_output=True, text=True, check=False,
                               env={"PATH": str(self.bin), "TMPDIR": str(self.bin)} | environment)
 
 
@@ -96,6 +96,14 @@ class Packages(unittest.TestCase):
     def test_elsewhere_cmake_names_missing_libraries(self):
         machine = self.machine(debian=False)
         self.assertEqual((machine.run().returncode, len(machine.calls("cmake"))), (0, 2))
+
+    def test_a_test_by_its_name_alone_is_refused_before_anything_is_installed(self):
+        for name in ("", "forest"):
+            machine = self.machine()
+            ended = machine.run(command=("test", name))
+            self.assertEqual((ended.returncode, machine.calls("apt-get"), machine.calls("cmake")), (2, [], []))
+            self.assertEqual(ended.stderr,
+                             f"run: test accepts options of ctest, not '{name}' (to select a test by name: ./run test -R '{name}')\n")
 
     def test_peers_need_an_environment_only_without_pytorch(self):
         machine = self.machine()
