@@ -104,12 +104,14 @@ void check(const DecodeOptions& options, int n_ranks, const WorkloadShape& shape
 
 std::vector<int> devices_of(const std::string& list) {
   constexpr unsigned kMost = 4096;
+  constexpr std::size_t kMostRanks = 256;  // the facts of n ranks take n^2 time
   const auto refuse = [&](const std::string& why) { throw InputError("\"" + readable(list) + "\": " + why); };
   // Takes a number off the front of the text.
   const auto number = [&](std::string_view& text) {
     unsigned device = 0;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), device);
-    if (error != std::errc() || device >= kMost)
+    const bool has_leading_zero = text.starts_with('0') && end > text.data() + 1;
+    if (error != std::errc() || device >= kMost || has_leading_zero)
       refuse("expected devices 0 to " + std::to_string(kMost - 1) + ", such as 0-7 or 0,2,3");
     text.remove_prefix(static_cast<std::size_t>(end - text.data()));
     return static_cast<int>(device);
@@ -124,6 +126,8 @@ std::vector<int> devices_of(const std::string& list) {
     if (last < first) refuse(std::to_string(first) + "-" + std::to_string(last) + " is empty");
     for (int device = first; device <= last; ++device) {
       if (std::ranges::count(devices, device) > 0) refuse("device " + std::to_string(device) + " is listed twice");
+      if (devices.size() == kMostRanks)
+        refuse("more than " + std::to_string(kMostRanks) + " devices; use mpirun for so many ranks");
       devices.push_back(device);
     }
   }
@@ -311,7 +315,9 @@ void add_cluster_options(CLI::App& command, ClusterOptions& options) {
 
 std::vector<const CLI::Option*> add_decode_options(CLI::App& command, DecodeOptions& options) {
   command
-      .add_option("IN", options.in, "safetensors file with q, k, v and optional lengths; each rank reads only its own shard")
+      .add_option("IN", options.in,
+                  "safetensors file with q [b, n_h, l, d_h], k [b, n_kv, N, d_h], v [b, n_kv, N, d_v] (heads before"
+                  "\npositions) and optional lengths [b]; each rank reads only its own shard")
       ->check(not_empty);
   command
       .add_option("OUT", options.out,
@@ -325,7 +331,8 @@ std::vector<const CLI::Option*> add_decode_options(CLI::App& command, DecodeOpti
       is_integer);
   command
       .add_option("--steps", options.steps,
-                  "Decode T tokens: the cache starts with N - T keys; each step appends one and has a new query")
+                  "Decode T tokens: the cache starts with N - T keys; each step appends one and has a new query;"
+                  "\na batch entry with fewer than T keys joins late, in the last steps, one for each of its keys")
       ->check(within(1, 1 << 30))
       ->capture_default_str();
   command
@@ -347,13 +354,13 @@ std::vector<const CLI::Option*> add_decode_options(CLI::App& command, DecodeOpti
       ->check(is_positive)
       ->group(model);
   command.add_option("--model-merge-us", options.model_merge_us, "Microseconds that each merge step takes (default 0)")
-      ->check(is_not_negative)
+      ->check(is_microseconds)
       ->group(model);
 
   command
       .add_option("--model-message-us", options.model_message_us,
                   "Microseconds that each message takes at its sender and again at its receiver (default 0)")
-      ->check(is_not_negative)
+      ->check(is_microseconds)
       ->group(model);
 
   const std::string measuring = "Measuring and checking";

@@ -71,7 +71,7 @@ std::vector<const Algorithm*> chosen_algorithms(const ClusterOptions& options);
 /// @returns the options that apply to synthetic input only
 std::vector<const CLI::Option*> add_decode_options(CLI::App& command, DecodeOptions& options);
 
-/// The devices of a list such as "0-7" or "0,2,4-5", each at most once. @throws InputError
+/// The devices of a list such as "0-7" or "0,2,4-5", each at most once, and at most 256. @throws InputError
 std::vector<int> devices_of(const std::string& list);
 
 /// Checks the options against the backend and the number of ranks. @throws InputError

@@ -361,7 +361,9 @@ Command add_generate(CLI::App& program, std::string command_line) {
   command->add_option("MODEL", options->model, "safetensors file with the weights of a model, and its sizes as metadata")
       ->required()
       ->check(not_empty);
-  command->add_option("TEXT", options->text, "The text to read, one token per byte; without it the model knows nothing")
+  command
+      ->add_option("TEXT", options->text,
+                   "The text to read, a regular file, one token per byte; without it the model knows nothing")
       ->check(not_empty);
   command->add_option("--ask", options->ask, "The question, which the model continues: \"The code of velora is \"");
   command

@@ -24,6 +24,19 @@ void set_links(const std::string& name, const std::vector<double>& values, doubl
 
 }  // namespace
 
+std::string is_bandwidth(const std::string& text) {
+  double number = 0;
+  const std::string why = is_positive(text);
+  if (!why.empty() || !read_number(text, number)) return why;
+  return number >= 1e-3 && number <= 1e6 ? "" : readable(text) + " is not in 0.001 to 1e6 GB/s";
+}
+std::string is_microseconds(const std::string& text) {
+  double number = 0;
+  const std::string why = is_not_negative(text);
+  if (!why.empty() || !read_number(text, number)) return why;
+  return number <= 1e9 ? "" : readable(text) + " is more than 1e9 us";
+}
+
 void add_network_options(CLI::App& command, NetworkOptions& options, const std::string& group, const Network* defaults) {
   const auto show = [&](CLI::Option* option, const std::vector<double>& shown) {
     option->group(group);
@@ -35,11 +48,11 @@ void add_network_options(CLI::App& command, NetworkOptions& options, const std::
   };
   const auto [inside, between, overhead] = defaults != nullptr ? *defaults : Network{};
   add_pair("--bandwidth", options.bandwidth, "GB/s of a rank inside its node and between nodes, in each direction",
-           is_positive, {inside.bytes_per_us / kGigabytePerSecond, between.bytes_per_us / kGigabytePerSecond});
-  add_pair("--latency", options.latency, "us of a message inside a node and between nodes", is_not_negative,
+           is_bandwidth, {inside.bytes_per_us / kGigabytePerSecond, between.bytes_per_us / kGigabytePerSecond});
+  add_pair("--latency", options.latency, "us of a message inside a node and between nodes", is_microseconds,
            {inside.latency_us, between.latency_us});
   show(command.add_option("--overhead", options.overhead, "us that each message costs its sender, and its receiver")
-           ->check(is_not_negative),
+           ->check(is_microseconds),
        {overhead});
 }
 

@@ -25,6 +25,11 @@ struct NetworkOptions {
   }
 };
 
+/// Whether the text is a bandwidth in GB/s, from 0.001 to 1e6, or a time in us, at most 1e9: empty, or why not. Beyond these
+/// limits there is no network, and a predicted time has more digits than a table has room for.
+std::string is_bandwidth(const std::string& text);
+std::string is_microseconds(const std::string& text);
+
 /// Adds the options to a group of the subcommand. `options` must live until the command line is parsed.
 /// @param defaults shown in the help; null: those of the transport
 void add_network_options(CLI::App& command, NetworkOptions& options, const std::string& group, const Network* defaults);

@@ -43,30 +43,37 @@ inline std::string is_finite(const std::string& text) {
   double number = 0;
   return read_number(text, number) && std::isfinite(number) ? "" : readable(text) + " is not a finite number";
 }
-/// Whether the text is an integer of that type, in digits alone: empty, or why not. The parser would take the largest for
-/// any beyond.
-/// @param integer "an integer" @param limited "below 2^64"
+/// Whether the text is an integer of that type in decimal digits: empty, or why not. The parser would read 010 as 8, and
+/// take the largest integer for any beyond.
+/// @param integer what the text is not: "an integer" @param beyond why an integer beyond the type is refused
 template <class Integer>
-std::string is_integer_of(const std::string& text, const char* integer, const char* limited) {
+std::string is_integer_of(const std::string& text, const char* integer, const std::string& beyond) {
   Integer number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error == std::errc::result_out_of_range) return readable(text) + " is not " + limited;
-  return error == std::errc() && end == text.data() + text.size() ? "" : readable(text) + " is not " + integer;
+  const bool is_number = error != std::errc::invalid_argument && end == text.data() + text.size();
+  if (!is_number) return readable(text) + " is not " + integer;
+  if (error == std::errc::result_out_of_range) return beyond;
+  const std::size_t first = text.find_first_not_of('-');
+  return text[first] == '0' && text.size() > first + 1 ? readable(text) + " has a leading zero" : "";
 }
 /// The same for 0 to 2^64 - 1, and for -2^63 to 2^63 - 1.
 inline std::string is_whole(const std::string& text) {
-  return is_integer_of<std::uint64_t>(text, "an integer >= 0", "below 2^64");
+  return is_integer_of<std::uint64_t>(text, "an integer >= 0", readable(text) + " is not below 2^64");
 }
 inline std::string is_integer(const std::string& text) {
-  return is_integer_of<std::int64_t>(text, "an integer", "an integer of 64 bits");
+  return is_integer_of<std::int64_t>(text, "an integer", readable(text) + " is not an integer of 64 bits");
 }
 /// Whether the text is an integer from `least` to `most`, in words that are the same with every version of CLI11. The help
 /// does not show these limits: they are far from practical values.
 inline CLI::Validator within(std::int64_t least, std::int64_t most) {
   const auto check = [least, most](const std::string& text) -> std::string {
+    const std::string outside =
+        "Value " + readable(text) + " not in range " + std::to_string(least) + " to " + std::to_string(most);
+    const std::string why = is_integer_of<std::int64_t>(text, "an integer", outside);
+    if (!why.empty()) return why;
     std::int64_t number = 0;
-    if (CLI::detail::lexical_cast(text, number) && number >= least && number <= most) return "";
-    return "Value " + readable(text) + " not in range " + std::to_string(least) + " to " + std::to_string(most);
+    std::from_chars(text.data(), text.data() + text.size(), number);
+    return number >= least && number <= most ? "" : outside;
   };
   return CLI::Validator(check, "");
 }

@@ -60,9 +60,9 @@ Command add_oracle(CLI::App& program) {
   CLI::App* command = program.add_subcommand(
       "oracle", "Attention in double precision: out and lse; given a tensor zeta, also energy and gradient");
   command
-      ->add_option(
-          "IN", options->in,
-          "safetensors file with q [b, n_h, l, d_h], k [b, n_kv, N, d_h], v [b, n_kv, N, d_v]; optional zeta, lengths")
+      ->add_option("IN", options->in,
+                   "safetensors file with q [b, n_h, l, d_h], k [b, n_kv, N, d_h], v [b, n_kv, N, d_v] (heads before"
+                   "\npositions); optional zeta [b, n_h, l, d_v], lengths [b]")
       ->required()
       ->check(not_empty);
   command->add_option("OUT", options->out, "safetensors file to write: F64 out, lse (natural), energy, gradient")

@@ -126,10 +126,10 @@ Command add_predict(CLI::App& program, std::string command_line) {
       ->check(within(2, 1 << 20))
       ->group(cluster);
   add_network_options(*command, options->network, cluster, &kPaperCluster.network);
-  add("--memory-bandwidth", options->memory_bandwidth, "GB/s at which a rank decodes keys and values", is_positive);
-  add("--merge-time", options->merge_us, "us of a merge step", is_not_negative);
+  add("--memory-bandwidth", options->memory_bandwidth, "GB/s at which a rank decodes keys and values", is_bandwidth);
+  add("--merge-time", options->merge_us, "us of a merge step", is_microseconds);
   add("--store-latency", options->store_us, "us until a GPU of the node reads what a kernel has stored; for one-shot",
-      is_not_negative);
+      is_microseconds);
   command->add_option("--report", options->report, "Machine-readable report to write (JSON)")->check(not_empty);
   command->footer(
       "\nNeeds no mpirun and no GPU. Examples:\n"

@@ -189,8 +189,12 @@ TEST_CASE("decode --devices: an error of any rank ends the process with one line
   check_one_line(run(alone(in + Words{"--expect", "none"})), "none");
   check_one_line(run(alone({"decode", scratch.path("missing"), "--devices", "0-3"})), "missing");
   check_one_line(run(ranks(2, in)), "the ranks are threads of one process");
-  for (const char* list : {"", "x", "0-", "3-1", "0,0", "0-2,1", "0;1", ",1", "0,", "-1", "4096", "0-99999999999"}) {
+  for (const char* list :
+       {"", "x", "0-", "3-1", "0,0", "0-2,1", "0;1", ",1", "0,", "-1", "4096", "0-99999999999", "0-256"}) {
     CAPTURE(list);
     check_one_line(run(alone({"decode", "--seq-len", "64", "--devices", list})), "--devices: \"" + std::string(list) + "\"");
   }
+  check_one_line(run(alone({"info", "--devices", "0-4095"}), {.deadline = 10}),
+                 "--devices: \"0-4095\": more than 256 devices; use mpirun for so many ranks");
+  check_silent_success(run(alone({"info", "--devices", "1000-1255"})));
 }

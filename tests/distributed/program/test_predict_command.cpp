@@ -156,6 +156,13 @@ TEST_CASE("predict: what is wrong with the command line is said in one line") {
       {{"--memory-bandwidth", "0"}, "--memory-bandwidth: 0 is not a positive number"},
       {{"--merge-time", "-1"}, "--merge-time: -1 is not a number >= 0"},
       {{"--store-latency", "-1"}, "--store-latency: -1 is not a number >= 0"},
+      {{"--bandwidth", "1e-300,1"}, "--bandwidth: 1e-300 is not in 0.001 to 1e6 GB/s"},
+      {{"--bandwidth", "1,1e300"}, "--bandwidth: 1e300 is not in 0.001 to 1e6 GB/s"},
+      {{"--memory-bandwidth", "0.0001"}, "--memory-bandwidth: 0.0001 is not in 0.001 to 1e6 GB/s"},
+      {{"--latency", "1,1e308"}, "--latency: 1e308 is more than 1e9 us"},
+      {{"--overhead", "1e10"}, "--overhead: 1e10 is more than 1e9 us"},
+      {{"--merge-time", "1e10"}, "--merge-time: 1e10 is more than 1e9 us"},
+      {{"--store-latency", "1e10"}, "--store-latency: 1e10 is more than 1e9 us"},
       {{"--heads", "6", "--kv-heads", "4"}, "--heads 6 is not a multiple of --kv-heads 4"},
       {{"--seq-len", "1099511627776"}, "--seq-len 1099511627776: a cache of"},
       {{"--seq-len", "0", "--batch", "1048576", "--heads", "65536"}, "exceeds the limit of 8 GiB"},
@@ -171,6 +178,17 @@ TEST_CASE("predict: what is wrong with the command line is said in one line") {
     check_one_line(results[i], all[i].part);
   }
   CHECK(scratch.names().empty());
+}
+
+TEST_CASE("predict: at the limits of all options a table has its usual width") {
+  const Words slow{"predict", "--seq-len",       "16000000", "--head-dim",         "65536",     "--heads",
+                   "16",      "--ranks",         "128",      "--bandwidth",        "0.001,1e6", "--latency",
+                   "0,1e9",   "--overhead",      "1e9",      "--memory-bandwidth", "0.001",     "--merge-time",
+                   "1e9",     "--store-latency", "1e9"};
+  const Result result = run(alone(slow));
+  check_silent_success(result);
+  std::istringstream text(result.out);
+  for (std::string line; std::getline(text, line);) CHECK((line.size() <= 120 || line.starts_with("inside a node")));
 }
 
 TEST_CASE("predict: no keys, no batch and more ranks than leaves are predicted too") {

@@ -43,13 +43,46 @@ TEST_CASE("usage: help and version are there for the program and every command")
   for (const char* command : {"oracle", "decode", "generate", "predict", "info", "--version", "--timeout"})
     CHECK(results[0].out.find(command) != std::string::npos);
   CHECK(results[1].out == "tree_attn " TREE_ATTN_VERSION "\n");
-  for (const char* option : {"IN", "OUT", "--scale", "--causal"}) CHECK(results[2].out.find(option) != std::string::npos);
-  for (const char* option :
-       {"IN",        "OUT",         "--seq-len", "--heads",     "--kv-heads",       "--head-dim", "--batch",   "--dtype",
-        "--seed",    "--algorithm", "--backend", "--transport", "--ranks-per-node", "--shards",   "--threads", "--steps",
-        "--compare", "--repeat",    "--warmup",  "--verify",    "--report",         "paper:",     "packed:",   "fused:",
-        "gather:",   "two-level:",  "ring:",     "ring-state:", "leaders:",         "--radix",    "--order",   "--devices",
-        "--latency", "--bandwidth", "--overhead"}) {
+  for (const char* option : {"IN", "OUT", "--scale", "--causal", "heads before"})
+    CHECK(results[2].out.find(option) != std::string::npos);
+  for (const char* option : {"IN",
+                             "OUT",
+                             "--seq-len",
+                             "--heads",
+                             "--kv-heads",
+                             "--head-dim",
+                             "--batch",
+                             "--dtype",
+                             "--seed",
+                             "--algorithm",
+                             "--backend",
+                             "--transport",
+                             "--ranks-per-node",
+                             "--shards",
+                             "--threads",
+                             "--steps",
+                             "--compare",
+                             "--repeat",
+                             "--warmup",
+                             "--verify",
+                             "--report",
+                             "paper:",
+                             "packed:",
+                             "fused:",
+                             "gather:",
+                             "two-level:",
+                             "ring:",
+                             "ring-state:",
+                             "leaders:",
+                             "--radix",
+                             "--order",
+                             "--devices",
+                             "--latency",
+                             "--bandwidth",
+                             "--overhead",
+                             "heads before",
+                             "k [b, n_kv, N, d_h]",
+                             "joins late"}) {
     CHECK_MESSAGE(results[3].out.find(option) != std::string::npos, option);
   }
   CHECK(results[3].out == results[5].out);
@@ -61,9 +94,9 @@ TEST_CASE("usage: help and version are there for the program and every command")
     CHECK_MESSAGE(results[7].out.find(option) != std::string::npos, option);
   }
 
-  for (const char* option :
-       {"MODEL", "TEXT", "--ask", "--questions", "--tokens", "--stop", "--temperature", "--seed", "--algorithm", "--compare",
-        "--order", "--dtype", "--moments", "--report", "--latency", "--bandwidth", "--overhead"}) {
+  for (const char* option : {"MODEL", "TEXT", "a regular file", "--ask", "--questions", "--tokens", "--stop",
+                             "--temperature", "--seed", "--algorithm", "--compare", "--order", "--dtype", "--moments",
+                             "--report", "--latency", "--bandwidth", "--overhead"}) {
     CHECK_MESSAGE(results[8].out.find(option) != std::string::npos, option);
   }
 
@@ -99,14 +132,14 @@ TEST_CASE("usage: what is wrong with the command line is said in one line") {
                  {{"decode", "--backend", "tpu"}, "--backend tpu: unknown; use one of cpu, emulated, cuda, model"},
                  {{"decode", "--threads", "0"}, "--threads: Value 0 not in range 1 to"},
                  {{"decode", "--threads", "-1"}, "--threads: Value -1"},
-                 {{"decode", "--threads", "two"}, "--threads: Value two"},
-                 {{"decode", "--threads", "1.5"}, "--threads: Value 1.5"},
+                 {{"decode", "--threads", "two"}, "--threads: two is not an integer"},
+                 {{"decode", "--threads", "1.5"}, "--threads: 1.5 is not an integer"},
                  {{"decode", "--threads", "5000"}, "--threads: Value 5000"},
                  {{"decode", "--threads", ""}, "--threads"},
                  {{"decode", "--backend", "emulated", "--threads", "1"},
                   "--threads is for --backend cpu, but the backend is emulated"},
                  {{"decode", "--radix", "1"}, "--radix: Value 1 not in range 2 to"},
-                 {{"decode", "--radix", "two"}, "--radix: Value two"},
+                 {{"decode", "--radix", "two"}, "--radix: two is not an integer"},
                  {{"decode", "--radix", "2", "--algorithm", "ring", "--compare", "paper,leaders"},
                   "--radix is for algorithms that join blocks of ranks, not for ring"},
                  {{"decode", "--latency", "1,3", "--algorithm", "ring"},
@@ -137,6 +170,29 @@ TEST_CASE("usage: what is wrong with the command line is said in one line") {
                  {{"decode", kLayer, "--seq-len", "64"}, "--seq-len is for synthetic input"},
                  {{"decode", kLayer, "--dtype", "f32"}, "--dtype is for synthetic input"}},
                 scratch);
+}
+
+TEST_CASE("usage: integers are decimal, and a leading zero is refused everywhere") {
+  const Scratch scratch;
+  std::vector<Refused> all;
+  for (const std::string option : {"--seq-len", "--heads", "--kv-heads", "--head-dim", "--batch", "--steps", "--repeat",
+                                   "--warmup", "--threads", "--radix", "--ranks-per-node", "--moments", "--seed"}) {
+    for (const std::string number : {"010", "00"})
+      all.push_back({{"decode", option, number}, option + ": " + number + " has a leading zero"});
+    all.push_back({{"decode", option, "0x10"}, option + ": 0x10 is not an integer"});
+    all.push_back({{"decode", option, "+1"}, option + ": +1 is not an integer"});
+    all.push_back({{"decode", option, "1 "}, option + ": 1  is not an integer"});
+    all.push_back({{"decode", option, "1e6"}, option + ": 1e6 is not an integer"});
+  }
+  all.push_back({{"decode", "--seq-len", "-01"}, "--seq-len: -01 has a leading zero"});
+  all.push_back({{"decode", "--shards", "04096"}, "--shards: 04096 has a leading zero"});
+  all.push_back({{"decode", "--shards", "4096,00"}, "--shards: 00 has a leading zero"});
+  all.push_back({{"decode", "--devices", "00"}, "--devices: \"00\": expected devices 0 to "});
+  all.push_back({{"decode", "--devices", "0-01"}, "--devices: \"0-01\": expected devices 0 to "});
+  all.push_back({{"generate", "model", "--tokens", "010"}, "--tokens: 010 has a leading zero"});
+  all.push_back({{"generate", "model", "--seed", "010"}, "--seed: 010 has a leading zero"});
+  all.push_back({{"predict", "--ranks", "010"}, "--ranks: 010 has a leading zero"});
+  check_refused(all, scratch);
 }
 
 TEST_CASE("usage: the model backend has options of its own, and refuses what needs elements of keys and values") {
@@ -178,8 +234,9 @@ TEST_CASE("usage: sizes that cannot be are refused with their numbers") {
                  {{"decode", "--head-dim", "0"}, "--head-dim: Value 0"},
                  {{"decode", "--batch", "-1"}, "--batch: Value -1"},
                  {{"decode", "--seq-len", "-1"}, "--seq-len: Value -1"},
-                 {{"decode", "--seq-len", "1e3"}, "--seq-len: Value 1e3"},
-                 {{"decode", "--seq-len", "99999999999999999999"}, "--seq-len: Value 99999999999999999999"},
+                 {{"decode", "--seq-len", "1e3"}, "--seq-len: 1e3 is not an integer"},
+                 {{"decode", "--seq-len", "99999999999999999999"},
+                  "--seq-len: Value 99999999999999999999 not in range 0 to 1099511627776"},
                  // Over the limit; within it, but over the memory of any machine; and so with no keys at all.
                  {{"decode", "--seq-len", "1099511627776"}, "--seq-len 1099511627776: a cache of"},
                  {{"decode", "--seq-len", "8000000000"}, "--seq-len 8000000000 with --batch 1 needs about"},
