@@ -18,6 +18,8 @@ namespace tree_attn::TREE_ATTN_PLATFORM {
 
 /// Of a key that is not seen.
 inline constexpr float kNone = -std::numeric_limits<float>::infinity();
+/// From here on every F32 is a whole number.
+inline constexpr float kWholeScores = 0x1p23f;
 
 /// The largest element, or the sum, over the eight lanes that hold the scores of a query. A maximum drops NaN.
 __device__ __forceinline__ float max_of_query(float x) {
@@ -33,8 +35,13 @@ __device__ __forceinline__ float sum_of_query(float x) {
 
 /// Turns products q.k of a leaf into weights 2^(s - e), with e = ceil(max s) and D, their sum, for the query of a slot.
 ///
-/// Every weight is an exponential of one rounding of s - e. Edges: a position without a key and a score of -inf have weight
-/// 0; a score of +inf or NaN has weight NaN, although the maximum drops a NaN. Without any key to be seen e is -inf.
+/// s - e is rounded once: of the exact product score_scale q.k, while that is below kWholeScores. e is the ceiling of the
+/// rounded product, so the largest weight is in [1/2, 2^(1/4)]. From there on rounded scores are whole numbers, and the
+/// exact product would differ from e by up to half a unit in the last place, which is any number: the difference is then of
+/// the rounded score, and the largest weight is 1.
+///
+/// Edges: a position without a key and a score of -inf have weight 0; a score of +inf or NaN has weight NaN, although the
+/// maximum drops a NaN. Without any key to be seen e is -inf.
 /// @param score_scale TileScale::score, positive
 /// @param[in,out] s q.k, then weights
 /// @param[out] state shift e and sum D
@@ -55,6 +62,14 @@ __device__ __forceinline__ unsigned weigh(float score_scale, int slot, bool asks
 
   // Weights.
   const float offset = shift == kNone ? 0.0f : -shift;
+  if (std::fabs(shift) >= kWholeScores) {
+    TREE_ATTN_UNROLL
+    for (int i = 0; i < 2 * kLeafItems; ++i) {
+      float& x = s[i / 2][i % 2 * 2 + slot];
+      x = multiply(score_scale, x);
+    }
+    score_scale = 1;
+  }
   TREE_ATTN_UNROLL
   for (int i = 0; i < 2 * kLeafItems; ++i) {
     float& x = s[i / 2][i % 2 * 2 + slot];
