@@ -72,8 +72,8 @@ class Decoder {
 
 /// What an algorithm adds to the error model of the backend (error_bound.hpp).
 struct ExchangeRounding {
-  /// Additions for each unit of the largest |lse|: a weight exp(lse - m) has the rounding error of its lse.
-  double additions_per_lse = 0;
+  /// Error of a weight exp(lse - m), in units of u, for each unit of the largest |lse|: that of its lse.
+  double weight_error_per_lse = 0;
   double additions_per_rank = 0;   ///< additions for each rank
   double additions_per_level = 0;  ///< for each level of the tree: 1 if the subtrees of a rank are folded into one state
   double rescalings = 0;           ///< rescalings that are not by a power of two

@@ -29,7 +29,7 @@ constinit const Algorithm kPacked{
     .name = "packed",
     .brief = "two AllReduces: the maximum, then numerator and denominator together",
     .keeps_bits = false,
-    .rounding = {.additions_per_lse = 8, .additions_per_rank = 1, .additions_per_level = 1, .rescalings = 1},
+    .rounding = {.weight_error_per_lse = 8, .additions_per_rank = 1, .additions_per_level = 1, .rescalings = 1},
     .exchange = &packed_plan};
 
 }  // namespace tree_attn

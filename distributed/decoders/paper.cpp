@@ -41,7 +41,7 @@ constinit const Algorithm kPaper{
     .name = "paper",
     .brief = "three AllReduces, exactly as in Alg. 3",
     .keeps_bits = false,
-    .rounding = {.additions_per_lse = 8, .additions_per_rank = 1, .additions_per_level = 1, .rescalings = 1},
+    .rounding = {.weight_error_per_lse = 8, .additions_per_rank = 1, .additions_per_level = 1, .rescalings = 1},
     .exchange = &paper_plan,
     .paper_bytes = bytes_of_formula};
 

@@ -139,8 +139,8 @@ struct Verifier::Truth {
       if (known == terms) return bound;
     }
     ErrorModel widened = model;
-    widened.n_additions += terms.additions_per_lse * largest_lse + terms.additions_per_rank * n_ranks +
-                           terms.additions_per_level * n_tree_additions(n_keys);
+    widened.weight_error += terms.weight_error_per_lse * largest_lse;
+    widened.n_additions += terms.additions_per_rank * n_ranks + terms.additions_per_level * n_tree_additions(n_keys);
     widened.n_rescalings += terms.rescalings;
     return bounds.emplace_back(terms, error_bound(q, k, v, options, widened)).second;
   }

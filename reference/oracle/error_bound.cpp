@@ -20,7 +20,7 @@ ErrorBound error_bound(const TensorView& q, const TensorView& k, const TensorVie
   check_shapes(q, k, v);
   check_options(q, k, v, options);
   const double u = model.roundoff, n_a = model.n_additions, R = model.n_rescalings, c_e = model.exp_error,
-               u_out = model.output_roundoff;
+               c_w = model.weight_error, u_out = model.output_roundoff;
   const std::int64_t d_h = q.shape[3], d_v = v.shape[3];
   const auto n_rows = static_cast<std::size_t>(q.shape[0] * q.shape[1] * q.shape[2]);
   ErrorBound bound{std::vector<double>(n_rows * static_cast<std::size_t>(d_v)), std::vector<double>(n_rows)};
@@ -37,36 +37,50 @@ ErrorBound error_bound(const TensorView& q, const TensorView& k, const TensorVie
     });
     delta *= static_cast<double>(d_h + 1) * u * std::abs(scale_of(q, options));
 
-    // Take the maxima over the near keys.
-    const double far = std::log(static_cast<double>(N) / u);
-    Eigen::VectorXd m(rows.count), lse(rows.count), factor(rows.count);
+    // Take the maxima over the near keys. A key is far if its score is far below the largest with any errors of the two.
+    const double of_sums = (2 * n_a + 2 * (c_e + 2) * (R + 1) + 3) * u + u_out;
+    Eigen::VectorXd lse(rows.count), least_near(rows.count), factor(rows.count);
+    const auto is_near = [&](std::int64_t r, std::int64_t a) { return s(r, a) + delta(r, a) > least_near(r); };
     double* const lse_bound = bound.lse.data() + rows.begin;
     for (std::int64_t r = 0; r < rows.count; ++r) {
-      m(r) = max_keeping_nan(s.row(r).transpose());
+      const double m = max_keeping_nan(s.row(r).transpose());
       lse(r) = log_sum_exp(s.row(r).transpose());
-      double Delta = 0, W = 0;
+      double largest = -std::numeric_limits<double>::infinity(), Delta = 0, W = 0;
+      for (std::int64_t a = 0; a < N; ++a) largest = std::max(largest, s(r, a) - delta(r, a));
+      least_near(r) = largest - std::log(static_cast<double>(N) / u);
       for (std::int64_t a = 0; a < N; ++a) {
-        if (!(m(r) - s(r, a) < far)) continue;
+        if (!is_near(r, a)) continue;
         Delta = std::max(Delta, delta(r, a));
-        W = std::max(W, m(r) - s(r, a));
+        W = std::max(W, m - s(r, a));
       }
-      factor(r) = 2 * Delta + 2 * W * u + (2 * n_a + 2 * (c_e + 2) * (R + 1) + 3) * u + u_out;
-      const bool empty = m(r) == -std::numeric_limits<double>::infinity();
-      lse_bound[r] = empty ? 0 : 8 * u * std::max(1.0, std::abs(lse(r))) + Delta + n_a * u;
+      // Beyond e^700 the hull is the bound; 0 times an infinite factor would be NaN.
+      factor(r) = std::expm1(std::min(2 * (Delta + (W + c_w) * u), 700.0)) + of_sums;
+      const bool empty = m == -std::numeric_limits<double>::infinity();
+      lse_bound[r] = empty ? 0 : 8 * u * std::max(1.0, std::abs(lse(r))) + Delta + (n_a + c_w) * u;
     }
 
-    // Sum the magnitudes: near keys with the factor of the row, far keys with 1.
+    // Sum the magnitudes: near keys with the factor of the row, far keys with 1. Find the hull of the values.
     Eigen::Map<RowMatrix> out(bound.out.data() + rows.begin * d_v, rows.count, d_v);
+    Eigen::RowVectorXd low = Eigen::RowVectorXd::Constant(d_v, std::numeric_limits<double>::infinity()), high = -low;
     for_each_block(v, rows, N, [&](std::int64_t begin, const RowMatrix& V) {
+      for (std::int64_t a = 0; a < V.rows(); ++a) low = low.cwiseMin(V.row(a)), high = high.cwiseMax(V.row(a));
       for (std::int64_t r = 0; r < rows.count; ++r) {
         for (std::int64_t a = 0; a < V.rows(); ++a) {
           const double s_a = s(r, begin + a);
           if (s_a == -std::numeric_limits<double>::infinity()) continue;
-          const double weight = std::exp(s_a - lse(r)) * (m(r) - s_a < far ? factor(r) : 1.0);
+          const double weight = std::exp(s_a - lse(r)) * (is_near(r, begin + a) ? factor(r) : 1.0);
           out.row(r) += weight * V.row(a).cwiseAbs();
         }
       }
     });
+
+    // z and the output are in the hull, the output up to the errors of its sums. A bound that is NaN stays NaN.
+    const Eigen::RowVectorXd of_hull = high - low + of_sums * high.cwiseAbs().cwiseMax(low.cwiseAbs());
+    for (std::int64_t r = 0; r < rows.count; ++r) {
+      for (std::int64_t j = 0; j < d_v; ++j) {
+        if (of_hull(j) < out(r, j)) out(r, j) = of_hull(j);
+      }
+    }
   });
   return bound;
 }

@@ -62,7 +62,7 @@ const std::map<std::string, Expectation>& expectations() {
       {"values -0.0",
        [](TensorWorkload&, const auto&, const Algorithm& algorithm, const DecodeOutput& output) -> std::string {
          // Where outputs are weighed by their lse, an empty shard adds +0.
-         const bool keeps_sign = algorithm.rounding.additions_per_lse == 0;
+         const bool keeps_sign = algorithm.rounding.weight_error_per_lse == 0;
          const bool right = std::all_of(output.out.begin(), output.out.end(),
                                         [&](float z) { return z == 0 && (std::signbit(z) || !keeps_sign); });
          return right ? "" : "not -0";

@@ -122,7 +122,7 @@ TEST_CASE("decoders: values of -0 stay -0 beside empty shards and keys that are 
               {{mixed_grouping(p), ranges_of_lengths(only)}, {Topology::pretend(p, 2), even_ranges(40, p, 1)}},
               [](const Algorithm& algorithm, const DecodeOutput& output) {
                 // Where outputs are weighed by their lse, an empty shard adds +0.
-                if (algorithm.rounding.additions_per_lse > 0) return;
+                if (algorithm.rounding.weight_error_per_lse > 0) return;
                 CHECK(std::all_of(output.out.begin(), output.out.end(), [](float z) { return z == 0 && std::signbit(z); }));
               });
   }

@@ -106,6 +106,24 @@ TEST_CASE("verifier: no keys means z = 0 and lse = -inf, exactly") {
   CHECK_FALSE(right.passes());
 }
 
+TEST_CASE("verifier: zeros are no average of ones, however large the scores are") {
+  for (const float size : {1.0f, 1e5f, 1e15f}) {
+    const Axes axes{.heads = 2, .kv_heads = 2, .head_dim = 8, .value_dim = 3, .n_keys = 20};
+    std::mt19937 random(1650);
+    Right right(workload_of(normal_tensor(random, axes.q(), DType::F32, size),
+                            normal_tensor(random, axes.k(), DType::F32, size),
+                            Tensor(std::vector<float>(120, 1), axes.v())));
+    for (const char* const name : {"gather", "paper"}) {
+      INFO(name << ", size " << size);
+      right.algorithm = &find_algorithm(name);
+      std::fill(right.output.out.begin(), right.output.out.end(), 1.0f);
+      CHECK(right.passes());
+      right.out(4) = 0;
+      CHECK_FALSE(right.passes());
+    }
+  }
+}
+
 TEST_CASE("verifier: weights formed from lse are allowed the rounding of lse, and only for the algorithms that form them") {
   // Scores near 4000 = d_h q k with d_h = 1, known to 2 * 4000 u; exp(lse - m) is known to 8 * 4000 u; values are positive.
   const Axes axes{.head_dim = 1, .n_keys = 60};

@@ -126,22 +126,33 @@ TEST_CASE("error_bound: a weight below 2^-126 is dropped with its value, however
 }
 
 TEST_CASE("error_bound: hand-computed values") {
-  // One key: w = 1, W = 0, no additions. Delta = (2 + 1) u scale (|1 * 2| + |-3 * 4|).
+  // One key: w = 1, W = 0, no additions. Delta = (2 + 1) u scale (|1 * 2| + |-3 * 4|), which cannot change the average of
+  // one value.
   const Tensor q({1, -3}, {1, 1, 1, 2}), k({2, 4}, {1, 1, 1, 2}), v({-5, 0, 0.5f}, {1, 1, 1, 3});
-  const ErrorModel model{.roundoff = kU, .n_additions = 7, .n_rescalings = 2, .exp_error = 4, .output_roundoff = 0x1p-8};
+  const ErrorModel model{
+      .roundoff = kU, .n_additions = 7, .n_rescalings = 2, .exp_error = 4, .weight_error = 50, .output_roundoff = 0x1p-8};
   ErrorBound bound = error_bound(q, k, v, {.scale = -0.5}, model);
-  const double Delta = 3 * kU * 0.5 * 14, factor = 2 * Delta + (14 + 2 * 6 * 3 + 3) * kU + 0x1p-8;
-  CHECK(bound.out[0] == doctest::Approx(5 * factor).epsilon(1e-14).scale(0));
+  const double Delta = 3 * kU * 0.5 * 14, of_sums = (14 + 2 * 6 * 3 + 3) * kU + 0x1p-8;
+  CHECK(bound.out[0] == doctest::Approx(5 * of_sums).epsilon(1e-14).scale(0));
   CHECK(bound.out[1] == 0);
-  CHECK(bound.out[2] == doctest::Approx(0.5 * factor).epsilon(1e-14).scale(0));
-  CHECK(bound.lse[0] == doctest::Approx(8 * kU * 5 + Delta + 7 * kU).epsilon(1e-14).scale(0));
+  CHECK(bound.out[2] == doctest::Approx(0.5 * of_sums).epsilon(1e-14).scale(0));
+  CHECK(bound.lse[0] == doctest::Approx(8 * kU * 5 + Delta + 57 * kU).epsilon(1e-14).scale(0));
+  // Twice that key, with other values: half of each.
+  bound = error_bound(q, Tensor({2, 4, 2, 4}, {1, 1, 2, 2}), Tensor({-5, 0, 0.5f, 5, 1, 0.5f}, {1, 1, 2, 3}),
+                      {.scale = -0.5}, model);
+  const double factor = std::expm1(2 * (Delta + 50 * kU)) + of_sums;
+  CHECK(bound.out[0] == doctest::Approx(5 * factor).epsilon(1e-13).scale(0));
+  CHECK(bound.out[1] == doctest::Approx(0.5 * factor).epsilon(1e-13).scale(0));
+  CHECK(bound.out[2] == doctest::Approx(0.5 * of_sums).epsilon(1e-13).scale(0));
 
   // Two keys 10 apart: W = 10. Two keys 100 apart: the far one contributes in full and does not enter W.
   const Tensor one({1}, {1, 1, 1, 1}), near({0, -10}, {1, 1, 2, 1}), far({0, -100}, {1, 1, 2, 1}),
       values({1, 8}, {1, 1, 2, 1});
   bound = error_bound(one, near, values, {.scale = 1.0}, {.roundoff = kU});
   const double w = 1 / (1 + std::exp(10.0));
-  CHECK(bound.out[0] == doctest::Approx((2 * 2 * 10 + 2 * 10 + 2 * 4 + 3) * kU * (1 - w + 8 * w)).epsilon(1e-13).scale(0));
+  CHECK(bound.out[0] == doctest::Approx((std::expm1((2 * 2 * 10 + 2 * 10) * kU) + (2 * 4 + 3) * kU) * (1 - w + 8 * w))
+                            .epsilon(1e-13)
+                            .scale(0));
   bound = error_bound(one, far, Tensor({0, 8}, {1, 1, 2, 1}), {.scale = 1.0}, {.roundoff = kU});
   CHECK(bound.out[0] == doctest::Approx(8 * std::exp(-100.0)).epsilon(1e-13).scale(0));
 
@@ -150,6 +161,30 @@ TEST_CASE("error_bound: hand-computed values") {
   CHECK(tree_decode_model(4096).n_additions == 14);
   CHECK(tree_decode_model(4097).n_additions == 15);
   CHECK(tree_decode_model(2, 0x1p-53).roundoff == 0x1p-53);
+}
+
+TEST_CASE("error_bound: errors of scores that are no small numbers") {
+  // Scores of 0 and -6 with errors of up to 0 and 4.8. The key that seems to be far is not: it may weigh e^-1.2 in place of
+  // e^-6.
+  const ErrorModel model{.roundoff = 0.4, .exp_error = -2};
+  const Tensor q({1}, {1, 1, 1, 1}), k({0, -6}, {1, 1, 2, 1}), v({0, 1}, {1, 1, 2, 1});
+  const double z = 1 / (1 + std::exp(6)), largest = 1 / (1 + std::exp(1.2));
+  const ErrorBound bound = error_bound(q, k, v, {.scale = 1.0}, model);
+  CHECK(bound.out[0] > largest - z);
+  CHECK(bound.out[0] < 2.5);
+}
+
+TEST_CASE("error_bound: an average of values stays among them, however large the scores are") {
+  // Scores of 1.5e38, rounded to multiples of 1e31: the errors say nothing about the weights.
+  const Tensor q({1e19f, 1e19f}, {1, 2, 1, 1}), k({1.5e19f, -1.5e19f, 1.5e19f}, {1, 1, 3, 1}),
+      v({1, -1, 0, 1, 2, 0, 1, 0, 0}, {1, 1, 3, 3});
+  const ErrorBound bound = error_bound(q, k, v, {.scale = 1.0}, tree_decode_model(3));
+  const double u = (2 * 4 + 2 * 4 + 3) * kU;
+  for (std::size_t r : {0, 3}) {
+    CHECK(bound.out[r] == doctest::Approx(u).epsilon(1e-13).scale(0));
+    CHECK(bound.out[r + 1] == doctest::Approx(3 + 2 * u).epsilon(1e-13).scale(0));
+    CHECK(bound.out[r + 2] == 0);
+  }
 }
 
 TEST_CASE("error_bound: edges") {
