@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Finds finite input whose output is not finite, and the cause.
+/// @brief Finds output that is not finite although it is by the formula, and the cause.
 #include "distributed/measure/overflow.hpp"
+
+#include "reference/state/score_scale.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -11,45 +13,120 @@
 namespace tree_attn {
 namespace {
 
-/// Whether the stored elements of rows [begin, end) of one head are all finite.
-bool is_finite(const TensorView& view, std::int64_t i, std::int64_t h, std::int64_t begin, std::int64_t end) {
-  std::vector<double> row(static_cast<std::size_t>(view.shape[3]));
-  for (std::int64_t a = begin; a < end; ++a) {
-    load_row(view, i, h, a, row.data());
-    if (!std::all_of(row.begin(), row.end(), [](double x) { return std::isfinite(x); })) return false;
-  }
-  return true;
+using Row = std::vector<double>;
+
+bool is_finite(const Row& row) {
+  return std::all_of(row.begin(), row.end(), [](double x) { return std::isfinite(x); });
 }
+bool exceeds(double x) { return std::abs(x) > std::numeric_limits<float>::max(); }
+bool exceeds(const Row& row) {
+  return std::any_of(row.begin(), row.end(), [](double x) { return exceeds(x); });
+}
+
+/// The rows that some queries share, up to a length.
+struct Rows {
+  const TensorView& view;
+  std::int64_t i, h, length;
+  /// Calls body(row) for one row after the other, until it returns false.
+  template <class Body>
+  void each(Body body) const {
+    Row row(static_cast<std::size_t>(view.shape[3]));
+    for (std::int64_t a = 0; a < length; ++a) {
+      load_row(view, i, h, a, row.data());
+      if (!body(row)) return;
+    }
+  }
+};
+
+/// What exceeds F32 on the way to the log-sum-exp of a query: "" if nothing is found; nothing if lse is not finite by the
+/// formula.
+std::optional<std::string> cause_in_scores(const Row& q, const Rows& keys, double scale) {
+  if (!is_finite(q)) return std::nullopt;
+  const double factor = kLog2E * scale, largest = std::max<double>(split_scale(scale).query, std::abs(factor));
+  std::optional<std::string> cause;
+  keys.each([&](const Row& k) {
+    double score = 0, terms = 0;
+    for (std::size_t c = 0; c < q.size(); ++c) score += q[c] * k[c], terms += std::abs(q[c] * k[c]);
+    score *= factor;
+    if (!is_finite(k)) {
+      // A key with a score of -inf is masked.
+      const bool is_masked = score < 0 && std::isinf(score);
+      if (!is_masked) cause.reset();
+      return is_masked;
+    }
+    if (!cause || *cause == "")
+      cause = exceeds(q)                 ? "an element of q"
+              : exceeds(k)               ? "an element of k"
+              : exceeds(score)           ? "a score"
+              : exceeds(terms * largest) ? "a partial sum of a score"
+                                         : "";
+    return true;
+  });
+  return cause;
+}
+
+/// Of each component of the values of a key/value head: whether all are finite, and whether one exceeds F32.
+struct Components {
+  std::vector<bool> finite, exceeding;
+  explicit Components(const Rows& values)
+      : finite(static_cast<std::size_t>(values.view.shape[3]), true), exceeding(finite.size(), false) {
+    values.each([&](const Row& v) {
+      for (std::size_t j = 0; j < v.size(); ++j) {
+        if (!std::isfinite(v[j])) finite[j] = false;
+        if (exceeds(v[j])) exceeding[j] = true;
+      }
+      return true;
+    });
+  }
+  /// The same for components of an output row whose lse is finite.
+  std::optional<std::string> cause(std::span<const float> z) const {
+    std::optional<std::string> cause;
+    for (std::size_t j = 0; j < z.size(); ++j) {
+      if (std::isfinite(z[j]) || !finite[j]) continue;
+      if (exceeding[j]) return "an element of v";
+      cause = "";
+    }
+    return cause;
+  }
+};
 
 }  // namespace
 
 std::string overflow_of(const TensorView& q, const std::optional<Shard>& all, std::span<const std::int64_t> lengths,
-                        const DecodeOutput& output) {
+                        double scale, const DecodeOutput& output) {
   const auto [b, n_h, l, d_h] = q.shape;
-  std::int64_t known_head = -1;  // adjacent rows share keys and values, which are read once
-  bool head_finite = true;
+  std::int64_t known_head = -1;  // adjacent rows share values, which are read once
+  std::optional<Components> components;
   const std::int64_t n_rows = b * n_h * l, d_v = n_rows == 0 ? 0 : std::ssize(output.out) / n_rows;
   for (std::int64_t r = 0; r < n_rows; ++r) {
     const std::int64_t i = r / (n_h * l), h = r / l % n_h, j = r % l, length = lengths[static_cast<std::size_t>(i)];
-    const auto z = output.out.begin() + r * d_v;
-    const bool z_finite = std::all_of(z, z + d_v, [](float z_j) { return std::isfinite(z_j); });
+    const std::span z(output.out.data() + r * d_v, static_cast<std::size_t>(d_v));
+    const bool z_finite = std::all_of(z.begin(), z.end(), [](float z_j) { return std::isfinite(z_j); });
     const bool lse_finite = std::isfinite(output.lse[static_cast<std::size_t>(r)]);
     if (length == 0 || (z_finite && lse_finite)) continue;
 
-    // Check the input of this row alone.
-    if (!is_finite(q, i, h, j, j + 1)) continue;
-    if (all) {
+    // Look for the cause in the input of this row alone.
+    Row query(static_cast<std::size_t>(d_h));
+    load_row(q, i, h, j, query.data());
+    std::optional<std::string> cause;
+    if (!all) {
+      if (is_finite(query)) cause = "";
+    } else {
       const std::int64_t n_kv = all->k.shape[1], kv_head = h / (n_h / n_kv);
-      if (i * n_kv + kv_head != known_head) {
-        known_head = i * n_kv + kv_head;
-        head_finite = is_finite(all->k, i, kv_head, 0, length) && is_finite(all->v, i, kv_head, 0, length);
+      if (!lse_finite) {
+        cause = cause_in_scores(query, {all->k, i, kv_head, length}, scale);
+      } else {
+        if (i * n_kv + kv_head != known_head) {
+          known_head = i * n_kv + kv_head;
+          components.emplace(Rows{all->v, i, kv_head, length});
+        }
+        cause = components->cause(z);
       }
-      if (!head_finite) continue;
     }
+    if (!cause) continue;
     return "batch entry " + std::to_string(i) + ", head " + std::to_string(h) + ", query " + std::to_string(j) +
-           ": the output is not finite, although the input is: " +
-           (lse_finite ? "an element of v" : "a score, or an element of q or k,") +
-           " exceeds F32; tree_attn oracle computes in F64";
+           ": the output is not finite, although it is by the formula" +
+           (*cause == "" ? "" : ": " + *cause + " exceeds F32") + "; tree_attn oracle computes in F64";
   }
   return "";
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The warning for finite input whose output is not finite in F32 (section 5).
+/// @brief The warning for output that is not finite in F32 although it is by the formula (section 5).
 #pragma once
 
 #include "reference/decode/decode.hpp"
@@ -11,16 +11,19 @@
 
 namespace tree_attn {
 
-/// One line that names the first row whose output is not finite although its query, keys and values are, and the cause: a
-/// score, or an F64 element, that exceeds F32. Overflowing sums of values do not occur here: such a step is decoded again,
-/// see decode_huge_values(). Empty if there is no such row.
+/// One line that names the first row whose output is not finite although it is by the formula, and what exceeds F32: an
+/// element of q, k or v that is stored as F64, a score in base two, or a partial sum of one. The cause is one that was found
+/// in the input of that row; where none was found none is named. Overflowing sums of values do not occur here: such a step
+/// is decoded again, see decode_huge_values(). Empty if there is no such row.
 ///
-/// Reads only the inputs of rows whose output is not finite.
+/// Reads only the inputs of rows whose output is not finite. NaN and Inf of other rows, or of other components of v, hide
+/// nothing.
 /// @param[in] q queries [b, n_h, l, d_h]
-/// @param[in] all all keys and values; if empty, they are assumed to be finite
+/// @param[in] all all keys and values; if empty, they are assumed to be finite, and no cause is named
 /// @param[in] lengths keys in use per batch entry [b]
+/// @param scale multiplies q.k
 /// @param[in] output output of the decode over all keys
 std::string overflow_of(const TensorView& q, const std::optional<Shard>& all, std::span<const std::int64_t> lengths,
-                        const DecodeOutput& output);
+                        double scale, const DecodeOutput& output);
 
 }  // namespace tree_attn

@@ -285,7 +285,7 @@ int run_decode(const DecodeOptions& options, const Ranks& ranks) {
     const int last = options.steps - 1;
     const auto all = setup->file ? std::optional(setup->workload->whole()) : std::nullopt;
     const std::string overflow =
-        overflow_of(setup->workload->query(last), all, setup->workload->lengths(last), measurements[0].output);
+        overflow_of(setup->workload->query(last), all, setup->workload->lengths(last), scale, measurements[0].output);
     ReportHeader report{options.command_line,
                         options.backend,
                         std::string(transport->name()),
