@@ -27,6 +27,8 @@ class KvMemory {
     }
     return {n_bytes == 0 ? nullptr : reinterpret_cast<std::byte*>(on_device_->address(0)), n_bytes};
   }
+  /// Leaves the memory of the host to messages in flight.
+  void leave() { on_host_.leave(); }
 
  private:
   Buffer on_host_;
@@ -110,12 +112,21 @@ class RingDecoder : public Decoder {
     // A stream of its own for the messages, so that the next shard travels while kernels compute on this one.
     if (device_ != nullptr) for_messages_ = device_->make_blocks()(0, 1, nullptr);
   }
+  /// Keeps what is sent and received for ever, if messages are in flight.
+  ~RingDecoder() override {
+    if (!transport_.has_messages_in_flight()) return;
+    for (KvMemory& memory : memory_) memory.leave();
+    new auto(shard_.shared_cache());
+  }
+  RingDecoder(const RingDecoder&) = delete;
+  RingDecoder& operator=(const RingDecoder&) = delete;
 
   OutputView step(const Step& step) override {
+    transport_.check();
     try {
       return circulate(step);
     } catch (...) {
-      if (device_ != nullptr) device_->abandon();
+      transport_.abandon();
       throw;
     }
   }

@@ -12,7 +12,7 @@ namespace tree_attn {
 
 /// A cache with a session over it.
 struct OpenCache {
-  std::unique_ptr<KvCache> cache;
+  std::shared_ptr<KvCache> cache;
   std::unique_ptr<DecodeSession> session;
 };
 
@@ -30,6 +30,8 @@ class ShardDecoder {
       : ShardDecoder(backend, shape, range, range.size(), scale) {}
 
   KvCache& cache() const { return *own_.cache; }
+  /// The cache, which may outlive this object.
+  std::shared_ptr<const KvCache> shared_cache() const { return own_.cache; }
   DecodeSession& session() const { return *own_.session; }
   double scale() const { return scale_; }
   /// A second cache on the same backend, in the types and the order of cache(), with room for n keys of other ranks.

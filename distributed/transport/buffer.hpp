@@ -43,6 +43,9 @@ class Buffer {
     return {reinterpret_cast<T*>(bytes_.get()), n};
   }
 
+  /// Leaves the bytes to others, who use them until the process ends.
+  void leave() { static_cast<void>(bytes_.release()); }
+
   /// Bytes held.
   std::size_t capacity() const { return capacity_; }
 

@@ -58,7 +58,7 @@ class DeviceTransport : public Transport {
   /// When, in the last settle(), all that was queued on the stream before queue_on() was done, as seconds().
   double settled_from() const { return settled_from_; }
   /// Ends what is queued, after an error of this rank: no stream may wait for other ranks from now on.
-  virtual void abandon() noexcept = 0;
+  void abandon() noexcept override = 0;
 
   /// Notes a stream whose graphs hold messages; until remove_graphs(), which it outlives.
   void add_graphs(DeviceStream& stream) { with_graphs_.push_back(&stream); }

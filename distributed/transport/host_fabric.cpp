@@ -28,6 +28,10 @@ HostFabric::HostFabric(Transport& transport, const Plan& plan, std::int64_t n_ro
   for (std::size_t block = 0; block + 1 < offsets_.size(); ++block) read_at_.push_back(memory_.get() + offsets_[block]);
 }
 
+HostFabric::~HostFabric() {
+  if (transport_.has_messages_in_flight()) static_cast<void>(memory_.release());
+}
+
 std::span<float> HostFabric::elements(Blocks blocks) const {
   const std::int64_t begin = offsets_[static_cast<std::size_t>(blocks.first)],
                      end = offsets_[static_cast<std::size_t>(blocks.first + blocks.n)];
@@ -36,7 +40,10 @@ std::span<float> HostFabric::elements(Blocks blocks) const {
 
 std::int64_t HostFabric::n_states(Block block) const { return n_scalars(block) / state_size(d_v_); }
 
-void HostFabric::begin(const Plan& plan) { transport_.count_collectives(plan.n_collectives); }
+void HostFabric::begin(const Plan& plan) {
+  transport_.check();
+  transport_.count_collectives(plan.n_collectives);
+}
 
 void HostFabric::take_states(const Plan& plan, std::span<const float> states) {
   for (Block block = 0; block < plan.n_own; ++block)
@@ -57,8 +64,13 @@ bool HostFabric::is_adjacent(Blocks blocks) const {
 }
 
 void HostFabric::run(const Exchange& exchange) {
-  const auto is_apart = [this](const BlockMessage& message) { return !is_adjacent(message.blocks); };
-  if (!arrived_at_.empty() || std::ranges::any_of(exchange.sends, is_apart)) settle();
+  // What may be read after a wait that gave up must not lie in the memory of a session, which decodes again.
+  const auto must_settle = [this](const BlockMessage& message) {
+    const bool is_elsewhere = read_at_[static_cast<std::size_t>(message.blocks.first)] != at(message.blocks.first);
+    return !is_adjacent(message.blocks) ||
+           (is_elsewhere && transport_.reads_late(message.peer, elements(message.blocks).size_bytes()));
+  };
+  if (!arrived_at_.empty() || std::ranges::any_of(exchange.sends, must_settle)) settle();
   arrived_at_.resize(exchange.receives.size());
   for (std::size_t i = 0; i < arrived_at_.size(); ++i) {
     const auto& [peer, blocks] = exchange.receives[i];

@@ -15,12 +15,16 @@ namespace tree_attn {
 
 /// The blocks of one plan in host memory, taken once. A step allocates nothing, and copies no state that it can read where
 /// it is: the states of this rank are sent and merged where the decode has written them, and a message, if the transport
-/// lets it stay, where it has arrived. Only what is merged or received otherwise is written into the blocks. A message stays
-/// until an operation needs its block, or the step ends.
+/// lets it stay, where it has arrived. Only what is merged or received otherwise is written into the blocks, and what the
+/// transport may read after the step (reads_late()). A message stays until an operation needs its block, or the step ends.
 class HostFabric : public Fabric {
  public:
   /// @param transport outlives the fabric
   HostFabric(Transport& transport, const Plan& plan, std::int64_t n_rows, std::int64_t d_v);
+  /// Leaves its memory to messages in flight.
+  ~HostFabric() override;
+  HostFabric(const HostFabric&) = delete;
+  HostFabric& operator=(const HostFabric&) = delete;
 
   /// The states of this rank's subtrees, for the next step. They are read where they are, and must not change before its
   /// end.

@@ -6,18 +6,28 @@
 #include "distributed/transport/mpi_check.hpp"
 #include "distributed/transport/mpi_transport.hpp"
 #include "distributed/transport/shared_transport.hpp"
+#include "reference/decode/pass_time.hpp"
 
 #include <algorithm>
-#include <chrono>
+#include <exception>
 #include <limits>
+#include <numeric>
+#include <random>
+#include <stdexcept>
 #include <thread>
 #include <utility>
 
 namespace tree_attn {
 namespace {
 
+/// The error handler of the caller's communicator may end the job, so nothing is asked that would call it.
+/// @throws std::invalid_argument
 int rank_in(MPI_Comm comm) {
-  int rank = 0;
+  if (!MpiRanks::is_running()) throw std::invalid_argument("MpiRanks: MPI is not running");
+  if (comm == MPI_COMM_NULL) throw std::invalid_argument("MpiRanks: the communicator is MPI_COMM_NULL");
+  int is_inter = 0, rank = 0;
+  check_mpi(MPI_Comm_test_inter(comm, &is_inter), "MPI_Comm_test_inter");
+  if (is_inter != 0) throw std::invalid_argument("MpiRanks: the communicator is an inter-communicator");
   check_mpi(MPI_Comm_rank(comm, &rank), "MPI_Comm_rank");
   return rank;
 }
@@ -26,6 +36,19 @@ int size_of(MPI_Comm comm) {
   int size = 0;
   check_mpi(MPI_Comm_size(comm, &size), "MPI_Comm_size");
   return size;
+}
+
+/// Number of tags: at least 32768.
+std::uint64_t n_tags() {
+  constexpr int kLeast = 32767;
+  int* most = nullptr;
+  int is_set = 0;
+  check_mpi(MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, static_cast<void*>(&most), &is_set), "MPI_Comm_get_attr");
+  return static_cast<std::uint64_t>(is_set != 0 ? *most : kLeast) + 1;
+}
+
+std::size_t n_left(std::span<const MPI_Request> requests) {
+  return requests.size() - static_cast<std::size_t>(std::ranges::count(requests, MPI_REQUEST_NULL));
 }
 
 /// A count of MPI, an int. @throws TransportError
@@ -42,73 +65,171 @@ MpiRanks::MpiRanks(MPI_Comm comm, double timeout) : MpiRanks(comm, std::make_uni
 
 MpiRanks::MpiRanks(MPI_Comm comm, std::unique_ptr<Deadline> own) : MpiRanks(comm, *own) { own_deadline_ = std::move(own); }
 
-MpiRanks::MpiRanks(MPI_Comm comm, Deadline& deadline) : Ranks(rank_in(comm), size_of(comm)), deadline_(deadline) {
-  const Waiting waiting(deadline_, "in MPI_Comm_dup");
-  check_mpi(MPI_Comm_dup(comm, &comm_), "MPI_Comm_dup");
+MpiRanks::MpiRanks(MPI_Comm comm, Deadline& deadline)
+    : Ranks(rank_in(comm), size_of(comm)),
+      deadline_(deadline),
+      n_exceptions_(std::uncaught_exceptions()),
+      n_tags_(tree_attn::n_tags()) {
+  auto duplicate = std::make_unique<MPI_Comm>(MPI_COMM_NULL);
+  MPI_Request request = MPI_REQUEST_NULL;
+  {
+    const Waiting waiting(deadline_, "in MPI_Comm_idup");
+    check_mpi(MPI_Comm_idup(comm, duplicate.get(), &request), "MPI_Comm_idup");
+  }
+  await_collective(request, "all ranks to duplicate the communicator", duplicate);
+  comm_ = *duplicate;
   check_mpi(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+  first_tag_ = broadcast_from_root(rank() == 0 ? std::random_device{}() : 0);
 }
 
 MpiRanks::~MpiRanks() {
+  if (!can_meet()) return;
   const Waiting waiting(deadline_, "in MPI_Comm_free");
   MPI_Comm_free(&comm_);
 }
 
-void MpiRanks::await(std::span<MPI_Request> requests, std::string_view what, const std::function<bool()>& advance) const {
+bool MpiRanks::is_running() {
+  int has_begun = 0, has_ended = 0;
+  MPI_Initialized(&has_begun);
+  MPI_Finalized(&has_ended);
+  return has_begun != 0 && has_ended == 0;
+}
+
+bool MpiRanks::can_meet() const { return !gave_up_ && std::uncaught_exceptions() <= n_exceptions_ && is_running(); }
+
+void MpiRanks::check() const {
+  if (!is_running()) throw std::logic_error("MpiRanks: MPI is not running");
+  if (gave_up_) throw TransportError("rank " + std::to_string(rank()) + " has given up before; make new MpiRanks");
+}
+
+/// Gives up if the function throws.
+template <class Function>
+auto MpiRanks::or_give_up(const Function& function) const {
+  try {
+    return function();
+  } catch (...) {
+    give_up();
+    throw;
+  }
+}
+
+void MpiRanks::await(std::span<MPI_Request> requests, std::string_view what, const Completed& completed,
+                     const Advance& advance) const {
+  or_give_up([&] {
+    // Simulated ranks share no memory, so there is nothing to advance.
+    return kSimulated ? wait_for_all(requests, completed) : poll_until_done(requests, what, completed, advance);
+  });
+}
+
+bool MpiRanks::poll(std::span<MPI_Request> requests, const Completed& completed, const Advance& advance) const {
+  return or_give_up([&] {
+    const bool has_advanced = !advance || advance();
+    return test(requests, completed) && has_advanced;
+  });
+}
+
+void MpiRanks::poll_until_done(std::span<MPI_Request> requests, std::string_view what, const Completed& completed,
+                               const Advance& advance) const {
   constexpr int kPolls = 32;
-  constexpr std::chrono::milliseconds kBetweenChecks{100};
-  const int n = static_cast<int>(requests.size());
-  if (!deadline_.is_limited()) return check_mpi(MPI_Waitall(n, requests.data(), MPI_STATUSES_IGNORE), "MPI_Waitall");
   const auto are_done = [&] {
     bool done = false;
-    for (int poll = 0; poll < kPolls && !done; ++poll) {
-      int requests_are_done = 1;
-      if (n > 0) check_mpi(MPI_Testall(n, requests.data(), &requests_are_done, MPI_STATUSES_IGNORE), "MPI_Testall");
-      done = advance() && requests_are_done != 0;
+    for (int i = 0; i < kPolls && !done; ++i) {
+      const bool has_advanced = !advance || advance();
+      done = test(requests, completed) && has_advanced;
     }
     return done;
   };
   if (are_done()) return;
   const Waiting waiting(deadline_, "for " + std::string(what));
-  for (auto last = std::chrono::steady_clock::now(); !are_done();) {
+  for (std::size_t n = n_left(requests); !are_done();) {
     // Ranks may outnumber cores: yield to the rank that this one waits for.
     std::this_thread::yield();
+    if (const std::size_t now = n_left(requests); now < n) waiting.progress(), n = now;
     deadline_.poll();
-    // In a long wait, every completed request counts as progress.
-    if (const auto now = std::chrono::steady_clock::now(); now - last > kBetweenChecks) {
-      last = now;
-      bool any_arrived = false;
-      for (MPI_Request& request : requests) {
-        int has_arrived = 0;
-        if (request != MPI_REQUEST_NULL) check_mpi(MPI_Test(&request, &has_arrived, MPI_STATUS_IGNORE), "MPI_Test");
-        any_arrived = any_arrived || has_arrived != 0;
-      }
-      if (any_arrived) waiting.progress();
-    }
+  }
+}
+
+bool MpiRanks::test(std::span<MPI_Request> requests, const Completed& completed) const {
+  if (requests.empty()) return true;
+  statuses_.resize(std::max(statuses_.size(), requests.size()));
+  indices_.resize(statuses_.size());
+  int n = 0;
+  const int status = MPI_Testsome(static_cast<int>(requests.size()), requests.data(), &n, indices_.data(), statuses_.data());
+  take_statuses(status, "MPI_Testsome", n == MPI_UNDEFINED ? 0 : static_cast<std::size_t>(n), completed);
+  return n_left(requests) == 0;
+}
+
+void MpiRanks::wait_for_all(std::span<MPI_Request> requests, const Completed& completed) const {
+  statuses_.resize(std::max(statuses_.size(), requests.size()));
+  // Requests that are complete have been taken.
+  indices_.clear();
+  for (std::size_t i = 0; i < requests.size(); ++i)
+    if (requests[i] != MPI_REQUEST_NULL) indices_.push_back(static_cast<int>(i));
+  const int status = MPI_Waitall(static_cast<int>(requests.size()), requests.data(), statuses_.data());
+  for (std::size_t k = 0; k < indices_.size(); ++k) statuses_[k] = statuses_[static_cast<std::size_t>(indices_[k])];
+  take_statuses(status, "MPI_Waitall", indices_.size(), completed);
+}
+
+void MpiRanks::take_statuses(int status, const char* call, std::size_t n, const Completed& completed) const {
+  const auto class_of = [](int error) {
+    int error_class = MPI_SUCCESS;
+    MPI_Error_class(error, &error_class);
+    return error_class;
+  };
+  const bool in_statuses = status != MPI_SUCCESS && class_of(status) == MPI_ERR_IN_STATUS;
+  if (!in_statuses) check_mpi(status, call);
+  for (std::size_t k = 0; k < n; ++k) {
+    if (!in_statuses) statuses_[k].MPI_ERROR = MPI_SUCCESS;
+    const int error = statuses_[k].MPI_ERROR;
+    if (in_statuses && class_of(error) == MPI_ERR_PENDING) continue;
+    if (!completed) check_mpi(error, call);
+    if (completed) completed(static_cast<std::size_t>(indices_[k]), statuses_[k]);
+  }
+}
+
+/// A collective cannot be cancelled: after a wait that gave up MPI may still use the memory, so it is never freed.
+template <class Memory>
+void MpiRanks::await_collective(MPI_Request request, std::string_view what, Memory& memory) const {
+  try {
+    await({&request, 1}, what);
+  } catch (...) {
+    static_cast<void>(memory.release());
+    throw;
   }
 }
 
 void MpiRanks::barrier() const {
+  check();
   if (!deadline_.is_limited()) return check_mpi(MPI_Barrier(comm_), "MPI_Barrier");
+  meet(comm_);
+}
+
+void MpiRanks::meet(MPI_Comm comm) const {
   MPI_Request request = MPI_REQUEST_NULL;
-  check_mpi(MPI_Ibarrier(comm_, &request), "MPI_Ibarrier");
+  check_mpi(MPI_Ibarrier(comm, &request), "MPI_Ibarrier");
   await({&request, 1}, "all ranks to arrive");
 }
 
 void MpiRanks::all_gather(std::span<const std::byte> mine, std::span<std::byte> all, std::string_view what) const {
+  check();
   const int n_bytes = count_of(mine.size(), "MPI_Allgather");
   if (!deadline_.is_limited()) {
     check_mpi(MPI_Allgather(mine.data(), n_bytes, MPI_BYTE, all.data(), n_bytes, MPI_BYTE, comm_), "MPI_Allgather");
     return;
   }
+  auto memory = std::make_unique_for_overwrite<std::byte[]>(mine.size() + all.size());
+  std::byte* const gathered = memory.get() + mine.size();
+  std::ranges::copy(mine, memory.get());
   MPI_Request request = MPI_REQUEST_NULL;
-  check_mpi(MPI_Iallgather(mine.data(), n_bytes, MPI_BYTE, all.data(), n_bytes, MPI_BYTE, comm_, &request),
-            "MPI_Iallgather");
-  await({&request, 1}, what);
+  check_mpi(MPI_Iallgather(memory.get(), n_bytes, MPI_BYTE, gathered, n_bytes, MPI_BYTE, comm_, &request), "MPI_Iallgather");
+  await_collective(request, what, memory);
+  std::copy_n(gathered, all.size(), all.data());
 }
 
 void MpiRanks::broadcast(std::span<std::byte> bytes, int root, std::string_view what) const {
+  check();
   // MPI counts in int. All ranks have as many bytes, and therefore the same parts.
-  constexpr std::size_t kMostBytes = std::size_t{1} << 30;
+  constexpr std::size_t kMostBytes = MpiTransport::kMaxMessageBytes;
   do {
     const std::span<std::byte> part = bytes.first(std::min(bytes.size(), kMostBytes));
     bytes = bytes.subspan(part.size());
@@ -117,9 +238,12 @@ void MpiRanks::broadcast(std::span<std::byte> bytes, int root, std::string_view 
       check_mpi(MPI_Bcast(part.data(), n_bytes, MPI_BYTE, root, comm_), "MPI_Bcast");
       continue;
     }
+    auto memory = std::make_unique_for_overwrite<std::byte[]>(part.size());
+    if (rank() == root) std::ranges::copy(part, memory.get());
     MPI_Request request = MPI_REQUEST_NULL;
-    check_mpi(MPI_Ibcast(part.data(), n_bytes, MPI_BYTE, root, comm_, &request), "MPI_Ibcast");
-    await({&request, 1}, what);
+    check_mpi(MPI_Ibcast(memory.get(), n_bytes, MPI_BYTE, root, comm_, &request), "MPI_Ibcast");
+    await_collective(request, what, memory);
+    if (rank() != root) std::copy_n(memory.get(), part.size(), part.data());
   } while (!bytes.empty());
 }
 
@@ -132,20 +256,35 @@ std::unique_ptr<Transport> MpiRanks::open_shared_transport(Topology topology) co
 }
 
 std::vector<int> MpiRanks::find_nodes() const {
-  MPI_Comm node = MPI_COMM_NULL;
-  {
-    const Waiting waiting(deadline_, "in MPI_Comm_split_type");
-    check_mpi(MPI_Comm_split_type(comm_, MPI_COMM_TYPE_SHARED, rank(), MPI_INFO_NULL, &node), "MPI_Comm_split_type");
-  }
-  int leader = rank();
-  MPI_Request request = MPI_REQUEST_NULL;
-  check_mpi(MPI_Ibcast(&leader, 1, MPI_INT, 0, node, &request), "MPI_Ibcast");
-  await({&request, 1}, "the leader of the node");
+  MPI_Comm node = split_by_node();
+  const int leader = ranks_of(node).front();
   {
     const Waiting waiting(deadline_, "in MPI_Comm_free");
     check_mpi(MPI_Comm_free(&node), "MPI_Comm_free");
   }
   return all_gather(std::span<const int>(&leader, 1), "the nodes of all ranks");
+}
+
+MPI_Comm MpiRanks::split_by_node() const {
+  // It blocks until all ranks have called it.
+  barrier();
+  const Waiting waiting(deadline_, "in MPI_Comm_split_type");
+  MPI_Comm node = MPI_COMM_NULL;
+  check_mpi(MPI_Comm_split_type(comm_, MPI_COMM_TYPE_SHARED, rank(), MPI_INFO_NULL, &node), "MPI_Comm_split_type");
+  return node;
+}
+
+std::vector<int> MpiRanks::ranks_of(MPI_Comm part) const {
+  std::vector<int> in_part(static_cast<std::size_t>(size_of(part))), ranks(in_part.size());
+  std::iota(in_part.begin(), in_part.end(), 0);
+  MPI_Group group = MPI_GROUP_NULL, all = MPI_GROUP_NULL;
+  check_mpi(MPI_Comm_group(part, &group), "MPI_Comm_group");
+  check_mpi(MPI_Comm_group(comm_, &all), "MPI_Comm_group");
+  check_mpi(MPI_Group_translate_ranks(group, static_cast<int>(ranks.size()), in_part.data(), all, ranks.data()),
+            "MPI_Group_translate_ranks");
+  check_mpi(MPI_Group_free(&group), "MPI_Group_free");
+  check_mpi(MPI_Group_free(&all), "MPI_Group_free");
+  return ranks;
 }
 
 }  // namespace tree_attn

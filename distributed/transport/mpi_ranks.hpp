@@ -8,6 +8,8 @@
 
 #include <mpi.h>
 
+#include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <span>
@@ -18,30 +20,67 @@
 namespace tree_attn {
 
 /// The ranks of a communicator. The program initializes MPI before it creates this object, and finalizes MPI after it has
-/// destroyed it.
+/// destroyed it. An object that is left then does nothing more.
 ///
 /// Every wait polls, so that it can have a deadline, and yields, so that more ranks than cores share the cores. Without a
-/// deadline, waits and collectives block in MPI: a simulator of MPI needs this, since polling takes time there. After a
-/// TransportError messages may still be in flight: end the job, for instance with MPI_Abort.
+/// deadline, collectives block in MPI. On a simulator of MPI waits do so too, since polling takes time there. A rank that
+/// computes for longer than the deadline counts as silent, so the others give up. MPI_Comm_split_type and the calls that
+/// make and free shared windows have no form that polls: the ranks meet under the deadline before such a call, and a rank
+/// that ends inside it is not noticed.
+///
+/// Threads: one thread at a time uses an MpiRanks and what was opened with it, which is allowed from MPI_THREAD_SERIALIZED
+/// on. Two threads that use two of them at the same time need MPI_THREAD_MULTIPLE.
+///
+/// Recovery: a wait that gives up throws TransportError, and from then on these ranks refuse all further work. To go on, all
+/// ranks destroy the decoder, the transport and this object, meet by means of the program, for instance in a barrier of its
+/// communicator, and begin again with a new MpiRanks on the same communicator. Caches and sessions may be kept. No message
+/// of before is received then: the old duplicate is not freed, so that its context is never used again, and tags begin
+/// elsewhere. What each recovery leaves is never freed: the duplicate (MPICH has about 2000), the memory of messages in
+/// flight, and of `shared` the windows. A constructor that gives up leaves a collective on `comm`, so that no further
+/// one can begin there.
 class MpiRanks : public Ranks {
  public:
+  /// Called with the index of a request that is complete, and its status, in which MPI_ERROR is set.
+  using Completed = std::function<void(std::size_t i, const MPI_Status& status)>;
+  /// Moves messages that do not go over MPI. @returns whether all of them have arrived
+  using Advance = std::function<bool()>;
+
   /// Duplicates the communicator: collective over it.
-  /// @param timeout seconds that one wait may take without progress, may be infinite @throws TransportError
+  /// @param timeout seconds that one wait may take without progress, may be infinite
+  /// @throws std::invalid_argument for MPI_COMM_NULL, an inter-communicator, or if MPI is not running; TransportError
   MpiRanks(MPI_Comm comm, double timeout);
   /// The same with the caller's deadline, which outlives this object.
   MpiRanks(MPI_Comm comm, Deadline& deadline);
-  /// Frees the duplicate: collective.
+  /// Frees the duplicate, unless others may not arrive: see can_meet().
   ~MpiRanks() override;
 
+  /// Whether MPI has been initialized and not finalized.
+  static bool is_running();
   /// The duplicate. Its error handler is MPI_ERRORS_RETURN.
   MPI_Comm comm() const { return comm_; }
   Deadline& deadline() const override { return deadline_; }
-  /// Polls until the requests are complete, or blocks if there is no deadline. @param what for the message of a missed
-  /// deadline @param advance moves other messages, and returns whether all of them have arrived
+  /// Polls until the requests are complete. @param what for the message of a missed deadline @param completed checks each of
+  /// them; by default for errors @param advance called meanwhile, and until it returns true
   /// @throws TransportError
-  void await(
-      std::span<MPI_Request> requests, std::string_view what,
-      const std::function<bool()>& advance = [] { return true; }) const;
+  void await(std::span<MPI_Request> requests, std::string_view what, const Completed& completed = {},
+             const Advance& advance = {}) const;
+  /// Polls once. @returns whether all has arrived @throws TransportError
+  bool poll(std::span<MPI_Request> requests, const Completed& completed, const Advance& advance) const;
+  /// Gives up these ranks, after an error that leaves messages in flight.
+  void give_up() const { gave_up_ = true; }
+  /// Whether the others can be expected in a collective: no wait has given up, no exception has ended the scope of this
+  /// object, and MPI is running.
+  bool can_meet() const;
+  /// @throws TransportError if a wait has given up before; std::logic_error if MPI is not running
+  void check() const;
+  /// Waits for all ranks of a part of the communicator. @throws TransportError
+  void meet(MPI_Comm part) const;
+  /// The ranks that share memory with this one, as a communicator that the caller frees. Collective.
+  MPI_Comm split_by_node() const;
+  /// The ranks of a part of the communicator, as comm() numbers them.
+  std::vector<int> ranks_of(MPI_Comm part) const;
+  /// The tag of message number n between two ranks: counted from a start that rank 0 has drawn.
+  int tag(std::uint64_t n) const { return static_cast<int>((first_tag_ + n) % n_tags_); }
 
   using Ranks::all_gather;
   void barrier() const override;
@@ -58,10 +97,24 @@ class MpiRanks : public Ranks {
 
  private:
   MpiRanks(MPI_Comm comm, std::unique_ptr<Deadline> own);
+  template <class Function>
+  auto or_give_up(const Function& function) const;
+  template <class Memory>
+  void await_collective(MPI_Request request, std::string_view what, Memory& memory) const;
+  void poll_until_done(std::span<MPI_Request> requests, std::string_view what, const Completed& completed,
+                       const Advance& advance) const;
+  bool test(std::span<MPI_Request> requests, const Completed& completed) const;
+  void wait_for_all(std::span<MPI_Request> requests, const Completed& completed) const;
+  void take_statuses(int status, const char* call, std::size_t n, const Completed& completed) const;
 
   std::unique_ptr<Deadline> own_deadline_;
   Deadline& deadline_;
   MPI_Comm comm_ = MPI_COMM_NULL;
+  int n_exceptions_;  ///< in flight when this object was made
+  std::uint64_t first_tag_ = 0, n_tags_ = 1;
+  mutable bool gave_up_ = false;
+  mutable std::vector<int> indices_;          ///< of complete requests
+  mutable std::vector<MPI_Status> statuses_;  ///< theirs
 };
 
 }  // namespace tree_attn

@@ -6,24 +6,35 @@
 #include "distributed/transport/mpi_ranks.hpp"
 #include "distributed/transport/transport.hpp"
 
+#include <cstddef>
+#include <cstdint>
+#include <span>
 #include <vector>
 
 namespace tree_attn {
 
-/// Messages by MPI_Isend and MPI_Irecv. Long messages are sent in parts of 64 MiB, since counts are int and since each part
-/// that arrives counts as progress.
+/// Messages by MPI_Isend and MPI_Irecv. Message n between two ranks has tag n of the ranks, so that a rank that is ahead, or
+/// has begun anew, matches no other message. Long messages are sent in parts, since counts are int and since each part that
+/// arrives counts as progress.
 class MpiTransport : public Transport {
  public:
+  /// Longest part of a message, but for the first of several: that one is longer by the number of further parts, so that
+  /// messages of different lengths have a part of different lengths.
+  static constexpr std::size_t kMaxMessageBytes = std::size_t{1} << 26;
+
   /// Uses the communicator of `ranks`, which outlives this object. If there are several transports, all ranks use them in
-  /// the same order.
+  /// the same order. @throws as MpiRanks::check()
   MpiTransport(const MpiRanks& ranks, Topology topology);
-  /// Cancels what a wait that gave up has left, so that nothing is received into memory that is gone. What was sent and is
-  /// not received stays in MPI, and MPICH may hand it to a communicator that is made later.
+  /// Cancels the receives that a wait has left when it gave up, and gives up the ranks if any message is in flight.
   ~MpiTransport() override;
   std::string_view name() const override { return "mpi"; }
   void progress() override;
   double timeout() const override { return ranks_.deadline().seconds(); }
   double seconds() const override;
+  bool has_messages_in_flight() const override;
+  bool reads_late(int, std::size_t) const override { return true; }
+  void check() const override { ranks_.check(); }
+  void abandon() noexcept override;
   Allocate allocate() const override;
 
  protected:
@@ -38,8 +49,22 @@ class MpiTransport : public Transport {
   const MpiRanks& ranks() const { return ranks_; }
 
  private:
+  /// A part of a message that was started.
+  struct Part {
+    int peer;
+    std::size_t n_bytes, of;
+    bool is_received;
+  };
+  template <class Byte, class Start>
+  void start(std::span<Byte> bytes, int peer, bool is_received, const Start& start_part);
+  void completed(const Part& part, const MPI_Status& status) const;
+
   const MpiRanks& ranks_;
   std::vector<MPI_Request> requests_;
+  std::vector<Part> parts_;                     ///< of the requests
+  std::vector<std::uint64_t> sent_, received_;  ///< number of parts, by rank
+  MpiRanks::Completed completed_;
+  MpiRanks::Advance advance_;
 };
 
 }  // namespace tree_attn

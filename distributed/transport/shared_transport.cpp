@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <exception>
+#include <memory>
 #include <new>
 #include <stdexcept>
 #include <string>
@@ -39,6 +39,14 @@ struct SharedTransport::Mailbox {
   static_assert(std::atomic<std::uint64_t>::is_always_lock_free, "a lock would be in the memory of one process");
 };
 
+/// What a rank says at the end.
+enum class SharedTransport::State { kOpen, kClosed, kGaveUp };
+
+/// The memory of a rank: this, and its mailboxes, one per sender.
+struct SharedTransport::Inbox {
+  alignas(kLineBytes) std::atomic<State> state{State::kOpen};
+};
+
 SharedTransport::SharedTransport(const MpiRanks& ranks, Topology topology)
     : MpiTransport(ranks, std::move(topology)), to_(static_cast<std::size_t>(size())), from_(to_.size()) {
   // How many messages are under way at a time depends on the other ranks; a step should allocate nothing all the same.
@@ -55,45 +63,68 @@ SharedTransport::SharedTransport(const MpiRanks& ranks, Topology topology)
 }
 
 void SharedTransport::open_window() {
-  const Waiting waiting(ranks().deadline(), "in MPI_Win_allocate_shared");
-  check_mpi(MPI_Comm_split_type(ranks().comm(), MPI_COMM_TYPE_SHARED, rank(), MPI_INFO_NULL, &node_), "MPI_Comm_split_type");
-  int n = 0, own = 0;
-  check_mpi(MPI_Comm_size(node_, &n), "MPI_Comm_size");
+  node_ = ranks().split_by_node();
+  const std::vector<int> ranks_of_node = ranks().ranks_of(node_);
+  const int n = static_cast<int>(ranks_of_node.size());
+  int own = 0;
   check_mpi(MPI_Comm_rank(node_, &own), "MPI_Comm_rank");
-  std::vector<int> ranks_of_node(static_cast<std::size_t>(n));
-  const int self = rank();
-  check_mpi(MPI_Allgather(&self, 1, MPI_INT, ranks_of_node.data(), 1, MPI_INT, node_), "MPI_Allgather");
 
-  // The mailboxes of a rank, one per sender; room to begin at a line of the cache.
-  const MPI_Aint n_bytes = static_cast<MPI_Aint>(static_cast<std::size_t>(n) * sizeof(Mailbox) + alignof(Mailbox));
+  // Room to begin at a line of the cache.
+  static_assert(sizeof(Inbox) % alignof(Mailbox) == 0 && alignof(Inbox) == alignof(Mailbox));
+  const std::size_t n_used = sizeof(Inbox) + static_cast<std::size_t>(n) * sizeof(Mailbox);
+  const MPI_Aint n_bytes = static_cast<MPI_Aint>(n_used + alignof(Inbox));
   void* memory = nullptr;
-  check_mpi(MPI_Win_allocate_shared(n_bytes, 1, MPI_INFO_NULL, node_, static_cast<void*>(&memory), &window_),
-            "MPI_Win_allocate_shared");
-  const auto mailboxes_of = [&](int i) {
+  {
+    const Waiting waiting(ranks().deadline(), "in MPI_Win_allocate_shared");
+    check_mpi(MPI_Win_allocate_shared(n_bytes, 1, MPI_INFO_NULL, node_, static_cast<void*>(&memory), &window_),
+              "MPI_Win_allocate_shared");
+  }
+  const auto inbox_of = [&](int i) {
     MPI_Aint bytes = 0;
     int unit = 0;
     void* first = nullptr;
     check_mpi(MPI_Win_shared_query(window_, i, &bytes, &unit, static_cast<void*>(&first)), "MPI_Win_shared_query");
     std::size_t room = static_cast<std::size_t>(bytes);
-    return static_cast<Mailbox*>(std::align(alignof(Mailbox), static_cast<std::size_t>(n) * sizeof(Mailbox), first, room));
+    return static_cast<Inbox*>(std::align(alignof(Inbox), n_used, first, room));
   };
-  Mailbox* const inbox = mailboxes_of(own);
-  for (int i = 0; i < n; ++i) new (inbox + i) Mailbox;
+  const auto mailboxes_of = [&](int i) { return reinterpret_cast<Mailbox*>(inbox_of(i) + 1); };
+  own_inbox_ = new (inbox_of(own)) Inbox;
+  Mailbox* const mailboxes = mailboxes_of(own);
+  for (int i = 0; i < n; ++i) new (mailboxes + i) Mailbox;
   for (int i = 0; i < n; ++i) {
+    inboxes_.push_back(inbox_of(i));
     const int peer = ranks_of_node[static_cast<std::size_t>(i)];
     if (topology().node_of(peer) != topology().node_of(rank())) continue;
     to_[static_cast<std::size_t>(peer)] = mailboxes_of(i) + own;
-    from_[static_cast<std::size_t>(peer)] = inbox + i;
+    from_[static_cast<std::size_t>(peer)] = mailboxes + i;
   }
-  check_mpi(MPI_Barrier(node_), "MPI_Barrier");
+  ranks().meet(node_);
 }
 
 SharedTransport::~SharedTransport() {
-  // After an error the other ranks may not arrive.
-  if (std::uncaught_exceptions() > 0 || window_ == MPI_WIN_NULL) return;
+  if (!MpiRanks::is_running()) return;
+  if (SharedTransport::has_messages_in_flight()) ranks().give_up();
+  own_inbox_->state = ranks().can_meet() ? State::kClosed : State::kGaveUp;
+  if (!ranks().can_meet()) return;
+  // The calls below block until all ranks of the node have come, and do not end if one has given up.
+  try {
+    ranks().await({}, "the ranks of the node to close their mailboxes", {}, [this] {
+      return std::ranges::none_of(inboxes_, [](const Inbox* inbox) { return inbox->state == State::kOpen; });
+    });
+  } catch (const TransportError&) {
+    return;
+  }
+  if (std::ranges::any_of(inboxes_, [](const Inbox* inbox) { return inbox->state == State::kGaveUp; })) {
+    ranks().give_up();
+    return;
+  }
   const Waiting waiting(ranks().deadline(), "in MPI_Win_free");
   MPI_Win_free(&window_);
   MPI_Comm_free(&node_);
+}
+
+bool SharedTransport::has_messages_in_flight() const {
+  return !sends_.empty() || !receives_.empty() || MpiTransport::has_messages_in_flight();
 }
 
 SharedTransport::Mailbox* SharedTransport::mailbox(const std::vector<Mailbox*>& of_ranks, int peer,

@@ -32,11 +32,13 @@ class SharedTransport : public MpiTransport {
   /// memory.
   /// @throws TransportError on a rank that gets none
   SharedTransport(const MpiRanks& ranks, Topology topology);
-  /// Frees it: collective, except after an error.
+  /// Frees it: collective, unless others may not arrive. Then the memory stays.
   ~SharedTransport() override;
   std::string_view name() const override { return "shared"; }
   const Network& network() const override { return kSharedNetwork; }
   void release() override;
+  bool has_messages_in_flight() const override;
+  bool reads_late(int to, std::size_t n_bytes) const override { return mailbox(to_, to, n_bytes) == nullptr; }
 
  protected:
   void start_send(std::span<const std::byte> bytes, int to) override;
@@ -45,7 +47,9 @@ class SharedTransport : public MpiTransport {
   bool advance() override;
 
  private:
+  enum class State;
   struct Mailbox;
+  struct Inbox;
   /// What is left of a message, and the mailbox that it goes through.
   template <class Byte>
   struct Message {
@@ -71,6 +75,8 @@ class SharedTransport : public MpiTransport {
 
   MPI_Comm node_ = MPI_COMM_NULL;
   MPI_Win window_ = MPI_WIN_NULL;
+  Inbox* own_inbox_ = nullptr;
+  std::vector<Inbox*> inboxes_;      ///< of the ranks that share memory
   std::vector<Mailbox*> to_, from_;  ///< by rank; null where there is none
   std::vector<Message<const std::byte>> sends_;
   std::vector<Message<std::byte>> receives_;

@@ -73,6 +73,15 @@ class Transport {
 
   /// Whether all ranks are threads of one process, so that an address of one is an address of all.
   virtual bool is_one_process() const { return size() == 1; }
+  /// Whether messages that were started have not been waited for, or a wait for them has given up: then their memory must
+  /// stay, for ever if need be.
+  virtual bool has_messages_in_flight() const { return false; }
+  /// Whether a message to a rank is read where it lies until it is received, even after a wait for that has given up.
+  virtual bool reads_late(int /*to*/, std::size_t /*n_bytes*/) const { return false; }
+  /// @throws TransportError if a wait has given up: messages may be in flight, and no further one can be matched
+  virtual void check() const {}
+  /// After an error of this rank: messages in flight will not be waited for.
+  virtual void abandon() noexcept {}
   /// Seconds that one wait may take; infinity for no limit.
   virtual double timeout() const { return std::numeric_limits<double>::infinity(); }
 

@@ -62,9 +62,9 @@ int MPI_Comm_split_type(MPI_Comm comm, int type, int key, MPI_Info info, MPI_Com
   return PMPI_Comm_split_type(comm, type, key, info, split);
 }
 
-int MPI_Comm_dup(MPI_Comm comm, MPI_Comm* copy) {
-  if (const int status = stop_in("MPI_Comm_dup"); status != MPI_SUCCESS) return status;
-  return PMPI_Comm_dup(comm, copy);
+int MPI_Comm_idup(MPI_Comm comm, MPI_Comm* copy, MPI_Request* request) {
+  if (const int status = stop_in("MPI_Comm_idup"); status != MPI_SUCCESS) return status;
+  return PMPI_Comm_idup(comm, copy, request);
 }
 
 int MPI_Comm_free(MPI_Comm* comm) {

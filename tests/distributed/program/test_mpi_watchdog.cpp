@@ -57,7 +57,7 @@ TEST_CASE("watchdog: a rank that is stopped before it starts finds the end of th
 TEST_CASE("watchdog: a rank that is stopped in a call of MPI ends the job, in one line that names both") {
   const Words decode{"decode", "--seq-len", "256", "--timeout", "2"};
   for (const std::string call :
-       {"MPI_Init_thread", "MPI_Comm_split_type", "MPI_Comm_dup", "MPI_Comm_free", "MPI_Finalize"}) {
+       {"MPI_Init_thread", "MPI_Comm_split_type", "MPI_Comm_idup", "MPI_Comm_free", "MPI_Finalize"}) {
     CAPTURE(call);
     std::vector<Words> commands;
     for (int rank = 0; rank < 3; ++rank) commands.push_back(stopping(call, rank, "stop", decode));
@@ -135,7 +135,7 @@ TEST_CASE("watchdog: without its thread the job ends, in one line that names the
 
 TEST_CASE("watchdog: a call of MPI that fails on one rank ends the job, in one line that names the rank") {
   // The first as MPI starts, the second in a command.
-  for (const std::string call : {"MPI_Comm_dup", "MPI_Comm_split_type"}) {
+  for (const std::string call : {"MPI_Comm_idup", "MPI_Comm_split_type"}) {
     CAPTURE(call);
     check_one_line(
         without_mpiexec(run(stopping(call, 1, "fail", {"decode", "--seq-len", "256", "--timeout", "5"}), {.deadline = 45})),

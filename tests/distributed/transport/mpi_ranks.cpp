@@ -73,7 +73,7 @@ TEST_CASE("mpi ranks: any communicator will do, with ranks of its own") {
   check_ring(ranks);
 }
 
-TEST_CASE("mpi ranks: without a deadline, waits and collectives block in MPI, with the same results") {
+TEST_CASE("mpi ranks: without a deadline, collectives block in MPI, with the same results") {
   const MpiRanks ranks(session().ranks().comm(), std::numeric_limits<double>::infinity());
   CHECK_FALSE(ranks.deadline().is_limited());
   CHECK(session().ranks().deadline().is_limited());
@@ -114,6 +114,59 @@ TEST_CASE("mpi ranks: a message that never comes is an error that names the rank
     MPI_Wait(&request, MPI_STATUS_IGNORE);
   }
   all.barrier();
+}
+
+TEST_CASE("mpi transport: a message of another length is an error that names both lengths and both ranks") {
+  const MpiRanks& all = session().ranks();
+  if (all.size() < 2) return;
+  constexpr std::size_t kPart = MpiTransport::kMaxMessageBytes;
+  struct Lengths {
+    std::size_t sent, expected;
+    std::string_view error;  ///< begins like that: a library need not say how long a message is that has no room
+  };
+  std::vector<Lengths> cases{{12, 40'000, "rank 1 expected 40000 bytes from rank 0 and got 12"},
+                             {8000, 40'000, "rank 1 expected 40000 bytes from rank 0 and got 8000"},
+                             {40'000, 39'999, "rank 1 expected 39999 bytes from rank 0 and got "}};
+  // In parts: the first says how many follow.
+  if (all.size() == 2) {
+    cases.insert(
+        cases.end(),
+        {{kPart, kPart + 1, "rank 1 expected 67108865 bytes from rank 0 and got 67108864"},
+         {kPart + 1, kPart, "rank 1 expected 67108864 bytes from rank 0 and got "},
+         {kPart + 1, kPart + 2, "rank 1 expected 1 bytes, a part of 67108866, from rank 0 and got 0"},
+         {kPart + 5, kPart + 2, "rank 1 expected 1 bytes, a part of 67108866, from rank 0 and got "},
+         {2 * kPart, 4 * kPart, "rank 1 expected 67108867 bytes, a part of 268435456, from rank 0 and got 67108865"},
+         {6 * kPart, 2 * kPart, "rank 1 expected 67108865 bytes, a part of 134217728, from rank 0 and got "}});
+  }
+  for (const double timeout : {60.0, std::numeric_limits<double>::infinity()}) {
+    for (const auto& [sent, expected, error] : cases) {
+      CAPTURE(timeout);
+      CAPTURE(sent);
+      CAPTURE(expected);
+      // Stays: nobody receives some of the parts, and MPI may read them later. Pages that were not written take no memory.
+      void* const pages =
+          ::mmap(nullptr, 6 * kPart, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+      REQUIRE(pages != MAP_FAILED);
+      const std::span<std::byte> bytes(static_cast<std::byte*>(pages), 6 * kPart);
+      const MpiRanks ranks(all.comm(), timeout);
+      {
+        MpiTransport transport(ranks, Topology::pretend(ranks.size(), ranks.size()));
+        if (ranks.rank() == 0) transport.send(bytes.first(sent), 1);
+        if (ranks.rank() == 1) {
+          transport.receive(bytes.first(expected), 0);
+          std::string line;
+          try {
+            transport.wait();
+          } catch (const TransportError& thrown) {
+            line = thrown.what();
+          }
+          CAPTURE(line);
+          CHECK(line.starts_with(error));
+        }
+      }
+      all.barrier();
+    }
+  }
 }
 
 }  // namespace tree_attn::test
