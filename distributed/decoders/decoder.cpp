@@ -42,7 +42,9 @@ class PlanDecoder : public Decoder {
       throw std::logic_error("PlanDecoder: the transport sends from device memory, the backend has states on the host");
     if (!is_open()) plan(ranges_);
   }
-  OutputView step(const Step& step) override {
+
+ protected:
+  OutputView run(const Step& step) override {
     // The lengths are the same on every rank, so all ranks write new plans in the same step.
     const std::int64_t longest = step.longest();
     if (is_open() && (!runner_ || closed(ranges_.back(), longest).end != planned_end_)) plan(closed(ranges_, longest));
@@ -87,6 +89,15 @@ class PlanDecoder : public Decoder {
 Decoder::Decoder(Transport& transport, ShardDecoder& shard)
     : transport_(transport), shard_(shard), progress_([&transport] { transport.progress(); }) {}
 
+OutputView Decoder::step(const Step& step) {
+  shard_.session().check(step);
+  for (std::size_t i = 0; i < step.lengths.size(); ++i) {
+    require<std::out_of_range>(step.lengths[i] <= most_keys_, "Decoder::step: batch entry ", i, " has ", step.lengths[i],
+                               " keys, but the ranges of all ranks end at ", most_keys_);
+  }
+  return run(step);
+}
+
 Forest<float>& Decoder::decode_own_shard(const Step& step) {
   Forest<float>& states = shard_.session().decode(step, progress_).host();
   set_states_ready(transport_.seconds());
@@ -117,6 +128,30 @@ const Algorithm& find_algorithm(std::string_view name) {
 }
 
 namespace {
+
+/// Throws std::invalid_argument unless the ranges are those of all ranks, and a plan can be written for the options.
+void require_ranges(const char* function, const Topology& topology, std::span<const KeyRange> ranges, LeafOrder order,
+                    const PlanOptions& options) {
+  require(ranges.size() == static_cast<std::size_t>(topology.size()), function, ": ", ranges.size(), " ranges for ",
+          topology.size(), " ranks");
+  require_neighbours(function, ranges);
+  require(ranges.front().begin == 0, function, ": the ranges begin at ", ranges.front().begin, " instead of 0");
+  constexpr std::int64_t kEnd = std::int64_t{1} << kPositionBits;
+  require(order == LeafOrder::kContiguous || ranges.back().end == kEnd, function, ": the ranges end at ", ranges.back().end,
+          "; in the dealt order they end at ", kEnd);
+  require(options.radix == 0 || options.radix >= 2, function, ": a radix of ", options.radix, "; 0 or at least 2");
+  require(options.node_radix == 0 || options.node_radix >= 2, function, ": a radix of nodes of ", options.node_radix,
+          "; 0 or at least 2");
+}
+/// The same for one rank and a workload, whose sequences must lie in the ranges.
+void require_ranges(const char* function, const Topology& topology, int rank, std::span<const KeyRange> ranges,
+                    const WorkloadShape& shape, const PlanOptions& options) {
+  require_workload(function, shape);
+  require_ranges(function, topology, ranges, shape.order, options);
+  require<std::out_of_range>(rank >= 0 && rank < topology.size(), function, ": rank ", rank, " of ", topology.size());
+  require(shape.longest() <= ranges.back().end, function, ": ", shape.longest(), " keys, but the ranges end at ",
+          ranges.back().end);
+}
 
 OutputView run_on_host(const Plan& plan, HostFabric& fabric, std::span<const float> states) {
   fabric.take_states(plan, states);
@@ -177,16 +212,31 @@ OutputView PlanRunner::run_on_device(const float* states) {
 
 std::unique_ptr<Decoder> Algorithm::open(Transport& transport, ShardDecoder& shard, std::span<const KeyRange> ranges,
                                          const PlanOptions& options) const {
-  if (const auto* own = std::get_if<OwnDecoder>(&exchange))
-    return own->open(transport, shard, ranges, options.for_shape(shard.cache().shape()));
-  return std::make_unique<PlanDecoder>(
-      transport, shard, ranges,
-      [plan_of = std::get<PlanOf>(exchange), &transport, options = options.for_shape(shard.cache().shape())](
-          std::span<const KeyRange> all) { return plan_of(transport.topology(), transport.rank(), all, options); });
+  constexpr const char* kHere = "Algorithm::open";
+  const OwnedLeaves& own_leaves = shard.cache().leaves();
+  require_ranges(kHere, transport.topology(), ranges, own_leaves.order(), options);
+  const KeyRange mine = transport.topology().range_of(transport.rank(), ranges), held = own_leaves.range();
+  require(mine.begin == held.begin && mine.end == held.end, kHere, ": the range of rank ", transport.rank(), " is [",
+          mine.begin, ", ", mine.end, "), but its cache holds [", held.begin, ", ", held.end, ")");
+
+  const PlanOptions all_options = options.for_shape(shard.cache().shape());
+  std::unique_ptr<Decoder> decoder;
+  if (const auto* own = std::get_if<OwnDecoder>(&exchange)) {
+    decoder = own->open(transport, shard, ranges, all_options);
+  } else {
+    decoder = std::make_unique<PlanDecoder>(
+        transport, shard, ranges,
+        [plan_of = std::get<PlanOf>(exchange), &transport, all_options](std::span<const KeyRange> all) {
+          return plan_of(transport.topology(), transport.rank(), all, all_options);
+        });
+  }
+  decoder->most_keys_ = ranges.back().end;
+  return decoder;
 }
 
 RankCost Algorithm::cost(const Topology& topology, int rank, std::span<const KeyRange> ranges, const WorkloadShape& shape,
                          const PlanOptions& options) const {
+  require_ranges("Algorithm::cost", topology, rank, ranges, shape, options);
   if (const auto* own = std::get_if<OwnDecoder>(&exchange))
     return own->cost(topology, rank, ranges, shape, options.for_shape(shape));
   RankCost cost =
@@ -199,6 +249,7 @@ RankCost Algorithm::cost(const Topology& topology, int rank, std::span<const Key
 
 double Algorithm::decoder_bytes(const Backend& backend, const Topology& topology, int rank, std::span<const KeyRange> ranges,
                                 const WorkloadShape& shape, const PlanOptions& options) const {
+  require_ranges("Algorithm::decoder_bytes", topology, rank, ranges, shape, options);
   if (const auto* own = std::get_if<OwnDecoder>(&exchange))
     return own->bytes(backend, topology, rank, ranges, shape, options.for_shape(shape));
   return bytes_of(std::get<PlanOf>(exchange)(topology, rank, closed(ranges, shape.longest()), options.for_shape(shape)),

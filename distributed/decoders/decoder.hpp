@@ -47,8 +47,9 @@ class Decoder {
 
   /// Decodes one step; collective over the ranks of the transport.
   /// @param step the same on every rank
-  /// @returns the output, valid until the next step @throws as DecodeSession::decode(); TransportError
-  virtual OutputView step(const Step& step) = 0;
+  /// @returns the output, valid until the next step @throws as DecodeSession::decode(); std::out_of_range also for a length
+  ///   beyond the ranges of all ranks; TransportError
+  OutputView step(const Step& step);
   /// When the last step had the states of this rank's own shard where they are merged, as Transport::seconds().
   double states_ready() const { return states_ready_; }
   /// Where kernels store what others receive: in windows that "nccl" has registered, of the "host", of other processes by
@@ -58,6 +59,8 @@ class Decoder {
  protected:
   /// Both outlive the decoder.
   Decoder(Transport& transport, ShardDecoder& shard);
+  /// Implements step(); all checks have passed.
+  virtual OutputView run(const Step& step) = 0;
   /// The states of this rank's own shard, on the host; messages in flight advance meanwhile. They may be used up.
   Forest<float>& decode_own_shard(const Step& step);
   void set_states_ready(double seconds) { states_ready_ = seconds; }
@@ -67,7 +70,9 @@ class Decoder {
   std::function<void()> progress_;  ///< lets messages advance
 
  private:
+  friend struct Algorithm;
   double states_ready_ = 0;
+  std::int64_t most_keys_ = kOpenEnd;  ///< where the ranges of all ranks end: set by Algorithm::open()
 };
 
 /// What an algorithm adds to the error model of the backend (error_bound.hpp).
@@ -127,13 +132,17 @@ struct Algorithm {
   /// is a promise for ranges of whole leaves, which end at a multiple of kLeafKeys or with the keys. Others are taken too
   /// (the program refuses them): then a kernel has other bits, and the CPU the same except in the cases of docs/5-tree.md
   /// @param options the same on every rank
+  /// @throws std::invalid_argument unless the ranges are such ranges, one per rank, from position 0 on (in the dealt order
+  /// up
+  ///   to the last slot), that of this rank is the one of its cache, and a radix is 0 or at least 2
   std::unique_ptr<Decoder> open(Transport& transport, ShardDecoder& shard, std::span<const KeyRange> ranges,
                                 const PlanOptions& options = {}) const;
-  /// What one rank sends and holds in a step.
+  /// What one rank sends and holds in a step. @throws as open(); std::invalid_argument also if a sequence is longer than the
+  /// ranges
   RankCost cost(const Topology& topology, int rank, std::span<const KeyRange> ranges, const WorkloadShape& shape,
                 const PlanOptions& options = {}) const;
   /// Bytes of host memory that a decoder takes, beside the cache and the session of the rank's own shard. In double, since
-  /// axes may exceed 64 bits where another axis is 0.
+  /// axes may exceed 64 bits where another axis is 0. @throws as cost()
   double decoder_bytes(const Backend& backend, const Topology& topology, int rank, std::span<const KeyRange> ranges,
                        const WorkloadShape& shape, const PlanOptions& options = {}) const;
 };

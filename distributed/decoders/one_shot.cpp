@@ -94,7 +94,10 @@ class OneShotDecoder : public Decoder {
     }
   }
 
-  OutputView step(const Step& step) override {
+  std::string_view windows() const override { return windows_; }
+
+ protected:
+  OutputView run(const Step& step) override {
     try {
       return decode(step);
     } catch (const PeerFailed& error) {
@@ -104,7 +107,6 @@ class OneShotDecoder : public Decoder {
       throw;
     }
   }
-  std::string_view windows() const override { return windows_; }
 
  private:
   OutputView decode(const Step& step) {

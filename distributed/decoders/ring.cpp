@@ -121,7 +121,8 @@ class RingDecoder : public Decoder {
   RingDecoder(const RingDecoder&) = delete;
   RingDecoder& operator=(const RingDecoder&) = delete;
 
-  OutputView step(const Step& step) override {
+ protected:
+  OutputView run(const Step& step) override {
     transport_.check();
     try {
       return circulate(step);

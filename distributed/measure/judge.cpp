@@ -4,6 +4,7 @@
 #include "distributed/measure/judge.hpp"
 
 #include "distributed/transport/nccl_library.hpp"
+#include "reference/state/require.hpp"
 
 #include <algorithm>
 #include <array>
@@ -454,7 +455,10 @@ std::string line(const Verdict& verdict) {
   return option + verdict.text + (verdict.remedy.empty() ? "" : "; " + verdict.remedy);
 }
 
-std::vector<Verdict> judge(std::span<const RankFacts> facts) { return Judge(facts).verdicts(); }
+std::vector<Verdict> judge(std::span<const RankFacts> facts) {
+  require(!facts.empty(), "judge: no ranks");
+  return Judge(facts).verdicts();
+}
 
 std::optional<std::string> first_failure(std::span<const Verdict> verdicts, std::span<const Need> needs) {
   for (const Verdict& verdict : verdicts) {

@@ -49,7 +49,7 @@ std::string line(const Verdict& verdict);
 /// | interface | several machines and no interface but lo, none of NCCL_SOCKET_IFNAME, one address on two machines | different interfaces |
 /// | one-shot | a rank without a GPU, two ranks on one GPU | |
 ///
-/// @param facts of all ranks, by rank; at least one
+/// @param facts of all ranks, by rank; at least one @throws std::invalid_argument if there is none
 /// @returns verdicts in the order of the table; every subject that applies has at least one
 std::vector<Verdict> judge(std::span<const RankFacts> facts);
 

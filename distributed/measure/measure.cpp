@@ -46,6 +46,7 @@ double start_together(const Bench& bench) {
 }  // namespace
 
 Latency latency_of(std::vector<double> microseconds) {
+  require(!microseconds.empty(), "latency_of: no times");
   std::sort(microseconds.begin(), microseconds.end());
   return {quantile(microseconds, 0.5), quantile(microseconds, 0.1), quantile(microseconds, 0.9)};
 }
@@ -64,6 +65,9 @@ Measurement measure(const Bench& bench, ShardDecoder& shard, const Algorithm& al
   Transport& transport = bench.transport;
   Workload& workload = bench.workload;
   KvCache& cache = shard.cache();
+  require(bench.warmup >= 0 && bench.repeat >= 1, "measure: ", bench.warmup, " repetitions to warm up, then ", bench.repeat);
+  require(workload.shape().batch == cache.shape().batch, "measure: a workload of ", workload.shape().batch,
+          " batch entries, and a cache of ", cache.shape().batch);
   Measurement result;
   result.algorithm = algorithm.name;
   if (algorithm.radix != nullptr)
@@ -172,6 +176,9 @@ Verifier::Verifier(Workload& workload, double scale, int n_ranks, const Backend&
 
 Errors Verifier::operator()(const Algorithm& algorithm, const DecodeOutput& output) const {
   const AttentionResult& oracle = truth_->oracle;
+  require(output.out.size() == oracle.out.size() && output.lse.size() == oracle.lse.size(), "Verifier: an output of ",
+          output.out.size(), " and ", output.lse.size(), " elements, that of the oracle has ", oracle.out.size(), " and ",
+          oracle.lse.size());
   const ErrorBound& bound = truth_->bound(algorithm.rounding);
   Errors errors;
   errors.passed = true;

@@ -21,7 +21,7 @@ struct Latency {
   double median = 0, p10 = 0, p90 = 0;
 };
 
-/// Of a list of times, at least one.
+/// Of a list of times. @throws std::invalid_argument if there is none
 Latency latency_of(std::vector<double> microseconds);
 
 /// The counters of all ranks: sums of messages and bytes, the most of everything else. Collective.
@@ -75,6 +75,7 @@ struct Bench {
 /// Where has_overflowed() finds a sum beyond F32, the output is that of decode_huge_values(); it is not in the times and
 /// counters.
 /// @param shard the cache of this rank, filled at least up to the workload's lengths_at_start()
+/// @throws std::invalid_argument if nothing is repeated, or the cache has another batch than the workload
 Measurement measure(const Bench& bench, ShardDecoder& shard, const Algorithm& algorithm);
 
 /// Compares outputs of the last step with the oracle.
@@ -85,7 +86,7 @@ class Verifier {
   /// @param backend the backend that computed the shards
   Verifier(Workload& workload, double scale, int n_ranks, const Backend& backend);
   /// @param algorithm the algorithm that computed `output`
-  /// @param output the output of the last step
+  /// @param output the output of the last step @throws std::invalid_argument if it has another size than the oracle's
   Errors operator()(const Algorithm& algorithm, const DecodeOutput& output) const;
 
  private:

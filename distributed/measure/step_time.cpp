@@ -161,6 +161,8 @@ class Walk {
 
 double step_time(std::span<const RankCost> costs, const Topology& topology, const Cluster& cluster,
                  std::vector<MessageTime>* messages) {
+  require(costs.size() == static_cast<std::size_t>(topology.size()), "step_time: costs of ", costs.size(), " ranks, not ",
+          topology.size());
   return Walk(costs, topology, cluster, messages).run();
 }
 

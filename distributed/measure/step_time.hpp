@@ -59,9 +59,11 @@ struct MessageTime {
 ///
 /// In a round that the kernel stores (RankCost::Round::is_stored) the latency is store_us, o is 0, and no rank waits until
 /// what it has stored has arrived.
-/// @param costs of every rank
+/// @param costs of every rank of the topology
 /// @param[out] messages if not null, all messages are appended
-/// @throws std::logic_error if the messages that ranks send and receive do not match
+/// @throws std::invalid_argument for another number of ranks; std::logic_error if the messages that ranks send and receive
+/// do
+///   not match
 double step_time(std::span<const RankCost> costs, const Topology& topology, const Cluster& cluster,
                  std::vector<MessageTime>* messages = nullptr);
 

@@ -81,6 +81,7 @@ AttentionShape cache_shape(const ModelConfig& config, const GeneratorOptions& op
 }
 
 std::vector<KeyRange> growing_ranges(LeafOrder order, std::int64_t n_keys, int n_ranks) {
+  require(n_keys >= 0, "growing_ranges: ", n_keys, " keys");
   if (order == LeafOrder::kDealt) return dealt_ranges(n_ranks);
   std::vector<KeyRange> ranges = coarse_ranges(n_keys / kLeafKeys * kLeafKeys, n_ranks, kLeafKeys);
   ranges.back().end = kOpenEnd;
@@ -111,11 +112,14 @@ void Generator::use(const Algorithm& algorithm) {
 }
 
 void Generator::rewind(const Place& place) {
+  require<std::out_of_range>(place.position >= 0 && place.position <= size(), "Generator::rewind: position ", place.position,
+                             " of ", size());
   for (Cache& cache : caches_) cache.shard.cache().truncate(0, leaves().n_keys(place.position));
   place_ = place;
 }
 
 void Generator::read(std::string_view text, const std::function<void(double)>& progress) {
+  require<std::logic_error>(size() == 0, "Generator::read: the caches hold ", size(), " characters");
   const ModelConfig& config = model_.config();
   const std::int64_t n = std::ssize(text);
   if (!config.shards_alone()) {
@@ -180,11 +184,12 @@ void Generator::read_shard(std::string_view text, const std::function<void(doubl
 }
 
 std::vector<float> Generator::append(std::string_view text) {
+  require(!text.empty(), "Generator::append: no characters");
   const Rows x = model_.run(text, place_, [&](std::int64_t layer, const Rows& h, const Rotation& rotation) {
     const auto cache = std::find_if(caches_.begin(), caches_.end(), [&](const Cache& each) { return each.layer == layer; });
     return attend(*cache, h, rotation);
   });
-  return model_.logits(x);
+  return model_.logits(x.bottomRows(1));
 }
 
 Rows Generator::attend(Cache& cache, const Rows& h, const Rotation& rotation) {
@@ -243,6 +248,7 @@ void Generator::hold(Cache& cache, const Rows& k, const Rows& v) {
 }
 
 LargestWeight Generator::largest_weight(const Ranks& ranks) const {
+  require<std::logic_error>(!output_.lse.empty(), "Generator::largest_weight: no step has been made");
   const ModelConfig& config = model_.config();
   const KvCache& cache = caches_.back().shard.cache();
   std::vector<std::byte> memory;

@@ -42,6 +42,7 @@ struct LargestWeight {
 };
 
 /// The range of every rank for a text to which characters are appended. In the contiguous order the last range is open.
+/// @throws std::invalid_argument for a negative number of keys, or no ranks
 std::vector<KeyRange> growing_ranges(LeafOrder order, std::int64_t n_keys, int n_ranks);
 
 /// One rank of a model that reads a text and continues it.
@@ -58,13 +59,13 @@ class Generator {
   /// If the only global layer is the last one, each rank computes the keys and values of its own characters, from these and
   /// the halo before them, and sends nothing. Otherwise a layer needs the attention of the one below it, and the characters
   /// pass one by one through tree decoding.
-  /// @param text of n_text characters, the same on every rank
+  /// @param text of n_text characters, the same on every rank @throws std::logic_error if the caches are not empty
   /// @param progress called with the part that this rank has done, from 0 to 1; may be empty
   void read(std::string_view text, const std::function<void(double)>& progress = {});
   /// Appends characters, each to the cache of the rank that holds its position, and decodes. Collective.
-  /// @pre text is not empty, and the same on every rank
+  /// @param text the same on every rank
   /// @returns the logits [vocab] of the next character, on every rank
-  /// @throws TransportError if a rank does not answer
+  /// @throws std::invalid_argument if the text is empty; TransportError if a rank does not answer
   std::vector<float> append(std::string_view text);
 
   /// Characters read and appended.
@@ -72,13 +73,13 @@ class Generator {
   /// The current place, to which rewind() returns.
   const Place& place() const { return place_; }
   /// Forgets all characters after a place, on every rank; the caches keep their memory.
-  /// @param place that place() returned earlier
+  /// @param place that place() returned earlier @throws std::out_of_range if it is not among those read and appended
   void rewind(const Place& place);
   /// Combines shards by another algorithm from now on.
   void use(const Algorithm& algorithm);
 
   /// The key with the largest weight exp(score - lse) in the last step of the last global layer: over all heads and ranks.
-  /// Every rank reads the keys of its shard once. Collective. @pre a step has been made
+  /// Every rank reads the keys of its shard once. Collective. @throws std::logic_error before the first step
   LargestWeight largest_weight(const Ranks& ranks) const;
   /// Characters whose keys and values this rank holds.
   std::int64_t rows() const { return leaves().n_keys(size()); }

@@ -3,6 +3,7 @@
 /// @brief Loads the weights of a model and evaluates its layers.
 #include "distributed/model/model.hpp"
 
+#include "reference/state/require.hpp"
 #include "reference/state/state.hpp"
 #include "reference/tensor/convert.hpp"
 
@@ -65,6 +66,10 @@ std::vector<float> padded_row(std::vector<float> weight) {
 
 Linear::Linear(const std::vector<float>& w, std::int64_t outputs, std::int64_t inputs, std::int64_t out_groups,
                std::int64_t in_groups) {
+  require(outputs >= 0 && inputs >= 0 && out_groups >= 1 && in_groups >= 1 && outputs % out_groups == 0 &&
+              inputs % in_groups == 0 && std::ssize(w) == outputs * inputs,
+          "Linear: ", w.size(), " weights for ", outputs, " outputs in ", out_groups, " groups and ", inputs, " inputs in ",
+          in_groups);
   const std::int64_t of_out = outputs / out_groups, of_in = inputs / in_groups;
   const std::int64_t out_pad = padded(of_out), in_pad = padded(of_in);
   out_ = out_groups * out_pad, in_ = in_groups * in_pad;
@@ -80,6 +85,7 @@ Linear::Linear(const std::vector<float>& w, std::int64_t outputs, std::int64_t i
 }
 
 Rows Linear::operator()(const Rows& x) const {
+  require(x.rows() == 0 || x.cols() == in_, "Linear: rows of ", x.cols(), " elements, not ", in_);
   Rows y(x.rows(), out_);
   dense_kernel().product(x.data(), x.rows(), in_, panels_.data(), out_, y.data());
   return y;
@@ -97,7 +103,11 @@ Rotation::Rotation(const ModelConfig& config, std::int64_t first, std::int64_t n
 }
 
 void Rotation::turn(Rows& x, std::int64_t n_heads) const {
-  const std::int64_t half = cos.cols(), d = x.cols() / n_heads;
+  const std::int64_t half = cos.cols();
+  require(n_heads >= 1 && x.cols() % n_heads == 0 && x.cols() / n_heads >= 2 * half, "Rotation::turn: rows of ", x.cols(),
+          " elements, ", n_heads, " heads of at least ", 2 * half);
+  require(x.rows() <= cos.rows(), "Rotation::turn: ", x.rows(), " rows, but ", cos.rows(), " positions");
+  const std::int64_t d = x.cols() / n_heads;
   for (std::int64_t i = 0; i < x.rows(); ++i) {
     const auto c = cos.row(cos.rows() - x.rows() + i).array(), s = sin.row(cos.rows() - x.rows() + i).array();
     for (std::int64_t h = 0; h < n_heads; ++h) {
@@ -184,13 +194,14 @@ Rows Model::embed(std::string_view text) const {
 Rows Model::layer(std::int64_t i, const Rows& x, Place& place, const Rotation& rotation,
                   const GlobalAttention& attend) const {
   // Attention. A global layer may return fewer rows, the last ones: the others are not needed any more.
-  const Layer& layer = layers_[static_cast<std::size_t>(i)];
+  const Layer& layer = layer_at(i);
   const Rows h = norm(x, layer.input_layernorm);
   place.windows.resize(layers_.size());
   const Rows z = config_.layers[static_cast<std::size_t>(i)] == LayerKind::kGlobal
                      ? attend(i, h, rotation)
                      : place.windows[static_cast<std::size_t>(i)].attend(config_, queries(i, h, rotation),
                                                                          keys(i, h, rotation), values(i, h));
+  require(z.rows() <= x.rows(), "Model::layer: attention of ", z.rows(), " positions, of ", x.rows());
   Rows y = x.bottomRows(z.rows()) + layer.o_proj(z);
 
   // The gated MLP.
@@ -202,20 +213,26 @@ Rows Model::layer(std::int64_t i, const Rows& x, Place& place, const Rotation& r
 }
 
 Rows Model::queries(std::int64_t layer, const Rows& h, const Rotation& rotation) const {
-  Rows q = layers_[static_cast<std::size_t>(layer)].q_proj(h);
+  Rows q = layer_at(layer).q_proj(h);
   if (has_rotary(layer)) rotation.turn(q, config_.heads);
   return q;
 }
 
 Rows Model::keys(std::int64_t layer, const Rows& h, const Rotation& rotation) const {
-  Rows k = layers_[static_cast<std::size_t>(layer)].k_proj(h);
+  Rows k = layer_at(layer).k_proj(h);
   if (has_rotary(layer)) rotation.turn(k, config_.kv_heads);
   return k;
 }
 
-Rows Model::values(std::int64_t layer, const Rows& h) const { return layers_[static_cast<std::size_t>(layer)].v_proj(h); }
+Rows Model::values(std::int64_t layer, const Rows& h) const { return layer_at(layer).v_proj(h); }
+
+const Layer& Model::layer_at(std::int64_t i) const {
+  require<std::out_of_range>(i >= 0 && i < std::ssize(layers_), "Model: layer ", i, " of ", layers_.size());
+  return layers_[static_cast<std::size_t>(i)];
+}
 
 std::vector<float> Model::logits(const Rows& x) const {
+  require(x.rows() == 1, "Model::logits: ", x.rows(), " rows, not 1");
   const Rows scores = lm_head_(norm(x, norm_));
   return {scores.data(), scores.data() + config_.vocab};
 }
@@ -225,6 +242,7 @@ bool Model::has_rotary(std::int64_t layer) const {
 }
 
 Rows Model::norm(const Rows& x, const std::vector<float>& weight) const {
+  require(x.cols() == std::ssize(weight), "Model: rows of ", x.cols(), " elements, not ", weight.size());
   Rows y(x.rows(), x.cols());
   dense_kernel().rms_norm(x.data(), x.rows(), x.cols(), config_.dim, weight.data(), static_cast<float>(config_.eps),
                           y.data());

@@ -36,9 +36,10 @@ class Linear {
   Linear() = default;
   /// @param w [outputs][inputs]
   /// @param out_groups, in_groups outputs and inputs consist of so many vectors, such as heads, each of which is padded
+  /// @throws std::invalid_argument if w has another size, or groups do not divide outputs and inputs
   Linear(const std::vector<float>& w, std::int64_t outputs, std::int64_t inputs, std::int64_t out_groups = 1,
          std::int64_t in_groups = 1);
-  /// x W^T. @param x [n, inputs] @returns [n, outputs], both padded
+  /// x W^T. @param x [n, inputs] @returns [n, outputs], both padded @throws std::invalid_argument for other columns
   Rows operator()(const Rows& x) const;
 
  private:
@@ -72,6 +73,7 @@ struct Rotation {
   /// @param n positions from `position` on
   Rotation(const ModelConfig& config, std::int64_t position, std::int64_t n);
   /// Turns every head of the last x.rows() positions. @param[in,out] x [n, n_heads * d] with d padded
+  /// @throws std::invalid_argument if there are fewer positions, or x has another width
   void turn(Rows& x, std::int64_t n_heads) const;
 
   std::int64_t position;
@@ -111,6 +113,9 @@ class Model {
   /// @param i number of the layer @param x what enters it [n, dim]
   /// @param rotation of all positions of the run
   /// @returns what leaves it, [m, dim]: as many rows as `attend` returned, the last ones
+  /// @throws std::out_of_range if there is no such layer, as the functions below do; std::invalid_argument if `attend`
+  /// returns
+  ///   more rows than it is given
   Rows layer(std::int64_t i, const Rows& x, Place& place, const Rotation& rotation, const GlobalAttention& attend) const;
   /// Queries, keys and values of a layer; with rotary positions if the layer has them.
   /// @param h [n, dim], the input after its RMSNorm, of the last n positions of the rotation
@@ -119,10 +124,11 @@ class Model {
   Rows keys(std::int64_t layer, const Rows& h, const Rotation& rotation) const;
   Rows values(std::int64_t layer, const Rows& h) const;
   /// The logits, which are the scores of all tokens that may come next.
-  /// @param x [1, dim], one row of the output of run() @returns [vocab]
+  /// @param x [1, dim], one row of the output of run() @returns [vocab] @throws std::invalid_argument for other rows
   std::vector<float> logits(const Rows& x) const;
 
  private:
+  const Layer& layer_at(std::int64_t i) const;
   bool has_rotary(std::int64_t layer) const;
   Rows norm(const Rows& x, const std::vector<float>& weight) const;
 

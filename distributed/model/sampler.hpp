@@ -3,6 +3,8 @@
 /// @brief The next character, from the scores of a model: the likeliest, or a random one at a temperature.
 #pragma once
 
+#include "reference/state/require.hpp"
+
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -36,7 +38,10 @@ inline std::span<const float> scores_of_characters(std::span<const float> logits
 /// score, and of several the lowest code. A score of NaN is not chosen while another exists.
 /// @param logits [vocab], not empty; see scores_of_characters()
 /// @param step number of the draw, from 0; with the seed it determines the random number
+/// @throws std::invalid_argument if there are no logits, or the temperature is not at least 0
 inline char sample(std::span<const float> logits, const Sampling& sampling, std::uint64_t step) {
+  require(!logits.empty(), "sample: no logits");
+  require(sampling.temperature >= 0, "sample: a temperature of ", sampling.temperature);
   const std::span<const float> scores = scores_of_characters(logits);
   std::size_t best = 0;
   for (std::size_t i = 0; i < scores.size(); ++i) {

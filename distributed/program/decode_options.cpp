@@ -332,7 +332,8 @@ std::vector<const CLI::Option*> add_decode_options(CLI::App& command, DecodeOpti
   command
       .add_option("--steps", options.steps,
                   "Decode T tokens: the cache starts with N - T keys; each step appends one and has a new query;"
-                  "\na batch entry with fewer than T keys joins late, in the last steps, one for each of its keys")
+                  "\na batch entry with fewer than T keys joins late, in the last steps, one for each of its keys;"
+                  "\nkernels of 16-bit types may then have other bits than without it")
       ->check(within(1, 1 << 30))
       ->capture_default_str();
   command
@@ -343,7 +344,8 @@ std::vector<const CLI::Option*> add_decode_options(CLI::App& command, DecodeOpti
   command
       .add_option(
           "--moments", options.moments,
-          "1: the output only; 2: also the variance of the values and the entropy of the attention, in the same reduction")
+          "1: the output only; 2: also the variance of the values and the entropy of the attention, in the same reduction;"
+          "\nkernels of 16-bit types then have other bits")
       ->check(within(1, 2))
       ->capture_default_str();
 

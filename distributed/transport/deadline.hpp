@@ -4,6 +4,7 @@
 #pragma once
 
 #include "distributed/transport/transport.hpp"
+#include "reference/state/require.hpp"
 
 #include <chrono>
 #include <cmath>
@@ -18,6 +19,12 @@ inline std::string seconds_text(double seconds) {
   char text[32];
   std::snprintf(text, sizeof text, "%g s", seconds);
   return text;
+}
+
+/// Throws std::invalid_argument unless a timeout is at least 0; it may be infinite. With NaN no wait would ever end.
+/// @param function that has it as an argument
+inline void require_timeout(const char* function, double seconds) {
+  require(seconds >= 0, function, ": a timeout of ", seconds, " s");
 }
 
 /// Observes every wait of one rank, and ends waits that take too long. One wait at a time.
@@ -57,7 +64,8 @@ class Waiting {
 class TimeLimit : public Deadline {
  public:
   /// @param rank this rank, named in the error @param seconds may be infinite
-  TimeLimit(int rank, double seconds) : rank_(rank), seconds_(seconds) {}
+  /// @throws std::invalid_argument as require_timeout()
+  TimeLimit(int rank, double seconds) : rank_(rank), seconds_(seconds) { require_timeout("TimeLimit", seconds); }
   double seconds() const override { return seconds_; }
   void doing(std::string_view phrase) override { doing_ = phrase; }
   void begin_wait(std::string_view phrase) override { waiting_ = phrase, since_ = Clock::now(); }

@@ -8,8 +8,11 @@
 /// states to the same bits.
 #pragma once
 
+#include "reference/state/require.hpp"
+
 #include <algorithm>
 #include <bit>
+#include <stdexcept>
 #include <utility>
 #include <vector>
 
@@ -33,15 +36,26 @@ struct ExchangeStep {
   bool peer_is_left(int me) const { return peer < me; }
 };
 
-/// Largest power of two <= n, for n >= 1.
-inline int floor_power_of_two(int n) { return 1 << (std::bit_width(static_cast<unsigned>(n)) - 1); }
+/// Throws std::out_of_range unless 0 <= me < size.
+/// @param function that has both as arguments
+inline void require_member(const char* function, int size, int me) {
+  require<std::out_of_range>(me >= 0 && me < size, function, ": member ", me, " of ", size);
+}
+
+/// Largest power of two <= n. @throws std::invalid_argument if n < 1
+inline int floor_power_of_two(int n) {
+  require(n >= 1, "floor_power_of_two: ", n);
+  return 1 << (std::bit_width(static_cast<unsigned>(n)) - 1);
+}
 
 /// AllReduce by recursive doubling: floor(log2 size) exchanges after which every member holds the result.
 ///
 /// With m + r members, m the largest power of two, the first 2r members pair up: before the doubling the even member of a
 /// pair sends its operand to the odd one, and after the doubling it receives the result.
+/// @throws std::out_of_range unless 0 <= me < size, as the functions below do
 /// @paper{thm_1, Thm. 1}
 inline std::vector<ExchangeStep> butterfly(int size, int me) {
+  require_member("butterfly", size, me);
   const int m = floor_power_of_two(size), extra = size - m;
   std::vector<ExchangeStep> steps;
 
@@ -72,6 +86,7 @@ inline std::vector<ExchangeStep> butterfly(int size, int me) {
 
 /// Reduce to member 0 along a binomial tree: ceil(log2 size) rounds, size - 1 messages.
 inline std::vector<ExchangeStep> reduce_to_first(int size, int me) {
+  require_member("reduce_to_first", size, me);
   std::vector<ExchangeStep> steps;
   for (int distance = 1; distance < size; distance *= 2) {
     if (me & distance) {
@@ -88,6 +103,7 @@ inline std::vector<ExchangeStep> reduce_to_first(int size, int me) {
 
 /// Broadcast from member 0: the steps of reduce_to_first() in reverse order and direction.
 inline std::vector<ExchangeStep> broadcast_from_first(int size, int me) {
+  require_member("broadcast_from_first", size, me);
   std::vector<ExchangeStep> steps = reduce_to_first(size, me);
   std::vector<ExchangeStep> reversed(steps.rbegin(), steps.rend());
   for (ExchangeStep& step : reversed) {

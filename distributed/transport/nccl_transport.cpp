@@ -16,6 +16,7 @@ NcclTransport::NcclTransport(const Ranks& ranks, Topology topology, const Device
     : DeviceTransport(std::move(topology), ranks.rank()),
       communicator_(ranks, platform.is_emulated, interface),
       platform_(platform) {
+  require(size() == ranks.size(), "NcclTransport: a topology of ", size(), " ranks for ", ranks.size());
   communicator_.before_abort([this]() noexcept { drop_graphs(); });
 }
 
@@ -51,6 +52,7 @@ std::unique_ptr<NodeMemory> NcclTransport::allocate_on_node(std::size_t n_bytes)
 
 void NcclTransport::all_reduce(Combine::Operator op, std::span<float> elements) {
   if (elements.empty() || size() == 1) return;
+  if (stream_ == nullptr) throw std::logic_error("NcclTransport: a reduction before queue_on()");
   if (op == Combine::Operator::kMerge) throw std::logic_error("NcclTransport: NCCL has no operator that merges states");
   const nccl::Operator of_library = op == Combine::Operator::kMax ? nccl::Operator::kMax : nccl::Operator::kSum;
   communicator_.group([&] { communicator_.all_reduce(elements.data(), elements.size(), of_library, stream_->handle()); });

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "distributed/transport/network.hpp"
+#include "reference/state/require.hpp"
 #include "reference/tensor/shape.hpp"
 
 #include <algorithm>
@@ -45,8 +46,9 @@ struct PlanOptions {
   }
 };
 
-/// Rounds that join n blocks k at a time: ceil(log_k n).
+/// Rounds that join n blocks k at a time: ceil(log_k n). @throws std::invalid_argument if k < 2
 inline int n_rounds(int n, int k) {
+  require(k >= 2, "n_rounds: ", n, " blocks joined ", k, " at a time");
   int rounds = 0;
   for (std::int64_t joined = 1; joined < n; joined *= k) ++rounds;
   return rounds;

@@ -3,6 +3,8 @@
 /// @brief The shared memory and its name.
 #include "distributed/transport/pulse_board.hpp"
 
+#include "reference/state/require.hpp"
+
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -73,6 +75,7 @@ void install_handlers() {
 
 PulseBoard::PulseBoard(const LaunchedJob& job)
     : n_expected_(job.n_here), n_bytes_(sizeof(Common) + sizeof(Pulse) * static_cast<std::size_t>(job.size)) {
+  require<std::out_of_range>(job.rank >= 0 && job.rank < job.size, "PulseBoard: rank ", job.rank, " of ", job.size);
   // Any number of ranks may create the memory at the same time: it starts as zeros, which is a valid state.
   void* memory = MAP_FAILED;
   if (!job.key.empty()) {

@@ -3,6 +3,8 @@
 /// @brief The two conditions that end a job.
 #include "distributed/transport/pulse_observer.hpp"
 
+#include "distributed/transport/deadline.hpp"
+
 #include <algorithm>
 #include <array>
 #include <cstdio>
@@ -31,7 +33,9 @@ std::string seconds(double number) {
 }  // namespace
 
 PulseObserver::PulseObserver(const PulseBoard& board, int rank, double timeout)
-    : board_(board), rank_(rank), timeout_(timeout), ages_(board.pulses().size()) {}
+    : board_(board), rank_(rank), timeout_(timeout), ages_(board.pulses().size()) {
+  require_timeout("PulseObserver", timeout);
+}
 
 std::string PulseObserver::line(const std::string& what) const { return what + "; --timeout " + seconds(timeout_); }
 

@@ -26,6 +26,7 @@ namespace tree_attn {
 /// blocking call of MPI, goes unnoticed by the others.
 class PulseObserver {
  public:
+  /// @throws std::invalid_argument as require_timeout()
   PulseObserver(const PulseBoard& board, int rank, double timeout);
 
   /// Examines the pulses. @param elapsed seconds that this rank itself was running since the last call

@@ -6,11 +6,14 @@
 #include "reference/data/input_error.hpp"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <numeric>
 
 namespace tree_attn {
 namespace {
 
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 /// Bytes of an error that a rank can report to the others, including the terminating 0.
 constexpr std::size_t kLineBytes = 1024;
 
@@ -21,7 +24,10 @@ std::vector<Number> of_all(const Ranks& ranks, Number x) {
 
 }  // namespace
 
-double Ranks::all_max(double x) const { return std::ranges::max(of_all(*this, x)); }
+double Ranks::all_max(double x) const {
+  const std::vector<double> all = of_all(*this, x);
+  return std::ranges::any_of(all, [](double each) { return std::isnan(each); }) ? kNaN : std::ranges::max(all);
+}
 std::uint64_t Ranks::all_max(std::uint64_t x) const { return std::ranges::max(of_all(*this, x)); }
 std::uint64_t Ranks::all_min(std::uint64_t x) const { return std::ranges::min(of_all(*this, x)); }
 std::int64_t Ranks::all_sum(std::int64_t x) const {
@@ -53,6 +59,7 @@ void Ranks::throw_if_any_failed(const std::optional<std::string>& error) const {
 }
 
 Topology Ranks::topology(int ranks_per_node) const {
+  require(ranks_per_node >= 0, "Ranks::topology: nodes of ", ranks_per_node, " ranks");
   return ranks_per_node > 0 ? Topology::pretend(size_, ranks_per_node) : Topology(find_nodes());
 }
 

@@ -6,12 +6,14 @@
 #include "distributed/transport/deadline.hpp"
 #include "distributed/transport/topology.hpp"
 #include "distributed/transport/transport.hpp"
+#include "reference/state/require.hpp"
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -24,7 +26,10 @@ namespace tree_attn {
 /// through a Transport instead, which counts them.
 class Ranks {
  public:
-  Ranks(int rank, int size) : rank_(rank), size_(size) {}
+  /// @throws std::out_of_range unless 0 <= rank < size
+  Ranks(int rank, int size) : rank_(rank), size_(size) {
+    require<std::out_of_range>(rank >= 0 && rank < size, "Ranks: rank ", rank, " of ", size);
+  }
   virtual ~Ranks() = default;
   Ranks(const Ranks&) = delete;
   Ranks& operator=(const Ranks&) = delete;
@@ -59,7 +64,7 @@ class Ranks {
     return all;
   }
 
-  /// Maximum and minimum over all ranks. @pre x is not NaN
+  /// Maximum and minimum over all ranks; NaN if it is NaN on one of them.
   double all_max(double x) const;
   std::uint64_t all_max(std::uint64_t x) const;
   std::uint64_t all_min(std::uint64_t x) const;
@@ -73,6 +78,7 @@ class Ranks {
   void throw_if_any_failed(const std::optional<std::string>& error) const;
 
   /// Nodes of `ranks_per_node` consecutive ranks each; with 0, ranks that share memory form a node.
+  /// @throws std::invalid_argument for a negative number
   Topology topology(int ranks_per_node) const;
   /// Messages between these ranks, which outlive the transport. If there are several transports, all ranks use them in the
   /// same order.

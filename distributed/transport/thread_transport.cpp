@@ -38,7 +38,9 @@ constexpr const char* kNotReceived = "messages were sent that no rank received";
 }  // namespace
 
 ThreadNetwork::ThreadNetwork(int size, double timeout)
-    : timeout_(timeout), n_computing_(size), mailboxes_(static_cast<std::size_t>(size)) {
+    : timeout_(timeout), n_computing_(size), mailboxes_(static_cast<std::size_t>(std::max(size, 0))) {
+  require(size >= 1, "ThreadNetwork: ", size, " ranks");
+  require_timeout("ThreadNetwork", timeout);
   constexpr std::size_t kChannels = 2, kMessages = 4;  // from one sender at a time: the ring has two
   for (Mailbox& mailbox : mailboxes_) {
     mailbox.queues.resize(kChannels * mailboxes_.size());
@@ -104,6 +106,8 @@ void ThreadNetwork::flush(int from) {
 
 void ThreadNetwork::all_gather(int rank, std::span<const std::byte> mine, std::span<std::byte> all, std::string_view what) {
   const int size = static_cast<int>(mailboxes_.size());
+  require(all.size() == mailboxes_.size() * mine.size(), "ThreadNetwork::all_gather: ", all.size(), " bytes for ",
+          mine.size(), " of each of ", size, " ranks");
   for (int to = 0; to < size; ++to) put(Channel::kRanks, rank, to, mine);
   for (int from = 0; from < size; ++from)
     take(Channel::kRanks, from, rank, all.subspan(static_cast<std::size_t>(from) * mine.size(), mine.size()), what);
@@ -195,6 +199,7 @@ void ThreadDeadline::poll() {
 void ThreadRanks::barrier() const { all_gather({}, {}, "the arrival"); }
 
 void ThreadRanks::broadcast(std::span<std::byte> bytes, int root, std::string_view what) const {
+  require<std::out_of_range>(root >= 0 && root < size(), "ThreadRanks::broadcast: rank ", root, " of ", size());
   if (rank() != root) return network_.take(ThreadNetwork::Channel::kRanks, root, rank(), bytes, what);
   for (int to = 0; to < size(); ++to) {
     if (to != root) network_.put(ThreadNetwork::Channel::kRanks, root, to, bytes);
@@ -203,6 +208,7 @@ void ThreadRanks::broadcast(std::span<std::byte> bytes, int root, std::string_vi
 }
 
 std::unique_ptr<Transport> ThreadRanks::open_transport(Topology topology) const {
+  require(topology.size() == size(), "ThreadRanks::open_transport: a topology of ", topology.size(), " ranks for ", size());
   return std::make_unique<ThreadTransport>(network_, std::move(topology), rank());
 }
 

@@ -30,10 +30,12 @@ class ThreadNetwork {
  public:
   enum class Channel { kTransport, kRanks };
 
-  /// @param timeout seconds that one wait may take while no rank computes
+  /// @param timeout seconds that one wait may take while no rank computes; may be infinite
+  /// @throws std::invalid_argument if there are no ranks, or as require_timeout()
   ThreadNetwork(int size, double timeout);
 
   /// Offers a message. Its bytes must not change until flush() returns.
+  /// @throws std::out_of_range if there is no such rank, as all functions do
   void put(Channel channel, int from, int to, std::span<const std::byte> message);
   /// Copies the next message from rank `from` to rank `to`.
   /// @param what names the message in the error
@@ -63,10 +65,15 @@ class ThreadNetwork {
     std::string doing;
     bool left = false, closed = false;
   };
-  std::vector<std::span<const std::byte>>& queue(Mailbox& mailbox, Channel channel, int from) const {
-    return mailbox.queues[static_cast<std::size_t>(channel) * mailboxes_.size() + static_cast<std::size_t>(from)];
+  std::size_t place(int rank) const {
+    require<std::out_of_range>(rank >= 0 && static_cast<std::size_t>(rank) < mailboxes_.size(), "ThreadNetwork: rank ", rank,
+                               " of ", mailboxes_.size());
+    return static_cast<std::size_t>(rank);
   }
-  Mailbox& mailbox(int rank) { return mailboxes_[static_cast<std::size_t>(rank)]; }
+  std::vector<std::span<const std::byte>>& queue(Mailbox& mailbox, Channel channel, int from) const {
+    return mailbox.queues[static_cast<std::size_t>(channel) * mailboxes_.size() + place(from)];
+  }
+  Mailbox& mailbox(int rank) { return mailboxes_[place(rank)]; }
   /// Waits in the mailbox of a rank until the condition holds. @returns the error if it does not, else null
   /// @param what the rank waits for: a function, called after the deadline
   template <class Condition, class What>
@@ -175,10 +182,10 @@ using ThreadBody = std::function<void(const ThreadRanks&, ThreadTransport&)>;
 
 /// Runs `body` on every rank of a topology, one thread per rank, and joins the threads.
 /// @param timeout seconds that one wait may take while no rank computes; may be infinite
-/// @throws what the first rank to fail threw, but no OtherRankFailed if another error is the reason for it; std::logic_error
-/// if a message was not received; std::runtime_error if the system starts no thread for a rank. A TransportError, an
-/// InputError and a std::logic_error are thrown as they are. The text of any other std::runtime_error begins with the rank,
-/// and std::bad_alloc becomes one.
+/// @throws std::invalid_argument as require_timeout(); what the first rank to fail threw, but no OtherRankFailed if another
+/// error is the reason for it; std::logic_error if a message was not received; std::runtime_error if the system starts no
+/// thread for a rank. A TransportError, an InputError and a std::logic_error are thrown as they are. The text of any other
+/// std::runtime_error begins with the rank, and std::bad_alloc becomes one.
 void run_threads(const Topology& topology, double timeout, const ThreadBody& body);
 
 /// The same for a body that needs the transport alone.

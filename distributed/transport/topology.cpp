@@ -8,6 +8,8 @@
 namespace tree_attn {
 
 Topology::Topology(const std::vector<int>& node_of_rank) : node_of_(node_of_rank.size()), index_of_(node_of_rank.size()) {
+  require(!node_of_rank.empty(), "Topology: no ranks");
+
   // Number the nodes by first appearance, and collect their ranks.
   std::vector<int> labels;
   for (std::size_t rank = 0; rank < node_of_rank.size(); ++rank) {
@@ -28,6 +30,7 @@ Topology::Topology(const std::vector<int>& node_of_rank) : node_of_(node_of_rank
 }
 
 Topology Topology::pretend(int size, int ranks_per_node) {
+  require(size >= 1 && ranks_per_node >= 1, "Topology::pretend: ", size, " ranks in nodes of ", ranks_per_node);
   std::vector<int> node_of_rank(static_cast<std::size_t>(size));
   for (int rank = 0; rank < size; ++rank) node_of_rank[static_cast<std::size_t>(rank)] = rank / ranks_per_node;
   return Topology(node_of_rank);

@@ -10,6 +10,8 @@
 
 namespace tree_attn {
 
+Transport::Transport(Topology topology, int rank) : topology_(std::move(topology)), rank_(rank) { topology_.node_of(rank); }
+
 double Transport::seconds() const {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
@@ -36,6 +38,7 @@ void Transport::send(std::span<const std::byte> bytes, int to) {
 
 void Transport::receive(std::span<std::byte> bytes, int from) {
   if (!bytes.empty()) {
+    topology_.node_of(from);  // if there is no such rank, it throws
     start_receive(bytes, from);
     ++n_receives_;
   }
@@ -44,6 +47,7 @@ void Transport::receive(std::span<std::byte> bytes, int from) {
 void Transport::receive_in_place(std::span<std::byte> bytes, int from, const std::byte*& at) {
   at = bytes.data();
   if (!bytes.empty()) {
+    topology_.node_of(from);
     start_receive_in_place(bytes, from, at);
     ++n_receives_;
   }

@@ -55,7 +55,8 @@ class DeviceTransport;
 /// Point-to-point messages between the ranks of a topology.
 class Transport {
  public:
-  Transport(Topology topology, int rank) : topology_(std::move(topology)), rank_(rank) {}
+  /// @throws std::out_of_range if the topology has no such rank
+  Transport(Topology topology, int rank);
   virtual ~Transport() = default;
 
   const Topology& topology() const { return topology_; }
@@ -86,6 +87,7 @@ class Transport {
   virtual double timeout() const { return std::numeric_limits<double>::infinity(); }
 
   /// Starts a send. The bytes must not change until wait() returns. Zero bytes are no message.
+  /// @throws std::out_of_range if there is no such rank; so do receive() and receive_in_place()
   void send(std::span<const std::byte> bytes, int to);
   /// Starts to receive exactly bytes.size() bytes. They have arrived when wait() returns.
   void receive(std::span<std::byte> bytes, int from);

@@ -36,7 +36,9 @@ Watchdog::Watchdog(const LaunchedJob& job, double timeout)
       one_exit_ends_job_(job.one_exit_ends_job),
       launcher_(job.process),
       tick_(std::clamp(timeout / 20, 1e-3, 0.1)),
-      name_(job.size > 1 ? "rank " + std::to_string(job.rank) : "") {}
+      name_(job.size > 1 ? "rank " + std::to_string(job.rank) : "") {
+  require_timeout("Watchdog", timeout);
+}
 
 void Watchdog::start() {
   if (std::isinf(timeout_)) return;

@@ -24,7 +24,7 @@ namespace tree_attn {
 class Watchdog : public Deadline {
  public:
   /// Joins the board; start() starts the thread. @param timeout seconds; with infinity there is neither a thread nor a
-  /// deadline
+  /// deadline @throws std::invalid_argument as require_timeout()
   Watchdog(const LaunchedJob& job, double timeout);
   /// Waits until all ranks of the machine have left MPI, since only this thread can end a rank that hangs in MPI_Finalize.
   ~Watchdog() override;

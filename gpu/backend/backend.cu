@@ -3,6 +3,7 @@
 /// @brief The kernels of one platform as a backend.
 #include "gpu/backend/backends.hpp"
 #include "gpu/backend/cache.hpp"
+#include "reference/state/require.hpp"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 namespace {
@@ -23,7 +24,10 @@ class KernelBackend final : public Backend {
   bool needs_gpu() const override { return !kIsHostMemory; }
   std::vector<std::string> gpus() const override { return gpu_names(); }
   bool has_windows() const override { return true; }
-  void use_gpu(int index) const override { use_device(index); }
+  void use_gpu(int index) const override {
+    require<std::out_of_range>(index >= 0, "Backend::use_gpu: GPU ", index);
+    use_device(index);
+  }
   std::string refusal(const AttentionShape& shape) const override {
     const AttentionShape stored = stored_on_device(shape);
     return library_step().refusal(params_of(stored, {}), stored.dtype);

@@ -9,6 +9,8 @@
 #include "reference/data/input_error.hpp"
 
 #include <algorithm>
+#include <iterator>
+#include <stdexcept>
 
 namespace tree_attn {
 
@@ -72,18 +74,34 @@ DevicePlatform platform_of([[maybe_unused]] const Backend& backend) {
 
 static_assert(kMostOneShotRanks == kMaxPeers);
 
+namespace {
+
 constexpr std::int64_t kPacketBytes = sizeof(Packet);
+
+/// The exchange as the rank in one place sees it.
+Peers checked_peers(const char* function, std::span<const KeyRange> ranges, int me, std::int64_t n_rows, std::int64_t d_v,
+                    bool leaves_states) {
+  require_neighbours(function, ranges);
+  require(std::ssize(ranges) <= kMostOneShotRanks, function, ": ", ranges.size(), " ranks; at most ", kMostOneShotRanks);
+  require<std::out_of_range>(me >= 0 && me < std::ssize(ranges), function, ": place ", me, " among ", ranges.size(),
+                             " ranks");
+  require(n_rows >= 0 && d_v >= 0, function, ": ", n_rows, " rows of ", d_v, " components");
+  return Peers::of(ranges, me, n_rows, d_v, leaves_states);
+}
+
+}  // namespace
 
 StoredBytes one_shot_bytes(std::span<const KeyRange> ranges, int from, int to, std::int64_t n_rows, std::int64_t d_v,
                            bool leaves_states) {
-  const Peers peers = Peers::of(ranges, from, n_rows, d_v, leaves_states);
+  const Peers peers = checked_peers("one_shot_bytes", ranges, from, n_rows, d_v, leaves_states);
+  require<std::out_of_range>(to >= 0 && to < peers.n, "one_shot_bytes: place ", to, " among ", peers.n, " ranks");
   const std::int64_t n_result = peers.has_owners ? peers.n_owned(from) * peers.n_result : 0;
   return {(peers.n_sent(to) - n_result) * kPacketBytes, n_result * kPacketBytes};
 }
 
 std::int64_t one_shot_window_bytes(std::span<const KeyRange> ranges, std::int64_t n_rows, std::int64_t d_v,
                                    bool leaves_states) {
-  return Peers::of(ranges, 0, n_rows, d_v, leaves_states).n_window() * kPacketBytes;
+  return checked_peers("one_shot_window_bytes", ranges, 0, n_rows, d_v, leaves_states).n_window() * kPacketBytes;
 }
 
 std::unique_ptr<OneShotSession> open_one_shot([[maybe_unused]] const KvCache& cache, [[maybe_unused]] double scale,

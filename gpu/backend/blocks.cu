@@ -6,6 +6,7 @@
 #include "gpu/backend/kernel_stream.hpp"
 #include "gpu/platform/device.hpp"
 #include "gpu/platform/launch.hpp"
+#include "reference/state/require.hpp"
 #include "reference/state/state.hpp"
 
 #include <algorithm>
@@ -199,6 +200,7 @@ class Blocks : public DeviceBlocks {
 }  // namespace
 
 std::unique_ptr<DeviceBlocks> make_blocks(std::int64_t n_elements, std::int64_t d_v, DeviceStream* stream) {
+  require(n_elements >= 0 && d_v >= 0, "make_blocks: ", n_elements, " elements, d_v = ", d_v);
   auto* const on = dynamic_cast<KernelStream*>(stream);
   if (on == nullptr && stream != nullptr) throw std::logic_error("make_blocks: a stream of another platform");
   return std::make_unique<Blocks>(n_elements, d_v, on);

@@ -138,7 +138,7 @@ Shard DeviceCache::dense_shard(const std::byte* memory, std::int64_t n, bool on_
           TensorView::dense(v, s.value_dtype, {s.batch, s.kv_heads, n, s.value_dim}), leaves().range().begin, on_device};
 }
 
-Shard DeviceCache::shard(std::int64_t n, const std::function<std::byte*(std::size_t)>& memory) const {
+Shard DeviceCache::read_all(std::int64_t n, const std::function<std::byte*(std::size_t)>& memory) const {
   put_appended();
   std::byte* const all = memory(static_cast<std::size_t>(shape().batch * n * bytes_of_entry()));
   auto* to = reinterpret_cast<unsigned char*>(all);
@@ -150,7 +150,7 @@ Shard DeviceCache::shard(std::int64_t n, const std::function<std::byte*(std::siz
   return dense_shard(all, n, false);
 }
 
-Shard DeviceCache::shard_on_device(std::int64_t n, std::byte* memory) const {
+Shard DeviceCache::read_all_on_device(std::int64_t n, std::byte* memory) const {
   put_appended();
   const std::int64_t n_heads = shape().batch * shape().kv_heads;
   auto* to = reinterpret_cast<unsigned char*>(memory);

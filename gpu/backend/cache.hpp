@@ -53,11 +53,12 @@ class DeviceCache final : public KvCache {
   void take_appended(std::int64_t* rows, unsigned char* data) const;
   /// @}
 
-  Shard shard(std::int64_t n, const std::function<std::byte*(std::size_t)>& memory) const override;
-  Shard shard_on_device(std::int64_t n, std::byte* memory) const override;
   std::unique_ptr<DecodeSession> open(double scale) const override;
 
  protected:
+  Shard read_all(std::int64_t n, const std::function<std::byte*(std::size_t)>& memory) const override;
+  Shard read_all_on_device(std::int64_t n, std::byte* memory) const override;
+  bool is_on_device() const override { return true; }
   void allocate() override;
   void cleared() override { std::fill(appended_rows_.begin(), appended_rows_.end(), -1); }
   void write(std::int64_t entry, std::int64_t first, const TensorView& k, const TensorView& v) override;

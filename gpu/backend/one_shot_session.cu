@@ -12,9 +12,12 @@
 #include <bit>
 #include <cmath>
 #include <cstdio>
+#include <iterator>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <optional>
+#include <stdexcept>
 #include <vector>
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
@@ -85,13 +88,23 @@ class DeviceOneShot final : public OneShotSession, private DeviceSession {
         n_out_(cache.shape().n_rows() * cache.shape().value_dim),
         steps_(cache.shape().n_rows(), MemoryUse::Window),
         gave_up_(1, MemoryUse::Window),
-        host_gave_up_(1) {}
+        host_gave_up_(1) {
+    require(options.timeout >= 0, "open_one_shot: a timeout of ", options.timeout, " s");
+    constexpr unsigned kMostDone = std::numeric_limits<unsigned>::max() - 3;
+    require(options.steps_done <= kMostDone, "open_one_shot: ", options.steps_done, " steps done; at most ", kMostDone);
+  }
   ~DeviceOneShot() override { stream_.finish(); }
 
   NodeWindow open_window(std::span<const KeyRange> ranges, int me, int rank, bool is_shared,
                          std::shared_ptr<NodeMemory> memory) override {
     if (ranges.size() > kMaxPeers)
       throw DeviceError("one-shot: " + std::to_string(ranges.size()) + " ranks; at most " + std::to_string(kMaxPeers));
+    require_neighbours("OneShotSession::open_window", ranges);
+    require<std::out_of_range>(me >= 0 && me < std::ssize(ranges), "OneShotSession::open_window: place ", me, " among ",
+                               ranges.size(), " ranks");
+    const KeyRange held = cache_.leaves().range();
+    require(ranges[static_cast<std::size_t>(me)].begin == held.begin, "OneShotSession::open_window: range ", me,
+            " begins at ", ranges[static_cast<std::size_t>(me)].begin, ", but its cache at ", held.begin);
     const AttentionShape& shape = cache_.shape();
     peers_ = Peers::of(ranges, me, shape.n_rows(), shape.value_dim, leaves_ != OneShotResult::kOutput);
     peers_.steps = steps_.data(), peers_.gave_up = gave_up_.data();
@@ -110,6 +123,9 @@ class DeviceOneShot final : public OneShotSession, private DeviceSession {
   }
 
   void connect(std::span<const NodeWindow> windows) override {
+    if (next_ == nullptr) throw std::logic_error("OneShotSession::connect: no window is open");
+    require(std::ssize(windows) == peers_.n, "OneShotSession::connect: ", windows.size(), " windows of ", peers_.n,
+            " ranks");
     const NodeWindow& own = windows[static_cast<std::size_t>(peers_.me)];
     std::vector<OpenedWindow> opened;
     std::vector<std::shared_ptr<Window>> held;
@@ -152,6 +168,7 @@ class DeviceOneShot final : public OneShotSession, private DeviceSession {
   }
 
   Output step(const Step& step, const std::function<void()>& progress) override {
+    if (own_ == nullptr) throw std::logic_error("OneShotSession::step: no windows are connected");
     const std::optional<std::int64_t> before = bytes_to_peers();
     decode(step, progress);
     synchronise(stream_);

@@ -69,22 +69,23 @@ class OneShotSession {
   /// them
   /// @param is_shared whether other ranks are processes of their own
   /// @param memory in which the windows of the node lie, one_shot_window_bytes() each; null: in memory of the session
-  /// @throws DeviceError if there are more than kMostOneShotRanks ranks, the device has no memory, or the machine has no way
-  /// to share it between processes
+  /// @throws std::invalid_argument or std::out_of_range for other ranges or another place; DeviceError if there are more
+  /// than kMostOneShotRanks ranks, the device has no memory, or the machine has no way to share it between processes
   virtual NodeWindow open_window(std::span<const KeyRange> ranges, int me, int rank, bool is_shared,
                                  std::shared_ptr<NodeMemory> memory = nullptr) = 0;
   /// Lets the kernels of this rank reach the windows of the node. @param windows of its ranks, in the order of the ranges;
   /// each of them has opened its window, and stores into no older one any more
-  /// @throws DeviceError if a window cannot be reached, or is on the device of this rank and of the same process: their
+  /// @throws std::invalid_argument if there are not as many as ranges; std::logic_error before open_window(); DeviceError if
+  /// a window cannot be reached, or is on the device of this rank and of the same process: their
   /// kernels would wait for each other, unless each has a DevicePart
   virtual void connect(std::span<const NodeWindow> windows) = 0;
   /// Takes the memory for steps whose longest sequence has so many keys, over a cache that has room for them.
   virtual void prepare(std::int64_t longest) = 0;
   /// Closes the windows of other processes. They may be freed once all ranks have.
   virtual void disconnect() = 0;
-  /// One step; collective over the node. Arguments as DecodeSession::decode().
-  /// @throws DeviceError if another rank has sent nothing for longer than the timeout: "rank 0, step 17: no states from rank
-  /// 5, row 3, for 60 s"; PeerFailed after give_up() of another rank
+  /// One step; collective over the node. Arguments as DecodeSession::decode(), which throws for others.
+  /// @throws std::logic_error before connect(); DeviceError if another rank has sent nothing for longer than the timeout:
+  /// "rank 0, step 17: no states from rank 5, row 3, for 60 s"; PeerFailed after give_up() of another rank
   virtual Output step(const Step& step, const std::function<void()>& progress) = 0;
   /// Ends the waits of kernels of this rank, and of all ranks of this process that store into its window, within about a
   /// millisecond: to be called when this rank has failed. No step succeeds from then on before new windows are open.
@@ -104,6 +105,7 @@ struct StoredBytes {
 /// that makes.
 /// @param ranges of the ranks of a node, closed, at most kMostOneShotRanks @param from, to places among them
 /// @param leaves_states whether a step leaves states of the node and not finished rows
+/// @throws std::invalid_argument for other ranges, or a negative size; std::out_of_range for another place
 StoredBytes one_shot_bytes(std::span<const KeyRange> ranges, int from, int to, std::int64_t n_rows, std::int64_t d_v,
                            bool leaves_states = false);
 /// Bytes of the window of every rank. Arguments as one_shot_bytes()
@@ -112,7 +114,7 @@ std::int64_t one_shot_window_bytes(std::span<const KeyRange> ranges, std::int64_
 
 /// What a session is opened with.
 struct OneShotOptions {
-  double timeout = 0;            ///< seconds that one wait of a kernel may take; infinity for no limit
+  double timeout = 0;            ///< seconds that one wait of a kernel may take, at least 0; infinity for no limit
   bool windows_on_host = false;  ///< windows in pinned memory of the host, for devices that do not reach each other's memory
   unsigned steps_done = 0;       ///< steps that a new window counts as done, at most 2^32 - 4: tests begin before the wrap
   OneShotResult result = OneShotResult::kOutput;

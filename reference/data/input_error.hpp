@@ -17,9 +17,9 @@ class InputError : public std::runtime_error {
 };
 
 /// Bytes of the UTF-8 character that starts at text[at], 1 to 4; 0 if there is none: a stray or missing continuation byte,
-/// an overlong form, a surrogate, or a code point above U+10FFFF.
-/// @param at below text.size()
+/// an overlong form, a surrogate, a code point above U+10FFFF, or the end of the text.
 inline std::size_t utf8_length(std::string_view text, std::size_t at) {
+  if (at >= text.size()) return 0;
   const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
   const unsigned char first = byte(at);
   if (first < 0x80) return 1;

@@ -18,6 +18,10 @@ std::unique_ptr<Workload> with_moments(Workload& inner) {
 
 Moments take_moments(const MomentLayout& layout, DecodeOutput& output, const TensorView& q, double scale) {
   const std::int64_t n_rows = std::ssize(output.lse), size = layout.size(), d_h = q.shape[3];
+  require_view("take_moments", q, "q");
+  require(n_rows == q.shape[0] * q.shape[1] * q.shape[2] && std::ssize(output.out) == n_rows * size,
+          "take_moments: ", output.out.size(), " means and ", n_rows, " lse for queries [", q.shape[0], ", ", q.shape[1],
+          ", ", q.shape[2], "] and values of ", size);
   Moments moments;
   std::vector<float> z;
   std::vector<double> state(static_cast<std::size_t>(state_size(size))), w(static_cast<std::size_t>(d_h));

@@ -32,6 +32,7 @@ struct Moments {
 /// @param[in,out] output means of the enlarged values [b, n_h, l, layout.size()], and lse
 /// @param[in] q the queries [b, n_h, l, d_h]
 /// @param scale multiplies q.k
+/// @throws std::invalid_argument if the sizes of output, layout and q do not agree, or q has no data
 Moments take_moments(const MomentLayout& layout, DecodeOutput& output, const TensorView& q, double scale);
 
 }  // namespace tree_attn

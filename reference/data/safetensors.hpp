@@ -11,12 +11,14 @@
 #include "reference/data/input_error.hpp"
 #include "reference/data/mapped_file.hpp"
 #include "reference/data/output_file.hpp"
+#include "reference/state/require.hpp"
 #include "reference/tensor/convert.hpp"
 
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -56,7 +58,13 @@ class SafetensorsFile {
   /// @throws InputError if there is none: "PATH: tensor "k" not found; file has: q, v"
   const TensorInfo& at(std::string_view name) const;
   /// First byte of a tensor of this file. It may be unaligned: copy from it (load(), std::memcpy), do not cast it.
-  const std::byte* data(const TensorInfo& tensor) const { return file_.bytes().data() + data_begin_ + tensor.begin; }
+  /// @throws std::out_of_range if the file has no such bytes
+  const std::byte* data(const TensorInfo& tensor) const {
+    const std::size_t n_bytes = file_.bytes().size() - data_begin_;
+    require<std::out_of_range>(tensor.begin <= tensor.end && tensor.end <= n_bytes, "SafetensorsFile::data: bytes [",
+                               tensor.begin, ", ", tensor.end, ") of ", n_bytes);
+    return file_.bytes().data() + data_begin_ + tensor.begin;
+  }
   /// The entry of "__metadata__" with this key; empty if there is none. Parses the header again.
   std::optional<std::string> metadata(std::string_view key) const;
   /// FNV-1a (64 bits) of the length word, the header and the file size. Ranks with different hashes see different files.

@@ -39,6 +39,7 @@ class SyntheticWorkload : public Workload {
   SyntheticWorkload(const WorkloadShape& shape, std::uint64_t seed, int steps) : Workload(shape, steps), seed_(seed) {}
 
   TensorView query(int step) override {
+    require_step(step);
     // Count steps back from the last, so that its query is independent of the number of steps.
     const std::array<std::int64_t, 4> axes{shape_.batch, shape_.heads, shape_.n_queries, shape_.head_dim};
     return fill(q_, kQuery, axes, 0, (steps_ - 1 - step) * shape_.n_queries);
@@ -55,6 +56,11 @@ class SyntheticWorkload : public Workload {
 
   /// Keys and values of a range of positions of n_entries batch entries.
   Shard make(Memory& memory, std::int64_t entry, std::int64_t n_entries, KeyRange positions) {
+    require<std::out_of_range>(entry >= 0 && n_entries <= shape_.batch - entry, "SyntheticWorkload: batch entry ", entry,
+                               " of a batch of ", shape_.batch);
+    require<std::out_of_range>(positions.begin >= 0 && positions.begin <= positions.end && positions.end <= shape_.n_keys,
+                               "SyntheticWorkload: positions [", positions.begin, ", ", positions.end, ") of ",
+                               shape_.n_keys);
     const std::array<std::int64_t, 4> k_axes{n_entries, shape_.kv_heads, positions.size(), shape_.head_dim};
     const std::array<std::int64_t, 4> v_axes{n_entries, shape_.kv_heads, positions.size(), shape_.value_dim};
     return {fill(memory.k, kKey, k_axes, entry * shape_.kv_heads, positions.begin),
@@ -89,7 +95,8 @@ class AxesWorkload : public Workload {
   AxesWorkload(const WorkloadShape& shape, int steps) : Workload(shape, steps) {}
 
   /// The first call takes the memory, so that the caller can first check that there is enough.
-  TensorView query(int) override {
+  TensorView query(int step) override {
+    require_step(step);
     q_.resize(static_cast<std::size_t>(shape_.n_rows() * shape_.head_dim) * bytes_of(shape_.dtype));
     return TensorView::dense(q_.data(), shape_.dtype, {shape_.batch, shape_.heads, shape_.n_queries, shape_.head_dim});
   }

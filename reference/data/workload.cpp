@@ -8,10 +8,32 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
+#include <stdexcept>
 
 namespace tree_attn {
 
+void require_workload(const char* function, const WorkloadShape& shape) {
+  require_shape(function, shape);
+  require(shape.n_keys >= 0 && shape.n_keys <= kOpenEnd, function, ": N = ", shape.n_keys, "; 0 to 2^62 keys are possible");
+  require(shape.lengths.empty() || std::ssize(shape.lengths) == shape.batch, function, ": ", shape.lengths.size(),
+          " lengths for a batch of ", shape.batch);
+  for (std::size_t i = 0; i < shape.lengths.size(); ++i)
+    require(shape.lengths[i] >= 0 && shape.lengths[i] <= shape.n_keys, function, ": length ", shape.lengths[i],
+            " of batch entry ", i, " is not in [0, ", shape.n_keys, "]");
+}
+
+Workload::Workload(WorkloadShape shape, int steps) : shape_(std::move(shape)), steps_(steps) {
+  require_workload("Workload", shape_);
+  require(steps >= 1, "Workload: ", steps, " steps");
+}
+
+void Workload::require_step(int step) const {
+  require<std::out_of_range>(step >= 0 && step < steps_, "Workload: step ", step, " of ", steps_);
+}
+
 std::vector<std::int64_t> Workload::lengths(int step) const {
+  require_step(step);
   std::vector<std::int64_t> lengths = shape_.lengths;
   if (lengths.empty()) lengths.assign(static_cast<std::size_t>(shape_.batch), shape_.n_keys);
   for (std::int64_t& length : lengths) length = std::max<std::int64_t>(0, length - (steps_ - 1 - step));
@@ -24,10 +46,15 @@ std::vector<std::int64_t> Workload::lengths_at_start() const {
   return start;
 }
 
-std::int64_t Workload::n_keys(int step) const { return std::max<std::int64_t>(0, shape_.n_keys - (steps_ - 1 - step)); }
+std::int64_t Workload::n_keys(int step) const {
+  require_step(step);
+  return std::max<std::int64_t>(0, shape_.n_keys - (steps_ - 1 - step));
+}
 
 void fill(KvCache& cache, Workload& workload, std::span<const std::int64_t> lengths) {
   constexpr std::int64_t kAtOnce = 256;  // positions generated per call
+  require(std::ssize(lengths) == cache.shape().batch, "fill: ", lengths.size(), " lengths for a batch of ",
+          cache.shape().batch);
   const OwnedLeaves& leaves = cache.leaves();
   for (std::int64_t i = 0; i < cache.shape().batch; ++i) {
     const std::int64_t end = leaves.n_keys(lengths[static_cast<std::size_t>(i)]);
@@ -118,7 +145,10 @@ class FileWorkload : public Workload {
   FileWorkload(FileTensors tensors, WorkloadShape shape, int steps)
       : Workload(std::move(shape), steps), tensors_(std::move(tensors)) {}
 
-  TensorView query(int step) override { return steps_ == 1 ? tensors_.q : tensors_.q.positions(step, step + 1); }
+  TensorView query(int step) override {
+    require_step(step);
+    return steps_ == 1 ? tensors_.q : tensors_.q.positions(step, step + 1);
+  }
 
   Shard keys_and_values(std::int64_t entry, KeyRange positions) override {
     return {tensors_.k.entry(entry).positions(positions.begin, positions.end),

@@ -31,6 +31,11 @@ struct WorkloadShape : AttentionShape {
   }
 };
 
+/// Throws std::invalid_argument as require_shape(), if the number of keys is not in 0 .. 2^62, or the lengths are not b
+/// numbers from 0 to N.
+/// @param function that has the shape as an argument
+void require_workload(const char* function, const WorkloadShape& shape);
+
 /// A source of queries, keys and values. Every rank has one and reads only its own positions from it; the decoder appends
 /// them to a cache, see fill().
 ///
@@ -43,6 +48,7 @@ class Workload {
   int steps() const { return steps_; }
 
   /// Keys in use per batch entry in step t: one fewer for every later step, at least 0.
+  /// @throws std::out_of_range unless 0 <= t < steps(), as n_keys() and query() do
   std::vector<std::int64_t> lengths(int step) const;
   /// Keys in the cache before the first step: all keys for a single step, otherwise one fewer than in the first step.
   std::vector<std::int64_t> lengths_at_start() const;
@@ -62,13 +68,16 @@ class Workload {
   virtual Shard whole() = 0;
 
  protected:
-  Workload(WorkloadShape shape, int steps) : shape_(std::move(shape)), steps_(steps) {}
+  /// @throws std::invalid_argument as require_workload(), or if there are no steps
+  Workload(WorkloadShape shape, int steps);
+  void require_step(int step) const;
   WorkloadShape shape_;
   int steps_;
 };
 
 /// Appends keys and values to a cache until every batch entry i holds the positions of its capacity below lengths[i].
 /// @param lengths keys in use per batch entry [b], counted over the whole sequence
+/// @throws std::invalid_argument for another number of lengths; as KvCache::append()
 void fill(KvCache& cache, Workload& workload, std::span<const std::int64_t> lengths);
 /// The same for an empty cache, which borrows keys and values that are in host memory in the order of its rows.
 void fill_at_start(KvCache& cache, Workload& workload, std::span<const std::int64_t> lengths);
@@ -97,6 +106,7 @@ WorkloadShape shape_of(const FileTensors& tensors);
 
 /// Synthetic queries, keys and values with an approximately standard normal distribution. Every element is a function of the
 /// seed and of its indices, and so is the same for every number of ranks.
+/// @throws std::invalid_argument as require_workload(), or if there are no steps; so does make_axes()
 std::unique_ptr<Workload> make_workload(const WorkloadShape& shape, std::uint64_t seed, int steps);
 
 /// The same queries and keys with other values, in F32. `inner` must outlive it.

@@ -43,8 +43,10 @@ class Backend {
   /// The names of the GPUs that it finds. Makes a context on none.
   virtual std::vector<std::string> gpus() const = 0;
   /// Lets the calling thread make its caches, and decode, on the GPU with this index in gpus(). Other threads keep theirs;
-  /// without a call it is the first. The emulator has as many devices as are asked for, the CPU none. @pre the backend has
-  /// this GPU @throws std::runtime_error if it cannot be used, as one in exclusive mode that another process has
+  /// without a call it is the first. The emulator has as many devices as are asked for, the CPU none.
+  /// @throws std::out_of_range for a negative index; std::runtime_error if the backend has no such GPU, or it cannot be
+  /// used,
+  ///   as one in exclusive mode that another process has
   virtual void use_gpu(int index) const { static_cast<void>(index); }
   /// False if caches hold no elements, and outputs are therefore not attention: the model backend.
   virtual bool has_elements() const { return true; }

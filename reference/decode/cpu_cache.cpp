@@ -46,7 +46,7 @@ void CpuCache::allocate() {
   segments_.push_back(std::move(next));
 }
 
-Shard CpuCache::shard(std::int64_t n, const std::function<std::byte*(std::size_t)>& memory) const {
+Shard CpuCache::read_all(std::int64_t n, const std::function<std::byte*(std::size_t)>& memory) const {
   const AttentionShape& s = shape();
   Shard dense{TensorView::dense(nullptr, s.dtype, {s.batch, s.kv_heads, n, s.head_dim}),
               TensorView::dense(nullptr, s.value_dtype, {s.batch, s.kv_heads, n, s.value_dim}), leaves().range().begin};
@@ -96,8 +96,10 @@ void CpuCache::write(std::int64_t entry, std::int64_t first, const TensorView& k
   std::int64_t& borrowed = borrowed_[static_cast<std::size_t>(entry)];
   const std::int64_t kept = std::min(borrowed, first);
   borrowed = kept == 0 || leaves().end_of_leaf(kept - 1) == kept ? kept : leaves().begin_of_leaf(kept - 1);
-  copy_rows(entry, borrowed, shard_.k.entry(entry).positions(borrowed, kept),
-            shard_.v.entry(entry).positions(borrowed, kept));
+  if (borrowed < kept) {
+    copy_rows(entry, borrowed, shard_.k.entry(entry).positions(borrowed, kept),
+              shard_.v.entry(entry).positions(borrowed, kept));
+  }
   copy_rows(entry, first, k, v);
 }
 

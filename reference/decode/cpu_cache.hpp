@@ -24,10 +24,10 @@ class CpuCache final : public KvCache {
   /// Rows of one head from row a on, up to the end of its leaf.
   LeafRows leaf(std::int64_t entry, std::int64_t head, std::int64_t a) const;
 
-  Shard shard(std::int64_t n, const std::function<std::byte*(std::size_t)>& memory) const override;
   std::unique_ptr<DecodeSession> open(double scale) const override;
 
  protected:
+  Shard read_all(std::int64_t n, const std::function<std::byte*(std::size_t)>& memory) const override;
   void allocate() override;
   /// Segments end where leaves of the old range do.
   void cleared() override {

@@ -38,7 +38,8 @@ namespace tree_attn {
 /// @param progress called after every chunk of up to 4096 keys: lets messages advance meanwhile; may be empty
 /// @note one step of a session over a cache that borrows the shard, see backend.hpp; many steps take the session itself
 /// @returns forest with n_rows = b * n_h * l over the positions of the shard
-/// @pre shapes agree, see check_shapes()
+/// @throws as KvCache::borrow() and DecodeSession::decode(), if the shapes do not agree or a tensor with elements has no
+/// data
 /// @paper{eq_7, eq. (7)}
 Forest<float> decode_shard(const TensorView& q, const Shard& shard, std::span<const std::int64_t> lengths, double scale,
                            const std::function<void()>& progress = {});
@@ -49,7 +50,7 @@ struct DecodeOutput {
   std::vector<float> lse;  ///< natural log-sum-exp, [b, n_h, l]; -inf where there was no key
 };
 
-/// Finishes one state per row, [n_rows][2 + d_v], into outputs.
+/// Finishes one state per row, [n_rows][2 + d_v], into outputs. @throws std::invalid_argument for another number of elements
 DecodeOutput finish_rows(std::span<const float> states, std::int64_t n_rows, std::int64_t d_v);
 
 }  // namespace tree_attn

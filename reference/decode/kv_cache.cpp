@@ -9,44 +9,70 @@
 #include <string>
 
 namespace tree_attn {
+namespace {
+
+const AttentionShape& checked(const AttentionShape& shape) {
+  require_shape("KvCache", shape);
+  return shape;
+}
+
+bool is_as_stored(const TensorView& view, DType dtype) {
+  return view.dtype == dtype && view.stride == TensorView::dense(nullptr, dtype, view.shape).stride;
+}
+
+}  // namespace
 
 std::vector<std::int64_t> rows_in_use(std::span<const std::int64_t> lengths, const OwnedLeaves& leaves) {
   std::vector<std::int64_t> n;
-  for (const std::int64_t length : lengths) n.push_back(leaves.n_keys(length));
+  for (const std::int64_t length : lengths) {
+    require<std::out_of_range>(length >= 0, "rows_in_use: length ", length, " of batch entry ", n.size());
+    n.push_back(leaves.n_keys(length));
+  }
   return n;
 }
 
 KvCache::KvCache(const AttentionShape& shape, const AttentionShape& stored, const OwnedLeaves& leaves, std::int64_t capacity)
-    : given_(shape),
-      stored_(stored),
-      leaves_(leaves),
-      capacity_(capacity),
-      lengths_(static_cast<std::size_t>(shape.batch), 0) {}
+    : given_(checked(shape)), stored_(stored), leaves_(leaves), lengths_(static_cast<std::size_t>(shape.batch), 0) {
+  require<std::out_of_range>(capacity >= 0, "KvCache: a capacity of ", capacity, " rows");
+  grow("KvCache", capacity);
+}
 
 std::int64_t KvCache::longest() const { return lengths_.empty() ? 0 : *std::max_element(lengths_.begin(), lengths_.end()); }
 
 void KvCache::check_entry(const char* function, std::int64_t entry) const {
-  if (entry >= 0 && entry < stored_.batch) return;
-  throw std::out_of_range(std::string(function) + ": batch entry " + std::to_string(entry) + " of a batch of " +
-                          std::to_string(stored_.batch));
+  require<std::out_of_range>(entry >= 0 && entry < stored_.batch, function, ": batch entry ", entry, " of a batch of ",
+                             stored_.batch);
 }
 
-void KvCache::check_axes(const char* function, const TensorView& view, const char* name, DType given, DType stored,
+void KvCache::check_view(const char* function, const TensorView& view, const char* name, DType given, DType stored,
                          std::int64_t dim) const {
-  const auto fail = [&](const std::string& why) { throw std::invalid_argument(std::string(function) + ": " + name + why); };
-  if (view.dtype != given && view.dtype != stored)
-    fail(" is " + std::string(name_of(view.dtype)) + ", but the cache takes " + std::string(name_of(given)));
-  if (view.shape[1] != stored_.kv_heads || view.shape[3] != dim) {
-    fail(" has " + std::to_string(view.shape[1]) + " heads of " + std::to_string(view.shape[3]) +
-         " elements, but the cache has " + std::to_string(stored_.kv_heads) + " of " + std::to_string(dim));
-  }
+  require(view.dtype == given || view.dtype == stored, function, ": ", name, " is ", name_of(view.dtype),
+          ", but the cache takes ", name_of(given));
+  require(view.shape[1] == stored_.kv_heads && view.shape[3] == dim, function, ": ", name, " has ", view.shape[1],
+          " heads of ", view.shape[3], " elements, but the cache has ", stored_.kv_heads, " of ", dim);
+  require_view(function, view, name, has_elements());
+}
+
+void KvCache::check_rows(const char* function, std::int64_t n) const {
+  require<std::out_of_range>(n >= 0 && n <= longest(), function, ": ", n, " rows, but the longest batch entry holds ",
+                             longest());
+}
+
+void KvCache::grow(const char* function, std::int64_t capacity) {
+  // In double: axes may exceed 64 bits where another axis is 0.
+  const double row = static_cast<double>(stored_.batch) * static_cast<double>(stored_.kv_heads) *
+                     (static_cast<double>(stored_.head_dim) * static_cast<double>(bytes_of(stored_.dtype)) +
+                      static_cast<double>(stored_.value_dim) * static_cast<double>(bytes_of(stored_.value_dtype)));
+  require<std::out_of_range>(capacity <= kOpenEnd && static_cast<double>(capacity) * row <= 0x1p62, function, ": ", capacity,
+                             " rows of ", row, " bytes; at most 2^62 rows, and bytes");
+  capacity_ = std::max(capacity_, capacity);
 }
 
 void KvCache::append(std::int64_t entry, const TensorView& k, const TensorView& v) {
   constexpr const char* kHere = "KvCache::append";
   check_entry(kHere, entry);
-  check_axes(kHere, k, "k", given_.dtype, stored_.dtype, stored_.head_dim);
-  check_axes(kHere, v, "v", given_.value_dtype, stored_.value_dtype, stored_.value_dim);
+  check_view(kHere, k, "k", given_.dtype, stored_.dtype, stored_.head_dim);
+  check_view(kHere, v, "v", given_.value_dtype, stored_.value_dtype, stored_.value_dim);
   if (k.shape[0] != 1 || v.shape[0] != 1 || k.shape[2] != v.shape[2]) {
     throw std::invalid_argument(std::string(kHere) + ": k has " + std::to_string(k.shape[0]) + " batch entries and " +
                                 std::to_string(k.shape[2]) + " positions, v has " + std::to_string(v.shape[0]) + " and " +
@@ -81,14 +107,14 @@ void KvCache::reset(const OwnedLeaves& leaves) {
 }
 
 void KvCache::reserve(std::int64_t n) {
-  capacity_ = std::max(capacity_, n);
+  grow("KvCache::reserve", n);
   allocate();
 }
 
 void KvCache::borrow(const Shard& shard, std::span<const std::int64_t> lengths) {
   constexpr const char* kHere = "KvCache::borrow";
-  check_axes(kHere, shard.k, "k", given_.dtype, stored_.dtype, stored_.head_dim);
-  check_axes(kHere, shard.v, "v", given_.value_dtype, stored_.value_dtype, stored_.value_dim);
+  check_view(kHere, shard.k, "k", given_.dtype, stored_.dtype, stored_.head_dim);
+  check_view(kHere, shard.v, "v", given_.value_dtype, stored_.value_dtype, stored_.value_dim);
   const std::int64_t n = std::min(shard.k.shape[2], shard.v.shape[2]);
   if (shard.k.shape[0] != stored_.batch || shard.v.shape[0] != stored_.batch || std::ssize(lengths) != stored_.batch) {
     throw std::invalid_argument(std::string(kHere) + ": k has " + std::to_string(shard.k.shape[0]) +
@@ -106,13 +132,34 @@ void KvCache::borrow(const Shard& shard, std::span<const std::int64_t> lengths) 
                             std::to_string(i) + " is not in 0 .. " + std::to_string(most) + " (" + std::to_string(n) +
                             " rows, capacity " + std::to_string(leaves_.most_keys()) + ")");
   }
-  for (const std::int64_t length : lengths) capacity_ = std::max(capacity_, length);
+  if (shard.on_device) {
+    require(is_on_device(), kHere, ": k and v are in device memory, but the cache is in host memory");
+    require(is_as_stored(shard.k, stored_.dtype) && is_as_stored(shard.v, stored_.value_dtype), kHere,
+            ": k and v are in device memory, where the cache takes ", name_of(stored_.dtype), " and ",
+            name_of(stored_.value_dtype), ", dense");
+  }
+  for (const std::int64_t length : lengths) grow(kHere, length);
   std::fill(lengths_.begin(), lengths_.end(), 0);
   write_all(shard, lengths);
   std::copy(lengths.begin(), lengths.end(), lengths_.begin());
 }
 
-Shard KvCache::shard_on_device(std::int64_t, std::byte*) const {
+Shard KvCache::shard(std::int64_t n, const std::function<std::byte*(std::size_t)>& memory) const {
+  static constexpr const char* kHere = "KvCache::shard";
+  check_rows(kHere, n);
+  return read_all(n, [&memory](std::size_t n_bytes) {
+    std::byte* const at = memory(n_bytes);
+    require(at != nullptr || n_bytes == 0, kHere, ": no memory for ", n_bytes, " bytes");
+    return at;
+  });
+}
+
+Shard KvCache::shard_on_device(std::int64_t n, std::byte* memory) const {
+  check_rows("KvCache::shard_on_device", n);
+  return read_all_on_device(n, memory);
+}
+
+Shard KvCache::read_all_on_device(std::int64_t, std::byte*) const {
   throw std::logic_error("KvCache::shard_on_device: the cache is in host memory");
 }
 

@@ -31,6 +31,7 @@ struct Shard {
 };
 
 /// Rows in use per batch entry. @param lengths keys of the sequences [b] @returns OwnedLeaves::n_keys() of each
+/// @throws std::out_of_range if a length is negative
 std::vector<std::int64_t> rows_in_use(std::span<const std::int64_t> lengths, const OwnedLeaves& leaves);
 
 /// Keys and values of a range of the tree. Each batch entry uses a prefix of its rows.
@@ -62,7 +63,8 @@ class KvCache {
   /// @param entry batch entry
   /// @param k [1, n_kv, n, d_h]
   /// @param v [1, n_kv, n, d_v]
-  /// @throws std::invalid_argument if the axes or types differ from those of the cache
+  /// @throws std::invalid_argument if the axes or types differ from those of the cache, an axis is negative, or a view with
+  ///   elements has no data
   /// @throws std::out_of_range if the entry does not exist or n positions do not fit
   void append(std::int64_t entry, const TensorView& k, const TensorView& v);
   /// Removes all positions of a batch entry except the first n.
@@ -75,20 +77,22 @@ class KvCache {
   /// from device memory on the default stream.
   /// @param shard begins where the range of the cache does
   /// @param lengths rows in use per batch entry [b]
-  /// @throws as append()
+  /// @throws as append(); std::invalid_argument also for a shard in device memory, unless the cache is there too, stores its
+  ///   types, and the shard is dense
   void borrow(const Shard& shard, std::span<const std::int64_t> lengths);
   /// Allocates the memory for n rows, or for the capacity if that is more. The first append() calls it.
+  /// @throws std::out_of_range for more rows than 2^62 bytes hold
   void reserve(std::int64_t n = 0);
 
   /// The first n rows of all batch entries in host memory, dense. They are not copied if they already are. Rows that a batch
   /// entry does not use are unspecified.
   /// @param memory called with a number of bytes if a copy is needed; returns memory of that size
-  /// @pre n <= longest()
-  virtual Shard shard(std::int64_t n, const std::function<std::byte*(std::size_t)>& memory) const = 0;
+  /// @throws std::out_of_range unless 0 <= n <= longest()
+  Shard shard(std::int64_t n, const std::function<std::byte*(std::size_t)>& memory) const;
   /// The same copied to device memory, for a cache on a device: there after all that the default stream holds.
   /// @param memory address of device memory for all keys and, after them, all values
-  /// @throws std::logic_error if the cache is in host memory
-  virtual Shard shard_on_device(std::int64_t n, std::byte* memory) const;
+  /// @throws as shard(); std::logic_error if the cache is in host memory
+  Shard shard_on_device(std::int64_t n, std::byte* memory) const;
   /// Prepares decode steps: allocates the workspace and the memory for states. The cache must outlive the session.
   /// @param scale multiplies q.k
   virtual std::unique_ptr<DecodeSession> open(double scale) const = 0;
@@ -97,6 +101,7 @@ class KvCache {
   /// @param shape axes, and the types in which keys and values are appended
   /// @param stored axes, and the types in which they are stored
   /// @param capacity rows that there will be room for at first
+  /// @throws std::invalid_argument as require_shape() @throws std::out_of_range for a negative capacity, or as reserve()
   KvCache(const AttentionShape& shape, const AttentionShape& stored, const OwnedLeaves& leaves, std::int64_t capacity);
   /// Takes the memory for capacity() rows, where it has not been taken, and keeps the rows in use.
   virtual void allocate() = 0;
@@ -107,15 +112,25 @@ class KvCache {
   /// Implements borrow(); all checks have passed. This default appends entry by entry, for a cache that does not read host
   /// memory.
   virtual void write_all(const Shard& shard, std::span<const std::int64_t> lengths);
+  /// Implements shard() and shard_on_device(); all checks have passed.
+  virtual Shard read_all(std::int64_t n, const std::function<std::byte*(std::size_t)>& memory) const = 0;
+  virtual Shard read_all_on_device(std::int64_t n, std::byte* memory) const;
+  /// False if the elements that are appended are not read.
+  virtual bool has_elements() const { return true; }
+  /// Whether the rows are in device memory.
+  virtual bool is_on_device() const { return false; }
 
  private:
   void check_entry(const char* function, std::int64_t entry) const;
-  void check_axes(const char* function, const TensorView& view, const char* name, DType given, DType stored,
+  void check_view(const char* function, const TensorView& view, const char* name, DType given, DType stored,
                   std::int64_t dim) const;
+  void check_rows(const char* function, std::int64_t n) const;
+  /// @throws std::out_of_range if the bytes of so many rows do not fit into 2^62
+  void grow(const char* function, std::int64_t capacity);
 
   AttentionShape given_, stored_;
   OwnedLeaves leaves_;
-  std::int64_t capacity_;
+  std::int64_t capacity_ = 0;
   std::vector<std::int64_t> lengths_;
 };
 

@@ -51,19 +51,20 @@ class ModelCache final : public KvCache {
   ModelCache(const AttentionShape& shape, const OwnedLeaves& leaves, std::int64_t capacity, double bytes_per_second)
       : KvCache(shape, shape, leaves, capacity), bytes_per_second_(bytes_per_second) {}
 
+  std::unique_ptr<DecodeSession> open(double scale) const override;
+
+  double bytes_per_second() const { return bytes_per_second_; }
+
+ protected:
   /// Zeros, which other ranks can be sent.
-  Shard shard(std::int64_t n, const std::function<std::byte*(std::size_t)>&) const override {
+  Shard read_all(std::int64_t n, const std::function<std::byte*(std::size_t)>&) const override {
     const std::byte* const zeros = zeros_.first(static_cast<std::size_t>(n * shape().bytes_per_position()));
     const auto dense = [&](DType dtype, std::int64_t dim) {
       return TensorView::dense(zeros, dtype, {shape().batch, shape().kv_heads, n, dim});
     };
     return {dense(shape().dtype, shape().head_dim), dense(shape().value_dtype, shape().value_dim), leaves().range().begin};
   }
-  std::unique_ptr<DecodeSession> open(double scale) const override;
-
-  double bytes_per_second() const { return bytes_per_second_; }
-
- protected:
+  bool has_elements() const override { return false; }
   void allocate() override {}
   void write(std::int64_t, std::int64_t, const TensorView&, const TensorView&) override {}
   void write_all(const Shard&, std::span<const std::int64_t>) override {}

@@ -41,8 +41,9 @@ class RequestChoice {
     return kAll[static_cast<std::size_t>(std::min_element(least_.begin(), least_.end()) - least_.begin())];
   }
   /// A chunk took so many seconds with requests(). One of less than half as many keys as the longest is not counted: it
-  /// takes longer per key. @pre is_open()
+  /// takes longer per key. Nothing is counted once the choice is made.
   void took(std::int64_t n_keys, double seconds) {
+    if (!is_open()) return;
     longest_ = std::max(longest_, n_keys);
     if (2 * n_keys < longest_) return;
     double& least = least_[n_timed_++ / kTries];

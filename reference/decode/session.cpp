@@ -8,8 +8,9 @@
 
 namespace tree_attn {
 
-States& DecodeSession::decode(const Step& step, const std::function<void()>& progress) {
+void DecodeSession::check(const Step& step) const {
   const auto& [q, lengths] = step;
+  constexpr const char* kHere = "DecodeSession::decode";
   const AttentionShape& shape = cache_.shape();
   if (q.shape != std::array{shape.batch, shape.heads, shape.n_queries, shape.head_dim} ||
       std::ssize(lengths) != shape.batch) {
@@ -20,13 +21,19 @@ States& DecodeSession::decode(const Step& step, const std::function<void()>& pro
                                 std::to_string(shape.heads) + ", " + std::to_string(shape.n_queries) + ", " +
                                 std::to_string(shape.head_dim) + "]");
   }
+  require_view(kHere, q, "q");
   for (std::size_t i = 0; i < lengths.size(); ++i) {
+    require<std::out_of_range>(lengths[i] >= 0, kHere, ": batch entry ", i, " has ", lengths[i], " keys");
     const std::int64_t needed = cache_.leaves().n_keys(lengths[i]);
     if (needed <= cache_.lengths()[i]) continue;
     throw std::out_of_range("DecodeSession::decode: batch entry " + std::to_string(i) + " has " +
                             std::to_string(lengths[i]) + " keys, " + std::to_string(needed) +
                             " of them in the range of the cache, which holds " + std::to_string(cache_.lengths()[i]));
   }
+}
+
+States& DecodeSession::decode(const Step& step, const std::function<void()>& progress) {
+  check(step);
   return run(step, progress);
 }
 

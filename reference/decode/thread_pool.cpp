@@ -3,6 +3,8 @@
 /// @brief A step is announced by one atomic word, and its items are taken from it.
 #include "reference/decode/thread_pool.hpp"
 
+#include "reference/state/require.hpp"
+
 #include <exception>
 #include <stdexcept>
 #include <string>
@@ -74,6 +76,8 @@ void ThreadPool::serve(int thread) {
 }
 
 void ThreadPool::run(std::int64_t n_items, bool alone, Work work, void* context, const std::function<void()>& progress) {
+  require<std::out_of_range>(n_items >= 0 && n_items < static_cast<std::int64_t>(kStep), "ThreadPool::run: ", n_items,
+                             " items; 0 to 2^32 - 1 are possible");
   if (alone || threads_.empty() || n_items <= 1) {
     for (std::int64_t item = 0; item < n_items; ++item) {
       work(context, 0, item);

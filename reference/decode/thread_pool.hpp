@@ -30,8 +30,9 @@ class ThreadPool {
   /// Allocates nothing.
   /// @param alone on the caller's thread: for steps that end before another thread has woken
   /// @param progress called by the caller's thread after each of its items; may be empty
-  /// @throws what progress throws: then some items are not done, but no thread works on one any more
-  /// @pre 0 <= n_items < 2^32; one caller at a time; work does not throw
+  /// @throws std::out_of_range unless 0 <= n_items < 2^32; what progress throws: then some items are not done, but no thread
+  ///   works on one any more
+  /// @pre one caller at a time; work does not throw
   void run(std::int64_t n_items, bool alone, Work work, void* context, const std::function<void()>& progress);
 
  private:

@@ -7,10 +7,15 @@
 
 #include <algorithm>
 #include <cmath>
+#include <stdexcept>
+#include <string>
 
 namespace tree_attn {
 
 AffineHull affine_hull(const MatrixRef& V) {
+  if (V.size() == 0 || !V.allFinite())
+    throw std::invalid_argument("affine_hull: " + std::to_string(V.rows()) + " values of " + std::to_string(V.cols()) +
+                                " components; at least one is needed, and all must be finite");
   AffineHull hull{V.colwise().mean().transpose(), {}, {}};
   const Matrix X = V.rowwise() - hull.centre.transpose();
   const Eigen::JacobiSVD<Matrix> svd(X, Eigen::ComputeThinU | Eigen::ComputeThinV);

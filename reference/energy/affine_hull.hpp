@@ -20,7 +20,8 @@ struct AffineHull {
 
 /// Computes the hull from the singular values of (V - centre) / sqrt(N). A singular value below 1e-13 times the largest
 /// magnitude in V counts as 0.
-/// @param[in] V values [N, d_v], not empty, finite
+/// @param[in] V values [N, d_v]
+/// @throws std::invalid_argument if there are none, or one is not finite
 AffineHull affine_hull(const MatrixRef& V);
 
 }  // namespace tree_attn

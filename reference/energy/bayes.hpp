@@ -117,8 +117,11 @@ struct Signature {
 };
 
 /// Counts the signs of the eigenvalues of a symmetric matrix.
-/// @param[in] H symmetric [n, n]
+/// @param[in] H symmetric [n, n], n >= 1
+/// @throws std::invalid_argument if it is empty, or not square
 inline Signature signature(const Matrix& H) {
+  require_equal("signature: numbers of rows and of columns", H.rows(), H.cols());
+  if (H.size() == 0) throw std::invalid_argument("signature: a matrix without elements");
   const Vector lambda = Eigen::SelfAdjointEigenSolver<Matrix>(H, Eigen::EigenvaluesOnly).eigenvalues();
   const double zero = 1e-12 * lambda.cwiseAbs().maxCoeff();
   return {(lambda.array() > zero).count(), (lambda.array() < -zero).count()};

@@ -49,7 +49,7 @@ inline double hopfield_energy(const MatrixRef& X, const VectorRef& xi, double be
 /// One step, xi' = X^T softmax(beta X xi): attention of the query beta xi with the patterns as keys and values.
 /// @param[in] X patterns [N, d]
 /// @param[in] xi state [d]
-/// @param beta inverse temperature, > 0
+/// @param beta inverse temperature
 /// @returns xi' [d], in the convex hull of the patterns; 0 without patterns
 inline Vector hopfield_step(const MatrixRef& X, const VectorRef& xi, double beta) { return attention_mean(beta * xi, X, X); }
 
@@ -138,7 +138,11 @@ struct CapacityTrial {
 /// @param[in,out] random source of patterns and noise
 /// @returns geometric mean over the trials of the largest N at which pattern 0 was recalled; 1 for a trial that failed with
 ///   2 patterns; the last N tried, at most n_max, for a trial that never failed
+/// @throws std::invalid_argument unless d, n_max and n_trials are at least 1
 inline double hopfield_capacity(Eigen::Index d, const CapacityTrial& trial, std::mt19937& random) {
+  if (d < 1 || trial.n_max < 1 || trial.n_trials < 1)
+    throw std::invalid_argument("hopfield_capacity: " + std::to_string(trial.n_trials) + " trials of " +
+                                std::to_string(trial.n_max) + " patterns of " + std::to_string(d) + " components");
   double sum_log = 0;
   for (int i = 0; i < trial.n_trials; ++i) {
     const Matrix X = random_patterns(trial.n_max, d, random);

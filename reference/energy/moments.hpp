@@ -151,11 +151,12 @@ struct TaylorSum {
 /// @param[in] V values [N, d_v]
 /// @param[in] zeta source [d_v]; a zeta of length 0 gives {1, 0}
 /// @param order n >= 0, the highest power of zeta that is kept
-/// @throws std::invalid_argument if the order is negative
+/// @throws std::invalid_argument if the order is negative, or the shapes do not match
 /// @paper{eq_21, eq. (21)}
 inline TaylorSum moment_series(const VectorRef& q, const MatrixRef& K, const MatrixRef& V, const VectorRef& zeta,
                                int order) {
   if (order < 0) throw std::invalid_argument("moment_series: order " + std::to_string(order));
+  if (zeta.size() != 0) require_equal("moment_series: length of zeta and of a value", zeta.size(), V.cols());
   const SeenValues seen = seen_values(q, K, V, Vector());
   const Vector x = zeta.size() == 0 ? Vector(Vector::Zero(seen.P.size())) : Vector(seen.V * zeta);
 

@@ -23,6 +23,8 @@
 #include <cmath>
 #include <cstddef>
 #include <limits>
+#include <stdexcept>
+#include <string>
 #include <type_traits>
 #include <vector>
 
@@ -56,8 +58,16 @@ class Reverse {
   /// @param[in] result computed since variables()
   /// @param n_variables number of variables
   /// @returns [n_variables]
+  /// @throws std::invalid_argument if the tape has fewer steps, or the result is not on it
   static Eigen::Matrix<Real, Eigen::Dynamic, 1> gradient(const Reverse& result, Eigen::Index n_variables) {
-    std::vector<Real> adjoint(tape().size(), Real(0));
+    const std::size_t n_steps = tape().size();
+    if (n_variables < 0 || static_cast<std::size_t>(n_variables) > n_steps)
+      throw std::invalid_argument("Reverse::gradient: " + std::to_string(n_variables) + " variables on a tape of " +
+                                  std::to_string(n_steps) + " steps");
+    if (result.index_ != kConstant && result.index_ >= n_steps)
+      throw std::invalid_argument("Reverse::gradient: the result is step " + std::to_string(result.index_) +
+                                  " of a tape of " + std::to_string(n_steps) + ": it was computed before variables()");
+    std::vector<Real> adjoint(n_steps, Real(0));
     if (result.index_ != kConstant) adjoint[result.index_] = Real(1);
     for (std::size_t i = tape().size(); i-- > 0;) {
       for (const Operand& x : tape()[i]) {

@@ -10,6 +10,8 @@
 #include <Eigen/Core>
 
 #include <cmath>
+#include <stdexcept>
+#include <string>
 
 namespace tree_attn {
 
@@ -29,11 +31,16 @@ class AttentionStream {
   /// @param[in] q query [d_h], with the scale folded in
   /// @param[in] k key [d_h]
   /// @param[in] v value [d_v]
+  /// @throws std::invalid_argument if lengths do not match
   /// @paper{eq_1, eq. (1)}
   /// @paper{eq_2, eq. (2)}
   /// @paper{eq_3, eq. (3)}
   void add(const Eigen::Ref<const Eigen::VectorXd>& q, const Eigen::Ref<const Eigen::VectorXd>& k,
            const Eigen::Ref<const Eigen::VectorXd>& v) {
+    if (q.size() != k.size() || v.size() != n_.size())
+      throw std::invalid_argument("AttentionStream::add: q has " + std::to_string(q.size()) + " elements and k " +
+                                  std::to_string(k.size()) + ", v has " + std::to_string(v.size()) + " instead of " +
+                                  std::to_string(n_.size()));
     const double s = std::exp(q.dot(k));
     n_ += s * v;
     D_ += s;

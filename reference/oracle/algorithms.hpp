@@ -6,6 +6,8 @@
 /// differ and may be 0. These are the paper's algorithms with the paper's max and exp. The decoders for real devices are in
 /// distributed/; they merge with reference/state/state.hpp and need fewer collectives.
 ///
+/// Functions throw std::invalid_argument if there are no devices, or shapes do not match.
+///
 /// Edges for all functions: an empty shard is neutral; if all keys are masked, z = 0 and lse = energy = -inf; every
 /// reduction, including the max, keeps NaN; a score of -inf masks the key.
 #pragma once
@@ -57,6 +59,14 @@ inline std::vector<VirtualDevice> scatter(const MatrixRef& K, const MatrixRef& V
   return devices;
 }
 
+/// Throws std::invalid_argument if there are no devices, or their values differ in length.
+/// @param function that has them as an argument
+inline void require_devices(const char* function, const std::vector<VirtualDevice>& devices) {
+  if (devices.empty()) throw std::invalid_argument(std::string(function) + ": no devices");
+  const std::string what = std::string(function) + ": lengths of values on two devices";
+  for (const VirtualDevice& device : devices) require_equal(what.c_str(), device.V.cols(), devices[0].V.cols());
+}
+
 /// Reduces one scalar or vector per device, pairwise in a tree. In an AllReduce every device receives the result.
 template <class T, class Op>
 T tree_reduce_devices(const std::vector<T>& x, Op op) {
@@ -81,6 +91,8 @@ struct EnergyForward {
 /// @param[in] devices keys and values of p devices
 /// @paper{alg_1, Alg. 1}
 inline EnergyForward tree_energy(const VectorRef& q, const VectorRef& zeta, const std::vector<VirtualDevice>& devices) {
+  require_devices("tree_energy", devices);
+
   // Lines 2 and 3: scatter q and zeta; on each device r = q.k + zeta.v.
   std::vector<Vector> r;
   for (const VirtualDevice& device : devices) r.push_back(exponents(q, device.K, device.V, zeta));
@@ -112,6 +124,7 @@ inline EnergyForward tree_energy(const VectorRef& q, const VectorRef& zeta, cons
 /// @paper{alg_2, Alg. 2}
 inline Vector tree_energy_gradient(const VectorRef& q, const std::vector<VirtualDevice>& devices,
                                    const EnergyForward& forward) {
+  require_devices("tree_energy_gradient", devices);
   std::vector<Vector> R;
   for (const VirtualDevice& device : devices) {
     // Line 4: r = q.k - m on each device.
@@ -144,6 +157,7 @@ struct TreeDecode {
 /// @paper{alg_3, Alg. 3}
 /// @paper{eq_7, eq. (7)}
 inline TreeDecode tree_decode_paper(const VectorRef& q, const std::vector<VirtualDevice>& devices) {
+  require_devices("tree_decode_paper", devices);
   int n_all_reduces = 0;
   const auto all_reduce = [&n_all_reduces](const auto& x, auto op) {
     ++n_all_reduces;

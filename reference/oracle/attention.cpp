@@ -5,40 +5,21 @@
 
 #include "reference/energy/log_sum_exp.hpp"
 #include "reference/oracle/scores.hpp"
+#include "reference/tensor/shape.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <iterator>
-#include <stdexcept>
-#include <string>
+#include <limits>
 
 namespace tree_attn {
 namespace {
 
+constexpr const char* kHere = "attention";  // in errors
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 /// For those whose positions stand before the heads.
 constexpr const char* kAxes = " (q, k, v are [b, heads, positions, d])";
-
-/// Throws std::invalid_argument with one line composed of `parts`.
-template <class... Parts>
-[[noreturn]] void fail(const Parts&... parts) {
-  const auto text = [](const auto& part) {
-    if constexpr (std::is_arithmetic_v<std::decay_t<decltype(part)>>)
-      return std::to_string(part);
-    else
-      return std::string(part);
-  };
-  throw std::invalid_argument("attention: " + (text(parts) + ...));
-}
-
-void check_view(const TensorView& view, const char* name) {
-  bool empty = false;
-  for (const std::int64_t n : view.shape) {
-    if (n < 0) fail(name, " has an axis of negative length ", n);
-    empty = empty || n == 0;
-  }
-  if (!empty && view.data == nullptr) fail(name, " has no data");
-}
 
 /// Energies log sum_a exp(s_ra) and means sum_a softmax(s_r)_a v_a of rows of scores.
 /// @param[in] s scores [rows, N]
@@ -108,33 +89,32 @@ AttentionResult attention(const TensorView& q, const TensorView& k, const Tensor
 }
 
 void check_shapes(const TensorView& q, const TensorView& k, const TensorView& v) {
-  check_view(q, "q");
-  check_view(k, "k");
-  check_view(v, "v");
-  if (q.shape[3] != k.shape[3]) fail("head_dim of q (", q.shape[3], ") and k (", k.shape[3], ") differ");
-  if (q.shape[3] == 0) fail("head_dim of q and k is 0");
-  if (q.shape[0] != k.shape[0]) fail("batch of q (", q.shape[0], ") and k (", k.shape[0], ") differ");
-  if (k.shape[0] != v.shape[0]) fail("batch of k (", k.shape[0], ") and v (", v.shape[0], ") differ");
-  if (k.shape[1] != v.shape[1]) fail("k has ", k.shape[1], " KV heads, v has ", v.shape[1], kAxes);
-  if (k.shape[2] != v.shape[2]) fail("k has ", k.shape[2], " keys, v has ", v.shape[2]);
-  const std::int64_t n_h = q.shape[1], n_kv = k.shape[1];
-  if (n_kv == 0 ? n_h != 0 : n_h % n_kv != 0) fail(n_h, " query heads are not a multiple of ", n_kv, " KV heads", kAxes);
+  require_view(kHere, q, "q");
+  require_view(kHere, k, "k");
+  require_view(kHere, v, "v");
+  require(q.shape[3] == k.shape[3], kHere, ": head_dim of q (", q.shape[3], ") and k (", k.shape[3], ") differ");
+  require(q.shape[0] == k.shape[0], kHere, ": batch of q (", q.shape[0], ") and k (", k.shape[0], ") differ");
+  require(k.shape[0] == v.shape[0], kHere, ": batch of k (", k.shape[0], ") and v (", v.shape[0], ") differ");
+  require(k.shape[1] == v.shape[1], kHere, ": k has ", k.shape[1], " KV heads, v has ", v.shape[1], kAxes);
+  require(k.shape[2] == v.shape[2], kHere, ": k has ", k.shape[2], " keys, v has ", v.shape[2]);
+  require_shape(kHere, shape_of(q, k, v));
 }
 
 void check_options(const TensorView& q, const TensorView& k, const TensorView& v, const AttentionOptions& options) {
   const std::int64_t b = q.shape[0], n_keys = k.shape[2];
   const std::int64_t n_lengths = std::ssize(options.lengths);
-  if (n_lengths != 0 && n_lengths != b) fail(n_lengths, " lengths for a batch of ", b);
+  require(n_lengths == 0 || n_lengths == b, kHere, ": ", n_lengths, " lengths for a batch of ", b);
   for (std::size_t i = 0; i < options.lengths.size(); ++i) {
     const std::int64_t length = options.lengths[i];
-    if (length < 0 || length > n_keys) fail("length ", length, " of batch entry ", i, " is not in [0, ", n_keys, "]");
+    require(length >= 0 && length <= n_keys, kHere, ": length ", length, " of batch entry ", i, " is not in [0, ", n_keys,
+            "]");
   }
   if (!options.zeta) return;
-  check_view(*options.zeta, "zeta");
+  require_view(kHere, *options.zeta, "zeta");
   const std::array<std::int64_t, 4> wanted{b, q.shape[1], q.shape[2], v.shape[3]};
   for (std::size_t axis = 0; axis < 4; ++axis) {
     const std::int64_t n = options.zeta->shape[axis];
-    if (n != wanted[axis]) fail("axis ", axis, " of zeta has length ", n, " instead of ", wanted[axis]);
+    require(n == wanted[axis], kHere, ": axis ", axis, " of zeta has length ", n, " instead of ", wanted[axis]);
   }
 }
 

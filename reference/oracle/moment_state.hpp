@@ -18,7 +18,8 @@
 ///     v  ->  (v, u) with u = k,        s_a = w.u_a with w = scale q,        <s> = w.<u>
 ///
 /// decode_shard() and all decoders thus compute covariance and entropy without a change, if they are given enlarged values.
-/// A merge is element-wise, so z and lse keep their bits.
+/// A merge is element-wise, so z and lse keep their bits on the CPU. Kernels store keys of 16-bit types in F32 beside values
+/// of F32, and z and lse then have the bits of that type.
 ///
 /// merge(), Forest and finish() are those of reference/state/, with layout.size() in place of d_v.
 #pragma once
@@ -100,10 +101,16 @@ void enlarge(const MomentLayout& layout, const Real* v, const Real* u, std::span
 /// @param[in] v values [b, n_kv, n, d_v]
 /// @param[in] center c [d_v], or empty for 0
 /// @returns [b, n_kv, n, layout.size()], last axis fastest
-/// @throws std::invalid_argument if the layout does not match the tensors
+/// @throws std::invalid_argument if the layout, the center and the tensors do not match, or a tensor has no data
 inline std::vector<float> enlarge_values(const MomentLayout& layout, const TensorView& k, const TensorView& v,
                                          std::span<const float> center = {}) {
   const auto [b, n_kv, n, d_h] = k.shape;
+  require_view("enlarge_values", k, "k");
+  require_view("enlarge_values", v, "v");
+  require(v.shape[0] == b && v.shape[1] == n_kv && v.shape[2] == n, "enlarge_values: k is [", b, ", ", n_kv, ", ", n,
+          ", d_h], v is [", v.shape[0], ", ", v.shape[1], ", ", v.shape[2], ", d_v]");
+  require(center.empty() || std::ssize(center) == layout.d_v, "enlarge_values: a center of ", center.size(),
+          " components for values of ", layout.d_v);
   if (layout.d_v != v.shape[3] || (layout.n_score != 0 && layout.n_score != d_h)) {
     throw std::invalid_argument("enlarge_values: layout of values of " + std::to_string(layout.d_v) + " and keys of " +
                                 std::to_string(layout.n_score) + ", the tensors have " + std::to_string(v.shape[3]) +
@@ -140,11 +147,13 @@ double read_mean(const Real* state, std::int64_t i) {
 /// @param[in] state [2 + layout.size()]
 /// @param[in] center c [d_v] as in enlarge()
 /// @returns [d_v, d_v]; with Products::Squares the diagonal, as [d_v, 1]
-/// @throws std::invalid_argument if the layout has no products
+/// @throws std::invalid_argument if the layout has no products, or the center another length
 /// @paper{eq_cov, eq. (cov)}
 template <class Real>
 Eigen::MatrixXd read_covariance(const MomentLayout& layout, const Real* state, std::span<const Real> center = {}) {
   if (layout.products == Products::None) throw std::invalid_argument("read_covariance: the layout has no products");
+  require(center.empty() || std::ssize(center) == layout.d_v, "read_covariance: a center of ", center.size(),
+          " components for values of ", layout.d_v);
   const bool all = layout.products == Products::Triangle;
   Eigen::MatrixXd covariance = Eigen::MatrixXd::Zero(layout.d_v, all ? layout.d_v : 1);
   if (is_empty(state)) return covariance;

@@ -10,6 +10,7 @@
 #pragma once
 
 #include "reference/energy/log_sum_exp.hpp"
+#include "reference/state/require.hpp"
 #include "reference/state/state.hpp"
 
 #include <Eigen/Core>
@@ -49,9 +50,11 @@ inline NaturalState natural_key(double s, const Eigen::Ref<const Eigen::VectorXd
 ///
 /// Edges: the max keeps NaN; the empty state is neutral, also to itself.
 /// @param[in] x, y states of disjoint sets of keys, n [d_v] in both
+/// @throws std::invalid_argument if their lengths differ
 /// @paper{alg_3, Alg. 3}
 /// @paper{eq_shift, eq. (shift)}
 inline NaturalState merge(const NaturalState& x, const NaturalState& y) {
+  require(x.n.size() == y.n.size(), "merge: values of ", x.n.size(), " and of ", y.n.size(), " components");
   const double m = max_keeping_nan(Eigen::Vector2d(x.m, y.m));
   // The side with the larger m is not scaled. This also covers two infinite m, whose difference is NaN.
   const auto factor = [m](double m_x) { return m_x == m ? 1.0 : std::exp(m_x - m); };

@@ -9,11 +9,11 @@
 /// a binary counter.
 #pragma once
 
+#include "reference/state/require.hpp"
 #include "reference/state/state.hpp"
 #include "reference/state/subtree.hpp"
 
 #include <algorithm>
-#include <cassert>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -37,7 +37,10 @@ class Forest {
  public:
   /// @param n_rows queries that share the tree (b * n_h * l on a rank)
   /// @param d_v length of a value vector
-  Forest(std::int64_t n_rows, std::int64_t d_v) : n_rows_(n_rows), d_v_(d_v) {}
+  /// @throws std::invalid_argument if one is negative
+  Forest(std::int64_t n_rows, std::int64_t d_v) : n_rows_(n_rows), d_v_(d_v) {
+    require(n_rows >= 0 && d_v >= 0, "Forest: ", n_rows, " rows of ", d_v, " components");
+  }
 
   std::int64_t n_rows() const { return n_rows_; }
   std::int64_t d_v() const { return d_v_; }
@@ -66,8 +69,14 @@ class Forest {
   }
   /// Replaces the contents by consecutive subtrees, no two of them siblings. Returns the memory for their states,
   /// [subtrees][n_rows][2 + d_v], which the caller fills.
+  /// @throws std::invalid_argument if a subtree does not begin where the one before it ends, or is its sibling
   std::span<Real> assign(std::span<const Subtree> subtrees) {
     clear();
+    for (std::size_t i = 1; i < subtrees.size(); ++i) {
+      require_next("Forest::assign", subtrees[i - 1], subtrees[i]);
+      require(!subtrees[i - 1].is_left_sibling_of(subtrees[i]), "Forest::assign: subtrees ", i - 1, " and ", i,
+              " are siblings");
+    }
     reserve(subtrees.size());
     subtrees_.assign(subtrees.begin(), subtrees.end());
     return {states_.data(), n_elements(subtrees.size())};
@@ -82,8 +91,9 @@ class Forest {
 
   /// Appends the subtree whose states the caller has written to slot(), then merges the last two subtrees while they are
   /// siblings.
+  /// @throws std::invalid_argument if it does not begin where the last subtree ends
   void push(Subtree next) {
-    assert(subtrees_.empty() || subtrees_.back().end() == next.begin());
+    if (!subtrees_.empty()) require_next("Forest::push", subtrees_.back(), next);
     subtrees_.push_back(next);
     while (subtrees_.size() >= 2 && subtrees_[subtrees_.size() - 2].is_left_sibling_of(subtrees_.back())) {
       const Subtree joined = subtrees_.back().parent();
@@ -117,6 +127,10 @@ class Forest {
   }
 
  private:
+  static void require_next(const char* function, const Subtree& last, const Subtree& next) {
+    require(next.begin() == last.end(), function, ": a subtree from position ", next.begin(), " on, after one that ends at ",
+            last.end());
+  }
   std::size_t n_elements(std::size_t n_subtrees) const { return n_subtrees * static_cast<std::size_t>(block_size()); }
   Real* block(std::size_t i) { return states_.data() + n_elements(i); }
 

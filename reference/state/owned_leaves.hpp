@@ -12,7 +12,6 @@
 #include <bit>
 #include <cstdint>
 #include <stdexcept>
-#include <string>
 #include <vector>
 
 namespace tree_attn {
@@ -32,16 +31,17 @@ struct DealtNode {
 /// A range of positions of the tree, an order, and the rows in which the keys of the range are stored.
 class OwnedLeaves {
  public:
-  /// @param range in the contiguous order any positions; in the dealt order multiples of 2^28 slots, as dealt_ranges() has
-  /// @throws std::invalid_argument for another range in the dealt order
+  /// @param range in the contiguous order any positions up to 2^62; in the dealt order multiples of 2^28 slots, as
+  /// dealt_ranges() has
+  /// @throws std::invalid_argument for another range, or a reversed one
   OwnedLeaves(KeyRange range, LeafOrder order = LeafOrder::kContiguous) : range_(range), order_(order) {  // NOLINT: implicit
+    require(range.begin >= 0 && range.begin <= range.end && range.end <= kOpenEnd, "OwnedLeaves: [", range.begin, ", ",
+            range.end, ") is no range of positions, which ascend from 0 to 2^62");
     if (order == LeafOrder::kContiguous) return;
     constexpr int kUnit = kPositionBits - kDealtBits;
-    if (range.begin < 0 || range.end > std::int64_t{1} << kPositionBits ||
-        ((range.begin | range.end) & ((std::int64_t{1} << kUnit) - 1)) != 0) {
-      throw std::invalid_argument("OwnedLeaves: [" + std::to_string(range.begin) + ", " + std::to_string(range.end) +
-                                  ") is not a range of the dealt order");
-    }
+    require(
+        range.end <= std::int64_t{1} << kPositionBits && ((range.begin | range.end) & ((std::int64_t{1} << kUnit) - 1)) == 0,
+        "OwnedLeaves: [", range.begin, ", ", range.end, ") is not a range of the dealt order");
     // The residues of the leaves modulo 2^b, with as few bits as the ends of the range have.
     const std::int64_t begin = range.begin >> kUnit, end = range.end >> kUnit;
     const int zeros = std::countr_zero(static_cast<std::uint64_t>(begin | end | 1 << kDealtBits));
@@ -66,16 +66,19 @@ class OwnedLeaves {
     return order_ == LeafOrder::kContiguous ? range_.size()
                                             : static_cast<std::int64_t>(residues_.size()) << (kPositionBits - bits_);
   }
-  /// Number of keys of the range among the first n of a sequence: the rows that a cache of the range holds of it.
+  /// Number of keys of the range among the first n of a sequence: the rows that a cache of the range holds of it. 0 for a
+  /// negative n.
   std::int64_t n_keys(std::int64_t n) const {
-    if (order_ == LeafOrder::kContiguous) return std::clamp<std::int64_t>(n - range_.begin, 0, range_.size());
+    if (order_ == LeafOrder::kContiguous) return n <= range_.begin ? 0 : std::min(n - range_.begin, range_.size());
+    if (n <= 0) return 0;
     const std::int64_t n_full = n / kLeafKeys, in_period = n_full & period_mask();
     const auto next = std::lower_bound(residues_.begin(), residues_.end(), in_period);
     const bool owns_last = next != residues_.end() && *next == in_period;
     return ((n_full >> bits_) * n_residues() + (next - residues_.begin())) * kLeafKeys + (owns_last ? n % kLeafKeys : 0);
   }
-  /// Position in the sequence of the key in row a. @pre 0 <= a < most_keys()
+  /// Position in the sequence of the key in row a. @throws std::out_of_range unless 0 <= a < most_keys()
   std::int64_t position(std::int64_t a) const {
+    require<std::out_of_range>(a >= 0 && a < most_keys(), "OwnedLeaves::position: row ", a, " of ", most_keys());
     return order_ == LeafOrder::kContiguous ? range_.begin + a : leaf(a / kLeafKeys) * kLeafKeys + a % kLeafKeys;
   }
   /// One past the last row of the leaf of row a.

@@ -21,8 +21,6 @@
 
 #include <bit>
 #include <cstdint>
-#include <stdexcept>
-#include <string>
 #include <string_view>
 #include <vector>
 
@@ -84,10 +82,7 @@ constexpr int owner_bits(int p) {
 /// 12 bits are too few for an even cut: 12 % for p = 511, 22 % for p = 1000.
 /// @throws std::invalid_argument unless 1 <= p <= kMostDealtRanks
 inline std::vector<KeyRange> dealt_ranges(int p) {
-  if (p < 1 || p > kMostDealtRanks) {
-    throw std::invalid_argument("dealt_ranges: " + std::to_string(p) + " ranks; the dealt order takes 1 to " +
-                                std::to_string(kMostDealtRanks));
-  }
+  require(p >= 1 && p <= kMostDealtRanks, "dealt_ranges: ", p, " ranks; the dealt order takes 1 to ", kMostDealtRanks);
   const int b = owner_bits(p);
   const auto cut = [b, p](std::int64_t rank) { return ((rank << b) + p - 1) / p << (kPositionBits - b); };
   std::vector<KeyRange> ranges;

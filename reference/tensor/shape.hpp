@@ -5,6 +5,7 @@
 
 #include "reference/tensor/view.hpp"
 
+#include <algorithm>
 #include <cstdint>
 
 namespace tree_attn {
@@ -32,6 +33,17 @@ struct AttentionShape {
             value_dim * static_cast<std::int64_t>(bytes_of(value_dtype)));
   }
 };
+
+/// Throws std::invalid_argument unless no axis is negative, d_h is not 0, and n_h is a multiple of n_kv.
+/// @param function that has the shape as an argument
+inline void require_shape(const char* function, const AttentionShape& shape) {
+  const auto& [dtype, value_dtype, b, n_h, n_kv, l, d_h, d_v] = shape;
+  require(std::min({b, n_h, n_kv, l, d_h, d_v}) >= 0, function, ": b = ", b, ", n_h = ", n_h, ", n_kv = ", n_kv, ", l = ", l,
+          ", d_h = ", d_h, ", d_v = ", d_v, "; an axis is negative");
+  require(d_h > 0, function, ": head_dim of q and k is 0");
+  require(n_kv == 0 ? n_h == 0 : n_h % n_kv == 0, function, ": ", n_h, " query heads are not a multiple of ", n_kv,
+          " KV heads (q, k, v are [b, heads, positions, d])");
+}
 
 /// The shape of the given tensors.
 /// @param q [b, n_h, l, d_h]

@@ -6,6 +6,7 @@
 /// positions, N keys. A view does not own or copy its elements and may start at any byte, so that mapped files need no copy.
 #pragma once
 
+#include "reference/state/require.hpp"
 #include "reference/tensor/dtype.hpp"
 
 #include <array>
@@ -13,7 +14,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <stdexcept>
-#include <string>
 
 namespace tree_attn {
 
@@ -37,7 +37,9 @@ struct TensorView {
     return element(i * stride[0] + j * stride[1] + n * stride[2]);
   }
   /// Entry i of the first axis, as a view [1, ...] of the same memory.
+  /// @throws std::out_of_range unless 0 <= i < shape[0]
   TensorView entry(std::int64_t i) const {
+    require<std::out_of_range>(i >= 0 && i < shape[0], "TensorView::entry: ", i, " of ", shape[0]);
     TensorView view = *this;
     view.shape[0] = 1;
     // An empty tensor may have no data to point into.
@@ -47,10 +49,8 @@ struct TensorView {
   /// The positions [begin, end) of the third axis, as a view of the same memory.
   /// @throws std::out_of_range unless 0 <= begin <= end <= shape[2]
   TensorView positions(std::int64_t begin, std::int64_t end) const {
-    if (begin < 0 || begin > end || end > shape[2]) {
-      throw std::out_of_range("TensorView::positions: [" + std::to_string(begin) + ", " + std::to_string(end) + ") of " +
-                              std::to_string(shape[2]));
-    }
+    require<std::out_of_range>(begin >= 0 && begin <= end && end <= shape[2], "TensorView::positions: [", begin, ", ", end,
+                               ") of ", shape[2]);
     TensorView view = *this;
     view.shape[2] = end - begin;
     // An empty tensor may have no data to point into.
@@ -58,5 +58,17 @@ struct TensorView {
     return view;
   }
 };
+
+/// Throws std::invalid_argument if an axis of a view is negative, or if it has elements and no data.
+/// @param function that has it as an argument @param name of the argument
+/// @param has_data whether the function reads the elements
+inline void require_view(const char* function, const TensorView& view, const char* name, bool has_data = true) {
+  bool empty = false;
+  for (const std::int64_t n : view.shape) {
+    require(n >= 0, function, ": ", name, " has an axis of negative length ", n);
+    empty = empty || n == 0;
+  }
+  require(empty || view.data != nullptr || !has_data, function, ": ", name, " has no data");
+}
 
 }  // namespace tree_attn

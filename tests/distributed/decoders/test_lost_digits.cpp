@@ -57,7 +57,7 @@ TEST_CASE("lost digits: with equal scores, those of the chapter on error bounds"
   // Deterministic, up to the exponential and the logarithm of the C library.
   for (const Algorithm& algorithm : algorithms()) {
     CAPTURE(algorithm.name);
-    const bool weighs_outputs = algorithm.rounding.additions_per_lse > 0;
+    const bool weighs_outputs = algorithm.rounding.weight_error_per_lse > 0;
     const std::vector<double>& shown = table.at(weighs_outputs ? " `paper`, `packed` " : " all others ");
     REQUIRE(shown.size() == x.size());
     for (std::size_t i = 0; i < x.size(); ++i) {

@@ -20,7 +20,9 @@ float common = 0;         ///< the value that the others have
 class OddDecoder : public Decoder {
  public:
   OddDecoder(Transport& transport, ShardDecoder& shard) : Decoder(transport, shard) {}
-  OutputView step(const Step& step) override {
+
+ protected:
+  OutputView run(const Step& step) override {
     decode_own_shard(step);
     const auto n_rows = static_cast<std::size_t>(shard_.cache().shape().n_rows());
     output_ = {std::vector<float>(n_rows * static_cast<std::size_t>(shard_.cache().shape().value_dim), common),

@@ -137,8 +137,7 @@ TEST_CASE("overflow on the device: at scores of 2^0 to 2^126 z is an average of 
                                       .n_queries = n_queries,
                                       .n_keys = random() % 3 == 0 ? 2 : 70,
                                       .power = power,
-                                      .equal = equal,
-                                      .lifted = dtype != DType::F16 && random() % 3 == 0};
+                                      .equal = equal};
             const auto workload = draw(problem, random);
             const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
             for (const device::LadderStep* step : device::ladder()) {
