@@ -442,7 +442,7 @@ int main() {
       all_same = all_same && same_bits(other, result);
     }
     std::printf("\n");
-    expect(all_same || !step->keeps_states, "all steps that keep the canonical states have the same bits");
+    expect(all_same || !step->is_canonical, "all steps that add in the order of the canonical tree have the same bits");
   }
 
   // %% [markdown]

@@ -10,6 +10,7 @@ Chapters are plain Markdown with mathematics between dollars, readable as they a
 * the end of a chapter leads to the next one;
 * `merge()` becomes a link to the function, `reference/state/state.hpp` to the file;
 * a fenced block "cpp gpu/parts/sub_warp.cuh" becomes the code itself, from each line of the block on, see excerpt() in index.py;
+  a block without lines becomes the whole file;
 * a fenced block "table seeded_bugs" becomes that table of kernel_tables.py;
 * <details><summary>Answer</summary> and </details>, each on a line of its own, fold what is between them.
 Source files: a test case becomes a function named after its subject, so that it has a place of its own; a citation gets an
@@ -29,7 +30,7 @@ import ascii_math
 import beside
 import kernel_tables
 from index import (CITATION, EXCERPT, ITEMS, ROOMS, ROOT, TABLE, TEST_CASE, anchor_of, chapters, citations, excerpt, name_below,
-                   plain)
+                   plain, whole)
 from paper import HEADING, SLIPS, TAG, anchors
 
 MENTION = re.compile(r"\b(eqs?\. \((\w+)\)|(Alg|Thm|Obs)\. (\d+)|(slip) (\d+))", re.IGNORECASE)
@@ -111,7 +112,8 @@ def chapter(lines, known):
         if quoted is not None:
             # What a fenced block names takes its place.
             if line.startswith("```") and file:
-                yield from ['<div class="excerpt">', "", link_code(CODE.match(f"`{file}`")), "", "```cpp", *quoted[1:], "```", "", "</div>"]
+                code = quoted[1:] or whole(file)
+                yield from ['<div class="excerpt">', "", link_code(CODE.match(f"`{file}`")), "", "```cpp", *code, "```", "", "</div>"]
                 quoted = None
             elif line.startswith("```"):
                 yield from quoted

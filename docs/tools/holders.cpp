@@ -277,7 +277,7 @@ void print_plans() {
       const std::int64_t n_ahead = plan.n_stages - 1, rows_at_once = name == "fused" ? 1 : kKeysPerStep;
       const auto stage_bytes = static_cast<std::int64_t>(LaneRing<Row>::n_bytes(plan.n_threads)) / LaneRing<Row>::kStages;
       const std::int64_t in_flight = plan.n_stages == 0
-                                         ? rows_at_once * 256 * (name == "fused" ? 1 : plan.n_threads / Row::kLanes)
+                                         ? rows_at_once * 256 * (plan.n_threads == kWarp ? 1 : plan.n_threads / Row::kLanes)
                                          : n_ahead * (path == "tensor" ? n_warps * tile_bytes : stage_bytes);
       const std::int64_t n_rows = path == "tensor" ? n_query_tiles<Tile>(params) : params.n_rows();
       std::printf(

@@ -163,6 +163,11 @@ def excerpt(name, first):
     return [line[indent:] for line in lines[begin:end] if line.strip() != "TREE_ATTN_UNROLL"]
 
 
+def whole(name):
+    """The code of a file, without the line of the licence: what a fenced block stands for that names no line."""
+    return (ROOT / name).read_text(encoding="utf-8").splitlines()[1:]
+
+
 EXCERPT = re.compile(r"```cpp ((?:reference|distributed|gpu|tests)/[\w./-]+)$")
 TABLE = re.compile(r"```table (\w+)$")
 
@@ -175,6 +180,8 @@ def quotes_are_sound(path, faults):
     for i, line in enumerate(path.read_text(encoding="utf-8").splitlines()):
         if match := EXCERPT.match(line):
             file = match[1]
+            if not (ROOT / file).is_file():
+                faults.append(f"{path.relative_to(ROOT)}:{i + 1}: there is no {file}")
         elif line.startswith("```"):
             file = None
         elif file and line.strip():

@@ -348,7 +348,7 @@ def equal_runs(data):
         if n_keys * scale > 62:
             drawing.text(x + n_keys * scale / 2, y + 15, words, "small")
 
-    for panel, name in enumerate(("steps 4 to 6: one block per split", "step 7: equal runs")):
+    for panel, name in enumerate(("steps 5 and 6: one block per split", "step 7: equal runs")):
         x0 = 6 + 440 * panel
         drawing.box(x0, 4, 428, 236, "frame", 10)
         drawing.text(x0 + 214, 26, name)

@@ -203,7 +203,7 @@ LADDER = {
     "naive": ("nothing: the definition", "a correct result"),
     "fused": ("a running state instead of scores", "no scores in memory: fewer bytes"),
     "vectors": ("16 bytes per lane, eight keys at a time, a leaf of 64 keys as one chain", "eight rows in flight per sub-warp"),
-    "split": ("blocks share the keys of a query, the last block merges", "work for all multiprocessors"),
+    "split": ("warps share the keys of a query, the last one merges", "work for all multiprocessors, in need of more bytes in flight: 85 µs"),
     "copies": ("copies in the background, in bulk where rows are dense", "enough bytes in flight while it computes, fewer instructions"),
     "tensor": ("queries that share keys, together on tensor cores", "a quarter of the bytes for 32 heads on 8"),
     "equal-runs": ("equal parts of all the work", "no idle multiprocessor, whatever the batch"),

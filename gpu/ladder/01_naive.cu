@@ -97,7 +97,7 @@ void run(const DecodeParams& params, DType dtype, const DeviceOutput& output, co
 const LadderStep kNaive{.name = "naive",
                         .brief = "scores in global memory",
                         .max_splits = 1,
-                        .keeps_states = false,
+                        .is_canonical = false,
                         .n_additions = chain_additions,
                         .refusal = accepts_any_rows,
                         .plan = plan,

@@ -90,7 +90,7 @@ void run(const DecodeParams& params, DType dtype, const DeviceOutput& output, co
 const LadderStep kFused{.name = "fused",
                         .brief = "one warp a query, scores in registers",
                         .max_splits = 1,
-                        .keeps_states = false,
+                        .is_canonical = false,
                         .n_additions = chain_additions,
                         .refusal = accepts_any_rows,
                         .plan = plan,

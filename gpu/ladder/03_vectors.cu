@@ -66,6 +66,7 @@ void run(const DecodeParams& params, DType dtype, const DeviceOutput& output, co
 const LadderStep kVectors{.name = "vectors",
                           .brief = "lanes share a row, 64 keys are a leaf",
                           .max_splits = 1,
+                          .keeps_states = true,
                           .n_additions = leaf_additions,
                           .refusal = accepts_aligned_rows,
                           .plan = plan,

@@ -24,6 +24,7 @@ constexpr auto kWithPipeline = [](const DecodeParams& params, DType dtype, const
 
 constinit const LadderStep kCopies = split_step(LadderStep{.name = "copies",
                                                            .brief = "copies in the background, in a ring of stages",
+                                                           .keeps_states = true,
                                                            .n_additions = leaf_additions,
                                                            .refusal = accepts_any_rows},
                                                 kWithPipeline);

@@ -30,9 +30,11 @@ std::string accepts(const DecodeParams& params, DType dtype) {
 
 }  // namespace
 
-constinit const LadderStep kTensor = split_step(
-    LadderStep{
-        .name = "tensor", .brief = "grouped heads on tensor cores", .n_additions = tensor_additions, .refusal = accepts},
-    kWithPipeline);
+constinit const LadderStep kTensor = split_step(LadderStep{.name = "tensor",
+                                                           .brief = "grouped heads on tensor cores",
+                                                           .keeps_states = true,
+                                                           .n_additions = tensor_additions,
+                                                           .refusal = accepts},
+                                                kWithPipeline);
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

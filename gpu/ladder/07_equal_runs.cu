@@ -23,6 +23,7 @@ double n_additions(const DecodeParams& params, DType dtype) {
 
 const LadderStep kEqualRuns{.name = "equal-runs",
                             .brief = "equal runs over all blocks",
+                            .keeps_states = true,
                             .n_additions = n_additions,
                             .refusal = accepts_any_grid,
                             .plan = plan_equal_runs<DecodeParams>,

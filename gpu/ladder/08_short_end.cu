@@ -40,6 +40,7 @@ std::string accepts(const DecodeParams& params, DType dtype) { return kEqualRuns
 
 const LadderStep kShortEnd{.name = "short-end",
                            .brief = "short sequences merge inside a cluster: the library kernel",
+                           .keeps_states = true,
                            .n_additions = n_additions,
                            .refusal = accepts,
                            .plan = plan,

@@ -22,9 +22,9 @@ struct LadderStep {
   const char* name;
   const char* brief;
   int max_splits = kAnySplits;  ///< most blocks that may share the keys of a kv head; 1: the step has no splits
-  /// Whether it adds in the order of the canonical tree: then it can leave states instead of finished rows, its bits do not
-  /// depend on splits, and one key gives its value to the bit.
-  bool keeps_states = true;
+  /// Whether it adds in the order of the canonical tree: its bits do not depend on splits.
+  bool is_canonical = true;
+  bool keeps_states = false;  ///< whether it can leave states instead of finished rows
   /// Longest chain of additions that a weight passes through, for the error bound: n_a of ErrorModel.
   double (*n_additions)(const DecodeParams& params, DType dtype);
   /// Why this step cannot take such a problem, in a few words; empty if it can.

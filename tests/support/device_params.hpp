@@ -133,7 +133,7 @@ inline bool is_scalar(const device::LaunchPlan& plan) { return plan.path == std:
 inline std::vector<const device::LadderStep*> tree_steps(const DeviceShard& shard, int n_splits = 1) {
   std::vector<const device::LadderStep*> steps;
   for (const device::LadderStep* step : device::ladder()) {
-    if (!step->keeps_states || step->max_splits < n_splits || step->refusal(shard.params, shard.dtype) != "") continue;
+    if (!step->is_canonical || step->max_splits < n_splits || step->refusal(shard.params, shard.dtype) != "") continue;
     if (is_scalar(step->plan(shard.params, shard.dtype, {.n_splits = n_splits}))) steps.push_back(step);
   }
   return steps;

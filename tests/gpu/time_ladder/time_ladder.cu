@@ -43,7 +43,7 @@ Timed time_step(const LadderStep& step, const Shape& shape, const Input& input,
   Timed timed;
   const DecodeParams& first = input.params.front();
   if (timed.note = step.refusal(first, shape.dtype); !timed.note.empty()) return timed;
-  if (!step.keeps_states && shape.n_keys() > kMostOfChains) {
+  if (!step.is_canonical && shape.n_keys() > kMostOfChains) {
     timed.note = "not timed: more than " + short_number(kMostOfChains) + " keys";
     return timed;
   }

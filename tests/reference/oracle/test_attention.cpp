@@ -348,10 +348,14 @@ TEST_CASE("check_shapes: one line that names the argument and the values") {
   };
   check({1, 2, 1, 128}, {1, 2, 8, 64}, {1, 2, 8, 64}, "attention: head_dim of q (128) and k (64) differ");
   check({1, 2, 1, 4}, {1, 2, 8, 4}, {1, 2, 9, 4}, "attention: k has 8 keys, v has 9");
-  check({1, 7, 1, 4}, {1, 2, 8, 4}, {1, 2, 8, 4}, "attention: 7 query heads are not a multiple of 2 KV heads (q, k, v are [b, heads, positions, d])");
-  check({1, 1, 1, 4}, {1, 2, 8, 4}, {1, 2, 8, 4}, "attention: 1 query heads are not a multiple of 2 KV heads (q, k, v are [b, heads, positions, d])");
-  check({1, 2, 1, 4}, {1, 0, 8, 4}, {1, 0, 8, 4}, "attention: 2 query heads are not a multiple of 0 KV heads (q, k, v are [b, heads, positions, d])");
-  check({1, 2, 1, 4}, {1, 2, 8, 4}, {1, 1, 8, 4}, "attention: k has 2 KV heads, v has 1 (q, k, v are [b, heads, positions, d])");
+  check({1, 7, 1, 4}, {1, 2, 8, 4}, {1, 2, 8, 4},
+        "attention: 7 query heads are not a multiple of 2 KV heads (q, k, v are [b, heads, positions, d])");
+  check({1, 1, 1, 4}, {1, 2, 8, 4}, {1, 2, 8, 4},
+        "attention: 1 query heads are not a multiple of 2 KV heads (q, k, v are [b, heads, positions, d])");
+  check({1, 2, 1, 4}, {1, 0, 8, 4}, {1, 0, 8, 4},
+        "attention: 2 query heads are not a multiple of 0 KV heads (q, k, v are [b, heads, positions, d])");
+  check({1, 2, 1, 4}, {1, 2, 8, 4}, {1, 1, 8, 4},
+        "attention: k has 2 KV heads, v has 1 (q, k, v are [b, heads, positions, d])");
   check({2, 2, 1, 4}, {1, 2, 8, 4}, {1, 2, 8, 4}, "attention: batch of q (2) and k (1) differ");
   check({1, 2, 1, 4}, {1, 2, 8, 4}, {3, 2, 8, 4}, "attention: batch of k (1) and v (3) differ");
   check({1, 2, 1, 0}, {1, 2, 8, 0}, {1, 2, 8, 4}, "attention: head_dim of q and k is 0");

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The library kernel has the bits of the steps of the ladder that define them: for every type, length of rows,
+/// group, number of keys and splits (eq. (7), section 5).
+#include "tests/support/device_params.hpp"
+
+#include <array>
+#include <map>
+
+namespace tree_attn::test {
+namespace {
+
+constexpr float kInf = std::numeric_limits<float>::infinity(), kNaN = std::numeric_limits<float>::quiet_NaN();
+
+/// How often a step has been compared.
+using Counts = std::map<std::string, int>;
+
+/// Normal elements in rows of d, with zeros after each up to a multiple of 16 bytes: the steps read rows of vectors.
+Tensor padded_rows(std::mt19937& random, Shape shape, DType dtype) {
+  const std::int64_t d = shape[3], of_vector = 16 / static_cast<std::int64_t>(bytes_of(dtype));
+  shape[3] = (d + of_vector - 1) / of_vector * of_vector;
+  std::vector<float> elements = normal_elements(random, n_elements(shape));
+  for (std::size_t i = 0; i < elements.size(); ++i) {
+    if (static_cast<std::int64_t>(i) % shape[3] >= d) elements[i] = 0;
+  }
+  return Tensor(elements, shape, dtype);
+}
+std::unique_ptr<TensorWorkload> padded_workload(std::mt19937& random, const Axes& axes, std::vector<std::int64_t> lengths) {
+  return workload_of(padded_rows(random, axes.q(), axes.dtype), padded_rows(random, axes.k(), axes.dtype),
+                     padded_rows(random, axes.v(), axes.dtype), std::move(lengths),
+                     1 / std::sqrt(static_cast<double>(axes.head_dim)));
+}
+
+/// The first d elements of every row.
+TensorView first_of(TensorView view, std::int64_t d) {
+  view.shape[3] = d;
+  return view;
+}
+
+/// Decodes rows without the zeros by the library kernel, and rows with them by the steps that have its tree and its units;
+/// compares every bit.
+void check(TensorWorkload& workload, std::int64_t d_h, std::int64_t d_v, int n_splits, Counts& counts) {
+  const TensorView q = workload.query(0);
+  const Shard whole = workload.whole();
+  const DeviceShard padded(q, whole, workload.lengths(), workload.scale),
+      shard(first_of(q, d_h), {first_of(whole.k, d_h), first_of(whole.v, d_v), 0}, workload.lengths(), workload.scale);
+  const DecodeOutput engine = run_step(device::kEqualRuns, shard, {.n_splits = n_splits % 4});
+  const bool scalar = is_scalar(device::kEqualRuns.plan(shard.params, shard.dtype, {}));
+  for (const device::LadderStep* step : device::ladder()) {
+    if (!step->is_canonical || step->keeps_states || step->refusal(padded.params, padded.dtype) != "") continue;
+    if (is_scalar(step->plan(padded.params, padded.dtype, {})) != scalar) continue;
+    DecodeOutput plain = run_step(*step, padded, {.n_splits = std::min(n_splits, step->max_splits)});
+    for (std::size_t r = 0; r < plain.lse.size(); ++r)
+      std::copy_n(plain.out.begin() + static_cast<std::ptrdiff_t>(r) * whole.v.shape[3], d_v,
+                  plain.out.begin() + static_cast<std::ptrdiff_t>(r) * d_v);
+    plain.out.resize(engine.out.size());
+    CHECK_MESSAGE(same_output(plain, engine), step->name);
+    ++counts[step->name];
+  }
+}
+
+}  // namespace
+
+/// One shape is drawn for every type and number of keys. Most rows are short: they take less time.
+/// @tested{eq_7, eq. (7)}
+TEST_CASE("plain kernels: the library kernel has their bits for every N below 200, and for others up to 3000") {
+  std::mt19937 random(7900);
+  const auto draw = [&random](std::int64_t least, std::int64_t most) {
+    return least + static_cast<std::int64_t>(random() % static_cast<unsigned>(most - least + 1));
+  };
+  Counts counts;
+  for (std::int64_t i = 0; i < 216; ++i) {
+    const std::int64_t n_keys = i < 200 ? i : i == 200 ? 3000 : draw(200, 3000);
+    for (const DType dtype : {DType::F32, DType::F16, DType::BF16}) {
+      const std::int64_t longest = i % 8 == 0 && n_keys < 1000 ? 576 : i % 4 == 0 ? 150 : 40;
+      Axes axes{.batch = draw(1, 2),
+                .heads = 1,
+                .kv_heads = draw(1, 2),
+                .head_dim = draw(1, longest),
+                .value_dim = draw(1, longest),
+                .n_keys = n_keys,
+                .dtype = dtype};
+      axes.heads = axes.kv_heads * draw(1, 3), axes.n_queries = draw(1, 2);
+      std::vector<std::int64_t> lengths{n_keys, draw(0, n_keys)};
+      lengths.resize(static_cast<std::size_t>(axes.batch));
+      const int n_splits = static_cast<int>(draw(1, 7));
+      INFO(name_of(dtype) << ", " << axes.batch << " entries, " << axes.heads << " heads over " << axes.kv_heads << ", "
+                          << axes.n_queries << " queries, d_h " << axes.head_dim << ", d_v " << axes.value_dim << ", N "
+                          << n_keys << ", second length " << lengths.back() << ", splits " << n_splits);
+      check(*padded_workload(random, axes, lengths), axes.head_dim, axes.value_dim, n_splits, counts);
+    }
+  }
+  REQUIRE(counts.size() >= 1);
+  for (const auto& [name, n] : counts) CHECK_MESSAGE(n > 200, name);
+}
+
+/// Of a tensor one element of one row, of some or of all is overwritten: with what is not finite, with zeros, with elements
+/// that make scores of some thousands, and values whose sum is beyond F32.
+/// @tested{eq_7, eq. (7)}
+TEST_CASE("plain kernels: the library kernel has their bits whatever the elements and the scale") {
+  std::mt19937 random(7950);
+  const auto one_of = [&random](const auto& list) { return *(std::begin(list) + random() % std::size(list)); };
+  Counts counts;
+  for (int i = 0; i < 300; ++i) {
+    for (const DType dtype : {DType::F32, DType::F16, DType::BF16}) {
+      const float number = one_of(std::array{kNaN, kInf, -kInf, -0.0f, 300.0f, static_cast<float>(largest_of(dtype))});
+      const std::int64_t n_keys = one_of(std::array{1, 2, 64, 70, 130}), heads = one_of(std::array{1, 3});
+      const Axes axes{.heads = heads, .kv_heads = 1, .head_dim = 16, .value_dim = 24, .n_keys = n_keys, .dtype = dtype};
+      Tensor tensors[] = {normal_tensor(random, axes.q(), dtype), normal_tensor(random, axes.k(), dtype),
+                          normal_tensor(random, axes.v(), dtype)};
+      const int which = static_cast<int>(random() % 3);
+      const std::int64_t last = which == 0 ? heads : n_keys, from = static_cast<std::int64_t>(random()) % last,
+                         to = one_of(std::array{from + 1, std::min(last, from + 70), last});
+      for (std::int64_t at = from; at < to; ++at) tensors[which].set(0, which == 0 ? at : 0, which == 0 ? 0 : at, 3, number);
+      const double scale = one_of(std::array{0.25, 0.25, -3.0, 0.0, 1e-38});
+      const int n_splits = 1 + i % 3;
+      INFO("draw " << i << ", " << name_of(dtype) << ", N " << n_keys << ", heads " << heads << ", tensor " << which << ", "
+                   << number << " from " << from << " to " << to << ", scale " << scale);
+      const auto workload = workload_of(tensors[0], tensors[1], tensors[2], {}, scale);
+      check(*workload, 16, 24, n_splits, counts);
+    }
+  }
+  REQUIRE(counts.size() >= 1);
+  for (const auto& [name, n] : counts) CHECK_MESSAGE(n > 200, name);
+}
+
+}  // namespace tree_attn::test
