@@ -37,7 +37,8 @@ namespace tree_attn {
 /// of before is received then: the old duplicate is not freed, so that its context is never used again, and tags begin
 /// elsewhere. What each recovery leaves is never freed: the duplicate (MPICH has about 2000), the memory of messages in
 /// flight, and of `shared` the windows. A constructor that gives up leaves a collective on `comm`, so that no further
-/// one can begin there.
+/// one can begin there. Known limit: a rank that had ended without an error has freed its duplicate, so a late message of
+/// another rank can end the process if the program makes a communicator of its own after a recovery (seen on 2 ranks).
 class MpiRanks : public Ranks {
  public:
   /// Called with the index of a request that is complete, and its status, in which MPI_ERROR is set.
