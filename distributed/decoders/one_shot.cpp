@@ -84,9 +84,10 @@ class OneShotDecoder : public Decoder {
   /// A window is freed after all others have closed it: collective where ranks are processes, except after an error.
   ~OneShotDecoder() override {
     // Kernels of this rank, and of the others, may wait for what this rank will not send any more.
-    if (std::uncaught_exceptions() > 0) session_->give_up();
+    const bool has_failed = has_failed_ || std::uncaught_exceptions() > n_exceptions_;
+    if (has_failed) session_->give_up();
     session_->disconnect();
-    if (transport_.is_one_process() || connected_.empty() || std::uncaught_exceptions() > 0) return;
+    if (transport_.is_one_process() || connected_.empty() || has_failed) return;
     try {
       transport_.tell_all(transport_.rank(), "all ranks to close their windows");
     } catch (const std::exception&) {
@@ -101,14 +102,23 @@ class OneShotDecoder : public Decoder {
     try {
       return decode(step);
     } catch (const PeerFailed& error) {
+      fail();
       throw OtherRankFailed(error.what());
     } catch (const DeviceError&) {
-      session_->give_up();
+      fail();
+      throw;
+    } catch (const TransportError&) {
+      fail();
       throw;
     }
   }
 
  private:
+  void fail() {
+    has_failed_ = true;
+    session_->give_up();
+    if (transport_.device() == nullptr) transport_.abandon();
+  }
   OutputView decode(const Step& step) {
     // The lengths are the same on every rank, so all ranks come here in the same step.
     const std::int64_t longest = step.longest();
@@ -182,6 +192,8 @@ class OneShotDecoder : public Decoder {
   std::string_view windows_;
   PlanOptions options_;
   std::unique_ptr<OneShotSession> session_;
+  bool has_failed_ = false;  ///< in a step: others may not arrive any more
+  int n_exceptions_ = std::uncaught_exceptions();
   std::optional<PlanRunner> between_nodes_;   ///< what follows the kernel on several nodes
   std::int64_t n_merges_ = 0, n_stored_ = 0;  ///< of the kernel in a step: merge steps, and windows stored into
 };

@@ -70,6 +70,35 @@ MpiRanks::MpiRanks(MPI_Comm comm, Deadline& deadline)
       deadline_(deadline),
       n_exceptions_(std::uncaught_exceptions()),
       n_tags_(tree_attn::n_tags()) {
+  comm_ = duplicate(comm);
+  for_the_end_ = duplicate(comm_);
+  first_tag_ = broadcast_from_root(rank() == 0 ? std::random_device{}() : 0);
+}
+
+MpiRanks::~MpiRanks() {
+  if (!is_running()) return;
+  // A communicator is freed on all ranks or on none: a message to one that is freed may reach a later one with its context,
+  // the caller's too, or end the process. Others may have collectives on comm_ that this rank has not, so it says here how
+  // it has ended.
+  ended_->here = can_meet() ? 0 : 1;
+  MPI_Request request = MPI_REQUEST_NULL;
+  MPI_Iallreduce(&ended_->here, &ended_->in_all, 1, MPI_INT, MPI_SUM, for_the_end_, &request);
+  if (ended_->here != 0) {
+    static_cast<void>(ended_.release());
+    return;
+  }
+  try {
+    await_collective(request, "all ranks to end", ended_);
+  } catch (const TransportError&) {
+    return;
+  }
+  if (ended_->in_all != 0) return;
+  const Waiting waiting(deadline_, "in MPI_Comm_free");
+  MPI_Comm_free(&comm_);
+  MPI_Comm_free(&for_the_end_);
+}
+
+MPI_Comm MpiRanks::duplicate(MPI_Comm comm) const {
   auto duplicate = std::make_unique<MPI_Comm>(MPI_COMM_NULL);
   MPI_Request request = MPI_REQUEST_NULL;
   {
@@ -77,15 +106,8 @@ MpiRanks::MpiRanks(MPI_Comm comm, Deadline& deadline)
     check_mpi(MPI_Comm_idup(comm, duplicate.get(), &request), "MPI_Comm_idup");
   }
   await_collective(request, "all ranks to duplicate the communicator", duplicate);
-  comm_ = *duplicate;
-  check_mpi(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
-  first_tag_ = broadcast_from_root(rank() == 0 ? std::random_device{}() : 0);
-}
-
-MpiRanks::~MpiRanks() {
-  if (!can_meet()) return;
-  const Waiting waiting(deadline_, "in MPI_Comm_free");
-  MPI_Comm_free(&comm_);
+  check_mpi(MPI_Comm_set_errhandler(*duplicate, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+  return *duplicate;
 }
 
 bool MpiRanks::is_running() {
@@ -229,7 +251,9 @@ void MpiRanks::all_gather(std::span<const std::byte> mine, std::span<std::byte> 
 void MpiRanks::broadcast(std::span<std::byte> bytes, int root, std::string_view what) const {
   check();
   // MPI counts in int. All ranks have as many bytes, and therefore the same parts.
-  constexpr std::size_t kMostBytes = MpiTransport::kMaxMessageBytes;
+  constexpr std::size_t kMostBytes = std::size_t{1} << 24;
+  std::unique_ptr<std::byte[]> memory;
+  if (deadline_.is_limited()) memory = std::make_unique_for_overwrite<std::byte[]>(std::min(bytes.size(), kMostBytes));
   do {
     const std::span<std::byte> part = bytes.first(std::min(bytes.size(), kMostBytes));
     bytes = bytes.subspan(part.size());
@@ -238,7 +262,6 @@ void MpiRanks::broadcast(std::span<std::byte> bytes, int root, std::string_view 
       check_mpi(MPI_Bcast(part.data(), n_bytes, MPI_BYTE, root, comm_), "MPI_Bcast");
       continue;
     }
-    auto memory = std::make_unique_for_overwrite<std::byte[]>(part.size());
     if (rank() == root) std::ranges::copy(part, memory.get());
     MPI_Request request = MPI_REQUEST_NULL;
     check_mpi(MPI_Ibcast(memory.get(), n_bytes, MPI_BYTE, root, comm_, &request), "MPI_Ibcast");

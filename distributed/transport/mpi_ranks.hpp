@@ -34,11 +34,10 @@ namespace tree_attn {
 /// Recovery: a wait that gives up throws TransportError, and from then on these ranks refuse all further work. To go on, all
 /// ranks destroy the decoder, the transport and this object, meet by means of the program, for instance in a barrier of its
 /// communicator, and begin again with a new MpiRanks on the same communicator. Caches and sessions may be kept. No message
-/// of before is received then: the old duplicate is not freed, so that its context is never used again, and tags begin
-/// elsewhere. What each recovery leaves is never freed: the duplicate (MPICH has about 2000), the memory of messages in
-/// flight, and of `shared` the windows. A constructor that gives up leaves a collective on `comm`, so that no further
-/// one can begin there. Known limit: a rank that had ended without an error has freed its duplicate, so a late message of
-/// another rank can end the process if the program makes a communicator of its own after a recovery (seen on 2 ranks).
+/// of before is received then: duplicates are freed only if no rank has given up, so their contexts are not used again, and
+/// tags begin elsewhere. What each recovery leaves is never freed: two duplicates (MPICH has about 2000 communicators), the
+/// memory of messages in flight, and of `shared` the windows. A constructor is a collective on `comm`, also if it gives up:
+/// all ranks call it equally often.
 class MpiRanks : public Ranks {
  public:
   /// Called with the index of a request that is complete, and its status, in which MPI_ERROR is set.
@@ -46,13 +45,13 @@ class MpiRanks : public Ranks {
   /// Moves messages that do not go over MPI. @returns whether all of them have arrived
   using Advance = std::function<bool()>;
 
-  /// Duplicates the communicator: collective over it.
+  /// Duplicates the communicator, for messages and for the end: collective over it.
   /// @param timeout seconds that one wait may take without progress, may be infinite
   /// @throws std::invalid_argument for MPI_COMM_NULL, an inter-communicator, or if MPI is not running; TransportError
   MpiRanks(MPI_Comm comm, double timeout);
   /// The same with the caller's deadline, which outlives this object.
   MpiRanks(MPI_Comm comm, Deadline& deadline);
-  /// Frees the duplicate, unless others may not arrive: see can_meet().
+  /// Frees the duplicates if all ranks can_meet(): collective, but a rank that cannot does not wait.
   ~MpiRanks() override;
 
   /// Whether MPI has been initialized and not finalized.
@@ -100,6 +99,7 @@ class MpiRanks : public Ranks {
   MpiRanks(MPI_Comm comm, std::unique_ptr<Deadline> own);
   template <class Function>
   auto or_give_up(const Function& function) const;
+  MPI_Comm duplicate(MPI_Comm comm) const;
   template <class Memory>
   void await_collective(MPI_Request request, std::string_view what, Memory& memory) const;
   void poll_until_done(std::span<MPI_Request> requests, std::string_view what, const Completed& completed,
@@ -110,8 +110,13 @@ class MpiRanks : public Ranks {
 
   std::unique_ptr<Deadline> own_deadline_;
   Deadline& deadline_;
-  MPI_Comm comm_ = MPI_COMM_NULL;
+  MPI_Comm comm_ = MPI_COMM_NULL, for_the_end_ = MPI_COMM_NULL;
   int n_exceptions_;  ///< in flight when this object was made
+  /// Whether this rank cannot meet the others at the end, and how many cannot.
+  struct Ended {
+    int here = 0, in_all = 0;
+  };
+  std::unique_ptr<Ended> ended_ = std::make_unique<Ended>();
   std::uint64_t first_tag_ = 0, n_tags_ = 1;
   mutable bool gave_up_ = false;
   mutable std::vector<int> indices_;          ///< of complete requests

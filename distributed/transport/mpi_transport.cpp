@@ -75,10 +75,6 @@ bool MpiTransport::has_messages_in_flight() const {
   return std::ranges::any_of(requests_, [](MPI_Request request) { return request != MPI_REQUEST_NULL; });
 }
 
-void MpiTransport::abandon() noexcept {
-  if (has_messages_in_flight()) ranks_.give_up();
-}
-
 void MpiTransport::finish_messages() {
   ranks_.await(requests_, "a message", completed_, advance_);
   requests_.clear();

@@ -34,7 +34,7 @@ class MpiTransport : public Transport {
   bool has_messages_in_flight() const override;
   bool reads_late(int, std::size_t) const override { return true; }
   void check() const override { ranks_.check(); }
-  void abandon() noexcept override;
+  void abandon() noexcept override { ranks_.give_up(); }
   Allocate allocate() const override;
 
  protected:

@@ -133,6 +133,7 @@ SharedTransport::Mailbox* SharedTransport::mailbox(const std::vector<Mailbox*>& 
 }
 
 void SharedTransport::start_send(std::span<const std::byte> bytes, int to) {
+  check();
   Mailbox* const box = mailbox(to_, to, bytes.size());
   if (box == nullptr) return MpiTransport::start_send(bytes, to);
   sends_.push_back({bytes, bytes.size(), to, box});
@@ -140,6 +141,7 @@ void SharedTransport::start_send(std::span<const std::byte> bytes, int to) {
 }
 
 void SharedTransport::start_receive(std::span<std::byte> bytes, int from) {
+  check();
   Mailbox* const box = mailbox(from_, from, bytes.size());
   if (box == nullptr) return MpiTransport::start_receive(bytes, from);
   const auto is_read = [&](const InPlace& each) { return each.mailbox == box; };

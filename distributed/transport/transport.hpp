@@ -81,7 +81,7 @@ class Transport {
   virtual bool reads_late(int /*to*/, std::size_t /*n_bytes*/) const { return false; }
   /// @throws TransportError if a wait has given up: messages may be in flight, and no further one can be matched
   virtual void check() const {}
-  /// After an error of this rank: messages in flight will not be waited for.
+  /// After an error of this rank in a step: others may wait for messages that it will not send, so it gives up.
   virtual void abandon() noexcept {}
   /// Seconds that one wait may take; infinity for no limit.
   virtual double timeout() const { return std::numeric_limits<double>::infinity(); }

@@ -8,8 +8,11 @@
 #include <doctest/doctest.h>
 #include <sys/mman.h>
 
+#include <array>
+#include <functional>
 #include <limits>
 #include <numeric>
+#include <stdexcept>
 
 namespace tree_attn::test {
 namespace {
@@ -25,6 +28,16 @@ class Half {
 
  private:
   MPI_Comm comm_ = MPI_COMM_NULL;
+};
+
+/// A time limit that holds from some moment on.
+class LaterLimit : public TimeLimit {
+ public:
+  using TimeLimit::TimeLimit;
+  void poll() override {
+    if (has_begun) TimeLimit::poll();
+  }
+  bool has_begun = false;
 };
 
 /// Elements that go around the ring come back.
@@ -85,7 +98,8 @@ TEST_CASE("mpi ranks: without a deadline, collectives block in MPI, with the sam
 }
 
 TEST_CASE("mpi ranks: more bytes than MPI counts are sent in parts, or refused with their number") {
-  // Pages of a mapping without memory: nothing reads them on a communicator of one rank.
+  if (session().ranks().rank() != 0) return;
+  // Pages of a mapping without memory: nothing writes them on a communicator of one rank.
   constexpr std::size_t kBytes = 3'000'000'000;
   void* const pages = ::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   REQUIRE(pages != MAP_FAILED);
@@ -113,6 +127,81 @@ TEST_CASE("mpi ranks: a message that never comes is an error that names the rank
     MPI_Cancel(&request);
     MPI_Wait(&request, MPI_STATUS_IGNORE);
   }
+  all.barrier();
+}
+
+TEST_CASE("mpi ranks: no communicator, and one between two groups, are refused") {
+  CHECK_THROWS_WITH_AS(MpiRanks(MPI_COMM_NULL, 60), "MpiRanks: the communicator is MPI_COMM_NULL", std::invalid_argument);
+  const MpiRanks& all = session().ranks();
+  if (all.size() < 2) return;
+  // The first rank of each half is the last of its parity.
+  const Half half(all);
+  const int last = all.size() - 1, first_of_other = all.rank() % 2 == last % 2 ? last - 1 : last;
+  MPI_Comm between = MPI_COMM_NULL;
+  MPI_Intercomm_create(half.comm(), 0, all.comm(), first_of_other, 9, &between);
+  CHECK_THROWS_WITH_AS(MpiRanks(between, 60), "MpiRanks: the communicator is an inter-communicator", std::invalid_argument);
+  MPI_Comm_free(&between);
+}
+
+TEST_CASE("mpi ranks: after a wait that gave up, all is refused in one line") {
+  const MpiRanks& all = session().ranks();
+  const MpiRanks ranks(all.comm(), 60);
+  const std::unique_ptr<Transport> over_mpi = ranks.open_transport(Topology::pretend(all.size(), 1)),
+                                   shared = ranks.open_shared_transport(Topology::pretend(all.size(), all.size()));
+  CHECK(ranks.can_meet());
+  CHECK_NOTHROW(ranks.check());
+  ranks.barrier();
+  ranks.give_up();
+  CHECK_FALSE(ranks.can_meet());
+  const std::string line = "rank " + std::to_string(all.rank()) + " has given up before; make new MpiRanks";
+  std::array<std::byte, 8> bytes{};
+  CHECK_THROWS_WITH_AS(ranks.barrier(), line.c_str(), TransportError);
+  CHECK_THROWS_WITH_AS(ranks.broadcast(bytes, 0, "a test"), line.c_str(), TransportError);
+  CHECK_THROWS_WITH_AS(static_cast<void>(ranks.all_sum(1)), line.c_str(), TransportError);
+  CHECK_THROWS_WITH_AS(static_cast<void>(ranks.topology(0)), line.c_str(), TransportError);
+  CHECK_THROWS_WITH_AS(static_cast<void>(ranks.open_transport(over_mpi->topology())), line.c_str(), TransportError);
+  CHECK_THROWS_WITH_AS(static_cast<void>(ranks.open_shared_transport(shared->topology())), line.c_str(), TransportError);
+  for (Transport* const transport : {over_mpi.get(), shared.get()}) {
+    CHECK_THROWS_WITH_AS(transport->check(), line.c_str(), TransportError);
+    CHECK_THROWS_WITH_AS(transport->send(bytes, 0), line.c_str(), TransportError);
+    CHECK_THROWS_WITH_AS(transport->receive(bytes, 0), line.c_str(), TransportError);
+    CHECK_THROWS_WITH_AS(static_cast<void>(transport->tell_all(1, "a test")), line.c_str(), TransportError);
+  }
+}
+
+TEST_CASE("mpi ranks: a rank that does not come ends the waits of the others within the deadline, wherever they wait") {
+  const MpiRanks& all = session().ranks();
+  if (all.size() < 2) return;
+  constexpr double kShort = 0.2;
+  const bool is_missing = all.rank() == all.size() - 1;
+  const auto error_of = [](const auto& wait) -> std::string {
+    try {
+      wait();
+    } catch (const TransportError& error) {
+      return error.what();
+    }
+    return "";
+  };
+  const std::string start = "rank " + std::to_string(all.rank()) + " waited 0.2 s for ";
+  const auto waits = std::vector<std::function<void(const MpiRanks&)>>{
+      [](const MpiRanks& ranks) { ranks.barrier(); }, [](const MpiRanks& ranks) { static_cast<void>(ranks.topology(0)); },
+      [](const MpiRanks& ranks) {
+        static_cast<void>(ranks.open_shared_transport(Topology::pretend(ranks.size(), ranks.size())));
+      }};
+  for (const auto& wait : waits) {
+    LaterLimit limit(all.rank(), kShort);
+    const MpiRanks ranks(all.comm(), limit);
+    limit.has_begun = true;
+    if (!is_missing) CHECK(error_of([&] { wait(ranks); }).ends_with(start + "all ranks to arrive and gave up"));
+    all.barrier();
+  }
+  // A duplicate that was begun has to be begun on every rank: the missing one comes late.
+  MPI_Comm comm = MPI_COMM_NULL;
+  MPI_Comm_dup(all.comm(), &comm);
+  const auto error_of_new = [&] { return error_of([&] { const MpiRanks ranks(comm, kShort); }); };
+  if (!is_missing) CHECK(error_of_new() == start + "all ranks to duplicate the communicator and gave up");
+  all.barrier();
+  if (is_missing) CHECK(error_of_new().starts_with(start));
   all.barrier();
 }
 
