@@ -104,10 +104,12 @@ void print_exchanges() {
 std::vector<std::uint32_t> transposed;
 __global__ void watch_transpose() {
   const std::uint32_t first = 2 * threadIdx.x;
-  transposed[threadIdx.x] = transpose_matrix(first | (first + 1) << 16);
+  std::uint32_t pairs[] = {first | (first + 1) << 16};
+  transpose_matrices<1>(pairs);
+  transposed[threadIdx.x] = pairs[0];
 }
 
-/// The elements that lanes hold after transpose_matrix(): [lane][2].
+/// The elements that lanes hold after transpose_matrices(): [lane][2].
 void print_transposed() {
   transposed.assign(32, 0);
   launch(watch_transpose, {.grid = {1}, .block = {32}}, Stream{});

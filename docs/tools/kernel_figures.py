@@ -303,7 +303,7 @@ def rings(data):
 
 
 def tile(data):
-    """Which lane holds which weight before and after transpose_matrix(), and which element of the output of a tile."""
+    """Which lane holds which weight before and after transpose_matrices(), and which element of the output of a tile."""
     weights = {element: lane for lane in range(32) for element in (2 * lane, 2 * lane + 1)}
     operand = {element: lane for lane, pair in enumerate(data["transposed"]) for element in pair}
     if any(operand[8 * key + query] != 4 * query + key // 2 for key in range(8) for query in range(8)):

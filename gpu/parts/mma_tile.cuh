@@ -57,7 +57,7 @@ inline constexpr int kRowVectors = kBoxRowBytes / 16, kBoxVectors = static_cast<
 using LeafScores = float[kLeafItems][4];
 __device__ __forceinline__ int score_key(int lane, int i, int h) { return 16 * i + 8 * h + lane / 4; }
 
-/// The vector of the first 16 rows of a box that a lane points load_matrix_x4() at, for 16-element step `step` of four: of
+/// The vector of the first 16 rows of a box that a lane points load_matrices_x4() at, for 16-element step `step` of four: of
 /// the four 8 x 8 matrices of a left operand the upper left, lower left, upper right and lower right one.
 __device__ __forceinline__ int matrix_vector(int lane, int step) {
   return lane % 16 * kRowVectors + swizzled_unit(lane % 16, 2 * step + lane / 16);
@@ -122,16 +122,14 @@ class TileQueries {
   }
   /// The four steps that multiply a box of keys.
   __device__ __forceinline__ void get(int box, std::uint32_t (&q)[4][2]) const {
+    std::uint32_t matrices[2][4];
+    if constexpr (kInShared) load_matrices_x4(matrices, [&](int i) { return matrix_ + (8 * box + 4 * i); });
     TREE_ATTN_UNROLL
-    for (int i = 0; i < 4; i += 2) {
-      if constexpr (kInShared) {
-        std::uint32_t matrices[4];
-        load_matrix_x4(matrices, matrix_ + (8 * box + 2 * i));
-        q[i][0] = matrices[0], q[i][1] = matrices[1], q[i + 1][0] = matrices[2], q[i + 1][1] = matrices[3];
-      } else {
-        TREE_ATTN_UNROLL
-        for (int c = 0; c < 4; ++c) q[i + c / 2][c % 2] = registers_[4 * box + i + c / 2][c % 2];
-      }
+    for (int i = 0; i < 8; ++i) {
+      if constexpr (kInShared)
+        q[i / 2][i % 2] = matrices[i / 4][i % 4];
+      else
+        q[i / 2][i % 2] = registers_[4 * box + i / 2][i % 2];
     }
   }
 
@@ -150,12 +148,9 @@ __device__ __forceinline__ void add_scores(const TileQueries<Tile>& queries, Sha
   TREE_ATTN_UNROLL
   for (int step = 0; step < 4; ++step) {
     const Shared<Bytes16> matrix = box + matrix_vector(lane, step);
-    TREE_ATTN_UNROLL
-    for (int i = 0; i < kLeafItems; ++i) {
-      std::uint32_t k[4];
-      load_matrix_x4(k, matrix + 16 * kRowVectors * i);
-      mma_16x8x16<typename Tile::T>(s[i], k, {q[step][0], q[step][1]});
-    }
+    std::uint32_t k[kLeafItems][4];
+    load_matrices_x4(k, [&](int i) { return matrix + 16 * kRowVectors * i; });
+    mma_16x8x16<typename Tile::T>(s, k, q + step);
   }
 }
 
@@ -190,28 +185,27 @@ __device__ __forceinline__ WeightParts split_weight(Half, float w) {
 /// The weights of a leaf as right operands of V^T P^T, in the order of the products: small parts first.
 template <IsMmaTile Tile>
 struct TileWeights {
-  std::uint32_t part[Tile::kProducts][kLeafItems][2];
+  std::uint32_t part[kLeafItems][Tile::kProducts][2];
 
   __device__ __forceinline__ explicit TileWeights(const LeafScores& w) {
-    const auto pair = [](std::uint16_t low, std::uint16_t high) {
-      return transpose_matrix(std::uint32_t{low} | std::uint32_t{high} << 16);
-    };
+    const auto pair = [](std::uint16_t low, std::uint16_t high) { return std::uint32_t{low} | std::uint32_t{high} << 16; };
     TREE_ATTN_UNROLL
     for (int i = 0; i < kLeafItems; ++i) {
       TREE_ATTN_UNROLL
       for (int h = 0; h < 2; ++h) {
         const WeightParts left = split_weight(typename Tile::T{}, w[i][2 * h]);
         if constexpr (Tile::kColumns == 2) {
-          part[0][i][h] = pair(0, left.lower);
-          part[1][i][h] = pair(left.upper, left.middle);
+          part[i][0][h] = pair(0, left.lower);
+          part[i][1][h] = pair(left.upper, left.middle);
         } else {
           const WeightParts right = split_weight(typename Tile::T{}, w[i][2 * h + 1]);
-          part[0][i][h] = pair(left.lower, right.lower);
-          part[1][i][h] = pair(left.middle, right.middle);
-          part[2][i][h] = pair(left.upper, right.upper);
+          part[i][0][h] = pair(left.lower, right.lower);
+          part[i][1][h] = pair(left.middle, right.middle);
+          part[i][2][h] = pair(left.upper, right.upper);
         }
       }
     }
+    transpose_matrices<kLeafItems * Tile::kProducts * 2>(part[0][0]);
   }
 };
 
@@ -223,29 +217,22 @@ __device__ __forceinline__ void add_values(const TileWeights<Tile>& weights, Sha
   using T = typename Tile::T;
   // Where a column holds parts in two units, the small ones are summed first.
   constexpr bool kTwoUnits = kRestUnit<T> != 1 && Tile::kColumns == 1;
-  const auto add = [&](int first, int last) {
+  const auto add = [&]<int first, int last>() {
     TREE_ATTN_UNROLL
     for (int i = 0; i < kLeafItems; ++i) {
       std::uint32_t v[4][4];
-      TREE_ATTN_UNROLL
-      for (int step = 0; step < 4; ++step)
-        load_matrix_x4_transposed(v[step], box + (transposed_matrix_vector(lane, step) + 16 * kRowVectors * i));
-      TREE_ATTN_UNROLL
-      for (int part = 0; part < Tile::kProducts; ++part) {
-        if (part < first || part >= last) continue;
-        TREE_ATTN_UNROLL
-        for (int step = 0; step < 4; ++step)
-          mma_16x8x16<T>(o[step], v[step], {weights.part[part][i][0], weights.part[part][i][1]});
-      }
+      load_matrices_x4_transposed(
+          v, [&](int step) { return box + (transposed_matrix_vector(lane, step) + 16 * kRowVectors * i); });
+      mma_16x8x16<T, last - first>(o, v, weights.part[i] + first);
     }
   };
   if constexpr (kTwoUnits) {
-    add(0, 2);
+    add.template operator()<0, 2>();
     TREE_ATTN_UNROLL
     for (int i = 0; i < 16; ++i) o[i / 4][i % 4] *= 1 / kRestUnit<T>;
-    add(2, 3);
+    add.template operator()<2, 3>();
   } else {
-    add(0, Tile::kProducts);
+    add.template operator()<0, Tile::kProducts>();
   }
 }
 

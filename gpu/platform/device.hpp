@@ -28,7 +28,7 @@
 /// | `TensorMap bulk_copy_tensor swizzled_unit` | boxes of a strided array, swizzled, completing on an mbarrier |
 /// | `launch_dependents wait_for_previous_launch` | launches on a stream that overlap |
 /// | `cluster_rank cluster_size cluster_sync remote` | blocks of a cluster, and each other's shared memory |
-/// | `load_matrix_x4 load_matrix_x4_transposed transpose_matrix mma_16x8x16` | tensor cores |
+/// | `load_matrices_x4 load_matrices_x4_transposed transpose_matrices mma_16x8x16` | tensor cores, several matrices a word |
 /// | `elect_one async_proxy_fence` | one lane of a warp; writes to shared memory before bulk copies to it |
 /// | `multiply fused_multiply_add` | rounded as written: no compiler may contract or split them |
 /// | `exp2_flushed` | 2^x without subnormal results |

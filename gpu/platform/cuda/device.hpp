@@ -363,48 +363,66 @@ __device__ inline void wait_for_previous_launch() {
 
 // ---- Tensor cores, sm_80
 
-/// Four 8 x 8 matrices of 16-bit numbers: lane i gives the address of row i % 8 of matrix i / 8; lane i receives, of every
-/// matrix, the numbers 2 (i % 4) and the next of row i / 4.
-template <class T>
-__device__ inline void load_matrix_x4(std::uint32_t (&out)[4], const T* row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
-               : "r"(address_of(row))
-               : "memory");
+/// n times four 8 x 8 matrices of 16-bit numbers: lane i gives the address of row i % 8 of matrix i / 8; lane i receives, of
+/// every matrix, the numbers 2 (i % 4) and the next of row i / 4.
+/// @param row (j) -> address, of 16-byte vectors, for the j-th four matrices
+template <int n, class Row>
+__device__ inline void load_matrices_x4(std::uint32_t (&out)[n][4], const Row& row) {
+  TREE_ATTN_UNROLL
+  for (int j = 0; j < n; ++j) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(out[j][0]), "=r"(out[j][1]), "=r"(out[j][2]), "=r"(out[j][3])
+                 : "r"(address_of(row(j)))
+                 : "memory");
+  }
 }
 /// The same with every matrix transposed: lane i receives rows 2 (i % 4) and the next of column i / 4.
-template <class T>
-__device__ inline void load_matrix_x4_transposed(std::uint32_t (&out)[4], const T* row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
-               : "r"(address_of(row))
-               : "memory");
+template <int n, class Row>
+__device__ inline void load_matrices_x4_transposed(std::uint32_t (&out)[n][4], const Row& row) {
+  TREE_ATTN_UNROLL
+  for (int j = 0; j < n; ++j) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(out[j][0]), "=r"(out[j][1]), "=r"(out[j][2]), "=r"(out[j][3])
+                 : "r"(address_of(row(j)))
+                 : "memory");
+  }
 }
 
-/// An 8 x 8 matrix of 16-bit elements, transposed: lane i brings the elements 2 (i % 4) and the next of row i / 4, and
-/// receives those of column i / 4.
-__device__ inline std::uint32_t transpose_matrix(std::uint32_t pair) {
-  std::uint32_t transposed;
-  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(pair));
-  return transposed;
+/// n 8 x 8 matrices of 16-bit elements, transposed in place: lane i brings the elements 2 (i % 4) and the next of row i / 4,
+/// and receives those of column i / 4.
+/// @param[in,out] pairs [n]
+template <int n>
+__device__ inline void transpose_matrices(std::uint32_t* pairs) {
+  TREE_ATTN_UNROLL
+  for (int j = 0; j < n; ++j) asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(pairs[j]));
 }
 
-/// c <- c + a b with a [16, 16], b [16, 8], c [16, 8]; a and b of type T, c and the products of F32, summed in no order that
-/// anybody promises. With g = lane / 4 and t = 2 (lane % 4): c holds (g, t), (g, t + 1), (g + 8, t), (g + 8, t + 1); the
-/// pairs of a start at (g, t), (g + 8, t), (g, t + 8), (g + 8, t + 8); the pairs of b at rows t and t + 8 of column g.
-template <class T>
-__device__ inline void mma_16x8x16(float (&c)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2]) {
-  if constexpr (std::is_same_v<T, Half>) {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-  } else {
-    static_assert(std::is_same_v<T, BFloat16>);
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+/// c_j <- c_j + a_j b_0 + .. + a_j b_{m-1} for j < n, with a_j [16, 16], b_i [16, 8], c_j [16, 8]; a and b of type T, c and
+/// the products of F32, each summed in no order that anybody promises. With g = lane / 4 and t = 2 (lane % 4): c holds
+/// (g, t), (g, t + 1), (g + 8, t), (g + 8, t + 1); the pairs of a start at (g, t), (g + 8, t), (g, t + 8), (g + 8, t + 8);
+/// the pairs of b at rows t and t + 8 of column g.
+/// @param[in,out] c [n][4] @param[in] b [m][2]
+template <class T, int m = 1, int n>
+__device__ inline void mma_16x8x16(float (*c)[4], const std::uint32_t (&a)[n][4], const std::uint32_t (*b)[2]) {
+  TREE_ATTN_UNROLL
+  for (int i = 0; i < m; ++i) {
+    TREE_ATTN_UNROLL
+    for (int j = 0; j < n; ++j) {
+      if constexpr (std::is_same_v<T, Half>) {
+        asm volatile(
+            "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
+            "%3};"
+            : "+f"(c[j][0]), "+f"(c[j][1]), "+f"(c[j][2]), "+f"(c[j][3])
+            : "r"(a[j][0]), "r"(a[j][1]), "r"(a[j][2]), "r"(a[j][3]), "r"(b[i][0]), "r"(b[i][1]));
+      } else {
+        static_assert(std::is_same_v<T, BFloat16>);
+        asm volatile(
+            "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
+            "%3};"
+            : "+f"(c[j][0]), "+f"(c[j][1]), "+f"(c[j][2]), "+f"(c[j][3])
+            : "r"(a[j][0]), "r"(a[j][1]), "r"(a[j][2]), "r"(a[j][3]), "r"(b[i][0]), "r"(b[i][1]));
+      }
+    }
   }
 }
 

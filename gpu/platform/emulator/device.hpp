@@ -305,29 +305,28 @@ Shared<T> remote(Shared<T> shared, int rank, const Line& line = Line::current())
 
 // ---- Tensor cores; layouts in gpu/platform/cuda/device.hpp
 
-template <class T>
-void load_matrix_x4(std::uint32_t (&out)[4], Shared<T> row, const Line& line = Line::current()) {
-  runtime::load_matrix(out, runtime::for_reading(row, 16, line), false, line);
+/// @param row (i) -> Shared<T>
+template <int n, class Row>
+void load_matrices_x4(std::uint32_t (&out)[n][4], const Row& row, const Line& line = Line::current()) {
+  const void* rows[n];
+  for (int i = 0; i < n; ++i) rows[i] = runtime::for_reading(row(i), 16, line);
+  runtime::load_matrices(out, rows, n, false, "load_matrices_x4", line);
 }
-template <class T>
-void load_matrix_x4_transposed(std::uint32_t (&out)[4], Shared<T> row, const Line& line = Line::current()) {
-  runtime::load_matrix(out, runtime::for_reading(row, 16, line), true, line);
+template <int n, class Row>
+void load_matrices_x4_transposed(std::uint32_t (&out)[n][4], const Row& row, const Line& line = Line::current()) {
+  const void* rows[n];
+  for (int i = 0; i < n; ++i) rows[i] = runtime::for_reading(row(i), 16, line);
+  runtime::load_matrices(out, rows, n, true, "load_matrices_x4_transposed", line);
 }
-inline std::uint32_t transpose_matrix(std::uint32_t pair, const Line& line = Line::current()) {
-  const unsigned row = runtime::lane() / 4, column = runtime::lane() % 4 * 2;
-  std::uint32_t transposed = 0;
-  for (unsigned c = 0; c < 2; ++c) {
-    const std::uint32_t from =
-        runtime::shuffle_value(0xFFFFFFFF, pair, (column + c) * 4 + row / 2, "transpose_matrix", line);
-    transposed |= (from >> 16 * (row % 2) & 0xFFFF) << 16 * c;
-  }
-  return transposed;
+template <int n>
+void transpose_matrices(std::uint32_t* pairs, const Line& line = Line::current()) {
+  runtime::transpose_matrices(pairs, n, line);
 }
-template <class T>
-void mma_16x8x16(float (&c)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2],
+template <class T, int m = 1, int n>
+void mma_16x8x16(float (*c)[4], const std::uint32_t (&a)[n][4], const std::uint32_t (*b)[2],
                  const Line& line = Line::current()) {
   static_assert(DTypeTraits<T>::kUnit == KernelUnit::TensorCores);
-  runtime::multiply_matrices<T>(c, a, b, line);
+  runtime::multiply_matrices<T, m>(c, a, n, b, line);
 }
 
 }  // namespace tree_attn::emulated

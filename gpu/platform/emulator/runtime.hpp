@@ -25,11 +25,13 @@ unsigned ballot(unsigned mask, bool yes, const char* word, const Line& line);
 /// @throws DeviceError: the address is not a multiple of 16
 [[noreturn]] void fail_aligned(const char* word, const Line& line);
 
-/// Tensor cores.
-void load_matrix(std::uint32_t (&out)[4], const void* row, bool transposed, const Line& line);
+/// Tensor cores: n times four matrices, n matrices in place, and c_j <- c_j + a_j b_i for j < n and i < m.
+void load_matrices(std::uint32_t (*out)[4], const void* const* rows, int n, bool transposed, const char* word,
+                   const Line& line);
+void transpose_matrices(std::uint32_t* pairs, int n, const Line& line);
 /// @tparam T what a and b hold, two elements in each register
-template <class T>
-void multiply_matrices(float (&c)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2], const Line& line);
+template <class T, int m>
+void multiply_matrices(float (*c)[4], const std::uint32_t (*a)[4], int n, const std::uint32_t (*b)[2], const Line& line);
 
 /// The n-th piece of shared memory of this block, the same for every thread.
 std::byte* take(int n, std::size_t n_bytes, std::size_t alignment, const Line& line);

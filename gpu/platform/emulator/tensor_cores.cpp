@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief ldmatrix and mma, with the layouts of the PTX ISA, 9.7.14.5.
+/// @brief ldmatrix, movmatrix and mma, with the layouts of the PTX ISA, 9.7.14.5.
 ///
 /// Products of two 16-bit numbers are exact in float. The sums run over k in ascending order and are rounded at every step:
 /// the hardware keeps more bits inside one instruction and promises no order, so results agree closely, not in bits.
+///
+/// A word takes several matrices, because a meeting of 32 fibers takes longer than a product.
 #include "gpu/platform/bytes16.hpp"
 #include "gpu/platform/emulator/meeting.hpp"
 #include "gpu/platform/emulator/sanitizer.hpp"
@@ -16,80 +18,141 @@ namespace {
 
 constexpr unsigned kAllLanes = 0xFFFFFFFF;
 
-template <class T>
-void widen_pair(std::uint32_t pair, float& low, float& high) {
-  low = widen(T{static_cast<std::uint16_t>(pair & 0xFFFF)});
-  high = widen(T{static_cast<std::uint16_t>(pair >> 16)});
-}
-
-struct Operands {
-  float* c;
-  const std::uint32_t* a;
-  const std::uint32_t* b;
+/// Where a lane has its two neighbouring elements of an 8 x 8 matrix: row g, columns t and t + 1.
+struct Place {
+  unsigned g, t;
+  explicit Place(unsigned lane) : g(lane / 4), t(2 * (lane % 4)) {}
 };
 
-template <class T>
-void multiply_for_all(Thread* lanes) {
-  float a[16][16], b[16][8], c[16][8];
-  const auto of = [&](unsigned lane) { return *static_cast<const Operands*>(lanes[lane].operand); };
-  for (unsigned lane = 0; lane < 32; ++lane) {
-    const unsigned g = lane / 4, t = 2 * (lane % 4);
-    const Operands& own = of(lane);
-    widen_pair<T>(own.a[0], a[g][t], a[g][t + 1]);
-    widen_pair<T>(own.a[1], a[g + 8][t], a[g + 8][t + 1]);
-    widen_pair<T>(own.a[2], a[g][t + 8], a[g][t + 9]);
-    widen_pair<T>(own.a[3], a[g + 8][t + 8], a[g + 8][t + 9]);
-    widen_pair<T>(own.b[0], b[t][g], b[t + 1][g]);
-    widen_pair<T>(own.b[1], b[t + 8][g], b[t + 9][g]);
-    for (unsigned i = 0; i < 4; ++i) c[g + 8 * (i / 2)][t + i % 2] = own.c[i];
+/// An 8 x 8 matrix of 16-bit elements.
+struct Matrix {
+  std::uint16_t at[8][8];
+
+  std::uint32_t pair(Place place, bool transposed) const {
+    const auto [g, t] = place;
+    const std::uint32_t low = transposed ? at[t][g] : at[g][t], high = transposed ? at[t + 1][g] : at[g][t + 1];
+    return low | high << 16;
   }
-  for (unsigned row = 0; row < 16; ++row) {
-    float sum[8];
-    std::memcpy(sum, c[row], sizeof sum);
-    for (unsigned k = 0; k < 16; ++k) {
-      for (unsigned column = 0; column < 8; ++column) sum[column] += a[row][k] * b[k][column];
+};
+
+/// The operands of a meeting, one a lane. @param lanes as meet_lanes() has them
+template <class Operand>
+void take_operands(Thread* lanes, Operand (&of)[32]) {
+  for (unsigned lane = 0; lane < 32; ++lane) of[lane] = *static_cast<const Operand*>(lanes[lane].operand);
+}
+
+/// Half of the eight columns of a row of b or c. Vectors of this size every processor has.
+typedef float Columns __attribute__((vector_size(16)));
+
+/// Of n products with a, each with m matrices b.
+struct Operands {
+  float (*c)[4];
+  const std::uint32_t (*a)[4];
+  const std::uint32_t (*b)[2];
+};
+
+template <class T, int m>
+void multiply_for_all(Thread* lanes, int n) {
+  Operands of[32];
+  take_operands(lanes, of);
+
+  // Every b in the order of its rows. A lane has pairs of its columns.
+  float b[m][16][8];
+  for (int i = 0; i < m; ++i) {
+    std::uint16_t columns[8][16];
+    for (unsigned lane = 0; lane < 32; ++lane) {
+      const auto [g, t] = Place(lane);
+      for (unsigned h = 0; h < 2; ++h) std::memcpy(&columns[g][t + 8 * h], &of[lane].b[i][h], 4);
     }
-    std::memcpy(c[row], sum, sizeof sum);
+    for (unsigned k = 0; k < 16; ++k) {
+      for (unsigned g = 0; g < 8; ++g) b[i][k][g] = widen(T{columns[g][k]});
+    }
   }
-  for (unsigned lane = 0; lane < 32; ++lane) {
-    const unsigned g = lane / 4, t = 2 * (lane % 4);
-    for (unsigned i = 0; i < 4; ++i) of(lane).c[i] = c[g + 8 * (i / 2)][t + i % 2];
+
+  for (int j = 0; j < n; ++j) {
+    std::uint16_t rows[16][16];
+    float a[16][16], c[16][8];
+    for (unsigned lane = 0; lane < 32; ++lane) {
+      const auto [g, t] = Place(lane);
+      for (unsigned h = 0; h < 4; ++h) std::memcpy(&rows[g + 8 * (h % 2)][t + 8 * (h / 2)], &of[lane].a[j][h], 4);
+      for (unsigned h = 0; h < 2; ++h) std::memcpy(&c[g + 8 * h][t], &of[lane].c[j][2 * h], 8);
+    }
+    for (unsigned row = 0; row < 16; ++row) {
+      for (unsigned k = 0; k < 16; ++k) a[row][k] = widen(T{rows[row][k]});
+    }
+    for (unsigned row = 0; row < 16; ++row) {
+      Columns sum[2];
+      std::memcpy(sum, c[row], sizeof sum);
+      for (int i = 0; i < m; ++i) {
+        for (unsigned k = 0; k < 16; ++k) {
+          Columns of_k[2];
+          std::memcpy(of_k, b[i][k], sizeof of_k);
+          const float x = a[row][k];
+          sum[0] += x * of_k[0], sum[1] += x * of_k[1];
+        }
+      }
+      std::memcpy(c[row], sum, sizeof sum);
+    }
+    for (unsigned lane = 0; lane < 32; ++lane) {
+      const auto [g, t] = Place(lane);
+      for (unsigned h = 0; h < 2; ++h) std::memcpy(&of[lane].c[j][2 * h], &c[g + 8 * h][t], 8);
+    }
   }
 }
 
 }  // namespace
 
-void load_matrix(std::uint32_t (&out)[4], const void* row, bool transposed, const Line& line) {
+void load_matrices(std::uint32_t (*out)[4], const void* const* rows, int n, bool transposed, const char* word,
+                   const Line& line) {
   const Unwatched unwatched;
-  const char* const word = transposed ? "load_matrix_x4_transposed" : "load_matrix_x4";
-  if (reinterpret_cast<std::uintptr_t>(row) % 16 != 0)
-    fail(line, std::string(word) + ": the address is not a multiple of 16");
+  for (int j = 0; j < n; ++j) {
+    if (reinterpret_cast<std::uintptr_t>(rows[j]) % 16 != 0)
+      fail(line, std::string(word) + ": the address is not a multiple of 16");
+  }
   struct Operand {
-    std::uint32_t* out;
-    std::uint16_t row[8];
-  } own{out, {}};
-  std::memcpy(own.row, row, sizeof own.row);
-  meet_lanes(kAllLanes, {word, line}, &own, [transposed](Thread* lanes) {
-    const auto of = [&](unsigned lane) -> const Operand& { return *static_cast<const Operand*>(lanes[lane].operand); };
-    for (unsigned lane = 0; lane < 32; ++lane) {
-      const unsigned g = lane / 4, t = 2 * (lane % 4);
-      for (unsigned matrix = 0; matrix < 4; ++matrix) {
-        const std::uint32_t low = transposed ? of(8 * matrix + t).row[g] : of(8 * matrix + g).row[t];
-        const std::uint32_t high = transposed ? of(8 * matrix + t + 1).row[g] : of(8 * matrix + g).row[t + 1];
-        of(lane).out[matrix] = low | high << 16;
+    std::uint32_t (*out)[4];
+    const void* const* rows;
+  } own{out, rows};
+  meet_lanes(kAllLanes, {word, line}, &own, [n, transposed](Thread* lanes) {
+    Operand of[32];
+    take_operands(lanes, of);
+    for (int j = 0; j < n; ++j) {
+      for (unsigned m = 0; m < 4; ++m) {
+        Matrix matrix;
+        for (unsigned row = 0; row < 8; ++row) std::memcpy(matrix.at[row], of[8 * m + row].rows[j], 16);
+        for (unsigned lane = 0; lane < 32; ++lane) of[lane].out[j][m] = matrix.pair(Place(lane), transposed);
       }
     }
   });
 }
 
-template <class T>
-void multiply_matrices(float (&c)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2], const Line& line) {
+void transpose_matrices(std::uint32_t* pairs, int n, const Line& line) {
   const Unwatched unwatched;
-  Operands own{c, a, b};
-  meet_lanes(kAllLanes, {"mma_16x8x16", line}, &own, multiply_for_all<T>);
+  meet_lanes(kAllLanes, {"transpose_matrices", line}, pairs, [n](Thread* lanes) {
+    std::uint32_t* of[32];
+    for (unsigned lane = 0; lane < 32; ++lane) of[lane] = static_cast<std::uint32_t*>(lanes[lane].operand);
+    for (int j = 0; j < n; ++j) {
+      Matrix matrix;
+      for (unsigned lane = 0; lane < 32; ++lane) std::memcpy(&matrix.at[Place(lane).g][Place(lane).t], of[lane] + j, 4);
+      for (unsigned lane = 0; lane < 32; ++lane) of[lane][j] = matrix.pair(Place(lane), true);
+    }
+  });
 }
 
-template void multiply_matrices<Half>(float (&)[4], const std::uint32_t (&)[4], const std::uint32_t (&)[2], const Line&);
-template void multiply_matrices<BFloat16>(float (&)[4], const std::uint32_t (&)[4], const std::uint32_t (&)[2], const Line&);
+template <class T, int m>
+void multiply_matrices(float (*c)[4], const std::uint32_t (*a)[4], int n, const std::uint32_t (*b)[2], const Line& line) {
+  const Unwatched unwatched;
+  Operands own{c, a, b};
+  meet_lanes(kAllLanes, {"mma_16x8x16", line}, &own, [n](Thread* lanes) { multiply_for_all<T, m>(lanes, n); });
+}
+
+#define TREE_ATTN_INSTANTIATE(T, m) \
+  template void multiply_matrices<T, m>(float(*)[4], const std::uint32_t(*)[4], int, const std::uint32_t(*)[2], const Line&);
+TREE_ATTN_INSTANTIATE(Half, 1)
+TREE_ATTN_INSTANTIATE(Half, 2)
+TREE_ATTN_INSTANTIATE(BFloat16, 1)
+TREE_ATTN_INSTANTIATE(BFloat16, 2)
+TREE_ATTN_INSTANTIATE(BFloat16, 3)
+#undef TREE_ATTN_INSTANTIATE
 
 }  // namespace tree_attn::emulated::runtime
