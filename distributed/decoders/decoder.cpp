@@ -3,6 +3,7 @@
 /// @brief The list of algorithms, and the decoder of those that have a plan.
 #include "distributed/decoders/decoder.hpp"
 
+#include "distributed/decoders/agreement.hpp"
 #include "reference/data/input_error.hpp"
 
 #include <algorithm>
@@ -90,6 +91,7 @@ Decoder::Decoder(Transport& transport, ShardDecoder& shard)
     : transport_(transport), shard_(shard), progress_([&transport] { transport.progress(); }) {}
 
 OutputView Decoder::step(const Step& step) {
+  transport_.check();
   shard_.session().check(step);
   for (std::size_t i = 0; i < step.lengths.size(); ++i) {
     require<std::out_of_range>(step.lengths[i] <= most_keys_, "Decoder::step: batch entry ", i, " has ", step.lengths[i],
@@ -213,6 +215,7 @@ OutputView PlanRunner::run_on_device(const float* states) {
 std::unique_ptr<Decoder> Algorithm::open(Transport& transport, ShardDecoder& shard, std::span<const KeyRange> ranges,
                                          const PlanOptions& options) const {
   constexpr const char* kHere = "Algorithm::open";
+  require_agreement(name, transport, shard, ranges, options);
   const OwnedLeaves& own_leaves = shard.cache().leaves();
   require_ranges(kHere, transport.topology(), ranges, own_leaves.order(), options);
   const KeyRange mine = transport.topology().range_of(transport.rank(), ranges), held = own_leaves.range();

@@ -125,16 +125,18 @@ struct Algorithm {
   RefusalOf refusal = nullptr;                                             ///< nullptr: it takes all that the backend takes
   RanksRefusalOf refuses_ranks = nullptr;                                  ///< nullptr: it takes any nodes
 
-  /// Prepares decode steps: writes the plan of this rank and takes the memory for it.
+  /// Prepares decode steps: writes the plan of this rank and takes the memory for it. Collective: all ranks open the same
+  /// algorithm, with the same shape, scale, order of leaves, ranges and options, and tell each other so; see
+  /// require_agreement().
   /// @param transport, shard outlive the decoder
   /// @param ranges range of every rank in the tree, in the order of the topology; neighbours touch, some may be empty, and
   /// the last may be open: then the plan is written anew when the longest sequence has doubled, see closed(). keeps_bits
   /// is a promise for ranges of whole leaves, which end at a multiple of kLeafKeys or with the keys. Others are taken too
   /// (the program refuses them): then a kernel has other bits, and the CPU the same except in the cases of docs/5-tree.md
-  /// @param options the same on every rank
-  /// @throws std::invalid_argument unless the ranges are such ranges, one per rank, from position 0 on (in the dealt order
-  /// up
-  ///   to the last slot), that of this rank is the one of its cache, and a radix is 0 or at least 2
+  /// @param options of the plan
+  /// @throws InputError on every rank if two ranks differ; std::invalid_argument unless the ranges are such ranges, one per
+  ///   rank, from position 0 on (in the dealt order up to the last slot), that of this rank is the one of its cache, and a
+  ///   radix is 0 or at least 2; TransportError
   std::unique_ptr<Decoder> open(Transport& transport, ShardDecoder& shard, std::span<const KeyRange> ranges,
                                 const PlanOptions& options = {}) const;
   /// What one rank sends and holds in a step. @throws as open(); std::invalid_argument also if a sequence is longer than the

@@ -10,6 +10,7 @@
 #include "distributed/transport/watchdog.hpp"
 #include "gpu/backend/backends.hpp"
 #include "gpu/backend/one_shot_session.hpp"
+#include "reference/data/input_error.hpp"
 #include "tests/support/decoding.hpp"
 
 #include <cmath>
@@ -43,9 +44,11 @@ TEST_CASE("arguments: a decoder opens for ranges that touch from position 0 on, 
       for (const Algorithm* algorithm : algorithms_on(*backend)) {
         CAPTURE(algorithm->name);
         run_threads(Topology::pretend(2, 2), kTimeout, [&](Transport& transport) {
-          if (transport.rank() != 0) return;
           ShardDecoder shard(*backend, workload->shape(), held, 200, workload->scale);
-          CHECK_THROWS_WITH_AS(algorithm->open(transport, shard, ranges, options), line, std::invalid_argument);
+          if (transport.rank() == 0)
+            CHECK_THROWS_WITH_AS(algorithm->open(transport, shard, ranges, options), line, std::invalid_argument);
+          else
+            CHECK_THROWS_AS(algorithm->open(transport, shard, ranges, options), std::invalid_argument);
         });
       }
     }
@@ -60,6 +63,22 @@ TEST_CASE("arguments: a decoder opens for ranges that touch from position 0 on, 
   check({{0, 128}, {128, 200}}, {0, 64}, "Algorithm::open: the range of rank 0 is [0, 128), but its cache holds [0, 64)");
   check({{0, 128}, {128, 200}}, {0, 128}, "Algorithm::open: a radix of 1; 0 or at least 2", {.radix = 1});
   check({{0, 128}, {128, 200}}, {0, 128}, "Algorithm::open: a radix of nodes of -2; 0 or at least 2", {.node_radix = -2});
+}
+
+TEST_CASE("arguments: a decoder opens for the same nodes on every rank") {
+  const Ranges ranges{{0, 64}, {64, 128}};
+  run_threads(Topology::pretend(2, 2), kTimeout, [&](const ThreadRanks& threads, ThreadTransport&) {
+    const auto transport = threads.open_transport(Topology::pretend(2, 1 + threads.rank()));
+    const AttentionShape shape{.heads = 2, .kv_heads = 1, .head_dim = 4, .value_dim = 4};
+    ShardDecoder shard(cpu_backend(), shape, ranges[static_cast<std::size_t>(threads.rank())], 1);
+    std::string error;
+    try {
+      find_algorithm("two-level").open(*transport, shard, ranges);
+    } catch (const InputError& refused) {
+      error = refused.what();
+    }
+    CHECK_MESSAGE(error.starts_with("Algorithm::open: ranks 0 and 1 differ in hash of nodes ("), error);
+  });
 }
 
 TEST_CASE("arguments: in the dealt order the ranges of all ranks end with the last slot") {

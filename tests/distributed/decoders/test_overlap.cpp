@@ -18,7 +18,8 @@ namespace {
 /// A transport that notes what is in flight whenever a decode lets messages advance, and where keys arrive.
 class WatchedTransport : public Transport {
  public:
-  explicit WatchedTransport(ThreadTransport& inner) : Transport(inner.topology(), inner.rank()), inner_(inner) {}
+  WatchedTransport(const Ranks& ranks, ThreadTransport& inner)
+      : Transport(inner.topology(), inner.rank()), ranks_(ranks), inner_(inner) {}
 
   std::string_view name() const override { return inner_.name(); }
   void progress() override { ++n_calls[inner_.in_flight()]; }
@@ -36,11 +37,12 @@ class WatchedTransport : public Transport {
     inner_.wait();
     n_received_ = 0;
   }
-  void tell_all(std::span<const std::byte>, std::span<std::byte>, std::string_view) override {
-    FAIL("a ring has nothing to tell");
+  void tell_all(std::span<const std::byte> mine, std::span<std::byte> all, std::string_view what) override {
+    ranks_.all_gather(mine, all, what);
   }
 
  private:
+  const Ranks& ranks_;
   ThreadTransport& inner_;
   int n_received_ = 0;
 };
@@ -60,8 +62,8 @@ TEST_CASE("ring: the next shard is in flight while this one is computed, at ever
     const auto workload = normal_workload(1300, {.kv_heads = kKvHeads, .n_keys = kLeavesOfShard * kLeafKeys * p});
     const std::vector<KeyRange> ranges = even_ranges(kLeavesOfShard * kLeafKeys * p, p, kLeafKeys);
     std::atomic<int> n_overlapped = 0, n_alone = 0, n_others = 0;
-    run_threads(Topology::pretend(p, p), 60, [&](ThreadTransport& inner) {
-      WatchedTransport transport(inner);
+    run_threads(Topology::pretend(p, p), 60, [&](const ThreadRanks& threads, ThreadTransport& inner) {
+      WatchedTransport transport(threads, inner);
       ShardDecoder shard = shard_of(transport, *workload, ranges);
       find_algorithm("ring").open(transport, shard, ranges)->step({workload->query(0), workload->lengths()});
       // Keys and values, to the right and from the left.
@@ -81,8 +83,8 @@ TEST_CASE("ring: from the second step on, shards arrive in the two places of the
     const std::vector<KeyRange> ranges = even_ranges(70 * p, p, 1);
     const std::int64_t shard_bytes = 70 * workload->shape().bytes_per_position();
     std::atomic<int> n_places = 0, n_fresh = 0;
-    run_threads(Topology::pretend(p, p), 60, [&](ThreadTransport& inner) {
-      WatchedTransport transport(inner);
+    run_threads(Topology::pretend(p, p), 60, [&](const ThreadRanks& threads, ThreadTransport& inner) {
+      WatchedTransport transport(threads, inner);
       ShardDecoder shard = shard_of(transport, *workload, ranges);
       const std::unique_ptr<Decoder> decoder = find_algorithm("ring").open(transport, shard, ranges);
       std::size_t before = 0;

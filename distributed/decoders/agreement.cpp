@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The arguments as names and texts, gathered from all ranks at once.
+#include "distributed/decoders/agreement.hpp"
+
+#include "reference/data/fnv1a.hpp"
+#include "reference/data/input_error.hpp"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <string>
+#include <tuple>
+#include <vector>
+
+namespace tree_attn {
+namespace {
+
+/// A value that ranks compare and print, zeros behind it. Numbers keep all their digits.
+using Text = std::array<char, 32>;
+
+struct Field {
+  std::string_view name;
+  Text value{};
+
+  Field(std::string_view of, std::string_view text) : name(of) {
+    std::copy_n(text.begin(), std::min(text.size(), value.size()), value.begin());
+  }
+  template <class Number>
+  Field(std::string_view of, Number number) : name(of) {
+    std::to_chars(value.data(), value.data() + value.size(), +number);
+  }
+};
+
+std::uint64_t hash_of(const Topology& topology) {
+  std::vector<int> nodes;
+  for (int rank = 0; rank < topology.size(); ++rank) nodes.push_back(topology.node_of(rank));
+  return fnv1a(std::as_bytes(std::span(nodes)));
+}
+
+/// A member that is added to a structure does not compile until it is named here.
+auto fields_of(std::string_view algorithm, const Topology& topology, const ShardDecoder& shard,
+               std::span<const KeyRange> ranges, const PlanOptions& options) {
+  const auto& [dtype, value_dtype, batch, heads, kv_heads, n_queries, head_dim, value_dim] = shard.cache().shape();
+  // The shape of the states, n_rows and d_v, follows from that of the cache.
+  const auto& [radix, node_radix, slice_bytes, network, library, on_host, steps_done, n_rows, d_v] = options;
+  const auto& [inside, between, overhead] = network;
+  const auto& [latency, bandwidth] = inside;
+  return std::array{Field{"algorithm", algorithm},
+                    Field{"hash of nodes", hash_of(topology)},
+                    Field{"number of ranges", ranges.size()},
+                    Field{"hash of ranges", fnv1a(std::as_bytes(ranges))},
+                    Field{"order of leaves", name_of(shard.cache().leaves().order())},
+                    Field{"scale", shard.scale()},
+                    Field{"type", name_of(dtype)},
+                    Field{"type of values", name_of(value_dtype)},
+                    Field{"batch", batch},
+                    Field{"heads", heads},
+                    Field{"KV heads", kv_heads},
+                    Field{"queries", n_queries},
+                    Field{"head dim", head_dim},
+                    Field{"value dim", value_dim},
+                    Field{"radix", radix},
+                    Field{"radix of nodes", node_radix},
+                    Field{"slice bytes", slice_bytes},
+                    Field{"latency in a node", latency},
+                    Field{"bandwidth in a node", bandwidth},
+                    Field{"latency", between.latency_us},
+                    Field{"bandwidth", between.bytes_per_us},
+                    Field{"overhead", overhead},
+                    Field{"sums by the library", library},
+                    Field{"windows on the host", on_host},
+                    Field{"steps done", steps_done}};
+}
+
+}  // namespace
+
+void require_agreement(std::string_view algorithm, Transport& transport, const ShardDecoder& shard,
+                       std::span<const KeyRange> ranges, const PlanOptions& options) {
+  if (transport.size() == 1) return;
+  const auto fields = fields_of(algorithm, transport.topology(), shard, ranges, options);
+  std::array<Text, std::tuple_size_v<decltype(fields)>> mine;
+  std::ranges::transform(fields, mine.begin(), &Field::value);
+  const auto of_all = transport.tell_all(mine, "all ranks to open " + std::string(algorithm));
+  const auto odd = std::ranges::find_if(of_all, [&](const auto& values) { return values != of_all[0]; });
+  if (odd == of_all.end()) return;
+  std::string line = "Algorithm::open: ranks 0 and " + std::to_string(odd - of_all.begin()) + " differ in";
+  const auto text = [](const Text& value) { return std::string(value.begin(), std::ranges::find(value, '\0')); };
+  const char* comma = " ";
+  for (std::size_t i = 0; i < mine.size(); ++i) {
+    const Text &first = of_all[0][i], &second = (*odd)[i];
+    if (first == second) continue;
+    line += comma + std::string(fields[i].name) + " (" + text(first) + " and " + text(second) + ")";
+    comma = ", ";
+  }
+  throw InputError(line);
+}
+
+}  // namespace tree_attn

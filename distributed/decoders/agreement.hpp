@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief What the ranks of a decode must have opened alike (section 5.3).
+#pragma once
+
+#include "distributed/decoders/shard_decoder.hpp"
+#include "distributed/transport/plan_options.hpp"
+#include "distributed/transport/transport.hpp"
+
+#include <span>
+#include <string_view>
+
+namespace tree_attn {
+
+/// Compares what Algorithm::open() is called with over all ranks. Ranks that differ would merge states of different keys, or
+/// wait for messages that no rank sends. Collective: one all-gather, of hashes in place of lists.
+/// @throws InputError, the same line on every rank, with two ranks and what they have different; TransportError
+void require_agreement(std::string_view algorithm, Transport& transport, const ShardDecoder& shard,
+                       std::span<const KeyRange> ranges, const PlanOptions& options);
+
+}  // namespace tree_attn
