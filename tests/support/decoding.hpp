@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <random>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -36,6 +37,16 @@ struct Layout {
 /// Number of ranks that hold keys.
 inline std::int64_t n_holders(std::span<const KeyRange> ranges) {
   return std::count_if(ranges.begin(), ranges.end(), [](const KeyRange& range) { return range.size() > 0; });
+}
+
+/// A cut of n positions into p ranges of whole leaves, some of them empty.
+inline std::vector<KeyRange> uneven_ranges(std::mt19937& random, std::int64_t n, int p) {
+  std::vector<std::int64_t> cuts{0, n};
+  while (std::ssize(cuts) <= p) cuts.push_back(static_cast<std::int64_t>(random()) % (n + 1) / kLeafKeys * kLeafKeys);
+  std::sort(cuts.begin(), cuts.end());
+  std::vector<KeyRange> ranges;
+  for (std::size_t i = 0; i + 1 < cuts.size(); ++i) ranges.push_back({cuts[i], cuts[i + 1]});
+  return ranges;
 }
 
 /// Ranks assigned to nodes round-robin, so that no node is a range of ranks.

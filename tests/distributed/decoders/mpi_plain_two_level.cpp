@@ -74,16 +74,6 @@ void check(RankGroup& rank_group, TensorWorkload& workload, const Layout& layout
   MPI_Comm_free(&node), MPI_Comm_free(&world);
 }
 
-/// A cut of n positions into p ranges of whole leaves, some of them empty.
-std::vector<KeyRange> uneven_ranges(std::mt19937& random, std::int64_t n, int p) {
-  std::vector<std::int64_t> cuts{0, n};
-  while (std::ssize(cuts) <= p) cuts.push_back(static_cast<std::int64_t>(random()) % (n + 1) / kLeafKeys * kLeafKeys);
-  std::sort(cuts.begin(), cuts.end());
-  std::vector<KeyRange> ranges;
-  for (std::size_t i = 0; i + 1 < cuts.size(); ++i) ranges.push_back({cuts[i], cuts[i + 1]});
-  return ranges;
-}
-
 void check_nodes(RankGroup& rank_group, TensorWorkload& workload) {
   std::mt19937 random(4200);
   const DecodeOutput closed = decode_plainly(workload, KeyRange{0, workload.n_keys()}),

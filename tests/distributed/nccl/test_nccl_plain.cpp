@@ -131,16 +131,6 @@ void check_against_plain(TensorWorkload& workload, const Layout& layout) {
   }
 }
 
-/// A cut of n positions into p ranges of whole leaves, some of them empty.
-std::vector<KeyRange> uneven_ranges(std::mt19937& random, std::int64_t n, int p) {
-  std::vector<std::int64_t> cuts{0, n};
-  while (std::ssize(cuts) <= p) cuts.push_back(static_cast<std::int64_t>(random()) % (n + 1) / kLeafKeys * kLeafKeys);
-  std::sort(cuts.begin(), cuts.end());
-  std::vector<KeyRange> ranges;
-  for (std::size_t i = 0; i + 1 < cuts.size(); ++i) ranges.push_back({cuts[i], cuts[i + 1]});
-  return ranges;
-}
-
 }  // namespace
 
 /// @tested{alg_3, Alg. 3}
