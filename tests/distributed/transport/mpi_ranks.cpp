@@ -232,7 +232,8 @@ TEST_CASE("mpi transport: a message of another length is an error that names bot
       CAPTURE(timeout);
       CAPTURE(sent);
       CAPTURE(expected);
-      // Stays: nobody receives some of the parts, and MPI may read them later. Pages that were not written take no memory.
+      // Never unmapped: some of the parts are not received, and MPI may still read them. Pages that nothing wrote take no
+      // memory.
       void* const pages =
           ::mmap(nullptr, 6 * kPart, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
       REQUIRE(pages != MAP_FAILED);

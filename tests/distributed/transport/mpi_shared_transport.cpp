@@ -141,7 +141,7 @@ TEST_CASE("shared transport: progress() moves messages before anyone waits") {
     std::vector<std::byte> sent(kLength, std::byte{5}), received(kLength);
     if (ranks->rank() == 0) transport.send(sent, 1);
     if (ranks->rank() == 1) transport.receive(received, 0);
-    // Nobody waits until the receiver has everything.
+    // No rank calls wait() before the receiver has everything.
     bool is_there = ranks->rank() != 1;
     for (int i = 0; i < 1000 && ranks->all_sum(is_there) < ranks->size(); ++i) {
       transport.progress();
