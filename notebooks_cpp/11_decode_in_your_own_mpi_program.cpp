@@ -14,6 +14,10 @@
 
 // %% [markdown]
 // ## The function
+//
+// `open()` is collective, and so is `step()`. All ranks of the communicator open the same
+// algorithm with the same shape, scale, ranges and options; if two of them differ, every rank
+// throws the same line, with the two ranks and their values.
 
 // %%
 #include "distributed/decoders/decoder.hpp"
