@@ -169,6 +169,25 @@ TEST_CASE("mpi ranks: after a wait that gave up, all is refused in one line") {
   }
 }
 
+TEST_CASE("mpi ranks: a duplicate is freed on all ranks, or on none if one has given up") {
+  const MpiRanks& all = session().ranks();
+  // MPI tells when it frees a communicator with an attribute; one that stays may be freed when MPI ends.
+  static std::array<int, 2> n_freed;
+  const auto count = [](MPI_Comm, int, void* n, void*) { return ++*static_cast<int*>(n), MPI_SUCCESS; };
+  int key = MPI_KEYVAL_INVALID;
+  MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, count, &key, nullptr);
+  for (const bool has_given_up : {false, true}) {
+    CAPTURE(has_given_up);
+    {
+      const MpiRanks ranks(all.comm(), 60);
+      MPI_Comm_set_attr(ranks.comm(), key, &n_freed[has_given_up]);
+      if (has_given_up && all.rank() == all.size() - 1) ranks.give_up();
+    }
+    CHECK(n_freed[has_given_up] == (has_given_up ? 0 : 1));
+  }
+  MPI_Comm_free_keyval(&key);
+}
+
 TEST_CASE("mpi ranks: a rank that does not come ends the waits of the others within the deadline, wherever they wait") {
   const MpiRanks& all = session().ranks();
   if (all.size() < 2) return;
