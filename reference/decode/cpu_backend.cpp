@@ -110,7 +110,7 @@ class CpuSession final : public DecodeSession, public States {
     const std::size_t floats = row_.size() + queries_.size() + workspace_.size() + states_.size();
     return forest_.bytes() +
            static_cast<std::int64_t>(floats * sizeof(float) + leaves_.size() * sizeof(LeafRows) +
-                                     chunks_.capacity() * sizeof(Subtree)) +
+                                     chunks_.capacity() * sizeof(Subtree) + ends_.capacity() * sizeof(std::int64_t)) +
            (merges_ ? merges_->bytes() : 0);
   }
   std::string describe() const override { return ""; }
@@ -136,7 +136,7 @@ class CpuSession final : public DecodeSession, public States {
       nodes_ = forest_.assign(subtrees_).data();
       merges_->clear();
     } else {
-      cut(closed(leaves.range(), step.longest()), most_rows);
+      cut(closed(leaves.range(), step.longest()), most_rows, step.longest());
     }
 
     // Items in the order of memory: the chunks of a head, one after the other.
@@ -171,6 +171,7 @@ class CpuSession final : public DecodeSession, public States {
     states_.resize(static_cast<std::size_t>(plan.n_chunks * plan.n_rows * plan.state));
     leaves_.resize(static_cast<std::size_t>(plan.n_threads * plan.chunk_leaves));
     chunks_.reserve(static_cast<std::size_t>(plan.n_chunks));
+    ends_.reserve(static_cast<std::size_t>(plan.n_chunks));
     subtrees_.reserve(leaves.nodes().size());
     forest_.reserve(static_cast<std::size_t>(plan.n_subtrees));
     merges_.reset();
@@ -180,11 +181,19 @@ class CpuSession final : public DecodeSession, public States {
   }
 
   /// The chunks of a contiguous range whose first `n` positions are in use: past them subtrees are as large as they can be.
-  void cut(KeyRange range, std::int64_t n) {
-    chunks_.clear();
+  /// @param longest the longest sequence. Where it ends, keys have the shift that they have in an open range: a leaf is not
+  /// cut, and the first of its subtrees has all of its sums
+  void cut(KeyRange range, std::int64_t n, std::int64_t longest) {
+    chunks_.clear(), ends_.clear();
+    std::int64_t read = range.begin;
     for (std::int64_t begin = range.begin; begin < range.end; begin = chunks_.back().end()) {
       const std::int64_t end = begin < range.begin + n ? std::min(range.end, begin + chunk_leaves_ * kLeafKeys) : range.end;
       chunks_.push_back(first_subtree(begin, end));
+      ends_.push_back(begin);
+      if (begin < read) continue;
+      read = chunks_.back().end();
+      if (longest <= range.end) read = std::max(read, first_subtree(begin, (begin / kLeafKeys + 1) * kLeafKeys).end());
+      ends_.back() = read;
     }
     n_chunks_ = std::ssize(chunks_);
     const std::size_t n_floats = chunks_.size() * static_cast<std::size_t>(forest_.block_size());
@@ -214,7 +223,7 @@ class CpuSession final : public DecodeSession, public States {
   void compute_subtree(int thread, std::int64_t head, std::int64_t c) {
     const AttentionShape& shape = cache_.shape();
     const Subtree subtree = chunks_[static_cast<std::size_t>(c)];
-    const std::int64_t end = std::min(subtree.end(), step_.seen(head / shape.kv_heads).end),
+    const std::int64_t end = std::min(ends_[static_cast<std::size_t>(c)], step_.seen(head / shape.kv_heads).end),
                        first_row = cache_.leaves().range().begin;
     float* const states = states_.data() + (c * shape.n_rows() + head * n_queries_) * state_size(shape.value_dim);
     if (end <= subtree.begin()) return set_all_empty(states);
@@ -286,6 +295,7 @@ class CpuSession final : public DecodeSession, public States {
   std::vector<float> row_, states_;                               ///< states [chunks][n_rows][2 + d_v]
   std::vector<LeafRows> leaves_;                                  ///< [threads][leaves of a chunk]
   std::vector<Subtree> chunks_, subtrees_;                        ///< of the contiguous range; of the dealt one
+  std::vector<std::int64_t> ends_;                                ///< [chunks] one past the last key of its sums
   std::optional<DealtMerges> merges_;                             ///< in the dealt order
   float* nodes_ = nullptr;                                        ///< the states of its subtrees in the forest
   Forest<float> forest_;
@@ -321,7 +331,7 @@ class CpuBackend final : public Backend {
                                     plan.n_rows * (plan.packed + (plan.n_chunks + plan.n_subtrees) * plan.state) +
                                     plan.n_threads * plan.workspace) +
                    sizeof(LeafRows) * plan.n_threads * plan.chunk_leaves +
-                   sizeof(Subtree) * (plan.n_chunks + plan.n_subtrees) +
+                   sizeof(Subtree) * (plan.n_chunks + plan.n_subtrees) + sizeof(std::int64_t) * plan.n_chunks +
                    DealtMerges::bytes(plan.n_dealt_heads, plan.n_dealt_leaves, plan.n_queries, shape.value_dim);
     need.cache = static_cast<double>(n) * static_cast<double>(shape.bytes_per_position());
     return need;

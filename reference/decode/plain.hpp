@@ -21,13 +21,12 @@ namespace tree_attn::plain {
 /// q.k of rows that are padded with zeros to a multiple of 32.
 inline float dot(const std::vector<float>& q, const std::vector<float>& k, DType key_type) {
   // Add the products in sixteen lanes: element i in lane i mod 16; of BF16, two neighbours share a lane.
-  float lane[16];
-  for (float& sum : lane) sum = -0.0f;
+  std::vector<float> lane(16, -0.0f);
   for (std::size_t i = 0; i < q.size(); ++i) lane[(key_type == DType::BF16 ? i / 2 : i) % 16] += k[i] * q[i];
 
   // Add the lanes: 8 + 8, 4 + 4, then neighbours.
-  for (int i = 0; i < 8; ++i) lane[i] += lane[i + 8];
-  for (int i = 0; i < 4; ++i) lane[i] += lane[i + 4];
+  for (std::size_t i = 0; i < 8; ++i) lane[i] += lane[i + 8];
+  for (std::size_t i = 0; i < 4; ++i) lane[i] += lane[i + 4];
   return (lane[0] + lane[1]) + (lane[2] + lane[3]);
 }
 
@@ -52,19 +51,21 @@ inline Forest<float> decode(const TensorView& q, const TensorView& k, const Tens
                             std::span<const std::int64_t> lengths, double scale) {
   const auto [b, n_h, l, d_h] = q.shape;
   const std::int64_t n_kv = k.shape[1], d_v = v.shape[3], longest = lengths.empty() ? 0 : std::ranges::max(lengths);
-  const KeyRange range = closed(leaves.range(), longest);
+  KeyRange range = closed(leaves.range(), longest), sums{range.begin, range.begin};
   const ScoreScale c = split_scale(scale);
   std::vector<float> query(static_cast<std::size_t>((d_h + 31) / 32 * 32)), key(query), x[kLeafKeys];
   Forest<float> forest(b * n_h * l, d_v);
   for (std::int64_t at = range.begin; at < range.end; at = forest.subtrees().back().end()) {
     // Take the next leaf, or, if no sequence reaches its first key, the largest node that begins with it: that is empty.
+    // Where the longest sequence ends, a leaf is not cut even if the range is: the first of its nodes has all of its sums.
     const std::int64_t first = leaf_of(leaves.order(), at / kLeafKeys) * kLeafKeys + at % kLeafKeys;
     const Subtree node = first_subtree(at, first < longest ? std::min(at + kLeafKeys, range.end) : range.end);
-    const std::int64_t row = leaves.n_keys(first);
+    const std::int64_t row = leaves.n_keys(first), next_leaf = (at / kLeafKeys + 1) * kLeafKeys;
+    if (at >= sums.end) sums = {at, first_subtree(at, longest > range.end ? node.end() : next_leaf).end()};
     float* state = forest.slot();
     for (std::int64_t r = 0; r < forest.n_rows(); ++r, state += state_size(d_v)) {
       const std::int64_t i = r / (n_h * l), h = r / l % n_h, g = h / (n_h / n_kv), N = lengths[static_cast<std::size_t>(i)];
-      const std::int64_t n = std::min(node.end() - node.begin(), leaves.n_keys(N) - row);
+      const std::int64_t n = at > sums.begin ? 0 : std::min(sums.size(), leaves.n_keys(N) - row);
 
       // s_a = log2(e) scale q.k_a, and the shift of the leaf: e = max_a ceil(s_a).
       load_row(q, i, h, r % l, query.data());

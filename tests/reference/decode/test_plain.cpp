@@ -288,6 +288,35 @@ TEST_CASE("plain: every instruction set has its bits") {
   }
 }
 
+TEST_CASE("plain: a range that ends with the sequence, an open one and the dealt order have the same bits") {
+  // The weight of the last key is 2^-200, and its value 2^127: it counts if a subtree of its leaf has a shift of its own.
+  for (const std::int64_t N : {1, 37, 65, 97, 100, 101, 127, 128, 200}) {
+    for (const std::int64_t begin : {0, 10, 64, 66, 98}) {
+      if (begin >= N) continue;
+      INFO(N << " keys from " << begin);
+      const std::vector<float> zeros(static_cast<std::size_t>(N)), low(static_cast<std::size_t>(N), -1000);
+      Tensor q({1}, {1, 1, 1, 1}), k(low, {1, 1, N, 1}), v(zeros, {1, 1, N, 1});
+      k.set(0, 0, std::min<std::int64_t>(64, N - 1), 0, 0), k.set(0, 0, N - 1, 0, -200), v.set(0, 0, N - 1, 0, 0x1p127f);
+      if (N > 96) k.set(0, 0, 96, 0, -100);
+      const auto workload = workload_of(std::move(q), std::move(k), std::move(v), {}, std::log(2.0));
+      const auto row = [&workload](const OwnedLeaves& leaves) {
+        std::vector<float> result(2);
+        const auto cache = cpu_backend(1).make_cache(workload->shape(), leaves, 1);
+        fill(*cache, *workload, workload->lengths());
+        const auto session = cache->open(workload->scale);
+        const std::span<const float> state = session->decode({workload->query(0), workload->lengths()}).host().fold();
+        result[0] = finish(state.data(), &result[1], 1);
+        return result;
+      };
+      const std::vector<float> whole = row(KeyRange{begin, N});
+      CHECK(n_different(whole, row(KeyRange{begin, kOpenEnd})) == 0);
+      CHECK(n_different(whole, row(KeyRange{begin, 256})) == 0);
+      if (begin == 0) CHECK(n_different(whole, row(OwnedLeaves(dealt_ranges(1)[0], LeafOrder::kDealt))) == 0);
+      check_range(*workload, KeyRange{begin, N});
+    }
+  }
+}
+
 TEST_CASE("plain: one bit of one element is a difference") {
   const auto workload = normal_workload(7860, {.n_keys = 100});
   const auto decode = [&] {
