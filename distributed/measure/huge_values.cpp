@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Finds sums that overflowed, and decodes them again over smaller values.
+/// @brief Decodes sums that overflowed again, over smaller values.
 #include "distributed/measure/huge_values.hpp"
 
 #include <algorithm>
@@ -36,31 +36,6 @@ float enlarged(float z) {
 }
 
 }  // namespace
-
-bool has_overflowed(Workload& workload, const DecodeOutput& output) {
-  const WorkloadShape& shape = workload.shape();
-  const std::vector<std::int64_t> lengths = workload.lengths(workload.steps() - 1);
-  const auto d_v = static_cast<std::size_t>(shape.value_dim);
-  std::vector<double> v(d_v);
-  for (std::size_t r = 0; r < output.lse.size(); ++r) {
-    const float* const z = output.out.data() + r * d_v;
-    const auto is_finite = [](auto x) { return std::isfinite(x); };
-    if (!std::isfinite(output.lse[r]) || std::all_of(z, z + d_v, is_finite)) continue;
-
-    // Strike out the components in which some value is not finite.
-    const Shard all = workload.whole();
-    const std::int64_t row = static_cast<std::int64_t>(r) / shape.n_queries, i = row / shape.heads,
-                       kv_head = row % shape.heads / (shape.heads / shape.kv_heads);
-    std::vector<bool> overflowed(d_v);
-    for (std::size_t j = 0; j < d_v; ++j) overflowed[j] = !std::isfinite(z[j]);
-    for (std::int64_t a = 0; a < lengths[static_cast<std::size_t>(i)]; ++a) {
-      load_row(all.v, i, kv_head, a, v.data());
-      for (std::size_t j = 0; j < d_v; ++j) overflowed[j] = overflowed[j] && std::isfinite(v[j]);
-    }
-    if (std::find(overflowed.begin(), overflowed.end(), true) != overflowed.end()) return true;
-  }
-  return false;
-}
 
 void decode_huge_values(Transport& transport, const Backend& backend, Workload& workload, const ShardDecoder& shard,
                         const Algorithm& algorithm, std::span<const KeyRange> ranges, const PlanOptions& options,

@@ -11,11 +11,6 @@
 
 namespace tree_attn {
 
-/// Whether a sum of finite values is not finite: some z_j is not, although lse is, and so are the components j of all values
-/// that the query sees. Reads the values of such rows only.
-/// @param[in] output of the last step of the workload
-bool has_overflowed(Workload& workload, const DecodeOutput& output);
-
 /// Decodes the last step again over 2^-64 v, and takes every z_j that is finite there and not in `output`. What was finite
 /// keeps its bits. Collective over the ranks of the transport. It holds the keys and values of this rank a second time.
 /// @param shard the cache of this rank

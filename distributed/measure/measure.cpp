@@ -4,6 +4,7 @@
 #include "distributed/measure/measure.hpp"
 
 #include "distributed/measure/huge_values.hpp"
+#include "distributed/measure/overflow.hpp"
 #include "gpu/backend/backends.hpp"
 #include "reference/data/fnv1a.hpp"
 #include "reference/decode/pass_time.hpp"

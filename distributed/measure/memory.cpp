@@ -72,6 +72,13 @@ void require_memory(const std::string& subject, double bytes) {
   throw InputError(subject + why.data());
 }
 
+std::string refused_memory(const std::string& subject, double bytes) {
+  std::array<char, 120> why{};
+  std::snprintf(why.data(), why.size(), ": %.1f GiB are not given, and the machine has %.1f GiB left", bytes / 0x1p30,
+                available_memory() / 0x1p30);
+  return subject + why.data();
+}
+
 double oracle_bytes(const WorkloadShape& shape, int n_results) {
   constexpr double kDouble = sizeof(double), kScores = 0x1p23, kBlock = 256;
   const double d_h = static_cast<double>(shape.head_dim), d_v = static_cast<double>(shape.value_dim);
@@ -90,7 +97,7 @@ void check_memory(const std::string& subject, const Bench& bench, const Topology
   double needed = 0;
   for (const int rank : machines.node(machines.node_of(bench.ranks.rank()))) {
     const OwnedLeaves leaves(bench.transport.topology().range_of(rank, bench.ranges), shape.order);
-    const std::int64_t n = leaves.n_keys(shape.n_keys), n_at_start = leaves.n_keys(bench.workload.n_keys_at_start());
+    const std::int64_t n = leaves.n_keys(shape.longest()), n_at_start = leaves.n_keys(bench.workload.longest_at_start());
     // A cache that grows has room for up to twice its rows.
     const MemoryNeed need =
         bench.backend.memory(shape, leaves, n, n > n_at_start ? std::min(leaves.most_keys(), 2 * n + kLeafKeys) : n);

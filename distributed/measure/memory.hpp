@@ -25,6 +25,9 @@ std::string axes_text(const WorkloadShape& shape);
 /// @param subject the work, for the message
 /// @throws InputError "SUBJECT needs about 3.0 GiB of memory on one machine, which has 1.0 GiB left"
 void require_memory(const std::string& subject, double bytes);
+/// "keys and values of 4096 positions: 3.0 GiB are not given, and the machine has 8.0 GiB left": what an allocation that has
+/// failed was for. A limit of the process, as of `ulimit -v`, may be lower than what is left.
+std::string refused_memory(const std::string& subject, double bytes);
 
 /// Bytes that attention() allocates: results in double, the scores of one block of rows, a block of keys or values, and the
 /// lengths.

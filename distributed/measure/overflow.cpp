@@ -15,8 +15,8 @@ namespace {
 
 using Row = std::vector<double>;
 
-bool is_finite(const Row& row) {
-  return std::all_of(row.begin(), row.end(), [](double x) { return std::isfinite(x); });
+bool is_finite(const auto& row) {
+  return std::all_of(row.begin(), row.end(), [](auto x) { return std::isfinite(x); });
 }
 bool exceeds(double x) { return std::abs(x) > std::numeric_limits<float>::max(); }
 bool exceeds(const Row& row) {
@@ -90,20 +90,48 @@ struct Components {
   }
 };
 
+/// The components of the values of a head, which neighbouring rows share: read once.
+class LastComponents {
+ public:
+  const Components& of(const Rows& values) {
+    if (!components_ || values.i != i_ || values.h != h_) components_.emplace(values), i_ = values.i, h_ = values.h;
+    return *components_;
+  }
+
+ private:
+  std::int64_t i_ = 0, h_ = 0;
+  std::optional<Components> components_;
+};
+
 }  // namespace
+
+bool has_overflowed(Workload& workload, const DecodeOutput& output) {
+  const WorkloadShape& shape = workload.shape();
+  const std::vector<std::int64_t> lengths = workload.lengths(workload.steps() - 1);
+  const auto d_v = static_cast<std::size_t>(shape.value_dim);
+  LastComponents components;
+  std::optional<Shard> all;
+  for (std::size_t r = 0; r < output.lse.size(); ++r) {
+    const std::span z(output.out.data() + r * d_v, d_v);
+    if (!std::isfinite(output.lse[r]) || is_finite(z)) continue;
+    const std::int64_t row = static_cast<std::int64_t>(r) / shape.n_queries, i = row / shape.heads,
+                       kv_head = row % shape.heads / (shape.heads / shape.kv_heads);
+    if (!all) all = workload.whole();
+    if (components.of({all->v, i, kv_head, lengths[static_cast<std::size_t>(i)]}).cause(z)) return true;
+  }
+  return false;
+}
 
 std::string overflow_of(const TensorView& q, const std::optional<Shard>& all, std::span<const std::int64_t> lengths,
                         double scale, const DecodeOutput& output) {
   const auto [b, n_h, l, d_h] = q.shape;
-  std::int64_t known_head = -1;  // adjacent rows share values, which are read once
-  std::optional<Components> components;
+  LastComponents components;
   const std::int64_t n_rows = b * n_h * l, d_v = n_rows == 0 ? 0 : std::ssize(output.out) / n_rows;
   for (std::int64_t r = 0; r < n_rows; ++r) {
     const std::int64_t i = r / (n_h * l), h = r / l % n_h, j = r % l, length = lengths[static_cast<std::size_t>(i)];
     const std::span z(output.out.data() + r * d_v, static_cast<std::size_t>(d_v));
-    const bool z_finite = std::all_of(z.begin(), z.end(), [](float z_j) { return std::isfinite(z_j); });
     const bool lse_finite = std::isfinite(output.lse[static_cast<std::size_t>(r)]);
-    if (length == 0 || (z_finite && lse_finite)) continue;
+    if (length == 0 || (lse_finite && is_finite(z))) continue;
 
     // Look for the cause in the input of this row alone.
     Row query(static_cast<std::size_t>(d_h));
@@ -113,15 +141,8 @@ std::string overflow_of(const TensorView& q, const std::optional<Shard>& all, st
       if (is_finite(query)) cause = "";
     } else {
       const std::int64_t n_kv = all->k.shape[1], kv_head = h / (n_h / n_kv);
-      if (!lse_finite) {
-        cause = cause_in_scores(query, {all->k, i, kv_head, length}, scale);
-      } else {
-        if (i * n_kv + kv_head != known_head) {
-          known_head = i * n_kv + kv_head;
-          components.emplace(Rows{all->v, i, kv_head, length});
-        }
-        cause = components->cause(z);
-      }
+      cause = lse_finite ? components.of({all->v, i, kv_head, length}).cause(z)
+                         : cause_in_scores(query, {all->k, i, kv_head, length}, scale);
     }
     if (!cause) continue;
     return "batch entry " + std::to_string(i) + ", head " + std::to_string(h) + ", query " + std::to_string(j) +

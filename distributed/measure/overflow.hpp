@@ -3,6 +3,7 @@
 /// @brief The warning for output that is not finite in F32 although it is by the formula (section 5).
 #pragma once
 
+#include "reference/data/workload.hpp"
 #include "reference/decode/decode.hpp"
 
 #include <optional>
@@ -10,6 +11,11 @@
 #include <string>
 
 namespace tree_attn {
+
+/// Whether a sum of finite values is not finite: some z_j is not, although lse is, and so are the components j of all values
+/// that the query sees. Reads the values of such rows only.
+/// @param[in] output of the last step of the workload
+bool has_overflowed(Workload& workload, const DecodeOutput& output);
 
 /// One line that names the first row whose output is not finite although it is by the formula, and what exceeds F32: an
 /// element of q, k or v that is stored as F64, a score in base two, or a partial sum of one. The cause is one that was found

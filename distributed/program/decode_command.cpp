@@ -68,16 +68,20 @@ void check_elements(const DecodeOptions& options, const Backend& backend) {
 }
 
 /// The cache of this rank with all keys and values that it holds before the first step.
-/// @throws InputError if the device has no memory for it
+/// @throws InputError if there is no memory for it
 std::unique_ptr<ShardDecoder> fill_shard(const Backend& backend, Workload& workload, KeyRange range, double scale) {
+  const OwnedLeaves leaves(range, workload.shape().order);
+  const std::int64_t n = leaves.n_keys(workload.longest_at_start());
+  const std::string who = "--backend " + std::string(backend.name()) + ": ";
   try {
-    const OwnedLeaves leaves(range, workload.shape().order);
-    auto shard =
-        std::make_unique<ShardDecoder>(backend, workload.shape(), leaves, leaves.n_keys(workload.n_keys_at_start()), scale);
+    auto shard = std::make_unique<ShardDecoder>(backend, workload.shape(), leaves, n, scale);
     fill_at_start(shard->cache(), workload, workload.lengths_at_start());
     return shard;
+  } catch (const std::bad_alloc&) {
+    throw InputError(who + refused_memory("keys and values of " + std::to_string(n) + " positions",
+                                          backend.memory(workload.shape(), leaves, n, n).cache));
   } catch (const std::runtime_error& error) {  // of the device
-    throw InputError("--backend " + std::string(backend.name()) + ": " + error.what());
+    throw InputError(who + error.what());
   }
 }
 

@@ -46,6 +46,11 @@ std::vector<std::int64_t> Workload::lengths_at_start() const {
   return start;
 }
 
+std::int64_t Workload::longest_at_start() const {
+  const std::vector<std::int64_t> start = lengths_at_start();
+  return start.empty() ? 0 : *std::max_element(start.begin(), start.end());
+}
+
 std::int64_t Workload::n_keys(int step) const {
   require_step(step);
   return std::max<std::int64_t>(0, shape_.n_keys - (steps_ - 1 - step));

@@ -56,6 +56,8 @@ class Workload {
   std::int64_t n_keys(int step) const;
   /// The same before the first step.
   std::int64_t n_keys_at_start() const { return steps_ > 1 ? std::max<std::int64_t>(0, n_keys(0) - 1) : n_keys(0); }
+  /// Keys of the longest batch entry before the first step; 0 without entries.
+  std::int64_t longest_at_start() const;
   /// The queries of step t, [b, n_h, l, d_h]. Valid until the next call.
   virtual TensorView query(int step) = 0;
   /// Keys [1, n_kv, n, d_h] and values [1, n_kv, n, d_v] of a range of positions of one batch entry. Valid until the next

@@ -40,8 +40,7 @@ class DecodeSession {
   /// Row (i, h, j) of the states is (i n_h + h) l + j. Positions that a query does not see are not read and count as the
   /// empty set. The subtrees are those of the range of the cache, which is closed() if it is open.
   /// @param progress called from time to time to advance messages; may be empty
-  /// @throws std::invalid_argument if the axes of q differ from those of the cache, or q has elements and no
-  ///   data
+  /// @throws std::invalid_argument if the axes of q differ from those of the cache, or q has elements and no data
   /// @throws std::out_of_range if a length is negative, or the cache does not hold all positions of its range below it
   /// @paper{eq_7, eq. (7)}
   States& decode(const Step& step, const std::function<void()>& progress = {});

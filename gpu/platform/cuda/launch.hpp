@@ -224,7 +224,13 @@ class DeviceBuffer {
       pages_ = PinnedPages(SharedPages(n_bytes));
       data_ = static_cast<T*>(pages_.on_device());
     } else {
-      check(cudaMalloc(&data_, n_bytes), "cudaMalloc");
+      if (const cudaError_t status = cudaMalloc(&data_, n_bytes); status != cudaSuccess) {
+        std::size_t n_free = 0, n_all = 0;
+        cudaGetLastError();
+        cudaMemGetInfo(&n_free, &n_all);
+        throw DeviceError("cudaMalloc of " + std::to_string(n_bytes >> 20) + " MiB, with " + std::to_string(n_free >> 20) +
+                          " MiB free: " + cudaGetErrorString(status));
+      }
       is_own_ = true;
     }
     ++traffic().n_allocations;

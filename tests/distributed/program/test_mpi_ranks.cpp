@@ -185,8 +185,8 @@ TEST_CASE("ranks: each reads its own shard of a file, and only the keys in use")
     scratch.write(name, with_length(header, std::string(reinterpret_cast<const char*>(&length), sizeof length)));
     fs::resize_file(scratch.path(name), 8 + header.size() + at);
   };
-  const auto peak_mib = [&](int n_ranks, const std::string& name) {
-    const Result result = run(ranks(n_ranks, {"decode", scratch.path(name)}));
+  const auto peak_mib = [&](int n_ranks, const std::string& name, const std::string& backend = "cpu") {
+    const Result result = run(ranks(n_ranks, {"decode", scratch.path(name), "--backend", backend}));
     check_silent_success(result);
     return result.peak_kib / 1024;
   };
@@ -197,6 +197,9 @@ TEST_CASE("ranks: each reads its own shard of a file, and only the keys in use")
   write("large", std::int64_t{1} << 22, 300);
   CHECK(fs::file_size(scratch.path("large")) > std::uint64_t{1} << 32);
   CHECK(peak_mib(2, "large") < nothing + 32);
+  // A device copies the keys in use.
+  CHECK(peak_mib(1, "large", "emulated") < peak_mib(1, "small", "emulated") + 32);
+  CHECK(peak_mib(2, "large", "emulated") < peak_mib(2, "small", "emulated") + 32);
 
   // 256 MiB, all in use: a rank of one holds it all, one of four a quarter.
   write("middle", std::int64_t{1} << 18, std::int64_t{1} << 18);
