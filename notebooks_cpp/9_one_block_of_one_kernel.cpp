@@ -426,7 +426,7 @@ int main() {
   std::printf("ten seeds: %d with the same bits\n", n_seeds);
   expect(n_seeds == 10, "the order of threads changes no bit");
 
-  for (const LadderStep* const step : ladder()) {
+  for (const LadderStep* const step : all_kernels()) {
     if (!step->refusal(on.params, DType::F32).empty()) continue;
     std::printf("%-11s", step->name);
     bool all_same = true;

@@ -269,10 +269,10 @@ void print_plans() {
     DecodeParams params;
     params.kv_heads = group == 1 ? 16 : 8, params.group = group, params.end = 65536;
     params.d_h = params.d_v = 128;
-    for (const LadderStep* step : ladder()) {
+    for (const LadderStep* step : all_kernels()) {
       const LaunchPlan plan = step->plan(params, DType::BF16, {});
       const std::string name = step->name, path = plan.path;
-      const bool first = group == 1 && step == ladder()[0];
+      const bool first = group == 1 && step == all_kernels()[0];
       // Stages that are not being read; without a ring what the lanes load at once: one row, or eight.
       const std::int64_t tile_bytes = TileRing<Tile, RowCopy::TensorMap>::kStageVectors * sizeof(Bytes16);
       const std::int64_t n_warps = plan.n_threads / kWarp;

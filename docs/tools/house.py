@@ -217,7 +217,7 @@ def check_comments(files, names):
 def registered():
     """The names of algorithms, steps and backends, and the files that may compare them: their registries."""
     names = {"cpu", "emulated", "cuda", "model"}
-    for folder, ending, least in (("distributed/decoders", "*.cpp", 7), ("gpu/ladder", "*.cu", 8)):
+    for folder, ending, least in (("distributed/decoders", "*.cpp", 7), ("gpu/ladder", "*.cu", 6), ("gpu/parts", "*.cu", 2)):
         found = set()
         for path in sorted((ROOT / folder).glob(ending)):
             found |= set(re.findall(r'(?:\{\s*|\.name = )"([a-z][a-z_-]*)"', path.read_text(encoding="utf-8")))

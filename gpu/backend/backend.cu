@@ -30,12 +30,12 @@ class KernelBackend final : public Backend {
   }
   std::string refusal(const AttentionShape& shape) const override {
     const AttentionShape stored = stored_on_device(shape);
-    return library_step().refusal(params_of(stored, {}), stored.dtype);
+    return library_kernel().refusal(params_of(stored, {}), stored.dtype);
   }
   ErrorTerms error_terms(const AttentionShape& shape) const override {
     const AttentionShape stored = stored_on_device(shape);
     const DecodeParams leaf = params_of(stored, {0, kLeafKeys});
-    return {.exp_error = 4, .n_additions = library_step().n_additions(leaf, stored.dtype) - n_tree_additions(kLeafKeys)};
+    return {.exp_error = 4, .n_additions = library_kernel().n_additions(leaf, stored.dtype) - n_tree_additions(kLeafKeys)};
   }
   AttentionShape stored(const AttentionShape& shape) const override { return stored_on_device(shape); }
 

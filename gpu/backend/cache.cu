@@ -217,7 +217,7 @@ void DeviceSession::plan_range(KeyRange range) {
   const auto leaf_of = [&](std::int64_t d) { return DeviceView{input.q, {s.kv_heads * kLeafKeys * d, kLeafKeys * d, d}}; };
   if (planned_.empty()) params_.k = leaf_of(s.head_dim), params_.v = leaf_of(s.value_dim);
   params_.q = {input.q, {s.heads * s.n_queries * s.head_dim, s.n_queries * s.head_dim, s.head_dim}};
-  if (const std::string why = library_step().refusal(params_, s.dtype); !why.empty())
+  if (const std::string why = library_kernel().refusal(params_, s.dtype); !why.empty())
     throw DeviceError("the kernels do not take " + why);
   plan_ = plan_kernel();
   if (!workspace_.is_enough_for(plan_)) workspace_ = DeviceWorkspace(plan_);
@@ -293,7 +293,7 @@ void DeviceSession::stage(const Step& step) {
 
 LaunchPlan DeviceSession::plan_kernel() const {
   const DType dtype = cache_.shape().dtype;
-  return is_dealt() ? plan_equal_runs(params_, dtype, {}) : library_step().plan(params_, dtype, {});
+  return is_dealt() ? plan_equal_runs(params_, dtype, {}) : library_kernel().plan(params_, dtype, {});
 }
 
 void DeviceSession::queue_kernel() {
@@ -302,7 +302,7 @@ void DeviceSession::queue_kernel() {
   if (is_dealt())
     run_equal_runs(params_, dtype, output, plan_, workspace_.get(), stream_);
   else
-    library_step().run(params_, dtype, output, plan_, workspace_.get(), stream_);
+    library_kernel().run(params_, dtype, output, plan_, workspace_.get(), stream_);
 }
 
 void DeviceSession::queue_step() {

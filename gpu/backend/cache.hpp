@@ -7,7 +7,7 @@
 #include "gpu/backend/kernel_stream.hpp"
 #include "gpu/backend/leaf_lists.hpp"
 #include "gpu/backend/step_input.hpp"
-#include "gpu/ladder/ladder.hpp"
+#include "gpu/parts/decode_kernel.hpp"
 #include "reference/decode/session.hpp"
 
 #include <memory>

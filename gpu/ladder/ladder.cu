@@ -1,28 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The list of steps.
+/// @brief The list of steps, and of all kernels.
 #include "gpu/ladder/ladder.hpp"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
-std::span<const LadderStep* const> ladder() {
-  static constexpr const LadderStep* kSteps[] = {&kNaive,  &kFused,  &kVectors,   &kSplit,
-                                                 &kCopies, &kTensor, &kEqualRuns, &kShortEnd};
-  return kSteps;
+std::span<const DecodeKernel* const> all_kernels() {
+  static constexpr const DecodeKernel* kKernels[] = {&kNaive,  &kFused,  &kVectors,   &kSplit,
+                                                     &kCopies, &kTensor, &kEqualRuns, &kShortEnd};
+  return kKernels;
 }
 
-double chain_additions(const DecodeParams& params, DType) { return static_cast<double>(params.end - params.begin) + 4; }
-
-double leaf_additions(const DecodeParams& params, DType) {
-  return static_cast<double>(kLeafKeys) + n_tree_additions(params.end - params.begin);
-}
-
-double tensor_additions(const DecodeParams& params, DType) {
-  // Up to four queries: 64 products with upper parts, and the sum with the other column, whose 128 products are smaller by a
-  // factor of 2^7 and count as one. More queries: 64 products with each of three parts in one column. Tensor cores truncate
-  // sums, which may cost two roundings each.
-  const double n_leaf = params.group <= 4 ? static_cast<double>(kLeafKeys) + 2 : 3 * static_cast<double>(kLeafKeys);
-  return 2 * n_leaf + n_tree_additions(params.end - params.begin);
-}
+std::span<const LadderStep* const> ladder() { return all_kernels().first(6); }
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

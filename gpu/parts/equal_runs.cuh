@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The library kernel: equal runs of work over all blocks, any worker, one launch (section 5, Alg. 3).
+///
+/// A block is not one split of one query. The leaves of all query tiles of the batch form one sequence, and block g of G
+/// takes the g-th part of it, wherever that begins and ends (work_partition.hpp). So neither 16 heads on 132 multiprocessors
+/// nor one long sequence among short ones leave a multiprocessor idle: all end within 64 keys of each other. One kernel for
+/// all shapes: sub-warps with rings for one query per key/value head and for F32, tensor cores for grouped heads of 16 bits.
 #pragma once
 
 #include "gpu/parts/join.cuh"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What the kernels from step 4 on are made of, as a concept (section 5).
+/// @brief What the kernels of the library are made of, as a concept (section 5).
 #pragma once
 
 #include "gpu/parts/join.cuh"

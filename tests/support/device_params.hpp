@@ -132,7 +132,7 @@ inline bool is_scalar(const device::LaunchPlan& plan) { return plan.path == std:
 /// The steps that add in the order of the canonical tree, support n_splits splits, and accept the shard on scalar units.
 inline std::vector<const device::LadderStep*> tree_steps(const DeviceShard& shard, int n_splits = 1) {
   std::vector<const device::LadderStep*> steps;
-  for (const device::LadderStep* step : device::ladder()) {
+  for (const device::LadderStep* step : device::all_kernels()) {
     if (!step->is_canonical || step->max_splits < n_splits || step->refusal(shard.params, shard.dtype) != "") continue;
     if (is_scalar(step->plan(shard.params, shard.dtype, {.n_splits = n_splits}))) steps.push_back(step);
   }

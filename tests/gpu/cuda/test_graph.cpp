@@ -12,7 +12,7 @@ TEST_CASE("graph: every step can be captured, and every replay has the bits of a
       .batch = 2, .heads = 8, .kv_heads = 2, .head_dim = 128, .value_dim = 128, .n_keys = 3000, .dtype = DType::BF16};
   const auto workload = normal_workload(4400, axes, {{3000, 777}});
   const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
-  for (const device::LadderStep* step : device::ladder()) {
+  for (const device::LadderStep* step : device::all_kernels()) {
     if (step->refusal(shard.params, shard.dtype) != "") continue;
     INFO(step->name);
     // A launch by itself; it also loads the kernel, which a capture may not.

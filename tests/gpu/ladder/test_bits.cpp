@@ -38,7 +38,7 @@ TEST_CASE("bits: every number of splits gives the same, in every step that split
   for (const Axes& axes : shapes()) {
     const auto workload = normal_workload(seed++, axes);
     const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
-    for (const device::LadderStep* step : device::ladder()) {
+    for (const device::LadderStep* step : device::all_kernels()) {
       if (step->refusal(shard.params, shard.dtype) != "") continue;
       CAPTURE(std::string(step->name));
       CAPTURE(seed - 1);
@@ -137,7 +137,7 @@ TEST_CASE("bits: no device changes any, in any step, for rows of every length") 
   for (const Axes& axes : all) {
     const auto workload = normal_workload(seed++, axes, std::vector<std::int64_t>{axes.n_keys - 3});
     const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
-    for (const device::LadderStep* step : device::ladder()) {
+    for (const device::LadderStep* step : device::all_kernels()) {
       if (step->refusal(shard.params, shard.dtype) != "") continue;
       const DecodeOutput want = run_step(*step, shard, {.n_splits = 3});
       for (const emulated::Settings& settings : kDevices) {

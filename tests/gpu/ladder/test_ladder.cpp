@@ -27,7 +27,7 @@ std::vector<std::pair<Axes, std::vector<std::int64_t>>> shapes() {
 
 /// @tested{eq_7, eq. (7)}
 TEST_CASE("ladder: every step is within the bound of the oracle, on all shapes that it accepts") {
-  for (const device::LadderStep* step : device::ladder()) {
+  for (const device::LadderStep* step : device::all_kernels()) {
     int n_accepted = 0;
     unsigned seed = 4000;
     for (const auto& [axes, lengths] : shapes()) {
@@ -58,7 +58,7 @@ TEST_CASE("ladder: the latent shape of MLA, in which values are the first 512 co
     TensorWorkload copied({}, q, k, TensorView::dense(memory.data(), dtype, axes.v()), apart->lengths(), apart->scale);
     const DeviceShard shard(q, latent.whole(), latent.lengths(), latent.scale);
     int n_accepted = 0;
-    for (const device::LadderStep* step : device::ladder()) {
+    for (const device::LadderStep* step : device::all_kernels()) {
       if (step->refusal(shard.params, dtype) != "") continue;
       ++n_accepted;
       INFO(std::string(step->name) << ", " << name_of(dtype));

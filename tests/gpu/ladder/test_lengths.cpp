@@ -112,7 +112,7 @@ TEST_CASE("lengths: every step decodes each of 0 to N, with the same bits whatev
     for (const std::int64_t n_keys : {0, 1, 2, 3, 7, 12, 40, 64, 70}) {
       const auto workload = clean.all(n_keys);
       const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
-      for (const device::LadderStep* step : device::ladder()) {
+      for (const device::LadderStep* step : device::all_kernels()) {
         if (step->refusal(shard.params, shard.dtype) != "") continue;
         INFO(std::string(step->name) << ", " << name_of(kind) << ", N = " << n_keys);
         const DecodeOutput output = run_step(*step, shard, {.n_splits = 2});

@@ -76,7 +76,7 @@ TEST_CASE("nonfinite: NaN and Inf reach their own outputs and no other, in every
           const auto workload = workload_with(size, dtype, where, position, number),
                      clean = workload_with(size, dtype, where, position, 0.25f);
           const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
-          for (const device::LadderStep* step : device::ladder()) {
+          for (const device::LadderStep* step : device::all_kernels()) {
             if (step->refusal(shard.params, shard.dtype) != "") continue;
             INFO(std::string(step->name) << ", " << name_of(dtype) << ", d " << size.dim << ", tensor "
                                          << static_cast<int>(where) << ", position " << position << ", number " << number);
@@ -167,7 +167,7 @@ TEST_CASE("nonfinite: the value of a key that is not seen is not looked at") {
       for (std::int64_t h = 0; h < axes.kv_heads; ++h) garbage.set(0, h, a, a % 16, a % 2 == 0 ? kNaN : kInf);
     }
     const auto workload = workload_of(q, k, v), poisoned = workload_of(q, k, garbage);
-    for (const device::LadderStep* step : device::ladder()) {
+    for (const device::LadderStep* step : device::all_kernels()) {
       const DeviceShard shard(poisoned->query(0), poisoned->whole(), poisoned->lengths(), poisoned->scale);
       if (step->refusal(shard.params, shard.dtype) != "") continue;
       CAPTURE(std::string(step->name));
@@ -186,7 +186,7 @@ TEST_CASE("nonfinite: all scores -inf is the empty set, in every step") {
     q.set(0, 0, 0, 3, 1), q.set(0, 1, 0, 3, 2);
     for (std::int64_t a = 0; a < axes.n_keys; ++a) k.set(0, 0, a, 3, -kInf);
     const auto workload = workload_of(q, k, v);
-    for (const device::LadderStep* step : device::ladder()) {
+    for (const device::LadderStep* step : device::all_kernels()) {
       const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
       if (step->refusal(shard.params, shard.dtype) != "") continue;
       CAPTURE(std::string(step->name));

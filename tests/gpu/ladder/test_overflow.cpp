@@ -19,7 +19,7 @@ Axes axes_of(DType dtype, std::int64_t kv_heads, std::int64_t n_keys) {
 /// Runs every step that takes the problem: all finite, and within the bound.
 void check_finite(TensorWorkload& workload) {
   const DeviceShard shard(workload.query(0), workload.whole(), workload.lengths(), workload.scale);
-  for (const device::LadderStep* step : device::ladder()) {
+  for (const device::LadderStep* step : device::all_kernels()) {
     if (step->refusal(shard.params, shard.dtype) != "") continue;
     CAPTURE(std::string(step->name));
     const DecodeOutput output = run_step(*step, workload, {.n_splits = 2});

@@ -117,7 +117,7 @@ TEST_CASE("work partition: what 32 bits cannot count is refused by every step") 
   DecodeParams params;
   params.batch = 3, params.kv_heads = 5, params.group = 17;  // 255 rows
   params.d_h = params.d_v = 8;
-  for (const device::LadderStep* step : device::ladder()) {
+  for (const device::LadderStep* step : device::all_kernels()) {
     params.end = (kMostWorkItems / 255 - 1) * kLeafKeys + 1;
     CHECK(step->refusal(params, DType::BF16) == "");
     params.end = kMostWorkItems / 255 * kLeafKeys + 1;

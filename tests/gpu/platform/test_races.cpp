@@ -37,7 +37,7 @@ TEST_CASE("races: a copy of finished rows, or of states, that no event orders af
   const std::int64_t n_rows = shard.params.n_rows(), d_v = shard.params.d_v,
                      n_states = static_cast<std::int64_t>(cover(0, kAxes.n_keys).size()) * n_rows * state_size(d_v);
   std::set<std::string> stores;
-  for (const device::LadderStep* step : device::ladder()) {
+  for (const device::LadderStep* step : device::all_kernels()) {
     if (step->refusal(shard.params, shard.dtype) != "") continue;
     const device::LaunchPlan plan = step->plan(shard.params, shard.dtype, {});
     const DeviceWorkspace workspace(plan);

@@ -43,7 +43,7 @@ Timed time_step(const LadderStep& step, const Shape& shape, const Input& input,
   Timed timed;
   const DecodeParams& first = input.params.front();
   if (timed.note = step.refusal(first, shape.dtype); !timed.note.empty()) return timed;
-  if (!step.is_canonical && shape.n_keys() > kMostOfChains) {
+  if (step.max_splits == 1 && shape.n_keys() > kMostOfChains) {
     timed.note = "not timed: more than " + short_number(kMostOfChains) + " keys";
     return timed;
   }
@@ -138,7 +138,7 @@ int time_shape(const Shape& shape, const std::string& steps, Stream stream) {
   const std::int64_t last = shape.batch() * shape.heads - 1;
   const std::vector<std::pair<std::int64_t, Row>> want{{0, reference_row(shape, 0)}, {last, reference_row(shape, last)}};
   int n_wrong = 0;
-  for (const LadderStep* step : ladder()) {
+  for (const LadderStep* step : all_kernels()) {
     if (!wanted(steps, step->name)) continue;
     const Timed timed = time_step(*step, shape, input, want, stream);
     print(*step, shape, read, timed);
@@ -150,7 +150,7 @@ int time_shape(const Shape& shape, const std::string& steps, Stream stream) {
 /// @returns the exit status: 1 if a step computes something wrong
 int time_all(bool quick, const std::string& steps, const std::string& only_shape) {
   const auto is_wanted = [&](const LadderStep* step) { return wanted(steps, step->name); };
-  if (std::none_of(ladder().begin(), ladder().end(), is_wanted)) throw std::runtime_error("no step is named " + steps);
+  if (std::none_of(all_kernels().begin(), all_kernels().end(), is_wanted)) throw std::runtime_error("no step is named " + steps);
   Stream stream;
   check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
 
@@ -163,7 +163,7 @@ int time_all(bool quick, const std::string& steps, const std::string& only_shape
     JsonLine("device")
         .add("device", device().name)
         .add("n_multiprocessors", device().n_multiprocessors)
-        .add("library", library_step().name)
+        .add("library", library_kernel().name)
         .add("read_bytes_per_second", static_cast<double>(n_bytes) / seconds);
   }
   int n_wrong = 0;

@@ -112,7 +112,7 @@ TEST_CASE("modes: every step, with every kind of worker, two splits and ragged e
   for (const Kind& kind : kKinds) {
     const auto workload = normal_workload(seed++, kind.axes, std::vector<std::int64_t>{kind.axes.n_keys / 8 * 8 - 3});
     const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
-    for (const device::LadderStep* step : device::ladder()) {
+    for (const device::LadderStep* step : device::all_kernels()) {
       if (step->refusal(shard.params, shard.dtype) != "") continue;
       const device::LaunchPlan plan = step->plan(shard.params, shard.dtype, {.n_splits = 2});
       if (is_scalar(plan) == kind.is_tile || !is_watched(plan)) continue;
@@ -127,7 +127,7 @@ TEST_CASE("modes: every step, with every kind of worker, two splits and ragged e
     }
   }
 #if !defined(TREE_ATTN_EMULATOR_THREAD)
-  for (const device::LadderStep* step : device::ladder()) CHECK_MESSAGE(n_runs[step] > 0, step->name);
+  for (const device::LadderStep* step : device::all_kernels()) CHECK_MESSAGE(n_runs[step] > 0, step->name);
 #else
   CHECK(n_runs.size() >= 3);
 #endif
@@ -184,7 +184,7 @@ TEST_CASE("modes: so many splits that their states are joined in rounds") {
        {of_sub_warps(DType::F32, 512, kSplits * kLeafKeys), of_tiles(DType::BF16, 256, 4, kSplits * kLeafKeys)}) {
     const auto workload = normal_workload(9150, axes);
     const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
-    for (const device::LadderStep* step : device::ladder()) {
+    for (const device::LadderStep* step : device::all_kernels()) {
       if (step->max_splits < kSplits || step->refusal(shard.params, shard.dtype) != "") continue;
       INFO(step->name << ", d " << axes.head_dim);
       const emulated::SettingsScope scope({.seed = 3, .n_workers = 2});
@@ -211,7 +211,7 @@ TEST_CASE("modes: a shard that begins and ends anywhere hands on its states") {
     const DeviceShard shard(workload->query(0), part, workload->lengths(), workload->scale);
     const std::int64_t n_floats =
         static_cast<std::int64_t>(cover(range.begin, range.end).size()) * shard.params.n_rows() * state_size(64);
-    for (const device::LadderStep* step : device::ladder()) {
+    for (const device::LadderStep* step : device::all_kernels()) {
       if (!step->keeps_states || step->refusal(shard.params, shard.dtype) != "") continue;
       const device::LaunchPlan plan = step->plan(shard.params, shard.dtype, {.n_splits = n_splits});
       if (!is_watched(plan)) continue;
