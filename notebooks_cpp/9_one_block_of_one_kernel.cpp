@@ -6,8 +6,8 @@
 //
 // What do the threads of a decoding kernel hold while it runs? Under the emulator a kernel is an
 // ordinary function (@ref emulator), so we can print it. We decode one query over 600 keys,
-// eq. (7), with one block of 32 threads. The block runs the functions of step 3 of the ladder
-// (@ref kernels): it computes the scores of eight keys at a time, adds eight keys to a leaf, stores
+// eq. (7), with one block of 32 threads. The block runs functions of the library kernel
+// (@ref kernels_library): it computes the scores of eight keys at a time, adds eight keys to a leaf, stores
 // leaves as a forest, and joins the forests of four sub-warps.
 //
 // **What you need:** warps, lanes and shuffles, @ref notebook_tree, and the chapter on
@@ -29,18 +29,16 @@
 #include <vector>
 
 // %% [markdown]
-// ## Instrumenting two primitives
+// ## Instrumenting a primitive
 //
-// Kernels exchange data and read memory through a few functions. We replace two of them *before*
-// the headers of the kernels are included: the exchange between two lanes records what was
-// received, and the load of 16 bytes counts.
+// Kernels exchange data through a few functions. We replace one of them *before* the headers of the
+// kernels are included: the exchange between two lanes records what was received.
 
 // %%
 namespace tree_attn::emulated {
 
 /// What the lanes of the first sub-warp have received, [lane][exchange].
 std::vector<std::vector<float>> came(8);
-std::int64_t n_bytes_asked = 0;
 
 float noted_exchange(unsigned mask, float value, int flip) {
   const float other = __shfl_xor_sync(mask, value, flip);
@@ -52,21 +50,14 @@ T noted_exchange(unsigned mask, T value, int flip) {  // of other types
   return __shfl_xor_sync(mask, value, flip);
 }
 
-Bytes16 counted_load(const void* from) {
-  n_bytes_asked += 16;
-  return load16_global(from);
-}
-
 }  // namespace tree_attn::emulated
 
 #define __shfl_xor_sync noted_exchange
-#define load16_global counted_load
 #include "gpu/parts/join.cuh"
 #include "gpu/parts/key_accumulator.cuh"
 #undef __shfl_xor_sync
-#undef load16_global
 #include "gpu/ladder/ladder.hpp"
-#include "gpu/parts/splits.hpp"
+#include "gpu/parts/sub_warps.hpp"
 
 // %% [markdown]
 // The functions that we instrument must be compiled here and not taken from the library. A stored
@@ -120,9 +111,36 @@ struct OnDevice {
   }
 };
 
+// %% [markdown]
+// Where the rows of keys and values come from is a parameter of those functions. Here they are loaded
+// from global memory, and the bytes are counted.
+
 // %%
-/// Eight rows of keys, or of values, from `first` on.
-GlobalRows<Eight> eight_rows(const Element* first, int lane) { return {first, kDim, kDim, lane, 0xFF}; }
+std::int64_t n_bytes_asked = 0;
+
+/// Eight rows of keys, or of values, from `first` on: the 16 bytes that a lane holds of row i.
+struct EightRows {
+  const Element* first;
+  int lane;
+  unsigned valid = 0xFF;  ///< bit i: row i has a key
+
+  Bytes16 operator()(int i, int) const {
+    if ((valid >> i & 1) == 0) return Bytes16{};
+    n_bytes_asked += 16;
+    return load16_global(first + i * kDim + Eight::component(lane, 0));
+  }
+};
+
+/// The rows of a range, step after step.
+struct Source {
+  const Element *first_key, *first_value;
+  int lane = static_cast<int>(threadIdx.x) % Eight::kLanes;
+
+  void wait(int, unsigned) {}
+  EightRows keys(int step, unsigned valid) const { return {first_key + step * kKeysPerStep * kDim, lane, valid}; }
+  EightRows values(int step, unsigned valid) const { return {first_value + step * kKeysPerStep * kDim, lane, valid}; }
+  void next(int) {}
+};
 
 // %% [markdown]
 // The first kernel does the work of a sub-warp on one leaf, the keys 0 to 63, in eight steps. In
@@ -143,8 +161,8 @@ __global__ void watch_leaf(DecodeParams params, float* scores, float* states) {
   State leaf;
   set_empty(leaf);
   for (int step = 0; step < kStepsPerLeaf; ++step) {
-    const auto keys = eight_rows(params.key<Element>(0, kKeysPerStep * step), lane);
-    const auto values = eight_rows(params.value<Element>(0, kKeysPerStep * step), lane);
+    const EightRows keys{params.key<Element>(0, kKeysPerStep * step), lane};
+    const EightRows values{params.value<Element>(0, kKeysPerStep * step), lane};
     const float s = score_of_eight<Eight>(q, keys, params.score_scale, lane);
     add_eight_keys<Eight>(s, lane, values, leaf);
 
@@ -173,19 +191,21 @@ __global__ void watch_forest(KeyRange range, float* memory, float* sums, int n_e
 
 // %% [markdown]
 // The third kernel is a whole block: every sub-warp accumulates its part of the range, then the
-// forests are joined in shared memory and the row is written. The lines are those of
-// `gpu/ladder/03_vectors.cu`, and one more that stores the joined forest.
+// forests are joined in shared memory and the row is written. One more line stores the joined forest.
 
 // %%
+constexpr int kScratchFloats = 16 * 1024;  // shared memory in which the block joins
+
 __global__ void one_block(DecodeParams params, DeviceOutput output, float* of_sub_warps, std::int64_t n_sub_warp,
                           float* of_block) {
   const int worker = static_cast<int>(threadIdx.x) / Eight::kLanes;
   const KeyRange whole = params.leaves(0);
   Arena arena;
-  const Scratch scratch{arena.take<float>(kScratchBytes / sizeof(float)), kScratchBytes / sizeof(float)};
+  const Scratch scratch{arena.take<float>(kScratchFloats), kScratchFloats};
 
   const KeySteps<> steps(split_range(whole, worker, kSubWarps), params.in_use(0));
-  GlobalSource<Eight> rows(params, 0, steps.leaves());
+  const std::int64_t first = steps.leaves().origin();
+  Source rows{params.key<Element>(0, first), params.value<Element>(0, first)};
   accumulate_keys<Eight>(params, 0, 0, steps, of_sub_warps + worker * n_sub_warp, rows);
   __syncthreads();
   join_splits<Eight>(scratch, of_sub_warps, n_sub_warp, whole, kSubWarps, [&](const auto& column, const auto& roots) {
@@ -387,8 +407,8 @@ int main() {
   const DeviceOutput output{.out = z.data(), .lse = lse.data()};
   const auto run_block = [&] {
     n_bytes_asked = 0;
-    launch(one_block, {.grid = {1}, .block = {kWarp}, .shared_bytes = kScratchBytes}, Stream{}, on.params, output,
-           of_sub_warps.data(), n_sub_warp, of_block.data());
+    launch(one_block, {.grid = {1}, .block = {kWarp}, .shared_bytes = kScratchFloats * sizeof(float)}, Stream{}, on.params,
+           output, of_sub_warps.data(), n_sub_warp, of_block.data());
     std::vector<float> result = z.download();
     result.push_back(lse.download()[0]);
     return result;
@@ -413,9 +433,10 @@ int main() {
   //
   // The emulator may run threads in any order, and a kernel may cut the range between any two
   // leaves. Neither may change a bit. We run the block under ten seeds of the scheduler, and then
-  // all steps of the ladder on the same elements, stored as F32, with different numbers of splits.
+  // all kernels on the same elements, stored as F32, with different numbers of splits: the steps of
+  // the ladder, and the two of the library.
   //
-  // **Predict:** which steps of the ladder give other bits?
+  // **Predict:** which of them give other bits?
 
   // %%
   int n_seeds = 0;
@@ -426,28 +447,28 @@ int main() {
   std::printf("ten seeds: %d with the same bits\n", n_seeds);
   expect(n_seeds == 10, "the order of threads changes no bit");
 
-  for (const LadderStep* const step : all_kernels()) {
-    if (!step->refusal(on.params, DType::F32).empty()) continue;
-    std::printf("%-11s", step->name);
+  for (const DecodeKernel* const kernel : all_kernels()) {
+    if (!kernel->refusal(on.params, DType::F32).empty()) continue;
+    std::printf("%-11s", kernel->name);
     bool all_same = true;
     for (const int n_splits : {1, 2, 3, 5}) {
-      const LaunchPlan plan = step->plan(on.params, DType::F32, {.n_splits = n_splits});
+      const LaunchPlan plan = kernel->plan(on.params, DType::F32, {.n_splits = n_splits});
       const DeviceBuffer<float> floats(plan.n_floats);
       DeviceBuffer<unsigned> counters(plan.n_counters);
       counters.fill(0);
-      step->run(on.params, DType::F32, output, plan, {floats.data(), counters.data()}, Stream{});
+      kernel->run(on.params, DType::F32, output, plan, {floats.data(), counters.data()}, Stream{});
       std::vector<float> other = z.download();
       other.push_back(lse.download()[0]);
       std::printf("  %d split%s: %s", n_splits, n_splits == 1 ? " " : "s", same_bits(other, result) ? "same" : "other");
       all_same = all_same && same_bits(other, result);
     }
     std::printf("\n");
-    expect(all_same || !step->is_canonical, "all steps that add in the order of the canonical tree have the same bits");
+    expect(all_same || !kernel->is_canonical, "all kernels that add in the order of the canonical tree have the same bits");
   }
 
   // %% [markdown]
-  // The first two steps add all keys in one chain, without leaves. Their results are also
-  // correct, but their bits differ. All other steps share the leaves and the tree.
+  // The first two steps of the ladder add all keys in one chain, without leaves. Their results are
+  // also correct, but their bits differ. All other kernels share the leaves and the tree.
   //
   // ## Bytes
   //

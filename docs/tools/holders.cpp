@@ -233,7 +233,7 @@ void print_schedules() {
   DecodeParams params;
   params.lengths = lengths.data();
   params.batch = 4, params.kv_heads = 2, params.end = 1500;
-  const int n_splits = choose_splits(params, params.n_rows(), 16);
+  const int n_splits = kSplit.plan(params, DType::F32, {}).n_splits;
   std::printf("  \"lengths\": [1500, 200, 0, 700],\n  \"splits\": [");
   for (std::int64_t row = 0; row < params.n_rows(); ++row) {
     for (int split = 0; split < n_splits; ++split) {
@@ -273,14 +273,15 @@ void print_plans() {
       const LaunchPlan plan = step->plan(params, DType::BF16, {});
       const std::string name = step->name, path = plan.path;
       const bool first = group == 1 && step == all_kernels()[0];
-      // Stages that are not being read; without a ring what the lanes load at once: one row, or eight.
+      // Stages that are not being read; without a ring what the lanes load at once: one row, or eight. A step of a worker is
+      // eight keys and eight values.
       const std::int64_t tile_bytes = TileRing<Tile, RowCopy::TensorMap>::kStageVectors * sizeof(Bytes16);
-      const std::int64_t n_warps = plan.n_threads / kWarp;
-      const std::int64_t n_ahead = plan.n_stages - 1, rows_at_once = name == "fused" ? 1 : kKeysPerStep;
-      const auto stage_bytes = static_cast<std::int64_t>(LaneRing<Row>::n_bytes(plan.n_threads)) / LaneRing<Row>::kStages;
-      const std::int64_t in_flight = plan.n_stages == 0
-                                         ? rows_at_once * 256 * (plan.n_threads == kWarp ? 1 : plan.n_threads / Row::kLanes)
-                                         : n_ahead * (path == "tensor" ? n_warps * tile_bytes : stage_bytes);
+      const std::int64_t n_warps = plan.n_threads / kWarp, n_workers = n_warps == 1 ? 1 : plan.n_threads / Row::kLanes;
+      const std::int64_t rows_at_once = name == "fused" ? 1 : kKeysPerStep;
+      const std::int64_t in_flight =
+          plan.n_stages == 0
+              ? rows_at_once * 256 * n_workers
+              : (plan.n_stages - 1) * (path == "tensor" ? n_warps * tile_bytes : 2 * kKeysPerStep * 256 * n_workers);
       const std::int64_t n_rows = path == "tensor" ? n_query_tiles<Tile>(params) : params.n_rows();
       std::printf(
           "%s\n    {\"step\": \"%s\", \"group\": %ld, \"path\": \"%s\", \"blocks\": %ld, \"threads\": %d, \"stages\": %d, "

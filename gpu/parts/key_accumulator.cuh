@@ -106,45 +106,4 @@ __device__ __forceinline__ int bytes_of_vector(int d, int lane, int vector) {
   return left < 0 ? 0 : left < 16 ? left : 16;
 }
 
-/// Eight rows of an aligned array in global memory, see starts_aligned(): what a lane reads of them.
-template <IsSubWarp SubWarp>
-struct GlobalRows {
-  const typename SubWarp::T* first;  ///< row 0
-  std::int64_t stride;               ///< elements from row to row
-  int d, lane;
-  unsigned valid;  ///< bit i: row i may be read; the others are zero
-
-  __device__ __forceinline__ Bytes16 operator()(int i, int vector) const {
-    if ((valid >> i & 1) == 0 || bytes_of_vector<SubWarp>(d, lane, vector) == 0) return Bytes16{};
-    return load16_global(first + i * stride + SubWarp::component(lane, vector * kPer16<typename SubWarp::T>));
-  }
-};
-
-/// Rows straight from global memory: eight keys, then eight values, then on.
-template <IsSubWarp SubWarp>
-class GlobalSource {
- public:
-  using T = typename SubWarp::T;
-  __device__ __forceinline__ GlobalSource(const DecodeParams& params, std::int64_t kv_head, const ContiguousLeaves& leaves)
-      : keys_{params.key<T>(kv_head, leaves.origin()), params.k.stride[2], params.d_h, lane(), 0},
-        values_{params.value<T>(kv_head, leaves.origin()), params.v.stride[2], params.d_v, lane(), 0} {}
-
-  __device__ __forceinline__ void wait(int, unsigned) {}
-  __device__ __forceinline__ GlobalRows<SubWarp> keys(int, unsigned valid) const { return with(keys_, valid); }
-  __device__ __forceinline__ GlobalRows<SubWarp> values(int, unsigned valid) const { return with(values_, valid); }
-  __device__ __forceinline__ void next(int) {
-    keys_.first += kKeysPerStep * keys_.stride;
-    values_.first += kKeysPerStep * values_.stride;
-  }
-
- private:
-  __device__ __forceinline__ static int lane() { return lane_of<SubWarp>(threadIdx.x); }
-  __device__ __forceinline__ static GlobalRows<SubWarp> with(GlobalRows<SubWarp> rows, unsigned valid) {
-    rows.valid = valid;
-    return rows;
-  }
-
-  GlobalRows<SubWarp> keys_, values_;
-};
-
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

@@ -3,7 +3,7 @@
 /// @brief The kernels with splits: a pipeline walks over the splits of a query tile, and one block joins them (section 5,
 /// Alg. 3).
 ///
-/// Steps 4 to 6 differ in the pipeline alone, and step 8 in the end: which block joins the splits, and where they lie then.
+/// Kernels differ in the pipeline, and in the end: which block joins the splits, and where they lie then.
 #pragma once
 
 #include "gpu/parts/join.cuh"
@@ -13,7 +13,7 @@
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
-/// The end of steps 4 to 6: forests of splits lie in global memory, and the last block of a query tile joins them. The other
+/// The end of step 6: forests of splits lie in global memory, and the last block of a query tile joins them. The other
 /// end is InCluster, which has the same members.
 template <IsWorker Worker>
 class LastBlock {

@@ -7,9 +7,6 @@
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
-/// Shared memory in which a block joins, where no ring leaves more.
-inline constexpr std::size_t kScratchBytes = 64 * 1024;
-
 /// The rows of a query tile: its kv head, and its first row in the group of that.
 struct QueryTile {
   std::int64_t kv_head, first_row;

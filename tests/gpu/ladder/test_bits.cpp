@@ -86,7 +86,7 @@ TEST_CASE("bits: parts of large states are joined in rounds") {
   CHECK(same_output(run_step(step, shard, {.n_splits = kSplits}), run_step(step, shard, {.n_splits = 1})));
 }
 
-/// The tree and the order of a dot product are those of the sub-warps, from step 3 on.
+/// From step 3 on the tree and the order of a dot product are those of the sub-warps of the library kernel.
 /// @tested{thm_1, Thm. 1}
 TEST_CASE("bits: all steps of sub-warps agree") {
   unsigned seed = 5100;

@@ -1,18 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Copies in the background and merges in a cluster change no bit: steps 5 and 8 of the ladder against step 4, which
-/// reads rows straight from global memory.
+/// @brief The library kernels: how rows are copied in the background, and merges in a cluster, change no bit. Those of the
+/// ladder, which define the bits, are compared by test_plain.cpp.
 #include "tests/support/device_params.hpp"
 #include "tests/support/room_for_clusters.hpp"
 
 namespace tree_attn::test {
 namespace {
-
-/// A step, and the one whose bits it has: step 8 multiplies on tensor cores where step 7 does.
-struct Pair {
-  const device::LadderStep *step, *same_as;
-};
-constexpr Pair kPairs[] = {{&device::kCopies, &device::kSplit}, {&device::kShortEnd, &device::kEqualRuns}};
 
 /// The same elements with a poisoned gap behind every row, every head and every entry of keys and values; `gap` in elements.
 std::unique_ptr<TensorWorkload> with_gaps(TensorWorkload& workload, std::int64_t gap) {
@@ -39,24 +33,22 @@ std::unique_ptr<TensorWorkload> with_gaps(TensorWorkload& workload, std::int64_t
                                           workload.scale);
 }
 
-/// Holds both steps against the oracle, and at every number of splits against the bits of their pair.
+/// Holds equal runs against the oracle, and clusters at every number of splits against its bits.
 void check_steps(TensorWorkload& workload, const std::vector<int>& splits) {
   const RoomForClusters room;
   const DeviceShard shard(workload.query(0), workload.whole(), workload.lengths(), workload.scale);
-  for (const auto& [step, same_as] : kPairs) {
-    const DecodeOutput want = run_step(*same_as, workload);
-    CHECK(against_oracle(workload, want, longest_chain(*same_as, shard)) == "");
-    for (const int n_splits : splits) {
-      INFO(std::string(step->name) << ", splits " << n_splits);
-      CHECK(same_output(run_step(*step, workload, {.n_splits = n_splits}), want));
-    }
+  const DecodeOutput want = run_step(device::kEqualRuns, workload);
+  CHECK(against_oracle(workload, want, longest_chain(device::kEqualRuns, shard)) == "");
+  for (const int n_splits : splits) {
+    CAPTURE(n_splits);
+    CHECK(same_output(run_step(device::kShortEnd, workload, {.n_splits = n_splits}), want));
   }
 }
 
 }  // namespace
 
 /// @tested{eq_7, eq. (7)}
-TEST_CASE("copies, short end: attention with the bits of plain loads, for every type and head size") {
+TEST_CASE("copies, short end: attention with the same bits, for every type and head size") {
   unsigned seed = 5000;
   for (const DType dtype : {DType::F32, DType::F16, DType::BF16}) {
     for (const std::int64_t d : {64, 128, 256}) {
@@ -125,15 +117,15 @@ TEST_CASE("copies, short end: what lies between rows is never read into a result
     const Axes axes{.batch = 2, .heads = 4, .kv_heads = 2, .head_dim = 64, .value_dim = 64, .n_keys = 300, .dtype = dtype};
     const auto dense = normal_workload(5500, axes, std::vector<std::int64_t>{300, 139});
     const auto apart = with_gaps(*dense, 16), side_by_side = packed(*dense);
-    for (const auto& [step, same_as] : kPairs) {
-      const DecodeOutput want = run_step(*same_as, *dense);
-      CHECK(same_output(run_step(*step, *apart, {.n_splits = 3}), want));
-      CHECK(same_output(run_step(*step, *side_by_side, {.n_splits = 2}), want));
+    const DecodeOutput want = run_step(device::kEqualRuns, *dense);
+    for (const device::DecodeKernel* kernel : {&device::kEqualRuns, &device::kShortEnd}) {
+      CHECK(same_output(run_step(*kernel, *apart, {.n_splits = 3}), want));
+      CHECK(same_output(run_step(*kernel, *side_by_side, {.n_splits = 2}), want));
     }
   }
 }
 
-TEST_CASE("copies, short end: a shard hands on the same forest as plain loads, wherever it begins and ends") {
+TEST_CASE("copies, short end: a shard hands on the same forest, wherever it begins and ends") {
   const Axes axes{.heads = 2, .kv_heads = 1, .head_dim = 64, .value_dim = 64, .n_keys = 700, .dtype = DType::BF16};
   const auto workload = normal_workload(5600, axes, std::vector<std::int64_t>{650});
   for (const KeyRange range :
@@ -152,13 +144,12 @@ TEST_CASE("copies, short end: a shard hands on the same forest as plain loads, w
       return states.download();
     };
     const RoomForClusters room;
-    for (const auto& [step, same_as] : kPairs) {
-      if (!same_as->keeps_states) continue;
-      const DecodeOutput want{states_of(*same_as, 1), {}};
-      CHECK(std::none_of(want.out.begin(), want.out.end(), [](float x) { return x != x; }));
+    const DecodeOutput want{states_of(device::kEqualRuns, 1), {}};
+    CHECK(std::none_of(want.out.begin(), want.out.end(), [](float x) { return x != x; }));
+    for (const device::DecodeKernel* kernel : {&device::kEqualRuns, &device::kShortEnd}) {
       for (const int n_splits : {1, 3, 8}) {
-        INFO(std::string(step->name) << ", splits " << n_splits);
-        CHECK(same_output({states_of(*step, n_splits), {}}, want));
+        INFO(std::string(kernel->name) << ", splits " << n_splits);
+        CHECK(same_output({states_of(*kernel, n_splits), {}}, want));
       }
     }
   }
@@ -176,10 +167,10 @@ TEST_CASE("copies: rows in bulk, rows one by one and elements one by one have th
       CHECK(device::has_bulk_rows(shard.params, dtype, row_bytes) == (n_keys % 8 == 0));
       CHECK_FALSE(device::has_bulk_rows(shard.params, dtype, 2 * row_bytes));
       const auto odd = misaligned(*dense, static_cast<std::int64_t>(bytes_of(dtype))), apart = with_gaps(*dense, 16);
-      const DecodeOutput want = run_step(device::kCopies, *dense);
+      const DecodeOutput want = run_step(device::kEqualRuns, *dense);
       CHECK(against_oracle(*dense, want) == "");
-      CHECK(same_output(run_step(device::kCopies, *odd), want));
-      CHECK(same_output(run_step(device::kCopies, *apart), want));
+      CHECK(same_output(run_step(device::kEqualRuns, *odd), want));
+      CHECK(same_output(run_step(device::kEqualRuns, *apart), want));
     }
   }
 }
@@ -189,10 +180,10 @@ TEST_CASE("copies: of rows past the shard that may be copied no bit depends") {
   const Axes axes{.heads = 2, .kv_heads = 2, .head_dim = 64, .value_dim = 64, .n_keys = 64, .dtype = DType::BF16};
   const auto workload = normal_workload(5710, axes, std::vector<std::int64_t>{61});
   DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
-  const DecodeOutput want = run_step(device::kSplit, shard);
+  const DecodeOutput want = run_step(device::kEqualRuns, shard);
   shard.params.end = 61;
   CHECK(device::has_bulk_rows(shard.params, shard.dtype, 128));
-  CHECK(same_output(run_step(device::kCopies, shard), want));
+  CHECK(same_output(run_step(device::kEqualRuns, shard), want));
 }
 
 TEST_CASE("short end: a cluster where the splits of a query tile fit into one, else equal runs") {
@@ -289,14 +280,15 @@ TEST_CASE("short end: no cluster of a size of which the device holds none, and n
 TEST_CASE("copies, short end: two launches in a row on one workspace agree") {
   const auto workload = normal_workload(5900, {.heads = 2, .kv_heads = 2, .head_dim = 64, .value_dim = 64, .n_keys = 900});
   const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
-  for (const auto& [step, same_as] : kPairs) {
-    const DecodeOutput want = run_step(*same_as, *workload);
-    const device::LaunchPlan plan = step->plan(shard.params, shard.dtype, {.n_splits = 4});
+  const DecodeOutput want = run_step(device::kEqualRuns, *workload);
+  for (const device::DecodeKernel* kernel : {&device::kEqualRuns, &device::kShortEnd}) {
+    const device::LaunchPlan plan = kernel->plan(shard.params, shard.dtype, {.n_splits = 4});
     const DeviceWorkspace workspace(plan);
     for (int launch = 0; launch < 2; ++launch) {
       device::DeviceBuffer<float> out(shard.params.n_rows() * 64), lse(shard.params.n_rows());
       out.fill(0xFF), lse.fill(0xFF);
-      step->run(shard.params, shard.dtype, {.out = out.data(), .lse = lse.data()}, plan, workspace.get(), device::Stream{});
+      kernel->run(shard.params, shard.dtype, {.out = out.data(), .lse = lse.data()}, plan, workspace.get(),
+                  device::Stream{});
       CHECK(same_output({out.download(), lse.download()}, want));
     }
   }

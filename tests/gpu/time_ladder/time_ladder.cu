@@ -150,7 +150,8 @@ int time_shape(const Shape& shape, const std::string& steps, Stream stream) {
 /// @returns the exit status: 1 if a step computes something wrong
 int time_all(bool quick, const std::string& steps, const std::string& only_shape) {
   const auto is_wanted = [&](const LadderStep* step) { return wanted(steps, step->name); };
-  if (std::none_of(all_kernels().begin(), all_kernels().end(), is_wanted)) throw std::runtime_error("no step is named " + steps);
+  if (std::none_of(all_kernels().begin(), all_kernels().end(), is_wanted))
+    throw std::runtime_error("no step is named " + steps);
   Stream stream;
   check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
 

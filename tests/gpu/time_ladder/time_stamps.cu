@@ -3,7 +3,7 @@
 /// @brief Where the time of a launch of the library kernels goes, by stamps of their blocks (section 6).
 ///
 /// Run: time_stamps [--quick]
-/// Launches of the step `equal-runs`, and of the library step where that merges in clusters, alone on the device, each
+/// Launches of the kernel `equal-runs`, and of the library kernel where that merges in clusters, alone on the device, each
 /// between two events. Prints one line of JSON per shape, medians over launches of: the time until the last block has
 /// started, counted from the first; the walk of the median block; from the end of the last walk to the end of the last
 /// block; from the first start to the last end; and between the events. What the events see beyond the stamps is the launch
