@@ -226,7 +226,7 @@ def parts(data):
 def ends(_):
     """Three ways to merge splits: a second launch, the last block, a cluster."""
     drawing = Drawing(880, 236)
-    names = ("a second launch", "step 4: the last block", "step 8: a cluster")
+    names = ("a second launch", "step 4: the last block", "library: a cluster")
     lengths = (128, 150, 112)
     for panel, name in enumerate(names):
         x = 10 + 292 * panel
@@ -267,11 +267,11 @@ def ends(_):
 
 
 def rings(data):
-    """What a sub-warp waits for in step 4 and, with both sources of rows, in step 5."""
-    stages = {plan["step"]: plan["stages"] for plan in data["plans"]}
-    if stages["copies"] != 3:
-        raise ValueError("this figure is drawn for rings of three stages")
-    unit, left, drawing, n_stages = 62, 116, Drawing(880, 372), 3
+    """What a warp waits for in step 4 and step 5, and a sub-warp of the library where rows are dense."""
+    stages = {plan["step"]: plan["stages"] for plan in data["plans"] if plan["group"] == 1}
+    if (stages["copies"], stages["equal-runs"]) != (4, 3):
+        raise ValueError("this figure is drawn for rings of four stages, and of three")
+    unit, left, drawing = 62, 116, Drawing(880, 398)
 
     def bar(y, start, length, words, style, height=22):
         drawing.box(left + unit * start + 1, y, unit * length - 2, height, style, 3)
@@ -283,11 +283,11 @@ def rings(data):
         bar(34, 3 * i + 1, 0.5, f"q·k{i}", "a")
         bar(34, 3 * i + 1.5, 1, f"v{i}", "empty")
         bar(34, 3 * i + 2.5, 0.5, f"p·v{i}", "a")
-    # Step s is used from time s + 1.5 on. A lane starts step s + 2 before it waits for step s; with bulk copies the stage is
+    # Step s is used from time s + 1.5 on. With n stages a lane starts step s + n - 1 before it waits for step s; with bulk copies the stage is
     # filled again as soon as step s has been used.
-    for y0, title, start_of in (
-        (94, "step 5, any rows: every lane copies what it will read itself", lambda step: max(0, step - n_stages + 2) if step >= n_stages - 1 else 0),
-        (214, "step 5, dense rows: the first lane of the sub-warp starts two bulk copies", lambda step: 0 if step < n_stages else step - n_stages + 2),
+    for y0, n_stages, title, start_of in (
+        (94, 4, "step 5: every lane copies what it will read itself", lambda step: max(0, step - 2)),
+        (240, 3, "library, dense rows: the first lane of the sub-warp starts two bulk copies", lambda step: 0 if step < 3 else step - 1),
     ):
         drawing.text(4, y0, title, "left")
         for stage in range(n_stages):
@@ -297,8 +297,8 @@ def rings(data):
                 start = start_of(step)
                 bar(y, start, step + 1.5 - start, f"k{step}, v{step}", "empty")
                 bar(y, step + 1.5, 0.5, step, "a")
-    drawing.text(4, 330, "Dashed: eight rows in flight. Blue: the sub-warp computes. k0: keys 0 to 7.", "small left")
-    drawing.text(4, 350, "The order of events, not to scale.", "small left")
+    drawing.text(4, 356, "Dashed: eight rows in flight. Blue: the warp computes. k0: keys 0 to 7.", "small left")
+    drawing.text(4, 376, "The order of events, not to scale.", "small left")
     return drawing.svg()
 
 
@@ -348,7 +348,7 @@ def equal_runs(data):
         if n_keys * scale > 62:
             drawing.text(x + n_keys * scale / 2, y + 15, words, "small")
 
-    for panel, name in enumerate(("steps 5 and 6: one block per split", "step 7: equal runs")):
+    for panel, name in enumerate(("one block per split", "equal runs")):
         x0 = 6 + 440 * panel
         drawing.box(x0, 4, 428, 236, "frame", 10)
         drawing.text(x0 + 214, 26, name)

@@ -66,7 +66,8 @@ def tensor_rows(group):
 
 
 def steps():
-    """(name, keys and values asked for, scores asked for) of every step, as functions of heads, kv_heads and n_keys."""
+    """(number, name, keys and values asked for, scores asked for) of every step and of the library kernels, as functions of heads, kv_heads and
+    n_keys."""
 
     def by_query(heads, kv_heads, n):
         return heads / kv_heads * cache_bytes(kv_heads, n)
@@ -89,8 +90,9 @@ def steps():
              "short-end": (by_library, no_scores)}
     names = {}
     for path in sorted((ROOT / "gpu" / "ladder").glob("[0-9][0-9]_*.cu")):
-        names[int(path.name[:2])] = re.search(r'const LadderStep \w+[^;]*?\{\s*\.name = "([\w-]+)"', path.read_text(encoding="utf-8"))[1]
-    return [(number, name, *kinds.get(name, (by_query, no_scores))) for number, name in names.items()]
+        names[str(int(path.name[:2]))] = re.search(r'const LadderStep \w+[^;]*?\{\s*\.name = "([\w-]+)"', path.read_text(encoding="utf-8"))[1]
+    library = re.findall(r'const DecodeKernel \w+\{\.name = "([\w-]+)"', source("gpu/parts/decode_kernel.cu"))
+    return [(number, name, *kinds.get(name, (by_query, no_scores))) for number, name in [*names.items(), *(("library:", name) for name in library)]]
 
 
 def step_bytes():
@@ -202,9 +204,9 @@ def times_the_read(line):
 LADDER = {
     "naive": ("nothing: the definition", "a correct result"),
     "fused": ("a running state instead of scores", "no scores in memory: fewer bytes"),
-    "vectors": ("16 bytes per lane, eight keys at a time, a leaf of 64 keys as one chain", "eight rows in flight per sub-warp"),
+    "vectors": ("16 bytes per lane, eight keys at a time, a leaf of 64 keys as one chain", "eight rows in flight per warp: 2 ms"),
     "split": ("warps share the keys of a query, the last one merges", "work for all multiprocessors, in need of more bytes in flight: 85 µs"),
-    "copies": ("copies in the background, in bulk where rows are dense", "enough bytes in flight while it computes, fewer instructions"),
+    "copies": ("copies in flight, in a ring of stages", "enough bytes in flight while it computes: 40 µs"),
     "tensor": ("queries that share keys, together on tensor cores", "a quarter of the bytes for 32 heads on 8"),
     "equal-runs": ("equal parts of all the work", "no idle multiprocessor, whatever the batch"),
     "short-end": ("up to 16k keys, splits merge through the shared memory of a cluster", "about 1 µs less at the end of a launch"),

@@ -10,6 +10,7 @@ import re
 import sys
 import tempfile
 import unittest
+from unittest import mock
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "docs" / "tools"))
@@ -62,8 +63,9 @@ class Steps(unittest.TestCase):
         self.assertEqual(svg.count(f"100 µs, {1e-4 / read:.2f} times the read; floor"), 2)
         rows = [line.split(" | ") for line in kernel_tables.ladder()[2:]]
         self.assertEqual([row[3].strip() for row in rows[1:]], ["14.4&nbsp;µs"] * (len(STEPS) - 1))
-        self.assertEqual([row[4].strip(" |") for row in rows[2:]], ["not measured"] * (len(STEPS) - 2))
-        self.assertIn("5.9 ms, 349 times the read", rows[0][4])
+        self.assertEqual([row[4].strip(" |") for row in rows], ["not measured"] * len(STEPS))
+        with mock.patch.dict(kernel_tables.RECORD, unchanged=["naive"]):
+            self.assertIn("5.9 ms, 349 times the read", kernel_tables.ladder()[2])
 
 
 class Tile(unittest.TestCase):
