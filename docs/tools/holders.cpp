@@ -198,7 +198,7 @@ __global__ void watch_leaf(const float* scores, float* states) {
   set_empty(leaf);
   for (int step = 0; step < kStepsPerLeaf; ++step) {
     add_eight_keys<WatchedSubWarp>(
-        scores[step * kKeysPerStep + key_of_lane(lane)], false, 0, lane, [](int, int) { return Bytes16{}; }, leaf);
+        scores[step * kKeysPerStep + key_of_lane(lane)], lane, [](int, int) { return Bytes16{}; }, leaf);
     if (threadIdx.x == 0) states[2 * step] = leaf.shift, states[2 * step + 1] = leaf.sum;
   }
 }
