@@ -208,7 +208,7 @@ __global__ void one_block(DecodeParams params, DeviceOutput output, float* of_su
   Source rows{params.key<Element>(0, first), params.value<Element>(0, first)};
   accumulate_keys<Eight>(params, 0, 0, steps, of_sub_warps + worker * n_sub_warp, rows);
   __syncthreads();
-  join_splits<Eight>(scratch, of_sub_warps, n_sub_warp, whole, kSubWarps, [&](const auto& column, const auto& roots) {
+  join_splits<Eight>(scratch, 1, of_sub_warps, n_sub_warp, whole, kSubWarps, [&](const auto& column, const auto& roots) {
     store_forest<Eight>(column, roots, of_block, 0);
     write_output<Eight>(params, output, 0, 0, column, roots, whole);
   });

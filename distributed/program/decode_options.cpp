@@ -332,8 +332,7 @@ std::vector<const CLI::Option*> add_decode_options(CLI::App& command, DecodeOpti
   command
       .add_option("--steps", options.steps,
                   "Decode T tokens: the cache starts with N - T keys; each step appends one and has a new query;"
-                  "\na batch entry with fewer than T keys joins late, in the last steps, one for each of its keys;"
-                  "\nkernels of 16-bit types may then have other bits than without it")
+                  "\na batch entry with fewer than T keys joins late, in the last steps, one for each of its keys")
       ->check(within(1, 1 << 30))
       ->capture_default_str();
   command

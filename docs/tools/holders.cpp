@@ -119,9 +119,9 @@ void print_transposed() {
   std::printf("],\n");
 }
 
-/// Who holds which component of a row of 128, in a sub-warp and in a tile.
+/// Who holds which component of a row of 256 bytes, in a sub-warp and in a tile.
 void print_rows() {
-  using Row = SubWarp<BFloat16, 16, 1>;
+  using Row = SubWarp<float, 16, 1>;
   using Tile = MmaTile<BFloat16, 128, 8>;
   std::printf("  \"sub-warp\": [");
   for (int lane = 0; lane < Row::kLanes; ++lane)
@@ -259,18 +259,20 @@ void print_schedules() {
 }
 
 /// What every step picks for BF16, 64k keys and rows of 128 on 132 multiprocessors, and the bytes that one of its blocks has
-/// asked for and not yet received.
+/// asked for and not yet received. Steps that leave such rows to tensor cores have rows of 64 in F32, which are as long.
 void print_plans() {
-  using Row = SubWarp<BFloat16, 16, 1>;
-  using Tile = MmaTile<BFloat16, 128, 4>;
+  using Row = SubWarp<float, 16, 1>;
+  using Tile = MmaTile<BFloat16, 128, 8>;
   const SettingsScope scope({.n_multiprocessors = 132});
   std::printf("  \"plans\": [");
   for (const std::int64_t group : {1, 4}) {
     DecodeParams params;
     params.kv_heads = group == 1 ? 16 : 8, params.group = group, params.end = 65536;
-    params.d_h = params.d_v = 128;
     for (const LadderStep* step : all_kernels()) {
-      const LaunchPlan plan = step->plan(params, DType::BF16, {});
+      params.d_h = params.d_v = 128;
+      const bool takes_bf16 = step->refusal(params, DType::BF16).empty();
+      if (!takes_bf16) params.d_h = params.d_v = 64;
+      const LaunchPlan plan = step->plan(params, takes_bf16 ? DType::BF16 : DType::F32, {});
       const std::string name = step->name, path = plan.path;
       const bool first = group == 1 && step == all_kernels()[0];
       // Stages that are not being read; without a ring what the lanes load at once: one row, or eight. A step of a worker is

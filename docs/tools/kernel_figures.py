@@ -75,7 +75,7 @@ def sub_warp(data):
     y = 54 + 8 * dy + 12
     for i, (first, last) in enumerate(data["sub-warp"]):
         drawing.text(left + dx * i + 12, y + 6 + (i % 2) * 16, f"{first}–{last}", "small")
-    drawing.text(left + dx * 24, y + 14, "components that a lane holds: 16 bytes, eight elements of BF16", "small")
+    drawing.text(left + dx * 24, y + 14, "components that a lane holds: 16 bytes, four elements of F32", "small")
     drawing.text(left + dx * 16, y + 52, "eight loads of 16 bytes per lane are in flight before the first is used")
     return drawing.svg()
 

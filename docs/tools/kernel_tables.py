@@ -60,9 +60,8 @@ def shapes():
     return table(*rows)
 
 
-def tensor_rows(group):
-    """Queries that one warp serves on tensor cores: see with_tile() of gpu/parts/mma_pipeline.cuh."""
-    return 8 if group > 4 else 4
+# Queries that one warp serves on tensor cores in BF16: see with_tile() of gpu/parts/mma_pipeline.cuh.
+TILE_ROWS = 8
 
 
 def steps():
@@ -73,11 +72,7 @@ def steps():
         return heads / kv_heads * cache_bytes(kv_heads, n)
 
     def by_tile(heads, kv_heads, n):
-        group = heads // kv_heads
-        return -(-group // tensor_rows(group)) * cache_bytes(kv_heads, n)
-
-    def by_library(heads, kv_heads, n):
-        return by_tile(heads, kv_heads, n) if heads > kv_heads else by_query(heads, kv_heads, n)
+        return -(-heads // kv_heads // TILE_ROWS) * cache_bytes(kv_heads, n)
 
     def no_scores(heads, n):
         return 0
@@ -86,8 +81,8 @@ def steps():
         # Written once; read once for the maximum, and then by every warp of the threads that have a component.
         return 4 * heads * n * (1 + 1 + DIM // 32)
 
-    kinds = {"naive": (by_query, scores), "tensor": (by_tile, no_scores), "equal-runs": (by_library, no_scores),
-             "short-end": (by_library, no_scores)}
+    kinds = {"naive": (by_query, scores), "tensor": (by_tile, no_scores), "equal-runs": (by_tile, no_scores),
+             "short-end": (by_tile, no_scores)}
     names = {}
     for path in sorted((ROOT / "gpu" / "ladder").glob("[0-9][0-9]_*.cu")):
         names[str(int(path.name[:2]))] = re.search(r'const LadderStep \w+[^;]*?\{\s*\.name = "([\w-]+)"', path.read_text(encoding="utf-8"))[1]
@@ -207,7 +202,7 @@ LADDER = {
     "vectors": ("16 bytes per lane, eight keys at a time, a leaf of 64 keys as one chain", "eight rows in flight per warp: 2 ms"),
     "split": ("warps share the keys of a query, the last one merges", "work for all multiprocessors, in need of more bytes in flight: 85 µs"),
     "copies": ("copies in flight, in a ring of stages", "enough bytes in flight while it computes: 40 µs"),
-    "tensor": ("queries that share keys, together on tensor cores", "a quarter of the bytes for 32 heads on 8"),
+    "tensor": ("16 bits on tensor cores, queries that share keys together", "a quarter of the bytes for 32 heads on 8"),
     "equal-runs": ("equal parts of all the work", "no idle multiprocessor, whatever the batch"),
     "short-end": ("up to 16k keys, splits merge through the shared memory of a cluster", "about 1 µs less at the end of a launch"),
 }
@@ -244,7 +239,7 @@ def instructions():
     for walk in report["walks"]:
         worker = walk["worker"]
         before = PER_8_KIB_BEFORE.get(re.sub(r"^MmaTile<(\w+), 128, .*", r"MmaTile<\1>", worker), "")
-        if walk["kernel"] == "equal_runs" and (before or worker in ("SubWarp<Half, 16, 1>", "MmaTile<Half, 128, 4>", "MmaTile<Half, 128, 8>")):
+        if walk["kernel"] == "equal_runs" and (before or worker == "MmaTile<Half, 128, 8>"):
             before = before if walk["architecture"] == "sm_90a" else ""
             rows.append([f"`{worker}`", walk["rows"], walk["architecture"], str(walk.get("start") or ""), str(walk["leaf"]), str(walk["per_8_kib"]), str(before),
                          f"{walk['hot_bytes'] / 1024:.1f} KiB", f"{walk['kernel_bytes'] / 1024:.0f} KiB", str(walk["registers"])])

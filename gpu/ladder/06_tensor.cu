@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Step 6 of the ladder: queries that share keys, together on tensor cores (section 6.3, grouped heads).
+/// @brief Step 6 of the ladder: elements of 16 bits on tensor cores, and queries that share keys together (section 6.3,
+/// grouped heads).
 ///
-/// What changed: a warp serves several queries of one key/value head and multiplies on tensor cores, leaf by leaf.
+/// What changed: a warp serves up to eight queries of one key/value head and multiplies on tensor cores, leaf by leaf.
 /// Bytes: every key and value is read once for all queries of a tile, where step 5 read it for each of them; of 32 query and
-/// 8 key/value heads a quarter of the bytes is left. Expected: a quarter of the time, where memory limits it. For queries
-/// that share nothing most rows of a tile are empty: step 5 is for them. Measured: not yet in this form.
+/// 8 key/value heads a quarter of the bytes is left. Expected: a quarter of the time, where memory limits it. A query that
+/// shares its keys with no other has a tile to itself: by the instructions of a leaf that is still faster than memory.
+/// Measured: not yet in this form.
 #include "gpu/ladder/ladder.hpp"
 #include "gpu/parts/split_kernel.cuh"
 
@@ -31,7 +33,7 @@ std::string accepts(const DecodeParams& params, DType dtype) {
 }  // namespace
 
 constinit const LadderStep kTensor = split_step(LadderStep{.name = "tensor",
-                                                           .brief = "grouped heads on tensor cores",
+                                                           .brief = "16 bits on tensor cores",
                                                            .keeps_states = true,
                                                            .n_additions = tensor_additions,
                                                            .refusal = accepts},

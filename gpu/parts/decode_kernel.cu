@@ -15,11 +15,8 @@ double leaf_additions(const DecodeParams& params, DType) {
 }
 
 double tensor_additions(const DecodeParams& params, DType) {
-  // Up to four queries: 64 products with upper parts, and the sum with the other column, whose 128 products are smaller by a
-  // factor of 2^7 and count as one. More queries: 64 products with each of three parts in one column. Tensor cores truncate
-  // sums, which may cost two roundings each.
-  const double n_leaf = params.group <= 4 ? static_cast<double>(kLeafKeys) + 2 : 3 * static_cast<double>(kLeafKeys);
-  return 2 * n_leaf + n_tree_additions(params.end - params.begin);
+  // 64 products with each of three parts. Tensor cores truncate sums, which may cost two roundings each.
+  return 2 * 3 * static_cast<double>(kLeafKeys) + n_tree_additions(params.end - params.begin);
 }
 
 namespace {

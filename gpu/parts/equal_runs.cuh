@@ -5,7 +5,7 @@
 /// A block is not one split of one query. The leaves of all query tiles of the batch form one sequence, and block g of G
 /// takes the g-th part of it, wherever that begins and ends (work_partition.hpp). So neither 16 heads on 132 multiprocessors
 /// nor one long sequence among short ones leave a multiprocessor idle: all end within 64 keys of each other. One kernel for
-/// all shapes: sub-warps with rings for one query per key/value head and for F32, tensor cores for grouped heads of 16 bits.
+/// all shapes: tensor cores for 16 bits in rows of up to 256 elements, sub-warps with rings for all else.
 #pragma once
 
 #include "gpu/parts/join.cuh"
@@ -116,7 +116,8 @@ __device__ __forceinline__ void equal_runs_block(const typename Pipeline::Params
         };
         is_end = joins_blocks || n_sharing == 1;
         join_parts<Worker>(
-            pipeline.scratch(), params.in_tree(work.kv_head, joins_blocks ? work.whole : work.positions),
+            pipeline.scratch(), rows_in_use<Worker>(params, work.first_row),
+            params.in_tree(work.kv_head, joins_blocks ? work.whole : work.positions),
             joins_blocks ? n_sharing : forests.n_workers, positions, copy, [&](const auto& column, const auto& roots) {
               if (is_end) {
                 write_output<Worker>(params, end.output(), work.kv_head, work.first_row, column, roots,

@@ -6,6 +6,8 @@
 #include "gpu/parts/join_steps.cuh"
 #include "gpu/parts/sub_warp.cuh"
 
+#include <bit>
+
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
 /// The forest of one slot of a worker.
@@ -46,19 +48,15 @@ struct Column {
   using State = LaneState<kElements>;
   static_assert(sizeof(State) == sizeof(Bytes16));
 
-  int slot, lane, first;  ///< first: of the elements of the lane
+  int slot, place, first;  ///< first: of the elements of the lane at the place
 
-  /// Column i of the worker. Neighbouring threads have neighbouring lanes.
-  __device__ __forceinline__ static Column of(int i) {
-    return {i / (Worker::kLanes * kOfLane), i % Worker::kLanes, i / Worker::kLanes % kOfLane * kElements};
-  }
   /// Which of the worker's queries it is about, and which element of the row element c is.
-  __device__ __forceinline__ int row() const { return Worker::row(lane, slot); }
-  __device__ __forceinline__ int component(int c) const { return Worker::component(lane, first + c); }
+  __device__ __forceinline__ int row() const { return Worker::row(Worker::lane_at(place), slot); }
+  __device__ __forceinline__ int component(int c) const { return Worker::component(Worker::lane_at(place), first + c); }
 
   /// Where number `plane` of its part of subtree i of a forest lies, as a LaneForest has it: shift, sum, elements.
   __device__ __forceinline__ int offset(int i, int plane) const {
-    return i * WorkerForest<Worker>::kEntry + (plane < 2 ? plane : plane + first) * Worker::kLanes + lane;
+    return i * WorkerForest<Worker>::kEntry + (plane < 2 ? plane : plane + first) * Worker::kLanes + place;
   }
   /// Writes its part of subtree i of a forest.
   template <class Where = InGlobal>
@@ -67,6 +65,31 @@ struct Column {
     TREE_ATTN_UNROLL
     for (int c = 0; c < kElements; ++c) Where::store(forest + offset(i, 2 + c), state.n[c]);
   }
+};
+
+/// The columns of the first n_rows queries of a worker, and few others: slots and places that no query has are left out. How
+/// many they are is kOfWarp times a power of two.
+template <IsWorker Worker>
+class UsedColumns {
+ public:
+  __device__ __forceinline__ explicit UsedColumns(int n_rows) : n_rows_(n_rows) {
+    // The places of half of the queries are the first half of all places.
+    while (log_places_ > 0 && Worker::row(Worker::lane_at(1 << (log_places_ - 1)), 0) >= n_rows) --log_places_;
+  }
+  __device__ __forceinline__ int size() const {
+    return ((n_rows_ < Worker::kSlots ? n_rows_ : Worker::kSlots) * Column<Worker>::kOfLane) << log_places_;
+  }
+  /// Column i of them. Neighbouring threads have neighbouring places.
+  __device__ __forceinline__ Column<Worker> operator[](int i) const {
+    const int of_lane = i >> log_places_;
+    return {of_lane / Column<Worker>::kOfLane, i - (of_lane << log_places_),
+            of_lane % Column<Worker>::kOfLane * Column<Worker>::kElements};
+  }
+  /// Whether a column is about a query.
+  __device__ __forceinline__ bool contain(const Column<Worker>& column) const { return column.row() < n_rows_; }
+
+ private:
+  int n_rows_, log_places_ = std::bit_width(unsigned{Worker::kLanes}) - 1;
 };
 
 /// The states of the entries of one column, in shared memory. Once they are there a single thread merges them, and no
@@ -147,16 +170,17 @@ class JoinedRoots {
 /// by side; they start to copy the states of all of them; and while the copies are under way the merges are worked
 /// out side by side. Then every thread merges its column alone. Of as many parts at a time as are listed and fit: what is
 /// joined of them is the first part of the next round.
+/// @param n_rows queries of the worker
 /// @param range of all parts
 /// @param positions (i) -> KeyRange of part i
 /// @param copy (column, i, j, states, place) starts to copy subtree j of part i to a place of the column's states
 /// @param use (column, roots) what to do with the result; called once per column
 template <IsWorker Worker, class Positions, class Copy, class Use>
-__device__ __forceinline__ void join_parts(Scratch scratch, KeyRange range, int n_parts, const Positions& positions,
-                                           const Copy& copy, const Use& use) {
-  using Columns = Column<Worker>;
-  using State = typename Columns::State;
-  constexpr int kState = ColumnStates<Worker>::kFloats;
+__device__ __forceinline__ void join_parts(Scratch scratch, int n_rows, KeyRange range, int n_parts,
+                                           const Positions& positions, const Copy& copy, const Use& use) {
+  using State = typename Column<Worker>::State;
+  constexpr int kOfWarp = Column<Worker>::kOfWarp, kState = ColumnStates<Worker>::kFloats;
+  const UsedColumns<Worker> columns(n_rows);
   const int thread = opaque(static_cast<int>(threadIdx.x)), n_threads = static_cast<int>(blockDim.x);
   const JoinSteps steps(scratch.memory);
   const Shared<float> states = scratch.memory + kJoinFloats;
@@ -164,15 +188,15 @@ __device__ __forceinline__ void join_parts(Scratch scratch, KeyRange range, int 
   // Columns at once, kOfWarp times a power of two: all, if there is room for a good number of subtrees of each. Shifts take
   // the place of divisions by a number that the compiler does not know.
   const int n_floats = scratch.n_floats - kJoinFloats, wanted = n_parts < 24 ? 2 * n_parts + 16 : 64;
-  int n_doubled = 0, fit = n_floats / (Columns::kOfWarp * kState);
+  int n_doubled = 0, fit = n_floats / (kOfWarp * kState);
   TREE_ATTN_LOOP
-  while (Columns::kOfWarp << n_doubled < Columns::kColumns && fit / 2 >= wanted) ++n_doubled, fit /= 2;
-  const int at_once = Columns::kOfWarp << n_doubled, room = fit < kListedEntries ? fit : kListedEntries;
+  while (kOfWarp << n_doubled < columns.size() && fit / 2 >= wanted) ++n_doubled, fit /= 2;
+  const int at_once = kOfWarp << n_doubled, room = fit < kListedEntries ? fit : kListedEntries;
 
   const int most = n_threads <= kListedParts ? n_threads - 1 : kListedParts;  // parts at once
 
   TREE_ATTN_LOOP
-  for (int first_column = 0; first_column < Columns::kColumns; first_column += at_once) {
+  for (int first_column = 0; first_column < columns.size(); first_column += at_once) {
     KeyRange done{range.begin, range.begin};
     TREE_ATTN_LOOP
     for (int first = 0; first < n_parts;) {
@@ -191,11 +215,13 @@ __device__ __forceinline__ void join_parts(Scratch scratch, KeyRange range, int 
       __syncthreads();
 
       // Copy, several threads per column if there are, a few entries each at a time; meanwhile work out the merges.
-      const int n_copiers = n_threads > at_once ? n_threads / Columns::kOfWarp >> n_doubled : 1;
+      const int n_copiers = n_threads > at_once ? n_threads / kOfWarp >> n_doubled : 1;
       TREE_ATTN_LOOP
       for (int i = thread; i < at_once * n_copiers; i += n_threads) {
         constexpr int kListed = 4;
-        const int copier = i / Columns::kOfWarp >> n_doubled, column = i - copier * at_once;
+        const int copier = i / kOfWarp >> n_doubled, of_copier = i - copier * at_once;
+        const Column<Worker> column = columns[first_column + of_copier];
+        if (!columns.contain(column)) continue;
         TREE_ATTN_LOOP
         for (int place = n_done + copier; place < size.n_entries; place += kListed * n_copiers) {
           JoinEntry from[kListed];
@@ -206,8 +232,8 @@ __device__ __forceinline__ void join_parts(Scratch scratch, KeyRange range, int 
           TREE_ATTN_UNROLL
           for (int j = 0; j < kListed; ++j) {
             if (place + j * n_copiers >= size.n_entries) continue;
-            copy(Columns::of(first_column + column), from[j].part(), from[j].subtree(),
-                 ColumnStates<Worker>(states + column * kState, at_once * kState), place + j * n_copiers);
+            copy(column, from[j].part(), from[j].subtree(),
+                 ColumnStates<Worker>(states + of_copier * kState, at_once * kState), place + j * n_copiers);
           }
         }
       }
@@ -221,6 +247,8 @@ __device__ __forceinline__ void join_parts(Scratch scratch, KeyRange range, int 
       TREE_ATTN_LOOP
       for (int i = thread; i < at_once; i += n_threads) {
         constexpr int kMerged = 4;
+        const Column<Worker> column = columns[first_column + i];
+        if (!columns.contain(column)) continue;
         const ColumnStates<Worker> own_states(states + i * kState, at_once * kState);
         TREE_ATTN_LOOP
         for (int step = 0; step < size.n_merges;) {
@@ -242,7 +270,7 @@ __device__ __forceinline__ void join_parts(Scratch scratch, KeyRange range, int 
           step += n;
         }
         if (is_last) {
-          use(Columns::of(first_column + i), JoinedRoots<Worker>(own_states, steps, size));
+          use(column, JoinedRoots<Worker>(own_states, steps, size));
           continue;
         }
         // Move what is left to the front.
@@ -260,12 +288,12 @@ __device__ __forceinline__ void join_parts(Scratch scratch, KeyRange range, int 
 }
 
 /// join_parts() for the n parts of a range that split_range() has cut, their forests in global memory one after the other.
-/// @param parts [n_parts][kSlots][n_part]
+/// @param n_rows queries of the worker @param parts [n_parts][kSlots][n_part]
 template <IsWorker Worker, class Use>
-__device__ __forceinline__ void join_splits(Scratch scratch, const float* parts, std::int64_t n_part, KeyRange range,
-                                            int n_parts, const Use& use) {
+__device__ __forceinline__ void join_splits(Scratch scratch, int n_rows, const float* parts, std::int64_t n_part,
+                                            KeyRange range, int n_parts, const Use& use) {
   join_parts<Worker>(
-      scratch, range, n_parts, [range, n_parts](int i) { return split_range(range, i, n_parts); },
+      scratch, n_rows, range, n_parts, [range, n_parts](int i) { return split_range(range, i, n_parts); },
       [parts, n_part](const auto& column, int i, int j, const auto& states, int place) {
         states.copy(place, column, parts + (i * Worker::kSlots + column.slot) * n_part, j);
       },
@@ -287,15 +315,14 @@ __device__ __forceinline__ void store_forest(const Column<Worker>& column, const
 
 /// Writes one column of the result: z = n / D and lse, or if there is more to come one state for every subtree that covers
 /// the shard. By store_fresh(): what reads the result comes later, and the emulator holds it to that order.
-/// @param first_row of the worker's rows in the group of the kv head; those past the group are padding
+/// @param first_row of the worker's rows in the group of the kv head
 /// @param held range of the tree that the roots cover; the rest of the shard is the empty set
 /// @paper{alg_3, Alg. 3}
 template <IsWorker Worker, class Params>
 __device__ __forceinline__ void write_output(const Params& params, const DeviceOutput& output, std::int64_t kv_head,
                                              std::int64_t first_row, const Column<Worker>& column,
                                              const JoinedRoots<Worker>& roots, KeyRange held) {
-  const std::int64_t r = first_row + column.row(), row = kv_head * params.group + r;
-  if (r >= params.group) return;
+  const std::int64_t row = kv_head * params.group + first_row + column.row();
   typename Column<Worker>::State state;
 
   // The finished row.

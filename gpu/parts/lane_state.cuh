@@ -56,8 +56,8 @@ class LaneForest {
     return n * kEntry;
   }
 
-  /// @param memory of the worker
-  __device__ __forceinline__ LaneForest(float* memory, int lane) : memory_(memory + lane) {}
+  /// @param memory of the worker @param place of the lane in a state
+  __device__ __forceinline__ LaneForest(float* memory, int place) : memory_(memory + place) {}
 
   /// Reads, or writes, the i-th subtree from the left.
   __device__ __forceinline__ void load(int i, LaneState<kElements>& state) const {

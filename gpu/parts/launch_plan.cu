@@ -42,7 +42,7 @@ void set_scale(DecodeParams& params, DType dtype, double scale) {
 }
 
 bool multiplies_on_tensor_cores(const DecodeParams& params, DType dtype) {
-  return kernel_unit_of(dtype) == KernelUnit::TensorCores && params.group >= 2 && std::max(params.d_h, params.d_v) <= 256;
+  return kernel_unit_of(dtype) == KernelUnit::TensorCores && std::max(params.d_h, params.d_v) <= 256;
 }
 
 std::string accepts_any_grid(const DecodeParams& params, DType dtype) {
@@ -67,9 +67,16 @@ std::string accepts_any_rows(const DecodeParams& params, DType dtype) {
   return "";
 }
 
+std::string accepts_scalar_rows(const DecodeParams& params, DType dtype) {
+  if (const std::string refusal = accepts_any_rows(params, dtype); !refusal.empty()) return refusal;
+  if (multiplies_on_tensor_cores(params, dtype))
+    return std::string(name_of(dtype)) + " storage in rows of at most 256 elements: their bits are those of tensor cores";
+  return "";
+}
+
 std::string accepts_aligned_rows(const DecodeParams& params, DType dtype) {
   const auto size = static_cast<int>(bytes_of(dtype));
-  if (const std::string refusal = accepts_any_rows(params, dtype); !refusal.empty()) return refusal;
+  if (const std::string refusal = accepts_scalar_rows(params, dtype); !refusal.empty()) return refusal;
   if (params.d_h * size % 16 != 0 || params.d_v * size % 16 != 0) return "rows are not a multiple of 16 bytes";
   if (!starts_aligned(params, dtype)) return "rows do not start at multiples of 16 bytes";
   return "";

@@ -83,13 +83,15 @@ void set_scale(DecodeParams& params, DType dtype, double scale);
 std::string accepts_any_grid(const DecodeParams& params, DType dtype);
 /// The same, and more rows than the second axis of a grid can count.
 std::string accepts_any_rows(const DecodeParams& params, DType dtype);
+/// The same, and what tensor cores multiply.
+std::string accepts_scalar_rows(const DecodeParams& params, DType dtype);
 /// The same, and rows that are not aligned or not a multiple of 16 bytes long.
 std::string accepts_aligned_rows(const DecodeParams& params, DType dtype);
 
-/// Whether the library kernel multiplies on tensor cores: several queries share keys of 16 bits, in rows of at most 256
-/// numbers.
+/// Whether tensor cores multiply: elements of 16 bits, in rows of at most 256.
 ///
-/// A function of type and shape alone. Batch, lengths, alignment and device may not change it, for it changes bits.
+/// A function of the type and of the length of rows alone, for it changes bits. So a query has the same bits alone and among
+/// others, in a batch and on every device.
 bool multiplies_on_tensor_cores(const DecodeParams& params, DType dtype);
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

@@ -67,15 +67,16 @@ class LeafForest {
  public:
   using State = LaneState<kElements>;
 
-  /// @param memory of the forests, n_forest floats each
-  __device__ __forceinline__ LeafForest(float* memory, std::int64_t n_forest, const Leaves& leaves, int lane,
+  /// @param memory of the forests, n_forest floats each @param place of the lane in a state, Worker::place()
+  __device__ __forceinline__ LeafForest(float* memory, std::int64_t n_forest, const Leaves& leaves, int place,
                                         const Waiting& waiting = {})
-      : memory_(memory), n_forest_(n_forest), leaves_(leaves), lane_(lane), waiting_(waiting) {}
+      : memory_(memory), n_forest_(n_forest), leaves_(leaves), place_(place), waiting_(waiting) {}
 
-  /// Appends the state of leaf i, the next one, in one slot, the slots in order. No lane reads what another has written.
+  /// Appends the state of leaf i, the next one, in one slot. Slot 0 comes last; a lane may leave the others out. No lane
+  /// reads what another has written.
   /// @param[in,out] state overwritten
   __device__ __forceinline__ void push(int i, State& state, int slot = 0) {
-    const LaneForest<kElements, kLanes> forest(memory_ + slot * n_forest_, lane_);
+    const LaneForest<kElements, kLanes> forest(memory_ + slot * n_forest_, place_);
     int depth = depth_;
     bool waits = waits_;
 
@@ -115,7 +116,7 @@ class LeafForest {
       for (std::int64_t at = subtree.end(), next = leaves_.next(i); at < next; at = first_subtree(at, next).end())
         store(forest, depth++, state);
     }
-    if (slot == Waiting::kSlots - 1) depth_ = depth, waits_ = waits;
+    if (slot == 0) depth_ = depth, waits_ = waits;
   }
 
   /// Whether this lane has stored a component that is not finite. D is not finite only together with all of n.
@@ -132,8 +133,8 @@ class LeafForest {
   float* memory_;
   std::int64_t n_forest_;
   Leaves leaves_;
-  int lane_, depth_ = 0;  ///< depth: subtrees in memory
-  bool waits_ = false;    ///< whether the last subtree is not there yet
+  int place_, depth_ = 0;  ///< depth: subtrees in memory
+  bool waits_ = false;     ///< whether the last subtree is not there yet
   Waiting waiting_;
   float zero_ = 0;
 };

@@ -128,6 +128,7 @@ struct TileWalk {
   const typename Ring::Leaves& leaves;
   Ring& ring;
   const TileQueries<Tile>& queries;
+  int n_rows;  ///< queries of the tile; the others are padding, and have no states
   int own_lane;
   float* memory;                   ///< of the forests, one per slot
   std::int64_t n_forest;           ///< floats of a forest
@@ -144,8 +145,8 @@ struct TileWalk {
   template <bool kCopies>
   __device__ __forceinline__ bool over_leaves(bool only_finite = false) const {
     const float score_scale = TileScale(params).score;
-    LeafForest<Tile::kElements, kWarp, typename Ring::Leaves, Waiting> forests(opaque(memory), n_forest, leaves, own_lane,
-                                                                               Waiting(memory_of_warp, own_lane));
+    LeafForest<Tile::kElements, kWarp, typename Ring::Leaves, Waiting> forests(
+        opaque(memory), n_forest, leaves, Tile::place(own_lane), Waiting(memory_of_warp, own_lane));
     for (int leaf = 0; leaf < leaves.n_leaves(); ++leaf) {
       const LeafKeys keys(leaves, leaf * static_cast<int>(kLeafKeys));
       // The first row of the leaf, as DecodeParams::value() takes it.
@@ -170,10 +171,10 @@ struct TileWalk {
 
       // P^T, with the shifts and sums of the states.
       LaneState<Tile::kElements> states[Tile::kSlots];
-      unsigned not_seen[Tile::kSlots];
+      unsigned not_seen[Tile::kSlots] = {};
       TREE_ATTN_UNROLL
       for (int slot = 0; slot < Tile::kSlots; ++slot) {
-        not_seen[slot] = weigh(score_scale, slot, !kCopies && only_finite, s, states[slot]);
+        if (slot < n_rows) not_seen[slot] = weigh(score_scale, slot, !kCopies && only_finite, s, states[slot]);
       }
 
       // O^T = V^T P^T.
@@ -190,22 +191,25 @@ struct TileWalk {
         ring.template release<kCopies>(params, leaf, Ring::kTiles + i / Ring::kTileBoxes);
       }
 
-      // The tree above.
+      // The tree above. Slot 0 is the last.
       TREE_ATTN_UNROLL
-      for (int slot = 0; slot < Tile::kSlots; ++slot) {
+      for (int slot = Tile::kSlots - 1; slot >= 0; --slot) {
+        if (slot >= n_rows) continue;
         LaneState<Tile::kElements>& state = states[slot];
         TREE_ATTN_UNROLL
         for (int c = 0; c < Tile::kElements; ++c) state.n[c] = tile_element<Tile>(o, slot, c);
         const float e_and_sum[] = {state.shift, state.sum};
         if (__any_sync(kAllLanes, state.sum == 0) && is_empty(e_and_sum)) set_empty(state);
-        forests.push(leaf, state, slot);
+        if (Tile::row(lane, slot) < n_rows) forests.push(leaf, state, slot);
       }
+      // Lanes without a query are here first. Products take whole warps.
+      __syncwarp();
     }
     return __any_sync(kAllLanes, forests.is_broken()) != 0;
   }
 };
 
-/// The pass of one warp, for the queries first_row to first_row + kRows of the group of a kv head.
+/// The pass of one warp, for the queries first_row to first_row + kRows of the group of a kv head, as far as it has them.
 ///
 /// Values that are not finite are looked for once, when the range has been walked over: 0 * Inf, of a key that is not seen
 /// or of a part of a weight that is 0, is NaN, and survives all merges. If a state is not finite the range is walked over
@@ -223,7 +227,8 @@ __device__ __forceinline__ void accumulate_tiles(const DecodeParams& params, std
   // Opaque, so that nothing of all that follows from the lane is worked out before the first copies.
   const int own_lane = lane_of<Tile>(opaque(threadIdx.x));
   const TileQueries<Tile> queries(params, kv_head, first_row, memory_of_warp + InSharedMemory<Tile>::kVectors, own_lane);
-  const TileWalk<Tile, Ring> walk{params, kv_head, leaves, ring, queries, own_lane, memory, n_forest, memory_of_warp};
+  const TileWalk<Tile, Ring> walk{params,   kv_head, leaves,   ring,          queries, rows_in_use<Tile>(params, first_row),
+                                  own_lane, memory,  n_forest, memory_of_warp};
   if (aligned && !walk.template over_leaves<true>()) return;
   for (bool only_finite = aligned;; only_finite = true) {
     ring.template begin<false>(params, kv_head, leaves, only_finite);

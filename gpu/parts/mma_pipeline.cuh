@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Warps on tensor cores and their way to keys and values: the pipeline of grouped heads (section 6.3).
+/// @brief Warps on tensor cores and their way to keys and values: the pipeline of 16-bit types (section 6.3).
 #pragma once
 
 #include "gpu/parts/launch_plan.hpp"
@@ -106,22 +106,15 @@ class MmaPipeline {
   Ring ring_;
 };
 
-/// Calls f with the tile for a shape: its rows of 64, 128 or 256 elements, for up to 4 queries or up to 8. F16 sums parts of
-/// two units, which leaves registers for 4 queries only where rows have 256 elements. A function of type and shape alone,
-/// for it changes bits.
+/// Calls f with the tile for a shape: rows of 64, 128 or 256 elements, for 8 queries. F16 sums parts of two units, which
+/// leaves registers for 4 queries where rows have 256 elements. A function of the type and of the length of rows alone, for
+/// it changes bits.
 template <class T, class F>
 void with_tile(const DecodeParams& params, const F& f) {
   const int d = std::max(params.d_h, params.d_v);
-  const auto with_rows = [&](auto dim) {
-    constexpr int kDim = decltype(dim)::value;
-    if constexpr (kDim < 256 || kRestUnit<T> == 1) {
-      if (params.group > 4) return f(MmaTile<T, kDim, 8>{});
-    }
-    f(MmaTile<T, kDim, 4>{});
-  };
-  if (d <= 64) return with_rows(std::integral_constant<int, 64>{});
-  if (d <= 128) return with_rows(std::integral_constant<int, 128>{});
-  with_rows(std::integral_constant<int, 256>{});
+  if (d <= 64) return f(MmaTile<T, 64, 8>{});
+  if (d <= 128) return f(MmaTile<T, 128, 8>{});
+  f(MmaTile < T, 256, kRestUnit<T> == 1 ? 8 : 4 > {});
 }
 
 /// Calls f with the pipeline of a tile that suits the device.

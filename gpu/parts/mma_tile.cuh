@@ -11,10 +11,10 @@
 ///   at most 2^-51 of the largest weight of the leaf; a weight of at least 2^-26 keeps all its 24 bits.
 ///
 /// Keys and components are on the long side of the 16 x 8 x 16 products S^T = K Q^T and O^T = V^T P^T, the queries on the
-/// short one, in its 8 columns. For up to four queries the parts of a weight share them: query q owns columns 2q and 2q + 1.
-/// One product adds the upper part in the even column and the middle part in the odd one, a second product adds the lower
-/// part in the odd column, and n is the sum of the two, which lie in the same lane. Up to eight queries own one column each
-/// and take three products.
+/// short one, in its 8 columns. Eight queries own one column each, and the three parts take three products. Where there are
+/// registers for four queries only, query q owns columns 2q and 2q + 1: one product adds the upper part in the even column
+/// and the middle part in the odd one, a second product adds the lower part in the odd column, and n is the sum of the two,
+/// which lie in the same lane.
 #pragma once
 
 #include "gpu/parts/lane_state.cuh"
@@ -43,6 +43,10 @@ struct MmaTile {
 
   /// Which of the kRows queries a slot of a lane is about.
   __host__ __device__ static int row(int lane, int slot) { return (lane % 4 * 2 + slot) / kColumns; }
+  /// Where a lane has its part of a state, and the lane of a place: the eight lanes of a query side by side, the first
+  /// queries first.
+  __host__ __device__ static int place(int lane) { return lane % 4 * 8 + lane / 4; }
+  __host__ __device__ static int lane_at(int place) { return place % 8 * 4 + place / 8; }
   /// Index in the row of element c of a lane.
   __host__ __device__ static int component(int lane, int c) { return c / 2 * 16 + lane / 4 + c % 2 * 8; }
 };
@@ -243,8 +247,7 @@ __device__ __forceinline__ float tile_element(const float (&o)[Tile::kSteps][4],
   const float(&tile)[4] = o[c / 2];
   if constexpr (Tile::kColumns == 2) {
     const float even = tile[c % 2 * 2], odd = tile[c % 2 * 2 + 1];
-    return kUpperUnit<T> == 1 ? even + odd
-                              : fused_multiply_add(odd, 1 / (kUpperUnit<T> * kRestUnit<T>), even * (1 / kUpperUnit<T>));
+    return fused_multiply_add(odd, 1 / (kUpperUnit<T> * kRestUnit<T>), even * (1 / kUpperUnit<T>));
   } else {
     return kUpperUnit<T> == 1 ? tile[c % 2 * 2 + slot] : tile[c % 2 * 2 + slot] * (1 / kUpperUnit<T>);
   }

@@ -49,8 +49,7 @@ struct RowRange {
 /// The rows of a query tile.
 template <IsWorker Worker, class Params>
 __device__ __forceinline__ RowRange rows_of(const Params& params, std::int64_t kv_head, std::int64_t first_row) {
-  const std::int64_t n_left = params.group - first_row;
-  return {kv_head * params.group + first_row, n_left < Worker::kRows ? static_cast<int>(n_left) : Worker::kRows};
+  return {kv_head * params.group + first_row, rows_in_use<Worker>(params, first_row)};
 }
 
 /// Writes one column of the states of the node, one for every subtree of its range.
@@ -91,19 +90,19 @@ __device__ __forceinline__ void receive_states(const AnyPeers& peers, const Para
 
   // Devices are joined as the splits of one device are.
   join_parts<Worker>(
-      scratch, peers.range_of_all(), peers.n, [&peers](int source) { return peers.range[source]; },
+      scratch, rows.n, peers.range_of_all(), peers.n, [&peers](int source) { return peers.range[source]; },
       [&](const Column<Worker>& column, int source, int subtree, const auto& states, int place) {
         typename Column<Worker>::State state;
         set_empty(state);
         const std::int64_t row = rows.first + column.row();
-        if (column.row() < rows.n && peers.merges(row)) {
+        if (peers.merges(row)) {
           const unsigned step = load_fresh(peers.steps + row) + 1;
           state = receive_column(peers, column, step, source, subtree, row, params.d_v);
         }
         states.store(place, state);
       },
       [&](const Column<Worker>& column, const JoinedRoots<Worker>& roots) {
-        if (column.row() >= rows.n || !peers.merges(rows.first + column.row())) return;
+        if (!peers.merges(rows.first + column.row())) return;
         if (output.states != nullptr)
           write_node<Worker>(params, output.states, rows.first + column.row(), column, roots);
         else

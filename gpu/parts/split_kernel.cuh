@@ -58,18 +58,19 @@ __device__ __forceinline__ void split_block(const DecodeParams& params, const De
   const QueryTile tile = QueryTile::of<Worker>(params, query_tile);
   const int split = static_cast<int>(blockIdx.x), n_splits = forests.n_splits;
   const KeyRange whole = params.leaves(tile.kv_head), range = split_range(whole, split, n_splits);
+  const int n_rows = rows_in_use<Worker>(params, tile.first_row);
 
   // Every worker walks over its part of the split; the block joins them.
   pipeline(params, tile.kv_head, tile.first_row, range, forests.of_worker(query_tile, split, 0), forests.n_worker);
   __syncthreads();
   const Scratch all = pipeline.scratch(), scratch = End::rest(all);
-  join_splits<Worker>(scratch, forests.of_worker(query_tile, split, 0), forests.n_worker, range, forests.n_workers,
+  join_splits<Worker>(scratch, n_rows, forests.of_worker(query_tile, split, 0), forests.n_worker, range, forests.n_workers,
                       [&](const auto& column, const auto& roots) { end.keep(column, roots, all); });
 
   // One block joins the splits, and writes the rows.
   if (end.joins()) {
     join_parts<Worker>(
-        scratch, whole, n_splits, [whole, n_splits](int i) { return split_range(whole, i, n_splits); },
+        scratch, n_rows, whole, n_splits, [whole, n_splits](int i) { return split_range(whole, i, n_splits); },
         [&](const auto& column, int i, int j, const auto& states, int place) { end.copy(column, i, j, states, place, all); },
         [&](const auto& column, const auto& roots) {
           write_output<Worker>(params, output, tile.kv_head, tile.first_row, column, roots, whole);

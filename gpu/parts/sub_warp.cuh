@@ -27,6 +27,9 @@ struct SubWarp {
 
   /// Which of the kRows queries a slot of a lane is about.
   __host__ __device__ static int row(int, int) { return 0; }
+  /// Where a lane has its part of a state, and the lane of a place.
+  __host__ __device__ static int place(int lane) { return lane; }
+  __host__ __device__ static int lane_at(int place) { return place; }
 
   /// Index in the row of element c of a lane.
   __host__ __device__ static int component(int lane, int c) {

@@ -11,14 +11,16 @@
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
 /// Calls f with the narrowest sub-warp that holds a row of max(d_h, d_v) elements: 8, 16 or 32 lanes of 16 bytes, then 32
-/// lanes of 2 to 5 times 16.
+/// lanes of 2 to 5 times 16. @pre tensor cores do not multiply the rows
 template <class T, class F>
 void with_sub_warp(const DecodeParams& params, const F& f) {
   constexpr int kLongest = kLongestRow * static_cast<int>(sizeof(T));
   const int n_bytes = std::max(params.d_h, params.d_v) * static_cast<int>(sizeof(T));
-  if (n_bytes <= 128) return f(SubWarp<T, 8, 1>{});
-  if (n_bytes <= 256) return f(SubWarp<T, 16, 1>{});
-  if (n_bytes <= 512) return f(SubWarp<T, 32, 1>{});
+  if constexpr (DTypeTraits<T>::kUnit == KernelUnit::Scalar) {
+    if (n_bytes <= 128) return f(SubWarp<T, 8, 1>{});
+    if (n_bytes <= 256) return f(SubWarp<T, 16, 1>{});
+    if (n_bytes <= 512) return f(SubWarp<T, 32, 1>{});
+  }
   if (n_bytes <= 1024) return f(SubWarp<T, 32, 2>{});
   if constexpr (kLongest > 2048) {
     if (n_bytes <= 2048) return f(SubWarp<T, 32, 4>{});

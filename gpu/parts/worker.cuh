@@ -43,7 +43,9 @@ concept IsWorker = requires(int lane, int slot, int c) {
   { Worker::kRows } -> std::convertible_to<int>;
   { Worker::kSlots } -> std::convertible_to<int>;
   { Worker::kElements } -> std::convertible_to<int>;
-  { Worker::row(lane, slot) } -> std::same_as<int>;     // which of the kRows queries a slot is about
+  { Worker::row(lane, slot) } -> std::same_as<int>;  // which of the kRows queries a slot is about
+  { Worker::place(lane) } -> std::same_as<int>;      // where a lane has its part of a state; those of a query side by side
+  { Worker::lane_at(lane) } -> std::same_as<int>;    // the lane of a place
   { Worker::component(lane, c) } -> std::same_as<int>;  // which element of a row component c is
 };
 
@@ -56,6 +58,14 @@ __device__ __forceinline__ int lane_of(unsigned thread) {
 template <IsWorker Worker>
 __device__ __forceinline__ int worker_of(unsigned thread) {
   return static_cast<int>(thread / Worker::kLanes);
+}
+
+/// The queries of a tile of kRows that begins with a row of a group: the last tile of a group may have fewer. The others are
+/// padding: their states are neither stored nor joined.
+template <IsWorker Worker, class Params>
+__device__ __forceinline__ int rows_in_use(const Params& params, std::int64_t first_row) {
+  const std::int64_t n_left = params.group - first_row;
+  return n_left < Worker::kRows ? static_cast<int>(n_left) : Worker::kRows;
 }
 
 /// A worker that is a part of a warp, serves one query, and reads kVectorsPerLane times 16 bytes of a row per lane.

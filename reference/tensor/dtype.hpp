@@ -51,7 +51,7 @@ TREE_ATTN_HOST_DEVICE inline float float_of(std::uint32_t bits) {
 enum class KernelUnit {
   None,         ///< kernels do not accept the type
   Scalar,       ///< fused multiply-add units, after widening to F32
-  TensorCores,  ///< the same, and tensor cores where several queries share a key: 16-bit operands, sums in F32
+  TensorCores,  ///< tensor cores, 16-bit operands and sums in F32, for rows of up to 256 elements; else the same as Scalar
 };
 
 /// The properties of the element type T, defined for each DType below.

@@ -96,11 +96,12 @@ TEST_CASE("emulated: all algorithms are within the bound, and those that keep bi
 }
 
 TEST_CASE("emulated: the program says which kernel was picked, and for how many keys") {
-  for (const auto& [kv_heads, cores] : std::vector<std::pair<std::string, std::string>>{{"4", "scalar"}, {"1", "tensor"}}) {
-    const Result result = run(ranks(2, {"decode", "--seq-len", "700", "--heads", "4", "--kv-heads", kv_heads, "--head-dim",
-                                        "64", "--dtype", "bf16", "--backend", "emulated", "--shards", "384,316"}));
+  for (const auto& [dtype, picked] :
+       std::vector<std::pair<std::string, std::string>>{{"f32", "F32 on scalar"}, {"bf16", "BF16 on tensor"}}) {
+    const Result result = run(ranks(2, {"decode", "--seq-len", "700", "--heads", "4", "--head-dim", "64", "--dtype", dtype,
+                                        "--backend", "emulated", "--shards", "384,316"}));
     CHECK(result.status == 0);
-    CHECK(result.out.find("kernel: short-end of BF16 on " + cores + " cores: 4 blocks of ") != std::string::npos);
+    CHECK(result.out.find("kernel: short-end of " + picked + " cores: 4 blocks of ") != std::string::npos);
     CHECK(result.out.find("(384 keys of rank 0)") != std::string::npos);
   }
 }

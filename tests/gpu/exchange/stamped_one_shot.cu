@@ -55,10 +55,9 @@ __global__ void __launch_bounds__(Pipeline::kThreads, 1)
 template <class F>
 void with_timed_pipeline(const DecodeParams& params, const F& f) {
   const int longest = std::max(params.d_h, params.d_v);
-  if (longest > 128 || multiplies_on_tensor_cores(params, DType::BF16))
-    throw DeviceError("stamps of the exchange are for rows of up to 128 elements, and not for tensor cores");
-  if (longest > 64) return f(std::type_identity<SubWarpPipeline<SubWarp<BFloat16, 16, 1>>>{});
-  f(std::type_identity<SubWarpPipeline<SubWarp<BFloat16, 8, 1>>>{});
+  if (longest > 128) throw DeviceError("stamps of the exchange are for rows of up to 128 elements");
+  if (longest > 64) return with_mma_pipeline<MmaTile<BFloat16, 128, 8>>(f);
+  with_mma_pipeline<MmaTile<BFloat16, 64, 8>>(f);
 }
 
 }  // namespace

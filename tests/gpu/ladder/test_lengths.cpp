@@ -15,12 +15,12 @@ namespace {
 constexpr float kInf = std::numeric_limits<float>::infinity(), kNaN = std::numeric_limits<float>::quiet_NaN();
 constexpr std::int64_t kMostKeys = 2 * kLeafKeys + 1;
 
-/// A kind of worker and its way to rows, by a shape that gets them: sub-warps for one query per key/value head, tensor cores
-/// for two of 16 bits; rows of 128 bytes are copied in bulk, shorter ones are not.
+/// A kind of worker and its way to rows, by a shape that gets them: sub-warps for F32, tensor cores for 16 bits; rows of 128
+/// bytes are copied in bulk, shorter ones are not.
 struct Kind {
   DType dtype;
   std::int64_t heads, dim;
-  bool is_tile() const { return heads > 1; }
+  bool is_tile() const { return dtype != DType::F32; }
 };
 constexpr Kind kKinds[] = {{DType::F32, 1, 8},   {DType::F16, 1, 8}, {DType::BF16, 1, 8}, {DType::F32, 1, 32},
                            {DType::BF16, 1, 64}, {DType::F16, 2, 8}, {DType::BF16, 2, 8}};

@@ -9,8 +9,7 @@ namespace {
 
 constexpr std::int64_t kHeads = 4;
 
-/// Four query heads over `kv_heads`: one is a group, which tensor cores take in 16 bits; four leave every query to a
-/// sub-warp.
+/// Four query heads over `kv_heads`: over one they are a group.
 Axes axes_of(DType dtype, std::int64_t kv_heads, std::int64_t n_keys) {
   return {
       .batch = 2, .heads = kHeads, .kv_heads = kv_heads, .head_dim = 16, .value_dim = 16, .n_keys = n_keys, .dtype = dtype};

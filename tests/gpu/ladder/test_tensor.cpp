@@ -27,8 +27,10 @@ DecodeOutput run(TensorWorkload& workload, int n_splits = 0) {
 }
 
 const DType kDTypes[] = {DType::F16, DType::BF16};
-/// Queries that share two columns each, and queries that have one.
-const std::int64_t kGroups[] = {2, 6};
+/// Queries of which some share a lane, in a tile that is not full.
+const std::int64_t kGroups[] = {1, 2, 6};
+/// Types with the length of their rows: queries have a column of the product each, and two of it.
+const std::pair<DType, std::int64_t> kTiles[] = {{DType::F16, 40}, {DType::F16, 136}, {DType::BF16, 40}};
 
 Tensor zeros(const Shape& shape, DType dtype) {
   return Tensor(std::vector<float>(static_cast<std::size_t>(n_elements(shape)), 0), shape, dtype);
@@ -73,10 +75,10 @@ TEST_CASE("tensor: within the bound of the oracle, for head sizes, groups and le
 TEST_CASE("tensor: small weights keep their bits") {
   // Keys in falling order of their scores, and values that only one of them has: what it contributes is not lost among
   // others.
-  for (const DType dtype : kDTypes) {
+  for (const auto& [dtype, d] : kTiles) {
     for (const std::int64_t heads : kGroups) {
       for (const float scale_of_value : {1.0f, 6e4f, 1e-3f}) {
-        const Axes axes{.heads = heads, .kv_heads = 1, .head_dim = 8, .value_dim = 40, .n_keys = 40, .dtype = dtype};
+        const Axes axes{.heads = heads, .kv_heads = 1, .head_dim = d, .value_dim = 40, .n_keys = 40, .dtype = dtype};
         Tensor q = zeros(axes.q(), dtype), k = zeros(axes.k(), dtype), v = zeros(axes.v(), dtype);
         for (std::int64_t h = 0; h < heads; ++h) q.set(0, h, 0, 0, 1 - 0.1875f * static_cast<float>(h % 2));
         for (std::int64_t a = 0; a < 40; ++a)
@@ -91,10 +93,10 @@ TEST_CASE("tensor: small weights keep their bits") {
 
 TEST_CASE("tensor: a weight has 24 bits") {
   // Two keys: the first weighs 1 and its value is 0, so that z = w / (1 + w) with the weight w of the second.
-  for (const DType dtype : kDTypes) {
+  for (const auto& [dtype, d] : kTiles) {
     for (const std::int64_t heads : kGroups) {
       for (int i = 1; i < 40; ++i) {
-        const Axes axes{.heads = heads, .kv_heads = 1, .head_dim = 8, .value_dim = 8, .n_keys = 2, .dtype = dtype};
+        const Axes axes{.heads = heads, .kv_heads = 1, .head_dim = d, .value_dim = 8, .n_keys = 2, .dtype = dtype};
         Tensor q = zeros(axes.q(), dtype), k = zeros(axes.k(), dtype), v = zeros(axes.v(), dtype);
         for (std::int64_t h = 0; h < heads; ++h) q.set(0, h, 0, 0, 1 - 0.25f * static_cast<float>(h % 2));
         k.set(0, 0, 1, 0, -0.3125f * static_cast<float>(i)), v.set(0, 0, 1, 0, 1);
@@ -329,6 +331,29 @@ TEST_CASE("tensor: all scores -inf is the empty set") {
   const DecodeOutput output = run(*workload);
   for (const float z : output.out) CHECK(z == 0);
   for (const float lse : output.lse) CHECK(lse == -kInf);
+}
+
+TEST_CASE("tensor: states of padding are not stored") {
+  // Floats that a kernel stores for its forests, by the queries of a tile.
+  const auto n_stored = [](std::int64_t heads, DType dtype, std::int64_t d) {
+    const auto workload =
+        normal_workload(7900, {.heads = heads, .kv_heads = 1, .head_dim = d, .value_dim = d, .n_keys = 300, .dtype = dtype});
+    const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
+    const device::LaunchPlan plan = device::kTensor.plan(shard.params, dtype, {.n_splits = 2});
+    device::DeviceBuffer<float> floats(plan.n_floats, MemoryUse::Scratch), out(heads * d), lse(heads);
+    device::DeviceBuffer<unsigned> counters(plan.n_counters);
+    counters.fill(0);
+    device::kTensor.run(shard.params, dtype, {.out = out.data(), .lse = lse.data()}, plan, {floats.data(), counters.data()},
+                        device::Stream{});
+    const std::vector<float> stored = floats.download();
+    return std::count_if(stored.begin(), stored.end(), [](float x) { return x == x; });
+  };
+  for (const auto& [dtype, d] : kTiles) {
+    INFO(name_of(dtype) << ", rows of " << d);
+    const auto of_one = n_stored(1, dtype, d);
+    CHECK(of_one > 0);
+    for (const std::int64_t heads : {2, 3, 4}) CHECK(n_stored(heads, dtype, d) == heads * of_one);
+  }
 }
 
 TEST_CASE("tensor: refuses what it cannot keep exact") {

@@ -46,7 +46,7 @@ __global__ void join(const float* states, KeyRange range, int n_parts, int n_ent
     }
   }
   __syncthreads();
-  join_splits<Joiner>(scratch, forests, n_floats, range, n_parts, [&](const auto& column, const auto& roots) {
+  join_splits<Joiner>(scratch, 1, forests, n_floats, range, n_parts, [&](const auto& column, const auto& roots) {
     if (column.component(0) == 0) *n_roots = roots.size();
     // Each of them, and their fold.
     for (int i = 0; i <= roots.size(); ++i) {

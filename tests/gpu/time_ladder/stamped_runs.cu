@@ -71,12 +71,10 @@ __global__ void __launch_bounds__(Pipeline::kThreads, 1)
 /// Calls f with the pipeline that the library kernel has for a shape that is timed; others are not compiled again.
 template <class F>
 void with_timed_pipeline(const DecodeParams& params, DType dtype, const F& f) {
-  if (params.d_h != 128 || params.d_v != 128 || params.group > 4)
-    throw DeviceError("stamps are for rows of 128 elements and groups of up to four");
+  if (params.d_h != 128 || params.d_v != 128) throw DeviceError("stamps are for rows of 128 elements");
   if (dtype == DType::F32) return f(std::type_identity<SubWarpPipeline<SubWarp<float, 32, 1>>>{});
   if (dtype != DType::BF16) throw DeviceError("stamps are for F32 and BF16");
-  if (!multiplies_on_tensor_cores(params, dtype)) return f(std::type_identity<SubWarpPipeline<SubWarp<BFloat16, 16, 1>>>{});
-  with_mma_pipeline<MmaTile<BFloat16, 128, 4>>(f);
+  with_mma_pipeline<MmaTile<BFloat16, 128, 8>>(f);
 }
 
 }  // namespace

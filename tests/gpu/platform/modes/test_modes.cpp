@@ -36,33 +36,32 @@ Axes of_tiles(DType dtype, std::int64_t d, std::int64_t group, std::int64_t n_ke
 /// Every width of a sub-warp and of a tile; a ring holds 3 steps of 8 keys, or 2 to 6 tiles of 64, of which a leaf has 2
 /// to 8.
 const Kind kKinds[] = {
-    {"sub-warp of 8", 8, false, 40, of_sub_warps(DType::BF16, 64, 704)},
+    {"sub-warp of 8", 8, false, 40, of_sub_warps(DType::F32, 32, 704)},
     {"sub-warp of 16", 16, false, 40, of_sub_warps(DType::F32, 64, 704)},
     {"sub-warp of 16, rows one by one", 16, false, 40, of_sub_warps(DType::F32, 64, 704, kRagged)},
-    {"sub-warp of 32", 32, false, 40, of_sub_warps(DType::BF16, 256, 704)},
+    {"sub-warp of 32", 32, false, 40, of_sub_warps(DType::F32, 128, 704)},
+    {"sub-warp of 32, two chunks of BF16", 32, false, 40, of_sub_warps(DType::BF16, 512, 504)},
     {"sub-warp of 32, ends inside a chunk", 32, false, 40, of_sub_warps(DType::F32, 100, 300)},
     {"sub-warp of 32, two chunks", 32, false, 40, of_sub_warps(DType::F32, 256, 504)},
     {"sub-warp of 32, four chunks", 32, false, 40, of_sub_warps(DType::F32, 512, 304)},
-    {"tile of 64", 32, true, 256, of_tiles(DType::BF16, 64, 4, 2500)},
-    {"tile of 64, eight queries", 32, true, 256, of_tiles(DType::BF16, 64, 11, 2500)},
-    {"tile of 128", 32, true, 192, of_tiles(DType::BF16, 128, 4, 2000)},
-    {"tile of 128, eight queries", 32, true, 192, of_tiles(DType::BF16, 128, 7, 2000)},
-    {"tile of 256", 32, true, 128, of_tiles(DType::BF16, 256, 4, 1500)},
-    {"tile of 256, eight queries", 32, true, 128, of_tiles(DType::BF16, 256, 5, 1100)},
+    {"tile of 64, one query", 32, true, 256, of_tiles(DType::BF16, 64, 1, 2500)},
+    {"tile of 64, two tiles", 32, true, 256, of_tiles(DType::BF16, 64, 11, 2500)},
+    {"tile of 128, three queries", 32, true, 192, of_tiles(DType::BF16, 128, 3, 2000)},
+    {"tile of 256, five queries", 32, true, 128, of_tiles(DType::BF16, 256, 5, 1100)},
     {"tile of 256, rows that are not aligned", 32, true, 0, of_tiles(DType::BF16, 131, 3, 200)},
 };
 constexpr std::uint64_t kSeeds[] = {0, 1, 2};
 #elif defined(TREE_ATTN_EMULATOR_THREAD)
 /// A fiber costs TSan nearly half a millisecond: few blocks. What global memory orders is the merge by the block that comes
 /// last.
-const Kind kKinds[] = {{"sub-warp of 8", 8, false, 0, of_sub_warps(DType::BF16, 64, 304)},
+const Kind kKinds[] = {{"sub-warp of 8", 8, false, 0, of_sub_warps(DType::F32, 32, 304)},
                        {"sub-warp of 32, four chunks", 32, false, 0, of_sub_warps(DType::F32, 512, 160)},
                        {"tile of 64", 32, true, 0, of_tiles(DType::BF16, 64, 4, 160)}};
 constexpr std::uint64_t kSeeds[] = {0, 1};
 #else
 /// Rows that end inside a vector, arrays that end where the memory does.
-const Kind kKinds[] = {{"sub-warp of 8", 8, false, 0, of_sub_warps(DType::BF16, 64, 136)},
-                       {"sub-warp of 8, rows one by one", 8, false, 0, of_sub_warps(DType::BF16, 64, 130, kRagged)},
+const Kind kKinds[] = {{"sub-warp of 8", 8, false, 0, of_sub_warps(DType::F32, 32, 136)},
+                       {"sub-warp of 8, rows one by one", 8, false, 0, of_sub_warps(DType::F32, 32, 130, kRagged)},
                        {"sub-warp of 16, ends inside a chunk", 16, false, 0, of_sub_warps(DType::F32, 37, 130)},
                        {"sub-warp of 32, four chunks", 32, false, 0, of_sub_warps(DType::F32, 512, 72)},
                        {"tile of 64", 32, true, 0, of_tiles(DType::BF16, 64, 3, 200)},
