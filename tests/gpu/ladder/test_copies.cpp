@@ -158,12 +158,13 @@ TEST_CASE("copies, short end: a shard hands on the same forest, wherever it begi
 TEST_CASE("copies: rows in bulk, rows one by one and elements one by one have the same bits") {
   for (const DType dtype : {DType::F32, DType::F16, DType::BF16}) {
     for (const std::int64_t n_keys : {1, 7, 8, 200, 333}) {
-      const Axes axes{.heads = 2, .kv_heads = 2, .head_dim = 64, .value_dim = 64, .n_keys = n_keys, .dtype = dtype};
+      const std::int64_t d = dtype == DType::F32 ? 64 : 512;  // rows that tensor cores do not multiply
+      const Axes axes{.heads = 2, .kv_heads = 2, .head_dim = d, .value_dim = d, .n_keys = n_keys, .dtype = dtype};
       INFO(name_of(dtype) << ", keys " << n_keys);
       const auto dense = normal_workload(5700 + static_cast<unsigned>(n_keys), axes);
       DeviceShard shard(dense->query(0), dense->whole(), dense->lengths(), dense->scale);
       // Whole steps of eight rows are copied at once; of the last one there must be memory.
-      const int row_bytes = 64 * static_cast<int>(bytes_of(dtype));
+      const int row_bytes = static_cast<int>(d) * static_cast<int>(bytes_of(dtype));
       CHECK(device::has_bulk_rows(shard.params, dtype, row_bytes) == (n_keys % 8 == 0));
       CHECK_FALSE(device::has_bulk_rows(shard.params, dtype, 2 * row_bytes));
       const auto odd = misaligned(*dense, static_cast<std::int64_t>(bytes_of(dtype))), apart = with_gaps(*dense, 16);
@@ -177,12 +178,12 @@ TEST_CASE("copies: rows in bulk, rows one by one and elements one by one have th
 
 TEST_CASE("copies: of rows past the shard that may be copied no bit depends") {
   // The shard is the first 61 positions of 64 in memory; the others are NaN.
-  const Axes axes{.heads = 2, .kv_heads = 2, .head_dim = 64, .value_dim = 64, .n_keys = 64, .dtype = DType::BF16};
+  const Axes axes{.heads = 2, .kv_heads = 2, .head_dim = 64, .value_dim = 64, .n_keys = 64};
   const auto workload = normal_workload(5710, axes, std::vector<std::int64_t>{61});
   DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
   const DecodeOutput want = run_step(device::kEqualRuns, shard);
   shard.params.end = 61;
-  CHECK(device::has_bulk_rows(shard.params, shard.dtype, 128));
+  CHECK(device::has_bulk_rows(shard.params, shard.dtype, 256));
   CHECK(same_output(run_step(device::kEqualRuns, shard), want));
 }
 
