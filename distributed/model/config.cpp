@@ -20,6 +20,9 @@ class ConfigReader {
   explicit ConfigReader(const SafetensorsFile& file) : path_(file.path()) {
     const auto text = file.metadata("config");
     if (!text) fail("no entry \"config\" in __metadata__: this is not a model of tree_attn generate");
+    // The library skips a byte order mark, and reads no further than a NUL.
+    if (text->starts_with("\xEF\xBB\xBF") || text->find('\0') != text->npos)
+      fail("config has a byte order mark or a NUL, which JSON does not have: " + readable(*text, 80));
     json_ = Json::parse(
         *text,
         [this](int depth, Json::parse_event_t event, const Json& value) {
