@@ -4,6 +4,7 @@
 #pragma once
 
 #include "distributed/measure/huge_values.hpp"
+#include "distributed/measure/overflow.hpp"
 #include "tests/support/rank_group.hpp"
 #include "tests/support/tensor_workload.hpp"
 
