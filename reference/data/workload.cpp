@@ -47,8 +47,8 @@ std::vector<std::int64_t> Workload::lengths_at_start() const {
 }
 
 std::int64_t Workload::longest_at_start() const {
-  const std::vector<std::int64_t> start = lengths_at_start();
-  return start.empty() ? 0 : *std::max_element(start.begin(), start.end());
+  // Without the lengths themselves: a batch without elements may have any number of entries.
+  return std::max<std::int64_t>(0, shape_.longest() - (steps_ > 1 ? steps_ : 0));
 }
 
 std::int64_t Workload::n_keys(int step) const {
