@@ -114,7 +114,8 @@ void with_tile(const DecodeParams& params, const F& f) {
   const int d = std::max(params.d_h, params.d_v);
   if (d <= 64) return f(MmaTile<T, 64, 8>{});
   if (d <= 128) return f(MmaTile<T, 128, 8>{});
-  f(MmaTile < T, 256, kRestUnit<T> == 1 ? 8 : 4 > {});
+  constexpr int kRows = kRestUnit<T> == 1 ? 8 : 4;
+  f(MmaTile<T, 256, kRows>{});
 }
 
 /// Calls f with the pipeline of a tile that suits the device.
