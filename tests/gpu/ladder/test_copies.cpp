@@ -126,11 +126,13 @@ TEST_CASE("copies, short end: what lies between rows is never read into a result
 }
 
 TEST_CASE("copies, short end: a shard hands on the same forest, wherever it begins and ends") {
-  const Axes axes{.heads = 2, .kv_heads = 1, .head_dim = 64, .value_dim = 64, .n_keys = 700, .dtype = DType::BF16};
-  const auto workload = normal_workload(5600, axes, std::vector<std::int64_t>{650});
-  for (const KeyRange range :
-       {KeyRange{0, 700}, KeyRange{3, 430}, KeyRange{64, 128}, KeyRange{77, 80}, KeyRange{500, 700}, KeyRange{651, 700}}) {
-    INFO("positions " << range.begin << ".." << range.end);
+  constexpr KeyRange kRanges[] = {{0, 700}, {3, 430}, {64, 128}, {77, 80}, {500, 700}, {651, 700}};
+  for (int i = 0; i < 2 * static_cast<int>(std::size(kRanges)); ++i) {
+    const KeyRange range = kRanges[i / 2];
+    const DType dtype = i % 2 == 0 ? DType::F32 : DType::BF16;
+    const Axes axes{.heads = 2, .kv_heads = 1, .head_dim = 64, .value_dim = 64, .n_keys = 700, .dtype = dtype};
+    const auto workload = normal_workload(5600, axes, std::vector<std::int64_t>{650});
+    INFO(name_of(dtype) << ", positions " << range.begin << ".." << range.end);
     const DeviceShard shard(workload->query(0), workload->shard(range), workload->lengths(), workload->scale);
     std::int64_t n_subtrees = 0;
     for (KeyRange rest{range.begin, range.end}; !rest.empty(); ++n_subtrees)
