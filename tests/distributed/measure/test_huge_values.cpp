@@ -101,17 +101,22 @@ TEST_CASE("huge values: values of every size, and small weights of large values,
 
 TEST_CASE("huge values: an Inf among the values is not an overflow, and a sum of finite ones beside it is") {
   const float inf = std::numeric_limits<float>::infinity(), large = 3e38f;
+  // [n_kv][2 keys][2 components], for two queries a KV head.
   const auto overflows = [](const std::vector<float>& values) {
-    const auto n_keys = std::ssize(values) / 2;
-    const auto workload = workload_of(Tensor({0}, {1, 1, 1, 1}),
-                                      Tensor(std::vector<float>(static_cast<std::size_t>(n_keys)), {1, 1, n_keys, 1}),
-                                      Tensor(values, {1, 1, n_keys, 2}));
+    const auto n_kv = std::ssize(values) / 4;
+    const std::vector<float> zeros(static_cast<std::size_t>(2 * n_kv));
+    const auto workload =
+        workload_of(Tensor(zeros, {1, 2 * n_kv, 1, 1}), Tensor(zeros, {1, n_kv, 2, 1}), Tensor(values, {1, n_kv, 2, 2}));
     return has_overflowed(*workload, decode_alone(*workload));
   };
   CHECK_FALSE(overflows({1, 2, 3, 4}));
   CHECK_FALSE(overflows({inf, 2, 3, 4}));
   CHECK(overflows({1, large, 3, large}));
   CHECK(overflows({inf, large, 3, large}));
+  // Each head has values of its own.
+  CHECK(overflows({inf, 2, 3, 4, large, 2, large, 4}));
+  CHECK(overflows({inf, inf, 3, 4, large, 2, large, 4}));
+  CHECK_FALSE(overflows({1, 2, 3, 4, inf, 2, 3, 4}));
 }
 
 }  // namespace tree_attn::test
