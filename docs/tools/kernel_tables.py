@@ -202,7 +202,7 @@ LADDER = {
     "vectors": ("16 bytes per lane, eight keys at a time, a leaf of 64 keys as one chain", "eight rows in flight per warp: 2 ms"),
     "split": ("warps share the keys of a query, the last one merges", "work for all multiprocessors, in need of more bytes in flight: 85 µs"),
     "copies": ("copies in flight, in a ring of stages", "enough bytes in flight while it computes: 40 µs"),
-    "tensor": ("16 bits on tensor cores, queries that share keys together", "a quarter of the bytes for 32 heads on 8"),
+    "tensor": ("16 bits on tensor cores, queries that share keys together", "a quarter of the bytes for 32 heads on 8: 55 µs"),
     "equal-runs": ("equal parts of all the work", "no idle multiprocessor, whatever the batch"),
     "short-end": ("up to 16k keys, splits merge through the shared memory of a cluster", "about 1 µs less at the end of a launch"),
 }

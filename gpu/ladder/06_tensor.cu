@@ -1,42 +1,350 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Step 6 of the ladder: elements of 16 bits on tensor cores, and queries that share keys together (section 6.3,
-/// grouped heads).
+/// @brief Step 6 of the ladder: 16 bits on tensor cores, and queries that share keys together (section 6.3, grouped heads).
 ///
-/// What changed: a warp serves up to eight queries of one key/value head and multiplies on tensor cores, leaf by leaf.
-/// Bytes: every key and value is read once for all queries of a tile, where step 5 read it for each of them; of 32 query and
-/// 8 key/value heads a quarter of the bytes is left. Expected: a quarter of the time, where memory limits it. A query that
-/// shares its keys with no other has a tile to itself: by the instructions of a leaf that is still faster than memory.
-/// Measured: not yet in this form.
+/// It defines the bits of all kernels on tensor cores: of 16 bits in rows of at most 256 elements. What changed: a warp
+/// serves eight queries of one key/value head, and multiplies a leaf of 64 keys with all of them, S^T = K Q^T, and then
+/// O^T = V^T P^T. Keys and components are on the long side of the 16 x 8 x 16 products, and the queries in the eight
+/// columns. Tensor cores add in F32. A weight is F32 too, so it is split into three parts of 16 bits whose sum it is:
+/// - BF16 has the exponents of F32 and 8 bits: the parts are the upper, middle and lower 8 of the 24 bits.
+/// - F16 has 11 bits and few exponents: the upper part is in units of 2^-15, the others in units of 2^-26. At most 2^-51
+///   of the largest weight of a leaf is lost.
+///
+/// A query has one column and three products, small parts first. F16 in rows of more than 128 leaves registers for four
+/// queries of two columns: a product adds the lower part in the odd one, a second product the middle part there and the
+/// upper part in the even one, and n is the sum of both.
+///
+/// Floor: every key and value once for all queries of a tile; BF16, 32 query heads on 8 of 128, 8k keys: 33.6 MB, 7.2 us on
+/// an H200, a quarter of step 5. Prediction: 16 KiB in flight for each of four warps per multiprocessor is enough; but 66
+/// splits are joined at 0.7 us each: 55 us. Not measured in this form.
 #include "gpu/ladder/ladder.hpp"
-#include "gpu/parts/split_kernel.cuh"
+#include "gpu/platform/device.hpp"
+#include "reference/state/state.hpp"
+
+#include <algorithm>
+#include <bit>
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 namespace {
 
-/// The pipeline for a shape and a type that tensor cores multiply.
-constexpr auto kWithPipeline = [](const DecodeParams& params, DType dtype, const auto& f) {
-  with_type(dtype, [&]<class T>(T) {
-    if constexpr (DTypeTraits<T>::kUnit == KernelUnit::TensorCores)
-      with_tile<T>(params, [&](auto tile) { with_mma_pipeline<decltype(tile)>(f); });
-  });
+constexpr int kWarp = 32, kKeys = static_cast<int>(kLeafKeys);  // lanes; keys of a leaf
+
+/// Elements of a padded row, and queries of a tile: functions of type and shape alone, for they change bits.
+constexpr int dim_of(int d) { return d <= 64 ? 64 : d <= 128 ? 128 : 256; }
+constexpr int rows_of(DType dtype, int dim) { return dtype == DType::F16 && dim == 256 ? 4 : 8; }
+template <class T>
+constexpr bool kIsHalf = std::is_same_v<T, Half>;
+
+/// A weight as its lower, middle and upper part: w = 2^-15 (upper + 2^-11 (middle + lower)) in F16, in BF16 their sum.
+template <class T>
+__device__ void split_weight(float w, T (&parts)[3]) {
+  const auto head = [](float x) { return kIsHalf<T> ? narrow<T>(x) : T{static_cast<std::uint16_t>(bits_of(x) >> 16)}; };
+  w *= kIsHalf<T> ? 0x1p15f : 1, parts[2] = head(w), w -= widen(parts[2]);
+  w *= kIsHalf<T> ? 0x1p11f : 1, parts[1] = head(w), w -= widen(parts[1]);
+  parts[0] = head(w);
+}
+
+/// A warp and its queries. A lane has, in each of its slots, kElements components of the state of one of them.
+template <class T, int kDim>
+struct Tile {
+  static constexpr int kRows = rows_of(DTypeTraits<T>::kDType, kDim), kColumns = 8 / kRows;  ///< queries; columns of each
+  static constexpr int kSlots = 2 / kColumns, kElements = kDim / 8, kState = kValues + kElements, kParts = 4 - kColumns;
+  static constexpr int kRow = kDim / 8, kPitch = kRow + 1;  ///< vectors; 8 neighbouring rows begin in different banks
+  /// Products of a leaf, or weights: of a lane those of the keys 8 i + lane / 4 are in [i / 2][i % 2 * 2 + slot].
+  using Scores = float[kKeys / 16][4];
+  using Weights = std::uint32_t[kKeys / 16][kParts][2];  ///< the parts as right operands, small ones first
+  using States = float[kSlots * kState];                 ///< one after the other, each as in state.hpp
+
+  const DecodeParams& params;
+  std::int64_t kv_head, first_row;  ///< the first of the queries, in the group of the kv head
+  KeyRange used;                    ///< positions of the split that have keys
+  Shared<Bytes16> keys, values;     ///< [kKeys][kPitch] of a leaf
+  std::uint32_t q[kDim / 16][2];    ///< right operands of K Q^T
+
+  __device__ static int lane() { return static_cast<int>(threadIdx.x); }
+  /// The component of a row that element c of this lane is, and the row of the group that a slot is about.
+  __device__ static int component(int c) { return c / 2 * 16 + c % 2 * 8 + lane() / 4; }
+  __device__ std::int64_t row(int slot) const { return first_row + (lane() % 4 * 2 + slot) / kColumns; }
+  __device__ static void clear(States& states) {
+    for (int slot = 0; slot < kSlots; ++slot) set_empty(states + slot * kState, kElements);
+  }
+  __device__ bool has_key(std::int64_t position) const { return position >= used.begin && position < used.end; }
+
+  /// Loads the queries, with the sign of the scale, so that the largest product is the largest score; zeros past the group,
+  /// past d_h, in the second column of a query, and for a scale of 0.
+  __device__ void load_queries() {
+    const float scale = params.score_scale == 0 ? 0.0f : std::copysign(params.query_scale, params.score_scale);
+    const std::int64_t r = first_row + lane() / 4 / kColumns;
+    const bool is_there = lane() / 4 % kColumns == 0 && r < params.group;
+    TREE_ATTN_UNROLL
+    for (int i = 0; i < kDim / 8; ++i) {
+      T pair[2] = {};
+      for (int c = 0, j = 8 * i + lane() % 4 * 2; c < 2 && is_there && j + c < params.d_h; ++c)
+        pair[c] = narrow<T>(scale * widen(load_once(params.query<T>(kv_head, r) + j + c)));
+      q[i / 2][i % 2] = pack(pair[0], pair[1]);
+    }
+  }
+
+  /// Starts to copy the keys, or the values, of a leaf: zeros past d, and where there is no key.
+  __device__ void start(const DeviceView& view, int d, std::int64_t leaf, Shared<Bytes16> to) const {
+    const T* const from = view.row<T>(params.entry_of(kv_head), params.head_of(kv_head), leaf - params.begin);
+    for (int i = lane(); i < kKeys * kRow; i += kWarp) {
+      const int key = i / kRow, first = i % kRow * kPer16<T>, n = has_key(leaf + key) ? d - first : 0;
+      const int n_bytes = static_cast<int>(sizeof(T)) * (n < 0 ? 0 : n < kPer16<T> ? n : kPer16<T>);
+      copy_async16(to + (key * kPitch + i % kRow), from + key * view.stride[2] + first, n_bytes);
+    }
+    copy_async_commit();
+  }
+  /// Puts zeros in place of values that are not finite, among those that this lane has copied: 0 Inf, of a key that is not
+  /// seen or of a part of a weight that is 0, would be NaN. @returns whether a lane has found any
+  __device__ bool take_out_not_finite() const {
+    constexpr std::uint32_t kExponent = kIsHalf<T> ? 0x7C00 : 0x7F80;
+    bool found = false;
+    for (int i = lane(); i < kKeys * kRow; i += kWarp) {
+      const Shared<Bytes16> at = values + (i / kRow * kPitch + i % kRow);
+      Bytes16 bytes = load16(at);
+      for (int c = 0; c < kPer16<T>; ++c)
+        if ((~bytes.word[c / 2] >> c % 2 * 16 & kExponent) == 0)
+          bytes.word[c / 2] &= 0xFFFF0000u >> c % 2 * 16, found = true;
+      if (found) store16(at, bytes);
+    }
+    return __any_sync(0xFFFFFFFF, found) != 0;
+  }
+
+  /// S^T = K Q^T.
+  __device__ void multiply_keys(Scores& s) const {
+    TREE_ATTN_UNROLL
+    for (int step = 0; step < kDim / 16; ++step) {
+      std::uint32_t k[kKeys / 16][4];
+      load_matrices_x4(k, [&](int i) { return keys + ((16 * i + lane() % 16) * kPitch + 2 * step + lane() / 16); });
+      mma_16x8x16<T>(s, k, q + step);
+    }
+  }
+
+  /// Turns products x into weights 2^(s - e), with s = scale x and e = ceil(max s), and sets e and their sum D. From 2^23
+  /// on scores are whole numbers, and the exact product would differ from e by any number: there s is rounded first. The
+  /// weight of a score of +inf or NaN is NaN, although a maximum drops NaN; that of a key which is not seen is -0.
+  /// @paper{eq_7, eq. (7)}
+  __device__ void weigh(std::int64_t leaf, int slot, Scores& s, float* state) const {
+    const float scale = params.score_scale == 0 ? 1.0f : std::fabs(params.score_scale);
+    float largest = -INFINITY, sum = 0;
+    for (int i = 0; i < kKeys / 8; ++i) {
+      float& x = s[i / 2][i % 2 * 2 + slot];
+      if (!has_key(leaf + 8 * i + lane() / 4)) x = -INFINITY;
+      largest = std::fmax(largest, x);
+    }
+    for (int flip = 4; flip < kWarp; flip *= 2) largest = std::fmax(largest, __shfl_xor_sync(0xFFFFFFFF, largest, flip));
+    const float e = std::ceil(multiply(scale, largest)) + 0.0f, offset = e == -INFINITY ? 0.0f : -e;
+    for (int i = 0; i < kKeys / 8; ++i) {
+      float& x = s[i / 2][i % 2 * 2 + slot];
+      const float rounded = multiply(scale, x);
+      const float distance = std::fabs(e) >= 0x1p23f ? rounded + offset : fused_multiply_add(x, scale, offset);
+      x = rounded == -INFINITY ? -0.0f : exp2_flushed(distance);
+      sum += x;
+    }
+    for (int flip = 4; flip < kWarp; flip *= 2) sum += __shfl_xor_sync(0xFFFFFFFF, sum, flip);
+    state[kShift] = e, state[kSum] = sum;
+  }
+
+  /// The parts of the weights as right operands of V^T P^T. A product leaves a lane two queries of one key, and takes two
+  /// keys of one query: so each matrix of 8 x 8 parts is transposed.
+  __device__ static void split(const Scores& s, Weights& weights) {
+    for (int i = 0; i < kKeys / 8; ++i) {
+      T left[3], right[3];
+      split_weight(s[i / 2][i % 2 * 2], left), split_weight(s[i / 2][i % 2 * 2 + 1], right);
+      for (int j = 0; j < kParts; ++j)
+        weights[i / 2][j][i % 2] = kColumns == 1 ? pack(left[j], right[j]) : pack(j == 0 ? T{} : left[2], left[j]);
+    }
+    transpose_matrices<kKeys / 8 * kParts>(weights[0][0]);
+  }
+
+  /// O^T = V^T P^T, 64 components at a time. Where one column has parts in two units, the small ones are added first.
+  __device__ void multiply_values(const Weights& weights, States& states) const {
+    constexpr float kUpper = kIsHalf<T> ? 0x1p-15f : 1, kRest = kIsHalf<T> ? 0x1p-11f : 1;
+    constexpr bool kTwoUnits = kIsHalf<T> && kColumns == 1;
+    for (int step = 0; step < kDim / 16; step += 4) {
+      float o[4][4] = {};
+      const auto add = [&]<int first, int last>() {
+        for (int i = 0; i < kKeys / 16; ++i) {
+          const int key = 16 * i + lane() / 16 * 8 + lane() % 8;
+          std::uint32_t v[4][4];
+          load_matrices_x4_transposed(v, [&](int j) { return values + (key * kPitch + 2 * (step + j) + lane() / 8 % 2); });
+          mma_16x8x16<T, last - first>(o, v, weights[i] + first);
+        }
+      };
+      if constexpr (kTwoUnits) add.template operator()<0, 2>();
+      for (int i = 0; kTwoUnits && i < 16; ++i) o[i / 4][i % 4] *= kRest;
+      add.template operator()<kTwoUnits ? 2 : 0, kParts>();
+      for (int c = 0; c < 8; ++c) {
+        const float left = o[c / 2][c % 2 * 2] * kUpper, right = o[c / 2][c % 2 * 2 + 1];
+        float* const n = states + kValues + 2 * step + c;
+        *n = kColumns == 1 ? left : fused_multiply_add(right, kUpper * kRest, left);
+        if (kColumns == 1) n[kState] = right * kUpper;
+      }
+    }
+  }
+
+  /// Adds w x for every element x of a value that is not finite, of keys that are seen: Inf or NaN, in its component alone.
+  __device__ void add_not_finite(std::int64_t leaf, const Scores& s, States& states) const {
+    for (int key = 0; key < kKeys; ++key) {
+      const T* const value = params.value<T>(kv_head, leaf + key);
+      for (int slot = 0; slot < kSlots; ++slot) {
+        float w = 0;  // the weight is with one of the eight lanes of the query
+        for (int i = 0; i < kKeys / 8; ++i) w = i == key / 8 ? s[i / 2][i % 2 * 2 + slot] : w;
+        w = __shfl_sync(0xFFFFFFFF, w, key % 8 * 4 + lane() % 4);
+        TREE_ATTN_UNROLL
+        for (int c = 0; c < kElements; ++c) {
+          if (bits_of(w) == bits_of(-0.0f) || component(c) >= params.d_v) continue;
+          const float x = widen(load_once(value + component(c)));
+          if (!(std::fabs(x) < INFINITY)) states[slot * kState + kValues + c] += multiply(w, x);
+        }
+      }
+    }
+  }
 };
 
-std::string accepts(const DecodeParams& params, DType dtype) {
-  if (kernel_unit_of(dtype) == KernelUnit::Scalar)
-    return std::string(name_of(dtype)) + " storage: no tensor core keeps its bits";
-  if (params.d_h > 256 || params.d_v > 256)
-    return "d_h " + std::to_string(params.d_h) + ", d_v " + std::to_string(params.d_v) + ": more than 256";
-  return accepts_any_rows(params, dtype);
+/// The states of the subtrees that cover a range of leaves, left to right, in global memory, as in step 4, of all slots.
+template <class Tile>
+struct Subtrees {
+  using States = typename Tile::States;
+  static constexpr int kFloats = sizeof(States) / sizeof(float);
+
+  float* memory;       ///< [subtrees][kFloats][lanes]
+  std::int64_t begin;  ///< of the range
+  int size = 0;
+
+  __device__ float* at(int i, int c) const { return memory + (i * kFloats + c) * kWarp + threadIdx.x; }
+  /// Merges the last subtree, which is on the left of the states, into them: merge() of state.hpp, element by element.
+  __device__ void pop_into(States& states) {
+    --size;
+    Rescale<float> r;
+    TREE_ATTN_UNROLL
+    for (int c = 0; c < kFloats; ++c) {
+      const float left = load_fresh(at(size, c));
+      if (c % Tile::kState == kShift) r = rescale(left, states[c]);
+      states[c] = c % Tile::kState == kShift ? r.shift : merge_element(r, left, states[c]);
+    }
+  }
+  /// Appends a subtree, and merges while the last one is a right sibling, as a binary counter carries.
+  /// @paper{thm_1, Thm. 1}
+  __device__ void push(Subtree subtree, States& states) {
+    for (; (subtree.index & 1) != 0 && subtree.parent().begin() >= begin; subtree = subtree.parent()) pop_into(states);
+    TREE_ATTN_UNROLL
+    for (int c = 0; c < kFloats; ++c) store_fresh(at(size, c), states[c]);
+    ++size;
+  }
+};
+
+/// One warp: split blockIdx.x of query tile blockIdx.y. @param forests of the splits of all tiles, n_forest floats each
+/// @param counters one per query tile, zero before and after
+/// @paper{alg_3, Alg. 3}
+template <StoredType T, int kDim>
+__global__ void __launch_bounds__(kWarp, 1)
+    decode_tiles(DecodeParams params, DeviceOutput output, float* forests, std::int64_t n_forest, unsigned* counters) {
+  using W = Tile<T, kDim>;
+  const int n_splits = static_cast<int>(gridDim.x);
+  const std::int64_t n_of_head = (params.group + W::kRows - 1) / W::kRows, kv_head = blockIdx.y / n_of_head;
+  const KeyRange whole = params.leaves(kv_head), own = split_range(whole, static_cast<int>(blockIdx.x), n_splits);
+  Arena arena;
+  const Shared<Bytes16> memory = arena.take<Bytes16>(2 * kKeys * W::kPitch);
+  KeyRange used = params.in_use(kv_head);
+  used.end = used.end < own.end ? used.end : own.end;
+  W tile{params, kv_head, blockIdx.y % n_of_head * W::kRows, used, memory, memory + kKeys * W::kPitch, {}};
+  tile.start(params.k, params.d_h, own.begin, tile.keys);
+  tile.load_queries();
+
+  // The leaves of this split, and the tree above them. While keys are at work values are on their way, and the other way.
+  typename W::States states;
+  float* const of_tile = forests + blockIdx.y * n_splits * n_forest;
+  Subtrees<W> subtrees{of_tile + blockIdx.x * n_forest, own.begin};
+  for (std::int64_t leaf = own.begin; leaf < own.end; leaf += kLeafKeys) {
+    typename W::Scores s = {};
+    typename W::Weights weights;
+    tile.start(params.v, params.d_v, leaf, tile.values);
+    copy_async_wait<1>();
+    __syncwarp();
+    tile.multiply_keys(s);
+    __syncwarp();
+    tile.start(params.k, params.d_h, leaf + kLeafKeys, tile.keys);
+    for (int slot = 0; slot < W::kSlots; ++slot) tile.weigh(leaf, slot, s, states + slot * W::kState);
+    W::split(s, weights);
+    copy_async_wait<1>();
+    const bool adds_more = tile.take_out_not_finite();
+    __syncwarp();
+    tile.multiply_values(weights, states);
+    if (adds_more) tile.add_not_finite(leaf, s, states);
+    __syncwarp();
+    subtrees.push({kLeafLevel, leaf_at(leaf)}, states);
+  }
+
+  // The last warp of the tile goes on, and sees what all have written.
+  __syncwarp();
+  const unsigned n_before = threadIdx.x == 0 ? atomic_inc_acq_rel(counters + blockIdx.y, gridDim.x - 1) : 0;
+  if (__shfl_sync(0xFFFFFFFF, n_before, 0) != gridDim.x - 1) return;
+  __syncwarp();
+
+  // It joins the subtrees of all splits, left to right, in place: it never has more of them than it has read.
+  Subtrees<W> all{of_tile, whole.begin};
+  for (int i = 0; i < n_splits; ++i) {
+    KeyRange rest = split_range(whole, i, n_splits);
+    for (int j = 0; !rest.empty(); ++j) {
+      const Subtree next = first_subtree(rest.begin, rest.end);
+      W::clear(states), Subtrees<W>{of_tile + i * n_forest, 0, j + 1}.pop_into(states);
+      all.push(next, states);
+      rest.begin = next.end();
+    }
+  }
+
+  // What is left is merged from right to left, and finished.
+  W::clear(states);
+  while (all.size > 0) all.pop_into(states);
+  TREE_ATTN_UNROLL
+  for (int i = 0; i < W::kSlots * W::kElements; ++i) {
+    const int slot = i / W::kElements, c = i % W::kElements;
+    const float* const state = states + slot * W::kState;
+    const std::int64_t row = kv_head * params.group + tile.row(slot);
+    if (tile.row(slot) >= params.group) continue;
+    if (W::component(c) == 0) store_fresh(output.lse + row, finish_lse(state));
+    if (W::component(c) >= params.d_v) continue;
+    store_fresh(output.out + row * params.d_v + W::component(c), finish_value(state, state[kValues + c]));
+  }
+}
+
+/// Four warps per multiprocessor, as far as there are leaves.
+LaunchPlan plan(const DecodeParams& params, DType dtype, const LaunchOptions& options) {
+  const int dim = dim_of(std::max(params.d_h, params.d_v)), n_rows = rows_of(dtype, dim);
+  const std::int64_t n_leaves = leaves_of({params.begin, params.end}),
+                     n_tiles = params.batch_kv_heads() * ((params.group + n_rows - 1) / n_rows),
+                     n_fill = 4 * device().n_multiprocessors / std::max<std::int64_t>(1, n_tiles),
+                     n_splits = options.n_splits > 0 ? options.n_splits : std::clamp<std::int64_t>(n_fill, 1, n_leaves),
+                     n_state = kWarp * (n_rows / 4) * (kValues + dim / 8);
+  LaunchPlan plan{.n_splits = static_cast<int>(n_splits), .n_threads = kWarp, .n_counters = n_tiles, .path = "tensor"};
+  plan.n_floats = n_tiles * n_splits * 2 * std::bit_width(std::uint64_t(n_leaves)) * n_state;
+  plan.n_stages = 2, plan.shared_bytes = 2 * kKeys * (static_cast<std::size_t>(dim) / 8 + 1) * sizeof(Bytes16);
+  return plan;
+}
+
+void run(const DecodeParams& params, DType dtype, const DeviceOutput& output, const LaunchPlan& plan,
+         const Workspace& workspace, Stream stream) {
+  if (output.out == nullptr) throw DeviceError("tensor: keeps no states, only finished rows");
+  with_type(dtype, [&]<class T>(T) {
+    if constexpr (DTypeTraits<T>::kUnit == KernelUnit::TensorCores) {
+      const int dim = dim_of(std::max(params.d_h, params.d_v));
+      const auto kernel = dim == 64 ? decode_tiles<T, 64> : dim == 128 ? decode_tiles<T, 128> : decode_tiles<T, 256>;
+      const dim3 grid{unsigned(plan.n_splits), unsigned(plan.n_counters)};
+      launch(kernel, {.grid = grid, .block = {kWarp}, .shared_bytes = plan.shared_bytes}, stream, params, output,
+             workspace.floats, plan.n_floats / (plan.n_counters * plan.n_splits), workspace.counters);
+    }
+  });
 }
 
 }  // namespace
 
-constinit const LadderStep kTensor = split_step(LadderStep{.name = "tensor",
-                                                           .brief = "16 bits on tensor cores",
-                                                           .keeps_states = true,
-                                                           .n_additions = tensor_additions,
-                                                           .refusal = accepts},
-                                                kWithPipeline);
+const LadderStep kTensor{.name = "tensor",
+                         .brief = "16 bits on tensor cores",
+                         .n_additions = tensor_additions,
+                         .refusal = accepts_tensor_rows,
+                         .plan = plan,
+                         .run = run};
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

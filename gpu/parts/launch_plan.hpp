@@ -87,6 +87,8 @@ std::string accepts_any_rows(const DecodeParams& params, DType dtype);
 std::string accepts_scalar_rows(const DecodeParams& params, DType dtype);
 /// The same, and rows that are not aligned or not a multiple of 16 bytes long.
 std::string accepts_aligned_rows(const DecodeParams& params, DType dtype);
+/// What accepts_any_rows() refuses, what tensor cores do not multiply, and rows that are not aligned.
+std::string accepts_tensor_rows(const DecodeParams& params, DType dtype);
 
 /// Whether tensor cores multiply: elements of 16 bits, in rows of at most 256.
 ///

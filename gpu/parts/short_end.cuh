@@ -30,7 +30,7 @@ inline constexpr int kLargestCluster = 16;
 inline constexpr std::int64_t kShortLeaves = 256, kShortSplitLeaves = 32;
 
 /// The end: the splits of a query tile are a cluster. The forest of each lies in front of the memory that its
-/// pipeline no longer needs, and the first block joins them where they lie. Its members are those of LastBlock.
+/// pipeline no longer needs, and the first block joins them where they lie.
 template <IsWorker Worker>
 class InCluster {
   /// Subtrees that cover kShortSplitLeaves neighbouring leaves, at most; floats of the forest of one slot, and of all.

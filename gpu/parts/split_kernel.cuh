@@ -3,45 +3,14 @@
 /// @brief The kernels with splits: a pipeline walks over the splits of a query tile, and one block joins them (section 5,
 /// Alg. 3).
 ///
-/// Kernels differ in the pipeline, and in the end: which block joins the splits, and where they lie then.
+/// Kernels differ in the pipeline, and in the end, which says where the splits lie and which block joins them.
 #pragma once
 
 #include "gpu/parts/join.cuh"
-#include "gpu/parts/last_block.cuh"
 #include "gpu/parts/pipelines.hpp"
 #include "gpu/parts/splits.hpp"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
-
-/// The end of step 6: forests of splits lie in global memory, and the last block of a query tile joins them. The other
-/// end is InCluster, which has the same members.
-template <IsWorker Worker>
-class LastBlock {
- public:
-  /// @param counters one per query tile
-  __device__ __forceinline__ LastBlock(Arena& arena, const SplitWorkspace& forests, unsigned* counters)
-      : forests_(forests), counters_(counters), is_last_(arena.take<int>(1)) {}
-  /// What it leaves of the scratch memory to joins.
-  __device__ __forceinline__ static Scratch rest(Scratch all) { return all; }
-  /// Keeps the forest of this split.
-  __device__ __forceinline__ void keep(const Column<Worker>& column, const JoinedRoots<Worker>& roots, Scratch) const {
-    store_forest<Worker>(column, roots, forests_.of_split(blockIdx.y, blockIdx.x), forests_.n_split);
-  }
-  /// Whether this block joins the splits: then all of them are kept. All threads of the block call it.
-  __device__ __forceinline__ bool joins() const { return arrives_last(counters_ + blockIdx.y, gridDim.x, is_last_); }
-  /// Starts to copy subtree j of a split to a place.
-  __device__ __forceinline__ void copy(const Column<Worker>& column, int split, int j, const ColumnStates<Worker>& states,
-                                       int place, Scratch) const {
-    states.copy(place, column, forests_.of_split(blockIdx.y, Count(split)) + column.slot * forests_.n_split, j);
-  }
-  /// The splits have been joined. All blocks call it.
-  __device__ __forceinline__ static void done() {}
-
- private:
-  const SplitWorkspace& forests_;
-  unsigned* counters_;
-  Shared<int> is_last_;
-};
 
 /// A block of a kernel with splits. Grid: splits, query tiles. The merges and their order follow from the lengths alone.
 /// @param forests see SplitWorkspace @param more what the end takes
@@ -77,16 +46,6 @@ __device__ __forceinline__ void split_block(const DecodeParams& params, const De
         });
   }
   end.done();
-}
-
-/// The kernel of steps 4 to 6.
-/// @paper{alg_3, Alg. 3}
-template <IsPipeline Pipeline>
-__global__ void __launch_bounds__(Pipeline::kThreads, 1)
-    split(DecodeParams params, DeviceOutput output, const __grid_constant__ typename Pipeline::Arguments arguments,
-          SplitWorkspace forests, unsigned* counters) {
-  if constexpr (Pipeline::kIsCompiled)
-    split_block<Pipeline, LastBlock<typename Pipeline::Worker>>(params, output, arguments, forests, counters);
 }
 
 /// Shared memory of a kernel with splits beside that of its pipeline.
@@ -127,26 +86,6 @@ void run_splits(const Kernel& kernel, const DecodeParams& params, const DeviceOu
                 const Workspace& workspace, Stream stream, More... more) {
   launch_splits<Pipeline>(kernel, params, output, Pipeline::arguments(params, plan.n_stages), plan, workspace, stream,
                           more...);
-}
-
-/// A step of the ladder whose kernel is split().
-/// @param step what else there is to say of it
-/// @tparam With (params, dtype, f): calls f with the pipeline for a shape and a type, as a std::type_identity
-template <class Step, class With>
-constexpr Step split_step(Step step, With) {
-  step.plan = [](const DecodeParams& params, DType dtype, const LaunchOptions& options) {
-    LaunchPlan plan;
-    With{}(params, dtype, [&](auto pipeline) { plan = plan_splits<typename decltype(pipeline)::type>(params, options); });
-    return plan;
-  };
-  step.run = [](const DecodeParams& params, DType dtype, const DeviceOutput& output, const LaunchPlan& plan,
-                const Workspace& workspace, Stream stream) {
-    With{}(params, dtype, [&](auto pipeline) {
-      using Pipeline = typename decltype(pipeline)::type;
-      run_splits<Pipeline>(split<Pipeline>, params, output, plan, workspace, stream, workspace.counters);
-    });
-  };
-  return step;
 }
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

@@ -29,7 +29,7 @@ class Path(unittest.TestCase):
     def run_main(self, changes=None, text=LIST, words=("--write",), **constants):
         """(exit status, what is printed, page.md) with files, a list and constants of the script changed."""
         constants = {"MOST_FILES": 2, "MOST_LINES": 9, "MOST_EXCEPTIONS": 1, "BESIDE": {"beside": 2}, "PLAIN": {"b.hpp": 2},
-                     "SECTIONS": ["one", "beside", "exceptions"], "OPEN": set(), "PAGES": {"page.md": "`{}`"}} | constants
+                     "SECTIONS": ["one", "beside", "exceptions"], "PAGES": {"page.md": "`{}`"}} | constants
         with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()) as printed:
             for name, content in (FILES | (changes or {}) | {reading_path.LIST: text}).items():
                 path = pathlib.Path(folder, name)
@@ -75,11 +75,10 @@ class Path(unittest.TestCase):
         self.assertIn("y.hpp is not there", self.fault(text=LIST.replace("b.hpp", "y.hpp")))
         self.assertIn("its sections are one, exceptions, not one, beside, exceptions", self.fault(text=LIST.replace("[beside]\n", "")))
 
-    def test_sections_that_are_not_written_yet(self):
+    def test_sections_without_files(self):
         empty = LIST.replace("c.cu    what c is\n", "").replace("x.hpp   not for a first reading\n", "")
-        self.assertIn("[beside] is empty", self.fault(text=empty, OPEN={"exceptions"}))
-        self.assertIn("[beside] has files: take it out of OPEN", self.fault(OPEN={"beside"}))
-        self.assertEqual(self.run_main(text=empty, OPEN={"beside", "exceptions"})[1], "2 files, 2 lines; [beside] is not written yet; [exceptions] is not written yet\n")
+        status, printed, _ = self.run_main(text=empty)
+        self.assertEqual((status, printed), (1, "docs/reading_path.txt: [beside] is empty\ndocs/reading_path.txt: [exceptions] is empty\n"))
 
     def test_the_path_of_the_project(self):
         with contextlib.redirect_stdout(io.StringIO()) as printed, mock.patch.object(sys, "argv", ["reading_path.py"]):

@@ -37,8 +37,8 @@ TensorView first_of(TensorView view, std::int64_t d) {
   return view;
 }
 
-/// Decodes rows without the zeros by the library kernel, and rows with them by the steps that have its tree and its units;
-/// compares every bit.
+/// Decodes rows without the zeros by the library kernel, and rows with them by the steps that have its tree and its units,
+/// or without them where the step takes rows of any length; compares every bit.
 void check(TensorWorkload& workload, std::int64_t d_h, std::int64_t d_v, int n_splits, Counts& counts) {
   const TensorView q = workload.query(0);
   const Shard whole = workload.whole();
@@ -47,11 +47,13 @@ void check(TensorWorkload& workload, std::int64_t d_h, std::int64_t d_v, int n_s
   const DecodeOutput engine = run_step(device::kEqualRuns, shard, {.n_splits = n_splits % 4});
   const bool scalar = is_scalar(device::kEqualRuns.plan(shard.params, shard.dtype, {}));
   for (const device::LadderStep* step : device::ladder()) {
-    if (!step->is_canonical || step->keeps_states || step->refusal(padded.params, padded.dtype) != "") continue;
+    if (!step->is_canonical || step->refusal(padded.params, padded.dtype) != "") continue;
     if (is_scalar(step->plan(padded.params, padded.dtype, {})) != scalar) continue;
-    DecodeOutput plain = run_step(*step, padded, {.n_splits = std::min(n_splits, step->max_splits)});
+    const bool takes_any = step->refusal(shard.params, shard.dtype).empty();
+    DecodeOutput plain = run_step(*step, takes_any ? shard : padded, {.n_splits = std::min(n_splits, step->max_splits)});
+    const std::int64_t stride = takes_any ? d_v : whole.v.shape[3];
     for (std::size_t r = 0; r < plain.lse.size(); ++r)
-      std::copy_n(plain.out.begin() + static_cast<std::ptrdiff_t>(r) * whole.v.shape[3], d_v,
+      std::copy_n(plain.out.begin() + static_cast<std::ptrdiff_t>(r) * stride, d_v,
                   plain.out.begin() + static_cast<std::ptrdiff_t>(r) * d_v);
     plain.out.resize(engine.out.size());
     CHECK_MESSAGE(same_output(plain, engine), step->name);
@@ -90,7 +92,7 @@ TEST_CASE("plain kernels: the library kernel has their bits for every N below 20
       check(*padded_workload(random, axes, lengths), axes.head_dim, axes.value_dim, n_splits, counts);
     }
   }
-  CHECK(counts.size() == 3);  // vectors, split, copies
+  CHECK(counts.size() == 4);  // vectors, split, copies, tensor
   for (const auto& [name, n] : counts) CHECK_MESSAGE(n > 200, name);
 }
 
@@ -120,8 +122,56 @@ TEST_CASE("plain kernels: the library kernel has their bits whatever the element
       check(*workload, 16, 24, n_splits, counts);
     }
   }
-  CHECK(counts.size() == 3);  // vectors, split, copies
+  CHECK(counts.size() == 4);  // vectors, split, copies, tensor
   for (const auto& [name, n] : counts) CHECK_MESSAGE(n > 200, name);
+}
+
+/// Rows of all three lengths of a tile and of its edges, groups that fill tiles and that do not; and of every subtree that a
+/// shard leaves the state, against the rows that step 6 makes of its positions alone.
+/// @tested{thm_1, Thm. 1}
+TEST_CASE("plain kernels: step 6 has the bits of the library kernel for all its tiles, and of the states that it keeps") {
+  std::mt19937 random(7970);
+  int n_states = 0;
+  for (const DType dtype : {DType::F16, DType::BF16}) {
+    for (const auto& [d_h, d_v] : {std::pair{8, 8}, {64, 65}, {65, 9}, {100, 128}, {128, 129}, {256, 72}, {31, 255}}) {
+      for (const std::int64_t group : {1, 2, 3, 4, 5, 6, 7, 8, 9, 20}) {
+        const std::int64_t end = 90 + static_cast<std::int64_t>(random() % 150);
+        const std::int64_t begin = group % 3 == 0 ? 0 : group % 3 == 1 ? 64 : 50;
+        const Axes axes{
+            .batch = 2, .heads = group, .kv_heads = 1, .head_dim = d_h, .value_dim = d_v, .n_keys = end, .dtype = dtype};
+        const auto workload = padded_workload(random, axes, {end, begin + static_cast<std::int64_t>(random() % 40)});
+        INFO(name_of(dtype) << ", d_h " << d_h << ", d_v " << d_v << ", group " << group << ", " << begin << " to " << end);
+        const TensorView q = first_of(workload->query(0), d_h);
+        const auto shard_of = [&](KeyRange range) {
+          const Shard part = workload->shard(range);
+          return DeviceShard(q, {first_of(part.k, d_h), first_of(part.v, d_v), range.begin}, workload->lengths(),
+                             workload->scale);
+        };
+        const DeviceShard shard = shard_of({begin, end});
+        const DecodeOutput plain = run_step(device::kTensor, shard, {.n_splits = 3});
+        CHECK(same_output(run_step(device::library_kernel(), shard), plain));
+        CHECK(same_output(run_step(device::kEqualRuns, shard, {.n_splits = 2}), plain));
+        if (begin % kLeafKeys != 0) continue;
+
+        // Of whole leaves every subtree keeps its own keys.
+        const KeyRange leaves{begin, end / kLeafKeys * kLeafKeys};
+        const DeviceShard of_leaves = shard_of(leaves);
+        const std::vector<Subtree> subtrees = cover(leaves.begin, leaves.end);
+        const std::int64_t n_rows = shard.params.n_rows(), each = n_rows * state_size(d_v);
+        device::DeviceBuffer<float> kept(static_cast<std::int64_t>(subtrees.size()) * each);
+        const device::LaunchPlan plan = device::kEqualRuns.plan(of_leaves.params, dtype, {.n_splits = 2});
+        const DeviceWorkspace workspace(plan);
+        device::kEqualRuns.run(of_leaves.params, dtype, {.states = kept.data()}, plan, workspace.get(), device::Stream{});
+        const std::vector<float> states = kept.download();
+        for (std::size_t i = 0; i < subtrees.size(); ++i, ++n_states) {
+          const std::span<const float> state(states.data() + static_cast<std::ptrdiff_t>(i) * each, each);
+          const DeviceShard part = shard_of({subtrees[i].begin(), subtrees[i].end()});
+          CHECK(same_output(finish_rows(state, n_rows, d_v), run_step(device::kTensor, part)));
+        }
+      }
+    }
+  }
+  CHECK(n_states > 70);
 }
 
 }  // namespace tree_attn::test

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Grouped heads on tensor cores (eq. (7)): as exact as the scalar kernels, in numbers, in bits, and at the edges.
+/// @brief The library kernel on tensor cores (eq. (7)): as exact as scalar kernels, in numbers, in bits, and at the edges.
 #include "tests/support/device_params.hpp"
 #if !defined(TREE_ATTN_FOR_CUDA)
 #include "gpu/platform/emulator/settings.hpp"
@@ -23,7 +23,7 @@ std::string error_of(TensorWorkload& workload, const DecodeOutput& output) {
 }
 
 DecodeOutput run(TensorWorkload& workload, int n_splits = 0) {
-  return run_step(device::kTensor, workload, {.n_splits = n_splits});
+  return run_step(device::kEqualRuns, workload, {.n_splits = n_splits});
 }
 
 const DType kDTypes[] = {DType::F16, DType::BF16};
@@ -140,7 +140,7 @@ TEST_CASE("tensor: copies by tensor maps, by cp.async and by plain loads leave t
         // cp.async.
         const auto n_stages = [&] {
           const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
-          return device::kTensor.plan(shard.params, dtype, {}).n_stages;
+          return device::kEqualRuns.plan(shard.params, dtype, {}).n_stages;
         };
         const DecodeOutput by_async = [&] {
 #if !defined(TREE_ATTN_FOR_CUDA)
@@ -187,10 +187,10 @@ TEST_CASE("tensor: bits do not depend on splits, batch, alignment or strides") {
       const auto workload = normal_workload(seed++, axes, std::vector<std::int64_t>{900, 389});
       INFO(name_of(dtype) << ", group " << group << ", seed " << seed - 1);
       const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
-      const DecodeOutput one = run_step(device::kTensor, shard, {.n_splits = 1});
+      const DecodeOutput one = run_step(device::kEqualRuns, shard, {.n_splits = 1});
       for (const int n : {2, 7, 64}) {
-        CHECK(device::kTensor.plan(shard.params, dtype, {.n_splits = n}).n_splits == n);
-        CHECK(same_output(run_step(device::kTensor, shard, {.n_splits = n}), one));
+        CHECK(device::kEqualRuns.plan(shard.params, dtype, {.n_splits = n}).n_splits == n);
+        CHECK(same_output(run_step(device::kEqualRuns, shard, {.n_splits = n}), one));
       }
       CHECK(same_output(run(*misaligned(*workload, 2), 2), one));
       CHECK(same_output(run(*packed(*workload), 2), one));
@@ -220,9 +220,9 @@ TEST_CASE("tensor: shards cut at leaves have the bits of the whole, others are w
         const std::vector<Subtree> subtrees = cover(cuts[i], cuts[i + 1]);
         device::DeviceBuffer<float> states(static_cast<std::int64_t>(subtrees.size()) * forest.block_size());
         states.fill(0xFF);
-        const device::LaunchPlan plan = device::kTensor.plan(shard.params, dtype, {.n_splits = 2});
+        const device::LaunchPlan plan = device::kEqualRuns.plan(shard.params, dtype, {.n_splits = 2});
         const DeviceWorkspace workspace(plan);
-        device::kTensor.run(shard.params, dtype, {.states = states.data()}, plan, workspace.get(), device::Stream{});
+        device::kEqualRuns.run(shard.params, dtype, {.states = states.data()}, plan, workspace.get(), device::Stream{});
         forest.append(subtrees, states.download().data());
       }
       const DecodeOutput joined = finish_rows(forest.fold(), 4, 33);
@@ -339,12 +339,12 @@ TEST_CASE("tensor: states of padding are not stored") {
     const auto workload =
         normal_workload(7900, {.heads = heads, .kv_heads = 1, .head_dim = d, .value_dim = d, .n_keys = 300, .dtype = dtype});
     const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
-    const device::LaunchPlan plan = device::kTensor.plan(shard.params, dtype, {.n_splits = 2});
+    const device::LaunchPlan plan = device::kEqualRuns.plan(shard.params, dtype, {.n_splits = 2});
     device::DeviceBuffer<float> floats(plan.n_floats, MemoryUse::Scratch), out(heads * d), lse(heads);
     device::DeviceBuffer<unsigned> counters(plan.n_counters);
     counters.fill(0);
-    device::kTensor.run(shard.params, dtype, {.out = out.data(), .lse = lse.data()}, plan, {floats.data(), counters.data()},
-                        device::Stream{});
+    device::kEqualRuns.run(shard.params, dtype, {.out = out.data(), .lse = lse.data()}, plan,
+                           {floats.data(), counters.data()}, device::Stream{});
     const std::vector<float> stored = floats.download();
     return std::count_if(stored.begin(), stored.end(), [](float x) { return x == x; });
   };
