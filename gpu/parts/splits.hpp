@@ -24,33 +24,24 @@ std::int64_t n_query_tiles(const DecodeParams& params) {
   return params.batch_kv_heads() * ((params.group + Worker::kRows - 1) / Worker::kRows);
 }
 
-/// Forests in the workspace: of every worker of every split of every query tile, then of every split. A query tile is the
-/// rows that one worker serves, on all keys of their kv head.
+/// Forests in the workspace: of every worker of every split of every query tile. A query tile is the rows that one worker
+/// serves, on all keys of their kv head.
 struct SplitWorkspace {
   float* floats = nullptr;
-  std::int64_t first_split = 0;     ///< floats before the forests of splits
-  Count n_worker = 0, n_split = 0;  ///< floats of one forest, of which there is one a slot
+  Count n_worker = 0;  ///< floats of one forest, of which there is one a slot
   int n_workers = 1, n_splits = 1, n_slots = 1;
 
   /// That of n_splits blocks of n_workers per query tile; without memory, for its size.
   template <IsWorker Worker>
   static SplitWorkspace of(const DecodeParams& params, int n_splits, int n_workers, float* floats) {
-    const std::int64_t n_worker = forest_floats<Worker>(params, std::int64_t{n_splits} * n_workers),
-                       n_all = n_query_tiles<Worker>(params) * n_splits * n_workers;
-    return {floats,          n_all * n_worker * Worker::kSlots,
-            Count(n_worker), Count(forest_floats<Worker>(params, n_splits)),
-            n_workers,       n_splits,
+    return {floats, Count(forest_floats<Worker>(params, std::int64_t{n_splits} * n_workers)), n_workers, n_splits,
             Worker::kSlots};
   }
   /// Floats of one query tile, and where its forests lie.
-  std::int64_t n_floats() const { return std::int64_t{n_splits} * (n_split + n_workers * n_worker) * n_slots; }
+  std::int64_t n_floats() const { return std::int64_t{n_splits} * n_workers * n_worker * n_slots; }
   TREE_ATTN_HOST_DEVICE float* of_worker(Count query_tile, Count split, Count worker) const {
     const Count i = (query_tile * n_splits + split) * n_workers + worker;
     return floats + std::int64_t{i} * (n_worker * n_slots);
-  }
-  TREE_ATTN_HOST_DEVICE float* of_split(Count query_tile, Count split) const {
-    const Count i = query_tile * n_splits + split;
-    return floats + first_split + std::int64_t{i} * (n_split * n_slots);
   }
 };
 
