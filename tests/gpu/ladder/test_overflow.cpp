@@ -139,7 +139,7 @@ TEST_CASE("overflow on the device: at scores of 2^0 to 2^126 z is an average of 
                                       .equal = equal};
             const auto workload = draw(problem, random);
             const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
-            for (const device::LadderStep* step : device::ladder()) {
+            for (const device::LadderStep* step : device::all_kernels()) {
               if (step->refusal(shard.params, shard.dtype) != "") continue;
               INFO(std::string(step->name) << ", " << name_of(dtype) << ", group " << group << ", l " << n_queries
                                            << ", equal " << equal << ", 2^" << power << ", seed " << seed);
