@@ -158,17 +158,17 @@ TREE_ATTN_HOST_DEVICE inline void set_key(Real* __restrict state, Real s, const 
   for (std::int64_t j = 0; j < d_v; ++j) state[kValues + j] = weight * v[j];
 }
 
-/// log2(x) for x > 0; +inf and NaN are returned unchanged.
+/// log2(2^e x) for an integer e and x > 0; +inf where x is +inf, NaN where x is NaN.
 ///
 /// With x = m 2^i and m in [sqrt(1/2), sqrt(2)]:
 ///
-///     log2 x = i + 2 / ln 2 * artanh t,     t = (m - 1) / (m + 1),     artanh t = t + t^3 / 3 + t^5 / 5 + ...
+///     log2(2^e x) = (e + i) + 2 / ln 2 * artanh t,     t = (m - 1) / (m + 1),     artanh t = t + t^3 / 3 + t^5 / 5 + ...
 ///
-/// The series ends with t^17: |t| < 0.172, so what is left out is below 2^-49 of the sum. Evaluated in double and rounded
-/// once, it is the float nearest to log2 x for every x in [1/2, 2]. That of a C library, or of CUDA, has other bits in other
-/// versions and on other processors; here every operation is written down, so hosts and devices have the same bits.
-TREE_ATTN_HOST_DEVICE inline float log2_of(float x) {
-  if (!(x <= std::numeric_limits<float>::max())) return x;
+/// e + i is exact, so two large exponents may cancel. The series ends with t^17: |t| < 0.172, so what is left out is below
+/// 2^-49 of the sum. That of a C library, or of CUDA, has other bits in other versions and on other processors; here every
+/// operation is written down, so hosts and devices have the same bits.
+TREE_ATTN_HOST_DEVICE inline double log2_of(double e, float x) {
+  if (!(x <= std::numeric_limits<float>::max())) return e + x;
   const double wide = x;  // no float is subnormal as a double
   std::uint64_t bits;
   std::memcpy(&bits, &wide, sizeof bits);
@@ -180,15 +180,20 @@ TREE_ATTN_HOST_DEVICE inline float log2_of(float x) {
   const double t = (m - 1) / (m + 1), t2 = t * t;
   double sum = 0;
   for (int k = 17; k > 0; k -= 2) sum = sum * t2 + 1.0 / k;
-  return static_cast<float>(i + 2 * kLog2E * t * sum);
+  return e + i + 2 * kLog2E * t * sum;
 }
-TREE_ATTN_HOST_DEVICE inline double log2_of(double x) { return std::log2(x); }
+TREE_ATTN_HOST_DEVICE inline double log2_of(double e, double x) {
+  int i = 0;  // frexp() sets it if x is finite
+  std::frexp(x * 0.70710678118654752440, &i);
+  return e + i + std::log2(std::ldexp(x, -i));
+}
 
-/// Natural log-sum-exp of a state: ln 2 * (e + log2 D). -inf for the empty set, NaN where D is NaN.
+/// Natural log-sum-exp of a state: ln 2 * (e + log2 D), evaluated in double and rounded once. -inf for the empty set, NaN
+/// where D is NaN.
 template <class Real>
 TREE_ATTN_HOST_DEVICE inline Real finish_lse(const Real* state) {
   if (is_empty(state)) return -std::numeric_limits<Real>::infinity();
-  const Real lse = Real(kLn2) * (state[kShift] + log2_of(state[kSum]));
+  const Real lse = static_cast<Real>(kLn2 * log2_of(state[kShift], state[kSum]));
   return lse == lse ? lse : std::numeric_limits<Real>::quiet_NaN();
 }
 

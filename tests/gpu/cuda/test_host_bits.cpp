@@ -40,6 +40,8 @@ int n_other_lse(float e, std::uint32_t first, std::uint32_t stride, std::uint32_
 TEST_CASE("host bits: lse has those of the host, for every D in [1/2, 2] and any other") {
   CHECK(n_other_lse(0, bits_of(0.5f), 1, bits_of(2.0f) - bits_of(0.5f) + 1) == 0);
   CHECK(n_other_lse(-37, bits_of(0.5f), 61, (bits_of(2.0f) - bits_of(0.5f)) / 61 + 1) == 0);
+  // The exponents cancel: lse is near 0.
+  CHECK(n_other_lse(-20, bits_of(0x1p19f), 17, (bits_of(0x1p21f) - bits_of(0x1p19f)) / 17 + 1) == 0);
   // From 0 over subnormal numbers to Inf and NaN; the last are negative.
   CHECK(n_other_lse(5, 0, 65521, 65536) == 0);
   CHECK(n_other_lse(5, kNaNs - 3, 1, 6) == 0);

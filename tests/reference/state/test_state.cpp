@@ -264,21 +264,48 @@ TEST_CASE_TEMPLATE("state: one key finishes as its value and its score", Real, f
   }
 }
 
+/// Two large exponents may cancel, and lse is near 0 then.
+TEST_CASE_TEMPLATE("state: lse is rounded once, whatever the exponents of 2^e and D are", Real, float, double) {
+  CAPTURE(kSeed);
+  std::mt19937 random(kSeed + 6);
+  const long double ln_2 = 0.693147180559945309417232121458176568L;
+  // The nearest float. In double the operations round too.
+  const Real bound = std::numeric_limits<Real>::epsilon() * (sizeof(Real) == 4 ? Real(0.5 + 0x1p-20) : Real(3));
+  for (int trial = 0; trial < 200000; ++trial) {
+    const int i = static_cast<int>(random() % 83) - 62;
+    const bool cancels = random() % 2 == 0;
+    const Real e = cancels ? static_cast<Real>(static_cast<int>(random() % 5) - 2 - i)
+                           : std::trunc(std::ldexp(uniform<Real>(random), static_cast<int>(random() % 40)));
+    const Real m = std::exp2(uniform<Real>(random) / 2), state[] = {e, std::ldexp(m, i)};
+    CAPTURE(e);
+    CAPTURE(state[kSum]);
+    const long double lse = ln_2 * (static_cast<long double>(e) + i + std::log2(static_cast<long double>(m)));
+    REQUIRE(std::fabs(finish_lse(state) - lse) <= std::ldexp(static_cast<long double>(bound), std::ilogb(lse)));
+  }
+}
+
 TEST_CASE("log2: the nearest float for every x in [1/2, 2], and exact for powers of two") {
   const auto nearest = [](float x) { return static_cast<float>(std::log2(static_cast<long double>(x))); };
+  const auto rounded = [](float x) { return static_cast<float>(log2_of(0, x)); };
   std::int64_t n_wrong = 0;
   for (std::uint32_t bits = std::bit_cast<std::uint32_t>(0.5f); bits <= std::bit_cast<std::uint32_t>(2.0f); ++bits) {
     const float x = std::bit_cast<float>(bits);
-    n_wrong += log2_of(x) != nearest(x);
+    n_wrong += rounded(x) != nearest(x);
   }
   CHECK(n_wrong == 0);
   for (int i = -149; i <= 127; ++i) {
-    CHECK(log2_of(std::ldexp(1.0f, i)) == static_cast<float>(i));
+    CHECK(log2_of(0, std::ldexp(1.0f, i)) == i);
     const float x = std::ldexp(1.7f, i);  // of a subnormal, a few bits are left
-    CHECK(std::fabs(log2_of(x) - nearest(x)) <= 0x1p-23f * std::fabs(nearest(x)));
+    CHECK(rounded(x) == nearest(x));
   }
-  CHECK(log2_of(kInf<float>) == kInf<float>);
-  CHECK(std::isnan(log2_of(kNaN<float>)));
+  for (int i = -1074; i <= 1023; ++i) CHECK(log2_of(0, std::ldexp(1.0, i)) == i);
+}
+
+TEST_CASE_TEMPLATE("log2: of 2^e times infinity or NaN", Real, float, double) {
+  for (const double e : {-3.0, 0.0, 0x1p30}) {
+    CHECK(log2_of(e, kInf<Real>) == kInf<double>);
+    CHECK(std::isnan(log2_of(e, kNaN<Real>)));
+  }
 }
 
 /// z is an average of finite values. If the quotient is rounded past the largest finite number, that number is the nearest
