@@ -174,7 +174,7 @@ class TileRing {
     // The leaf may begin before the shard; rows that are read do not.
     const std::int64_t stride = (is_value ? params.v : params.k).stride[2];
     const T* from = (is_value ? values_ : keys_) + (leaves_.row(at) + first) * stride + column;
-    if (kCopies && keys.are_all() && n == kPer16<T>) {
+    if (kCopies && keys.are_all() && left >= kPer16<T>) {
       // The swizzle repeats every eight rows: a lane has two places, and constant offsets from them.
       constexpr int kPeriod = 8, kPlaces = kPeriod / kRowsAtOnce;
       Shared<Bytes16> place[kPlaces];

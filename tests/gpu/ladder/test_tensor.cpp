@@ -232,8 +232,11 @@ TEST_CASE("tensor: shards cut at leaves have the bits of the whole, others are w
   }
 }
 
-TEST_CASE("tensor: one key gives its value within two ulp") {
+// A tensor core aligns products by the exponents of their factors, and has 24 bits from there on: of a factor that is
+// subnormal in F16 it keeps fewer. So an H200 has 2^-24 within 141 ulp.
+TEST_CASE("tensor: one key gives its value within two ulp, if that is a normal number of its type") {
   for (const DType dtype : kDTypes) {
+    const double least_normal = dtype == DType::F16 ? 0x1p-14 : 0x1p-126;
     // A leaf and more, and less than a leaf: a few subtrees, of which all but the first hold no key. Values that are loaded,
     // and values that could be copied.
     for (const auto& [n_keys, d_v] : {std::pair{70, 6}, {40, 6}, {70, 64}}) {
@@ -250,16 +253,19 @@ TEST_CASE("tensor: one key gives its value within two ulp") {
         const std::vector<double> want = row_of(v.view(), 0, 0, 0);
         const DecodeOutput output = run(*workload);
         const auto n = static_cast<std::size_t>(d_v);
+        double worst = 0;
         for (std::size_t r = 0; r < static_cast<std::size_t>(heads); ++r) {
           for (std::size_t c = 0; c < n; ++c) {
             const float z = output.out[r * n + c];
             if (c == 4 && n_special > 4)
               CHECK(std::isnan(z));
             else
-              CHECK((z == want[c] || std::abs(z - want[c]) <= 0x1p-22 * std::abs(want[c])));
+              worst =
+                  std::max(worst, z == want[c] ? 0.0 : std::abs(z - want[c]) / std::max(std::abs(want[c]), least_normal));
           }
         }
         CHECK(error_of(*workload, output) == "");
+        CHECK(worst * 0x1p23 <= 2);
       }
     }
   }
@@ -340,9 +346,9 @@ TEST_CASE("tensor: states of padding are not stored") {
         normal_workload(7900, {.heads = heads, .kv_heads = 1, .head_dim = d, .value_dim = d, .n_keys = 300, .dtype = dtype});
     const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
     const device::LaunchPlan plan = device::kEqualRuns.plan(shard.params, dtype, {.n_splits = 2});
-    device::DeviceBuffer<float> floats(plan.n_floats, MemoryUse::Scratch), out(heads * d), lse(heads);
+    device::DeviceBuffer<float> floats(plan.n_floats), out(heads * d), lse(heads);
     device::DeviceBuffer<unsigned> counters(plan.n_counters);
-    counters.fill(0);
+    counters.fill(0), floats.fill(0xFF);  // each byte: not a number, until it is stored
     device::kEqualRuns.run(shard.params, dtype, {.out = out.data(), .lse = lse.data()}, plan,
                            {floats.data(), counters.data()}, device::Stream{});
     const std::vector<float> stored = floats.download();

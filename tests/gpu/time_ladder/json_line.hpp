@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <sstream>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace tree_attn {
@@ -30,6 +31,7 @@ class JsonLine {
     return put(name, "\"" + quoted + "\"");
   }
   JsonLine& add(const char* name, const char* text) { return add(name, std::string(text)); }
+  JsonLine& add(const char* name, std::string_view text) { return add(name, std::string(text)); }
   JsonLine& add(const char* name, const std::vector<std::int64_t>& numbers) {
     std::string list;
     for (const std::int64_t n : numbers) list += (list.empty() ? "" : ", ") + std::to_string(n);
