@@ -19,6 +19,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 MEASURED = ROOT / "docs" / "time_ladder.json"
 
 RECORD = json.loads(MEASURED.read_text(encoding="utf-8"))
+CARD = json.loads((ROOT / "docs" / "card.json").read_text(encoding="utf-8"))  # by tests/gpu/on_a_card
 RATE = RECORD["read_bytes_per_second"]  # of a kernel that only reads, on an H200
 DIM, SIZE = 128, 2  # elements of a row, and bytes of an element: BF16
 HEADS = [(16, 16), (32, 8)]  # query heads, key/value heads
@@ -216,9 +217,9 @@ def ladder():
         raise ValueError(f"kernel_tables.py: LADDER lists {list(LADDER)}, gpu/ladder has {[name for _, name in names]}")
     n_keys = dict(LENGTHS)["8k"]
     for number, name, keys, scores in steps():
-        line = recorded(name, "8k").get("16/16") if name in RECORD.get("unchanged", LADDER) else None
+        line = measured_on_card(name)
         floor = time_of(keys(16, 16, n_keys) + scores(16, n_keys))
-        rows.append([f"{number} {name}", *LADDER[name], floor.replace(" ", "&nbsp;"), times_the_read(line) if line else "not measured"])
+        rows.append([f"{number} {name}", *LADDER[name], floor.replace(" ", "&nbsp;"), times_the_read(line | {"graph_seconds": apart(line)}) if line else "–"])
     return [line if i != 1 else "| --- |" + " --- |" * 2 + " ---: | --- |" for i, line in enumerate(table(*rows))]
 
 
@@ -267,7 +268,57 @@ def measured():
             f"up to {RATE / 1e12:.3g} TB/s in the same run:", "", *table(*rows)]
 
 
-TABLES = {f.__name__: f for f in (shapes, ladder, step_bytes, plans, seeded_bugs, resources, instructions, measured)} | {"decode_speed": decode_speed.table, "section_6": section_6.table} | network.TABLES | recall.TABLES
+def on_card(shape, step):
+    return next((line for line in CARD["lines"] if (line["shape"], line["step"]) == (shape, step)), None)
+
+
+def measured_on_card(step):
+    """16 heads of 128 and 8k keys, of a kernel that has not been rewritten since: BF16, or F32 where that is all that it takes."""
+    return None if step in CHANGED_SINCE else on_card("BF16, 16/16 heads, 8k keys", step) or on_card("F32, 16/16 heads, 8k keys", step)
+
+
+# Kernels that are others than those of docs/card.json.
+CHANGED_SINCE = {"tensor"}
+
+
+def card_steps():
+    """The steps for scalar cores on a card, and the library kernel beside them."""
+    shape = "F32, 16/16 heads, 8k keys"
+    rows = [["F32, 16 heads of 128, 8k keys", "time", "times the read"]]
+    for name in ("naive", "fused", "vectors", "split", "copies", CARD["library"]):
+        line = on_card(shape, name)
+        rows.append([f"`{name}`", seconds(apart(line)), f"{apart(line) / line['read_seconds']:.3g}"])
+    return table(*rows)
+
+
+def seconds(time):
+    return f"{1000 * time:.3g} ms" if time >= 1e-3 else f"{1e6 * time:.3g} µs"
+
+
+def apart(line):
+    return line.get("apart_seconds", line["graph_seconds"])
+
+
+# Parts of the read that the kernel engineer's count of the compiled code expected before the card.
+EXPECTED_ON_CARD = {("16/16", "512"): 0.2, ("16/16", "8k"): 0.65, ("16/16", "64k"): 0.93, ("16/16", "1M"): 0.97,
+                    ("32/8", "8k"): 0.41, ("32/8", "64k"): 0.81, ("32/8", "1M"): 0.97}
+
+
+def card():
+    """The library kernel on a card: how much of the rate of a kernel that only reads, and where the time goes."""
+    rows = [["shape", "read", "library", "part of the read", "expected", "overlapped", "after the last walk"]]
+    for dtype, heads in (("BF16", "16/16"), ("BF16", "32/8"), ("F32", "16/16")):
+        for keys in ("512", "8k", "64k", "1M"):
+            shape = f"{dtype}, {heads} heads, {keys} keys"
+            line, stamps = on_card(shape, CARD["library"]), [line for line in CARD["stamps"] if line["shape"] == shape]
+            end = f"{1e6 * stamps[0]['end_seconds']:.1f} µs" if stamps else "–"
+            expected = EXPECTED_ON_CARD.get((heads, keys)) if dtype == "BF16" else None
+            rows.append([shape, seconds(line["read_seconds"]), seconds(apart(line)), f"{line['read_seconds'] / apart(line):.2f}", f"{expected:.2f}" if expected else "–",
+                         f"{line['read_seconds'] / line['graph_seconds']:.2f}", end])
+    return table(*rows)
+
+
+TABLES = {f.__name__: f for f in (shapes, card, card_steps, ladder, step_bytes, plans, seeded_bugs, resources, instructions, measured)} | {"decode_speed": decode_speed.table, "section_6": section_6.table} | network.TABLES | recall.TABLES
 
 
 def main():

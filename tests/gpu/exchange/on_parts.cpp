@@ -14,7 +14,7 @@
 /// merge as many states; and an empty graph. Steps of the same kernel with stamps say where the time of an exchange goes.
 /// What it prints is one line of JSON per result.
 ///
-/// It is compiled twice, for a GPU and for the emulator, whose times mean nothing. It has not run on a GPU yet.
+/// It is compiled twice, for a GPU and for the emulator, whose times mean nothing. It has run on parts of one H200.
 #include "tests/gpu/exchange/device_parts.hpp"
 #include "tests/gpu/exchange/rank_steps.hpp"
 #include "tests/gpu/exchange/stamped_rank.hpp"

@@ -11,7 +11,7 @@
 /// kernels would need parts of it, as in exchange_on_parts. At last a rank does not come to a step: the others abort their
 /// communicators at the deadline, with messages queued. What it prints is one line of JSON per result.
 ///
-/// It is compiled twice, for GPUs and for the emulator, whose times mean nothing. It has not run on a GPU yet.
+/// It is compiled twice, for GPUs and for the emulator, whose times mean nothing. It has run on one H200 with one rank.
 #include "distributed/transport/nccl_communicator.hpp"
 #include "reference/data/input_error.hpp"
 #include "tests/gpu/exchange/rank_steps.hpp"
