@@ -68,6 +68,8 @@ class Ladder(Statements):
         resident = {line["n_blocks"]: line["n_clusters"] for line in kernel_tables.CARD["clusters"] if line["shared_kib"] == 220}
         self.says("docs/9-kernels.md", f"holds {resident[8]} clusters of eight blocks that take nearly all of the shared memory, and {resident[16]} of sixteen", f"an H200 holds {resident[16]}")
         self.says("docs/learnt.md", f"holds {resident[8]} clusters of eight")
+        copies = {(line["way"], line["n_blocks"]): f"{line['read_seconds'] / line['graph_seconds']:.2f}" for line in kernel_tables.CARD["copies"]}
+        self.assertEqual({copies[way, 132] for way in ("bulk", "cp.async")} | {copies["bulk", 128], copies["cp.async", 128]} | {copies["tensor map", n] for n in (128, 132)}, {"0.98", "0.94", "0.95", "0.91"})
         exchange = [line for line in kernel_tables.CARD["exchange"] if line.get("parts") == 2 and "sent_us" in line]
         self.says("docs/9b-one-launch.md", f"was there {exchange[0]['last_us']:.1f} µs after", f"all were merged after {exchange[0]['merged_us']:.1f} µs")
         compared = [line for line in kernel_tables.CARD["exchange"] if "windows" in line]

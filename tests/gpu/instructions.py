@@ -50,6 +50,8 @@ ARCHITECTURE = re.compile(r"\s*code for (\S+)")
 INSTRUCTION = re.compile(r"\s*/\*([0-9a-f]{4,})\*/\s+(@!?\w+\s+)?([A-Z][\w.]*)\s*([^;]*);")
 TARGET = re.compile(r"0x([0-9a-f]+)\s*$")
 ONE_SHOT, PACKETS = re.compile("8one_shotI"), ("STG.E.128.STRONG.SYS", "LDG.E.128.STRONG.SYS")
+# nvcc 13.0 answers "is min(max(x, 0), n) n?" by the predicate of this, which on an H200 is that x is in [0, n].
+WRONG_CLAMP = re.compile(r"R\w+, P[0-6], P[0-6], ")
 ENDS = {"EXIT", "RET", "BRX", "JMX", "JMP", "KILL", "BPT"}
 
 
@@ -353,7 +355,7 @@ def compiler():
 
 def walks_of_object(file, tool, wanted):
     """The walks of the kernels of an object file whose readable name matches `wanted`, and a line for each of these kernels that has
-    code but no walk."""
+    code but no walk, and for every kernel that the compiler got wrong."""
     walks, without = [], []
     printed = [subprocess.run([tool, option, file], capture_output=True, text=True, check=True).stdout for option in ("-sass", "-res-usage")]
     functions = functions_of(printed[0])
@@ -367,6 +369,8 @@ def walks_of_object(file, tool, wanted):
             used[architecture, name] = [int(n) for n in match.groups()]
     names = resources.readable(sorted({name for _, name, _ in functions}))
     for architecture, name, instructions in functions:
+        if any(i.opcode.startswith("VIMNMX.RELU") and WRONG_CLAMP.match(i.operands) for i in instructions):
+            without.append(f"{names[name]} for {architecture}: a clamp whose predicate is wrong, see WRONG_CLAMP; ask x >= n instead")
         if not re.search(wanted, names[name]) or is_empty(instructions):
             continue
         found = walks_of(names[name], instructions)

@@ -152,6 +152,8 @@ def main():
     assert of_object(plain.replace("x 64", "x 63"), "^naive<") == (0, 0)
     assert of_object(plain.replace("x 64", "x 63")) == of_object("LDG.E R1, R2\nEXIT") == (0, 1)
 
+    assert of_object("VIMNMX.RELU R0, P0, P0, R0, 0x8, PT\nEXIT", "^naive<") == (0, 1) and of_object("VIMNMX.RELU R0, PT, PT, R0, 0x8, PT\nEXIT", "^naive<") == (0, 0)
+
     # What is recorded: 130 instructions are 2 % more than 127, and 6 % more than 122; the same holds for the start.
     def changed(*leaves, architecture="sm_90a", start=130, **other):
         before = [large | {"leaf": leaf, "architecture": architecture, "start": start} | other for leaf in leaves]
