@@ -388,7 +388,7 @@ def steps(record):
     n_keys = dict(kernel_tables.LENGTHS)["8k"]
     for i, (number, name, keys, scores) in enumerate(rows):
         drawing.text(4, top + row * i + 20, f"{number} {name}", "left")
-        lines = kernel_tables.recorded(name, "8k", record) if name in record.get("unchanged", kernel_tables.LADDER) else {}
+        lines = kernel_tables.recorded(name, "8k", record)
         for j, (heads, kv_heads) in enumerate(kernel_tables.HEADS):
             y = top + row * i + 17 * j
             floor = (keys(heads, kv_heads, n_keys) + scores(heads, n_keys)) / record["read_bytes_per_second"]
