@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // "Does it pay on my cluster": the time of a decode step by every algorithm, as `tree_attn predict` has it. Plans are written and walked
-// through as in the C++: ranges and subtrees (reference/state), schedules (distributed/transport/exchange.hpp, plan_builder.cpp), the
-// algorithms (distributed/decoders), and the model (distributed/measure/step_time.cpp). tests/docs/test_my_cluster.py compares the times.
+// through as in the C++: ranges and subtrees (reference/state), schedules (distributed/plan/exchange.hpp, plan_builder.cpp), the
+// algorithms (distributed/decoders), and the model (distributed/plan/step_time.cpp). tests/docs/test_my_cluster.py compares the times.
 
 const StepTimes = (() => {
   // ---- Ranges of positions and their subtrees: reference/state/subtree.hpp, key_range.hpp, slots.hpp. A subtree is {begin, size}.
@@ -51,7 +51,7 @@ const StepTimes = (() => {
     return lengths;
   }
 
-  // ---- Schedules: distributed/transport/exchange.hpp. A step is {peer, sends, receives, finished, theirs: [begin, end)}.
+  // ---- Schedules: distributed/plan/exchange.hpp. A step is {peer, sends, receives, finished, theirs: [begin, end)}.
   function butterfly(size, me) {
     const m = 2 ** Math.floor(Math.log2(size)), extra = size - m, steps = [];
     if (me < 2 * extra && me % 2 === 0) {
@@ -226,7 +226,7 @@ const StepTimes = (() => {
     plan.joinNodes(step, me, radix, plan.joinBlocks({ranks: upTo(p - 1), ranges, me}, upTo(n).map(i => first + i), Math.max(n, 2), own));
   }
 
-  /// Kernels store packets of 16 bytes, three floats in each, inside the node: gpu/parts/peers.hpp. Then as two-level between nodes.
+  /// Kernels store packets of 16 bytes, three floats in each, inside the node: gpu/engine/peers.hpp. Then as two-level between nodes.
   const kMostOneShotRanks = 16, kMostSharedBytes = 128 * 1024;
   function oneShot(step, me, plan) {
     const {nodes, nodeRanges, ranges, nRows, d} = step, node = step.nodeOf(me), ranks = nodes[node], n = ranks.length, place = me - ranks[0];

@@ -20,10 +20,10 @@
 // throws the same line, with the two ranks and their values.
 
 // %%
-#include "distributed/decoders/decoder.hpp"
-#include "distributed/transport/mpi_transport.hpp"
-#include "notebooks_cpp/notebook.hpp"
-#include "reference/oracle/attention.hpp"
+#include "tree_attn/distributed/decoders/decoder.hpp"
+#include "tree_attn/distributed/transport/mpi_transport.hpp"
+#include "tree_attn/notebooks_cpp/notebook.hpp"
+#include "tree_attn/reference/oracle/attention.hpp"
 
 #include <mpi.h>
 

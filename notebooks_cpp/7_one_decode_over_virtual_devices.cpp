@@ -14,15 +14,15 @@
 // **What you get:** Alg. 3 with numbers, and the messages, bytes and memory of every algorithm.
 
 // %%
-#include "distributed/decoders/decoder.hpp"
-#include "distributed/measure/predict.hpp"
-#include "distributed/transport/exchange.hpp"
-#include "distributed/transport/thread_transport.hpp"
-#include "notebooks_cpp/notebook.hpp"
-#include "reference/data/workload.hpp"
-#include "reference/oracle/algorithms.hpp"
-#include "reference/oracle/attention.hpp"
-#include "reference/state/forest.hpp"
+#include "tree_attn/distributed/decoders/decoder.hpp"
+#include "tree_attn/distributed/measure/predict.hpp"
+#include "tree_attn/distributed/plan/exchange.hpp"
+#include "tree_attn/distributed/transport/thread_transport.hpp"
+#include "tree_attn/notebooks_cpp/notebook.hpp"
+#include "tree_attn/reference/data/workload.hpp"
+#include "tree_attn/reference/oracle/algorithms.hpp"
+#include "tree_attn/reference/oracle/attention.hpp"
+#include "tree_attn/reference/state/forest.hpp"
 
 #include <algorithm>
 #include <cmath>

@@ -15,10 +15,10 @@
 // reads.
 
 // %%
-#include "gpu/platform/device.hpp"
-#include "gpu/platform/launch.hpp"
-#include "notebooks_cpp/notebook.hpp"
-#include "reference/state/forest.hpp"
+#include "tree_attn/gpu/platform/device.hpp"
+#include "tree_attn/gpu/platform/launch.hpp"
+#include "tree_attn/notebooks_cpp/notebook.hpp"
+#include "tree_attn/reference/state/forest.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -53,11 +53,11 @@ T noted_exchange(unsigned mask, T value, int flip) {  // of other types
 }  // namespace tree_attn::emulated
 
 #define __shfl_xor_sync noted_exchange
-#include "gpu/parts/join.cuh"
-#include "gpu/parts/key_accumulator.cuh"
+#include "tree_attn/gpu/engine/join.cuh"
+#include "tree_attn/gpu/engine/scalar.cuh"
 #undef __shfl_xor_sync
-#include "gpu/ladder/ladder.hpp"
-#include "gpu/parts/sub_warps.hpp"
+#include "tree_attn/gpu/engine/pipelines.cuh"
+#include "tree_attn/gpu/ladder/ladder.hpp"
 
 // %% [markdown]
 // The functions that we instrument must be compiled here and not taken from the library. A stored
@@ -198,15 +198,15 @@ constexpr int kScratchFloats = 16 * 1024;  // shared memory in which the block j
 
 __global__ void one_block(DecodeParams params, DeviceOutput output, float* of_sub_warps, std::int64_t n_sub_warp,
                           float* of_block) {
-  const int worker = static_cast<int>(threadIdx.x) / Eight::kLanes;
+  const int thread_group = static_cast<int>(threadIdx.x) / Eight::kLanes;
   const KeyRange whole = params.leaves(0);
   Arena arena;
   const Scratch scratch{arena.take<float>(kScratchFloats), kScratchFloats};
 
-  const KeySteps<> steps(split_range(whole, worker, kSubWarps), params.in_use(0));
+  const KeySteps<> steps(split_range(whole, thread_group, kSubWarps), params.in_use(0));
   const std::int64_t first = steps.leaves().origin();
   Source rows{params.key<Element>(0, first), params.value<Element>(0, first)};
-  accumulate_keys<Eight>(params, 0, 0, steps, of_sub_warps + worker * n_sub_warp, rows);
+  accumulate_keys<Eight>(params, 0, 0, steps, of_sub_warps + thread_group * n_sub_warp, rows);
   __syncthreads();
   join_splits<Eight>(scratch, 1, of_sub_warps, n_sub_warp, whole, kSubWarps, [&](const auto& column, const auto& roots) {
     store_forest<Eight>(column, roots, of_block, 0);

@@ -3,9 +3,9 @@
 /// @brief What the ranks of a decode must have opened alike (section 5.3).
 #pragma once
 
-#include "distributed/decoders/shard_decoder.hpp"
-#include "distributed/transport/plan_options.hpp"
-#include "distributed/transport/transport.hpp"
+#include "tree_attn/distributed/decoders/shard_decoder.hpp"
+#include "tree_attn/distributed/plan/plan_options.hpp"
+#include "tree_attn/distributed/transport/transport.hpp"
 
 #include <span>
 #include <string_view>

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The list of algorithms, and the decoder of those that have a plan.
-#include "distributed/decoders/decoder.hpp"
+#include "tree_attn/distributed/decoders/decoder.hpp"
 
-#include "distributed/decoders/agreement.hpp"
-#include "reference/data/input_error.hpp"
+#include "tree_attn/distributed/decoders/agreement.hpp"
+#include "tree_attn/reference/data/input_error.hpp"
 
 #include <algorithm>
 #include <cmath>

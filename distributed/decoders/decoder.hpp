@@ -6,16 +6,16 @@
 /// all algorithms.
 #pragma once
 
-#include "distributed/decoders/shard_decoder.hpp"
-#include "distributed/transport/device_fabric.hpp"
-#include "distributed/transport/device_transport.hpp"
-#include "distributed/transport/host_fabric.hpp"
-#include "distributed/transport/plan.hpp"
-#include "distributed/transport/plan_options.hpp"
-#include "distributed/transport/transport.hpp"
-#include "gpu/backend/device_steps.hpp"
-#include "reference/data/workload.hpp"
-#include "reference/decode/decode.hpp"
+#include "tree_attn/distributed/decoders/device_fabric.hpp"
+#include "tree_attn/distributed/decoders/host_fabric.hpp"
+#include "tree_attn/distributed/decoders/shard_decoder.hpp"
+#include "tree_attn/distributed/plan/plan.hpp"
+#include "tree_attn/distributed/plan/plan_options.hpp"
+#include "tree_attn/distributed/transport/device_transport.hpp"
+#include "tree_attn/distributed/transport/transport.hpp"
+#include "tree_attn/gpu/backend/device_steps.hpp"
+#include "tree_attn/reference/data/workload.hpp"
+#include "tree_attn/reference/decode/decode.hpp"
 
 #include <functional>
 #include <memory>

@@ -4,8 +4,8 @@
 ///
 /// The step from three AllReduces to one is that of the state: once (e, D, n) travel together, one operator merges them, and
 /// neither the maximum nor the denominator needs a round of its own. The bits depend on the number of ranks.
-#include "distributed/decoders/decoder.hpp"
-#include "distributed/transport/plan_builder.hpp"
+#include "tree_attn/distributed/decoders/decoder.hpp"
+#include "tree_attn/distributed/plan/plan_builder.hpp"
 
 namespace tree_attn {
 namespace {

@@ -2,8 +2,8 @@
 /// @file
 /// @brief The two levels of section 5.3: a tree to the leader of each node, the leaders over the network, the output down
 /// again.
-#include "distributed/decoders/decoder.hpp"
-#include "distributed/transport/plan_builder.hpp"
+#include "tree_attn/distributed/decoders/decoder.hpp"
+#include "tree_attn/distributed/plan/plan_builder.hpp"
 
 namespace tree_attn {
 namespace {

@@ -5,10 +5,10 @@
 /// On one node the kernel finishes the rows too. On several nodes it leaves the states of the node's range, on every rank of
 /// the node: the forest that a node has in `two-level` after its round inside the node. The rounds between nodes are those
 /// of `two-level`, carried out by a plan whose own blocks are these states.
-#include "distributed/decoders/decoder.hpp"
-#include "distributed/transport/device_transport.hpp"
-#include "distributed/transport/plan_builder.hpp"
-#include "gpu/backend/one_shot_session.hpp"
+#include "tree_attn/distributed/decoders/decoder.hpp"
+#include "tree_attn/distributed/plan/plan_builder.hpp"
+#include "tree_attn/distributed/transport/device_transport.hpp"
+#include "tree_attn/gpu/backend/one_shot_session.hpp"
 
 #include <algorithm>
 #include <exception>

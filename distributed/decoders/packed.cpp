@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Alg. 3 with numerator and denominator in one message: two AllReduces.
-#include "distributed/decoders/decoder.hpp"
-#include "distributed/transport/plan_builder.hpp"
+#include "tree_attn/distributed/decoders/decoder.hpp"
+#include "tree_attn/distributed/plan/plan_builder.hpp"
 
 namespace tree_attn {
 namespace {

@@ -4,9 +4,9 @@
 ///
 /// Two disadvantages against a merge of states: a weight exp(lse - m) carries the rounding of lse, and the bits depend on
 /// the number of ranks. The max keeps NaN, an empty shard has weight 0, all-empty gives z = 0 and lse = -inf.
-#include "distributed/decoders/decoder.hpp"
-#include "distributed/transport/plan_builder.hpp"
-#include "reference/oracle/cost_model.hpp"
+#include "tree_attn/distributed/decoders/decoder.hpp"
+#include "tree_attn/distributed/plan/plan_builder.hpp"
+#include "tree_attn/reference/oracle/cost_model.hpp"
 
 namespace tree_attn {
 namespace {

@@ -4,7 +4,7 @@
 ///
 /// The output has the bits of `two-level` for any nodes, ranges and order of leaves. Both end with the states of all
 /// subtrees of the whole sequence, and the value of a subtree does not depend on the rank that merges it (docs/5-tree.md).
-#include "reference/decode/plain.hpp"
+#include "tree_attn/reference/decode/plain.hpp"
 
 #include <mpi.h>
 

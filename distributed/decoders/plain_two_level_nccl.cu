@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Alg. 3 in two levels, with NCCL alone: plain_two_level.cpp for states in the memory of devices (section 5.3).
-#include "distributed/transport/nccl_api.hpp"
-#include "gpu/platform/device.hpp"
-#include "gpu/platform/launch.hpp"
-#include "reference/state/forest.hpp"
-#include "reference/state/key_range.hpp"
+#include "tree_attn/distributed/transport/nccl_api.hpp"
+#include "tree_attn/gpu/platform/device.hpp"
+#include "tree_attn/gpu/platform/launch.hpp"
+#include "tree_attn/reference/state/forest.hpp"
+#include "tree_attn/reference/state/key_range.hpp"
 
 #include <chrono>
 #include <memory>

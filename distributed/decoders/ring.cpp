@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Ring attention, the baseline: keys and values travel (section 6, eq. (10)).
-#include "distributed/decoders/decoder.hpp"
-#include "distributed/transport/buffer.hpp"
-#include "distributed/transport/device_transport.hpp"
+#include "tree_attn/distributed/decoders/decoder.hpp"
+#include "tree_attn/distributed/transport/buffer.hpp"
+#include "tree_attn/distributed/transport/device_transport.hpp"
 
 #include <algorithm>
 #include <array>

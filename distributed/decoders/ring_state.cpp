@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The second baseline: states hop around the ring (section 6).
-#include "distributed/decoders/decoder.hpp"
-#include "distributed/transport/plan_builder.hpp"
+#include "tree_attn/distributed/decoders/decoder.hpp"
+#include "tree_attn/distributed/plan/plan_builder.hpp"
 
 namespace tree_attn {
 namespace {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Caches with a session over them.
-#include "distributed/decoders/shard_decoder.hpp"
+#include "tree_attn/distributed/decoders/shard_decoder.hpp"
 
 namespace tree_attn {
 namespace {

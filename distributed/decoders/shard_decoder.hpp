@@ -3,7 +3,7 @@
 /// @brief The cache of one rank's shard and the session that decodes it (section 6).
 #pragma once
 
-#include "reference/decode/backend.hpp"
+#include "tree_attn/reference/decode/backend.hpp"
 
 #include <memory>
 #include <span>

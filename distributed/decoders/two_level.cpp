@@ -7,8 +7,8 @@
 /// its bits are canonical. If messages exceed PlanOptions::slice_bytes, the rows are cut: the ranks of a node first scatter
 /// slices of the rows, each joins its slice of all nodes, and they gather the output at the end. Rows are merged
 /// independently, so the bits are the same.
-#include "distributed/decoders/decoder.hpp"
-#include "distributed/transport/plan_builder.hpp"
+#include "tree_attn/distributed/decoders/decoder.hpp"
+#include "tree_attn/distributed/plan/plan_builder.hpp"
 
 #include <algorithm>
 #include <numeric>

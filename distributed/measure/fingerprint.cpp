@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Hashes of the input, and their comparison between ranks.
-#include "distributed/measure/fingerprint.hpp"
+#include "tree_attn/distributed/measure/fingerprint.hpp"
 
-#include "reference/data/fnv1a.hpp"
-#include "reference/data/input_error.hpp"
+#include "tree_attn/reference/data/fnv1a.hpp"
+#include "tree_attn/reference/data/input_error.hpp"
 
 #include <algorithm>
 #include <iterator>

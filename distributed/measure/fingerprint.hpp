@@ -3,8 +3,8 @@
 /// @brief Checks that all ranks decode the same input (section 5): they compare hashes before the first step.
 #pragma once
 
-#include "distributed/transport/ranks.hpp"
-#include "reference/data/workload.hpp"
+#include "tree_attn/distributed/transport/ranks.hpp"
+#include "tree_attn/reference/data/workload.hpp"
 
 #include <compare>
 #include <cstdint>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Decodes sums that overflowed again, over smaller values.
-#include "distributed/measure/huge_values.hpp"
+#include "tree_attn/distributed/measure/huge_values.hpp"
 
 #include <algorithm>
 #include <cmath>

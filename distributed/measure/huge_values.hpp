@@ -7,7 +7,7 @@
 /// the states and the exchange know nothing of it.
 #pragma once
 
-#include "distributed/measure/measure.hpp"
+#include "tree_attn/distributed/measure/measure.hpp"
 
 namespace tree_attn {
 

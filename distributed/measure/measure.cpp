@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Counts and times decode steps, and compares outputs with the oracle.
-#include "distributed/measure/measure.hpp"
+#include "tree_attn/distributed/measure/measure.hpp"
 
-#include "distributed/measure/huge_values.hpp"
-#include "distributed/measure/overflow.hpp"
-#include "gpu/backend/backends.hpp"
-#include "reference/data/fnv1a.hpp"
-#include "reference/decode/pass_time.hpp"
-#include "reference/oracle/attention.hpp"
-#include "reference/oracle/error_bound.hpp"
-#include "reference/state/subtree.hpp"
+#include "tree_attn/distributed/measure/huge_values.hpp"
+#include "tree_attn/distributed/measure/overflow.hpp"
+#include "tree_attn/gpu/backend/backends.hpp"
+#include "tree_attn/reference/data/fnv1a.hpp"
+#include "tree_attn/reference/decode/pass_time.hpp"
+#include "tree_attn/reference/oracle/attention.hpp"
+#include "tree_attn/reference/oracle/error_bound.hpp"
+#include "tree_attn/reference/state/subtree.hpp"
 
 #include <algorithm>
 #include <cmath>

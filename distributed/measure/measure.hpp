@@ -3,11 +3,11 @@
 /// @brief Runs, counts and times an algorithm on a workload, and compares the result with the oracle (section 6).
 #pragma once
 
-#include "distributed/decoders/decoder.hpp"
-#include "distributed/measure/predict.hpp"
-#include "distributed/transport/ranks.hpp"
-#include "distributed/transport/transport.hpp"
-#include "reference/data/workload.hpp"
+#include "tree_attn/distributed/decoders/decoder.hpp"
+#include "tree_attn/distributed/measure/predict.hpp"
+#include "tree_attn/distributed/transport/ranks.hpp"
+#include "tree_attn/distributed/transport/transport.hpp"
+#include "tree_attn/reference/data/workload.hpp"
 
 #include <memory>
 #include <optional>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Memory estimates, in double: the nominal sizes of empty tensors may exceed 64 bits.
-#include "distributed/measure/memory.hpp"
+#include "tree_attn/distributed/measure/memory.hpp"
 
-#include "reference/data/input_error.hpp"
+#include "tree_attn/reference/data/input_error.hpp"
 
 #include <algorithm>
 #include <array>

@@ -3,7 +3,7 @@
 /// @brief Estimates the memory that a decode needs, and compares it with the memory of the machine.
 #pragma once
 
-#include "distributed/measure/measure.hpp"
+#include "tree_attn/distributed/measure/measure.hpp"
 
 #include <filesystem>
 #include <string>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Finds output that is not finite although it is by the formula, and the cause.
-#include "distributed/measure/overflow.hpp"
+#include "tree_attn/distributed/measure/overflow.hpp"
 
-#include "reference/state/score_scale.hpp"
+#include "tree_attn/reference/state/score_scale.hpp"
 
 #include <algorithm>
 #include <cmath>

@@ -3,8 +3,8 @@
 /// @brief The warning for output that is not finite in F32 although it is by the formula (section 5).
 #pragma once
 
-#include "reference/data/workload.hpp"
-#include "reference/decode/decode.hpp"
+#include "tree_attn/reference/data/workload.hpp"
+#include "tree_attn/reference/decode/decode.hpp"
 
 #include <optional>
 #include <span>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Sums over the plans.
-#include "distributed/measure/predict.hpp"
+#include "tree_attn/distributed/measure/predict.hpp"
 
-#include "reference/oracle/cost_model.hpp"
+#include "tree_attn/reference/oracle/cost_model.hpp"
 
 #include <algorithm>
 #include <cmath>

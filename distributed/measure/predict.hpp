@@ -3,10 +3,10 @@
 /// @brief Predicts what each algorithm sends and holds in a step: sums over the plans of all ranks (eq. (8)-(14)).
 #pragma once
 
-#include "distributed/decoders/decoder.hpp"
-#include "distributed/measure/step_time.hpp"
-#include "distributed/transport/topology.hpp"
-#include "reference/data/workload.hpp"
+#include "tree_attn/distributed/decoders/decoder.hpp"
+#include "tree_attn/distributed/plan/step_time.hpp"
+#include "tree_attn/distributed/plan/topology.hpp"
+#include "tree_attn/reference/data/workload.hpp"
 
 #include <cstdint>
 #include <optional>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Formats measurements as a table and as JSON.
-#include "distributed/measure/report.hpp"
+#include "tree_attn/distributed/measure/report.hpp"
 
 #include <nlohmann/json.hpp>
 

@@ -3,8 +3,8 @@
 /// @brief Measurements as a table for people and as JSON for programs.
 #pragma once
 
-#include "distributed/measure/measure.hpp"
-#include "distributed/measure/step_time.hpp"
+#include "tree_attn/distributed/measure/measure.hpp"
+#include "tree_attn/distributed/plan/step_time.hpp"
 
 #include <cstdint>
 #include <optional>

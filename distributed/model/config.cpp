@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Reads and checks the config of a model.
-#include "distributed/model/config.hpp"
+#include "tree_attn/distributed/model/config.hpp"
 
 #include <nlohmann/json.hpp>
 

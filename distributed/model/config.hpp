@@ -3,7 +3,7 @@
 /// @brief The sizes of a Llama-shaped model, read from the metadata of its file (section 6.4).
 #pragma once
 
-#include "reference/data/safetensors.hpp"
+#include "tree_attn/reference/data/safetensors.hpp"
 
 #include <cstdint>
 #include <vector>

@@ -2,9 +2,9 @@
 /// @file
 /// @brief The arithmetic of a transformer in sixteen lanes. CMake compiles this file once per instruction set, with that set
 /// in TREE_ATTN_INSTRUCTION_SET. No symbol but TREE_ATTN_DENSE_KERNEL may leave the object file, see lanes.hpp.
-#include "distributed/model/dense_kernel.hpp"
+#include "tree_attn/distributed/model/dense_kernel.hpp"
 
-#include "reference/decode/lanes.hpp"
+#include "tree_attn/reference/cpu/lanes.hpp"
 
 namespace tree_attn {
 namespace {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Which build of the arithmetic this processor runs.
-#include "distributed/model/dense_kernel.hpp"
-#include "reference/decode/leaf_kernel.hpp"
+#include "tree_attn/distributed/model/dense_kernel.hpp"
+#include "tree_attn/reference/cpu/leaf_kernel.hpp"
 
 #include <algorithm>
 #include <array>

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Reads a text into sharded caches and appends to it.
-#include "distributed/model/generator.hpp"
+#include "tree_attn/distributed/model/generator.hpp"
 
-#include "reference/data/moment_workload.hpp"
-#include "reference/decode/thread_pool.hpp"
+#include "tree_attn/reference/cpu/thread_pool.hpp"
+#include "tree_attn/reference/data/moment_workload.hpp"
 
 #include <algorithm>
 #include <array>

@@ -7,9 +7,9 @@
 /// algorithms of decoder.hpp. With an algorithm that keeps its bits, logits and text are the same for every number of ranks.
 #pragma once
 
-#include "distributed/decoders/decoder.hpp"
-#include "distributed/model/model.hpp"
-#include "distributed/transport/ranks.hpp"
+#include "tree_attn/distributed/decoders/decoder.hpp"
+#include "tree_attn/distributed/model/model.hpp"
+#include "tree_attn/distributed/transport/ranks.hpp"
 
 #include <cstdint>
 #include <functional>

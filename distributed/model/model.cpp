@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Loads the weights of a model and evaluates its layers.
-#include "distributed/model/model.hpp"
+#include "tree_attn/distributed/model/model.hpp"
 
-#include "reference/state/require.hpp"
-#include "reference/state/state.hpp"
-#include "reference/tensor/convert.hpp"
+#include "tree_attn/reference/state/require.hpp"
+#include "tree_attn/reference/state/state.hpp"
+#include "tree_attn/reference/tensor/convert.hpp"
 
 #include <algorithm>
 #include <array>

@@ -12,9 +12,9 @@
 /// and others 2021). The sizes come from the file (config.hpp). Nothing here knows about ranks: generator.hpp does.
 #pragma once
 
-#include "distributed/model/config.hpp"
-#include "distributed/model/dense_kernel.hpp"
-#include "reference/data/safetensors.hpp"
+#include "tree_attn/distributed/model/config.hpp"
+#include "tree_attn/distributed/model/dense_kernel.hpp"
+#include "tree_attn/reference/data/safetensors.hpp"
 
 #include <Eigen/Core>
 

@@ -3,7 +3,7 @@
 /// @brief The next character, from the scores of a model: the likeliest, or a random one at a temperature.
 #pragma once
 
-#include "reference/state/require.hpp"
+#include "tree_attn/reference/state/require.hpp"
 
 #include <algorithm>
 #include <cmath>

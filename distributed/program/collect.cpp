@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Facts from the system, the driver, the loader and the environment, and their way to all ranks.
-#include "distributed/program/collect.hpp"
+#include "tree_attn/distributed/program/collect.hpp"
 
-#include "distributed/program/libraries.hpp"
-#include "distributed/program/machine.hpp"
-#include "gpu/backend/backends.hpp"
-#include "reference/data/input_error.hpp"
+#include "tree_attn/distributed/job/libraries.hpp"
+#include "tree_attn/distributed/program/machine.hpp"
+#include "tree_attn/gpu/backend/backends.hpp"
+#include "tree_attn/reference/data/input_error.hpp"
 
 #include <arpa/inet.h>
 #include <ifaddrs.h>

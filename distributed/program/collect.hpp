@@ -3,9 +3,9 @@
 /// @brief Collects the facts of all ranks, and refuses a decode that they make impossible.
 #pragma once
 
-#include "distributed/measure/judge.hpp"
-#include "distributed/program/decode_options.hpp"
-#include "distributed/transport/ranks.hpp"
+#include "tree_attn/distributed/job/judge.hpp"
+#include "tree_attn/distributed/program/decode_options.hpp"
+#include "tree_attn/distributed/transport/ranks.hpp"
 
 #include <string>
 #include <vector>

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief `tree_attn decode`: runs one or more algorithms on the same input and compares them.
-#include "distributed/measure/fingerprint.hpp"
-#include "distributed/measure/measure.hpp"
-#include "distributed/measure/memory.hpp"
-#include "distributed/measure/overflow.hpp"
-#include "distributed/measure/report.hpp"
-#include "distributed/program/collect.hpp"
-#include "distributed/program/decode_options.hpp"
-#include "distributed/program/machine.hpp"
-#include "distributed/program/program.hpp"
-#include "gpu/backend/backends.hpp"
-#include "reference/data/moment_workload.hpp"
-#include "reference/data/output_file.hpp"
-#include "reference/decode/pass_time.hpp"
-#include "reference/oracle/attention.hpp"
+#include "tree_attn/distributed/measure/fingerprint.hpp"
+#include "tree_attn/distributed/measure/measure.hpp"
+#include "tree_attn/distributed/measure/memory.hpp"
+#include "tree_attn/distributed/measure/overflow.hpp"
+#include "tree_attn/distributed/measure/report.hpp"
+#include "tree_attn/distributed/program/collect.hpp"
+#include "tree_attn/distributed/program/decode_options.hpp"
+#include "tree_attn/distributed/program/machine.hpp"
+#include "tree_attn/distributed/program/program.hpp"
+#include "tree_attn/gpu/backend/backends.hpp"
+#include "tree_attn/reference/data/moment_workload.hpp"
+#include "tree_attn/reference/data/output_file.hpp"
+#include "tree_attn/reference/decode/pass_time.hpp"
+#include "tree_attn/reference/oracle/attention.hpp"
 
 #include <unistd.h>
 

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The options of `tree_attn decode`: names, groups and checks.
-#include "distributed/program/decode_options.hpp"
+#include "tree_attn/distributed/program/decode_options.hpp"
 
-#include "distributed/program/collect.hpp"
-#include "distributed/program/list_option.hpp"
-#include "distributed/program/machine.hpp"
-#include "distributed/program/number_check.hpp"
-#include "distributed/program/program.hpp"
-#include "distributed/transport/nccl_transport.hpp"
-#include "reference/decode/pass_time.hpp"
+#include "tree_attn/distributed/program/collect.hpp"
+#include "tree_attn/distributed/program/list_option.hpp"
+#include "tree_attn/distributed/program/machine.hpp"
+#include "tree_attn/distributed/program/number_check.hpp"
+#include "tree_attn/distributed/program/program.hpp"
+#include "tree_attn/distributed/transport/nccl_transport.hpp"
+#include "tree_attn/reference/decode/pass_time.hpp"
 
 #include <algorithm>
 #include <charconv>

@@ -3,11 +3,11 @@
 /// @brief The options of `tree_attn decode`, and the checks that the parser cannot make.
 #pragma once
 
-#include "distributed/decoders/decoder.hpp"
-#include "distributed/program/network_options.hpp"
-#include "distributed/transport/ranks.hpp"
-#include "gpu/backend/backends.hpp"
-#include "reference/data/workload.hpp"
+#include "tree_attn/distributed/decoders/decoder.hpp"
+#include "tree_attn/distributed/program/network_options.hpp"
+#include "tree_attn/distributed/transport/ranks.hpp"
+#include "tree_attn/gpu/backend/backends.hpp"
+#include "tree_attn/reference/data/workload.hpp"
 
 #include <CLI/CLI.hpp>
 

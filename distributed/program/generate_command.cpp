@@ -2,20 +2,20 @@
 /// @file
 /// @brief `tree_attn generate`: a language model whose keys and values are sharded over the ranks answers questions about a
 /// text (section 6.4).
-#include "distributed/measure/memory.hpp"
-#include "distributed/measure/report.hpp"
-#include "distributed/model/generator.hpp"
-#include "distributed/model/sampler.hpp"
-#include "distributed/program/collect.hpp"
-#include "distributed/program/decode_options.hpp"
-#include "distributed/program/machine.hpp"
-#include "distributed/program/number_check.hpp"
-#include "distributed/program/program.hpp"
-#include "distributed/transport/transport.hpp"
-#include "gpu/backend/backends.hpp"
-#include "reference/data/fnv1a.hpp"
-#include "reference/data/mapped_file.hpp"
-#include "reference/data/output_file.hpp"
+#include "tree_attn/distributed/measure/memory.hpp"
+#include "tree_attn/distributed/measure/report.hpp"
+#include "tree_attn/distributed/model/generator.hpp"
+#include "tree_attn/distributed/model/sampler.hpp"
+#include "tree_attn/distributed/program/collect.hpp"
+#include "tree_attn/distributed/program/decode_options.hpp"
+#include "tree_attn/distributed/program/machine.hpp"
+#include "tree_attn/distributed/program/number_check.hpp"
+#include "tree_attn/distributed/program/program.hpp"
+#include "tree_attn/distributed/transport/transport.hpp"
+#include "tree_attn/gpu/backend/backends.hpp"
+#include "tree_attn/reference/data/fnv1a.hpp"
+#include "tree_attn/reference/data/mapped_file.hpp"
+#include "tree_attn/reference/data/output_file.hpp"
 
 #include <unistd.h>
 

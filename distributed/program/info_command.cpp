@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief `tree_attn info`: the features of this build, what every rank found, and verdicts, each with what to do.
-#include "distributed/program/collect.hpp"
-#include "distributed/program/decode_options.hpp"
-#include "distributed/program/machine.hpp"
-#include "distributed/program/program.hpp"
-#include "gpu/backend/backends.hpp"
-#include "reference/data/input_error.hpp"
-#include "reference/decode/pass_time.hpp"
+#include "tree_attn/distributed/program/collect.hpp"
+#include "tree_attn/distributed/program/decode_options.hpp"
+#include "tree_attn/distributed/program/machine.hpp"
+#include "tree_attn/distributed/program/program.hpp"
+#include "tree_attn/gpu/backend/backends.hpp"
+#include "tree_attn/reference/data/input_error.hpp"
+#include "tree_attn/reference/decode/pass_time.hpp"
 
 #include <algorithm>
 #include <cstdio>

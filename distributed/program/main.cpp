@@ -4,19 +4,19 @@
 ///
 /// Run: tree_attn --help
 /// Run: tree_attn decode --seq-len 4096 --verify
-#include "distributed/program/decode_options.hpp"
-#include "distributed/program/machine.hpp"
-#include "distributed/program/mpi_session.hpp"
-#include "distributed/program/number_check.hpp"
-#include "distributed/program/program.hpp"
-#include "distributed/program/shared_options.hpp"
-#include "distributed/transport/error_line.hpp"
-#include "distributed/transport/thread_transport.hpp"
-#include "reference/data/input_error.hpp"
-#include "reference/data/mapped_file.hpp"
-#include "reference/data/output_file.hpp"
-#include "reference/data/temporary_files.hpp"
-#include "reference/decode/pass_time.hpp"
+#include "tree_attn/distributed/job/error_line.hpp"
+#include "tree_attn/distributed/job/mpi_session.hpp"
+#include "tree_attn/distributed/program/decode_options.hpp"
+#include "tree_attn/distributed/program/machine.hpp"
+#include "tree_attn/distributed/program/number_check.hpp"
+#include "tree_attn/distributed/program/program.hpp"
+#include "tree_attn/distributed/program/shared_options.hpp"
+#include "tree_attn/distributed/transport/thread_transport.hpp"
+#include "tree_attn/reference/data/input_error.hpp"
+#include "tree_attn/reference/data/mapped_file.hpp"
+#include "tree_attn/reference/data/output_file.hpp"
+#include "tree_attn/reference/data/temporary_files.hpp"
+#include "tree_attn/reference/decode/pass_time.hpp"
 
 #include <fcntl.h>
 #include <unistd.h>

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Names, help and checks of the options of a network.
-#include "distributed/program/network_options.hpp"
+#include "tree_attn/distributed/program/network_options.hpp"
 
-#include "distributed/measure/step_time.hpp"
-#include "distributed/program/list_option.hpp"
-#include "distributed/program/number_check.hpp"
+#include "tree_attn/distributed/plan/step_time.hpp"
+#include "tree_attn/distributed/program/list_option.hpp"
+#include "tree_attn/distributed/program/number_check.hpp"
 
 #include <utility>
 

@@ -3,7 +3,7 @@
 /// @brief The links of a cluster as options: `decode` and `generate` choose a radix by them, `predict` a time as well.
 #pragma once
 
-#include "distributed/transport/network.hpp"
+#include "tree_attn/distributed/plan/network.hpp"
 
 #include <CLI/CLI.hpp>
 

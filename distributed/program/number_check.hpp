@@ -3,7 +3,7 @@
 /// @brief Checks for options whose value is a number.
 #pragma once
 
-#include "reference/data/input_error.hpp"
+#include "tree_attn/reference/data/input_error.hpp"
 
 #include <CLI/CLI.hpp>
 

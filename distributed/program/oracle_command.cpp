@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief `tree_attn oracle`: attention in double precision, and the energy and its gradient (eq. (5)-(6)).
-#include "distributed/measure/memory.hpp"
-#include "distributed/program/number_check.hpp"
-#include "distributed/program/program.hpp"
-#include "reference/data/output_file.hpp"
-#include "reference/data/workload.hpp"
-#include "reference/oracle/attention.hpp"
+#include "tree_attn/distributed/measure/memory.hpp"
+#include "tree_attn/distributed/program/number_check.hpp"
+#include "tree_attn/distributed/program/program.hpp"
+#include "tree_attn/reference/data/output_file.hpp"
+#include "tree_attn/reference/data/workload.hpp"
+#include "tree_attn/reference/oracle/attention.hpp"
 
 #include <memory>
 

@@ -4,13 +4,13 @@
 /// 6).
 ///
 /// Run: tree_attn predict --seq-len 5120000 --ranks 128 --ranks-per-node 8
-#include "distributed/measure/report.hpp"
-#include "distributed/program/decode_options.hpp"
-#include "distributed/program/network_options.hpp"
-#include "distributed/program/number_check.hpp"
-#include "distributed/program/program.hpp"
-#include "reference/data/output_file.hpp"
-#include "reference/state/subtree.hpp"
+#include "tree_attn/distributed/measure/report.hpp"
+#include "tree_attn/distributed/program/decode_options.hpp"
+#include "tree_attn/distributed/program/network_options.hpp"
+#include "tree_attn/distributed/program/number_check.hpp"
+#include "tree_attn/distributed/program/program.hpp"
+#include "tree_attn/reference/data/output_file.hpp"
+#include "tree_attn/reference/state/subtree.hpp"
 
 #include <unistd.h>
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Lists the options of a command line, and compares them over the ranks.
-#include "distributed/program/shared_options.hpp"
+#include "tree_attn/distributed/program/shared_options.hpp"
 
-#include "distributed/program/program.hpp"
+#include "tree_attn/distributed/program/program.hpp"
 
 #include <algorithm>
 #include <span>

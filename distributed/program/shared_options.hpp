@@ -3,7 +3,7 @@
 /// @brief The options on which ranks must agree: all that are not named as exceptions.
 #pragma once
 
-#include "distributed/transport/ranks.hpp"
+#include "tree_attn/distributed/transport/ranks.hpp"
 
 #include <CLI/CLI.hpp>
 

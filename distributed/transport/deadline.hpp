@@ -3,8 +3,8 @@
 /// @brief Deadlines of waits for other ranks.
 #pragma once
 
-#include "distributed/transport/transport.hpp"
-#include "reference/state/require.hpp"
+#include "tree_attn/distributed/transport/transport.hpp"
+#include "tree_attn/reference/state/require.hpp"
 
 #include <chrono>
 #include <cmath>

@@ -3,10 +3,10 @@
 /// @brief Messages between the memories of devices, queued on streams: what NCCL offers (section 5.3).
 #pragma once
 
-#include "distributed/transport/plan.hpp"
-#include "distributed/transport/transport.hpp"
-#include "gpu/backend/blocks.hpp"
-#include "gpu/backend/node_memory.hpp"
+#include "tree_attn/distributed/plan/plan.hpp"
+#include "tree_attn/distributed/transport/transport.hpp"
+#include "tree_attn/gpu/backend/blocks.hpp"
+#include "tree_attn/gpu/backend/node_memory.hpp"
 
 #include <algorithm>
 #include <cstddef>

@@ -3,7 +3,7 @@
 /// @brief Turns error codes of MPI into exceptions.
 #pragma once
 
-#include "distributed/transport/transport.hpp"
+#include "tree_attn/distributed/transport/transport.hpp"
 
 #include <mpi.h>
 

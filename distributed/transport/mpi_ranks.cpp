@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Non-blocking collectives of MPI, polled under a deadline.
-#include "distributed/transport/mpi_ranks.hpp"
+#include "tree_attn/distributed/transport/mpi_ranks.hpp"
 
-#include "distributed/transport/mpi_check.hpp"
-#include "distributed/transport/mpi_transport.hpp"
-#include "distributed/transport/shared_transport.hpp"
-#include "reference/decode/pass_time.hpp"
+#include "tree_attn/distributed/transport/mpi_check.hpp"
+#include "tree_attn/distributed/transport/mpi_transport.hpp"
+#include "tree_attn/distributed/transport/shared_transport.hpp"
+#include "tree_attn/reference/decode/pass_time.hpp"
 
 #include <algorithm>
 #include <exception>

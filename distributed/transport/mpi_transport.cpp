@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Non-blocking messages of MPI, polled under a deadline.
-#include "distributed/transport/mpi_transport.hpp"
+#include "tree_attn/distributed/transport/mpi_transport.hpp"
 
-#include "distributed/transport/mpi_check.hpp"
+#include "tree_attn/distributed/transport/mpi_check.hpp"
 
 #include <algorithm>
 #include <utility>

@@ -3,8 +3,8 @@
 /// @brief Messages between devices over NCCL: grouped ncclSend and ncclRecv on the stream of the kernels (section 5.3).
 #pragma once
 
-#include "distributed/transport/device_transport.hpp"
-#include "distributed/transport/nccl_communicator.hpp"
+#include "tree_attn/distributed/transport/device_transport.hpp"
+#include "tree_attn/distributed/transport/nccl_communicator.hpp"
 
 #include <memory>
 #include <optional>

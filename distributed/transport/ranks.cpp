@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Reductions of one value and agreement on errors, by gathering.
-#include "distributed/transport/ranks.hpp"
+#include "tree_attn/distributed/transport/ranks.hpp"
 
-#include "reference/data/input_error.hpp"
+#include "tree_attn/reference/data/input_error.hpp"
 
 #include <algorithm>
 #include <cmath>

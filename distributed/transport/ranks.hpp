@@ -3,10 +3,10 @@
 /// @brief Collective operations outside decode steps: agreement on errors, reductions, the nodes of the ranks.
 #pragma once
 
-#include "distributed/transport/deadline.hpp"
-#include "distributed/transport/topology.hpp"
-#include "distributed/transport/transport.hpp"
-#include "reference/state/require.hpp"
+#include "tree_attn/distributed/plan/topology.hpp"
+#include "tree_attn/distributed/transport/deadline.hpp"
+#include "tree_attn/distributed/transport/transport.hpp"
+#include "tree_attn/reference/state/require.hpp"
 
 #include <cstddef>
 #include <cstdint>

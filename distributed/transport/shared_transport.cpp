@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Mailboxes in a shared window of MPI.
-#include "distributed/transport/shared_transport.hpp"
+#include "tree_attn/distributed/transport/shared_transport.hpp"
 
-#include "distributed/transport/mpi_check.hpp"
+#include "tree_attn/distributed/transport/mpi_check.hpp"
 
 #include <algorithm>
 #include <atomic>

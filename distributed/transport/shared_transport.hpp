@@ -3,7 +3,7 @@
 /// @brief Messages through memory that the ranks of a node share, and over MPI between nodes.
 #pragma once
 
-#include "distributed/transport/mpi_transport.hpp"
+#include "tree_attn/distributed/transport/mpi_transport.hpp"
 
 #include <cstddef>
 #include <cstdint>

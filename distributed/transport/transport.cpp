@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Counts messages.
-#include "distributed/transport/transport.hpp"
+#include "tree_attn/distributed/transport/transport.hpp"
 
-#include "reference/decode/pass_time.hpp"
+#include "tree_attn/reference/decode/pass_time.hpp"
 
 #include <chrono>
 #include <utility>

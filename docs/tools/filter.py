@@ -9,7 +9,7 @@ Chapters are plain Markdown with mathematics between dollars, readable as they a
 * ![caption](figure.svg) puts the drawing itself into the page, a page.html what a script draws, and a plot of a notebook as an image;
 * the end of a chapter leads to the next one;
 * `merge()` becomes a link to the function, `reference/state/state.hpp` to the file;
-* a fenced block "cpp gpu/parts/sub_warp.cuh" becomes the code itself, from each line of the block on, see excerpt() in index.py;
+* a fenced block "cpp gpu/engine/scalar.cuh" becomes the code itself, from each line of the block on, see excerpt() in index.py;
   a block without lines becomes the whole file;
 * a fenced block "table seeded_bugs" becomes that table of kernel_tables.py;
 * <details><summary>Answer</summary> and </details>, each on a line of its own, fold what is between them.

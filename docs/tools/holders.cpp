@@ -3,9 +3,9 @@
 /// @brief Who holds what in the kernels, as JSON for docs/tools/kernel_figures.py: asked of the kernels' own functions.
 ///
 /// Run: holders holders.json
-#include "gpu/platform/device.hpp"
-#include "gpu/platform/launch.hpp"
-#include "reference/state/forest.hpp"
+#include "tree_attn/gpu/platform/device.hpp"
+#include "tree_attn/gpu/platform/launch.hpp"
+#include "tree_attn/reference/state/forest.hpp"
 
 #include <cstdio>
 #include <random>
@@ -37,11 +37,11 @@ T watched_exchange(unsigned mask, T value, int flip) {
 
 // From here on the functions of the kernels use it.
 #define __shfl_xor_sync watched_exchange
-#include "gpu/ladder/ladder.hpp"
-#include "gpu/parts/bulk_ring.cuh"
-#include "gpu/parts/pipelines.hpp"
-#include "gpu/parts/splits.hpp"
-#include "gpu/parts/work_partition.hpp"
+#include "tree_attn/gpu/engine/division.cuh"
+#include "tree_attn/gpu/engine/pipelines.cuh"
+#include "tree_attn/gpu/engine/scalar_rings.cuh"
+#include "tree_attn/gpu/engine/split.cuh"
+#include "tree_attn/gpu/ladder/ladder.hpp"
 
 namespace tree_attn {
 namespace {
@@ -275,15 +275,15 @@ void print_plans() {
       const LaunchPlan plan = step->plan(params, takes_bf16 ? DType::BF16 : DType::F32, {});
       const std::string name = step->name, path = plan.path;
       const bool first = group == 1 && step == all_kernels()[0];
-      // Stages that are not being read; without a ring what the lanes load at once: one row, or eight. A step of a worker is
-      // eight keys and eight values.
+      // Stages that are not being read; without a ring what the lanes load at once: one row, or eight. A step of a thread
+      // group is eight keys and eight values.
       const std::int64_t tile_bytes = TileRing<Tile, RowCopy::TensorMap>::kStageVectors * sizeof(Bytes16);
-      const std::int64_t n_warps = plan.n_threads / kWarp, n_workers = n_warps == 1 ? 1 : plan.n_threads / Row::kLanes;
+      const std::int64_t n_warps = plan.n_threads / kWarp, n_thread_groups = n_warps == 1 ? 1 : plan.n_threads / Row::kLanes;
       const std::int64_t rows_at_once = name == "fused" ? 1 : kKeysPerStep;
       const std::int64_t in_flight =
           plan.n_stages == 0
-              ? rows_at_once * 256 * n_workers
-              : (plan.n_stages - 1) * (path == "tensor" ? n_warps * tile_bytes : 2 * kKeysPerStep * 256 * n_workers);
+              ? rows_at_once * 256 * n_thread_groups
+              : (plan.n_stages - 1) * (path == "tensor" ? n_warps * tile_bytes : 2 * kKeysPerStep * 256 * n_thread_groups);
       const std::int64_t n_rows = path == "tensor" ? n_query_tiles<Tile>(params) : params.n_rows();
       std::printf(
           "%s\n    {\"step\": \"%s\", \"group\": %ld, \"path\": \"%s\", \"blocks\": %ld, \"threads\": %d, \"stages\": %d, "

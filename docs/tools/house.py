@@ -28,16 +28,19 @@ ARROWS = {
     "reference/energy": [],
     "reference/oracle": ["reference/state", "reference/tensor", "reference/energy"],
     "reference/decode": ["reference/state", "reference/tensor", "reference/energy"],
+    "reference/cpu": ["reference/state", "reference/tensor", "reference/energy", "reference/decode"],
     "reference/data": REFERENCE,
     "gpu/platform": ["reference/state", "reference/tensor"],
-    "gpu/parts": ["reference/state", "reference/tensor", "gpu/platform"],
-    "gpu/ladder": ["reference/state", "reference/tensor", "gpu/platform", "gpu/parts"],
+    "gpu/engine": ["reference/state", "reference/tensor", "gpu/platform"],
+    "gpu/ladder": ["reference/state", "reference/tensor", "gpu/platform", "gpu/engine"],
     "gpu/backend": REFERENCE + ["gpu/"],
-    "distributed/transport": REFERENCE + ["gpu/backend"],
+    "distributed/plan": REFERENCE,
+    "distributed/transport": REFERENCE + ["gpu/backend", "distributed/plan"],
     "distributed/decoders*.cu": ["reference/state", "gpu/platform", "distributed/transport"],
-    "distributed/decoders": REFERENCE + ["gpu/backend", "distributed/transport"],
+    "distributed/decoders": REFERENCE + ["gpu/backend", "distributed/plan", "distributed/transport"],
+    "distributed/job": REFERENCE + ["gpu/backend", "distributed/transport"],
     "distributed/model": REFERENCE + ["gpu/backend", "distributed/transport", "distributed/decoders"],
-    "distributed/measure": REFERENCE + ["gpu/backend", "distributed/transport", "distributed/decoders"],
+    "distributed/measure": REFERENCE + ["gpu/backend", "distributed/plan", "distributed/transport", "distributed/decoders"],
     "distributed/program": REFERENCE + ["gpu/backend", "distributed/"],
     "distributed/simulated": [],
     "tests/reference": REFERENCE + ["tests/support"],
@@ -47,8 +50,8 @@ ARROWS = {
 
 # Libraries, and the only places that may include them. What needs them, directly or not, is not for the rest.
 LIBRARIES = {
-    r"(unsupported/)?Eigen/": ["reference/energy", "reference/oracle", "reference/decode/*.cpp", "reference/data/*.cpp", "distributed/model", "tests", "notebooks_cpp"],
-    r"nlohmann/": ["reference/data", "distributed/model", "distributed/measure", "distributed/program", "tests"],
+    r"(unsupported/)?Eigen/": ["reference/energy", "reference/oracle", "reference/decode/*.cpp", "reference/cpu/*.cpp", "reference/data/*.cpp", "distributed/model", "tests", "notebooks_cpp"],
+    r"nlohmann/": ["reference/data", "distributed/model", "distributed/job", "distributed/measure", "distributed/program", "tests"],
     r"CLI/": ["distributed/program", "tests"],
     r"boost/": ["gpu/platform/emulator"],
     r"cuda": ["gpu/platform/cuda", "tests/gpu/cuda", "tests/gpu/exchange", "tests/gpu/time_ladder"],
@@ -102,11 +105,23 @@ def lines_of(name):
 INCLUDE = re.compile(r'\s*#\s*include\s+([<"])([^>"]+)[>"]')
 
 
+PREFIX = "tree_attn/"
+
+
 def includes(name):
-    """(line number, quoted, file) of each #include."""
+    """(line number, quoted, file) of each #include; of a file of the project, its path in the tree."""
     for number, line in enumerate(lines_of(name), 1):
         if found := INCLUDE.match(line):
-            yield number, found[1] == '"', found[2]
+            yield number, found[1] == '"', found[2].removeprefix(PREFIX)
+
+
+def check_prefix(names):
+    """A file of the project is included as "tree_attn/<room>/...", as where it is installed."""
+    for name in names:
+        for number, line in enumerate(lines_of(name), 1):
+            found = INCLUDE.match(line)
+            if found and (found[1] == '"') != found[2].startswith(PREFIX):
+                fault("prefix", name, number, found[2], f'{found[2]} is not included as "{PREFIX}<room>/..."')
 
 
 def is_in(name, places):
@@ -164,10 +179,10 @@ def check_libraries(names):
 
 # A std header has neither a slash nor a dot.
 def kind_of(name, quoted, target):
-    """0 the file's own header, 1 the project's, 2 libraries and the system, 3 std."""
+    """0 the header that a source is named after, 1 the project's, 2 libraries and the system, 3 std."""
     if quoted:
-        own = name.rsplit(".", 1)[0] + ".hpp"
-        return 0 if target == own and not name.endswith(".hpp") else 1
+        stem = target.rsplit("/", 1)[-1].split(".")[0]
+        return 0 if not name.endswith((".hpp", ".cuh")) and stem == name.rsplit("/", 1)[-1].split(".")[0] else 1
     return 3 if re.fullmatch(r"[a-z_0-9]+", target) else 2
 
 
@@ -177,7 +192,7 @@ def check_include_order(names):
         chunk = []
         for number, line in enumerate(lines_of(name) + ["end"], 1):
             if found := INCLUDE.match(line):
-                chunk.append((number, kind_of(name, found[1] == '"', found[2]), found[2]))
+                chunk.append((number, kind_of(name, found[1] == '"', found[2].removeprefix(PREFIX)), found[2]))
             elif line.strip():
                 for (above, kind, target), (at, next_kind, next_target) in zip(chunk, chunk[1:]):
                     if kind > next_kind:
@@ -217,7 +232,7 @@ def check_comments(files, names):
 def registered():
     """The names of algorithms, steps and backends, and the files that may compare them: their registries."""
     names = {"cpu", "emulated", "cuda", "model"}
-    for folder, ending, least in (("distributed/decoders", "*.cpp", 7), ("gpu/ladder", "*.cu", 6), ("gpu/parts", "*.cu", 2)):
+    for folder, ending, least in (("distributed/decoders", "*.cpp", 7), ("gpu/ladder", "*.cu", 6), ("gpu/engine", "*.cu", 2)):
         found = set()
         for path in sorted((ROOT / folder).glob(ending)):
             found |= set(re.findall(r'(?:\{\s*|\.name = )"([a-z][a-z_-]*)"', path.read_text(encoding="utf-8")))
@@ -272,6 +287,7 @@ def clang_format():
 def check(files):
     """Every rule but the format."""
     names = sources(files)
+    check_prefix(names)
     check_arrows(names)
     check_libraries(names)
     check_include_order(names)

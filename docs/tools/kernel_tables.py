@@ -61,7 +61,7 @@ def shapes():
     return table(*rows)
 
 
-# Queries that one warp serves on tensor cores in BF16: see with_tile() of gpu/parts/mma_pipeline.cuh.
+# Queries that one warp serves on tensor cores in BF16: see with_tile() of gpu/engine/pipelines.cuh.
 TILE_ROWS = 8
 
 
@@ -87,7 +87,7 @@ def steps():
     names = {}
     for path in sorted((ROOT / "gpu" / "ladder").glob("[0-9][0-9]_*.cu")):
         names[str(int(path.name[:2]))] = re.search(r'const LadderStep \w+[^;]*?\{\s*\.name = "([\w-]+)"', path.read_text(encoding="utf-8"))[1]
-    library = re.findall(r'const DecodeKernel \w+\{\.name = "([\w-]+)"', source("gpu/parts/decode_kernel.cu"))
+    library = re.findall(r'const DecodeKernel \w+\{\.name = "([\w-]+)"', source("gpu/engine/launch.cu"))
     return [(number, name, *kinds.get(name, (by_query, no_scores))) for number, name in [*names.items(), *(("library:", name) for name in library)]]
 
 

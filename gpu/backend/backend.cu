@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The kernels of one platform as a backend.
-#include "gpu/backend/backends.hpp"
-#include "gpu/backend/cache.hpp"
-#include "reference/state/require.hpp"
+#include "tree_attn/gpu/backend/backends.hpp"
+#include "tree_attn/gpu/backend/cache.hpp"
+#include "tree_attn/reference/state/require.hpp"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 namespace {

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The operations of a plan as kernels: one thread block per query row, or threads over elements.
-#include "gpu/backend/blocks.hpp"
+#include "tree_attn/gpu/backend/blocks.hpp"
 
-#include "gpu/backend/kernel_stream.hpp"
-#include "gpu/platform/device.hpp"
-#include "gpu/platform/launch.hpp"
-#include "reference/state/require.hpp"
-#include "reference/state/state.hpp"
+#include "tree_attn/gpu/backend/kernel_stream.hpp"
+#include "tree_attn/gpu/platform/device.hpp"
+#include "tree_attn/gpu/platform/launch.hpp"
+#include "tree_attn/reference/state/require.hpp"
+#include "tree_attn/reference/state/state.hpp"
 
 #include <algorithm>
 #include <cmath>

@@ -2,11 +2,11 @@
 /// @file
 /// @brief Keys and values to the device as they arrive; the library kernel over them; its states back where they are asked
 /// for.
-#include "gpu/backend/cache.hpp"
+#include "tree_attn/gpu/backend/cache.hpp"
 
-#include "gpu/backend/append_rows.hpp"
-#include "gpu/parts/equal_runs.cuh"
-#include "reference/tensor/convert.hpp"
+#include "tree_attn/gpu/backend/append_rows.hpp"
+#include "tree_attn/gpu/engine/equal_runs.cuh"
+#include "tree_attn/reference/tensor/convert.hpp"
 
 #include <algorithm>
 #include <cstring>

@@ -3,12 +3,12 @@
 /// @brief A KV cache in device memory, and decode steps of the library kernel over it (section 5.3, Alg. 3).
 #pragma once
 
-#include "gpu/backend/device_steps.hpp"
-#include "gpu/backend/kernel_stream.hpp"
-#include "gpu/backend/leaf_lists.hpp"
-#include "gpu/backend/step_input.hpp"
-#include "gpu/parts/decode_kernel.hpp"
-#include "reference/decode/session.hpp"
+#include "tree_attn/gpu/backend/device_steps.hpp"
+#include "tree_attn/gpu/backend/kernel_stream.hpp"
+#include "tree_attn/gpu/backend/leaf_lists.hpp"
+#include "tree_attn/gpu/backend/step_input.hpp"
+#include "tree_attn/gpu/engine/kernel.hpp"
+#include "tree_attn/reference/decode/session.hpp"
 
 #include <memory>
 #include <string>

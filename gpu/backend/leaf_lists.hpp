@@ -3,9 +3,9 @@
 /// @brief The lists of leaves by which kernels read the dealt order (section 5.3).
 #pragma once
 
-#include "gpu/parts/listed_params.hpp"
-#include "gpu/platform/launch.hpp"
-#include "reference/state/owned_leaves.hpp"
+#include "tree_attn/gpu/engine/listed_params.hpp"
+#include "tree_attn/gpu/platform/launch.hpp"
+#include "tree_attn/reference/state/owned_leaves.hpp"
 
 #include <cstdint>
 #include <span>

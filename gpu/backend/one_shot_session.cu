@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The session of the one-shot kernel: windows, the table of peers, one graph per step.
-#include "gpu/backend/one_shot_session.hpp"
+#include "tree_attn/gpu/backend/one_shot_session.hpp"
 
-#include "gpu/backend/cache.hpp"
-#include "gpu/parts/one_shot.cuh"
+#include "tree_attn/gpu/backend/cache.hpp"
+#include "tree_attn/gpu/engine/one_shot.cuh"
 
 #include <unistd.h>
 
@@ -226,13 +226,13 @@ class DeviceOneShot final : public OneShotSession, private DeviceSession {
     const DeviceOutput result = leaves_ == OneShotResult::kOutput
                                     ? DeviceOutput{.out = result_.data(), .lse = result_.data() + n_out_}
                                     : DeviceOutput{.states = result_.data()};
-    const OneShotEnd end{peers_, {.states = states_.data()}, result};
+    const OneShotEpilogue epilogue{peers_, {.states = states_.data()}, result};
     with_type(cache_.shape().dtype, [&](auto type) {
       using T = decltype(type);
       if (is_dealt())
-        run_one_shot<T>(params_, end, plan_, workspace_.get(), stream_);
+        run_one_shot<T>(params_, epilogue, plan_, workspace_.get(), stream_);
       else
-        run_one_shot<T>(static_cast<const DecodeParams&>(params_), end, plan_, workspace_.get(), stream_);
+        run_one_shot<T>(static_cast<const DecodeParams&>(params_), epilogue, plan_, workspace_.get(), stream_);
     });
     result_.queue_download(stream_, {host_result_->data(), static_cast<std::size_t>(host_result_->size())});
     gave_up_.queue_download(stream_, {host_gave_up_.data(), 1});

@@ -6,11 +6,11 @@
 /// No CUDA header is included here, so that any compiler may; what was not built in is not there to link.
 #pragma once
 
-#include "gpu/backend/node_memory.hpp"
-#include "gpu/platform/device_error.hpp"
-#include "gpu/platform/window_handle.hpp"
-#include "reference/decode/kv_cache.hpp"
-#include "reference/decode/step.hpp"
+#include "tree_attn/gpu/backend/node_memory.hpp"
+#include "tree_attn/gpu/platform/device_error.hpp"
+#include "tree_attn/gpu/platform/window_handle.hpp"
+#include "tree_attn/reference/decode/kv_cache.hpp"
+#include "tree_attn/reference/decode/step.hpp"
 
 #include <cstdint>
 #include <functional>
@@ -44,7 +44,7 @@ class PeerFailed : public DeviceError {
   using DeviceError::DeviceError;
 };
 
-/// Decode steps of one rank over its cache, combined by the kernel that decodes; see gpu/parts/peers.hpp for the
+/// Decode steps of one rank over its cache, combined by the kernel that decodes; see gpu/engine/peers.hpp for the
 /// protocol.
 ///
 /// All ranks of the node make the same calls. open_window() and connect() come before the first step, and again whenever the

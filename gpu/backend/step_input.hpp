@@ -5,9 +5,9 @@
 /// For a few kilobytes the time of a copy is that of starting it, so a step has one copy for all that it reads.
 #pragma once
 
-#include "gpu/parts/listed_params.hpp"
-#include "gpu/platform/launch.hpp"
-#include "reference/tensor/shape.hpp"
+#include "tree_attn/gpu/engine/listed_params.hpp"
+#include "tree_attn/gpu/platform/launch.hpp"
+#include "tree_attn/reference/tensor/shape.hpp"
 
 #include <algorithm>
 #include <cstdint>

@@ -8,7 +8,7 @@
 /// what was predicted; and what was measured, if it was.
 #pragma once
 
-#include "gpu/parts/decode_kernel.hpp"
+#include "tree_attn/gpu/engine/kernel.hpp"
 
 #include <span>
 

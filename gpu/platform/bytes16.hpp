@@ -3,7 +3,7 @@
 /// @brief 16 bytes of stored elements, what one thread moves at once, on either platform.
 #pragma once
 
-#include "reference/tensor/dtype.hpp"
+#include "tree_attn/reference/tensor/dtype.hpp"
 
 #include <cstdint>
 #include <cstring>

@@ -35,7 +35,7 @@
 #pragma once
 
 #if defined(__CUDACC__)
-#include "gpu/platform/cuda/device.hpp"
+#include "tree_attn/gpu/platform/cuda/device.hpp"
 #else
-#include "gpu/platform/emulator/device.hpp"
+#include "tree_attn/gpu/platform/emulator/device.hpp"
 #endif

@@ -28,10 +28,10 @@
 /// | `Device device()` | the current one: name, number of multiprocessors, shared memory a block may have, major version of its kernels |
 #pragma once
 
-#include "gpu/platform/platform.hpp"
+#include "tree_attn/gpu/platform/platform.hpp"
 
 #if defined(__CUDACC__) || defined(TREE_ATTN_FOR_CUDA)
-#include "gpu/platform/cuda/launch.hpp"
+#include "tree_attn/gpu/platform/cuda/launch.hpp"
 #else
-#include "gpu/platform/emulator/launch.hpp"
+#include "tree_attn/gpu/platform/emulator/launch.hpp"
 #endif

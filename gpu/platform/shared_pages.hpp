@@ -3,8 +3,8 @@
 /// @brief Host memory that several processes share: windows of the emulator, and windows of GPUs that lie in host memory.
 #pragma once
 
-#include "gpu/platform/device_error.hpp"
-#include "gpu/platform/window_handle.hpp"
+#include "tree_attn/gpu/platform/device_error.hpp"
+#include "tree_attn/gpu/platform/window_handle.hpp"
 
 #include <fcntl.h>
 #include <sys/mman.h>

@@ -3,8 +3,8 @@
 /// @brief What a tensor map describes: an array in device memory, and the box of it that one copy fetches.
 #pragma once
 
-#include "reference/state/host_device.hpp"
-#include "reference/tensor/dtype.hpp"
+#include "tree_attn/reference/state/host_device.hpp"
+#include "tree_attn/reference/tensor/dtype.hpp"
 
 #include <cstdint>
 #include <string>

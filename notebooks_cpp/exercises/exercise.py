@@ -17,7 +17,7 @@ import sys
 FOLDER = pathlib.Path(__file__).resolve().parent
 ROOT = FOLDER.parent.parent
 BUILD = pathlib.Path(os.environ.get("TREE_ATTN_EXERCISES", ROOT / "build-exercises"))
-FLAGS = ["-std=c++20", "-Wall", "-Wextra", "-ffp-contract=off", f"-I{ROOT}"]
+FLAGS = ["-std=c++20", "-Wall", "-Wextra", "-ffp-contract=off", f"-I{ROOT}/include"]
 
 
 def number_of(path):

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Enlarges the values, and reads covariance and entropy from the output.
-#include "reference/data/moment_workload.hpp"
+#include "tree_attn/reference/data/moment_workload.hpp"
 
 #include <algorithm>
 #include <iterator>

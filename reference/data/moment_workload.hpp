@@ -7,8 +7,8 @@
 /// 16-bit keys are converted to F32: z and lse are as accurate, and have the bits of F32 storage.
 #pragma once
 
-#include "reference/data/workload.hpp"
-#include "reference/oracle/moment_state.hpp"
+#include "tree_attn/reference/data/workload.hpp"
+#include "tree_attn/reference/oracle/moment_state.hpp"
 
 #include <memory>
 #include <vector>

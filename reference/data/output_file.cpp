@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Temporary files, and their renames onto the targets.
-#include "reference/data/output_file.hpp"
+#include "tree_attn/reference/data/output_file.hpp"
 
-#include "reference/data/input_error.hpp"
-#include "reference/data/temporary_files.hpp"
+#include "tree_attn/reference/data/input_error.hpp"
+#include "tree_attn/reference/data/temporary_files.hpp"
 
 #include <fcntl.h>
 #include <sys/stat.h>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Synthetic workloads: every element is a function of the seed and of its indices.
-#include "reference/data/workload.hpp"
+#include "tree_attn/reference/data/workload.hpp"
 
 #include <algorithm>
 #include <array>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The list of temporary files, and the signal handler.
-#include "reference/data/temporary_files.hpp"
+#include "tree_attn/reference/data/temporary_files.hpp"
 
 #include <unistd.h>
 

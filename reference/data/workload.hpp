@@ -3,9 +3,9 @@
 /// @brief The input of `decode`: queries, keys and values from a file or synthetic, with which a cache is filled.
 #pragma once
 
-#include "reference/data/safetensors.hpp"
-#include "reference/decode/decode.hpp"
-#include "reference/state/key_range.hpp"
+#include "tree_attn/reference/data/safetensors.hpp"
+#include "tree_attn/reference/decode/decode.hpp"
+#include "tree_attn/reference/state/key_range.hpp"
 
 #include <algorithm>
 #include <cstdint>

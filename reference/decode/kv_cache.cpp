@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The checks that all caches share.
-#include "reference/decode/kv_cache.hpp"
+#include "tree_attn/reference/decode/kv_cache.hpp"
 
 #include <algorithm>
 #include <iterator>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The model backend: the time of a decode without its keys and values (section 6).
-#include "reference/decode/backend.hpp"
-#include "reference/decode/pass_time.hpp"
+#include "tree_attn/reference/decode/backend.hpp"
+#include "tree_attn/reference/decode/pass_time.hpp"
 
 #include <sys/mman.h>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The checks that all sessions share.
-#include "reference/decode/session.hpp"
+#include "tree_attn/reference/decode/session.hpp"
 
 #include <iterator>
 #include <stdexcept>

@@ -3,8 +3,8 @@
 /// @brief What one decode step is asked: the queries, and the positions that each of them sees (section 5).
 #pragma once
 
-#include "reference/state/key_range.hpp"
-#include "reference/tensor/view.hpp"
+#include "tree_attn/reference/state/key_range.hpp"
+#include "tree_attn/reference/tensor/view.hpp"
 
 #include <algorithm>
 #include <cstddef>

@@ -20,7 +20,7 @@
 /// overflow.
 #pragma once
 
-#include "reference/energy/log_sum_exp.hpp"
+#include "tree_attn/reference/energy/log_sum_exp.hpp"
 
 #include <Eigen/Core>
 

@@ -13,9 +13,9 @@
 /// sum of their transforms.
 #pragma once
 
-#include "reference/energy/affine_hull.hpp"
-#include "reference/energy/energy.hpp"
-#include "reference/energy/moments.hpp"
+#include "tree_attn/reference/energy/affine_hull.hpp"
+#include "tree_attn/reference/energy/energy.hpp"
+#include "tree_attn/reference/energy/moments.hpp"
 
 #include <Eigen/Cholesky>
 

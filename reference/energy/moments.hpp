@@ -18,7 +18,7 @@
 /// that it enters Inf or NaN.
 #pragma once
 
-#include "reference/energy/energy.hpp"
+#include "tree_attn/reference/energy/energy.hpp"
 
 #include <Eigen/Core>
 

@@ -12,8 +12,8 @@
 /// reduction, including the max, keeps NaN; a score of -inf masks the key.
 #pragma once
 
-#include "reference/energy/energy.hpp"
-#include "reference/state/tree_reduce.hpp"
+#include "tree_attn/reference/energy/energy.hpp"
+#include "tree_attn/reference/state/tree_reduce.hpp"
 
 #include <Eigen/Core>
 

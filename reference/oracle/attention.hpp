@@ -6,7 +6,7 @@
 /// second one the sums relative to the largest score, without rescaling.
 #pragma once
 
-#include "reference/tensor/convert.hpp"
+#include "tree_attn/reference/tensor/convert.hpp"
 
 #include <cstdint>
 #include <optional>

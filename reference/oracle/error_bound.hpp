@@ -24,7 +24,7 @@
 /// well-conditioned problems (standard normal q, k, v) tests can require more: 16 u sum_a w_a |v_aj|.
 #pragma once
 
-#include "reference/oracle/attention.hpp"
+#include "tree_attn/reference/oracle/attention.hpp"
 
 #include <cstdint>
 #include <vector>

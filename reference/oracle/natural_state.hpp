@@ -9,9 +9,9 @@
 ///     sum_{a in S} exp(s_a) = exp(m) D,      sum_{a in S} exp(s_a) v_a = exp(m) n,      s_a = scale * q.k_a.
 #pragma once
 
-#include "reference/energy/log_sum_exp.hpp"
-#include "reference/state/require.hpp"
-#include "reference/state/state.hpp"
+#include "tree_attn/reference/energy/log_sum_exp.hpp"
+#include "tree_attn/reference/state/require.hpp"
+#include "tree_attn/reference/state/state.hpp"
 
 #include <Eigen/Core>
 

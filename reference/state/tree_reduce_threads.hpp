@@ -3,7 +3,7 @@
 /// @brief The reduction of Thm. 1 on threads, one per worker, synchronised only along the edges of the tree (proof E).
 #pragma once
 
-#include "reference/state/tree_reduce.hpp"
+#include "tree_attn/reference/state/tree_reduce.hpp"
 
 #include <algorithm>
 #include <cstdint>

@@ -8,7 +8,7 @@
 /// the weights (split_weight).
 #pragma once
 
-#include "reference/state/host_device.hpp"
+#include "tree_attn/reference/state/host_device.hpp"
 
 #include <array>
 #include <concepts>

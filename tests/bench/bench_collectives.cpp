@@ -6,10 +6,10 @@
 ///
 /// Prints JSON: the median over rounds of (time of ours) / (time of MPI_Allreduce), the two taking turns, and the same for
 /// the three AllReduces of Alg. 3 over one.
-#include "distributed/program/mpi_session.hpp"
-#include "distributed/transport/host_fabric.hpp"
-#include "distributed/transport/mpi_transport.hpp"
-#include "distributed/transport/plan_builder.hpp"
+#include "tree_attn/distributed/decoders/host_fabric.hpp"
+#include "tree_attn/distributed/job/mpi_session.hpp"
+#include "tree_attn/distributed/plan/plan_builder.hpp"
+#include "tree_attn/distributed/transport/mpi_transport.hpp"
 
 #include <mpi.h>
 

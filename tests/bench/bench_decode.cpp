@@ -15,10 +15,10 @@
 ///
 /// NAME is read, decode, plain or Eigen. A run that is not timed comes first; then as many as fit into SECONDS, at least
 /// one; the answer is their mean.
-#include "reference/decode/backend.hpp"
-#include "reference/decode/decode.hpp"
-#include "reference/decode/thread_pool.hpp"
-#include "tests/bench/baselines.hpp"
+#include "tree_attn/reference/cpu/thread_pool.hpp"
+#include "tree_attn/reference/decode/backend.hpp"
+#include "tree_attn/reference/decode/decode.hpp"
+#include "tree_attn/tests/bench/baselines.hpp"
 
 #include <sys/mman.h>
 

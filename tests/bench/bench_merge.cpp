@@ -5,9 +5,9 @@
 /// Run: ./run bench
 ///
 /// Every result is meant as a ratio inside one run.
-#include "reference/decode/leaf_kernel.hpp"
-#include "reference/state/state.hpp"
-#include "reference/state/tree_reduce_threads.hpp"
+#include "tree_attn/reference/cpu/leaf_kernel.hpp"
+#include "tree_attn/reference/state/state.hpp"
+#include "tree_attn/reference/state/tree_reduce_threads.hpp"
 
 #include <benchmark/benchmark.h>
 

@@ -9,10 +9,10 @@
 /// and on the same shards, and must end with the same bits. Prints JSON: medians over rounds of (time of ours) / (time of
 /// the plain ring), where the time runs until the last rank is done, or is processor time of all ranks together; and both
 /// times.
-#include "distributed/decoders/decoder.hpp"
-#include "distributed/program/mpi_session.hpp"
-#include "distributed/transport/mpi_transport.hpp"
-#include "reference/data/workload.hpp"
+#include "tree_attn/distributed/decoders/decoder.hpp"
+#include "tree_attn/distributed/job/mpi_session.hpp"
+#include "tree_attn/distributed/transport/mpi_transport.hpp"
+#include "tree_attn/reference/data/workload.hpp"
 
 #include <mpi.h>
 

@@ -16,7 +16,7 @@ GROUND = {
     "reference/energy/energy.hpp": "#pragma once\n\n#include <Eigen/Core>\n\n#include <cmath>\n",
     "distributed/decoders/decoder.cpp": "".join(f'    {{"{name}", "brief"}},\n' for name in "abcdef") + '    {"ring", "brief"},\n',
     "gpu/ladder/ladder.cu": "".join(f'{{.name = "step-{name}"}},\n' for name in "abcdef"),
-    "gpu/parts/decode_kernel.cu": '{.name = "equal-runs"},\n{.name = "short-end"},\n',
+    "gpu/engine/launch.cu": '{.name = "equal-runs"},\n{.name = "short-end"},\n',
 }
 
 
@@ -42,8 +42,8 @@ class House(unittest.TestCase):
             self.assertEqual(house.sources(house.tracked()), house.sources(with_git))
 
     def test_an_arrow_up(self):
-        text = '#include "gpu/ladder/ladder.hpp"\n'
-        self.assertEqual(self.faults({"gpu/parts/launch_plan.hpp": text}), ["gpu/parts/launch_plan.hpp:1: gpu/parts may not include gpu/ladder/ladder.hpp"])
+        text = '#include "tree_attn/gpu/ladder/ladder.hpp"\n'
+        self.assertEqual(self.faults({"gpu/engine/launch.hpp": text}), ["gpu/engine/launch.hpp:1: gpu/engine may not include gpu/ladder/ladder.hpp"])
         self.assertEqual(self.faults({"gpu/backend/cache.hpp": text}), [])
         self.assertEqual(len(self.faults({"tests/reference/test_state.cpp": text})), 1)
 
@@ -51,9 +51,9 @@ class House(unittest.TestCase):
         self.assertIn("lies in no sub-room", self.faults({"gpu/loose.hpp": "\n"})[0])
 
     def test_eigen_by_a_detour(self):
-        files = {"reference/decode/decode.hpp": '#include "reference/energy/energy.hpp"\n'}
+        files = {"reference/decode/decode.hpp": '#include "tree_attn/reference/energy/energy.hpp"\n'}
         self.assertEqual(self.faults(files), ["reference/decode/decode.hpp:1: reference/energy/energy.hpp brings Eigen, which nothing here may need"])
-        self.assertEqual(self.faults({"reference/decode/decode.cpp": '#include "reference/energy/energy.hpp"\n'}), [])
+        self.assertEqual(self.faults({"reference/decode/decode.cpp": '#include "tree_attn/reference/energy/energy.hpp"\n'}), [])
 
     def test_a_library_in_the_wrong_room(self):
         self.assertEqual(self.faults({"reference/data/file.cpp": "#include <mpi.h>\n"}), ["reference/data/file.cpp:1: <mpi.h> is not for reference/data"])
@@ -61,7 +61,7 @@ class House(unittest.TestCase):
     def test_the_order_of_includes(self):
         def order(*lines):
             return self.faults({"reference/data/file.cpp": "\n".join(lines) + "\n"})
-        own, project, library, std = '#include "reference/data/file.hpp"', '#include "reference/state/state.hpp"', "#include <unistd.h>", "#include <array>"
+        own, project, library, std = '#include "tree_attn/reference/data/file.hpp"', '#include "tree_attn/reference/state/state.hpp"', "#include <unistd.h>", "#include <array>"
         self.assertEqual(order(own, "", project, "", library, "", std, "#include <vector>"), [])
         self.assertIn("stands after", order(std, "", project)[0])
         self.assertIn("stands after", order(project, "", own)[0])
@@ -90,14 +90,14 @@ class House(unittest.TestCase):
     def test_a_branch_for_devices_in_the_reference(self):
         text = "#if defined(__CUDA_ARCH__)\n#endif\n"
         self.assertEqual(self.faults({"reference/state/forest.hpp": text}), ["reference/state/forest.hpp:1: code of the reference is the same on hosts and devices"])
-        self.assertEqual(self.faults({"gpu/parts/worker.cuh": text}), [])
+        self.assertEqual(self.faults({"gpu/engine/forest.cuh": text}), [])
 
     def test_a_registry_that_has_moved(self):
         self.assertIn("does not know the registry any more", self.faults({"distributed/decoders/decoder.cpp": ""})[0])
 
     def test_known_exceptions(self):
-        known = {("arrow", "gpu/parts/launch_plan.hpp", "gpu/ladder/ladder.hpp"): "reason"}
-        self.assertEqual(self.faults({"gpu/parts/launch_plan.hpp": '#include "gpu/ladder/ladder.hpp"\n'}, known), [])
+        known = {("arrow", "gpu/engine/launch.hpp", "gpu/ladder/ladder.hpp"): "reason"}
+        self.assertEqual(self.faults({"gpu/engine/launch.hpp": '#include "tree_attn/gpu/ladder/ladder.hpp"\n'}, known), [])
         self.assertIn("no longer so", self.faults({}, known)[0])
 
 

@@ -4,8 +4,8 @@
 /// 1).
 #pragma once
 
-#include "reference/decode/backend.hpp"
-#include "tests/support/tensor_workload.hpp"
+#include "tree_attn/reference/decode/backend.hpp"
+#include "tree_attn/tests/support/tensor_workload.hpp"
 
 #include <map>
 

@@ -3,7 +3,7 @@
 /// @brief Cases from the test suites of other projects (tests/data/cases.json): their parameters and inputs.
 #pragma once
 
-#include "tests/support/tensor_workload.hpp"
+#include "tree_attn/tests/support/tensor_workload.hpp"
 
 #include <memory>
 #include <string>

@@ -3,10 +3,10 @@
 /// @brief Runs the decoders in tests: a workload, a layout, an algorithm, and the checks of every result.
 #pragma once
 
-#include "distributed/measure/huge_values.hpp"
-#include "distributed/measure/overflow.hpp"
-#include "tests/support/rank_group.hpp"
-#include "tests/support/tensor_workload.hpp"
+#include "tree_attn/distributed/measure/huge_values.hpp"
+#include "tree_attn/distributed/measure/overflow.hpp"
+#include "tree_attn/tests/support/rank_group.hpp"
+#include "tree_attn/tests/support/tensor_workload.hpp"
 
 #include <doctest/doctest.h>
 

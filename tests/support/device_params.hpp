@@ -3,13 +3,13 @@
 /// @brief Test workloads on the device: upload as laid out, run by a step of the ladder, download.
 #pragma once
 
-#include "gpu/backend/cache.hpp"
-#include "gpu/ladder/ladder.hpp"
-#include "reference/decode/decode.hpp"
-#include "reference/oracle/attention.hpp"
-#include "reference/oracle/error_bound.hpp"
-#include "tests/support/compare.hpp"
-#include "tests/support/tensor_workload.hpp"
+#include "tree_attn/gpu/backend/cache.hpp"
+#include "tree_attn/gpu/ladder/ladder.hpp"
+#include "tree_attn/reference/decode/decode.hpp"
+#include "tree_attn/reference/oracle/attention.hpp"
+#include "tree_attn/reference/oracle/error_bound.hpp"
+#include "tree_attn/tests/support/compare.hpp"
+#include "tree_attn/tests/support/tensor_workload.hpp"
 
 #include <doctest/doctest.h>
 

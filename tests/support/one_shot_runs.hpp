@@ -4,11 +4,11 @@
 /// processes.
 #pragma once
 
-#include "distributed/transport/thread_transport.hpp"
-#include "gpu/backend/backends.hpp"
-#include "gpu/platform/emulator/settings.hpp"
-#include "reference/state/owned_leaves.hpp"
-#include "tests/support/decoding.hpp"
+#include "tree_attn/distributed/transport/thread_transport.hpp"
+#include "tree_attn/gpu/backend/backends.hpp"
+#include "tree_attn/gpu/platform/emulator/settings.hpp"
+#include "tree_attn/reference/state/owned_leaves.hpp"
+#include "tree_attn/tests/support/decoding.hpp"
 
 #include <algorithm>
 #include <chrono>

@@ -7,8 +7,8 @@
 /// make the same checks and agree.
 #pragma once
 
-#include "distributed/transport/transport.hpp"
-#include "reference/decode/decode.hpp"
+#include "tree_attn/distributed/transport/transport.hpp"
+#include "tree_attn/reference/decode/decode.hpp"
 
 #include <functional>
 #include <initializer_list>

@@ -3,9 +3,9 @@
 /// @brief A device that holds large clusters, for tests of the same kernels on a GPU and under the emulator.
 #pragma once
 
-#include "gpu/platform/launch.hpp"
+#include "tree_attn/gpu/platform/launch.hpp"
 #if !defined(TREE_ATTN_FOR_CUDA)
-#include "gpu/platform/emulator/settings.hpp"
+#include "tree_attn/gpu/platform/emulator/settings.hpp"
 #endif
 
 #include <algorithm>

@@ -3,7 +3,7 @@
 /// @brief Helpers for tests of tensor files: a temporary folder, and the message of a refused file.
 #pragma once
 
-#include "reference/data/safetensors.hpp"
+#include "tree_attn/reference/data/safetensors.hpp"
 
 #include <doctest/doctest.h>
 #include <unistd.h>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The comparison that all other tests use must fail when it should.
-#include "tests/support/compare.hpp"
+#include "tree_attn/tests/support/compare.hpp"
 
 #include <doctest/doctest.h>
 

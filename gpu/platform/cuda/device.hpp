@@ -3,11 +3,11 @@
 /// @brief The device side of gpu/platform/device.hpp: one instruction a wrapper (PTX ISA 9.0).
 #pragma once
 
-#include "gpu/platform/bytes16.hpp"
-#include "gpu/platform/cache_hint.hpp"
-#include "gpu/platform/cuda/tensor_map.hpp"
-#include "gpu/platform/packet.hpp"
-#include "gpu/platform/platform.hpp"
+#include "tree_attn/gpu/platform/bytes16.hpp"
+#include "tree_attn/gpu/platform/cache_hint.hpp"
+#include "tree_attn/gpu/platform/cuda/tensor_map.hpp"
+#include "tree_attn/gpu/platform/packet.hpp"
+#include "tree_attn/gpu/platform/platform.hpp"
 
 #include <cstdint>
 #include <type_traits>

@@ -3,13 +3,13 @@
 /// @brief The CUDA side of gpu/platform/launch.hpp.
 #pragma once
 
-#include "gpu/platform/code_version.hpp"
-#include "gpu/platform/cuda/stream.hpp"
-#include "gpu/platform/cuda/tensor_map.hpp"
-#include "gpu/platform/device_part.hpp"
-#include "gpu/platform/memory_use.hpp"
-#include "gpu/platform/shared_pages.hpp"
-#include "gpu/platform/window_handle.hpp"
+#include "tree_attn/gpu/platform/code_version.hpp"
+#include "tree_attn/gpu/platform/cuda/stream.hpp"
+#include "tree_attn/gpu/platform/cuda/tensor_map.hpp"
+#include "tree_attn/gpu/platform/device_part.hpp"
+#include "tree_attn/gpu/platform/memory_use.hpp"
+#include "tree_attn/gpu/platform/shared_pages.hpp"
+#include "tree_attn/gpu/platform/window_handle.hpp"
 
 #include <cuda_runtime.h>
 

@@ -6,7 +6,7 @@
 /// when it is read; write `const float x = tile[i]`, for `auto` would keep the reference.
 #pragma once
 
-#include "gpu/platform/emulator/runtime.hpp"
+#include "tree_attn/gpu/platform/emulator/runtime.hpp"
 
 #include <compare>
 #include <concepts>

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Asynchronous copies that really are late: the bytes are NaN until the wait that covers them.
-#include "gpu/platform/emulator/global_memory.hpp"
-#include "gpu/platform/emulator/sanitizer.hpp"
-#include "gpu/platform/emulator/shadow.hpp"
-#include "gpu/platform/emulator/thread.hpp"
+#include "tree_attn/gpu/platform/emulator/global_memory.hpp"
+#include "tree_attn/gpu/platform/emulator/sanitizer.hpp"
+#include "tree_attn/gpu/platform/emulator/shadow.hpp"
+#include "tree_attn/gpu/platform/emulator/thread.hpp"
 
 #include <cstring>
 #include <string>

@@ -6,15 +6,15 @@
 /// Every function that can fail has the line of its call as a last, defaulted argument, for the report.
 #pragma once
 
-#include "gpu/platform/bytes16.hpp"
-#include "gpu/platform/cache_hint.hpp"
-#include "gpu/platform/emulator/coordinates.hpp"
-#include "gpu/platform/emulator/global_memory.hpp"
-#include "gpu/platform/emulator/runtime.hpp"
-#include "gpu/platform/emulator/shared.hpp"
-#include "gpu/platform/emulator/tensor_map.hpp"
-#include "gpu/platform/packet.hpp"
-#include "gpu/platform/platform.hpp"
+#include "tree_attn/gpu/platform/bytes16.hpp"
+#include "tree_attn/gpu/platform/cache_hint.hpp"
+#include "tree_attn/gpu/platform/emulator/coordinates.hpp"
+#include "tree_attn/gpu/platform/emulator/global_memory.hpp"
+#include "tree_attn/gpu/platform/emulator/runtime.hpp"
+#include "tree_attn/gpu/platform/emulator/shared.hpp"
+#include "tree_attn/gpu/platform/emulator/tensor_map.hpp"
+#include "tree_attn/gpu/platform/packet.hpp"
+#include "tree_attn/gpu/platform/platform.hpp"
 
 #include <bit>
 #include <chrono>

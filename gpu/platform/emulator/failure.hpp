@@ -3,7 +3,7 @@
 /// @brief How the emulator says that a kernel broke a rule: which, on which line, which block and thread.
 #pragma once
 
-#include "gpu/platform/emulator/coordinates.hpp"
+#include "tree_attn/gpu/platform/emulator/coordinates.hpp"
 
 #include <string>
 

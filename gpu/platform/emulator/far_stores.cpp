@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Far stores: a list for each cluster, and who knows of which.
-#include "gpu/platform/emulator/far_stores.hpp"
+#include "tree_attn/gpu/platform/emulator/far_stores.hpp"
 
-#include "gpu/platform/emulator/sanitizer.hpp"
-#include "gpu/platform/emulator/thread.hpp"
+#include "tree_attn/gpu/platform/emulator/sanitizer.hpp"
+#include "tree_attn/gpu/platform/emulator/thread.hpp"
 
 #include <emmintrin.h>
 

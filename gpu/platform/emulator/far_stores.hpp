@@ -10,7 +10,7 @@
 /// modelled: order that an mbarrier gives, and stores of 16 bytes that arrive in pieces.
 #pragma once
 
-#include "gpu/platform/emulator/coordinates.hpp"
+#include "tree_attn/gpu/platform/emulator/coordinates.hpp"
 
 #include <cstddef>
 #include <cstdint>

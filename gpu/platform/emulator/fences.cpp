@@ -4,8 +4,8 @@
 /// one acquires, and an atomic alone orders nothing.
 ///
 /// Coarser than the standard in one place: an atomic behind a fence also releases what was written between the two.
-#include "gpu/platform/emulator/sanitizer.hpp"
-#include "gpu/platform/emulator/thread.hpp"
+#include "tree_attn/gpu/platform/emulator/sanitizer.hpp"
+#include "tree_attn/gpu/platform/emulator/thread.hpp"
 
 namespace tree_attn::emulated::runtime {
 

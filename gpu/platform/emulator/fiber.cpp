@@ -2,9 +2,9 @@
 /// @file
 /// @brief Fibers, on x86-64 by instructions of its own and elsewhere on Boost.Context, with what the sanitizers must be told
 /// of a switch.
-#include "gpu/platform/emulator/fiber.hpp"
+#include "tree_attn/gpu/platform/emulator/fiber.hpp"
 
-#include "gpu/platform/emulator/sanitizer.hpp"
+#include "tree_attn/gpu/platform/emulator/sanitizer.hpp"
 
 #include <boost/context/detail/fcontext.hpp>
 #include <sys/mman.h>

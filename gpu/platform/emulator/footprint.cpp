@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Footprints as bit sets: one for reads, one for writes, one for atomics.
-#include "gpu/platform/emulator/footprint.hpp"
+#include "tree_attn/gpu/platform/emulator/footprint.hpp"
 
-#include "gpu/platform/emulator/failure.hpp"
+#include "tree_attn/gpu/platform/emulator/failure.hpp"
 
 #include <bit>
 #include <tuple>

@@ -7,7 +7,7 @@
 /// and stores of a kernel leave no footprint; a race between two of those is not found here.
 #pragma once
 
-#include "gpu/platform/emulator/coordinates.hpp"
+#include "tree_attn/gpu/platform/emulator/coordinates.hpp"
 
 #include <atomic>
 #include <cstddef>

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The buffers of the emulated device, with gaps of NaN between them, and what may be done to them.
-#include "gpu/platform/emulator/global_memory.hpp"
+#include "tree_attn/gpu/platform/emulator/global_memory.hpp"
 
-#include "gpu/platform/device_error.hpp"
-#include "gpu/platform/emulator/failure.hpp"
-#include "gpu/platform/emulator/random.hpp"
-#include "gpu/platform/emulator/sanitizer.hpp"
-#include "gpu/platform/emulator/settings.hpp"
-#include "gpu/platform/emulator/stream.hpp"
-#include "gpu/platform/emulator/thread.hpp"
-#include "gpu/platform/shared_pages.hpp"
+#include "tree_attn/gpu/platform/device_error.hpp"
+#include "tree_attn/gpu/platform/emulator/failure.hpp"
+#include "tree_attn/gpu/platform/emulator/random.hpp"
+#include "tree_attn/gpu/platform/emulator/sanitizer.hpp"
+#include "tree_attn/gpu/platform/emulator/settings.hpp"
+#include "tree_attn/gpu/platform/emulator/stream.hpp"
+#include "tree_attn/gpu/platform/emulator/thread.hpp"
+#include "tree_attn/gpu/platform/shared_pages.hpp"
 
 #include <algorithm>
 #include <map>

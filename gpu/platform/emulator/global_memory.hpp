@@ -3,10 +3,10 @@
 /// @brief Memory of the emulated device: buffers that know their ends, with gaps between them.
 #pragma once
 
-#include "gpu/platform/emulator/coordinates.hpp"
-#include "gpu/platform/emulator/footprint.hpp"
-#include "gpu/platform/memory_use.hpp"
-#include "gpu/platform/window_handle.hpp"
+#include "tree_attn/gpu/platform/emulator/coordinates.hpp"
+#include "tree_attn/gpu/platform/emulator/footprint.hpp"
+#include "tree_attn/gpu/platform/memory_use.hpp"
+#include "tree_attn/gpu/platform/window_handle.hpp"
 
 #include <atomic>
 #include <cstddef>

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief A launch: checked, shuffled, and shared out over host threads.
-#include "gpu/platform/emulator/grid.hpp"
+#include "tree_attn/gpu/platform/emulator/grid.hpp"
 
-#include "gpu/platform/device_error.hpp"
-#include "gpu/platform/emulator/failure.hpp"
-#include "gpu/platform/emulator/random.hpp"
+#include "tree_attn/gpu/platform/device_error.hpp"
+#include "tree_attn/gpu/platform/emulator/failure.hpp"
+#include "tree_attn/gpu/platform/emulator/random.hpp"
 
 #include <algorithm>
 #include <cstdlib>

@@ -3,8 +3,8 @@
 /// @brief One launch: what every thread runs, over how many blocks.
 #pragma once
 
-#include "gpu/platform/emulator/coordinates.hpp"
-#include "gpu/platform/emulator/settings.hpp"
+#include "tree_attn/gpu/platform/emulator/coordinates.hpp"
+#include "tree_attn/gpu/platform/emulator/settings.hpp"
 
 #include <atomic>
 #include <chrono>

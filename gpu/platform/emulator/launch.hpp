@@ -3,14 +3,14 @@
 /// @brief The emulated side of gpu/platform/launch.hpp.
 #pragma once
 
-#include "gpu/platform/device_error.hpp"
-#include "gpu/platform/device_part.hpp"
-#include "gpu/platform/emulator/global_memory.hpp"
-#include "gpu/platform/emulator/grid.hpp"
-#include "gpu/platform/emulator/settings.hpp"
-#include "gpu/platform/emulator/stream.hpp"
-#include "gpu/platform/emulator/tensor_map.hpp"
-#include "gpu/platform/memory_use.hpp"
+#include "tree_attn/gpu/platform/device_error.hpp"
+#include "tree_attn/gpu/platform/device_part.hpp"
+#include "tree_attn/gpu/platform/emulator/global_memory.hpp"
+#include "tree_attn/gpu/platform/emulator/grid.hpp"
+#include "tree_attn/gpu/platform/emulator/settings.hpp"
+#include "tree_attn/gpu/platform/emulator/stream.hpp"
+#include "tree_attn/gpu/platform/emulator/tensor_map.hpp"
+#include "tree_attn/gpu/platform/memory_use.hpp"
 
 #include <atomic>
 #include <cstddef>

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The one mechanism of every collective: operands are parked, the last to arrive does the work for all.
-#include "gpu/platform/emulator/meeting.hpp"
+#include "tree_attn/gpu/platform/emulator/meeting.hpp"
 
-#include "gpu/platform/emulator/sanitizer.hpp"
-#include "gpu/platform/emulator/shadow.hpp"
+#include "tree_attn/gpu/platform/emulator/sanitizer.hpp"
+#include "tree_attn/gpu/platform/emulator/shadow.hpp"
 
 #include <bit>
 #include <cstdio>

@@ -3,7 +3,7 @@
 /// @brief Collectives of a warp: the last lane to arrive does the work of all.
 #pragma once
 
-#include "gpu/platform/emulator/thread.hpp"
+#include "tree_attn/gpu/platform/emulator/thread.hpp"
 
 namespace tree_attn::emulated::runtime {
 

@@ -4,10 +4,10 @@
 ///
 /// A phase ends when `count` threads have arrived and all bytes that were announced have come. The kernel's 8 bytes hold a
 /// mark and a number; the state is kept here.
-#include "gpu/platform/emulator/global_memory.hpp"
-#include "gpu/platform/emulator/sanitizer.hpp"
-#include "gpu/platform/emulator/shadow.hpp"
-#include "gpu/platform/emulator/thread.hpp"
+#include "tree_attn/gpu/platform/emulator/global_memory.hpp"
+#include "tree_attn/gpu/platform/emulator/sanitizer.hpp"
+#include "tree_attn/gpu/platform/emulator/shadow.hpp"
+#include "tree_attn/gpu/platform/emulator/thread.hpp"
 
 #include <algorithm>
 #include <cstring>

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief What the host asks of streams: operations queued or recorded, marks, waits.
-#include "gpu/platform/emulator/queue.hpp"
+#include "tree_attn/gpu/platform/emulator/queue.hpp"
 
-#include "gpu/platform/device_error.hpp"
-#include "gpu/platform/emulator/failure.hpp"
-#include "gpu/platform/emulator/global_memory.hpp"
-#include "gpu/platform/emulator/launch.hpp"
-#include "gpu/platform/emulator/sanitizer.hpp"
-#include "gpu/platform/emulator/streams.hpp"
+#include "tree_attn/gpu/platform/device_error.hpp"
+#include "tree_attn/gpu/platform/emulator/failure.hpp"
+#include "tree_attn/gpu/platform/emulator/global_memory.hpp"
+#include "tree_attn/gpu/platform/emulator/launch.hpp"
+#include "tree_attn/gpu/platform/emulator/sanitizer.hpp"
+#include "tree_attn/gpu/platform/emulator/streams.hpp"
 
 #include <algorithm>
 #include <atomic>

@@ -9,9 +9,9 @@
 /// a lock prevents.
 #pragma once
 
-#include "gpu/platform/emulator/footprint.hpp"
-#include "gpu/platform/emulator/grid.hpp"
-#include "gpu/platform/emulator/outside.hpp"
+#include "tree_attn/gpu/platform/emulator/footprint.hpp"
+#include "tree_attn/gpu/platform/emulator/grid.hpp"
+#include "tree_attn/gpu/platform/emulator/outside.hpp"
 
 #include <atomic>
 #include <cstdint>

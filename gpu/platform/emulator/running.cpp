@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The host thread that waits for a stream runs it: what it needs, and, as the seed has it, what else may run.
-#include "gpu/platform/device_error.hpp"
-#include "gpu/platform/emulator/random.hpp"
-#include "gpu/platform/emulator/sanitizer.hpp"
-#include "gpu/platform/emulator/streams.hpp"
-#include "gpu/platform/emulator/under_way.hpp"
+#include "tree_attn/gpu/platform/device_error.hpp"
+#include "tree_attn/gpu/platform/emulator/random.hpp"
+#include "tree_attn/gpu/platform/emulator/sanitizer.hpp"
+#include "tree_attn/gpu/platform/emulator/streams.hpp"
+#include "tree_attn/gpu/platform/emulator/under_way.hpp"
 
 #include <algorithm>
 #include <chrono>

@@ -3,8 +3,8 @@
 /// @brief What the functions of device.hpp call in the emulator. The caller is always the running thread.
 #pragma once
 
-#include "gpu/platform/emulator/coordinates.hpp"
-#include "gpu/platform/tensor_array.hpp"
+#include "tree_attn/gpu/platform/emulator/coordinates.hpp"
+#include "tree_attn/gpu/platform/tensor_array.hpp"
 
 #include <cstddef>
 #include <cstdint>

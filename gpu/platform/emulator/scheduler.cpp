@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Which fiber of a cluster runs next: each switches directly to the next one.
-#include "gpu/platform/device_error.hpp"
-#include "gpu/platform/emulator/global_memory.hpp"
-#include "gpu/platform/emulator/sanitizer.hpp"
-#include "gpu/platform/emulator/shadow.hpp"
-#include "gpu/platform/emulator/thread.hpp"
+#include "tree_attn/gpu/platform/device_error.hpp"
+#include "tree_attn/gpu/platform/emulator/global_memory.hpp"
+#include "tree_attn/gpu/platform/emulator/sanitizer.hpp"
+#include "tree_attn/gpu/platform/emulator/shadow.hpp"
+#include "tree_attn/gpu/platform/emulator/thread.hpp"
 
 #include <algorithm>
 #include <cstring>

@@ -3,7 +3,7 @@
 /// @brief What a run of the emulator may vary: the order of everything that a device orders as it likes.
 #pragma once
 
-#include "gpu/platform/code_version.hpp"
+#include "tree_attn/gpu/platform/code_version.hpp"
 
 #include <chrono>
 #include <cstddef>

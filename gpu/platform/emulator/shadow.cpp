@@ -6,9 +6,9 @@
 /// (Flanagan, Freund 2009): an access by thread t at time c happened before all that a thread does whose clock has c or more
 /// in place t. Whether two accesses race is then a matter of the kernel and not of the order in which the fibers ran.
 #if defined(TREE_ATTN_EMULATOR_SHADOW)
-#include "gpu/platform/emulator/shadow.hpp"
+#include "tree_attn/gpu/platform/emulator/shadow.hpp"
 
-#include "gpu/platform/emulator/checked_pointer.hpp"
+#include "tree_attn/gpu/platform/emulator/checked_pointer.hpp"
 
 #include <algorithm>
 #include <string>

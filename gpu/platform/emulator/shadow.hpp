@@ -3,7 +3,7 @@
 /// @brief Shadow mode: who wrote and read which shared memory last, and what is known to have happened before what.
 #pragma once
 
-#include "gpu/platform/emulator/thread.hpp"
+#include "tree_attn/gpu/platform/emulator/thread.hpp"
 
 namespace tree_attn::emulated::runtime::shadow {
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Clusters that run, and clusters that wait for memory and look again in turn.
-#include "gpu/platform/emulator/share.hpp"
+#include "tree_attn/gpu/platform/emulator/share.hpp"
 
-#include "gpu/platform/emulator/global_memory.hpp"
-#include "gpu/platform/emulator/sanitizer.hpp"
+#include "tree_attn/gpu/platform/emulator/global_memory.hpp"
+#include "tree_attn/gpu/platform/emulator/sanitizer.hpp"
 
 #include <algorithm>
 #include <chrono>

@@ -6,7 +6,7 @@
 /// device has room for as many waiting blocks as it has multiprocessors, as if each filled one.
 #pragma once
 
-#include "gpu/platform/emulator/thread.hpp"
+#include "tree_attn/gpu/platform/emulator/thread.hpp"
 
 #include <atomic>
 #include <cstdint>

@@ -3,13 +3,13 @@
 /// @brief Pointers into shared memory: plain ones, or in shadow mode ones that check every access.
 #pragma once
 
-#include "gpu/platform/emulator/runtime.hpp"
+#include "tree_attn/gpu/platform/emulator/runtime.hpp"
 
 #include <cstddef>
 #include <cstdint>
 
 #if defined(TREE_ATTN_EMULATOR_SHADOW)
-#include "gpu/platform/emulator/checked_pointer.hpp"
+#include "tree_attn/gpu/platform/emulator/checked_pointer.hpp"
 #endif
 
 namespace tree_attn::emulated {

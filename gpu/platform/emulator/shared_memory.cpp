@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Shared memory of blocks: pieces between red zones, NaN before and after.
-#include "gpu/platform/emulator/sanitizer.hpp"
-#include "gpu/platform/emulator/shadow.hpp"
-#include "gpu/platform/emulator/thread.hpp"
+#include "tree_attn/gpu/platform/emulator/sanitizer.hpp"
+#include "tree_attn/gpu/platform/emulator/shadow.hpp"
+#include "tree_attn/gpu/platform/emulator/thread.hpp"
 
 #include <bit>
 #include <cstring>

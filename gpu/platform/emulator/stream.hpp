@@ -8,9 +8,9 @@
 /// even if it does not.
 #pragma once
 
-#include "gpu/platform/device_traffic.hpp"
-#include "gpu/platform/emulator/outside.hpp"
-#include "gpu/platform/emulator/queue.hpp"
+#include "tree_attn/gpu/platform/device_traffic.hpp"
+#include "tree_attn/gpu/platform/emulator/outside.hpp"
+#include "tree_attn/gpu/platform/emulator/queue.hpp"
 
 #include <functional>
 #include <memory>

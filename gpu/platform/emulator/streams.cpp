@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Vector clocks over streams (Lamport 1978, Fidge 1988, Mattern 1989), and the races that they show.
-#include "gpu/platform/emulator/streams.hpp"
+#include "tree_attn/gpu/platform/emulator/streams.hpp"
 
-#include "gpu/platform/device_error.hpp"
+#include "tree_attn/gpu/platform/device_error.hpp"
 
 #include <algorithm>
 

@@ -3,7 +3,7 @@
 /// @brief All streams of the process, and what is remembered of operations until all others know them.
 #pragma once
 
-#include "gpu/platform/emulator/queue.hpp"
+#include "tree_attn/gpu/platform/emulator/queue.hpp"
 
 #include <cstdint>
 #include <memory>

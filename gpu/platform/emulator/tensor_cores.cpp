@@ -6,9 +6,9 @@
 /// the hardware keeps more bits inside one instruction and promises no order, so results agree closely, not in bits.
 ///
 /// A word takes several matrices, because a meeting of 32 fibers takes longer than a product.
-#include "gpu/platform/bytes16.hpp"
-#include "gpu/platform/emulator/meeting.hpp"
-#include "gpu/platform/emulator/sanitizer.hpp"
+#include "tree_attn/gpu/platform/bytes16.hpp"
+#include "tree_attn/gpu/platform/emulator/meeting.hpp"
+#include "tree_attn/gpu/platform/emulator/sanitizer.hpp"
 
 #include <cstring>
 #include <string>

@@ -3,9 +3,9 @@
 /// @brief The emulated side of a tensor map: the description itself.
 #pragma once
 
-#include "gpu/platform/device_error.hpp"
-#include "gpu/platform/emulator/settings.hpp"
-#include "gpu/platform/tensor_array.hpp"
+#include "tree_attn/gpu/platform/device_error.hpp"
+#include "tree_attn/gpu/platform/emulator/settings.hpp"
+#include "tree_attn/gpu/platform/tensor_array.hpp"
 
 namespace tree_attn::emulated {
 

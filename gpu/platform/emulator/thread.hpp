@@ -6,14 +6,14 @@
 /// end of each part; device.hpp gives them CUDA's names.
 #pragma once
 
-#include "gpu/platform/emulator/coordinates.hpp"
-#include "gpu/platform/emulator/failure.hpp"
-#include "gpu/platform/emulator/far_stores.hpp"
-#include "gpu/platform/emulator/fiber.hpp"
-#include "gpu/platform/emulator/grid.hpp"
-#include "gpu/platform/emulator/random.hpp"
-#include "gpu/platform/emulator/runtime.hpp"
-#include "gpu/platform/emulator/settings.hpp"
+#include "tree_attn/gpu/platform/emulator/coordinates.hpp"
+#include "tree_attn/gpu/platform/emulator/failure.hpp"
+#include "tree_attn/gpu/platform/emulator/far_stores.hpp"
+#include "tree_attn/gpu/platform/emulator/fiber.hpp"
+#include "tree_attn/gpu/platform/emulator/grid.hpp"
+#include "tree_attn/gpu/platform/emulator/random.hpp"
+#include "tree_attn/gpu/platform/emulator/runtime.hpp"
+#include "tree_attn/gpu/platform/emulator/settings.hpp"
 
 #include <cstddef>
 #include <cstdint>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Launches shared out over host threads.
-#include "gpu/platform/emulator/under_way.hpp"
+#include "tree_attn/gpu/platform/emulator/under_way.hpp"
 
-#include "gpu/platform/emulator/sanitizer.hpp"
+#include "tree_attn/gpu/platform/emulator/sanitizer.hpp"
 
 #include <algorithm>
 #include <exception>

@@ -3,7 +3,7 @@
 /// @brief A launch under way: the clusters that the waiting host thread runs of it, and host threads that help.
 #pragma once
 
-#include "gpu/platform/emulator/share.hpp"
+#include "tree_attn/gpu/platform/emulator/share.hpp"
 
 #include <functional>
 #include <list>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The memory of decoders: what is predicted is taken, and from the second step on nothing is allocated on any rank.
-#include "distributed/transport/thread_transport.hpp"
-#include "tests/support/count_allocations.hpp"
-#include "tests/support/decoding.hpp"
+#include "tree_attn/distributed/transport/thread_transport.hpp"
+#include "tree_attn/tests/support/count_allocations.hpp"
+#include "tree_attn/tests/support/decoding.hpp"
 
 namespace tree_attn::test {
 

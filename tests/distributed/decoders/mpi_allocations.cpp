@@ -2,8 +2,8 @@
 /// @file
 /// @brief The memory of decoders whose ranks are processes: from the second step on a rank allocates nothing, over MPI and
 /// through shared memory. mpirun -n P mpi_allocations; decoder_allocations.cpp has ranks that are threads.
-#include "tests/support/count_allocations.hpp"
-#include "tests/support/decoding.hpp"
+#include "tree_attn/tests/support/count_allocations.hpp"
+#include "tree_attn/tests/support/decoding.hpp"
 
 namespace tree_attn::test {
 

@@ -5,10 +5,10 @@
 /// All ranks agree at the end of every test case, so one failed check on one rank fails the run on all of them. A rank that
 /// leaves a test case by an exception ends the others at once: they might be waiting for it.
 #define DOCTEST_CONFIG_IMPLEMENT
-#include "distributed/transport/shared_transport.hpp"
-#include "tests/distributed/program/pmpi_counts.hpp"
-#include "tests/support/mpi_test_session.hpp"
-#include "tests/support/rank_group.hpp"
+#include "tree_attn/distributed/transport/shared_transport.hpp"
+#include "tree_attn/tests/distributed/program/pmpi_counts.hpp"
+#include "tree_attn/tests/support/mpi_test_session.hpp"
+#include "tree_attn/tests/support/rank_group.hpp"
 
 #include <doctest/doctest.h>
 

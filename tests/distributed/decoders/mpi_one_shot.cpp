@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief `one-shot` where every rank is a process: each maps the windows of the others.
-#include "gpu/backend/one_shot_session.hpp"
-#include "gpu/platform/device_error.hpp"
-#include "tests/support/mpi_test_session.hpp"
-#include "tests/support/one_shot_runs.hpp"
+#include "tree_attn/gpu/backend/one_shot_session.hpp"
+#include "tree_attn/gpu/platform/device_error.hpp"
+#include "tree_attn/tests/support/mpi_test_session.hpp"
+#include "tree_attn/tests/support/one_shot_runs.hpp"
 
 #include <chrono>
 #include <memory>

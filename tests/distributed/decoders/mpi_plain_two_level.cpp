@@ -2,9 +2,9 @@
 /// @file
 /// @brief Alg. 3 in two levels with MPI alone: on every rank the bits of `two-level` and of the plain decode, for any nodes,
 /// ranges and order of leaves.
-#include "reference/decode/plain.hpp"
-#include "tests/support/decoding.hpp"
-#include "tests/support/mpi_test_session.hpp"
+#include "tree_attn/reference/decode/plain.hpp"
+#include "tree_attn/tests/support/decoding.hpp"
+#include "tree_attn/tests/support/mpi_test_session.hpp"
 
 #include <mpi.h>
 

@@ -2,16 +2,16 @@
 /// @file
 /// @brief Arguments that break a precondition of distributed/ and gpu/backend/ are refused in every build, in a line with
 /// the function and the values.
-#include "distributed/measure/judge.hpp"
-#include "distributed/measure/measure.hpp"
-#include "distributed/transport/exchange.hpp"
-#include "distributed/transport/pulse_observer.hpp"
-#include "distributed/transport/thread_transport.hpp"
-#include "distributed/transport/watchdog.hpp"
-#include "gpu/backend/backends.hpp"
-#include "gpu/backend/one_shot_session.hpp"
-#include "reference/data/input_error.hpp"
-#include "tests/support/decoding.hpp"
+#include "tree_attn/distributed/job/judge.hpp"
+#include "tree_attn/distributed/job/pulse_observer.hpp"
+#include "tree_attn/distributed/job/watchdog.hpp"
+#include "tree_attn/distributed/measure/measure.hpp"
+#include "tree_attn/distributed/plan/exchange.hpp"
+#include "tree_attn/distributed/transport/thread_transport.hpp"
+#include "tree_attn/gpu/backend/backends.hpp"
+#include "tree_attn/gpu/backend/one_shot_session.hpp"
+#include "tree_attn/reference/data/input_error.hpp"
+#include "tree_attn/tests/support/decoding.hpp"
 
 #include <cmath>
 #include <limits>

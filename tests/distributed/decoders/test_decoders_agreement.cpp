@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Ranks that open a decoder with different arguments are refused, whichever argument and whichever rank.
-#include "reference/data/input_error.hpp"
-#include "tests/support/decoding.hpp"
+#include "tree_attn/reference/data/input_error.hpp"
+#include "tree_attn/tests/support/decoding.hpp"
 
 #include <functional>
 

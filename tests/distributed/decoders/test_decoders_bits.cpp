@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Bits: the same on every rank, and for canonical algorithms the same for every layout, batch and number of steps.
-#include "tests/support/decoding.hpp"
+#include "tree_attn/tests/support/decoding.hpp"
 
 #include <limits>
 #include <random>

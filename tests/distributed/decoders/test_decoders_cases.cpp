@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Every smoke case of tests/data/cases.json that is a decode, on every algorithm (Alg. 3).
-#include "tests/support/cases.hpp"
-#include "tests/support/decoding.hpp"
+#include "tree_attn/tests/support/cases.hpp"
+#include "tree_attn/tests/support/decoding.hpp"
 
 #include <map>
 

@@ -2,8 +2,8 @@
 /// @file
 /// @brief Counted is predicted: messages, bytes, merges and keys held of every algorithm, on every number of ranks, in both
 /// orders of leaves. Over MPI, what MPI was given to send as well (section 6).
-#include "tests/support/decoding.hpp"
-#include "tests/support/sanitized.hpp"
+#include "tree_attn/tests/support/decoding.hpp"
+#include "tree_attn/tests/support/sanitized.hpp"
 
 #include <array>
 #include <numeric>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief NaN and Inf in q, k and v reach the outputs that the formula says, on every algorithm, and no others (eq. (7)).
-#include "reference/oracle/attention.hpp"
-#include "tests/support/compare.hpp"
-#include "tests/support/decoding.hpp"
+#include "tree_attn/reference/oracle/attention.hpp"
+#include "tree_attn/tests/support/compare.hpp"
+#include "tree_attn/tests/support/decoding.hpp"
 
 namespace tree_attn::test {
 namespace {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief All algorithms against the oracle: shapes, storage types, few keys, empty shards (Alg. 3, section 5).
-#include "tests/support/decoding.hpp"
+#include "tree_attn/tests/support/decoding.hpp"
 
 namespace tree_attn::test {
 namespace {

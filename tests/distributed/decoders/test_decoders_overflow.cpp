@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief What is finite by the formula is finite in every algorithm, though a sum on the way is beyond F32 (section 5).
-#include "tests/support/compare.hpp"
-#include "tests/support/decoding.hpp"
+#include "tree_attn/tests/support/compare.hpp"
+#include "tree_attn/tests/support/decoding.hpp"
 
 #include <functional>
 #include <limits>

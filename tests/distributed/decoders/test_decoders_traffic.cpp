@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief What is counted while decoding: collectives, hops, merge steps, buffers; and what is in flight when (section 6).
-#include "tests/support/decoding.hpp"
+#include "tree_attn/tests/support/decoding.hpp"
 
 namespace tree_attn::test {
 namespace {

@@ -2,11 +2,11 @@
 /// @file
 /// @brief Growth: a cache that grows key by key over any number of ranks has the bits of one that was there from the start,
 /// in both orders of leaves (section 5.3).
-#include "distributed/transport/thread_transport.hpp"
-#include "gpu/backend/backends.hpp"
-#include "gpu/platform/emulator/settings.hpp"
-#include "tests/support/decoding.hpp"
-#include "tests/support/sanitized.hpp"
+#include "tree_attn/distributed/transport/thread_transport.hpp"
+#include "tree_attn/gpu/backend/backends.hpp"
+#include "tree_attn/gpu/platform/emulator/settings.hpp"
+#include "tree_attn/tests/support/decoding.hpp"
+#include "tree_attn/tests/support/sanitized.hpp"
 
 #include <memory>
 #include <random>

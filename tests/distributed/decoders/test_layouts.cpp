@@ -2,9 +2,9 @@
 /// @file
 /// @brief Random layouts on the CPU and on the emulated kernels: ranks, cuts and nodes at random change no bit
 /// (section 5.3).
-#include "gpu/backend/backends.hpp"
-#include "gpu/platform/emulator/settings.hpp"
-#include "tests/support/decoding.hpp"
+#include "tree_attn/gpu/backend/backends.hpp"
+#include "tree_attn/gpu/platform/emulator/settings.hpp"
+#include "tree_attn/tests/support/decoding.hpp"
 
 #include <random>
 

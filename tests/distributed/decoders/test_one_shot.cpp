@@ -2,13 +2,13 @@
 /// @file
 /// @brief One launch per step: the bits of `gather` on any number of emulated devices, the bytes that are stored, a rank
 /// that is missing, and what is refused.
-#include "gpu/backend/one_shot_session.hpp"
-#include "gpu/parts/peers.hpp"
-#include "gpu/platform/device_error.hpp"
-#include "gpu/platform/device_traffic.hpp"
-#include "gpu/platform/emulator/stream.hpp"
-#include "gpu/platform/launch.hpp"
-#include "tests/support/one_shot_runs.hpp"
+#include "tree_attn/gpu/backend/one_shot_session.hpp"
+#include "tree_attn/gpu/engine/peers.hpp"
+#include "tree_attn/gpu/platform/device_error.hpp"
+#include "tree_attn/gpu/platform/device_traffic.hpp"
+#include "tree_attn/gpu/platform/emulator/stream.hpp"
+#include "tree_attn/gpu/platform/launch.hpp"
+#include "tree_attn/tests/support/one_shot_runs.hpp"
 
 #include <atomic>
 #include <chrono>

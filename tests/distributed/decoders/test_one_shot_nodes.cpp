@@ -2,11 +2,11 @@
 /// @file
 /// @brief `one-shot` on several nodes: kernels inside them, plans between them; the bits of `gather`, the predicted counts,
 /// and a rank of another node that is missing.
-#include "distributed/transport/plan_builder.hpp"
-#include "gpu/backend/one_shot_session.hpp"
-#include "gpu/parts/peers.hpp"
-#include "gpu/platform/device_error.hpp"
-#include "tests/support/one_shot_runs.hpp"
+#include "tree_attn/distributed/plan/plan_builder.hpp"
+#include "tree_attn/gpu/backend/one_shot_session.hpp"
+#include "tree_attn/gpu/engine/peers.hpp"
+#include "tree_attn/gpu/platform/device_error.hpp"
+#include "tree_attn/tests/support/one_shot_runs.hpp"
 
 #include <chrono>
 #include <latch>

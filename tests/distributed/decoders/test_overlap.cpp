@@ -2,8 +2,8 @@
 /// @file
 /// @brief The ring computes while the next shard is in flight, and keeps its memory; needs a transport that can be looked
 /// into, so threads only.
-#include "distributed/transport/thread_transport.hpp"
-#include "tests/support/decoding.hpp"
+#include "tree_attn/distributed/transport/thread_transport.hpp"
+#include "tree_attn/tests/support/decoding.hpp"
 
 #include <algorithm>
 #include <atomic>

@@ -2,11 +2,11 @@
 /// @file
 /// @brief Blocks of ranks joined k at a time: the bits of `gather` and the messages of the closed formulas, for nodes of any
 /// sizes, every radix, and rows together or in slices (section 5.3).
-#include "distributed/measure/predict.hpp"
-#include "distributed/transport/plan_builder.hpp"
-#include "distributed/transport/thread_transport.hpp"
-#include "tests/support/decoding.hpp"
-#include "tests/support/sanitized.hpp"
+#include "tree_attn/distributed/measure/predict.hpp"
+#include "tree_attn/distributed/plan/plan_builder.hpp"
+#include "tree_attn/distributed/transport/thread_transport.hpp"
+#include "tree_attn/tests/support/decoding.hpp"
+#include "tree_attn/tests/support/sanitized.hpp"
 
 #include <mutex>
 #include <random>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief What measure() says of ranks that end with different bits: the negative control of same_bits_on_all_ranks.
-#include "distributed/measure/measure.hpp"
-#include "distributed/transport/mpi_transport.hpp"
-#include "tests/support/mpi_test_session.hpp"
+#include "tree_attn/distributed/measure/measure.hpp"
+#include "tree_attn/distributed/transport/mpi_transport.hpp"
+#include "tree_attn/tests/support/mpi_test_session.hpp"
 
 #include <doctest/doctest.h>
 

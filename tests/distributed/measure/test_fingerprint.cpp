@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The rows by which ranks compare their caches. That a difference is refused is tested over ranks of the program.
-#include "distributed/measure/fingerprint.hpp"
+#include "tree_attn/distributed/measure/fingerprint.hpp"
 
 #include <doctest/doctest.h>
 

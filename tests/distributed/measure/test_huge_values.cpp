@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Averages of values of any size: nothing that counts is lost to underflow, and no sum to overflow (section 5).
-#include "gpu/backend/backends.hpp"
-#include "reference/oracle/attention.hpp"
-#include "tests/support/decoding.hpp"
+#include "tree_attn/gpu/backend/backends.hpp"
+#include "tree_attn/reference/oracle/attention.hpp"
+#include "tree_attn/tests/support/decoding.hpp"
 
 #include <cmath>
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The program's comparison with the oracle: it must fail where it should (section 6, appendix F).
-#include "distributed/measure/measure.hpp"
-#include "tests/support/decoding.hpp"
+#include "tree_attn/distributed/measure/measure.hpp"
+#include "tree_attn/tests/support/decoding.hpp"
 
 namespace tree_attn::test {
 namespace {

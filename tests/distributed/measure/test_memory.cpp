@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The memory that is left, read from files as Linux writes them, and from others.
-#include "distributed/measure/memory.hpp"
-#include "tests/support/tensor_files.hpp"
+#include "tree_attn/distributed/measure/memory.hpp"
+#include "tree_attn/tests/support/tensor_files.hpp"
 
 #include <doctest/doctest.h>
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The warning for output that is not finite in F32: where it is given, and the cause that it names (section 5).
-#include "distributed/measure/overflow.hpp"
-#include "tests/support/tensors.hpp"
+#include "tree_attn/distributed/measure/overflow.hpp"
+#include "tree_attn/tests/support/tensors.hpp"
 
 #include <doctest/doctest.h>
 

@@ -2,10 +2,10 @@
 /// @file
 /// @brief Counted is predicted: messages and bytes of every algorithm against closed formulas, ours and the paper's (eq.
 /// (8)-(14)).
-#include "distributed/measure/predict.hpp"
-#include "distributed/transport/plan_builder.hpp"
-#include "reference/oracle/cost_model.hpp"
-#include "tests/support/decoding.hpp"
+#include "tree_attn/distributed/measure/predict.hpp"
+#include "tree_attn/distributed/plan/plan_builder.hpp"
+#include "tree_attn/reference/oracle/cost_model.hpp"
+#include "tree_attn/tests/support/decoding.hpp"
 
 #include <map>
 #include <numeric>

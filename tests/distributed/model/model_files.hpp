@@ -3,8 +3,8 @@
 /// @brief Model files for tests: the trained one, and small ones with random weights.
 #pragma once
 
-#include "distributed/model/config.hpp"
-#include "tests/support/tensor_files.hpp"
+#include "tree_attn/distributed/model/config.hpp"
+#include "tree_attn/tests/support/tensor_files.hpp"
 
 #include <cmath>
 #include <cstring>

@@ -7,9 +7,9 @@
 /// rounding error of at most (n + 1) u times the sum of their magnitudes, in any order.
 #pragma once
 
-#include "distributed/model/config.hpp"
-#include "reference/data/safetensors.hpp"
-#include "reference/tensor/convert.hpp"
+#include "tree_attn/distributed/model/config.hpp"
+#include "tree_attn/reference/data/safetensors.hpp"
+#include "tree_attn/reference/tensor/convert.hpp"
 
 #include <Eigen/Core>
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief A model over sharded keys and values: the same text and logits on every layout.
-#include "distributed/model/generator.hpp"
-#include "distributed/model/sampler.hpp"
-#include "distributed/transport/thread_transport.hpp"
-#include "gpu/backend/backends.hpp"
-#include "tests/distributed/model/model_files.hpp"
+#include "tree_attn/distributed/model/generator.hpp"
+#include "tree_attn/distributed/model/sampler.hpp"
+#include "tree_attn/distributed/transport/thread_transport.hpp"
+#include "tree_attn/gpu/backend/backends.hpp"
+#include "tree_attn/tests/distributed/model/model_files.hpp"
 
 #include <cstring>
 #include <optional>

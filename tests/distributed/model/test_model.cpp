@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The model against PyTorch's numbers, and against its definition in double precision.
-#include "distributed/model/generator.hpp"
-#include "distributed/model/sampler.hpp"
-#include "distributed/transport/thread_transport.hpp"
-#include "tests/distributed/model/model_files.hpp"
-#include "tests/distributed/model/plain_model.hpp"
+#include "tree_attn/distributed/model/generator.hpp"
+#include "tree_attn/distributed/model/sampler.hpp"
+#include "tree_attn/distributed/transport/thread_transport.hpp"
+#include "tree_attn/tests/distributed/model/model_files.hpp"
+#include "tree_attn/tests/distributed/model/plain_model.hpp"
 
 #include <algorithm>
 

@@ -6,7 +6,7 @@
 /// of the two ranks looks.
 #pragma once
 
-#include "gpu/platform/window_handle.hpp"
+#include "tree_attn/gpu/platform/window_handle.hpp"
 
 #include <fcntl.h>
 #include <sys/mman.h>

@@ -3,11 +3,11 @@
 /// @brief Threads as ranks whose messages go over the stand-in for NCCL, between emulated devices.
 #pragma once
 
-#include "distributed/transport/nccl_transport.hpp"
-#include "distributed/transport/thread_transport.hpp"
-#include "gpu/backend/backends.hpp"
-#include "gpu/platform/emulator/settings.hpp"
-#include "tests/support/decoding.hpp"
+#include "tree_attn/distributed/transport/nccl_transport.hpp"
+#include "tree_attn/distributed/transport/thread_transport.hpp"
+#include "tree_attn/gpu/backend/backends.hpp"
+#include "tree_attn/gpu/platform/emulator/settings.hpp"
+#include "tree_attn/tests/support/decoding.hpp"
 
 #include <cstdlib>
 #include <functional>

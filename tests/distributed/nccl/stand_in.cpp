@@ -24,10 +24,10 @@
 /// | `version V N` | the version is V: in call N of ncclGetVersion() in this process since this was asked for, in every one without N |
 ///
 /// Counts start from 1.
-#include "distributed/transport/nccl_api.hpp"
-#include "gpu/platform/emulator/outside.hpp"
-#include "gpu/platform/shared_pages.hpp"
-#include "tests/distributed/nccl/mail.hpp"
+#include "tree_attn/distributed/transport/nccl_api.hpp"
+#include "tree_attn/gpu/platform/emulator/outside.hpp"
+#include "tree_attn/gpu/platform/shared_pages.hpp"
+#include "tree_attn/tests/distributed/nccl/mail.hpp"
 
 #include <cmath>
 #include <cstdio>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Our declarations of NCCL agree with nccl.h, where that is found: types, values, and how arguments are passed.
-#include "distributed/transport/nccl_api.hpp"
+#include "tree_attn/distributed/transport/nccl_api.hpp"
 
 #if !defined(TREE_ATTN_WITHOUT_NCCL_HEADER) && __has_include(<nccl.h>) && __has_include(<cuda_runtime.h>)
 #include <nccl.h>

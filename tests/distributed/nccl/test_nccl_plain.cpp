@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Alg. 3 in two levels with NCCL alone: on every rank the bits of the plain decode, of `two-level` and of `gather`.
-#include "gpu/platform/launch.hpp"
-#include "reference/decode/plain.hpp"
-#include "tests/distributed/nccl/nccl_ranks.hpp"
+#include "tree_attn/gpu/platform/launch.hpp"
+#include "tree_attn/reference/decode/plain.hpp"
+#include "tree_attn/tests/distributed/nccl/nccl_ranks.hpp"
 
 #include <chrono>
 #include <random>

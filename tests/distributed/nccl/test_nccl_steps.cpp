@@ -2,11 +2,11 @@
 /// @file
 /// @brief What a step over NCCL asks of the devices: copies, launches and memory; and which kernels run while messages are
 /// on their way.
-#include "gpu/parts/peers.hpp"
-#include "gpu/platform/emulator/outside.hpp"
-#include "gpu/platform/launch.hpp"
-#include "tests/distributed/nccl/nccl_ranks.hpp"
-#include "tests/support/one_shot_runs.hpp"
+#include "tree_attn/gpu/engine/peers.hpp"
+#include "tree_attn/gpu/platform/emulator/outside.hpp"
+#include "tree_attn/gpu/platform/launch.hpp"
+#include "tree_attn/tests/distributed/nccl/nccl_ranks.hpp"
+#include "tree_attn/tests/support/one_shot_runs.hpp"
 
 #include <algorithm>
 #include <atomic>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Plans over NCCL, with the stand-in and emulated devices: the bits and the counts of host memory (section 5.3).
-#include "gpu/platform/launch.hpp"
-#include "tests/distributed/nccl/nccl_ranks.hpp"
-#include "tests/support/one_shot_runs.hpp"
+#include "tree_attn/gpu/platform/launch.hpp"
+#include "tree_attn/tests/distributed/nccl/nccl_ranks.hpp"
+#include "tree_attn/tests/support/one_shot_runs.hpp"
 
 #include <atomic>
 #include <mutex>

@@ -3,9 +3,9 @@
 /// @brief Problems for the program's tests: files of q, k and v, and attention worked out once more, on its own.
 #pragma once
 
-#include "reference/data/safetensors.hpp"
-#include "tests/support/compare.hpp"
-#include "tests/support/tensor_files.hpp"
+#include "tree_attn/reference/data/safetensors.hpp"
+#include "tree_attn/tests/support/compare.hpp"
+#include "tree_attn/tests/support/tensor_files.hpp"
 
 #include <bit>
 #include <cmath>

@@ -3,7 +3,7 @@
 /// @brief Ranks that hang: finds the processes of a job, stops or kills one, and sees what is left of it.
 #pragma once
 
-#include "tests/distributed/program/command.hpp"
+#include "tree_attn/tests/distributed/program/command.hpp"
 
 #include <chrono>
 #include <filesystem>

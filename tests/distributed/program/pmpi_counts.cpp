@@ -4,7 +4,7 @@
 /// end, and a source to link into a test program, which asks for them (pmpi_counts.hpp).
 ///
 /// PMPI_COUNTS_PER_NODE: ranks per node, for the bytes between nodes. Prints "PMPI messages bytes bytes-between-nodes".
-#include "tests/distributed/program/pmpi_counts.hpp"
+#include "tree_attn/tests/distributed/program/pmpi_counts.hpp"
 
 #include <mpi.h>
 

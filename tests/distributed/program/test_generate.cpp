@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief `tree_attn generate` without mpirun: answers and reports, and bad input in one line.
-#include "reference/decode/leaf_kernel.hpp"
-#include "tests/distributed/model/model_files.hpp"
-#include "tests/distributed/program/command.hpp"
+#include "tree_attn/reference/cpu/leaf_kernel.hpp"
+#include "tree_attn/tests/distributed/model/model_files.hpp"
+#include "tree_attn/tests/distributed/program/command.hpp"
 
 #include <nlohmann/json.hpp>
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Counted is predicted: what reaches MPI is what the report says, what it predicts and what `predict` says.
-#include "distributed/decoders/decoder.hpp"
-#include "tests/distributed/program/command.hpp"
+#include "tree_attn/distributed/decoders/decoder.hpp"
+#include "tree_attn/tests/distributed/program/command.hpp"
 
 #include <nlohmann/json.hpp>
 

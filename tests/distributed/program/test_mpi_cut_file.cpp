@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief A tensor file that is cut short while ranks read it: one line, status 2, and all end.
-#include "tests/distributed/program/command.hpp"
+#include "tree_attn/tests/distributed/program/command.hpp"
 
 namespace {
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief `tree_attn decode` under mpirun: the same bytes however the keys are cut, checks that pass and checks that fail.
-#include "distributed/decoders/decoder.hpp"
-#include "tests/distributed/program/command.hpp"
-#include "tests/distributed/program/file_workload.hpp"
+#include "tree_attn/distributed/decoders/decoder.hpp"
+#include "tree_attn/tests/distributed/program/command.hpp"
+#include "tree_attn/tests/distributed/program/file_workload.hpp"
 
 #include <nlohmann/json.hpp>
 

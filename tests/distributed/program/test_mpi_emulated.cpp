@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief `tree_attn decode --backend emulated`: the kernels behind the same command line, with the same promises.
-#include "distributed/decoders/decoder.hpp"
-#include "tests/distributed/program/command.hpp"
-#include "tests/distributed/program/file_workload.hpp"
+#include "tree_attn/distributed/decoders/decoder.hpp"
+#include "tree_attn/tests/distributed/program/command.hpp"
+#include "tree_attn/tests/distributed/program/file_workload.hpp"
 
 #include <nlohmann/json.hpp>
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief `tree_attn generate` under mpirun: the same text and logits on every number of ranks.
-#include "tests/distributed/model/model_files.hpp"
-#include "tests/distributed/program/command.hpp"
+#include "tree_attn/tests/distributed/model/model_files.hpp"
+#include "tree_attn/tests/distributed/program/command.hpp"
 
 #include <nlohmann/json.hpp>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The watchdog of a job on two machines, or on four: what is slow lives, what hangs is named, once.
-#include "tests/distributed/program/hanging.hpp"
+#include "tree_attn/tests/distributed/program/hanging.hpp"
 
 namespace {
 

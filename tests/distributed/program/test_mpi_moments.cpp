@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief `tree_attn decode --moments 2`: variance and entropy ride along with the output and leave its bits alone.
-#include "distributed/decoders/decoder.hpp"
-#include "reference/energy/moments.hpp"
-#include "tests/distributed/program/command.hpp"
-#include "tests/distributed/program/file_workload.hpp"
+#include "tree_attn/distributed/decoders/decoder.hpp"
+#include "tree_attn/reference/energy/moments.hpp"
+#include "tree_attn/tests/distributed/program/command.hpp"
+#include "tree_attn/tests/distributed/program/file_workload.hpp"
 
 #include <cmath>
 

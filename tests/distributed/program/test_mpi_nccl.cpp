@@ -2,7 +2,7 @@
 /// @file
 /// @brief `tree_attn decode --transport nccl` on emulated devices, with the stand-in for NCCL: ranks as threads and as
 /// processes.
-#include "tests/distributed/program/hanging.hpp"
+#include "tree_attn/tests/distributed/program/hanging.hpp"
 
 #include <nlohmann/json.hpp>
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Several ranks: one of them speaks, all of them end, each reads only its own shard.
-#include "tests/distributed/program/command.hpp"
-#include "tests/distributed/program/file_workload.hpp"
+#include "tree_attn/tests/distributed/program/command.hpp"
+#include "tree_attn/tests/distributed/program/file_workload.hpp"
 
 namespace fs = std::filesystem;
 

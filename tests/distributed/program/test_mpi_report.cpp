@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief What `decode` reports: the table for people, the JSON for programs, and counts that are as predicted.
-#include "distributed/decoders/decoder.hpp"
-#include "gpu/backend/backends.hpp"
-#include "reference/decode/leaf_kernel.hpp"
-#include "tests/distributed/program/command.hpp"
-#include "tests/distributed/program/file_workload.hpp"
+#include "tree_attn/distributed/decoders/decoder.hpp"
+#include "tree_attn/gpu/backend/backends.hpp"
+#include "tree_attn/reference/cpu/leaf_kernel.hpp"
+#include "tree_attn/tests/distributed/program/command.hpp"
+#include "tree_attn/tests/distributed/program/file_workload.hpp"
 
 #include <nlohmann/json.hpp>
 #include <sched.h>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief `tree_attn predict`: its table, its report, and what it refuses.
-#include "distributed/decoders/decoder.hpp"
-#include "distributed/measure/predict.hpp"
-#include "tests/distributed/program/command.hpp"
+#include "tree_attn/distributed/decoders/decoder.hpp"
+#include "tree_attn/distributed/measure/predict.hpp"
+#include "tree_attn/tests/distributed/program/command.hpp"
 
 #include <nlohmann/json.hpp>
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The command line without mpirun: help, and one line for everything that is wrong with it.
-#include "reference/decode/leaf_kernel.hpp"
-#include "tests/distributed/program/command.hpp"
+#include "tree_attn/reference/cpu/leaf_kernel.hpp"
+#include "tree_attn/tests/distributed/program/command.hpp"
 
 namespace {
 

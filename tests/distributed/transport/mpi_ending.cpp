@@ -3,7 +3,7 @@
 /// @brief Ranks before MPI is initialized and after it is finalized: mpirun -n P mpi_ending. A program of its own, for MPI
 /// starts once.
 #define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
-#include "distributed/transport/mpi_transport.hpp"
+#include "tree_attn/distributed/transport/mpi_transport.hpp"
 
 #include <doctest/doctest.h>
 

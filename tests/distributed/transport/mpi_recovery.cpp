@@ -3,10 +3,10 @@
 /// @brief Decoding goes on after a TransportError, on the same communicator: no result is wrong, then or before.
 ///
 /// TREE_ATTN_RECOVERIES: how often. By default a few times, since each takes the time of a deadline.
-#include "distributed/transport/mpi_ranks.hpp"
-#include "tests/support/check_ranks.hpp"
-#include "tests/support/decoding.hpp"
-#include "tests/support/mpi_test_session.hpp"
+#include "tree_attn/distributed/transport/mpi_ranks.hpp"
+#include "tree_attn/tests/support/check_ranks.hpp"
+#include "tree_attn/tests/support/decoding.hpp"
+#include "tree_attn/tests/support/mpi_test_session.hpp"
 
 #include <chrono>
 #include <cstdlib>

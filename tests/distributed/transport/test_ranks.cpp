@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Ranks that are threads.
-#include "distributed/transport/thread_transport.hpp"
-#include "tests/support/check_ranks.hpp"
+#include "tree_attn/distributed/transport/thread_transport.hpp"
+#include "tree_attn/tests/support/check_ranks.hpp"
 
 #include <doctest/doctest.h>
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The KV cache in device memory: what a step uploads and allocates, and that growth changes no bit.
-#include "gpu/backend/backends.hpp"
-#include "tests/support/device_params.hpp"
+#include "tree_attn/gpu/backend/backends.hpp"
+#include "tree_attn/tests/support/device_params.hpp"
 
 #include <stdexcept>
 

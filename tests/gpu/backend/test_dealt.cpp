@@ -2,9 +2,9 @@
 /// @file
 /// @brief The dealt order on a device: the states of every range of slots are those of the canonical tree, and caches that
 /// grow have the bits of fresh ones (section 5.3).
-#include "gpu/backend/backends.hpp"
-#include "tests/support/canonical_tree.hpp"
-#include "tests/support/device_params.hpp"
+#include "tree_attn/gpu/backend/backends.hpp"
+#include "tree_attn/tests/support/canonical_tree.hpp"
+#include "tree_attn/tests/support/device_params.hpp"
 
 #include <tuple>
 #include <utility>
@@ -61,9 +61,10 @@ TEST_CASE("dealt on a device: the states of a rank are the values of its subtree
   }
 }
 
-/// Fewer workers than leaves, so that every worker merges, and sub-warps of a warp take different numbers of steps.
+/// Fewer thread groups than leaves, so that every thread group merges, and sub-warps of a warp take different numbers of
+/// steps.
 /// @tested{thm_1, Thm. 1}
-TEST_CASE("dealt on a device: workers of many leaves leave the values of the tree") {
+TEST_CASE("dealt on a device: thread groups of many leaves leave the values of the tree") {
   for (const auto& [dtype, heads, d] : {std::tuple{DType::F32, 6, 128}, {DType::F32, 6, 40}, {DType::BF16, 30, 64}}) {
     Axes axes = axes_of(dtype, heads, d, 64 * 43 + 9);
     axes.kv_heads = 6;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The block that a decode step uploads: where its arrays lie, and that one copy takes them.
-#include "gpu/backend/step_input.hpp"
-#include "tests/support/device_params.hpp"
+#include "tree_attn/gpu/backend/step_input.hpp"
+#include "tree_attn/tests/support/device_params.hpp"
 
 #include <cstdint>
 #include <span>

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The kernels of host_bits.hpp.
-#include "tests/gpu/cuda/host_bits.hpp"
+#include "tree_attn/tests/gpu/cuda/host_bits.hpp"
 
-#include "gpu/platform/device.hpp"
-#include "reference/state/state.hpp"
-#include "reference/state/subtree.hpp"
+#include "tree_attn/gpu/platform/device.hpp"
+#include "tree_attn/reference/state/state.hpp"
+#include "tree_attn/reference/state/subtree.hpp"
 
 #include <type_traits>
 

@@ -4,9 +4,9 @@
 /// host_bits.cu launches.
 #pragma once
 
-#include "gpu/platform/launch.hpp"
-#include "reference/state/key_range.hpp"
-#include "reference/tensor/dtype.hpp"
+#include "tree_attn/gpu/platform/launch.hpp"
+#include "tree_attn/reference/state/key_range.hpp"
+#include "tree_attn/reference/tensor/dtype.hpp"
 
 #include <cstdint>
 #include <vector>

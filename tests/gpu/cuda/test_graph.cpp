@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief A launch can be captured in a CUDA graph, and replayed with the same bits.
-#include "tests/support/device_params.hpp"
+#include "tree_attn/tests/support/device_params.hpp"
 
 #include <cuda_runtime.h>
 

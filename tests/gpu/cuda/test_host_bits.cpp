@@ -3,9 +3,9 @@
 /// @brief What hosts and devices share has the same bits on both: a state may be finished on either.
 ///
 /// The emulator compiles the code of the host, so only a device can differ.
-#include "reference/state/state.hpp"
-#include "reference/state/subtree.hpp"
-#include "tests/gpu/cuda/host_bits.hpp"
+#include "tree_attn/reference/state/state.hpp"
+#include "tree_attn/reference/state/subtree.hpp"
+#include "tree_attn/tests/gpu/cuda/host_bits.hpp"
 
 #include <doctest/doctest.h>
 

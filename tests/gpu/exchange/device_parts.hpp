@@ -3,8 +3,8 @@
 /// @brief A device in equal parts, one for each rank: green contexts on a GPU, a number in the emulator.
 #pragma once
 
-#include "gpu/platform/device_part.hpp"
-#include "gpu/platform/launch.hpp"
+#include "tree_attn/gpu/platform/device_part.hpp"
+#include "tree_attn/gpu/platform/launch.hpp"
 
 #if defined(TREE_ATTN_FOR_CUDA)
 #include <cuda.h>

@@ -15,9 +15,9 @@
 /// What it prints is one line of JSON per result.
 ///
 /// It is compiled twice, for a GPU and for the emulator, whose times mean nothing. It has run on parts of one H200.
-#include "tests/gpu/exchange/device_parts.hpp"
-#include "tests/gpu/exchange/rank_steps.hpp"
-#include "tests/gpu/exchange/stamped_rank.hpp"
+#include "tree_attn/tests/gpu/exchange/device_parts.hpp"
+#include "tree_attn/tests/gpu/exchange/rank_steps.hpp"
+#include "tree_attn/tests/gpu/exchange/stamped_rank.hpp"
 
 #include <algorithm>
 #include <atomic>

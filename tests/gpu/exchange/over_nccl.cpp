@@ -12,12 +12,12 @@
 /// communicators at the deadline, with messages queued. What it prints is one line of JSON per result.
 ///
 /// It is compiled twice, for GPUs and for the emulator, whose times mean nothing. It has run on one H200 with one rank.
-#include "distributed/transport/nccl_communicator.hpp"
-#include "reference/data/input_error.hpp"
-#include "tests/gpu/exchange/rank_steps.hpp"
+#include "tree_attn/distributed/transport/nccl_communicator.hpp"
+#include "tree_attn/reference/data/input_error.hpp"
+#include "tree_attn/tests/gpu/exchange/rank_steps.hpp"
 
 #if !defined(TREE_ATTN_FOR_CUDA)
-#include "gpu/platform/emulator/settings.hpp"
+#include "tree_attn/gpu/platform/emulator/settings.hpp"
 #endif
 
 #include <algorithm>

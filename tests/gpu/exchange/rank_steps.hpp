@@ -3,12 +3,12 @@
 /// @brief Steps of ranks that are threads, for programs that time an exchange between them (section 6).
 #pragma once
 
-#include "distributed/decoders/decoder.hpp"
-#include "distributed/measure/measure.hpp"
-#include "distributed/transport/thread_transport.hpp"
-#include "gpu/backend/backends.hpp"
-#include "gpu/platform/launch.hpp"
-#include "tests/gpu/time_ladder/json_line.hpp"
+#include "tree_attn/distributed/decoders/decoder.hpp"
+#include "tree_attn/distributed/measure/measure.hpp"
+#include "tree_attn/distributed/transport/thread_transport.hpp"
+#include "tree_attn/gpu/backend/backends.hpp"
+#include "tree_attn/gpu/platform/launch.hpp"
+#include "tree_attn/tests/gpu/time_ladder/json_line.hpp"
 
 #include <algorithm>
 #include <charconv>

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The kernel of `one-shot` with stamps around the members of its end, and one for every state that it receives.
-#include "tests/gpu/exchange/stamped_one_shot.hpp"
+/// @brief The kernel of `one-shot` with stamps around the members of its epilogue, and one for every state that it receives.
+#include "tree_attn/tests/gpu/exchange/stamped_one_shot.hpp"
 
-#include "gpu/parts/one_shot.cuh"
+#include "tree_attn/gpu/engine/one_shot.cuh"
 
 #include <algorithm>
 #include <type_traits>
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
-/// The library's, which receive_column() finds by its argument; then one thread notes the time of a state: that which takes
+/// The library's, which receive_pair() finds by its argument; then one thread notes the time of a state: that which takes
 /// its shift, its sum and its first element, and no other does so from the first packet.
 template <int kPackets>
 __device__ __forceinline__ void receive_packets(const StampedPeers& peers, const Packet* const (&from)[kPackets],
@@ -23,32 +23,32 @@ __device__ __forceinline__ void receive_packets(const StampedPeers& peers, const
 
 namespace {
 
-struct StampedEnd : PeersEnd<StampedPeers> {
+struct StampedEpilogue : PeersEpilogue<StampedPeers> {
   std::uint64_t* stamps;
 
   __device__ __forceinline__ void stamp(ExchangeStage stage) const {
     __syncthreads();
     if (threadIdx.x == 0) stamps[blockIdx.x * kExchangeStages + stage] = nanoseconds();
   }
-  template <IsWorker Worker, class Params>
+  template <IsThreadGroup ThreadGroup, class Params>
   __device__ __forceinline__ void tile_joined(const Params& params, const WorkRange& work, const Tiles& tiles) const {
     stamp(kJoined);
-    PeersEnd::tile_joined<Worker>(params, work, tiles);
+    PeersEpilogue::tile_joined<ThreadGroup>(params, work, tiles);
     stamp(kSent);
   }
-  template <IsWorker Worker, class Params>
+  template <IsThreadGroup ThreadGroup, class Params>
   __device__ __forceinline__ void block_done(const Params& params, Scratch scratch, const Tiles& tiles) const {
-    PeersEnd::block_done<Worker>(params, scratch, tiles);
+    PeersEpilogue::block_done<ThreadGroup>(params, scratch, tiles);
     stamp(kMerged);
   }
 };
 
 template <IsPipeline Pipeline>
 __global__ void __launch_bounds__(Pipeline::kThreads, 1)
-    stamped_one_shot(typename Pipeline::Params params, const __grid_constant__ StampedEnd end,
+    stamped_one_shot(typename Pipeline::Params params, const __grid_constant__ StampedEpilogue epilogue,
                      const __grid_constant__ typename Pipeline::Arguments arguments, EqualRunsWorkspace forests,
                      unsigned* counters) {
-  equal_runs_block<Pipeline>(params, end, arguments, forests, counters);
+  equal_runs_block<Pipeline>(params, epilogue, arguments, forests, counters);
 }
 
 /// Calls f with the pipeline that the library kernel has for such a shape; others are not compiled again.
@@ -71,7 +71,7 @@ void run_stamped_one_shot(const DecodeParams& params, const StampedPeers& peers,
   with_timed_pipeline(params, [&](auto pipeline) {
     using Pipeline = typename decltype(pipeline)::type;
     launch_runs<Pipeline>(stamped_one_shot<Pipeline>, {.is_cooperative = true}, params,
-                          StampedEnd{{peers, own, result}, stamps}, plan, workspace, stream);
+                          StampedEpilogue{{peers, own, result}, stamps}, plan, workspace, stream);
   });
 }
 

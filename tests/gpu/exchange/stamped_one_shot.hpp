@@ -4,10 +4,10 @@
 /// (section 5.3).
 #pragma once
 
-#include "gpu/parts/decode_params.hpp"
-#include "gpu/parts/launch_plan.hpp"
-#include "gpu/parts/peers.hpp"
-#include "gpu/platform/launch.hpp"
+#include "tree_attn/gpu/engine/launch.hpp"
+#include "tree_attn/gpu/engine/params.hpp"
+#include "tree_attn/gpu/engine/peers.hpp"
+#include "tree_attn/gpu/platform/launch.hpp"
 
 #include <cstdint>
 

@@ -3,9 +3,9 @@
 /// @brief A rank that exchanges by the kernel of `one-shot` with stamps, and what its stamps say (section 5.3).
 #pragma once
 
-#include "gpu/backend/cache.hpp"
-#include "tests/gpu/exchange/rank_steps.hpp"
-#include "tests/gpu/exchange/stamped_one_shot.hpp"
+#include "tree_attn/gpu/backend/cache.hpp"
+#include "tree_attn/tests/gpu/exchange/rank_steps.hpp"
+#include "tree_attn/tests/gpu/exchange/stamped_one_shot.hpp"
 
 #include <algorithm>
 #include <cmath>

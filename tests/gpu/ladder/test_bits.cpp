@@ -2,10 +2,10 @@
 /// @file
 /// @brief Bits of the kernels do not depend on splits, blocks, batch, alignment or shards (design: what always holds, rule
 /// 2).
-#include "tests/support/device_params.hpp"
-#include "tests/support/room_for_clusters.hpp"
+#include "tree_attn/tests/support/device_params.hpp"
+#include "tree_attn/tests/support/room_for_clusters.hpp"
 #if !defined(TREE_ATTN_FOR_CUDA)
-#include "gpu/platform/emulator/settings.hpp"
+#include "tree_attn/gpu/platform/emulator/settings.hpp"
 #endif
 
 #include <map>
@@ -15,7 +15,7 @@ namespace {
 
 const std::vector<int> kSplits{1, 2, 7, 64};
 
-/// Shapes for all kinds of workers, with tiles of one query, of a few, and more than one tile.
+/// Shapes for all kinds of thread groups, with tiles of one query, of a few, and more than one tile.
 std::vector<Axes> shapes() {
   std::vector<Axes> shapes;
   for (const DType dtype : {DType::F32, DType::F16, DType::BF16}) {

@@ -2,7 +2,7 @@
 /// @file
 /// @brief Every length in a shard of every size: a batch of the lengths 0 to N, for each N up to two leaves and a key (eq.
 /// (7)).
-#include "tests/support/device_params.hpp"
+#include "tree_attn/tests/support/device_params.hpp"
 
 #include <array>
 #include <bit>
@@ -15,8 +15,8 @@ namespace {
 constexpr float kInf = std::numeric_limits<float>::infinity(), kNaN = std::numeric_limits<float>::quiet_NaN();
 constexpr std::int64_t kMostKeys = 2 * kLeafKeys + 1;
 
-/// A kind of worker and its way to rows, by a shape that gets them: sub-warps for F32, tensor cores for 16 bits; rows of 128
-/// bytes are copied in bulk, shorter ones are not.
+/// A kind of thread group and its way to rows, by a shape that gets them: sub-warps for F32, tensor cores for 16 bits; rows
+/// of 128 bytes are copied in bulk, shorter ones are not.
 struct Kind {
   DType dtype;
   std::int64_t heads, dim;

@@ -2,7 +2,7 @@
 /// @file
 /// @brief The library kernel has the bits of the steps of the ladder that define them: for every type, length of rows,
 /// group, number of keys and splits (eq. (7), section 5).
-#include "tests/support/device_params.hpp"
+#include "tree_attn/tests/support/device_params.hpp"
 
 #include <array>
 #include <map>

@@ -2,11 +2,11 @@
 /// @file
 /// @brief What a kernel of the library leaves, and another stream reads: without an event that is a race, and both are
 /// named.
-#include "gpu/backend/blocks.hpp"
-#include "gpu/backend/kernel_stream.hpp"
-#include "gpu/parts/one_shot.cuh"
-#include "tests/gpu/platform/emulator/emulator_test.hpp"
-#include "tests/support/device_params.hpp"
+#include "tree_attn/gpu/backend/blocks.hpp"
+#include "tree_attn/gpu/backend/kernel_stream.hpp"
+#include "tree_attn/gpu/engine/one_shot.cuh"
+#include "tree_attn/tests/gpu/platform/emulator/emulator_test.hpp"
+#include "tree_attn/tests/support/device_params.hpp"
 
 #include <set>
 
@@ -142,7 +142,7 @@ TEST_CASE("races: states of the node that one-shot leaves, and a copy that no ev
       const std::string error = race(
           one, two, orders,
           [&](device::Stream stream) {
-            const device::OneShotEnd end{peers, {.states = own.data()}, {.states = of_node.data()}};
+            const device::OneShotEpilogue end{peers, {.states = own.data()}, {.states = of_node.data()}};
             device::run_one_shot<float>(shard.params, end, plan, workspace.get(), stream);
           },
           [&](device::Stream stream) { of_node.queue_download(stream, on_host, at); });

@@ -3,7 +3,7 @@
 /// @brief Seconds that a launch takes: alone between two events, and in a CUDA graph.
 #pragma once
 
-#include "gpu/platform/launch.hpp"
+#include "tree_attn/gpu/platform/launch.hpp"
 
 #include <cuda_runtime.h>
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The kernels of copy_kernels.hpp.
-#include "tests/gpu/time_ladder/copy_kernels.hpp"
+#include "tree_attn/tests/gpu/time_ladder/copy_kernels.hpp"
 
-#include "gpu/parts/worker.cuh"
+#include "tree_attn/gpu/engine/forest.cuh"
 
 #include <string>
 
@@ -13,13 +13,14 @@ namespace {
 constexpr int kWarpsOfRing = 8;  ///< warps of a block that have a ring each
 constexpr int kVectors = kCopyBytes / 16, kVectorsPerLane = kVectors / kWarp;
 
-/// The part of the streams that a worker copies: units of keys and of values in turns.
+/// The part of the streams that a thread group copies: units of keys and of values in turns.
 struct CopyRun {
   const unsigned char *keys, *values;
   int n_units;  ///< of both
 
-  __device__ CopyRun(const CopyStreams& streams, int unit_bytes, int worker, int n_workers) {
-    const std::int64_t n = streams.n_bytes / unit_bytes, begin = n * worker / n_workers, end = n * (worker + 1) / n_workers;
+  __device__ CopyRun(const CopyStreams& streams, int unit_bytes, int thread_group, int n_thread_groups) {
+    const std::int64_t n = streams.n_bytes / unit_bytes, begin = n * thread_group / n_thread_groups,
+                       end = n * (thread_group + 1) / n_thread_groups;
     keys = streams.keys + begin * unit_bytes, values = streams.values + begin * unit_bytes;
     n_units = static_cast<int>(2 * (end - begin));
   }

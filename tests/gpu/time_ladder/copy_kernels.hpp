@@ -4,15 +4,15 @@
 /// leaves to the walk above it.
 #pragma once
 
-#include "gpu/platform/launch.hpp"
+#include "tree_attn/gpu/platform/launch.hpp"
 
 #include <array>
 #include <cstdint>
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
-/// Ways to copy. Each worker has a contiguous run of the keys and the same run of the values, and takes units of them in
-/// turns; a worker is a warp, or for tensor maps a block.
+/// Ways to copy. Each thread group has a contiguous run of the keys and the same run of the values, and takes units of them
+/// in turns; a thread group is a warp, or for tensor maps a block.
 enum class CopyWay {
   Loads,       ///< 16 bytes per lane, eight loads in flight, to registers
   CpAsync,     ///< 16 bytes per lane, in a ring of shared memory per warp

@@ -3,8 +3,8 @@
 /// @brief What is decoded while it is timed, and what must come out: numbers that host and device can both make.
 #pragma once
 
-#include "gpu/ladder/ladder.hpp"
-#include "reference/state/state.hpp"
+#include "tree_attn/gpu/ladder/ladder.hpp"
+#include "tree_attn/reference/state/state.hpp"
 
 #include <algorithm>
 #include <cmath>

@@ -3,8 +3,8 @@
 /// @brief A kernel that only reads: no decode step of batch 1 can take less time than it does on the same number of bytes.
 #pragma once
 
-#include "gpu/platform/device.hpp"
-#include "tests/gpu/time_ladder/clocks.cuh"
+#include "tree_attn/gpu/platform/device.hpp"
+#include "tree_attn/tests/gpu/time_ladder/clocks.cuh"
 
 #include <algorithm>
 #include <cstdint>

@@ -3,7 +3,7 @@
 /// @brief The shapes that are timed.
 #pragma once
 
-#include "tests/gpu/time_ladder/input.cuh"
+#include "tree_attn/tests/gpu/time_ladder/input.cuh"
 
 #include <cmath>
 #include <string>

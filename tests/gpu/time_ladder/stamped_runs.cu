@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Both kernels of the library with a pipeline that notes the time, and a stamp at their end.
-#include "tests/gpu/time_ladder/stamped_runs.hpp"
+/// @brief Both kernels of the library with a pipeline that notes the time, and a stamp at their epilogue.
+#include "tree_attn/tests/gpu/time_ladder/stamped_runs.hpp"
 
-#include "gpu/parts/equal_runs.cuh"
-#include "gpu/parts/short_end.cuh"
+#include "tree_attn/gpu/engine/equal_runs.cuh"
+#include "tree_attn/gpu/engine/split.cuh"
 
 #include <type_traits>
 
@@ -42,10 +42,10 @@ class StampedPipeline : public Pipeline {
   bool has_started_ = false;
 };
 
-struct StampedEnd : WriteEnd {
+struct StampedEpilogue : WriteEpilogue {
   std::uint64_t* stamps;
 
-  template <IsWorker Worker, class Params>
+  template <IsThreadGroup ThreadGroup, class Params>
   __device__ __forceinline__ void block_done(const Params&, Scratch, Tiles) const {
     __syncthreads();
     stamp(stamps, kDone);
@@ -54,10 +54,10 @@ struct StampedEnd : WriteEnd {
 
 template <IsPipeline Pipeline>
 __global__ void __launch_bounds__(Pipeline::kThreads, 1)
-    stamped_runs(typename Pipeline::Params params, StampedEnd end,
+    stamped_runs(typename Pipeline::Params params, StampedEpilogue epilogue,
                  const __grid_constant__ typename Pipeline::Arguments arguments, EqualRunsWorkspace forests,
                  unsigned* counters) {
-  equal_runs_block<Pipeline>(params, end, arguments, forests, counters);
+  equal_runs_block<Pipeline>(params, epilogue, arguments, forests, counters);
 }
 
 template <IsPipeline Pipeline>
@@ -91,7 +91,7 @@ void run_stamped(const DecodeParams& params, DType dtype, const DeviceOutput& ou
                         .block = {static_cast<unsigned>(plan.n_threads)},
                         .shared_bytes = plan.shared_bytes,
                         .overlaps = plan.overlaps};
-    launch(stamped_runs<Pipeline>, config, stream, params, StampedEnd{{output}, stamps}, arguments,
+    launch(stamped_runs<Pipeline>, config, stream, params, StampedEpilogue{{output}, stamps}, arguments,
            equal_runs_workspace<Pipeline>(params, plan, workspace.floats), workspace.counters);
   });
 }

@@ -3,10 +3,10 @@
 /// @brief The library kernels with stamps: when each of its blocks starts, has walked over its keys, and has joined.
 #pragma once
 
-#include "gpu/parts/decode_params.hpp"
-#include "gpu/parts/launch_plan.hpp"
-#include "gpu/platform/launch.hpp"
-#include "reference/tensor/dtype.hpp"
+#include "tree_attn/gpu/engine/launch.hpp"
+#include "tree_attn/gpu/engine/params.hpp"
+#include "tree_attn/gpu/platform/launch.hpp"
+#include "tree_attn/reference/tensor/dtype.hpp"
 
 #include <cstdint>
 
@@ -15,7 +15,7 @@ namespace tree_attn::TREE_ATTN_PLATFORM {
 /// What a block has reached, and of which its first thread notes the time.
 enum Stage : int {
   kStarted,  ///< it has its memory and its first work range; the next it does is to start copies
-  kWalked,   ///< the last of its work ranges has been walked over, by the first worker
+  kWalked,   ///< the last of its work ranges has been walked over, by the first thread group
   kDone,     ///< all that it shares in has been joined
   kStamps    ///< number of stages
 };

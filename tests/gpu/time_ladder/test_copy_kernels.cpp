@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief All ways to copy read every byte of keys and values once, whatever number of blocks shares them.
-#include "tests/gpu/time_ladder/copy_kernels.hpp"
+#include "tree_attn/tests/gpu/time_ladder/copy_kernels.hpp"
 
 #include <doctest/doctest.h>
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The library kernels with stamps: its output is that without, and its stamps are in order.
-#include "tests/gpu/time_ladder/stamped_runs.hpp"
-#include "tests/support/device_params.hpp"
+#include "tree_attn/tests/gpu/time_ladder/stamped_runs.hpp"
+#include "tree_attn/tests/support/device_params.hpp"
 
 namespace tree_attn::test {
 namespace {

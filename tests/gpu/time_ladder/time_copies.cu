@@ -7,10 +7,10 @@
 /// per warp, each way to copy, with 64 to 192 KiB in flight per multiprocessor, on all multiprocessors and on the largest
 /// multiple of 16 heads. Beside them the kernel that only reads, on the same bytes. All ways must sum up the same words.
 /// What it prints is one line of JSON per measurement; `./run bench --backend cuda` makes tables of them.
-#include "tests/gpu/time_ladder/copy_kernels.hpp"
-#include "tests/gpu/time_ladder/input.cuh"
-#include "tests/gpu/time_ladder/json_line.hpp"
-#include "tests/gpu/time_ladder/read.cuh"
+#include "tree_attn/tests/gpu/time_ladder/copy_kernels.hpp"
+#include "tree_attn/tests/gpu/time_ladder/input.cuh"
+#include "tree_attn/tests/gpu/time_ladder/json_line.hpp"
+#include "tree_attn/tests/gpu/time_ladder/read.cuh"
 
 #include <cstdio>
 #include <cstring>

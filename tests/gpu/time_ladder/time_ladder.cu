@@ -11,9 +11,9 @@
 /// compared by those times. Before a step is timed its output is held against a sum
 /// in double on the host; the output is poisoned before. What it prints is one line of JSON per device, shape and step;
 /// `./run bench --backend cuda` makes tables of them.
-#include "tests/gpu/time_ladder/json_line.hpp"
-#include "tests/gpu/time_ladder/read.cuh"
-#include "tests/gpu/time_ladder/shapes.hpp"
+#include "tree_attn/tests/gpu/time_ladder/json_line.hpp"
+#include "tree_attn/tests/gpu/time_ladder/read.cuh"
+#include "tree_attn/tests/gpu/time_ladder/shapes.hpp"
 
 #include <cstdio>
 #include <cstring>

@@ -8,11 +8,11 @@
 /// started, counted from the first; the walk of the median block; from the end of the last walk to the end of the last
 /// block; from the first start to the last end; and between the events. What the events see beyond the stamps is the launch
 /// itself, the first instructions of a block, and its exit.
-#include "tests/gpu/time_ladder/clocks.cuh"
-#include "tests/gpu/time_ladder/json_line.hpp"
-#include "tests/gpu/time_ladder/read.cuh"
-#include "tests/gpu/time_ladder/shapes.hpp"
-#include "tests/gpu/time_ladder/stamped_runs.hpp"
+#include "tree_attn/tests/gpu/time_ladder/clocks.cuh"
+#include "tree_attn/tests/gpu/time_ladder/json_line.hpp"
+#include "tree_attn/tests/gpu/time_ladder/read.cuh"
+#include "tree_attn/tests/gpu/time_ladder/shapes.hpp"
+#include "tree_attn/tests/gpu/time_ladder/stamped_runs.hpp"
 
 #include <cstdio>
 #include <string>

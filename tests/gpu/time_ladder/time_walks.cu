@@ -8,9 +8,9 @@
 /// time that twice as many keys add has no start and no end of a launch in it: it is that of the walk, its copies included.
 /// Prints one line of JSON per shape with the bytes per second of one block. Where they exceed the part of the memory's rate
 /// that falls to one multiprocessor, the arithmetic does not limit the kernel.
-#include "tests/gpu/time_ladder/json_line.hpp"
-#include "tests/gpu/time_ladder/read.cuh"
-#include "tests/gpu/time_ladder/shapes.hpp"
+#include "tree_attn/tests/gpu/time_ladder/json_line.hpp"
+#include "tree_attn/tests/gpu/time_ladder/read.cuh"
+#include "tree_attn/tests/gpu/time_ladder/shapes.hpp"
 
 #include <cstdio>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The algorithms, each with its brief.
-#include "distributed/decoders/decoder.hpp"
+#include "tree_attn/distributed/decoders/decoder.hpp"
 
 #include <cstdio>
 

@@ -2,9 +2,9 @@
 /// @file
 /// @brief Retrieval in the heads of a trained transformer layer (tests/data/minilm), each taken as a Hopfield memory of its
 /// keys.
-#include "reference/data/safetensors.hpp"
-#include "reference/energy/hopfield.hpp"
-#include "tests/support/compare.hpp"
+#include "tree_attn/reference/data/safetensors.hpp"
+#include "tree_attn/reference/energy/hopfield.hpp"
+#include "tree_attn/tests/support/compare.hpp"
 
 #include <doctest/doctest.h>
 

@@ -2,8 +2,8 @@
 /// @file
 /// @brief A file truncated while it is mapped ends the process with one line and status 2. Any other SIGBUS keeps its
 /// effect.
-#include "reference/data/mapped_file.hpp"
-#include "tests/support/tensor_files.hpp"
+#include "tree_attn/reference/data/mapped_file.hpp"
+#include "tree_attn/tests/support/tensor_files.hpp"
 
 #include <doctest/doctest.h>
 #include <fcntl.h>

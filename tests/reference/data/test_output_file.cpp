@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Output files: links, planted temporary files, replaced files, and several files written together or not at all.
-#include "reference/data/output_file.hpp"
-#include "tests/support/tensor_files.hpp"
+#include "tree_attn/reference/data/output_file.hpp"
+#include "tree_attn/tests/support/tensor_files.hpp"
 
 #include <doctest/doctest.h>
 #include <fcntl.h>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Reading tensor files: names, order, alignment, hash and limits; damaged files are harmless.
-#include "reference/data/safetensors.hpp"
-#include "reference/data/safetensors_header.hpp"
-#include "tests/support/tensor_files.hpp"
+#include "tree_attn/reference/data/safetensors.hpp"
+#include "tree_attn/reference/data/safetensors_header.hpp"
+#include "tree_attn/tests/support/tensor_files.hpp"
 
 #include <doctest/doctest.h>
 #include <sys/resource.h>

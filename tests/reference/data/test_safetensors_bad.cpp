@@ -4,8 +4,8 @@
 ///
 /// The files are those of tests/data/safetensors_bad.json. Files that are too large, and paths that are not files, are made
 /// here.
-#include "reference/data/safetensors.hpp"
-#include "tests/support/tensor_files.hpp"
+#include "tree_attn/reference/data/safetensors.hpp"
+#include "tree_attn/tests/support/tensor_files.hpp"
 
 #include <doctest/doctest.h>
 #include <nlohmann/json.hpp>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Temporary files are removed if a signal or _exit() ends their process; a replaced file is not.
-#include "reference/data/output_file.hpp"
-#include "reference/data/temporary_files.hpp"
-#include "tests/support/tensor_files.hpp"
+#include "tree_attn/reference/data/output_file.hpp"
+#include "tree_attn/reference/data/temporary_files.hpp"
+#include "tree_attn/tests/support/tensor_files.hpp"
 
 #include <doctest/doctest.h>
 #include <sys/wait.h>

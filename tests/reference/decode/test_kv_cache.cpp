@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The KV cache of the CPU and its sessions: growth changes no bit, and invalid input is refused.
-#include "reference/decode/backend.hpp"
-#include "reference/decode/decode.hpp"
-#include "tests/support/tensor_workload.hpp"
+#include "tree_attn/reference/decode/backend.hpp"
+#include "tree_attn/reference/decode/decode.hpp"
+#include "tree_attn/tests/support/tensor_workload.hpp"
 
 #include <doctest/doctest.h>
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The model backend: time without elements, and states that show the order of merges.
-#include "reference/data/workload.hpp"
-#include "reference/decode/backend.hpp"
-#include "reference/decode/pass_time.hpp"
+#include "tree_attn/reference/data/workload.hpp"
+#include "tree_attn/reference/decode/backend.hpp"
+#include "tree_attn/reference/decode/pass_time.hpp"
 
 #include <doctest/doctest.h>
 

@@ -2,13 +2,13 @@
 /// @file
 /// @brief The CPU backend has the bits of the plain decode: in every state, for every type, shape, length, cut, order of
 /// leaves, number of threads and instruction set (eq. (7), section 5).
-#include "reference/decode/backend.hpp"
-#include "reference/decode/leaf_kernel.hpp"
-#include "reference/decode/plain.hpp"
-#include "reference/oracle/error_bound.hpp"
-#include "tests/support/compare.hpp"
-#include "tests/support/sanitized.hpp"
-#include "tests/support/tensor_workload.hpp"
+#include "tree_attn/reference/cpu/leaf_kernel.hpp"
+#include "tree_attn/reference/decode/backend.hpp"
+#include "tree_attn/reference/decode/plain.hpp"
+#include "tree_attn/reference/oracle/error_bound.hpp"
+#include "tree_attn/tests/support/compare.hpp"
+#include "tree_attn/tests/support/sanitized.hpp"
+#include "tree_attn/tests/support/tensor_workload.hpp"
 
 #include <doctest/doctest.h>
 

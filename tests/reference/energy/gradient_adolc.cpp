@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The gradient of the energy by ADOL-C, an independent reverse mode applied to the same code.
-#include "reference/energy/energy.hpp"
+#include "tree_attn/reference/energy/energy.hpp"
 
 #include <Eigen/Core>
 #include <adolc/adolc.h>

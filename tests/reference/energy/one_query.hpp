@@ -3,7 +3,7 @@
 /// @brief One query over random keys and a source, for tests of moments.
 #pragma once
 
-#include "reference/energy/energy.hpp"
+#include "tree_attn/reference/energy/energy.hpp"
 
 #include <cmath>
 #include <random>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The log-likelihood of appendix C.2: its saddle, and the maximum after the source is eliminated.
-#include "reference/energy/bayes.hpp"
+#include "tree_attn/reference/energy/bayes.hpp"
 
 #include <doctest/doctest.h>
 

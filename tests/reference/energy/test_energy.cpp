@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Attention is the gradient of an energy, compared with finite differences of the energy.
-#include "reference/energy/energy.hpp"
+#include "tree_attn/reference/energy/energy.hpp"
 
 #include <doctest/doctest.h>
 

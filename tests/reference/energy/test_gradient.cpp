@@ -2,9 +2,9 @@
 /// @file
 /// @brief The gradient of the energy by several methods: closed form, forward and reverse mode applied to the code of the
 /// energy, Alg. 2 on a tree, and differences. ADOL-C, an independent reverse mode, is in gradient_adolc.cpp.
-#include "reference/energy/energy.hpp"
-#include "reference/energy/reverse_mode.hpp"
-#include "reference/oracle/algorithms.hpp"
+#include "tree_attn/reference/energy/energy.hpp"
+#include "tree_attn/reference/energy/reverse_mode.hpp"
+#include "tree_attn/reference/oracle/algorithms.hpp"
 
 #include <Eigen/Core>
 #include <doctest/doctest.h>

@@ -2,8 +2,8 @@
 /// @file
 /// @brief Hopfield retrieval: the energy decreases at every step, patterns are recalled, and the capacity grows
 /// exponentially.
-#include "reference/energy/hopfield.hpp"
-#include "tests/support/compare.hpp"
+#include "tree_attn/reference/energy/hopfield.hpp"
+#include "tree_attn/tests/support/compare.hpp"
 
 #include <doctest/doctest.h>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The Legendre transform of the energy: duality, the nearest distribution, the convex hull and its boundary.
-#include "reference/energy/legendre.hpp"
+#include "tree_attn/reference/energy/legendre.hpp"
 
 #include <Eigen/SVD>
 #include <doctest/doctest.h>

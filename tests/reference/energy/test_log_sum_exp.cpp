@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief log-sum-exp and softmax in the safe form.
-#include "reference/energy/log_sum_exp.hpp"
+#include "tree_attn/reference/energy/log_sum_exp.hpp"
 
 #include <doctest/doctest.h>
 

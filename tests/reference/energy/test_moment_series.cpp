@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The Taylor series of Z with its remainder, and the entropy of the attention.
-#include "reference/energy/moments.hpp"
-#include "tests/reference/energy/one_query.hpp"
+#include "tree_attn/reference/energy/moments.hpp"
+#include "tree_attn/tests/reference/energy/one_query.hpp"
 
 #include <doctest/doctest.h>
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Moments and cumulants, compared with loops, with each other, and with differences of Z and F.
-#include "reference/energy/moments.hpp"
-#include "tests/reference/energy/one_query.hpp"
+#include "tree_attn/reference/energy/moments.hpp"
+#include "tree_attn/tests/reference/energy/one_query.hpp"
 
 #include <Eigen/Eigenvalues>
 #include <doctest/doctest.h>

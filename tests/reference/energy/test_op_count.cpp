@@ -2,9 +2,9 @@
 /// @file
 /// @brief The cost of the gradient in operations, relative to the energy: a small constant in reverse mode, d_v in forward
 /// mode.
-#include "reference/energy/energy.hpp"
-#include "reference/energy/op_count.hpp"
-#include "reference/energy/reverse_mode.hpp"
+#include "tree_attn/reference/energy/energy.hpp"
+#include "tree_attn/reference/energy/op_count.hpp"
+#include "tree_attn/reference/energy/reverse_mode.hpp"
 
 #include <Eigen/Core>
 #include <doctest/doctest.h>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The tape: the derivative of every operation, compared with differences.
-#include "reference/energy/energy.hpp"
-#include "reference/energy/reverse_mode.hpp"
+#include "tree_attn/reference/energy/energy.hpp"
+#include "tree_attn/reference/energy/reverse_mode.hpp"
 
 #include <Eigen/Core>
 #include <doctest/doctest.h>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Algorithms 1, 2 and 3 on virtual devices with shards of any length.
-#include "reference/oracle/algorithms.hpp"
+#include "tree_attn/reference/oracle/algorithms.hpp"
 
 #include <doctest/doctest.h>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The paper's counts of memory and traffic, compared with its own figures and with counting.
-#include "reference/oracle/cost_model.hpp"
+#include "tree_attn/reference/oracle/cost_model.hpp"
 
 #include <doctest/doctest.h>
 

@@ -2,9 +2,9 @@
 /// @file
 /// @brief Errors in version 4 of the paper, each with a counter-example (docs/errata.md). Those of C.2 and Alg. 1 are in
 /// other tests.
-#include "reference/energy/moments.hpp"
-#include "reference/oracle/algorithms.hpp"
-#include "reference/oracle/cost_model.hpp"
+#include "tree_attn/reference/energy/moments.hpp"
+#include "tree_attn/reference/oracle/algorithms.hpp"
+#include "tree_attn/reference/oracle/cost_model.hpp"
 
 #include <doctest/doctest.h>
 

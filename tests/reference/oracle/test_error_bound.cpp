@@ -2,10 +2,10 @@
 /// @file
 /// @brief The error bound: single-precision decoders stay within it, broken ones do not, and it is tight enough to be
 /// useful.
-#include "reference/oracle/error_bound.hpp"
-#include "reference/state/forest.hpp"
-#include "tests/support/compare.hpp"
-#include "tests/support/tensors.hpp"
+#include "tree_attn/reference/oracle/error_bound.hpp"
+#include "tree_attn/reference/state/forest.hpp"
+#include "tree_attn/tests/support/compare.hpp"
+#include "tree_attn/tests/support/tensors.hpp"
 
 #include <doctest/doctest.h>
 

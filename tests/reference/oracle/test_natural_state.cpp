@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The state with the paper's max and exp, compared with the state with an integer shift.
-#include "reference/energy/energy.hpp"
-#include "reference/oracle/natural_state.hpp"
+#include "tree_attn/reference/energy/energy.hpp"
+#include "tree_attn/reference/oracle/natural_state.hpp"
 
 #include <doctest/doctest.h>
 

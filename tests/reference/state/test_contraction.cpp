@@ -6,7 +6,7 @@
 /// A product below the normal range is rounded, and a fused multiply-add omits that rounding. This file is compiled twice:
 /// with the options of tree_attn::state, and, as a control, with contraction (TREE_ATTN_CONTRACTED), where the same
 /// comparison must find differences.
-#include "reference/state/state.hpp"
+#include "tree_attn/reference/state/state.hpp"
 
 #include <doctest/doctest.h>
 

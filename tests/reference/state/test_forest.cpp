@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The canonical tree: covers, carries, and bits that are independent of the cut.
-#include "reference/state/forest.hpp"
+#include "tree_attn/reference/state/forest.hpp"
 
 #include <doctest/doctest.h>
 

@@ -4,12 +4,12 @@
 ///
 /// Every tree here reduces single keys by the one merge. The trees are the chain (one worker), the canonical tree (Forest),
 /// the pairwise tree of tree_reduce() with other chunks, and any of these over permuted keys.
-#include "reference/energy/log_sum_exp.hpp"
-#include "reference/oracle/error_bound.hpp"
-#include "reference/state/forest.hpp"
-#include "reference/state/tree_reduce.hpp"
-#include "tests/support/compare.hpp"
-#include "tests/support/tensors.hpp"
+#include "tree_attn/reference/energy/log_sum_exp.hpp"
+#include "tree_attn/reference/oracle/error_bound.hpp"
+#include "tree_attn/reference/state/forest.hpp"
+#include "tree_attn/reference/state/tree_reduce.hpp"
+#include "tree_attn/tests/support/compare.hpp"
+#include "tree_attn/tests/support/tensors.hpp"
 
 #include <doctest/doctest.h>
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Slots: the two orders of leaves, the owners of the dealt one, and the rows in which a rank stores its keys.
-#include "reference/state/forest.hpp"
-#include "reference/state/owned_leaves.hpp"
+#include "tree_attn/reference/state/forest.hpp"
+#include "tree_attn/reference/state/owned_leaves.hpp"
 
 #include <doctest/doctest.h>
 

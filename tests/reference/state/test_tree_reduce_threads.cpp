@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Thm. 1 on threads: the value, bits and steps of the reduction in one thread.
-#include "reference/state/tree_reduce_threads.hpp"
+#include "tree_attn/reference/state/tree_reduce_threads.hpp"
 
 #include <doctest/doctest.h>
 

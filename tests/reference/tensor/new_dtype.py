@@ -40,9 +40,9 @@ def parts(header):
 
 
 # Sources that read the traits. They compile unchanged once the type is complete.
-READERS = ["reference/tensor/convert.cpp", "reference/data/safetensors.cpp", "reference/data/synthetic.cpp", "plain/launch_plan.cu.cpp"]
+READERS = ["reference/tensor/convert.cpp", "reference/data/safetensors.cpp", "reference/data/synthetic.cpp", "plain/launch.cu.cpp"]
 # A step on scalar units accepts every kernel type. A step on tensor cores needs a product for it.
-SCALAR_STEP, TENSOR_STEP = "plain/03_vectors.cu.cpp", "plain/07_tensor.cu.cpp"
+SCALAR_STEP, TENSOR_STEP = "plain/03_vectors.cu.cpp", "plain/06_tensor.cu.cpp"
 
 
 def command_for(build, source):
@@ -61,7 +61,7 @@ def main():
     header = (root / "reference/tensor/dtype.hpp").read_text()
     new_parts = parts(header)
     with tempfile.TemporaryDirectory() as scratch:
-        copy = Path(scratch) / "reference/tensor/dtype.hpp"
+        copy = Path(scratch) / "tree_attn/reference/tensor/dtype.hpp"
         copy.parent.mkdir(parents=True)
 
         def compiles(text, like, source=None):
@@ -77,7 +77,7 @@ def main():
             return run.returncode == 0, run.stderr
 
         checks = Path(scratch) / "checks.cpp"
-        checks.write_text('#include "reference/tensor/dtype.hpp"\n')
+        checks.write_text('#include "tree_attn/reference/tensor/dtype.hpp"\n')
 
         def expect(text, wanted, what, words=""):
             ok, errors = compiles(text, READERS[0], checks)

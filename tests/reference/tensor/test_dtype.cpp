@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Stored elements: every 16-bit pattern, every rounding, any address.
-#include "tests/support/tensors.hpp"
+#include "tree_attn/tests/support/tensors.hpp"
 
 #include <Eigen/Core>
 #include <doctest/doctest.h>

@@ -3,8 +3,8 @@
 /// @brief What tests of the emulator share: kernels are functions of a test file, their errors are text.
 #pragma once
 
-#include "gpu/platform/device.hpp"
-#include "gpu/platform/launch.hpp"
+#include "tree_attn/gpu/platform/device.hpp"
+#include "tree_attn/gpu/platform/launch.hpp"
 
 #include <doctest/doctest.h>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Memory: NaN before it is written, pieces and buffers with ends, copies that are late.
-#include "tests/gpu/platform/emulator/emulator_test.hpp"
+#include "tree_attn/tests/gpu/platform/emulator/emulator_test.hpp"
 
 #include <cmath>
 

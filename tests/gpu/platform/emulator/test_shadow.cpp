@@ -2,7 +2,7 @@
 /// @file
 /// @brief Shadow mode: which barriers order what, and that the order in which fibers ran is no excuse.
 #if defined(TREE_ATTN_EMULATOR_SHADOW)
-#include "tests/gpu/platform/emulator/emulator_test.hpp"
+#include "tree_attn/tests/gpu/platform/emulator/emulator_test.hpp"
 
 namespace tree_attn::emulated {
 namespace {

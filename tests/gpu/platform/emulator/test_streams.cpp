@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Streams: nothing runs before the host waits, events order, and what nothing orders is a race.
-#include "tests/gpu/platform/emulator/emulator_test.hpp"
+#include "tree_attn/tests/gpu/platform/emulator/emulator_test.hpp"
 
 #include <cmath>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Tensor cores against plain loops, with the layouts of the PTX ISA (9.7.14.5.8 and 9.7.14.5.15) written out.
-#include "tests/gpu/platform/emulator/emulator_test.hpp"
+#include "tree_attn/tests/gpu/platform/emulator/emulator_test.hpp"
 
 #include <cmath>
 

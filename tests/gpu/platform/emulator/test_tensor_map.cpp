@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Boxes of an array: where their elements land, what lies outside it, and which rules the copy checks.
-#include "tests/gpu/platform/emulator/emulator_test.hpp"
+#include "tree_attn/tests/gpu/platform/emulator/emulator_test.hpp"
 
 namespace tree_attn::emulated {
 namespace {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Threads that wait for memory that others write: blocks that stay, launches that run beside each other, deadlocks.
-#include "tests/gpu/platform/emulator/emulator_test.hpp"
-#include "tests/support/few_threads.hpp"
+#include "tree_attn/tests/gpu/platform/emulator/emulator_test.hpp"
+#include "tree_attn/tests/support/few_threads.hpp"
 
 #include <chrono>
 #include <thread>

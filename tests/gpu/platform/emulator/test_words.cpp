@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Words of one instruction: powers of two, halves of words, the counter that wraps.
-#include "tests/gpu/platform/emulator/emulator_test.hpp"
+#include "tree_attn/tests/gpu/platform/emulator/emulator_test.hpp"
 
 #include <algorithm>
 #include <cmath>

@@ -5,8 +5,8 @@
 ///
 /// Compiled once a mode, without F16, over few shapes: what a mode sees is seen on every run, whatever order threads really
 /// ran in. Results are held against the oracle on the way, and against each other over the orders that the emulator draws.
-#include "gpu/platform/emulator/settings.hpp"
-#include "tests/support/device_params.hpp"
+#include "tree_attn/gpu/platform/emulator/settings.hpp"
+#include "tree_attn/tests/support/device_params.hpp"
 
 #include <map>
 

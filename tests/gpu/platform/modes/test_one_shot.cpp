@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The library kernel with its exchange in the modes of the emulator that watch it, on devices of one host thread.
-#include "gpu/parts/one_shot.cuh"
-#include "gpu/platform/emulator/settings.hpp"
-#include "tests/support/device_params.hpp"
+#include "tree_attn/gpu/engine/one_shot.cuh"
+#include "tree_attn/gpu/platform/emulator/settings.hpp"
+#include "tree_attn/tests/support/device_params.hpp"
 
 #include <memory>
 

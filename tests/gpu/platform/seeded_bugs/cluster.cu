@@ -2,9 +2,9 @@
 /// @file
 /// @brief A sum by clusters: a producer's bulk copies into a ring, consumers, and the blocks' sums in distributed shared
 /// memory.
-#include "gpu/platform/device.hpp"
-#include "gpu/platform/launch.hpp"
-#include "tests/gpu/platform/seeded_bugs/kernels.hpp"
+#include "tree_attn/gpu/platform/device.hpp"
+#include "tree_attn/gpu/platform/launch.hpp"
+#include "tree_attn/tests/gpu/platform/seeded_bugs/kernels.hpp"
 
 #include <cstdint>
 #include <vector>

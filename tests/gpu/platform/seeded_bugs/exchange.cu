@@ -2,9 +2,9 @@
 /// @file
 /// @brief Two devices that send each other numbers in one launch a step, as ranks do with their states; and a stream of its
 /// own that adds up what has come.
-#include "gpu/platform/device.hpp"
-#include "gpu/platform/launch.hpp"
-#include "tests/gpu/platform/seeded_bugs/kernels.hpp"
+#include "tree_attn/gpu/platform/device.hpp"
+#include "tree_attn/gpu/platform/launch.hpp"
+#include "tree_attn/tests/gpu/platform/seeded_bugs/kernels.hpp"
 
 #include <cstdint>
 #include <optional>

@@ -3,7 +3,7 @@
 /// @brief The kernels of the seeded bugs, launched.
 #pragma once
 
-#include "tests/gpu/platform/seeded_bugs/seeded_bugs.hpp"
+#include "tree_attn/tests/gpu/platform/seeded_bugs/seeded_bugs.hpp"
 
 namespace tree_attn::emulated {
 

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Three devices that exchange states as the one-shot kernel does, with its protocol (gpu/parts/peers.hpp) and
+/// @brief Three devices that exchange states as the one-shot kernel does, with its protocol (gpu/engine/peers.hpp) and
 /// without its decode. One device has no keys, and one reads as late as the protocol allows.
-#include "gpu/parts/peer_packets.cuh"
-#include "gpu/platform/launch.hpp"
-#include "tests/gpu/platform/seeded_bugs/kernels.hpp"
+#include "tree_attn/gpu/engine/one_shot.cuh"
+
+#include "tree_attn/gpu/platform/launch.hpp"
+#include "tree_attn/tests/gpu/platform/seeded_bugs/kernels.hpp"
 
 #include <array>
 #include <cstdint>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief A sum as a decoding kernel takes it: a ring of asynchronous copies, lanes, warps, and the last block to arrive.
-#include "gpu/platform/device.hpp"
-#include "gpu/platform/launch.hpp"
-#include "tests/gpu/platform/seeded_bugs/kernels.hpp"
+#include "tree_attn/gpu/platform/device.hpp"
+#include "tree_attn/gpu/platform/launch.hpp"
+#include "tree_attn/tests/gpu/platform/seeded_bugs/kernels.hpp"
 
 #include <cstdint>
 #include <vector>

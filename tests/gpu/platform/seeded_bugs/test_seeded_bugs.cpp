@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Every mode of the emulator is shown every bug: it catches what it must, and lets kernels pass that are right.
-#include "gpu/platform/device_error.hpp"
-#include "gpu/platform/emulator/settings.hpp"
-#include "tests/gpu/platform/seeded_bugs/seeded_bugs.hpp"
+#include "tree_attn/gpu/platform/device_error.hpp"
+#include "tree_attn/gpu/platform/emulator/settings.hpp"
+#include "tree_attn/tests/gpu/platform/seeded_bugs/seeded_bugs.hpp"
 
 #include <doctest/doctest.h>
 #include <sys/wait.h>

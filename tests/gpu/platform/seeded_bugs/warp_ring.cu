@@ -2,9 +2,9 @@
 /// @file
 /// @brief Sums of columns: lane 0 of each warp fetches boxes of an array into a ring of that warp; and a second launch,
 /// which overlaps the first, adds up what the warps found.
-#include "gpu/platform/device.hpp"
-#include "gpu/platform/launch.hpp"
-#include "tests/gpu/platform/seeded_bugs/kernels.hpp"
+#include "tree_attn/gpu/platform/device.hpp"
+#include "tree_attn/gpu/platform/launch.hpp"
+#include "tree_attn/tests/gpu/platform/seeded_bugs/kernels.hpp"
 
 #include <cstdint>
 #include <vector>

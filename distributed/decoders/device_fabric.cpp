@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The operations of a plan as launches and staged messages.
+#include "tree_attn/distributed/decoders/device_fabric.hpp"
+
+#include "tree_attn/reference/state/state.hpp"
+
+#include <stdexcept>
+
+namespace tree_attn {
+namespace {
+
+DeviceBlocks::Operator elementwise(Combine::Operator op) {
+  return op == Combine::Operator::kMax ? DeviceBlocks::Operator::kMax : DeviceBlocks::Operator::kAdd;
+}
+
+}  // namespace
+
+DeviceFabric::DeviceFabric(Transport& transport, const Plan& plan, std::int64_t n_rows, std::int64_t d_v,
+                           MakeBlocks make_blocks, DeviceStream* stream)
+    : transport_(transport),
+      device_(transport.device()),
+      n_rows_(n_rows),
+      d_v_(d_v),
+      offsets_(plan.offsets(n_rows, d_v)),
+      blocks_(make_blocks(offsets_.back(), d_v, stream)),
+      staging_(std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(offsets_.back()))) {
+  if (device_ == nullptr) return;
+  n_out_ = static_cast<std::size_t>(size(plan.z));
+  output_ = blocks_->on_host(size(plan.z) + size(plan.lse));
+}
+
+std::int64_t DeviceFabric::n_states(Block block) const { return n_scalars(block) / state_size(d_v_); }
+
+void DeviceFabric::begin(const Plan& plan) { transport_.count_collectives(plan.n_collectives); }
+
+std::span<float> DeviceFabric::staged(Blocks blocks) const {
+  return {staging_.get() + at(blocks.first), static_cast<std::size_t>(size(blocks))};
+}
+
+void DeviceFabric::upload(Blocks blocks, std::span<const float> elements) { blocks_->upload(at(blocks.first), elements); }
+
+std::vector<float> DeviceFabric::download(Blocks blocks) const {
+  std::vector<float> elements(static_cast<std::size_t>(size(blocks)));
+  blocks_->download(at(blocks.first), elements);
+  return elements;
+}
+
+void DeviceFabric::take_states(const Plan& plan, const float* states) {
+  const bool is_sliced = plan.n_own > 0 && plan.widths.front().rows.of > 1;
+  if (is_sliced) {
+    for (Block block = 0; block < plan.n_own; ++block)
+      blocks_->take(at(block), states + plan.offset_of_own(block, n_rows_, d_v_), size({block, 1}));
+  } else {
+    blocks_->take(0, states, at(plan.n_own));
+  }
+  device_->queue_on(blocks_->stream());
+}
+
+void DeviceFabric::give_output(const Plan& plan) {
+  blocks_->give(at(plan.z.first), output_.first(n_out_));
+  blocks_->give(at(plan.lse.first), output_.subspan(n_out_));
+}
+
+void DeviceFabric::run(const AllReduce& reduce) {
+  if (device_ == nullptr) throw std::logic_error("DeviceFabric: the transport has no AllReduce of its own");
+  device_->all_reduce(reduce.op, on_device(reduce.blocks));
+}
+
+void DeviceFabric::run(const Exchange& exchange) {
+  if (device_ != nullptr) {
+    for (const auto& [peer, blocks] : exchange.receives) transport_.receive(std::as_writable_bytes(on_device(blocks)), peer);
+    for (const auto& [peer, blocks] : exchange.sends) transport_.send(std::as_bytes(on_device(blocks)), peer);
+    return transport_.wait();
+  }
+  for (const auto& [peer, blocks] : exchange.receives) transport_.receive(std::as_writable_bytes(staged(blocks)), peer);
+  for (const auto& [peer, blocks] : exchange.sends) {
+    blocks_->download(at(blocks.first), staged(blocks));
+    transport_.send(std::as_bytes(staged(blocks)), peer);
+  }
+  transport_.wait();
+  for (const auto& [peer, blocks] : exchange.receives) blocks_->upload(at(blocks.first), staged(blocks));
+}
+
+void DeviceFabric::run(const Combine& combine) {
+  pairs_.clear();
+  for (const auto& [left, right] : combine.pairs) {
+    // Adjacent blocks of states are merged one by one, since each has rows of its own.
+    const std::int32_t n = combine.op == Combine::Operator::kMerge ? combine.n : 1;
+    for (std::int32_t i = 0; i < n; ++i) pairs_.push_back({at(left + i), at(right + i)});
+  }
+  if (combine.op == Combine::Operator::kMerge) {
+    blocks_->merge(pairs_, n_states(combine.pairs[0].left));
+  } else {
+    blocks_->combine(elementwise(combine.op), pairs_, size({combine.pairs[0].left, combine.n}));
+  }
+  transport_.count_merge_steps(static_cast<std::int64_t>(combine.pairs.size()));
+}
+
+void DeviceFabric::run(const Copy& copy) {
+  for (const auto& [left, right] : copy.pairs) {
+    const DeviceBlocks::Pair pair{at(left), at(right)};
+    blocks_->combine(DeviceBlocks::Operator::kCopy, {&pair, 1}, size({left, 1}));
+  }
+}
+
+void DeviceFabric::run(const Fold& fold) {
+  if (fold.states.n == 0) return blocks_->set_empty(at(fold.states.first), n_states(fold.states.first));
+  pairs_.clear();
+  for (Block last = fold.states.first + fold.states.n - 1; last > fold.states.first; --last)
+    pairs_.push_back({at(last - 1), at(last)});
+  blocks_->merge(pairs_, n_states(fold.states.first));
+}
+
+void DeviceFabric::run(const Finish& finish) {
+  const std::int64_t state = at(finish.state);
+  blocks_->finish({state, finish.right ? at(*finish.right) : state}, at(finish.z), at(finish.lse), n_states(finish.state));
+  if (finish.right) transport_.count_merge_steps(1);
+}
+void DeviceFabric::run(const Weigh& weigh) { blocks_->weigh(at(weigh.z), at(weigh.lse), at(weigh.m), n_scalars(weigh.lse)); }
+void DeviceFabric::run(const Divide& divide) {
+  blocks_->divide(at(divide.n), at(divide.D), at(divide.m), n_scalars(divide.D));
+}
+
+}  // namespace tree_attn

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Plans on the memory of a device: kernels combine blocks; messages are sent from device memory, or staged.
+#pragma once
+
+#include "tree_attn/distributed/plan/plan.hpp"
+#include "tree_attn/distributed/transport/device_transport.hpp"
+#include "tree_attn/distributed/transport/transport.hpp"
+#include "tree_attn/gpu/backend/blocks.hpp"
+
+#include <memory>
+#include <span>
+#include <vector>
+
+namespace tree_attn {
+
+/// The blocks of one plan on a device, taken once. Only the output passes through host memory; messages do if the transport
+/// sends them from there.
+class DeviceFabric : public Fabric {
+ public:
+  /// @param transport outlives the fabric @param stream as MakeBlocks
+  DeviceFabric(Transport& transport, const Plan& plan, std::int64_t n_rows, std::int64_t d_v, MakeBlocks make_blocks,
+               DeviceStream* stream = nullptr);
+  DeviceStream& stream() { return blocks_->stream(); }
+
+  /// Copies adjacent blocks from host memory, and to it.
+  void upload(Blocks blocks, std::span<const float> elements);
+  std::vector<float> download(Blocks blocks) const;
+  /// @name A step of a DeviceTransport: all of it is queued on the stream
+  /// @{
+  /// Copies the states of this rank's subtrees to the own blocks of the plan. Messages are queued after that.
+  /// @param states [subtrees][n_rows][2 + d_v] in device memory; null without subtrees
+  void take_states(const Plan& plan, const float* states);
+  /// Copies the output of the plan to host memory, where it stays until the next step.
+  void give_output(const Plan& plan);
+  std::span<const float> z() const { return output_.first(n_out_); }
+  std::span<const float> lse() const { return output_.subspan(n_out_); }
+  /// @}
+
+  void begin(const Plan& plan) override;
+  void run(const Exchange& exchange) override;
+  void run(const Combine& combine) override;
+  void run(const Copy& copy) override;
+  void run(const Fold& fold) override;
+  void run(const Finish& finish) override;
+  void run(const Weigh& weigh) override;
+  void run(const Divide& divide) override;
+  void run(const AllReduce& reduce) override;
+
+ private:
+  std::int64_t at(Block block) const { return offsets_[static_cast<std::size_t>(block)]; }
+  std::int64_t size(Blocks blocks) const { return at(blocks.first + blocks.n) - at(blocks.first); }
+  /// Rows of a block of states, and of a block of scalars.
+  std::int64_t n_states(Block block) const;
+  std::int64_t n_scalars(Block block) const { return size({block, 1}); }
+  std::span<float> staged(Blocks blocks) const;
+  std::span<float> on_device(Blocks blocks) {
+    return {blocks_->address(at(blocks.first)), static_cast<std::size_t>(size(blocks))};
+  }
+
+  Transport& transport_;
+  DeviceTransport* device_;  ///< the same, if it sends device memory
+  std::int64_t n_rows_, d_v_;
+  std::vector<std::int64_t> offsets_;
+  std::unique_ptr<DeviceBlocks> blocks_;
+  std::unique_ptr<float[]> staging_;
+  std::span<float> output_;                ///< z, then lse: of the blocks, on the host
+  std::size_t n_out_ = 0;                  ///< elements of z
+  std::vector<DeviceBlocks::Pair> pairs_;  ///< of the operation that is launched
+};
+
+}  // namespace tree_attn

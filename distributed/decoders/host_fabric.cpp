@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The operations of a plan, element by element.
+#include "tree_attn/distributed/decoders/host_fabric.hpp"
+
+#include "tree_attn/reference/energy/log_sum_exp.hpp"
+#include "tree_attn/reference/state/state.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <stdexcept>
+
+namespace tree_attn {
+namespace {
+
+/// The larger element, or NaN if either is NaN. MPI_MAX and fmaxf would drop a NaN.
+float larger_or_nan(float left, float right) { return left > right || left != left ? left : right; }
+
+}  // namespace
+
+HostFabric::HostFabric(Transport& transport, const Plan& plan, std::int64_t n_rows, std::int64_t d_v)
+    : transport_(transport),
+      n_rows_(n_rows),
+      d_v_(d_v),
+      offsets_(plan.offsets(n_rows, d_v)),
+      memory_(std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(offsets_.back()))) {
+  for (std::size_t block = 0; block + 1 < offsets_.size(); ++block) read_at_.push_back(memory_.get() + offsets_[block]);
+}
+
+HostFabric::~HostFabric() {
+  if (transport_.has_messages_in_flight()) static_cast<void>(memory_.release());
+}
+
+std::span<float> HostFabric::elements(Blocks blocks) const {
+  const std::int64_t begin = offsets_[static_cast<std::size_t>(blocks.first)],
+                     end = offsets_[static_cast<std::size_t>(blocks.first + blocks.n)];
+  return {memory_.get() + begin, static_cast<std::size_t>(end - begin)};
+}
+
+std::int64_t HostFabric::n_states(Block block) const { return n_scalars(block) / state_size(d_v_); }
+
+void HostFabric::begin(const Plan& plan) {
+  transport_.check();
+  transport_.count_collectives(plan.n_collectives);
+}
+
+void HostFabric::take_states(const Plan& plan, std::span<const float> states) {
+  for (Block block = 0; block < plan.n_own; ++block)
+    read_in_place(block, states.data() + plan.offset_of_own(block, n_rows_, d_v_));
+}
+
+void HostFabric::read_in_place(Block block, const float* from) {
+  read_at_[static_cast<std::size_t>(block)] = from;
+  in_place_.push_back(block);
+}
+
+bool HostFabric::is_adjacent(Blocks blocks) const {
+  const auto first = static_cast<std::size_t>(blocks.first);
+  for (std::size_t i = first; i < first + static_cast<std::size_t>(blocks.n); ++i) {
+    if (read_at_[i] != read_at_[first] + (offsets_[i] - offsets_[first])) return false;
+  }
+  return true;
+}
+
+void HostFabric::run(const Exchange& exchange) {
+  // What may be read after a wait that gave up must not lie in the memory of a session, which decodes again.
+  const auto must_settle = [this](const BlockMessage& message) {
+    const bool is_elsewhere = read_at_[static_cast<std::size_t>(message.blocks.first)] != at(message.blocks.first);
+    return !is_adjacent(message.blocks) ||
+           (is_elsewhere && transport_.reads_late(message.peer, elements(message.blocks).size_bytes()));
+  };
+  if (!arrived_at_.empty() || std::ranges::any_of(exchange.sends, must_settle)) settle();
+  arrived_at_.resize(exchange.receives.size());
+  for (std::size_t i = 0; i < arrived_at_.size(); ++i) {
+    const auto& [peer, blocks] = exchange.receives[i];
+    transport_.receive_in_place(std::as_writable_bytes(elements(blocks)), peer, arrived_at_[i]);
+  }
+  for (const auto& [peer, blocks] : exchange.sends) {
+    const float* const first = read_at_[static_cast<std::size_t>(blocks.first)];
+    transport_.send(std::as_bytes(std::span(first, elements(blocks).size())), peer);
+  }
+  transport_.wait();
+  for (std::size_t i = 0; i < arrived_at_.size(); ++i) {
+    const Blocks blocks = exchange.receives[i].blocks;
+    const auto* const message = reinterpret_cast<const float*>(arrived_at_[i]);
+    for (Block block = blocks.first; block < blocks.first + blocks.n; ++block)
+      read_in_place(block, message + (at(block) - at(blocks.first)));
+  }
+}
+
+void HostFabric::settle() {
+  for (const Block block : in_place_) {
+    const float*& from = read_at_[static_cast<std::size_t>(block)];
+    if (from != at(block)) std::copy_n(from, elements({block, 1}).size(), at(block));
+    from = at(block);
+  }
+  in_place_.clear();
+  arrived_at_.clear();
+  transport_.release();
+}
+
+void HostFabric::run(const Combine& combine) {
+  if (combine.n > 1) settle();
+  for (const auto& [left_block, right_block] : combine.pairs) {
+    const float *&left = read_at_[static_cast<std::size_t>(left_block)],
+                *&right = read_at_[static_cast<std::size_t>(right_block)];
+    const std::span<float> result = elements({left_block, combine.n});
+    switch (combine.op) {
+      case Combine::Operator::kMerge:
+        kernel_.merge_states(left, right, result.data(), combine.n * n_states(left_block), d_v_);
+        break;
+      case Combine::Operator::kMax: std::transform(left, left + result.size(), right, result.data(), larger_or_nan); break;
+      case Combine::Operator::kAdd:
+        std::transform(left, left + result.size(), right, result.data(), std::plus<float>());
+        break;
+    }
+    left = result.data();
+    right = at(right_block);  // used up
+  }
+  transport_.count_merge_steps(std::ssize(combine.pairs));
+}
+
+void HostFabric::run(const Copy& copy) {
+  settle();
+  for (const auto& [left, right] : copy.pairs) std::ranges::copy(elements({right, 1}), at(left));
+}
+
+void HostFabric::run(const Fold& fold) {
+  if (fold.states.n == 1) return;
+  settle();
+  float* first = at(fold.states.first);
+  const std::int64_t n_rows = n_states(fold.states.first);
+  for (std::int64_t r = 0; fold.states.n == 0 && r < n_rows; ++r) set_empty(first + r * state_size(d_v_), d_v_);
+  for (Block last = fold.states.first + fold.states.n - 1; last > fold.states.first; --last)
+    kernel_.merge_states(at(last - 1), at(last), at(last - 1), n_rows, d_v_);
+}
+
+void HostFabric::run(const Finish& finish) {
+  const std::int64_t n = n_states(finish.state);
+  float *const z = at(finish.z), *const lse = at(finish.lse);
+  const float*& state = read_at_[static_cast<std::size_t>(finish.state)];
+  if (finish.right) {
+    const float*& right = read_at_[static_cast<std::size_t>(*finish.right)];
+    kernel_.finish_merged(state, right, n, d_v_, z, lse);
+    right = at(*finish.right);  // used up
+    transport_.count_merge_steps(1);
+  } else {
+    kernel_.finish_states(state, n, d_v_, z, lse);
+  }
+  state = at(finish.state);  // used up
+}
+
+void HostFabric::run(const Weigh& weigh) {
+  settle();
+  float *z = at(weigh.z), *lse = at(weigh.lse);
+  const float* m = at(weigh.m);
+  for (std::int64_t r = 0; r < n_scalars(weigh.lse); ++r) {
+    // safe_weight() gives an empty shard weight 0, also where all shards are empty.
+    const float weight = static_cast<float>(safe_weight(lse[r], m[r]));
+    lse[r] = weight;
+    for (std::int64_t j = 0; j < d_v_; ++j) z[r * d_v_ + j] *= weight;
+  }
+}
+
+void HostFabric::run(const AllReduce&) {
+  throw std::logic_error("HostFabric: no transport of host memory has an AllReduce of its own");
+}
+
+void HostFabric::run(const Divide& divide) {
+  constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+  settle();
+  float *n = at(divide.n), *D = at(divide.D);
+  const float* m = at(divide.m);
+  for (std::int64_t r = 0; r < n_scalars(divide.D); ++r) {
+    const float m_and_sum[] = {m[r], D[r]};  // laid out as a state; the base of the exponent does not matter here
+    for (std::int64_t j = 0; j < d_v_; ++j) n[r * d_v_ + j] = finish_value(m_and_sum, n[r * d_v_ + j]);
+    D[r] = m[r] + std::log(D[r]);
+    if (D[r] != D[r]) D[r] = kNaN;
+  }
+}
+
+}  // namespace tree_attn

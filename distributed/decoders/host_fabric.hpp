@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Plans on host memory, with messages over any transport.
+#pragma once
+
+#include "tree_attn/distributed/plan/plan.hpp"
+#include "tree_attn/distributed/transport/transport.hpp"
+#include "tree_attn/reference/cpu/leaf_kernel.hpp"
+
+#include <memory>
+#include <span>
+#include <vector>
+
+namespace tree_attn {
+
+/// The blocks of one plan in host memory, taken once. A step allocates nothing, and copies no state that it can read where
+/// it is: the states of this rank are sent and merged where the decode has written them, and a message, if the transport
+/// lets it stay, where it has arrived. Only what is merged or received otherwise is written into the blocks, and what the
+/// transport may read after the step (reads_late()). A message stays until an operation needs its block, or the step ends.
+class HostFabric : public Fabric {
+ public:
+  /// @param transport outlives the fabric
+  HostFabric(Transport& transport, const Plan& plan, std::int64_t n_rows, std::int64_t d_v);
+  /// Leaves its memory to messages in flight.
+  ~HostFabric() override;
+  HostFabric(const HostFabric&) = delete;
+  HostFabric& operator=(const HostFabric&) = delete;
+
+  /// The states of this rank's subtrees, for the next step. They are read where they are, and must not change before its
+  /// end.
+  /// @param states [subtrees][n_rows][2 + d_v]
+  void take_states(const Plan& plan, std::span<const float> states);
+  /// Elements of adjacent blocks, before or after a step.
+  std::span<float> elements(Blocks blocks) const;
+
+  void begin(const Plan& plan) override;
+  void run(const Exchange& exchange) override;
+  void run(const Combine& combine) override;
+  void run(const Copy& copy) override;
+  void run(const Fold& fold) override;
+  void run(const Finish& finish) override;
+  void run(const Weigh& weigh) override;
+  void run(const Divide& divide) override;
+  /// @throws std::logic_error: plans for host memory hold none
+  void run(const AllReduce& reduce) override;
+  void end() override { settle(); }
+
+ protected:
+  /// Copies into its block what is read elsewhere and was not used up, and lets the transport have its memory back.
+  void settle();
+
+ private:
+  float* at(Block block) const { return elements({block, 1}).data(); }
+  void read_in_place(Block block, const float* from);
+  /// Whether the blocks are adjacent where they are read.
+  bool is_adjacent(Blocks blocks) const;
+  /// Rows of a block of states, and of a block of scalars.
+  std::int64_t n_states(Block block) const;
+  std::int64_t n_scalars(Block block) const { return std::ssize(elements({block, 1})); }
+
+  const LeafKernel& kernel_ = leaf_kernel();  ///< merges and divides in the widest registers of this processor
+  Transport& transport_;
+  std::int64_t n_rows_, d_v_;
+  std::vector<std::int64_t> offsets_;
+  std::unique_ptr<float[]> memory_;
+  std::vector<const float*> read_at_;  ///< of every block: its memory; until settle() the message or the decode's state
+  std::vector<Block> in_place_;        ///< the blocks that may be read outside of their memory
+  std::vector<const std::byte*> arrived_at_;  ///< the messages of an Exchange, until settle()
+};
+
+}  // namespace tree_attn

@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The library kernel: equal runs of work over all blocks, any thread group, one launch (section 5, Alg. 3).
+///
+/// A block is not one split of one query. The leaves of all query tiles of the batch form one sequence, and block g of G
+/// takes the g-th part of it, wherever that begins and ends (division.cuh). So neither 16 heads on 132 multiprocessors
+/// nor one long sequence among short ones leave a multiprocessor idle: all end within 64 keys of each other. One kernel for
+/// all shapes: tensor cores for 16 bits in rows of up to 256 elements, sub-warps with rings for all else.
+#pragma once
+
+#include "tree_attn/gpu/engine/division.cuh"
+#include "tree_attn/gpu/engine/join.cuh"
+#include "tree_attn/gpu/engine/pipelines.cuh"
+#include "tree_attn/gpu/engine/split.cuh"
+
+namespace tree_attn::TREE_ATTN_PLATFORM {
+
+/// Where the forests of blocks lie: those of all thread groups, then those of work ranges. A block has at most two work
+/// ranges whose query tile it shares with others: one that began before it, and one that goes on behind it. Their forests
+/// stay until the last of the sharing blocks has joined them.
+struct EqualRunsWorkspace {
+  float* floats = nullptr;
+  std::int64_t first_work_range = 0;           ///< floats before the forests of work ranges
+  Count n_thread_group = 0, n_work_range = 0;  ///< floats of one forest, of which there is one a slot
+  int n_thread_groups = 1, n_slots = 1;
+
+  /// Floats of a block: two work ranges, and its thread groups.
+  std::int64_t n_floats() const { return (2 * std::int64_t{n_work_range} + n_thread_groups * n_thread_group) * n_slots; }
+  TREE_ATTN_HOST_DEVICE float* of_work_range(Count block, bool began_before) const {
+    const Count i = 2 * block + (began_before ? 0 : 1);
+    return floats + first_work_range + std::int64_t{i} * (n_work_range * n_slots);
+  }
+  TREE_ATTN_HOST_DEVICE float* of_thread_group(Count block, Count thread_group) const {
+    return floats + std::int64_t{block * n_thread_groups + thread_group} * (n_thread_group * n_slots);
+  }
+};
+
+/// Shared memory of the kernel beside that of its pipeline and its epilogue: three small things.
+inline constexpr std::size_t kEqualRunsBytes = 3 * 128;
+
+/// What becomes of a query tile that a block has joined: finished rows, or the states of the shard, in memory. The other end
+/// is OneShotEpilogue, which has the same members.
+struct WriteEpilogue {
+  DeviceOutput result;
+
+  static constexpr std::size_t kSharedBytes = 0;  ///< that take() takes
+  struct Tiles {};                                ///< what the block remembers of its query tiles, in shared memory
+  __device__ __forceinline__ static Tiles take(Arena&) { return {}; }
+  /// Where a joined query tile is written.
+  __device__ __forceinline__ const DeviceOutput& output() const { return result; }
+  /// The block has written a query tile. All of its threads call it.
+  template <IsThreadGroup ThreadGroup, class Params>
+  __device__ __forceinline__ void tile_joined(const Params&, const WorkRange&, Tiles) const {}
+  /// The block has done its last work range. All of its threads call it.
+  template <IsThreadGroup ThreadGroup, class Params>
+  __device__ __forceinline__ void block_done(const Params&, Scratch, Tiles) const {}
+};
+
+/// A block of the library kernel.
+///
+/// Every warp works out the first work range by itself, and starts its first copies before the launch before this one has
+/// ended, see begin_early(): no barrier stands before them. What is known about a work range is kept in shared memory as
+/// well, and read from there after the walk: it would fill the registers that the pipeline needs.
+/// @param counters one per query tile
+/// @paper{alg_3, Alg. 3}
+template <IsPipeline Pipeline, class Epilogue>
+__device__ __forceinline__ void equal_runs_block(const typename Pipeline::Params& params, const Epilogue& epilogue,
+                                                 const typename Pipeline::Arguments& arguments,
+                                                 const EqualRunsWorkspace& forests, unsigned* counters) {
+  using ThreadGroup = typename Pipeline::ThreadGroup;
+  if constexpr (Pipeline::kIsCompiled) {
+    launch_dependents();
+    Arena arena;
+    const Shared<int> is_last = arena.take<int>(1);
+    const Shared<WorkPartition> partition = arena.take<WorkPartition>(1);
+    const Shared<WorkRange> work_range = arena.take<WorkRange>(1);
+    const typename Epilogue::Tiles tiles = epilogue.take(arena);
+    Pipeline pipeline(arena, arguments);
+    WorkPartition all(params, ThreadGroup::kRows, gridDim.x, WarpScan{});
+    Count next = all.begin_of(blockIdx.x), end_of_run = all.begin_of(blockIdx.x + 1);
+    if (next == end_of_run) return wait_for_previous_launch();
+    FoundEntry found{};
+
+    while (true) {
+      const Count block = Count(opaque(static_cast<int>(blockIdx.x)));
+
+      // Every thread group walks over its part of the work range.
+      {
+        const WorkRange work = all.work_range_at(params, next, end_of_run, found, WarpScan{});
+        if (threadIdx.x == 0) partition[0] = all, work_range[0] = work;
+        // Opaque, so that the walk holds none of the sums that have led to them.
+        pipeline(params, opaque(static_cast<int>(work.kv_head)), opaque(static_cast<int>(work.first_row)), work.positions,
+                 forests.of_thread_group(block, 0), forests.n_thread_group);
+      }
+      __syncthreads();
+
+      // The block joins its thread groups, and all blocks of the query tile if others share it and it is the last of them.
+      const WorkRange work = work_range[0];
+      all = partition[0];
+      end_of_run = all.begin_of(block + 1);
+      const Count first = all.block_of(work.tile_begin);
+      const int n_sharing = static_cast<int>(all.block_of(work.tile_begin + work.n_tile_items - 1) - first) + 1;
+      bool joins_blocks = false, is_end = false;
+      TREE_ATTN_LOOP
+      do {
+        const auto positions = [&](int i) {
+          if (!joins_blocks) return params.in_tree(work.kv_head, split_range(work.positions, i, forests.n_thread_groups));
+          const Count begin = all.begin_of(first + i);
+          return params.in_tree(work.kv_head, work.positions_of(begin > work.tile_begin ? begin : work.tile_begin,
+                                                                all.begin_of(first + i + 1)));
+        };
+        const auto copy = [&](const auto& pair, int i, int j, const auto& states, int place) {
+          const float* const part =
+              joins_blocks ? forests.of_work_range(first + i, i > 0) : forests.of_thread_group(block, i);
+          states.copy(place, pair, part + pair.slot * (joins_blocks ? forests.n_work_range : forests.n_thread_group), j);
+        };
+        is_end = joins_blocks || n_sharing == 1;
+        join_parts<ThreadGroup>(
+            pipeline.scratch(), rows_in_use<ThreadGroup>(params, work.first_row),
+            params.in_tree(work.kv_head, joins_blocks ? work.whole : work.positions),
+            joins_blocks ? n_sharing : forests.n_thread_groups, positions, copy, [&](const auto& pair, const auto& roots) {
+              if (is_end) {
+                write_output<ThreadGroup>(params, epilogue.output(), work.kv_head, work.first_row, pair, roots,
+                                          params.in_tree(work.kv_head, work.whole));
+              } else {
+                store_forest<ThreadGroup>(pair, roots, forests.of_work_range(block, block > first), forests.n_work_range);
+              }
+            });
+        if (is_end) break;
+        joins_blocks = arrives_last(counters + work.query_tile, static_cast<unsigned>(n_sharing), is_last);
+      } while (joins_blocks);
+      if (is_end) epilogue.template tile_joined<ThreadGroup>(params, work, tiles);
+
+      next = work.last;
+      found = work.found;
+      if (next == end_of_run) return epilogue.template block_done<ThreadGroup>(params, pipeline.scratch(), tiles);
+      // The next work range uses all this memory again.
+      Pipeline::publish_scratch();
+      __syncthreads();
+    }
+  }
+}
+
+/// The library kernel on one device.
+/// @param counters one per query tile
+/// @paper{alg_3, Alg. 3}
+template <IsPipeline Pipeline>
+__global__ void __launch_bounds__(Pipeline::kThreads, 1)
+    equal_runs(typename Pipeline::Params params, const __grid_constant__ WriteEpilogue epilogue,
+               const __grid_constant__ typename Pipeline::Arguments arguments, EqualRunsWorkspace forests,
+               unsigned* counters) {
+  equal_runs_block<Pipeline>(params, epilogue, arguments, forests, counters);
+}
+
+/// What a launch needs, on the host.
+template <IsPipeline Pipeline>
+EqualRunsWorkspace equal_runs_workspace(const typename Pipeline::Params& params, const LaunchPlan& plan, float* floats) {
+  using ThreadGroup = typename Pipeline::ThreadGroup;
+  const std::int64_t n_leaves = leaves_of({params.begin, params.end}), n_blocks = plan.n_blocks,
+                     a_block = std::min(n_leaves, (n_query_tiles<ThreadGroup>(params) * n_leaves + n_blocks - 1) / n_blocks);
+  using Forest = GroupForest<ThreadGroup>;
+  const int n_thread_groups = n_thread_groups_of<ThreadGroup>(plan.n_threads);
+  const std::int64_t a_worker = (a_block + n_thread_groups - 1) / n_thread_groups,
+                     n_thread_group = Forest::n_floats(params.longest_in_tree(a_worker * kLeafKeys));
+  return {floats,
+          n_blocks * n_thread_groups * n_thread_group * ThreadGroup::kSlots,
+          Count(n_thread_group),
+          Count(Forest::n_floats(params.longest_in_tree(a_block * kLeafKeys))),
+          n_thread_groups,
+          ThreadGroup::kSlots};
+}
+
+/// Launches a kernel whose blocks are equal_runs_block(). @param config what it asks for beside blocks and memory
+template <IsPipeline Pipeline, class Kernel, class Result>
+void launch_runs(const Kernel& kernel, Launch config, const typename Pipeline::Params& params, const Result& result,
+                 const LaunchPlan& plan, const Workspace& workspace, Stream stream) {
+  config.grid = {static_cast<unsigned>(plan.n_blocks)}, config.block = {static_cast<unsigned>(plan.n_threads)};
+  config.shared_bytes = plan.shared_bytes;
+  launch(kernel, config, stream, params, result, Pipeline::arguments(params, plan.n_stages),
+         equal_runs_workspace<Pipeline>(params, plan, workspace.floats), workspace.counters);
+}
+
+/// Plans, or launches, for every shape of one stored type, in either order of leaves: DecodeParams or ListedParams. Types
+/// and orders are compiled in files of their own.
+template <class T, class Params>
+LaunchPlan plan_equal_runs(const Params& params, const LaunchOptions& options);
+template <class T, class Params>
+void run_equal_runs(const Params& params, const DeviceOutput& output, const LaunchPlan& plan, const Workspace& workspace,
+                    Stream stream);
+
+/// The same for the type at hand. A plan holds for any lengths, and for any contents of the lists. @pre the step takes the
+/// shape
+/// @throws DeviceError if the launch fails
+template <class Params>
+LaunchPlan plan_equal_runs(const Params& params, DType dtype, const LaunchOptions& options) {
+  LaunchPlan plan;
+  with_type(dtype, [&](auto type) { plan = plan_equal_runs<decltype(type)>(params, options); });
+  return plan;
+}
+template <class Params>
+void run_equal_runs(const Params& params, DType dtype, const DeviceOutput& output, const LaunchPlan& plan,
+                    const Workspace& workspace, Stream stream) {
+  with_type(dtype, [&](auto type) { run_equal_runs<decltype(type)>(params, output, plan, workspace, stream); });
+}
+
+/// One block a multiprocessor. A batch of one has query tiles of one length: then a few multiprocessors are left idle if
+/// that saves every block a second work range, with a merge of its own.
+inline std::int64_t choose_blocks(const DecodeParams& params, std::int64_t n_query_tiles) {
+  const std::int64_t n = device().n_multiprocessors, even = n_query_tiles == 0 ? 0 : n / n_query_tiles * n_query_tiles;
+  return params.batch == 1 && even * 10 >= n * 9 ? even : n;
+}
+
+/// How many blocks of what kind.
+template <class T, class Params>
+LaunchPlan plan_equal_runs(const Params& params, const LaunchOptions& options) {
+  LaunchPlan plan;
+  with_pipeline<T>(params, [&](auto pipeline) {
+    using Pipeline = typename decltype(pipeline)::type;
+    using ThreadGroup = typename Pipeline::ThreadGroup;
+    const std::int64_t n = n_query_tiles<ThreadGroup>(params);
+    const BlockSize block = fit_block<Pipeline>();
+    plan.n_threads = block.n_threads;
+    plan.n_stages = block.n_stages;
+    plan.overlaps = device().major >= 9;
+    plan.path = kPath<ThreadGroup>;
+    plan.n_blocks = static_cast<int>(options.n_splits > 0 && n > 0 ? options.n_splits * n : choose_blocks(params, n));
+    plan.n_splits =
+        options.n_splits > 0 ? options.n_splits : static_cast<int>((plan.n_blocks + n - 1) / std::max<std::int64_t>(1, n));
+    plan.shared_bytes = kEqualRunsBytes + block.n_bytes;
+    plan.n_floats = plan.n_blocks * equal_runs_workspace<Pipeline>(params, plan, nullptr).n_floats();
+    plan.n_counters = n;
+  });
+  return plan;
+}
+
+/// Launches what was planned.
+template <class T, class Params>
+void run_equal_runs(const Params& params, const DeviceOutput& output, const LaunchPlan& plan, const Workspace& workspace,
+                    Stream stream) {
+  if (params.n_rows() == 0) return;
+  with_pipeline<T>(params, [&](auto pipeline) {
+    using Pipeline = typename decltype(pipeline)::type;
+    launch_runs<Pipeline>(equal_runs<Pipeline>, {.overlaps = plan.overlaps}, params, output, plan, workspace, stream);
+  });
+}
+
+}  // namespace tree_attn::TREE_ATTN_PLATFORM

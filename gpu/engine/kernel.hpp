@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief A kernel that decodes, as those see it who launch it; and the two of the library (section 5, Alg. 3).
+#pragma once
+
+#include "tree_attn/gpu/engine/launch.hpp"
+
+#include <limits>
+#include <span>
+#include <string>
+
+namespace tree_attn::TREE_ATTN_PLATFORM {
+
+/// As many splits as a caller asks for.
+inline constexpr int kAnySplits = std::numeric_limits<int>::max();
+
+/// All that is asked about a kernel, by the program or by a test. The problem holds pointers into device memory.
+struct DecodeKernel {
+  const char* name;
+  const char* brief;
+  int max_splits = kAnySplits;  ///< most blocks that may share the keys of a kv head; 1: there are no splits
+  bool is_canonical = true;     ///< whether it adds in the order of the canonical tree: then no bit depends on splits
+  bool keeps_states = false;    ///< whether it can leave states instead of finished rows
+  /// Longest chain of additions that a weight passes through, for the error bound: n_a of ErrorModel.
+  double (*n_additions)(const DecodeParams& params, DType dtype);
+  /// Why it cannot take such a problem, in a few words; empty if it can.
+  std::string (*refusal)(const DecodeParams& params, DType dtype);
+  /// How it will be launched. @pre refusal() is empty
+  LaunchPlan (*plan)(const DecodeParams& params, DType dtype, const LaunchOptions& options) = nullptr;
+  /// Launches. @pre plan() is of the same shapes
+  void (*run)(const DecodeParams& params, DType dtype, const DeviceOutput& output, const LaunchPlan& plan,
+              const Workspace& workspace, Stream stream) = nullptr;
+};
+
+/// Additions of a kernel that adds key after key; of a chain of fused multiply-adds inside a leaf and the tree above; of a
+/// leaf on tensor cores, which add the parts of its weights one after the other and truncate, and the tree above.
+double chain_additions(const DecodeParams& params, DType dtype);
+double leaf_additions(const DecodeParams& params, DType dtype);
+double tensor_additions(const DecodeParams& params, DType dtype);
+
+/// The kernels of the library: equal runs of work over all blocks (equal_runs.cuh), and the one that is launched in the
+/// contiguous order: short sequences merge inside a cluster (split.cuh), and the others take equal runs.
+extern const DecodeKernel kEqualRuns, kShortEnd;
+inline const DecodeKernel& library_kernel() { return kShortEnd; }
+
+}  // namespace tree_attn::TREE_ATTN_PLATFORM

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The kernels of the library, what shapes they take, and how many additions they make.
+#include "tree_attn/gpu/engine/launch.hpp"
+
+#include "tree_attn/gpu/engine/equal_runs.cuh"
+#include "tree_attn/gpu/engine/kernel.hpp"
+#include "tree_attn/gpu/engine/split.cuh"
+#include "tree_attn/reference/state/score_scale.hpp"
+
+#include <algorithm>
+
+namespace tree_attn::TREE_ATTN_PLATFORM {
+
+DecodeParams params_of(const AttentionShape& shape, KeyRange capacity) {
+  DecodeParams params;
+  params.batch = shape.batch, params.kv_heads = shape.kv_heads;
+  params.group = shape.rows_per_kv_head(), params.n_queries = shape.n_queries;
+  params.d_h = static_cast<int>(shape.head_dim), params.d_v = static_cast<int>(shape.value_dim);
+  params.begin = capacity.begin, params.end = params.readable_end = capacity.end;
+  return params;
+}
+
+bool starts_aligned(const DecodeParams& params, DType dtype) {
+  const auto size = static_cast<std::int64_t>(bytes_of(dtype));
+  const auto aligned = [size](const DeviceView& view) {
+    return reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0 &&
+           std::all_of(view.stride, view.stride + 3, [size](std::int64_t n) { return n * size % 16 == 0; });
+  };
+  return aligned(params.k) && aligned(params.v);
+}
+
+bool has_bulk_rows(const DecodeParams& params, DType dtype, int row_bytes) {
+  const auto is_dense = [&](const DeviceView& view, int d) {
+    return view.stride[2] == d && d * static_cast<int>(bytes_of(dtype)) == row_bytes;
+  };
+  return is_dense(params.k, params.d_h) && is_dense(params.v, params.d_v) && starts_aligned(params, dtype) &&
+         params.begin % kLeafKeys == 0 && params.readable_end >= (params.rows_end() + 7) / 8 * 8;
+}
+
+void set_scale(DecodeParams& params, DType dtype, double scale) {
+  const bool may_overflow = kLongestRow * largest_of(dtype) * largest_of(dtype) >= largest_of(DType::F32);
+  const ScoreScale parts = may_overflow ? split_scale(scale) : ScoreScale{1, static_cast<float>(kLog2E * scale)};
+  params.query_scale = parts.query, params.score_scale = parts.score;
+}
+
+bool multiplies_on_tensor_cores(const DecodeParams& params, DType dtype) {
+  return kernel_unit_of(dtype) == KernelUnit::TensorCores && std::max(params.d_h, params.d_v) <= 256;
+}
+
+std::string accepts_any_grid(const DecodeParams& params, DType dtype) {
+  if (kernel_unit_of(dtype) == KernelUnit::None) return std::string(name_of(dtype)) + " storage";
+  if (params.d_h > kLongestRow || params.d_v > kLongestRow)
+    return "d_h " + std::to_string(params.d_h) + ", d_v " + std::to_string(params.d_v) + ": more than " +
+           std::to_string(kLongestRow);
+  if (const std::int64_t n = leaves_of({params.begin, params.end}); params.n_rows() > kMostWorkItems / n) {
+    return std::to_string(params.n_rows()) + " rows over " + std::to_string(n) + " leaves: more than " +
+           std::to_string(kMostWorkItems) + " work items";
+  }
+  for (const DeviceView* view : {&params.q, &params.k, &params.v}) {
+    if (reinterpret_cast<std::uintptr_t>(view->data) % bytes_of(dtype) != 0) return "an array that starts inside a number";
+  }
+  return "";
+}
+
+std::string accepts_any_rows(const DecodeParams& params, DType dtype) {
+  if (const std::string refusal = accepts_any_grid(params, dtype); !refusal.empty()) return refusal;
+  // Rows are counted by the second axis of a grid.
+  if (params.n_rows() > 65535) return std::to_string(params.n_rows()) + " rows: more than 65535";
+  return "";
+}
+
+std::string accepts_scalar_rows(const DecodeParams& params, DType dtype) {
+  if (const std::string refusal = accepts_any_rows(params, dtype); !refusal.empty()) return refusal;
+  if (multiplies_on_tensor_cores(params, dtype))
+    return std::string(name_of(dtype)) + " storage in rows of at most 256 elements: their bits are those of tensor cores";
+  return "";
+}
+
+std::string accepts_aligned_rows(const DecodeParams& params, DType dtype) {
+  const auto size = static_cast<int>(bytes_of(dtype));
+  if (const std::string refusal = accepts_scalar_rows(params, dtype); !refusal.empty()) return refusal;
+  if (params.d_h * size % 16 != 0 || params.d_v * size % 16 != 0) return "rows are not a multiple of 16 bytes";
+  if (!starts_aligned(params, dtype)) return "rows do not start at multiples of 16 bytes";
+  return "";
+}
+
+std::string accepts_tensor_rows(const DecodeParams& params, DType dtype) {
+  if (const std::string refusal = accepts_any_rows(params, dtype); !refusal.empty()) return refusal;
+  if (kernel_unit_of(dtype) == KernelUnit::Scalar)
+    return std::string(name_of(dtype)) + " storage: no tensor core keeps its bits";
+  if (!multiplies_on_tensor_cores(params, dtype))
+    return "d_h " + std::to_string(params.d_h) + ", d_v " + std::to_string(params.d_v) + ": more than 256";
+  if (!starts_aligned(params, dtype)) return "rows do not start at multiples of 16 bytes";
+  return "";
+}
+
+double chain_additions(const DecodeParams& params, DType) { return static_cast<double>(params.end - params.begin) + 4; }
+
+double leaf_additions(const DecodeParams& params, DType) {
+  return static_cast<double>(kLeafKeys) + n_tree_additions(params.end - params.begin);
+}
+
+double tensor_additions(const DecodeParams& params, DType) {
+  // 64 products with each of three parts. Tensor cores truncate sums, which may cost two roundings each.
+  return 2 * 3 * static_cast<double>(kLeafKeys) + n_tree_additions(params.end - params.begin);
+}
+
+namespace {
+
+/// Shape and type choose the thread group, see with_pipeline().
+double n_additions(const DecodeParams& params, DType dtype) {
+  return multiplies_on_tensor_cores(params, dtype) ? tensor_additions(params, dtype) : leaf_additions(params, dtype);
+}
+
+/// Clusters where they suit the shape and the device, else equal runs.
+LaunchPlan plan(const DecodeParams& params, DType dtype, const LaunchOptions& options) {
+  LaunchPlan plan;
+  with_type(dtype, [&](auto type) { plan = plan_short_end<decltype(type)>(params, options); });
+  return plan.cluster > 0 ? plan : plan_equal_runs(params, dtype, options);
+}
+
+void run(const DecodeParams& params, DType dtype, const DeviceOutput& output, const LaunchPlan& plan,
+         const Workspace& workspace, Stream stream) {
+  if (plan.cluster == 0) return run_equal_runs(params, dtype, output, plan, workspace, stream);
+  with_type(dtype, [&](auto type) { run_short_end<decltype(type)>(params, output, plan, workspace, stream); });
+}
+
+}  // namespace
+
+const DecodeKernel kEqualRuns{.name = "equal-runs",
+                              .brief = "equal runs over all blocks",
+                              .keeps_states = true,
+                              .n_additions = n_additions,
+                              .refusal = accepts_any_grid,
+                              .plan = plan_equal_runs<DecodeParams>,
+                              .run = run_equal_runs<DecodeParams>};
+
+const DecodeKernel kShortEnd{.name = "short-end",
+                             .brief = "short sequences merge inside a cluster: the library kernel",
+                             .keeps_states = true,
+                             .n_additions = n_additions,
+                             .refusal = accepts_any_grid,
+                             .plan = plan,
+                             .run = run};
+
+}  // namespace tree_attn::TREE_ATTN_PLATFORM

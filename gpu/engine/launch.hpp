@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief What is settled on the host before a launch: how a step is laid out, and what shapes kernels take (sections 5 and
+/// 6).
+#pragma once
+
+#include "tree_attn/gpu/engine/params.hpp"
+#include "tree_attn/gpu/platform/launch.hpp"
+#include "tree_attn/reference/tensor/dtype.hpp"
+#include "tree_attn/reference/tensor/shape.hpp"
+
+#include <string>
+
+namespace tree_attn::TREE_ATTN_PLATFORM {
+
+/// What a caller may ask of a launch plan. 0 leaves it to the step, which looks at the shape and the device.
+struct LaunchOptions {
+  int n_splits = 0;  ///< parts that the keys of a kv head are cut into, each for a block of its own
+};
+
+/// What a step has picked: enough to launch, and to say.
+struct LaunchPlan {
+  int n_splits = 1;              ///< blocks that share the keys of a kv head
+  int n_threads = 128;           ///< threads of a block
+  int n_stages = 0;              ///< stages of the ring of copies; 0 where there is none
+  int n_blocks = 0;              ///< blocks of the grid, where that is not splits times rows
+  int cluster = 0;               ///< blocks of a cluster, which merge through each other's shared memory; 0: no clusters
+  std::size_t shared_bytes = 0;  ///< dynamic shared memory of a block
+  std::int64_t n_floats = 0;     ///< workspace, in floats
+  std::int64_t n_counters = 0;   ///< workspace, in counters
+  bool overlaps = false;         ///< whether the launch may begin before the one before it has ended: begin_early()
+  const char* path = "scalar";   ///< "scalar", or "tensor" where tensor cores multiply
+};
+
+/// Memory that a step needs beside its input and output. It may be used again for the next launch on the same stream.
+struct Workspace {
+  float* floats = nullptr;       ///< [plan.n_floats], any contents
+  unsigned* counters = nullptr;  ///< [plan.n_counters], zero before the first launch; every launch leaves them zero
+};
+
+/// Largest d_h and d_v that any kernel takes.
+inline constexpr int kLongestRow = 576;
+
+/// Whether this build has kernels for a stored type. TREE_ATTN_NO_F16_KERNELS leaves those for F16 out, where kernels are
+/// compiled to be checked: they are the templates that BF16 uses too.
+#if defined(TREE_ATTN_NO_F16_KERNELS)
+inline constexpr bool kHasF16Kernels = false;
+#else
+inline constexpr bool kHasF16Kernels = true;
+#endif
+template <class T>
+inline constexpr bool kHasKernels = DTypeTraits<T>::kUnit != KernelUnit::None &&
+                                    (kHasF16Kernels || DTypeTraits<T>::kDType != DType::F16);
+
+/// Calls f with an element of the stored type, T{}. @throws DeviceError for a type that no kernel takes
+template <class F>
+void with_type(DType dtype, const F& f) {
+  with_dtype(dtype, [&]<class T>(T element) {
+    if constexpr (kHasKernels<T>)
+      f(element);
+    else
+      throw DeviceError("no kernel takes " + std::string(name_of(dtype)));
+  });
+}
+
+/// The axes of a shape and the positions of a cache as a kernel sees them; no pointers yet.
+DecodeParams params_of(const AttentionShape& shape, KeyRange capacity);
+/// Whether every row of k and v starts at a multiple of 16 bytes, so that 16 bytes may be copied at once.
+bool starts_aligned(const DecodeParams& params, DType dtype);
+
+/// Whether eight rows of k, and of v, can be copied at once: dense rows of row_bytes, aligned, in a shard that begins with a
+/// leaf, and readable up to the last step of eight positions.
+bool has_bulk_rows(const DecodeParams& params, DType dtype, int row_bytes);
+
+/// Sets query_scale and score_scale to split_scale(scale).
+///
+/// F16 keeps to (1, log2(e) * scale): elements of at most 65504 make no sum that overflows, and tensor cores, which take
+/// queries in 16 bits, would round what is made smaller.
+void set_scale(DecodeParams& params, DType dtype, double scale);
+
+/// What the steps refuse, in a few words; empty if nothing. All refuse F64, d of more than kLongestRow, and more than
+/// kMostWorkItems.
+std::string accepts_any_grid(const DecodeParams& params, DType dtype);
+/// The same, and more rows than the second axis of a grid can count.
+std::string accepts_any_rows(const DecodeParams& params, DType dtype);
+/// The same, and what tensor cores multiply.
+std::string accepts_scalar_rows(const DecodeParams& params, DType dtype);
+/// The same, and rows that are not aligned or not a multiple of 16 bytes long.
+std::string accepts_aligned_rows(const DecodeParams& params, DType dtype);
+/// What accepts_any_rows() refuses, what tensor cores do not multiply, and rows that are not aligned.
+std::string accepts_tensor_rows(const DecodeParams& params, DType dtype);
+
+/// Whether tensor cores multiply: elements of 16 bits, in rows of at most 256.
+///
+/// A function of the type and of the length of rows alone, for it changes bits. So a query has the same bits alone and among
+/// others, in a batch and on every device.
+bool multiplies_on_tensor_cores(const DecodeParams& params, DType dtype);
+
+}  // namespace tree_attn::TREE_ATTN_PLATFORM

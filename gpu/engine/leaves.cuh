@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The leaves that one thread group walks along: where their rows lie, which positions have a key, and where they
+/// stand in the tree (sections 5 and 5.3).
+///
+/// This is the one place that knows how leaves lie in a cache: one after the other, or as a list says (ListedParams).
+/// Positions are counted from the first leaf of the thread group, in 32 bits: position 64 i + o is key o of leaf i.
+///
+/// The slots between two leaves of a list are empty, and the empty set is neutral bit for bit. So a leaf stands for the
+/// largest subtree that begins with it and ends before the next leaf, and so does a merge of subtrees. Leaves one after the
+/// other are a list without empty slots.
+#pragma once
+
+#include "tree_attn/gpu/engine/listed_params.hpp"
+#include "tree_attn/gpu/platform/device.hpp"
+
+#include <type_traits>
+
+namespace tree_attn::TREE_ATTN_PLATFORM {
+
+/// Leaves one after the other.
+class ContiguousLeaves {
+ public:
+  static constexpr bool kHasEmptySlots = false;  ///< whether there may be empty slots between two leaves
+
+  ContiguousLeaves() = default;
+  /// @param range positions of the thread group, at multiples of kLeafKeys
+  /// @param used those of the shard that have a key
+  __device__ __forceinline__ ContiguousLeaves(KeyRange range, KeyRange used)
+      : origin_(range.begin),
+        n_leaves_(static_cast<int>(leaf_at(range.end) - leaf_at(range.begin))),
+        first_key_(range.begin < used.begin ? static_cast<int>(used.begin - range.begin) : 0),
+        end_key_(range.empty() ? 0 : static_cast<int>((used.end < range.end ? used.end : range.end) - range.begin)),
+        n_older_(used.end <= range.end ? n_leaves_ - 1 : n_leaves_) {}
+
+  __device__ __forceinline__ int n_leaves() const { return n_leaves_; }
+  /// Whether the first n leaves, or all if there are fewer, are older than the newest of the sequence, that of its last key.
+  __device__ __forceinline__ bool are_older(int n) const { return n <= n_older_ || n_older_ == n_leaves_; }
+  /// Positions up to the last key.
+  __device__ __forceinline__ int n_positions() const { return end_key_ > first_key_ ? end_key_ : 0; }
+  /// Which positions from `at` on have a key, counted from there: [first_key(), end_key()) as far as the leaf goes.
+  __device__ __forceinline__ int first_key(int at) const { return first_key_ - at; }
+  __device__ __forceinline__ int end_key(int at) const { return end_key_ - at; }
+
+  /// The position that rows are counted from, as DecodeParams::key() takes it, and the row of a position.
+  __device__ __forceinline__ std::int64_t origin() const { return origin_; }
+  __device__ __forceinline__ int row(int at) const { return at; }
+  /// The same for steps of eight positions, one after the other; the second argument keeps the row of the leaf between them.
+  __device__ __forceinline__ int next_row(int at, int& /*first*/) const { return at; }
+
+  /// Where the first leaf begins in the tree, the slot of leaf i, and where the leaf after it begins.
+  __device__ __forceinline__ std::int64_t begin() const { return origin_; }
+  __device__ __forceinline__ std::int64_t slot(int i) const { return (origin_ >> kLeafLevel) + i; }
+  __device__ __forceinline__ std::int64_t next(int i) const { return (slot(i) + 1) * kLeafKeys; }
+  /// Whether a subtree that ends with leaf i waits for the next leaf: they may be siblings.
+  __device__ __forceinline__ bool waits(Subtree subtree, int i) const {
+    return i + 1 < n_leaves_ && subtree.level == kLeafLevel && (subtree.index & 1) == 0;
+  }
+
+ private:
+  std::int64_t origin_ = 0;
+  int n_leaves_ = 0;
+  int first_key_ = 0, end_key_ = 0;
+  int n_older_ = 0;  ///< leaves older than the newest
+};
+
+/// Leaves of a list. The one with the last key of the sequence may be any of them.
+class ListedLeaves {
+ public:
+  static constexpr bool kHasEmptySlots = true;
+
+  ListedLeaves() = default;
+  /// @param range places in the list, times kLeafKeys
+  __device__ __forceinline__ ListedLeaves(KeyRange range, const LeavesInUse& used) {
+    const int first = static_cast<int>(leaf_at(range.begin));
+    leaves_ = used.leaves + first;
+    n_leaves_ = static_cast<int>(leaf_at(range.end) - leaf_at(range.begin));
+    last_ = used.list.last - first, n_last_ = used.list.n_last;
+  }
+
+  __device__ __forceinline__ int n_leaves() const { return n_leaves_; }
+  __device__ __forceinline__ bool are_older(int n) const { return last_ < 0 || last_ >= n || last_ >= n_leaves_; }
+  __device__ __forceinline__ int n_positions() const {
+    const int last = (n_leaves_ - 1) * kKeys;
+    return n_leaves_ == 0 ? 0 : last + end_key(last);
+  }
+  __device__ __forceinline__ int first_key(int) const { return 0; }
+  __device__ __forceinline__ int end_key(int at) const {
+    const int i = at / kKeys, n = i == last_ ? n_last_ : kKeys;
+    return (i < n_leaves_ ? n : 0) - at % kKeys;
+  }
+
+  __device__ __forceinline__ std::int64_t origin() const { return 0; }
+  __device__ __forceinline__ int row(int at) const {
+    const int i = at / kKeys;
+    return i < n_leaves_ ? load_once(&leaves_[i].place) * kKeys + at % kKeys : 0;
+  }
+  /// Reads the list once per leaf.
+  __device__ __forceinline__ int next_row(int at, int& first) const {
+    if (at % kKeys == 0) first = row(at);
+    return first + at % kKeys;
+  }
+
+  /// If there is no leaf, where the one that follows begins.
+  __device__ __forceinline__ std::int64_t begin() const { return slot(0) * kLeafKeys; }
+  __device__ __forceinline__ std::int64_t slot(int i) const { return load_once(&leaves_[i].slot); }
+  /// Or the end of the shard.
+  __device__ __forceinline__ std::int64_t next(int i) const { return slot(i + 1) * kLeafKeys; }
+  __device__ __forceinline__ bool waits(Subtree subtree, int i) const {
+    return i + 1 < n_leaves_ && (subtree.index & 1) == 0 && subtree.end() == next(i);
+  }
+
+ private:
+  static constexpr int kKeys = static_cast<int>(kLeafKeys);
+
+  const ListedLeaf* leaves_ = nullptr;
+  int n_leaves_ = 0;
+  int last_ = 0, n_last_ = 0;  ///< which of them has the last key, if any, and its keys
+};
+
+/// The leaves of a thread group, in the order that the parameters have.
+template <class Params>
+using LeavesOf = std::conditional_t<Params::kIsListed, ListedLeaves, ContiguousLeaves>;
+
+/// Starts the first copies of a range, and waits for the launch before this one, which may still run (LaunchPlan::overlaps):
+/// the copies need not wait for what it does not write.
+///
+/// The contract: until it ends, a launch before this one that may still run writes of the input only queries, and of keys
+/// and values those at the last position of a sequence or behind it. Lengths and lists are written by none of them.
+/// @param leaves of the range
+/// @param n_leaves that the first copies reach at most
+/// @param begin starts them
+template <class Leaves, class Begin>
+__device__ __forceinline__ void begin_early(const Leaves& leaves, int n_leaves, const Begin& begin) {
+  if (!leaves.are_older(n_leaves)) wait_for_previous_launch();
+  begin();
+  wait_for_previous_launch();
+}
+
+}  // namespace tree_attn::TREE_ATTN_PLATFORM

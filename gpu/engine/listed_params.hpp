@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief A decode step over leaves that a list names, by ascending slot: the dealt order on a device (section 5.3).
+///
+/// A cache holds the leaves of its range in the order in which they were appended. In the dealt order neighbours in memory
+/// are far apart in the tree, so the kernels read the leaves of a sequence in the order of a list. Work is divided by the
+/// places in that list: position 64 i + o is key o of the i-th leaf of the list. So a block, or a thread group of a block,
+/// has neighbouring slots, which are few subtrees. in_tree() says where they stand.
+///
+/// A page table is such a list too: pages of whole leaves, which lie anywhere in a pool for all sequences of a batch. Leaf i
+/// has slot i, `place` is a place of its page, and the stride from one entry to the next is 0. No bit depends on the places.
+#pragma once
+
+#include "tree_attn/gpu/engine/params.hpp"
+
+#include <cstdint>
+
+namespace tree_attn {
+
+/// A leaf of a list.
+struct ListedLeaf {
+  std::int32_t slot;   ///< in the tree of this list, see LeafList
+  std::int32_t place;  ///< in the cache: its first row is 64 place
+};
+
+/// The list of a sequence: the leaves of the shard that have a key. Its tree has the slots of the canonical tree without the
+/// levels at which no leaf of the sequence has a right sibling, so the nodes with keys are the same, and their number is
+/// small.
+struct LeafList {
+  std::int64_t begin = 0, end = 0;    ///< positions of the shard in that tree
+  std::int32_t n_leaves = 0;          ///< of the list
+  std::int32_t last = 0, n_last = 0;  ///< index of the leaf with the last key, and its keys; the others have 64
+  bool operator==(const LeafList&) const = default;
+};
+
+/// The list of one sequence, and where its leaves are in memory.
+struct LeavesInUse {
+  const ListedLeaf* leaves = nullptr;
+  LeafList list;
+};
+
+/// The input of a kernel that reads listed leaves. `begin` and `end` are the rows of the cache, 0 and whole leaves; all have
+/// memory.
+struct ListedParams : DecodeParams {
+  static constexpr bool kIsListed = true;
+
+  const LeafList* lists = nullptr;   ///< [b]
+  const ListedLeaf* leaf = nullptr;  ///< [b, most_leaves + 1]; after the leaves of a list the slot at which the shard ends
+  std::int64_t most_leaves = 0;      ///< of a list
+  std::int64_t tree_positions = 0;   ///< the most that the shard has in the tree of a list
+
+  TREE_ATTN_HOST_DEVICE LeavesInUse in_use(std::int64_t kv_head) const {
+    const std::int64_t entry = entry_of(kv_head);
+    return {leaf + entry * (most_leaves + 1), lists[entry]};
+  }
+  TREE_ATTN_HOST_DEVICE KeyRange leaves(std::int64_t kv_head) const { return leaves_by_entry(entry_of(kv_head)); }
+  TREE_ATTN_HOST_DEVICE KeyRange leaves_by_entry(std::int64_t entry) const { return {0, lists[entry].n_leaves * kLeafKeys}; }
+  TREE_ATTN_HOST_DEVICE KeyRange shard(std::int64_t kv_head) const {
+    const LeafList& list = lists[entry_of(kv_head)];
+    return {list.begin, list.end};
+  }
+  /// Where some leaves of the list stand in the tree: from the first one up to the leaf that follows them, or to the end of
+  /// the shard. Slots between two leaves of the list are empty and belong to the range of the left one.
+  TREE_ATTN_HOST_DEVICE KeyRange in_tree(std::int64_t kv_head, KeyRange positions) const {
+    const LeavesInUse used = in_use(kv_head);
+    const auto at = [&used](std::int64_t position) {
+      const std::int64_t i = leaf_at(position);
+      return i <= used.list.n_leaves ? used.leaves[i].slot * kLeafKeys : used.list.end;
+    };
+    return {at(positions.begin), at(positions.end)};
+  }
+  /// The longest range of the tree that some leaves of a list can have.
+  std::int64_t longest_in_tree(std::int64_t) const { return tree_positions; }
+};
+
+}  // namespace tree_attn

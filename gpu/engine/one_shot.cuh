@@ -1,0 +1,344 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The epilogue of the library kernel on several devices: it sends the states of a query tile when they are joined,
+/// in packets to the windows of the devices, and after its last work range receives and merges those of all devices
+/// (section 5.3, Alg. 3). The protocol is in peers.hpp.
+#pragma once
+
+#include "tree_attn/gpu/engine/equal_runs.cuh"
+#include "tree_attn/gpu/engine/params.hpp"
+#include "tree_attn/gpu/engine/peers.hpp"
+#include "tree_attn/gpu/platform/device.hpp"
+
+namespace tree_attn::TREE_ATTN_PLATFORM {
+
+/// Whether a wait gives up, because it has taken too long, another wait of this device has, or a rank has failed. Checked in
+/// one of sixteen polls; the word of the host, which is far away, in one of 1024, about once in a millisecond.
+class Patience {
+ public:
+  __device__ __forceinline__ bool is_over(const Peers& peers, unsigned step, int source, std::int64_t row) {
+    if ((++n_polls_ & 0xF) != 0) return false;
+    if (load_acquire(&peers.gave_up->n) != 0) return true;
+    const bool peer_failed = (n_polls_ & 0x3FF) == 0 && peers.failed != nullptr && load_acquire(peers.failed) != 0;
+    const std::uint64_t now = nanoseconds();
+    if (since_ == 0) since_ = now;
+    if (!peer_failed && (peers.limit_ns == 0 || now - since_ < peers.limit_ns)) return false;
+    if (atomic_inc_acq_rel(&peers.gave_up->n, 0xFFFFFFFF) == 0) {
+      store_fresh(&peers.gave_up->peer_failed, peer_failed ? 1u : 0u);
+      store_fresh(&peers.gave_up->step, step);
+      store_fresh(&peers.gave_up->source, static_cast<unsigned>(source));
+      store_fresh(&peers.gave_up->row, static_cast<unsigned>(row));
+    }
+    return true;
+  }
+
+ private:
+  unsigned n_polls_ = 0;
+  std::uint64_t since_ = 0;
+};
+
+/// Waits for packets of a step in the own window, and asks for all of them at the same time. If the wait gives up, they are
+/// unspecified.
+template <int kPackets, class AnyPeers>
+__device__ __forceinline__ void receive_packets(const AnyPeers& peers, const Packet* const (&from)[kPackets],
+                                                Packet (&packets)[kPackets], unsigned step, int source, std::int64_t row) {
+  Patience patience;
+  wait_until([&] {
+    bool are_there = true;
+    TREE_ATTN_UNROLL
+    for (int i = 0; i < kPackets; ++i) packets[i] = load_packet(from[i]);
+    TREE_ATTN_UNROLL
+    for (int i = 0; i < kPackets; ++i) are_there = are_there && packets[i].step == step;
+    return are_there || patience.is_over(peers, step, source, row);
+  });
+}
+template <class AnyPeers>
+__device__ __forceinline__ Packet receive_packet(const AnyPeers& peers, const Packet* from, unsigned step, int source,
+                                                 std::int64_t row) {
+  Packet packet[1];
+  receive_packets<1>(peers, {from}, packet, step, source, row);
+  return packet[0];
+}
+
+/// Stores the states of neighbouring rows into the windows of all devices, the next device first and this one last, or of
+/// their owners. All threads of the block call it, after a barrier after the writes of `states`.
+/// @param states [subtrees of the own range][peers.n_rows][2 + d_v] @param d_v length of a value vector
+template <class AnyPeers>
+__device__ __forceinline__ void send_states(const AnyPeers& peers, const float* states, int d_v, std::int64_t first_row,
+                                            int n_rows) {
+  const int n_packets = static_cast<int>(peers.n_packets), size = kValues + d_v;
+  const bool is_empty = peers.range[peers.me].empty();
+  const int n_of_row = is_empty ? 1 : peers.n_slots(peers.me) * n_packets;
+  for (int i = static_cast<int>(threadIdx.x); i < n_rows * n_of_row; i += static_cast<int>(blockDim.x)) {
+    const int in_row = i % n_of_row, subtree = in_row / n_packets, first = in_row % n_packets * 3;
+    const std::int64_t row = first_row + i / n_of_row;
+    const float* const from = states + (subtree * peers.n_rows + row) * size;
+    Packet packet{{0, 0, 0}, load_fresh(peers.steps + row) + 1};
+    TREE_ATTN_UNROLL
+    for (int c = 0; c < 3; ++c) {
+      if (!is_empty && first + c < size) packet.element[c] = load_fresh(from + first + c);
+    }
+    const std::int64_t at = peers.offset(packet.step, peers.me, row) + in_row;
+    if (peers.has_owners) {
+      store_packet(peers.window[peers.owner(row)] + at, packet);
+      continue;
+    }
+    for (int turn = 1; turn <= peers.n; ++turn) store_packet(peers.window[(peers.me + turn) % peers.n] + at, packet);
+  }
+}
+
+/// Float c of a packet of a row that its owner sends: of z and then lse, or of its states of the node. Null past the end.
+inline __device__ float* element_of_row(const Peers& peers, const DeviceOutput& result, int d_v, std::int64_t row,
+                                        int packet, int c) {
+  if (result.states == nullptr) {
+    const int j = 3 * packet + c;
+    return j < d_v ? result.out + row * d_v + j : j == d_v ? result.lse + row : nullptr;
+  }
+  const int n_packets = static_cast<int>(peers.n_packets), size = kValues + d_v;
+  const int subtree = packet / n_packets, j = packet % n_packets * 3 + c;
+  return j < size ? result.states + (subtree * peers.n_rows + row) * size + j : nullptr;
+}
+
+/// Stores those of neighbouring rows that this device owns, finished or as states of the node, into the windows of all
+/// others, unless it has given up a wait: then they are neither. All threads of the block call it, after a barrier after the
+/// writes of the rows.
+inline __device__ void send_rows(const Peers& peers, const DeviceOutput& result, int d_v, std::int64_t first_row,
+                                 int n_rows) {
+  const int n_packets = static_cast<int>(peers.n_result);
+  if (load_acquire(&peers.gave_up->n) != 0) return;
+  for (int i = static_cast<int>(threadIdx.x); i < n_rows * n_packets; i += static_cast<int>(blockDim.x)) {
+    const std::int64_t row = first_row + i / n_packets;
+    const int in_row = i % n_packets;
+    if (!peers.merges(row)) continue;
+    Packet packet{{0, 0, 0}, load_fresh(peers.steps + row) + 1};
+    TREE_ATTN_UNROLL
+    for (int c = 0; c < 3; ++c) {
+      const float* const from = element_of_row(peers, result, d_v, row, in_row, c);
+      if (from != nullptr) packet.element[c] = load_fresh(from);
+    }
+    const std::int64_t at = peers.result_offset(row) + in_row;
+    for (int turn = 1; turn < peers.n; ++turn) store_packet(peers.window[(peers.me + turn) % peers.n] + at, packet);
+  }
+}
+
+/// Receives those of the neighbouring rows that others own.
+inline __device__ void receive_rows(const Peers& peers, const DeviceOutput& result, int d_v, std::int64_t first_row,
+                                    int n_rows) {
+  const int n_packets = static_cast<int>(peers.n_result);
+  for (int i = static_cast<int>(threadIdx.x); i < n_rows * n_packets; i += static_cast<int>(blockDim.x)) {
+    const std::int64_t row = first_row + i / n_packets;
+    const int in_row = i % n_packets;
+    if (peers.merges(row)) continue;
+    const unsigned step = load_fresh(peers.steps + row) + 1;
+    const Packet* const from = peers.window[peers.me] + peers.result_offset(row) + in_row;
+    const Packet packet = receive_packet(peers, from, step, peers.owner(row), row);
+    TREE_ATTN_UNROLL
+    for (int c = 0; c < 3; ++c) {
+      float* const to = element_of_row(peers, result, d_v, row, in_row, c);
+      if (to != nullptr) store_fresh(to, packet.element[c]);
+    }
+  }
+}
+
+/// The element of a state that a component of a pair is.
+template <IsThreadGroup ThreadGroup>
+__device__ __forceinline__ int element(const ElementPair<ThreadGroup>& pair, int c) {
+  return kValues + pair.component(c);
+}
+
+/// One pair of a state in the own window, once its packets have arrived.
+/// @param subtree of the source's range
+template <IsThreadGroup ThreadGroup, class AnyPeers>
+__device__ __forceinline__ typename ElementPair<ThreadGroup>::State receive_pair(const AnyPeers& peers,
+                                                                                 const ElementPair<ThreadGroup>& pair,
+                                                                                 unsigned step, int source, int subtree,
+                                                                                 std::int64_t row, int d_v) {
+  // The first packet has the shift and the sum; then that of each component.
+  constexpr int kElements = ElementPair<ThreadGroup>::kElements;
+  const Packet* from[1 + kElements];
+  from[0] = peers.window[peers.me] + peers.offset(step, source, row) + subtree * peers.n_packets;
+  TREE_ATTN_UNROLL
+  for (int c = 0; c < kElements; ++c) from[1 + c] = from[0] + (pair.component(c) < d_v ? element(pair, c) / 3 : 0);
+  Packet packets[1 + kElements];
+  receive_packets(peers, from, packets, step, source, row);
+  typename ElementPair<ThreadGroup>::State state{packets[0].element[kShift], packets[0].element[kSum], {}};
+  TREE_ATTN_UNROLL
+  for (int c = 0; c < kElements; ++c) {
+    const int k = element(pair, c) % 3;
+    const auto& [first, second, third] = packets[1 + c].element;
+    if (pair.component(c) < d_v) state.n[c] = k == 0 ? first : k == 1 ? second : third;
+  }
+  return state;
+}
+
+/// Consecutive rows.
+struct RowRange {
+  std::int64_t first;
+  int n;
+};
+/// The rows of a query tile.
+template <IsThreadGroup ThreadGroup, class Params>
+__device__ __forceinline__ RowRange rows_of(const Params& params, std::int64_t kv_head, std::int64_t first_row) {
+  return {kv_head * params.group + first_row, rows_in_use<ThreadGroup>(params, first_row)};
+}
+
+/// Writes one pair of the states of the node, one for every subtree of its range.
+template <IsThreadGroup ThreadGroup, class Params>
+__device__ __forceinline__ void write_node(const Params& params, float* states, std::int64_t row,
+                                           const ElementPair<ThreadGroup>& pair, const JoinedRoots<ThreadGroup>& roots) {
+  TREE_ATTN_LOOP
+  for (int i = 0; i < roots.size(); ++i) {
+    typename ElementPair<ThreadGroup>::State state;
+    roots.load(i, state);
+    float* const to = states + (i * params.n_rows() + row) * state_size(params.d_v);
+    if (pair.component(0) == 0) store_fresh(to + kShift, state.shift), store_fresh(to + kSum, state.sum);
+    TREE_ATTN_UNROLL
+    for (int c = 0; c < ElementPair<ThreadGroup>::kElements; ++c) {
+      if (pair.component(c) < params.d_v) store_fresh(to + element(pair, c), state.n[c]);
+    }
+  }
+}
+
+/// Receives the states of a query tile from all devices, merges them in the order of their ranges and finishes the rows, or
+/// leaves the states of the node; of the rows that this device owns, if rows have owners. All threads of the block call it;
+/// none of them uses the scratch memory any more.
+template <IsThreadGroup ThreadGroup, class AnyPeers, class Params>
+__device__ __forceinline__ void receive_states(const AnyPeers& peers, const Params& params, const DeviceOutput& output,
+                                               QueryTile tile, Scratch scratch) {
+  const RowRange rows = rows_of<ThreadGroup>(params, tile.kv_head, tile.first_row);
+
+  // A device without keys has no states. Its packets say that it has come this far.
+  for (int source = 0; source < peers.n; ++source) {
+    if (!peers.range[source].empty()) continue;
+    for (int r = static_cast<int>(threadIdx.x); r < rows.n; r += static_cast<int>(blockDim.x)) {
+      const std::int64_t row = rows.first + r;
+      if (!peers.merges(row)) continue;
+      const unsigned step = load_fresh(peers.steps + row) + 1;
+      receive_packet(peers, peers.window[peers.me] + peers.offset(step, source, row), step, source, row);
+    }
+  }
+
+  // Devices are joined as the splits of one device are.
+  join_parts<ThreadGroup>(
+      scratch, rows.n, peers.range_of_all(), peers.n, [&peers](int source) { return peers.range[source]; },
+      [&](const ElementPair<ThreadGroup>& pair, int source, int subtree, const auto& states, int place) {
+        typename ElementPair<ThreadGroup>::State state;
+        set_empty(state);
+        const std::int64_t row = rows.first + pair.row();
+        if (peers.merges(row)) {
+          const unsigned step = load_fresh(peers.steps + row) + 1;
+          state = receive_pair(peers, pair, step, source, subtree, row, params.d_v);
+        }
+        states.store(place, state);
+      },
+      [&](const ElementPair<ThreadGroup>& pair, const JoinedRoots<ThreadGroup>& roots) {
+        if (!peers.merges(rows.first + pair.row())) return;
+        if (output.states != nullptr)
+          write_node<ThreadGroup>(params, output.states, rows.first + pair.row(), pair, roots);
+        else
+          write_output<ThreadGroup>(params, output, tile.kv_head, tile.first_row, pair, roots, {});
+      });
+  __syncthreads();
+}
+
+/// The epilogue of the library kernel on several devices. Its members are those of WriteEpilogue, which describes them.
+/// @tparam AnyPeers Peers, or what has its own receive_packets()
+template <class AnyPeers>
+struct PeersEpilogue {
+  AnyPeers peers;
+  DeviceOutput own;     ///< states of the own range
+  DeviceOutput result;  ///< finished rows; or states of the node's range, which are to be merged with those of other nodes
+
+  static constexpr std::size_t kSharedBytes = 128;
+  static_assert(kEqualRunsBytes + kSharedBytes <= kKernelBytes);
+  /// The query tiles [begin, end) that the block has joined: they are neighbours, since it shares only the first and the
+  /// last of its query tiles with other blocks.
+  using Tiles = Shared<int>;
+  __device__ __forceinline__ static Tiles take(Arena& arena) {
+    const Tiles tiles = arena.take<int>(2);
+    if (threadIdx.x == 0) tiles[0] = 0, tiles[1] = 0;
+    return tiles;
+  }
+  __device__ __forceinline__ const DeviceOutput& output() const { return own; }
+
+  template <IsThreadGroup ThreadGroup, class Params>
+  __device__ __forceinline__ void tile_joined(const Params& params, const WorkRange& work, const Tiles& tiles) const {
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      const int begin = tiles[0], end = tiles[1];
+      if (begin == end) tiles[0] = static_cast<int>(work.query_tile);
+      tiles[1] = static_cast<int>(work.query_tile) + 1;
+    }
+    const RowRange rows = rows_of<ThreadGroup>(params, work.kv_head, work.first_row);
+    send_states(peers, own.states, params.d_v, rows.first, rows.n);
+  }
+  template <IsThreadGroup ThreadGroup, class Params>
+  __device__ __forceinline__ void block_done(const Params& params, Scratch scratch, const Tiles& tiles) const {
+    __syncthreads();
+    const int begin = tiles[0], end = tiles[1];
+    TREE_ATTN_LOOP
+    for (int i = begin; i < end; ++i) {
+      const QueryTile tile = QueryTile::of<ThreadGroup>(params, i);
+      receive_states<ThreadGroup>(peers, params, result, tile, scratch);
+      const RowRange rows = rows_of<ThreadGroup>(params, tile.kv_head, tile.first_row);
+      if (peers.has_owners) send_rows(peers, result, params.d_v, rows.first, rows.n);
+    }
+
+    // The rows of other owners, once all of the own ones are sent; then the step is done.
+    TREE_ATTN_LOOP
+    for (int i = begin; i < end; ++i) {
+      const QueryTile tile = QueryTile::of<ThreadGroup>(params, i);
+      const RowRange rows = rows_of<ThreadGroup>(params, tile.kv_head, tile.first_row);
+      if (peers.has_owners) receive_rows(peers, result, params.d_v, rows.first, rows.n);
+      __syncthreads();
+      if (static_cast<int>(threadIdx.x) < rows.n) {
+        unsigned* const steps = peers.steps + rows.first + threadIdx.x;
+        store_fresh(steps, load_fresh(steps) + 1);
+      }
+    }
+  }
+};
+
+/// That of the library.
+using OneShotEpilogue = PeersEpilogue<Peers>;
+
+/// The library kernel with the exchange as its epilogue: one launch from keys to the output of all devices. All blocks must
+/// fit the device at once.
+/// @param counters one per query tile
+/// @paper{alg_3, Alg. 3}
+template <IsPipeline Pipeline>
+__global__ void __launch_bounds__(Pipeline::kThreads, 1)
+    one_shot(typename Pipeline::Params params, const __grid_constant__ OneShotEpilogue epilogue,
+             const __grid_constant__ typename Pipeline::Arguments arguments, EqualRunsWorkspace forests,
+             unsigned* counters) {
+  equal_runs_block<Pipeline>(params, epilogue, arguments, forests, counters);
+}
+
+/// Plans, or launches, for every shape of one stored type, in either order of leaves.
+template <class T, class Params>
+LaunchPlan plan_one_shot(const Params& params);
+template <class T, class Params>
+void run_one_shot(const Params& params, const OneShotEpilogue& epilogue, const LaunchPlan& plan, const Workspace& workspace,
+                  Stream stream);
+
+/// The plan of the library kernel, whose blocks are as many as the device holds at once.
+template <class T, class Params>
+LaunchPlan plan_one_shot(const Params& params) {
+  LaunchPlan plan = plan_equal_runs<T>(params, {});
+  plan.shared_bytes += OneShotEpilogue::kSharedBytes;
+  return plan;
+}
+
+/// Launches what was planned. Blocks wait for other devices, which wait for blocks of this launch, so the launch is
+/// cooperative. It does not overlap the launch before it: CUDA does not say that a cooperative launch may.
+template <class T, class Params>
+void run_one_shot(const Params& params, const OneShotEpilogue& epilogue, const LaunchPlan& plan, const Workspace& workspace,
+                  Stream stream) {
+  if (params.n_rows() == 0) return;
+  with_pipeline<T>(params, [&](auto pipeline) {
+    using Pipeline = typename decltype(pipeline)::type;
+    launch_runs<Pipeline>(one_shot<Pipeline>, {.is_cooperative = true}, params, epilogue, plan, workspace, stream);
+  });
+}
+
+}  // namespace tree_attn::TREE_ATTN_PLATFORM

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief One decode step as a kernel sees it: pointers, strides and lengths on the device (eq. (7)).
+#pragma once
+
+#include "tree_attn/gpu/platform/bytes16.hpp"
+#include "tree_attn/reference/state/key_range.hpp"
+#include "tree_attn/reference/state/subtree.hpp"
+
+#include <cstdint>
+#include <limits>
+
+namespace tree_attn {
+
+/// Heads, rows, query tiles and work items as kernels count them. In 64 bits a division and its rest take many times the
+/// instructions, and some of them stand before the first copy.
+using Count = std::uint32_t;
+/// Leaves of the shard times query rows, at most; see accepts_any_grid().
+inline constexpr std::int64_t kMostWorkItems = std::numeric_limits<Count>::max();
+
+/// The leaf of a position. A shift: a division, even by a constant, rounds towards 0, which takes more instructions.
+TREE_ATTN_HOST_DEVICE inline std::int64_t leaf_at(std::int64_t position) { return position >> kLeafLevel; }
+
+/// Leaves that a range of positions touches; one if it is empty, because its rows must be written all the same.
+TREE_ATTN_HOST_DEVICE inline std::int64_t leaves_of(KeyRange range) {
+  return range.empty() ? 1 : leaf_at(range.end + kLeafKeys - 1) - leaf_at(range.begin);
+}
+
+/// Part `part` of a range cut into `n_parts` at multiples of kLeafKeys, as even as they allow: the first parts are the
+/// longer ones, and parts are empty where there are fewer leaves than parts.
+TREE_ATTN_HOST_DEVICE inline KeyRange split_range(KeyRange whole, int part, int n_parts) {
+  const std::int64_t first = leaf_at(whole.begin);
+  const Count n = Count(leaves_of(whole)), each = n / Count(n_parts), rest = n - each * Count(n_parts);
+  const Count index = Count(part), longer = index < rest ? index : rest;
+  const std::int64_t from = first + each * index + longer, to = from + each + (index < rest ? 1 : 0);
+  const std::int64_t begin = from * kLeafKeys, end = to * kLeafKeys;
+  return {begin < whole.begin ? whole.begin : begin < whole.end ? begin : whole.end, end < whole.end ? end : whole.end};
+}
+
+/// A strided array [b, heads, positions, d] in device memory, the last axis contiguous.
+struct DeviceView {
+  const void* data = nullptr;
+  std::int64_t stride[3] = {0, 0, 0};  ///< elements from one entry to the next, of the first three axes
+
+  /// First element of the row (i, h, a). Offsets have 64 bits, because a cache may have more than 2^31 elements.
+  template <class T>
+  TREE_ATTN_HOST_DEVICE const T* row(std::int64_t i, std::int64_t h, std::int64_t a) const {
+    return static_cast<const T*>(data) + i * stride[0] + h * stride[1] + a * stride[2];
+  }
+};
+
+/// The input of a kernel: a shard of keys and values, and the queries that attend to it. Passed by value.
+struct DecodeParams {
+  static constexpr bool kIsListed = false;  ///< whether leaves are read in the order of a list: ListedParams
+
+  DeviceView q;                           ///< [b, n_h, l, d_h]
+  DeviceView k;                           ///< [b, n_kv, n, d_h]; row 0 is the key at position `begin`
+  DeviceView v;                           ///< [b, n_kv, n, d_v]
+  const std::int64_t* lengths = nullptr;  ///< keys in use per batch entry, [b], over the whole sequence
+  std::int64_t batch = 1, kv_heads = 1;   ///< b, n_kv
+  std::int64_t group = 1;                 ///< rows that share a key/value head: n_h / n_kv * l
+  std::int64_t n_queries = 1;             ///< l
+  int d_h = 1, d_v = 1;
+  std::int64_t begin = 0, end = 0;         ///< global positions of the shard
+  std::int64_t readable_end = 0;           ///< rows before it have memory and may be copied, see rows_end()
+  float query_scale = 1, score_scale = 1;  ///< multiply q as it is read, and q.k: log2(e) * scale, see split_scale()
+
+  /// Rows of the output: (i * n_h + h) * l + j, and group * n_kv = n_h l.
+  TREE_ATTN_HOST_DEVICE std::int64_t n_rows() const { return batch * kv_heads * group; }
+  /// Key/value heads of all batch entries; keys and values of each are a kv head of the kernels.
+  TREE_ATTN_HOST_DEVICE std::int64_t batch_kv_heads() const { return batch * kv_heads; }
+  /// The batch entry of a kv head, and its key/value head.
+  TREE_ATTN_HOST_DEVICE Count entry_of(std::int64_t kv_head) const { return Count(kv_head) / Count(kv_heads); }
+  TREE_ATTN_HOST_DEVICE Count head_of(std::int64_t kv_head) const { return Count(kv_head) % Count(kv_heads); }
+  /// The query of a row of the group of a kv head.
+  template <class T>
+  TREE_ATTN_HOST_DEVICE const T* query(std::int64_t kv_head, std::int64_t r) const {
+    const Count l = Count(n_queries), head = head_of(kv_head) * (Count(group) / l) + Count(r) / l;
+    return q.row<T>(entry_of(kv_head), head, Count(r) % l);
+  }
+  /// The key, or the value, at a global position.
+  template <class T>
+  TREE_ATTN_HOST_DEVICE const T* key(std::int64_t kv_head, std::int64_t position) const {
+    return k.row<T>(entry_of(kv_head), head_of(kv_head), position - begin);
+  }
+  template <class T>
+  TREE_ATTN_HOST_DEVICE const T* value(std::int64_t kv_head, std::int64_t position) const {
+    return v.row<T>(entry_of(kv_head), head_of(kv_head), position - begin);
+  }
+  /// The end of the rows: that of the shard, or readable_end if a shard that grows has fewer rows than positions.
+  TREE_ATTN_HOST_DEVICE std::int64_t rows_end() const {
+    return begin < readable_end && readable_end < end ? readable_end : end;
+  }
+  /// Positions of the shard that are in use by a kv head.
+  TREE_ATTN_HOST_DEVICE KeyRange in_use(std::int64_t kv_head) const { return in_use_by_entry(entry_of(kv_head)); }
+  /// The same by all kv heads of a batch entry.
+  TREE_ATTN_HOST_DEVICE KeyRange in_use_by_entry(std::int64_t entry) const {
+    const std::int64_t length = lengths[entry];
+    return {begin, length < begin ? begin : length < end ? length : end};
+  }
+  /// The leaves that hold them, whole: positions without a key hold the empty set, which changes no bit. A leaf that an end
+  /// of the shard cuts is one leaf here, with fewer keys.
+  TREE_ATTN_HOST_DEVICE KeyRange leaves(std::int64_t kv_head) const { return leaves_by_entry(entry_of(kv_head)); }
+  TREE_ATTN_HOST_DEVICE KeyRange leaves_by_entry(std::int64_t entry) const {
+    const KeyRange used = in_use_by_entry(entry);
+    const std::int64_t first = leaf_at(used.begin) * kLeafKeys;
+    return {first, used.empty() ? first : leaf_at(used.end + kLeafKeys - 1) * kLeafKeys};
+  }
+  /// The range of the tree that the shard is.
+  TREE_ATTN_HOST_DEVICE KeyRange shard(std::int64_t) const { return {begin, end}; }
+  /// Where some of the leaves stand in the tree: in the contiguous order at their positions.
+  TREE_ATTN_HOST_DEVICE KeyRange in_tree(std::int64_t, KeyRange positions) const { return positions; }
+  /// The longest range of the tree that n positions of the leaves can have.
+  std::int64_t longest_in_tree(std::int64_t n) const { return n; }
+};
+
+/// Where a kernel leaves its result: the finished rows, or if there is more to come the forest of the shard.
+struct DeviceOutput {
+  float* states = nullptr;  ///< [subtrees][n_rows][2 + d_v], the subtrees that cover(begin, end) names, if out is null
+  float* out = nullptr;     ///< z [n_rows, d_v], or null
+  float* lse = nullptr;     ///< natural [n_rows], where out is not null
+};
+
+}  // namespace tree_attn

@@ -1,0 +1,316 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief What the kernels of the library are made of, as a concept: a thread group for a shape, a sub-warp of lanes or a
+/// warp on tensor cores, and its way to keys and values (sections 5 and 6.3).
+#pragma once
+
+#include "tree_attn/gpu/engine/join.cuh"
+#include "tree_attn/gpu/engine/launch.hpp"
+#include "tree_attn/gpu/engine/scalar.cuh"
+#include "tree_attn/gpu/engine/scalar_rings.cuh"
+#include "tree_attn/gpu/engine/tensor_walk.cuh"
+#include "tree_attn/gpu/platform/launch.hpp"
+
+#include <algorithm>
+#include <concepts>
+#include <type_traits>
+
+namespace tree_attn::TREE_ATTN_PLATFORM {
+
+/// What a device leaves to the plan: how large a block of a pipeline is there.
+struct BlockSize {
+  int n_threads = 0, n_stages = 0;
+  std::size_t n_bytes = 0;   ///< of shared memory, for the pipeline
+  int n_scratch_floats = 0;  ///< of scratch()
+};
+
+/// LaunchPlan::path of a thread group.
+template <IsThreadGroup ThreadGroup>
+inline constexpr const char* kPath = IsMmaTile<ThreadGroup> ? "tensor" : "scalar";
+
+/// Shared memory of a kernel beside that of its pipeline: at most four small things, each at a multiple of 128 bytes.
+inline constexpr std::size_t kKernelBytes = 4 * 128;
+
+/// The largest block of a pipeline that fits into the shared memory of the device at hand. Its size changes no bit, for
+/// leaves have the same sums whichever thread group takes them.
+template <class Pipeline>
+BlockSize fit_block() {
+  return Pipeline::fit(device().shared_bytes - kKernelBytes);
+}
+
+/// What a kernel is made of: a kind of thread group and its way to keys and values. All threads of a block construct one at
+/// the start and call it for every range of the block. Its arguments are made on the host, and are a parameter of the kernel
+/// that outlives the pipeline.
+template <class Pipeline>
+concept IsPipeline = IsThreadGroup<typename Pipeline::ThreadGroup> &&
+    requires(Pipeline pipeline, Arena& arena, const typename Pipeline::Arguments& arguments,
+             const typename Pipeline::Params& params, std::int64_t i, KeyRange range, float* forests, std::size_t n_bytes) {
+  { Pipeline::fit(n_bytes) } -> std::same_as<BlockSize>;  // on the host: the largest block in so much shared memory
+  { Pipeline::arguments(params, /*n_stages*/ 1) } -> std::same_as<typename Pipeline::Arguments>;  // on the host
+  Pipeline(arena, arguments);
+  { Pipeline::kIsCompiled } -> std::convertible_to<bool>;  // for this architecture
+  { Pipeline::kThreads } -> std::convertible_to<int>;      // of a block, at most
+  { pipeline.scratch() } -> std::same_as<Scratch>;         // shared memory that is free between two ranges
+  Pipeline::publish_scratch();                             // by all threads that wrote it, before the next range
+  pipeline(params, /*kv_head*/ i, /*first_row*/ i, range, forests, /*n_forest*/ i);
+};
+
+/// Calls f with the narrowest sub-warp that holds a row of max(d_h, d_v) elements: 8, 16 or 32 lanes of 16 bytes, then 32
+/// lanes of 2 to 5 times 16. @pre tensor cores do not multiply the rows
+template <class T, class F>
+void with_sub_warp(const DecodeParams& params, const F& f) {
+  constexpr int kLongest = kLongestRow * static_cast<int>(sizeof(T));
+  const int n_bytes = std::max(params.d_h, params.d_v) * static_cast<int>(sizeof(T));
+  if constexpr (DTypeTraits<T>::kUnit == KernelUnit::Scalar) {
+    if (n_bytes <= 128) return f(SubWarp<T, 8, 1>{});
+    if (n_bytes <= 256) return f(SubWarp<T, 16, 1>{});
+    if (n_bytes <= 512) return f(SubWarp<T, 32, 1>{});
+  }
+  if (n_bytes <= 1024) return f(SubWarp<T, 32, 2>{});
+  if constexpr (kLongest > 2048) {
+    if (n_bytes <= 2048) return f(SubWarp<T, 32, 4>{});
+  }
+  f(SubWarp<T, 32, (kLongest + 511) / 512>{});
+}
+template <class F>
+void with_sub_warp(const DecodeParams& params, DType dtype, const F& f) {
+  with_type(dtype, [&](auto type) { with_sub_warp<decltype(type)>(params, f); });
+}
+
+/// Thread groups in a block, each with a range of its own.
+template <IsThreadGroup ThreadGroup>
+constexpr int n_thread_groups_of(int n_threads) {
+  return n_threads / ThreadGroup::kLanes;
+}
+
+/// The most positions that one of n parts of the shard gets.
+inline std::int64_t longest_part(const DecodeParams& params, std::int64_t n_parts) {
+  return (leaves_of({params.begin, params.end}) + n_parts - 1) / n_parts * kLeafKeys;
+}
+
+/// Floats of the forest of one slot of a thread group when the shard is cut into n parts.
+template <IsThreadGroup ThreadGroup>
+std::int64_t forest_floats(const DecodeParams& params, std::int64_t n_parts) {
+  return LaneForest<ThreadGroup::kElements, ThreadGroup::kLanes>::n_floats(longest_part(params, n_parts));
+}
+
+/// Warps on tensor cores, each with a ring of its own. Four of them, one per scheduler: so each has all the registers that a
+/// thread may have. Two, where four have no room for their rings.
+/// @tparam kCopy how rows come into shared memory where they are aligned; it changes no bit
+/// @tparam Params_ DecodeParams, or ListedParams for leaves in the order of a list
+template <IsMmaTile Tile, RowCopy kCopy, class Params_ = DecodeParams>
+class MmaPipeline {
+ public:
+  using ThreadGroup = Tile;
+  using Params = Params_;
+  using Ring = TileRing<Tile, kCopy, LeavesOf<Params>>;
+  struct Arguments {
+    bool aligned;              ///< rows may be copied as kCopy says
+    typename Ring::Maps maps;  ///< of keys and values
+  };
+#if defined(__CUDA_ARCH__)
+  static constexpr bool kIsCompiled = Ring::kHasMaps == (__CUDA_ARCH__ >= 900);
+#else
+  static constexpr bool kIsCompiled = true;
+#endif
+  static constexpr int kMostWarps = 4, kThreads = kMostWarps * kWarp;
+
+  static constexpr BlockSize fit(std::size_t n_bytes) {
+    const int n_warps = bytes_of(kMostWarps, Ring::kStages) <= n_bytes ? kMostWarps : kMostWarps / 2;
+    int n_stages = Ring::kStages;
+    while (n_stages > 2 && bytes_of(n_warps, n_stages) > n_bytes) --n_stages;
+    return {n_warps * kWarp, n_stages, bytes_of(n_warps, n_stages), 4 * n_vectors(n_warps, n_stages)};
+  }
+  __device__ __forceinline__ MmaPipeline(Arena& arena, const Arguments& arguments)
+      : aligned_(arguments.aligned),
+        full_(arena.take<Barrier>(n_warps() * Ring::kStages)),
+        memory_(arena.take<Bytes16>(n_vectors(n_warps(), Ring::n_stages(arguments.maps)), kBoxAlignment)),
+        ring_(memory_ + first_ring(n_warps()) + thread_group() * Ring::n_stages(arguments.maps) * Ring::kStageVectors,
+              full_ + thread_group() * Ring::kStages, arguments.maps, lane_of<Tile>(threadIdx.x)) {}
+  /// Describes keys and values to the copy engine, if it takes them.
+  static Arguments arguments(const Params& params, int n_stages) {
+    Arguments arguments{starts_aligned(params, DTypeTraits<typename Tile::T>::kDType), {}};
+    if constexpr (Ring::kHasMaps) {
+      const auto array_of = [&params](const DeviceView& view, int d) {
+        return TensorArray{view.data,
+                           DTypeTraits<typename Tile::T>::kDType,
+                           {params.batch, params.kv_heads, params.rows_end() - params.begin, d},
+                           {view.stride[0], view.stride[1], view.stride[2]},
+                           kLeafKeys};
+      };
+      const TensorArray k = array_of(params.k, params.d_h), v = array_of(params.v, params.d_v);
+      arguments.aligned = arguments.aligned && refusal(k).empty() && refusal(v).empty();
+      if (arguments.aligned) arguments.maps = {make_tensor_map(k), make_tensor_map(v)};
+      arguments.maps.n_stages = n_stages;
+    }
+    return arguments;
+  }
+  /// Orders what this thread has written to the scratch memory before the copies of the next range.
+  __device__ __forceinline__ static void publish_scratch() {
+    if constexpr (Ring::kHasMaps) async_proxy_fence();
+  }
+  __device__ __forceinline__ Scratch scratch() const {
+    return {shared_as<float>(memory_), 4 * n_vectors(n_warps(), ring_.n_stages())};
+  }
+  __device__ __forceinline__ void operator()(const Params& params, std::int64_t kv_head, std::int64_t first_row,
+                                             KeyRange range, float* forests, std::int64_t n_forest) {
+    const KeyRange own = split_range(range, thread_group(), n_warps());
+    kv_head = warp_uniform(kv_head);
+    const LeavesOf<Params> leaves({warp_uniform(own.begin), warp_uniform(own.end)}, params.in_use(kv_head));
+    accumulate_tiles<Tile>(params, kv_head, warp_uniform(first_row), leaves,
+                           forests + thread_group() * Tile::kSlots * n_forest, n_forest, aligned_, ring_,
+                           memory_ + thread_group() * kTileVectors<Tile>);
+  }
+
+ private:
+  /// 16-byte vectors: what warps keep beside their rings, and at a multiple of 1024 bytes the rings.
+  static constexpr int first_ring(int n_warps) {
+    constexpr int kUnit = kBoxAlignment / static_cast<int>(sizeof(Bytes16));
+    return (n_warps * kTileVectors<Tile> + kUnit - 1) / kUnit * kUnit;
+  }
+  static constexpr int n_vectors(int n_warps, int n_stages) {
+    return first_ring(n_warps) + n_warps * n_stages * Ring::kStageVectors;
+  }
+  /// Shared memory: the barriers, and at a multiple of 1024 bytes the vectors.
+  static constexpr std::size_t bytes_of(int n_warps, int n_stages) {
+    return kBoxAlignment + static_cast<std::size_t>(n_vectors(n_warps, n_stages)) * sizeof(Bytes16);
+  }
+  // Without tensor maps the number of stages is fixed.
+  static_assert(bytes_of(kMostWarps, Ring::kStages) + kKernelBytes <= kMostSharedBytes &&
+                bytes_of(kMostWarps / 2, Ring::kHasMaps ? 2 : Ring::kStages) + kKernelBytes <= kLeastSharedBytes);
+  __device__ __forceinline__ static int thread_group() { return warp_uniform(thread_group_of<Tile>(threadIdx.x)); }
+  __device__ __forceinline__ static int n_warps() {
+    return kFitsLargestBlock ? kMostWarps : static_cast<int>(blockDim.x) / kWarp;
+  }
+
+  bool aligned_;
+  Shared<Barrier> full_;
+  Shared<Bytes16> memory_;
+  Ring ring_;
+};
+
+/// Calls f with the tile for a shape: rows of 64, 128 or 256 elements, for 8 queries. F16 sums parts of two units, which
+/// leaves registers for 4 queries where rows have 256 elements. A function of the type and of the length of rows alone, for
+/// it changes bits.
+template <class T, class F>
+void with_tile(const DecodeParams& params, const F& f) {
+  const int d = std::max(params.d_h, params.d_v);
+  if (d <= 64) return f(MmaTile<T, 64, 8>{});
+  if (d <= 128) return f(MmaTile<T, 128, 8>{});
+  constexpr int kRows = kRestUnit<T> == 1 ? 8 : 4;
+  f(MmaTile<T, 256, kRows>{});
+}
+
+/// Calls f with the pipeline of a tile that suits the device.
+template <IsMmaTile Tile, class Params = DecodeParams, class F>
+void with_mma_pipeline(const F& f) {
+  if (device().major >= 9) return f(std::type_identity<MmaPipeline<Tile, RowCopy::TensorMap, Params>>{});
+  f(std::type_identity<MmaPipeline<Tile, RowCopy::Async, Params>>{});
+}
+
+/// How sub-warps reach rows.
+struct RowAccess {
+  bool aligned;  ///< rows start at multiples of 16 bytes
+  bool bulk;     ///< rows of a step are one bulk copy
+};
+
+/// Sub-warps that fill their rings themselves: by bulk copies where rows allow it, else by a general ring that takes rows of
+/// any stride, length and alignment. Which one it is changes no bit. Wider rows take more of the memory, so fewer threads.
+/// The widest have two stages: three would not fit the smallest devices.
+/// @tparam Params_ DecodeParams, or ListedParams for leaves in the order of a list
+template <IsSubWarp SubWarp, class Params_ = DecodeParams>
+class SubWarpPipeline {
+ public:
+  using ThreadGroup = SubWarp;
+  using Params = Params_;
+  using Leaves = LeavesOf<Params>;
+  using Arguments = RowAccess;
+  static constexpr int kStages = SubWarp::kVectorsPerLane > 4 ? 2 : 3;
+  using General = LaneRing<SubWarp, kStages, Leaves>;
+  static constexpr bool kIsCompiled = true;
+  static constexpr int kMostWarps = (8 + SubWarp::kVectorsPerLane - 1) / SubWarp::kVectorsPerLane;
+  static constexpr int kThreads = kMostWarps * kWarp;
+
+  static constexpr BlockSize fit(std::size_t n_bytes) {
+    int n_warps = kMostWarps;
+    while (n_warps > 1 && bytes_of(n_warps) > n_bytes) --n_warps;
+    return {n_warps * kWarp, kStages, bytes_of(n_warps), n_scratch_floats(n_warps * kWarp)};
+  }
+  /// Which ways there are to the rows of a shard.
+  static RowAccess arguments(const DecodeParams& params, int) {
+    constexpr DType kDType = DTypeTraits<typename SubWarp::T>::kDType;
+    return {starts_aligned(params, kDType),
+            device().major >= 9 && has_bulk_rows(params, kDType, SubWarp::kLanes * SubWarp::kVectorsPerLane * 16)};
+  }
+
+  __device__ __forceinline__ SubWarpPipeline(Arena& arena, const RowAccess& access)
+      : access_(access),
+        memory_(arena.take<Bytes16>(General::n_bytes(n_threads()) / sizeof(Bytes16)))
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+        ,
+        ring_(memory_ + thread_group() * Bulk::kVectors,
+              arena.take<Barrier>(n_thread_groups() * kStages) + thread_group() * kStages)
+#endif
+  {
+  }
+  /// Shared memory that is free between two ranges.
+  __device__ __forceinline__ Scratch scratch() const { return {shared_as<float>(memory_), n_scratch_floats(n_threads())}; }
+  /// Makes what this thread has written to the scratch memory known to the copies of the next range.
+  __device__ __forceinline__ static void publish_scratch() {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+    async_proxy_fence();
+#endif
+  }
+  /// Walks over a range of leaves, each thread group over its part.
+  /// @param forests of the thread groups, one per slot, n_forest floats each
+  __device__ __forceinline__ void operator()(const Params& params, std::int64_t kv_head, std::int64_t first_row,
+                                             KeyRange range, float* forests, std::int64_t n_forest) {
+    const KeySteps<Leaves> steps(split_range(range, thread_group(), n_thread_groups()), params.in_use(kv_head));
+    float* const forest = forests + thread_group() * n_forest;
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+    if (access_.bulk) {
+      begin_early(steps.leaves(), Bulk::kFirstLeaves, [&] { ring_.begin(params, kv_head, steps); });
+      return accumulate_keys<SubWarp>(params, kv_head, first_row, steps, forest, ring_);
+    }
+#endif
+    wait_for_previous_launch();
+    General ring(memory_, params, kv_head, steps, access_.aligned);
+    accumulate_keys<SubWarp>(params, kv_head, first_row, steps, forest, ring);
+    copy_async_wait<0>();
+  }
+
+ private:
+  /// Rings and barriers.
+  static constexpr std::size_t bytes_of(int n_warps) {
+    const std::size_t n_barriers = static_cast<std::size_t>(n_thread_groups_of<SubWarp>(n_warps * kWarp) * kStages);
+    return General::n_bytes(n_warps * kWarp) + (n_barriers * sizeof(Barrier) + 127) / 128 * 128;
+  }
+  static constexpr int n_scratch_floats(int n_threads) {
+    return static_cast<int>(General::n_bytes(n_threads) / sizeof(float));
+  }
+  static_assert(bytes_of(1) + kKernelBytes <= kLeastSharedBytes && bytes_of(kMostWarps) + kKernelBytes <= kMostSharedBytes);
+  __device__ __forceinline__ static int thread_group() { return thread_group_of<SubWarp>(threadIdx.x); }
+  __device__ __forceinline__ static int n_threads() { return kFitsLargestBlock ? kThreads : static_cast<int>(blockDim.x); }
+  __device__ __forceinline__ static int n_thread_groups() { return n_thread_groups_of<SubWarp>(n_threads()); }
+
+  RowAccess access_;
+  Shared<Bytes16> memory_;
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  using Bulk = BulkRing<SubWarp, kStages, Leaves>;
+  static_assert(n_thread_groups_of<SubWarp>(kThreads) * Bulk::kVectors * sizeof(Bytes16) == General::n_bytes(kThreads));
+  Bulk ring_;
+#endif
+};
+
+/// Calls f with the pipeline of the library kernel. Which thread group it is depends on type and shape alone, for it changes
+/// bits.
+template <class T, class Params, class F>
+void with_pipeline(const Params& params, const F& f) {
+  if constexpr (DTypeTraits<T>::kUnit == KernelUnit::TensorCores) {
+    if (multiplies_on_tensor_cores(params, DTypeTraits<T>::kDType))
+      return with_tile<T>(params, [&](auto tile) { with_mma_pipeline<decltype(tile), Params>(f); });
+  }
+  with_sub_warp<T>(params, [&](auto sub_warp) { f(std::type_identity<SubWarpPipeline<decltype(sub_warp), Params>>{}); });
+}
+
+}  // namespace tree_attn::TREE_ATTN_PLATFORM

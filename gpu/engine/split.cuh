@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Kernels with splits: a pipeline walks over the splits of a query tile, and one block joins them (section 5,
+/// Alg. 3). The library uses them for short sequences, whose splits are one cluster that merges through each other's shared
+/// memory (compute capability 9).
+///
+/// Kernels differ in the pipeline, and in the epilogue, which says where the splits lie and which block joins them.
+///
+/// Left open in an earlier version of the paper: blocks of a cluster can read each other's shared memory, which could speed
+/// up the reduction inside one device. Up to 16k keys, the splits of a query tile are one cluster of at most 16 blocks. Each
+/// block keeps its forest in shared memory, and after a barrier of the cluster the first block reads those of the others
+/// where they are. Longer sequences, and shapes whose clusters would leave multiprocessors idle, are left to equal runs.
+///
+/// Both kernels are dependent launches (Launch::overlaps): they may start while the launch before them still runs, which in
+/// a step of a session is the kernel that appends a position. That one calls launch_dependents() first of all; these start
+/// their first copies, of older positions, before they call wait_for_previous_launch(). The contract is begin_early()'s.
+/// Expected: a release, an atomic and loads from L2 become a barrier of the cluster and loads from neighbours, about 1 us
+/// less at the end of a launch of 10 to 20; and the start of the launch is hidden, with the first copies. Not measured.
+#pragma once
+
+#include "tree_attn/gpu/engine/join.cuh"
+#include "tree_attn/gpu/engine/pipelines.cuh"
+
+#include <algorithm>
+
+namespace tree_attn::TREE_ATTN_PLATFORM {
+
+/// The rows of a query tile: its kv head, and its first row in the group of that.
+struct QueryTile {
+  std::int64_t kv_head, first_row;
+
+  template <IsThreadGroup ThreadGroup>
+  __device__ __forceinline__ static QueryTile of(const DecodeParams& params, std::int64_t i) {
+    const Count n_of_kv_head = (Count(params.group) - 1) / ThreadGroup::kRows + 1;
+    return {Count(i) / n_of_kv_head, Count(i) % n_of_kv_head * ThreadGroup::kRows};
+  }
+};
+
+/// Query tiles of a problem: every kRows queries of a group.
+template <IsThreadGroup ThreadGroup>
+std::int64_t n_query_tiles(const DecodeParams& params) {
+  return params.batch_kv_heads() * ((params.group + ThreadGroup::kRows - 1) / ThreadGroup::kRows);
+}
+
+/// Forests in the workspace: of every thread group of every split of every query tile. A query tile is the rows that one
+/// thread group serves, on all keys of their kv head.
+struct SplitWorkspace {
+  float* floats = nullptr;
+  Count n_thread_group = 0;  ///< floats of one forest, of which there is one a slot
+  int n_thread_groups = 1, n_splits = 1, n_slots = 1;
+
+  /// That of n_splits blocks of n_thread_groups per query tile; without memory, for its size.
+  template <IsThreadGroup ThreadGroup>
+  static SplitWorkspace of(const DecodeParams& params, int n_splits, int n_thread_groups, float* floats) {
+    return {floats, Count(forest_floats<ThreadGroup>(params, std::int64_t{n_splits} * n_thread_groups)), n_thread_groups,
+            n_splits, ThreadGroup::kSlots};
+  }
+  /// Floats of one query tile, and where its forests lie.
+  std::int64_t n_floats() const { return std::int64_t{n_splits} * n_thread_groups * n_thread_group * n_slots; }
+  TREE_ATTN_HOST_DEVICE float* of_thread_group(Count query_tile, Count split, Count thread_group) const {
+    const Count i = (query_tile * n_splits + split) * n_thread_groups + thread_group;
+    return floats + std::int64_t{i} * (n_thread_group * n_slots);
+  }
+};
+
+/// As many splits as fill the device once, but no more than leave every thread group a leaf.
+inline int choose_splits(const DecodeParams& params, std::int64_t n_query_tiles, int n_thread_groups) {
+  const std::int64_t each = (leaves_of({params.begin, params.end}) + n_thread_groups - 1) / n_thread_groups;
+  const std::int64_t fill = device().n_multiprocessors / std::max<std::int64_t>(1, n_query_tiles);
+  return static_cast<int>(std::max<std::int64_t>(1, std::min(fill, each)));
+}
+
+/// A block of a kernel with splits. Grid: splits, query tiles. The merges and their order follow from the lengths alone.
+/// @param forests see SplitWorkspace
+/// @paper{alg_3, Alg. 3}
+template <IsPipeline Pipeline, class Epilogue>
+__device__ __forceinline__ void split_block(const DecodeParams& params, const DeviceOutput& output,
+                                            const typename Pipeline::Arguments& arguments, const SplitWorkspace& forests) {
+  using ThreadGroup = typename Pipeline::ThreadGroup;
+  Arena arena;
+  const Epilogue epilogue(arena, forests);
+  Pipeline pipeline(arena, arguments);
+  const Count query_tile = blockIdx.y;
+  const QueryTile tile = QueryTile::of<ThreadGroup>(params, query_tile);
+  const int split = static_cast<int>(blockIdx.x), n_splits = forests.n_splits;
+  const KeyRange whole = params.leaves(tile.kv_head), range = split_range(whole, split, n_splits);
+  const int n_rows = rows_in_use<ThreadGroup>(params, tile.first_row);
+
+  // Every thread group walks over its part of the split; the block joins them.
+  pipeline(params, tile.kv_head, tile.first_row, range, forests.of_thread_group(query_tile, split, 0),
+           forests.n_thread_group);
+  __syncthreads();
+  const Scratch all = pipeline.scratch(), scratch = Epilogue::rest(all);
+  join_splits<ThreadGroup>(scratch, n_rows, forests.of_thread_group(query_tile, split, 0), forests.n_thread_group, range,
+                           forests.n_thread_groups,
+                           [&](const auto& pair, const auto& roots) { epilogue.keep(pair, roots, all); });
+
+  // One block joins the splits, and writes the rows.
+  if (epilogue.joins()) {
+    join_parts<ThreadGroup>(
+        scratch, n_rows, whole, n_splits, [whole, n_splits](int i) { return split_range(whole, i, n_splits); },
+        [&](const auto& pair, int i, int j, const auto& states, int place) {
+          epilogue.copy(pair, i, j, states, place, all);
+        },
+        [&](const auto& pair, const auto& roots) {
+          write_output<ThreadGroup>(params, output, tile.kv_head, tile.first_row, pair, roots, whole);
+        });
+  }
+  epilogue.done();
+}
+
+/// Shared memory of a kernel with splits beside that of its pipeline.
+inline constexpr std::size_t kSplitBytes = 128;
+
+/// The plan of a kernel with splits: what was asked for, else what fills the device.
+template <IsPipeline Pipeline>
+LaunchPlan plan_splits(const DecodeParams& params, const LaunchOptions& options) {
+  using ThreadGroup = typename Pipeline::ThreadGroup;
+  const std::int64_t query_tiles = n_query_tiles<ThreadGroup>(params);
+  const BlockSize block = fit_block<Pipeline>();
+  const int n_thread_groups = n_thread_groups_of<ThreadGroup>(block.n_threads);
+  LaunchPlan plan{
+      .n_threads = block.n_threads, .n_stages = block.n_stages, .n_counters = query_tiles, .path = kPath<ThreadGroup>};
+  plan.n_splits = options.n_splits > 0 ? options.n_splits : choose_splits(params, query_tiles, n_thread_groups);
+  plan.shared_bytes = kSplitBytes + block.n_bytes;
+  plan.n_floats = query_tiles * SplitWorkspace::of<ThreadGroup>(params, plan.n_splits, n_thread_groups, nullptr).n_floats();
+  return plan;
+}
+
+/// Launches a kernel that plan_splits() has planned. @param arguments of its pipeline
+template <IsPipeline Pipeline, class Kernel>
+void launch_splits(const Kernel& kernel, const DecodeParams& params, const DeviceOutput& output,
+                   const typename Pipeline::Arguments& arguments, const LaunchPlan& plan, const Workspace& workspace,
+                   Stream stream) {
+  using ThreadGroup = typename Pipeline::ThreadGroup;
+  Launch config{.grid = {static_cast<unsigned>(plan.n_splits), static_cast<unsigned>(n_query_tiles<ThreadGroup>(params))},
+                .block = {static_cast<unsigned>(plan.n_threads)},
+                .shared_bytes = plan.shared_bytes};
+  if (plan.cluster > 0) config.cluster = plan.cluster, config.overlaps = plan.overlaps;
+  launch(kernel, config, stream, params, output, arguments,
+         SplitWorkspace::of<ThreadGroup>(params, plan.n_splits, n_thread_groups_of<ThreadGroup>(plan.n_threads),
+                                         workspace.floats));
+}
+/// The same with the arguments that the pipeline has by itself.
+template <IsPipeline Pipeline, class Kernel>
+void run_splits(const Kernel& kernel, const DecodeParams& params, const DeviceOutput& output, const LaunchPlan& plan,
+                const Workspace& workspace, Stream stream) {
+  launch_splits<Pipeline>(kernel, params, output, Pipeline::arguments(params, plan.n_stages), plan, workspace, stream);
+}
+
+/// Most blocks of a cluster. A device of compute capability 9 may hold fewer of more than 8 than it has multiprocessors for,
+/// or none.
+inline constexpr int kLargestCluster = 16;
+/// Leaves of a short sequence, 16k keys; and of one of its splits, whose forest then fits into the block's shared memory.
+inline constexpr std::int64_t kShortLeaves = 256, kShortSplitLeaves = 32;
+
+/// The epilogue: the splits of a query tile are a cluster. The forest of each lies in front of the memory that its
+/// pipeline no longer needs, and the first block joins them where they lie.
+template <IsThreadGroup ThreadGroup>
+class InCluster {
+  /// Subtrees that cover kShortSplitLeaves neighbouring leaves, at most; floats of the forest of one slot, and of all.
+  static constexpr int kSubtrees = 2 * 5, kForest = kSubtrees * GroupForest<ThreadGroup>::kEntry,
+                       kForests = ThreadGroup::kSlots * kForest;
+  static_assert(kShortSplitLeaves <= 1 << kSubtrees / 2);
+
+ public:
+  /// Scratch memory that it takes, for the forest and beside it a join of two parts.
+  static constexpr int kFloats = kForests + kJoinFloats + 2 * kSubtrees * kWarp * PairStates<ThreadGroup>::kFloats;
+
+  __device__ __forceinline__ InCluster(Arena&, const SplitWorkspace&) {}
+  __device__ __forceinline__ static Scratch rest(Scratch all) { return {all.memory + kForests, all.n_floats - kForests}; }
+  __device__ __forceinline__ static void keep(const ElementPair<ThreadGroup>& pair, const JoinedRoots<ThreadGroup>& roots,
+                                              Scratch all) {
+    store_forest<ThreadGroup, InShared>(pair, roots, all.memory, kForest);
+  }
+  __device__ __forceinline__ static bool joins() {
+    cluster_sync();
+    return cluster_rank() == 0;
+  }
+  __device__ __forceinline__ static void copy(const ElementPair<ThreadGroup>& pair, int split, int j,
+                                              const PairStates<ThreadGroup>& states, int place, Scratch all) {
+    states.copy_shared(place, pair, remote(all.memory, split) + pair.slot * kForest, j);
+  }
+  /// A block that has ended has no shared memory to read.
+  __device__ __forceinline__ static void done() { cluster_sync(); }
+};
+
+/// A block of the kernel.
+/// @paper{alg_3, Alg. 3}
+template <IsPipeline Pipeline>
+__device__ __forceinline__ void short_end_block(const DecodeParams& params, const DeviceOutput& output,
+                                                const typename Pipeline::Arguments& arguments,
+                                                const SplitWorkspace& forests) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  using Epilogue = InCluster<typename Pipeline::ThreadGroup>;
+  constexpr bool kFits = Epilogue::kFloats <= Pipeline::fit(kMostSharedBytes - kKernelBytes).n_scratch_floats;
+  if constexpr (Pipeline::kIsCompiled && kFits) {
+    launch_dependents();
+    split_block<Pipeline, Epilogue>(params, output, arguments, forests);
+  }
+#endif
+}
+
+/// The kernel. Neither a forest of a split nor a counter is in global memory. The merges and their order are those of the
+/// other kernels, and so are the bits.
+/// @paper{alg_3, Alg. 3}
+template <IsPipeline Pipeline>
+__global__ void __launch_bounds__(Pipeline::kThreads, 1)
+    short_end(DecodeParams params, DeviceOutput output, const __grid_constant__ typename Pipeline::Arguments arguments,
+              SplitWorkspace forests) {
+  short_end_block<Pipeline>(params, output, arguments, forests);
+}
+
+/// Blocks of the cluster that a query tile gets, or 0 if it should have none: too many leaves for a cluster, more query
+/// tiles than the device holds clusters at once, or so few that clusters would leave a tenth of it idle where equal runs
+/// would not. On 132 multiprocessors 16 query tiles get clusters of 8, and 8 query tiles get clusters of 16 if the device
+/// holds 8 of those at once.
+/// @param wanted 0: as many as there are leaves and the device holds for all query tiles at once, up to kLargestCluster;
+/// clusters of a size that is asked for may take turns
+/// @param n_resident size -> clusters that the device holds at once, see n_resident_clusters()
+template <class Resident>
+int choose_cluster(const DecodeParams& params, std::int64_t n_query_tiles, int wanted, const Resident& n_resident) {
+  const std::int64_t n_leaves = leaves_of({params.begin, params.end});
+  const std::int64_t at_once = wanted > 0 ? 1 : std::max<std::int64_t>(1, n_query_tiles);
+  if (n_leaves > kShortLeaves) return 0;
+  const std::int64_t least = std::max<std::int64_t>(wanted, (n_leaves + kShortSplitLeaves - 1) / kShortSplitLeaves);
+  std::int64_t n = std::min<std::int64_t>(wanted > 0 ? wanted : n_leaves, kLargestCluster);
+  while (n >= least && n_resident(static_cast<int>(n)) < at_once) --n;
+  if (n < least) return 0;
+  const std::int64_t here = device().n_multiprocessors;
+  const bool leaves_idle = 10 * n * n_query_tiles < 9 * std::min(here, n_leaves * n_query_tiles);
+  return wanted == 0 && leaves_idle ? 0 : static_cast<int>(n);
+}
+
+/// Plans a launch by clusters for every shape of one stored type, if the shape and the device have use for them: else
+/// LaunchPlan::cluster is 0.
+template <class T>
+LaunchPlan plan_short_end(const DecodeParams& params, const LaunchOptions& options);
+template <class T>
+void run_short_end(const DecodeParams& params, const DeviceOutput& output, const LaunchPlan& plan,
+                   const Workspace& workspace, Stream stream);
+
+/// See split.cuh.
+template <class T>
+LaunchPlan plan_short_end(const DecodeParams& params, const LaunchOptions& options) {
+  LaunchPlan plan;
+  with_pipeline<T>(params, [&](auto pipeline) {
+    using Pipeline = typename decltype(pipeline)::type;
+    using ThreadGroup = typename Pipeline::ThreadGroup;
+    const std::int64_t query_tiles = n_query_tiles<ThreadGroup>(params);
+    const BlockSize block = fit_block<Pipeline>();
+    if (InCluster<ThreadGroup>::kFloats > block.n_scratch_floats || query_tiles > 65535) return;
+    const auto n_resident = [&block](int size) {
+      return n_resident_clusters(short_end<Pipeline>, {.grid = {static_cast<unsigned>(size)},
+                                                       .block = {static_cast<unsigned>(block.n_threads)},
+                                                       .shared_bytes = kSplitBytes + block.n_bytes,
+                                                       .cluster = size});
+    };
+    const int n = choose_cluster(params, query_tiles, options.n_splits, n_resident);
+    if (n == 0) return;
+    plan = plan_splits<Pipeline>(params, {.n_splits = n});
+    plan.cluster = n, plan.overlaps = true, plan.n_blocks = static_cast<int>(n * query_tiles), plan.n_counters = 0;
+  });
+  return plan;
+}
+
+/// See split.cuh.
+template <class T>
+void run_short_end(const DecodeParams& params, const DeviceOutput& output, const LaunchPlan& plan,
+                   const Workspace& workspace, Stream stream) {
+  if (params.n_rows() == 0) return;
+  with_pipeline<T>(params, [&](auto pipeline) {
+    using Pipeline = typename decltype(pipeline)::type;
+    run_splits<Pipeline>(short_end<Pipeline>, params, output, plan, workspace, stream);
+  });
+}
+
+}  // namespace tree_attn::TREE_ATTN_PLATFORM

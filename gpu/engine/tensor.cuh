@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief A warp that serves up to 8 queries at once, and its products on tensor cores, exact in the weights (eq. (7)).
+///
+/// Tensor cores multiply elements of 16 bits and add in F32. Keys and values are stored in 16 bits, but a weight is F32, and
+/// rounding it to BF16 would cost 2^-9 where the CUDA-core kernels lose 2^-23. A weight is therefore split into an upper, a
+/// middle and a lower part whose sum it is:
+/// - BF16 has the exponents of F32 and 8 bits: the three parts are the upper, middle and lower 8 of the 24 bits.
+/// - F16 has 11 bits and few exponents: the upper part is in units of 2^-15, the other two in units of 2^-26. What is lost
+/// is
+///   at most 2^-51 of the largest weight of the leaf; a weight of at least 2^-26 keeps all its 24 bits.
+///
+/// Keys and components are on the long side of the 16 x 8 x 16 products S^T = K Q^T and O^T = V^T P^T, the queries on the
+/// short one, in its 8 columns. Eight queries own one column each, and the three parts take three products. Where there are
+/// registers for four queries only, query q owns columns 2q and 2q + 1: one product adds the upper part in the even column
+/// and the middle part in the odd one, a second product adds the lower part in the odd column, and n is the sum of the two,
+/// which lie in the same lane.
+#pragma once
+
+#include "tree_attn/gpu/engine/forest.cuh"
+
+namespace tree_attn::TREE_ATTN_PLATFORM {
+
+/// How kRows queries are spread over a warp.
+///
+/// It is how products leave S^T [keys, columns] and O^T [components, columns] in registers: with g = lane / 4 and
+/// t = 2 (lane % 4), a lane has of every 16 x 8 tile the rows g and g + 8 of the columns t and t + 1. Scores, weights and
+/// states of a query are therefore with the same lanes.
+/// @tparam kDim_ elements of a row of keys or values, padded: 64, 128 or 256
+/// @tparam kRows_ 4 or 8 queries
+template <class Stored, int kDim_, int kRows_>
+struct MmaTile {
+  using T = Stored;
+  static constexpr int kLanes = kWarp;
+  static constexpr int kDim = kDim_, kRows = kRows_;
+  static constexpr int kElements = kDim / 8;         ///< components of one state that a lane holds
+  static constexpr int kColumns = 8 / kRows;         ///< columns of a query
+  static constexpr int kSlots = 2 / kColumns;        ///< states that a lane holds a part of
+  static constexpr int kBoxes = kDim / kBoxColumns;  ///< boxes of a leaf of keys, and of its values
+  static constexpr int kProducts = 4 - kColumns;     ///< products with the parts of a weight
+  static constexpr int kSteps = kDim / 16;           ///< 16 x 16 tiles across a row
+
+  /// Which of the kRows queries a slot of a lane is about.
+  __host__ __device__ static int row(int lane, int slot) { return (lane % 4 * 2 + slot) / kColumns; }
+  /// Where a lane has its part of a state, and the lane of a place: the eight lanes of a query side by side, the first
+  /// queries first.
+  __host__ __device__ static int place(int lane) { return lane % 4 * 8 + lane / 4; }
+  __host__ __device__ static int lane_at(int place) { return place % 8 * 4 + place / 8; }
+  /// Index in the row of element c of a lane.
+  __host__ __device__ static int component(int lane, int c) { return c / 2 * 16 + lane / 4 + c % 2 * 8; }
+};
+
+/// Items of 16 keys in a leaf.
+inline constexpr int kLeafItems = static_cast<int>(kLeafKeys) / 16;
+/// 16-byte vectors of a row of a box, and of a box: 64 keys of 64 elements.
+inline constexpr int kRowVectors = kBoxRowBytes / 16, kBoxVectors = static_cast<int>(kLeafKeys) * kRowVectors;
+
+/// Scores of a leaf, or weights: element [i][2 h + slot] of a lane is that of key score_key(lane, i, h) for a slot. With two
+/// columns for a query, the odd elements are not used.
+using LeafScores = float[kLeafItems][4];
+__device__ __forceinline__ int score_key(int lane, int i, int h) { return 16 * i + 8 * h + lane / 4; }
+
+/// The vector of the first 16 rows of a box that a lane points load_matrices_x4() at, for 16-element step `step` of four: of
+/// the four 8 x 8 matrices of a left operand the upper left, lower left, upper right and lower right one.
+__device__ __forceinline__ int matrix_vector(int lane, int step) {
+  return lane % 16 * kRowVectors + swizzled_unit(lane % 16, 2 * step + lane / 16);
+}
+/// The same for an operand that is loaded transposed.
+__device__ __forceinline__ int transposed_matrix_vector(int lane, int step) {
+  const int row = lane / 16 * 8 + lane % 8;
+  return row * kRowVectors + swizzled_unit(row, 2 * step + lane / 8 % 2);
+}
+
+/// The scale of the scores with its sign at the queries, so that the largest product is the largest score. A scale of 0
+/// becomes queries of 0.
+struct TileScale {
+  float query, score;
+
+  __device__ __forceinline__ explicit TileScale(const DecodeParams& params)
+      : query(params.score_scale == 0  ? 0.0f
+              : params.score_scale < 0 ? -params.query_scale
+                                       : params.query_scale),
+        score(params.score_scale == 0 ? 1.0f : std::fabs(params.score_scale)) {}
+};
+
+/// The queries times TileScale::query as the right operand of K Q^T, [kDim, 8]; zero past the group, past d_h, and in a
+/// second column of a query. In registers, where there are enough of them; else they stay in shared memory.
+template <IsMmaTile Tile>
+class TileQueries {
+ public:
+  static constexpr bool kInShared = Tile::kDim >= 256;
+  /// Rows in shared memory, the last of them zero if queries have a second column, and 16-byte vectors from row to row: an
+  /// odd number, so that 8 rows begin in different banks.
+  static constexpr int kSharedRows = Tile::kRows + Tile::kColumns - 1, kPitch = Tile::kDim / 8 + 1;
+  static constexpr int kVectors = kInShared ? kSharedRows * kPitch : 0;  ///< of shared memory, for one warp
+
+  __device__ __forceinline__ TileQueries(const DecodeParams& params, std::int64_t kv_head, std::int64_t first_row,
+                                         Shared<Bytes16> memory, int lane) {
+    using T = typename Tile::T;
+    const float scale = TileScale(params).query;
+    const auto pair_of = [&](int row, int column) {
+      const bool valid = row < Tile::kRows && first_row + row < params.group;
+      const T* const query = params.query<T>(kv_head, valid ? first_row + row : first_row) + column;
+      T pair[2] = {};
+      TREE_ATTN_UNROLL
+      for (int c = 0; c < 2; ++c)
+        if (valid && column + c < params.d_h) pair[c] = narrow<T>(scale * widen(load_once(query + c)));
+      return pack(pair[0], pair[1]);
+    };
+    if constexpr (kInShared) {
+      for (int row = 0; row < kSharedRows; ++row) {
+        Bytes16 bytes;
+        TREE_ATTN_UNROLL
+        for (int i = 0; i < 4; ++i) bytes.word[i] = pair_of(row, 8 * lane + 2 * i);
+        store16(memory + (row * kPitch + lane), bytes);
+      }
+      __syncwarp();
+      const int row = lane % 8 % Tile::kColumns == 0 ? lane % 8 / Tile::kColumns : Tile::kRows;
+      matrix_ = memory + (row * kPitch + lane / 8);
+    } else {
+      const int row = lane / 4 % Tile::kColumns == 0 ? lane / 4 / Tile::kColumns : Tile::kRows;
+      TREE_ATTN_UNROLL
+      for (int i = 0; i < 2 * Tile::kSteps; ++i) registers_[i / 2][i % 2] = pair_of(row, 8 * i + lane % 4 * 2);
+    }
+  }
+  /// The four steps that multiply a box of keys.
+  __device__ __forceinline__ void get(int box, std::uint32_t (&q)[4][2]) const {
+    std::uint32_t matrices[2][4];
+    if constexpr (kInShared) load_matrices_x4(matrices, [&](int i) { return matrix_ + (8 * box + 4 * i); });
+    TREE_ATTN_UNROLL
+    for (int i = 0; i < 8; ++i) {
+      if constexpr (kInShared)
+        q[i / 2][i % 2] = matrices[i / 4][i % 4];
+      else
+        q[i / 2][i % 2] = registers_[4 * box + i / 2][i % 2];
+    }
+  }
+
+ private:
+  Shared<Bytes16> matrix_{};
+  std::uint32_t registers_[kInShared ? 1 : Tile::kSteps][2];
+};
+
+/// s <- s + K Q^T for the 64 elements of one box of keys.
+/// @param box [64 keys][8 vectors], swizzled @param index of the box in a row
+template <IsMmaTile Tile>
+__device__ __forceinline__ void add_scores(const TileQueries<Tile>& queries, Shared<Bytes16> box, int index, int lane,
+                                           LeafScores& s) {
+  std::uint32_t q[4][2];
+  queries.get(index, q);
+  TREE_ATTN_UNROLL
+  for (int step = 0; step < 4; ++step) {
+    const Shared<Bytes16> matrix = box + matrix_vector(lane, step);
+    std::uint32_t k[kLeafItems][4];
+    load_matrices_x4(k, [&](int i) { return matrix + 16 * kRowVectors * i; });
+    mma_16x8x16<typename Tile::T>(s, k, q + step);
+  }
+}
+
+/// What F16 multiplies a weight by, and what is left of it after the upper part once more. BF16 has the exponents of F32.
+template <class T>
+inline constexpr float kUpperUnit = 1;
+template <class T>
+inline constexpr float kRestUnit = 1;
+template <>
+inline constexpr float kUpperUnit<Half> = 0x1p15f;
+template <>
+inline constexpr float kRestUnit<Half> = 0x1p11f;
+
+/// A weight as three parts: w = (upper + (middle + lower) / kRestUnit) / kUpperUnit.
+struct WeightParts {
+  std::uint16_t upper, middle, lower;
+};
+__device__ __forceinline__ WeightParts split_weight(BFloat16, float w) {
+  const auto upper = [](float x) { return bits_of(x) & 0xFFFF0000u; };
+  const float rest = w - float_of(upper(w)), last = rest - float_of(upper(rest));
+  const auto half = [](float x) { return static_cast<std::uint16_t>(bits_of(x) >> 16); };
+  return {half(w), half(rest), half(last)};
+}
+__device__ __forceinline__ WeightParts split_weight(Half, float w) {
+  w *= kUpperUnit<Half>;
+  const Half upper = narrow<Half>(w);
+  const float rest = kRestUnit<Half> * (w - widen(upper));
+  const Half middle = narrow<Half>(rest);
+  return {upper.bits, middle.bits, narrow<Half>(rest - widen(middle)).bits};
+}
+
+/// The weights of a leaf as right operands of V^T P^T, in the order of the products: small parts first.
+template <IsMmaTile Tile>
+struct TileWeights {
+  std::uint32_t part[kLeafItems][Tile::kProducts][2];
+
+  __device__ __forceinline__ explicit TileWeights(const LeafScores& w) {
+    const auto pair = [](std::uint16_t low, std::uint16_t high) { return std::uint32_t{low} | std::uint32_t{high} << 16; };
+    TREE_ATTN_UNROLL
+    for (int i = 0; i < kLeafItems; ++i) {
+      TREE_ATTN_UNROLL
+      for (int h = 0; h < 2; ++h) {
+        const WeightParts left = split_weight(typename Tile::T{}, w[i][2 * h]);
+        if constexpr (Tile::kColumns == 2) {
+          part[i][0][h] = pair(0, left.lower);
+          part[i][1][h] = pair(left.upper, left.middle);
+        } else {
+          const WeightParts right = split_weight(typename Tile::T{}, w[i][2 * h + 1]);
+          part[i][0][h] = pair(left.lower, right.lower);
+          part[i][1][h] = pair(left.middle, right.middle);
+          part[i][2][h] = pair(left.upper, right.upper);
+        }
+      }
+    }
+    transpose_matrices<kLeafItems * Tile::kProducts * 2>(part[0][0]);
+  }
+};
+
+/// o <- o + V^T P^T for the 64 components of one box of values.
+/// @param box [64 keys][8 vectors], swizzled
+/// @param[in,out] o [4] tiles of 16 components
+template <IsMmaTile Tile>
+__device__ __forceinline__ void add_values(const TileWeights<Tile>& weights, Shared<Bytes16> box, int lane, float (*o)[4]) {
+  using T = typename Tile::T;
+  // Where a column holds parts in two units, the small ones are summed first.
+  constexpr bool kTwoUnits = kRestUnit<T> != 1 && Tile::kColumns == 1;
+  const auto add = [&]<int first, int last>() {
+    TREE_ATTN_UNROLL
+    for (int i = 0; i < kLeafItems; ++i) {
+      std::uint32_t v[4][4];
+      load_matrices_x4_transposed(
+          v, [&](int step) { return box + (transposed_matrix_vector(lane, step) + 16 * kRowVectors * i); });
+      mma_16x8x16<T, last - first>(o, v, weights.part[i] + first);
+    }
+  };
+  if constexpr (kTwoUnits) {
+    add.template operator()<0, 2>();
+    TREE_ATTN_UNROLL
+    for (int i = 0; i < 16; ++i) o[i / 4][i % 4] *= 1 / kRestUnit<T>;
+    add.template operator()<2, 3>();
+  } else {
+    add.template operator()<0, Tile::kProducts>();
+  }
+}
+
+/// Component c of the state in a slot, from the columns of its query.
+template <IsMmaTile Tile>
+__device__ __forceinline__ float tile_element(const float (&o)[Tile::kSteps][4], int slot, int c) {
+  using T = typename Tile::T;
+  const float(&tile)[4] = o[c / 2];
+  if constexpr (Tile::kColumns == 2) {
+    const float even = tile[c % 2 * 2], odd = tile[c % 2 * 2 + 1];
+    return fused_multiply_add(odd, 1 / (kUpperUnit<T> * kRestUnit<T>), even * (1 / kUpperUnit<T>));
+  } else {
+    return kUpperUnit<T> == 1 ? tile[c % 2 * 2 + slot] : tile[c % 2 * 2 + slot] * (1 / kUpperUnit<T>);
+  }
+}
+
+}  // namespace tree_attn::TREE_ATTN_PLATFORM

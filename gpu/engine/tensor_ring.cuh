@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief A ring of boxes in flight for one warp on tensor cores: 64 keys, or values, of 64 elements (section 6.3).
+///
+/// There are three ways to fill a box, and all leave the same bits in the same places:
+/// - one copy through a tensor map, started by one lane and completing on an mbarrier (sm_90, aligned rows);
+/// - copies of 16 bytes, started by all lanes (cp.async, aligned rows);
+/// - plain loads, of rows of any alignment, and with zeros in place of elements that are not finite.
+/// A device has one of the first two. Whether a range is copied or loaded is a parameter of the functions and not a question
+/// in them, so that the loop over leaves that are copied holds none of the instructions of loads.
+///
+/// Each warp fills the ring that it reads. So a stage is free as soon as the warp has read it, without a barrier that counts
+/// readers, and no warp waits for another.
+#pragma once
+
+#include "tree_attn/gpu/engine/leaves.cuh"
+#include "tree_attn/gpu/engine/scalar.cuh"
+#include "tree_attn/gpu/engine/tensor.cuh"
+
+#include <type_traits>
+
+namespace tree_attn::TREE_ATTN_PLATFORM {
+
+/// A leaf, and which of its positions have a key.
+struct LeafKeys {
+  int at;          ///< its first position, counted from the first leaf of the thread group
+  int begin, end;  ///< in the leaf; no keys if end is not the larger one
+
+  template <class Leaves>
+  __device__ __forceinline__ LeafKeys(const Leaves& leaves, int first) : at(first) {
+    const int first_key = leaves.first_key(at), end_key = leaves.end_key(at);
+    begin = first_key > 0 ? first_key : 0;
+    end = end_key < static_cast<int>(kLeafKeys) ? end_key : static_cast<int>(kLeafKeys);
+  }
+  __device__ __forceinline__ bool are_all() const { return begin == 0 && end == static_cast<int>(kLeafKeys); }
+  __device__ __forceinline__ bool contain(int index) const { return index >= begin && index < end; }
+};
+
+/// Keys and values as the copy engine knows them, and the stages of a ring, which depend on the device.
+struct TileMaps {
+  TensorMap k, v;
+  int n_stages = 0;
+};
+
+/// How rows of 16 bits come into shared memory where they are aligned.
+enum class RowCopy { TensorMap, Async };
+
+/// The tiles of a range, leaf after leaf: those of its keys, then those of its values. A tile is one or two boxes
+/// side by side.
+template <IsMmaTile Tile, RowCopy kCopy, class Leaves_ = ContiguousLeaves>
+class TileRing {
+ public:
+  using T = typename Tile::T;
+  using Leaves = Leaves_;
+  static constexpr bool kHasMaps = kCopy == RowCopy::TensorMap;
+  using Maps = std::conditional_t<kHasMaps, TileMaps, NoMaps>;
+  static constexpr int kTileBoxes = kHasMaps && Tile::kBoxes > 1 ? 2 : 1;  ///< of a tile
+  static constexpr int kTiles = Tile::kBoxes / kTileBoxes;                 ///< of a leaf of keys, and of its values
+  /// Most tiles of the ring: 48 KiB per warp, or 32 where parked states leave no more; without tensor maps 24 KiB, always.
+  static constexpr int kStages = !kHasMaps ? 3 : kTileBoxes == 1 ? 6 : Tile::kElements * Tile::kSlots < 64 ? 3 : 2;
+  static constexpr int kStageVectors = kTileBoxes * kBoxVectors;  ///< of 16 bytes
+  /// Leaves that begin() reaches.
+  static constexpr int kFirstLeaves = (kStages + 2 * kTiles - 1) / (2 * kTiles);
+  /// Tiles of the ring.
+  __device__ __forceinline__ static int n_stages(const Maps& maps) {
+    if constexpr (kHasMaps && !kFitsLargestBlock)
+      return maps.n_stages;
+    else
+      return kStages;
+  }
+
+  /// Initialises the barriers. All lanes of the warp call it.
+  /// @param memory n_stages(maps) stages @param full as many barriers; unused without tensor maps
+  __device__ __forceinline__ TileRing(Shared<Bytes16> memory, Shared<Barrier> full, const Maps& maps, int lane)
+      : memory_(memory), full_(full), maps_(&maps), lane_(lane) {
+    if constexpr (kHasMaps) {
+      if (lane_ == 0) {
+        for (int stage = 0; stage < n_stages(); ++stage) barrier_init(full_ + stage, 1);
+        barrier_fence_init();
+      }
+      __syncwarp();
+    }
+  }
+  __device__ __forceinline__ int n_stages() const { return n_stages(*maps_); }
+
+  /// Starts to fill all stages with what lies first in a range. All tiles of the range before it have been read; what this
+  /// warp has written to the ring's memory since, loaded rows among it, is ordered before copies, see async_proxy_fence().
+  /// @tparam kCopies whether rows are copied as kCopy says, for which they must be aligned; else they are loaded
+  /// @param only_finite whether elements of values that are not finite become zero, where rows are loaded
+  template <bool kCopies>
+  __device__ __forceinline__ void begin(const DecodeParams& params, std::int64_t kv_head, const Leaves& leaves,
+                                        bool only_finite = false) {
+    entry_ = static_cast<int>(params.entry_of(kv_head)), head_ = static_cast<int>(params.head_of(kv_head));
+    leaves_ = leaves, first_row_ = static_cast<int>(leaves.origin() - params.begin);
+    keys_ = params.key<T>(kv_head, leaves.origin()), values_ = params.value<T>(kv_head, leaves.origin());
+    only_finite_ = only_finite;
+    const int n = n_stages();
+    for (int i = 0; i < n; ++i) start<kCopies>(params, 0, i, stage_ + i < n ? stage_ + i : stage_ + i - n);
+  }
+
+  /// The next tile, once it is there: box after box; it may be read until release().
+  __device__ __forceinline__ Shared<Bytes16> next() {
+    if constexpr (kHasMaps) {
+      barrier_wait(full_ + stage_, parity_);
+    } else {
+      copy_async_wait<kStages - 1>();
+      __syncwarp();
+    }
+    return memory_ + stage_ * kStageVectors;
+  }
+  /// Says that this lane has read the tile. When all have, the stage is filled again.
+  /// @tparam kCopies as in begin()
+  /// @param leaf, tile which tile it is: in the unrolled loop over the tiles of a leaf a constant, and so is the one that
+  /// takes its place
+  template <bool kCopies>
+  __device__ __forceinline__ void release(const DecodeParams& params, int leaf, int tile) {
+    __syncwarp();
+    start<kCopies>(params, leaf, tile + n_stages(), stage_);
+    if (++stage_ == n_stages()) stage_ = 0, parity_ ^= 1;
+  }
+
+  /// Makes zeros of the rows of a tile without a key, which a tensor map has copied with the others.
+  __device__ __forceinline__ void clear(Shared<Bytes16> tile, const LeafKeys& keys) const {
+    if constexpr (kHasMaps) {
+      for (int i = lane_; i < kStageVectors; i += kWarp) {
+        if (!keys.contain(i % kBoxVectors / kRowVectors)) store16(tile + i, Bytes16{});
+      }
+      async_proxy_fence();
+      __syncwarp();
+    }
+  }
+
+ private:
+  /// Starts to fill a stage with a tile, if the range has so many. @param tile counted from the first of a leaf, also past
+  /// its last
+  template <bool kCopies>
+  __device__ __forceinline__ void start(const DecodeParams& params, int leaf, int tile, int stage) {
+    leaf += tile / (2 * kTiles), tile %= 2 * kTiles;
+    if (leaf < leaves_.n_leaves()) {
+      const int at = leaf * static_cast<int>(kLeafKeys);
+      const bool is_value = tile >= kTiles;
+      const int first_column = (is_value ? tile - kTiles : tile) * (kTileBoxes * kBoxColumns);
+      const Shared<Bytes16> to = memory_ + stage * kStageVectors;
+      if constexpr (kHasMaps && kCopies) {
+        if (elect_one()) {
+          barrier_arrive_expect(full_ + stage, kStageVectors * static_cast<int>(sizeof(Bytes16)));
+          TREE_ATTN_UNROLL
+          for (int i = 0; i < kTileBoxes; ++i) {
+            bulk_copy_tensor<T>(to + i * kBoxVectors, is_value ? maps_->v : maps_->k, first_column + i * kBoxColumns,
+                                first_row_ + leaves_.row(at), head_, entry_, full_ + stage, CacheHint::EvictFirst);
+          }
+        }
+      } else {
+        for (int i = 0; i < kTileBoxes; ++i)
+          fill<kCopies>(params, at, is_value, first_column + i * kBoxColumns, to + i * kBoxVectors);
+        if constexpr (kHasMaps) {
+          __syncwarp();
+          if (lane_ == 0) barrier_arrive(full_ + stage);
+        }
+      }
+    }
+    if constexpr (!kHasMaps) copy_async_commit();
+  }
+
+  /// Fills a box of the leaf that begins at `at`, each lane one vector of every fourth row. Rows without a key are zero, and
+  /// never read.
+  template <bool kCopies>
+  __device__ __forceinline__ void fill(const DecodeParams& params, int at, bool is_value, int first_column,
+                                       Shared<Bytes16> to) const {
+    const LeafKeys keys(leaves_, at);
+    constexpr int kRowsAtOnce = kWarp / kRowVectors, kRounds = static_cast<int>(kLeafKeys) / kRowsAtOnce;
+    const int first = lane_ / kRowVectors, unit = lane_ % kRowVectors, column = first_column + unit * kPer16<T>;
+    const int left = (is_value ? params.d_v : params.d_h) - column, n = left < 0 ? 0 : left < kPer16<T> ? left : kPer16<T>;
+    // The leaf may begin before the shard; rows that are read do not.
+    const std::int64_t stride = (is_value ? params.v : params.k).stride[2];
+    const T* from = (is_value ? values_ : keys_) + (leaves_.row(at) + first) * stride + column;
+    if (kCopies && keys.are_all() && left >= kPer16<T>) {
+      // The swizzle repeats every eight rows: a lane has two places, and constant offsets from them.
+      constexpr int kPeriod = 8, kPlaces = kPeriod / kRowsAtOnce;
+      Shared<Bytes16> place[kPlaces];
+      TREE_ATTN_UNROLL
+      for (int i = 0; i < kPlaces; ++i) {
+        const int row = first + i * kRowsAtOnce;
+        place[i] = to + (row * kRowVectors + swizzled_unit(row, unit));
+      }
+      TREE_ATTN_UNROLL
+      for (int i = 0; i < kRounds; ++i, from += kRowsAtOnce * stride)
+        copy_async16(place[i % kPlaces] + i / kPlaces * kPeriod * kRowVectors, from, 16);
+      return;
+    }
+    for (int row = first; row < kLeafKeys; row += kRowsAtOnce, from += kRowsAtOnce * stride) {
+      const int n_here = keys.contain(row) ? n : 0;
+      const Shared<Bytes16> vector = to + (row * kRowVectors + swizzled_unit(row, unit));
+      if constexpr (kCopies)
+        copy_async16(vector, from, n_here * static_cast<int>(sizeof(T)));
+      else
+        store16(vector, load_unaligned16(from, n_here, is_value && only_finite_));
+    }
+  }
+
+  Shared<Bytes16> memory_;
+  Shared<Barrier> full_;
+  const Maps* maps_;
+  int lane_;
+  int stage_ = 0, parity_ = 0;  ///< of the next tile to be read
+  Leaves leaves_{};
+  const T *keys_ = nullptr, *values_ = nullptr;  ///< the rows that rows are counted from
+  int first_row_ = 0, entry_ = 0, head_ = 0;     ///< the same for tensor maps
+  bool only_finite_ = false;
+};
+
+}  // namespace tree_attn::TREE_ATTN_PLATFORM

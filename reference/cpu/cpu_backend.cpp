@@ -1,0 +1,364 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The CPU backend: chunks of leaves, shared by threads, and the forest of their states (eq. (7), section 5).
+///
+/// Keys are read in the order of storage. In the contiguous order a chunk is a subtree. In the dealt order neighbouring rows
+/// are far apart in the tree, so every leaf has a state of its own, see DealtMerges.
+#include "tree_attn/reference/cpu/cpu_cache.hpp"
+#include "tree_attn/reference/cpu/dealt_merges.hpp"
+#include "tree_attn/reference/cpu/requests.hpp"
+#include "tree_attn/reference/cpu/thread_pool.hpp"
+#include "tree_attn/reference/decode/backend.hpp"
+#include "tree_attn/reference/state/score_scale.hpp"
+#include "tree_attn/reference/tensor/convert.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <chrono>
+#include <cmath>
+#include <map>
+#include <mutex>
+#include <new>
+#include <optional>
+#include <stdexcept>
+
+namespace tree_attn {
+namespace {
+
+/// Most keys of a chunk: enough that alternating between rows of k and rows of v costs nothing, few enough that threads end
+/// at the same time.
+constexpr std::int64_t kChunkKeys = 4096;
+/// Most scores of a chunk, keys times queries, so that they stay in the second level of the cache.
+constexpr std::int64_t kChunkScores = 16384;
+/// Chunks per thread, if there are enough leaves.
+constexpr std::int64_t kChunksPerThread = 8;
+/// Bytes of keys and values of the smallest step that is shared: a shorter one ends before another thread has woken.
+constexpr double kBytesWorthThreads = 1 << 18;
+
+/// How a session cuts its work, and the memory that it needs. In double, because the axes of an empty tensor may have a
+/// product beyond 64 bits.
+struct SessionPlan {
+  double n_rows, n_queries, chunk_leaves, n_subtrees, n_chunks, workspace, n_threads, packed, state;
+  double n_dealt_heads = 0, n_dealt_leaves = 0;  ///< heads and leaves of DealtMerges
+
+  SessionPlan(const AttentionShape& shape, const OwnedLeaves& leaves, std::int64_t capacity, int threads)
+      : n_threads(threads) {
+    const double batch = static_cast<double>(shape.batch), heads = static_cast<double>(shape.heads),
+                 kv_heads = static_cast<double>(shape.kv_heads), l = static_cast<double>(shape.n_queries);
+    const double n_keys = static_cast<double>(capacity);
+    n_rows = batch * heads * l;
+    n_queries = batch * kv_heads == 0 ? 0 : heads / kv_heads * l;
+    packed = static_cast<double>(packed_size(shape.head_dim));
+    state = static_cast<double>(state_size(shape.value_dim));
+
+    // Chunks of 2^i leaves.
+    std::int64_t chunk_keys = kChunkKeys;
+    const auto halve_while = [&chunk_keys](const auto& too_large) {
+      while (chunk_keys > kLeafKeys && too_large(static_cast<double>(chunk_keys))) chunk_keys /= 2;
+    };
+    halve_while([&](double n) { return n * n_queries > static_cast<double>(kChunkScores); });
+    halve_while([&](double n) { return n * n_threads * kChunksPerThread > n_keys * batch * kv_heads; });
+    chunk_leaves = static_cast<double>(chunk_keys / kLeafKeys);
+    // Shorter ones at both ends of the range, at most one per level, and subtrees without keys where it is open.
+    const double n_levels = std::bit_width(static_cast<std::uint64_t>(std::min(chunk_keys, capacity)));
+    const double n_open = capacity < leaves.range().size() ? 2 * kPositionBits : 0;
+    n_chunks = std::min(n_keys, std::floor(n_keys / static_cast<double>(chunk_keys)) + 2 * n_levels) + n_open;
+    n_subtrees = std::min(n_keys, 2.0 * std::bit_width(static_cast<std::uint64_t>(capacity))) + n_open;
+    if (leaves.order() == LeafOrder::kDealt) {
+      n_chunks = 0;
+      n_subtrees = static_cast<double>(leaves.nodes().size());
+      // One thread completes a head before it begins the next one.
+      n_dealt_heads = n_threads > 1 ? batch * kv_heads : std::min(1.0, batch * kv_heads);
+      n_dealt_leaves = std::ceil(n_keys / static_cast<double>(kLeafKeys));
+    }
+    // Whole lines, so that the workspace of every thread begins at one.
+    constexpr double kLineFloats = 16;
+    workspace = n_queries * static_cast<double>(workspace_floats(chunk_keys / kLeafKeys, 1, shape.value_dim));
+    workspace = std::ceil(workspace / kLineFloats) * kLineFloats;
+  }
+};
+
+/// Allocates arrays that begin at a line of the cache. A load that crosses a line takes twice as long, and every key is
+/// multiplied by a query that is loaded again.
+template <class T>
+struct LineAllocator {
+  using value_type = T;
+  static constexpr std::align_val_t kLine{64};
+  T* allocate(std::size_t n) { return static_cast<T*>(::operator new(n * sizeof(T), kLine)); }
+  void deallocate(T* first, std::size_t) { ::operator delete(first, kLine); }
+  bool operator==(const LineAllocator&) const = default;
+};
+
+/// A session on the CPU: states are computed where they are asked for.
+class CpuSession final : public DecodeSession, public States {
+ public:
+  CpuSession(const CpuCache& cache, double scale, int n_threads)
+      : DecodeSession(cache),
+        cache_(cache),
+        kernel_(leaf_kernel()),
+        scale_(split_scale(scale)),
+        row_(static_cast<std::size_t>(cache.shape().head_dim)),
+        forest_(cache.shape().n_rows(), cache.shape().value_dim),
+        choices_(static_cast<std::size_t>(n_threads)),
+        pool_(n_threads) {
+    plan();
+  }
+
+  Forest<float>& host() override { return forest_; }
+  const float* device() const override { return nullptr; }
+  std::int64_t bytes() const override {
+    const std::size_t floats = row_.size() + queries_.size() + workspace_.size() + states_.size();
+    return forest_.bytes() +
+           static_cast<std::int64_t>(floats * sizeof(float) + leaves_.size() * sizeof(LeafRows) +
+                                     chunks_.capacity() * sizeof(Subtree) + ends_.capacity() * sizeof(std::int64_t)) +
+           (merges_ ? merges_->bytes() : 0);
+  }
+  std::string describe() const override { return ""; }
+
+ protected:
+  States& run(const Step& step, const std::function<void()>& progress) override {
+    const AttentionShape& shape = cache_.shape();
+    const OwnedLeaves& leaves = cache_.leaves();
+    if (planned_ != cache_.capacity() || is_dealt() != (leaves.order() == LeafOrder::kDealt)) plan();
+    pack_queries(step.q);
+    step_ = step;
+    double keys = 0;
+    std::int64_t most_rows = 0;
+    for (const std::int64_t length : step.lengths) {
+      keys += static_cast<double>(leaves.n_keys(length));
+      most_rows = std::max(most_rows, leaves.n_keys(length));
+    }
+    if (is_dealt()) {
+      // At least one item per head: it writes the states of subtrees without keys.
+      n_chunks_ = std::max<std::int64_t>(1, (most_rows + chunk_leaves_ * kLeafKeys - 1) / (chunk_leaves_ * kLeafKeys));
+      subtrees_.clear();
+      for (const DealtNode& node : leaves.nodes()) subtrees_.push_back(node.subtree);
+      nodes_ = forest_.assign(subtrees_).data();
+      merges_->clear();
+    } else {
+      cut(closed(leaves.range(), step.longest()), most_rows, step.longest());
+    }
+
+    // Items in the order of memory: the chunks of a head, one after the other.
+    const double bytes =
+        keys * static_cast<double>(shape.bytes_per_position()) / static_cast<double>(std::max<std::int64_t>(shape.batch, 1));
+    for (RequestChoice& choice : choices_) choice.begin_step(bytes);
+    pool_.run(
+        shape.batch * shape.kv_heads * n_chunks_, bytes < kBytesWorthThreads,
+        [](void* self, int thread, std::int64_t item) { static_cast<CpuSession*>(self)->compute(thread, item); }, this,
+        progress);
+
+    // Siblings merge as they are appended.
+    if (!is_dealt()) {
+      forest_.clear();
+      forest_.append(chunks_, states_.data());
+    }
+    return *this;
+  }
+
+ private:
+  bool is_dealt() const { return merges_.has_value(); }
+
+  /// Takes the memory for the capacity of the cache.
+  void plan() {
+    const OwnedLeaves& leaves = cache_.leaves();
+    const SessionPlan plan(cache_.shape(), leaves, cache_.capacity(), pool_.size());
+    planned_ = cache_.capacity();
+    n_queries_ = static_cast<std::int64_t>(plan.n_queries);
+    chunk_leaves_ = static_cast<std::int64_t>(plan.chunk_leaves);
+    queries_.resize(static_cast<std::size_t>(plan.n_rows * plan.packed));
+    workspace_.resize(static_cast<std::size_t>(plan.n_threads * plan.workspace));
+    states_.resize(static_cast<std::size_t>(plan.n_chunks * plan.n_rows * plan.state));
+    leaves_.resize(static_cast<std::size_t>(plan.n_threads * plan.chunk_leaves));
+    chunks_.reserve(static_cast<std::size_t>(plan.n_chunks));
+    ends_.reserve(static_cast<std::size_t>(plan.n_chunks));
+    subtrees_.reserve(leaves.nodes().size());
+    forest_.reserve(static_cast<std::size_t>(plan.n_subtrees));
+    merges_.reset();
+    if (leaves.order() == LeafOrder::kDealt)
+      merges_.emplace(kernel_, static_cast<std::int64_t>(plan.n_dealt_heads), static_cast<std::int64_t>(plan.n_dealt_leaves),
+                      n_queries_, cache_.shape().value_dim);
+  }
+
+  /// The chunks of a contiguous range whose first `n` positions are in use: past them subtrees are as large as they can be.
+  /// @param longest the longest sequence. Where it ends, keys have the shift that they have in an open range: a leaf is not
+  /// cut, and the first of its subtrees has all of its sums
+  void cut(KeyRange range, std::int64_t n, std::int64_t longest) {
+    chunks_.clear(), ends_.clear();
+    std::int64_t read = range.begin;
+    for (std::int64_t begin = range.begin; begin < range.end; begin = chunks_.back().end()) {
+      const std::int64_t end = begin < range.begin + n ? std::min(range.end, begin + chunk_leaves_ * kLeafKeys) : range.end;
+      chunks_.push_back(first_subtree(begin, end));
+      ends_.push_back(begin);
+      if (begin < read) continue;
+      read = chunks_.back().end();
+      if (longest <= range.end) read = std::max(read, first_subtree(begin, (begin / kLeafKeys + 1) * kLeafKeys).end());
+      ends_.back() = read;
+    }
+    n_chunks_ = std::ssize(chunks_);
+    const std::size_t n_floats = chunks_.size() * static_cast<std::size_t>(forest_.block_size());
+    if (states_.size() < n_floats) states_.resize(n_floats);
+  }
+
+  void pack_queries(const TensorView& q) {
+    const AttentionShape& shape = cache_.shape();
+    float* packed = queries_.data();
+    for (std::int64_t i = 0; i < shape.batch; ++i) {
+      for (std::int64_t h = 0; h < shape.heads; ++h) {
+        for (std::int64_t j = 0; j < shape.n_queries; ++j, packed += packed_size(shape.head_dim)) {
+          load_row(q, i, h, j, row_.data());
+          kernel_.pack_query(row_.data(), shape.head_dim, shape.dtype, scale_.query, packed);
+        }
+      }
+    }
+  }
+
+  /// One item: a chunk of one key/value head.
+  void compute(int thread, std::int64_t item) {
+    const std::int64_t c = item % n_chunks_, head = item / n_chunks_;
+    return is_dealt() ? compute_dealt(thread, head, c) : compute_subtree(thread, head, c);
+  }
+
+  /// The states of the subtree that is a chunk of the contiguous order.
+  void compute_subtree(int thread, std::int64_t head, std::int64_t c) {
+    const AttentionShape& shape = cache_.shape();
+    const Subtree subtree = chunks_[static_cast<std::size_t>(c)];
+    const std::int64_t end = std::min(ends_[static_cast<std::size_t>(c)], step_.seen(head / shape.kv_heads).end),
+                       first_row = cache_.leaves().range().begin;
+    float* const states = states_.data() + (c * shape.n_rows() + head * n_queries_) * state_size(shape.value_dim);
+    if (end <= subtree.begin()) return set_all_empty(states);
+    compute_rows(thread, head, {subtree.begin() - first_row, end - first_row}, false, states);
+  }
+
+  /// The states of the leaves of a chunk of rows, each merged with its siblings that are complete.
+  void compute_dealt(int thread, std::int64_t head, std::int64_t c) {
+    const AttentionShape& shape = cache_.shape();
+    const OwnedLeaves& leaves = cache_.leaves();
+    const std::int64_t length = step_.seen(head / shape.kv_heads).end;
+    const std::int64_t n_leaves = (length + kLeafKeys - 1) / kLeafKeys, n_rows = leaves.n_keys(length);
+    const auto states_of_node = [&](std::size_t node) {
+      return nodes_ + (static_cast<std::int64_t>(node) * shape.n_rows() + head * n_queries_) * state_size(shape.value_dim);
+    };
+    for (std::size_t node = 0; c == 0 && node < leaves.nodes().size(); ++node) {
+      if (leaves.nodes()[node].n_leaves(n_leaves) == 0) set_all_empty(states_of_node(node));
+    }
+    const KeyRange rows{c * chunk_leaves_ * kLeafKeys, std::min(n_rows, (c + 1) * chunk_leaves_ * kLeafKeys)};
+    if (rows.empty()) return;
+    const std::int64_t first = rows.begin / kLeafKeys, end = (rows.end + kLeafKeys - 1) / kLeafKeys;
+    const std::int64_t place = pool_.size() > 1 ? head : 0;
+    compute_rows(thread, head, rows, true, merges_->states(place, first));
+    for (std::int64_t i = first; i < end; ++i) {
+      std::size_t node = 0;
+      if (const float* states = merges_->complete(place, leaves, i, n_leaves, &node))
+        kernel_.unpack(states, shape.value_dtype, n_queries_, shape.value_dim, states_of_node(node));
+    }
+  }
+
+  void set_all_empty(float* states) const {
+    const std::int64_t d_v = cache_.shape().value_dim;
+    for (std::int64_t r = 0; r < n_queries_; ++r) set_empty(states + r * state_size(d_v), d_v);
+  }
+
+  /// The states of the leaves in some rows of a head. @param apart whether each leaf has states of its own
+  void compute_rows(int thread, std::int64_t head, KeyRange rows, bool apart, float* states) {
+    const AttentionShape& shape = cache_.shape();
+    RequestChoice& choice = choices_[static_cast<std::size_t>(thread)];
+    LeafRows* const leaves = leaves_.data() + thread * chunk_leaves_;
+    std::int64_t n_leaves = 0;
+    for (std::int64_t a = rows.begin; a < rows.end; a += kLeafKeys)
+      leaves[n_leaves++] = cache_.leaf(head / shape.kv_heads, head % shape.kv_heads, a);
+    const Chunk chunk{.leaves = leaves,
+                      .n_leaves = n_leaves,
+                      .n_keys = rows.size(),
+                      .key_type = shape.dtype,
+                      .value_type = shape.value_dtype,
+                      .d_h = shape.head_dim,
+                      .d_v = shape.value_dim,
+                      .n_queries = n_queries_,
+                      .queries = queries_.data() + head * n_queries_ * packed_size(shape.head_dim),
+                      .score_scale = scale_.score,
+                      .apart = apart,
+                      .requests = choice.requests()};
+    using Clock = std::chrono::steady_clock;
+    const Clock::time_point begin = choice.is_open() ? Clock::now() : Clock::time_point();
+    kernel_.states(chunk, workspace_.data() + thread * (static_cast<std::int64_t>(workspace_.size()) / pool_.size()),
+                   states);
+    if (choice.is_open()) choice.took(rows.size(), std::chrono::duration<double>(Clock::now() - begin).count());
+  }
+
+  const CpuCache& cache_;
+  const LeafKernel& kernel_;
+  ScoreScale scale_;
+  std::int64_t planned_ = 0;  ///< the capacity that the memory is for
+  std::int64_t n_queries_ = 0, chunk_leaves_ = 1, n_chunks_ = 0;
+  std::vector<float, LineAllocator<float>> queries_, workspace_;  ///< [n_rows][padded d_h]; [threads] workspaces
+  std::vector<float> row_, states_;                               ///< states [chunks][n_rows][2 + d_v]
+  std::vector<LeafRows> leaves_;                                  ///< [threads][leaves of a chunk]
+  std::vector<Subtree> chunks_, subtrees_;                        ///< of the contiguous range; of the dealt one
+  std::vector<std::int64_t> ends_;                                ///< [chunks] one past the last key of its sums
+  std::optional<DealtMerges> merges_;                             ///< in the dealt order
+  float* nodes_ = nullptr;                                        ///< the states of its subtrees in the forest
+  Forest<float> forest_;
+  Step step_;                           ///< the step at hand
+  std::vector<RequestChoice> choices_;  ///< [threads]
+  ThreadPool pool_;
+};
+
+class CpuBackend final : public Backend {
+ public:
+  explicit CpuBackend(int n_threads) : n_threads_(n_threads) {}
+  std::string_view name() const override { return "cpu"; }
+  std::string missing() const override {
+    try {
+      leaf_kernel();
+      return "";
+    } catch (const std::invalid_argument& error) {
+      return error.what();
+    }
+  }
+  std::vector<std::string> gpus() const override { return {}; }
+  bool has_threads() const override { return true; }
+  std::string refusal(const AttentionShape&) const override { return ""; }
+  ErrorTerms error_terms(const AttentionShape&) const override { return {}; }
+  AttentionShape stored(const AttentionShape& shape) const override { return shape; }
+
+  using Backend::memory;
+  MemoryNeed memory(const AttentionShape& shape, const OwnedLeaves& leaves, std::int64_t n,
+                    std::int64_t capacity) const override {
+    const SessionPlan plan(shape, leaves, capacity, n_threads_);
+    MemoryNeed need;
+    need.session = sizeof(float) * (static_cast<double>(shape.head_dim) +
+                                    plan.n_rows * (plan.packed + (plan.n_chunks + plan.n_subtrees) * plan.state) +
+                                    plan.n_threads * plan.workspace) +
+                   sizeof(LeafRows) * plan.n_threads * plan.chunk_leaves +
+                   sizeof(Subtree) * (plan.n_chunks + plan.n_subtrees) + sizeof(std::int64_t) * plan.n_chunks +
+                   DealtMerges::bytes(plan.n_dealt_heads, plan.n_dealt_leaves, plan.n_queries, shape.value_dim);
+    need.cache = static_cast<double>(n) * static_cast<double>(shape.bytes_per_position());
+    return need;
+  }
+  using Backend::make_cache;
+  std::unique_ptr<KvCache> make_cache(const AttentionShape& shape, const OwnedLeaves& leaves,
+                                      std::int64_t capacity) const override {
+    return std::make_unique<CpuCache>(shape, leaves, capacity, n_threads_);
+  }
+
+ private:
+  int n_threads_;
+};
+
+}  // namespace
+
+std::unique_ptr<DecodeSession> CpuCache::open(double scale) const {
+  return std::make_unique<CpuSession>(*this, scale, n_threads_);
+}
+
+const Backend& cpu_backend(int n_threads) {
+  if (n_threads < 1)
+    throw std::invalid_argument("cpu_backend: " + std::to_string(n_threads) + " threads, at least 1 is needed");
+  static std::mutex mutex;
+  static std::map<int, CpuBackend> backends;
+  const std::lock_guard lock(mutex);
+  return backends.try_emplace(n_threads, n_threads).first->second;
+}
+
+}  // namespace tree_attn

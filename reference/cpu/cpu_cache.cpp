@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The addresses of rows in a cache in host memory, and what is copied when.
+#include "tree_attn/reference/cpu/cpu_cache.hpp"
+
+#include "tree_attn/reference/state/subtree.hpp"
+
+#include <algorithm>
+
+namespace tree_attn {
+
+CpuCache::CpuCache(const AttentionShape& shape, const OwnedLeaves& leaves, std::int64_t capacity, int n_threads)
+    : KvCache(shape, shape, leaves, capacity), n_threads_(n_threads), borrowed_(static_cast<std::size_t>(shape.batch), 0) {}
+
+LeafRows CpuCache::leaf(std::int64_t i, std::int64_t h, std::int64_t a) const {
+  if (a < borrowed_[static_cast<std::size_t>(i)]) {
+    return {shard_.k.row(i, h, a), shard_.v.row(i, h, a),
+            shard_.k.stride[2] * static_cast<std::int64_t>(bytes_of(shard_.k.dtype)),
+            shard_.v.stride[2] * static_cast<std::int64_t>(bytes_of(shard_.v.dtype))};
+  }
+  const Segment& segment = segment_of(a);
+  const std::int64_t row = row_in(segment, i, h, a);
+  return {segment.k.get() + row * key_bytes(), segment.v.get() + row * value_bytes(), key_bytes(), value_bytes()};
+}
+
+void CpuCache::allocate() {
+  const std::int64_t end = segments_.empty() ? 0 : segments_.back().begin + segments_.back().size;
+  if (!segments_.empty() && end >= capacity()) return;
+
+  // A leaf has one stride. If the last segment ends inside one, all of its rows move to the new segment.
+  Segment next{end == 0 ? 0 : leaves().end_of_leaf(end - 1) == end ? end : leaves().begin_of_leaf(end - 1), 0, {}, {}};
+  next.size = capacity() - next.begin;
+  const std::int64_t n_rows = shape().batch * shape().kv_heads * next.size;
+  next.k = std::make_unique_for_overwrite<std::byte[]>(static_cast<std::size_t>(n_rows * key_bytes()));
+  next.v = std::make_unique_for_overwrite<std::byte[]>(static_cast<std::size_t>(n_rows * value_bytes()));
+  for (std::int64_t i = 0; i < shape().batch; ++i) {
+    const std::int64_t used = std::min(end, lengths()[static_cast<std::size_t>(i)]);
+    for (std::int64_t h = 0; h < shape().kv_heads; ++h) {
+      for (std::int64_t a = next.begin; a < used; ++a) {
+        const LeafRows row = leaf(i, h, a);
+        std::copy_n(row.k, key_bytes(), next.k.get() + row_in(next, i, h, a) * key_bytes());
+        std::copy_n(row.v, value_bytes(), next.v.get() + row_in(next, i, h, a) * value_bytes());
+      }
+    }
+  }
+  segments_.push_back(std::move(next));
+}
+
+Shard CpuCache::read_all(std::int64_t n, const std::function<std::byte*(std::size_t)>& memory) const {
+  const AttentionShape& s = shape();
+  Shard dense{TensorView::dense(nullptr, s.dtype, {s.batch, s.kv_heads, n, s.head_dim}),
+              TensorView::dense(nullptr, s.value_dtype, {s.batch, s.kv_heads, n, s.value_dim}), leaves().range().begin};
+  const auto in_place = [&](const std::byte* k, const std::byte* v) {
+    dense.k.data = k, dense.v.data = v;
+    return dense;
+  };
+  // In place, if the positions in use are dense there.
+  const bool used_is_borrowed = std::equal(borrowed_.begin(), borrowed_.end(), lengths().begin());
+  if (used_is_borrowed && shard_.k.stride == dense.k.stride && shard_.v.stride == dense.v.stride)
+    return in_place(shard_.k.data, shard_.v.data);
+  const bool none_is_borrowed = std::all_of(borrowed_.begin(), borrowed_.end(), [](std::int64_t b) { return b == 0; });
+  if (none_is_borrowed && segments_.size() == 1 && n == segments_[0].size)
+    return in_place(segments_[0].k.get(), segments_[0].v.get());
+
+  // Else copied row by row; positions that an entry does not use are not written.
+  const std::int64_t n_rows = s.batch * s.kv_heads * n;
+  std::byte *k = memory(static_cast<std::size_t>(n_rows * (key_bytes() + value_bytes()))), *v = k + n_rows * key_bytes();
+  in_place(k, v);
+  for (std::int64_t i = 0; i < s.batch; ++i) {
+    const std::int64_t used = std::min(n, lengths()[static_cast<std::size_t>(i)]);
+    for (std::int64_t h = 0; h < s.kv_heads; ++h, k += n * key_bytes(), v += n * value_bytes()) {
+      for (std::int64_t a = 0; a < used; ++a) {
+        const LeafRows row = leaf(i, h, a);
+        std::copy_n(row.k, key_bytes(), k + a * key_bytes());
+        std::copy_n(row.v, value_bytes(), v + a * value_bytes());
+      }
+    }
+  }
+  return dense;
+}
+
+void CpuCache::copy_rows(std::int64_t entry, std::int64_t first, const TensorView& k, const TensorView& v) {
+  for (std::int64_t h = 0; h < shape().kv_heads; ++h) {
+    for (std::int64_t a = 0; a < k.shape[2]; ++a) {
+      const Segment& segment = segment_of(first + a);
+      const std::int64_t row = row_in(segment, entry, h, first + a);
+      std::copy_n(k.row(0, h, a), key_bytes(), segment.k.get() + row * key_bytes());
+      std::copy_n(v.row(0, h, a), value_bytes(), segment.v.get() + row * value_bytes());
+    }
+  }
+}
+
+void CpuCache::write(std::int64_t entry, std::int64_t first, const TensorView& k, const TensorView& v) {
+  // Positions from `first` on are no longer borrowed. A leaf has one stride, so if it was borrowed in part, all of its rows
+  // move to memory of the cache.
+  std::int64_t& borrowed = borrowed_[static_cast<std::size_t>(entry)];
+  const std::int64_t kept = std::min(borrowed, first);
+  borrowed = kept == 0 || leaves().end_of_leaf(kept - 1) == kept ? kept : leaves().begin_of_leaf(kept - 1);
+  if (borrowed < kept) {
+    copy_rows(entry, borrowed, shard_.k.entry(entry).positions(borrowed, kept),
+              shard_.v.entry(entry).positions(borrowed, kept));
+  }
+  copy_rows(entry, first, k, v);
+}
+
+void CpuCache::write_all(const Shard& shard, std::span<const std::int64_t> lengths) {
+  shard_ = shard;
+  std::copy(lengths.begin(), lengths.end(), borrowed_.begin());
+}
+
+}  // namespace tree_attn

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief A cache in host memory: borrowed rows stay in place, appended rows are copied (sections 5 and 6).
+#pragma once
+
+#include "tree_attn/reference/cpu/leaf_kernel.hpp"
+#include "tree_attn/reference/decode/kv_cache.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace tree_attn {
+
+/// The first rows of a batch entry may be borrowed; the others are in memory of the cache, in segments [b, n_kv, n, d]. A
+/// capacity that doubles adds a segment and moves no row but those of a leaf that a segment would cut. The operating system
+/// provides a page of a segment when it is first written.
+class CpuCache final : public KvCache {
+ public:
+  /// @param n_threads of each session
+  CpuCache(const AttentionShape& shape, const OwnedLeaves& leaves, std::int64_t capacity, int n_threads);
+
+  /// Rows of one head from row a on, up to the end of its leaf.
+  LeafRows leaf(std::int64_t entry, std::int64_t head, std::int64_t a) const;
+
+  std::unique_ptr<DecodeSession> open(double scale) const override;
+
+ protected:
+  Shard read_all(std::int64_t n, const std::function<std::byte*(std::size_t)>& memory) const override;
+  void allocate() override;
+  /// Segments end where leaves of the old range do.
+  void cleared() override {
+    if (segments_.size() > 1) segments_.clear();
+  }
+  void write(std::int64_t entry, std::int64_t first, const TensorView& k, const TensorView& v) override;
+  void write_all(const Shard& shard, std::span<const std::int64_t> lengths) override;
+
+ private:
+  std::int64_t key_bytes() const { return shape().head_dim * static_cast<std::int64_t>(bytes_of(shape().dtype)); }
+  std::int64_t value_bytes() const { return shape().value_dim * static_cast<std::int64_t>(bytes_of(shape().value_dtype)); }
+  /// Rows [begin, begin + size) of every head.
+  struct Segment {
+    std::int64_t begin, size;
+    std::unique_ptr<std::byte[]> k, v;
+  };
+  /// The segment with row a: the last one that begins at or before it.
+  const Segment& segment_of(std::int64_t a) const {
+    std::size_t i = segments_.size() - 1;
+    while (segments_[i].begin > a) --i;
+    return segments_[i];
+  }
+  std::int64_t row_in(const Segment& segment, std::int64_t i, std::int64_t h, std::int64_t a) const {
+    return (i * shape().kv_heads + h) * segment.size + a - segment.begin;
+  }
+  void copy_rows(std::int64_t entry, std::int64_t first, const TensorView& k, const TensorView& v);
+
+  int n_threads_;
+  std::vector<std::int64_t> borrowed_;  ///< rows of each entry that are in shard_; whole leaves if others follow
+  Shard shard_;
+  std::vector<Segment> segments_;  ///< ascending; none before the first row is written
+};
+
+}  // namespace tree_attn

@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The loops of the CPU decode. CMake compiles this file once per instruction set, with that set in
+/// TREE_ATTN_INSTRUCTION_SET. No symbol but TREE_ATTN_LEAF_KERNEL may leave the object file, see lanes.hpp.
+#define TREE_ATTN_HOST_DEVICE __attribute__((always_inline))
+#include "tree_attn/reference/cpu/leaf_kernel.hpp"
+
+#include "tree_attn/reference/cpu/leaf.hpp"
+#include "tree_attn/reference/state/state.hpp"
+
+namespace tree_attn {
+namespace {
+
+using namespace lanes;
+
+/// Calls f(Axis<kPairs>). Rows of 64 and 128 elements have a length that the compiler knows, except those of F64, whose
+/// speed does not matter.
+template <class T, class F>
+TREE_ATTN_INLINE void with_axis(std::int64_t size, const F& f) {
+  if constexpr (DTypeTraits<T>::kDType == DType::F64) return f(Axis<0>{size});
+  switch (size) {
+    case 2 * kPairElements: return f(Axis<2>{size});
+    case 4 * kPairElements: return f(Axis<4>{size});
+    default: return f(Axis<0>{size});
+  }
+}
+
+/// Calls f<requests>(). F64, whose speed does not matter, has one build of the loops.
+template <class T, class F>
+TREE_ATTN_INLINE void with_requests(Requests requests, const F& f) {
+  if constexpr (DTypeTraits<T>::kDType != DType::F64) {
+    if (requests == Requests::kFirstLevel) return f.template operator()<Requests::kFirstLevel>();
+    if (requests == Requests::kSecondLevel) return f.template operator()<Requests::kSecondLevel>();
+  }
+  f.template operator()<Requests::kNone>();
+}
+
+/// As merge(), whose `out` is `left`. Both sides are multiplied, one of them by 1: a processor cannot predict which shift is
+/// larger, and a branch on it takes longer. Nothing is fused in this file, so the bits are those of merge_element().
+void merge_states(const float* left, const float* right, float* out, std::int64_t n, std::int64_t d_v) {
+  const std::int64_t size = state_size(d_v);
+  for (; n > 0; --n, left += size, right += size, out += size) {
+    const Rescale<float> r = rescale(left[kShift], right[kShift]);
+    const float of_left = r.right_is_high ? r.factor : 1, of_right = r.right_is_high ? 1 : r.factor;
+    out[kShift] = r.shift;
+#pragma GCC ivdep  // element i of `out` overlaps no other element of the two
+    for (std::int64_t i = kSum; i < size; ++i) out[i] = of_left * left[i] + of_right * right[i];
+  }
+}
+
+/// Copies n elements, at most a pair.
+TREE_ATTN_INLINE void copy_pair(const float* from, std::int64_t n, float* to) {
+  if (n >= kPairElements)
+    __builtin_memcpy(to, from, kPairElements * sizeof(float));  // of a size that the compiler knows
+  else
+    __builtin_memcpy(to, from, static_cast<std::size_t>(n) * sizeof(float));
+}
+
+void unpack(const float* packed, DType value_type, std::int64_t n, std::int64_t d_v, float* states) {
+  with_dtype(value_type, [&]<class T>(T) {
+    for (; n > 0; --n, packed += state_size(packed_size(d_v)), states += state_size(d_v)) {
+      states[kShift] = packed[kShift], states[kSum] = packed[kSum];
+      for (std::int64_t i = 0; i < d_v; i += kPairElements) {
+        float pair[kPairElements];
+        for (int j = 0; j < kPairElements; ++j) pair[j] = packed[kValues + i + lane_of<T>(j)];
+        copy_pair(pair, d_v - i, states + kValues + i);
+      }
+    }
+  });
+}
+
+/// The loops over one chunk.
+///
+/// All weights are computed before the first value is read, so that memory is read in two long streams. Those of two leaves
+/// follow their scores: the processor computes them while the keys of the next leaf are on their way. With a pass of their
+/// own, in which nothing is read, the decode of BF16 was 3 % slower.
+class ChunkLoop {
+ public:
+  /// @param states as LeafKernel::states(): those that are kept apart are written there at once
+  ChunkLoop(const Chunk& chunk, float* workspace, float* states)
+      : chunk_(chunk),
+        d_v_(packed_size(chunk.d_v)),
+        q_stride_(packed_size(chunk.d_h)),
+        n_leaves_(chunk.n_leaves),
+        s_stride_(n_leaves_ * kLeafKeys),
+        scores_(workspace),
+        weights_(scores_ + chunk.n_queries * s_stride_),
+        counter_(chunk.apart ? states : weights_ + kLeafWeights * chunk.n_queries * n_leaves_) {}
+
+  /// The scores of all leaves, turned into weights.
+  template <class T, Requests kRequests>
+  __attribute__((noinline)) void score() {
+    with_axis<T>(chunk_.d_h, [&]<int kPairs>(Axis<kPairs> d_h) TREE_ATTN_LAMBDA {
+      for (std::int64_t leaf = 0; leaf < n_leaves_; ++leaf) {
+        const LeafRows& at = chunk_.leaves[leaf];
+        const Rows keys = rows(leaf, at.k, at.k_stride);
+        float* const s = scores_ + leaf * kLeafKeys;
+        std::int64_t j = 0;
+        const auto queries = [&]<int kQueries>() TREE_ATTN_LAMBDA {
+          for (; j + kQueries <= chunk_.n_queries; j += kQueries) {
+            scores<T, kRequests, kQueries>(keys, d_h, chunk_.queries + j * q_stride_, q_stride_, chunk_.score_scale,
+                                           s + j * s_stride_, s_stride_);
+          }
+        };
+        if constexpr (kPartLanes == kLanes) {  // only AVX-512 has registers for the sums of several queries
+          queries.template operator()<4>();
+          queries.template operator()<2>();
+        }
+        queries.template operator()<1>();
+        if ((leaf & 1) != 0 || leaf + 1 == n_leaves_) weigh_leaves(leaf & ~std::int64_t{1}, leaf + 1);
+      }
+    });
+  }
+
+  /// The states of the leaves, merged as their subtrees fill, or written one by one.
+  template <class T, Requests kRequests>
+  __attribute__((noinline)) void sum() {
+    for (std::int64_t leaf = 0; leaf < n_leaves_; ++leaf) {
+      bool all_seen = true;
+      for (std::int64_t j = 0; j < chunk_.n_queries; ++j) {
+        const float* const of_leaf = weights_of(leaf, j);
+        float* const state = slot(n_held_) + j * state_floats();
+        state[kShift] = of_leaf[kShift], state[kSum] = of_leaf[kSum];
+        all_seen = all_seen && of_leaf[kAllSeen] > 0;
+      }
+      const float* const w = scores_ + leaf * kLeafKeys;
+      const LeafRows& at = chunk_.leaves[leaf];
+      const Rows values = rows(leaf, at.v, at.v_stride);
+      if (all_seen)
+        values_of_leaf<T, kRequests, true>(values, w);
+      else
+        values_of_leaf<T, kRequests, false>(values, w);
+      ++n_held_;
+      for (std::int64_t i = leaf; !chunk_.apart && (i & 1) != 0; i >>= 1) merge_last_two();
+    }
+  }
+
+  /// The packed states of all leaves, merged.
+  const float* merged() {
+    while (n_held_ > 1) merge_last_two();
+    return counter_;
+  }
+
+ private:
+  static constexpr std::int64_t kAllSeen = kValues;  ///< after the shift and the sum, where a state has its values
+  std::int64_t keys_of(std::int64_t leaf) const {
+    const std::int64_t rest = chunk_.n_keys - leaf * kLeafKeys;
+    return rest < kLeafKeys ? rest : kLeafKeys;
+  }
+  Rows rows(std::int64_t leaf, const std::byte* first, std::int64_t stride) const {
+    return {first, stride, keys_of(leaf) - 1};
+  }
+  /// Turns the scores of some leaves into weights. The steps of one leaf are a chain of dependent operations; the leaves
+  /// take each step in turn, so that one chain fills the waits of another.
+  __attribute__((noinline)) void weigh_leaves(std::int64_t begin, std::int64_t end) {
+    const auto each_leaf = [&](const auto& step) TREE_ATTN_LAMBDA {
+      for (std::int64_t j = 0; j < chunk_.n_queries; ++j) {
+        for (std::int64_t leaf = begin; leaf < end; ++leaf)
+          step(leaf, scores_ + leaf * kLeafKeys + j * s_stride_, weights_of(leaf, j));
+      }
+    };
+    each_leaf([&](std::int64_t leaf, float* s, float* of_leaf) TREE_ATTN_LAMBDA {
+      for (std::int64_t a = keys_of(leaf); a < kLeafKeys; ++a) s[a] = -__builtin_inff();
+      const LeafShift leaf_shift = shift_of(s);
+      of_leaf[kShift] = leaf_shift.shift, of_leaf[kAllSeen] = leaf_shift.all_seen ? 1 : 0;
+    });
+    each_leaf([&](std::int64_t, float* s, float* of_leaf) TREE_ATTN_LAMBDA { weigh(s, of_leaf[kShift]); });
+    each_leaf([&](std::int64_t, float* s, float* of_leaf) TREE_ATTN_LAMBDA { of_leaf[kSum] = sum_of_weights(s); });
+  }
+
+  std::int64_t state_floats() const { return state_size(d_v_); }
+  /// The shift of a leaf's weights for a query, their sum, and whether all its keys are seen.
+  float* weights_of(std::int64_t leaf, std::int64_t j) const {
+    return weights_ + kLeafWeights * (leaf * chunk_.n_queries + j);
+  }
+  float* slot(std::int64_t i) const { return counter_ + i * chunk_.n_queries * state_floats(); }
+
+  /// n of one leaf for all queries, block by block of the elements.
+  /// @tparam kAll whether all queries see all keys
+  template <class T, Requests kRequests, bool kAll>
+  TREE_ATTN_INLINE void values_of_leaf(Rows values, const float* w) {
+    for (std::int64_t j = 0; j < chunk_.n_queries; j += kGroup) {
+      const std::int64_t n_queries = chunk_.n_queries - j < kGroup ? chunk_.n_queries - j : kGroup;
+      std::int64_t done = 0;
+      const auto blocks = [&]<int kPairs>() TREE_ATTN_LAMBDA {
+        for (; done + (kPairs > 1 ? kPairs * kPairElements : 1) <= chunk_.d_v; done += kPairs * kPairElements) {
+          Rows block = values;
+          block.first += done * static_cast<std::int64_t>(sizeof(T));
+          const float* const weights = w + j * s_stride_;
+          float* const n = slot(n_held_) + j * state_floats() + kValues + done;
+          const auto sums = [&]<bool kShared>() TREE_ATTN_LAMBDA {
+            weighted_sums<T, kRequests, kShared, kAll, kPairs>(block, chunk_.d_v - done, n_queries, weights, s_stride_, n,
+                                                               state_floats());
+          };
+          if (n_queries > 1)
+            sums.template operator()<true>();
+          else
+            sums.template operator()<false>();
+        }
+      };
+      // Other leaves are few, and their loops would be as long again.
+      if constexpr (kAll) blocks.template operator()<4>(), blocks.template operator()<2>();
+      blocks.template operator()<1>();
+    }
+  }
+
+  void merge_last_two() {
+    --n_held_;
+    merge_states(slot(n_held_ - 1), slot(n_held_), slot(n_held_ - 1), chunk_.n_queries, d_v_);
+  }
+
+  const Chunk& chunk_;
+  std::int64_t d_v_, q_stride_, n_leaves_, s_stride_;
+  float *scores_, *weights_, *counter_;
+  std::int64_t n_held_ = 0;
+};
+
+void states(const Chunk& chunk, float* workspace, float* states) {
+  ChunkLoop loop(chunk, workspace, states);
+  with_dtype(chunk.key_type, [&]<class T>(T) {
+    with_requests<T>(chunk.requests, [&]<Requests kRequests>() { loop.score<T, kRequests>(); });
+  });
+  with_dtype(chunk.value_type,
+             [&]<class T>(T) { with_requests<T>(chunk.requests, [&]<Requests kRequests>() { loop.sum<T, kRequests>(); }); });
+  if (!chunk.apart) unpack(loop.merged(), chunk.value_type, chunk.n_queries, chunk.d_v, states);
+}
+
+void finish_states(const float* states, std::int64_t n, std::int64_t d_v, float* z, float* lse) {
+  for (; n > 0; --n, states += state_size(d_v), z += d_v) *lse++ = finish(states, z, d_v);
+}
+
+void finish_merged(const float* left, const float* right, std::int64_t n, std::int64_t d_v, float* z, float* lse) {
+  const std::int64_t size = state_size(d_v);
+  for (; n > 0; --n, left += size, right += size, z += d_v) *lse++ = tree_attn::finish_merged(left, right, z, d_v);
+}
+
+void pack_query(const float* q, std::int64_t d_h, DType key_type, float scale, float* packed) {
+  with_dtype(key_type, [&]<class T>(T) {
+    for (std::int64_t i = 0; i < d_h; i += kPairElements) {
+      float pair[kPairElements] = {};
+      copy_pair(q + i, d_h - i, pair);
+      for (int j = 0; j < kPairElements; ++j) packed[i + lane_of<T>(j)] = i + j < d_h ? pair[j] * scale : 0;
+    }
+  });
+}
+
+}  // namespace
+
+extern const LeafKernel TREE_ATTN_LEAF_KERNEL;
+const LeafKernel TREE_ATTN_LEAF_KERNEL{
+    TREE_ATTN_INSTRUCTION_SET, pack_query, states, merge_states, finish_states, finish_merged, unpack};
+
+}  // namespace tree_attn

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Plans on the memory of an emulated device: the bits of host memory (section 5.3).
+#include "tree_attn/distributed/decoders/device_fabric.hpp"
+#include "tree_attn/distributed/plan/plan_builder.hpp"
+#include "tree_attn/distributed/transport/thread_transport.hpp"
+#include "tree_attn/gpu/platform/emulator/settings.hpp"
+#include "tree_attn/tests/support/decoding.hpp"
+
+#include <random>
+
+namespace tree_attn::test {
+namespace {
+
+constexpr double kTimeout = 60;
+constexpr std::int64_t kRows = 3, kValueDim = 5;
+
+/// The states of the keys [begin, end) of a fixed sequence. Row 1 meets a NaN, row 2 an infinite value.
+Forest<float> forest_of(std::int64_t begin, std::int64_t end) {
+  Forest<float> forest(kRows, kValueDim);
+  for (std::int64_t a = begin; a < end; ++a) {
+    float* states = forest.slot();
+    for (std::int64_t row = 0; row < kRows; ++row) {
+      const auto x = static_cast<float>(a + 10 * row);
+      float v[kValueDim];
+      for (std::int64_t j = 0; j < kValueDim; ++j) v[j] = std::cos(x * static_cast<float>(j + 1));
+      if (row == 2 && a == 11) v[3] = std::numeric_limits<float>::infinity();
+      const float score = row == 1 && a == 7 ? std::numeric_limits<float>::quiet_NaN() : 20 * std::sin(x);
+      set_key(states + row * state_size(kValueDim), score, v, kValueDim);
+    }
+    forest.push({0, a});
+  }
+  return forest;
+}
+
+struct Case {
+  const Algorithm* algorithm;
+  Topology topology;
+  PlanOptions options;
+};
+
+/// All plans on a mixed grouping, and those of blocks of ranks on two nodes, with rows in slices too.
+std::vector<Case> cases(int p) {
+  std::vector<Case> cases;
+  for (const Algorithm& algorithm : algorithms()) {
+    if (std::holds_alternative<PlanOf>(algorithm.exchange)) cases.push_back({&algorithm, mixed_grouping(p), {}});
+    if (algorithm.radix == nullptr) continue;
+    for (const Topology& topology : {mixed_grouping(p), round_robin(p, 2)}) {
+      for (const int radix : {2, 3})
+        cases.push_back({&algorithm, topology, {.radix = radix, .slice_bytes = 0, .n_rows = kRows, .d_v = kValueDim}});
+    }
+  }
+  return cases;
+}
+
+}  // namespace
+
+TEST_CASE("device fabric: every plan has the bits and the counts of host memory") {
+  const emulated::SettingsScope one_worker_per_rank({.n_workers = 1});
+  std::mt19937 random(17);
+  int n_copies = 0, n_empty = 0;
+  for (const int p : {1, 2, 3, 5, 8}) {
+    for (const bool no_keys : {false, true}) {
+      std::vector<std::int64_t> lengths;
+      for (int index = 0; index < p; ++index) lengths.push_back(no_keys ? 0 : static_cast<std::int64_t>(random() % 14));
+      n_empty += std::count(lengths.begin(), lengths.end(), 0) > 0;
+      const std::vector<KeyRange> ranges = ranges_of_lengths(lengths);
+      for (const auto& [algorithm, topology, options] : cases(p)) {
+        const PlanOf* const plan_of = std::get_if<PlanOf>(&algorithm->exchange);
+        INFO(algorithm->name << " on " << p << " ranks, radix " << options.radix);
+        std::vector<DecodeOutput> on_host(static_cast<std::size_t>(p)), on_device(on_host);
+        std::vector<Traffic> host_traffic(static_cast<std::size_t>(p)), device_traffic(host_traffic);
+        run_threads(topology, kTimeout, [&](ThreadTransport& transport) {
+          const auto rank = static_cast<std::size_t>(transport.rank());
+          const KeyRange range = topology.range_of(transport.rank(), ranges);
+          const Forest<float> own = forest_of(range.begin, range.end);
+          const Plan plan = (*plan_of)(topology, transport.rank(), ranges, options);
+          HostFabric host(transport, plan, kRows, kValueDim);
+          on_host[rank] = run_plan(plan, host, own).copy();
+          host_traffic[rank] = transport.traffic();
+          transport.clear_traffic();
+
+          DeviceFabric fabric(transport, plan, kRows, kValueDim, emulated::make_blocks);
+          for (Block block = 0; block < plan.n_own; ++block) {
+            const auto offset = static_cast<std::size_t>(plan.offset_of_own(block, kRows, kValueDim));
+            fabric.upload({block, 1}, own.states().subspan(offset, host.elements({block, 1}).size()));
+          }
+          execute(plan, fabric);
+          on_device[rank] = {fabric.download(plan.z), fabric.download(plan.lse)};
+          device_traffic[rank] = transport.traffic();
+        });
+        for (std::size_t rank = 0; rank < on_host.size(); ++rank) {
+          CHECK(same_bits(on_device[rank], on_host[rank]));
+          CHECK(device_traffic[rank].messages == host_traffic[rank].messages);
+          CHECK(device_traffic[rank].bytes == host_traffic[rank].bytes);
+          CHECK(device_traffic[rank].merge_steps == host_traffic[rank].merge_steps);
+          CHECK(device_traffic[rank].collectives == host_traffic[rank].collectives);
+        }
+        for (int rank = 0; rank < p; ++rank) {
+          for (const Operation& operation : (*plan_of)(topology, rank, ranges, options).operations)
+            n_copies += std::holds_alternative<Copy>(operation);
+        }
+      }
+    }
+  }
+  CHECK(n_copies > 0);
+  CHECK(n_empty > 0);
+}
+
+}  // namespace tree_attn::test

@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The laws of the state, in bits, on device code; and its merge against that of the CPU (section 5).
+#include "tree_attn/reference/decode/decode.hpp"
+#include "tree_attn/tests/gpu/engine/state_kernels.hpp"
+#include "tree_attn/tests/support/device_params.hpp"
+
+#include <cstring>
+#include <random>
+
+namespace tree_attn::test {
+namespace {
+
+constexpr std::int64_t kDim = device::kStateDim;
+constexpr float kInf = std::numeric_limits<float>::infinity(), kNaN = std::numeric_limits<float>::quiet_NaN();
+
+bool same(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+/// n random states: shifts far apart and near, and every eighth empty.
+std::vector<float> random_states(std::mt19937& random, std::int64_t n) {
+  std::normal_distribution<float> normal;
+  std::uniform_int_distribution<int> shift(-140, 140), near(-3, 3);
+  std::vector<float> states(static_cast<std::size_t>(n * state_size(kDim)));
+  for (std::int64_t i = 0; i < n; ++i) {
+    float* const state = states.data() + i * state_size(kDim);
+    if (i % 8 == 5) {
+      set_empty(state, kDim);
+      continue;
+    }
+    state[kShift] = static_cast<float>(i % 2 == 0 ? shift(random) : near(random));
+    state[kSum] = 0.5f + std::abs(normal(random));
+    for (std::int64_t j = 0; j < kDim; ++j) state[kValues + j] = normal(random);
+  }
+  return states;
+}
+
+std::vector<float> normal_values(std::mt19937& random, std::int64_t n) { return normal_elements(random, n * kDim); }
+
+}  // namespace
+
+/// @tested{alg_3, Alg. 3}
+TEST_CASE("state on the device: merge has the bits of the CPU's, is commutative, and the empty set changes none") {
+  std::mt19937 random(8000);
+  const std::int64_t n = 512;
+  const std::vector<float> a = random_states(random, n), b = random_states(random, n + 3);
+  const std::vector<float> right(b.begin() + 3 * state_size(kDim), b.end());
+  const std::vector<float> merged = device::merge_on_device(a, right);
+  std::vector<float> want = a;
+  for (std::int64_t i = 0; i < n; ++i) merge(want.data() + i * state_size(kDim), right.data() + i * state_size(kDim), kDim);
+  CHECK(same(merged, want));
+  CHECK(same(device::merge_on_device(right, a), merged));
+
+  std::vector<float> empty(a.size());
+  for (std::int64_t i = 0; i < n; ++i) set_empty(empty.data() + i * state_size(kDim), kDim);
+  CHECK(same(device::merge_on_device(a, empty), a));
+  CHECK(same(device::merge_on_device(empty, a), a));
+}
+
+/// As tests/reference/state/test_contraction.cpp for the compiler of the host: a fused multiply-add would not round them.
+/// @tested{alg_3, Alg. 3}
+TEST_CASE("state on the device: merge rounds products that are subnormal") {
+  std::mt19937 random(8050);
+  std::uniform_real_distribution<float> between(1, 2);
+  const std::int64_t n = 64;
+  std::vector<float> left(static_cast<std::size_t>(n * state_size(kDim))), right(left.size());
+  for (std::size_t i = 0; i < left.size(); ++i)
+    left[i] = between(random) * 0x1p-126f, right[i] = between(random) * 0x1p-126f;
+  for (std::int64_t i = 0; i < n; ++i) {
+    const auto at = static_cast<std::size_t>(i * state_size(kDim) + kShift);
+    left[at] = 0, right[at] = static_cast<float>(-1 - i % 20);
+  }
+  std::vector<float> want = left;
+  for (std::size_t i = 0; i < left.size(); ++i) {
+    const std::size_t shift = i - i % static_cast<std::size_t>(state_size(kDim));
+    if (i == shift) continue;
+    volatile float product = std::ldexp(right[i], static_cast<int>(right[shift]));
+    want[i] = left[i] + product;
+  }
+  CHECK(same(device::merge_on_device(left, right), want));
+}
+
+/// Whole numbers whose sums no order can change: associativity is then one of bits.
+/// @tested{thm_1, Thm. 1}
+TEST_CASE("state on the device: merge is associative in bits where the additions are exact") {
+  std::mt19937 random(8100);
+  std::uniform_int_distribution<int> small(-50, 50);
+  const std::int64_t n = 256;
+  const auto exact_states = [&] {
+    std::vector<float> states(static_cast<std::size_t>(n * state_size(kDim)));
+    for (float& x : states) x = static_cast<float>(small(random) / 8);
+    for (std::int64_t i = 0; i < n; ++i)
+      states[static_cast<std::size_t>(i * state_size(kDim) + kSum)] = static_cast<float>(1 + i % 7);
+    return states;
+  };
+  const std::vector<float> a = exact_states(), b = exact_states(), c = exact_states();
+  CHECK(same(device::merge_on_device(device::merge_on_device(a, b), c),
+             device::merge_on_device(a, device::merge_on_device(b, c))));
+}
+
+/// One key in a leaf of its own, at any of its places.
+TEST_CASE("state on the device: a key has the state of set_key(), up to the device's own exp2, and its edges") {
+  std::mt19937 random(8200);
+  std::vector<float> keys = normal_elements(random, 200, 40);
+  keys[3] = -kInf, keys[4] = kInf, keys[5] = kNaN, keys[6] = 0, keys[7] = -0.3f, keys[8] = 17;
+  std::vector<float> scores(keys.size() * kLeafKeys, -kInf);
+  for (std::size_t i = 0; i < keys.size(); ++i) scores[i * kLeafKeys + i * 7 % kLeafKeys] = keys[i];
+  const std::vector<float> values = normal_values(random, static_cast<std::int64_t>(scores.size()));
+  const auto value = [&](std::size_t i) { return values.data() + (i * kLeafKeys + i * 7 % kLeafKeys) * kDim; };
+  const std::vector<float> states = device::leaves_on_device(scores, values);
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    CAPTURE(keys[i]);
+    std::vector<float> want(static_cast<std::size_t>(state_size(kDim)));
+    set_key(want.data(), keys[i], value(i), kDim);
+    const float* const got = states.data() + i * want.size();
+    bool right = std::memcmp(got, want.data(), sizeof(float)) == 0;  // the shift, in bits
+    for (std::size_t j = 1; j < want.size(); ++j)
+      right = right && ((std::isnan(want[j]) && std::isnan(got[j])) ||
+                        std::abs(got[j] - want[j]) <= 4 * 0x1p-23f * std::abs(want[j]));
+    CHECK(right);
+  }
+}
+
+/// The formula of add_eight_keys(), written for one thread.
+/// @tested{eq_7, eq. (7)}
+TEST_CASE("state on the device: a leaf is a chain of fused multiply-adds under a rising shift") {
+  std::mt19937 random(8300);
+  const std::int64_t n = 40;
+  for (const float spread : {1.0f, 30.0f, 90.0f}) {
+    std::vector<float> scores = normal_elements(random, n * kLeafKeys, spread);
+    for (std::size_t i = 0; i < scores.size(); i += 13) scores[i] = -kInf;
+    std::fill_n(scores.begin() + 2 * kLeafKeys, kLeafKeys, -kInf);
+    const std::vector<float> values = normal_values(random, n * kLeafKeys);
+    const std::vector<float> states = device::leaves_on_device(scores, values);
+    for (std::int64_t i = 0; i < n; ++i) {
+      std::vector<float> want(static_cast<std::size_t>(state_size(kDim)));
+      set_empty(want.data(), kDim);
+      for (std::int64_t first = i * kLeafKeys; first < (i + 1) * kLeafKeys; first += 8) {
+        float shift = want[kShift], w[8];
+        for (int a = 0; a < 8; ++a) shift = std::max(shift, key_shift(scores[static_cast<std::size_t>(first + a)]));
+        const float factor = shift == want[kShift] ? 1.0f : pow2(want[kShift] - shift);
+        want[kShift] = shift;
+        for (int a = 0; a < 8; ++a) {
+          const float s = scores[static_cast<std::size_t>(first + a)];
+          w[a] = s == -kInf ? 0 : std::exp2(s - shift);
+          if (w[a] < 0x1p-126f) w[a] = 0;
+        }
+        want[kSum] = std::fma(factor, want[kSum], ((w[0] + w[1]) + (w[2] + w[3])) + ((w[4] + w[5]) + (w[6] + w[7])));
+        for (std::int64_t j = 0; j < kDim; ++j) {
+          float x = factor * want[static_cast<std::size_t>(kValues + j)];
+          for (int a = 0; a < 8; ++a) {
+            if (scores[static_cast<std::size_t>(first + a)] != -kInf)
+              x = std::fma(w[a], values[static_cast<std::size_t>((first + a) * kDim + j)], x);
+          }
+          want[static_cast<std::size_t>(kValues + j)] = x;
+        }
+      }
+      const float* const got = states.data() + i * state_size(kDim);
+      // On a GPU exp2 differs in its last bits.
+      bool right = std::memcmp(got, want.data(), sizeof(float)) == 0;
+      for (std::size_t j = 1; j < want.size(); ++j) {
+        right = right && (device::kIsHostMemory ? std::memcmp(got + j, &want[j], sizeof(float)) == 0
+                                                : std::abs(got[j] - want[j]) <= 0x1p-18f * (1 + std::abs(want[kSum])));
+      }
+      CHECK(right);
+    }
+  }
+}
+
+}  // namespace tree_attn::test
