@@ -8,13 +8,15 @@ Run: docs/tools/simulated.py             prints the tables of docs/simulated_clu
 import json
 import math
 import pathlib
+import re
+import subprocess
 import sys
 
 DOCS = pathlib.Path(__file__).resolve().parent.parent
 SIMULATED, CHAPTER = DOCS / "simulated_cluster.json", DOCS / "7-cost.md"
 BEGIN, END = "<!-- simulated: begin (./run simulate --update) -->", "<!-- simulated: end -->"
-# In the order of the tables.
-ALGORITHMS = ["two-level", "leaders", "fused", "packed", "paper", "gather", "ring-state", "ring"]
+# The order of the tables; others follow.
+FIRST = ["two-level", "leaders", "fused", "packed", "paper", "gather", "ring-state", "ring"]
 # The longest sequence of section 6.
 LONGEST = 5_120_000
 ORDERS = ["contiguous", "dealt"]
@@ -29,6 +31,16 @@ FIELDS = SETTING | {"computed": bool, "latency_us": float, "combine_us": float, 
                     "merge_steps": int, "peak_kv_bytes": int}
 
 
+def in_order(names):
+    return sorted(set(names), key=lambda name: (FIRST.index(name) if name in FIRST else len(FIRST), name))
+
+
+def algorithms(program):
+    """Those of a program, given as words, that take any backend: it answers an unknown one with a list, of which kernels are the last."""
+    text = subprocess.run([*program, "decode", "--algorithm", "unknown"], capture_output=True, text=True, check=False).stderr
+    return [name for name in re.search(r"use one of ((?:[a-z-]+, )+[a-z-]+)", text)[1].split(", ") if name != "one-shot"]
+
+
 def check(report):
     """@throws ValueError that names what is missing or wrong"""
     if not report.get("rows") or not report.get("model"):
@@ -40,7 +52,7 @@ def check(report):
             if type(value) not in ((int, float) if kind is float else (kind,)) or (kind is not str and not 0 <= value < math.inf):
                 raise ValueError(f"'{key}' of a row is {value}")
         key = tuple(row[name] for name in SETTING)
-        if row["algorithm"] not in ALGORITHMS or row["order"] not in ORDERS or key in seen:
+        if row["order"] not in ORDERS or key in seen:
             raise ValueError(f"{key}: unknown, or simulated twice")
         seen.add(key)
     return report
@@ -78,7 +90,7 @@ def by_algorithm(rows, column, value):
     """Columns, and lines of a table: algorithms down, values of a column across."""
     across = sorted({row[column] for row in rows})
     cells = {(row["algorithm"], row["order"], row[column]): value(row) + (" computed" if row["computed"] else "") for row in rows}
-    kinds = [(name, order) for name in ALGORITHMS for order in ORDERS if any((name, order, each) in cells for each in across)]
+    kinds = [(name, order) for name in in_order(row["algorithm"] for row in rows) for order in ORDERS if any((name, order, each) in cells for each in across)]
     return across, [[f"`{name}`" + (", dealt" if order == "dealt" else ""), *(cells.get((name, order, each), "") for each in across)] for name, order in kinds]
 
 

@@ -18,7 +18,7 @@ import live
 
 PAGE = ROOT / "docs" / "my_cluster.js"
 FACTS = json.loads((ROOT / "docs" / "my_cluster.json").read_text(encoding="utf-8"))
-ALGORITHMS = ["two-level", "leaders", "paper", "packed", "fused", "gather", "ring", "ring-state", "one-shot"]
+ALGORITHMS = list(FACTS["cases"][0]["us"])
 TIMES = "cases => cases.map(({problem, cluster}) => Object.fromEntries(StepTimes.namesFor(problem).map(name => [name, StepTimes.stepTime(name, problem, cluster)])))"
 PROGRAM = sys.argv.pop(sys.argv.index("--program") + 1) if "--program" in sys.argv else None
 # Differences below 0.01 us, and below what a time of seconds has for digits in the facts.

@@ -53,7 +53,7 @@ class Simulated(unittest.TestCase):
                          ["8", "20971520000", "20971520000", "2621440000", "2621440000", "8320", "3640", "2.29", "1.71"])
 
     def test_broken_rows(self):
-        for change in ({"latency_us": float("nan")}, {"latency_us": -1.0}, {"ranks": "8"}, {"algorithm": "tree"}, {"combine_us": None},
+        for change in ({"latency_us": float("nan")}, {"latency_us": -1.0}, {"ranks": "8"}, {"combine_us": None},
                        {"order": "reversed"}, {"computed": 1}, {"ranks": True}):
             broken = copy.deepcopy(REPORT)
             broken["rows"][0] |= change

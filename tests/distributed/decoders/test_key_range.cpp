@@ -97,8 +97,6 @@ TEST_CASE("names: every algorithm is found by its own, others are refused in a l
       CHECK(&find_algorithm(algorithm.name) == &algorithm);
     }
   }
-  for (const std::string_view name : {"two-level", "leaders", "gather", "ring", "ring-state", "one-shot"})
-    CHECK(find_algorithm(name).keeps_bits);
   for (const std::string_view name : {"paper", "packed", "fused"}) CHECK_FALSE(find_algorithm(name).keeps_bits);
   const std::string line = "--algorithm tree: unknown; use one of " + names;
   CHECK_THROWS_WITH_AS(find_algorithm("tree"), line.c_str(), InputError);

@@ -3,12 +3,13 @@
 /// @brief `tree_attn decode` near the end of F32: what has an output has it, and what has none is said in one line.
 #include "tree_attn/tests/distributed/program/command.hpp"
 #include "tree_attn/tests/distributed/program/file_workload.hpp"
+#include "tree_attn/tests/support/algorithm_names.hpp"
 
 #include <sys/stat.h>
 
 namespace {
 
-const std::string kAll = "leaders,paper,packed,fused,gather,ring,ring-state";
+const std::string kAll = tree_attn::test::others();
 
 /// Two batch entries, four heads over two, 70 keys.
 FileWorkload draw() { return FileWorkload::draw(2, 4, 2, 1, 70, 8, 8); }
