@@ -1,25 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief `tree_attn decode --devices`: ranks that are threads of one process compute and count what processes do.
-#include "tree_attn/distributed/decoders/decoder.hpp"
 #include "tree_attn/tests/distributed/program/command.hpp"
 #include "tree_attn/tests/distributed/program/file_workload.hpp"
+#include "tree_attn/tests/support/algorithm_names.hpp"
 
 #include <nlohmann/json.hpp>
 
 namespace {
-
-/// All algorithms, as --algorithm and --compare take them.
-Words all_algorithms() {
-  std::string first, rest;
-  for (const tree_attn::Algorithm& algorithm : tree_attn::algorithms()) {
-    if (first.empty())
-      first = algorithm.name;
-    else
-      rest += (rest.empty() ? "" : ",") + std::string(algorithm.name);
-  }
-  return {"--algorithm", first, "--compare", rest};
-}
 
 /// The runs of a report, without times.
 nlohmann::json runs_of(const std::string& path) {
@@ -50,7 +38,7 @@ TEST_CASE("decode --devices: output, counts and predictions are those of process
                          Job{5, "0,7,3-5", file + Words{"--shards", "0,64,512,0,424", "--ranks-per-node", "3"}},
                          Job{5, "0-4", growing}, Job{2, "0-1", growing + Words{"--order", "contiguous"}}}) {
     CAPTURE(job.devices);
-    const Words arguments = job.arguments + all_algorithms();
+    const Words arguments = job.arguments + Words{"--compare", tree_attn::test::others()};
     check_silent_success(run(ranks(job.n_ranks, arguments)));
     nlohmann::json processes = runs_of(scratch.path("report"));
     const std::string out = job.arguments[1] == scratch.path("in") ? Scratch::read(scratch.path("out")) : "";
@@ -69,18 +57,6 @@ TEST_CASE("decode --devices: output, counts and predictions are those of process
     CHECK(threads == processes);
     if (!out.empty()) CHECK((Scratch::read(scratch.path("out")) == out));
   }
-}
-
-TEST_CASE("decode --devices: emulated devices of one process compute the bits of processes") {
-  const Scratch scratch;
-  const Words arguments{
-      "decode",    "--seq-len", "200",       "--heads",    "4",        "--head-dim",           "64",      "--kv-heads", "2",
-      "--backend", "emulated",  "--compare", "ring,paper", "--report", scratch.path("report"), "--verify"};
-  check_silent_success(run(ranks(3, arguments)));
-  const nlohmann::json processes = runs_of(scratch.path("report"));
-  check_silent_success(run(alone(arguments + Words{"--devices", "0-2"})));
-  const nlohmann::json threads = runs_of(scratch.path("report"));
-  for (std::size_t i = 0; i < processes.size(); ++i) CHECK(threads.at(i)["output_digest"] == processes[i]["output_digest"]);
 }
 
 /// @tested{alg_3, Alg. 3}
@@ -131,29 +107,6 @@ TEST_CASE("decode under mpirun: one-shot maps the windows of other processes, an
     CHECK(runs[0]["output_digest"] == runs[1]["output_digest"]);
     for (const char* count : {"messages_per_step", "bytes_per_step", "bytes_between_nodes_per_step", "merge_steps"})
       CHECK(runs[0][count] == runs[0]["predicted"][count]);
-  }
-}
-
-TEST_CASE("decode --devices: one-shot stores on emulated devices what `predict` says, with owners too") {
-  const Scratch scratch;
-  const std::string report = scratch.path("report");
-  for (const auto& [n_ranks, shape] :
-       {std::pair(4, Words{"--seq-len", "900", "--heads", "4", "--order", "contiguous"}),
-        std::pair(5, Words{"--seq-len", "900", "--heads", "4", "--ranks-per-node", "2", "--radix", "2", "--order", "dealt"}),
-        std::pair(3, Words{"--seq-len", "100", "--heads", "4", "--kv-heads", "1", "--order", "dealt"}),
-        std::pair(2, Words{"--seq-len", "200", "--heads", "64", "--kv-heads", "1", "--batch", "6", "--order", "dealt"})}) {
-    const Words common = shape + Words{"--head-dim", "32", "--report", report};
-    check_silent_success(run(alone(Words{"decode", "--backend", "emulated", "--algorithm", "one-shot", "--devices",
-                                         "0-" + std::to_string(n_ranks - 1)} +
-                                   common)));
-    const nlohmann::json counted = runs_of(report).at(0);
-    check_silent_success(run(alone(Words{"predict", "--ranks", std::to_string(n_ranks)} + common)));
-    const nlohmann::json predicted = nlohmann::json::parse(Scratch::read(report))["runs"].back();
-    CHECK(predicted["algorithm"] == "one-shot");
-    for (const char* count : {"messages_per_step", "bytes_per_step", "bytes_between_nodes_per_step", "merge_steps"})
-      CHECK(counted[count] == predicted["predicted"][count]);
-    CHECK(counted["radix"] == predicted["radix"]);
-    CHECK(counted["bytes_per_step"] > 0);
   }
 }
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief `tree_attn decode --backend emulated`: the kernels behind the same command line, with the same promises.
-#include "tree_attn/distributed/decoders/decoder.hpp"
 #include "tree_attn/tests/distributed/program/command.hpp"
 #include "tree_attn/tests/distributed/program/file_workload.hpp"
+#include "tree_attn/tests/support/algorithm_names.hpp"
 
 #include <nlohmann/json.hpp>
 
@@ -12,7 +12,7 @@
 
 namespace {
 
-const std::string kAll = "leaders,paper,packed,fused,gather,ring,ring-state";
+using namespace tree_attn::test;
 
 /// Four heads of 64 over 777 keys, which are neither a multiple of a leaf nor of anything else.
 Words small(const std::string& dtype, const std::string& kv_heads) {
@@ -78,11 +78,11 @@ TEST_CASE("emulated: all algorithms are within the bound, and those that keep bi
   for (const std::string dtype : {"f32", "f16", "bf16"}) {
     for (const std::string kv_heads : {"4", "1"}) {
       std::vector<Job> jobs;
-      for (const int n_ranks : {1, 2, 3, 5}) jobs.push_back({dtype, kv_heads, n_ranks, {"--compare", kAll}});
-      jobs.push_back({dtype, kv_heads, 3, {"--compare", kAll, "--ranks-per-node", "2"}});
-      jobs.push_back({dtype, kv_heads, 3, {"--compare", kAll, "--shards", "128,0,649"}});
+      for (const int n_ranks : {1, 2, 3, 5}) jobs.push_back({dtype, kv_heads, n_ranks, {"--compare", others()}});
+      jobs.push_back({dtype, kv_heads, 3, {"--compare", others(), "--ranks-per-node", "2"}});
+      jobs.push_back({dtype, kv_heads, 3, {"--compare", others(), "--shards", "128,0,649"}});
       // The last of three steps is the one step of a single one.
-      jobs.push_back({dtype, kv_heads, 2, {"--compare", kAll, "--steps", "3", "--order", "contiguous"}});
+      jobs.push_back({dtype, kv_heads, 2, {"--compare", others(), "--steps", "3", "--order", "contiguous"}});
       std::set<std::string> found;
       for (const auto& digests : digests_of(jobs)) {
         CHECK(digests.size() == tree_attn::algorithms().size());
@@ -123,47 +123,6 @@ TEST_CASE("emulated: a file of every type, with lengths of its own and nothing i
   }
   // F64 becomes F32 on its way to the device, and these numbers lose nothing.
   CHECK((bytes["F64"] == bytes["F32"]));
-
-  // Grouped queries, several of them, and a batch entry that has its bytes alone too.
-  FileWorkload grouped = FileWorkload::draw(2, 4, 1, 3, 200, 16, 16);
-  grouped.lengths = {200, 65};
-  grouped.write(scratch.path("in"), "BF16");
-  const std::string whole = out_of(scratch, "in", 1);
-  const Truth of_grouped = work_out(grouped);
-  const std::vector<float> out = tensor<float>(scratch.path("out"), "out", {2, 4, 3, 16});
-  check_near(out, of_grouped.out, 1e-5);
-  CHECK((out_of(scratch, "in", 2, {"--shards", "64,136"}) == whole));
-  grouped.entry(1, 200).write(scratch.path("in"), "BF16");
-  out_of(scratch, "in", 2);
-  const std::vector<float> alone = tensor<float>(scratch.path("out"), "out", {1, 4, 3, 16});
-  CHECK(std::equal(alone.begin(), alone.end(), out.begin() + static_cast<std::ptrdiff_t>(alone.size())));
-}
-
-TEST_CASE("emulated: no keys, no batch entries, and NaN behind lengths") {
-  const Scratch scratch;
-  const FileWorkload no_keys = FileWorkload::draw(2, 2, 1, 1, 0, 8, 4);
-  no_keys.write(scratch.path("in"), "F16");
-  out_of(scratch, "in", 3, {"--compare", kAll});
-  CHECK(tensor<float>(scratch.path("out"), "out", {2, 2, 1, 4}) == std::vector<float>(2 * 2 * 4));
-  CHECK(tensor<float>(scratch.path("out"), "lse", {2, 2, 1}) ==
-        std::vector<float>(2 * 2, -std::numeric_limits<float>::infinity()));
-
-  FileWorkload::draw(0, 2, 1, 1, 100, 8, 4).write(scratch.path("in"), "F32");
-  out_of(scratch, "in", 2, {"--compare", kAll});
-  CHECK(tensor<float>(scratch.path("out"), "out", {0, 2, 1, 4}).empty());
-
-  FileWorkload workload = FileWorkload::draw(2, 2, 1, 2, 200, 8, 8);
-  workload.lengths = {77, 0};
-  workload.write(scratch.path("in"), "BF16");
-  const std::string clean = out_of(scratch, "in", 3, {"--compare", kAll});
-  for (std::int64_t b = 0; b < 2; ++b) {
-    for (std::int64_t a = workload.lengths[static_cast<std::size_t>(b)]; a < 200; ++a) {
-      for (std::int64_t c = 0; c < 8; ++c)
-        workload.k.at(b, 0, a, c) = workload.v.at(b, 0, a, c) = std::numeric_limits<double>::quiet_NaN();
-    }
-  }
-  workload.write(scratch.path("in"), "BF16");
-  CHECK((out_of(scratch, "in", 3, {"--compare", kAll}) == clean));
 }
 
 /// @tested{eq_cov, eq. (cov)}
@@ -207,47 +166,4 @@ TEST_CASE("emulated: shapes that no kernel takes are refused with their numbers,
   const std::vector<Result> results = run_all(commands, {.folder = scratch.folder().string()});
   for (std::size_t i = 0; i < results.size(); ++i) check_one_line(results[i], all[i / 2].second);
   CHECK(scratch.names() == std::vector<std::string>{"in"});
-}
-
-/// @tested{thm_1, Thm. 1}
-TEST_CASE("emulated: the last of many steps has the bits of a single one, for every number of ranks and cut") {
-  for (const std::string dtype : {"f32", "bf16"}) {
-    for (const std::string kv_heads : {"4", "1"}) {
-      std::vector<Job> jobs;
-      const auto add = [&](int n_ranks, const Words& options) {
-        jobs.push_back({dtype, kv_heads, n_ranks, Words{"--batch", "2", "--order", "contiguous"} + options});
-      };
-      add(1, {"--compare", kAll});
-      add(1, {"--compare", kAll, "--steps", "3", "--repeat", "2"});
-      // More steps than a leaf has keys.
-      add(1, {"--algorithm", "gather", "--steps", "70"});
-      add(3, {"--compare", kAll, "--steps", "3", "--ranks-per-node", "2"});
-      add(3, {"--compare", "ring,gather,ring-state", "--steps", "3", "--shards", "704,0,73"});
-      std::set<std::string> found;
-      for (const auto& digests : digests_of(jobs)) found.merge(canonical(digests));
-      CHECK(found.size() == 1);
-    }
-  }
-}
-
-/// @tested{thm_1, Thm. 1}
-TEST_CASE("emulated: the dealt order has the same bits for every number of ranks and steps, and other bits than chunks") {
-  for (const std::string dtype : {"f32", "bf16"}) {
-    for (const std::string kv_heads : {"4", "1"}) {
-      std::vector<Job> jobs;
-      const auto add = [&](int n_ranks, const Words& options) {
-        jobs.push_back({dtype, kv_heads, n_ranks, Words{"--batch", "2"} + options});
-      };
-      add(1, {"--order", "dealt", "--compare", kAll});
-      add(1, {"--steps", "70", "--algorithm", "gather"});  // dealt by default
-      add(2, {"--steps", "3", "--compare", kAll});
-      add(3, {"--steps", "3", "--compare", kAll, "--ranks-per-node", "2"});
-      add(5, {"--order", "dealt", "--compare", kAll});
-      std::set<std::string> found;
-      for (const auto& digests : digests_of(jobs)) found.merge(canonical(digests));
-      CHECK(found.size() == 1);
-      for (const auto& digests : digests_of({{dtype, kv_heads, 1, {"--batch", "2"}}})) found.merge(canonical(digests));
-      CHECK(found.size() == 2);
-    }
-  }
 }

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief What `decode` reports: the table for people, the JSON for programs, and counts that are as predicted.
-#include "tree_attn/distributed/decoders/decoder.hpp"
 #include "tree_attn/gpu/backend/backends.hpp"
 #include "tree_attn/reference/cpu/leaf_kernel.hpp"
 #include "tree_attn/tests/distributed/program/command.hpp"
 #include "tree_attn/tests/distributed/program/file_workload.hpp"
+#include "tree_attn/tests/support/algorithm_names.hpp"
 
 #include <nlohmann/json.hpp>
 #include <sched.h>
@@ -13,20 +13,6 @@
 namespace {
 
 using Json = nlohmann::json;
-
-/// All algorithms, the default one first, and the others as --compare takes them.
-const Words kAlgorithms = [] {
-  Words names{"two-level"};
-  for (const tree_attn::Algorithm& algorithm : tree_attn::algorithms()) {
-    if (algorithm.name != names[0]) names.emplace_back(algorithm.name);
-  }
-  return names;
-}();
-const std::string kOthers = [] {
-  std::string names;
-  for (std::size_t i = 1; i < kAlgorithms.size(); ++i) names += (i > 1 ? "," : "") + kAlgorithms[i];
-  return names;
-}();
 
 /// As the report has it.
 Json json_of(const tree_attn::Network& network) {
@@ -45,19 +31,42 @@ Json read_report(const std::string& path) { return Json::parse(Scratch::read(pat
 TEST_CASE("report: every field is there with its type, one object an algorithm, in the order asked for") {
   const Scratch scratch;
   const std::string path = scratch.path("report");
-  const Result result = run(ranks(3, {"decode",     "--seq-len", "1000",       "--heads",  "4",
-                                      "--kv-heads", "2",         "--head-dim", "32",       "--batch",
-                                      "2",          "--dtype",   "f16",        "--steps",  "3",
-                                      "--repeat",   "4",         "--warmup",   "1",        "--ranks-per-node",
-                                      "2",          "--compare", kOthers,      "--verify", "--report",
-                                      path,         "--threads", "2"}));
+  const Result result = run(ranks(3, {"decode",
+                                      "--seq-len",
+                                      "1000",
+                                      "--heads",
+                                      "4",
+                                      "--kv-heads",
+                                      "2",
+                                      "--head-dim",
+                                      "32",
+                                      "--batch",
+                                      "2",
+                                      "--dtype",
+                                      "f16",
+                                      "--steps",
+                                      "3",
+                                      "--repeat",
+                                      "4",
+                                      "--warmup",
+                                      "1",
+                                      "--ranks-per-node",
+                                      "2",
+                                      "--compare",
+                                      tree_attn::test::others(),
+                                      "--verify",
+                                      "--report",
+                                      path,
+                                      "--threads",
+                                      "2"}));
   check_silent_success(result);
   const Json report = read_report(path);
-  REQUIRE(report["runs"].size() == kAlgorithms.size());
-  for (std::size_t i = 0; i < kAlgorithms.size(); ++i) {
+  const Words algorithms = tree_attn::test::names();
+  REQUIRE(report["runs"].size() == algorithms.size());
+  for (std::size_t i = 0; i < algorithms.size(); ++i) {
     const Json& each = report["runs"][i];
     CAPTURE(each.dump());
-    CHECK(each["algorithm"] == kAlgorithms[i]);
+    CHECK(each["algorithm"] == algorithms[i]);
     const Json given{{"backend", "cpu"},
                      {"transport", "mpi"},
                      {"dtype", "f16"},
@@ -71,7 +80,7 @@ TEST_CASE("report: every field is there with its type, one object an algorithm, 
                      {"steps", 3},
                      {"order", "dealt"},
                      {"threads", 2},
-                     {"radix", has_radix(kAlgorithms[i]) ? Json(2) : Json()},
+                     {"radix", has_radix(algorithms[i]) ? Json(2) : Json()},
                      {"same_bits_on_all_ranks", true}};
     for (const auto& [key, value] : given.items()) CHECK_MESSAGE(each[key] == value, key);
     for (const char* key : {"collectives_per_step", "messages_per_step", "bytes_per_step", "bytes_between_nodes_per_step",
@@ -121,42 +130,11 @@ TEST_CASE("report: every field is there with its type, one object an algorithm, 
     lines.push_back(line);
   }
   CHECK(lines.front() == "1000 keys, 2 x 4 heads (2 kv) of 32, F16; 3 ranks on 2 nodes, backend cpu, transport mpi");
-  REQUIRE(lines.size() >= kAlgorithms.size());
-  for (std::size_t i = 0; i < kAlgorithms.size(); ++i) {
-    const std::string& line = lines[lines.size() - kAlgorithms.size() + i];
-    CHECK(line.starts_with(kAlgorithms[i] + " "));
+  REQUIRE(lines.size() >= algorithms.size());
+  for (std::size_t i = 0; i < algorithms.size(); ++i) {
+    const std::string& line = lines[lines.size() - algorithms.size() + i];
+    CHECK(line.starts_with(algorithms[i] + " "));
     CHECK(line.ends_with(report["runs"][i]["output_digest"].get<std::string>()));
-  }
-}
-
-// Counts are of one step, also where it is done more than once.
-TEST_CASE("report: what was counted is what was predicted where shards are whole subtrees") {
-  const Scratch scratch;
-  const std::string path = scratch.path("report");
-  struct Layout {
-    int n_ranks;
-    std::string n_keys, ranks_per_node;
-  };
-  for (const Layout& layout :
-       {Layout{4, "4096", "2"}, Layout{2, "1024", "1"}, Layout{3, "3072", "2"}, Layout{5, "1280", "5"}}) {
-    CAPTURE(layout.n_ranks);
-    check_silent_success(
-        run(ranks(layout.n_ranks, {"decode", "--seq-len", layout.n_keys, "--heads", "4", "--kv-heads", "2", "--head-dim",
-                                   "32", "--ranks-per-node", layout.ranks_per_node, "--repeat", "2", "--warmup", "1",
-                                   "--compare", kOthers, "--report", path})));
-    const Json report = read_report(path);
-    REQUIRE(report["runs"].size() == kAlgorithms.size());
-    for (const Json& each : report["runs"]) {
-      CAPTURE(each.dump());
-      const Json& predicted = each["predicted"];
-      for (const char* key : {"bytes_per_step", "messages_per_step", "bytes_between_nodes_per_step"})
-        CHECK_MESSAGE(each[key] == predicted[key], key);
-      CHECK(each["same_bits_on_all_ranks"] == true);
-      // Keys and values stay where they are, but in the ring: there a rank holds one more that comes in, and one that goes
-      // out.
-      const std::int64_t shard = std::stoll(layout.n_keys) / layout.n_ranks * 2 * (32 + 32) * 2;
-      CHECK(each["peak_kv_bytes_per_rank"] == (each["algorithm"] == "ring" ? std::min(layout.n_ranks, 3) : 1) * shard);
-    }
   }
 }
 

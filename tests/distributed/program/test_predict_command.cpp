@@ -134,52 +134,6 @@ TEST_CASE("predict: the cluster of the command line is the one that is predicted
   CHECK(under_mpirun.out == run(alone({"predict", "--ranks", "4"})).out);
 }
 
-TEST_CASE("predict: what is wrong with the command line is said in one line") {
-  const Scratch scratch;
-  struct Refused {
-    Words arguments;
-    std::string part;
-  };
-  const std::vector<Refused> all{
-      {{"--ranks", "0"}, "--ranks: Value 0 not in range 1 to"},
-      {{"--ranks", "4097"}, "--ranks: Value 4097 not in range 1 to 4096"},
-      {{"--ranks", "4", "--ranks-per-node", "5"}, "--ranks-per-node 5 is larger than --ranks 4"},
-      {{"--ranks-per-node", "0"}, "--ranks-per-node: Value 0"},
-      {{"--bandwidth", "450"}, "--bandwidth lists 1 value; it takes two, for links inside a node and between nodes"},
-      {{"--bandwidth", "450,50,5"}, "--bandwidth lists 3 values"},
-      {{"--bandwidth", "450,0"}, "--bandwidth: 0 is not a positive number"},
-      {{"--bandwidth", "450,inf"}, "--bandwidth: inf is not a positive number"},
-      {{"--latency", "1.5,-3"}, "--latency: -3 is not a number >= 0"},
-      {{"--latency", "1.5,nan"}, "--latency: nan is not a number >= 0"},
-      {{"--latency", "1.5"}, "--latency lists 1 value"},
-      {{"--overhead", "much"}, "--overhead: much is not a number >= 0"},
-      {{"--memory-bandwidth", "0"}, "--memory-bandwidth: 0 is not a positive number"},
-      {{"--merge-time", "-1"}, "--merge-time: -1 is not a number >= 0"},
-      {{"--store-latency", "-1"}, "--store-latency: -1 is not a number >= 0"},
-      {{"--bandwidth", "1e-300,1"}, "--bandwidth: 1e-300 is not in 0.001 to 1e6 GB/s"},
-      {{"--bandwidth", "1,1e300"}, "--bandwidth: 1e300 is not in 0.001 to 1e6 GB/s"},
-      {{"--memory-bandwidth", "0.0001"}, "--memory-bandwidth: 0.0001 is not in 0.001 to 1e6 GB/s"},
-      {{"--latency", "1,1e308"}, "--latency: 1e308 is more than 1e9 us"},
-      {{"--overhead", "1e10"}, "--overhead: 1e10 is more than 1e9 us"},
-      {{"--merge-time", "1e10"}, "--merge-time: 1e10 is more than 1e9 us"},
-      {{"--store-latency", "1e10"}, "--store-latency: 1e10 is more than 1e9 us"},
-      {{"--heads", "6", "--kv-heads", "4"}, "--heads 6 is not a multiple of --kv-heads 4"},
-      {{"--seq-len", "1099511627776"}, "--seq-len 1099511627776: a cache of"},
-      {{"--seq-len", "0", "--batch", "1048576", "--heads", "65536"}, "exceeds the limit of 8 GiB"},
-      {{"--report", ""}, "--report"},
-      {{"--report", scratch.path("missing/report")}, "cannot write: No such file or directory"},
-      {{"--steps", "3"}, "--steps"},
-      {{"IN"}, "IN"}};
-  std::vector<Words> commands;
-  for (const Refused& refused : all) commands.push_back(alone(Words{"predict"} + refused.arguments));
-  const std::vector<Result> results = run_all(commands, {.folder = scratch.folder().string()});
-  for (std::size_t i = 0; i < all.size(); ++i) {
-    CAPTURE(all[i].part);
-    check_one_line(results[i], all[i].part);
-  }
-  CHECK(scratch.names().empty());
-}
-
 TEST_CASE("predict: at the limits of all options a table has its usual width") {
   const Words slow{"predict", "--seq-len",       "16000000", "--head-dim",         "65536",     "--heads",
                    "16",      "--ranks",         "128",      "--bandwidth",        "0.001,1e6", "--latency",

@@ -3,6 +3,9 @@
 /// @brief The command line without mpirun: help, and one line for everything that is wrong with it.
 #include "tree_attn/reference/cpu/leaf_kernel.hpp"
 #include "tree_attn/tests/distributed/program/command.hpp"
+#include "tree_attn/tests/support/algorithm_names.hpp"
+
+#include <nlohmann/json.hpp>
 
 namespace {
 
@@ -66,14 +69,6 @@ TEST_CASE("usage: help and version are there for the program and every command")
                              "--warmup",
                              "--verify",
                              "--report",
-                             "paper:",
-                             "packed:",
-                             "fused:",
-                             "gather:",
-                             "two-level:",
-                             "ring:",
-                             "ring-state:",
-                             "leaders:",
                              "--radix",
                              "--order",
                              "--devices",
@@ -85,6 +80,7 @@ TEST_CASE("usage: help and version are there for the program and every command")
                              "joins late"}) {
     CHECK_MESSAGE(results[3].out.find(option) != std::string::npos, option);
   }
+  for (const std::string& name : tree_attn::test::names()) CHECK(results[3].out.find(name + ":") != std::string::npos);
   CHECK(results[3].out == results[5].out);
   for (const char* subject : {"ranks", "backends", "cpu", "transports", "mpi", "nccl", "cuda", "GPUs"})
     CHECK(results[6].out.find(subject) != std::string::npos);
@@ -107,69 +103,16 @@ TEST_CASE("usage: help and version are there for the program and every command")
   }
 }
 
-TEST_CASE("usage: what is wrong with the command line is said in one line") {
+TEST_CASE("usage: what is wrong with a command line is said in one line, as tests/data/refused.json lists") {
   const Scratch scratch;
-  check_refused({{{}, "command"},
-                 {{"attend"}, "unknown command \"attend\"; use one of oracle, decode, generate, predict, info"},
-                 {{"two\nlines\x1b[31m"}, "two\\x0alines\\x1b[31m"},
-                 {{"decode", "--no-such-option"}, "--no-such-option"},
-                 {{"--no-such-option", "info"}, "--no-such-option"},
-                 {{"oracle"}, "IN is required"},
-                 {{"oracle", kLayer}, "OUT is required"},
-                 {{"oracle", kLayer, "out", "more"}, "more"},
-                 {{"oracle", kLayer, "out", "--scale", "nan"}, "--scale: nan is not a finite number"},
-                 {{"oracle", kLayer, "out", "--scale", ""}, "--scale:  is not a finite number"},
-                 {{"oracle", kLayer, "out", "--scale", "much"}, "--scale"},
-                 {{"oracle", "", "out"}, "IN"},
-                 {{"decode", "in", "out", "more"}, "more"},
-                 {{"decode", ""}, "IN"},
-                 {{"decode", "--algorithm", "tree"},
-                  "--algorithm: tree is unknown; use one of two-level, leaders, paper, packed, fused"},
-                 {{"decode", "--compare", "ring,tree"}, "--compare: tree is unknown; use one of two-level"},
-                 {{"decode", "--compare", ""}, "--compare: \"\": item 1 of 1 is empty"},
-                 {{"decode", "--compare", "paper,,ring"}, "--compare: \"paper,,ring\": item 2 of 3 is empty"},
-                 {{"decode", "--compare", "paper,"}, "--compare: \"paper,\": item 2 of 2 is empty"},
-                 {{"decode", "--backend", "tpu"}, "--backend tpu: unknown; use one of cpu, emulated, cuda, model"},
-                 {{"decode", "--threads", "0"}, "--threads: Value 0 not in range 1 to"},
-                 {{"decode", "--threads", "-1"}, "--threads: Value -1"},
-                 {{"decode", "--threads", "two"}, "--threads: two is not an integer"},
-                 {{"decode", "--threads", "1.5"}, "--threads: 1.5 is not an integer"},
-                 {{"decode", "--threads", "5000"}, "--threads: Value 5000"},
-                 {{"decode", "--threads", ""}, "--threads"},
-                 {{"decode", "--backend", "emulated", "--threads", "1"},
-                  "--threads is for --backend cpu, but the backend is emulated"},
-                 {{"decode", "--radix", "1"}, "--radix: Value 1 not in range 2 to"},
-                 {{"decode", "--radix", "two"}, "--radix: two is not an integer"},
-                 {{"decode", "--radix", "2", "--algorithm", "ring", "--compare", "paper,leaders"},
-                  "--radix is for algorithms that join blocks of ranks, not for ring"},
-                 {{"decode", "--latency", "1,3", "--algorithm", "ring"},
-                  "--latency is for algorithms that join blocks of ranks, not for ring"},
-                 {{"decode", "--overhead", "0", "--radix", "2"},
-                  "--radix and --overhead: give the radix, or the links by which it is chosen"},
-                 {{"decode", "--latency", "1"}, "--latency lists 1 value; it takes two"},
-                 {{"decode", "--latency", "1,,2"}, "--latency: \"1,,2\": item 2 of 3 is empty"},
-                 {{"decode", "--bandwidth", ",1,2"}, "--bandwidth: \",1,2\": item 1 of 3 is empty"},
-                 {{"decode", "--latency", "1,-3"}, "--latency: -3 is not a number >= 0"},
-                 {{"decode", "--bandwidth", "10,0"}, "--bandwidth: 0 is not a positive number"},
-                 {{"decode", "--overhead", "nan"}, "--overhead: nan is not a number >= 0"},
-                 {{"decode", "--transport", "tcp"}, "--transport: tcp"},
-                 {{"decode", "--dtype", "f64"}, "--dtype: f64"},
-                 {{"decode", "--scale", "nan"}, "--scale: nan is not a finite number"},
-                 {{"decode", "--scale", "inf"}, "--scale: inf is not a finite number"},
-                 {{"decode", "--scale", ""}, "--scale:  is not a finite number"},
-                 {{"decode", "--timeout", "0"}, "--timeout: 0 is not a positive number"},
-                 {{"decode", "--timeout", "nan"}, "--timeout: nan is not a positive number"},
-                 {{"decode", "--tolerance", "nan"}, "--tolerance: nan"},
-                 {{"decode", "--seed", "-1"}, "--seed: -1"},
-                 {{"decode", "--seed", "18446744073709551616"}, "--seed: 18446744073709551616 is not below 2^64"},
-                 {{"decode", "--repeat", "0"}, "--repeat: Value 0 not in range 1 to"},
-                 {{"decode", "--warmup", "-1"}, "--warmup"},
-                 {{"decode", "--expect", "out"}, "--expect out: needs IN"},
-                 {{"decode", "--ranks-per-node", "0"}, "--ranks-per-node: Value 0"},
-                 {{"decode", "--ranks-per-node", "2"}, "--ranks-per-node 2 is larger than the job, which has 1 rank"},
-                 {{"decode", kLayer, "--seq-len", "64"}, "--seq-len is for synthetic input"},
-                 {{"decode", kLayer, "--dtype", "f32"}, "--dtype is for synthetic input"}},
-                scratch);
+  std::vector<Refused> all;
+  const auto rows = nlohmann::json::parse(Scratch::read(TREE_ATTN_TEST_DATA "/refused.json"));
+  for (const auto& row : rows) {
+    all.push_back({row[0].get<Words>(), row[1].get<std::string>()});
+    std::ranges::replace(all.back().arguments, "LAYER", kLayer);
+  }
+  CHECK(all.size() > 100);
+  check_refused(all, scratch);
 }
 
 TEST_CASE("usage: integers are decimal, and a leading zero is refused everywhere") {
@@ -184,64 +127,7 @@ TEST_CASE("usage: integers are decimal, and a leading zero is refused everywhere
     all.push_back({{"decode", option, "1 "}, option + ": 1  is not an integer"});
     all.push_back({{"decode", option, "1e6"}, option + ": 1e6 is not an integer"});
   }
-  all.push_back({{"decode", "--seq-len", "-01"}, "--seq-len: -01 has a leading zero"});
-  all.push_back({{"decode", "--shards", "04096"}, "--shards: 04096 has a leading zero"});
-  all.push_back({{"decode", "--shards", "4096,00"}, "--shards: 00 has a leading zero"});
-  all.push_back({{"decode", "--devices", "00"}, "--devices: \"00\": expected devices 0 to "});
-  all.push_back({{"decode", "--devices", "0-01"}, "--devices: \"0-01\": expected devices 0 to "});
-  all.push_back({{"generate", "model", "--tokens", "010"}, "--tokens: 010 has a leading zero"});
-  all.push_back({{"generate", "model", "--seed", "010"}, "--seed: 010 has a leading zero"});
-  all.push_back({{"predict", "--ranks", "010"}, "--ranks: 010 has a leading zero"});
   check_refused(all, scratch);
-}
-
-TEST_CASE("usage: the model backend has options of its own, and refuses what needs elements of keys and values") {
-  const Scratch scratch;
-  const std::string none = "--backend model has no keys and values: ";
-  check_refused(
-      {{{"decode", "--backend", "model", "--verify"}, none + "there is nothing to --verify"},
-       {{"decode", "--backend", "model", "--moments", "2"}, none + "there are no --moments"},
-       {{"decode", kLayer, "--backend", "model"}, none + "it reads no IN"},
-       {{"decode", "--backend", "model", "--model-bandwidth", "0"}, "--model-bandwidth: 0 is not a positive number"},
-       {{"decode", "--backend", "model", "--model-merge-us", "-1"}, "--model-merge-us: -1 is not a number >= 0"},
-       {{"decode", "--model-merge-us", "1"}, "--model-merge-us is for --backend model, but the backend is cpu"},
-       {{"decode", "--model-bandwidth", "1e12"}, "--model-bandwidth is for --backend model, but the backend is cpu"}},
-      scratch);
-}
-
-TEST_CASE("usage: sizes that cannot be are refused with their numbers") {
-  const Scratch scratch;
-  check_refused({{{"decode", "--shards", "4000,96"}, "--shards lists 2 shards for 1 rank"},
-                 {{"decode", "--shards", "4095"}, "--shards add up to 4095 keys, but the sequence has 4096"},
-                 {{"decode", "--shards", "-1"}, "--shards: -1 is not in 0 .. 4096"},
-                 {{"decode", "--shards", "99999999999999999999"}, "99999999999999999999 is not an integer of 64 bits"},
-                 {{"decode", "--shards", "many"}, "--shards: many is not an integer"},
-                 {{"decode", "--shards", "4e3"}, "--shards: 4e3 is not an integer"},
-                 {{"decode", "--shards", ""}, "--shards: \"\": item 1 of 1 is empty"},
-                 {{"decode", "--shards", ","}, "--shards: \",\": item 1 of 2 is empty"},
-                 {{"decode", "--shards", "4096,"}, "--shards: \"4096,\": item 2 of 2 is empty"},
-                 {{"decode", "--shards", "4096", "--shards", "0"}, "--shards"},
-                 {{"decode", "--shards"}, "--shards"},
-                 {{"decode", "--steps", "0"}, "--steps: Value 0"},
-                 {{"decode", "--order", "sorted"}, "--order: sorted not in {contiguous,dealt}"},
-                 {{"decode", "--order", "dealt", "--shards", "4096"},
-                  "--shards is for --order contiguous: in the dealt order the number of ranks decides"},
-                 {{"decode", "--steps", "2", "--shards", "4096"}, "--shards is for --order contiguous"},
-                 {{"decode", "--steps", "5000"}, "--steps 5000: every step appends one key, but the sequence has only 4096"},
-                 {{"decode", "--heads", "6", "--kv-heads", "4"}, "--heads 6 is not a multiple of --kv-heads 4"},
-                 {{"decode", "--heads", "0"}, "--heads: Value 0"},
-                 {{"decode", "--kv-heads", "0"}, "--kv-heads: Value 0"},
-                 {{"decode", "--head-dim", "0"}, "--head-dim: Value 0"},
-                 {{"decode", "--batch", "-1"}, "--batch: Value -1"},
-                 {{"decode", "--seq-len", "-1"}, "--seq-len: Value -1"},
-                 {{"decode", "--seq-len", "1e3"}, "--seq-len: 1e3 is not an integer"},
-                 {{"decode", "--seq-len", "99999999999999999999"},
-                  "--seq-len: Value 99999999999999999999 not in range 0 to 1099511627776"},
-                 // Over the limit; within it, but over the memory of any machine; and so with no keys at all.
-                 {{"decode", "--seq-len", "1099511627776"}, "--seq-len 1099511627776: a cache of"},
-                 {{"decode", "--seq-len", "8000000000"}, "--seq-len 8000000000 with --batch 1 needs about"},
-                 {{"decode", "--seq-len", "0", "--batch", "1048576", "--heads", "65536"}, "--batch 1048576 needs about"}},
-                scratch);
 }
 
 TEST_CASE("usage: a backend or transport that is not there is refused by what is missing, and never replaced") {
@@ -375,7 +261,10 @@ TEST_CASE("usage: a progress bar is shown on a terminal, and not elsewhere") {
   const Result elsewhere = run(command);
   check_silent_success(elsewhere);
   CHECK((elsewhere.out + elsewhere.err).find('\r') == std::string::npos);
-  if (::access("/dev/ptmx", R_OK | W_OK) != 0 || !std::filesystem::exists("/dev/pts/ptmx")) return;  // no terminals here
+  if (::access("/dev/ptmx", R_OK | W_OK) != 0 || !std::filesystem::exists("/dev/pts/ptmx")) {
+    MESSAGE("no pseudo terminal here: the bar itself is not tested");
+    return;
+  }
   const Result on_terminal = run(command, {.err_is_terminal = true});
   CHECK(on_terminal.status == 0);
   CHECK(on_terminal.err.find("\r[##") != std::string::npos);
