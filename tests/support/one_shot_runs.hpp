@@ -12,7 +12,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <latch>
 #include <mutex>
+#include <set>
 #include <sstream>
 #include <string>
 #include <string_view>
@@ -229,6 +231,41 @@ inline void check_equal(const Counts& counted, const Counts& predicted) {
   CHECK(counted.between_nodes == predicted.between_nodes);
   CHECK(counted.merge_steps == predicted.merge_steps);
   CHECK(counted.collectives == predicted.collectives);
+}
+
+/// Decodes two steps of a run of 600 keys on threads as ranks; one rank does something else in place of the second, and the
+/// others wait for it. @param instead called with the latch that counts the others @param[out] lines what the others threw
+/// @returns the line that is reported
+template <class Instead>
+std::string without_rank(const Run& run, int missing, double timeout, std::set<std::string>& lines, const Instead& instead) {
+  const emulated::SettingsScope scope({.n_hosts = run.p, .n_devices = run.p, .has_peer_access = !run.windows_on_host});
+  const WorkloadShape shape = shape_of(run, 600);
+  const std::vector<KeyRange> ranges = even_ranges(600, run.p, kLeafKeys);
+  std::mutex mutex;
+  std::latch others(run.p - 1);
+  try {
+    run_threads(topology_of(run), timeout, [&](ThreadTransport& transport) {
+      emulated::backend().use_gpu(transport.rank());
+      const auto workload = make_workload(shape, 43, 1);
+      const std::vector<std::int64_t> lengths = workload->lengths(0);
+      ShardDecoder shard(emulated::backend(), shape, transport.topology().range_of(transport.rank(), ranges), kScale);
+      fill(shard.cache(), *workload, lengths);
+      const auto decoder = find_algorithm("one-shot").open(transport, shard, ranges, run.options());
+      decoder->step({workload->query(0), lengths});
+      if (transport.rank() == missing) return instead(transport, others);
+      try {
+        decoder->step({workload->query(0), lengths});
+      } catch (const std::runtime_error& error) {
+        const std::lock_guard lock(mutex);
+        lines.insert(error.what());
+        others.count_down();
+        throw;
+      }
+    });
+  } catch (const std::runtime_error& error) {
+    return error.what();
+  }
+  return "";
 }
 
 /// Whether a rank has no key before the first step.

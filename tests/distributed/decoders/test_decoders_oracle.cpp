@@ -82,31 +82,6 @@ TEST_CASE("decoders: 0, 1, p - 1, p and p + 1 keys") {
   }
 }
 
-/// @tested{alg_3, Alg. 3}
-TEST_CASE("decoders: an empty shard is neutral, on the first, a middle or the last rank, and on all but one") {
-  for (RankGroup* rank_group : rank_groups({2, 3, 4, 5, 8})) {
-    const int p = rank_group->size();
-    const auto workload = normal_workload(400, {.batch = 2, .head_dim = 10, .value_dim = 7, .n_keys = 90});
-    std::vector<Layout> layouts;
-    for (const int index : {0, p / 2, p - 1}) {
-      // All but this place share the keys; then this place has them all.
-      std::vector<std::int64_t> without(static_cast<std::size_t>(p), 0), only(static_cast<std::size_t>(p), 0);
-      std::int64_t rest = 90;
-      for (int i = 0, n_left = p - 1; i < p; ++i) {
-        if (i == index || n_left == 0) continue;
-        without[static_cast<std::size_t>(i)] = rest / n_left;
-        rest -= rest / n_left--;
-      }
-      only[static_cast<std::size_t>(index)] = 90;
-      if (p > 1) layouts.push_back({mixed_grouping(p), ranges_of_lengths(without)});
-      layouts.push_back({Topology::pretend(p, 2), ranges_of_lengths(only)});
-      if (p > 1) REQUIRE(n_holders(layouts[layouts.size() - 2].ranges) == p - 1);
-      REQUIRE(n_holders(layouts.back().ranges) == 1);
-    }
-    check_all(*rank_group, *workload, layouts);
-  }
-}
-
 /// The numerator of the empty set is -0, the one number that changes no other when added.
 TEST_CASE("decoders: values of -0 stay -0 beside empty shards and keys that are not in use") {
   const Axes axes{.batch = 2, .head_dim = 6, .value_dim = 5, .n_keys = 40};

@@ -55,25 +55,6 @@ TEST_CASE("decoders: the ring's buffers are those of the longest neighbours") {
   }
 }
 
-TEST_CASE("decoders: keys and values do not move in tree decoding") {
-  for (RankGroup* rank_group : rank_groups({2, 3, 5, 8})) {
-    const int p = rank_group->size();
-    const Layout shorter{mixed_grouping(p), even_ranges(kPerRank * p, p, kPerRank)};
-    const Layout longer{mixed_grouping(p), even_ranges(4 * kPerRank * p, p, 4 * kPerRank)};
-    const auto workload = workload_for(p), long_workload = workload_for(4 * p);
-    for (const Algorithm& algorithm : algorithms()) {
-      if (algorithm.kv_shards_in_flight > 0) continue;
-      CAPTURE(algorithm.name);
-      const std::vector<RankResult> results = decode(*rank_group, algorithm, *workload, shorter),
-                                    more = decode(*rank_group, algorithm, *long_workload, longer);
-      for (std::size_t rank = 0; rank < results.size(); ++rank) {
-        CHECK(results[rank].traffic.bytes == more[rank].traffic.bytes);
-        CHECK(results[rank].traffic.buffer_kv_bytes == 0);
-      }
-    }
-  }
-}
-
 /// @tested{alg_3, Alg. 3}
 /// @tested{thm_1, Thm. 1}
 TEST_CASE("decoders: three collectives, two, one, and about log2 p merges in a row") {

@@ -89,38 +89,6 @@ TEST_CASE("growth: a decode after every append from 0 to 3000 keys has the bits 
   }
 }
 
-TEST_CASE("growth: small sizes, every algorithm on every number of ranks, with empty shards") {
-  for (const LeafOrder order : {LeafOrder::kContiguous, LeafOrder::kDealt}) {
-    const WorkloadShape shape = shape_in(order);
-    const auto workload = make_workload(shape, 32, 1);
-    for (const int p : {2, 3, 5, 8}) {
-      const Topology topology = Topology::pretend(p, 2);
-      for (const std::int64_t n_cut : {0, 64, 130}) {
-        const std::vector<KeyRange> ranges = ranges_in(order, p, n_cut);
-        for (const std::int64_t n : {0, 1, 2, 63, 64, 65, 128, 129, 200, 513}) {
-          const DecodeOutput want = fresh(shape, *workload, n);
-          for (const Algorithm* algorithm : canonical()) {
-            INFO(name_of(order) << ", " << algorithm->name << ", " << p << " ranks, cut for " << n_cut << ", " << n
-                                << " keys");
-            std::atomic<int> n_wrong = 0;
-            run_threads(topology, kTimeout, [&](ThreadTransport& transport) {
-              transport.leave_in_place();
-              const auto mine = make_workload(shape, 32, 1);
-              const OwnedLeaves leaves(topology.range_of(transport.rank(), ranges), order);
-              ShardDecoder shard(cpu_backend(1 + p % 2), shape, leaves, leaves.n_keys(n), kScale);
-              fill(shard.cache(), *mine, lengths_of(n));
-              const auto decoder = algorithm->open(transport, shard, ranges);
-              if (!same_bits(decoder->step({mine->query(0), lengths_of(n)}).copy(), want)) ++n_wrong;
-            });
-            CHECK(n_wrong == 0);
-          }
-          if (order == LeafOrder::kDealt && n_cut > 0) break;  // dealt ranges have no cut
-        }
-      }
-    }
-  }
-}
-
 /// Twenty appends around the ends of leaves, on the kernels: F32 and BF16, one query for each key/value head and four.
 /// @tested{thm_1, Thm. 1}
 /// @tested{alg_3, Alg. 3}
@@ -164,42 +132,6 @@ TEST_CASE("growth: on the emulated kernels every algorithm has the bits of one r
         });
         INFO(name_of(order) << ", " << name_of(dtype) << ", " << heads << " heads, " << p << " ranks");
         CHECK(n_wrong == 0);
-      }
-    }
-  }
-}
-
-TEST_CASE("growth: what is predicted is what is counted, in the dealt order and with an open range") {
-  for (const LeafOrder order : {LeafOrder::kContiguous, LeafOrder::kDealt}) {
-    for (const std::int64_t n : {100, 1000, 2999}) {
-      WorkloadShape shape = shape_in(order);
-      shape.n_keys = n, shape.lengths = lengths_of(n);
-      for (const int p : {1, 2, 3, 5, 8}) {
-        const Topology topology = mixed_grouping(p);
-        const std::vector<KeyRange> ranges = ranges_in(order, p, n / 2);
-        for (const Algorithm& algorithm : algorithms()) {
-          INFO(name_of(order) << ", " << algorithm.name << ", " << p << " ranks, " << n << " keys");
-          std::mutex mutex;
-          Prediction counted;
-          run_threads(topology, kTimeout, [&](ThreadTransport& transport) {
-            transport.leave_in_place();
-            const auto mine = make_workload(shape, 33, 1);
-            const OwnedLeaves leaves(topology.range_of(transport.rank(), ranges), order);
-            ShardDecoder shard(cpu_backend(), shape, leaves, leaves.n_keys(n), kScale);
-            fill(shard.cache(), *mine, shape.lengths);
-            algorithm.open(transport, shard, ranges)->step({mine->query(0), shape.lengths});
-            const std::lock_guard lock(mutex);
-            counted.messages += transport.traffic().messages;
-            counted.bytes += transport.traffic().bytes;
-            counted.bytes_between_nodes += transport.traffic().bytes_between_nodes;
-            counted.merge_steps = std::max(counted.merge_steps, transport.traffic().merge_steps);
-          });
-          const Prediction predicted = predict(algorithm, shape, topology, ranges);
-          CHECK(counted.messages == predicted.messages);
-          CHECK(counted.bytes == predicted.bytes);
-          CHECK(counted.bytes_between_nodes == predicted.bytes_between_nodes);
-          CHECK(counted.merge_steps == predicted.merge_steps);
-        }
       }
     }
   }

@@ -4,7 +4,6 @@
 /// that is missing, and what is refused.
 #include "tree_attn/gpu/backend/one_shot_session.hpp"
 #include "tree_attn/gpu/engine/peers.hpp"
-#include "tree_attn/gpu/platform/device_error.hpp"
 #include "tree_attn/gpu/platform/device_traffic.hpp"
 #include "tree_attn/gpu/platform/emulator/stream.hpp"
 #include "tree_attn/gpu/platform/launch.hpp"
@@ -12,11 +11,7 @@
 
 #include <atomic>
 #include <chrono>
-#include <latch>
 #include <limits>
-#include <memory>
-#include <mutex>
-#include <set>
 #include <thread>
 
 namespace tree_attn::test::one_shot {
@@ -166,36 +161,11 @@ TEST_CASE("one-shot: beyond 128 KiB of states rows have owners, and no bit diffe
 
 /// @param stays whether the decoder of that rank stays, as that of a device which hangs; otherwise it ends
 static void check_missing_rank(bool stays) {
-  constexpr double kShort = 0.5;
-  const Run run{.p = 3};
-  const emulated::SettingsScope scope({.n_hosts = run.p, .n_devices = run.p});
-  const WorkloadShape shape = shape_of(run, 600);
-  const std::vector<KeyRange> ranges = even_ranges(600, run.p, kLeafKeys);
-  const Topology topology = Topology::pretend(run.p, run.p);
   const auto start = std::chrono::steady_clock::now();
-  std::mutex mutex;
   std::set<std::string> errors;
-  std::latch others(run.p - 1);
-  try {
-    run_threads(topology, kShort, [&](ThreadTransport& transport) {
-      emulated::backend().use_gpu(transport.rank());
-      const auto workload = make_workload(shape, 43, 1);
-      const std::vector<std::int64_t> lengths = workload->lengths(0);
-      ShardDecoder shard(emulated::backend(), shape, topology.range_of(transport.rank(), ranges), kScale);
-      fill(shard.cache(), *workload, lengths);
-      const auto decoder = find_algorithm("one-shot").open(transport, shard, ranges);
-      decoder->step({workload->query(0), lengths});
-      if (transport.rank() == 1) return stays ? others.wait() : void();
-      try {
-        decoder->step({workload->query(0), lengths});
-      } catch (const std::runtime_error& error) {
-        const std::lock_guard lock(mutex);
-        errors.insert(error.what());
-      }
-      others.count_down();
-    });
-  } catch (const TransportError&) {
-  }
+  without_rank({.p = 3}, 1, 0.5, errors, [stays](Transport&, std::latch& others) {
+    if (stays) others.wait();
+  });
   // Any row may be the first that has waited too long. The first rank to give up may end the wait of the other.
   CHECK(errors.size() == 2);
   int rank = 0, n_missing = 0;
@@ -225,40 +195,13 @@ TEST_CASE("one-shot: a rank that fails ends the kernels that wait for it, also w
     for (const double timeout : {60.0, std::numeric_limits<double>::infinity()}) {
       CAPTURE(timeout);
       CAPTURE(windows_on_host);
-      const Run run{.p = 3, .windows_on_host = windows_on_host};
-      const emulated::SettingsScope scope({.n_hosts = run.p, .n_devices = run.p, .has_peer_access = !windows_on_host});
-      const WorkloadShape shape = shape_of(run, 600);
-      const std::vector<KeyRange> ranges = even_ranges(600, run.p, kLeafKeys);
-      const Topology topology = Topology::pretend(run.p, run.p);
       const auto start = std::chrono::steady_clock::now();
-      std::mutex mutex;
       std::set<std::string> followed;
-      std::string failed;
-      try {
-        run_threads(topology, timeout, [&](ThreadTransport& transport) {
-          emulated::backend().use_gpu(transport.rank());
-          const auto workload = make_workload(shape, 43, 1);
-          const std::vector<std::int64_t> lengths = workload->lengths(0);
-          ShardDecoder shard(emulated::backend(), shape, topology.range_of(transport.rank(), ranges), kScale);
-          fill(shard.cache(), *workload, lengths);
-          const auto decoder =
-              find_algorithm("one-shot").open(transport, shard, ranges, {.windows_on_host = windows_on_host});
-          decoder->step({workload->query(0), lengths});
-          if (transport.rank() == 1) {
-            std::this_thread::sleep_for(std::chrono::milliseconds(200));
-            throw std::runtime_error("no more of this");
-          }
-          try {
-            decoder->step({workload->query(0), lengths});
-          } catch (const OtherRankFailed& error) {
-            const std::lock_guard lock(mutex);
-            followed.insert(error.what());
-            throw;
-          }
-        });
-      } catch (const std::runtime_error& error) {
-        failed = error.what();
-      }
+      const Run run{.p = 3, .windows_on_host = windows_on_host};
+      const std::string failed = without_rank(run, 1, timeout, followed, [](Transport&, std::latch&) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(200));
+        throw std::runtime_error("no more of this");
+      });
       CHECK(failed == "rank 1: no more of this");
       CHECK(followed == std::set<std::string>{"rank 0, step 2, gave up: another rank failed",
                                               "rank 2, step 2, gave up: another rank failed"});

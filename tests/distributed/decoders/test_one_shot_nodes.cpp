@@ -5,13 +5,9 @@
 #include "tree_attn/distributed/plan/plan_builder.hpp"
 #include "tree_attn/gpu/backend/one_shot_session.hpp"
 #include "tree_attn/gpu/engine/peers.hpp"
-#include "tree_attn/gpu/platform/device_error.hpp"
 #include "tree_attn/tests/support/one_shot_runs.hpp"
 
 #include <chrono>
-#include <latch>
-#include <mutex>
-#include <set>
 
 namespace tree_attn::test::one_shot {
 
@@ -160,48 +156,12 @@ TEST_CASE("one-shot on nodes: predicted are the stores of each node and the roun
   CHECK(find_algorithm("one-shot").radix(topology_of(run), dealt_ranges(4), {}) == 0);
 }
 
-/// Decodes two steps on {0, 0, 1, 1} or other nodes; one rank does something else in place of the second step.
-/// @param[out] lines of the other ranks @returns the line that is reported
-template <class Instead>
-static std::string without_rank(int missing, const std::vector<int>& nodes, std::set<std::string>& lines,
-                                const Instead& instead) {
-  constexpr double kShort = 0.5;
-  const Run run = run_on(nodes);
-  const emulated::SettingsScope scope({.n_hosts = run.p, .n_devices = run.p});
-  const WorkloadShape shape = shape_of(run, 600);
-  const std::vector<KeyRange> ranges = even_ranges(600, run.p, kLeafKeys);
-  std::mutex mutex;
-  std::latch others(run.p - 1);
-  try {
-    run_threads(topology_of(run), kShort, [&](ThreadTransport& transport) {
-      emulated::backend().use_gpu(transport.rank());
-      const auto workload = make_workload(shape, 43, 1);
-      const std::vector<std::int64_t> lengths = workload->lengths(0);
-      ShardDecoder shard(emulated::backend(), shape, transport.topology().range_of(transport.rank(), ranges), kScale);
-      fill(shard.cache(), *workload, lengths);
-      const auto decoder = find_algorithm("one-shot").open(transport, shard, ranges);
-      decoder->step({workload->query(0), lengths});
-      if (transport.rank() == missing) return instead(transport, others);
-      try {
-        decoder->step({workload->query(0), lengths});
-      } catch (const std::runtime_error& error) {
-        const std::lock_guard lock(mutex);
-        lines.insert(error.what());
-        others.count_down();
-        throw;
-      }
-    });
-  } catch (const std::runtime_error& error) {
-    return error.what();
-  }
-  return "";
-}
-
 /// The other rank of its node waits in its kernel; the other node waits for messages of both.
 TEST_CASE("one-shot on nodes: a rank that hangs ends its node within the deadline, and the job with it") {
   const auto start = std::chrono::steady_clock::now();
   std::set<std::string> lines;
-  const std::string line = without_rank(1, {0, 0, 1, 1}, lines, [](Transport&, std::latch& others) { others.wait(); });
+  const std::string line =
+      without_rank(run_on({0, 0, 1, 1}), 1, 0.5, lines, [](Transport&, std::latch& others) { others.wait(); });
   CAPTURE(line);
   CHECK(line.starts_with("rank 0, step 2: no states from rank 1, row "));
   CHECK(line.ends_with(", for 0.5 s"));
@@ -216,7 +176,7 @@ TEST_CASE("one-shot on nodes: a rank that hangs ends its node within the deadlin
 TEST_CASE("one-shot on nodes: a rank of another node that never sends ends the job within the deadline") {
   const auto start = std::chrono::steady_clock::now();
   std::set<std::string> lines;
-  const std::string line = without_rank(2, {0, 0, 1}, lines, [](Transport& transport, std::latch&) {
+  const std::string line = without_rank(run_on({0, 0, 1}), 2, 0.5, lines, [](Transport& transport, std::latch&) {
     transport.tell_all(transport.rank(), "all ranks to answer");
   });
   CAPTURE(line);

@@ -8,8 +8,6 @@
 #include "tree_attn/tests/support/decoding.hpp"
 
 #include <map>
-#include <numeric>
-#include <random>
 #include <stdexcept>
 
 namespace tree_attn::test {
@@ -103,45 +101,7 @@ std::map<std::string_view, ClosedForm> closed_forms(const WorkloadShape& shape, 
             joins_are_aligned(topology), false}}};
 }
 
-/// Random cuts of the keys, some ranges empty.
-std::vector<KeyRange> random_cut(std::mt19937& random, std::int64_t n_keys, int p) {
-  std::vector<std::int64_t> cuts{0, n_keys};
-  for (int i = 1; i < p; ++i) cuts.push_back(std::uniform_int_distribution<std::int64_t>(0, n_keys)(random));
-  if (p > 2) cuts[2] = cuts[1];
-  std::sort(cuts.begin(), cuts.end());
-  std::vector<KeyRange> ranges;
-  for (std::size_t i = 0; i + 1 < cuts.size(); ++i) ranges.push_back({cuts[i], cuts[i + 1]});
-  return ranges;
-}
-
 }  // namespace
-
-/// @tested{eq_10, eq. (10)}
-TEST_CASE("predict: everything counted is what was predicted, for any ranges and nodes") {
-  std::mt19937 random(91);
-  int n_uneven = 0;
-  for (RankGroup* rank_group : rank_groups({1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17})) {
-    const int p = rank_group->size();
-    const auto workload = workload_for(p);
-    for (const Topology& topology : groupings(p)) {
-      for (const Layout& layout :
-           {Layout{topology, aligned_ranges(p)}, Layout{topology, random_cut(random, kPerRank * p, p)}}) {
-        for (const Algorithm& algorithm : algorithms()) {
-          INFO(algorithm.name << ", " << layout.text());
-          const Traffic counted = totals(decode(*rank_group, algorithm, *workload, layout));
-          const Prediction predicted = predict(algorithm, workload->shape(), topology, layout.ranges);
-          CHECK(counted.messages == predicted.messages);
-          CHECK(counted.bytes == predicted.bytes);
-          CHECK(counted.bytes_between_nodes == predicted.bytes_between_nodes);
-          CHECK(counted.collectives == predicted.collectives);
-          CHECK(counted.merge_steps == predicted.merge_steps);
-          n_uneven += predicted.bytes != predict(algorithm, workload->shape(), topology, aligned_ranges(p)).bytes;
-        }
-      }
-    }
-  }
-  CHECK(n_uneven > 50);
-}
 
 /// @tested{eq_8, eq. (8)}
 /// @tested{eq_9, eq. (9)}
@@ -186,7 +146,6 @@ TEST_CASE("predict: sums over plans are the closed formulas where ranges are ali
     for (const Topology& topology : groupings(p)) {
       n_aligned += joins_are_aligned(topology);
       const auto closed = closed_forms(workload->shape(), topology);
-      REQUIRE(closed.size() == algorithms().size());
       for (const auto& [name, expected] : closed) {
         INFO(name << " on " << p << " ranks and " << topology.n_nodes() << " nodes");
         const Algorithm& algorithm = find_algorithm(name);

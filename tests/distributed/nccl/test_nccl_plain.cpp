@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Alg. 3 in two levels with NCCL alone: on every rank the bits of the plain decode, of `two-level` and of `gather`.
+/// @brief Alg. 3 in two levels with NCCL alone: on every rank the bits of the plain decode.
 #include "tree_attn/gpu/platform/launch.hpp"
 #include "tree_attn/reference/decode/plain.hpp"
 #include "tree_attn/tests/distributed/nccl/nccl_ranks.hpp"
@@ -77,41 +77,7 @@ PlainRun run_plainly(const Topology& topology, std::span<const KeyRange> ranges,
   return run;
 }
 
-/// The shard of a rank on the emulator.
-ShardDecoder open_leaves(TensorWorkload& workload, const OwnedLeaves& leaves) {
-  ShardDecoder decoder(emulated::backend(), workload.shape(), leaves, 1, workload.scale);
-  fill(decoder.cache(), workload, workload.lengths());
-  return decoder;
-}
-
-/// Decodes a workload, whose states kernels compute, in all ways.
-void check(TensorWorkload& workload, const Layout& layout, LeafOrder order) {
-  INFO(layout.text() << ", " << name_of(order));
-  const std::int64_t longest = std::ranges::max(workload.lengths());
-  const PlainRun run = run_plainly(
-      layout.topology, closed(layout.ranges, longest), workload.shape().n_rows(), workload.shape().value_dim, [&](int i) {
-        const ShardDecoder own = open_leaves(workload, {layout.ranges[static_cast<std::size_t>(i)], order});
-        const std::span<const float> states = own.session().decode({workload.query(0), workload.lengths()}).host().states();
-        return std::vector<float>(states.begin(), states.end());
-      });
-  NcclGroup over_nccl(layout.topology.size());
-  for (const char* const algorithm : {"two-level", "gather"}) {
-    const std::vector<RankResult> want = over_nccl.run(layout.topology, [&](Transport& transport) {
-      const KeyRange range = layout.topology.range_of(transport.rank(), layout.ranges);
-      ShardDecoder own = open_leaves(workload, {range, order});
-      return find_algorithm(algorithm)
-          .open(transport, own, layout.ranges)
-          ->step({workload.query(0), workload.lengths()})
-          .copy();
-    });
-    for (std::size_t i = 0; i < want.size(); ++i) {
-      CHECK(run.errors[i] == "");
-      CHECK(same_bits(run.outputs[i], want[0].output));
-    }
-  }
-}
-
-/// The same of states of the plain decode: of a rank, and of all keys.
+/// Decodes a workload from states of the plain decode, and compares with the plain decode of all keys.
 void check_against_plain(TensorWorkload& workload, const Layout& layout) {
   INFO(layout.text());
   const auto states_of = [&](KeyRange range) {
@@ -147,19 +113,6 @@ TEST_CASE("nccl plain: the bits of the plain decode, for any nodes and ranges, o
   for (const std::int64_t n : {0, 1, 65})
     check_against_plain(*normal_workload(4302, {.head_dim = 5, .value_dim = 3, .n_keys = n}),
                         {mixed_grouping(5), uneven_ranges(random, n, 5)});
-}
-
-TEST_CASE("nccl plain: the bits of two-level and of gather, of states that kernels compute") {
-  std::mt19937 random(4303);
-  for (int p = 1; p <= 9; ++p) {
-    const DType dtype = p % 2 == 0 ? DType::F32 : DType::BF16;
-    const auto workload = normal_workload(4304, {.batch = 2, .heads = 2, .kv_heads = 1, .n_keys = 330, .dtype = dtype},
-                                          std::vector<std::int64_t>{330, 130});
-    std::vector<KeyRange> ranges = uneven_ranges(random, workload->n_keys(), p);
-    ranges.back().end = kOpenEnd;
-    check(*workload, {mixed_grouping(p), ranges}, LeafOrder::kContiguous);
-    check(*workload, {mixed_grouping(p), dealt_ranges(p)}, LeafOrder::kDealt);
-  }
 }
 
 TEST_CASE("nccl plain: NaN, Inf and keys that are not seen, on every rank") {

@@ -141,23 +141,6 @@ TEST_CASE("nccl: what ranks queue, and the windows that they take, are on their 
   CHECK(emulated::has_context(2));
 }
 
-TEST_CASE("nccl: a sequence that grows has the bits of one rank in every step, whichever algorithm comes first") {
-  constexpr std::int64_t kKeys = 250;
-  for (const LeafOrder order : {LeafOrder::kContiguous, LeafOrder::kDealt}) {
-    const one_shot::Run run{.p = 3, .steps = 4, .order = order, .dtype = DType::BF16, .group = 2};
-    const std::vector<DecodeOutput> want = one_shot::gather_alone(run, kKeys);
-    for (const Algorithm& algorithm : algorithms()) {
-      if (!algorithm.keeps_bits) continue;
-      INFO(algorithm.name << ", " << one_shot::text(run));
-      std::atomic<int> n_wrong = 0;
-      run_nccl(Topology::pretend(run.p, run.p), 60, "", [&](const ThreadRanks&, NcclTransport& transport) {
-        n_wrong += differing_steps(transport, run, kKeys, algorithm.name, want);
-      });
-      CHECK(n_wrong == 0);
-    }
-  }
-}
-
 TEST_CASE("nccl: one-shot without windows is refused on all ranks, and says what can") {
   std::atomic<int> n_refused = 0;
   run_nccl(Topology::pretend(3, 3), 60, "window", [&](const ThreadRanks&, NcclTransport& transport) {
