@@ -50,40 +50,6 @@ const Axes kAxes[] = {
 
 }  // namespace
 
-/// @tested{alg_3, Alg. 3}
-TEST_CASE("device cache: keys appended step by step have the states of a shard that is uploaded at once") {
-  for (const Axes& axes : kAxes) {
-    for (const KeyRange capacity : {KeyRange{0, 150}, KeyRange{64, 150}}) {
-      const auto workload = normal_workload(6100, axes);
-      const auto cache = kernels().make_cache(workload->shape(), capacity);
-      const auto session = cache->open(workload->scale);
-      std::vector<std::int64_t> lengths{145, 65, 0};
-      for (std::int64_t i = 0; i < 3; ++i)
-        append(*cache, *workload, i, capacity.begin, std::max(capacity.begin, lengths[static_cast<std::size_t>(i)]));
-      for (int step = 0; step < 5; ++step) {
-        INFO(name_of(axes.dtype) << ", from " << capacity.begin << ", step " << step);
-        const Forest<float>& states = session->decode({workload->query(0), lengths}).host();
-        CHECK(states.subtrees() == cover(capacity.begin, capacity.end));
-        CHECK(same_states(states, at_once(*workload, capacity, lengths)));
-        for (std::int64_t i = 0; i < 3; ++i) {
-          std::int64_t& length = lengths[static_cast<std::size_t>(i)];
-          if (length >= capacity.begin) append(*cache, *workload, i, length, length + 1);
-          ++length;
-        }
-      }
-      if (capacity.begin == 0) {
-        // All of it is attention.
-        for (std::int64_t i = 0; i < 3; ++i) {
-          append(*cache, *workload, i, lengths[static_cast<std::size_t>(i)], 150);
-          lengths[static_cast<std::size_t>(i)] = 150;
-        }
-        Forest<float>& states = session->decode({workload->query(0), lengths}).host();
-        CHECK(against_oracle(*workload, finish(states), kernels().error_terms(workload->shape()).n_additions) == "");
-      }
-    }
-  }
-}
-
 TEST_CASE("device cache: a step is one upload of one position, queries and lengths, no allocation, and one graph") {
   for (const Axes& axes : kAxes) {
     INFO(name_of(axes.dtype));

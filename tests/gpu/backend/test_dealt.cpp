@@ -102,30 +102,6 @@ TEST_CASE("dealt on a device: more than 4096 leaves, where leaves with the same 
   }
 }
 
-TEST_CASE("dealt on a device: an entry of a batch has the bits that it has alone, and lists change as sequences do") {
-  for (const auto& [dtype, heads] : {std::pair{DType::F32, 2}, {DType::BF16, 2}, {DType::BF16, 8}}) {
-    const std::vector<std::int64_t> lengths{1500, 0, 1, 320, 64 * 33 - 1};
-    Axes axes{.batch = 5, .heads = heads, .kv_heads = 2, .head_dim = 64, .value_dim = 64, .n_keys = 64 * 33, .dtype = dtype};
-    const auto workload = normal_workload(6800, axes, lengths);
-    for (const int p : {1, 3, 8}) {
-      for (const KeyRange& range : dealt_ranges(p)) {
-        const Forest<float> together = decode_range(*workload, dealt(range), lengths);
-        const std::size_t n_subtrees = together.subtrees().size(), size = together.states().size() / n_subtrees / 5;
-        for (std::size_t i = 0; i < 5; ++i) {
-          const auto entry = entry_of(*workload, static_cast<std::int64_t>(i));
-          const Forest<float> alone = decode_range(*entry, dealt(range), entry->lengths());
-          for (std::size_t subtree = 0; subtree < n_subtrees; ++subtree)
-            REQUIRE(same_bits(together.states().subspan((subtree * 5 + i) * size, size),
-                              alone.states().subspan(subtree * size, size)));
-        }
-      }
-    }
-    // The whole is the attention.
-    Forest<float> all = decode_range(*workload, dealt(dealt_ranges(1)[0]), lengths);
-    CHECK(against_oracle(*workload, finish(all), kernels().error_terms(workload->shape()).n_additions + 64) == "");
-  }
-}
-
 /// Caches begin without room and double; leaves are cut by their ends; one session lasts for all lengths, which also fall.
 /// @tested{alg_3, Alg. 3}
 TEST_CASE("dealt on a device: a cache and a session that grow have the bits of fresh ones") {

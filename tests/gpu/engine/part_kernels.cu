@@ -6,8 +6,6 @@
 #include "tree_attn/gpu/backend/cache.hpp"
 #include "tree_attn/gpu/engine/equal_runs.cuh"
 #include "tree_attn/gpu/engine/join.cuh"
-#include "tree_attn/gpu/engine/pipelines.cuh"
-#include "tree_attn/gpu/engine/scalar_rings.cuh"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 namespace {
@@ -60,88 +58,6 @@ __global__ void join(const float* states, KeyRange range, int n_parts, int n_ent
   });
 }
 
-using Ringed = SubWarp<float, 8, 1>;
-static_assert(kRingRows == kKeysPerStep && Ringed::kLanes * Ringed::kElements == kRingDim);
-
-using KeyRing = LaneRing<Ringed>;
-
-/// One warp reads all steps of a range; all sub-warps read the same rows, and each writes a quarter of them.
-__global__ void lane_ring(DecodeParams params, KeyRange range, bool aligned, float* out) {
-  Arena arena;
-  const int thread = static_cast<int>(threadIdx.x), lane = thread % Ringed::kLanes;
-  const KeySteps<> steps(range, params.in_use(0));
-  KeyRing ring(arena.take<Bytes16>(KeyRing::kStages * KeyRing::kVectors * kWarp), params, 0, steps, aligned);
-  for (int step = 0; step < steps.size(); ++step) {
-    ring.wait(step, steps.valid(step));
-    const auto keys = ring.keys(step, 0), values = ring.values(step, 0);
-    for (int i = 0; i < 2 * kRingRows; ++i) {
-      if (i % (kWarp / Ringed::kLanes) != thread / Ringed::kLanes) continue;
-      float elements[4];
-      widen<float>(i < kRingRows ? keys(i, 0) : values(i - kRingRows, 0), elements);
-      for (int c = 0; c < 4; ++c) out[(step * 2 * kRingRows + i) * kRingDim + Ringed::component(lane, c)] = elements[c];
-    }
-    ring.next(step);
-  }
-  copy_async_wait<0>();
-}
-
-/// The element at a row and column of a leaf in shared memory, box after box.
-__device__ float element_of(Shared<Bytes16> leaf, int row, int pair) {
-  const Shared<Bytes16> box = leaf + pair / kBoxColumns * kBoxVectors;
-  float elements[8];
-  widen<Half>(load16(box + (row * kRowVectors + swizzled_unit(row, pair % kBoxColumns / 8))), elements);
-  return elements[pair % 8];
-}
-
-struct Ranges {
-  KeyRange range[4];
-  int n;
-};
-
-template <RowCopy kCopy>
-__global__ void tile_ring(DecodeParams params, Ranges ranges, TileRingOptions options,
-                          const __grid_constant__ typename TileRing<MmaTile<Half, kTileDim, 4>, kCopy>::Maps maps,
-                          float* out) {
-  using Ring = TileRing<MmaTile<Half, kTileDim, 4>, kCopy>;
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-  if constexpr (!Ring::kHasMaps) {
-#else
-  {
-#endif
-    Arena arena;
-    const int n_stages = Ring::n_stages(maps);
-    const Shared<Barrier> full = arena.take<Barrier>(n_stages);
-    const int lane = static_cast<int>(threadIdx.x);
-    Ring ring(arena.take<Bytes16>(n_stages * Ring::kStageVectors, kBoxAlignment), full, maps, lane);
-    for (int i = 0; i < ranges.n; ++i) {
-      const ContiguousLeaves leaves(ranges.range[i], params.in_use(0));
-      const bool copies = options.aligned && !options.only_finite;
-      if (copies)
-        ring.template begin<true>(params, 0, leaves);
-      else
-        ring.template begin<false>(params, 0, leaves, options.only_finite);
-      for (int leaf = 0; leaf < leaves.n_leaves(); ++leaf) {
-        const LeafKeys keys(leaves, leaf * static_cast<int>(kLeafKeys));
-        for (int which = 0; which < 2; ++which) {
-          for (int tile = 0; tile < Ring::kTiles; ++tile) {
-            const Shared<Bytes16> boxes = ring.next();
-            if (copies && which == 1 && !keys.are_all()) ring.clear(boxes, keys);
-            constexpr int kPairs = Ring::kTileBoxes * kBoxColumns;
-            for (int j = lane; j < kTileRows * kPairs; j += kWarp)
-              out[j / kPairs * kTileDim + tile * kPairs + j % kPairs] = element_of(boxes, j / kPairs, j % kPairs);
-            if (copies)
-              ring.template release<true>(params, leaf, which * Ring::kTiles + tile);
-            else
-              ring.template release<false>(params, leaf, which * Ring::kTiles + tile);
-          }
-          out += kTileRows * kTileDim;
-        }
-      }
-    }
-    copy_async_wait<0>();
-  }
-}
-
 __global__ void scan(const Count* counts, Count n, Count n_items, Count* out) {
   const auto of = [counts](Count i) { return load_once(counts + i); };
   const Count sum = WarpScan::sum(n, of);
@@ -163,53 +79,6 @@ struct CountedParams : DecodeParams {
     return DecodeParams::leaves_by_entry(entry);
   }
 };
-
-template <class T>
-__global__ void split(const float* weights, std::uint16_t* out) {
-  const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
-  const WeightParts parts = split_weight(T{}, load_once(weights + i));
-  out[3 * i] = parts.upper, out[3 * i + 1] = parts.middle, out[3 * i + 2] = parts.lower;
-}
-
-template <class T, int kRows>
-__global__ void tile_products(DecodeParams params, const float* weights, float* scores, float* n) {
-  using Tile = MmaTile<T, kTileDim, kRows>;
-  Arena arena;
-  const Shared<Bytes16> leaf = arena.take<Bytes16>(Tile::kBoxes * kBoxVectors, kBoxAlignment);
-  const int lane = static_cast<int>(threadIdx.x);
-  const TileQueries<Tile> queries(params, 0, 0, leaf, lane);
-  const auto fill = [&](const T* rows) {
-    __syncwarp();
-    for (int i = lane; i < Tile::kBoxes * kBoxVectors; i += kWarp) {
-      const int row = i % kBoxVectors / kRowVectors, unit = i % kRowVectors;
-      store16(leaf + (i - unit + swizzled_unit(row, unit)),
-              load16_global(rows + row * kTileDim + i / kBoxVectors * kBoxColumns + unit * 8));
-    }
-    __syncwarp();
-  };
-  // Each lane reads the scores, or brings the weights, of its slots.
-  const auto for_each_score = [lane](const auto& f) {
-    for (int i = 0; i < kLeafItems; ++i) {
-      for (int h = 0; h < 2; ++h) {
-        for (int slot = 0; slot < Tile::kSlots; ++slot)
-          f(i, 2 * h + slot, Tile::row(lane, slot) * kTileRows + score_key(lane, i, h));
-      }
-    }
-  };
-  LeafScores s = {};
-  fill(params.key<T>(0, 0));
-  for (int i = 0; i < Tile::kBoxes; ++i) add_scores(queries, leaf + i * kBoxVectors, i, lane, s);
-  for_each_score([&](int i, int c, int index) { scores[index] = s[i][c]; });
-  for_each_score([&](int i, int c, int index) { s[i][c] = load_once(weights + index); });
-  const TileWeights<Tile> parts(s);
-  float o[Tile::kSteps][4] = {};
-  fill(params.value<T>(0, 0));
-  for (int i = 0; i < Tile::kBoxes; ++i) add_values<Tile>(parts, leaf + i * kBoxVectors, lane, o + 4 * i);
-  for (int slot = 0; slot < Tile::kSlots; ++slot) {
-    for (int c = 0; c < Tile::kElements; ++c)
-      n[Tile::row(lane, slot) * kTileDim + Tile::component(lane, c)] = tile_element<Tile>(o, slot, c);
-  }
-}
 
 template <class T>
 DeviceBuffer<T> on_device(const std::vector<T>& elements) {
@@ -237,77 +106,6 @@ std::vector<float> join_splits_on_device(const std::vector<float>& states, KeyRa
   return roots;
 }
 
-std::vector<float> lane_ring_on_device(const std::vector<float>& k, const std::vector<float>& v, int stride, int d_h,
-                                       int d_v, std::int64_t begin, std::int64_t length, KeyRange range, bool aligned) {
-  const DeviceBuffer<float> keys = on_device(k), values = on_device(v);
-  const DeviceBuffer<std::int64_t> lengths = on_device(std::vector<std::int64_t>{length});
-  const DeviceBuffer<float> out(range.size() * 2 * kRingDim);
-  DecodeParams params;
-  params.k = {keys.data(), {0, 0, stride}}, params.v = {values.data(), {0, 0, stride}};
-  params.lengths = lengths.data();
-  params.d_h = d_h, params.d_v = d_v;
-  params.begin = begin, params.end = begin + static_cast<std::int64_t>(k.size()) / stride;
-  launch(lane_ring, {.block = {kWarp}, .shared_bytes = KeyRing::n_bytes(kWarp)}, Stream{}, params, range, aligned,
-         out.data());
-  return out.download();
-}
-
-std::vector<float> tile_ring_on_device(const std::vector<std::uint16_t>& k, const std::vector<std::uint16_t>& v, int d_h,
-                                       int d_v, std::int64_t begin, std::int64_t length, const std::vector<KeyRange>& ranges,
-                                       int n_leaves, const TileRingOptions& options) {
-  const DeviceBuffer<std::uint16_t> keys = on_device(k), values = on_device(v);
-  const DeviceBuffer<std::int64_t> lengths = on_device(std::vector<std::int64_t>{length});
-  const DeviceBuffer<float> out(std::int64_t{n_leaves} * 2 * kTileRows * kTileDim);
-  const auto n = static_cast<std::int64_t>(k.size()) / d_h;
-  DecodeParams params;
-  params.k = {keys.data(), {n * d_h, n * d_h, d_h}}, params.v = {values.data(), {n * d_v, n * d_v, d_v}};
-  params.lengths = lengths.data();
-  params.d_h = d_h, params.d_v = d_v;
-  params.begin = begin, params.end = begin + n;
-  Ranges on_stack{};
-  for (const KeyRange& range : ranges) on_stack.range[on_stack.n++] = range;
-  const auto run = [&]<RowCopy kCopy>(std::integral_constant<RowCopy, kCopy>) {
-    using Tile = MmaTile<Half, kTileDim, 4>;
-    using Ring = TileRing<Tile, kCopy>;
-    const auto arguments = MmaPipeline<Tile, kCopy>::arguments(params, options.n_stages);
-    if (options.aligned && !arguments.aligned) throw DeviceError("rows cannot be copied");
-    const auto n_vectors = static_cast<std::size_t>(Ring::kStages * Ring::kStageVectors);
-    launch(tile_ring<kCopy>, {.block = {kWarp}, .shared_bytes = kBoxAlignment + n_vectors * sizeof(Bytes16)}, Stream{},
-           params, on_stack, options, arguments.maps, out.data());
-  };
-  if (options.by_tensor_maps)
-    run(std::integral_constant<RowCopy, RowCopy::TensorMap>{});
-  else
-    run(std::integral_constant<RowCopy, RowCopy::Async>{});
-  return out.download();
-}
-
-std::vector<std::uint16_t> split_weights_on_device(bool is_bf16, const std::vector<float>& weights) {
-  const auto n = static_cast<unsigned>(weights.size());
-  const DeviceBuffer<float> in = on_device(weights);
-  const DeviceBuffer<std::uint16_t> out(std::int64_t{n} * 3);
-  launch(is_bf16 ? split<BFloat16> : split<Half>, {.grid = {n}, .block = {1}}, Stream{}, in.data(), out.data());
-  return out.download();
-}
-
-TileProducts tile_products_on_device(bool is_bf16, int n_rows, const std::vector<std::uint16_t>& q,
-                                     const std::vector<std::uint16_t>& k, const std::vector<std::uint16_t>& v,
-                                     const std::vector<float>& weights) {
-  const DeviceBuffer<std::uint16_t> queries = on_device(q), keys = on_device(k), values = on_device(v);
-  const DeviceBuffer<float> w = on_device(weights), scores(std::int64_t{n_rows} * kTileRows),
-                            n(std::int64_t{n_rows} * kTileDim);
-  DecodeParams params;
-  params.q = {queries.data(), {0, kTileDim, 0}}, params.k = {keys.data(), {0, 0, kTileDim}};
-  params.v = {values.data(), {0, 0, kTileDim}};
-  params.group = n_rows, params.d_h = params.d_v = kTileDim, params.end = kTileRows;
-  const auto kernel = n_rows == 4 ? is_bf16 ? tile_products<BFloat16, 4> : tile_products<Half, 4>
-                      : is_bf16 ? tile_products<BFloat16, 8>
-                                  : tile_products<Half, 8>;
-  launch(kernel, {.block = {kWarp}, .shared_bytes = 2 * kBoxVectors * sizeof(Bytes16)}, Stream{}, params, w.data(),
-         scores.data(), n.data());
-  return {scores.download(), n.download()};
-}
-
 std::vector<Count> scan_on_device(const std::vector<Count>& counts) {
   const DeviceBuffer<Count> in = on_device(counts);
   const Count n = static_cast<Count>(counts.size()), n_items = SerialScan::sum(n, [&](Count i) { return counts[i]; });
@@ -317,15 +115,15 @@ std::vector<Count> scan_on_device(const std::vector<Count>& counts) {
 }
 
 unsigned n_asked_on_device(std::int64_t batch, int n_blocks) {
-  using Pipeline = SubWarpPipeline<Ringed, CountedParams>;
-  DeviceBuffer<float> elements(batch * kRingDim), out(batch * kRingDim), lse(batch);
+  using Pipeline = SubWarpPipeline<Joiner, CountedParams>;
+  DeviceBuffer<float> elements(batch * kJoinDim), out(batch * kJoinDim), lse(batch);
   const DeviceBuffer<std::int64_t> lengths = on_device(std::vector<std::int64_t>(static_cast<std::size_t>(batch), 1));
   const DeviceBuffer<unsigned> n_asked = on_device(std::vector<unsigned>{0});
   elements.fill(0);
   CountedParams params;
-  params.q = params.k = params.v = {elements.data(), {kRingDim, kRingDim, kRingDim}};
+  params.q = params.k = params.v = {elements.data(), {kJoinDim, kJoinDim, kJoinDim}};
   params.lengths = lengths.data();
-  params.batch = batch, params.d_h = params.d_v = kRingDim, params.end = 1;
+  params.batch = batch, params.d_h = params.d_v = kJoinDim, params.end = 1;
   params.n_asked = n_asked.data();
   const BlockSize block = fit_block<Pipeline>();
   LaunchPlan plan;

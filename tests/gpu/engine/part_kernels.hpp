@@ -20,48 +20,6 @@ inline constexpr int kJoinDim = 32;
 /// @returns the roots that are left and, after them, their fold: [n_roots + 1][2 + kJoinDim]
 std::vector<float> join_splits_on_device(const std::vector<float>& states, KeyRange range, int n_parts, int n_entries);
 
-/// Rows of one step of a LaneRing, read by a warp of four sub-warps.
-inline constexpr int kRingRows = 8, kRingDim = 32;
-
-/// The rows of all steps that a LaneRing delivers for a range of leaves of a cache that starts at position `begin`.
-/// @param k, v [n][stride] @param length keys in use
-/// @returns [range.size() / 8][keys, values][8][kRingDim]; steps past the last key are not written
-std::vector<float> lane_ring_on_device(const std::vector<float>& k, const std::vector<float>& v, int stride, int d_h,
-                                       int d_v, std::int64_t begin, std::int64_t length, KeyRange range, bool aligned);
-
-/// Elements of a row of the tiles below, and rows of a leaf.
-inline constexpr int kTileDim = 128, kTileRows = 64;
-
-/// How a TileRing is asked to copy.
-struct TileRingOptions {
-  bool by_tensor_maps = false;  ///< else cp.async
-  bool aligned = true;          ///< else plain loads
-  bool only_finite = false;     ///< zeros in place of values that are not finite
-  int n_stages = 3;             ///< of a ring by tensor maps; by cp.async there are three
-};
-
-/// All tiles that a TileRing hands out for ranges of positions of a cache that starts at position `begin`, one range after
-/// the other, as add_scores() and add_values() find them; rows of values without a key are cleared.
-/// @param k, v F16, [n][d_h] and [n][d_v] @param length keys in use
-/// @param n_leaves leaf parts of all ranges
-/// @returns [n_leaves][keys, values][kTileRows][kTileDim]
-std::vector<float> tile_ring_on_device(const std::vector<std::uint16_t>& k, const std::vector<std::uint16_t>& v, int d_h,
-                                       int d_v, std::int64_t begin, std::int64_t length, const std::vector<KeyRange>& ranges,
-                                       int n_leaves, const TileRingOptions& options);
-
-/// split_weight() of every weight: [n][upper, middle, lower], bits of the 16-bit type.
-std::vector<std::uint16_t> split_weights_on_device(bool is_bf16, const std::vector<float>& weights);
-
-/// Products of one leaf by a warp: n = P V for 64 weights of each of n_rows = 4 or 8 queries, and their scores q.k.
-struct TileProducts {
-  std::vector<float> scores;  ///< [n_rows][64]
-  std::vector<float> n;       ///< [n_rows][kTileDim]
-};
-/// @param q [n_rows][kTileDim] @param k, v [64][kTileDim], in the 16-bit type @param weights [n_rows][64], in [0, 1]
-TileProducts tile_products_on_device(bool is_bf16, int n_rows, const std::vector<std::uint16_t>& q,
-                                     const std::vector<std::uint16_t>& k, const std::vector<std::uint16_t>& v,
-                                     const std::vector<float>& weights);
-
 /// WarpScan over a batch with counts[i] work items each: their sum, then for each of them the entry that it lies in and the
 /// work items before that entry. Every second one is looked for from the entry of one before it.
 std::vector<Count> scan_on_device(const std::vector<Count>& counts);

@@ -8,14 +8,10 @@
 #include "tree_attn/gpu/platform/emulator/settings.hpp"
 #endif
 
-#include <map>
-
 namespace tree_attn::test {
 namespace {
 
-const std::vector<int> kSplits{1, 2, 7, 64};
-
-/// Shapes for all kinds of thread groups, with tiles of one query, of a few, and more than one tile.
+/// Shapes for all kinds of workers, with tiles of one query, of a few, and more than one tile.
 std::vector<Axes> shapes() {
   std::vector<Axes> shapes;
   for (const DType dtype : {DType::F32, DType::F16, DType::BF16}) {
@@ -30,29 +26,6 @@ std::vector<Axes> shapes() {
 }
 
 }  // namespace
-
-/// @tested{thm_1, Thm. 1}
-TEST_CASE("bits: every number of splits gives the same, in every step that splits") {
-  const RoomForClusters room;
-  unsigned seed = 5000;
-  for (const Axes& axes : shapes()) {
-    const auto workload = normal_workload(seed++, axes);
-    const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
-    for (const device::LadderStep* step : device::all_kernels()) {
-      if (step->refusal(shard.params, shard.dtype) != "") continue;
-      CAPTURE(std::string(step->name));
-      CAPTURE(seed - 1);
-      const DecodeOutput one = run_step(*step, shard, {.n_splits = 1});
-      for (const int n : kSplits) {
-        CAPTURE(n);
-        // What splits must really do so. A step without splits takes no notice.
-        if (step->max_splits > 1 && n > step->max_splits) continue;
-        if (step->max_splits > 1) CHECK(step->plan(shard.params, shard.dtype, {.n_splits = n}).n_splits == n);
-        CHECK(same_output(run_step(*step, shard, {.n_splits = n}), one));
-      }
-    }
-  }
-}
 
 /// More parts than are listed at once, whose subtrees are more than a list holds although their states would fit.
 /// @tested{thm_1, Thm. 1}
@@ -84,88 +57,6 @@ TEST_CASE("bits: parts of large states are joined in rounds") {
   const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
   const device::LadderStep& step = device::kEqualRuns;
   CHECK(same_output(run_step(step, shard, {.n_splits = kSplits}), run_step(step, shard, {.n_splits = 1})));
-}
-
-/// From step 3 on the tree and the order of a dot product are those of the sub-warps of the library kernel.
-/// @tested{thm_1, Thm. 1}
-TEST_CASE("bits: all steps of sub-warps agree") {
-  unsigned seed = 5100;
-  for (const DType dtype : {DType::F32, DType::F16, DType::BF16}) {
-    for (const std::int64_t d : {64, 128, 256, 264, 512}) {
-      const auto workload =
-          normal_workload(seed++, {.heads = 2, .kv_heads = 2, .head_dim = d, .value_dim = d, .n_keys = 700, .dtype = dtype});
-      const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
-      const std::vector<const device::LadderStep*> steps = tree_steps(shard);
-      if (dtype != DType::F32 && d <= 256) {
-        CHECK(steps.empty());  // tensor cores multiply
-        continue;
-      }
-      REQUIRE(steps.size() >= 5);
-      const DecodeOutput first = run_step(*steps[0], *workload);
-      CHECK(against_oracle(*workload, first) == "");
-      for (const device::LadderStep* step : steps) CHECK_MESSAGE(same_output(run_step(*step, *workload), first), step->name);
-    }
-  }
-}
-
-/// @tested{eq_7, eq. (7)}
-TEST_CASE("bits: a query has those that it has alone, whichever queries it comes with") {
-  unsigned seed = 5150;
-  for (const DType dtype : {DType::F32, DType::F16, DType::BF16}) {
-    for (const std::int64_t d : {8, 64, 100, 200, 300}) {
-      ++seed;
-      for (std::int64_t l = 1; l <= 16; ++l, ++seed) {
-        const std::int64_t group = std::int64_t{1} << seed % 4, n_keys = 65 + 10 * l;
-        const Axes axes{.heads = 2 * group,
-                        .kv_heads = 2,
-                        .head_dim = d,
-                        .value_dim = d,
-                        .n_queries = l,
-                        .n_keys = n_keys,
-                        .dtype = dtype};
-        std::mt19937 random(seed);
-        const Tensor q = normal_tensor(random, axes.q(), dtype), k = normal_tensor(random, axes.k(), dtype),
-                     v = normal_tensor(random, axes.v(), dtype);
-        const auto decode = [&](const TensorView& queries, const TensorView& keys, const TensorView& values) {
-          TensorWorkload workload({}, queries, keys, values, {n_keys}, 0.3);
-          return run_step(device::kShortEnd, workload, {.n_splits = 2});
-        };
-        const DecodeOutput together = decode(q, k, v);
-        for (const std::int64_t h : {std::int64_t{0}, 2 * group - 1}) {
-          for (const std::int64_t j : {std::int64_t{0}, l - 1}) {
-            const auto part = [](TensorView view, std::int64_t head, std::int64_t row, std::int64_t n_rows) {
-              const std::byte* const from = view.row(0, head, row);
-              view.data = from, view.shape = {1, 1, n_rows, view.shape[3]};
-              return copy_of(view);
-            };
-            const Tensor own_q = part(q, h, j, 1), own_k = part(k, h / group, 0, n_keys),
-                         own_v = part(v, h / group, 0, n_keys);
-            const DecodeOutput alone = decode(own_q, own_k, own_v);
-            const std::int64_t row = h * l + j;
-            INFO(name_of(dtype) << ", d " << d << ", group " << group << ", l " << l << ", query " << row << ", seed "
-                                << seed);
-            CHECK(std::memcmp(alone.out.data(), together.out.data() + row * d,
-                              static_cast<std::size_t>(d) * sizeof(float)) == 0);
-            CHECK(std::memcmp(alone.lse.data(), together.lse.data() + row, sizeof(float)) == 0);
-          }
-        }
-      }
-    }
-  }
-}
-
-TEST_CASE("bits: an entry of a batch has those that it has alone") {
-  unsigned seed = 5200;
-  for (Axes axes : shapes()) {
-    axes.batch = 4;
-    const auto workload = normal_workload(seed++, axes, std::vector<std::int64_t>{axes.n_keys, 0, 1, 130});
-    const DecodeOutput together = run_step(device::kEqualRuns, *workload, {.n_splits = 3});
-    for (std::int64_t i = 0; i < 4; ++i) {
-      CAPTURE(i);
-      CHECK(same_output(entry_of(together, i, 4), run_step(device::kEqualRuns, *entry_of(*workload, i))));
-    }
-    CHECK(against_oracle(*workload, together, 400) == "");
-  }
 }
 
 #if !defined(TREE_ATTN_FOR_CUDA)
@@ -320,28 +211,6 @@ TEST_CASE("bits: up to 8 shards, each with any number of splits, join to the who
       }
       CAPTURE(p);
       CHECK(same_output(finish(forest), whole));
-    }
-  }
-}
-
-/// A leaf is one chain of sums, so each side of a cut inside it has sums of its own.
-/// @tested{thm_1, Thm. 1}
-TEST_CASE("bits: shards cut inside a leaf join to the whole, within the error bound") {
-  for (const DType dtype : {DType::F32, DType::BF16}) {
-    for (const std::int64_t heads : {2, 6}) {
-      const Axes axes{.heads = heads, .kv_heads = 2, .head_dim = 64, .value_dim = 32, .n_keys = 333, .dtype = dtype};
-      const auto workload = normal_workload(5500, axes);
-      const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
-      for (const std::vector<std::int64_t>& lengths : std::vector<std::vector<std::int64_t>>{
-               {1, 332}, {5, 0, 100, 228}, {63, 65, 205}, {127, 206}, {70, 10, 253}, {332, 1}}) {
-        CAPTURE(lengths);
-        Forest<float> forest(heads, 32);
-        for (const KeyRange& range : ranges_of_lengths(lengths)) {
-          const Forest<float> part = forest_of(device::kEqualRuns, *workload, range, 2);
-          forest.append(part.subtrees(), part.states().data());
-        }
-        CHECK(against_oracle(*workload, finish(forest), longest_chain(device::kEqualRuns, shard)) == "");
-      }
     }
   }
 }

@@ -47,18 +47,6 @@ void check_steps(TensorWorkload& workload, const std::vector<int>& splits) {
 
 }  // namespace
 
-/// @tested{eq_7, eq. (7)}
-TEST_CASE("copies, short end: attention with the same bits, for every type and head size") {
-  unsigned seed = 5000;
-  for (const DType dtype : {DType::F32, DType::F16, DType::BF16}) {
-    for (const std::int64_t d : {64, 128, 256}) {
-      const Axes axes{.heads = 2, .kv_heads = 1, .head_dim = d, .value_dim = d, .n_keys = 333, .dtype = dtype};
-      INFO(name_of(dtype) << ", d " << d << ", seed " << seed);
-      check_steps(*normal_workload(seed++, axes), {0, 2});
-    }
-  }
-}
-
 TEST_CASE("copies, short end: the bits do not depend on the number of splits, with more splits than leaves too") {
   const RoomForClusters room;
   for (const std::int64_t n_keys : {1, 63, 64, 65, 500, 1100}) {
@@ -73,20 +61,6 @@ TEST_CASE("copies, short end: the bits do not depend on the number of splits, wi
   }
 }
 
-TEST_CASE("copies, short end: a batch with its own lengths, no key and one key among them, and groups of queries") {
-  for (const DType dtype : {DType::F32, DType::BF16}) {
-    const Axes axes{.batch = 5,
-                    .heads = 6,
-                    .kv_heads = 2,
-                    .head_dim = 64,
-                    .value_dim = 64,
-                    .n_queries = 2,
-                    .n_keys = 200,
-                    .dtype = dtype};
-    check_steps(*normal_workload(5200, axes, std::vector<std::int64_t>{200, 0, 1, 65, 131}), {1, 3, 8, 16});
-  }
-}
-
 TEST_CASE("copies, short end: stages are used many times over, and tails are ragged") {
   // Eight sub-warps and 5000 keys, or 32 and 8201: up to 80 steps of eight a sub-warp, through a ring of three stages.
   for (const std::int64_t n_keys : {4993, 5000, 5003}) {
@@ -96,20 +70,6 @@ TEST_CASE("copies, short end: stages are used many times over, and tails are rag
   }
   const Axes narrow{.heads = 1, .kv_heads = 1, .head_dim = 64, .value_dim = 64, .n_keys = 8201, .dtype = DType::F16};
   check_steps(*normal_workload(5301, narrow), {1});
-}
-
-TEST_CASE("copies, short end: rows that are narrower than their sub-warp, of unlike width, or wider than 512 bytes") {
-  const Axes shapes[] = {{.heads = 1, .kv_heads = 1, .head_dim = 72, .value_dim = 40, .n_keys = 210, .dtype = DType::BF16},
-                         {.heads = 1, .kv_heads = 1, .head_dim = 64, .value_dim = 128, .n_keys = 210, .dtype = DType::F16},
-                         {.heads = 1, .kv_heads = 1, .head_dim = 192, .value_dim = 128, .n_keys = 210, .dtype = DType::F32},
-                         {.heads = 1, .kv_heads = 1, .head_dim = 8, .value_dim = 8, .n_keys = 210, .dtype = DType::F16},
-                         {.heads = 1, .kv_heads = 1, .head_dim = 512, .value_dim = 512, .n_keys = 330, .dtype = DType::BF16},
-                         {.heads = 1, .kv_heads = 1, .head_dim = 512, .value_dim = 512, .n_keys = 330, .dtype = DType::F32},
-                         {.heads = 1, .kv_heads = 1, .head_dim = 260, .value_dim = 300, .n_keys = 210, .dtype = DType::F32}};
-  for (const Axes& axes : shapes) {
-    INFO("d_h " << axes.head_dim << ", d_v " << axes.value_dim << ", " << name_of(axes.dtype));
-    check_steps(*normal_workload(5400, axes), {1, 3});
-  }
 }
 
 TEST_CASE("copies, short end: what lies between rows is never read into a result") {

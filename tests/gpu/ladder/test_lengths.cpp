@@ -75,36 +75,6 @@ class Entries {
 
 }  // namespace
 
-/// Rows past a length may be copied with their leaf; here they are NaN and Inf.
-/// @tested{eq_7, eq. (7)}
-TEST_CASE("lengths: the library kernel decodes each of 0 to N, for every N up to two leaves and a key") {
-  for (const Kind& kind : kKinds) {
-    const Entries entries(kind, Tail::NotFinite);
-    std::vector<DecodeOutput> outputs;
-    for (std::int64_t n_keys = 0; n_keys <= kMostKeys; ++n_keys) {
-      INFO(name_of(kind) << ", N = " << n_keys);
-      const auto workload = entries.all(n_keys);
-      const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
-      outputs.push_back(run_step(device::kEqualRuns, shard));
-      CHECK(against_oracle(*workload, outputs.back(), longest_chain(device::kEqualRuns, shard)) == "");
-      // An entry has the bits that it has alone.
-      for (const std::int64_t n : {n_keys / 2, n_keys}) {
-        CAPTURE(n);
-        CHECK(same_output(entry_of(outputs.back(), n, n_keys + 1),
-                          run_step(device::kEqualRuns, *entries.workload(n, n + 1, n_keys))));
-      }
-    }
-    // An entry has the same bits in a shard of every size.
-    for (std::int64_t n_keys = 0; n_keys <= kMostKeys; ++n_keys) {
-      for (std::int64_t n = 0; n <= n_keys; ++n) {
-        INFO(name_of(kind) << ", length " << n << ", N = " << n_keys);
-        const DecodeOutput in_shard = entry_of(outputs[static_cast<std::size_t>(n_keys)], n, n_keys + 1);
-        CHECK(same_output(in_shard, entry_of(outputs.back(), n, kMostKeys + 1)));
-      }
-    }
-  }
-}
-
 /// @tested{eq_7, eq. (7)}
 TEST_CASE("lengths: every step decodes each of 0 to N, with the same bits whatever stands past the lengths") {
   for (const Kind& kind : kKinds) {

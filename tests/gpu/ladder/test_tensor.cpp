@@ -38,40 +38,6 @@ Tensor zeros(const Shape& shape, DType dtype) {
 
 }  // namespace
 
-/// @tested{eq_7, eq. (7)}
-TEST_CASE("tensor: within the bound of the oracle, for head sizes, groups and lengths of all kinds") {
-  unsigned seed = 7000;
-  for (const DType dtype : kDTypes) {
-    std::vector<std::pair<Axes, std::vector<std::int64_t>>> shapes;
-    for (const std::int64_t d : {64, 128, 256})
-      shapes.push_back({{.heads = 4, .kv_heads = 1, .head_dim = d, .value_dim = d, .n_keys = 300, .dtype = dtype}, {300}});
-    for (const std::int64_t d : {1, 46, 59, 111, 192})
-      shapes.push_back({{.heads = 2, .kv_heads = 1, .head_dim = d, .value_dim = d, .n_keys = 130, .dtype = dtype}, {130}});
-    shapes.push_back({{.heads = 3, .kv_heads = 1, .head_dim = 32, .value_dim = 100, .n_keys = 90, .dtype = dtype}, {90}});
-    shapes.push_back({{.heads = 3, .kv_heads = 1, .head_dim = 100, .value_dim = 7, .n_keys = 90, .dtype = dtype}, {90}});
-    for (const std::int64_t group : {1, 2, 3, 8, 9, 16, 20})
-      shapes.push_back(
-          {{.heads = 2 * group, .kv_heads = 2, .head_dim = 64, .value_dim = 64, .n_keys = 100, .dtype = dtype}, {100}});
-    shapes.push_back(
-        {{.heads = 12, .kv_heads = 1, .head_dim = 256, .value_dim = 256, .n_keys = 200, .dtype = dtype}, {200}});
-    shapes.push_back({{.batch = 4,
-                       .heads = 4,
-                       .kv_heads = 2,
-                       .head_dim = 128,
-                       .value_dim = 64,
-                       .n_queries = 3,
-                       .n_keys = 150,
-                       .dtype = dtype},
-                      {150, 0, 1, 65}});
-    for (const auto& [axes, lengths] : shapes) {
-      const auto workload = normal_workload(seed++, axes, lengths);
-      INFO(name_of(dtype) << ", group " << axes.heads / axes.kv_heads * axes.n_queries << ", d_h " << axes.head_dim
-                          << ", d_v " << axes.value_dim << ", seed " << seed - 1);
-      CHECK(error_of(*workload, run(*workload)) == "");
-    }
-  }
-}
-
 TEST_CASE("tensor: small weights keep their bits") {
   // Keys in falling order of their scores, and values that only one of them has: what it contributes is not lost among
   // others.
@@ -113,20 +79,6 @@ TEST_CASE("tensor: a weight has 24 bits") {
   }
 }
 
-TEST_CASE("tensor: a negative scale, and a scale of zero") {
-  for (const DType dtype : kDTypes) {
-    for (const double scale : {-0.3, 0.0, -0.0}) {
-      const Axes axes{.heads = 3, .kv_heads = 1, .head_dim = 20, .value_dim = 9, .n_keys = 150, .dtype = dtype};
-      std::mt19937 random(7150);
-      Tensor q = normal_tensor(random, axes.q(), dtype), k = normal_tensor(random, axes.k(), dtype),
-             v = normal_tensor(random, axes.v(), dtype);
-      const auto workload = workload_of(std::move(q), std::move(k), std::move(v), {}, scale);
-      CAPTURE(scale);
-      CHECK(error_of(*workload, run(*workload)) == "");
-    }
-  }
-}
-
 TEST_CASE("tensor: copies by tensor maps, by cp.async and by plain loads leave the same bits") {
   unsigned seed = 7180;
   for (const DType dtype : kDTypes) {
@@ -155,79 +107,6 @@ TEST_CASE("tensor: copies by tensor maps, by cp.async and by plain loads leave t
         CHECK(same_output(run(*misaligned(*workload, 2), 3), by_async));
         CHECK(same_output(run_step(device::kEqualRuns, *misaligned(*workload, 2), {.n_splits = 3}), by_async));
       }
-    }
-  }
-}
-
-TEST_CASE("tensor: sums of small whole numbers are exact") {
-  for (const DType dtype : kDTypes) {
-    const Axes axes{.heads = 4, .kv_heads = 1, .head_dim = 64, .value_dim = 64, .n_keys = 200, .dtype = dtype};
-    std::mt19937 random(7100);
-    std::vector<float> values(200 * 64);
-    for (float& x : values) x = static_cast<float>(static_cast<int>(random() % 101) - 50);
-    const auto workload =
-        workload_of(normal_tensor(random, axes.q(), dtype), Tensor(std::vector<float>(200 * 64, 0), axes.k(), dtype),
-                    Tensor(values, axes.v(), dtype));
-    const DecodeOutput output = run(*workload);
-    for (std::size_t j = 0; j < 64; ++j) {
-      float sum = 0;
-      for (std::size_t a = 0; a < 200; ++a) sum += values[a * 64 + j];
-      for (std::size_t r = 0; r < 4; ++r) CHECK(output.out[r * 64 + j] == sum / 200);
-    }
-  }
-}
-
-/// @tested{thm_1, Thm. 1}
-TEST_CASE("tensor: bits do not depend on splits, batch, alignment or strides") {
-  unsigned seed = 7200;
-  for (const DType dtype : kDTypes) {
-    for (const std::int64_t group : {3, 11}) {
-      const Axes axes{
-          .batch = 2, .heads = 2 * group, .kv_heads = 2, .head_dim = 64, .value_dim = 64, .n_keys = 900, .dtype = dtype};
-      const auto workload = normal_workload(seed++, axes, std::vector<std::int64_t>{900, 389});
-      INFO(name_of(dtype) << ", group " << group << ", seed " << seed - 1);
-      const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
-      const DecodeOutput one = run_step(device::kEqualRuns, shard, {.n_splits = 1});
-      for (const int n : {2, 7, 64}) {
-        CHECK(device::kEqualRuns.plan(shard.params, dtype, {.n_splits = n}).n_splits == n);
-        CHECK(same_output(run_step(device::kEqualRuns, shard, {.n_splits = n}), one));
-      }
-      CHECK(same_output(run(*misaligned(*workload, 2), 2), one));
-      CHECK(same_output(run(*packed(*workload), 2), one));
-
-      const std::size_t n_out = one.out.size() / 2, n_lse = one.lse.size() / 2;
-      for (std::size_t entry = 0; entry < 2; ++entry) {
-        const DecodeOutput alone = run(*entry_of(*workload, static_cast<std::int64_t>(entry)), 3);
-        CHECK(std::memcmp(alone.out.data(), one.out.data() + entry * n_out, n_out * sizeof(float)) == 0);
-        CHECK(std::memcmp(alone.lse.data(), one.lse.data() + entry * n_lse, n_lse * sizeof(float)) == 0);
-      }
-    }
-  }
-}
-
-/// @tested{alg_3, Alg. 3}
-TEST_CASE("tensor: shards cut at leaves have the bits of the whole, others are within the bound") {
-  for (const DType dtype : kDTypes) {
-    const Axes axes{.heads = 4, .kv_heads = 1, .head_dim = 46, .value_dim = 33, .n_keys = 400, .dtype = dtype};
-    const auto workload = normal_workload(7300, axes, std::vector<std::int64_t>{365});
-    const DecodeOutput whole = run(*workload);
-    for (const std::vector<std::int64_t>& cuts :
-         {std::vector<std::int64_t>{0, 64, 320, 400}, {0, 3, 77, 200, 201, 390, 400}}) {
-      Forest<float> forest(4, 33);
-      for (std::size_t i = 0; i + 1 < cuts.size(); ++i) {
-        const DeviceShard shard(workload->query(0), workload->shard({cuts[i], cuts[i + 1]}), workload->lengths(),
-                                workload->scale);
-        const std::vector<Subtree> subtrees = cover(cuts[i], cuts[i + 1]);
-        device::DeviceBuffer<float> states(static_cast<std::int64_t>(subtrees.size()) * forest.block_size());
-        states.fill(0xFF);
-        const device::LaunchPlan plan = device::kEqualRuns.plan(shard.params, dtype, {.n_splits = 2});
-        const DeviceWorkspace workspace(plan);
-        device::kEqualRuns.run(shard.params, dtype, {.states = states.data()}, plan, workspace.get(), device::Stream{});
-        forest.append(subtrees, states.download().data());
-      }
-      const DecodeOutput joined = finish_rows(forest.fold(), 4, 33);
-      CHECK(error_of(*workload, joined) == "");
-      if (cuts[1] == 64) CHECK(same_output(joined, whole));
     }
   }
 }
@@ -269,74 +148,6 @@ TEST_CASE("tensor: one key gives its value within two ulp, if that is a normal n
       }
     }
   }
-}
-
-TEST_CASE("tensor: NaN and Inf reach the outputs that the formula says, and change no bit of others") {
-  const Axes axes{.heads = 6, .kv_heads = 2, .head_dim = 20, .value_dim = 9, .n_keys = 150};
-  for (const DType dtype : kDTypes) {
-    const auto workload_with = [&](int where, std::int64_t position, float number) {
-      std::mt19937 random(7500);
-      Tensor q = normal_tensor(random, axes.q(), dtype), k = normal_tensor(random, axes.k(), dtype),
-             v = normal_tensor(random, axes.v(), dtype);
-      if (where == 0) q.set(0, 1, 0, 2, number);
-      if (where == 1) k.set(0, 1, position, 2, number);
-      if (where == 2) v.set(0, 1, position, 2, number);
-      return workload_of(std::move(q), std::move(k), std::move(v));
-    };
-    for (const int where : {0, 1, 2}) {
-      for (const std::int64_t position : {0, 70, 149}) {
-        const DecodeOutput clean = run(*workload_with(where, position, 0.25f));
-        for (const float number : {kNaN, kInf, -kInf}) {
-          INFO(name_of(dtype) << ", tensor " << where << ", position " << position << ", number " << number);
-          const auto workload = workload_with(where, position, number);
-          const DecodeOutput output = run(*workload);
-          CHECK(error_of(*workload, output) == "");
-          // The query is of head 1; heads 3 to 5 read key/value head 1.
-          for (std::size_t r = 0; r < 6; ++r) {
-            for (std::size_t j = 0; j < 9; ++j) {
-              const bool may_show = where == 0 ? r == 1 : r >= 3 && (where == 1 || j == 2);
-              if (!may_show) CHECK(std::memcmp(&output.out[r * 9 + j], &clean.out[r * 9 + j], sizeof(float)) == 0);
-            }
-          }
-        }
-      }
-    }
-  }
-}
-
-TEST_CASE("tensor: values of keys that are not seen are not looked at") {
-  for (const DType dtype : kDTypes) {
-    // Rows that are loaded, and rows that are copied.
-    for (const auto& [heads, d_h, d_v] : {std::tuple{4, 20, 9}, {8, 20, 9}, {4, 64, 64}, {8, 128, 72}}) {
-      const Axes axes{.heads = heads, .kv_heads = 1, .head_dim = d_h, .value_dim = d_v, .n_keys = 150, .dtype = dtype};
-      std::mt19937 random(7600);
-      Tensor q = normal_tensor(random, axes.q(), dtype), k = normal_tensor(random, axes.k(), dtype),
-             v = normal_tensor(random, axes.v(), dtype);
-      // The first half of the heads sees nothing of a whole leaf and of single keys, the other half all of it.
-      for (std::int64_t h = 0; h < heads; ++h) q.set(0, h, 0, 2, h < heads / 2 ? 1.0f : 0.0f), q.set(0, h, 0, 3, 0.5f);
-      for (const std::int64_t a : {3, 17, 140}) k.set(0, 0, a, 3, -kInf);
-      for (std::int64_t a = 64; a < 128; ++a) k.set(0, 0, a, 3, -kInf);
-      Tensor v_nan = v;
-      for (const std::int64_t a : {3, 17, 64, 90, 140}) v_nan.set(0, 0, a, a % 9, a % 2 == 0 ? kNaN : kInf);
-      const auto workload = workload_of(q, k, v), not_looked_at = workload_of(q, k, v_nan);
-      const DecodeOutput output = run(*workload), other = run(*not_looked_at);
-      CHECK(error_of(*workload, output) == "");
-      CHECK(error_of(*not_looked_at, other) == "");
-      CHECK(same_output(output, other));
-    }
-  }
-}
-
-TEST_CASE("tensor: all scores -inf is the empty set") {
-  const Axes axes{.heads = 4, .kv_heads = 1, .head_dim = 20, .value_dim = 9, .n_keys = 100, .dtype = DType::BF16};
-  std::mt19937 random(7700);
-  Tensor q = normal_tensor(random, axes.q(), axes.dtype), k = normal_tensor(random, axes.k(), axes.dtype);
-  for (std::int64_t h = 0; h < 4; ++h) q.set(0, h, 0, 3, 1);
-  for (std::int64_t a = 0; a < 100; ++a) k.set(0, 0, a, 3, -kInf);
-  const auto workload = workload_of(std::move(q), std::move(k), normal_tensor(random, axes.v(), axes.dtype));
-  const DecodeOutput output = run(*workload);
-  for (const float z : output.out) CHECK(z == 0);
-  for (const float lse : output.lse) CHECK(lse == -kInf);
 }
 
 TEST_CASE("tensor: states of padding are not stored") {

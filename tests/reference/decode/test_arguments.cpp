@@ -51,6 +51,9 @@ TEST_CASE("arguments: ranges are cut for at least one rank, at multiples of at l
   CHECK_THROWS_WITH_AS(closed(KeyRange{0, kOpenEnd}, kHuge + 1),
                        "closed: a sequence of 4611686018427387905 keys; at most 2^62", std::out_of_range);
   CHECK(closed(KeyRange{0, kOpenEnd}, -5).empty());
+  for (const auto& [begin, longest, end] : {std::array{64, 0, 64}, {192, 190, 192}, {64, 65, 128}, {64, 128, 128}})
+    CHECK(closed({begin, kOpenEnd}, longest).end == end);
+  CHECK(closed({64, 70}, 1000).end == 70);
 }
 
 TEST_CASE("arguments: the leaves of a range ascend, and have no row but their own") {

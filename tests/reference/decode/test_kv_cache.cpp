@@ -29,46 +29,6 @@ std::vector<std::int64_t> used(const std::vector<std::int64_t>& lengths) { retur
 
 }  // namespace
 
-/// @tested{eq_7, eq. (7)}
-TEST_CASE("cache: keys appended in portions of any size have the same states as a whole shard") {
-  for (const DType dtype : {DType::F32, DType::BF16}) {
-    const std::vector<std::int64_t> lengths{300, 0, 71, 133};
-    const auto workload = normal_workload(5100,
-                                          {.batch = 4,
-                                           .heads = 4,
-                                           .kv_heads = 2,
-                                           .head_dim = 12,
-                                           .value_dim = 9,
-                                           .n_queries = 2,
-                                           .n_keys = 300,
-                                           .dtype = dtype},
-                                          lengths);
-    const Forest<float> want = decode_shard(workload->query(0), workload->shard(kCapacity), lengths, workload->scale);
-    for (const std::int64_t portion : {1, 7, 64, 1000}) {
-      CAPTURE(portion);
-      const auto cache = cpu_backend().make_cache(workload->shape(), kCapacity);
-      const auto session = cache->open(workload->scale);
-      // Append the positions of all entries in portions. A decode in between has no effect on later ones.
-      for (std::int64_t begin = kCapacity.begin; begin < kCapacity.end; begin += portion) {
-        for (std::int64_t i = 0; i < 4; ++i) {
-          const std::int64_t end = std::min({begin + portion, kCapacity.end, lengths[static_cast<std::size_t>(i)]});
-          if (begin < end) cache->append(i, part(*workload, i, begin, end).k, part(*workload, i, begin, end).v);
-        }
-        std::vector<std::int64_t> now(lengths);
-        for (std::int64_t& length : now) length = std::min(length, std::min(begin + portion, kCapacity.end));
-        const Forest<float>& states = session->decode({workload->query(0), now}).host();
-        if (portion >= 64)
-          CHECK(same_states(states, decode_shard(workload->query(0), workload->shard(kCapacity), now, workload->scale)));
-        CHECK(states.subtrees() == want.subtrees());
-      }
-      CHECK(std::vector(cache->lengths().begin(), cache->lengths().end()) == used(lengths));
-      CHECK(cache->longest() == 230);
-      CHECK(same_states(session->decode({workload->query(0), lengths}).host(), want));
-      CHECK(session->describe() == "");
-    }
-  }
-}
-
 TEST_CASE("cache: borrowed positions are read in place, and appended ones follow them") {
   const std::vector<std::int64_t> lengths{300, 90};
   const auto workload = normal_workload(5200, {.batch = 2, .n_keys = 300}, lengths);
