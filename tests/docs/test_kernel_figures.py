@@ -3,7 +3,6 @@
 """docs/tools/kernel_figures.py: the bars of the ladder are the bytes of its steps, and a time only where this kernel was measured."""
 import copy
 import json
-import math
 import os
 import pathlib
 import re
@@ -20,11 +19,6 @@ import kernel_tables
 STEPS = [name for _, name, *_ in kernel_tables.steps()]
 
 
-def bars(svg):
-    """(class, length) of every bar that begins at the axis."""
-    return [(kind, float(width)) for kind, x, width in re.findall(r'<rect class="([^"]+)" x="([\d.]+)" y="[^"]*" width="([\d.]+)"', svg) if x == "120"]
-
-
 def measured_record(steps):
     record = copy.deepcopy(kernel_tables.RECORD)
     line = next(line for line in record["lines"] if line["shape"] == "BF16, 16/16 heads, 8k keys")
@@ -33,28 +27,6 @@ def measured_record(steps):
 
 
 class Steps(unittest.TestCase):
-    def test_every_step_has_the_time_of_its_bytes(self):
-        record = measured_record([])
-        found = bars(kernel_figures.steps(record))
-        wanted = []
-        for _, _, keys, scores in kernel_tables.steps():
-            for kind, (heads, kv_heads) in zip("ab", kernel_tables.HEADS):
-                seconds = (keys(heads, kv_heads, 8192) + scores(heads, 8192)) / record["read_bytes_per_second"]
-                wanted.append((f"{kind} full", 115 * math.log10(seconds / 1e-6)))
-        self.assertEqual([kind for kind, _ in found], [kind for kind, _ in wanted])
-        for (_, length), (_, expected) in zip(found, wanted):
-            self.assertAlmostEqual(length, expected, delta=0.01)
-
-    def test_a_time_is_shown_where_this_kernel_was_measured(self):
-        for steps in ([], ["naive"], STEPS):
-            svg = kernel_figures.steps(measured_record(steps))
-            light = [length for kind, length in bars(svg) if kind in "ab"]
-            self.assertEqual(len(light), 2 * len(steps))
-            self.assertEqual(svg.count("not measured"), 2 * (len(STEPS) - len(steps)))
-            for length in light:
-                self.assertAlmostEqual(length, 230, delta=0.01)
-
-
     def test_a_lower_bound_is_no_expectation_and_multiples_are_those_of_the_read(self):
         record = measured_record(["naive"])
         svg, read = kernel_figures.steps(record), record["lines"][0]["read_seconds"]

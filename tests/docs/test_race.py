@@ -6,7 +6,6 @@ Run: tests/docs/test_race.py [--program build/tree_attn]
 """
 import json
 import pathlib
-import re
 import subprocess
 import sys
 import tempfile
@@ -41,20 +40,6 @@ class Facts(unittest.TestCase):
             self.assertEqual(max(each[-1][0] for each in steps.values()), max(message[3] for message in row["messages"]))
         # A shard more at every hop of the ring.
         self.assertEqual([n for _, n in race.known(RING)[0]], list(range(1, 9)))
-
-    def test_the_clock(self):
-        clock = race.Clock(27.0, 9000.0)
-        parts = [clock.part(us) for us in (0, 13.5, 27.0, 9000.0)]
-        seconds = [part * clock.seconds for part in parts]
-        for got, want in zip(seconds, (0, race.SLOW / 2, race.SLOW, race.SLOW + race.FAST)):
-            self.assertAlmostEqual(got, want)
-
-    def test_key_times_grow(self):
-        for values in re.findall(r'keyTimes="([^"]*)"', race.drawing(FACTS, "light")):
-            times = [float(value) for value in values.split(";")]
-            self.assertEqual(times, sorted(times), values)
-            self.assertEqual(times[0], 0)
-            self.assertLessEqual(times[-1], 1)
 
     def test_the_table_has_a_row_per_schedule(self):
         rows = race.table(FACTS).splitlines()[2:]

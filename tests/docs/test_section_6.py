@@ -47,8 +47,10 @@ class Section6(unittest.TestCase):
         self.assertEqual({key: sorted(of) for key, of in found.items()},
                          {("Table 1", "H100 NVLink"): [32_000, 64_000, 128_000, 256_000], ("Table 1", "MI300X"): [32_000, 64_000, 128_000, 256_000],
                           ("Table 2", "RTX 4090 PCIe"): [8_000, 16_000, 20_000, 32_000]})
-        ratios = [ring / tree for of in found.values() for (tree, _), (ring, _) in of.values()]
-        self.assertEqual((f"{min(ratios):.1f}", f"{max(ratios):.1f}"), ("2.3", "5.4"))
+        # Slip 11: 2.3 to 4.3 in Table 1, where 2 occurs twice, and 4.1 to 5.4 in Table 2.
+        ratios = {name: [ring / tree for (table, _), of in found.items() if table == name for (tree, _), (ring, _) in of.values()] for name in ("Table 1", "Table 2")}
+        self.assertEqual([f"{min(of):.1f} to {max(of):.1f}" for of in ratios.values()], ["2.3 to 4.3", "4.1 to 5.4"])
+        self.assertEqual(sum(round(ratio) == 2 for ratio in ratios["Table 1"]), 2)
 
     def test_the_notebook_has_the_same_data(self):
         notebook = (ROOT / "notebooks_cpp" / "13_the_papers_experiments.cpp").read_text(encoding="utf-8")
@@ -58,20 +60,6 @@ class Section6(unittest.TestCase):
     def test_the_formulas_give_the_gaps_of_fig_4(self):
         for heads, gap in section_6.GAPS.items():
             self.assertAlmostEqual(section_6.gap_of_formulas(heads) / gap, 1, delta=0.01)
-
-    def test_figure(self):
-        predicted, rows = made_up()
-        svg = section_6.figure(section_6.Facts(predicted, rows))
-        # Squares of the paper: the factor, two gaps, and tree and ring of eight lengths; dots: 21 ratios, 15 times, two gaps, 24 sums.
-        self.assertEqual(len(re.findall(r'<rect class="[abc]"', svg)), 1 + 2 + 16)
-        self.assertEqual(len(re.findall(r'<circle class="[abc] full"', svg)), 21 + 15 + 2 + 24)
-        # A logarithmic axis of 200 from 1 to 20 000 that begins at 264: the ratio of the model is 30, of the simulation 40, of the paper 8.
-        def height(ratio):
-            return 264 - 200 * section_6.math.log(ratio) / section_6.math.log(20_000)
-
-        self.assertIn(f'L{292 - 240 * section_6.math.log(9e6 / 5.12e6) / section_6.math.log(150):.1f} {height(30):.1f}"', svg)
-        self.assertEqual(svg.count(f'cy="{height(40):.1f}"'), 21)
-        self.assertIn(f'y="{height(8) - 4:g}" width="8"', svg)
 
     def test_table(self):
         predicted, rows = made_up()

@@ -7,8 +7,6 @@ import importlib.util
 import io
 import json
 import os
-import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -69,13 +67,6 @@ if [ "$ERROR" ]; then echo "$ERROR" >&2; exit 1; fi
 """
 # What prints the lines in another: exchange_over_nccl.
 GATHER = LINES.replace("$LINES", "$GATHER").replace("$ERROR", "$GATHER_ERROR")
-# A compute-sanitizer that finds an error in one-shot if it is ERROR, or in on_parts, which otherwise says WAITS or NOTE.
-SANITIZER = """#!/bin/sh
-case "$*" in
-  *"$2 --error-exitcode 9 "*"--algorithm $ERROR"* | *"$2 --error-exitcode 9 "*"/$ERROR --parts 2 --steps 8 "*) echo "ERROR SUMMARY: 1 error"; exit 9;;
-  *on_parts*) echo "$NOTE"; if [ "$WAITS" ]; then echo "exchange_on_parts: $WAITS" >&2; exit 1; fi;;
-esac
-"""
 
 
 def lines(*each):
@@ -91,14 +82,6 @@ def on_parts(n, beyond=1.0, wrong=0, disordered=0, line="rank 0, step 6: no stat
             *({"part": "time", "parts": n, "what": what, "median_us": us, "p10_us": us, "p90_us": us} for what, us in times.items()),
             {"part": "stamps", "parts": n, "steps": 2000, "wrong": 0, "disordered": disordered, "sent_us": 0.4, "first_us": -0.25, "last_us": 1.1, "merged_us": 1.9},
             {"part": "missing", "parts": n, "seconds": seconds, "limit": 3, "line": line.format(n - 1)}]
-
-
-def over_nccl(n, us=47, wrong=0, seconds=3.5, line="rank 0 waited 3 s for ncclAllGather and gave up"):
-    """What exchange_over_nccl prints for n ranks."""
-    times = {"decode, ncclAllGather, merge": us, "one-shot": 42, "decode": 40}
-    return [{"part": "ranks", "ranks": n, "devices": n}, {"part": "bits", "ranks": n, "what": "ncclAllGather", "steps": 14, "wrong": wrong},
-            *({"part": "time", "ranks": n, "what": what, "median_us": us, "p10_us": us, "p90_us": us} for what, us in times.items()),
-            {"part": "missing", "ranks": n, "seconds": seconds, "limit": 3, "line": line}]
 
 
 # The program that is made up, started without a process: hundreds of them would take most of the time of this test.
@@ -129,8 +112,7 @@ class Experiments(unittest.TestCase):
         without_processes = mock.patch.object(measure, "run", start)
         without_processes.start()
         self.addCleanup(without_processes.stop)
-        for name, text in (("tree_attn", PROGRAM), ("mpirun", MPIRUN), ("on_parts", LINES), ("over_nccl", GATHER), ("time_ladder", LINES), ("stand_in.so", ""),
-                           ("compute-sanitizer", SANITIZER)):
+        for name, text in (("tree_attn", PROGRAM), ("mpirun", MPIRUN), ("on_parts", LINES), ("over_nccl", GATHER), ("time_ladder", LINES), ("stand_in.so", "")):
             (Path(self.folder.name) / name).write_text(text)
             (Path(self.folder.name) / name).chmod(0o755)
 
@@ -175,58 +157,6 @@ class Experiments(unittest.TestCase):
         finally:
             del os.environ["REFUSED"]
 
-    def test_times_are_of_a_gpu_alone(self):
-        self.assertTrue(all(answer.values == {} and answer.found == "ran" for answer in self.answers(measure.cost)))
-        timed = self.answers(measure.cost, backend="cuda")
-        self.assertEqual({(answer.found, answer.good) for answer in timed}, {("step 30.0 us, combine 4.0 us", None)})
-        self.assertIn("gather, 2 ranks, in turns on a GPU, 65536 keys", [answer.case for answer in timed])
-        # The decode alone is the 30 us of gather without its 4 us.
-        with_one_shot = self.answers(measure.cost, backend="cuda", MORE="one-shot")
-        self.assertEqual(with_one_shot[-1].found, "step 31.0 us, 5.0 us beyond the decode alone")
-        self.assertEqual(with_one_shot[-1].values, {"latency": 31, "beyond_decode": 5})
-        self.assertEqual(len(with_one_shot), len(timed) + 1)
-
-    def test_one_shot_stands_beside_an_all_gather_of_nccl(self):
-        def baseline(backend="cuda", **variables):
-            return [answer for answer in self.answers(measure.cost, backend, **variables) if answer.experiment == "cost" and answer.case.startswith("ncclAllGather")]
-
-        right = baseline(GATHER=lines(*over_nccl(2)))
-        self.assertEqual([answer.good for answer in right], [True, None])
-        self.assertEqual(right[1].found, "decode, ncclAllGather, merge 47.0 us, one-shot 42.0 us, decode 40.0 us, "
-                                         "decode, ncclAllGather, merge, beyond the decode 7.0 us, one-shot, beyond the decode 2.0 us")
-        self.assertEqual([answer.good for answer in baseline(GATHER=lines(*over_nccl(2, wrong=1)))], [False, None])
-        self.assertEqual([(answer.good, answer.found, answer.values) for answer in baseline("emulated", GATHER=lines(*over_nccl(2)))][1], (None, "ran", {}))
-        few = lines({"part": "ranks", "ranks": 4, "note": "there are GPUs for 1"})
-        self.assertEqual([(answer.good, answer.found) for answer in baseline(GATHER=few)], [(None, "there are GPUs for 1")])
-        # A library that is not there is no error on a GPU, and one of the stand-in; a peer that is gone always is.
-        missing = "exchange_over_nccl: --transport nccl: libnccl.so.2 was not found; pip install nvidia-nccl-cu13"
-        self.assertEqual([answer.good for answer in baseline(GATHER_ERROR=missing)], [None])
-        self.assertEqual([answer.good for answer in baseline("emulated", GATHER_ERROR=missing)], [False])
-        gone = baseline(GATHER=lines(*over_nccl(2)), GATHER_ERROR="exchange_over_nccl: rank 1 waited 10 s for ncclAllGather and gave up")
-        self.assertEqual((gone[-1].good, gone[-1].found), (False, "rank 1 waited 10 s for ncclAllGather and gave up"))
-        for ended, good in ((dict(seconds=5.5), False), (dict(line="no error"), False), ({}, True)):
-            found = self.answers(measure.cost, "cuda", GATHER=lines(*over_nccl(2, **ended)))
-            self.assertEqual([answer.good for answer in found if answer.experiment == "missing rank"], [good])
-        (Path(self.folder.name) / "over_nccl").unlink()
-        self.assertEqual([answer.good for answer in baseline()], [None])
-
-    def test_a_step_takes_at_most_a_tenth_longer_than_its_kernel(self):
-        def ladder(seconds, **more):
-            return lines({"part": "device", "library": "equal-runs", "read_bytes_per_second": 4e12}, {"part": "step", "step": "naive", "graph_seconds": 1},
-                         {"part": "step", "step": "equal-runs", "bytes": 60_000_000, "graph_seconds": seconds} | more)
-
-        self.assertEqual([(answer.good, answer.found) for answer in self.answers(measure.steps, "cuda", LINES=ladder(28e-6))],
-                         [(True, "30.0 us, 1.07 times the kernel alone, 0.50 of the read rate, 1 launches")] * 2)
-        self.assertEqual(self.good(measure.steps, "cuda", LINES=ladder(27e-6)), [False] * 2)
-        # one-shot is one launch; what else a step launches is its own affair.
-        self.assertEqual(self.good(measure.steps, "cuda", LINES=ladder(30e-6), MORE="one-shot"), [True] * 4)
-        self.assertEqual(self.good(measure.steps, "cuda", LINES=ladder(30e-6), MORE="one-shot", LAUNCHES="2"), [True, False] * 2)
-        self.assertEqual(self.good(measure.steps, MORE="one-shot", LAUNCHES="2"), [True, False] * 2)
-        with self.assertRaisesRegex(measure.Wrong, "WRONG: off by 1"):
-            self.answers(measure.steps, "cuda", LINES=lines({"part": "device", "library": "a"}, {"part": "step", "step": "a", "note": "WRONG: off by 1"}))
-        (Path(self.folder.name) / "time_ladder").unlink()
-        self.assertEqual(self.good(measure.steps, "cuda"), [None] * 3)
-
     def test_ranks_on_green_contexts(self):
         found = self.answers(measure.green_contexts, "cuda", LINES=lines(*on_parts(2), *on_parts(8)))
         self.assertEqual([answer.good for answer in found], [None, None, True, True, True, None, None, True, True, True, None, True])
@@ -251,36 +181,6 @@ class Experiments(unittest.TestCase):
         (Path(self.folder.name) / "on_parts").unlink()
         with self.assertRaises(measure.NotHere):
             self.answers(measure.green_contexts)
-
-    def test_without_mpi_ranks_are_threads(self):
-        (Path(self.folder.name) / "mpirun").unlink()
-        self.assertEqual(self.good(measure.bits, MORE="one-shot"), [True, True, None] * 3)
-        self.assertEqual(self.good(measure.bits, "cuda", MORE="one-shot", GPUS="1"), [None] * 9)
-        self.assertEqual(self.good(measure.cost, "cuda", GPUS="1"), [None])
-        with self.assertRaisesRegex(measure.NotHere, "no ranks as processes: there is no .*mpirun"):
-            self.answers(measure.missing_rank)
-        # One rank is there, and wrong where it fails.
-        with self.assertRaises(measure.Wrong) as raised:
-            self.answers(measure.bits, "cuda", GPUS="0")
-        self.assertNotIsInstance(raised.exception, measure.NotHere)
-
-    def test_the_sanitizer_sees_one_shot_too(self):
-        path = f"{self.folder.name}:{os.environ['PATH']}"
-        self.assertEqual(self.good(measure.sanitizer, "cuda", PATH=path, ERROR="none"), [True] * 4)
-        self.assertEqual(self.good(measure.sanitizer, "cuda", PATH=path, ERROR="none", MORE="one-shot"), [True] * 8)
-        self.assertEqual(self.good(measure.sanitizer, "cuda", PATH=path, ERROR="one-shot", MORE="one-shot"), [True] * 2 + [True, False, False] * 2)
-        self.assertEqual(self.good(measure.sanitizer, "cuda", PATH=path, ERROR="on_parts"), [False] * 2 + [True] * 2)
-        # The tool may run one kernel after the other, and a driver may have no green contexts.
-        self.assertEqual(self.good(measure.sanitizer, "cuda", PATH=path, ERROR="none", WAITS="no states from rank 1, row 0")[:2], [None] * 2)
-        self.assertEqual(self.good(measure.sanitizer, "cuda", PATH=path, ERROR="none", WAITS="out of memory")[:2], [False] * 2)
-        note = lines({"part": "parts", "parts": 2, "note": "this driver has no cuGreenCtxCreate"})
-        self.assertEqual(self.good(measure.sanitizer, "cuda", PATH=path, ERROR="none", NOTE=note)[:2], [None] * 2)
-        (Path(self.folder.name) / "mpirun").unlink()
-        self.assertEqual(self.good(measure.sanitizer, "cuda", PATH=path, ERROR="none", MORE="one-shot"), [True] * 2 + [True, True, None] * 2)
-        (Path(self.folder.name) / "tree_attn").unlink()
-        self.assertEqual(self.good(measure.sanitizer, "cuda", PATH=path, ERROR="none"), [True] * 2)
-        with self.assertRaises(measure.NotHere):
-            self.answers(measure.sanitizer)
 
     def test_nccl_is_right_wrong_or_not_there(self):
         for backend in ("emulated", "cuda"):
@@ -307,12 +207,6 @@ class Experiments(unittest.TestCase):
         # The launcher is made up: no rank can be stopped.
         self.assertIn(("missing rank", False), [(answer.experiment, answer.good) for answer in found])
 
-    def test_without_the_program_the_ranks_on_one_card_are_still_there(self):
-        (Path(self.folder.name) / "tree_attn").unlink()
-        found = self.answers(measure.answers, "cuda", LINES=lines(*on_parts(8)))
-        self.assertEqual({answer.experiment for answer in found if answer.good is not None}, {"green contexts"})
-        self.assertEqual(len(found), 6 + len(measure.EXPERIMENTS) - 1)
-
     def test_the_status_is_that_of_the_answers(self):
         def status(*options, **variables):
             folder = Path(self.folder.name)
@@ -331,27 +225,6 @@ class Experiments(unittest.TestCase):
         threads = status("--only", "bits,missing-rank")
         self.assertEqual(threads.returncode, 0)
         self.assertIn("mpirun is not Open MPI's", threads.stdout + threads.stderr)
-
-    def test_where_nothing_can_be_installed_what_needs_no_mpi_is_built_and_run(self):
-        folder = Path(self.folder.name) / "there"
-        for name, text in (("tests/gpu/time_ladder/measure", "exit 0"), ("tests/gpu/exchange/measure", 'echo "measured $*"'), ("bin/dpkg-query", "exit 1"),
-                           ("bin/sudo", "exit 1"), ("bin/apt-get", "exit 100"), ("bin/cmake", 'echo "$*" >> built; echo "--   program: $MPI"')):
-            path = folder / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(f"#!/bin/sh\n{text}\n")
-            path.chmod(0o755)
-        shutil.copy(measure.ROOT / "run", folder / "run")
-
-        def targets(mpi):
-            (folder / "built").unlink(missing_ok=True)
-            ended = subprocess.run([folder / "run", "bench", "--backend", "cuda", "--nccl", "--quick"], capture_output=True, text=True, check=False,
-                                   env={**os.environ, "MPI": mpi, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}"})
-            self.assertEqual((ended.returncode, ended.stdout), (0, "measured --backend cuda --nccl --quick\n"), ended.stderr)
-            return re.findall(r"--target (\S+)", (folder / "built").read_text())
-
-        few = ["exchange_on_parts_cuda", "exchange_over_nccl_cuda", "time_ladder"]
-        self.assertEqual(targets("skipped, MPI::MPI_CXX not found"), few)
-        self.assertEqual(targets("built"), [*few, "tree_attn"])
 
     def test_shards(self):
         self.assertEqual(measure.uneven(1024, 1), "1024")

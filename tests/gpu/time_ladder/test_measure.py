@@ -4,15 +4,12 @@ import importlib.machinery
 import importlib.util
 import json
 import os
-import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
 sys.path.insert(0, str(FOLDER))
-import peers
 import report
 
 loader = importlib.machinery.SourceFileLoader("measure", str(FOLDER / "measure"))
@@ -226,134 +223,7 @@ def check_measure():
             measure.python_with_peers = python_with_peers
 
 
-def check_counters():
-    """ncu that prints what it prints, and one that may not count."""
-    with tempfile.TemporaryDirectory() as folder:
-        ncu = Path(folder) / "ncu"
-
-        def lines(text, quick=False):
-            ncu.write_text(f"#!/bin/sh\nfor last; do :; done\ncat <<'END'\n{text}\nEND\n")
-            ncu.chmod(0o755)
-            measure.toolkit.program = lambda name: str(ncu)
-            return measure.counter_lines(quick)
-
-        csv = '==PROF== Connected\n{"part": "device"}\n"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"\n' + "".join(
-            f'"0","short_end<A, B>","{name}","inst","{number}"\n' for name, number in
-            (("smsp__inst_executed.sum", "1,234,567"), ("dram__throughput.avg.pct_of_peak_sustained_elapsed", "87.5"), ("sm__inst_executed_pipe_tensor.sum", "n/a"), ("other", "1")))
-        first, *rest = lines(csv)
-        assert first == {"part": "counters", "shape": "BF16, 16/16 heads, 512 keys", "kernel": "short_end", "smsp__inst_executed.sum": 1234567.0, "dram__throughput.avg.pct_of_peak_sustained_elapsed": 87.5}
-        assert [line["shape"][-7:] for line in rest] == ["12 keys", "8k keys", "8k keys", "4k keys", "4k keys"] and len(lines(csv, quick=True)) == 4
-        refused = "==PROF== Connected\n==ERROR== ERR_NVGPUCTRPERM - no permission\n==PROF== Disconnected"
-        assert lines(refused) == [{"part": "counters", "note": "==ERROR== ERR_NVGPUCTRPERM - no permission"}]
-        assert lines("") == [{"part": "counters", "note": "ncu has ended with 0"}]
-
-
-def check_installation():
-    """Interpreters that import what the environment variable of their folder lists, and a pip that installs what it is told to."""
-    with tempfile.TemporaryDirectory() as folder:
-        measure.ENVIRONMENT = Path(folder) / "cuda"
-        measure.PACKAGES = [("torch", "torch", 0, []), ("a-package", "a", 0, []), ("b-package", "b", 0, ["--no-build-isolation"])]
-        text = """#!/bin/sh
-here=$(dirname "$0")
-case "$*" in
-  *"import site"*) echo "$here" ;;
-  *"-c import "*) for last; do :; done; for of in "$here" $(cat "$here/of_this_machine.pth" 2>/dev/null); do test -e "$of/${last#import }" && exit 0; done
-                  echo "no module ${last#import }" >&2; exit 1 ;;
-  *"-m venv"*) test -e "$here/no-venv" && exit 1; for last; do :; done; mkdir -p "$last/bin" && cp "$0" "$last/bin/python" ;;
-  *"-m pip"*) for last; do :; done; echo "$*" >>"$here/pip.log"; test -e "$PIP_HAS/$last" || { echo "no wheel of $last" >&2; exit 1; }; touch "$here/${last%-package}" ;;
-esac
-"""
-        has = os.environ["PIP_HAS"] = folder
-        silent, err = open(os.devnull, "w", encoding="utf-8"), sys.stderr
-
-        def found(*modules, pip=(), venv=True):
-            """(whether it is the machine's own, whether it imports PyTorch, {missing: note})"""
-            shutil.rmtree(measure.ENVIRONMENT, ignore_errors=True)
-            machine = Path(tempfile.mkdtemp(dir=folder))
-            (machine / "python").write_text(text)
-            (machine / "python").chmod(0o755)
-            for module in [*modules, *([] if venv else ["no-venv"])]:
-                (machine / module).touch()
-            for package in ("torch", "a-package", "b-package", "psutil"):
-                (Path(has) / package).unlink(missing_ok=True)
-            for package in pip:
-                (Path(has) / package).touch()
-            sys.stderr = silent
-            try:
-                python, missing = measure.python_with_peers(machine / "python")
-            finally:
-                sys.stderr = err
-            return python and (python == machine / "python", measure.why_not(python, "torch") == ""), {line["peer"]: line["note"] for line in missing}
-
-        # What has everything is taken as it is; what an interpreter lacks is installed beside it, in an environment that sees the rest.
-        assert found("torch", "a", "b") == ((True, True), {})
-        assert found("torch", pip=("a-package", "b-package", "psutil")) == ((False, True), {})
-        assert found(pip=("torch", "a-package", "b-package", "psutil")) == ((False, True), {})
-        log = (measure.ENVIRONMENT / "bin" / "pip.log").read_text().splitlines()
-        assert [line.split()[-1] for line in log] == ["torch", "a-package", "psutil", "b-package"] and "--no-build-isolation" in log[-1]
-        # One that is missing takes no other with it.
-        assert found("torch", pip=("b-package", "psutil")) == ((False, True), {"a": "no wheel of a-package"})
-        assert found("torch", pip=("a-package",)) == ((False, True), {"b": "no wheel of psutil"})
-        assert found("torch", "a", venv=False) == ((True, True), {"b": "no module b; no virtual environments of Python here: apt-get install python3-venv"})
-        # Without PyTorch there is nothing to measure with.
-        assert found("a", "b", venv=False) == (None, {"torch": "no module torch; no virtual environments of Python here: apt-get install python3-venv"})
-        assert found("a", "b") == (None, {"torch": "no wheel of torch"})
-
-        # Environments of Python see each other's packages, those of an environment included.
-        machine, own = Path(folder) / "machine", Path(folder) / "own"
-        for environment in (machine, own):
-            subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
-        site, = machine.glob("lib/python3*/site-packages")
-        (site / "of_an_environment.py").touch()
-        assert measure.why_not(own / "bin" / "python", "of_an_environment") == "ModuleNotFoundError: No module named 'of_an_environment'"
-        measure.see_packages_of(machine / "bin" / "python", own / "bin" / "python")
-        assert measure.why_not(own / "bin" / "python", "of_an_environment") == ""
-
-
-def check_peers():
-    assert peers.pages_of([16, 17, 1], 32) == ([0, 1, 3, 4], [0, 2, 3, 4], [16, 1, 1])
-    found, missing = peers.importable([("a", "json", False, None), ("b", "no_such_module", False, None)])
-    assert [peer[0] for peer in found] == ["a"] and [line["peer"] for line in missing] == ["no_such_module"]
-    try:
-        import torch
-    except ImportError:
-        print("measure: the other libraries are not checked, there is no torch")
-        return
-
-    def of_math(case):
-        return peers.sdpa("MATH")(case)
-
-    def wrong(case):
-        return lambda i: of_math(case)(i) * 1.1
-
-    def not_a_number(case):
-        return lambda i: of_math(case)(i) * float("nan")
-
-    def by_position(case):
-        def run(i):
-            keys, values = (array.transpose(1, 2).repeat_interleave(case.group, dim=1) for array in case.sets[i])
-            return torch.nn.functional.scaled_dot_product_attention(case.q[:, :, None], keys, values).squeeze(2)
-        return run
-
-    def refuses(_):
-        raise RuntimeError("not this one\nat all")
-
-    all_peers = [("math", "torch", False, of_math), ("wrong", "torch", False, wrong), ("nan", "torch", False, not_a_number), ("refuses", "torch", False, refuses),
-                 ("by position", "torch", True, by_position)]
-    for dtype, heads, kv_heads, lengths in (("F32", 4, 4, [48]), ("BF16", 8, 2, [64]), ("F32", 4, 2, [7, 64, 30])):
-        shape = {"shape": "s", "dtype": dtype, "heads": heads, "kv_heads": kv_heads, "dim": 16, "lengths": lengths, "n_sets": 2}
-        lines = {line["peer"]: line for line in peers.lines_of_shape(torch, shape, "cpu", all_peers, lambda _, run, n_sets: float(len(run(n_sets - 1))))}
-        assert lines["math"].get("graph_seconds") == len(lengths), lines["math"]
-        assert lines["wrong"]["note"].startswith("WRONG") and lines["nan"]["note"].startswith("WRONG")
-        assert lines["refuses"]["note"] == "does not take it: not this one"
-        # It reads past shorter sequences, and that is seen.
-        assert ("graph_seconds" in lines["by position"]) == (len(lengths) == 1)
-
-
 check_goals()
 check_report()
 check_measure()
-check_counters()
-check_installation()
-check_peers()
 print("measure: all is well")
