@@ -2,6 +2,8 @@
 /// @file
 /// @brief The program's comparison with the oracle: it must fail where it should (section 6, appendix F).
 #include "tree_attn/distributed/measure/measure.hpp"
+#include "tree_attn/distributed/transport/thread_transport.hpp"
+#include "tree_attn/gpu/backend/backends.hpp"
 #include "tree_attn/tests/support/decoding.hpp"
 
 namespace tree_attn::test {
@@ -43,6 +45,23 @@ TEST_CASE("verifier: a right result passes, far below its bound") {
   CHECK(errors.max_over_bound < 0.3);
   CHECK(errors.max_abs < 1e-5);
   CHECK(errors.max_rel < 1e-5);
+}
+
+/// A bound that is too large holds nothing.
+TEST_CASE("verifier: the bound of every backend and algorithm is less than 300 times an error that it has") {
+  for (const Backend* backend : {&cpu_backend(), &emulated::backend()}) {
+    const auto workload =
+        normal_workload(1550, {.batch = 2, .heads = 4, .kv_heads = 2, .head_dim = 64, .value_dim = 64, .n_keys = 200});
+    const Verifier verify(*workload, workload->scale, 3, *backend);
+    for (const Algorithm& algorithm : algorithms()) {
+      INFO(backend->name() << ", " << algorithm.name);
+      const Layout layout{Topology::pretend(3, 3), even_ranges(200, 3, kLeafKeys)};
+      const Errors errors =
+          verify(algorithm, decode(*rank_groups({3})[0], algorithm, *workload, layout, *backend)[0].output);
+      CHECK(errors.passed);
+      CHECK(errors.max_over_bound > 1.0 / 300);
+    }
+  }
 }
 
 TEST_CASE("verifier: a small error, NaN, Inf, swapped numbers and an all-NaN result fail") {
@@ -157,6 +176,45 @@ TEST_CASE("verifier: an algorithm that folds the subtrees of a rank first is all
   CHECK_FALSE(passes("gather", 40));
   CHECK(passes("fused", 40));
   CHECK_FALSE(passes("fused", 70));
+}
+
+TEST_CASE("measure: the median and the tenths of 0 to 100 are 50, 10 and 90") {
+  std::vector<double> times;
+  for (int i = 0; i <= 100; ++i) times.push_back(i * 37 % 101);
+  const Latency latency = latency_of(times);
+  CHECK(latency.median == 50);
+  CHECK(latency.p10 == 10);
+  CHECK(latency.p90 == 90);
+}
+
+namespace {
+
+/// Each time that it is read a second has passed, and from the seventh time on a millisecond.
+class FakeClock : public ThreadTransport {
+ public:
+  using ThreadTransport::ThreadTransport;
+  double seconds() const override { return now_ += ++n_asked_ <= 6 ? 1 : 1e-3; }
+
+ private:
+  mutable double now_ = 0;
+  mutable int n_asked_ = 0;
+};
+
+}  // namespace
+
+TEST_CASE("measure: the repetitions to warm up are in no time") {
+  const auto workload = normal_workload(1900, {.n_keys = 70});
+  const Topology topology = Topology::pretend(1, 1);
+  ThreadNetwork network(1, 60);
+  const ThreadRanks ranks(network, topology, 0);
+  FakeClock transport(network, topology, 0);
+  ShardDecoder shard =
+      open_shard(cpu_backend(), workload->query(0), workload->whole(), workload->lengths(), workload->scale);
+  // In a step the clock is read when it begins, when the states are there, and when it ends.
+  const Bench bench{ranks, transport, cpu_backend(), *workload, {{0, 70}}, workload->scale, 2, 3};
+  const Measurement measured = measure(bench, shard, find_algorithm("gather"));
+  CHECK(measured.latency.p90 == doctest::Approx(2000).epsilon(1e-9));
+  CHECK(measured.combine.p90 == doctest::Approx(1000).epsilon(1e-9));
 }
 
 }  // namespace tree_attn::test

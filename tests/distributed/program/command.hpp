@@ -70,7 +70,7 @@ inline std::string read_all(int descriptor) {
   ::setpgid(0, 0);
   if (::chdir(around.folder.c_str()) != 0) ::_exit(126);
   if (around.most_file_bytes >= 0) {
-    ::signal(SIGXFSZ, SIG_IGN);
+    ::signal(SIGXFSZ, SIG_DFL);  // it ends a program that does not ignore it
     const rlimit limit{static_cast<rlim_t>(around.most_file_bytes), static_cast<rlim_t>(around.most_file_bytes)};
     ::setrlimit(RLIMIT_FSIZE, &limit);
   }
