@@ -125,17 +125,15 @@ struct Outputs {
   /// Checks the paths, and that all files of the command line differ. @throws InputError
   explicit Outputs(const DecodeOptions& options) {
     std::vector<NamedFile> files;
-    if (!options.in.empty()) files.push_back({"IN", options.in, find_identity(options.in)});
-    if (!options.out.empty()) files.push_back({"OUT", options.out, out.emplace(options.out, Streams::kRefused).identity()});
-    if (!options.report.empty())
-      files.push_back({"--report", options.report, report.emplace(options.report, Streams::kAllowed).identity()});
+    if (!options.in.empty()) files.push_back({"IN", options.in});
+    if (!options.out.empty()) files.push_back({"OUT", options.out}), out.emplace(options.out);
+    if (!options.report.empty()) files.push_back({"--report", options.report}), report.emplace(options.report);
     check_different(files);
   }
-  std::vector<OutputFile*> files() {
-    std::vector<OutputFile*> requested;
-    if (out) requested.push_back(&*out);
-    if (report) requested.push_back(&*report);
-    return requested;
+  /// Finishes all files, or puts all of them in place.
+  void each(void (OutputFile::*finish_or_put_in_place)()) {
+    for (std::optional<OutputFile>* file : {&out, &report})
+      if (*file) (**file.*finish_or_put_in_place)();
   }
 };
 
@@ -303,7 +301,7 @@ int run_decode(const DecodeOptions& options, const Ranks& ranks) {
     if (bench.options.radix == 0) report.network = bench.options.network;
     if (outputs.out) write_tensors(*outputs.out, shape, measurements[0].output, moments.empty() ? nullptr : moments.data());
     if (outputs.report) outputs.report->write(json(report, measurements));
-    for (OutputFile* each : outputs.files()) each->finish();
+    outputs.each(&OutputFile::finish);
     std::fputs(table(report, measurements).c_str(), stdout);
     if (const std::string picked = shard->session().describe(); !picked.empty())
       std::printf("kernel: %s (%lld keys of rank 0)\n", picked.c_str(), static_cast<long long>(shard->cache().capacity()));
@@ -316,7 +314,7 @@ int run_decode(const DecodeOptions& options, const Ranks& ranks) {
         failed.push_back(m.algorithm + " differs from " + name + " by more than --tolerance");
     }
     flush_standard_output();  // the table comes before the messages on standard error
-    OutputFile::put_in_place(outputs.files());
+    outputs.each(&OutputFile::put_in_place);
 
     if (setup->file) name_ignored(*setup->file, options.expect);
     for (const std::string& line : failed) std::fprintf(stderr, "tree_attn: check failed: %s\n", line.c_str());

@@ -99,27 +99,27 @@ struct Setup {
                        " ranks can share a sequence, but the job has " + ranks_text(ranks.size()));
 
     // The files.
-    std::vector<NamedFile> files{{"MODEL", options.model, find_identity(options.model)}};
+    std::vector<NamedFile> files{{"MODEL", options.model}};
     const SafetensorsFile file = SafetensorsFile::open(options.model);
     model = std::make_unique<Model>(file);
     const MappedFile bytes(options.model);
     hash = fnv1a(bytes.bytes());
     if (!options.text.empty()) {
-      files.push_back({"TEXT", options.text, find_identity(options.text)});
+      files.push_back({"TEXT", options.text});
       text_file = std::make_unique<MappedFile>(options.text);
       hash = fnv1a(text_file->bytes(), hash);
     }
     if (options.ask) questions.push_back({*options.ask, std::nullopt});
     if (!options.questions.empty()) {
-      files.push_back({"--questions", options.questions, find_identity(options.questions)});
+      files.push_back({"--questions", options.questions});
       questions = read_questions(options.questions);
       for (const Question& question : questions) hash = fnv1a(std::as_bytes(std::span(question.text)), hash);
     }
     if (const std::string why = backend->refusal(cache_shape(model->config(), generator)); !why.empty())
       throw InputError("--backend " + options.backend + ": no kernel supports " + why);
     if (ranks.rank() == 0 && !options.report.empty()) {
-      report.emplace(options.report, Streams::kAllowed);
-      files.push_back({"--report", options.report, report->identity()});
+      report.emplace(options.report);
+      files.push_back({"--report", options.report});
       check_different(files);
     }
   }
@@ -337,7 +337,7 @@ int run_generate(const GenerateOptions& options, const Ranks& ranks) {
     if (setup->report) setup->report->write(json(header, runs)), setup->report->finish();
     if (!runs.empty()) std::printf("\n%s", table(runs).c_str());
     flush_standard_output();
-    if (setup->report) OutputFile::put_in_place({&*setup->report});
+    if (setup->report) setup->report->put_in_place();
     const auto found = std::ranges::find_if(conversations, [](const auto& each) { return !each.not_finite().empty(); });
     if (found != conversations.end())
       std::fprintf(stderr, "tree_attn: warning: %s: a logit is NaN or infinite, so the characters mean nothing\n",

@@ -21,8 +21,8 @@ struct OracleOptions {
 
 int run_oracle(const OracleOptions& options) {
   const SafetensorsFile file = SafetensorsFile::open(options.in);
-  OutputFile out(options.out, Streams::kRefused);
-  check_different({{"IN", options.in, find_identity(options.in)}, {"OUT", options.out, out.identity()}});
+  OutputFile out(options.out);
+  check_different({{"IN", options.in}, {"OUT", options.out}});
   const FileTensors tensors = read_tensors(file);
   AttentionOptions attention_options{options.scale, options.causal, tensors.lengths, std::nullopt};
   if (file.find("zeta")) attention_options.zeta = view4(file, "zeta", "b, n_h, l, d_v");
@@ -48,7 +48,7 @@ int run_oracle(const OracleOptions& options) {
     writer.add("gradient", "F64", vectors, std::as_bytes(std::span(result.gradient)));
   }
   writer.write(out);
-  OutputFile::put_in_place({&out});
+  out.put_in_place();
   name_ignored(file);
   return 0;
 }

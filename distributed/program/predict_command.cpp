@@ -61,7 +61,7 @@ PredictionHeader header_of(const PredictOptions& options) {
 int run_predict(const PredictOptions& options) {
   PredictionHeader header = header_of(options);
   std::optional<OutputFile> report;
-  if (!options.report.empty()) report.emplace(options.report, Streams::kAllowed);
+  if (!options.report.empty()) report.emplace(options.report);
 
   const int p = header.topology.size();
   const std::vector<KeyRange> ranges =
@@ -92,7 +92,7 @@ int run_predict(const PredictOptions& options) {
   }
   std::fputs(table(header, predictions).c_str(), stdout);
   flush_standard_output();
-  if (report) OutputFile::put_in_place({&*report});
+  if (report) report->put_in_place();
   return 0;
 }
 

@@ -24,25 +24,6 @@ constexpr std::uint64_t kMaxHeader = 100'000'000;
   throw InputError(readable(path, 4096) + ": " + message);
 }
 
-/// A hint for a file that starts like another well-known format, whose first 8 bytes are no sensible header length.
-std::string look_alike(std::string_view bytes) {
-  using namespace std::string_view_literals;
-  constexpr std::pair<std::string_view, std::string_view> kStarts[] = {
-      {"version https://git-lfs"sv, "a git-lfs pointer (fetch the file itself with: git lfs pull)"sv},
-      {"PK\x03\x04"sv, "a zip archive (PyTorch .pt or NumPy .npz), not safetensors"sv},
-      {"GGUF"sv, "a GGUF file, not safetensors"sv},
-      {"\x93NUMPY"sv, "a NumPy .npy file, not safetensors"sv},
-      {"\x89HDF"sv, "an HDF5 file, not safetensors"sv},
-      {"{"sv, "JSON text, not safetensors"sv},
-      {"<"sv, "a web page, not safetensors"sv},
-  };
-  for (const auto& [start, kind] : kStarts) {
-    if (bytes.starts_with(start)) return "; the file looks like " + std::string(kind);
-  }
-  if (bytes[0] == '\x80' && bytes[1] >= 2 && bytes[1] <= 5) return "; the file looks like a pickle, not safetensors";
-  return "";
-}
-
 /// Reads the length of the header from the first 8 bytes, and checks it against the size of the file.
 std::uint64_t header_length(const std::string& path, std::string_view bytes) {
   if (bytes.size() < 8) fail(path, "file too short: " + std::to_string(bytes.size()) + " bytes, needs 8");
@@ -50,14 +31,12 @@ std::uint64_t header_length(const std::string& path, std::string_view bytes) {
   std::memcpy(&length, bytes.data(), sizeof length);
   const std::uint64_t left = bytes.size() - 8;
   if (length > kMaxHeader) {
-    std::string hint = look_alike(bytes);
-    if (hint.empty() && __builtin_bswap64(length) <= left) hint = "; the byte order of the length may be reversed";
-    if (hint.empty()) hint = "; not a safetensors file?";
-    fail(path, "header too large: " + std::to_string(length) + " bytes, at most " + std::to_string(kMaxHeader) + hint);
+    fail(path, "header too large: " + std::to_string(length) + " bytes, at most " + std::to_string(kMaxHeader) +
+                   "; not a safetensors file?");
   }
   if (length > left) {
     fail(path, "header runs past end of file: header of " + std::to_string(length) + " bytes, file has " +
-                   std::to_string(left) + " left" + look_alike(bytes));
+                   std::to_string(left) + " left");
   }
   if (length == 0) fail(path, "header is empty");
   return length;

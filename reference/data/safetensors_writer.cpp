@@ -66,9 +66,9 @@ void SafetensorsWriter::write(OutputFile& file) const {
 }
 
 void SafetensorsWriter::write(const std::string& path) const {
-  OutputFile file(path, Streams::kRefused);
+  OutputFile file(path);
   write(file);
-  OutputFile::put_in_place({&file});
+  file.put_in_place();
 }
 
 }  // namespace tree_attn

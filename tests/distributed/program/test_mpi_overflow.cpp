@@ -98,9 +98,10 @@ TEST_CASE("overflow: what is left of the input is not read once OUT is in place"
   FileWorkload scores = draw();
   enlarge(scores.q, 1, 1e20), enlarge(scores.k, 0, 1e20);
   scores.write(scratch.path("in"), "F32");
-  // The report waits for the reader of a full pipe, after the temporary file of OUT. Meanwhile the input is cut.
-  REQUIRE(::mkfifo(scratch.path("report").c_str(), 0600) == 0);
-  const int reader = ::open(scratch.path("report").c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC);
+  // The table waits for the reader of a full pipe, after the temporary file of OUT. Meanwhile the input is cut.
+  const std::string table = scratch.path("table");
+  REQUIRE(::mkfifo(table.c_str(), 0600) == 0);
+  const int reader = ::open(table.c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC);
   while (::write(reader, "x", 1) == 1) continue;
   const auto out_is_written = [&] {
     return std::ranges::any_of(scratch.names(), [&](const std::string& name) {
@@ -114,7 +115,7 @@ TEST_CASE("overflow: what is left of the input is not read once OUT is in place"
     for (char piece[4096]; ::read(reader, piece, sizeof piece) > 0;) continue;
   };
   const Result result =
-      run(alone({"decode", "in", "out", "--report", "report"}), {.folder = scratch.folder().string(), .meanwhile = cut});
+      run(alone({"decode", "in", "out"}), {.folder = scratch.folder().string(), .out_to = table, .meanwhile = cut});
   ::close(reader);
   check_warning(
       result, scratch,

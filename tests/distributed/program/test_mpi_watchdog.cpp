@@ -150,8 +150,8 @@ TEST_CASE("watchdog: a job that ends while rank 0 writes its files leaves none o
     CAPTURE(number);
     const Scratch scratch;
     FileWorkload::draw(1, 4, 4, 1, 64, 128, 128).write(scratch.path("in"), "BF16");
-    // The report waits for the reader of a full pipe, after OUT.
-    const std::string pipe = scratch.path("report");
+    // The table waits for the reader of a full pipe, after OUT.
+    const std::string pipe = scratch.path("table");
     REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
     const int reader = ::open(pipe.c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC);
     while (::write(reader, "x", 1) == 1) continue;
@@ -169,7 +169,8 @@ TEST_CASE("watchdog: a job that ends while rank 0 writes its files leaves none o
       REQUIRE(processes.size() == 2);
       ::kill(processes[number == SIGTERM ? 0 : 1], number);
     };
-    const Result result = run(ranks(2, {"decode", "in", "out", "--report", "report", "--timeout", "2"}),
+    const Words to_pipe{"sh", "-c", "exec \"$0\" \"$@\" >table", kProgram};
+    const Result result = run(ranks(2, {"decode", "in", "out", "--timeout", "2"}, to_pipe),
                               {.folder = scratch.folder().string(), .deadline = 45, .meanwhile = end_job});
     ::close(reader);
     if (number == SIGSTOP) check_one_line(without_mpiexec(result), "rank 1 has not answered for 2 s");

@@ -210,27 +210,26 @@ TEST_CASE("usage: a place that cannot be written is found before the work, and w
   const std::string no_such = ": cannot write: No such file or directory", is_folder = ": cannot write: Is a directory",
                     too_long = ": cannot write: File name too long",
                     too_many_links = ": cannot write: Too many levels of symbolic links", long_name(256, 'n');
-  check_refused(
-      {{{"oracle", kLayer, missing}, missing + no_such},
-       {{"oracle", kLayer, folder}, folder + is_folder},
-       {{"oracle", kLayer, "/dev/null"}, "/dev/null: is not a regular file"},
-       {{"decode", kLayer, missing}, missing + no_such},
-       {{"decode", kLayer, folder}, folder + is_folder},
-       {{"decode", kLayer, "/dev/null"}, "/dev/null: is not a regular file"},
-       {{"decode", kLayer, old, "--report", missing}, missing + no_such},
-       {{"decode", kLayer, old, "--report", folder}, folder + is_folder},
-       {{"decode", kLayer, old + "/out"}, old + "/out: cannot write: Not a directory"},
-       {{"decode", kLayer, long_name}, long_name + too_long},
-       {{"decode", kLayer, "--report", long_name}, long_name + too_long},
-       {{"oracle", kLayer, long_name}, long_name + too_long},
-       {{"decode", kLayer, "loop"}, "loop" + too_many_links},
-       {{"decode", kLayer, "--report", "loop"}, "loop" + too_many_links},
-       {{"oracle", kLayer, "loop"}, "loop" + too_many_links},
-       {{"decode", kLayer, "astray"}, "astray" + no_such},
-       // An hour of work, were it done first.
-       {{"decode", "--repeat", "1000000", "--report", missing}, missing + no_such},
-       {{"decode", "--seq-len", "64", "--report", "/dev/full"}, "/dev/full: cannot write: No space left on device"}},
-      scratch);
+  check_refused({{{"oracle", kLayer, missing}, missing + no_such},
+                 {{"oracle", kLayer, folder}, folder + is_folder},
+                 {{"oracle", kLayer, "/dev/null"}, "/dev/null: is not a regular file"},
+                 {{"decode", kLayer, missing}, missing + no_such},
+                 {{"decode", kLayer, folder}, folder + is_folder},
+                 {{"decode", kLayer, "/dev/null"}, "/dev/null: is not a regular file"},
+                 {{"decode", kLayer, old, "--report", missing}, missing + no_such},
+                 {{"decode", kLayer, old, "--report", folder}, folder + is_folder},
+                 {{"decode", kLayer, old + "/out"}, old + "/out: cannot write: Not a directory"},
+                 {{"decode", kLayer, long_name}, long_name + too_long},
+                 {{"decode", kLayer, "--report", long_name}, long_name + too_long},
+                 {{"oracle", kLayer, long_name}, long_name + too_long},
+                 {{"decode", kLayer, "loop"}, "loop" + too_many_links},
+                 {{"decode", kLayer, "--report", "loop"}, "loop" + too_many_links},
+                 {{"oracle", kLayer, "loop"}, "loop" + too_many_links},
+                 {{"decode", kLayer, "astray"}, "astray" + no_such},
+                 // An hour of work, were it done first.
+                 {{"decode", "--repeat", "1000000", "--report", missing}, missing + no_such},
+                 {{"decode", "--seq-len", "64", "--report", "/dev/full"}, "/dev/full: is not a regular file"}},
+                scratch);
   CHECK((Scratch::read(old) == "as it was"));
 }
 

@@ -37,7 +37,7 @@ TEST_CASE("temporary files: a signal removes those of open output files, and end
     const Scratch scratch;
     const int status = status_of([&] {
       remove_temporary_files_on_signals();
-      OutputFile first(scratch.path("first"), Streams::kRefused), second(scratch.path("second"), Streams::kRefused);
+      OutputFile first(scratch.path("first")), second(scratch.path("second"));
       first.write("x");
       second.write("x");
       if (scratch.names().size() == 2) std::raise(ending);
@@ -58,10 +58,10 @@ TEST_CASE("temporary files: an ignored signal stays ignored") {
 TEST_CASE("temporary files: files in place and files that are gone are forgotten, and their entries are used again") {
   const Scratch scratch;
   for (int i = 0; i < 20; ++i) {
-    OutputFile unfinished(scratch.path("unfinished"), Streams::kRefused), out(scratch.path("out"), Streams::kRefused);
+    OutputFile unfinished(scratch.path("unfinished")), out(scratch.path("out"));
     unfinished.write("x");
     out.write("text");
-    OutputFile::put_in_place({&out});
+    out.put_in_place();
   }
   remember_temporary_file(scratch.write("other", "x"));
   remove_temporary_files();
