@@ -7,7 +7,6 @@
 #include "tree_attn/reference/data/input_error.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <functional>
 #include <optional>
 #include <stdexcept>
@@ -248,26 +247,6 @@ RankCost Algorithm::cost(const Topology& topology, int rank, std::span<const Key
   const OwnedLeaves leaves(topology.range_of(rank, ranges), shape.order);
   cost.rounds.front().decoded_bytes = leaves.n_keys(shape.longest()) * shape.bytes_per_position();
   return cost;
-}
-
-double Algorithm::decoder_bytes(const Backend& backend, const Topology& topology, int rank, std::span<const KeyRange> ranges,
-                                const WorkloadShape& shape, const PlanOptions& options) const {
-  require_ranges("Algorithm::decoder_bytes", topology, rank, ranges, shape, options);
-  if (const auto* own = std::get_if<OwnDecoder>(&exchange))
-    return own->bytes(backend, topology, rank, ranges, shape, options.for_shape(shape));
-  return bytes_of(std::get<PlanOf>(exchange)(topology, rank, closed(ranges, shape.longest()), options.for_shape(shape)),
-                  shape);
-}
-
-double bytes_of(const Plan& plan, const WorkloadShape& shape) {
-  const double n_rows =
-      static_cast<double>(shape.batch) * static_cast<double>(shape.heads) * static_cast<double>(shape.n_queries);
-  double elements = 0;
-  for (const auto& [vectors, scalars, rows] : plan.widths) {
-    const double n = std::floor(n_rows * (rows.index + 1) / rows.of) - std::floor(n_rows * rows.index / rows.of);
-    elements += n * (vectors * static_cast<double>(shape.value_dim) + scalars);
-  }
-  return elements * sizeof(float);
 }
 
 }  // namespace tree_attn

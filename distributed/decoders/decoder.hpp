@@ -97,8 +97,6 @@ struct OwnDecoder {
   std::unique_ptr<Decoder> (*open)(Transport&, ShardDecoder&, std::span<const KeyRange> ranges, const PlanOptions& options);
   RankCost (*cost)(const Topology& topology, int rank, std::span<const KeyRange> ranges, const WorkloadShape& shape,
                    const PlanOptions& options);
-  double (*bytes)(const Backend& backend, const Topology& topology, int rank, std::span<const KeyRange> ranges,
-                  const WorkloadShape& shape, const PlanOptions& options);
 };
 
 /// Bytes that the paper's own formula gives for all of p ranks together.
@@ -143,10 +141,6 @@ struct Algorithm {
   /// ranges
   RankCost cost(const Topology& topology, int rank, std::span<const KeyRange> ranges, const WorkloadShape& shape,
                 const PlanOptions& options = {}) const;
-  /// Bytes of host memory that a decoder takes, beside the cache and the session of the rank's own shard. In double, since
-  /// axes may exceed 64 bits where another axis is 0. @throws as cost()
-  double decoder_bytes(const Backend& backend, const Topology& topology, int rank, std::span<const KeyRange> ranges,
-                       const WorkloadShape& shape, const PlanOptions& options = {}) const;
 };
 
 /// The algorithms whose ranks exchange messages, in the order of the docs: they take every backend and any nodes.
@@ -193,9 +187,6 @@ class PlanRunner final : public StepEnd {
   bool is_queued_ = false;                 ///< since the last settle()
   bool was_launched_ = false;
 };
-
-/// Bytes of all blocks of a plan. In double, see Algorithm::decoder_bytes().
-double bytes_of(const Plan& plan, const WorkloadShape& shape);
 
 /// Combines the states of all ranks: carries out the plan of this rank.
 /// @param fabric memory for that plan

@@ -257,25 +257,6 @@ RankCost cost(const Topology& topology, int rank, std::span<const KeyRange> open
   return cost;
 }
 
-/// At most: both halves of a window with the rows that owners send, and the result, on the device and on the host; and the
-/// plan. With a GPU less of it is host memory, and with owners a window has fewer slots.
-double host_bytes(const Backend&, const Topology& topology, int rank, std::span<const KeyRange> open,
-                  const WorkloadShape& shape, const PlanOptions& options) {
-  const std::vector<KeyRange> ranges = closed(open, shape.longest());
-  const Members node = members_of_node(topology, rank, ranges);
-  const double n_rows =
-      static_cast<double>(shape.batch) * static_cast<double>(shape.heads) * static_cast<double>(shape.n_queries);
-  double n_slots = 0;
-  for (const auto& [begin, end] : node.ranges) n_slots += std::max(1, n_subtrees(begin, end));
-  const KeyRange one{0, 1};
-  const double slot = static_cast<double>(one_shot_bytes({&one, 1}, 0, 0, 1, shape.value_dim).states);
-  if (!leaves_states(topology))
-    return n_rows * (2 * n_slots * slot + 2 * (static_cast<double>(shape.value_dim) + 1) * sizeof(float));
-  const double n_left = n_subtrees(node.ranges.front().begin, node.ranges.back().end);
-  return n_rows * ((2 * n_slots + n_left) * slot + 2 * n_left * (static_cast<double>(shape.value_dim) + 2) * sizeof(float)) +
-         bytes_of(plan_between_nodes(topology, rank, ranges, options), shape);
-}
-
 }  // namespace
 
 extern const Algorithm kOneShot;
@@ -283,7 +264,7 @@ constinit const Algorithm kOneShot{.name = "one-shot",
                                    .brief =
                                        "one kernel decodes, exchanges and merges in a node, plans between nodes: "
                                        "emulated and cuda",
-                                   .exchange = OwnDecoder{open_decoder, cost, host_bytes},
+                                   .exchange = OwnDecoder{open_decoder, cost},
                                    .radix = radix_of,
                                    .refusal = refusal,
                                    .refuses_ranks = refuses_ranks};

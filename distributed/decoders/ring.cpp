@@ -259,28 +259,6 @@ RankCost ring_cost(const Topology& topology, int rank, std::span<const KeyRange>
   return cost;
 }
 
-/// Two buffers and a session for the longest shard, the states of every source, as decoded and joined, and the output.
-double ring_bytes(const Backend& backend, const Topology&, int, std::span<const KeyRange> ranges, const WorkloadShape& shape,
-                  const PlanOptions&) {
-  std::int64_t longest = 0;
-  double n_subtrees = 0;
-  for (const KeyRange& open : ranges) {
-    const KeyRange range = closed(open, shape.longest());
-    longest = std::max(longest, OwnedLeaves(open, shape.order).n_keys(shape.longest()));
-    n_subtrees += tree_attn::n_subtrees(range.begin, range.end);
-  }
-  const double n_rows =
-      static_cast<double>(shape.batch) * static_cast<double>(shape.heads) * static_cast<double>(shape.n_queries);
-  const double d_v = static_cast<double>(shape.value_dim);
-  const double states_and_output = n_rows * (2 * n_subtrees * (d_v + 2) + d_v + 1) * sizeof(float);
-  if (ranges.size() == 1) return states_and_output;
-  const OwnedLeaves hop_leaves =
-      shape.order == LeafOrder::kContiguous ? OwnedLeaves({0, longest}) : OwnedLeaves(ranges[0], shape.order);
-  const MemoryNeed hop = backend.memory(shape, hop_leaves, longest, longest);
-  const double buffer = static_cast<double>(longest) * static_cast<double>(backend.stored(shape).bytes_per_position());
-  return states_and_output + 2 * buffer + hop.borrowed_cache + hop.session;
-}
-
 /// Eq. (10), p - 1 times.
 /// @paper{eq_10, eq. (10)}
 double bytes_of_formula(const WorkloadShape& shape, int p) {
@@ -293,7 +271,7 @@ extern const Algorithm kRing;
 constinit const Algorithm kRing{.name = "ring",
                                 .brief = "baseline: keys and values circulate around the ring",
                                 .kv_shards_in_flight = 2,
-                                .exchange = OwnDecoder{open_ring, ring_cost, ring_bytes},
+                                .exchange = OwnDecoder{open_ring, ring_cost},
                                 .paper_bytes = bytes_of_formula};
 
 }  // namespace tree_attn

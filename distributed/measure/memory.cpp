@@ -90,24 +90,23 @@ double oracle_bytes(const WorkloadShape& shape, int n_results) {
 
 void check_memory(const std::string& subject, const Bench& bench, const Topology& machines, const MemoryUse& use) {
   const WorkloadShape& shape = bench.workload.shape();
-  const double bytes_of_keys = product(shape.n_keys, shape.bytes_per_position());
   // Queries, outputs and four arrays of lengths: of the workload, the step and the cache, and those in use in the step.
-  const double outside = product(rows_of(shape), sizeof(float), shape.head_dim + shape.value_dim + 1) +
+  // Without queries a session still has room for one.
+  const double outside = product(std::max(1.0, rows_of(shape)), sizeof(float), shape.head_dim + shape.value_dim + 1) +
                          product(4, shape.batch, sizeof(std::int64_t));
+  std::int64_t longest = 0;
+  for (const KeyRange& range : bench.ranges)
+    longest = std::max(longest, OwnedLeaves(range, shape.order).n_keys(shape.longest()));
+  int in_flight = 0;
+  for (const Algorithm* algorithm : use.algorithms) in_flight = std::max(in_flight, algorithm->kv_shards_in_flight);
+  if (bench.ranges.size() == 1) in_flight = 0;
   double needed = 0;
   for (const int rank : machines.node(machines.node_of(bench.ranks.rank()))) {
     const OwnedLeaves leaves(bench.transport.topology().range_of(rank, bench.ranges), shape.order);
-    const std::int64_t n = leaves.n_keys(shape.longest()), n_at_start = leaves.n_keys(bench.workload.longest_at_start());
-    // A cache that grows has room for up to twice its rows.
-    const MemoryNeed need =
-        bench.backend.memory(shape, leaves, n, n > n_at_start ? std::min(leaves.most_keys(), 2 * n + kLeafKeys) : n);
-    needed += outside + need.session + (use.keys_in_memory ? need.cache : need.borrowed_cache);
-    double decoder = 0;
-    for (const Algorithm* algorithm : use.algorithms)
-      decoder = std::max(decoder, algorithm->decoder_bytes(bench.backend, bench.transport.topology(), rank, bench.ranges,
-                                                           shape, bench.options));
-    needed += decoder;
-    if (rank == 0 && use.oracle) needed += oracle_bytes(shape, 3) + (use.keys_in_memory ? bytes_of_keys : 0);
+    needed += outside + bench.backend.host_bytes(shape, leaves.n_keys(shape.longest()), !use.keys_in_memory) +
+              product(in_flight, longest, bench.backend.stored(shape).bytes_per_position());
+    if (rank == 0 && use.oracle)
+      needed += oracle_bytes(shape, 3) + (use.keys_in_memory ? product(shape.n_keys, shape.bytes_per_position()) : 0);
   }
   // Positions appended to borrowed keys and values.
   if (!use.keys_in_memory && bench.workload.steps() > 1)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Estimates the memory that a decode needs, and compares it with the memory of the machine.
+/// @brief Compares the memory of keys and values with that of the machine.
 #pragma once
 
 #include "tree_attn/distributed/measure/measure.hpp"
@@ -34,13 +34,13 @@ std::string refused_memory(const std::string& subject, double bytes);
 /// @param n_results results of d_v + 1 elements per row: 1, with zeta 2, with the error bounds 3
 double oracle_bytes(const WorkloadShape& shape, int n_results);
 
-/// Further memory that a decode needs.
+/// What a decode holds beside its queries and outputs.
 struct MemoryUse {
   bool keys_in_memory;  ///< keys and values are synthetic or enlarged; those of a file are pages that can be evicted
-  std::span<const Algorithm* const> algorithms;  ///< run one after the other
+  std::span<const Algorithm* const> algorithms;  ///< run one after the other, some with shards of other ranks in flight
   bool oracle;                                   ///< rank 0 computes the oracle and its error bounds, over all keys
 };
-/// Refuses a decode that exceeds the memory of the machine of this rank.
+/// Refuses a decode whose keys, values and outputs exceed the memory of the machine of this rank. States are not counted.
 /// @param machines which ranks share a machine, and therefore its memory
 /// @throws InputError as require_memory() does
 void check_memory(const std::string& subject, const Bench& bench, const Topology& machines, const MemoryUse& use);

@@ -79,7 +79,7 @@ std::unique_ptr<ShardDecoder> fill_shard(const Backend& backend, Workload& workl
     return shard;
   } catch (const std::bad_alloc&) {
     throw InputError(who + refused_memory("keys and values of " + std::to_string(n) + " positions",
-                                          backend.memory(workload.shape(), leaves, n, n).cache));
+                                          backend.host_bytes(workload.shape(), n, false)));
   } catch (const std::runtime_error& error) {  // of the device
     throw InputError(who + error.what());
   }

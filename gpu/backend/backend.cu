@@ -39,28 +39,8 @@ class KernelBackend final : public Backend {
   }
   AttentionShape stored(const AttentionShape& shape) const override { return stored_on_device(shape); }
 
-  using Backend::memory;
-  MemoryNeed memory(const AttentionShape& shape, const OwnedLeaves& leaves, std::int64_t n,
-                    std::int64_t capacity) const override {
-    const KeyRange range = closed(leaves.range(), leaves.range().begin + capacity);
-    const AttentionShape s = stored_on_device(shape);
-    const double n_rows = static_cast<double>(s.batch) * static_cast<double>(s.heads) * static_cast<double>(s.n_queries);
-    const double states = static_cast<double>(cover(range.begin, range.end).size()) * n_rows *
-                          (static_cast<double>(s.value_dim) + 2) * sizeof(float);
-    const double queries = n_rows * static_cast<double>(s.head_dim) * static_cast<double>(bytes_of(s.dtype));
-    const double input = queries + static_cast<double>(s.bytes_per_position()) +
-                         static_cast<double>(s.batch) * (2 * sizeof(std::int64_t) + sizeof(LeafList));
-    MemoryNeed need;
-    const std::int64_t n_positions = allocated_positions(capacity, leaves.order());
-    need.session = states + input;
-    if (leaves.order() == LeafOrder::kDealt) need.session += LeafLists::device_bytes(s.batch, n_positions / kLeafKeys);
-    if constexpr (kIsHostMemory) {
-      need.session *= 2;
-      need.cache = static_cast<double>(n_positions) * static_cast<double>(s.bytes_per_position());
-      if (capacity > n) need.cache *= 1.5;  // half of the keys and values, while they move to larger memory
-      need.borrowed_cache = need.cache;
-    }
-    return need;
+  double host_bytes(const AttentionShape& shape, std::int64_t n, bool) const override {
+    return kIsHostMemory ? static_cast<double>(n) * static_cast<double>(stored(shape).bytes_per_position()) : 0;
   }
   using Backend::make_cache;
   std::unique_ptr<KvCache> make_cache(const AttentionShape& shape, const OwnedLeaves& leaves,

@@ -334,11 +334,6 @@ Forest<float>& DeviceSession::host() {
   return forest_;
 }
 
-std::int64_t DeviceSession::bytes() const {
-  return forest_.bytes() + lists_.bytes() + input_.bytes() +
-         static_cast<std::int64_t>(row_.size() * sizeof(float) + subtrees_.size() * sizeof(Subtree));
-}
-
 std::string DeviceSession::describe() const {
   std::ostringstream line;
   line << (plan_.cluster > 0 ? kShortEnd : kEqualRuns).name << " of " << name_of(cache_.shape().dtype)

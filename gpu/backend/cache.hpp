@@ -125,7 +125,6 @@ class DeviceSession : public DecodeSession, public DeviceSteps, public States {
 
   Forest<float>& host() override;
   const float* device() const override { return states_.data(); }
-  std::int64_t bytes() const override;
   std::string describe() const override;
 
   DeviceStream& stream() override { return stream_; }

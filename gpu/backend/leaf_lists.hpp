@@ -48,12 +48,6 @@ class LeafLists {
   /// Most positions that the range has in the tree of a list of at most n_leaves leaves.
   /// @throws DeviceError if its slots have no room in 32 bits
   static std::int64_t tree_positions(const OwnedLeaves& leaves, std::int64_t n_leaves);
-  /// Bytes on the device.
-  static double device_bytes(std::int64_t batch, std::int64_t n_leaves) {
-    return static_cast<double>(batch) * static_cast<double>(n_leaves + 1) * sizeof(ListedLeaf);
-  }
-  /// Bytes on the host.
-  std::int64_t bytes() const { return static_cast<std::int64_t>(leaf_.capacity() * sizeof(ListedLeaf)); }
 
  private:
   std::int64_t most_leaves_ = -1;

@@ -48,7 +48,6 @@ class StepInput {
   void queue_upload(Stream stream, bool has_lists) {
     device_.queue_upload(stream, host_.elements().first(static_cast<std::size_t>(has_lists ? at_.end : at_.lists)));
   }
-  std::int64_t bytes() const { return at_.end; }
 
  private:
   /// First byte of each array but the queries, which begin the block and so are aligned as an allocation is.

@@ -106,13 +106,6 @@ class CpuSession final : public DecodeSession, public States {
 
   Forest<float>& host() override { return forest_; }
   const float* device() const override { return nullptr; }
-  std::int64_t bytes() const override {
-    const std::size_t floats = row_.size() + queries_.size() + workspace_.size() + states_.size();
-    return forest_.bytes() +
-           static_cast<std::int64_t>(floats * sizeof(float) + leaves_.size() * sizeof(LeafRows) +
-                                     chunks_.capacity() * sizeof(Subtree) + ends_.capacity() * sizeof(std::int64_t)) +
-           (merges_ ? merges_->bytes() : 0);
-  }
   std::string describe() const override { return ""; }
 
  protected:
@@ -322,19 +315,8 @@ class CpuBackend final : public Backend {
   ErrorTerms error_terms(const AttentionShape&) const override { return {}; }
   AttentionShape stored(const AttentionShape& shape) const override { return shape; }
 
-  using Backend::memory;
-  MemoryNeed memory(const AttentionShape& shape, const OwnedLeaves& leaves, std::int64_t n,
-                    std::int64_t capacity) const override {
-    const SessionPlan plan(shape, leaves, capacity, n_threads_);
-    MemoryNeed need;
-    need.session = sizeof(float) * (static_cast<double>(shape.head_dim) +
-                                    plan.n_rows * (plan.packed + (plan.n_chunks + plan.n_subtrees) * plan.state) +
-                                    plan.n_threads * plan.workspace) +
-                   sizeof(LeafRows) * plan.n_threads * plan.chunk_leaves +
-                   sizeof(Subtree) * (plan.n_chunks + plan.n_subtrees) + sizeof(std::int64_t) * plan.n_chunks +
-                   DealtMerges::bytes(plan.n_dealt_heads, plan.n_dealt_leaves, plan.n_queries, shape.value_dim);
-    need.cache = static_cast<double>(n) * static_cast<double>(shape.bytes_per_position());
-    return need;
+  double host_bytes(const AttentionShape& shape, std::int64_t n, bool borrowed) const override {
+    return borrowed ? 0 : static_cast<double>(n) * static_cast<double>(shape.bytes_per_position());
   }
   using Backend::make_cache;
   std::unique_ptr<KvCache> make_cache(const AttentionShape& shape, const OwnedLeaves& leaves,

@@ -38,15 +38,6 @@ class DealtMerges {
         states_(static_cast<std::size_t>(n_heads * n_leaves * n_queries * state_size(packed_size(d_v)))),
         met_(static_cast<std::size_t>(n_heads * n_leaves)) {}
 
-  /// Bytes that a constructor with these arguments takes, in double.
-  static double bytes(double n_heads, double n_leaves, double n_queries, std::int64_t d_v) {
-    return n_heads * n_leaves *
-           (n_queries * static_cast<double>(state_size(packed_size(d_v))) * sizeof(float) + sizeof(std::atomic<bool>));
-  }
-  std::int64_t bytes() const {
-    return static_cast<std::int64_t>(states_.size() * sizeof(float) + met_.size() * sizeof(std::atomic<bool>));
-  }
-
   /// Begins a step.
   void clear() {
     for (std::atomic<bool>& met : met_) met.store(false, std::memory_order_relaxed);

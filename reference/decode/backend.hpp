@@ -21,13 +21,6 @@ struct ErrorTerms {
   double n_additions = 0;  ///< further additions in the longest chain that a weight passes through
 };
 
-/// Bytes of host memory. They are double because the axes of an empty tensor may have a product beyond 64 bits.
-struct MemoryNeed {
-  double cache = 0;           ///< keys and values, if they are appended
-  double borrowed_cache = 0;  ///< keys and values, if they are borrowed from host memory
-  double session = 0;         ///< one session on the cache
-};
-
 /// A method of computing states. Its results are a function of types and shapes, bit for bit, and may differ from those of
 /// other backends.
 class Backend {
@@ -59,13 +52,10 @@ class Backend {
   virtual ErrorTerms error_terms(const AttentionShape& shape) const = 0;
   /// The shape, with the types in which keys and values are stored.
   virtual AttentionShape stored(const AttentionShape& shape) const = 0;
-  /// Memory that a cache and a session will need.
-  /// @param n rows in use at the end @param capacity rows that there is room for then
-  virtual MemoryNeed memory(const AttentionShape& shape, const OwnedLeaves& leaves, std::int64_t n,
-                            std::int64_t capacity) const = 0;
-  MemoryNeed memory(const AttentionShape& shape, KeyRange range) const {
-    return memory(shape, range, range.size(), range.size());
-  }
+  /// Bytes of host memory for n rows of keys and values; 0 if a cache keeps none there. In double, because the axes of an
+  /// empty tensor may have a product beyond 64 bits.
+  /// @param borrowed whether they are in host memory already
+  virtual double host_bytes(const AttentionShape& shape, std::int64_t n, bool borrowed) const = 0;
   /// An empty cache for a range of the tree. @param capacity rows that there is room for before it grows
   virtual std::unique_ptr<KvCache> make_cache(const AttentionShape& shape, const OwnedLeaves& leaves,
                                               std::int64_t capacity) const = 0;

@@ -96,7 +96,6 @@ class ModelSession final : public DecodeSession, public States {
 
   Forest<float>& host() override { return forest_; }
   const float* device() const override { return nullptr; }
-  std::int64_t bytes() const override { return forest_.bytes(); }
   std::string describe() const override { return ""; }
 
  protected:
@@ -147,14 +146,7 @@ class ModelBackend final : public Backend {
   std::string refusal(const AttentionShape&) const override { return ""; }
   ErrorTerms error_terms(const AttentionShape&) const override { return {}; }
   AttentionShape stored(const AttentionShape& shape) const override { return shape; }
-  MemoryNeed memory(const AttentionShape& shape, const OwnedLeaves& leaves, std::int64_t n, std::int64_t) const override {
-    const KeyRange range = closed(leaves.range(), leaves.range().begin + n);
-    const double n_rows =
-        static_cast<double>(shape.batch) * static_cast<double>(shape.heads) * static_cast<double>(shape.n_queries);
-    const double n_blocks = n_subtrees(range.begin, range.end);
-    return {.session =
-                n_blocks * (n_rows * static_cast<double>(state_size(shape.value_dim)) * sizeof(float) + sizeof(Subtree))};
-  }
+  double host_bytes(const AttentionShape&, std::int64_t, bool) const override { return 0; }
   std::unique_ptr<KvCache> make_cache(const AttentionShape& shape, const OwnedLeaves& leaves,
                                       std::int64_t capacity) const override {
     return std::make_unique<ModelCache>(shape, leaves, capacity, bytes_per_second_);

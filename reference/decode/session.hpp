@@ -48,8 +48,6 @@ class DecodeSession {
   /// Throws what decode() would throw for these arguments.
   void check(const Step& step) const;
 
-  /// Bytes of host memory that the session holds.
-  virtual std::int64_t bytes() const = 0;
   /// The launch configuration in one line; empty if there is none.
   virtual std::string describe() const = 0;
 

@@ -50,10 +50,6 @@ class Forest {
   const std::vector<Subtree>& subtrees() const { return subtrees_; }
   /// Their states, [subtrees][n_rows][2 + d_v], in the same order. Ranks exchange these.
   std::span<const Real> states() const { return {states_.data(), n_elements(subtrees_.size())}; }
-  /// Bytes held.
-  std::int64_t bytes() const {
-    return static_cast<std::int64_t>(states_.size() * sizeof(Real) + subtrees_.capacity() * sizeof(Subtree));
-  }
   /// Merges so far, each counted once for all rows.
   std::int64_t n_merges() const { return n_merges_; }
   /// Removes all subtrees and keeps the memory.

@@ -5,7 +5,6 @@
 
 #include <atomic>
 #include <cstddef>
-#include <cstdint>
 #include <cstdlib>
 #include <new>
 
@@ -15,13 +14,10 @@ namespace {
 std::atomic<int> n_allocations = 0;
 /// The same in this thread alone: beside a rank that is a process runs its watchdog.
 thread_local int n_allocations_here = 0;
-/// Bytes that they asked for.
-std::atomic<std::int64_t> n_allocated_bytes = 0;
 
 void* counted(std::size_t n, std::size_t alignment = alignof(std::max_align_t)) {
   ++n_allocations;
   ++n_allocations_here;
-  n_allocated_bytes += static_cast<std::int64_t>(n);
   if (void* memory = std::aligned_alloc(alignment, (n + alignment - 1) / alignment * alignment + (n == 0 ? alignment : 0)))
     return memory;
   throw std::bad_alloc();

@@ -136,7 +136,7 @@ TEST_CASE("arguments: a shard has query heads that share its key/value heads eve
   }
 }
 
-TEST_CASE("arguments: costs and memory are of ranges that hold the sequences") {
+TEST_CASE("arguments: costs are of ranges that hold the sequences") {
   const WorkloadShape shape{{.heads = 2, .kv_heads = 1, .head_dim = 4, .value_dim = 4}, 200, {}};
   const Topology topology = Topology::pretend(2, 2);
   for (const auto& all : {algorithms(), kernel_algorithms()}) {
@@ -148,8 +148,6 @@ TEST_CASE("arguments: costs and memory are of ranges that hold the sequences") {
                            std::invalid_argument);
       CHECK_THROWS_WITH_AS(algorithm.cost(topology, 2, Ranges{{0, 64}, {64, 200}}, shape), "Algorithm::cost: rank 2 of 2",
                            std::out_of_range);
-      CHECK_THROWS_AS(algorithm.decoder_bytes(cpu_backend(), topology, -1, Ranges{{0, 64}, {64, 200}}, shape),
-                      std::out_of_range);
       WorkloadShape odd = shape;
       odd.lengths = {100, 100};
       CHECK_THROWS_AS(algorithm.cost(topology, 0, Ranges{{0, 64}, {64, 200}}, odd), std::invalid_argument);

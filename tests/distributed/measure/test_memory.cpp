@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The memory that is left, read from files as Linux writes them, and from others.
+/// @brief The memory that is left, read from files as Linux writes them, and from others; and keys and values beyond it.
 #include "tree_attn/distributed/measure/memory.hpp"
+#include "tree_attn/distributed/transport/thread_transport.hpp"
+#include "tree_attn/tests/support/decoding.hpp"
 #include "tree_attn/tests/support/tensor_files.hpp"
 
 #include <doctest/doctest.h>
@@ -59,6 +61,34 @@ TEST_CASE("available memory: files that are missing, empty or something else are
     CHECK(memory_of({{"memory.max", "1000\n"}, {"memory.current", text}, {"memory.stat", "inactive_file " + text}}) == 1000);
   }
   CHECK(available_memory() > 0);
+}
+
+TEST_CASE("memory: keys and values of the ranks of a machine are counted, and those that a ring has in flight") {
+  // 2^40 positions of 1 KiB.
+  const auto workload =
+      make_axes({{.heads = 1, .kv_heads = 1, .head_dim = 128, .value_dim = 128}, std::int64_t{1} << 40}, 1);
+  const std::vector<KeyRange> ranges = coarse_ranges(workload->shape().n_keys, 2, kLeafKeys);
+  const auto refusal = [&](const Backend& backend, int per_machine, std::string_view name, bool keys_in_memory) {
+    std::string line;
+    run_threads(Topology::pretend(2, 2), 60, [&](const ThreadRanks& ranks, ThreadTransport& transport) {
+      const Algorithm* const algorithm = &find_algorithm(name);
+      const Bench bench{ranks, transport, backend, *workload, ranges, 1, 0, 0};
+      if (ranks.rank() == 1) return;
+      try {
+        check_memory("S", bench, Topology::pretend(2, per_machine),
+                     {.keys_in_memory = keys_in_memory, .algorithms = {&algorithm, 1}, .oracle = false});
+      } catch (const InputError& error) {
+        line = error.what();
+      }
+    });
+    return line.substr(0, line.find(" of memory"));
+  };
+  CHECK(refusal(cpu_backend(), 2, "two-level", true) == "S needs about 1048576.0 GiB");
+  CHECK(refusal(cpu_backend(), 1, "two-level", true) == "S needs about 524288.0 GiB");
+  CHECK(refusal(cpu_backend(), 2, "ring", true) == "S needs about 3145728.0 GiB");
+  CHECK(refusal(cpu_backend(), 2, "ring", false) == "S needs about 2097152.0 GiB");
+  CHECK(refusal(cpu_backend(), 2, "two-level", false) == "");
+  CHECK(refusal(model_backend(), 2, "two-level", true) == "");
 }
 
 }  // namespace tree_attn

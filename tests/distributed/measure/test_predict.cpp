@@ -279,25 +279,4 @@ TEST_CASE("predict: a rank of the tree holds its own keys and values, and states
   CHECK(ring.peak_elements == 3 * 2 * 2 * kPerRank * 24 + 2 * 24 + 2 * 4 * state + output);
 }
 
-TEST_CASE("predict: a decoder takes the bytes of its blocks, the ring those of two shards, a session, states and output") {
-  const auto workload = workload_for(4, {.batch = 2, .heads = 4, .kv_heads = 4, .head_dim = 6, .value_dim = 6});
-  const WorkloadShape& shape = workload->shape();
-  const std::vector<KeyRange> ranges = aligned_ranges(4);
-  const Topology topology = Topology::pretend(4, 2);
-  for (const Algorithm& algorithm : algorithms()) {
-    CAPTURE(algorithm.name);
-    for (int rank = 0; rank < 4; ++rank) {
-      const std::int64_t elements = algorithm.cost(topology, rank, ranges, shape).elements,
-                         kv_elements = 2 * kPerRank * 2 * 24, state = 8 * (2 + 6), output = 8 * (1 + 6);
-      CHECK(elements > output);
-      const std::int64_t bytes =
-          algorithm.kv_shards_in_flight > 0
-              ? kv_elements * static_cast<std::int64_t>(bytes_of(shape.dtype)) * 2 + 4 * (2 * 4 * state + output)
-              : 4 * elements;
-      const double session = algorithm.kv_shards_in_flight > 0 ? cpu_backend().memory(shape, {0, kPerRank}).session : 0;
-      CHECK(algorithm.decoder_bytes(cpu_backend(), topology, rank, ranges, shape) == static_cast<double>(bytes) + session);
-    }
-  }
-}
-
 }  // namespace tree_attn::test

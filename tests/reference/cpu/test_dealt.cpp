@@ -76,19 +76,4 @@ TEST_CASE("growth: a cache and a session that grow key by key have the bits of f
   }
 }
 
-TEST_CASE("dealt: the memory that is predicted for a session is what it holds") {
-  for (const int n_threads : {1, 3}) {
-    for (const int p : {1, 3}) {
-      for (const std::int64_t capacity : {0, 64, 1000}) {
-        const AttentionShape shape{.batch = 2, .heads = 6, .kv_heads = 2, .n_queries = 2, .head_dim = 40, .value_dim = 24};
-        const OwnedLeaves leaves(dealt_ranges(p)[0], LeafOrder::kDealt);
-        const auto cache = cpu_backend(n_threads).make_cache(shape, leaves, capacity);
-        const MemoryNeed need = cpu_backend(n_threads).memory(shape, leaves, capacity, capacity);
-        CHECK(need.session == static_cast<double>(cache->open(1)->bytes()));
-        CHECK(need.cache == static_cast<double>(cache->bytes()));
-      }
-    }
-  }
-}
-
 }  // namespace tree_attn::test

@@ -141,7 +141,6 @@ TEST_CASE("threads: the states of a decode have the same bits for every number o
           REQUIRE(std::equal(want.begin(), want.end(), states.states().begin(),
                              [](float a, float b) { return bits_of(a) == bits_of(b); }));
         }
-        CHECK(cpu_backend(n_threads).memory(workload->shape(), capacity).session == static_cast<double>(session->bytes()));
       }
     }
   }

@@ -162,18 +162,4 @@ TEST_CASE("cache: reset reuses the memory for another range, and empty ranges an
   CHECK(empty->longest() == 0);
 }
 
-TEST_CASE("cache: the memory that a backend predicts for a session is what the session holds") {
-  for (const KeyRange capacity : {KeyRange{0, 0}, {0, 64}, {0, 1000}, {77, 5000}}) {
-    for (const std::int64_t n_queries : {1, 3}) {
-      const AttentionShape shape{
-          .batch = 2, .heads = 6, .kv_heads = 2, .n_queries = n_queries, .head_dim = 40, .value_dim = 24};
-      const auto cache = cpu_backend().make_cache(shape, capacity);
-      const MemoryNeed need = cpu_backend().memory(shape, capacity);
-      CHECK(need.session == static_cast<double>(cache->open(1)->bytes()));
-      CHECK(need.cache == static_cast<double>(cache->bytes()));
-      CHECK(need.borrowed_cache == 0);
-    }
-  }
-}
-
 }  // namespace tree_attn::test
