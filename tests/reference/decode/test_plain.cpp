@@ -275,8 +275,7 @@ TEST_CASE("plain: every instruction set has its bits") {
                             .d_v = d_v,
                             .n_queries = n_queries,
                             .queries = packed.data(),
-                            .score_scale = scale.score,
-                            .requests = static_cast<Requests>(n % 3)},
+                            .score_scale = scale.score},
                            workspace.data(), states.data());
             // A range of whole leaves: the last of them has one shift.
             Forest<float> forest =
