@@ -74,19 +74,13 @@ void PlanBuilder::pair(Combine::Operator op, BlockPair pair, std::int32_t n) {
 void PlanBuilder::merge_last_two(BlockForest& forest) {
   const std::size_t last = forest.blocks.size() - 1;
   pair(Combine::Operator::kMerge, {forest.blocks[last - 1], forest.blocks[last]});
-  forest.subtrees.pop_back();
   forest.blocks.pop_back();
 }
 
 BlockForest PlanBuilder::join(BlockForest left, const BlockForest& right) {
   for (std::size_t i = 0; i < right.subtrees.size(); ++i) {
-    left.subtrees.push_back(right.subtrees[i]);
     left.blocks.push_back(right.blocks[i]);
-    while (left.subtrees.size() >= 2 && left.subtrees[left.subtrees.size() - 2].is_left_sibling_of(left.subtrees.back())) {
-      const Subtree joined = left.subtrees.back().parent();
-      merge_last_two(left);
-      left.subtrees.back() = joined;
-    }
+    push_subtree(left.subtrees, right.subtrees[i], [&] { merge_last_two(left); });
   }
   return left;
 }

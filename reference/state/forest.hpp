@@ -28,6 +28,27 @@ inline std::vector<Subtree> cover(std::int64_t begin, std::int64_t end) {
   return subtrees;
 }
 
+/// @throws std::invalid_argument unless the next subtree begins where the last one ends @param function for the message
+inline void require_next(const char* function, const Subtree& last, const Subtree& next) {
+  require(next.begin() == last.end(), function, ": a subtree from position ", next.begin(), " on, after one that ends at ",
+          last.end());
+}
+
+/// Appends a subtree on the right, then carries: merges the last two subtrees while they are siblings.
+/// @param merge_last_two merges what belongs to the last two subtrees into what belongs to the first of them
+/// @throws std::invalid_argument if it does not begin where the last subtree ends
+template <class MergeLastTwo>
+void push_subtree(std::vector<Subtree>& subtrees, Subtree next, const MergeLastTwo& merge_last_two) {
+  if (!subtrees.empty()) require_next("Forest::push", subtrees.back(), next);
+  subtrees.push_back(next);
+  while (subtrees.size() >= 2 && subtrees[subtrees.size() - 2].is_left_sibling_of(subtrees.back())) {
+    merge_last_two();
+    const Subtree joined = subtrees.back().parent();
+    subtrees.pop_back();
+    subtrees.back() = joined;
+  }
+}
+
 /// States of a range of consecutive positions, stored as its maximal subtrees, for n_rows queries at once.
 ///
 /// push() appends a subtree on the right and carries. The final subtrees and their bits are the same whether the keys of a
@@ -89,13 +110,7 @@ class Forest {
   /// siblings.
   /// @throws std::invalid_argument if it does not begin where the last subtree ends
   void push(Subtree next) {
-    if (!subtrees_.empty()) require_next("Forest::push", subtrees_.back(), next);
-    subtrees_.push_back(next);
-    while (subtrees_.size() >= 2 && subtrees_[subtrees_.size() - 2].is_left_sibling_of(subtrees_.back())) {
-      const Subtree joined = subtrees_.back().parent();
-      merge_last_two();
-      subtrees_.back() = joined;
-    }
+    push_subtree(subtrees_, next, [this] { merge_last_two(); });
   }
 
   /// Appends subtrees and their states, [subtrees][n_rows][2 + d_v], such as the forest of the next rank.
@@ -118,15 +133,11 @@ class Forest {
       for (std::int64_t r = 0; r < n_rows_; ++r) set_empty(states + r * state_size(d_v_), d_v_);
       return {states, n_elements(1)};
     }
-    while (subtrees_.size() >= 2) merge_last_two();
+    for (; subtrees_.size() >= 2; subtrees_.pop_back()) merge_last_two();
     return states();
   }
 
  private:
-  static void require_next(const char* function, const Subtree& last, const Subtree& next) {
-    require(next.begin() == last.end(), function, ": a subtree from position ", next.begin(), " on, after one that ends at ",
-            last.end());
-  }
   std::size_t n_elements(std::size_t n_subtrees) const { return n_subtrees * static_cast<std::size_t>(block_size()); }
   Real* block(std::size_t i) { return states_.data() + n_elements(i); }
 
@@ -135,7 +146,6 @@ class Forest {
     Real* left = block(last - 1);
     const Real* right = block(last);
     for (std::int64_t r = 0; r < n_rows_; ++r) merge(left + r * state_size(d_v_), right + r * state_size(d_v_), d_v_);
-    subtrees_.pop_back();
     ++n_merges_;
   }
 
