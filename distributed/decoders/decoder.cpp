@@ -217,6 +217,7 @@ std::unique_ptr<Decoder> Algorithm::open(Transport& transport, ShardDecoder& sha
   require_agreement(name, transport, shard, ranges, options);
   const OwnedLeaves& own_leaves = shard.cache().leaves();
   require_ranges(kHere, transport.topology(), ranges, own_leaves.order(), options);
+  require(takes_dealt || own_leaves.order() == LeafOrder::kContiguous, kHere, ": ", name, " takes no dealt order of leaves");
   const KeyRange mine = transport.topology().range_of(transport.rank(), ranges), held = own_leaves.range();
   require(mine.begin == held.begin && mine.end == held.end, kHere, ": the range of rank ", transport.rank(), " is [",
           mine.begin, ", ", mine.end, "), but its cache holds [", held.begin, ", ", held.end, ")");
@@ -239,6 +240,8 @@ std::unique_ptr<Decoder> Algorithm::open(Transport& transport, ShardDecoder& sha
 RankCost Algorithm::cost(const Topology& topology, int rank, std::span<const KeyRange> ranges, const WorkloadShape& shape,
                          const PlanOptions& options) const {
   require_ranges("Algorithm::cost", topology, rank, ranges, shape, options);
+  require(takes_dealt || shape.order == LeafOrder::kContiguous, "Algorithm::cost: ", name,
+          " takes no dealt order of leaves");
   if (const auto* own = std::get_if<OwnDecoder>(&exchange))
     return own->cost(topology, rank, ranges, shape, options.for_shape(shape));
   RankCost cost =

@@ -114,7 +114,8 @@ using RanksRefusalOf = std::string (*)(const Topology& topology);
 struct Algorithm {
   std::string_view name;
   std::string_view brief;
-  bool keeps_bits = true;  ///< whether the output bits are the same for every number of ranks, shards, nodes and batch
+  bool takes_dealt = true;  ///< whether it takes the dealt order of leaves
+  bool keeps_bits = true;   ///< whether the output bits are the same for every number of ranks, shards, nodes and batch
   ExchangeRounding rounding = {};
   int kv_shards_in_flight = 0;  ///< shards of other ranks that a rank holds at once
   std::variant<PlanOf, OwnDecoder> exchange;

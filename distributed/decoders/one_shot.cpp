@@ -264,6 +264,7 @@ constinit const Algorithm kOneShot{.name = "one-shot",
                                    .brief =
                                        "one kernel decodes, exchanges and merges in a node, plans between nodes: "
                                        "emulated and cuda",
+                                   .takes_dealt = false,
                                    .exchange = OwnDecoder{open_decoder, cost},
                                    .radix = radix_of,
                                    .refusal = refusal,

@@ -66,7 +66,7 @@ void plain_two_level(MPI_Comm world, MPI_Comm node, const TensorView& q, const T
   MPI_Comm_split(world, place == 0 ? 0 : MPI_UNDEFINED, 0, &leaders);
   if (place == 0) part = gather_and_join(leaders, part), MPI_Comm_free(&leaders);
 
-  // Line 6, z = n / D, which the first rank of a node hands to the others.
+  // Line 6, z = n / D. The first rank of a node has all keys, and its output replaces that of the others.
   const std::int64_t n_rows = part.forest.n_rows();
   const float* const states = part.forest.fold().data();
   for (std::int64_t r = 0; r < n_rows; ++r) lse[r] = finish(states + r * state_size(d_v), out + r * d_v, d_v);

@@ -2,7 +2,7 @@
 /// @file
 /// @brief One rule for all levels of the machine: neighbouring blocks of ranks join their forests (section 5.3).
 ///
-/// plan_builder.hpp states the rule and why its bits are canonical.
+/// plan_builder.hpp states the rule and why its bits are canonical; join() carries as Forest::push() does.
 #include "tree_attn/distributed/plan/plan_builder.hpp"
 
 #include <algorithm>

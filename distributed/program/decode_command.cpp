@@ -170,7 +170,7 @@ struct Setup {
     if (!options.in.empty()) file = SafetensorsFile::open(options.in);
     if (!file && !options.expect.empty())
       throw InputError("--expect " + readable(options.expect) + ": needs IN, the file that contains the tensor");
-    const LeafOrder order = order_of(options);
+    const LeafOrder order = order_of(options, chosen);
     const WorkloadShape synthetic = file ? WorkloadShape{} : synthetic_shape(options, order);
     workload = file                      ? open_workload(*file, options.steps, order)
                : backend->has_elements() ? make_workload(synthetic, options.seed, options.steps)

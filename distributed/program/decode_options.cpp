@@ -145,6 +145,8 @@ std::unique_ptr<Transport> open_transport(const ClusterOptions& options, const B
 void check(std::span<const Algorithm* const> chosen, const Backend& backend, const Transport& transport,
            std::span<const KeyRange> ranges, const WorkloadShape& shape) {
   for (const Algorithm* algorithm : chosen) {
+    if (shape.order == LeafOrder::kDealt && !algorithm->takes_dealt)
+      throw InputError("--algorithm " + std::string(algorithm->name) + ": takes --order contiguous alone");
     if (algorithm->refusal == nullptr) continue;
     if (const std::string why = algorithm->refusal(backend, transport, ranges, shape); !why.empty())
       throw InputError("--algorithm " + std::string(algorithm->name) + ": " + why);
@@ -183,9 +185,11 @@ LeafOrder order_named(std::string_view name) {
   return name == name_of(LeafOrder::kDealt) ? LeafOrder::kDealt : LeafOrder::kContiguous;
 }
 
-LeafOrder order_of(const DecodeOptions& options) {
+LeafOrder order_of(const DecodeOptions& options, std::span<const Algorithm* const> chosen) {
   if (options.order) return order_named(*options.order);
-  return options.steps > 1 && options.in.empty() ? LeafOrder::kDealt : LeafOrder::kContiguous;
+  const bool is_dealt = options.steps > 1 && options.in.empty() &&
+                        std::ranges::all_of(chosen, [](const auto* each) { return each->takes_dealt; });
+  return is_dealt ? LeafOrder::kDealt : LeafOrder::kContiguous;
 }
 
 WorkloadShape synthetic_shape(const ShapeOptions& options, LeafOrder order) {
@@ -337,7 +341,8 @@ std::vector<const CLI::Option*> add_decode_options(CLI::App& command, DecodeOpti
       ->capture_default_str();
   command
       .add_option("--order", options.order,
-                  "contiguous, or dealt: leaves go round the ranks; changes bits (default for --steps without IN: dealt)")
+                  "contiguous, or dealt: leaves go round the ranks; changes bits\n(default: contiguous; for --steps without "
+                  "IN dealt, but for one-shot)")
       ->check(CLI::IsMember({"contiguous", "dealt"}).description(""));
   command.add_option("--scale", options.scale, "Factor of q.k (default 1/sqrt(d_h))")->check(is_finite);
   command

@@ -104,8 +104,9 @@ void check(const DecodeOptions& options, int n_ranks, const WorkloadShape& shape
 
 /// The order of leaves of that name, "contiguous" or "dealt".
 LeafOrder order_named(std::string_view name);
-/// The order of leaves: that of --order. Without it dealt for synthetic input that grows, and contiguous otherwise.
-LeafOrder order_of(const DecodeOptions& options);
+/// The order of leaves: that of --order. Without it dealt for synthetic input that grows, if all algorithms take it, and
+/// contiguous otherwise.
+LeafOrder order_of(const DecodeOptions& options, std::span<const Algorithm* const> chosen);
 
 /// The shape of a synthetic workload. @throws InputError
 WorkloadShape synthetic_shape(const ShapeOptions& options, LeafOrder order = LeafOrder::kContiguous);

@@ -2,7 +2,7 @@
 /// @file
 /// @brief The kernels of one platform as a backend.
 #include "tree_attn/gpu/backend/backends.hpp"
-#include "tree_attn/gpu/backend/cache.hpp"
+#include "tree_attn/gpu/backend/session.hpp"
 #include "tree_attn/reference/state/require.hpp"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {

@@ -1,17 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief A KV cache in device memory, and decode steps of the library kernel over it (section 5.3, Alg. 3).
+/// @brief A KV cache in device memory (section 5.3).
 #pragma once
 
-#include "tree_attn/gpu/backend/device_steps.hpp"
-#include "tree_attn/gpu/backend/kernel_stream.hpp"
-#include "tree_attn/gpu/backend/leaf_lists.hpp"
-#include "tree_attn/gpu/backend/step_input.hpp"
-#include "tree_attn/gpu/engine/kernel.hpp"
+#include "tree_attn/gpu/engine/params.hpp"
+#include "tree_attn/gpu/platform/launch.hpp"
 #include "tree_attn/reference/decode/session.hpp"
 
 #include <memory>
-#include <string>
 #include <vector>
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
@@ -26,6 +22,10 @@ constexpr std::int64_t allocated_positions(std::int64_t n, LeafOrder order = Lea
 /// The types in which kernels read a shape: as they are, but a type that no kernel takes, or values of another type than
 /// the keys, become F32.
 AttentionShape stored_on_device(const AttentionShape& shape);
+
+/// Row (i, j, a) of a view in another type. @param row memory for its elements in F32
+void convert_row(const TensorView& view, std::int64_t i, std::int64_t j, std::int64_t a, DType dtype,
+                 std::vector<float>& row, unsigned char* to);
 
 /// Keys [b, n_kv, N, d_h] and values [b, n_kv, N, d_v] in device memory, dense. A capacity that grows takes new memory, to
 /// which the rows in use are copied.
@@ -90,91 +90,6 @@ class DeviceCache final : public KvCache {
   mutable std::vector<unsigned char> appended_;      ///< [b][bytes_of_entry()]
   mutable std::vector<unsigned char> staging_;       ///< rows of all heads at a few positions, to be converted or gathered
   mutable std::vector<float> row_;
-};
-
-/// Memory for a plan; counters start at zero.
-class DeviceWorkspace {
- public:
-  DeviceWorkspace() = default;
-  explicit DeviceWorkspace(const LaunchPlan& plan) : floats_(plan.n_floats, MemoryUse::Scratch), counters_(plan.n_counters) {
-    counters_.fill(0);
-  }
-  Workspace get() const { return {floats_.data(), counters_.data()}; }
-  bool is_enough_for(const LaunchPlan& plan) const {
-    return plan.n_floats <= floats_.size() && plan.n_counters <= counters_.size();
-  }
-  const DeviceBuffer<unsigned>& counters() const { return counters_; }
-
- private:
-  DeviceBuffer<float> floats_;
-  DeviceBuffer<unsigned> counters_;
-};
-
-/// Steps over a device cache. Queries and lengths are uploaded, states stay on the device until host() asks for them.
-///
-/// A step uploads the queries, the lengths and the position that was appended to each entry by one copy; a kernel stores
-/// that position where it belongs, and the library kernel decodes. All on a stream of its own, by DeviceStream::repeat():
-/// from the second step of a plan on, a step is one launch of a graph. What changes from step to step is read from device
-/// memory. The plan covers the capacity of the cache, so a new one is made when the cache has grown. The default stream
-/// waits for a step, and a step for what the default stream did before it.
-class DeviceSession : public DecodeSession, public DeviceSteps, public States {
- public:
-  /// @throws DeviceError if no kernel takes the shape, or the device has no memory
-  DeviceSession(const DeviceCache& cache, double scale);
-  ~DeviceSession() override { stream_.finish(); }
-
-  Forest<float>& host() override;
-  const float* device() const override { return states_.data(); }
-  std::string describe() const override;
-
-  DeviceStream& stream() override { return stream_; }
-  void decode_to(StepEnd& end, const Step& step, const std::function<void()>& progress) override;
-
- protected:
-  States& run(const Step& step, const std::function<void()>& progress) override;
-  /// Takes the memory for a step whose longest sequence has so many keys, if there is not enough.
-  void prepare(std::int64_t longest);
-  /// Plans for a range. Another range than the first is that of a shard of the ring, or of a cache that has grown: memory
-  /// grows where it must.
-  void plan_range(KeyRange range);
-  bool is_dealt() const { return planned_order_ == LeafOrder::kDealt; }
-  /// @name The kernel of a step
-  /// @{
-  /// Whether there is anything to launch.
-  virtual bool has_work() const { return !subtrees_.empty() && cache_.shape().n_rows() > 0; }
-  virtual LaunchPlan plan_kernel() const;
-  virtual void queue_kernel();
-  /// @}
-
- private:
-  /// Writes what the step uploads: the queries as they are stored, the lengths, what was appended, the lists. @pre the step
-  /// before is over
-  void stage(const Step& step);
-  /// Queues what a step does: the decode, then its end.
-  void queue_step();
-  void queue_decode();
-
- protected:
-  const DeviceCache& cache_;
-  double scale_;
-  ListedParams params_;  ///< in the contiguous order the part that is DecodeParams
-  LeafLists lists_;      ///< in the dealt order
-  LaunchPlan plan_;
-  LeafOrder planned_order_ = LeafOrder::kContiguous;
-  KeyRange planned_{0, -1};        ///< the range that plan_ and subtrees_ are for
-  std::int64_t planned_rows_ = 0;  ///< allocated rows of the cache then
-  std::vector<Subtree> subtrees_;  ///< that states_ are of
-  DeviceWorkspace workspace_;
-  DeviceBuffer<float> states_;
-  KernelStream stream_;
-
- private:
-  StepInput input_;
-  std::vector<float> row_;
-  Forest<float> forest_;
-  bool is_on_host_ = true;
-  StepEnd *end_ = nullptr, *last_end_ = nullptr;  ///< of this step, and of the one before
-  Event after_;                                   ///< on stream_
 };
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

@@ -3,7 +3,7 @@
 /// @brief The session of the one-shot kernel: windows, the table of peers, one graph per step.
 #include "tree_attn/gpu/backend/one_shot_session.hpp"
 
-#include "tree_attn/gpu/backend/cache.hpp"
+#include "tree_attn/gpu/backend/session.hpp"
 #include "tree_attn/gpu/engine/one_shot.cuh"
 
 #include <unistd.h>
@@ -77,23 +77,26 @@ class Window {
   HostWord failed_;
 };
 
-class DeviceOneShot final : public OneShotSession, private DeviceSession {
+class DeviceOneShot final : public OneShotSession, private StepKernel {
  public:
   DeviceOneShot(const DeviceCache& cache, double scale, const OneShotOptions& options)
-      : DeviceSession(cache, scale),
+      : cache_(cache),
         timeout_(options.timeout),
         leaves_(options.result),
         first_(options.steps_done),
         use_(options.windows_on_host ? MemoryUse::HostWindow : MemoryUse::Window),
         n_out_(cache.shape().n_rows() * cache.shape().value_dim),
-        steps_(cache.shape().n_rows(), MemoryUse::Window),
+        counters_(cache.shape().n_rows(), MemoryUse::Window),
         gave_up_(1, MemoryUse::Window),
-        host_gave_up_(1) {
+        host_gave_up_(1),
+        steps_(cache, scale, *this) {
+    require(cache.leaves().order() == LeafOrder::kContiguous,
+            "open_one_shot: its kernels read leaves in the contiguous order");
     require(options.timeout >= 0, "open_one_shot: a timeout of ", options.timeout, " s");
     constexpr unsigned kMostDone = std::numeric_limits<unsigned>::max() - 3;
     require(options.steps_done <= kMostDone, "open_one_shot: ", options.steps_done, " steps done; at most ", kMostDone);
   }
-  ~DeviceOneShot() override { stream_.finish(); }
+  ~DeviceOneShot() override { steps_.stream().finish(); }
 
   NodeWindow open_window(std::span<const KeyRange> ranges, int me, int rank, bool is_shared,
                          std::shared_ptr<NodeMemory> memory) override {
@@ -107,13 +110,13 @@ class DeviceOneShot final : public OneShotSession, private DeviceSession {
             " begins at ", ranges[static_cast<std::size_t>(me)].begin, ", but its cache at ", held.begin);
     const AttentionShape& shape = cache_.shape();
     peers_ = Peers::of(ranges, me, shape.n_rows(), shape.value_dim, leaves_ != OneShotResult::kOutput);
-    peers_.steps = steps_.data(), peers_.gave_up = gave_up_.data();
+    peers_.steps = counters_.data(), peers_.gave_up = gave_up_.data();
     if (std::isfinite(timeout_)) peers_.limit_ns = static_cast<std::uint64_t>(std::clamp(1e9 * timeout_, 1.0, 0x1p62));
-    plan_range(ranges[static_cast<std::size_t>(me)]);
+    steps_.plan_range(ranges[static_cast<std::size_t>(me)]);
 
     // Nothing of this rank is under way, and no other rank knows the new window.
-    synchronise(stream_);
-    steps_.upload(std::vector<unsigned>(static_cast<std::size_t>(shape.n_rows()), first_));
+    synchronise(steps_.stream());
+    counters_.upload(std::vector<unsigned>(static_cast<std::size_t>(shape.n_rows()), first_));
     gave_up_.fill(0), n_before_ = n_steps_;
     make_result();
     next_.reset();
@@ -157,9 +160,9 @@ class DeviceOneShot final : public OneShotSession, private DeviceSession {
     opened_ = std::move(opened), held_ = std::move(held);
     peers_.failed = own_->failed();
   }
-  void prepare(std::int64_t longest) override { DeviceSession::prepare(longest); }
+  void prepare(std::int64_t longest) override { steps_.prepare(longest); }
   void disconnect() override {
-    stream_.finish();
+    steps_.stream().finish();
     opened_.clear(), held_.clear();
   }
   void give_up() noexcept override {
@@ -170,9 +173,10 @@ class DeviceOneShot final : public OneShotSession, private DeviceSession {
   Output step(const Step& step, const std::function<void()>& progress) override {
     if (own_ == nullptr) throw std::logic_error("OneShotSession::step: no windows are connected");
     const std::optional<std::int64_t> before = bytes_to_peers();
-    decode(step, progress);
-    synchronise(stream_);
-    if (const GaveUp& wait = *host_gave_up_.data(); has_work() && wait.n > 0) {
+    check_step(cache_, step);
+    steps_.run(step, nullptr, progress);
+    synchronise(steps_.stream());
+    if (const GaveUp& wait = *host_gave_up_.data(); steps_.has_work() && wait.n > 0) {
       char line[160];
       if (wait.peer_failed != 0) {
         std::snprintf(line, sizeof line, "rank %d, step %lld, gave up: another rank failed",
@@ -193,7 +197,7 @@ class DeviceOneShot final : public OneShotSession, private DeviceSession {
   }
 
   std::int64_t bytes_sent() const override { return bytes_sent_; }
-  std::string describe() const override { return DeviceSession::describe() + ", one launch for all devices"; }
+  std::string describe() const override { return steps_.describe() + ", one launch for all devices"; }
 
  private:
   /// Takes the memory for the result. Nothing is under way.
@@ -213,38 +217,32 @@ class DeviceOneShot final : public OneShotSession, private DeviceSession {
     for (int to = 0; to < peers_.n; ++to) n += to == peers_.me ? 0 : peers_.n_sent(to);
     return n * static_cast<std::int64_t>(sizeof(Packet));
   }
-  bool has_work() const override { return cache_.shape().n_rows() > 0; }
-  LaunchPlan plan_kernel() const override {
-    LaunchPlan plan;
-    with_type(cache_.shape().dtype, [&](auto type) {
-      using T = decltype(type);
-      plan = is_dealt() ? plan_one_shot<T>(params_) : plan_one_shot<T>(static_cast<const DecodeParams&>(params_));
-    });
-    return plan;
+  bool has_work(const StepPlan& plan) const override { return plan.shape().n_rows() > 0; }
+  LaunchPlan launch_of(const StepPlan& plan) const override {
+    LaunchPlan launch;
+    with_type(plan.shape().dtype, [&](auto type) { launch = plan_one_shot<decltype(type)>(plan.params); });
+    return launch;
   }
-  void queue_kernel() override {
+  void queue(const StepPlan& plan, Stream stream) override {
     const DeviceOutput result = leaves_ == OneShotResult::kOutput
                                     ? DeviceOutput{.out = result_.data(), .lse = result_.data() + n_out_}
                                     : DeviceOutput{.states = result_.data()};
-    const OneShotEpilogue epilogue{peers_, {.states = states_.data()}, result};
-    with_type(cache_.shape().dtype, [&](auto type) {
-      using T = decltype(type);
-      if (is_dealt())
-        run_one_shot<T>(params_, epilogue, plan_, workspace_.get(), stream_);
-      else
-        run_one_shot<T>(static_cast<const DecodeParams&>(params_), epilogue, plan_, workspace_.get(), stream_);
+    const OneShotEpilogue epilogue{peers_, {.states = plan.states.data()}, result};
+    with_type(plan.shape().dtype, [&](auto type) {
+      run_one_shot<decltype(type)>(plan.params, epilogue, plan.launch, plan.workspace.get(), stream);
     });
-    result_.queue_download(stream_, {host_result_->data(), static_cast<std::size_t>(host_result_->size())});
-    gave_up_.queue_download(stream_, {host_gave_up_.data(), 1});
+    result_.queue_download(stream, {host_result_->data(), static_cast<std::size_t>(host_result_->size())});
+    gave_up_.queue_download(stream, {host_gave_up_.data(), 1});
   }
 
+  const DeviceCache& cache_;
   double timeout_;
   OneShotResult leaves_;
   unsigned first_;  ///< steps that count as done in a new window
   MemoryUse use_;   ///< of windows that lie in no library's memory
   std::int64_t n_out_;
   DeviceBuffer<float> result_;  ///< z [n_rows, d_v], then lse [n_rows]; or [subtrees of the node's range][n_rows][2 + d_v]
-  DeviceBuffer<unsigned> steps_;
+  DeviceBuffer<unsigned> counters_;  ///< of steps, one per row
   DeviceBuffer<GaveUp> gave_up_;
   std::int64_t n_states_ = 0;                     ///< floats of the states of the node
   std::optional<HostBuffer<float>> host_result_;  ///< the same, or nothing if it stays on the device
@@ -256,6 +254,7 @@ class DeviceOneShot final : public OneShotSession, private DeviceSession {
   std::vector<int> ranks_;  ///< in the order of the ranges
   std::int64_t bytes_sent_ = 0;
   std::int64_t n_steps_ = 0, n_before_ = 0;  ///< steps done, and those before the window was opened
+  StepRunner steps_;
 };
 
 }  // namespace

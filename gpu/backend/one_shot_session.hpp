@@ -128,6 +128,7 @@ namespace cuda {
 std::unique_ptr<OneShotSession> open_one_shot(const KvCache& cache, double scale, const OneShotOptions& options);
 }
 /// On the backend of the cache. @returns null if that has no such kernels: the CPU, the model
+/// @throws std::invalid_argument if its leaves are dealt
 std::unique_ptr<OneShotSession> open_one_shot(const KvCache& cache, double scale, const OneShotOptions& options);
 
 }  // namespace tree_attn

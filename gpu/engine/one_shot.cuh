@@ -314,16 +314,16 @@ __global__ void __launch_bounds__(Pipeline::kThreads, 1)
   equal_runs_block<Pipeline>(params, epilogue, arguments, forests, counters);
 }
 
-/// Plans, or launches, for every shape of one stored type, in either order of leaves.
-template <class T, class Params>
-LaunchPlan plan_one_shot(const Params& params);
-template <class T, class Params>
-void run_one_shot(const Params& params, const OneShotEpilogue& epilogue, const LaunchPlan& plan, const Workspace& workspace,
-                  Stream stream);
+/// Plans, or launches, for every shape of one stored type, in the contiguous order of leaves.
+template <class T>
+LaunchPlan plan_one_shot(const DecodeParams& params);
+template <class T>
+void run_one_shot(const DecodeParams& params, const OneShotEpilogue& epilogue, const LaunchPlan& plan,
+                  const Workspace& workspace, Stream stream);
 
 /// The plan of the library kernel, whose blocks are as many as the device holds at once.
-template <class T, class Params>
-LaunchPlan plan_one_shot(const Params& params) {
+template <class T>
+LaunchPlan plan_one_shot(const DecodeParams& params) {
   LaunchPlan plan = plan_equal_runs<T>(params, {});
   plan.shared_bytes += OneShotEpilogue::kSharedBytes;
   return plan;
@@ -331,9 +331,9 @@ LaunchPlan plan_one_shot(const Params& params) {
 
 /// Launches what was planned. Blocks wait for other devices, which wait for blocks of this launch, so the launch is
 /// cooperative. It does not overlap the launch before it: CUDA does not say that a cooperative launch may.
-template <class T, class Params>
-void run_one_shot(const Params& params, const OneShotEpilogue& epilogue, const LaunchPlan& plan, const Workspace& workspace,
-                  Stream stream) {
+template <class T>
+void run_one_shot(const DecodeParams& params, const OneShotEpilogue& epilogue, const LaunchPlan& plan,
+                  const Workspace& workspace, Stream stream) {
   if (params.n_rows() == 0) return;
   with_pipeline<T>(params, [&](auto pipeline) {
     using Pipeline = typename decltype(pipeline)::type;

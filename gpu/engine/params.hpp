@@ -63,7 +63,7 @@ struct DecodeParams {
   int d_h = 1, d_v = 1;
   std::int64_t begin = 0, end = 0;         ///< global positions of the shard
   std::int64_t readable_end = 0;           ///< rows before it have memory and may be copied, see rows_end()
-  float query_scale = 1, score_scale = 1;  ///< multiply q as it is read, and q.k: log2(e) * scale, see split_scale()
+  float query_scale = 1, score_scale = 1;  ///< multiply q as it is read, and q.k: log2(e) * scale, see set_scale()
 
   /// Rows of the output: (i * n_h + h) * l + j, and group * n_kv = n_h l.
   TREE_ATTN_HOST_DEVICE std::int64_t n_rows() const { return batch * kv_heads * group; }
@@ -99,7 +99,7 @@ struct DecodeParams {
     return {begin, length < begin ? begin : length < end ? length : end};
   }
   /// The leaves that hold them, whole: positions without a key hold the empty set, which changes no bit. A leaf that an end
-  /// of the shard cuts is one leaf here, with fewer keys.
+  /// of the shard cuts is one leaf here, with fewer keys, and several nodes in plain.hpp.
   TREE_ATTN_HOST_DEVICE KeyRange leaves(std::int64_t kv_head) const { return leaves_by_entry(entry_of(kv_head)); }
   TREE_ATTN_HOST_DEVICE KeyRange leaves_by_entry(std::int64_t entry) const {
     const KeyRange used = in_use_by_entry(entry);

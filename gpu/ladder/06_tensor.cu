@@ -3,9 +3,9 @@
 /// @brief Step 6 of the ladder: 16 bits on tensor cores, and queries that share keys together (section 6.3, grouped heads).
 ///
 /// It defines the bits of all kernels on tensor cores: of 16 bits in rows of at most 256 elements. What changed: a warp
-/// serves eight queries of one key/value head, and multiplies a leaf of 64 keys with all of them, S^T = K Q^T, and then
-/// O^T = V^T P^T. Keys and components are on the long side of the 16 x 8 x 16 products, and the queries in the eight
-/// columns. Tensor cores add in F32. A weight is F32 too, so it is split into three parts of 16 bits whose sum it is:
+/// serves eight queries of one key/value head, and multiplies a leaf of 64 keys with all of them, S^T = K Q^T, and then O^T
+/// = V^T P^T. Keys and components are on the long side of the 16 x 8 x 16 products, and the queries in the eight columns.
+/// Tensor cores add in F32: products of 16 one after the other, each as the hardware does. A weight is three parts' sum:
 /// - BF16 has the exponents of F32 and 8 bits: the parts are the upper, middle and lower 8 of the 24 bits.
 /// - F16 has 11 bits and few exponents: the upper part is in units of 2^-15, the others in units of 2^-26. At most 2^-51
 ///   of the largest weight of a leaf is lost.
@@ -29,7 +29,7 @@ namespace {
 
 constexpr int kWarp = 32, kKeys = static_cast<int>(kLeafKeys);  // lanes; keys of a leaf
 
-/// Elements of a padded row, and queries of a tile: functions of type and shape alone, for they change bits.
+/// Elements of a padded row, and queries of a tile: functions of type and shape alone, for columns change bits.
 constexpr int dim_of(int d) { return d <= 64 ? 64 : d <= 128 ? 128 : 256; }
 constexpr int rows_of(DType dtype, int dim) { return dtype == DType::F16 && dim == 256 ? 4 : 8; }
 template <class T>

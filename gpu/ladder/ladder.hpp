@@ -2,10 +2,10 @@
 /// @file
 /// @brief The ladder of kernels, each one file that is read from top to bottom (sections 5 and 6).
 ///
-/// Every step computes the same thing, attention of a few queries over many keys, and repeats what it needs. Steps 4 and 6
-/// define the bits of the library kernels, which share no code with them but the merge and the tree. A step says in its
-/// first lines what it changed; its *floor*, the time of the bytes that it requests at the rate of a kernel that only reads;
-/// what was predicted; and what was measured, if it was.
+/// Every step decodes a few queries over many keys, finishes the rows, and repeats what it needs. Steps 4 and 6 define the
+/// bits of the library kernels, which share no code with them but the merge and the tree, and can leave states. A step says
+/// in its first lines what it changed; its *floor*, the time of the bytes that it requests at the rate of a kernel that only
+/// reads; what was predicted; and what was measured, if it was.
 #pragma once
 
 #include "tree_attn/gpu/engine/kernel.hpp"

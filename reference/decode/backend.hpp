@@ -21,8 +21,8 @@ struct ErrorTerms {
   double n_additions = 0;  ///< further additions in the longest chain that a weight passes through
 };
 
-/// A method of computing states. Its results are a function of types and shapes, bit for bit, and may differ from those of
-/// other backends.
+/// A method of computing states. The order of its sums is a function of types and shapes, and its bits may differ from those
+/// of other backends.
 class Backend {
  public:
   virtual ~Backend() = default;

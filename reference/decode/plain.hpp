@@ -2,8 +2,8 @@
 /// @file
 /// @brief The decode of a shard, key by key: it defines the bits of the CPU backend (eq. (7), section 5).
 ///
-/// Everything is F32, nothing is fused, and every sum has the one order that is written here. The loops of the CPU backend
-/// have these bits for every type, shape, cut, order of leaves, number of threads and instruction set.
+/// Everything is F32, nothing is fused (-ffp-contract=off), and every sum has the one order that is written here. The loops
+/// of the CPU backend have these bits for every type, shape, cut, order of leaves, number of threads and instruction set.
 #pragma once
 
 #include "tree_attn/reference/state/forest.hpp"
@@ -30,7 +30,7 @@ inline float dot(const std::vector<float>& q, const std::vector<float>& k, DType
   return (lane[0] + lane[1]) + (lane[2] + lane[3]);
 }
 
-/// 2^f for -1 < f <= 0, by a polynomial on [-1/2, 1/2]. The bits of std::exp2 differ between C libraries.
+/// 2^f for -1 <= f <= 0, by a polynomial on [-1/2, 1/2]. The bits of std::exp2 differ between C libraries.
 inline float exp2_fraction(float f) {
   const float g = f < -0.5f ? f + 1 : f;
   float p = 0x1.416b5ep-13f;
@@ -57,7 +57,7 @@ inline Forest<float> decode(const TensorView& q, const TensorView& k, const Tens
   Forest<float> forest(b * n_h * l, d_v);
   for (std::int64_t at = range.begin; at < range.end; at = forest.subtrees().back().end()) {
     // Take the next leaf, or, if no sequence reaches its first key, the largest node that begins with it: that is empty.
-    // Where the longest sequence ends, a leaf is not cut even if the range is: the first of its nodes has all of its sums.
+    // A leaf in which the longest sequence ends is summed whole into its first node: no bit tells where the shard ends.
     const std::int64_t first = leaf_of(leaves.order(), at / kLeafKeys) * kLeafKeys + at % kLeafKeys;
     const Subtree node = first_subtree(at, first < longest ? std::min(at + kLeafKeys, range.end) : range.end);
     const std::int64_t row = leaves.n_keys(first), next_leaf = (at / kLeafKeys + 1) * kLeafKeys;

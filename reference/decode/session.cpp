@@ -8,10 +8,10 @@
 
 namespace tree_attn {
 
-void DecodeSession::check(const Step& step) const {
+void check_step(const KvCache& cache, const Step& step) {
   const auto& [q, lengths] = step;
   constexpr const char* kHere = "DecodeSession::decode";
-  const AttentionShape& shape = cache_.shape();
+  const AttentionShape& shape = cache.shape();
   if (q.shape != std::array{shape.batch, shape.heads, shape.n_queries, shape.head_dim} ||
       std::ssize(lengths) != shape.batch) {
     std::string axes;
@@ -24,16 +24,16 @@ void DecodeSession::check(const Step& step) const {
   require_view(kHere, q, "q");
   for (std::size_t i = 0; i < lengths.size(); ++i) {
     require<std::out_of_range>(lengths[i] >= 0, kHere, ": batch entry ", i, " has ", lengths[i], " keys");
-    const std::int64_t needed = cache_.leaves().n_keys(lengths[i]);
-    if (needed <= cache_.lengths()[i]) continue;
+    const std::int64_t needed = cache.leaves().n_keys(lengths[i]);
+    if (needed <= cache.lengths()[i]) continue;
     throw std::out_of_range("DecodeSession::decode: batch entry " + std::to_string(i) + " has " +
                             std::to_string(lengths[i]) + " keys, " + std::to_string(needed) +
-                            " of them in the range of the cache, which holds " + std::to_string(cache_.lengths()[i]));
+                            " of them in the range of the cache, which holds " + std::to_string(cache.lengths()[i]));
   }
 }
 
 States& DecodeSession::decode(const Step& step, const std::function<void()>& progress) {
-  check(step);
+  check_step(cache_, step);
   return run(step, progress);
 }
 

@@ -26,6 +26,9 @@ class States {
   virtual const float* device() const = 0;
 };
 
+/// Throws what a decode over the cache would throw for these arguments.
+void check_step(const KvCache& cache, const Step& step);
+
 /// Decode steps on one cache. The session holds the workspace, the plan and the memory for queries and states, so a step
 /// copies no key, and allocates nothing unless the cache has grown.
 class DecodeSession {
@@ -45,8 +48,8 @@ class DecodeSession {
   /// @paper{eq_7, eq. (7)}
   States& decode(const Step& step, const std::function<void()>& progress = {});
 
-  /// Throws what decode() would throw for these arguments.
-  void check(const Step& step) const;
+  /// check_step() for the cache.
+  void check(const Step& step) const { check_step(cache_, step); }
 
   /// The launch configuration in one line; empty if there is none.
   virtual std::string describe() const = 0;

@@ -19,7 +19,7 @@ namespace tree_attn {
 /// sum_i |k_i|, or 2^-133 sum_i |k_i| where queries are stored in BF16.
 struct ScoreScale {
   float query = 1;  ///< 2^a, -126 <= a <= 0: multiplies q when it is loaded
-  float score = 1;  ///< c, 1 <= |c| < 2 where the whole factor is between 2^-126 and 2: multiplies the dot product
+  float score = 1;  ///< c, 1 <= |c| <= 2 where the whole factor is between 2^-126 and 2: multiplies the dot product
 };
 
 /// Splits log2(e) * scale. A factor of 1 or more stays whole, because q.k then overflows only if the score does. 0 and NaN

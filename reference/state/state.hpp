@@ -66,7 +66,7 @@ TREE_ATTN_HOST_DEVICE inline Real key_shift(Real s) {
   return s == s ? std::ceil(s) + Real(0) : -std::numeric_limits<Real>::infinity();
 }
 
-/// Weight of a single key: 2^(s - e) in [1/2, 1], with e = key_shift(s). This is the only exponential in the computation.
+/// Weight of a single key: 2^(s - e) in [1/2, 1], with e = key_shift(s), by std::exp2. Decodes have their own exponentials.
 ///
 /// Edges: s = -inf gives 0; s = +inf gives NaN (inf - inf, as in the formula); s = NaN gives NaN.
 template <class Real>
@@ -99,7 +99,7 @@ TREE_ATTN_HOST_DEVICE inline Rescale<Real> rescale(Real e_left, Real e_right) {
 ///
 /// The product is exact unless it underflows, and the high side is never multiplied, so the addition is the only rounding.
 /// Swapping left and right therefore changes no bit. Fusing the multiply and the add changes a bit only if the product is
-/// subnormal; to exclude that case too, tree_attn::state disables contraction in every compiler. A factor of 0 still
+/// subnormal; to exclude that case too, reference/CMakeLists.txt disables contraction in every compiler. A factor of 0 still
 /// multiplies, so a NaN on the low side stays NaN and an Inf becomes NaN.
 template <class Real>
 TREE_ATTN_HOST_DEVICE inline Real merge_element(const Rescale<Real>& r, Real left, Real right) {
@@ -165,8 +165,8 @@ TREE_ATTN_HOST_DEVICE inline void set_key(Real* __restrict state, Real s, const 
 ///     log2(2^e x) = (e + i) + 2 / ln 2 * artanh t,     t = (m - 1) / (m + 1),     artanh t = t + t^3 / 3 + t^5 / 5 + ...
 ///
 /// e + i is exact, so two large exponents may cancel. The series ends with t^17: |t| < 0.172, so what is left out is below
-/// 2^-49 of the sum. That of a C library, or of CUDA, has other bits in other versions and on other processors; here every
-/// operation is written down, so hosts and devices have the same bits.
+/// 2^-49 of the sum. The log2 of a C library, or of CUDA, has other bits in other versions and on other processors. Here
+/// every operation is written down, so hosts and devices have the same bits.
 TREE_ATTN_HOST_DEVICE inline double log2_of(double e, float x) {
   if (!(x <= std::numeric_limits<float>::max())) return e + x;
   const double wide = x;  // no float is subnormal as a double
@@ -183,7 +183,7 @@ TREE_ATTN_HOST_DEVICE inline double log2_of(double e, float x) {
   return e + i + 2 * kLog2E * t * sum;
 }
 TREE_ATTN_HOST_DEVICE inline double log2_of(double e, double x) {
-  int i = 0;  // frexp() sets it if x is finite
+  int i = 0;  // frexp() sets it if x is finite. For references: log2 has the bits of the C library
   std::frexp(x * 0.70710678118654752440, &i);
   return e + i + std::log2(std::ldexp(x, -i));
 }

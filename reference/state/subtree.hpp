@@ -52,7 +52,7 @@ TREE_ATTN_HOST_DEVICE inline Subtree first_subtree(std::int64_t begin, std::int6
 }
 
 /// Longest chain of additions that an element of a balanced tree passes through, n_a = ceil(log2 n) + 2: one per level, and
-/// two for the sums inside a fused multiply-add.
+/// two for the sums inside a fused multiply-add. For error bounds.
 inline double n_tree_additions(std::int64_t n) { return std::bit_width(static_cast<std::uint64_t>(n > 1 ? n - 1 : 0)) + 2; }
 
 /// Number of maximal subtrees that cover [begin, end): at most 2 log2 of its length, and 1 for a length of 1.

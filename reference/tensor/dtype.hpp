@@ -63,7 +63,7 @@ enum class KernelUnit {
 ///     kUnit           the unit that multiplies it in a kernel
 ///     Wide            float, or double for F64: represents every element exactly
 ///     widen(T)        the element as Wide, exactly; a signalling NaN may become a quiet one
-///     narrow(float)   the nearest element, ties to even; Inf beyond kLargest; a NaN becomes the quiet NaN of its sign
+///     narrow(float)   the nearest element, ties to even; Inf beyond kLargest; a NaN stays one, on the host with its sign
 template <class T>
 struct DTypeTraits;
 

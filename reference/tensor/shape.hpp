@@ -12,7 +12,7 @@ namespace tree_attn {
 
 /// The axes of q [b, n_h, l, d_h], k [b, n_kv, N, d_h] and v [b, n_kv, N, d_v] except N, which grows in a cache.
 struct AttentionShape {
-  DType dtype = DType::F32;        ///< type of queries and keys
+  DType dtype = DType::F32;        ///< type of keys, and of queries in a kernel
   DType value_dtype = DType::F32;  ///< type of values
   std::int64_t batch = 1;          ///< b
   std::int64_t heads = 16;         ///< n_h, a multiple of n_kv

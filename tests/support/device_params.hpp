@@ -3,7 +3,7 @@
 /// @brief Test workloads on the device: upload as laid out, run by a step of the ladder, download.
 #pragma once
 
-#include "tree_attn/gpu/backend/cache.hpp"
+#include "tree_attn/gpu/backend/session.hpp"
 #include "tree_attn/gpu/ladder/ladder.hpp"
 #include "tree_attn/reference/decode/decode.hpp"
 #include "tree_attn/reference/oracle/attention.hpp"

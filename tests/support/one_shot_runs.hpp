@@ -268,50 +268,31 @@ std::string without_rank(const Run& run, int missing, double timeout, std::set<s
   return "";
 }
 
-/// Whether a rank has no key before the first step.
-inline bool has_rank_without_keys(const Run& run, std::int64_t n_at_start) {
-  const std::vector<KeyRange> ranges = ranges_of(run, n_at_start);
-  return std::ranges::any_of(ranges,
-                             [&](const KeyRange& range) { return OwnedLeaves(range, run.order).n_keys(n_at_start) == 0; });
-}
-
-/// Runs of 20 steps each on p ranks: both orders of leaves, one and four queries per key head, and five seeds, and in the
-/// contiguous order shards that are uneven and shards of which every other one is empty. In the dealt order every rank has
-/// keys where there are more leaves than ranks; where there are about half as many, ranks have none, or get their first one
-/// on the way (one seed for each number of queries). Devices have two multiprocessors under one of the seeds, otherwise one;
-/// under the last seed the counter of steps wraps on the way. The shapes are small: one key head, and two leaves more than
-/// ranks. With p = 1 and 5 the last range doubles on the way. `gather` decodes on one device, which gives its bits on any
-/// number of them.
+/// Runs of 20 steps each on p ranks: one and four queries per key head, five seeds, and shards that are uneven or of which
+/// every other one is empty. Devices have two multiprocessors under one of the seeds, otherwise one; under the last seed the
+/// counter of steps wraps on the way. The shapes are small: one key head, and two leaves more than ranks. With p = 1 and 5
+/// the last range doubles on the way. `gather` decodes on one device, which gives its bits on any number of them.
 /// @param alone what gather_alone() returns
 /// @param differences called with a run, the number of keys at its start and the outputs to expect
 /// @returns runs
 template <class Alone, class Differences>
 int check_20_steps(int p, DType dtype, const Alone& alone, const Differences& differences) {
   int n = 0;
-  const std::int64_t n_long = 64 * (p + 2) + 50, n_short = 64 * (p / 2 - 1) + 50;
-  for (const LeafOrder order : {LeafOrder::kContiguous, LeafOrder::kDealt}) {
-    const bool is_dealt = order == LeafOrder::kDealt;
-    for (const int group : {1, 4}) {
-      for (const std::int64_t n_keys : {n_long, n_short}) {
-        const bool is_short = n_keys == n_short;
-        if (is_short && (p == 1 || !is_dealt)) continue;
-        Run run{.p = p, .steps = 20, .order = order, .dtype = dtype, .group = group, .batch = 1, .kv_heads = 1};
-        const std::vector<DecodeOutput> want = alone(run, n_keys);
-        REQUIRE(want.size() == 20);
-        if (is_dealt) REQUIRE(has_rank_without_keys(run, n_keys) == is_short);
-        for (const Cut cut : {Cut::kUneven, Cut::kEmpty}) {
-          run.cut = cut;
-          if (cut == Cut::kEmpty && (p == 1 || is_dealt)) continue;  // the same again
-          for (run.seed = 0; run.seed < 5; ++run.seed) {
-            if (is_short && run.seed != (group == 1 ? 0U : 4U)) continue;
-            run.n_multiprocessors = static_cast<int>(run.seed) == p % 5 ? 2 : 1;
-            run.steps_done = run.seed == 4 ? 0U - 10 : 0;
-            INFO(text(run));
-            if (!is_dealt) CHECK(opens_new_windows(run, n_keys) == (p == 1 || p == 5));
-            CHECK(differences(run, n_keys, want) == 0);
-            ++n;
-          }
-        }
+  const std::int64_t n_keys = 64 * (p + 2) + 50;
+  for (const int group : {1, 4}) {
+    Run run{.p = p, .steps = 20, .dtype = dtype, .group = group, .batch = 1, .kv_heads = 1};
+    const std::vector<DecodeOutput> want = alone(run, n_keys);
+    REQUIRE(want.size() == 20);
+    for (const Cut cut : {Cut::kUneven, Cut::kEmpty}) {
+      run.cut = cut;
+      if (cut == Cut::kEmpty && p == 1) continue;  // the same again
+      for (run.seed = 0; run.seed < 5; ++run.seed) {
+        run.n_multiprocessors = static_cast<int>(run.seed) == p % 5 ? 2 : 1;
+        run.steps_done = run.seed == 4 ? 0U - 10 : 0;
+        INFO(text(run));
+        CHECK(opens_new_windows(run, n_keys) == (p == 1 || p == 5));
+        CHECK(differences(run, n_keys, want) == 0);
+        ++n;
       }
     }
   }

@@ -34,7 +34,7 @@ std::vector<DecodeOutput> gather_for_all(const Run& run, std::int64_t n_at_start
 }
 
 /// @tested{alg_3, Alg. 3}
-TEST_CASE("one-shot on processes: 20 steps have the bits of gather, in both orders, for five seeds") {
+TEST_CASE("one-shot on processes: 20 steps have the bits of gather, for five seeds") {
   const auto transport = open_transport();
   for (const DType dtype : {DType::F32, DType::BF16}) {
     check_20_steps(transport->size(), dtype, gather_for_all,
@@ -63,11 +63,10 @@ TEST_CASE("one-shot on processes of several nodes: no bit differs from gather, a
   const MpiRanks& ranks = session().ranks();
   int n = 0;
   for (const std::vector<int>& nodes : nodes_of(ranks.size())) {
-    for (const LeafOrder order : {LeafOrder::kContiguous, LeafOrder::kDealt}) {
+    for (int i = 0; i < 2; ++i) {
       const Run run{.p = ranks.size(),
                     .steps = 20,
                     .cut = static_cast<Cut>(n % 4),
-                    .order = order,
                     .dtype = n % 3 == 0 ? DType::F32 : DType::BF16,
                     .group = n % 2 == 0 ? 1 : 4,
                     .seed = static_cast<std::uint64_t>(n % 5),
@@ -105,12 +104,10 @@ TEST_CASE("one-shot on processes: one of them is slow, and the bytes stored are 
 
 TEST_CASE("one-shot on processes: windows in host memory have the same bits") {
   const auto transport = open_transport();
-  for (const LeafOrder order : {LeafOrder::kContiguous, LeafOrder::kDealt}) {
-    const Run run{.p = transport->size(), .order = order, .seed = 2, .windows_on_host = true};
-    const emulated::SettingsScope scope({.seed = run.seed, .n_workers = 1, .has_peer_access = false});
-    Traffic last;
-    CHECK(differences_on_rank(*transport, run, 510, nullptr, last) == 0);
-  }
+  const Run run{.p = transport->size(), .seed = 2, .windows_on_host = true};
+  const emulated::SettingsScope scope({.seed = run.seed, .n_workers = 1, .has_peer_access = false});
+  Traffic last;
+  CHECK(differences_on_rank(*transport, run, 510, nullptr, last) == 0);
 }
 
 TEST_CASE("one-shot on processes: rows with owners have the same bits, and the bytes stored are those predicted") {

@@ -91,6 +91,19 @@ TEST_CASE("arguments: in the dealt order the ranges of all ranks end with the la
   });
 }
 
+TEST_CASE("arguments: one-shot takes leaves in the contiguous order alone") {
+  const AttentionShape shape{.heads = 2, .kv_heads = 1, .head_dim = 4, .value_dim = 4};
+  run_threads(Topology::pretend(1, 1), kTimeout, [&](Transport& transport) {
+    ShardDecoder shard(emulated::backend(), shape, OwnedLeaves({0, kSlots}, LeafOrder::kDealt), 64, 1);
+    CHECK_THROWS_WITH_AS(find_algorithm("one-shot").open(transport, shard, dealt_ranges(1)),
+                         "Algorithm::open: one-shot takes no dealt order of leaves", std::invalid_argument);
+    CHECK_THROWS_AS(open_one_shot(shard.cache(), 1, {}), std::invalid_argument);
+  });
+  CHECK_THROWS_AS(
+      find_algorithm("one-shot").cost(Topology::pretend(1, 1), 0, dealt_ranges(1), {shape, 64, {}, LeafOrder::kDealt}),
+      std::invalid_argument);
+}
+
 TEST_CASE("arguments: a step has lengths within the ranges, and queries with data") {
   const auto workload = normal_workload(5340, {.n_keys = 200});
   const Ranges ranges{{0, 64}, {64, 128}};

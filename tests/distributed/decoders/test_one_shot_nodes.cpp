@@ -24,19 +24,19 @@ static Run run_on(const std::vector<int>& nodes) { return {.p = static_cast<int>
 /// Shards of several leaves, more query tiles than blocks, and a last range that doubles on the way. Types, queries, cuts,
 /// seeds and devices in turn.
 /// @tested{alg_3, Alg. 3}
-TEST_CASE("one-shot on nodes: no bit differs from gather, in both orders of leaves, and the counts are those predicted") {
+TEST_CASE("one-shot on nodes: no bit differs from gather, and the counts are those predicted") {
   constexpr std::pair<DType, int> kRows[]{{DType::F32, 1}, {DType::BF16, 4}, {DType::BF16, 1}, {DType::F32, 4}};
   constexpr int kMajors[]{9, 8, 12};
   int n = 0;
   for (const std::vector<int>& nodes : kNodes) {
-    for (const LeafOrder order : {LeafOrder::kContiguous, LeafOrder::kDealt}) {
+    for (int i = 0; i < 2; ++i) {
       Run run = run_on(nodes);
       const auto& [dtype, group] = kRows[(n + n / 4) % 4];
-      run.cut = static_cast<Cut>(n / 2 % 4), run.order = order, run.dtype = dtype, run.group = group;
+      run.cut = static_cast<Cut>(n / 2 % 4), run.dtype = dtype, run.group = group;
       run.seed = static_cast<std::uint64_t>(n % 5), run.major = kMajors[(n + n / 3) % 3];
       ++n;
       INFO(text(run));
-      if (order == LeafOrder::kContiguous) CHECK(opens_new_windows(run, 510));
+      CHECK(opens_new_windows(run, 510));
       Counts counted, predicted;
       CHECK(differences(run, 510, &counted, &predicted) == 0);
       check_equal(counted, predicted);
@@ -45,7 +45,7 @@ TEST_CASE("one-shot on nodes: no bit differs from gather, in both orders of leav
   }
 }
 
-/// 32 runs for each number of ranks, see check_20_steps(); the nodes take turns.
+/// 20 runs for each number of ranks, see check_20_steps(); the nodes take turns.
 static void check_20_steps_on_nodes(DType dtype) {
   for (const int p : {2, 3, 4, 5}) {
     std::vector<std::vector<int>> of_p;
@@ -58,30 +58,26 @@ static void check_20_steps_on_nodes(DType dtype) {
       INFO(text(run));
       return differences(run, n_keys, nullptr, nullptr, &want);
     });
-    CHECK(n == 32);
+    CHECK(n == 20);
   }
 }
 
 /// @tested{alg_3, Alg. 3}
-TEST_CASE("one-shot on nodes: 20 steps have the bits of gather, in both orders, for five seeds, in F32") {
+TEST_CASE("one-shot on nodes: 20 steps have the bits of gather, for five seeds, in F32") {
   check_20_steps_on_nodes(DType::F32);
 }
 /// @tested{alg_3, Alg. 3}
-TEST_CASE("one-shot on nodes: 20 steps have the bits of gather, in both orders, for five seeds, in BF16") {
+TEST_CASE("one-shot on nodes: 20 steps have the bits of gather, for five seeds, in BF16") {
   check_20_steps_on_nodes(DType::BF16);
 }
 
 TEST_CASE("one-shot on nodes: nodes without keys, one rank of which is slow") {
-  for (const LeafOrder order : {LeafOrder::kContiguous, LeafOrder::kDealt}) {
-    Run run = run_on({0, 0, 1, 1, 2});
-    run.steps = 6, run.cut = Cut::kLast, run.order = order, run.seed = 1, run.slow_rank = 1;
-    const std::vector<KeyRange> ranges = ranges_of(run, 300);
-    INFO(text(run));
-    if (order == LeafOrder::kContiguous) CHECK(ranges_of_nodes(topology_of(run), ranges)[1].empty());
-    Counts counted, predicted;
-    CHECK(differences(run, 300, &counted, &predicted) == 0);
-    check_equal(counted, predicted);
-  }
+  Run run = run_on({0, 0, 1, 1, 2});
+  run.steps = 6, run.cut = Cut::kLast, run.seed = 1, run.slow_rank = 1;
+  CHECK(ranges_of_nodes(topology_of(run), ranges_of(run, 300))[1].empty());
+  Counts counted, predicted;
+  CHECK(differences(run, 300, &counted, &predicted) == 0);
+  check_equal(counted, predicted);
 }
 
 /// An owner sends the states of the node in place of the finished row; a node may have several subtrees.
@@ -90,7 +86,7 @@ TEST_CASE("one-shot on nodes: beyond 128 KiB of states rows have owners, and no 
   for (const std::vector<int>& nodes : {std::vector{0, 0, 0, 1, 1}, {0, 0, 1}, {0, 1, 1, 2}}) {
     Run run = run_on(nodes);
     run.steps = 2, run.cut = Cut::kUneven, run.group = 33, run.head_dim = 256, run.seed = 2, run.slow_rank = 1;
-    run.order = n == 1 ? LeafOrder::kDealt : LeafOrder::kContiguous, run.dtype = n++ == 0 ? DType::F32 : DType::BF16;
+    run.dtype = n++ == 0 ? DType::F32 : DType::BF16;
     INFO(text(run));
     constexpr std::int64_t kKeys = 510;
     const std::vector<KeyRange> ranges = closed(ranges_of(run, kKeys), kKeys + run.steps);
@@ -129,15 +125,15 @@ TEST_CASE("one-shot on nodes: predicted are the stores of each node and the roun
     CAPTURE(p);
     CAPTURE(radix);
     // 4 rows; a state of 18 floats is six packets, and has 72 bytes. A rank holds one leaf, a node one aligned subtree.
-    const Run run{.p = p, .order = LeafOrder::kDealt};
+    const Run run{.p = p};
     const WorkloadShape shape = shape_of(run, 64 * p);
     const Topology topology = Topology::pretend(p, n_ranks);
     const PlanOptions options{.radix = radix};
     const auto predict_by = [&](const char* algorithm) {
-      return predict(find_algorithm(algorithm), shape, topology, dealt_ranges(p), options, kPaperCluster);
+      return predict(find_algorithm(algorithm), shape, topology, ranges_of(run, 64 * p), options, kPaperCluster);
     };
     const Prediction predicted = predict_by("one-shot"), two_level = predict_by("two-level");
-    CHECK(find_algorithm("one-shot").radix(topology, dealt_ranges(p), options.for_shape(shape)) == radix);
+    CHECK(find_algorithm("one-shot").radix(topology, ranges_of(run, 64 * p), options.for_shape(shape)) == radix);
     const std::int64_t stores = p * (n_ranks - 1), messages = p * (radix - 1) * n_rounds;
     CHECK(predicted.rounds == (n_ranks > 1 ? 1 : 0) + n_rounds);
     CHECK(predicted.messages == stores + messages);
@@ -152,8 +148,8 @@ TEST_CASE("one-shot on nodes: predicted are the stores of each node and the roun
     CHECK(predicted.peak_elements == 64 * 4 * 2 * 16 + 4 * 16 + 4 * 18 + window + (2 + received) * 4 * 18 + 4 * 17);
   }
   // One node has nothing to join, so it has no radix.
-  const Run run{.p = 4, .order = LeafOrder::kDealt};
-  CHECK(find_algorithm("one-shot").radix(topology_of(run), dealt_ranges(4), {}) == 0);
+  const Run run{.p = 4};
+  CHECK(find_algorithm("one-shot").radix(topology_of(run), ranges_of(run, 256), {}) == 0);
 }
 
 /// The other rank of its node waits in its kernel; the other node waits for messages of both.

@@ -128,6 +128,8 @@ TEST_CASE("decode --devices: what one-shot cannot do is refused in one line that
       emulated{"--backend", "emulated"}, devices{"--devices", "0-3"};
   check_one_line(run(alone(one_shot + devices)),
                  "--algorithm one-shot: one kernel decodes and exchanges, and --backend cpu");
+  check_one_line(run(alone(one_shot + emulated + Words{"--order", "dealt"})),
+                 "--algorithm one-shot: takes --order contiguous alone");
   check_one_line(run(alone(one_shot + emulated + Words{"--devices", "0-16"})), "a node of 17 ranks; at most 16");
   check_one_line(run(alone({"decode", "--seq-len", "64", "--windows", "host"})),
                  "--windows host is for algorithms whose kernels store into windows, not for two-level");

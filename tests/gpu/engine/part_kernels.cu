@@ -3,7 +3,7 @@
 /// @brief The kernels of part_kernels.hpp.
 #include "tree_attn/tests/gpu/engine/part_kernels.hpp"
 
-#include "tree_attn/gpu/backend/cache.hpp"
+#include "tree_attn/gpu/backend/session.hpp"
 #include "tree_attn/gpu/engine/equal_runs.cuh"
 #include "tree_attn/gpu/engine/join.cuh"
 

@@ -3,7 +3,7 @@
 /// @brief A rank that exchanges by the kernel of `one-shot` with stamps, and what its stamps say (section 5.3).
 #pragma once
 
-#include "tree_attn/gpu/backend/cache.hpp"
+#include "tree_attn/gpu/backend/session.hpp"
 #include "tree_attn/tests/gpu/exchange/rank_steps.hpp"
 #include "tree_attn/tests/gpu/exchange/stamped_one_shot.hpp"
 

@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Decode steps over a device cache: their input, their plan, and one graph from the upload to the end.
+#include "tree_attn/gpu/backend/session.hpp"
+
+#include "tree_attn/gpu/backend/append_rows.hpp"
+#include "tree_attn/gpu/engine/equal_runs.cuh"
+
+#include <algorithm>
+#include <sstream>
+#include <stdexcept>
+#include <utility>
+
+namespace tree_attn::TREE_ATTN_PLATFORM {
+
+std::unique_ptr<DecodeSession> DeviceCache::open(double scale) const {
+  return std::make_unique<DeviceSession>(*this, scale);
+}
+
+StepRunner::StepRunner(const DeviceCache& cache, double scale, StepKernel& kernel)
+    : plan_{.cache = cache},
+      kernel_(kernel),
+      scale_(scale),
+      input_(cache.shape()),
+      row_(static_cast<std::size_t>(cache.shape().head_dim)) {
+  plan_range(closed(cache.leaves().range(), cache.leaves().range().begin + cache.capacity()));
+}
+
+void StepRunner::plan_range(KeyRange range) {
+  synchronise(stream_);  // memory of the plan before may be freed
+  stream_.forget();
+  const DeviceCache& cache = plan_.cache;
+  const AttentionShape& s = cache.shape();
+  plan_.range = range, plan_.order = cache.leaves().order(), plan_.n_allocated = cache.n_allocated();
+  plan_.subtrees = cover(range.begin, range.end);
+  if (!has_work()) return;
+  const StepArrays input = input_.on_device();
+  ListedParams& params = plan_.params;
+  if (plan_.is_dealt()) {
+    static_cast<DecodeParams&>(params) = params_of(s, {0, plan_.n_allocated});
+    const std::int64_t n_leaves = plan_.n_allocated / kLeafKeys;
+    params.tree_positions = LeafLists::tree_positions(cache.leaves(), n_leaves);
+    if (n_leaves > lists_.most_leaves()) lists_ = LeafLists(s.batch, n_leaves);
+    lists_.set(params), params.lists = input.lists;
+  } else {
+    // A range without positions has a leaf without keys, for a kernel that has something to do all the same.
+    const std::int64_t leaf = range.begin / kLeafKeys * kLeafKeys;
+    static_cast<DecodeParams&>(params) = params_of(s, range.empty() ? KeyRange{leaf, leaf + kLeafKeys} : range);
+    params.readable_end = range.begin + std::min(allocated_positions(range.size()), plan_.n_allocated);
+  }
+  params.k = cache.keys(), params.v = cache.values(), params.lengths = input.lengths;
+  // A leaf without keys is described, and never read.
+  const auto leaf_of = [&](std::int64_t d) { return DeviceView{input.q, {s.kv_heads * kLeafKeys * d, kLeafKeys * d, d}}; };
+  if (range.empty()) params.k = leaf_of(s.head_dim), params.v = leaf_of(s.value_dim);
+  params.q = {input.q, {s.heads * s.n_queries * s.head_dim, s.n_queries * s.head_dim, s.head_dim}};
+  if (const std::string why = library_kernel().refusal(params, s.dtype); !why.empty())
+    throw DeviceError("the kernels do not take " + why);
+  plan_.launch = kernel_.launch_of(plan_);
+  if (!plan_.workspace.is_enough_for(plan_.launch)) plan_.workspace = DeviceWorkspace(plan_.launch);
+  const std::int64_t n_states = std::max<std::int64_t>(1, std::ssize(plan_.subtrees)) * s.n_rows() * state_size(s.value_dim);
+  if (n_states > plan_.states.size()) plan_.states = DeviceBuffer<float>(n_states);
+}
+
+void StepRunner::prepare(std::int64_t longest) {
+  const DeviceCache& cache = plan_.cache;
+  const KeyRange range = closed(cache.leaves().range(), longest);
+  if (plan_.range.begin != range.begin || plan_.range.end != range.end || plan_.order != cache.leaves().order() ||
+      plan_.n_allocated != cache.n_allocated())
+    plan_range(range);
+}
+
+void StepRunner::run(const Step& step, StepEnd* end, const std::function<void()>& progress) {
+  if (end != std::exchange(last_end_, end)) stream_.forget();
+  const bool is_recorded = !stream_.is_new();
+  prepare(step.longest());
+  if (end != nullptr && is_recorded && stream_.is_new())
+    throw std::logic_error("DeviceSession: this rank begins a new graph, and the others may not");
+  if (!has_work() && end == nullptr) return;
+
+  // The step before has read what it was given, and the graph is free.
+  synchronise(stream_);
+  if (has_work()) stage(step);
+  if (progress) progress();
+
+  set_scale(plan_.params, plan_.shape().dtype, scale_);
+  stream_.follow_default();
+  stream_.repeat([&] { queue_step(end); });
+}
+
+void StepRunner::stage(const Step& step) {
+  const auto& [q, lengths] = step;
+  const AttentionShape& shape = plan_.shape();
+  const StepArrays input = input_.on_host();
+  unsigned char* to = input.q;
+  for (std::int64_t i = 0; i < q.shape[0]; ++i) {
+    for (std::int64_t h = 0; h < q.shape[1]; ++h) {
+      for (std::int64_t j = 0; j < q.shape[2]; ++j, to += plan_.cache.key_bytes())
+        convert_row(q, i, h, j, shape.dtype, row_, to);
+    }
+  }
+  std::copy(lengths.begin(), lengths.end(), input.lengths);
+  if (plan_.range.empty()) std::fill_n(input.lengths, lengths.size(), 0);
+  plan_.cache.take_appended(input.rows, input.appended);
+  if (plan_.is_dealt()) lists_.update(plan_.cache.leaves(), lengths, input.lists);
+}
+
+void StepRunner::queue_step(StepEnd* end) {
+  if (has_work()) {
+    const DeviceCache& cache = plan_.cache;
+    input_.queue_upload(stream_, plan_.is_dealt());
+    const StepArrays input = input_.on_device();
+    append_rows({.rows = input.rows,
+                 .data = input.appended,
+                 .k = static_cast<unsigned char*>(const_cast<void*>(cache.keys().data)),
+                 .v = static_cast<unsigned char*>(const_cast<void*>(cache.values().data)),
+                 .batch = cache.shape().batch,
+                 .kv_heads = cache.shape().kv_heads,
+                 .n_allocated = cache.n_allocated(),
+                 .key_bytes = cache.key_bytes(),
+                 .value_bytes = cache.value_bytes()},
+                stream_);
+    kernel_.queue(plan_, stream_);
+  }
+  if (end != nullptr) end->queue(plan_.states.data());
+}
+
+std::string StepRunner::describe() const {
+  const LaunchPlan& launch = plan_.launch;
+  std::ostringstream line;
+  line << (launch.cluster > 0 ? kShortEnd : kEqualRuns).name << " of " << name_of(plan_.shape().dtype)
+       << (plan_.is_dealt() ? ", listed leaves, on " : " on ") << launch.path << " cores: " << launch.n_blocks
+       << " blocks of " << launch.n_threads << " threads, " << launch.n_stages << " stages, " << launch.shared_bytes / 1024
+       << " KiB shared, workspace " << launch.n_floats * 4 / 1024 << " KiB";
+  return line.str();
+}
+
+DeviceSession::DeviceSession(const DeviceCache& cache, double scale)
+    : DecodeSession(cache), steps_(cache, scale, *this), forest_(cache.shape().n_rows(), cache.shape().value_dim) {
+  forest_.reserve(steps_.plan().subtrees.size());
+}
+
+States& DeviceSession::run(const Step& step, const std::function<void()>& progress) {
+  steps_.run(step, nullptr, progress);
+  is_on_host_ = false;
+  if (!steps_.has_work()) return *this;
+  after_.record(steps_.stream());
+  after_.hold(Stream{});
+  if (progress) progress();
+  return *this;
+}
+
+void DeviceSession::decode_to(StepEnd& end, const Step& step, const std::function<void()>& progress) {
+  check(step);
+  is_on_host_ = false;
+  steps_.run(step, &end, progress);
+  if (progress) progress();
+}
+
+LaunchPlan DeviceSession::launch_of(const StepPlan& plan) const {
+  const DType dtype = plan.shape().dtype;
+  return plan.is_dealt() ? plan_equal_runs(plan.params, dtype, {}) : library_kernel().plan(plan.params, dtype, {});
+}
+
+void DeviceSession::queue(const StepPlan& plan, Stream stream) {
+  const DType dtype = plan.shape().dtype;
+  const DeviceOutput output{.states = plan.states.data()};
+  if (plan.is_dealt())
+    run_equal_runs(plan.params, dtype, output, plan.launch, plan.workspace.get(), stream);
+  else
+    library_kernel().run(plan.params, dtype, output, plan.launch, plan.workspace.get(), stream);
+}
+
+Forest<float>& DeviceSession::host() {
+  if (is_on_host_) return forest_;
+  const std::span<float> states = forest_.assign(steps_.plan().subtrees);
+  if (!states.empty()) steps_.plan().states.download(states);
+  is_on_host_ = true;
+  return forest_;
+}
+
+}  // namespace tree_attn::TREE_ATTN_PLATFORM

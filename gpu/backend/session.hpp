@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Decode steps of the library kernel over a device cache, and what they share with other kernels (section 5.3,
+/// Alg. 3).
+#pragma once
+
+#include "tree_attn/gpu/backend/cache.hpp"
+#include "tree_attn/gpu/backend/device_steps.hpp"
+#include "tree_attn/gpu/backend/kernel_stream.hpp"
+#include "tree_attn/gpu/backend/leaf_lists.hpp"
+#include "tree_attn/gpu/backend/step_input.hpp"
+#include "tree_attn/gpu/engine/kernel.hpp"
+#include "tree_attn/reference/decode/session.hpp"
+
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace tree_attn::TREE_ATTN_PLATFORM {
+
+/// Memory for a plan; counters start at zero.
+class DeviceWorkspace {
+ public:
+  DeviceWorkspace() = default;
+  explicit DeviceWorkspace(const LaunchPlan& plan) : floats_(plan.n_floats, MemoryUse::Scratch), counters_(plan.n_counters) {
+    counters_.fill(0);
+  }
+  Workspace get() const { return {floats_.data(), counters_.data()}; }
+  bool is_enough_for(const LaunchPlan& plan) const {
+    return plan.n_floats <= floats_.size() && plan.n_counters <= counters_.size();
+  }
+  const DeviceBuffer<unsigned>& counters() const { return counters_; }
+
+ private:
+  DeviceBuffer<float> floats_;
+  DeviceBuffer<unsigned> counters_;
+};
+
+/// What the steps of a range have in common: the parameters of their kernel, its launch, and memory.
+struct StepPlan {
+  const DeviceCache& cache;
+  KeyRange range{0, -1};  ///< of the keys that it is for
+  LeafOrder order = LeafOrder::kContiguous;
+  std::int64_t n_allocated = 0;     ///< rows of the cache then
+  std::vector<Subtree> subtrees{};  ///< of the range
+  ListedParams params{};            ///< in the contiguous order the part that is DecodeParams
+  LaunchPlan launch{};
+  DeviceWorkspace workspace{};
+  DeviceBuffer<float> states{};  ///< room for those of the subtrees
+
+  const AttentionShape& shape() const { return cache.shape(); }
+  bool is_dealt() const { return order == LeafOrder::kDealt; }
+};
+
+/// The kernel that decodes in a step.
+class StepKernel {
+ public:
+  virtual ~StepKernel() = default;
+  /// Whether there is anything to launch.
+  virtual bool has_work(const StepPlan& plan) const = 0;
+  /// How it will be launched. @pre has_work()
+  virtual LaunchPlan launch_of(const StepPlan& plan) const = 0;
+  virtual void queue(const StepPlan& plan, Stream stream) = 0;
+};
+
+/// Steps over a device cache, whatever the kernel.
+///
+/// A step uploads the queries, the lengths and the position that was appended to each entry by one copy; a small kernel
+/// stores that position where it belongs, and the kernel decodes. All on a stream of its own, by DeviceStream::repeat():
+/// from the second step of a plan on, a step is one launch of a graph. What changes from step to step is read from device
+/// memory. The plan covers the capacity of the cache, so a new one is made when the cache has grown.
+class StepRunner {
+ public:
+  /// @param cache, kernel outlive it
+  /// @throws DeviceError if no kernel takes the shape, or the device has no memory
+  StepRunner(const DeviceCache& cache, double scale, StepKernel& kernel);
+  ~StepRunner() { stream_.finish(); }
+
+  const StepPlan& plan() const { return plan_; }
+  KernelStream& stream() { return stream_; }
+  bool has_work() const { return kernel_.has_work(plan_); }
+  /// Plans for a range. Another range than the first is that of a shard of the ring, or of a cache that has grown: memory
+  /// grows where it must.
+  void plan_range(KeyRange range);
+  /// Takes the memory for a step whose longest sequence has so many keys, if there is not enough.
+  void prepare(std::int64_t longest);
+  /// Queues a step, after what the default stream did before. @param end what it goes on with; null: nothing
+  void run(const Step& step, StepEnd* end, const std::function<void()>& progress);
+  /// The launch configuration in one line.
+  std::string describe() const;
+
+ private:
+  /// Writes what the step uploads: the queries as they are stored, the lengths, what was appended, the lists. @pre the step
+  /// before is over
+  void stage(const Step& step);
+  void queue_step(StepEnd* end);
+
+  StepPlan plan_;
+  StepKernel& kernel_;
+  double scale_;
+  LeafLists lists_;  ///< in the dealt order
+  StepInput input_;
+  std::vector<float> row_;
+  StepEnd* last_end_ = nullptr;  ///< of the step before
+  KernelStream stream_;
+};
+
+/// The library kernel over a device cache. States stay on the device until host() asks for them. The default stream waits
+/// for a step, and a step for what the default stream did before it.
+class DeviceSession final : public DecodeSession, public DeviceSteps, public States, private StepKernel {
+ public:
+  /// @throws as StepRunner
+  DeviceSession(const DeviceCache& cache, double scale);
+
+  Forest<float>& host() override;
+  const float* device() const override { return steps_.plan().states.data(); }
+  std::string describe() const override { return steps_.describe(); }
+
+  DeviceStream& stream() override { return steps_.stream(); }
+  void decode_to(StepEnd& end, const Step& step, const std::function<void()>& progress) override;
+
+ private:
+  States& run(const Step& step, const std::function<void()>& progress) override;
+  bool has_work(const StepPlan& plan) const override { return !plan.subtrees.empty() && plan.shape().n_rows() > 0; }
+  LaunchPlan launch_of(const StepPlan& plan) const override;
+  void queue(const StepPlan& plan, Stream stream) override;
+
+  StepRunner steps_;
+  Forest<float> forest_;
+  bool is_on_host_ = true;
+  Event after_;  ///< on the stream of the steps
+};
+
+}  // namespace tree_attn::TREE_ATTN_PLATFORM
