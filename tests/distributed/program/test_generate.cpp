@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief `tree_attn generate` without mpirun: answers and reports, and bad input in one line.
-#include "tree_attn/reference/cpu/leaf_kernel.hpp"
 #include "tree_attn/tests/distributed/model/model_files.hpp"
 #include "tree_attn/tests/distributed/program/command.hpp"
 
 #include <nlohmann/json.hpp>
-
-#include <set>
 
 namespace {
 
@@ -86,26 +83,6 @@ TEST_CASE("generate: a file of questions is scored, and lines of standard input 
   CHECK(drawn("1").size() >= 32);
   CHECK(drawn("1") == drawn("1"));
   CHECK(drawn("1") != drawn("2"));
-}
-
-TEST_CASE("generate: logits have the same bits on every instruction set, and with any number of threads") {
-  const Scratch scratch;
-  std::string long_text;
-  while (long_text.size() < 9000) long_text += kText;
-  const std::string text = scratch.write("text", long_text);
-  std::set<std::string> digests;
-  for (const tree_attn::LeafKernel* kernel : tree_attn::leaf_kernels()) {
-    for (const std::string threads : {"1", "3"}) {
-      const std::string command =
-          "TREE_ATTN_INSTRUCTION_SET=" + std::string(kernel->name) +
-          " \"$0\" generate \"$1\" \"$2\" --ask 'The code of velora is ' --report \"$3\" --threads " + threads;
-      check_silent_success(run({"sh", "-c", command, kProgram, kRecall, text, scratch.path("report")}));
-      const nlohmann::json report = nlohmann::json::parse(Scratch::read(scratch.path("report")));
-      CHECK(report["machine"]["instruction_set"] == kernel->name);
-      digests.insert(report["runs"][0]["logits_digest"].get<std::string>());
-    }
-  }
-  CHECK(digests.size() == 1);
 }
 
 TEST_CASE("generate: what is wrong with the command line or a file is said in one line") {
