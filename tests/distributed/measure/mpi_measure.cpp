@@ -56,7 +56,7 @@ TEST_CASE("measure: one rank that ends with one other bit is seen by all, whiche
                      bench.scale);
   const auto same_bits = [&](int rank) {
     odd_rank = rank;
-    const Algorithm oddly{.name = "oddly", .brief = "", .exchange = OwnDecoder{open_odd, no_cost, nullptr}};
+    const Algorithm oddly{.name = "oddly", .brief = "", .exchange = OwnDecoder{open_odd, no_cost}};
     return measure(bench, shard, oddly).same_bits_on_all_ranks;
   };
   // The last bit of a number, the one that makes -inf a NaN, the payload of a NaN.
