@@ -13,10 +13,6 @@ struct LaunchedJob {
   std::string launcher;            ///< "Open MPI's mpirun", for instance; "" for a process without one
   int rank = 0, size = 1;          ///< in the job
   bool one_exit_ends_job = false;  ///< the launcher ends all ranks when one exits with a status other than 0
-  int n_here = 0;                  ///< ranks on this machine, 0 if the launcher does not say
-  std::string
-      key;  ///< identifies the launcher process: equal for the ranks that it started, different in other jobs; may be ""
-  int process = 0;  ///< of the launcher on this machine; 0 if it is not known
 };
 
 /// Reads the variables of Open MPI, of MPICH and its relatives (PMI) and of Slurm, in this order.

@@ -1,15 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief MPI under a watchdog.
+/// @brief MPI under a watchdog, and the messages between machines.
 #include "tree_attn/distributed/job/mpi_session.hpp"
 
 #include "tree_attn/distributed/job/error_line.hpp"
 #include "tree_attn/distributed/transport/mpi_check.hpp"
 
 #include <algorithm>
+#include <limits>
+#include <memory>
+#include <span>
 #include <thread>
+#include <utility>
 
 namespace tree_attn {
+namespace {
+
+constexpr int kTag = 11;
+constexpr std::chrono::milliseconds kBetweenWords{500};
+/// Seconds that a machine gives another beyond the deadline, and more for each machine before it.
+constexpr double kLate = 2;
+
+bool is_done(MPI_Request& request) {
+  int done = 0;
+  check_mpi(MPI_Test(&request, &done, MPI_STATUS_IGNORE), "MPI_Test");
+  return done != 0;
+}
+
+}  // namespace
 
 MpiSession::MpiSession(int* argc, char*** argv, double timeout) : launch_(find_launched_job()), watchdog_(launch_, timeout) {
   try {
@@ -22,7 +40,7 @@ MpiSession::MpiSession(int* argc, char*** argv, double timeout) : launch_(find_l
 
 MpiSession::~MpiSession() {
   try {
-    leave_machines();
+    if (several_machines_) leave_machines();
   } catch (const std::exception& error) {
     abandon(error);
   }
@@ -36,47 +54,89 @@ void MpiSession::start(int* argc, char*** argv) {
   int level = MPI_THREAD_SINGLE;
   {
     const Waiting waiting(watchdog_, "in MPI_Init_thread");
-    const bool one_machine = launch_.size <= std::max(launch_.n_here, 1);
-    check_mpi(MPI_Init_thread(argc, argv, one_machine ? MPI_THREAD_FUNNELED : MPI_THREAD_MULTIPLE, &level),
-              "MPI_Init_thread");
+    check_mpi(MPI_Init_thread(argc, argv, MPI_THREAD_SERIALIZED, &level), "MPI_Init_thread");
   }
   check_mpi(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   ranks_.emplace(MPI_COMM_WORLD, watchdog_);
-  ranks_->barrier();
-  watchdog_.mpi_has_started();
-  join_machines(level);
+  if (watchdog_.is_limited()) join_machines(ranks_->all_min(std::uint64_t{level >= MPI_THREAD_SERIALIZED}) != 0);
 }
 
-void MpiSession::join_machines(int thread_level) {
-  if (ranks_->size() == 1) return;
-  // Identify a machine by its lowest rank, the first on its board.
-  const std::span<Pulse> pulses = watchdog_.board().pulses();
-  const auto first = std::find_if(pulses.begin(), pulses.end(), [](const Pulse& pulse) { return pulse.beats != 0; });
-  const int machine = watchdog_.is_limited() ? static_cast<int>(first - pulses.begin()) : 0;
-  const std::vector<int> machine_of_rank =
-      ranks_->all_gather(std::span<const int>(&machine, 1), "the machines of all ranks");
-  if (std::count(machine_of_rank.begin(), machine_of_rank.end(), 0) == ranks_->size()) return;
-
-  const bool any_thread = ranks_->all_min(static_cast<std::uint64_t>(thread_level)) == MPI_THREAD_MULTIPLE;
-  {
-    const Waiting waiting(watchdog_, "in MPI_Comm_dup");
-    exchange_ = std::make_unique<PulseExchange>(watchdog_.board(), ranks_->comm(), machine_of_rank, any_thread);
+void MpiSession::join_machines(bool any_thread) {
+  const int self = ranks_->rank(), size = ranks_->size();
+  auto board = std::make_unique<PulseBoard>(self, size, true);
+  const PulseBoard::Address own = board->address();
+  const std::vector<PulseBoard::Address> addresses =
+      ranks_->all_gather(std::span<const PulseBoard::Address>(&own, 1), "the boards of all ranks");
+  int machine = self;
+  for (int rank = 0; rank < self && machine == self; ++rank) {
+    auto shared = board->open(addresses[static_cast<std::size_t>(rank)]);
+    if (shared != nullptr) board = std::move(shared), machine = rank;
   }
-  watchdog_.exchange_by([this] { exchange_->step(); }, any_thread);
+  // Name a machine by its lowest rank.
+  const std::vector<int> machines = ranks_->all_gather(std::span<const int>(&machine, 1), "the machines of all ranks");
+  int n_before = 0;
+  for (int rank = 0; rank < size; ++rank) {
+    const int lowest = machines[static_cast<std::size_t>(rank)];
+    n_before += lowest == rank && lowest < machine ? 1 : 0;
+    if (lowest == machine) continue;
+    several_machines_ = true;
+    if (any_thread && machine == self && lowest == rank) others_.push_back({.rank = rank});
+  }
+  const double late = !several_machines_ ? 0 : any_thread ? kLate * (1 + n_before) : std::numeric_limits<double>::infinity();
+  watchdog_.move_to(std::move(board), late);
+  if (!others_.empty()) watchdog_.exchange_by([this] { exchange(); });
 }
 
 void MpiSession::leave_machines() {
-  if (!exchange_) return;
-  // Ranks that still compute must receive pulses from the others. After the barrier none computes, and only the main thread
-  // calls MPI.
+  // Ranks that still compute must hear from the others. After the barrier none computes, and only the main thread uses MPI.
   ranks_->barrier();
-  watchdog_.exchange_by({}, exchange_->any_thread());
-  {
-    const Waiting waiting(watchdog_, "for the other machines to leave");
-    for (exchange_->finish(); !exchange_->finished(); std::this_thread::yield()) exchange_->step();
+  watchdog_.exchange_by({});
+  const Waiting waiting(watchdog_, "for the other machines to leave");
+  const auto finish = [&] {
+    for (Machine& other : others_) check_mpi(MPI_Wait(&other.sent, MPI_STATUS_IGNORE), "MPI_Wait");
+  };
+  finish();
+  say(kLeaves);
+  for (; !std::ranges::all_of(others_, &Machine::has_left); std::this_thread::yield()) hear();
+  finish();
+}
+
+void MpiSession::exchange() {
+  const auto now = std::chrono::steady_clock::now();
+  const bool ends = watchdog_.board().end().has_value();
+  if (now < next_ && !ends) return;
+  next_ = now + kBetweenWords;
+  hear();
+  const std::uint64_t moves = watchdog_.board().moves_here();
+  say(ends ? kEnds : moves == moves_ ? kWaits : kMoves);
+  moves_ = moves;
+}
+
+void MpiSession::say(Word word) {
+  for (Machine& other : others_) {
+    // A machine is told once that the job ends.
+    if (other.said == kEnds || !is_done(other.sent)) continue;
+    other.said = word;
+    check_mpi(MPI_Isend(&other.said, 1, MPI_BYTE, other.rank, kTag, MPI_COMM_WORLD, &other.sent), "MPI_Isend");
   }
-  const Waiting waiting(watchdog_, "in MPI_Comm_free");
-  exchange_.reset();
+}
+
+void MpiSession::hear() {
+  for (;;) {
+    int is_there = 0;
+    MPI_Status status;
+    check_mpi(MPI_Iprobe(MPI_ANY_SOURCE, kTag, MPI_COMM_WORLD, &is_there, &status), "MPI_Iprobe");
+    if (is_there == 0) return;
+    Word word = kWaits;
+    check_mpi(MPI_Recv(&word, 1, MPI_BYTE, status.MPI_SOURCE, kTag, MPI_COMM_WORLD, MPI_STATUS_IGNORE), "MPI_Recv");
+    Machine& other = *std::ranges::find(others_, status.MPI_SOURCE, &Machine::rank);
+    other.has_left = word == kLeaves;
+    Pulse& pulse = watchdog_.board().pulses()[static_cast<std::size_t>(other.rank)];
+    pulse.moves += word == kMoves ? 1 : 0;
+    pulse.beats = other.has_left ? 0 : pulse.beats + 1;
+    // The other machine has written why the job ends.
+    if (word == kEnds) watchdog_.board().claim_last_word();
+  }
 }
 
 void MpiSession::abandon(const std::exception& error) const {

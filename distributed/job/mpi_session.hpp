@@ -3,14 +3,17 @@
 /// @brief MPI_Init to MPI_Finalize under a watchdog, for a program that owns the whole job.
 #pragma once
 
-#include "tree_attn/distributed/job/pulse_exchange.hpp"
 #include "tree_attn/distributed/job/watchdog.hpp"
 #include "tree_attn/distributed/transport/mpi_ranks.hpp"
 
+#include <mpi.h>
+
+#include <chrono>
+#include <cstdint>
 #include <exception>
-#include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace tree_attn {
 
@@ -19,13 +22,13 @@ namespace tree_attn {
 /// The library itself accepts any communicator (MpiRanks); this class is for programs that let it manage MPI. Every wait for
 /// another rank is announced to the watchdog, including MPI_Init and MPI_Finalize.
 ///
-/// Unless the launcher reports that all ranks are on one machine, the session requests MPI_THREAD_MULTIPLE, so that the
-/// thread of the watchdog can exchange pulses with other machines. If MPI does not provide it, the main thread exchanges
-/// them while it waits or makes progress; PulseObserver documents what then goes undetected.
+/// Ranks of one machine share a board of pulses. Of every other machine the lowest rank says twice a second, in a message of
+/// one byte, that its ranks are there, and whether one of them computes or has made progress. The main thread sends it in
+/// waits that poll; while it computes, the watchdog's thread does, for which MPI_THREAD_SERIALIZED is enough. An MPI without
+/// that gets no messages: then a machine that is silent as a whole goes unnoticed by the others.
 class MpiSession {
  public:
-  /// Starts MPI; once the rank is on the board of its machine, an error ends the job as in abandon().
-  /// @param timeout seconds, may be infinite @throws std::bad_alloc
+  /// Starts MPI; an error ends the job as in abandon(). @param timeout seconds, may be infinite @throws std::bad_alloc
   MpiSession(int* argc, char*** argv, double timeout);
   /// Ends MPI, or the job if that fails.
   ~MpiSession();
@@ -45,15 +48,30 @@ class MpiSession {
   bool claim_last_word() const { return watchdog_.board().claim_last_word(); }
 
  private:
+  /// What a machine says.
+  enum Word : char { kWaits, kMoves, kEnds, kLeaves };
+  /// Another machine, as its lowest rank.
+  struct Machine {
+    int rank;
+    Word said = kWaits;  ///< to it, last
+    bool has_left = false;
+    MPI_Request sent = MPI_REQUEST_NULL;
+  };
   void start(int* argc, char*** argv);
-  /// Starts and ends the exchange of pulses between machines.
-  void join_machines(int thread_level);
+  /// Puts the ranks of a machine on one board, and opens the messages between machines. @param any_thread may send them
+  void join_machines(bool any_thread);
   void leave_machines();
+  void exchange();
+  void say(Word word);
+  void hear();
 
   LaunchedJob launch_;
   Watchdog watchdog_;
   std::optional<MpiRanks> ranks_;
-  std::unique_ptr<PulseExchange> exchange_;  ///< null if all ranks share one board, or without a deadline
+  std::vector<Machine> others_;  ///< none unless this rank is the lowest of its machine
+  bool several_machines_ = false;
+  std::uint64_t moves_ = 0;  ///< of this machine, when it last spoke
+  std::chrono::steady_clock::time_point next_{};
 };
 
 }  // namespace tree_attn

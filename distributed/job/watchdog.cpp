@@ -4,7 +4,6 @@
 #include "tree_attn/distributed/job/watchdog.hpp"
 
 #include "tree_attn/distributed/job/error_line.hpp"
-#include "tree_attn/distributed/job/launcher_guard.hpp"
 #include "tree_attn/distributed/transport/transport.hpp"
 #include "tree_attn/reference/data/temporary_files.hpp"
 
@@ -16,6 +15,7 @@
 #include <array>
 #include <chrono>
 #include <cmath>
+#include <utility>
 
 namespace tree_attn {
 
@@ -23,32 +23,25 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr int kStatus = 2;
-/// Time in which the launcher ends the other ranks and itself. It takes a few seconds.
-constexpr double kLauncherSeconds = 20;
+/// Before ranks know each other: a library may be looking up a host name, and of several ranks the lowest speaks.
+constexpr double kStart = 30, kBetweenRanks = 2;
 
 }  // namespace
 
 Watchdog::Watchdog(const LaunchedJob& job, double timeout)
-    : timeout_(timeout),
-      board_(job),
-      own_(board_.pulses()[static_cast<std::size_t>(job.rank)]),
-      observer_(board_, job.rank, timeout),
-      one_exit_ends_job_(job.one_exit_ends_job),
-      launcher_(job.process),
-      tick_(std::clamp(timeout / 20, 1e-3, 0.1)),
-      name_(job.size > 1 ? "rank " + std::to_string(job.rank) : "") {
+    : timeout_(timeout), job_(job), board_(std::make_unique<PulseBoard>(job.rank, job.size, false)) {
   require_timeout("Watchdog", timeout);
 }
 
 void Watchdog::start() {
-  if (std::isinf(timeout_)) return;
-  if (board_.end()) end_job("");  // a rank that starts late
+  if (!is_limited()) return;
+  observer_.emplace(*board_, timeout_, std::max(kStart - timeout_, 0.0) + kBetweenRanks * job_.rank);
   // Signals are handled by the main thread.
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
   try {
-    thread_ = std::jthread([this](const std::stop_token& stop) { watch_or_end(stop); });
+    thread_ = std::jthread([this](const std::stop_token& stop) { watch(stop); });
   } catch (const std::exception&) {
     // Reported below, when signals are no longer blocked.
   }
@@ -57,102 +50,97 @@ void Watchdog::start() {
 }
 
 Watchdog::~Watchdog() {
-  own_.left = true;
-  const Waiting waiting(*this, "for all ranks to leave MPI");
-  const auto is_there = [](const Pulse& pulse) { return pulse.beats != 0 && !pulse.left; };
-  while (thread_.joinable() && std::any_of(board_.pulses().begin(), board_.pulses().end(), is_there)) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
+  thread_ = {};
+  board_->own().beats = 0;
+}
+
+void Watchdog::doing(std::string_view phrase) {
+  const std::lock_guard lock(text_mutex_);
+  doing_ = phrase;
 }
 
 void Watchdog::begin_wait(std::string_view phrase) {
-  own_.waiting.set(phrase);
-  ++own_.moves;
+  const std::lock_guard lock(text_mutex_);
+  waiting_ = phrase;
+  progress();
 }
 
 void Watchdog::end_wait() {
-  ++own_.moves;
-  if (board_.end()) end_job("");
+  const std::lock_guard lock(text_mutex_);
+  waiting_.clear();
+  progress();
+  if (board_->end()) end_job("");
 }
 
-void Watchdog::mpi_has_started() {
-  board_.remove_name();
-  observer_.started = true;
+void Watchdog::poll() {
+  if (const auto lock = use_mpi(); lock) exchange_();
 }
 
-void Watchdog::exchange_by(std::function<void()> step, bool while_computing) {
-  const std::lock_guard lock(exchange_mutex_);
-  exchange_ = std::move(step);
-  observer_.hears_computing = while_computing;
+std::unique_lock<std::recursive_mutex> Watchdog::use_mpi() {
+  return exchange_ ? std::unique_lock(mpi_mutex_) : std::unique_lock<std::recursive_mutex>();
 }
 
-void Watchdog::exchange() const {
-  std::string failure;
-  if (std::unique_lock lock(exchange_mutex_, std::try_to_lock); lock && exchange_) {
-    try {
-      exchange_();
-      return;
-    } catch (const std::exception& error) {
-      exchange_ = {};
-      failure = error_line(error, name_);
-    }
-  }
-  if (!failure.empty()) end_job(failure);
+void Watchdog::move_to(std::unique_ptr<PulseBoard> board, double late) {
+  const std::lock_guard lock(mutex_);
+  board_ = std::move(board);
+  observer_.emplace(*board_, timeout_, late);
+}
+
+void Watchdog::exchange_by(std::function<void()> exchange) {
+  const std::lock_guard lock(mpi_mutex_);
+  exchange_ = std::move(exchange);
 }
 
 void Watchdog::end_job(const std::string& line) const {
-  const bool has_last_word = board_.claim_last_word();
-  // Open MPI's mpirun continues a rank that was stopped before it started, a second before it ends it. That rank must find
-  // the board and its end: without them it would create the name anew. So the name stays as long as the launcher.
-  bool name_is_guarded = one_exit_ends_job_;
+  const bool has_last_word = board_->claim_last_word();
   if (has_last_word) {
     // In one call, and without an allocation, since the line may say that memory is used up.
     const auto part = [](std::string_view text) { return iovec{const_cast<char*>(text.data()), text.size()}; };
     const std::array parts{part("tree_attn: "), part(line), part("\n")};
     [[maybe_unused]] const ssize_t written = ::writev(STDERR_FILENO, parts.data(), static_cast<int>(parts.size()));
     // Continue stopped processes, so that their own watchdogs end them.
-    for (const Pulse& pulse : board_.pulses()) {
-      if (!one_exit_ends_job_ && pulse.process != 0) kill(pulse.process, SIGCONT);
+    for (const Pulse& pulse : board_->pulses()) {
+      if (pulse.process != 0) kill(pulse.process, SIGCONT);
     }
-    name_is_guarded =
-        one_exit_ends_job_ && launcher_ != 0 && guard_launcher(launcher_, kLauncherSeconds, board_.path().c_str());
   }
   // All ranks exit at the same time: MPICH's mpiexec kills the ranks that remain after the first exit, and returns that as
-  // its status. Until then, notify the other machines.
+  // its status. Until then, tell the other machines.
   constexpr std::chrono::milliseconds kPause{10};
-  for (auto now = Clock::now(); now < *board_.end(); now = Clock::now()) {
-    exchange();
-    std::this_thread::sleep_until(std::min(now + kPause, *board_.end()));
+  for (auto now = Clock::now(); now < *board_->end(); now = Clock::now()) {
+    try {
+      if (const std::unique_lock lock(mpi_mutex_, std::try_to_lock); lock && exchange_) exchange_();
+    } catch (const std::exception&) {
+      // The job ends anyway.
+    }
+    std::this_thread::sleep_until(std::min(now + kPause, *board_->end()));
   }
-  if (!name_is_guarded) board_.remove_name();
   remove_temporary_files();
   // Open MPI's mpirun returns the status of the first exit and ends the other ranks itself; it may hang if several exit in
   // MPI_Finalize.
-  if (one_exit_ends_job_ && !has_last_word) std::this_thread::sleep_for(std::chrono::seconds(3));
+  if (job_.one_exit_ends_job && !has_last_word) std::this_thread::sleep_for(std::chrono::seconds(3));
   _exit(kStatus);
 }
 
-void Watchdog::watch_or_end(const std::stop_token& stop) {
-  try {
-    watch(stop);
-  } catch (const std::exception& error) {
-    end_job(error_line(error, name_));
-  }
-}
-
-void Watchdog::watch(const std::stop_token& stop) {
+void Watchdog::watch(const std::stop_token& stop) try {
+  const double tick = std::clamp(timeout_ / 20, 1e-3, 0.1);  // seconds
   std::unique_lock lock(mutex_);
   auto last = Clock::now();
-  while (!wake_.wait_for(lock, stop, std::chrono::duration<double>(tick_), [] { return false; }) && !stop.stop_requested()) {
-    ++own_.beats;
-    exchange();
-    if (board_.end()) end_job("");
+  while (!wake_.wait_for(lock, stop, std::chrono::duration<double>(tick), [] { return false; }) && !stop.stop_requested()) {
+    ++board_->own().beats;
+    if (const std::unique_lock mpi(mpi_mutex_, std::try_to_lock); mpi && exchange_) exchange_();
+    if (board_->end()) end_job("");
     // Do not count a pause of this process itself (stopped job, suspended machine) as silence of the others.
     const auto now = Clock::now();
-    const double elapsed = std::min(std::chrono::duration<double>(now - last).count(), 5 * tick_);
+    const double elapsed = std::min(std::chrono::duration<double>(now - last).count(), 5 * tick);
     last = now;
-    if (const auto line = observer_.look(elapsed)) end_job(*line);
+    const std::lock_guard text(text_mutex_);
+    if (waiting_.empty()) progress();  // computing is answering
+    if (const auto why = observer_->look(elapsed, waiting_.find("all ranks") == std::string::npos))
+      end_job(*why + " (" + name() + " waits " + waiting_ + (doing_.empty() ? "" : " " + doing_) + "); --timeout " +
+              seconds_text(timeout_));
   }
+} catch (const std::exception& error) {
+  end_job(error_line(error, board_->pulses().size() > 1 ? name() : ""));
 }
 
 }  // namespace tree_attn

@@ -3,30 +3,30 @@
 /// @brief A thread that ends the job when a rank no longer answers.
 #pragma once
 
-#include "tree_attn/distributed/job/pulse_observer.hpp"
+#include "tree_attn/distributed/job/launcher.hpp"
+#include "tree_attn/distributed/job/pulse_board.hpp"
 #include "tree_attn/distributed/transport/deadline.hpp"
 
 #include <condition_variable>
 #include <functional>
+#include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <thread>
 
 namespace tree_attn {
 
-/// One per rank, from before MPI_Init to after MPI_Finalize.
-///
-/// Its thread increments the beats of this rank and observes the other ranks (pulse_observer.hpp): ranks of the same machine
-/// at all times, ranks of other machines while their pulses arrive (pulse_exchange.hpp). The job ends with one line on
-/// standard error and status 2 on every rank; mpirun ends processes that are stopped, and is killed if it then hangs itself
-/// (launcher_guard.hpp).
+/// One per rank, from before MPI_Init to after MPI_Finalize. Its thread beats for this rank and observes the others
+/// (PulseObserver): it also ends a process whose main thread is in a call that does not return. The job ends with one line
+/// on standard error and status 2 on every rank; the launcher ends processes that are stopped.
 class Watchdog : public Deadline {
  public:
-  /// Joins the board; start() starts the thread. @param timeout seconds; with infinity there is neither a thread nor a
-  /// deadline @throws std::invalid_argument as require_timeout()
+  /// With a board of this rank alone, on which a wait may take 30 s; start() starts the thread. @param timeout seconds; with
+  /// infinity there is neither a thread nor a deadline @throws std::invalid_argument as require_timeout()
   Watchdog(const LaunchedJob& job, double timeout);
-  /// Waits until all ranks of the machine have left MPI, since only this thread can end a rank that hangs in MPI_Finalize.
+  /// After MPI_Finalize: no rank waits for this one.
   ~Watchdog() override;
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
@@ -35,40 +35,37 @@ class Watchdog : public Deadline {
   void start();
 
   double seconds() const override { return timeout_; }
-  void doing(std::string_view phrase) override { own_.doing.set(phrase); }
+  void doing(std::string_view phrase) override;
+  /// A phrase with "all ranks" in it is of a wait for what another rank has to do first.
   void begin_wait(std::string_view phrase) override;
-  void progress() override { own_.moves += 2; }
+  void progress() override { ++board_->own().moves; }
   /// Ends this process if the job has ended, which a rank that was stopped finds when it continues.
   void end_wait() override;
-  /// Exchanges pulses now, unless another thread is doing so. The job ends if that fails.
-  void poll() override { exchange(); }
+  void poll() override;
+  std::unique_lock<std::recursive_mutex> use_mpi() override;
 
-  /// To be called when MPI has started on all ranks.
-  void mpi_has_started();
-  const PulseBoard& board() const { return board_; }
-
-  /// Sets the function that exchanges pulses with other machines; an empty function ends the exchange.
-  /// @param while_computing the thread of the watchdog may call it, so that pulses arrive while the main thread computes
-  void exchange_by(std::function<void()> step, bool while_computing);
+  const PulseBoard& board() const { return *board_; }
+  /// Moves to a board that all ranks of the machine have. @param late see PulseObserver
+  void move_to(std::unique_ptr<PulseBoard> board, double late);
+  /// Sets the function that exchanges messages with other machines; an empty function ends the exchange. The main thread
+  /// calls it in waits that poll, the watchdog's thread while the main thread uses no MPI.
+  void exchange_by(std::function<void()> exchange);
   /// Ends the job with status 2 and without the temporary files of this process. The first rank to do so writes the line.
   [[noreturn]] void end_job(const std::string& line) const;
 
  private:
-  void watch_or_end(const std::stop_token& stop);
   void watch(const std::stop_token& stop);
-  void exchange() const;
+  std::string name() const { return "rank " + std::to_string(board_->rank()); }
 
   double timeout_;  ///< seconds
-  PulseBoard board_;
-  Pulse& own_;
-  PulseObserver observer_;
-  bool one_exit_ends_job_;
-  int launcher_;
-  double tick_;       ///< seconds between two calls of PulseObserver::look()
-  std::string name_;  ///< "rank 1"; empty if the job has only one
-  mutable std::mutex exchange_mutex_;
-  mutable std::function<void()> exchange_;
-  std::mutex mutex_;
+  LaunchedJob job_;
+  std::unique_ptr<PulseBoard> board_;
+  std::optional<PulseObserver> observer_;
+  mutable std::mutex text_mutex_;
+  std::string doing_, waiting_;  ///< the latter is empty while this rank computes
+  mutable std::recursive_mutex mpi_mutex_;
+  std::function<void()> exchange_;
+  std::mutex mutex_;  ///< of the board and the observer
   std::condition_variable_any wake_;
   std::jthread thread_;
 };

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <mutex>
 #include <string>
 #include <string_view>
 
@@ -44,6 +45,9 @@ class Deadline {
   virtual void end_wait() = 0;
   /// Called repeatedly by waits that poll, and from time to time by long computations. @throws TransportError
   virtual void poll() = 0;
+  /// Held while the main thread uses MPI, if another thread of this process may use it meanwhile. Not for waits alone: a
+  /// rank that computes is heard of by other machines through that thread.
+  virtual std::unique_lock<std::recursive_mutex> use_mpi() { return {}; }
 };
 
 /// A wait that lasts as long as this object.

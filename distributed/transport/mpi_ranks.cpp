@@ -137,6 +137,7 @@ auto MpiRanks::or_give_up(const Function& function) const {
 
 void MpiRanks::await(std::span<MPI_Request> requests, std::string_view what, const Completed& completed,
                      const Advance& advance) const {
+  const auto in_use = deadline_.use_mpi();
   or_give_up([&] {
     // Simulated ranks share no memory, so there is nothing to advance.
     return kSimulated ? wait_for_all(requests, completed) : poll_until_done(requests, what, completed, advance);
@@ -144,6 +145,7 @@ void MpiRanks::await(std::span<MPI_Request> requests, std::string_view what, con
 }
 
 bool MpiRanks::poll(std::span<MPI_Request> requests, const Completed& completed, const Advance& advance) const {
+  const auto in_use = deadline_.use_mpi();
   return or_give_up([&] {
     const bool has_advanced = !advance || advance();
     return test(requests, completed) && has_advanced;
@@ -221,18 +223,21 @@ void MpiRanks::await_collective(MPI_Request request, std::string_view what, Memo
 }
 
 void MpiRanks::barrier() const {
+  const auto in_use = deadline_.use_mpi();
   check();
   if (!deadline_.is_limited()) return check_mpi(MPI_Barrier(comm_), "MPI_Barrier");
   meet(comm_);
 }
 
 void MpiRanks::meet(MPI_Comm comm) const {
+  const auto in_use = deadline_.use_mpi();
   MPI_Request request = MPI_REQUEST_NULL;
   check_mpi(MPI_Ibarrier(comm, &request), "MPI_Ibarrier");
   await({&request, 1}, "all ranks to arrive");
 }
 
 void MpiRanks::all_gather(std::span<const std::byte> mine, std::span<std::byte> all, std::string_view what) const {
+  const auto in_use = deadline_.use_mpi();
   check();
   const int n_bytes = count_of(mine.size(), "MPI_Allgather");
   if (!deadline_.is_limited()) {
@@ -249,6 +254,7 @@ void MpiRanks::all_gather(std::span<const std::byte> mine, std::span<std::byte> 
 }
 
 void MpiRanks::broadcast(std::span<std::byte> bytes, int root, std::string_view what) const {
+  const auto in_use = deadline_.use_mpi();
   check();
   // MPI counts in int. All ranks have as many bytes, and therefore the same parts.
   constexpr std::size_t kMostBytes = std::size_t{1} << 24;
@@ -279,6 +285,7 @@ std::unique_ptr<Transport> MpiRanks::open_shared_transport(Topology topology) co
 }
 
 std::vector<int> MpiRanks::find_nodes() const {
+  const auto in_use = deadline_.use_mpi();
   MPI_Comm node = split_by_node();
   const int leader = ranks_of(node).front();
   {
@@ -289,6 +296,7 @@ std::vector<int> MpiRanks::find_nodes() const {
 }
 
 MPI_Comm MpiRanks::split_by_node() const {
+  const auto in_use = deadline_.use_mpi();
   // It blocks until all ranks have called it.
   barrier();
   const Waiting waiting(deadline_, "in MPI_Comm_split_type");
@@ -298,6 +306,7 @@ MPI_Comm MpiRanks::split_by_node() const {
 }
 
 std::vector<int> MpiRanks::ranks_of(MPI_Comm part) const {
+  const auto in_use = deadline_.use_mpi();
   std::vector<int> in_part(static_cast<std::size_t>(size_of(part))), ranks(in_part.size());
   std::iota(in_part.begin(), in_part.end(), 0);
   MPI_Group group = MPI_GROUP_NULL, all = MPI_GROUP_NULL;

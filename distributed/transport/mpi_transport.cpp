@@ -22,6 +22,7 @@ MpiTransport::MpiTransport(const MpiRanks& ranks, Topology topology)
 
 MpiTransport::~MpiTransport() {
   if (!has_messages_in_flight()) return;
+  const auto in_use = ranks_.deadline().use_mpi();
   ranks_.give_up();
   for (std::size_t i = 0; i < requests_.size(); ++i) {
     if (requests_[i] == MPI_REQUEST_NULL) continue;
@@ -34,6 +35,7 @@ MpiTransport::~MpiTransport() {
 template <class Byte, class Start>
 void MpiTransport::start(std::span<Byte> bytes, int peer, bool is_received, const Start& start_part) {
   ranks_.check();
+  const auto in_use = ranks_.deadline().use_mpi();
   const std::size_t n = bytes.size(), n_further = n / (kMaxMessageBytes + 1);
   std::uint64_t& number = (is_received ? received_ : sent_)[static_cast<std::size_t>(peer)];
   for (std::size_t i = 0; i <= n_further; ++i) {

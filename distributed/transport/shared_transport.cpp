@@ -63,6 +63,7 @@ SharedTransport::SharedTransport(const MpiRanks& ranks, Topology topology)
 }
 
 void SharedTransport::open_window() {
+  const auto in_use = ranks().deadline().use_mpi();
   node_ = ranks().split_by_node();
   const std::vector<int> ranks_of_node = ranks().ranks_of(node_);
   const int n = static_cast<int>(ranks_of_node.size());
@@ -118,6 +119,7 @@ SharedTransport::~SharedTransport() {
     ranks().give_up();
     return;
   }
+  const auto in_use = ranks().deadline().use_mpi();
   const Waiting waiting(ranks().deadline(), "in MPI_Win_free");
   MPI_Win_free(&window_);
   MPI_Comm_free(&node_);

@@ -3,7 +3,7 @@
 /// @brief Arguments that break a precondition of distributed/ and gpu/backend/ are refused in every build, in a line with
 /// the function and the values.
 #include "tree_attn/distributed/job/judge.hpp"
-#include "tree_attn/distributed/job/pulse_observer.hpp"
+#include "tree_attn/distributed/job/pulse_board.hpp"
 #include "tree_attn/distributed/job/watchdog.hpp"
 #include "tree_attn/distributed/measure/measure.hpp"
 #include "tree_attn/distributed/plan/exchange.hpp"
@@ -188,8 +188,8 @@ TEST_CASE("arguments: a timeout is at least 0 and no NaN") {
     CHECK_THROWS_AS(run_threads(topology, timeout, [](Transport&) {}), std::invalid_argument);
     CHECK_THROWS_AS(TimeLimit(0, timeout), std::invalid_argument);
     CHECK_THROWS_AS(Watchdog(LaunchedJob{}, timeout), std::invalid_argument);
-    const PulseBoard board({});
-    CHECK_THROWS_AS(PulseObserver(board, 0, timeout), std::invalid_argument);
+    const PulseBoard board(0, 1, false);
+    CHECK_THROWS_AS(PulseObserver(board, timeout, 0), std::invalid_argument);
     const auto cache = emulated::backend().make_cache({.heads = 1, .kv_heads = 1, .head_dim = 16, .value_dim = 16}, {0, 64});
     CHECK_THROWS_AS(open_one_shot(*cache, 1, {.timeout = timeout}), std::invalid_argument);
   }
@@ -218,9 +218,7 @@ TEST_CASE("arguments: ranks talk to ranks that exist, about as many bytes as the
   ThreadNetwork network(1, 1);
   CHECK_THROWS_WITH_AS(network.put(ThreadNetwork::Channel::kRanks, 0, 1, {}), "ThreadNetwork: rank 1 of 1",
                        std::out_of_range);
-  LaunchedJob job;
-  job.rank = 1;
-  CHECK_THROWS_WITH_AS(PulseBoard{job}, "PulseBoard: rank 1 of 1", std::out_of_range);
+  CHECK_THROWS_WITH_AS(PulseBoard(1, 1, false), "PulseBoard: rank 1 of 1", std::out_of_range);
 }
 
 TEST_CASE("arguments: schedules are of members that exist, and joined at least two at a time") {

@@ -17,8 +17,8 @@ namespace {
 class Variables {
  public:
   explicit Variables(const std::map<std::string, std::string>& values) {
-    for (const char* name : {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "PMI_RANK",
-                             "PMI_SIZE", "MPI_LOCALNRANKS", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_GTIDS"}) {
+    for (const char* name :
+         {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_SIZE", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"}) {
       const char* value = std::getenv(name);
       before_[name] = value ? std::optional<std::string>(value) : std::nullopt;
       set(name, values.contains(name) ? std::optional(values.at(name)) : std::nullopt);
@@ -45,30 +45,25 @@ LaunchedJob job_with(const std::map<std::string, std::string>& values) {
 
 }  // namespace
 
-TEST_CASE("launcher: srun lists the ranks of a machine, with a PMI and without") {
-  const std::map<std::string, std::string> step{
-      {"SLURM_PROCID", "3"}, {"SLURM_STEP_NUM_TASKS", "5"}, {"SLURM_GTIDS", "2,3,4"}};
-  const LaunchedJob job = job_with(step);
-  CHECK(job.launcher == "Slurm's srun");
-  CHECK(job.rank == 3);
-  CHECK(job.size == 5);
-  CHECK(job.n_here == 3);
-  std::map<std::string, std::string> pmi = step;
-  pmi.insert({{"PMI_RANK", "3"}, {"PMI_SIZE", "5"}});
-  CHECK(job_with(pmi).n_here == 3);
-  CHECK(job_with({{"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "2"}, {"SLURM_GTIDS", "0"}}).n_here == 1);
-}
-
-TEST_CASE("launcher: the list of srun counts only for the ranks of its step") {
-  // An mpiexec that srun has started passes on the variables of a step of one task.
-  const std::map<std::string, std::string> inner{
-      {"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "1"}, {"SLURM_GTIDS", "0"}, {"PMI_RANK", "0"}, {"PMI_SIZE", "4"}};
-  CHECK(job_with(inner).n_here == 0);
-  std::map<std::string, std::string> hydra = inner;
-  hydra["MPI_LOCALNRANKS"] = "4";
-  CHECK(job_with(hydra).n_here == 4);
-  CHECK(job_with({{"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "2"}}).n_here == 0);
-  CHECK(job_with({{"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "2"}, {"SLURM_GTIDS", ""}}).n_here == 0);
+TEST_CASE("launcher: a rank is described by the variables of its launcher, the innermost first") {
+  std::map<std::string, std::string> variables{{"SLURM_PROCID", "3"}, {"SLURM_STEP_NUM_TASKS", "5"}};
+  CHECK(job_with({}).size == 1);
+  CHECK(job_with(variables).launcher == "Slurm's srun");
+  CHECK(job_with(variables).rank == 3);
+  CHECK(job_with(variables).size == 5);
+  CHECK(!job_with(variables).one_exit_ends_job);
+  // An mpiexec that srun has started passes on the variables of the step.
+  variables.insert({{"PMI_RANK", "1"}, {"PMI_SIZE", "4"}});
+  CHECK(job_with(variables).rank == 1);
+  CHECK(job_with(variables).size == 4);
+  variables.insert({{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "2"}});
+  CHECK(job_with(variables).size == 2);
+  CHECK(job_with(variables).one_exit_ends_job);
+  // Variables that make no sense are of another program.
+  variables["OMPI_COMM_WORLD_SIZE"] = "0";
+  CHECK(job_with(variables).size == 4);
+  variables["PMI_RANK"] = "4";
+  CHECK(job_with(variables).size == 5);
 }
 
 }  // namespace tree_attn

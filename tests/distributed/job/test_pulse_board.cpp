@@ -1,52 +1,128 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The text of a pulse, which other processes read, and the first pulse of a rank.
+/// @brief Pulses in memory that processes share, and what a rank that waits concludes from them.
 #include "tree_attn/distributed/job/pulse_board.hpp"
 
 #include <doctest/doctest.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
-#include <csignal>
-#include <filesystem>
+#include <limits>
+#include <optional>
 #include <string>
+#include <vector>
 
 namespace tree_attn {
+namespace {
 
-TEST_CASE("pulse board: a text is cut at 127 bytes") {
-  SharedText text;
-  CHECK(text.get() == "");
-  text.set("for all ranks to agree");
-  CHECK(text.get() == "for all ranks to agree");
-  text.set(std::string(200, 'x'));
-  CHECK(text.get() == std::string(127, 'x'));
-  text.set("");
-  CHECK(text.get() == "");
-}
+/// The pulses of three ranks, of which two are of this machine, and the last if it is said to be.
+struct ThreeRanks {
+  explicit ThreeRanks(bool all_here = true) {
+    for (std::size_t rank = 0; rank < 3; ++rank) pulse(rank).beats = 1, pulse(rank).process = rank < 2 || all_here ? 1 : 0;
+  }
+  Pulse& pulse(std::size_t rank) const { return board.pulses()[rank]; }
+  /// Lets time pass in which these ranks beat and those compute. @returns the second at which the job ends, and why; "" if
+  /// it does not
+  std::string watch(double seconds, const std::vector<std::size_t>& beating, const std::vector<std::size_t>& computing = {},
+                    bool is_first = true, double late = 2) const {
+    PulseObserver observer(board, 10, late);
+    for (double t = 0; t <= seconds; t += 0.25) {
+      for (const std::size_t rank : beating) ++pulse(rank).beats;
+      for (const std::size_t rank : computing) ++pulse(rank).moves;
+      if (const auto why = observer.look(t == 0 ? 0 : 0.25, is_first)) return std::to_string(t).substr(0, 4) + ": " + *why;
+    }
+    return "";
+  }
+
+  PulseBoard board{0, 3, false};
+};
+
+}  // namespace
 
 TEST_CASE("pulse board: a rank that has joined has beaten, so that it can be silent") {
-  const PulseBoard board(LaunchedJob{"", 1, 3, false, 3, ""});
-  CHECK(board.n_joined() == 1);
-  CHECK(board.pulses()[1].beats == 1);
-  CHECK(board.pulses()[1].is_here());
-  for (const std::size_t other : {0, 2}) {
-    CHECK(board.pulses()[other].beats == 0);
-    CHECK(!board.pulses()[other].is_here());
-  }
+  const PulseBoard board(1, 3, false);
+  CHECK(board.own().beats == 1);
+  CHECK(board.own().process == getpid());
+  CHECK(&board.own() == &board.pulses()[1]);
+  for (const std::size_t other : {0, 2}) CHECK(board.pulses()[other].beats == 0);
+  CHECK(!board.end());
+  CHECK(board.claim_last_word());
+  CHECK(!board.claim_last_word());
+  CHECK(board.end());
 }
 
-TEST_CASE("pulse board: a signal that is ignored leaves the name to ranks that have yet to join, and stays ignored") {
-  const auto before = std::signal(SIGHUP, SIG_IGN);
-  const std::string key = "test-" + std::to_string(getpid());
-  const std::filesystem::path file = "/dev/shm/tree_attn-" + std::to_string(getuid()) + "-" + key;
-  {
-    const PulseBoard board(LaunchedJob{"", 0, 2, false, 2, key});
-    REQUIRE(std::filesystem::exists(file));
-    std::raise(SIGHUP);
-    CHECK(std::filesystem::exists(file));
-    board.remove_name();
-    CHECK(!std::filesystem::exists(file));
+TEST_CASE("pulse board: another process opens it, and none that is not meant") {
+  const PulseBoard board(0, 3, true);
+  const PulseBoard::Address address = board.address();
+  const pid_t child = fork();
+  if (child == 0) {
+    const PulseBoard own(1, 3, true);
+    const auto opened = own.open(address);
+    const bool is_shared = opened != nullptr && opened->pulses()[0].process == getppid() && opened->claim_last_word();
+    _exit(is_shared ? 7 : 1);
   }
-  CHECK((std::signal(SIGHUP, before) == SIG_IGN));
+  int status = 0;
+  waitpid(child, &status, 0);
+  CHECK((WIFEXITED(status) && WEXITSTATUS(status) == 7));
+  CHECK(board.pulses()[1].process == child);
+  CHECK(board.moves_here() == 0);
+  board.own().moves = 3, board.pulses()[1].moves = 4;
+  board.pulses()[2].moves = 5;  // of another machine
+  CHECK(board.moves_here() == 7);
+  CHECK(board.end());
+
+  // A number of a process or of a file that belongs to something else.
+  const PulseBoard other(0, 3, true);
+  const std::uint64_t token = address.token;
+  CHECK(other.open(address) != nullptr);
+  CHECK(board.open({token, getpid(), other.address().file}) == nullptr);
+  CHECK(board.open({token, getpid(), STDIN_FILENO}) == nullptr);
+  CHECK(board.open({token, getpid(), -1}) == nullptr);
+  CHECK(PulseBoard(0, 3, false).open(address) == nullptr);
+  CHECK(board.open({token, child, address.file}) == nullptr);
+}
+
+TEST_CASE("pulse observer: a silent rank is named, whether others wait or compute") {
+  const ThreeRanks job;
+  CHECK(job.watch(20, {0, 2}) == "10.0: rank 1 has not answered for 10 s");
+  CHECK(job.watch(20, {0}, {}, false) == "10.0: ranks 1, 2 have not answered for 10 s");
+  CHECK(job.watch(20, {0, 2}, {2}) == "10.0: rank 1 has not answered for 10 s");
+}
+
+TEST_CASE("pulse observer: ranks that stop together are named together, though they have beaten last at different times") {
+  const ThreeRanks job;
+  PulseObserver observer(job.board, 10, 0);
+  std::optional<std::string> why;
+  for (int i = 0; i < 60 && !why; ++i) {
+    ++job.pulse(0).beats;
+    if (i < 3) ++job.pulse(1).beats;
+    why = observer.look(0.25, true);
+  }
+  CHECK(why == "ranks 1, 2 have not answered for 10 s");
+}
+
+TEST_CASE("pulse observer: a rank that computes answers, however long the others wait") {
+  const ThreeRanks job;
+  CHECK(job.watch(1000, {0, 1, 2}, {1}) == "");
+  // Now nothing can move any more. A rank that waits for all lets one speak that does not.
+  CHECK(job.watch(20, {0, 1, 2}) == "12.0: no rank has made progress for 12 s");
+  CHECK(job.watch(20, {0, 1, 2}, {}, false) == "12.5: no rank has made progress for 12 s");
+  CHECK(job.watch(20, {0, 1, 2}, {}, true, 0) == "10.0: no rank has made progress for 10 s");
+}
+
+TEST_CASE("pulse observer: a rank that has left, or is not there, is not silent") {
+  const ThreeRanks job;
+  job.pulse(1).beats = 0;
+  CHECK(job.watch(20, {0, 2}) == "12.0: no rank has made progress for 12 s");
+}
+
+TEST_CASE("pulse observer: the machine of a silent rank speaks before the others") {
+  const ThreeRanks job(false);
+  CHECK(job.watch(20, {0, 1}) == "12.0: rank 2 has not answered for 10 s");
+  CHECK(job.watch(20, {0, 2}) == "10.0: rank 1 has not answered for 10 s");
+  // It may be rank 1 that hears of the other machine.
+  CHECK(job.watch(20, {0}) == "10.0: rank 1 has not answered for 10 s");
+  CHECK(job.watch(1000, {0, 1}, {}, true, std::numeric_limits<double>::infinity()) == "");
 }
 
 }  // namespace tree_attn

@@ -134,15 +134,13 @@ inline bool any_left(const std::map<int, pid_t>& processes) {
   return std::any_of(processes.begin(), processes.end(), is_there);
 }
 
-/// No shared memory is left of a launcher that is gone for a moment: the names are tree_attn-USER-PROCESS-START. Nor is any
-/// of a rank that is gone, in the stand-in for NCCL: tree_attn_nccl_PROCESS_NUMBER.
+/// No shared memory is left of a rank that is gone, in the stand-in for NCCL: tree_attn_nccl_PROCESS_NUMBER.
 inline void check_no_memory_left() {
   const auto left = [] {
     for (const auto& entry : fs::directory_iterator("/dev/shm")) {
-      int user = 0, process = 0;
+      int process = 0;
       const std::string name = entry.path().filename();
-      const bool is_ours = std::sscanf(name.c_str(), "tree_attn-%d-%d-", &user, &process) == 2 ||
-                           std::sscanf(name.c_str(), "tree_attn_nccl_%d_", &process) == 1;
+      const bool is_ours = std::sscanf(name.c_str(), "tree_attn_nccl_%d_", &process) == 1;
       if (is_ours && stat_field(process, 3).empty()) return name;
     }
     return std::string();

@@ -5,7 +5,6 @@
 ///
 /// STOP_HOW=stop (SIGSTOP: all threads of the process), wait (the calling thread) or fail. With MPI_LEVEL=funneled, MPI
 /// grants no more than MPI_THREAD_FUNNELED.
-#include <fcntl.h>
 #include <mpi.h>
 #include <signal.h>
 #include <unistd.h>
@@ -39,20 +38,12 @@ int stop_in(const std::string& call) {
   return MPI_SUCCESS;
 }
 
-/// The library is loaded before main(). A rank that is stopped there and continued when the launcher is about to end may die
-/// in MPI_Init, without a handler: Open MPI's files are gone. Here it always does, and creates the file STOP_TRACE first.
-[[gnu::constructor]] void load() { stop_in("the loader"); }
-
 }  // namespace
 
 extern "C" {
 
 int MPI_Init_thread(int* argc, char*** argv, int required, int* provided) {
   stop_in("MPI_Init_thread");
-  if (variable("STOP_IN") == "the loader" && variable("STOP_RANK") == rank_of_launcher()) {
-    ::close(::creat(variable("STOP_TRACE").c_str(), 0600));
-    raise(SIGKILL);
-  }
   return PMPI_Init_thread(
       argc, argv, variable("MPI_LEVEL") == "funneled" ? std::min<int>(required, MPI_THREAD_FUNNELED) : required, provided);
 }
