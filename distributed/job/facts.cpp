@@ -3,84 +3,36 @@
 /// @brief Facts as messages between ranks and as a table.
 #include "tree_attn/distributed/job/facts.hpp"
 
-#include "tree_attn/distributed/transport/nccl_library.hpp"
+#include "tree_attn/distributed/job/error_line.hpp"
 
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <array>
+#include <charconv>
 #include <cstddef>
-#include <cstdio>
-#include <map>
 
 namespace tree_attn {
 
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(GpuFacts, name, uuid, major, minor, reaches)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(DriverFacts, missing, release, cuda)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(NcclFacts, missing, path, found)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(InterfaceFacts, name, address)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankFacts, host, node, process, program, mpi, missing, cores, container_cores,
-                                   shared_memory, locked_memory, has_infiniband, built_cuda, built_for, driver, gpus, gpu,
-                                   nccl, gpus_may_be_shared, visible_devices, socket_ifname, interfaces)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankFacts, node, host, cores, interface, no_backend, no_driver, driver, no_gpu, gpu,
+                                   capability, uuid, no_kernel, kernels, sees, reaches, no_nccl, nccl, nccl_path)
 
 namespace {
 
-using Rows = std::vector<std::vector<std::string>>;
+using Row = std::vector<std::string>;
 
 /// Lines of cells, aligned to the left. A column without an entry is left out.
-std::string columns(const Rows& rows) {
+std::string columns(const std::vector<Row>& rows) {
+  std::vector<std::string> lines(rows.size());
+  for (std::size_t i = 0; i < rows[0].size(); ++i) {
+    if (std::all_of(rows.begin() + 1, rows.end(), [i](const Row& row) { return row[i].empty(); })) continue;
+    std::size_t end = 0;
+    for (const std::string& line : lines) end = std::max(end, line.size());
+    for (std::size_t r = 0; r < rows.size(); ++r)
+      lines[r] += std::string(end == 0 ? 0 : end + 2 - lines[r].size(), ' ') + rows[r][i];
+  }
   std::string text;
-  std::vector<std::size_t> width(rows[0].size());
-  for (std::size_t i = 0; i < width.size(); ++i) {
-    const bool has_entries = std::any_of(rows.begin() + 1, rows.end(), [i](const auto& row) { return !row[i].empty(); });
-    for (const auto& row : rows) width[i] = has_entries ? std::max(width[i], row[i].size()) : 0;
-  }
-  for (const auto& row : rows) {
-    std::string line;
-    for (std::size_t i = 0; i < row.size(); ++i) {
-      if (width[i] > 0) line += row[i] + std::string(width[i] - row[i].size() + 2, ' ');
-    }
-    line.resize(line.find_last_not_of(' ') + 1);
-    text += line + '\n';
-  }
+  for (const std::string& line : lines) text += line.substr(0, line.find_last_not_of(' ') + 1) + '\n';
   return text;
-}
-
-/// Different values of the ranks of a machine, with a comma between them.
-template <class Value>
-std::string values_of(const std::vector<const RankFacts*>& ranks, const Value& value) {
-  std::vector<std::string> values;
-  for (const RankFacts* rank : ranks) {
-    if (const std::string text = value(*rank); !text.empty() && std::ranges::count(values, text) == 0)
-      values.push_back(text);
-  }
-  std::string all;
-  for (const std::string& text : values) all += (all.empty() ? "" : ", ") + text;
-  return all;
-}
-
-std::string capability_text(const GpuFacts& gpu) {
-  std::string text = std::to_string(gpu.major);
-  return text.append(".").append(std::to_string(gpu.minor));
-}
-
-std::string driver_text(const DriverFacts& driver) {
-  if (!driver.missing.empty()) return "";
-  return (driver.release.empty() ? "" : driver.release + " ") + "(CUDA " + cuda_text(driver.cuda) + ")";
-}
-
-/// The first interfaces, without lo if there are others.
-std::string interfaces_text(const RankFacts& rank) {
-  constexpr std::size_t kMost = 2;
-  std::string all;
-  std::size_t n = 0, n_shown = 0;
-  for (const InterfaceFacts& one : rank.interfaces) {
-    if (one.name == "lo" && rank.interfaces.size() > 1) continue;
-    if (++n > kMost) continue;
-    all += (all.empty() ? "" : ", ") + one.name + " " + one.address;
-    ++n_shown;
-  }
-  return n == n_shown ? all : all + " and " + std::to_string(n - n_shown) + " more";
 }
 
 }  // namespace
@@ -91,69 +43,43 @@ std::string to_text(const RankFacts& facts) {
 }
 RankFacts facts_of_text(const std::string& text) { return nlohmann::json::parse(text).get<RankFacts>(); }
 
-std::string cuda_text(int version) { return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10); }
-
-std::string bytes_text(double n_bytes) {
-  const char* unit = "B";
-  for (const char* larger : {"KiB", "MiB", "GiB", "TiB"}) {
-    if (n_bytes < 1024) break;
-    n_bytes /= 1024;
-    unit = larger;
-  }
-  std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), n_bytes < 99.5 && *unit != 'B' ? "%.1f %s" : "%.0f %s", n_bytes, unit);
-  return text.data();
-}
-
-std::string numbers_text(std::span<const int> numbers) {
-  constexpr std::size_t kMost = 6;
-  std::vector<std::string> parts;
-  std::size_t i = 0;
-  for (std::size_t end = 0; i < numbers.size() && parts.size() < kMost; i = end) {
-    for (end = i + 1; end < numbers.size() && numbers[end] == numbers[end - 1] + 1;) ++end;
-    if (end - i < 3) end = i + 1;
-    parts.push_back(std::to_string(numbers[i]));
-    if (end - i > 1) parts.back().append("-").append(std::to_string(numbers[end - 1]));
-  }
-  const std::size_t n_left = numbers.size() - i;
-  if (n_left > 0) parts.push_back(std::to_string(n_left) + " more");
-  std::string text;
-  for (std::size_t part = 0; part < parts.size(); ++part) {
-    const bool is_last = part > 0 && part + 1 == parts.size();
-    text += (part == 0 ? "" : is_last ? " and " : ", ") + parts[part];
-  }
-  return text;
-}
-
 std::string table(std::span<const RankFacts> facts) {
-  std::map<int, std::vector<const RankFacts*>> nodes;
-  std::map<int, std::vector<int>> numbers;
-  for (std::size_t rank = 0; rank < facts.size(); ++rank) {
-    nodes[facts[rank].node].push_back(&facts[rank]);
-    numbers[facts[rank].node].push_back(static_cast<int>(rank));
+  std::vector<Row> rows{
+      {"node", "host", "ranks", "cores", "interface", "driver", "NCCL", "GPU", "capability", "identity", "reaches"}};
+  std::vector<std::vector<int>> ranks(1);
+  for (int rank = 0; const RankFacts& one : facts) {
+    std::vector<int> reached;
+    for (int other = 0; const RankFacts& peer : facts) {
+      if (peer.node == one.node && std::ranges::count(one.reaches, peer.uuid) > 0) reached.push_back(other);
+      ++other;
+    }
+    Row row{std::to_string(one.node),
+            one.host,
+            "",
+            one.cores,
+            one.interface,
+            one.driver,
+            one.nccl,
+            one.gpu,
+            one.capability,
+            one.uuid,
+            numbers_text(reached)};
+    const std::size_t at = static_cast<std::size_t>(std::ranges::find(rows, row) - rows.begin());
+    if (at == rows.size()) rows.push_back(row), ranks.emplace_back();
+    ranks[at].push_back(rank++);
   }
-  Rows rows{{"node", "host", "ranks", "cores", "/dev/shm", "interfaces", "driver", "NCCL"}};
-  for (const auto& [node, ranks] : nodes) {
-    rows.push_back({std::to_string(node), values_of(ranks, [](const RankFacts& rank) { return rank.host; }),
-                    numbers_text(numbers[node]),
-                    values_of(ranks, [](const RankFacts& rank) { return std::to_string(rank.cores.size()); }),
-                    bytes_text(ranks[0]->shared_memory), values_of(ranks, interfaces_text),
-                    values_of(ranks, [](const RankFacts& rank) { return driver_text(rank.driver); }),
-                    values_of(ranks, [](const RankFacts& rank) {
-                      return rank.nccl.found == 0 ? "" : nccl_version_text(rank.nccl.found);
-                    })});
-  }
-  std::string text = columns(rows);
+  for (std::size_t r = 1; r < rows.size(); ++r) rows[r][2] = numbers_text(ranks[r]);
+  std::ranges::stable_sort(rows.begin() + 1, rows.end(), {}, [](const Row& row) { return std::stoi(row[0]); });
+  return columns(rows);
+}
 
-  Rows gpus{{"rank", "GPU", "name", "compute capability", "identity", "reaches"}};
-  for (std::size_t rank = 0; rank < facts.size(); ++rank) {
-    if (facts[rank].gpu < 0) continue;
-    const GpuFacts& gpu = facts[rank].gpus[static_cast<std::size_t>(facts[rank].gpu)];
-    gpus.push_back({std::to_string(rank), std::to_string(facts[rank].gpu), gpu.name, capability_text(gpu), gpu.uuid,
-                    numbers_text(gpu.reaches)});
-  }
-  if (gpus.size() > 1) text.append("\n").append(columns(gpus));
-  return text;
+bool runs_on(std::string_view architecture, int major, int minor) {
+  int number = 0;
+  const char* const end = architecture.data() + architecture.size();
+  const std::string_view kind(std::from_chars(architecture.data(), end, number).ptr, end);
+  if (kind.empty()) return number <= 10 * major + minor;
+  const bool is_exact = kind[0] != '-';
+  return number / 10 == major && (is_exact ? number % 10 == minor : number % 10 <= minor);
 }
 
 }  // namespace tree_attn

@@ -1,55 +1,156 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Facts from the system, the driver, the loader and the environment, and their way to all ranks.
+/// @brief Facts from the system, the driver of the GPUs and NCCL, and their way to all ranks. Both libraries are loaded, not
+/// linked; types and numbers are those of the driver API, whose binary interface does not change.
 #include "tree_attn/distributed/program/collect.hpp"
 
-#include "tree_attn/distributed/job/libraries.hpp"
 #include "tree_attn/distributed/program/machine.hpp"
+#include "tree_attn/distributed/transport/nccl_library.hpp"
 #include "tree_attn/gpu/backend/backends.hpp"
 #include "tree_attn/reference/data/input_error.hpp"
 
 #include <arpa/inet.h>
+#include <dlfcn.h>
 #include <ifaddrs.h>
 #include <net/if.h>
-#include <sys/resource.h>
-#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <cstdio>
 #include <cstdlib>
-#include <filesystem>
 #include <memory>
 #include <optional>
 #include <sstream>
+#include <string_view>
 
 namespace tree_attn {
 namespace {
 
+#if defined(TREE_ATTN_CUDA_VERSION)
+constexpr std::string_view kArchitectures = TREE_ATTN_CUDA_ARCHITECTURES, kCuda = TREE_ATTN_CUDA_VERSION;
+#else
+constexpr std::string_view kArchitectures, kCuda;
+#endif
+
 std::string variable(const char* name) {
   const char* const value = std::getenv(name);
-  return value == nullptr ? "" : value;
+  return value == nullptr ? "" : readable(value);
 }
 
-/// Interfaces that are up, with their first address, IPv4 before IPv6.
-std::vector<InterfaceFacts> find_interfaces() {
-  std::vector<InterfaceFacts> interfaces;
-  ifaddrs* all = nullptr;
-  if (getifaddrs(&all) != 0) return interfaces;
-  const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> owned(all, freeifaddrs);
-  for (const int family : {AF_INET, AF_INET6}) {
-    for (const ifaddrs* one = all; one != nullptr; one = one->ifa_next) {
-      if (one->ifa_addr == nullptr || one->ifa_addr->sa_family != family || (one->ifa_flags & IFF_UP) == 0) continue;
-      if (std::ranges::count(interfaces, std::string(one->ifa_name), &InterfaceFacts::name) > 0) continue;
-      const void* const address = family == AF_INET
-                                      ? static_cast<const void*>(&reinterpret_cast<sockaddr_in*>(one->ifa_addr)->sin_addr)
-                                      : &reinterpret_cast<sockaddr_in6*>(one->ifa_addr)->sin6_addr;
-      std::array<char, INET6_ADDRSTRLEN> text{};
-      inet_ntop(family, address, text.data(), text.size());
-      interfaces.push_back({one->ifa_name, text.data()});
-    }
+/// A library that stays loaded, if it is there and has all functions that are asked for.
+class Library {
+ public:
+  explicit Library(const std::string& name) : handle_(dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL)) { note(handle_); }
+  /// Why it cannot be used, or "".
+  const std::string& missing() const { return missing_; }
+  template <class Function>
+  Function* get(const char* name) {
+    if (handle_ == nullptr) return nullptr;
+    return reinterpret_cast<Function*>(note(dlsym(handle_, name)));
   }
-  return interfaces;
+
+ private:
+  void* note(void* found) {
+    if (found == nullptr) missing_ = dlerror();
+    return found;
+  }
+  void* handle_;
+  std::string missing_;
+};
+
+using DeviceId = int;
+using DeviceUuid = std::array<unsigned char, 16>;
+
+/// As nvidia-smi prints it: GPU-5f0c2e1a-...
+std::string uuid_text(const DeviceUuid& uuid) {
+  std::string text = "GPU";
+  for (std::size_t i = 0; i < uuid.size(); ++i) {
+    std::array<char, 4> hex{};
+    std::snprintf(hex.data(), hex.size(), "%02x", unsigned{uuid[i]});
+    text.append(i == 0 || i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "").append(hex.data());
+  }
+  return text;
+}
+
+/// Why the kernels of this program do not run on a GPU; "" if they do.
+std::string missing_kernel(const std::string& gpu, int major, int minor) {
+  std::istringstream list{std::string(kArchitectures)};
+  for (std::string one; std::getline(list, one, ',');)
+    if (runs_on(one, major, minor)) return "";
+  if (kArchitectures.empty()) return "";
+  const std::string needed = std::to_string(10 * major + minor) + (major == 9 ? "a-real" : "-real");
+  return "built for " + std::string(kArchitectures) + ", the " + gpu + " needs " + needed;
+}
+
+/// Asks the driver, libcuda.so.1, about the GPUs that it shows to this process, and about the one of this rank.
+void ask_driver(RankFacts& facts, const std::string& devices, int rank, const Topology& machines) {
+  constexpr int kMajor = 75, kMinor = 76;  // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
+  constexpr int kNoDevice = 100;           // of a driver that works
+  Library library("libcuda.so.1");
+  auto* const init = library.get<int(unsigned)>("cuInit");
+  auto* const get_version = library.get<int(int*)>("cuDriverGetVersion");
+  auto* const get_count = library.get<int(int*)>("cuDeviceGetCount");
+  auto* const get = library.get<int(DeviceId*, int)>("cuDeviceGet");
+  auto* const get_name = library.get<int(char*, int, DeviceId)>("cuDeviceGetName");
+  auto* const get_attribute = library.get<int(int*, int, DeviceId)>("cuDeviceGetAttribute");
+  auto* const can_access = library.get<int(int*, DeviceId, DeviceId)>("cuDeviceCanAccessPeer");
+  auto* const get_uuid = library.get<int(DeviceUuid*, DeviceId)>("cuDeviceGetUuid_v2");
+  facts.no_driver = library.missing();
+  if (!facts.no_driver.empty()) return;
+
+  int n = 0, version = 0;
+  int status = init(0);
+  if (status == 0) status = get_count(&n);
+  if (status != 0 && status != kNoDevice) facts.no_driver = "cuInit: error " + std::to_string(status);
+  if (!facts.no_driver.empty()) return;
+  get_version(&version);
+  facts.driver = "CUDA " + std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+
+  std::vector<DeviceId> ids(static_cast<std::size_t>(n));
+  for (int i = 0; i < n; ++i) {
+    DeviceUuid uuid{};
+    DeviceId& id = ids[static_cast<std::size_t>(i)];
+    if (get(&id, i) != 0 || get_uuid(&uuid, id) != 0)
+      facts.no_driver = "the driver does not answer for device " + std::to_string(i);
+    facts.sees.push_back(uuid_text(uuid));
+  }
+  const int own = gpu_of_rank(devices, rank, machines, n);
+  if (own < 0)
+    facts.no_gpu = n > 0 ? "its machine has " + std::to_string(n)
+                         : "the driver shows none (CUDA_VISIBLE_DEVICES is \"" + variable("CUDA_VISIBLE_DEVICES") + "\")";
+  if (own < 0 || !facts.no_driver.empty()) return;
+
+  std::array<char, 256> name{};
+  int major = 0, minor = 0;
+  const DeviceId id = ids[static_cast<std::size_t>(own)];
+  get_name(name.data(), static_cast<int>(name.size()) - 1, id);
+  get_attribute(&major, kMajor, id), get_attribute(&minor, kMinor, id);
+  facts.gpu = name.data();
+  facts.capability = std::to_string(major) + "." + std::to_string(minor);
+  facts.uuid = facts.sees[static_cast<std::size_t>(own)];
+  facts.no_kernel = missing_kernel(facts.gpu, major, minor);
+  for (int i = 0; i < n; ++i) {
+    int can = 0;
+    if (i != own && can_access(&can, id, ids[static_cast<std::size_t>(i)]) == 0 && can != 0)
+      facts.reaches.push_back(facts.sees[static_cast<std::size_t>(i)]);
+  }
+}
+
+/// Asks the library that a decode would load, see wanted_nccl().
+void ask_nccl(RankFacts& facts) {
+  Library library(wanted_nccl().name);
+  auto* const version = library.get<int(int*)>("ncclGetVersion");
+  facts.no_nccl = library.missing();
+  if (!facts.no_nccl.empty()) return;
+  int code = 0;
+  if (const int status = version(&code); status != 0) facts.no_nccl = "ncclGetVersion: error " + std::to_string(status);
+  Dl_info where{};
+  if (dladdr(reinterpret_cast<void*>(version), &where) != 0 && where.dli_fname != nullptr) facts.nccl_path = where.dli_fname;
+  facts.nccl = nccl_version_text(code);
+  if (facts.no_nccl.empty() && code < nccl::kOldestNccl)
+    facts.no_nccl = facts.nccl_path + " is NCCL " + facts.nccl + ", older than " + nccl_version_text(nccl::kOldestNccl) +
+                    ", the first with communicators that do not block";
 }
 
 /// Backends that cannot be used here, as decode says it. What is wrong with a GPU is for judge() to say.
@@ -66,99 +167,69 @@ std::vector<std::string> find_missing_backends() {
   return missing;
 }
 
-/// Architectures in CMake's notation, "80-real,90a-real". Without "-real" the program has PTX too: "80" becomes "80+PTX".
-std::vector<std::string> architectures(const std::string& list) {
-  std::vector<std::string> names;
-  std::istringstream parts(list);
-  for (std::string part; std::getline(parts, part, ',');)
-    names.push_back(part.substr(0, part.find('-')) + (part.ends_with("-real") ? "" : "+PTX"));
-  return names;
-}
+}  // namespace
 
-/// "13.0.88" as 13000.
-int cuda_version(const std::string& text) {
-  std::istringstream parts(text);
-  int major = 0, minor = 0;
-  char dot = '.';
-  parts >> major >> dot >> minor;
-  return 1000 * major + 10 * minor;
-}
-
-/// What this rank finds.
-RankFacts find_facts(const Ranks& ranks, const Topology& machines, const std::string& devices) {
+std::vector<RankFacts> collect_facts(const Ranks& ranks, const Topology& machines, const std::string& devices) {
+  ranks.doing("while collecting facts");
   RankFacts facts;
   std::array<char, 256> host{};
   gethostname(host.data(), host.size() - 1);
   facts.host = readable(host.data());
   facts.node = machines.node_of(ranks.rank());
-  facts.process = static_cast<int>(getpid());
-  facts.program = TREE_ATTN_VERSION ", " TREE_ATTN_BUILD_TYPE;
-  facts.mpi = mpi_library();
-  facts.missing = find_missing_backends();
+  facts.cores = std::to_string(allowed_cores().size());
+  facts.interface = bootstrap_interface();
+  facts.no_backend = find_missing_backends();
+  if (!kCuda.empty()) facts.kernels = std::string(kArchitectures) + ", by CUDA " + std::string(kCuda);
+  ask_driver(facts, devices, ranks.rank(), machines);
+  ask_nccl(facts);
 
-  facts.cores = allowed_cores();
-  facts.container_cores = container_cores().value_or(0);
-  struct statvfs memory {};
-  if (statvfs("/dev/shm", &memory) == 0)
-    facts.shared_memory = static_cast<double>(memory.f_bavail) * static_cast<double>(memory.f_frsize);
-  rlimit locked{};
-  getrlimit(RLIMIT_MEMLOCK, &locked);
-  facts.locked_memory = locked.rlim_cur == RLIM_INFINITY ? -1 : static_cast<double>(locked.rlim_cur);
-  std::error_code ignored;
-  facts.has_infiniband =
-      std::filesystem::directory_iterator("/sys/class/infiniband", ignored) != std::filesystem::directory_iterator();
-
-#if defined(TREE_ATTN_CUDA_VERSION)
-  facts.built_cuda = cuda_version(TREE_ATTN_CUDA_VERSION);
-  facts.built_for = architectures(TREE_ATTN_CUDA_ARCHITECTURES);
-#else
-  static_cast<void>(cuda_version), static_cast<void>(architectures);
-#endif
-  FoundGpus found = find_gpus();
-  facts.driver = std::move(found.driver);
-  facts.gpus = std::move(found.gpus);
-  facts.gpu = gpu_of_rank(devices, ranks.rank(), machines, static_cast<int>(facts.gpus.size()));
-  facts.nccl = ask_nccl();
-  facts.gpus_may_be_shared = variable("NCCL_MULTI_RANK_GPU_ENABLE") == "1";
-  facts.visible_devices = readable(variable("CUDA_VISIBLE_DEVICES"));
-  facts.socket_ifname = readable(variable("NCCL_SOCKET_IFNAME"));
-  facts.interfaces = find_interfaces();
-  return facts;
-}
-
-}  // namespace
-
-std::vector<RankFacts> collect_facts(const Ranks& ranks, const Topology& machines, const std::string& devices) {
-  ranks.doing("while collecting facts");
-  const std::string mine = to_text(find_facts(ranks, machines, devices));
   // All ranks send as many bytes as the longest text has; a 0 ends each.
+  std::string mine = to_text(facts);
   const std::size_t size = ranks.all_max(std::uint64_t{mine.size()}) + 1;
-  std::string padded = mine;
-  padded.resize(size);
-  const std::vector<char> all = ranks.all_gather(std::span<const char>(padded), "the facts of all ranks");
-  std::vector<RankFacts> facts;
-  for (std::size_t at = 0; at < all.size(); at += size) facts.push_back(facts_of_text(&all[at]));
-  return facts;
+  mine.resize(size);
+  const std::vector<char> texts = ranks.all_gather(std::span<const char>(mine), "the facts of all ranks");
+  std::vector<RankFacts> all;
+  for (std::size_t at = 0; at < texts.size(); at += size) all.push_back(facts_of_text(&texts[at]));
+  return all;
 }
 
 std::string bootstrap_interface() {
-  RankFacts facts;
-  facts.socket_ifname = variable("NCCL_SOCKET_IFNAME");
-  facts.interfaces = find_interfaces();
-  const InterfaceFacts* const chosen = bootstrap_interface(facts);
-  return chosen == nullptr ? "" : chosen->name + " " + chosen->address;
+  ifaddrs* list = nullptr;
+  if (getifaddrs(&list) != 0) return "";
+  const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> owned(list, freeifaddrs);
+  const std::string chosen = variable("NCCL_SOCKET_IFNAME");
+  std::string best;
+  std::size_t place_of_best = 5;
+  for (const int family : {AF_INET, AF_INET6}) {
+    for (const ifaddrs* one = list; one != nullptr; one = one->ifa_next) {
+      const std::string_view name = one->ifa_name;
+      if (one->ifa_addr == nullptr || one->ifa_addr->sa_family != family || (one->ifa_flags & IFF_UP) == 0) continue;
+      const std::size_t place = name.starts_with("ib")       ? 0
+                                : name.starts_with("docker") ? 2
+                                : name == "lo"               ? 3
+                                : name.starts_with("virbr")  ? 4
+                                                             : 1;
+      if (!chosen.empty() ? !best.empty() || !name.starts_with(chosen) : place >= place_of_best) continue;
+      const void* const address = family == AF_INET
+                                      ? static_cast<const void*>(&reinterpret_cast<sockaddr_in*>(one->ifa_addr)->sin_addr)
+                                      : &reinterpret_cast<sockaddr_in6*>(one->ifa_addr)->sin6_addr;
+      std::array<char, INET6_ADDRSTRLEN> text{};
+      inet_ntop(family, address, text.data(), text.size());
+      best = std::string(name) + " " + text.data();
+      place_of_best = place;
+    }
+  }
+  return best;
 }
 
 void require_possible(const ClusterOptions& options, const Ranks& ranks, const Topology& machines) {
   const Backend* const backend = built_backend(options.backend);
   if (backend == nullptr || !backend->needs_gpu()) return;
-  const std::vector<Verdict> verdicts = judge(collect_facts(ranks, machines, options.devices));
   std::vector<Need> needs{Need::kGpu};
   if (options.transport == "nccl") needs.push_back(Need::kNccl);
-  if (std::ranges::any_of(chosen_algorithms(options), has_windows)) {
-    needs.push_back(Need::kOneShot);
-    if (options.windows == "device") needs.push_back(Need::kPeerAccess);
-  }
+  if (options.windows == "device" && std::ranges::any_of(chosen_algorithms(options), has_windows))
+    needs.push_back(Need::kPeerAccess);
+  const std::vector<Verdict> verdicts = judge(collect_facts(ranks, machines, options.devices));
   if (const std::optional<std::string> failure = first_failure(verdicts, needs)) throw InputError(*failure);
 }
 

@@ -17,7 +17,8 @@ namespace tree_attn {
 /// @param devices as --devices gives them; "" for ranks that are processes
 std::vector<RankFacts> collect_facts(const Ranks& ranks, const Topology& machines, const std::string& devices);
 
-/// The interface on which NCCL's bootstrap would listen here, "eth0 192.168.1.4"; "" if there is none.
+/// The interface on which NCCL's bootstrap would listen here, "eth0 192.168.1.4": the first whose name begins with
+/// NCCL_SOCKET_IFNAME; without it one of "ib", then the first but those of containers and lo. "" if there is none.
 std::string bootstrap_interface();
 
 /// Ends a decode on GPUs, over NCCL or not, before it begins if the facts make it impossible, with the line that `info`

@@ -29,14 +29,10 @@ void print_build(const RankFacts& first, const Topology& topology) {
   // Those that decode takes; a backend on GPUs also needs a GPU, which is for the verdicts.
   for (const std::string_view name : backend_names()) {
     const auto starts = [&](const std::string& line) { return line.starts_with("--backend " + std::string(name) + ":"); };
-    if (std::ranges::none_of(first.missing, starts)) backends += (backends.empty() ? "" : ", ") + std::string(name);
+    if (std::ranges::none_of(first.no_backend, starts)) backends += (backends.empty() ? "" : ", ") + std::string(name);
   }
   std::printf("backends       %s\n", backends.c_str());
-  if (first.built_cuda > 0) {
-    std::string kernels;
-    for (const std::string& architecture : first.built_for) kernels += (kernels.empty() ? "sm_" : ", sm_") + architecture;
-    std::printf("kernels        for %s, by CUDA %s\n", kernels.c_str(), cuda_text(first.built_cuda).c_str());
-  }
+  if (!first.kernels.empty()) std::printf("kernels        for %s\n", first.kernels.c_str());
   std::printf("transports     mpi (%s), shared, nccl, threads (--devices)\n", machine.mpi.c_str());
 }
 

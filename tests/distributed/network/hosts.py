@@ -157,8 +157,8 @@ def check_uneven(cluster):
     good = check(found == ["ranks          6 on 3 nodes (3, 2, 1 per node)"] and nodes == {3}, f"uneven hosts: {found}")
     # Facts come from all hosts: ranks, interfaces, and the one that NCCL's bootstrap would use.
     rows = [re.split(r"\s{2,}", line) for line in printed.splitlines() if re.match(r"\d", line)]
-    facts = [(row[1], row[2], "eth0" in row[5]) for row in rows]
-    good &= check(facts == [("h1", "0-2", True), ("h2", "3 and 4", True), ("h3", "5", True)], f"uneven hosts: facts {facts}")
+    facts = [(row[1], row[2], "eth0" in row[4]) for row in rows]
+    good &= check(facts == [("h1", "0-2", True), ("h2", "3, 4", True), ("h3", "5", True)], f"uneven hosts: facts {facts}")
     good &= check("eth0 10.77.0.11 for NCCL's bootstrap" in printed, "uneven hosts: the interface")
     return check(len(digests) == 1, f"uneven hosts: digests {sorted(digests)}") and good
 

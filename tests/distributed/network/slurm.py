@@ -178,8 +178,8 @@ def check_info(program):
     found = [line for line in ended.stdout.splitlines() if line.startswith("ranks")]
     good = check(found == ["ranks          4 on 2 nodes (2, 2 per node)"], f"info: {found}")
     rows = [re.split(r"\s{2,}", line) for line in ended.stdout.splitlines() if re.match(r"\d", line)]
-    facts = [(row[1], row[2], "eth0" in row[5]) for row in rows]
-    good &= check(facts == [("h1", "0 and 1", True), ("h2", "2 and 3", True)], f"info: facts {facts}")
+    facts = [(row[1], row[2], "eth0" in row[4]) for row in rows]
+    good &= check(facts == [("h1", "0, 1", True), ("h2", "2, 3", True)], f"info: facts {facts}")
     for option, expected in (("--gpus-per-node=8", {"0,1,2,3,4,5,6,7"}), ("--gpus-per-task=2", {"0,1", "2,3"})):
         seen = set(srun(option, "printenv", "CUDA_VISIBLE_DEVICES").stdout.split())
         good &= check(seen == expected, f"{option}: a rank sees {sorted(seen)}")
