@@ -4,6 +4,8 @@
 #include "tree_attn/distributed/decoders/decoder.hpp"
 
 #include "tree_attn/distributed/decoders/agreement.hpp"
+#include "tree_attn/distributed/decoders/device_fabric.hpp"
+#include "tree_attn/distributed/decoders/host_fabric.hpp"
 #include "tree_attn/reference/data/input_error.hpp"
 
 #include <algorithm>
@@ -17,12 +19,6 @@ namespace {
 
 /// Writes the plan of this rank for closed ranges.
 using PlanFor = std::function<Plan(std::span<const KeyRange> ranges)>;
-
-/// @throws std::logic_error if the plan is for another range of positions
-void check_range(const Plan& plan, const Forest<float>& own) {
-  if (own.subtrees().size() != static_cast<std::size_t>(plan.n_subtrees()))
-    throw std::logic_error("run_plan: the plan is for another range of positions");
-}
 
 /// Length of the longest sequence whose keys on this rank its cache has room for.
 std::int64_t longest_in(const KvCache& cache) {
@@ -47,11 +43,9 @@ class PlanDecoder : public Decoder {
   OutputView run(const Step& step) override {
     // The lengths are the same on every rank, so all ranks write new plans in the same step.
     const std::int64_t longest = step.longest();
-    if (is_open() && (!runner_ || closed(ranges_.back(), longest).end != planned_end_)) plan(closed(ranges_, longest));
+    if (is_open() && closed(ranges_.back(), longest).end != planned_end_) plan(closed(ranges_, longest));
     if (on_device_ != nullptr) return step_on_device(step, longest);
-    const Forest<float>& own = decode_own_shard(step);
-    check_range(runner_->plan(), own);
-    return runner_->run(own.states());
+    return on_host_->step(decode_own_shard(step).states());
   }
 
  private:
@@ -63,8 +57,8 @@ class PlanDecoder : public Decoder {
       all_have_room_for_ = *std::min_element(rooms.begin(), rooms.end());
       on_device_->stream().forget();
     }
-    on_device_->decode_to(*runner_, step, progress_);
-    const OutputView output = runner_->settle();
+    on_device_->decode_to(*end_, step, progress_);
+    const OutputView output = end_->settle();
     set_states_ready(transport_.device()->settled_from());
     return output;
   }
@@ -72,16 +66,22 @@ class PlanDecoder : public Decoder {
   bool is_open() const { return !ranges_.empty() && ranges_.back().end == kOpenEnd; }
   void plan(std::span<const KeyRange> ranges) {
     planned_end_ = ranges.empty() ? 0 : ranges.back().end;
-    runner_.emplace(transport_, plan_for_(ranges), shard_.cache().shape(),
-                    on_device_ == nullptr ? nullptr : &on_device_->stream());
+    const AttentionShape& shape = shard_.cache().shape();
+    Plan plan = plan_for_(ranges);
+    if (on_device_ == nullptr)
+      on_host_.emplace(transport_, std::move(plan), shape.n_rows(), shape.value_dim);
+    else
+      end_.emplace(transport_, std::move(plan), shape.n_rows(), shape.value_dim, transport_.device()->make_blocks(),
+                   &on_device_->stream());
   }
 
   std::vector<KeyRange> ranges_;
   PlanFor plan_for_;
   DeviceSteps* on_device_ = nullptr;     ///< the session, if messages are sent from device memory
   std::int64_t all_have_room_for_ = -1;  ///< keys of the longest sequence for which no rank takes memory
-  std::int64_t planned_end_ = 0;         ///< of the last range in the plan
-  std::optional<PlanRunner> runner_;
+  std::int64_t planned_end_ = -1;        ///< of the last range in the plan
+  std::optional<HostFabric> on_host_;
+  std::optional<DeviceFabric> end_;  ///< in its place, if messages are sent from device memory
 };
 
 }  // namespace
@@ -154,62 +154,7 @@ void require_ranges(const char* function, const Topology& topology, int rank, st
           ranges.back().end);
 }
 
-OutputView run_on_host(const Plan& plan, HostFabric& fabric, std::span<const float> states) {
-  fabric.take_states(plan, states);
-  execute(plan, fabric);
-  return {fabric.elements(plan.z), fabric.elements(plan.lse)};
-}
-
 }  // namespace
-
-OutputView run_plan(const Plan& plan, HostFabric& fabric, const Forest<float>& own) {
-  check_range(plan, own);
-  return run_on_host(plan, fabric, own.states());
-}
-
-PlanRunner::PlanRunner(Transport& transport, Plan plan, const AttentionShape& shape, DeviceStream* stream)
-    : transport_(transport), plan_(std::move(plan)) {
-  if (DeviceTransport* const device = transport.device()) {
-    on_device_.emplace(transport, plan_, shape.n_rows(), shape.value_dim, device->make_blocks(), stream);
-    device->add_graphs(on_device_->stream());
-  } else {
-    fabric_.emplace(transport, plan_, shape.n_rows(), shape.value_dim);
-  }
-}
-
-PlanRunner::~PlanRunner() {
-  if (on_device_) transport_.device()->remove_graphs(on_device_->stream());
-}
-
-OutputView PlanRunner::run(std::span<const float> states) { return run_on_host(plan_, *fabric_, states); }
-
-void PlanRunner::queue(const float* states) {
-  DeviceTransport& device = *transport_.device();
-  const Traffic before = transport_.traffic();
-  try {
-    on_device_->take_states(plan_, states);
-    execute(plan_, *on_device_);
-    on_device_->give_output(plan_);
-  } catch (...) {
-    device.abandon();
-    throw;
-  }
-  queued_ = device.take_queued();
-  recorded_ = transport_.traffic().since(before);
-  is_queued_ = true;
-}
-
-OutputView PlanRunner::settle() {
-  was_launched_ = !std::exchange(is_queued_, false);
-  if (was_launched_) transport_.count_graph(recorded_);
-  transport_.device()->settle(queued_);
-  return {on_device_->z(), on_device_->lse()};
-}
-
-OutputView PlanRunner::run_on_device(const float* states) {
-  on_device_->stream().repeat([&] { queue(states); });
-  return settle();
-}
 
 std::unique_ptr<Decoder> Algorithm::open(Transport& transport, ShardDecoder& shard, std::span<const KeyRange> ranges,
                                          const PlanOptions& options) const {

@@ -6,34 +6,21 @@
 /// all algorithms.
 #pragma once
 
-#include "tree_attn/distributed/decoders/device_fabric.hpp"
-#include "tree_attn/distributed/decoders/host_fabric.hpp"
 #include "tree_attn/distributed/decoders/shard_decoder.hpp"
 #include "tree_attn/distributed/plan/plan.hpp"
 #include "tree_attn/distributed/plan/plan_options.hpp"
-#include "tree_attn/distributed/transport/device_transport.hpp"
 #include "tree_attn/distributed/transport/transport.hpp"
-#include "tree_attn/gpu/backend/device_steps.hpp"
 #include "tree_attn/reference/data/workload.hpp"
 #include "tree_attn/reference/decode/decode.hpp"
 
 #include <functional>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <variant>
 
 namespace tree_attn {
-
-/// The output of a step, in memory of the decoder.
-struct OutputView {
-  std::span<const float> out;  ///< z, [b, n_h, l, d_v]
-  std::span<const float> lse;  ///< natural log-sum-exp, [b, n_h, l]; -inf where there was no key
-
-  DecodeOutput copy() const { return {{out.begin(), out.end()}, {lse.begin(), lse.end()}}; }
-};
 
 /// Decode steps of one rank over one shard, by one algorithm. Algorithm::open() makes one.
 ///
@@ -150,49 +137,5 @@ std::span<const Algorithm> algorithms();
 std::span<const Algorithm> kernel_algorithms();
 /// The algorithm of that name. @throws InputError if the name is unknown; the message lists the known ones
 const Algorithm& find_algorithm(std::string_view name);
-
-/// The plan of a rank and memory for it: of the host, or of the device if the transport sends from there. On the device it
-/// is the end of a step.
-class PlanRunner final : public StepEnd {
- public:
-  /// @param transport outlives it @param stream for a plan on the device, outlives it; null: one of its own
-  PlanRunner(Transport& transport, Plan plan, const AttentionShape& shape, DeviceStream* stream = nullptr);
-  ~PlanRunner() override;
-  PlanRunner(const PlanRunner&) = delete;
-  PlanRunner& operator=(const PlanRunner&) = delete;
-  const Plan& plan() const { return plan_; }
-
-  /// Carries the plan out on the host. @param states of this rank's subtrees, [subtrees][n_rows][2 + d_v], read where they
-  /// are @returns the output, valid until the next call
-  OutputView run(std::span<const float> states);
-
-  /// @name On the device
-  /// @{
-  void queue(const float* states) override;
-  /// Waits for the plan after a step that ends with it. @returns the output, valid until the next step
-  OutputView settle();
-  /// A step of a stream of its own: the plan alone, by DeviceStream::repeat(). @param states that are there, at the same
-  /// place in every step
-  OutputView run_on_device(const float* states);
-  /// Whether the last step was one launch of a graph, for which the library took no memory.
-  bool was_launched() const { return was_launched_; }
-  /// @}
-
- private:
-  Transport& transport_;
-  Plan plan_;
-  std::optional<HostFabric> fabric_;
-  std::optional<DeviceFabric> on_device_;  ///< in its place, if messages are sent from device memory
-  DeviceTransport::Queued queued_;         ///< when the plan was last queued or recorded
-  Traffic recorded_;                       ///< that was counted then
-  bool is_queued_ = false;                 ///< since the last settle()
-  bool was_launched_ = false;
-};
-
-/// Combines the states of all ranks: carries out the plan of this rank.
-/// @param fabric memory for that plan
-/// @param own states of this rank's own shard, read where they are
-/// @returns the output, valid until the next call @throws std::logic_error if the plan is for another range of positions
-OutputView run_plan(const Plan& plan, HostFabric& fabric, const Forest<float>& own);
 
 }  // namespace tree_attn

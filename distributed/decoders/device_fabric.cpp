@@ -6,6 +6,7 @@
 #include "tree_attn/reference/state/state.hpp"
 
 #include <stdexcept>
+#include <utility>
 
 namespace tree_attn {
 namespace {
@@ -16,18 +17,51 @@ DeviceBlocks::Operator elementwise(Combine::Operator op) {
 
 }  // namespace
 
-DeviceFabric::DeviceFabric(Transport& transport, const Plan& plan, std::int64_t n_rows, std::int64_t d_v,
-                           MakeBlocks make_blocks, DeviceStream* stream)
+DeviceFabric::DeviceFabric(Transport& transport, Plan plan, std::int64_t n_rows, std::int64_t d_v, MakeBlocks make_blocks,
+                           DeviceStream* stream)
     : transport_(transport),
       device_(transport.device()),
+      plan_(std::move(plan)),
       n_rows_(n_rows),
       d_v_(d_v),
-      offsets_(plan.offsets(n_rows, d_v)),
+      offsets_(plan_.offsets(n_rows, d_v)),
       blocks_(make_blocks(offsets_.back(), d_v, stream)),
       staging_(std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(offsets_.back()))) {
   if (device_ == nullptr) return;
-  n_out_ = static_cast<std::size_t>(size(plan.z));
-  output_ = blocks_->on_host(size(plan.z) + size(plan.lse));
+  n_out_ = static_cast<std::size_t>(size(plan_.z));
+  output_ = blocks_->on_host(size(plan_.z) + size(plan_.lse));
+  device_->add_graphs(blocks_->stream());
+}
+
+DeviceFabric::~DeviceFabric() {
+  if (device_ != nullptr) device_->remove_graphs(blocks_->stream());
+}
+
+void DeviceFabric::queue(const float* states) {
+  const Traffic before = transport_.traffic();
+  try {
+    take_states(states);
+    execute(plan_, *this);
+    give_output();
+  } catch (...) {
+    device_->abandon();
+    throw;
+  }
+  queued_ = device_->take_queued();
+  recorded_ = transport_.traffic().since(before);
+  is_queued_ = true;
+}
+
+OutputView DeviceFabric::settle() {
+  was_launched_ = !std::exchange(is_queued_, false);
+  if (was_launched_) transport_.count_graph(recorded_);
+  device_->settle(queued_);
+  return {output_.first(n_out_), output_.subspan(n_out_)};
+}
+
+OutputView DeviceFabric::step(const float* states) {
+  blocks_->stream().repeat([&] { queue(states); });
+  return settle();
 }
 
 std::int64_t DeviceFabric::n_states(Block block) const { return n_scalars(block) / state_size(d_v_); }
@@ -46,20 +80,20 @@ std::vector<float> DeviceFabric::download(Blocks blocks) const {
   return elements;
 }
 
-void DeviceFabric::take_states(const Plan& plan, const float* states) {
-  const bool is_sliced = plan.n_own > 0 && plan.widths.front().rows.of > 1;
+void DeviceFabric::take_states(const float* states) {
+  const bool is_sliced = plan_.n_own > 0 && plan_.widths.front().rows.of > 1;
   if (is_sliced) {
-    for (Block block = 0; block < plan.n_own; ++block)
-      blocks_->take(at(block), states + plan.offset_of_own(block, n_rows_, d_v_), size({block, 1}));
+    for (Block block = 0; block < plan_.n_own; ++block)
+      blocks_->take(at(block), states + plan_.offset_of_own(block, n_rows_, d_v_), size({block, 1}));
   } else {
-    blocks_->take(0, states, at(plan.n_own));
+    blocks_->take(0, states, at(plan_.n_own));
   }
   device_->queue_on(blocks_->stream());
 }
 
-void DeviceFabric::give_output(const Plan& plan) {
-  blocks_->give(at(plan.z.first), output_.first(n_out_));
-  blocks_->give(at(plan.lse.first), output_.subspan(n_out_));
+void DeviceFabric::give_output() {
+  blocks_->give(at(plan_.z.first), output_.first(n_out_));
+  blocks_->give(at(plan_.lse.first), output_.subspan(n_out_));
 }
 
 void DeviceFabric::run(const AllReduce& reduce) {

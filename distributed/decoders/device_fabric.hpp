@@ -7,6 +7,8 @@
 #include "tree_attn/distributed/transport/device_transport.hpp"
 #include "tree_attn/distributed/transport/transport.hpp"
 #include "tree_attn/gpu/backend/blocks.hpp"
+#include "tree_attn/gpu/backend/device_steps.hpp"
+#include "tree_attn/reference/decode/decode.hpp"
 
 #include <memory>
 #include <span>
@@ -15,28 +17,30 @@
 namespace tree_attn {
 
 /// The blocks of one plan on a device, taken once. Only the output passes through host memory; messages do if the transport
-/// sends them from there.
-class DeviceFabric : public Fabric {
+/// sends them from there. With a DeviceTransport it is the end of a step.
+class DeviceFabric : public Fabric, public StepEnd {
  public:
   /// @param transport outlives the fabric @param stream as MakeBlocks
-  DeviceFabric(Transport& transport, const Plan& plan, std::int64_t n_rows, std::int64_t d_v, MakeBlocks make_blocks,
+  DeviceFabric(Transport& transport, Plan plan, std::int64_t n_rows, std::int64_t d_v, MakeBlocks make_blocks,
                DeviceStream* stream = nullptr);
-  DeviceStream& stream() { return blocks_->stream(); }
+  ~DeviceFabric() override;
+  DeviceFabric(const DeviceFabric&) = delete;
+  DeviceFabric& operator=(const DeviceFabric&) = delete;
+
+  /// @name A step of a DeviceTransport: all of it is queued on the stream
+  /// @{
+  void queue(const float* states) override;
+  /// Waits for the plan after a step that ends with it. @returns the output, valid until the next step
+  OutputView settle();
+  /// A step of the plan alone, by DeviceStream::repeat(). @param states that are there, at the same place in every step
+  OutputView step(const float* states);
+  /// Whether the last step was one launch of a graph, for which the library took no memory.
+  bool was_launched() const { return was_launched_; }
+  /// @}
 
   /// Copies adjacent blocks from host memory, and to it.
   void upload(Blocks blocks, std::span<const float> elements);
   std::vector<float> download(Blocks blocks) const;
-  /// @name A step of a DeviceTransport: all of it is queued on the stream
-  /// @{
-  /// Copies the states of this rank's subtrees to the own blocks of the plan. Messages are queued after that.
-  /// @param states [subtrees][n_rows][2 + d_v] in device memory; null without subtrees
-  void take_states(const Plan& plan, const float* states);
-  /// Copies the output of the plan to host memory, where it stays until the next step.
-  void give_output(const Plan& plan);
-  std::span<const float> z() const { return output_.first(n_out_); }
-  std::span<const float> lse() const { return output_.subspan(n_out_); }
-  /// @}
-
   void begin(const Plan& plan) override;
   void run(const Exchange& exchange) override;
   void run(const Combine& combine) override;
@@ -48,6 +52,10 @@ class DeviceFabric : public Fabric {
   void run(const AllReduce& reduce) override;
 
  private:
+  /// Copies the states of this rank's subtrees to the own blocks of the plan. Messages are queued after that.
+  void take_states(const float* states);
+  /// Copies the output of the plan to host memory, where it stays until the next step.
+  void give_output();
   std::int64_t at(Block block) const { return offsets_[static_cast<std::size_t>(block)]; }
   std::int64_t size(Blocks blocks) const { return at(blocks.first + blocks.n) - at(blocks.first); }
   /// Rows of a block of states, and of a block of scalars.
@@ -60,6 +68,7 @@ class DeviceFabric : public Fabric {
 
   Transport& transport_;
   DeviceTransport* device_;  ///< the same, if it sends device memory
+  Plan plan_;
   std::int64_t n_rows_, d_v_;
   std::vector<std::int64_t> offsets_;
   std::unique_ptr<DeviceBlocks> blocks_;
@@ -67,6 +76,10 @@ class DeviceFabric : public Fabric {
   std::span<float> output_;                ///< z, then lse: of the blocks, on the host
   std::size_t n_out_ = 0;                  ///< elements of z
   std::vector<DeviceBlocks::Pair> pairs_;  ///< of the operation that is launched
+  DeviceTransport::Queued queued_;         ///< when the plan was last queued or recorded
+  Traffic recorded_;                       ///< that was counted then
+  bool is_queued_ = false;                 ///< since the last settle()
+  bool was_launched_ = false;
 };
 
 }  // namespace tree_attn

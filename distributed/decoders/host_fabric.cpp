@@ -10,6 +10,7 @@
 #include <cmath>
 #include <limits>
 #include <stdexcept>
+#include <utility>
 
 namespace tree_attn {
 namespace {
@@ -19,11 +20,12 @@ float larger_or_nan(float left, float right) { return left > right || left != le
 
 }  // namespace
 
-HostFabric::HostFabric(Transport& transport, const Plan& plan, std::int64_t n_rows, std::int64_t d_v)
+HostFabric::HostFabric(Transport& transport, Plan plan, std::int64_t n_rows, std::int64_t d_v)
     : transport_(transport),
+      plan_(std::move(plan)),
       n_rows_(n_rows),
       d_v_(d_v),
-      offsets_(plan.offsets(n_rows, d_v)),
+      offsets_(plan_.offsets(n_rows, d_v)),
       memory_(std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(offsets_.back()))) {
   for (std::size_t block = 0; block + 1 < offsets_.size(); ++block) read_at_.push_back(memory_.get() + offsets_[block]);
 }
@@ -45,9 +47,17 @@ void HostFabric::begin(const Plan& plan) {
   transport_.count_collectives(plan.n_collectives);
 }
 
-void HostFabric::take_states(const Plan& plan, std::span<const float> states) {
-  for (Block block = 0; block < plan.n_own; ++block)
-    read_in_place(block, states.data() + plan.offset_of_own(block, n_rows_, d_v_));
+OutputView HostFabric::step(std::span<const float> states) {
+  take_states(states);
+  execute(plan_, *this);
+  return {elements(plan_.z), elements(plan_.lse)};
+}
+
+void HostFabric::take_states(std::span<const float> states) {
+  if (std::ssize(states) != offsets_[static_cast<std::size_t>(plan_.n_own)])
+    throw std::logic_error("HostFabric: the plan is for another range of positions");
+  for (Block block = 0; block < plan_.n_own; ++block)
+    read_in_place(block, states.data() + plan_.offset_of_own(block, n_rows_, d_v_));
 }
 
 void HostFabric::read_in_place(Block block, const float* from) {

@@ -6,6 +6,7 @@
 #include "tree_attn/distributed/plan/plan.hpp"
 #include "tree_attn/distributed/transport/transport.hpp"
 #include "tree_attn/reference/cpu/leaf_kernel.hpp"
+#include "tree_attn/reference/decode/decode.hpp"
 
 #include <memory>
 #include <span>
@@ -20,16 +21,17 @@ namespace tree_attn {
 class HostFabric : public Fabric {
  public:
   /// @param transport outlives the fabric
-  HostFabric(Transport& transport, const Plan& plan, std::int64_t n_rows, std::int64_t d_v);
+  HostFabric(Transport& transport, Plan plan, std::int64_t n_rows, std::int64_t d_v);
   /// Leaves its memory to messages in flight.
   ~HostFabric() override;
   HostFabric(const HostFabric&) = delete;
   HostFabric& operator=(const HostFabric&) = delete;
 
-  /// The states of this rank's subtrees, for the next step. They are read where they are, and must not change before its
-  /// end.
-  /// @param states [subtrees][n_rows][2 + d_v]
-  void take_states(const Plan& plan, std::span<const float> states);
+  /// Carries out the plan. @param states of this rank's subtrees, [subtrees][n_rows][2 + d_v]
+  /// @returns the output, valid until the next step @throws std::logic_error if the plan is for another range of positions
+  OutputView step(std::span<const float> states);
+  /// The states, for the next step. They are read where they are, and must not change before its end. @throws as step()
+  void take_states(std::span<const float> states);
   /// Elements of adjacent blocks, before or after a step.
   std::span<float> elements(Blocks blocks) const;
 
@@ -60,6 +62,7 @@ class HostFabric : public Fabric {
 
   const LeafKernel& kernel_ = leaf_kernel();  ///< merges and divides in the widest registers of this processor
   Transport& transport_;
+  Plan plan_;
   std::int64_t n_rows_, d_v_;
   std::vector<std::int64_t> offsets_;
   std::unique_ptr<float[]> memory_;

@@ -6,6 +6,8 @@
 /// the node: the forest that a node has in `two-level` after its round inside the node. The rounds between nodes are those
 /// of `two-level`, carried out by a plan whose own blocks are these states.
 #include "tree_attn/distributed/decoders/decoder.hpp"
+#include "tree_attn/distributed/decoders/device_fabric.hpp"
+#include "tree_attn/distributed/decoders/host_fabric.hpp"
 #include "tree_attn/distributed/plan/plan_builder.hpp"
 #include "tree_attn/distributed/transport/device_transport.hpp"
 #include "tree_attn/gpu/backend/one_shot_session.hpp"
@@ -130,12 +132,12 @@ class OneShotDecoder : public Decoder {
     transport_.count_collectives(1);
     transport_.count_stored(n_stored_, session_->bytes_sent());
     transport_.count_merge_steps(n_merges_);
-    if (!between_nodes_) return {result.out, result.lse};
-    if (transport_.device() == nullptr) return between_nodes_->run(result.states);
-    const OutputView output = between_nodes_->run_on_device(result.states_on_device);
+    if (on_host_) return on_host_->step(result.states);
+    if (!on_device_) return {result.out, result.lse};
+    const OutputView output = on_device_->step(result.states_on_device);
     // The library may take memory when ranks exchange for the first time, and when the exchange is recorded: no kernel of
     // the node may wait meanwhile.
-    if (!between_nodes_->was_launched()) transport_.tell_all(transport_.rank(), "all ranks to have exchanged");
+    if (!on_device_->was_launched()) transport_.tell_all(transport_.rank(), "all ranks to have exchanged");
     return output;
   }
   /// Prepares all ranks for steps up to some length: no rank begins one while another takes memory or connects.
@@ -172,8 +174,13 @@ class OneShotDecoder : public Decoder {
     }
     session_->connect(windows);
     connected_ = ranges;
-    if (leaves_states(topology))
-      between_nodes_.emplace(transport_, plan_between_nodes(topology, rank, ranges, options_), shape);
+    if (leaves_states(topology)) {
+      Plan plan = plan_between_nodes(topology, rank, ranges, options_);
+      if (DeviceTransport* const to = transport_.device())
+        on_device_.emplace(transport_, std::move(plan), shape.n_rows(), shape.value_dim, to->make_blocks());
+      else
+        on_host_.emplace(transport_, std::move(plan), shape.n_rows(), shape.value_dim);
+    }
 
     // The states of all subtrees become one, or those of the node.
     std::int64_t n = 0;
@@ -194,7 +201,8 @@ class OneShotDecoder : public Decoder {
   std::unique_ptr<OneShotSession> session_;
   bool has_failed_ = false;  ///< in a step: others may not arrive any more
   int n_exceptions_ = std::uncaught_exceptions();
-  std::optional<PlanRunner> between_nodes_;   ///< what follows the kernel on several nodes
+  std::optional<HostFabric> on_host_;         ///< what follows the kernel on several nodes
+  std::optional<DeviceFabric> on_device_;     ///< in its place, if messages are sent from device memory
   std::int64_t n_merges_ = 0, n_stored_ = 0;  ///< of the kernel in a step: merge steps, and windows stored into
 };
 

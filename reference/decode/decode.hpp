@@ -50,6 +50,14 @@ struct DecodeOutput {
   std::vector<float> lse;  ///< natural log-sum-exp, [b, n_h, l]; -inf where there was no key
 };
 
+/// The output of a step, in memory of the decoder.
+struct OutputView {
+  std::span<const float> out;  ///< z, [b, n_h, l, d_v]
+  std::span<const float> lse;  ///< natural log-sum-exp, [b, n_h, l]; -inf where there was no key
+
+  DecodeOutput copy() const { return {{out.begin(), out.end()}, {lse.begin(), lse.end()}}; }
+};
+
 /// Finishes one state per row, [n_rows][2 + d_v], into outputs. @throws std::invalid_argument for another number of elements
 DecodeOutput finish_rows(std::span<const float> states, std::int64_t n_rows, std::int64_t d_v);
 

@@ -13,6 +13,7 @@
 /// and the radix, inside nodes too (0: the default of the library). `tree_attn` takes 2 where ranks outnumber the cores of
 /// their node.
 #include "tree_attn/distributed/decoders/decoder.hpp"
+#include "tree_attn/distributed/decoders/host_fabric.hpp"
 #include "tree_attn/distributed/job/mpi_session.hpp"
 #include "tree_attn/distributed/transport/mpi_transport.hpp"
 #include "tree_attn/distributed/transport/shared_transport.hpp"
@@ -41,11 +42,10 @@ constexpr std::int64_t kRows[] = {16, 32, 128};  // states of 8, 16 and 65 KiB
 struct Combiner {
   Combiner(const Algorithm& of, Transport& transport, std::span<const KeyRange> ranges, const PlanOptions& options)
       : name(std::string(of.name) + (transport.name() == "mpi" ? "" : ", " + std::string(transport.name()))),
-        plan(std::get<PlanOf>(of.exchange)(transport.topology(), transport.rank(), ranges, options)),
-        fabric(transport, plan, options.n_rows, kValueDim) {}
+        fabric(transport, std::get<PlanOf>(of.exchange)(transport.topology(), transport.rank(), ranges, options),
+               options.n_rows, kValueDim) {}
 
   std::string name;
-  Plan plan;
   HostFabric fabric;
   std::vector<double> times, of_allgather, of_allreduce;  ///< per round
 };
@@ -105,7 +105,7 @@ int main(int argc, char** argv) {
       allreduce.push_back(time_of(ranks, elements,
                                   [&] { MPI_Allreduce(elements.data(), sum.data(), n, MPI_FLOAT, MPI_SUM, ranks.comm()); }));
       for (const auto& each : combiners) {
-        each->times.push_back(time_of(ranks, elements, [&] { run_plan(each->plan, each->fabric, states); }));
+        each->times.push_back(time_of(ranks, elements, [&] { each->fabric.step(states.states()); }));
         each->of_allgather.push_back(each->times.back() / allgather.back());
         each->of_allreduce.push_back(each->times.back() / allreduce.back());
       }

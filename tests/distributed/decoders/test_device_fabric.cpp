@@ -2,6 +2,7 @@
 /// @file
 /// @brief Plans on the memory of an emulated device: the bits of host memory (section 5.3).
 #include "tree_attn/distributed/decoders/device_fabric.hpp"
+#include "tree_attn/distributed/decoders/host_fabric.hpp"
 #include "tree_attn/distributed/plan/plan_builder.hpp"
 #include "tree_attn/distributed/transport/thread_transport.hpp"
 #include "tree_attn/gpu/platform/emulator/settings.hpp"
@@ -76,7 +77,7 @@ TEST_CASE("device fabric: every plan has the bits and the counts of host memory"
           const Forest<float> own = forest_of(range.begin, range.end);
           const Plan plan = (*plan_of)(topology, transport.rank(), ranges, options);
           HostFabric host(transport, plan, kRows, kValueDim);
-          on_host[rank] = run_plan(plan, host, own).copy();
+          on_host[rank] = host.step(own.states()).copy();
           host_traffic[rank] = transport.traffic();
           transport.clear_traffic();
 

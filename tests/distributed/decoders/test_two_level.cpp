@@ -2,6 +2,7 @@
 /// @file
 /// @brief Blocks of ranks joined k at a time: the bits of `gather` and the messages of the closed formulas, for nodes of any
 /// sizes, every radix, and rows together or in slices (section 5.3).
+#include "tree_attn/distributed/decoders/host_fabric.hpp"
 #include "tree_attn/distributed/measure/predict.hpp"
 #include "tree_attn/distributed/plan/plan_builder.hpp"
 #include "tree_attn/distributed/transport/thread_transport.hpp"
@@ -108,7 +109,7 @@ TEST_CASE("two-level: the bits of gather and the counts of the plan, for every r
                                                                       is_gather ? PlanOptions{} : all_options[i]);
         HostFabric fabric(transport, plan, kRows, kValueDim);
         transport.clear_traffic();
-        outputs[i][rank] = run_plan(plan, fabric, forest_of(range.begin, range.end)).copy();
+        outputs[i][rank] = fabric.step(forest_of(range.begin, range.end).states()).copy();
         if (is_gather) continue;
         const std::scoped_lock lock(mutex);
         const Traffic& mine = transport.traffic();

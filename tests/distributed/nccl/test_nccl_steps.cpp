@@ -2,6 +2,7 @@
 /// @file
 /// @brief What a step over NCCL asks of the devices: copies, launches and memory; and which kernels run while messages are
 /// on their way.
+#include "tree_attn/gpu/backend/device_steps.hpp"
 #include "tree_attn/gpu/engine/peers.hpp"
 #include "tree_attn/gpu/platform/emulator/outside.hpp"
 #include "tree_attn/gpu/platform/launch.hpp"

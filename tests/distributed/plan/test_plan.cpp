@@ -109,9 +109,9 @@ TEST_CASE("plans: forests of any cut, empty ranges included, end as the output o
                 (*plan_of)(topology, transport.rank(), ranges, {.slice_bytes = slice_bytes, .n_rows = 2, .d_v = 1});
             HostFabric fabric(transport, plan, 2, 1);
             // Nothing of an earlier step is left, and the states that a rank has decoded are read where they are.
-            run_plan(plan, fabric, forest_of(range.begin, range.end, 1));
+            fabric.step(forest_of(range.begin, range.end, 1).states());
             const Forest<float> own = forest_of(range.begin, range.end);
-            ended[static_cast<std::size_t>(transport.rank())] = run_plan(plan, fabric, own).copy();
+            ended[static_cast<std::size_t>(transport.rank())] = fabric.step(own.states()).copy();
             if (!std::ranges::equal(own.states(), forest_of(range.begin, range.end).states()))
               throw std::logic_error("a plan writes into the states of the decode");
           });
@@ -260,7 +260,7 @@ class RandomPlan {
     run_threads(Topology::pretend(1, 1), kTimeout, [&](ThreadTransport& transport) {
       HostFabric fabric(transport, plan_, kRows, kValueDim);
       for (int step = 0; step < 2; ++step) {
-        fabric.take_states(plan_, own_);
+        fabric.take_states(own_);
         execute(plan_, fabric);
         for (std::size_t block = 0; block < blocks_.size(); ++block) {
           CAPTURE(block);
@@ -376,7 +376,7 @@ TEST_CASE("plans: states of another range are refused") {
   run_threads(topology, kTimeout, [&](ThreadTransport& transport) {
     transport.leave_in_place();
     HostFabric fabric(transport, plan, 2, 1);
-    CHECK_THROWS_AS(run_plan(plan, fabric, forest_of(0, 4)), std::logic_error);
+    CHECK_THROWS_AS(fabric.step(forest_of(0, 4).states()), std::logic_error);
   });
 }
 
