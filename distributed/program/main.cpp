@@ -183,8 +183,8 @@ int run_processes(int argc, char** argv) {
   return guard(is_root, work, [&](const std::exception& error) { session.abandon(error); });
 }
 
-/// The ranks are threads of this process, one per device of the list; MPI is not started.
-int run_devices(int argc, char** argv, const std::string& list) {
+/// The ranks are threads of this process, one per device of the list, or one; MPI is not started.
+int run_alone(int argc, char** argv, const std::optional<std::string>& list) {
   static std::atomic_flag claimed;
   end_on_cut_file([](const void*) { return !claimed.test_and_set(); }, nullptr);
   return guard(
@@ -192,7 +192,7 @@ int run_devices(int argc, char** argv, const std::string& list) {
       [&] {
         Program program(join_words(argc, argv));
         if (const std::optional<int> parsed = program.parse(argc, argv, true)) return *parsed;
-        const int n_ranks = static_cast<int>(devices_of(list).size());
+        const int n_ranks = list ? static_cast<int>(devices_of(*list).size()) : 1;
         int status = 0;
         run_threads(Topology::pretend(n_ranks, n_ranks), find_timeout(argc, argv),
                     ThreadBody([&](const ThreadRanks& ranks, ThreadTransport&) {
@@ -201,7 +201,7 @@ int run_devices(int argc, char** argv, const std::string& list) {
                     }));
         return status;
       },
-      [&](const std::exception& error) { complain(error_line(error, "--devices " + list)); });
+      [&](const std::exception& error) { complain(error_line(error, list ? "--devices " + *list : "")); });
 }
 
 }  // namespace
@@ -211,11 +211,11 @@ int main(int argc, char** argv) try {
   remove_temporary_files_on_signals();
   // A closed pipe and a limit of file sizes are then write errors, reported in one line.
   std::signal(SIGPIPE, SIG_IGN), std::signal(SIGXFSZ, SIG_IGN);
-  // Processes that a launcher has started say together that --devices is not for them.
-  if (const std::optional<std::string> devices = find_value(argc, argv, "--devices");
-      devices && !kSimulated && find_launched_job().size == 1)
-    return run_devices(argc, argv, *devices);
-  return run_processes(argc, argv);
+  // MPI starts before the command line is read where a launcher has started ranks: one that is refused tells the others.
+  const LaunchedJob job = find_launched_job();
+  if (kSimulated || (!job.launcher.empty() && (job.size > 1 || !find_value(argc, argv, "--devices"))))
+    return run_processes(argc, argv);
+  return run_alone(argc, argv, find_value(argc, argv, "--devices"));
 } catch (const std::exception& error) {
   // Before the first rank has a name.
   complain(error_line(error, ""));
