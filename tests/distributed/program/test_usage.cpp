@@ -115,6 +115,16 @@ TEST_CASE("usage: what is wrong with a command line is said in one line, as test
   check_refused(all, scratch);
 }
 
+TEST_CASE("usage: without a launcher MPI is not started") {
+  // An MPI that cannot start ends the process.
+  const Words without_mpi{"env", "OMPI_MCA_pml=none"};
+  for (const Words& arguments : {Words{"--version"}, {"decode", "--seq-len", "64"}, {"predict", "--ranks", "8"}}) {
+    CAPTURE(arguments[0]);
+    CHECK(run(without_mpi + alone(arguments)).status == 0);
+    CHECK(run(without_mpi + ranks(1, arguments)).status != 0);
+  }
+}
+
 TEST_CASE("usage: integers are decimal, and a leading zero is refused everywhere") {
   const Scratch scratch;
   std::vector<Refused> all;
