@@ -74,7 +74,9 @@ int run_predict(const PredictOptions& options) {
     for (const Algorithm& algorithm : all) {
       show_progress(bar, predictions.size(), n_all, algorithm.name);
       std::string name(algorithm.name);
-      if (std::string why = algorithm.refuses_ranks ? algorithm.refuses_ranks(header.topology) : ""; !why.empty()) {
+      std::string why = algorithm.refuses_ranks ? algorithm.refuses_ranks(header.topology) : "";
+      if (header.shape.order == LeafOrder::kDealt && !algorithm.takes_dealt) why = "takes --order contiguous alone";
+      if (!why.empty()) {
         header.left_out.push_back({std::move(name), std::move(why)});
         continue;
       }

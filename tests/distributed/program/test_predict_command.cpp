@@ -112,6 +112,8 @@ TEST_CASE("predict: one-shot is predicted too, by the latency of a store, and fo
   CHECK(predicted(scratch, large)["left_out"] == Json{{"one-shot", why}});
   CHECK(run(alone(Words{"predict"} + large)).out.ends_with("\nwithout one-shot: " + why + "\n"));
   CHECK(run(alone({"predict", "--ranks", "4"})).out.find("without") == std::string::npos);
+  CHECK(predicted(scratch, {"--ranks", "4", "--order", "dealt"})["left_out"] ==
+        Json{{"one-shot", "takes --order contiguous alone"}});
 }
 
 TEST_CASE("predict: the cluster of the command line is the one that is predicted") {

@@ -6,6 +6,7 @@
 #include "tree_attn/gpu/backend/session.hpp"
 #include "tree_attn/gpu/engine/equal_runs.cuh"
 #include "tree_attn/gpu/engine/join.cuh"
+#include "tree_attn/gpu/engine/pipelines.cuh"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 namespace {
@@ -90,6 +91,85 @@ DeviceBuffer<T> on_device(const std::vector<T>& elements) {
 __global__ void write_word(unsigned* word) { store_fresh(word, 1u); }
 __global__ void read_word(const unsigned* word) { load_fresh(word); }
 
+/// The element at a row and column of a leaf in shared memory, box after box.
+__device__ float element_of(Shared<Bytes16> leaf, int row, int column) {
+  const Shared<Bytes16> box = leaf + column / kBoxColumns * kBoxVectors;
+  float elements[8];
+  widen<Half>(load16(box + (row * kRowVectors + swizzled_unit(row, column % kBoxColumns / 8))), elements);
+  return elements[column % 8];
+}
+
+struct Ranges {
+  KeyRange range[4];
+  int n;
+};
+
+template <RowCopy kCopy>
+__global__ void tile_ring(DecodeParams params, Ranges ranges, TileRingOptions options,
+                          const __grid_constant__ typename TileRing<MmaTile<Half, kTileDim, 4>, kCopy>::Maps maps,
+                          float* out) {
+  using Ring = TileRing<MmaTile<Half, kTileDim, 4>, kCopy>;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+  if constexpr (!Ring::kHasMaps) {
+#else
+  {
+#endif
+    Arena arena;
+    const int n_stages = Ring::n_stages(maps);
+    const Shared<Barrier> full = arena.take<Barrier>(n_stages);
+    const int lane = static_cast<int>(threadIdx.x);
+    Ring ring(arena.take<Bytes16>(n_stages * Ring::kStageVectors, kBoxAlignment), full, maps, lane);
+    for (int i = 0; i < ranges.n; ++i) {
+      const ContiguousLeaves leaves(ranges.range[i], params.in_use(0));
+      const bool copies = options.aligned && !options.only_finite;
+      if (copies)
+        ring.template begin<true>(params, 0, leaves);
+      else
+        ring.template begin<false>(params, 0, leaves, options.only_finite);
+      for (int leaf = 0; leaf < leaves.n_leaves(); ++leaf) {
+        const LeafKeys keys(leaves, leaf * static_cast<int>(kLeafKeys));
+        for (int which = 0; which < 2; ++which) {
+          for (int tile = 0; tile < Ring::kTiles; ++tile) {
+            const Shared<Bytes16> boxes = ring.next();
+            if (copies && which == 1 && !keys.are_all()) ring.clear(boxes, keys);
+            constexpr int kPairs = Ring::kTileBoxes * kBoxColumns;
+            for (int j = lane; j < kTileRows * kPairs; j += kWarp)
+              out[j / kPairs * kTileDim + tile * kPairs + j % kPairs] = element_of(boxes, j / kPairs, j % kPairs);
+            if (copies)
+              ring.template release<true>(params, leaf, which * Ring::kTiles + tile);
+            else
+              ring.template release<false>(params, leaf, which * Ring::kTiles + tile);
+          }
+          out += kTileRows * kTileDim;
+        }
+      }
+    }
+    copy_async_wait<0>();
+  }
+}
+
+__global__ void scan(const Count* counts, Count n, Count n_items, Count* out) {
+  const auto of = [counts](Count i) { return load_once(counts + i); };
+  const Count sum = WarpScan::sum(n, of);
+  if (threadIdx.x % 2 == 1) out[0] = sum;
+  FoundEntry before;
+  for (Count item = 0; item < n_items; ++item) {
+    const FoundEntry found = WarpScan::find(n, item, of, item % 2 == 0 ? FoundEntry{} : before);
+    if (item % 5 == 0) before = found;
+    if (threadIdx.x == item % kWarp) out[1 + 2 * item] = found.entry, out[2 + 2 * item] = found.first;
+  }
+}
+
+/// Counts how often the leaves of a batch entry are asked for.
+struct CountedParams : DecodeParams {
+  unsigned* n_asked = nullptr;
+
+  __device__ KeyRange leaves_by_entry(std::int64_t entry) const {
+    atomicAdd(n_asked, 1u);
+    return DecodeParams::leaves_by_entry(entry);
+  }
+};
+
 }  // namespace
 
 std::vector<float> join_splits_on_device(const std::vector<float>& states, KeyRange range, int n_parts, int n_entries) {
@@ -144,6 +224,36 @@ void run_listed(const ListedParams& params, DType dtype, const DeviceOutput& out
   const LaunchPlan plan = plan_equal_runs(params, dtype, {});
   const DeviceWorkspace workspace(plan);
   run_equal_runs(params, dtype, output, plan, workspace.get(), Stream{});
+}
+
+std::vector<float> tile_ring_on_device(const std::vector<std::uint16_t>& k, const std::vector<std::uint16_t>& v, int d_h,
+                                       int d_v, std::int64_t begin, std::int64_t length, const std::vector<KeyRange>& ranges,
+                                       int n_leaves, const TileRingOptions& options) {
+  const DeviceBuffer<std::uint16_t> keys = on_device(k), values = on_device(v);
+  const DeviceBuffer<std::int64_t> lengths = on_device(std::vector<std::int64_t>{length});
+  const DeviceBuffer<float> out(std::int64_t{n_leaves} * 2 * kTileRows * kTileDim);
+  const auto n = static_cast<std::int64_t>(k.size()) / d_h;
+  DecodeParams params;
+  params.k = {keys.data(), {n * d_h, n * d_h, d_h}}, params.v = {values.data(), {n * d_v, n * d_v, d_v}};
+  params.lengths = lengths.data();
+  params.d_h = d_h, params.d_v = d_v;
+  params.begin = begin, params.end = begin + n;
+  Ranges on_stack{};
+  for (const KeyRange& range : ranges) on_stack.range[on_stack.n++] = range;
+  const auto run = [&]<RowCopy kCopy>(std::integral_constant<RowCopy, kCopy>) {
+    using Tile = MmaTile<Half, kTileDim, 4>;
+    using Ring = TileRing<Tile, kCopy>;
+    const auto arguments = MmaPipeline<Tile, kCopy>::arguments(params, options.n_stages);
+    if (options.aligned && !arguments.aligned) throw DeviceError("rows cannot be copied");
+    const auto n_vectors = static_cast<std::size_t>(Ring::kStages * Ring::kStageVectors);
+    launch(tile_ring<kCopy>, {.block = {kWarp}, .shared_bytes = kBoxAlignment + n_vectors * sizeof(Bytes16)}, Stream{},
+           params, on_stack, options, arguments.maps, out.data());
+  };
+  if (options.by_tensor_maps)
+    run(std::integral_constant<RowCopy, RowCopy::TensorMap>{});
+  else
+    run(std::integral_constant<RowCopy, RowCopy::Async>{});
+  return out.download();
 }
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

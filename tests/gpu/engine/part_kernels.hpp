@@ -20,6 +20,26 @@ inline constexpr int kJoinDim = 32;
 /// @returns the roots that are left and, after them, their fold: [n_roots + 1][2 + kJoinDim]
 std::vector<float> join_splits_on_device(const std::vector<float>& states, KeyRange range, int n_parts, int n_entries);
 
+/// Elements of a row of the tiles below, and rows of a leaf.
+inline constexpr int kTileDim = 128, kTileRows = 64;
+
+/// How a TileRing is asked to copy.
+struct TileRingOptions {
+  bool by_tensor_maps = false;  ///< else cp.async
+  bool aligned = true;          ///< else plain loads
+  bool only_finite = false;     ///< zeros in place of values that are not finite
+  int n_stages = 3;             ///< of a ring by tensor maps; by cp.async there are three
+};
+
+/// All tiles that a TileRing hands out for ranges of positions of a cache that starts at position `begin`, one range after
+/// the other, as add_scores() and add_values() find them; rows of values without a key are cleared.
+/// @param k, v F16, [n][d_h] and [n][d_v] @param length keys in use
+/// @param n_leaves leaf parts of all ranges
+/// @returns [n_leaves][keys, values][kTileRows][kTileDim]
+std::vector<float> tile_ring_on_device(const std::vector<std::uint16_t>& k, const std::vector<std::uint16_t>& v, int d_h,
+                                       int d_v, std::int64_t begin, std::int64_t length, const std::vector<KeyRange>& ranges,
+                                       int n_leaves, const TileRingOptions& options);
+
 /// WarpScan over a batch with counts[i] work items each: their sum, then for each of them the entry that it lies in and the
 /// work items before that entry. Every second one is looked for from the entry of one before it.
 std::vector<Count> scan_on_device(const std::vector<Count>& counts);
