@@ -311,7 +311,7 @@ const StepTimes = (() => {
     fused: allReduces([[1, 2]]), gather, ring, "ring-state": ringState, "one-shot": oneShot,
   };
   /// The algorithms that take so many ranks on a node.
-  const namesFor = ({ranks, perNode}) => Object.keys(algorithms).filter(name => name !== "one-shot" || Math.min(ranks, perNode) <= kMostOneShotRanks);
+  const namesFor = ({ranks, perNode, dealt}) => Object.keys(algorithms).filter(name => name !== "one-shot" || (!dealt && Math.min(ranks, perNode) <= kMostOneShotRanks));
 
   /// All that plans are written for.
   /// @param problem {keys, heads, kvHeads, headDim, elementBytes, batch, ranks, perNode, radix (0: default), dealt}

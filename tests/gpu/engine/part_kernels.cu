@@ -148,28 +148,6 @@ __global__ void tile_ring(DecodeParams params, Ranges ranges, TileRingOptions op
   }
 }
 
-__global__ void scan(const Count* counts, Count n, Count n_items, Count* out) {
-  const auto of = [counts](Count i) { return load_once(counts + i); };
-  const Count sum = WarpScan::sum(n, of);
-  if (threadIdx.x % 2 == 1) out[0] = sum;
-  FoundEntry before;
-  for (Count item = 0; item < n_items; ++item) {
-    const FoundEntry found = WarpScan::find(n, item, of, item % 2 == 0 ? FoundEntry{} : before);
-    if (item % 5 == 0) before = found;
-    if (threadIdx.x == item % kWarp) out[1 + 2 * item] = found.entry, out[2 + 2 * item] = found.first;
-  }
-}
-
-/// Counts how often the leaves of a batch entry are asked for.
-struct CountedParams : DecodeParams {
-  unsigned* n_asked = nullptr;
-
-  __device__ KeyRange leaves_by_entry(std::int64_t entry) const {
-    atomicAdd(n_asked, 1u);
-    return DecodeParams::leaves_by_entry(entry);
-  }
-};
-
 }  // namespace
 
 std::vector<float> join_splits_on_device(const std::vector<float>& states, KeyRange range, int n_parts, int n_entries) {
