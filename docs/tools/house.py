@@ -223,7 +223,7 @@ def check_comments(files, names):
     scripts = [name for name in files if name.endswith((".py", ".cmake", "CMakeLists.txt")) or name in ("run", ".ci/run", "tests/mutants/run")]
     for name in names + scripts:
         for number, text in comments(name):
-            for found in PATH.findall(text):
+            for found in (name.removeprefix(PREFIX) for name in PATH.findall(text)):
                 known = found in bare if "/" not in found else any(ending.endswith("/" + found) for ending in endings)
                 if not known and found not in NOT_OURS:
                     fault("comment", name, number, found, f"the comment names {found}, which is not there")

@@ -321,24 +321,4 @@ template <class T>
 void run_one_shot(const DecodeParams& params, const OneShotEpilogue& epilogue, const LaunchPlan& plan,
                   const Workspace& workspace, Stream stream);
 
-/// The plan of the library kernel, whose blocks are as many as the device holds at once.
-template <class T>
-LaunchPlan plan_one_shot(const DecodeParams& params) {
-  LaunchPlan plan = plan_equal_runs<T>(params, {});
-  plan.shared_bytes += OneShotEpilogue::kSharedBytes;
-  return plan;
-}
-
-/// Launches what was planned. Blocks wait for other devices, which wait for blocks of this launch, so the launch is
-/// cooperative. It does not overlap the launch before it: CUDA does not say that a cooperative launch may.
-template <class T>
-void run_one_shot(const DecodeParams& params, const OneShotEpilogue& epilogue, const LaunchPlan& plan,
-                  const Workspace& workspace, Stream stream) {
-  if (params.n_rows() == 0) return;
-  with_pipeline<T>(params, [&](auto pipeline) {
-    using Pipeline = typename decltype(pipeline)::type;
-    launch_runs<Pipeline>(one_shot<Pipeline>, {.is_cooperative = true}, params, epilogue, plan, workspace, stream);
-  });
-}
-
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The launches of the library kernels for one stored type: which thread group, how many blocks (section 6).
+///
+/// Only sources that CMake writes include it, one for each kernel and type: who includes it compiles the kernels that it
+/// calls.
+#pragma once
+
+#include "tree_attn/gpu/engine/one_shot.cuh"
+#include "tree_attn/gpu/engine/split.cuh"
+
+namespace tree_attn::TREE_ATTN_PLATFORM {
+
+/// One block a multiprocessor. A batch of one has query tiles of one length: then a few multiprocessors are left idle if
+/// that saves every block a second work range, with a merge of its own.
+inline std::int64_t choose_blocks(const DecodeParams& params, std::int64_t n_query_tiles) {
+  const std::int64_t n = device().n_multiprocessors, even = n_query_tiles == 0 ? 0 : n / n_query_tiles * n_query_tiles;
+  return params.batch == 1 && even * 10 >= n * 9 ? even : n;
+}
+
+/// How many blocks of what kind.
+template <class T, class Params>
+LaunchPlan plan_equal_runs(const Params& params, const LaunchOptions& options) {
+  LaunchPlan plan;
+  with_pipeline<T>(params, [&](auto pipeline) {
+    using Pipeline = typename decltype(pipeline)::type;
+    using ThreadGroup = typename Pipeline::ThreadGroup;
+    const std::int64_t n = n_query_tiles<ThreadGroup>(params);
+    const BlockSize block = fit_block<Pipeline>();
+    plan.n_threads = block.n_threads;
+    plan.n_stages = block.n_stages;
+    plan.overlaps = device().major >= 9;
+    plan.path = kPath<ThreadGroup>;
+    plan.n_blocks = static_cast<int>(options.n_splits > 0 && n > 0 ? options.n_splits * n : choose_blocks(params, n));
+    plan.n_splits =
+        options.n_splits > 0 ? options.n_splits : static_cast<int>((plan.n_blocks + n - 1) / std::max<std::int64_t>(1, n));
+    plan.shared_bytes = kEqualRunsBytes + block.n_bytes;
+    plan.n_floats = plan.n_blocks * equal_runs_workspace<Pipeline>(params, plan, nullptr).n_floats();
+    plan.n_counters = n;
+  });
+  return plan;
+}
+
+/// Launches what was planned.
+template <class T, class Params>
+void run_equal_runs(const Params& params, const DeviceOutput& output, const LaunchPlan& plan, const Workspace& workspace,
+                    Stream stream) {
+  if (params.n_rows() == 0) return;
+  with_pipeline<T>(params, [&](auto pipeline) {
+    using Pipeline = typename decltype(pipeline)::type;
+    launch_runs<Pipeline>(equal_runs<Pipeline>, {.overlaps = plan.overlaps}, params, output, plan, workspace, stream);
+  });
+}
+
+/// See split.cuh.
+template <class T>
+LaunchPlan plan_short_end(const DecodeParams& params, const LaunchOptions& options) {
+  LaunchPlan plan;
+  with_pipeline<T>(params, [&](auto pipeline) {
+    using Pipeline = typename decltype(pipeline)::type;
+    using ThreadGroup = typename Pipeline::ThreadGroup;
+    const std::int64_t query_tiles = n_query_tiles<ThreadGroup>(params);
+    const BlockSize block = fit_block<Pipeline>();
+    if (InCluster<ThreadGroup>::kFloats > block.n_scratch_floats || query_tiles > 65535) return;
+    const auto n_resident = [&block](int size) {
+      return n_resident_clusters(short_end<Pipeline>, {.grid = {static_cast<unsigned>(size)},
+                                                       .block = {static_cast<unsigned>(block.n_threads)},
+                                                       .shared_bytes = kSplitBytes + block.n_bytes,
+                                                       .cluster = size});
+    };
+    const int n = choose_cluster(params, query_tiles, options.n_splits, n_resident);
+    if (n == 0) return;
+    plan = plan_splits<Pipeline>(params, {.n_splits = n});
+    plan.cluster = n, plan.overlaps = true, plan.n_blocks = static_cast<int>(n * query_tiles), plan.n_counters = 0;
+  });
+  return plan;
+}
+
+/// See split.cuh.
+template <class T>
+void run_short_end(const DecodeParams& params, const DeviceOutput& output, const LaunchPlan& plan,
+                   const Workspace& workspace, Stream stream) {
+  if (params.n_rows() == 0) return;
+  with_pipeline<T>(params, [&](auto pipeline) {
+    using Pipeline = typename decltype(pipeline)::type;
+    run_splits<Pipeline>(short_end<Pipeline>, params, output, plan, workspace, stream);
+  });
+}
+
+/// The plan of the library kernel, whose blocks are as many as the device holds at once.
+template <class T>
+LaunchPlan plan_one_shot(const DecodeParams& params) {
+  LaunchPlan plan = plan_equal_runs<T>(params, {});
+  plan.shared_bytes += OneShotEpilogue::kSharedBytes;
+  return plan;
+}
+
+/// Launches what was planned. Blocks wait for other devices, which wait for blocks of this launch, so the launch is
+/// cooperative. It does not overlap the launch before it: CUDA does not say that a cooperative launch may.
+template <class T>
+void run_one_shot(const DecodeParams& params, const OneShotEpilogue& epilogue, const LaunchPlan& plan,
+                  const Workspace& workspace, Stream stream) {
+  if (params.n_rows() == 0) return;
+  with_pipeline<T>(params, [&](auto pipeline) {
+    using Pipeline = typename decltype(pipeline)::type;
+    launch_runs<Pipeline>(one_shot<Pipeline>, {.is_cooperative = true}, params, epilogue, plan, workspace, stream);
+  });
+}
+
+}  // namespace tree_attn::TREE_ATTN_PLATFORM
