@@ -46,6 +46,7 @@ MpiSession::~MpiSession() {
   }
   ranks_.reset();
   const Waiting waiting(watchdog_, "in MPI_Finalize");
+  watchdog_.ends();
   MPI_Finalize();
 }
 

@@ -86,6 +86,11 @@ void Watchdog::move_to(std::unique_ptr<PulseBoard> board, double late) {
   observer_.emplace(*board_, timeout_, late);
 }
 
+void Watchdog::ends() {
+  const std::lock_guard lock(mutex_);
+  observer_.emplace(*board_, timeout_, std::max(kStart - timeout_, 0.0));
+}
+
 void Watchdog::exchange_by(std::function<void()> exchange) {
   const std::lock_guard lock(mpi_mutex_);
   exchange_ = std::move(exchange);

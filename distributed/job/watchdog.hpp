@@ -39,6 +39,8 @@ class Watchdog : public Deadline {
   /// A phrase with "all ranks" in it is of a wait for what another rank has to do first.
   void begin_wait(std::string_view phrase) override;
   void progress() override { ++board_->own().moves; }
+  /// Before MPI_Finalize, which makes no progress that is seen: it may take 30 s, as the start may.
+  void ends();
   /// Ends this process if the job has ended, which a rank that was stopped finds when it continues.
   void end_wait() override;
   void poll() override;
