@@ -37,7 +37,7 @@ T watched_exchange(unsigned mask, T value, int flip) {
 
 // From here on the functions of the kernels use it.
 #define __shfl_xor_sync watched_exchange
-#include "tree_attn/gpu/engine/division.cuh"
+#include "tree_attn/gpu/engine/division.hpp"
 #include "tree_attn/gpu/engine/pipelines.cuh"
 #include "tree_attn/gpu/engine/scalar_rings.cuh"
 #include "tree_attn/gpu/engine/split.cuh"

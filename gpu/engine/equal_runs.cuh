@@ -3,17 +3,53 @@
 /// @brief The library kernel: equal runs of work over all blocks, any thread group, one launch (section 5, Alg. 3).
 ///
 /// A block is not one split of one query. The leaves of all query tiles of the batch form one sequence, and block g of G
-/// takes the g-th part of it, wherever that begins and ends (division.cuh). So neither 16 heads on 132 multiprocessors
+/// takes the g-th part of it, wherever that begins and ends (division.hpp). So neither 16 heads on 132 multiprocessors
 /// nor one long sequence among short ones leave a multiprocessor idle: all end within 64 keys of each other. One kernel for
 /// all shapes: tensor cores for 16 bits in rows of up to 256 elements, sub-warps with rings for all else.
 #pragma once
 
-#include "tree_attn/gpu/engine/division.cuh"
+#include "tree_attn/gpu/engine/division.hpp"
 #include "tree_attn/gpu/engine/join.cuh"
 #include "tree_attn/gpu/engine/pipelines.cuh"
 #include "tree_attn/gpu/engine/split.cuh"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
+
+/// What SerialScan does, by a warp: all lanes call it with the same arguments and get the same result. One
+/// thread that reads the lengths one after the other would wait for memory as often as the batch has entries.
+struct WarpScan {
+  template <class Of>
+  __device__ __forceinline__ static Count sum(Count n, const Of& of) {
+    if (n == 1) return of(0);
+    Count sum = 0;
+    TREE_ATTN_LOOP
+    for (Count i = threadIdx.x % kWarp; i < n; i += kWarp) sum += of(i);
+    TREE_ATTN_UNROLL
+    for (int flip = 1; flip < kWarp; flip *= 2) sum += __shfl_xor_sync(kAllLanes, sum, flip);
+    return warp_uniform(sum);
+  }
+  template <class Of>
+  __device__ __forceinline__ static FoundEntry find(Count n, Count work_item, const Of& of, FoundEntry found = {}) {
+    if (n == 1) return {};
+    const int lane = static_cast<int>(threadIdx.x % kWarp);
+    TREE_ATTN_LOOP
+    for (;; found.entry += kWarp) {
+      const Count i = found.entry + static_cast<Count>(lane), own = i < n ? of(i) : 0;
+      // Those of the entries up to this lane's.
+      Count through = own;
+      TREE_ATTN_UNROLL
+      for (int distance = 1; distance < kWarp; distance *= 2) {
+        const Count left = __shfl_sync(kAllLanes, through, lane - distance);
+        if (lane >= distance) through += left;
+      }
+      const int n_passed = __popc(__ballot_sync(kAllLanes, work_item >= found.first + through));
+      if (n_passed < kWarp)
+        return {warp_uniform(found.entry + static_cast<Count>(n_passed)),
+                warp_uniform(found.first + __shfl_sync(kAllLanes, through - own, n_passed))};
+      found.first += __shfl_sync(kAllLanes, through, kWarp - 1);
+    }
+  }
+};
 
 /// Where the forests of blocks lie: those of all thread groups, then those of work ranges. A block has at most two work
 /// ranges whose query tile it shares with others: one that began before it, and one that goes on behind it. Their forests

@@ -2,7 +2,7 @@
 /// @file
 /// @brief The partition of equal runs: every position of every query tile once, and no block with more than its share
 /// (section 5.3).
-#include "tree_attn/gpu/engine/division.cuh"
+#include "tree_attn/gpu/engine/division.hpp"
 #include "tree_attn/gpu/ladder/ladder.hpp"
 #include "tree_attn/tests/gpu/engine/part_kernels.hpp"
 

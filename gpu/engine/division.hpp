@@ -5,11 +5,9 @@
 /// The work is one long sequence of work items: query tile after query tile, and in each the leaves of kLeafKeys positions
 /// of its keys. Each block takes an equal run of them, up to one work item: it begins in the middle of one query tile, may
 /// do some whole ones, and ends in the middle of another. Who takes what follows from the lengths alone, so every block
-/// works it out for itself, with sums over the batch by all lanes of a warp: one thread that reads the lengths one after the
-/// other would wait for memory as often as the batch has entries, before its first copy.
+/// works it out for itself. Hosts compile it too: plans and figures ask it.
 #pragma once
 
-#include "tree_attn/gpu/engine/forest.cuh"
 #include "tree_attn/gpu/engine/params.hpp"
 
 namespace tree_attn {
@@ -39,7 +37,7 @@ struct WorkRange {
   }
 };
 
-/// Sums over a batch by one thread; WarpScan of division.cuh does the same by a warp.
+/// Sums over a batch by one thread; WarpScan of equal_runs.cuh does the same by a warp.
 struct SerialScan {
   /// of(0) + ... + of(n - 1)
   template <class Of>
@@ -125,42 +123,3 @@ class WorkPartition {
 };
 
 }  // namespace tree_attn
-
-namespace tree_attn::TREE_ATTN_PLATFORM {
-
-/// What SerialScan does, by a warp: all lanes call it with the same arguments and get the same result.
-struct WarpScan {
-  template <class Of>
-  __device__ __forceinline__ static Count sum(Count n, const Of& of) {
-    if (n == 1) return of(0);
-    Count sum = 0;
-    TREE_ATTN_LOOP
-    for (Count i = threadIdx.x % kWarp; i < n; i += kWarp) sum += of(i);
-    TREE_ATTN_UNROLL
-    for (int flip = 1; flip < kWarp; flip *= 2) sum += __shfl_xor_sync(kAllLanes, sum, flip);
-    return warp_uniform(sum);
-  }
-  template <class Of>
-  __device__ __forceinline__ static FoundEntry find(Count n, Count work_item, const Of& of, FoundEntry found = {}) {
-    if (n == 1) return {};
-    const int lane = static_cast<int>(threadIdx.x % kWarp);
-    TREE_ATTN_LOOP
-    for (;; found.entry += kWarp) {
-      const Count i = found.entry + static_cast<Count>(lane), own = i < n ? of(i) : 0;
-      // Those of the entries up to this lane's.
-      Count through = own;
-      TREE_ATTN_UNROLL
-      for (int distance = 1; distance < kWarp; distance *= 2) {
-        const Count left = __shfl_sync(kAllLanes, through, lane - distance);
-        if (lane >= distance) through += left;
-      }
-      const int n_passed = __popc(__ballot_sync(kAllLanes, work_item >= found.first + through));
-      if (n_passed < kWarp)
-        return {warp_uniform(found.entry + static_cast<Count>(n_passed)),
-                warp_uniform(found.first + __shfl_sync(kAllLanes, through - own, n_passed))};
-      found.first += __shfl_sync(kAllLanes, through, kWarp - 1);
-    }
-  }
-};
-
-}  // namespace tree_attn::TREE_ATTN_PLATFORM
