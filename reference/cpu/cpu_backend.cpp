@@ -6,6 +6,7 @@
 /// are far apart in the tree, so every leaf has a state of its own, see DealtMerges.
 #include "tree_attn/reference/cpu/cpu_cache.hpp"
 #include "tree_attn/reference/cpu/dealt_merges.hpp"
+#include "tree_attn/reference/cpu/requests.hpp"
 #include "tree_attn/reference/cpu/thread_pool.hpp"
 #include "tree_attn/reference/decode/backend.hpp"
 #include "tree_attn/reference/state/score_scale.hpp"
@@ -13,6 +14,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <chrono>
 #include <cmath>
 #include <map>
 #include <mutex>
@@ -97,6 +99,7 @@ class CpuSession final : public DecodeSession, public States {
         scale_(split_scale(scale)),
         row_(static_cast<std::size_t>(cache.shape().head_dim)),
         forest_(cache.shape().n_rows(), cache.shape().value_dim),
+        choices_(static_cast<std::size_t>(n_threads)),
         pool_(n_threads) {
     plan();
   }
@@ -132,6 +135,7 @@ class CpuSession final : public DecodeSession, public States {
     // Items in the order of memory: the chunks of a head, one after the other.
     const double bytes =
         keys * static_cast<double>(shape.bytes_per_position()) / static_cast<double>(std::max<std::int64_t>(shape.batch, 1));
+    for (RequestChoice& choice : choices_) choice.begin_step(bytes);
     pool_.run(
         shape.batch * shape.kv_heads * n_chunks_, bytes < kBytesWorthThreads,
         [](void* self, int thread, std::int64_t item) { static_cast<CpuSession*>(self)->compute(thread, item); }, this,
@@ -251,6 +255,7 @@ class CpuSession final : public DecodeSession, public States {
   /// The states of the leaves in some rows of a head. @param apart whether each leaf has states of its own
   void compute_rows(int thread, std::int64_t head, KeyRange rows, bool apart, float* states) {
     const AttentionShape& shape = cache_.shape();
+    RequestChoice& choice = choices_[static_cast<std::size_t>(thread)];
     LeafRows* const leaves = leaves_.data() + thread * chunk_leaves_;
     std::int64_t n_leaves = 0;
     for (std::int64_t a = rows.begin; a < rows.end; a += kLeafKeys)
@@ -265,9 +270,13 @@ class CpuSession final : public DecodeSession, public States {
                       .n_queries = n_queries_,
                       .queries = queries_.data() + head * n_queries_ * packed_size(shape.head_dim),
                       .score_scale = scale_.score,
-                      .apart = apart};
+                      .apart = apart,
+                      .requests = choice.requests()};
+    using Clock = std::chrono::steady_clock;
+    const Clock::time_point begin = choice.is_open() ? Clock::now() : Clock::time_point();
     kernel_.states(chunk, workspace_.data() + thread * (static_cast<std::int64_t>(workspace_.size()) / pool_.size()),
                    states);
+    if (choice.is_open()) choice.took(rows.size(), std::chrono::duration<double>(Clock::now() - begin).count());
   }
 
   const CpuCache& cache_;
@@ -283,7 +292,8 @@ class CpuSession final : public DecodeSession, public States {
   std::optional<DealtMerges> merges_;                             ///< in the dealt order
   float* nodes_ = nullptr;                                        ///< the states of its subtrees in the forest
   Forest<float> forest_;
-  Step step_;  ///< the step at hand
+  Step step_;                           ///< the step at hand
+  std::vector<RequestChoice> choices_;  ///< [threads]
   ThreadPool pool_;
 };
 

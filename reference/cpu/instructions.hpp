@@ -104,13 +104,13 @@ TREE_ATTN_INLINE Part widen_halves(const std::byte* p) {
 #endif
 }
 
-/// Requests the lines of n bytes, from p + ahead on, for the first level of the cache. Outside of a tensor a request has no
-/// effect.
+/// Requests the lines of n bytes, from p + ahead on, for a level of the cache. Outside of a tensor a request has no effect.
+template <int kLevel>
 TREE_ATTN_INLINE void request(const std::byte* p, std::int64_t ahead, std::int64_t n) {
   constexpr std::int64_t kLineBytes = 64;
   const auto address = reinterpret_cast<std::uintptr_t>(p);  // an integer, since p + ahead need not be in the tensor
   for (std::int64_t i = ahead; i < ahead + n; i += kLineBytes)
-    __builtin_prefetch(reinterpret_cast<const void*>(address + static_cast<std::uintptr_t>(i)), 0, 3);
+    __builtin_prefetch(reinterpret_cast<const void*>(address + static_cast<std::uintptr_t>(i)), 0, 4 - kLevel);
 }
 
 /// Sums of neighbours: x0 + x1, x2 + x3, .., then those of y.

@@ -35,14 +35,18 @@ struct Rows {
 ///
 /// The hardware prefetchers alone keep up with these loops on some processors, and on others not. A core drops requests
 /// while many are open, so the loops over several queries, which compute long enough to afford it, ask twice. The distances
-/// were chosen on a Zen 5. No bit depends on them.
-/// @tparam T type of the rows; nothing is requested of F64, whose speed does not matter
+/// for the first level were chosen on a Zen 5, those for the second on a Zen 4.
+/// @tparam T type of the rows
 /// @tparam kShared whether several queries share the rows
-template <class T, bool kShared>
+template <class T, Requests kRequests, bool kShared>
 TREE_ATTN_INLINE void request_ahead(const std::byte* from, std::int64_t n_bytes) {
-  if constexpr (sizeof(T) > sizeof(float)) return;
-  if constexpr (kShared) request(from, 12288, n_bytes);
-  request(from, !kShared && sizeof(T) == sizeof(float) ? 3072 : 6144, n_bytes);
+  if constexpr (kRequests == Requests::kFirstLevel) {
+    if constexpr (kShared) request<1>(from, 12288, n_bytes);
+    request<1>(from, !kShared && sizeof(T) >= sizeof(float) ? 3072 : 6144, n_bytes);
+  } else if constexpr (kRequests == Requests::kSecondLevel) {
+    if constexpr (kShared) request<2>(from, 20480, n_bytes);
+    request<2>(from, kShared ? 8192 : 2048, n_bytes);
+  }
 }
 
 /// Length of a row in pairs: kPairs if it is that many, known to the compiler; 0 if it is any number, the last in part.
@@ -50,10 +54,10 @@ template <int kPairs>
 struct Axis {
   std::int64_t size;  ///< elements
   TREE_ATTN_INLINE std::int64_t pairs() const { return kPairs > 0 ? kPairs : (size + kPairElements - 1) / kPairElements; }
-  template <class T, bool kShared>
+  template <class T, Requests kRequests, bool kShared>
   TREE_ATTN_INLINE Pair load(const std::byte* row, std::int64_t p) const {
     const std::byte* const from = row + p * kPairBytes<T>;
-    request_ahead<T, kShared>(from, kPairBytes<T>);
+    request_ahead<T, kRequests, kShared>(from, kPairBytes<T>);
     const std::int64_t rest = size - p * kPairElements;
     return kPairs > 0 || rest >= kPairElements ? load_pair<T>(from) : load_pair<T>(from, rest);
   }
@@ -89,7 +93,7 @@ TREE_ATTN_INLINE void add_product(Lanes& sum, Pair k, Pair q) {
 /// each element of a query is loaded once for all of these.
 /// @param[in] q packed queries, q_stride floats from one to the next
 /// @param[out] s [kQueries][64], s_stride floats from the scores of one query to those of the next
-template <class T, int kQueries, int kPairs>
+template <class T, Requests kRequests, int kQueries, int kPairs>
 TREE_ATTN_INLINE void scores(Rows keys, Axis<kPairs> d_h, const float* q, std::int64_t q_stride, float scale, float* s,
                              std::int64_t s_stride) {
   constexpr int kAtOnce = 16 / kQueries, kRows = kQueries == 1 || sizeof(T) >= sizeof(float) ? 1 : kAtOnce;
@@ -108,7 +112,7 @@ TREE_ATTN_INLINE void scores(Rows keys, Axis<kPairs> d_h, const float* q, std::i
       Lanes sums[kRows][kQueries];
       const auto add_pair = [&]<bool kFirst>(std::int64_t p) TREE_ATTN_LAMBDA {
         Pair k[kRows];
-        each<kRows>([&]<int i>() TREE_ATTN_LAMBDA { k[i] = d_h.template load<T, (kQueries > 1)>(row[i], p); });
+        each<kRows>([&]<int i>() TREE_ATTN_LAMBDA { k[i] = d_h.template load<T, kRequests, (kQueries > 1)>(row[i], p); });
         each<kQueries>([&]<int j>() TREE_ATTN_LAMBDA {
           const Pair of_query = kHeld > 0 ? held[p] : load_packed(q + j * q_stride, p);
           each<kRows>([&]<int i>() TREE_ATTN_LAMBDA { add_product<kFirst>(sums[i][j], k[i], of_query); });
@@ -182,7 +186,7 @@ inline constexpr std::int64_t kGroup = 4;
 /// @param size elements of a row from there on; fewer than kPairs pairs only if that is one
 /// @param[in] w weights [n_queries][64], w_stride floats from one query to the next
 /// @param[out] n [n_queries] rows of which the pairs are the first, n_stride floats from one query to the next
-template <class T, bool kShared, bool kAll, int kPairs>
+template <class T, Requests kRequests, bool kShared, bool kAll, int kPairs>
 TREE_ATTN_INLINE void weighted_sums(Rows v, std::int64_t size, std::int64_t n_queries, const float* w, std::int64_t w_stride,
                                     float* n, std::int64_t n_stride) {
   constexpr int kLevels = 5, kRow = 2 * kPairs;  // levels of the tree above two keys; lanes of a row
@@ -193,7 +197,7 @@ TREE_ATTN_INLINE void weighted_sums(Rows v, std::int64_t size, std::int64_t n_qu
     const std::byte* const row = kShared ? v[a] : next;  // as in scores()
     if constexpr (!kShared) next = v.after(next, a);
     each<kPairs>([&]<int p>() TREE_ATTN_LAMBDA {
-      const Pair pair = axis.template load<T, kShared>(row, p);
+      const Pair pair = axis.template load<T, kRequests, kShared>(row, p);
       x[2 * p] = pair.x, x[2 * p + 1] = pair.y;
     });
     if constexpr (sizeof(T) == sizeof(float)) each<kRow>([&]<int c>() TREE_ATTN_LAMBDA { in_order(x[c]); });

@@ -25,6 +25,16 @@ TREE_ATTN_INLINE void with_axis(std::int64_t size, const F& f) {
   }
 }
 
+/// Calls f<requests>(). F64, whose speed does not matter, has one build of the loops.
+template <class T, class F>
+TREE_ATTN_INLINE void with_requests(Requests requests, const F& f) {
+  if constexpr (DTypeTraits<T>::kDType != DType::F64) {
+    if (requests == Requests::kFirstLevel) return f.template operator()<Requests::kFirstLevel>();
+    if (requests == Requests::kSecondLevel) return f.template operator()<Requests::kSecondLevel>();
+  }
+  f.template operator()<Requests::kNone>();
+}
+
 /// As merge(), whose `out` is `left`. Both sides are multiplied, one of them by 1: a processor cannot predict which shift is
 /// larger, and a branch on it takes longer. Nothing is fused in this file, so the bits are those of merge_element().
 void merge_states(const float* left, const float* right, float* out, std::int64_t n, std::int64_t d_v) {
@@ -78,7 +88,7 @@ class ChunkLoop {
         counter_(chunk.apart ? states : weights_ + kLeafWeights * chunk.n_queries * n_leaves_) {}
 
   /// The scores of all leaves, turned into weights.
-  template <class T>
+  template <class T, Requests kRequests>
   __attribute__((noinline)) void score() {
     with_axis<T>(chunk_.d_h, [&]<int kPairs>(Axis<kPairs> d_h) TREE_ATTN_LAMBDA {
       for (std::int64_t leaf = 0; leaf < n_leaves_; ++leaf) {
@@ -88,8 +98,8 @@ class ChunkLoop {
         std::int64_t j = 0;
         const auto queries = [&]<int kQueries>() TREE_ATTN_LAMBDA {
           for (; j + kQueries <= chunk_.n_queries; j += kQueries) {
-            scores<T, kQueries>(keys, d_h, chunk_.queries + j * q_stride_, q_stride_, chunk_.score_scale, s + j * s_stride_,
-                                s_stride_);
+            scores<T, kRequests, kQueries>(keys, d_h, chunk_.queries + j * q_stride_, q_stride_, chunk_.score_scale,
+                                           s + j * s_stride_, s_stride_);
           }
         };
         if constexpr (kPartLanes == kLanes) {  // only AVX-512 has registers for the sums of several queries
@@ -103,7 +113,7 @@ class ChunkLoop {
   }
 
   /// The states of the leaves, merged as their subtrees fill, or written one by one.
-  template <class T>
+  template <class T, Requests kRequests>
   __attribute__((noinline)) void sum() {
     for (std::int64_t leaf = 0; leaf < n_leaves_; ++leaf) {
       bool all_seen = true;
@@ -117,9 +127,9 @@ class ChunkLoop {
       const LeafRows& at = chunk_.leaves[leaf];
       const Rows values = rows(leaf, at.v, at.v_stride);
       if (all_seen)
-        values_of_leaf<T, true>(values, w);
+        values_of_leaf<T, kRequests, true>(values, w);
       else
-        values_of_leaf<T, false>(values, w);
+        values_of_leaf<T, kRequests, false>(values, w);
       ++n_held_;
       for (std::int64_t i = leaf; !chunk_.apart && (i & 1) != 0; i >>= 1) merge_last_two();
     }
@@ -167,7 +177,7 @@ class ChunkLoop {
 
   /// n of one leaf for all queries, block by block of the elements.
   /// @tparam kAll whether all queries see all keys
-  template <class T, bool kAll>
+  template <class T, Requests kRequests, bool kAll>
   TREE_ATTN_INLINE void values_of_leaf(Rows values, const float* w) {
     for (std::int64_t j = 0; j < chunk_.n_queries; j += kGroup) {
       const std::int64_t n_queries = chunk_.n_queries - j < kGroup ? chunk_.n_queries - j : kGroup;
@@ -179,8 +189,8 @@ class ChunkLoop {
           const float* const weights = w + j * s_stride_;
           float* const n = slot(n_held_) + j * state_floats() + kValues + done;
           const auto sums = [&]<bool kShared>() TREE_ATTN_LAMBDA {
-            weighted_sums<T, kShared, kAll, kPairs>(block, chunk_.d_v - done, n_queries, weights, s_stride_, n,
-                                                    state_floats());
+            weighted_sums<T, kRequests, kShared, kAll, kPairs>(block, chunk_.d_v - done, n_queries, weights, s_stride_, n,
+                                                               state_floats());
           };
           if (n_queries > 1)
             sums.template operator()<true>();
@@ -207,8 +217,11 @@ class ChunkLoop {
 
 void states(const Chunk& chunk, float* workspace, float* states) {
   ChunkLoop loop(chunk, workspace, states);
-  with_dtype(chunk.key_type, [&]<class T>(T) { loop.score<T>(); });
-  with_dtype(chunk.value_type, [&]<class T>(T) { loop.sum<T>(); });
+  with_dtype(chunk.key_type, [&]<class T>(T) {
+    with_requests<T>(chunk.requests, [&]<Requests kRequests>() { loop.score<T, kRequests>(); });
+  });
+  with_dtype(chunk.value_type,
+             [&]<class T>(T) { with_requests<T>(chunk.requests, [&]<Requests kRequests>() { loop.sum<T, kRequests>(); }); });
   if (!chunk.apart) unpack(loop.merged(), chunk.value_type, chunk.n_queries, chunk.d_v, states);
 }
 

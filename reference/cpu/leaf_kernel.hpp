@@ -22,6 +22,10 @@ struct LeafRows {
   std::int64_t k_stride, v_stride;  ///< bytes from one position to the next
 };
 
+/// What a core is told of rows before it reads them: nothing, or to bring them into a level of its cache. Which is fastest
+/// differs from processor to processor, see requests.hpp. No bit depends on it.
+enum class Requests { kNone, kFirstLevel, kSecondLevel };
+
 /// Leaves of one key/value head, and the queries that share the head. Unless their states are kept apart, the leaves fill an
 /// aligned subtree from the left: the index of the first leaf is a multiple of the number of leaves, rounded up to a power
 /// of two.
@@ -35,6 +39,7 @@ struct Chunk {
   const float* queries;  ///< [n_queries][padded d_h], by LeafKernel::pack_query
   float score_scale;     ///< multiplies q.k: ScoreScale::score
   bool apart = false;    ///< whether each leaf has states of its own, packed
+  Requests requests = Requests::kNone;
 };
 
 /// The loops, compiled for one instruction set. All of them compute the same bits.

@@ -275,7 +275,8 @@ TEST_CASE("plain: every instruction set has its bits") {
                             .d_v = d_v,
                             .n_queries = n_queries,
                             .queries = packed.data(),
-                            .score_scale = scale.score},
+                            .score_scale = scale.score,
+                            .requests = static_cast<Requests>(n % 3)},
                            workspace.data(), states.data());
             // A range of whole leaves: the last of them has one shift.
             Forest<float> forest =
