@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief States from (o, lse) and back: equal to decoded states where that is exact, and within a rounding elsewhere.
+#include "tree_attn/reference/decode/decode.hpp"
+#include "tree_attn/reference/oracle/attention.hpp"
+#include "tree_attn/reference/state/lse.hpp"
+
+#include <doctest/doctest.h>
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <random>
+#include <vector>
+
+namespace {
+
+using namespace tree_attn;
+
+constexpr std::int64_t kValueDim = 5;
+constexpr float kInf = std::numeric_limits<float>::infinity(), kNaN = std::numeric_limits<float>::quiet_NaN();
+using State = std::vector<float>;
+
+State state_of(const std::vector<float>& o, float lse, LseForm form = LseForm::kNatural) {
+  State state(static_cast<std::size_t>(state_size(std::ssize(o))));
+  set_from_lse(state.data(), o.data(), lse, std::ssize(o), form);
+  return state;
+}
+
+State merged(State left, const State& right) {
+  merge(left.data(), right.data(), kValueDim);
+  return left;
+}
+
+bool same_bits(const State& a, const State& b) {
+  return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin(), [](float x, float y) {
+           return std::bit_cast<std::uint32_t>(x) == std::bit_cast<std::uint32_t>(y);
+         });
+}
+
+const std::vector<float> kO = {1.5f, -2, 0.25f, -0.0f, 3e5f};
+
+}  // namespace
+
+/// @tested{alg_3, Alg. 3}
+TEST_CASE("lse: an integer in base two gives the state of a key, bit for bit, and comes back") {
+  for (const float s : {0.0f, -3.0f, 17.0f, 1000.0f, -4096.0f}) {
+    CAPTURE(s);
+    State key(static_cast<std::size_t>(state_size(kValueDim)));
+    set_key(key.data(), s, kO.data(), kValueDim);
+    CHECK(same_bits(state_of(kO, s, LseForm::kBaseTwo), key));
+    std::vector<float> o(kO.size());
+    CHECK(to_lse(key.data(), o.data(), kValueDim, LseForm::kBaseTwo) == s);
+    CHECK(same_bits(o, kO));
+  }
+}
+
+TEST_CASE("lse: equal keys, a power of two of them, decode to the state that their lse gives") {
+  // 2^n keys with score e and value v: o = v and log2 of the sum is e + n, both exact. The decode has shift e and D = 2^n.
+  const std::int64_t d = 8, n_keys = 64;
+  std::vector<float> q(d, 0.0f), k(static_cast<std::size_t>(n_keys * d), 1.0f), v;
+  for (std::int64_t a = 0; a < n_keys; ++a)
+    for (std::int64_t j = 0; j < d; ++j) v.push_back(static_cast<float>(j) - 3);
+  const std::vector<std::int64_t> lengths{n_keys};
+  const Shard shard{TensorView::dense(k.data(), DType::F32, {1, 1, n_keys, d}),
+                    TensorView::dense(v.data(), DType::F32, {1, 1, n_keys, d})};
+  Forest<float> forest = decode_shard(TensorView::dense(q.data(), DType::F32, {1, 1, 1, d}), shard, lengths, 1);
+  const std::span<const float> decoded = forest.fold();
+  std::vector<float> o(d);
+  const float lse = to_lse(decoded.data(), o.data(), d, LseForm::kBaseTwo);
+  CHECK(lse == 6);
+  const State state = state_of(o, lse, LseForm::kBaseTwo);
+  std::vector<float> z(d);
+  CHECK(finish(state.data(), z.data(), d) == finish(decoded.data(), o.data(), d));
+  CHECK(same_bits(z, o));
+  // Beside another state both weigh the same, bit for bit.
+  State left(decoded.begin(), decoded.end()), right = state, other = state_of(std::vector<float>(d, 1.0f), 5.3f);
+  merge(left.data(), other.data(), d);
+  merge(right.data(), other.data(), d);
+  std::vector<float> z_left(d), z_right(d);
+  CHECK(finish(left.data(), z_left.data(), d) == finish(right.data(), z_right.data(), d));
+  CHECK(same_bits(z_left, z_right));
+}
+
+TEST_CASE("lse: (o, lse) of the parts of a sequence merge to attention over the whole") {
+  std::mt19937 random(47);
+  std::normal_distribution<double> normal;
+  const std::int64_t d = 16, n = 300, cut = 130;
+  std::vector<float> q, k, v;
+  for (std::int64_t i = 0; i < d; ++i) q.push_back(static_cast<float>(4 * normal(random)));
+  for (std::int64_t i = 0; i < n * d; ++i) k.push_back(static_cast<float>(normal(random)));
+  for (std::int64_t i = 0; i < n * d; ++i) v.push_back(static_cast<float>(normal(random)));
+  const auto view = [](const std::vector<float>& x, std::int64_t rows, std::int64_t from = 0) {
+    return TensorView::dense(x.data() + from * d, DType::F32, {1, 1, rows, d});
+  };
+  const auto whole = attention(view(q, 1), view(k, n), view(v, n), {});
+  const auto left = attention(view(q, 1), view(k, cut), view(v, cut), {});
+  const auto right = attention(view(q, 1), view(k, n - cut, cut), view(v, n - cut, cut), {});
+  for (const LseForm form : {LseForm::kNatural, LseForm::kBaseTwo, LseForm::kNaturalOrInfEmpty}) {
+    const double unit = form == LseForm::kBaseTwo ? kLog2E : 1;
+    std::vector<double> l(static_cast<std::size_t>(state_size(d))), r = l, o(d);
+    set_from_lse(l.data(), left.out.data(), left.lse[0] * unit, d, form);
+    set_from_lse(r.data(), right.out.data(), right.lse[0] * unit, d, form);
+    merge(l.data(), r.data(), d);
+    const double lse = to_lse(l.data(), o.data(), d, form);
+    CHECK(lse == doctest::Approx(whole.lse[0] * unit).epsilon(1e-14));
+    for (std::int64_t j = 0; j < d; ++j)
+      CHECK(o[static_cast<std::size_t>(j)] == doctest::Approx(whole.out[static_cast<std::size_t>(j)]).epsilon(1e-13));
+  }
+}
+
+TEST_CASE("lse: a round trip moves lse and o by their rounding alone, at any size") {
+  for (const float lse : {1e-30f, 0.3f, -0.7f, 12.34f, -88.0f, 1000.1f, -3e4f, 7e6f}) {
+    CAPTURE(lse);
+    for (const LseForm form : {LseForm::kNatural, LseForm::kBaseTwo}) {
+      const State state = state_of(kO, lse, form);
+      CHECK(state[kSum] >= 0.5f);
+      CHECK(state[kSum] <= 1.0f);
+      CHECK(state[kShift] == std::round(state[kShift]));
+      std::vector<float> o(kO.size());
+      // D is rounded to a float, so lse moves by u, and by its own last place.
+      CHECK(std::fabs(to_lse(state.data(), o.data(), kValueDim, form) - lse) <= 0x1p-23 + std::fabs(lse) * 0x1p-23);
+      for (std::size_t j = 0; j < o.size(); ++j) CHECK(std::fabs(o[j] - kO[j]) <= std::fabs(kO[j]) * 0x1p-23);
+    }
+  }
+  // The product with log2 e in F32 would be off by 2^-24 of 7e6, and the weight by a third of itself.
+  const State large = state_of(kO, 7e6f);
+  CHECK(std::log2(double{large[kSum]}) + double{large[kShift]} == doctest::Approx(7e6 * kLog2E).epsilon(1e-14));
+}
+
+TEST_CASE("lse: -inf is the empty set, whatever o holds, and comes back as o = 0") {
+  for (const LseForm form : {LseForm::kNatural, LseForm::kBaseTwo, LseForm::kNaturalOrInfEmpty}) {
+    const State empty = state_of({kNaN, kInf, 1, 2, 3}, -kInf, form), some = state_of(kO, 2.5f, form);
+    CHECK(is_empty(empty.data()));
+    CHECK(same_bits(merged(some, empty), some));
+    CHECK(same_bits(merged(empty, some), some));
+    std::vector<float> o(kO.size(), 7.0f);
+    CHECK(to_lse(empty.data(), o.data(), kValueDim, form) == -kInf);
+    CHECK(same_bits(o, std::vector<float>(kO.size(), 0.0f)));
+  }
+}
+
+TEST_CASE("lse: NaN and +inf give NaN, but +inf of FlashAttention 2 is the empty set") {
+  for (const LseForm form : {LseForm::kNatural, LseForm::kBaseTwo}) {
+    for (const float lse : {kNaN, kInf}) {
+      const State state = merged(state_of(kO, lse, form), state_of(kO, 0, form));
+      std::vector<float> o(kO.size());
+      const float back = to_lse(state.data(), o.data(), kValueDim, form);
+      CHECK(back != back);
+      for (const float x : o) CHECK(x != x);
+    }
+  }
+  // Its normalize_softmax_lse(): a row without keys has o = 0 and lse = +inf.
+  const State none = state_of(std::vector<float>(kO.size(), 0.0f), kInf, LseForm::kNaturalOrInfEmpty);
+  CHECK(is_empty(none.data()));
+  const State unknown = state_of(kO, kNaN, LseForm::kNaturalOrInfEmpty);
+  CHECK(unknown[kSum] != unknown[kSum]);
+}
+
+TEST_CASE("lse: FlashInfer's initial state, lse = -5e4 and o = 0, weighs nothing beside another") {
+  // Its math::inf is 5e4, and state_t::init() has m = -inf and d = 1.
+  const State initial = state_of(std::vector<float>(kO.size(), 0.0f), -5e4f, LseForm::kBaseTwo);
+  CHECK(initial[kShift] == -5e4f);
+  CHECK(initial[kSum] == 1);
+  const State some = state_of({1.5f, -2, 0.25f, 4, 3e5f}, -30.5f, LseForm::kBaseTwo);
+  CHECK(same_bits(merged(some, initial), some));
+  CHECK(same_bits(merged(initial, some), some));
+}
