@@ -71,23 +71,23 @@ void PlanBuilder::pair(Combine::Operator op, BlockPair pair, std::int32_t n) {
   last->pairs.push_back(pair);
 }
 
-void PlanBuilder::merge_last_two(BlockForest& forest) {
+void PlanBuilder::merge_last_two(BlockForest& forest, std::int32_t n) {
   const std::size_t last = forest.blocks.size() - 1;
-  pair(Combine::Operator::kMerge, {forest.blocks[last - 1], forest.blocks[last]});
+  pair(Combine::Operator::kMerge, {forest.blocks[last - 1], forest.blocks[last]}, n);
   forest.blocks.pop_back();
 }
 
-BlockForest PlanBuilder::join(BlockForest left, const BlockForest& right) {
+BlockForest PlanBuilder::join(BlockForest left, const BlockForest& right, std::int32_t n) {
   for (std::size_t i = 0; i < right.subtrees.size(); ++i) {
     left.blocks.push_back(right.blocks[i]);
-    push_subtree(left.subtrees, right.subtrees[i], [&] { merge_last_two(left); });
+    push_subtree(left.subtrees, right.subtrees[i], [&] { merge_last_two(left, n); });
   }
   return left;
 }
 
-BlockForest PlanBuilder::join(std::span<const BlockForest> forests) {
+BlockForest PlanBuilder::join(std::span<const BlockForest> forests, std::int32_t n) {
   BlockForest joined;
-  for (const BlockForest& forest : forests) joined = join(std::move(joined), forest);
+  for (const BlockForest& forest : forests) joined = join(std::move(joined), forest, n);
   return joined;
 }
 
@@ -116,9 +116,9 @@ Block PlanBuilder::fold(const BlockForest& own) {
   return first;
 }
 
-Blocks PlanBuilder::allocate_output() {
-  plan_.z = allocate(kVectorBlock);
-  plan_.lse = allocate(kScalarBlock);
+Blocks PlanBuilder::allocate_output(RowSlice rows) {
+  plan_.z = allocate(kVectorBlock.of(rows));
+  plan_.lse = allocate(kScalarBlock.of(rows));
   return {plan_.z.first, 2};
 }
 

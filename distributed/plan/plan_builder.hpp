@@ -39,8 +39,8 @@ class PlanBuilder {
   Blocks allocate(BlockWidth width, std::int32_t n = 1);
   /// Adjacent blocks for the forest of a range, with the rows of this rank.
   BlockForest allocate(KeyRange range);
-  /// Two adjacent blocks for z and lse.
-  Blocks allocate_output();
+  /// Two adjacent blocks for z and lse of all rows, or of a slice of them, which are the output.
+  Blocks allocate_output(RowSlice rows = {});
 
   /// Begins an exchange. The sends and receives that follow belong to it, up to the next operation.
   void exchange() { plan_.operations.emplace_back(Exchange{}); }
@@ -50,9 +50,10 @@ class PlanBuilder {
   BlockForest receive(int peer, KeyRange range);
 
   /// Joins the forests of two adjacent ranges, as Forest::append() does.
-  BlockForest join(BlockForest left, const BlockForest& right);
+  /// @param n adjacent blocks that hold each subtree, one for each of n slices of the rows
+  BlockForest join(BlockForest left, const BlockForest& right, std::int32_t n = 1);
   /// Joins the forests of consecutive ranges, left to right.
-  BlockForest join(std::span<const BlockForest> forests);
+  BlockForest join(std::span<const BlockForest> forests, std::int32_t n = 1);
   /// Copies a forest to adjacent blocks unless its blocks are adjacent, so that it can be sent as one message.
   BlockForest packed(BlockForest forest);
   /// Merges a forest of the whole sequence into the state at the root, right to left, as Forest::fold() does.
@@ -121,7 +122,7 @@ class PlanBuilder {
 
  private:
   void pair(Combine::Operator op, BlockPair pair, std::int32_t n = 1);
-  void merge_last_two(BlockForest& forest);
+  void merge_last_two(BlockForest& forest, std::int32_t n = 1);
   /// One round of join_blocks(). @param bounds block b is members [bounds[b], bounds[b + 1])
   BlockForest join_neighbours(const Members& members, std::span<const int> bounds, BlockForest mine);
   BlockWidth state_width() const { return kStateBlock.of(rows_); }

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The plan that scatters the output by heads, and the states of (o, lse).
+#include "tree_attn/distributed/decoders/combiner.hpp"
+
+#include "tree_attn/distributed/decoders/decoder.hpp"
+#include "tree_attn/distributed/plan/plan_builder.hpp"
+#include "tree_attn/reference/data/input_error.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <numeric>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+namespace tree_attn {
+namespace {
+
+/// The places of p ranks in the tree.
+std::vector<KeyRange> places(int p) { return ranges_of_lengths(std::vector<std::int64_t>(static_cast<std::size_t>(p), 1)); }
+
+/// Whether a node has the subtree of its ranks, so that one state for each row leaves it.
+bool has_two_rounds(const Topology& topology) {
+  const std::size_t n = topology.node(0).size();
+  for (int node = 1; node < topology.n_nodes(); ++node)
+    if (topology.node(node).size() != n) return false;
+  return std::has_single_bit(n);
+}
+
+/// The rank that ends with slice i of the rows: with two rounds the ranks of one place in their nodes have adjacent slices.
+int owner(const Topology& topology, int i) {
+  const int n_nodes = topology.n_nodes();
+  if (!has_two_rounds(topology)) return topology.order()[static_cast<std::size_t>(i)];
+  return topology.node(i % n_nodes)[static_cast<std::size_t>(i / n_nodes)];
+}
+
+Plan heads_plan(const Topology& topology, int rank) {
+  const int p = topology.size(), me = topology.index_of(rank);
+  const std::vector<KeyRange> ranges = places(p);
+  PlanBuilder builder;
+  const std::vector<BlockForest> slices = builder.own_slices(ranges[static_cast<std::size_t>(me)], p);
+  const auto output = [&](int slice) { return builder.allocate_output({slice, p}); };
+  if (!has_two_rounds(topology)) {
+    const Block state = builder.root(builder.scatter_rows({topology.order(), ranges, me}, slices));
+    builder.finish(state, output(me));
+    return builder.take();
+  }
+
+  // Round one, in the node: the rank of place i gets the slices of all ranks of that place, one for each node.
+  const Members node = members_of_node(topology, rank, ranges);
+  const int n = static_cast<int>(node.ranks.size()), n_nodes = topology.n_nodes(), my_node = topology.node_of(rank);
+  const auto width = [&](int slice) { return kStateBlock.of({slice, p}); };
+  std::vector<BlockForest> forests(static_cast<std::size_t>(n));
+  builder.collective();
+  builder.exchange();
+  for (int distance = 1; distance < n; ++distance) {
+    const int from = (node.me + n - distance) % n, to = (node.me + distance) % n;
+    const Block first = builder.allocate(width(node.me * n_nodes)).first;
+    for (int i = 1; i < n_nodes; ++i) builder.allocate(width(node.me * n_nodes + i));
+    builder.receive(node.ranks[static_cast<std::size_t>(from)], Blocks{first, n_nodes});
+    builder.send(node.ranks[static_cast<std::size_t>(to)], Blocks{to * n_nodes, n_nodes});
+    const KeyRange range = node.ranges[static_cast<std::size_t>(from)];
+    forests[static_cast<std::size_t>(from)] = {cover(range.begin, range.end), {first}};
+  }
+  forests[static_cast<std::size_t>(node.me)] = slices[static_cast<std::size_t>(node.me * n_nodes)];
+  const BlockForest joined = builder.join(forests, n_nodes);
+
+  // Round two, between nodes: each of these ranks gets its slice.
+  std::vector<BlockForest> nodes(static_cast<std::size_t>(n_nodes), joined);
+  builder.collective();
+  builder.exchange();
+  for (int distance = 1; distance < n_nodes; ++distance) {
+    const int from = (my_node + n_nodes - distance) % n_nodes, to = (my_node + distance) % n_nodes;
+    BlockForest& theirs = nodes[static_cast<std::size_t>(from)];
+    theirs.subtrees = cover(std::int64_t{from} * n, std::int64_t{from + 1} * n);
+    theirs.blocks = {builder.allocate(width(node.me * n_nodes + my_node)).first};
+    builder.receive(topology.node(from)[static_cast<std::size_t>(node.me)], Blocks{theirs.blocks.front(), 1});
+    builder.send(topology.node(to)[static_cast<std::size_t>(node.me)], Blocks{joined.blocks.front() + to, 1});
+  }
+  nodes[static_cast<std::size_t>(my_node)].blocks = {joined.blocks.front() + my_node};
+  const Block state = builder.root(builder.join(nodes));
+  builder.finish(state, output(node.me * n_nodes + my_node));
+  return builder.take();
+}
+
+/// Throws InputError on every rank unless all have the same arguments.
+void require_agreement(Transport& transport, const std::array<std::int64_t, 4>& shape, OutputPart part,
+                       const PlanOptions& options) {
+  const auto& [b, n_h, l, d_v] = shape;
+  const std::array<std::int64_t, 8> mine{
+      b, n_h, l, d_v, part == OutputPart::kHeads, options.radix, options.node_radix, options.slice_bytes};
+  if (transport.size() == 1) return;
+  const auto all = transport.tell_all(mine, "all ranks to open a combiner");
+  const auto odd = std::ranges::find_if(all, [&](const auto& theirs) { return theirs != all[0]; });
+  if (odd == all.end()) return;
+  const auto text = [](const auto& values) {
+    std::string list;
+    for (const std::int64_t value : values) list += (list.empty() ? "" : ", ") + std::to_string(value);
+    return list;
+  };
+  throw InputError("Combiner: ranks 0 and " + std::to_string(odd - all.begin()) +
+                   " differ in b, n_h, l, d_v, by heads, radix, radix of nodes, slice bytes: " + text(all[0]) + " and " +
+                   text(*odd));
+}
+
+/// The arguments, checked.
+const std::array<std::int64_t, 4>& checked(Transport& transport, const std::array<std::int64_t, 4>& shape, OutputPart part,
+                                           const PlanOptions& options) {
+  require_agreement(transport, shape, part, options);
+  const auto& [b, n_h, l, d_v] = shape;
+  const double n =
+      static_cast<double>(b) * static_cast<double>(n_h) * static_cast<double>(l) * (2 + static_cast<double>(d_v));
+  require(*std::ranges::min_element(shape) >= 0 && n <= 0x1p40, "Combiner: b = ", b, ", n_h = ", n_h, ", l = ", l,
+          ", d_v = ", d_v, "; an axis is negative, or the states have more than 2^40 elements");
+  require(part == OutputPart::kAll || n_h % transport.size() == 0, "Combiner: ", n_h, " heads cannot be scattered over ",
+          transport.size(), " ranks");
+  require(transport.device() == nullptr, "Combiner: the transport ", transport.name(),
+          " sends from device memory; a combiner merges in host memory");
+  return shape;
+}
+
+Plan plan_of(const Transport& transport, OutputPart part, PlanOptions options, std::int64_t n_rows, std::int64_t d_v) {
+  const Topology& topology = transport.topology();
+  if (part == OutputPart::kHeads) return heads_plan(topology, transport.rank());
+  options.n_rows = n_rows, options.d_v = d_v;
+  const auto& exchange = find_algorithm("two-level").exchange;
+  return std::get<PlanOf>(exchange)(topology, transport.rank(), places(topology.size()), options);
+}
+
+}  // namespace
+
+Combiner::Combiner(Transport& transport, const std::array<std::int64_t, 4>& shape, OutputPart part, PlanOptions options)
+    : transport_(transport),
+      shape_(checked(transport, shape, part, options)),
+      part_(part),
+      n_rows_(shape[0] * shape[1] * shape[2]),
+      plan_(plan_of(transport, part, std::move(options), n_rows_, shape[3])),
+      heads_(static_cast<std::size_t>(shape[1])),
+      fabric_(transport, plan_, n_rows_, shape[3]),
+      states_(static_cast<std::size_t>(n_rows_ * state_size(shape[3]))),
+      row_(static_cast<std::size_t>(shape[3])) {
+  std::iota(heads_.begin(), heads_.end(), 0);
+  const std::int64_t n = n_heads();
+  for (std::size_t i = 0; part == OutputPart::kHeads && i < heads_.size(); ++i) {
+    const auto at = static_cast<std::int64_t>(i);
+    heads_[i] = owner(transport.topology(), static_cast<int>(at / n)) * n + at % n;
+  }
+}
+
+RankCost Combiner::cost() const { return cost_of(plan_, n_rows_, shape_[3]); }
+
+OutputView Combiner::combine(const TensorView& o, const TensorView& lse, LseForm form) {
+  const auto [b, n_h, l, d_v] = shape_;
+  const bool has_axes = o.shape == shape_ && lse.shape == std::array{b, n_h, l, std::int64_t{1}};
+  require(has_axes, "Combiner::combine: o is [", o.shape[0], ", ", o.shape[1], ", ", o.shape[2], ", ", o.shape[3],
+          "] and lse [", lse.shape[0], ", ", lse.shape[1], ", ", lse.shape[2], ", ", lse.shape[3], "]; expected [", b, ", ",
+          n_h, ", ", l, ", ", d_v, "] and [", b, ", ", n_h, ", ", l, ", 1]");
+  require_view("Combiner::combine", o, "o");
+  require_view("Combiner::combine", lse, "lse");
+
+  // With all rows, state (i, h, j) is row (i n_h + h) l + j; by heads, the batch comes after the head, so that those of a
+  // rank are adjacent.
+  const bool by_heads = part_ == OutputPart::kHeads;
+  float* state = states_.data();
+  const auto set_states = [&](std::int64_t i, std::int64_t h) {
+    for (std::int64_t j = 0; j < l; ++j, state += state_size(d_v)) {
+      float natural = 0;
+      load_row(lse, i, h, j, &natural);
+      if (natural > -std::numeric_limits<float>::infinity() || natural != natural) load_row(o, i, h, j, row_.data());
+      set_from_lse(state, row_.data(), natural, d_v, form);
+    }
+  };
+  if (by_heads) {
+    for (const std::int64_t h : heads_)
+      for (std::int64_t i = 0; i < b; ++i) set_states(i, h);
+  } else {
+    for (std::int64_t i = 0; i < b; ++i)
+      for (const std::int64_t h : heads_) set_states(i, h);
+  }
+  const OutputView output = fabric_.step(states_);
+  if (!by_heads || b == 1) return output;
+
+  // [n_h / p, b, l] becomes [b, n_h / p, l].
+  out_.resize(output.out.size());
+  lse_.resize(output.lse.size());
+  for (std::int64_t i = 0, to = 0; i < b; ++i) {
+    for (std::int64_t h = 0; h < n_heads(); ++h, ++to) {
+      std::copy_n(output.out.data() + (h * b + i) * l * d_v, l * d_v, out_.data() + to * l * d_v);
+      std::copy_n(output.lse.data() + (h * b + i) * l, l, lse_.data() + to * l);
+    }
+  }
+  return {out_, lse_};
+}
+
+}  // namespace tree_attn

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The exchange alone: ranks that have (o, lse) of their own keys, from any kernel, end with attention over all of
+/// them (section 5.3).
+#pragma once
+
+#include "tree_attn/distributed/decoders/host_fabric.hpp"
+#include "tree_attn/distributed/plan/plan_options.hpp"
+#include "tree_attn/reference/state/lse.hpp"
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+namespace tree_attn {
+
+/// What a rank ends with.
+enum class OutputPart {
+  kAll,   ///< every row: [b, n_h, l, d_v] on every rank
+  kHeads  ///< of p ranks, rank r has the query heads [r n_h / p, (r + 1) n_h / p): [b, n_h / p, l, d_v]
+};
+
+/// Merges the outputs of p ranks, any number of times for one shape.
+///
+/// The ranks count as neighbours in the order of the topology, one place of the canonical tree each. So the bits are the
+/// same for both parts, every radix and any nodes of the same p ranks, but depend on p, which the decoders' do not: where
+/// the sequence was cut decides what a kernel has rounded.
+///
+/// `kAll` exchanges as `two-level` does. `kHeads` sends half of the bytes where `two-level` cuts its messages by rows: each
+/// rank sends to the others only their heads, inside its node first, and what the node has merged to the ranks of its place
+/// in other nodes. In nodes of different sizes, or of a number of ranks that is no power of two, all ranks exchange in one
+/// round.
+class Combiner {
+ public:
+  /// Writes the plan and takes the memory for it. Collective: all ranks pass the same arguments.
+  /// @param transport in host memory; outlives the combiner
+  /// @param shape b, n_h, l and d_v
+  /// @param options of the plan of `kAll`
+  /// @throws InputError on every rank if two ranks differ; std::invalid_argument for a negative axis, for `kHeads` unless
+  ///   n_h is a multiple of p, and for a transport of device memory; TransportError
+  Combiner(Transport& transport, const std::array<std::int64_t, 4>& shape, OutputPart part = OutputPart::kAll,
+           PlanOptions options = {});
+
+  /// Merges what all ranks pass. Collective.
+  /// @param[in] o [b, n_h, l, d_v], F32, F16 or BF16; rows whose lse is -inf are not read
+  /// @param[in] lse [b, n_h, l, 1] in the base of `form`
+  /// @returns out and natural lse in F32, for the heads of this rank, valid until the next call; store() rounds to other
+  ///   types. Rows that no rank has keys for are 0 and -inf.
+  /// @throws std::invalid_argument for other axes, or elements without data; TransportError
+  OutputView combine(const TensorView& o, const TensorView& lse, LseForm form = LseForm::kNatural);
+
+  /// Heads of the output.
+  std::int64_t n_heads() const { return part_ == OutputPart::kAll ? shape_[1] : shape_[1] / transport_.size(); }
+  /// What this rank sends in one call.
+  RankCost cost() const;
+
+ private:
+  Transport& transport_;
+  std::array<std::int64_t, 4> shape_;
+  OutputPart part_;
+  std::int64_t n_rows_;
+  Plan plan_;
+  std::vector<std::int64_t> heads_;  ///< in the order of their rows in the states
+  HostFabric fabric_;
+  std::vector<float> states_, row_, out_, lse_;
+};
+
+}  // namespace tree_attn
