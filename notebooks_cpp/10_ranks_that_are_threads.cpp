@@ -48,8 +48,8 @@ int main() {
     std::vector<DecodeOutput> outputs(p);
     run_threads(Topology::pretend(p, 4), 60, [&](ThreadTransport& transport) {
       const auto [begin, end] = transport.topology().range_of(transport.rank(), ranges);
-      ShardDecoder shard = open_shard(
-          cpu_backend(), q.view(), {k.view().positions(begin, end), v.view().positions(begin, end), begin}, lengths, scale);
+      OpenShard shard = open_shard(cpu_backend(), q.view(),
+                                   {k.view().positions(begin, end), v.view().positions(begin, end), begin}, lengths, scale);
       const auto decoder = find_algorithm("two-level").open(transport, shard, ranges);
       outputs[transport.rank()] = decoder->step({q.view(), lengths}).copy();
     });

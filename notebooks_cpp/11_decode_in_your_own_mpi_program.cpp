@@ -44,7 +44,7 @@ DecodeOutput attend(MPI_Comm comm, const TensorView& q, const TensorView& k, con
 
   const std::vector<std::int64_t> lengths = {ranges.back().end};
   const Shard own{k, v, transport.topology().range_of(ranks.rank(), ranges).begin};
-  ShardDecoder shard = open_shard(cpu_backend(), q, own, lengths, 1 / std::sqrt(double(q.shape[3])));
+  OpenShard shard = open_shard(cpu_backend(), q, own, lengths, 1 / std::sqrt(double(q.shape[3])));
   const auto decoder = find_algorithm("two-level").open(transport, shard, ranges);
   return decoder->step({q, lengths}).copy();
 }

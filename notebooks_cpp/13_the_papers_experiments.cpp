@@ -184,8 +184,8 @@ plot $step using 1:8 with linespoints pt 7 ps 0.5 lw 2 lc rgb '#d9730d' title 'r
     std::vector<Traffic> traffic(8);
     run_threads(nodes, 60, [&](ThreadTransport& rank) {
       const auto [begin, end] = nodes.range_of(rank.rank(), ranges);
-      ShardDecoder shard = open_shard(cpu_backend(), q.view(),
-                                      {k.view().positions(begin, end), v.view().positions(begin, end), begin}, {{N}}, 0.25);
+      OpenShard shard = open_shard(cpu_backend(), q.view(),
+                                   {k.view().positions(begin, end), v.view().positions(begin, end), begin}, {{N}}, 0.25);
       find_algorithm(name).open(rank, shard, ranges)->step({q.view(), {{N}}});
       traffic[std::size_t(rank.rank())] = rank.traffic();
     });

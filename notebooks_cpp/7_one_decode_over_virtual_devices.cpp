@@ -269,8 +269,8 @@ int main() {
   const auto decode_on = [&shape](Transport& rank, const Algorithm& algorithm) {
     const std::vector<KeyRange> ranges = even_ranges(shape.n_keys, rank.size(), kLeafKeys);
     const std::unique_ptr<Workload> workload = make_workload(shape, 7, 1);
-    ShardDecoder shard(cpu_backend(), shape, ranges[std::size_t(rank.rank())], 0.25);
-    fill(shard.cache(), *workload, shape.lengths);
+    OpenShard shard = open_shard(cpu_backend(), shape, ranges[std::size_t(rank.rank())], 0.25);
+    fill(*shard.cache, *workload, shape.lengths);
     return algorithm.open(rank, shard, ranges)->step({workload->query(0), shape.lengths}).copy();
   };
 

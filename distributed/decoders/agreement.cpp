@@ -39,9 +39,9 @@ std::uint64_t hash_of(const Topology& topology) {
 }
 
 /// A member that is added to a structure does not compile until it is named here.
-auto fields_of(std::string_view algorithm, const Topology& topology, const ShardDecoder& shard,
+auto fields_of(std::string_view algorithm, const Topology& topology, const OpenShard& shard,
                std::span<const KeyRange> ranges, const PlanOptions& options) {
-  const auto& [dtype, value_dtype, batch, heads, kv_heads, n_queries, head_dim, value_dim] = shard.cache().shape();
+  const auto& [dtype, value_dtype, batch, heads, kv_heads, n_queries, head_dim, value_dim] = shard.cache->shape();
   // The shape of the states, n_rows and d_v, follows from that of the cache.
   const auto& [radix, node_radix, slice_bytes, network, library, on_host, steps_done, n_rows, d_v] = options;
   const auto& [inside, between, overhead] = network;
@@ -50,8 +50,8 @@ auto fields_of(std::string_view algorithm, const Topology& topology, const Shard
                     Field{"hash of nodes", hash_of(topology)},
                     Field{"number of ranges", ranges.size()},
                     Field{"hash of ranges", fnv1a(std::as_bytes(ranges))},
-                    Field{"order of leaves", name_of(shard.cache().leaves().order())},
-                    Field{"scale", shard.scale()},
+                    Field{"order of leaves", name_of(shard.cache->leaves().order())},
+                    Field{"scale", shard.session->scale()},
                     Field{"type", name_of(dtype)},
                     Field{"type of values", name_of(value_dtype)},
                     Field{"batch", batch},
@@ -75,7 +75,7 @@ auto fields_of(std::string_view algorithm, const Topology& topology, const Shard
 
 }  // namespace
 
-void require_agreement(std::string_view algorithm, Transport& transport, const ShardDecoder& shard,
+void require_agreement(std::string_view algorithm, Transport& transport, const OpenShard& shard,
                        std::span<const KeyRange> ranges, const PlanOptions& options) {
   if (transport.size() == 1) return;
   const auto fields = fields_of(algorithm, transport.topology(), shard, ranges, options);

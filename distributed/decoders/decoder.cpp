@@ -31,9 +31,9 @@ std::int64_t longest_in(const KvCache& cache) {
 /// Decodes the own shard, then carries out the plan.
 class PlanDecoder : public Decoder {
  public:
-  PlanDecoder(Transport& transport, ShardDecoder& shard, std::span<const KeyRange> ranges, PlanFor plan_for)
+  PlanDecoder(Transport& transport, OpenShard& shard, std::span<const KeyRange> ranges, PlanFor plan_for)
       : Decoder(transport, shard), ranges_(ranges.begin(), ranges.end()), plan_for_(std::move(plan_for)) {
-    if (transport.device() != nullptr) on_device_ = dynamic_cast<DeviceSteps*>(&shard.session());
+    if (transport.device() != nullptr) on_device_ = dynamic_cast<DeviceSteps*>(shard.session.get());
     if (transport.device() != nullptr && on_device_ == nullptr)
       throw std::logic_error("PlanDecoder: the transport sends from device memory, the backend has states on the host");
     if (!is_open()) plan(ranges_);
@@ -53,7 +53,7 @@ class PlanDecoder : public Decoder {
     // A rank whose cache grows needs a new graph, and a message is in a graph on both sides or on neither. So the ranks tell
     // each other how far their memory goes, and beyond that all of them begin anew.
     if (longest > all_have_room_for_) {
-      const std::vector<std::int64_t> rooms = transport_.tell_all(longest_in(shard_.cache()), "the memory of all ranks");
+      const std::vector<std::int64_t> rooms = transport_.tell_all(longest_in(*shard_.cache), "the memory of all ranks");
       all_have_room_for_ = *std::min_element(rooms.begin(), rooms.end());
       on_device_->stream().forget();
     }
@@ -66,7 +66,7 @@ class PlanDecoder : public Decoder {
   bool is_open() const { return !ranges_.empty() && ranges_.back().end == kOpenEnd; }
   void plan(std::span<const KeyRange> ranges) {
     planned_end_ = ranges.empty() ? 0 : ranges.back().end;
-    const AttentionShape& shape = shard_.cache().shape();
+    const AttentionShape& shape = shard_.cache->shape();
     Plan plan = plan_for_(ranges);
     if (on_device_ == nullptr)
       on_host_.emplace(transport_, std::move(plan), shape.n_rows(), shape.value_dim);
@@ -86,12 +86,12 @@ class PlanDecoder : public Decoder {
 
 }  // namespace
 
-Decoder::Decoder(Transport& transport, ShardDecoder& shard)
+Decoder::Decoder(Transport& transport, OpenShard& shard)
     : transport_(transport), shard_(shard), progress_([&transport] { transport.progress(); }) {}
 
 OutputView Decoder::step(const Step& step) {
   transport_.check();
-  shard_.session().check(step);
+  shard_.session->check(step);
   for (std::size_t i = 0; i < step.lengths.size(); ++i) {
     require<std::out_of_range>(step.lengths[i] <= most_keys_, "Decoder::step: batch entry ", i, " has ", step.lengths[i],
                                " keys, but the ranges of all ranks end at ", most_keys_);
@@ -100,7 +100,7 @@ OutputView Decoder::step(const Step& step) {
 }
 
 Forest<float>& Decoder::decode_own_shard(const Step& step) {
-  Forest<float>& states = shard_.session().decode(step, progress_).host();
+  Forest<float>& states = shard_.session->decode(step, progress_).host();
   set_states_ready(transport_.seconds());
   return states;
 }
@@ -156,18 +156,18 @@ void require_ranges(const char* function, const Topology& topology, int rank, st
 
 }  // namespace
 
-std::unique_ptr<Decoder> Algorithm::open(Transport& transport, ShardDecoder& shard, std::span<const KeyRange> ranges,
+std::unique_ptr<Decoder> Algorithm::open(Transport& transport, OpenShard& shard, std::span<const KeyRange> ranges,
                                          const PlanOptions& options) const {
   constexpr const char* kHere = "Algorithm::open";
   require_agreement(name, transport, shard, ranges, options);
-  const OwnedLeaves& own_leaves = shard.cache().leaves();
+  const OwnedLeaves& own_leaves = shard.cache->leaves();
   require_ranges(kHere, transport.topology(), ranges, own_leaves.order(), options);
   require(takes_dealt || own_leaves.order() == LeafOrder::kContiguous, kHere, ": ", name, " takes no dealt order of leaves");
   const KeyRange mine = transport.topology().range_of(transport.rank(), ranges), held = own_leaves.range();
   require(mine.begin == held.begin && mine.end == held.end, kHere, ": the range of rank ", transport.rank(), " is [",
           mine.begin, ", ", mine.end, "), but its cache holds [", held.begin, ", ", held.end, ")");
 
-  const PlanOptions all_options = options.for_shape(shard.cache().shape());
+  const PlanOptions all_options = options.for_shape(shard.cache->shape());
   std::unique_ptr<Decoder> decoder;
   if (const auto* own = std::get_if<OwnDecoder>(&exchange)) {
     decoder = own->open(transport, shard, ranges, all_options);

@@ -6,7 +6,7 @@
 /// all algorithms.
 #pragma once
 
-#include "tree_attn/distributed/decoders/shard_decoder.hpp"
+#include "tree_attn/distributed/decoders/open_shard.hpp"
 #include "tree_attn/distributed/plan/plan.hpp"
 #include "tree_attn/distributed/plan/plan_options.hpp"
 #include "tree_attn/distributed/transport/transport.hpp"
@@ -45,7 +45,7 @@ class Decoder {
 
  protected:
   /// Both outlive the decoder.
-  Decoder(Transport& transport, ShardDecoder& shard);
+  Decoder(Transport& transport, OpenShard& shard);
   /// Implements step(); all checks have passed.
   virtual OutputView run(const Step& step) = 0;
   /// The states of this rank's own shard, on the host; messages in flight advance meanwhile. They may be used up.
@@ -53,7 +53,7 @@ class Decoder {
   void set_states_ready(double seconds) { states_ready_ = seconds; }
 
   Transport& transport_;
-  ShardDecoder& shard_;
+  OpenShard& shard_;
   std::function<void()> progress_;  ///< lets messages advance
 
  private:
@@ -81,7 +81,7 @@ using RadixOf = int (*)(const Topology& topology, std::span<const KeyRange> rang
 
 /// An algorithm that moves more than states, and therefore has a decoder of its own instead of a plan.
 struct OwnDecoder {
-  std::unique_ptr<Decoder> (*open)(Transport&, ShardDecoder&, std::span<const KeyRange> ranges, const PlanOptions& options);
+  std::unique_ptr<Decoder> (*open)(Transport&, OpenShard&, std::span<const KeyRange> ranges, const PlanOptions& options);
   RankCost (*cost)(const Topology& topology, int rank, std::span<const KeyRange> ranges, const WorkloadShape& shape,
                    const PlanOptions& options);
 };
@@ -123,7 +123,7 @@ struct Algorithm {
   /// @throws InputError on every rank if two ranks differ; std::invalid_argument unless the ranges are such ranges, one per
   ///   rank, from position 0 on (in the dealt order up to the last slot), that of this rank is the one of its cache, and a
   ///   radix is 0 or at least 2; TransportError
-  std::unique_ptr<Decoder> open(Transport& transport, ShardDecoder& shard, std::span<const KeyRange> ranges,
+  std::unique_ptr<Decoder> open(Transport& transport, OpenShard& shard, std::span<const KeyRange> ranges,
                                 const PlanOptions& options = {}) const;
   /// What one rank sends and holds in a step. @throws as open(); std::invalid_argument also if a sequence is longer than the
   /// ranges

@@ -69,11 +69,11 @@ bool same(KeyRange a, KeyRange b) { return a.begin == b.begin && a.end == b.end;
 /// into the plan between nodes.
 class OneShotDecoder : public Decoder {
  public:
-  OneShotDecoder(Transport& transport, ShardDecoder& shard, std::span<const KeyRange> ranges, const PlanOptions& options)
+  OneShotDecoder(Transport& transport, OpenShard& shard, std::span<const KeyRange> ranges, const PlanOptions& options)
       : Decoder(transport, shard),
         ranges_(ranges.begin(), ranges.end()),
         options_(options),
-        session_(open_one_shot(shard.cache(), shard.scale(),
+        session_(open_one_shot(*shard.cache, shard.session->scale(),
                                {.timeout = transport.timeout(),
                                 .windows_on_host = options.windows_on_host,
                                 .steps_done = options.steps_done,
@@ -144,7 +144,7 @@ class OneShotDecoder : public Decoder {
   void prepare(std::int64_t longest) {
     // The first step needs no more than the cache has. Where sequences grow, a quarter more.
     if (longest > n_prepared_) n_prepared_ = n_prepared_ < 0 ? longest : longest + longest / 4;
-    KvCache& cache = shard_.cache();
+    KvCache& cache = *shard_.cache;
     cache.reserve(std::min(cache.leaves().n_keys(n_prepared_), cache.leaves().most_keys()));
     const std::vector<KeyRange> now = closed(ranges_, longest);
     if (connected_.empty() || !same(now.back(), connected_.back())) connect(now);
@@ -156,7 +156,7 @@ class OneShotDecoder : public Decoder {
     const Topology& topology = transport_.topology();
     const int rank = transport_.rank();
     const Members node = members_of_node(topology, rank, ranges);
-    const AttentionShape& shape = shard_.cache().shape();
+    const AttentionShape& shape = shard_.cache->shape();
     const std::int64_t n_bytes =
         one_shot_window_bytes(node.ranges, shape.n_rows(), shape.value_dim, leaves_states(topology));
     DeviceTransport* const device = options_.windows_on_host || n_bytes == 0 ? nullptr : transport_.device();
@@ -206,7 +206,7 @@ class OneShotDecoder : public Decoder {
   std::int64_t n_merges_ = 0, n_stored_ = 0;  ///< of the kernel in a step: merge steps, and windows stored into
 };
 
-std::unique_ptr<Decoder> open_decoder(Transport& transport, ShardDecoder& shard, std::span<const KeyRange> ranges,
+std::unique_ptr<Decoder> open_decoder(Transport& transport, OpenShard& shard, std::span<const KeyRange> ranges,
                                       const PlanOptions& options) {
   return std::make_unique<OneShotDecoder>(transport, shard, ranges, options);
 }

@@ -81,20 +81,20 @@ std::vector<OwnedLeaves> owned_leaves(std::span<const KeyRange> ranges, LeafOrde
 /// side by side.
 class RingDecoder : public Decoder {
  public:
-  RingDecoder(Transport& transport, ShardDecoder& shard, std::span<const KeyRange> ranges)
+  RingDecoder(Transport& transport, OpenShard& shard, std::span<const KeyRange> ranges)
       : Decoder(transport, shard),
-        leaves_(owned_leaves(ranges, shard.cache().leaves().order())),
-        n_rows_(shard.cache().shape().n_rows()),
-        d_v_(shard.cache().shape().value_dim),
+        leaves_(owned_leaves(ranges, shard.cache->leaves().order())),
+        n_rows_(shard.cache->shape().n_rows()),
+        d_v_(shard.cache->shape().value_dim),
         device_(transport.device()),
         memory_{KvMemory(transport), KvMemory(transport)},
         forests_(ranges.size(), Forest<float>(n_rows_, d_v_)),
         joined_(n_rows_, d_v_),
         out_(static_cast<std::size_t>(n_rows_ * d_v_)),
         lse_(static_cast<std::size_t>(n_rows_)),
-        hop_lengths_(static_cast<std::size_t>(shard.cache().shape().batch)) {
+        hop_lengths_(static_cast<std::size_t>(shard.cache->shape().batch)) {
     // Memory for the longest shard. Where shards grow it is that of this rank, and grows too.
-    std::int64_t longest = shard.cache().capacity();
+    std::int64_t longest = shard.cache->capacity();
     std::size_t n_joined = 0;
     for (std::size_t source = 0; source < ranges.size(); ++source) {
       const KeyRange range = closed(ranges[source], ranges[source].begin + longest);
@@ -106,9 +106,12 @@ class RingDecoder : public Decoder {
     }
     joined_.reserve(std::max<std::size_t>(n_joined, 1));
     if (ranges.size() == 1) return;
-    hop_ = shard.open_cache(longest);
+    const OwnedLeaves& own = shard.cache->leaves();
+    hop_ =
+        open_shard(*shard.backend, shard.cache->shape(),
+                   own.order() == LeafOrder::kContiguous ? OwnedLeaves({0, longest}) : own, longest, shard.session->scale());
     for (KvMemory& memory : memory_)
-      memory.first(static_cast<std::size_t>(longest * shard.cache().shape().bytes_per_position()));
+      memory.first(static_cast<std::size_t>(longest * shard.cache->shape().bytes_per_position()));
     // A stream of its own for the messages, so that the next shard travels while kernels compute on this one.
     if (device_ != nullptr) for_messages_ = device_->make_blocks()(0, 1, nullptr);
   }
@@ -116,7 +119,7 @@ class RingDecoder : public Decoder {
   ~RingDecoder() override {
     if (!transport_.has_messages_in_flight()) return;
     for (KvMemory& memory : memory_) memory.leave();
-    new auto(shard_.shared_cache());
+    new auto(shard_.cache);
   }
   RingDecoder(const RingDecoder&) = delete;
   RingDecoder& operator=(const RingDecoder&) = delete;
@@ -144,10 +147,10 @@ class RingDecoder : public Decoder {
 
     // Hop i: compute on the block of index me - i while it goes on to the right and the next one comes in from the left.
     KvBlock here{&memory_[0]}, next{&memory_[1]};
-    if (p > 1) pack_shard(here, shard_.cache(), leaves_of(0).n_keys(longest), device_ != nullptr);
+    if (p > 1) pack_shard(here, *shard_.cache, leaves_of(0).n_keys(longest), device_ != nullptr);
     for (int hop = 0; hop < p; ++hop) {
       if (hop + 1 < p) {
-        prepare_receive(next, shard_.cache().shape(), leaves_of(hop + 1).n_keys(longest));
+        prepare_receive(next, shard_.cache->shape(), leaves_of(hop + 1).n_keys(longest));
         transport_.receive(next.held.first(n_bytes(next.shard.k)), left);
         transport_.receive(next.held.subspan(n_bytes(next.shard.k)), left);
         transport_.send({here.shard.k.data, n_bytes(here.shard.k)}, right);
@@ -183,7 +186,7 @@ class RingDecoder : public Decoder {
 
   const Forest<float>& decode_first(const Step& step) {
     if (device_ == nullptr) return decode_own_shard(step);
-    const Forest<float>& states = on_host(shard_.session().decode(step, progress_));
+    const Forest<float>& states = on_host(shard_.session->decode(step, progress_));
     set_states_ready(transport_.seconds());
     return states;
   }
@@ -207,14 +210,14 @@ class RingDecoder : public Decoder {
   DeviceTransport* device_;                     ///< the transport, if messages are sent from device memory
   std::array<KvMemory, 2> memory_;              ///< one receives while the other is sent
   std::unique_ptr<DeviceBlocks> for_messages_;  ///< no blocks: their stream, if messages are sent from device memory
-  OpenCache hop_;                               ///< over the block that has arrived; empty with one rank
+  OpenShard hop_;                               ///< over the block that has arrived; empty with one rank
   std::vector<Forest<float>> forests_;          ///< by source
   Forest<float> joined_;
   std::vector<float> out_, lse_;
   std::vector<std::int64_t> hop_lengths_;  ///< positions of that block, per batch entry
 };
 
-std::unique_ptr<Decoder> open_ring(Transport& transport, ShardDecoder& shard, std::span<const KeyRange> ranges,
+std::unique_ptr<Decoder> open_ring(Transport& transport, OpenShard& shard, std::span<const KeyRange> ranges,
                                    const PlanOptions&) {
   return std::make_unique<RingDecoder>(transport, shard, ranges);
 }

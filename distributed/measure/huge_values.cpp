@@ -37,14 +37,15 @@ float enlarged(float z) {
 
 }  // namespace
 
-void decode_huge_values(Transport& transport, const Backend& backend, Workload& workload, const ShardDecoder& shard,
+void decode_huge_values(Transport& transport, const Backend& backend, Workload& workload, const OpenShard& shard,
                         const Algorithm& algorithm, std::span<const KeyRange> ranges, const PlanOptions& options,
                         DecodeOutput& output) {
   const std::unique_ptr<Workload> smaller = with_values(workload, workload.shape().value_dim, smaller_values);
   const int last = workload.steps() - 1;
   const std::vector<std::int64_t> lengths = workload.lengths(last);
-  ShardDecoder again(backend, smaller->shape(), shard.cache().leaves(), shard.cache().capacity(), shard.scale());
-  fill(again.cache(), *smaller, lengths);
+  OpenShard again =
+      open_shard(backend, smaller->shape(), shard.cache->leaves(), shard.cache->capacity(), shard.session->scale());
+  fill(*again.cache, *smaller, lengths);
   const std::unique_ptr<Decoder> decoder = algorithm.open(transport, again, ranges, options);
   const OutputView average = decoder->step({workload.query(last), lengths});
   for (std::size_t i = 0; i < output.out.size(); ++i) {

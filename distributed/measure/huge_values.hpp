@@ -15,7 +15,7 @@ namespace tree_attn {
 /// keeps its bits. Collective over the ranks of the transport. It holds the keys and values of this rank a second time.
 /// @param shard the cache of this rank
 /// @param[in,out] output of the last step, the same on every rank
-void decode_huge_values(Transport& transport, const Backend& backend, Workload& workload, const ShardDecoder& shard,
+void decode_huge_values(Transport& transport, const Backend& backend, Workload& workload, const OpenShard& shard,
                         const Algorithm& algorithm, std::span<const KeyRange> ranges, const PlanOptions& options,
                         DecodeOutput& output);
 

@@ -61,11 +61,11 @@ Traffic over_ranks(const Traffic& traffic, const Ranks& ranks) {
           most(traffic.merge_steps),    most(traffic.buffer_kv_bytes)};
 }
 
-Measurement measure(const Bench& bench, ShardDecoder& shard, const Algorithm& algorithm) {
+Measurement measure(const Bench& bench, OpenShard& shard, const Algorithm& algorithm) {
   const Ranks& ranks = bench.ranks;
   Transport& transport = bench.transport;
   Workload& workload = bench.workload;
-  KvCache& cache = shard.cache();
+  KvCache& cache = *shard.cache;
   require(bench.warmup >= 0 && bench.repeat >= 1, "measure: ", bench.warmup, " repetitions to warm up, then ", bench.repeat);
   require(workload.shape().batch == cache.shape().batch, "measure: a workload of ", workload.shape().batch,
           " batch entries, and a cache of ", cache.shape().batch);

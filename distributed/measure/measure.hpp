@@ -76,7 +76,7 @@ struct Bench {
 /// counters.
 /// @param shard the cache of this rank, filled at least up to the workload's lengths_at_start()
 /// @throws std::invalid_argument if nothing is repeated, or the cache has another batch than the workload
-Measurement measure(const Bench& bench, ShardDecoder& shard, const Algorithm& algorithm);
+Measurement measure(const Bench& bench, OpenShard& shard, const Algorithm& algorithm);
 
 /// Compares outputs of the last step with the oracle.
 class Verifier {

@@ -101,8 +101,7 @@ Generator::Generator(const Model& model, const Backend& backend, Transport& tran
   for (std::int64_t layer = 0; layer < std::ssize(config.layers); ++layer) {
     if (config.layers[static_cast<std::size_t>(layer)] != LayerKind::kGlobal) continue;
     // Room for a question and its answer, so that the cache need not grow after every text.
-    caches_.push_back(
-        {layer, ShardDecoder(backend, shape, leaves, leaves.n_keys(n_text) + 16 * kLeafKeys, scale_), nullptr});
+    caches_.push_back({layer, open_shard(backend, shape, leaves, leaves.n_keys(n_text) + 16 * kLeafKeys, scale_), nullptr});
   }
   use(algorithm);
 }
@@ -114,7 +113,7 @@ void Generator::use(const Algorithm& algorithm) {
 void Generator::rewind(const Place& place) {
   require<std::out_of_range>(place.position >= 0 && place.position <= size(), "Generator::rewind: position ", place.position,
                              " of ", size());
-  for (Cache& cache : caches_) cache.shard.cache().truncate(0, leaves().n_keys(place.position));
+  for (Cache& cache : caches_) cache.shard.cache->truncate(0, leaves().n_keys(place.position));
   place_ = place;
 }
 
@@ -225,7 +224,7 @@ void Generator::decode(Cache& cache, const float* q, std::int64_t n_keys) {
   const std::array lengths{n_keys};
   output_ = cache.decoder->step({view, lengths}).copy();
   if (!options_.moments) return;
-  AttentionShape shape = cache.shard.cache().shape();
+  AttentionShape shape = cache.shard.cache->shape();
   shape.value_dim = d_h;
   entropy_ = take_moments(moment_layout(shape), output_, view, scale_).entropy;
 }
@@ -238,19 +237,19 @@ void Generator::hold(Cache& cache, const Rows& k, const Rows& v) {
     keys = rounded(keys, options_.dtype, k_bytes), values = rounded(values, options_.dtype, v_bytes);
   std::vector<float> enlarged;
   if (options_.moments) {
-    AttentionShape shape = cache.shard.cache().shape();
+    AttentionShape shape = cache.shard.cache->shape();
     shape.value_dim = config.head_dim;
     const MomentLayout layout = moment_layout(shape);
     enlarged = enlarge_values(layout, keys, values);
     values = TensorView::dense(enlarged.data(), DType::F32, {1, config.kv_heads, k.rows(), layout.size()});
   }
-  cache.shard.cache().append(0, keys, values);
+  cache.shard.cache->append(0, keys, values);
 }
 
 LargestWeight Generator::largest_weight(const Ranks& ranks) const {
   require<std::logic_error>(!output_.lse.empty(), "Generator::largest_weight: no step has been made");
   const ModelConfig& config = model_.config();
-  const KvCache& cache = caches_.back().shard.cache();
+  const KvCache& cache = *caches_.back().shard.cache;
   std::vector<std::byte> memory;
   const Shard shard = cache.shard(cache.longest(), [&](std::size_t n) {
     memory.resize(n);

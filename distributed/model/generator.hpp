@@ -88,14 +88,14 @@ class Generator {
   /// The cache of a global layer.
   struct Cache {
     std::int64_t layer;
-    ShardDecoder shard;
+    OpenShard shard;
     std::unique_ptr<Decoder> decoder;
   };
   Rows attend(Cache& cache, const Rows& h, const Rotation& rotation);
   void decode(Cache& cache, const float* q, std::int64_t n_keys);
   void hold(Cache& cache, const Rows& k, const Rows& v);
   void read_shard(std::string_view text, const std::function<void(double)>& progress);
-  const OwnedLeaves& leaves() const { return caches_.front().shard.cache().leaves(); }
+  const OwnedLeaves& leaves() const { return caches_.front().shard.cache->leaves(); }
 
   const Model& model_;
   Transport& transport_;

@@ -69,13 +69,13 @@ void check_elements(const DecodeOptions& options, const Backend& backend) {
 
 /// The cache of this rank with all keys and values that it holds before the first step.
 /// @throws InputError if there is no memory for it
-std::unique_ptr<ShardDecoder> fill_shard(const Backend& backend, Workload& workload, KeyRange range, double scale) {
+OpenShard fill_shard(const Backend& backend, Workload& workload, KeyRange range, double scale) {
   const OwnedLeaves leaves(range, workload.shape().order);
   const std::int64_t n = leaves.n_keys(workload.longest_at_start());
   const std::string who = "--backend " + std::string(backend.name()) + ": ";
   try {
-    auto shard = std::make_unique<ShardDecoder>(backend, workload.shape(), leaves, n, scale);
-    fill_at_start(shard->cache(), workload, workload.lengths_at_start());
+    OpenShard shard = open_shard(backend, workload.shape(), leaves, n, scale);
+    fill_at_start(*shard.cache, workload, workload.lengths_at_start());
     return shard;
   } catch (const std::bad_alloc&) {
     throw InputError(who + refused_memory("keys and values of " + std::to_string(n) + " positions",
@@ -238,7 +238,7 @@ int run_decode(const DecodeOptions& options, const Ranks& ranks) {
                   .oracle = options.verify});
   });
   if (setup->backend->has_elements()) agree_on_input(ranks, *setup->workload, setup->file ? &*setup->file : nullptr, ranges);
-  std::unique_ptr<ShardDecoder> shard;
+  std::optional<OpenShard> shard;
   run_on_all(ranks, [&] {
     check_backend(*setup->backend, reduced.shape(), ranges, setup->chosen);
     check(setup->chosen, *setup->backend, *transport, ranges, reduced.shape());
@@ -303,8 +303,8 @@ int run_decode(const DecodeOptions& options, const Ranks& ranks) {
     if (outputs.report) outputs.report->write(json(report, measurements));
     outputs.each(&OutputFile::finish);
     std::fputs(table(report, measurements).c_str(), stdout);
-    if (const std::string picked = shard->session().describe(); !picked.empty())
-      std::printf("kernel: %s (%lld keys of rank 0)\n", picked.c_str(), static_cast<long long>(shard->cache().capacity()));
+    if (const std::string picked = shard->session->describe(); !picked.empty())
+      std::printf("kernel: %s (%lld keys of rank 0)\n", picked.c_str(), static_cast<long long>(shard->cache->capacity()));
     for (const Measurement& m : measurements) {
       if (options.expect.empty()) break;
       const double distance = distance_from(expected_tensor(*setup->file, options.expect, shape), m.output);

@@ -135,7 +135,7 @@ std::string StepRunner::describe() const {
 }
 
 DeviceSession::DeviceSession(const DeviceCache& cache, double scale)
-    : DecodeSession(cache), steps_(cache, scale, *this), forest_(cache.shape().n_rows(), cache.shape().value_dim) {
+    : DecodeSession(cache, scale), steps_(cache, scale, *this), forest_(cache.shape().n_rows(), cache.shape().value_dim) {
   forest_.reserve(steps_.plan().subtrees.size());
 }
 

@@ -93,7 +93,7 @@ struct LineAllocator {
 class CpuSession final : public DecodeSession, public States {
  public:
   CpuSession(const CpuCache& cache, double scale, int n_threads)
-      : DecodeSession(cache),
+      : DecodeSession(cache, scale),
         cache_(cache),
         kernel_(leaf_kernel()),
         scale_(split_scale(scale)),

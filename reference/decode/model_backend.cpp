@@ -88,8 +88,8 @@ float value_of(const Subtree& subtree, std::int64_t row, std::int64_t column) {
 /// Lets the time of a step pass, and makes up the states.
 class ModelSession final : public DecodeSession, public States {
  public:
-  explicit ModelSession(const ModelCache& cache)
-      : DecodeSession(cache), cache_(cache), forest_(cache.shape().n_rows(), cache.shape().value_dim) {
+  ModelSession(const ModelCache& cache, double scale)
+      : DecodeSession(cache, scale), cache_(cache), forest_(cache.shape().n_rows(), cache.shape().value_dim) {
     const KeyRange range = closed(cache.leaves().range(), cache.leaves().range().begin + cache.capacity());
     forest_.reserve(static_cast<std::size_t>(n_subtrees(range.begin, range.end)));
   }
@@ -134,7 +134,7 @@ class ModelSession final : public DecodeSession, public States {
   Forest<float> forest_;
 };
 
-std::unique_ptr<DecodeSession> ModelCache::open(double) const { return std::make_unique<ModelSession>(*this); }
+std::unique_ptr<DecodeSession> ModelCache::open(double scale) const { return std::make_unique<ModelSession>(*this, scale); }
 
 class ModelBackend final : public Backend {
  public:

@@ -48,6 +48,8 @@ class DecodeSession {
   /// @paper{eq_7, eq. (7)}
   States& decode(const Step& step, const std::function<void()>& progress = {});
 
+  /// What multiplies q.k.
+  double scale() const { return scale_; }
   /// check_step() for the cache.
   void check(const Step& step) const { check_step(cache_, step); }
 
@@ -55,11 +57,12 @@ class DecodeSession {
   virtual std::string describe() const = 0;
 
  protected:
-  explicit DecodeSession(const KvCache& cache) : cache_(cache) {}
+  DecodeSession(const KvCache& cache, double scale) : cache_(cache), scale_(scale) {}
   virtual States& run(const Step& step, const std::function<void()>& progress) = 0;
 
  private:
   const KvCache& cache_;
+  double scale_;
 };
 
 }  // namespace tree_attn

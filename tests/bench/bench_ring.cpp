@@ -122,8 +122,8 @@ int main(int argc, char** argv) {
   MpiTransport transport(ranks, Topology::pretend(p, p));
   const std::unique_ptr<Workload> workload = make_workload(shape, 1, 1);
   const std::vector<KeyRange> ranges = even_ranges(shape.n_keys, p, shape.n_keys / p);
-  ShardDecoder shard(cpu_backend(), shape, ranges[static_cast<std::size_t>(ranks.rank())], kScale);
-  fill(shard.cache(), *workload, shape.lengths);
+  OpenShard shard = open_shard(cpu_backend(), shape, ranges[static_cast<std::size_t>(ranks.rank())], kScale);
+  fill(*shard.cache, *workload, shape.lengths);
   const TensorView q = workload->query(0);
   const std::unique_ptr<Decoder> ring = find_algorithm("ring").open(transport, shard, ranges);
   PlainRing plain_ring;
@@ -134,7 +134,7 @@ int main(int argc, char** argv) {
   double elapsed = 0;
   for (int round = 0; round <= kMinRounds || elapsed < kSeconds; ++round) {
     const Seconds of_plain = time_of(
-        ranks, [&] { return plain_ring.decode(q, shard.cache(), shape, ranges, p, ranks.rank()); }, plain);
+        ranks, [&] { return plain_ring.decode(q, *shard.cache, shape, ranges, p, ranks.rank()); }, plain);
     const Seconds of_ours = time_of(
         ranks,
         [&] {

@@ -104,7 +104,7 @@ inline std::vector<RankResult> decode(RankGroup& rank_group, const Algorithm& al
     Shard shard = workload.shard(mine);
     const Tensor k = copy_of(layout.copied ? shard.k : TensorView{}), v = copy_of(layout.copied ? shard.v : TensorView{});
     if (layout.copied) shard = {k.view(), v.view(), mine.begin};
-    ShardDecoder decoder = open_shard(backend, workload.query(0), shard, workload.lengths(), workload.scale);
+    OpenShard decoder = open_shard(backend, workload.query(0), shard, workload.lengths(), workload.scale);
     return algorithm.open(transport, decoder, layout.ranges)->step({workload.query(0), workload.lengths()}).copy();
   });
 }
@@ -116,7 +116,7 @@ inline std::vector<RankResult> decode_any(RankGroup& rank_group, const Algorithm
   if (!has_overflowed(workload, first[0].output)) return first;
   return rank_group.run(layout.topology, [&](Transport& transport) {
     const KeyRange mine = transport.topology().range_of(transport.rank(), layout.ranges);
-    const ShardDecoder shard(backend, workload.shape(), mine, workload.scale);
+    const OpenShard shard = open_shard(backend, workload.shape(), mine, workload.scale);
     DecodeOutput output = first[static_cast<std::size_t>(transport.rank())].output;
     decode_huge_values(transport, backend, workload, shard, algorithm, layout.ranges, {}, output);
     return output;

@@ -95,14 +95,14 @@ struct RankRun {
         ranges(ranges_of(run, n_at_start)),
         workload(make_workload(shape, 41, run.steps)),
         leaves(transport.topology().range_of(transport.rank(), ranges), run.order),
-        shard(emulated::backend(), shape, leaves, leaves.n_keys(n_at_start), kScale) {}
+        shard(open_shard(emulated::backend(), shape, leaves, leaves.n_keys(n_at_start), kScale)) {}
 
   Run run;
   WorkloadShape shape;
   std::vector<KeyRange> ranges;
   std::unique_ptr<Workload> workload;
   OwnedLeaves leaves;
-  ShardDecoder shard;
+  OpenShard shard;
 };
 
 /// Decodes the steps of a run by one algorithm on an empty cache that grows.
@@ -116,7 +116,7 @@ void decode_steps(Transport& transport, RankRun& rank, std::string_view algorith
     if (lengths.size() > 1) lengths[1] = std::max<std::int64_t>(0, lengths[1] - 70);
     return lengths;
   };
-  KvCache& cache = rank.shard.cache();
+  KvCache& cache = *rank.shard.cache;
   const auto decoder = find_algorithm(algorithm).open(transport, rank.shard, rank.ranges, rank.run.options());
   for (int t = 0; t < rank.run.steps; ++t) {
     fill(cache, *rank.workload, lengths_at(t));
@@ -249,8 +249,9 @@ std::string without_rank(const Run& run, int missing, double timeout, std::set<s
       emulated::backend().use_gpu(transport.rank());
       const auto workload = make_workload(shape, 43, 1);
       const std::vector<std::int64_t> lengths = workload->lengths(0);
-      ShardDecoder shard(emulated::backend(), shape, transport.topology().range_of(transport.rank(), ranges), kScale);
-      fill(shard.cache(), *workload, lengths);
+      OpenShard shard =
+          open_shard(emulated::backend(), shape, transport.topology().range_of(transport.rank(), ranges), kScale);
+      fill(*shard.cache, *workload, lengths);
       const auto decoder = find_algorithm("one-shot").open(transport, shard, ranges, run.options());
       decoder->step({workload->query(0), lengths});
       if (transport.rank() == missing) return instead(transport, others);

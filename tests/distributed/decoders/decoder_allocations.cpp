@@ -22,7 +22,7 @@ TEST_CASE("decoder: steps after the first allocate nothing") {
       std::atomic<int> in_steps = -1, of_opening = -1;
       run_threads(mixed_grouping(p), kTimeout, [&](const ThreadRanks& ranks, ThreadTransport& transport) {
         const KeyRange own = transport.topology().range_of(transport.rank(), ranges);
-        ShardDecoder shard = open_shard(cpu_backend(), q, workload->shard(own), workload->lengths(), workload->scale);
+        OpenShard shard = open_shard(cpu_backend(), q, workload->shard(own), workload->lengths(), workload->scale);
         ranks.barrier();
         const int before = n_allocations;
         const std::unique_ptr<Decoder> decoder = algorithm.open(transport, shard, ranges);
@@ -62,10 +62,10 @@ TEST_CASE("decoder: in the dealt order, with two threads a rank, steps after the
       std::atomic<int> in_steps = -1;
       run_threads(mixed_grouping(p), kTimeout, [&](const ThreadRanks& ranks, ThreadTransport& transport) {
         const OwnedLeaves leaves(transport.topology().range_of(transport.rank(), ranges), shape.order);
-        ShardDecoder shard(cpu_backend(2), shape, leaves, leaves.n_keys(shape.n_keys), 0.3);
+        OpenShard shard = open_shard(cpu_backend(2), shape, leaves, leaves.n_keys(shape.n_keys), 0.3);
         const std::vector<std::int64_t> lengths = workload->lengths(0);
         for (int rank = 0; rank < p; ++rank) {  // the workload is one for all
-          if (rank == transport.rank()) fill(shard.cache(), *workload, lengths);
+          if (rank == transport.rank()) fill(*shard.cache, *workload, lengths);
           ranks.barrier();
         }
         const std::unique_ptr<Decoder> decoder = algorithm.open(transport, shard, ranges);

@@ -23,7 +23,7 @@ TEST_CASE("decoder: steps after the first allocate nothing, over MPI and through
         rank_group->run(topology, [&](Transport& transport) {
           name = transport.name();
           const KeyRange own = topology.range_of(transport.rank(), ranges);
-          ShardDecoder shard = open_shard(cpu_backend(), q, workload->shard(own), workload->lengths(), workload->scale);
+          OpenShard shard = open_shard(cpu_backend(), q, workload->shard(own), workload->lengths(), workload->scale);
           const int before = n_allocations_here;
           const std::unique_ptr<Decoder> decoder = algorithm.open(transport, shard, ranges);
           of_opening = n_allocations_here - before;

@@ -135,8 +135,8 @@ TEST_CASE("one-shot on processes: a rank that never decodes ends the others with
   const std::vector<KeyRange> ranges = even_ranges(600, run.p, kLeafKeys);
   const auto workload = make_workload(shape, 43, 1);
   const std::vector<std::int64_t> lengths = workload->lengths(0);
-  ShardDecoder shard(emulated::backend(), shape, ranges[static_cast<std::size_t>(ranks.rank())], kScale);
-  fill(shard.cache(), *workload, lengths);
+  OpenShard shard = open_shard(emulated::backend(), shape, ranges[static_cast<std::size_t>(ranks.rank())], kScale);
+  fill(*shard.cache, *workload, lengths);
   const MpiRanks limited(ranks.comm(), kShort);
   const auto transport = limited.open_transport(Topology::pretend(ranks.size(), ranks.size()));
   const auto decoder = find_algorithm("one-shot").open(*transport, shard, ranges);
@@ -171,8 +171,8 @@ TEST_CASE("one-shot on processes of several nodes: a rank of another node that n
   const std::vector<KeyRange> ranges = even_ranges(600, run.p, kLeafKeys);
   const auto workload = make_workload(shape, 43, 1);
   const std::vector<std::int64_t> lengths = workload->lengths(0);
-  ShardDecoder shard(emulated::backend(), shape, ranges[static_cast<std::size_t>(ranks.rank())], kScale);
-  fill(shard.cache(), *workload, lengths);
+  OpenShard shard = open_shard(emulated::backend(), shape, ranges[static_cast<std::size_t>(ranks.rank())], kScale);
+  fill(*shard.cache, *workload, lengths);
   const MpiRanks limited(ranks.comm(), kShort);
   const auto transport = limited.open_transport(topology_of(run));
   const auto decoder = find_algorithm("one-shot").open(*transport, shard, ranges);
@@ -206,8 +206,8 @@ TEST_CASE("one-shot on processes: a window that cannot be opened is named with b
   const Run run{.p = ranks.size()};
   const WorkloadShape shape = shape_of(run, 600);
   const std::vector<KeyRange> ranges = even_ranges(600, run.p, kLeafKeys);
-  ShardDecoder shard(emulated::backend(), shape, ranges[static_cast<std::size_t>(ranks.rank())], kScale);
-  const auto decoder = open_one_shot(shard.cache(), kScale, {.timeout = kTimeout});
+  OpenShard shard = open_shard(emulated::backend(), shape, ranges[static_cast<std::size_t>(ranks.rank())], kScale);
+  const auto decoder = open_one_shot(*shard.cache, kScale, {.timeout = kTimeout});
   NodeWindow own = decoder->open_window(ranges, ranks.rank(), ranks.rank(), true);
   if (ranks.rank() == 1) own.handle = {};
   const std::vector<NodeWindow> all = ranks.all_gather(std::span<const NodeWindow>(&own, 1), "windows");

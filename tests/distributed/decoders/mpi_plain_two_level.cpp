@@ -47,8 +47,8 @@ void check(RankGroup& rank_group, TensorWorkload& workload, const Layout& layout
 
   const std::vector<RankResult> fast = rank_group.run(layout.topology, [&](Transport& transport) {
     const OwnedLeaves leaves(layout.topology.range_of(transport.rank(), layout.ranges), order);
-    ShardDecoder decoder(cpu_backend(), workload.shape(), leaves, 1, workload.scale);
-    fill_own(decoder.cache());
+    OpenShard decoder = open_shard(cpu_backend(), workload.shape(), leaves, 1, workload.scale);
+    fill_own(*decoder.cache);
     return find_algorithm("two-level")
         .open(transport, decoder, layout.ranges)
         ->step({workload.query(0), workload.lengths()})

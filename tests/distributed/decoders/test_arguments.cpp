@@ -44,7 +44,7 @@ TEST_CASE("arguments: a decoder opens for ranges that touch from position 0 on, 
       for (const Algorithm* algorithm : algorithms_on(*backend)) {
         CAPTURE(algorithm->name);
         run_threads(Topology::pretend(2, 2), kTimeout, [&](Transport& transport) {
-          ShardDecoder shard(*backend, workload->shape(), held, 200, workload->scale);
+          OpenShard shard = open_shard(*backend, workload->shape(), held, 200, workload->scale);
           if (transport.rank() == 0)
             CHECK_THROWS_WITH_AS(algorithm->open(transport, shard, ranges, options), line, std::invalid_argument);
           else
@@ -70,7 +70,7 @@ TEST_CASE("arguments: a decoder opens for the same nodes on every rank") {
   run_threads(Topology::pretend(2, 2), kTimeout, [&](const ThreadRanks& threads, ThreadTransport&) {
     const auto transport = threads.open_transport(Topology::pretend(2, 1 + threads.rank()));
     const AttentionShape shape{.heads = 2, .kv_heads = 1, .head_dim = 4, .value_dim = 4};
-    ShardDecoder shard(cpu_backend(), shape, ranges[static_cast<std::size_t>(threads.rank())], 1);
+    OpenShard shard = open_shard(cpu_backend(), shape, ranges[static_cast<std::size_t>(threads.rank())], 1);
     std::string error;
     try {
       find_algorithm("two-level").open(*transport, shard, ranges);
@@ -84,7 +84,7 @@ TEST_CASE("arguments: a decoder opens for the same nodes on every rank") {
 TEST_CASE("arguments: in the dealt order the ranges of all ranks end with the last slot") {
   const AttentionShape shape{.heads = 2, .kv_heads = 1, .head_dim = 4, .value_dim = 4};
   run_threads(Topology::pretend(1, 1), kTimeout, [&](Transport& transport) {
-    ShardDecoder shard(cpu_backend(), shape, OwnedLeaves({0, kSlots / 2}, LeafOrder::kDealt), 64, 1);
+    OpenShard shard = open_shard(cpu_backend(), shape, OwnedLeaves({0, kSlots / 2}, LeafOrder::kDealt), 64, 1);
     CHECK_THROWS_WITH_AS(find_algorithm("two-level").open(transport, shard, Ranges{{0, kSlots / 2}}),
                          "Algorithm::open: the ranges end at 35184372088832; in the dealt order they end at 70368744177664",
                          std::invalid_argument);
@@ -94,10 +94,10 @@ TEST_CASE("arguments: in the dealt order the ranges of all ranks end with the la
 TEST_CASE("arguments: one-shot takes leaves in the contiguous order alone") {
   const AttentionShape shape{.heads = 2, .kv_heads = 1, .head_dim = 4, .value_dim = 4};
   run_threads(Topology::pretend(1, 1), kTimeout, [&](Transport& transport) {
-    ShardDecoder shard(emulated::backend(), shape, OwnedLeaves({0, kSlots}, LeafOrder::kDealt), 64, 1);
+    OpenShard shard = open_shard(emulated::backend(), shape, OwnedLeaves({0, kSlots}, LeafOrder::kDealt), 64, 1);
     CHECK_THROWS_WITH_AS(find_algorithm("one-shot").open(transport, shard, dealt_ranges(1)),
                          "Algorithm::open: one-shot takes no dealt order of leaves", std::invalid_argument);
-    CHECK_THROWS_AS(open_one_shot(shard.cache(), 1, {}), std::invalid_argument);
+    CHECK_THROWS_AS(open_one_shot(*shard.cache, 1, {}), std::invalid_argument);
   });
   CHECK_THROWS_AS(
       find_algorithm("one-shot").cost(Topology::pretend(1, 1), 0, dealt_ranges(1), {shape, 64, {}, LeafOrder::kDealt}),
@@ -113,7 +113,7 @@ TEST_CASE("arguments: a step has lengths within the ranges, and queries with dat
       run_threads(Topology::pretend(2, 2), kTimeout, [&](Transport& transport) {
         backend->use_gpu(transport.rank());
         const Shard all = workload->shard(ranges[static_cast<std::size_t>(transport.rank())]);
-        ShardDecoder shard = open_shard(*backend, workload->query(0), all, Lengths{200}, workload->scale);
+        OpenShard shard = open_shard(*backend, workload->query(0), all, Lengths{200}, workload->scale);
         const auto decoder = algorithm.open(transport, shard, ranges);
         CHECK_THROWS_WITH_AS(decoder->step({workload->query(0), Lengths{200}}),
                              "Decoder::step: batch entry 0 has 200 keys, but the ranges of all ranks end at 128",
@@ -142,7 +142,7 @@ TEST_CASE("arguments: a shard has query heads that share its key/value heads eve
     CHECK_THROWS_WITH_AS(open_shard(*backend, q, shard, Lengths{100}, 1),
                          "KvCache: 3 query heads are not a multiple of 2 KV heads (q, k, v are [b, heads, positions, d])",
                          std::invalid_argument);
-    CHECK_THROWS_AS(ShardDecoder(*backend, shape, {0, 100}, 1), std::invalid_argument);
+    CHECK_THROWS_AS(open_shard(*backend, shape, {0, 100}, 1), std::invalid_argument);
     CHECK_THROWS_WITH_AS(open_shard(*backend, workload->query(0), shard, Lengths{-1}, 1),
                          "rows_in_use: length -1 of batch entry 0", std::out_of_range);
     CHECK_THROWS_AS(open_shard(*backend, workload->query(0), shard, Lengths{}, 1), std::invalid_argument);
@@ -240,7 +240,7 @@ TEST_CASE("arguments: measurements have times, repetitions and outputs of one si
   CHECK_THROWS_WITH_AS(verify(find_algorithm("ring"), {{1}, {1, 2}}),
                        "Verifier: an output of 1 and 2 elements, that of the oracle has 8 and 2", std::invalid_argument);
   run_threads(Topology::pretend(1, 1), kTimeout, [&](const ThreadRanks& ranks, ThreadTransport& transport) {
-    ShardDecoder shard(cpu_backend(), workload->shape(), {0, 8}, 1);
+    OpenShard shard = open_shard(cpu_backend(), workload->shape(), {0, 8}, 1);
     const Bench bench{ranks, transport, cpu_backend(), *workload, {{0, 8}}, 1, 0, 0};
     CHECK_THROWS_WITH_AS(measure(bench, shard, find_algorithm("ring")), "measure: 0 repetitions to warm up, then 0",
                          std::invalid_argument);

@@ -26,11 +26,11 @@ std::vector<RankResult> decode_axes(RankGroup& rank_group, const Algorithm& algo
   return rank_group.run(topology, [&](Transport& transport) {
     const auto workload = backend.has_elements() ? make_workload(shape, 3, 1) : make_axes(shape, 1);
     const OwnedLeaves leaves(topology.range_of(transport.rank(), ranges), shape.order);
-    ShardDecoder shard(backend, shape, leaves, leaves.n_keys(shape.n_keys), 1);
-    fill(shard.cache(), *workload, workload->lengths(0));
+    OpenShard shard = open_shard(backend, shape, leaves, leaves.n_keys(shape.n_keys), 1);
+    fill(*shard.cache, *workload, workload->lengths(0));
     const DecodeOutput output =
         algorithm.open(transport, shard, ranges)->step({workload->query(0), workload->lengths(0)}).copy();
-    transport.count_held_kv_bytes(transport.traffic().buffer_kv_bytes + shard.cache().bytes());
+    transport.count_held_kv_bytes(transport.traffic().buffer_kv_bytes + shard.cache->bytes());
     return output;
   });
 }

@@ -110,7 +110,7 @@ TEST_CASE("decoders: counters add up over steps until they are cleared") {
       const std::vector<RankResult> once = decode(*rank_group, algorithm, *workload, layout);
       const std::vector<RankResult> thrice = rank_group->run(layout.topology, [&](Transport& transport) {
         const KeyRange mine = transport.topology().range_of(transport.rank(), layout.ranges);
-        ShardDecoder shard =
+        OpenShard shard =
             open_shard(cpu_backend(), workload->query(0), workload->shard(mine), workload->lengths(), workload->scale);
         const std::unique_ptr<Decoder> decoder = algorithm.open(transport, shard, layout.ranges);
         DecodeOutput output;

@@ -69,12 +69,13 @@ TEST_CASE("growth: a decode after every append from 0 to 3000 keys has the bits 
       run_threads(topology, kTimeout, [&](ThreadTransport& transport) {
         transport.leave_in_place();
         const auto mine = make_workload(shape, 31, 1);
-        ShardDecoder shard(cpu_backend(), shape, OwnedLeaves(topology.range_of(transport.rank(), ranges), order), 0, kScale);
+        OpenShard shard =
+            open_shard(cpu_backend(), shape, OwnedLeaves(topology.range_of(transport.rank(), ranges), order), 0, kScale);
         std::vector<std::unique_ptr<Decoder>> decoders;
         for (const Algorithm* algorithm : canonical()) decoders.push_back(algorithm->open(transport, shard, ranges));
         for (std::int64_t n = 0; n <= kKeys; ++n) {
           const std::vector<std::int64_t> lengths = lengths_of(n);
-          fill(shard.cache(), *mine, lengths);
+          fill(*shard.cache, *mine, lengths);
           if (kIsSanitized && (n + 1) / kLeafKeys % 8 != p - 1) continue;
           Decoder& decoder = *decoders[static_cast<std::size_t>((n / 3 + p) % std::ssize(decoders))];
           const DecodeOutput output = decoder.step({mine->query(0), lengths}).copy();
@@ -120,11 +121,12 @@ TEST_CASE("growth: on the emulated kernels every algorithm has the bits of one r
         run_threads(topology, kTimeout, [&](ThreadTransport& transport) {
           transport.leave_in_place();
           const auto mine = make_workload(shape, 34, 1);
-          ShardDecoder shard(kernels, shape, OwnedLeaves(topology.range_of(transport.rank(), ranges), order), 0, kScale);
+          OpenShard shard =
+              open_shard(kernels, shape, OwnedLeaves(topology.range_of(transport.rank(), ranges), order), 0, kScale);
           std::vector<std::unique_ptr<Decoder>> decoders;
           for (const Algorithm* algorithm : canonical()) decoders.push_back(algorithm->open(transport, shard, ranges));
           for (std::int64_t step = 0; step < kSteps; ++step) {
-            fill(shard.cache(), *mine, lengths_at(step));
+            fill(*shard.cache, *mine, lengths_at(step));
             Decoder& decoder = *decoders[static_cast<std::size_t>((step + p) % std::ssize(decoders))];
             const DecodeOutput output = decoder.step({mine->query(0), lengths_at(step)}).copy();
             if (!same_bits(output, want[static_cast<std::size_t>(step)])) ++n_wrong;

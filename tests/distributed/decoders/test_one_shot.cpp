@@ -218,8 +218,8 @@ TEST_CASE("one-shot: two ranks on one device are refused in a line that names bo
     run_threads(Topology::pretend(run.p, run.p), kTimeout, [&](ThreadTransport& transport) {
       emulated::backend().use_gpu(1);
       const std::vector<KeyRange> ranges = even_ranges(600, run.p, kLeafKeys);
-      ShardDecoder shard(emulated::backend(), shape_of(run, 600), transport.topology().range_of(transport.rank(), ranges),
-                         kScale);
+      OpenShard shard = open_shard(emulated::backend(), shape_of(run, 600),
+                                   transport.topology().range_of(transport.rank(), ranges), kScale);
       find_algorithm("one-shot").open(transport, shard, ranges);
     });
   } catch (const std::exception& error) {

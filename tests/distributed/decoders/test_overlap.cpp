@@ -48,7 +48,7 @@ class WatchedTransport : public Transport {
 };
 
 /// The shard of one rank.
-ShardDecoder shard_of(const Transport& transport, TensorWorkload& workload, std::span<const KeyRange> ranges) {
+OpenShard shard_of(const Transport& transport, TensorWorkload& workload, std::span<const KeyRange> ranges) {
   const KeyRange mine = ranges[static_cast<std::size_t>(transport.rank())];
   return open_shard(cpu_backend(), workload.query(0), workload.shard(mine), workload.lengths(), workload.scale);
 }
@@ -64,7 +64,7 @@ TEST_CASE("ring: the next shard is in flight while this one is computed, at ever
     std::atomic<int> n_overlapped = 0, n_alone = 0, n_others = 0;
     run_threads(Topology::pretend(p, p), 60, [&](const ThreadRanks& threads, ThreadTransport& inner) {
       WatchedTransport transport(threads, inner);
-      ShardDecoder shard = shard_of(transport, *workload, ranges);
+      OpenShard shard = shard_of(transport, *workload, ranges);
       find_algorithm("ring").open(transport, shard, ranges)->step({workload->query(0), workload->lengths()});
       // Keys and values, to the right and from the left.
       for (const auto& [in_flight, n] : transport.n_calls)
@@ -85,7 +85,7 @@ TEST_CASE("ring: from the second step on, shards arrive in the two places of the
     std::atomic<int> n_places = 0, n_fresh = 0;
     run_threads(Topology::pretend(p, p), 60, [&](const ThreadRanks& threads, ThreadTransport& inner) {
       WatchedTransport transport(threads, inner);
-      ShardDecoder shard = shard_of(transport, *workload, ranges);
+      OpenShard shard = shard_of(transport, *workload, ranges);
       const std::unique_ptr<Decoder> decoder = find_algorithm("ring").open(transport, shard, ranges);
       std::size_t before = 0;
       std::vector<std::vector<std::byte>> squatters;

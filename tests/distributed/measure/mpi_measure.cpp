@@ -19,13 +19,13 @@ float common = 0;         ///< the value that the others have
 /// An algorithm that ignores its states: every rank ends with the common value, one rank with the next float.
 class OddDecoder : public Decoder {
  public:
-  OddDecoder(Transport& transport, ShardDecoder& shard) : Decoder(transport, shard) {}
+  OddDecoder(Transport& transport, OpenShard& shard) : Decoder(transport, shard) {}
 
  protected:
   OutputView run(const Step& step) override {
     decode_own_shard(step);
-    const auto n_rows = static_cast<std::size_t>(shard_.cache().shape().n_rows());
-    output_ = {std::vector<float>(n_rows * static_cast<std::size_t>(shard_.cache().shape().value_dim), common),
+    const auto n_rows = static_cast<std::size_t>(shard_.cache->shape().n_rows());
+    output_ = {std::vector<float>(n_rows * static_cast<std::size_t>(shard_.cache->shape().value_dim), common),
                std::vector<float>(n_rows, common)};
     if (transport_.rank() == odd_rank) {
       float& element = (odd_in_lse ? output_.lse : output_.out).back();
@@ -38,7 +38,7 @@ class OddDecoder : public Decoder {
   DecodeOutput output_;
 };
 
-std::unique_ptr<Decoder> open_odd(Transport& transport, ShardDecoder& shard, std::span<const KeyRange>, const PlanOptions&) {
+std::unique_ptr<Decoder> open_odd(Transport& transport, OpenShard& shard, std::span<const KeyRange>, const PlanOptions&) {
   return std::make_unique<OddDecoder>(transport, shard);
 }
 
@@ -52,8 +52,8 @@ TEST_CASE("measure: one rank that ends with one other bit is seen by all, whiche
   const Topology topology = Topology::pretend(p, p);
   MpiTransport transport(session().ranks(), topology);
   const Bench bench{session().ranks(), transport, cpu_backend(), *workload, even_ranges(8, p, 1), 1.0, 0, 1};
-  ShardDecoder shard(bench.backend, workload->shape(), bench.ranges[static_cast<std::size_t>(session().ranks().rank())],
-                     bench.scale);
+  OpenShard shard = open_shard(bench.backend, workload->shape(),
+                               bench.ranges[static_cast<std::size_t>(session().ranks().rank())], bench.scale);
   const auto same_bits = [&](int rank) {
     odd_rank = rank;
     const Algorithm oddly{.name = "oddly", .brief = "", .exchange = OwnDecoder{open_odd, no_cost}};

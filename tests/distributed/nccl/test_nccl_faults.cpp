@@ -27,7 +27,7 @@ std::string error_of(const std::string& fault, int p, const char* algorithm = "t
   try {
     run_nccl(topology, kTimeout, fault, [&](const ThreadRanks& ranks, NcclTransport& transport) {
       const Shard shard = workload->shard(topology.range_of(ranks.rank(), ranges));
-      ShardDecoder own = open_shard(emulated::backend(), workload->query(0), shard, workload->lengths(), workload->scale);
+      OpenShard own = open_shard(emulated::backend(), workload->query(0), shard, workload->lengths(), workload->scale);
       const std::unique_ptr<Decoder> decoder = find_algorithm(algorithm).open(transport, own, ranges);
       for (int step = 1; step <= n_steps; ++step) {
         ranks.doing("in " + std::string(algorithm) + ", step " + std::to_string(step));

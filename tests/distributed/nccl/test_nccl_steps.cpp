@@ -109,7 +109,7 @@ TEST_CASE("nccl: a ring computes while the next shard is on its way, on a stream
     std::atomic<int> n_overlapped = 0, n_alone = 0, n_others = 0, n_arrived = 0;
     run_nccl(Topology::pretend(p, p), 60, "", [&](const ThreadRanks& ranks, NcclTransport& inner) {
       LateTransport transport(ranks, inner);
-      ShardDecoder shard =
+      OpenShard shard =
           open_shard(emulated::backend(), workload->query(0),
                      workload->shard(ranges[static_cast<std::size_t>(ranks.rank())]), workload->lengths(), workload->scale);
       const std::unique_ptr<Decoder> decoder = find_algorithm("ring").open(transport, shard, ranges);
@@ -147,10 +147,10 @@ TEST_CASE("nccl: a step is one upload of one position, queries and lengths, no a
     run_nccl(topology, 60, "", [&](const ThreadRanks& ranks, NcclTransport& transport) {
       const auto workload = make_workload(shape, 47, run.steps);
       const OwnedLeaves leaves(topology.range_of(ranks.rank(), ranges), run.order);
-      ShardDecoder shard(emulated::backend(), shape, leaves, leaves.n_keys(kKeys + run.steps), one_shot::kScale);
+      OpenShard shard = open_shard(emulated::backend(), shape, leaves, leaves.n_keys(kKeys + run.steps), one_shot::kScale);
       const std::unique_ptr<Decoder> decoder = find_algorithm(algorithm).open(transport, shard, ranges);
       for (int t = 0; t < run.steps; ++t) {
-        fill(shard.cache(), *workload, workload->lengths(t));
+        fill(*shard.cache, *workload, workload->lengths(t));
         ranks.barrier();
         const Counts before = Counts::now();
         ranks.barrier();
@@ -251,7 +251,7 @@ TEST_CASE("nccl: decoders of one cache take turns") {
     one_shot::RankRun rank(run, 250, transport);
     Workload& workload = *rank.workload;
     const std::vector<std::int64_t> lengths = workload.lengths(0);
-    fill(rank.shard.cache(), workload, lengths);
+    fill(*rank.shard.cache, workload, lengths);
     std::vector<std::unique_ptr<Decoder>> decoders;
     for (const char* algorithm : {"ring", "gather", "two-level"})
       decoders.push_back(find_algorithm(algorithm).open(transport, rank.shard, rank.ranges));
@@ -275,11 +275,11 @@ TEST_CASE("nccl: a rank that begins a new graph by itself is told so") {
   const auto workload = normal_workload(1311, {.kv_heads = 2, .head_dim = 64, .value_dim = 64, .n_keys = 128});
   const std::vector<KeyRange> ranges = even_ranges(128, 2, kLeafKeys);
   // In the fourth step, when all launch a graph.
-  const auto error_of = [&](const std::function<void(ShardDecoder&)>& change) -> std::string {
+  const auto error_of = [&](const std::function<void(OpenShard&)>& change) -> std::string {
     try {
       run_nccl(Topology::pretend(2, 2), 60, "", [&](const ThreadRanks& ranks, NcclTransport& transport) {
         const Shard own = workload->shard(ranges[static_cast<std::size_t>(ranks.rank())]);
-        ShardDecoder shard = open_shard(emulated::backend(), workload->query(0), own, workload->lengths(), workload->scale);
+        OpenShard shard = open_shard(emulated::backend(), workload->query(0), own, workload->lengths(), workload->scale);
         const std::unique_ptr<Decoder> decoder = find_algorithm("gather").open(transport, shard, ranges);
         for (int t = 0; t < 4; ++t) {
           if (t == 3 && ranks.rank() == 1) change(shard);
@@ -291,11 +291,11 @@ TEST_CASE("nccl: a rank that begins a new graph by itself is told so") {
     }
     return "";
   };
-  CHECK(error_of([](ShardDecoder&) {}) == "");
-  CHECK(error_of([](ShardDecoder& shard) { shard.cache().reserve(4096); }).find("begins a new graph") != std::string::npos);
+  CHECK(error_of([](OpenShard&) {}) == "");
+  CHECK(error_of([](OpenShard& shard) { shard.cache->reserve(4096); }).find("begins a new graph") != std::string::npos);
   // What would happen otherwise.
-  CHECK(error_of([](ShardDecoder& shard) {
-          dynamic_cast<DeviceSteps&>(shard.session()).stream().forget();
+  CHECK(error_of([](OpenShard& shard) {
+          dynamic_cast<DeviceSteps&>(*shard.session).stream().forget();
         }).find("one alone is a graph") != std::string::npos);
 }
 

@@ -185,7 +185,7 @@ TEST_CASE("nccl: the library's AllReduce drops NaN from a maximum, and no output
     CAPTURE(name);
     std::vector<DecodeOutput> outputs(3);
     run_nccl(layout.topology, 60, "", [&](const ThreadRanks& ranks, NcclTransport& transport) {
-      ShardDecoder own =
+      OpenShard own =
           open_shard(emulated::backend(), workload->query(0),
                      workload->shard(ranges[static_cast<std::size_t>(ranks.rank())]), workload->lengths(), workload->scale);
       const PlanOptions by_library{.library_reduces = true};
@@ -219,8 +219,8 @@ TEST_CASE("nccl: messages that are cut into slices of rows have the same bits") 
   std::vector<DecodeOutput> outputs(4);
   run_nccl(topology, 60, "", [&](const ThreadRanks& ranks, NcclTransport& transport) {
     const auto rank = static_cast<std::size_t>(ranks.rank());
-    ShardDecoder own = open_shard(emulated::backend(), workload->query(0), workload->shard(ranges[rank]),
-                                  workload->lengths(), workload->scale);
+    OpenShard own = open_shard(emulated::backend(), workload->query(0), workload->shard(ranges[rank]), workload->lengths(),
+                               workload->scale);
     const std::unique_ptr<Decoder> decoder = find_algorithm("two-level").open(transport, own, ranges, in_slices);
     for (int step = 0; step < 3; ++step) outputs[rank] = decoder->step({workload->query(0), workload->lengths()}).copy();
   });

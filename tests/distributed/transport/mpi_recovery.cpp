@@ -35,7 +35,7 @@ struct Decode {
 
 /// What one rank has open.
 struct Open {
-  Open(const Algorithm& algorithm, ShardDecoder& shard, bool shares_memory, double timeout)
+  Open(const Algorithm& algorithm, OpenShard& shard, bool shares_memory, double timeout)
       : ranks(session().ranks().comm(), timeout),
         transport(shares_memory ? ranks.open_shared_transport(ranks.topology(0)) : ranks.open_transport(ranks.topology(0))),
         decoder(algorithm.open(*transport, shard, ranges())) {}
@@ -49,13 +49,13 @@ struct Open {
   std::unique_ptr<Decoder> decoder;
 };
 
-ShardDecoder open_shard_of(const Decode& decode) {
+OpenShard open_shard_of(const Decode& decode) {
   TensorWorkload& workload = *decode.steps[0];
   const KeyRange own = Open::ranges()[static_cast<std::size_t>(session().ranks().rank())];
   return open_shard(cpu_backend(), workload.query(0), workload.shard(own), workload.lengths(), workload.scale);
 }
 
-std::vector<DecodeOutput> outputs_of(const Algorithm& algorithm, const Decode& decode, ShardDecoder& shard,
+std::vector<DecodeOutput> outputs_of(const Algorithm& algorithm, const Decode& decode, OpenShard& shard,
                                      bool shares_memory) {
   Open open(algorithm, shard, shares_memory, 60);
   std::vector<DecodeOutput> outputs;
@@ -71,7 +71,7 @@ enum class Failure {
 };
 
 /// Decodes until the ranks give up. @returns whether any step had other bits than expected
-bool fails(const Algorithm& algorithm, const Decode& decode, const std::vector<DecodeOutput>& expected, ShardDecoder& shard,
+bool fails(const Algorithm& algorithm, const Decode& decode, const std::vector<DecodeOutput>& expected, OpenShard& shard,
            bool shares_memory, Failure failure, int failing_rank, int failing_step) {
   constexpr double kTimeout = 0.2;
   constexpr std::chrono::milliseconds kUntilAllGaveUp{600};
@@ -104,14 +104,14 @@ TEST_CASE("mpi recovery: after an error new ranks on the same communicator decod
     const bool shares_memory = i % 2 != 0, is_long = (i / 2 + i / 16) % 2 == 0;
     const Decode &decode = decodes[is_long], &other = others[is_long];
     const Algorithm& algorithm = algorithms()[static_cast<std::size_t>(i / 2) % algorithms().size()];
-    ShardDecoder shard = open_shard_of(decode), other_shard = open_shard_of(other);
+    OpenShard shard = open_shard_of(decode), other_shard = open_shard_of(other);
     const std::vector<DecodeOutput> expected = outputs_of(algorithm, decode, shard, shares_memory),
                                     of_other = outputs_of(algorithm, other, other_shard, shares_memory);
     n_wrong_before += fails(algorithm, other, of_other, other_shard, shares_memory, static_cast<Failure>(i % 3),
                             i % all.size(), i / 3 % kSteps);
     // What the others left in flight is not to be found in this memory.
     const std::vector<std::vector<float>> fill(64, std::vector<float>(std::size_t{1} << (8 + i % 8), 1e30f));
-    other_shard.session().decode({other.steps[1]->query(0), other.steps[0]->lengths()});
+    other_shard.session->decode({other.steps[1]->query(0), other.steps[0]->lengths()});
     all.barrier();
     // Messages of before do not reach a communicator of some ranks either, which may take a context that these have freed.
     MPI_Comm half = MPI_COMM_NULL;

@@ -130,10 +130,10 @@ void time_steps(const device::DeviceParts& parts, const Asked& asked) {
   time("decode", [&](const ThreadRanks& ranks, ThreadTransport& transport, Together& times) {
     Rank rank(asked.n_keys, range_of(transport, ranges));
     times.run(ranks, [&](int t) {
-      rank.shard.session().decode({rank.query(t), rank.lengths});
+      rank.shard.session->decode({rank.query(t), rank.lengths});
       device::synchronise({});
     });
-    if (ranks.rank() == 0) JsonLine("kernel").add("parts", n).add("what", rank.shard.session().describe());
+    if (ranks.rank() == 0) JsonLine("kernel").add("parts", n).add("what", rank.shard.session->describe());
   });
 
   // A block of states per rank, of which the own one is new in every step.
@@ -149,7 +149,7 @@ void time_steps(const device::DeviceParts& parts, const Asked& asked) {
     }
     std::vector<float> output(static_cast<std::size_t>(lse + n_rows - z));
     times.run(ranks, [&](int t) {
-      const States& states = rank.shard.session().decode({rank.query(t), rank.lengths});
+      const States& states = rank.shard.session->decode({rank.query(t), rank.lengths});
       blocks->stream().follow_default();
       blocks->take(0, states.device(), size);
       blocks->merge(pairs, n_rows);

@@ -76,7 +76,7 @@ class GatherOverNccl {
 
   /// @returns z and lse of all rows
   std::span<const float> step(int t) {
-    const States& states = rank_.shard.session().decode({rank_.query(t), rank_.lengths});
+    const States& states = rank_.shard.session->decode({rank_.query(t), rank_.lengths});
     DeviceStream& stream = blocks_->stream();
     stream.follow_default();
     const std::int64_t own = ranks_.rank() * size_;
@@ -176,7 +176,7 @@ void time_steps(int n, const Asked& asked) {
   }
   time("decode", [&](const ThreadRanks& ranks, ThreadTransport&, Rank& rank, Together& times) {
     times.run(ranks, [&](int t) {
-      rank.shard.session().decode({rank.query(t), rank.lengths});
+      rank.shard.session->decode({rank.query(t), rank.lengths});
       device::synchronise({});
     });
   });

@@ -52,14 +52,14 @@ struct Rank {
   WorkloadShape shape;
   std::vector<std::int64_t> lengths;
   std::unique_ptr<Workload> workload;
-  ShardDecoder shard;
+  OpenShard shard;
 
   Rank(std::int64_t n_keys, KeyRange range)
       : shape(shape_of(n_keys)),
         lengths{n_keys},
         workload(make_workload(shape, 41, kQueries)),
-        shard(device::backend(), shape, range, 1 / std::sqrt(static_cast<double>(shape.head_dim))) {
-    fill(shard.cache(), *workload, lengths);
+        shard(open_shard(device::backend(), shape, range, 1 / std::sqrt(static_cast<double>(shape.head_dim)))) {
+    fill(*shard.cache, *workload, lengths);
   }
   TensorView query(int step) { return workload->query(step % kQueries); }
 };

@@ -32,7 +32,7 @@ struct StepStamps {
 class StampedRank {
  public:
   StampedRank(Rank& rank, const std::vector<KeyRange>& ranges, int me, double timeout)
-      : rank_(rank), cache_(dynamic_cast<const device::DeviceCache&>(rank.shard.cache())), lengths_(1, MemoryUse::Input) {
+      : rank_(rank), cache_(dynamic_cast<const device::DeviceCache&>(*rank.shard.cache)), lengths_(1, MemoryUse::Input) {
     const AttentionShape& shape = cache_.shape();
     params_ = device::params_of(shape, ranges[static_cast<std::size_t>(me)]);
     params_.k = cache_.keys(), params_.v = cache_.values();

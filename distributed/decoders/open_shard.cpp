@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Caches with a session over them.
+#include "tree_attn/distributed/decoders/open_shard.hpp"
+
+namespace tree_attn {
+
+OpenShard open_shard(const Backend& backend, const AttentionShape& shape, const OwnedLeaves& leaves, std::int64_t capacity,
+                     double scale) {
+  OpenShard opened{&backend, backend.make_cache(shape, leaves, capacity), nullptr};
+  opened.session = opened.cache->open(scale);
+  return opened;
+}
+
+OpenShard open_shard(const Backend& backend, const TensorView& q, const Shard& shard, std::span<const std::int64_t> lengths,
+                     double scale) {
+  OpenShard opened = open_shard(backend, shape_of(q, shard.k, shard.v), {shard.begin, shard.end()}, scale);
+  opened.cache->borrow(shard, rows_in_use(lengths, opened.cache->leaves()));
+  return opened;
+}
+
+}  // namespace tree_attn

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The cache of one rank's shard and the session that decodes it (section 6).
+#pragma once
+
+#include "tree_attn/reference/decode/backend.hpp"
+
+#include <memory>
+#include <span>
+
+namespace tree_attn {
+
+/// A cache with a session over it.
+struct OpenShard {
+  const Backend* backend = nullptr;  ///< of the cache
+  std::shared_ptr<KvCache> cache;    ///< may outlive the session
+  std::unique_ptr<DecodeSession> session;
+};
+
+/// An empty cache, and a session over it.
+/// @param shape of the queries, keys and values
+/// @param leaves of this rank
+/// @param capacity rows that there is room for before the cache grows
+/// @param scale multiplies q.k
+OpenShard open_shard(const Backend& backend, const AttentionShape& shape, const OwnedLeaves& leaves, std::int64_t capacity,
+                     double scale);
+/// The same with room for all positions of a range, in the contiguous order.
+inline OpenShard open_shard(const Backend& backend, const AttentionShape& shape, KeyRange range, double scale) {
+  return open_shard(backend, shape, range, range.size(), scale);
+}
+/// The same over a shard in host memory. The CPU reads it in place, so that memory must outlive the cache; a device copies
+/// it.
+/// @param q queries of the shape to come, [b, n_h, l, d_h]
+/// @param lengths keys in use per batch entry [b], over the whole sequence
+OpenShard open_shard(const Backend& backend, const TensorView& q, const Shard& shard, std::span<const std::int64_t> lengths,
+                     double scale);
+
+}  // namespace tree_attn
