@@ -41,14 +41,24 @@ class PlanDecoder : public Decoder {
 
  protected:
   OutputView run(const Step& step) override {
-    // The lengths are the same on every rank, so all ranks write new plans in the same step.
-    const std::int64_t longest = step.longest();
-    if (is_open() && closed(ranges_.back(), longest).end != planned_end_) plan(closed(ranges_, longest));
-    if (on_device_ != nullptr) return step_on_device(step, longest);
+    plan_anew(step);
+    if (on_device_ != nullptr) return step_on_device(step, step.longest());
     return on_host_->step(decode_own_shard(step).states());
   }
+  void run_start(const Step& step) override {
+    if (on_device_ != nullptr) return Decoder::run_start(step);
+    plan_anew(step);
+    on_host_->start(decode_own_shard(step).states());
+  }
+  bool run_progress() override { return on_device_ != nullptr || on_host_->advance(); }
+  OutputView run_finish() override { return on_device_ != nullptr ? Decoder::run_finish() : on_host_->finish(); }
 
  private:
+  /// The lengths are the same on every rank, so all ranks write new plans in the same step.
+  void plan_anew(const Step& step) {
+    const std::int64_t longest = step.longest();
+    if (is_open() && closed(ranges_.back(), longest).end != planned_end_) plan(closed(ranges_, longest));
+  }
   OutputView step_on_device(const Step& step, std::int64_t longest) {
     // A rank whose cache grows needs a new graph, and a message is in a graph on both sides or on neither. So the ranks tell
     // each other how far their memory goes, and beyond that all of them begin anew.
@@ -90,13 +100,40 @@ Decoder::Decoder(Transport& transport, OpenShard& shard)
     : transport_(transport), shard_(shard), progress_([&transport] { transport.progress(); }) {}
 
 OutputView Decoder::step(const Step& step) {
+  check(step);
+  return run(step);
+}
+
+void Decoder::start(const Step& step) {
+  check(step);
+  is_started_ = true;
+  run_start(step);
+}
+
+bool Decoder::progress() {
+  require_started("Decoder::progress", true);
+  return run_progress();
+}
+
+OutputView Decoder::finish() {
+  require_started("Decoder::finish", true);
+  is_started_ = false;
+  return run_finish();
+}
+
+void Decoder::require_started(const char* function, bool started) const {
+  if (is_started_ == started) return;
+  throw std::logic_error(std::string(function) + (started ? ": no step has been started" : ": a step is under way"));
+}
+
+void Decoder::check(const Step& step) const {
   transport_.check();
+  require_started("Decoder::step", false);
   shard_.session->check(step);
   for (std::size_t i = 0; i < step.lengths.size(); ++i) {
     require<std::out_of_range>(step.lengths[i] <= most_keys_, "Decoder::step: batch entry ", i, " has ", step.lengths[i],
                                " keys, but the ranges of all ranks end at ", most_keys_);
   }
-  return run(step);
 }
 
 Forest<float>& Decoder::decode_own_shard(const Step& step) {

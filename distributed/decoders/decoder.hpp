@@ -37,6 +37,17 @@ class Decoder {
   /// @returns the output, valid until the next step @throws as DecodeSession::decode(); std::out_of_range also for a length
   ///   beyond the ranges of all ranks; TransportError
   OutputView step(const Step& step);
+  /// Begins a step, as far as it goes without waiting: computes the states of this rank and posts the first messages. The
+  /// step is read before it returns. A decoder that has no plan, or sends from device memory, takes the whole step here.
+  /// @throws as step(); std::logic_error if a step is under way
+  void start(const Step& step);
+  /// Moves the step that has been started, without waiting: merges what has arrived and posts the next messages.
+  /// @returns whether nothing is left to wait for @throws as step()
+  bool progress();
+  /// Ends the step that has been started. @returns as step() @throws as step(); std::logic_error if none is under way
+  OutputView finish();
+  /// Whether a step has been started and not finished.
+  bool is_under_way() const { return is_started_; }
   /// When the last step had the states of this rank's own shard where they are merged, as Transport::seconds().
   double states_ready() const { return states_ready_; }
   /// Where kernels store what others receive: in windows that "nccl" has registered, of the "host", of other processes by
@@ -48,6 +59,10 @@ class Decoder {
   Decoder(Transport& transport, OpenShard& shard);
   /// Implements step(); all checks have passed.
   virtual OutputView run(const Step& step) = 0;
+  /// Implements start(), progress() and finish().
+  virtual void run_start(const Step& step) { output_ = run(step); }
+  virtual bool run_progress() { return true; }
+  virtual OutputView run_finish() { return output_; }
   /// The states of this rank's own shard, on the host; messages in flight advance meanwhile. They may be used up.
   Forest<float>& decode_own_shard(const Step& step);
   void set_states_ready(double seconds) { states_ready_ = seconds; }
@@ -58,6 +73,11 @@ class Decoder {
 
  private:
   friend struct Algorithm;
+  void check(const Step& step) const;
+  void require_started(const char* function, bool started) const;
+
+  OutputView output_;  ///< of a step that start() has taken whole
+  bool is_started_ = false;
   double states_ready_ = 0;
   std::int64_t most_keys_ = kOpenEnd;  ///< where the ranges of all ranks end: set by Algorithm::open()
 };

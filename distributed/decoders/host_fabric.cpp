@@ -53,6 +53,39 @@ OutputView HostFabric::step(std::span<const float> states) {
   return {elements(plan_.z), elements(plan_.lse)};
 }
 
+void HostFabric::start(std::span<const float> states) {
+  take_states(states);
+  next_ = 0, is_posted_ = false;
+  begin(plan_);
+  advance(false);
+}
+
+bool HostFabric::advance() { return advance(false); }
+
+OutputView HostFabric::finish() {
+  advance(true);
+  end();
+  return {elements(plan_.z), elements(plan_.lse)};
+}
+
+bool HostFabric::advance(bool waits) {
+  for (; next_ < plan_.operations.size(); ++next_) {
+    const Operation& operation = plan_.operations[next_];
+    const auto* const exchange = std::get_if<Exchange>(&operation);
+    if (exchange == nullptr) {
+      std::visit([this](const auto& each) { run(each); }, operation);
+      continue;
+    }
+    if (!is_posted_) post(*exchange);
+    is_posted_ = true;
+    if (!waits && !transport_.have_arrived()) return false;
+    transport_.wait();
+    arrive(*exchange);
+    is_posted_ = false;
+  }
+  return true;
+}
+
 void HostFabric::take_states(std::span<const float> states) {
   if (std::ssize(states) != offsets_[static_cast<std::size_t>(plan_.n_own)])
     throw std::logic_error("HostFabric: the plan is for another range of positions");
@@ -74,6 +107,12 @@ bool HostFabric::is_adjacent(Blocks blocks) const {
 }
 
 void HostFabric::run(const Exchange& exchange) {
+  post(exchange);
+  transport_.wait();
+  arrive(exchange);
+}
+
+void HostFabric::post(const Exchange& exchange) {
   // What may be read after a wait that gave up must not lie in the memory of a session, which decodes again.
   const auto must_settle = [this](const BlockMessage& message) {
     const bool is_elsewhere = read_at_[static_cast<std::size_t>(message.blocks.first)] != at(message.blocks.first);
@@ -90,7 +129,9 @@ void HostFabric::run(const Exchange& exchange) {
     const float* const first = read_at_[static_cast<std::size_t>(blocks.first)];
     transport_.send(std::as_bytes(std::span(first, elements(blocks).size())), peer);
   }
-  transport_.wait();
+}
+
+void HostFabric::arrive(const Exchange& exchange) {
   for (std::size_t i = 0; i < arrived_at_.size(); ++i) {
     const Blocks blocks = exchange.receives[i].blocks;
     const auto* const message = reinterpret_cast<const float*>(arrived_at_[i]);

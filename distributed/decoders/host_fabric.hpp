@@ -30,6 +30,13 @@ class HostFabric : public Fabric {
   /// Carries out the plan. @param states of this rank's subtrees, [subtrees][n_rows][2 + d_v]
   /// @returns the output, valid until the next step @throws std::logic_error if the plan is for another range of positions
   OutputView step(std::span<const float> states);
+  /// The same in parts: begins the plan, and carries it out as far as it goes without waiting. @param states as step(); they
+  /// must not change before finish()
+  void start(std::span<const float> states);
+  /// Goes on without waiting. @returns whether all operations are done
+  bool advance();
+  /// Carries out the rest. @returns as step()
+  OutputView finish();
   /// The states, for the next step. They are read where they are, and must not change before its end. @throws as step()
   void take_states(std::span<const float> states);
   /// Elements of adjacent blocks, before or after a step.
@@ -52,6 +59,11 @@ class HostFabric : public Fabric {
   void settle();
 
  private:
+  /// The two halves of run(Exchange): before and after the wait.
+  void post(const Exchange& exchange);
+  void arrive(const Exchange& exchange);
+  /// Carries out operations from next_ on. @returns whether all are done; false only if it does not wait
+  bool advance(bool waits);
   float* at(Block block) const { return elements({block, 1}).data(); }
   void read_in_place(Block block, const float* from);
   /// Whether the blocks are adjacent where they are read.
@@ -64,6 +76,8 @@ class HostFabric : public Fabric {
   Transport& transport_;
   Plan plan_;
   std::int64_t n_rows_, d_v_;
+  std::size_t next_ = 0;    ///< operation of a step in parts
+  bool is_posted_ = false;  ///< whether its messages are under way
   std::vector<std::int64_t> offsets_;
   std::unique_ptr<float[]> memory_;
   std::vector<const float*> read_at_;  ///< of every block: its memory; until settle() the message or the decode's state

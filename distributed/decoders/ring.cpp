@@ -171,7 +171,7 @@ class RingDecoder : public Decoder {
     const float* root = joined_.fold().data();
     transport_.count_merge_steps(joined_.n_merges());
     for (std::int64_t r = 0; r < n_rows_; ++r)
-      lse_[static_cast<std::size_t>(r)] = finish(root + r * state_size(d_v_), out_.data() + r * d_v_, d_v_);
+      lse_[static_cast<std::size_t>(r)] = tree_attn::finish(root + r * state_size(d_v_), out_.data() + r * d_v_, d_v_);
     return {out_, lse_};
   }
 

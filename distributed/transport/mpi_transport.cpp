@@ -83,9 +83,10 @@ void MpiTransport::finish_messages() {
   parts_.clear();
 }
 
-void MpiTransport::progress() {
-  ranks_.poll(requests_, completed_, advance_);
+bool MpiTransport::have_arrived() {
+  const bool all = ranks_.poll(requests_, completed_, advance_);
   ranks_.deadline().poll();
+  return all;
 }
 
 double MpiTransport::seconds() const { return MPI_Wtime(); }

@@ -28,7 +28,8 @@ class MpiTransport : public Transport {
   /// Cancels the receives that a wait has left when it gave up, and gives up the ranks if any message is in flight.
   ~MpiTransport() override;
   std::string_view name() const override { return "mpi"; }
-  void progress() override;
+  void progress() override { have_arrived(); }
+  bool have_arrived() override;
   double timeout() const override { return ranks_.deadline().seconds(); }
   double seconds() const override;
   bool has_messages_in_flight() const override;

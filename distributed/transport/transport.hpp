@@ -101,6 +101,11 @@ class Transport {
   void wait();
   /// Lets messages in flight advance without waiting. Returns at once if there are none.
   virtual void progress() = 0;
+  /// Lets messages in flight advance, and says whether wait() would return at once. False where only wait() moves messages.
+  virtual bool have_arrived() {
+    progress();
+    return false;
+  }
   /// What every rank tells all others apart from the messages of a step, such as the address of a window; not counted.
   /// Collective. @param mine of a trivial type @param what the rank waits for, as Ranks::all_gather() @returns by rank
   /// @throws TransportError after the deadline

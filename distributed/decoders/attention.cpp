@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief What Attention adds to a decoder: who holds which keys, and how long the sequences are.
+#include "tree_attn/distributed/decoders/attention.hpp"
+
+#include "tree_attn/distributed/transport/thread_transport.hpp"
+#include "tree_attn/gpu/backend/backends.hpp"
+#include "tree_attn/reference/data/fnv1a.hpp"
+#include "tree_attn/reference/data/input_error.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <stdexcept>
+#include <utility>
+
+namespace tree_attn {
+
+/// One rank that is this thread.
+struct Attention::Alone {
+  ThreadNetwork network{1, std::numeric_limits<double>::infinity()};
+  Topology topology = Topology::pretend(1, 1);
+  ThreadRanks ranks{network, topology, 0};
+};
+
+Attention::Attention(const AttentionShape& shape, const AttentionSetup& setup) : alone_(std::make_unique<Alone>()) {
+  open(alone_->ranks, shape, setup);
+}
+
+Attention::Attention(const Ranks& ranks, const AttentionShape& shape, const AttentionSetup& setup) {
+  open(ranks, shape, setup);
+}
+
+Attention::Attention(std::unique_ptr<const Ranks> ranks, const AttentionShape& shape, const AttentionSetup& setup)
+    : own_ranks_(std::move(ranks)) {
+  open(*own_ranks_, shape, setup);
+}
+
+Attention::~Attention() = default;
+
+void Attention::open(const Ranks& ranks, const AttentionShape& shape, const AttentionSetup& setup) {
+  // What one rank alone refuses is refused by all, so that none waits for it.
+  std::optional<std::string> error;
+  const Backend* backend = nullptr;
+  const Algorithm* algorithm = nullptr;
+  try {
+    algorithm = &find_algorithm(setup.algorithm);
+    backend = &find_backend(setup.backend, {.n_threads = setup.n_threads});
+    require_shape("Attention", shape);
+  } catch (const std::exception& refusal) {
+    error = refusal.what();
+  }
+  ranks.throw_if_any_failed(error);
+  const Topology topology = ranks.topology(setup.ranks_per_node);
+  transport_ = setup.shares_memory ? ranks.open_shared_transport(topology) : ranks.open_transport(topology);
+  const bool is_dealt = setup.ranges.empty();
+  const std::vector<KeyRange> ranges = is_dealt ? dealt_ranges(topology.size()) : setup.ranges;
+  const OwnedLeaves leaves(topology.range_of(ranks.rank(), ranges), is_dealt ? LeafOrder::kDealt : LeafOrder::kContiguous);
+  const double scale = setup.scale.value_or(1 / std::sqrt(static_cast<double>(shape.head_dim)));
+  shard_ = open_shard(*backend, shape, leaves, 0, scale);
+  PlanOptions options = setup.plan;
+  options.network = transport_->network();
+  decoder_ = algorithm->open(*transport_, shard_, ranges, options);
+  lengths_.assign(static_cast<std::size_t>(shape.batch), 0);
+  most_keys_ = ranges.back().end;
+  compares_lengths_ = setup.compares_lengths && topology.size() > 1;
+}
+
+void Attention::append(std::int64_t entry, const TensorView& k, const TensorView& v) {
+  KvCache& cache = *shard_.cache;
+  const OwnedLeaves& leaves = cache.leaves();
+  cache.append(entry, k.positions(0, 0), v.positions(0, 0));  // checks all but the data
+  std::int64_t& length = lengths_[static_cast<std::size_t>(entry)];
+  const std::int64_t n = k.shape[2], end = length + n, held = leaves.n_keys(length);
+  require(n == v.shape[2], "Attention::append: k has ", n, " positions, v has ", v.shape[2]);
+  require<std::out_of_range>(n <= most_keys_ - length, "Attention::append: batch entry ", entry, " has ", length,
+                             " positions, and ", n, " more do not fit in the ranges of all ranks, which end at ",
+                             most_keys_);
+  require(leaves.n_keys(end) == held || (k.data != nullptr && v.data != nullptr), "Attention::append: rank ",
+          transport_->rank(), " holds ", leaves.n_keys(end) - held, " of the positions [", length, ", ", end,
+          "), but has no data of them");
+  try {
+    // Runs of positions that this rank holds: its range, or leaf by leaf.
+    for (std::int64_t at = length; at < end;) {
+      const bool is_dealt = leaves.order() == LeafOrder::kDealt;
+      const std::int64_t begin = is_dealt ? at : std::min(end, std::max(at, leaves.range().begin));
+      at = std::min(end, is_dealt ? (at / kLeafKeys + 1) * kLeafKeys : end);
+      const std::int64_t n_held = leaves.n_keys(at) - leaves.n_keys(begin);
+      if (n_held == 0) continue;
+      const std::int64_t first = begin - length;
+      cache.append(entry, k.positions(first, first + n_held), v.positions(first, first + n_held));
+    }
+  } catch (...) {
+    cache.truncate(entry, held);
+    throw;
+  }
+  length = end;
+}
+
+void Attention::truncate(std::int64_t entry, std::int64_t n) {
+  require<std::out_of_range>(entry >= 0 && entry < std::ssize(lengths_), "Attention::truncate: batch entry ", entry,
+                             " of a batch of ", lengths_.size());
+  std::int64_t& length = lengths_[static_cast<std::size_t>(entry)];
+  require<std::out_of_range>(n >= 0 && n <= length, "Attention::truncate: batch entry ", entry, " has ", length,
+                             " positions, not ", n);
+  shard_.cache->truncate(entry, shard_.cache->leaves().n_keys(n));
+  length = n;
+}
+
+bool Attention::holds(std::int64_t position) const {
+  require<std::out_of_range>(position >= 0, "Attention::holds: position ", position);
+  const OwnedLeaves& leaves = shard_.cache->leaves();
+  return leaves.n_keys(position + 1) > leaves.n_keys(position);
+}
+
+Step Attention::checked(const TensorView& q) {
+  const Step step{q, lengths_};
+  if (!compares_lengths_) return step;
+  const std::array<std::int64_t, 2> mine{step.longest(),
+                                         static_cast<std::int64_t>(fnv1a(std::as_bytes(std::span(lengths_))))};
+  const auto all = transport_->tell_all(mine, "all ranks to compare lengths");
+  const auto odd = std::ranges::find_if(all, [&](const auto& theirs) { return theirs != all[0]; });
+  if (odd == all.end()) return step;
+  throw InputError("Attention::step: ranks 0 and " + std::to_string(odd - all.begin()) +
+                   " have appended other numbers of keys: the longest sequence has " + std::to_string(all[0][0]) + " and " +
+                   std::to_string((*odd)[0]));
+}
+
+OutputView Attention::step(const TensorView& q) { return decoder_->step(checked(q)); }
+
+void Attention::start(const TensorView& q) { decoder_->start(checked(q)); }
+
+OutputView Attention::combine(const TensorView& o, const TensorView& lse, OutputPart part, LseForm form) {
+  if (decoder_->is_under_way()) throw std::logic_error("Attention::combine: a step is under way");
+  if (combiner_ == nullptr || combiner_->part != part || combiner_->shape != o.shape) {
+    combiner_.reset();
+    combiner_.reset(new OpenCombiner{o.shape, part, Combiner(*transport_, o.shape, part)});
+  }
+  return combiner_->combiner.combine(o, lse, form);
+}
+
+}  // namespace tree_attn

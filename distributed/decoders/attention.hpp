@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief One class for programs that have keys, values and queries: attention over a growing cache, alone or over ranks
+/// (sections 5 and 6).
+///
+/// It holds a Ranks, a Transport, an OpenShard and a Decoder, which programs with other needs use themselves.
+#pragma once
+
+#include "tree_attn/distributed/decoders/combiner.hpp"
+#include "tree_attn/distributed/decoders/decoder.hpp"
+#include "tree_attn/distributed/transport/ranks.hpp"
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace tree_attn {
+
+/// How an Attention is opened: the same on every rank, but for the threads.
+struct AttentionSetup {
+  std::string algorithm = "two-level";  ///< find_algorithm()
+  std::string backend = "cpu";          ///< find_backend()
+  int n_threads = 1;                    ///< of this rank on the CPU
+  std::optional<double> scale{};        ///< factor of q.k; 1/sqrt(d_h) by default
+  /// Who holds what. Empty: leaves of 64 keys are dealt to the ranks as the sequences grow. Otherwise a range of positions
+  /// for each rank, in the order of the topology; the last one may end at kOpenEnd.
+  std::vector<KeyRange> ranges{};
+  int ranks_per_node = 0;      ///< 0: ranks that share memory form a node
+  bool shares_memory = false;  ///< whether the ranks of a node exchange through shared memory
+  /// Whether each step compares the lengths of all ranks, by an all-gather of 16 bytes: ranks that have appended other
+  /// numbers of keys would return attention over different sequences.
+  bool compares_lengths = true;
+  PlanOptions plan{};  ///< its network is that of the transport
+};
+
+/// Attention over keys and values that grow, for one rank of several or alone.
+///
+/// All ranks make the same calls in the same order; the constructor, step(), start(), finish() and combine() wait for the
+/// others. Every rank returns the same output, and with an algorithm that keeps its bits the same as any other number of
+/// ranks.
+///
+/// Threads: one at a time uses an object. Two objects in two threads do not disturb each other; over MPI that needs
+/// MPI_THREAD_MULTIPLE.
+class Attention {
+ public:
+  /// Alone, without messages.
+  /// @throws InputError for names that find_algorithm() or find_backend() refuse; std::invalid_argument as the constructors
+  /// of
+  ///   the cache
+  explicit Attention(const AttentionShape& shape, const AttentionSetup& setup = {});
+  /// One rank of several, which outlive this object: MpiRanks, or the ThreadRanks of run_threads().
+  /// @throws InputError on every rank if two ranks differ, as Algorithm::open(); TransportError
+  Attention(const Ranks& ranks, const AttentionShape& shape, const AttentionSetup& setup = {});
+  /// The same with ranks of its own.
+  Attention(std::unique_ptr<const Ranks> ranks, const AttentionShape& shape, const AttentionSetup& setup = {});
+  ~Attention();
+
+  /// Appends the next n positions of a sequence. Every rank passes the same n; it keeps those positions that it holds and
+  /// reads no others, so on a rank that holds none of them the data of both views may be null.
+  /// @param entry batch entry
+  /// @param k [1, n_kv, n, d_h] @param v [1, n_kv, n, d_v]
+  /// @throws as KvCache::append(), before anything is appended; std::invalid_argument also for null data of a position that
+  ///   this rank holds; std::out_of_range beyond the ranges
+  void append(std::int64_t entry, const TensorView& k, const TensorView& v);
+  /// Removes all positions of a sequence except the first n. @throws std::out_of_range unless 0 <= n <= its length
+  void truncate(std::int64_t entry, std::int64_t n);
+  /// Ends a sequence; the next append() begins another in its place. Its memory is kept.
+  void release(std::int64_t entry) { truncate(entry, 0); }
+  /// Keys of each sequence [b], over all ranks.
+  std::span<const std::int64_t> lengths() const { return lengths_; }
+  /// Whether this rank holds the key of a position. @throws std::out_of_range for a negative position
+  bool holds(std::int64_t position) const;
+
+  /// Attention of the queries over all keys. Collective.
+  /// @param q [b, n_h, l, d_h], the same on every rank
+  /// @returns out and lse, valid until the next call @throws InputError on every rank if two ranks have other lengths;
+  ///   std::invalid_argument for other axes; TransportError
+  OutputView step(const TensorView& q);
+  /// Computes the states of this rank and posts the first messages, so that the program can compute something else while
+  /// they travel. The arguments of step(); the queries are read before it returns. append() and truncate() may follow at
+  /// once.
+  void start(const TensorView& q);
+  /// Moves what has been started, without waiting: merges what has arrived and posts the next round. @returns whether all
+  /// has
+  bool progress() { return decoder_->progress(); }
+  /// Waits for the rest of what has been started. @returns as step() @throws std::logic_error if nothing was started
+  OutputView finish() { return decoder_->finish(); }
+
+  /// The exchange alone, see Combiner: merges what kernels of the program have computed. Collective, also the first call for
+  /// a shape and a part, which writes a plan. Keys that were appended have no part in it.
+  OutputView combine(const TensorView& o, const TensorView& lse, OutputPart part = OutputPart::kAll,
+                     LseForm form = LseForm::kNatural);
+
+  /// The messages of this rank, and their counters.
+  Transport& transport() const { return *transport_; }
+
+ private:
+  struct Alone;
+  void open(const Ranks& ranks, const AttentionShape& shape, const AttentionSetup& setup);
+  /// The step for these queries, once the lengths have been compared.
+  Step checked(const TensorView& q);
+
+  std::unique_ptr<Alone> alone_;
+  std::unique_ptr<const Ranks> own_ranks_;
+  std::unique_ptr<Transport> transport_;
+  OpenShard shard_;
+  std::unique_ptr<Decoder> decoder_;
+  struct OpenCombiner {
+    std::array<std::int64_t, 4> shape;
+    OutputPart part;
+    Combiner combiner;
+  };
+  std::unique_ptr<OpenCombiner> combiner_;
+  std::vector<std::int64_t> lengths_;
+  std::int64_t most_keys_ = 0;
+  bool compares_lengths_ = true;
+};
+
+}  // namespace tree_attn

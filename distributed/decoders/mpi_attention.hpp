@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Attention over the ranks of a communicator.
+#pragma once
+
+#include "tree_attn/distributed/decoders/attention.hpp"
+#include "tree_attn/distributed/transport/mpi_ranks.hpp"
+
+#include <memory>
+
+namespace tree_attn {
+
+/// Attention over the ranks of a communicator, which is duplicated. Collective; MPI is initialized before, and finalized
+/// after the object is destroyed.
+/// @param timeout seconds that one wait may take without progress, may be infinite
+/// @throws as MpiRanks and Attention
+inline Attention open_attention(MPI_Comm comm, const AttentionShape& shape, const AttentionSetup& setup = {},
+                                double timeout = 60) {
+  return Attention(std::make_unique<const MpiRanks>(comm, timeout), shape, setup);
+}
+
+}  // namespace tree_attn

@@ -1,0 +1,316 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The facade: the bits of a decoder on any ranks, appended in any pieces; steps in parts, with messages that take
+/// their time; refusals.
+#include "tree_attn/distributed/decoders/attention.hpp"
+#include "tree_attn/distributed/transport/thread_transport.hpp"
+#include "tree_attn/reference/data/input_error.hpp"
+#include "tree_attn/reference/oracle/attention.hpp"
+#include "tree_attn/tests/support/decoding.hpp"
+#include "tree_attn/tests/support/tensors.hpp"
+
+#include <doctest/doctest.h>
+
+#include <barrier>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <random>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace tree_attn::test {
+namespace {
+
+constexpr double kTimeout = 60;
+constexpr std::int64_t kKeys = 700, kDim = 16;
+const AttentionShape kShape{.batch = 2, .heads = 4, .kv_heads = 2, .n_queries = 2, .head_dim = kDim, .value_dim = 8};
+
+struct Inputs {
+  Tensor q, k, v;
+};
+
+Inputs inputs() {
+  std::mt19937 random(11);
+  Tensor q = normal_tensor(random, {2, 4, 2, kDim}), k = normal_tensor(random, {2, 2, kKeys, kDim});
+  return {std::move(q), std::move(k), normal_tensor(random, {2, 2, kKeys, 8})};
+}
+
+/// Appends the first n keys of an entry in pieces. A rank that holds none of a piece passes null.
+void append_pieces(Attention& attention, const Inputs& in, std::int64_t entry, std::int64_t n, std::int64_t piece) {
+  for (std::int64_t at = attention.lengths()[static_cast<std::size_t>(entry)]; at < n;) {
+    const std::int64_t end = std::min(n, at + piece);
+    TensorView k = in.k.view().entry(entry).positions(at, end), v = in.v.view().entry(entry).positions(at, end);
+    bool holds = false;
+    for (std::int64_t a = at; a < end; ++a) holds = holds || attention.holds(a);
+    if (!holds) k.data = v.data = nullptr;
+    attention.append(entry, k, v);
+    at = end;
+  }
+}
+
+DecodeOutput alone(const Inputs& in, std::span<const std::int64_t> lengths) {
+  Attention attention(kShape);
+  for (std::int64_t entry = 0; entry < 2; ++entry)
+    attention.append(entry, in.k.view().entry(entry).positions(0, lengths[static_cast<std::size_t>(entry)]),
+                     in.v.view().entry(entry).positions(0, lengths[static_cast<std::size_t>(entry)]));
+  return attention.step(in.q).copy();
+}
+
+std::string message(const auto& body) {
+  try {
+    body();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+/// A cluster whose messages travel for some ticks of a clock that all ranks move together.
+struct SlowNetwork {
+  static constexpr std::int64_t kTicks = 10;
+  struct Message {
+    std::vector<std::byte> bytes;
+    std::int64_t arrives = 0;
+  };
+  std::mutex mutex;
+  std::map<std::pair<int, int>, std::deque<Message>> queues;  ///< by sender and receiver
+};
+
+/// One rank there. Waiting moves its clock; how long it waited is counted.
+class SlowTransport : public Transport {
+ public:
+  SlowTransport(SlowNetwork& network, const Topology& topology, int rank) : Transport(topology, rank), network_(network) {}
+  std::string_view name() const override { return "slow"; }
+  void progress() override {}
+  bool have_arrived() override {
+    const std::scoped_lock lock(network_.mutex);
+    return std::ranges::all_of(receives_, [&](const Receive& receive) {
+      const auto& queue = network_.queues[{receive.from, rank()}];
+      return !queue.empty() && queue.front().arrives <= clock;
+    });
+  }
+  std::int64_t clock = 0, waited = 0;
+
+ protected:
+  void start_send(std::span<const std::byte> bytes, int to) override {
+    const std::scoped_lock lock(network_.mutex);
+    network_.queues[{rank(), to}].push_back({{bytes.begin(), bytes.end()}, clock + SlowNetwork::kTicks});
+  }
+  void start_receive(std::span<std::byte> bytes, int from) override { receives_.push_back({bytes, from}); }
+  void finish_messages() override {
+    for (const Receive& receive : std::exchange(receives_, {})) {
+      for (bool is_there = false; !is_there; std::this_thread::yield()) {
+        const std::scoped_lock lock(network_.mutex);
+        auto& queue = network_.queues[{receive.from, rank()}];
+        is_there = !queue.empty();
+        if (!is_there) continue;
+        const std::int64_t late = std::max<std::int64_t>(0, queue.front().arrives - clock);
+        clock += late, waited += late;
+        std::ranges::copy(queue.front().bytes, receive.bytes.begin());
+        queue.pop_front();
+      }
+    }
+  }
+  void tell_all(std::span<const std::byte> mine, std::span<std::byte> all, std::string_view) override {
+    for (std::size_t rank = 0; rank < static_cast<std::size_t>(size()); ++rank)
+      std::ranges::copy(mine, all.begin() + static_cast<std::ptrdiff_t>(rank * mine.size()));
+  }
+
+ private:
+  SlowNetwork& network_;
+  std::vector<Receive> receives_;
+};
+
+}  // namespace
+
+/// @tested{alg_3, Alg. 3}
+TEST_CASE("facade: the same bits alone and on any ranks, for keys appended in pieces, and they are attention") {
+  const Inputs in = inputs();
+  const std::vector<std::int64_t> lengths{kKeys, 333};
+  const DecodeOutput expected = alone(in, lengths);
+  const AttentionResult exact = attention(in.q, in.k, in.v, {.lengths = lengths});
+  for (std::size_t i = 0; i < exact.out.size(); ++i) CHECK(std::fabs(expected.out[i] - exact.out[i]) < 1e-5);
+  for (const int p : {1, 2, 3, 4, 7}) {
+    for (const std::int64_t piece : {std::int64_t{1}, std::int64_t{100}, kKeys}) {
+      run_threads(Topology::pretend(p, 2), kTimeout, [&](const ThreadRanks& ranks, ThreadTransport&) {
+        Attention attention(ranks, kShape, {.shares_memory = p % 2 == 0});
+        append_pieces(attention, in, 0, 500, piece);
+        append_pieces(attention, in, 1, 400, piece);
+        attention.step(in.q);
+        append_pieces(attention, in, 0, kKeys, piece);
+        attention.truncate(1, 333);
+        CHECK(attention.lengths()[1] == 333);
+        CHECK(same_bits(attention.step(in.q).copy(), expected));
+        attention.release(0);
+        append_pieces(attention, in, 0, kKeys, piece);
+        CHECK(same_bits(attention.step(in.q).copy(), expected));
+        // What other ranks hold is not kept: together they have each row once.
+        std::int64_t mine = 0;
+        for (std::int64_t a = 0; a < kKeys; ++a) mine += attention.holds(a);
+        CHECK(ranks.all_sum(mine) == kKeys);
+      });
+    }
+  }
+}
+
+TEST_CASE("facade: ranges of the caller's choice, the last one open, in the contiguous order") {
+  const Inputs in = inputs();
+  const std::vector<KeyRange> ranges{{0, 100}, {100, 320}, {320, kOpenEnd}};
+  const std::vector<std::int64_t> lengths{kKeys, kKeys};
+  const AttentionResult exact = attention(in.q, in.k, in.v, {.lengths = lengths});
+  run_threads(Topology::pretend(3, 3), kTimeout, [&](const ThreadRanks& ranks, ThreadTransport&) {
+    Attention attention(ranks, kShape, {.algorithm = "gather", .ranges = ranges});
+    for (std::int64_t entry = 0; entry < 2; ++entry) append_pieces(attention, in, entry, kKeys, 90);
+    CHECK(attention.holds(99) == (ranks.rank() == 0));
+    CHECK(attention.holds(320) == (ranks.rank() == 2));
+    const OutputView output = attention.step(in.q);
+    for (std::size_t i = 0; i < exact.out.size(); ++i) CHECK(std::fabs(output.out[i] - exact.out[i]) < 1e-5);
+  });
+}
+
+TEST_CASE("facade: a step in parts has the bits of a step, by every algorithm") {
+  const Inputs in = inputs();
+  for (const Algorithm& algorithm : algorithms()) {
+    INFO(algorithm.name);
+    run_threads(Topology::pretend(4, 2), kTimeout, [&](const ThreadRanks& ranks, ThreadTransport&) {
+      Attention attention(ranks, kShape, {.algorithm = std::string(algorithm.name)});
+      for (std::int64_t entry = 0; entry < 2; ++entry) append_pieces(attention, in, entry, 300, 300);
+      const DecodeOutput whole = attention.step(in.q).copy();
+      for (int repeat = 0; repeat < 2; ++repeat) {
+        attention.start(in.q);
+        attention.progress();
+        if (repeat == 1) CHECK(message([&] { attention.step(in.q); }) == "Decoder::step: a step is under way");
+        if (repeat == 1) CHECK(message([&] { attention.combine(in.q, in.q); }) == "Attention::combine: a step is under way");
+        CHECK(same_bits(attention.finish().copy(), whole));
+      }
+      CHECK(message([&] { attention.finish(); }) == "Decoder::finish: no step has been started");
+      CHECK(message([&] { attention.progress(); }) == "Decoder::progress: no step has been started");
+      // Appended while the messages travel: the next step sees it, this one does not.
+      attention.start(in.q);
+      append_pieces(attention, in, 0, 450, 450);
+      CHECK(same_bits(attention.finish().copy(), whole));
+      CHECK(!same_bits(attention.step(in.q).copy(), whole));
+    });
+  }
+}
+
+TEST_CASE("facade: rounds that travel while the program computes cost no wait") {
+  const Inputs in = inputs();
+  const int p = 4;
+  const Topology topology = Topology::pretend(p, 1);
+  const std::vector<KeyRange> ranges = dealt_ranges(p);
+  SlowNetwork network;
+  std::barrier meeting(p);
+  std::vector<std::thread> threads;
+  std::vector<DecodeOutput> outputs(p);
+  std::vector<std::int64_t> waited_in_step(p), waited_in_finish(p), half_hidden(p);
+  for (int rank = 0; rank < p; ++rank) {
+    threads.emplace_back([&, rank] {
+      const auto me = static_cast<std::size_t>(rank);
+      SlowTransport transport(network, topology, rank);
+      OpenShard shard =
+          open_shard(cpu_backend(), kShape, OwnedLeaves(topology.range_of(rank, ranges), LeafOrder::kDealt), 0, 0.25);
+      const std::vector<std::int64_t> lengths{kKeys, kKeys};
+      for (std::int64_t entry = 0; entry < 2; ++entry) {
+        for (std::int64_t a = 0; a < kKeys; ++a) {
+          if (shard.cache->leaves().n_keys(a + 1) == shard.cache->leaves().n_keys(a)) continue;
+          shard.cache->append(entry, in.k.view().entry(entry).positions(a, a + 1),
+                              in.v.view().entry(entry).positions(a, a + 1));
+        }
+      }
+      const std::unique_ptr<Decoder> decoder = find_algorithm("two-level").open(transport, shard, ranges, {.radix = 2});
+      const auto waits = [&](int ticks) {
+        transport.waited = 0, transport.clock = 0;
+        meeting.arrive_and_wait();
+        decoder->start({in.q, lengths});
+        for (int tick = 0; tick < ticks; ++tick) {
+          meeting.arrive_and_wait();
+          ++transport.clock;
+          decoder->progress();
+        }
+        const DecodeOutput output = decoder->finish().copy();
+        meeting.arrive_and_wait();
+        outputs[me] = output;
+        return transport.waited;
+      };
+      meeting.arrive_and_wait();
+      decoder->step({in.q, lengths});
+      waited_in_step[me] = transport.waited;
+      meeting.arrive_and_wait();
+      half_hidden[me] = waits(SlowNetwork::kTicks + 2);
+      waited_in_finish[me] = waits(2 * SlowNetwork::kTicks + 2);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (std::size_t rank = 0; rank < static_cast<std::size_t>(p); ++rank) {
+    CHECK(waited_in_step[rank] == 2 * SlowNetwork::kTicks);  // two rounds of radix 2
+    CHECK(half_hidden[rank] > 0);
+    CHECK(half_hidden[rank] < SlowNetwork::kTicks);
+    CHECK(waited_in_finish[rank] == 0);
+    CHECK(same_bits(outputs[rank], outputs[0]));
+  }
+}
+
+TEST_CASE("facade: two objects in two threads do not disturb each other") {
+  const Inputs in = inputs();
+  const std::vector<std::int64_t> lengths{kKeys, 333};
+  const DecodeOutput expected = alone(in, lengths);
+  std::vector<std::thread> threads;
+  std::vector<int> right(2);
+  for (std::size_t i = 0; i < 2; ++i)
+    threads.emplace_back([&, i] {
+      for (int repeat = 0; repeat < 20; ++repeat) right[i] += same_bits(alone(in, lengths), expected);
+    });
+  for (std::thread& thread : threads) thread.join();
+  CHECK(right == std::vector<int>{20, 20});
+}
+
+TEST_CASE("facade: other lengths, null data of a rank's own keys, other axes, and unknown names are refused") {
+  const Inputs in = inputs();
+  run_threads(Topology::pretend(2, 2), kTimeout, [&](const ThreadRanks& ranks, ThreadTransport&) {
+    CHECK(message([&] {
+            Attention(ranks, kShape, {.algorithm = ranks.rank() == 1 ? "none" : "gather"});
+          }).starts_with("rank 1: --algorithm none: unknown"));
+    Attention attention(ranks, kShape);
+    TensorView k = in.k.view().entry(0).positions(0, 200), v = in.v.view().entry(0).positions(0, 200);
+    CHECK(message([&] { attention.append(2, k, v); }).find("batch entry 2") != std::string::npos);
+    CHECK(message([&] { attention.append(0, v, v); }).find("k has") != std::string::npos);
+    CHECK(message([&] { attention.append(0, k, in.v.view().entry(0).positions(0, 20)); }) ==
+          "Attention::append: k has 200 positions, v has 20");
+    k.data = nullptr;
+    const std::string mine = ranks.rank() == 0 ? "128" : "72";
+    CHECK(message([&] { attention.append(0, k, v); }) == "Attention::append: rank " + std::to_string(ranks.rank()) +
+                                                             " holds " + mine +
+                                                             " of the positions [0, 200), but has no data of them");
+    CHECK(attention.lengths()[0] == 0);
+    append_pieces(attention, in, 0, ranks.rank() == 0 ? 65 : 64, 64);
+    CHECK(message([&] { attention.step(in.q); }) ==
+          "Attention::step: ranks 0 and 1 have appended other numbers of keys: the longest sequence has 65 and 64");
+    append_pieces(attention, in, 0, 65, 1);
+    attention.step(in.q);
+    CHECK(message([&] { attention.truncate(0, 66); }) == "Attention::truncate: batch entry 0 has 65 positions, not 66");
+    CHECK(message([&] { attention.truncate(5, 0); }).find("batch entry 5") != std::string::npos);
+  });
+}
+
+TEST_CASE("facade: combine merges what the ranks have, without keys of its own") {
+  std::mt19937 random(5);
+  const Tensor o = normal_tensor(random, {1, 4, 1, 8}), lse = normal_tensor(random, {1, 4, 1, 1});
+  const AttentionShape shape{.batch = 1, .heads = 4, .kv_heads = 4, .head_dim = 8, .value_dim = 8};
+  run_threads(Topology::pretend(4, 2), kTimeout, [&](const ThreadRanks& ranks, ThreadTransport&) {
+    Attention attention(ranks, shape);
+    // The same part four times: o stays, and lse grows by ln 4.
+    for (const OutputPart part : {OutputPart::kAll, OutputPart::kHeads, OutputPart::kAll}) {
+      const OutputView output = attention.combine(o, lse, part);
+      const std::int64_t first = part == OutputPart::kAll ? 0 : ranks.rank();
+      for (std::int64_t j = 0; j < 8; ++j)
+        CHECK(output.out[static_cast<std::size_t>(j)] ==
+              doctest::Approx(row_of(o, 0, first, 0)[static_cast<std::size_t>(j)]).epsilon(1e-6));
+      CHECK(output.lse[0] == doctest::Approx(row_of(lse, 0, first, 0)[0] + std::log(4.0)).epsilon(1e-6));
+    }
+  });
+}
+
+}  // namespace tree_attn::test
